@@ -1,0 +1,130 @@
+use std::ops::Range;
+
+/// Consecutive tokens of one sequence within a [`Batch`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Run {
+    /// Where the tokens lie in [`Batch::tokens`].
+    pub tokens: Range<usize>,
+    /// Position of the first of them in its sequence.
+    pub start: usize,
+    /// Where the sequence's block table lies in [`Batch::blocks`].
+    pub blocks: Range<usize>,
+}
+
+/// One step of the model over a ragged set of sequences: prompt chunks and single tokens side by side, nothing
+/// padded.
+///
+/// Keys and values live in blocks of [`Batch::BLOCK_TOKENS`] tokens. Token `p` of a run's sequence is kept in
+/// block `blocks[p / BLOCK_TOKENS]`, slot `p % BLOCK_TOKENS`; the forward pass writes the slots of the run's own
+/// tokens and reads those of all positions before them.
+#[derive(Debug, Clone, Default)]
+pub struct Batch {
+    tokens: Vec<u32>,
+    runs: Vec<Run>,
+    blocks: Vec<u32>,
+    logit_rows: Vec<usize>,
+}
+
+impl Batch {
+    /// Tokens in one block of the key-value cache, on every backend.
+    pub const BLOCK_TOKENS: usize = 64;
+
+    /// An empty step.
+    pub fn new() -> Self {
+        Batch::default()
+    }
+
+    /// An empty step that grows to the given sizes without allocating.
+    pub fn with_capacity(tokens: usize, runs: usize, blocks: usize) -> Self {
+        Batch {
+            tokens: Vec::with_capacity(tokens),
+            runs: Vec::with_capacity(runs),
+            blocks: Vec::with_capacity(blocks),
+            logit_rows: Vec::with_capacity(tokens),
+        }
+    }
+
+    /// Empties the step and keeps its memory.
+    pub fn clear(&mut self) {
+        self.tokens.clear();
+        self.runs.clear();
+        self.blocks.clear();
+        self.logit_rows.clear();
+    }
+
+    /// Adds `tokens` at positions `start..` of the sequence whose block table is `blocks`. `logits` names the
+    /// tokens of this run, counted from its first, whose logits are wanted.
+    ///
+    /// # Panics
+    /// If the run is empty, the table does not cover its last position, or `logits` reaches past its end.
+    pub fn push(&mut self, tokens: &[u32], start: usize, blocks: &[u32], logits: Range<usize>) {
+        assert!(!tokens.is_empty(), "a run has at least one token");
+        assert!(
+            start + tokens.len() <= blocks.len() * Self::BLOCK_TOKENS,
+            "the block table covers every position of the run"
+        );
+        assert!(logits.end <= tokens.len(), "logits are wanted of tokens of the run");
+        let first = self.tokens.len();
+        let table = self.blocks.len();
+        self.tokens.extend_from_slice(tokens);
+        self.blocks.extend_from_slice(blocks);
+        self.runs.push(Run { tokens: first..self.tokens.len(), start, blocks: table..self.blocks.len() });
+        self.logit_rows.extend(logits.map(|i| first + i));
+    }
+
+    /// All tokens, run after run.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// The runs, in the order they were pushed.
+    pub fn runs(&self) -> &[Run] {
+        &self.runs
+    }
+
+    /// The block table of a run.
+    pub fn table(&self, run: &Run) -> &[u32] {
+        &self.blocks[run.blocks.clone()]
+    }
+
+    /// Indices into [`Batch::tokens`] of the tokens whose logits are wanted, ascending.
+    pub fn logit_rows(&self) -> &[usize] {
+        &self.logit_rows
+    }
+}
+
+/// Logits of the wanted tokens of a step, `[rows][vocab]` f32, in the order of [`Batch::logit_rows`].
+#[derive(Debug, Clone, Default)]
+pub struct Logits {
+    vocab: usize,
+    values: Vec<f32>,
+}
+
+impl Logits {
+    /// Room for `rows` rows of `vocab` logits, so that no step up to that size allocates.
+    pub fn with_capacity(rows: usize, vocab: usize) -> Self {
+        Logits { vocab, values: Vec::with_capacity(rows * vocab) }
+    }
+
+    /// Sets the size for a step and gives all values for writing; what they held before is unspecified.
+    pub fn resize(&mut self, rows: usize, vocab: usize) -> &mut [f32] {
+        self.vocab = vocab;
+        self.values.resize(rows * vocab, 0.0);
+        &mut self.values
+    }
+
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        self.values.len().checked_div(self.vocab).unwrap_or(0)
+    }
+
+    /// Logits of one wanted token.
+    pub fn row(&self, row: usize) -> &[f32] {
+        &self.values[row * self.vocab..][..self.vocab]
+    }
+
+    /// Logits of one wanted token, for a sampler that works in place.
+    pub fn row_mut(&mut self, row: usize) -> &mut [f32] {
+        &mut self.values[row * self.vocab..][..self.vocab]
+    }
+}

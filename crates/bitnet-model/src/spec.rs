@@ -1,0 +1,89 @@
+/// The gate of the feed-forward layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Activation {
+    /// `relu(gate)^2 * up`, as in `microsoft/bitnet-b1.58-2B-4T`.
+    SquaredRelu,
+    /// `silu(gate) * up`, as in Llama.
+    Silu,
+}
+
+/// How rotary frequencies are stretched for contexts longer than those trained on.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum RopeScaling {
+    /// Not at all.
+    None,
+    /// Every frequency divided by `factor`.
+    Linear {
+        /// Ratio of the new context to the trained one.
+        factor: f32,
+    },
+    /// Llama 3: low frequencies divided by `factor`, high ones kept, a smooth ramp between.
+    Llama3 {
+        /// Divisor of the low frequencies.
+        factor: f32,
+        /// Wavelengths above `original_context / low_freq_factor` are divided.
+        low_freq_factor: f32,
+        /// Wavelengths below `original_context / high_freq_factor` are kept.
+        high_freq_factor: f32,
+        /// Context that the model was trained on first.
+        original_context: f32,
+    },
+}
+
+/// Rotary position embedding: dimension `i` of a head turns together with `i + head_dim / 2`.
+///
+/// Files with interleaved pairs (GGUF arch `llama`) have their q and k rows put into this order when read.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Rope {
+    /// Base of the frequencies, `theta^(-2i / head_dim)`.
+    pub theta: f32,
+    /// Stretching for long contexts.
+    pub scaling: RopeScaling,
+}
+
+/// Everything about a model but its weights: sizes and switches, read from its metadata and never guessed.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ModelSpec {
+    /// Architecture as the file names it: `bitnet`, `llama`, `bitnet-b1.58`, ...
+    pub architecture: String,
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Width of the feed-forward layer.
+    pub ffn: usize,
+    /// Number of transformer layers.
+    pub layers: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads; `heads` is a multiple.
+    pub kv_heads: usize,
+    /// Width of one head, from the metadata; not always `hidden / heads`.
+    pub head_dim: usize,
+    /// Rows of the embedding.
+    pub vocab: usize,
+    /// Longest sequence the model was made for, in tokens.
+    pub context: usize,
+    /// Added to the mean square in every RMSNorm.
+    pub rms_eps: f32,
+    /// Rotary position embedding.
+    pub rope: Rope,
+    /// Gate of the feed-forward layer.
+    pub activation: Activation,
+    /// Whether attention output and gated activation pass an RMSNorm before they are projected.
+    pub sub_norms: bool,
+    /// Epsilon of an RMSNorm of its own before every projection (`use_rms_norm`), if the model has them.
+    pub linear_norms: Option<f32>,
+    /// Whether the embedding also is the output head.
+    pub tied_head: bool,
+}
+
+impl ModelSpec {
+    /// Width of all query heads.
+    pub fn q_width(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    /// Width of all key (or value) heads.
+    pub fn kv_width(&self) -> usize {
+        self.kv_heads * self.head_dim
+    }
+}

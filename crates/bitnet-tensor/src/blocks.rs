@@ -1,0 +1,142 @@
+//! Decoding of stored float types to f32. Block layouts are those of ggml (`ggml-common.h`).
+
+use half::{bf16, f16};
+
+use crate::DType;
+
+/// Decodes whole rows of `dtype`; `bytes` and `out` describe the same number of elements.
+pub(crate) fn decode(dtype: DType, bytes: &[u8], out: &mut [f32]) {
+    match dtype {
+        DType::F32 => each::<4>(bytes, out, f32::from_le_bytes),
+        DType::F16 => each::<2>(bytes, out, |b| f16::from_le_bytes(b).to_f32()),
+        DType::BF16 => each::<2>(bytes, out, |b| bf16::from_le_bytes(b).to_f32()),
+        DType::Q8_0 => blocks::<34, 32>(bytes, out, q8_0),
+        DType::Q6K => blocks::<210, 256>(bytes, out, q6_k),
+        DType::Q4K => blocks::<144, 256>(bytes, out, q4_k),
+        DType::I8 | DType::U8 | DType::I32 | DType::U32 | DType::I64 => {
+            panic!("{dtype} is not a float type")
+        }
+    }
+}
+
+#[inline(always)]
+fn each<const B: usize>(bytes: &[u8], out: &mut [f32], value: impl Fn([u8; B]) -> f32) {
+    let (chunks, _) = bytes.as_chunks::<B>();
+    for (o, &b) in out.iter_mut().zip(chunks) {
+        *o = value(b);
+    }
+}
+
+#[inline(always)]
+fn blocks<const B: usize, const N: usize>(
+    bytes: &[u8],
+    out: &mut [f32],
+    block: impl Fn(&[u8; B], &mut [f32; N]),
+) {
+    let (from, _) = bytes.as_chunks::<B>();
+    let (to, _) = out.as_chunks_mut::<N>();
+    for (b, o) in from.iter().zip(to) {
+        block(b, o);
+    }
+}
+
+fn f16_at(b: &[u8], at: usize) -> f32 {
+    f16::from_le_bytes([b[at], b[at + 1]]).to_f32()
+}
+
+/// `d` f16, then 32 signed quants: `x = d * q`.
+fn q8_0(b: &[u8; 34], out: &mut [f32; 32]) {
+    let d = f16_at(b, 0);
+    for (o, &q) in out.iter_mut().zip(&b[2..]) {
+        *o = d * f32::from(q as i8);
+    }
+}
+
+/// 128 bytes of low nibbles, 64 bytes of high bit pairs, 16 signed scales, `d` f16: `x = d * scale * (q - 32)`.
+fn q6_k(b: &[u8; 210], out: &mut [f32; 256]) {
+    let d = f16_at(b, 208);
+    for half in 0..2 {
+        let (low, high, scales) = (&b[64 * half..], &b[128 + 32 * half..], &b[192 + 8 * half..]);
+        for l in 0..32 {
+            // Four quants share one byte of high bits; each quarter of 32 has its own pair of scales.
+            for quarter in 0..4 {
+                let nibble = low[l + 32 * (quarter % 2)] >> (4 * (quarter / 2)) & 15;
+                let q = i32::from(nibble | (high[l] >> (2 * quarter) & 3) << 4) - 32;
+                let scale = f32::from(scales[2 * quarter + l / 16] as i8);
+                out[128 * half + 32 * quarter + l] = d * scale * q as f32;
+            }
+        }
+    }
+}
+
+/// `d`, `dmin` f16, 12 bytes of 6-bit scales and minima, 128 bytes of nibbles: `x = d * scale * q - dmin * min`.
+fn q4_k(b: &[u8; 144], out: &mut [f32; 256]) {
+    let (d, dmin, packed) = (f16_at(b, 0), f16_at(b, 2), &b[4..16]);
+    for group in 0..8 {
+        let (scale, min) = if group < 4 {
+            (packed[group] & 63, packed[group + 4] & 63)
+        } else {
+            (
+                packed[group + 4] & 15 | (packed[group - 4] >> 6) << 4,
+                packed[group + 4] >> 4 | (packed[group] >> 6) << 4,
+            )
+        };
+        let (scale, min) = (d * f32::from(scale), dmin * f32::from(min));
+        let nibbles = &b[16 + 32 * (group / 2)..][..32];
+        for (l, &byte) in nibbles.iter().enumerate() {
+            let q = byte >> (4 * (group % 2)) & 15;
+            out[32 * group + l] = scale * f32::from(q) - min;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn q8_0_multiplies_each_quant_by_the_scale() {
+        let mut b = [0u8; 34];
+        b[..2].copy_from_slice(&f16::from_f32(0.5).to_le_bytes());
+        b[2] = 127;
+        b[33] = -128i8 as u8;
+        let mut out = [0.0; 32];
+        decode(DType::Q8_0, &b, &mut out);
+        assert_eq!((out[0], out[1], out[31]), (63.5, 0.0, -64.0));
+    }
+
+    #[test]
+    fn q6_k_joins_low_nibble_and_high_pair() {
+        let mut b = [0u8; 210];
+        b[208..].copy_from_slice(&f16::from_f32(1.0).to_le_bytes());
+        b[192..208].fill(1);
+        // Element 32 of the first half: low byte 32, high pair at bits 2..4 of byte 0.
+        b[32] = 0x05;
+        b[128] = 0b1000;
+        // Element 96 + 3 of the second half: upper nibble of low byte 64 + 35, bits 6..8 of high byte 32 + 3.
+        b[64 + 35] = 0xA0;
+        b[128 + 32 + 3] = 0b0100_0000;
+        b[192 + 8 + 6] = 2;
+        let mut out = [0.0; 256];
+        decode(DType::Q6K, &b, &mut out);
+        assert_eq!(out[32], (5 + 32) as f32 - 32.0);
+        assert_eq!(out[128 + 96 + 3], 2.0 * ((10 + 16) as f32 - 32.0));
+        assert_eq!(out[1], -32.0);
+    }
+
+    #[test]
+    fn q4_k_reads_six_bit_scales_and_minima() {
+        let mut b = [0u8; 144];
+        b[..2].copy_from_slice(&f16::from_f32(1.0).to_le_bytes());
+        b[2..4].copy_from_slice(&f16::from_f32(2.0).to_le_bytes());
+        b[4] = 3 | 0b01 << 6; // scale of group 0; upper bits of the scale of group 4
+        b[8] = 5 | 0b10 << 6; // minimum of group 0; upper bits of the minimum of group 4
+        b[12] = 7 | 9 << 4; // lower bits of scale and minimum of group 4
+        b[16] = 6; // element 0
+        b[16 + 64] = 4; // element 0 of group 4
+        let mut out = [0.0; 256];
+        decode(DType::Q4K, &b, &mut out);
+        assert_eq!(out[0], 3.0 * 6.0 - 2.0 * 5.0);
+        assert_eq!(out[128], (7 + 16) as f32 * 4.0 - 2.0 * (9 + 32) as f32);
+    }
+}

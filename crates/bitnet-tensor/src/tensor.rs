@@ -1,0 +1,126 @@
+use std::{fmt, ops::Range, sync::Arc};
+
+use crate::{DType, Shape, TensorError, blocks};
+
+/// Bytes that several tensors share without copying: a memory-mapped file, or a vector.
+#[derive(Clone)]
+pub struct SharedBytes {
+    owner: Arc<dyn AsRef<[u8]> + Send + Sync>,
+    range: Range<usize>,
+}
+
+impl SharedBytes {
+    /// All bytes of `owner`.
+    pub fn new(owner: impl AsRef<[u8]> + Send + Sync + 'static) -> Self {
+        let range = 0..owner.as_ref().len();
+        SharedBytes { owner: Arc::new(owner), range }
+    }
+
+    /// A part of these bytes, `None` if `range` reaches past the end.
+    pub fn slice(&self, range: Range<usize>) -> Option<Self> {
+        let start = self.range.start.checked_add(range.start)?;
+        let end = self.range.start.checked_add(range.end)?;
+        (start <= end && end <= self.range.end)
+            .then(|| SharedBytes { owner: Arc::clone(&self.owner), range: start..end })
+    }
+}
+
+impl std::ops::Deref for SharedBytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &(*self.owner).as_ref()[self.range.clone()]
+    }
+}
+
+impl fmt::Debug for SharedBytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SharedBytes({} bytes)", self.range.len())
+    }
+}
+
+/// A dense tensor: type, shape and little-endian bytes that may lie in a memory-mapped file.
+#[derive(Debug, Clone)]
+pub struct BitNetTensor {
+    dtype: DType,
+    shape: Shape,
+    bytes: SharedBytes,
+}
+
+impl BitNetTensor {
+    /// A tensor over existing bytes.
+    ///
+    /// # Errors
+    /// If `bytes` is not exactly as long as `shape` and `dtype` say, or the shape is not possible.
+    pub fn new(dtype: DType, shape: impl Into<Shape>, bytes: SharedBytes) -> Result<Self, TensorError> {
+        let shape = shape.into();
+        let expected = shape.byte_len(dtype)?;
+        if bytes.len() != expected {
+            return Err(TensorError::ByteLength { shape, dtype, expected, actual: bytes.len() });
+        }
+        Ok(BitNetTensor { dtype, shape, bytes })
+    }
+
+    /// An f32 tensor that owns its values.
+    ///
+    /// # Errors
+    /// If `values` is not exactly as long as `shape` says.
+    pub fn from_f32(shape: impl Into<Shape>, values: &[f32]) -> Result<Self, TensorError> {
+        let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        BitNetTensor::new(DType::F32, shape, SharedBytes::new(bytes))
+    }
+
+    /// Element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Dimensions, outermost first.
+    pub fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// Length of the last dimension.
+    pub fn cols(&self) -> usize {
+        self.shape.cols()
+    }
+
+    /// Number of rows: the product of all dimensions but the last.
+    pub fn rows(&self) -> usize {
+        match self.bytes.len() {
+            0 => 0,
+            len => len / self.row_bytes(),
+        }
+    }
+
+    /// All bytes, rows one after another.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Bytes of one row.
+    pub fn row_bytes(&self) -> usize {
+        self.cols() / self.dtype.block_elements() * self.dtype.block_bytes()
+    }
+
+    /// Decodes row `row` to f32, exactly where f32 can hold the stored value.
+    ///
+    /// # Panics
+    /// If `row` is out of range, `out` is not one row long, or the type is not a float type
+    /// ([`DType::is_float`]): the caller checked these when the tensor was taken in.
+    pub fn decode_row(&self, row: usize, out: &mut [f32]) {
+        assert_eq!(out.len(), self.cols(), "decode_row: output must hold one row");
+        let n = self.row_bytes();
+        blocks::decode(self.dtype, &self.bytes[row * n..][..n], out);
+    }
+
+    /// All values as f32.
+    ///
+    /// # Panics
+    /// If the type is not a float type ([`DType::is_float`]).
+    pub fn to_f32(&self) -> Vec<f32> {
+        let mut out = vec![0.0; self.rows() * self.cols()];
+        blocks::decode(self.dtype, &self.bytes, &mut out);
+        out
+    }
+}

@@ -1,0 +1,221 @@
+use crate::TensorError;
+
+/// The weight scale of a range of rows.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RowScale {
+    /// First row of the range.
+    pub start: usize,
+    /// One past the last row.
+    pub end: usize,
+    /// `w = scale * t` for the trits of these rows.
+    pub scale: f32,
+}
+
+/// A matrix of trits with a scale per row range: the canonical layout that every file format is read into and
+/// every kernel layout is packed from.
+///
+/// ```text
+/// codes  [rows][ceil(cols / 4)] u8      bits 2i..2i+2 of byte j hold column 4j + i as trit + 1 (0, 1, 2)
+/// scales sorted ranges that cover all rows without a gap; fused q/k/v or gate/up keep one range each
+/// ```
+///
+/// The unused codes at the end of a row are 0. Rows are output features, columns are input features.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TernaryTensor {
+    rows: usize,
+    cols: usize,
+    codes: Vec<u8>,
+    scales: Vec<RowScale>,
+}
+
+impl TernaryTensor {
+    /// Bytes of one row of codes.
+    pub const fn row_bytes(cols: usize) -> usize {
+        cols.div_ceil(4)
+    }
+
+    /// A tensor from codes in the canonical layout, all rows with one scale.
+    ///
+    /// # Errors
+    /// If the length does not match, a code is 3, or the scale is not finite. Codes after the last column are
+    /// cleared, not checked.
+    pub fn from_codes(rows: usize, cols: usize, mut codes: Vec<u8>, scale: f32) -> Result<Self, TensorError> {
+        if rows == 0 || cols == 0 {
+            return Err(TensorError::Empty { rows, cols });
+        }
+        if !scale.is_finite() {
+            return Err(TensorError::Scale { scale });
+        }
+        let stride = Self::row_bytes(cols);
+        let shape = || [rows, stride].into();
+        let expected = rows
+            .checked_mul(stride)
+            .ok_or_else(|| TensorError::Overflow { shape: shape(), dtype: crate::DType::U8 })?;
+        if codes.len() != expected {
+            return Err(TensorError::ByteLength {
+                shape: shape(),
+                dtype: crate::DType::U8,
+                expected,
+                actual: codes.len(),
+            });
+        }
+        if !cols.is_multiple_of(4) {
+            let mask = (1u8 << (2 * (cols % 4))) - 1;
+            codes.iter_mut().skip(stride - 1).step_by(stride).for_each(|b| *b &= mask);
+        }
+        // A code is 3 exactly when both of its bits are set.
+        if let Some(at) = codes.iter().position(|&b| b & (b >> 1) & 0x55 != 0) {
+            let bits = codes[at] & (codes[at] >> 1) & 0x55;
+            let col = 4 * (at % stride) + bits.trailing_zeros() as usize / 2;
+            return Err(TensorError::InvalidCode { row: at / stride, col });
+        }
+        Ok(TernaryTensor { rows, cols, codes, scales: vec![RowScale { start: 0, end: rows, scale }] })
+    }
+
+    /// A tensor from trits in row-major order, all rows with one scale.
+    ///
+    /// # Errors
+    /// If the length does not match, a value is not -1, 0 or 1, or the scale is not finite.
+    pub fn from_trits(rows: usize, cols: usize, trits: &[i8], scale: f32) -> Result<Self, TensorError> {
+        if rows == 0 || cols == 0 {
+            return Err(TensorError::Empty { rows, cols });
+        }
+        if rows.checked_mul(cols) != Some(trits.len()) {
+            return Err(TensorError::ByteLength {
+                shape: [rows, cols].into(),
+                dtype: crate::DType::I8,
+                expected: rows.saturating_mul(cols),
+                actual: trits.len(),
+            });
+        }
+        if let Some(at) = trits.iter().position(|t| !(-1..=1).contains(t)) {
+            return Err(TensorError::InvalidTrit { row: at / cols, col: at % cols, value: trits[at] });
+        }
+        let mut codes = Vec::with_capacity(rows * Self::row_bytes(cols));
+        for row in trits.chunks_exact(cols) {
+            codes.extend(
+                row.chunks(4).map(|four| four.iter().rev().fold(0, |byte, &t| byte << 2 | (t + 1) as u8)),
+            );
+        }
+        Self::from_codes(rows, cols, codes, scale)
+    }
+
+    /// Stacks parts on top of each other; each keeps its scales. Fuses q/k/v, or gate and up.
+    ///
+    /// # Errors
+    /// If the parts differ in their number of columns, or there are none.
+    pub fn stack(parts: &[TernaryTensor]) -> Result<Self, TensorError> {
+        let Some(first) = parts.first() else {
+            return Err(TensorError::Empty { rows: 0, cols: 0 });
+        };
+        let mut all = TernaryTensor { rows: 0, cols: first.cols, codes: Vec::new(), scales: Vec::new() };
+        all.codes.reserve_exact(parts.iter().map(|p| p.codes.len()).sum());
+        for part in parts {
+            if part.cols != all.cols {
+                return Err(TensorError::ColumnMismatch { expected: all.cols, actual: part.cols });
+            }
+            all.codes.extend_from_slice(&part.codes);
+            all.scales.extend(part.scales.iter().map(|s| RowScale {
+                start: s.start + all.rows,
+                end: s.end + all.rows,
+                scale: s.scale,
+            }));
+            all.rows += part.rows;
+        }
+        Ok(all)
+    }
+
+    /// Output features.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Input features.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// All codes, `[rows][ceil(cols / 4)]`.
+    pub fn codes(&self) -> &[u8] {
+        &self.codes
+    }
+
+    /// The scales with their row ranges, in row order.
+    pub fn scales(&self) -> &[RowScale] {
+        &self.scales
+    }
+
+    /// The codes of one row.
+    pub fn row_codes(&self, row: usize) -> &[u8] {
+        let stride = Self::row_bytes(self.cols);
+        &self.codes[row * stride..][..stride]
+    }
+
+    /// One value: -1, 0 or 1.
+    pub fn trit(&self, row: usize, col: usize) -> i8 {
+        assert!(col < self.cols, "column {col} of {}", self.cols);
+        (self.row_codes(row)[col / 4] >> (2 * (col % 4)) & 3) as i8 - 1
+    }
+
+    /// The values of one row, in column order.
+    pub fn row_trits(&self, row: usize) -> impl Iterator<Item = i8> + '_ {
+        self.row_codes(row)
+            .iter()
+            .flat_map(|&b| [b & 3, b >> 2 & 3, b >> 4 & 3, b >> 6])
+            .take(self.cols)
+            .map(|c| c as i8 - 1)
+    }
+
+    /// The same matrix with rows in another order: row `i` of the result is row `order(i)` of this one.
+    ///
+    /// # Panics
+    /// If the tensor has more than one scale range, or `order` leaves the range of rows.
+    pub fn permute_rows(&self, order: impl Fn(usize) -> usize) -> Self {
+        assert_eq!(self.scales.len(), 1, "permute_rows: rows of different scales must not be mixed");
+        let codes = (0..self.rows).flat_map(|r| self.row_codes(order(r)).iter().copied()).collect();
+        TernaryTensor { codes, ..self.clone() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn code_three_is_refused_with_its_place() {
+        let err = TernaryTensor::from_codes(2, 5, vec![0, 0, 0b0011_0000, 0], 1.0).unwrap_err();
+        assert_eq!(err, TensorError::InvalidCode { row: 1, col: 2 });
+    }
+
+    #[test]
+    fn codes_after_the_last_column_are_cleared() {
+        let t = TernaryTensor::from_codes(1, 5, vec![0, 0xFF & !0b10], 1.0).unwrap();
+        assert_eq!(t.codes(), [0, 1]);
+    }
+
+    #[test]
+    fn stacked_parts_keep_their_scales() {
+        let a = TernaryTensor::from_trits(1, 2, &[1, -1], 0.5).unwrap();
+        let b = TernaryTensor::from_trits(2, 2, &[0, 1, 1, 1], 2.0).unwrap();
+        let s = TernaryTensor::stack(&[a, b]).unwrap();
+        assert_eq!((s.rows(), s.cols()), (3, 2));
+        assert_eq!(
+            s.scales(),
+            [RowScale { start: 0, end: 1, scale: 0.5 }, RowScale { start: 1, end: 3, scale: 2.0 }]
+        );
+        assert_eq!(s.row_trits(1).collect::<Vec<_>>(), [0, 1]);
+    }
+
+    proptest! {
+        #[test]
+        fn trits_survive_packing((rows, cols, trits) in (1usize..9, 1usize..40).prop_flat_map(|(r, c)| {
+            (Just(r), Just(c), prop::collection::vec(-1i8..=1, r * c))
+        })) {
+            let t = TernaryTensor::from_trits(rows, cols, &trits, 1.0).unwrap();
+            let back: Vec<i8> = (0..rows).flat_map(|r| t.row_trits(r)).collect();
+            prop_assert_eq!(&back, &trits);
+            prop_assert!((0..rows * cols).all(|i| t.trit(i / cols, i % cols) == trits[i]));
+        }
+    }
+}
