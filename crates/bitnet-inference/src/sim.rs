@@ -1,0 +1,137 @@
+//! A model without numbers, for tests of everything around one.
+//!
+//! It keeps, in each slot of its key-value blocks, a hash of the slot's token, position and everything before, and
+//! answers with logits made from all slots it reads back through the block table. A wrong table, a lost or doubled
+//! token, a position off by one, or a block written by another sequence changes every answer after it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use bitnet_model::{Activation, Batch, Logits, ModelSpec, Rope, RopeScaling};
+
+use crate::{ForwardError, Limits, Model};
+
+/// What a [`HashModel`] was asked to do.
+#[derive(Debug, Default)]
+pub struct Counts {
+    /// Forward passes.
+    pub forwards: AtomicUsize,
+    /// Tokens in them.
+    pub tokens: AtomicUsize,
+    /// Rows of logits.
+    pub rows: AtomicUsize,
+    /// Most runs in one pass.
+    pub widest: AtomicUsize,
+    /// Blocks copied.
+    pub copies: AtomicUsize,
+}
+
+/// Decides, before a step, whether it fails, and after it, what becomes of its logits.
+pub type Hook = Box<dyn FnMut(&Batch, Option<&mut Logits>) -> Result<(), ForwardError> + Send>;
+
+/// The model.
+pub struct HashModel {
+    spec: ModelSpec,
+    limits: Limits,
+    slots: Vec<u64>,
+    counts: Arc<Counts>,
+    hook: Option<Hook>,
+}
+
+impl HashModel {
+    /// A model of these sizes.
+    pub fn new(vocab: usize, context: usize, limits: Limits) -> Self {
+        let spec = ModelSpec {
+            architecture: "hash".into(),
+            hidden: 4,
+            ffn: 4,
+            layers: 1,
+            heads: 1,
+            kv_heads: 1,
+            head_dim: 4,
+            vocab,
+            context,
+            rms_eps: 1e-5,
+            rope: Rope { theta: 1e4, scaling: RopeScaling::None },
+            activation: Activation::SquaredRelu,
+            sub_norms: false,
+            linear_norms: None,
+            tied_head: true,
+        };
+        let slots = vec![0; limits.kv_blocks * Batch::BLOCK_TOKENS];
+        HashModel { spec, limits, slots, counts: Arc::default(), hook: None }
+    }
+
+    /// Calls `hook` before each step without logits, and after it with them.
+    pub fn with_hook(mut self, hook: Hook) -> Self {
+        self.hook = Some(hook);
+        self
+    }
+
+    /// What has been asked of it; stays readable when the model has moved away.
+    pub fn counts(&self) -> Arc<Counts> {
+        Arc::clone(&self.counts)
+    }
+}
+
+/// SplitMix64's finaliser over both values.
+pub fn mix(a: u64, b: u64) -> u64 {
+    let mut x = a.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ b.wrapping_add(0xD1B5_4A32_D192_ED03);
+    x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    x ^ (x >> 31)
+}
+
+impl Model for HashModel {
+    fn spec(&self) -> &ModelSpec {
+        &self.spec
+    }
+
+    fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    fn forward(&mut self, batch: &Batch, logits: &mut Logits) -> Result<(), ForwardError> {
+        let vocab = self.spec.vocab;
+        assert!(batch.tokens().len() <= self.limits.max_tokens, "more tokens than the step bears");
+        assert!(batch.logit_rows().len() <= self.limits.max_logit_rows, "more rows than the step bears");
+        self.counts.forwards.fetch_add(1, Relaxed);
+        self.counts.tokens.fetch_add(batch.tokens().len(), Relaxed);
+        self.counts.rows.fetch_add(batch.logit_rows().len(), Relaxed);
+        self.counts.widest.fetch_max(batch.runs().len(), Relaxed);
+        if let Some(hook) = &mut self.hook {
+            hook(batch, None)?;
+        }
+        let mut rows = logits.resize(batch.logit_rows().len(), vocab).chunks_exact_mut(vocab);
+        let mut wanted = batch.logit_rows().iter().peekable();
+        for run in batch.runs() {
+            let table = batch.table(run);
+            let slot = |p: usize| {
+                table[p / Batch::BLOCK_TOKENS] as usize * Batch::BLOCK_TOKENS + p % Batch::BLOCK_TOKENS
+            };
+            let mut state = (0..run.start).fold(0, |state, p| mix(state, self.slots[slot(p)]));
+            for (index, p) in run.tokens.clone().zip(run.start..) {
+                let token = batch.tokens()[index];
+                assert!((token as usize) < vocab, "token {token} is not in the vocabulary");
+                self.slots[slot(p)] = mix(mix(state, p as u64), u64::from(token));
+                state = mix(state, self.slots[slot(p)]);
+                if wanted.next_if_eq(&&index).is_some() {
+                    let row = rows.next().expect("one row for each wanted token");
+                    for (token, logit) in row.iter_mut().enumerate() {
+                        *logit = (mix(state, token as u64) >> 40) as f32 * (8.0 / (1 << 24) as f32);
+                    }
+                }
+            }
+        }
+        match &mut self.hook {
+            Some(hook) => hook(batch, Some(logits)),
+            None => Ok(()),
+        }
+    }
+
+    fn copy_block(&mut self, from: u32, to: u32) {
+        self.counts.copies.fetch_add(1, Relaxed);
+        let (from, size) = (from as usize * Batch::BLOCK_TOKENS, Batch::BLOCK_TOKENS);
+        self.slots.copy_within(from..from + size, to as usize * size);
+    }
+}

@@ -1,0 +1,81 @@
+use std::ops::ControlFlow;
+
+use bitnet_inference::sim::HashModel;
+use bitnet_inference::{
+    FinishReason, GenerateError, Generated, GenerationConfig, Limits, TokenText, generate,
+};
+
+fn model(max_tokens: usize) -> HashModel {
+    HashModel::new(50, 300, Limits { max_tokens, max_logit_rows: 1, kv_blocks: 8 })
+}
+
+fn run(max_tokens: usize, prompt: &[u32], config: &GenerationConfig) -> Result<Generated, GenerateError> {
+    generate(&mut model(max_tokens), prompt, config, &[7], None, |_| ControlFlow::Continue(()))
+}
+
+#[test]
+fn a_prompt_in_chunks_gives_what_it_gives_in_one() {
+    let prompt: Vec<u32> = (0..130).map(|i| i % 50).collect();
+    let config = GenerationConfig {
+        max_new_tokens: 40,
+        temperature: 1.0,
+        seed: Some(3),
+        ignore_eos: true,
+        ..Default::default()
+    };
+    let whole = run(512, &prompt, &config).unwrap();
+    assert_eq!(whole.tokens.len(), 40);
+    for chunk in [1, 7, 64, 100] {
+        assert_eq!(run(chunk, &prompt, &config).unwrap(), whole);
+    }
+}
+
+#[test]
+fn f10_the_context_ends_a_text_and_refuses_a_prompt() {
+    let config = GenerationConfig { max_new_tokens: 400, ignore_eos: true, ..Default::default() };
+    let full = run(512, &[1; 290], &config).unwrap();
+    assert_eq!((full.tokens.len(), full.finish), (10, FinishReason::Context));
+    assert_eq!(run(512, &[1; 300], &config), Err(GenerateError::TooLong { tokens: 300, context: 300 }));
+}
+
+#[test]
+fn f09_eos_ends_the_text_and_is_not_part_of_it() {
+    let config =
+        GenerationConfig { max_new_tokens: 250, temperature: 2.0, seed: Some(1), ..Default::default() };
+    let ended = run(64, &[1], &config).unwrap();
+    assert_eq!(ended.finish, FinishReason::Eos);
+    assert!(!ended.tokens.contains(&7));
+    let held = GenerationConfig { min_new_tokens: ended.tokens.len() + 5, ..config };
+    assert!(run(64, &[1], &held).unwrap().tokens.len() >= ended.tokens.len() + 5);
+}
+
+#[test]
+fn a_callback_that_breaks_ends_the_text() {
+    let config = GenerationConfig { max_new_tokens: 50, ..Default::default() };
+    let mut seen = 0;
+    let stopped = generate(&mut model(64), &[1, 2], &config, &[], None, |_| {
+        seen += 1;
+        if seen == 3 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
+    let stopped = stopped.unwrap();
+    assert_eq!((stopped.tokens.len(), stopped.finish), (3, FinishReason::Cancelled));
+}
+
+#[test]
+fn a_stop_string_ends_the_text_before_it() {
+    struct Digits;
+    impl TokenText for Digits {
+        fn append_bytes(&self, token: u32, out: &mut Vec<u8>) {
+            out.extend_from_slice(format!("{token:02}").as_bytes());
+        }
+    }
+    let free = GenerationConfig { max_new_tokens: 20, ..Default::default() };
+    let go = |config: &GenerationConfig| {
+        generate(&mut model(64), &[1, 2], config, &[], Some(&Digits), |_| ControlFlow::Continue(())).unwrap()
+    };
+    let tokens = go(&free).tokens;
+    let stop = format!("{:02}{:02}", tokens[4], tokens[5]);
+    let stopped = go(&GenerationConfig { stop_strings: vec![stop[1..].to_string()], ..free });
+    assert_eq!(stopped.finish, FinishReason::StopString(0));
+    assert_eq!((stopped.tokens, stopped.tail), (tokens[..4].to_vec(), stop.as_bytes()[..1].to_vec()));
+}

@@ -1,0 +1,4 @@
+//! Behaviour of the crate through its public names.
+
+mod generate;
+mod sampler;

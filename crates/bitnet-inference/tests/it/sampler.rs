@@ -1,0 +1,241 @@
+use bitnet_inference::{Draw, GenerationConfig, SampleError, Sampler, random_u64};
+use proptest::prelude::*;
+
+fn config() -> GenerationConfig {
+    GenerationConfig { temperature: 1.0, ..GenerationConfig::default() }
+}
+
+fn draw(logits: &[f32], config: &GenerationConfig, position: usize) -> Result<u32, SampleError> {
+    draw_after(logits, config, &vec![0; position], position)
+}
+
+fn draw_after(
+    logits: &[f32],
+    config: &GenerationConfig,
+    tokens: &[u32],
+    prompt_len: usize,
+) -> Result<u32, SampleError> {
+    let at = Draw { config, tokens, prompt_len, banned: &[], seed: 1, choice: 0 };
+    Sampler::new(logits.len()).draw(logits, &at)
+}
+
+/// How often each token comes in 4,000 draws.
+fn histogram(logits: &[f32], config: &GenerationConfig) -> Vec<usize> {
+    let mut counts = vec![0; logits.len()];
+    for position in 0..4000 {
+        counts[draw(logits, config, position).unwrap() as usize] += 1;
+    }
+    counts
+}
+
+#[test]
+fn f25_zero_temperature_and_top_k_one_take_the_first_of_equal_maxima() {
+    // Mistake 20 of the originals: `max_by` keeps the last of equal values.
+    let row = [1.0, 3.0, -0.0, 3.0, 3.0];
+    assert_eq!(draw(&row, &GenerationConfig { temperature: 0.0, ..config() }, 0), Ok(1));
+    assert_eq!(draw(&row, &GenerationConfig { top_k: 1, temperature: 5.0, ..config() }, 0), Ok(1));
+    assert_eq!(draw(&[-0.0, 0.0], &GenerationConfig::default(), 0), Ok(0));
+}
+
+#[test]
+fn f25_a_nan_anywhere_is_an_error_that_names_its_token() {
+    // Mistake 20 of the originals: `partial_cmp().unwrap_or(Equal)` lets NaN win or lose in silence.
+    for len in [1, 5, 16, 17, 40] {
+        for bad in 0..len {
+            let mut row = vec![0.5; len];
+            row[bad] = f32::NAN;
+            for config in [GenerationConfig::default(), config()] {
+                assert_eq!(draw(&row, &config, 0), Err(SampleError::NotANumber { token: bad as u32 }));
+            }
+        }
+    }
+}
+
+#[test]
+fn infinite_logits_have_their_limits() {
+    let inf = f32::INFINITY;
+    assert_eq!(draw(&[0.0, inf, 5.0], &GenerationConfig::default(), 0), Ok(1));
+    let counts = histogram(&[0.0, inf, 50.0, inf], &config());
+    assert_eq!(counts[1] + counts[3], 4000);
+    assert!(counts[1].abs_diff(counts[3]) < 300, "{counts:?}");
+    assert_eq!(histogram(&[0.0, -inf], &config()), [4000, 0]);
+    assert_eq!(draw(&[-inf, -inf], &config(), 0), Err(SampleError::NothingAllowed));
+    assert_eq!(draw(&[-inf, -inf], &GenerationConfig::default(), 0), Err(SampleError::NothingAllowed));
+}
+
+#[test]
+fn f25_temperature_sharpens_and_flattens() {
+    let row = [2.0, 1.0, 0.0];
+    for (temperature, want) in [(1.0, [0.665, 0.245, 0.090]), (2.0, [0.506, 0.307, 0.186])] {
+        let counts = histogram(&row, &GenerationConfig { temperature, ..config() });
+        for (count, want) in counts.iter().zip(want) {
+            assert!((*count as f64 / 4000.0 - want).abs() < 0.025, "{temperature}: {counts:?}");
+        }
+    }
+}
+
+#[test]
+fn top_k_breaks_ties_by_token_id() {
+    let counts = histogram(&[1.0, 2.0, 1.0, 1.0], &GenerationConfig { top_k: 2, ..config() });
+    assert!(counts[0] > 0 && counts[1] > 0);
+    assert_eq!(counts[2] + counts[3], 0);
+}
+
+#[test]
+fn top_p_keeps_the_token_that_crosses_the_mass_and_no_more() {
+    // Probabilities 0.5, 0.25, 0.125, 0.125.
+    let row = [4.0f32.ln(), 2.0f32.ln(), 0.0, 0.0];
+    let kept = |top_p| {
+        let counts = histogram(&row, &GenerationConfig { top_p, ..config() });
+        counts.iter().filter(|&&c| c > 0).count()
+    };
+    assert_eq!((kept(0.4), kept(0.6), kept(0.8), kept(0.9)), (1, 2, 3, 4));
+    let counts = histogram(&row, &GenerationConfig { top_p: 0.8, ..config() });
+    assert_eq!(counts[3], 0, "of equal tokens the later one is cut");
+}
+
+#[test]
+fn top_p_counts_only_what_top_k_left() {
+    let row = [4.0f32.ln(), 2.0f32.ln(), 0.0, 0.0];
+    // Two tokens are left with 2/3 and 1/3.
+    let counts = histogram(&row, &GenerationConfig { top_k: 2, top_p: 0.66, ..config() });
+    assert_eq!(counts, [4000, 0, 0, 0]);
+}
+
+#[test]
+fn min_p_is_relative_to_the_most_likely() {
+    let row = [4.0f32.ln(), 2.0f32.ln(), 0.0];
+    let counts = histogram(&row, &GenerationConfig { min_p: 0.4, ..config() });
+    assert!(counts[0] > 0 && counts[1] > 0);
+    assert_eq!(counts[2], 0);
+}
+
+#[test]
+fn penalties_act_on_the_tokens_they_are_defined_for() {
+    let greedy = GenerationConfig::default;
+    let repetition = GenerationConfig { repetition_penalty: 2.0, ..greedy() };
+    assert_eq!(draw_after(&[3.0, 2.0], &repetition, &[0], 1), Ok(1), "a prompt token, positive: divided");
+    assert_eq!(draw_after(&[-1.0, -1.5], &repetition, &[0], 1), Ok(1), "negative: multiplied");
+    assert_eq!(
+        draw_after(&[3.0, 1.6], &repetition, &[0, 0], 1),
+        Ok(1),
+        "occurring twice is not dividing twice: 1.5"
+    );
+    assert_eq!(draw_after(&[3.0, 1.4], &repetition, &[0, 0], 1), Ok(0));
+    let presence = GenerationConfig { presence_penalty: 1.0, ..greedy() };
+    assert_eq!(draw_after(&[1.5, 1.0], &presence, &[0], 1), Ok(0), "prompt tokens are not present");
+    assert_eq!(draw_after(&[1.5, 1.0], &presence, &[0], 0), Ok(1));
+    let frequency = GenerationConfig { frequency_penalty: 0.3, ..greedy() };
+    assert_eq!(draw_after(&[1.5, 1.0], &frequency, &[0], 0), Ok(0));
+    assert_eq!(draw_after(&[1.5, 1.0], &frequency, &[0, 0], 0), Ok(1));
+    let bias = GenerationConfig { logit_bias: vec![(1, 1.0)], ..greedy() };
+    assert_eq!(draw_after(&[1.5, 1.0], &bias, &[], 0), Ok(1));
+}
+
+#[test]
+fn nothing_is_remembered_from_one_draw_to_the_next() {
+    let config = GenerationConfig { repetition_penalty: 3.0, frequency_penalty: 0.5, top_p: 0.9, ..config() };
+    let row: Vec<f32> = (0..100).map(|i| (random_u64(2, 0, i) % 100) as f32 / 20.0).collect();
+    let tokens: Vec<u32> = (0..40).map(|i| (random_u64(3, 0, i) % 100) as u32).collect();
+    let mut used = Sampler::new(100);
+    for end in 1..40 {
+        let at = Draw {
+            config: &config,
+            tokens: &tokens[..end],
+            prompt_len: 5.min(end),
+            banned: &[],
+            seed: 9,
+            choice: 2,
+        };
+        assert_eq!(used.draw(&row, &at), Sampler::new(100).draw(&row, &at));
+    }
+}
+
+#[test]
+fn logprobs_are_of_the_models_own_distribution() {
+    let row = [4.0f32.ln(), 2.0f32.ln(), 0.0, 0.0];
+    let at = Sampler::new(4).logprobs(&row, 1, 3).unwrap();
+    assert!((at.logprob - 0.25f32.ln()).abs() < 1e-6);
+    assert_eq!(at.top.iter().map(|t| t.0).collect::<Vec<_>>(), [0, 1, 2]);
+    assert!((at.top[2].1 - 0.125f32.ln()).abs() < 1e-6);
+}
+
+/// The chain as the words say it: everything sorted, every filter a loop.
+fn naive(row: &[f32], config: &GenerationConfig, random: u64) -> u32 {
+    let mut order: Vec<usize> = (0..row.len()).collect();
+    order.sort_by(|&a, &b| row[b].total_cmp(&row[a]).then(a.cmp(&b)));
+    if config.is_greedy() {
+        return order[0] as u32;
+    }
+    let max = f64::from(row[order[0]]);
+    let weight = |i: usize| ((f64::from(row[i]) - max) / f64::from(config.temperature)).exp();
+    if config.top_k > 0 {
+        order.truncate(config.top_k);
+    }
+    let mass: f64 = order.iter().map(|&i| weight(i)).sum();
+    let (mut sum, mut kept) = (0.0, 0);
+    while kept < order.len() && (kept == 0 || sum < f64::from(config.top_p) * mass) {
+        sum += weight(order[kept]);
+        kept += 1;
+    }
+    order.truncate(kept);
+    order.retain(|&i| weight(i) >= f64::from(config.min_p));
+    order.sort();
+    let target = random as f64 / 2f64.powi(64) * order.iter().map(|&i| weight(i)).sum::<f64>();
+    let mut sum = 0.0;
+    let reached = order.iter().find(|&&i| {
+        sum += weight(i);
+        sum > target
+    });
+    *reached.unwrap_or(order.last().unwrap()) as u32
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn f25_the_sampler_draws_what_a_sorted_row_would_give(
+        row in proptest::collection::vec(-6i32..6, 1..300),
+        noise in any::<u64>(),
+        temperature in 0.2f32..3.0,
+        top_k in prop_oneof![Just(0usize), 1usize..50],
+        top_p in prop_oneof![Just(1.0f32), 0.05f32..1.0],
+        min_p in prop_oneof![Just(0.0f32), 0.0f32..0.5],
+        seed in any::<u64>(),
+    ) {
+        // Whole numbers tie often; half of the rows get distinct values.
+        let row: Vec<f32> = row.iter().enumerate().map(|(i, &l)| {
+            l as f32 + if noise & 1 == 0 { 0.0 } else { (random_u64(noise, 0, i as u64) >> 40) as f32 * 1e-8 }
+        }).collect();
+        let config = GenerationConfig { temperature, top_k, top_p, min_p, ..config() };
+        let at = Draw { config: &config, tokens: &[0; 7], prompt_len: 7, banned: &[], seed, choice: 0 };
+        let got = Sampler::new(row.len()).draw(&row, &at).unwrap();
+        prop_assert_eq!(got, naive(&row, &config, random_u64(seed, 0, 7)));
+    }
+}
+
+#[test]
+fn a_vocabulary_of_128k_is_sampled_in_about_two_milliseconds() {
+    // Normal-ish logits, as flat as a model's row ever is; the bounds leave room for a busy machine.
+    let row: Vec<f32> = (0..128_256)
+        .map(|i| {
+            (0..6).map(|c| (random_u64(5, c, i) >> 40) as f32 / (1 << 24) as f32 - 0.5).sum::<f32>() * 4.0
+        })
+        .collect();
+    let mut sampler = Sampler::new(row.len());
+    let mut best = |config: &GenerationConfig| {
+        let at = Draw { config, tokens: &[1, 2, 3], prompt_len: 3, banned: &[], seed: 1, choice: 0 };
+        let time = |_| {
+            let start = std::time::Instant::now();
+            sampler.draw(&row, &at).unwrap();
+            start.elapsed().as_secs_f64() * 1e3
+        };
+        (0..20).map(time).fold(f64::INFINITY, f64::min)
+    };
+    let greedy = best(&GenerationConfig::default());
+    let plain = best(&config());
+    let top_k = best(&GenerationConfig { top_k: 50, ..config() });
+    let top_p = best(&GenerationConfig { top_p: 0.9, ..config() });
+    println!("greedy {greedy:.3} ms, plain {plain:.3} ms, top-k {top_k:.3} ms, top-p {top_p:.3} ms");
+    assert!(greedy < 1.0 && plain < 4.0 && top_k < 4.0 && top_p < 6.0, "{greedy} {plain} {top_k} {top_p}");
+}
