@@ -1,0 +1,176 @@
+use std::ops::Range;
+
+use bitnet_tensor::{BitNetTensor, TernaryTensor};
+
+use crate::{KernelError, KvShape};
+
+/// What a backend runs on, for people and records.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BackendInfo {
+    /// `cpu`, `reference`, ...
+    pub device: String,
+    /// Instruction set of the kernels in use.
+    pub isa: &'static str,
+    /// Threads that share the work.
+    pub threads: usize,
+}
+
+/// Consecutive tokens of one sequence within a step.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Run {
+    /// Which rows of the step's activations they are.
+    pub tokens: Range<usize>,
+    /// Position of the first of them in its sequence.
+    pub start: usize,
+    /// Where the sequence's block table lies in the step's list of blocks.
+    pub blocks: Range<usize>,
+}
+
+/// One RMSNorm: `y = x / sqrt(mean(x^2) + eps) * gain`.
+#[derive(Debug)]
+pub struct Norm<G> {
+    /// Gain of every feature.
+    pub gain: G,
+    /// Added to the mean square.
+    pub eps: f32,
+}
+
+/// The gate of a feed-forward layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Gate {
+    /// `max(gate, 0)^2 * up`.
+    SquaredRelu,
+    /// `gate / (1 + exp(-gate)) * up`.
+    Silu,
+}
+
+/// Memory and the few fused operations that a forward pass is made of.
+///
+/// A step has `n` tokens (rows); buffers are made once for the largest step, and every operation works on their
+/// first `n` rows. Shapes that do not fit are a mistake of the caller and panic; [`KernelError`] is for what
+/// happens to a correct caller. Operations take effect in the order they are called.
+pub trait Backend: Send {
+    /// f32 activations, `[rows][width]`.
+    type Rows: Send;
+    /// int8 activations, `[rows][width]`, with a scale and a sum a row.
+    type Quants: Send;
+    /// A ternary matrix in the layout of the kernels.
+    type Linear: Send;
+    /// A dense matrix of rows: embedding, output head.
+    type Table: Send;
+    /// Gain of a norm, `[width]` f32.
+    type Gain: Send;
+    /// Cosines and sines of the rotary embedding, `[positions][head_dim / 2]` each.
+    type Rope: Send;
+    /// Keys and values of one layer, in blocks of [`crate::BLOCK_TOKENS`] tokens.
+    type Kv: Send;
+
+    /// What this backend runs on.
+    fn info(&self) -> BackendInfo;
+
+    /// Zeroed activations.
+    fn rows(&mut self, rows: usize, width: usize) -> Result<Self::Rows, KernelError>;
+    /// Zeroed int8 activations.
+    fn quants(&mut self, rows: usize, width: usize) -> Result<Self::Quants, KernelError>;
+    /// Packs a matrix for [`Backend::bit_linear`].
+    fn linear(&mut self, weights: &TernaryTensor) -> Result<Self::Linear, KernelError>;
+    /// Takes a dense matrix of any float type, without copying where the backend can read it in place.
+    fn table(&mut self, weights: &BitNetTensor) -> Result<Self::Table, KernelError>;
+    /// Takes the gain of a norm.
+    fn gain(&mut self, gain: &[f32]) -> Result<Self::Gain, KernelError>;
+    /// Takes cosines and sines, `[positions][head_dim / 2]` each.
+    fn rope(&mut self, cos: &[f32], sin: &[f32], head_dim: usize) -> Result<Self::Rope, KernelError>;
+    /// An empty cache.
+    fn kv(&mut self, shape: KvShape) -> Result<Self::Kv, KernelError>;
+
+    /// Row `i` of `out` becomes row `tokens[i]` of `table`.
+    fn embed(&mut self, table: &Self::Table, tokens: &[u32], out: &mut Self::Rows)
+    -> Result<(), KernelError>;
+
+    /// Each row through `norms` in turn (none, one or two), then quantised to int8
+    /// ([`bitnet_tensor::quant`]).
+    fn norm_quantize(
+        &mut self,
+        n: usize,
+        x: &Self::Rows,
+        norms: &[&Norm<Self::Gain>],
+        out: &mut Self::Quants,
+    ) -> Result<(), KernelError>;
+
+    /// `out[t][column + r] (+)= (sum_k x[t][k] * w[r][k]) * scale_x(t) * scale_w(r)` for all rows `r` of `w`;
+    /// added to what is there if `accumulate`.
+    fn bit_linear(
+        &mut self,
+        n: usize,
+        x: &Self::Quants,
+        w: &Self::Linear,
+        out: &mut Self::Rows,
+        column: usize,
+        accumulate: bool,
+    ) -> Result<(), KernelError>;
+
+    /// Turns queries and keys by their positions and stores keys and values.
+    ///
+    /// `qkv` is `[n][heads * head_dim | kv_heads * head_dim | kv_heads * head_dim]`; queries are turned in
+    /// place: dimension `i` with `i + head_dim / 2`, `x' = x cos - y sin`, `y' = y cos + x sin`.
+    fn rope_store(
+        &mut self,
+        runs: &[Run],
+        blocks: &[u32],
+        rope: &Self::Rope,
+        qkv: &mut Self::Rows,
+        kv: &mut Self::Kv,
+    ) -> Result<(), KernelError>;
+
+    /// Causal attention of every token over its sequence's positions up to its own.
+    ///
+    /// Reads the queries from `qkv` (as [`Backend::rope_store`] left them), writes `[n][heads * head_dim]`.
+    fn attention(
+        &mut self,
+        runs: &[Run],
+        blocks: &[u32],
+        qkv: &Self::Rows,
+        kv: &Self::Kv,
+        out: &mut Self::Rows,
+    ) -> Result<(), KernelError>;
+
+    /// Gates `gate_up` (`[n][ffn | ffn]`), then as [`Backend::norm_quantize`].
+    fn gate_quantize(
+        &mut self,
+        n: usize,
+        gate_up: &Self::Rows,
+        gate: Gate,
+        norms: &[&Norm<Self::Gain>],
+        out: &mut Self::Quants,
+    ) -> Result<(), KernelError>;
+
+    /// Row `i` of `out` becomes row `wanted[i]` of `x` through `norm`.
+    fn norm_rows(
+        &mut self,
+        wanted: &[usize],
+        x: &Self::Rows,
+        norm: &Norm<Self::Gain>,
+        out: &mut Self::Rows,
+    ) -> Result<(), KernelError>;
+
+    /// `logits[t][v] = sum_k x[t][k] * table[v][k]`.
+    fn logits(
+        &mut self,
+        n: usize,
+        x: &Self::Rows,
+        table: &Self::Table,
+        logits: &mut [f32],
+    ) -> Result<(), KernelError>;
+
+    /// Copies all keys and values of block `from` to block `to`.
+    fn copy_block(&mut self, kv: &mut Self::Kv, from: u32, to: u32) -> Result<(), KernelError>;
+
+    /// Reads back the first `n` rows, `[n][width]`, for tests and diagnosis.
+    fn read(&mut self, x: &Self::Rows, n: usize) -> Vec<f32>;
+
+    /// Writes the first rows from `[n][width]`, for tests.
+    fn write(&mut self, x: &mut Self::Rows, values: &[f32]);
+
+    /// Reads back the first `n` quantised rows: values, scales and sums, for tests.
+    fn read_quants(&mut self, x: &Self::Quants, n: usize) -> (Vec<i8>, Vec<f32>, Vec<i32>);
+}

@@ -1,0 +1,359 @@
+//! One table of cases that judges every backend against the [`Reference`].
+//!
+//! Tests run it for every instruction set and thread count, `bitnet doctor` for the machine it is on. A backend
+//! passes a case if integers, scales and floats are equal to the reference bit for bit (NaN equals NaN).
+
+use bitnet_tensor::{BitNetTensor, DType, SharedBytes, TernaryTensor};
+
+use crate::{BLOCK_TOKENS, Backend, Gate, KernelError, KvShape, Norm, Reference, Run};
+
+/// One operation at one shape.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Case {
+    /// [`Backend::bit_linear`] with the row ranges of `rows`, into columns `column..`.
+    BitLinear {
+        /// Tokens.
+        n: usize,
+        /// Input features.
+        k: usize,
+        /// Output features of each scale range.
+        rows: &'static [usize],
+        /// First output column.
+        column: usize,
+        /// Whether the result is added to what is there.
+        accumulate: bool,
+    },
+    /// [`Backend::norm_quantize`] with `norms` norms.
+    NormQuantize {
+        /// Tokens.
+        n: usize,
+        /// Features.
+        width: usize,
+        /// Norms in a row: 0, 1 or 2.
+        norms: usize,
+    },
+    /// [`Backend::gate_quantize`].
+    GateQuantize {
+        /// Tokens.
+        n: usize,
+        /// Features of gate and up.
+        ffn: usize,
+        /// Which gate.
+        gate: Gate,
+        /// Norms after it: 0 or 1.
+        norms: usize,
+    },
+    /// [`Backend::rope_store`] and [`Backend::attention`] of sequences side by side.
+    Attention {
+        /// Query heads.
+        heads: usize,
+        /// Key-value heads.
+        kv_heads: usize,
+        /// Width of a head.
+        head_dim: usize,
+        /// `(start, tokens)` of every sequence in the step; what precedes is in the cache.
+        runs: &'static [(usize, usize)],
+    },
+    /// [`Backend::embed`], [`Backend::norm_rows`] and [`Backend::logits`] with one table.
+    Head {
+        /// Tokens.
+        n: usize,
+        /// Features.
+        width: usize,
+        /// Rows of the table.
+        vocab: usize,
+        /// How the table is stored.
+        dtype: DType,
+    },
+}
+
+/// The cases: real shapes cut short, every tail, tiles full and ragged, and values that overflow or are not
+/// numbers.
+pub fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    let shapes: &[(usize, &'static [usize])] = &[
+        (1, &[1]),
+        (16, &[64]),
+        (17, &[3, 1]),
+        (48, &[48, 16, 16]),
+        (100, &[130]),
+        (192, &[352, 352]),
+        (256, &[256, 128, 128]),
+        (2560, &[129]),
+        (3200, &[100]),
+        (6912, &[65]),
+        (8640, &[64, 1]),
+    ];
+    for &(k, rows) in shapes {
+        for n in [1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 33] {
+            let column = if n % 3 == 0 { 5 } else { 0 };
+            cases.push(Case::BitLinear { n, k, rows, column, accumulate: n % 2 == 0 });
+        }
+    }
+    for width in [1, 15, 16, 17, 192, 256, 2560, 6912, 8640] {
+        for norms in 0..3 {
+            cases.push(Case::NormQuantize { n: 9, width, norms });
+        }
+    }
+    for ffn in [1, 16, 100, 352, 6912, 8640] {
+        for gate in [Gate::SquaredRelu, Gate::Silu] {
+            cases.push(Case::GateQuantize { n: 7, ffn, gate, norms: ffn % 2 });
+            cases.push(Case::GateQuantize { n: 2, ffn, gate, norms: 1 });
+        }
+    }
+    let heads =
+        [(1, 1, 2), (4, 1, 48), (4, 2, 64), (5, 5, 32), (4, 2, 80), (7, 1, 100), (12, 4, 256), (20, 5, 128)];
+    for (heads, kv_heads, head_dim) in heads {
+        let runs: &[&[(usize, usize)]] =
+            &[&[(0, 1)], &[(0, 17), (15, 1), (63, 2)], &[(255, 1), (256, 1), (257, 3), (600, 2), (0, 70)]];
+        cases.extend(runs.iter().map(|&runs| Case::Attention { heads, kv_heads, head_dim, runs }));
+    }
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        for (n, width, vocab) in [(1, 17, 5), (3, 192, 509), (8, 256, 67), (13, 100, 40)] {
+            cases.push(Case::Head { n, width, vocab, dtype });
+        }
+    }
+    for dtype in [DType::Q8_0, DType::Q6K, DType::Q4K] {
+        cases.push(Case::Head { n: 5, width: 512, vocab: 43, dtype });
+    }
+    cases
+}
+
+/// Where a backend disagrees with the reference.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum Failure {
+    /// A value differs.
+    #[error("{case:?}: {what} {index} is {actual}, the reference says {expected}")]
+    Value {
+        /// The case.
+        case: Case,
+        /// Which output.
+        what: &'static str,
+        /// Which value of it.
+        index: usize,
+        /// What the backend computed.
+        actual: f64,
+        /// What the reference computed.
+        expected: f64,
+    },
+    /// The backend could not run the case.
+    #[error("{case:?}: {source}")]
+    Backend {
+        /// The case.
+        case: Case,
+        /// Why.
+        source: KernelError,
+    },
+}
+
+/// Everything a case put out, by name.
+type Outputs = Vec<(&'static str, Vec<f64>, Vec<u32>)>;
+
+/// Runs one case on `backend` and on the reference.
+///
+/// # Errors
+/// The first value that differs.
+pub fn check(backend: &mut impl Backend, case: Case) -> Result<(), Failure> {
+    let run = |source| Failure::Backend { case, source };
+    let actual = outputs(backend, case).map_err(run)?;
+    let expected = outputs(&mut Reference, case).map_err(run)?;
+    for ((what, a, a_bits), (_, e, e_bits)) in actual.into_iter().zip(expected) {
+        assert_eq!(a.len(), e.len(), "{what}: both backends put out the same shape");
+        let differs = |i: &usize| a_bits[*i] != e_bits[*i] && !(a[*i].is_nan() && e[*i].is_nan());
+        if let Some(index) = (0..a.len()).find(differs) {
+            return Err(Failure::Value { case, what, index, actual: a[index], expected: e[index] });
+        }
+    }
+    Ok(())
+}
+
+/// A small generator of repeatable values (SplitMix64).
+struct Values(u64);
+
+impl Values {
+    fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    fn unit(&mut self) -> f32 {
+        (self.bits() >> 40) as f32 / (1 << 23) as f32 - 1.0
+    }
+
+    fn many(&mut self, n: usize) -> Vec<f32> {
+        (0..n).map(|_| self.unit()).collect()
+    }
+
+    /// Rows of different size and kind: ordinary, all zero, tiny, huge, all equal, one infinite, one not a number.
+    fn rows(&mut self, n: usize, width: usize) -> Vec<f32> {
+        let mut values = self.many(n * width);
+        for (i, row) in values.chunks_exact_mut(width).enumerate() {
+            match i {
+                1 => row.fill(0.0),
+                2 => row.iter_mut().for_each(|x| *x *= 1e-7),
+                3 => row.iter_mut().for_each(|x| *x *= 1e18),
+                4 => row.fill(-3.0),
+                5 => row[width / 2] = f32::INFINITY,
+                6 => row[width - 1] = f32::NAN,
+                _ => row.iter_mut().for_each(|x| *x *= 4.0),
+            }
+        }
+        values
+    }
+
+    fn ternary(&mut self, rows: &[usize], k: usize) -> TernaryTensor {
+        let parts: Vec<TernaryTensor> = rows
+            .iter()
+            .map(|&rows| {
+                let trits: Vec<i8> = (0..rows * k).map(|_| (self.bits() % 3) as i8 - 1).collect();
+                TernaryTensor::from_trits(rows, k, &trits, 0.25 + self.unit().abs()).expect("trits")
+            })
+            .collect();
+        TernaryTensor::stack(&parts).expect("one width")
+    }
+
+    fn table(&mut self, rows: usize, cols: usize, dtype: DType) -> BitNetTensor {
+        let values = self.many(rows * cols);
+        let bytes: Vec<u8> = match dtype {
+            DType::F32 => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
+            DType::F16 => values.iter().flat_map(|&v| half::f16::from_f32(v).to_le_bytes()).collect(),
+            DType::BF16 => values.iter().flat_map(|&v| half::bf16::from_f32(v).to_le_bytes()).collect(),
+            // Any bytes are blocks; the scales are kept finite.
+            _ => {
+                let block = dtype.block_bytes();
+                let mut bytes: Vec<u8> =
+                    (0..rows * cols / dtype.block_elements() * block).map(|_| self.bits() as u8).collect();
+                for b in bytes.chunks_exact_mut(block) {
+                    for at in match dtype {
+                        DType::Q6K => &[209][..],
+                        DType::Q4K => &[1, 3][..],
+                        _ => &[1][..],
+                    } {
+                        b[*at] &= 0b1011_1111;
+                    }
+                }
+                bytes
+            }
+        };
+        BitNetTensor::new(dtype, [rows, cols], SharedBytes::new(bytes)).expect("bytes of the shape")
+    }
+}
+
+fn floats(what: &'static str, values: Vec<f32>) -> (&'static str, Vec<f64>, Vec<u32>) {
+    let bits = values.iter().map(|v| v.to_bits()).collect();
+    (what, values.into_iter().map(f64::from).collect(), bits)
+}
+
+fn integers(what: &'static str, values: Vec<i32>) -> (&'static str, Vec<f64>, Vec<u32>) {
+    let bits = values.iter().map(|&v| v as u32).collect();
+    (what, values.into_iter().map(f64::from).collect(), bits)
+}
+
+fn quantised<B: Backend>(b: &mut B, x: &B::Quants, n: usize) -> Outputs {
+    let (values, scales, sums) = b.read_quants(x, n);
+    let values = values.into_iter().map(i32::from).collect();
+    vec![integers("int8 value", values), floats("scale", scales), integers("sum", sums)]
+}
+
+fn norms<B: Backend>(
+    b: &mut B,
+    v: &mut Values,
+    n: usize,
+    width: usize,
+) -> Result<Vec<Norm<B::Gain>>, KernelError> {
+    (0..n).map(|i| Ok(Norm { gain: b.gain(&v.many(width))?, eps: [1e-5, 1e-6][i] })).collect()
+}
+
+fn outputs<B: Backend>(b: &mut B, case: Case) -> Result<Outputs, KernelError> {
+    let v = &mut Values(7);
+    match case {
+        Case::BitLinear { n, k, rows, column, accumulate } => {
+            let total: usize = rows.iter().sum();
+            let w = b.linear(&v.ternary(rows, k))?;
+            let mut x = b.rows(n, k)?;
+            b.write(&mut x, &v.rows(n, k));
+            let mut q = b.quants(n, k)?;
+            b.norm_quantize(n, &x, &[], &mut q)?;
+            let mut out = b.rows(n, column + total + 3)?;
+            b.write(&mut out, &v.many(n * (column + total + 3)));
+            b.bit_linear(n, &q, &w, &mut out, column, accumulate)?;
+            Ok(vec![floats("output", b.read(&out, n))])
+        }
+        Case::NormQuantize { n, width, norms: count } => {
+            let norms = norms(b, v, count, width)?;
+            let mut x = b.rows(n, width)?;
+            b.write(&mut x, &v.rows(n, width));
+            let mut q = b.quants(n, width)?;
+            b.norm_quantize(n, &x, &norms.iter().collect::<Vec<_>>(), &mut q)?;
+            Ok(quantised(b, &q, n))
+        }
+        Case::GateQuantize { n, ffn, gate, norms: count } => {
+            let norms = norms(b, v, count, ffn)?;
+            let mut x = b.rows(n, 2 * ffn)?;
+            b.write(&mut x, &v.rows(n, 2 * ffn));
+            let mut q = b.quants(n, ffn)?;
+            b.gate_quantize(n, &x, gate, &norms.iter().collect::<Vec<_>>(), &mut q)?;
+            Ok(quantised(b, &q, n))
+        }
+        Case::Attention { heads, kv_heads, head_dim, runs } => {
+            attention(b, v, heads, KvShape { blocks: 0, kv_heads, head_dim }, runs)
+        }
+        Case::Head { n, width, vocab, dtype } => {
+            let table = b.table(&v.table(vocab, width, dtype))?;
+            let norm = norms(b, v, 1, width)?.remove(0);
+            let tokens: Vec<u32> = (0..n).map(|_| (v.bits() % vocab as u64) as u32).collect();
+            let (mut x, mut y) = (b.rows(n, width)?, b.rows(n, width)?);
+            b.embed(&table, &tokens, &mut x)?;
+            let embedded = b.read(&x, n);
+            let wanted: Vec<usize> = (0..n).rev().step_by(2).collect();
+            b.norm_rows(&wanted, &x, &norm, &mut y)?;
+            let mut logits = vec![0.0; wanted.len() * vocab];
+            b.logits(wanted.len(), &y, &table, &mut logits)?;
+            let normed = b.read(&y, wanted.len());
+            Ok(vec![floats("embedding", embedded), floats("norm", normed), floats("logit", logits)])
+        }
+    }
+}
+
+fn attention<B: Backend>(
+    b: &mut B,
+    v: &mut Values,
+    heads: usize,
+    shape: KvShape,
+    sequences: &[(usize, usize)],
+) -> Result<Outputs, KernelError> {
+    let (kv_heads, dim) = (shape.kv_heads, shape.head_dim);
+    let width = (heads + 2 * kv_heads) * dim;
+    let longest = sequences.iter().map(|(start, len)| start + len).max().unwrap_or(0);
+    let angles = v.many(longest * dim / 2);
+    let cos: Vec<f32> = angles.iter().map(|a| 1.0 - a * a / 2.0).collect();
+    let rope = b.rope(&cos, &angles, dim)?;
+    // Blocks are handed out from the end, so that neighbours in a sequence are not neighbours in memory.
+    let needed = |&(start, len): &(usize, usize)| (start + len).div_ceil(BLOCK_TOKENS);
+    let count: usize = sequences.iter().map(needed).sum();
+    let blocks: Vec<u32> = (0..count as u32).rev().collect();
+    let mut kv = b.kv(KvShape { blocks: count, ..shape })?;
+    let (mut past, mut step) = (Vec::new(), Vec::new());
+    let (mut past_rows, mut step_rows, mut first) = (0, 0, 0);
+    for s @ &(start, len) in sequences {
+        let table = first..first + needed(s);
+        first = table.end;
+        if start > 0 {
+            past.push(Run { tokens: past_rows..past_rows + start, start: 0, blocks: table.clone() });
+            past_rows += start;
+        }
+        step.push(Run { tokens: step_rows..step_rows + len, start, blocks: table });
+        step_rows += len;
+    }
+    let mut before = b.rows(past_rows.max(1), width)?;
+    b.write(&mut before, &v.many(past_rows * width));
+    b.rope_store(&past, &blocks, &rope, &mut before, &mut kv)?;
+    let mut qkv = b.rows(step_rows, width)?;
+    b.write(&mut qkv, &v.many(step_rows * width).iter().map(|x| 3.0 * x).collect::<Vec<_>>());
+    b.rope_store(&step, &blocks, &rope, &mut qkv, &mut kv)?;
+    let mut out = b.rows(step_rows, heads * dim)?;
+    b.attention(&step, &blocks, &qkv, &kv, &mut out)?;
+    Ok(vec![floats("query", b.read(&qkv, step_rows)), floats("attention", b.read(&out, step_rows))])
+}

@@ -1,0 +1,116 @@
+//! Zeroed memory on vector boundaries, and a way to write disjoint parts of it from several threads.
+
+use std::{
+    alloc::{self, Layout},
+    marker::PhantomData,
+    ops::{Deref, DerefMut},
+    ptr::NonNull,
+};
+
+use crate::KernelError;
+
+/// Plain numbers: any bit pattern is a value, zero included.
+///
+/// # Safety
+/// Implementors have no padding, no invalid bit pattern and nothing to drop.
+pub unsafe trait Number: Copy + Send + Sync + 'static {}
+
+// SAFETY: every bit pattern of these is a value.
+unsafe impl Number for f32 {}
+// SAFETY: as above.
+unsafe impl Number for i8 {}
+// SAFETY: as above.
+unsafe impl Number for u8 {}
+
+/// Large buffers start on a huge page, so that the system may back them with huge pages.
+const HUGE: usize = 2 << 20;
+const LINE: usize = 64;
+
+/// A zeroed slice that starts on a cache line.
+pub struct Buffer<T: Number> {
+    ptr: NonNull<T>,
+    len: usize,
+}
+
+// SAFETY: the buffer owns its memory like a `Box<[T]>` of plain numbers.
+unsafe impl<T: Number> Send for Buffer<T> {}
+// SAFETY: as above; shared access is by `&[T]` alone.
+unsafe impl<T: Number> Sync for Buffer<T> {}
+
+impl<T: Number> Buffer<T> {
+    fn layout(len: usize) -> Option<Layout> {
+        let bytes = len.checked_mul(size_of::<T>())?.max(1);
+        Layout::from_size_align(bytes, if bytes >= HUGE { HUGE } else { LINE }).ok()
+    }
+
+    /// `len` zeros; `what` names the memory should the system refuse it.
+    pub(crate) fn zeroed(len: usize, what: &'static str) -> Result<Self, KernelError> {
+        let refused = || KernelError::OutOfMemory { what, bytes: len.saturating_mul(size_of::<T>()) };
+        let layout = Self::layout(len).ok_or_else(refused)?;
+        // SAFETY: the layout is at least one byte.
+        let ptr = unsafe { alloc::alloc_zeroed(layout) };
+        let ptr = NonNull::new(ptr.cast::<T>()).ok_or_else(refused)?;
+        Ok(Buffer { ptr, len })
+    }
+
+    /// Write access for several threads at once.
+    pub(crate) fn shared(&mut self) -> Shared<'_, T> {
+        Shared { ptr: self.ptr.as_ptr(), len: self.len, lifetime: PhantomData }
+    }
+}
+
+impl<T: Number> Drop for Buffer<T> {
+    fn drop(&mut self) {
+        let layout = Self::layout(self.len).expect("was allocated with this layout");
+        // SAFETY: allocated in `zeroed` with the same layout.
+        unsafe { alloc::dealloc(self.ptr.as_ptr().cast(), layout) }
+    }
+}
+
+impl<T: Number> Deref for Buffer<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        // SAFETY: `ptr` is valid for `len` initialised (zeroed) numbers as long as the buffer lives.
+        unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len) }
+    }
+}
+
+impl<T: Number> DerefMut for Buffer<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        // SAFETY: as in `deref`, and `&mut self` makes the access unique.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.len) }
+    }
+}
+
+/// A mutable slice whose disjoint parts are written by different threads.
+#[derive(Clone, Copy)]
+pub(crate) struct Shared<'a, T> {
+    ptr: *mut T,
+    len: usize,
+    lifetime: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: access goes through `slice`, whose caller promises that parts are disjoint.
+unsafe impl<T: Number> Send for Shared<'_, T> {}
+// SAFETY: as above.
+unsafe impl<T: Number> Sync for Shared<'_, T> {}
+
+impl<'a, T: Number> Shared<'a, T> {
+    /// Shares any mutable slice.
+    pub(crate) fn new(slice: &'a mut [T]) -> Self {
+        Shared { ptr: slice.as_mut_ptr(), len: slice.len(), lifetime: PhantomData }
+    }
+
+    /// The part `start..start + len`.
+    ///
+    /// # Safety
+    /// No other part that is alive at the same time overlaps this one.
+    #[inline(always)]
+    #[allow(clippy::mut_from_ref, reason = "disjointness is the caller's promise")]
+    pub(crate) unsafe fn slice(&self, start: usize, len: usize) -> &'a mut [T] {
+        assert!(start <= self.len && len <= self.len - start, "part inside the slice");
+        // SAFETY: in bounds by the assertion, unique by the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.add(start), len) }
+    }
+}

@@ -1,0 +1,246 @@
+//! Causal attention over a paged cache: every (token, key-value head) is one item of work, its query heads are
+//! taken up to four at a time so that keys and values are read once for all of them.
+//!
+//! Keys lie transposed, 16 tokens to a vector, so that scores need no sums across lanes; values lie row by row.
+//! The order of operations is the one of [`crate::order`].
+
+use crate::{
+    BLOCK_TOKENS, KvShape, Run,
+    cpu::{
+        buffer::Shared,
+        generic::{
+            exp,
+            rows::{store_row, sum_by_lane},
+        },
+        lanes::Lanes,
+    },
+    order::{self, SEGMENT},
+};
+
+/// Query heads that share one pass over keys and values.
+const HEADS: usize = 4;
+
+/// Arguments of [`attention`].
+pub(crate) struct Attention<'a> {
+    pub(crate) runs: &'a [Run],
+    pub(crate) blocks: &'a [u32],
+    /// `[n][stride]`, queries first.
+    pub(crate) qkv: &'a [f32],
+    pub(crate) stride: usize,
+    pub(crate) heads: usize,
+    pub(crate) shape: KvShape,
+    pub(crate) keys: &'a [f32],
+    pub(crate) values: &'a [f32],
+    /// `[n][out_stride]`
+    pub(crate) out: Shared<'a, f32>,
+    pub(crate) out_stride: usize,
+}
+
+/// Floats of scratch that one thread needs.
+pub(crate) fn scratch(shape: &KvShape) -> usize {
+    HEADS * (SEGMENT + 2 * shape.value_stride())
+}
+
+/// The items `part, part + parts, ...`: later tokens of a chunk see more keys, and taking turns shares that out.
+#[inline(always)]
+pub(crate) unsafe fn attention<L: Lanes>(a: &Attention<'_>, part: usize, parts: usize, scratch: &mut [f32]) {
+    let group = a.heads / a.shape.kv_heads;
+    let mut item = 0;
+    for run in a.runs {
+        let table = &a.blocks[run.blocks.clone()];
+        for (i, t) in run.tokens.clone().enumerate() {
+            for kv_head in 0..a.shape.kv_heads {
+                item += 1;
+                if (item - 1) % parts != part {
+                    continue;
+                }
+                let keys = run.start + i + 1;
+                let mut head = kv_head * group;
+                let end = head + group;
+                while head < end {
+                    let heads = (end - head).min(HEADS);
+                    match heads {
+                        1 => some_heads::<L, 1>(a, table, t, keys, kv_head, head, scratch),
+                        2 => some_heads::<L, 2>(a, table, t, keys, kv_head, head, scratch),
+                        3 => some_heads::<L, 3>(a, table, t, keys, kv_head, head, scratch),
+                        _ => some_heads::<L, 4>(a, table, t, keys, kv_head, head, scratch),
+                    }
+                    head += heads;
+                }
+            }
+        }
+    }
+}
+
+/// `H` query heads of one token over its first `keys` keys.
+#[inline(always)]
+unsafe fn some_heads<L: Lanes, const H: usize>(
+    a: &Attention<'_>,
+    table: &[u32],
+    token: usize,
+    keys: usize,
+    kv_head: usize,
+    head: usize,
+    scratch: &mut [f32],
+) {
+    let (dim, wide) = (a.shape.head_dim, a.shape.value_stride());
+    let q = a.qkv[token * a.stride + head * dim..][..H * dim].as_ptr();
+    let (weights, rest) = scratch.split_at_mut(HEADS * SEGMENT); // [H][SEGMENT]
+    let (running, rest) = rest.split_at_mut(HEADS * wide); // [H][wide]
+    let part = &mut rest[..HEADS * wide]; // [H][wide]
+    let (mut max, mut sum) = ([0.0f32; H], [0.0f32; H]);
+    for first in (0..keys).step_by(SEGMENT) {
+        let count = (keys - first).min(SEGMENT);
+        let padded = count.next_multiple_of(16);
+        let blocks = &table[first / BLOCK_TOKENS..(first + count).div_ceil(BLOCK_TOKENS)];
+        scores::<L, H>(a, blocks, kv_head, q, padded / 16, weights);
+        let values = if first == 0 { running.as_mut_ptr() } else { part.as_mut_ptr() };
+        let mut segment = [(0.0f32, 0.0f32); H];
+        for (h, segment) in segment.iter_mut().enumerate() {
+            *segment = softmax::<L>(&mut weights[h * SEGMENT..][..SEGMENT], count, padded);
+        }
+        weigh::<L, H>(a, blocks, kv_head, count, weights, values);
+        for h in 0..H {
+            let (m, l) = segment[h];
+            if first == 0 {
+                (max[h], sum[h]) = (m, l);
+                continue;
+            }
+            let (joint, old, new) = order::merge(max[h], m);
+            (max[h], sum[h]) = (joint, sum[h].mul_add(old, l * new));
+            let (old, new) = (L::splat(old), L::splat(new));
+            for d in (0..wide).step_by(16) {
+                let r = running.as_mut_ptr().add(h * wide + d);
+                let v = L::load(part.as_ptr().add(h * wide + d));
+                L::store(r, L::fma(L::load(r), old, L::mul(v, new)));
+            }
+        }
+    }
+    for (h, &sum) in sum.iter().enumerate() {
+        let out = a.out.slice(token * a.out_stride + (head + h) * dim, dim);
+        store_row::<L>(running.as_ptr().add(h * wide), out.as_mut_ptr(), dim, sum);
+    }
+}
+
+/// Scores of `groups` groups of 16 keys; lanes after the last key hold whatever the cache held.
+#[inline(always)]
+unsafe fn scores<L: Lanes, const H: usize>(
+    a: &Attention<'_>,
+    blocks: &[u32],
+    kv_head: usize,
+    q: *const f32,
+    groups: usize,
+    weights: &mut [f32],
+) {
+    let key = |group: usize| {
+        let block = blocks[group / (BLOCK_TOKENS / 16)] as usize;
+        let at = a.shape.key_at(block, kv_head, 16 * (group % (BLOCK_TOKENS / 16)));
+        a.keys[at..][..16 * a.shape.head_dim].as_ptr()
+    };
+    let mut group = 0;
+    while group + 1 < groups {
+        score::<L, H, 2>(a.shape.head_dim, q, [key(group), key(group + 1)], group, weights);
+        group += 2;
+    }
+    if group < groups {
+        score::<L, H, 1>(a.shape.head_dim, q, [key(group)], group, weights);
+    }
+}
+
+#[inline(always)]
+unsafe fn score<L: Lanes, const H: usize, const G: usize>(
+    dim: usize,
+    q: *const f32,
+    keys: [*const f32; G],
+    group: usize,
+    weights: &mut [f32],
+) {
+    let mut sums = [[L::splat(0.0); G]; H];
+    for d in 0..dim {
+        for (g, &keys) in keys.iter().enumerate() {
+            let k = L::load(keys.add(16 * d));
+            for (h, sums) in sums.iter_mut().enumerate() {
+                sums[g] = L::fma(L::splat(*q.add(h * dim + d)), k, sums[g]);
+            }
+        }
+    }
+    let scale = L::splat(1.0 / (dim as f32).sqrt());
+    for (h, sums) in sums.into_iter().enumerate() {
+        for (g, sum) in sums.into_iter().enumerate() {
+            let at = h * SEGMENT + 16 * (group + g);
+            L::store(weights[at..][..16].as_mut_ptr(), L::mul(sum, scale));
+        }
+    }
+}
+
+/// Turns scores into weights, zeros after `count`; returns their maximum score and their sum.
+#[inline(always)]
+unsafe fn softmax<L: Lanes>(weights: &mut [f32], count: usize, padded: usize) -> (f32, f32) {
+    weights[count..padded].fill(f32::NEG_INFINITY);
+    let w = weights.as_mut_ptr();
+    let mut max = L::splat(f32::NEG_INFINITY);
+    for i in (0..padded).step_by(16) {
+        max = L::max(max, L::load(w.add(i)));
+    }
+    let max = L::reduce_max(max);
+    for i in (0..padded).step_by(16) {
+        let x = w.add(i);
+        L::store(x, exp::<L>(L::sub(L::load(x), L::splat(max))));
+    }
+    weights[count..padded].fill(0.0);
+    (max, sum_by_lane::<L>(weights.as_ptr(), padded))
+}
+
+/// `out[h] = sum_j weights[h][j] * value[j]`, in the order of `j`.
+#[inline(always)]
+unsafe fn weigh<L: Lanes, const H: usize>(
+    a: &Attention<'_>,
+    blocks: &[u32],
+    kv_head: usize,
+    count: usize,
+    weights: &[f32],
+    out: *mut f32,
+) {
+    let wide = a.shape.value_stride();
+    let mut d = 0;
+    while d + 32 <= wide {
+        weigh_columns::<L, H, 2>(a, blocks, kv_head, count, weights, out, d);
+        d += 32;
+    }
+    if d < wide {
+        weigh_columns::<L, H, 1>(a, blocks, kv_head, count, weights, out, d);
+    }
+}
+
+#[inline(always)]
+unsafe fn weigh_columns<L: Lanes, const H: usize, const C: usize>(
+    a: &Attention<'_>,
+    blocks: &[u32],
+    kv_head: usize,
+    count: usize,
+    weights: &[f32],
+    out: *mut f32,
+    d: usize,
+) {
+    let wide = a.shape.value_stride();
+    let mut sums = [[L::splat(0.0); C]; H];
+    for (b, &block) in blocks.iter().enumerate() {
+        let tokens = (count - b * BLOCK_TOKENS).min(BLOCK_TOKENS);
+        let at = a.shape.value_at(block as usize, kv_head, 0);
+        let values = a.values[at..][..BLOCK_TOKENS * wide].as_ptr().add(d);
+        let weights = weights[..(H - 1) * SEGMENT + b * BLOCK_TOKENS + tokens].as_ptr().add(b * BLOCK_TOKENS);
+        for j in 0..tokens {
+            for c in 0..C {
+                let v = L::load(values.add(j * wide + 16 * c));
+                for (h, sums) in sums.iter_mut().enumerate() {
+                    sums[c] = L::fma(L::splat(*weights.add(h * SEGMENT + j)), v, sums[c]);
+                }
+            }
+        }
+    }
+    for (h, sums) in sums.into_iter().enumerate() {
+        for (c, sum) in sums.into_iter().enumerate() {
+            L::store(out.add(h * wide + d + 16 * c), sum);
+        }
+    }
+}

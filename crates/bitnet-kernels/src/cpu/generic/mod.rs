@@ -1,0 +1,108 @@
+//! The CPU algorithms, written once over [`Lanes`].
+//!
+//! Every function here is `unsafe` for the reason [`Lanes`] states and is inlined into an entry point that has
+//! the level's `target_feature`; [`kernel_set`] makes those entries. Pointers come from slices whose lengths the
+//! callers in [`super`] have checked against the shapes.
+#![allow(unsafe_op_in_unsafe_fn, reason = "one argument covers all: see the module's first lines")]
+
+pub(crate) mod attention;
+pub(crate) mod dense;
+pub(crate) mod rows;
+pub(crate) mod ternary;
+
+use std::ops::Range;
+
+use crate::{cpu::lanes::Lanes, order};
+
+/// The entry points of one level. Each may be called only on a CPU that has the level.
+pub(crate) struct KernelSet {
+    pub(crate) bit_linear: unsafe fn(&ternary::BitLinear<'_>, Range<usize>),
+    pub(crate) norm_quantize: unsafe fn(&rows::NormQuantize<'_>, Range<usize>, &mut [f32]),
+    pub(crate) gate_quantize: unsafe fn(&rows::GateQuantize<'_>, Range<usize>, &mut [f32]),
+    pub(crate) norm_rows: unsafe fn(&rows::NormRows<'_>),
+    pub(crate) rope_store: unsafe fn(&rows::RopeStore<'_>),
+    pub(crate) attention: unsafe fn(&attention::Attention<'_>, usize, usize, &mut [f32]),
+    pub(crate) logits: unsafe fn(&dense::DenseLogits<'_>, Range<usize>, &mut [f32]),
+}
+
+/// Makes the entry points of a level: `kernel_set!(Type, "features")`, or `kernel_set!(Type)` for the baseline.
+macro_rules! kernel_set {
+    ($lanes:ty $(, $features:literal)?) => {
+        /// The entry points of this level.
+        pub(crate) static KERNELS: $crate::cpu::generic::KernelSet = {
+            use std::ops::Range;
+            use $crate::cpu::generic::{KernelSet, attention, dense, rows, ternary};
+
+            // SAFETY (all entries): callers hold an `Isa`, which exists only if the CPU has these features.
+            $(#[target_feature(enable = $features)])?
+            unsafe fn bit_linear(a: &ternary::BitLinear<'_>, panels: Range<usize>) {
+                // SAFETY: as above.
+                unsafe { ternary::bit_linear::<$lanes>(a, panels) }
+            }
+            $(#[target_feature(enable = $features)])?
+            unsafe fn norm_quantize(a: &rows::NormQuantize<'_>, rows: Range<usize>, scratch: &mut [f32]) {
+                // SAFETY: as above.
+                unsafe { rows::norm_quantize::<$lanes>(a, rows, scratch) }
+            }
+            $(#[target_feature(enable = $features)])?
+            unsafe fn gate_quantize(a: &rows::GateQuantize<'_>, rows: Range<usize>, scratch: &mut [f32]) {
+                // SAFETY: as above.
+                unsafe { rows::gate_quantize::<$lanes>(a, rows, scratch) }
+            }
+            $(#[target_feature(enable = $features)])?
+            unsafe fn norm_rows(a: &rows::NormRows<'_>) {
+                // SAFETY: as above.
+                unsafe { rows::norm_rows::<$lanes>(a) }
+            }
+            $(#[target_feature(enable = $features)])?
+            unsafe fn rope_store(a: &rows::RopeStore<'_>) {
+                // SAFETY: as above.
+                unsafe { rows::rope_store(a) }
+            }
+            $(#[target_feature(enable = $features)])?
+            unsafe fn attention(a: &attention::Attention<'_>, part: usize, parts: usize, scratch: &mut [f32]) {
+                // SAFETY: as above.
+                unsafe { attention::attention::<$lanes>(a, part, parts, scratch) }
+            }
+            $(#[target_feature(enable = $features)])?
+            unsafe fn logits(a: &dense::DenseLogits<'_>, rows: Range<usize>, scratch: &mut [f32]) {
+                // SAFETY: as above.
+                unsafe { dense::logits::<$lanes>(a, rows, scratch) }
+            }
+            KernelSet { bit_linear, norm_quantize, gate_quantize, norm_rows, rope_store, attention, logits }
+        };
+    };
+}
+pub(crate) use kernel_set;
+
+/// [`order::exp`] of 16 lanes, step by step.
+#[inline(always)]
+pub(crate) unsafe fn exp<L: Lanes>(x: L::F) -> L::F {
+    let x = L::max(L::splat(order::EXP_MIN), x);
+    let x = L::min(L::splat(order::EXP_MAX), x);
+    let n = L::round(L::mul(x, L::splat(order::LOG2_E)));
+    let r = L::fma(n, L::splat(-order::LN2_HIGH), x);
+    let r = L::fma(n, L::splat(-order::LN2_LOW), r);
+    let mut p = L::splat(order::EXP_POLY[0]);
+    for c in &order::EXP_POLY[1..] {
+        p = L::fma(p, r, L::splat(*c));
+    }
+    let y = L::add(L::fma(p, L::mul(r, r), r), L::splat(1.0));
+    L::mul(y, L::pow2(n))
+}
+
+/// Loads `n < 16` values and zeros after them.
+#[inline(always)]
+pub(crate) unsafe fn load_partial<L: Lanes>(p: *const f32, n: usize) -> L::F {
+    let mut lanes = [0.0f32; 16];
+    std::ptr::copy_nonoverlapping(p, lanes.as_mut_ptr(), n);
+    L::load(lanes.as_ptr())
+}
+
+/// Stores the first `n < 16` values.
+#[inline(always)]
+pub(crate) unsafe fn store_partial<L: Lanes>(p: *mut f32, x: L::F, n: usize) {
+    let mut lanes = [0.0f32; 16];
+    L::store(lanes.as_mut_ptr(), x);
+    std::ptr::copy_nonoverlapping(lanes.as_ptr(), p, n);
+}

@@ -1,0 +1,244 @@
+//! Operations on one row at a time: norms, quantisation, gate, rotary embedding.
+
+use std::ops::Range;
+
+use bitnet_tensor::quant::{self, RowQuant};
+
+use crate::{
+    BLOCK_TOKENS, Gate, KvShape, Norm, Run,
+    cpu::{
+        buffer::{Buffer, Shared},
+        generic::{exp, load_partial, store_partial},
+        lanes::Lanes,
+    },
+    order,
+};
+
+/// Where quantised rows go.
+#[derive(Clone, Copy)]
+pub(crate) struct QuantOut<'a> {
+    /// `[n][stride]`
+    pub(crate) values: Shared<'a, i8>,
+    pub(crate) stride: usize,
+    /// `[n]`
+    pub(crate) rows: &'a RowCells<'a>,
+}
+
+/// Scale and sum of every row, written by whichever thread has the row.
+pub(crate) struct RowCells<'a>(*mut RowQuant, usize, std::marker::PhantomData<&'a mut [RowQuant]>);
+
+// SAFETY: `set` is called for every row by one thread only, its caller promises.
+unsafe impl Sync for RowCells<'_> {}
+
+impl<'a> RowCells<'a> {
+    pub(crate) fn new(rows: &'a mut [RowQuant]) -> Self {
+        RowCells(rows.as_mut_ptr(), rows.len(), std::marker::PhantomData)
+    }
+
+    unsafe fn set(&self, row: usize, value: RowQuant) {
+        assert!(row < self.1, "row inside the buffer");
+        *self.0.add(row) = value;
+    }
+}
+
+/// `y = x / sqrt(mean(x^2) + eps) * gain` over a row padded to `padded` with zeros; `x` may be `y`.
+#[inline(always)]
+unsafe fn normalize<L: Lanes>(x: *const f32, y: *mut f32, width: usize, norm: &Norm<Buffer<f32>>) {
+    let padded = width.next_multiple_of(16);
+    let mut squares = L::splat(0.0);
+    for i in (0..padded).step_by(16) {
+        let v = L::load(x.add(i));
+        squares = L::fma(v, v, squares);
+    }
+    let r = 1.0 / (L::reduce_add(squares) / width as f32 + norm.eps).sqrt();
+    let r = L::splat(r);
+    let gain = norm.gain.as_ptr();
+    for i in (0..padded).step_by(16) {
+        L::store(y.add(i), L::mul(L::mul(L::load(x.add(i)), r), L::load(gain.add(i))));
+    }
+}
+
+/// Norms in turn, then int8: see [`bitnet_tensor::quant`]. `x` is padded with zeros, as is `scratch`.
+#[inline(always)]
+unsafe fn quantize<L: Lanes>(
+    mut x: *const f32,
+    width: usize,
+    norms: &[&Norm<Buffer<f32>>],
+    scratch: *mut f32,
+    row: usize,
+    out: QuantOut<'_>,
+) {
+    for norm in norms {
+        normalize::<L>(x, scratch, width, norm);
+        x = scratch;
+    }
+    let padded = width.next_multiple_of(16);
+    let mut bits = L::zero_i();
+    for i in (0..padded).step_by(16) {
+        bits = L::max_abs_bits(bits, L::load(x.add(i)));
+    }
+    let absmax = f32::from_bits(L::reduce_max_u(bits));
+    let q = out.values.slice(row * out.stride, padded);
+    let Some((multiplier, scale)) = quant::steps(absmax) else {
+        q.fill(0);
+        return out.rows.set(row, RowQuant { scale: f32::NAN, sum: 0 });
+    };
+    let multiplier = L::splat(multiplier);
+    let mut sum = L::zero_i();
+    for i in (0..padded).step_by(16) {
+        sum = L::quantize(q.as_mut_ptr().add(i), L::mul(L::load(x.add(i)), multiplier), sum);
+    }
+    out.rows.set(row, RowQuant { scale, sum: L::reduce_add_i(sum) });
+}
+
+/// Arguments of [`norm_quantize`].
+pub(crate) struct NormQuantize<'a> {
+    /// `[n][stride]`, zeros after `width`.
+    pub(crate) x: &'a [f32],
+    pub(crate) stride: usize,
+    pub(crate) width: usize,
+    pub(crate) norms: &'a [&'a Norm<Buffer<f32>>],
+    pub(crate) out: QuantOut<'a>,
+}
+
+#[inline(always)]
+pub(crate) unsafe fn norm_quantize<L: Lanes>(a: &NormQuantize<'_>, rows: Range<usize>, scratch: &mut [f32]) {
+    for row in rows {
+        let x = a.x[row * a.stride..][..a.stride].as_ptr();
+        quantize::<L>(x, a.width, a.norms, scratch.as_mut_ptr(), row, a.out);
+    }
+}
+
+/// Arguments of [`gate_quantize`].
+pub(crate) struct GateQuantize<'a> {
+    /// `[n][stride]`: gate, then up, `ffn` each.
+    pub(crate) x: &'a [f32],
+    pub(crate) stride: usize,
+    pub(crate) ffn: usize,
+    pub(crate) gate: Gate,
+    pub(crate) norms: &'a [&'a Norm<Buffer<f32>>],
+    pub(crate) out: QuantOut<'a>,
+}
+
+#[inline(always)]
+pub(crate) unsafe fn gate_quantize<L: Lanes>(a: &GateQuantize<'_>, rows: Range<usize>, scratch: &mut [f32]) {
+    let (whole, rest) = (a.ffn / 16 * 16, a.ffn % 16);
+    let y = scratch.as_mut_ptr();
+    for row in rows {
+        let gate = a.x[row * a.stride..][..2 * a.ffn].as_ptr();
+        let up = gate.add(a.ffn);
+        for i in (0..whole).step_by(16) {
+            L::store(y.add(i), gated::<L>(a.gate, L::load(gate.add(i)), L::load(up.add(i))));
+        }
+        if rest > 0 {
+            let (g, u) = (load_partial::<L>(gate.add(whole), rest), load_partial::<L>(up.add(whole), rest));
+            L::store(y.add(whole), gated::<L>(a.gate, g, u));
+        }
+        quantize::<L>(y, a.ffn, a.norms, y, row, a.out);
+    }
+}
+
+#[inline(always)]
+unsafe fn gated<L: Lanes>(gate: Gate, g: L::F, u: L::F) -> L::F {
+    match gate {
+        Gate::SquaredRelu => {
+            let r = L::max(L::splat(0.0), g);
+            L::mul(L::mul(r, r), u)
+        }
+        Gate::Silu => {
+            let e = exp::<L>(L::sub(L::splat(-0.0), g));
+            L::mul(L::div(g, L::add(L::splat(1.0), e)), u)
+        }
+    }
+}
+
+/// Arguments of [`norm_rows`].
+pub(crate) struct NormRows<'a> {
+    pub(crate) wanted: &'a [usize],
+    /// `[..][stride]`, zeros after `width`.
+    pub(crate) x: &'a [f32],
+    pub(crate) stride: usize,
+    pub(crate) width: usize,
+    pub(crate) norm: &'a Norm<Buffer<f32>>,
+    /// `[wanted][stride]`
+    pub(crate) out: Shared<'a, f32>,
+}
+
+#[inline(always)]
+pub(crate) unsafe fn norm_rows<L: Lanes>(a: &NormRows<'_>) {
+    for (i, &row) in a.wanted.iter().enumerate() {
+        let x = a.x[row * a.stride..][..a.stride].as_ptr();
+        normalize::<L>(x, a.out.slice(i * a.stride, a.stride).as_mut_ptr(), a.width, a.norm);
+    }
+}
+
+/// Arguments of [`rope_store`].
+pub(crate) struct RopeStore<'a> {
+    pub(crate) runs: &'a [Run],
+    pub(crate) blocks: &'a [u32],
+    /// `[positions][head_dim / 2]`
+    pub(crate) cos: &'a [f32],
+    pub(crate) sin: &'a [f32],
+    pub(crate) heads: usize,
+    pub(crate) shape: KvShape,
+    /// `[n][stride]`: queries, keys, values.
+    pub(crate) qkv: Shared<'a, f32>,
+    pub(crate) stride: usize,
+    pub(crate) keys: Shared<'a, f32>,
+    pub(crate) values: Shared<'a, f32>,
+}
+
+/// All tokens, in one thread: the caller passes the only access to the three buffers.
+#[inline(always)]
+pub(crate) unsafe fn rope_store(a: &RopeStore<'_>) {
+    let (dim, kv_heads) = (a.shape.head_dim, a.shape.kv_heads);
+    for run in a.runs {
+        for (i, t) in run.tokens.clone().enumerate() {
+            let position = run.start + i;
+            let row = a.qkv.slice(t * a.stride, (a.heads + 2 * kv_heads) * dim);
+            let table = position * (dim / 2);
+            let (cos, sin) = (&a.cos[table..][..dim / 2], &a.sin[table..][..dim / 2]);
+            for head in row.chunks_exact_mut(dim).take(a.heads + kv_heads) {
+                let (low, high) = head.split_at_mut(dim / 2);
+                for ((x, y), (&c, &s)) in low.iter_mut().zip(high).zip(cos.iter().zip(sin)) {
+                    (*x, *y) = (x.mul_add(c, -(*y * s)), y.mul_add(c, *x * s));
+                }
+            }
+            let block = a.blocks[run.blocks.start + position / BLOCK_TOKENS] as usize;
+            let slot = position % BLOCK_TOKENS;
+            for h in 0..kv_heads {
+                let key = a.keys.slice(a.shape.key_at(block, h, slot), (dim - 1) * 16 + 1);
+                let from = &row[(a.heads + h) * dim..][..dim];
+                for (k, &x) in key.iter_mut().step_by(16).zip(from) {
+                    *k = x;
+                }
+                let value = a.values.slice(a.shape.value_at(block, h, slot), dim);
+                value.copy_from_slice(&row[(a.heads + kv_heads + h) * dim..][..dim]);
+            }
+        }
+    }
+}
+
+/// Stores `width` values from a padded row.
+#[inline(always)]
+pub(crate) unsafe fn store_row<L: Lanes>(from: *const f32, to: *mut f32, width: usize, divisor: f32) {
+    let divisor = L::splat(divisor);
+    let whole = width / 16 * 16;
+    for i in (0..whole).step_by(16) {
+        L::store(to.add(i), L::div(L::load(from.add(i)), divisor));
+    }
+    if whole < width {
+        store_partial::<L>(to.add(whole), L::div(L::load(from.add(whole)), divisor), width - whole);
+    }
+}
+
+/// The total of 16 partial sums over `weights` by index, zeros after its end.
+#[inline(always)]
+pub(crate) unsafe fn sum_by_lane<L: Lanes>(weights: *const f32, padded: usize) -> f32 {
+    let mut sum = L::splat(0.0);
+    for i in (0..padded).step_by(16) {
+        sum = L::add(sum, L::load(weights.add(i)));
+    }
+    debug_assert_eq!(order::SEGMENT % 16, 0);
+    L::reduce_add(sum)
+}

@@ -1,0 +1,180 @@
+//! BitLinear: `y[t][r] = (sum_k x[t][k] * code[r][k] - sum_k x[t][k]) * s_x(t) * s_w(r)`.
+//!
+//! A panel of 64 rows stays in cache while all tokens sweep over it, a tile of tokens at a time; a tile keeps its
+//! sums in registers along all of K. One token alone reads every weight once and masks the four planes in place
+//! where the level's dot product allows it, which saves the shifts.
+
+use std::ops::Range;
+
+use bitnet_tensor::quant::RowQuant;
+
+use crate::cpu::{
+    buffer::Shared,
+    generic::store_partial,
+    lanes::Lanes,
+    panels::{BLOCK, BLOCK_BYTES, PANEL_ROWS, Panels},
+};
+
+/// Bytes that are asked for ahead of their use: far enough to hide memory, near enough to stay in L1.
+const AHEAD: usize = 8192;
+
+/// Arguments of [`bit_linear`].
+pub(crate) struct BitLinear<'a> {
+    pub(crate) w: &'a Panels,
+    /// `[n][x_stride]`, zeros after the last column.
+    pub(crate) x: &'a [i8],
+    pub(crate) x_stride: usize,
+    /// `[n]`
+    pub(crate) x_rows: &'a [RowQuant],
+    /// `[n][out_stride]`
+    pub(crate) out: Shared<'a, f32>,
+    pub(crate) out_stride: usize,
+    pub(crate) column: usize,
+    pub(crate) accumulate: bool,
+}
+
+#[inline(always)]
+pub(crate) unsafe fn bit_linear<L: Lanes>(a: &BitLinear<'_>, panels: Range<usize>) {
+    let n = a.x_rows.len();
+    for panel in panels {
+        if n == 1 && L::WIDE_CODES {
+            one_token::<L>(a, panel);
+            continue;
+        }
+        let mut first = 0;
+        while first < n {
+            let tokens = (n - first).min(L::TILE.1);
+            let mut group = 0;
+            while group < PANEL_ROWS / 16 {
+                if L::TILE.0 == 4 {
+                    tile_of::<L, 4>(a, panel, group, first, tokens);
+                } else {
+                    tile_of::<L, 1>(a, panel, group, first, tokens);
+                }
+                group += L::TILE.0;
+            }
+            first += tokens;
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn tile_of<L: Lanes, const R: usize>(
+    a: &BitLinear<'_>,
+    panel: usize,
+    group: usize,
+    first: usize,
+    tokens: usize,
+) {
+    // A constant number of tokens keeps the sums in registers; numbers above the level's tile never come.
+    match tokens {
+        1 => tile::<L, R, 1>(a, panel, group, first),
+        2 => tile::<L, R, 2>(a, panel, group, first),
+        3 => tile::<L, R, 3>(a, panel, group, first),
+        4 => tile::<L, R, 4>(a, panel, group, first),
+        5 if L::TILE.1 >= 5 => tile::<L, R, 5>(a, panel, group, first),
+        6 if L::TILE.1 >= 6 => tile::<L, R, 6>(a, panel, group, first),
+        _ => unreachable!("tile of {tokens} tokens"),
+    }
+}
+
+/// `R` row groups of a panel against `T` tokens, along all of K.
+#[inline(always)]
+unsafe fn tile<L: Lanes, const R: usize, const T: usize>(
+    a: &BitLinear<'_>,
+    panel: usize,
+    group: usize,
+    first: usize,
+) {
+    let blocks = a.w.blocks();
+    let mut codes = a.w.codes.as_ptr().add(panel * blocks * BLOCK_BYTES + 64 * group);
+    let mut x = a.x.as_ptr().add(first * a.x_stride);
+    let mut sums = [[L::zero_i(); R]; T];
+    let mut left = blocks;
+    while left > 0 {
+        let run = left.min(L::STEPS / 4);
+        let mut parts = [[L::zero_part(); R]; T];
+        for _ in 0..run {
+            let mut v: [L::Codes; R] = std::array::from_fn(|_| L::load_codes(codes));
+            for (r, v) in v.iter_mut().enumerate() {
+                *v = L::load_codes(codes.add(64 * r));
+                if first == 0 {
+                    L::prefetch(codes.wrapping_add(64 * r + AHEAD));
+                }
+            }
+            for plane in 0..4 {
+                for (t, parts) in parts.iter_mut().enumerate() {
+                    let quad = x.add(t * a.x_stride + 4 * plane);
+                    for (part, &v) in parts.iter_mut().zip(&v) {
+                        *part = L::dot(*part, L::mask_plane(v, 0), quad);
+                    }
+                }
+                if plane < 3 {
+                    for v in &mut v {
+                        *v = L::next_plane(*v);
+                    }
+                }
+            }
+            codes = codes.add(BLOCK_BYTES);
+            x = x.add(BLOCK);
+        }
+        for (sums, parts) in sums.iter_mut().zip(parts) {
+            for (sum, part) in sums.iter_mut().zip(parts) {
+                *sum = L::add_i(*sum, L::widen(part));
+            }
+        }
+        left -= run;
+    }
+    for (t, sums) in sums.into_iter().enumerate() {
+        for (r, sum) in sums.into_iter().enumerate() {
+            finish::<L>(a, panel, group + r, first + t, sum);
+        }
+    }
+}
+
+/// A whole panel against the only token: per plane one mask and one dot product, the planes' weights (1, 4, 16,
+/// 64) shifted out once at the end.
+#[inline(always)]
+unsafe fn one_token<L: Lanes>(a: &BitLinear<'_>, panel: usize) {
+    let blocks = a.w.blocks();
+    let mut codes = a.w.codes.as_ptr().add(panel * blocks * BLOCK_BYTES);
+    let mut x = a.x.as_ptr();
+    let mut parts = [[L::zero_part(); 4]; 4]; // [group][plane]
+    for _ in 0..blocks {
+        for (group, parts) in parts.iter_mut().enumerate() {
+            let v = L::load_codes(codes.add(64 * group));
+            L::prefetch(codes.wrapping_add(64 * group + AHEAD));
+            for (plane, part) in parts.iter_mut().enumerate() {
+                *part = L::dot(*part, L::mask_plane(v, plane), x.add(4 * plane));
+            }
+        }
+        codes = codes.add(BLOCK_BYTES);
+        x = x.add(BLOCK);
+    }
+    for (group, parts) in parts.into_iter().enumerate() {
+        let mut sum = L::zero_i();
+        for (plane, part) in parts.into_iter().enumerate() {
+            sum = L::add_i(sum, L::shift_plane(L::widen(part), plane));
+        }
+        finish::<L>(a, panel, group, 0, sum);
+    }
+}
+
+/// From the sums of 16 rows to their outputs.
+#[inline(always)]
+unsafe fn finish<L: Lanes>(a: &BitLinear<'_>, panel: usize, group: usize, token: usize, sum: L::I) {
+    let row = panel * PANEL_ROWS + 16 * group;
+    let Some(rows @ 1..) = a.w.rows.checked_sub(row) else { return };
+    let rows = rows.min(16);
+    let x = a.x_rows[token];
+    let y = L::to_f32(L::sub_i(sum, L::splat_i(x.sum)));
+    let y = L::mul(L::mul(y, L::splat(x.scale)), L::load(a.w.scales.as_ptr().add(row)));
+    // Panels are divided among threads, so no other thread writes these rows of the output.
+    let out = a.out.slice(token * a.out_stride + a.column + row, rows).as_mut_ptr();
+    if rows == 16 {
+        L::store(out, if a.accumulate { L::add(L::load(out), y) } else { y });
+    } else {
+        let y = if a.accumulate { L::add(super::load_partial::<L>(out, rows), y) } else { y };
+        store_partial::<L>(out, y, rows);
+    }
+}

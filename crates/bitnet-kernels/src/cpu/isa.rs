@@ -1,0 +1,125 @@
+use std::fmt;
+
+use crate::{
+    KernelError,
+    cpu::{generic::KernelSet, scalar},
+};
+
+/// A level of instructions that this CPU has: a value of this type is the proof.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Isa(&'static Level);
+
+/// One level: how it is called, how to find it, and its kernels.
+struct Level {
+    name: &'static str,
+    present: fn() -> bool,
+    kernels: &'static KernelSet,
+}
+
+impl PartialEq for Level {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name
+    }
+}
+
+impl Eq for Level {}
+
+/// All levels of this build, the best first.
+static LEVELS: &[Level] = &[
+    #[cfg(target_arch = "x86_64")]
+    Level {
+        name: "avx512vnni",
+        present: crate::cpu::x86_64::avx512vnni::present,
+        kernels: &crate::cpu::x86_64::avx512vnni::KERNELS,
+    },
+    #[cfg(target_arch = "x86_64")]
+    Level {
+        name: "avx512",
+        present: crate::cpu::x86_64::avx512::present,
+        kernels: &crate::cpu::x86_64::avx512::KERNELS,
+    },
+    #[cfg(target_arch = "x86_64")]
+    Level {
+        name: "avxvnni",
+        present: crate::cpu::x86_64::avxvnni::present,
+        kernels: &crate::cpu::x86_64::avxvnni::KERNELS,
+    },
+    #[cfg(target_arch = "x86_64")]
+    Level {
+        name: "avx2",
+        present: crate::cpu::x86_64::avx2::present,
+        kernels: &crate::cpu::x86_64::avx2::KERNELS,
+    },
+    Level { name: "scalar", present: || true, kernels: &scalar::KERNELS },
+];
+
+fn names<'a>(levels: impl Iterator<Item = &'a Level>) -> String {
+    levels.map(|l| l.name).collect::<Vec<_>>().join(", ")
+}
+
+impl Isa {
+    /// The levels that this CPU has, the best first; `scalar` is always among them.
+    pub fn available() -> impl Iterator<Item = Isa> {
+        LEVELS.iter().filter(|l| (l.present)()).map(Isa)
+    }
+
+    /// The best level that this CPU has.
+    pub fn best() -> Isa {
+        Isa::available().next().expect("scalar is always there")
+    }
+
+    /// The level called `name`; `auto` is the best one.
+    ///
+    /// # Errors
+    /// If this build does not know the name, or this CPU lacks the level.
+    pub fn named(name: &str) -> Result<Isa, KernelError> {
+        if name == "auto" {
+            return Ok(Isa::best());
+        }
+        let level = LEVELS.iter().find(|l| l.name == name).ok_or_else(|| KernelError::UnknownIsa {
+            name: name.chars().take(40).collect(),
+            known: names(LEVELS.iter()),
+        })?;
+        if (level.present)() {
+            Ok(Isa(level))
+        } else {
+            let available = names(LEVELS.iter().filter(|l| (l.present)()));
+            Err(KernelError::IsaUnavailable { name: level.name, available })
+        }
+    }
+
+    /// How the level is called.
+    pub fn name(self) -> &'static str {
+        self.0.name
+    }
+
+    /// The kernels of this level; the value is the proof that they may be called.
+    pub(crate) fn kernels(self) -> &'static KernelSet {
+        self.0.kernels
+    }
+}
+
+impl fmt::Debug for Isa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unknown_level_names_the_known_ones() {
+        let err = Isa::named("mmx").unwrap_err().to_string();
+        assert!(err.contains("'mmx'") && err.contains("scalar"), "{err}");
+    }
+
+    #[test]
+    fn every_available_level_is_found_by_its_name() {
+        for isa in Isa::available() {
+            assert_eq!(Isa::named(isa.name()).unwrap(), isa);
+        }
+        assert_eq!(Isa::named("auto").unwrap(), Isa::best());
+    }
+}

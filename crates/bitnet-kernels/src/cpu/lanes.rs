@@ -1,0 +1,77 @@
+//! What an instruction set has to offer: 16 f32 lanes, and a dot product of a group of ternary codes.
+//!
+//! The algorithms in [`super::generic`] are written once over this trait. Its functions mirror instructions; all
+//! are `unsafe` for one reason: the CPU must have the level, which the entry points in a level's own file
+//! guarantee by their `target_feature`.
+
+/// One level of instructions.
+///
+/// # Safety
+/// Every function may be called only on a CPU that has the level, and pointers must be valid for what the
+/// function's name says it reads or writes (16 elements unless `n` is given). No alignment is needed.
+pub(crate) trait Lanes: Copy {
+    /// 16 f32.
+    type F: Copy;
+    /// 16 integers of 32 bits.
+    type I: Copy;
+    /// 64 bytes: a group of 16 rows, 4 codes each (see [`super::panels`]).
+    type Codes: Copy;
+    /// Running sums of a group, exact for [`Lanes::STEPS`] calls of [`Lanes::dot`].
+    type Part: Copy;
+    /// How often [`Lanes::dot`] may add before [`Lanes::widen`] is due.
+    const STEPS: usize;
+    /// Row groups (of 16) and tokens of a tile that fits the registers.
+    const TILE: (usize, usize);
+    /// Whether [`Lanes::dot`] takes codes of any byte value, so that one token may use codes masked in place.
+    const WIDE_CODES: bool;
+
+    unsafe fn splat(x: f32) -> Self::F;
+    unsafe fn load(p: *const f32) -> Self::F;
+    unsafe fn load_bf16(p: *const u16) -> Self::F;
+    unsafe fn load_f16(p: *const u16) -> Self::F;
+    unsafe fn store(p: *mut f32, x: Self::F);
+    unsafe fn add(a: Self::F, b: Self::F) -> Self::F;
+    unsafe fn sub(a: Self::F, b: Self::F) -> Self::F;
+    unsafe fn mul(a: Self::F, b: Self::F) -> Self::F;
+    unsafe fn div(a: Self::F, b: Self::F) -> Self::F;
+    /// `a * b + c`, rounded once.
+    unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    /// `if a > b { a } else { b }`.
+    unsafe fn max(a: Self::F, b: Self::F) -> Self::F;
+    /// `if a < b { a } else { b }`.
+    unsafe fn min(a: Self::F, b: Self::F) -> Self::F;
+    /// To the nearest integer, halves to even.
+    unsafe fn round(x: Self::F) -> Self::F;
+    /// `2^x` of integers in -126..=127.
+    unsafe fn pow2(x: Self::F) -> Self::F;
+    /// [`crate::order::tree`].
+    unsafe fn reduce_add(x: Self::F) -> f32;
+    /// The largest lane of numbers that are not NaN.
+    unsafe fn reduce_max(x: Self::F) -> f32;
+
+    unsafe fn zero_i() -> Self::I;
+    /// The larger of `a` and the bits of `|x|`, as unsigned integers.
+    unsafe fn max_abs_bits(a: Self::I, x: Self::F) -> Self::I;
+    unsafe fn reduce_max_u(x: Self::I) -> u32;
+    /// Rounds to the nearest integer, halves to even, clamps to i8, writes 16 bytes, and adds what it wrote.
+    unsafe fn quantize(p: *mut i8, x: Self::F, sum: Self::I) -> Self::I;
+    unsafe fn reduce_add_i(x: Self::I) -> i32;
+    unsafe fn splat_i(x: i32) -> Self::I;
+    unsafe fn add_i(a: Self::I, b: Self::I) -> Self::I;
+    unsafe fn sub_i(a: Self::I, b: Self::I) -> Self::I;
+    /// Shifts right by `2 * plane`, keeping the sign.
+    unsafe fn shift_plane(x: Self::I, plane: usize) -> Self::I;
+    unsafe fn to_f32(x: Self::I) -> Self::F;
+
+    unsafe fn load_codes(p: *const u8) -> Self::Codes;
+    /// `codes & (3 << (2 * plane))` in every byte.
+    unsafe fn mask_plane(codes: Self::Codes, plane: usize) -> Self::Codes;
+    /// Moves the next plane to the bottom; what comes in on top is unspecified.
+    unsafe fn next_plane(codes: Self::Codes) -> Self::Codes;
+    unsafe fn zero_part() -> Self::Part;
+    /// Adds to every row the dot product of its 4 bytes with the 4 activations at `p`.
+    unsafe fn dot(part: Self::Part, codes: Self::Codes, p: *const i8) -> Self::Part;
+    unsafe fn widen(part: Self::Part) -> Self::I;
+    /// Asks for the line at `p`, which need not be valid.
+    unsafe fn prefetch(p: *const u8);
+}

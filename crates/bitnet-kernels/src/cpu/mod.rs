@@ -1,0 +1,428 @@
+//! The CPU backend: buffers, a team of threads, and kernels of the best level the CPU has.
+
+mod buffer;
+mod generic;
+mod isa;
+mod lanes;
+mod panels;
+mod pool;
+mod scalar;
+#[cfg(target_arch = "x86_64")]
+mod x86_64;
+
+use std::ops::Range;
+
+use bitnet_tensor::{BitNetTensor, TernaryTensor, quant::RowQuant};
+
+use crate::{Backend, BackendInfo, Gate, KernelError, KvShape, Norm, Run};
+use buffer::{Buffer, Shared};
+use generic::{
+    attention::{self, Attention},
+    dense::{self, DenseLogits},
+    rows::{GateQuantize, NormQuantize, NormRows, QuantOut, RopeStore, RowCells},
+    ternary::BitLinear,
+};
+pub use isa::Isa;
+pub use panels::Panels;
+use pool::Pool;
+
+/// Part `part` of `0..total` cut into `parts` pieces of nearly equal length.
+fn share(total: usize, parts: usize, part: usize) -> Range<usize> {
+    total * part / parts..total * (part + 1) / parts
+}
+
+/// Rows padded with zeros to whole vectors, `[rows][stride]` f32.
+pub struct Rows {
+    rows: usize,
+    width: usize,
+    stride: usize,
+    values: Buffer<f32>,
+}
+
+/// Quantised rows padded with zeros to whole blocks, `[rows][stride]` i8.
+pub struct Quants {
+    width: usize,
+    stride: usize,
+    values: Buffer<i8>,
+    rows: Vec<RowQuant>,
+}
+
+/// Rotary tables, `[positions][head_dim / 2]` each.
+pub struct Rope {
+    cos: Vec<f32>,
+    sin: Vec<f32>,
+    head_dim: usize,
+}
+
+/// Keys and values of one layer; keys transposed, 16 tokens to a vector (see [`KvShape`]).
+pub struct Kv {
+    shape: KvShape,
+    keys: Buffer<f32>,
+    values: Buffer<f32>,
+}
+
+/// The CPU backend.
+pub struct Cpu {
+    isa: Isa,
+    pool: Pool,
+    /// One a thread, grown when buffers are made.
+    scratch: Vec<Buffer<f32>>,
+    bit_linear_calls: u64,
+}
+
+impl Cpu {
+    /// A backend with `threads` threads (the caller's included) at level `isa`.
+    ///
+    /// # Errors
+    /// If a thread cannot be started.
+    ///
+    /// # Panics
+    /// If `threads` is 0.
+    pub fn new(isa: Isa, threads: usize) -> Result<Self, KernelError> {
+        assert!(threads > 0, "a backend has at least one thread");
+        let pool = Pool::new(threads)?;
+        let scratch = (0..threads).map(|_| Buffer::zeroed(0, "scratch")).collect::<Result<_, _>>()?;
+        Ok(Cpu { isa, pool, scratch, bit_linear_calls: 0 })
+    }
+
+    /// Calls of [`Backend::bit_linear`] so far: shows that a step's work does not grow with its requests.
+    pub fn bit_linear_calls(&self) -> u64 {
+        self.bit_linear_calls
+    }
+
+    /// Makes sure that every thread has `len` floats of scratch.
+    fn reserve(&mut self, len: usize) -> Result<(), KernelError> {
+        for scratch in &mut self.scratch {
+            if scratch.len() < len {
+                *scratch = Buffer::zeroed(len, "scratch")?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs `job(part, parts, scratch)` on as many threads as `units` of work can feed.
+    fn parallel(&mut self, units: usize, job: &(dyn Fn(usize, usize, &mut [f32]) + Sync)) {
+        let parts = self.pool.threads().min(units);
+        if parts <= 1 {
+            return job(0, 1, &mut self.scratch[0]);
+        }
+        let scratch: *mut Buffer<f32> = self.scratch.as_mut_ptr();
+        let scratch = PerThread(scratch);
+        self.pool.run(&|i| {
+            if i < parts {
+                // SAFETY: thread `i` alone uses entry `i`, and `i < threads == scratch.len()`.
+                job(i, parts, unsafe { &mut *scratch.get(i) });
+            }
+        });
+    }
+}
+
+struct PerThread<T>(*mut T);
+
+// SAFETY: every thread follows the pointer to an entry of its own.
+unsafe impl<T: Send> Sync for PerThread<T> {}
+
+impl<T> PerThread<T> {
+    fn get(&self, i: usize) -> *mut T {
+        self.0.wrapping_add(i)
+    }
+}
+
+/// Rows of some thousand values that make a thread worth waking.
+const ROW_UNIT: usize = 1 << 14;
+/// Bytes of weights that make a thread worth waking.
+const WEIGHT_UNIT: usize = 1 << 14;
+
+impl Quants {
+    fn out<'a>(values: &'a mut Buffer<i8>, stride: usize, rows: &'a RowCells<'a>) -> QuantOut<'a> {
+        QuantOut { values: values.shared(), stride, rows }
+    }
+}
+
+impl Backend for Cpu {
+    type Rows = Rows;
+    type Quants = Quants;
+    type Linear = Panels;
+    type Table = BitNetTensor;
+    type Gain = Buffer<f32>;
+    type Rope = Rope;
+    type Kv = Kv;
+
+    fn info(&self) -> BackendInfo {
+        BackendInfo { device: "cpu".into(), isa: self.isa.name(), threads: self.pool.threads() }
+    }
+
+    fn rows(&mut self, rows: usize, width: usize) -> Result<Rows, KernelError> {
+        let stride = width.next_multiple_of(16);
+        self.reserve(stride)?;
+        Ok(Rows { rows, width, stride, values: Buffer::zeroed(rows * stride, "activations")? })
+    }
+
+    fn quants(&mut self, rows: usize, width: usize) -> Result<Quants, KernelError> {
+        // Whole cache lines, so that threads never share one.
+        let stride = width.next_multiple_of(64);
+        let empty = RowQuant { scale: 0.0, sum: 0 };
+        let values = Buffer::zeroed(rows * stride, "int8 activations")?;
+        Ok(Quants { width, stride, values, rows: vec![empty; rows] })
+    }
+
+    fn linear(&mut self, weights: &TernaryTensor) -> Result<Panels, KernelError> {
+        Panels::pack(weights, &mut self.pool)
+    }
+
+    fn table(&mut self, weights: &BitNetTensor) -> Result<BitNetTensor, KernelError> {
+        self.reserve(dense::DECODED_ROWS * weights.cols())?;
+        Ok(weights.clone())
+    }
+
+    fn gain(&mut self, gain: &[f32]) -> Result<Buffer<f32>, KernelError> {
+        let mut padded = Buffer::zeroed(gain.len().next_multiple_of(16), "norm gains")?;
+        padded[..gain.len()].copy_from_slice(gain);
+        Ok(padded)
+    }
+
+    fn rope(&mut self, cos: &[f32], sin: &[f32], head_dim: usize) -> Result<Rope, KernelError> {
+        Ok(Rope { cos: cos.to_vec(), sin: sin.to_vec(), head_dim })
+    }
+
+    fn kv(&mut self, shape: KvShape) -> Result<Kv, KernelError> {
+        self.reserve(attention::scratch(&shape))?;
+        Ok(Kv {
+            shape,
+            keys: Buffer::zeroed(shape.blocks * shape.key_block(), "cached keys")?,
+            values: Buffer::zeroed(shape.blocks * shape.value_block(), "cached values")?,
+        })
+    }
+
+    fn embed(&mut self, table: &BitNetTensor, tokens: &[u32], out: &mut Rows) -> Result<(), KernelError> {
+        assert_eq!(table.cols(), out.width, "embedding and rows have one width");
+        for (&token, row) in tokens.iter().zip(out.values.chunks_exact_mut(out.stride)) {
+            table.decode_row(token as usize, &mut row[..out.width]);
+        }
+        Ok(())
+    }
+
+    fn norm_quantize(
+        &mut self,
+        n: usize,
+        x: &Rows,
+        norms: &[&Norm<Buffer<f32>>],
+        out: &mut Quants,
+    ) -> Result<(), KernelError> {
+        assert!(n <= x.rows && n <= out.rows.len() && x.width == out.width, "rows fit their buffers");
+        assert!(norms.iter().all(|norm| norm.gain.len() == x.stride), "gains have the rows' width");
+        let cells = RowCells::new(&mut out.rows);
+        let a = NormQuantize {
+            x: &x.values,
+            stride: x.stride,
+            width: x.width,
+            norms,
+            out: Quants::out(&mut out.values, out.stride, &cells),
+        };
+        let kernel = self.isa.kernels().norm_quantize;
+        self.parallel((n * x.width / ROW_UNIT).min(n), &|part, parts, scratch| {
+            // SAFETY: `isa` proves the level; every row is written by one part; scratch holds a row.
+            unsafe { kernel(&a, share(n, parts, part), scratch) }
+        });
+        Ok(())
+    }
+
+    fn bit_linear(
+        &mut self,
+        n: usize,
+        x: &Quants,
+        w: &Panels,
+        out: &mut Rows,
+        column: usize,
+        accumulate: bool,
+    ) -> Result<(), KernelError> {
+        assert!(n <= x.rows.len() && n <= out.rows && x.width == w.cols, "rows fit their buffers");
+        assert!(column + w.rows <= out.width, "output columns inside the rows");
+        self.bit_linear_calls += 1;
+        let a = BitLinear {
+            w,
+            x: &x.values,
+            x_stride: x.stride,
+            x_rows: &x.rows[..n],
+            out: out.values.shared(),
+            out_stride: out.stride,
+            column,
+            accumulate,
+        };
+        let kernel = self.isa.kernels().bit_linear;
+        let panels = w.panels();
+        let units = (w.codes.len() * n / WEIGHT_UNIT).min(panels);
+        self.parallel(units, &|part, parts, _| {
+            // SAFETY: `isa` proves the level; every panel, and so every output row, belongs to one part; `x` is
+            // padded with zeros to whole blocks and holds `n` rows.
+            unsafe { kernel(&a, share(panels, parts, part)) }
+        });
+        Ok(())
+    }
+
+    fn rope_store(
+        &mut self,
+        runs: &[Run],
+        blocks: &[u32],
+        rope: &Rope,
+        qkv: &mut Rows,
+        kv: &mut Kv,
+    ) -> Result<(), KernelError> {
+        assert_eq!(rope.head_dim, kv.shape.head_dim, "rotary table made for this head");
+        let heads = qkv.width / kv.shape.head_dim - 2 * kv.shape.kv_heads;
+        let a = RopeStore {
+            runs,
+            blocks,
+            cos: &rope.cos,
+            sin: &rope.sin,
+            heads,
+            shape: kv.shape,
+            qkv: qkv.values.shared(),
+            stride: qkv.stride,
+            keys: kv.keys.shared(),
+            values: kv.values.shared(),
+        };
+        // SAFETY: `isa` proves the level; this thread has the only access to the buffers.
+        unsafe { (self.isa.kernels().rope_store)(&a) }
+        Ok(())
+    }
+
+    fn attention(
+        &mut self,
+        runs: &[Run],
+        blocks: &[u32],
+        qkv: &Rows,
+        kv: &Kv,
+        out: &mut Rows,
+    ) -> Result<(), KernelError> {
+        let shape = kv.shape;
+        let heads = qkv.width / shape.head_dim - 2 * shape.kv_heads;
+        assert_eq!(out.width, heads * shape.head_dim, "output holds all query heads");
+        let a = Attention {
+            runs,
+            blocks,
+            qkv: &qkv.values,
+            stride: qkv.stride,
+            heads,
+            shape,
+            keys: &kv.keys,
+            values: &kv.values,
+            out: out.values.shared(),
+            out_stride: out.stride,
+        };
+        let kernel = self.isa.kernels().attention;
+        let items: usize = runs.iter().map(|r| r.tokens.len() * shape.kv_heads).sum();
+        let reads: usize = runs
+            .iter()
+            .map(|r| r.tokens.len() * (r.start + r.tokens.len()) * shape.kv_heads * shape.head_dim)
+            .sum();
+        self.parallel((reads / ROW_UNIT).min(items), &|part, parts, scratch| {
+            // SAFETY: `isa` proves the level; every (token, key-value head) belongs to one part; scratch was
+            // reserved when the cache was made; all indices are checked where slices are taken.
+            unsafe { kernel(&a, part, parts, scratch) }
+        });
+        Ok(())
+    }
+
+    fn gate_quantize(
+        &mut self,
+        n: usize,
+        gate_up: &Rows,
+        gate: Gate,
+        norms: &[&Norm<Buffer<f32>>],
+        out: &mut Quants,
+    ) -> Result<(), KernelError> {
+        let ffn = out.width;
+        assert!(
+            n <= gate_up.rows && n <= out.rows.len() && gate_up.width == 2 * ffn,
+            "rows fit their buffers"
+        );
+        let padded = ffn.next_multiple_of(16);
+        assert!(norms.iter().all(|norm| norm.gain.len() == padded), "gains have the rows' width");
+        let cells = RowCells::new(&mut out.rows);
+        let a = GateQuantize {
+            x: &gate_up.values,
+            stride: gate_up.stride,
+            ffn,
+            gate,
+            norms,
+            out: Quants::out(&mut out.values, out.stride, &cells),
+        };
+        let kernel = self.isa.kernels().gate_quantize;
+        self.parallel((n * ffn / ROW_UNIT).min(n), &|part, parts, scratch| {
+            // SAFETY: `isa` proves the level; every row is written by one part; scratch holds a row.
+            unsafe { kernel(&a, share(n, parts, part), scratch) }
+        });
+        Ok(())
+    }
+
+    fn norm_rows(
+        &mut self,
+        wanted: &[usize],
+        x: &Rows,
+        norm: &Norm<Buffer<f32>>,
+        out: &mut Rows,
+    ) -> Result<(), KernelError> {
+        assert!(wanted.len() <= out.rows && x.width == out.width, "rows fit their buffers");
+        assert_eq!(norm.gain.len(), x.stride, "gains have the rows' width");
+        let a = NormRows {
+            wanted,
+            x: &x.values,
+            stride: x.stride,
+            width: x.width,
+            norm,
+            out: out.values.shared(),
+        };
+        // SAFETY: `isa` proves the level; this thread has the only access to the output.
+        unsafe { (self.isa.kernels().norm_rows)(&a) }
+        Ok(())
+    }
+
+    fn logits(
+        &mut self,
+        n: usize,
+        x: &Rows,
+        table: &BitNetTensor,
+        logits: &mut [f32],
+    ) -> Result<(), KernelError> {
+        let vocab = table.rows();
+        assert!(n <= x.rows && x.width == table.cols(), "rows fit the table");
+        assert_eq!(logits.len(), n * vocab, "one logit a row of the table and token");
+        let a = DenseLogits { table, x: &x.values, stride: x.stride, n, out: Shared::new(logits) };
+        let kernel = self.isa.kernels().logits;
+        let units = (table.bytes().len() * n / WEIGHT_UNIT).min(vocab);
+        self.parallel(units, &|part, parts, scratch| {
+            // SAFETY: `isa` proves the level; every row of the table belongs to one part; scratch was reserved
+            // when the table was taken.
+            unsafe { kernel(&a, share(vocab, parts, part), scratch) }
+        });
+        Ok(())
+    }
+
+    fn copy_block(&mut self, kv: &mut Kv, from: u32, to: u32) -> Result<(), KernelError> {
+        let (keys, values) = (kv.shape.key_block(), kv.shape.value_block());
+        let (from, to) = (from as usize, to as usize);
+        kv.keys.copy_within(from * keys..(from + 1) * keys, to * keys);
+        kv.values.copy_within(from * values..(from + 1) * values, to * values);
+        Ok(())
+    }
+
+    fn read(&mut self, x: &Rows, n: usize) -> Vec<f32> {
+        x.values.chunks_exact(x.stride).take(n).flat_map(|row| &row[..x.width]).copied().collect()
+    }
+
+    fn write(&mut self, x: &mut Rows, values: &[f32]) {
+        for (to, from) in x.values.chunks_exact_mut(x.stride).zip(values.chunks_exact(x.width)) {
+            to[..x.width].copy_from_slice(from);
+        }
+    }
+
+    fn read_quants(&mut self, x: &Quants, n: usize) -> (Vec<i8>, Vec<f32>, Vec<i32>) {
+        let values = x.values.chunks_exact(x.stride).take(n).flat_map(|row| &row[..x.width]);
+        (
+            values.copied().collect(),
+            x.rows[..n].iter().map(|r| r.scale).collect(),
+            x.rows[..n].iter().map(|r| r.sum).collect(),
+        )
+    }
+}

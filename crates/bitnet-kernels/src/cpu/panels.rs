@@ -1,0 +1,124 @@
+//! The one kernel layout of ternary weights: panels with a row in every lane.
+//!
+//! ```text
+//! panel   64 rows, all columns; panels one after another; rows and columns padded with code 0
+//! block   16 columns of a panel: 256 bytes = 4 groups of 16 rows
+//! group   64 bytes: byte 4 r + j holds row r, columns 16 b + 4 p + j at bits 2p, 2p + 1 (p = 0..4)
+//! ```
+//!
+//! So plane `p` of a group, `(byte >> 2p) & 3`, is an operand of a 4-way dot product: each 32-bit lane holds one
+//! row and four consecutive columns, and meets the same four activations in every lane. Nothing is ever added
+//! across lanes, and one layout serves vectors of 8 and of 16 rows and any number of tokens.
+
+use bitnet_tensor::TernaryTensor;
+
+use crate::{
+    KernelError,
+    cpu::{
+        buffer::{Buffer, Shared},
+        pool::Pool,
+        share,
+    },
+};
+
+pub(crate) const PANEL_ROWS: usize = 64;
+/// Columns of a block.
+pub(crate) const BLOCK: usize = 16;
+pub(crate) const BLOCK_BYTES: usize = PANEL_ROWS * BLOCK / 4;
+
+/// A ternary matrix packed into panels.
+pub struct Panels {
+    pub(crate) rows: usize,
+    pub(crate) cols: usize,
+    /// `[panels][blocks][256]`.
+    pub(crate) codes: Buffer<u8>,
+    /// Scale of every row, padded with zeros to whole panels.
+    pub(crate) scales: Buffer<f32>,
+}
+
+impl Panels {
+    pub(crate) fn pack(weights: &TernaryTensor, pool: &mut Pool) -> Result<Self, KernelError> {
+        let (rows, cols) = (weights.rows(), weights.cols());
+        let (panels, blocks) = (rows.div_ceil(PANEL_ROWS), cols.div_ceil(BLOCK));
+        let mut codes = Buffer::zeroed(panels * blocks * BLOCK_BYTES, "packed weights")?;
+        let mut scales = Buffer::zeroed(panels * PANEL_ROWS, "weight scales")?;
+        for range in weights.scales() {
+            scales[range.start..range.end].fill(range.scale);
+        }
+        let (out, threads) = (codes.shared(), pool.threads());
+        pool.run(&|i| {
+            for panel in share(panels, threads, i) {
+                pack_panel(weights, panel, blocks, out);
+            }
+        });
+        Ok(Panels { rows, cols, codes, scales })
+    }
+
+    pub(crate) fn panels(&self) -> usize {
+        self.scales.len() / PANEL_ROWS
+    }
+
+    pub(crate) fn blocks(&self) -> usize {
+        self.cols.div_ceil(BLOCK)
+    }
+}
+
+fn pack_panel(weights: &TernaryTensor, panel: usize, blocks: usize, out: Shared<'_, u8>) {
+    let bytes = blocks * BLOCK_BYTES;
+    // SAFETY: every panel is packed by one call.
+    let out = unsafe { out.slice(panel * bytes, bytes) };
+    for r in 0..PANEL_ROWS.min(weights.rows() - panel * PANEL_ROWS) {
+        let row = weights.row_codes(panel * PANEL_ROWS + r);
+        for (block, codes) in row.chunks(BLOCK / 4).enumerate() {
+            // Canonical byte p holds columns 4p..4p+4 of the block, first column lowest; transposing this 4 x 4
+            // matrix of 2-bit codes puts column j into byte j and plane p at bits 2p.
+            let mut word = [0; 4];
+            word[..codes.len()].copy_from_slice(codes);
+            let word = transpose(u32::from_le_bytes(word));
+            out[block * BLOCK_BYTES + 4 * r..][..4].copy_from_slice(&word.to_le_bytes());
+        }
+    }
+}
+
+/// Transposes a 4 x 4 matrix of 2-bit fields.
+fn transpose(x: u32) -> u32 {
+    // Swap the off-diagonal fields of every 2 x 2 block, then the off-diagonal blocks.
+    let t = (x ^ (x >> 6)) & 0x00CC_00CC;
+    let x = x ^ t ^ (t << 6);
+    let t = (x ^ (x >> 12)) & 0x0000_F0F0;
+    x ^ t ^ (t << 12)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn transpose_exchanges_byte_and_field() {
+        for i in 0..4 {
+            for j in 0..4 {
+                for code in 1..3u32 {
+                    assert_eq!(transpose(code << (8 * i + 2 * j)), code << (8 * j + 2 * i), "{i} {j}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_code_is_where_the_layout_says() {
+        let (rows, cols) = (70, 37);
+        let trits: Vec<i8> = (0..rows * cols).map(|i| (i * i % 7 % 3) as i8 - 1).collect();
+        let t = TernaryTensor::from_trits(rows, cols, &trits, 1.0).unwrap();
+        let p = Panels::pack(&t, &mut Pool::new(2).unwrap()).unwrap();
+        for r in 0..2 * PANEL_ROWS {
+            for c in 0..p.blocks() * BLOCK {
+                let (panel, block) = (r / PANEL_ROWS, c / BLOCK);
+                let byte = p.codes
+                    [(panel * p.blocks() + block) * BLOCK_BYTES + 64 * (r % 64 / 16) + 4 * (r % 16) + c % 4];
+                let code = byte >> (2 * (c % 16 / 4)) & 3;
+                let expected = if r < rows && c < cols { (trits[r * cols + c] + 1) as u8 } else { 0 };
+                assert_eq!(code, expected, "row {r} column {c}");
+            }
+        }
+    }
+}

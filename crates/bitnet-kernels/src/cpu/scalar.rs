@@ -1,0 +1,164 @@
+//! The level that every CPU has: arrays instead of vectors, the same steps.
+#![allow(unsafe_op_in_unsafe_fn, reason = "these functions are as safe as their pointers; see `Lanes`")]
+
+use half::{bf16, f16};
+
+use crate::cpu::{generic::kernel_set, lanes::Lanes};
+
+/// 16 lanes as an array.
+#[derive(Clone, Copy)]
+pub(crate) struct Scalar;
+
+kernel_set!(Scalar);
+
+#[inline(always)]
+fn each<T: Copy, U: Copy, R>(a: [T; 16], b: [U; 16], f: impl Fn(T, U) -> R) -> [R; 16] {
+    std::array::from_fn(|i| f(a[i], b[i]))
+}
+
+impl Lanes for Scalar {
+    type F = [f32; 16];
+    type I = [i32; 16];
+    type Codes = [u8; 64];
+    type Part = [i32; 16];
+    const STEPS: usize = usize::MAX;
+    const TILE: (usize, usize) = (1, 4);
+    const WIDE_CODES: bool = true;
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Self::F {
+        [x; 16]
+    }
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> Self::F {
+        p.cast::<Self::F>().read_unaligned()
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(p: *const u16) -> Self::F {
+        p.cast::<[u16; 16]>().read_unaligned().map(|b| bf16::from_bits(b).to_f32())
+    }
+    #[inline(always)]
+    unsafe fn load_f16(p: *const u16) -> Self::F {
+        p.cast::<[u16; 16]>().read_unaligned().map(|b| f16::from_bits(b).to_f32())
+    }
+    #[inline(always)]
+    unsafe fn store(p: *mut f32, x: Self::F) {
+        p.cast::<Self::F>().write_unaligned(x);
+    }
+    #[inline(always)]
+    unsafe fn add(a: Self::F, b: Self::F) -> Self::F {
+        each(a, b, |a, b| a + b)
+    }
+    #[inline(always)]
+    unsafe fn sub(a: Self::F, b: Self::F) -> Self::F {
+        each(a, b, |a, b| a - b)
+    }
+    #[inline(always)]
+    unsafe fn mul(a: Self::F, b: Self::F) -> Self::F {
+        each(a, b, |a, b| a * b)
+    }
+    #[inline(always)]
+    unsafe fn div(a: Self::F, b: Self::F) -> Self::F {
+        each(a, b, |a, b| a / b)
+    }
+    #[inline(always)]
+    unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F {
+        std::array::from_fn(|i| a[i].mul_add(b[i], c[i]))
+    }
+    #[inline(always)]
+    unsafe fn max(a: Self::F, b: Self::F) -> Self::F {
+        each(a, b, |a, b| if a > b { a } else { b })
+    }
+    #[inline(always)]
+    unsafe fn min(a: Self::F, b: Self::F) -> Self::F {
+        each(a, b, |a, b| if a < b { a } else { b })
+    }
+    #[inline(always)]
+    unsafe fn round(x: Self::F) -> Self::F {
+        x.map(f32::round_ties_even)
+    }
+    #[inline(always)]
+    unsafe fn pow2(x: Self::F) -> Self::F {
+        x.map(|x| f32::from_bits(((x as i32 + 127) << 23) as u32))
+    }
+    #[inline(always)]
+    unsafe fn reduce_add(x: Self::F) -> f32 {
+        crate::order::tree(x)
+    }
+    #[inline(always)]
+    unsafe fn reduce_max(x: Self::F) -> f32 {
+        x.into_iter().fold(f32::NEG_INFINITY, |a, b| if a > b { a } else { b })
+    }
+    #[inline(always)]
+    unsafe fn zero_i() -> Self::I {
+        [0; 16]
+    }
+    #[inline(always)]
+    unsafe fn max_abs_bits(a: Self::I, x: Self::F) -> Self::I {
+        each(a, x, |a, x| (a as u32).max(x.abs().to_bits()) as i32)
+    }
+    #[inline(always)]
+    unsafe fn reduce_max_u(x: Self::I) -> u32 {
+        x.into_iter().map(|x| x as u32).fold(0, u32::max)
+    }
+    #[inline(always)]
+    unsafe fn quantize(p: *mut i8, x: Self::F, sum: Self::I) -> Self::I {
+        let q = x.map(|x| x.round_ties_even().clamp(-128.0, 127.0) as i8);
+        p.cast::<[i8; 16]>().write_unaligned(q);
+        each(sum, q, |s, q| s + i32::from(q))
+    }
+    #[inline(always)]
+    unsafe fn reduce_add_i(x: Self::I) -> i32 {
+        x.into_iter().sum()
+    }
+    #[inline(always)]
+    unsafe fn splat_i(x: i32) -> Self::I {
+        [x; 16]
+    }
+    #[inline(always)]
+    unsafe fn add_i(a: Self::I, b: Self::I) -> Self::I {
+        each(a, b, |a, b| a + b)
+    }
+    #[inline(always)]
+    unsafe fn sub_i(a: Self::I, b: Self::I) -> Self::I {
+        each(a, b, |a, b| a - b)
+    }
+    #[inline(always)]
+    unsafe fn shift_plane(x: Self::I, plane: usize) -> Self::I {
+        x.map(|x| x >> (2 * plane))
+    }
+    #[inline(always)]
+    unsafe fn to_f32(x: Self::I) -> Self::F {
+        x.map(|x| x as f32)
+    }
+    #[inline(always)]
+    unsafe fn load_codes(p: *const u8) -> Self::Codes {
+        p.cast::<Self::Codes>().read_unaligned()
+    }
+    #[inline(always)]
+    unsafe fn mask_plane(codes: Self::Codes, plane: usize) -> Self::Codes {
+        codes.map(|c| c & (3 << (2 * plane)))
+    }
+    #[inline(always)]
+    unsafe fn next_plane(codes: Self::Codes) -> Self::Codes {
+        codes.map(|c| c >> 2)
+    }
+    #[inline(always)]
+    unsafe fn zero_part() -> Self::Part {
+        [0; 16]
+    }
+    #[inline(always)]
+    unsafe fn dot(part: Self::Part, codes: Self::Codes, p: *const i8) -> Self::Part {
+        let quad = p.cast::<[i8; 4]>().read_unaligned();
+        std::array::from_fn(|row| {
+            let products = (0..4).map(|j| i32::from(codes[4 * row + j]) * i32::from(quad[j]));
+            part[row] + products.sum::<i32>()
+        })
+    }
+    #[inline(always)]
+    unsafe fn widen(part: Self::Part) -> Self::I {
+        part
+    }
+    #[inline(always)]
+    unsafe fn prefetch(_: *const u8) {}
+}

@@ -1,0 +1,43 @@
+//! AVX2: `vpmaddubsw` multiplies u8 codes with i8 activations and adds pairs in 16 bits.
+#![allow(unsafe_op_in_unsafe_fn, reason = "instructions only: see `Lanes` for the contract")]
+
+use std::arch::x86_64::*;
+
+use crate::cpu::{
+    generic::kernel_set,
+    x86_64::ymm::{both, ymm_lanes},
+};
+
+/// Whether this CPU has the level.
+pub(crate) fn present() -> bool {
+    is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
+}
+
+#[derive(Clone, Copy)]
+pub(crate) struct Avx2;
+
+kernel_set!(Avx2, "avx2,fma,f16c");
+
+ymm_lanes!(Avx2 {
+    /// Pairs in 16 bits. A step adds at most 2 * 2 * 128 in magnitude, so 60 steps stay below 2^15.
+    type Part = [__m256i; 2];
+    const STEPS: usize = 60;
+    const WIDE_CODES: bool = false;
+
+    #[inline(always)]
+    unsafe fn zero_part() -> Self::Part {
+        [_mm256_setzero_si256(); 2]
+    }
+    #[inline(always)]
+    unsafe fn dot(part: Self::Part, codes: Self::Codes, p: *const i8) -> Self::Part {
+        let quad = _mm256_set1_epi32(p.cast::<i32>().read_unaligned());
+        [
+            _mm256_add_epi16(part[0], _mm256_maddubs_epi16(codes[0], quad)),
+            _mm256_add_epi16(part[1], _mm256_maddubs_epi16(codes[1], quad)),
+        ]
+    }
+    #[inline(always)]
+    unsafe fn widen(part: Self::Part) -> Self::I {
+        both!(part, p => _mm256_madd_epi16(p, _mm256_set1_epi16(1)))
+    }
+});

@@ -1,0 +1,43 @@
+//! AVX-512 without VNNI: `vpmaddubsw` on 512-bit vectors, pairs added in 16 bits.
+#![allow(unsafe_op_in_unsafe_fn, reason = "instructions only: see `Lanes` for the contract")]
+
+use std::arch::x86_64::*;
+
+use crate::cpu::{generic::kernel_set, x86_64::zmm::zmm_lanes};
+
+/// Whether this CPU has the level.
+pub(crate) fn present() -> bool {
+    is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512dq")
+        && is_x86_feature_detected!("avx512vl")
+        && is_x86_feature_detected!("avx2")
+        && is_x86_feature_detected!("fma")
+        && is_x86_feature_detected!("f16c")
+}
+
+#[derive(Clone, Copy)]
+pub(crate) struct Avx512;
+
+kernel_set!(Avx512, "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c");
+
+zmm_lanes!(Avx512 {
+    /// Pairs in 16 bits. A step adds at most 2 * 2 * 128 in magnitude, so 60 steps stay below 2^15.
+    type Part = __m512i;
+    const STEPS: usize = 60;
+    const WIDE_CODES: bool = false;
+
+    #[inline(always)]
+    unsafe fn zero_part() -> Self::Part {
+        _mm512_setzero_si512()
+    }
+    #[inline(always)]
+    unsafe fn dot(part: Self::Part, codes: Self::Codes, p: *const i8) -> Self::Part {
+        let quad = _mm512_set1_epi32(p.cast::<i32>().read_unaligned());
+        _mm512_add_epi16(part, _mm512_maddubs_epi16(codes, quad))
+    }
+    #[inline(always)]
+    unsafe fn widen(part: Self::Part) -> Self::I {
+        _mm512_madd_epi16(part, _mm512_set1_epi16(1))
+    }
+});

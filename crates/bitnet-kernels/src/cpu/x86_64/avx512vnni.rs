@@ -1,0 +1,42 @@
+//! AVX-512 VNNI: `vpdpbusd` on 512-bit vectors, 64 products an instruction, exact in 32 bits.
+#![allow(unsafe_op_in_unsafe_fn, reason = "instructions only: see `Lanes` for the contract")]
+
+use std::arch::x86_64::*;
+
+use crate::cpu::{generic::kernel_set, x86_64::zmm::zmm_lanes};
+
+/// Whether this CPU has the level.
+pub(crate) fn present() -> bool {
+    is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512dq")
+        && is_x86_feature_detected!("avx512vl")
+        && is_x86_feature_detected!("avx2")
+        && is_x86_feature_detected!("fma")
+        && is_x86_feature_detected!("f16c")
+        && is_x86_feature_detected!("avx512vnni")
+}
+
+#[derive(Clone, Copy)]
+pub(crate) struct Avx512Vnni;
+
+kernel_set!(Avx512Vnni, "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,avx512vnni");
+
+zmm_lanes!(Avx512Vnni {
+    type Part = __m512i;
+    const STEPS: usize = usize::MAX;
+    const WIDE_CODES: bool = true;
+
+    #[inline(always)]
+    unsafe fn zero_part() -> Self::Part {
+        _mm512_setzero_si512()
+    }
+    #[inline(always)]
+    unsafe fn dot(part: Self::Part, codes: Self::Codes, p: *const i8) -> Self::Part {
+        _mm512_dpbusd_epi32(part, codes, _mm512_set1_epi32(p.cast::<i32>().read_unaligned()))
+    }
+    #[inline(always)]
+    unsafe fn widen(part: Self::Part) -> Self::I {
+        part
+    }
+});

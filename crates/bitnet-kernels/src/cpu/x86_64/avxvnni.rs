@@ -1,0 +1,45 @@
+//! AVX-VNNI: `vpdpbusd` on 256-bit vectors, without AVX-512.
+#![allow(unsafe_op_in_unsafe_fn, reason = "instructions only: see `Lanes` for the contract")]
+
+use std::arch::x86_64::*;
+
+use crate::cpu::{
+    generic::kernel_set,
+    x86_64::ymm::{both, ymm_lanes},
+};
+
+/// Whether this CPU has the level.
+pub(crate) fn present() -> bool {
+    is_x86_feature_detected!("avx2")
+        && is_x86_feature_detected!("fma")
+        && is_x86_feature_detected!("f16c")
+        && is_x86_feature_detected!("avxvnni")
+}
+
+#[derive(Clone, Copy)]
+pub(crate) struct AvxVnni;
+
+kernel_set!(AvxVnni, "avx2,fma,f16c,avxvnni");
+
+ymm_lanes!(AvxVnni {
+    type Part = [__m256i; 2];
+    const STEPS: usize = usize::MAX;
+    const WIDE_CODES: bool = true;
+
+    #[inline(always)]
+    unsafe fn zero_part() -> Self::Part {
+        [_mm256_setzero_si256(); 2]
+    }
+    #[inline(always)]
+    unsafe fn dot(part: Self::Part, codes: Self::Codes, p: *const i8) -> Self::Part {
+        let quad = _mm256_set1_epi32(p.cast::<i32>().read_unaligned());
+        [
+            _mm256_dpbusd_avx_epi32(part[0], codes[0], quad),
+            _mm256_dpbusd_avx_epi32(part[1], codes[1], quad),
+        ]
+    }
+    #[inline(always)]
+    unsafe fn widen(part: Self::Part) -> Self::I {
+        part
+    }
+});

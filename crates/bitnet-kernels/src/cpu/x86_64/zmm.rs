@@ -1,0 +1,145 @@
+//! 16 lanes as one 512-bit vector: everything but the dot product, for the levels with AVX-512.
+
+/// Implements the float and integer part of [`Lanes`](crate::cpu::lanes::Lanes) over 512-bit vectors; the block
+/// given completes it.
+macro_rules! zmm_lanes {
+    ($name:ty { $($rest:tt)* }) => {
+        impl $crate::cpu::lanes::Lanes for $name {
+            type F = __m512;
+            type I = __m512i;
+            type Codes = __m512i;
+            const TILE: (usize, usize) = (4, 6);
+            $($rest)*
+
+            #[inline(always)]
+            unsafe fn splat(x: f32) -> Self::F {
+                _mm512_set1_ps(x)
+            }
+            #[inline(always)]
+            unsafe fn load(p: *const f32) -> Self::F {
+                _mm512_loadu_ps(p)
+            }
+            #[inline(always)]
+            unsafe fn load_bf16(p: *const u16) -> Self::F {
+                let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()));
+                _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))
+            }
+            #[inline(always)]
+            unsafe fn load_f16(p: *const u16) -> Self::F {
+                _mm512_cvtph_ps(_mm256_loadu_si256(p.cast()))
+            }
+            #[inline(always)]
+            unsafe fn store(p: *mut f32, x: Self::F) {
+                _mm512_storeu_ps(p, x);
+            }
+            #[inline(always)]
+            unsafe fn add(a: Self::F, b: Self::F) -> Self::F {
+                _mm512_add_ps(a, b)
+            }
+            #[inline(always)]
+            unsafe fn sub(a: Self::F, b: Self::F) -> Self::F {
+                _mm512_sub_ps(a, b)
+            }
+            #[inline(always)]
+            unsafe fn mul(a: Self::F, b: Self::F) -> Self::F {
+                _mm512_mul_ps(a, b)
+            }
+            #[inline(always)]
+            unsafe fn div(a: Self::F, b: Self::F) -> Self::F {
+                _mm512_div_ps(a, b)
+            }
+            #[inline(always)]
+            unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F {
+                _mm512_fmadd_ps(a, b, c)
+            }
+            #[inline(always)]
+            unsafe fn max(a: Self::F, b: Self::F) -> Self::F {
+                _mm512_max_ps(a, b)
+            }
+            #[inline(always)]
+            unsafe fn min(a: Self::F, b: Self::F) -> Self::F {
+                _mm512_min_ps(a, b)
+            }
+            #[inline(always)]
+            unsafe fn round(x: Self::F) -> Self::F {
+                _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
+            }
+            #[inline(always)]
+            unsafe fn pow2(x: Self::F) -> Self::F {
+                let biased = _mm512_add_epi32(_mm512_cvtps_epi32(x), _mm512_set1_epi32(127));
+                _mm512_castsi512_ps(_mm512_slli_epi32(biased, 23))
+            }
+            #[inline(always)]
+            unsafe fn reduce_add(x: Self::F) -> f32 {
+                let x = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
+                let x = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+                let x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+                _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)))
+            }
+            #[inline(always)]
+            unsafe fn reduce_max(x: Self::F) -> f32 {
+                _mm512_reduce_max_ps(x)
+            }
+            #[inline(always)]
+            unsafe fn zero_i() -> Self::I {
+                _mm512_setzero_si512()
+            }
+            #[inline(always)]
+            unsafe fn max_abs_bits(a: Self::I, x: Self::F) -> Self::I {
+                _mm512_max_epu32(a, _mm512_castps_si512(_mm512_abs_ps(x)))
+            }
+            #[inline(always)]
+            unsafe fn reduce_max_u(x: Self::I) -> u32 {
+                _mm512_reduce_max_epu32(x)
+            }
+            #[inline(always)]
+            unsafe fn quantize(p: *mut i8, x: Self::F, sum: Self::I) -> Self::I {
+                let q = _mm512_min_epi32(_mm512_cvtps_epi32(x), _mm512_set1_epi32(127));
+                let q = _mm512_max_epi32(q, _mm512_set1_epi32(-128));
+                _mm_storeu_si128(p.cast(), _mm512_cvtepi32_epi8(q));
+                _mm512_add_epi32(sum, q)
+            }
+            #[inline(always)]
+            unsafe fn reduce_add_i(x: Self::I) -> i32 {
+                _mm512_reduce_add_epi32(x)
+            }
+            #[inline(always)]
+            unsafe fn splat_i(x: i32) -> Self::I {
+                _mm512_set1_epi32(x)
+            }
+            #[inline(always)]
+            unsafe fn add_i(a: Self::I, b: Self::I) -> Self::I {
+                _mm512_add_epi32(a, b)
+            }
+            #[inline(always)]
+            unsafe fn sub_i(a: Self::I, b: Self::I) -> Self::I {
+                _mm512_sub_epi32(a, b)
+            }
+            #[inline(always)]
+            unsafe fn shift_plane(x: Self::I, plane: usize) -> Self::I {
+                _mm512_sra_epi32(x, _mm_cvtsi32_si128(2 * plane as i32))
+            }
+            #[inline(always)]
+            unsafe fn to_f32(x: Self::I) -> Self::F {
+                _mm512_cvtepi32_ps(x)
+            }
+            #[inline(always)]
+            unsafe fn load_codes(p: *const u8) -> Self::Codes {
+                _mm512_loadu_si512(p.cast())
+            }
+            #[inline(always)]
+            unsafe fn mask_plane(codes: Self::Codes, plane: usize) -> Self::Codes {
+                _mm512_and_si512(codes, _mm512_set1_epi8((3u8 << (2 * plane)) as i8))
+            }
+            #[inline(always)]
+            unsafe fn next_plane(codes: Self::Codes) -> Self::Codes {
+                _mm512_srli_epi16(codes, 2)
+            }
+            #[inline(always)]
+            unsafe fn prefetch(p: *const u8) {
+                _mm_prefetch::<_MM_HINT_T0>(p.cast());
+            }
+        }
+    };
+}
+pub(super) use zmm_lanes;

@@ -1,0 +1,37 @@
+/// Why a backend could not be made or could not run.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum KernelError {
+    /// The name is none of the instruction sets this build knows.
+    #[error("unknown instruction set '{name}': choose one of auto, {known}")]
+    UnknownIsa {
+        /// The name asked for.
+        name: String,
+        /// Names this build knows.
+        known: String,
+    },
+    /// This CPU lacks the instruction set.
+    #[error("this CPU has no {name}: choose one of auto, {available}")]
+    IsaUnavailable {
+        /// The instruction set asked for.
+        name: &'static str,
+        /// Names this CPU can run.
+        available: String,
+    },
+    /// The system refused memory.
+    #[error("no memory for {what} ({bytes} bytes): lower --memory or the context, or free memory")]
+    OutOfMemory {
+        /// What the memory was for.
+        what: &'static str,
+        /// Size asked for.
+        bytes: usize,
+    },
+    /// A worker thread could not be started.
+    #[error("cannot start worker thread {index}: {reason}: lower --threads")]
+    Thread {
+        /// Which worker.
+        index: usize,
+        /// What the system said.
+        reason: String,
+    },
+}

@@ -1,0 +1,86 @@
+//! The one order of float operations that every backend of this crate follows.
+//!
+//! - **Sums along a row** (mean of squares, dense dot products): 16 partial sums; element `i` goes to partial
+//!   `i % 16` in index order by fused multiply-add, a row is treated as padded with zeros to whole groups of 16,
+//!   and the partials are added by [`tree`]. Tiles may split rows and tokens, never the row itself.
+//! - **Attention** of one query and head: keys in segments of [`SEGMENT`] tokens. In a segment: scores by fused
+//!   multiply-add over the head's dimensions in order, times `1 / sqrt(head_dim)`; the maximum; `exp` of the
+//!   differences; their sum in 16 partials by key index, then [`tree`]; values by fused multiply-add in key
+//!   order. Segments are merged in order by [`merge`], and the result divided by the total.
+//! - **exp** is [`exp`], never the platform's.
+//! - **BitLinear**: the exact integer as f32, times the activation's scale, times the weight's scale, then added
+//!   to the residual where there is one.
+
+/// Keys of one attention segment.
+pub const SEGMENT: usize = 256;
+
+/// Adds 16 partial sums: halves onto each other until one is left.
+pub fn tree(mut partial: [f32; 16]) -> f32 {
+    for half in [8, 4, 2, 1] {
+        for lane in 0..half {
+            partial[lane] += partial[lane + half];
+        }
+    }
+    partial[0]
+}
+
+pub(crate) const EXP_MIN: f32 = -87.0;
+pub(crate) const EXP_MAX: f32 = 88.0;
+pub(crate) const LOG2_E: f32 = std::f32::consts::LOG2_E;
+/// ln 2 in two parts: the upper has trailing zeros, so that `n * LN2_HIGH` is exact.
+pub(crate) const LN2_HIGH: f32 = 0.693_359_4;
+pub(crate) const LN2_LOW: f32 = -2.121_944_4e-4;
+/// Polynomial for `(exp(r) - 1 - r) / r^2` on `|r| <= ln(2) / 2`, highest power first (Cephes `expf`).
+pub(crate) const EXP_POLY: [f32; 6] =
+    [1.987_569_1e-4, 1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 0.166_666_65, 0.5];
+
+/// `e^x` within 2 units in the last place for `x` clamped to -87..88; NaN stays NaN.
+pub fn exp(x: f32) -> f32 {
+    // These comparisons let a NaN through, as the vector instructions do.
+    let x = if EXP_MIN > x { EXP_MIN } else { x };
+    let x = if EXP_MAX < x { EXP_MAX } else { x };
+    let n = (x * LOG2_E).round_ties_even();
+    let r = n.mul_add(-LN2_HIGH, x);
+    let r = n.mul_add(-LN2_LOW, r);
+    let p = EXP_POLY[1..].iter().fold(EXP_POLY[0], |p, &c| p.mul_add(r, c));
+    let y = p.mul_add(r * r, r) + 1.0;
+    y * f32::from_bits(((n as i32 + 127) << 23) as u32)
+}
+
+/// Joins the running maximum, sum and values of an attention row with those of its next segment.
+///
+/// Returns the new maximum and the factors of the running and of the new part.
+pub fn merge(running_max: f32, segment_max: f32) -> (f32, f32, f32) {
+    let max = if running_max > segment_max { running_max } else { segment_max };
+    (max, exp(running_max - max), exp(segment_max - max))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exp_is_within_two_units_in_the_last_place() {
+        let mut worst = 0;
+        for i in 0..2_000_000 {
+            let x = -86.9 + 174.8 * (i as f32 / 2e6);
+            let exact = f64::from(x).exp() as f32;
+            worst = worst.max(exp(x).to_bits().abs_diff(exact.to_bits()));
+        }
+        assert!(worst <= 2, "{worst} units");
+        assert_eq!(exp(0.0), 1.0);
+        assert!(exp(f32::NAN).is_nan());
+        assert_eq!(exp(-1e30), exp(-87.0));
+        assert!(exp(f32::INFINITY).is_finite());
+    }
+
+    #[test]
+    fn tree_adds_halves_onto_each_other() {
+        let mut p = [0.0; 16];
+        p[0] = 1e8;
+        p[1] = 1.0;
+        p[9] = 3.0;
+        p[8] = -1e8;
+        assert_eq!(tree(p), 4.0);
+    }
+}

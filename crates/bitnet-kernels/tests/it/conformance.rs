@@ -1,0 +1,69 @@
+use bitnet_kernels::{
+    Backend, Cpu, Isa, Norm,
+    conformance::{cases, check},
+};
+
+#[test]
+fn every_isa_and_thread_count_equals_the_reference_bit_for_bit() {
+    for isa in Isa::available() {
+        for threads in [1, 2, 3] {
+            let mut cpu = Cpu::new(isa, threads).unwrap();
+            let failures: Vec<String> =
+                cases().into_iter().filter_map(|c| check(&mut cpu, c).err()).map(|f| f.to_string()).collect();
+            assert!(failures.is_empty(), "{isa:?} with {threads} threads:\n{}", failures.join("\n"));
+            println!("{isa:?} with {threads} threads: {} cases equal", cases().len());
+        }
+    }
+}
+
+/// The largest magnitudes that int8 and trits can make: sums of 16 bits must be widened in time.
+#[test]
+fn extreme_activations_do_not_overflow_any_level() {
+    for isa in Isa::available() {
+        for k in [64, 240, 256, 8640, 16384] {
+            for n in [1, 2, 6] {
+                for sign in [1, -1] {
+                    let trits = vec![sign; 64 * k];
+                    let w = bitnet_tensor::TernaryTensor::from_trits(64, k, &trits, 1.0).unwrap();
+                    let mut b = Cpu::new(isa, 1).unwrap();
+                    let w = b.linear(&w).unwrap();
+                    let mut x = b.rows(n, k).unwrap();
+                    b.write(&mut x, &vec![127.0; n * k]);
+                    let mut q = b.quants(n, k).unwrap();
+                    b.norm_quantize(n, &x, &[], &mut q).unwrap();
+                    let mut out = b.rows(n, 64).unwrap();
+                    b.bit_linear(n, &q, &w, &mut out, 0, false).unwrap();
+                    let expected = (127 * k as i64 * i64::from(sign)) as f32;
+                    assert!(b.read(&out, n).iter().all(|&y| y == expected), "{isa:?} k {k} n {n}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_row_with_a_nan_touches_no_other_row() {
+    let (n, width) = (3, 300);
+    for isa in Isa::available() {
+        let mut b = Cpu::new(isa, 2).unwrap();
+        let run = |b: &mut Cpu, poison: bool| {
+            let mut values = vec![0.5; n * width];
+            if poison {
+                values[width + 7] = f32::NAN;
+            }
+            let norm = Norm { gain: b.gain(&vec![1.0; width]).unwrap(), eps: 1e-5 };
+            let w = bitnet_tensor::TernaryTensor::from_trits(80, width, &vec![1; 80 * width], 1.0).unwrap();
+            let w = b.linear(&w).unwrap();
+            let (mut x, mut q) = (b.rows(n, width).unwrap(), b.quants(n, width).unwrap());
+            b.write(&mut x, &values);
+            b.norm_quantize(n, &x, &[&norm], &mut q).unwrap();
+            let mut out = b.rows(n, 80).unwrap();
+            b.bit_linear(n, &q, &w, &mut out, 0, false).unwrap();
+            b.read(&out, n)
+        };
+        let (clean, poisoned) = (run(&mut b, false), run(&mut b, true));
+        assert!(poisoned[80..160].iter().all(|y| y.is_nan()));
+        assert_eq!(clean[..80], poisoned[..80]);
+        assert_eq!(clean[160..], poisoned[160..]);
+    }
+}
