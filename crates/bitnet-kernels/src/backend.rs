@@ -35,6 +35,9 @@ pub struct Norm<G> {
     pub eps: f32,
 }
 
+/// The norms that a row passes before it is quantised, in this order.
+pub type Norms<'a, G> = [Option<&'a Norm<G>>; 2];
+
 /// The gate of a feed-forward layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Gate {
@@ -87,13 +90,13 @@ pub trait Backend: Send {
     fn embed(&mut self, table: &Self::Table, tokens: &[u32], out: &mut Self::Rows)
     -> Result<(), KernelError>;
 
-    /// Each row through `norms` in turn (none, one or two), then quantised to int8
+    /// Each row through `norms` in turn, then quantised to int8
     /// ([`bitnet_tensor::quant`]).
     fn norm_quantize(
         &mut self,
         n: usize,
         x: &Self::Rows,
-        norms: &[&Norm<Self::Gain>],
+        norms: Norms<'_, Self::Gain>,
         out: &mut Self::Quants,
     ) -> Result<(), KernelError>;
 
@@ -140,7 +143,7 @@ pub trait Backend: Send {
         n: usize,
         gate_up: &Self::Rows,
         gate: Gate,
-        norms: &[&Norm<Self::Gain>],
+        norms: Norms<'_, Self::Gain>,
         out: &mut Self::Quants,
     ) -> Result<(), KernelError>;
 

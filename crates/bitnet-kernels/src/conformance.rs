@@ -5,7 +5,7 @@
 
 use bitnet_tensor::{BitNetTensor, DType, SharedBytes, TernaryTensor};
 
-use crate::{BLOCK_TOKENS, Backend, Gate, KernelError, KvShape, Norm, Reference, Run};
+use crate::{BLOCK_TOKENS, Backend, Gate, KernelError, KvShape, Norm, Norms, Reference, Run};
 
 /// One operation at one shape.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -266,6 +266,10 @@ fn norms<B: Backend>(
     (0..n).map(|i| Ok(Norm { gain: b.gain(&v.many(width))?, eps: [1e-5, 1e-6][i] })).collect()
 }
 
+fn in_order<G>(norms: &[Norm<G>]) -> Norms<'_, G> {
+    [norms.first(), norms.get(1)]
+}
+
 fn outputs<B: Backend>(b: &mut B, case: Case) -> Result<Outputs, KernelError> {
     let v = &mut Values(7);
     match case {
@@ -275,7 +279,7 @@ fn outputs<B: Backend>(b: &mut B, case: Case) -> Result<Outputs, KernelError> {
             let mut x = b.rows(n, k)?;
             b.write(&mut x, &v.rows(n, k));
             let mut q = b.quants(n, k)?;
-            b.norm_quantize(n, &x, &[], &mut q)?;
+            b.norm_quantize(n, &x, [None, None], &mut q)?;
             let mut out = b.rows(n, column + total + 3)?;
             b.write(&mut out, &v.many(n * (column + total + 3)));
             b.bit_linear(n, &q, &w, &mut out, column, accumulate)?;
@@ -286,7 +290,7 @@ fn outputs<B: Backend>(b: &mut B, case: Case) -> Result<Outputs, KernelError> {
             let mut x = b.rows(n, width)?;
             b.write(&mut x, &v.rows(n, width));
             let mut q = b.quants(n, width)?;
-            b.norm_quantize(n, &x, &norms.iter().collect::<Vec<_>>(), &mut q)?;
+            b.norm_quantize(n, &x, in_order(&norms), &mut q)?;
             Ok(quantised(b, &q, n))
         }
         Case::GateQuantize { n, ffn, gate, norms: count } => {
@@ -294,7 +298,7 @@ fn outputs<B: Backend>(b: &mut B, case: Case) -> Result<Outputs, KernelError> {
             let mut x = b.rows(n, 2 * ffn)?;
             b.write(&mut x, &v.rows(n, 2 * ffn));
             let mut q = b.quants(n, ffn)?;
-            b.gate_quantize(n, &x, gate, &norms.iter().collect::<Vec<_>>(), &mut q)?;
+            b.gate_quantize(n, &x, gate, in_order(&norms), &mut q)?;
             Ok(quantised(b, &q, n))
         }
         Case::Attention { heads, kv_heads, head_dim, runs } => {

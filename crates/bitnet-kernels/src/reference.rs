@@ -3,7 +3,7 @@
 use bitnet_tensor::{BitNetTensor, TernaryTensor, quant};
 
 use crate::{
-    BLOCK_TOKENS, Backend, BackendInfo, Gate, KernelError, KvShape, Norm, Run,
+    BLOCK_TOKENS, Backend, BackendInfo, Gate, KernelError, KvShape, Norm, Norms, Run,
     order::{SEGMENT, exp, merge, tree},
 };
 
@@ -75,8 +75,8 @@ fn rms_norm(x: &mut [f32], norm: &Norm<Vec<f32>>) {
     }
 }
 
-fn quantize_into(mut x: Vec<f32>, norms: &[&Norm<Vec<f32>>], row: usize, out: &mut Quants) {
-    for norm in norms {
+fn quantize_into(mut x: Vec<f32>, norms: Norms<'_, Vec<f32>>, row: usize, out: &mut Quants) {
+    for norm in norms.into_iter().flatten() {
         rms_norm(&mut x, norm);
     }
     let q = &mut out.values[row * out.width..][..out.width];
@@ -137,7 +137,7 @@ impl Backend for Reference {
         &mut self,
         n: usize,
         x: &Rows,
-        norms: &[&Norm<Vec<f32>>],
+        norms: Norms<'_, Vec<f32>>,
         out: &mut Quants,
     ) -> Result<(), KernelError> {
         for row in 0..n {
@@ -271,7 +271,7 @@ impl Backend for Reference {
         n: usize,
         gate_up: &Rows,
         gate: Gate,
-        norms: &[&Norm<Vec<f32>>],
+        norms: Norms<'_, Vec<f32>>,
         out: &mut Quants,
     ) -> Result<(), KernelError> {
         for row in 0..n {

@@ -14,7 +14,7 @@ use std::ops::Range;
 
 use bitnet_tensor::{BitNetTensor, TernaryTensor, quant::RowQuant};
 
-use crate::{Backend, BackendInfo, Gate, KernelError, KvShape, Norm, Run};
+use crate::{Backend, BackendInfo, Gate, KernelError, KvShape, Norm, Norms, Run};
 use buffer::{Buffer, Shared};
 use generic::{
     attention::{self, Attention},
@@ -206,11 +206,11 @@ impl Backend for Cpu {
         &mut self,
         n: usize,
         x: &Rows,
-        norms: &[&Norm<Buffer<f32>>],
+        norms: Norms<'_, Buffer<f32>>,
         out: &mut Quants,
     ) -> Result<(), KernelError> {
         assert!(n <= x.rows && n <= out.rows.len() && x.width == out.width, "rows fit their buffers");
-        assert!(norms.iter().all(|norm| norm.gain.len() == x.stride), "gains have the rows' width");
+        assert!(norms.iter().flatten().all(|norm| norm.gain.len() == x.stride), "gains have the rows' width");
         let cells = RowCells::new(&mut out.rows);
         let a = NormQuantize {
             x: &x.values,
@@ -329,7 +329,7 @@ impl Backend for Cpu {
         n: usize,
         gate_up: &Rows,
         gate: Gate,
-        norms: &[&Norm<Buffer<f32>>],
+        norms: Norms<'_, Buffer<f32>>,
         out: &mut Quants,
     ) -> Result<(), KernelError> {
         let ffn = out.width;
@@ -338,7 +338,7 @@ impl Backend for Cpu {
             "rows fit their buffers"
         );
         let padded = ffn.next_multiple_of(16);
-        assert!(norms.iter().all(|norm| norm.gain.len() == padded), "gains have the rows' width");
+        assert!(norms.iter().flatten().all(|norm| norm.gain.len() == padded), "gains have the rows' width");
         let cells = RowCells::new(&mut out.rows);
         let a = GateQuantize {
             x: &gate_up.values,

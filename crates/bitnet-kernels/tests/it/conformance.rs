@@ -30,7 +30,7 @@ fn extreme_activations_do_not_overflow_any_level() {
                     let mut x = b.rows(n, k).unwrap();
                     b.write(&mut x, &vec![127.0; n * k]);
                     let mut q = b.quants(n, k).unwrap();
-                    b.norm_quantize(n, &x, &[], &mut q).unwrap();
+                    b.norm_quantize(n, &x, [None, None], &mut q).unwrap();
                     let mut out = b.rows(n, 64).unwrap();
                     b.bit_linear(n, &q, &w, &mut out, 0, false).unwrap();
                     let expected = (127 * k as i64 * i64::from(sign)) as f32;
@@ -56,7 +56,7 @@ fn a_row_with_a_nan_touches_no_other_row() {
             let w = b.linear(&w).unwrap();
             let (mut x, mut q) = (b.rows(n, width).unwrap(), b.quants(n, width).unwrap());
             b.write(&mut x, &values);
-            b.norm_quantize(n, &x, &[&norm], &mut q).unwrap();
+            b.norm_quantize(n, &x, [Some(&norm), None], &mut q).unwrap();
             let mut out = b.rows(n, 80).unwrap();
             b.bit_linear(n, &q, &w, &mut out, 0, false).unwrap();
             b.read(&out, n)

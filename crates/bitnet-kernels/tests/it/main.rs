@@ -1,3 +1,5 @@
 //! Behaviour of the kernels: every backend against the reference, over the shared table of cases.
 
+#![allow(clippy::print_stdout, reason = "what was run and what was skipped belongs into the output")]
+
 mod conformance;

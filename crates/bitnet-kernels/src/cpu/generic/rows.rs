@@ -5,7 +5,7 @@ use std::ops::Range;
 use bitnet_tensor::quant::{self, RowQuant};
 
 use crate::{
-    BLOCK_TOKENS, Gate, KvShape, Norm, Run,
+    BLOCK_TOKENS, Gate, KvShape, Norm, Norms, Run,
     cpu::{
         buffer::{Buffer, Shared},
         generic::{exp, load_partial, store_partial},
@@ -63,12 +63,12 @@ unsafe fn normalize<L: Lanes>(x: *const f32, y: *mut f32, width: usize, norm: &N
 unsafe fn quantize<L: Lanes>(
     mut x: *const f32,
     width: usize,
-    norms: &[&Norm<Buffer<f32>>],
+    norms: Norms<'_, Buffer<f32>>,
     scratch: *mut f32,
     row: usize,
     out: QuantOut<'_>,
 ) {
-    for norm in norms {
+    for norm in norms.into_iter().flatten() {
         normalize::<L>(x, scratch, width, norm);
         x = scratch;
     }
@@ -97,7 +97,7 @@ pub(crate) struct NormQuantize<'a> {
     pub(crate) x: &'a [f32],
     pub(crate) stride: usize,
     pub(crate) width: usize,
-    pub(crate) norms: &'a [&'a Norm<Buffer<f32>>],
+    pub(crate) norms: Norms<'a, Buffer<f32>>,
     pub(crate) out: QuantOut<'a>,
 }
 
@@ -116,7 +116,7 @@ pub(crate) struct GateQuantize<'a> {
     pub(crate) stride: usize,
     pub(crate) ffn: usize,
     pub(crate) gate: Gate,
-    pub(crate) norms: &'a [&'a Norm<Buffer<f32>>],
+    pub(crate) norms: Norms<'a, Buffer<f32>>,
     pub(crate) out: QuantOut<'a>,
 }
 
