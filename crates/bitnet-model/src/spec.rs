@@ -1,11 +1,6 @@
-/// The gate of the feed-forward layer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Activation {
-    /// `relu(gate)^2 * up`, as in `microsoft/bitnet-b1.58-2B-4T`.
-    SquaredRelu,
-    /// `silu(gate) * up`, as in Llama.
-    Silu,
-}
+pub use bitnet_kernels::Gate as Activation;
+
+use crate::ModelError;
 
 /// How rotary frequencies are stretched for contexts longer than those trained on.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -85,5 +80,63 @@ impl ModelSpec {
     /// Width of all key (or value) heads.
     pub fn kv_width(&self) -> usize {
         self.kv_heads * self.head_dim
+    }
+}
+
+/// No model of this kind is anywhere near; what is larger is a damaged number.
+const MAX_WIDTH: usize = 1 << 24;
+const MAX_LAYERS: usize = 1 << 16;
+const MAX_CONTEXT: usize = 1 << 30;
+
+impl ModelSpec {
+    /// Checks that the sizes are possible and agree with one another.
+    ///
+    /// # Errors
+    /// [`ModelError::Field`] with the first field that does not; `file` completes the message.
+    pub fn check(&self, file: &str) -> Result<(), ModelError> {
+        let sizes = [
+            ("hidden size", self.hidden, MAX_WIDTH),
+            ("feed-forward size", self.ffn, MAX_WIDTH),
+            ("number of layers", self.layers, MAX_LAYERS),
+            ("number of heads", self.heads, MAX_WIDTH),
+            ("number of key-value heads", self.kv_heads, MAX_WIDTH),
+            ("head width", self.head_dim, MAX_WIDTH),
+            ("vocabulary size", self.vocab, MAX_WIDTH),
+            ("context length", self.context, MAX_CONTEXT),
+        ];
+        for (field, value, limit) in sizes {
+            if value == 0 || value > limit {
+                return Err(ModelError::field(file, field, format!("is {value}, not within 1 to {limit}")));
+            }
+        }
+        if !self.heads.is_multiple_of(self.kv_heads) {
+            let problem = format!("is {}, which does not divide {} heads", self.kv_heads, self.heads);
+            return Err(ModelError::field(file, "number of key-value heads", problem));
+        }
+        if !self.head_dim.is_multiple_of(2) || self.q_width() > MAX_WIDTH {
+            let problem = format!("is {} with {} heads, not even or too large", self.head_dim, self.heads);
+            return Err(ModelError::field(file, "head width", problem));
+        }
+        let mut positive = vec![("RMSNorm epsilon", self.rms_eps), ("rope theta", self.rope.theta)];
+        positive.extend(self.linear_norms.map(|eps| ("RMSNorm epsilon of the projections", eps)));
+        match self.rope.scaling {
+            RopeScaling::None => {}
+            RopeScaling::Linear { factor } => positive.push(("rope factor", factor)),
+            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
+                positive.extend([
+                    ("rope factor", factor),
+                    ("rope low_freq_factor", low_freq_factor),
+                    ("rope high_freq_factor", high_freq_factor),
+                    ("rope high_freq_factor - low_freq_factor", high_freq_factor - low_freq_factor),
+                    ("rope original context", original_context),
+                ]);
+            }
+        }
+        for (field, value) in positive {
+            if !(value.is_finite() && value > 0.0) {
+                return Err(ModelError::field(file, field, format!("is {value}, not a positive number")));
+            }
+        }
+        Ok(())
     }
 }

@@ -33,6 +33,13 @@ impl std::ops::Deref for SharedBytes {
     }
 }
 
+impl Default for SharedBytes {
+    /// No bytes.
+    fn default() -> Self {
+        SharedBytes::new([])
+    }
+}
+
 impl fmt::Debug for SharedBytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "SharedBytes({} bytes)", self.range.len())

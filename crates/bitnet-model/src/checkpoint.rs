@@ -1,0 +1,301 @@
+//! An opened model, whatever its files are.
+
+use std::path::Path;
+
+use bitnet_tensor::SharedBytes;
+use serde_json::Value;
+
+use crate::{
+    ChatTemplate, Config, ModelError, ModelSpec, TensorSource, Tokenizer,
+    config::{Fields, MAX_JSON, json},
+    files::{file_name, gguf, gguf::Gguf, read_small, safetensors},
+    gguf_spec,
+    source::FileSource,
+    tokenizer,
+};
+
+/// What a model asks for when nobody says otherwise.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct GenerationDefaults {
+    /// Token that opens a text.
+    pub bos: Option<u32>,
+    /// Every token that ends an answer.
+    pub eos: Vec<u32>,
+    /// Sampling temperature.
+    pub temperature: Option<f32>,
+    /// Probability mass that is sampled from.
+    pub top_p: Option<f32>,
+    /// Number of candidates that are sampled from.
+    pub top_k: Option<usize>,
+    /// Whether the model is meant to be sampled at all.
+    pub do_sample: Option<bool>,
+}
+
+/// An opened model: description, tensors, tokenizer, chat template and defaults.
+pub struct Checkpoint {
+    /// Name for people: the file or folder.
+    pub name: String,
+    /// Kind of file: `gguf` or `safetensors`.
+    pub format: &'static str,
+    /// Sizes and switches.
+    pub spec: ModelSpec,
+    /// The weights, by Hugging Face name.
+    pub tensors: Box<dyn TensorSource>,
+    /// Text to ids and back, if the model brings a vocabulary.
+    pub tokenizer: Option<Tokenizer>,
+    /// How conversations are written, if the model says.
+    pub chat: Option<ChatTemplate>,
+    /// What the model asks for.
+    pub defaults: GenerationDefaults,
+    /// What a user should know, a line each.
+    pub warnings: Vec<String>,
+}
+
+/// The files of a Hugging Face folder, in memory.
+#[derive(Debug, Clone, Default)]
+pub struct ModelFiles {
+    /// `config.json`.
+    pub config: SharedBytes,
+    /// `tokenizer.json`.
+    pub tokenizer: Option<SharedBytes>,
+    /// `tokenizer_config.json`.
+    pub tokenizer_config: Option<SharedBytes>,
+    /// `generation_config.json`.
+    pub generation_config: Option<SharedBytes>,
+    /// `chat_template.jinja`.
+    pub chat_template: Option<SharedBytes>,
+}
+
+impl Checkpoint {
+    /// Opens a `.gguf` file, or a folder with `config.json` and safetensors.
+    ///
+    /// Weights are memory-mapped: the files must not be written to while the model is in use.
+    ///
+    /// # Errors
+    /// If anything in the files is missing, damaged or not supported; every message names its cure.
+    pub fn open(path: &Path) -> Result<Checkpoint, ModelError> {
+        let about = std::fs::metadata(path).map_err(ModelError::io("open", path))?;
+        let name = file_name(path);
+        if about.is_dir() {
+            let need = |file: &str, limit| read_small(&path.join(file), limit);
+            let Some(config) = need("config.json", MAX_JSON)? else {
+                let problem = "the folder has no config.json";
+                return Err(ModelError::NotAModel { path: path.into(), problem });
+            };
+            let files = ModelFiles {
+                config,
+                tokenizer: need("tokenizer.json", tokenizer::MAX_JSON_BYTES)?,
+                tokenizer_config: need("tokenizer_config.json", MAX_JSON)?,
+                generation_config: need("generation_config.json", MAX_JSON)?,
+                chat_template: need("chat_template.jinja", MAX_JSON)?,
+            };
+            let unconverted = files.tokenizer.is_none() && path.join("tokenizer.model").exists();
+            let mut checkpoint = Self::assemble(name, &files, || safetensors::open_folder(path))?;
+            if unconverted {
+                checkpoint.warnings.push(
+                    "the folder has tokenizer.model and no tokenizer.json: no text can be read or written; \
+                     convert it with transformers' AutoTokenizer and save_pretrained"
+                        .into(),
+                );
+            }
+            return Ok(checkpoint);
+        }
+        let bytes = crate::files::map::map(path)?;
+        if !bytes.starts_with(gguf::MAGIC) {
+            crate::files::refuse_lfs_pointer(&name, &bytes)?;
+            let problem = match path.extension() {
+                Some(e) if e == "safetensors" => "it is one file of a folder",
+                _ => "it does not begin with GGUF",
+            };
+            return Err(ModelError::NotAModel { path: path.into(), problem });
+        }
+        Self::from_gguf(&name, bytes)
+    }
+
+    /// A model from the bytes of a GGUF file.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::open`].
+    pub fn from_gguf(name: &str, bytes: SharedBytes) -> Result<Checkpoint, ModelError> {
+        let gguf = Gguf::read(name, bytes)?;
+        let (spec, interleaved) = gguf_spec::read(&gguf)?;
+        let (source, unused) = FileSource::gguf(&gguf, &spec, interleaved)?;
+        let (tokenizer, mut warnings) = Tokenizer::from_gguf(&gguf)?;
+        let id = |key: &str| -> Result<Option<u32>, ModelError> {
+            Ok(gguf.opt_u64(&format!("tokenizer.ggml.{key}"))?.and_then(|id| id.try_into().ok()))
+        };
+        let bos = id("bos_token_id")?;
+        let mut eos: Vec<u32> = [id("eos_token_id")?, id("eot_token_id")?].into_iter().flatten().collect();
+        if let Some(ids) = gguf.opt_array("tokenizer.ggml.eos_token_ids")?.and_then(|a| a.integers()) {
+            eos.extend(ids.filter_map(|id| u32::try_from(id).ok()));
+        }
+        // GGUF names one end of text; llama.cpp finds the others by what they are called, and so must we, or a
+        // chat model talks on with itself.
+        if let Some(tokenizer) = &tokenizer {
+            let known = END_OF_TURN.iter().filter_map(|text| tokenizer.token_id(text));
+            eos.extend(known.filter(|&id| tokenizer.is_special(id)));
+        }
+        let text = |id: Option<u32>| token_text(tokenizer.as_ref(), id);
+        let chat = gguf
+            .opt_str("tokenizer.chat_template")?
+            .map(|source| ChatTemplate::new(source, &text(bos), &text(eos.first().copied())));
+        let chat = template_or_warning(chat, &mut warnings);
+        let defaults = GenerationDefaults { bos, eos: deduplicated(eos), ..Default::default() };
+        let mut checkpoint = Checkpoint {
+            name: name.into(),
+            format: "gguf",
+            spec,
+            tensors: Box::new(source),
+            tokenizer,
+            chat,
+            defaults,
+            warnings,
+        };
+        checkpoint.finish(unused)?;
+        Ok(checkpoint)
+    }
+
+    /// A model from the files of a Hugging Face folder with one safetensors file, all in memory.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::open`].
+    pub fn from_files(
+        name: &str,
+        files: &ModelFiles,
+        weights: SharedBytes,
+    ) -> Result<Checkpoint, ModelError> {
+        Self::assemble(name.into(), files, || safetensors::read("model.safetensors", &weights))
+    }
+
+    /// Reads the small files, then the weights: what is wrong with a model shows before gigabytes are mapped.
+    fn assemble(
+        name: String,
+        files: &ModelFiles,
+        weights: impl FnOnce() -> Result<Vec<safetensors::Stored>, ModelError>,
+    ) -> Result<Checkpoint, ModelError> {
+        let config = Config::parse(&files.config)?;
+        let tokenizer = files.tokenizer.as_deref().map(Tokenizer::from_json).transpose()?;
+        let mut warnings = Vec::new();
+        let defaults = defaults(&config, files.generation_config.as_deref())?;
+        let chat = template_or_warning(chat(files, tokenizer.as_ref(), &defaults)?, &mut warnings);
+        let stored = safetensors::by_name(weights()?)?;
+        let (source, unused) = FileSource::safetensors(&config, stored)?;
+        let mut checkpoint = Checkpoint {
+            name,
+            format: "safetensors",
+            spec: config.spec,
+            tensors: Box::new(source),
+            tokenizer,
+            chat,
+            defaults,
+            warnings,
+        };
+        checkpoint.finish(unused)?;
+        Ok(checkpoint)
+    }
+
+    /// Checks that the parts fit together.
+    fn finish(&mut self, unused: Vec<String>) -> Result<(), ModelError> {
+        if let Some(first) = unused.first() {
+            let others = match unused.len() {
+                1 => String::new(),
+                n => format!(" and {} more", n - 1),
+            };
+            self.warnings.push(format!(
+                "the file holds tensors that this architecture has no use for: {first}{others}"
+            ));
+        }
+        let Some(tokenizer) = &self.tokenizer else { return Ok(()) };
+        let (tokens, rows) = (tokenizer.vocab_size(), self.spec.vocab);
+        if tokens > rows {
+            return Err(ModelError::Tokenizer {
+                file: self.name.clone(),
+                problem: format!("the vocabulary has {tokens} tokens, the embedding {rows} rows"),
+                cure: "vocabulary and weights are of different models; take both from the same one",
+            });
+        }
+        // Padding to a round number is common; half of the rows is not padding.
+        if tokens < rows / 2 {
+            self.warnings.push(format!(
+                "the vocabulary has {tokens} tokens, the embedding {rows} rows: they may be of different models"
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// Texts of tokens that end a turn in the models that are around.
+const END_OF_TURN: [&str; 6] =
+    ["<|eot_id|>", "<|im_end|>", "<|end_of_text|>", "<|endoftext|>", "<end_of_turn>", "<|end|>"];
+
+/// A template that does not compile must not keep a model from completing text.
+fn template_or_warning(
+    template: Option<Result<ChatTemplate, ModelError>>,
+    warnings: &mut Vec<String>,
+) -> Option<ChatTemplate> {
+    template?.map_err(|e| warnings.push(e.to_string())).ok()
+}
+
+fn deduplicated(ids: Vec<u32>) -> Vec<u32> {
+    let mut seen = Vec::new();
+    for id in ids {
+        if !seen.contains(&id) {
+            seen.push(id);
+        }
+    }
+    seen
+}
+
+/// The text of a token, empty if there is none.
+fn token_text(tokenizer: Option<&Tokenizer>, id: Option<u32>) -> String {
+    let bytes = id.and_then(|id| tokenizer?.token_bytes(id)).unwrap_or_default();
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// `generation_config.json`, and what `config.json` says beside it.
+fn defaults(config: &Config, generation: Option<&[u8]>) -> Result<GenerationDefaults, ModelError> {
+    let file = "generation_config.json";
+    let json = generation.map_or(Ok(Value::Null), |bytes| json(file, bytes))?;
+    let g = Fields { file, prefix: "", json: &json };
+    let mut eos = g.ids("eos_token_id")?;
+    eos.extend(&config.eos);
+    Ok(GenerationDefaults {
+        bos: g.ids("bos_token_id")?.first().copied().or(config.bos),
+        eos: deduplicated(eos),
+        temperature: g.float("temperature")?,
+        top_p: g.float("top_p")?,
+        top_k: g.size("top_k")?,
+        do_sample: g.flag("do_sample")?,
+    })
+}
+
+/// The chat template: `chat_template.jinja`, or the one in `tokenizer_config.json`.
+fn chat(
+    files: &ModelFiles,
+    tokenizer: Option<&Tokenizer>,
+    defaults: &GenerationDefaults,
+) -> Result<Option<Result<ChatTemplate, ModelError>>, ModelError> {
+    let file = "tokenizer_config.json";
+    let json = files.tokenizer_config.as_deref().map_or(Ok(Value::Null), |bytes| json(file, bytes))?;
+    // A token is its text, or an object that holds the text.
+    let token = |field: &str, id: Option<u32>| match &json[field] {
+        Value::String(text) => text.clone(),
+        Value::Object(token) => token.get("content").and_then(Value::as_str).unwrap_or_default().into(),
+        _ => token_text(tokenizer, id),
+    };
+    let source = match &files.chat_template {
+        Some(text) => Some(str::from_utf8(text).map_err(|e| ModelError::damaged("chat_template.jinja", e))?),
+        None => match &json["chat_template"] {
+            Value::String(text) => Some(text.as_str()),
+            // Several templates, each with its name.
+            Value::Array(named) => {
+                named.iter().find(|t| t["name"] == "default").and_then(|t| t["template"].as_str())
+            }
+            _ => None,
+        },
+    };
+    Ok(source.map(|source| {
+        let eos = defaults.eos.first().copied();
+        ChatTemplate::new(source, &token("bos_token", defaults.bos), &token("eos_token", eos))
+    }))
+}

@@ -1,0 +1,242 @@
+use std::path::{Path, PathBuf};
+
+use bitnet_tensor::TensorError;
+
+/// Why a model could not be read, described or written.
+///
+/// Every message is one line of the form `<what> (<where>): <cure>`; text that comes from a file is quoted, so
+/// that no file can break the line.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ModelError {
+    /// The operating system refused.
+    #[error("cannot {action} ({}): {}: check the path and its permissions", .path.display(), one_line(.source))]
+    Io {
+        /// What was tried: `open`, `read`, `map`, `write`.
+        action: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// What the operating system said.
+        source: std::io::Error,
+    },
+    /// The path is neither a GGUF file nor a Hugging Face folder.
+    #[error("not a model ({}): {problem}: give a .gguf file, or a folder with config.json and *.safetensors", .path.display())]
+    NotAModel {
+        /// What was given.
+        path: PathBuf,
+        /// What it is instead.
+        problem: &'static str,
+    },
+    /// A file that git-lfs left as a pointer to the real content.
+    #[error(
+        "{file} is a Git LFS pointer of {size} bytes, not the file itself ({file}): fetch it with `git lfs pull`, or download it again"
+    )]
+    LfsPointer {
+        /// The pointer.
+        file: String,
+        /// Its length in bytes.
+        size: usize,
+    },
+    /// A file is longer than any honest one.
+    #[error(
+        "{file} holds {size} bytes where at most {limit} are allowed ({file}): this is not a file of a model; download it again"
+    )]
+    TooLarge {
+        /// The file, or its part.
+        file: String,
+        /// Its length in bytes.
+        size: u64,
+        /// The limit in bytes.
+        limit: u64,
+    },
+    /// The container is cut off or its structure is impossible.
+    #[error("damaged file: {problem} ({file}): download or convert it again")]
+    Damaged {
+        /// The file.
+        file: String,
+        /// What is wrong, and where.
+        problem: String,
+    },
+    /// A metadata field is missing.
+    #[error("field {field} is missing ({file}): add it, or convert the model again with a current tool")]
+    MissingField {
+        /// The file.
+        file: String,
+        /// The field or key.
+        field: String,
+    },
+    /// A metadata field has a value that makes no sense.
+    #[error("field {field} {problem} ({file}): correct the field, or download the file again")]
+    Field {
+        /// The file.
+        file: String,
+        /// The field or key.
+        field: String,
+        /// What is wrong with its value.
+        problem: String,
+    },
+    /// The model asks for something this project does not compute.
+    #[error("{field} is {value}, which is not supported ({file}): {cure}")]
+    Unsupported {
+        /// The file.
+        file: String,
+        /// The field or key.
+        field: String,
+        /// Its value.
+        value: String,
+        /// What is supported instead.
+        cure: String,
+    },
+    /// A tensor of the architecture is not in the file.
+    #[error(
+        "tensor {tensor} is missing ({file}): the download is incomplete or the architecture is another one; download the whole model again"
+    )]
+    MissingTensor {
+        /// The file or folder.
+        file: String,
+        /// Hugging Face name.
+        tensor: String,
+    },
+    /// A tensor does not have the shape that the metadata asks for.
+    #[error(
+        "tensor {tensor} has shape {actual:?}, expected {expected:?} ({file}): metadata and weights are of different models; download both again"
+    )]
+    TensorShape {
+        /// The file or folder.
+        file: String,
+        /// Name in the file.
+        tensor: String,
+        /// Shape that the metadata asks for.
+        expected: Vec<usize>,
+        /// Shape that is stored.
+        actual: Vec<usize>,
+    },
+    /// A tensor is stored in a way that cannot be read.
+    #[error("tensor {tensor}: {problem} ({file}): {cure}")]
+    Tensor {
+        /// The file or folder.
+        file: String,
+        /// Name in the file.
+        tensor: String,
+        /// What is wrong.
+        problem: String,
+        /// What helps.
+        cure: &'static str,
+    },
+    /// A tensor's values are not what its type allows.
+    #[error("tensor {tensor}: {source} ({file}): the file is damaged; download or convert it again")]
+    TensorData {
+        /// The file or folder.
+        file: String,
+        /// Name in the file.
+        tensor: String,
+        /// What is wrong.
+        source: TensorError,
+    },
+    /// The tokenizer cannot be built, or cannot encode a text.
+    #[error("tokenizer: {problem} ({file}): {cure}")]
+    Tokenizer {
+        /// The file.
+        file: String,
+        /// What is wrong.
+        problem: String,
+        /// What helps.
+        cure: &'static str,
+    },
+    /// A token id that the vocabulary does not have.
+    #[error("token id {id} is not in the vocabulary of {vocab} (token ids): use ids below {vocab}")]
+    TokenId {
+        /// The id.
+        id: u32,
+        /// Size of the vocabulary.
+        vocab: usize,
+    },
+    /// The chat template does not parse, or does not render.
+    #[error("chat template: {problem} (chat_template): {cure}")]
+    Template {
+        /// What is wrong.
+        problem: String,
+        /// What helps.
+        cure: &'static str,
+    },
+    /// A model cannot be written in the format asked for.
+    #[error("cannot write {what} as {format}: {problem} ({what}): {cure}")]
+    Convert {
+        /// The tensor or part that does not fit.
+        what: String,
+        /// The format asked for.
+        format: String,
+        /// Why it does not fit, with the shape.
+        problem: String,
+        /// What helps.
+        cure: &'static str,
+    },
+    /// There is no synthetic model of this name.
+    #[error("no synthetic model '{name}' (synthetic:NAME): choose one of {known}")]
+    UnknownSynthetic {
+        /// The name asked for.
+        name: String,
+        /// The names there are.
+        known: String,
+    },
+    /// The backend refused the weights.
+    #[error(transparent)]
+    Kernel(#[from] bitnet_kernels::KernelError),
+}
+
+impl ModelError {
+    pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> ModelError {
+        move |source| ModelError::Io { action, path: path.into(), source }
+    }
+
+    pub(crate) fn damaged(file: &str, problem: impl ToString) -> ModelError {
+        ModelError::Damaged { file: file.into(), problem: one_line(problem) }
+    }
+
+    pub(crate) fn missing_field(file: &str, field: impl Into<String>) -> ModelError {
+        ModelError::MissingField { file: file.into(), field: field.into() }
+    }
+
+    pub(crate) fn field(file: &str, field: impl Into<String>, problem: impl ToString) -> ModelError {
+        ModelError::Field { file: file.into(), field: field.into(), problem: one_line(problem) }
+    }
+
+    pub(crate) fn unsupported(
+        file: &str,
+        field: impl Into<String>,
+        value: impl ToString,
+        cure: impl Into<String>,
+    ) -> ModelError {
+        ModelError::Unsupported {
+            file: file.into(),
+            field: field.into(),
+            value: one_line(value),
+            cure: cure.into(),
+        }
+    }
+
+    pub(crate) fn tensor(file: &str, tensor: &str, problem: impl ToString, cure: &'static str) -> ModelError {
+        ModelError::Tensor { file: file.into(), tensor: one_line(tensor), problem: one_line(problem), cure }
+    }
+
+    pub(crate) fn data(file: &str, tensor: &str) -> impl FnOnce(TensorError) -> ModelError {
+        move |source| ModelError::TensorData { file: file.into(), tensor: one_line(tensor), source }
+    }
+}
+
+/// At most this many characters of foreign text go into a message.
+const MAX_QUOTED: usize = 300;
+
+/// Text of unknown origin for a message: control characters escaped, long text cut.
+pub(crate) fn one_line(text: impl ToString) -> String {
+    let text = text.to_string();
+    let mut line = String::new();
+    for (i, c) in text.trim().chars().enumerate() {
+        if i == MAX_QUOTED {
+            line.push_str("...");
+            break;
+        }
+        if c.is_control() { line.extend(c.escape_default()) } else { line.push(c) }
+    }
+    line
+}

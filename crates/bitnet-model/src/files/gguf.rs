@@ -1,0 +1,237 @@
+//! The GGUF container, version 3: header, metadata, tensor descriptors, data.
+//!
+//! Source: the GGUF specification (`docs/gguf.md` of ggml). gguf-rs-lib carries header and values; keys and
+//! descriptors are read here, because its own loops refuse the hyphen in `bitnet-b1.58.*` and tensor type 36.
+
+use std::{collections::HashMap, io::Cursor, path::Path};
+
+use bitnet_tensor::SharedBytes;
+use gguf_rs_lib::format::{GGUFHeader, GGUFValueType};
+
+use super::{
+    file_name,
+    ggml_type::GgmlType,
+    gguf_value::{Array, Value, Walker},
+    map::map,
+    refuse_lfs_pointer,
+};
+use crate::{ModelError, error::one_line};
+
+/// Bytes of the four that open a file.
+pub(crate) const MAGIC: &[u8; 4] = b"GGUF";
+const DEFAULT_ALIGNMENT: u64 = 32;
+/// Keys are ASCII of at most 65,535 bytes by the specification.
+const MAX_KEY: usize = 65_535;
+const MAX_NAME: usize = 1024;
+const MAX_DIMS: u32 = 4;
+
+/// An opened file.
+#[derive(Debug)]
+pub(crate) struct Gguf {
+    /// Name for messages.
+    pub file: String,
+    metadata: HashMap<String, Value>,
+    /// In the order of the file.
+    pub tensors: Vec<Descriptor>,
+}
+
+/// A tensor as it is stored.
+#[derive(Debug, Clone)]
+pub(crate) struct Descriptor {
+    pub name: String,
+    /// Outermost first: the reverse of the file's order.
+    pub shape: Vec<usize>,
+    /// Raw type id; readable if [`GgmlType::from_id`] knows it.
+    pub type_id: u32,
+    /// The data; empty for a type of unknown size.
+    pub bytes: SharedBytes,
+}
+
+impl Gguf {
+    pub(crate) fn open(path: &Path) -> Result<Gguf, ModelError> {
+        Gguf::read(&file_name(path), map(path)?)
+    }
+
+    pub(crate) fn read(file: &str, bytes: SharedBytes) -> Result<Gguf, ModelError> {
+        refuse_lfs_pointer(file, &bytes)?;
+        let damaged = |problem: String| ModelError::damaged(file, problem);
+        let header = header(file, &bytes)?;
+        let mut walker = Walker { bytes: &bytes, at: GGUFHeader::size() };
+        let mut metadata = HashMap::new();
+        for i in 0..header.metadata_kv_count {
+            let (key, value) = entry(&mut walker, &bytes)
+                .map_err(|e| damaged(format!("metadata entry {i} of {}: {e}", header.metadata_kv_count)))?;
+            if let Some((key, _)) = metadata.insert(key.clone(), value).map(|v| (key, v)) {
+                return Err(damaged(format!("metadata key {} appears twice", one_line(key))));
+            }
+        }
+        let mut raw = Vec::new();
+        for i in 0..header.tensor_count {
+            raw.push(
+                descriptor(&mut walker)
+                    .map_err(|e| damaged(format!("tensor descriptor {i} of {}: {e}", header.tensor_count)))?,
+            );
+        }
+        let gguf = Gguf { file: file.into(), metadata, tensors: Vec::new() };
+        let alignment = gguf.opt_u64("general.alignment")?.unwrap_or(DEFAULT_ALIGNMENT);
+        if !alignment.is_power_of_two() || !(8..=1 << 20).contains(&alignment) {
+            return Err(ModelError::field(
+                file,
+                "general.alignment",
+                format!("is {alignment}, not a power of two"),
+            ));
+        }
+        let tensors = place(&bytes, walker.at, alignment, raw).map_err(damaged)?;
+        Ok(Gguf { tensors, ..gguf })
+    }
+
+    pub(crate) fn get(&self, key: &str) -> Option<&Value> {
+        self.metadata.get(key)
+    }
+
+    /// The value of `key` as `read` sees it; `None` if there is none, an error if it is of another type.
+    fn typed<'a, T>(
+        &'a self,
+        key: &str,
+        kind: &str,
+        read: impl FnOnce(&'a Value) -> Option<T>,
+    ) -> Result<Option<T>, ModelError> {
+        self.get(key)
+            .map(|v| read(v).ok_or_else(|| ModelError::field(&self.file, key, format!("is not {kind}"))))
+            .transpose()
+    }
+
+    pub(crate) fn opt_str(&self, key: &str) -> Result<Option<&str>, ModelError> {
+        self.typed(key, "a string", Value::as_str)
+    }
+
+    pub(crate) fn opt_u64(&self, key: &str) -> Result<Option<u64>, ModelError> {
+        self.typed(key, "a whole number", Value::as_u64)
+    }
+
+    pub(crate) fn opt_f64(&self, key: &str) -> Result<Option<f64>, ModelError> {
+        self.typed(key, "a number", |v| v.as_f64().or_else(|| v.as_u64().map(|v| v as f64)))
+    }
+
+    pub(crate) fn opt_bool(&self, key: &str) -> Result<Option<bool>, ModelError> {
+        self.typed(key, "true or false", Value::as_bool)
+    }
+
+    pub(crate) fn opt_array(&self, key: &str) -> Result<Option<&Array>, ModelError> {
+        self.typed(key, "an array", Value::as_array)
+    }
+
+    pub(crate) fn tensor(&self, name: &str) -> Option<&Descriptor> {
+        self.tensors.iter().find(|t| t.name == name)
+    }
+}
+
+fn header(file: &str, bytes: &[u8]) -> Result<GGUFHeader, ModelError> {
+    if !bytes.starts_with(MAGIC) {
+        return Err(ModelError::damaged(file, "it does not begin with GGUF"));
+    }
+    let version = bytes.get(4..8).and_then(|b| b.first_chunk()).map(|b| u32::from_le_bytes(*b));
+    match version {
+        Some(3) => {}
+        Some(v) if v.swap_bytes() <= 3 => {
+            let cure = "convert the model to little-endian GGUF";
+            return Err(ModelError::unsupported(file, "byte order", "big-endian", cure));
+        }
+        Some(v) => {
+            let cure = "convert it to version 3, for example with llama.cpp's gguf tools";
+            return Err(ModelError::unsupported(file, "GGUF version", v, cure));
+        }
+        None => return Err(ModelError::damaged(file, "it ends within the header")),
+    }
+    GGUFHeader::read_from(&mut Cursor::new(bytes)).map_err(|e| ModelError::damaged(file, e))
+}
+
+fn entry(walker: &mut Walker<'_>, file: &SharedBytes) -> Result<(String, Value), String> {
+    let key = walker.string().ok_or("the file ends within its key")?;
+    if key.is_empty() || key.len() > MAX_KEY {
+        return Err(format!("a key of {} bytes", key.len()));
+    }
+    let key = str::from_utf8(key).map_err(|_| "its key is not UTF-8")?.to_string();
+    let kind = walker.u32().ok_or("the file ends within its type")?;
+    let value = GGUFValueType::from_u32(kind)
+        .map_err(|e| e.to_string())
+        .and_then(|kind| walker.value(file, kind))
+        .map_err(|e| format!("{key}: {e}"))?;
+    Ok((key, value))
+}
+
+/// A descriptor with its offset from the start of the data.
+struct Raw {
+    name: String,
+    shape: Vec<usize>,
+    type_id: u32,
+    offset: u64,
+}
+
+fn descriptor(walker: &mut Walker<'_>) -> Result<Raw, String> {
+    let cut = "the file ends within it";
+    let name = walker.string().ok_or(cut)?;
+    if name.is_empty() || name.len() > MAX_NAME {
+        return Err(format!("a name of {} bytes", name.len()));
+    }
+    let name = str::from_utf8(name).map_err(|_| "its name is not UTF-8")?.to_string();
+    let dims = walker.u32().ok_or(cut)?;
+    if !(1..=MAX_DIMS).contains(&dims) {
+        return Err(format!("{name} has {dims} dimensions"));
+    }
+    let mut shape = Vec::new();
+    for _ in 0..dims {
+        let dim = walker.u64().ok_or(cut)?;
+        shape.push(
+            usize::try_from(dim).ok().filter(|&d| d > 0).ok_or(format!("{name} has a dimension of {dim}"))?,
+        );
+    }
+    shape.reverse();
+    let type_id = walker.u32().ok_or(cut)?;
+    let offset = walker.u64().ok_or(cut)?;
+    Ok(Raw { name, shape, type_id, offset })
+}
+
+/// Finds the data of every tensor and checks that names, alignment and ranges agree with one another.
+fn place(bytes: &SharedBytes, end: usize, alignment: u64, raw: Vec<Raw>) -> Result<Vec<Descriptor>, String> {
+    let start = (end as u64).next_multiple_of(alignment);
+    let mut names = std::collections::HashSet::new();
+    let mut ranges = Vec::new();
+    let mut tensors = Vec::new();
+    for Raw { name, shape, type_id, offset } in raw {
+        if !names.insert(name.clone()) {
+            return Err(format!("tensor {name} appears twice"));
+        }
+        if !offset.is_multiple_of(alignment) {
+            return Err(format!("tensor {name} at offset {offset} is not aligned to {alignment}"));
+        }
+        let [outer @ .., cols] = &shape[..] else { return Err(format!("tensor {name} has no dimensions")) };
+        let rows = outer
+            .iter()
+            .try_fold(1usize, |n, &d| n.checked_mul(d))
+            .ok_or(format!("the shape of tensor {name} overflows"))?;
+        let length = match GgmlType::from_id(type_id) {
+            Some(kind) => kind.byte_len(rows, *cols).map_err(|e| format!("tensor {name}: {e}"))?,
+            None => 0,
+        };
+        let data = start
+            .checked_add(offset)
+            .and_then(|from| usize::try_from(from).ok())
+            .and_then(|from| Some(from..from.checked_add(length)?))
+            .and_then(|range| Some((bytes.slice(range.clone())?, range)));
+        let Some((data, range)) = data else {
+            let have = bytes.len();
+            return Err(format!(
+                "tensor {name} needs {length} bytes at {start} + {offset}, the file has {have}"
+            ));
+        };
+        ranges.push((range.start, range.end, tensors.len()));
+        tensors.push(Descriptor { name, shape, type_id, bytes: data });
+    }
+    ranges.sort_unstable();
+    if let Some(pair) = ranges.windows(2).find(|pair| pair[0].1 > pair[1].0) {
+        let (a, b) = (&tensors[pair[0].2].name, &tensors[pair[1].2].name);
+        return Err(format!("tensors {a} and {b} overlap"));
+    }
+    Ok(tensors)
+}

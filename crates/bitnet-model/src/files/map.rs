@@ -1,0 +1,32 @@
+//! The memory map of a model file: the one place of this crate with `unsafe`.
+
+use std::{fs::File, path::Path};
+
+use bitnet_tensor::SharedBytes;
+use memmap2::Mmap;
+
+use crate::ModelError;
+
+/// Maps a whole file read-only.
+///
+/// The file must stay as it is while the model is in use: a file that another program cuts short ends this
+/// process with a bus error, as it does for every program that maps its weights.
+#[expect(unsafe_code, reason = "mapping a file is unsafe; see the SAFETY argument")]
+pub(crate) fn map(path: &Path) -> Result<SharedBytes, ModelError> {
+    let file = File::open(path).map_err(ModelError::io("open", path))?;
+    let length = file.metadata().map_err(ModelError::io("read", path))?;
+    if !length.is_file() {
+        return Err(ModelError::NotAModel { path: path.into(), problem: "it is not a regular file" });
+    }
+    if length.len() == 0 {
+        // An empty file cannot be mapped.
+        return Ok(SharedBytes::new(Vec::new()));
+    }
+    // SAFETY: the map is private to this process, read-only, and only ever seen as `&[u8]`, for which every bit
+    // pattern is valid. Its contents change only if someone writes into the file while it is mapped; model
+    // files are not written in place (downloads and conversions write beside and rename), and README and this
+    // function's documentation ask that it stay so. Nothing checked once is trusted to stay the same for memory
+    // safety: all later accesses go through bounds-checked slices.
+    let map = unsafe { Mmap::map(&file) }.map_err(ModelError::io("map", path))?;
+    Ok(SharedBytes::new(map))
+}

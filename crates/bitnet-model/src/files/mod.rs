@@ -1,0 +1,40 @@
+//! Containers: what lies in a file, before anyone says what it means.
+
+pub(crate) mod ggml_type;
+pub(crate) mod gguf;
+pub(crate) mod gguf_value;
+pub(crate) mod map;
+pub(crate) mod safetensors;
+
+use std::path::Path;
+
+use bitnet_tensor::SharedBytes;
+
+use crate::ModelError;
+
+/// Reads a small companion file (JSON, template); `None` if there is none.
+pub(crate) fn read_small(path: &Path, limit: u64) -> Result<Option<SharedBytes>, ModelError> {
+    let bytes = match std::fs::metadata(path) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(ModelError::io("open", path)(e)),
+        Ok(about) if about.len() > limit => {
+            return Err(ModelError::TooLarge { file: file_name(path), size: about.len(), limit });
+        }
+        Ok(_) => std::fs::read(path).map_err(ModelError::io("read", path))?,
+    };
+    refuse_lfs_pointer(&file_name(path), &bytes)?;
+    Ok(Some(SharedBytes::new(bytes)))
+}
+
+/// Git LFS leaves a text of about 130 bytes where a file was not fetched.
+pub(crate) fn refuse_lfs_pointer(file: &str, bytes: &[u8]) -> Result<(), ModelError> {
+    if bytes.starts_with(b"version https://git-lfs.github.com/spec/") {
+        return Err(ModelError::LfsPointer { file: file.into(), size: bytes.len() });
+    }
+    Ok(())
+}
+
+/// The last part of a path, for messages.
+pub(crate) fn file_name(path: &Path) -> String {
+    crate::error::one_line(path.file_name().unwrap_or(path.as_os_str()).to_string_lossy())
+}

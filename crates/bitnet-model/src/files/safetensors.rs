@@ -1,0 +1,128 @@
+//! The safetensors container: one file, or several with an index.
+
+use std::{collections::HashMap, path::Path};
+
+use bitnet_tensor::{DType, SharedBytes};
+use safetensors::{Dtype, SafeTensors};
+use serde_json::Value;
+
+use super::{file_name, map::map, read_small, refuse_lfs_pointer};
+use crate::ModelError;
+
+/// Bytes of a header of JSON. That of a 70B model has about 1 MiB; parsing costs up to 16 times the header.
+const MAX_HEADER: u64 = 4 << 20;
+/// Bytes of an index of shards.
+const MAX_INDEX: u64 = 8 << 20;
+const INDEX: &str = "model.safetensors.index.json";
+
+/// A tensor as it is stored.
+#[derive(Debug, Clone)]
+pub(crate) struct Stored {
+    /// File that holds it.
+    pub file: String,
+    pub name: String,
+    /// `None` for a type that no model of ours uses.
+    pub dtype: Option<DType>,
+    /// The type in safetensors' own words.
+    pub dtype_name: String,
+    pub shape: Vec<usize>,
+    pub bytes: SharedBytes,
+}
+
+/// Reads the header of one file.
+pub(crate) fn read(file: &str, bytes: &SharedBytes) -> Result<Vec<Stored>, ModelError> {
+    refuse_lfs_pointer(file, bytes)?;
+    let header = bytes.first_chunk().map_or(0, |n| u64::from_le_bytes(*n));
+    if header > MAX_HEADER {
+        let problem = format!("the header claims {header} bytes, more than {MAX_HEADER}");
+        return Err(ModelError::damaged(file, problem));
+    }
+    let (header, metadata) = SafeTensors::read_metadata(bytes).map_err(|e| ModelError::damaged(file, e))?;
+    let data = 8 + header;
+    let mut tensors = Vec::new();
+    for (name, info) in metadata.tensors() {
+        let (start, end) = info.data_offsets;
+        // The crate has checked that the ranges follow one another and fill the file.
+        let bytes = bytes
+            .slice(data + start..data + end)
+            .ok_or_else(|| ModelError::damaged(file, format!("tensor {name} lies outside")))?;
+        tensors.push(Stored {
+            file: file.into(),
+            name,
+            dtype: dtype(info.dtype),
+            dtype_name: format!("{:?}", info.dtype).to_lowercase(),
+            shape: info.shape.clone(),
+            bytes,
+        });
+    }
+    Ok(tensors)
+}
+
+/// Maps all weights of a folder: `model.safetensors`, or the shards that its index names.
+pub(crate) fn open_folder(folder: &Path) -> Result<Vec<Stored>, ModelError> {
+    let single = folder.join("model.safetensors");
+    let index_path = folder.join(INDEX);
+    let Some(index) = read_small(&index_path, MAX_INDEX)? else {
+        if !single.exists() {
+            let problem = "it has neither model.safetensors nor model.safetensors.index.json";
+            return Err(ModelError::NotAModel { path: folder.into(), problem });
+        }
+        return read("model.safetensors", &map(&single)?);
+    };
+    let mut tensors = Vec::new();
+    for shard in shards(&index)? {
+        let path = folder.join(&shard);
+        tensors.extend(read(&file_name(&path), &map(&path)?)?);
+    }
+    Ok(tensors)
+}
+
+/// The files that an index names, each once, in order.
+fn shards(index: &[u8]) -> Result<Vec<String>, ModelError> {
+    let json: Value = serde_json::from_slice(index).map_err(|e| ModelError::damaged(INDEX, e))?;
+    let map = json
+        .get("weight_map")
+        .and_then(Value::as_object)
+        .ok_or_else(|| ModelError::missing_field(INDEX, "weight_map"))?;
+    let mut names: Vec<String> = Vec::new();
+    for (tensor, file) in map {
+        let bad = |problem| {
+            ModelError::field(INDEX, format!("weight_map.{}", crate::error::one_line(tensor)), problem)
+        };
+        let file = file.as_str().ok_or_else(|| bad("is not a file name"))?;
+        // A shard lies beside its index; a path could lead anywhere.
+        if file.is_empty() || file == ".." || file.contains(['/', '\\']) {
+            return Err(bad("is not a plain file name"));
+        }
+        names.push(file.into());
+    }
+    names.sort_unstable();
+    names.dedup();
+    Ok(names)
+}
+
+/// Tensors by name; a name that two shards hold is an error.
+pub(crate) fn by_name(tensors: Vec<Stored>) -> Result<HashMap<String, Stored>, ModelError> {
+    let mut all = HashMap::with_capacity(tensors.len());
+    for t in tensors {
+        if let Some(first) = all.insert(t.name.clone(), t) {
+            let problem = format!("tensor {} is stored twice", first.name);
+            return Err(ModelError::damaged(&first.file, problem));
+        }
+    }
+    Ok(all)
+}
+
+fn dtype(stored: Dtype) -> Option<DType> {
+    Some(match stored {
+        Dtype::F32 => DType::F32,
+        Dtype::F16 => DType::F16,
+        Dtype::BF16 => DType::BF16,
+        Dtype::I8 => DType::I8,
+        Dtype::U8 => DType::U8,
+        Dtype::I32 => DType::I32,
+        Dtype::U32 => DType::U32,
+        Dtype::I64 => DType::I64,
+        _ => return None,
+    })
+}

@@ -1,0 +1,110 @@
+//! The tensors of a model under their Hugging Face names, and what other tools call them.
+
+use crate::{ModelSpec, source::TensorKind};
+
+/// A tensor that a model needs.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Wanted {
+    /// Hugging Face name.
+    pub name: String,
+    pub kind: TensorKind,
+    /// `[out][in]` of a matrix, `[width]` of a norm.
+    pub shape: Vec<usize>,
+}
+
+/// Parts of a layer: Hugging Face's name, GGUF's, and 1bitLLM's where it differs.
+const PARTS: [(&str, &str, Option<&str>); 11] = [
+    ("input_layernorm", "attn_norm", None),
+    ("self_attn.q_proj", "attn_q", None),
+    ("self_attn.k_proj", "attn_k", None),
+    ("self_attn.v_proj", "attn_v", None),
+    ("self_attn.attn_sub_norm", "attn_sub_norm", Some("self_attn.inner_attn_ln")),
+    ("self_attn.o_proj", "attn_output", None),
+    ("post_attention_layernorm", "ffn_norm", None),
+    ("mlp.gate_proj", "ffn_gate", None),
+    ("mlp.up_proj", "ffn_up", None),
+    ("mlp.ffn_sub_norm", "ffn_sub_norm", Some("mlp.ffn_layernorm")),
+    ("mlp.down_proj", "ffn_down", None),
+];
+
+/// Tensors outside the layers: Hugging Face's name and GGUF's.
+const OUTER: [(&str, &str); 3] = [
+    ("model.embed_tokens.weight", "token_embd.weight"),
+    ("model.norm.weight", "output_norm.weight"),
+    ("lm_head.weight", "output.weight"),
+];
+
+/// All tensors of a model in the order in which a forward pass meets them. Lazy, because the number of layers
+/// comes from a file.
+pub(crate) fn wanted(spec: &ModelSpec) -> impl Iterator<Item = Wanted> + '_ {
+    let matrix = |name: &str, kind| Wanted { name: name.into(), kind, shape: vec![spec.vocab, spec.hidden] };
+    let first = matrix("model.embed_tokens.weight", TensorKind::Dense);
+    let norm = Wanted { name: "model.norm.weight".into(), kind: TensorKind::Norm, shape: vec![spec.hidden] };
+    let head = (!spec.tied_head).then(|| matrix("lm_head.weight", TensorKind::Dense));
+    let layers =
+        (0..spec.layers).flat_map(move |layer| PARTS.iter().flat_map(move |p| part(spec, layer, p.0)));
+    [first].into_iter().chain(layers).chain([norm]).chain(head)
+}
+
+/// The tensors of one part of a layer: none, a norm, or a projection and the norm before it.
+fn part(spec: &ModelSpec, layer: usize, part: &str) -> impl Iterator<Item = Wanted> + use<> {
+    let (hidden, q, kv) = (spec.hidden, spec.q_width(), spec.kv_width());
+    let prefix = format!("model.layers.{layer}.{part}");
+    let norm = |name: String, width| Wanted { name, kind: TensorKind::Norm, shape: vec![width] };
+    let shape = match part {
+        "self_attn.q_proj" => Some([q, hidden]),
+        "self_attn.k_proj" | "self_attn.v_proj" => Some([kv, hidden]),
+        "self_attn.o_proj" => Some([hidden, q]),
+        "mlp.gate_proj" | "mlp.up_proj" => Some([spec.ffn, hidden]),
+        "mlp.down_proj" => Some([hidden, spec.ffn]),
+        _ => None,
+    };
+    let weight = format!("{prefix}.weight");
+    let wanted = match (shape, part) {
+        (Some(shape), _) => vec![
+            spec.linear_norms.map(|_| norm(format!("{prefix}.rms_norm.weight"), shape[1])),
+            Some(Wanted { name: weight, kind: TensorKind::Ternary, shape: shape.into() }),
+        ],
+        (None, "self_attn.attn_sub_norm") => vec![spec.sub_norms.then(|| norm(weight, q))],
+        (None, "mlp.ffn_sub_norm") => vec![spec.sub_norms.then(|| norm(weight, spec.ffn))],
+        (None, _) => vec![Some(norm(weight, hidden))],
+    };
+    wanted.into_iter().flatten()
+}
+
+/// What GGUF calls the tensor with this Hugging Face name; `None` if it has no name for it.
+pub(crate) fn gguf(name: &str) -> Option<String> {
+    if let Some((_, gguf)) = OUTER.iter().find(|(hf, _)| *hf == name) {
+        return Some((*gguf).into());
+    }
+    let (layer, part) = name.strip_prefix("model.layers.")?.split_once('.')?;
+    let part = part.strip_suffix(".weight")?;
+    let (_, gguf, _) = PARTS.iter().find(|(hf, ..)| *hf == part)?;
+    Some(format!("blk.{layer}.{gguf}.weight"))
+}
+
+/// What 1bitLLM's modelling code calls the tensor with this Hugging Face name.
+pub(crate) fn onebitllm(name: &str) -> String {
+    PARTS
+        .iter()
+        .filter_map(|(hf, _, other)| Some((hf, (*other)?)))
+        .find(|(hf, _)| name.contains(*hf))
+        .map_or_else(|| name.into(), |(hf, other)| name.replace(hf, other))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_part_of_a_layer_has_its_names() {
+        assert_eq!(gguf("model.layers.7.self_attn.o_proj.weight").unwrap(), "blk.7.attn_output.weight");
+        assert_eq!(gguf("lm_head.weight").unwrap(), "output.weight");
+        assert_eq!(gguf("model.layers.0.self_attn.q_proj.rms_norm.weight"), None);
+        assert_eq!(
+            onebitllm("model.layers.3.mlp.ffn_sub_norm.weight"),
+            "model.layers.3.mlp.ffn_layernorm.weight"
+        );
+        assert_eq!(onebitllm("model.norm.weight"), "model.norm.weight");
+    }
+}

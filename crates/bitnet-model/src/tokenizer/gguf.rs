@@ -1,0 +1,199 @@
+//! The vocabulary inside a GGUF file (`tokenizer.ggml.*`).
+
+use tokenizers::{
+    AddedToken, PreTokenizerWrapper, SplitDelimiterBehavior,
+    models::bpe::Vocab,
+    normalizers::{NFC, Prepend, Replace, Sequence as Normalizers},
+    pre_tokenizers::{
+        byte_level::ByteLevel,
+        sequence::Sequence,
+        split::{Split, SplitPattern},
+    },
+};
+
+use super::{CURE, Recipe, Spelling, Tokenizer};
+use crate::{ModelError, error::one_line, files::gguf::Gguf};
+
+/// Token types of `tokenizer.ggml.token_type`.
+const CONTROL: i64 = 3;
+const USER_DEFINED: i64 = 4;
+
+/// Llama 3's split (`LLAMA_VOCAB_PRE_TYPE_LLAMA3` in llama.cpp, and its `tokenizer.json`).
+const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// Qwen 2's: single digits.
+const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// Longest piece of a SentencePiece vocabulary in bytes; real ones stay below 100.
+const MAX_PIECE: usize = 256;
+
+impl Tokenizer {
+    /// The tokenizer of a GGUF file, `None` if it has no vocabulary, and what is to be said about it.
+    pub(crate) fn from_gguf(gguf: &Gguf) -> Result<(Option<Tokenizer>, Vec<String>), ModelError> {
+        let mut warnings = Vec::new();
+        let Some(model) = gguf.opt_str("tokenizer.ggml.model")? else { return Ok((None, warnings)) };
+        let recipe = match model {
+            "gpt2" => byte_level(gguf, &mut warnings)?,
+            "llama" => sentence_piece(gguf)?,
+            other => {
+                let cure =
+                    "gpt2 (byte-level BPE) and llama (SentencePiece) are; use the model's tokenizer.json";
+                return Err(ModelError::unsupported(&gguf.file, "tokenizer.ggml.model", other, cure));
+            }
+        };
+        Ok((Some(recipe.build()?), warnings))
+    }
+}
+
+fn byte_level(gguf: &Gguf, warnings: &mut Vec<String>) -> Result<Recipe, ModelError> {
+    let file = gguf.file.as_str();
+    let pre = gguf.opt_str("tokenizer.ggml.pre")?.unwrap_or_else(|| {
+        warnings.push(format!(
+            "{file} does not name its pre-tokenizer (tokenizer.ggml.pre): taking llama-bpe; if the text looks \
+             wrong, use the model's tokenizer.json"
+        ));
+        "llama-bpe"
+    });
+    // The names that llama.cpp treats alike.
+    let (pattern, llama3) = match pre {
+        "llama-bpe" | "llama3" | "llama-v3" | "falcon3" => (LLAMA3, true),
+        "qwen2" => (QWEN2, false),
+        other => {
+            let cure = "llama-bpe, falcon3 and qwen2 are; use the model's tokenizer.json";
+            return Err(ModelError::unsupported(file, "tokenizer.ggml.pre", other, cure));
+        }
+    };
+    let merges = gguf
+        .opt_array("tokenizer.ggml.merges")?
+        .ok_or_else(|| ModelError::missing_field(file, "tokenizer.ggml.merges"))?
+        .strings()
+        .ok_or_else(|| ModelError::field(file, "tokenizer.ggml.merges", "is not a list of strings"))?
+        .map(|merge| {
+            // The first character may be a space that stands for itself in no byte-level vocabulary; llama.cpp
+            // looks for the separator behind it.
+            let merge = merge.unwrap_or_default();
+            let at = merge.char_indices().skip(1).find(|(_, c)| *c == ' ').map(|(at, _)| at);
+            at.map(|at| (merge[..at].to_string(), merge[at + 1..].to_string()))
+                .ok_or_else(|| fail(file, format!("merge {merge:?} is not two tokens")))
+        })
+        .collect::<Result<_, _>>()?;
+    let (vocab, added) = vocabulary(gguf)?;
+    let (prefix, suffix) = around(gguf, llama3)?;
+    let split = Split::new(SplitPattern::Regex(pattern.into()), SplitDelimiterBehavior::Isolated, false)
+        .map_err(|e| fail(file, e))?;
+    Ok(Recipe {
+        file: file.into(),
+        vocab,
+        merges,
+        added,
+        // Qwen 2 was trained on composed text; Llama 3 on text as it is.
+        normalizer: (!llama3).then(|| NFC.into()),
+        pre_tokenizer: Some(PreTokenizerWrapper::Sequence(Sequence::new(vec![
+            PreTokenizerWrapper::Split(split),
+            PreTokenizerWrapper::ByteLevel(ByteLevel::new(false, true, false)),
+        ]))),
+        ignore_merges: llama3,
+        unknown: None,
+        fuse_unknown: false,
+        spelling: Spelling::ByteLevel,
+        prefix,
+        suffix,
+        leading_space: false,
+    })
+}
+
+/// A SentencePiece vocabulary has no merges, but scores: two neighbours join when their union is a piece, the
+/// best score first. Written as merges in the order of the scores, that is byte-pair encoding.
+fn sentence_piece(gguf: &Gguf) -> Result<Recipe, ModelError> {
+    let file = gguf.file.as_str();
+    let (vocab, added) = vocabulary(gguf)?;
+    let scores: Vec<f32> = gguf
+        .opt_array("tokenizer.ggml.scores")?
+        .ok_or_else(|| ModelError::missing_field(file, "tokenizer.ggml.scores"))?
+        .floats()
+        .ok_or_else(|| ModelError::field(file, "tokenizer.ggml.scores", "is not a list of f32"))?
+        .collect();
+    let mut ranked = Vec::new();
+    for (piece, &id) in &vocab {
+        if piece.len() > MAX_PIECE {
+            return Err(fail(file, format!("piece {id} has {} bytes, more than {MAX_PIECE}", piece.len())));
+        }
+        let score = scores.get(id as usize).copied();
+        let score = score.ok_or_else(|| fail(file, format!("piece {id} has no score")))?;
+        for (at, _) in piece.char_indices().skip(1) {
+            let (left, right) = piece.split_at(at);
+            if let (Some(&l), Some(&r)) = (vocab.get(left), vocab.get(right)) {
+                ranked.push((score, l, r, left.to_string(), right.to_string()));
+            }
+        }
+    }
+    ranked.sort_by(|a, b| b.0.total_cmp(&a.0).then((a.1, a.2).cmp(&(b.1, b.2))));
+    let space = gguf.opt_bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
+    let mut normalizers = Vec::new();
+    if space {
+        normalizers.push(Prepend::new("▁".into()).into());
+    }
+    normalizers.push(Replace::new(" ", "▁").map_err(|e| fail(file, e))?.into());
+    let unknown = gguf.opt_u64("tokenizer.ggml.unknown_token_id")?.unwrap_or(0);
+    let unknown = vocab.iter().find(|(_, id)| u64::from(**id) == unknown).map(|(token, _)| token.clone());
+    let (prefix, suffix) = around(gguf, true)?;
+    Ok(Recipe {
+        file: file.into(),
+        merges: ranked.into_iter().map(|(_, _, _, left, right)| (left, right)).collect(),
+        vocab,
+        added,
+        normalizer: Some(Normalizers::new(normalizers).into()),
+        pre_tokenizer: None,
+        ignore_merges: false,
+        unknown,
+        fuse_unknown: true,
+        spelling: Spelling::SentencePiece,
+        prefix,
+        suffix,
+        leading_space: space,
+    })
+}
+
+fn fail(file: &str, problem: impl ToString) -> ModelError {
+    ModelError::Tokenizer { file: file.into(), problem: one_line(problem), cure: CURE }
+}
+
+/// All tokens with their ids, and those that are found in a text before it is split.
+fn vocabulary(gguf: &Gguf) -> Result<(Vocab, Vec<(u32, AddedToken)>), ModelError> {
+    let file = gguf.file.as_str();
+    let tokens = gguf
+        .opt_array("tokenizer.ggml.tokens")?
+        .ok_or_else(|| ModelError::missing_field(file, "tokenizer.ggml.tokens"))?;
+    let types: Vec<i64> = match gguf.opt_array("tokenizer.ggml.token_type")? {
+        Some(types) => types
+            .integers()
+            .ok_or_else(|| ModelError::field(file, "tokenizer.ggml.token_type", "is not a list of integers"))?
+            .collect(),
+        None => Vec::new(),
+    };
+    let mut vocab = Vocab::default();
+    let mut added = Vec::new();
+    let strings = tokens
+        .strings()
+        .ok_or_else(|| ModelError::field(file, "tokenizer.ggml.tokens", "is not a list of strings"))?;
+    for (id, token) in strings.enumerate() {
+        let token = token.ok_or_else(|| fail(file, format!("token {id} is not UTF-8")))?;
+        let kind = types.get(id).copied().unwrap_or(1);
+        // The first of two equal tokens is the one that encoding gives.
+        let first = *vocab.entry(token.to_string()).or_insert(id as u32) == id as u32;
+        if first && (kind == CONTROL || kind == USER_DEFINED) {
+            added.push((id as u32, AddedToken::from(token, kind == CONTROL).normalized(false)));
+        }
+    }
+    Ok((vocab, added))
+}
+
+/// The ids before and after a text.
+fn around(gguf: &Gguf, bos_by_default: bool) -> Result<(Vec<u32>, Vec<u32>), ModelError> {
+    let id = |add: &str, default: bool, key: &str| -> Result<Vec<u32>, ModelError> {
+        if !gguf.opt_bool(&format!("tokenizer.ggml.{add}"))?.unwrap_or(default) {
+            return Ok(Vec::new());
+        }
+        let id = gguf.opt_u64(&format!("tokenizer.ggml.{key}"))?;
+        Ok(id.and_then(|id| id.try_into().ok()).into_iter().collect())
+    };
+    Ok((id("add_bos_token", bos_by_default, "bos_token_id")?, id("add_eos_token", false, "eos_token_id")?))
+}

@@ -1,0 +1,210 @@
+//! `tokenizer.json` of a Hugging Face folder.
+//!
+//! The parts that say how text is split are the `tokenizers` crate's own; vocabulary, merges and special tokens
+//! are read here, because that crate trusts them.
+
+use serde::{Deserialize, de::DeserializeOwned};
+use serde_json::Value;
+use tokenizers::{AddedToken, models::bpe::Vocab};
+
+use super::{CURE, Recipe, Spelling};
+use crate::{ModelError, error::one_line};
+
+/// Bytes of a `tokenizer.json`; Llama 3's has 17 MB.
+pub(crate) const MAX_BYTES: u64 = 64 << 20;
+const FILE: &str = "tokenizer.json";
+/// How often the counted repetitions of a pattern may unroll.
+const MAX_REPEATS: u64 = 10_000;
+
+#[derive(Deserialize)]
+struct Json {
+    #[serde(default)]
+    added_tokens: Vec<Added>,
+    normalizer: Option<Value>,
+    pre_tokenizer: Option<Value>,
+    post_processor: Option<Value>,
+    decoder: Option<Value>,
+    model: Model,
+}
+
+#[derive(Deserialize)]
+struct Added {
+    id: u32,
+    #[serde(flatten)]
+    token: AddedToken,
+}
+
+#[derive(Deserialize)]
+struct Model {
+    /// Old files leave it out.
+    r#type: Option<String>,
+    #[serde(default)]
+    vocab: Vocab,
+    #[serde(default)]
+    merges: Vec<Merge>,
+    unk_token: Option<String>,
+    continuing_subword_prefix: Option<String>,
+    end_of_word_suffix: Option<String>,
+    #[serde(default)]
+    fuse_unk: bool,
+    #[serde(default)]
+    byte_fallback: bool,
+    #[serde(default)]
+    ignore_merges: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Merge {
+    Line(String),
+    Pair(String, String),
+}
+
+fn fail(problem: impl ToString) -> ModelError {
+    ModelError::Tokenizer { file: FILE.into(), problem: one_line(problem), cure: CURE }
+}
+
+fn unsupported(field: &str, value: impl ToString) -> ModelError {
+    ModelError::unsupported(FILE, field, value, "byte-level BPE and BPE with byte fallback are")
+}
+
+pub(super) fn read(bytes: &[u8]) -> Result<Recipe, ModelError> {
+    if bytes.len() as u64 > MAX_BYTES {
+        return Err(ModelError::TooLarge { file: FILE.into(), size: bytes.len() as u64, limit: MAX_BYTES });
+    }
+    let json: Json = serde_json::from_slice(bytes).map_err(fail)?;
+    let model = json.model;
+    if let Some(other) = model.r#type.filter(|t| t != "BPE") {
+        return Err(unsupported("model.type", other));
+    }
+    for (field, value) in [
+        ("model.continuing_subword_prefix", model.continuing_subword_prefix),
+        ("model.end_of_word_suffix", model.end_of_word_suffix),
+    ] {
+        if let Some(value) = value.filter(|v| !v.is_empty()) {
+            return Err(unsupported(field, value));
+        }
+    }
+    let merges = model.merges.into_iter().map(|merge| match merge {
+        Merge::Pair(a, b) => Ok((a, b)),
+        Merge::Line(line) => match line.split_once(' ') {
+            Some((a, b)) if !b.contains(' ') => Ok((a.into(), b.into())),
+            _ => Err(fail(format!("merge {line:?} is not two tokens"))),
+        },
+    });
+    let merges = merges.collect::<Result<_, _>>()?;
+    for part in [&json.normalizer, &json.pre_tokenizer].into_iter().flatten() {
+        check_patterns(part)?;
+    }
+    let (spelling, leading_space) = spelling(json.decoder.as_ref(), model.byte_fallback)?;
+    let (prefix, suffix) = match &json.post_processor {
+        Some(processor) => around(processor)?,
+        None => Default::default(),
+    };
+    Ok(Recipe {
+        file: FILE.into(),
+        vocab: model.vocab,
+        merges,
+        added: json.added_tokens.into_iter().map(|a| (a.id, a.token)).collect(),
+        normalizer: part(json.normalizer)?,
+        pre_tokenizer: part(json.pre_tokenizer)?,
+        ignore_merges: model.ignore_merges,
+        unknown: model.unk_token,
+        fuse_unknown: model.fuse_unk,
+        spelling,
+        prefix,
+        suffix,
+        leading_space,
+    })
+}
+
+fn part<T: DeserializeOwned>(json: Option<Value>) -> Result<Option<T>, ModelError> {
+    json.map(|v| serde_json::from_value(v).map_err(fail)).transpose()
+}
+
+/// The decoder names the spelling of the vocabulary, and whether encoding put a space before the text.
+fn spelling(decoder: Option<&Value>, byte_fallback: bool) -> Result<(Spelling, bool), ModelError> {
+    let steps = match decoder {
+        Some(sequence) if sequence["type"] == "Sequence" => {
+            sequence["decoders"].as_array().cloned().unwrap_or_default()
+        }
+        Some(one) => vec![one.clone()],
+        None => Vec::new(),
+    };
+    let kinds: Vec<&str> = steps.iter().filter_map(|s| s["type"].as_str()).collect();
+    if let Some(other) = kinds
+        .iter()
+        .find(|k| !["ByteLevel", "ByteFallback", "Fuse", "Metaspace", "Replace", "Strip"].contains(k))
+    {
+        return Err(unsupported("decoder.type", other));
+    }
+    if kinds.contains(&"ByteLevel") {
+        return Ok((Spelling::ByteLevel, false));
+    }
+    if byte_fallback || kinds.contains(&"Metaspace") {
+        let strip = kinds.contains(&"Strip") || kinds.contains(&"Metaspace");
+        return Ok((Spelling::SentencePiece, strip));
+    }
+    Err(unsupported("decoder", if kinds.is_empty() { "missing".into() } else { kinds.join(", ") }))
+}
+
+/// The special tokens that a `TemplateProcessing` puts before and after one text.
+fn around(processor: &Value) -> Result<(Vec<u32>, Vec<u32>), ModelError> {
+    match processor["type"].as_str() {
+        Some("Sequence") => {
+            let list = processor["processors"].as_array().map(Vec::as_slice).unwrap_or_default();
+            let template = list.iter().find(|p| p["type"] != "ByteLevel");
+            template.map_or(Ok(Default::default()), around)
+        }
+        Some("ByteLevel") => Ok(Default::default()),
+        Some("TemplateProcessing") => {
+            let (mut prefix, mut suffix, mut behind) = (Vec::new(), Vec::new(), false);
+            for piece in processor["single"].as_array().map(Vec::as_slice).unwrap_or_default() {
+                if let Some(token) = piece["SpecialToken"]["id"].as_str() {
+                    let ids = processor["special_tokens"][token]["ids"].as_array();
+                    let ids: Option<Vec<u32>> =
+                        ids.and_then(|ids| ids.iter().map(|id| id.as_u64()?.try_into().ok()).collect());
+                    let ids = ids.ok_or_else(|| {
+                        fail(format!("post_processor: special token {} has no ids", one_line(token)))
+                    })?;
+                    if behind { &mut suffix } else { &mut prefix }.extend(ids);
+                } else {
+                    behind = true;
+                }
+            }
+            Ok((prefix, suffix))
+        }
+        other => Err(unsupported("post_processor.type", other.unwrap_or("missing"))),
+    }
+}
+
+/// Refuses what could cost more than the file is worth: character maps in a foreign binary format, and patterns
+/// whose counted repetitions unroll beyond reason.
+fn check_patterns(part: &Value) -> Result<(), ModelError> {
+    match part {
+        Value::Object(fields) => {
+            if part["type"] == "Precompiled" {
+                return Err(unsupported("normalizer.type", "Precompiled"));
+            }
+            if let Some(pattern) = fields.get("Regex").and_then(Value::as_str) {
+                let unrolled = repeats(pattern);
+                if unrolled > MAX_REPEATS {
+                    return Err(fail(format!("a pattern repeats a part {unrolled} times")));
+                }
+            }
+            fields.values().try_for_each(check_patterns)
+        }
+        Value::Array(list) => list.iter().try_for_each(check_patterns),
+        _ => Ok(()),
+    }
+}
+
+/// An upper bound of how often a part of a pattern is repeated by counts such as `{1,3}`: their product.
+fn repeats(pattern: &str) -> u64 {
+    pattern
+        .split('{')
+        .skip(1)
+        .filter_map(|after| after.split_once('}'))
+        .filter_map(|(count, _)| count.split(',').filter_map(|n| n.trim().parse::<u64>().ok()).max())
+        .fold(1, |product, n| product.saturating_mul(n.max(1)))
+}

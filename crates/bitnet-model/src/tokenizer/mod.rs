@@ -1,0 +1,274 @@
+//! Text to token ids and back.
+//!
+//! Encoding is the `tokenizers` crate's byte-pair encoding, built from `tokenizer.json` or from the vocabulary
+//! inside a GGUF file by one [`Recipe`]. Decoding is done here from the bytes of each token, so that a stream of
+//! ids and a list of ids give the same text.
+
+mod gguf;
+mod json;
+mod stream;
+
+use std::sync::Arc;
+
+use tokenizers::{
+    AddedToken, NormalizerWrapper, PreTokenizerWrapper,
+    models::bpe::{BPE, Merges, Vocab},
+};
+
+pub(crate) use json::MAX_BYTES as MAX_JSON_BYTES;
+pub use stream::DecodeStream;
+
+use crate::{ModelError, error::one_line};
+
+/// Largest id that a vocabulary may use; real ones stay below 300,000.
+const MAX_ID: u32 = 1 << 22;
+/// What helps against a vocabulary that cannot be read.
+const CURE: &str = "download the tokenizer again, or use the original model's tokenizer.json";
+
+/// Encodes text and decodes token ids. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Tokenizer {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    file: String,
+    encoder: tokenizers::Tokenizer,
+    /// Ids before and after a text that is encoded with special tokens.
+    prefix: Vec<u32>,
+    suffix: Vec<u32>,
+    /// Bytes of all tokens, one after another.
+    bytes: Vec<u8>,
+    /// Where the bytes of a token begin; one more at the end.
+    starts: Vec<u32>,
+    /// Per id, whether it is a control token.
+    special: Vec<bool>,
+    /// Whether the first space of a decoded text was put there by encoding.
+    leading_space: bool,
+}
+
+/// What the pieces of a vocabulary are spelled in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Spelling {
+    /// GPT-2's: each byte is one printable character.
+    ByteLevel,
+    /// SentencePiece's: `▁` is a space, `<0x0A>` a byte.
+    SentencePiece,
+}
+
+/// What a tokenizer is made of, wherever it comes from.
+struct Recipe {
+    file: String,
+    vocab: Vocab,
+    merges: Merges,
+    /// Tokens that are found in a text before it is split, with their ids.
+    added: Vec<(u32, AddedToken)>,
+    normalizer: Option<NormalizerWrapper>,
+    pre_tokenizer: Option<PreTokenizerWrapper>,
+    /// Whether a piece that is in the vocabulary is taken whole, whatever the merges say.
+    ignore_merges: bool,
+    unknown: Option<String>,
+    fuse_unknown: bool,
+    spelling: Spelling,
+    prefix: Vec<u32>,
+    suffix: Vec<u32>,
+    leading_space: bool,
+}
+
+impl Recipe {
+    fn build(mut self) -> Result<Tokenizer, ModelError> {
+        let file = self.file.clone();
+        let fail = |problem: String| ModelError::Tokenizer { file: file.clone(), problem, cure: CURE };
+        for (id, token) in &self.added {
+            let known = *self.vocab.entry(token.content.clone()).or_insert(*id);
+            if known != *id {
+                let text = one_line(&token.content);
+                return Err(fail(format!("token {text} has two ids, {known} and {id}")));
+            }
+        }
+        if let Some((token, id)) = self.vocab.iter().find(|(_, id)| **id >= MAX_ID) {
+            return Err(fail(format!("token {} has id {id}, {MAX_ID} or more", one_line(token))));
+        }
+        // The crate trusts that every merge leads to a token of the vocabulary.
+        let mut joined = String::new();
+        for (a, b) in &self.merges {
+            joined.clear();
+            joined.extend([a.as_str(), b.as_str()]);
+            if ![a, b, &joined].into_iter().all(|t| self.vocab.contains_key(t)) {
+                let (a, b) = (one_line(a), one_line(b));
+                return Err(fail(format!("merge {a} + {b} has a part that is not in the vocabulary")));
+            }
+        }
+        if let Some(unknown) = self.unknown.as_ref().filter(|u| !self.vocab.contains_key(*u)) {
+            return Err(fail(format!("unknown token {} is not in the vocabulary", one_line(unknown))));
+        }
+        let size = self.vocab.values().max().map_or(0, |&id| id as usize + 1);
+        if let Some(id) = self.prefix.iter().chain(&self.suffix).find(|&&id| id as usize >= size) {
+            return Err(fail(format!("special token {id} is not in the vocabulary of {size}")));
+        }
+
+        let mut special = vec![false; size];
+        let mut literal = vec![false; size];
+        for (id, token) in &self.added {
+            special[*id as usize] = token.special;
+            literal[*id as usize] = true;
+        }
+        let (bytes, starts) = self.spell(&literal, size);
+
+        let mut bpe = BPE::builder()
+            .vocab_and_merges(self.vocab, self.merges)
+            .ignore_merges(self.ignore_merges)
+            .byte_fallback(self.spelling == Spelling::SentencePiece)
+            .fuse_unk(self.fuse_unknown);
+        if let Some(unknown) = self.unknown {
+            bpe = bpe.unk_token(unknown);
+        }
+        let crate_error = |e: Box<dyn std::error::Error + Send + Sync>| fail(one_line(e));
+        let mut encoder = tokenizers::Tokenizer::new(bpe.build().map_err(crate_error)?);
+        encoder.with_normalizer(self.normalizer).map_err(crate_error)?;
+        encoder.with_pre_tokenizer(self.pre_tokenizer);
+        encoder.add_tokens(self.added.into_iter().map(|(_, token)| token)).map_err(crate_error)?;
+        Ok(Tokenizer {
+            inner: Arc::new(Inner {
+                file: self.file,
+                encoder,
+                prefix: self.prefix,
+                suffix: self.suffix,
+                bytes,
+                starts,
+                special,
+                leading_space: self.leading_space,
+            }),
+        })
+    }
+
+    /// The bytes that each id stands for, and where they begin.
+    fn spell(&self, literal: &[bool], size: usize) -> (Vec<u8>, Vec<u32>) {
+        let mut by_id = vec![""; size];
+        for (token, &id) in &self.vocab {
+            by_id[id as usize] = token;
+        }
+        for (id, token) in &self.added {
+            by_id[*id as usize] = &token.content;
+        }
+        let bytes_of = byte_level_bytes();
+        let (mut bytes, mut starts) = (Vec::new(), vec![0]);
+        for (token, &literal) in by_id.iter().zip(literal) {
+            match self.spelling {
+                _ if literal => bytes.extend_from_slice(token.as_bytes()),
+                Spelling::ByteLevel => {
+                    let spelled: Option<Vec<u8>> =
+                        token.chars().map(|c| bytes_of.get(c as usize).copied().flatten()).collect();
+                    bytes.extend(spelled.unwrap_or_else(|| token.as_bytes().into()));
+                }
+                Spelling::SentencePiece => match byte_piece(token) {
+                    Some(byte) => bytes.push(byte),
+                    None => bytes.extend(token.replace('▁', " ").as_bytes()),
+                },
+            }
+            starts.push(bytes.len() as u32);
+        }
+        (bytes, starts)
+    }
+}
+
+/// The byte behind each character of GPT-2's alphabet: printable Latin-1 stands for itself, the rest follows from
+/// U+0100 on in the order of the bytes.
+fn byte_level_bytes() -> [Option<u8>; 0x144] {
+    let mut bytes = [None; 0x144];
+    let mut next = 0x100;
+    for byte in 0..=u8::MAX {
+        if matches!(byte, 0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF) {
+            bytes[usize::from(byte)] = Some(byte);
+        } else {
+            bytes[next] = Some(byte);
+            next += 1;
+        }
+    }
+    bytes
+}
+
+/// The byte of a SentencePiece byte token, `<0x0A>`.
+fn byte_piece(token: &str) -> Option<u8> {
+    let hex = token.strip_prefix("<0x")?.strip_suffix('>')?;
+    (hex.len() == 2).then(|| u8::from_str_radix(hex, 16).ok())?
+}
+
+impl Tokenizer {
+    /// A tokenizer from the bytes of a `tokenizer.json` with a byte-pair encoding model.
+    ///
+    /// # Errors
+    /// If the file is damaged, or of a kind that is not supported.
+    pub fn from_json(bytes: &[u8]) -> Result<Tokenizer, ModelError> {
+        json::read(bytes)?.build()
+    }
+
+    /// The ids of `text`. `add_special` adds what the model expects around a text, for instance its
+    /// begin-of-text token; a text that a chat template rendered has it already.
+    ///
+    /// # Errors
+    /// If the `tokenizers` crate refuses the text.
+    pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, ModelError> {
+        let fail = |e: Box<dyn std::error::Error + Send + Sync>| ModelError::Tokenizer {
+            file: self.inner.file.clone(),
+            problem: one_line(e),
+            cure: "check the text for characters that the vocabulary lacks",
+        };
+        let encoding = self.inner.encoder.encode_fast(text, false).map_err(fail)?;
+        let (prefix, suffix) = match add_special {
+            true => (&self.inner.prefix[..], &self.inner.suffix[..]),
+            false => (&[][..], &[][..]),
+        };
+        Ok([prefix, encoding.get_ids(), suffix].concat())
+    }
+
+    /// The text of `ids`; bytes that are not UTF-8 become U+FFFD. `skip_special` leaves out control tokens.
+    ///
+    /// # Errors
+    /// [`ModelError::TokenId`] for an id outside the vocabulary.
+    pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String, ModelError> {
+        let mut bytes = Vec::new();
+        for &id in ids {
+            let token = self.token_bytes(id).ok_or(ModelError::TokenId { id, vocab: self.vocab_size() })?;
+            if !(skip_special && self.is_special(id)) {
+                bytes.extend_from_slice(token);
+            }
+        }
+        let strip = usize::from(self.inner.leading_space && bytes.first() == Some(&b' '));
+        Ok(String::from_utf8_lossy(&bytes[strip..]).into_owned())
+    }
+
+    /// One more than the largest id.
+    pub fn vocab_size(&self) -> usize {
+        self.inner.special.len()
+    }
+
+    /// The id of a token, spelled as the vocabulary spells it.
+    pub fn token_id(&self, token: &str) -> Option<u32> {
+        self.inner.encoder.token_to_id(token)
+    }
+
+    /// The bytes that a token stands for: part of a character, many characters, or none. `None` for an id
+    /// outside the vocabulary.
+    pub fn token_bytes(&self, id: u32) -> Option<&[u8]> {
+        let id = id as usize;
+        let (start, end) = (*self.inner.starts.get(id)?, *self.inner.starts.get(id + 1)?);
+        Some(&self.inner.bytes[start as usize..end as usize])
+    }
+
+    /// Whether an id is a control token, whose text is not part of an answer.
+    pub fn is_special(&self, id: u32) -> bool {
+        self.inner.special.get(id as usize).copied().unwrap_or(false)
+    }
+
+    /// Ids that [`Tokenizer::encode`] puts before a text.
+    pub fn prefix(&self) -> &[u32] {
+        &self.inner.prefix
+    }
+
+    /// Decodes ids one at a time, as the continuation of a prompt.
+    pub fn stream(&self) -> DecodeStream {
+        DecodeStream::new(self.clone())
+    }
+}

@@ -1,0 +1,44 @@
+//! Fixtures and their goldens.
+
+use std::path::PathBuf;
+
+use bitnet_model::Checkpoint;
+
+/// A file or folder of `fixtures/`.
+pub fn fixture(path: &str) -> PathBuf {
+    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures")).join(path)
+}
+
+/// An opened fixture.
+pub fn open(path: &str) -> Checkpoint {
+    Checkpoint::open(&fixture(path)).unwrap_or_else(|e| panic!("{path}: {e}"))
+}
+
+/// A value of the metadata of a fixture's `golden.safetensors`.
+pub fn golden_text(folder: &str, key: &str) -> String {
+    let bytes = std::fs::read(fixture(folder).join("golden.safetensors")).unwrap();
+    let (_, metadata) = safetensors::SafeTensors::read_metadata(&bytes).unwrap();
+    metadata.metadata().as_ref().unwrap()[key].clone()
+}
+
+/// All fixture folders.
+pub const FOLDERS: [&str; 7] = [
+    "bitnet-packed",
+    "bitnet-odd",
+    "bitnet-master",
+    "llama-bitlinear",
+    "llama-explicit",
+    "llama-rmsnorm",
+    "onebitllm",
+];
+
+/// All GGUF fixtures.
+pub const GGUFS: [&str; 7] = [
+    "bitnet-packed/model-I2_S.gguf",
+    "bitnet-packed/model-TQ1_0.gguf",
+    "bitnet-packed/model-TQ2_0.gguf",
+    "llama-bitlinear/model-I2_S.gguf",
+    "llama-bitlinear/model-TQ1_0.gguf",
+    "llama-bitlinear/model-TQ2_0.gguf",
+    "llama-bitlinear/model-TQ2_0-K.gguf",
+];

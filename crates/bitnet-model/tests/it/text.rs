@@ -1,0 +1,139 @@
+//! Text to ids and back, and conversations.
+
+use bitnet_model::{Message, Tokenizer};
+use proptest::prelude::*;
+
+use crate::support::{FOLDERS, GGUFS, golden_text, open};
+
+fn tokenizer(path: &str) -> Tokenizer {
+    open(path).tokenizer.unwrap()
+}
+
+fn ids(json: &str) -> Vec<u32> {
+    serde_json::from_str(json).unwrap()
+}
+
+const MIXED: [&str; 9] = [
+    "In 2024 there were 1234567 of them, 3.14159 each.",
+    "I'm sure they'll've said we'd go; DON'T, CAN'T, it'S",
+    "你好，世界。これは日本語です。한국어도",
+    "emoji 👩‍👩‍👧‍👦 🏳️‍🌈 and 🙂🙃",
+    "tabs\t\tand\t spaces    here ",
+    "\n\n\nlines\r\n\r\n  \n \t\n end\n",
+    "   leading, trailing   ",
+    "é as e\u{301}, ﬁ ligature, ½, Ω, \u{0}\u{7f}",
+    "",
+];
+
+#[test]
+fn texts_encode_to_the_golden_ids() {
+    for folder in FOLDERS {
+        let tokenizer = tokenizer(folder);
+        for text in ["text_0", "text_1"] {
+            let expected = ids(&golden_text(folder, &format!("{text}_ids")));
+            let text = golden_text(folder, text);
+            assert_eq!(tokenizer.encode(&text, true).unwrap(), expected, "{folder}");
+            assert_eq!(tokenizer.encode(&text, false).unwrap(), expected[1..], "{folder}");
+            assert_eq!(tokenizer.decode(&expected, true).unwrap(), text, "{folder}");
+        }
+    }
+}
+
+#[test]
+fn gguf_vocabulary_encodes_as_tokenizer_json() {
+    for path in GGUFS {
+        let (json, gguf) = (tokenizer(path.split_once('/').unwrap().0), tokenizer(path));
+        assert_eq!(json.vocab_size(), gguf.vocab_size());
+        for text in MIXED.into_iter().chain(["<|begin_of_text|>hi<|eot_id|> there"]) {
+            for special in [false, true] {
+                let expected = json.encode(text, special).unwrap();
+                assert_eq!(gguf.encode(text, special).unwrap(), expected, "{path} {text:?}");
+                assert_eq!(gguf.decode(&expected, false).unwrap(), json.decode(&expected, false).unwrap());
+            }
+        }
+    }
+}
+
+#[test]
+fn decoding_gives_the_encoded_text_back() {
+    let tokenizer = tokenizer("bitnet-packed");
+    for text in MIXED {
+        assert_eq!(tokenizer.decode(&tokenizer.encode(text, false).unwrap(), false).unwrap(), text);
+    }
+}
+
+#[test]
+fn control_tokens_are_left_out_on_request() {
+    let tokenizer = tokenizer("bitnet-packed");
+    let ids = tokenizer.encode("<|begin_of_text|>hi<|eot_id|>", false).unwrap();
+    assert_eq!((ids[0], *ids.last().unwrap()), (509, 511));
+    assert_eq!(tokenizer.decode(&ids, true).unwrap(), "hi");
+    assert_eq!(tokenizer.decode(&ids, false).unwrap(), "<|begin_of_text|>hi<|eot_id|>");
+    assert_eq!(tokenizer.token_id("<|eot_id|>"), Some(511));
+    assert_eq!(tokenizer.token_bytes(511), Some(&b"<|eot_id|>"[..]));
+}
+
+#[test]
+fn an_id_outside_the_vocabulary_is_an_error() {
+    let error = tokenizer("bitnet-packed").decode(&[512], false).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "token id 512 is not in the vocabulary of 512 (token ids): use ids below 512"
+    );
+}
+
+#[test]
+fn a_stream_holds_a_character_back_until_it_is_whole() {
+    let tokenizer = tokenizer("bitnet-packed");
+    let ids = tokenizer.encode("a🙂b", false).unwrap();
+    assert!(ids.len() > 4, "the emoji is several tokens");
+    let mut stream = tokenizer.stream();
+    let parts: Vec<String> = ids.iter().map(|&id| stream.push(id)).collect();
+    assert_eq!(parts[0], "a");
+    assert!(parts[1..ids.len() - 2].iter().all(String::is_empty));
+    assert_eq!(parts[ids.len() - 2..], ["🙂", "b"]);
+    assert_eq!(stream.finish(), "");
+
+    let mut cut = tokenizer.stream();
+    let text: String = ids[..3].iter().map(|&id| cut.push(id)).collect();
+    assert_eq!((text.as_str(), cut.finish().as_str()), ("a", "\u{fffd}"));
+    assert_eq!(cut.finish(), "");
+}
+
+#[test]
+fn chats_render_as_the_golden_ones() {
+    for path in FOLDERS.into_iter().chain(GGUFS) {
+        let folder = path.split('/').next().unwrap();
+        let chat: Vec<serde_json::Value> = serde_json::from_str(&golden_text(folder, "chat")).unwrap();
+        let messages: Vec<Message> = chat
+            .iter()
+            .map(|m| Message::new(m["role"].as_str().unwrap(), m["content"].as_str().unwrap()))
+            .collect();
+        let rendered = open(path).chat.unwrap().render(&messages, true).unwrap();
+        assert_eq!(rendered, golden_text(folder, "chat_rendered"), "{path}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn any_text_survives_encoding(text: String) {
+        thread_local!(static TOKENIZER: Tokenizer = tokenizer("llama-bitlinear/model-I2_S.gguf"));
+        TOKENIZER.with(|tokenizer| {
+            let ids = tokenizer.encode(&text, false).unwrap();
+            prop_assert_eq!(tokenizer.decode(&ids, false).unwrap(), text);
+            Ok(())
+        })?;
+    }
+
+    #[test]
+    fn a_stream_of_any_ids_is_their_decoded_text(ids in prop::collection::vec(0u32..512, 0..60)) {
+        thread_local!(static TOKENIZER: Tokenizer = tokenizer("bitnet-packed"));
+        TOKENIZER.with(|tokenizer| {
+            let mut stream = tokenizer.stream();
+            let mut text: String = ids.iter().map(|&id| stream.push(id)).collect();
+            text += &stream.finish();
+            prop_assert_eq!(text, tokenizer.decode(&ids, true).unwrap());
+            Ok(())
+        })?;
+    }
+}
