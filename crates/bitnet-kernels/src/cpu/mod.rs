@@ -100,19 +100,14 @@ impl Cpu {
         Ok(())
     }
 
-    /// Runs `job(part, parts, scratch)` on as many threads as `units` of work can feed.
+    /// Runs `job(part, parts, scratch)` for every part, in as many parts as `units` of work are worth.
     fn parallel(&mut self, units: usize, job: &(dyn Fn(usize, usize, &mut [f32]) + Sync)) {
-        let parts = self.pool.threads().min(units);
-        if parts <= 1 {
-            return job(0, 1, &mut self.scratch[0]);
-        }
-        let scratch: *mut Buffer<f32> = self.scratch.as_mut_ptr();
-        let scratch = PerThread(scratch);
-        self.pool.run(&|i| {
-            if i < parts {
-                // SAFETY: thread `i` alone uses entry `i`, and `i < threads == scratch.len()`.
-                job(i, parts, unsafe { &mut *scratch.get(i) });
-            }
+        // More parts than threads, so that a thread that is kept off its core holds up little.
+        let parts = if self.pool.threads() == 1 { 1 } else { units.clamp(1, 4 * self.pool.threads()) };
+        let scratch = PerThread(self.scratch.as_mut_ptr());
+        self.pool.run(parts, &|thread, part| {
+            // SAFETY: thread `thread` alone uses this entry, and `thread < threads == scratch.len()`.
+            job(part, parts, unsafe { &mut *scratch.get(thread) });
         });
     }
 }

@@ -17,7 +17,6 @@ use crate::{
     cpu::{
         buffer::{Buffer, Shared},
         pool::Pool,
-        share,
     },
 };
 
@@ -45,12 +44,8 @@ impl Panels {
         for range in weights.scales() {
             scales[range.start..range.end].fill(range.scale);
         }
-        let (out, threads) = (codes.shared(), pool.threads());
-        pool.run(&|i| {
-            for panel in share(panels, threads, i) {
-                pack_panel(weights, panel, blocks, out);
-            }
-        });
+        let out = codes.shared();
+        pool.run(panels, &|_, panel| pack_panel(weights, panel, blocks, out));
         Ok(Panels { rows, cols, codes, scales })
     }
 

@@ -1,5 +1,8 @@
-//! A persistent team of threads. A job is handed out by bumping an epoch; workers spin briefly for the next one
-//! and then park, so that an idle engine costs no CPU.
+//! A persistent team of threads that take the parts of a job one by one.
+//!
+//! The caller works too and never waits for a worker that has not begun: on a busy machine, a worker that the
+//! system keeps off its core costs nothing but its help. Idle workers spin briefly and then park, so that an idle
+//! engine costs no CPU.
 
 use std::{
     cell::UnsafeCell,
@@ -7,7 +10,7 @@ use std::{
     panic::{self, AssertUnwindSafe},
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
     },
     thread::{self, JoinHandle},
 };
@@ -15,27 +18,32 @@ use std::{
 use crate::KernelError;
 
 /// Spins before a waiting thread gives its core away: some tens of microseconds.
-const SPINS: u32 = 20_000;
+const SPINS: u32 = 10_000;
 
-type Job = *const (dyn Fn(usize) + Sync);
-
-struct Worker {
-    parked: AtomicBool,
-}
+/// A job: called with the thread's index and the part's.
+type Job = *const (dyn Fn(usize, usize) + Sync);
 
 struct Shared {
+    /// Bumped once a job, for workers to notice.
     epoch: AtomicUsize,
-    job: UnsafeCell<Option<Job>>,
-    running: AtomicUsize,
+    /// Whether `job` may be joined.
+    open: AtomicBool,
+    job: UnsafeCell<Option<(Job, usize)>>,
+    /// The next part to be taken.
+    next: AtomicUsize,
+    /// Workers that may be looking at `job`.
+    joined: AtomicUsize,
     failed: AtomicBool,
     stop: AtomicBool,
-    workers: Vec<Worker>,
+    /// One a worker: whether it is about to park.
+    parked: Vec<AtomicBool>,
 }
 
-// SAFETY: `job` is written only by the owner of the pool while no worker runs (`running == 0`), and read by
-// workers only after they saw the epoch that was bumped after the write.
+// SAFETY: `job` is written only while it is not `open` and no worker that saw it open is left (`joined == 0` after
+// closing); workers read it only after they joined and then saw it open. A worker that joins late either sees it
+// closed and leaves, or sees it opened again after the next write.
 unsafe impl Sync for Shared {}
-// SAFETY: the pointer in `job` is only followed while the caller of `Pool::run` is blocked in it.
+// SAFETY: the pointer in `job` is only followed while the caller of `Pool::run` is inside it.
 unsafe impl Send for Shared {}
 
 /// The team; the thread that calls [`Pool::run`] is its first member.
@@ -47,15 +55,16 @@ pub(crate) struct Pool {
 impl Pool {
     /// A team of `threads`, at least one.
     pub(crate) fn new(threads: usize) -> Result<Self, KernelError> {
-        let workers = (1..threads).map(|_| Worker { parked: AtomicBool::new(false) }).collect();
         let mut pool = Pool {
             shared: Arc::new(Shared {
                 epoch: AtomicUsize::new(0),
+                open: AtomicBool::new(false),
                 job: UnsafeCell::new(None),
-                running: AtomicUsize::new(0),
+                next: AtomicUsize::new(0),
+                joined: AtomicUsize::new(0),
                 failed: AtomicBool::new(false),
                 stop: AtomicBool::new(false),
-                workers,
+                parked: (1..threads).map(|_| AtomicBool::new(false)).collect(),
             }),
             handles: Vec::new(),
         };
@@ -75,42 +84,55 @@ impl Pool {
         self.handles.len() + 1
     }
 
-    /// Calls `job(i)` once for every `i` in `0..threads`, each on its own thread, and returns when all are done.
+    /// Calls `job(thread, part)` once for every part in `0..parts`, on whichever threads come first, and returns
+    /// when all are done.
     ///
     /// # Panics
     /// If a call panicked, after all have ended.
-    pub(crate) fn run(&mut self, job: &(dyn Fn(usize) + Sync)) {
-        if self.handles.is_empty() {
-            return job(0);
+    pub(crate) fn run(&mut self, parts: usize, job: &(dyn Fn(usize, usize) + Sync)) {
+        if self.handles.is_empty() || parts <= 1 {
+            return (0..parts).for_each(|part| job(0, part));
         }
         let shared = &*self.shared;
-        // SAFETY: only the lifetime is erased. `Finish` below keeps this call from returning or unwinding
-        // before every worker has ended its part, so the pointer is never followed after `job` is gone.
-        let erased: Job = unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), Job>(job) };
-        // SAFETY: `running` is 0, so no worker reads the cell; `&mut self` excludes another caller.
-        unsafe { *shared.job.get() = Some(erased) };
-        shared.running.store(self.handles.len(), Ordering::Relaxed);
-        shared.epoch.fetch_add(1, Ordering::SeqCst);
-        for (worker, handle) in shared.workers.iter().zip(&self.handles) {
+        // SAFETY: only the lifetime is erased. `Close` below keeps this call from returning or unwinding before
+        // every worker that joined has left, so the pointer is never followed after `job` is gone.
+        let erased: Job = unsafe { std::mem::transmute::<&(dyn Fn(usize, usize) + Sync), Job>(job) };
+        // SAFETY: the job is closed and nobody is left in it; `&mut self` excludes another caller.
+        unsafe { *shared.job.get() = Some((erased, parts)) };
+        shared.next.store(0, SeqCst);
+        shared.open.store(true, SeqCst);
+        shared.epoch.fetch_add(1, SeqCst);
+        for (parked, handle) in shared.parked.iter().zip(&self.handles) {
             // Either the worker sees the new epoch after it announced that it parks, or we see the announcement.
-            if worker.parked.swap(false, Ordering::SeqCst) {
+            if parked.swap(false, SeqCst) {
                 handle.thread().unpark();
             }
         }
-        let finish = Finish(shared);
-        job(0);
-        drop(finish);
-        assert!(!shared.failed.swap(false, Ordering::Relaxed), "a worker thread panicked");
+        let close = Close(shared);
+        take_parts(shared, parts, |part| job(0, part));
+        drop(close);
+        assert!(!shared.failed.swap(false, SeqCst), "a worker thread panicked");
     }
 }
 
-/// Waits for the workers, also when the caller's own part unwinds.
-struct Finish<'a>(&'a Shared);
+fn take_parts(shared: &Shared, parts: usize, mut job: impl FnMut(usize)) {
+    loop {
+        let part = shared.next.fetch_add(1, SeqCst);
+        if part >= parts {
+            return;
+        }
+        job(part);
+    }
+}
 
-impl Drop for Finish<'_> {
+/// Closes the job and waits until every worker has left it, also when the caller's own part unwinds.
+struct Close<'a>(&'a Shared);
+
+impl Drop for Close<'_> {
     fn drop(&mut self) {
+        self.0.open.store(false, SeqCst);
         let mut spins = 0;
-        while self.0.running.load(Ordering::Acquire) != 0 {
+        while self.0.joined.load(SeqCst) != 0 {
             spins += 1;
             if spins < SPINS { hint::spin_loop() } else { thread::yield_now() }
         }
@@ -119,8 +141,8 @@ impl Drop for Finish<'_> {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        self.shared.stop.store(true, Ordering::SeqCst);
-        self.shared.epoch.fetch_add(1, Ordering::SeqCst);
+        self.shared.stop.store(true, SeqCst);
+        self.shared.epoch.fetch_add(1, SeqCst);
         for handle in self.handles.drain(..) {
             handle.thread().unpark();
             // A worker catches the panics of its jobs, so there is nothing to report here.
@@ -131,35 +153,35 @@ impl Drop for Pool {
 
 fn work(shared: &Shared, index: usize) {
     let mut seen = 0;
-    loop {
+    while !shared.stop.load(SeqCst) {
         let mut spins = 0;
-        while shared.epoch.load(Ordering::SeqCst) == seen {
+        while shared.epoch.load(SeqCst) == seen {
             spins += 1;
             if spins < SPINS {
                 hint::spin_loop();
                 continue;
             }
-            let parked = &shared.workers[index - 1].parked;
-            parked.store(true, Ordering::SeqCst);
-            if shared.epoch.load(Ordering::SeqCst) == seen && !shared.stop.load(Ordering::SeqCst) {
+            let parked = &shared.parked[index - 1];
+            parked.store(true, SeqCst);
+            if shared.epoch.load(SeqCst) == seen {
                 thread::park();
             }
-            parked.store(false, Ordering::SeqCst);
+            parked.store(false, SeqCst);
         }
-        seen += 1;
-        if shared.stop.load(Ordering::SeqCst) {
-            return;
+        seen = shared.epoch.load(SeqCst);
+        shared.joined.fetch_add(1, SeqCst);
+        if shared.open.load(SeqCst) {
+            // SAFETY: joined, then seen open: see `Shared`.
+            let (job, parts) = unsafe { (*shared.job.get()).expect("an open job is there") };
+            let call = AssertUnwindSafe(|| {
+                // SAFETY: `Pool::run` does not return while this worker is joined, so what `job` points at lives.
+                take_parts(shared, parts, |part| (unsafe { &*job })(index, part));
+            });
+            if panic::catch_unwind(call).is_err() {
+                shared.failed.store(true, SeqCst);
+            }
         }
-        // SAFETY: the epoch was bumped after the job was written, and the next write waits for `running == 0`.
-        let job = unsafe { (*shared.job.get()).expect("an epoch comes with a job") };
-        let call = AssertUnwindSafe(|| {
-            // SAFETY: `Pool::run` does not return before `running` is 0, so what `job` points at still lives.
-            (unsafe { &*job })(index);
-        });
-        if panic::catch_unwind(call).is_err() {
-            shared.failed.store(true, Ordering::Relaxed);
-        }
-        shared.running.fetch_sub(1, Ordering::Release);
+        shared.joined.fetch_sub(1, SeqCst);
     }
 }
 
@@ -168,32 +190,53 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_member_runs_its_part_of_every_job() {
+    fn every_part_of_every_job_runs_once() {
         let mut pool = Pool::new(4).unwrap();
-        let counts: Vec<AtomicUsize> = (0..4).map(|_| AtomicUsize::new(0)).collect();
-        for round in 0..500 {
-            if round % 100 == 0 {
+        let counts: Vec<AtomicUsize> = (0..13).map(|_| AtomicUsize::new(0)).collect();
+        for round in 0..2000 {
+            if round % 400 == 0 {
                 // Long enough that the workers park.
                 thread::sleep(std::time::Duration::from_millis(5));
             }
-            pool.run(&|i| {
-                counts[i].fetch_add(1, Ordering::Relaxed);
+            pool.run(13, &|thread, part| {
+                assert!(thread < 4);
+                counts[part].fetch_add(1, SeqCst);
             });
+            assert!(counts.iter().all(|c| c.load(SeqCst) == round + 1));
         }
-        assert!(counts.iter().all(|c| c.load(Ordering::Relaxed) == 500));
     }
 
     #[test]
-    fn a_panic_in_a_worker_reaches_the_caller_and_the_pool_survives() {
+    fn the_caller_does_not_wait_for_a_worker_that_never_came() {
         let mut pool = Pool::new(2).unwrap();
-        for culprit in [0, 1] {
-            let run = AssertUnwindSafe(|| pool.run(&|i| assert!(i != culprit, "planted")));
+        let caller = thread::current().id();
+        // The worker is held in one part; all others are done by the caller.
+        let (held, others) = (AtomicBool::new(false), AtomicUsize::new(0));
+        pool.run(100, &|_, _| {
+            if thread::current().id() != caller && !held.swap(true, SeqCst) {
+                while others.load(SeqCst) < 99 {
+                    thread::yield_now();
+                }
+            } else {
+                others.fetch_add(1, SeqCst);
+                // Gives the worker time to come.
+                thread::sleep(std::time::Duration::from_micros(50));
+            }
+        });
+        assert_eq!(others.load(SeqCst) + usize::from(held.load(SeqCst)), 100);
+    }
+
+    #[test]
+    fn a_panic_in_any_member_reaches_the_caller_and_the_pool_survives() {
+        let mut pool = Pool::new(2).unwrap();
+        for culprit in [0, 63] {
+            let run = AssertUnwindSafe(|| pool.run(64, &|_, part| assert!(part != culprit, "planted")));
             assert!(panic::catch_unwind(run).is_err());
         }
         let done = AtomicUsize::new(0);
-        pool.run(&|_| {
-            done.fetch_add(1, Ordering::Relaxed);
+        pool.run(8, &|_, _| {
+            done.fetch_add(1, SeqCst);
         });
-        assert_eq!(done.load(Ordering::Relaxed), 2);
+        assert_eq!(done.load(SeqCst), 8);
     }
 }
