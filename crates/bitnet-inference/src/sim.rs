@@ -82,6 +82,36 @@ pub fn mix(a: u64, b: u64) -> u64 {
     x ^ (x >> 31)
 }
 
+fn slot_value(state: u64, position: usize, token: u32) -> u64 {
+    mix(mix(state, position as u64), u64::from(token))
+}
+
+fn fill(row: &mut [f32], state: u64) {
+    for (token, logit) in row.iter_mut().enumerate() {
+        *logit = (mix(state, token as u64) >> 40) as f32 * (8.0 / (1 << 24) as f32);
+    }
+}
+
+/// The logits that follow a text, without any memory: what a [`HashModel`] should answer.
+#[derive(Debug, Default)]
+pub struct Oracle {
+    state: u64,
+    position: usize,
+}
+
+impl Oracle {
+    /// Adds a token.
+    pub fn push(&mut self, token: u32) {
+        self.state = mix(self.state, slot_value(self.state, self.position, token));
+        self.position += 1;
+    }
+
+    /// The logits after the tokens so far.
+    pub fn logits(&self, row: &mut [f32]) {
+        fill(row, self.state);
+    }
+}
+
 impl Model for HashModel {
     fn spec(&self) -> &ModelSpec {
         &self.spec
@@ -113,13 +143,11 @@ impl Model for HashModel {
             for (index, p) in run.tokens.clone().zip(run.start..) {
                 let token = batch.tokens()[index];
                 assert!((token as usize) < vocab, "token {token} is not in the vocabulary");
-                self.slots[slot(p)] = mix(mix(state, p as u64), u64::from(token));
+                self.slots[slot(p)] = slot_value(state, p, token);
                 state = mix(state, self.slots[slot(p)]);
                 if wanted.next_if_eq(&&index).is_some() {
                     let row = rows.next().expect("one row for each wanted token");
-                    for (token, logit) in row.iter_mut().enumerate() {
-                        *logit = (mix(state, token as u64) >> 40) as f32 * (8.0 / (1 << 24) as f32);
-                    }
+                    fill(row, state);
                 }
             }
         }

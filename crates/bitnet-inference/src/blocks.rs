@@ -1,0 +1,343 @@
+use std::collections::HashMap;
+
+use bitnet_model::Batch;
+
+const SIZE: usize = Batch::BLOCK_TOKENS;
+const NONE: u32 = u32::MAX;
+
+/// Where a block's content stands: what came before it.
+///
+/// A published block has a number of its own, and its successors name that number, so that two blocks agree in all
+/// tokens before them exactly if their chains are equal. No hash is trusted for that.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Chain {
+    /// Nothing came before; requests with different salts share nothing.
+    Root(u64),
+    /// Everything up to and with this published block.
+    After(u64),
+}
+
+#[derive(Debug, Clone)]
+struct Block {
+    refs: u32,
+    /// The content's number, and what precedes it.
+    published: Option<(u64, Chain)>,
+    // Neighbours in the list of free blocks.
+    older: u32,
+    newer: u32,
+}
+
+/// The blocks of the key-value cache: who uses them, and what the unused ones still hold.
+///
+/// A block is used (`refs > 0`) or free. Free blocks keep their content until they are needed again, the longest
+/// unused first, so that a later sequence with the same beginning finds it computed.
+#[derive(Debug, Clone)]
+pub struct BlockPool {
+    blocks: Vec<Block>,
+    /// Tokens of published blocks, `[blocks][SIZE]`.
+    tokens: Vec<u32>,
+    index: HashMap<u64, u32>,
+    oldest: u32,
+    newest: u32,
+    free: usize,
+    next_number: u64,
+}
+
+impl BlockPool {
+    /// A pool of free blocks that hold nothing.
+    pub fn new(count: usize) -> Self {
+        let block = Block { refs: 0, published: None, older: NONE, newer: NONE };
+        let mut pool = BlockPool {
+            blocks: vec![block; count],
+            tokens: vec![0; count * SIZE],
+            // Twice the need: entries come and go without the map ever growing.
+            index: HashMap::with_capacity(2 * count),
+            oldest: NONE,
+            newest: NONE,
+            free: 0,
+            next_number: 0,
+        };
+        (0..count as u32).for_each(|block| pool.append(block));
+        pool
+    }
+
+    /// Blocks in all.
+    pub fn total(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// Blocks that can be allocated.
+    pub fn available(&self) -> usize {
+        self.free
+    }
+
+    /// Free blocks whose content may still be found.
+    pub fn cached(&self) -> usize {
+        self.blocks.iter().filter(|b| b.refs == 0 && b.published.is_some()).count()
+    }
+
+    /// How many tables a block is in.
+    pub fn refs(&self, block: u32) -> u32 {
+        self.blocks[block as usize].refs
+    }
+
+    /// Takes a free block, forgetting what it holds.
+    pub fn allocate(&mut self) -> Option<u32> {
+        let block = self.oldest;
+        if block == NONE {
+            return None;
+        }
+        self.unlink(block);
+        self.unpublish(block);
+        self.blocks[block as usize].refs = 1;
+        Some(block)
+    }
+
+    /// Puts a block into one more table.
+    pub fn retain(&mut self, block: u32) {
+        if self.blocks[block as usize].refs == 0 {
+            self.unlink(block);
+        }
+        self.blocks[block as usize].refs += 1;
+    }
+
+    /// Takes a block out of a table.
+    pub fn release(&mut self, block: u32) {
+        let b = &mut self.blocks[block as usize];
+        assert!(b.refs > 0, "block {block} is released more often than it is used");
+        b.refs -= 1;
+        if b.refs > 0 {
+            return;
+        }
+        if b.published.is_some() { self.append(block) } else { self.prepend(block) }
+    }
+
+    /// The block that holds these tokens after `chain`, and the chain after it.
+    pub fn find(&self, chain: Chain, tokens: &[u32]) -> Option<(u32, Chain)> {
+        let &block = self.index.get(&hash(chain, tokens))?;
+        let (number, before) = self.blocks[block as usize].published?;
+        (before == chain && self.content(block) == tokens).then_some((block, Chain::After(number)))
+    }
+
+    /// Makes a full, computed block findable, and gives the chain after it. If another block holds the same, that
+    /// one stays the one to be found.
+    pub fn publish(&mut self, block: u32, chain: Chain, tokens: &[u32]) -> Chain {
+        assert_eq!(tokens.len(), SIZE, "only full blocks are published");
+        if let Some((_, after)) = self.find(chain, tokens) {
+            return after;
+        }
+        self.unpublish(block);
+        let number = self.next_number;
+        self.next_number += 1;
+        self.content_mut(block).copy_from_slice(tokens);
+        // Of two contents with one hash the first stays findable; the chain goes on either way.
+        if let std::collections::hash_map::Entry::Vacant(entry) = self.index.entry(hash(chain, tokens)) {
+            entry.insert(block);
+            self.blocks[block as usize].published = Some((number, chain));
+        }
+        Chain::After(number)
+    }
+
+    /// Makes a block's content unfindable, because it is about to be written.
+    pub fn unpublish(&mut self, block: u32) {
+        if let Some((_, chain)) = self.blocks[block as usize].published.take() {
+            self.index.remove(&hash(chain, self.content(block)));
+        }
+    }
+
+    /// Says which rule of the pool is broken; `uses` counts how many tables each block is in.
+    pub fn check(&self, uses: &[u32]) -> Result<(), String> {
+        let mut free = vec![false; self.blocks.len()];
+        let (mut at, mut newest, mut count) = (self.oldest, NONE, 0);
+        while at != NONE {
+            let block = &self.blocks[at as usize];
+            if std::mem::replace(&mut free[at as usize], true) || block.older != newest {
+                return Err(format!("the free list is broken at block {at}"));
+            }
+            (newest, at, count) = (at, block.newer, count + 1);
+        }
+        if count != self.free || newest != self.newest {
+            return Err(format!("{} blocks are said to be free, and {count} are in the list", self.free));
+        }
+        for (i, block) in self.blocks.iter().enumerate() {
+            if block.refs != uses[i] {
+                return Err(format!("block {i} counts {} uses, tables have {}", block.refs, uses[i]));
+            }
+            if free[i] != (block.refs == 0) {
+                return Err(format!("block {i} with {} uses is listed as free: {}", block.refs, free[i]));
+            }
+            if let Some((_, chain)) = block.published
+                && self.index.get(&hash(chain, self.content(i as u32))) != Some(&(i as u32))
+            {
+                return Err(format!("published block {i} cannot be found"));
+            }
+        }
+        let published = self.blocks.iter().filter(|b| b.published.is_some()).count();
+        if published != self.index.len() {
+            return Err(format!("{published} blocks are published, the index has {}", self.index.len()));
+        }
+        Ok(())
+    }
+
+    fn content(&self, block: u32) -> &[u32] {
+        &self.tokens[block as usize * SIZE..][..SIZE]
+    }
+
+    fn content_mut(&mut self, block: u32) -> &mut [u32] {
+        &mut self.tokens[block as usize * SIZE..][..SIZE]
+    }
+
+    /// To the end of the free list: reused last.
+    fn append(&mut self, block: u32) {
+        let older = std::mem::replace(&mut self.newest, block);
+        self.blocks[block as usize].older = older;
+        self.blocks[block as usize].newer = NONE;
+        if older == NONE {
+            self.oldest = block
+        } else {
+            self.blocks[older as usize].newer = block
+        }
+        self.free += 1;
+    }
+
+    /// To the front of the free list: reused first.
+    fn prepend(&mut self, block: u32) {
+        let newer = std::mem::replace(&mut self.oldest, block);
+        self.blocks[block as usize].newer = newer;
+        self.blocks[block as usize].older = NONE;
+        if newer == NONE {
+            self.newest = block
+        } else {
+            self.blocks[newer as usize].older = block
+        }
+        self.free += 1;
+    }
+
+    fn unlink(&mut self, block: u32) {
+        let Block { older, newer, .. } = self.blocks[block as usize];
+        if older == NONE {
+            self.oldest = newer
+        } else {
+            self.blocks[older as usize].newer = newer
+        }
+        if newer == NONE {
+            self.newest = older
+        } else {
+            self.blocks[newer as usize].older = older
+        }
+        self.free -= 1;
+    }
+}
+
+/// Finds candidates; equality decides.
+fn hash(chain: Chain, tokens: &[u32]) -> u64 {
+    let (kind, number) = match chain {
+        Chain::Root(salt) => (0x9E37_79B9_7F4A_7C15, salt),
+        Chain::After(number) => (0xD1B5_4A32_D192_ED03, number),
+    };
+    let step = |h: u64, x: u64| (h ^ x).wrapping_mul(0xFF51_AFD7_ED55_8CCD).rotate_left(29);
+    let h = tokens.iter().fold(step(kind, number), |h, &t| step(h, u64::from(t)));
+    h ^ h >> 32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn full(token: u32) -> [u32; SIZE] {
+        [token; SIZE]
+    }
+
+    #[test]
+    fn a_released_block_is_found_until_it_is_needed() {
+        let mut pool = BlockPool::new(2);
+        let block = pool.allocate().unwrap();
+        let after = pool.publish(block, Chain::Root(0), &full(1));
+        pool.release(block);
+        assert_eq!(pool.find(Chain::Root(0), &full(1)), Some((block, after)));
+        assert_ne!(pool.allocate(), Some(block), "an empty block goes first");
+        assert_eq!(pool.allocate(), Some(block));
+        assert_eq!(pool.find(Chain::Root(0), &full(1)), None);
+        assert_eq!(pool.allocate(), None);
+    }
+
+    #[test]
+    fn blocks_are_found_only_after_the_same_beginning_and_salt() {
+        let mut pool = BlockPool::new(4);
+        let [a, b] = [(); 2].map(|()| pool.allocate().unwrap());
+        let after = pool.publish(a, Chain::Root(0), &full(1));
+        pool.publish(b, after, &full(2));
+        assert_eq!(pool.find(after, &full(2)).map(|f| f.0), Some(b));
+        assert_eq!(pool.find(Chain::Root(0), &full(2)), None);
+        assert_eq!(pool.find(Chain::Root(1), &full(1)), None);
+    }
+
+    #[test]
+    fn equal_content_computed_twice_continues_one_chain() {
+        let mut pool = BlockPool::new(4);
+        let [a, b] = [(); 2].map(|()| pool.allocate().unwrap());
+        assert_eq!(pool.publish(a, Chain::Root(0), &full(1)), pool.publish(b, Chain::Root(0), &full(1)));
+        assert_eq!(pool.find(Chain::Root(0), &full(1)).map(|f| f.0), Some(a));
+    }
+
+    #[test]
+    #[should_panic(expected = "released more often")]
+    fn a_double_free_is_refused() {
+        let mut pool = BlockPool::new(1);
+        let block = pool.allocate().unwrap();
+        pool.release(block);
+        pool.release(block);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        /// Against lists that are searched from end to end.
+        #[test]
+        fn the_pool_agrees_with_a_naive_one(steps in proptest::collection::vec((0u8..5, 0usize..8, 0u32..3), 1..300)) {
+            let mut pool = BlockPool::new(6);
+            let mut used: Vec<u32> = Vec::new(); // one entry for each use
+            let mut contents: HashMap<(Chain, u32), u32> = HashMap::new();
+            for (what, which, token) in steps {
+                let chosen = (!used.is_empty()).then(|| used[which % used.len()]);
+                match (what, chosen) {
+                    (0, _) => match pool.allocate() {
+                        Some(block) => {
+                            prop_assert!(!used.contains(&block));
+                            contents.retain(|_, b| *b != block);
+                            used.push(block);
+                        }
+                        None => prop_assert_eq!((0..6).filter(|b| !used.contains(b)).count(), 0),
+                    },
+                    (1, Some(block)) => {
+                        pool.release(block);
+                        used.swap_remove(which % used.len());
+                    }
+                    (2, Some(block)) => {
+                        let known = contents.get(&(Chain::Root(0), token)).copied();
+                        pool.publish(block, Chain::Root(0), &full(token));
+                        if known.is_none() {
+                            contents.retain(|_, b| *b != block);
+                            contents.insert((Chain::Root(0), token), block);
+                        }
+                    }
+                    (3, Some(block)) => {
+                        pool.unpublish(block);
+                        contents.retain(|_, b| *b != block);
+                    }
+                    _ => if let Some((block, _)) = pool.find(Chain::Root(0), &full(token)) {
+                        pool.retain(block);
+                        used.push(block);
+                    },
+                }
+                for token in 0..3 {
+                    let found = pool.find(Chain::Root(0), &full(token)).map(|f| f.0);
+                    prop_assert_eq!(found, contents.get(&(Chain::Root(0), token)).copied());
+                }
+                let uses: Vec<u32> = (0..6).map(|b| used.iter().filter(|&&u| u == b).count() as u32).collect();
+                prop_assert_eq!(pool.check(&uses), Ok(()));
+            }
+        }
+    }
+}

@@ -1,0 +1,68 @@
+use super::plan::BLOCK;
+use super::{Plan, Scheduler, seq};
+
+impl Scheduler {
+    /// Says which of the scheduler's rules is broken; true between any two calls.
+    pub fn check(&self) -> Result<(), String> {
+        let mut uses = vec![0; self.pool.total()];
+        let live = self.slots.iter().flatten().count();
+        if live != self.waiting.len() + self.running.len() || live + self.vacant.len() != self.slots.len() {
+            return Err(format!(
+                "{live} sequences, {} waiting, {} running",
+                self.waiting.len(),
+                self.running.len()
+            ));
+        }
+        for s in self.slots.iter().flatten() {
+            s.table.iter().for_each(|&block| uses[block as usize] += 1);
+            if s.computed >= s.tokens.len() || s.computed > s.table.len() * BLOCK || s.drafted > 0 {
+                return Err(format!("{:?}: {} of {} tokens computed", s.id, s.computed, s.tokens.len()));
+            }
+            if s.chains.len() != s.computed / BLOCK {
+                return Err(format!("{:?}: {} chains for {} tokens", s.id, s.chains.len(), s.computed));
+            }
+            if !s.running && !s.table.is_empty() {
+                return Err(format!("{:?} waits and holds blocks", s.id));
+            }
+        }
+        if self.running.iter().any(|&slot| !seq(&self.slots, slot).running)
+            || self.waiting.iter().any(|&slot| seq(&self.slots, slot).running)
+        {
+            return Err("a sequence is in the wrong list".into());
+        }
+        if !self.running.is_sorted_by_key(|&slot| seq(&self.slots, slot).rank) {
+            return Err("running sequences are out of order".into());
+        }
+        if !self.waiting.is_sorted_by_key(|&slot| seq(&self.slots, slot).place()) {
+            return Err("waiting sequences are out of order".into());
+        }
+        self.pool.check(&uses)
+    }
+
+    /// Says which rule a plan breaks; true between plan and commit.
+    pub fn check_plan(&self, plan: &Plan) -> Result<(), String> {
+        let (tokens, rows) = plan.runs.iter().fold((0, 0), |(t, r), run| (t + run.len, r + run.rows));
+        if tokens > self.config.max_tokens || rows > self.config.max_rows {
+            return Err(format!("{tokens} tokens and {rows} rows pass the limits of a step"));
+        }
+        let mut written = vec![false; self.pool.total()];
+        for run in &plan.runs {
+            let s = seq(&self.slots, run.slot);
+            let end = run.start + run.len;
+            if run.start != s.computed || end > s.tokens.len() || (run.rows > 0) != (end == s.tokens.len()) {
+                return Err(format!(
+                    "{:?}: run {run:?} of {} tokens, {} computed",
+                    s.id,
+                    s.tokens.len(),
+                    s.computed
+                ));
+            }
+            for &block in &s.table[run.start / BLOCK..end.div_ceil(BLOCK)] {
+                if self.pool.refs(block) != 1 || std::mem::replace(&mut written[block as usize], true) {
+                    return Err(format!("{:?} writes block {block}, which others read", s.id));
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,129 @@
+use std::ops::Range;
+
+use super::plan::BLOCK;
+use super::{Event, Plan, PlannedRun, Scheduler, seq, seq_mut};
+use crate::blocks::Chain;
+use crate::lookup::Lookup;
+use crate::{FinishReason, RequestError, Scan, TokenLogprobs};
+
+/// A token that the sampler drew.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Drawn {
+    /// The token.
+    pub token: u32,
+    /// Its log-probabilities, if the request asks for them.
+    pub logprobs: Option<TokenLogprobs>,
+}
+
+/// What became of a planned run.
+#[derive(Debug, Clone, PartialEq)]
+pub enum RunOutcome {
+    /// Its tokens are computed, and these were drawn, in order: one, and one more for each draft that was right.
+    Done(Range<usize>),
+    /// It failed, and its sequence with it.
+    Failed(RequestError),
+}
+
+/// What became of a plan.
+#[derive(Debug, Clone, Default)]
+pub struct StepOutcome {
+    /// One for each of the plan's runs.
+    pub runs: Vec<RunOutcome>,
+    /// Tokens drawn.
+    pub drawn: Vec<Drawn>,
+    /// How long the step took.
+    pub micros: u64,
+}
+
+impl Scheduler {
+    /// Takes in what a step gave. Nothing may happen to the scheduler between [`Scheduler::plan`] and this.
+    pub fn commit(&mut self, now: u64, plan: &Plan, outcome: &mut StepOutcome) {
+        assert_eq!(plan.runs.len(), outcome.runs.len(), "every planned run has an outcome");
+        for (run, result) in plan.runs.iter().zip(outcome.runs.drain(..)) {
+            match result {
+                RunOutcome::Done(drawn) => self.advance(run, &mut outcome.drawn[drawn]),
+                RunOutcome::Failed(error) => self.end(run.slot, Err(error)),
+            }
+        }
+        outcome.drawn.clear();
+        let oldest = self.waiting.iter().map(|&slot| seq(&self.slots, slot).arrived).min();
+        self.pace.after_step(plan.load, outcome.micros, self.waiting.len(), oldest.map_or(0, |t| now - t));
+    }
+
+    /// A run is computed: its sequence has more in the cache, and perhaps more tokens.
+    fn advance(&mut self, run: &PlannedRun, drawn: &mut [Drawn]) {
+        let s = seq_mut(&mut self.slots, run.slot);
+        s.computed = run.start + run.len - run.drafts;
+        s.tokens.truncate(s.tokens.len() - s.drafted);
+        s.drafted = 0;
+        if run.rows == 0 {
+            self.counts.split_prompts += u64::from(run.start == 0);
+            self.publish(run.slot);
+            return;
+        }
+        if !s.draws() {
+            self.publish(run.slot);
+            self.end(run.slot, Ok(FinishReason::Length));
+            return;
+        }
+        // A token drawn after another one: that one was drafted rightly, and so is in the cache.
+        let accepted = drawn.len() - 1;
+        s.computed += accepted;
+        self.counts.accepted += accepted as u64;
+        if run.drafts > 0 {
+            Lookup::learn(s, run.drafts, accepted);
+        }
+        let mut finish = None;
+        for drawn in drawn {
+            finish = self.append(run.slot, drawn);
+            if finish.is_some() {
+                break;
+            }
+        }
+        let s = seq_mut(&mut self.slots, run.slot);
+        s.computed = s.computed.min(s.tokens.len());
+        self.publish(run.slot);
+        if let Some(finish) = finish {
+            self.end(run.slot, Ok(finish));
+        }
+    }
+
+    /// Appends a drawn token, unless it ends the text.
+    fn append(&mut self, slot: u32, drawn: &mut Drawn) -> Option<FinishReason> {
+        let mut s = self.slots[slot as usize].take().expect("the slot is in use");
+        let (config, token) = (&s.request.config, drawn.token);
+        let mut finish = None;
+        if !config.ignore_eos && self.config.eos.contains(&token) {
+            finish = Some(FinishReason::Eos);
+        } else if config.stop_tokens.contains(&token) {
+            finish = Some(FinishReason::StopToken(token));
+        } else {
+            let watched = !config.stop_strings.is_empty() && s.generated() >= config.min_new_tokens;
+            match &self.config.text {
+                Some(text) if watched => {
+                    s.held_logprobs.extend(drawn.logprobs.take());
+                    if let Scan::Stop(index) = s.matcher.push(token, text.as_ref(), &mut self.released) {
+                        finish = Some(FinishReason::StopString(index));
+                    }
+                }
+                _ => self.events.push_back(Event::Token(s.id, token, drawn.logprobs.take())),
+            }
+            self.tell_released(&mut s);
+            s.tokens.push(token);
+            if finish.is_none() && s.tokens.len() >= s.end {
+                finish = Some(if s.end_is_context { FinishReason::Context } else { FinishReason::Length });
+            }
+        }
+        self.slots[slot as usize] = Some(s);
+        finish
+    }
+
+    /// Makes the full blocks that a sequence has computed findable.
+    fn publish(&mut self, slot: u32) {
+        let s = seq_mut(&mut self.slots, slot);
+        for i in s.chains.len()..s.computed / BLOCK {
+            let chain = s.chains.last().copied().unwrap_or(Chain::Root(s.request.salt));
+            s.chains.push(self.pool.publish(s.table[i], chain, &s.tokens[i * BLOCK..][..BLOCK]));
+        }
+    }
+}

@@ -1,0 +1,345 @@
+//! Who runs when. A state machine without clock, threads, input, output or randomness: time is an argument, and the
+//! same calls give the same plans, so that a simulation can search its states.
+//!
+//! Sequences wait, or run. Each step computes for every running sequence its pending tokens or a chunk of them, in
+//! order of arrival. When blocks run out, the youngest running sequence gives its own back and waits again, with its
+//! tokens and its place in the order; what it computed is computed again. The oldest running sequence therefore never
+//! loses anything, and any one sequence fits into the pool alone: it ends, another becomes the oldest, and so do all.
+
+mod check;
+mod commit;
+mod plan;
+#[cfg(test)]
+mod simulation;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+pub use commit::{Drawn, RunOutcome, StepOutcome};
+pub use plan::{Plan, PlannedRun};
+
+use crate::blocks::BlockPool;
+use crate::pace::{BatchSizing, Pace};
+use crate::sequence::{SeqId, Sequence};
+use crate::{FinishReason, Request, RequestError, StopMatcher, TokenLogprobs, TokenText};
+
+/// What a scheduler may hand out, and what it knows of the model.
+#[derive(Clone)]
+pub struct SchedulerConfig {
+    /// Most sequences in one step.
+    pub max_running: usize,
+    /// Most tokens in one step.
+    pub max_tokens: usize,
+    /// Most rows of logits in one step.
+    pub max_rows: usize,
+    /// Blocks of the key-value cache.
+    pub kv_blocks: usize,
+    /// Longest sequence.
+    pub context: usize,
+    /// Most drafted tokens for one sequence in one step; 0 turns speculation off.
+    pub max_draft: usize,
+    /// How batch size and prompt budget are chosen.
+    pub sizing: BatchSizing,
+    /// Microseconds after which a sequence that nobody reads fails.
+    pub slow_reader: u64,
+    /// Tokens that end a text, from the model's metadata.
+    pub eos: Vec<u32>,
+    /// Text of tokens, for stop strings.
+    pub text: Option<Arc<dyn TokenText>>,
+}
+
+/// What happened to a sequence.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Event {
+    /// It has left the queue, after this many microseconds; reported once.
+    Admitted(SeqId, u64),
+    /// It has a new token.
+    Token(SeqId, u32, Option<TokenLogprobs>),
+    /// It has ended; nothing follows.
+    Ended(SeqId, Result<End, RequestError>),
+}
+
+/// How a sequence ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct End {
+    /// Why.
+    pub finish: FinishReason,
+    /// Text before a stop string that belongs to no returned token.
+    pub tail: Vec<u8>,
+}
+
+/// What the scheduler has done so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SchedulerCounts {
+    /// Sequences that had to give their blocks back.
+    pub preemptions: u64,
+    /// Tokens that were computed before and had to be computed again.
+    pub recomputed_tokens: u64,
+    /// Tokens of admitted sequences that had to be in the cache.
+    pub prefix_tokens: u64,
+    /// Those that were there already.
+    pub prefix_hits: u64,
+    /// Prompts computed in more than one step.
+    pub split_prompts: u64,
+    /// Blocks copied before they were written.
+    pub copied_blocks: u64,
+    /// Tokens drafted.
+    pub drafted: u64,
+    /// Drafted tokens that were what the sampler drew.
+    pub accepted: u64,
+}
+
+/// The state machine.
+pub struct Scheduler {
+    config: SchedulerConfig,
+    pool: BlockPool,
+    slots: Vec<Option<Sequence>>,
+    vacant: Vec<u32>,
+    /// Slots of waiting sequences, next to be admitted first.
+    waiting: Vec<u32>,
+    /// Slots of running sequences, oldest first.
+    running: Vec<u32>,
+    events: VecDeque<Event>,
+    next_rank: u64,
+    counts: SchedulerCounts,
+    pace: Pace,
+    released: Vec<u32>,
+}
+
+impl Scheduler {
+    /// A scheduler with nothing to do.
+    ///
+    /// # Panics
+    /// If a limit is 0, or fewer tokens or rows than sequences fit in a step: some could never run.
+    pub fn new(config: SchedulerConfig) -> Self {
+        assert!(config.max_running > 0 && config.kv_blocks > 0 && config.context > 0, "limits are positive");
+        assert!(
+            config.max_running <= config.max_tokens.min(config.max_rows),
+            "each running sequence has a row"
+        );
+        Scheduler {
+            pool: BlockPool::new(config.kv_blocks),
+            slots: Vec::new(),
+            vacant: Vec::new(),
+            waiting: Vec::new(),
+            running: Vec::with_capacity(config.max_running),
+            events: VecDeque::with_capacity(4 * config.max_running),
+            next_rank: 0,
+            counts: SchedulerCounts::default(),
+            pace: Pace::new(config.sizing, config.max_running),
+            released: Vec::new(),
+            config,
+        }
+    }
+
+    /// Takes a validated request; each of its choices becomes a sequence.
+    pub fn submit(&mut self, now: u64, request: u64, asked: Arc<Request>, seed: u64) {
+        let deadline = asked.timeout.map(|t| now.saturating_add(t.as_micros() as u64));
+        for choice in 0..asked.config.n as u32 {
+            let wanted = asked.prompt.len() - asked.generated + asked.config.max_new_tokens;
+            let end = wanted.min(self.config.context);
+            let mut tokens = Vec::with_capacity(end.max(asked.prompt.len()) + self.config.max_draft + 1);
+            tokens.extend_from_slice(&asked.prompt);
+            let sequence = Sequence {
+                id: SeqId { request, choice },
+                matcher: StopMatcher::new(&asked.config.stop_strings),
+                table: Vec::with_capacity(end.div_ceil(plan::BLOCK) + 1),
+                chains: Vec::with_capacity(end.div_ceil(plan::BLOCK)),
+                tokens,
+                request: Arc::clone(&asked),
+                seed,
+                drafted: 0,
+                computed: 0,
+                end,
+                end_is_context: end < wanted,
+                rank: self.next_rank,
+                arrived: now,
+                deadline,
+                paused: None,
+                aged: false,
+                admitted: false,
+                bypassed: 0,
+                follows: choice > 0,
+                running: false,
+                held_logprobs: VecDeque::new(),
+                drafts_tried: 0.0,
+                drafts_accepted: 0.0,
+            };
+            self.next_rank += 1;
+            let full = sequence.draws() && sequence.tokens.len() >= end;
+            let slot = self.insert(sequence);
+            if full {
+                self.end(slot, Ok(FinishReason::Length));
+            }
+        }
+    }
+
+    /// Ends all choices of a request.
+    pub fn cancel(&mut self, request: u64) {
+        self.end_where(|s| s.id.request == request, Ok(FinishReason::Cancelled));
+    }
+
+    /// Ends everything.
+    pub fn abort(&mut self, error: RequestError) {
+        self.end_where(|_| true, Err(error));
+    }
+
+    /// Stops computing a request whose tokens nobody reads. It keeps its blocks until others need them.
+    pub fn pause(&mut self, now: u64, request: u64) {
+        for s in self.slots.iter_mut().flatten().filter(|s| s.id.request == request) {
+            s.paused.get_or_insert(now);
+        }
+    }
+
+    /// Goes on with a paused request.
+    pub fn resume(&mut self, request: u64) {
+        for s in self.slots.iter_mut().flatten().filter(|s| s.id.request == request) {
+            s.paused = None;
+        }
+    }
+
+    /// Ends what has run out of time, and moves up what has waited long.
+    pub fn tick(&mut self, now: u64) {
+        let slow = self.config.slow_reader;
+        self.end_where(|s| s.deadline.is_some_and(|d| d <= now), Err(RequestError::Timeout));
+        self.end_where(|s| s.paused.is_some_and(|p| p + slow <= now), Err(RequestError::SlowReader));
+        let mut moved = false;
+        for &slot in &self.waiting {
+            let s = seq_mut(&mut self.slots, slot);
+            let aged = now - s.arrived >= s.request.priority.patience();
+            moved |= aged && !s.aged;
+            s.aged |= aged;
+        }
+        if moved {
+            let slots = &self.slots;
+            self.waiting.sort_by_key(|&slot| seq(slots, slot).place());
+        }
+    }
+
+    /// When [`Scheduler::tick`] has something to end at the earliest.
+    pub fn next_deadline(&self) -> Option<u64> {
+        let of =
+            |s: &Sequence| s.deadline.into_iter().chain(s.paused.map(|p| p + self.config.slow_reader)).min();
+        self.slots.iter().flatten().filter_map(of).min()
+    }
+
+    /// The next thing that happened, oldest first.
+    pub fn next_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// Whether any sequence has not ended.
+    pub fn is_empty(&self) -> bool {
+        self.waiting.is_empty() && self.running.is_empty()
+    }
+
+    /// Sequences that wait.
+    pub fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Sequences that run.
+    pub fn running(&self) -> usize {
+        self.running.len()
+    }
+
+    /// A sequence of a plan.
+    pub fn sequence(&self, run: &PlannedRun) -> &Sequence {
+        seq(&self.slots, run.slot)
+    }
+
+    /// What has been done so far.
+    pub fn counts(&self) -> SchedulerCounts {
+        self.counts
+    }
+
+    /// The blocks.
+    pub fn pool(&self) -> &BlockPool {
+        &self.pool
+    }
+
+    /// Batch size and step times.
+    pub fn pace(&self) -> &Pace {
+        &self.pace
+    }
+
+    /// End tokens of the model.
+    pub fn eos(&self) -> &[u32] {
+        &self.config.eos
+    }
+
+    /// Puts a new sequence into a slot and the queue.
+    fn insert(&mut self, sequence: Sequence) -> u32 {
+        let slot = self.vacant.pop().unwrap_or(self.slots.len() as u32);
+        if slot as usize == self.slots.len() {
+            self.slots.push(None);
+        }
+        self.slots[slot as usize] = Some(sequence);
+        self.enqueue(slot);
+        slot
+    }
+
+    fn enqueue(&mut self, slot: u32) {
+        let place = seq(&self.slots, slot).place();
+        let at = self.waiting.partition_point(|&other| seq(&self.slots, other).place() < place);
+        self.waiting.insert(at, slot);
+    }
+
+    fn end_where(&mut self, matches: impl Fn(&Sequence) -> bool, how: Result<FinishReason, RequestError>) {
+        for slot in 0..self.slots.len() as u32 {
+            if self.slots[slot as usize].as_ref().is_some_and(&matches) {
+                self.end(slot, how.clone());
+            }
+        }
+    }
+
+    /// Ends a sequence wherever it is: its blocks are free, and its last event is told.
+    fn end(&mut self, slot: u32, how: Result<FinishReason, RequestError>) {
+        self.leave(slot);
+        let mut s = self.slots[slot as usize].take().expect("the slot is in use");
+        self.vacant.push(slot);
+        let how = how.map(|finish| {
+            match finish {
+                FinishReason::StopString(_) => return End { finish, tail: s.matcher.tail().to_vec() },
+                // What is held back may be the beginning of a stop string: nobody will know.
+                FinishReason::Cancelled => {}
+                _ => s.matcher.flush(&mut self.released),
+            }
+            self.tell_released(&mut s);
+            End { finish, tail: Vec::new() }
+        });
+        self.events.push_back(Event::Ended(s.id, how));
+    }
+
+    /// Takes a sequence out of queue or batch, and its blocks from it, last first, so that the beginning of a text
+    /// outlives its end in the cache.
+    fn leave(&mut self, slot: u32) {
+        let s = seq_mut(&mut self.slots, slot);
+        let list = if s.running { &mut self.running } else { &mut self.waiting };
+        let at = list.iter().position(|&other| other == slot).expect("a sequence is in its list");
+        list.remove(at);
+        s.running = false;
+        for block in s.table.drain(..).rev() {
+            self.pool.release(block);
+        }
+        s.chains.clear();
+        s.computed = 0;
+        s.tokens.truncate(s.tokens.len() - s.drafted);
+        s.drafted = 0;
+    }
+
+    /// Tells the tokens that the matcher has let go.
+    fn tell_released(&mut self, s: &mut Sequence) {
+        for token in self.released.drain(..) {
+            self.events.push_back(Event::Token(s.id, token, s.held_logprobs.pop_front()));
+        }
+    }
+}
+
+fn seq(slots: &[Option<Sequence>], slot: u32) -> &Sequence {
+    slots[slot as usize].as_ref().expect("the slot is in use")
+}
+
+fn seq_mut(slots: &mut [Option<Sequence>], slot: u32) -> &mut Sequence {
+    slots[slot as usize].as_mut().expect("the slot is in use")
+}

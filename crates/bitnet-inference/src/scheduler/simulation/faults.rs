@@ -1,0 +1,114 @@
+//! Faults that a scheduler might have, put into one that has none.
+
+use super::*;
+use crate::Chain;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Planted {
+    DoubleFree,
+    LostBlock,
+    UncopiedWrite,
+    PositionOffByOne,
+    SwallowedCancel,
+    EventAfterEnd,
+    TwoEnds,
+    DoubledToken,
+    LostToken,
+    SwappedTable,
+    WrongPrefix,
+    LostSequence,
+    SwappedTokens,
+    ForgottenStep,
+}
+
+impl Planted {
+    pub(super) const ALL: [Planted; 14] = [
+        Planted::DoubleFree,
+        Planted::LostBlock,
+        Planted::UncopiedWrite,
+        Planted::PositionOffByOne,
+        Planted::SwallowedCancel,
+        Planted::EventAfterEnd,
+        Planted::TwoEnds,
+        Planted::DoubledToken,
+        Planted::LostToken,
+        Planted::SwappedTable,
+        Planted::WrongPrefix,
+        Planted::LostSequence,
+        Planted::SwappedTokens,
+        Planted::ForgottenStep,
+    ];
+}
+
+impl World {
+    fn strikes(&mut self, planted: Planted) -> bool {
+        self.planted == Some(planted) && self.rng.one_in(10)
+    }
+
+    pub(super) fn sabotage_plan(&mut self, plan: &mut Plan) {
+        if self.strikes(Planted::UncopiedWrite) {
+            plan.copies.clear();
+        }
+        if self.strikes(Planted::PositionOffByOne)
+            && let Some(run) = plan.runs.iter_mut().find(|r| r.start > 0)
+        {
+            run.start -= 1;
+        }
+    }
+
+    pub(super) fn sabotage_outcome(&mut self) {
+        let drawn = &mut self.outcome.drawn;
+        if drawn.len() >= 2 && self.planted == Some(Planted::SwappedTokens) {
+            drawn.swap(0, 1);
+        }
+    }
+
+    pub(super) fn sabotage_state(&mut self) {
+        if self.planted.is_none() || !self.rng.one_in(10) {
+            return;
+        }
+        let Scheduler { pool, slots, running, waiting, .. } = &mut self.scheduler;
+        let some = running.first().map(|&slot| seq_mut(slots, slot));
+        match (self.planted, some) {
+            (Some(Planted::DoubleFree), Some(s)) if !s.table.is_empty() => pool.release(s.table[0]),
+            (Some(Planted::LostBlock), _) => drop(pool.allocate()),
+            (Some(Planted::SwappedTable), Some(s)) if s.computed > BLOCK => s.table.swap(0, 1),
+            (Some(Planted::WrongPrefix), Some(s)) if !s.chains.is_empty() => {
+                let other =
+                    self.prompts.iter().rev().find(|p| p.len() >= BLOCK && p[..BLOCK] != s.tokens[..BLOCK]);
+                if let Some(other) = other {
+                    pool.publish(s.table[0], Chain::Root(s.request.salt), &other[..BLOCK]);
+                }
+            }
+            (Some(Planted::LostSequence), _) => drop(waiting.pop()),
+            (Some(Planted::ForgottenStep), Some(s))
+                if s.computed + 1 < s.tokens.len() && s.table.len() * BLOCK > s.computed + 1 =>
+            {
+                s.computed += 1;
+                s.chains.resize(s.computed / BLOCK, Chain::Root(1 << 40));
+            }
+            _ => {}
+        }
+    }
+
+    pub(super) fn sabotage_events(&mut self) {
+        if self.planted.is_none() || !self.rng.one_in(10) {
+            return;
+        }
+        let events = &mut self.scheduler.events;
+        let token = events.iter().position(|e| matches!(e, Event::Token(..)));
+        let end = events.iter().position(|e| matches!(e, Event::Ended(..)));
+        match (self.planted, token, end) {
+            (Some(Planted::EventAfterEnd), _, Some(at)) => {
+                let Event::Ended(id, _) = events[at] else { unreachable!("it is an end") };
+                events.insert(at + 1, Event::Token(id, 0, None));
+            }
+            (Some(Planted::TwoEnds), _, Some(at)) => events.insert(at, events[at].clone()),
+            (Some(Planted::DoubledToken), Some(at), _) => events.insert(at, events[at].clone()),
+            (Some(Planted::LostToken), Some(at), _) => drop(events.remove(at)),
+            _ => {}
+        }
+    }
+}
+
+const BLOCK: usize = Batch::BLOCK_TOKENS;

@@ -1,0 +1,181 @@
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use bitnet_model::{Batch, Logits};
+
+use crate::scheduler::{Drawn, Plan, PlannedRun, RunOutcome, Scheduler, StepOutcome};
+use crate::{Draw, Model, RequestError, Sampler, SeqId};
+
+/// Times that a step did not go as planned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct StepFaults {
+    /// Forward passes that failed.
+    pub failed_forwards: u64,
+    /// Sequences that failed.
+    pub failed_sequences: u64,
+}
+
+/// Carries out plans: the model, the sampler, and the memory that steps use again and again.
+pub struct Stepper {
+    model: Box<dyn Model>,
+    batch: Batch,
+    logits: Logits,
+    sampler: Sampler,
+    banned: Vec<u32>,
+    faults: StepFaults,
+    /// Logits of sequences that asked for nothing else, in the last step.
+    pub wanted_logits: Vec<(SeqId, Vec<f32>)>,
+}
+
+impl Stepper {
+    /// Takes the memory for the largest step that the model bears.
+    pub fn new(model: Box<dyn Model>) -> Self {
+        let (limits, vocab) = (model.limits(), model.spec().vocab);
+        let most_blocks = limits.max_logit_rows * model.spec().context.div_ceil(Batch::BLOCK_TOKENS);
+        Stepper {
+            batch: Batch::with_capacity(limits.max_tokens, limits.max_logit_rows, most_blocks.min(1 << 20)),
+            logits: Logits::with_capacity(limits.max_logit_rows, vocab),
+            sampler: Sampler::new(vocab),
+            banned: Vec::with_capacity(64),
+            faults: StepFaults::default(),
+            wanted_logits: Vec::new(),
+            model,
+        }
+    }
+
+    /// The model.
+    pub fn model(&self) -> &dyn Model {
+        self.model.as_ref()
+    }
+
+    /// What has gone wrong so far.
+    pub fn faults(&self) -> StepFaults {
+        self.faults
+    }
+
+    /// Computes a plan and draws its tokens. What fails is tried again, then halved until the sequence at fault is
+    /// alone; it fails, and no other.
+    pub fn run(&mut self, scheduler: &Scheduler, plan: &Plan, outcome: &mut StepOutcome) {
+        outcome.runs.clear();
+        outcome.drawn.clear();
+        self.wanted_logits.clear();
+        for &(from, to) in &plan.copies {
+            self.model.copy_block(from, to);
+        }
+        self.attempt(scheduler, &plan.runs, true, outcome);
+    }
+
+    fn attempt(
+        &mut self,
+        scheduler: &Scheduler,
+        runs: &[PlannedRun],
+        again: bool,
+        outcome: &mut StepOutcome,
+    ) {
+        match self.forward(scheduler, runs) {
+            Ok(()) => self.draw(scheduler, runs, outcome),
+            Err(_) if again => self.attempt(scheduler, runs, false, outcome),
+            Err(error) if runs.len() == 1 => {
+                self.faults.failed_sequences += 1;
+                outcome.runs.push(RunOutcome::Failed(error));
+            }
+            Err(_) => {
+                let (left, right) = runs.split_at(runs.len() / 2);
+                self.attempt(scheduler, left, left.len() == 1, outcome);
+                self.attempt(scheduler, right, right.len() == 1, outcome);
+            }
+        }
+    }
+
+    fn forward(&mut self, scheduler: &Scheduler, runs: &[PlannedRun]) -> Result<(), RequestError> {
+        self.batch.clear();
+        for run in runs {
+            let s = scheduler.sequence(run);
+            let end = run.start + run.len;
+            let table = &s.table[..end.div_ceil(Batch::BLOCK_TOKENS)];
+            self.batch.push(&s.tokens[run.start..end], run.start, table, run.len - run.rows..run.len);
+        }
+        let result = catch_unwind(AssertUnwindSafe(|| self.model.forward(&self.batch, &mut self.logits)));
+        let result = match result {
+            Ok(Ok(())) => return Ok(()),
+            Ok(Err(error)) => RequestError::Forward(error),
+            Err(panic) => RequestError::Panic { message: panic_message(panic.as_ref()) },
+        };
+        self.faults.failed_forwards += 1;
+        Err(result)
+    }
+
+    fn draw(&mut self, scheduler: &Scheduler, runs: &[PlannedRun], outcome: &mut StepOutcome) {
+        let mut row = 0;
+        for run in runs {
+            let first = outcome.drawn.len();
+            let drawn =
+                catch_unwind(AssertUnwindSafe(|| self.draw_run(scheduler, run, row, &mut outcome.drawn)));
+            outcome.runs.push(match drawn {
+                Ok(Ok(())) => RunOutcome::Done(first..outcome.drawn.len()),
+                failed => {
+                    self.faults.failed_sequences += 1;
+                    RunOutcome::Failed(match failed {
+                        Ok(Err(error)) => error,
+                        Err(panic) => {
+                            // Its scratch memory may be half written.
+                            self.sampler = Sampler::new(self.model.spec().vocab);
+                            RequestError::Panic { message: panic_message(panic.as_ref()) }
+                        }
+                        Ok(Ok(())) => unreachable!("taken above"),
+                    })
+                }
+            });
+            row += run.rows;
+        }
+    }
+
+    /// Draws the token after a run's last one; where that is what was drafted, the next one too, and so on.
+    fn draw_run(
+        &mut self,
+        scheduler: &Scheduler,
+        run: &PlannedRun,
+        row: usize,
+        drawn: &mut Vec<Drawn>,
+    ) -> Result<(), RequestError> {
+        let s = scheduler.sequence(run);
+        if run.rows > 0 && !s.draws() {
+            self.wanted_logits.push((s.id, self.logits.row(row).to_vec()));
+            return Ok(());
+        }
+        let config = &s.request.config;
+        for i in 0..run.rows {
+            let tokens = &s.tokens[..run.start + run.len - run.drafts + i];
+            self.banned.clear();
+            if tokens.len() - s.prompt_len() < config.min_new_tokens {
+                let eos = if config.ignore_eos { &[] } else { scheduler.eos() };
+                self.banned.extend(eos.iter().chain(&config.stop_tokens));
+            }
+            let at = Draw {
+                config,
+                tokens,
+                prompt_len: s.prompt_len(),
+                banned: &self.banned,
+                seed: s.seed,
+                choice: s.id.choice,
+            };
+            let logits = self.logits.row(row + i);
+            let token = self.sampler.draw(logits, &at)?;
+            let logprobs = match config.logprobs {
+                Some(top) => Some(self.sampler.logprobs(logits, token, top)?),
+                None => None,
+            };
+            drawn.push(Drawn { token, logprobs });
+            if s.tokens.get(tokens.len()) != Some(&token) {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What a panic said.
+pub(crate) fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|s| s.to_string());
+    text.or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "a panic without a message".into())
+}
