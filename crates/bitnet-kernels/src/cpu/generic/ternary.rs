@@ -90,46 +90,70 @@ unsafe fn tile<L: Lanes, const R: usize, const T: usize>(
     let mut codes = a.w.codes.as_ptr().add(panel * blocks * BLOCK_BYTES + 64 * group);
     let mut x = a.x.as_ptr().add(first * a.x_stride);
     let mut sums = [[L::zero_i(); R]; T];
-    let mut left = blocks;
-    while left > 0 {
-        let run = left.min(L::STEPS / 4);
-        let mut parts = [[L::zero_part(); R]; T];
-        for _ in 0..run {
-            let mut v: [L::Codes; R] = std::array::from_fn(|_| L::load_codes(codes));
-            for (r, v) in v.iter_mut().enumerate() {
-                *v = L::load_codes(codes.add(64 * r));
-                if first == 0 {
-                    L::prefetch(codes.wrapping_add(64 * r + AHEAD));
-                }
-            }
-            for plane in 0..4 {
-                for (t, parts) in parts.iter_mut().enumerate() {
-                    let quad = x.add(t * a.x_stride + 4 * plane);
-                    for (part, &v) in parts.iter_mut().zip(&v) {
-                        *part = L::dot(*part, L::mask_plane(v, 0), quad);
-                    }
-                }
-                if plane < 3 {
-                    for v in &mut v {
-                        *v = L::next_plane(*v);
-                    }
-                }
-            }
-            codes = codes.add(BLOCK_BYTES);
-            x = x.add(BLOCK);
-        }
+    if L::STEPS == usize::MAX {
+        // Nothing overflows: one set of sums is all that the registers hold.
+        let parts = dot_blocks::<L, R, T>(codes, x, a.x_stride, blocks);
         for (sums, parts) in sums.iter_mut().zip(parts) {
             for (sum, part) in sums.iter_mut().zip(parts) {
-                *sum = L::add_i(*sum, L::widen(part));
+                *sum = L::widen(part);
             }
         }
-        left -= run;
+    } else {
+        let mut left = blocks;
+        while left > 0 {
+            let run = left.min(L::STEPS / 4);
+            let parts = dot_blocks::<L, R, T>(codes, x, a.x_stride, run);
+            for (sums, parts) in sums.iter_mut().zip(parts) {
+                for (sum, part) in sums.iter_mut().zip(parts) {
+                    *sum = L::add_i(*sum, L::widen(part));
+                }
+            }
+            codes = codes.add(run * BLOCK_BYTES);
+            x = x.add(run * BLOCK);
+            left -= run;
+        }
     }
     for (t, sums) in sums.into_iter().enumerate() {
         for (r, sum) in sums.into_iter().enumerate() {
             finish::<L>(a, panel, group + r, first + t, sum);
         }
     }
+}
+
+/// Dot products of `R` groups with `T` tokens over `blocks` blocks.
+#[inline(always)]
+unsafe fn dot_blocks<L: Lanes, const R: usize, const T: usize>(
+    mut codes: *const u8,
+    mut x: *const i8,
+    x_stride: usize,
+    blocks: usize,
+) -> [[L::Part; R]; T] {
+    let mut parts = [[L::zero_part(); R]; T];
+    for _ in 0..blocks {
+        let mut v = [L::load_codes(codes); R];
+        for r in 0..R {
+            v[r] = L::load_codes(codes.add(64 * r));
+            L::prefetch(codes.wrapping_add(64 * r + AHEAD));
+        }
+        for plane in 0..4 {
+            let mut low = v;
+            for r in 0..R {
+                low[r] = L::mask_plane(v[r], 0);
+                if plane < 3 {
+                    v[r] = L::next_plane(v[r]);
+                }
+            }
+            for t in 0..T {
+                let quad = x.wrapping_add(t * x_stride + 4 * plane);
+                for r in 0..R {
+                    parts[t][r] = L::dot(parts[t][r], low[r], quad);
+                }
+            }
+        }
+        codes = codes.add(BLOCK_BYTES);
+        x = x.add(BLOCK);
+    }
+    parts
 }
 
 /// A whole panel against the only token: per plane one mask and one dot product, the planes' weights (1, 4, 16,
