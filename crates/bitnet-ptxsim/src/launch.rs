@@ -1,0 +1,123 @@
+//! What the host says when it starts a kernel.
+
+use crate::error::LaunchError;
+use crate::inst::Entry;
+
+/// One kernel parameter, by its bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Param {
+    bytes: [u8; 8],
+    len: usize,
+}
+
+macro_rules! param_from {
+    ($($t:ty),*) => {$(
+        impl From<$t> for Param {
+            fn from(value: $t) -> Param {
+                let mut bytes = [0; 8];
+                bytes[..size_of::<$t>()].copy_from_slice(&value.to_le_bytes());
+                Param { bytes, len: size_of::<$t>() }
+            }
+        }
+    )*};
+}
+param_from!(u8, u16, u32, i32, f32, u64, i64);
+
+/// Bounds that turn an endless kernel into a fault.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Instructions a warp may execute.
+    pub steps_per_warp: u64,
+    /// Blocks that run at the same time. Hardware promises no more than one; blocks that wait for each other need
+    /// as many as wait.
+    pub resident_blocks: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits { steps_per_warp: 1_000_000, resident_blocks: 4 }
+    }
+}
+
+/// Shape, parameters and order of one launch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Launch {
+    /// Blocks in x, y, z.
+    pub grid: [u32; 3],
+    /// Threads of a block in x, y, z.
+    pub block: [u32; 3],
+    /// Bytes of the `.extern .shared` array.
+    pub dynamic_shared: usize,
+    /// One for each declared parameter, of the declared size.
+    pub params: Vec<Param>,
+    /// Orders blocks and warps.
+    pub seed: u64,
+    /// Bounds.
+    pub limits: Limits,
+}
+
+/// Shared memory a block can have on sm_80.
+const MAX_SHARED: usize = 163 * 1024;
+/// The numbers of a launch's blocks must leave room in a stamp.
+const MAX_BLOCKS: u64 = 1 << 22;
+
+impl Launch {
+    /// `blocks` blocks of `threads` threads in x, with nothing else set.
+    pub fn new(blocks: u32, threads: u32) -> Launch {
+        Launch {
+            grid: [blocks, 1, 1],
+            block: [threads, 1, 1],
+            dynamic_shared: 0,
+            params: Vec::new(),
+            seed: 0,
+            limits: Limits::default(),
+        }
+    }
+
+    /// Sets the parameters.
+    #[must_use]
+    pub fn params(mut self, params: &[Param]) -> Launch {
+        self.params = params.to_vec();
+        self
+    }
+
+    /// Whether `entry` can be launched so.
+    pub(crate) fn check(&self, entry: &Entry) -> Result<(), LaunchError> {
+        let product = |dims: [u32; 3]| dims.into_iter().fold(1u64, |n, d| n.saturating_mul(u64::from(d)));
+        let shared = entry.dynamic_base() + self.dynamic_shared;
+        let needed = match entry.required_block {
+            Some(exact) if exact != self.block => 0,
+            _ => product(self.block),
+        };
+        let bounds = [
+            ("threads of a block", needed, entry.max_threads.min(1024)),
+            ("blocks of the grid", product(self.grid), MAX_BLOCKS),
+            ("z of the block", u64::from(self.block[2]), 64),
+            ("shared memory plus one", shared as u64 + 1, MAX_SHARED as u64 + 1),
+            ("resident blocks", self.limits.resident_blocks as u64, u64::MAX),
+        ];
+        for (what, given, limit) in bounds {
+            if !(1..=limit).contains(&given) {
+                return Err(LaunchError::Shape { entry: entry.name.clone(), what, given, limit });
+            }
+        }
+        for position in 0..entry.params.len().max(self.params.len()) {
+            let expected = entry.params.get(position).map_or(0, |&(_, bytes)| bytes);
+            let given = self.params.get(position).map_or(0, |param| param.len);
+            if expected != given {
+                return Err(LaunchError::Parameter { entry: entry.name.clone(), position, expected, given });
+            }
+        }
+        Ok(())
+    }
+
+    /// The parameter block of `entry`.
+    pub(crate) fn param_block(&self, entry: &Entry) -> Vec<u8> {
+        let mut block = Vec::new();
+        for (param, &(offset, bytes)) in self.params.iter().zip(&entry.params) {
+            block.resize(offset, 0);
+            block.extend_from_slice(&param.bytes[..bytes]);
+        }
+        block
+    }
+}

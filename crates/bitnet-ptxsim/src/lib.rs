@@ -1,0 +1,56 @@
+//! An interpreter for the PTX dialect our kernels are written in (`.version 7.4`, `.target sm_80`).
+//!
+//! It runs a grid instruction by instruction, a warp at a time, and *traps* what hardware forgives: accesses out
+//! of bounds, misaligned or of bytes never written, registers read before they are set, data races in shared and
+//! global memory, aligned instructions reached by part of a warp, barriers misused, waits that never end. It also
+//! counts bank conflicts, global sectors and executed instructions.
+//!
+//! ```
+//! use bitnet_ptxsim::{Launch, Memory, Module, Param};
+//!
+//! let module = Module::parse("twice.ptx", "
+//!     .version 7.4
+//!     .target sm_80
+//!     .address_size 64
+//!     .visible .entry twice(.param .u64 p) {
+//!       .reg .b32 r<2>; .reg .b64 d<2>;
+//!       ld.param.u64 d0, [p]; mov.u32 r0, %tid.x; mul.wide.u32 d1, r0, 4; add.u64 d0, d0, d1;
+//!       ld.global.u32 r1, [d0]; shl.b32 r1, r1, 1; st.global.u32 [d0], r1; ret;
+//!     }")?;
+//! let mut memory = Memory::new();
+//! let buffer = memory.alloc(8);
+//! memory.write(buffer, &[1, 0, 0, 0, 2, 0, 0, 0])?;
+//! module.launch("twice", &mut memory, &Launch::new(1, 2).params(&[Param::from(buffer)]))?;
+//! assert_eq!(memory.read(buffer, 8)?, [2, 0, 0, 0, 4, 0, 0, 0]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # What is deterministic, and what is not promised
+//! A launch is a function of module, memory and `Launch`, the seed included: the seed orders blocks and warps.
+//! One launch uses one thread; run launches side by side on memories of their own to use more cores.
+//! The approximate functions return the nearest `f32` (see `ops/approx.rs` for what hardware may return instead),
+//! and a floating-point `mma` rounds once, where hardware rounds in an order it does not document.
+//! Timing is not modelled, nor are stale values: two accesses that could see one are reported as a race.
+
+#![forbid(unsafe_code)]
+
+mod decode;
+mod error;
+mod inst;
+mod launch;
+mod lexer;
+mod machine;
+mod memory;
+mod operand;
+mod ops;
+mod parser;
+mod race;
+mod region;
+mod stats;
+mod types;
+
+pub use error::{Fault, FaultKind, LaunchError, MemoryError, ParseError, ParseErrorKind, Space};
+pub use launch::{Launch, Limits, Param};
+pub use memory::Memory;
+pub use parser::Module;
+pub use stats::Stats;

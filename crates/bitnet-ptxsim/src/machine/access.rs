@@ -1,0 +1,230 @@
+//! Loads, stores and atomics.
+
+use super::step::{Exec, Step};
+use super::warp::lanes;
+use crate::inst::{Addr, AtomOp, Lanes, LoadDst, Op, Reg, Strength, WARP};
+use crate::ops::Lane;
+use crate::race::{Kind, Use, Who};
+use crate::region::Trap;
+use crate::stats;
+use crate::types::Type;
+
+impl Step<'_, '_> {
+    /// Addresses of an operand; shared ones are 32 bits wide.
+    pub(super) fn addresses(&self, at: Addr, shared: bool) -> Exec<Lanes> {
+        let base = self.read(at.base)?;
+        let keep = if shared { u64::from(u32::MAX) } else { u64::MAX };
+        Ok(base.map(|base| base.wrapping_add(at.offset as u64) & keep))
+    }
+
+    pub(super) fn load_param(&mut self, d: &[LoadDst], at: usize, ty: Type) {
+        for (i, dst) in d.iter().enumerate() {
+            let start = at + i * ty.bytes();
+            let mut raw = [0; 8];
+            raw[..ty.bytes()].copy_from_slice(&self.machine.params[start..start + ty.bytes()]);
+            if let Some((reg, bytes)) = *dst {
+                self.write(reg, &[ty.extend(u64::from_le_bytes(raw), usize::from(bytes)); WARP]);
+            }
+        }
+    }
+
+    pub(super) fn load(
+        &mut self,
+        pc: usize,
+        shared: bool,
+        d: &[LoadDst],
+        at: Addr,
+        ty: Type,
+        strength: Strength,
+    ) -> Exec {
+        let addresses = self.addresses(at, shared)?;
+        let size = d.len() * ty.bytes();
+        let kind = match strength {
+            Strength { read_only: true, .. } => Kind::PROMISE,
+            Strength { atomic: true, gpu, .. } => Kind::READ.atomic(gpu),
+            _ => Kind::READ,
+        };
+        self.count_access(pc, shared, &addresses, size);
+        for lane in lanes(self.active) {
+            let value = self.at_lane(shared, addresses[lane], size, lane, |region, who| {
+                region.read(addresses[lane], size, kind, who)
+            })?;
+            for (i, dst) in d.iter().enumerate() {
+                if let Some((reg, bytes)) = *dst {
+                    let raw = (value >> (8 * ty.bytes() * i)) as u64;
+                    self.warp.regs[usize::from(reg)][lane] = ty.extend(raw, usize::from(bytes));
+                    self.warp.regs_set[usize::from(reg)] |= 1 << lane;
+                }
+            }
+            self.meet(shared, addresses[lane], lane, strength, Use::Load);
+        }
+        Ok(())
+    }
+
+    pub(super) fn store(
+        &mut self,
+        pc: usize,
+        shared: bool,
+        at: Addr,
+        s: &[Reg],
+        ty: Type,
+        strength: Strength,
+    ) -> Exec {
+        let addresses = self.addresses(at, shared)?;
+        let size = s.len() * ty.bytes();
+        let kind = if strength.atomic { Kind::WRITE.atomic(strength.gpu) } else { Kind::WRITE };
+        self.count_access(pc, shared, &addresses, size);
+        let mut values = [0u128; WARP];
+        for (i, &reg) in s.iter().enumerate() {
+            let parts = self.read(reg)?;
+            for lane in lanes(self.active) {
+                let part = parts[lane] & (u64::MAX >> (64 - 8 * ty.bytes()));
+                values[lane] |= u128::from(part) << (8 * ty.bytes() * i);
+            }
+        }
+        for lane in lanes(self.active) {
+            self.at_lane(shared, addresses[lane], size, lane, |region, who| {
+                region.write(addresses[lane], size, values[lane], kind, who)
+            })?;
+            self.meet(shared, addresses[lane], lane, strength, Use::Store);
+        }
+        Ok(())
+    }
+
+    /// Lanes update one after the other, from a lane that the seed picks: their order is nobody's to rely on.
+    pub(super) fn atomic(&mut self, op: &Op) -> Exec {
+        let Op::Atomic { shared, op, ty, d, at, b, c, strength } = *op else { return Ok(()) };
+        let addresses = self.addresses(at, shared)?;
+        let (b, c) = (*self.read(b)?, *self.read(c)?);
+        let kind = Kind::WRITE.atomic(strength.gpu);
+        let (first, active) = (self.machine.rng.below(WARP), self.active);
+        if !shared {
+            self.count_sectors(&addresses);
+        }
+        for lane in (first..first + WARP).map(|lane| lane % WARP).filter(|lane| active >> lane & 1 == 1) {
+            let f = |old: u64| update(op, ty, old, b[lane], c[lane]);
+            let old = self.at_lane(shared, addresses[lane], ty.bytes(), lane, |region, who| {
+                region.update(addresses[lane], ty.bytes(), kind, who, f)
+            })?;
+            self.meet(shared, addresses[lane], lane, strength, Use::Update { returns: d.is_some() });
+            if let Some(d) = d {
+                self.warp.regs[usize::from(d)][lane] = old;
+                self.warp.regs_set[usize::from(d)] |= 1 << lane;
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets one lane use the region that holds its address.
+    #[inline]
+    pub(super) fn at_lane<T>(
+        &mut self,
+        shared: bool,
+        address: u64,
+        size: usize,
+        lane: usize,
+        access: impl FnOnce(&mut crate::region::Region, &mut Who<'_>) -> Result<T, Trap>,
+    ) -> Exec<T> {
+        let (clocks, warp) = (&self.env.clocks, self.warp.index);
+        let result = if shared {
+            let sets = &mut self.machine.memory.sets;
+            access(&mut self.env.shared, &mut Who { clocks, sets, warp, lane })
+        } else {
+            let found = self.machine.memory.for_access(address, size);
+            found.and_then(|(region, sets)| access(region, &mut Who { clocks, sets, warp, lane }))
+        };
+        // What the warp does together is reported for its first thread.
+        result.map_err(|trap| (trap, lane % WARP))
+    }
+
+    #[inline]
+    fn meet(&mut self, shared: bool, address: u64, lane: usize, strength: Strength, how: Use) {
+        if strength.atomic {
+            let place = (if shared { self.env.clocks.serial() } else { 0 }, address);
+            let who = (self.warp.index, lane);
+            self.machine.releases.meet(place, &mut self.env.clocks, who, strength, how);
+        }
+    }
+
+    fn count_access(&mut self, pc: usize, shared: bool, addresses: &Lanes, size: usize) {
+        if !shared {
+            return self.count_sectors(addresses);
+        }
+        // A pass moves 128 bytes: wider accesses go in parts of the warp.
+        let width = size.max(4);
+        let phase = 128 / width;
+        let active = self.active;
+        for start in (0..WARP).step_by(phase) {
+            let words = (start..start + phase).filter(|lane| active >> lane & 1 == 1);
+            let words = words.flat_map(|lane| (0..width as u64 / 4).map(move |i| addresses[lane] / 4 + i));
+            if words.clone().next().is_some() {
+                self.count_pass(pc, words);
+            }
+        }
+    }
+
+    pub(super) fn count_pass(&mut self, pc: usize, words: impl Iterator<Item = u64> + Clone) {
+        self.machine.stats.shared_passes += 1;
+        self.machine.counts[pc].conflicts += stats::passes(words) - 1;
+    }
+
+    pub(super) fn count_sectors(&mut self, addresses: &Lanes) {
+        let mut sectors = [0; WARP];
+        let mut len = 0;
+        for lane in lanes(self.active) {
+            sectors[len] = addresses[lane] / 32;
+            len += 1;
+        }
+        let sectors = &mut sectors[..len];
+        if !sectors.is_sorted() {
+            sectors.sort_unstable();
+        }
+        let changes = sectors.windows(2).filter(|pair| pair[0] != pair[1]).count();
+        self.machine.stats.global_requests += 1;
+        self.machine.stats.global_sectors += changes as u64 + 1;
+    }
+}
+
+/// The new value of an atomic's location.
+fn update(op: AtomOp, ty: Type, old: u64, b: u64, c: u64) -> u64 {
+    let (signed_old, signed_b) = (ty.extend(old, 8) as i64, ty.extend(b, 8) as i64);
+    let less = if ty.is_signed() { signed_b < signed_old } else { b < old };
+    match op {
+        AtomOp::Add => ty.extend(old.wrapping_add(b), ty.bytes()),
+        AtomOp::AddF32 => (f32::get(old) + f32::get(b)).put(),
+        AtomOp::And => old & b,
+        AtomOp::Or => old | b,
+        AtomOp::Xor => old ^ b,
+        AtomOp::Exch => b,
+        AtomOp::Cas if old == b => c,
+        AtomOp::Cas => old,
+        AtomOp::Min => {
+            if less {
+                b
+            } else {
+                old
+            }
+        }
+        AtomOp::Max => {
+            if less {
+                old
+            } else {
+                b
+            }
+        }
+        AtomOp::Inc => {
+            if old >= b {
+                0
+            } else {
+                old + 1
+            }
+        }
+        AtomOp::Dec => {
+            if old == 0 || old > b {
+                b
+            } else {
+                old - 1
+            }
+        }
+    }
+}

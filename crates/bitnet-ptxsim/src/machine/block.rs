@@ -1,0 +1,222 @@
+//! A block: its warps, its shared memory, and who of them may run.
+
+use super::barrier::Barriers;
+use super::step::{Step, lane_of};
+use super::warp::{Strand, Wait, Warp};
+use super::{Machine, split};
+use crate::error::{Fault, FaultKind, Space};
+use crate::inst::{Inst, Op, WARP};
+use crate::race::{ANY_LANE, Clocks, Stamp};
+use crate::region::{Region, Trap};
+
+/// Most instructions a warp executes before another of its block may run.
+const SLICE: usize = 64;
+
+/// What a block's warps share.
+pub(super) struct Env {
+    pub(super) coordinates: [u32; 3],
+    pub(super) shared: Region,
+    pub(super) clocks: Clocks,
+    pub(super) barriers: Barriers,
+}
+
+pub(super) struct Block {
+    env: Env,
+    warps: Vec<Warp>,
+    /// Warps that are neither done nor at a barrier.
+    runnable: Vec<usize>,
+}
+
+/// What an instruction did to its strand.
+pub(super) enum Flow {
+    Next,
+    Branch {
+        taken: u32,
+        target: usize,
+    },
+    Exit {
+        lanes: u32,
+    },
+    /// Stays until `needed` lanes are here; the others of the strand go on.
+    Gather {
+        here: u32,
+        needed: u32,
+    },
+    /// Waits at a barrier.
+    Barrier,
+    /// Goes on, but a barrier may open now.
+    Arrived,
+}
+
+impl Block {
+    pub(super) fn new(machine: &Machine<'_>, block: u32) -> Block {
+        let launch = machine.launch;
+        let threads = launch.block.iter().product::<u32>() as usize;
+        let warps = threads.div_ceil(WARP);
+        let shared = machine.entry.dynamic_base() + launch.dynamic_shared;
+        Block {
+            env: Env {
+                coordinates: machine.coordinates(block),
+                shared: Region::new(Space::Shared, 0, shared),
+                clocks: Clocks::new(machine.first_serial + block, machine.first_serial, warps),
+                barriers: Barriers::default(),
+            },
+            warps: (0..warps).map(|w| Warp::new(w, machine.entry, threads)).collect(),
+            runnable: (0..warps).collect(),
+        }
+    }
+
+    /// Runs for about `budget` warp instructions; true when the block is done.
+    pub(super) fn run(&mut self, machine: &mut Machine<'_>, budget: u64) -> Result<bool, Box<Fault>> {
+        let mut spent = 0;
+        while spent < budget {
+            if self.runnable.is_empty() {
+                return self.all_done(machine);
+            }
+            let turn = machine.rng.below(self.runnable.len());
+            let w = self.runnable[turn];
+            let slice = 1 + machine.rng.below(SLICE);
+            spent += slice as u64;
+            if !self.run_warp(machine, w, slice)? {
+                self.runnable.swap_remove(turn);
+            }
+            self.open_barriers();
+        }
+        Ok(false)
+    }
+
+    /// With nothing left to run: done, or everybody waits for somebody who will not come.
+    fn all_done(&self, machine: &Machine<'_>) -> Result<bool, Box<Fault>> {
+        let Some(warp) = self.warps.iter().find(|warp| warp.live != 0) else { return Ok(true) };
+        // At a barrier the strand already stands behind it.
+        let strand = warp.strands[0];
+        let trap = (FaultKind::Deadlock.into(), lane_of(strand.mask));
+        Err(self.fault(machine, warp, strand.pc - 1, trap))
+    }
+
+    fn open_barriers(&mut self) {
+        let warps = &self.warps;
+        let alive = |w: usize| warps[w].live != 0;
+        for w in self.env.barriers.open_full(&mut self.env.clocks, warps.len(), alive) {
+            self.warps[w].strands[0].wait = Wait::Ready;
+            self.runnable.push(w);
+        }
+    }
+
+    /// Whether the warp can go on after at most `slice` instructions.
+    fn run_warp(&mut self, machine: &mut Machine<'_>, w: usize, slice: usize) -> Result<bool, Box<Fault>> {
+        for _ in 0..slice {
+            let Some(s) = self.warps[w].pick() else { return self.blocked(machine, w) };
+            let warp = &mut self.warps[w];
+            let pc = warp.strands[s].pc;
+            let mask = warp.strands[s].mask;
+            warp.steps += 1;
+            let mut step = Step { machine, env: &mut self.env, warp, active: mask };
+            let mut result = step.execute(pc);
+            let limit = machine.launch.limits.steps_per_warp;
+            if self.warps[w].steps >= limit && !matches!(result, Ok(Flow::Exit { .. })) {
+                result = result.and(Err((FaultKind::StepLimit { limit }.into(), lane_of(mask))));
+            }
+            let flow = result.map_err(|trap| self.fault(machine, &self.warps[w], pc, trap))?;
+            let warp = &mut self.warps[w];
+            follow(warp, s, &flow);
+            if warp.strands.len() > 1 {
+                warp.merge();
+            }
+            if let Flow::Arrived = flow {
+                break;
+            }
+        }
+        Ok(true)
+    }
+
+    /// No strand of the warp is ready: it is done or at a barrier, or lanes wait for others that will not come.
+    fn blocked(&self, machine: &Machine<'_>, w: usize) -> Result<bool, Box<Fault>> {
+        let warp = &self.warps[w];
+        let Some(strand) = warp.strands.iter().find(|strand| strand.wait == Wait::Converge) else {
+            return Ok(false);
+        };
+        let kind = stuck(&machine.entry.insts[strand.pc], strand.mask);
+        Err(self.fault(machine, warp, strand.pc, (kind.into(), lane_of(strand.mask))))
+    }
+
+    #[cold]
+    fn fault(
+        &self,
+        machine: &Machine<'_>,
+        warp: &Warp,
+        pc: usize,
+        (trap, lane): (Trap, usize),
+    ) -> Box<Fault> {
+        let inst = &machine.entry.insts[pc];
+        let shape = machine.launch.block;
+        let thread = |warp: usize, lane: usize| split((warp * WARP + lane) as u32, shape);
+        let kind = match trap {
+            Trap::Kind(kind) => kind,
+            Trap::Race { space, address, with } => FaultKind::Race {
+                space,
+                address,
+                other: with.describe(),
+                other_block: machine.coordinates(with.serial() - machine.first_serial),
+                other_threads: threads(with, thread),
+            },
+        };
+        Box::new(Fault {
+            file: machine.file.into(),
+            line: inst.line,
+            instruction: inst.text.clone(),
+            block: self.env.coordinates,
+            thread: thread(warp.index, lane),
+            kind,
+        })
+    }
+}
+
+fn threads(stamp: Stamp, thread: impl Fn(usize, usize) -> [u32; 3]) -> String {
+    match stamp.lane() {
+        ANY_LANE => format!("several threads of warp {}", stamp.warp()),
+        lane => format!("thread {:?}", thread(stamp.warp(), lane)),
+    }
+}
+
+/// Why lanes wait that nobody will join.
+fn stuck(inst: &Inst, lanes: u32) -> FaultKind {
+    match inst.op {
+        Op::Mma { .. } | Op::LoadMatrix { .. } | Op::Barrier { .. } => FaultKind::Divergent { lanes },
+        _ => FaultKind::Deadlock,
+    }
+}
+
+/// Moves strand `s` on.
+#[inline]
+fn follow(warp: &mut Warp, s: usize, flow: &Flow) {
+    let strand = &mut warp.strands[s];
+    match *flow {
+        Flow::Next | Flow::Arrived => strand.pc += 1,
+        Flow::Branch { taken: 0, .. } => strand.pc += 1,
+        Flow::Branch { taken, target } => {
+            let rest = strand.mask & !taken;
+            let behind = Strand { pc: strand.pc + 1, mask: rest, wait: Wait::Ready };
+            (strand.pc, strand.mask) = (target, taken);
+            if rest != 0 {
+                warp.strands.push(behind);
+            }
+        }
+        Flow::Exit { lanes } => warp.exit(s, lanes),
+        Flow::Gather { here, needed } => {
+            let rest = strand.mask & !here;
+            let on = Strand { pc: strand.pc + 1, mask: rest, wait: Wait::Ready };
+            strand.mask = here;
+            if here != needed {
+                strand.wait = Wait::Converge;
+            }
+            if rest != 0 {
+                warp.strands.push(on);
+            }
+        }
+        Flow::Barrier => {
+            strand.pc += 1;
+            strand.wait = Wait::Barrier;
+        }
+    }
+}

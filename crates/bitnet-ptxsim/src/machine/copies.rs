@@ -1,0 +1,106 @@
+//! `cp.async`: data moves at the wait and not before; until then nobody may touch its target.
+
+use super::step::{Exec, Step};
+use super::warp::lanes;
+use crate::error::FaultKind;
+use crate::inst::{Addr, Lanes, Reg, WARP};
+use crate::race::Kind;
+
+/// One instruction's copies, by lane.
+struct Copy {
+    /// Lanes whose copy is still under way.
+    mask: u32,
+    size: usize,
+    src: Lanes,
+    src_size: Lanes,
+    dst: Lanes,
+    /// What the source held at the issue.
+    value: [u128; WARP],
+    /// The group it belongs to, counted by lane.
+    group: [u32; WARP],
+}
+
+#[derive(Default)]
+pub(super) struct Copies {
+    pending: Vec<Copy>,
+    /// Groups committed so far.
+    groups: [u32; WARP],
+}
+
+impl Copies {
+    pub(super) fn commit(&mut self, mask: u32) {
+        lanes(mask).for_each(|lane| self.groups[lane] += 1);
+    }
+}
+
+impl Step<'_, '_> {
+    pub(super) fn copy_issue(&mut self, dst: Addr, src: Addr, size: usize, src_size: Option<Reg>) -> Exec {
+        let (dst, src) = (self.addresses(dst, true)?, self.addresses(src, false)?);
+        let src_size = match src_size {
+            Some(reg) => *self.read(reg)?,
+            None => [size as u64; WARP],
+        };
+        self.count_sectors(&src);
+        let mut value = [0; WARP];
+        for lane in lanes(self.active) {
+            if src_size[lane] > size as u64 {
+                let kind = FaultKind::CopySize { size, src_size: src_size[lane] };
+                return Err((kind.into(), lane));
+            }
+            self.at_lane(true, dst[lane], size, lane, |region, who| region.begin_copy(dst[lane], size, who))?;
+            if src_size[lane] == 0 {
+                continue;
+            }
+            value[lane] = self.at_lane(false, src[lane], size, lane, |region, who| {
+                region.check_aligned(src[lane], size)?;
+                // Fewer bytes than are copied are read one by one: their number need not be a power of two.
+                let whole = src_size[lane] == size as u64;
+                let (pieces, piece) = if whole { (1, size) } else { (src_size[lane], 1) };
+                (0..pieces).try_fold(0, |all, i| {
+                    let part = region.read(src[lane] + i, piece, Kind::READ, who)?;
+                    Ok(all | part << (8 * i))
+                })
+            })?;
+        }
+        let copies = &mut self.warp.copies;
+        copies.pending.push(Copy {
+            mask: self.active,
+            size,
+            src,
+            src_size,
+            dst,
+            value,
+            group: copies.groups,
+        });
+        Ok(())
+    }
+
+    /// Completes what the active lanes have issued, except for their newest `keep` groups.
+    pub(super) fn copy_wait(&mut self, keep: Option<u32>) -> Exec {
+        let mut pending = std::mem::take(&mut self.warp.copies.pending);
+        let groups = self.warp.copies.groups;
+        for copy in &mut pending {
+            let due = |lane: &usize| keep.is_none_or(|keep| copy.group[*lane] + keep < groups[*lane]);
+            let done = lanes(self.active & copy.mask).filter(due).fold(0u32, |mask, lane| mask | 1 << lane);
+            copy.mask &= !done;
+            for lane in lanes(done) {
+                self.land(copy, lane)?;
+            }
+        }
+        pending.retain(|copy| copy.mask != 0);
+        self.warp.copies.pending = pending;
+        Ok(())
+    }
+
+    fn land(&mut self, copy: &Copy, lane: usize) -> Exec {
+        let (address, size) = (copy.src[lane], copy.src_size[lane] as usize);
+        if size > 0 {
+            let now = self.at_lane(false, address, size, lane, |region, _| region.peek(address, size))?;
+            if now != copy.value[lane] {
+                return Err((FaultKind::CopySource { address }.into(), lane));
+            }
+        }
+        let (dst, value) = (copy.dst[lane], copy.value[lane]);
+        self.at_lane(true, dst, copy.size, lane, |region, who| region.end_copy(dst, copy.size, value, who))
+    }
+}

@@ -1,0 +1,117 @@
+//! A warp: its registers, and the strands its threads have split into.
+//!
+//! Threads that are at the same instruction move together as a *strand*. Of several strands the one furthest back
+//! runs, so that they meet again where their paths do; now and then another does, so that a strand that waits for
+//! one behind it is served. Strands that meet become one.
+
+use super::copies::Copies;
+use crate::inst::{Entry, Lanes, WARP};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Wait {
+    Ready,
+    /// For more lanes of the warp to come here.
+    Converge,
+    /// For other warps; only the whole warp waits so.
+    Barrier,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Strand {
+    pub(super) pc: usize,
+    pub(super) mask: u32,
+    pub(super) wait: Wait,
+}
+
+pub(super) struct Warp {
+    pub(super) index: usize,
+    pub(super) regs: Vec<Lanes>,
+    /// Lanes in which each register was set.
+    pub(super) regs_set: Vec<u32>,
+    /// Lanes in which each predicate is true.
+    pub(super) preds: Vec<u32>,
+    pub(super) preds_set: Vec<u32>,
+    /// Lanes that the block's shape gives this warp.
+    pub(super) exist: u32,
+    /// Lanes that have not exited.
+    pub(super) live: u32,
+    pub(super) strands: Vec<Strand>,
+    pub(super) steps: u64,
+    pub(super) copies: Copies,
+}
+
+impl Warp {
+    pub(super) fn new(index: usize, entry: &Entry, threads: usize) -> Warp {
+        let lanes = (threads - index * WARP).min(WARP) as u32;
+        let exist = u32::MAX >> (32 - lanes);
+        Warp {
+            index,
+            regs: vec![[0; WARP]; entry.regs.len()],
+            regs_set: vec![0; entry.regs.len()],
+            preds: vec![0; entry.preds.len()],
+            preds_set: vec![0; entry.preds.len()],
+            exist,
+            live: exist,
+            strands: vec![Strand { pc: 0, mask: exist, wait: Wait::Ready }],
+            steps: 0,
+            copies: Copies::default(),
+        }
+    }
+
+    /// The strand to run next, if one can.
+    #[inline]
+    pub(super) fn pick(&self) -> Option<usize> {
+        if let [only] = &self.strands[..] {
+            return (only.wait == Wait::Ready).then_some(0);
+        }
+        let ready = (0..self.strands.len()).filter(|&i| self.strands[i].wait == Wait::Ready);
+        let pc = |&i: &usize| self.strands[i].pc;
+        // One step in sixteen goes to the strand furthest ahead.
+        if self.steps % 4096 < 3840 { ready.min_by_key(pc) } else { ready.max_by_key(pc) }
+    }
+
+    /// Joins strands that stand at one instruction.
+    pub(super) fn merge(&mut self) {
+        let mut i = 0;
+        while i < self.strands.len() {
+            let mut j = i + 1;
+            while j < self.strands.len() {
+                if self.strands[i].pc == self.strands[j].pc {
+                    let other = self.strands.swap_remove(j);
+                    self.strands[i].mask |= other.mask;
+                    self.strands[i].wait = Wait::Ready;
+                } else {
+                    j += 1;
+                }
+            }
+            i += 1;
+        }
+    }
+
+    /// `mask` exits; whoever waited for these lanes looks again.
+    pub(super) fn exit(&mut self, strand: usize, mask: u32) {
+        self.live &= !mask;
+        self.strands[strand].mask &= !mask;
+        self.strands[strand].pc += 1;
+        self.strands.retain(|strand| strand.mask != 0);
+        for strand in &mut self.strands {
+            strand.wait = Wait::Ready;
+        }
+    }
+
+    pub(super) fn set_pred(&mut self, index: u16, lanes: u32, value: u32) {
+        let pred = &mut self.preds[usize::from(index)];
+        *pred = (*pred & !lanes) | (value & lanes);
+        self.preds_set[usize::from(index)] |= lanes;
+    }
+}
+
+/// The lanes of a mask, in order.
+pub(super) fn lanes(mask: u32) -> impl Iterator<Item = usize> + Clone {
+    let mut left = mask;
+    std::iter::from_fn(move || {
+        let lane = left.trailing_zeros() as usize;
+        left &= left.wrapping_sub(1);
+        (lane < WARP).then_some(lane)
+    })
+}

@@ -1,0 +1,94 @@
+//! Device memory: allocations far apart, so that an address belongs to one of them or to none.
+
+use crate::error::{FaultKind, MemoryError, Space};
+use crate::race::{MAX_SERIAL, ReadSets};
+use crate::region::{Region, Trap};
+
+/// Distance between allocations. An index out of bounds by less than this never hits another allocation, and an
+/// address cut to 32 bits hits none.
+const STRIDE_BITS: u32 = 36;
+/// Where in its stride an allocation starts: aligned to 256 bytes as the driver promises, and to no more.
+const START: u64 = 256;
+
+/// The global memory that kernels run on. It remembers which bytes were ever written: reading others is an error
+/// for the host and a trap for a kernel.
+#[derive(Default)]
+pub struct Memory {
+    allocations: Vec<Option<Region>>,
+    pub(crate) sets: ReadSets,
+    next_serial: u32,
+}
+
+impl Memory {
+    /// Memory without allocations.
+    pub fn new() -> Memory {
+        Memory { next_serial: 1, ..Memory::default() }
+    }
+
+    /// Allocates `len` unwritten bytes and returns their address.
+    pub fn alloc(&mut self, len: usize) -> u64 {
+        let base = ((self.allocations.len() as u64 + 1) << STRIDE_BITS) + START;
+        self.allocations.push(Some(Region::new(Space::Global, base, len)));
+        base
+    }
+
+    /// Frees the allocation that starts at `address`; later accesses are out of bounds.
+    pub fn free(&mut self, address: u64) -> Result<(), MemoryError> {
+        let missing = MemoryError::OutOfBounds { address, len: 0 };
+        let slot = index(address).and_then(|i| self.allocations.get_mut(i)).ok_or(missing.clone())?;
+        match slot {
+            Some(region) if region.offset(address, 0) == Some(0) => *slot = None,
+            _ => return Err(missing),
+        }
+        Ok(())
+    }
+
+    /// Writes `bytes` at `address`, which may lie inside an allocation.
+    pub fn write(&mut self, address: u64, bytes: &[u8]) -> Result<(), MemoryError> {
+        let missing = MemoryError::OutOfBounds { address, len: bytes.len() };
+        let region = self.region(address).ok_or(missing.clone())?;
+        let at = region.offset(address, bytes.len()).ok_or(missing)?;
+        region.host_write(at, bytes);
+        Ok(())
+    }
+
+    /// Reads `len` bytes, all of which must have been written.
+    pub fn read(&self, address: u64, len: usize) -> Result<Vec<u8>, MemoryError> {
+        let missing = MemoryError::OutOfBounds { address, len };
+        let region = index(address).and_then(|i| self.allocations.get(i)?.as_ref()).ok_or(missing.clone())?;
+        let at = region.offset(address, len).ok_or(missing)?;
+        let unwritten = |byte| MemoryError::Uninitialised { address: address + (byte - at) as u64 };
+        region.host_read(at, len).map(<[u8]>::to_vec).map_err(unwritten)
+    }
+
+    fn region(&mut self, address: u64) -> Option<&mut Region> {
+        self.allocations.get_mut(index(address)?)?.as_mut()
+    }
+
+    /// For a kernel's access of `size` bytes, and the table its race check needs.
+    pub(crate) fn for_access(
+        &mut self,
+        address: u64,
+        size: usize,
+    ) -> Result<(&mut Region, &mut ReadSets), Trap> {
+        let space = Space::Global;
+        let region = index(address).and_then(|i| self.allocations.get_mut(i)?.as_mut());
+        let region = region.ok_or(FaultKind::OutOfBounds { space, address, size })?;
+        Ok((region, &mut self.sets))
+    }
+
+    /// Numbers for the `blocks` of a launch: the first of them.
+    pub(crate) fn begin_launch(&mut self, blocks: u32) -> u32 {
+        self.sets.next_launch();
+        if self.next_serial + blocks >= MAX_SERIAL {
+            self.next_serial = 1;
+            self.allocations.iter_mut().flatten().for_each(Region::forget_accesses);
+        }
+        self.next_serial += blocks;
+        self.next_serial - blocks
+    }
+}
+
+fn index(address: u64) -> Option<usize> {
+    usize::try_from(address >> STRIDE_BITS).ok()?.checked_sub(1)
+}

@@ -1,0 +1,284 @@
+//! Operands: what names and numbers in an instruction mean inside a kernel.
+
+use std::collections::HashMap;
+
+use crate::error::ParseErrorKind;
+use crate::inst::{Addr, CONSTANT, Lanes, Pred, PredRef, Reg, Special, WARP};
+use crate::lexer::Token;
+use crate::types::Type;
+
+#[derive(Debug, Clone)]
+pub(crate) enum Operand {
+    Reg(Reg, Type),
+    Pred(PredRef),
+    Int(i128),
+    /// Bits of an `f32`.
+    Float(u32),
+    /// Address of a shared array, in a constant.
+    Symbol(Reg),
+    Special(Special),
+    /// The base register's type, `None` for a symbol.
+    Address(Addr, Option<Type>),
+    Param {
+        at: usize,
+        room: usize,
+    },
+    Vector(Vec<Operand>),
+    Pair(Box<Operand>, Box<Operand>),
+    Sink,
+}
+
+impl Operand {
+    pub(crate) fn describe(&self) -> String {
+        match self {
+            Operand::Reg(_, ty) => format!("a .{} register", ty.name()),
+            Operand::Pred(_) => "a predicate".into(),
+            Operand::Int(value) => format!("the number {value}"),
+            Operand::Float(bits) => format!("the number {}", f32::from_bits(*bits)),
+            Operand::Symbol(_) => "the name of a shared array".into(),
+            Operand::Special(_) => "a special register".into(),
+            Operand::Address(..) | Operand::Param { .. } => "an address".into(),
+            Operand::Vector(parts) => format!("a vector of {}", parts.len()),
+            Operand::Pair(..) => "a pair".into(),
+            Operand::Sink => "`_`".into(),
+        }
+    }
+}
+
+/// The tokens of one statement.
+pub(crate) struct Cursor<'t> {
+    tokens: &'t [Token<'t>],
+}
+
+impl<'t> Cursor<'t> {
+    pub(crate) fn new(tokens: &'t [Token<'t>]) -> Cursor<'t> {
+        Cursor { tokens }
+    }
+
+    pub(crate) fn peek(&self) -> &'t str {
+        self.tokens.first().map_or("end of statement", |token| token.text)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.tokens.is_empty()
+    }
+
+    pub(crate) fn next(&mut self) -> &'t str {
+        let text = self.peek();
+        self.tokens = self.tokens.get(1..).unwrap_or_default();
+        text
+    }
+
+    pub(crate) fn take(&mut self, text: &str) -> bool {
+        let found = self.peek() == text;
+        if found {
+            self.next();
+        }
+        found
+    }
+
+    pub(crate) fn expect(&mut self, text: &'static str) -> Result<(), ParseErrorKind> {
+        if self.take(text) { Ok(()) } else { Err(self.expected(text)) }
+    }
+
+    pub(crate) fn expected(&self, expected: &'static str) -> ParseErrorKind {
+        ParseErrorKind::Expected { expected, found: self.peek().into() }
+    }
+
+    pub(crate) fn word(&mut self, expected: &'static str) -> Result<&'t str, ParseErrorKind> {
+        match self.tokens.first() {
+            Some(token) if token.is_word() => Ok(self.next()),
+            _ => Err(self.expected(expected)),
+        }
+    }
+
+    pub(crate) fn number(&mut self) -> Result<i128, ParseErrorKind> {
+        let negative = self.take("-");
+        let value = integer(self.peek()).ok_or_else(|| self.expected("a number"))?;
+        self.next();
+        Ok(if negative { -value } else { value })
+    }
+}
+
+fn integer(word: &str) -> Option<i128> {
+    let digits = word.strip_suffix('U').unwrap_or(word);
+    let (digits, radix) = digits.strip_prefix("0x").map_or((digits, 10), |hex| (hex, 16));
+    u64::from_str_radix(digits, radix).ok().map(i128::from)
+}
+
+/// A `.b32` float as `0f3F800000` or with a decimal point.
+fn float(word: &str) -> Option<u32> {
+    match word.strip_prefix("0f").or(word.strip_prefix("0F")) {
+        Some(hex) => u32::from_str_radix(hex, 16).ok().filter(|_| hex.len() == 8),
+        None => word.contains('.').then(|| word.parse::<f32>().ok().map(f32::to_bits))?,
+    }
+}
+
+/// The names of one kernel.
+#[derive(Default)]
+pub(crate) struct Scope {
+    names: HashMap<String, Name>,
+    pub(crate) regs: Vec<String>,
+    pub(crate) preds: Vec<String>,
+    pub(crate) constants: Vec<Lanes>,
+    constant_of: HashMap<u64, Reg>,
+}
+
+#[derive(Clone, Copy)]
+enum Name {
+    Reg(Reg, Type),
+    Pred(Pred),
+    Symbol(Reg),
+    Param { at: usize, bytes: usize },
+}
+
+impl Scope {
+    fn declare(&mut self, name: &str, what: Name) -> Result<(), ParseErrorKind> {
+        match self.names.insert(name.into(), what) {
+            Some(_) => Err(ParseErrorKind::Duplicate { name: name.into() }),
+            None => Ok(()),
+        }
+    }
+
+    pub(crate) fn declare_reg(&mut self, name: &str, ty: Type) -> Result<(), ParseErrorKind> {
+        if ty == Type::Pred {
+            self.preds.push(name.into());
+            return self.declare(name, Name::Pred(self.preds.len() as Pred - 1));
+        }
+        self.regs.push(name.into());
+        self.declare(name, Name::Reg(self.regs.len() as Reg - 1, ty))
+    }
+
+    pub(crate) fn declare_param(
+        &mut self,
+        name: &str,
+        at: usize,
+        bytes: usize,
+    ) -> Result<(), ParseErrorKind> {
+        self.declare(name, Name::Param { at, bytes })
+    }
+
+    /// A shared array; returns the constant that holds its address, so that it can be set later.
+    pub(crate) fn declare_symbol(&mut self, name: &str, address: usize) -> Result<Reg, ParseErrorKind> {
+        let slot = self.push_constant(address as u64);
+        self.declare(name, Name::Symbol(slot))?;
+        Ok(slot)
+    }
+
+    pub(crate) fn set_constant(&mut self, slot: Reg, value: u64) {
+        self.constants[usize::from(slot & !CONSTANT)] = [value; WARP];
+    }
+
+    fn push_constant(&mut self, value: u64) -> Reg {
+        self.constants.push([value; WARP]);
+        (self.constants.len() - 1) as Reg | CONSTANT
+    }
+
+    pub(crate) fn constant(&mut self, value: u64) -> Reg {
+        if let Some(&slot) = self.constant_of.get(&value) {
+            return slot;
+        }
+        let slot = self.push_constant(value);
+        self.constant_of.insert(value, slot);
+        slot
+    }
+
+    pub(crate) fn pred(&self, name: &str, negated: bool) -> Result<PredRef, ParseErrorKind> {
+        match self.names.get(name) {
+            Some(&Name::Pred(index)) => Ok(PredRef { index, negated }),
+            Some(_) => Err(ParseErrorKind::Expected { expected: "a predicate", found: name.into() }),
+            None => Err(ParseErrorKind::Undeclared { name: name.into() }),
+        }
+    }
+
+    pub(crate) fn operand(&mut self, cursor: &mut Cursor<'_>) -> Result<Operand, ParseErrorKind> {
+        let first = self.single(cursor)?;
+        if cursor.take("|") {
+            return Ok(Operand::Pair(first.into(), self.single(cursor)?.into()));
+        }
+        Ok(first)
+    }
+
+    fn single(&mut self, cursor: &mut Cursor<'_>) -> Result<Operand, ParseErrorKind> {
+        if cursor.take("{") {
+            let mut parts = vec![self.single(cursor)?];
+            while cursor.take(",") {
+                parts.push(self.single(cursor)?);
+            }
+            cursor.expect("}")?;
+            return Ok(Operand::Vector(parts));
+        }
+        if cursor.take("[") {
+            return self.address(cursor);
+        }
+        if cursor.take("!") {
+            return Ok(Operand::Pred(self.pred(cursor.word("a predicate")?, true)?));
+        }
+        if cursor.peek() == "-" || integer(cursor.peek()).is_some() {
+            return cursor.number().map(Operand::Int);
+        }
+        let word = cursor.word("an operand")?;
+        match self.names.get(word) {
+            Some(&Name::Reg(index, ty)) => Ok(Operand::Reg(index, ty)),
+            Some(&Name::Pred(index)) => Ok(Operand::Pred(PredRef { index, negated: false })),
+            Some(&Name::Symbol(slot)) => Ok(Operand::Symbol(slot)),
+            Some(Name::Param { .. }) => {
+                Err(ParseErrorKind::Expected { expected: "brackets around a parameter", found: word.into() })
+            }
+            None if word == "_" => Ok(Operand::Sink),
+            None => special(word)
+                .map(Operand::Special)
+                .or(float(word).map(Operand::Float))
+                .ok_or(ParseErrorKind::Undeclared { name: word.into() }),
+        }
+    }
+
+    /// After the opening bracket.
+    fn address(&mut self, cursor: &mut Cursor<'_>) -> Result<Operand, ParseErrorKind> {
+        let word = cursor.word("a base register, array or parameter")?;
+        let name = *self.names.get(word).ok_or(ParseErrorKind::Undeclared { name: word.into() })?;
+        let mut offset = 0;
+        while !cursor.take("]") {
+            let sign = if cursor.take("+") { 1 } else { -1 };
+            if sign == -1 && cursor.peek() != "-" {
+                return Err(cursor.expected("`]`"));
+            }
+            // `+ -4` and `- 4` are both written.
+            offset += cursor.number()?;
+        }
+        let narrow = |value: i128| {
+            i64::try_from(value).map_err(|_| ParseErrorKind::Expected {
+                expected: "an offset of 64 bits",
+                found: value.to_string(),
+            })
+        };
+        match name {
+            Name::Reg(base, ty) => Ok(Operand::Address(Addr { base, offset: narrow(offset)? }, Some(ty))),
+            Name::Symbol(base) => Ok(Operand::Address(Addr { base, offset: narrow(offset)? }, None)),
+            Name::Param { at, bytes } if (0..bytes as i128).contains(&offset) => {
+                Ok(Operand::Param { at: at + offset as usize, room: bytes - offset as usize })
+            }
+            _ => Err(ParseErrorKind::Expected { expected: "an address", found: word.into() }),
+        }
+    }
+}
+
+fn special(word: &str) -> Option<Special> {
+    let axis = |prefix: &str| ["x", "y", "z"].iter().position(|a| word.strip_prefix(prefix) == Some(*a));
+    Some(match word {
+        "%laneid" => Special::LaneId,
+        "%warpid" => Special::WarpId,
+        "%lanemask_eq" => Special::MaskEq,
+        "%lanemask_lt" => Special::MaskLt,
+        "%lanemask_le" => Special::MaskLe,
+        "%lanemask_gt" => Special::MaskGt,
+        "%lanemask_ge" => Special::MaskGe,
+        _ => {
+            return None
+                .or(axis("%tid.").map(Special::Tid))
+                .or(axis("%ntid.").map(Special::Ntid))
+                .or(axis("%ctaid.").map(Special::Ctaid))
+                .or(axis("%nctaid.").map(Special::Nctaid));
+        }
+    })
+}

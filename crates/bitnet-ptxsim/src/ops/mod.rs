@@ -1,0 +1,65 @@
+//! What instructions compute, a warp at a time, and nothing about where values live.
+
+pub(crate) mod approx;
+pub(crate) mod compare;
+pub(crate) mod convert;
+pub(crate) mod float;
+pub(crate) mod half;
+pub(crate) mod int;
+
+use crate::inst::AluFn;
+use crate::types::Type;
+
+/// How a lane's 64 bits are read as a number and written back, zero-extended.
+pub(crate) trait Lane: Copy {
+    fn get(raw: u64) -> Self;
+    fn put(self) -> u64;
+}
+
+macro_rules! int_lane {
+    ($($t:ty => $unsigned:ty),*) => {$(
+        impl Lane for $t {
+            fn get(raw: u64) -> Self {
+                raw as $t
+            }
+            fn put(self) -> u64 {
+                u64::from(self as $unsigned)
+            }
+        }
+    )*};
+}
+int_lane!(u16 => u16, i16 => u16, u32 => u32, i32 => u32, u64 => u64, i64 => u64);
+
+impl Lane for f32 {
+    fn get(raw: u64) -> Self {
+        f32::from_bits(raw as u32)
+    }
+    /// Every NaN an instruction makes is the canonical one: PTX keeps no payloads.
+    fn put(self) -> u64 {
+        u64::from(if self.is_nan() { float::NAN_BITS } else { self.to_bits() })
+    }
+}
+
+/// An arithmetic instruction: its function and the types of result and sources.
+pub(crate) struct Shape {
+    pub(crate) f: AluFn,
+    pub(crate) d: Type,
+    pub(crate) s: Vec<Type>,
+}
+
+/// `lanes!(|a: u32, b: u32| a.wrapping_add(b))`: the closure's body over all lanes, as a plain function.
+macro_rules! lanes {
+    (|$a:ident: $ta:ty $(, $b:ident: $tb:ty $(, $c:ident: $tc:ty $(, $d:ident: $td:ty)?)?)?| $e:expr) => {{
+        fn over_warp(s: [&$crate::inst::Lanes; 4], out: &mut $crate::inst::Lanes) {
+            for (i, o) in out.iter_mut().enumerate() {
+                let $a = <$ta as $crate::ops::Lane>::get(s[0][i]);
+                $(let $b = <$tb as $crate::ops::Lane>::get(s[1][i]);
+                $(let $c = <$tc as $crate::ops::Lane>::get(s[2][i]);
+                $(let $d = <$td as $crate::ops::Lane>::get(s[3][i]);)?)?)?
+                *o = $crate::ops::Lane::put($e);
+            }
+        }
+        over_warp as $crate::inst::AluFn
+    }};
+}
+pub(crate) use lanes;

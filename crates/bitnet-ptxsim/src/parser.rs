@@ -1,0 +1,396 @@
+//! The structure of a PTX file: directives, entries, declarations, labels and statements.
+
+use std::collections::HashMap;
+
+use crate::decode;
+use crate::error::{ParseError, ParseErrorKind};
+use crate::inst::{Entry, Inst, Op, Reg};
+use crate::lexer::{Token, tokens};
+use crate::operand::{Cursor, Scope};
+use crate::types::Type;
+
+/// A parsed PTX file. It can be launched from several threads, each with a memory of its own.
+#[derive(Debug)]
+pub struct Module {
+    pub(crate) file: String,
+    entries: Vec<Entry>,
+}
+
+impl Module {
+    /// Parses `text`; `file` is what faults and errors call it.
+    pub fn parse(file: &str, text: &str) -> Result<Module, ParseError> {
+        let tokens = tokens(file, text)?;
+        let mut parser = Parser { text, tokens: &tokens, at: 0, dynamic: None };
+        match parser.module() {
+            Ok(entries) => Ok(Module { file: file.into(), entries }),
+            Err(kind) => Err(ParseError { file: file.into(), line: parser.line(), kind }),
+        }
+    }
+
+    /// Names of the entries, in the file's order.
+    pub fn entries(&self) -> impl Iterator<Item = &str> {
+        self.entries.iter().map(|entry| entry.name.as_str())
+    }
+
+    pub(crate) fn entry(&self, name: &str) -> Option<&Entry> {
+        self.entries.iter().find(|entry| entry.name == name)
+    }
+}
+
+type Result<T, E = ParseErrorKind> = std::result::Result<T, E>;
+
+struct Parser<'t> {
+    text: &'t str,
+    tokens: &'t [Token<'t>],
+    at: usize,
+    /// The module's `.extern .shared` array: name and alignment.
+    dynamic: Option<(&'t str, usize)>,
+}
+
+/// An entry while its body is read.
+struct Body {
+    scope: Scope,
+    entry: Entry,
+    labels: HashMap<String, usize>,
+    /// Branches before their targets are known: instruction, label, line's token.
+    branches: Vec<(usize, String, usize)>,
+}
+
+impl<'t> Parser<'t> {
+    fn line(&self) -> u32 {
+        let token = self.tokens.get(self.at).or(self.tokens.last());
+        token.map_or(1, |token| token.line)
+    }
+
+    fn peek(&self) -> &'t str {
+        self.tokens.get(self.at).map_or("end of file", |token| token.text)
+    }
+
+    fn next(&mut self) -> &'t str {
+        let text = self.peek();
+        self.at += 1;
+        text
+    }
+
+    fn take(&mut self, text: &str) -> bool {
+        let found = self.peek() == text;
+        self.at += usize::from(found);
+        found
+    }
+
+    fn expect(&mut self, text: &'static str) -> Result<()> {
+        if self.take(text) { Ok(()) } else { Err(self.expected(text)) }
+    }
+
+    fn expected(&self, expected: &'static str) -> ParseErrorKind {
+        ParseErrorKind::Expected { expected, found: self.peek().into() }
+    }
+
+    fn number(&mut self) -> Result<u64> {
+        let value = self.peek().parse().map_err(|_| self.expected("a number"))?;
+        self.at += 1;
+        Ok(value)
+    }
+
+    /// The tokens up to the next semicolon, which is passed.
+    fn statement(&mut self) -> Result<&'t [Token<'t>]> {
+        let rest = &self.tokens[self.at..];
+        let end = rest.iter().position(|token| token.text == ";");
+        let end = end.ok_or(ParseErrorKind::Expected { expected: ";", found: "end of file".into() })?;
+        self.at += end + 1;
+        Ok(&rest[..end])
+    }
+
+    fn module(&mut self) -> Result<Vec<Entry>> {
+        let mut entries: Vec<Entry> = Vec::new();
+        let (mut version, mut target) = (false, false);
+        while self.at < self.tokens.len() {
+            match self.next() {
+                ".version" => {
+                    version = self.only(".version", |v| matches!(v, "7.0" | "7.1" | "7.2" | "7.3" | "7.4"))?
+                }
+                ".target" => target = self.only(".target", |t| t == "sm_80")?,
+                ".address_size" => _ = self.only(".address_size", |size| size == "64")?,
+                ".extern" => self.dynamic_shared()?,
+                ".visible" => {
+                    self.expect(".entry")?;
+                    if !(version && target) {
+                        return Err(self.expected(".version and .target before the first entry"));
+                    }
+                    let entry = self.entry()?;
+                    if entries.iter().any(|other| other.name == entry.name) {
+                        return Err(ParseErrorKind::Duplicate { name: entry.name });
+                    }
+                    entries.push(entry);
+                }
+                other => {
+                    self.at -= 1;
+                    return Err(ParseErrorKind::Directive { directive: other.into() });
+                }
+            }
+        }
+        Ok(entries)
+    }
+
+    fn only(&mut self, directive: &str, known: impl Fn(&str) -> bool) -> Result<bool> {
+        let value = self.peek();
+        if !known(value) {
+            return Err(ParseErrorKind::Directive { directive: format!("{directive} {value}") });
+        }
+        self.at += 1;
+        Ok(true)
+    }
+
+    /// `.extern .shared .align 16 .b8 name[];`
+    fn dynamic_shared(&mut self) -> Result<()> {
+        self.expect(".shared")?;
+        let mut cursor = Cursor::new(self.statement()?);
+        let (name, align, bytes) = shared_array(&mut cursor)?;
+        if bytes.is_some() {
+            return Err(cursor.expected("an array without length"));
+        }
+        match self.dynamic.replace((name, align)) {
+            Some((other, _)) => Err(ParseErrorKind::Duplicate { name: other.into() }),
+            None => Ok(()),
+        }
+    }
+
+    fn entry(&mut self) -> Result<Entry> {
+        let name = self.next().to_string();
+        let mut body = Body {
+            scope: Scope::default(),
+            entry: Entry {
+                name,
+                params: Vec::new(),
+                insts: Vec::new(),
+                regs: Vec::new(),
+                preds: Vec::new(),
+                constants: Vec::new(),
+                static_shared: 0,
+                dynamic_align: self.dynamic.map(|(_, align)| align),
+                max_threads: 1024,
+                required_block: None,
+            },
+            labels: HashMap::new(),
+            branches: Vec::new(),
+        };
+        self.params(&mut body)?;
+        self.bounds(&mut body.entry)?;
+        let dynamic = match self.dynamic {
+            Some((name, _)) => Some(body.scope.declare_symbol(name, 0)?),
+            None => None,
+        };
+        self.expect("{")?;
+        while !self.take("}") {
+            self.body_item(&mut body)?;
+        }
+        self.finish(body, dynamic)
+    }
+
+    fn params(&mut self, body: &mut Body) -> Result<()> {
+        if !self.take("(") || self.take(")") {
+            return Ok(());
+        }
+        loop {
+            self.expect(".param")?;
+            let ty = self.ty()?;
+            if self.take(".ptr") {
+                while self.peek().starts_with('.') {
+                    if self.next() == ".align" {
+                        self.number()?;
+                    }
+                }
+            }
+            let end = body.entry.params.last().map_or(0, |&(at, bytes)| at + bytes);
+            let at = end.next_multiple_of(ty.bytes());
+            body.scope.declare_param(self.peek(), at, ty.bytes())?;
+            self.at += 1;
+            body.entry.params.push((at, ty.bytes()));
+            if self.take(")") {
+                return Ok(());
+            }
+            self.expect(",")?;
+        }
+    }
+
+    fn ty(&mut self) -> Result<Type> {
+        let ty = self.peek().strip_prefix('.').and_then(Type::parse);
+        let ty = ty.filter(|ty| ty.bytes() > 0).ok_or_else(|| self.expected("a type"))?;
+        self.at += 1;
+        Ok(ty)
+    }
+
+    /// `.maxntid` and its like, between parameters and body.
+    fn bounds(&mut self, entry: &mut Entry) -> Result<()> {
+        loop {
+            let directive = self.peek();
+            let dims = match directive {
+                ".maxntid" | ".reqntid" | ".minnctapersm" | ".maxnreg" => {
+                    self.at += 1;
+                    let mut dims = [1; 3];
+                    dims[0] = self.number()?;
+                    for dim in &mut dims[1..] {
+                        if self.take(",") {
+                            *dim = self.number()?;
+                        }
+                    }
+                    dims
+                }
+                "{" => return Ok(()),
+                _ => return Err(ParseErrorKind::Directive { directive: directive.into() }),
+            };
+            match directive {
+                ".maxntid" => entry.max_threads = dims.iter().product(),
+                ".reqntid" => entry.required_block = Some(dims.map(|dim| dim as u32)),
+                _ => {}
+            }
+        }
+    }
+
+    fn body_item(&mut self, body: &mut Body) -> Result<()> {
+        let first = self.peek();
+        if self.tokens.get(self.at + 1).is_some_and(|token| token.text == ":") {
+            if body.labels.insert(first.into(), body.entry.insts.len()).is_some() {
+                return Err(ParseErrorKind::Duplicate { name: first.into() });
+            }
+            self.at += 2;
+            return Ok(());
+        }
+        let start = self.at;
+        let statement = self.statement()?;
+        let end = std::mem::replace(&mut self.at, start);
+        let mut cursor = Cursor::new(statement);
+        match first {
+            ".reg" => declare_regs(&mut cursor, &mut body.scope)?,
+            ".shared" => {
+                cursor.next();
+                let (name, align, bytes) = shared_array(&mut cursor)?;
+                let bytes = bytes.ok_or_else(|| cursor.expected("an array with a length"))?;
+                let address = body.entry.static_shared.next_multiple_of(align);
+                body.scope.declare_symbol(name, address)?;
+                body.entry.static_shared = address + bytes;
+            }
+            _ if first.starts_with('.') => {
+                return Err(ParseErrorKind::Directive { directive: first.into() });
+            }
+            _ => {
+                let source = &self.text[self.tokens[start].at..self.tokens[end - 1].at];
+                let text = source.split_whitespace().collect::<Vec<_>>().join(" ");
+                self.instruction(&mut cursor, text, body)?;
+            }
+        }
+        self.at = end;
+        Ok(())
+    }
+
+    fn instruction(&mut self, cursor: &mut Cursor<'_>, text: String, body: &mut Body) -> Result<()> {
+        let guard = if cursor.take("@") {
+            let negated = cursor.take("!");
+            Some(body.scope.pred(cursor.word("a predicate")?, negated)?)
+        } else {
+            None
+        };
+        let opcode = cursor.word("an instruction")?;
+        let op = if matches!(opcode, "bra" | "bra.uni") {
+            let label = cursor.word("a label")?.to_string();
+            body.branches.push((body.entry.insts.len(), label, self.at));
+            Op::Branch { target: 0, uniform: opcode == "bra.uni" }
+        } else {
+            let mut operands = Vec::new();
+            while !cursor.is_empty() {
+                if !operands.is_empty() {
+                    cursor.expect(",")?;
+                }
+                operands.push(body.scope.operand(cursor)?);
+            }
+            decode::decode(opcode, operands, &mut body.scope)?
+        };
+        if !cursor.is_empty() {
+            return Err(cursor.expected(";"));
+        }
+        body.entry.insts.push(Inst { op, guard, line: self.line(), text });
+        Ok(())
+    }
+
+    fn finish(&mut self, body: Body, dynamic: Option<Reg>) -> Result<Entry> {
+        let Body { mut scope, mut entry, labels, branches } = body;
+        for (index, label, at) in branches {
+            let Some(&to) = labels.get(&label) else {
+                self.at = at;
+                return Err(ParseErrorKind::Undeclared { name: label });
+            };
+            if let Op::Branch { target, .. } = &mut entry.insts[index].op {
+                *target = to;
+            }
+        }
+        let runs_off = entry
+            .insts
+            .last()
+            .is_none_or(|i| i.guard.is_some() || !matches!(i.op, Op::Exit | Op::Branch { .. }));
+        if runs_off || labels.values().any(|&to| to == entry.insts.len()) {
+            self.at -= 1;
+            return Err(self.expected("`ret` at the end of the kernel"));
+        }
+        if let Some(slot) = dynamic {
+            scope.set_constant(slot, entry.dynamic_base() as u64);
+        }
+        (entry.regs, entry.preds, entry.constants) = (scope.regs, scope.preds, scope.constants);
+        Ok(entry)
+    }
+}
+
+/// `.align 16 .b32 name[64]`: name, alignment and bytes, `None` for `[]`.
+fn shared_array<'t>(cursor: &mut Cursor<'t>) -> Result<(&'t str, usize, Option<usize>)> {
+    let align = if cursor.take(".align") { Some(cursor.number()?) } else { None };
+    let ty = cursor.peek().strip_prefix('.').and_then(Type::parse).filter(|ty| ty.bytes() > 0);
+    let ty = ty.ok_or_else(|| cursor.expected("a type"))?;
+    cursor.next();
+    let align = align.unwrap_or(ty.bytes() as i128);
+    if !(1..=1024).contains(&align) || align.count_ones() != 1 {
+        let found = align.to_string();
+        return Err(ParseErrorKind::Expected {
+            expected: "an alignment that is a power of two up to 1024",
+            found,
+        });
+    }
+    let name = cursor.word("a name")?;
+    let mut bytes = Some(ty.bytes());
+    while cursor.take("[") {
+        if cursor.take("]") {
+            bytes = None;
+            break;
+        }
+        let length = cursor.number()?;
+        bytes = bytes.zip(usize::try_from(length).ok()).and_then(|(bytes, n)| bytes.checked_mul(n));
+        cursor.expect("]")?;
+    }
+    if cursor.is_empty() { Ok((name, align as usize, bytes)) } else { Err(cursor.expected(";")) }
+}
+
+/// `.reg .b32 a, b, r<40>`
+fn declare_regs(cursor: &mut Cursor<'_>, scope: &mut Scope) -> Result<()> {
+    cursor.next();
+    // Registers of one byte have almost no instructions; nobody needs them.
+    let ty = cursor.peek().strip_prefix('.').and_then(Type::parse).filter(|ty| ty.bytes() != 1);
+    let ty = ty.ok_or_else(|| cursor.expected("a register type"))?;
+    cursor.next();
+    loop {
+        let name = cursor.word("a name")?;
+        if cursor.take("<") {
+            let count = cursor.number()?;
+            cursor.expect(">")?;
+            for i in 0..count {
+                scope.declare_reg(&format!("{name}{i}"), ty)?;
+            }
+        } else {
+            scope.declare_reg(name, ty)?;
+        }
+        if scope.regs.len() > 4096 {
+            return Err(ParseErrorKind::Expected { expected: "at most 4096 registers", found: name.into() });
+        }
+        if cursor.is_empty() {
+            return Ok(());
+        }
+        cursor.expect(",")?;
+    }
+}

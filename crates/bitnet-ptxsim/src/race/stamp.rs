@@ -1,0 +1,86 @@
+//! One access in 63 bits: block, time, warp, lane, kind. Zero is no access; bit 63 is left to the tables' tags.
+
+/// What an access does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Kind(u64);
+
+impl Kind {
+    pub(crate) const READ: Kind = Kind(0);
+    pub(crate) const WRITE: Kind = Kind(1);
+    /// A read that comes with a promise: nothing writes this memory while the kernel runs (`ld.global.nc`).
+    pub(crate) const PROMISE: Kind = Kind(4);
+    const ATOMIC: u64 = 2;
+    const GPU: u64 = 4;
+
+    pub(crate) fn atomic(self, gpu: bool) -> Kind {
+        Kind(self.0 | Kind::ATOMIC | if gpu { Kind::GPU } else { 0 })
+    }
+}
+
+/// In place of a lane: several of the warp.
+pub(crate) const ANY_LANE: usize = 32;
+
+const CLOCK_BITS: u32 = 25;
+/// Blocks are numbered through the life of a memory, up to this.
+pub(crate) const MAX_SERIAL: u32 = 1 << 24;
+/// A block may synchronise this often, far beyond the step limit of any test.
+pub(crate) const MAX_CLOCK: u32 = 1 << CLOCK_BITS;
+
+/// The access itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Stamp(pub(super) u64);
+
+impl Stamp {
+    pub(crate) fn new(serial: u32, clock: u32, warp: usize, lane: usize, kind: Kind) -> Stamp {
+        let place = u64::from(serial) << (CLOCK_BITS + 14) | u64::from(clock) << 14;
+        Stamp(place | (warp as u64) << 9 | (lane as u64) << 3 | kind.0)
+    }
+
+    pub(crate) fn serial(self) -> u32 {
+        (self.0 >> (CLOCK_BITS + 14)) as u32
+    }
+
+    pub(crate) fn clock(self) -> u32 {
+        (self.0 >> 14) as u32 & (MAX_CLOCK - 1)
+    }
+
+    pub(crate) fn warp(self) -> usize {
+        (self.0 >> 9) as usize & 31
+    }
+
+    pub(crate) fn lane(self) -> usize {
+        (self.0 >> 3) as usize & 63
+    }
+
+    pub(crate) fn kind(self) -> Kind {
+        Kind(self.0 & 7)
+    }
+
+    pub(crate) fn is_write(self) -> bool {
+        self.0 & Kind::WRITE.0 != 0
+    }
+
+    pub(crate) fn is_atomic(self) -> bool {
+        self.0 & Kind::ATOMIC != 0
+    }
+
+    pub(crate) fn is_promise(self) -> bool {
+        self.kind() == Kind::PROMISE
+    }
+
+    /// Atomics whose scopes include each other's thread never race.
+    pub(crate) fn is_compatible(self, other: Stamp) -> bool {
+        let both = self.0 & other.0;
+        both & Kind::ATOMIC != 0 && (both & Kind::GPU != 0 || self.serial() == other.serial())
+    }
+
+    pub(crate) fn describe(self) -> &'static str {
+        match (self.is_atomic(), self.is_write()) {
+            _ if self.is_promise() => "read-only access",
+            (false, false) => "read",
+            (false, true) => "write",
+            (true, false) => "atomic read",
+            (true, true) => "atomic write",
+        }
+    }
+}

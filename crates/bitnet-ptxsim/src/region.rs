@@ -1,0 +1,189 @@
+//! A range of memory that remembers which bytes were written and who touched them: one global allocation, or the
+//! shared memory of one block.
+
+use crate::error::{FaultKind, Space};
+use crate::race::{Kind, Shadow, Stamp, Who};
+
+/// Why an instruction cannot be executed; a race still names its other side by stamp.
+#[derive(Debug)]
+pub(crate) enum Trap {
+    Kind(FaultKind),
+    Race { space: Space, address: u64, with: Stamp },
+}
+
+impl From<FaultKind> for Trap {
+    fn from(kind: FaultKind) -> Trap {
+        Trap::Kind(kind)
+    }
+}
+
+pub(crate) struct Region {
+    space: Space,
+    base: u64,
+    data: Vec<u8>,
+    /// A word's bytes: low nibble written, high nibble awaiting a `cp.async`.
+    state: Vec<u8>,
+    shadow: Shadow,
+}
+
+impl Region {
+    pub(crate) fn new(space: Space, base: u64, len: usize) -> Region {
+        let words = len.div_ceil(4);
+        Region { space, base, data: vec![0; len], state: vec![0; words], shadow: Shadow::new(words) }
+    }
+
+    /// Forgets who touched what, when block numbers start anew.
+    pub(crate) fn forget_accesses(&mut self) {
+        self.shadow = Shadow::new(self.state.len());
+    }
+
+    /// Offset of `len` bytes at `address`, if they lie inside.
+    pub(crate) fn offset(&self, address: u64, len: usize) -> Option<usize> {
+        let offset = usize::try_from(address.checked_sub(self.base)?).ok()?;
+        (offset.checked_add(len)? <= self.data.len()).then_some(offset)
+    }
+
+    pub(crate) fn check_aligned(&self, address: u64, size: usize) -> Result<(), Trap> {
+        let aligned = address.is_multiple_of(size as u64);
+        if aligned { Ok(()) } else { Err(FaultKind::Misaligned { space: self.space, address, size }.into()) }
+    }
+
+    /// The same for an access of a kernel, which must also be aligned.
+    fn locate(&self, address: u64, size: usize) -> Result<usize, Trap> {
+        self.check_aligned(address, size)?;
+        self.offset(address, size).ok_or(FaultKind::OutOfBounds { space: self.space, address, size }.into())
+    }
+
+    /// `size` bytes as a little-endian number.
+    pub(crate) fn read(
+        &mut self,
+        address: u64,
+        size: usize,
+        kind: Kind,
+        who: &mut Who<'_>,
+    ) -> Result<u128, Trap> {
+        let at = self.locate(address, size)?;
+        for (word, mask) in words(at, size) {
+            let state = self.state[word];
+            if state & (mask | mask << 4) != mask {
+                return Err(self.unreadable(word, mask));
+            }
+            self.touch(word, mask, kind, who)?;
+        }
+        Ok(self.value(at, size))
+    }
+
+    pub(crate) fn write(
+        &mut self,
+        address: u64,
+        size: usize,
+        value: u128,
+        kind: Kind,
+        who: &mut Who<'_>,
+    ) -> Result<(), Trap> {
+        let at = self.locate(address, size)?;
+        for (word, mask) in words(at, size) {
+            self.refuse_in_flight(word, mask)?;
+            self.touch(word, mask, kind, who)?;
+            self.state[word] |= mask;
+        }
+        self.data[at..at + size].copy_from_slice(&value.to_le_bytes()[..size]);
+        Ok(())
+    }
+
+    /// Read-modify-write; returns the old value.
+    pub(crate) fn update(
+        &mut self,
+        address: u64,
+        size: usize,
+        kind: Kind,
+        who: &mut Who<'_>,
+        f: impl Fn(u64) -> u64,
+    ) -> Result<u64, Trap> {
+        let old = self.read(address, size, kind, who)? as u64;
+        let at = self.locate(address, size)?;
+        self.data[at..at + size].copy_from_slice(&f(old).to_le_bytes()[..size]);
+        Ok(old)
+    }
+
+    /// A `cp.async` to these bytes is issued: nobody may touch them until it is waited for.
+    pub(crate) fn begin_copy(&mut self, address: u64, size: usize, who: &mut Who<'_>) -> Result<(), Trap> {
+        let at = self.locate(address, size)?;
+        for (word, mask) in words(at, size) {
+            self.refuse_in_flight(word, mask)?;
+            self.touch(word, mask, Kind::WRITE, who)?;
+            self.state[word] |= mask << 4;
+        }
+        Ok(())
+    }
+
+    /// Its data arrives.
+    pub(crate) fn end_copy(
+        &mut self,
+        address: u64,
+        size: usize,
+        value: u128,
+        who: &mut Who<'_>,
+    ) -> Result<(), Trap> {
+        let at = self.locate(address, size)?;
+        for (word, mask) in words(at, size) {
+            self.state[word] &= !(mask << 4);
+        }
+        self.write(address, size, value, Kind::WRITE, who)
+    }
+
+    /// The bytes as they are, seen without a trace.
+    pub(crate) fn peek(&self, address: u64, size: usize) -> Result<u128, Trap> {
+        let at = self.offset(address, size);
+        let at = at.ok_or(FaultKind::OutOfBounds { space: self.space, address, size })?;
+        Ok(self.value(at, size))
+    }
+
+    pub(crate) fn host_read(&self, at: usize, len: usize) -> Result<&[u8], usize> {
+        match (at..at + len).find(|byte| self.state[byte / 4] >> (byte % 4) & 1 == 0) {
+            Some(unwritten) => Err(unwritten),
+            None => Ok(&self.data[at..at + len]),
+        }
+    }
+
+    pub(crate) fn host_write(&mut self, at: usize, bytes: &[u8]) {
+        self.data[at..at + bytes.len()].copy_from_slice(bytes);
+        (at..at + bytes.len()).for_each(|byte| self.state[byte / 4] |= 1 << (byte % 4));
+    }
+
+    fn value(&self, at: usize, size: usize) -> u128 {
+        let mut bytes = [0; 16];
+        bytes[..size].copy_from_slice(&self.data[at..at + size]);
+        u128::from_le_bytes(bytes)
+    }
+
+    #[inline]
+    fn touch(&mut self, word: usize, mask: u8, kind: Kind, who: &mut Who<'_>) -> Result<(), Trap> {
+        let address = self.base + 4 * word as u64;
+        self.shadow.touch(word, mask, kind, who).map_err(|with| Trap::Race {
+            space: self.space,
+            address,
+            with,
+        })
+    }
+
+    fn refuse_in_flight(&self, word: usize, mask: u8) -> Result<(), Trap> {
+        if self.state[word] >> 4 & mask != 0 { Err(self.unreadable(word, mask)) } else { Ok(()) }
+    }
+
+    #[cold]
+    fn unreadable(&self, word: usize, mask: u8) -> Trap {
+        let state = self.state[word];
+        let address = |bytes: u8| self.base + 4 * word as u64 + u64::from(bytes.trailing_zeros());
+        if state >> 4 & mask != 0 {
+            return FaultKind::InFlight { address: address(state >> 4 & mask) }.into();
+        }
+        FaultKind::UninitialisedMemory { space: self.space, address: address(!state & mask) }.into()
+    }
+}
+
+/// The words of an access and which of their bytes it covers.
+fn words(at: usize, size: usize) -> impl Iterator<Item = (usize, u8)> {
+    let mask = if size < 4 { ((1 << size) - 1) << (at % 4) } else { 15 };
+    (at / 4..(at + size).div_ceil(4)).map(move |word| (word, mask))
+}

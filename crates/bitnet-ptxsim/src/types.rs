@@ -1,0 +1,107 @@
+//! The scalar types of the dialect and which register may hold which.
+
+/// A fundamental type as instructions and declarations name it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Type {
+    Pred,
+    B8,
+    B16,
+    B32,
+    B64,
+    U8,
+    U16,
+    U32,
+    U64,
+    S8,
+    S16,
+    S32,
+    S64,
+    F16,
+    Bf16,
+    F16x2,
+    Bf16x2,
+    F32,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Class {
+    Pred,
+    Bits,
+    Unsigned,
+    Signed,
+    Float,
+}
+
+use Class::{Bits, Float, Pred, Signed, Unsigned};
+
+// bf16 and the packed types count as bits: PTX 7.4 keeps them in `.b16` and `.b32` registers.
+const TABLE: [(&str, Type, Class, usize); 18] = [
+    ("pred", Type::Pred, Pred, 0),
+    ("b8", Type::B8, Bits, 1),
+    ("b16", Type::B16, Bits, 2),
+    ("b32", Type::B32, Bits, 4),
+    ("b64", Type::B64, Bits, 8),
+    ("u8", Type::U8, Unsigned, 1),
+    ("u16", Type::U16, Unsigned, 2),
+    ("u32", Type::U32, Unsigned, 4),
+    ("u64", Type::U64, Unsigned, 8),
+    ("s8", Type::S8, Signed, 1),
+    ("s16", Type::S16, Signed, 2),
+    ("s32", Type::S32, Signed, 4),
+    ("s64", Type::S64, Signed, 8),
+    ("f16", Type::F16, Float, 2),
+    ("bf16", Type::Bf16, Bits, 2),
+    ("f16x2", Type::F16x2, Bits, 4),
+    ("bf16x2", Type::Bf16x2, Bits, 4),
+    ("f32", Type::F32, Float, 4),
+];
+
+impl Type {
+    pub(crate) fn parse(name: &str) -> Option<Type> {
+        TABLE.iter().find(|row| row.0 == name).map(|row| row.1)
+    }
+
+    fn row(self) -> &'static (&'static str, Type, Class, usize) {
+        &TABLE[self as usize]
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        self.row().0
+    }
+
+    pub(crate) fn class(self) -> Class {
+        self.row().2
+    }
+
+    /// Bytes of a value; 0 for a predicate.
+    pub(crate) fn bytes(self) -> usize {
+        self.row().3
+    }
+
+    pub(crate) fn is_signed(self) -> bool {
+        self.class() == Signed
+    }
+
+    pub(crate) fn is_int(self) -> bool {
+        matches!(self.class(), Signed | Unsigned)
+    }
+
+    /// Whether a register of type `self` may stand where an instruction wants `want`: same size, and not an
+    /// integer where a float is meant; bits go with everything.
+    pub(crate) fn fits(self, want: Type) -> bool {
+        let (a, b) = (self.class(), want.class());
+        let alike = a == b || a == Bits || b == Bits || (self.is_int() && want.is_int());
+        self.bytes() == want.bytes() && alike && (a == Pred) == (b == Pred)
+    }
+
+    /// `raw` cut to this type and extended, by its sign if it has one, to `bytes` of register.
+    pub(crate) fn extend(self, raw: u64, bytes: usize) -> u64 {
+        let unused = 64 - 8 * self.bytes() as u32;
+        let value = if self.is_signed() {
+            ((raw << unused) as i64 >> unused) as u64
+        } else {
+            raw << unused >> unused
+        };
+        value & (u64::MAX >> (64 - 8 * bytes as u32))
+    }
+}
