@@ -1,6 +1,6 @@
 //! Metadata of a GGUF file: the model's sizes. Keys begin with the architecture's name.
 
-use crate::{Activation, ModelError, ModelSpec, Rope, RopeScaling, files::gguf::Gguf};
+use crate::{Activation, ModelError, ModelSpec, Rope, RopeScaling, files::gguf::Gguf, rope_freqs};
 
 /// What an architecture of GGUF means.
 struct Family {
@@ -94,16 +94,31 @@ pub(crate) fn read(gguf: &Gguf) -> Result<(ModelSpec, bool), ModelError> {
         tied_head: gguf.tensor("output.weight").is_none(),
     };
     spec.check(file)?;
+    let spec = with_stored_divisors(gguf, spec)?;
     Ok((spec, family.interleaved))
+}
+
+/// llama.cpp stores Llama 3's scaling as a tensor of divisors.
+fn with_stored_divisors(gguf: &Gguf, mut spec: ModelSpec) -> Result<ModelSpec, ModelError> {
+    let Some(stored) = gguf.tensor("rope_freqs.weight") else { return Ok(spec) };
+    let (words, _) = stored.bytes.as_chunks::<4>();
+    let divisors: Vec<f32> = words.iter().map(|w| f32::from_le_bytes(*w)).collect();
+    // The divisors of a model without scaling are ones.
+    let readable = stored.type_id == 0;
+    if readable && divisors.iter().all(|&d| d == 1.0) {
+        return Ok(spec);
+    }
+    let scaling = rope_freqs::scaling(&divisors, &spec).filter(|_| readable);
+    spec.rope.scaling = scaling.filter(|_| spec.rope.scaling == RopeScaling::None).ok_or_else(|| {
+        let problem = "its divisors are not those of Llama 3's scaling";
+        let cure = "use the safetensors form of the model, whose config.json names the scaling";
+        ModelError::tensor(&gguf.file, "rope_freqs.weight", problem, cure)
+    })?;
+    Ok(spec)
 }
 
 fn scaling(gguf: &Gguf, architecture: &str) -> Result<RopeScaling, ModelError> {
     let file = gguf.file.as_str();
-    // llama.cpp stores llama3 scaling as one divisor a frequency.
-    if gguf.tensor("rope_freqs.weight").is_some() {
-        let cure = "use the safetensors form of the model, whose config.json names the scaling";
-        return Err(ModelError::unsupported(file, "tensor", "rope_freqs.weight", cure));
-    }
     let factor_key = format!("{architecture}.rope.scaling.factor");
     let factor = match gguf.opt_f64(&factor_key)? {
         Some(factor) => Some(factor),

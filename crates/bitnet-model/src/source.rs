@@ -341,8 +341,9 @@ fn unused(names: impl Iterator<Item = (String, String)>) -> Result<Vec<String>, 
                 "use a model without biases",
             ));
         }
-        // Tables that old checkpoints carry, and the copy of the embedding that a tied head is.
-        if !name.ends_with("rotary_emb.inv_freq") && name != "lm_head.weight" {
+        // Tables that the description has read or that follow from it, and the copy that a tied head is.
+        let known = ["rope_freqs.weight", "lm_head.weight"].contains(&name.as_str());
+        if !known && !name.ends_with("rotary_emb.inv_freq") {
             unused.push(one_line(name));
         }
     }

@@ -3,16 +3,14 @@
 //! Source: the GGUF specification (`docs/gguf.md` of ggml). gguf-rs-lib carries header and values; keys and
 //! descriptors are read here, because its own loops refuse the hyphen in `bitnet-b1.58.*` and tensor type 36.
 
-use std::{collections::HashMap, io::Cursor, path::Path};
+use std::{collections::HashMap, io::Cursor};
 
 use bitnet_tensor::SharedBytes;
 use gguf_rs_lib::format::{GGUFHeader, GGUFValueType};
 
 use super::{
-    file_name,
     ggml_type::GgmlType,
     gguf_value::{Array, Value, Walker},
-    map::map,
     refuse_lfs_pointer,
 };
 use crate::{ModelError, error::one_line};
@@ -48,10 +46,6 @@ pub(crate) struct Descriptor {
 }
 
 impl Gguf {
-    pub(crate) fn open(path: &Path) -> Result<Gguf, ModelError> {
-        Gguf::read(&file_name(path), map(path)?)
-    }
-
     pub(crate) fn read(file: &str, bytes: SharedBytes) -> Result<Gguf, ModelError> {
         refuse_lfs_pointer(file, &bytes)?;
         let damaged = |problem: String| ModelError::damaged(file, problem);

@@ -1,7 +1,7 @@
 //! The vocabulary inside a GGUF file (`tokenizer.ggml.*`).
 
 use tokenizers::{
-    AddedToken, PreTokenizerWrapper, SplitDelimiterBehavior,
+    AddedToken, NormalizerWrapper, PreTokenizerWrapper, SplitDelimiterBehavior,
     models::bpe::Vocab,
     normalizers::{NFC, Prepend, Replace, Sequence as Normalizers},
     pre_tokenizers::{
@@ -43,6 +43,37 @@ impl Tokenizer {
     }
 }
 
+/// Names of `tokenizer.ggml.pre` that files are written with, one for each way of splitting.
+pub(super) const PRE_TOKENIZERS: [&str; 2] = ["llama-bpe", "qwen2"];
+
+/// How a byte-level vocabulary splits text.
+pub(super) struct Parts {
+    pub normalizer: Option<NormalizerWrapper>,
+    pub pre_tokenizer: PreTokenizerWrapper,
+    /// Llama 3's family takes whole pieces first, and begins texts with a token unless told otherwise.
+    ignore_merges: bool,
+}
+
+/// The parts that a name of `tokenizer.ggml.pre` stands for; llama.cpp treats several names alike.
+pub(super) fn pre_tokenizer(name: &str) -> Option<Result<Parts, ModelError>> {
+    let (pattern, llama3) = match name {
+        "llama-bpe" | "llama3" | "llama-v3" | "falcon3" => (LLAMA3, true),
+        "qwen2" => (QWEN2, false),
+        _ => return None,
+    };
+    let split = Split::new(SplitPattern::Regex(pattern.into()), SplitDelimiterBehavior::Isolated, false)
+        .map_err(|e| fail("tokenizer.ggml.pre", e));
+    Some(split.map(|split| Parts {
+        // Qwen 2 was trained on composed text; Llama 3 on text as it is.
+        normalizer: (!llama3).then(|| NFC.into()),
+        pre_tokenizer: PreTokenizerWrapper::Sequence(Sequence::new(vec![
+            PreTokenizerWrapper::Split(split),
+            PreTokenizerWrapper::ByteLevel(ByteLevel::new(false, true, false)),
+        ])),
+        ignore_merges: llama3,
+    }))
+}
+
 fn byte_level(gguf: &Gguf, warnings: &mut Vec<String>) -> Result<Recipe, ModelError> {
     let file = gguf.file.as_str();
     let pre = gguf.opt_str("tokenizer.ggml.pre")?.unwrap_or_else(|| {
@@ -52,15 +83,11 @@ fn byte_level(gguf: &Gguf, warnings: &mut Vec<String>) -> Result<Recipe, ModelEr
         ));
         "llama-bpe"
     });
-    // The names that llama.cpp treats alike.
-    let (pattern, llama3) = match pre {
-        "llama-bpe" | "llama3" | "llama-v3" | "falcon3" => (LLAMA3, true),
-        "qwen2" => (QWEN2, false),
-        other => {
-            let cure = "llama-bpe, falcon3 and qwen2 are; use the model's tokenizer.json";
-            return Err(ModelError::unsupported(file, "tokenizer.ggml.pre", other, cure));
-        }
+    let Some(parts) = pre_tokenizer(pre) else {
+        let cure = "llama-bpe, falcon3 and qwen2 are; use the model's tokenizer.json";
+        return Err(ModelError::unsupported(file, "tokenizer.ggml.pre", pre, cure));
     };
+    let parts = parts?;
     let merges = gguf
         .opt_array("tokenizer.ggml.merges")?
         .ok_or_else(|| ModelError::missing_field(file, "tokenizer.ggml.merges"))?
@@ -76,21 +103,15 @@ fn byte_level(gguf: &Gguf, warnings: &mut Vec<String>) -> Result<Recipe, ModelEr
         })
         .collect::<Result<_, _>>()?;
     let (vocab, added) = vocabulary(gguf)?;
-    let (prefix, suffix) = around(gguf, llama3)?;
-    let split = Split::new(SplitPattern::Regex(pattern.into()), SplitDelimiterBehavior::Isolated, false)
-        .map_err(|e| fail(file, e))?;
+    let (prefix, suffix) = around(gguf, parts.ignore_merges)?;
     Ok(Recipe {
         file: file.into(),
         vocab,
         merges,
         added,
-        // Qwen 2 was trained on composed text; Llama 3 on text as it is.
-        normalizer: (!llama3).then(|| NFC.into()),
-        pre_tokenizer: Some(PreTokenizerWrapper::Sequence(Sequence::new(vec![
-            PreTokenizerWrapper::Split(split),
-            PreTokenizerWrapper::ByteLevel(ByteLevel::new(false, true, false)),
-        ]))),
-        ignore_merges: llama3,
+        normalizer: parts.normalizer,
+        pre_tokenizer: Some(parts.pre_tokenizer),
+        ignore_merges: parts.ignore_merges,
         unknown: None,
         fuse_unknown: false,
         spelling: Spelling::ByteLevel,

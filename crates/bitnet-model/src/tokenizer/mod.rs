@@ -4,6 +4,7 @@
 //! inside a GGUF file by one [`Recipe`]. Decoding is done here from the bytes of each token, so that a stream of
 //! ids and a list of ids give the same text.
 
+mod export;
 mod gguf;
 mod json;
 mod stream;
@@ -44,6 +45,7 @@ struct Inner {
     starts: Vec<u32>,
     /// Per id, whether it is a control token.
     special: Vec<bool>,
+    spelling: Spelling,
     /// Whether the first space of a decoded text was put there by encoding.
     leading_space: bool,
 }
@@ -138,6 +140,7 @@ impl Recipe {
                 bytes,
                 starts,
                 special,
+                spelling: self.spelling,
                 leading_space: self.leading_space,
             }),
         })

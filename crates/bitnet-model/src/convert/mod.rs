@@ -1,0 +1,143 @@
+//! Writes a model in another format, so that the tools that own the format read it.
+
+mod gguf;
+mod packed;
+
+use std::{
+    fmt,
+    fs::File,
+    io::{BufWriter, Write},
+    path::{Path, PathBuf},
+    str::FromStr,
+};
+
+use crate::{Checkpoint, ModelError};
+
+/// A format that models are written in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Target {
+    /// A GGUF file for bitnet.cpp.
+    I2S,
+    /// A GGUF file for llama.cpp, 1.69 bits a weight.
+    Tq1_0,
+    /// A GGUF file for llama.cpp, 2.06 bits a weight.
+    Tq2_0,
+    /// A Hugging Face folder for transformers, 2 bits a weight.
+    Packed,
+}
+
+impl Target {
+    const ALL: [(Target, &str); 4] = [
+        (Target::I2S, "i2_s"),
+        (Target::Tq1_0, "tq1_0"),
+        (Target::Tq2_0, "tq2_0"),
+        (Target::Packed, "packed"),
+    ];
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(Self::ALL.iter().find(|(t, _)| t == self).map_or("", |(_, name)| name))
+    }
+}
+
+impl FromStr for Target {
+    type Err = ModelError;
+
+    fn from_str(name: &str) -> Result<Self, ModelError> {
+        let found = Self::ALL.iter().find(|(_, n)| *n == name).map(|(t, _)| *t);
+        found.ok_or_else(|| {
+            ModelError::unsupported("--to", "format", name, "choose i2_s, tq1_0, tq2_0 or packed")
+        })
+    }
+}
+
+/// Writes `checkpoint` to `destination`: a file for the GGUF formats, a new folder for packed. `progress` is told
+/// the name of each tensor before it is written, and how many there are.
+///
+/// The trits are the same in every format. Scales are kept exactly in I2_S and packed, and rounded to 16 bits in
+/// the TQ formats. The result appears under its name only when it is complete.
+///
+/// # Errors
+/// [`ModelError::Convert`] for what the format cannot hold, before anything is written; otherwise what reading or
+/// writing gives.
+pub fn convert(
+    checkpoint: &Checkpoint,
+    target: Target,
+    destination: &Path,
+    progress: &mut dyn FnMut(&str, usize),
+) -> Result<(), ModelError> {
+    match target {
+        Target::Packed => packed::write(checkpoint, destination, progress),
+        Target::I2S | Target::Tq1_0 | Target::Tq2_0 => gguf::write(checkpoint, target, destination, progress),
+    }
+}
+
+/// What a target cannot hold.
+fn refuse(target: Target, what: &str, problem: impl ToString, cure: &'static str) -> ModelError {
+    let (what, problem) = (crate::error::one_line(what), crate::error::one_line(problem));
+    ModelError::Convert { what, format: target.to_string(), problem, cure }
+}
+
+/// A file or folder that gets its name when it is complete, and disappears otherwise.
+struct Unfinished {
+    path: PathBuf,
+    name: PathBuf,
+    folder: bool,
+}
+
+impl Unfinished {
+    fn beside(name: &Path, folder: bool) -> Result<Self, ModelError> {
+        let mut hidden = std::ffi::OsString::from(".");
+        hidden.push(name.file_name().unwrap_or_default());
+        hidden.push(format!(".{}.unfinished", std::process::id()));
+        let unfinished = Unfinished { path: name.with_file_name(hidden), name: name.into(), folder };
+        if folder {
+            std::fs::create_dir(&unfinished.path).map_err(ModelError::io("create", &unfinished.path))?;
+        }
+        Ok(unfinished)
+    }
+
+    fn finish(self) -> Result<(), ModelError> {
+        std::fs::rename(&self.path, &self.name).map_err(ModelError::io("write", &self.name))
+    }
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        // After `finish` there is nothing under this name; a failure to clean up has no one left to tell.
+        let _ = match self.folder {
+            true => std::fs::remove_dir_all(&self.path),
+            false => std::fs::remove_file(&self.path),
+        };
+    }
+}
+
+/// A file that counts what is written.
+struct Output {
+    path: PathBuf,
+    file: BufWriter<File>,
+    at: u64,
+}
+
+impl Output {
+    fn create(path: &Path) -> Result<Self, ModelError> {
+        let file = File::create(path).map_err(ModelError::io("create", path))?;
+        Ok(Output { path: path.into(), file: BufWriter::new(file), at: 0 })
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<(), ModelError> {
+        self.at += bytes.len() as u64;
+        self.file.write_all(bytes).map_err(ModelError::io("write", &self.path))
+    }
+
+    /// Zeros up to the next multiple of `alignment`.
+    fn align(&mut self, alignment: u64) -> Result<(), ModelError> {
+        let zeros = vec![0; (self.at.next_multiple_of(alignment) - self.at) as usize];
+        self.write(&zeros)
+    }
+
+    fn finish(mut self) -> Result<(), ModelError> {
+        self.file.flush().map_err(ModelError::io("write", &self.path))
+    }
+}

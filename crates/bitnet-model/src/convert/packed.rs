@@ -1,0 +1,206 @@
+//! Hugging Face folders with packed uint8 weights, as transformers reads them.
+
+use std::path::Path;
+
+use bitnet_tensor::DType;
+use serde_json::{Map, Value, json};
+
+use super::{Output, Target, Unfinished, refuse};
+use crate::{Activation, Checkpoint, ModelError, RopeScaling, TensorEntry, TensorKind, packing};
+
+/// Data begins at a multiple of this many bytes, so that readers may map it as numbers.
+const ALIGNMENT: usize = 8;
+
+pub(super) fn write(
+    checkpoint: &Checkpoint,
+    destination: &Path,
+    progress: &mut dyn FnMut(&str, usize),
+) -> Result<(), ModelError> {
+    if destination.exists() {
+        let problem = "the destination exists already";
+        let what = destination.display().to_string();
+        return Err(refuse(Target::Packed, &what, problem, "name a folder that does not exist"));
+    }
+    let header = header(checkpoint)?;
+    let unfinished = Unfinished::beside(destination, true)?;
+    let small = |name: &str, text: &str| -> Result<(), ModelError> {
+        let path = unfinished.path.join(name);
+        std::fs::write(&path, text).map_err(ModelError::io("write", &path))
+    };
+    small("config.json", &pretty(config(checkpoint)))?;
+    small("generation_config.json", &pretty(generation_config(checkpoint)))?;
+    if let Some(tokenizer) = &checkpoint.tokenizer {
+        small("tokenizer.json", &tokenizer.to_json())?;
+        small("tokenizer_config.json", &pretty(tokenizer_config(checkpoint)))?;
+    }
+    let mut out = Output::create(&unfinished.path.join("model.safetensors"))?;
+    out.write(&(header.len() as u64).to_le_bytes())?;
+    out.write(header.as_bytes())?;
+    let entries = checkpoint.tensors.entries();
+    for entry in entries {
+        progress(&entry.name, entries.len());
+        match entry.kind {
+            TensorKind::Ternary => {
+                let trits = checkpoint.tensors.ternary(&entry.name)?;
+                let [scale] = trits.scales() else {
+                    return Err(refuse(
+                        Target::Packed,
+                        &entry.name,
+                        "its rows have different scales",
+                        "keep the original",
+                    ));
+                };
+                out.write(&packing::packed::pack(&trits))?;
+                out.write(&scale.scale.to_le_bytes())?;
+            }
+            TensorKind::Dense | TensorKind::Norm => {
+                let tensor = checkpoint.tensors.dense(&entry.name)?;
+                match plain(tensor.dtype()) {
+                    Some(_) => out.write(tensor.bytes())?,
+                    None => {
+                        out.write(&tensor.to_f32().iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<_>>())?
+                    }
+                }
+            }
+        }
+    }
+    out.finish()?;
+    unfinished.finish()
+}
+
+fn pretty(json: Value) -> String {
+    format!("{json:#}\n")
+}
+
+/// The name of a type that safetensors has; the others are written as F32.
+fn plain(dtype: DType) -> Option<&'static str> {
+    match dtype {
+        DType::F32 => Some("F32"),
+        DType::F16 => Some("F16"),
+        DType::BF16 => Some("BF16"),
+        _ => None,
+    }
+}
+
+/// The JSON header: the tensors in the order in which they are written.
+fn header(checkpoint: &Checkpoint) -> Result<String, ModelError> {
+    let mut header = Map::new();
+    header.insert("__metadata__".into(), json!({"format": "pt"}));
+    let mut at = 0;
+    let mut add = |name: String, dtype: &str, shape: &[usize], bytes: usize| {
+        let entry = json!({"dtype": dtype, "shape": shape, "data_offsets": [at, at + bytes]});
+        header.insert(name, entry);
+        at += bytes;
+    };
+    for TensorEntry { name, shape, kind, .. } in checkpoint.tensors.entries() {
+        match kind {
+            TensorKind::Ternary => {
+                let packed = [shape[0].div_ceil(4), shape[1]];
+                add(name.clone(), "U8", &packed, packed[0] * packed[1]);
+                add(format!("{name}_scale"), "F32", &[1], 4);
+            }
+            TensorKind::Dense | TensorKind::Norm => {
+                let tensor = checkpoint.tensors.dense(name)?;
+                let elements = tensor.rows() * tensor.cols();
+                let (dtype, bytes) = match plain(tensor.dtype()) {
+                    Some(dtype) => (dtype, tensor.bytes().len()),
+                    None => ("F32", 4 * elements),
+                };
+                add(name.clone(), dtype, shape, bytes);
+            }
+        }
+    }
+    let mut text = Value::Object(header).to_string();
+    let padded = text.len().next_multiple_of(ALIGNMENT);
+    text.extend(std::iter::repeat_n(' ', padded - text.len()));
+    Ok(text)
+}
+
+fn config(checkpoint: &Checkpoint) -> Value {
+    let (spec, defaults) = (&checkpoint.spec, &checkpoint.defaults);
+    let (model_type, class) = match spec.sub_norms {
+        true => ("bitnet", "BitNetForCausalLM"),
+        false => ("llama", "LlamaForCausalLM"),
+    };
+    let rope_scaling = match spec.rope.scaling {
+        RopeScaling::None => Value::Null,
+        RopeScaling::Linear { factor } => json!({"rope_type": "linear", "factor": factor}),
+        RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => json!({
+            "rope_type": "llama3",
+            "factor": factor,
+            "low_freq_factor": low_freq_factor,
+            "high_freq_factor": high_freq_factor,
+            "original_max_position_embeddings": original_context as u64,
+        }),
+    };
+    let mut quantization =
+        json!({"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "offline"});
+    if let Some(eps) = spec.linear_norms {
+        quantization["use_rms_norm"] = true.into();
+        quantization["rms_norm_eps"] = float(eps);
+    }
+    json!({
+        "model_type": model_type,
+        "architectures": [class],
+        "hidden_size": spec.hidden,
+        "intermediate_size": spec.ffn,
+        "num_hidden_layers": spec.layers,
+        "num_attention_heads": spec.heads,
+        "num_key_value_heads": spec.kv_heads,
+        "head_dim": spec.head_dim,
+        "vocab_size": spec.vocab,
+        "max_position_embeddings": spec.context,
+        "rms_norm_eps": float(spec.rms_eps),
+        "rope_theta": float(spec.rope.theta),
+        "rope_scaling": rope_scaling,
+        "hidden_act": match spec.activation {
+            Activation::SquaredRelu => "relu2",
+            Activation::Silu => "silu",
+        },
+        "attention_bias": false,
+        "tie_word_embeddings": spec.tied_head,
+        "bos_token_id": defaults.bos,
+        "eos_token_id": defaults.eos,
+        "torch_dtype": "float32",
+        "quantization_config": quantization,
+    })
+}
+
+/// An f32 by its shortest decimal form, not by that of the f64 it widens to.
+fn float(value: f32) -> Value {
+    serde_json::from_str(&format!("{value:?}")).unwrap_or(Value::Null)
+}
+
+fn generation_config(checkpoint: &Checkpoint) -> Value {
+    let defaults = &checkpoint.defaults;
+    let mut json = json!({"bos_token_id": defaults.bos, "eos_token_id": defaults.eos});
+    let values = [
+        ("temperature", defaults.temperature.map(float)),
+        ("top_p", defaults.top_p.map(float)),
+        ("top_k", defaults.top_k.map(Value::from)),
+        ("do_sample", defaults.do_sample.map(Value::from)),
+    ];
+    for (field, value) in values {
+        if let Some(value) = value {
+            json[field] = value;
+        }
+    }
+    json
+}
+
+fn tokenizer_config(checkpoint: &Checkpoint) -> Value {
+    let text = |id: Option<u32>| {
+        let bytes = id.and_then(|id| checkpoint.tokenizer.as_ref()?.token_bytes(id))?;
+        Some(String::from_utf8_lossy(bytes).into_owned())
+    };
+    let mut json = json!({
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": checkpoint.spec.context,
+        "bos_token": text(checkpoint.defaults.bos),
+        "eos_token": text(checkpoint.defaults.eos.first().copied()),
+    });
+    if let Some(chat) = &checkpoint.chat {
+        json["chat_template"] = chat.source().into();
+    }
+    json
+}

@@ -1,0 +1,170 @@
+//! A vocabulary in the words of another format.
+
+use serde_json::{Value, json};
+
+use super::{Spelling, Tokenizer, byte_piece, gguf};
+use crate::ModelError;
+
+/// What `tokenizer.ggml.*` says about a vocabulary.
+pub(crate) struct GgufVocabulary {
+    /// `gpt2` or `llama`.
+    pub model: &'static str,
+    /// How text is split; none for SentencePiece.
+    pub pre: Option<&'static str>,
+    pub tokens: Vec<String>,
+    pub types: Vec<i32>,
+    /// Of a SentencePiece vocabulary.
+    pub scores: Option<Vec<f32>>,
+    /// Of a byte-level vocabulary.
+    pub merges: Option<Vec<String>>,
+    /// Whether a space is put before a text; of a SentencePiece vocabulary.
+    pub space_prefix: Option<bool>,
+    /// The token before a text.
+    pub bos: Option<u32>,
+    /// The token after a text.
+    pub eos: Option<u32>,
+}
+
+const NORMAL: i32 = 1;
+const UNKNOWN: i32 = 2;
+const CONTROL: i32 = 3;
+const USER_DEFINED: i32 = 4;
+const UNUSED: i32 = 5;
+const BYTE: i32 = 6;
+
+/// Split differently by every pre-tokenizer that a GGUF file can name.
+const PROBE: &str = "I'LL we'll 1 12 123 1234567 3.14\n\n \n\t x\u{3000}y 你好 e\u{301}! ?!...\r\n  (a_b)";
+
+impl Tokenizer {
+    /// The text of a `tokenizer.json` for this tokenizer.
+    pub(crate) fn to_json(&self) -> String {
+        let inner = &*self.inner;
+        let mut json = serde_json::to_value(&inner.encoder).unwrap_or_default();
+        json["decoder"] = match inner.spelling {
+            Spelling::ByteLevel => {
+                json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true})
+            }
+            Spelling::SentencePiece => {
+                let mut steps = vec![
+                    json!({"type": "Replace", "pattern": {"String": "▁"}, "content": " "}),
+                    json!({"type": "ByteFallback"}),
+                    json!({"type": "Fuse"}),
+                ];
+                if inner.leading_space {
+                    steps.push(json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}));
+                }
+                json!({"type": "Sequence", "decoders": steps})
+            }
+        };
+        let special = |&id: &u32| self.token(id).map(|t| json!({"SpecialToken": {"id": t, "type_id": 0}}));
+        let mut single: Vec<Value> = inner.prefix.iter().filter_map(special).collect();
+        single.push(json!({"Sequence": {"id": "A", "type_id": 0}}));
+        single.extend(inner.suffix.iter().filter_map(special));
+        let mut pair = single.clone();
+        pair.push(json!({"Sequence": {"id": "B", "type_id": 0}}));
+        let tokens = inner.prefix.iter().chain(&inner.suffix).filter_map(|&id| {
+            let text = self.token(id)?;
+            Some((text.clone(), json!({"id": text, "ids": [id], "tokens": [text]})))
+        });
+        let tokens: serde_json::Map<_, _> = tokens.collect();
+        json["post_processor"] =
+            json!({"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": tokens});
+        json.to_string()
+    }
+
+    /// A token as the vocabulary spells it.
+    fn token(&self, id: u32) -> Option<String> {
+        self.inner.encoder.id_to_token(id)
+    }
+
+    /// This vocabulary for a GGUF file with `rows` tokens; those beyond the vocabulary are marked unused.
+    pub(crate) fn to_gguf(&self, rows: usize) -> Result<GgufVocabulary, ModelError> {
+        let inner = &*self.inner;
+        let refuse = |problem: &str| ModelError::Convert {
+            what: "the tokenizer".into(),
+            format: "gguf".into(),
+            problem: problem.into(),
+            cure: "convert to packed, which keeps tokenizer.json",
+        };
+        let model = serde_json::to_value(inner.encoder.get_model()).unwrap_or_default();
+        let merges: Vec<(&str, &str)> = model["merges"]
+            .as_array()
+            .map(Vec::as_slice)
+            .unwrap_or_default()
+            .iter()
+            .filter_map(|m| Some((m[0].as_str()?, m[1].as_str()?)))
+            .collect();
+        let unknown = model["unk_token"].as_str();
+        let added = inner.encoder.get_added_tokens_decoder();
+        let (mut tokens, mut types) = (Vec::with_capacity(rows), Vec::with_capacity(rows));
+        for id in 0..rows as u32 {
+            let token = self.token(id);
+            types.push(match (&token, added.get(&id)) {
+                (None, _) => UNUSED,
+                (Some(t), _) if unknown == Some(t.as_str()) => UNKNOWN,
+                (_, Some(added)) if added.special => CONTROL,
+                (_, Some(_)) => USER_DEFINED,
+                (Some(t), _) if inner.spelling == Spelling::SentencePiece && byte_piece(t).is_some() => BYTE,
+                _ => NORMAL,
+            });
+            tokens.push(token.unwrap_or_else(|| format!("[PAD{id}]")));
+        }
+        let one = |ids: &[u32]| match ids {
+            [] => Ok(None),
+            [id] => Ok(Some(*id)),
+            _ => Err(refuse("it puts several tokens around a text")),
+        };
+        let mut vocabulary = GgufVocabulary {
+            model: "gpt2",
+            pre: None,
+            tokens,
+            types,
+            scores: None,
+            merges: None,
+            space_prefix: None,
+            bos: one(&inner.prefix)?,
+            eos: one(&inner.suffix)?,
+        };
+        match inner.spelling {
+            Spelling::ByteLevel => {
+                let pre = gguf::PRE_TOKENIZERS
+                    .into_iter()
+                    .find(|pre| self.splits_as(pre).unwrap_or(false))
+                    .ok_or_else(|| {
+                    refuse("no pre-tokenizer that GGUF can name splits text as it does")
+                })?;
+                vocabulary.pre = Some(pre);
+                vocabulary.merges = Some(merges.iter().map(|(a, b)| format!("{a} {b}")).collect());
+            }
+            Spelling::SentencePiece => {
+                // The first merge that makes a piece ranks it; what no merge makes is never chosen by score.
+                let mut scores = vec![-1e9; rows];
+                for (rank, (a, b)) in merges.iter().enumerate().rev() {
+                    let id = self.token_id(&format!("{a}{b}"));
+                    if let Some(score) = id.and_then(|id| scores.get_mut(id as usize)) {
+                        *score = -(rank as f32);
+                    }
+                }
+                vocabulary.model = "llama";
+                vocabulary.scores = Some(scores);
+                vocabulary.space_prefix = Some(inner.leading_space);
+            }
+        }
+        Ok(vocabulary)
+    }
+
+    /// Whether text would be split alike under a pre-tokenizer of GGUF.
+    fn splits_as(&self, pre: &str) -> Result<bool, ModelError> {
+        let mut encoder = self.inner.encoder.clone();
+        let Some(parts) = gguf::pre_tokenizer(pre).transpose()? else { return Ok(false) };
+        let same_model = |encoder: &tokenizers::Tokenizer| {
+            encoder.encode_fast(PROBE, false).map(|e| e.get_ids().to_vec()).unwrap_or_default()
+        };
+        let expected = same_model(&encoder);
+        if encoder.with_normalizer(parts.normalizer).is_err() {
+            return Ok(false);
+        }
+        encoder.with_pre_tokenizer(Some(parts.pre_tokenizer));
+        Ok(same_model(&encoder) == expected)
+    }
+}
