@@ -1,1 +1,77 @@
-fn main() {}
+//! The binary `bitnet`: runs, measures and inspects ternary language models.
+//!
+//! Results go to stdout, progress, statistics and errors to stderr. A failure is one line
+//! `error: <what> (<where>): <cure>`; the exit code is 2 for wrong usage and 1 for any other failure.
+
+#![forbid(unsafe_code)]
+
+mod args;
+mod bandwidth;
+mod commands;
+mod cpu_facts;
+mod error;
+mod load;
+mod memory;
+mod model_arg;
+mod output;
+mod output_file;
+mod progress;
+mod seam;
+mod token_ids;
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind, set_hook},
+    process::ExitCode,
+    sync::atomic::{AtomicBool, Ordering},
+};
+
+use args::{Cli, Command, Common};
+use clap::Parser;
+use error::CliError;
+
+fn main() -> ExitCode {
+    one_line_panics();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(e) => return output::usage(&e),
+    };
+    match catch_unwind(AssertUnwindSafe(|| dispatch(cli.command, &cli.common))) {
+        Ok(Ok(())) => ExitCode::SUCCESS,
+        // The reader of our output has all it wanted: `bitnet run ... | head` is no failure.
+        Ok(Err(CliError::Stdout(e))) if e.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Ok(Err(e)) => {
+            output::error(&e);
+            ExitCode::from(e.exit_code())
+        }
+        // The hook has said what happened.
+        Err(_) => ExitCode::FAILURE,
+    }
+}
+
+fn dispatch(command: Command, common: &Common) -> Result<(), CliError> {
+    match command {
+        Command::Run(a) => commands::run::run(common, &a),
+        Command::Logits(a) => commands::logits::run(common, &a),
+        Command::Tokenize(a) => commands::tokenize::run(&a),
+        Command::Detokenize(a) => commands::detokenize::run(&a),
+        Command::Inspect(a) => commands::inspect::run(&a),
+        Command::Perplexity(a) => commands::perplexity::run(common, &a),
+        Command::Bench(a) => commands::bench::run(common, &a),
+        Command::Doctor(a) => commands::doctor::run(common, &a),
+    }
+}
+
+/// A panic is a fault of ours; it is told in one line like every failure. A worker's panic brings down the thread
+/// that waits for it, so only the first one speaks.
+fn one_line_panics() {
+    static TOLD: AtomicBool = AtomicBool::new(false);
+    set_hook(Box::new(|panic| {
+        if !TOLD.swap(true, Ordering::Relaxed) {
+            let place = panic.location().map_or("unknown place".into(), ToString::to_string);
+            let what = panic.payload_as_str().unwrap_or("panic");
+            output::error(&format!(
+                "internal fault: {what} ({place}): please report it with the command you ran"
+            ));
+        }
+    }));
+}

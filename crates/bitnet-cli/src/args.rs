@@ -1,0 +1,232 @@
+//! The command line, as people type it.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::{memory::MemoryLimit, token_ids::TokenIds};
+
+/// Runs ternary (BitNet b1.58) language models on any CPU.
+///
+/// MODEL is a .gguf file; a folder with config.json, *.safetensors and tokenizer.json; `demo`, the small trained
+/// model inside this program; or `synthetic:NAME`, random weights without a tokenizer (tiny, 125m, 700m, 2b4t).
+#[derive(Debug, Parser)]
+#[command(name = "bitnet", version, arg_required_else_help = true, max_term_width = 100)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+    /// On what machine.
+    #[command(flatten)]
+    pub common: Common,
+}
+
+/// Flags of every command.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Machine")]
+pub struct Common {
+    /// Where to compute: auto, cpu
+    #[arg(long, global = true, default_value = "auto", value_name = "DEVICE", value_parser = device)]
+    pub device: Device,
+    /// Threads, 1 to 1024 [default: as many as this machine runs at once]
+    #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub threads: Option<u16>,
+    /// Level of CPU instructions: auto (the best), or a lower one, for tests; `bitnet doctor` lists them
+    #[arg(long, global = true, default_value = "auto", value_name = "ISA")]
+    pub isa: String,
+    /// Type of cached keys and values
+    #[arg(long, global = true, default_value = "f32", value_name = "TYPE", value_parser = ["f32"])]
+    pub kv: String,
+    /// Memory for weights, activations and cache: bytes (K, M, G, KiB, MiB, GiB may follow) or N% of what is
+    /// available; the cache and so the longest text follow from it [default: what is needed, up to 50%]
+    #[arg(long, global = true, value_name = "SIZE")]
+    pub memory: Option<MemoryLimit>,
+}
+
+/// `--device`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Device {
+    /// The best there is.
+    Auto,
+    /// The CPU.
+    Cpu,
+    /// A GPU, as it was typed.
+    Cuda(String),
+}
+
+fn device(text: &str) -> Result<Device, String> {
+    let number = text.strip_prefix("cuda:").is_some_and(|n| n.parse::<u16>().is_ok());
+    match text {
+        "auto" => Ok(Device::Auto),
+        "cpu" => Ok(Device::Cpu),
+        "cuda" => Ok(Device::Cuda(text.into())),
+        _ if number => Ok(Device::Cuda(text.into())),
+        _ => Err("choose auto or cpu".into()),
+    }
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Complete a prompt and stream the text
+    Run(RunArgs),
+    /// Write the logits of a sequence of tokens to a file
+    Logits(LogitsArgs),
+    /// Print the token ids of a text as a JSON array, special tokens of the model included
+    Tokenize(TokenizeArgs),
+    /// Print the text of token ids
+    Detokenize(DetokenizeArgs),
+    /// Describe a model and its tensors
+    Inspect(InspectArgs),
+    /// Measure how well a model predicts a text
+    Perplexity(PerplexityArgs),
+    /// Measure the speed of prefill and decode
+    Bench(BenchArgs),
+    /// Say what this machine has, and check every kernel on it against the reference
+    Doctor(DoctorArgs),
+}
+
+/// `bitnet run`.
+///
+/// Only the continuation is printed, without the prompt, and a line end after it if it has none. A model without
+/// a tokenizer takes its prompt from --ids and prints ids.
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// The model
+    pub model: String,
+    /// The text to continue, or to answer; read from stdin if it is missing (less one line end)
+    pub prompt: Option<String>,
+    /// A prompt of token ids, like 1,2,3, instead of a text; given to the model as they are
+    #[arg(long, value_name = "IDS", conflicts_with_all = ["prompt", "system"])]
+    pub ids: Option<TokenIds>,
+    /// Continue the prompt as it is, even if the model has a chat template
+    #[arg(long)]
+    pub raw: bool,
+    /// The system message of the chat
+    #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
+    pub system: Option<String>,
+    /// Most tokens to generate
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 256)]
+    pub max_tokens: usize,
+    /// Divides the logits; 0 always takes the most likely token [default: the model's own, else 0.7]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    pub temperature: Option<f32>,
+    /// Draw from this many most likely tokens, 0 for all [default: the model's own, else 0]
+    #[arg(long, value_name = "N")]
+    pub top_k: Option<usize>,
+    /// Draw from the fewest tokens that together have this probability [default: the model's own, else 1]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    pub top_p: Option<f32>,
+    /// Draw from tokens with at least this part of the most likely one's probability
+    #[arg(long, value_name = "P", default_value_t = 0.0, allow_negative_numbers = true)]
+    pub min_p: f32,
+    /// Divides the logits of tokens that occurred before; 1 does nothing
+    #[arg(long, value_name = "X", default_value_t = 1.0, allow_negative_numbers = true)]
+    pub repetition_penalty: f32,
+    /// Seed of the random numbers; the same seed gives the same text [default: drawn, and printed]
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+    /// End before this text; may be given several times
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub stop: Vec<String>,
+}
+
+/// `bitnet logits`: one prefill.
+#[derive(Debug, Args)]
+pub struct LogitsArgs {
+    /// The model
+    pub model: String,
+    /// Token ids, like 509,1,2
+    #[arg(long, value_name = "IDS")]
+    pub ids: TokenIds,
+    /// The safetensors file to write: f32 tensor `logits`, [tokens][vocab]
+    #[arg(long, value_name = "FILE")]
+    pub out: PathBuf,
+}
+
+/// `bitnet tokenize`.
+#[derive(Debug, Args)]
+pub struct TokenizeArgs {
+    /// The model
+    pub model: String,
+    /// The text; read from stdin, all of it, if it is missing
+    pub text: Option<String>,
+    /// Accepted for scripts: the output is a JSON array with and without it
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `bitnet detokenize`.
+#[derive(Debug, Args)]
+pub struct DetokenizeArgs {
+    /// The model
+    pub model: String,
+    /// Token ids: a JSON array, or ids with commas or spaces between
+    pub ids: TokenIds,
+    /// Show control tokens, like the one that begins a text
+    #[arg(long)]
+    pub special: bool,
+}
+
+/// `bitnet inspect`.
+#[derive(Debug, Args)]
+pub struct InspectArgs {
+    /// The model
+    pub model: String,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+    /// Add SHA-256 and scale of each ternary tensor: -1, 0, 1 as signed bytes, row-major [out][in]
+    #[arg(long)]
+    pub hash: bool,
+}
+
+/// `bitnet perplexity`.
+///
+/// The text is tokenised once, with the special tokens that the model adds. The ids are cut into consecutive
+/// windows of N that do not overlap; what is left over at the end is dropped. Each window is run alone, and in it
+/// tokens 2..N are predicted from those before them in the window. Perplexity is the exponential of the mean loss
+/// in nats; the loss in bits is also told per character of the scored tokens' text.
+#[derive(Debug, Args)]
+pub struct PerplexityArgs {
+    /// The model
+    pub model: String,
+    /// A UTF-8 text
+    pub file: PathBuf,
+    /// Tokens in a window [default: 512, or the model's context if that is shorter]
+    #[arg(long, value_name = "N")]
+    pub context: Option<usize>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `bitnet bench`.
+///
+/// Before anything is timed, sequences are generated greedily alone and in a batch; if their tokens differ, the
+/// command fails and prints no speed. Prefill is one prompt, decode is sequences that grow from short prompts.
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    /// The model
+    pub model: String,
+    /// Prompt lengths for prefill, like 128,512
+    #[arg(short = 'p', long, value_name = "N", value_delimiter = ',', default_value = "512")]
+    pub prefill: Vec<usize>,
+    /// Tokens that each sequence decodes
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 128)]
+    pub decode: usize,
+    /// Sequences decoded together, like 1,4,16
+    #[arg(short = 'b', long, value_name = "N", value_delimiter = ',', default_value = "1")]
+    pub batch: Vec<usize>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `bitnet doctor`.
+#[derive(Debug, Args)]
+pub struct DoctorArgs {
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}

@@ -1,0 +1,273 @@
+use std::time::{Duration, Instant};
+
+use bitnet_model::{Batch, Checkpoint, Logits, Model};
+use serde::Serialize;
+
+use crate::{
+    args::{BenchArgs, Common},
+    bandwidth,
+    error::CliError,
+    load::{Loaded, Want, load},
+    model_arg, output,
+    progress::Progress,
+};
+
+/// Most tokens in one step.
+const STEP: usize = 512;
+/// Most sequences decoded together.
+const MAX_BATCH: usize = 1024;
+/// Tokens of the shortest prompt that decode begins with; the others are up to [`RAGGED`] longer.
+const PROMPT: usize = 16;
+/// Prompts differ in length, so that no two members of a batch are at the same position.
+const RAGGED: usize = 5;
+/// Tokens compared between a batch and its members alone.
+const COMPARED: usize = 32;
+/// Each speed is measured this often, as long as that takes no longer than [`PATIENCE`]; the best counts.
+const REPEATS: usize = 3;
+const PATIENCE: Duration = Duration::from_secs(20);
+
+#[derive(Serialize)]
+struct Report {
+    device: String,
+    isa: &'static str,
+    threads: usize,
+    model: String,
+    kv: String,
+    memory_bandwidth_gb_s: f64,
+    load_seconds: f64,
+    /// Bytes of weights that a step reads.
+    weight_bytes: u64,
+    prefill: Vec<Prefill>,
+    decode_tokens: usize,
+    decode: Vec<Decode>,
+    batch_equals_single: bool,
+}
+
+#[derive(Serialize)]
+struct Prefill {
+    tokens: usize,
+    tok_s: f64,
+}
+
+#[derive(Serialize)]
+struct Decode {
+    batch: usize,
+    tok_s: f64,
+    /// Weights read, in 10^9 bytes a second.
+    gb_s: f64,
+}
+
+/// `bitnet bench`.
+pub fn run(common: &Common, args: &BenchArgs) -> Result<(), CliError> {
+    let checkpoint = model_arg::open(&args.model)?;
+    let want = want(args, &checkpoint)?;
+    let Loaded { mut model, weights, time } = load(common, &checkpoint, want)?;
+    let mut bench = Bench::new(&mut model, want.tokens);
+
+    // One sequence is compared as well, with itself beside another: so that the answer always means something.
+    let members = args.batch.iter().copied().max().unwrap_or(1).max(2);
+    let bar = Progress::new("comparing", members + 1);
+    bench.compare(members, args.decode.min(COMPARED), &bar)?;
+    drop(bar);
+
+    let bar = Progress::new("measuring", args.prefill.len() + args.batch.len() + 1);
+    let prefill = args.prefill.iter().map(|&tokens| {
+        let time = best(|| bench.prefill(tokens))?;
+        bar.step();
+        Ok(Prefill { tokens, tok_s: tokens as f64 / time })
+    });
+    let prefill = prefill.collect::<Result<Vec<_>, CliError>>()?;
+    let decode = args.batch.iter().map(|&batch| {
+        let time = best(|| bench.decode(batch, args.decode).map(|(time, _)| time))?;
+        bar.step();
+        let steps = args.decode as f64 / time;
+        Ok(Decode { batch, tok_s: batch as f64 * steps, gb_s: weights.step as f64 * steps / 1e9 })
+    });
+    let decode = decode.collect::<Result<Vec<_>, CliError>>()?;
+    let info = model.backend();
+    let memory_bandwidth_gb_s = bandwidth::measure(info.threads);
+    drop(bar);
+
+    let report = Report {
+        device: info.device,
+        isa: info.isa,
+        threads: info.threads,
+        model: checkpoint.name.clone(),
+        kv: common.kv.clone(),
+        memory_bandwidth_gb_s,
+        load_seconds: time.as_secs_f64(),
+        weight_bytes: weights.step,
+        prefill,
+        decode_tokens: args.decode,
+        decode,
+        batch_equals_single: true,
+    };
+    if args.json { output::json(&report) } else { print(&report) }
+}
+
+/// Checks the numbers asked for, and says what memory they need.
+fn want(args: &BenchArgs, checkpoint: &Checkpoint) -> Result<Want, CliError> {
+    let context = checkpoint.spec.context;
+    let longest = args.prefill.iter().copied().max().unwrap_or(1);
+    let most_decode = context.saturating_sub(PROMPT + RAGGED);
+    let numbers = [
+        ("-p", args.prefill.as_slice(), context),
+        ("-n", &[args.decode][..], most_decode),
+        ("-b", args.batch.as_slice(), MAX_BATCH),
+    ];
+    for (flag, values, most) in numbers {
+        if let Some(value) = values.iter().find(|&&v| v == 0 || v > most) {
+            let cure = format!("give 1 to {most} for this model");
+            return Err(CliError::usage(format!("{value} cannot be measured"), flag, cure));
+        }
+    }
+    let sequences = args.batch.iter().copied().max().unwrap_or(1).max(2);
+    // One sequence of the longest prompt may need more blocks than any of the batch.
+    let tokens = longest.div_ceil(sequences).max(PROMPT + RAGGED + args.decode);
+    let step = longest.min(STEP).max(sequences).max(PROMPT + RAGGED);
+    Ok(Want { step, all_logits: false, sequences, tokens, least: tokens })
+}
+
+/// The least time of some runs.
+fn best(mut run: impl FnMut() -> Result<Duration, CliError>) -> Result<f64, CliError> {
+    let start = Instant::now();
+    let mut best = run()?;
+    for _ in 1..REPEATS {
+        if start.elapsed() > PATIENCE {
+            break;
+        }
+        best = best.min(run()?);
+    }
+    Ok(best.as_secs_f64())
+}
+
+/// A model, and room for its steps.
+struct Bench<'a> {
+    model: &'a mut dyn Model,
+    /// Blocks that each sequence of a batch has for itself.
+    blocks: usize,
+    batch: Batch,
+    logits: Logits,
+}
+
+impl<'a> Bench<'a> {
+    fn new(model: &'a mut dyn Model, tokens: usize) -> Self {
+        let blocks = tokens.div_ceil(Batch::BLOCK_TOKENS);
+        Bench { model, blocks, batch: Batch::new(), logits: Logits::default() }
+    }
+
+    /// Some token ids that are the same every time; `member` sets them apart.
+    fn prompt(&self, member: usize, tokens: usize) -> Vec<u32> {
+        let vocab = self.model.spec().vocab;
+        (0..tokens).map(|i| ((i + 1) * (2 * member + 7) * 2_654_435_761 % vocab) as u32).collect()
+    }
+
+    /// Time of one prompt from its first token to its last logits.
+    fn prefill(&mut self, tokens: usize) -> Result<Duration, CliError> {
+        let prompt = self.prompt(0, tokens);
+        let table: Vec<u32> = (0..tokens.div_ceil(Batch::BLOCK_TOKENS) as u32).collect();
+        let start = Instant::now();
+        let mut done = 0;
+        for chunk in prompt.chunks(self.model.limits().max_tokens) {
+            let last = done + chunk.len() == tokens;
+            self.batch.clear();
+            self.batch.push(chunk, done, &table, if last { chunk.len() - 1..chunk.len() } else { 0..0 });
+            self.model.forward(&self.batch, &mut self.logits)?;
+            done += chunk.len();
+        }
+        Ok(start.elapsed())
+    }
+
+    /// Decodes `batch` sequences together; gives the time of the steps and the tokens of each sequence.
+    fn decode(&mut self, batch: usize, tokens: usize) -> Result<(Duration, Vec<Vec<u32>>), CliError> {
+        let members: Vec<usize> = (0..batch).collect();
+        self.decode_members(&members, tokens)
+    }
+
+    fn decode_members(
+        &mut self,
+        members: &[usize],
+        tokens: usize,
+    ) -> Result<(Duration, Vec<Vec<u32>>), CliError> {
+        let blocks = self.blocks;
+        let table = |seat: usize| ((seat * blocks) as u32..((seat + 1) * blocks) as u32).collect::<Vec<_>>();
+        let tables: Vec<Vec<u32>> = (0..members.len()).map(table).collect();
+        let (mut sequences, mut next) = (Vec::new(), Vec::new());
+        for (&member, table) in members.iter().zip(&tables) {
+            let prompt = self.prompt(member, PROMPT + member % (RAGGED + 1));
+            self.batch.clear();
+            self.batch.push(&prompt, 0, table, prompt.len() - 1..prompt.len());
+            self.model.forward(&self.batch, &mut self.logits)?;
+            next.push(argmax(self.logits.row(0)));
+            sequences.push((prompt.len(), Vec::with_capacity(tokens)));
+        }
+        let start = Instant::now();
+        for _ in 0..tokens {
+            self.batch.clear();
+            for (((len, out), token), table) in sequences.iter_mut().zip(&next).zip(&tables) {
+                self.batch.push(&[*token], *len, table, 0..1);
+                *len += 1;
+                out.push(*token);
+            }
+            self.model.forward(&self.batch, &mut self.logits)?;
+            next.iter_mut().enumerate().for_each(|(row, token)| *token = argmax(self.logits.row(row)));
+        }
+        Ok((start.elapsed(), sequences.into_iter().map(|(_, tokens)| tokens).collect()))
+    }
+
+    /// Fails if any of `members` sequences has other tokens in a batch than alone.
+    fn compare(&mut self, members: usize, tokens: usize, bar: &Progress) -> Result<(), CliError> {
+        let (_, together) = self.decode(members, tokens)?;
+        bar.step();
+        for (member, in_batch) in together.iter().enumerate() {
+            let (_, alone) = self.decode_members(&[member], tokens)?;
+            bar.step();
+            if let Some(at) = (0..tokens).find(|&i| alone[0][i] != in_batch[i]) {
+                return Err(CliError::Wrong {
+                    what: format!(
+                        "token {at} of sequence {member} in a batch of {members} differs from that alone"
+                    ),
+                    place: "bench".into(),
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The most likely token, the lowest one of equals.
+fn argmax(row: &[f32]) -> u32 {
+    let mut best = 0;
+    for (i, x) in row.iter().enumerate() {
+        if *x > row[best] {
+            best = i;
+        }
+    }
+    best as u32
+}
+
+fn print(r: &Report) -> Result<(), CliError> {
+    let Report { model, device, isa, threads, kv, .. } = r;
+    let mut lines = vec![
+        format!(
+            "{model} on {device}, isa {isa}, {threads} threads, kv {kv}, loaded in {:.2} s",
+            r.load_seconds
+        ),
+        format!(
+            "memory bandwidth {:.1} GB/s, weights of {:.1} MB a step",
+            r.memory_bandwidth_gb_s,
+            r.weight_bytes as f64 / 1e6
+        ),
+    ];
+    for p in &r.prefill {
+        lines.push(format!("prefill {:5} tokens   {:9.2} tok/s", p.tokens, p.tok_s));
+    }
+    for d in &r.decode {
+        lines.push(format!(
+            "decode  batch {:5}    {:9.2} tok/s  {:7.2} GB/s of weights",
+            d.batch, d.tok_s, d.gb_s
+        ));
+    }
+    lines.push("tokens of a batch equal those of its members alone".into());
+    output::line(lines.join("\n"))
+}

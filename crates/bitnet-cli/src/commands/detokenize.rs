@@ -1,0 +1,8 @@
+use crate::{args::DetokenizeArgs, error::CliError, model_arg, output};
+
+/// `bitnet detokenize`.
+pub fn run(args: &DetokenizeArgs) -> Result<(), CliError> {
+    let checkpoint = model_arg::open(&args.model)?;
+    let tokenizer = model_arg::tokenizer(&checkpoint)?;
+    output::line(tokenizer.decode(&args.ids.0, !args.special)?)
+}

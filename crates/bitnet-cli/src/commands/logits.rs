@@ -1,0 +1,66 @@
+use bitnet_model::{Batch, Logits, Model};
+use safetensors::{Dtype, tensor::TensorView};
+
+use crate::{
+    args::{Common, LogitsArgs},
+    error::CliError,
+    load::{Want, load},
+    model_arg,
+    output_file::OutputFile,
+};
+
+/// Most bytes of logits in one file.
+const MAX_BYTES: usize = 1 << 30;
+/// Tokens in a step: each has a row of logits, which may be half a megabyte.
+const STEP: usize = 128;
+
+/// `bitnet logits`.
+pub fn run(common: &Common, args: &LogitsArgs) -> Result<(), CliError> {
+    let checkpoint = model_arg::open(&args.model)?;
+    let (ids, spec) = (&args.ids.0, &checkpoint.spec);
+    model_arg::check_ids(&checkpoint, ids, "--ids")?;
+    let (tokens, context) = (ids.len(), spec.context);
+    if tokens > context {
+        let what = format!("{tokens} tokens are more than the model's context");
+        return Err(CliError::refused(what, "--ids", format!("give at most {context} ids")));
+    }
+    if tokens.saturating_mul(spec.vocab) > MAX_BYTES / 4 {
+        let what = format!("the logits of {tokens} tokens are more than {MAX_BYTES} bytes");
+        let cure = format!("give at most {} ids for this vocabulary", MAX_BYTES / 4 / spec.vocab);
+        return Err(CliError::refused(what, "--ids", cure));
+    }
+    let file = OutputFile::create(&args.out)?;
+    let want = Want { step: tokens.min(STEP), all_logits: true, sequences: 1, tokens, least: tokens };
+    let mut model = load(common, &checkpoint, want)?.model;
+
+    let mut bytes = Vec::with_capacity(4 * tokens * spec.vocab);
+    prefill(&mut model, ids, |_, row| bytes.extend(row.iter().flat_map(|x| x.to_le_bytes())))?;
+    let fail = |e: safetensors::SafeTensorError| {
+        CliError::file("write", &args.out)(std::io::Error::other(e.to_string()))
+    };
+    let view = TensorView::new(Dtype::F32, vec![tokens, spec.vocab], &bytes).map_err(fail)?;
+    // Not `serialize_to_file`: it makes files that only their owner can read.
+    let whole = safetensors::serialize([("logits", view)], None).map_err(fail)?;
+    std::fs::write(file.path(), whole).map_err(CliError::file("write", &args.out))?;
+    file.commit()
+}
+
+/// Runs `ids` from position 0 in steps as large as the model takes, and gives the logits of every token in turn.
+pub fn prefill(
+    model: &mut dyn Model,
+    ids: &[u32],
+    mut each: impl FnMut(usize, &[f32]),
+) -> Result<(), CliError> {
+    let table: Vec<u32> = (0..ids.len().div_ceil(Batch::BLOCK_TOKENS) as u32).collect();
+    let (mut batch, mut logits) = (Batch::new(), Logits::default());
+    let limits = model.limits();
+    let mut start = 0;
+    for chunk in ids.chunks(limits.max_tokens.min(limits.max_logit_rows)) {
+        batch.clear();
+        batch.push(chunk, start, &table, 0..chunk.len());
+        model.forward(&batch, &mut logits)?;
+        (0..chunk.len()).for_each(|i| each(start + i, logits.row(i)));
+        start += chunk.len();
+    }
+    Ok(())
+}

@@ -1,0 +1,10 @@
+//! One command a file.
+
+pub mod bench;
+pub mod detokenize;
+pub mod doctor;
+pub mod inspect;
+pub mod logits;
+pub mod perplexity;
+pub mod run;
+pub mod tokenize;

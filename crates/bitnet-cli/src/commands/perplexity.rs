@@ -1,0 +1,177 @@
+//! How well a model predicts a text; the definition is in the help of the command ([`PerplexityArgs`]).
+
+use bitnet_model::{Checkpoint, Tokenizer};
+use serde::Serialize;
+
+use crate::{
+    args::{Common, PerplexityArgs},
+    commands::logits::prefill,
+    error::CliError,
+    load::{Want, load},
+    model_arg, output,
+    progress::Progress,
+};
+
+const DEFAULT_WINDOW: usize = 512;
+/// Most bytes of text.
+const MAX_TEXT: u64 = 1 << 30;
+/// Tokens in a step: each has a row of logits, which may be half a megabyte.
+const STEP: usize = 128;
+
+#[derive(Serialize)]
+struct Report {
+    model: String,
+    file: String,
+    kv: String,
+    file_tokens: usize,
+    context: usize,
+    windows: usize,
+    scored_tokens: usize,
+    scored_characters: usize,
+    nats_per_token: f64,
+    perplexity: f64,
+    /// Standard error of the perplexity, from that of the mean loss.
+    standard_error: f64,
+    bits_per_character: f64,
+}
+
+/// `bitnet perplexity`.
+pub fn run(common: &Common, args: &PerplexityArgs) -> Result<(), CliError> {
+    let checkpoint = model_arg::open(&args.model)?;
+    let tokenizer = model_arg::tokenizer(&checkpoint)?;
+    let window = window(args, &checkpoint)?;
+    let ids = tokenizer.encode(&text(args)?, true)?;
+    if ids.len() < window {
+        let what = format!("the text has {} tokens, fewer than a window of {window}", ids.len());
+        return Err(CliError::refused(
+            what,
+            args.file.display(),
+            "give a longer text or a smaller --context",
+        ));
+    }
+    model_arg::check_ids(&checkpoint, &ids, "FILE")?;
+    let want = Want { step: window.min(STEP), all_logits: true, sequences: 1, tokens: window, least: window };
+    let mut model = load(common, &checkpoint, want)?.model;
+
+    let mut loss = Loss::default();
+    let mut characters = 0;
+    let bar = Progress::new("windows", ids.len() / window);
+    for ids in ids.chunks_exact(window) {
+        prefill(&mut model, ids, |i, row| {
+            if let Some(&next) = ids.get(i + 1) {
+                loss.add(nats(row, next));
+            }
+        })?;
+        characters += count_characters(tokenizer, &ids[1..])?;
+        bar.step();
+    }
+    drop(bar);
+
+    let (mean, error) = (loss.mean(), loss.standard_error());
+    let report = Report {
+        model: checkpoint.name.clone(),
+        file: args.file.display().to_string(),
+        kv: common.kv.clone(),
+        file_tokens: ids.len(),
+        context: window,
+        windows: ids.len() / window,
+        scored_tokens: loss.count,
+        scored_characters: characters,
+        nats_per_token: mean,
+        perplexity: mean.exp(),
+        standard_error: mean.exp() * error,
+        bits_per_character: loss.sum / std::f64::consts::LN_2 / characters.max(1) as f64,
+    };
+    if args.json {
+        return output::json(&report);
+    }
+    let Report { perplexity, standard_error, bits_per_character, scored_tokens, windows, .. } = report;
+    output::line(format_args!("perplexity {perplexity:.4} +/- {standard_error:.4}"))?;
+    output::line(format_args!("{bits_per_character:.4} bits per character, {mean:.4} nats per token"))?;
+    output::line(format_args!("{scored_tokens} tokens scored in {windows} windows of {window}"))
+}
+
+fn window(args: &PerplexityArgs, checkpoint: &Checkpoint) -> Result<usize, CliError> {
+    let context = checkpoint.spec.context;
+    let window = args.context.unwrap_or(DEFAULT_WINDOW.min(context));
+    if window < 2 {
+        return Err(CliError::usage(
+            format!("a window of {window} tokens predicts nothing"),
+            "--context",
+            "give 2 or more",
+        ));
+    }
+    if window > context {
+        let what = format!("a window of {window} tokens is longer than the model's context");
+        return Err(CliError::refused(what, "--context", format!("give at most {context}")));
+    }
+    Ok(window)
+}
+
+fn text(args: &PerplexityArgs) -> Result<String, CliError> {
+    let size = std::fs::metadata(&args.file).map_err(CliError::file("read", &args.file))?.len();
+    if size > MAX_TEXT {
+        let what = format!("the text has {size} bytes");
+        return Err(CliError::refused(what, args.file.display(), format!("give at most {MAX_TEXT}")));
+    }
+    std::fs::read_to_string(&args.file).map_err(CliError::file("read", &args.file))
+}
+
+/// What a row of logits loses on the token that came: `-ln softmax(row)[token]`.
+fn nats(row: &[f32], token: u32) -> f64 {
+    let max = f64::from(row.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+    let sum: f64 = row.iter().map(|&x| (f64::from(x) - max).exp()).sum();
+    sum.ln() + max - f64::from(row[token as usize])
+}
+
+fn count_characters(tokenizer: &Tokenizer, ids: &[u32]) -> Result<usize, CliError> {
+    // A padded vocabulary may have ids without text, but a text has none of them.
+    Ok(tokenizer.decode(ids, true)?.chars().count())
+}
+
+/// Mean and spread of the losses (Welford's sums).
+#[derive(Default)]
+struct Loss {
+    count: usize,
+    sum: f64,
+    mean: f64,
+    squares: f64,
+}
+
+impl Loss {
+    fn add(&mut self, nats: f64) {
+        self.count += 1;
+        self.sum += nats;
+        let delta = nats - self.mean;
+        self.mean += delta / self.count as f64;
+        self.squares += delta * (nats - self.mean);
+    }
+
+    fn mean(&self) -> f64 {
+        self.sum / self.count as f64
+    }
+
+    fn standard_error(&self) -> f64 {
+        (self.squares / (self.count.max(2) - 1) as f64 / self.count as f64).sqrt()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_logits_lose_the_logarithm_of_their_number() {
+        assert!((nats(&[3.0; 8], 5) - 8f64.ln()).abs() < 1e-12);
+        assert!((nats(&[1e30, 0.0], 0)).abs() < 1e-12);
+    }
+
+    #[test]
+    fn the_standard_error_is_that_of_the_mean() {
+        let mut loss = Loss::default();
+        [1.0, 2.0, 3.0, 4.0].into_iter().for_each(|x| loss.add(x));
+        assert!((loss.mean() - 2.5).abs() < 1e-12);
+        // Variance 5/3 of four values.
+        assert!((loss.standard_error() - (5.0f64 / 12.0).sqrt()).abs() < 1e-12);
+    }
+}

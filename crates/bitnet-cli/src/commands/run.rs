@@ -1,0 +1,228 @@
+use std::{
+    io::{self, IsTerminal, Write},
+    ops::ControlFlow,
+    time::{Duration, Instant},
+};
+
+use bitnet_inference::{Generated, GenerationConfig, TokenText, generate};
+use bitnet_model::{Checkpoint, DecodeStream, GenerationDefaults, Message, Model, Tokenizer};
+
+use crate::{
+    args::{Common, RunArgs},
+    commands::tokenize::stdin,
+    error::CliError,
+    load::{Want, load},
+    model_arg, output,
+    seam::Seam,
+};
+
+/// Most tokens of a prompt in one step.
+const STEP: usize = 512;
+/// Where neither the user nor the model says.
+const TEMPERATURE: f32 = 0.7;
+
+/// `bitnet run`.
+pub fn run(common: &Common, args: &RunArgs) -> Result<(), CliError> {
+    let checkpoint = model_arg::open(&args.model)?;
+    let config = config(args, &checkpoint.defaults);
+    config.validate(checkpoint.spec.vocab)?;
+    let prompt = prompt(args, &checkpoint)?;
+    let context = checkpoint.spec.context;
+    if prompt.len() >= context {
+        let what = format!("the prompt has {} tokens, and the model holds {context}", prompt.len());
+        return Err(CliError::refused(what, "PROMPT", "give a shorter one"));
+    }
+    if checkpoint.tokenizer.is_none() && !config.stop_strings.is_empty() {
+        return Err(CliError::refused(
+            "the model has no tokenizer to find a text with",
+            "--stop",
+            "leave it out",
+        ));
+    }
+    let tokens = prompt.len().saturating_add(config.max_new_tokens).min(context);
+    let least = (prompt.len() + 1).min(tokens);
+    let want = Want { step: prompt.len().min(STEP), all_logits: false, sequences: 1, tokens, least };
+    let mut model = load(common, &checkpoint, want)?.model;
+    if model.spec().context < tokens {
+        let held = model.spec().context;
+        output::note(format_args!(
+            "note: the memory allows {held} tokens of the {tokens} wanted; --memory can give more"
+        ));
+    }
+
+    let mut printer = Printer::new(checkpoint.tokenizer.as_ref());
+    let (generated, pace) =
+        complete(&mut model, &prompt, &config, &checkpoint, |token| printer.token(token))?;
+    printer.end(&generated.tail)?;
+
+    let info = model.backend();
+    output::note(format_args!(
+        "{} prompt tokens at {}, first token after {:.3} s; {} tokens generated at {}, ended by {}",
+        prompt.len(),
+        rate(prompt.len(), pace.first),
+        pace.first.as_secs_f64(),
+        generated.tokens.len(),
+        rate(generated.tokens.len().saturating_sub(1), pace.rest),
+        generated.finish,
+    ));
+    output::note(format_args!(
+        "seed {}, temperature {}, kv {}, isa {}, {} threads",
+        generated.seed, config.temperature, common.kv, info.isa, info.threads
+    ));
+    Ok(())
+}
+
+/// When the first token came, and how long the others took.
+struct Pace {
+    first: Duration,
+    rest: Duration,
+}
+
+/// Generates from `prompt`; `print` gets the tokens as they come.
+fn complete(
+    model: &mut dyn Model,
+    prompt: &[u32],
+    config: &GenerationConfig,
+    checkpoint: &Checkpoint,
+    mut print: impl FnMut(u32) -> io::Result<()>,
+) -> Result<(Generated, Pace), CliError> {
+    let text = checkpoint.tokenizer.as_ref().map(VisibleText);
+    let text = text.as_ref().map(|t| t as &dyn TokenText);
+    let (start, mut first, mut failed) = (Instant::now(), None, None);
+    let each = |token| {
+        first.get_or_insert_with(|| start.elapsed());
+        match print(token) {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(e) => {
+                failed = Some(e);
+                ControlFlow::Break(())
+            }
+        }
+    };
+    let generated = generate(&mut Seam(model), prompt, config, &checkpoint.defaults.eos, text, each)
+        .map_err(CliError::Generate)?;
+    if let Some(e) = failed {
+        return Err(CliError::Stdout(e));
+    }
+    let whole = start.elapsed();
+    let first = first.unwrap_or(whole);
+    Ok((generated, Pace { first, rest: whole - first }))
+}
+
+/// What the user asked for, else what the model asks for, else the defaults of this command.
+fn config(args: &RunArgs, defaults: &GenerationDefaults) -> GenerationConfig {
+    let models_own = match defaults.do_sample {
+        Some(false) => Some(0.0),
+        _ => defaults.temperature,
+    };
+    GenerationConfig {
+        max_new_tokens: args.max_tokens,
+        temperature: args.temperature.or(models_own).unwrap_or(TEMPERATURE),
+        top_k: args.top_k.or(defaults.top_k).unwrap_or(0),
+        top_p: args.top_p.or(defaults.top_p).unwrap_or(1.0),
+        min_p: args.min_p,
+        repetition_penalty: args.repetition_penalty,
+        seed: args.seed,
+        stop_strings: args.stop.clone(),
+        ..GenerationConfig::default()
+    }
+}
+
+/// The ids to continue.
+fn prompt(args: &RunArgs, checkpoint: &Checkpoint) -> Result<Vec<u32>, CliError> {
+    if let Some(ids) = &args.ids {
+        model_arg::check_ids(checkpoint, &ids.0, "--ids")?;
+        return Ok(ids.0.clone());
+    }
+    let tokenizer = model_arg::tokenizer(checkpoint)?;
+    let template = checkpoint.chat.as_ref().filter(|_| !args.raw);
+    if args.system.is_some() && template.is_none() {
+        let cure = "leave it out, or put it into the prompt";
+        return Err(CliError::refused("the model has no chat template to put it into", "--system", cure));
+    }
+    let text = match &args.prompt {
+        Some(text) => text.clone(),
+        None if io::stdin().is_terminal() => {
+            let cure = "give it after the model, or through a pipe";
+            return Err(CliError::usage("there is no prompt", "PROMPT", cure));
+        }
+        None => {
+            let mut text = stdin()?;
+            if text.ends_with('\n') {
+                text.truncate(text.trim_end_matches('\n').len().max(text.len() - 1));
+            }
+            text
+        }
+    };
+    let ids = match template {
+        Some(template) => {
+            let system = args.system.as_ref().map(|text| Message::new("system", text));
+            let messages: Vec<Message> = system.into_iter().chain([Message::new("user", text)]).collect();
+            tokenizer.encode(&template.render(&messages, true)?, false)?
+        }
+        None => tokenizer.encode(&text, true)?,
+    };
+    if ids.is_empty() {
+        return Err(CliError::usage("the prompt is empty", "PROMPT", "give at least one character"));
+    }
+    Ok(ids)
+}
+
+/// The text of tokens that a reader sees: control tokens have none.
+struct VisibleText<'a>(&'a Tokenizer);
+
+impl TokenText for VisibleText<'_> {
+    fn append_bytes(&self, token: u32, out: &mut Vec<u8>) {
+        if !self.0.is_special(token) {
+            out.extend_from_slice(self.0.token_bytes(token).unwrap_or_default());
+        }
+    }
+}
+
+/// Writes tokens to stdout as they come: as text, or as ids if there is no tokenizer.
+struct Printer {
+    stream: Option<DecodeStream>,
+    printed: bool,
+    line_open: bool,
+}
+
+impl Printer {
+    fn new(tokenizer: Option<&Tokenizer>) -> Self {
+        Printer { stream: tokenizer.map(Tokenizer::stream), printed: false, line_open: false }
+    }
+
+    fn token(&mut self, token: u32) -> io::Result<()> {
+        let text = match &mut self.stream {
+            Some(stream) => stream.push(token),
+            None if self.printed => format!(" {token}"),
+            None => token.to_string(),
+        };
+        self.write(&text)
+    }
+
+    fn write(&mut self, text: &str) -> io::Result<()> {
+        if text.is_empty() {
+            return Ok(());
+        }
+        self.printed = true;
+        self.line_open = !text.ends_with('\n');
+        let mut out = io::stdout().lock();
+        out.write_all(text.as_bytes())?;
+        out.flush()
+    }
+
+    /// Writes what is left of the text, and ends its last line.
+    fn end(mut self, tail: &[u8]) -> Result<(), CliError> {
+        let mut rest = self.stream.as_mut().map(DecodeStream::finish).unwrap_or_default();
+        rest.push_str(&String::from_utf8_lossy(tail));
+        self.write(&rest).map_err(CliError::Stdout)?;
+        if self.line_open { self.write("\n").map_err(CliError::Stdout) } else { Ok(()) }
+    }
+}
+
+fn rate(tokens: usize, time: Duration) -> String {
+    match tokens {
+        0 => "no rate".into(),
+        n => format!("{:.1} tok/s", n as f64 / time.as_secs_f64()),
+    }
+}

@@ -1,0 +1,156 @@
+use std::{io, path::PathBuf};
+
+use bitnet_inference::{GenerateError, InvalidConfig};
+use bitnet_kernels::KernelError;
+use bitnet_model::{ForwardError, ModelError};
+
+/// Why a command failed: `<what> (<where>): <cure>`.
+#[derive(Debug, thiserror::Error)]
+pub enum CliError {
+    /// The model could not be read.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// A forward pass failed.
+    #[error("{0} (forward pass): give the model more memory with --memory, or report this")]
+    Forward(#[from] ForwardError),
+    /// Generation failed.
+    #[error("{0} (generation): check the model with `bitnet inspect`, or report this")]
+    Generate(GenerateError),
+    /// The backend could not be made.
+    #[error("{what} ({flag}): {cure}")]
+    Backend {
+        /// What is wrong.
+        what: String,
+        /// The flag that asked for it.
+        flag: &'static str,
+        /// What helps.
+        cure: String,
+        /// Whether this build could never do it.
+        usage: bool,
+    },
+    /// `--device cuda`.
+    #[error("this build has no CUDA backend (--device {device}): use --device cpu, or leave it out")]
+    NoCuda {
+        /// As it was typed.
+        device: String,
+    },
+    /// A flag has a value that makes no sense.
+    #[error("{what} ({flag}): {cure}")]
+    Usage {
+        /// What is wrong.
+        what: String,
+        /// The flag or argument.
+        flag: String,
+        /// What helps.
+        cure: String,
+    },
+    /// Flag and model do not go together.
+    #[error("{what} ({place}): {cure}")]
+    Refused {
+        /// What is wrong.
+        what: String,
+        /// The flag, argument or file.
+        place: String,
+        /// What helps.
+        cure: String,
+    },
+    /// The model does not fit into `--memory`.
+    #[error(
+        "{given} bytes of memory hold no part of the work (--memory): this model needs at least {least} bytes here"
+    )]
+    MemoryTooSmall {
+        /// What was given.
+        given: u64,
+        /// What would do.
+        least: u64,
+    },
+    /// A file could not be read or written.
+    #[error("cannot {action}: {source} ({}): check the path, its permissions and the free space", .path.display())]
+    File {
+        /// What was tried.
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Nobody takes our output.
+    #[error("cannot write the output: {0} (stdout): check where the output goes")]
+    Stdout(io::Error),
+    /// Kernels or batches that do not give what they must.
+    #[error("{what} ({place}): do not trust results of this machine, and report this")]
+    Wrong {
+        /// What differs.
+        what: String,
+        /// Where it was seen.
+        place: String,
+    },
+}
+
+impl CliError {
+    /// 2 for wrong usage, 1 for everything else.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            CliError::Usage { .. } | CliError::Backend { usage: true, .. } => 2,
+            _ => 1,
+        }
+    }
+
+    /// Wrong usage.
+    pub fn usage(what: impl ToString, flag: impl ToString, cure: impl ToString) -> Self {
+        CliError::Usage { what: what.to_string(), flag: flag.to_string(), cure: cure.to_string() }
+    }
+
+    /// Something that this model cannot do.
+    pub fn refused(what: impl ToString, place: impl ToString, cure: impl ToString) -> Self {
+        CliError::Refused { what: what.to_string(), place: place.to_string(), cure: cure.to_string() }
+    }
+
+    /// A file that could not be read or written.
+    pub fn file(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
+        move |source| CliError::File { action, path: path.into(), source }
+    }
+}
+
+impl From<KernelError> for CliError {
+    fn from(error: KernelError) -> Self {
+        let (what, flag, cure, usage) = match error {
+            KernelError::UnknownIsa { name, known } => (
+                format!("unknown instruction set '{name}'"),
+                "--isa",
+                format!("choose one of auto, {known}"),
+                true,
+            ),
+            KernelError::IsaUnavailable { name, available } => (
+                format!("this CPU has no {name}"),
+                "--isa",
+                format!("choose one of auto, {available}"),
+                false,
+            ),
+            KernelError::Thread { index, reason } => {
+                let what = format!("cannot start worker thread {index}: {reason}");
+                (what, "--threads", "use fewer threads".into(), false)
+            }
+            KernelError::OutOfMemory { what, bytes } => {
+                let what = format!("no memory for {what}, {bytes} bytes");
+                (what, "--memory", "give a smaller size, or free memory".into(), false)
+            }
+            other => (other.to_string(), "--device", "use another device".into(), false),
+        };
+        CliError::Backend { what, flag, cure, usage }
+    }
+}
+
+impl From<InvalidConfig> for CliError {
+    fn from(error: InvalidConfig) -> Self {
+        let flag = match error.field {
+            "stop_strings" => "--stop".into(),
+            field => format!("--{}", field.replace('_', "-")),
+        };
+        CliError::usage(
+            format!("{} is {}", error.field, error.value),
+            flag,
+            format!("it must be {}", error.allowed),
+        )
+    }
+}

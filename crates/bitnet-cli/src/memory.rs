@@ -1,0 +1,119 @@
+//! How much memory may be used: `--memory`, and what the system has.
+
+use std::str::FromStr;
+
+use crate::error::CliError;
+
+/// `--memory`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum MemoryLimit {
+    /// This many bytes.
+    Bytes(u64),
+    /// This part of what is available, over 0 and at most 100.
+    Percent(f64),
+}
+
+impl FromStr for MemoryLimit {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let cure = || "give bytes like 4000000000, 4G or 4GiB, or a part like 50%".to_string();
+        let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+        let (number, unit) = text.split_at(digits);
+        let number: f64 = number.parse().map_err(|_| cure())?;
+        let factor = match unit {
+            "%" if number > 0.0 && number <= 100.0 => return Ok(MemoryLimit::Percent(number)),
+            "" | "B" => 1.0,
+            "K" | "KB" => 1e3,
+            "M" | "MB" => 1e6,
+            "G" | "GB" => 1e9,
+            "KiB" => 1024.0,
+            "MiB" => 1024.0 * 1024.0,
+            "GiB" => 1024.0 * 1024.0 * 1024.0,
+            _ => return Err(cure()),
+        };
+        Ok(MemoryLimit::Bytes((number * factor) as u64))
+    }
+}
+
+/// Memory of the machine, as far as the system tells.
+#[derive(Debug, Clone, Copy, Default, serde::Serialize)]
+pub struct SystemMemory {
+    /// All of it.
+    pub total_bytes: Option<u64>,
+    /// What this process can still take: of the machine, and of its control group.
+    pub available_bytes: Option<u64>,
+}
+
+impl SystemMemory {
+    /// Asks the system; only Linux answers without foreign code.
+    pub fn now() -> Self {
+        let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+        let field = |name: &str| {
+            let line = meminfo.lines().find_map(|l| l.strip_prefix(name))?;
+            line.trim().trim_end_matches(" kB").trim().parse::<u64>().ok().map(|kib| kib * 1024)
+        };
+        let number = |file| std::fs::read_to_string(file).ok()?.trim().parse::<u64>().ok();
+        let limit = number("/sys/fs/cgroup/memory.max");
+        let used = number("/sys/fs/cgroup/memory.current").unwrap_or(0);
+        let within = |all: Option<u64>, group: Option<u64>| match (all, group) {
+            (Some(a), Some(g)) => Some(a.min(g)),
+            (a, g) => a.or(g),
+        };
+        SystemMemory {
+            total_bytes: within(field("MemTotal:"), limit),
+            available_bytes: within(field("MemAvailable:"), limit.map(|l| l.saturating_sub(used))),
+        }
+    }
+}
+
+/// The bytes a command may take when it needs at least `least` and has use for `most`.
+pub fn budget(limit: Option<MemoryLimit>, least: u64, most: u64) -> Result<u64, CliError> {
+    let available = SystemMemory::now().available_bytes;
+    let given = match (limit, available) {
+        (Some(MemoryLimit::Bytes(bytes)), _) => bytes,
+        (Some(MemoryLimit::Percent(percent)), Some(bytes)) => (bytes as f64 * percent / 100.0) as u64,
+        (Some(MemoryLimit::Percent(_)), None) => {
+            let what = "this system does not tell how much memory is available";
+            return Err(CliError::refused(what, "--memory", "give bytes instead of a percentage"));
+        }
+        // Half of the memory is what nobody asked about; a model that needs more is what somebody asked for.
+        (None, Some(bytes)) => (bytes / 2).max(least).min(bytes),
+        (None, None) => most,
+    };
+    if given < least {
+        return Err(CliError::MemoryTooSmall { given, least });
+    }
+    Ok(given.min(most))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_with_their_units() {
+        let cases = [
+            ("1000", MemoryLimit::Bytes(1000)),
+            ("4K", MemoryLimit::Bytes(4000)),
+            ("2MiB", MemoryLimit::Bytes(2 << 20)),
+            ("1.5G", MemoryLimit::Bytes(1_500_000_000)),
+            ("3GiB", MemoryLimit::Bytes(3 << 30)),
+            ("12.5%", MemoryLimit::Percent(12.5)),
+        ];
+        for (text, limit) in cases {
+            assert_eq!(text.parse(), Ok(limit), "{text}");
+        }
+        for text in ["", "-1", "G", "4X", "0%", "101%", "1e9", "4 G", "1..2G"] {
+            assert!(text.parse::<MemoryLimit>().is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_limit_below_the_least_names_the_least() {
+        let error = budget(Some(MemoryLimit::Bytes(10)), 1000, 2000).unwrap_err().to_string();
+        assert!(error.contains("1000") && error.contains("--memory"), "{error}");
+        assert_eq!(budget(Some(MemoryLimit::Bytes(1500)), 1000, 2000).ok(), Some(1500));
+        assert_eq!(budget(Some(MemoryLimit::Bytes(9000)), 1000, 2000).ok(), Some(2000));
+    }
+}

@@ -1,0 +1,54 @@
+//! What is printed, and where. Nothing here panics when the other end is closed.
+
+use std::{
+    fmt::Display,
+    io::{self, Write},
+    process::ExitCode,
+};
+
+use clap::error::ErrorKind;
+use serde::Serialize;
+
+use crate::error::CliError;
+
+/// Prints a line to stdout.
+pub fn line(text: impl Display) -> Result<(), CliError> {
+    let mut out = io::stdout().lock();
+    writeln!(out, "{text}").and_then(|()| out.flush()).map_err(CliError::Stdout)
+}
+
+/// Prints a value as JSON on one line.
+pub fn json(value: &impl Serialize) -> Result<(), CliError> {
+    let text = serde_json::to_string(value).map_err(|e| CliError::Stdout(e.into()))?;
+    line(text)
+}
+
+/// Tells a person something beside the result: a statistic, a warning.
+pub fn note(text: impl Display) {
+    // With stderr closed there is nobody to tell.
+    let _ = writeln!(io::stderr().lock(), "{text}");
+}
+
+/// Tells a failure in one line, whatever the message holds.
+pub fn error(text: &impl Display) {
+    let text = text.to_string();
+    let words: Vec<&str> = text.split(['\n', '\r']).map(str::trim).filter(|l| !l.is_empty()).collect();
+    note(format_args!("error: {}", words.join(" ")));
+}
+
+/// Tells what `clap` made of the command line: help and version as they are, wrong usage in one line.
+pub fn usage(error: &clap::Error) -> ExitCode {
+    use ErrorKind::{DisplayHelp, DisplayHelpOnMissingArgumentOrSubcommand, DisplayVersion};
+    if let DisplayHelp | DisplayVersion | DisplayHelpOnMissingArgumentOrSubcommand = error.kind() {
+        let _ = error.print();
+        return ExitCode::from(error.exit_code() as u8);
+    }
+    let text = error.render().to_string();
+    let lines = text.lines().map(str::trim);
+    let told = lines.take_while(|l| !l.starts_with("Usage:") && !l.starts_with("For more information"));
+    let told: Vec<&str> = told.filter(|l| !l.is_empty()).collect();
+    let told = told.join(" ");
+    let told = told.strip_prefix("error: ").unwrap_or(&told);
+    self::error(&format!("{told} (command line): see bitnet --help, or --help after a command"));
+    ExitCode::from(2)
+}

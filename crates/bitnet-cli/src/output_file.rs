@@ -1,0 +1,57 @@
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use crate::error::CliError;
+
+/// A file that is written beside its place and moved there when it is whole.
+pub struct OutputFile {
+    place: PathBuf,
+    /// Where it is written; `None` once it is in place.
+    beside: Option<PathBuf>,
+}
+
+impl OutputFile {
+    /// Takes the name at once, so that a folder that cannot be written to shows before the work is done.
+    pub fn create(place: &Path) -> Result<Self, CliError> {
+        let fail = CliError::file("write", place);
+        // A device or a pipe has nothing to keep whole, and must not be replaced by a file.
+        if fs::metadata(place).is_ok_and(|about| !about.is_file() && !about.is_dir()) {
+            return Ok(OutputFile { place: place.into(), beside: None });
+        }
+        let Some(name) = place.file_name().filter(|_| !place.is_dir()) else {
+            return Err(fail(std::io::Error::other("it is a folder")));
+        };
+        let mut beside = std::ffi::OsString::from(".");
+        beside.push(name);
+        beside.push(format!(".{}.tmp", std::process::id()));
+        let beside = place.with_file_name(beside);
+        fs::File::create(&beside).map_err(fail)?;
+        Ok(OutputFile { place: place.into(), beside: Some(beside) })
+    }
+
+    /// Where to write.
+    pub fn path(&self) -> &Path {
+        self.beside.as_ref().unwrap_or(&self.place)
+    }
+
+    /// Moves the finished file to its place.
+    pub fn commit(mut self) -> Result<(), CliError> {
+        match &self.beside {
+            Some(beside) => fs::rename(beside, &self.place).map_err(CliError::file("write", &self.place))?,
+            None => return Ok(()),
+        }
+        self.beside = None;
+        Ok(())
+    }
+}
+
+impl Drop for OutputFile {
+    fn drop(&mut self) {
+        if let Some(beside) = &self.beside {
+            // What is left is a hidden file of ours; nothing more can be done about it here.
+            let _ = fs::remove_file(beside);
+        }
+    }
+}

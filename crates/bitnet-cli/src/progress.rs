@@ -1,0 +1,38 @@
+use std::io::IsTerminal;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+/// A bar on stderr while a person waits, and nothing at all if stderr is not a terminal; it leaves no trace.
+pub struct Progress(ProgressBar);
+
+impl Progress {
+    /// A bar for `total` pieces of work.
+    pub fn new(what: &'static str, total: usize) -> Self {
+        let target = match std::io::stderr().is_terminal() {
+            true => ProgressDrawTarget::stderr(),
+            false => ProgressDrawTarget::hidden(),
+        };
+        let bar = ProgressBar::with_draw_target(Some(total as u64), target).with_prefix(what);
+        if let Ok(style) = ProgressStyle::with_template("{prefix} {wide_bar} {pos}/{len} {eta}") {
+            bar.set_style(style);
+        }
+        Progress(bar)
+    }
+
+    /// `done` of `total` pieces are done.
+    pub fn at(&self, done: usize, total: usize) {
+        self.0.set_length(total as u64);
+        self.0.set_position(done as u64);
+    }
+
+    /// One more piece is done.
+    pub fn step(&self) {
+        self.0.inc(1);
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}
