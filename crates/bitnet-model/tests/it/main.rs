@@ -2,5 +2,7 @@
 
 mod converted;
 mod forms;
+mod memory;
+mod mutations;
 mod support;
 mod text;
