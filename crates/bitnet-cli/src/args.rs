@@ -65,28 +65,20 @@ fn device(text: &str) -> Result<Device, String> {
     }
 }
 
-/// The commands.
+/// The commands; each is described at its arguments.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Complete a prompt and stream the text
     Run(RunArgs),
-    /// Write the logits of a sequence of tokens to a file
     Logits(LogitsArgs),
-    /// Print the token ids of a text as a JSON array, special tokens of the model included
     Tokenize(TokenizeArgs),
-    /// Print the text of token ids
     Detokenize(DetokenizeArgs),
-    /// Describe a model and its tensors
     Inspect(InspectArgs),
-    /// Measure how well a model predicts a text
     Perplexity(PerplexityArgs),
-    /// Measure the speed of prefill and decode
     Bench(BenchArgs),
-    /// Say what this machine has, and check every kernel on it against the reference
     Doctor(DoctorArgs),
 }
 
-/// `bitnet run`.
+/// Complete a prompt and stream the text.
 ///
 /// Only the continuation is printed, without the prompt, and a line end after it if it has none. A model without
 /// a tokenizer takes its prompt from --ids and prints ids.
@@ -131,7 +123,7 @@ pub struct RunArgs {
     pub stop: Vec<String>,
 }
 
-/// `bitnet logits`: one prefill.
+/// Write the logits of a sequence of tokens to a file.
 #[derive(Debug, Args)]
 pub struct LogitsArgs {
     /// The model
@@ -144,7 +136,9 @@ pub struct LogitsArgs {
     pub out: PathBuf,
 }
 
-/// `bitnet tokenize`.
+/// Print the token ids of a text.
+///
+/// A JSON array, with the special tokens that the model adds.
 #[derive(Debug, Args)]
 pub struct TokenizeArgs {
     /// The model
@@ -156,7 +150,7 @@ pub struct TokenizeArgs {
     pub json: bool,
 }
 
-/// `bitnet detokenize`.
+/// Print the text of token ids.
 #[derive(Debug, Args)]
 pub struct DetokenizeArgs {
     /// The model
@@ -168,7 +162,7 @@ pub struct DetokenizeArgs {
     pub special: bool,
 }
 
-/// `bitnet inspect`.
+/// Describe a model and its tensors.
 #[derive(Debug, Args)]
 pub struct InspectArgs {
     /// The model
@@ -181,7 +175,7 @@ pub struct InspectArgs {
     pub hash: bool,
 }
 
-/// `bitnet perplexity`.
+/// Measure how well a model predicts a text.
 ///
 /// The text is tokenised once, with the special tokens that the model adds. The ids are cut into consecutive
 /// windows of N that do not overlap; what is left over at the end is dropped. Each window is run alone, and in it
@@ -201,7 +195,7 @@ pub struct PerplexityArgs {
     pub json: bool,
 }
 
-/// `bitnet bench`.
+/// Measure the speed of prefill and decode.
 ///
 /// Before anything is timed, sequences are generated greedily alone and in a batch; if their tokens differ, the
 /// command fails and prints no speed. Prefill is one prompt, decode is sequences that grow from short prompts.
@@ -223,7 +217,7 @@ pub struct BenchArgs {
     pub json: bool,
 }
 
-/// `bitnet doctor`.
+/// Say what this machine has, and check every kernel on it against the reference.
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
     /// Print one JSON object

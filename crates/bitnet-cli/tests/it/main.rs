@@ -1,1 +1,12 @@
-fn main() {}
+//! The binary as its users see it: each test runs it as a process.
+
+mod bench;
+mod bitnet;
+mod doctor;
+mod failures;
+mod inspect;
+mod logits;
+mod memory;
+mod perplexity;
+mod run;
+mod tokens;

@@ -1,0 +1,31 @@
+use crate::bitnet::bitnet;
+
+#[test]
+fn speeds_come_for_every_length_and_batch_asked_for() {
+    let args =
+        ["bench", "synthetic:tiny", "-p", "16,100", "-n", "8", "-b", "1,3", "--threads", "2", "--json"];
+    let report = bitnet(&args).json();
+    assert_eq!(report["device"], "cpu");
+    assert_eq!(report["threads"], 2);
+    assert_eq!(report["model"], "synthetic:tiny");
+    assert_eq!(report["batch_equals_single"], true);
+    assert!(report["isa"].is_string());
+    assert!(report["memory_bandwidth_gb_s"].as_f64().unwrap() > 0.1);
+    let tokens: Vec<_> = report["prefill"].as_array().unwrap().iter().map(|p| p["tokens"].as_u64()).collect();
+    assert_eq!(tokens, [Some(16), Some(100)]);
+    let batches: Vec<_> = report["decode"].as_array().unwrap().iter().map(|d| d["batch"].as_u64()).collect();
+    assert_eq!(batches, [Some(1), Some(3)]);
+    let rows = [report["prefill"].as_array().unwrap().clone(), report["decode"].as_array().unwrap().clone()];
+    assert!(rows.concat().iter().all(|row| row["tok_s"].as_f64().unwrap() > 0.0));
+    // All ternary matrices of two layers at 2 bits with a scale a row, the bf16 head and the norms.
+    let layer = (256 + 2 * 128 + 256 + 3 * 768) * 256 / 4;
+    assert!(report["weight_bytes"].as_u64().unwrap() > 2 * layer + 512 * 256 * 2);
+}
+
+#[test]
+fn people_get_the_same_as_a_table() {
+    let out = bitnet(&["bench", "synthetic:tiny", "-p", "8", "-n", "4", "--isa", "scalar"]).success();
+    for part in ["isa scalar", "prefill", "decode", "tok/s", "memory bandwidth", "equal"] {
+        assert!(out.contains(part), "{part}: {out}");
+    }
+}

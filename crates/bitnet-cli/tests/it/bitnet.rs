@@ -1,0 +1,80 @@
+//! The binary under test.
+
+use std::{
+    io::Write,
+    path::PathBuf,
+    process::{Command, Output, Stdio},
+};
+
+use serde_json::Value;
+
+/// What a run of the binary gave.
+#[derive(Debug)]
+pub struct Outcome {
+    /// Exit code.
+    pub code: i32,
+    /// What came to stdout.
+    pub out: String,
+    /// What came to stderr.
+    pub err: String,
+}
+
+impl Outcome {
+    /// stdout of a run that succeeded.
+    pub fn success(self) -> String {
+        assert_eq!(self.code, 0, "{self:?}");
+        self.out
+    }
+
+    /// stdout of a run that succeeded, as JSON.
+    pub fn json(self) -> Value {
+        let out = self.success();
+        serde_json::from_str(&out).unwrap_or_else(|e| panic!("{e}: {out}"))
+    }
+
+    /// The one line of a run that failed with `code`: what, where and cure, and nothing on stdout.
+    pub fn failure(self, code: i32) -> String {
+        assert_eq!(self.code, code, "{self:?}");
+        assert_eq!(self.out, "", "{self:?}");
+        assert_eq!(self.err.lines().count(), 1, "{self:?}");
+        assert!(self.err.starts_with("error: ") && self.err.contains("): "), "{self:?}");
+        assert!(!self.err.contains("internal fault"), "{self:?}");
+        self.err
+    }
+}
+
+/// Runs the binary with nothing on stdin.
+pub fn bitnet<S: AsRef<str>>(args: &[S]) -> Outcome {
+    bitnet_reading("", args)
+}
+
+/// Runs the binary with `input` on stdin.
+pub fn bitnet_reading<S: AsRef<str>>(input: &str, args: &[S]) -> Outcome {
+    let mut child = command(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary starts");
+    // A command that fails early does not read its input.
+    let _ = child.stdin.take().expect("stdin is a pipe").write_all(input.as_bytes());
+    let Output { status, stdout, stderr } = child.wait_with_output().expect("the binary ends");
+    Outcome {
+        code: status.code().expect("no signal ends the binary"),
+        out: String::from_utf8(stdout).expect("stdout is text"),
+        err: String::from_utf8(stderr).expect("stderr is text"),
+    }
+}
+
+/// The binary with arguments, not started.
+pub fn command<S: AsRef<str>>(args: &[S]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_bitnet"));
+    command.args(args.iter().map(AsRef::as_ref));
+    command
+}
+
+/// A fixture of the workspace.
+pub fn fixture(name: &str) -> String {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(name);
+    path.to_str().expect("the workspace has a path of text").into()
+}

@@ -1,0 +1,88 @@
+//! Every mistake ends in one line, the right exit code, and no result.
+
+use crate::bitnet::{bitnet, fixture};
+
+/// Runs a command line with spaces between the arguments.
+fn fails(code: i32, line: &str, tells: &[&str]) {
+    let args: Vec<&str> = line.split(' ').collect();
+    let error = bitnet(&args).failure(code);
+    for part in tells {
+        assert!(error.contains(part), "{line}: '{part}' is not in: {error}");
+    }
+}
+
+#[test]
+fn wrong_usage_is_told_in_one_line_with_exit_code_2() {
+    fails(2, "--foo", &["--foo"]);
+    fails(2, "run", &["<MODEL>"]);
+    fails(2, "frobnicate synthetic:tiny", &["frobnicate"]);
+    fails(2, "run synthetic:tiny --ids 1,x", &["'x' is not a token id"]);
+    fails(2, "run synthetic:tiny --ids ,", &["no token ids", "--ids"]);
+    fails(2, "run synthetic:tiny --ids -1", &["-1"]);
+    fails(2, "run synthetic:tiny --ids 1 --threads 0", &["--threads", "1..=1024"]);
+    fails(2, "run synthetic:tiny --ids 1 --threads 1025", &["--threads", "1..=1024"]);
+    fails(2, "run synthetic:tiny --ids 1 --isa mmx", &["'mmx'", "--isa", "scalar"]);
+    fails(2, "run synthetic:tiny --ids 1 --kv int8", &["int8", "f32"]);
+    fails(2, "run synthetic:tiny --ids 1 --device tpu", &["tpu", "cpu"]);
+    fails(2, "run synthetic:tiny --ids 1 --memory lots", &["lots", "4GiB"]);
+    fails(2, "run synthetic:tiny --ids 1 --seed -4", &["-4"]);
+    fails(2, "run synthetic:tiny --ids 1 --temperature -1", &["--temperature", "from 0 to 100"]);
+    fails(2, "run synthetic:tiny --ids 1 --temperature NaN", &["--temperature"]);
+    fails(2, "run synthetic:tiny --ids 1 --top-p 0", &["--top-p"]);
+    fails(2, "run synthetic:tiny --ids 1 --min-p 1.5", &["--min-p"]);
+    fails(2, "run synthetic:tiny --ids 1 --repetition-penalty 0", &["--repetition-penalty"]);
+    fails(2, "run synthetic:tiny --ids 1 hello", &["--ids"]);
+    fails(2, "logits synthetic:tiny --ids 1", &["--out"]);
+    fails(2, "bench synthetic:tiny -b 0", &["-b", "1 to 1024"]);
+    fails(2, "bench synthetic:tiny -p 5000", &["-p", "4096"]);
+    fails(2, "bench synthetic:tiny -n 4096", &["-n"]);
+    fails(2, "doctor --threads x", &["--threads"]);
+}
+
+#[test]
+fn a_model_that_is_not_there_is_told_with_what_could_be_given() {
+    fails(1, "run synthetic:9t --ids 1", &["9t", "2b4t"]);
+    fails(1, "inspect no-such-file.gguf", &["no-such-file.gguf"]);
+    fails(1, "inspect ./no/such/folder", &["./no/such/folder"]);
+    fails(1, "run microsoft/bitnet-b1.58-2B-4T hi", &["does not download", "--local-dir"]);
+    let empty = tempfile::tempdir().unwrap();
+    fails(1, &format!("inspect {}", empty.path().display()), &["config.json"]);
+}
+
+#[test]
+fn what_a_model_cannot_do_is_told_with_a_cure() {
+    fails(1, "run synthetic:tiny hello", &["no tokenizer", "--ids"]);
+    fails(1, "tokenize synthetic:tiny hello", &["no tokenizer"]);
+    fails(1, "detokenize synthetic:tiny 1", &["no tokenizer"]);
+    fails(1, "run synthetic:tiny --ids 1 --stop x", &["--stop"]);
+    fails(1, "run synthetic:tiny --ids 1,512", &["token id 512", "0 to 511"]);
+    fails(1, "run synthetic:tiny --ids 1 --device cuda", &["no CUDA backend", "--device cpu"]);
+    fails(1, "run synthetic:tiny --ids 1 --device cuda:3", &["cuda:3"]);
+    let odd = fixture("bitnet-odd");
+    fails(1, &format!("detokenize {odd} 1,99999"), &["99999"]);
+    fails(1, &format!("run {odd} --ids {}", ["5"; 4096].join(",")), &["4096 tokens", "PROMPT"]);
+}
+
+#[test]
+fn an_empty_prompt_is_wrong_usage_and_not_a_text() {
+    let llama = fixture("llama-bitlinear");
+    for model in ["bitnet-packed", "llama-bitlinear"] {
+        // These models put a token before every text, so that even nothing can be continued.
+        let out = bitnet(&["run", &fixture(model), "--raw", "", "-n", "3"]);
+        assert_eq!(out.code, 0, "{out:?}");
+    }
+    bitnet(&["run", &llama, "--ids", "", "-n", "3"]).failure(2);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn an_output_that_takes_nothing_is_told_in_one_line() {
+    use std::{fs::OpenOptions, process::Stdio};
+
+    let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let mut command = crate::bitnet::command(&["run", "synthetic:tiny", "--ids", "1"]);
+    let output = command.stdout(full).stderr(Stdio::piped()).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(error.starts_with("error: cannot write the output") && error.lines().count() == 1, "{error}");
+}
