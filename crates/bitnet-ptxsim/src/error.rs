@@ -259,7 +259,7 @@ pub enum FaultKind {
         /// The lanes that wait at it.
         lanes: u32,
     },
-    /// A `.sync` instruction executed by a lane that its mask does not name, or with different masks.
+    /// A `.sync` instruction executed by a lane that its mask does not name, or that another lane's mask names.
     #[error("lanes {lanes:#010x} execute it with member mask {mask:#010x}")]
     MemberMask {
         /// The lanes that execute it.

@@ -53,7 +53,10 @@ impl Step<'_, '_> {
                 return Ok(if *arrive_only { Flow::Arrived } else { Flow::Barrier });
             }
             _ if self.active == 0 => {}
-            op => self.compute(op, pc)?,
+            op => match members(op) {
+                Some(mask) => self.in_groups(op, mask, pc)?,
+                None => self.compute(op, pc)?,
+            },
         }
         Ok(Flow::Next)
     }
@@ -68,25 +71,38 @@ impl Step<'_, '_> {
     fn needed(&self, op: &Op) -> Exec<Option<u32>> {
         match *op {
             Op::Mma { .. } | Op::LoadMatrix { .. } => Ok(Some(u32::MAX)),
-            Op::Barrier { .. } => Ok(Some(self.warp.live)),
-            Op::Shuffle { mask, .. }
-            | Op::Vote { mask, .. }
-            | Op::Match { mask, .. }
-            | Op::Redux { mask, .. }
-            | Op::WarpSync { mask }
-                if self.active != 0 =>
-            {
-                let masks = self.read(mask)?;
-                let mask = masks[lane_of(self.active)] as u32;
-                let agreed = lanes(self.active).all(|lane| masks[lane] as u32 == mask);
-                if !agreed || self.active & !mask != 0 {
-                    let kind = FaultKind::MemberMask { lanes: self.active, mask };
-                    return Err((kind.into(), lane_of(self.active)));
+            // Lanes that have exited can no longer come, as all of the warp must.
+            Op::Barrier { .. } => Ok(Some(self.warp.exist)),
+            _ if self.active == 0 => Ok(None),
+            _ => match members(op) {
+                None => Ok(None),
+                Some(mask) => {
+                    let masks = self.read(mask)?;
+                    let named = lanes(self.active).fold(0, |all, lane| all | masks[lane] as u32);
+                    Ok(Some(named & self.warp.live | self.active))
                 }
-                Ok(Some(mask & self.warp.live))
-            }
-            _ => Ok(None),
+            },
         }
+    }
+
+    /// Executes a `.sync` instruction once for each group of lanes that name each other. All named lanes are here.
+    fn in_groups(&mut self, op: &Op, mask: Reg, pc: usize) -> Exec {
+        let masks = *self.read(mask)?;
+        let all = self.active;
+        let mut left = all;
+        while left != 0 {
+            let first = lane_of(left);
+            let mask = masks[first] as u32;
+            let group =
+                lanes(all).filter(|&lane| masks[lane] as u32 == mask).fold(0, |g, lane| g | 1 << lane);
+            if group != mask & self.warp.live {
+                return Err((FaultKind::MemberMask { lanes: group, mask }.into(), first));
+            }
+            self.active = group;
+            self.compute(op, pc)?;
+            left &= !group;
+        }
+        Ok(())
     }
 
     fn compute(&mut self, op: &Op, pc: usize) -> Exec {
@@ -264,6 +280,18 @@ impl Step<'_, '_> {
         let who = (self.warp.index, warps);
         let arrived = self.env.barriers.arrive(&mut self.env.clocks, who, id, threads, arrive_only);
         arrived.map_err(|kind| (kind.into(), first))
+    }
+}
+
+/// The operand that names the lanes of a `.sync` instruction.
+fn members(op: &Op) -> Option<Reg> {
+    match *op {
+        Op::Shuffle { mask, .. }
+        | Op::Vote { mask, .. }
+        | Op::Match { mask, .. }
+        | Op::Redux { mask, .. }
+        | Op::WarpSync { mask } => Some(mask),
+        _ => None,
     }
 }
 

@@ -12,7 +12,7 @@ pub(super) enum Wait {
     Ready,
     /// For more lanes of the warp to come here.
     Converge,
-    /// For other warps; only the whole warp waits so.
+    /// For other warps; only a whole warp waits so.
     Barrier,
 }
 

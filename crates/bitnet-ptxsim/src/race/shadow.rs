@@ -76,8 +76,12 @@ impl Shadow {
 
 #[inline]
 fn touch_cell(cell: Cell, new: Stamp, who: &mut Who<'_>) -> Result<Cell, Stamp> {
-    let harmless =
-        |old: Stamp, who: &Who<'_>| old.is_compatible(new) || who.clocks.ordered(old, who.warp, who.lane);
+    let harmless = |old: Stamp, who: &Who<'_>| {
+        if old.is_promise() || new.is_promise() {
+            return who.clocks.is_past(old);
+        }
+        old.is_compatible(new) || who.clocks.ordered(old, who.warp, who.lane)
+    };
     let last = Stamp(cell.write);
     if cell.write != 0 && !harmless(last, who) {
         return Err(last);

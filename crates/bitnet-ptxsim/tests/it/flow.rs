@@ -1,0 +1,94 @@
+//! Divergence, reconvergence, barriers, and the order of blocks and warps.
+
+use bitnet_ptxsim::{Launch, Limits};
+
+use super::support::{fault, run, try_run};
+
+#[test]
+fn diverged_lanes_each_take_their_path_and_meet_again() {
+    // Lane l runs its loop l times; then the whole warp shuffles, which needs all of it.
+    let body = "mov.u32 r0, 0; mov.u32 r1, 0;
+LOOP: setp.ge.u32 p, r0, tid; @p bra DONE; add.u32 r0, r0, 1; mad.lo.u32 r1, r0, 3, r1; bra LOOP;
+DONE: setp.lt.u32 p, tid, 16; @!p bra HIGH; add.u32 r1, r1, 1000; bra JOIN;
+HIGH: add.u32 r1, r1, 2000;
+JOIN: shfl.sync.bfly.b32 r2, r1, 16, 0x1f, 0xffffffff; st.global.u32 [mo], r2;";
+    let expected = |l: u32| 3 * l * (l + 1) / 2 + if l < 16 { 1000 } else { 2000 };
+    assert_eq!(
+        run(body, &Launch::new(1, 32), &[0], 32),
+        (0..32).map(|l| expected(l ^ 16)).collect::<Vec<_>>()
+    );
+}
+
+#[test]
+fn a_guard_acts_lane_by_lane() {
+    let body = "mov.u32 r0, 1; and.b32 r1, tid, 1; setp.eq.u32 p, r1, 0;
+      @p mov.u32 r0, 2; @!p add.u32 r0, r0, 4; st.global.u32 [mo], r0;";
+    assert_eq!(run(body, &Launch::new(1, 4), &[0], 4), [2, 5, 2, 5]);
+}
+
+#[test]
+fn warps_that_exit_are_not_waited_for() {
+    let body =
+        "setp.ge.u32 p, tid, 64; @p ret; mul.wide.u32 d1, tid, 4; mov.u32 r0, s; mad.lo.u32 r0, tid, 4, r0;
+      st.shared.u32 [r0], tid; bar.sync 0; xor.b32 r1, tid, 1; mov.u32 r2, s; mad.lo.u32 r2, r1, 4, r2;
+      ld.shared.u32 r3, [r2]; st.global.u32 [mo], r3;";
+    let expected: Vec<u32> = (0..64).map(|t| t ^ 1).collect();
+    assert_eq!(run(body, &Launch::new(1, 96), &[0], 64), expected);
+}
+
+#[test]
+fn a_lane_that_waits_for_another_of_its_warp_is_served() {
+    // Lane 0 spins at a lower address than the one that lane 1 must reach to free it.
+    let body =
+        "mov.u32 r0, s; setp.eq.u32 p, tid, 0; @p st.shared.u32 [r0], 0; bar.warp.sync 3; @!p bra OTHER;
+SPIN: ld.acquire.cta.shared.u32 r1, [r0]; setp.eq.u32 q, r1, 0; @q bra SPIN; st.global.u32 [mo], r1; ret;
+OTHER: st.release.cta.shared.u32 [r0], 7; st.global.u32 [mo], 1;";
+    assert_eq!(run(body, &Launch::new(1, 2), &[0], 2), [7, 1]);
+}
+
+#[test]
+fn named_barriers_join_the_warps_that_name_them() {
+    // Warps 0 and 1 hand over to warps 2 and 3 through barrier 1, which the producers only arrive at.
+    let body = "shr.u32 r0, tid, 5; setp.ge.u32 p, r0, 2; and.b32 r1, tid, 63; mov.u32 r2, s; mad.lo.u32 r2, r1, 4, r2;
+      @p bra TAKE; mul.lo.u32 r3, tid, 5; st.shared.u32 [r2], r3; bar.arrive 1, 128; ret;
+TAKE: bar.sync 1, 128; ld.shared.u32 r3, [r2]; mul.wide.u32 d1, r1, 4; add.u64 d1, go, d1; st.global.u32 [d1], r3;";
+    for seed in 0..10 {
+        let launch = Launch { seed, ..Launch::new(1, 128) };
+        assert_eq!(run(body, &launch, &[0], 64), (0..64).map(|t| 5 * t).collect::<Vec<_>>());
+    }
+}
+
+/// The order in which blocks (or warps) take a ticket.
+fn order(seed: u64, blocks: u32, threads: u32) -> Vec<u32> {
+    let body = "and.b32 r0, tid, 31; setp.ne.u32 p, r0, 0; @p ret; atom.global.add.u32 r1, [gi], 1;
+      shr.u32 r2, tid, 5; mov.u32 r3, %nctaid.x; mad.lo.u32 r2, r2, r3, cta; mul.wide.u32 d1, r1, 4; add.u64 d1, go, d1;
+      st.global.u32 [d1], r2;";
+    let launch = Launch { seed, ..Launch::new(blocks, threads) };
+    run(body, &launch, &[0], (blocks * threads / 32) as usize)
+}
+
+#[test]
+fn the_seed_orders_blocks_and_warps() {
+    for (blocks, threads) in [(16, 32), (1, 512)] {
+        let first = order(1, blocks, threads);
+        assert_eq!(first, order(1, blocks, threads), "the same seed gives the same order");
+        assert!((2..6).any(|seed| order(seed, blocks, threads) != first), "another seed gives another");
+        let mut sorted = first.clone();
+        sorted.sort_unstable();
+        assert_eq!(sorted, (0..16).collect::<Vec<_>>(), "everybody runs once");
+    }
+}
+
+#[test]
+fn blocks_that_wait_for_each_other_need_to_be_resident() {
+    let body = "red.release.gpu.global.add.u32 [gi], 1;
+SPIN: ld.acquire.gpu.global.u32 r0, [gi]; setp.lt.u32 p, r0, 3; @p bra SPIN;
+      mul.wide.u32 d1, cta, 4; add.u64 d1, go, d1; st.global.u32 [d1], r0;";
+    let resident = |resident_blocks| {
+        let limits = Limits { resident_blocks, steps_per_warp: 20_000 };
+        try_run(body, &Launch { limits, ..Launch::new(3, 1) }, &[0], 3)
+    };
+    let (result, read) = resident(3);
+    assert_eq!(result.map(|_| read()), Ok(vec![3; 3]));
+    assert!(fault(resident(2).0).is_some());
+}

@@ -1,0 +1,13 @@
+//! One binary for all tests of the simulator.
+
+mod collectives;
+mod copies;
+mod flow;
+mod host;
+mod instructions;
+mod matrices;
+mod memory_model;
+mod parsing;
+mod statistics;
+mod support;
+mod traps;

@@ -1,0 +1,115 @@
+//! `ldmatrix` and `mma` together against plain loops over matrices in memory.
+
+use bitnet_ptxsim::Launch;
+use proptest::prelude::*;
+
+use super::support::run;
+
+/// Stages the input, lane by lane 16 bytes, `rounds` times, into shared memory.
+fn stage(rounds: usize) -> String {
+    let copy = |i: usize| format!("cp.async.cg.shared.global [r0+{0}], [d1+{0}], 16;", 512 * i);
+    let copies: String = (0..rounds).map(copy).collect();
+    format!(
+        "mov.u32 r0, s; mad.lo.u32 r0, tid, 16, r0; mul.wide.u32 d1, tid, 16; add.u64 d1, gi, d1; {copies}
+        cp.async.wait_all; bar.sync 0; mov.u32 r5, s; mov.b32 c0, 0; mov.b32 c1, 0; mov.b32 c2, 0; mov.b32 c3, 0;"
+    )
+}
+
+/// Stores the accumulator row by row: 16 rows of 8.
+const STORE: &str = "shr.u32 r1, tid, 2; and.b32 r2, tid, 3; shl.b32 r3, r1, 3; mad.lo.u32 r3, r2, 2, r3;
+      mul.wide.u32 d2, r3, 4; add.u64 d2, go, d2; st.global.v2.b32 [d2], {c0, c1}; st.global.v2.b32 [d2+256], {c2, c3};";
+
+/// a as 16 rows and b as 8 columns of 32 bytes each, loaded as 8x16-byte matrices: lanes 0-7 of x4 address rows 0-7
+/// left, 8-15 rows 8-15 left, 16-23 rows 0-7 right, 24-31 rows 8-15 right.
+fn bytes_kernel(types: &str) -> String {
+    let mma =
+        format!("mma.sync.aligned.{types} {{c0,c1,c2,c3}}, {{a0,a1,a2,a3}}, {{b0,b1}}, {{c0,c1,c2,c3}};");
+    format!(
+        "{} and.b32 r1, tid, 15; shr.u32 r2, tid, 4; mad.lo.u32 r3, r1, 32, r5; mad.lo.u32 r3, r2, 16, r3;
+        ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{a0, a1, a2, a3}}, [r3];
+        and.b32 r1, tid, 7; bfe.u32 r2, tid, 3, 1; mad.lo.u32 r3, r1, 32, r5; mad.lo.u32 r3, r2, 16, r3;
+        ldmatrix.sync.aligned.m8n8.x2.shared.b16 {{b0, b1}}, [r3+512];
+        {mma} {mma} {STORE}",
+        stage(2)
+    )
+}
+
+fn words(bytes: &[u8]) -> Vec<u32> {
+    bytes.chunks_exact(4).map(|word| u32::from_le_bytes(word.try_into().unwrap())).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(8))]
+
+    #[test]
+    fn integer_mma_equals_plain_loops(mut bytes in prop::collection::vec(any::<u8>(), 768)) {
+        bytes.resize(1024, 0);
+        let value = |byte: u8, signed: bool| if signed { i32::from(byte as i8) } else { i32::from(byte) };
+        for (a, b) in [("s8", "s8"), ("u8", "s8"), ("s8", "u8"), ("u8", "u8")] {
+            let types = format!("m16n8k32.row.col.s32.{a}.{b}.s32");
+            let got = run(&bytes_kernel(&types), &Launch::new(1, 32), &words(&bytes), 128);
+            for row in 0..16 {
+                for column in 0..8 {
+                    let product = |k| value(bytes[32 * row + k], a == "s8") * value(bytes[512 + 32 * column + k], b == "s8");
+                    // Run twice over the same accumulator.
+                    let expected = 2 * (0..32).map(product).sum::<i32>();
+                    prop_assert_eq!(got[8 * row + column] as i32, expected, "{} row {} column {}", types, row, column);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn float_mma_equals_plain_loops(values in prop::collection::vec(-64i16..=64, 384)) {
+        // Small multiples of 1/8, so that sums are exact in any order and any format; b lies in memory as 16 rows
+        // of 8 and is transposed on the way.
+        let f32s: Vec<f32> = values.iter().map(|&v| f32::from(v) / 8.0).collect();
+        let bf16 = |x: f32| (x.to_bits() >> 16) as u16;
+        let f16 = |x: f32| if x == 0.0 { 0 } else { ((x.to_bits() >> 16 & 0x8000) | ((x.to_bits() & 0x7fff_ffff) - (112 << 23)) >> 13) as u16 };
+        for (name, encode) in [("bf16", &bf16 as &dyn Fn(f32) -> u16), ("f16", &f16)] {
+            let mut bytes: Vec<u8> = f32s.iter().flat_map(|&x| encode(x).to_le_bytes()).collect();
+            bytes.resize(1024, 0);
+            let body = format!(
+                "{} and.b32 r1, tid, 15; shr.u32 r2, tid, 4; mad.lo.u32 r3, r1, 32, r5; mad.lo.u32 r3, r2, 16, r3;
+                ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{a0, a1, a2, a3}}, [r3];
+                mad.lo.u32 r3, r1, 16, r5; ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {{b0, b1}}, [r3+512];
+                mov.b32 f0, 0; mov.b32 f1, 0; mov.b32 f2, 0; mov.b32 f3, 0;
+                mma.sync.aligned.m16n8k16.row.col.f32.{name}.{name}.f32 {{f0,f1,f2,f3}}, {{a0,a1,a2,a3}}, {{b0,b1}}, {{f0,f1,f2,f3}};
+                mov.b32 c0, f0; mov.b32 c1, f1; mov.b32 c2, f2; mov.b32 c3, f3; {STORE}",
+                stage(2)
+            );
+            let got = run(&body, &Launch::new(1, 32), &words(&bytes), 128);
+            for row in 0..16 {
+                for column in 0..8 {
+                    let expected: f32 = (0..16).map(|k| f32s[16 * row + k] * f32s[256 + 8 * k + column]).sum();
+                    let got = f32::from_bits(got[8 * row + column]);
+                    prop_assert_eq!(got, expected, "{} row {} column {}", name, row, column);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn one_matrix_takes_its_rows_from_the_first_eight_lanes() {
+    // Other lanes' addresses are not even looked at.
+    let body = format!(
+        "{} mad.lo.u32 r3, tid, 16, r5; setp.ge.u32 p, tid, 8; @p mov.u32 r3, 3;
+        ldmatrix.sync.aligned.m8n8.x1.shared.b16 {{a0}}, [r3]; st.global.u32 [mo], a0;",
+        stage(1)
+    );
+    let input: Vec<u32> = (0..128).collect();
+    // Lane l holds word l % 4 of row l / 4, and rows are four words.
+    assert_eq!(run(&body, &Launch::new(1, 32), &input, 32), (0..32).collect::<Vec<_>>());
+}
+
+#[test]
+fn float_mma_rounds_once() {
+    // 1 + 2^-24 twice over: in steps each addend would be lost, together they count.
+    let body = "mov.b32 a0, 0x3f803380; mov.b32 a1, 0; mov.b32 b0, 0x3f803f80; mov.b32 f0, 0f00000000;
+      setp.eq.u32 p, tid, 0; @!p mov.b32 a0, 0; @!p mov.b32 b0, 0; and.b32 r0, tid, 3; setp.eq.u32 q, r0, 1; @q mov.b32 a0, 0x3380;
+      setp.eq.u32 p, tid, 1; @p mov.b32 b0, 0x3f80;
+      mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {f0,f1,f2,f3}, {a0,a1,a1,a1}, {b0,a1}, {f0,f0,f0,f0};
+      st.global.f32 [mo], f0;";
+    assert_eq!(run(body, &Launch::new(1, 32), &[0], 32)[0], 0x3f80_0001);
+}
