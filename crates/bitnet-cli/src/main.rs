@@ -16,7 +16,6 @@ mod model_arg;
 mod output;
 mod output_file;
 mod progress;
-mod seam;
 mod token_ids;
 
 use std::{

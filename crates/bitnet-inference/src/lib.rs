@@ -2,15 +2,20 @@
 //! pass a step.
 
 #![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::print_stdout, reason = "tests say what they met"))]
 
+mod arrivals;
 mod blocks;
 mod config;
+mod engine;
 mod exp;
 mod finish;
 mod generate;
+mod handle;
 mod logprobs;
 mod lookup;
-mod model_seam;
+mod mailbox;
+mod metrics;
 mod pace;
 mod random;
 mod request;
@@ -21,13 +26,20 @@ mod sequence;
 pub mod sim;
 mod step;
 mod stop;
+mod worker;
 
+use bitnet_model::{ForwardError, Limits, Model};
+
+pub use arrivals::Arrivals;
 pub use blocks::{BlockPool, Chain};
 pub use config::{GenerationConfig, InvalidConfig};
+pub use engine::{DrainReport, Engine, EngineConfig, EngineStatus, StartError};
 pub use finish::FinishReason;
 pub use generate::{GenerateError, Generated, generate};
+pub use handle::{Choice, Completion, Elapsed, RequestHandle};
 pub use logprobs::{SampleError, TokenLogprobs};
-pub use model_seam::{ForwardError, Limits, Model};
+pub use mailbox::Update;
+pub use metrics::{Counter, Distribution, Measure, Metrics, Recorder, Snapshot};
 pub use pace::{BatchSizing, Pace, StepLoad, StepModel};
 pub use random::{philox4x32, random_u64};
 pub use request::{InvalidRequest, Output, Priority, Request, RequestError, SubmitError};

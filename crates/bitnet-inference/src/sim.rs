@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
+use bitnet_kernels::BackendInfo;
 use bitnet_model::{Activation, Batch, Logits, ModelSpec, Rope, RopeScaling};
 
 use crate::{ForwardError, Limits, Model};
@@ -157,9 +158,14 @@ impl Model for HashModel {
         }
     }
 
-    fn copy_block(&mut self, from: u32, to: u32) {
+    fn backend(&self) -> BackendInfo {
+        BackendInfo { device: "hash".into(), isa: "none", threads: 1 }
+    }
+
+    fn copy_block(&mut self, from: u32, to: u32) -> Result<(), ForwardError> {
         self.counts.copies.fetch_add(1, Relaxed);
         let (from, size) = (from as usize * Batch::BLOCK_TOKENS, Batch::BLOCK_TOKENS);
         self.slots.copy_within(from..from + size, to as usize * size);
+        Ok(())
     }
 }

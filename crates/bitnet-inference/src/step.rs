@@ -58,10 +58,18 @@ impl Stepper {
         outcome.runs.clear();
         outcome.drawn.clear();
         self.wanted_logits.clear();
+        let mut lost = Vec::new();
         for &(from, to) in &plan.copies {
-            self.model.copy_block(from, to);
+            if let Err(error) = self.model.copy_block(from, to) {
+                lost.push((to, error));
+            }
         }
         self.attempt(scheduler, &plan.runs, true, outcome);
+        for (block, error) in lost {
+            let reads = |run: &PlannedRun| scheduler.sequence(run).table.contains(&block);
+            let at = plan.runs.iter().position(reads).expect("a copy is made for a run");
+            outcome.runs[at] = RunOutcome::Failed(RequestError::Forward(error));
+        }
     }
 
     fn attempt(

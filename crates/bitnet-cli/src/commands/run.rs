@@ -13,7 +13,6 @@ use crate::{
     error::CliError,
     load::{Want, load},
     model_arg, output,
-    seam::Seam,
 };
 
 /// Most tokens of a prompt in one step.
@@ -99,8 +98,8 @@ fn complete(
             }
         }
     };
-    let generated = generate(&mut Seam(model), prompt, config, &checkpoint.defaults.eos, text, each)
-        .map_err(CliError::Generate)?;
+    let generated =
+        generate(model, prompt, config, &checkpoint.defaults.eos, text, each).map_err(CliError::Generate)?;
     if let Some(e) = failed {
         return Err(CliError::Stdout(e));
     }

@@ -122,7 +122,7 @@ impl World {
                 };
                 batch.runs().iter().filter(at)
             };
-            let failure = || ForwardError::Device { message: "planted".into() };
+            let failure = || ForwardError::StepTooLarge { what: "planted", actual: 1, limit: 0 };
             match logits {
                 None => {
                     failed = !failed && chance.one_in(80);

@@ -1,9 +1,9 @@
 use std::ops::ControlFlow;
 
+use bitnet_model::Limits;
+
 use bitnet_inference::sim::HashModel;
-use bitnet_inference::{
-    FinishReason, GenerateError, Generated, GenerationConfig, Limits, TokenText, generate,
-};
+use bitnet_inference::{FinishReason, GenerateError, Generated, GenerationConfig, TokenText, generate};
 
 fn model(max_tokens: usize) -> HashModel {
     HashModel::new(50, 300, Limits { max_tokens, max_logit_rows: 1, kv_blocks: 8 })

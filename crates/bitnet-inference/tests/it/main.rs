@@ -1,4 +1,7 @@
 //! Behaviour of the crate through its public names.
+#![allow(clippy::print_stdout, reason = "tests say what they met")]
 
+mod engine;
 mod generate;
 mod sampler;
+mod support;

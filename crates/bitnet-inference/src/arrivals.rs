@@ -1,0 +1,59 @@
+use std::time::Duration;
+
+/// How requests have been arriving, and so whether it pays to wait for more before an idle engine starts a step.
+///
+/// Only a request that arrives while another is under way is company; someone who asks again when he has his answer
+/// is alone however fast he asks, and never waits.
+#[derive(Debug, Clone, Default)]
+pub struct Arrivals {
+    last: Option<u64>,
+    /// Part of late arrivals that had company, from 0 to 1.
+    company: f64,
+    /// Microseconds between such arrivals.
+    gap: f64,
+}
+
+impl Arrivals {
+    /// Notes a request, `alone` if nothing else is waiting or running.
+    pub fn note(&mut self, now: u64, alone: bool) {
+        let gap = self.last.replace(now).map_or(0, |last| now - last) as f64;
+        self.company += (f64::from(u8::from(!alone)) - self.company) * 0.2;
+        if !alone {
+            self.gap += (gap - self.gap) * 0.2;
+        }
+    }
+
+    /// Microseconds to wait for the next request, at most `max_wait`: 0 unless company is likely within that time.
+    pub fn linger(&self, max_wait: Duration) -> u64 {
+        let (max, wanted) = (max_wait.as_micros() as f64, 2.0 * self.gap);
+        if self.company > 0.4 && self.gap <= max { wanted.min(max) as u64 } else { 0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MAX: Duration = Duration::from_millis(10);
+
+    #[test]
+    fn a_lone_client_never_waits_however_fast_it_asks() {
+        let mut arrivals = Arrivals::default();
+        for i in 0..1000 {
+            arrivals.note(i * 100, true);
+            assert_eq!(arrivals.linger(MAX), 0);
+        }
+    }
+
+    #[test]
+    fn company_is_waited_for_a_little_longer_than_it_takes() {
+        let mut arrivals = Arrivals::default();
+        for i in 0..100 {
+            arrivals.note(i * 1000, i % 8 == 0);
+        }
+        let linger = arrivals.linger(MAX);
+        assert!((1500..=2500).contains(&linger), "{linger}");
+        assert_eq!(arrivals.linger(Duration::from_micros(300)), 0, "it would not come in time");
+        assert_eq!(arrivals.linger(Duration::ZERO), 0);
+    }
+}

@@ -1,0 +1,358 @@
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Sender, bounded, unbounded};
+use parking_lot::{Condvar, Mutex};
+
+use crate::mailbox::Mailbox;
+use crate::metrics::{Counter, Metrics, Recorder};
+use crate::worker::{Submission, Ticket, Worker};
+use crate::{
+    BatchSizing, InvalidRequest, Model, Request, RequestHandle, Scheduler, SchedulerConfig, SchedulerCounts,
+    StepFaults, Stepper, SubmitError, TokenText,
+};
+
+/// How an engine works. None of it changes a token.
+#[derive(Clone)]
+pub struct EngineConfig {
+    /// Most sequences in one forward pass; more wait.
+    pub max_batch_size: usize,
+    /// How many of them run, and how much of a step goes to prompts.
+    pub sizing: BatchSizing,
+    /// Longest that an idle engine waits for company of a request when company is likely.
+    pub max_wait_time: Duration,
+    /// Most requests that wait; further ones are refused.
+    pub max_queued_requests: usize,
+    /// Most prompt tokens that wait; further requests are refused.
+    pub max_queued_tokens: usize,
+    /// Most tokens guessed ahead for one sequence in one step; 0 guesses none.
+    pub max_draft: usize,
+    /// Updates that a request holds for its reader before it pauses.
+    pub mailbox: usize,
+    /// How long a request may be paused because nobody reads it.
+    pub slow_reader_timeout: Duration,
+    /// Tokens that end a text, from the model's metadata.
+    pub eos: Vec<u32>,
+    /// Text of tokens; needed for stop strings only.
+    pub text: Option<Arc<dyn TokenText>>,
+    /// Where to report to, beside [`Engine::metrics`].
+    pub recorder: Option<Arc<dyn Recorder>>,
+}
+
+impl Default for EngineConfig {
+    fn default() -> Self {
+        EngineConfig {
+            max_batch_size: 64,
+            sizing: BatchSizing::Fixed(usize::MAX),
+            max_wait_time: Duration::from_millis(5),
+            max_queued_requests: 256,
+            max_queued_tokens: 1 << 20,
+            max_draft: 0,
+            mailbox: 1024,
+            slow_reader_timeout: Duration::from_secs(60),
+            eos: Vec::new(),
+            text: None,
+            recorder: None,
+        }
+    }
+}
+
+/// Why an engine did not start.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// A limit that must be positive is 0.
+    #[error("{field} is 0: it must be at least 1")]
+    Zero {
+        /// The limit.
+        field: &'static str,
+    },
+    /// An end token that the model does not have.
+    #[error("end token {token} is not below the vocabulary of {vocab}")]
+    UnknownEos {
+        /// The token.
+        token: u32,
+        /// Tokens the model has.
+        vocab: usize,
+    },
+    /// The operating system gave no thread.
+    #[error("no thread for the engine: {message}")]
+    Thread {
+        /// What it said.
+        message: String,
+    },
+}
+
+/// Requests that wait.
+#[derive(Debug, Default, Clone, Copy)]
+pub(crate) struct Queue {
+    pub requests: usize,
+    pub tokens: usize,
+}
+
+/// What submitters and the engine's thread share.
+pub(crate) struct Shared {
+    pub queue: Mutex<Queue>,
+    /// The queue has become shorter.
+    pub room: Condvar,
+    pub draining: AtomicBool,
+    pub metrics: Metrics,
+    pub recorder: Option<Arc<dyn Recorder>>,
+    pub status: Mutex<EngineStatus>,
+}
+
+impl Recorder for Shared {
+    fn add(&self, counter: Counter, by: u64) {
+        self.metrics.add(counter, by);
+        self.recorder.iter().for_each(|r| r.add(counter, by));
+    }
+
+    fn observe(&self, measure: crate::Measure, value: f64) {
+        self.metrics.observe(measure, value);
+        self.recorder.iter().for_each(|r| r.observe(measure, value));
+    }
+}
+
+/// What an engine holds after its last step.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct EngineStatus {
+    /// Sequences that run.
+    pub running: usize,
+    /// Sequences that wait, those not yet taken out of the channel excluded.
+    pub waiting: usize,
+    /// Sequences that the batch would hold now.
+    pub batch_size: usize,
+    /// Blocks of the key-value cache.
+    pub kv_blocks: usize,
+    /// Blocks in use.
+    pub kv_used: usize,
+    /// What the scheduler has done.
+    pub scheduler: SchedulerCounts,
+    /// What went wrong.
+    pub faults: StepFaults,
+}
+
+/// Orders to the engine's thread that never wait behind requests.
+pub(crate) enum Control {
+    Cancel(u64),
+    Resume(u64),
+    /// Finish what there is, at most until then.
+    Drain(Instant),
+}
+
+/// How an engine ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DrainReport {
+    /// Whether every request came to its own end.
+    pub complete: bool,
+}
+
+/// Runs many requests through one model, a step at a time, on a thread of its own. Dropping it ends all of them.
+pub struct Engine {
+    ingress: Sender<Vec<Submission>>,
+    control: Sender<Control>,
+    shared: Arc<Shared>,
+    thread: Mutex<Option<JoinHandle<bool>>>,
+    next_id: AtomicU64,
+    config: EngineConfig,
+    vocab: usize,
+    context: usize,
+    max_batch: usize,
+}
+
+impl Engine {
+    /// Takes the model and starts the thread. All memory that steps need is taken here.
+    pub fn start(model: impl Model + 'static, config: EngineConfig) -> Result<Engine, StartError> {
+        Self::start_boxed(Box::new(model), config)
+    }
+
+    /// As [`Engine::start`].
+    pub fn start_boxed(model: Box<dyn Model>, config: EngineConfig) -> Result<Engine, StartError> {
+        let (limits, vocab) = (model.limits(), model.spec().vocab);
+        let context = model.spec().context.min(limits.kv_blocks * bitnet_model::Batch::BLOCK_TOKENS);
+        let max_batch = config.max_batch_size.min(limits.max_tokens).min(limits.max_logit_rows);
+        for (field, value) in [
+            ("max_batch_size", config.max_batch_size),
+            ("max_queued_requests", config.max_queued_requests),
+            ("max_queued_tokens", config.max_queued_tokens),
+            ("mailbox", config.mailbox),
+            ("the model's token limit", limits.max_tokens),
+            ("the model's limit of logit rows", limits.max_logit_rows),
+            ("the model's number of key-value blocks", limits.kv_blocks),
+        ] {
+            if value == 0 {
+                return Err(StartError::Zero { field });
+            }
+        }
+        if let Some(&token) = config.eos.iter().find(|&&t| t as usize >= vocab) {
+            return Err(StartError::UnknownEos { token, vocab });
+        }
+        let shared = Arc::new(Shared {
+            queue: Mutex::default(),
+            room: Condvar::new(),
+            draining: AtomicBool::new(false),
+            metrics: Metrics::default(),
+            recorder: config.recorder.clone(),
+            status: Mutex::new(EngineStatus { kv_blocks: limits.kv_blocks, ..EngineStatus::default() }),
+        });
+        let scheduler = Scheduler::new(SchedulerConfig {
+            max_running: max_batch,
+            max_tokens: limits.max_tokens,
+            max_rows: limits.max_logit_rows,
+            kv_blocks: limits.kv_blocks,
+            context,
+            max_draft: config.max_draft,
+            sizing: config.sizing,
+            slow_reader: config.slow_reader_timeout.as_micros() as u64,
+            eos: config.eos.clone(),
+            text: config.text.clone(),
+        });
+        let (ingress, submissions) = bounded(config.max_queued_requests);
+        let (control, orders) = unbounded();
+        let worker = Worker::new(
+            scheduler,
+            Stepper::new(model),
+            submissions,
+            orders,
+            Arc::clone(&shared),
+            (max_batch, config.max_wait_time),
+        );
+        let thread = std::thread::Builder::new().name("bitnet-engine".into()).spawn(move || worker.run());
+        let thread = thread.map_err(|e| StartError::Thread { message: e.to_string() })?;
+        let thread = Mutex::new(Some(thread));
+        let next_id = AtomicU64::new(0);
+        Ok(Engine { ingress, control, shared, thread, next_id, config, vocab, context, max_batch })
+    }
+
+    /// Hands in a request, at once or not at all.
+    pub fn submit(&self, request: Request) -> Result<RequestHandle, SubmitError> {
+        self.submit_timeout(request, Duration::ZERO)
+    }
+
+    /// Hands in a request, waiting at most `timeout` for room in the queue.
+    pub fn submit_timeout(&self, request: Request, timeout: Duration) -> Result<RequestHandle, SubmitError> {
+        let handles = self.send(vec![request], self.config.mailbox, Some(Instant::now() + timeout));
+        handles.map(|mut handles| handles.pop().expect("one request gives one handle"))
+    }
+
+    /// Hands in requests that start together, waiting for room in the queue; more than it ever holds go in one
+    /// queueful after the other. They do not pause when nobody reads them, so that they can be read in any order.
+    pub fn submit_all(&self, requests: Vec<Request>) -> Result<Vec<RequestHandle>, SubmitError> {
+        let (mut requests, mut handles) = (requests.into_iter().peekable(), Vec::new());
+        while requests.peek().is_some() {
+            let group = requests.by_ref().take(self.config.max_queued_requests).collect();
+            handles.extend(self.send(group, usize::MAX, None)?);
+        }
+        Ok(handles)
+    }
+
+    /// Says whether a request could ever run.
+    pub fn validate(&self, request: &Request) -> Result<(), InvalidRequest> {
+        request.validate(self.vocab, self.context, self.config.text.is_some())
+    }
+
+    fn send(
+        &self,
+        requests: Vec<Request>,
+        mailbox: usize,
+        deadline: Option<Instant>,
+    ) -> Result<Vec<RequestHandle>, SubmitError> {
+        let count = requests.len() as u64;
+        let result = self.enter_queue(&requests, deadline).and_then(|()| {
+            let (group, handles): (Vec<_>, Vec<_>) =
+                requests.into_iter().map(|r| self.ticket(r, mailbox)).unzip();
+            // The queue counts what is in the channel, so the channel has room.
+            self.ingress.try_send(group).map_err(|_| SubmitError::Stopped)?;
+            Ok(handles)
+        });
+        self.shared.add(if result.is_ok() { Counter::Requests } else { Counter::Rejected }, count);
+        result
+    }
+
+    /// Counts valid requests into the queue once there is room for all of them.
+    fn enter_queue(&self, requests: &[Request], deadline: Option<Instant>) -> Result<(), SubmitError> {
+        for request in requests {
+            self.validate(request)?;
+        }
+        let (limit, limit_tokens) = (self.config.max_queued_requests, self.config.max_queued_tokens);
+        let tokens: usize = requests.iter().map(|r| r.prompt.len()).sum();
+        let mut queue = self.shared.queue.lock();
+        loop {
+            if self.shared.draining.load(Relaxed) {
+                return Err(SubmitError::Draining);
+            }
+            let refusal = if queue.requests + requests.len() > limit {
+                SubmitError::QueueFull { limit }
+            } else if queue.requests > 0 && queue.tokens + tokens > limit_tokens {
+                SubmitError::BacklogFull { queued: queue.tokens, tokens, limit: limit_tokens }
+            } else {
+                break;
+            };
+            match deadline {
+                None => self.shared.room.wait(&mut queue),
+                Some(at) if self.shared.room.wait_until(&mut queue, at).timed_out() => return Err(refusal),
+                Some(_) => {}
+            }
+        }
+        queue.requests += requests.len();
+        queue.tokens += tokens;
+        Ok(())
+    }
+
+    /// Both ends of a request that the queue counts.
+    fn ticket(&self, request: Request, mailbox: usize) -> (Submission, RequestHandle) {
+        let id = self.next_id.fetch_add(1, Relaxed);
+        let seed = request.config.seed.unwrap_or_else(crate::random::fresh_seed);
+        let mailbox = Arc::new(Mailbox::new(request.config.n, mailbox));
+        let ticket = Ticket::new(Arc::clone(&mailbox), Arc::clone(&self.shared), request.prompt.len());
+        let request = Arc::new(request);
+        let control = self.control.clone();
+        let handle = RequestHandle { id, seed, request: Arc::clone(&request), mailbox, control };
+        (Submission { id, seed, request, ticket, at: Instant::now() }, handle)
+    }
+
+    /// What has been counted and measured.
+    pub fn metrics(&self) -> &Metrics {
+        &self.shared.metrics
+    }
+
+    /// What the engine held after its last step.
+    pub fn status(&self) -> EngineStatus {
+        *self.shared.status.lock()
+    }
+
+    /// Most sequences in one step.
+    pub fn max_batch_size(&self) -> usize {
+        self.max_batch
+    }
+
+    /// Tokens the model has.
+    pub fn vocab(&self) -> usize {
+        self.vocab
+    }
+
+    /// Longest sequence.
+    pub fn context(&self) -> usize {
+        self.context
+    }
+
+    /// Takes no more requests, finishes those there are, at most for `timeout`, ends the rest and joins the thread.
+    pub fn shutdown(&self, timeout: Duration) -> DrainReport {
+        {
+            let _queue = self.shared.queue.lock();
+            self.shared.draining.store(true, Relaxed);
+        }
+        self.shared.room.notify_all();
+        let _ = self.control.send(Control::Drain(Instant::now() + timeout));
+        let thread = self.thread.lock().take();
+        DrainReport { complete: thread.is_none_or(|t| t.join().unwrap_or(false)) }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.shutdown(Duration::ZERO);
+    }
+}

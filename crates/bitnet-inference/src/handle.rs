@@ -1,0 +1,165 @@
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::Sender;
+use futures_core::Stream;
+
+use crate::engine::Control;
+use crate::mailbox::{Mailbox, Popped};
+use crate::{FinishReason, Request, RequestError, TokenLogprobs, Update};
+
+/// One choice, complete.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Choice {
+    /// Its tokens: the new ones only, after the prompt if `echo` was asked for.
+    pub tokens: Vec<u32>,
+    /// Log-probabilities of the new ones, if they were asked for.
+    pub logprobs: Vec<TokenLogprobs>,
+    /// Why it ended.
+    pub finish: FinishReason,
+    /// Text before a stop string that belongs to no returned token.
+    pub tail: Vec<u8>,
+}
+
+/// All that a request gave.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Completion {
+    /// The choices, in order.
+    pub choices: Vec<Choice>,
+    /// The logits that follow the prompt, if they were asked for.
+    pub logits: Option<Vec<f32>>,
+    /// Seed of the random numbers; the same seed gives the same tokens.
+    pub seed: u64,
+}
+
+/// A request on its way: an iterator and a stream of its news. Dropping it cancels the request.
+pub struct RequestHandle {
+    pub(crate) id: u64,
+    pub(crate) seed: u64,
+    pub(crate) request: Arc<Request>,
+    pub(crate) mailbox: Arc<Mailbox>,
+    pub(crate) control: Sender<Control>,
+}
+
+impl RequestHandle {
+    /// The engine's number for the request.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Seed of the random numbers, also if the request left it open.
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// Ends the request; what it has told can still be read, and its end.
+    pub fn cancel(&self) {
+        self.mailbox.cancel();
+        let _ = self.control.send(Control::Cancel(self.id));
+    }
+
+    /// Waits for news; `None` when every choice has ended.
+    pub fn recv(&mut self) -> Option<Update> {
+        match self.mailbox.pop(None) {
+            Popped::Update(update, resume) => Some(self.taken(update, resume)),
+            Popped::Nothing | Popped::Over => None,
+        }
+    }
+
+    /// Waits for news, at most `timeout`.
+    pub fn recv_timeout(&mut self, timeout: Duration) -> Result<Option<Update>, Elapsed> {
+        match self.mailbox.pop(Some(Instant::now() + timeout)) {
+            Popped::Update(update, resume) => Ok(Some(self.taken(update, resume))),
+            Popped::Over => Ok(None),
+            Popped::Nothing => Err(Elapsed),
+        }
+    }
+
+    /// Waits for the end, and gives everything together; the error of a choice that failed is that of the request.
+    pub fn wait(mut self) -> Result<Completion, RequestError> {
+        let mut all = Gather::new(&self);
+        while let Some(update) = self.recv() {
+            all.add(update)?;
+        }
+        Ok(all.0)
+    }
+
+    /// As [`RequestHandle::wait`], on any executor.
+    pub async fn wait_async(mut self) -> Result<Completion, RequestError> {
+        let mut all = Gather::new(&self);
+        while let Some(update) = std::future::poll_fn(|cx| Pin::new(&mut self).poll_next(cx)).await {
+            all.add(update)?;
+        }
+        Ok(all.0)
+    }
+
+    fn taken(&self, update: Update, resume: bool) -> Update {
+        if resume {
+            let _ = self.control.send(Control::Resume(self.id));
+        }
+        update
+    }
+}
+
+impl Iterator for RequestHandle {
+    type Item = Update;
+
+    fn next(&mut self) -> Option<Update> {
+        self.recv()
+    }
+}
+
+impl Stream for RequestHandle {
+    type Item = Update;
+
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Update>> {
+        match self.mailbox.poll(cx.waker()) {
+            Popped::Update(update, resume) => Poll::Ready(Some(self.taken(update, resume))),
+            Popped::Over => Poll::Ready(None),
+            Popped::Nothing => Poll::Pending,
+        }
+    }
+}
+
+impl Drop for RequestHandle {
+    fn drop(&mut self) {
+        if !self.mailbox.is_closed() {
+            self.cancel();
+        }
+    }
+}
+
+/// Nothing arrived in time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("nothing arrived in time")]
+pub struct Elapsed;
+
+struct Gather(Completion);
+
+impl Gather {
+    fn new(handle: &RequestHandle) -> Self {
+        let config = &handle.request.config;
+        let tokens = if config.echo { handle.request.prompt.clone() } else { Vec::new() };
+        let choice = Choice { tokens, logprobs: Vec::new(), finish: FinishReason::Error, tail: Vec::new() };
+        Gather(Completion { choices: vec![choice; config.n], logits: None, seed: handle.seed })
+    }
+
+    fn add(&mut self, update: Update) -> Result<(), RequestError> {
+        match update {
+            Update::Token { choice, token, logprobs, .. } => {
+                let choice = &mut self.0.choices[choice as usize];
+                choice.tokens.push(token);
+                choice.logprobs.extend(logprobs);
+            }
+            Update::Logits(logits) => self.0.logits = Some(logits),
+            Update::Ended { choice, end } => {
+                let end = end?;
+                let choice = &mut self.0.choices[choice as usize];
+                (choice.finish, choice.tail) = (end.finish, end.tail);
+            }
+        }
+        Ok(())
+    }
+}

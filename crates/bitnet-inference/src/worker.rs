@@ -1,0 +1,308 @@
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, select};
+
+use crate::arrivals::Arrivals;
+use crate::engine::{Control, EngineStatus, Queue, Shared};
+use crate::mailbox::Mailbox;
+use crate::metrics::{Counter, Measure, Recorder};
+use crate::scheduler::{Event, Plan, Scheduler, StepOutcome};
+use crate::{FinishReason, Request, RequestError, Stepper, Update};
+
+/// A request on its way to the engine's thread.
+pub(crate) struct Submission {
+    pub id: u64,
+    pub seed: u64,
+    pub request: Arc<Request>,
+    pub ticket: Ticket,
+    pub at: Instant,
+}
+
+/// The engine's end of a request's mailbox. Wherever it is dropped, in a channel, in a panic or at the end, the
+/// reader is told that the request has ended, and the queue that it has left.
+pub(crate) struct Ticket {
+    mailbox: Arc<Mailbox>,
+    shared: Arc<Shared>,
+    /// Tokens that it counts in the queue; `None` when it has left.
+    queued: Option<usize>,
+}
+
+impl Ticket {
+    pub fn new(mailbox: Arc<Mailbox>, shared: Arc<Shared>, tokens: usize) -> Self {
+        Ticket { mailbox, shared, queued: Some(tokens) }
+    }
+
+    fn leave_queue(&mut self) {
+        if let Some(tokens) = self.queued.take() {
+            let mut queue = self.shared.queue.lock();
+            *queue = Queue { requests: queue.requests - 1, tokens: queue.tokens - tokens };
+            self.shared.room.notify_all();
+        }
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.leave_queue();
+        self.mailbox.close(&RequestError::Stopped);
+    }
+}
+
+/// A request that the scheduler has.
+struct Live {
+    ticket: Ticket,
+    at: Instant,
+    /// When the last token came, of a request with one choice.
+    last: Option<Instant>,
+    /// Choices that have not ended.
+    open: usize,
+}
+
+/// The engine's thread: owns model, cache and scheduler.
+pub(crate) struct Worker {
+    scheduler: Scheduler,
+    stepper: Stepper,
+    submissions: Receiver<Vec<Submission>>,
+    orders: Receiver<Control>,
+    shared: Arc<Shared>,
+    live: HashMap<u64, Live>,
+    start: Instant,
+    plan: Plan,
+    outcome: StepOutcome,
+    arrivals: Arrivals,
+    max_batch: usize,
+    max_wait: Duration,
+    /// When to stop at the latest.
+    until: Option<Instant>,
+}
+
+impl Worker {
+    pub fn new(
+        scheduler: Scheduler,
+        stepper: Stepper,
+        submissions: Receiver<Vec<Submission>>,
+        orders: Receiver<Control>,
+        shared: Arc<Shared>,
+        (max_batch, max_wait): (usize, Duration),
+    ) -> Self {
+        Worker {
+            scheduler,
+            stepper,
+            submissions,
+            orders,
+            shared,
+            live: HashMap::new(),
+            start: Instant::now(),
+            plan: Plan::default(),
+            outcome: StepOutcome::default(),
+            arrivals: Arrivals::default(),
+            max_batch,
+            max_wait,
+            until: None,
+        }
+    }
+
+    /// Works until told to stop; true if every request came to its own end.
+    pub fn run(mut self) -> bool {
+        // What a panic leaves behind ends with the tickets, and nothing more is taken.
+        let shared = Arc::clone(&self.shared);
+        let stopping = Stopping(&shared);
+        loop {
+            self.listen();
+            if let Some(until) = self.until {
+                let complete = self.scheduler.is_empty() && self.submissions.is_empty();
+                if complete || Instant::now() >= until {
+                    self.scheduler.abort(RequestError::Stopped);
+                    self.deliver();
+                    drop(stopping);
+                    return complete;
+                }
+            }
+            if !self.step() {
+                self.wait();
+            }
+        }
+    }
+
+    /// One step: what there is to compute, and what it gave. False when there is nothing.
+    fn step(&mut self) -> bool {
+        let begun = Instant::now();
+        if !self.scheduler.plan(self.now(), &mut self.plan) {
+            return false;
+        }
+        self.deliver();
+        let planned = Instant::now();
+        self.stepper.run(&self.scheduler, &self.plan, &mut self.outcome);
+        let computed = Instant::now();
+        self.outcome.micros = (computed - planned).as_micros() as u64;
+        self.scheduler.commit(self.now(), &self.plan, &mut self.outcome);
+        self.deliver();
+        self.report(begun, planned, computed);
+        true
+    }
+
+    /// Takes in orders first, then requests.
+    fn listen(&mut self) {
+        while let Ok(order) = self.orders.try_recv() {
+            self.obey(order);
+        }
+        while let Ok(group) = self.submissions.try_recv() {
+            self.accept(group);
+        }
+        self.scheduler.tick(self.now());
+        self.deliver();
+        self.publish_status();
+    }
+
+    fn obey(&mut self, order: Control) {
+        match order {
+            Control::Cancel(id) => self.scheduler.cancel(id),
+            Control::Resume(id) => self.scheduler.resume(id),
+            Control::Drain(until) => self.until = Some(self.until.map_or(until, |u| u.min(until))),
+        }
+    }
+
+    fn accept(&mut self, group: Vec<Submission>) {
+        for Submission { id, seed, request, ticket, at } in group {
+            self.arrivals.note(self.now(), self.live.is_empty());
+            self.shared.add(Counter::PromptTokens, request.prompt.len() as u64);
+            // An order to cancel that came before the request has found nothing to cancel.
+            let cancelled = ticket.mailbox.is_cancelled();
+            self.live.insert(id, Live { ticket, at, last: None, open: request.config.n });
+            let at = at.saturating_duration_since(self.start).as_micros() as u64;
+            self.scheduler.submit(at, id, request, seed);
+            if cancelled {
+                self.scheduler.cancel(id);
+            }
+        }
+    }
+
+    /// Sleeps until something happens; then, if company is likely, waits a little for that too.
+    fn wait(&mut self) {
+        let idle = self.scheduler.is_empty();
+        let deadline = self.scheduler.next_deadline().map(|at| self.start + Duration::from_micros(at));
+        let wake = deadline.into_iter().chain(self.until).min();
+        self.receive(wake);
+        if !idle || self.until.is_some() {
+            return;
+        }
+        let linger = Instant::now() + Duration::from_micros(self.arrivals.linger(self.max_wait));
+        while !self.scheduler.is_empty()
+            && self.scheduler.waiting() < self.max_batch
+            && self.receive(Some(linger))
+        {}
+    }
+
+    /// Waits for one order or request, at most until then; false if none came.
+    fn receive(&mut self, until: Option<Instant>) -> bool {
+        let timeout = until.map_or(crossbeam_channel::never(), crossbeam_channel::at);
+        let (orders, submissions) = (self.orders.clone(), self.submissions.clone());
+        select! {
+            recv(orders) -> order => match order {
+                Ok(order) => self.obey(order),
+                // The engine is gone without a word: nobody is left to work for.
+                Err(_) => self.until = Some(Instant::now()),
+            },
+            recv(submissions) -> group => match group {
+                Ok(group) => self.accept(group),
+                Err(_) => self.until = Some(Instant::now()),
+            },
+            recv(timeout) -> _ => return false,
+        }
+        true
+    }
+
+    /// Tells readers what has happened to their requests.
+    fn deliver(&mut self) {
+        for (id, logits) in self.stepper.wanted_logits.drain(..) {
+            if let Some(live) = self.live.get(&id.request) {
+                live.ticket.mailbox.push(Update::Logits(logits));
+            }
+        }
+        while let Some(event) = self.scheduler.next_event() {
+            let (Event::Admitted(id, _) | Event::Token(id, ..) | Event::Ended(id, _)) = event;
+            let Some(live) = self.live.get_mut(&id.request) else { continue };
+            match event {
+                Event::Admitted(_, micros) => {
+                    live.ticket.leave_queue();
+                    self.shared.observe(Measure::QueueTime, micros as f64 / 1e6);
+                }
+                Event::Token(_, token, logprobs) => {
+                    let now = Instant::now();
+                    let measure = if live.last.is_some() { Measure::InterToken } else { Measure::FirstToken };
+                    let since = live.last.replace(now).unwrap_or(live.at);
+                    self.shared.observe(measure, (now - since).as_secs_f64());
+                    self.shared.add(Counter::GeneratedTokens, 1);
+                    let update = Update::Token { choice: id.choice, index: 0, token, logprobs };
+                    if live.ticket.mailbox.push(update) {
+                        self.shared.add(Counter::Pauses, 1);
+                        self.scheduler.pause(self.start.elapsed().as_micros() as u64, id.request);
+                    }
+                }
+                Event::Ended(_, end) => {
+                    self.shared.add(counter_of(&end), 1);
+                    live.ticket.mailbox.push(Update::Ended { choice: id.choice, end });
+                    live.open -= 1;
+                    if live.open == 0 {
+                        self.shared.observe(Measure::EndToEnd, live.at.elapsed().as_secs_f64());
+                        self.live.remove(&id.request);
+                    }
+                }
+            }
+        }
+    }
+
+    fn report(&self, begun: Instant, planned: Instant, computed: Instant) {
+        let (load, shared) = (self.plan.load, &self.shared);
+        shared.add(Counter::Steps, 1);
+        shared.add(Counter::PrefillTokens, load.prefill as u64);
+        shared.observe(Measure::BatchSize, self.plan.runs.len() as f64);
+        shared.observe(Measure::StepPlan, (planned - begun).as_secs_f64());
+        shared.observe(Measure::StepCompute, (computed - planned).as_secs_f64());
+        if load.prefill == 0 {
+            shared.add(Counter::DecodeTokens, load.decodes as u64);
+            shared.observe(Measure::DecodeCompute, (computed - planned).as_secs_f64());
+        }
+        shared.observe(Measure::StepCommit, computed.elapsed().as_secs_f64());
+    }
+
+    fn publish_status(&self) {
+        let pool = self.scheduler.pool();
+        *self.shared.status.lock() = EngineStatus {
+            running: self.scheduler.running(),
+            waiting: self.scheduler.waiting(),
+            batch_size: self.scheduler.pace().batch_size(),
+            kv_blocks: pool.total(),
+            kv_used: pool.total() - pool.available(),
+            scheduler: self.scheduler.counts(),
+            faults: self.stepper.faults(),
+        };
+    }
+
+    /// Microseconds since the engine started.
+    fn now(&self) -> u64 {
+        self.start.elapsed().as_micros() as u64
+    }
+}
+
+fn counter_of(end: &Result<crate::End, RequestError>) -> Counter {
+    match end {
+        Ok(end) if end.finish == FinishReason::Cancelled => Counter::Cancelled,
+        Ok(_) => Counter::Finished,
+        Err(_) => Counter::Failed,
+    }
+}
+
+/// Refuses further requests when the thread ends, however it ends.
+struct Stopping<'a>(&'a Shared);
+
+impl Drop for Stopping<'_> {
+    fn drop(&mut self) {
+        let _queue = self.0.queue.lock();
+        self.0.draining.store(true, Relaxed);
+        self.0.room.notify_all();
+    }
+}

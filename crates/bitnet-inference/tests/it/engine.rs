@@ -1,0 +1,479 @@
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use bitnet_inference::sim::{HashModel, mix};
+use bitnet_inference::{
+    BatchSizing, Counter, Elapsed, Engine, EngineConfig, FinishReason, GenerationConfig, InvalidRequest,
+    Measure, Output, Request, RequestError, RequestHandle, StartError, SubmitError, Update,
+};
+
+use bitnet_model::{Batch, ForwardError, Limits, Logits};
+
+use crate::support::*;
+
+const SOON: Duration = Duration::from_secs(20);
+
+fn tokens(handle: RequestHandle) -> Vec<u32> {
+    handle.wait().unwrap().choices.remove(0).tokens
+}
+
+fn idle(engine: &Engine) {
+    let start = Instant::now();
+    while engine.status().running + engine.status().waiting > 0 {
+        assert!(start.elapsed() < SOON, "{:?}", engine.status());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn f01_every_request_of_a_mix_gets_what_it_gets_alone() {
+    for (round, draft) in [(0, 0), (1, 4), (2, 0), (3, 4)] {
+        let (engine, _) = engine(EngineConfig { max_draft: draft, ..config() });
+        let mix = mixed(40, round);
+        let requests =
+            mix.iter().map(|(prompt, config)| Request::new(prompt.clone(), config.clone())).collect();
+        let handles = engine.submit_all(requests).unwrap();
+        for (handle, (prompt, config)) in handles.into_iter().zip(&mix) {
+            assert_eq!(tokens(handle), alone(prompt, config));
+        }
+    }
+}
+
+#[test]
+fn f02_a_step_serves_all_live_requests_at_once() {
+    // Mistake 29 of the originals: a loop over requests that says it batches.
+    let (engine, counts) = engine(config());
+    let requests = (0..8).map(|i| Request::new([i, 1, 2], greedy(10 + i as usize))).collect();
+    engine.submit_all(requests).unwrap().into_iter().for_each(|h| drop(h.wait().unwrap()));
+    // One prefill for all, then one step a token of the longest.
+    assert_eq!(counts.forwards.load(Relaxed), 1 + 16);
+    assert_eq!(counts.widest.load(Relaxed), 8);
+}
+
+#[test]
+fn f05_f12_a_finished_request_costs_nothing_more_and_no_token_is_computed_twice() {
+    // Mistakes 18 and 23 of the originals: the whole sequence forward for each token; the last prompt token fed again.
+    let (engine, counts) = engine(config());
+    let requests = (0..4).map(|i| Request::new([i; 5], greedy(4 * i as usize + 1))).collect();
+    engine.submit_all(requests).unwrap().into_iter().for_each(|h| drop(h.wait().unwrap()));
+    assert_eq!(counts.tokens.load(Relaxed), 4 * 5 + (0 + 4 + 8 + 12));
+    assert_eq!(counts.rows.load(Relaxed), 1 + 5 + 9 + 13);
+}
+
+#[test]
+fn f06_more_requests_than_fit_wait_and_none_is_lost() {
+    let (engine, counts) = engine(EngineConfig { max_batch_size: 3, max_queued_requests: 5, ..config() });
+    let requests = (0..50).map(|i| Request::new([i % 40, 3], greedy(6))).collect();
+    let handles = engine.submit_all(requests).unwrap();
+    for (i, handle) in handles.into_iter().enumerate() {
+        assert_eq!(tokens(handle), alone(&[i as u32 % 40, 3], &greedy(6)));
+    }
+    assert!(counts.widest.load(Relaxed) <= 3);
+}
+
+#[test]
+fn f09_no_new_tokens_are_given_without_a_forward() {
+    let (engine, counts) = engine(config());
+    let done = engine.submit(Request::new([1, 2], greedy(0))).unwrap().wait().unwrap();
+    assert_eq!((done.choices[0].tokens.len(), done.choices[0].finish), (0, FinishReason::Length));
+    assert_eq!(counts.forwards.load(Relaxed), 0);
+}
+
+#[test]
+fn f09_a_stop_token_drawn_first_gives_an_empty_result() {
+    let (engine, _) = engine(config());
+    let first = tokens(engine.submit(Request::new([1, 2], greedy(1))).unwrap())[0];
+    let stop = GenerationConfig { stop_tokens: vec![first], ..greedy(5) };
+    let done = engine.submit(Request::new([1, 2], stop)).unwrap().wait().unwrap();
+    assert_eq!((done.choices[0].tokens.len(), done.choices[0].finish), (0, FinishReason::StopToken(first)));
+}
+
+#[test]
+fn f08_echo_puts_the_prompt_before_the_new_tokens() {
+    // Mistake 28 of the originals: prompt and new tokens returned under a name that promises the new ones.
+    let (engine, _) = engine(config());
+    let echo = GenerationConfig { echo: true, ..greedy(3) };
+    let got = tokens(engine.submit(Request::new([1, 2], echo)).unwrap());
+    assert_eq!(got, [&[1, 2], &alone(&[1, 2], &greedy(3))[..]].concat());
+}
+
+#[test]
+fn f10_the_context_ends_a_text_and_refuses_a_prompt_and_others_do_not_notice() {
+    // Mistake 38 of the originals: everyone bounded by the longest.
+    let (engine, _) = engine(config());
+    let long = vec![1; CONTEXT - 4];
+    let requests = vec![Request::new(long, greedy(100)), Request::new([1], greedy(5))];
+    let done: Vec<_> = engine.submit_all(requests).unwrap().into_iter().map(|h| h.wait().unwrap()).collect();
+    assert_eq!((done[0].choices[0].tokens.len(), done[0].choices[0].finish), (4, FinishReason::Context));
+    assert_eq!((done[1].choices[0].tokens.len(), done[1].choices[0].finish), (5, FinishReason::Length));
+    let refused = engine.submit(Request::new(vec![1; CONTEXT], greedy(1))).err().unwrap();
+    assert_eq!(refused, InvalidRequest::TooLong { tokens: CONTEXT, context: CONTEXT }.into());
+}
+
+#[test]
+fn f11_chunks_of_a_prompt_give_what_the_whole_prompt_gives() {
+    let prompt: Vec<u32> = (0..300).map(|i| i % 48).collect();
+    let want = alone(&prompt, &greedy(10));
+    for max_tokens in [1, 7, 64, 65, 512] {
+        let limits = Limits { max_tokens, ..limits() };
+        let (engine, counts) = engine_with(limits, config());
+        assert_eq!(tokens(engine.submit(Request::new(prompt.clone(), greedy(10))).unwrap()), want);
+        assert_eq!(counts.forwards.load(Relaxed), 300usize.div_ceil(max_tokens) + 9);
+        assert_eq!(counts.rows.load(Relaxed), 10, "only last positions have logits");
+    }
+}
+
+#[test]
+fn f12_blocks_are_free_again_after_finish_cancel_and_error() {
+    let (engine, _) = engine(config());
+    let handles = engine.submit_all((0..6).map(|i| Request::new([i; 70], greedy(200))).collect()).unwrap();
+    drop(handles);
+    idle(&engine);
+    let done = engine.submit(Request::new([1; 70], greedy(3))).unwrap();
+    assert_eq!(tokens(done), alone(&[1; 70], &greedy(3)));
+    idle(&engine);
+    assert_eq!(engine.status().kv_used, 0);
+}
+
+#[test]
+fn the_second_of_two_prompts_computes_its_own_tail_only() {
+    let (engine, counts) = engine(config());
+    let shared: Vec<u32> = (0..200).map(|i| i * 7 % 48).collect();
+    tokens(engine.submit(Request::new(shared.clone(), greedy(1))).unwrap());
+    let before = counts.tokens.load(Relaxed);
+    let second = [&shared[..], &[1, 2, 3]].concat();
+    assert_eq!(
+        tokens(engine.submit(Request::new(second.clone(), greedy(1))).unwrap()),
+        alone(&second, &greedy(1))
+    );
+    assert_eq!(counts.tokens.load(Relaxed) - before, 203 - 192);
+    let salted = Request { salt: 1, ..Request::new(second, greedy(1)) };
+    tokens(engine.submit(salted).unwrap());
+    assert_eq!(counts.tokens.load(Relaxed) - before, 203 - 192 + 203, "another salt shares nothing");
+}
+
+#[test]
+fn choices_share_their_prompt_and_differ() {
+    let (engine, counts) = engine(config());
+    let config = GenerationConfig { n: 4, temperature: 1.5, seed: Some(5), ..greedy(12) };
+    let prompt: Vec<u32> = (0..100).map(|i| i % 48).collect();
+    let done = engine.submit(Request::new(prompt.clone(), config.clone())).unwrap().wait().unwrap();
+    assert_eq!(done.choices[0].tokens, alone(&prompt, &config));
+    for i in 1..4 {
+        assert_eq!(done.choices[i].tokens.len(), 12);
+        assert_ne!(done.choices[i].tokens, done.choices[i - 1].tokens);
+    }
+    // The prompt once; its last token again for each of the other choices, in a copied block.
+    assert_eq!(counts.tokens.load(Relaxed), 100 + 3 + 4 * 11);
+    assert_eq!(counts.copies.load(Relaxed), 3);
+}
+
+#[test]
+fn the_logits_after_a_prompt_can_be_had_without_a_token() {
+    let (engine, _) = engine(config());
+    let request = Request { output: Output::Logits, ..Request::new([4, 5, 6], GenerationConfig::default()) };
+    let done = engine.submit(request).unwrap().wait().unwrap();
+    let mut want = vec![0.0; VOCAB];
+    let mut oracle = bitnet_inference::sim::Oracle::default();
+    [4, 5, 6].into_iter().for_each(|t| oracle.push(t));
+    oracle.logits(&mut want);
+    assert_eq!((done.logits.unwrap(), done.choices[0].tokens.len()), (want, 0));
+}
+
+#[test]
+fn f16_a_failing_or_panicking_request_fails_alone() {
+    // Mistakes 14 and 39 of the originals: one error for everybody.
+    let hook = |batch: &Batch, _: Option<&mut Logits>| {
+        let starts =
+            |token| batch.runs().iter().any(|r| r.start == 0 && batch.tokens()[r.tokens.start] == token);
+        assert!(!starts(48), "planted panic");
+        if starts(49) { Err(planted()) } else { Ok(()) }
+    };
+    let model = HashModel::new(VOCAB, CONTEXT, limits()).with_hook(Box::new(hook));
+    let engine = Engine::start(model, config()).unwrap();
+    let prompts: [u32; 8] = [1, 49, 2, 3, 48, 4, 5, 6];
+    let handles =
+        engine.submit_all(prompts.iter().map(|&p| Request::new([p, 9], greedy(20))).collect()).unwrap();
+    for (handle, p) in handles.into_iter().zip(prompts) {
+        match (p, handle.wait()) {
+            (49, Err(error)) => assert_eq!(error, RequestError::Forward(planted())),
+            (48, Err(error)) => assert_eq!(error, RequestError::Panic { message: "planted panic".into() }),
+            (_, done) => assert_eq!(done.unwrap().choices[0].tokens, alone(&[p, 9], &greedy(20))),
+        }
+    }
+    assert_eq!(
+        tokens(engine.submit(Request::new([3], greedy(4))).unwrap()),
+        alone(&[3], &greedy(4)),
+        "it goes on"
+    );
+    assert_eq!(engine.metrics().snapshot().get(Counter::Failed), 2);
+}
+
+#[test]
+fn a_nan_row_fails_its_request_and_no_other() {
+    let hook = |batch: &Batch, logits: Option<&mut Logits>| {
+        if let Some(logits) = logits
+            && let Some(run) =
+                batch.runs().iter().position(|r| r.start == 0 && batch.tokens()[r.tokens.start] == 48)
+        {
+            logits.row_mut(run)[20] = f32::NAN;
+        }
+        Ok(())
+    };
+    let model = HashModel::new(VOCAB, CONTEXT, limits()).with_hook(Box::new(hook));
+    let engine = Engine::start(model, config()).unwrap();
+    let handles = engine.submit_all([1, 48, 2].map(|p| Request::new([p, 9], greedy(20))).to_vec()).unwrap();
+    let [a, b, c] = handles.try_into().ok().unwrap();
+    assert_eq!(tokens(a), alone(&[1, 9], &greedy(20)));
+    assert!(matches!(b.wait(), Err(RequestError::Sample(_))));
+    assert_eq!(tokens(c), alone(&[2, 9], &greedy(20)));
+}
+
+#[test]
+fn f16_a_bad_request_is_refused_and_says_why() {
+    // Mistakes 5 and 15 of the originals: no validation, `len - 1` of an empty prompt.
+    let (engine, _) = engine(EngineConfig { text: None, ..config() });
+    let refused = |request| engine.submit(request).err().unwrap();
+    assert_eq!(refused(Request::new([], greedy(1))), InvalidRequest::EmptyPrompt.into());
+    let unknown = InvalidRequest::UnknownToken { token: 50, position: 1, vocab: VOCAB };
+    assert_eq!(refused(Request::new([1, 50], greedy(1))), unknown.into());
+    let hot = GenerationConfig { temperature: -1.0, ..greedy(1) };
+    assert!(refused(Request::new([1], hot)).to_string().contains("temperature is -1"));
+    let stop = GenerationConfig { stop_strings: vec!["x".into()], ..greedy(1) };
+    assert_eq!(refused(Request::new([1], stop)), InvalidRequest::NoText.into());
+    assert_eq!(engine.metrics().snapshot().get(Counter::Rejected), 4);
+}
+
+#[test]
+fn f17_dropping_a_handle_cancels_also_before_the_engine_has_seen_it() {
+    let (engine, _) = slow_engine(config(), Duration::from_millis(1));
+    for _ in 0..200 {
+        drop(engine.submit(Request::new([1, 2], greedy(400))).unwrap());
+    }
+    idle(&engine);
+    let start = Instant::now();
+    while engine.metrics().snapshot().get(Counter::Cancelled) < 200 {
+        assert!(start.elapsed() < SOON);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // A few may have started; none has run to its end.
+    assert!(engine.metrics().snapshot().get(Counter::GeneratedTokens) < 200 * 400);
+    assert_eq!(engine.status().kv_used, 0);
+}
+
+#[test]
+fn f17_a_cancelled_request_says_so_and_keeps_what_it_has() {
+    let (engine, _) = slow_engine(config(), Duration::from_millis(1));
+    let mut handle = engine.submit(Request::new([1, 2], greedy(400))).unwrap();
+    let first: Vec<_> = handle.by_ref().take(3).collect();
+    handle.cancel();
+    let mut got: Vec<u32> = Vec::new();
+    let mut end = None;
+    for update in first.into_iter().chain(handle) {
+        match update {
+            Update::Token { index, token, .. } => {
+                assert_eq!(index, got.len());
+                got.push(token);
+            }
+            Update::Ended { end: e, .. } => end = Some(e.unwrap().finish),
+            Update::Logits(_) => unreachable!("none were asked for"),
+        }
+    }
+    assert!(alone(&[1, 2], &greedy(400)).starts_with(&got));
+    assert_eq!(end, Some(FinishReason::Cancelled));
+}
+
+#[test]
+fn f18_shutdown_ends_every_handle_and_refuses_new_requests() {
+    // Mistakes 8, 9 and 21 of the originals: replies that hang for ever, a channel that never closes.
+    let (engine, _) = engine(config());
+    let handles = engine.submit_all((0..30).map(|i| Request::new([i], greedy(15))).collect()).unwrap();
+    assert!(engine.shutdown(SOON).complete);
+    for (i, handle) in handles.into_iter().enumerate() {
+        assert_eq!(tokens(handle), alone(&[i as u32], &greedy(15)));
+    }
+    assert_eq!(engine.submit(Request::new([1], greedy(1))).err(), Some(SubmitError::Draining));
+}
+
+#[test]
+fn f18_dropping_the_engine_under_load_ends_every_handle_with_an_error() {
+    let (engine, _) = slow_engine(config(), Duration::from_millis(1));
+    let handles = engine.submit_all((0..30).map(|i| Request::new([i], greedy(400))).collect()).unwrap();
+    drop(engine);
+    for handle in handles {
+        assert_eq!(handle.wait(), Err(RequestError::Stopped));
+    }
+}
+
+#[test]
+fn f19_a_full_queue_refuses_or_waits_as_asked() {
+    let gate = std::sync::Arc::new(parking_lot::Mutex::new(()));
+    let inner = gate.clone();
+    let hook = move |_: &Batch, logits: Option<&mut Logits>| {
+        if logits.is_none() {
+            drop(inner.lock());
+        }
+        Ok(())
+    };
+    let model = HashModel::new(VOCAB, CONTEXT, limits()).with_hook(Box::new(hook));
+    let config =
+        EngineConfig { max_batch_size: 1, max_queued_requests: 2, max_queued_tokens: 10, ..config() };
+    let engine = Engine::start(model, config).unwrap();
+    let closed = gate.lock();
+    let running = engine.submit(Request::new([1], greedy(3))).unwrap();
+    let start = Instant::now();
+    // Once it has left the queue, two more fit.
+    let waiting = [2, 3].map(|p| engine.submit_timeout(Request::new([p], greedy(3)), SOON).unwrap());
+    assert_eq!(engine.submit(Request::new([4], greedy(3))).err(), Some(SubmitError::QueueFull { limit: 2 }));
+    let patient = engine.submit_timeout(Request::new([4], greedy(3)), Duration::from_millis(20));
+    assert_eq!(patient.err(), Some(SubmitError::QueueFull { limit: 2 }));
+    assert!(start.elapsed() < SOON);
+    drop(closed);
+    assert_eq!(tokens(running), alone(&[1], &greedy(3)));
+    for (p, handle) in [2, 3].into_iter().zip(waiting) {
+        assert_eq!(tokens(handle), alone(&[p], &greedy(3)));
+    }
+    let long = engine.submit_timeout(Request::new([4; 30], greedy(3)), SOON).unwrap();
+    assert_eq!(tokens(long), alone(&[4; 30], &greedy(3)), "a long prompt goes into an empty queue");
+}
+
+#[test]
+fn f24_a_stream_gives_tokens_in_order_and_then_its_end() {
+    use futures_core::Stream;
+    let (engine, _) = engine(EngineConfig { mailbox: 4, ..config() });
+    let mut handle = engine.submit(Request::new([1, 2], greedy(50))).unwrap();
+    std::thread::sleep(Duration::from_millis(50)); // long enough to fill a mailbox of four
+    let updates = block_on(async {
+        let mut updates = Vec::new();
+        while let Some(update) =
+            std::future::poll_fn(|cx| std::pin::Pin::new(&mut handle).poll_next(cx)).await
+        {
+            updates.push(update);
+        }
+        updates
+    });
+    let want = alone(&[1, 2], &greedy(50));
+    for (i, (update, token)) in updates.iter().zip(&want).enumerate() {
+        assert_eq!(*update, Update::Token { choice: 0, index: i, token: *token, logprobs: None });
+    }
+    assert!(matches!(&updates[50], Update::Ended { end: Ok(end), .. } if end.finish == FinishReason::Length));
+    assert!(engine.metrics().snapshot().get(Counter::Pauses) > 0);
+}
+
+#[test]
+fn a_reader_that_stops_reading_pauses_its_request_and_fails_in_the_end() {
+    let config = EngineConfig { mailbox: 4, slow_reader_timeout: Duration::from_millis(50), ..config() };
+    let (engine, _) = engine(config);
+    let asleep = engine.submit(Request::new([1, 2], greedy(400))).unwrap();
+    let awake = engine.submit(Request::new([3], greedy(100))).unwrap();
+    assert_eq!(tokens(awake), alone(&[3], &greedy(100)));
+    idle(&engine);
+    assert_eq!(asleep.wait(), Err(RequestError::SlowReader));
+}
+
+#[test]
+fn a_request_that_takes_too_long_fails() {
+    let (engine, _) = slow_engine(config(), Duration::from_millis(2));
+    let timeout = Some(Duration::from_millis(30));
+    let late = engine.submit(Request { timeout, ..Request::new([1], greedy(400)) }).unwrap();
+    let other = engine.submit(Request::new([2], greedy(20))).unwrap();
+    assert_eq!(late.wait(), Err(RequestError::Timeout));
+    assert_eq!(tokens(other), alone(&[2], &greedy(20)));
+}
+
+#[test]
+fn receiving_with_a_timeout_gives_up_in_time() {
+    let (engine, _) = slow_engine(config(), Duration::from_millis(100));
+    let mut handle = engine.submit(Request::new([1], greedy(1))).unwrap();
+    assert_eq!(handle.recv_timeout(Duration::from_millis(5)), Err(Elapsed));
+    assert!(matches!(handle.recv_timeout(SOON), Ok(Some(Update::Token { .. }))));
+}
+
+#[test]
+fn f21_a_request_joins_between_the_steps_of_another() {
+    let (engine, counts) = slow_engine(config(), Duration::from_millis(1));
+    let mut long = engine.submit(Request::new([1], greedy(100))).unwrap();
+    long.recv();
+    let short = engine.submit(Request::new([2], greedy(5))).unwrap();
+    assert_eq!(tokens(short), alone(&[2], &greedy(5)));
+    assert!(!matches!(long.by_ref().last(), Some(Update::Ended { end: Err(_), .. })));
+    assert_eq!(counts.widest.load(Relaxed), 2);
+}
+
+#[test]
+fn f29_counters_agree_with_what_clients_see() {
+    let (engine, counts) = engine(config());
+    let mix = mixed(30, 9);
+    let requests = mix.iter().map(|(p, c)| Request::new(p.clone(), c.clone())).collect();
+    let seen: usize = engine.submit_all(requests).unwrap().into_iter().map(|h| tokens(h).len()).sum();
+    idle(&engine);
+    let snapshot = engine.metrics().snapshot();
+    assert_eq!(snapshot.get(Counter::GeneratedTokens), seen as u64);
+    assert_eq!(snapshot.get(Counter::Requests), 30);
+    assert_eq!(snapshot.get(Counter::Finished), 30);
+    assert_eq!(snapshot.get(Counter::PromptTokens), mix.iter().map(|m| m.0.len() as u64).sum::<u64>());
+    assert_eq!(snapshot.get(Counter::Steps), counts.forwards.load(Relaxed) as u64);
+    assert_eq!(snapshot.measure(Measure::EndToEnd).count, 30);
+    engine.metrics().reset();
+    assert_eq!(engine.metrics().snapshot().measure(Measure::FirstToken).mean(), None);
+}
+
+#[test]
+fn f32_errors_can_be_sent_between_threads() {
+    fn check<T: std::error::Error + Send + Sync + 'static>() {}
+    check::<SubmitError>();
+    check::<RequestError>();
+    check::<StartError>();
+    check::<ForwardError>();
+}
+
+#[test]
+fn an_engine_without_room_for_anything_does_not_start() {
+    let start = |config| Engine::start(HashModel::new(VOCAB, CONTEXT, limits()), config).err();
+    let zero = EngineConfig { max_batch_size: 0, ..config() };
+    assert_eq!(start(zero), Some(StartError::Zero { field: "max_batch_size" }));
+    let eos = EngineConfig { eos: vec![50], ..config() };
+    assert_eq!(start(eos), Some(StartError::UnknownEos { token: 50, vocab: VOCAB }));
+}
+
+#[test]
+fn a_thousand_cancels_lose_double_and_leak_nothing() {
+    let (engine, _) = engine(EngineConfig { max_draft: 3, ..config() });
+    let mix_of = mixed(1000, 77);
+    std::thread::scope(|scope| {
+        for (part, requests) in mix_of.chunks(250).enumerate() {
+            let engine = &engine;
+            scope.spawn(move || {
+                for (i, (prompt, config)) in requests.iter().enumerate() {
+                    let request = Request::new(prompt.clone(), config.clone());
+                    let mut handle = engine.submit_timeout(request, SOON).unwrap();
+                    let read = mix(part as u64, i as u64) as usize % 8;
+                    let got: Vec<u32> = (handle.by_ref().take(read))
+                        .filter_map(|u| if let Update::Token { token, .. } = u { Some(token) } else { None })
+                        .collect();
+                    assert!(alone(prompt, config).starts_with(&got));
+                }
+            });
+        }
+    });
+    idle(&engine);
+    assert_eq!(engine.status().kv_used, 0);
+    let snapshot = engine.metrics().snapshot();
+    let ended = [Counter::Finished, Counter::Cancelled, Counter::Failed].map(|c| snapshot.get(c));
+    assert_eq!((ended.iter().sum::<u64>(), ended[2]), (1000, 0));
+}
+
+#[test]
+fn automatic_sizing_gives_the_same_tokens() {
+    let sizing = BatchSizing::Auto { ttft: Duration::from_millis(50), itl: Duration::from_micros(50) };
+    let (engine, _) = engine(EngineConfig { sizing, ..config() });
+    let mix = mixed(40, 3);
+    let requests = mix.iter().map(|(prompt, config)| Request::new(prompt.clone(), config.clone())).collect();
+    for (handle, (prompt, config)) in engine.submit_all(requests).unwrap().into_iter().zip(&mix) {
+        assert_eq!(tokens(handle), alone(prompt, config));
+    }
+}
+
+fn planted() -> ForwardError {
+    ForwardError::StepTooLarge { what: "planted", actual: 1, limit: 0 }
+}
