@@ -1,5 +1,7 @@
 //! Chat templates: the model's own Jinja text, rendered as Hugging Face's `apply_chat_template` does.
 
+use std::io::{self, Write};
+
 use minijinja::{Environment, ErrorKind, Value, context, syntax::SyntaxConfig};
 use serde::Serialize;
 
@@ -10,6 +12,8 @@ pub(crate) const MAX_TEMPLATE: usize = 1 << 20;
 /// Instructions that one rendering may take. A hundred messages take some ten thousand.
 const FUEL: u64 = 2_000_000;
 const RECURSION: usize = 64;
+/// Bytes of a rendered conversation.
+const MAX_TEXT: usize = 16 << 20;
 /// Name of the one template.
 const NAME: &str = "chat";
 
@@ -72,19 +76,37 @@ impl ChatTemplate {
             .map(|m| context! { role => m.role.as_str(), content => m.content.as_str() })
             .collect();
         let template = self.environment.get_template(NAME).map_err(|e| fail(e, cure))?;
-        template
-            .render(context! {
-                messages,
-                add_generation_prompt,
-                bos_token => self.bos_token.as_str(),
-                eos_token => self.eos_token.as_str(),
-            })
-            .map_err(|e| fail(e, cure))
+        let context = context! {
+            messages,
+            add_generation_prompt,
+            bos_token => self.bos_token.as_str(),
+            eos_token => self.eos_token.as_str(),
+        };
+        let mut text = Bounded(Vec::new());
+        template.render_captured_to(context, &mut text).map_err(|e| fail(e, cure))?;
+        String::from_utf8(text.0).map_err(|e| ModelError::Template { problem: one_line(e), cure })
     }
 
     /// The Jinja text.
     pub fn source(&self) -> &str {
         &self.source
+    }
+}
+
+/// Text that does not grow without limit.
+struct Bounded(Vec<u8>);
+
+impl Write for Bounded {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.0.len() + bytes.len() > MAX_TEXT {
+            return Err(io::Error::other(format!("the rendered text is longer than {MAX_TEXT} bytes")));
+        }
+        self.0.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 

@@ -121,6 +121,7 @@ impl Checkpoint {
         let (spec, interleaved) = gguf_spec::read(&gguf)?;
         let (source, unused) = FileSource::gguf(&gguf, &spec, interleaved)?;
         let (tokenizer, mut warnings) = Tokenizer::from_gguf(&gguf)?;
+        warnings.extend(scale_warning(&source, "convert the original model again"));
         let id = |key: &str| -> Result<Option<u32>, ModelError> {
             Ok(gguf.opt_u64(&format!("tokenizer.ggml.{key}"))?.and_then(|id| id.try_into().ok()))
         };
@@ -180,6 +181,9 @@ impl Checkpoint {
         let chat = template_or_warning(chat(files, tokenizer.as_ref(), &defaults)?, &mut warnings);
         let stored = safetensors::by_name(weights()?)?;
         let (source, unused) = FileSource::safetensors(&config, stored)?;
+        let other = if config.scale_multiplies { "bitlinear" } else { "autobitlinear" };
+        let cure = format!("set quantization_config.linear_class to {other} in config.json");
+        warnings.extend(scale_warning(&source, &cure));
         let mut checkpoint = Checkpoint {
             name,
             format: "safetensors",
@@ -222,6 +226,18 @@ impl Checkpoint {
         }
         Ok(())
     }
+}
+
+/// Mean magnitudes of trained weights are about 0.01 to 3; where most scales are above this, they are probably
+/// the other way up.
+const MAX_LIKELY_SCALE: f32 = 6.0;
+
+/// What to say if the scales look inverted.
+fn scale_warning(source: &FileSource, cure: &str) -> Option<String> {
+    let median = source.median_scale().filter(|s| s.abs() > MAX_LIKELY_SCALE)?;
+    Some(format!(
+        "the weight scales look inverted (their median is {median}): if the text is garbage, {cure}"
+    ))
 }
 
 /// Texts of tokens that end a turn in the models that are around.

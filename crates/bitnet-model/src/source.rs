@@ -181,6 +181,21 @@ impl FileSource {
         ModelError::tensor(&self.file, &entry.stored_name, problem, "ask for it by its kind")
     }
 
+    /// The median of the scales that are known without reading a tensor; `None` if there are none.
+    pub(crate) fn median_scale(&self) -> Option<f32> {
+        let scale = |part: &Part| match part.encoding {
+            Encoding::Packed(scale) => Some(scale * part.factor),
+            Encoding::I2S => {
+                let tail = part.bytes.len().checked_sub(packing::i2_s::TAIL)?;
+                Some(first_f32(&part.bytes[tail..]) * part.factor)
+            }
+            _ => None,
+        };
+        let mut scales: Vec<f32> = self.parts.values().filter_map(scale).collect();
+        scales.sort_by(f32::total_cmp);
+        scales.get(scales.len() / 2).copied()
+    }
+
     fn push(&mut self, wanted: Wanted, stored_name: String, stored: String, part: Part) {
         let Wanted { name, kind, shape } = wanted;
         self.parts.insert(name.clone(), part);

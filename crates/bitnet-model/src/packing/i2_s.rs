@@ -11,7 +11,7 @@ use bitnet_tensor::TernaryTensor;
 use super::{gather_plane, one_scale, scatter_plane};
 
 /// Bytes after the codes: the scale and padding.
-const TAIL: usize = 32;
+pub(crate) const TAIL: usize = 32;
 
 /// Canonical codes and scale of a tensor of `rows` x `cols`.
 pub(crate) fn unpack(bytes: &[u8], rows: usize, cols: usize) -> Result<(Vec<u8>, f32), String> {

@@ -1,8 +1,11 @@
 //! What this crate promises about files, as tests whose names are the claims.
 
 mod converted;
+mod families;
 mod forms;
+mod gguf_edit;
 mod memory;
 mod mutations;
 mod support;
 mod text;
+mod vocabularies;
