@@ -10,22 +10,22 @@ use crate::{error::CliError, output};
 pub fn open(model: &str) -> Result<Checkpoint, CliError> {
     let checkpoint = match model.strip_prefix("synthetic:") {
         Some(name) => synthetic(model, name)?,
-        None => {
-            if let Some(id) = hub_id(model) {
-                let what =
-                    format!("there is no file or folder {id}, and this build does not download models");
-                let cure = format!(
-                    "download it, for instance with `hf download {id} --local-dir DIR`, and give DIR"
-                );
-                return Err(CliError::refused(what, "MODEL", cure));
-            }
-            Checkpoint::open(Path::new(model))?
-        }
+        None if model == "demo" => Checkpoint::demo()?,
+        None => files(model)?,
     };
     for warning in &checkpoint.warnings {
         output::note(format_args!("warning: {warning}"));
     }
     Ok(checkpoint)
+}
+
+fn files(model: &str) -> Result<Checkpoint, CliError> {
+    if let Some(id) = hub_id(model) {
+        let what = format!("there is no file or folder {id}, and this build does not download models");
+        let cure = format!("download it, for instance with `hf download {id} --local-dir DIR`, and give DIR");
+        return Err(CliError::refused(what, "MODEL", cure));
+    }
+    Ok(Checkpoint::open(Path::new(model))?)
 }
 
 fn synthetic(model: &str, name: &str) -> Result<Checkpoint, CliError> {

@@ -7,6 +7,7 @@ mod chat;
 mod checkpoint;
 mod config;
 mod convert;
+mod demo;
 mod error;
 mod files;
 mod gguf_spec;

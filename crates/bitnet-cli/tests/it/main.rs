@@ -2,6 +2,7 @@
 
 mod bench;
 mod bitnet;
+mod demo;
 mod doctor;
 mod failures;
 mod inspect;
