@@ -28,6 +28,10 @@ pub(crate) fn read(gguf: &Gguf) -> Result<(ModelSpec, bool), ModelError> {
     let architecture = gguf
         .opt_str("general.architecture")?
         .ok_or_else(|| ModelError::missing_field(file, "general.architecture"))?;
+    if let Some(n) = gguf.opt_u64("split.count")?.filter(|&n| n > 1) {
+        let cure = "join the parts with llama.cpp's `llama-gguf-split --merge`";
+        return Err(ModelError::unsupported(file, "split.count", n, cure));
+    }
     let family = family(architecture).ok_or_else(|| {
         let cure = "bitnet-b1.58, bitnet-25, bitnet and llama are";
         ModelError::unsupported(file, "general.architecture", architecture, cure)

@@ -190,7 +190,11 @@ fn rope_linear_scaling_is_read_from_gguf() {
 fn what_is_not_computed_is_refused_by_name() {
     let json = |change: fn(&mut serde_json::Value)| with_config("llama-bitlinear", change).err().unwrap();
     let gguf = |change: fn(&mut GgufEdit)| edited("llama-bitlinear/model-I2_S.gguf", change).err().unwrap();
-    let cases: [(ModelError, &[&str]); 13] = [
+    let cases: [(ModelError, &[&str]); 14] = [
+        (
+            gguf(|g| g.set("split.count", 2, 3u16.to_le_bytes().into())),
+            &["split.count is 3", "llama-gguf-split --merge"],
+        ),
         (json(|c| c["model_type"] = "qwen3".into()), &["model_type is qwen3", "bitnet and llama"]),
         (json(|c| c["hidden_act"] = "gelu".into()), &["hidden_act is gelu", "relu2 and silu"]),
         (

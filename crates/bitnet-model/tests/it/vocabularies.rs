@@ -1,7 +1,7 @@
 //! Vocabularies inside GGUF files by name, against the ids of the tools that own them
 //! (`tools/make-vocabularies/make.py`).
 
-use bitnet_model::{Checkpoint, ModelError, Tokenizer};
+use bitnet_model::{Checkpoint, ModelError, Target, Tokenizer, convert};
 use bitnet_tensor::SharedBytes;
 use serde_json::Value;
 
@@ -89,6 +89,39 @@ fn vocabulary_sentencepiece_merges_by_score_and_falls_back_to_bytes() {
         let ids = tokenizer.encode(text, false).unwrap();
         let streamed: String = ids.iter().map(|&id| stream.push(id)).collect();
         assert_eq!(streamed + &stream.finish(), format!(" {text}"));
+    }
+}
+
+#[test]
+fn vocabularies_survive_conversion_to_tokenizer_json_and_back() {
+    for (golden, model) in [("qwen2.json", "gpt2"), ("sentencepiece.json", "llama")] {
+        let golden = self::golden(golden);
+        let from = with_vocabulary(|g| {
+            set_vocabulary(g, &golden);
+            g.set_text("tokenizer.ggml.model", model);
+            g.set_text("tokenizer.ggml.pre", "qwen2");
+            g.set("tokenizer.ggml.add_bos_token", 7, vec![0]);
+            if model == "gpt2" {
+                g.set_texts("tokenizer.ggml.merges", &strings(&golden["merges"]));
+            } else {
+                let scores = golden["scores"].as_array().unwrap().iter();
+                g.set_words(
+                    "tokenizer.ggml.scores",
+                    6,
+                    scores.map(|s| (s.as_f64().unwrap() as f32).to_le_bytes()),
+                );
+            }
+        });
+        let folder = tempfile::tempdir().unwrap();
+        let (packed, gguf) = (folder.path().join("packed"), folder.path().join("model.gguf"));
+        convert(&from.unwrap(), Target::Packed, &packed, &mut |_, _| {}).unwrap();
+        let middle = Checkpoint::open(&packed).unwrap();
+        assert_golden(middle.tokenizer.as_ref().unwrap(), &golden);
+        convert(&middle, Target::Tq1_0, &gguf, &mut |_, _| {}).unwrap();
+        let last = Checkpoint::open(&gguf).unwrap().tokenizer.unwrap();
+        assert_golden(&last, &golden);
+        let ids = last.encode("  to and fro 🙂", false).unwrap();
+        assert_eq!(last.decode(&ids, false).unwrap(), "  to and fro 🙂");
     }
 }
 
