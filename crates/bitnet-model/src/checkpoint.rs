@@ -180,7 +180,7 @@ impl Checkpoint {
         let defaults = defaults(&config, files.generation_config.as_deref())?;
         let chat = template_or_warning(chat(files, tokenizer.as_ref(), &defaults)?, &mut warnings);
         let stored = safetensors::by_name(weights()?)?;
-        let (source, unused) = FileSource::safetensors(&config, stored)?;
+        let (source, unused) = FileSource::safetensors(&name, &config, stored)?;
         let other = if config.scale_multiplies { "bitlinear" } else { "autobitlinear" };
         let cure = format!("set quantization_config.linear_class to {other} in config.json");
         warnings.extend(scale_warning(&source, &cure));

@@ -29,7 +29,7 @@ pub enum ModelError {
     },
     /// A file that git-lfs left as a pointer to the real content.
     #[error(
-        "{file} is a Git LFS pointer of {size} bytes, not the file itself ({file}): fetch it with `git lfs pull`, or download it again"
+        "a Git LFS pointer of {size} bytes in the place of the file ({file}): fetch it with `git lfs pull`, or download it again"
     )]
     LfsPointer {
         /// The pointer.
@@ -39,7 +39,7 @@ pub enum ModelError {
     },
     /// A file is longer than any honest one.
     #[error(
-        "{file} holds {size} bytes where at most {limit} are allowed ({file}): this is not a file of a model; download it again"
+        "{size} bytes, where at most {limit} are allowed ({file}): this is not a file of a model; download it again"
     )]
     TooLarge {
         /// The file, or its part.
@@ -160,7 +160,7 @@ pub enum ModelError {
         cure: &'static str,
     },
     /// A model cannot be written in the format asked for.
-    #[error("cannot write {what} as {format}: {problem} ({what}): {cure}")]
+    #[error("cannot convert to {format}: {problem} ({what}): {cure}")]
     Convert {
         /// The tensor or part that does not fit.
         what: String,

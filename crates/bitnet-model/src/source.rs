@@ -204,11 +204,11 @@ impl FileSource {
 
     /// The tensors of safetensors files; names that the model has no use for come back beside them.
     pub(crate) fn safetensors(
+        name: &str,
         config: &Config,
         mut stored: HashMap<String, Stored>,
     ) -> Result<(FileSource, Vec<String>), ModelError> {
-        let file = "safetensors".to_string();
-        let mut source = FileSource { file, entries: Vec::new(), parts: HashMap::new() };
+        let mut source = FileSource { file: name.into(), entries: Vec::new(), parts: HashMap::new() };
         for wanted in names::wanted(&config.spec) {
             let name = if config.onebitllm { names::onebitllm(&wanted.name) } else { wanted.name.clone() };
             let Some(tensor) = stored.remove(&name) else {

@@ -89,7 +89,7 @@ fn what_a_shape_does_not_allow_is_refused_with_tensor_shape_and_cure() {
         |path: &str, target| converted(&open(path), target, folder.path()).err().unwrap().to_string();
     assert_eq!(
         refused("bitnet-odd", Target::I2S),
-        "cannot write model.layers.0.self_attn.q_proj.weight as i2_s: shape [192, 192]: rows of 192 weights are \
+        "cannot convert to i2_s: shape [192, 192]: rows of 192 weights are \
          not whole blocks of 128 (model.layers.0.self_attn.q_proj.weight): convert to packed, which takes any shape"
     );
     assert!(refused("llama-explicit", Target::Tq1_0).contains("[256, 320]"));
