@@ -1,1 +1,157 @@
+//! What the end-to-end tests share: fixtures with their golden values, and the binary.
 
+use std::{
+    collections::HashMap,
+    path::{Path, PathBuf},
+    process::{Command, Output},
+    sync::OnceLock,
+};
+
+use safetensors::{Dtype, SafeTensors};
+
+/// The folder of a fixture.
+pub fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures").join(name)
+}
+
+/// Named f32 and i32 tensors of a safetensors file, with the file's text metadata.
+pub struct Tensors {
+    tensors: HashMap<String, (Dtype, Vec<usize>, Vec<u8>)>,
+    /// Text metadata of the file.
+    pub metadata: HashMap<String, String>,
+}
+
+impl Tensors {
+    /// Reads a file.
+    ///
+    /// # Panics
+    /// If it cannot be read: a test has nothing better to do.
+    pub fn read(path: &Path) -> Self {
+        let bytes = std::fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        let (_, header) = SafeTensors::read_metadata(&bytes).expect("safetensors header");
+        let file = SafeTensors::deserialize(&bytes).expect("safetensors file");
+        let tensors = file
+            .iter()
+            .map(|(name, t)| (name.to_owned(), (t.dtype(), t.shape().to_vec(), t.data().to_vec())));
+        Tensors { tensors: tensors.collect(), metadata: header.metadata().clone().unwrap_or_default() }
+    }
+
+    /// Values of an f32 tensor.
+    pub fn floats(&self, name: &str) -> Vec<f32> {
+        self.values(name, Dtype::F32).map(f32::from_le_bytes).collect()
+    }
+
+    /// Values of an i32 tensor that holds token ids.
+    pub fn ids(&self, name: &str) -> Vec<u32> {
+        self.values(name, Dtype::I32).map(u32::from_le_bytes).collect()
+    }
+
+    /// Shape of a tensor.
+    pub fn shape(&self, name: &str) -> &[usize] {
+        &self.tensors[name].1
+    }
+
+    fn values(&self, name: &str, dtype: Dtype) -> impl Iterator<Item = [u8; 4]> + '_ {
+        let (actual, _, bytes) = &self.tensors[name];
+        assert_eq!(*actual, dtype, "type of {name}");
+        bytes.as_chunks::<4>().0.iter().copied()
+    }
+}
+
+/// A checkpoint in one of its forms, and the values an independent oracle computed for it.
+#[derive(Debug, Clone, Copy)]
+pub struct Form {
+    /// Folder under `fixtures`.
+    pub folder: &'static str,
+    /// A GGUF file in it, or nothing for the folder itself.
+    pub file: &'static str,
+    /// The oracle's values for this form.
+    pub golden: &'static str,
+}
+
+impl Form {
+    /// What a user gives as MODEL.
+    pub fn path(&self) -> PathBuf {
+        fixture(self.folder).join(self.file)
+    }
+
+    /// The oracle's values.
+    pub fn golden(&self) -> Tensors {
+        Tensors::read(&fixture(self.folder).join(self.golden))
+    }
+}
+
+const fn folder(folder: &'static str) -> Form {
+    Form { folder, file: "", golden: "golden.safetensors" }
+}
+
+const fn gguf(folder: &'static str, file: &'static str, golden: &'static str) -> Form {
+    Form { folder, file, golden }
+}
+
+/// Every form of every checkpoint.
+pub const FORMS: &[Form] = &[
+    folder("bitnet-packed"),
+    gguf("bitnet-packed", "model-I2_S.gguf", "golden-I2_S.safetensors"),
+    gguf("bitnet-packed", "model-TQ1_0.gguf", "golden-TQ1_0.safetensors"),
+    gguf("bitnet-packed", "model-TQ2_0.gguf", "golden-TQ2_0.safetensors"),
+    folder("bitnet-odd"),
+    folder("bitnet-master"),
+    folder("llama-bitlinear"),
+    gguf("llama-bitlinear", "model-I2_S.gguf", "golden-I2_S.safetensors"),
+    gguf("llama-bitlinear", "model-TQ1_0.gguf", "golden-TQ1_0.safetensors"),
+    gguf("llama-bitlinear", "model-TQ2_0.gguf", "golden-TQ2_0.safetensors"),
+    gguf("llama-bitlinear", "model-TQ2_0-K.gguf", "golden-TQ2_0-K.safetensors"),
+    folder("llama-explicit"),
+    folder("llama-rmsnorm"),
+    folder("onebitllm"),
+];
+
+/// Runs the binary `bitnet`, built with the profile of the tests.
+///
+/// # Panics
+/// If it cannot be built or started.
+pub fn bitnet(args: &[&str]) -> Output {
+    static BINARY: OnceLock<PathBuf> = OnceLock::new();
+    let binary = BINARY.get_or_init(|| {
+        let test = std::env::current_exe().expect("path of the test");
+        let dir = test.ancestors().nth(2).expect("target/<profile>/deps/<test>");
+        let profile = match dir.file_name().and_then(|n| n.to_str()) {
+            Some("debug") | None => "dev",
+            Some(name) => name,
+        };
+        let build = Command::new(env!("CARGO"))
+            .args(["build", "--quiet", "--package", "bitnet-cli", "--profile", profile])
+            .current_dir(env!("CARGO_MANIFEST_DIR"))
+            .status()
+            .expect("cargo runs");
+        assert!(build.success(), "the binary builds");
+        dir.join(format!("bitnet{}", std::env::consts::EXE_SUFFIX))
+    });
+    Command::new(binary).args(args).output().expect("the binary runs")
+}
+
+/// Relative L2 distance of each row of `actual` to `expected`, rows of `width`.
+pub fn distances(actual: &[f32], expected: &[f32], width: usize) -> Vec<f64> {
+    assert_eq!(actual.len(), expected.len(), "as many logits as the oracle");
+    let norm = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>().sqrt();
+    actual
+        .chunks_exact(width)
+        .zip(expected.chunks_exact(width))
+        .map(|(a, e)| {
+            let difference = norm(&mut a.iter().zip(e).map(|(&a, &e)| f64::from(a) - f64::from(e)));
+            difference / norm(&mut e.iter().map(|&e| f64::from(e)))
+        })
+        .collect()
+}
+
+/// Checks distances of a whole checkpoint against the limits that an exact implementation keeps: the median below
+/// 1e-5, none above 0.1 (a rounding to int8 that falls the other way moves a position by up to 0.06).
+///
+/// # Panics
+/// If they are not kept.
+pub fn assert_close(mut distances: Vec<f64>, what: &str) {
+    distances.sort_by(f64::total_cmp);
+    let (median, worst) = (distances[distances.len() / 2], distances[distances.len() - 1]);
+    assert!(median < 1e-5 && worst < 0.1, "{what}: median {median:.2e}, worst {worst:.2e}");
+}

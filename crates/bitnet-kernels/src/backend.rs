@@ -55,7 +55,7 @@ pub enum Gate {
 pub trait Backend: Send {
     /// f32 activations, `[rows][width]`.
     type Rows: Send;
-    /// int8 activations, `[rows][width]`, with a scale and a sum a row.
+    /// int8 activations, `[rows][width]`, with a multiplier and a sum a row.
     type Quants: Send;
     /// A ternary matrix in the layout of the kernels.
     type Linear: Send;
@@ -100,7 +100,7 @@ pub trait Backend: Send {
         out: &mut Self::Quants,
     ) -> Result<(), KernelError>;
 
-    /// `out[t][column + r] (+)= (sum_k x[t][k] * w[r][k]) * scale_x(t) * scale_w(r)` for all rows `r` of `w`;
+    /// `out[t][column + r] (+)= (sum_k x[t][k] * w[r][k]) / multiplier(t) * scale(r)` for all rows `r` of `w`;
     /// added to what is there if `accumulate`.
     fn bit_linear(
         &mut self,
@@ -174,6 +174,6 @@ pub trait Backend: Send {
     /// Writes the first rows from `[n][width]`, for tests.
     fn write(&mut self, x: &mut Self::Rows, values: &[f32]);
 
-    /// Reads back the first `n` quantised rows: values, scales and sums, for tests.
+    /// Reads back the first `n` quantised rows: values, multipliers and sums, for tests.
     fn read_quants(&mut self, x: &Self::Quants, n: usize) -> (Vec<i8>, Vec<f32>, Vec<i32>);
 }

@@ -252,9 +252,9 @@ fn integers(what: &'static str, values: Vec<i32>) -> (&'static str, Vec<f64>, Ve
 }
 
 fn quantised<B: Backend>(b: &mut B, x: &B::Quants, n: usize) -> Outputs {
-    let (values, scales, sums) = b.read_quants(x, n);
+    let (values, multipliers, sums) = b.read_quants(x, n);
     let values = values.into_iter().map(i32::from).collect();
-    vec![integers("int8 value", values), floats("scale", scales), integers("sum", sums)]
+    vec![integers("int8 value", values), floats("multiplier", multipliers), integers("sum", sums)]
 }
 
 fn norms<B: Backend>(

@@ -1,24 +1,28 @@
 //! The one order of float operations that every backend of this crate follows.
 //!
-//! - **Sums along a row** (mean of squares, dense dot products): 16 partial sums; element `i` goes to partial
-//!   `i % 16` in index order by fused multiply-add, a row is treated as padded with zeros to whole groups of 16,
-//!   and the partials are added by [`tree`]. Tiles may split rows and tokens, never the row itself.
+//! - **Sums along a row**: 16 partial sums; element `i` goes to partial `i % 16` in index order by fused
+//!   multiply-add, a row is treated as padded with zeros to whole groups of 16, and the partials are added by
+//!   [`tree`]. Tiles may split rows and tokens, never the row itself. Dense dot products add in f32; the mean of
+//!   squares of an RMSNorm adds in f64 and is rounded once, because its last bit moves a whole row.
 //! - **Attention** of one query and head: keys in segments of [`SEGMENT`] tokens. In a segment: scores by fused
 //!   multiply-add over the head's dimensions in order, times `1 / sqrt(head_dim)`; the maximum; `exp` of the
 //!   differences; their sum in 16 partials by key index, then [`tree`]; values by fused multiply-add in key
 //!   order. Segments are merged in order by [`merge`], and the result divided by the total.
 //! - **exp** is [`exp`], never the platform's.
-//! - **BitLinear**: the exact integer as f32, times the activation's scale, times the weight's scale, then added
-//!   to the residual where there is one.
+//! - **Rotary embedding**: `x' = fma(x, cos, -(y sin))`, `y' = fma(y, cos, x sin)`.
+//! - **BitLinear**: the exact integer as f32, divided by the activation's multiplier, times the weight's scale, then
+//!   added to the residual where there is one.
+
+use std::ops::Add;
 
 /// Keys of one attention segment.
 pub const SEGMENT: usize = 256;
 
 /// Adds 16 partial sums: halves onto each other until one is left.
-pub fn tree(mut partial: [f32; 16]) -> f32 {
+pub fn tree<T: Copy + Add<Output = T>>(mut partial: [T; 16]) -> T {
     for half in [8, 4, 2, 1] {
         for lane in 0..half {
-            partial[lane] += partial[lane + half];
+            partial[lane] = partial[lane] + partial[lane + half];
         }
     }
     partial[0]
@@ -76,7 +80,7 @@ mod tests {
 
     #[test]
     fn tree_adds_halves_onto_each_other() {
-        let mut p = [0.0; 16];
+        let mut p = [0.0f32; 16];
         p[0] = 1e8;
         p[1] = 1.0;
         p[9] = 3.0;

@@ -69,7 +69,12 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
 }
 
 fn rms_norm(x: &mut [f32], norm: &Norm<Vec<f32>>) {
-    let r = 1.0 / (dot(x, x) / x.len() as f32 + norm.eps).sqrt();
+    let mut partial = [0.0f64; 16];
+    for (i, &x) in x.iter().enumerate() {
+        partial[i % 16] = f64::from(x).mul_add(f64::from(x), partial[i % 16]);
+    }
+    let mean = (tree(partial) / x.len() as f64) as f32;
+    let r = 1.0 / (mean + norm.eps).sqrt();
     for (x, &g) in x.iter_mut().zip(&norm.gain) {
         *x = *x * r * g;
     }
@@ -101,7 +106,7 @@ impl Backend for Reference {
     }
 
     fn quants(&mut self, rows: usize, width: usize) -> Result<Quants, KernelError> {
-        let empty = quant::RowQuant { scale: 0.0, sum: 0 };
+        let empty = quant::RowQuant { multiplier: 0.0, sum: 0 };
         Ok(Quants { width, values: vec![0; rows * width], rows: vec![empty; rows] })
     }
 
@@ -161,7 +166,7 @@ impl Backend for Reference {
                 for r in range.start..range.end {
                     let sum: i32 =
                         w.row_trits(r).zip(q).map(|(trit, &q)| i32::from(trit) * i32::from(q)).sum();
-                    let y = sum as f32 * x.rows[t].scale * range.scale;
+                    let y = sum as f32 / x.rows[t].multiplier * range.scale;
                     let o = &mut out.row_mut(t)[column + r];
                     *o = if accumulate { *o + y } else { y };
                 }
@@ -340,7 +345,7 @@ impl Backend for Reference {
         let rows = &x.rows[..n];
         (
             x.values[..n * x.width].to_vec(),
-            rows.iter().map(|r| r.scale).collect(),
+            rows.iter().map(|r| r.multiplier).collect(),
             rows.iter().map(|r| r.sum).collect(),
         )
     }

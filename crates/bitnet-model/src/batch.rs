@@ -1,15 +1,6 @@
 use std::ops::Range;
 
-/// Consecutive tokens of one sequence within a [`Batch`].
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Run {
-    /// Where the tokens lie in [`Batch::tokens`].
-    pub tokens: Range<usize>,
-    /// Position of the first of them in its sequence.
-    pub start: usize,
-    /// Where the sequence's block table lies in [`Batch::blocks`].
-    pub blocks: Range<usize>,
-}
+pub use bitnet_kernels::Run;
 
 /// One step of the model over a ragged set of sequences: prompt chunks and single tokens side by side, nothing
 /// padded.
@@ -27,7 +18,7 @@ pub struct Batch {
 
 impl Batch {
     /// Tokens in one block of the key-value cache, on every backend.
-    pub const BLOCK_TOKENS: usize = 64;
+    pub const BLOCK_TOKENS: usize = bitnet_kernels::BLOCK_TOKENS;
 
     /// An empty step.
     pub fn new() -> Self {
@@ -80,6 +71,11 @@ impl Batch {
     /// The runs, in the order they were pushed.
     pub fn runs(&self) -> &[Run] {
         &self.runs
+    }
+
+    /// The block tables of all runs, one after another.
+    pub fn blocks(&self) -> &[u32] {
+        &self.blocks
     }
 
     /// The block table of a run.

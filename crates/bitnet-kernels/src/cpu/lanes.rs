@@ -12,6 +12,8 @@
 pub(crate) trait Lanes: Copy {
     /// 16 f32.
     type F: Copy;
+    /// 16 f64.
+    type D: Copy;
     /// 16 integers of 32 bits.
     type I: Copy;
     /// 64 bytes: a group of 16 rows, 4 codes each (see [`super::panels`]).
@@ -48,6 +50,12 @@ pub(crate) trait Lanes: Copy {
     unsafe fn reduce_add(x: Self::F) -> f32;
     /// The largest lane of numbers that are not NaN.
     unsafe fn reduce_max(x: Self::F) -> f32;
+
+    unsafe fn zero_d() -> Self::D;
+    /// `sum + x * x`, rounded once.
+    unsafe fn add_square(sum: Self::D, x: Self::F) -> Self::D;
+    /// [`crate::order::tree`].
+    unsafe fn reduce_add_d(x: Self::D) -> f64;
 
     unsafe fn zero_i() -> Self::I;
     /// The larger of `a` and the bits of `|x|`, as unsigned integers.

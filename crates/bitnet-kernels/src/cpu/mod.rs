@@ -156,7 +156,7 @@ impl Backend for Cpu {
     fn quants(&mut self, rows: usize, width: usize) -> Result<Quants, KernelError> {
         // Whole cache lines, so that threads never share one.
         let stride = width.next_multiple_of(64);
-        let empty = RowQuant { scale: 0.0, sum: 0 };
+        let empty = RowQuant { multiplier: 0.0, sum: 0 };
         let values = Buffer::zeroed(rows * stride, "int8 activations")?;
         Ok(Quants { width, stride, values, rows: vec![empty; rows] })
     }
@@ -416,7 +416,7 @@ impl Backend for Cpu {
         let values = x.values.chunks_exact(x.stride).take(n).flat_map(|row| &row[..x.width]);
         (
             values.copied().collect(),
-            x.rows[..n].iter().map(|r| r.scale).collect(),
+            x.rows[..n].iter().map(|r| r.multiplier).collect(),
             x.rows[..n].iter().map(|r| r.sum).collect(),
         )
     }

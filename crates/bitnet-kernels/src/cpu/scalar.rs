@@ -18,6 +18,7 @@ fn each<T: Copy, U: Copy, R>(a: [T; 16], b: [U; 16], f: impl Fn(T, U) -> R) -> [
 
 impl Lanes for Scalar {
     type F = [f32; 16];
+    type D = [f64; 16];
     type I = [i32; 16];
     type Codes = [u8; 64];
     type Part = [i32; 16];
@@ -88,6 +89,18 @@ impl Lanes for Scalar {
     #[inline(always)]
     unsafe fn reduce_max(x: Self::F) -> f32 {
         x.into_iter().fold(f32::NEG_INFINITY, |a, b| if a > b { a } else { b })
+    }
+    #[inline(always)]
+    unsafe fn zero_d() -> Self::D {
+        [0.0; 16]
+    }
+    #[inline(always)]
+    unsafe fn add_square(sum: Self::D, x: Self::F) -> Self::D {
+        each(sum, x, |sum, x| f64::from(x).mul_add(f64::from(x), sum))
+    }
+    #[inline(always)]
+    unsafe fn reduce_add_d(x: Self::D) -> f64 {
+        crate::order::tree(x)
     }
     #[inline(always)]
     unsafe fn zero_i() -> Self::I {

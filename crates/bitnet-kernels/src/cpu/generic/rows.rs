@@ -45,13 +45,12 @@ impl<'a> RowCells<'a> {
 #[inline(always)]
 unsafe fn normalize<L: Lanes>(x: *const f32, y: *mut f32, width: usize, norm: &Norm<Buffer<f32>>) {
     let padded = width.next_multiple_of(16);
-    let mut squares = L::splat(0.0);
+    let mut squares = L::zero_d();
     for i in (0..padded).step_by(16) {
-        let v = L::load(x.add(i));
-        squares = L::fma(v, v, squares);
+        squares = L::add_square(squares, L::load(x.add(i)));
     }
-    let r = 1.0 / (L::reduce_add(squares) / width as f32 + norm.eps).sqrt();
-    let r = L::splat(r);
+    let mean = (L::reduce_add_d(squares) / width as f64) as f32;
+    let r = L::splat(1.0 / (mean + norm.eps).sqrt());
     let gain = norm.gain.as_ptr();
     for i in (0..padded).step_by(16) {
         L::store(y.add(i), L::mul(L::mul(L::load(x.add(i)), r), L::load(gain.add(i))));
@@ -79,16 +78,15 @@ unsafe fn quantize<L: Lanes>(
     }
     let absmax = f32::from_bits(L::reduce_max_u(bits));
     let q = out.values.slice(row * out.stride, padded);
-    let Some((multiplier, scale)) = quant::steps(absmax) else {
+    let Some(multiplier) = quant::multiplier(absmax) else {
         q.fill(0);
-        return out.rows.set(row, RowQuant { scale: f32::NAN, sum: 0 });
+        return out.rows.set(row, RowQuant { multiplier: f32::NAN, sum: 0 });
     };
-    let multiplier = L::splat(multiplier);
     let mut sum = L::zero_i();
     for i in (0..padded).step_by(16) {
-        sum = L::quantize(q.as_mut_ptr().add(i), L::mul(L::load(x.add(i)), multiplier), sum);
+        sum = L::quantize(q.as_mut_ptr().add(i), L::mul(L::load(x.add(i)), L::splat(multiplier)), sum);
     }
-    out.rows.set(row, RowQuant { scale, sum: L::reduce_add_i(sum) });
+    out.rows.set(row, RowQuant { multiplier, sum: L::reduce_add_i(sum) });
 }
 
 /// Arguments of [`norm_quantize`].

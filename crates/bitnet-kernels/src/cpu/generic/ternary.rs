@@ -1,4 +1,4 @@
-//! BitLinear: `y[t][r] = (sum_k x[t][k] * code[r][k] - sum_k x[t][k]) * s_x(t) * s_w(r)`.
+//! BitLinear: `y[t][r] = (sum_k x[t][k] * code[r][k] - sum_k x[t][k]) / multiplier(t) * scale(r)`.
 //!
 //! A panel of 64 rows stays in cache while all tokens sweep over it, a tile of tokens at a time; a tile keeps its
 //! sums in registers along all of K. One token alone reads every weight once and masks the four planes in place
@@ -192,7 +192,7 @@ unsafe fn finish<L: Lanes>(a: &BitLinear<'_>, panel: usize, group: usize, token:
     let rows = rows.min(16);
     let x = a.x_rows[token];
     let y = L::to_f32(L::sub_i(sum, L::splat_i(x.sum)));
-    let y = L::mul(L::mul(y, L::splat(x.scale)), L::load(a.w.scales.as_ptr().add(row)));
+    let y = L::mul(L::div(y, L::splat(x.multiplier)), L::load(a.w.scales.as_ptr().add(row)));
     // Panels are divided among threads, so no other thread writes these rows of the output.
     let out = a.out.slice(token * a.out_stride + a.column + row, rows).as_mut_ptr();
     if rows == 16 {

@@ -25,6 +25,7 @@ macro_rules! ymm_lanes {
     ($name:ty { $($rest:tt)* }) => {
         impl $crate::cpu::lanes::Lanes for $name {
             type F = [__m256; 2];
+            type D = [__m256d; 4];
             type I = [__m256i; 2];
             type Codes = [__m256i; 2];
             const TILE: (usize, usize) = (1, 4);
@@ -106,6 +107,29 @@ macro_rules! ymm_lanes {
                 let x = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
                 let x = _mm_max_ps(x, _mm_movehl_ps(x, x));
                 _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)))
+            }
+            #[inline(always)]
+            unsafe fn zero_d() -> Self::D {
+                [_mm256_setzero_pd(); 4]
+            }
+            #[inline(always)]
+            unsafe fn add_square(sum: Self::D, x: Self::F) -> Self::D {
+                let a = _mm256_cvtps_pd(_mm256_castps256_ps128(x[0]));
+                let b = _mm256_cvtps_pd(_mm256_extractf128_ps(x[0], 1));
+                let c = _mm256_cvtps_pd(_mm256_castps256_ps128(x[1]));
+                let d = _mm256_cvtps_pd(_mm256_extractf128_ps(x[1], 1));
+                [
+                    _mm256_fmadd_pd(a, a, sum[0]),
+                    _mm256_fmadd_pd(b, b, sum[1]),
+                    _mm256_fmadd_pd(c, c, sum[2]),
+                    _mm256_fmadd_pd(d, d, sum[3]),
+                ]
+            }
+            #[inline(always)]
+            unsafe fn reduce_add_d(x: Self::D) -> f64 {
+                let x = _mm256_add_pd(_mm256_add_pd(x[0], x[2]), _mm256_add_pd(x[1], x[3]));
+                let x = _mm_add_pd(_mm256_castpd256_pd128(x), _mm256_extractf128_pd(x, 1));
+                _mm_cvtsd_f64(_mm_add_sd(x, _mm_unpackhi_pd(x, x)))
             }
             #[inline(always)]
             unsafe fn zero_i() -> Self::I {

@@ -6,6 +6,7 @@ macro_rules! zmm_lanes {
     ($name:ty { $($rest:tt)* }) => {
         impl $crate::cpu::lanes::Lanes for $name {
             type F = __m512;
+            type D = [__m512d; 2];
             type I = __m512i;
             type Codes = __m512i;
             const TILE: (usize, usize) = (4, 6);
@@ -79,6 +80,23 @@ macro_rules! zmm_lanes {
             #[inline(always)]
             unsafe fn reduce_max(x: Self::F) -> f32 {
                 _mm512_reduce_max_ps(x)
+            }
+            #[inline(always)]
+            unsafe fn zero_d() -> Self::D {
+                [_mm512_setzero_pd(); 2]
+            }
+            #[inline(always)]
+            unsafe fn add_square(sum: Self::D, x: Self::F) -> Self::D {
+                let low = _mm512_cvtps_pd(_mm512_castps512_ps256(x));
+                let high = _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1));
+                [_mm512_fmadd_pd(low, low, sum[0]), _mm512_fmadd_pd(high, high, sum[1])]
+            }
+            #[inline(always)]
+            unsafe fn reduce_add_d(x: Self::D) -> f64 {
+                let x = _mm512_add_pd(x[0], x[1]);
+                let x = _mm256_add_pd(_mm512_castpd512_pd256(x), _mm512_extractf64x4_pd(x, 1));
+                let x = _mm_add_pd(_mm256_castpd256_pd128(x), _mm256_extractf128_pd(x, 1));
+                _mm_cvtsd_f64(_mm_add_sd(x, _mm_unpackhi_pd(x, x)))
             }
             #[inline(always)]
             unsafe fn zero_i() -> Self::I {

@@ -1,0 +1,140 @@
+use bitnet_kernels::{Backend, KernelError, Norm, Norms};
+
+use crate::{
+    ModelError, ModelSpec, TensorSource,
+    transformer::{read_norm, read_stacked},
+};
+
+/// The weights of one decoder layer.
+pub(crate) struct Layer<B: Backend> {
+    /// Queries, keys and values of the normed residual.
+    pub(crate) qkv: Projection<B>,
+    /// From all query heads back to the residual.
+    pub(crate) output: Projection<B>,
+    /// Gate and up of the normed residual.
+    pub(crate) gate_up: Projection<B>,
+    /// From the gated activation back to the residual.
+    pub(crate) down: Projection<B>,
+}
+
+/// Ternary matrices that share an input.
+///
+/// They are stacked into one, unless each has a norm of its own (`use_rms_norm`), and then each quantises the
+/// input for itself.
+pub(crate) struct Projection<B: Backend> {
+    /// Applied to the input before any matrix.
+    norm: Option<Norm<B::Gain>>,
+    matrices: Vec<Matrix<B>>,
+}
+
+struct Matrix<B: Backend> {
+    norm: Option<Norm<B::Gain>>,
+    weights: B::Linear,
+    /// First output column.
+    column: usize,
+}
+
+impl<B: Backend> Layer<B> {
+    pub(crate) fn load(
+        b: &mut B,
+        spec: &ModelSpec,
+        tensors: &dyn TensorSource,
+        index: usize,
+    ) -> Result<Self, ModelError> {
+        let name = |part: &str| format!("model.layers.{index}.{part}");
+        let mut projection = |norm: Option<&str>, parts: &[&str]| {
+            let norm = norm
+                .map(|norm| read_norm(b, tensors, &format!("{}.weight", name(norm)), spec.rms_eps))
+                .transpose()?;
+            let parts: Vec<String> = parts.iter().map(|part| name(part)).collect();
+            Projection::load(b, spec, tensors, norm, &parts)
+        };
+        let sub = |norm| spec.sub_norms.then_some(norm);
+        Ok(Layer {
+            qkv: projection(
+                Some("input_layernorm"),
+                &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
+            )?,
+            output: projection(sub("self_attn.attn_sub_norm"), &["self_attn.o_proj"])?,
+            gate_up: projection(Some("post_attention_layernorm"), &["mlp.gate_proj", "mlp.up_proj"])?,
+            down: projection(sub("mlp.ffn_sub_norm"), &["mlp.down_proj"])?,
+        })
+    }
+}
+
+impl<B: Backend> Projection<B> {
+    fn load(
+        b: &mut B,
+        spec: &ModelSpec,
+        tensors: &dyn TensorSource,
+        norm: Option<Norm<B::Gain>>,
+        parts: &[String],
+    ) -> Result<Self, ModelError> {
+        let weight = |part: &String| format!("{part}.weight");
+        let Some(eps) = spec.linear_norms else {
+            let stacked = read_stacked(tensors, &parts.iter().map(weight).collect::<Vec<_>>())?;
+            let weights = b.linear(&stacked)?;
+            return Ok(Projection { norm, matrices: vec![Matrix { norm: None, weights, column: 0 }] });
+        };
+        let mut matrices = Vec::new();
+        let mut column = 0;
+        for part in parts {
+            let trits = tensors.ternary(&weight(part))?;
+            let own = read_norm(b, tensors, &format!("{part}.rms_norm.weight"), eps)?;
+            matrices.push(Matrix { norm: Some(own), weights: b.linear(&trits)?, column });
+            column += trits.rows();
+        }
+        Ok(Projection { norm, matrices })
+    }
+
+    /// `out = W x`: each matrix into its columns.
+    pub(crate) fn apply(
+        &self,
+        b: &mut B,
+        n: usize,
+        x: &B::Rows,
+        q: &mut B::Quants,
+        out: &mut B::Rows,
+    ) -> Result<(), KernelError> {
+        for matrix in &self.matrices {
+            b.norm_quantize(n, x, matrix.norms(&self.norm), q)?;
+            b.bit_linear(n, q, &matrix.weights, out, matrix.column, false)?;
+        }
+        Ok(())
+    }
+
+    /// `out += W x` of the only matrix.
+    pub(crate) fn add(
+        &self,
+        b: &mut B,
+        n: usize,
+        x: &B::Rows,
+        q: &mut B::Quants,
+        out: &mut B::Rows,
+    ) -> Result<(), KernelError> {
+        b.norm_quantize(n, x, self.norms(), q)?;
+        self.add_quantized(b, n, q, out)
+    }
+
+    /// `out += W q` of the only matrix, for an input that was normed and quantised where it was made.
+    pub(crate) fn add_quantized(
+        &self,
+        b: &mut B,
+        n: usize,
+        q: &B::Quants,
+        out: &mut B::Rows,
+    ) -> Result<(), KernelError> {
+        b.bit_linear(n, q, &self.matrices[0].weights, out, 0, true)
+    }
+
+    /// The norms before the only matrix.
+    pub(crate) fn norms(&self) -> Norms<'_, B::Gain> {
+        self.matrices[0].norms(&self.norm)
+    }
+}
+
+impl<B: Backend> Matrix<B> {
+    fn norms<'a>(&'a self, shared: &'a Option<Norm<B::Gain>>) -> Norms<'a, B::Gain> {
+        [shared.as_ref(), self.norm.as_ref()]
+    }
+}

@@ -1,0 +1,204 @@
+use bitnet_kernels::{Backend, BackendInfo, KernelError, KvShape, Norm};
+use bitnet_tensor::TernaryTensor;
+
+use crate::{
+    Batch, ForwardError, Limits, Logits, Model, ModelError, ModelSpec, TensorSource, layer::Layer, rope,
+};
+
+/// The forward pass of all families: a Llama-shaped decoder with ternary projections, with or without norms
+/// before the output projections, on any backend.
+pub struct Transformer<B: Backend> {
+    backend: B,
+    spec: ModelSpec,
+    limits: Limits,
+    embedding: B::Table,
+    /// The output head, unless it is the embedding.
+    head: Option<B::Table>,
+    layers: Vec<Layer<B>>,
+    norm: Norm<B::Gain>,
+    rope: B::Rope,
+    /// One a layer.
+    kv: Vec<B::Kv>,
+    buffers: Buffers<B>,
+}
+
+/// Activations of one step, `[max_tokens][...]`.
+struct Buffers<B: Backend> {
+    /// `[hidden]` residual stream
+    residual: B::Rows,
+    /// `[hidden]` int8 input of a projection
+    hidden_q: B::Quants,
+    /// `[q_width + 2 kv_width]`
+    qkv: B::Rows,
+    /// `[q_width]`
+    attention: B::Rows,
+    /// `[q_width]` int8
+    attention_q: B::Quants,
+    /// `[2 ffn]`
+    gate_up: B::Rows,
+    /// `[ffn]` int8
+    ffn_q: B::Quants,
+    /// `[max_logit_rows][hidden]`
+    last: B::Rows,
+}
+
+impl<B: Backend> Transformer<B> {
+    /// Bytes of keys and values that one block takes in all layers, as f32 on the CPU.
+    pub fn block_bytes(spec: &ModelSpec) -> usize {
+        spec.layers * KvShape { blocks: 1, kv_heads: spec.kv_heads, head_dim: spec.head_dim }.cpu_bytes()
+    }
+
+    /// Reads all weights of a model into the layout of `backend` and takes the memory for steps up to `limits`.
+    /// `progress` is told how many of how many layers are done.
+    ///
+    /// # Errors
+    /// If a tensor is missing or damaged, or the backend has not the memory.
+    pub fn load(
+        spec: &ModelSpec,
+        tensors: &dyn TensorSource,
+        mut backend: B,
+        limits: Limits,
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<Self, ModelError> {
+        let b = &mut backend;
+        progress(0, spec.layers);
+        let embedding = b.table(&tensors.dense("model.embed_tokens.weight")?)?;
+        let head = match spec.tied_head {
+            true => None,
+            false => Some(b.table(&tensors.dense("lm_head.weight")?)?),
+        };
+        let norm = read_norm(b, tensors, "model.norm.weight", spec.rms_eps)?;
+        let mut layers = Vec::with_capacity(spec.layers);
+        for index in 0..spec.layers {
+            layers.push(Layer::load(b, spec, tensors, index)?);
+            progress(index + 1, spec.layers);
+        }
+        let context = spec.context.min(limits.kv_blocks.saturating_mul(Batch::BLOCK_TOKENS));
+        let (cos, sin) = rope::tables(spec, context);
+        let rope = b.rope(&cos, &sin, spec.head_dim)?;
+        let shape = KvShape { blocks: limits.kv_blocks, kv_heads: spec.kv_heads, head_dim: spec.head_dim };
+        let kv = (0..spec.layers).map(|_| b.kv(shape)).collect::<Result<_, _>>()?;
+        let buffers = Buffers::new(b, spec, limits)?;
+        let spec = ModelSpec { context, ..spec.clone() };
+        Ok(Transformer { backend, spec, limits, embedding, head, layers, norm, rope, kv, buffers })
+    }
+
+    /// The backend, to ask for its counters.
+    pub fn backend_ref(&self) -> &B {
+        &self.backend
+    }
+
+    fn check(&self, batch: &Batch) -> Result<(), ForwardError> {
+        let sizes = [
+            ("tokens", batch.tokens().len(), self.limits.max_tokens),
+            ("logit rows", batch.logit_rows().len(), self.limits.max_logit_rows),
+        ];
+        for (what, actual, limit) in sizes {
+            if actual > limit {
+                return Err(ForwardError::StepTooLarge { what, actual, limit });
+            }
+        }
+        let vocab = self.spec.vocab;
+        if let Some(index) = batch.tokens().iter().position(|&t| t as usize >= vocab) {
+            return Err(ForwardError::TokenOutOfRange { index, token: batch.tokens()[index], vocab });
+        }
+        let context = self.spec.context;
+        for run in batch.runs() {
+            if run.start + run.tokens.len() > context {
+                return Err(ForwardError::ContextExceeded { position: context, context });
+            }
+        }
+        let blocks = self.limits.kv_blocks;
+        match batch.blocks().iter().find(|&&b| b as usize >= blocks) {
+            Some(&block) => Err(ForwardError::BlockOutOfRange { block, blocks }),
+            None => Ok(()),
+        }
+    }
+}
+
+impl<B: Backend> Model for Transformer<B> {
+    fn spec(&self) -> &ModelSpec {
+        &self.spec
+    }
+
+    fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    fn backend(&self) -> BackendInfo {
+        self.backend.info()
+    }
+
+    fn forward(&mut self, batch: &Batch, logits: &mut Logits) -> Result<(), ForwardError> {
+        self.check(batch)?;
+        let (n, runs, blocks) = (batch.tokens().len(), batch.runs(), batch.blocks());
+        let Transformer { backend: b, spec, buffers: x, .. } = self;
+
+        b.embed(&self.embedding, batch.tokens(), &mut x.residual)?;
+        for (layer, kv) in self.layers.iter().zip(&mut self.kv) {
+            layer.qkv.apply(b, n, &x.residual, &mut x.hidden_q, &mut x.qkv)?;
+            b.rope_store(runs, blocks, &self.rope, &mut x.qkv, kv)?;
+            b.attention(runs, blocks, &x.qkv, kv, &mut x.attention)?;
+            layer.output.add(b, n, &x.attention, &mut x.attention_q, &mut x.residual)?;
+
+            layer.gate_up.apply(b, n, &x.residual, &mut x.hidden_q, &mut x.gate_up)?;
+            b.gate_quantize(n, &x.gate_up, spec.activation, layer.down.norms(), &mut x.ffn_q)?;
+            layer.down.add_quantized(b, n, &x.ffn_q, &mut x.residual)?;
+        }
+
+        let wanted = batch.logit_rows();
+        let head = self.head.as_ref().unwrap_or(&self.embedding);
+        b.norm_rows(wanted, &x.residual, &self.norm, &mut x.last)?;
+        b.logits(wanted.len(), &x.last, head, logits.resize(wanted.len(), spec.vocab))?;
+        Ok(())
+    }
+
+    fn copy_block(&mut self, from: u32, to: u32) -> Result<(), ForwardError> {
+        for kv in &mut self.kv {
+            self.backend.copy_block(kv, from, to)?;
+        }
+        Ok(())
+    }
+}
+
+impl<B: Backend> Buffers<B> {
+    fn new(b: &mut B, spec: &ModelSpec, limits: Limits) -> Result<Self, KernelError> {
+        let n = limits.max_tokens;
+        Ok(Buffers {
+            residual: b.rows(n, spec.hidden)?,
+            hidden_q: b.quants(n, spec.hidden)?,
+            qkv: b.rows(n, spec.q_width() + 2 * spec.kv_width())?,
+            attention: b.rows(n, spec.q_width())?,
+            attention_q: b.quants(n, spec.q_width())?,
+            gate_up: b.rows(n, 2 * spec.ffn)?,
+            ffn_q: b.quants(n, spec.ffn)?,
+            last: b.rows(limits.max_logit_rows, spec.hidden)?,
+        })
+    }
+}
+
+/// The gain of a norm, checked against nothing: its source knows the shape.
+pub(crate) fn read_norm<B: Backend>(
+    b: &mut B,
+    tensors: &dyn TensorSource,
+    name: &str,
+    eps: f32,
+) -> Result<Norm<B::Gain>, ModelError> {
+    Ok(Norm { gain: b.gain(&tensors.dense(name)?.to_f32())?, eps })
+}
+
+/// Ternary matrices of one input, stacked into one.
+pub(crate) fn read_stacked(
+    tensors: &dyn TensorSource,
+    names: &[String],
+) -> Result<TernaryTensor, ModelError> {
+    let mut parts = names.iter().map(|n| tensors.ternary(n)).collect::<Result<Vec<_>, _>>()?;
+    if parts.len() == 1 {
+        return Ok(parts.remove(0));
+    }
+    TernaryTensor::stack(&parts).map_err(|source| ModelError::TensorData {
+        file: String::new(),
+        tensor: names.join(" + "),
+        source,
+    })
+}

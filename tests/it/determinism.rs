@@ -1,0 +1,146 @@
+//! A token's logits depend on the tokens before it, and on nothing else.
+
+use bitnet_kernels::{Cpu, Isa, Reference};
+use bitnet_model::{Activation, Batch, Checkpoint, Limits, Logits, Model, ModelSpec, Synthetic, Transformer};
+use bitnet_tests::fixture;
+
+const LIMITS: Limits = Limits { max_tokens: 600, max_logit_rows: 600, kv_blocks: 40 };
+
+fn tiny() -> Synthetic {
+    Synthetic::named("tiny").unwrap()
+}
+
+fn cpu(source: &Synthetic, isa: Isa, threads: usize) -> Transformer<Cpu> {
+    Transformer::load(source.spec(), source, Cpu::new(isa, threads).unwrap(), LIMITS, &mut |_, _| {}).unwrap()
+}
+
+fn tokens(n: usize, seed: usize) -> Vec<u32> {
+    (0..n).map(|i| ((i * i + 7 * i + seed * 31) % 512) as u32).collect()
+}
+
+/// Bits of the logits of all tokens, prefilled in chunks of the given lengths (the last repeats).
+fn chunked(model: &mut dyn Model, tokens: &[u32], chunks: &[usize]) -> Vec<u32> {
+    let table: Vec<u32> = (0..tokens.len().div_ceil(Batch::BLOCK_TOKENS) as u32).rev().collect();
+    let (mut batch, mut logits, mut bits) = (Batch::new(), Logits::default(), Vec::new());
+    let (mut start, mut chunk) = (0, 0);
+    while start < tokens.len() {
+        let len = chunks[chunk.min(chunks.len() - 1)].min(tokens.len() - start);
+        batch.clear();
+        batch.push(&tokens[start..start + len], start, &table, 0..len);
+        model.forward(&batch, &mut logits).unwrap();
+        (0..len).for_each(|row| bits.extend(logits.row(row).iter().map(|x| x.to_bits())));
+        start += len;
+        chunk += 1;
+    }
+    bits
+}
+
+#[test]
+fn any_chunking_equals_one_shot_and_token_by_token_on_every_isa_and_thread_count() {
+    let source = tiny();
+    // Longer than one attention segment of 256.
+    let tokens = tokens(300, 1);
+    let expected = chunked(&mut cpu(&source, Isa::best(), 1), &tokens, &[300]);
+    for isa in Isa::available() {
+        for threads in [1, 2] {
+            let mut model = cpu(&source, isa, threads);
+            for chunks in [&[300][..], &[1], &[7], &[64], &[255, 1, 44], &[256, 3], &[1, 299]] {
+                let bits = chunked(&mut model, &tokens, chunks);
+                assert!(bits == expected, "{isa:?}, {threads} threads, chunks {chunks:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_whole_forward_equals_the_reference_backend_bit_for_bit() {
+    let odd = ModelSpec {
+        hidden: 100,
+        ffn: 172,
+        heads: 3,
+        kv_heads: 1,
+        head_dim: 36,
+        vocab: 77,
+        activation: Activation::Silu,
+        tied_head: false,
+        ..tiny().spec().clone()
+    };
+    for source in [tiny(), Synthetic::of(odd)] {
+        let tokens: Vec<u32> = tokens(40, 3).iter().map(|t| t % source.spec().vocab as u32).collect();
+        let mut reference =
+            Transformer::load(source.spec(), &source, Reference, LIMITS, &mut |_, _| {}).unwrap();
+        let expected = chunked(&mut reference, &tokens, &[40]);
+        for isa in Isa::available() {
+            assert!(chunked(&mut cpu(&source, isa, 2), &tokens, &[40]) == expected, "{isa:?}");
+        }
+    }
+}
+
+#[test]
+fn a_sequence_in_a_ragged_batch_has_the_logits_it_has_alone() {
+    let source = tiny();
+    let lengths = [1, 70, 3, 64, 129, 1, 17];
+    for isa in Isa::available() {
+        let mut model = cpu(&source, isa, 2);
+        let alone: Vec<Vec<u32>> =
+            lengths.iter().enumerate().map(|(i, &n)| chunked(&mut model, &tokens(n, i), &[n])).collect();
+        // All but the last token of each as one step, then the last tokens as another.
+        let (mut batch, mut logits) = (Batch::new(), Logits::default());
+        let mut bits = vec![Vec::new(); lengths.len()];
+        for last in [false, true] {
+            batch.clear();
+            let mut owners = Vec::new();
+            let mut first_block = 0;
+            for (i, &n) in lengths.iter().enumerate() {
+                let blocks = n.div_ceil(Batch::BLOCK_TOKENS) as u32;
+                let table: Vec<u32> = (first_block..first_block + blocks).rev().collect();
+                first_block += blocks;
+                let run = if last { n - 1..n } else { 0..n - 1 };
+                if !run.is_empty() {
+                    batch.push(&tokens(n, i)[run.clone()], run.start, &table, 0..run.len());
+                    owners.extend(std::iter::repeat_n(i, run.len()));
+                }
+            }
+            model.forward(&batch, &mut logits).unwrap();
+            for (row, &owner) in owners.iter().enumerate() {
+                bits[owner].extend(logits.row(row).iter().map(|x| x.to_bits()));
+            }
+        }
+        assert!(bits == alone, "{isa:?}");
+    }
+}
+
+#[test]
+fn a_step_makes_as_many_projections_whatever_the_number_of_sequences() {
+    let source = tiny();
+    let mut model = cpu(&source, Isa::best(), 1);
+    let (mut batch, mut logits) = (Batch::new(), Logits::default());
+    let mut calls = Vec::new();
+    for sequences in [1, 2, 16] {
+        batch.clear();
+        (0..sequences).for_each(|i| batch.push(&tokens(3, i as usize), 0, &[i], 2..3));
+        let before = model.backend_ref().bit_linear_calls();
+        model.forward(&batch, &mut logits).unwrap();
+        calls.push(model.backend_ref().bit_linear_calls() - before);
+    }
+    assert_eq!(calls, [4 * source.spec().layers as u64; 3]);
+}
+
+#[test]
+fn a_step_that_does_not_fit_is_refused_before_anything_is_written() {
+    let checkpoint = Checkpoint::open(&fixture("bitnet-odd")).unwrap();
+    let limits = Limits { max_tokens: 4, max_logit_rows: 2, kv_blocks: 1 };
+    let cpu = Cpu::new(Isa::best(), 1).unwrap();
+    let mut model =
+        Transformer::load(&checkpoint.spec, &*checkpoint.tensors, cpu, limits, &mut |_, _| {}).unwrap();
+    let mut refused = |tokens: &[u32], start: usize, table: &[u32], rows| {
+        let mut batch = Batch::new();
+        batch.push(tokens, start, table, rows);
+        model.forward(&batch, &mut Logits::default()).unwrap_err().to_string()
+    };
+    assert!(refused(&[1; 5], 0, &[0], 0..1).contains("5 tokens"));
+    assert!(refused(&[1; 4], 0, &[0], 0..3).contains("3 logit rows"));
+    assert!(refused(&[1, 509], 0, &[0], 0..1).contains("token 509"));
+    assert!(refused(&[1], 64, &[0, 0], 0..1).contains("context"));
+    assert!(refused(&[1], 0, &[1], 0..1).contains("block 1"));
+}

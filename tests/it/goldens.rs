@@ -1,0 +1,116 @@
+//! The forward pass of every form of every fixture against an independent oracle.
+
+use bitnet_inference::{GenerationConfig, generate};
+use bitnet_kernels::{Cpu, Isa};
+use bitnet_model::{Batch, Checkpoint, Limits, Logits, Model, Transformer};
+use bitnet_tests::{FORMS, Form, Tensors, assert_close, bitnet, distances};
+
+const PROMPTS: usize = 5;
+
+fn load(form: Form, isa: Isa, threads: usize) -> Transformer<Cpu> {
+    let checkpoint = Checkpoint::open(&form.path()).unwrap();
+    let cpu = Cpu::new(isa, threads).unwrap();
+    let limits = Limits { max_tokens: 160, max_logit_rows: 160, kv_blocks: 8 };
+    Transformer::load(&checkpoint.spec, &*checkpoint.tensors, cpu, limits, &mut |_, _| {}).unwrap()
+}
+
+/// Logits of all prompts, as many positions as the oracle has.
+fn prefill(model: &mut dyn Model, golden: &Tensors) -> Vec<f32> {
+    let (mut batch, mut logits) = (Batch::new(), Logits::default());
+    let mut all = Vec::new();
+    for prompt in 0..PROMPTS {
+        let ids = golden.ids(&format!("ids_{prompt}"));
+        let rows = golden.shape(&format!("logits_{prompt}"))[0];
+        batch.clear();
+        batch.push(&ids, 0, &[3, 1, 2], ids.len() - rows..ids.len());
+        model.forward(&batch, &mut logits).unwrap();
+        (0..rows).for_each(|row| all.extend_from_slice(logits.row(row)));
+    }
+    all
+}
+
+#[test]
+fn every_form_is_within_the_oracles_limits_and_every_isa_gives_the_same_bits() {
+    for &form in FORMS {
+        let golden = form.golden();
+        let expected: Vec<f32> = (0..PROMPTS).flat_map(|p| golden.floats(&format!("logits_{p}"))).collect();
+        let mut first: Option<Vec<f32>> = None;
+        for isa in Isa::available() {
+            for threads in [1, 2] {
+                let mut model = load(form, isa, threads);
+                let vocab = model.spec().vocab;
+                let actual = prefill(&mut model, &golden);
+                assert_close(distances(&actual, &expected, vocab), &format!("{form:?} {isa:?} {threads}"));
+                let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+                match &first {
+                    None => first = Some(actual),
+                    Some(first) => assert!(bits(first) == bits(&actual), "{form:?} {isa:?} {threads}"),
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn greedy_tokens_equal_the_oracles_while_its_margin_is_wide() {
+    for &form in FORMS {
+        let golden = form.golden();
+        let mut model = load(form, Isa::best(), 2);
+        let mut compared = 0;
+        for prompt in 0..PROMPTS {
+            let ids = golden.ids(&format!("ids_{prompt}"));
+            let (expected, margins) =
+                (golden.ids(&format!("greedy_{prompt}")), golden.floats(&format!("margin_{prompt}")));
+            let config = GenerationConfig {
+                max_new_tokens: expected.len(),
+                ignore_eos: true,
+                ..GenerationConfig::default()
+            };
+            let tokens =
+                generate(&mut model, &ids, &config, &[], None, |_| std::ops::ControlFlow::Continue(()))
+                    .unwrap()
+                    .tokens;
+            // After a narrow margin either token may follow, and the texts part.
+            let wide = margins.iter().take_while(|&&m| m > 0.2).count();
+            assert_eq!(tokens[..wide], expected[..wide], "{form:?} prompt {prompt}");
+            compared += wide;
+        }
+        assert!(compared > 0, "{form:?} has wide margins");
+    }
+}
+
+#[test]
+fn the_binary_gives_the_same_logits_on_every_isa_with_one_and_two_threads() {
+    let dir = tempfile::tempdir().unwrap();
+    for &form in FORMS {
+        let golden = form.golden();
+        for isa in Isa::available() {
+            for threads in ["1", "2"] {
+                let mut all = Vec::new();
+                let mut expected = Vec::new();
+                for prompt in 0..PROMPTS - 1 {
+                    let ids: Vec<String> =
+                        golden.ids(&format!("ids_{prompt}")).iter().map(u32::to_string).collect();
+                    let out = dir.path().join("logits.safetensors");
+                    let run = bitnet(&[
+                        "logits",
+                        form.path().to_str().unwrap(),
+                        "--ids",
+                        &ids.join(","),
+                        "--out",
+                        out.to_str().unwrap(),
+                        "--isa",
+                        isa.name(),
+                        "--threads",
+                        threads,
+                    ]);
+                    assert!(run.status.success(), "{form:?}: {}", String::from_utf8_lossy(&run.stderr));
+                    all.extend(Tensors::read(&out).floats("logits"));
+                    expected.extend(golden.floats(&format!("logits_{prompt}")));
+                }
+                let vocab = golden.shape("logits_0")[1];
+                assert_close(distances(&all, &expected, vocab), &format!("{form:?} {isa:?} {threads}"));
+            }
+        }
+    }
+}

@@ -1,0 +1,4 @@
+//! End to end, on fixtures and demo.
+
+mod determinism;
+mod goldens;
