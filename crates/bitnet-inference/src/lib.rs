@@ -5,18 +5,23 @@
 #![cfg_attr(test, allow(clippy::print_stdout, reason = "tests say what they met"))]
 
 mod arrivals;
+mod batch;
 mod blocks;
 mod config;
 mod engine;
 mod exp;
 mod finish;
 mod generate;
+pub mod generation;
+mod gpu;
 mod handle;
+mod hybrid;
 mod logprobs;
 mod lookup;
 mod mailbox;
 mod metrics;
 mod pace;
+mod padded;
 mod random;
 mod request;
 mod sampler;
@@ -24,6 +29,7 @@ mod scheduler;
 mod sequence;
 #[doc(hidden)]
 pub mod sim;
+mod stateless;
 mod step;
 mod stop;
 mod worker;
@@ -31,16 +37,20 @@ mod worker;
 use bitnet_model::{ForwardError, Limits, Model};
 
 pub use arrivals::Arrivals;
+pub use batch::{BatchError, GenerationError, batch_generate, forward_batch, prefill_batch, process_batch};
 pub use blocks::{BlockPool, Chain};
 pub use config::{GenerationConfig, InvalidConfig};
 pub use engine::{DrainReport, Engine, EngineConfig, EngineStatus, StartError};
 pub use finish::FinishReason;
 pub use generate::{GenerateError, Generated, generate};
+pub use gpu::{BenchmarkError, BenchmarkRow, GpuInferenceEngine, batch_generate_gpu};
 pub use handle::{Choice, Completion, Elapsed, RequestHandle};
+pub use hybrid::{Crossing, HybridScheduler};
 pub use logprobs::{SampleError, TokenLogprobs};
 pub use mailbox::Update;
 pub use metrics::{Counter, Distribution, Measure, Metrics, Recorder, Snapshot};
 pub use pace::{BatchSizing, Pace, StepLoad, StepModel};
+pub use padded::{EmptySequence, PaddedBatch};
 pub use random::{philox4x32, random_u64};
 pub use request::{InvalidRequest, Output, Priority, Request, RequestError, SubmitError};
 pub use sampler::{Draw, Sampler};
@@ -48,5 +58,6 @@ pub use scheduler::{
     Drawn, End, Event, Plan, PlannedRun, RunOutcome, Scheduler, SchedulerConfig, SchedulerCounts, StepOutcome,
 };
 pub use sequence::{SeqId, Sequence};
+pub use stateless::{StatelessForward, blocking};
 pub use step::{StepFaults, Stepper};
 pub use stop::{Scan, StopMatcher, TokenText};

@@ -3,5 +3,7 @@
 
 mod engine;
 mod generate;
+mod names;
+mod processor;
 mod sampler;
 mod support;

@@ -1,0 +1,131 @@
+//! Many prompts at once, on an engine.
+
+use crate::{
+    Engine, GenerationConfig, InvalidConfig, InvalidRequest, Output, Request, RequestError, RequestHandle,
+    SubmitError,
+};
+
+/// Why one request gave nothing.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum GenerationError {
+    /// It was not taken.
+    #[error(transparent)]
+    Submit(#[from] SubmitError),
+    /// It failed on its way.
+    #[error(transparent)]
+    Request(#[from] RequestError),
+}
+
+impl From<InvalidRequest> for GenerationError {
+    fn from(error: InvalidRequest) -> Self {
+        GenerationError::Submit(error.into())
+    }
+}
+
+/// Why a batch gave nothing.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[error("request {index}: {source}")]
+pub struct BatchError {
+    /// The first request that failed.
+    pub index: usize,
+    /// Why.
+    pub source: GenerationError,
+}
+
+/// Continues every prompt with its own configuration, all in the same steps. Results are in order: the new tokens
+/// of each, or why there are none.
+pub fn process_batch(
+    engine: &Engine,
+    batch: &[(Vec<u32>, GenerationConfig)],
+) -> Vec<Result<Vec<u32>, GenerationError>> {
+    let requests = batch.iter().map(|(prompt, config)| Request::new(prompt.clone(), config.clone()));
+    submit_valid(engine, requests).into_iter().map(|handle| handle.and_then(tokens)).collect()
+}
+
+/// Continues every prompt with the same configuration. No prompts give no results; an empty prompt is an error that
+/// names it, before any work.
+pub fn batch_generate(
+    engine: &Engine,
+    prompts: &[Vec<u32>],
+    config: &GenerationConfig,
+) -> Result<Vec<Vec<u32>>, BatchError> {
+    let requests: Vec<Request> = prompts.iter().map(|p| Request::new(p.clone(), config.clone())).collect();
+    validate(engine, &requests)?;
+    whole(submit_valid(engine, requests).into_iter().map(|handle| handle.and_then(tokens)))
+}
+
+/// The logits that follow each prompt, from one causal pass over all of them; only those of the last position are
+/// computed.
+pub fn forward_batch(engine: &Engine, prompts: &[Vec<u32>]) -> Result<Vec<Vec<f32>>, BatchError> {
+    let requests: Vec<Request> = prompts.iter().map(|p| logits_of(p.clone())).collect();
+    validate(engine, &requests)?;
+    whole(submit_valid(engine, requests).into_iter().map(|handle| {
+        let done = handle?.wait()?;
+        Ok(done.logits.expect("logits were asked for"))
+    }))
+}
+
+/// As [`forward_batch`]; what it computes stays in the cache, so that a generation that begins with one of the
+/// prompts does not compute it again.
+pub fn prefill_batch(engine: &Engine, prompts: &[Vec<u32>]) -> Result<Vec<Vec<f32>>, BatchError> {
+    forward_batch(engine, prompts)
+}
+
+fn logits_of(prompt: Vec<u32>) -> Request {
+    Request { output: Output::Logits, ..Request::new(prompt, GenerationConfig::default()) }
+}
+
+/// Says which request could never run.
+pub(crate) fn validate(engine: &Engine, requests: &[Request]) -> Result<(), BatchError> {
+    for (index, request) in requests.iter().enumerate() {
+        check(engine, request).map_err(|error| BatchError { index, source: error.into() })?;
+    }
+    Ok(())
+}
+
+/// One result for each request means one choice.
+fn check(engine: &Engine, request: &Request) -> Result<(), InvalidRequest> {
+    engine.validate(request)?;
+    let n = request.config.n;
+    let one = || InvalidConfig { field: "n", value: n.to_string(), allowed: "1 in a batch".into() };
+    if n == 1 { Ok(()) } else { Err(one().into()) }
+}
+
+/// Submits the valid requests together; the others fail alone.
+pub(crate) fn submit_valid(
+    engine: &Engine,
+    requests: impl IntoIterator<Item = Request>,
+) -> Vec<Result<RequestHandle, GenerationError>> {
+    let mut valid = Vec::new();
+    let checked: Vec<Result<(), GenerationError>> = (requests.into_iter())
+        .map(|request| {
+            check(engine, &request)?;
+            valid.push(request);
+            Ok(())
+        })
+        .collect();
+    match engine.submit_all(valid) {
+        Ok(handles) => {
+            let mut handles = handles.into_iter();
+            checked
+                .into_iter()
+                .map(|c| c.map(|()| handles.next().expect("one handle for each request")))
+                .collect()
+        }
+        Err(error) => checked.into_iter().map(|c| c.and(Err(error.clone().into()))).collect(),
+    }
+}
+
+/// The new tokens of a request with one choice.
+pub(crate) fn tokens(handle: RequestHandle) -> Result<Vec<u32>, GenerationError> {
+    let mut done = handle.wait()?;
+    Ok(std::mem::take(&mut done.choices[0].tokens))
+}
+
+/// All results, or the first failure.
+pub(crate) fn whole<T>(
+    results: impl Iterator<Item = Result<T, GenerationError>>,
+) -> Result<Vec<T>, BatchError> {
+    results.enumerate().map(|(index, r)| r.map_err(|source| BatchError { index, source })).collect()
+}

@@ -1,0 +1,235 @@
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Instant;
+
+use parking_lot::Mutex;
+
+use crate::batch::{self, BatchError, GenerationError};
+use crate::{
+    Engine, EngineConfig, GenerationConfig, Model, PaddedBatch, Request, RequestHandle, Snapshot, StartError,
+};
+
+/// Batch inference under the name that users of other BitNet engines know. It runs on whatever backend its model
+/// has: what is batched, and how, is the same on all of them.
+pub struct GpuInferenceEngine {
+    engine: Arc<Engine>,
+    warm: AtomicBool,
+    measured: Mutex<Vec<BenchmarkRow>>,
+}
+
+/// One size of a benchmark.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct BenchmarkRow {
+    /// Tokens of each prompt.
+    pub seq_len: usize,
+    /// Sequences at once.
+    pub batch_size: usize,
+    /// Tokens generated, as counted in the results.
+    pub tokens: usize,
+    /// How long the median run took, prompts included.
+    pub seconds: f64,
+}
+
+impl BenchmarkRow {
+    /// Generated tokens per second, of all sequences together.
+    pub fn tokens_per_second(&self) -> f64 {
+        self.tokens as f64 / self.seconds
+    }
+}
+
+/// Why a benchmark reports no speed.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum BenchmarkError {
+    /// The tokens of a batch are not those of its members alone.
+    #[error("prompt length {seq_len}, batch of {batch_size}: request {index} gets other tokens than alone")]
+    BatchDiffers {
+        /// Tokens of each prompt.
+        seq_len: usize,
+        /// Sequences at once.
+        batch_size: usize,
+        /// The first that differs.
+        index: usize,
+    },
+    /// A request failed.
+    #[error(transparent)]
+    Batch(#[from] BatchError),
+}
+
+impl GpuInferenceEngine {
+    /// Takes the model and starts the engine.
+    pub fn new(model: impl Model + 'static, config: EngineConfig) -> Result<Self, StartError> {
+        Engine::start(model, config).map(|engine| Self::on(Arc::new(engine)))
+    }
+
+    /// The same names on an engine that others use too.
+    pub fn on(engine: Arc<Engine>) -> Self {
+        GpuInferenceEngine { engine, warm: AtomicBool::new(false), measured: Mutex::default() }
+    }
+
+    /// The engine behind the names.
+    pub fn engine(&self) -> &Arc<Engine> {
+        &self.engine
+    }
+
+    /// Continues every prompt as its configuration says, all in the same steps; the new tokens of each, in order.
+    /// Nothing is computed if a request is invalid; the first failure is that of the batch.
+    pub fn process_batch_gpu(
+        &self,
+        batch: &[(Vec<u32>, GenerationConfig)],
+    ) -> Result<Vec<Vec<u32>>, BatchError> {
+        batch::whole(self.submit(batch)?.into_iter().map(|handle| handle.and_then(batch::tokens)))
+    }
+
+    /// As [`Self::process_batch_gpu`], each request with its own result.
+    pub fn process_batch_gpu_partial(
+        &self,
+        batch: &[(Vec<u32>, GenerationConfig)],
+    ) -> Vec<Result<Vec<u32>, GenerationError>> {
+        batch::process_batch(&self.engine, batch)
+    }
+
+    /// As [`Self::process_batch_gpu`], on any executor. The requests are under way when this returns; dropping the
+    /// future cancels them.
+    pub fn process_batch_async(
+        &self,
+        batch: &[(Vec<u32>, GenerationConfig)],
+    ) -> impl Future<Output = Result<Vec<Vec<u32>>, BatchError>> + use<> {
+        let handles = self.submit(batch);
+        async move {
+            let mut all = Vec::new();
+            for (index, handle) in handles?.into_iter().enumerate() {
+                let done = match handle {
+                    Ok(handle) => handle.wait_async().await.map_err(GenerationError::from),
+                    Err(error) => Err(error),
+                };
+                let mut done = done.map_err(|source| BatchError { index, source })?;
+                all.push(std::mem::take(&mut done.choices[0].tokens));
+            }
+            Ok(all)
+        }
+    }
+
+    /// Continues one prompt: a batch of one, on the same path.
+    pub fn generate_tokens_gpu(
+        &self,
+        prompt: &[u32],
+        config: &GenerationConfig,
+    ) -> Result<Vec<u32>, GenerationError> {
+        let one = self.process_batch_gpu_partial(&[(prompt.to_vec(), config.clone())]);
+        one.into_iter().next().expect("one request gives one result")
+    }
+
+    /// As [`Self::generate_tokens_gpu`], on any executor; dropping the future cancels the request.
+    pub fn generate_tokens_async(
+        &self,
+        prompt: &[u32],
+        config: &GenerationConfig,
+    ) -> impl Future<Output = Result<Vec<u32>, GenerationError>> + use<> {
+        let batch = self.process_batch_async(&[(prompt.to_vec(), config.clone())]);
+        async move {
+            let mut all = batch.await.map_err(|error| error.source)?;
+            Ok(all.pop().expect("one request gives one result"))
+        }
+    }
+
+    /// The logits that follow each sequence of a padded batch, taken at its own last position.
+    pub fn forward_batch_gpu(&self, input: &PaddedBatch) -> Result<Vec<Vec<f32>>, BatchError> {
+        batch::forward_batch(&self.engine, &input.unpack())
+    }
+
+    /// Makes the first request as fast as the next ones: runs a step through all weights. Once is enough.
+    pub fn warmup_gpu_cache(&self) -> Result<(), BatchError> {
+        if !self.is_gpu_cache_warm() {
+            batch::forward_batch(&self.engine, &[vec![0]])?;
+            self.warm.store(true, Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Whether [`Self::warmup_gpu_cache`] has run.
+    pub fn is_gpu_cache_warm(&self) -> bool {
+        self.warm.load(Relaxed)
+    }
+
+    /// What has been counted and measured; what was not measured is `None`.
+    pub fn metrics(&self) -> Snapshot {
+        self.engine.metrics().snapshot()
+    }
+
+    /// Measures every prompt length with every batch size, after the batch has been shown to give what its members
+    /// get alone; the median of three runs, after one to warm up.
+    pub fn benchmark(
+        &self,
+        seq_lens: &[usize],
+        batch_sizes: &[usize],
+    ) -> Result<Vec<BenchmarkRow>, BenchmarkError> {
+        self.warmup_gpu_cache()?;
+        let mut rows = Vec::new();
+        for &seq_len in seq_lens {
+            for &batch_size in batch_sizes {
+                let batch = self.benchmark_batch(seq_len, batch_size);
+                let want = self.process_batch_gpu(&batch)?;
+                for (index, request) in batch.iter().enumerate() {
+                    if self.process_batch_gpu(std::slice::from_ref(request))?[0] != want[index] {
+                        return Err(BenchmarkError::BatchDiffers { seq_len, batch_size, index });
+                    }
+                }
+                let mut times = [0.0; 3];
+                for (run, time) in times.iter_mut().enumerate() {
+                    // Another salt for each run: nothing is found computed.
+                    let requests = batch.iter().map(|(prompt, config)| Request {
+                        salt: run as u64 + 1,
+                        ..Request::new(prompt.clone(), config.clone())
+                    });
+                    let start = Instant::now();
+                    let handles = batch::submit_valid(&self.engine, requests);
+                    batch::whole(handles.into_iter().map(|handle| handle.and_then(batch::tokens)))?;
+                    *time = start.elapsed().as_secs_f64();
+                }
+                times.sort_by(f64::total_cmp);
+                let tokens = want.iter().map(Vec::len).sum();
+                rows.push(BenchmarkRow { seq_len, batch_size, tokens, seconds: times[1] });
+            }
+        }
+        self.measured.lock().extend(&rows);
+        Ok(rows)
+    }
+
+    /// How many times the tokens per second of one sequence a batch gives, as the last benchmark of both sizes with
+    /// one prompt length measured; `None` if there was none.
+    pub fn batch_throughput_factor(&self, batch_size: usize) -> Option<f64> {
+        let measured = self.measured.lock();
+        let last =
+            |size, len| measured.iter().rev().find(|r| r.batch_size == size && r.seq_len == len).copied();
+        let batch =
+            measured.iter().rev().find(|r| r.batch_size == batch_size && last(1, r.seq_len).is_some())?;
+        Some(batch.tokens_per_second() / last(1, batch.seq_len)?.tokens_per_second())
+    }
+
+    fn benchmark_batch(&self, seq_len: usize, batch_size: usize) -> Vec<(Vec<u32>, GenerationConfig)> {
+        let config = GenerationConfig { max_new_tokens: 16, ignore_eos: true, ..GenerationConfig::default() };
+        let vocab = self.engine.vocab() as u64;
+        let token = |i: usize, p: usize| (crate::random_u64(i as u64, 0, p as u64) % vocab) as u32;
+        let prompt = |i| (0..seq_len).map(|p| token(i, p)).collect();
+        (0..batch_size).map(|i| (prompt(i), config.clone())).collect()
+    }
+
+    fn submit(
+        &self,
+        batch: &[(Vec<u32>, GenerationConfig)],
+    ) -> Result<Vec<Result<RequestHandle, GenerationError>>, BatchError> {
+        let requests: Vec<Request> = batch.iter().map(|(p, c)| Request::new(p.clone(), c.clone())).collect();
+        batch::validate(&self.engine, &requests)?;
+        Ok(batch::submit_valid(&self.engine, requests))
+    }
+}
+
+/// [`batch::batch_generate`] under the name of the engine that users know it from.
+pub fn batch_generate_gpu(
+    engine: &GpuInferenceEngine,
+    prompts: &[Vec<u32>],
+    config: &GenerationConfig,
+) -> Result<Vec<Vec<u32>>, BatchError> {
+    batch::batch_generate(&engine.engine, prompts, config)
+}

@@ -1,0 +1,128 @@
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::Thread;
+
+use bitnet_kernels::BackendInfo;
+use bitnet_model::{Activation, Batch, Logits, ModelSpec, Rope, RopeScaling};
+
+use crate::{ForwardError, Limits, Model, PaddedBatch};
+
+/// A function from whole sequences to the logits after each of them, made into a model: its cache holds the tokens
+/// themselves, and every step hands the function all sequences from their beginning.
+pub struct StatelessForward<F> {
+    forward: F,
+    spec: ModelSpec,
+    limits: Limits,
+    /// The token in each slot of the cache.
+    slots: Vec<u32>,
+}
+
+impl<F> StatelessForward<F>
+where
+    F: FnMut(&PaddedBatch) -> Result<Vec<Vec<f32>>, ForwardError> + Send,
+{
+    /// A model of `vocab` tokens and sequences of at most `context`, for steps of up to `max_batch` sequences.
+    pub fn new(vocab: usize, context: usize, max_batch: usize, forward: F) -> Self {
+        let spec = ModelSpec {
+            architecture: "function".into(),
+            hidden: 0,
+            ffn: 0,
+            layers: 0,
+            heads: 0,
+            kv_heads: 0,
+            head_dim: 0,
+            vocab,
+            context,
+            rms_eps: 0.0,
+            rope: Rope { theta: 1.0, scaling: RopeScaling::None },
+            activation: Activation::Silu,
+            sub_norms: false,
+            linear_norms: None,
+            tied_head: true,
+        };
+        let kv_blocks = max_batch * (context.div_ceil(Batch::BLOCK_TOKENS) + 1);
+        let limits = Limits { max_tokens: max_batch.max(context), max_logit_rows: max_batch, kv_blocks };
+        StatelessForward { forward, spec, limits, slots: vec![0; kv_blocks * Batch::BLOCK_TOKENS] }
+    }
+}
+
+impl<F> Model for StatelessForward<F>
+where
+    F: FnMut(&PaddedBatch) -> Result<Vec<Vec<f32>>, ForwardError> + Send,
+{
+    fn spec(&self) -> &ModelSpec {
+        &self.spec
+    }
+
+    fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    fn backend(&self) -> BackendInfo {
+        BackendInfo { device: "function".into(), isa: "none", threads: 1 }
+    }
+
+    fn forward(&mut self, batch: &Batch, logits: &mut Logits) -> Result<(), ForwardError> {
+        let mut sequences = Vec::with_capacity(batch.logit_rows().len());
+        for run in batch.runs() {
+            let table = batch.table(run);
+            let slot = |p: usize| {
+                table[p / Batch::BLOCK_TOKENS] as usize * Batch::BLOCK_TOKENS + p % Batch::BLOCK_TOKENS
+            };
+            for (index, p) in run.tokens.clone().zip(run.start..) {
+                self.slots[slot(p)] = batch.tokens()[index];
+                if batch.logit_rows().binary_search(&index).is_ok() {
+                    sequences.push((0..=p).map(|p| self.slots[slot(p)]).collect::<Vec<u32>>());
+                }
+            }
+        }
+        let vocab = self.spec.vocab;
+        let out = logits.resize(sequences.len(), vocab);
+        if sequences.is_empty() {
+            return Ok(());
+        }
+        let padded = PaddedBatch::pack(&sequences, &[]).expect("every sequence has its own token");
+        let rows = (self.forward)(&padded)?;
+        assert_eq!(rows.len(), sequences.len(), "the function gives one row of logits for each sequence");
+        for (to, from) in out.chunks_exact_mut(vocab).zip(rows) {
+            assert_eq!(from.len(), vocab, "a row of logits has one for each token of the vocabulary");
+            to.copy_from_slice(&from);
+        }
+        Ok(())
+    }
+
+    fn copy_block(&mut self, from: u32, to: u32) -> Result<(), ForwardError> {
+        let (from, size) = (from as usize * Batch::BLOCK_TOKENS, Batch::BLOCK_TOKENS);
+        self.slots.copy_within(from..from + size, to as usize * size);
+        Ok(())
+    }
+}
+
+/// Makes a function that can be called from an async one: the calling thread sleeps until the future is ready.
+pub fn blocking<F, Fut, T>(mut forward: F) -> impl FnMut(&PaddedBatch) -> T
+where
+    F: FnMut(PaddedBatch) -> Fut,
+    Fut: Future<Output = T>,
+{
+    move |batch| block_on(forward(batch.clone()))
+}
+
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let (mut future, mut context) = (pin!(future), Context::from_waker(&waker));
+    loop {
+        match future.as_mut().poll(&mut context) {
+            Poll::Ready(output) => return output,
+            Poll::Pending => std::thread::park(),
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! The names that users of other BitNet engines know.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use bitnet_inference::sim::{Counts, HashModel, Oracle};
+use bitnet_inference::{
+    BatchError, BenchmarkError, Counter, FinishReason, GenerationConfig, GenerationError, GpuInferenceEngine,
+    InvalidRequest, Measure, PaddedBatch, RequestError, SubmitError, Update, batch_generate,
+    batch_generate_gpu, forward_batch, prefill_batch,
+};
+use bitnet_model::{Batch, Logits};
+
+use crate::support::*;
+
+fn gpu() -> (GpuInferenceEngine, Arc<Counts>) {
+    let model = HashModel::new(VOCAB, CONTEXT, limits());
+    let counts = model.counts();
+    (GpuInferenceEngine::new(model, config()).unwrap(), counts)
+}
+
+fn logits_after(prompt: &[u32]) -> Vec<f32> {
+    let (mut oracle, mut row) = (Oracle::default(), vec![0.0; VOCAB]);
+    prompt.iter().for_each(|&t| oracle.push(t));
+    oracle.logits(&mut row);
+    row
+}
+
+fn invalid(error: InvalidRequest) -> GenerationError {
+    GenerationError::Submit(SubmitError::Invalid(error))
+}
+
+#[test]
+fn f01_a_batch_gives_each_request_what_it_gets_alone_in_order_and_of_any_size() {
+    // Mistakes 1 and 7 of the originals: one forward is not a generation; a batch of one goes another way.
+    let (gpu, _) = gpu();
+    for size in [1, 2, 7, 8, 9, 64] {
+        let batch = mixed(size, size as u64);
+        let mut got = gpu.process_batch_gpu(&batch).unwrap();
+        let want: Vec<_> = batch.iter().map(|(p, c)| alone(p, c)).collect();
+        assert_eq!(got, want);
+        let reversed: Vec<_> = batch.iter().rev().cloned().collect();
+        got.reverse();
+        assert_eq!(gpu.process_batch_gpu(&reversed).unwrap(), got);
+    }
+    assert_eq!(gpu.metrics().get(Counter::Requests), 2 * (1 + 2 + 7 + 8 + 9 + 64));
+}
+
+#[test]
+fn f01_no_requests_give_no_results_and_no_launch() {
+    // Mistakes 29 and 33 of the originals: an empty batch is an error here, a division by zero there.
+    let (gpu, counts) = gpu();
+    assert_eq!(gpu.process_batch_gpu(&[]), Ok(vec![]));
+    assert_eq!(batch_generate_gpu(&gpu, &[], &greedy(4)), Ok(vec![]));
+    assert_eq!(forward_batch(gpu.engine(), &[]), Ok(vec![]));
+    assert_eq!(counts.forwards.load(Relaxed), 0);
+}
+
+#[test]
+fn f02_the_number_of_forwards_is_that_of_the_longest_request() {
+    let (gpu, counts) = gpu();
+    let batch: Vec<_> = (1..=8).map(|i| (vec![i; 4], greedy(2 * i as usize))).collect();
+    gpu.process_batch_gpu(&batch).unwrap();
+    assert_eq!(counts.forwards.load(Relaxed), 1 + 15);
+}
+
+#[test]
+fn f03_requests_of_one_batch_keep_their_own_configurations() {
+    // Mistakes 6, 17 and 28 of the originals: greedy only, one configuration, one random generator for all.
+    let (gpu, _) = gpu();
+    let hot = |seed| GenerationConfig { temperature: 2.0, seed: Some(seed), ..greedy(12) };
+    let batch = [greedy(12), hot(1), hot(2), hot(1), greedy(3)].map(|c| (vec![5, 6], c));
+    let got = gpu.process_batch_gpu(&batch).unwrap();
+    assert_eq!(got[1], got[3]);
+    assert_ne!(got[1], got[2]);
+    assert_ne!(got[0], got[1]);
+    assert_eq!(got[4], got[0][..3]);
+}
+
+#[test]
+fn f04_the_length_of_one_request_changes_no_token_of_another() {
+    // Mistakes 2, 3, 4 and 19 of the originals: padding with a real token, logits at the padded end.
+    let (gpu, _) = gpu();
+    let want = alone(&[9, 0, 0], &greedy(10));
+    for other in [1, 2, 63, 64, 65, 300] {
+        let batch = [(vec![9, 0, 0], greedy(10)), (vec![0; other], greedy(20))];
+        assert_eq!(gpu.process_batch_gpu(&batch).unwrap()[0], want);
+    }
+}
+
+#[test]
+fn f07_an_empty_prompt_in_a_list_is_named_before_any_work() {
+    // Mistakes 5, 15 and 25 of the originals: underflow, or a panic after an unchecked prefill.
+    let (gpu, counts) = gpu();
+    let error = BatchError { index: 1, source: invalid(InvalidRequest::EmptyPrompt) };
+    assert_eq!(batch_generate(gpu.engine(), &[vec![1], vec![], vec![2]], &greedy(3)), Err(error.clone()));
+    assert_eq!(batch_generate_gpu(&gpu, &[vec![1], vec![], vec![2]], &greedy(3)), Err(error.clone()));
+    assert_eq!(gpu.process_batch_gpu(&[(vec![1], greedy(1)), (vec![], greedy(1))]), Err(error.clone()));
+    assert_eq!(forward_batch(gpu.engine(), &[vec![1], vec![]]), Err(error));
+    assert_eq!(counts.forwards.load(Relaxed), 0);
+}
+
+#[test]
+fn f07_a_shared_configuration_gives_what_each_prompt_gets_alone() {
+    // Mistakes 23, 24, 26, 27 and 36 of the originals: prompts go through one path, and their logits are used.
+    let (gpu, _) = gpu();
+    let prompts: Vec<_> = (1..40).map(|i| vec![i; i as usize]).collect();
+    let want: Vec<_> = prompts.iter().map(|p| alone(p, &greedy(9))).collect();
+    assert_eq!(batch_generate(gpu.engine(), &prompts, &greedy(9)).unwrap(), want);
+    assert_eq!(batch_generate_gpu(&gpu, &prompts, &greedy(9)).unwrap(), want);
+}
+
+#[test]
+fn f16_the_partial_form_gives_the_good_results_beside_the_bad() {
+    // Mistake 22 of the originals: results zipped to requests shift when one is dropped.
+    let (gpu, _) = gpu();
+    let two = GenerationConfig { n: 2, ..greedy(3) };
+    let batch = [
+        (vec![1], greedy(3)),
+        (vec![], greedy(3)),
+        (vec![50], greedy(3)),
+        (vec![1], two),
+        (vec![2], greedy(3)),
+    ];
+    let got = gpu.process_batch_gpu_partial(&batch);
+    assert_eq!(got[0], Ok(alone(&[1], &greedy(3))));
+    assert_eq!(got[1], Err(invalid(InvalidRequest::EmptyPrompt)));
+    assert_eq!(got[2], Err(invalid(InvalidRequest::UnknownToken { token: 50, position: 0, vocab: VOCAB })));
+    assert!(got[3].as_ref().unwrap_err().to_string().contains("n is 2: it must be 1"));
+    assert_eq!(got[4], Ok(alone(&[2], &greedy(3))));
+}
+
+#[test]
+fn f25_a_nan_in_a_batch_fails_its_request_by_name() {
+    let hook = |batch: &Batch, logits: Option<&mut Logits>| {
+        if let Some(logits) = logits
+            && let Some(run) =
+                batch.runs().iter().position(|r| r.start == 0 && batch.tokens()[r.tokens.start] == 48)
+        {
+            logits.row_mut(run)[9] = f32::NAN;
+        }
+        Ok(())
+    };
+    let model = HashModel::new(VOCAB, CONTEXT, limits()).with_hook(Box::new(hook));
+    let gpu = GpuInferenceEngine::new(model, config()).unwrap();
+    let error = gpu.process_batch_gpu(&[(vec![1], greedy(5)), (vec![48], greedy(5))]).unwrap_err();
+    assert!(matches!(
+        error,
+        BatchError { index: 1, source: GenerationError::Request(RequestError::Sample(_)) }
+    ));
+}
+
+#[test]
+fn forward_batch_gives_the_logits_of_each_last_position() {
+    // Mistakes 30 and 34 of the originals: attention to oneself only, logits of all positions kept.
+    let (gpu, counts) = gpu();
+    let prompts = vec![vec![1, 2, 3], vec![4], (0..100).map(|i| i % 48).collect()];
+    let want: Vec<_> = prompts.iter().map(|p| logits_after(p)).collect();
+    assert_eq!(forward_batch(gpu.engine(), &prompts).unwrap(), want);
+    assert_eq!(counts.rows.load(Relaxed), 3);
+    let padded = PaddedBatch::pack(&prompts, &[128]).unwrap();
+    assert_eq!(gpu.forward_batch_gpu(&padded).unwrap(), want);
+    assert_eq!(prefill_batch(gpu.engine(), &prompts).unwrap(), want);
+    let before = counts.tokens.load(Relaxed);
+    batch_generate(gpu.engine(), &prompts[2..], &greedy(1)).unwrap();
+    assert_eq!(counts.tokens.load(Relaxed) - before, 100 - 64, "the full block is in the cache");
+}
+
+#[test]
+fn f31_the_async_names_work_on_any_executor_and_cancel_when_dropped() {
+    let (gpu, _) = gpu();
+    let batch = mixed(12, 4);
+    let want: Vec<_> = batch.iter().map(|(p, c)| alone(p, c)).collect();
+    assert_eq!(block_on(gpu.process_batch_async(&batch)).unwrap(), want);
+    assert_eq!(block_on(gpu.generate_tokens_async(&[1, 2], &greedy(5))).unwrap(), alone(&[1, 2], &greedy(5)));
+    let (slow, _) = slow_engine(config(), std::time::Duration::from_millis(2));
+    let slow = GpuInferenceEngine::on(Arc::new(slow));
+    drop(slow.generate_tokens_async(&[1], &greedy(400)));
+    let start = std::time::Instant::now();
+    while slow.metrics().get(Counter::Cancelled) < 1 {
+        assert!(start.elapsed().as_secs() < 20);
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn f24_generation_alone_is_a_batch_of_one() {
+    let (gpu, _) = gpu();
+    assert_eq!(gpu.generate_tokens_gpu(&[1, 2], &greedy(5)).unwrap(), alone(&[1, 2], &greedy(5)));
+    assert_eq!(gpu.metrics().measure(Measure::BatchSize).max, 1.0);
+    let stream = gpu.engine().submit(bitnet_inference::Request::new([1, 2], greedy(5))).unwrap();
+    let last = stream.last();
+    assert!(matches!(last, Some(Update::Ended { end: Ok(end), .. }) if end.finish == FinishReason::Length));
+}
+
+#[test]
+fn f27_warming_up_twice_computes_once() {
+    let (gpu, counts) = gpu();
+    assert!(!gpu.is_gpu_cache_warm());
+    gpu.warmup_gpu_cache().unwrap();
+    assert!(gpu.is_gpu_cache_warm());
+    gpu.warmup_gpu_cache().unwrap();
+    assert_eq!(counts.forwards.load(Relaxed), 1);
+}
+
+#[test]
+fn f28_the_throughput_factor_is_what_was_measured_and_unknown_before() {
+    // Mistakes 37 and 45 of the originals: constants.
+    let (gpu, _) = gpu();
+    assert_eq!(gpu.batch_throughput_factor(4), None);
+    let rows = gpu.benchmark(&[10], &[1, 4]).unwrap();
+    let factor = rows[1].tokens_per_second() / rows[0].tokens_per_second();
+    assert_eq!(gpu.batch_throughput_factor(4), Some(factor));
+    assert_eq!(gpu.batch_throughput_factor(1), Some(1.0));
+    assert_eq!(gpu.batch_throughput_factor(8), None);
+}
+
+#[test]
+fn f30_a_benchmark_counts_the_tokens_it_got() {
+    let (gpu, _) = gpu();
+    let rows = gpu.benchmark(&[3, 100], &[1, 3]).unwrap();
+    assert_eq!(
+        rows.iter().map(|r| (r.seq_len, r.batch_size)).collect::<Vec<_>>(),
+        [(3, 1), (3, 3), (100, 1), (100, 3)]
+    );
+    assert!(rows.iter().all(|r| r.tokens == 16 * r.batch_size && r.seconds > 0.0));
+}
+
+#[test]
+fn f30_a_benchmark_reports_no_speed_when_a_batch_differs_from_its_members() {
+    // A model whose logits depend on how many sequences there are.
+    let hook = |batch: &Batch, logits: Option<&mut Logits>| {
+        if let Some(logits) = logits
+            && batch.runs().len() > 1
+        {
+            logits.row_mut(0)[3] += 100.0;
+        }
+        Ok(())
+    };
+    let model = HashModel::new(VOCAB, CONTEXT, limits()).with_hook(Box::new(hook));
+    let gpu = GpuInferenceEngine::new(model, config()).unwrap();
+    let refused = BenchmarkError::BatchDiffers { seq_len: 10, batch_size: 2, index: 0 };
+    assert_eq!(gpu.benchmark(&[10], &[1, 2]), Err(refused));
+    assert_eq!(gpu.batch_throughput_factor(2), None);
+}

@@ -1,0 +1,247 @@
+//! Many generators, one token at a time, in one batch.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use bitnet_inference::generation::{
+    AutoregressiveGenerator, BatchHandle, BatchProcessor, BatchQueue, BatchRequest, InvalidBatching,
+    QueueError,
+};
+use bitnet_inference::sim::Oracle;
+use bitnet_inference::{GenerationConfig, GenerationError, PaddedBatch, RequestError, blocking};
+use bitnet_model::ForwardError;
+use crossbeam_channel::{Receiver, bounded};
+
+use crate::support::*;
+
+const WAIT: Duration = Duration::from_millis(40);
+
+type Answer = Receiver<Result<Option<u32>, GenerationError>>;
+
+fn request(token: u32) -> (BatchRequest, Answer) {
+    let (reply, answer) = bounded(1);
+    let config = greedy(5);
+    (BatchRequest { tokens: vec![token], step: 0, config, reply, submitted_at: Instant::now() }, answer)
+}
+
+fn fill(queue: &BatchQueue, count: usize) -> Vec<Answer> {
+    let send = |i| {
+        let (request, answer) = request(i as u32);
+        queue.submit(request).unwrap();
+        answer
+    };
+    (0..count).map(send).collect()
+}
+
+#[test]
+fn f13_a_batch_of_nothing_is_refused() {
+    assert_eq!(BatchProcessor::new(0, WAIT).err(), Some(InvalidBatching));
+}
+
+#[test]
+fn f13_a_full_batch_goes_at_once_and_is_never_over_full() {
+    // Mistake 11 of the originals: the inner loop exceeds the size by one.
+    let processor = BatchProcessor::new(3, Duration::from_secs(60)).unwrap();
+    let _answers = fill(&processor.queue(), 7);
+    let start = Instant::now();
+    assert_eq!(processor.collect_batch().unwrap().len(), 3);
+    assert_eq!(processor.collect_batch().unwrap().len(), 3);
+    assert!(start.elapsed() < Duration::from_secs(10));
+}
+
+#[test]
+fn f13_a_partial_batch_waits_from_its_first_member_on() {
+    // Mistake 12 of the originals: the window begins before there is a request.
+    let processor = BatchProcessor::new(3, WAIT).unwrap();
+    let _answers = fill(&processor.queue(), 2);
+    let start = Instant::now();
+    assert_eq!(processor.collect_batch().unwrap().len(), 2);
+    assert!(start.elapsed() >= WAIT / 2, "{:?}", start.elapsed());
+    let _answers = fill(&processor.queue(), 2);
+    std::thread::sleep(WAIT);
+    let start = Instant::now();
+    assert_eq!(
+        processor.collect_batch().unwrap().len(),
+        2,
+        "what is there is taken even when the time is over"
+    );
+    assert!(start.elapsed() < WAIT, "the first has waited already");
+}
+
+#[test]
+fn f19_a_full_queue_says_so() {
+    let processor = BatchProcessor::with_capacity(4, WAIT, 2).unwrap();
+    let queue = processor.queue();
+    let _answers = fill(&queue, 2);
+    assert_eq!(queue.try_submit(request(1).0), Err(QueueError::Full));
+    assert_eq!(queue.submit_timeout(request(1).0, Duration::from_millis(5)), Err(QueueError::Full));
+    drop(processor);
+    assert_eq!(queue.submit(request(1).0), Err(QueueError::Stopped));
+}
+
+/// Continues a text token by token.
+fn by_tokens(generator: &AutoregressiveGenerator, prompt: &[u32], most: usize, batched: bool) -> Vec<u32> {
+    let mut tokens = prompt.to_vec();
+    for step in 0..most {
+        let next = if batched {
+            generator.generate_token_batched(&tokens, step)
+        } else {
+            generator.generate_token_single(&tokens, step)
+        };
+        match next.unwrap() {
+            Some(token) => tokens.push(token),
+            None => break,
+        }
+    }
+    tokens.split_off(prompt.len())
+}
+
+fn configs() -> Vec<GenerationConfig> {
+    let sampled = |i: u64| GenerationConfig {
+        max_new_tokens: 12,
+        temperature: 1.2,
+        repetition_penalty: 1.2,
+        presence_penalty: 0.3,
+        min_new_tokens: 2,
+        seed: Some(i),
+        ..GenerationConfig::default()
+    };
+    (0..6).map(sampled).collect()
+}
+
+fn running() -> (BatchHandle, Arc<bitnet_inference::sim::Counts>) {
+    let (engine, counts) = engine(config());
+    (BatchProcessor::new(6, Duration::from_millis(20)).unwrap().start_processing(Arc::new(engine)), counts)
+}
+
+#[test]
+fn f14_generators_on_threads_share_their_steps_and_get_what_they_get_alone() {
+    // Mistakes 8 and 10 of the originals: nobody processes; one generator, one request, a batch of one for ever.
+    let (batching, counts) = running();
+    std::thread::scope(|scope| {
+        for (i, config) in configs().into_iter().enumerate() {
+            let batching = batching.clone();
+            scope.spawn(move || {
+                let prompt = vec![i as u32 + 1; 3 + i];
+                let generator = AutoregressiveGenerator::new(batching, config.clone());
+                let want = alone(&prompt, &config);
+                assert_eq!(by_tokens(&generator, &prompt, 12, true), want);
+                assert_eq!(by_tokens(&generator, &prompt, 12, false), want);
+                assert_eq!(generator.generate(&prompt).unwrap(), want);
+            });
+        }
+    });
+    assert!(counts.widest.load(Relaxed) > 1, "batches formed");
+}
+
+#[test]
+fn f15_a_request_carries_its_step_and_configuration() {
+    let (engine, _) = engine(config());
+    let config = GenerationConfig { presence_penalty: 50.0, ..greedy(5) };
+    let (reply, answer) = bounded(1);
+    let want = alone(&[1, 2], &config);
+    let tokens = [&[1, 2], &want[..2]].concat();
+    let batch = vec![BatchRequest { tokens, step: 2, config, reply, submitted_at: Instant::now() }];
+    BatchProcessor::process_batch(&engine, batch);
+    assert_eq!(answer.recv().unwrap(), Ok(Some(want[2])));
+    assert!(answer.recv().is_err(), "one reply, exactly");
+}
+
+/// A function from sequences to logits, the same as the model of the other tests.
+fn oracle(batch: &PaddedBatch) -> Vec<Vec<f32>> {
+    let row = |i| {
+        let (mut oracle, mut row) = (Oracle::default(), vec![0.0; VOCAB]);
+        batch.row(i).iter().for_each(|&t| oracle.push(t));
+        oracle.logits(&mut row);
+        row
+    };
+    (0..batch.rows()).map(row).collect()
+}
+
+#[test]
+fn f14_any_function_over_a_batch_can_be_the_forward_pass() {
+    let want = alone(&[3, 4, 5], &greedy(10));
+    let widest = Arc::new(AtomicUsize::new(0));
+    let seen = Arc::clone(&widest);
+    let forward = move |batch: &PaddedBatch| {
+        seen.fetch_max(batch.rows(), Relaxed);
+        Ok(oracle(batch))
+    };
+    let sync = BatchProcessor::new(4, WAIT).unwrap().start_processing_with(VOCAB, CONTEXT, forward).unwrap();
+    let wait_a_little = blocking(|batch: PaddedBatch| async move {
+        let mut polled = false;
+        std::future::poll_fn(|cx| {
+            if std::mem::replace(&mut polled, true) {
+                return std::task::Poll::Ready(());
+            }
+            cx.waker().wake_by_ref();
+            std::task::Poll::Pending
+        })
+        .await;
+        Ok(oracle(&batch))
+    });
+    let later = BatchProcessor::new(4, Duration::ZERO).unwrap();
+    let later = later.start_processing_with(VOCAB, CONTEXT, wait_a_little).unwrap();
+    for batching in [sync.clone(), later] {
+        let generator = AutoregressiveGenerator::new(batching, greedy(10));
+        assert_eq!(by_tokens(&generator, &[3, 4, 5], 10, true), want);
+        assert_eq!(generator.generate(&[3, 4, 5]).unwrap(), want);
+    }
+    let many: Vec<_> = (0..4).map(|i| (vec![i; 3], greedy(6))).collect();
+    for (got, (p, c)) in bitnet_inference::process_batch(&sync.engine, &many).into_iter().zip(&many) {
+        assert_eq!(got.unwrap(), alone(p, c));
+    }
+    assert_eq!(widest.load(Relaxed), 4);
+}
+
+#[test]
+fn f16_an_error_reaches_everyone_it_concerns_and_the_next_batch_is_served() {
+    // Mistakes 13, 14 and 16 of the originals: `?` in a function without a result, an error that cannot be cloned.
+    let planted = || ForwardError::StepTooLarge { what: "planted", actual: 1, limit: 0 };
+    let mut left = 2 * (2 * 4); // every try of the first batch, halved to its members, fails
+    let forward = move |batch: &PaddedBatch| {
+        let failing = batch.row(0)[0] < 10 && left > 0;
+        left -= usize::from(failing);
+        if failing { Err(planted()) } else { Ok(oracle(batch)) }
+    };
+    let processor = BatchProcessor::new(4, WAIT).unwrap();
+    let answers = fill(&processor.queue(), 4);
+    let batching = processor.start_processing_with(VOCAB, CONTEXT, forward).unwrap();
+    for answer in answers {
+        assert_eq!(answer.recv().unwrap(), Err(RequestError::Forward(planted()).into()));
+    }
+    let (request, answer) = request(20);
+    batching.queue.submit(request).unwrap();
+    assert_eq!(answer.recv().unwrap(), Ok(Some(alone(&[20], &greedy(1))[0])));
+}
+
+#[test]
+fn f18_dropping_the_last_handle_answers_what_is_pending_and_stops() {
+    // Mistake 9 of the originals: the processor holds its own sender, so the channel never closes.
+    let processor = BatchProcessor::new(4, WAIT).unwrap();
+    let answers = fill(&processor.queue(), 10);
+    let (engine, _) = engine(config());
+    let engine = Arc::new(engine);
+    drop(processor.start_processing(Arc::clone(&engine)));
+    for (i, answer) in answers.into_iter().enumerate() {
+        assert_eq!(
+            answer.recv().unwrap(),
+            Ok(Some(alone(&[i as u32], &greedy(1)).first().copied().unwrap()))
+        );
+    }
+    let start = Instant::now();
+    while Arc::strong_count(&engine) > 1 {
+        assert!(start.elapsed() < Duration::from_secs(20), "the thread has not ended");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn f19_a_generator_on_a_stopped_engine_gets_an_error() {
+    let (batching, _) = running();
+    batching.engine.shutdown(Duration::ZERO);
+    let generator = AutoregressiveGenerator::new(batching, greedy(5));
+    assert!(generator.generate_token_batched(&[1], 0).is_err());
+    assert!(generator.generate(&[1]).is_err());
+}
