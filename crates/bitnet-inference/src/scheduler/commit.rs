@@ -1,7 +1,7 @@
 use std::ops::Range;
 
 use super::plan::BLOCK;
-use super::{Event, Plan, PlannedRun, Scheduler, seq, seq_mut};
+use super::{Event, Plan, PlannedRun, Scheduler, SchedulerConfig, seq, seq_mut, tell_released};
 use crate::blocks::Chain;
 use crate::lookup::Lookup;
 use crate::{FinishReason, RequestError, Scan, TokenLogprobs};
@@ -90,31 +90,31 @@ impl Scheduler {
 
     /// Appends a drawn token, unless it ends the text.
     fn append(&mut self, slot: u32, drawn: &mut Drawn) -> Option<FinishReason> {
-        let mut s = self.slots[slot as usize].take().expect("the slot is in use");
+        let Scheduler { slots, config: SchedulerConfig { eos, text, .. }, events, released, .. } = self;
+        let s = seq_mut(slots, slot);
         let (config, token) = (&s.request.config, drawn.token);
         let mut finish = None;
-        if !config.ignore_eos && self.config.eos.contains(&token) {
+        if !config.ignore_eos && eos.contains(&token) {
             finish = Some(FinishReason::Eos);
         } else if config.stop_tokens.contains(&token) {
             finish = Some(FinishReason::StopToken(token));
         } else {
             let watched = !config.stop_strings.is_empty() && s.generated() >= config.min_new_tokens;
-            match &self.config.text {
+            match text {
                 Some(text) if watched => {
                     s.held_logprobs.extend(drawn.logprobs.take());
-                    if let Scan::Stop(index) = s.matcher.push(token, text.as_ref(), &mut self.released) {
+                    if let Scan::Stop(index) = s.matcher.push(token, text.as_ref(), released) {
                         finish = Some(FinishReason::StopString(index));
                     }
                 }
-                _ => self.events.push_back(Event::Token(s.id, token, drawn.logprobs.take())),
+                _ => events.push_back(Event::Token(s.id, token, drawn.logprobs.take())),
             }
-            self.tell_released(&mut s);
+            tell_released(events, released, s);
             s.tokens.push(token);
             if finish.is_none() && s.tokens.len() >= s.end {
                 finish = Some(if s.end_is_context { FinishReason::Context } else { FinishReason::Length });
             }
         }
-        self.slots[slot as usize] = Some(s);
         finish
     }
 

@@ -305,7 +305,7 @@ impl Scheduler {
                 FinishReason::Cancelled => {}
                 _ => s.matcher.flush(&mut self.released),
             }
-            self.tell_released(&mut s);
+            tell_released(&mut self.events, &mut self.released, &mut s);
             End { finish, tail: Vec::new() }
         });
         self.events.push_back(Event::Ended(s.id, how));
@@ -327,12 +327,12 @@ impl Scheduler {
         s.tokens.truncate(s.tokens.len() - s.drafted);
         s.drafted = 0;
     }
+}
 
-    /// Tells the tokens that the matcher has let go.
-    fn tell_released(&mut self, s: &mut Sequence) {
-        for token in self.released.drain(..) {
-            self.events.push_back(Event::Token(s.id, token, s.held_logprobs.pop_front()));
-        }
+/// Tells the tokens that the matcher has let go.
+fn tell_released(events: &mut VecDeque<Event>, released: &mut Vec<u32>, s: &mut Sequence) {
+    for token in released.drain(..) {
+        events.push_back(Event::Token(s.id, token, s.held_logprobs.pop_front()));
     }
 }
 

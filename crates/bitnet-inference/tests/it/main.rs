@@ -4,6 +4,7 @@
 mod engine;
 mod generate;
 mod names;
+mod overhead;
 mod processor;
 mod sampler;
 mod support;
