@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use minijinja::{Environment, ErrorKind, Value, context, syntax::SyntaxConfig};
+use minijinja::{Environment, ErrorKind, Value, context, syntax::SyntaxConfig, value::ValueKind};
 use serde::Serialize;
 
 use crate::{ModelError, error::one_line};
@@ -83,7 +83,15 @@ impl ChatTemplate {
             eos_token => self.eos_token.as_str(),
         };
         let mut text = Bounded(Vec::new());
-        template.render_captured_to(context, &mut text).map_err(|e| fail(e, cure))?;
+        let rendered = template.render_captured_to(context, &mut text).map(drop);
+        // The error of a writer arrives without its words.
+        rendered.map_err(|e| match text.0.len() {
+            MAX_TEXT => {
+                let problem = format!("the rendered text is longer than {MAX_TEXT} bytes");
+                ModelError::Template { problem, cure }
+            }
+            _ => fail(e, cure),
+        })?;
         String::from_utf8(text.0).map_err(|e| ModelError::Template { problem: one_line(e), cure })
     }
 
@@ -98,11 +106,10 @@ struct Bounded(Vec<u8>);
 
 impl Write for Bounded {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if self.0.len() + bytes.len() > MAX_TEXT {
-            return Err(io::Error::other(format!("the rendered text is longer than {MAX_TEXT} bytes")));
-        }
-        self.0.extend_from_slice(bytes);
-        Ok(bytes.len())
+        let room = MAX_TEXT - self.0.len();
+        self.0.extend_from_slice(&bytes[..bytes.len().min(room)]);
+        // Fewer bytes than given make `write_all` come back, and none make it fail.
+        Ok(bytes.len().min(room))
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -123,8 +130,27 @@ fn environment() -> Environment<'static> {
     environment.add_function("raise_exception", |message: String| -> Result<Value, minijinja::Error> {
         Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
     });
+    environment.add_filter("tojson", json);
     environment.add_function("strftime_now", |format: String| today(&format));
     environment
+}
+
+/// `tojson` as Hugging Face replaces it: Python's `json.dumps(value, ensure_ascii=False)`, without the escapes for
+/// HTML that Jinja's own has.
+fn json(value: &Value) -> Result<String, minijinja::Error> {
+    let items = |value: &Value| value.try_iter()?.map(|v| json(&v)).collect::<Result<Vec<_>, _>>();
+    Ok(match value.kind() {
+        ValueKind::Undefined | ValueKind::None => "null".into(),
+        ValueKind::Bool => value.is_true().to_string(),
+        ValueKind::Number => value.to_string(),
+        ValueKind::Seq | ValueKind::Iterable => format!("[{}]", items(value)?.join(", ")),
+        ValueKind::Map => {
+            let entry = |key: Value| Ok(format!("{}: {}", json(&key)?, json(&value.get_item(&key)?)?));
+            let entries: Result<Vec<_>, minijinja::Error> = value.try_iter()?.map(entry).collect();
+            format!("{{{}}}", entries?.join(", "))
+        }
+        _ => serde_json::Value::from(value.to_string()).to_string(),
+    })
 }
 
 fn fail(error: minijinja::Error, cure: &'static str) -> ModelError {

@@ -1,6 +1,6 @@
 //! Text to ids and back, and conversations.
 
-use bitnet_model::{Message, Tokenizer};
+use bitnet_model::{ChatTemplate, Message, Tokenizer};
 use proptest::prelude::*;
 
 use crate::support::{FOLDERS, GGUFS, golden_text, open};
@@ -111,6 +111,79 @@ fn chats_render_as_the_golden_ones() {
             .collect();
         let rendered = open(path).chat.unwrap().render(&messages, true).unwrap();
         assert_eq!(rendered, golden_text(folder, "chat_rendered"), "{path}");
+    }
+}
+
+/// What templates in the wild do; the expected text is jinja2's own, set up as transformers sets it up.
+#[test]
+fn templates_render_as_jinja2_renders_them() {
+    let template = r##"{%- set ns = namespace(system='', turns=0) %}
+{% for message in messages %}
+    {% if message['role'] == 'system' %}
+        {%- set ns.system = message.content.strip() %}
+    {% endif %}
+{% endfor %}
+{% if messages[0]['role'] == 'system' %}
+    {%- set loop_messages = messages[1:] %}
+{% else %}
+    {%- set loop_messages = messages %}
+{% endif %}
+{{- bos_token }}
+{% if ns.system is defined and ns.system %}[SYS]{{ ns.system | upper }}[/SYS]
+{% endif %}
+{% for message in loop_messages %}
+    {% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
+        {{ raise_exception('Roles must alternate user/assistant/user/assistant/...') }}
+    {% endif %}
+    {%- set ns.turns = ns.turns + 1 %}
+    {% if message.role == 'assistant' and '</think>' in message.content %}
+        {%- set content = message.content.split('</think>')[-1].lstrip('\n') %}
+    {% else %}
+        {%- set content = message.content | trim %}
+    {% endif %}
+<|{{ message.role.title() }}|>{{ content }}{{ eos_token if not loop.last else '' }}
+    {% if message.content.startswith('Who') and tools is not defined %}
+(question {{ loop.index }} of {{ loop_messages | length }}: {{ [message.content, loop.index, none, true, 1.5] | tojson }})
+    {% endif %}
+{% endfor %}
+{%- if add_generation_prompt %}
+<|Assistant|>
+{%- endif %} turns={{ ns.turns }}"##;
+    let messages = [
+        Message::new("system", " Be brief. "),
+        Message::new("user", "Who's <there> \"é\"?\n"),
+        Message::new("assistant", "<think>hm</think>\n\nMe."),
+        Message::new("user", " ok "),
+    ];
+    let chat = ChatTemplate::new(template, "<s>", "</s>").unwrap();
+    let expected = "<s>\n[SYS]BE BRIEF.[/SYS]\n<|User|>Who's <there> \"é\"?</s>\n(question 1 of 3: [\"Who's <there> \\\"é\\\"?\\n\", 1, null, true, 1.5])\n<|Assistant|>Me.</s>\n<|User|>ok\n<|Assistant|> turns=3";
+    assert_eq!(chat.render(&messages, true).unwrap(), expected);
+
+    let twice = [messages[1].clone(), messages[1].clone()];
+    let error = chat.render(&twice, true).unwrap_err().to_string();
+    assert!(error.contains("Roles must alternate"), "{error}");
+}
+
+#[test]
+fn hostile_templates_end_with_one_error() {
+    let messages = [Message::new("user", "hi")];
+    for (template, problem) in [
+        ("{% for a in range(100000) %}{% for b in range(100000) %}x{% endfor %}{% endfor %}", "fuel"),
+        ("{% for a in range(100000) %}{{ 'x' * 100000 }}{% endfor %}", "longer than"),
+        ("{{ 'x' * 1000000000000 }}", "too large"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "recursion"),
+        ("{{ raise_exception('no\nway') }}", "no\\nway"),
+        ("{{ messages[0].content.absent() }}", "absent"),
+        ("{% include 'other' %}", "other"),
+    ] {
+        let chat = ChatTemplate::new(template, "", "").unwrap();
+        let text = chat.render(&messages, true).unwrap_err().to_string();
+        assert!(text.contains(problem) && text.lines().count() == 1, "{template}: {text}");
+    }
+    let deep = format!("{{{{ {} }}}}", "(".repeat(100_000));
+    for template in ["{% if", "{{ (((", deep.as_str()] {
+        let error = ChatTemplate::new(template, "", "").unwrap_err();
+        assert_eq!(error.to_string().lines().count(), 1);
     }
 }
 
