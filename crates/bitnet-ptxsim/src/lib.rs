@@ -25,6 +25,15 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! # Stricter than hardware
+//! A kernel that runs here without a fault relies on nothing that the PTX manual leaves open. In particular:
+//! - `bar.sync` is aligned: all lanes of the warp must reach it, and lanes that have exited cannot.
+//! - Only `bar.warp.sync`, barriers, and atomics with release and acquire (or fences next to them, in the same
+//!   thread) order memory; shuffles and votes do not, not even inside a warp.
+//! - Lanes meet at a `.sync` instruction, not at different ones with equal masks.
+//! - Two lanes that write one byte race even if they write the same value.
+//! - What `ld.global.nc` reads must not be written by the kernel at all.
+//!
 //! # What is deterministic, and what is not promised
 //! A launch is a function of module, memory and `Launch`, the seed included: the seed orders blocks and warps.
 //! One launch uses one thread; run launches side by side on memories of their own to use more cores.

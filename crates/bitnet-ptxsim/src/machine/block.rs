@@ -37,10 +37,9 @@ pub(super) enum Flow {
     Exit {
         lanes: u32,
     },
-    /// Stays until `needed` lanes are here; the others of the strand go on.
+    /// Stays until more lanes come; those of the strand whose guard fails go on.
     Gather {
         here: u32,
-        needed: u32,
     },
     /// Waits at a barrier.
     Barrier,
@@ -203,13 +202,10 @@ fn follow(warp: &mut Warp, s: usize, flow: &Flow) {
             }
         }
         Flow::Exit { lanes } => warp.exit(s, lanes),
-        Flow::Gather { here, needed } => {
+        Flow::Gather { here } => {
             let rest = strand.mask & !here;
             let on = Strand { pc: strand.pc + 1, mask: rest, wait: Wait::Ready };
-            strand.mask = here;
-            if here != needed {
-                strand.wait = Wait::Converge;
-            }
+            (strand.mask, strand.wait) = (here, Wait::Converge);
             if rest != 0 {
                 warp.strands.push(on);
             }

@@ -33,9 +33,8 @@ impl Step<'_, '_> {
                 self.count(pc);
                 return Ok(Flow::Next);
             }
-            // Lanes whose guard fails do not wait with the others.
-            if self.active != strand || self.active != needed {
-                return Ok(Flow::Gather { here: self.active, needed });
+            if self.active != needed {
+                return Ok(Flow::Gather { here: self.active });
             }
         }
         self.count(pc);

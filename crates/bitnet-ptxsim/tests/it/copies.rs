@@ -39,6 +39,13 @@ fn reading_before_the_wait_traps() {
         "{COPY} cp.async.cg.shared.global [r0], [d1], 16; cp.async.commit_group; @@\nld.shared.u32 r1, [r0]; //!"
     );
     traps(&Launch::new(1, 32), &read, "", "cp.async.wait_all;", in_flight);
+    // Even where something was written before.
+    let old = read.replace("cp.async.cg", "st.shared.v2.u64 [r0], {gi, gi}; cp.async.cg");
+    traps(&Launch::new(1, 32), &old, "", "cp.async.wait_all;", in_flight);
+    let twice = format!(
+        "{COPY} cp.async.cg.shared.global [r0], [d1], 16; @@\ncp.async.cg.shared.global [r0], [d1], 16; //!"
+    );
+    traps(&Launch::new(1, 32), &twice, "", "cp.async.wait_all;", in_flight);
     // An uncommitted copy belongs to no group yet.
     let uncommitted = format!(
         "{COPY} cp.async.cg.shared.global [r0], [d1], 16; @@ cp.async.wait_group 0;\nld.shared.u32 r1, [r0]; //!"

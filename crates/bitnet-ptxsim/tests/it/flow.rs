@@ -37,6 +37,12 @@ fn warps_that_exit_are_not_waited_for() {
 }
 
 #[test]
+fn lanes_that_exit_are_not_waited_for() {
+    let body = "setp.lt.u32 p, tid, 16; @!p bra OUT; bar.warp.sync -1; st.global.u32 [mo], tid; exit; OUT:";
+    assert_eq!(run(body, &Launch::new(1, 32), &[0], 16), (0..16).collect::<Vec<_>>());
+}
+
+#[test]
 fn a_lane_that_waits_for_another_of_its_warp_is_served() {
     // Lane 0 spins at a lower address than the one that lane 1 must reach to free it.
     let body =
@@ -63,7 +69,8 @@ fn order(seed: u64, blocks: u32, threads: u32) -> Vec<u32> {
     let body = "and.b32 r0, tid, 31; setp.ne.u32 p, r0, 0; @p ret; atom.global.add.u32 r1, [gi], 1;
       shr.u32 r2, tid, 5; mov.u32 r3, %nctaid.x; mad.lo.u32 r2, r2, r3, cta; mul.wide.u32 d1, r1, 4; add.u64 d1, go, d1;
       st.global.u32 [d1], r2;";
-    let launch = Launch { seed, ..Launch::new(blocks, threads) };
+    let limits = Limits { resident_blocks: 1, ..Limits::default() };
+    let launch = Launch { seed, limits, ..Launch::new(blocks, threads) };
     run(body, &launch, &[0], (blocks * threads / 32) as usize)
 }
 

@@ -86,17 +86,66 @@ fn plain_reads_must_come_after_every_atomic_update() {
     traps(&Launch::new(1, 64), body, "bar.warp.sync -1;", "bar.sync 0;", race);
 }
 
+/// Warps 0 and 1 do `first`, warp 2 does `last`; `@@` makes it wait for warp 1 alone or for both.
+fn three_warps(first: &str, last: &str) -> String {
+    format!(
+        "shr.u32 r0, tid, 5; and.b32 r1, tid, 31; setp.eq.u32 p, tid, 0; @p st.shared.u32 [s], 0; bar.sync 0;
+        setp.eq.u32 q, r0, 0; setp.ne.u32 p, r0, 2; @p {first}; //!
+        @@ setp.ne.u32 p, r0, 2; @p exit; setp.ne.u32 p, r1, 0; @p exit;
+        {last}; //!"
+    )
+}
+
+#[test]
+fn every_earlier_access_counts_not_only_the_last() {
+    let (one, both) = ("@q exit; bar.sync 1, 64;", "bar.sync 1, 96;");
+    let launch = Launch::new(1, 96);
+    let any = |kind: &FaultKind| matches!(kind, FaultKind::Race { .. });
+    // A plain read after two updates; a write after two reads.
+    traps(&launch, &three_warps("red.global.add.u32 [gi], 1", "ld.global.u32 r2, [gi]"), one, both, any);
+    traps(&launch, &three_warps("ld.shared.u32 r2, [s]", "st.shared.u32 [s], 5"), one, both, any);
+}
+
+#[test]
+fn a_store_ends_a_release_sequence_and_an_update_continues_it() {
+    let body = "setp.eq.u32 p, cta, 1; @p bra PASS; setp.eq.u32 p, cta, 2; @p bra READ;
+      st.global.u32 [go], 42; st.release.gpu.global.u32 [gi+4], 100; exit;
+PASS: ld.relaxed.gpu.global.u32 r0, [gi+4]; setp.ne.u32 p, r0, 100; @p bra PASS; @@; exit;
+READ: ld.relaxed.gpu.global.u32 r0, [gi+4]; setp.ne.u32 p, r0, 200; @p bra READ;
+      ld.acquire.gpu.global.u32 r0, [gi+4]; ld.global.u32 r1, [go]; //!";
+    let (store, update) =
+        ("st.relaxed.gpu.global.u32 [gi+4], 200", "red.relaxed.gpu.global.add.u32 [gi+4], 100");
+    traps(&Launch::new(3, 1), body, store, update, race);
+}
+
+#[test]
+fn what_was_acquired_in_a_block_is_released_to_the_device() {
+    // Warp 0 tells warp 1 at block scope, which tells the other block at device scope.
+    let body = "setp.eq.u32 p, cta, 1; @p bra READ; setp.eq.u32 p, tid, 0; @p st.shared.u32 [s], 0; bar.sync 0;
+      shr.u32 r0, tid, 5; setp.ne.u32 q, r0, 0; @q bra PASS; @!p exit;
+      st.global.u32 [go], 42; st.release.cta.shared.u32 [s], 1; exit;
+PASS: setp.ne.u32 p, tid, 32; @p exit;
+SPIN: ld.@@.cta.shared.u32 r1, [s]; setp.eq.u32 p, r1, 0; @p bra SPIN; st.release.gpu.global.u32 [gi+4], 200; exit;
+READ: ld.acquire.gpu.global.u32 r1, [gi+4]; setp.ne.u32 p, r1, 200; @p bra READ;
+      ld.global.u32 r2, [go]; //!";
+    traps(&Launch::new(2, 64), body, "relaxed", "acquire", race);
+}
+
 #[test]
 fn a_launch_comes_after_the_one_before() {
-    let module = super::support::parse(&super::support::kernel(
-        "ld.global.u32 r0, [gi]; add.u32 r0, r0, 1; st.global.u32 [gi], r0;",
-    ));
+    let parse = |body: &str| super::support::parse(&super::support::kernel(body));
+    let read = parse("ld.global.u32 r0, [gi];");
+    let update = parse(
+        "setp.eq.u32 p, tid, 0; @p ld.global.u32 r0, [gi]; @p add.u32 r0, r0, 1; @p st.global.u32 [gi], r0;",
+    );
     let mut memory = bitnet_ptxsim::Memory::new();
     let (gi, go) = (memory.alloc(4), memory.alloc(4));
     memory.write(gi, &[0; 4]).unwrap();
-    let launch = Launch::new(1, 1).params(&[gi.into(), go.into(), 1u32.into()]);
+    let launch = Launch::new(2, 64).params(&[gi.into(), go.into(), 1u32.into()]);
+    let alone = Launch { grid: [1, 1, 1], ..launch.clone() };
     for _ in 0..3 {
-        module.launch("k", &mut memory, &launch).unwrap();
+        read.launch("k", &mut memory, &launch).unwrap();
+        update.launch("k", &mut memory, &alone).unwrap();
     }
     assert_eq!(memory.read(gi, 4).unwrap(), [3, 0, 0, 0]);
 }

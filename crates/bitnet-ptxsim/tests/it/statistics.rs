@@ -22,6 +22,10 @@ fn bank_conflicts_are_counted_by_word_and_bank() {
     assert_eq!(conflicts(&store(8)), (1, 1));
     assert_eq!(conflicts(&store(128)), (1, 31));
     assert_eq!(conflicts(&store(36)), (1, 0));
+    // Many lanes at two words of a bank are two passes.
+    let two = "and.b32 r1, tid, 1; mul.lo.u32 r1, r1, 128; setp.lt.u32 p, tid, 2; mov.u32 r0, s; add.u32 r0, r0, r1;";
+    let body = format!("{two} @p st.shared.u32 [r0], tid; bar.warp.sync -1; ld.shared.u32 r1, [r0];");
+    assert_eq!(conflicts(&body), (2, 2));
     // One word for all is one pass; wide accesses go in parts of the warp.
     assert_eq!(
         conflicts(
@@ -58,8 +62,9 @@ fn sectors_and_requests_are_counted() {
     assert_eq!(counted(1), (1, 1));
     assert_eq!(counted(4), (1, 4));
     assert_eq!(counted(64), (1, 32));
-    let back =
-        stats("sub.u32 r0, 31, tid; mul.wide.u32 d1, r0, 16; add.u64 d1, go, d1; st.global.u8 [d1], tid;");
+    let back = stats(
+        "mul.lo.u32 r0, tid, 5; and.b32 r0, r0, 31; mul.wide.u32 d1, r0, 16; add.u64 d1, go, d1; st.global.u8 [d1], tid;",
+    );
     assert_eq!(back.global_sectors, 16);
 }
 

@@ -103,6 +103,20 @@ fn races_inside_a_warp_trap() {
     traps(&block(32), &read, "", "bar.warp.sync 0xffffffff;", race);
     // A shuffle brings lanes together but orders no memory.
     traps(&block(32), &read, "shfl.sync.idx.b32 r5, tid, 0, 0x1f, 0xffffffff;", "bar.warp.sync -1;", race);
+    // `ldmatrix` gives every lane what others wrote.
+    let rows = "mov.u32 r0, s; mov.u64 d1, 0; setp.eq.u32 p, tid, 0; mov.u32 r1, 0;
+      FILL: @p st.shared.v2.u64 [r0], {d1, d1}; add.u32 r0, r0, 16; add.u32 r1, r1, 1; setp.lt.u32 q, r1, 8; @q bra FILL;
+      and.b32 r0, tid, 7; shl.b32 r0, r0, 4; @@ ldmatrix.sync.aligned.m8n8.x1.shared.b16 {a0}, [r0]; //!";
+    traps(&block(32), rows, "", "bar.warp.sync -1;", race);
+    // Bytes are told apart, also where other bytes were before.
+    let bytes = "setp.eq.u32 p, tid, 0; @p st.shared.b8 [s], tid; @p st.shared.b32 [s], tid; @!p st.shared.b32 [s+4], tid;
+      @@ @p ld.shared.u8 r0, [s+4]; //!";
+    traps(&block(2), bytes, "", "bar.warp.sync -1;", race);
+    // Order is handed on: lanes 0 and 1, then 1 and 2.
+    let chain = "setp.eq.u32 p, tid, 0; @p st.shared.b32 [s], tid; setp.le.u32 p, tid, 1; @p bar.warp.sync 3;
+      sub.u32 r0, tid, @@; setp.le.u32 p, r0, 1; mov.u32 r1, 3; shl.b32 r1, r1, @@; @p bar.warp.sync r1;
+      setp.eq.u32 p, tid, 2; @p ld.shared.u32 r0, [s]; //!";
+    traps(&block(32), chain, "2", "1", race);
     // Pairs of lanes that synchronise by themselves are enough for this exchange, other pairs are not.
     let pairs = "mov.u32 r6, 3; and.b32 r7, tid, 30; shl.b32 r6, r6, r7; bar.warp.sync r6;";
     let others = "mov.u32 r6, 5; and.b32 r7, tid, 29; shl.b32 r6, r6, r7; bar.warp.sync r6;";
@@ -134,7 +148,9 @@ fn races_in_global_memory_trap() {
         "mul.wide.u32 d1, tid, @@; add.u64 d1, go, d1; cvt.u16.u32 h0, tid; st.global.b16 [d1], h0; //!";
     traps(&block(64), halves, "0", "2", race);
     // What is read through the read-only path must not be written by anyone, in whatever order.
-    traps(&block(1), "ld.global@@.u32 r0, [gi]; st.global.u32 [gi], r0; //!", ".nc", "", race);
+    let promise = "ld.global@@.u32 r0, [gi]; ld.global.u32 r0, [gi]; st.global.u32 [gi], r0; //!";
+    traps(&block(1), promise, ".nc", "", race);
+    traps(&block(1), "st.global.u32 [gi], 5; ld.global@@.u32 r0, [gi]; //!", ".nc", "", race);
 }
 
 #[test]
