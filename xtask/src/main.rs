@@ -1,1 +1,78 @@
-fn main() {}
+//! `cargo xtask`: what maintainers and continuous integration run.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command-line tool talks")]
+
+mod arrows;
+mod bench;
+mod ci;
+mod size;
+
+use std::{
+    path::{Path, PathBuf},
+    process::{Command, ExitCode},
+};
+
+use anyhow::{Context, Result, ensure};
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(about = "The workspace's one tool")]
+struct Args {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Everything that continuous integration runs: format, lints, arrows, size, tests, docs
+    Ci,
+    /// Check that dependencies between the crates point down only
+    Arrows,
+    /// Check that what is committed stays small
+    Size,
+    /// Judge the kernels against the reference, then measure prefill and decode
+    Bench(bench::Bench),
+}
+
+fn main() -> ExitCode {
+    let done = match Args::parse().task {
+        Task::Ci => ci::run(),
+        Task::Arrows => arrows::check(),
+        Task::Size => size::check(),
+        Task::Bench(bench) => bench.run(),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("error: {e:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The workspace's folder.
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace").into()
+}
+
+/// A cargo command in the workspace.
+fn cargo(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO"));
+    command.args(args).current_dir(root());
+    command
+}
+
+/// Runs a command and fails if it does.
+fn run(mut command: Command) -> Result<()> {
+    let what = format!("{command:?}");
+    let status = command.status().with_context(|| what.clone())?;
+    ensure!(status.success(), "{what} failed: {status}");
+    Ok(())
+}
+
+/// What a command prints.
+fn output(mut command: Command) -> Result<Vec<u8>> {
+    let what = format!("{command:?}");
+    let out = command.output().with_context(|| what.clone())?;
+    ensure!(out.status.success(), "{what} failed: {}", String::from_utf8_lossy(&out.stderr).trim());
+    Ok(out.stdout)
+}

@@ -1,0 +1,68 @@
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use crate::{cargo, output};
+
+/// The crates of the product, lowest first: each may use those before it.
+const LAYERS: [&str; 6] =
+    ["bitnet-tensor", "bitnet-kernels", "bitnet-model", "bitnet-inference", "bitnet-server", "bitnet-cli"];
+
+/// Crates that nothing may use but tests.
+const DEVELOPMENT_ONLY: [&str; 3] = ["bitnet-ptxsim", "bitnet-tests", "xtask"];
+
+/// Reads the dependencies from cargo and refuses every one that points up.
+pub(crate) fn check() -> Result<()> {
+    let metadata = output(cargo(&["metadata", "--format-version", "1", "--no-deps"]))?;
+    let metadata: Value = serde_json::from_slice(&metadata)?;
+    let packages = metadata["packages"].as_array().context("cargo metadata lists packages")?;
+    let mut arrows = 0;
+    for package in packages {
+        let name = package["name"].as_str().context("a package has a name")?;
+        for dependency in package["dependencies"].as_array().context("a package has dependencies")? {
+            let to = dependency["name"].as_str().context("a dependency has a name")?;
+            let development = dependency["kind"] == "dev";
+            ensure!(
+                allowed(name, to, development),
+                "{name} must not depend on {to}: arrows between crates point down only"
+            );
+            arrows += usize::from(rank(to).is_some());
+        }
+    }
+    ensure!(arrows > 0, "no dependency between the crates was found: the check looks at the wrong place");
+    println!("{arrows} dependencies between crates, all point down");
+    Ok(())
+}
+
+fn rank(name: &str) -> Option<usize> {
+    LAYERS.iter().position(|&l| l == name)
+}
+
+fn allowed(from: &str, to: &str, development: bool) -> bool {
+    if DEVELOPMENT_ONLY.contains(&to) {
+        // The simulator knows none of the product's crates, and only tests know the simulator.
+        return to == "bitnet-ptxsim" && development;
+    }
+    let Some(to) = rank(to) else { return true };
+    match rank(from) {
+        Some(from) => to < from,
+        None => from != "bitnet-ptxsim",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_arrow_up_is_refused() {
+        assert!(allowed("bitnet-model", "bitnet-tensor", false));
+        assert!(!allowed("bitnet-tensor", "bitnet-model", false));
+        assert!(!allowed("bitnet-kernels", "bitnet-kernels", false));
+        assert!(!allowed("bitnet-model", "bitnet-inference", true));
+        assert!(!allowed("bitnet-ptxsim", "bitnet-tensor", true));
+        assert!(!allowed("bitnet-kernels", "bitnet-ptxsim", false));
+        assert!(allowed("bitnet-kernels", "bitnet-ptxsim", true));
+        assert!(allowed("bitnet-tests", "bitnet-inference", false));
+        assert!(allowed("bitnet-cli", "clap", false));
+    }
+}

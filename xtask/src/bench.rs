@@ -1,0 +1,87 @@
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use clap::Args;
+use serde_json::{Value, json};
+
+use crate::{cargo, output, root, run};
+
+/// What `bitnet bench` measures, over several models in one table.
+#[derive(Args)]
+pub(crate) struct Bench {
+    /// Models to measure
+    #[arg(default_values = ["demo", "synthetic:125m", "synthetic:2b4t"])]
+    models: Vec<String>,
+    /// Prompt tokens
+    #[arg(short, default_value_t = 512)]
+    prompt: usize,
+    /// Tokens decoded
+    #[arg(short, default_value_t = 64)]
+    new: usize,
+    /// Batch sizes
+    #[arg(short, default_value = "1,4,8")]
+    batch: String,
+    /// Threads; all cores if not given
+    #[arg(long)]
+    threads: Option<usize>,
+    /// Print one JSON object with commit and processor instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+impl Bench {
+    /// Correctness first: no speed is reported for kernels that disagree with the reference.
+    pub(crate) fn run(&self) -> Result<()> {
+        run(cargo(&["build", "--release", "--quiet", "--package", "bitnet-cli"]))?;
+        let doctor = self.bitnet(&["doctor", "--json"])?;
+        let mut results = Vec::new();
+        for model in &self.models {
+            let (prompt, new) = (self.prompt.to_string(), self.new.to_string());
+            let mut args = vec!["bench", model, "-p", &prompt, "-n", &new, "-b", &self.batch, "--json"];
+            let threads = self.threads.map(|t| t.to_string());
+            if let Some(threads) = &threads {
+                args.extend(["--threads", threads]);
+            }
+            let result = self.bitnet(&args).with_context(|| format!("measuring {model}"))?;
+            if !self.json {
+                print_row(&result);
+            }
+            results.push(result);
+        }
+        if self.json {
+            let mut git = Command::new("git");
+            git.args(["rev-parse", "HEAD"]).current_dir(root());
+            let commit = String::from_utf8(output(git)?)?;
+            let all = json!({"commit": commit.trim(), "machine": doctor, "results": results});
+            println!("{}", serde_json::to_string_pretty(&all)?);
+        }
+        Ok(())
+    }
+
+    fn bitnet(&self, args: &[&str]) -> Result<Value> {
+        let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), Into::into);
+        let mut command = Command::new(target.join("release/bitnet"));
+        command.args(args);
+        Ok(serde_json::from_slice(&output(command)?)?)
+    }
+}
+
+fn print_row(result: &Value) {
+    println!("{} ({}, {} threads)", result["model"], result["isa"], result["threads"]);
+    println!("  memory bandwidth {:.1} GB/s", number(&result["memory_bandwidth_gb_s"]));
+    for prefill in result["prefill"].as_array().into_iter().flatten() {
+        println!("  prefill {:>5} tokens  {:>10.1} tok/s", prefill["tokens"], number(&prefill["tok_s"]));
+    }
+    for decode in result["decode"].as_array().into_iter().flatten() {
+        println!(
+            "  decode  batch {:>4}    {:>10.1} tok/s  {:>6.1} GB/s",
+            decode["batch"],
+            number(&decode["tok_s"]),
+            number(&decode["gb_s"])
+        );
+    }
+}
+
+fn number(value: &Value) -> f64 {
+    value.as_f64().unwrap_or(f64::NAN)
+}

@@ -1,0 +1,39 @@
+use std::time::Instant;
+
+use anyhow::Result;
+
+use crate::{arrows, cargo, run as execute, size};
+
+type Check = (&'static str, fn() -> Result<()>);
+
+/// Every check, the quick ones first.
+fn checks() -> [Check; 6] {
+    [
+        ("format", || execute(cargo(&["fmt", "--all", "--check"]))),
+        ("arrows between crates", arrows::check),
+        ("size of the repository", size::check),
+        ("lints", || {
+            let what = ["clippy", "--release", "--workspace", "--all-targets", "--", "-D", "warnings"];
+            execute(cargo(&what))
+        }),
+        ("tests", || execute(cargo(&["test", "--release", "--workspace"]))),
+        ("documentation", || {
+            let mut doc = cargo(&["doc", "--release", "--workspace", "--no-deps"]);
+            doc.env("RUSTDOCFLAGS", "-D warnings");
+            execute(doc)
+        }),
+    ]
+}
+
+/// Runs every check up to the first that fails, and says what is not checked here.
+pub(crate) fn run() -> Result<()> {
+    for (name, check) in checks() {
+        println!("== {name}");
+        let start = Instant::now();
+        check()?;
+        println!("== {name}: passed in {:.0} s", start.elapsed().as_secs_f64());
+    }
+    println!("skipped: kernels of other architectures (this machine is {})", std::env::consts::ARCH);
+    println!("skipped: GPU kernels (none are built yet)");
+    Ok(())
+}
