@@ -26,15 +26,18 @@ def main():
     tokenizer = Tokenizer.from_file(str(args.model / "tokenizer.json"))
     model = load_model(args.model)
     prompt = torch.tensor([tokenizer.encode(args.prompt).ids])
-    loops = 0
+    token_loops = word_loops = 0
     for seed in range(1, args.seeds + 1):
         torch.manual_seed(seed)
         # Temperature and top_p come from the folder's generation_config.json; top_k 0 lifts transformers' own default.
         out = model.generate(prompt, max_new_tokens=args.tokens, top_k=0, pad_token_id=model.config.eos_token_id)[0]
         new = out[prompt.shape[1] :].tolist()
-        loops += repeated(new) > 0
-        print(f"---- seed {seed}, {len(new)} tokens, repeated 6-grams: {repeated(new)}\n{tokenizer.decode(out.tolist())}")
-    print(f"{loops} of {args.seeds} samples repeat a 6-gram")
+        in_tokens, in_words = repeated(new), repeated(tokenizer.decode(new).split())
+        token_loops += in_tokens > 0
+        word_loops += in_words > 0
+        print(f"---- seed {seed}, {len(new)} tokens, repeated 6-grams: {in_tokens} of tokens, {in_words} of words")
+        print(tokenizer.decode(out.tolist()))
+    print(f"of {args.seeds} samples {token_loops} repeat a 6-gram of tokens, {word_loops} one of words")
 
 
 if __name__ == "__main__":
