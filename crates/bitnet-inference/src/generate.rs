@@ -1,12 +1,13 @@
-//! One request on a model of its own, step by step.
-
 use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::Instant;
 
-use bitnet_model::{Batch, Logits};
+use bitnet_kernels::BackendInfo;
+use bitnet_model::{Batch, Logits, ModelSpec};
 
 use crate::{
-    Draw, FinishReason, ForwardError, GenerationConfig, InvalidConfig, Model, SampleError, Sampler, Scan,
-    StopMatcher, TokenText,
+    BatchSizing, Event, FinishReason, ForwardError, GenerationConfig, InvalidRequest, Limits, Model, Plan,
+    Request, RequestError, Scheduler, SchedulerConfig, StepOutcome, Stepper, TokenText,
 };
 
 /// What was generated.
@@ -26,125 +27,89 @@ pub struct Generated {
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GenerateError {
-    /// A field of the configuration is out of range.
+    /// The request could never run.
     #[error(transparent)]
-    Config(#[from] InvalidConfig),
-    /// There is nothing to continue.
-    #[error("the prompt is empty")]
-    EmptyPrompt,
-    /// The model has no such token.
-    #[error("token {token} at position {position} of the prompt is not below the vocabulary of {vocab}")]
-    UnknownToken {
-        /// The token.
-        token: u32,
-        /// Where it is.
-        position: usize,
-        /// Tokens the model has.
-        vocab: usize,
-    },
-    /// The prompt leaves no room for a new token.
-    #[error("the prompt has {tokens} tokens, and the model holds {context}")]
-    TooLong {
-        /// Tokens of the prompt.
-        tokens: usize,
-        /// Tokens that fit.
-        context: usize,
-    },
-    /// Stop strings cannot be found without the tokens' text.
-    #[error("stop strings need a tokenizer")]
-    NoText,
-    /// The model failed.
+    Invalid(#[from] InvalidRequest),
+    /// It failed on its way.
     #[error(transparent)]
-    Forward(#[from] ForwardError),
-    /// The logits gave no token.
-    #[error(transparent)]
-    Sample(#[from] SampleError),
+    Request(#[from] RequestError),
 }
 
-/// Continues `prompt`. `on_token` sees each token as soon as it is final, and may end the text.
+/// Continues one prompt on a borrowed model and the calling thread: the engine's scheduler and steps, without its
+/// thread. `on_token` sees each token as soon as it is final, and may end the text.
 pub fn generate(
     model: &mut dyn Model,
     prompt: &[u32],
     config: &GenerationConfig,
     eos: &[u32],
-    text: Option<&dyn TokenText>,
+    text: Option<Arc<dyn TokenText>>,
     mut on_token: impl FnMut(u32) -> ControlFlow<()>,
 ) -> Result<Generated, GenerateError> {
-    let (limits, vocab) = (model.limits(), model.spec().vocab);
+    let limits = model.limits();
     let context = model.spec().context.min(limits.kv_blocks * Batch::BLOCK_TOKENS);
-    config.validate(vocab)?;
-    if prompt.is_empty() {
-        return Err(GenerateError::EmptyPrompt);
-    }
-    if let Some(position) = prompt.iter().position(|&t| t as usize >= vocab) {
-        return Err(GenerateError::UnknownToken { token: prompt[position], position, vocab });
-    }
-    if prompt.len() >= context {
-        return Err(GenerateError::TooLong { tokens: prompt.len(), context });
-    }
-    if !config.stop_strings.is_empty() && text.is_none() {
-        return Err(GenerateError::NoText);
-    }
-
+    let request = Request::new(prompt, GenerationConfig { n: 1, ..config.clone() });
+    request.validate(model.spec().vocab, context, text.is_some())?;
     let seed = config.seed.unwrap_or_else(crate::random::fresh_seed);
-    let eos = if config.ignore_eos { &[] } else { eos };
-    let ends: Vec<u32> = eos.iter().chain(&config.stop_tokens).copied().collect();
-    let mut matcher = StopMatcher::new(&config.stop_strings);
-    let table: Vec<u32> = (0..context.div_ceil(Batch::BLOCK_TOKENS) as u32).collect();
-    let (mut batch, mut logits, mut sampler) = (Batch::new(), Logits::default(), Sampler::new(vocab));
-    let (mut tokens, mut computed, mut out) = (prompt.to_vec(), 0, Vec::new());
-    let mut emitted = Vec::new();
-
-    let finish = loop {
-        let generated = tokens.len() - prompt.len();
-        if generated == config.max_new_tokens {
-            break FinishReason::Length;
-        }
-        if tokens.len() == context {
-            break FinishReason::Context;
-        }
-        while computed < tokens.len() {
-            let end = tokens.len().min(computed + limits.max_tokens);
-            let last = end == tokens.len();
-            let rows = if last { end - computed - 1..end - computed } else { 0..0 };
-            batch.clear();
-            batch.push(&tokens[computed..end], computed, &table[..end.div_ceil(Batch::BLOCK_TOKENS)], rows);
-            model.forward(&batch, &mut logits)?;
-            computed = end;
-        }
-        let banned = if generated < config.min_new_tokens { &ends[..] } else { &[] };
-        let at = Draw { config, tokens: &tokens, prompt_len: prompt.len(), banned, seed, choice: 0 };
-        let token = sampler.draw(logits.row(0), &at)?;
-        if eos.contains(&token) {
-            break FinishReason::Eos;
-        }
-        if config.stop_tokens.contains(&token) {
-            break FinishReason::StopToken(token);
-        }
-        tokens.push(token);
-        let scan = match text {
-            Some(text) if generated >= config.min_new_tokens => matcher.push(token, text, &mut out),
-            _ => {
-                out.push(token);
-                Scan::Open
+    let mut scheduler = Scheduler::new(SchedulerConfig {
+        max_running: 1,
+        max_tokens: limits.max_tokens,
+        max_rows: limits.max_logit_rows,
+        kv_blocks: limits.kv_blocks,
+        context,
+        max_draft: 0,
+        sizing: BatchSizing::Fixed(1),
+        slow_reader: u64::MAX,
+        eos: eos.to_vec(),
+        text,
+    });
+    let mut stepper = Stepper::new(Box::new(Borrowed(model)));
+    let (mut plan, mut outcome, mut tokens) = (Plan::default(), StepOutcome::default(), Vec::new());
+    scheduler.submit(0, 0, Arc::new(request), seed);
+    loop {
+        while let Some(event) = scheduler.next_event() {
+            match event {
+                Event::Admitted(..) => {}
+                Event::Token(_, token, _) => {
+                    tokens.push(token);
+                    if on_token(token).is_break() {
+                        scheduler.cancel(0);
+                    }
+                }
+                Event::Ended(_, end) => {
+                    let end = end?;
+                    return Ok(Generated { tokens, finish: end.finish, tail: end.tail, seed });
+                }
             }
-        };
-        emitted.extend_from_slice(&out);
-        let cancelled = out.drain(..).any(|token| on_token(token).is_break());
-        if let Scan::Stop(index) = scan {
-            break FinishReason::StopString(index);
         }
-        if cancelled {
-            break FinishReason::Cancelled;
-        }
-    };
-    let mut tail = Vec::new();
-    if let FinishReason::StopString(_) = finish {
-        tail.extend_from_slice(matcher.tail());
-    } else {
-        matcher.flush(&mut out);
-        emitted.extend_from_slice(&out);
-        let _ = out.drain(..).try_for_each(on_token);
+        let start = Instant::now();
+        assert!(scheduler.plan(0, &mut plan), "a lone sequence always has a step to run");
+        stepper.run(&scheduler, &plan, &mut outcome);
+        outcome.micros = start.elapsed().as_micros() as u64;
+        scheduler.commit(0, &plan, &mut outcome);
     }
-    Ok(Generated { tokens: emitted, finish, tail, seed })
+}
+
+/// A model that someone else owns.
+struct Borrowed<'m>(&'m mut dyn Model);
+
+impl Model for Borrowed<'_> {
+    fn spec(&self) -> &ModelSpec {
+        self.0.spec()
+    }
+
+    fn limits(&self) -> Limits {
+        self.0.limits()
+    }
+
+    fn backend(&self) -> BackendInfo {
+        self.0.backend()
+    }
+
+    fn forward(&mut self, batch: &Batch, logits: &mut Logits) -> Result<(), ForwardError> {
+        self.0.forward(batch, logits)
+    }
+
+    fn copy_block(&mut self, from: u32, to: u32) -> Result<(), ForwardError> {
+        self.0.copy_block(from, to)
+    }
 }

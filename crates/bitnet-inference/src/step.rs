@@ -15,8 +15,8 @@ pub struct StepFaults {
 }
 
 /// Carries out plans: the model, the sampler, and the memory that steps use again and again.
-pub struct Stepper {
-    model: Box<dyn Model>,
+pub struct Stepper<'m> {
+    model: Box<dyn Model + 'm>,
     batch: Batch,
     logits: Logits,
     sampler: Sampler,
@@ -26,9 +26,9 @@ pub struct Stepper {
     pub wanted_logits: Vec<(SeqId, Vec<f32>)>,
 }
 
-impl Stepper {
+impl<'m> Stepper<'m> {
     /// Takes the memory for the largest step that the model bears.
-    pub fn new(model: Box<dyn Model>) -> Self {
+    pub fn new(model: Box<dyn Model + 'm>) -> Self {
         let (limits, vocab) = (model.limits(), model.spec().vocab);
         let most_blocks = limits.max_logit_rows * model.spec().context.div_ceil(Batch::BLOCK_TOKENS);
         Stepper {
@@ -43,7 +43,7 @@ impl Stepper {
     }
 
     /// The model.
-    pub fn model(&self) -> &dyn Model {
+    pub fn model(&self) -> &(dyn Model + 'm) {
         self.model.as_ref()
     }
 

@@ -64,7 +64,7 @@ struct Live {
 /// The engine's thread: owns model, cache and scheduler.
 pub(crate) struct Worker {
     scheduler: Scheduler,
-    stepper: Stepper,
+    stepper: Stepper<'static>,
     submissions: Receiver<Vec<Submission>>,
     orders: Receiver<Control>,
     shared: Arc<Shared>,
@@ -82,7 +82,7 @@ pub(crate) struct Worker {
 impl Worker {
     pub fn new(
         scheduler: Scheduler,
-        stepper: Stepper,
+        stepper: Stepper<'static>,
         submissions: Receiver<Vec<Submission>>,
         orders: Receiver<Control>,
         shared: Arc<Shared>,

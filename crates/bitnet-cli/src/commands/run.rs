@@ -1,6 +1,7 @@
 use std::{
     io::{self, IsTerminal, Write},
     ops::ControlFlow,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -85,8 +86,7 @@ fn complete(
     checkpoint: &Checkpoint,
     mut print: impl FnMut(u32) -> io::Result<()>,
 ) -> Result<(Generated, Pace), CliError> {
-    let text = checkpoint.tokenizer.as_ref().map(VisibleText);
-    let text = text.as_ref().map(|t| t as &dyn TokenText);
+    let text = checkpoint.tokenizer.clone().map(|t| Arc::new(VisibleText(t)) as Arc<dyn TokenText>);
     let (start, mut first, mut failed) = (Instant::now(), None, None);
     let each = |token| {
         first.get_or_insert_with(|| start.elapsed());
@@ -168,9 +168,9 @@ fn prompt(args: &RunArgs, checkpoint: &Checkpoint) -> Result<Vec<u32>, CliError>
 }
 
 /// The text of tokens that a reader sees: control tokens have none.
-struct VisibleText<'a>(&'a Tokenizer);
+struct VisibleText(Tokenizer);
 
-impl TokenText for VisibleText<'_> {
+impl TokenText for VisibleText {
     fn append_bytes(&self, token: u32, out: &mut Vec<u8>) {
         if !self.0.is_special(token) {
             out.extend_from_slice(self.0.token_bytes(token).unwrap_or_default());

@@ -74,7 +74,7 @@ struct World {
     rng: Rng,
     now: u64,
     scheduler: Scheduler,
-    stepper: Stepper,
+    stepper: Stepper<'static>,
     requests: BTreeMap<u64, (Arc<Request>, u64)>,
     told: HashMap<SeqId, Told>,
     cancelled: Vec<u64>,

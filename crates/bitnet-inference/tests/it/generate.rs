@@ -1,9 +1,12 @@
 use std::ops::ControlFlow;
+use std::sync::Arc;
 
 use bitnet_model::Limits;
 
 use bitnet_inference::sim::HashModel;
-use bitnet_inference::{FinishReason, GenerateError, Generated, GenerationConfig, TokenText, generate};
+use bitnet_inference::{
+    FinishReason, GenerateError, Generated, GenerationConfig, InvalidRequest, TokenText, generate,
+};
 
 fn model(max_tokens: usize) -> HashModel {
     HashModel::new(50, 300, Limits { max_tokens, max_logit_rows: 1, kv_blocks: 8 })
@@ -35,7 +38,10 @@ fn f10_the_context_ends_a_text_and_refuses_a_prompt() {
     let config = GenerationConfig { max_new_tokens: 400, ignore_eos: true, ..Default::default() };
     let full = run(512, &[1; 290], &config).unwrap();
     assert_eq!((full.tokens.len(), full.finish), (10, FinishReason::Context));
-    assert_eq!(run(512, &[1; 300], &config), Err(GenerateError::TooLong { tokens: 300, context: 300 }));
+    assert_eq!(
+        run(512, &[1; 300], &config),
+        Err(InvalidRequest::TooLong { tokens: 300, context: 300 }.into())
+    );
 }
 
 #[test]
@@ -71,7 +77,8 @@ fn a_stop_string_ends_the_text_before_it() {
     }
     let free = GenerationConfig { max_new_tokens: 20, ..Default::default() };
     let go = |config: &GenerationConfig| {
-        generate(&mut model(64), &[1, 2], config, &[], Some(&Digits), |_| ControlFlow::Continue(())).unwrap()
+        generate(&mut model(64), &[1, 2], config, &[], Some(Arc::new(Digits)), |_| ControlFlow::Continue(()))
+            .unwrap()
     };
     let tokens = go(&free).tokens;
     let stop = format!("{:02}{:02}", tokens[4], tokens[5]);

@@ -6,5 +6,6 @@ mod generate;
 mod names;
 mod overhead;
 mod processor;
+mod real;
 mod sampler;
 mod support;

@@ -43,7 +43,7 @@ static COUNTING: Counting = Counting;
 const RUNNING: usize = 256;
 
 /// A scheduler with 256 running sequences, and what carries out its plans.
-fn running(max_draft: usize) -> (Scheduler, Stepper) {
+fn running(max_draft: usize) -> (Scheduler, Stepper<'static>) {
     let limits = Limits { max_tokens: 1024, max_logit_rows: 512, kv_blocks: RUNNING * 9 };
     let mut scheduler = Scheduler::new(SchedulerConfig {
         max_running: RUNNING,
@@ -65,7 +65,7 @@ fn running(max_draft: usize) -> (Scheduler, Stepper) {
 }
 
 /// Runs steps; gives what plan and commit took in each, and how often anything allocated.
-fn steps(scheduler: &mut Scheduler, stepper: &mut Stepper, count: u64) -> (Vec<Duration>, usize) {
+fn steps(scheduler: &mut Scheduler, stepper: &mut Stepper<'_>, count: u64) -> (Vec<Duration>, usize) {
     let (mut plan, mut outcome) = (Plan::default(), StepOutcome::default());
     let (mut times, mut allocations) = (Vec::with_capacity(count as usize), 0);
     for step in 0..count {

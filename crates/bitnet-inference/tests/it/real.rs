@@ -1,0 +1,117 @@
+//! The engine on real kernels and random weights.
+
+use std::sync::Arc;
+
+use bitnet_inference::{
+    Engine, EngineConfig, GenerationConfig, GpuInferenceEngine, batch_generate, forward_batch, process_batch,
+};
+use bitnet_kernels::{BackendInfo, Cpu, Isa};
+use bitnet_model::{Batch, ForwardError, Limits, Logits, Model, ModelSpec, Synthetic, Transformer};
+use parking_lot::Mutex;
+
+use crate::support::mixed;
+
+/// A model whose counters can be read while an engine has it.
+#[derive(Clone)]
+struct Watched(Arc<Mutex<Transformer<Cpu>>>, ModelSpec);
+
+impl Watched {
+    fn tiny(isa: &str, threads: usize, max_tokens: usize, kv_blocks: usize) -> Watched {
+        let synthetic = Synthetic::named("tiny").unwrap();
+        let cpu = Cpu::new(Isa::named(isa).unwrap(), threads).unwrap();
+        let limits = Limits { max_tokens, max_logit_rows: max_tokens.min(16), kv_blocks };
+        let model = Transformer::load(synthetic.spec(), &synthetic, cpu, limits, &mut |_, _| {}).unwrap();
+        let spec = model.spec().clone();
+        Watched(Arc::new(Mutex::new(model)), spec)
+    }
+
+    fn bit_linear_calls(&self) -> u64 {
+        self.0.lock().backend_ref().bit_linear_calls()
+    }
+}
+
+impl Model for Watched {
+    fn spec(&self) -> &ModelSpec {
+        &self.1
+    }
+
+    fn limits(&self) -> Limits {
+        self.0.lock().limits()
+    }
+
+    fn backend(&self) -> BackendInfo {
+        self.0.lock().backend()
+    }
+
+    fn forward(&mut self, batch: &Batch, logits: &mut Logits) -> Result<(), ForwardError> {
+        self.0.lock().forward(batch, logits)
+    }
+
+    fn copy_block(&mut self, from: u32, to: u32) -> Result<(), ForwardError> {
+        self.0.lock().copy_block(from, to)
+    }
+}
+
+fn engine(model: Watched, max_batch_size: usize, max_draft: usize) -> Engine {
+    Engine::start(model, EngineConfig { max_batch_size, max_draft, ..EngineConfig::default() }).unwrap()
+}
+
+#[test]
+fn f01_f11_tokens_are_the_same_alone_in_a_batch_in_chunks_and_on_any_number_of_threads() {
+    let mut batch = mixed(24, 1);
+    batch.iter_mut().for_each(|(_, config)| config.max_new_tokens += 60);
+    // One request after the other, each prompt in one step.
+    let single = engine(Watched::tiny("auto", 1, 512, 64), 1, 0);
+    let want: Vec<Vec<u32>> = process_batch(&single, &batch).into_iter().map(Result::unwrap).collect();
+    assert!(want.iter().map(Vec::len).sum::<usize>() > 200);
+    for (isa, threads, max_tokens, kv_blocks, size, draft) in [
+        ("auto", 2, 512, 64, 16, 0),
+        ("auto", 1, 33, 64, 16, 3),
+        ("scalar", 2, 100, 64, 8, 0),
+        // Room for a third of the requests: they are preempted.
+        ("auto", 2, 64, 9, 16, 2),
+    ] {
+        let many = engine(Watched::tiny(isa, threads, max_tokens, kv_blocks), size, draft);
+        let got: Vec<Vec<u32>> = process_batch(&many, &batch).into_iter().map(Result::unwrap).collect();
+        assert_eq!(
+            got, want,
+            "{isa}, {threads} threads, {max_tokens} tokens, {kv_blocks} blocks, {size}, {draft}"
+        );
+        if kv_blocks < 64 {
+            assert!(many.status().scheduler.preemptions > 0, "{:?}", many.status());
+        }
+    }
+}
+
+#[test]
+fn f04_logits_are_the_same_alone_and_in_a_batch_to_the_last_bit() {
+    let prompts: Vec<Vec<u32>> = mixed(16, 2).into_iter().map(|m| m.0).collect();
+    let single = engine(Watched::tiny("auto", 1, 512, 64), 1, 0);
+    let many = engine(Watched::tiny("auto", 2, 70, 96), 16, 0);
+    let bits = |rows: Vec<Vec<f32>>| rows.into_iter().flatten().map(f32::to_bits).collect::<Vec<_>>();
+    let want = bits(forward_batch(&single, &prompts).unwrap());
+    assert_eq!(bits(forward_batch(&many, &prompts).unwrap()), want);
+}
+
+#[test]
+fn f02_kernel_calls_do_not_grow_with_the_number_of_requests() {
+    let config = GenerationConfig { max_new_tokens: 10, ..GenerationConfig::default() };
+    let calls = |requests: u32| {
+        let model = Watched::tiny("auto", 1, 64, 64);
+        let engine = engine(model.clone(), 16, 0);
+        let prompts: Vec<_> = (0..requests).map(|i| vec![i, 1, 2]).collect();
+        batch_generate(&engine, &prompts, &config).unwrap();
+        model.bit_linear_calls()
+    };
+    let one = calls(1);
+    assert!(one > 0);
+    assert_eq!(calls(16), one);
+}
+
+#[test]
+fn f30_a_benchmark_on_real_kernels_finds_batch_and_single_equal() {
+    let gpu = GpuInferenceEngine::new(Watched::tiny("auto", 2, 256, 64), EngineConfig::default()).unwrap();
+    let rows = gpu.benchmark(&[20], &[1, 8]).unwrap();
+    println!("tiny, 8 at once: {:.2} times one", gpu.batch_throughput_factor(8).unwrap());
+    assert_eq!(rows[1].tokens, 8 * 16);
+}
