@@ -7,8 +7,12 @@ use serde::Serialize;
 
 use crate::{ModelError, error::one_line};
 
-/// Bytes of a template; the longest real ones have about 20 KB.
-pub(crate) const MAX_TEMPLATE: usize = 1 << 20;
+/// Bytes of a template; the longest real ones have about 30 KB.
+const MAX_TEMPLATE: usize = 64 << 10;
+/// Stack for compiling: chains such as `a.b.c.d` or `elif` nest once for each link, about a kilobyte at a time,
+/// and the compiler recurses over them. Only what a template really needs is ever touched.
+const MIN_STACK: usize = 4 << 20;
+const STACK_PER_BYTE: usize = 2 << 10;
 /// Instructions that one rendering may take. A hundred messages take some ten thousand.
 const FUEL: u64 = 2_000_000;
 const RECURSION: usize = 64;
@@ -53,10 +57,20 @@ impl ChatTemplate {
             let limit = MAX_TEMPLATE as u64;
             return Err(ModelError::TooLarge { file: "chat_template".into(), size, limit });
         }
-        let mut environment = environment();
-        environment
-            .add_template_owned(NAME, source.to_string())
-            .map_err(|e| fail(e, "give a template that Jinja accepts, or run with --raw"))?;
+        let cure = "give a template that Jinja accepts, or run with --raw";
+        let owned = source.to_string();
+        let compiled = std::thread::Builder::new()
+            .stack_size(MIN_STACK + STACK_PER_BYTE * source.len())
+            .spawn(move || {
+                let mut environment = environment();
+                environment.add_template_owned(NAME, owned).map(|()| environment)
+            })
+            .map_err(|e| ModelError::Template { problem: one_line(e), cure })?
+            .join();
+        let environment = match compiled {
+            Ok(environment) => environment.map_err(|e| fail(e, cure))?,
+            Err(_) => return Err(ModelError::Template { problem: "its compiler panicked".into(), cure }),
+        };
         Ok(ChatTemplate {
             source: source.into(),
             environment,

@@ -15,6 +15,10 @@ pub(crate) const MAX_BYTES: u64 = 64 << 20;
 const FILE: &str = "tokenizer.json";
 /// How often the counted repetitions of a pattern may unroll.
 const MAX_REPEATS: u64 = 10_000;
+/// Groups and classes of a pattern, over which its compiler recurses; real ones have about 20.
+const MAX_GROUPS: usize = 200;
+/// Bytes of a pattern; real ones have about 500.
+const MAX_PATTERN: usize = 8 << 10;
 
 #[derive(Deserialize)]
 struct Json {
@@ -187,6 +191,10 @@ fn check_patterns(part: &Value) -> Result<(), ModelError> {
                 return Err(unsupported("normalizer.type", "Precompiled"));
             }
             if let Some(pattern) = fields.get("Regex").and_then(Value::as_str) {
+                let groups = pattern.bytes().filter(|b| matches!(b, b'(' | b'[')).count();
+                if groups > MAX_GROUPS || pattern.len() > MAX_PATTERN {
+                    return Err(fail(format!("a pattern of {} bytes and {groups} groups", pattern.len())));
+                }
                 let unrolled = repeats(pattern);
                 if unrolled > MAX_REPEATS {
                     return Err(fail(format!("a pattern repeats a part {unrolled} times")));

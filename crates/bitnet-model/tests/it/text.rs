@@ -180,6 +180,13 @@ fn hostile_templates_end_with_one_error() {
         let text = chat.render(&messages, true).unwrap_err().to_string();
         assert!(text.contains(problem) && text.lines().count() == 1, "{template}: {text}");
     }
+    // Chains that nest once for each link, to the longest that a template may have.
+    for link in ["1 + ", "-", "1 if 1 else ", "not ", "a.", "[1,"] {
+        let chain = format!("{{{{ {}1 }}}}", link.repeat(60_000 / link.len()));
+        let _either = ChatTemplate::new(&chain, "", "").and_then(|c| c.render(&messages, true));
+    }
+    let elif = format!("{{% if 0 %}}{}{{% endif %}}", "{%elif 0%}".repeat(6_000));
+    assert_eq!(ChatTemplate::new(&elif, "", "").unwrap().render(&messages, true).unwrap(), "");
     let deep = format!("{{{{ {} }}}}", "(".repeat(100_000));
     for template in ["{% if", "{{ (((", deep.as_str()] {
         let error = ChatTemplate::new(template, "", "").unwrap_err();

@@ -189,5 +189,7 @@ fn vocabularies_that_contradict_themselves_are_refused() {
             .contains("Precompiled")
     );
     assert!(refused("\\\\p{N}{1,3}", "((a{999}){999}){999}").contains("a pattern repeats a part"));
+    let deep = "(".repeat(1_000) + &")".repeat(1_000);
+    assert!(refused("\\\\p{N}{1,3}", &deep).contains(" groups"));
     assert!(refused("\"id\": 511", "\"id\": 4294967295").contains("or more"));
 }
