@@ -190,7 +190,7 @@ mod tests {
 
     #[test]
     fn codes_after_the_last_column_are_cleared() {
-        let t = TernaryTensor::from_codes(1, 5, vec![0, 0xFF & !0b10], 1.0).unwrap();
+        let t = TernaryTensor::from_codes(1, 5, vec![0, !0b10], 1.0).unwrap();
         assert_eq!(t.codes(), [0, 1]);
     }
 
