@@ -4,6 +4,8 @@
 //! sums in registers along all of K. One token alone reads every weight once and masks the four planes in place
 //! where the level's dot product allows it, which saves the shifts.
 
+#![allow(clippy::needless_range_loop, reason = "tiles of registers are indexed by row group and token")]
+
 use std::ops::Range;
 
 use bitnet_tensor::quant::RowQuant;
