@@ -1,4 +1,6 @@
 //! End to end, on fixtures and demo.
 
+mod demo;
 mod determinism;
 mod goldens;
+mod official;

@@ -1,0 +1,75 @@
+//! The model that the binary carries, against transformers and against loops.
+
+use std::{collections::HashSet, ops::ControlFlow};
+
+use bitnet_inference::{GenerationConfig, generate};
+use bitnet_kernels::{Cpu, Isa};
+use bitnet_model::{Batch, Checkpoint, Limits, Logits, Model, Transformer};
+use bitnet_tests::{Tensors, assert_close, distances, fixture};
+
+fn load(checkpoint: &Checkpoint) -> Transformer<Cpu> {
+    let cpu = Cpu::new(Isa::best(), 2).unwrap();
+    let limits = Limits { max_tokens: 160, max_logit_rows: 160, kv_blocks: 8 };
+    Transformer::load(&checkpoint.spec, &*checkpoint.tensors, cpu, limits, &mut |_, _| {}).unwrap()
+}
+
+#[test]
+fn the_demo_has_the_logits_and_greedy_tokens_that_transformers_gives_it() {
+    let checkpoint = Checkpoint::demo().unwrap();
+    let golden = Tensors::read(&fixture("demo/golden.safetensors"));
+    let mut model = load(&checkpoint);
+    let (mut batch, mut logits) = (Batch::new(), Logits::default());
+    let (mut actual, mut expected) = (Vec::new(), Vec::new());
+    let mut compared = 0;
+    for prompt in 0..5 {
+        let ids = golden.ids(&format!("ids_{prompt}"));
+        let rows = golden.shape(&format!("logits_{prompt}"))[0];
+        batch.clear();
+        batch.push(&ids, 0, &[3, 1, 2], ids.len() - rows..ids.len());
+        model.forward(&batch, &mut logits).unwrap();
+        (0..rows).for_each(|row| actual.extend_from_slice(logits.row(row)));
+        expected.extend(golden.floats(&format!("logits_{prompt}")));
+
+        let (greedy, margins) =
+            (golden.ids(&format!("greedy_{prompt}")), golden.floats(&format!("margin_{prompt}")));
+        let config = GenerationConfig {
+            max_new_tokens: greedy.len(),
+            ignore_eos: true,
+            ..GenerationConfig::default()
+        };
+        let tokens =
+            generate(&mut model, &ids, &config, &[], None, |_| ControlFlow::Continue(())).unwrap().tokens;
+        let wide = margins.iter().take_while(|&&m| m > 0.2).count();
+        assert_eq!(tokens[..wide], greedy[..wide], "prompt {prompt}");
+        compared += wide;
+    }
+    assert_close(distances(&actual, &expected, checkpoint.spec.vocab), "demo");
+    assert!(compared >= 10, "only {compared} tokens lie before a narrow margin");
+}
+
+#[test]
+fn eighty_tokens_of_the_demo_repeat_no_six_words() {
+    let checkpoint = Checkpoint::demo().unwrap();
+    let tokenizer = checkpoint.tokenizer.as_ref().unwrap();
+    let mut model = load(&checkpoint);
+    let prompt = tokenizer.encode("First Citizen:", true).unwrap();
+    for seed in 1..=10 {
+        let config = GenerationConfig {
+            max_new_tokens: 80,
+            temperature: checkpoint.defaults.temperature.unwrap(),
+            top_p: checkpoint.defaults.top_p.unwrap(),
+            seed: Some(seed),
+            ..GenerationConfig::default()
+        };
+        let eos = &checkpoint.defaults.eos;
+        let tokens =
+            generate(&mut model, &prompt, &config, eos, None, |_| ControlFlow::Continue(())).unwrap().tokens;
+        let text = tokenizer.decode(&tokens, true).unwrap();
+        let words: Vec<&str> = text.split_whitespace().collect();
+        assert!(words.len() > 20, "seed {seed}: {text}");
+        let mut seen = HashSet::new();
+        assert!(words.windows(6).all(|six| seen.insert(six)), "seed {seed} repeats itself: {text}");
+        let mut seen = HashSet::new();
+        assert!(tokens.windows(6).all(|six| seen.insert(six)), "seed {seed} repeats tokens: {text}");
+    }
+}
