@@ -143,4 +143,19 @@ fn a_step_that_does_not_fit_is_refused_before_anything_is_written() {
     assert!(refused(&[1, 509], 0, &[0], 0..1).contains("token 509"));
     assert!(refused(&[1], 64, &[0, 0], 0..1).contains("context"));
     assert!(refused(&[1], 0, &[1], 0..1).contains("block 1"));
+    assert!(model.copy_block(0, 1).unwrap_err().to_string().contains("block 1"));
+}
+
+#[test]
+fn weights_of_another_shape_are_refused_by_name_before_any_is_read() {
+    let source = tiny();
+    let refused = |spec: ModelSpec| {
+        let cpu = Cpu::new(Isa::best(), 1).unwrap();
+        Transformer::load(&spec, &source, cpu, LIMITS, &mut |_, _| {}).err().unwrap().to_string()
+    };
+    let spec = source.spec();
+    assert!(refused(ModelSpec { ffn: 700, ..spec.clone() }).contains("mlp.gate_proj.weight"));
+    assert!(refused(ModelSpec { layers: 3, ..spec.clone() }).contains("model.layers.2."));
+    assert!(refused(ModelSpec { tied_head: false, ..spec.clone() }).contains("lm_head.weight"));
+    assert!(refused(ModelSpec { kv_heads: 3, ..spec.clone() }).contains("key-value heads"));
 }

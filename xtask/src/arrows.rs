@@ -18,6 +18,10 @@ pub(crate) fn check() -> Result<()> {
     let mut arrows = 0;
     for package in packages {
         let name = package["name"].as_str().context("a package has a name")?;
+        ensure!(
+            rank(name).is_some() || DEVELOPMENT_ONLY.contains(&name),
+            "{name} has no place among the layers: give it one in xtask/src/arrows.rs"
+        );
         for dependency in package["dependencies"].as_array().context("a package has dependencies")? {
             let to = dependency["name"].as_str().context("a dependency has a name")?;
             let development = dependency["kind"] == "dev";

@@ -160,6 +160,7 @@ impl Backend for Reference {
         column: usize,
         accumulate: bool,
     ) -> Result<(), KernelError> {
+        assert_eq!(x.width, w.cols(), "rows have the matrix's width");
         for t in 0..n {
             let q = &x.values[t * x.width..][..x.width];
             for range in w.scales() {

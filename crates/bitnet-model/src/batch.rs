@@ -51,7 +51,7 @@ impl Batch {
     pub fn push(&mut self, tokens: &[u32], start: usize, blocks: &[u32], logits: Range<usize>) {
         assert!(!tokens.is_empty(), "a run has at least one token");
         assert!(
-            start + tokens.len() <= blocks.len() * Self::BLOCK_TOKENS,
+            (blocks.len() * Self::BLOCK_TOKENS).checked_sub(start).is_some_and(|room| tokens.len() <= room),
             "the block table covers every position of the run"
         );
         assert!(logits.end <= tokens.len(), "logits are wanted of tokens of the run");

@@ -2,7 +2,10 @@
 
 use bitnet_tensor::{BitNetTensor, DType, SharedBytes, TernaryTensor};
 
-use crate::{Activation, ModelError, ModelSpec, Rope, RopeScaling, TensorEntry, TensorKind, TensorSource};
+use crate::{
+    Activation, ModelError, ModelSpec, Rope, RopeScaling, TensorEntry, TensorKind, TensorSource,
+    names::{self, Wanted},
+};
 
 /// Name, layers, hidden, ffn, heads, kv heads, vocabulary.
 const SHAPES: [(&str, [usize; 6]); 4] = [
@@ -52,42 +55,15 @@ impl Synthetic {
 
     /// Random weights for any shape.
     pub fn of(spec: ModelSpec) -> Self {
-        let mut entries = Vec::new();
-        let mut add = |name: String, shape: Vec<usize>, kind: TensorKind| {
+        let entries = names::wanted(&spec).map(|Wanted { name, kind, shape }| {
             let stored = match kind {
                 TensorKind::Ternary => "random trits",
                 TensorKind::Dense => "random bf16",
                 TensorKind::Norm => "random f32",
             };
-            entries.push(TensorEntry { stored_name: name.clone(), name, shape, stored: stored.into(), kind });
-        };
-        let (hidden, ffn, q, kv) = (spec.hidden, spec.ffn, spec.q_width(), spec.kv_width());
-        add("model.embed_tokens.weight".into(), vec![spec.vocab, hidden], TensorKind::Dense);
-        for layer in 0..spec.layers {
-            let mut part = |name: &str, shape: &[usize]| {
-                let kind = if shape.len() == 1 { TensorKind::Norm } else { TensorKind::Ternary };
-                add(format!("model.layers.{layer}.{name}.weight"), shape.to_vec(), kind);
-            };
-            part("input_layernorm", &[hidden]);
-            part("self_attn.q_proj", &[q, hidden]);
-            part("self_attn.k_proj", &[kv, hidden]);
-            part("self_attn.v_proj", &[kv, hidden]);
-            if spec.sub_norms {
-                part("self_attn.attn_sub_norm", &[q]);
-            }
-            part("self_attn.o_proj", &[hidden, q]);
-            part("post_attention_layernorm", &[hidden]);
-            part("mlp.gate_proj", &[ffn, hidden]);
-            part("mlp.up_proj", &[ffn, hidden]);
-            if spec.sub_norms {
-                part("mlp.ffn_sub_norm", &[ffn]);
-            }
-            part("mlp.down_proj", &[hidden, ffn]);
-        }
-        add("model.norm.weight".into(), vec![hidden], TensorKind::Norm);
-        if !spec.tied_head {
-            add("lm_head.weight".into(), vec![spec.vocab, hidden], TensorKind::Dense);
-        }
+            TensorEntry { stored_name: name.clone(), name, shape, stored: stored.into(), kind }
+        });
+        let entries = entries.collect();
         Synthetic { spec, entries }
     }
 

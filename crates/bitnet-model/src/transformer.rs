@@ -1,8 +1,13 @@
+use std::collections::HashMap;
+
 use bitnet_kernels::{Backend, BackendInfo, KernelError, KvShape, Norm};
 use bitnet_tensor::TernaryTensor;
 
 use crate::{
-    Batch, ForwardError, Limits, Logits, Model, ModelError, ModelSpec, TensorSource, layer::Layer, rope,
+    Batch, ForwardError, Limits, Logits, Model, ModelError, ModelSpec, TensorSource,
+    layer::Layer,
+    names::{self, Wanted},
+    rope,
 };
 
 /// The forward pass of all families: a Llama-shaped decoder with ternary projections, with or without norms
@@ -60,6 +65,8 @@ impl<B: Backend> Transformer<B> {
         limits: Limits,
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<Self, ModelError> {
+        spec.check(SOURCE)?;
+        check_shapes(spec, tensors)?;
         let b = &mut backend;
         progress(0, spec.layers);
         let embedding = b.table(&tensors.dense("model.embed_tokens.weight")?)?;
@@ -108,11 +115,15 @@ impl<B: Backend> Transformer<B> {
                 return Err(ForwardError::ContextExceeded { position: context, context });
             }
         }
+        batch.blocks().iter().try_for_each(|&block| self.check_block(block))
+    }
+
+    fn check_block(&self, block: u32) -> Result<(), ForwardError> {
         let blocks = self.limits.kv_blocks;
-        match batch.blocks().iter().find(|&&b| b as usize >= blocks) {
-            Some(&block) => Err(ForwardError::BlockOutOfRange { block, blocks }),
-            None => Ok(()),
+        if block as usize >= blocks {
+            return Err(ForwardError::BlockOutOfRange { block, blocks });
         }
+        Ok(())
     }
 }
 
@@ -154,6 +165,7 @@ impl<B: Backend> Model for Transformer<B> {
     }
 
     fn copy_block(&mut self, from: u32, to: u32) -> Result<(), ForwardError> {
+        self.check_block(from.max(to))?;
         for kv in &mut self.kv {
             self.backend.copy_block(kv, from, to)?;
         }
@@ -177,7 +189,28 @@ impl<B: Backend> Buffers<B> {
     }
 }
 
-/// The gain of a norm, checked against nothing: its source knows the shape.
+/// Where errors of a source that names no file are said to be.
+const SOURCE: &str = "model";
+
+/// Whether a source has every tensor of the model in the shape that the model needs.
+fn check_shapes(spec: &ModelSpec, tensors: &dyn TensorSource) -> Result<(), ModelError> {
+    let shapes: HashMap<&str, &[usize]> =
+        tensors.entries().iter().map(|e| (e.name.as_str(), e.shape.as_slice())).collect();
+    for Wanted { name, shape: expected, .. } in names::wanted(spec) {
+        let file = SOURCE.to_owned();
+        match shapes.get(name.as_str()) {
+            None => return Err(ModelError::MissingTensor { file, tensor: name }),
+            Some(&actual) if actual != expected => {
+                let actual = actual.to_vec();
+                return Err(ModelError::TensorShape { file, tensor: name, expected, actual });
+            }
+            Some(_) => {}
+        }
+    }
+    Ok(())
+}
+
+/// The gain of a norm.
 pub(crate) fn read_norm<B: Backend>(
     b: &mut B,
     tensors: &dyn TensorSource,
@@ -197,7 +230,7 @@ pub(crate) fn read_stacked(
         return Ok(parts.remove(0));
     }
     TernaryTensor::stack(&parts).map_err(|source| ModelError::TensorData {
-        file: String::new(),
+        file: SOURCE.to_owned(),
         tensor: names.join(" + "),
         source,
     })

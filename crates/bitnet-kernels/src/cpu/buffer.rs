@@ -21,6 +21,8 @@ unsafe impl Number for f32 {}
 unsafe impl Number for i8 {}
 // SAFETY: as above.
 unsafe impl Number for u8 {}
+// SAFETY: an f32 and an i32 side by side, without padding.
+unsafe impl Number for bitnet_tensor::quant::RowQuant {}
 
 /// Large buffers start on a huge page, so that the system may back them with huge pages.
 const HUGE: usize = 2 << 20;
@@ -55,7 +57,7 @@ impl<T: Number> Buffer<T> {
 
     /// Write access for several threads at once.
     pub(crate) fn shared(&mut self) -> Shared<'_, T> {
-        Shared { ptr: self.ptr.as_ptr(), len: self.len, lifetime: PhantomData }
+        Shared::new(self)
     }
 }
 

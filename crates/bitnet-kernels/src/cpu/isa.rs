@@ -50,7 +50,7 @@ static LEVELS: &[Level] = &[
         present: crate::cpu::x86_64::avx2::present,
         kernels: &crate::cpu::x86_64::avx2::KERNELS,
     },
-    Level { name: "scalar", present: || true, kernels: &scalar::KERNELS },
+    Level { name: "scalar", present: scalar::present, kernels: &scalar::KERNELS },
 ];
 
 fn names<'a>(levels: impl Iterator<Item = &'a Level>) -> String {

@@ -19,7 +19,7 @@ use buffer::{Buffer, Shared};
 use generic::{
     attention::{self, Attention},
     dense::{self, DenseLogits},
-    rows::{GateQuantize, NormQuantize, NormRows, QuantOut, RopeStore, RowCells},
+    rows::{GateQuantize, NormQuantize, NormRows, QuantOut, RopeStore},
     ternary::BitLinear,
 };
 pub use isa::Isa;
@@ -45,6 +45,12 @@ pub struct Quants {
     stride: usize,
     values: Buffer<i8>,
     rows: Vec<RowQuant>,
+}
+
+/// Gain of a norm, padded with zeros to whole vectors.
+pub struct Gain {
+    width: usize,
+    values: Buffer<f32>,
 }
 
 /// Rotary tables, `[positions][head_dim / 2]` each.
@@ -100,8 +106,15 @@ impl Cpu {
         Ok(())
     }
 
-    /// Runs `job(part, parts, scratch)` for every part, in as many parts as `units` of work are worth.
-    fn parallel(&mut self, units: usize, job: &(dyn Fn(usize, usize, &mut [f32]) + Sync)) {
+    /// Runs `job(part, parts, scratch)` for every part, in as many parts as `units` of work are worth, with at
+    /// least `scratch` floats of scratch. Buffers reserve theirs when they are made, so that a step finds it there.
+    fn parallel(
+        &mut self,
+        units: usize,
+        scratch: usize,
+        job: &(dyn Fn(usize, usize, &mut [f32]) + Sync),
+    ) -> Result<(), KernelError> {
+        self.reserve(scratch)?;
         // More parts than threads, so that a thread that is kept off its core holds up little.
         let parts = if self.pool.threads() == 1 { 1 } else { units.clamp(1, 4 * self.pool.threads()) };
         let scratch = PerThread(self.scratch.as_mut_ptr());
@@ -109,6 +122,7 @@ impl Cpu {
             // SAFETY: thread `thread` alone uses this entry, and `thread < threads == scratch.len()`.
             job(part, parts, unsafe { &mut *scratch.get(thread) });
         });
+        Ok(())
     }
 }
 
@@ -123,15 +137,19 @@ impl<T> PerThread<T> {
     }
 }
 
-/// Rows of some thousand values that make a thread worth waking.
+/// Values of rows that make a part worth handing out.
 const ROW_UNIT: usize = 1 << 14;
-/// Bytes of weights that make a thread worth waking.
+/// Bytes of weights that make a part worth handing out.
 const WEIGHT_UNIT: usize = 1 << 14;
 
 impl Quants {
-    fn out<'a>(values: &'a mut Buffer<i8>, stride: usize, rows: &'a RowCells<'a>) -> QuantOut<'a> {
-        QuantOut { values: values.shared(), stride, rows }
+    fn out(&mut self) -> QuantOut<'_> {
+        QuantOut { values: self.values.shared(), stride: self.stride, rows: Shared::new(&mut self.rows) }
     }
+}
+
+fn assert_widths(norms: Norms<'_, Gain>, width: usize) {
+    assert!(norms.iter().flatten().all(|norm| norm.gain.width == width), "gains have the rows' width");
 }
 
 impl Backend for Cpu {
@@ -139,7 +157,7 @@ impl Backend for Cpu {
     type Quants = Quants;
     type Linear = Panels;
     type Table = BitNetTensor;
-    type Gain = Buffer<f32>;
+    type Gain = Gain;
     type Rope = Rope;
     type Kv = Kv;
 
@@ -166,14 +184,14 @@ impl Backend for Cpu {
     }
 
     fn table(&mut self, weights: &BitNetTensor) -> Result<BitNetTensor, KernelError> {
-        self.reserve(dense::DECODED_ROWS * weights.cols())?;
+        self.reserve(dense::scratch(weights))?;
         Ok(weights.clone())
     }
 
-    fn gain(&mut self, gain: &[f32]) -> Result<Buffer<f32>, KernelError> {
-        let mut padded = Buffer::zeroed(gain.len().next_multiple_of(16), "norm gains")?;
-        padded[..gain.len()].copy_from_slice(gain);
-        Ok(padded)
+    fn gain(&mut self, gain: &[f32]) -> Result<Gain, KernelError> {
+        let mut values = Buffer::zeroed(gain.len().next_multiple_of(16), "norm gains")?;
+        values[..gain.len()].copy_from_slice(gain);
+        Ok(Gain { width: gain.len(), values })
     }
 
     fn rope(&mut self, cos: &[f32], sin: &[f32], head_dim: usize) -> Result<Rope, KernelError> {
@@ -190,7 +208,7 @@ impl Backend for Cpu {
     }
 
     fn embed(&mut self, table: &BitNetTensor, tokens: &[u32], out: &mut Rows) -> Result<(), KernelError> {
-        assert_eq!(table.cols(), out.width, "embedding and rows have one width");
+        assert!(table.cols() == out.width && tokens.len() <= out.rows, "rows fit their buffers");
         for (&token, row) in tokens.iter().zip(out.values.chunks_exact_mut(out.stride)) {
             table.decode_row(token as usize, &mut row[..out.width]);
         }
@@ -201,25 +219,17 @@ impl Backend for Cpu {
         &mut self,
         n: usize,
         x: &Rows,
-        norms: Norms<'_, Buffer<f32>>,
+        norms: Norms<'_, Gain>,
         out: &mut Quants,
     ) -> Result<(), KernelError> {
         assert!(n <= x.rows && n <= out.rows.len() && x.width == out.width, "rows fit their buffers");
-        assert!(norms.iter().flatten().all(|norm| norm.gain.len() == x.stride), "gains have the rows' width");
-        let cells = RowCells::new(&mut out.rows);
-        let a = NormQuantize {
-            x: &x.values,
-            stride: x.stride,
-            width: x.width,
-            norms,
-            out: Quants::out(&mut out.values, out.stride, &cells),
-        };
+        assert_widths(norms, x.width);
+        let a = NormQuantize { x: &x.values, stride: x.stride, width: x.width, norms, out: out.out() };
         let kernel = self.isa.kernels().norm_quantize;
-        self.parallel((n * x.width / ROW_UNIT).min(n), &|part, parts, scratch| {
+        self.parallel((n * x.width / ROW_UNIT).min(n), x.stride, &|part, parts, scratch| {
             // SAFETY: `isa` proves the level; every row is written by one part; scratch holds a row.
             unsafe { kernel(&a, share(n, parts, part), scratch) }
-        });
-        Ok(())
+        })
     }
 
     fn bit_linear(
@@ -247,12 +257,11 @@ impl Backend for Cpu {
         let kernel = self.isa.kernels().bit_linear;
         let panels = w.panels();
         let units = (w.codes.len() * n / WEIGHT_UNIT).min(panels);
-        self.parallel(units, &|part, parts, _| {
+        self.parallel(units, 0, &|part, parts, _| {
             // SAFETY: `isa` proves the level; every panel, and so every output row, belongs to one part; `x` is
             // padded with zeros to whole blocks and holds `n` rows.
             unsafe { kernel(&a, share(panels, parts, part)) }
-        });
-        Ok(())
+        })
     }
 
     fn rope_store(
@@ -292,6 +301,12 @@ impl Backend for Cpu {
     ) -> Result<(), KernelError> {
         let shape = kv.shape;
         let heads = qkv.width / shape.head_dim - 2 * shape.kv_heads;
+        let ends = runs.iter().scan(0, |end, run| {
+            let apart = run.tokens.start >= *end;
+            *end = run.tokens.end;
+            Some(apart)
+        });
+        assert!(ends.into_iter().all(|apart| apart), "no two runs share a row");
         assert_eq!(out.width, heads * shape.head_dim, "output holds all query heads");
         let a = Attention {
             runs,
@@ -311,12 +326,10 @@ impl Backend for Cpu {
             .iter()
             .map(|r| r.tokens.len() * (r.start + r.tokens.len()) * shape.kv_heads * shape.head_dim)
             .sum();
-        self.parallel((reads / ROW_UNIT).min(items), &|part, parts, scratch| {
-            // SAFETY: `isa` proves the level; every (token, key-value head) belongs to one part; scratch was
-            // reserved when the cache was made; all indices are checked where slices are taken.
+        self.parallel((reads / ROW_UNIT).min(items), attention::scratch(&shape), &|part, parts, scratch| {
+            // SAFETY: `isa` proves the level; every (token, key-value head) belongs to one part; all indices are checked where slices are taken.
             unsafe { kernel(&a, part, parts, scratch) }
-        });
-        Ok(())
+        })
     }
 
     fn gate_quantize(
@@ -324,7 +337,7 @@ impl Backend for Cpu {
         n: usize,
         gate_up: &Rows,
         gate: Gate,
-        norms: Norms<'_, Buffer<f32>>,
+        norms: Norms<'_, Gain>,
         out: &mut Quants,
     ) -> Result<(), KernelError> {
         let ffn = out.width;
@@ -332,34 +345,25 @@ impl Backend for Cpu {
             n <= gate_up.rows && n <= out.rows.len() && gate_up.width == 2 * ffn,
             "rows fit their buffers"
         );
-        let padded = ffn.next_multiple_of(16);
-        assert!(norms.iter().flatten().all(|norm| norm.gain.len() == padded), "gains have the rows' width");
-        let cells = RowCells::new(&mut out.rows);
-        let a = GateQuantize {
-            x: &gate_up.values,
-            stride: gate_up.stride,
-            ffn,
-            gate,
-            norms,
-            out: Quants::out(&mut out.values, out.stride, &cells),
-        };
+        assert_widths(norms, ffn);
+        let a = GateQuantize { x: &gate_up.values, stride: gate_up.stride, ffn, gate, norms, out: out.out() };
         let kernel = self.isa.kernels().gate_quantize;
-        self.parallel((n * ffn / ROW_UNIT).min(n), &|part, parts, scratch| {
+        self.parallel((n * ffn / ROW_UNIT).min(n), ffn.next_multiple_of(16), &|part, parts, scratch| {
             // SAFETY: `isa` proves the level; every row is written by one part; scratch holds a row.
             unsafe { kernel(&a, share(n, parts, part), scratch) }
-        });
-        Ok(())
+        })
     }
 
     fn norm_rows(
         &mut self,
         wanted: &[usize],
         x: &Rows,
-        norm: &Norm<Buffer<f32>>,
+        norm: &Norm<Gain>,
         out: &mut Rows,
     ) -> Result<(), KernelError> {
         assert!(wanted.len() <= out.rows && x.width == out.width, "rows fit their buffers");
-        assert_eq!(norm.gain.len(), x.stride, "gains have the rows' width");
+        assert_widths([Some(norm), None], x.width);
+        assert!(wanted.iter().all(|&row| row < x.rows), "wanted rows are there");
         let a = NormRows {
             wanted,
             x: &x.values,
@@ -386,12 +390,11 @@ impl Backend for Cpu {
         let a = DenseLogits { table, x: &x.values, stride: x.stride, n, out: Shared::new(logits) };
         let kernel = self.isa.kernels().logits;
         let units = (table.bytes().len() * n / WEIGHT_UNIT).min(vocab);
-        self.parallel(units, &|part, parts, scratch| {
+        self.parallel(units, dense::scratch(table), &|part, parts, scratch| {
             // SAFETY: `isa` proves the level; every row of the table belongs to one part; scratch was reserved
             // when the table was taken.
             unsafe { kernel(&a, share(vocab, parts, part), scratch) }
-        });
-        Ok(())
+        })
     }
 
     fn copy_block(&mut self, kv: &mut Kv, from: u32, to: u32) -> Result<(), KernelError> {
@@ -407,6 +410,7 @@ impl Backend for Cpu {
     }
 
     fn write(&mut self, x: &mut Rows, values: &[f32]) {
+        assert!(values.len() <= x.rows * x.width, "values fit the rows");
         for (to, from) in x.values.chunks_exact_mut(x.stride).zip(values.chunks_exact(x.width)) {
             to[..x.width].copy_from_slice(from);
         }

@@ -17,7 +17,7 @@ use std::{
 
 use crate::KernelError;
 
-/// Spins before a waiting thread gives its core away: some tens of microseconds.
+/// Spins before a waiting thread gives its core away: longer than the gap between two jobs of a step.
 const SPINS: u32 = 10_000;
 
 /// A job: called with the thread's index and the part's.
@@ -100,6 +100,8 @@ impl Pool {
         // SAFETY: the job is closed and nobody is left in it; `&mut self` excludes another caller.
         unsafe { *shared.job.get() = Some((erased, parts)) };
         shared.next.store(0, SeqCst);
+        // Of a job whose caller unwound before it could ask.
+        shared.failed.store(false, SeqCst);
         shared.open.store(true, SeqCst);
         shared.epoch.fetch_add(1, SeqCst);
         for (parked, handle) in shared.parked.iter().zip(&self.handles) {
@@ -133,7 +135,7 @@ impl Drop for Close<'_> {
         self.0.open.store(false, SeqCst);
         let mut spins = 0;
         while self.0.joined.load(SeqCst) != 0 {
-            spins += 1;
+            spins = SPINS.min(spins + 1);
             if spins < SPINS { hint::spin_loop() } else { thread::yield_now() }
         }
     }
@@ -229,8 +231,10 @@ mod tests {
     #[test]
     fn a_panic_in_any_member_reaches_the_caller_and_the_pool_survives() {
         let mut pool = Pool::new(2).unwrap();
-        for culprit in [0, 63] {
-            let run = AssertUnwindSafe(|| pool.run(64, &|_, part| assert!(part != culprit, "planted")));
+        for culprits in [0..1, 63..64, 0..64] {
+            let run = AssertUnwindSafe(|| {
+                pool.run(64, &|_, part| assert!(!culprits.contains(&part), "planted"));
+            });
             assert!(panic::catch_unwind(run).is_err());
         }
         let done = AtomicUsize::new(0);

@@ -17,6 +17,9 @@ use crate::{
     order::{self, SEGMENT},
 };
 
+/// Segments are whole blocks, and blocks whole vectors.
+const _: () = assert!(SEGMENT.is_multiple_of(BLOCK_TOKENS) && BLOCK_TOKENS.is_multiple_of(16));
+
 /// Query heads that share one pass over keys and values.
 const HEADS: usize = 4;
 

@@ -10,7 +10,7 @@ use bitnet_tensor::{BitNetTensor, DType};
 use crate::cpu::{buffer::Shared, lanes::Lanes};
 
 /// Rows that are decoded to scratch at a time.
-pub(crate) const DECODED_ROWS: usize = 8;
+const DECODED_ROWS: usize = 8;
 
 /// Rows that stay in cache while tokens pass over them.
 const CACHED_ROWS: usize = 32;
@@ -24,6 +24,16 @@ pub(crate) struct DenseLogits<'a> {
     pub(crate) n: usize,
     /// `[n][table.rows()]`
     pub(crate) out: Shared<'a, f32>,
+}
+
+/// Whether rows of this type are decoded to scratch before they are used.
+fn is_decoded(dtype: DType) -> bool {
+    !matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
+}
+
+/// Floats of scratch that one thread needs.
+pub(crate) fn scratch(table: &BitNetTensor) -> usize {
+    if is_decoded(table.dtype()) { DECODED_ROWS * table.cols() } else { 0 }
 }
 
 /// How 16 stored values become f32.
@@ -68,7 +78,7 @@ pub(crate) unsafe fn logits<L: Lanes>(a: &DenseLogits<'_>, rows: Range<usize>, s
         a.table.bytes()[rows.start * n..rows.end * n].as_ptr()
     };
     let dtype = a.table.dtype();
-    let decoded = !matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
+    let decoded = is_decoded(dtype);
     // Few rows at a time stay in cache while all tokens pass over them.
     let step = if decoded { DECODED_ROWS } else { CACHED_ROWS };
     for first in rows.clone().step_by(step) {

@@ -25,46 +25,52 @@ pub(crate) struct KernelSet {
     pub(crate) logits: unsafe fn(&dense::DenseLogits<'_>, Range<usize>, &mut [f32]),
 }
 
-/// Makes the entry points of a level: `kernel_set!(Type, "features")`, or `kernel_set!(Type)` for the baseline.
+/// Makes a level's entry points and the question whether the CPU has it, from one list of features:
+/// `kernel_set!(Type, "feature", ...)`.
 macro_rules! kernel_set {
-    ($lanes:ty $(, $features:literal)?) => {
+    ($lanes:ty $(, $feature:tt)*) => {
+        /// Whether this CPU has the level.
+        pub(crate) fn present() -> bool {
+            true $(&& is_x86_feature_detected!($feature))*
+        }
+
         /// The entry points of this level.
         pub(crate) static KERNELS: $crate::cpu::generic::KernelSet = {
             use std::ops::Range;
             use $crate::cpu::generic::{KernelSet, attention, dense, rows, ternary};
 
             // SAFETY (all entries): callers hold an `Isa`, which exists only if the CPU has these features.
-            $(#[target_feature(enable = $features)])?
+            $(#[target_feature(enable = $feature)])*
             unsafe fn bit_linear(a: &ternary::BitLinear<'_>, panels: Range<usize>) {
                 // SAFETY: as above.
                 unsafe { ternary::bit_linear::<$lanes>(a, panels) }
             }
-            $(#[target_feature(enable = $features)])?
+            $(#[target_feature(enable = $feature)])*
             unsafe fn norm_quantize(a: &rows::NormQuantize<'_>, rows: Range<usize>, scratch: &mut [f32]) {
                 // SAFETY: as above.
                 unsafe { rows::norm_quantize::<$lanes>(a, rows, scratch) }
             }
-            $(#[target_feature(enable = $features)])?
+            $(#[target_feature(enable = $feature)])*
             unsafe fn gate_quantize(a: &rows::GateQuantize<'_>, rows: Range<usize>, scratch: &mut [f32]) {
                 // SAFETY: as above.
                 unsafe { rows::gate_quantize::<$lanes>(a, rows, scratch) }
             }
-            $(#[target_feature(enable = $features)])?
+            $(#[target_feature(enable = $feature)])*
             unsafe fn norm_rows(a: &rows::NormRows<'_>) {
                 // SAFETY: as above.
                 unsafe { rows::norm_rows::<$lanes>(a) }
             }
-            $(#[target_feature(enable = $features)])?
+            $(#[target_feature(enable = $feature)])*
             unsafe fn rope_store(a: &rows::RopeStore<'_>) {
                 // SAFETY: as above.
                 unsafe { rows::rope_store(a) }
             }
-            $(#[target_feature(enable = $features)])?
+            $(#[target_feature(enable = $feature)])*
             unsafe fn attention(a: &attention::Attention<'_>, part: usize, parts: usize, scratch: &mut [f32]) {
                 // SAFETY: as above.
                 unsafe { attention::attention::<$lanes>(a, part, parts, scratch) }
             }
-            $(#[target_feature(enable = $features)])?
+            $(#[target_feature(enable = $feature)])*
             unsafe fn logits(a: &dense::DenseLogits<'_>, rows: Range<usize>, scratch: &mut [f32]) {
                 // SAFETY: as above.
                 unsafe { dense::logits::<$lanes>(a, rows, scratch) }

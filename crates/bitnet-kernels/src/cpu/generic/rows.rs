@@ -7,43 +7,26 @@ use bitnet_tensor::quant::{self, RowQuant};
 use crate::{
     BLOCK_TOKENS, Gate, KvShape, Norm, Norms, Run,
     cpu::{
-        buffer::{Buffer, Shared},
+        Gain,
+        buffer::Shared,
         generic::{exp, load_partial, store_partial},
         lanes::Lanes,
     },
-    order,
 };
 
-/// Where quantised rows go.
+/// Where quantised rows go; every row is written by one thread.
 #[derive(Clone, Copy)]
 pub(crate) struct QuantOut<'a> {
     /// `[n][stride]`
     pub(crate) values: Shared<'a, i8>,
     pub(crate) stride: usize,
     /// `[n]`
-    pub(crate) rows: &'a RowCells<'a>,
-}
-
-/// Scale and sum of every row, written by whichever thread has the row.
-pub(crate) struct RowCells<'a>(*mut RowQuant, usize, std::marker::PhantomData<&'a mut [RowQuant]>);
-
-// SAFETY: `set` is called for every row by one thread only, its caller promises.
-unsafe impl Sync for RowCells<'_> {}
-
-impl<'a> RowCells<'a> {
-    pub(crate) fn new(rows: &'a mut [RowQuant]) -> Self {
-        RowCells(rows.as_mut_ptr(), rows.len(), std::marker::PhantomData)
-    }
-
-    unsafe fn set(&self, row: usize, value: RowQuant) {
-        assert!(row < self.1, "row inside the buffer");
-        *self.0.add(row) = value;
-    }
+    pub(crate) rows: Shared<'a, RowQuant>,
 }
 
 /// `y = x / sqrt(mean(x^2) + eps) * gain` over a row padded to `padded` with zeros; `x` may be `y`.
 #[inline(always)]
-unsafe fn normalize<L: Lanes>(x: *const f32, y: *mut f32, width: usize, norm: &Norm<Buffer<f32>>) {
+unsafe fn normalize<L: Lanes>(x: *const f32, y: *mut f32, width: usize, norm: &Norm<Gain>) {
     let padded = width.next_multiple_of(16);
     let mut squares = L::zero_d();
     for i in (0..padded).step_by(16) {
@@ -51,7 +34,7 @@ unsafe fn normalize<L: Lanes>(x: *const f32, y: *mut f32, width: usize, norm: &N
     }
     let mean = (L::reduce_add_d(squares) / width as f64) as f32;
     let r = L::splat(1.0 / (mean + norm.eps).sqrt());
-    let gain = norm.gain.as_ptr();
+    let gain = norm.gain.values.as_ptr();
     for i in (0..padded).step_by(16) {
         L::store(y.add(i), L::mul(L::mul(L::load(x.add(i)), r), L::load(gain.add(i))));
     }
@@ -62,7 +45,7 @@ unsafe fn normalize<L: Lanes>(x: *const f32, y: *mut f32, width: usize, norm: &N
 unsafe fn quantize<L: Lanes>(
     mut x: *const f32,
     width: usize,
-    norms: Norms<'_, Buffer<f32>>,
+    norms: Norms<'_, Gain>,
     scratch: *mut f32,
     row: usize,
     out: QuantOut<'_>,
@@ -80,13 +63,14 @@ unsafe fn quantize<L: Lanes>(
     let q = out.values.slice(row * out.stride, padded);
     let Some(multiplier) = quant::multiplier(absmax) else {
         q.fill(0);
-        return out.rows.set(row, RowQuant { multiplier: f32::NAN, sum: 0 });
+        out.rows.slice(row, 1)[0] = RowQuant { multiplier: f32::NAN, sum: 0 };
+        return;
     };
     let mut sum = L::zero_i();
     for i in (0..padded).step_by(16) {
         sum = L::quantize(q.as_mut_ptr().add(i), L::mul(L::load(x.add(i)), L::splat(multiplier)), sum);
     }
-    out.rows.set(row, RowQuant { multiplier, sum: L::reduce_add_i(sum) });
+    out.rows.slice(row, 1)[0] = RowQuant { multiplier, sum: L::reduce_add_i(sum) };
 }
 
 /// Arguments of [`norm_quantize`].
@@ -95,7 +79,7 @@ pub(crate) struct NormQuantize<'a> {
     pub(crate) x: &'a [f32],
     pub(crate) stride: usize,
     pub(crate) width: usize,
-    pub(crate) norms: Norms<'a, Buffer<f32>>,
+    pub(crate) norms: Norms<'a, Gain>,
     pub(crate) out: QuantOut<'a>,
 }
 
@@ -114,7 +98,7 @@ pub(crate) struct GateQuantize<'a> {
     pub(crate) stride: usize,
     pub(crate) ffn: usize,
     pub(crate) gate: Gate,
-    pub(crate) norms: Norms<'a, Buffer<f32>>,
+    pub(crate) norms: Norms<'a, Gain>,
     pub(crate) out: QuantOut<'a>,
 }
 
@@ -157,7 +141,7 @@ pub(crate) struct NormRows<'a> {
     pub(crate) x: &'a [f32],
     pub(crate) stride: usize,
     pub(crate) width: usize,
-    pub(crate) norm: &'a Norm<Buffer<f32>>,
+    pub(crate) norm: &'a Norm<Gain>,
     /// `[wanted][stride]`
     pub(crate) out: Shared<'a, f32>,
 }
@@ -237,6 +221,5 @@ pub(crate) unsafe fn sum_by_lane<L: Lanes>(weights: *const f32, padded: usize) -
     for i in (0..padded).step_by(16) {
         sum = L::add(sum, L::load(weights.add(i)));
     }
-    debug_assert_eq!(order::SEGMENT % 16, 0);
     L::reduce_add(sum)
 }

@@ -20,6 +20,9 @@ use crate::cpu::{
 /// Bytes that are asked for ahead of their use: far enough to hide memory, near enough to stay in L1.
 const AHEAD: usize = 8192;
 
+/// Columns up to which the sums of [`one_token`] fit 32 bits: a block of 16 adds at most 4 * 128 * 128 to one.
+const ONE_TOKEN_COLS: usize = 16 * ((1 << 31) / (4 * 128 * 128) - 1);
+
 /// Arguments of [`bit_linear`].
 pub(crate) struct BitLinear<'a> {
     pub(crate) w: &'a Panels,
@@ -39,7 +42,7 @@ pub(crate) struct BitLinear<'a> {
 pub(crate) unsafe fn bit_linear<L: Lanes>(a: &BitLinear<'_>, panels: Range<usize>) {
     let n = a.x_rows.len();
     for panel in panels {
-        if n == 1 && L::WIDE_CODES {
+        if n == 1 && L::WIDE_CODES && a.w.cols <= ONE_TOKEN_COLS {
             one_token::<L>(a, panel);
             continue;
         }
@@ -110,8 +113,8 @@ unsafe fn tile<L: Lanes, const R: usize, const T: usize>(
                     *sum = L::add_i(*sum, L::widen(part));
                 }
             }
-            codes = codes.add(run * BLOCK_BYTES);
-            x = x.add(run * BLOCK);
+            codes = codes.wrapping_add(run * BLOCK_BYTES);
+            x = x.wrapping_add(run * BLOCK);
             left -= run;
         }
     }
@@ -152,8 +155,9 @@ unsafe fn dot_blocks<L: Lanes, const R: usize, const T: usize>(
                 }
             }
         }
-        codes = codes.add(BLOCK_BYTES);
-        x = x.add(BLOCK);
+        // After the last block these may point past the end; they are not followed.
+        codes = codes.wrapping_add(BLOCK_BYTES);
+        x = x.wrapping_add(BLOCK);
     }
     parts
 }
@@ -174,8 +178,8 @@ unsafe fn one_token<L: Lanes>(a: &BitLinear<'_>, panel: usize) {
                 *part = L::dot(*part, L::mask_plane(v, plane), x.add(4 * plane));
             }
         }
-        codes = codes.add(BLOCK_BYTES);
-        x = x.add(BLOCK);
+        codes = codes.wrapping_add(BLOCK_BYTES);
+        x = x.wrapping_add(BLOCK);
     }
     for (group, parts) in parts.into_iter().enumerate() {
         let mut sum = L::zero_i();

@@ -8,15 +8,10 @@ use crate::cpu::{
     x86_64::ymm::{both, ymm_lanes},
 };
 
-/// Whether this CPU has the level.
-pub(crate) fn present() -> bool {
-    is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
-}
-
 #[derive(Clone, Copy)]
 pub(crate) struct Avx2;
 
-kernel_set!(Avx2, "avx2,fma,f16c");
+kernel_set!(Avx2, "avx2", "fma", "f16c");
 
 ymm_lanes!(Avx2 {
     /// Pairs in 16 bits. A step adds at most 2 * 2 * 128 in magnitude, so 60 steps stay below 2^15.

@@ -5,21 +5,10 @@ use std::arch::x86_64::*;
 
 use crate::cpu::{generic::kernel_set, x86_64::zmm::zmm_lanes};
 
-/// Whether this CPU has the level.
-pub(crate) fn present() -> bool {
-    is_x86_feature_detected!("avx512f")
-        && is_x86_feature_detected!("avx512bw")
-        && is_x86_feature_detected!("avx512dq")
-        && is_x86_feature_detected!("avx512vl")
-        && is_x86_feature_detected!("avx2")
-        && is_x86_feature_detected!("fma")
-        && is_x86_feature_detected!("f16c")
-}
-
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512;
 
-kernel_set!(Avx512, "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c");
+kernel_set!(Avx512, "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx2", "fma", "f16c");
 
 zmm_lanes!(Avx512 {
     /// Pairs in 16 bits. A step adds at most 2 * 2 * 128 in magnitude, so 60 steps stay below 2^15.

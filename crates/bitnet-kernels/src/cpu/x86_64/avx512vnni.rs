@@ -5,22 +5,10 @@ use std::arch::x86_64::*;
 
 use crate::cpu::{generic::kernel_set, x86_64::zmm::zmm_lanes};
 
-/// Whether this CPU has the level.
-pub(crate) fn present() -> bool {
-    is_x86_feature_detected!("avx512f")
-        && is_x86_feature_detected!("avx512bw")
-        && is_x86_feature_detected!("avx512dq")
-        && is_x86_feature_detected!("avx512vl")
-        && is_x86_feature_detected!("avx2")
-        && is_x86_feature_detected!("fma")
-        && is_x86_feature_detected!("f16c")
-        && is_x86_feature_detected!("avx512vnni")
-}
-
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512Vnni;
 
-kernel_set!(Avx512Vnni, "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,avx512vnni");
+kernel_set!(Avx512Vnni, "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx2", "fma", "f16c", "avx512vnni");
 
 zmm_lanes!(Avx512Vnni {
     type Part = __m512i;

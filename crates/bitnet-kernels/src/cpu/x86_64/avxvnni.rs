@@ -8,18 +8,10 @@ use crate::cpu::{
     x86_64::ymm::{both, ymm_lanes},
 };
 
-/// Whether this CPU has the level.
-pub(crate) fn present() -> bool {
-    is_x86_feature_detected!("avx2")
-        && is_x86_feature_detected!("fma")
-        && is_x86_feature_detected!("f16c")
-        && is_x86_feature_detected!("avxvnni")
-}
-
 #[derive(Clone, Copy)]
 pub(crate) struct AvxVnni;
 
-kernel_set!(AvxVnni, "avx2,fma,f16c,avxvnni");
+kernel_set!(AvxVnni, "avx2", "fma", "f16c", "avxvnni");
 
 ymm_lanes!(AvxVnni {
     type Part = [__m256i; 2];
