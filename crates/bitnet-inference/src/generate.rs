@@ -1,13 +1,13 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bitnet_kernels::BackendInfo;
 use bitnet_model::{Batch, Logits, ModelSpec};
 
 use crate::{
-    BatchSizing, Event, FinishReason, ForwardError, GenerationConfig, InvalidRequest, Limits, Model, Plan,
-    Request, RequestError, Scheduler, SchedulerConfig, StepOutcome, Stepper, TokenText,
+    BatchSizing, End, Event, FinishReason, ForwardError, GenerationConfig, InvalidRequest, Limits, Model,
+    Plan, Request, RequestError, Scheduler, SchedulerConfig, StepOutcome, Stepper, TokenText,
 };
 
 /// What was generated.
@@ -21,6 +21,12 @@ pub struct Generated {
     pub tail: Vec<u8>,
     /// Seed of the random numbers.
     pub seed: u64,
+    /// Time from the start to the first drawn token, whether or not it became part of the text.
+    pub first_token: Option<Duration>,
+    /// Tokens drawn, the one that ended the text included.
+    pub drawn: usize,
+    /// Time from the first drawn token to the last; none if there was no further one.
+    pub decode: Option<Duration>,
 }
 
 /// Why generation failed.
@@ -36,7 +42,7 @@ pub enum GenerateError {
 }
 
 /// Continues one prompt on a borrowed model and the calling thread: the engine's scheduler and steps, without its
-/// thread. `on_token` sees each token as soon as it is final, and may end the text.
+/// thread. `on_token` sees each token as soon as it is final, and may end the text: later tokens are dropped.
 pub fn generate(
     model: &mut dyn Model,
     prompt: &[u32],
@@ -45,6 +51,7 @@ pub fn generate(
     text: Option<Arc<dyn TokenText>>,
     mut on_token: impl FnMut(u32) -> ControlFlow<()>,
 ) -> Result<Generated, GenerateError> {
+    let began = Instant::now();
     let limits = model.limits();
     let context = model.spec().context.min(limits.kv_blocks * Batch::BLOCK_TOKENS);
     let request = Request::new(prompt, GenerationConfig { n: 1, ..config.clone() });
@@ -64,20 +71,27 @@ pub fn generate(
     });
     let mut stepper = Stepper::new(Box::new(Borrowed(model)));
     let (mut plan, mut outcome, mut tokens) = (Plan::default(), StepOutcome::default(), Vec::new());
+    let (mut first_token, mut drawn, mut last_token, mut stopped) = (None, 0, None, false);
     scheduler.submit(0, 0, Arc::new(request), seed);
     loop {
         while let Some(event) = scheduler.next_event() {
             match event {
                 Event::Admitted(..) => {}
+                // The step that drew the token the text was stopped at may have drawn or released more.
+                Event::Token(..) if stopped => {}
                 Event::Token(_, token, _) => {
                     tokens.push(token);
                     if on_token(token).is_break() {
+                        stopped = true;
                         scheduler.cancel(0);
                     }
                 }
                 Event::Ended(_, end) => {
-                    let end = end?;
-                    return Ok(Generated { tokens, finish: end.finish, tail: end.tail, seed });
+                    let cancelled = End { finish: FinishReason::Cancelled, tail: Vec::new() };
+                    let End { finish, tail } = if stopped { cancelled } else { end? };
+                    let decode =
+                        last_token.zip(first_token).filter(|_| drawn > 1).map(|(last, first)| last - first);
+                    return Ok(Generated { tokens, finish, tail, seed, first_token, drawn, decode });
                 }
             }
         }
@@ -85,6 +99,11 @@ pub fn generate(
         assert!(scheduler.plan(0, &mut plan), "a lone sequence always has a step to run");
         stepper.run(&scheduler, &plan, &mut outcome);
         outcome.micros = start.elapsed().as_micros() as u64;
+        if !outcome.drawn.is_empty() {
+            drawn += outcome.drawn.len();
+            last_token = Some(began.elapsed());
+            first_token = first_token.or(last_token);
+        }
         scheduler.commit(0, &plan, &mut outcome);
     }
 }

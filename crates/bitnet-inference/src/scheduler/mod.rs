@@ -134,9 +134,11 @@ impl Scheduler {
 
     /// Takes a validated request; each of its choices becomes a sequence.
     pub fn submit(&mut self, now: u64, request: u64, asked: Arc<Request>, seed: u64) {
-        let deadline = asked.timeout.map(|t| now.saturating_add(t.as_micros() as u64));
+        let deadline =
+            asked.timeout.map(|t| now.saturating_add(t.as_micros().try_into().unwrap_or(u64::MAX)));
         for choice in 0..asked.config.n as u32 {
-            let wanted = asked.prompt.len() - asked.generated + asked.config.max_new_tokens;
+            let given = asked.prompt.len() - asked.generated;
+            let wanted = given.saturating_add(asked.config.max_new_tokens);
             let end = wanted.min(self.config.context);
             let mut tokens = Vec::with_capacity(end.max(asked.prompt.len()) + self.config.max_draft + 1);
             tokens.extend_from_slice(&asked.prompt);
@@ -202,7 +204,10 @@ impl Scheduler {
     pub fn tick(&mut self, now: u64) {
         let slow = self.config.slow_reader;
         self.end_where(|s| s.deadline.is_some_and(|d| d <= now), Err(RequestError::Timeout));
-        self.end_where(|s| s.paused.is_some_and(|p| p + slow <= now), Err(RequestError::SlowReader));
+        self.end_where(
+            |s| s.paused.is_some_and(|p| p.saturating_add(slow) <= now),
+            Err(RequestError::SlowReader),
+        );
         let mut moved = false;
         for &slot in &self.waiting {
             let s = seq_mut(&mut self.slots, slot);
@@ -218,8 +223,8 @@ impl Scheduler {
 
     /// When [`Scheduler::tick`] has something to end at the earliest.
     pub fn next_deadline(&self) -> Option<u64> {
-        let of =
-            |s: &Sequence| s.deadline.into_iter().chain(s.paused.map(|p| p + self.config.slow_reader)).min();
+        let slow = self.config.slow_reader;
+        let of = |s: &Sequence| s.deadline.into_iter().chain(s.paused.map(|p| p.saturating_add(slow))).min();
         self.slots.iter().flatten().filter_map(of).min()
     }
 

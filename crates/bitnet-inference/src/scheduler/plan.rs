@@ -120,7 +120,8 @@ impl Scheduler {
         let guess = if s.draws() { Lookup::depth(s, room, &self.pace.model) } else { 0 };
         let Some(from) = Lookup::find(&s.tokens, guess) else { return 0 };
         let guess = guess.min(s.tokens.len() - from);
-        let blocks = (s.tokens.len() + guess).div_ceil(BLOCK) - s.table.len();
+        // Rejected guesses leave their blocks in the table, so it may be longer than what is needed.
+        let blocks = (s.tokens.len() + guess).div_ceil(BLOCK).saturating_sub(s.table.len());
         // Nothing is taken from another sequence for a guess.
         if guess == 0 || blocks > self.pool.available() {
             return 0;

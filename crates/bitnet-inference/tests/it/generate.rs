@@ -29,7 +29,8 @@ fn a_prompt_in_chunks_gives_what_it_gives_in_one() {
     let whole = run(512, &prompt, &config).unwrap();
     assert_eq!(whole.tokens.len(), 40);
     for chunk in [1, 7, 64, 100] {
-        assert_eq!(run(chunk, &prompt, &config).unwrap(), whole);
+        let got = run(chunk, &prompt, &config).unwrap();
+        assert_eq!((got.tokens, got.finish), (whole.tokens.clone(), whole.finish));
     }
 }
 
@@ -67,14 +68,54 @@ fn a_callback_that_breaks_ends_the_text() {
     assert_eq!((stopped.tokens.len(), stopped.finish), (3, FinishReason::Cancelled));
 }
 
+struct Digits;
+
+impl TokenText for Digits {
+    fn append_bytes(&self, token: u32, out: &mut Vec<u8>) {
+        out.extend_from_slice(format!("{token:02}").as_bytes());
+    }
+}
+
+#[test]
+fn nothing_follows_the_token_at_which_a_callback_breaks() {
+    let config = GenerationConfig { max_new_tokens: 3, ignore_eos: true, ..Default::default() };
+    let tokens = run(64, &[1, 2], &config).unwrap().tokens;
+    // All three tokens are held back, and so come out together when the text ends.
+    let held: String = tokens.iter().map(|t| format!("{t:02}")).collect();
+    let config = GenerationConfig { stop_strings: vec![held + "!"], ..config };
+    let mut seen = Vec::new();
+    let stopped = generate(&mut model(64), &[1, 2], &config, &[], Some(Arc::new(Digits)), |token| {
+        seen.push(token);
+        ControlFlow::Break(())
+    });
+    let stopped = stopped.unwrap();
+    assert_eq!((seen, stopped.finish), (tokens[..1].to_vec(), FinishReason::Cancelled));
+    assert_eq!(stopped.tokens, tokens[..1]);
+}
+
+#[test]
+fn what_is_measured_counts_the_token_that_ends_the_text() {
+    let free = GenerationConfig { max_new_tokens: 4, ignore_eos: true, ..Default::default() };
+    let whole = run(64, &[1, 2], &free).unwrap();
+    assert_eq!(whole.drawn, 4);
+    assert!(whole.first_token.is_some() && whole.decode.is_some());
+    let config = GenerationConfig { stop_tokens: vec![whole.tokens[0]], ..free.clone() };
+    let ended = run(64, &[1, 2], &config).unwrap();
+    assert_eq!((ended.tokens.len(), ended.drawn, ended.decode), (0, 1, None));
+    assert!(ended.first_token.is_some());
+    let nothing = run(64, &[1, 2], &GenerationConfig { max_new_tokens: 0, ..free }).unwrap();
+    assert_eq!((nothing.first_token, nothing.drawn, nothing.decode), (None, 0, None));
+}
+
+#[test]
+fn as_many_tokens_as_can_be_asked_for_end_at_the_context() {
+    let config = GenerationConfig { max_new_tokens: usize::MAX, ignore_eos: true, ..Default::default() };
+    let full = run(512, &[1; 290], &config).unwrap();
+    assert_eq!((full.tokens.len(), full.finish), (10, FinishReason::Context));
+}
+
 #[test]
 fn a_stop_string_ends_the_text_before_it() {
-    struct Digits;
-    impl TokenText for Digits {
-        fn append_bytes(&self, token: u32, out: &mut Vec<u8>) {
-            out.extend_from_slice(format!("{token:02}").as_bytes());
-        }
-    }
     let free = GenerationConfig { max_new_tokens: 20, ..Default::default() };
     let go = |config: &GenerationConfig| {
         generate(&mut model(64), &[1, 2], config, &[], Some(Arc::new(Digits)), |_| ControlFlow::Continue(()))
