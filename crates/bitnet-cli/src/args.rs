@@ -170,7 +170,7 @@ pub struct InspectArgs {
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
-    /// Add SHA-256 and scale of each ternary tensor: -1, 0, 1 as signed bytes, row-major [out][in]
+    /// Add SHA-256 and scale of each ternary tensor: -1, 0, 1 as signed bytes, row by row
     #[arg(long)]
     pub hash: bool,
 }
@@ -210,7 +210,7 @@ pub struct BenchArgs {
     #[arg(short = 'n', long, value_name = "N", default_value_t = 128)]
     pub decode: usize,
     /// Sequences decoded together, like 1,4,16
-    #[arg(short = 'b', long, value_name = "N", value_delimiter = ',', default_value = "1")]
+    #[arg(short = 'b', long, value_name = "N", value_delimiter = ',', default_value = "1,2,4,8,16,32")]
     pub batch: Vec<usize>,
     /// Print one JSON object
     #[arg(long)]

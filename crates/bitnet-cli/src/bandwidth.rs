@@ -1,36 +1,69 @@
 //! How fast this machine reads memory: the ceiling of decode, which reads all weights for every token.
 
-use std::{hint::black_box, thread, time::Instant};
+use std::{
+    hint::black_box,
+    sync::{Barrier, OnceLock},
+    thread::{self, ScopedJoinHandle},
+    time::Instant,
+};
 
 use crate::memory::SystemMemory;
 
 /// Passes over the buffer; the best one counts, for the others were disturbed.
 const PASSES: usize = 5;
 const MIB: usize = 1 << 20;
+/// A smaller buffer would measure caches.
+const LEAST: usize = 64 * MIB;
 
-/// Gigabytes (10^9 bytes) per second that `threads` threads read together.
+/// Gigabytes (10^9 bytes) per second that `threads` threads read together; nothing if memory is too scarce to tell.
 ///
 /// The buffer is at least 256 MiB and four times the last-level cache, as far as memory and a gibibyte allow.
-pub fn measure(threads: usize) -> f64 {
+pub fn measure(threads: usize) -> Option<f64> {
     let wanted = (4 * last_level_cache()).clamp(256 * MIB, 1024 * MIB);
     let room = SystemMemory::now().available_bytes.map_or(wanted, |b| b as usize / 4);
-    let words = wanted.min(room.max(MIB)) / 8;
-    // Written, so that every page is there.
-    let buffer: Vec<u64> = (0..words as u64).collect();
-    let share = words.div_ceil(threads);
-    let best = (0..PASSES).map(|_| pass(&buffer, share)).fold(f64::INFINITY, f64::min);
-    (8 * words) as f64 / best / 1e9
+    measure_over(wanted.min(room), threads)
 }
 
-/// Seconds of one pass.
-fn pass(buffer: &[u64], share: usize) -> f64 {
+/// What a person is told of it.
+pub fn told(gb_s: Option<f64>) -> String {
+    gb_s.map_or("unknown".into(), |gb_s| format!("{gb_s:.1} GB/s"))
+}
+
+fn measure_over(bytes: usize, threads: usize) -> Option<f64> {
+    if bytes < LEAST {
+        return None;
+    }
+    let share = bytes / 8 / threads;
+    // Whether all threads were started: those that were must not wait for those that could not be.
+    let (complete, barrier) = (OnceLock::new(), Barrier::new(threads));
+    let parts: Vec<Vec<[Instant; 2]>> = thread::scope(|scope| {
+        let work = || {
+            // Written by the thread that reads it, so that every page is there, and near.
+            let part: Vec<u64> = (0..share as u64).collect();
+            let passes = if *complete.wait() { PASSES } else { 0 };
+            (0..passes).map(|_| pass(&part, &barrier)).collect()
+        };
+        let started: Vec<ScopedJoinHandle<_>> =
+            (0..threads).map_while(|_| thread::Builder::new().spawn_scoped(scope, work).ok()).collect();
+        complete.get_or_init(|| started.len() == threads);
+        started.into_iter().map(|thread| thread.join().ok()).collect::<Option<_>>()
+    })?;
+    let seconds = |pass: usize| {
+        let start = parts.iter().map(|times| times.get(pass).map(|t| t[0])).min()??;
+        let end = parts.iter().map(|times| times.get(pass).map(|t| t[1])).max()??;
+        Some((end - start).as_secs_f64())
+    };
+    let best =
+        (0..PASSES).map(seconds).collect::<Option<Vec<_>>>()?.into_iter().fold(f64::INFINITY, f64::min);
+    Some((8 * share * threads) as f64 / best / 1e9)
+}
+
+/// When one thread began and ended a pass over its part.
+fn pass(part: &[u64], barrier: &Barrier) -> [Instant; 2] {
+    barrier.wait();
     let start = Instant::now();
-    thread::scope(|scope| {
-        for part in buffer.chunks(share) {
-            scope.spawn(move || black_box(sum(part)));
-        }
-    });
-    start.elapsed().as_secs_f64()
+    black_box(sum(black_box(part)));
+    [start, Instant::now()]
 }
 
 /// Many sums side by side, so that the compiler can use vectors and no addition waits for the one before.
@@ -52,4 +85,16 @@ fn last_level_cache() -> usize {
         text.trim().strip_suffix('K')?.parse::<usize>().ok().map(|kib| kib * 1024)
     };
     (0..6).filter_map(read).max().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn too_little_memory_gives_no_number() {
+        assert_eq!(measure_over(LEAST - 1, 2), None);
+        assert!(measure_over(LEAST, 3).unwrap() > 0.1);
+        assert_eq!((told(None), told(Some(12.34))), ("unknown".into(), "12.3 GB/s".into()));
+    }
 }

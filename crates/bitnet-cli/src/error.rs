@@ -64,6 +64,12 @@ pub enum CliError {
         /// What would do.
         least: u64,
     },
+    /// Logits, or what follows from them, are NaN or infinite.
+    #[error("the model gives no finite numbers ({model}): check its file, or report this")]
+    NotFinite {
+        /// Its name.
+        model: String,
+    },
     /// A file could not be read or written.
     #[error("cannot {action}: {source} ({}): check the path, its permissions and the free space", .path.display())]
     File {

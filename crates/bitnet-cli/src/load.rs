@@ -49,12 +49,17 @@ pub struct WeightBytes {
     pub step: u64,
 }
 
-/// The backend that the flags ask for.
-pub fn backend(common: &Common) -> Result<Cpu, CliError> {
+/// The level of instructions that the flags ask for, on a device that this build has.
+pub fn isa(common: &Common) -> Result<Isa, CliError> {
     if let Device::Cuda(device) = &common.device {
         return Err(CliError::NoCuda { device: device.clone() });
     }
-    Ok(Cpu::new(Isa::named(&common.isa)?, threads(common))?)
+    Ok(Isa::named(&common.isa)?)
+}
+
+/// The backend that the flags ask for.
+pub fn backend(common: &Common) -> Result<Cpu, CliError> {
+    Ok(Cpu::new(isa(common)?, threads(common))?)
 }
 
 /// The number of threads that the flags ask for.

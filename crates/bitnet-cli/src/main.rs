@@ -10,6 +10,7 @@ mod bandwidth;
 mod commands;
 mod cpu_facts;
 mod error;
+mod input_text;
 mod load;
 mod memory;
 mod model_arg;
@@ -48,6 +49,8 @@ fn main() -> ExitCode {
 }
 
 fn dispatch(command: Command, common: &Common) -> Result<(), CliError> {
+    // Commands that do not compute take these flags as well, and refuse what no other command takes.
+    load::isa(common)?;
     match command {
         Command::Run(a) => commands::run::run(common, &a),
         Command::Logits(a) => commands::logits::run(common, &a),

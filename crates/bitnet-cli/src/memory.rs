@@ -67,6 +67,13 @@ impl SystemMemory {
     }
 }
 
+/// The most memory that this process has taken so far, if the system tells.
+pub fn peak_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"))?;
+    line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
+}
+
 /// The bytes a command may take when it needs at least `least` and has use for `most`.
 pub fn budget(limit: Option<MemoryLimit>, least: u64, most: u64) -> Result<u64, CliError> {
     let available = SystemMemory::now().available_bytes;
@@ -81,10 +88,14 @@ pub fn budget(limit: Option<MemoryLimit>, least: u64, most: u64) -> Result<u64, 
         (None, Some(bytes)) => (bytes / 2).max(least).min(bytes),
         (None, None) => most,
     };
-    if given < least {
-        return Err(CliError::MemoryTooSmall { given, least });
+    match limit {
+        _ if given >= least => Ok(given.min(most)),
+        Some(_) => Err(CliError::MemoryTooSmall { given, least }),
+        None => {
+            let what = format!("the model needs at least {least} bytes, and {given} are available");
+            Err(CliError::refused(what, "memory", "free memory, or use a smaller model or a shorter text"))
+        }
     }
-    Ok(given.min(most))
 }
 
 #[cfg(test)]
@@ -107,6 +118,13 @@ mod tests {
         for text in ["", "-1", "G", "4X", "0%", "101%", "1e9", "4 G", "1..2G"] {
             assert!(text.parse::<MemoryLimit>().is_err(), "{text:?}");
         }
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_machine_that_is_too_small_is_not_blamed_on_a_flag() {
+        let error = budget(None, u64::MAX, u64::MAX).unwrap_err().to_string();
+        assert!(error.contains("available (memory)") && !error.contains("--memory"), "{error}");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use crate::{
     bandwidth,
     error::CliError,
     load::{Loaded, Want, load},
-    model_arg, output,
+    memory, model_arg, output,
     progress::Progress,
 };
 
@@ -21,7 +21,7 @@ const PROMPT: usize = 16;
 /// Prompts differ in length, so that no two members of a batch are at the same position.
 const RAGGED: usize = 5;
 /// Tokens compared between a batch and its members alone.
-const COMPARED: usize = 32;
+const COMPARED: usize = 16;
 /// Each speed is measured this often, as long as that takes no longer than [`PATIENCE`]; the best counts.
 const REPEATS: usize = 3;
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -33,8 +33,10 @@ struct Report {
     threads: usize,
     model: String,
     kv: String,
-    memory_bandwidth_gb_s: f64,
+    memory_bandwidth_gb_s: Option<f64>,
     load_seconds: f64,
+    /// Resident memory at its most, with weights and cache; null where the system does not tell.
+    peak_memory_bytes: Option<u64>,
     /// Bytes of weights that a step reads.
     weight_bytes: u64,
     prefill: Vec<Prefill>,
@@ -62,7 +64,7 @@ pub fn run(common: &Common, args: &BenchArgs) -> Result<(), CliError> {
     let checkpoint = model_arg::open(&args.model)?;
     let want = want(args, &checkpoint)?;
     let Loaded { mut model, weights, time } = load(common, &checkpoint, want)?;
-    let mut bench = Bench::new(&mut model, want.tokens);
+    let mut bench = Bench::new(&checkpoint.name, &mut model, want.tokens);
 
     // One sequence is compared as well, with itself beside another: so that the answer always means something.
     let members = args.batch.iter().copied().max().unwrap_or(1).max(2);
@@ -85,6 +87,8 @@ pub fn run(common: &Common, args: &BenchArgs) -> Result<(), CliError> {
     });
     let decode = decode.collect::<Result<Vec<_>, CliError>>()?;
     let info = model.backend();
+    // Before the bandwidth, whose buffer is not the model's.
+    let peak_memory_bytes = memory::peak_bytes();
     let memory_bandwidth_gb_s = bandwidth::measure(info.threads);
     drop(bar);
 
@@ -96,6 +100,7 @@ pub fn run(common: &Common, args: &BenchArgs) -> Result<(), CliError> {
         kv: common.kv.clone(),
         memory_bandwidth_gb_s,
         load_seconds: time.as_secs_f64(),
+        peak_memory_bytes,
         weight_bytes: weights.step,
         prefill,
         decode_tokens: args.decode,
@@ -143,6 +148,7 @@ fn best(mut run: impl FnMut() -> Result<Duration, CliError>) -> Result<f64, CliE
 
 /// A model, and room for its steps.
 struct Bench<'a> {
+    name: &'a str,
     model: &'a mut dyn Model,
     /// Blocks that each sequence of a batch has for itself.
     blocks: usize,
@@ -151,9 +157,9 @@ struct Bench<'a> {
 }
 
 impl<'a> Bench<'a> {
-    fn new(model: &'a mut dyn Model, tokens: usize) -> Self {
+    fn new(name: &'a str, model: &'a mut dyn Model, tokens: usize) -> Self {
         let blocks = tokens.div_ceil(Batch::BLOCK_TOKENS);
-        Bench { model, blocks, batch: Batch::new(), logits: Logits::default() }
+        Bench { name, model, blocks, batch: Batch::new(), logits: Logits::default() }
     }
 
     /// Some token ids that are the same every time; `member` sets them apart.
@@ -198,7 +204,7 @@ impl<'a> Bench<'a> {
             self.batch.clear();
             self.batch.push(&prompt, 0, table, prompt.len() - 1..prompt.len());
             self.model.forward(&self.batch, &mut self.logits)?;
-            next.push(argmax(self.logits.row(0)));
+            next.push(self.most_likely(0)?);
             sequences.push((prompt.len(), Vec::with_capacity(tokens)));
         }
         let start = Instant::now();
@@ -210,9 +216,15 @@ impl<'a> Bench<'a> {
                 out.push(*token);
             }
             self.model.forward(&self.batch, &mut self.logits)?;
-            next.iter_mut().enumerate().for_each(|(row, token)| *token = argmax(self.logits.row(row)));
+            for (row, token) in next.iter_mut().enumerate() {
+                *token = self.most_likely(row)?;
+            }
         }
         Ok((start.elapsed(), sequences.into_iter().map(|(_, tokens)| tokens).collect()))
+    }
+
+    fn most_likely(&self, row: usize) -> Result<u32, CliError> {
+        argmax(self.logits.row(row)).ok_or_else(|| CliError::NotFinite { model: self.name.into() })
     }
 
     /// Fails if any of `members` sequences has other tokens in a batch than alone.
@@ -235,15 +247,18 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// The most likely token, the lowest one of equals.
-fn argmax(row: &[f32]) -> u32 {
+/// The most likely token, the lowest one of equals; none if any logit is NaN or infinite.
+fn argmax(row: &[f32]) -> Option<u32> {
+    if !row.iter().all(|x| x.is_finite()) {
+        return None;
+    }
     let mut best = 0;
     for (i, x) in row.iter().enumerate() {
         if *x > row[best] {
             best = i;
         }
     }
-    best as u32
+    Some(best as u32)
 }
 
 fn print(r: &Report) -> Result<(), CliError> {
@@ -254,8 +269,9 @@ fn print(r: &Report) -> Result<(), CliError> {
             r.load_seconds
         ),
         format!(
-            "memory bandwidth {:.1} GB/s, weights of {:.1} MB a step",
-            r.memory_bandwidth_gb_s,
+            "memory bandwidth {}, peak {}, weights of {:.1} MB a step",
+            bandwidth::told(r.memory_bandwidth_gb_s),
+            r.peak_memory_bytes.map_or("unknown".into(), |bytes| format!("{:.1} MB", bytes as f64 / 1e6)),
             r.weight_bytes as f64 / 1e6
         ),
     ];
@@ -270,4 +286,17 @@ fn print(r: &Report) -> Result<(), CliError> {
     }
     lines.push("tokens of a batch equal those of its members alone".into());
     output::line(lines.join("\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::argmax;
+
+    #[test]
+    fn a_row_that_is_not_finite_has_no_most_likely_token() {
+        assert_eq!(argmax(&[1.0, 3.0, 3.0, 2.0]), Some(1));
+        for broken in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            assert_eq!(argmax(&[1.0, broken, 0.5]), None);
+        }
+    }
 }

@@ -27,7 +27,7 @@ struct Report {
     isas: Vec<&'static str>,
     threads: usize,
     memory: SystemMemory,
-    memory_bandwidth_gb_s: f64,
+    memory_bandwidth_gb_s: Option<f64>,
     /// Devices that this build can compute on, beside the CPU.
     gpus: [(); 0],
     gpu_note: &'static str,
@@ -112,11 +112,15 @@ fn print(r: &Report) -> Result<(), CliError> {
     };
     let mut lines = vec![
         format!("bitnet     {} on {} {}", r.version, r.os, r.cpu.arch),
-        format!("cpu        {}, {} cores", r.cpu.name.as_deref().unwrap_or("unknown name"), r.cpu.cores),
+        format!(
+            "cpu        {}, {} threads at once",
+            r.cpu.name.as_deref().unwrap_or("unknown name"),
+            r.cpu.cores
+        ),
         format!("features   {}", r.cpu.features.join(" ")),
         format!("isa        {} of {}, {} threads", r.isa, r.isas.join(", "), r.threads),
         format!("memory     {}, {} available", gib(r.memory.total_bytes), gib(r.memory.available_bytes)),
-        format!("bandwidth  {:.1} GB/s", r.memory_bandwidth_gb_s),
+        format!("bandwidth  {}", bandwidth::told(r.memory_bandwidth_gb_s)),
         format!("gpus       {}", r.gpu_note),
         "kernels against the reference, bit for bit:".into(),
     ];

@@ -1,5 +1,7 @@
 //! How well a model predicts a text; the definition is in the help of the command ([`PerplexityArgs`]).
 
+use std::{fs::File, path::Path};
+
 use bitnet_model::{Checkpoint, Tokenizer};
 use serde::Serialize;
 
@@ -7,14 +9,13 @@ use crate::{
     args::{Common, PerplexityArgs},
     commands::logits::prefill,
     error::CliError,
+    input_text,
     load::{Want, load},
     model_arg, output,
     progress::Progress,
 };
 
 const DEFAULT_WINDOW: usize = 512;
-/// Most bytes of text.
-const MAX_TEXT: u64 = 1 << 30;
 /// Tokens in a step: each has a row of logits, which may be half a megabyte.
 const STEP: usize = 128;
 
@@ -30,8 +31,8 @@ struct Report {
     scored_characters: usize,
     nats_per_token: f64,
     perplexity: f64,
-    /// Standard error of the perplexity, from that of the mean loss.
-    standard_error: f64,
+    /// Standard error of the perplexity, from that of the mean loss; one token alone has none.
+    standard_error: Option<f64>,
     bits_per_character: f64,
 }
 
@@ -40,7 +41,7 @@ pub fn run(common: &Common, args: &PerplexityArgs) -> Result<(), CliError> {
     let checkpoint = model_arg::open(&args.model)?;
     let tokenizer = model_arg::tokenizer(&checkpoint)?;
     let window = window(args, &checkpoint)?;
-    let ids = tokenizer.encode(&text(args)?, true)?;
+    let ids = tokenizer.encode(&text(&args.file)?, true)?;
     if ids.len() < window {
         let what = format!("the text has {} tokens, fewer than a window of {window}", ids.len());
         return Err(CliError::refused(
@@ -62,6 +63,9 @@ pub fn run(common: &Common, args: &PerplexityArgs) -> Result<(), CliError> {
                 loss.add(nats(row, next));
             }
         })?;
+        if !loss.mean().exp().is_finite() {
+            return Err(CliError::NotFinite { model: checkpoint.name });
+        }
         characters += count_characters(tokenizer, &ids[1..])?;
         bar.step();
     }
@@ -79,14 +83,15 @@ pub fn run(common: &Common, args: &PerplexityArgs) -> Result<(), CliError> {
         scored_characters: characters,
         nats_per_token: mean,
         perplexity: mean.exp(),
-        standard_error: mean.exp() * error,
+        standard_error: error.map(|error| mean.exp() * error),
         bits_per_character: loss.sum / std::f64::consts::LN_2 / characters.max(1) as f64,
     };
     if args.json {
         return output::json(&report);
     }
     let Report { perplexity, standard_error, bits_per_character, scored_tokens, windows, .. } = report;
-    output::line(format_args!("perplexity {perplexity:.4} +/- {standard_error:.4}"))?;
+    let error = standard_error.map_or("unknown".into(), |error| format!("{error:.4}"));
+    output::line(format_args!("perplexity {perplexity:.4} +/- {error}"))?;
     output::line(format_args!("{bits_per_character:.4} bits per character, {mean:.4} nats per token"))?;
     output::line(format_args!("{scored_tokens} tokens scored in {windows} windows of {window}"))
 }
@@ -108,13 +113,8 @@ fn window(args: &PerplexityArgs, checkpoint: &Checkpoint) -> Result<usize, CliEr
     Ok(window)
 }
 
-fn text(args: &PerplexityArgs) -> Result<String, CliError> {
-    let size = std::fs::metadata(&args.file).map_err(CliError::file("read", &args.file))?.len();
-    if size > MAX_TEXT {
-        let what = format!("the text has {size} bytes");
-        return Err(CliError::refused(what, args.file.display(), format!("give at most {MAX_TEXT}")));
-    }
-    std::fs::read_to_string(&args.file).map_err(CliError::file("read", &args.file))
+fn text(file: &Path) -> Result<String, CliError> {
+    input_text::read(File::open(file).map_err(CliError::file("read", file))?, file)
 }
 
 /// What a row of logits loses on the token that came: `-ln softmax(row)[token]`.
@@ -151,8 +151,9 @@ impl Loss {
         self.sum / self.count as f64
     }
 
-    fn standard_error(&self) -> f64 {
-        (self.squares / (self.count.max(2) - 1) as f64 / self.count as f64).sqrt()
+    fn standard_error(&self) -> Option<f64> {
+        let (count, others) = (self.count as f64, self.count.saturating_sub(1) as f64);
+        (self.count > 1).then(|| (self.squares / others / count).sqrt())
     }
 }
 
@@ -172,6 +173,6 @@ mod tests {
         [1.0, 2.0, 3.0, 4.0].into_iter().for_each(|x| loss.add(x));
         assert!((loss.mean() - 2.5).abs() < 1e-12);
         // Variance 5/3 of four values.
-        assert!((loss.standard_error() - (5.0f64 / 12.0).sqrt()).abs() < 1e-12);
+        assert!((loss.standard_error().unwrap() - (5.0f64 / 12.0).sqrt()).abs() < 1e-12);
     }
 }

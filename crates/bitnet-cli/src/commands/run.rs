@@ -39,8 +39,9 @@ pub fn run(common: &Common, args: &RunArgs) -> Result<(), CliError> {
             "leave it out",
         ));
     }
-    let tokens = prompt.len().saturating_add(config.max_new_tokens).min(context);
-    let least = (prompt.len() + 1).min(tokens);
+    // The prompt is below the context, and needs room for a token after it even if none is asked for.
+    let least = prompt.len() + 1;
+    let tokens = prompt.len().saturating_add(config.max_new_tokens).clamp(least, context);
     let want = Want { step: prompt.len().min(STEP), all_logits: false, sequences: 1, tokens, least };
     let mut model = load(common, &checkpoint, want)?.model;
     if model.spec().context < tokens {

@@ -1,9 +1,4 @@
-use std::io::Read;
-
-use crate::{args::TokenizeArgs, error::CliError, model_arg, output};
-
-/// Most bytes of text that are read from stdin.
-const MAX_TEXT: u64 = 1 << 28;
+use crate::{args::TokenizeArgs, error::CliError, input_text, model_arg, output};
 
 /// `bitnet tokenize`.
 pub fn run(args: &TokenizeArgs) -> Result<(), CliError> {
@@ -18,15 +13,5 @@ pub fn run(args: &TokenizeArgs) -> Result<(), CliError> {
 
 /// All of stdin, as text.
 pub fn stdin() -> Result<String, CliError> {
-    let mut text = String::new();
-    let read = std::io::stdin().lock().take(MAX_TEXT + 1).read_to_string(&mut text);
-    read.map_err(CliError::file("read", "stdin"))?;
-    if text.len() as u64 > MAX_TEXT {
-        return Err(CliError::refused(
-            "the text is too long",
-            "stdin",
-            format!("give at most {MAX_TEXT} bytes"),
-        ));
-    }
-    Ok(text)
+    input_text::read(std::io::stdin().lock(), "stdin")
 }

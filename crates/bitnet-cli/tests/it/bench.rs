@@ -17,6 +17,9 @@ fn speeds_come_for_every_length_and_batch_asked_for() {
     assert_eq!(batches, [Some(1), Some(3)]);
     let rows = [report["prefill"].as_array().unwrap().clone(), report["decode"].as_array().unwrap().clone()];
     assert!(rows.concat().iter().all(|row| row["tok_s"].as_f64().unwrap() > 0.0));
+    assert!(report["load_seconds"].as_f64().unwrap() > 0.0);
+    #[cfg(target_os = "linux")]
+    assert!(report["peak_memory_bytes"].as_u64() > report["weight_bytes"].as_u64(), "{report}");
     // All ternary matrices of two layers at 2 bits with a scale a row, the bf16 head and the norms.
     let layer = (256 + 2 * 128 + 256 + 3 * 768) * 256 / 4;
     assert!(report["weight_bytes"].as_u64().unwrap() > 2 * layer + 512 * 256 * 2);
@@ -25,7 +28,11 @@ fn speeds_come_for_every_length_and_batch_asked_for() {
 #[test]
 fn people_get_the_same_as_a_table() {
     let out = bitnet(&["bench", "synthetic:tiny", "-p", "8", "-n", "4", "--isa", "scalar"]).success();
-    for part in ["isa scalar", "prefill", "decode", "tok/s", "memory bandwidth", "equal"] {
+    let batches: Vec<&str> =
+        out.lines().filter_map(|l| l.strip_prefix("decode")?.split_whitespace().nth(1)).collect();
+    assert_eq!(batches, ["1", "2", "4", "8", "16", "32"]);
+    for part in ["isa scalar", "prefill", "decode", "tok/s", "memory bandwidth", "peak", "loaded in", "equal"]
+    {
         assert!(out.contains(part), "{part}: {out}");
     }
 }

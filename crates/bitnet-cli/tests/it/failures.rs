@@ -38,6 +38,9 @@ fn wrong_usage_is_told_in_one_line_with_exit_code_2() {
     fails(2, "bench synthetic:tiny -p 5000", &["-p", "4096"]);
     fails(2, "bench synthetic:tiny -n 4096", &["-n"]);
     fails(2, "doctor --threads x", &["--threads"]);
+    fails(2, "inspect demo --isa foo", &["'foo'", "--isa"]);
+    fails(2, "tokenize demo x --isa foo", &["'foo'", "--isa"]);
+    fails(2, "detokenize demo 1 --isa foo", &["'foo'", "--isa"]);
 }
 
 #[test]
@@ -59,6 +62,9 @@ fn what_a_model_cannot_do_is_told_with_a_cure() {
     fails(1, "run synthetic:tiny --ids 1,512", &["token id 512", "0 to 511"]);
     fails(1, "run synthetic:tiny --ids 1 --device cuda", &["no CUDA backend", "--device cpu"]);
     fails(1, "run synthetic:tiny --ids 1 --device cuda:3", &["cuda:3"]);
+    fails(1, "inspect demo --device cuda", &["no CUDA backend"]);
+    fails(1, "tokenize demo x --device cuda", &["no CUDA backend"]);
+    fails(1, "detokenize demo 1 --device cuda", &["no CUDA backend"]);
     let odd = fixture("bitnet-odd");
     fails(1, &format!("detokenize {odd} 1,99999"), &["99999"]);
     fails(1, &format!("run {odd} --ids {}", ["5"; 4096].join(",")), &["4096 tokens", "PROMPT"]);
@@ -82,4 +88,25 @@ fn an_output_that_takes_nothing_is_told_in_one_line() {
     assert_eq!(output.status.code(), Some(1));
     let error = String::from_utf8(output.stderr).unwrap();
     assert!(error.starts_with("error: cannot write the output") && error.lines().count() == 1, "{error}");
+}
+
+#[test]
+fn a_model_whose_numbers_are_not_finite_is_told_and_gives_no_result() {
+    let folder = tempfile::tempdir().unwrap();
+    for file in ["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"] {
+        std::fs::copy(fixture(&format!("bitnet-packed/{file}")), folder.path().join(file)).unwrap();
+    }
+    let weights = folder.path().join("model.safetensors");
+    let mut bytes = std::fs::read(&weights).unwrap();
+    let (header, about) = safetensors::SafeTensors::read_metadata(&bytes).unwrap();
+    let (from, to) = about.info("model.norm.weight").unwrap().data_offsets;
+    // All bits set are NaN in every type of float.
+    bytes[8 + header + from..8 + header + to].fill(0xFF);
+    std::fs::write(&weights, bytes).unwrap();
+
+    let text = folder.path().join("text");
+    std::fs::write(&text, "word ".repeat(50)).unwrap();
+    let (model, text) = (folder.path().display(), text.display());
+    fails(1, &format!("perplexity {model} {text} --context 16 --json"), &["no finite numbers"]);
+    fails(1, &format!("bench {model} -p 8 -n 4 -b 1 --json"), &["no finite numbers"]);
 }

@@ -59,6 +59,25 @@ fn people_get_perplexity_with_its_error() {
 }
 
 #[test]
+fn one_scored_token_has_no_standard_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, file) = (fixture("bitnet-odd"), text(&folder, b"a"));
+    let args = ["perplexity", &model, &file, "--context", "2"];
+    let report = bitnet(&[&args[..], &["--json"]].concat()).json();
+    assert_eq!(report["scored_tokens"], 1);
+    assert!(report["perplexity"].as_f64().unwrap() >= 1.0 && report["standard_error"].is_null(), "{report}");
+    let out = bitnet(&args).success();
+    assert!(out.contains("+/- unknown"), "{out}");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_text_that_never_ends_is_refused() {
+    let error = bitnet(&["perplexity", &fixture("bitnet-odd"), "/dev/zero"]).failure(1);
+    assert!(error.contains("too long (/dev/zero)"), "{error}");
+}
+
+#[test]
 fn texts_and_windows_that_cannot_be_scored_are_told() {
     let folder = tempfile::tempdir().unwrap();
     let model = fixture("bitnet-odd");
@@ -73,6 +92,6 @@ fn texts_and_windows_that_cannot_be_scored_are_told() {
     assert!(error.contains("no-such-text"), "{error}");
     let file = text(&folder, &[0xFF; 2000]);
     let error = bitnet(&["perplexity", &model, &file]).failure(1);
-    assert!(error.contains("UTF-8"), "{error}");
+    assert!(error.contains("UTF-8 from byte 0 on") && error.contains("convert it"), "{error}");
     bitnet(&["perplexity", "synthetic:tiny", &file]).failure(1);
 }

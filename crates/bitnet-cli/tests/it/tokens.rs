@@ -40,5 +40,8 @@ fn stdin_that_is_not_text_is_told_in_one_line() {
     let output = command.stdin(fs::File::open(file).unwrap()).stdout(Stdio::piped()).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     let error = String::from_utf8(output.stderr).unwrap();
-    assert!(error.contains("stdin") && error.lines().count() == 1, "{error}");
+    assert!(
+        error.contains("UTF-8 from byte 1 on (stdin): convert it") && error.lines().count() == 1,
+        "{error}"
+    );
 }
