@@ -2,7 +2,7 @@ use std::{
     io::{self, IsTerminal, Write},
     ops::ControlFlow,
     sync::Arc,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use bitnet_inference::{Generated, GenerationConfig, TokenText, generate};
@@ -52,20 +52,11 @@ pub fn run(common: &Common, args: &RunArgs) -> Result<(), CliError> {
     }
 
     let mut printer = Printer::new(checkpoint.tokenizer.as_ref());
-    let (generated, pace) =
-        complete(&mut model, &prompt, &config, &checkpoint, |token| printer.token(token))?;
+    let generated = complete(&mut model, &prompt, &config, &checkpoint, |token| printer.token(token))?;
     printer.end(&generated.tail)?;
 
     let info = model.backend();
-    output::note(format_args!(
-        "{} prompt tokens at {}, first token after {:.3} s; {} tokens generated at {}, ended by {}",
-        prompt.len(),
-        rate(prompt.len(), pace.first),
-        pace.first.as_secs_f64(),
-        generated.tokens.len(),
-        rate(generated.tokens.len().saturating_sub(1), pace.rest),
-        generated.finish,
-    ));
+    output::note(pace(prompt.len(), &generated));
     output::note(format_args!(
         "seed {}, temperature {}, kv {}, isa {}, {} threads",
         generated.seed, config.temperature, common.kv, info.isa, info.threads
@@ -73,10 +64,15 @@ pub fn run(common: &Common, args: &RunArgs) -> Result<(), CliError> {
     Ok(())
 }
 
-/// When the first token came, and how long the others took.
-struct Pace {
-    first: Duration,
-    rest: Duration,
+/// How many tokens went in and came out, and how fast as far as that was measured.
+fn pace(prompt: usize, generated: &Generated) -> String {
+    let Generated { tokens, finish, first_token, drawn, decode, .. } = generated;
+    let prefill = first_token.map_or(String::new(), |time| {
+        format!(" at {}, first token after {:.3} s", rate(prompt, time), time.as_secs_f64())
+    });
+    // The first token comes from the prompt's step.
+    let decode = decode.map_or(String::new(), |time| format!(" at {}", rate(drawn.saturating_sub(1), time)));
+    format!("{prompt} prompt tokens{prefill}; {} tokens generated{decode}, ended by {finish}", tokens.len())
 }
 
 /// Generates from `prompt`; `print` gets the tokens as they come.
@@ -86,27 +82,22 @@ fn complete(
     config: &GenerationConfig,
     checkpoint: &Checkpoint,
     mut print: impl FnMut(u32) -> io::Result<()>,
-) -> Result<(Generated, Pace), CliError> {
+) -> Result<Generated, CliError> {
     let text = checkpoint.tokenizer.clone().map(|t| Arc::new(VisibleText(t)) as Arc<dyn TokenText>);
-    let (start, mut first, mut failed) = (Instant::now(), None, None);
-    let each = |token| {
-        first.get_or_insert_with(|| start.elapsed());
-        match print(token) {
-            Ok(()) => ControlFlow::Continue(()),
-            Err(e) => {
-                failed = Some(e);
-                ControlFlow::Break(())
-            }
+    let mut failed = None;
+    let each = |token| match print(token) {
+        Ok(()) => ControlFlow::Continue(()),
+        Err(e) => {
+            failed = Some(e);
+            ControlFlow::Break(())
         }
     };
     let generated =
         generate(model, prompt, config, &checkpoint.defaults.eos, text, each).map_err(CliError::Generate)?;
-    if let Some(e) = failed {
-        return Err(CliError::Stdout(e));
+    match failed {
+        None => Ok(generated),
+        Some(e) => Err(CliError::Stdout(e)),
     }
-    let whole = start.elapsed();
-    let first = first.unwrap_or(whole);
-    Ok((generated, Pace { first, rest: whole - first }))
 }
 
 /// What the user asked for, else what the model asks for, else the defaults of this command.
@@ -221,8 +212,5 @@ impl Printer {
 }
 
 fn rate(tokens: usize, time: Duration) -> String {
-    match tokens {
-        0 => "no rate".into(),
-        n => format!("{:.1} tok/s", n as f64 / time.as_secs_f64()),
-    }
+    format!("{:.1} tok/s", tokens as f64 / time.as_secs_f64())
 }

@@ -47,6 +47,16 @@ fn statistics_go_to_stderr_and_name_what_made_them() {
 }
 
 #[test]
+fn only_what_was_measured_has_a_rate() {
+    for (tokens, rates) in [("0", 0), ("1", 1), ("2", 2)] {
+        let outcome = bitnet(&["run", "synthetic:tiny", "--ids", "1,2", "-n", tokens]);
+        assert_eq!(outcome.err.matches("tok/s").count(), rates, "{outcome:?}");
+        assert_eq!(outcome.err.contains("first token after"), rates > 0, "{outcome:?}");
+        assert!(outcome.err.contains(&format!("{tokens} tokens generated")), "{outcome:?}");
+    }
+}
+
+#[test]
 fn temperature_zero_and_top_k_one_take_the_most_likely_token_whatever_the_seed() {
     let greedy =
         |flag: &[&str]| bitnet(&with(&["run", "synthetic:tiny", "--ids", "9,8", "-n", "8"], flag)).success();
