@@ -67,21 +67,27 @@ impl Bench {
 }
 
 fn print_row(result: &Value) {
-    println!("{} ({}, {} threads)", result["model"], result["isa"], result["threads"]);
-    println!("  memory bandwidth {:.1} GB/s", number(&result["memory_bandwidth_gb_s"]));
+    let text = |key: &str| result[key].as_str().unwrap_or("?").to_owned();
+    println!("{} ({}, {} threads)", text("model"), text("isa"), result["threads"]);
+    println!("  memory bandwidth {} GB/s", number(&result["memory_bandwidth_gb_s"]));
     for prefill in result["prefill"].as_array().into_iter().flatten() {
-        println!("  prefill {:>5} tokens  {:>10.1} tok/s", prefill["tokens"], number(&prefill["tok_s"]));
+        println!(
+            "  prefill {:>5} tokens  {:>10} tok/s",
+            count(&prefill["tokens"]),
+            number(&prefill["tok_s"])
+        );
     }
     for decode in result["decode"].as_array().into_iter().flatten() {
-        println!(
-            "  decode  batch {:>4}    {:>10.1} tok/s  {:>6.1} GB/s",
-            decode["batch"],
-            number(&decode["tok_s"]),
-            number(&decode["gb_s"])
-        );
+        let (speed, bytes) = (number(&decode["tok_s"]), number(&decode["gb_s"]));
+        println!("  decode  batch {:>4}    {speed:>10} tok/s  {bytes:>6} GB/s", count(&decode["batch"]));
     }
 }
 
-fn number(value: &Value) -> f64 {
-    value.as_f64().unwrap_or(f64::NAN)
+fn count(value: &Value) -> String {
+    value.as_u64().map_or("?".into(), |n| n.to_string())
+}
+
+/// One decimal, or that the value is not known.
+fn number(value: &Value) -> String {
+    value.as_f64().map_or("unknown".into(), |x| format!("{x:.1}"))
 }
