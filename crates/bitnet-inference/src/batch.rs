@@ -84,6 +84,13 @@ pub(crate) fn validate(engine: &Engine, requests: &[Request]) -> Result<(), Batc
     Ok(())
 }
 
+/// A valid request for new tokens only.
+pub(crate) fn new_tokens(engine: &Engine, mut request: Request) -> Result<Request, InvalidRequest> {
+    check(engine, &request)?;
+    request.config.echo = false;
+    Ok(request)
+}
+
 /// One result for each request means one choice.
 fn check(engine: &Engine, request: &Request) -> Result<(), InvalidRequest> {
     engine.validate(request)?;
@@ -92,7 +99,7 @@ fn check(engine: &Engine, request: &Request) -> Result<(), InvalidRequest> {
     if n == 1 { Ok(()) } else { Err(one().into()) }
 }
 
-/// Submits the valid requests together; the others fail alone.
+/// Submits the valid requests together, for new tokens only; the others fail alone.
 pub(crate) fn submit_valid(
     engine: &Engine,
     requests: impl IntoIterator<Item = Request>,
@@ -100,8 +107,7 @@ pub(crate) fn submit_valid(
     let mut valid = Vec::new();
     let checked: Vec<Result<(), GenerationError>> = (requests.into_iter())
         .map(|request| {
-            check(engine, &request)?;
-            valid.push(request);
+            valid.push(new_tokens(engine, request)?);
             Ok(())
         })
         .collect();

@@ -139,7 +139,7 @@ pub(crate) enum Control {
     Cancel(u64),
     Resume(u64),
     /// Finish what there is, at most until then.
-    Drain(Instant),
+    Drain(Option<Instant>),
 }
 
 /// How an engine ended.
@@ -205,7 +205,7 @@ impl Engine {
             context,
             max_draft: config.max_draft,
             sizing: config.sizing,
-            slow_reader: config.slow_reader_timeout.as_micros() as u64,
+            slow_reader: config.slow_reader_timeout.as_micros().try_into().unwrap_or(u64::MAX),
             eos: config.eos.clone(),
             text: config.text.clone(),
         });
@@ -233,7 +233,7 @@ impl Engine {
 
     /// Hands in a request, waiting at most `timeout` for room in the queue.
     pub fn submit_timeout(&self, request: Request, timeout: Duration) -> Result<RequestHandle, SubmitError> {
-        let handles = self.send(vec![request], self.config.mailbox, Some(Instant::now() + timeout));
+        let handles = self.send(vec![request], self.config.mailbox, Instant::now().checked_add(timeout));
         handles.map(|mut handles| handles.pop().expect("one request gives one handle"))
     }
 
@@ -345,7 +345,7 @@ impl Engine {
             self.shared.draining.store(true, Relaxed);
         }
         self.shared.room.notify_all();
-        let _ = self.control.send(Control::Drain(Instant::now() + timeout));
+        let _ = self.control.send(Control::Drain(Instant::now().checked_add(timeout)));
         let thread = self.thread.lock().take();
         DrainReport { complete: thread.is_none_or(|t| t.join().unwrap_or(false)) }
     }

@@ -70,7 +70,7 @@ impl RequestHandle {
 
     /// Waits for news, at most `timeout`.
     pub fn recv_timeout(&mut self, timeout: Duration) -> Result<Option<Update>, Elapsed> {
-        match self.mailbox.pop(Some(Instant::now() + timeout)) {
+        match self.mailbox.pop(Instant::now().checked_add(timeout)) {
             Popped::Update(update, resume) => Ok(Some(self.taken(update, resume))),
             Popped::Over => Ok(None),
             Popped::Nothing => Err(Elapsed),

@@ -21,7 +21,7 @@ pub enum Counter {
     Steps,
     /// Tokens computed for prompts.
     PrefillTokens,
-    /// Tokens computed for text, drafts included.
+    /// Tokens drawn in steps that hold no prompt tokens.
     DecodeTokens,
     /// Times that a request was paused because nobody read it.
     Pauses,
@@ -32,9 +32,9 @@ pub enum Counter {
 pub enum Measure {
     /// From submission to the first place in a batch.
     QueueTime,
-    /// From submission to the first token.
+    /// From submission to the first token of a choice.
     FirstToken,
-    /// Between two tokens of a request.
+    /// Between two tokens of a choice.
     InterToken,
     /// From submission to the end.
     EndToEnd,

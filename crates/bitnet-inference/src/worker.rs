@@ -55,8 +55,8 @@ impl Drop for Ticket {
 struct Live {
     ticket: Ticket,
     at: Instant,
-    /// When the last token came, of a request with one choice.
-    last: Option<Instant>,
+    /// When the last token of each choice came.
+    last: Vec<Option<Instant>>,
     /// Choices that have not ended.
     open: usize,
 }
@@ -75,6 +75,8 @@ pub(crate) struct Worker {
     arrivals: Arrivals,
     max_batch: usize,
     max_wait: Duration,
+    /// Whether to stop when there is nothing left to do.
+    draining: bool,
     /// When to stop at the latest.
     until: Option<Instant>,
 }
@@ -101,6 +103,7 @@ impl Worker {
             arrivals: Arrivals::default(),
             max_batch,
             max_wait,
+            draining: false,
             until: None,
         }
     }
@@ -112,9 +115,9 @@ impl Worker {
         let stopping = Stopping(&shared);
         loop {
             self.listen();
-            if let Some(until) = self.until {
+            if self.draining {
                 let complete = self.scheduler.is_empty() && self.submissions.is_empty();
-                if complete || Instant::now() >= until {
+                if complete || self.until.is_some_and(|until| Instant::now() >= until) {
                     self.scheduler.abort(RequestError::Stopped);
                     self.deliver();
                     drop(stopping);
@@ -138,9 +141,10 @@ impl Worker {
         self.stepper.run(&self.scheduler, &self.plan, &mut self.outcome);
         let computed = Instant::now();
         self.outcome.micros = (computed - planned).as_micros() as u64;
+        let drawn = self.outcome.drawn.len();
         self.scheduler.commit(self.now(), &self.plan, &mut self.outcome);
         self.deliver();
-        self.report(begun, planned, computed);
+        self.report(begun, planned, computed, drawn);
         true
     }
 
@@ -161,8 +165,13 @@ impl Worker {
         match order {
             Control::Cancel(id) => self.scheduler.cancel(id),
             Control::Resume(id) => self.scheduler.resume(id),
-            Control::Drain(until) => self.until = Some(self.until.map_or(until, |u| u.min(until))),
+            Control::Drain(until) => self.drain(until),
         }
+    }
+
+    fn drain(&mut self, until: Option<Instant>) {
+        self.draining = true;
+        self.until = self.until.into_iter().chain(until).min();
     }
 
     fn accept(&mut self, group: Vec<Submission>) {
@@ -171,7 +180,8 @@ impl Worker {
             self.shared.add(Counter::PromptTokens, request.prompt.len() as u64);
             // An order to cancel that came before the request has found nothing to cancel.
             let cancelled = ticket.mailbox.is_cancelled();
-            self.live.insert(id, Live { ticket, at, last: None, open: request.config.n });
+            let n = request.config.n;
+            self.live.insert(id, Live { ticket, at, last: vec![None; n], open: n });
             let at = at.saturating_duration_since(self.start).as_micros() as u64;
             self.scheduler.submit(at, id, request, seed);
             if cancelled {
@@ -183,10 +193,11 @@ impl Worker {
     /// Sleeps until something happens; then, if company is likely, waits a little for that too.
     fn wait(&mut self) {
         let idle = self.scheduler.is_empty();
-        let deadline = self.scheduler.next_deadline().map(|at| self.start + Duration::from_micros(at));
+        let deadline = self.scheduler.next_deadline().map(Duration::from_micros);
+        let deadline = deadline.and_then(|at| self.start.checked_add(at));
         let wake = deadline.into_iter().chain(self.until).min();
         self.receive(wake);
-        if !idle || self.until.is_some() {
+        if !idle || self.draining {
             return;
         }
         let linger = Instant::now() + Duration::from_micros(self.arrivals.linger(self.max_wait));
@@ -204,11 +215,11 @@ impl Worker {
             recv(orders) -> order => match order {
                 Ok(order) => self.obey(order),
                 // The engine is gone without a word: nobody is left to work for.
-                Err(_) => self.until = Some(Instant::now()),
+                Err(_) => self.drain(Some(Instant::now())),
             },
             recv(submissions) -> group => match group {
                 Ok(group) => self.accept(group),
-                Err(_) => self.until = Some(Instant::now()),
+                Err(_) => self.drain(Some(Instant::now())),
             },
             recv(timeout) -> _ => return false,
         }
@@ -232,8 +243,10 @@ impl Worker {
                 }
                 Event::Token(_, token, logprobs) => {
                     let now = Instant::now();
-                    let measure = if live.last.is_some() { Measure::InterToken } else { Measure::FirstToken };
-                    let since = live.last.replace(now).unwrap_or(live.at);
+                    let (measure, since) = match live.last[id.choice as usize].replace(now) {
+                        Some(last) => (Measure::InterToken, last),
+                        None => (Measure::FirstToken, live.at),
+                    };
                     self.shared.observe(measure, (now - since).as_secs_f64());
                     self.shared.add(Counter::GeneratedTokens, 1);
                     let update = Update::Token { choice: id.choice, index: 0, token, logprobs };
@@ -255,7 +268,7 @@ impl Worker {
         }
     }
 
-    fn report(&self, begun: Instant, planned: Instant, computed: Instant) {
+    fn report(&self, begun: Instant, planned: Instant, computed: Instant, drawn: usize) {
         let (load, shared) = (self.plan.load, &self.shared);
         shared.add(Counter::Steps, 1);
         shared.add(Counter::PrefillTokens, load.prefill as u64);
@@ -263,7 +276,7 @@ impl Worker {
         shared.observe(Measure::StepPlan, (planned - begun).as_secs_f64());
         shared.observe(Measure::StepCompute, (computed - planned).as_secs_f64());
         if load.prefill == 0 {
-            shared.add(Counter::DecodeTokens, load.decodes as u64);
+            shared.add(Counter::DecodeTokens, drawn as u64);
             shared.observe(Measure::DecodeCompute, (computed - planned).as_secs_f64());
         }
         shared.observe(Measure::StepCommit, computed.elapsed().as_secs_f64());

@@ -19,7 +19,7 @@ impl AutoregressiveGenerator {
 
     /// The new tokens after `prompt`.
     pub fn generate(&self, prompt: &[u32]) -> Result<Vec<u32>, GenerationError> {
-        batch::tokens(self.generate_stream(prompt)?)
+        self.new_tokens(Request::new(prompt, self.config.clone()))
     }
 
     /// The new tokens after `prompt`, as they come; dropping the stream cancels.
@@ -44,6 +44,11 @@ impl AutoregressiveGenerator {
     /// The same token, computed by a request of its own.
     pub fn generate_token_single(&self, tokens: &[u32], step: usize) -> Result<Option<u32>, GenerationError> {
         let request = one_token(tokens.to_vec(), step, self.config.clone());
-        Ok(batch::tokens(self.batching.engine.submit(request)?)?.first().copied())
+        Ok(self.new_tokens(request)?.first().copied())
+    }
+
+    fn new_tokens(&self, request: Request) -> Result<Vec<u32>, GenerationError> {
+        let engine = &self.batching.engine;
+        batch::tokens(engine.submit(batch::new_tokens(engine, request)?)?)
     }
 }

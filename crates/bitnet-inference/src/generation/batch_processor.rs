@@ -139,11 +139,15 @@ impl BatchProcessor {
 
 fn collect(requests: &Receiver<BatchRequest>, most: usize, wait: Duration) -> Option<Vec<BatchRequest>> {
     let first = requests.recv().ok()?;
-    let deadline = first.submitted_at + wait;
+    let deadline = first.submitted_at.checked_add(wait);
     let mut batch = vec![first];
     while batch.len() < most {
         // What is there already costs no waiting, however late it is.
-        match requests.try_recv().map_err(|_| ()).or_else(|()| requests.recv_deadline(deadline)) {
+        let wait = || match deadline {
+            Some(deadline) => requests.recv_deadline(deadline),
+            None => requests.recv().map_err(|_| RecvTimeoutError::Disconnected),
+        };
+        match requests.try_recv().or_else(|_| wait()) {
             Ok(request) => batch.push(request),
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => break,
         }
@@ -155,7 +159,7 @@ fn collect(requests: &Receiver<BatchRequest>, most: usize, wait: Duration) -> Op
 /// sees the whole text.
 pub(super) fn one_token(tokens: Vec<u32>, step: usize, config: GenerationConfig) -> Request {
     // The text may be continued for as long as is asked, but not by this request.
-    let max_new_tokens = config.max_new_tokens.min(step + 1);
+    let max_new_tokens = config.max_new_tokens.min(step.saturating_add(1));
     let config = GenerationConfig {
         max_new_tokens,
         min_new_tokens: config.min_new_tokens.min(max_new_tokens),

@@ -443,3 +443,37 @@ fn every_planted_fault_is_caught() {
         println!("{planted:?}: seed {seed}: {error:.100}");
     }
 }
+
+#[test]
+fn a_guess_after_a_rejected_one_fits_into_the_blocks_that_it_left() {
+    let mut scheduler = Scheduler::new(SchedulerConfig {
+        max_running: 1,
+        max_tokens: 128,
+        max_rows: 16,
+        kv_blocks: 4,
+        context: 256,
+        max_draft: 4,
+        sizing: BatchSizing::Fixed(1),
+        slow_reader: u64::MAX,
+        eos: vec![],
+        text: None,
+    });
+    // Three tokens short of a block after the first is drawn; 9 follows on 3 and 4 once.
+    let prompt = [&[3, 4, 9, 5, 6, 7, 8, 0][..], &[4, 1, 2, 3].repeat(13)].concat();
+    assert_eq!(prompt.len(), Batch::BLOCK_TOKENS - 4);
+    scheduler.submit(0, 0, Arc::new(Request::new(prompt, GenerationConfig::default())), 0);
+    let mut plan = Plan::default();
+    let mut drafts = |scheduler: &mut Scheduler, token| {
+        assert!(scheduler.plan(0, &mut plan));
+        let runs = vec![RunOutcome::Done(0..1)];
+        let drawn = vec![Drawn { token, logprobs: None }];
+        scheduler.commit(0, &plan, &mut StepOutcome { runs, drawn, micros: 0 });
+        plan.runs[0].drafts
+    };
+    assert_eq!(drafts(&mut scheduler, 4), 0);
+    let s = seq_mut(&mut scheduler.slots, 0);
+    (s.drafts_tried, s.drafts_accepted) = (2.0, 2.0);
+    assert_eq!(drafts(&mut scheduler, 9), 4, "into the next block");
+    assert_eq!(seq(&scheduler.slots, 0).table.len(), 2);
+    assert_eq!(drafts(&mut scheduler, 5), 2, "within the first block");
+}

@@ -477,3 +477,45 @@ fn automatic_sizing_gives_the_same_tokens() {
 fn planted() -> ForwardError {
     ForwardError::StepTooLarge { what: "planted", actual: 1, limit: 0 }
 }
+
+#[test]
+fn a_time_without_end_is_no_limit() {
+    let forever = EngineConfig { mailbox: 1, slow_reader_timeout: Duration::MAX, ..config() };
+    // One microsecond more than fits into the engine's clock.
+    let wraps = Duration::from_micros(u64::MAX) + Duration::from_micros(1);
+    for config in [forever.clone(), EngineConfig { slow_reader_timeout: wraps, ..forever }] {
+        let (engine, _) = engine(config);
+        let request = Request { timeout: Some(Duration::MAX), ..Request::new([1, 2], greedy(20)) };
+        let mut handle = engine.submit_timeout(request, Duration::MAX).unwrap();
+        // Long enough for the engine to look for slow readers.
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(matches!(handle.recv_timeout(Duration::MAX), Ok(Some(Update::Token { .. }))));
+        assert_eq!(tokens(handle).len(), 19);
+        let _late = engine.submit(Request::new([1, 2], greedy(1))).unwrap();
+        assert!(engine.shutdown(Duration::MAX).complete);
+    }
+}
+
+#[test]
+fn the_time_between_tokens_is_that_of_one_choice() {
+    let each = Duration::from_millis(5);
+    let (engine, _) = slow_engine(config(), each);
+    let config = GenerationConfig { n: 3, temperature: 1.0, ..greedy(4) };
+    engine.submit(Request::new([1, 2], config)).unwrap().wait().unwrap();
+    let snapshot = engine.metrics().snapshot();
+    let (first, between) = (snapshot.measure(Measure::FirstToken), snapshot.measure(Measure::InterToken));
+    assert_eq!((first.count, between.count), (3, 3 * 3));
+    assert!(between.mean().unwrap() >= each.as_secs_f64() * 0.9, "{between:?}");
+}
+
+#[test]
+fn a_rejected_draft_is_no_decoded_token() {
+    let (engine, _) = engine(EngineConfig { max_draft: 4, ..config() });
+    // Two tokens only, so that guesses are many, and often wrong.
+    let config = GenerationConfig { logit_bias: vec![(1, 100.0), (2, 100.0)], ..greedy(100) };
+    assert_eq!(tokens(engine.submit(Request::new([1, 2], config)).unwrap()).len(), 100);
+    engine.shutdown(SOON);
+    let counts = engine.status().scheduler;
+    assert!(counts.drafted > counts.accepted, "{counts:?}");
+    assert_eq!(engine.metrics().snapshot().get(Counter::DecodeTokens), 99);
+}

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 use bitnet_inference::sim::{Counts, HashModel, Oracle};
 use bitnet_inference::{
@@ -173,7 +174,7 @@ fn f31_the_async_names_work_on_any_executor_and_cancel_when_dropped() {
     let want: Vec<_> = batch.iter().map(|(p, c)| alone(p, c)).collect();
     assert_eq!(block_on(gpu.process_batch_async(&batch)).unwrap(), want);
     assert_eq!(block_on(gpu.generate_tokens_async(&[1, 2], &greedy(5))).unwrap(), alone(&[1, 2], &greedy(5)));
-    let (slow, _) = slow_engine(config(), std::time::Duration::from_millis(2));
+    let (slow, _) = slow_engine(config(), Duration::from_millis(2));
     let slow = GpuInferenceEngine::on(Arc::new(slow));
     drop(slow.generate_tokens_async(&[1], &greedy(400)));
     let start = std::time::Instant::now();
@@ -242,4 +243,26 @@ fn f30_a_benchmark_reports_no_speed_when_a_batch_differs_from_its_members() {
     let refused = BenchmarkError::BatchDiffers { seq_len: 10, batch_size: 2, index: 0 };
     assert_eq!(gpu.benchmark(&[10], &[1, 2]), Err(refused));
     assert_eq!(gpu.batch_throughput_factor(2), None);
+}
+
+#[test]
+fn f30_a_benchmark_finds_nothing_computed() {
+    let (gpu, _) = gpu();
+    for _ in 0..2 {
+        gpu.benchmark(&[130], &[1, 3]).unwrap();
+    }
+    gpu.engine().shutdown(Duration::MAX);
+    let counts = gpu.engine().status().scheduler;
+    assert!(counts.prefix_tokens > 0);
+    assert_eq!(counts.prefix_hits, 0);
+}
+
+#[test]
+fn an_echo_is_no_new_token() {
+    let (gpu, _) = gpu();
+    let (want, echo) = (alone(&[1, 2], &greedy(4)), GenerationConfig { echo: true, ..greedy(4) });
+    assert_eq!(gpu.generate_tokens_gpu(&[1, 2], &echo).unwrap(), want);
+    let engine = gpu.engine();
+    assert_eq!(batch_generate(engine, &[vec![1, 2]], &echo).unwrap(), vec![want.clone()]);
+    assert_eq!(block_on(gpu.process_batch_async(&[(vec![1, 2], echo)])).unwrap(), [want]);
 }

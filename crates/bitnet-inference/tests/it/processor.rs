@@ -245,3 +245,41 @@ fn f19_a_generator_on_a_stopped_engine_gets_an_error() {
     assert!(generator.generate_token_batched(&[1], 0).is_err());
     assert!(generator.generate(&[1]).is_err());
 }
+
+#[test]
+fn a_generator_gives_one_new_token_whatever_the_configuration_echoes() {
+    let (batching, _) = running();
+    let want = alone(&[1, 2], &greedy(4));
+    let echo = GenerationConfig { echo: true, ..greedy(4) };
+    let generator = AutoregressiveGenerator::new(batching.clone(), echo);
+    assert_eq!(generator.generate(&[1, 2]).unwrap(), want);
+    assert_eq!(generator.generate_token_single(&[1, 2], 0).unwrap(), Some(want[0]));
+    assert_eq!(generator.generate_token_batched(&[1, 2], 0).unwrap(), Some(want[0]));
+    let two = AutoregressiveGenerator::new(batching, GenerationConfig { n: 2, ..greedy(4) });
+    assert!(two.generate(&[1, 2]).is_err());
+    assert!(two.generate_token_single(&[1, 2], 0).is_err());
+    assert!(two.generate_token_batched(&[1, 2], 0).is_err());
+}
+
+#[test]
+fn a_step_without_end_is_refused_like_any_that_is_too_far() {
+    let (batching, _) = running();
+    let generator = AutoregressiveGenerator::new(batching, greedy(4));
+    let refusal = |step| generator.generate_token_single(&[1, 2], step).unwrap_err().to_string();
+    assert_eq!(
+        refusal(usize::MAX).replace(&usize::MAX.to_string(), "2"),
+        refusal(2),
+        "neither leaves a token that was prompted"
+    );
+}
+
+#[test]
+fn a_batch_without_a_time_limit_waits_until_it_is_full_or_nobody_can_submit() {
+    let processor = BatchProcessor::new(2, Duration::MAX).unwrap();
+    let _answers = fill(&processor.queue(), 2);
+    assert_eq!(processor.collect_batch().unwrap().len(), 2);
+    let (engine, _) = engine(config());
+    let answers = fill(&processor.queue(), 1);
+    drop(processor.start_processing(Arc::new(engine)));
+    assert!(answers[0].recv().unwrap().is_ok());
+}
