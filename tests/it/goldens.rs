@@ -88,7 +88,8 @@ fn the_binary_gives_the_same_logits_on_every_isa_with_one_and_two_threads() {
             for threads in ["1", "2"] {
                 let mut all = Vec::new();
                 let mut expected = Vec::new();
-                for prompt in [1, 3] {
+                // All positions that the oracle has: fewer would give one early rounding too much weight.
+                for prompt in 0..PROMPTS - 1 {
                     let ids: Vec<String> =
                         golden.ids(&format!("ids_{prompt}")).iter().map(u32::to_string).collect();
                     let out = dir.path().join("logits.safetensors");
