@@ -131,7 +131,7 @@ pub struct LogitsArgs {
     /// Token ids, like 509,1,2
     #[arg(long, value_name = "IDS")]
     pub ids: TokenIds,
-    /// The safetensors file to write: f32 tensor `logits`, [tokens][vocab]
+    /// The safetensors file to write: f32 tensor `logits` of shape tokens x vocabulary
     #[arg(long, value_name = "FILE")]
     pub out: PathBuf,
 }
