@@ -85,10 +85,12 @@ pub enum StartError {
     },
 }
 
-/// Requests that wait.
-#[derive(Debug, Default, Clone, Copy)]
-pub(crate) struct Queue {
+/// Requests that have been taken and have had no place in a batch yet.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Queue {
+    /// How many.
     pub requests: usize,
+    /// Tokens of their prompts.
     pub tokens: usize,
 }
 
@@ -321,6 +323,16 @@ impl Engine {
     /// What the engine held after its last step.
     pub fn status(&self) -> EngineStatus {
         *self.shared.status.lock()
+    }
+
+    /// What waits now, requests on their way to the engine's thread included.
+    pub fn queue(&self) -> Queue {
+        *self.shared.queue.lock()
+    }
+
+    /// Whether requests are taken: not any more once it shuts down, or its thread has ended.
+    pub fn is_open(&self) -> bool {
+        !self.shared.draining.load(Relaxed)
     }
 
     /// Most sequences in one step.

@@ -1,6 +1,7 @@
+use std::sync::Arc;
 use std::time::Duration;
 
-use crate::{ForwardError, GenerationConfig, InvalidConfig, SampleError};
+use crate::{Constraint, ForwardError, GenerationConfig, InvalidConfig, SampleError};
 
 /// How urgent a request is, and how long it may be passed over before it counts as the most urgent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
@@ -48,6 +49,8 @@ pub struct Request {
     pub output: Output,
     /// How urgent it is.
     pub priority: Priority,
+    /// Which tokens may be drawn; all, if there is none.
+    pub constraint: Option<Arc<dyn Constraint>>,
     /// Ends the request with an error when it takes longer, queue included.
     pub timeout: Option<Duration>,
     /// Requests share computed beginnings only with those of the same salt.
@@ -170,6 +173,12 @@ pub enum RequestError {
     /// Its logits gave no token.
     #[error(transparent)]
     Sample(#[from] SampleError),
+    /// What constrains its text could not say how it may go on.
+    #[error("the constraint on the text failed: {message}")]
+    Constraint {
+        /// What it said.
+        message: String,
+    },
     /// The model failed on it, alone and repeatedly.
     #[error(transparent)]
     Forward(#[from] ForwardError),

@@ -1,7 +1,7 @@
 //! One token from one row of logits.
 //!
-//! The chain is: repetition, presence and frequency penalties, bias, temperature, top-k, top-p, min-p, draw. The
-//! result is a function of the row, the tokens before, the configuration and (seed, choice, position): the sampler
+//! The chain is: repetition, presence and frequency penalties, bias, banned and allowed tokens, temperature, top-k,
+//! top-p, min-p, draw. The result is a function of the row, the tokens before, the configuration and (seed, choice, position): the sampler
 //! keeps scratch memory between calls, and no state.
 //!
 //! Tokens are ordered by logit, highest first, and equal logits by id, lowest first. Every filter keeps a beginning
@@ -11,7 +11,7 @@
 
 use crate::exp::exp;
 use crate::random::{below, random_u64};
-use crate::{GenerationConfig, SampleError, TokenLogprobs};
+use crate::{GenerationConfig, SampleError, TokenLogprobs, TokenSet};
 
 /// Weight of the most likely token.
 const ONE: u64 = 1 << 40;
@@ -27,6 +27,8 @@ pub struct Draw<'a> {
     pub prompt_len: usize,
     /// Tokens that must not be drawn.
     pub banned: &'a [u32],
+    /// The only tokens that may be drawn; all, if there is none.
+    pub allowed: Option<&'a TokenSet>,
     /// The request's seed.
     pub seed: u64,
     /// Which of the request's choices this is.
@@ -61,7 +63,8 @@ impl Sampler {
     pub fn draw(&mut self, logits: &[f32], at: &Draw<'_>) -> Result<u32, SampleError> {
         let max = highest(logits)?;
         let config = at.config;
-        if !config.has_penalties() && config.logit_bias.is_empty() && at.banned.is_empty() {
+        let as_it_is = !config.has_penalties() && config.logit_bias.is_empty();
+        if as_it_is && at.banned.is_empty() && at.allowed.is_none() {
             return if config.is_greedy() { first_of(logits, max) } else { self.pick(logits, max, at) };
         }
         let mut row = std::mem::take(&mut self.row);
@@ -73,6 +76,9 @@ impl Sampler {
         }
         for &token in at.banned {
             row[token as usize] = f32::NEG_INFINITY;
+        }
+        if let Some(allowed) = at.allowed {
+            allowed.forbid_others(&mut row);
         }
         let token = highest(&row)
             .and_then(|max| if config.is_greedy() { first_of(&row, max) } else { self.pick(&row, max, at) });

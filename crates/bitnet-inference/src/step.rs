@@ -3,7 +3,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use bitnet_model::{Batch, Logits};
 
 use crate::scheduler::{Drawn, Plan, PlannedRun, RunOutcome, Scheduler, StepOutcome};
-use crate::{Draw, Model, RequestError, Sampler, SeqId};
+use crate::{Draw, Model, RequestError, Sampler, SeqId, TokenSet};
 
 /// Times that a step did not go as planned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -21,6 +21,7 @@ pub struct Stepper<'m> {
     logits: Logits,
     sampler: Sampler,
     banned: Vec<u32>,
+    allowed: TokenSet,
     faults: StepFaults,
     /// Logits of sequences that asked for nothing else, in the last step.
     pub wanted_logits: Vec<(SeqId, Vec<f32>)>,
@@ -36,6 +37,7 @@ impl<'m> Stepper<'m> {
             logits: Logits::with_capacity(limits.max_logit_rows, vocab),
             sampler: Sampler::new(vocab),
             banned: Vec::with_capacity(64),
+            allowed: TokenSet::new(vocab),
             faults: StepFaults::default(),
             wanted_logits: Vec::new(),
             model,
@@ -158,11 +160,17 @@ impl<'m> Stepper<'m> {
                 let eos = if config.ignore_eos { &[] } else { scheduler.eos() };
                 self.banned.extend(eos.iter().chain(&config.stop_tokens));
             }
+            let constraint = s.request.constraint.as_ref();
+            if let Some(constraint) = constraint {
+                self.allowed.clear();
+                constraint.allow(s.id.choice, &tokens[s.prompt_len()..], &mut self.allowed)?;
+            }
             let at = Draw {
                 config,
                 tokens,
                 prompt_len: s.prompt_len(),
                 banned: &self.banned,
+                allowed: constraint.map(|_| &self.allowed),
                 seed: s.seed,
                 choice: s.id.choice,
             };

@@ -319,7 +319,15 @@ impl World {
             }
             oracle.logits(&mut row);
             let banned = if generated < config.min_new_tokens { &ends[..] } else { &[] };
-            let at = Draw { config, tokens: &tokens, prompt_len: request.prompt.len(), banned, seed, choice };
+            let at = Draw {
+                config,
+                tokens: &tokens,
+                prompt_len: request.prompt.len(),
+                banned,
+                allowed: None,
+                seed,
+                choice,
+            };
             let token = sampler.draw(&row, &at).expect("plain numbers");
             if ends.contains(&token) {
                 matcher.flush(&mut out);

@@ -1,6 +1,7 @@
 //! Behaviour of the crate through its public names.
 #![allow(clippy::print_stdout, reason = "tests say what they met")]
 
+mod constraint;
 mod engine;
 mod generate;
 mod names;

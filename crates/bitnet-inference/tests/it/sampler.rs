@@ -15,7 +15,7 @@ fn draw_after(
     tokens: &[u32],
     prompt_len: usize,
 ) -> Result<u32, SampleError> {
-    let at = Draw { config, tokens, prompt_len, banned: &[], seed: 1, choice: 0 };
+    let at = Draw { config, tokens, prompt_len, banned: &[], allowed: None, seed: 1, choice: 0 };
     Sampler::new(logits.len()).draw(logits, &at)
 }
 
@@ -144,6 +144,7 @@ fn nothing_is_remembered_from_one_draw_to_the_next() {
             tokens: &tokens[..end],
             prompt_len: 5.min(end),
             banned: &[],
+            allowed: None,
             seed: 9,
             choice: 2,
         };
@@ -208,7 +209,7 @@ proptest! {
             l as f32 + if noise & 1 == 0 { 0.0 } else { (random_u64(noise, 0, i as u64) >> 40) as f32 * 1e-8 }
         }).collect();
         let config = GenerationConfig { temperature, top_k, top_p, min_p, ..config() };
-        let at = Draw { config: &config, tokens: &[0; 7], prompt_len: 7, banned: &[], seed, choice: 0 };
+        let at = Draw { config: &config, tokens: &[0; 7], prompt_len: 7, banned: &[], allowed: None, seed, choice: 0 };
         let got = Sampler::new(row.len()).draw(&row, &at).unwrap();
         prop_assert_eq!(got, naive(&row, &config, random_u64(seed, 0, 7)));
     }
@@ -224,7 +225,15 @@ fn a_vocabulary_of_128k_is_sampled_in_about_two_milliseconds() {
         .collect();
     let mut sampler = Sampler::new(row.len());
     let mut best = |config: &GenerationConfig| {
-        let at = Draw { config, tokens: &[1, 2, 3], prompt_len: 3, banned: &[], seed: 1, choice: 0 };
+        let at = Draw {
+            config,
+            tokens: &[1, 2, 3],
+            prompt_len: 3,
+            banned: &[],
+            allowed: None,
+            seed: 1,
+            choice: 0,
+        };
         let time = |_| {
             let start = std::time::Instant::now();
             sampler.draw(&row, &at).unwrap();

@@ -6,7 +6,9 @@ use std::thread::Thread;
 use std::time::Duration;
 
 use bitnet_inference::sim::{Counts, HashModel, Oracle, mix};
-use bitnet_inference::{Draw, Engine, EngineConfig, GenerationConfig, Sampler, TokenText};
+use bitnet_inference::{
+    Constraint, Draw, Engine, EngineConfig, GenerationConfig, Sampler, TokenSet, TokenText,
+};
 use bitnet_model::{Batch, Limits, Logits};
 
 pub const VOCAB: usize = 50;
@@ -60,6 +62,15 @@ impl TokenText for Letters {
 
 /// What a request gets alone, without an engine, a cache or a scheduler.
 pub fn alone(prompt: &[u32], config: &GenerationConfig) -> Vec<u32> {
+    alone_under(None, prompt, config)
+}
+
+/// As [`alone`], under a constraint.
+pub fn alone_under(
+    constraint: Option<&dyn Constraint>,
+    prompt: &[u32],
+    config: &GenerationConfig,
+) -> Vec<u32> {
     let (mut oracle, mut row, mut sampler) = (Oracle::default(), vec![0.0; VOCAB], Sampler::new(VOCAB));
     let mut tokens = prompt.to_vec();
     tokens.iter().for_each(|&t| oracle.push(t));
@@ -68,8 +79,20 @@ pub fn alone(prompt: &[u32], config: &GenerationConfig) -> Vec<u32> {
     while tokens.len() < (prompt.len() + config.max_new_tokens).min(CONTEXT) {
         oracle.logits(&mut row);
         let banned = if tokens.len() - prompt.len() < config.min_new_tokens { &ends[..] } else { &[] };
-        let seed = config.seed.unwrap_or(0);
-        let at = Draw { config, tokens: &tokens, prompt_len: prompt.len(), banned, seed, choice: 0 };
+        let allowed = constraint.map(|constraint| {
+            let mut set = TokenSet::new(VOCAB);
+            constraint.allow(0, &tokens[prompt.len()..], &mut set).unwrap();
+            set
+        });
+        let at = Draw {
+            config,
+            tokens: &tokens,
+            prompt_len: prompt.len(),
+            banned,
+            allowed: allowed.as_ref(),
+            seed: config.seed.unwrap_or(0),
+            choice: 0,
+        };
         let token = sampler.draw(&row, &at).unwrap();
         if ends.contains(&token) {
             break;
