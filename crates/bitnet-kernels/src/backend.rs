@@ -47,6 +47,20 @@ pub enum Gate {
     Silu,
 }
 
+/// Which rows of a matrix an operation after it takes together, so that a backend may store them side by side.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RowOrder {
+    /// Each row for itself.
+    Plain,
+    /// Row `i` of the gate with row `i` of up, the matrix's halves: for [`Backend::bit_linear_gate_quantize`].
+    GateUp,
+    /// Dimension `i` of a head with dimension `i + head_dim / 2`: for [`Backend::bit_linear_rope_store`].
+    Rope {
+        /// Width of a head.
+        head_dim: usize,
+    },
+}
+
 /// Memory and the few fused operations that a forward pass is made of.
 ///
 /// A step has `n` tokens (rows); buffers are made once for the largest step, and every operation works on their
@@ -75,8 +89,9 @@ pub trait Backend: Send {
     fn rows(&mut self, rows: usize, width: usize) -> Result<Self::Rows, KernelError>;
     /// Zeroed int8 activations.
     fn quants(&mut self, rows: usize, width: usize) -> Result<Self::Quants, KernelError>;
-    /// Packs a matrix for [`Backend::bit_linear`].
-    fn linear(&mut self, weights: &TernaryTensor) -> Result<Self::Linear, KernelError>;
+    /// Packs a matrix for [`Backend::bit_linear`] (order [`RowOrder::Plain`]) or for the operation that `order`
+    /// names.
+    fn linear(&mut self, weights: &TernaryTensor, order: RowOrder) -> Result<Self::Linear, KernelError>;
     /// Takes a dense matrix of any float type, without copying where the backend can read it in place.
     fn table(&mut self, weights: &BitNetTensor) -> Result<Self::Table, KernelError>;
     /// Takes the gain of a norm.
@@ -146,6 +161,43 @@ pub trait Backend: Send {
         norms: Norms<'_, Self::Gain>,
         out: &mut Self::Quants,
     ) -> Result<(), KernelError>;
+
+    /// [`Backend::bit_linear`] with a matrix in [`RowOrder::GateUp`], then [`Backend::gate_quantize`].
+    ///
+    /// `gate_up` is `[n][ffn | ffn]`; what it holds afterwards is the backend's own.
+    #[expect(clippy::too_many_arguments, reason = "the arguments of two operations")]
+    fn bit_linear_gate_quantize(
+        &mut self,
+        n: usize,
+        x: &Self::Quants,
+        w: &Self::Linear,
+        gate: Gate,
+        norms: Norms<'_, Self::Gain>,
+        gate_up: &mut Self::Rows,
+        out: &mut Self::Quants,
+    ) -> Result<(), KernelError> {
+        self.bit_linear(n, x, w, gate_up, 0, false)?;
+        self.gate_quantize(n, gate_up, gate, norms, out)
+    }
+
+    /// [`Backend::bit_linear`] with a matrix in [`RowOrder::Rope`], then [`Backend::rope_store`].
+    ///
+    /// Of `qkv` only the queries are defined afterwards.
+    #[expect(clippy::too_many_arguments, reason = "the arguments of two operations")]
+    fn bit_linear_rope_store(
+        &mut self,
+        n: usize,
+        x: &Self::Quants,
+        w: &Self::Linear,
+        runs: &[Run],
+        blocks: &[u32],
+        rope: &Self::Rope,
+        qkv: &mut Self::Rows,
+        kv: &mut Self::Kv,
+    ) -> Result<(), KernelError> {
+        self.bit_linear(n, x, w, qkv, 0, false)?;
+        self.rope_store(runs, blocks, rope, qkv, kv)
+    }
 
     /// Row `i` of `out` becomes row `wanted[i]` of `x` through `norm`.
     fn norm_rows(

@@ -5,7 +5,7 @@
 
 use bitnet_tensor::{BitNetTensor, DType, SharedBytes, TernaryTensor};
 
-use crate::{BLOCK_TOKENS, Backend, Gate, KernelError, KvShape, Norm, Norms, Reference, Run};
+use crate::{BLOCK_TOKENS, Backend, Gate, KernelError, KvShape, Norm, Norms, Reference, RowOrder, Run};
 
 /// One operation at one shape.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -275,7 +275,7 @@ fn outputs<B: Backend>(b: &mut B, case: Case) -> Result<Outputs, KernelError> {
     match case {
         Case::BitLinear { n, k, rows, column, accumulate } => {
             let total: usize = rows.iter().sum();
-            let w = b.linear(&v.ternary(rows, k))?;
+            let w = b.linear(&v.ternary(rows, k), RowOrder::Plain)?;
             let mut x = b.rows(n, k)?;
             b.write(&mut x, &v.rows(n, k));
             let mut q = b.quants(n, k)?;

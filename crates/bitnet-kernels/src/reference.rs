@@ -3,7 +3,7 @@
 use bitnet_tensor::{BitNetTensor, TernaryTensor, quant};
 
 use crate::{
-    BLOCK_TOKENS, Backend, BackendInfo, Gate, KernelError, KvShape, Norm, Norms, Run,
+    BLOCK_TOKENS, Backend, BackendInfo, Gate, KernelError, KvShape, Norm, Norms, RowOrder, Run,
     order::{SEGMENT, exp, merge, tree},
 };
 
@@ -110,7 +110,7 @@ impl Backend for Reference {
         Ok(Quants { width, values: vec![0; rows * width], rows: vec![empty; rows] })
     }
 
-    fn linear(&mut self, weights: &TernaryTensor) -> Result<TernaryTensor, KernelError> {
+    fn linear(&mut self, weights: &TernaryTensor, _: RowOrder) -> Result<TernaryTensor, KernelError> {
         Ok(weights.clone())
     }
 

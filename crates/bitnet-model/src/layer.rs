@@ -1,4 +1,4 @@
-use bitnet_kernels::{Backend, KernelError, Norm, Norms};
+use bitnet_kernels::{Backend, Gate, KernelError, Norm, Norms, RowOrder, Run};
 
 use crate::{
     ModelError, ModelSpec, TensorSource,
@@ -42,22 +42,27 @@ impl<B: Backend> Layer<B> {
         index: usize,
     ) -> Result<Self, ModelError> {
         let name = |part: &str| format!("model.layers.{index}.{part}");
-        let mut projection = |norm: Option<&str>, parts: &[&str]| {
+        let mut projection = |norm: Option<&str>, parts: &[&str], order: RowOrder| {
             let norm = norm
                 .map(|norm| read_norm(b, tensors, &format!("{}.weight", name(norm)), spec.rms_eps))
                 .transpose()?;
             let parts: Vec<String> = parts.iter().map(|part| name(part)).collect();
-            Projection::load(b, spec, tensors, norm, &parts)
+            Projection::load(b, spec, tensors, norm, &parts, order)
         };
         let sub = |norm| spec.sub_norms.then_some(norm);
         Ok(Layer {
             qkv: projection(
                 Some("input_layernorm"),
                 &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
+                RowOrder::Rope { head_dim: spec.head_dim },
             )?,
-            output: projection(sub("self_attn.attn_sub_norm"), &["self_attn.o_proj"])?,
-            gate_up: projection(Some("post_attention_layernorm"), &["mlp.gate_proj", "mlp.up_proj"])?,
-            down: projection(sub("mlp.ffn_sub_norm"), &["mlp.down_proj"])?,
+            output: projection(sub("self_attn.attn_sub_norm"), &["self_attn.o_proj"], RowOrder::Plain)?,
+            gate_up: projection(
+                Some("post_attention_layernorm"),
+                &["mlp.gate_proj", "mlp.up_proj"],
+                RowOrder::GateUp,
+            )?,
+            down: projection(sub("mlp.ffn_sub_norm"), &["mlp.down_proj"], RowOrder::Plain)?,
         })
     }
 }
@@ -69,11 +74,12 @@ impl<B: Backend> Projection<B> {
         tensors: &dyn TensorSource,
         norm: Option<Norm<B::Gain>>,
         parts: &[String],
+        order: RowOrder,
     ) -> Result<Self, ModelError> {
         let weight = |part: &String| format!("{part}.weight");
         let Some(eps) = spec.linear_norms else {
             let stacked = read_stacked(tensors, &parts.iter().map(weight).collect::<Vec<_>>())?;
-            let weights = b.linear(&stacked)?;
+            let weights = b.linear(&stacked, order)?;
             return Ok(Projection { norm, matrices: vec![Matrix { norm: None, weights, column: 0 }] });
         };
         let mut matrices = Vec::new();
@@ -81,14 +87,57 @@ impl<B: Backend> Projection<B> {
         for part in parts {
             let trits = tensors.ternary(&weight(part))?;
             let own = read_norm(b, tensors, &format!("{part}.rms_norm.weight"), eps)?;
-            matrices.push(Matrix { norm: Some(own), weights: b.linear(&trits)?, column });
+            matrices.push(Matrix { norm: Some(own), weights: b.linear(&trits, RowOrder::Plain)?, column });
             column += trits.rows();
         }
         Ok(Projection { norm, matrices })
     }
 
+    /// `qkv = W x`, its queries and keys turned, its keys and values stored.
+    #[expect(clippy::too_many_arguments, reason = "the arguments of three operations")]
+    pub(crate) fn rope_store(
+        &self,
+        b: &mut B,
+        n: usize,
+        x: &B::Rows,
+        q: &mut B::Quants,
+        (runs, blocks): (&[Run], &[u32]),
+        rope: &B::Rope,
+        qkv: &mut B::Rows,
+        kv: &mut B::Kv,
+    ) -> Result<(), KernelError> {
+        if let [stacked] = &self.matrices[..] {
+            b.norm_quantize(n, x, self.norms(), q)?;
+            return b.bit_linear_rope_store(n, q, &stacked.weights, runs, blocks, rope, qkv, kv);
+        }
+        self.apply(b, n, x, q, qkv)?;
+        b.rope_store(runs, blocks, rope, qkv, kv)
+    }
+
+    /// `gate_up = W x`, gated and quantised for `down`.
+    #[expect(clippy::too_many_arguments, reason = "the arguments of three operations")]
+    pub(crate) fn gate_quantize(
+        &self,
+        b: &mut B,
+        n: usize,
+        x: &B::Rows,
+        q: &mut B::Quants,
+        gate: Gate,
+        down: &Projection<B>,
+        gate_up: &mut B::Rows,
+        out: &mut B::Quants,
+    ) -> Result<(), KernelError> {
+        if let [stacked] = &self.matrices[..] {
+            b.norm_quantize(n, x, self.norms(), q)?;
+            let w = &stacked.weights;
+            return b.bit_linear_gate_quantize(n, q, w, gate, down.norms(), gate_up, out);
+        }
+        self.apply(b, n, x, q, gate_up)?;
+        b.gate_quantize(n, gate_up, gate, down.norms(), out)
+    }
+
     /// `out = W x`: each matrix into its columns.
-    pub(crate) fn apply(
+    fn apply(
         &self,
         b: &mut B,
         n: usize,

@@ -147,13 +147,13 @@ impl<B: Backend> Model for Transformer<B> {
 
         b.embed(&self.embedding, batch.tokens(), &mut x.residual)?;
         for (layer, kv) in self.layers.iter().zip(&mut self.kv) {
-            layer.qkv.apply(b, n, &x.residual, &mut x.hidden_q, &mut x.qkv)?;
-            b.rope_store(runs, blocks, &self.rope, &mut x.qkv, kv)?;
+            let (r, q) = (&x.residual, &mut x.hidden_q);
+            layer.qkv.rope_store(b, n, r, q, (runs, blocks), &self.rope, &mut x.qkv, kv)?;
             b.attention(runs, blocks, &x.qkv, kv, &mut x.attention)?;
             layer.output.add(b, n, &x.attention, &mut x.attention_q, &mut x.residual)?;
 
-            layer.gate_up.apply(b, n, &x.residual, &mut x.hidden_q, &mut x.gate_up)?;
-            b.gate_quantize(n, &x.gate_up, spec.activation, layer.down.norms(), &mut x.ffn_q)?;
+            let (r, q, gate) = (&x.residual, &mut x.hidden_q, spec.activation);
+            layer.gate_up.gate_quantize(b, n, r, q, gate, &layer.down, &mut x.gate_up, &mut x.ffn_q)?;
             layer.down.add_quantized(b, n, &x.ffn_q, &mut x.residual)?;
         }
 

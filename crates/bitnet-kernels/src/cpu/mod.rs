@@ -14,7 +14,7 @@ use std::ops::Range;
 
 use bitnet_tensor::{BitNetTensor, TernaryTensor, quant::RowQuant};
 
-use crate::{Backend, BackendInfo, Gate, KernelError, KvShape, Norm, Norms, Run};
+use crate::{Backend, BackendInfo, Gate, KernelError, KvShape, Norm, Norms, RowOrder, Run};
 use buffer::{Buffer, Shared};
 use generic::{
     attention::{self, Attention},
@@ -179,7 +179,7 @@ impl Backend for Cpu {
         Ok(Quants { width, stride, values, rows: vec![empty; rows] })
     }
 
-    fn linear(&mut self, weights: &TernaryTensor) -> Result<Panels, KernelError> {
+    fn linear(&mut self, weights: &TernaryTensor, _: RowOrder) -> Result<Panels, KernelError> {
         Panels::pack(weights, &mut self.pool)
     }
 

@@ -1,5 +1,5 @@
 use bitnet_kernels::{
-    Backend, Cpu, Isa, Norm,
+    Backend, Cpu, Isa, Norm, RowOrder,
     conformance::{cases, check},
 };
 
@@ -27,7 +27,7 @@ fn extreme_activations_do_not_overflow_any_level() {
                     let trits = vec![sign; 64 * k];
                     let w = bitnet_tensor::TernaryTensor::from_trits(64, k, &trits, 1.0).unwrap();
                     let mut b = Cpu::new(isa, 1).unwrap();
-                    let w = b.linear(&w).unwrap();
+                    let w = b.linear(&w, RowOrder::Plain).unwrap();
                     let mut x = b.rows(n, k).unwrap();
                     b.write(&mut x, &vec![127.0; n * k]);
                     let mut q = b.quants(n, k).unwrap();
@@ -54,7 +54,7 @@ fn a_row_with_a_nan_touches_no_other_row() {
             }
             let norm = Norm { gain: b.gain(&vec![1.0; width]).unwrap(), eps: 1e-5 };
             let w = bitnet_tensor::TernaryTensor::from_trits(80, width, &vec![1; 80 * width], 1.0).unwrap();
-            let w = b.linear(&w).unwrap();
+            let w = b.linear(&w, RowOrder::Plain).unwrap();
             let (mut x, mut q) = (b.rows(n, width).unwrap(), b.quants(n, width).unwrap());
             b.write(&mut x, &values);
             b.norm_quantize(n, &x, [Some(&norm), None], &mut q).unwrap();
