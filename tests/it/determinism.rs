@@ -68,7 +68,7 @@ fn the_whole_forward_equals_the_reference_backend_bit_for_bit() {
     for source in [tiny(), Synthetic::of(odd)] {
         let tokens: Vec<u32> = tokens(40, 3).iter().map(|t| t % source.spec().vocab as u32).collect();
         let mut reference =
-            Transformer::load(source.spec(), &source, Reference, LIMITS, &mut |_, _| {}).unwrap();
+            Transformer::load(source.spec(), &source, Reference::default(), LIMITS, &mut |_, _| {}).unwrap();
         let expected = chunked(&mut reference, &tokens, &[40]);
         for isa in Isa::available() {
             assert!(chunked(&mut cpu(&source, isa, 2), &tokens, &[40]) == expected, "{isa:?}");

@@ -47,6 +47,15 @@ pub enum Gate {
     Silu,
 }
 
+/// What rows are for: a backend may keep them in different precision.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RowsKind {
+    /// The sum that every layer adds to: f32 everywhere.
+    Residual,
+    /// What one operation hands to the next: f32 on the CPU, bf16 on a GPU.
+    Between,
+}
+
 /// Which rows of a matrix an operation after it takes together, so that a backend may store them side by side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RowOrder {
@@ -67,7 +76,7 @@ pub enum RowOrder {
 /// first `n` rows. Shapes that do not fit are a mistake of the caller and panic; [`KernelError`] is for what
 /// happens to a correct caller. Operations take effect in the order they are called.
 pub trait Backend: Send {
-    /// f32 activations, `[rows][width]`.
+    /// Activations, `[rows][width]`.
     type Rows: Send;
     /// int8 activations, `[rows][width]`, with a multiplier and a sum a row.
     type Quants: Send;
@@ -86,7 +95,7 @@ pub trait Backend: Send {
     fn info(&self) -> BackendInfo;
 
     /// Zeroed activations.
-    fn rows(&mut self, rows: usize, width: usize) -> Result<Self::Rows, KernelError>;
+    fn rows(&mut self, rows: usize, width: usize, kind: RowsKind) -> Result<Self::Rows, KernelError>;
     /// Zeroed int8 activations.
     fn quants(&mut self, rows: usize, width: usize) -> Result<Self::Quants, KernelError>;
     /// Packs a matrix for [`Backend::bit_linear`] (order [`RowOrder::Plain`]) or for the operation that `order`

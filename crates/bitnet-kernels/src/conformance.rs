@@ -1,11 +1,15 @@
 //! One table of cases that judges every backend against the [`Reference`].
 //!
-//! Tests run it for every instruction set and thread count, `bitnet doctor` for the machine it is on. A backend
-//! passes a case if integers, scales and floats are equal to the reference bit for bit (NaN equals NaN).
+//! Tests run it for every instruction set and thread count, `bitnet doctor` for the machine it is on. A backend on
+//! the CPU passes a case if integers, scales and floats are equal to the reference bit for bit (NaN equals NaN). A
+//! GPU is compared with the reference that rounds where it does ([`Reference::bf16`]), and what its matrix units add
+//! in an order of their own, attention and logits, may differ within a bound.
 
 use bitnet_tensor::{BitNetTensor, DType, SharedBytes, TernaryTensor};
 
-use crate::{BLOCK_TOKENS, Backend, Gate, KernelError, KvShape, Norm, Norms, Reference, RowOrder, Run};
+use crate::{
+    BLOCK_TOKENS, Backend, Gate, KernelError, KvShape, Norm, Norms, Reference, RowOrder, RowsKind, Run,
+};
 
 /// One operation at one shape.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,6 +46,32 @@ pub enum Case {
         gate: Gate,
         /// Norms after it: 0 or 1.
         norms: usize,
+    },
+    /// [`Backend::bit_linear_gate_quantize`].
+    GateUp {
+        /// Tokens.
+        n: usize,
+        /// Input features.
+        k: usize,
+        /// Features of gate and up.
+        ffn: usize,
+        /// Which gate.
+        gate: Gate,
+    },
+    /// [`Backend::bit_linear_rope_store`] of one sequence, then [`Backend::attention`] over it.
+    Qkv {
+        /// Position of the first token.
+        start: usize,
+        /// Tokens.
+        n: usize,
+        /// Input features.
+        k: usize,
+        /// Query heads.
+        heads: usize,
+        /// Key-value heads.
+        kv_heads: usize,
+        /// Width of a head.
+        head_dim: usize,
     },
     /// [`Backend::rope_store`] and [`Backend::attention`] of sequences side by side.
     Attention {
@@ -101,6 +131,14 @@ pub fn cases() -> Vec<Case> {
             cases.push(Case::GateQuantize { n: 2, ffn, gate, norms: 1 });
         }
     }
+    for (n, k, ffn) in [(1, 17, 1), (2, 100, 24), (9, 256, 352), (33, 192, 100)] {
+        cases.extend([Gate::SquaredRelu, Gate::Silu].map(|gate| Case::GateUp { n, k, ffn, gate }));
+    }
+    for (start, n, k, heads, kv_heads, head_dim) in
+        [(0, 1, 16, 1, 1, 2), (63, 2, 100, 3, 1, 36), (200, 9, 256, 4, 2, 64), (0, 70, 192, 4, 4, 48)]
+    {
+        cases.push(Case::Qkv { start, n, k, heads, kv_heads, head_dim });
+    }
     let heads =
         [(1, 1, 2), (4, 1, 48), (4, 2, 64), (5, 5, 32), (4, 2, 80), (7, 1, 100), (12, 4, 256), (20, 5, 128)];
     for (heads, kv_heads, head_dim) in heads {
@@ -147,19 +185,50 @@ pub enum Failure {
 }
 
 /// Everything a case put out, by name.
-type Outputs = Vec<(&'static str, Vec<f64>, Vec<u32>)>;
+type Results = Vec<(&'static str, Vec<f64>, Vec<u32>)>;
 
-/// Runs one case on `backend` and on the reference.
+/// Runs one case on `backend` and on the reference, which must agree in every bit.
 ///
 /// # Errors
 /// The first value that differs.
 pub fn check(backend: &mut impl Backend, case: Case) -> Result<(), Failure> {
+    compare(backend, &mut Reference::default(), case, |_| None)
+}
+
+/// Runs one case on a backend that keeps bf16 between operations, and on the reference that does the same.
+///
+/// Attention may differ by 2^-7 of the largest value of the case (a rounding to bf16 falls the other way), logits
+/// by 2^-16 of it (sums of products in another order); all else must agree in every bit.
+///
+/// # Errors
+/// The first value that differs, or differs by too much.
+pub fn check_rounded(backend: &mut impl Backend, case: Case) -> Result<(), Failure> {
+    let bound = |what: &str| match what {
+        "attention" => Some(1.0 / 128.0),
+        "logit" => Some(1.0 / 65536.0),
+        _ => None,
+    };
+    compare(backend, &mut Reference::bf16(), case, bound)
+}
+
+/// `bound` gives how far values of a name may be apart, as a part of the largest of them; `None`: not a bit.
+fn compare(
+    backend: &mut impl Backend,
+    reference: &mut Reference,
+    case: Case,
+    bound: impl Fn(&str) -> Option<f64>,
+) -> Result<(), Failure> {
     let run = |source| Failure::Backend { case, source };
     let actual = outputs(backend, case).map_err(run)?;
-    let expected = outputs(&mut Reference, case).map_err(run)?;
+    let expected = outputs(reference, case).map_err(run)?;
     for ((what, a, a_bits), (_, e, e_bits)) in actual.into_iter().zip(expected) {
         assert_eq!(a.len(), e.len(), "{what}: both backends put out the same shape");
-        let differs = |i: &usize| a_bits[*i] != e_bits[*i] && !(a[*i].is_nan() && e[*i].is_nan());
+        let finite = e.iter().filter(|e| e.is_finite());
+        let allowed = bound(what).map(|part| part * finite.fold(0.0, |m: f64, e| m.max(e.abs())));
+        let differs = |&i: &usize| {
+            let near = allowed.is_some_and(|allowed| (a[i] - e[i]).abs() <= allowed);
+            a_bits[i] != e_bits[i] && !(a[i].is_nan() && e[i].is_nan()) && !near
+        };
         if let Some(index) = (0..a.len()).find(differs) {
             return Err(Failure::Value { case, what, index, actual: a[index], expected: e[index] });
         }
@@ -251,7 +320,7 @@ fn integers(what: &'static str, values: Vec<i32>) -> (&'static str, Vec<f64>, Ve
     (what, values.into_iter().map(f64::from).collect(), bits)
 }
 
-fn quantised<B: Backend>(b: &mut B, x: &B::Quants, n: usize) -> Outputs {
+fn quantised<B: Backend>(b: &mut B, x: &B::Quants, n: usize) -> Results {
     let (values, multipliers, sums) = b.read_quants(x, n);
     let values = values.into_iter().map(i32::from).collect();
     vec![integers("int8 value", values), floats("multiplier", multipliers), integers("sum", sums)]
@@ -270,36 +339,75 @@ fn in_order<G>(norms: &[Norm<G>]) -> Norms<'_, G> {
     [norms.first(), norms.get(1)]
 }
 
-fn outputs<B: Backend>(b: &mut B, case: Case) -> Result<Outputs, KernelError> {
+fn outputs<B: Backend>(b: &mut B, case: Case) -> Result<Results, KernelError> {
     let v = &mut Values(7);
     match case {
         Case::BitLinear { n, k, rows, column, accumulate } => {
             let total: usize = rows.iter().sum();
             let w = b.linear(&v.ternary(rows, k), RowOrder::Plain)?;
-            let mut x = b.rows(n, k)?;
+            let mut x = b.rows(n, k, RowsKind::Residual)?;
             b.write(&mut x, &v.rows(n, k));
             let mut q = b.quants(n, k)?;
             b.norm_quantize(n, &x, [None, None], &mut q)?;
-            let mut out = b.rows(n, column + total + 3)?;
+            // Sums go into the residual, products between operations.
+            let kind = if accumulate { RowsKind::Residual } else { RowsKind::Between };
+            let mut out = b.rows(n, column + total + 3, kind)?;
             b.write(&mut out, &v.many(n * (column + total + 3)));
             b.bit_linear(n, &q, &w, &mut out, column, accumulate)?;
             Ok(vec![floats("output", b.read(&out, n))])
         }
         Case::NormQuantize { n, width, norms: count } => {
             let norms = norms(b, v, count, width)?;
-            let mut x = b.rows(n, width)?;
-            b.write(&mut x, &v.rows(n, width));
-            let mut q = b.quants(n, width)?;
-            b.norm_quantize(n, &x, in_order(&norms), &mut q)?;
-            Ok(quantised(b, &q, n))
+            let values = v.rows(n, width);
+            let mut results = Vec::new();
+            for kind in [RowsKind::Residual, RowsKind::Between] {
+                let mut x = b.rows(n, width, kind)?;
+                b.write(&mut x, &values);
+                let mut q = b.quants(n, width)?;
+                b.norm_quantize(n, &x, in_order(&norms), &mut q)?;
+                results.append(&mut quantised(b, &q, n));
+            }
+            Ok(results)
         }
         Case::GateQuantize { n, ffn, gate, norms: count } => {
             let norms = norms(b, v, count, ffn)?;
-            let mut x = b.rows(n, 2 * ffn)?;
+            let mut x = b.rows(n, 2 * ffn, RowsKind::Between)?;
             b.write(&mut x, &v.rows(n, 2 * ffn));
             let mut q = b.quants(n, ffn)?;
             b.gate_quantize(n, &x, gate, in_order(&norms), &mut q)?;
             Ok(quantised(b, &q, n))
+        }
+        Case::GateUp { n, k, ffn, gate } => {
+            let w = b.linear(&v.ternary(&[ffn, ffn], k), RowOrder::GateUp)?;
+            let norm = norms(b, v, 1, ffn)?.remove(0);
+            let q = input(b, v, n, k)?;
+            let mut gate_up = b.rows(n, 2 * ffn, RowsKind::Between)?;
+            let mut out = b.quants(n, ffn)?;
+            b.bit_linear_gate_quantize(n, &q, &w, gate, [Some(&norm), None], &mut gate_up, &mut out)?;
+            Ok(quantised(b, &out, n))
+        }
+        Case::Qkv { start, n, k, heads, kv_heads, head_dim } => {
+            let parts = [heads * head_dim, kv_heads * head_dim, kv_heads * head_dim];
+            let w = b.linear(&v.ternary(&parts, k), RowOrder::Rope { head_dim })?;
+            let rope = rope(b, v, start + n, head_dim)?;
+            let blocks: Vec<u32> = (0..(start + n).div_ceil(BLOCK_TOKENS) as u32).rev().collect();
+            let mut kv = b.kv(KvShape { blocks: blocks.len(), kv_heads, head_dim })?;
+            let mut project = |b: &mut B, first: usize, len: usize| {
+                let q = input(b, v, len, k)?;
+                let mut qkv = b.rows(len, parts.iter().sum(), RowsKind::Between)?;
+                let runs = [Run { tokens: 0..len, start: first, blocks: 0..blocks.len() }];
+                b.bit_linear_rope_store(len, &q, &w, &runs, &blocks, &rope, &mut qkv, &mut kv)?;
+                Ok((runs, qkv))
+            };
+            if start > 0 {
+                project(b, 0, start)?;
+            }
+            let (runs, qkv) = project(b, start, n)?;
+            let mut out = b.rows(n, parts[0], RowsKind::Between)?;
+            b.attention(&runs, &blocks, &qkv, &kv, &mut out)?;
+            let turned = b.read(&qkv, n);
+            let queries = turned.chunks_exact(parts.iter().sum()).flat_map(|row| &row[..parts[0]]);
+            Ok(vec![floats("query", queries.copied().collect()), floats("attention", b.read(&out, n))])
         }
         Case::Attention { heads, kv_heads, head_dim, runs } => {
             attention(b, v, heads, KvShape { blocks: 0, kv_heads, head_dim }, runs)
@@ -308,7 +416,8 @@ fn outputs<B: Backend>(b: &mut B, case: Case) -> Result<Outputs, KernelError> {
             let table = b.table(&v.table(vocab, width, dtype))?;
             let norm = norms(b, v, 1, width)?.remove(0);
             let tokens: Vec<u32> = (0..n).map(|_| (v.bits() % vocab as u64) as u32).collect();
-            let (mut x, mut y) = (b.rows(n, width)?, b.rows(n, width)?);
+            let mut x = b.rows(n, width, RowsKind::Residual)?;
+            let mut y = b.rows(n, width, RowsKind::Between)?;
             b.embed(&table, &tokens, &mut x)?;
             let embedded = b.read(&x, n);
             let wanted: Vec<usize> = (0..n).rev().step_by(2).collect();
@@ -321,19 +430,37 @@ fn outputs<B: Backend>(b: &mut B, case: Case) -> Result<Outputs, KernelError> {
     }
 }
 
+/// Ordinary rows, quantised.
+fn input<B: Backend>(b: &mut B, v: &mut Values, n: usize, k: usize) -> Result<B::Quants, KernelError> {
+    let mut x = b.rows(n, k, RowsKind::Residual)?;
+    b.write(&mut x, &v.many(n * k));
+    let mut q = b.quants(n, k)?;
+    b.norm_quantize(n, &x, [None, None], &mut q)?;
+    Ok(q)
+}
+
+fn rope<B: Backend>(
+    b: &mut B,
+    v: &mut Values,
+    positions: usize,
+    head_dim: usize,
+) -> Result<B::Rope, KernelError> {
+    let angles = v.many(positions * head_dim / 2);
+    let cos: Vec<f32> = angles.iter().map(|a| 1.0 - a * a / 2.0).collect();
+    b.rope(&cos, &angles, head_dim)
+}
+
 fn attention<B: Backend>(
     b: &mut B,
     v: &mut Values,
     heads: usize,
     shape: KvShape,
     sequences: &[(usize, usize)],
-) -> Result<Outputs, KernelError> {
+) -> Result<Results, KernelError> {
     let (kv_heads, dim) = (shape.kv_heads, shape.head_dim);
     let width = (heads + 2 * kv_heads) * dim;
     let longest = sequences.iter().map(|(start, len)| start + len).max().unwrap_or(0);
-    let angles = v.many(longest * dim / 2);
-    let cos: Vec<f32> = angles.iter().map(|a| 1.0 - a * a / 2.0).collect();
-    let rope = b.rope(&cos, &angles, dim)?;
+    let rope = rope(b, v, longest, dim)?;
     // Blocks are handed out from the end, so that neighbours in a sequence are not neighbours in memory.
     let needed = |&(start, len): &(usize, usize)| (start + len).div_ceil(BLOCK_TOKENS);
     let count: usize = sequences.iter().map(needed).sum();
@@ -351,13 +478,13 @@ fn attention<B: Backend>(
         step.push(Run { tokens: step_rows..step_rows + len, start, blocks: table });
         step_rows += len;
     }
-    let mut before = b.rows(past_rows.max(1), width)?;
+    let mut before = b.rows(past_rows.max(1), width, RowsKind::Between)?;
     b.write(&mut before, &v.many(past_rows * width));
     b.rope_store(&past, &blocks, &rope, &mut before, &mut kv)?;
-    let mut qkv = b.rows(step_rows, width)?;
+    let mut qkv = b.rows(step_rows, width, RowsKind::Between)?;
     b.write(&mut qkv, &v.many(step_rows * width).iter().map(|x| 3.0 * x).collect::<Vec<_>>());
     b.rope_store(&step, &blocks, &rope, &mut qkv, &mut kv)?;
-    let mut out = b.rows(step_rows, heads * dim)?;
+    let mut out = b.rows(step_rows, heads * dim, RowsKind::Between)?;
     b.attention(&step, &blocks, &qkv, &kv, &mut out)?;
     Ok(vec![floats("query", b.read(&qkv, step_rows)), floats("attention", b.read(&out, step_rows))])
 }

@@ -13,7 +13,7 @@ mod kv;
 pub mod order;
 mod reference;
 
-pub use backend::{Backend, BackendInfo, Gate, Norm, Norms, RowOrder, Run};
+pub use backend::{Backend, BackendInfo, Gate, Norm, Norms, RowOrder, RowsKind, Run};
 pub use cpu::{Cpu, Isa};
 pub use error::KernelError;
 pub use kv::{BLOCK_TOKENS, KvShape};

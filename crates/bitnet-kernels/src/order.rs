@@ -1,9 +1,10 @@
 //! The one order of float operations that every backend of this crate follows.
 //!
-//! - **Sums along a row**: 16 partial sums; element `i` goes to partial `i % 16` in index order by fused
-//!   multiply-add, a row is treated as padded with zeros to whole groups of 16, and the partials are added by
-//!   [`tree`]. Tiles may split rows and tokens, never the row itself. Dense dot products add in f32; the mean of
-//!   squares of an RMSNorm adds in f64 and is rounded once, because its last bit moves a whole row.
+//! - **Sums along a row**: partial sums; element `i` of `n` partials goes to partial `i % n` in index order by fused
+//!   multiply-add, a row is treated as padded with zeros to whole groups, and the partials are added by [`tree`].
+//!   Tiles may split rows and tokens, never the row itself. Dense dot products have 16 partials in f32. The squares of
+//!   an RMSNorm have [`SQUARES`] in f64, a thread of a GPU's block each; their sum is multiplied by `1 / width` and
+//!   rounded once to f32, because its last bit moves a whole row.
 //! - **Attention** of one query and head: keys in segments of [`SEGMENT`] tokens. In a segment: scores by fused
 //!   multiply-add over the head's dimensions in order, times `1 / sqrt(head_dim)`; the maximum; `exp` of the
 //!   differences; their sum in 16 partials by key index, then [`tree`]; values by fused multiply-add in key
@@ -18,12 +19,17 @@ use std::ops::Add;
 /// Keys of one attention segment.
 pub const SEGMENT: usize = 256;
 
-/// Adds 16 partial sums: halves onto each other until one is left.
-pub fn tree<T: Copy + Add<Output = T>>(mut partial: [T; 16]) -> T {
-    for half in [8, 4, 2, 1] {
+/// Partial sums of the squares of a row.
+pub const SQUARES: usize = 256;
+
+/// Adds partial sums, a power of two of them: halves onto each other until one is left.
+pub fn tree<T: Copy + Add<Output = T>, const N: usize>(mut partial: [T; N]) -> T {
+    let mut half = N / 2;
+    while half > 0 {
         for lane in 0..half {
             partial[lane] = partial[lane] + partial[lane + half];
         }
+        half /= 2;
     }
     partial[0]
 }

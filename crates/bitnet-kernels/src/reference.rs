@@ -1,19 +1,43 @@
 //! The truth: every operation as plain loops over plain vectors, in the order that [`crate::order`] states.
 
-use bitnet_tensor::{BitNetTensor, TernaryTensor, quant};
+use bitnet_tensor::{BitNetTensor, DType, SharedBytes, TernaryTensor, quant};
+use half::bf16;
 
 use crate::{
-    BLOCK_TOKENS, Backend, BackendInfo, Gate, KernelError, KvShape, Norm, Norms, RowOrder, Run,
-    order::{SEGMENT, exp, merge, tree},
+    BLOCK_TOKENS, Backend, BackendInfo, Gate, KernelError, KvShape, Norm, Norms, RowOrder, RowsKind, Run,
+    order::{SEGMENT, SQUARES, exp, merge, tree},
 };
 
 /// The scalar backend that all others are judged by. It makes no attempt to be quick.
+///
+/// It keeps everything in f32, as the CPU does; [`Reference::bf16`] rounds where a GPU does
+/// (`docs/dev/kernels.md` lists the points).
 #[derive(Debug, Default)]
-pub struct Reference;
+pub struct Reference {
+    bf16: bool,
+}
 
-/// f32 rows of the reference.
+impl Reference {
+    /// Rounds to bf16 where a GPU does.
+    pub fn bf16() -> Self {
+        Reference { bf16: true }
+    }
+
+    /// A value as it is kept between two operations.
+    fn between(&self, x: f32) -> f32 {
+        if self.bf16 { bf16::from_f32(x).to_f32() } else { x }
+    }
+
+    /// A value as `rows` keep it.
+    fn kept(&self, rows: &Rows, x: f32) -> f32 {
+        if rows.kind == RowsKind::Between { self.between(x) } else { x }
+    }
+}
+
+/// Rows of the reference.
 #[derive(Debug, Clone)]
 pub struct Rows {
+    kind: RowsKind,
     width: usize,
     values: Vec<f32>,
 }
@@ -69,11 +93,11 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
 }
 
 fn rms_norm(x: &mut [f32], norm: &Norm<Vec<f32>>) {
-    let mut partial = [0.0f64; 16];
+    let mut partial = [0.0f64; SQUARES];
     for (i, &x) in x.iter().enumerate() {
-        partial[i % 16] = f64::from(x).mul_add(f64::from(x), partial[i % 16]);
+        partial[i % SQUARES] = f64::from(x).mul_add(f64::from(x), partial[i % SQUARES]);
     }
-    let mean = (tree(partial) / x.len() as f64) as f32;
+    let mean = (tree(partial) * (1.0 / x.len() as f64)) as f32;
     let r = 1.0 / (mean + norm.eps).sqrt();
     for (x, &g) in x.iter_mut().zip(&norm.gain) {
         *x = *x * r * g;
@@ -86,6 +110,29 @@ fn quantize_into(mut x: Vec<f32>, norms: Norms<'_, Vec<f32>>, row: usize, out: &
     }
     let q = &mut out.values[row * out.width..][..out.width];
     out.rows[row] = quant::quantize_row(&x, q);
+}
+
+fn gated(gate: Gate, g: f32, u: f32) -> f32 {
+    match gate {
+        Gate::SquaredRelu => {
+            let r = if 0.0 > g { 0.0 } else { g };
+            r * r * u
+        }
+        Gate::Silu => g / (1.0 + exp(-g)) * u,
+    }
+}
+
+/// `sum_k x[k] * w[r][k]` as f32, `/ multiplier * scale`, for every row `r`.
+fn multiply(x: &Quants, t: usize, w: &TernaryTensor) -> impl Iterator<Item = f32> {
+    assert_eq!(x.width, w.cols(), "rows have the matrix's width");
+    let q = &x.values[t * x.width..][..x.width];
+    let multiplier = x.rows[t].multiplier;
+    w.scales().iter().flat_map(move |range| {
+        (range.start..range.end).map(move |r| {
+            let sum: i32 = w.row_trits(r).zip(q).map(|(trit, &q)| i32::from(trit) * i32::from(q)).sum();
+            sum as f32 / multiplier * range.scale
+        })
+    })
 }
 
 impl Backend for Reference {
@@ -101,8 +148,8 @@ impl Backend for Reference {
         BackendInfo { device: "reference".into(), isa: "scalar", threads: 1 }
     }
 
-    fn rows(&mut self, rows: usize, width: usize) -> Result<Rows, KernelError> {
-        Ok(Rows { width, values: vec![0.0; rows * width] })
+    fn rows(&mut self, rows: usize, width: usize, kind: RowsKind) -> Result<Rows, KernelError> {
+        Ok(Rows { kind, width, values: vec![0.0; rows * width] })
     }
 
     fn quants(&mut self, rows: usize, width: usize) -> Result<Quants, KernelError> {
@@ -115,7 +162,13 @@ impl Backend for Reference {
     }
 
     fn table(&mut self, weights: &BitNetTensor) -> Result<BitNetTensor, KernelError> {
-        Ok(weights.clone())
+        if !self.bf16 {
+            return Ok(weights.clone());
+        }
+        let bytes: Vec<u8> =
+            weights.to_f32().into_iter().flat_map(|x| bf16::from_f32(x).to_le_bytes()).collect();
+        let shape = [weights.rows(), weights.cols()];
+        Ok(BitNetTensor::new(DType::BF16, shape, SharedBytes::new(bytes)).expect("bytes of the shape"))
     }
 
     fn gain(&mut self, gain: &[f32]) -> Result<Vec<f32>, KernelError> {
@@ -160,17 +213,11 @@ impl Backend for Reference {
         column: usize,
         accumulate: bool,
     ) -> Result<(), KernelError> {
-        assert_eq!(x.width, w.cols(), "rows have the matrix's width");
         for t in 0..n {
-            let q = &x.values[t * x.width..][..x.width];
-            for range in w.scales() {
-                for r in range.start..range.end {
-                    let sum: i32 =
-                        w.row_trits(r).zip(q).map(|(trit, &q)| i32::from(trit) * i32::from(q)).sum();
-                    let y = sum as f32 / x.rows[t].multiplier * range.scale;
-                    let o = &mut out.row_mut(t)[column + r];
-                    *o = if accumulate { *o + y } else { y };
-                }
+            for (r, y) in multiply(x, t, w).enumerate() {
+                let at = t * out.width + column + r;
+                let y = if accumulate { out.values[at] + y } else { y };
+                out.values[at] = self.kept(out, y);
             }
         }
         Ok(())
@@ -198,6 +245,7 @@ impl Backend for Reference {
                         (*x, *y) = (x.mul_add(c, -(*y * s)), y.mul_add(c, *x * s));
                     }
                 }
+                row.iter_mut().for_each(|x| *x = self.between(*x));
                 let block = blocks[run.blocks.start + position / BLOCK_TOKENS];
                 for h in 0..kv_heads {
                     let at = kv.at(block, position % BLOCK_TOKENS, h);
@@ -264,7 +312,7 @@ impl Backend for Reference {
                     }
                     let (_, sum, values) = state.expect("a token attends at least to itself");
                     for (o, v) in out.row_mut(t)[h * dim..][..dim].iter_mut().zip(values) {
-                        *o = v / sum;
+                        *o = self.between(v / sum);
                     }
                 }
             }
@@ -282,16 +330,50 @@ impl Backend for Reference {
     ) -> Result<(), KernelError> {
         for row in 0..n {
             let (g, u) = gate_up.row(row).split_at(gate_up.width / 2);
-            let gated = g.iter().zip(u).map(|(&g, &u)| match gate {
-                Gate::SquaredRelu => {
-                    let r = if 0.0 > g { 0.0 } else { g };
-                    r * r * u
-                }
-                Gate::Silu => g / (1.0 + exp(-g)) * u,
-            });
+            let gated = g.iter().zip(u).map(|(&g, &u)| gated(gate, g, u));
             quantize_into(gated.collect(), norms, row, out);
         }
         Ok(())
+    }
+
+    /// One rounding, where `h` leaves the multiplication that makes it.
+    fn bit_linear_gate_quantize(
+        &mut self,
+        n: usize,
+        x: &Quants,
+        w: &TernaryTensor,
+        gate: Gate,
+        norms: Norms<'_, Vec<f32>>,
+        _: &mut Rows,
+        out: &mut Quants,
+    ) -> Result<(), KernelError> {
+        for row in 0..n {
+            let y: Vec<f32> = multiply(x, row, w).collect();
+            let (g, u) = y.split_at(w.rows() / 2);
+            let h = g.iter().zip(u).map(|(&g, &u)| self.between(gated(gate, g, u))).collect();
+            quantize_into(h, norms, row, out);
+        }
+        Ok(())
+    }
+
+    /// One rounding, after queries and keys are turned.
+    fn bit_linear_rope_store(
+        &mut self,
+        n: usize,
+        x: &Quants,
+        w: &TernaryTensor,
+        runs: &[Run],
+        blocks: &[u32],
+        rope: &Rope,
+        qkv: &mut Rows,
+        kv: &mut Kv,
+    ) -> Result<(), KernelError> {
+        for t in 0..n {
+            for (o, y) in qkv.row_mut(t).iter_mut().zip(multiply(x, t, w)) {
+                *o = y;
+            }
+        }
+        self.rope_store(runs, blocks, rope, qkv, kv)
     }
 
     fn norm_rows(
@@ -305,6 +387,7 @@ impl Backend for Reference {
             let o = out.row_mut(i);
             o.copy_from_slice(x.row(row));
             rms_norm(o, norm);
+            o.iter_mut().for_each(|y| *y = self.between(*y));
         }
         Ok(())
     }
@@ -339,7 +422,9 @@ impl Backend for Reference {
     }
 
     fn write(&mut self, x: &mut Rows, values: &[f32]) {
-        x.values[..values.len()].copy_from_slice(values);
+        for (i, &value) in values.iter().enumerate() {
+            x.values[i] = self.kept(x, value);
+        }
     }
 
     fn read_quants(&mut self, x: &Quants, n: usize) -> (Vec<i8>, Vec<f32>, Vec<i32>) {

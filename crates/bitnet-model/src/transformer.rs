@@ -1,6 +1,6 @@
 use std::collections::HashMap;
 
-use bitnet_kernels::{Backend, BackendInfo, KernelError, KvShape, Norm};
+use bitnet_kernels::{Backend, BackendInfo, KernelError, KvShape, Norm, RowsKind};
 use bitnet_tensor::TernaryTensor;
 
 use crate::{
@@ -177,14 +177,14 @@ impl<B: Backend> Buffers<B> {
     fn new(b: &mut B, spec: &ModelSpec, limits: Limits) -> Result<Self, KernelError> {
         let n = limits.max_tokens;
         Ok(Buffers {
-            residual: b.rows(n, spec.hidden)?,
+            residual: b.rows(n, spec.hidden, RowsKind::Residual)?,
             hidden_q: b.quants(n, spec.hidden)?,
-            qkv: b.rows(n, spec.q_width() + 2 * spec.kv_width())?,
-            attention: b.rows(n, spec.q_width())?,
+            qkv: b.rows(n, spec.q_width() + 2 * spec.kv_width(), RowsKind::Between)?,
+            attention: b.rows(n, spec.q_width(), RowsKind::Between)?,
             attention_q: b.quants(n, spec.q_width())?,
-            gate_up: b.rows(n, 2 * spec.ffn)?,
+            gate_up: b.rows(n, 2 * spec.ffn, RowsKind::Between)?,
             ffn_q: b.quants(n, spec.ffn)?,
-            last: b.rows(limits.max_logit_rows, spec.hidden)?,
+            last: b.rows(limits.max_logit_rows, spec.hidden, RowsKind::Between)?,
         })
     }
 }

@@ -54,6 +54,7 @@ pub(crate) trait Lanes: Copy {
     unsafe fn zero_d() -> Self::D;
     /// `sum + x * x`, rounded once.
     unsafe fn add_square(sum: Self::D, x: Self::F) -> Self::D;
+    unsafe fn add_d(a: Self::D, b: Self::D) -> Self::D;
     /// [`crate::order::tree`].
     unsafe fn reduce_add_d(x: Self::D) -> f64;
 

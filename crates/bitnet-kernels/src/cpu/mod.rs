@@ -14,7 +14,7 @@ use std::ops::Range;
 
 use bitnet_tensor::{BitNetTensor, TernaryTensor, quant::RowQuant};
 
-use crate::{Backend, BackendInfo, Gate, KernelError, KvShape, Norm, Norms, RowOrder, Run};
+use crate::{Backend, BackendInfo, Gate, KernelError, KvShape, Norm, Norms, RowOrder, RowsKind, Run};
 use buffer::{Buffer, Shared};
 use generic::{
     attention::{self, Attention},
@@ -165,7 +165,7 @@ impl Backend for Cpu {
         BackendInfo { device: "cpu".into(), isa: self.isa.name(), threads: self.pool.threads() }
     }
 
-    fn rows(&mut self, rows: usize, width: usize) -> Result<Rows, KernelError> {
+    fn rows(&mut self, rows: usize, width: usize, _: RowsKind) -> Result<Rows, KernelError> {
         let stride = width.next_multiple_of(16);
         self.reserve(stride)?;
         Ok(Rows { rows, width, stride, values: Buffer::zeroed(rows * stride, "activations")? })

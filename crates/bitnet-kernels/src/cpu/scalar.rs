@@ -99,6 +99,10 @@ impl Lanes for Scalar {
         each(sum, x, |sum, x| f64::from(x).mul_add(f64::from(x), sum))
     }
     #[inline(always)]
+    unsafe fn add_d(a: Self::D, b: Self::D) -> Self::D {
+        each(a, b, |a, b| a + b)
+    }
+    #[inline(always)]
     unsafe fn reduce_add_d(x: Self::D) -> f64 {
         crate::order::tree(x)
     }

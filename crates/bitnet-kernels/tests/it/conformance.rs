@@ -1,5 +1,5 @@
 use bitnet_kernels::{
-    Backend, Cpu, Isa, Norm, RowOrder,
+    Backend, Cpu, Isa, Norm, RowOrder, RowsKind,
     conformance::{cases, check},
 };
 
@@ -28,11 +28,11 @@ fn extreme_activations_do_not_overflow_any_level() {
                     let w = bitnet_tensor::TernaryTensor::from_trits(64, k, &trits, 1.0).unwrap();
                     let mut b = Cpu::new(isa, 1).unwrap();
                     let w = b.linear(&w, RowOrder::Plain).unwrap();
-                    let mut x = b.rows(n, k).unwrap();
+                    let mut x = b.rows(n, k, RowsKind::Residual).unwrap();
                     b.write(&mut x, &vec![127.0; n * k]);
                     let mut q = b.quants(n, k).unwrap();
                     b.norm_quantize(n, &x, [None, None], &mut q).unwrap();
-                    let mut out = b.rows(n, 64).unwrap();
+                    let mut out = b.rows(n, 64, RowsKind::Residual).unwrap();
                     b.bit_linear(n, &q, &w, &mut out, 0, false).unwrap();
                     let expected = (127 * k as i64 * i64::from(sign)) as f32;
                     assert!(b.read(&out, n).iter().all(|&y| y == expected), "{isa:?} k {k} n {n}");
@@ -55,10 +55,10 @@ fn a_row_with_a_nan_touches_no_other_row() {
             let norm = Norm { gain: b.gain(&vec![1.0; width]).unwrap(), eps: 1e-5 };
             let w = bitnet_tensor::TernaryTensor::from_trits(80, width, &vec![1; 80 * width], 1.0).unwrap();
             let w = b.linear(&w, RowOrder::Plain).unwrap();
-            let (mut x, mut q) = (b.rows(n, width).unwrap(), b.quants(n, width).unwrap());
+            let (mut x, mut q) = (b.rows(n, width, RowsKind::Residual).unwrap(), b.quants(n, width).unwrap());
             b.write(&mut x, &values);
             b.norm_quantize(n, &x, [Some(&norm), None], &mut q).unwrap();
-            let mut out = b.rows(n, 80).unwrap();
+            let mut out = b.rows(n, 80, RowsKind::Residual).unwrap();
             b.bit_linear(n, &q, &w, &mut out, 0, false).unwrap();
             b.read(&out, n)
         };

@@ -12,6 +12,7 @@ use crate::{
         generic::{exp, load_partial, store_partial},
         lanes::Lanes,
     },
+    order::SQUARES,
 };
 
 /// Where quantised rows go; every row is written by one thread.
@@ -28,11 +29,32 @@ pub(crate) struct QuantOut<'a> {
 #[inline(always)]
 unsafe fn normalize<L: Lanes>(x: *const f32, y: *mut f32, width: usize, norm: &Norm<Gain>) {
     let padded = width.next_multiple_of(16);
-    let mut squares = L::zero_d();
-    for i in (0..padded).step_by(16) {
-        squares = L::add_square(squares, L::load(x.add(i)));
+    // Two vectors of partial sums at a time stay in registers; the row is in the nearest cache.
+    let mut squares = [L::zero_d(); SQUARES / 16];
+    for (group, sums) in squares.chunks_exact_mut(2).enumerate() {
+        let mut part = [L::zero_d(); 2];
+        let mut at = 32 * group;
+        while at + 32 <= padded {
+            for (v, sum) in part.iter_mut().enumerate() {
+                *sum = L::add_square(*sum, L::load(x.add(at + 16 * v)));
+            }
+            at += SQUARES;
+        }
+        for (v, sum) in part.iter_mut().enumerate() {
+            if at + 16 * v < padded {
+                *sum = L::add_square(*sum, L::load(x.add(at + 16 * v)));
+            }
+        }
+        sums.copy_from_slice(&part);
     }
-    let mean = (L::reduce_add_d(squares) / width as f64) as f32;
+    let mut half = squares.len() / 2;
+    while half > 0 {
+        for v in 0..half {
+            squares[v] = L::add_d(squares[v], squares[v + half]);
+        }
+        half /= 2;
+    }
+    let mean = (L::reduce_add_d(squares[0]) * (1.0 / width as f64)) as f32;
     let r = L::splat(1.0 / (mean + norm.eps).sqrt());
     let gain = norm.gain.values.as_ptr();
     for i in (0..padded).step_by(16) {

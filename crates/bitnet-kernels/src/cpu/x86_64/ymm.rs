@@ -126,6 +126,15 @@ macro_rules! ymm_lanes {
                 ]
             }
             #[inline(always)]
+            unsafe fn add_d(a: Self::D, b: Self::D) -> Self::D {
+                [
+                    _mm256_add_pd(a[0], b[0]),
+                    _mm256_add_pd(a[1], b[1]),
+                    _mm256_add_pd(a[2], b[2]),
+                    _mm256_add_pd(a[3], b[3]),
+                ]
+            }
+            #[inline(always)]
             unsafe fn reduce_add_d(x: Self::D) -> f64 {
                 let x = _mm256_add_pd(_mm256_add_pd(x[0], x[2]), _mm256_add_pd(x[1], x[3]));
                 let x = _mm_add_pd(_mm256_castpd256_pd128(x), _mm256_extractf128_pd(x, 1));

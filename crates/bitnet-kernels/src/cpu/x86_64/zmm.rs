@@ -92,6 +92,10 @@ macro_rules! zmm_lanes {
                 [_mm512_fmadd_pd(low, low, sum[0]), _mm512_fmadd_pd(high, high, sum[1])]
             }
             #[inline(always)]
+            unsafe fn add_d(a: Self::D, b: Self::D) -> Self::D {
+                [_mm512_add_pd(a[0], b[0]), _mm512_add_pd(a[1], b[1])]
+            }
+            #[inline(always)]
             unsafe fn reduce_add_d(x: Self::D) -> f64 {
                 let x = _mm512_add_pd(x[0], x[1]);
                 let x = _mm256_add_pd(_mm512_castpd512_pd256(x), _mm512_extractf64x4_pd(x, 1));
