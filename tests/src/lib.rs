@@ -1,4 +1,6 @@
-//! What the end-to-end tests share: fixtures with their golden values, and the binary.
+//! What tests share: fixtures with their golden values, the binary, and a simulated GPU.
+
+mod simulator;
 
 use std::{
     collections::HashMap,
@@ -8,6 +10,8 @@ use std::{
 };
 
 use safetensors::{Dtype, SafeTensors};
+
+pub use simulator::Simulator;
 
 /// The folder of a fixture.
 pub fn fixture(name: &str) -> PathBuf {

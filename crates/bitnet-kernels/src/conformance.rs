@@ -397,7 +397,7 @@ fn outputs<B: Backend>(b: &mut B, case: Case) -> Result<Results, KernelError> {
                 let mut qkv = b.rows(len, parts.iter().sum(), RowsKind::Between)?;
                 let runs = [Run { tokens: 0..len, start: first, blocks: 0..blocks.len() }];
                 b.bit_linear_rope_store(len, &q, &w, &runs, &blocks, &rope, &mut qkv, &mut kv)?;
-                Ok((runs, qkv))
+                Ok::<_, KernelError>((runs, qkv))
             };
             if start > 0 {
                 project(b, 0, start)?;

@@ -34,4 +34,7 @@ pub enum KernelError {
         /// What the system said.
         reason: String,
     },
+    /// There is no GPU to run on, or it failed.
+    #[error(transparent)]
+    Gpu(#[from] crate::gpu::GpuError),
 }

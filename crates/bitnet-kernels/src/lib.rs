@@ -9,6 +9,7 @@ mod backend;
 pub mod conformance;
 mod cpu;
 mod error;
+pub mod gpu;
 mod kv;
 pub mod order;
 mod reference;

@@ -3,3 +3,4 @@
 #![allow(clippy::print_stdout, reason = "what was run and what was skipped belongs into the output")]
 
 mod conformance;
+mod gpu;

@@ -1,0 +1,46 @@
+//! How weights and tables lie in device memory.
+
+use bitnet_tensor::BitNetTensor;
+use half::bf16;
+
+use super::{Buffer, Driver, Gpu, GpuError};
+
+/// A dense matrix (embedding, output head) in bf16, `[rows][stride]`; columns after `cols` are zero, so that the
+/// matrix units take whole steps.
+#[derive(Debug)]
+pub struct Table {
+    pub(super) rows: usize,
+    pub(super) cols: usize,
+    pub(super) stride: usize,
+    pub(super) buffer: Buffer,
+}
+
+/// Columns of a [`Table`] are padded to a multiple of this: 128 bytes.
+const TABLE_COLUMNS: usize = 64;
+
+impl<D: Driver> Gpu<D> {
+    /// Takes a dense matrix, rounded to bf16.
+    pub fn table(&mut self, weights: &BitNetTensor) -> Result<Table, GpuError> {
+        let (rows, cols) = (weights.rows(), weights.cols());
+        let stride = cols.next_multiple_of(TABLE_COLUMNS);
+        let buffer = self.alloc(2 * rows * stride, "a dense matrix")?;
+        // In pieces: a whole vocabulary would be hundreds of megabytes of host memory more.
+        const PIECE: usize = 1024;
+        let mut row = vec![0.0; cols];
+        for first in (0..rows).step_by(PIECE) {
+            let mut bytes = Vec::with_capacity(2 * PIECE * stride);
+            for r in first..rows.min(first + PIECE) {
+                weights.decode_row(r, &mut row);
+                bytes.extend(row.iter().flat_map(|&x| bf16::from_f32(x).to_le_bytes()));
+                bytes.resize(bytes.len() + 2 * (stride - cols), 0);
+            }
+            self.driver.write(buffer.address() + (2 * first * stride) as u64, &bytes)?;
+        }
+        Ok(Table { rows, cols, stride, buffer })
+    }
+}
+
+/// Little-endian bytes of integers.
+pub(super) fn u32_bytes(values: impl IntoIterator<Item = u32>) -> Vec<u8> {
+    values.into_iter().flat_map(u32::to_le_bytes).collect()
+}

@@ -1,0 +1,68 @@
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::{Driver, Gpu, GpuError};
+
+/// Addresses of buffers that were dropped and wait to be freed.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Returned(Arc<Mutex<Vec<u64>>>);
+
+impl Returned {
+    pub(super) fn take(&self) -> Vec<u64> {
+        std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// Device memory of one owner. When it is dropped its address is handed back, and freed by the next allocation.
+#[derive(Debug)]
+pub struct Buffer {
+    address: u64,
+    bytes: usize,
+    returned: Returned,
+}
+
+impl Buffer {
+    /// Where it lies on the device.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Its size.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        self.returned.0.lock().unwrap_or_else(PoisonError::into_inner).push(self.address);
+    }
+}
+
+impl<D: Driver> Gpu<D> {
+    /// Zeroed device memory; at least 16 bytes, so that no buffer is without an address.
+    pub fn alloc(&mut self, bytes: usize, what: &'static str) -> Result<Buffer, GpuError> {
+        for address in self.returned.take() {
+            self.driver.free(address);
+        }
+        let address = self.driver.alloc(bytes.max(16), what)?;
+        Ok(Buffer { address, bytes, returned: self.returned.clone() })
+    }
+
+    /// Device memory with these bytes.
+    pub fn store(&mut self, bytes: &[u8], what: &'static str) -> Result<Buffer, GpuError> {
+        let buffer = self.alloc(bytes.len(), what)?;
+        self.driver.write(buffer.address, bytes)?;
+        Ok(buffer)
+    }
+
+    /// The first bytes of a buffer.
+    ///
+    /// # Panics
+    /// If the buffer is shorter.
+    pub fn fetch(&mut self, buffer: &Buffer, bytes: usize) -> Result<Vec<u8>, GpuError> {
+        assert!(bytes <= buffer.bytes, "what is read lies in the buffer");
+        let mut host = vec![0; bytes];
+        self.driver.read(buffer.address, &mut host)?;
+        Ok(host)
+    }
+}

@@ -1,0 +1,98 @@
+//! The GPU backend: kernels in PTX (`ptx/`), and the launch code that every driver shares.
+//!
+//! Layouts, the list of kernels and the points where values are rounded to bf16 are in `docs/dev/kernels.md`.
+
+mod cuda;
+mod driver;
+mod error;
+mod layout;
+mod memory;
+mod ops;
+mod rows;
+pub mod table;
+mod upload;
+
+use std::collections::HashMap;
+
+pub use cuda::Cuda;
+pub use driver::{Arg, DeviceInfo, Driver, Grid};
+pub use error::GpuError;
+pub use layout::Table;
+pub use memory::Buffer;
+use memory::Returned;
+pub use rows::Rows;
+use table::Kernel;
+use upload::Uploads;
+
+/// Oldest version of CUDA whose drivers read the kernels: `.version 7.4`.
+const OLDEST_DRIVER: i32 = 11_040;
+/// Oldest compute capability with the instructions of the kernels.
+const OLDEST_CAPABILITY: (u32, u32) = (8, 0);
+
+/// The GPU backend, on any driver.
+pub struct Gpu<D: Driver> {
+    driver: D,
+    /// Kernels loaded so far, by name.
+    functions: HashMap<&'static str, D::Function>,
+    returned: Returned,
+    uploads: Uploads,
+    launches: u64,
+}
+
+impl<D: Driver> Gpu<D> {
+    /// A backend on the driver's GPU.
+    ///
+    /// # Errors
+    /// If driver or GPU are too old for the kernels.
+    pub fn new(driver: D) -> Result<Self, GpuError> {
+        let info = driver.info();
+        if info.driver < OLDEST_DRIVER {
+            return Err(GpuError::DriverTooOld { version: info.driver });
+        }
+        if info.capability < OLDEST_CAPABILITY {
+            let (major, minor) = info.capability;
+            return Err(GpuError::TooOld { name: info.name.clone(), major, minor });
+        }
+        Ok(Gpu {
+            driver,
+            functions: HashMap::new(),
+            returned: Returned::default(),
+            uploads: Uploads::default(),
+            launches: 0,
+        })
+    }
+
+    /// The driver.
+    pub fn driver(&mut self) -> &mut D {
+        &mut self.driver
+    }
+
+    /// Kernels launched so far: shows that a step's work does not grow with its requests.
+    pub fn launches(&self) -> u64 {
+        self.launches
+    }
+
+    /// Runs a kernel with `shared` bytes of dynamic shared memory; it is loaded when first used.
+    pub fn launch(
+        &mut self,
+        kernel: &'static Kernel,
+        blocks: [usize; 2],
+        shared: usize,
+        args: &[Arg],
+    ) -> Result<(), GpuError> {
+        let narrow = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        let info = self.driver.info();
+        let bytes = narrow(shared).saturating_add(kernel.shared);
+        if bytes > info.shared {
+            let (name, limit) = (info.name.clone(), info.shared);
+            return Err(GpuError::RowTooWide { kernel: kernel.name, bytes, name, limit });
+        }
+        if !self.functions.contains_key(kernel.name) {
+            let function = self.driver.load(kernel)?;
+            self.functions.insert(kernel.name, function);
+        }
+        self.launches += 1;
+        let grid = Grid { blocks: blocks.map(narrow), shared: narrow(shared) };
+        self.driver.launch(kernel, &self.functions[kernel.name], grid, args)
+    }
+}

@@ -1,0 +1,3 @@
+//! One operation a file: which kernel, how many blocks, which arguments.
+
+mod embed;

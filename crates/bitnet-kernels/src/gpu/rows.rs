@@ -1,0 +1,69 @@
+use half::bf16;
+
+use super::{Buffer, Driver, Gpu, GpuError};
+use crate::RowsKind;
+
+/// Activations, `[rows][stride]`: f32 for the residual, bf16 between operations. The columns after `width` are
+/// padding, so that every row begins at a multiple of 16 bytes.
+#[derive(Debug)]
+pub struct Rows {
+    pub(super) kind: RowsKind,
+    pub(super) rows: usize,
+    pub(super) width: usize,
+    pub(super) stride: usize,
+    pub(super) buffer: Buffer,
+}
+
+impl Rows {
+    /// Bytes of an element.
+    fn element(&self) -> usize {
+        element(self.kind)
+    }
+
+    /// Where the first row lies.
+    pub(super) fn address(&self) -> u64 {
+        self.buffer.address()
+    }
+}
+
+fn element(kind: RowsKind) -> usize {
+    match kind {
+        RowsKind::Residual => 4,
+        RowsKind::Between => 2,
+    }
+}
+
+impl<D: Driver> Gpu<D> {
+    /// Zeroed activations.
+    pub fn rows(&mut self, rows: usize, width: usize, kind: RowsKind) -> Result<Rows, GpuError> {
+        let stride = width.next_multiple_of(8);
+        let buffer = self.alloc(rows * stride * element(kind), "activations")?;
+        Ok(Rows { kind, rows, width, stride, buffer })
+    }
+
+    /// The first `n` rows as f32, `[n][width]`.
+    pub fn read_rows(&mut self, x: &Rows, n: usize) -> Result<Vec<f32>, GpuError> {
+        let bytes = self.fetch(&x.buffer, n * x.stride * x.element())?;
+        let values: Vec<f32> = match x.kind {
+            RowsKind::Residual => bytes.as_chunks().0.iter().map(|&b| f32::from_le_bytes(b)).collect(),
+            RowsKind::Between => {
+                bytes.as_chunks().0.iter().map(|&b| bf16::from_le_bytes(b).to_f32()).collect()
+            }
+        };
+        Ok(values.chunks_exact(x.stride).flat_map(|row| &row[..x.width]).copied().collect())
+    }
+
+    /// Writes the first rows from `[n][width]`, rounded to what the rows hold.
+    pub fn write_rows(&mut self, x: &mut Rows, values: &[f32]) -> Result<(), GpuError> {
+        assert!(values.len() <= x.rows * x.width, "values fit the rows");
+        let mut bytes = Vec::with_capacity(x.rows * x.stride * x.element());
+        for row in values.chunks_exact(x.width) {
+            match x.kind {
+                RowsKind::Residual => bytes.extend(row.iter().flat_map(|v| v.to_le_bytes())),
+                RowsKind::Between => bytes.extend(row.iter().flat_map(|&v| bf16::from_f32(v).to_le_bytes())),
+            }
+            bytes.resize(bytes.len() + (x.stride - x.width) * x.element(), 0);
+        }
+        self.driver.write(x.address(), &bytes)
+    }
+}

@@ -1,0 +1,49 @@
+use bitnet_kernels::{
+    RowsKind,
+    gpu::{Cuda, Gpu, GpuError, table::EMBED},
+};
+use bitnet_tensor::{BitNetTensor, DType, SharedBytes};
+use bitnet_tests::Simulator;
+
+#[test]
+fn a_machine_without_a_driver_is_told_so_and_does_not_panic() {
+    match Cuda::open(0) {
+        Err(GpuError::DriverMissing) => {}
+        Err(GpuError::NoDevice { index: 0, count: 0 } | GpuError::Unavailable { .. }) => {
+            println!("skipped: this machine has a driver without a GPU")
+        }
+        Ok(_) => println!("skipped: this machine has a GPU"),
+        Err(other) => panic!("{other}"),
+    }
+}
+
+#[test]
+fn a_gpu_or_driver_too_old_for_the_kernels_is_refused_with_its_cure() {
+    let old = Gpu::new(Simulator::with(|info| info.capability = (7, 5))).err().unwrap();
+    assert!(matches!(old, GpuError::TooOld { major: 7, minor: 5, .. }), "{old}");
+    let old = Gpu::new(Simulator::with(|info| info.driver = 11_020)).err().unwrap();
+    assert_eq!(old, GpuError::DriverTooOld { version: 11_020 });
+    assert!(old.to_string().contains("CUDA 11.2") && old.to_string().contains("driver 470"), "{old}");
+}
+
+#[test]
+fn too_little_memory_names_what_it_was_for() {
+    let mut gpu = Gpu::new(Simulator::with(|info| info.memory = 1 << 20)).unwrap();
+    let kept = gpu.rows(128, 1024, RowsKind::Residual).unwrap();
+    let full = gpu.rows(256, 1024, RowsKind::Residual).err().unwrap();
+    assert_eq!(full, GpuError::OutOfMemory { what: "activations", bytes: 1 << 20, free: 1 << 19 });
+    drop(kept);
+    assert!(gpu.rows(256, 1024, RowsKind::Residual).is_ok(), "dropped memory is there again");
+}
+
+#[test]
+fn a_kernel_that_the_driver_refuses_is_named_with_its_log() {
+    let text = EMBED.text.replace("setp.ge.u32", "setp.ge.q32");
+    let mut gpu = Gpu::new(Simulator::default().replace(&EMBED, text)).unwrap();
+    let table = BitNetTensor::new(DType::F32, [1, 1], SharedBytes::new(vec![0u8; 4])).unwrap();
+    let table = gpu.table(&table).unwrap();
+    let mut out = gpu.rows(1, 1, RowsKind::Residual).unwrap();
+    let refused = gpu.embed(&table, &[0], &mut out).unwrap_err();
+    let GpuError::ModuleRefused { kernel, log } = refused else { panic!("{refused}") };
+    assert!(kernel == EMBED.name && log.contains("setp.ge.q32"), "{log}");
+}

@@ -1,0 +1,171 @@
+//! The PTX simulator as a driver of the GPU backend: the launch code that users run, on a machine without a GPU.
+
+use std::collections::HashMap;
+
+use bitnet_kernels::gpu::{Arg, DeviceInfo, Driver, GpuError, Grid, table::Kernel};
+use bitnet_ptxsim::{Launch, Memory, MemoryError, Module, Param, Stats};
+
+/// A simulated GPU.
+pub struct Simulator {
+    info: DeviceInfo,
+    memory: Memory,
+    /// Bytes of each allocation.
+    sizes: HashMap<u64, usize>,
+    /// Texts that are loaded instead of the kernels' own.
+    texts: HashMap<&'static str, String>,
+    /// Orders blocks and warps; another one for every launch.
+    seed: u64,
+    stats: HashMap<&'static str, Stats>,
+}
+
+impl Default for Simulator {
+    fn default() -> Self {
+        Simulator {
+            info: DeviceInfo {
+                name: "simulator".to_owned(),
+                capability: (8, 0),
+                driver: 11_040,
+                memory: 4 << 30,
+                shared: 163 << 10,
+                processors: 4,
+            },
+            memory: Memory::new(),
+            sizes: HashMap::new(),
+            texts: HashMap::new(),
+            seed: 0,
+            stats: HashMap::new(),
+        }
+    }
+}
+
+impl Simulator {
+    /// A GPU of other properties.
+    pub fn with(info: impl FnOnce(&mut DeviceInfo)) -> Self {
+        let mut simulator = Simulator::default();
+        info(&mut simulator.info);
+        simulator
+    }
+
+    /// Another order of blocks and warps.
+    #[must_use]
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.seed = seed << 32;
+        self
+    }
+
+    /// Loads `text` where `kernel` is asked for.
+    #[must_use]
+    pub fn replace(mut self, kernel: &'static Kernel, text: String) -> Self {
+        self.texts.insert(kernel.name, text);
+        self
+    }
+
+    /// What all launches of a kernel together counted.
+    pub fn stats(&self, kernel: &Kernel) -> Option<&Stats> {
+        self.stats.get(kernel.name)
+    }
+}
+
+fn failed(during: &'static str, reason: impl ToString) -> GpuError {
+    GpuError::Failed { during, reason: reason.to_string() }
+}
+
+impl Driver for Simulator {
+    type Function = Module;
+
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn free_memory(&self) -> Result<usize, GpuError> {
+        Ok(self.info.memory - self.sizes.values().sum::<usize>())
+    }
+
+    fn alloc(&mut self, bytes: usize, what: &'static str) -> Result<u64, GpuError> {
+        let free = self.free_memory()?;
+        if bytes > free {
+            return Err(GpuError::OutOfMemory { what, bytes, free });
+        }
+        let address = self.memory.alloc(bytes);
+        self.sizes.insert(address, bytes);
+        self.write(address, &vec![0; bytes])?;
+        Ok(address)
+    }
+
+    fn free(&mut self, address: u64) {
+        if self.sizes.remove(&address).is_some() {
+            self.memory.free(address).expect("the allocation is there");
+        }
+    }
+
+    fn write(&mut self, address: u64, bytes: &[u8]) -> Result<(), GpuError> {
+        self.memory.write(address, bytes).map_err(|e: MemoryError| failed("write", e))
+    }
+
+    fn read(&mut self, address: u64, bytes: &mut [u8]) -> Result<(), GpuError> {
+        bytes.copy_from_slice(&self.memory.read(address, bytes.len()).map_err(|e| failed("read", e))?);
+        Ok(())
+    }
+
+    fn load(&mut self, kernel: &'static Kernel) -> Result<Module, GpuError> {
+        let text = self.texts.get(kernel.name).map_or(kernel.text, String::as_str);
+        Module::parse(&format!("{}.ptx", kernel.name), text)
+            .map_err(|e| GpuError::ModuleRefused { kernel: kernel.name, log: e.to_string() })
+    }
+
+    /// Fails on a fault, and where lanes that share a bank cost more than the kernel's row allows.
+    fn launch(
+        &mut self,
+        kernel: &'static Kernel,
+        function: &Module,
+        grid: Grid,
+        args: &[Arg],
+    ) -> Result<(), GpuError> {
+        self.seed += 1;
+        let params = args.iter().map(|&arg| match arg {
+            Arg::U32(x) => Param::from(x),
+            Arg::U64(x) => Param::from(x),
+            Arg::F32(x) => Param::from(x),
+            Arg::F64(x) => Param::from(x.to_bits()),
+        });
+        let launch = Launch {
+            grid: [grid.blocks[0], grid.blocks[1], 1],
+            dynamic_shared: grid.shared as usize,
+            params: params.collect(),
+            seed: self.seed,
+            ..Launch::new(1, kernel.block)
+        };
+        let stats =
+            function.launch(kernel.name, &mut self.memory, &launch).map_err(|e| failed(kernel.name, e))?;
+        let (conflicts, passes) = (stats.bank_conflicts, stats.shared_passes);
+        if 100 * conflicts > kernel.conflicts * passes {
+            let lines = &stats.bank_conflict_lines;
+            return Err(failed(
+                kernel.name,
+                format!("{conflicts} bank conflicts in {passes} passes: {lines:?}"),
+            ));
+        }
+        add(self.stats.entry(kernel.name).or_default(), &stats);
+        Ok(())
+    }
+
+    fn synchronize(&mut self) -> Result<(), GpuError> {
+        Ok(())
+    }
+}
+
+/// Adds what one launch counted.
+fn add(all: &mut Stats, one: &Stats) {
+    all.warp_instructions += one.warp_instructions;
+    all.thread_instructions += one.thread_instructions;
+    all.shared_passes += one.shared_passes;
+    all.bank_conflicts += one.bank_conflicts;
+    all.global_requests += one.global_requests;
+    all.global_sectors += one.global_sectors;
+    for (opcode, count) in &one.opcodes {
+        *all.opcodes.entry(opcode.clone()).or_default() += count;
+    }
+    for (line, count) in &one.bank_conflict_lines {
+        *all.bank_conflict_lines.entry(*line).or_default() += count;
+    }
+}
