@@ -129,7 +129,7 @@ impl Driver for Simulator {
             Arg::F64(x) => Param::from(x.to_bits()),
         });
         let launch = Launch {
-            grid: [grid.blocks[0], grid.blocks[1], 1],
+            grid: grid.blocks,
             dynamic_shared: grid.shared as usize,
             params: params.collect(),
             seed: self.seed,

@@ -21,6 +21,7 @@ pub(crate) enum Type {
     F16x2,
     Bf16x2,
     F32,
+    F64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -35,7 +36,7 @@ pub(crate) enum Class {
 use Class::{Bits, Float, Pred, Signed, Unsigned};
 
 // bf16 and the packed types count as bits: PTX 7.4 keeps them in `.b16` and `.b32` registers.
-const TABLE: [(&str, Type, Class, usize); 18] = [
+const TABLE: [(&str, Type, Class, usize); 19] = [
     ("pred", Type::Pred, Pred, 0),
     ("b8", Type::B8, Bits, 1),
     ("b16", Type::B16, Bits, 2),
@@ -54,6 +55,7 @@ const TABLE: [(&str, Type, Class, usize); 18] = [
     ("f16x2", Type::F16x2, Bits, 4),
     ("bf16x2", Type::Bf16x2, Bits, 4),
     ("f32", Type::F32, Float, 4),
+    ("f64", Type::F64, Float, 8),
 ];
 
 impl Type {

@@ -268,7 +268,7 @@ impl Driver for Cuda {
             })
             .collect();
         let mut pointers: Vec<*mut c_void> = values.iter_mut().map(|v| ptr::from_mut(v).cast()).collect();
-        let [x, y] = grid.blocks;
+        let [x, y, z] = grid.blocks;
         // SAFETY: the function's module is loaded; every argument is stored little-endian in 8 bytes, as many as the
         // widest parameter has, and is copied before the call returns. What the kernel does with addresses stays on
         // the device.
@@ -277,7 +277,7 @@ impl Driver for Cuda {
                 function.0,
                 x,
                 y,
-                1,
+                z,
                 kernel.block,
                 1,
                 1,

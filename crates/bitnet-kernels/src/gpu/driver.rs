@@ -33,8 +33,8 @@ pub enum Arg {
 /// Shape of a launch; the block is the kernel's own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Grid {
-    /// Blocks in x and y.
-    pub blocks: [u32; 2],
+    /// Blocks in x, y and z.
+    pub blocks: [u32; 3],
     /// Bytes of the `.extern .shared` array.
     pub shared: u32,
 }

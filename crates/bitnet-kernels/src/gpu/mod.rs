@@ -76,7 +76,7 @@ impl<D: Driver> Gpu<D> {
     pub fn launch(
         &mut self,
         kernel: &'static Kernel,
-        blocks: [usize; 2],
+        blocks: [usize; 3],
         shared: usize,
         args: &[Arg],
     ) -> Result<(), GpuError> {

@@ -26,6 +26,7 @@ pub(super) fn alu(args: &mut Args<'_>, name: &str) -> Result<Op> {
                 sat = matches!(name, "add" | "sub" | "mul" | "fma" | "mad") && args.take("sat");
                 float_shape(args, name)
             }
+            Type::F64 => float::double(name, args.pick(|m| (m == "rn").then_some(Accuracy::Rn))),
             ty if matches!(name, "mul" | "mad") => {
                 let part = args.pick(|m| match m {
                     "lo" => Some(Part::Lo),

@@ -31,6 +31,24 @@ macro_rules! ordered {
     };
 }
 
+/// The plain comparisons are false on NaN, those ending in `u` are true.
+macro_rules! float {
+    ($name:expr, $t:ty) => {
+        Some(match $name {
+            "ne" => cmp!($t, |a, b| a.partial_cmp(&b).is_some_and(|o| o.is_ne())),
+            "equ" => cmp!($t, |a, b| a.partial_cmp(&b).is_none_or(|o| o.is_eq())),
+            "neu" => cmp!($t, |a, b| a.partial_cmp(&b).is_none_or(|o| o.is_ne())),
+            "ltu" => cmp!($t, |a, b| a.partial_cmp(&b).is_none_or(|o| o.is_lt())),
+            "leu" => cmp!($t, |a, b| a.partial_cmp(&b).is_none_or(|o| o.is_le())),
+            "gtu" => cmp!($t, |a, b| a.partial_cmp(&b).is_none_or(|o| o.is_gt())),
+            "geu" => cmp!($t, |a, b| a.partial_cmp(&b).is_none_or(|o| o.is_ge())),
+            "num" => cmp!($t, |a, b| !a.is_nan() && !b.is_nan()),
+            "nan" => cmp!($t, |a, b| a.is_nan() || b.is_nan()),
+            _ => ordered!($name, $t),
+        })
+    };
+}
+
 /// `setp.name.ty`.
 pub(crate) fn comparison(name: &str, ty: Type) -> Option<fn(&Lanes, &Lanes) -> u32> {
     // `lo` and so on are the unsigned spellings of `lt` and so on.
@@ -43,7 +61,8 @@ pub(crate) fn comparison(name: &str, ty: Type) -> Option<fn(&Lanes, &Lanes) -> u
     };
     let bits_ok = matches!(name, "eq" | "ne");
     Some(match ty {
-        Type::F32 => return float(name),
+        Type::F32 => return float!(name, f32),
+        Type::F64 => return float!(name, f64),
         Type::U16 => ordered!(unsigned, u16),
         Type::U32 => ordered!(unsigned, u32),
         Type::U64 => ordered!(unsigned, u64),
@@ -54,22 +73,6 @@ pub(crate) fn comparison(name: &str, ty: Type) -> Option<fn(&Lanes, &Lanes) -> u
         Type::B32 if bits_ok => ordered!(name, u32),
         Type::B64 if bits_ok => ordered!(name, u64),
         _ => return None,
-    })
-}
-
-/// The plain comparisons are false on NaN, those ending in `u` are true.
-fn float(name: &str) -> Option<fn(&Lanes, &Lanes) -> u32> {
-    Some(match name {
-        "ne" => cmp!(f32, |a, b| a.partial_cmp(&b).is_some_and(|o| o.is_ne())),
-        "equ" => cmp!(f32, |a, b| a.partial_cmp(&b).is_none_or(|o| o.is_eq())),
-        "neu" => cmp!(f32, |a, b| a.partial_cmp(&b).is_none_or(|o| o.is_ne())),
-        "ltu" => cmp!(f32, |a, b| a.partial_cmp(&b).is_none_or(|o| o.is_lt())),
-        "leu" => cmp!(f32, |a, b| a.partial_cmp(&b).is_none_or(|o| o.is_le())),
-        "gtu" => cmp!(f32, |a, b| a.partial_cmp(&b).is_none_or(|o| o.is_gt())),
-        "geu" => cmp!(f32, |a, b| a.partial_cmp(&b).is_none_or(|o| o.is_ge())),
-        "num" => cmp!(f32, |a, b| !a.is_nan() && !b.is_nan()),
-        "nan" => cmp!(f32, |a, b| a.is_nan() || b.is_nan()),
-        _ => ordered!(name, f32),
     })
 }
 

@@ -40,14 +40,17 @@ impl Convert {
     /// `None` for combinations that PTX 7.4 does not have (or that this simulator does not).
     pub(crate) fn new(to: Type, from: Type, m: ConvertMods) -> Option<Convert> {
         let nearest_or_zero = !m.whole && matches!(m.round, Some(Round::Nearest | Round::Zero));
+        let nearest = m.round == Some(Round::Nearest) && !m.whole && !m.relu;
         let int = |t: Type| t.is_int();
         let legal = match (to, from) {
             (t, f) if int(t) && int(f) => m.round.is_none() && !m.relu && !m.ftz,
             (t, Type::F32) if int(t) => m.round.is_some() && m.whole && !m.relu,
-            (Type::F32, f) if int(f) => {
-                m.round == Some(Round::Nearest) && !m.whole && !m.relu && !m.ftz && !m.sat
-            }
+            (Type::F32, f) if int(f) => nearest && !m.ftz && !m.sat,
             (Type::F32, Type::F32) => (m.round.is_none() || m.whole) && !m.relu,
+            (Type::F64, Type::F32) => m.round.is_none() && !m.relu && !m.sat && !m.ftz,
+            (Type::F32, Type::F64) => nearest && !m.sat && !m.ftz,
+            (Type::F64, f) if int(f) => nearest && !m.sat && !m.ftz,
+            (t, Type::F64) if int(t) => m.round.is_some() && m.whole && !m.relu && !m.ftz && !m.sat,
             (Type::F32, Type::F16) => m.round.is_none() && !m.relu && !m.sat && !m.ftz,
             (Type::F16 | Type::Bf16 | Type::F16x2 | Type::Bf16x2, Type::F32) => {
                 nearest_or_zero && !m.sat && !m.ftz
@@ -76,9 +79,14 @@ impl Convert {
             (Type::F16x2 | Type::Bf16x2, _) => u64::from(self.narrow(a)) << 16 | u64::from(self.narrow(b)),
             (Type::F32, Type::F16) => f16_to_f32(a as u16).put(),
             (Type::F32, Type::F32) => self.float(a).put(),
+            (Type::F64, Type::F32) => f64::from(f32::get(a)).put(),
+            (Type::F32, Type::F64) => (f64::get(a) as f32).put(),
+            (Type::F64, from) if from.is_signed() => (from.extend(a, 8) as i64 as f64).put(),
+            (Type::F64, from) => (from.extend(a, 8) as f64).put(),
             (Type::F32, from) if from.is_signed() => (from.extend(a, 8) as i64 as f32).put(),
             (Type::F32, from) => (from.extend(a, 8) as f32).put(),
-            (to, Type::F32) => to.extend(self.whole(a), self.register),
+            (to, Type::F32) => to.extend(self.whole(f64::from(self.flushed(a))), self.register),
+            (to, Type::F64) => to.extend(self.whole(f64::get(a)), self.register),
             (to, from) => to.extend(self.clamp(from.extend(a, 8)), self.register),
         }
     }
@@ -107,13 +115,12 @@ impl Convert {
     }
 
     /// Float to integer clamps to the integer's range. NaN gives 0, and for 64-bit results the top bit.
-    fn whole(&self, raw: u64) -> u64 {
-        let x = self.flushed(raw);
+    fn whole(&self, x: f64) -> u64 {
         if x.is_nan() {
             return if self.to.bytes() == 8 { 1 << 63 } else { 0 };
         }
         let (low, high) = range(self.to);
-        let rounded = round_whole(f64::from(x), self.round.unwrap_or(Round::Zero));
+        let rounded = round_whole(x, self.round.unwrap_or(Round::Zero));
         (rounded as i128).clamp(low, high) as u64
     }
 

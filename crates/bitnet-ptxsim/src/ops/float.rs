@@ -1,4 +1,4 @@
-//! `f32` arithmetic. Everything here rounds to nearest even, subnormals kept; `.ftz` and `.sat` are applied
+//! `f32` and `f64` arithmetic. Everything here rounds to nearest even, subnormals kept; `.ftz` and `.sat` are applied
 //! around these functions.
 
 use super::{Shape, approx, lanes};
@@ -7,6 +7,7 @@ use crate::types::Type;
 
 /// The one NaN instructions produce.
 pub(crate) const NAN_BITS: u32 = 0x7fff_ffff;
+pub(crate) const NAN_BITS_F64: u64 = 0x7fff_ffff_ffff_ffff;
 
 /// How an instruction rounds.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -37,6 +38,21 @@ pub(crate) fn arithmetic(name: &str, accuracy: Option<Accuracy>) -> Option<Shape
         // Sign operations act on the bits: they make no NaN canonical.
         ("abs", None) => shape(1, lanes!(|a: u32| a & 0x7fff_ffff)),
         ("neg", None) => shape(1, lanes!(|a: u32| a ^ 0x8000_0000)),
+        _ => None,
+    }
+}
+
+/// `name{.rn}.f64`, of which there is nothing approximate here.
+pub(crate) fn double(name: &str, accuracy: Option<Accuracy>) -> Option<Shape> {
+    use Accuracy::Rn;
+    let shape = |n: usize, f: AluFn| Some(Shape { f, d: Type::F64, s: vec![Type::F64; n] });
+    match (name, accuracy) {
+        ("add", None | Some(Rn)) => shape(2, lanes!(|a: f64, b: f64| a + b)),
+        ("sub", None | Some(Rn)) => shape(2, lanes!(|a: f64, b: f64| a - b)),
+        ("mul", None | Some(Rn)) => shape(2, lanes!(|a: f64, b: f64| a * b)),
+        ("fma" | "mad", Some(Rn)) => shape(3, lanes!(|a: f64, b: f64, c: f64| a.mul_add(b, c))),
+        ("abs", None) => shape(1, lanes!(|a: u64| a & (u64::MAX >> 1))),
+        ("neg", None) => shape(1, lanes!(|a: u64| a ^ (1 << 63))),
         _ => None,
     }
 }

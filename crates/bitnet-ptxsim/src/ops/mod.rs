@@ -40,6 +40,16 @@ impl Lane for f32 {
     }
 }
 
+impl Lane for f64 {
+    fn get(raw: u64) -> Self {
+        f64::from_bits(raw)
+    }
+    /// As `f32`, though the manual promises it for `f32` only: kernels must not look into a NaN.
+    fn put(self) -> u64 {
+        if self.is_nan() { float::NAN_BITS_F64 } else { self.to_bits() }
+    }
+}
+
 /// An arithmetic instruction: its function and the types of result and sources.
 pub(crate) struct Shape {
     pub(crate) f: AluFn,

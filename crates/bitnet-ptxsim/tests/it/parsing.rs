@@ -102,7 +102,7 @@ fn grammar_errors_name_what_was_expected() {
     assert_eq!(expected("mov.u32 r0, 1\nmov.u32 r1, 2;").2, "mov.u32");
     assert_eq!(expected("mov.u32 r0, é;"), (1, "PTX in ASCII", "é".into()));
     assert_eq!(expected("ld.global.u32 r0, [gi*4];").1, "PTX in ASCII");
-    assert_eq!(expected(".reg .f64 x;").1, "a register type");
+    assert_eq!(expected(".reg .f65 x;").1, "a register type");
     assert_eq!(expected(".shared .align 3 .b32 t[4];").2, "3");
     assert_eq!(expected("bra OUT extra; OUT:").1, ";");
     // Control must not run off the end.

@@ -12,7 +12,7 @@ impl<D: Driver> Gpu<D> {
         let tokens_at = self.upload(Upload::Tokens, tokens.iter().copied())?;
         self.launch(
             &EMBED,
-            [tokens.len(), 1],
+            [tokens.len(), 1, 1],
             0,
             &[
                 Arg::U64(table.buffer.address()),
