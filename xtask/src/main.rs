@@ -4,6 +4,7 @@
 mod arrows;
 mod bench;
 mod ci;
+mod ptx_gen;
 mod size;
 
 use std::{
@@ -29,6 +30,8 @@ enum Task {
     Arrows,
     /// Check that what is committed stays small
     Size,
+    /// Print the unrolled PTX kernels from their templates
+    PtxGen,
     /// Judge the kernels against the reference, then measure prefill and decode
     Bench(bench::Bench),
 }
@@ -38,6 +41,7 @@ fn main() -> ExitCode {
         Task::Ci => ci::run(),
         Task::Arrows => arrows::check(),
         Task::Size => size::check(),
+        Task::PtxGen => ptx_gen::write(),
         Task::Bench(bench) => bench.run(),
     };
     match done {

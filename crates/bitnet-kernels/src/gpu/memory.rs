@@ -21,6 +21,17 @@ pub struct Buffer {
 }
 
 impl Buffer {
+    /// Zeroed memory; at least 16 bytes, so that no buffer is without an address.
+    pub(super) fn new(
+        driver: &mut impl Driver,
+        returned: &Returned,
+        bytes: usize,
+        what: &'static str,
+    ) -> Result<Self, GpuError> {
+        let address = driver.alloc(bytes.max(16), what)?;
+        Ok(Buffer { address, bytes, returned: returned.clone() })
+    }
+
     /// Where it lies on the device.
     pub fn address(&self) -> u64 {
         self.address
@@ -39,13 +50,12 @@ impl Drop for Buffer {
 }
 
 impl<D: Driver> Gpu<D> {
-    /// Zeroed device memory; at least 16 bytes, so that no buffer is without an address.
+    /// Zeroed device memory.
     pub fn alloc(&mut self, bytes: usize, what: &'static str) -> Result<Buffer, GpuError> {
         for address in self.returned.take() {
             self.driver.free(address);
         }
-        let address = self.driver.alloc(bytes.max(16), what)?;
-        Ok(Buffer { address, bytes, returned: self.returned.clone() })
+        Buffer::new(&mut self.driver, &self.returned, bytes, what)
     }
 
     /// Device memory with these bytes.

@@ -2,26 +2,32 @@
 //!
 //! Layouts, the list of kernels and the points where values are rounded to bf16 are in `docs/dev/kernels.md`.
 
+mod cache;
 mod cuda;
 mod driver;
 mod error;
 mod layout;
 mod memory;
 mod ops;
+mod quants;
 mod rows;
 pub mod table;
+mod ternary;
 mod upload;
 
 use std::collections::HashMap;
 
+pub use cache::{Kv, Rope};
 pub use cuda::Cuda;
 pub use driver::{Arg, DeviceInfo, Driver, Grid};
 pub use error::GpuError;
 pub use layout::Table;
 pub use memory::Buffer;
 use memory::Returned;
+pub use quants::Quants;
 pub use rows::Rows;
 use table::Kernel;
+pub use ternary::Linear;
 use upload::Uploads;
 
 /// Oldest version of CUDA whose drivers read the kernels: `.version 7.4`.
@@ -36,6 +42,9 @@ pub struct Gpu<D: Driver> {
     functions: HashMap<&'static str, D::Function>,
     returned: Returned,
     uploads: Uploads,
+    /// Sums of blocks that share their rows and tokens, and how many have left theirs.
+    parts: Buffer,
+    tickets: Buffer,
     launches: u64,
 }
 
@@ -44,7 +53,7 @@ impl<D: Driver> Gpu<D> {
     ///
     /// # Errors
     /// If driver or GPU are too old for the kernels.
-    pub fn new(driver: D) -> Result<Self, GpuError> {
+    pub fn new(mut driver: D) -> Result<Self, GpuError> {
         let info = driver.info();
         if info.driver < OLDEST_DRIVER {
             return Err(GpuError::DriverTooOld { version: info.driver });
@@ -53,11 +62,17 @@ impl<D: Driver> Gpu<D> {
             let (major, minor) = info.capability;
             return Err(GpuError::TooOld { name: info.name.clone(), major, minor });
         }
+        let returned = Returned::default();
+        let [parts, tickets] = ops::split_bytes(driver.info().processors);
+        let parts = Buffer::new(&mut driver, &returned, parts, "parts of sums")?;
+        let tickets = Buffer::new(&mut driver, &returned, tickets, "tickets of sums")?;
         Ok(Gpu {
             driver,
             functions: HashMap::new(),
-            returned: Returned::default(),
+            returned,
             uploads: Uploads::default(),
+            parts,
+            tickets,
             launches: 0,
         })
     }

@@ -6,10 +6,14 @@ use super::{Buffer, Driver, Gpu, GpuError, layout::u32_bytes};
 pub(super) enum Upload {
     /// u32 `[n]`: token ids.
     Tokens,
+    /// u32 `[n]`: positions of the tokens in their sequences.
+    Positions,
+    /// u32 `[n]`: `64 * block + slot` of the tokens' keys and values.
+    Slots,
 }
 
 /// How many kinds there are.
-const KINDS: usize = Upload::Tokens as usize + 1;
+const KINDS: usize = Upload::Slots as usize + 1;
 
 /// What lies on the device.
 #[derive(Debug, Default)]

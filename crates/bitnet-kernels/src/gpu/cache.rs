@@ -1,0 +1,44 @@
+use super::{Buffer, Driver, Gpu, GpuError};
+use crate::{BLOCK_TOKENS, KvShape};
+
+/// Keys and values of one layer, bf16 `[block][kv_head][64][stride]` each. What pads a head is zero. Values are
+/// finite: those that are not are stored as the largest, because a masked key's weight is zero and zero times
+/// its value must be zero.
+#[derive(Debug)]
+pub struct Kv {
+    pub(super) shape: KvShape,
+    /// Elements of a key: `head_dim` padded to 16 bytes.
+    pub(super) stride: usize,
+    pub(super) keys: Buffer,
+    pub(super) values: Buffer,
+}
+
+/// Cosines and sines of the rotary embedding, f32 `[position][head_dim / 2]` each.
+#[derive(Debug)]
+pub struct Rope {
+    pub(super) head_dim: usize,
+    pub(super) positions: usize,
+    pub(super) cos: Buffer,
+    pub(super) sin: Buffer,
+}
+
+impl<D: Driver> Gpu<D> {
+    /// An empty cache.
+    pub fn kv(&mut self, shape: KvShape) -> Result<Kv, GpuError> {
+        let stride = shape.head_dim.next_multiple_of(8);
+        let bytes = 2 * shape.blocks * shape.kv_heads * BLOCK_TOKENS * stride;
+        let keys = self.alloc(bytes, "cached keys")?;
+        let values = self.alloc(bytes, "cached values")?;
+        Ok(Kv { shape, stride, keys, values })
+    }
+
+    /// Takes cosines and sines, `[positions][head_dim / 2]` each.
+    pub fn rope(&mut self, cos: &[f32], sin: &[f32], head_dim: usize) -> Result<Rope, GpuError> {
+        assert_eq!(cos.len(), sin.len(), "every angle has a cosine and a sine");
+        let bytes = |values: &[f32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<_>>();
+        let positions = 2 * cos.len() / head_dim;
+        let cos = self.store(&bytes(cos), "rotary tables")?;
+        let sin = self.store(&bytes(sin), "rotary tables")?;
+        Ok(Rope { head_dim, positions, cos, sin })
+    }
+}

@@ -1,0 +1,137 @@
+//! Prints the unrolled PTX kernels from the templates in `xtask/ptx/`.
+
+use std::{fs, path::PathBuf};
+
+use anyhow::{Context, Result};
+use minijinja::{Environment, UndefinedBehavior, Value, context, syntax::SyntaxConfig};
+
+/// One kernel: its name (and file), its template, and the numbers that the template unrolls by.
+struct Kernel {
+    name: String,
+    template: &'static str,
+    numbers: Value,
+}
+
+/// All kernels that come from templates.
+fn kernels() -> Vec<Kernel> {
+    let mut kernels = vec![Kernel {
+        name: "sm80_bitlinear_t1_w2a8".into(),
+        template: "bitlinear_dp4a.ptx",
+        numbers: context! { warps => 8, unroll => 4, registers => 96 },
+    }];
+    // A block takes 16 * row_tiles * row_warps rows and 8 * token_tiles * token_warps tokens.
+    for (tokens, purpose, row_tiles, row_warps, token_tiles, token_warps, stages, blocks_per_sm, registers) in [
+        (8, "2 to 8 tokens", 1, 4, 1, 1, 8, 4, 72),
+        (16, "9 to 16 tokens", 1, 4, 2, 1, 6, 4, 80),
+        (32, "17 to 32 tokens", 1, 4, 4, 1, 4, 4, 96),
+        (64, "33 to 64 tokens", 2, 4, 4, 2, 4, 2, 128),
+        (128, "65 tokens and more", 4, 2, 8, 2, 4, 2, 255),
+    ] {
+        let rows = 16 * row_tiles * row_warps;
+        let stage = 32 * rows + 128 * tokens;
+        kernels.push(Kernel {
+            name: format!("sm80_bitlinear_t{tokens}_w2a8"),
+            template: "bitlinear.ptx",
+            numbers: context! {
+                purpose, row_tiles, row_warps, token_tiles, token_warps, stages, blocks_per_sm, registers,
+                shared => (stages * stage).max(tokens * (4 * rows + 32)),
+            },
+        });
+    }
+    for (tokens, purpose, row_tiles, row_warps, token_tiles, token_warps, stages, blocks_per_sm, registers) in [
+        (8, "up to 8 tokens", 1, 4, 1, 1, 6, 3, 72),
+        (32, "9 to 32 tokens", 2, 4, 4, 1, 4, 2, 128),
+        (64, "33 tokens and more", 4, 2, 4, 2, 4, 2, 168),
+    ] {
+        let rows = 16 * row_tiles * row_warps;
+        kernels.push(Kernel {
+            name: format!("sm80_head_t{tokens}_bf16"),
+            template: "head.ptx",
+            numbers: context! {
+                purpose, row_tiles, row_warps, token_tiles, token_warps, stages, blocks_per_sm, registers,
+                shared => stages * 128 * (rows + tokens),
+            },
+        });
+    }
+    for dim in [128, 256] {
+        let tiles = 2 * 64 * 2 * dim;
+        let (purpose, row_warps) = ("runs of several tokens", 4);
+        kernels.push(Kernel {
+            name: format!("sm80_attention_r64_d{dim}_bf16"),
+            template: "attention.ptx",
+            numbers: context! {
+                dim, purpose, row_warps, blocks_per_sm => 2, registers => 255,
+                shared => 64 * 2 * dim + tiles,
+            },
+        });
+        let (purpose, row_warps) = ("runs of up to 16 rows: decoding", 1);
+        kernels.push(Kernel {
+            name: format!("sm80_attention_r16_d{dim}_bf16"),
+            template: "attention.ptx",
+            numbers: context! {
+                dim, purpose, row_warps, blocks_per_sm => if dim == 256 { 2 } else { 4 }, registers => if dim == 256 { 168 } else { 128 },
+                shared => 16 * 2 * dim + tiles + 16 * 288,
+            },
+        });
+        kernels.push(Kernel {
+            name: format!("sm80_attention_merge_d{dim}_f32"),
+            template: "attention_merge.ptx",
+            numbers: context! { dim, threads => 64, registers => 40 },
+        });
+    }
+    kernels
+}
+
+fn environment() -> Result<Environment<'static>> {
+    let mut env = Environment::new();
+    env.set_syntax(
+        SyntaxConfig::builder()
+            .variable_delimiters("${", "}")
+            .comment_delimiters("/#", "#/")
+            .line_statement_prefix("//%")
+            .build()?,
+    );
+    env.set_undefined_behavior(UndefinedBehavior::Strict);
+    env.add_function("regs", |prefix: &str, first: usize, count: usize| {
+        (first..first + count).map(|i| format!("{prefix}{i}")).collect::<Vec<_>>().join(", ")
+    });
+    let folder = crate::root().join("xtask/ptx");
+    env.set_loader(move |name| Ok(fs::read_to_string(folder.join(name)).ok()));
+    Ok(env)
+}
+
+/// Every generated kernel: where it lies, and its text.
+fn texts() -> Result<Vec<(PathBuf, String)>> {
+    let env = environment()?;
+    let text = |kernel: Kernel| {
+        let name = &kernel.name;
+        let rendered = env
+            .get_template(kernel.template)
+            .and_then(|t| t.render(context! { name, ..kernel.numbers }))
+            .with_context(|| format!("{name} from {}", kernel.template))?;
+        // What loops and macros leave behind.
+        let lines = rendered.lines().filter(|line| !line.trim().is_empty());
+        let text = lines.map(|line| format!("{}\n", line.trim_end())).collect();
+        Ok((crate::root().join(format!("crates/bitnet-kernels/ptx/{name}.ptx")), text))
+    };
+    kernels().into_iter().map(text).collect()
+}
+
+/// Writes the files.
+pub fn write() -> Result<()> {
+    for (path, text) in texts()? {
+        fs::write(&path, text).with_context(|| path.display().to_string())?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn committed_kernels_are_what_their_templates_print() {
+        for (path, text) in super::texts().unwrap() {
+            let committed = std::fs::read_to_string(&path).unwrap();
+            assert!(committed == text, "{}: run `cargo xtask ptx-gen`", path.display());
+        }
+    }
+}
