@@ -2,5 +2,6 @@
 
 mod demo;
 mod determinism;
+mod exactness;
 mod goldens;
 mod official;
