@@ -309,7 +309,7 @@ fn f18_dropping_the_engine_under_load_ends_every_handle_with_an_error() {
 
 #[test]
 fn f19_a_full_queue_refuses_or_waits_as_asked() {
-    let gate = std::sync::Arc::new(parking_lot::Mutex::new(()));
+    let gate = Arc::new(parking_lot::Mutex::new(()));
     let inner = gate.clone();
     let hook = move |_: &Batch, logits: Option<&mut Logits>| {
         if logits.is_none() {
