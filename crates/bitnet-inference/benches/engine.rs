@@ -106,13 +106,14 @@ fn scheduling() -> Vec<Value> {
 /// Tokens per second of several requests at once, as a multiple of one after the other.
 fn gain(name: &str) -> Vec<Value> {
     const SIZES: [usize; 8] = [1, 2, 3, 4, 6, 8, 12, 16];
+    const ROUNDS: usize = 3;
     let config = EngineConfig { max_batch_size: 16, ..EngineConfig::default() };
     let gpu = GpuInferenceEngine::new(model(name, LIMITS), config).unwrap();
     let vocab = gpu.engine().vocab();
     let requests: Vec<_> = (0..16).map(|i| (prompt(i, PROMPT, vocab), greedy(NEW))).collect();
     let alone: Vec<Vec<u32>> = requests.iter().map(|(p, c)| gpu.generate_tokens_gpu(p, c).unwrap()).collect();
     let mut speeds = vec![Vec::new(); SIZES.len()];
-    for _ in 0..5 {
+    for _ in 0..ROUNDS {
         for (size, speeds) in SIZES.into_iter().zip(&mut speeds) {
             let mut tokens = Vec::new();
             let time = seconds(|| tokens = gpu.process_batch_gpu(&requests[..size]).unwrap());
@@ -149,17 +150,18 @@ fn lone_request() -> Vec<Value> {
     let mut bare = model("125m", LIMITS);
     let engine = Engine::start(model("125m", LIMITS), EngineConfig::default()).unwrap();
     let prompt = prompt(0, PROMPT, engine.vocab());
-    let (mut by_loop, mut by_engine, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
-    for salt in 0..9 {
-        let looped = seconds(|| by_loop = decode(&mut bare, &prompt));
+    let (mut by_loop, mut by_engine) = (Vec::new(), Vec::new());
+    // A few percent drown in what else the machine does: the least of many is what each side can do.
+    let (mut looped, mut batched) = (f64::INFINITY, f64::INFINITY);
+    for salt in 0..20 {
+        looped = looped.min(seconds(|| by_loop = decode(&mut bare, &prompt)));
         let request = Request { salt, ..Request::new(prompt.clone(), greedy(NEW)) };
-        let batched = seconds(|| {
+        batched = batched.min(seconds(|| {
             by_engine = engine.submit(request).unwrap().wait().unwrap().choices.remove(0).tokens;
-        });
-        ratios.push(batched / looped);
+        }));
     }
     assert_eq!(by_loop, by_engine);
-    vec![row("125m, time of a lone request over a bare loop", median(ratios), "x", "at most 1.03")]
+    vec![row("125m, time of a lone request over a bare loop", batched / looped, "x", "at most 1.03")]
 }
 
 /// Greedy decoding with nothing around it.

@@ -155,6 +155,21 @@ fn the_second_of_two_prompts_computes_its_own_tail_only() {
 }
 
 #[test]
+fn f12_of_two_prompts_that_share_512_tokens_the_second_computes_a_block_and_its_tail_at_most() {
+    let model = HashModel::new(VOCAB, 1024, limits());
+    let counts = model.counts();
+    let engine = Engine::start(model, config()).unwrap();
+    let shared: Vec<u32> = (0..512).map(|p| p * p % 47).collect();
+    for (tail, most) in [(20, 512 + 20 + 2), (37, Batch::BLOCK_TOKENS + 37 + 2)] {
+        let before = counts.tokens.load(Relaxed);
+        let prompt = [&shared[..], &vec![tail as u32; tail]].concat();
+        assert_eq!(tokens(engine.submit(Request::new(prompt, greedy(3))).unwrap()).len(), 3);
+        let computed = counts.tokens.load(Relaxed) - before;
+        assert!(computed <= most, "{computed} of {most}");
+    }
+}
+
+#[test]
 fn choices_share_their_prompt_and_differ() {
     let (engine, counts) = engine(config());
     let config = GenerationConfig { n: 4, temperature: 1.5, seed: Some(5), ..greedy(12) };
