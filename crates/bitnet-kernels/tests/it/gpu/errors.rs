@@ -1,6 +1,6 @@
 use bitnet_kernels::{
     RowsKind,
-    gpu::{Cuda, Gpu, GpuError, table::EMBED},
+    gpu::{Cuda, Driver, Gpu, GpuError, table::EMBED},
 };
 use bitnet_tensor::{BitNetTensor, DType, SharedBytes};
 use bitnet_tests::Simulator;
@@ -28,7 +28,10 @@ fn a_gpu_or_driver_too_old_for_the_kernels_is_refused_with_its_cure() {
 
 #[test]
 fn too_little_memory_names_what_it_was_for() {
-    let mut gpu = Gpu::new(Simulator::with(|info| info.memory = 1 << 20)).unwrap();
+    let mut whole = 0;
+    let mut gpu = Gpu::new(Simulator::with(|info| whole = info.memory)).unwrap();
+    let taken = whole - gpu.driver().free_memory().unwrap();
+    let mut gpu = Gpu::new(Simulator::with(|info| info.memory = taken + (1 << 20))).unwrap();
     let kept = gpu.rows(128, 1024, RowsKind::Residual).unwrap();
     let full = gpu.rows(256, 1024, RowsKind::Residual).err().unwrap();
     assert_eq!(full, GpuError::OutOfMemory { what: "activations", bytes: 1 << 20, free: 1 << 19 });

@@ -1,5 +1,7 @@
 //! The GPU backend on the simulator, and its errors without a GPU.
 
+mod attention;
 mod bit_linear;
 mod embed;
 mod errors;
+mod logits;
