@@ -2,6 +2,6 @@
 
 mod demo;
 mod determinism;
-mod exactness;
 mod goldens;
+mod gpu_sampler;
 mod official;

@@ -33,7 +33,6 @@ pub mod sim;
 mod stateless;
 mod step;
 mod stop;
-mod throughput;
 mod worker;
 
 use bitnet_model::{ForwardError, Limits, Model};
@@ -64,4 +63,3 @@ pub use sequence::{SeqId, Sequence};
 pub use stateless::{StatelessForward, blocking};
 pub use step::{StepFaults, Stepper};
 pub use stop::{Scan, StopMatcher, TokenText};
-pub use throughput::{RecordError, ThroughputRecord};

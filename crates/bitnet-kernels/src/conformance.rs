@@ -73,7 +73,7 @@ pub enum Case {
         /// Width of a head.
         head_dim: usize,
     },
-    /// [`Backend::rope_store`] and [`Backend::attention`] of sequences side by side.
+    /// [`Backend::rope_store`], [`Backend::copy_block`] and [`Backend::attention`] of sequences side by side.
     Attention {
         /// Query heads.
         heads: usize,
@@ -464,8 +464,8 @@ fn attention<B: Backend>(
     // Blocks are handed out from the end, so that neighbours in a sequence are not neighbours in memory.
     let needed = |&(start, len): &(usize, usize)| (start + len).div_ceil(BLOCK_TOKENS);
     let count: usize = sequences.iter().map(needed).sum();
-    let blocks: Vec<u32> = (0..count as u32).rev().collect();
-    let mut kv = b.kv(KvShape { blocks: count, ..shape })?;
+    let mut blocks: Vec<u32> = (0..count as u32).rev().collect();
+    let mut kv = b.kv(KvShape { blocks: count + 1, ..shape })?;
     let (mut past, mut step) = (Vec::new(), Vec::new());
     let (mut past_rows, mut step_rows, mut first) = (0, 0, 0);
     for s @ &(start, len) in sequences {
@@ -481,6 +481,9 @@ fn attention<B: Backend>(
     let mut before = b.rows(past_rows.max(1), width, RowsKind::Between)?;
     b.write(&mut before, &v.many(past_rows * width));
     b.rope_store(&past, &blocks, &rope, &mut before, &mut kv)?;
+    // A block that moves takes its keys and values with it.
+    b.copy_block(&mut kv, blocks[0], count as u32)?;
+    blocks[0] = count as u32;
     let mut qkv = b.rows(step_rows, width, RowsKind::Between)?;
     b.write(&mut qkv, &v.many(step_rows * width).iter().map(|x| 3.0 * x).collect::<Vec<_>>());
     b.rope_store(&step, &blocks, &rope, &mut qkv, &mut kv)?;

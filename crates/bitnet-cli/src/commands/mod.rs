@@ -7,5 +7,4 @@ pub mod inspect;
 pub mod logits;
 pub mod perplexity;
 pub mod run;
-pub mod serve;
 pub mod tokenize;

@@ -10,4 +10,3 @@ mod processor;
 mod real;
 mod sampler;
 mod support;
-mod traces;

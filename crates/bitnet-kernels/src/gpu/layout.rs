@@ -15,6 +15,13 @@ pub struct Table {
     pub(super) buffer: Buffer,
 }
 
+/// Gain of a norm, `[width]` f32.
+#[derive(Debug)]
+pub struct Gain {
+    pub(super) width: usize,
+    pub(super) buffer: Buffer,
+}
+
 /// Columns of a [`Table`] are padded to a multiple of this: 128 bytes.
 const TABLE_COLUMNS: usize = 64;
 
@@ -38,6 +45,17 @@ impl<D: Driver> Gpu<D> {
         }
         Ok(Table { rows, cols, stride, buffer })
     }
+
+    /// Takes the gain of a norm.
+    pub fn gain(&mut self, gain: &[f32]) -> Result<Gain, GpuError> {
+        let buffer = self.store(&f32_bytes(gain), "norm gains")?;
+        Ok(Gain { width: gain.len(), buffer })
+    }
+}
+
+/// Little-endian bytes of floats.
+pub(super) fn f32_bytes(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|v| v.to_le_bytes()).collect()
 }
 
 /// Little-endian bytes of integers.

@@ -6,20 +6,20 @@ use super::{Buffer, Driver, Gpu, GpuError, layout::u32_bytes};
 pub(super) enum Upload {
     /// u32 `[n]`: token ids.
     Tokens,
+    /// `[n]` of [`super::Ask`].
+    Asks,
+    /// `[n]` of [`super::Penalty`].
+    Penalties,
+    /// u32 `[n]`: rows whose logits are wanted.
+    Wanted,
     /// u32 `[n]`: positions of the tokens in their sequences.
     Positions,
     /// u32 `[n]`: `64 * block + slot` of the tokens' keys and values.
     Slots,
-    /// u32: the block lists of all runs.
-    Blocks,
-    /// u32 `[8]` for each block of threads that attends for few rows: its piece of a run.
-    FewRows,
-    /// The same for many rows.
-    ManyRows,
 }
 
 /// How many kinds there are.
-const KINDS: usize = Upload::ManyRows as usize + 1;
+const KINDS: usize = Upload::Slots as usize + 1;
 
 /// What lies on the device.
 #[derive(Debug, Default)]

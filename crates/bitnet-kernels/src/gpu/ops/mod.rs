@@ -1,8 +1,14 @@
 //! One operation a file: which kernel, how many blocks, which arguments.
 
-mod attention;
+mod advance;
 mod bit_linear;
+mod copy_block;
 mod embed;
-mod logits;
+mod norm_quantize;
+mod norm_rows;
+mod rope_store;
+mod sample;
 
+pub use advance::Steps;
 pub(super) use bit_linear::split_bytes;
+pub use sample::{Ask, Drawn, Penalty};

@@ -1,7 +1,7 @@
 //! The GPU backend on the simulator, and its errors without a GPU.
 
-mod attention;
+mod advance;
 mod bit_linear;
 mod embed;
 mod errors;
-mod logits;
+mod rows;

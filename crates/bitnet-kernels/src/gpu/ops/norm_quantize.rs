@@ -1,0 +1,86 @@
+use crate::{
+    Gate, Norm, Norms, RowsKind,
+    gpu::{Arg, Driver, Gain, Gpu, GpuError, Quants, Rows, table::NORM_QUANTIZE},
+};
+
+/// What the kernel makes a row of, as it counts them.
+#[derive(Clone, Copy)]
+enum Mode {
+    Residual = 0,
+    Between = 1,
+    SquaredRelu = 2,
+    Silu = 3,
+}
+
+impl<D: Driver> Gpu<D> {
+    /// Each row through `norms` in turn, then quantised to int8.
+    pub fn norm_quantize(
+        &mut self,
+        n: usize,
+        x: &Rows,
+        norms: Norms<'_, Gain>,
+        out: &mut Quants,
+    ) -> Result<(), GpuError> {
+        assert_eq!(x.width, out.width, "rows as wide as their quantised form");
+        let mode = match x.kind {
+            RowsKind::Residual => Mode::Residual,
+            RowsKind::Between => Mode::Between,
+        };
+        self.quantize(n, x, mode, norms, out)
+    }
+
+    /// Gates `gate_up` (`[n][ffn | ffn]`), then as [`Gpu::norm_quantize`].
+    pub fn gate_quantize(
+        &mut self,
+        n: usize,
+        gate_up: &Rows,
+        gate: Gate,
+        norms: Norms<'_, Gain>,
+        out: &mut Quants,
+    ) -> Result<(), GpuError> {
+        assert_eq!(gate_up.width, 2 * out.width, "a gate for each output");
+        assert_eq!(gate_up.kind, RowsKind::Between, "gate and up lie between operations");
+        let mode = match gate {
+            Gate::SquaredRelu => Mode::SquaredRelu,
+            Gate::Silu => Mode::Silu,
+        };
+        self.quantize(n, gate_up, mode, norms, out)
+    }
+
+    fn quantize(
+        &mut self,
+        n: usize,
+        x: &Rows,
+        mode: Mode,
+        norms: Norms<'_, Gain>,
+        out: &mut Quants,
+    ) -> Result<(), GpuError> {
+        assert!(n <= x.rows && n <= out.rows, "rows fit their buffers");
+        let width = out.width;
+        let mut present = norms.into_iter().flatten().inspect(|norm| {
+            assert_eq!(norm.gain.width, width, "gains have the rows' width");
+        });
+        let [first, second] = [present.next(), present.next()];
+        let gain = |norm: Option<&Norm<Gain>>| Arg::U64(norm.map_or(0, |norm| norm.gain.buffer.address()));
+        let eps = |norm: Option<&Norm<Gain>>| Arg::F32(norm.map_or(0.0, |norm| norm.eps));
+        self.launch(
+            &NORM_QUANTIZE,
+            [n, 1, 1],
+            4 * width.next_multiple_of(128),
+            &[
+                Arg::U64(x.address()),
+                gain(first),
+                gain(second),
+                Arg::U64(out.values.address()),
+                Arg::U64(out.scales.address()),
+                Arg::U32(out.atoms as u32),
+                Arg::U32(width as u32),
+                Arg::U32(x.stride as u32),
+                Arg::U32(mode as u32),
+                eps(first),
+                eps(second),
+                Arg::F64(1.0 / width as f64),
+            ],
+        )
+    }
+}

@@ -1,0 +1,41 @@
+use crate::{
+    Norm, RowsKind,
+    gpu::{Arg, Driver, Gain, Gpu, GpuError, Rows, table::NORM_ROWS, upload::Upload},
+};
+
+impl<D: Driver> Gpu<D> {
+    /// Row `i` of `out` becomes row `wanted[i]` of `x` through `norm`.
+    pub fn norm_rows(
+        &mut self,
+        wanted: &[usize],
+        x: &Rows,
+        norm: &Norm<Gain>,
+        out: &mut Rows,
+    ) -> Result<(), GpuError> {
+        assert!(wanted.len() <= out.rows && x.width == out.width, "rows fit their buffers");
+        assert!(wanted.iter().all(|&row| row < x.rows), "wanted rows are there");
+        assert_eq!(norm.gain.width, x.width, "the gain has the rows' width");
+        assert_eq!(
+            (x.kind, out.kind),
+            (RowsKind::Residual, RowsKind::Between),
+            "from the residual to the head"
+        );
+        let wanted_at = self.upload(Upload::Wanted, wanted.iter().map(|&row| row as u32))?;
+        self.launch(
+            &NORM_ROWS,
+            [wanted.len(), 1, 1],
+            0,
+            &[
+                Arg::U64(x.address()),
+                Arg::U64(norm.gain.buffer.address()),
+                Arg::U64(wanted_at),
+                Arg::U64(out.address()),
+                Arg::U32(x.width as u32),
+                Arg::U32(x.stride as u32),
+                Arg::U32(out.stride as u32),
+                Arg::F32(norm.eps),
+                Arg::F64(1.0 / x.width as f64),
+            ],
+        )
+    }
+}

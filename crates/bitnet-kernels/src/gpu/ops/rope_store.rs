@@ -1,0 +1,44 @@
+use crate::{
+    RowsKind, Run,
+    gpu::{Arg, Driver, Gpu, GpuError, Kv, Rope, Rows, table::ROPE_STORE},
+};
+
+impl<D: Driver> Gpu<D> {
+    /// Turns queries and keys by their positions and stores keys and values.
+    pub fn rope_store(
+        &mut self,
+        runs: &[Run],
+        blocks: &[u32],
+        rope: &Rope,
+        qkv: &mut Rows,
+        kv: &mut Kv,
+    ) -> Result<(), GpuError> {
+        let shape = kv.shape;
+        assert_eq!(rope.head_dim, shape.head_dim, "rotary table made for this head");
+        assert_eq!(qkv.kind, RowsKind::Between, "queries, keys and values lie between operations");
+        let n = runs.iter().map(|run| run.tokens.len()).sum();
+        let (positions, slots) = self.upload_slots(n, runs, blocks, rope, kv)?;
+        if n == 0 {
+            return Ok(());
+        }
+        self.launch(
+            &ROPE_STORE,
+            [n, 1, 1],
+            0,
+            &[
+                Arg::U64(qkv.address()),
+                Arg::U64(rope.cos.address()),
+                Arg::U64(rope.sin.address()),
+                Arg::U64(positions),
+                Arg::U64(slots),
+                Arg::U64(kv.keys.address()),
+                Arg::U64(kv.values.address()),
+                Arg::U32(qkv.stride as u32),
+                Arg::U32((qkv.width / shape.head_dim - 2 * shape.kv_heads) as u32),
+                Arg::U32(shape.kv_heads as u32),
+                Arg::U32(shape.head_dim as u32),
+                Arg::U32(kv.stride as u32),
+            ],
+        )
+    }
+}

@@ -1,0 +1,181 @@
+//! The GPU's sampler against the CPU's: the same token of the same logits.
+
+use bitnet_inference::{Draw, GenerationConfig, SampleError, Sampler};
+use bitnet_kernels::{
+    RowsKind,
+    gpu::{Ask, Drawn, Gpu, Penalty},
+};
+use bitnet_tests::Simulator;
+
+/// What the CPU says of a row, in the GPU's words.
+fn expected(sampler: &mut Sampler, row: &[f32], draw: &Draw<'_>) -> Drawn {
+    match sampler.draw(row, draw) {
+        Ok(token) => Drawn::Token(token),
+        Err(SampleError::NotANumber { token }) => Drawn::NotANumber(token),
+        Err(SampleError::NothingAllowed) => Drawn::NothingAllowed,
+    }
+}
+
+/// Rows of a vocabulary: peaked, flat, all equal, with ties of both zeros, infinite, NaN, without a choice.
+fn rows(vocab: usize) -> Vec<Vec<f32>> {
+    let noise =
+        |i: usize, seed: usize| (((i * 2_654_435_761 + seed * 40_503) >> 7) % 10_007) as f32 / 10_007.0;
+    let mut rows: Vec<Vec<f32>> = [20.0, 1.0, 6.0, 60.0]
+        .into_iter()
+        .enumerate()
+        .map(|(seed, scale)| (0..vocab).map(|i| scale * (noise(i, seed) - 0.5)).collect())
+        .collect();
+    rows.push(vec![1.5; vocab]);
+    rows.push(
+        (0..vocab)
+            .map(|i| {
+                if i % 3 == 0 {
+                    -0.0
+                } else if i % 3 == 1 {
+                    0.0
+                } else {
+                    -1.0
+                }
+            })
+            .collect(),
+    );
+    let mut infinite = rows[0].clone();
+    infinite[vocab / 2] = f32::INFINITY;
+    infinite[vocab / 3] = f32::NEG_INFINITY;
+    rows.push(infinite);
+    let mut nan = rows[1].clone();
+    nan[vocab - 1] = f32::NAN;
+    nan[vocab / 2] = f32::NAN;
+    rows.push(nan);
+    rows.push(vec![f32::NEG_INFINITY; vocab]);
+    rows
+}
+
+fn drawn(gpu: &mut Gpu<Simulator>, n: usize, ask: impl FnOnce(&mut Gpu<Simulator>, u64)) -> Vec<Drawn> {
+    let out = gpu.alloc(8 * n, "tokens").unwrap();
+    ask(gpu, out.address());
+    let bytes = gpu.fetch(&out, 8 * n).unwrap();
+    bytes.as_chunks().0.iter().map(|&b| Drawn::read(b)).collect()
+}
+
+#[test]
+fn the_gpu_draws_the_token_that_the_cpu_draws() {
+    let settings = [
+        (0.0, 0, 1.0, 0.0),
+        (0.7, 1, 0.9, 0.0),
+        (1.0, 0, 1.0, 0.0),
+        (0.8, 40, 1.0, 0.0),
+        (0.8, 3, 0.6, 0.0),
+        (1.3, 0, 0.9, 0.0),
+        (1.0, 0, 0.1, 0.0),
+        (5.0, 0, 0.999, 0.05),
+        (1.0, 50, 0.95, 0.1),
+        (0.05, 0, 0.5, 0.0),
+        (100.0, 2, 1e-6, 1.0),
+    ];
+    for vocab in [5, 32, 1000, 1025, 4100] {
+        let rows = rows(vocab);
+        let mut gpu = Gpu::new(Simulator::default()).unwrap();
+        let mut logits = gpu.rows(rows.len(), vocab, RowsKind::Residual).unwrap();
+        gpu.write_rows(&mut logits, &rows.concat()).unwrap();
+        let mut sampler = Sampler::new(vocab);
+        for (round, (temperature, top_k, top_p, min_p)) in settings.into_iter().enumerate() {
+            let config = GenerationConfig { temperature, top_k, top_p, min_p, ..GenerationConfig::default() };
+            let text = vec![0; 3 + 70_000 * (round % 2)];
+            let ask = |row: usize| Ask {
+                temperature,
+                top_k: top_k as u32,
+                top_p,
+                min_p,
+                seed: 0x1234_5678_9abc_def0 + row as u64,
+                choice: round as u32,
+                position: text.len() as u32,
+            };
+            let asks: Vec<Ask> = (0..rows.len()).map(ask).collect();
+            let expected: Vec<Drawn> = rows
+                .iter()
+                .zip(&asks)
+                .map(|(row, ask)| {
+                    let (seed, choice) = (ask.seed, ask.choice);
+                    let draw = Draw {
+                        config: &config,
+                        tokens: &text,
+                        prompt_len: 1,
+                        banned: &[],
+                        allowed: None,
+                        seed,
+                        choice,
+                    };
+                    expected(&mut sampler, row, &draw)
+                })
+                .collect();
+            let actual = drawn(&mut gpu, rows.len(), |gpu, out| gpu.sample(&asks, &logits, out).unwrap());
+            assert_eq!(actual, expected, "vocabulary {vocab}, {config:?}");
+            if config.is_greedy() {
+                let greedy =
+                    drawn(&mut gpu, rows.len(), |gpu, out| gpu.argmax(rows.len(), &logits, out).unwrap());
+                assert_eq!(greedy, expected, "vocabulary {vocab}");
+            }
+        }
+    }
+}
+
+#[test]
+fn penalties_biases_and_bans_give_the_token_that_the_cpu_draws() {
+    let vocab = 300;
+    let row: Vec<f32> = (0..vocab).map(|i| 8.0 * ((i as f32) * 0.61).sin()).collect();
+    let text = [7, 3, 3, 250, 12, 3, 12, 299, 0];
+    let prompt_len = 3;
+    let config = GenerationConfig {
+        temperature: 1.1,
+        top_p: 0.97,
+        repetition_penalty: 1.3,
+        presence_penalty: 0.4,
+        frequency_penalty: 0.25,
+        logit_bias: vec![(12, 3.5), (100, -4.0), (7, 2.0)],
+        ..GenerationConfig::default()
+    };
+    let banned = [250, 101];
+    let touched = [7, 3, 250, 12, 299, 0, 100, 101];
+    let penalties: Vec<Penalty> = touched
+        .iter()
+        .map(|&token| Penalty {
+            row: 0,
+            token,
+            occurs: text.contains(&token),
+            banned: banned.contains(&token),
+            generated: text[prompt_len..].iter().filter(|&&t| t == token).count() as u32,
+            bias: config.logit_bias.iter().find(|(t, _)| *t == token).map_or(0.0, |b| b.1),
+            repetition: config.repetition_penalty,
+            presence: config.presence_penalty,
+            frequency: config.frequency_penalty,
+        })
+        .collect();
+    let mut sampler = Sampler::new(vocab);
+    for seed in 0..20 {
+        let mut gpu = Gpu::new(Simulator::default().seed(seed)).unwrap();
+        let mut logits = gpu.rows(1, vocab, RowsKind::Residual).unwrap();
+        gpu.write_rows(&mut logits, &row).unwrap();
+        gpu.penalise(&mut logits, &penalties).unwrap();
+        let ask = Ask {
+            temperature: 1.1,
+            top_k: 0,
+            top_p: 0.97,
+            min_p: 0.0,
+            seed,
+            choice: 0,
+            position: text.len() as u32,
+        };
+        let actual = drawn(&mut gpu, 1, |gpu, out| gpu.sample(&[ask], &logits, out).unwrap());
+        let draw = Draw {
+            config: &config,
+            tokens: &text,
+            prompt_len,
+            banned: &banned,
+            allowed: None,
+            seed,
+            choice: 0,
+        };
+        assert_eq!(actual, [expected(&mut sampler, &row, &draw)], "seed {seed}");
+    }
+}
