@@ -1,6 +1,6 @@
 //! The forward pass of every form of every fixture against an independent oracle.
 
-use bitnet_inference::{GenerationConfig, generate};
+use bitnet_inference::{EngineConfig, GenerationConfig, GpuInferenceEngine};
 use bitnet_kernels::{Cpu, Isa};
 use bitnet_model::{Batch, Checkpoint, Limits, Logits, Model, Transformer};
 use bitnet_tests::{FORMS, Form, Tensors, assert_close, bitnet, distances};
@@ -10,7 +10,7 @@ const PROMPTS: usize = 5;
 fn load(form: Form, isa: Isa, threads: usize) -> Transformer<Cpu> {
     let checkpoint = Checkpoint::open(&form.path()).unwrap();
     let cpu = Cpu::new(isa, threads).unwrap();
-    let limits = Limits { max_tokens: 160, max_logit_rows: 160, kv_blocks: 8 };
+    let limits = Limits { max_tokens: 160, max_logit_rows: 160, kv_blocks: 16 };
     Transformer::load(&checkpoint.spec, &*checkpoint.tensors, cpu, limits, &mut |_, _| {}).unwrap()
 }
 
@@ -30,7 +30,7 @@ fn prefill(model: &mut dyn Model, golden: &Tensors) -> Vec<f32> {
 }
 
 #[test]
-fn every_form_is_within_the_oracles_limits_and_every_isa_gives_the_same_bits() {
+fn f35_every_form_is_within_the_oracles_limits_and_every_isa_gives_the_same_bits() {
     for &form in FORMS {
         let golden = form.golden();
         let expected: Vec<f32> = (0..PROMPTS).flat_map(|p| golden.floats(&format!("logits_{p}"))).collect();
@@ -52,27 +52,23 @@ fn every_form_is_within_the_oracles_limits_and_every_isa_gives_the_same_bits() {
 }
 
 #[test]
-fn greedy_tokens_equal_the_oracles_while_its_margin_is_wide() {
+fn f01_all_prompts_of_a_form_in_one_batch_give_the_oracles_greedy_tokens_while_its_margin_is_wide() {
     for &form in FORMS {
         let golden = form.golden();
-        let mut model = load(form, Isa::best(), 2);
+        let of = |name: &str, prompt: usize| golden.ids(&format!("{name}_{prompt}"));
+        let batch = (0..PROMPTS).map(|prompt| {
+            let max_new_tokens = of("greedy", prompt).len();
+            let config = GenerationConfig { max_new_tokens, ignore_eos: true, ..GenerationConfig::default() };
+            (of("ids", prompt), config)
+        });
+        let engine = GpuInferenceEngine::new(load(form, Isa::best(), 2), EngineConfig::default()).unwrap();
+        let tokens = engine.process_batch_gpu(&batch.collect::<Vec<_>>()).unwrap();
         let mut compared = 0;
-        for prompt in 0..PROMPTS {
-            let ids = golden.ids(&format!("ids_{prompt}"));
-            let (expected, margins) =
-                (golden.ids(&format!("greedy_{prompt}")), golden.floats(&format!("margin_{prompt}")));
-            let config = GenerationConfig {
-                max_new_tokens: expected.len(),
-                ignore_eos: true,
-                ..GenerationConfig::default()
-            };
-            let tokens =
-                generate(&mut model, &ids, &config, &[], None, |_| std::ops::ControlFlow::Continue(()))
-                    .unwrap()
-                    .tokens;
+        for (prompt, tokens) in tokens.iter().enumerate() {
             // After a narrow margin either token may follow, and the texts part.
+            let margins = golden.floats(&format!("margin_{prompt}"));
             let wide = margins.iter().take_while(|&&m| m > 0.2).count();
-            assert_eq!(tokens[..wide], expected[..wide], "{form:?} prompt {prompt}");
+            assert_eq!(tokens[..wide], of("greedy", prompt)[..wide], "{form:?} prompt {prompt}");
             compared += wide;
         }
         assert!(compared > 0, "{form:?} has wide margins");

@@ -2,6 +2,7 @@
 
 mod demo;
 mod determinism;
+mod exactness;
 mod goldens;
 mod gpu_sampler;
 mod official;

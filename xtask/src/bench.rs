@@ -6,11 +6,11 @@ use serde_json::{Value, json};
 
 use crate::{cargo, output, root, run};
 
-/// What `bitnet bench` measures, over several models in one table.
+/// What `bitnet bench` measures over several models, and what the engine adds and gives, in one table.
 #[derive(Args)]
 pub(crate) struct Bench {
     /// Models to measure
-    #[arg(default_values = ["demo", "synthetic:125m", "synthetic:2b4t"])]
+    #[arg(default_values = ["demo", "synthetic:125m", "synthetic:700m", "synthetic:2b4t"])]
     models: Vec<String>,
     /// Prompt tokens
     #[arg(short, default_value_t = 512)]
@@ -48,11 +48,23 @@ impl Bench {
             }
             results.push(result);
         }
+        let engine: Value = serde_json::from_slice(&output(cargo(&[
+            "bench",
+            "--quiet",
+            "--package",
+            "bitnet-inference",
+            "--bench",
+            "engine",
+        ]))?)?;
+        if !self.json {
+            print_engine(&engine);
+        }
         if self.json {
             let mut git = Command::new("git");
             git.args(["rev-parse", "HEAD"]).current_dir(root());
             let commit = String::from_utf8(output(git)?)?;
-            let all = json!({"commit": commit.trim(), "machine": doctor, "results": results});
+            let all =
+                json!({"commit": commit.trim(), "machine": doctor, "results": results, "engine": engine});
             println!("{}", serde_json::to_string_pretty(&all)?);
         }
         Ok(())
@@ -79,7 +91,21 @@ fn print_row(result: &Value) {
     }
     for decode in result["decode"].as_array().into_iter().flatten() {
         let (speed, bytes) = (number(&decode["tok_s"]), number(&decode["gb_s"]));
-        println!("  decode  batch {:>4}    {speed:>10} tok/s  {bytes:>6} GB/s", count(&decode["batch"]));
+        let of_bandwidth = decode["gb_s"].as_f64().zip(result["memory_bandwidth_gb_s"].as_f64());
+        let floor = of_bandwidth.map_or("unknown".into(), |(b, all)| format!("{:.0} %", 100.0 * b / all));
+        let batch = count(&decode["batch"]);
+        println!(
+            "  decode  batch {batch:>4}    {speed:>10} tok/s  {bytes:>6} GB/s, {floor} of the bandwidth"
+        );
+    }
+}
+
+fn print_engine(engine: &Value) {
+    println!("engine ({}, {} threads)", engine["isa"].as_str().unwrap_or("?"), engine["threads"]);
+    for row in engine["rows"].as_array().into_iter().flatten() {
+        let text = |key: &str| row[key].as_str().unwrap_or("?");
+        let value = row["value"].as_f64().map_or("unknown".into(), |x| format!("{x:.3}"));
+        println!("  {value:>9} {:<6} ({}): {}", text("unit"), text("goal"), text("what"));
     }
 }
 

@@ -2,16 +2,17 @@ use std::time::Instant;
 
 use anyhow::Result;
 
-use crate::{arrows, cargo, run as execute, size};
+use crate::{arrows, cargo, rows, run as execute, size};
 
 type Check = (&'static str, fn() -> Result<()>);
 
 /// Every check, the quick ones first.
-fn checks() -> [Check; 6] {
+fn checks() -> [Check; 7] {
     [
         ("format", || execute(cargo(&["fmt", "--all", "--check"]))),
         ("arrows between crates", arrows::check),
         ("size of the repository", size::check),
+        ("rows and their tests", rows::check),
         ("lints", || {
             let what = ["clippy", "--release", "--workspace", "--all-targets", "--", "-D", "warnings"];
             execute(cargo(&what))

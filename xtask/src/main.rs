@@ -5,6 +5,8 @@ mod arrows;
 mod bench;
 mod ci;
 mod ptx_gen;
+mod rows;
+mod sim;
 mod size;
 
 use std::{
@@ -32,6 +34,10 @@ enum Task {
     Size,
     /// Print the unrolled PTX kernels from their templates
     PtxGen,
+    /// Print the features promised and the tests that show each; fail where there is none
+    Rows,
+    /// Run the scheduler through many random schedules, or real models through many random batches
+    Sim(sim::Sim),
     /// Judge the kernels against the reference, then measure prefill and decode
     Bench(bench::Bench),
 }
@@ -42,6 +48,8 @@ fn main() -> ExitCode {
         Task::Arrows => arrows::check(),
         Task::Size => size::check(),
         Task::PtxGen => ptx_gen::write(),
+        Task::Rows => rows::check(),
+        Task::Sim(sim) => sim.run(),
         Task::Bench(bench) => bench.run(),
     };
     match done {

@@ -53,26 +53,24 @@ fn kernels() -> Vec<Kernel> {
             },
         });
     }
+    // 4 / row_warps warps share 16 rows.
+    for (dim, row_warps, purpose, blocks_per_sm, registers) in [
+        (128, 1, "runs of up to 16 rows: decoding", 4, 128),
+        (128, 4, "runs of more rows", 2, 255),
+        (256, 1, "runs of up to 16 rows: decoding", 2, 168),
+        (256, 2, "runs of more rows", 2, 255),
+    ] {
+        let rows = 16 * row_warps;
+        let scores = if row_warps < 4 { 288 * rows } else { 0 };
+        kernels.push(Kernel {
+            name: format!("sm80_attention_r{rows}_d{dim}_bf16"),
+            template: "attention.ptx",
+            numbers: context! {
+                dim, row_warps, purpose, blocks_per_sm, registers, shared => 2 * dim * (rows + 128) + scores,
+            },
+        });
+    }
     for dim in [128, 256] {
-        let tiles = 2 * 64 * 2 * dim;
-        let (purpose, row_warps) = ("runs of several tokens", 4);
-        kernels.push(Kernel {
-            name: format!("sm80_attention_r64_d{dim}_bf16"),
-            template: "attention.ptx",
-            numbers: context! {
-                dim, purpose, row_warps, blocks_per_sm => 2, registers => 255,
-                shared => 64 * 2 * dim + tiles,
-            },
-        });
-        let (purpose, row_warps) = ("runs of up to 16 rows: decoding", 1);
-        kernels.push(Kernel {
-            name: format!("sm80_attention_r16_d{dim}_bf16"),
-            template: "attention.ptx",
-            numbers: context! {
-                dim, purpose, row_warps, blocks_per_sm => if dim == 256 { 2 } else { 4 }, registers => if dim == 256 { 168 } else { 128 },
-                shared => 16 * 2 * dim + tiles + 16 * 288,
-            },
-        });
         kernels.push(Kernel {
             name: format!("sm80_attention_merge_d{dim}_f32"),
             template: "attention_merge.ptx",

@@ -1,6 +1,6 @@
 //! The command line, as people type it.
 
-use std::path::PathBuf;
+use std::{net::IpAddr, path::PathBuf, time::Duration};
 
 use clap::{Args, Parser, Subcommand};
 
@@ -73,6 +73,7 @@ pub enum Command {
     Tokenize(TokenizeArgs),
     Detokenize(DetokenizeArgs),
     Inspect(InspectArgs),
+    Serve(ServeArgs),
     Perplexity(PerplexityArgs),
     Bench(BenchArgs),
     Doctor(DoctorArgs),
@@ -175,6 +176,73 @@ pub struct InspectArgs {
     pub hash: bool,
 }
 
+/// Serve a model to OpenAI clients over HTTP.
+///
+/// POST /v1/completions and /v1/chat/completions, streamed and not; GET / is a page to talk to the model. The first SIGTERM or Ctrl-C finishes what was taken, the second ends at
+/// once. TLS is the work of a proxy in front.
+#[derive(Debug, Args)]
+pub struct ServeArgs {
+    /// The model
+    pub model: String,
+    /// Address to listen on; others than this machine reach it only at an address of the network
+    #[arg(long, value_name = "IP", default_value = "127.0.0.1")]
+    pub host: IpAddr,
+    /// Port to listen on; 0 for any free one, which is printed
+    #[arg(long, value_name = "N", default_value_t = 8080)]
+    pub port: u16,
+    /// What clients must send as `Authorization: Bearer KEY` [default: BITNET_API_KEY, else nothing]
+    #[arg(long, value_name = "KEY")]
+    pub api_key: Option<String>,
+    /// What clients call the model [default: MODEL without its path]
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
+    /// Most sequences computed together
+    #[arg(long, value_name = "N", default_value_t = 32)]
+    pub max_batch_size: usize,
+    /// Most requests that wait; further ones get 429
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    pub max_queued_requests: usize,
+    /// Most prompt tokens that wait; further requests get 429
+    #[arg(long, value_name = "N", default_value_t = 1 << 20)]
+    pub max_queued_tokens: usize,
+    /// Goal for the time to the first token, like 500ms or 2s: requests that would miss it get 429
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    pub ttft_goal: Option<Duration>,
+    /// Goal for the time between two tokens: batches are kept small enough for it
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    pub itl_goal: Option<Duration>,
+    /// Longest that a request may take, its time in the queue included
+    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = time)]
+    pub request_timeout: Duration,
+    /// Longest that requests may take to finish when the server is told to end
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time)]
+    pub drain_timeout: Duration,
+    /// Most open connections
+    #[arg(long, value_name = "N", default_value_t = 4096)]
+    pub max_connections: usize,
+    /// Most bytes of a request's body
+    #[arg(long, value_name = "BYTES", default_value_t = 8 << 20)]
+    pub body_limit: usize,
+    /// What goes to stderr: off, requests, or prompts too
+    #[arg(long, value_name = "WHAT", default_value = "requests", value_parser = ["off", "requests", "prompts"])]
+    pub log: String,
+}
+
+/// A time: seconds, or a number with ms, s, m or h.
+fn time(text: &str) -> Result<Duration, String> {
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let factor = match unit {
+        "ms" => 1e-3,
+        "" | "s" => 1.0,
+        "m" => 60.0,
+        "h" => 3600.0,
+        _ => return Err("give a time like 500ms, 2s or 10m".into()),
+    };
+    let seconds = number.parse::<f64>().ok().map(|n| n * factor).filter(|&s| s > 0.0 && s <= 1e6);
+    seconds.map(Duration::from_secs_f64).ok_or_else(|| "give a time over 0, like 500ms, 2s or 10m".into())
+}
+
 /// Measure how well a model predicts a text.
 ///
 /// The text is tokenised once, with the special tokens that the model adds. The ids are cut into consecutive
@@ -223,4 +291,19 @@ pub struct DoctorArgs {
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_read_with_their_units() {
+        for (text, ms) in [("2", 2000), ("500ms", 500), ("1.5s", 1500), ("10m", 600_000), ("1h", 3_600_000)] {
+            assert_eq!(time(text), Ok(Duration::from_millis(ms)), "{text}");
+        }
+        for text in ["", "0", "-1s", "s", "1d", "1e3", "1..2s", "1e30h"] {
+            assert!(time(text).is_err(), "{text:?}");
+        }
+    }
 }

@@ -3,6 +3,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use bitnet_kernels::BackendInfo;
 use crossbeam_channel::{Sender, bounded, unbounded};
 use parking_lot::{Condvar, Mutex};
 
@@ -162,6 +163,7 @@ pub struct Engine {
     vocab: usize,
     context: usize,
     max_batch: usize,
+    backend: BackendInfo,
 }
 
 impl Engine {
@@ -172,7 +174,7 @@ impl Engine {
 
     /// As [`Engine::start`].
     pub fn start_boxed(model: Box<dyn Model>, config: EngineConfig) -> Result<Engine, StartError> {
-        let (limits, vocab) = (model.limits(), model.spec().vocab);
+        let (limits, vocab, backend) = (model.limits(), model.spec().vocab, model.backend());
         let context = model.spec().context.min(limits.kv_blocks * bitnet_model::Batch::BLOCK_TOKENS);
         let max_batch = config.max_batch_size.min(limits.max_tokens).min(limits.max_logit_rows);
         for (field, value) in [
@@ -225,7 +227,7 @@ impl Engine {
         let thread = thread.map_err(|e| StartError::Thread { message: e.to_string() })?;
         let thread = Mutex::new(Some(thread));
         let next_id = AtomicU64::new(0);
-        Ok(Engine { ingress, control, shared, thread, next_id, config, vocab, context, max_batch })
+        Ok(Engine { ingress, control, shared, thread, next_id, config, vocab, context, max_batch, backend })
     }
 
     /// Hands in a request, at once or not at all.
@@ -235,19 +237,41 @@ impl Engine {
 
     /// Hands in a request, waiting at most `timeout` for room in the queue.
     pub fn submit_timeout(&self, request: Request, timeout: Duration) -> Result<RequestHandle, SubmitError> {
-        let handles = self.send(vec![request], self.config.mailbox, Instant::now().checked_add(timeout));
+        let handles = self.submit_by(vec![request], self.config.mailbox, Instant::now().checked_add(timeout));
         handles.map(|mut handles| handles.pop().expect("one request gives one handle"))
     }
 
-    /// Hands in requests that start together, waiting for room in the queue; more than it ever holds go in one
-    /// queueful after the other. They do not pause when nobody reads them, so that they can be read in any order.
+    /// Hands in requests in order, waiting for room in the queue as often as it takes; those for which there is room
+    /// at the same time start together. They do not pause when nobody reads them, so that they can be read in any
+    /// order.
     pub fn submit_all(&self, requests: Vec<Request>) -> Result<Vec<RequestHandle>, SubmitError> {
-        let (mut requests, mut handles) = (requests.into_iter().peekable(), Vec::new());
-        while requests.peek().is_some() {
-            let group = requests.by_ref().take(self.config.max_queued_requests).collect();
-            handles.extend(self.send(group, usize::MAX, None)?);
+        self.submit_by(requests, usize::MAX, None)
+    }
+
+    fn submit_by(
+        &self,
+        mut requests: Vec<Request>,
+        mailbox: usize,
+        deadline: Option<Instant>,
+    ) -> Result<Vec<RequestHandle>, SubmitError> {
+        let mut handles = Vec::with_capacity(requests.len());
+        let valid = requests.iter().try_for_each(|request| self.validate(request));
+        let mut result = valid.map_err(SubmitError::from);
+        while result.is_ok() && !requests.is_empty() {
+            result = self.enter_queue(&requests, deadline).and_then(|entered| {
+                let later = requests.split_off(entered);
+                let now = std::mem::replace(&mut requests, later);
+                let (group, theirs): (Vec<_>, Vec<_>) =
+                    now.into_iter().map(|r| self.ticket(r, mailbox)).unzip();
+                // The queue counts what is in the channel, so the channel has room.
+                self.ingress.try_send(group).map_err(|_| SubmitError::Stopped)?;
+                handles.extend(theirs);
+                Ok(())
+            });
         }
-        Ok(handles)
+        self.shared.add(Counter::Requests, handles.len() as u64);
+        self.shared.add(Counter::Rejected, requests.len() as u64);
+        result.map(|()| handles)
     }
 
     /// Says whether a request could ever run.
@@ -255,52 +279,37 @@ impl Engine {
         request.validate(self.vocab, self.context, self.config.text.is_some())
     }
 
-    fn send(
-        &self,
-        requests: Vec<Request>,
-        mailbox: usize,
-        deadline: Option<Instant>,
-    ) -> Result<Vec<RequestHandle>, SubmitError> {
-        let count = requests.len() as u64;
-        let result = self.enter_queue(&requests, deadline).and_then(|()| {
-            let (group, handles): (Vec<_>, Vec<_>) =
-                requests.into_iter().map(|r| self.ticket(r, mailbox)).unzip();
-            // The queue counts what is in the channel, so the channel has room.
-            self.ingress.try_send(group).map_err(|_| SubmitError::Stopped)?;
-            Ok(handles)
-        });
-        self.shared.add(if result.is_ok() { Counter::Requests } else { Counter::Rejected }, count);
-        result
-    }
-
-    /// Counts valid requests into the queue once there is room for all of them.
-    fn enter_queue(&self, requests: &[Request], deadline: Option<Instant>) -> Result<(), SubmitError> {
-        for request in requests {
-            self.validate(request)?;
-        }
+    /// Counts requests into the queue: as many of the first as there is room for, at least one. It waits for that
+    /// until `deadline`, or for ever if there is none.
+    fn enter_queue(&self, requests: &[Request], deadline: Option<Instant>) -> Result<usize, SubmitError> {
         let (limit, limit_tokens) = (self.config.max_queued_requests, self.config.max_queued_tokens);
-        let tokens: usize = requests.iter().map(|r| r.prompt.len()).sum();
         let mut queue = self.shared.queue.lock();
         loop {
             if self.shared.draining.load(Relaxed) {
                 return Err(SubmitError::Draining);
             }
-            let refusal = if queue.requests + requests.len() > limit {
-                SubmitError::QueueFull { limit }
-            } else if queue.requests > 0 && queue.tokens + tokens > limit_tokens {
-                SubmitError::BacklogFull { queued: queue.tokens, tokens, limit: limit_tokens }
-            } else {
-                break;
-            };
+            let (mut entered, mut refusal) = (0, SubmitError::QueueFull { limit });
+            for tokens in requests.iter().map(|r| r.prompt.len()) {
+                if queue.requests == limit {
+                    break;
+                }
+                // A prompt longer than the limit enters an empty queue.
+                if queue.requests > 0 && queue.tokens + tokens > limit_tokens {
+                    refusal = SubmitError::BacklogFull { queued: queue.tokens, tokens, limit: limit_tokens };
+                    break;
+                }
+                *queue = Queue { requests: queue.requests + 1, tokens: queue.tokens + tokens };
+                entered += 1;
+            }
+            if entered > 0 {
+                return Ok(entered);
+            }
             match deadline {
                 None => self.shared.room.wait(&mut queue),
                 Some(at) if self.shared.room.wait_until(&mut queue, at).timed_out() => return Err(refusal),
                 Some(_) => {}
             }
         }
-        queue.requests += requests.len();
-        queue.tokens += tokens;
-        Ok(())
     }
 
     /// Both ends of a request that the queue counts.
@@ -348,6 +357,11 @@ impl Engine {
     /// Longest sequence.
     pub fn context(&self) -> usize {
         self.context
+    }
+
+    /// What the model runs on.
+    pub fn backend(&self) -> &BackendInfo {
+        &self.backend
     }
 
     /// Takes no more requests, finishes those there are, at most for `timeout`, ends the rest and joins the thread.

@@ -1,3 +1,4 @@
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
@@ -6,7 +7,8 @@ use parking_lot::Mutex;
 
 use crate::batch::{self, BatchError, GenerationError};
 use crate::{
-    Engine, EngineConfig, GenerationConfig, Model, PaddedBatch, Request, RequestHandle, Snapshot, StartError,
+    Engine, EngineConfig, GenerationConfig, Model, PaddedBatch, RecordError, Request, RequestHandle,
+    Snapshot, StartError, ThroughputRecord,
 };
 
 /// Batch inference under the name that users of other BitNet engines know. It runs on whatever backend its model
@@ -15,6 +17,7 @@ pub struct GpuInferenceEngine {
     engine: Arc<Engine>,
     warm: AtomicBool,
     measured: Mutex<Vec<BenchmarkRow>>,
+    record: Mutex<Option<ThroughputRecord>>,
 }
 
 /// One size of a benchmark.
@@ -64,7 +67,8 @@ impl GpuInferenceEngine {
 
     /// The same names on an engine that others use too.
     pub fn on(engine: Arc<Engine>) -> Self {
-        GpuInferenceEngine { engine, warm: AtomicBool::new(false), measured: Mutex::default() }
+        let (warm, measured, record) = (AtomicBool::new(false), Mutex::default(), Mutex::default());
+        GpuInferenceEngine { engine, warm, measured, record }
     }
 
     /// The engine behind the names.
@@ -191,14 +195,25 @@ impl GpuInferenceEngine {
     }
 
     /// How many times the tokens per second of one sequence a batch gives, as the last benchmark of both sizes with
-    /// one prompt length measured; `None` if there was none.
+    /// one prompt length measured, else as the record says that was read; `None` if there is neither.
     pub fn batch_throughput_factor(&self, batch_size: usize) -> Option<f64> {
         let measured = self.measured.lock();
         let last =
             |size, len| measured.iter().rev().find(|r| r.batch_size == size && r.seq_len == len).copied();
-        let batch =
-            measured.iter().rev().find(|r| r.batch_size == batch_size && last(1, r.seq_len).is_some())?;
-        Some(batch.tokens_per_second() / last(1, batch.seq_len)?.tokens_per_second())
+        let of = |batch: &BenchmarkRow| {
+            Some(batch.tokens_per_second() / last(1, batch.seq_len)?.tokens_per_second())
+        };
+        let batch = measured.iter().rev().filter(|r| r.batch_size == batch_size).find_map(of);
+        batch.or_else(|| self.record.lock().as_ref()?.factor(batch_size))
+    }
+
+    /// Reads what `bitnet bench -b` recorded at [`ThroughputRecord::path`]; false if it recorded nothing, or on
+    /// another backend.
+    pub fn read_throughput_record(&self, path: &Path) -> Result<bool, RecordError> {
+        let record = ThroughputRecord::read(path)?.filter(|r| r.is_of(self.engine.backend()));
+        let found = record.is_some();
+        *self.record.lock() = record;
+        Ok(found)
     }
 
     fn benchmark_batch(&self, seq_len: usize, batch_size: usize) -> Vec<(Vec<u32>, GenerationConfig)> {

@@ -1,3 +1,8 @@
+use std::time::Instant;
+
+use bitnet_kernels::{Backend, KernelError, RowOrder, RowsKind};
+use bitnet_tensor::TernaryTensor;
+
 /// Decides whether a matrix product is worth the way to a GPU. Both sides give the same integers, so the choice is
 /// one of time only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,7 +22,61 @@ pub struct Crossing {
     pub gpu: f64,
 }
 
+impl Crossing {
+    /// Times the product of `[m][k]` and `[k][n]` on both backends, activations there and results back included; the
+    /// least of some runs.
+    pub fn measure<C: Backend, G: Backend>(
+        cpu: &mut C,
+        gpu: &mut G,
+        [m, k, n]: [usize; 3],
+    ) -> Result<Self, KernelError> {
+        let work = (m as u64).saturating_mul(k as u64).saturating_mul(n as u64);
+        Ok(Crossing { work, cpu: time(cpu, [m, k, n])?, gpu: time(gpu, [m, k, n])? })
+    }
+}
+
+/// Least seconds of some runs of one product, after one to warm up.
+fn time<B: Backend>(backend: &mut B, [m, k, n]: [usize; 3]) -> Result<f64, KernelError> {
+    let trits = (0..n * k).map(|i| (crate::random_u64(i as u64, 0, 0) % 3) as i8 - 1).collect::<Vec<_>>();
+    let matrix = TernaryTensor::from_trits(n, k, &trits, 1.0).expect("every trit is one");
+    let weights = backend.linear(&matrix, RowOrder::Plain)?;
+    let (mut x, mut quants) = (backend.rows(m, k, RowsKind::Residual)?, backend.quants(m, k)?);
+    let mut y = backend.rows(m, n, RowsKind::Between)?;
+    let values: Vec<f32> = (0..m * k).map(|i| (i % 255) as f32 - 127.0).collect();
+    let mut least = f64::INFINITY;
+    for run in 0..4 {
+        let begun = Instant::now();
+        backend.write(&mut x, &values);
+        backend.norm_quantize(m, &x, [None, None], &mut quants)?;
+        backend.bit_linear(m, &quants, &weights, &mut y, 0, false)?;
+        let read = backend.read(&y, m);
+        if run > 0 {
+            least = least.min(begun.elapsed().as_secs_f64());
+        }
+        drop(read);
+    }
+    Ok(least)
+}
+
 impl HybridScheduler {
+    /// Products from a decoded token to a long prompt, in the shapes of a large layer: what
+    /// [`HybridScheduler::measured`] measures.
+    pub const SHAPES: [[usize; 3]; 6] = [
+        [1, 2560, 640],
+        [1, 2560, 6912],
+        [8, 2560, 6912],
+        [32, 2560, 6912],
+        [128, 2560, 6912],
+        [512, 2560, 6912],
+    ];
+
+    /// A scheduler whose threshold is measured here and now on the two backends present.
+    pub fn measured<C: Backend, G: Backend>(cpu: &mut C, gpu: &mut G) -> Result<Self, KernelError> {
+        let measured: Result<Vec<_>, _> =
+            Self::SHAPES.into_iter().map(|shape| Crossing::measure(cpu, gpu, shape)).collect();
+        Ok(Self::from_measurements(true, &measured?))
+    }
+
     /// A scheduler that has measured nothing, and so uses the CPU.
     pub fn new(has_gpu: bool) -> Self {
         HybridScheduler { gpu: has_gpu, threshold: None }
@@ -55,6 +114,7 @@ impl HybridScheduler {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use bitnet_kernels::{Cpu, Isa, Reference};
 
     #[test]
     fn f26_without_a_gpu_or_a_measurement_the_cpu_computes() {
@@ -70,6 +130,17 @@ mod tests {
         assert!(scheduler.should_use_gpu(usize::MAX, usize::MAX, 3));
         assert!(scheduler.should_use_gpu(10, 10, 10));
         assert!(!scheduler.should_use_gpu(10, 10, 9));
+    }
+
+    #[test]
+    fn f26_a_backend_that_is_slower_at_everything_is_not_used() {
+        // Two backends that are surely there, and surely not equally fast.
+        let (mut fast, mut slow) = (Cpu::new(Isa::best(), 1).unwrap(), Reference::default());
+        let shapes = [[1, 256, 64], [9, 256, 300]];
+        let measured = shapes.map(|shape| Crossing::measure(&mut fast, &mut slow, shape).unwrap());
+        assert_eq!(measured.map(|c| c.work), [256 * 64, 9 * 256 * 300]);
+        assert!(measured.iter().all(|c| c.cpu > 0.0 && c.gpu > c.cpu), "{measured:?}");
+        assert_eq!(HybridScheduler::from_measurements(true, &measured).gpu_threshold(), None);
     }
 
     #[test]

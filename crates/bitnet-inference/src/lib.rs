@@ -33,6 +33,7 @@ pub mod sim;
 mod stateless;
 mod step;
 mod stop;
+mod throughput;
 mod worker;
 
 use bitnet_model::{ForwardError, Limits, Model};
@@ -63,3 +64,4 @@ pub use sequence::{SeqId, Sequence};
 pub use stateless::{StatelessForward, blocking};
 pub use step::{StepFaults, Stepper};
 pub use stop::{Scan, StopMatcher, TokenText};
+pub use throughput::{RecordError, ThroughputRecord};

@@ -25,6 +25,8 @@ pub enum Counter {
     DecodeTokens,
     /// Times that a request was paused because nobody read it.
     Pauses,
+    /// Times that the engine began anew after a panic in its bookkeeping.
+    Restarts,
 }
 
 /// Things that are measured. Times are in seconds.
@@ -51,7 +53,7 @@ pub enum Measure {
 }
 
 impl Counter {
-    const COUNT: usize = Counter::Pauses as usize + 1;
+    const COUNT: usize = Counter::Restarts as usize + 1;
 }
 
 impl Measure {

@@ -1,9 +1,14 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Instant;
 
 use bitnet_model::{Batch, Logits};
 
+use crate::pace::StepLoad;
 use crate::scheduler::{Drawn, Plan, PlannedRun, RunOutcome, Scheduler, StepOutcome};
 use crate::{Draw, Model, RequestError, Sampler, SeqId, TokenSet};
+
+/// Tokens before those of a calibrating step: within the first block.
+const CALIBRATED: usize = 32;
 
 /// Times that a step did not go as planned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -52,6 +57,36 @@ impl<'m> Stepper<'m> {
     /// What has gone wrong so far.
     pub fn faults(&self) -> StepFaults {
         self.faults
+    }
+
+    /// Times steps of several sizes on an idle model, with whatever the cache holds: what they compute is not kept.
+    pub fn calibrate(&mut self, max_running: usize, mut observe: impl FnMut(StepLoad, u64)) {
+        let limits = self.model.limits();
+        let sequences = max_running.min(limits.kv_blocks);
+        let decodes = [1, 2, 4, 8, 16].into_iter().filter(|&n| n <= sequences);
+        let loads = (decodes.map(|decodes| StepLoad { decodes, context: decodes * CALIBRATED, prefill: 0 }))
+            .chain([16, 48].map(|prefill| StepLoad { decodes: 0, context: 0, prefill }))
+            .filter(|load| load.decodes + load.prefill <= limits.max_tokens);
+        let loads: Vec<StepLoad> = loads.collect();
+        // The first round finds cold caches, and is not counted.
+        for round in 0..3 {
+            for &load in &loads {
+                self.batch.clear();
+                for block in 0..load.decodes as u32 {
+                    self.batch.push(&[0], CALIBRATED, &[block], 0..1);
+                }
+                if load.prefill > 0 {
+                    self.batch.push(&[0; 48][..load.prefill], 0, &[0], load.prefill - 1..load.prefill);
+                }
+                let begun = Instant::now();
+                let forward = || self.model.forward(&self.batch, &mut self.logits);
+                // A model that fails here fails its requests by name later.
+                let Ok(Ok(())) = catch_unwind(AssertUnwindSafe(forward)) else { return };
+                if round > 0 {
+                    observe(load, begun.elapsed().as_micros() as u64);
+                }
+            }
+        }
     }
 
     /// Computes a plan and draws its tokens. What fails is tried again, then halved until the sequence at fault is

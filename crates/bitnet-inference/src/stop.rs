@@ -1,9 +1,20 @@
 use std::collections::VecDeque;
 
+use bitnet_model::Tokenizer;
+
 /// The bytes that a token adds to the text.
 pub trait TokenText: Send + Sync {
     /// Appends the bytes of `token` to `out`.
     fn append_bytes(&self, token: u32, out: &mut Vec<u8>);
+}
+
+/// What a reader sees: control tokens have no text.
+impl TokenText for Tokenizer {
+    fn append_bytes(&self, token: u32, out: &mut Vec<u8>) {
+        if !self.is_special(token) {
+            out.extend_from_slice(self.token_bytes(token).unwrap_or_default());
+        }
+    }
 }
 
 /// What a new token did to the text.

@@ -1,4 +1,5 @@
 use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -10,6 +11,7 @@ use crate::engine::{Control, EngineStatus, Queue, Shared};
 use crate::mailbox::Mailbox;
 use crate::metrics::{Counter, Measure, Recorder};
 use crate::scheduler::{Event, Plan, Scheduler, StepOutcome};
+use crate::step::panic_message;
 use crate::{FinishReason, Request, RequestError, Stepper, Update};
 
 /// A request on its way to the engine's thread.
@@ -110,24 +112,50 @@ impl Worker {
 
     /// Works until told to stop; true if every request came to its own end.
     pub fn run(mut self) -> bool {
-        // What a panic leaves behind ends with the tickets, and nothing more is taken.
+        // Whatever ends this thread, nothing more is taken.
         let shared = Arc::clone(&self.shared);
-        let stopping = Stopping(&shared);
+        let _stopping = Stopping(&shared);
+        if self.scheduler.paces_itself() {
+            self.stepper.calibrate(self.max_batch, |load, micros| self.scheduler.learn(load, micros));
+        }
         loop {
-            self.listen();
-            if self.draining {
-                let complete = self.scheduler.is_empty() && self.submissions.is_empty();
-                if complete || self.until.is_some_and(|until| Instant::now() >= until) {
-                    self.scheduler.abort(RequestError::Stopped);
-                    self.deliver();
-                    drop(stopping);
-                    return complete;
-                }
-            }
-            if !self.step() {
-                self.wait();
+            match catch_unwind(AssertUnwindSafe(|| self.turn())) {
+                Ok(None) => {}
+                Ok(Some(complete)) => return complete,
+                Err(panic) => self.restart(panic_message(panic.as_ref())),
             }
         }
+    }
+
+    /// Listens, and computes a step or waits; at the end, whether every request came to its own.
+    fn turn(&mut self) -> Option<bool> {
+        self.listen();
+        if self.draining {
+            let complete = self.scheduler.is_empty() && self.submissions.is_empty();
+            if complete || self.until.is_some_and(|until| Instant::now() >= until) {
+                self.scheduler.abort(RequestError::Stopped);
+                self.deliver();
+                return Some(complete);
+            }
+        }
+        if !self.step() {
+            self.wait();
+        }
+        None
+    }
+
+    /// After a panic outside of any one request's own work nothing of the bookkeeping is trusted: what was under way
+    /// fails, and what waits in the channel is served by a new scheduler on an empty cache.
+    fn restart(&mut self, message: String) {
+        let error = RequestError::Panic { message };
+        self.shared.add(Counter::Restarts, 1);
+        for live in std::mem::take(&mut self.live).into_values() {
+            self.shared.add(Counter::Failed, live.open as u64);
+            live.ticket.mailbox.close(&error);
+        }
+        self.stepper.wanted_logits.clear();
+        self.scheduler = Scheduler::new(self.scheduler.config().clone());
+        (self.plan, self.outcome) = (Plan::default(), StepOutcome::default());
     }
 
     /// One step: what there is to compute, and what it gave. False when there is nothing.

@@ -1,5 +1,7 @@
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use bitnet_inference::ThroughputRecord;
+use bitnet_kernels::BackendInfo;
 use bitnet_model::{Batch, Checkpoint, Logits, Model};
 use serde::Serialize;
 
@@ -107,7 +109,24 @@ pub fn run(common: &Common, args: &BenchArgs) -> Result<(), CliError> {
         decode,
         batch_equals_single: true,
     };
+    record(&report);
     if args.json { output::json(&report) } else { print(&report) }
+}
+
+/// Keeps the decode speeds for `batch_throughput_factor`; a machine where that fails has been measured all the same.
+fn record(report: &Report) {
+    let Report { model, device, isa, threads, .. } = report;
+    let backend = BackendInfo { device: device.clone(), isa, threads: *threads };
+    let Some(path) = ThroughputRecord::path(model, &backend) else { return };
+    let decode = report.decode.iter().map(|d| (d.batch, d.tok_s)).collect();
+    let unix_time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |t| t.as_secs());
+    let BackendInfo { device, threads, .. } = backend;
+    let (model, isa) = (model.clone(), (*isa).to_owned());
+    let record = ThroughputRecord { model, device, isa, threads, unix_time, decode };
+    match record.write(&path) {
+        Ok(()) => output::note(format_args!("recorded in {}", path.display())),
+        Err(error) => output::note(format_args!("warning: not recorded: {error}")),
+    }
 }
 
 /// Checks the numbers asked for, and says what memory they need.

@@ -7,4 +7,5 @@ pub mod inspect;
 pub mod logits;
 pub mod perplexity;
 pub mod run;
+pub mod serve;
 pub mod tokenize;

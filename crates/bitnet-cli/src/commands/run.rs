@@ -83,7 +83,7 @@ fn complete(
     checkpoint: &Checkpoint,
     mut print: impl FnMut(u32) -> io::Result<()>,
 ) -> Result<Generated, CliError> {
-    let text = checkpoint.tokenizer.clone().map(|t| Arc::new(VisibleText(t)) as Arc<dyn TokenText>);
+    let text = checkpoint.tokenizer.clone().map(|t| Arc::new(t) as Arc<dyn TokenText>);
     let mut failed = None;
     let each = |token| match print(token) {
         Ok(()) => ControlFlow::Continue(()),
@@ -157,17 +157,6 @@ fn prompt(args: &RunArgs, checkpoint: &Checkpoint) -> Result<Vec<u32>, CliError>
         return Err(CliError::usage("the prompt is empty", "PROMPT", "give at least one character"));
     }
     Ok(ids)
-}
-
-/// The text of tokens that a reader sees: control tokens have none.
-struct VisibleText(Tokenizer);
-
-impl TokenText for VisibleText {
-    fn append_bytes(&self, token: u32, out: &mut Vec<u8>) {
-        if !self.0.is_special(token) {
-            out.extend_from_slice(self.0.token_bytes(token).unwrap_or_default());
-        }
-    }
 }
 
 /// Writes tokens to stdout as they come: as text, or as ids if there is no tokenizer.

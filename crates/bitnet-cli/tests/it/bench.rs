@@ -1,4 +1,6 @@
-use crate::bitnet::bitnet;
+use bitnet_inference::ThroughputRecord;
+
+use crate::bitnet::{bitnet, command};
 
 #[test]
 fn speeds_come_for_every_length_and_batch_asked_for() {
@@ -23,6 +25,21 @@ fn speeds_come_for_every_length_and_batch_asked_for() {
     // All ternary matrices of two layers at 2 bits with a scale a row, the bf16 head and the norms.
     let layer = (256 + 2 * 128 + 256 + 3 * 768) * 256 / 4;
     assert!(report["weight_bytes"].as_u64().unwrap() > 2 * layer + 512 * 256 * 2);
+}
+
+#[test]
+fn decode_speeds_are_recorded_for_the_throughput_factor() {
+    let cache = tempfile::tempdir().unwrap();
+    let mut bench =
+        command(&["bench", "synthetic:tiny", "-p", "8", "-n", "4", "-b", "1,2", "--threads", "1"]);
+    let run = bench.env("BITNET_CACHE", cache.path()).output().unwrap();
+    let told = String::from_utf8(run.stderr).unwrap();
+    let path = told.lines().find_map(|l| l.strip_prefix("recorded in ")).unwrap();
+    assert!(path.starts_with(cache.path().to_str().unwrap()), "{path}");
+    let record = ThroughputRecord::read(path.as_ref()).unwrap().unwrap();
+    assert_eq!((record.model.as_str(), record.threads), ("synthetic:tiny", 1));
+    assert!(record.factor(2).unwrap() > 0.0);
+    assert_eq!(record.factor(4), None);
 }
 
 #[test]

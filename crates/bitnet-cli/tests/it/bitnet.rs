@@ -69,7 +69,7 @@ pub fn bitnet_reading<S: AsRef<str>>(input: &str, args: &[S]) -> Outcome {
 /// The binary with arguments, not started.
 pub fn command<S: AsRef<str>>(args: &[S]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_bitnet"));
-    command.args(args.iter().map(AsRef::as_ref));
+    command.args(args.iter().map(AsRef::as_ref)).env("BITNET_CACHE", env!("CARGO_TARGET_TMPDIR"));
     command
 }
 

@@ -18,3 +18,14 @@ fn too_little_memory_names_the_least_that_works_and_that_works() {
     let one_less = (least.parse::<u64>().unwrap() - 1).to_string();
     args(&one_less).failure(1);
 }
+
+#[cfg(target_os = "linux")]
+#[test]
+fn f23_the_peak_stays_within_the_memory_allowed() {
+    for (model, allowed) in [("synthetic:125m", 130_000_000_u64), ("synthetic:125m", 260_000_000)] {
+        let memory = allowed.to_string();
+        let args = ["bench", model, "-p", "600", "-n", "8", "-b", "8", "--memory", &memory, "--json"];
+        let peak = bitnet(&args).json()["peak_memory_bytes"].as_u64().unwrap();
+        assert!(peak <= allowed + allowed / 20, "{peak} of {allowed}");
+    }
+}

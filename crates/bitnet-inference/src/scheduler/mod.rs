@@ -19,7 +19,7 @@ pub use commit::{Drawn, RunOutcome, StepOutcome};
 pub use plan::{Plan, PlannedRun};
 
 use crate::blocks::BlockPool;
-use crate::pace::{BatchSizing, Pace};
+use crate::pace::{BatchSizing, Pace, StepLoad};
 use crate::sequence::{SeqId, Sequence};
 use crate::{FinishReason, Request, RequestError, StopMatcher, TokenLogprobs, TokenText};
 
@@ -266,6 +266,21 @@ impl Scheduler {
     /// Batch size and step times.
     pub fn pace(&self) -> &Pace {
         &self.pace
+    }
+
+    /// What it was made with.
+    pub fn config(&self) -> &SchedulerConfig {
+        &self.config
+    }
+
+    /// Whether any decision depends on how long steps take.
+    pub fn paces_itself(&self) -> bool {
+        self.config.max_draft > 0 || matches!(self.config.sizing, BatchSizing::Auto { .. })
+    }
+
+    /// Learns how long a step took that was none of its own.
+    pub fn learn(&mut self, load: StepLoad, micros: u64) {
+        self.pace.model.observe(load, micros);
     }
 
     /// End tokens of the model.

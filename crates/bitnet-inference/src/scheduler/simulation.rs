@@ -68,6 +68,8 @@ struct Met {
     timeout: usize,
     fault: usize,
     accepted: usize,
+    /// Choices that were cancelled or ran out of time, not schedules.
+    cut_short: usize,
 }
 
 struct World {
@@ -374,18 +376,21 @@ impl World {
         world.settle()?;
         let counts = world.scheduler.counts();
         let ended = |matches: fn(&Result<End, RequestError>) -> bool| {
-            usize::from(world.told.values().filter_map(|t| t.end.as_ref()).any(matches))
+            world.told.values().filter_map(|t| t.end.as_ref()).filter(|e| matches(e)).count()
         };
+        let cancelled = ended(|e| matches!(e, Ok(End { finish: FinishReason::Cancelled, .. })));
+        let timed_out = ended(|e| matches!(e, Err(RequestError::Timeout)));
         Ok(Met {
             preemption: usize::from(counts.preemptions > 0),
             prefix: usize::from(counts.prefix_hits > 0),
             copy: usize::from(counts.copied_blocks > 0),
-            cancel: ended(|e| matches!(e, Ok(End { finish: FinishReason::Cancelled, .. }))),
+            cancel: usize::from(cancelled > 0),
             split: usize::from(counts.split_prompts > 0),
             pause: usize::from(world.paused),
-            timeout: ended(|e| matches!(e, Err(RequestError::Timeout))),
+            timeout: usize::from(timed_out > 0),
             fault: usize::from(world.stepper.faults().failed_forwards > 0),
             accepted: usize::from(counts.accepted > 0),
+            cut_short: cancelled + timed_out,
         })
     }
 }
@@ -414,17 +419,20 @@ fn quietly<T>(run: impl FnOnce() -> T) -> T {
 
 #[test]
 fn random_schedules_give_every_request_what_it_gets_alone() {
-    let (seeds, mut met) = (seeds(), [0; 9]);
+    let (seeds, mut met, mut cut) = (seeds(), [0; 9], 0);
     for seed in 0..seeds {
-        let Met { preemption, prefix, copy, cancel, split, pause, timeout, fault, accepted } =
+        let Met { preemption, prefix, copy, cancel, split, pause, timeout, fault, accepted, cut_short } =
             quietly(|| catch_unwind(|| World::run(seed, None)))
                 .unwrap_or_else(|panic| Err(crate::step::panic_message(panic.as_ref())))
                 .unwrap_or_else(|error| panic!("seed {seed}: {error}"));
         let this = [preemption, prefix, copy, cancel, split, pause, timeout, fault, accepted];
         met.iter_mut().zip(this).for_each(|(met, this)| *met += this);
+        cut += cut_short;
     }
     println!("of {seeds}: preemption, prefix, copy, cancel, split, pause, timeout, fault, accepted: {met:?}");
+    println!("{cut} choices were cancelled or ran out of time");
     assert!(met.iter().all(|&m| m * 20 >= seeds as usize), "some are met by fewer than 5 %: {met:?}");
+    assert!(cut as u64 >= seeds, "{cut} cancels and time-outs: fewer than schedules");
 }
 
 #[test]

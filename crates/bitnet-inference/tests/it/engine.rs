@@ -1,10 +1,12 @@
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use bitnet_inference::sim::{HashModel, mix};
 use bitnet_inference::{
     BatchSizing, Counter, Elapsed, Engine, EngineConfig, FinishReason, GenerationConfig, InvalidRequest,
-    Measure, Output, Request, RequestError, RequestHandle, StartError, SubmitError, Update,
+    Measure, Output, Request, RequestError, RequestHandle, StartError, StepLoad, StepModel, Stepper,
+    SubmitError, TokenText, Update,
 };
 
 use bitnet_model::{Batch, ForwardError, Limits, Logits};
@@ -150,6 +152,21 @@ fn the_second_of_two_prompts_computes_its_own_tail_only() {
     let salted = Request { salt: 1, ..Request::new(second, greedy(1)) };
     tokens(engine.submit(salted).unwrap());
     assert_eq!(counts.tokens.load(Relaxed) - before, 203 - 192 + 203, "another salt shares nothing");
+}
+
+#[test]
+fn f12_of_two_prompts_that_share_512_tokens_the_second_computes_a_block_and_its_tail_at_most() {
+    let model = HashModel::new(VOCAB, 1024, limits());
+    let counts = model.counts();
+    let engine = Engine::start(model, config()).unwrap();
+    let shared: Vec<u32> = (0..512).map(|p| p * p % 47).collect();
+    for (tail, most) in [(20, 512 + 20 + 2), (37, Batch::BLOCK_TOKENS + 37 + 2)] {
+        let before = counts.tokens.load(Relaxed);
+        let prompt = [&shared[..], &vec![tail as u32; tail]].concat();
+        assert_eq!(tokens(engine.submit(Request::new(prompt, greedy(3))).unwrap()).len(), 3);
+        let computed = counts.tokens.load(Relaxed) - before;
+        assert!(computed <= most, "{computed} of {most}");
+    }
 }
 
 #[test]
@@ -307,7 +324,7 @@ fn f18_dropping_the_engine_under_load_ends_every_handle_with_an_error() {
 
 #[test]
 fn f19_a_full_queue_refuses_or_waits_as_asked() {
-    let gate = std::sync::Arc::new(parking_lot::Mutex::new(()));
+    let gate = Arc::new(parking_lot::Mutex::new(()));
     let inner = gate.clone();
     let hook = move |_: &Batch, logits: Option<&mut Logits>| {
         if logits.is_none() {
@@ -427,6 +444,56 @@ fn f32_errors_can_be_sent_between_threads() {
     check::<ForwardError>();
 }
 
+/// Fails for one token, as a table of a tokenizer might.
+struct Torn;
+
+impl TokenText for Torn {
+    fn append_bytes(&self, token: u32, out: &mut Vec<u8>) {
+        assert_ne!(token, 13, "planted");
+        out.push(b'a' + token as u8);
+    }
+}
+
+#[test]
+fn f16_after_a_panic_in_the_bookkeeping_the_engine_fails_what_runs_and_serves_the_rest() {
+    let (engine, _) = engine(EngineConfig { text: Some(Arc::new(Torn)), max_draft: 2, ..config() });
+    let stops = |logit_bias| GenerationConfig { stop_strings: vec!["zz".into()], logit_bias, ..greedy(20) };
+    for round in 0..3 {
+        let poisoned = Request::new([1, 2], stops(vec![(13, 100.0)]));
+        let failed = engine.submit(poisoned).unwrap().wait();
+        assert!(
+            matches!(&failed, Err(RequestError::Panic { message }) if message.contains("planted")),
+            "{failed:?}"
+        );
+        let fine = Request::new([3, round], stops(vec![(13, -100.0)]));
+        let done = engine.submit(fine).unwrap().wait().unwrap();
+        assert_eq!(done.choices[0].tokens.len(), 20);
+        assert_eq!(engine.metrics().snapshot().get(Counter::Restarts), u64::from(round) + 1);
+    }
+    assert!(engine.shutdown(SOON).complete);
+    assert_eq!(engine.status().kv_used, 0);
+}
+
+#[test]
+fn f19_a_large_group_enters_as_far_as_there_is_room_beside_others() {
+    let each = Duration::from_millis(1);
+    let (engine, _) =
+        slow_engine(EngineConfig { max_batch_size: 1, max_queued_requests: 4, ..config() }, each);
+    let first = engine.submit(Request::new([1], greedy(500))).unwrap();
+    let second = engine.submit_timeout(Request::new([2], greedy(1)), SOON).unwrap();
+    std::thread::scope(|scope| {
+        let group = scope.spawn(|| engine.submit_all((0..9).map(|i| Request::new([i], greedy(2))).collect()));
+        let begun = Instant::now();
+        while engine.status().waiting < 4 {
+            assert!(begun.elapsed() < SOON, "{:?}", engine.status());
+            std::thread::yield_now();
+        }
+        first.cancel();
+        assert_eq!(tokens(second).len(), 1);
+        assert_eq!(group.join().unwrap().unwrap().into_iter().map(|h| tokens(h).len()).sum::<usize>(), 18);
+    });
+}
+
 #[test]
 fn an_engine_without_room_for_anything_does_not_start() {
     let start = |config| Engine::start(HashModel::new(VOCAB, CONTEXT, limits()), config).err();
@@ -461,6 +528,21 @@ fn a_thousand_cancels_lose_double_and_leak_nothing() {
     let snapshot = engine.metrics().snapshot();
     let ended = [Counter::Finished, Counter::Cancelled, Counter::Failed].map(|c| snapshot.get(c));
     assert_eq!((ended.iter().sum::<u64>(), ended[2]), (1000, 0));
+}
+
+#[test]
+fn f20_calibration_learns_the_times_of_steps_before_any_request() {
+    let hook = |batch: &Batch, logits: Option<&mut Logits>| {
+        if logits.is_none() {
+            std::thread::sleep(Duration::from_millis(2) * batch.tokens().len() as u32);
+        }
+        Ok(())
+    };
+    let model = HashModel::new(VOCAB, CONTEXT, limits()).with_hook(Box::new(hook));
+    let (mut stepper, mut times) = (Stepper::new(Box::new(model)), StepModel::default());
+    stepper.calibrate(16, |load, micros| times.observe(load, micros));
+    let of = |decodes| times.predict(StepLoad { decodes, context: 32 * decodes, prefill: 0 }).unwrap();
+    assert!(of(8) > 12e3 && of(16) > 24e3 && of(16) > 1.5 * of(8), "{} {}", of(8), of(16));
 }
 
 #[test]

@@ -10,3 +10,4 @@ mod processor;
 mod real;
 mod sampler;
 mod support;
+mod traces;

@@ -7,9 +7,10 @@ use std::time::Duration;
 use bitnet_inference::sim::{Counts, HashModel, Oracle};
 use bitnet_inference::{
     BatchError, BenchmarkError, Counter, FinishReason, GenerationConfig, GenerationError, GpuInferenceEngine,
-    InvalidRequest, Measure, PaddedBatch, RequestError, SubmitError, Update, batch_generate,
-    batch_generate_gpu, forward_batch, prefill_batch,
+    InvalidRequest, Measure, PaddedBatch, RequestError, SubmitError, ThroughputRecord, Update,
+    batch_generate, batch_generate_gpu, forward_batch, prefill_batch,
 };
+use bitnet_kernels::BackendInfo;
 use bitnet_model::{Batch, Logits};
 
 use crate::support::*;
@@ -214,6 +215,29 @@ fn f28_the_throughput_factor_is_what_was_measured_and_unknown_before() {
     assert_eq!(gpu.batch_throughput_factor(4), Some(factor));
     assert_eq!(gpu.batch_throughput_factor(1), Some(1.0));
     assert_eq!(gpu.batch_throughput_factor(8), None);
+}
+
+#[test]
+fn f28_a_record_of_the_same_backend_gives_the_factor_and_one_of_another_does_not() {
+    let (gpu, _) = gpu();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("deep/record.json");
+    assert!(!gpu.read_throughput_record(&path).unwrap());
+    let BackendInfo { device, isa, threads } = gpu.engine().backend().clone();
+    let decode = vec![(1, 10.0), (8, 35.0)];
+    let record =
+        ThroughputRecord { model: "m".into(), device, isa: isa.into(), threads, unix_time: 1, decode };
+    record.write(&path).unwrap();
+    assert_eq!(ThroughputRecord::read(&path).unwrap(), Some(record.clone()));
+    assert!(gpu.read_throughput_record(&path).unwrap());
+    let factors = [1, 8, 4].map(|size| gpu.batch_throughput_factor(size));
+    assert_eq!(factors, [Some(1.0), Some(3.5), None]);
+    ThroughputRecord { threads: threads + 1, ..record }.write(&path).unwrap();
+    assert!(!gpu.read_throughput_record(&path).unwrap());
+    assert_eq!(gpu.batch_throughput_factor(8), None);
+    std::fs::write(&path, "{").unwrap();
+    let error = gpu.read_throughput_record(&path).unwrap_err().to_string();
+    assert!(error.contains("record.json") && error.contains("bitnet bench"), "{error}");
 }
 
 #[test]

@@ -1,6 +1,9 @@
 use super::{Buffer, Driver, Gpu, GpuError};
 use crate::{BLOCK_TOKENS, KvShape};
 
+/// Widest head that the attention kernels take.
+pub(super) const MAX_HEAD_DIM: usize = 256;
+
 /// Keys and values of one layer, bf16 `[block][kv_head][64][stride]` each. What pads a head is zero. Values are
 /// finite: those that are not are stored as the largest, because a masked key's weight is zero and zero times
 /// its value must be zero.
@@ -24,7 +27,13 @@ pub struct Rope {
 
 impl<D: Driver> Gpu<D> {
     /// An empty cache.
+    ///
+    /// # Errors
+    /// If there is not the memory, or no kernel for heads as wide.
     pub fn kv(&mut self, shape: KvShape) -> Result<Kv, GpuError> {
+        if shape.head_dim > MAX_HEAD_DIM {
+            return Err(GpuError::HeadTooWide { head_dim: shape.head_dim, limit: MAX_HEAD_DIM });
+        }
         let stride = shape.head_dim.next_multiple_of(8);
         let bytes = 2 * shape.blocks * shape.kv_heads * BLOCK_TOKENS * stride;
         let keys = self.alloc(bytes, "cached keys")?;

@@ -82,6 +82,14 @@ pub enum GpuError {
         /// Size of one block's shared memory.
         limit: u32,
     },
+    /// Heads that no attention kernel has room for.
+    #[error("heads are {head_dim} wide, the GPU's kernels take up to {limit}: use --device cpu")]
+    HeadTooWide {
+        /// Width of a head.
+        head_dim: usize,
+        /// The widest that the kernels take.
+        limit: usize,
+    },
     /// The GPU failed, and what it holds is lost.
     #[error("the GPU failed in {during}: {reason}; load the model anew")]
     Failed {

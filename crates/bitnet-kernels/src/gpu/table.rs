@@ -68,7 +68,7 @@ kernels! {
     ATTENTION_MERGE_D128 = "sm80_attention_merge_d128_f32": block 64, shared 0, registers 40, conflicts 0, machine ["FFMA"];
     ATTENTION_R16_D256 = "sm80_attention_r16_d256_bf16": block 128, shared 0, registers 168, conflicts 0,
         machine ["HMMA.16816.F32.BF16", "LDSM.16.M88.4", "LDGSTS.E.BYPASS", "LDSM.16.MT88.4"];
-    ATTENTION_R64_D256 = "sm80_attention_r64_d256_bf16": block 128, shared 0, registers 255, conflicts 0,
+    ATTENTION_R32_D256 = "sm80_attention_r32_d256_bf16": block 128, shared 0, registers 255, conflicts 0,
         machine ["HMMA.16816.F32.BF16", "LDSM.16.M88.4", "LDGSTS.E.BYPASS", "LDSM.16.MT88.4"];
     ATTENTION_MERGE_D256 = "sm80_attention_merge_d256_f32": block 64, shared 0, registers 40, conflicts 0, machine ["FFMA"];
     NORM_QUANTIZE = "sm80_norm_quantize_s8": block 256, shared 4160, registers 40, conflicts 0,

@@ -16,10 +16,16 @@ pub(super) enum Upload {
     Positions,
     /// u32 `[n]`: `64 * block + slot` of the tokens' keys and values.
     Slots,
+    /// u32: the block lists of all runs.
+    Blocks,
+    /// u32 `[8]` for each block of threads that attends for few rows: its piece of a run.
+    FewRows,
+    /// The same for many rows.
+    ManyRows,
 }
 
 /// How many kinds there are.
-const KINDS: usize = Upload::Slots as usize + 1;
+const KINDS: usize = Upload::ManyRows as usize + 1;
 
 /// What lies on the device.
 #[derive(Debug, Default)]

@@ -1,9 +1,11 @@
 //! One operation a file: which kernel, how many blocks, which arguments.
 
 mod advance;
+mod attention;
 mod bit_linear;
 mod copy_block;
 mod embed;
+mod logits;
 mod norm_quantize;
 mod norm_rows;
 mod rope_store;

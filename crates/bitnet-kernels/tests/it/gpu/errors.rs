@@ -28,14 +28,15 @@ fn a_gpu_or_driver_too_old_for_the_kernels_is_refused_with_its_cure() {
 
 #[test]
 fn too_little_memory_names_what_it_was_for() {
-    let mut gpu = Gpu::new(Simulator::with(|info| info.memory = 8 << 20)).unwrap();
-    let bytes = gpu.driver().free_memory().unwrap() / 2 + 16;
-    let kept = gpu.alloc(bytes, "a test").unwrap();
-    let free = gpu.driver().free_memory().unwrap();
-    let full = gpu.alloc(bytes, "a larger test").err().unwrap();
-    assert_eq!(full, GpuError::OutOfMemory { what: "a larger test", bytes, free });
+    let mut whole = 0;
+    let mut gpu = Gpu::new(Simulator::with(|info| whole = info.memory)).unwrap();
+    let taken = whole - gpu.driver().free_memory().unwrap();
+    let mut gpu = Gpu::new(Simulator::with(|info| info.memory = taken + (1 << 20))).unwrap();
+    let kept = gpu.rows(128, 1024, RowsKind::Residual).unwrap();
+    let full = gpu.rows(256, 1024, RowsKind::Residual).err().unwrap();
+    assert_eq!(full, GpuError::OutOfMemory { what: "activations", bytes: 1 << 20, free: 1 << 19 });
     drop(kept);
-    assert!(gpu.alloc(bytes, "a larger test").is_ok(), "dropped memory is there again");
+    assert!(gpu.rows(256, 1024, RowsKind::Residual).is_ok(), "dropped memory is there again");
 }
 
 #[test]

@@ -1,7 +1,9 @@
 //! The GPU backend on the simulator, and its errors without a GPU.
 
 mod advance;
+mod attention;
 mod bit_linear;
 mod embed;
 mod errors;
+mod logits;
 mod rows;

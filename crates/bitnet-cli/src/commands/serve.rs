@@ -1,0 +1,115 @@
+use std::{
+    io,
+    net::{SocketAddr, TcpListener},
+    path::Path,
+    process::exit,
+    sync::Arc,
+    time::Duration,
+};
+
+use bitnet_inference::{BatchSizing, EngineConfig};
+use bitnet_server::{App, ConnectionLimits, ServedModel, ServerConfig, Service};
+
+use crate::{
+    args::{Common, ServeArgs},
+    error::CliError,
+    load::{Want, load},
+    model_arg, output,
+};
+
+/// Most tokens in one step.
+const STEP: usize = 512;
+/// Tokens that every sequence of a batch must have room for.
+const LEAST: usize = 64;
+/// The goals that are not given when the other one is.
+const TTFT_GOAL: Duration = Duration::from_secs(5);
+const ITL_GOAL: Duration = Duration::from_millis(500);
+
+/// `bitnet serve`.
+pub fn run(common: &Common, args: &ServeArgs) -> Result<(), CliError> {
+    for (flag, value) in
+        [("--max-batch-size", args.max_batch_size), ("--max-connections", args.max_connections)]
+    {
+        if !(1..=1 << 16).contains(&value) {
+            return Err(CliError::usage(format!("{value} is no limit"), flag, "give 1 to 65536"));
+        }
+    }
+    let address = SocketAddr::new(args.host, args.port);
+    let cannot = |e: io::Error| {
+        CliError::refused(format!("cannot listen on {address}: {e}"), "--port", "use another port or --host")
+    };
+    let listener = TcpListener::bind(address).map_err(cannot)?;
+    let address = listener.local_addr().map_err(cannot)?;
+    log(args);
+
+    let config = ServerConfig {
+        api_key: args.api_key.clone().or_else(|| std::env::var("BITNET_API_KEY").ok()),
+        body_limit: args.body_limit,
+        request_timeout: args.request_timeout,
+        ttft_goal: args.ttft_goal,
+        log_prompts: args.log == "prompts",
+        ..ServerConfig::default()
+    };
+    if !args.host.is_loopback() && config.api_key.is_none() {
+        output::note("warning: whoever reaches this address can use it; --api-key asks for a key");
+    }
+    let app = App::new(config.clone());
+    let limits = ConnectionLimits { connections: args.max_connections, ..ConnectionLimits::default() };
+    let report = std::thread::scope(|scope| {
+        let loading = Arc::clone(&app);
+        // While the model is loaded, the probes say so.
+        scope.spawn(move || match service(common, args, config) {
+            Ok(service) => {
+                loading.install(service);
+                output::note(format_args!("{} is served on http://{address}/v1", args.model));
+            }
+            Err(e) => {
+                output::error(&e);
+                exit(e.exit_code().into());
+            }
+        });
+        bitnet_server::run(listener, app, limits, args.drain_timeout).map_err(cannot)
+    })?;
+    if report.complete {
+        return Ok(());
+    }
+    let what = format!("some requests did not finish within {:?}", args.drain_timeout);
+    Err(CliError::refused(what, "--drain-timeout", "give more time"))
+}
+
+fn service(common: &Common, args: &ServeArgs, config: ServerConfig) -> Result<Service, CliError> {
+    let checkpoint = model_arg::open(&args.model)?;
+    let mut model = ServedModel::of(&checkpoint).dated(Path::new(&args.model));
+    if let Some(name) = &args.name {
+        model.name.clone_from(name);
+    }
+    let context = checkpoint.spec.context;
+    let want = Want {
+        step: STEP.max(args.max_batch_size),
+        all_logits: false,
+        sequences: args.max_batch_size,
+        tokens: context,
+        least: LEAST.min(context),
+    };
+    let weights = load(common, &checkpoint, want)?.model;
+    let sizing = match (args.ttft_goal, args.itl_goal) {
+        (None, None) => BatchSizing::Fixed(args.max_batch_size),
+        (ttft, itl) => BatchSizing::Auto { ttft: ttft.unwrap_or(TTFT_GOAL), itl: itl.unwrap_or(ITL_GOAL) },
+    };
+    let engine = EngineConfig {
+        max_batch_size: args.max_batch_size,
+        max_queued_requests: args.max_queued_requests,
+        max_queued_tokens: args.max_queued_tokens,
+        sizing,
+        ..EngineConfig::default()
+    };
+    Service::start(model, Box::new(weights), engine, config)
+        .map_err(|e| CliError::refused(e, "serve", "give at least 1 for every limit"))
+}
+
+/// Lines about requests on stderr.
+fn log(args: &ServeArgs) {
+    if args.log != "off" {
+        tracing_subscriber::fmt().with_writer(io::stderr).with_ansi(false).init();
+    }
+}

@@ -1,0 +1,137 @@
+//! Recorded arrivals on a model whose steps take known times: what automatic sizing decides.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bitnet_inference::{
+    BatchSizing, Drawn, Event, Plan, Request, RunOutcome, Scheduler, SchedulerConfig, StepLoad, StepOutcome,
+};
+
+use crate::support::*;
+
+/// 2 ms, and half a millisecond for each sequence, 0.3 us for each token before it, 0.1 ms for each prompt token.
+fn micros(load: StepLoad) -> u64 {
+    2000 + 500 * load.decodes as u64 + 3 * load.context as u64 / 10 + 100 * load.prefill as u64
+}
+
+const GOAL: u64 = 10_000;
+
+/// What was decided in one step.
+#[derive(Debug, Clone, Copy)]
+struct Step {
+    begun: u64,
+    load: StepLoad,
+    batch_size: usize,
+    micros: u64,
+}
+
+struct Trace {
+    steps: Vec<Step>,
+    /// When each request was admitted and when it ended, by its number.
+    admitted: Vec<u64>,
+    ended: Vec<u64>,
+}
+
+/// Plays requests of (arrival in microseconds, prompt tokens, new tokens).
+fn play(arrivals: &[(u64, usize, usize)]) -> Trace {
+    let mut scheduler = Scheduler::new(SchedulerConfig {
+        max_running: 64,
+        max_tokens: 512,
+        max_rows: 64,
+        kv_blocks: 1000,
+        context: 4096,
+        max_draft: 0,
+        sizing: BatchSizing::Auto { ttft: Duration::from_millis(500), itl: Duration::from_micros(GOAL) },
+        slow_reader: u64::MAX,
+        eos: vec![],
+        text: None,
+    });
+    for decodes in 1..20 {
+        let load = StepLoad { decodes, context: 40 * decodes, prefill: 7 * (decodes % 4) };
+        scheduler.learn(load, micros(load));
+    }
+    let (mut now, mut next, mut steps) = (0, 0, Vec::new());
+    let (mut admitted, mut ended) = (vec![0; arrivals.len()], vec![0; arrivals.len()]);
+    let (mut plan, mut outcome) = (Plan::default(), StepOutcome::default());
+    while next < arrivals.len() || !scheduler.is_empty() {
+        while let Some(&(at, prompt, new)) = arrivals.get(next).filter(|a| a.0 <= now) {
+            // A beginning of its own, so that nothing is found computed.
+            let prompt: Vec<u32> = (0..prompt).map(|p| (p + 3 * next) as u32 % 48).collect();
+            let request = Request { salt: next as u64, ..Request::new(prompt, greedy(new)) };
+            scheduler.submit(at, next as u64, Arc::new(request), 0);
+            next += 1;
+        }
+        scheduler.tick(now);
+        if !scheduler.plan(now, &mut plan) {
+            now = arrivals[next].0;
+            continue;
+        }
+        let batch_size = scheduler.pace().batch_size();
+        outcome.micros = micros(plan.load);
+        for run in &plan.runs {
+            let from = outcome.drawn.len();
+            if run.rows > 0 {
+                outcome.drawn.push(Drawn { token: 1, logprobs: None });
+            }
+            outcome.runs.push(RunOutcome::Done(from..outcome.drawn.len()));
+        }
+        steps.push(Step { begun: now, load: plan.load, batch_size, micros: outcome.micros });
+        now += outcome.micros;
+        scheduler.commit(now, &plan, &mut outcome);
+        while let Some(event) = scheduler.next_event() {
+            match event {
+                Event::Admitted(id, waited) => admitted[id.request as usize] = waited,
+                Event::Ended(id, end) => {
+                    end.unwrap();
+                    ended[id.request as usize] = now;
+                }
+                Event::Token(..) => {}
+            }
+        }
+    }
+    Trace { steps, admitted, ended }
+}
+
+#[test]
+fn f20_a_trickle_is_served_at_once_and_moves_nothing() {
+    let arrivals: Vec<_> = (0..50).map(|i| (i * 400_000, 30, 20)).collect();
+    let trace = play(&arrivals);
+    assert!(trace.steps.iter().all(|s| s.batch_size == 4 && s.load.decodes <= 1), "{:?}", trace.steps);
+    assert!(trace.admitted.iter().all(|&waited| waited == 0));
+    // A prompt that nobody decodes beside is computed whole.
+    assert!(trace.steps.iter().all(|s| s.load.prefill == 0 || s.load.prefill == 30));
+}
+
+#[test]
+fn f20_a_burst_grows_the_batch_by_one_a_step_and_keeps_the_goal() {
+    let arrivals: Vec<_> = (0..40).map(|_| (1000, 20, 60)).collect();
+    let trace = play(&arrivals);
+    let sizes: Vec<usize> = trace.steps.iter().map(|s| s.batch_size).collect();
+    assert!(sizes.windows(2).all(|w| w[1] <= w[0] + 1), "{sizes:?}");
+    // 2 + 0.5 n ms and a little context stay within 9 ms up to 13; once requests wait longer than their own goal,
+    // the whole 10 ms are used.
+    let early = trace.steps.iter().filter(|s| s.begun < 400_000).map(|s| s.batch_size);
+    assert!((12..=14).contains(&early.max().unwrap()), "{sizes:?}");
+    assert!((14..=16).contains(sizes.iter().max().unwrap()), "{sizes:?}");
+    let over = trace.steps.iter().filter(|s| s.load.decodes > 1 && s.micros > GOAL * 5 / 4).count();
+    assert!(over * 20 <= trace.steps.len(), "{over} of {} steps break the goal", trace.steps.len());
+}
+
+#[test]
+fn f20_a_flood_with_one_long_prompt_keeps_the_goal_and_the_long_one_ends() {
+    let mut arrivals: Vec<_> = (0..120).map(|i| (i * 20_000, 20, 50)).collect();
+    arrivals.insert(30, (30 * 20_000, 2048, 10));
+    let trace = play(&arrivals);
+    let beside: Vec<&Step> =
+        trace.steps.iter().filter(|s| s.load.decodes > 1 && s.load.prefill > 0).collect();
+    assert!(beside.len() > 20);
+    let mut times: Vec<u64> = beside.iter().map(|s| s.micros).collect();
+    times.sort_unstable();
+    assert!(times[times.len() * 95 / 100] <= GOAL * 5 / 4, "{times:?}");
+    // The long prompt takes many steps, none of which holds up the others, and is done before the flood is.
+    let long = 30;
+    assert!(trace.ended[long] < *trace.ended.iter().max().unwrap());
+    let waited = trace.admitted.iter().max().unwrap();
+    assert!(*waited < 2_500_000, "waited {waited} us");
+    assert!(beside.iter().all(|s| s.load.prefill <= 80), "a prompt gets what decoding leaves of the goal");
+}

@@ -1,0 +1,148 @@
+use crate::{
+    BLOCK_TOKENS, RowsKind, Run,
+    gpu::{
+        Arg, Driver, Gpu, GpuError, Kv, Rows,
+        table::{
+            ATTENTION_MERGE_D128, ATTENTION_MERGE_D256, ATTENTION_R16_D128, ATTENTION_R16_D256,
+            ATTENTION_R32_D256, ATTENTION_R64_D128, Kernel,
+        },
+        upload::Upload,
+    },
+};
+
+/// The kernels for heads up to a width. A row is a token and one of the query heads that share a key head.
+struct Width {
+    head_dim: usize,
+    /// For blocks of [`FEW`] rows, whose warps share them; and bytes of dynamic shared memory.
+    few: (&'static Kernel, usize),
+    /// For blocks of more rows; and how many.
+    many: (&'static Kernel, usize, usize),
+    merge: &'static Kernel,
+}
+
+static WIDTHS: [Width; 2] = [
+    Width {
+        head_dim: 128,
+        few: (&ATTENTION_R16_D128, 41_472),
+        many: (&ATTENTION_R64_D128, 49_152, 64),
+        merge: &ATTENTION_MERGE_D128,
+    },
+    Width {
+        head_dim: 256,
+        few: (&ATTENTION_R16_D256, 78_336),
+        many: (&ATTENTION_R32_D256, 91_136, 32),
+        merge: &ATTENTION_MERGE_D256,
+    },
+];
+
+/// Rows of a block that takes few.
+const FEW: usize = 16;
+/// Blocks that a processor can be given at once; chunks make up to as many.
+const BLOCKS_PER_PROCESSOR: usize = 2;
+
+/// The pieces of a step's runs: for every block of threads {first token, tokens, position of the first, first of its
+/// blocks, first row, 0, 0, 0}.
+#[derive(Default)]
+struct Work {
+    pieces: Vec<[usize; 5]>,
+    /// Tiles of 64 keys that the longest piece attends to.
+    tiles: usize,
+}
+
+impl Work {
+    fn add(&mut self, run: &Run, group: usize, rows: usize) {
+        let tokens = run.tokens.len();
+        // The last rows see most keys: they begin first.
+        for first_row in (0..tokens * group).step_by(rows).rev() {
+            self.pieces.push([run.tokens.start, tokens, run.start, run.blocks.start, first_row]);
+        }
+        self.tiles = self.tiles.max((run.start + tokens).div_ceil(BLOCK_TOKENS));
+    }
+
+    fn words(&self) -> impl Iterator<Item = u32> {
+        self.pieces.iter().flat_map(|piece| piece.iter().map(|&x| x as u32).chain([0; 3]))
+    }
+}
+
+impl<D: Driver> Gpu<D> {
+    /// Causal attention of every token over its sequence's positions up to its own: queries from the first columns of
+    /// `qkv`, `out` is `[n][heads * head_dim]`.
+    pub fn attention(
+        &mut self,
+        runs: &[Run],
+        blocks: &[u32],
+        qkv: &Rows,
+        kv: &Kv,
+        out: &mut Rows,
+    ) -> Result<(), GpuError> {
+        let (kv_heads, head_dim) = (kv.shape.kv_heads, kv.shape.head_dim);
+        let heads = out.width / head_dim;
+        assert!(heads * head_dim == out.width && heads.is_multiple_of(kv_heads), "rows are whole heads");
+        assert_eq!(
+            qkv.width,
+            out.width + 2 * kv_heads * head_dim,
+            "queries, keys and values are side by side"
+        );
+        assert!(qkv.kind == RowsKind::Between && out.kind == RowsKind::Between, "heads are bf16");
+        let rows = qkv.rows.min(out.rows);
+        assert!(runs.iter().all(|run| run.tokens.end <= rows), "rows fit their buffers");
+        let group = heads / kv_heads;
+        let width = WIDTHS.iter().find(|width| head_dim <= width.head_dim);
+        let width = width.expect("a cache is made for heads that a kernel takes");
+        let (mut few, mut many) = (Work::default(), Work::default());
+        for run in runs.iter().filter(|run| !run.tokens.is_empty()) {
+            let listed = run.blocks.len() * BLOCK_TOKENS;
+            assert!(
+                run.start + run.tokens.len() <= listed && run.blocks.end <= blocks.len(),
+                "keys have blocks"
+            );
+            if run.tokens.len() == 1 || run.tokens.len() * group <= FEW {
+                few.add(run, group, FEW);
+            } else {
+                many.add(run, group, width.many.2);
+            }
+        }
+        assert!(blocks.iter().all(|&b| (b as usize) < kv.shape.blocks), "blocks are the cache's");
+        let listed = self.upload(Upload::Blocks, blocks.iter().copied())?;
+        let common = [qkv.address(), kv.keys.address(), kv.values.address(), listed];
+        let scale = 1.0 / (head_dim as f32).sqrt();
+        let sizes = [qkv.stride, out.stride, kv.stride, head_dim, group];
+        let tail: Vec<Arg> =
+            sizes.iter().map(|&size| Arg::U32(size as u32)).chain([Arg::F32(scale)]).collect();
+        if !many.pieces.is_empty() {
+            let work = self.upload(Upload::ManyRows, many.words())?;
+            let head = common.into_iter().chain([work, out.address()]).map(Arg::U64);
+            let args: Vec<Arg> = head.chain(tail.iter().copied()).collect();
+            self.launch(width.many.0, [many.pieces.len(), kv_heads, 1], width.many.1, &args)?;
+        }
+        if few.pieces.is_empty() {
+            return Ok(());
+        }
+        let work = self.upload(Upload::FewRows, few.words())?;
+        let (tiles, chunks) = self.chunks(few.pieces.len() * kv_heads, few.tiles, width.head_dim);
+        let parts = self.parts.address();
+        let head = common.into_iter().chain([work, out.address(), parts]).map(Arg::U64);
+        let split = [few.tiles, tiles].map(|size| Arg::U32(size as u32));
+        let args: Vec<Arg> = head.chain(split).chain(tail).collect();
+        self.launch(width.few.0, [few.pieces.len(), kv_heads, chunks], width.few.1, &args)?;
+        if chunks == 1 {
+            return Ok(());
+        }
+        let sizes = [few.tiles, out.stride, head_dim, group].map(|size| Arg::U32(size as u32));
+        let args: Vec<Arg> = [parts, work, out.address()].into_iter().map(Arg::U64).chain(sizes).collect();
+        self.launch(width.merge, [few.pieces.len(), kv_heads, FEW], 0, &args)
+    }
+
+    /// Tiles of 64 keys of a chunk, and how many chunks: as many as give every processor work. Parts are merged in
+    /// order, so that it changes no bit.
+    fn chunks(&mut self, blocks: usize, tiles: usize, head_dim: usize) -> (usize, usize) {
+        let places = BLOCKS_PER_PROCESSOR * self.driver.info().processors as usize;
+        // Sums of 16 rows, and the maximum and total of each.
+        let part = 4 * FEW * (head_dim + 2);
+        if blocks * tiles * part > self.parts.bytes() {
+            return (tiles, 1);
+        }
+        let chunk = tiles.div_ceil((places / blocks).clamp(1, tiles));
+        (chunk, tiles.div_ceil(chunk))
+    }
+}

@@ -1,0 +1,44 @@
+use bitnet_kernels::{RowsKind, gpu::Gpu};
+use bitnet_tensor::{BitNetTensor, DType, SharedBytes};
+use bitnet_tests::Simulator;
+use half::bf16;
+
+/// Values that bf16 holds.
+fn values(n: usize, seed: f32) -> Vec<f32> {
+    (0..n).map(|i| bf16::from_f32((i as f32 * 0.61 + seed).sin() * (1.0 + (i % 7) as f32)).to_f32()).collect()
+}
+
+fn logits(width: usize, vocab: usize, x: &[f32], table: &[f32]) -> Vec<f32> {
+    let bytes: Vec<u8> = table.iter().flat_map(|v| v.to_le_bytes()).collect();
+    let table = BitNetTensor::new(DType::F32, [vocab, width], SharedBytes::new(bytes)).unwrap();
+    let n = x.len() / width;
+    let mut gpu = Gpu::new(Simulator::default()).unwrap();
+    let table = gpu.table(&table).unwrap();
+    let mut rows = gpu.rows(n, width, RowsKind::Between).unwrap();
+    gpu.write_rows(&mut rows, x).unwrap();
+    let mut out = gpu.rows(n, vocab, RowsKind::Residual).unwrap();
+    gpu.logits(n, &rows, &table, &mut out).unwrap();
+    gpu.read_rows(&out, n).unwrap()
+}
+
+/// Each kernel, with tails of tokens, of the vocabulary and of features; and one order of additions for all.
+#[test]
+fn logits_are_dot_products_whose_bits_depend_on_no_other_token() {
+    for (width, vocab) in [(1, 1), (17, 67), (192, 130), (264, 257)] {
+        let (table, x) = (values(vocab * width, 0.3), values(70 * width, 0.7));
+        let all = logits(width, vocab, &x, &table);
+        for (t, row) in all.chunks_exact(vocab).enumerate() {
+            for (v, &logit) in row.iter().enumerate() {
+                let (a, b) = (&x[t * width..][..width], &table[v * width..][..width]);
+                let exact: f64 = a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum();
+                let size: f64 = a.iter().zip(b).map(|(&a, &b)| f64::from(a * b).abs()).sum();
+                let error = (f64::from(logit) - exact).abs();
+                assert!(error <= size * 2f64.powi(-20), "{width} x {vocab}: token {t} row {v}: {error}");
+            }
+        }
+        for n in [1, 7, 9, 32, 33] {
+            let few = logits(width, vocab, &x[x.len() - n * width..], &table);
+            assert!(few == all[all.len() - n * vocab..], "{width} x {vocab}: {n} tokens alone differ");
+        }
+    }
+}

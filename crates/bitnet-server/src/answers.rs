@@ -1,0 +1,218 @@
+//! What the engine tells about a request, as pieces of text.
+
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+
+use bitnet_inference::{FinishReason, Priority, RequestError, RequestHandle, TokenLogprobs, Update};
+use bitnet_model::{DecodeStream, Tokenizer};
+use futures_core::Stream;
+
+use crate::{
+    error::ApiError,
+    job::Job,
+    metrics::Metrics,
+    overload::{Overload, Waiting},
+    service::Service,
+    turns::Turns,
+};
+
+/// One event of a choice: a token, or its end.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Piece {
+    /// Among the choices of all prompts.
+    pub choice: usize,
+    /// Events of the choice before this one; for its end, the number of its tokens.
+    pub index: usize,
+    /// Characters of the choice before this one.
+    pub offset: usize,
+    /// The text that it completes; at the end, what belongs to no token.
+    pub text: String,
+    /// The token and its log-probabilities; none at the end.
+    pub token: Option<(u32, Option<TokenLogprobs>)>,
+    /// At the end, why.
+    pub finish: Option<&'static str>,
+}
+
+/// The answers to all prompts of a request, as they come. Dropping them cancels what has not ended.
+pub(crate) struct Answers {
+    handles: Vec<RequestHandle>,
+    /// Choices for each prompt.
+    n: usize,
+    choices: Vec<Choice>,
+    turns: Turns,
+    /// Gone with the first token.
+    waiting: Option<Waiting>,
+    record: Record,
+}
+
+/// How far a choice is.
+struct Choice {
+    text: Option<DecodeStream>,
+    tokens: usize,
+    offset: usize,
+    ended: bool,
+}
+
+impl Answers {
+    /// Submits a request. Of several prompts, all are taken or none is.
+    pub fn submit(service: &Service, job: &Job) -> Result<Answers, ApiError> {
+        let record = Record {
+            metrics: Arc::clone(&service.metrics),
+            priority: job.priority(),
+            prompt_tokens: job.prompt_tokens(),
+            tokens: 0,
+            reason: None,
+        };
+        let waiting = Overload::wait(&service.overload, job.priority());
+        let handles: Result<Vec<_>, _> =
+            job.requests.iter().map(|request| service.engine.submit(request.clone())).collect();
+        let handles = match handles {
+            Ok(handles) => handles,
+            Err(refused) => {
+                record.forget();
+                return Err(refused.into());
+            }
+        };
+        let choice = || Choice {
+            text: service.model.tokenizer.as_ref().map(Tokenizer::stream),
+            tokens: 0,
+            offset: 0,
+            ended: false,
+        };
+        let choices = (0..job.choices()).map(|_| choice()).collect();
+        let turns = Turns::new(job.choices());
+        Ok(Answers { handles, n: job.n, choices, turns, waiting: Some(waiting), record })
+    }
+
+    /// The next piece; none when all choices have ended.
+    pub async fn next(&mut self) -> Option<Result<Piece, ApiError>> {
+        std::future::poll_fn(|cx| self.poll_next(cx)).await
+    }
+
+    /// As [`Answers::next`].
+    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Piece, ApiError>>> {
+        loop {
+            if let Some(piece) = self.turns.take() {
+                return Poll::Ready(Some(Ok(piece)));
+            }
+            match ready!(self.poll_update(cx)) {
+                Some((choice, update)) => match self.piece(choice, update) {
+                    Ok(piece) => self.turns.put(piece),
+                    Err(error) => return Poll::Ready(Some(Err(error))),
+                },
+                None => return Poll::Ready(None),
+            }
+        }
+    }
+
+    /// Tokens told so far, of all choices.
+    pub fn tokens(&self) -> usize {
+        self.record.tokens
+    }
+
+    fn poll_update(&mut self, cx: &mut Context<'_>) -> Poll<Option<(usize, Update)>> {
+        let mut over = true;
+        for (prompt, handle) in self.handles.iter_mut().enumerate() {
+            match Pin::new(handle).poll_next(cx) {
+                Poll::Ready(Some(update)) => {
+                    let (Update::Token { choice, .. } | Update::Ended { choice, .. }) = update else {
+                        continue;
+                    };
+                    return Poll::Ready(Some((prompt * self.n + choice as usize, update)));
+                }
+                Poll::Ready(None) => {}
+                Poll::Pending => over = false,
+            }
+        }
+        if over { Poll::Ready(None) } else { Poll::Pending }
+    }
+
+    fn piece(&mut self, choice: usize, update: Update) -> Result<Piece, ApiError> {
+        let state = &mut self.choices[choice];
+        let (index, offset) = (state.tokens, state.offset);
+        let piece = match update {
+            Update::Token { token, logprobs, .. } => {
+                self.waiting = None;
+                self.record.tokens += 1;
+                state.tokens += 1;
+                let text = state.text.as_mut().map(|stream| stream.push(token)).unwrap_or_default();
+                Piece { choice, index, offset, text, token: Some((token, logprobs)), finish: None }
+            }
+            Update::Ended { end, .. } => {
+                let end = end.map_err(|error| self.failed(error))?;
+                let finish = match end.finish {
+                    FinishReason::Eos | FinishReason::StopToken(_) | FinishReason::StopString(_) => "stop",
+                    FinishReason::Length | FinishReason::Context => "length",
+                    // Only what is dropped is cancelled.
+                    FinishReason::Cancelled | FinishReason::Error => {
+                        return Err(self.failed(RequestError::Stopped));
+                    }
+                };
+                let state = &mut self.choices[choice];
+                let mut text = state.text.as_mut().map(DecodeStream::finish).unwrap_or_default();
+                text.push_str(&String::from_utf8_lossy(&end.tail));
+                state.ended = true;
+                if self.choices.iter().all(|c| c.ended) {
+                    // Before the client can know: whoever has seen the end finds it counted.
+                    self.record.end("complete");
+                }
+                Piece { choice, index, offset, text, token: None, finish: Some(finish) }
+            }
+            Update::Logits(_) => return Err(ApiError::fault("logits were not asked for")),
+        };
+        self.choices[choice].offset += piece.text.chars().count();
+        Ok(piece)
+    }
+
+    /// One choice that fails ends them all.
+    fn failed(&mut self, error: RequestError) -> ApiError {
+        self.record.end(match &error {
+            RequestError::Timeout => "timeout",
+            RequestError::SlowReader => "slow_reader",
+            RequestError::Stopped | RequestError::Refused(_) => "stopped",
+            _ => "fault",
+        });
+        self.handles.clear();
+        match error {
+            // It never had a place: the server had too much to do.
+            RequestError::Timeout if self.record.tokens == 0 => {
+                ApiError::busy("deadline", error, std::time::Duration::from_secs(1))
+            }
+            error => error.into(),
+        }
+    }
+}
+
+/// Counts a request once, when it ends or is dropped.
+struct Record {
+    metrics: Arc<Metrics>,
+    priority: Priority,
+    prompt_tokens: usize,
+    tokens: usize,
+    reason: Option<&'static str>,
+}
+
+impl Record {
+    fn end(&mut self, reason: &'static str) {
+        if self.reason.is_none() {
+            self.reason = Some(reason);
+            self.metrics.ended(self.priority, reason);
+            let (prompt, tokens) = (self.prompt_tokens, self.tokens);
+            tracing::info!(target: "bitnet::generation", reason, prompt, tokens);
+        }
+    }
+
+    /// It was never taken, and is counted as such elsewhere.
+    fn forget(mut self) {
+        self.reason = Some("refused");
+    }
+}
+
+impl Drop for Record {
+    fn drop(&mut self) {
+        self.end("cancelled");
+    }
+}

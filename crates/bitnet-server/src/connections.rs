@@ -1,0 +1,113 @@
+//! From sockets to requests: how many, how long, and how they end.
+
+use std::{io, net::TcpListener, pin::pin, sync::Arc, time::Duration};
+
+use axum::{Router, body::Body};
+use bitnet_inference::DrainReport;
+use hyper::server::conn::http1;
+use hyper_util::{
+    rt::{TokioIo, TokioTimer},
+    server::graceful::{GracefulShutdown, Watcher},
+    service::TowerToHyperService,
+};
+use tokio::{
+    net::TcpStream,
+    sync::{OwnedSemaphorePermit, Semaphore},
+};
+use tokio_io_timeout::TimeoutStream;
+
+use crate::{routes::router, service::App};
+
+/// Limits of connections.
+#[derive(Debug, Clone, Copy)]
+pub struct ConnectionLimits {
+    /// Most connections; further ones wait to be accepted.
+    pub connections: usize,
+    /// Longest that the head of a request may take, and that a connection may be idle between two.
+    pub header_timeout: Duration,
+    /// Longest that a client may take nothing of what is written to it.
+    pub write_timeout: Duration,
+    /// Bytes that the system keeps for a client which does not read; what it asked for pauses when they are full.
+    pub send_buffer: usize,
+}
+
+impl Default for ConnectionLimits {
+    fn default() -> Self {
+        ConnectionLimits {
+            connections: 4096,
+            header_timeout: Duration::from_secs(30),
+            write_timeout: Duration::from_secs(120),
+            send_buffer: 64 << 10,
+        }
+    }
+}
+
+/// Serves until `end` is done; then refuses new requests, finishes those there are for at most `drain`, and closes.
+/// Until everything is finished the probes answer, so that a proxy can see what happens.
+///
+/// # Errors
+/// If the listener is of no use to the runtime.
+pub async fn serve(
+    listener: TcpListener,
+    app: Arc<App>,
+    limits: ConnectionLimits,
+    drain: Duration,
+    end: impl Future<Output = ()>,
+) -> io::Result<DrainReport> {
+    listener.set_nonblocking(true)?;
+    let listener = tokio::net::TcpListener::from_std(listener)?;
+    let places = Arc::new(Semaphore::new(limits.connections));
+    let open = GracefulShutdown::new();
+    let routes = router(Arc::clone(&app));
+    let drained = pin!(async {
+        end.await;
+        tokio::task::spawn_blocking(move || app.drain(drain)).await
+    });
+    let accepting = async {
+        loop {
+            let place = Arc::clone(&places).acquire_owned().await.expect("the semaphore is never closed");
+            match listener.accept().await {
+                Ok((stream, _)) => accept(stream, place, routes.clone(), limits, open.watcher()),
+                // Out of file handles, or the client has gone: others may have more luck.
+                Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
+            }
+        }
+    };
+    let report = tokio::select! {
+        () = accepting => unreachable!("accepting never ends"),
+        drained = drained => drained.unwrap_or(DrainReport { complete: false }),
+    };
+    // All answers are there; what is left is to write them.
+    drop(listener);
+    let written = tokio::time::timeout(Duration::from_secs(5).max(drain), open.shutdown()).await;
+    Ok(DrainReport { complete: report.complete && written.is_ok() })
+}
+
+fn accept(
+    stream: TcpStream,
+    place: OwnedSemaphorePermit,
+    routes: Router,
+    limits: ConnectionLimits,
+    watcher: Watcher,
+) {
+    // A token is written when it is there.
+    let _ = stream.set_nodelay(true);
+    let _ = socket2::SockRef::from(&stream).set_send_buffer_size(limits.send_buffer);
+    let mut stream = TimeoutStream::new(stream);
+    stream.set_write_timeout(Some(limits.write_timeout));
+    let service = TowerToHyperService::new(tower::ServiceExt::map_request(
+        routes,
+        |request: hyper::Request<hyper::body::Incoming>| request.map(Body::new),
+    ));
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(limits.header_timeout)
+        .max_buf_size(64 << 10)
+        .serve_connection(TokioIo::new(Box::pin(stream)), service);
+    let connection = watcher.watch(connection);
+    tokio::spawn(async move {
+        // A client that breaks off is its own business.
+        let _ = connection.await;
+        drop(place);
+    });
+}

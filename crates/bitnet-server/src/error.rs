@@ -1,0 +1,181 @@
+use std::time::Duration;
+
+use axum::{
+    Json,
+    http::{HeaderValue, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use bitnet_inference::{InvalidConfig, InvalidRequest, RequestError, SubmitError};
+use bitnet_model::ModelError;
+use serde::Serialize;
+
+/// Why a request is not answered, as OpenAI's clients understand it.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct ApiError {
+    pub status: StatusCode,
+    pub body: ErrorBody,
+    /// When another try is likely to succeed.
+    pub retry_after: Option<Duration>,
+}
+
+/// The inside of `{"error": ...}`.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(crate) struct ErrorBody {
+    pub message: String,
+    #[serde(rename = "type")]
+    pub kind: &'static str,
+    pub param: Option<String>,
+    pub code: Option<&'static str>,
+}
+
+impl ApiError {
+    pub fn new(status: StatusCode, code: &'static str, message: impl ToString) -> Self {
+        let kind = match status {
+            StatusCode::UNAUTHORIZED => "authentication_error",
+            StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+            s if s.is_server_error() => "server_error",
+            _ => "invalid_request_error",
+        };
+        let body = ErrorBody { message: message.to_string(), kind, param: None, code: Some(code) };
+        ApiError { status, body, retry_after: None }
+    }
+
+    /// A body that is not what it should be, without a field to name.
+    pub fn malformed(message: impl ToString) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "invalid_body", message)
+    }
+
+    /// A field with a value that makes no sense.
+    pub fn field(param: impl ToString, problem: impl ToString) -> Self {
+        let (param, problem) = (param.to_string(), problem.to_string());
+        Self::new(StatusCode::BAD_REQUEST, "invalid_value", format!("{param}: {problem}")).about(param)
+    }
+
+    /// A field, or a value of one, that this server does not know.
+    pub fn unsupported(param: impl ToString, what: impl ToString) -> Self {
+        let (param, what) = (param.to_string(), what.to_string());
+        Self::new(StatusCode::BAD_REQUEST, "unsupported", format!("{param}: {what} is not supported"))
+            .about(param)
+    }
+
+    /// The server cannot take it now.
+    pub fn busy(code: &'static str, message: impl ToString, retry_after: Duration) -> Self {
+        let error = Self::new(StatusCode::TOO_MANY_REQUESTS, code, message);
+        ApiError { retry_after: Some(retry_after), ..error }
+    }
+
+    /// A fault of ours.
+    pub fn fault(message: impl ToString) -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", message)
+    }
+
+    /// The server takes nothing.
+    pub fn unavailable(code: &'static str, message: impl ToString) -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, code, message)
+    }
+
+    pub fn about(mut self, param: impl ToString) -> Self {
+        self.body.param = Some(param.to_string());
+        self
+    }
+}
+
+#[derive(Serialize)]
+pub(crate) struct Wrapped<'a> {
+    pub error: &'a ErrorBody,
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = (self.status, Json(Wrapped { error: &self.body })).into_response();
+        let headers = response.headers_mut();
+        if let Some(after) = self.retry_after {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(whole_seconds(after)));
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        response
+    }
+}
+
+/// `Retry-After` counts whole seconds: rounded up, at least one.
+fn whole_seconds(time: Duration) -> u64 {
+    (time.as_secs_f64().ceil() as u64).max(1)
+}
+
+impl From<InvalidConfig> for ApiError {
+    fn from(error: InvalidConfig) -> Self {
+        let param = match error.field {
+            "max_new_tokens" => "max_tokens",
+            "min_new_tokens" => "min_tokens",
+            "stop_strings" => "stop",
+            "logit_bias token" | "logit_bias value" => "logit_bias",
+            other => other,
+        };
+        ApiError::field(param, format!("{} is not {}", error.value, error.allowed))
+    }
+}
+
+impl From<InvalidRequest> for ApiError {
+    fn from(error: InvalidRequest) -> Self {
+        let message = error.to_string();
+        match error {
+            InvalidRequest::Config(config) => config.into(),
+            InvalidRequest::TooLong { .. } => {
+                Self::new(StatusCode::BAD_REQUEST, "context_length_exceeded", message).about("prompt")
+            }
+            InvalidRequest::NoText => ApiError::field("stop", message),
+            _ => ApiError::field("prompt", message),
+        }
+    }
+}
+
+impl From<SubmitError> for ApiError {
+    fn from(error: SubmitError) -> Self {
+        let message = error.to_string();
+        match error {
+            SubmitError::Invalid(invalid) => invalid.into(),
+            // Whoever knows the pace of the queue puts a better time here.
+            SubmitError::QueueFull { .. } => Self::busy("queue_full", message, Duration::from_secs(1)),
+            SubmitError::BacklogFull { .. } => Self::busy("backlog_full", message, Duration::from_secs(1)),
+            SubmitError::Draining => Self::unavailable("draining", message),
+            _ => Self::unavailable("stopped", message),
+        }
+    }
+}
+
+impl From<RequestError> for ApiError {
+    fn from(error: RequestError) -> Self {
+        let message = error.to_string();
+        match error {
+            RequestError::Timeout => Self::new(StatusCode::REQUEST_TIMEOUT, "timeout", message),
+            RequestError::SlowReader => Self::new(StatusCode::REQUEST_TIMEOUT, "slow_reader", message),
+            RequestError::Refused(refused) => refused.into(),
+            RequestError::Stopped => Self::unavailable("stopped", message),
+            _ => Self::fault(message),
+        }
+    }
+}
+
+impl From<ModelError> for ApiError {
+    fn from(error: ModelError) -> Self {
+        // The files are read by now: what fails is what the client sent.
+        Self::malformed(error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_to_retry_is_whole_seconds_rounded_up() {
+        for (millis, seconds) in [(0, 1), (1, 1), (1000, 1), (1001, 2), (59_500, 60)] {
+            assert_eq!(whole_seconds(Duration::from_millis(millis)), seconds);
+        }
+        let error = ApiError::busy("queue_full", "full", Duration::from_millis(2500)).into_response();
+        assert_eq!(error.status(), 429);
+        assert_eq!(error.headers()["retry-after"], "3");
+    }
+}

@@ -1,0 +1,33 @@
+//! An HTTP server for OpenAI clients over one [`Engine`](bitnet_inference::Engine); the only crate that knows async.
+//!
+//! [`Service::start`] puts a model behind it, [`App`] is what the paths share, [`router`] makes them part of any axum
+//! app, and [`run`] is a whole server with signals and drain.
+
+#![forbid(unsafe_code)]
+
+mod answers;
+mod body;
+mod connections;
+mod error;
+mod fields;
+mod generate;
+mod grammar;
+mod job;
+mod metrics;
+mod overload;
+mod position;
+mod probes;
+mod prompt;
+mod random;
+mod routes;
+mod run;
+mod sampling;
+mod service;
+mod shape;
+mod stream;
+mod turns;
+
+pub use connections::{ConnectionLimits, serve};
+pub use routes::router;
+pub use run::run;
+pub use service::{App, ServedModel, ServerConfig, Service};

@@ -1,0 +1,238 @@
+//! What is counted and measured, for Prometheus. Histograms have vLLM's edges, so that its dashboards fit.
+
+use std::sync::Arc;
+
+use bitnet_inference::{Counter, Engine, Measure, Priority, Recorder};
+use parking_lot::Mutex;
+use prometheus::{
+    Encoder, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, Opts, Registry,
+    TextEncoder,
+    core::{Atomic, Collector, GenericCounter},
+};
+
+use crate::overload::Overload;
+
+const QUEUE: &[f64] =
+    &[0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0];
+const FIRST: &[f64] = &[
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0,
+    80.0, 160.0,
+];
+const BETWEEN: &[f64] = &[
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+];
+const STEP: &[f64] =
+    &[1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 1.0, 3.0];
+const ROWS: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 24.0, 32.0, 48.0, 64.0, 96.0, 128.0, 256.0, 512.0];
+
+/// What an engine says when it is asked.
+type Ask = fn(&Engine) -> u64;
+
+/// The metrics of one served model.
+pub(crate) struct Metrics {
+    registry: Registry,
+    overload: Arc<Overload>,
+    requests: IntCounterVec,
+    rejected: IntCounterVec,
+    tokens: [IntCounter; 2],
+    steps: IntCounter,
+    pauses: IntCounter,
+    queue_time: Histogram,
+    first_token: Histogram,
+    between: Histogram,
+    whole: Histogram,
+    step: HistogramVec,
+    rows: Histogram,
+    /// What the engine keeps itself, copied when somebody asks; one at a time.
+    kept: Mutex<Kept>,
+}
+
+struct Kept {
+    gauges: Vec<(IntGauge, Ask)>,
+    counters: Vec<(IntCounter, Ask)>,
+    usage: prometheus::Gauge,
+}
+
+impl Metrics {
+    pub fn new(model: &str, overload: Arc<Overload>) -> Self {
+        let labels = [("model".to_owned(), model.to_owned())].into();
+        let registry = Registry::new_custom(None, Some(labels)).expect("one label");
+        let r = &registry;
+        let build = gauge(r, "bitnet_build_info", &format!("Version {}.", env!("CARGO_PKG_VERSION")));
+        build.set(1);
+        let usage = prometheus::Gauge::new("vllm:kv_cache_usage_perc", "Part of the cache in use, 0 to 1.");
+        let usage = registered(r, usage.expect("a valid name"));
+        let opts = |name, help| Opts::new(name, help);
+        let requests = opts("bitnet_requests_total", "Requests that have ended, by class and by how.");
+        let rejected = opts("bitnet_requests_rejected_total", "Requests that were not taken, by why.");
+        Metrics {
+            requests: registered(r, IntCounterVec::new(requests, &["class", "reason"]).expect("valid")),
+            rejected: registered(r, IntCounterVec::new(rejected, &["reason"]).expect("valid")),
+            tokens: [
+                counter(r, "bitnet_prompt_tokens_total", "Tokens of the prompts taken."),
+                counter(r, "bitnet_generation_tokens_total", "Tokens generated."),
+            ],
+            steps: counter(r, "bitnet_steps_total", "Forward passes."),
+            pauses: counter(r, "bitnet_slow_reader_pauses_total", "Times a request paused for its reader."),
+            queue_time: histogram(r, "bitnet_queue_time_seconds", "Waiting for a place in a batch.", QUEUE),
+            first_token: histogram(
+                r,
+                "bitnet_time_to_first_token_seconds",
+                "From submission to the first token.",
+                FIRST,
+            ),
+            between: histogram(
+                r,
+                "bitnet_inter_token_latency_seconds",
+                "Between two tokens of a choice.",
+                BETWEEN,
+            ),
+            whole: histogram(r, "bitnet_e2e_latency_seconds", "From submission to the end.", QUEUE),
+            step: {
+                let what = "Parts of a step: plan, compute (forward pass and sampling), commit.";
+                let opts = HistogramOpts::new("bitnet_step_seconds", what).buckets(STEP.to_vec());
+                registered(r, HistogramVec::new(opts, &["phase"]).expect("valid"))
+            },
+            rows: histogram(r, "bitnet_step_rows", "Sequences in a step.", ROWS),
+            kept: Mutex::new(Kept { gauges: gauges(r), counters: counters(r), usage }),
+            registry,
+            overload,
+        }
+    }
+
+    /// A request has ended.
+    pub fn ended(&self, priority: Priority, reason: &str) {
+        let class = match priority {
+            Priority::Interactive => "interactive",
+            Priority::Normal => "normal",
+            Priority::Background => "batch",
+        };
+        self.requests.with_label_values(&[class, reason]).inc();
+    }
+
+    /// A request was not taken.
+    pub fn rejected(&self, reason: &str) {
+        self.rejected.with_label_values(&[reason]).inc();
+    }
+
+    /// Everything, in Prometheus' text format.
+    pub fn text(&self, engine: &Engine) -> String {
+        let kept = self.kept.lock();
+        for (gauge, value) in &kept.gauges {
+            gauge.set(value(engine).cast_signed());
+        }
+        for (counter, value) in &kept.counters {
+            set(counter, value(engine));
+        }
+        let status = engine.status();
+        kept.usage.set(status.kv_used as f64 / status.kv_blocks.max(1) as f64);
+        let mut text = Vec::new();
+        let written = TextEncoder::new().encode(&self.registry.gather(), &mut text);
+        written.expect("memory takes everything");
+        String::from_utf8_lossy(&text).into_owned()
+    }
+}
+
+/// Where the engine reports to, on its own thread.
+impl Recorder for Metrics {
+    fn add(&self, counter: Counter, by: u64) {
+        match counter {
+            Counter::PromptTokens => self.tokens[0].inc_by(by),
+            Counter::GeneratedTokens => self.tokens[1].inc_by(by),
+            Counter::Steps => self.steps.inc_by(by),
+            Counter::Pauses => self.pauses.inc_by(by),
+            _ => {}
+        }
+    }
+
+    fn observe(&self, measure: Measure, value: f64) {
+        match measure {
+            Measure::QueueTime => {
+                self.queue_time.observe(value);
+                self.overload.admitted(value);
+            }
+            Measure::FirstToken => {
+                self.first_token.observe(value);
+                self.overload.first_token(value);
+            }
+            Measure::InterToken => self.between.observe(value),
+            Measure::EndToEnd => self.whole.observe(value),
+            Measure::StepPlan => self.step.with_label_values(&["plan"]).observe(value),
+            Measure::StepCompute => self.step.with_label_values(&["compute"]).observe(value),
+            Measure::StepCommit => self.step.with_label_values(&["commit"]).observe(value),
+            Measure::BatchSize => self.rows.observe(value),
+            _ => {}
+        }
+    }
+}
+
+fn gauges(r: &Registry) -> Vec<(IntGauge, Ask)> {
+    let running: Ask = |e| e.status().running as u64;
+    let waiting: Ask = |e| e.queue().requests as u64;
+    vec![
+        (gauge(r, "bitnet_requests_running", "Sequences in the batch."), running),
+        (gauge(r, "bitnet_requests_waiting", "Requests without a place in a batch yet."), waiting),
+        (gauge(r, "vllm:num_requests_running", "As bitnet_requests_running."), running),
+        (gauge(r, "vllm:num_requests_waiting", "As bitnet_requests_waiting."), waiting),
+        (gauge(r, "bitnet_queue_tokens", "Prompt tokens of waiting requests."), |e| e.queue().tokens as u64),
+        (gauge(r, "bitnet_batch_target", "Sequences that the batch would hold now."), |e| {
+            e.status().batch_size as u64
+        }),
+        (gauge(r, "bitnet_kv_blocks_total", "Blocks of the key-value cache."), |e| {
+            e.status().kv_blocks as u64
+        }),
+        (gauge(r, "bitnet_kv_blocks_used", "Blocks in use."), |e| e.status().kv_used as u64),
+    ]
+}
+
+fn counters(r: &Registry) -> Vec<(IntCounter, Ask)> {
+    vec![
+        (counter(r, "bitnet_preemptions_total", "Sequences that had to give their blocks back."), |e| {
+            e.status().scheduler.preemptions
+        }),
+        (counter(r, "bitnet_recomputed_tokens_total", "Tokens computed again after that."), |e| {
+            e.status().scheduler.recomputed_tokens
+        }),
+        (counter(r, "bitnet_prefix_cache_queries_tokens_total", "Tokens looked for in the cache."), |e| {
+            e.status().scheduler.prefix_tokens
+        }),
+        (counter(r, "bitnet_prefix_cache_hits_tokens_total", "Tokens found there."), |e| {
+            e.status().scheduler.prefix_hits
+        }),
+        (counter(r, "bitnet_spec_drafted_tokens_total", "Tokens guessed ahead."), |e| {
+            e.status().scheduler.drafted
+        }),
+        (counter(r, "bitnet_spec_accepted_tokens_total", "Guessed tokens that were right."), |e| {
+            e.status().scheduler.accepted
+        }),
+        (counter(r, "bitnet_row_faults_total", "Sequences that failed alone."), |e| {
+            e.status().faults.failed_sequences
+        }),
+        (counter(r, "bitnet_step_faults_total", "Forward passes that failed."), |e| {
+            e.status().faults.failed_forwards
+        }),
+    ]
+}
+
+fn registered<C: Collector + Clone + 'static>(registry: &Registry, metric: C) -> C {
+    registry.register(Box::new(metric.clone())).expect("names differ");
+    metric
+}
+
+fn counter(r: &Registry, name: &str, help: &str) -> IntCounter {
+    registered(r, IntCounter::new(name, help).expect("a valid name"))
+}
+
+fn gauge(r: &Registry, name: &str, help: &str) -> IntGauge {
+    registered(r, IntGauge::new(name, help).expect("a valid name"))
+}
+
+fn histogram(r: &Registry, name: &str, help: &str, edges: &[f64]) -> Histogram {
+    let opts = HistogramOpts::new(name, help).buckets(edges.to_vec());
+    registered(r, Histogram::with_opts(opts).expect("a valid name"))
+}
+
+fn set<P: Atomic<T = u64>>(counter: &GenericCounter<P>, value: u64) {
+    counter.reset();
+    counter.inc_by(value);
+}

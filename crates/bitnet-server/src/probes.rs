@@ -1,0 +1,156 @@
+//! Small endpoints: is it there, what does it serve, how does it count.
+
+use std::{fmt::Write, sync::Arc};
+
+use axum::{
+    Json,
+    extract::{Path, Request, State},
+    http::{StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use serde_json::{Value, json};
+
+use crate::{
+    body::read_json,
+    error::ApiError,
+    fields::Fields,
+    generate::blocking,
+    job::unknown_model,
+    prompt,
+    service::{App, ServedModel},
+};
+
+/// `GET /`: a page to talk to the model.
+pub(crate) async fn page() -> impl IntoResponse {
+    let own = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; \
+               base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+    let headers = [
+        (header::CONTENT_TYPE, "text/html; charset=utf-8"),
+        (header::CONTENT_SECURITY_POLICY, own),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    ];
+    (headers, include_str!("chat.html"))
+}
+
+/// `GET /live`: the process answers.
+pub(crate) async fn live() -> Json<Value> {
+    Json(json!({"status": "live"}))
+}
+
+/// `GET /ready`: requests are taken, or why not.
+pub(crate) async fn ready(State(app): State<Arc<App>>) -> Response {
+    match app.service() {
+        Ok(_) => Json(json!({"status": "ready"})).into_response(),
+        Err(error) => error.into_response(),
+    }
+}
+
+/// `GET /health`: as `/ready`, with what is going on.
+pub(crate) async fn health(State(app): State<Arc<App>>) -> Response {
+    let Some(service) = app.loaded() else { return ready(State(app)).await };
+    let (open, status, queue) = (service.engine.is_open(), service.engine.status(), service.engine.queue());
+    let told = json!({
+        "status": if open { "ready" } else { "stopped" },
+        "model": service.model.name,
+        "running": status.running,
+        "waiting": queue.requests,
+        "kv_blocks": status.kv_blocks,
+        "kv_used": status.kv_used,
+    });
+    let code = if open { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    (code, Json(told)).into_response()
+}
+
+/// `GET /metrics`.
+pub(crate) async fn metrics(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
+    // What has stopped can still be asked how far it came.
+    let Some(service) = app.loaded() else { return app.service().map(|_| StatusCode::OK.into_response()) };
+    let text = service.metrics.text(&service.engine);
+    Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response())
+}
+
+/// `GET /v1/models`.
+pub(crate) async fn models(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
+    let service = app.service()?;
+    let model = card(&service.model, service.engine.context());
+    Ok(Json(json!({"object": "list", "data": [model]})))
+}
+
+/// `GET /v1/models/{name}`.
+pub(crate) async fn model(
+    State(app): State<Arc<App>>,
+    Path(name): Path<String>,
+) -> Result<Json<Value>, ApiError> {
+    let service = app.service()?;
+    match name == service.model.name {
+        true => Ok(Json(card(&service.model, service.engine.context()))),
+        false => Err(unknown_model(&name, &service.model)),
+    }
+}
+
+fn card(model: &ServedModel, context: usize) -> Value {
+    json!({
+        "id": model.name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "bitnet",
+        "max_model_len": context,
+    })
+}
+
+/// `POST /tokenize`: a `prompt`, or the `messages` of a chat.
+pub(crate) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
+    app.service()?;
+    let (head, body) = request.into_parts();
+    let body = read_json(&app.config, &head.headers, body).await?;
+    blocking(move || {
+        let service = app.service()?;
+        let mut fields = Fields::parse(&body)?;
+        let special = fields.take("add_special_tokens")?.unwrap_or(true);
+        let tokens = match fields.take::<String>("prompt")? {
+            Some(text) => {
+                let tokenizer = prompt::tokenizer(&service.model, "prompt")?;
+                prompt::encode(tokenizer, &text, special, "prompt")?
+            }
+            None => prompt::conversation(&mut fields, &service.model)?,
+        };
+        fields.finish()?;
+        let context = service.engine.context();
+        Ok(Json(json!({"tokens": tokens, "count": tokens.len(), "max_model_len": context})))
+    })
+    .await?
+}
+
+/// `POST /detokenize`: the text of `tokens`.
+pub(crate) async fn detokenize(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Json<Value>, ApiError> {
+    app.service()?;
+    let (head, body) = request.into_parts();
+    let body = read_json(&app.config, &head.headers, body).await?;
+    blocking(move || {
+        let service = app.service()?;
+        let mut fields = Fields::parse(&body)?;
+        let tokens: Vec<u32> = fields.need("tokens")?;
+        let skip = fields.take("skip_special_tokens")?.unwrap_or(false);
+        fields.finish()?;
+        let tokenizer = prompt::tokenizer(&service.model, "tokens")?;
+        let text = tokenizer.decode(&tokens, skip).map_err(|e| ApiError::field("tokens", e))?;
+        Ok(Json(json!({"prompt": text})))
+    })
+    .await?
+}
+
+/// Every other path.
+pub(crate) async fn nowhere(request: Request) -> ApiError {
+    let mut message = String::from("there is nothing at ");
+    let _ = write!(message, "{:.100}", request.uri().path());
+    ApiError::new(StatusCode::NOT_FOUND, "unknown_path", message)
+}
+
+/// A path with another method.
+pub(crate) async fn wrong_method(request: Request) -> ApiError {
+    let message = format!("{} does not take {}", request.uri().path(), request.method());
+    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "wrong_method", message)
+}

@@ -1,0 +1,99 @@
+use std::{sync::Arc, time::Instant};
+
+use axum::{
+    Router,
+    extract::{Request, State},
+    http::{HeaderMap, HeaderValue, StatusCode, header},
+    middleware::{Next, from_fn, from_fn_with_state},
+    response::{IntoResponse, Response},
+    routing::{get, post},
+};
+use sha2::{Digest, Sha256};
+use subtle::ConstantTimeEq;
+use tower_http::catch_panic::CatchPanicLayer;
+
+use crate::{error::ApiError, generate, probes, random::fresh, service::App};
+
+/// All paths of the server, for an axum app of one's own too.
+pub fn router(app: Arc<App>) -> Router {
+    let open = Router::new()
+        .route("/", get(probes::page))
+        .route("/live", get(probes::live))
+        .route("/ready", get(probes::ready))
+        .route("/health", get(probes::health));
+    let keyed = Router::new()
+        .route("/v1/completions", post(generate::completions))
+        .route("/v1/chat/completions", post(generate::chat))
+        .route("/v1/models", get(probes::models))
+        .route("/v1/models/{*name}", get(probes::model))
+        .route("/tokenize", post(probes::tokenize))
+        .route("/detokenize", post(probes::detokenize))
+        .route("/metrics", get(probes::metrics))
+        .fallback(probes::nowhere)
+        .layer(from_fn_with_state(Arc::clone(&app), authorised));
+    open.merge(keyed)
+        .method_not_allowed_fallback(probes::wrong_method)
+        .layer(CatchPanicLayer::custom(panicked))
+        .layer(from_fn(identified))
+        .with_state(app)
+}
+
+/// Lets those pass who know the key, if there is one.
+async fn authorised(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    match &app.config.api_key {
+        Some(key) if !knows(request.headers(), key) => {
+            let message = "send the server's key as `Authorization: Bearer KEY`";
+            ApiError::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message).into_response()
+        }
+        _ => next.run(request).await,
+    }
+}
+
+/// Hashes are compared, and all of them, so that the time tells neither the key nor its length.
+fn knows(headers: &HeaderMap, key: &str) -> bool {
+    let sent = headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes).unwrap_or_default();
+    let scheme = sent.get(..7).unwrap_or_default();
+    let token = sent.get(7..).unwrap_or_default();
+    let same = Sha256::digest(token).ct_eq(&Sha256::digest(key));
+    scheme.eq_ignore_ascii_case(b"bearer ") & bool::from(same)
+}
+
+/// Gives every request a name, that of the client if it is a sound one, and a line in the log.
+async fn identified(request: Request, next: Next) -> Response {
+    let begun = Instant::now();
+    let id = match request.headers().get("x-request-id") {
+        Some(id) if (1..=128).contains(&id.len()) && id.to_str().is_ok() => id.clone(),
+        _ => HeaderValue::from_str(&format!("req-{:016x}", fresh())).expect("letters and digits"),
+    };
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let mut response = next.run(request).await;
+    let (status, ms) = (response.status().as_u16(), begun.elapsed().as_secs_f64() * 1e3);
+    let shown = id.to_str().unwrap_or_default();
+    tracing::info!(target: "bitnet::request", id = shown, %method, path, status, ms);
+    response.headers_mut().insert("x-request-id", id);
+    response
+}
+
+/// The connection and the server go on.
+fn panicked(_: Box<dyn std::any::Any + Send>) -> Response {
+    ApiError::fault("the request made a handler panic").into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_whole_key_is_the_key() {
+        let sent = |value: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::AUTHORIZATION, value.parse().unwrap());
+            knows(&headers, "secret")
+        };
+        assert!(sent("Bearer secret") && sent("bearer secret"));
+        for wrong in ["", "secret", "Bearer", "Bearer ", "Bearer secre", "Bearer secrets", "Basic secret"] {
+            assert!(!sent(wrong), "{wrong:?}");
+        }
+        assert!(!knows(&HeaderMap::new(), ""));
+    }
+}

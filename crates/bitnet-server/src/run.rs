@@ -1,0 +1,72 @@
+//! A server on a thread that is not async: what the binary calls.
+
+use std::{io, net::TcpListener, sync::Arc, time::Duration};
+
+use crate::{
+    connections::{ConnectionLimits, serve},
+    service::App,
+};
+use bitnet_inference::DrainReport;
+
+/// Serves until SIGTERM or SIGINT, then drains; a second signal ends the process at once, with exit code 1.
+///
+/// # Errors
+/// If the system gives no runtime or no signals.
+pub fn run(
+    listener: TcpListener,
+    app: Arc<App>,
+    limits: ConnectionLimits,
+    drain: Duration,
+) -> io::Result<DrainReport> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .max_blocking_threads(16)
+        .thread_name("bitnet-http")
+        .enable_all()
+        .build()?;
+    runtime.block_on(async {
+        let mut signals = Signals::new()?;
+        let end = async move {
+            signals.next().await;
+            tracing::info!(target: "bitnet::server", "finishing requests; a second signal ends at once");
+            tokio::spawn(async move {
+                signals.next().await;
+                std::process::exit(1);
+            });
+        };
+        serve(listener, app, limits, drain, end).await
+    })
+}
+
+/// What tells a server to end: SIGTERM and SIGINT, or Ctrl-C where there are no such.
+struct Signals {
+    #[cfg(unix)]
+    kinds: [tokio::signal::unix::Signal; 2],
+}
+
+impl Signals {
+    #[cfg(unix)]
+    fn new() -> io::Result<Self> {
+        use tokio::signal::unix::{SignalKind, signal};
+        Ok(Signals { kinds: [signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?] })
+    }
+
+    #[cfg(unix)]
+    async fn next(&mut self) {
+        let [term, int] = &mut self.kinds;
+        tokio::select! { _ = term.recv() => {}, _ = int.recv() => {} }
+    }
+
+    #[cfg(not(unix))]
+    fn new() -> io::Result<Self> {
+        Ok(Signals {})
+    }
+
+    #[cfg(not(unix))]
+    async fn next(&mut self) {
+        // Without a handler the system ends the process by itself.
+        if tokio::signal::ctrl_c().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+}

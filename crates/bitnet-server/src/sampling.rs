@@ -1,0 +1,110 @@
+//! From the fields of a body to what generation is asked for.
+
+use std::collections::BTreeMap;
+
+use bitnet_inference::GenerationConfig;
+use bitnet_model::GenerationDefaults;
+use serde_json::Value;
+
+use crate::{error::ApiError, fields::Fields};
+
+/// Where neither the client nor the model says, as with OpenAI.
+const TEMPERATURE: f32 = 1.0;
+
+/// Takes the fields that both endpoints share, but for limits and log-probabilities.
+pub(crate) fn config(
+    fields: &mut Fields,
+    defaults: &GenerationDefaults,
+) -> Result<GenerationConfig, ApiError> {
+    let models_own = match defaults.do_sample {
+        Some(false) => Some(0.0),
+        _ => defaults.temperature,
+    };
+    Ok(GenerationConfig {
+        temperature: fields.take("temperature")?.or(models_own).unwrap_or(TEMPERATURE),
+        top_k: fields.take("top_k")?.or(defaults.top_k).unwrap_or(0),
+        top_p: fields.take("top_p")?.or(defaults.top_p).unwrap_or(1.0),
+        min_p: fields.take("min_p")?.unwrap_or(0.0),
+        repetition_penalty: fields.take("repetition_penalty")?.unwrap_or(1.0),
+        presence_penalty: fields.take("presence_penalty")?.unwrap_or(0.0),
+        frequency_penalty: fields.take("frequency_penalty")?.unwrap_or(0.0),
+        logit_bias: logit_bias(fields)?,
+        seed: seed(fields)?,
+        stop_strings: stop(fields)?,
+        stop_tokens: fields.take("stop_token_ids")?.unwrap_or_default(),
+        ignore_eos: fields.take("ignore_eos")?.unwrap_or(false),
+        min_new_tokens: fields.take("min_tokens")?.unwrap_or(0),
+        n: fields.take("n")?.unwrap_or(1),
+        ..GenerationConfig::default()
+    })
+}
+
+/// Token ids come as the names of JSON fields.
+fn logit_bias(fields: &mut Fields) -> Result<Vec<(u32, f32)>, ApiError> {
+    let biases: BTreeMap<String, f32> = fields.take("logit_bias")?.unwrap_or_default();
+    let one = |(token, bias): (String, f32)| match token.parse() {
+        Ok(token) => Ok((token, bias)),
+        Err(_) => Err(ApiError::field("logit_bias", format!("{token:.20?} is not a token id"))),
+    };
+    biases.into_iter().map(one).collect()
+}
+
+/// A seed may be negative; it then stands for the number of the same 64 bits.
+fn seed(fields: &mut Fields) -> Result<Option<u64>, ApiError> {
+    let Some(value) = fields.value("seed") else { return Ok(None) };
+    let seed = value.as_u64().or(value.as_i64().map(i64::cast_unsigned));
+    seed.map(Some).ok_or_else(|| ApiError::field("seed", "it must be an integer of 64 bits"))
+}
+
+fn stop(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
+    match fields.value("stop") {
+        None => Ok(Vec::new()),
+        Some(Value::String(text)) => Ok(vec![text]),
+        Some(list) => serde_json::from_value(list)
+            .map_err(|_| ApiError::field("stop", "it must be a string or a list of strings")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(body: &str) -> Result<GenerationConfig, ApiError> {
+        config(&mut Fields::parse(body.as_bytes()).unwrap(), &GenerationDefaults::default())
+    }
+
+    #[test]
+    fn a_stop_is_one_string_or_several() {
+        assert_eq!(read(r#"{"stop": "x"}"#).unwrap().stop_strings, ["x"]);
+        assert_eq!(read(r#"{"stop": ["x", "y"]}"#).unwrap().stop_strings, ["x", "y"]);
+        assert_eq!(read(r#"{"stop": null}"#).unwrap().stop_strings, [""; 0]);
+        assert_eq!(read(r#"{"stop": [1]}"#).unwrap_err().body.param.as_deref(), Some("stop"));
+    }
+
+    #[test]
+    fn a_seed_is_any_integer_of_64_bits() {
+        assert_eq!(read(r#"{"seed": 18446744073709551615}"#).unwrap().seed, Some(u64::MAX));
+        assert_eq!(read(r#"{"seed": -1}"#).unwrap().seed, Some(u64::MAX));
+        for bad in ["1.5", "\"1\"", "18446744073709551616"] {
+            let error = read(&format!(r#"{{"seed": {bad}}}"#)).unwrap_err();
+            assert_eq!(error.body.param.as_deref(), Some("seed"), "{bad}");
+        }
+    }
+
+    #[test]
+    fn what_the_model_says_stands_where_the_client_says_nothing() {
+        let defaults = GenerationDefaults { temperature: Some(0.6), top_k: Some(5), ..Default::default() };
+        let read = |body: &str| config(&mut Fields::parse(body.as_bytes()).unwrap(), &defaults).unwrap();
+        assert_eq!((read("{}").temperature, read("{}").top_k), (0.6, 5));
+        assert_eq!(read(r#"{"temperature": 0}"#).temperature, 0.0);
+        let greedy = GenerationDefaults { do_sample: Some(false), ..defaults.clone() };
+        assert_eq!(config(&mut Fields::parse(b"{}").unwrap(), &greedy).unwrap().temperature, 0.0);
+    }
+
+    #[test]
+    fn a_bias_names_a_token_by_its_id() {
+        assert_eq!(read(r#"{"logit_bias": {"7": -100}}"#).unwrap().logit_bias, [(7, -100.0)]);
+        let error = read(r#"{"logit_bias": {"the": 1}}"#).unwrap_err();
+        assert_eq!(error.body.param.as_deref(), Some("logit_bias"));
+    }
+}

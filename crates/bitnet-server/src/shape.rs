@@ -1,0 +1,222 @@
+//! Answers in the words of OpenAI's API.
+
+use bitnet_inference::TokenLogprobs;
+use bitnet_model::Tokenizer;
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+use crate::{answers::Piece, job::Endpoint};
+
+/// Lowest log-probability that is told; JSON has no infinity.
+const LOWEST: f32 = -9999.0;
+
+/// What all objects of one answer share.
+pub(crate) struct Shape {
+    pub endpoint: Endpoint,
+    pub id: String,
+    pub created: u64,
+    pub model: String,
+    pub tokenizer: Option<Tokenizer>,
+    pub logprobs: bool,
+    pub token_ids: bool,
+    /// Whether objects of a stream have a field for the counts.
+    pub include_usage: bool,
+}
+
+/// Tokens of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub(crate) struct Usage {
+    prompt_tokens: usize,
+    completion_tokens: usize,
+    total_tokens: usize,
+}
+
+impl Usage {
+    pub fn new(prompt_tokens: usize, completion_tokens: usize) -> Self {
+        Usage { prompt_tokens, completion_tokens, total_tokens: prompt_tokens + completion_tokens }
+    }
+}
+
+#[derive(Serialize)]
+struct Object<'a> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    model: &'a str,
+    system_fingerprint: &'static str,
+    choices: Vec<Choice>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage: Option<Option<Usage>>,
+}
+
+#[derive(Serialize)]
+struct Choice {
+    index: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    text: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    delta: Option<Delta>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    message: Option<Message>,
+    logprobs: Option<Value>,
+    finish_reason: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_ids: Option<Vec<u32>>,
+}
+
+#[derive(Serialize)]
+struct Delta {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    role: Option<&'static str>,
+    content: String,
+}
+
+#[derive(Serialize)]
+struct Message {
+    role: &'static str,
+    content: String,
+    refusal: Option<String>,
+}
+
+/// All pieces of a choice put together.
+#[derive(Default)]
+struct Whole {
+    text: String,
+    ids: Vec<u32>,
+    offsets: Vec<usize>,
+    logprobs: Vec<TokenLogprobs>,
+    finish: Option<&'static str>,
+}
+
+impl Whole {
+    fn add(&mut self, piece: Piece) {
+        self.text.push_str(&piece.text);
+        if let Some((id, logprobs)) = piece.token {
+            self.ids.push(id);
+            self.offsets.push(piece.offset);
+            self.logprobs.extend(logprobs);
+        }
+        self.finish = self.finish.or(piece.finish);
+    }
+}
+
+impl Shape {
+    /// One event of a stream. The first event of a chat carries the role.
+    pub fn chunk(&self, piece: Piece) -> String {
+        let (index, role) = (piece.choice, (piece.index == 0).then_some("assistant"));
+        let mut whole = Whole::default();
+        whole.add(piece);
+        let mut choice = self.choice(index, &mut whole);
+        match self.endpoint {
+            Endpoint::Completions => choice.text = Some(whole.text),
+            Endpoint::Chat => choice.delta = Some(Delta { role, content: whole.text }),
+        }
+        let kind = match self.endpoint {
+            Endpoint::Completions => "text_completion",
+            Endpoint::Chat => "chat.completion.chunk",
+        };
+        self.object(kind, vec![choice], self.include_usage.then_some(None))
+    }
+
+    /// The event with the counts.
+    pub fn counts(&self, usage: Usage) -> String {
+        let kind = match self.endpoint {
+            Endpoint::Completions => "text_completion",
+            Endpoint::Chat => "chat.completion.chunk",
+        };
+        self.object(kind, Vec::new(), Some(Some(usage)))
+    }
+
+    /// The answer that is not streamed.
+    pub fn whole(&self, choices: usize, pieces: Vec<Piece>, usage: Usage) -> String {
+        let mut wholes: Vec<Whole> = (0..choices).map(|_| Whole::default()).collect();
+        pieces.into_iter().for_each(|piece| wholes[piece.choice].add(piece));
+        let choice = |(index, mut whole): (usize, Whole)| {
+            let choice = self.choice(index, &mut whole);
+            match self.endpoint {
+                Endpoint::Completions => Choice { text: Some(whole.text), ..choice },
+                Endpoint::Chat => {
+                    let message = Message { role: "assistant", content: whole.text, refusal: None };
+                    Choice { message: Some(message), ..choice }
+                }
+            }
+        };
+        let kind = match self.endpoint {
+            Endpoint::Completions => "text_completion",
+            Endpoint::Chat => "chat.completion",
+        };
+        let choices = wholes.into_iter().enumerate().map(choice).collect();
+        self.object(kind, choices, Some(Some(usage)))
+    }
+
+    fn object(&self, kind: &'static str, choices: Vec<Choice>, usage: Option<Option<Usage>>) -> String {
+        let object = Object {
+            id: &self.id,
+            object: kind,
+            created: self.created,
+            model: &self.model,
+            system_fingerprint: concat!("bitnet-", env!("CARGO_PKG_VERSION")),
+            choices,
+            usage,
+        };
+        serde_json::to_string(&object).expect("text and numbers make JSON")
+    }
+
+    /// A choice without its text.
+    fn choice(&self, index: usize, whole: &mut Whole) -> Choice {
+        let told = self.logprobs && !whole.logprobs.is_empty();
+        Choice {
+            index,
+            text: None,
+            delta: None,
+            message: None,
+            logprobs: told.then(|| match self.endpoint {
+                Endpoint::Completions => self.by_column(whole),
+                Endpoint::Chat => self.by_token(whole),
+            }),
+            finish_reason: whole.finish,
+            token_ids: self.token_ids.then(|| std::mem::take(&mut whole.ids)),
+        }
+    }
+
+    /// Log-probabilities as completions tell them.
+    fn by_column(&self, whole: &Whole) -> Value {
+        let tops = whole.logprobs.iter().map(|at| {
+            let top = at.top.iter().map(|&(id, logprob)| (self.spelled(id), json!(finite(logprob))));
+            Value::Object(top.collect::<Map<_, _>>())
+        });
+        json!({
+            "tokens": whole.ids.iter().map(|&id| self.spelled(id)).collect::<Vec<_>>(),
+            "token_logprobs": whole.logprobs.iter().map(|at| finite(at.logprob)).collect::<Vec<_>>(),
+            "top_logprobs": tops.collect::<Vec<_>>(),
+            "text_offset": whole.offsets,
+        })
+    }
+
+    /// Log-probabilities as chats tell them.
+    fn by_token(&self, whole: &Whole) -> Value {
+        let one = |id: u32, logprob: f32| json!({"token": self.spelled(id), "logprob": finite(logprob), "bytes": self.bytes(id)});
+        let content = whole.ids.iter().zip(&whole.logprobs).map(|(&id, at)| {
+            let mut entry = one(id, at.logprob);
+            entry["top_logprobs"] = at.top.iter().map(|&(id, logprob)| one(id, logprob)).collect();
+            entry
+        });
+        json!({"content": content.collect::<Vec<_>>(), "refusal": null})
+    }
+
+    fn bytes(&self, id: u32) -> &[u8] {
+        self.tokenizer.as_ref().and_then(|t| t.token_bytes(id)).unwrap_or_default()
+    }
+
+    /// The text of a token; its id where there is none.
+    fn spelled(&self, id: u32) -> String {
+        match self.tokenizer {
+            Some(_) => String::from_utf8_lossy(self.bytes(id)).into_owned(),
+            None => format!("token_id:{id}"),
+        }
+    }
+}
+
+fn finite(logprob: f32) -> f32 {
+    logprob.max(LOWEST)
+}

@@ -1,0 +1,112 @@
+//! Answers as server-sent events.
+
+use std::{
+    convert::Infallible,
+    pin::Pin,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use axum::response::{
+    Sse,
+    sse::{Event, KeepAlive, KeepAliveStream},
+};
+use futures_core::Stream;
+
+use crate::{
+    answers::{Answers, Piece},
+    error::{ApiError, Wrapped},
+    position::Position,
+    shape::{Shape, Usage},
+};
+
+/// How long a stream may be silent before it says that it is still there.
+pub(crate) const SILENCE: Duration = Duration::from_secs(15);
+
+/// An event for each token and for the end of each choice, then the counts if they were asked for, then `[DONE]`.
+pub(crate) struct Events {
+    pub answers: Answers,
+    /// What has been read already.
+    pub first: Option<Piece>,
+    pub shape: Shape,
+    pub prompt_tokens: usize,
+    /// The last event.
+    pub position: Position,
+    /// Events up to here have reached the client before.
+    pub after: Position,
+    pub then: Then,
+}
+
+/// What a stream does next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Then {
+    Pieces,
+    Counts,
+    Done,
+    Nothing,
+}
+
+impl Events {
+    /// The response body.
+    pub fn into_sse(self) -> Sse<KeepAliveStream<Self>> {
+        Sse::new(self).keep_alive(KeepAlive::new().interval(SILENCE))
+    }
+
+    fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Piece, ApiError>>> {
+        match self.first.take() {
+            Some(piece) => Poll::Ready(Some(Ok(piece))),
+            None => self.answers.poll_next(cx),
+        }
+    }
+
+    /// The event of a piece; none if the client has it.
+    fn event(&mut self, piece: Piece) -> Option<Event> {
+        let (choice, index) = (piece.choice, piece.index);
+        self.position.advance(choice, index);
+        let new = self.after.is_before(choice, index);
+        new.then(|| Event::default().id(self.position.to_string()).data(self.shape.chunk(piece)))
+    }
+
+    /// The event with the counts, one after the end of every choice.
+    fn counts(&mut self) -> Option<Event> {
+        let id = self.position.after_all();
+        let new = self.shape.include_usage && self.after != id;
+        let usage = Usage::new(self.prompt_tokens, self.answers.tokens());
+        new.then(|| Event::default().id(id.to_string()).data(self.shape.counts(usage)))
+    }
+}
+
+impl Stream for Events {
+    type Item = Result<Event, Infallible>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        loop {
+            let event = match self.then {
+                Then::Pieces => match ready!(self.poll_piece(cx)) {
+                    Some(Ok(piece)) => self.event(piece),
+                    Some(Err(error)) => {
+                        self.then = Then::Nothing;
+                        let wrapped = Wrapped { error: &error.body };
+                        Some(Event::default().json_data(wrapped).expect("text makes JSON"))
+                    }
+                    None => {
+                        self.then = Then::Counts;
+                        None
+                    }
+                },
+                Then::Counts => {
+                    self.then = Then::Done;
+                    self.counts()
+                }
+                Then::Done => {
+                    self.then = Then::Nothing;
+                    Some(Event::default().data("[DONE]"))
+                }
+                Then::Nothing => return Poll::Ready(None),
+            };
+            if let Some(event) = event {
+                return Poll::Ready(Some(Ok(event)));
+            }
+        }
+    }
+}

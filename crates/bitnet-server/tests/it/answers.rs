@@ -1,0 +1,354 @@
+//! What is answered, and what is refused by name.
+
+use bitnet_inference::{EngineConfig, GenerationConfig, generate};
+use bitnet_kernels::{Cpu, Isa};
+use bitnet_model::{ChatTemplate, Checkpoint, Limits, Transformer};
+use bitnet_server::{App, ConnectionLimits, ServedModel, ServerConfig, Service};
+use serde_json::{Value, json};
+
+use crate::support::*;
+
+const COMPLETIONS: &str = "/v1/completions";
+const CHAT: &str = "/v1/chat/completions";
+
+/// What the library gives alone.
+fn alone(prompt: &str, config: GenerationConfig) -> Vec<u32> {
+    let checkpoint = Checkpoint::demo().unwrap();
+    let cpu = Cpu::new(Isa::named("auto").unwrap(), 1).unwrap();
+    let limits = Limits { max_tokens: 64, max_logit_rows: 1, kv_blocks: 8 };
+    let mut model =
+        Transformer::load(&checkpoint.spec, &*checkpoint.tensors, cpu, limits, &mut |_, _| {}).unwrap();
+    let ids = checkpoint.tokenizer.as_ref().unwrap().encode(prompt, true).unwrap();
+    let each = |_| std::ops::ControlFlow::Continue(());
+    generate(&mut model, &ids, &config, &checkpoint.defaults.eos, None, each).unwrap().tokens
+}
+
+fn token_ids(choice: &Value) -> Vec<u32> {
+    serde_json::from_value(choice["token_ids"].clone()).unwrap()
+}
+
+#[test]
+fn a_completion_is_what_the_library_gives_for_prompt_and_seed() {
+    let server = demo_server();
+    let body = json!({
+        "model": "demo", "prompt": "First Citizen:", "max_tokens": 24, "temperature": 0.9, "top_k": 40,
+        "top_p": 0.9, "seed": 7, "return_token_ids": true,
+    });
+    let reply = server.post(COMPLETIONS, &body);
+    let answer = reply.ok();
+    let config = GenerationConfig {
+        max_new_tokens: 24,
+        temperature: 0.9,
+        top_k: 40,
+        top_p: 0.9,
+        seed: Some(7),
+        ..GenerationConfig::default()
+    };
+    let tokens = alone("First Citizen:", config);
+    let choice = &answer["choices"][0];
+    assert_eq!(token_ids(choice), tokens);
+    let text = Checkpoint::demo().unwrap().tokenizer.unwrap().decode(&tokens, true).unwrap();
+    assert_eq!(choice["text"], text);
+    assert_eq!(answer["object"], "text_completion");
+    assert_eq!(answer["usage"]["completion_tokens"], tokens.len());
+    assert_eq!(answer["usage"]["prompt_tokens"], 4);
+    assert_eq!(reply.header("x-seed"), Some("7"));
+}
+
+#[test]
+fn a_seed_that_was_drawn_is_told_and_gives_the_same_again() {
+    let server = demo_server();
+    let body = json!({"prompt": "O", "max_tokens": 20, "temperature": 1});
+    let first = server.post(COMPLETIONS, &body);
+    let seed = first.header("x-seed").unwrap().to_owned();
+    assert!(seed.parse::<u64>().unwrap() < 1 << 53, "{seed}");
+    let by_header = server.post_with(COMPLETIONS, &[("x-seed", &seed)], &body);
+    let mut with_seed = body.clone();
+    with_seed["seed"] = seed.parse().unwrap();
+    let by_body = server.post(COMPLETIONS, &with_seed);
+    for again in [by_header, by_body] {
+        assert_eq!(again.ok()["choices"], first.ok()["choices"]);
+        assert_eq!(again.ok()["id"], first.ok()["id"]);
+    }
+    let other = server.post(COMPLETIONS, &body);
+    assert_ne!(other.header("x-seed"), Some(seed.as_str()));
+    assert_ne!(other.ok()["id"], first.ok()["id"]);
+}
+
+#[test]
+fn prompts_come_as_text_or_as_ids_one_or_several() {
+    let server = demo_server();
+    let ids = server.post("/tokenize", &json!({"prompt": "To be"})).ok()["tokens"].clone();
+    let ask = |prompt: Value| {
+        server.post(COMPLETIONS, &json!({"prompt": prompt, "max_tokens": 6, "seed": 3, "n": 2})).ok()
+    };
+    let one = ask(json!("To be"));
+    assert_eq!(one["choices"], ask(ids.clone())["choices"]);
+    let both = ask(json!([ids, ids]));
+    let choices = both["choices"].as_array().unwrap();
+    assert_eq!(choices.iter().map(|c| c["index"].as_u64().unwrap()).collect::<Vec<_>>(), [0, 1, 2, 3]);
+    assert_eq!(choices[0]["text"], one["choices"][0]["text"]);
+    assert_eq!(choices[3]["text"], one["choices"][1]["text"]);
+    assert_ne!(choices[0]["text"], choices[1]["text"], "choices differ");
+}
+
+#[test]
+fn stop_strings_end_a_text_before_them() {
+    let server = demo_server();
+    let body =
+        |stop: Value| json!({"prompt": "First Citizen:", "max_tokens": 60, "temperature": 0, "stop": stop});
+    let free = server.post(COMPLETIONS, &body(Value::Null)).ok();
+    let text = free["choices"][0]["text"].as_str().unwrap();
+    let stop: String = text.chars().skip(20).take(3).collect();
+    let cut = server.post(COMPLETIONS, &body(json!([stop, "\u{1F980}"]))).ok();
+    assert_eq!(cut["choices"][0]["text"], text[..text.find(&stop).unwrap()]);
+    assert_eq!(cut["choices"][0]["finish_reason"], "stop");
+}
+
+#[test]
+fn log_probabilities_are_told_in_the_form_of_each_endpoint() {
+    let server = demo_server();
+    let body = json!({"prompt": "O", "max_tokens": 5, "temperature": 0, "logprobs": 3});
+    let answer = server.post(COMPLETIONS, &body).ok();
+    let choice = &answer["choices"][0];
+    let logprobs = &choice["logprobs"];
+    let tokens: Vec<&str> =
+        logprobs["tokens"].as_array().unwrap().iter().map(|t| t.as_str().unwrap()).collect();
+    assert_eq!(tokens.concat(), choice["text"].as_str().unwrap());
+    for i in 0..5 {
+        let top = logprobs["top_logprobs"][i].as_object().unwrap();
+        assert_eq!(top.len(), 3);
+        assert_eq!(top[tokens[i]], logprobs["token_logprobs"][i], "greedy takes the most likely");
+        let offset: usize = tokens[..i].iter().map(|t| t.chars().count()).sum();
+        assert_eq!(logprobs["text_offset"][i], offset);
+    }
+
+    let body = json!({
+        "messages": [{"role": "user", "content": "O"}], "max_tokens": 4, "temperature": 0,
+        "logprobs": true, "top_logprobs": 2,
+    });
+    let answer = server.post(CHAT, &body).ok();
+    let content = answer["choices"][0]["logprobs"]["content"].as_array().unwrap();
+    assert_eq!(content.len(), 4);
+    for entry in content {
+        assert_eq!(entry["token"], entry["top_logprobs"][0]["token"]);
+        let bytes: Vec<u8> = serde_json::from_value(entry["bytes"].clone()).unwrap();
+        assert_eq!(entry["token"], String::from_utf8(bytes).unwrap());
+    }
+}
+
+#[test]
+fn a_bias_forbids_a_token() {
+    let server = demo_server();
+    let body = json!({"prompt": "O", "max_tokens": 1, "temperature": 0, "return_token_ids": true});
+    let first = token_ids(&server.post(COMPLETIONS, &body).ok()["choices"][0])[0];
+    let mut biased = body.clone();
+    biased["logit_bias"] = json!({first.to_string(): -100});
+    assert_ne!(token_ids(&server.post(COMPLETIONS, &biased).ok()["choices"][0]), [first]);
+}
+
+#[test]
+fn a_chat_without_a_template_joins_its_messages_and_says_so() {
+    let server = demo_server();
+    let body = json!({
+        "messages": [{"role": "system", "content": "Speak."}, {"role": "user", "content": "O"}],
+        "max_tokens": 10, "seed": 5,
+    });
+    let reply = server.post(CHAT, &body);
+    assert!(reply.header("x-chat-template").is_some());
+    let joined = json!({"prompt": "Speak.\n\nO", "max_tokens": 10, "seed": 5});
+    let same = server.post(COMPLETIONS, &joined);
+    assert!(same.header("x-chat-template").is_none());
+    assert_eq!(reply.ok()["choices"][0]["message"]["content"], same.ok()["choices"][0]["text"]);
+    assert_eq!(reply.ok()["choices"][0]["message"]["role"], "assistant");
+}
+
+#[test]
+fn a_chat_with_a_template_is_written_by_it() {
+    let checkpoint = Checkpoint::demo().unwrap();
+    let template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]";
+    let mut served = ServedModel::of(&checkpoint);
+    served.chat = Some(ChatTemplate::new(template, "", "").unwrap());
+    let cpu = Cpu::new(Isa::named("auto").unwrap(), 1).unwrap();
+    let limits = Limits { max_tokens: 64, max_logit_rows: 4, kv_blocks: 32 };
+    let model =
+        Transformer::load(&checkpoint.spec, &*checkpoint.tensors, cpu, limits, &mut |_, _| {}).unwrap();
+    let service =
+        Service::start(served, Box::new(model), EngineConfig::default(), ServerConfig::default()).unwrap();
+    let server = Server::start(App::ready(service), ConnectionLimits::default(), SOON);
+    let messages = json!([{"role": "developer", "content": "a"}, {"role": "user", "content": "b"}]);
+    let ids = server.post("/tokenize", &json!({"messages": messages})).ok()["tokens"].clone();
+    let text = server.post("/detokenize", &json!({"tokens": ids})).ok()["prompt"].clone();
+    assert_eq!(text, "[system]a[user]b[assistant]");
+    let reply = server.post(CHAT, &json!({"messages": messages, "max_tokens": 8, "seed": 2}));
+    assert!(reply.header("x-chat-template").is_none());
+    let same = server.post(COMPLETIONS, &json!({"prompt": ids, "max_tokens": 8, "seed": 2}));
+    assert_eq!(reply.ok()["choices"][0]["message"]["content"], same.ok()["choices"][0]["text"]);
+}
+
+#[test]
+fn limits_default_as_with_openai() {
+    let server = demo_server();
+    let answer = server.post(COMPLETIONS, &json!({"prompt": "O", "ignore_eos": true})).ok();
+    assert_eq!(answer["usage"]["completion_tokens"], 16);
+    assert_eq!(answer["choices"][0]["finish_reason"], "length");
+    let messages = json!([{"role": "user", "content": "O"}]);
+    let answer = server.post(CHAT, &json!({"messages": messages, "ignore_eos": true})).ok();
+    assert_eq!(answer["usage"]["total_tokens"], 512, "the rest of the context");
+    let body = json!({"messages": messages, "max_completion_tokens": 3, "ignore_eos": true});
+    assert_eq!(server.post(CHAT, &body).ok()["usage"]["completion_tokens"], 3);
+}
+
+#[test]
+fn json_is_what_its_schema_says_streamed_and_in_a_crowd() {
+    let server = demo_server();
+    let schema = json!({
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 12},
+            "age": {"type": "integer", "minimum": 0, "maximum": 120},
+            "kind": {"$ref": "#/$defs/kind"},
+        },
+        "required": ["name", "age", "kind"],
+        "additionalProperties": false,
+        "$defs": {"kind": {"enum": ["king", "fool"]}},
+    });
+    let body = |seed: u64| {
+        json!({
+            "messages": [{"role": "user", "content": "Who?"}], "max_tokens": 200, "seed": seed, "n": 2,
+            "response_format": {"type": "json_schema", "json_schema": {"name": "person", "schema": schema}},
+        })
+    };
+    let contents = |answer: &Value| -> Vec<String> {
+        let choices = answer["choices"].as_array().unwrap().iter();
+        choices.map(|c| c["message"]["content"].as_str().unwrap().to_owned()).collect()
+    };
+    let alone: Vec<Vec<String>> = (0..8).map(|seed| contents(&server.post(CHAT, &body(seed)).ok())).collect();
+    for text in alone.iter().flatten() {
+        let value: Value = serde_json::from_str(text).unwrap_or_else(|e| panic!("{e}: {text}"));
+        let object = value.as_object().unwrap();
+        let mut keys: Vec<_> = object.keys().collect();
+        keys.sort();
+        assert_eq!(keys, ["age", "kind", "name"]);
+        assert!(
+            value["age"].as_u64().unwrap() <= 120 && value["name"].as_str().unwrap().chars().count() <= 12
+        );
+        assert!(["king", "fool"].contains(&value["kind"].as_str().unwrap()));
+    }
+    let bodies: Vec<Value> = (0..8).map(body).collect();
+    std::thread::scope(|scope| {
+        let server = &server;
+        let replies: Vec<_> =
+            bodies.iter().map(|body| scope.spawn(move || server.post(CHAT, body).ok())).collect();
+        for (reply, alone) in replies.into_iter().zip(&alone) {
+            assert_eq!(contents(&reply.join().unwrap()), *alone);
+        }
+    });
+    let any = json!({
+        "messages": [{"role": "user", "content": "Who?"}], "max_tokens": 60, "seed": 1,
+        "response_format": {"type": "json_object"},
+    });
+    let text = contents(&server.post(CHAT, &any).ok()).remove(0);
+    assert!(text.starts_with('{'), "{text}");
+}
+
+#[test]
+fn what_is_not_supported_is_refused_by_name() {
+    let server = demo_server();
+    let messages = json!([{"role": "user", "content": "O"}]);
+    let cases: Vec<(&str, Value, u16, Option<&str>)> = vec![
+        (COMPLETIONS, json!({}), 400, Some("prompt")),
+        (COMPLETIONS, json!({"prompt": ""}), 200, None),
+        (COMPLETIONS, json!({"prompt": []}), 400, Some("prompt")),
+        (COMPLETIONS, json!({"prompt": [999_999]}), 400, Some("prompt")),
+        (COMPLETIONS, json!({"prompt": vec![1; 600]}), 400, Some("prompt")),
+        (COMPLETIONS, json!({"prompt": "x", "model": "gpt-4"}), 404, Some("model")),
+        (COMPLETIONS, json!({"prompt": "x", "echo": true}), 400, Some("echo")),
+        (COMPLETIONS, json!({"prompt": "x", "suffix": "y"}), 400, Some("suffix")),
+        (COMPLETIONS, json!({"prompt": "x", "best_of": 2}), 400, Some("best_of")),
+        (COMPLETIONS, json!({"prompt": "x", "temprature": 1}), 400, Some("temprature")),
+        (COMPLETIONS, json!({"prompt": "x", "temperature": -1}), 400, Some("temperature")),
+        (COMPLETIONS, json!({"prompt": "x", "temperature": "hot"}), 400, Some("temperature")),
+        (COMPLETIONS, json!({"prompt": "x", "top_p": 0}), 400, Some("top_p")),
+        (COMPLETIONS, json!({"prompt": "x", "n": 0}), 400, Some("n")),
+        (COMPLETIONS, json!({"prompt": ["x", "y"], "n": 65}), 400, Some("n")),
+        (COMPLETIONS, json!({"prompt": "x", "max_tokens": -1}), 400, Some("max_tokens")),
+        (COMPLETIONS, json!({"prompt": "x", "max_tokens": 1e30}), 400, Some("max_tokens")),
+        (COMPLETIONS, json!({"prompt": "x", "logprobs": 21}), 400, Some("logprobs")),
+        (COMPLETIONS, json!({"prompt": "x", "stop": vec!["a"; 17]}), 400, Some("stop")),
+        (COMPLETIONS, json!({"prompt": "x", "logit_bias": {"5000": 1}}), 400, Some("logit_bias")),
+        (COMPLETIONS, json!({"prompt": "x", "stream_options": {}}), 400, Some("stream_options")),
+        (COMPLETIONS, json!({"prompt": "x", "priority": "high"}), 400, Some("priority")),
+        (CHAT, json!({"messages": []}), 400, Some("messages")),
+        (CHAT, json!({"messages": messages, "tools": [{"type": "function"}]}), 400, Some("tools")),
+        (CHAT, json!({"messages": messages, "top_logprobs": 2}), 400, Some("top_logprobs")),
+        (CHAT, json!({"messages": messages, "reasoning_effort": "low"}), 400, Some("reasoning_effort")),
+        (CHAT, json!({"messages": [{"role": "tool", "content": "x"}]}), 400, Some("messages[0].role")),
+        (
+            CHAT,
+            json!({"messages": messages, "response_format": {"type": "grammar"}}),
+            400,
+            Some("response_format.type"),
+        ),
+        (
+            CHAT,
+            json!({"messages": messages, "response_format": {"type": "json_schema", "json_schema":
+                {"schema": {"type": "strng"}}}}),
+            400,
+            Some("response_format"),
+        ),
+        (
+            CHAT,
+            json!({"messages": messages, "stream": true, "stream_options": {"verbose": 1}}),
+            400,
+            Some("stream_options.verbose"),
+        ),
+        ("/tokenize", json!({"prompt": "x", "y": 1}), 400, Some("y")),
+        ("/detokenize", json!({"tokens": [99_999]}), 400, Some("tokens")),
+    ];
+    for (path, body, status, param) in cases {
+        let reply = server.post(path, &body);
+        if status == 200 {
+            reply.ok();
+        } else {
+            assert_eq!(reply.refusal(), (status, param.map(str::to_owned)), "{path} {body}");
+        }
+    }
+    let long = server.post(COMPLETIONS, &json!({"prompt": vec![1; 600]})).json();
+    assert_eq!(long["error"]["code"], "context_length_exceeded");
+    let contradiction = server.post_with(COMPLETIONS, &[("x-seed", "2")], &json!({"prompt": "x", "seed": 1}));
+    assert_eq!(contradiction.refusal(), (400, Some("seed".into())));
+}
+
+#[test]
+fn a_model_without_a_tokenizer_takes_and_gives_ids() {
+    let app = hashes(Box::new(|_, _| Ok(())), EngineConfig::default(), ServerConfig::default());
+    let server = Server::start(app, ConnectionLimits::default(), SOON);
+    let answer = server.post(COMPLETIONS, &json!({"prompt": [1, 2, 3], "max_tokens": 5, "logprobs": 1})).ok();
+    let choice = &answer["choices"][0];
+    assert_eq!((token_ids(choice).len(), choice["text"].as_str()), (5, Some("")));
+    assert_eq!(choice["logprobs"]["tokens"][0], format!("token_id:{}", token_ids(choice)[0]));
+    assert_eq!(server.post(COMPLETIONS, &json!({"prompt": "x"})).refusal(), (400, Some("prompt".into())));
+    let messages = json!({"messages": [{"role": "user", "content": "x"}]});
+    assert_eq!(server.post(CHAT, &messages).refusal(), (400, Some("messages".into())));
+    let format = json!({"prompt": [1], "response_format": {"type": "json_object"}});
+    assert_eq!(server.post(COMPLETIONS, &format).refusal(), (400, Some("response_format".into())));
+}
+
+#[test]
+fn the_model_is_listed_and_found_by_its_name() {
+    let server = demo_server();
+    let list = server.get("/v1/models").ok();
+    assert_eq!(list["data"][0]["id"], "demo");
+    assert_eq!(server.get("/v1/models/demo").ok(), list["data"][0]);
+    assert_eq!(server.get("/v1/models/org/other").refusal(), (404, Some("model".into())));
+}
+
+#[test]
+fn paths_and_methods_that_do_not_exist_are_told_as_errors() {
+    let server = demo_server();
+    assert_eq!(server.get("/v1/nothing").refusal().0, 404);
+    assert_eq!(server.get(COMPLETIONS).refusal().0, 405);
+    assert_eq!(server.call("DELETE", "/v1/models", &[], b"").refusal().0, 405);
+    assert!(server.get("/").text().contains("<html"));
+}

@@ -1,0 +1,298 @@
+use std::{
+    io::{BufRead, BufReader, Read, Write},
+    net::{SocketAddr, TcpListener, TcpStream},
+    sync::Arc,
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use bitnet_inference::{
+    DrainReport, EngineConfig,
+    sim::{HashModel, Hook},
+};
+use bitnet_kernels::{Cpu, Isa};
+use bitnet_model::{Batch, Checkpoint, Limits, Logits, Model, Transformer};
+use bitnet_server::{App, ConnectionLimits, ServedModel, ServerConfig, Service, serve};
+use serde_json::Value;
+use tokio::sync::oneshot;
+
+pub const SOON: Duration = Duration::from_secs(30);
+
+/// A server on a thread of its own, until it is dropped.
+pub struct Server {
+    pub address: SocketAddr,
+    end: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<DrainReport>>,
+}
+
+impl Server {
+    pub fn start(app: Arc<App>, limits: ConnectionLimits, drain: Duration) -> Server {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let (end, ended) = oneshot::channel();
+        let thread = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_multi_thread();
+            let runtime = { runtime }.worker_threads(2).enable_all().build().unwrap();
+            let end = async {
+                let _ = ended.await;
+            };
+            runtime.block_on(serve(listener, app, limits, drain, end)).unwrap()
+        });
+        Server { address, end: Some(end), thread: Some(thread) }
+    }
+
+    /// Tells it to end.
+    pub fn end(&mut self) {
+        if let Some(end) = self.end.take() {
+            let _ = end.send(());
+        }
+    }
+
+    pub fn join(mut self) -> DrainReport {
+        self.end();
+        self.thread.take().unwrap().join().unwrap()
+    }
+
+    pub fn get(&self, path: &str) -> Reply {
+        self.call("GET", path, &[], b"")
+    }
+
+    pub fn post(&self, path: &str, body: &Value) -> Reply {
+        self.post_with(path, &[], body)
+    }
+
+    pub fn post_with(&self, path: &str, headers: &[(&str, &str)], body: &Value) -> Reply {
+        let headers = [&[("content-type", "application/json")], headers].concat();
+        self.call("POST", path, &headers, body.to_string().as_bytes())
+    }
+
+    pub fn call(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Reply {
+        let mut stream = self.connect();
+        stream.write_all(&request(method, path, headers, body)).unwrap();
+        Reply::read(stream)
+    }
+
+    pub fn connect(&self) -> TcpStream {
+        let stream = TcpStream::connect(self.address).unwrap();
+        stream.set_nodelay(true).unwrap();
+        stream.set_read_timeout(Some(SOON)).unwrap();
+        stream
+    }
+
+    /// Opens a stream of events.
+    pub fn stream(&self, path: &str, headers: &[(&str, &str)], body: &Value) -> Events {
+        let headers = [&[("content-type", "application/json")], headers].concat();
+        let mut stream = self.connect();
+        stream.write_all(&request("POST", path, &headers, body.to_string().as_bytes())).unwrap();
+        Events::open(stream)
+    }
+
+    /// Asks for a stream without waiting for its head, which comes with the first token.
+    pub fn stream_later(&self, path: &str, body: &Value) -> Events {
+        let mut stream = self.connect();
+        let headers = [("content-type", "application/json")];
+        stream.write_all(&request("POST", path, &headers, body.to_string().as_bytes())).unwrap();
+        Events { reader: BufReader::new(stream), headers: Vec::new() }
+    }
+
+    /// A metric, summed over its labels.
+    pub fn metric(&self, name: &str) -> f64 {
+        self.metric_of(name, "")
+    }
+
+    /// A metric whose labels contain a text.
+    pub fn metric_of(&self, name: &str, label: &str) -> f64 {
+        let text = self.get("/metrics").text();
+        let of = |line: &&str| {
+            let end = line.find(['{', ' ']).unwrap_or(line.len());
+            &line[..end] == name && line.contains(label)
+        };
+        let values = text.lines().filter(of).map(|line| line.rsplit(' ').next().unwrap());
+        values.map(|value| value.parse::<f64>().unwrap()).sum()
+    }
+
+    /// Waits until a metric has a value.
+    pub fn until(&self, what: &str, done: impl Fn(&Server) -> bool) -> Duration {
+        let start = Instant::now();
+        while !done(self) {
+            assert!(start.elapsed() < SOON, "{what}: {}", self.get("/health").text());
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        start.elapsed()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.end();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+pub fn request(method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Vec<u8> {
+    let mut text = format!("{method} {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n");
+    headers.iter().for_each(|(name, value)| text += &format!("{name}: {value}\r\n"));
+    if method != "GET" {
+        text += &format!("content-length: {}\r\n", body.len());
+    }
+    text += "\r\n";
+    [text.as_bytes(), body].concat()
+}
+
+#[derive(Debug)]
+pub struct Reply {
+    pub status: u16,
+    pub headers: Vec<(String, String)>,
+    pub body: Vec<u8>,
+}
+
+impl Reply {
+    pub fn read(stream: TcpStream) -> Reply {
+        let mut reader = BufReader::new(stream);
+        let (status, headers) = head(&mut reader);
+        let mut body = Vec::new();
+        if headers.iter().any(|(name, value)| name == "transfer-encoding" && value == "chunked") {
+            while let Some(chunk) = chunk(&mut reader) {
+                body.extend(chunk);
+            }
+        } else {
+            reader.read_to_end(&mut body).unwrap();
+        }
+        Reply { status, headers, body }
+    }
+
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|(n, _)| n == name).map(|(_, value)| value.as_str())
+    }
+
+    pub fn text(&self) -> String {
+        String::from_utf8(self.body.clone()).unwrap()
+    }
+
+    pub fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap_or_else(|e| panic!("{e}: {:?}", self.text()))
+    }
+
+    /// The body of a 200.
+    pub fn ok(&self) -> Value {
+        assert_eq!(self.status, 200, "{}", self.text());
+        self.json()
+    }
+
+    /// Status, and parameter of the error.
+    pub fn refusal(&self) -> (u16, Option<String>) {
+        let error = &self.json()["error"];
+        assert!(error["message"].is_string() && error["type"].is_string(), "{error}");
+        (self.status, error["param"].as_str().map(str::to_owned))
+    }
+}
+
+fn head(reader: &mut impl BufRead) -> (u16, Vec<(String, String)>) {
+    let mut line = String::new();
+    reader.read_line(&mut line).unwrap();
+    let status = line.split(' ').nth(1).and_then(|s| s.parse().ok());
+    let status = status.unwrap_or_else(|| panic!("a status line: {line:?}"));
+    let mut headers = Vec::new();
+    loop {
+        line.clear();
+        reader.read_line(&mut line).unwrap();
+        match line.trim_end().split_once(": ") {
+            Some((name, value)) => headers.push((name.to_lowercase(), value.to_owned())),
+            None => return (status, headers),
+        }
+    }
+}
+
+/// The next chunk; none at the end.
+fn chunk(reader: &mut impl BufRead) -> Option<Vec<u8>> {
+    let mut line = String::new();
+    reader.read_line(&mut line).ok()?;
+    let size = usize::from_str_radix(line.trim_end(), 16).ok()?;
+    let mut data = vec![0; size + 2];
+    reader.read_exact(&mut data).ok()?;
+    data.truncate(size);
+    (size > 0).then_some(data)
+}
+
+/// Server-sent events, one at a time.
+pub struct Events {
+    reader: BufReader<TcpStream>,
+    pub headers: Vec<(String, String)>,
+}
+
+impl Events {
+    fn open(stream: TcpStream) -> Events {
+        let mut events = Events { reader: BufReader::new(stream), headers: Vec::new() };
+        events.read_head();
+        events
+    }
+
+    /// Reads the head of a 200.
+    pub fn read_head(&mut self) {
+        let (status, headers) = head(&mut self.reader);
+        if status != 200 {
+            let mut text = String::new();
+            let _ = self.reader.read_to_string(&mut text);
+            panic!("{status}: {text}");
+        }
+        self.headers = headers;
+    }
+}
+
+/// One event, as it came.
+impl Iterator for Events {
+    type Item = String;
+
+    fn next(&mut self) -> Option<String> {
+        chunk(&mut self.reader).map(|bytes| String::from_utf8(bytes).unwrap())
+    }
+}
+
+/// The id of an event.
+pub fn id_of(event: &str) -> Option<&str> {
+    event.lines().find_map(|line| line.strip_prefix("id: "))
+}
+
+/// The data of an event.
+pub fn data_of(event: &str) -> Value {
+    let data = event.lines().find_map(|line| line.strip_prefix("data: ")).unwrap();
+    serde_json::from_str(data).unwrap_or_else(|e| panic!("{e}: {data}"))
+}
+
+/// The trained model.
+pub fn demo(engine: EngineConfig, config: ServerConfig) -> Arc<App> {
+    let checkpoint = Checkpoint::demo().unwrap();
+    let served = ServedModel::of(&checkpoint);
+    let limits = Limits { max_tokens: 64, max_logit_rows: 16, kv_blocks: 128 };
+    let cpu = Cpu::new(Isa::named("auto").unwrap(), 1).unwrap();
+    let model = Transformer::load(&checkpoint.spec, &*checkpoint.tensors, cpu, limits, &mut |_, _| {});
+    App::ready(Service::start(served, Box::new(model.unwrap()), engine, config).unwrap())
+}
+
+/// The trained model with limits of no importance.
+pub fn demo_server() -> Server {
+    let app = demo(EngineConfig::default(), ServerConfig::default());
+    Server::start(app, ConnectionLimits::default(), SOON)
+}
+
+pub const VOCAB: usize = 50;
+pub const CONTEXT: usize = 8192;
+
+/// A model without numbers, for requests of token ids; `hook` sees every step.
+pub fn hashes(hook: Hook, engine: EngineConfig, config: ServerConfig) -> Arc<App> {
+    let limits = Limits { max_tokens: 64, max_logit_rows: 16, kv_blocks: 256 };
+    let model: Box<dyn Model> = Box::new(HashModel::new(VOCAB, CONTEXT, limits).with_hook(hook));
+    App::ready(Service::start(ServedModel::new("hash"), model, engine, config).unwrap())
+}
+
+/// Steps that take at least this long.
+pub fn slow(each: Duration) -> Hook {
+    Box::new(move |_: &Batch, logits: Option<&mut Logits>| {
+        if logits.is_none() {
+            std::thread::sleep(each);
+        }
+        Ok(())
+    })
+}
