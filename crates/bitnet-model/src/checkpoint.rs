@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use bitnet_tensor::SharedBytes;
+use serde::Serialize;
 use serde_json::Value;
 
 use crate::{
@@ -15,7 +16,7 @@ use crate::{
 };
 
 /// What a model asks for when nobody says otherwise.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct GenerationDefaults {
     /// Token that opens a text.
     pub bos: Option<u32>,

@@ -123,6 +123,24 @@ pub enum ModelError {
         /// What helps.
         cure: &'static str,
     },
+    /// A tensor is stored with a scale for every group of weights.
+    #[error(
+        "tensor {tensor} is {called} (type {id}), with a scale for every {group} weights ({file}): {cure}"
+    )]
+    GroupScales {
+        /// The file.
+        file: String,
+        /// Name in the file.
+        tensor: String,
+        /// What the type is called.
+        called: &'static str,
+        /// Its number.
+        id: u32,
+        /// Weights in a group.
+        group: usize,
+        /// What helps.
+        cure: &'static str,
+    },
     /// A tensor's values are not what its type allows.
     #[error("tensor {tensor}: {source} ({file}): the file is damaged; download or convert it again")]
     TensorData {

@@ -5,29 +5,31 @@ use sha2::{Digest, Sha256};
 
 use bitnet_tensor::TernaryTensor;
 
-use crate::{Activation, Checkpoint, ModelError, RopeScaling, TensorKind};
+use crate::{Activation, Checkpoint, GenerationDefaults, ModelError, ModelSpec, RopeScaling, TensorKind};
 
 /// A description of a model that can be printed or written as JSON.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Inspection {
     /// File or folder.
     pub name: String,
-    /// `gguf` or `safetensors`.
+    /// `gguf`, `safetensors` or `synthetic`.
     pub format: &'static str,
     /// Architecture as the file names it.
     pub architecture: String,
+    /// Number of all weights.
+    pub parameters: u64,
+    /// Number of weights that are -1, 0 or 1.
+    pub ternary_weights: u64,
+    /// How the ternary tensors are stored, each way once.
+    pub quantization: Vec<String>,
     /// Sizes and switches.
     pub sizes: Sizes,
-    /// How the weights are stored.
-    pub quantisation: Quantisation,
     /// The vocabulary, if there is one.
     pub tokenizer: Option<TokenizerInfo>,
     /// The chat template's Jinja text, if there is one.
     pub chat_template: Option<String>,
-    /// Token that opens a text.
-    pub bos_token_id: Option<u32>,
-    /// Tokens that end an answer.
-    pub eos_token_ids: Vec<u32>,
+    /// What the model asks of those who generate with it.
+    pub generation: GenerationDefaults,
     /// What a user should know.
     pub warnings: Vec<String>,
     /// All tensors, by Hugging Face name.
@@ -57,8 +59,8 @@ pub struct Sizes {
     pub rms_eps: f32,
     /// Base of the rotary frequencies.
     pub rope_theta: f32,
-    /// `none`, `linear` or `llama3`.
-    pub rope_scaling: &'static str,
+    /// `linear` or `llama3`, with the factor.
+    pub rope_scaling: Option<String>,
     /// `relu2` or `silu`.
     pub activation: &'static str,
     /// Whether attention output and gated activation are normed before they are projected.
@@ -69,24 +71,11 @@ pub struct Sizes {
     pub tied_head: bool,
 }
 
-/// How the weights are stored.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Quantisation {
-    /// Storage types of the projections, most frequent first.
-    pub projections: Vec<String>,
-    /// Storage type of the embedding.
-    pub embedding: String,
-    /// Number of ternary weights.
-    pub ternary_weights: u64,
-    /// Number of all other weights.
-    pub other_weights: u64,
-}
-
 /// The vocabulary of a model.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct TokenizerInfo {
     /// One more than the largest id.
-    pub vocab_size: usize,
+    pub tokens: usize,
     /// Ids that are put before a text.
     pub prefix: Vec<u32>,
 }
@@ -112,18 +101,23 @@ pub struct TensorInfo {
     pub scale: Option<f32>,
 }
 
-/// Describes a model. `hash` reads all ternary weights, so that the same model in two formats can be compared.
+/// Describes a model. `hash` reads all ternary weights, so that the same model in two formats can be compared;
+/// `progress` is told how many of how many tensors are done.
 ///
 /// # Errors
 /// If a ternary tensor cannot be read.
-pub fn inspect(checkpoint: &Checkpoint, hash: bool) -> Result<Inspection, ModelError> {
-    let spec = &checkpoint.spec;
-    let mut tensors = Vec::new();
-    let (mut ternary_weights, mut other_weights) = (0, 0);
-    let mut projections: Vec<(String, usize)> = Vec::new();
-    let mut embedding = String::new();
-    for entry in checkpoint.tensors.entries() {
-        let weights = entry.shape.iter().product::<usize>() as u64;
+pub fn inspect(
+    checkpoint: &Checkpoint,
+    hash: bool,
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<Inspection, ModelError> {
+    let entries = checkpoint.tensors.entries();
+    let (mut parameters, mut ternary_weights) = (0, 0);
+    let mut quantization = Vec::new();
+    let mut tensors = Vec::with_capacity(entries.len());
+    for entry in entries {
+        let weights = entry.shape.iter().map(|&n| n as u64).product::<u64>();
+        parameters += weights;
         let mut info = TensorInfo {
             name: entry.name.clone(),
             stored_name: entry.stored_name.clone(),
@@ -133,32 +127,41 @@ pub fn inspect(checkpoint: &Checkpoint, hash: bool) -> Result<Inspection, ModelE
             trits_sha256: None,
             scale: None,
         };
-        match entry.kind {
-            TensorKind::Ternary => {
-                ternary_weights += weights;
-                match projections.iter_mut().find(|(stored, _)| *stored == entry.stored) {
-                    Some((_, count)) => *count += 1,
-                    None => projections.push((entry.stored.clone(), 1)),
-                }
-                if hash {
-                    let tensor = checkpoint.tensors.ternary(&entry.name)?;
-                    info.trits_sha256 = Some(trits_sha256(&tensor));
-                    info.scale = Some(tensor.scales()[0].scale);
-                }
+        if entry.kind == TensorKind::Ternary {
+            ternary_weights += weights;
+            quantization.push(entry.stored.clone());
+            if hash {
+                let tensor = checkpoint.tensors.ternary(&entry.name)?;
+                info.trits_sha256 = Some(trits_sha256(&tensor));
+                // A tensor of a file has one scale; ranges of scales are made when tensors are stacked.
+                info.scale = Some(tensor.scales()[0].scale);
             }
-            TensorKind::Dense | TensorKind::Norm => other_weights += weights,
-        }
-        if entry.name == "model.embed_tokens.weight" {
-            embedding = entry.stored.clone();
         }
         tensors.push(info);
+        progress(tensors.len(), entries.len());
     }
-    projections.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+    quantization.sort_unstable();
+    quantization.dedup();
+    let tokenizer = checkpoint.tokenizer.as_ref();
     Ok(Inspection {
         name: checkpoint.name.clone(),
         format: checkpoint.format,
-        architecture: spec.architecture.clone(),
-        sizes: Sizes {
+        architecture: checkpoint.spec.architecture.clone(),
+        parameters,
+        ternary_weights,
+        quantization,
+        sizes: Sizes::of(&checkpoint.spec),
+        tokenizer: tokenizer.map(|t| TokenizerInfo { tokens: t.vocab_size(), prefix: t.prefix().into() }),
+        chat_template: checkpoint.chat.as_ref().map(|c| c.source().into()),
+        generation: checkpoint.defaults.clone(),
+        warnings: checkpoint.warnings.clone(),
+        tensors,
+    })
+}
+
+impl Sizes {
+    fn of(spec: &ModelSpec) -> Self {
+        Sizes {
             hidden: spec.hidden,
             ffn: spec.ffn,
             layers: spec.layers,
@@ -170,9 +173,9 @@ pub fn inspect(checkpoint: &Checkpoint, hash: bool) -> Result<Inspection, ModelE
             rms_eps: spec.rms_eps,
             rope_theta: spec.rope.theta,
             rope_scaling: match spec.rope.scaling {
-                RopeScaling::None => "none",
-                RopeScaling::Linear { .. } => "linear",
-                RopeScaling::Llama3 { .. } => "llama3",
+                RopeScaling::None => None,
+                RopeScaling::Linear { factor } => Some(format!("linear, factor {factor}")),
+                RopeScaling::Llama3 { factor, .. } => Some(format!("llama3, factor {factor}")),
             },
             activation: match spec.activation {
                 Activation::SquaredRelu => "relu2",
@@ -181,23 +184,8 @@ pub fn inspect(checkpoint: &Checkpoint, hash: bool) -> Result<Inspection, ModelE
             sub_norms: spec.sub_norms,
             linear_norms: spec.linear_norms.is_some(),
             tied_head: spec.tied_head,
-        },
-        quantisation: Quantisation {
-            projections: projections.into_iter().map(|(stored, _)| stored).collect(),
-            embedding,
-            ternary_weights,
-            other_weights,
-        },
-        tokenizer: checkpoint
-            .tokenizer
-            .as_ref()
-            .map(|t| TokenizerInfo { vocab_size: t.vocab_size(), prefix: t.prefix().into() }),
-        chat_template: checkpoint.chat.as_ref().map(|c| c.source().into()),
-        bos_token_id: checkpoint.defaults.bos,
-        eos_token_ids: checkpoint.defaults.eos.clone(),
-        warnings: checkpoint.warnings.clone(),
-        tensors,
-    })
+        }
+    }
 }
 
 /// SHA-256 of the trits of a tensor as i8, in hexadecimal.

@@ -31,7 +31,7 @@ pub use checkpoint::{Checkpoint, GenerationDefaults, ModelFiles};
 use config::Config;
 pub use convert::{Target, convert};
 pub use error::ModelError;
-pub use inspect::{Inspection, Quantisation, Sizes, TensorInfo, TokenizerInfo, inspect, trits_sha256};
+pub use inspect::{Inspection, Sizes, TensorInfo, TokenizerInfo, inspect, trits_sha256};
 pub use model::{ForwardError, Limits, Model};
 pub use source::{TensorEntry, TensorKind, TensorSource};
 pub use spec::{Activation, ModelSpec, Rope, RopeScaling};

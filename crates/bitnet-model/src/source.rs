@@ -8,7 +8,7 @@ use crate::{
     Config, ModelError, ModelSpec,
     error::one_line,
     files::{
-        ggml_type::{GgmlType, foreign},
+        ggml_type::{GgmlType, foreign, grouped},
         gguf::Gguf,
         safetensors::Stored,
     },
@@ -60,11 +60,6 @@ pub trait TensorSource: Send + Sync {
     /// # Errors
     /// If there is no such tensor, or it is not dense.
     fn dense(&self, name: &str) -> Result<BitNetTensor, ModelError>;
-
-    /// Whether there is a tensor of this name.
-    fn contains(&self, name: &str) -> bool {
-        self.entries().iter().any(|e| e.name == name)
-    }
 }
 
 /// How the bytes of a tensor become values.
@@ -154,10 +149,6 @@ impl TensorSource for FileSource {
         let Encoding::Dense(dtype) = part.encoding else { return Err(self.not_a(entry, "float tensor")) };
         BitNetTensor::new(dtype, entry.shape.clone(), part.bytes.clone())
             .map_err(ModelError::data(&self.file, &entry.stored_name))
-    }
-
-    fn contains(&self, name: &str) -> bool {
-        self.parts.contains_key(name)
     }
 }
 
@@ -257,6 +248,11 @@ impl FileSource {
                 return Err(ModelError::MissingTensor { file: source.file, tensor: name });
             };
             let kind = GgmlType::from_id(tensor.type_id).ok_or_else(|| {
+                let elements = tensor.shape.iter().fold(1, |n: usize, &d| n.saturating_mul(d));
+                let (file, id) = (gguf.file.clone(), tensor.type_id);
+                if let Some((called, group, cure)) = grouped(id, elements, tensor.room) {
+                    return ModelError::GroupScales { file, tensor: name.clone(), called, id, group, cure };
+                }
                 let (called, cure) = foreign(tensor.type_id);
                 let problem = format!("type {} ({called}) cannot be read", tensor.type_id);
                 ModelError::tensor(&gguf.file, &name, problem, cure)

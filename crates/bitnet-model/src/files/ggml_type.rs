@@ -94,12 +94,23 @@ pub(crate) fn foreign(id: u32) -> (&'static str, &'static str) {
         38 => ("TL1", "TL1 is laid out for one machine; use the I2_S file of the model"),
         39 => ("TL2 or MXFP4", "both claim this number; use the I2_S file of the model"),
         41 => ("Q1_0", DENSE),
-        42 => (
-            "Q2_0",
-            "group scales of Q2_0 are not supported, neither in groups of 64 nor of 128; use TQ2_0 or I2_S",
-        ),
         134 | 135 => ("IQ1_BN or IQ2_BN", FORK),
-        142 | 143 => ("PQ2_0 or PTQ1_0", FORK),
+        143 => ("PTQ1_0", FORK),
         _ => ("unknown", DENSE),
+    }
+}
+
+/// A type with a scale for every group of weights: what it is called, how many weights a group has, and what helps.
+///
+/// llama.cpp's Q2_0 has groups of 64 in 18 bytes. A fork gave the same number to groups of 128 in 34 bytes before it
+/// called them PQ2_0: only `room`, the bytes that the file has for the tensor, tells the two apart.
+pub(crate) fn grouped(id: u32, elements: usize, room: usize) -> Option<(&'static str, usize, &'static str)> {
+    const CURE: &str = "a scale a group is not supported; use a model that was trained with one scale a tensor, as I2_S, TQ1_0, TQ2_0 or packed safetensors";
+    const FORK: &str = "this is the type 42 of a fork, not llama.cpp's, and no scale a group is supported; use a model that was trained with one scale a tensor, as I2_S, TQ1_0, TQ2_0 or packed safetensors";
+    match id {
+        42 if room < elements.div_ceil(64).saturating_mul(18) => Some(("a fork's Q2_0", 128, FORK)),
+        42 => Some(("Q2_0", 64, CURE)),
+        142 => Some(("PQ2_0", 128, CURE)),
+        _ => None,
     }
 }

@@ -43,6 +43,8 @@ pub(crate) struct Descriptor {
     pub type_id: u32,
     /// The data; empty for a type of unknown size.
     pub bytes: SharedBytes,
+    /// Bytes from its beginning to the next tensor, or to the end of the file.
+    pub room: usize,
 }
 
 impl Gguf {
@@ -219,13 +221,17 @@ fn place(bytes: &SharedBytes, end: usize, alignment: u64, raw: Vec<Raw>) -> Resu
                 "tensor {name} needs {length} bytes at {start} + {offset}, the file has {have}"
             ));
         };
+        let room = bytes.len() - range.start;
         ranges.push((range.start, range.end, tensors.len()));
-        tensors.push(Descriptor { name, shape, type_id, bytes: data });
+        tensors.push(Descriptor { name, shape, type_id, bytes: data, room });
     }
     ranges.sort_unstable();
     if let Some(pair) = ranges.windows(2).find(|pair| pair[0].1 > pair[1].0) {
         let (a, b) = (&tensors[pair[0].2].name, &tensors[pair[1].2].name);
         return Err(format!("tensors {a} and {b} overlap"));
+    }
+    for pair in ranges.windows(2) {
+        tensors[pair[0].2].room = pair[1].0 - pair[0].0;
     }
     Ok(tensors)
 }

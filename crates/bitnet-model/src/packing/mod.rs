@@ -78,6 +78,46 @@ impl BlockScales {
     }
 }
 
+/// Canonical codes and scale of a tensor in blocks of 256 weights, `N` bytes each, that end in an f16 scale.
+/// `decode` makes the codes of a block.
+fn unpack_blocks<const N: usize>(
+    bytes: &[u8],
+    rows: usize,
+    cols: usize,
+    decode: impl Fn(&[u8; N], &mut [u8; 64]),
+) -> Result<(Vec<u8>, f32), String> {
+    let mut codes = vec![0; rows * cols / 4];
+    let mut scales = BlockScales::new();
+    let (from, _) = bytes.as_chunks::<N>();
+    let (to, _) = codes.as_chunks_mut::<64>();
+    for (from, to) in from.iter().zip(to) {
+        decode(from, to);
+        scales.block(f16::from_le_bytes([from[N - 2], from[N - 1]]), to)?;
+    }
+    Ok((codes, scales.finish()))
+}
+
+/// The inverse of [`unpack_blocks`]: `encode` adds the codes to a block of zeros. Blocks of zero weights get scale
+/// zero, as ggml writes them.
+fn pack_blocks<const N: usize>(
+    tensor: &TernaryTensor,
+    encode: impl Fn(&[u8; 64], &mut [u8; N]),
+) -> Result<Vec<u8>, String> {
+    if !tensor.cols().is_multiple_of(256) {
+        return Err(format!("rows of {} weights are not whole blocks of 256", tensor.cols()));
+    }
+    let d = one_f16_scale(tensor)?;
+    let (from, _) = tensor.codes().as_chunks::<64>();
+    let mut bytes = vec![0; from.len() * N];
+    let (to, _) = bytes.as_chunks_mut::<N>();
+    for (from, to) in from.iter().zip(to) {
+        encode(from, to);
+        let d = if from.iter().all(|&c| c == ZEROS) { f16::ZERO } else { d };
+        to[N - 2..].copy_from_slice(&d.to_le_bytes());
+    }
+    Ok(bytes)
+}
+
 /// The one scale of a tensor, as formats with a scale a tensor store it.
 fn one_scale(tensor: &TernaryTensor) -> Result<f32, String> {
     let first = tensor.scales()[0].scale;

@@ -12,20 +12,15 @@
 //! Then `byte * 3 >> 8` is the first value, and the low byte of the product holds the others in the same way.
 
 use bitnet_tensor::TernaryTensor;
-use half::f16;
 
-use super::{BlockScales, ZEROS, gather, one_f16_scale, scatter};
+use super::{gather, pack_blocks, scatter, unpack_blocks};
 
 /// Runs of bytes that are interleaved together: first byte, bytes, first weight, weights in a byte.
 const RUNS: [(usize, usize, usize, usize); 3] = [(0, 32, 0, 5), (32, 16, 160, 5), (48, 4, 240, 4)];
 
 /// Canonical codes and scale of a tensor of `rows` x `cols`, `cols` a multiple of 256.
 pub(crate) fn unpack(bytes: &[u8], rows: usize, cols: usize) -> Result<(Vec<u8>, f32), String> {
-    let mut codes = vec![0; rows * cols / 4];
-    let mut scales = BlockScales::new();
-    let (from, _) = bytes.as_chunks::<54>();
-    let (to, _) = codes.as_chunks_mut::<64>();
-    for (from, to) in from.iter().zip(to) {
+    unpack_blocks::<54>(bytes, rows, cols, |from, to| {
         let mut wide = [0u8; 256];
         for (byte, bytes, weight, depth) in RUNS {
             let mut rest = [0u8; 32];
@@ -43,21 +38,12 @@ pub(crate) fn unpack(bytes: &[u8], rows: usize, cols: usize) -> Result<(Vec<u8>,
         for (o, w) in to.iter_mut().zip(words) {
             *o = gather(u32::from_le_bytes(*w));
         }
-        scales.block(f16::from_le_bytes([from[52], from[53]]), to)?;
-    }
-    Ok((codes, scales.finish()))
+    })
 }
 
-/// The bytes of a tensor; blocks of zeros get scale zero, as ggml writes them.
+/// The bytes of a tensor.
 pub(crate) fn pack(tensor: &TernaryTensor) -> Result<Vec<u8>, String> {
-    if !tensor.cols().is_multiple_of(256) {
-        return Err(format!("rows of {} weights are not whole blocks of 256", tensor.cols()));
-    }
-    let d = one_f16_scale(tensor)?;
-    let (from, _) = tensor.codes().as_chunks::<64>();
-    let mut bytes = vec![0; from.len() * 54];
-    let (to, _) = bytes.as_chunks_mut::<54>();
-    for (from, to) in from.iter().zip(to) {
+    pack_blocks::<54>(tensor, |from, to| {
         let mut wide = [0u8; 256];
         let (words, _) = wide.as_chunks_mut::<4>();
         for (w, b) in words.iter_mut().zip(from) {
@@ -71,8 +57,5 @@ pub(crate) fn pack(tensor: &TernaryTensor) -> Result<Vec<u8>, String> {
                 to[byte + j] = (number * 256).div_ceil(243) as u8;
             }
         }
-        let d = if from.iter().all(|&c| c == ZEROS) { f16::ZERO } else { d };
-        to[52..].copy_from_slice(&d.to_le_bytes());
-    }
-    Ok(bytes)
+    })
 }

@@ -17,7 +17,7 @@ fn converted(from: &Checkpoint, target: Target, to: &Path) -> Result<Checkpoint,
 }
 
 fn assert_same(a: &Checkpoint, b: &Checkpoint, target: Target, what: &str) {
-    let (x, y) = (inspect(a, true).unwrap(), inspect(b, true).unwrap());
+    let (x, y) = (inspect(a, true, &mut |_, _| {}).unwrap(), inspect(b, true, &mut |_, _| {}).unwrap());
     assert_eq!(x.sizes, y.sizes, "{what}");
     assert_eq!(x.tensors.len(), y.tensors.len(), "{what}");
     for (x, y) in x.tensors.iter().zip(&y.tensors) {
@@ -34,7 +34,7 @@ fn assert_same(a: &Checkpoint, b: &Checkpoint, target: Target, what: &str) {
             }
         }
     }
-    assert_eq!((x.eos_token_ids, x.bos_token_id), (y.eos_token_ids, y.bos_token_id), "{what}");
+    assert_eq!((x.generation.eos, x.generation.bos), (y.generation.eos, y.generation.bos), "{what}");
     assert_eq!(y.warnings, Vec::<String>::new(), "{what}");
     if let (Some(a), Some(b)) = (&a.tokenizer, &b.tokenizer) {
         for text in ["Don't 12345 stop\n\n\tnow 你好 🙂  ", "<|eot_id|>x"] {

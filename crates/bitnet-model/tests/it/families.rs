@@ -16,7 +16,7 @@ fn edited(path: &str, edit: impl FnOnce(&mut GgufEdit)) -> Result<Checkpoint, Mo
 }
 
 fn hashes(model: &Checkpoint) -> Vec<(String, Option<String>, Option<f32>)> {
-    let tensors = inspect(model, true).unwrap().tensors.into_iter();
+    let tensors = inspect(model, true, &mut |_, _| {}).unwrap().tensors.into_iter();
     tensors.filter(|t| t.kind == TensorKind::Ternary).map(|t| (t.name, t.trits_sha256, t.scale)).collect()
 }
 
@@ -231,9 +231,8 @@ fn what_is_not_computed_is_refused_by_name() {
 #[test]
 fn types_of_other_projects_are_named_with_the_cure() {
     for (id, parts) in [
-        (42, ["Q2_0", "neither in groups of 64 nor of 128"]),
         (38, ["TL1", "use the I2_S file"]),
-        (142, ["PQ2_0", "fork of llama.cpp"]),
+        (143, ["PTQ1_0", "fork of llama.cpp"]),
         (10, ["Q2_K", "I2_S, TQ1_0 or TQ2_0"]),
         (9999, ["unknown", "I2_S, TQ1_0 or TQ2_0"]),
     ] {
@@ -241,6 +240,40 @@ fn types_of_other_projects_are_named_with_the_cure() {
         let text = error.to_string();
         assert!(text.contains(Q) && parts.iter().all(|p| text.contains(p)), "{text}");
     }
+}
+
+/// A tensor of the fixture stored as another type, with zeros for data.
+fn stored_as(kind: u32, bytes_of: impl Fn(usize) -> usize) -> ModelError {
+    let edited = edited("llama-bitlinear/model-I2_S.gguf", |g| {
+        let tensor = g.tensor(Q);
+        tensor.kind = kind;
+        let elements = tensor.dims.iter().product::<u64>() as usize;
+        tensor.data = vec![0; bytes_of(elements)];
+    });
+    edited.err().unwrap()
+}
+
+#[test]
+fn q2_0_is_refused_with_its_group_of_64() {
+    let error = stored_as(42, |n| n / 64 * 18);
+    assert!(matches!(error, ModelError::GroupScales { id: 42, group: 64, .. }), "{error}");
+    let text = error.to_string();
+    assert!(text.contains("is Q2_0 (type 42), with a scale for every 64 weights"), "{text}");
+    assert!(text.contains(Q) && text.contains("one scale a tensor"), "{text}");
+}
+
+#[test]
+fn q2_0_of_a_fork_is_told_by_its_size_for_groups_of_128() {
+    let error = stored_as(42, |n| n / 128 * 34);
+    assert!(matches!(error, ModelError::GroupScales { id: 42, group: 128, .. }), "{error}");
+    assert!(error.to_string().contains("type 42 of a fork"), "{error}");
+}
+
+#[test]
+fn pq2_0_is_refused_with_its_group_of_128() {
+    let error = stored_as(142, |n| n / 128 * 34);
+    assert!(matches!(error, ModelError::GroupScales { id: 142, group: 128, .. }), "{error}");
+    assert!(error.to_string().contains("PQ2_0 (type 142)"), "{error}");
 }
 
 #[test]
@@ -367,4 +400,79 @@ fn overlapping_misaligned_and_repeated_tensors_are_damage() {
         g.entries.push(copy);
     });
     assert!(key.err().unwrap().to_string().contains("general.name appears twice"));
+}
+
+/// A fixture folder with its master weights stored as another type.
+fn masters_as(folder: &str, store: fn(f32) -> Vec<u8>, dtype: safetensors::Dtype) -> Checkpoint {
+    use safetensors::{SafeTensors, tensor::TensorView};
+    let read = |name: &str| std::fs::read(fixture(folder).join(name)).unwrap();
+    let weights = read("model.safetensors");
+    let stored = SafeTensors::deserialize(&weights).unwrap();
+    let restored: Vec<(String, Vec<usize>, Vec<u8>)> = stored
+        .iter()
+        .map(|(name, tensor)| {
+            assert_eq!(tensor.dtype(), safetensors::Dtype::BF16, "{name}");
+            let (values, _) = tensor.data().as_chunks::<2>();
+            let bytes = values.iter().flat_map(|v| store(bf16::from_le_bytes(*v).to_f32())).collect();
+            (name.to_owned(), tensor.shape().to_vec(), bytes)
+        })
+        .collect();
+    let views = restored
+        .iter()
+        .map(|(name, shape, bytes)| (name, TensorView::new(dtype, shape.clone(), bytes).unwrap()));
+    let written = safetensors::serialize(views, None).unwrap();
+    let files = ModelFiles { config: SharedBytes::new(read("config.json")), ..Default::default() };
+    Checkpoint::from_files(folder, &files, SharedBytes::new(written)).unwrap()
+}
+
+#[test]
+fn masters_in_f32_f16_and_bf16_are_ternarised_to_the_same_trits() {
+    let original = open("bitnet-master");
+    let expected = hashes(&original);
+    assert!(original.tensors.entries().iter().any(|e| e.stored == "bf16 masters"));
+    let f32s = masters_as("bitnet-master", |v| v.to_le_bytes().into(), safetensors::Dtype::F32);
+    assert!(f32s.tensors.entries().iter().any(|e| e.stored == "f32 masters"));
+    assert_eq!(hashes(&f32s), expected);
+    // Values below the range of f16 are rounded: the trits stay, the mean moves in its last bits.
+    let f16s =
+        masters_as("bitnet-master", |v| f16::from_f32(v).to_le_bytes().into(), safetensors::Dtype::F16);
+    assert!(f16s.tensors.entries().iter().any(|e| e.stored == "f16 masters"));
+    for (a, b) in hashes(&f16s).iter().zip(&expected) {
+        assert_eq!((&a.0, &a.1), (&b.0, &b.1));
+        assert!((a.2.unwrap() / b.2.unwrap() - 1.0).abs() < 1e-6, "{a:?} {b:?}");
+    }
+}
+
+#[test]
+fn quantization_mode_online_is_what_master_weights_have() {
+    let online = with_config("bitnet-master", |c| {
+        c["quantization_config"]["quantization_mode"] = "online".into();
+    });
+    assert_eq!(hashes(&online.unwrap()), hashes(&open("bitnet-master")));
+}
+
+#[test]
+fn use_rms_norm_puts_a_norm_before_every_projection() {
+    let model = open("llama-rmsnorm");
+    let names: Vec<&str> = model.tensors.entries().iter().map(|e| e.name.as_str()).collect();
+    let projections = names.iter().filter(|n| n.ends_with("_proj.weight")).count();
+    let norms = names.iter().filter(|n| n.ends_with("_proj.rms_norm.weight")).count();
+    assert!(projections > 0 && projections == norms, "{projections} {norms}");
+    let without = with_config("llama-rmsnorm", |c| c["quantization_config"]["use_rms_norm"] = false.into());
+    let warnings = without.unwrap().warnings;
+    assert!(warnings.iter().any(|w| w.contains("rms_norm.weight")), "{warnings:?}");
+}
+
+#[test]
+fn every_eos_token_of_a_gguf_ends_an_answer() {
+    let model = edited("bitnet-packed/model-I2_S.gguf", |g| {
+        let ids = [510u32, 7, 9];
+        g.set_words("tokenizer.ggml.eos_token_ids", 4, ids.into_iter().map(u32::to_le_bytes));
+    });
+    let eos = model.unwrap().defaults.eos;
+    assert!([510, 511, 7, 9].iter().all(|id| eos.contains(id)), "{eos:?}");
+    let mut once = eos.clone();
+    once.sort_unstable();
+    once.dedup();
+    assert_eq!(once.len(), eos.len(), "each once");
 }
