@@ -4,11 +4,17 @@ use serde_json::Value;
 use crate::{cargo, output};
 
 /// The crates of the product, lowest first: each may use those before it.
-const LAYERS: [&str; 6] =
-    ["bitnet-tensor", "bitnet-kernels", "bitnet-model", "bitnet-inference", "bitnet-server", "bitnet-cli"];
+const LAYERS: [&str; 6] = [
+    "bitnet-tensor",
+    "bitnet-kernels",
+    "bitnet-model",
+    "bitnet-inference",
+    "bitnet-server",
+    "bitnet-cli",
+];
 
 /// Crates that nothing may use but tests and each other, lowest first.
-const DEVELOPMENT_ONLY: [&str; 3] = ["bitnet-ptxsim", "bitnet-tests", "xtask"];
+const DEVELOPMENT_ONLY: [&str; 4] = ["bitnet-ptxsim", "bitnet-tests", "bitnet-fuzz", "xtask"];
 
 /// Reads the dependencies from cargo and refuses every one that points up.
 pub(crate) fn check() -> Result<()> {

@@ -4,6 +4,7 @@
 mod arrows;
 mod bench;
 mod ci;
+mod fuzz;
 mod ptx_gen;
 mod rows;
 mod sim;
@@ -40,6 +41,8 @@ enum Task {
     Sim(sim::Sim),
     /// Judge the kernels against the reference, then measure prefill and decode
     Bench(bench::Bench),
+    /// Damage model files of every kind and judge what becomes of them
+    Fuzz(fuzz::Fuzz),
 }
 
 fn main() -> ExitCode {
@@ -51,6 +54,7 @@ fn main() -> ExitCode {
         Task::Rows => rows::check(),
         Task::Sim(sim) => sim.run(),
         Task::Bench(bench) => bench.run(),
+        Task::Fuzz(fuzz) => fuzz.run(),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

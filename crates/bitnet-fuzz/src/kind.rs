@@ -1,0 +1,154 @@
+use bitnet_model::{
+    Checkpoint, Message, ModelError, ModelFiles, ModelSpec, Synthetic, Target, TensorKind, convert,
+};
+use bitnet_tensor::SharedBytes;
+
+/// A kind of file that a model may have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// A GGUF file with weights of this type.
+    Gguf(Target),
+    /// `model.safetensors`.
+    Weights,
+    /// `config.json`.
+    Config,
+    /// `tokenizer.json`.
+    Tokenizer,
+    /// `tokenizer_config.json`.
+    TokenizerConfig,
+    /// `generation_config.json`.
+    Generation,
+    /// `chat_template.jinja`.
+    Template,
+}
+
+impl Kind {
+    /// All kinds, with how many parts of a hundred each is worth.
+    pub const ALL: [(Kind, u64); 9] = [
+        (Kind::Gguf(Target::I2S), 20),
+        (Kind::Gguf(Target::Tq1_0), 10),
+        (Kind::Gguf(Target::Tq2_0), 10),
+        (Kind::Weights, 20),
+        (Kind::Config, 10),
+        (Kind::Tokenizer, 10),
+        (Kind::TokenizerConfig, 5),
+        (Kind::Generation, 5),
+        (Kind::Template, 10),
+    ];
+
+    /// Whether the file is text.
+    pub(crate) fn is_text(self) -> bool {
+        !matches!(self, Kind::Gguf(_) | Kind::Weights)
+    }
+
+    /// Bytes at the beginning that say what the rest is: damage there tells most.
+    pub(crate) fn head(self, bytes: usize) -> usize {
+        match self {
+            Kind::Gguf(_) => 16_000,
+            Kind::Weights => 4000,
+            _ => bytes,
+        }
+    }
+}
+
+/// A whole small model, of which one file is to be damaged.
+#[derive(Debug)]
+pub struct Seed {
+    /// Which file.
+    pub kind: Kind,
+    /// The file as it should be.
+    pub bytes: Vec<u8>,
+    files: ModelFiles,
+    weights: SharedBytes,
+}
+
+impl Seed {
+    /// Makes the files of a model with random weights and the demo's vocabulary and template.
+    ///
+    /// # Errors
+    /// If they cannot be written.
+    pub fn new(kind: Kind) -> Result<Seed, anyhow::Error> {
+        let model = model()?;
+        let folder = tempfile::tempdir()?;
+        let path = folder.path().join("seed");
+        if let Kind::Gguf(target) = kind {
+            convert(&model, target, &path, &mut |_, _| {})?;
+            let (files, weights) = (ModelFiles::default(), SharedBytes::new(Vec::new()));
+            return Ok(Seed { kind, bytes: std::fs::read(path)?, files, weights });
+        }
+        convert(&model, Target::Packed, &path, &mut |_, _| {})?;
+        let read = |name: &str| std::fs::read(path.join(name)).map(SharedBytes::new);
+        let mut files = ModelFiles {
+            config: read("config.json")?,
+            tokenizer: Some(read("tokenizer.json")?),
+            tokenizer_config: Some(read("tokenizer_config.json")?),
+            generation_config: Some(read("generation_config.json")?),
+            chat_template: None,
+        };
+        let weights = read("model.safetensors")?;
+        let template = model.chat.as_ref().map_or("{{ messages }}", |chat| chat.source());
+        let part = |file: &Option<SharedBytes>| file.as_deref().unwrap_or_default().to_vec();
+        let bytes = match kind {
+            Kind::Config => files.config.to_vec(),
+            Kind::Tokenizer => part(&files.tokenizer),
+            Kind::TokenizerConfig => part(&files.tokenizer_config),
+            Kind::Generation => part(&files.generation_config),
+            Kind::Template => template.as_bytes().to_vec(),
+            Kind::Weights | Kind::Gguf(_) => weights.to_vec(),
+        };
+        if matches!(kind, Kind::Weights | Kind::Generation | Kind::Template) {
+            // To read it would be most of the time, and nothing in these files has to do with it.
+            files.tokenizer = None;
+        }
+        Ok(Seed { kind, bytes, files, weights })
+    }
+
+    /// Bytes of the whole model with `bytes` for the file.
+    pub(crate) fn size(&self, bytes: usize) -> usize {
+        let tokenizer = self.files.tokenizer.as_ref().map_or(0, |file| file.len());
+        bytes + self.files.config.len() + tokenizer + self.weights.len()
+    }
+
+    /// Opens the model with `bytes` for the file, and uses everything that it then has.
+    ///
+    /// # Errors
+    /// What opening and using it gives.
+    pub fn open(&self, bytes: Vec<u8>) -> Result<(), ModelError> {
+        let (bytes, mut files) = (SharedBytes::new(bytes), self.files.clone());
+        let mut weights = self.weights.clone();
+        match self.kind {
+            Kind::Gguf(_) => return use_all(Checkpoint::from_gguf("mutant.gguf", bytes)?),
+            Kind::Weights => weights = bytes,
+            Kind::Config => files.config = bytes,
+            Kind::Tokenizer => files.tokenizer = Some(bytes),
+            Kind::TokenizerConfig => files.tokenizer_config = Some(bytes),
+            Kind::Generation => files.generation_config = Some(bytes),
+            Kind::Template => files.chat_template = Some(bytes),
+        }
+        use_all(Checkpoint::from_files("mutant", &files, weights)?)
+    }
+}
+
+/// A small model with random weights.
+fn model() -> Result<Checkpoint, ModelError> {
+    let demo = Checkpoint::demo()?;
+    let spec = ModelSpec { hidden: 256, ffn: 256, layers: 1, ..demo.spec };
+    Ok(Checkpoint { spec: spec.clone(), tensors: Box::new(Synthetic::of(spec)), ..demo })
+}
+
+fn use_all(model: Checkpoint) -> Result<(), ModelError> {
+    for entry in model.tensors.entries() {
+        match entry.kind {
+            TensorKind::Ternary => drop(model.tensors.ternary(&entry.name)?),
+            TensorKind::Dense | TensorKind::Norm => drop(model.tensors.dense(&entry.name)?.to_f32()),
+        }
+    }
+    if let Some(tokenizer) = &model.tokenizer {
+        let ids = tokenizer.encode("It's 12345,\n\n 你好 <|eot_id|>", true)?;
+        tokenizer.decode(&ids, false)?;
+    }
+    if let Some(chat) = &model.chat {
+        chat.render(&[Message::new("user", "Who goes there?")], true)?;
+    }
+    Ok(())
+}

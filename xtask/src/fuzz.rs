@@ -1,0 +1,36 @@
+use anyhow::Result;
+use clap::Args;
+
+use crate::{cargo, run};
+
+/// Seconds of a run that is told neither time nor number.
+const SECONDS: u64 = 60;
+/// Mutations that `--model-files` alone stands for.
+const MILLION: &str = "1000000";
+
+/// Limits of a run.
+#[derive(Args)]
+pub(crate) struct Fuzz {
+    /// Stop after this time [default: 60, or when --model-files are done]
+    #[arg(long, value_name = "N")]
+    seconds: Option<u64>,
+    /// Mutations of model files over all kinds [default: a million]
+    #[arg(long, value_name = "COUNT", num_args = 0..=1, default_missing_value = MILLION)]
+    model_files: Option<u64>,
+    /// Number of the first mutation
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+}
+
+impl Fuzz {
+    pub(crate) fn run(&self) -> Result<()> {
+        let mut fuzz = cargo(&["run", "--release", "--quiet", "--package", "bitnet-fuzz", "--"]);
+        let seconds = self.seconds.or(self.model_files.is_none().then_some(SECONDS));
+        if let Some(seconds) = seconds {
+            fuzz.args(["--seconds", &seconds.to_string()]);
+        }
+        fuzz.args(["--count", &self.model_files.unwrap_or(u64::MAX).to_string()]);
+        fuzz.args(["--seed", &self.seed.to_string()]);
+        run(fuzz)
+    }
+}
