@@ -4,7 +4,8 @@ use serde_json::Value;
 use crate::{cargo, output};
 
 /// The crates of the product, lowest first: each may use those before it.
-const LAYERS: [&str; 6] = [
+const LAYERS: [&str; 7] = [
+    "bitnet-hub",
     "bitnet-tensor",
     "bitnet-kernels",
     "bitnet-model",

@@ -1,0 +1,326 @@
+use std::{
+    env,
+    io::Read,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use hf_hub::Cache;
+use serde_json::Value;
+
+use crate::{
+    HubError, ModelId,
+    cache::Folder,
+    http::{Answer, Client},
+    id::{is_plain, is_relative},
+};
+
+const CONFIG: &str = "config.json";
+const INDEX: &str = "model.safetensors.index.json";
+const WEIGHTS: &str = "model.safetensors";
+/// What else a model may have; all other files are of no use to us.
+const OPTIONAL: [&str; 5] = [
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    // Only to say that it has to be converted.
+    "tokenizer.model",
+];
+/// Bytes of the description of a repository, and of an index.
+const MAX_JSON: u64 = 16 << 20;
+/// How often a broken transfer is taken up again without a byte of progress.
+const RETRIES: u32 = 4;
+
+/// Where models come from and go to.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Address of the hub.
+    pub endpoint: String,
+    /// What it knows the user by.
+    pub token: Option<String>,
+    /// Whether to use the cache alone.
+    pub offline: bool,
+    /// Folder of the cache.
+    pub cache: PathBuf,
+    /// The time to wait before a broken transfer is taken up, multiplied by the number of attempts.
+    pub patience: Duration,
+}
+
+impl Settings {
+    /// From `HF_ENDPOINT`, `HF_TOKEN` (or the token that `hf auth login` left), `HF_HUB_OFFLINE` and `HF_HOME`.
+    ///
+    /// # Errors
+    /// If there is no place for a cache.
+    pub fn from_env() -> Result<Settings, HubError> {
+        let variable = |name: &str| env::var(name).ok().filter(|value| !value.trim().is_empty());
+        // `Cache` panics where there is no home.
+        if variable("HF_HOME").is_none() && env::home_dir().is_none_or(|home| home.as_os_str().is_empty()) {
+            return Err(HubError::NoHome);
+        }
+        let cache = if variable("HF_HOME").is_some() { Cache::from_env() } else { Cache::default() };
+        let offline = variable("HF_HUB_OFFLINE").map(|v| v.trim().to_ascii_lowercase());
+        Ok(Settings {
+            endpoint: variable("HF_ENDPOINT").unwrap_or_else(|| "https://huggingface.co".into()),
+            token: variable("HF_TOKEN").map(|token| token.trim().into()).or_else(|| cache.token()),
+            offline: offline.is_some_and(|v| matches!(v.as_str(), "1" | "true" | "yes" | "on")),
+            cache: cache.path().clone(),
+            patience: Duration::from_secs(1),
+        })
+    }
+}
+
+/// A Hugging Face hub and the cache in front of it.
+#[derive(Debug, Clone)]
+pub struct Hub {
+    settings: Settings,
+    client: Client,
+}
+
+impl Hub {
+    /// A hub.
+    pub fn new(settings: Settings) -> Hub {
+        let client = Client::new(&settings.endpoint, settings.token.clone());
+        Hub { settings, client }
+    }
+
+    /// The file that `id` names, or the folder of the model, with all that is needed of it fetched. `progress` is told
+    /// file, bytes that are there, and bytes in all.
+    ///
+    /// # Errors
+    /// If the hub does not have it, does not give it, or does not answer; what was fetched until then stays.
+    pub fn fetch(&self, id: &ModelId, progress: &mut dyn FnMut(&str, u64, u64)) -> Result<PathBuf, HubError> {
+        let folder = Folder::of(&self.settings.cache, id);
+        if self.settings.offline {
+            return cached(id, &folder);
+        }
+        let (commit, files) = self.describe(id)?;
+        let mut get = |file: &str| self.file(id, &folder, &commit, file, progress);
+        let path = if let Some(file) = &id.file {
+            if !files.contains(file) {
+                return Err(no_file(id, file, &files));
+            }
+            get(file)?
+        } else {
+            if !files.iter().any(|f| f == CONFIG) {
+                return Err(no_file(id, CONFIG, &files));
+            }
+            get(CONFIG)?;
+            for file in OPTIONAL.iter().filter(|name| files.iter().any(|f| f == *name)) {
+                get(file)?;
+            }
+            if files.iter().any(|f| f == INDEX) {
+                for shard in shards(&get(INDEX)?)? {
+                    get(&shard)?;
+                }
+            } else if files.iter().any(|f| f == WEIGHTS) {
+                get(WEIGHTS)?;
+            } else {
+                return Err(no_file(id, WEIGHTS, &files));
+            }
+            folder.snapshot(&commit)
+        };
+        folder.remember(&commit)?;
+        Ok(path)
+    }
+
+    /// The commit that a revision is, and its files.
+    fn describe(&self, id: &ModelId) -> Result<(String, Vec<String>), HubError> {
+        let revision = id.revision.replace('/', "%2F");
+        let answer = self.client.get(&format!("api/models/{}/revision/{revision}", id.repo), 0)?;
+        let mut answer = self.successful(id, answer, None)?;
+        let wrong = |problem: &str| HubError::Answer { url: answer.url.clone(), problem: problem.into() };
+        let mut text = Vec::new();
+        let body = answer.last.body_mut().as_reader().take(MAX_JSON).read_to_end(&mut text);
+        body.map_err(|e| HubError::Network { url: answer.url.clone(), problem: e.to_string() })?;
+        let json: Value = serde_json::from_slice(&text).map_err(|e| wrong(&e.to_string()))?;
+        let commit =
+            json["sha"].as_str().filter(|sha| is_plain(sha)).ok_or_else(|| wrong("it names no commit"))?;
+        let files = json["siblings"].as_array().ok_or_else(|| wrong("it lists no files"))?;
+        let names = files.iter().filter_map(|f| f["rfilename"].as_str());
+        // A name that leads elsewhere is not offered.
+        let names = names.filter(|name| is_relative(name)).map(str::to_owned).collect();
+        Ok((commit.into(), names))
+    }
+
+    /// Fetches a file into the cache, unless it is there.
+    fn file(
+        &self,
+        id: &ModelId,
+        folder: &Folder,
+        commit: &str,
+        file: &str,
+        progress: &mut dyn FnMut(&str, u64, u64),
+    ) -> Result<PathBuf, HubError> {
+        let path = folder.snapshot(commit).join(file);
+        if path.is_file() {
+            return Ok(path);
+        }
+        let place = format!("{}/resolve/{commit}/{file}", id.repo);
+        let mut answer = self.successful(id, self.client.get(&place, 0)?, Some(file))?;
+        let content = content(&answer)?;
+        if folder.has(&content) {
+            return folder.link(commit, file, &content);
+        }
+        let mut unfinished = folder.unfinished(&content)?;
+        let size = length(&answer);
+        // A server that does not know ranges sends all of it again, and then `begins_at` tells.
+        if unfinished.length > 0 && size.is_some_and(|size| unfinished.length < size) {
+            answer = self.successful(id, self.client.get(&place, unfinished.length)?, Some(file))?;
+        }
+        let mut attempts = 0;
+        while unfinished.length == 0 || size != Some(unfinished.length) {
+            let before = unfinished.length;
+            if begins_at(&answer) != before {
+                unfinished.restart()?;
+            }
+            let mut told = |have| progress(file, have, size.unwrap_or(have));
+            let problem = match receive(&mut answer, &mut unfinished, size.unwrap_or(u64::MAX), &mut told) {
+                Ok(()) if size.is_none_or(|size| unfinished.length == size) => break,
+                Ok(()) => "it ended early".to_string(),
+                Err(Failure::Cache(e)) => return Err(e),
+                Err(Failure::Transfer(problem)) => problem,
+            };
+            attempts = if unfinished.length > before { 0 } else { attempts + 1 };
+            let have = unfinished.length;
+            let broken =
+                |problem| HubError::Broken { file: file.into(), have, size: size.unwrap_or(have), problem };
+            if attempts == RETRIES {
+                return Err(broken(problem));
+            }
+            std::thread::sleep(self.settings.patience * (attempts + 1));
+            answer = match self.client.get(&place, have) {
+                Ok(answer) => self.successful(id, answer, Some(file))?,
+                Err(e) => return Err(broken(e.to_string())),
+            };
+        }
+        unfinished.finish(file)?;
+        folder.link(commit, file, &content)
+    }
+
+    /// What an answer that is no success means.
+    fn successful(&self, id: &ModelId, answer: Answer, file: Option<&str>) -> Result<Answer, HubError> {
+        let (url, repo) = (answer.url.clone(), id.repo.clone());
+        let again = "wait a while and try again";
+        Err(match answer.last.status().as_u16() {
+            200 | 206 => return Ok(answer),
+            401 | 403 => HubError::Denied { repo, endpoint: self.client.endpoint().into() },
+            404 => match file {
+                Some(file) => no_file(id, file, &[]),
+                None => HubError::NoModel { repo, revision: id.revision.clone() },
+            },
+            status @ 429 => {
+                HubError::Status { url, status, cure: "too many requests; wait, or set HF_TOKEN" }
+            }
+            status @ 500.. => HubError::Status { url, status, cure: again },
+            status => HubError::Status { url, status, cure: "check HF_ENDPOINT and the name of the model" },
+        })
+    }
+}
+
+/// The name that the cache gives a content: the hub's own name for it.
+fn content(answer: &Answer) -> Result<String, HubError> {
+    let headers = answer.first.headers();
+    let name = headers.get("x-linked-etag").or_else(|| headers.get("etag")).and_then(|v| v.to_str().ok());
+    let name = name.map(|name| name.trim_start_matches("W/").trim_matches('"').to_owned());
+    name.filter(|name| is_plain(name) && name.len() <= 128).ok_or_else(|| HubError::Answer {
+        url: answer.url.clone(),
+        problem: "it has no ETag that could name the content".into(),
+    })
+}
+
+/// Bytes of the whole file, by an answer that begins with its first; small files may come without.
+fn length(answer: &Answer) -> Option<u64> {
+    answer.last.headers().get("content-length")?.to_str().ok()?.parse().ok()
+}
+
+/// The byte of the file that an answer begins with.
+fn begins_at(answer: &Answer) -> u64 {
+    let range = answer.last.headers().get("content-range").and_then(|v| v.to_str().ok());
+    let start = range.and_then(|range| range.strip_prefix("bytes ")?.split('-').next()?.parse().ok());
+    if answer.last.status().as_u16() == 206 { start.unwrap_or(0) } else { 0 }
+}
+
+enum Failure {
+    Transfer(String),
+    Cache(HubError),
+}
+
+/// Appends what comes, and no more than there should be.
+fn receive(
+    answer: &mut Answer,
+    to: &mut crate::cache::Unfinished,
+    size: u64,
+    progress: &mut dyn FnMut(u64),
+) -> Result<(), Failure> {
+    let mut reader = answer.last.body_mut().with_config().limit(u64::MAX).reader();
+    let mut buffer = vec![0; 1 << 16];
+    while to.length < size {
+        let room = buffer.len().min(usize::try_from(size - to.length).unwrap_or(usize::MAX));
+        match reader.read(&mut buffer[..room]) {
+            Ok(0) => break,
+            Ok(n) => to.append(&buffer[..n]).map_err(Failure::Cache)?,
+            Err(e) => return Err(Failure::Transfer(e.to_string())),
+        }
+        progress(to.length);
+    }
+    Ok(())
+}
+
+/// The model as the cache has it.
+fn cached(id: &ModelId, folder: &Folder) -> Result<PathBuf, HubError> {
+    let missing = |file: &str| HubError::Offline {
+        repo: id.repo.clone(),
+        revision: id.revision.clone(),
+        file: file.into(),
+    };
+    let commit = folder.commit().ok_or_else(|| missing("the model"))?;
+    let snapshot = folder.snapshot(&commit);
+    let have = |file: &str| match snapshot.join(file).is_file() {
+        true => Ok(snapshot.join(file)),
+        false => Err(missing(file)),
+    };
+    if let Some(file) = &id.file {
+        return have(file);
+    }
+    have(CONFIG)?;
+    match have(INDEX) {
+        Ok(index) => shards(&index)?.iter().try_for_each(|shard| have(shard).map(drop))?,
+        Err(_) => drop(have(WEIGHTS)?),
+    }
+    Ok(snapshot)
+}
+
+/// The files that an index names, each once.
+fn shards(index: &Path) -> Result<Vec<String>, HubError> {
+    let damaged = |problem: &str| HubError::Damaged { file: INDEX.into(), problem: problem.into() };
+    let text = std::fs::read(index).map_err(HubError::cache("read", index))?;
+    let json: Value = serde_json::from_slice(&text).map_err(|e| damaged(&e.to_string()))?;
+    let map = json["weight_map"].as_object().ok_or_else(|| damaged("it has no weight_map"))?;
+    let mut names = Vec::new();
+    for name in map.values() {
+        let name = name
+            .as_str()
+            .filter(|name| is_plain(name))
+            .ok_or_else(|| damaged("a shard has no plain name"))?;
+        names.push(name.to_owned());
+    }
+    names.sort_unstable();
+    names.dedup();
+    Ok(names)
+}
+
+/// What to ask for instead of a file that is not there.
+fn no_file(id: &ModelId, file: &str, files: &[String]) -> HubError {
+    const MOST: usize = 6;
+    let mut ggufs: Vec<_> =
+        files.iter().filter(|f| f.ends_with(".gguf")).map(|f| format!("{}:{f}", id.repo)).collect();
+    let more = ggufs.len().saturating_sub(MOST);
+    ggufs.truncate(MOST);
+    let cure = match (ggufs.is_empty(), more) {
+        (true, _) => "check the name; a model is config.json with safetensors, or a .gguf file".into(),
+        (false, 0) => format!("give one of {}", ggufs.join(", ")),
+        (false, _) => format!("give one of {}, and {more} more", ggufs.join(", ")),
+    };
+    HubError::NoFile { repo: id.repo.clone(), file: file.into(), cure }
+}

@@ -1,0 +1,18 @@
+//! Models by name: `org/name[@revision][:file]` becomes files in Hugging Face's cache, shared with its other tools.
+//!
+//! A crate of its own, because only programs that take names of models should pay for HTTP and TLS: a library user
+//! who opens files does not. `hf-hub` knows the cache; the transfers are made here, because its own would send the
+//! user's token on to the servers that the hub redirects to, trust an `ETag` as a file name, and panic on answers
+//! that a hub should not give.
+
+#![forbid(unsafe_code)]
+
+mod cache;
+mod error;
+mod http;
+mod hub;
+mod id;
+
+pub use error::HubError;
+pub use hub::{Hub, Settings};
+pub use id::ModelId;

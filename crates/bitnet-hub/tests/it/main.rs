@@ -1,0 +1,4 @@
+//! Models fetched from a hub that this process plays.
+
+mod fetch;
+mod server;
