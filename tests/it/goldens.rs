@@ -1,21 +1,23 @@
 //! The forward pass of every form of every fixture against an independent oracle.
 
+use std::path::Path;
+
 use bitnet_inference::{EngineConfig, GenerationConfig, GpuInferenceEngine};
 use bitnet_kernels::{Cpu, Isa};
 use bitnet_model::{Batch, Checkpoint, Limits, Logits, Model, Transformer};
-use bitnet_tests::{FORMS, Form, Tensors, assert_close, bitnet, distances};
+use bitnet_tests::{FORMS, Tensors, assert_close, bitnet, distances};
 
-const PROMPTS: usize = 5;
+pub const PROMPTS: usize = 5;
 
-fn load(form: Form, isa: Isa, threads: usize) -> Transformer<Cpu> {
-    let checkpoint = Checkpoint::open(&form.path()).unwrap();
+pub fn load(path: &Path, isa: Isa, threads: usize) -> Transformer<Cpu> {
+    let checkpoint = Checkpoint::open(path).unwrap();
     let cpu = Cpu::new(isa, threads).unwrap();
     let limits = Limits { max_tokens: 160, max_logit_rows: 160, kv_blocks: 16 };
     Transformer::load(&checkpoint.spec, &*checkpoint.tensors, cpu, limits, &mut |_, _| {}).unwrap()
 }
 
 /// Logits of all prompts, as many positions as the oracle has.
-fn prefill(model: &mut dyn Model, golden: &Tensors) -> Vec<f32> {
+pub fn prefill(model: &mut dyn Model, golden: &Tensors) -> Vec<f32> {
     let (mut batch, mut logits) = (Batch::new(), Logits::default());
     let mut all = Vec::new();
     for prompt in 0..PROMPTS {
@@ -37,7 +39,7 @@ fn f35_every_form_is_within_the_oracles_limits_and_every_isa_gives_the_same_bits
         let mut first: Option<Vec<f32>> = None;
         for isa in Isa::available() {
             for threads in [1, 2] {
-                let mut model = load(form, isa, threads);
+                let mut model = load(&form.path(), isa, threads);
                 let vocab = model.spec().vocab;
                 let actual = prefill(&mut model, &golden);
                 assert_close(distances(&actual, &expected, vocab), &format!("{form:?} {isa:?} {threads}"));
@@ -61,7 +63,8 @@ fn f01_all_prompts_of_a_form_in_one_batch_give_the_oracles_greedy_tokens_while_i
             let config = GenerationConfig { max_new_tokens, ignore_eos: true, ..GenerationConfig::default() };
             (of("ids", prompt), config)
         });
-        let engine = GpuInferenceEngine::new(load(form, Isa::best(), 2), EngineConfig::default()).unwrap();
+        let engine =
+            GpuInferenceEngine::new(load(&form.path(), Isa::best(), 2), EngineConfig::default()).unwrap();
         let tokens = engine.process_batch_gpu(&batch.collect::<Vec<_>>()).unwrap();
         let mut compared = 0;
         for (prompt, tokens) in tokens.iter().enumerate() {
@@ -76,7 +79,7 @@ fn f01_all_prompts_of_a_form_in_one_batch_give_the_oracles_greedy_tokens_while_i
 }
 
 #[test]
-fn the_binary_gives_the_same_logits_on_every_isa_with_one_and_two_threads() {
+fn f37_the_binary_gives_the_oracles_logits_on_every_isa_with_one_and_two_threads() {
     let dir = tempfile::tempdir().unwrap();
     for &form in FORMS {
         let golden = form.golden();

@@ -1,5 +1,6 @@
 //! End to end, on fixtures and demo.
 
+mod converted;
 mod demo;
 mod determinism;
 mod exactness;

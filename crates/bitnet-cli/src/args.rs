@@ -2,14 +2,16 @@
 
 use std::{net::IpAddr, path::PathBuf, time::Duration};
 
+use bitnet_model::Target;
 use clap::{Args, Parser, Subcommand};
 
 use crate::{memory::MemoryLimit, token_ids::TokenIds};
 
 /// Runs ternary (BitNet b1.58) language models on any CPU.
 ///
-/// MODEL is a .gguf file; a folder with config.json, *.safetensors and tokenizer.json; `demo`, the small trained
-/// model inside this program; or `synthetic:NAME`, random weights without a tokenizer (tiny, 125m, 700m, 2b4t).
+/// MODEL is a .gguf file; a folder with config.json, *.safetensors and tokenizer.json; `org/name`, fetched from
+/// Hugging Face, with `@revision` and `:file` if wanted; `demo`, the small trained model inside this program; or
+/// `synthetic:NAME`, random weights without a tokenizer (tiny, 125m, 700m, 2b4t).
 #[derive(Debug, Parser)]
 #[command(name = "bitnet", version, arg_required_else_help = true, max_term_width = 100)]
 pub struct Cli {
@@ -74,6 +76,7 @@ pub enum Command {
     Detokenize(DetokenizeArgs),
     Inspect(InspectArgs),
     Serve(ServeArgs),
+    Convert(ConvertArgs),
     Perplexity(PerplexityArgs),
     Bench(BenchArgs),
     Doctor(DoctorArgs),
@@ -241,6 +244,26 @@ fn time(text: &str) -> Result<Duration, String> {
     };
     let seconds = number.parse::<f64>().ok().map(|n| n * factor).filter(|&s| s > 0.0 && s <= 1e6);
     seconds.map(Duration::from_secs_f64).ok_or_else(|| "give a time over 0, like 500ms, 2s or 10m".into())
+}
+
+/// Write a model in another format.
+///
+/// The trits stay what they are. i2_s, tq1_0 and tq2_0 are GGUF files for bitnet.cpp and llama.cpp, packed is a folder
+/// for transformers; each with tokenizer and metadata. The TQ types store a scale in 16 bits, the others keep it.
+#[derive(Debug, Args)]
+pub struct ConvertArgs {
+    /// The model
+    pub model: String,
+    /// The file to write, or for packed the folder, which must not exist
+    #[arg(value_name = "DST")]
+    pub destination: PathBuf,
+    /// The format: i2_s, tq1_0, tq2_0 or packed
+    #[arg(long, value_name = "FORMAT", value_parser = format)]
+    pub to: Target,
+}
+
+fn format(text: &str) -> Result<Target, String> {
+    text.parse().map_err(|_| "choose i2_s, tq1_0, tq2_0 or packed".into())
 }
 
 /// Measure how well a model predicts a text.

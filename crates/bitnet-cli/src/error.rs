@@ -1,5 +1,6 @@
 use std::{io, path::PathBuf};
 
+use bitnet_hub::HubError;
 use bitnet_inference::{GenerateError, InvalidConfig};
 use bitnet_kernels::KernelError;
 use bitnet_model::{ForwardError, ModelError};
@@ -10,6 +11,9 @@ pub enum CliError {
     /// The model could not be read.
     #[error(transparent)]
     Model(#[from] ModelError),
+    /// The model could not be fetched.
+    #[error(transparent)]
+    Hub(#[from] HubError),
     /// A forward pass failed.
     #[error("{0} (forward pass): give the model more memory with --memory, or report this")]
     Forward(#[from] ForwardError),

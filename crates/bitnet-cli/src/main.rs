@@ -58,6 +58,7 @@ fn dispatch(command: Command, common: &Common) -> Result<(), CliError> {
         Command::Detokenize(a) => commands::detokenize::run(&a),
         Command::Inspect(a) => commands::inspect::run(&a),
         Command::Serve(a) => commands::serve::run(common, &a),
+        Command::Convert(a) => commands::convert::run(&a),
         Command::Perplexity(a) => commands::perplexity::run(common, &a),
         Command::Bench(a) => commands::bench::run(common, &a),
         Command::Doctor(a) => commands::doctor::run(common, &a),

@@ -1,10 +1,11 @@
 //! MODEL: from what was typed to an opened checkpoint.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use bitnet_hub::{Hub, ModelId, Settings};
 use bitnet_model::{Checkpoint, GenerationDefaults, Synthetic, Tokenizer};
 
-use crate::{error::CliError, output};
+use crate::{error::CliError, output, progress::Progress};
 
 /// Opens MODEL; what the user should know about it is told on stderr.
 pub fn open(model: &str) -> Result<Checkpoint, CliError> {
@@ -20,12 +21,25 @@ pub fn open(model: &str) -> Result<Checkpoint, CliError> {
 }
 
 fn files(model: &str) -> Result<Checkpoint, CliError> {
-    if let Some(id) = hub_id(model) {
-        let what = format!("there is no file or folder {id}, and this build does not download models");
-        let cure = format!("download it, for instance with `hf download {id} --local-dir DIR`, and give DIR");
-        return Err(CliError::refused(what, "MODEL", cure));
-    }
-    Ok(Checkpoint::open(Path::new(model))?)
+    // What lies on the disk is meant before what lies on a hub.
+    let id = ModelId::parse(model).filter(|_| !Path::new(model).exists());
+    Ok(match id {
+        Some(id) => Checkpoint::open(&fetch(&id)?)?,
+        None => Checkpoint::open(Path::new(model))?,
+    })
+}
+
+fn fetch(id: &ModelId) -> Result<PathBuf, CliError> {
+    let mut bar: Option<(String, Progress)> = None;
+    let path = Hub::new(Settings::from_env()?).fetch(id, &mut |file, have, size| {
+        if bar.as_ref().is_none_or(|(name, _)| name != file) {
+            bar = Some((file.into(), Progress::bytes(file)));
+        }
+        if let Some((_, bar)) = &bar {
+            bar.at(have as usize, size as usize);
+        }
+    })?;
+    Ok(path)
 }
 
 fn synthetic(model: &str, name: &str) -> Result<Checkpoint, CliError> {
@@ -40,18 +54,6 @@ fn synthetic(model: &str, name: &str) -> Result<Checkpoint, CliError> {
         defaults: GenerationDefaults::default(),
         warnings: Vec::new(),
     })
-}
-
-/// `org/name`, with or without a revision and a file, if it is not a path.
-fn hub_id(model: &str) -> Option<&str> {
-    let id = model.split(['@', ':']).next().unwrap_or(model);
-    let (org, name) = id.split_once('/')?;
-    let part = |p: &str| {
-        p.starts_with(|c: char| c.is_ascii_alphanumeric())
-            && p.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
-    };
-    let file = [".gguf", ".safetensors", ".json"].iter().any(|end| name.ends_with(end));
-    (part(org) && part(name) && !file && !Path::new(model).exists()).then_some(id)
 }
 
 /// The tokenizer of a model that must have one.
@@ -77,19 +79,5 @@ pub fn check_ids(checkpoint: &Checkpoint, ids: &[u32], place: &str) -> Result<()
             Err(CliError::refused(what, place, format!("use ids from 0 to {}", vocab - 1)))
         }
         None => Ok(()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::hub_id;
-
-    #[test]
-    fn hub_ids_are_told_from_paths() {
-        assert_eq!(hub_id("microsoft/bitnet-b1.58-2B-4T"), Some("microsoft/bitnet-b1.58-2B-4T"));
-        assert_eq!(hub_id("org/name@main:model.gguf"), Some("org/name"));
-        for path in ["./org/name", "/org/name", "a/b/c", "name", "../x", "models/tiny.gguf"] {
-            assert_eq!(hub_id(path), None, "{path}");
-        }
     }
 }

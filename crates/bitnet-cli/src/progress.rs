@@ -7,13 +7,22 @@ pub struct Progress(ProgressBar);
 
 impl Progress {
     /// A bar for `total` pieces of work.
-    pub fn new(what: &'static str, total: usize) -> Self {
+    pub fn new(what: &str, total: usize) -> Self {
+        Self::with("{prefix} {wide_bar} {pos}/{len} {eta}", what, total)
+    }
+
+    /// A bar for a file on its way.
+    pub fn bytes(file: &str) -> Self {
+        Self::with("{prefix} {wide_bar} {bytes}/{total_bytes} {binary_bytes_per_sec} {eta}", file, 0)
+    }
+
+    fn with(template: &str, what: &str, total: usize) -> Self {
         let target = match std::io::stderr().is_terminal() {
             true => ProgressDrawTarget::stderr(),
             false => ProgressDrawTarget::hidden(),
         };
-        let bar = ProgressBar::with_draw_target(Some(total as u64), target).with_prefix(what);
-        if let Ok(style) = ProgressStyle::with_template("{prefix} {wide_bar} {pos}/{len} {eta}") {
+        let bar = ProgressBar::with_draw_target(Some(total as u64), target).with_prefix(what.to_owned());
+        if let Ok(style) = ProgressStyle::with_template(template) {
             bar.set_style(style);
         }
         Progress(bar)

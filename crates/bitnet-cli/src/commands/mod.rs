@@ -1,6 +1,7 @@
 //! One command a file.
 
 pub mod bench;
+pub mod convert;
 pub mod detokenize;
 pub mod doctor;
 pub mod inspect;

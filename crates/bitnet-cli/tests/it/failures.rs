@@ -34,6 +34,8 @@ fn wrong_usage_is_told_in_one_line_with_exit_code_2() {
     fails(2, "run synthetic:tiny --ids 1 --repetition-penalty 0", &["--repetition-penalty"]);
     fails(2, "run synthetic:tiny --ids 1 hello", &["--ids"]);
     fails(2, "logits synthetic:tiny --ids 1", &["--out"]);
+    fails(2, "convert synthetic:tiny out --to q4", &["q4", "i2_s, tq1_0, tq2_0 or packed"]);
+    fails(2, "convert synthetic:tiny out", &["--to"]);
     fails(2, "bench synthetic:tiny -b 0", &["-b", "1 to 1024"]);
     fails(2, "bench synthetic:tiny -p 5000", &["-p", "4096"]);
     fails(2, "bench synthetic:tiny -n 4096", &["-n"]);
@@ -48,7 +50,6 @@ fn a_model_that_is_not_there_is_told_with_what_could_be_given() {
     fails(1, "run synthetic:9t --ids 1", &["9t", "2b4t"]);
     fails(1, "inspect no-such-file.gguf", &["no-such-file.gguf"]);
     fails(1, "inspect ./no/such/folder", &["./no/such/folder"]);
-    fails(1, "run microsoft/bitnet-b1.58-2B-4T hi", &["does not download", "--local-dir"]);
     let empty = tempfile::tempdir().unwrap();
     fails(1, &format!("inspect {}", empty.path().display()), &["config.json"]);
 }

@@ -2,9 +2,11 @@
 
 mod bench;
 mod bitnet;
+mod convert;
 mod demo;
 mod doctor;
 mod failures;
+mod hub;
 mod inspect;
 mod logits;
 mod memory;

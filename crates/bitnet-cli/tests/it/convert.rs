@@ -1,0 +1,70 @@
+//! `bitnet convert`.
+
+use crate::bitnet::{bitnet, fixture};
+
+const FORMATS: [&str; 4] = ["i2_s", "tq1_0", "tq2_0", "packed"];
+
+fn names(folder: &std::path::Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).unwrap();
+    entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect()
+}
+
+#[test]
+fn the_demo_converts_and_writes_the_same_verse() {
+    let folder = tempfile::tempdir().unwrap();
+    let verse = |model: &str| {
+        let run = ["run", model, "First Citizen:", "-n", "24", "--temperature", "0", "--seed", "1"];
+        bitnet(&run).success()
+    };
+    let expected = verse("demo");
+    let to = folder.path().join("packed");
+    let to = to.to_str().unwrap();
+    let outcome = bitnet(&["convert", "demo", to, "--to", "packed"]);
+    assert!(outcome.err.contains("wrote"), "{outcome:?}");
+    assert_eq!(outcome.success(), "");
+    assert_eq!(verse(to), expected);
+    assert_eq!(names(folder.path()), ["packed"], "nothing else is left");
+}
+
+#[test]
+fn a_synthetic_model_converts_to_every_format() {
+    let folder = tempfile::tempdir().unwrap();
+    for format in FORMATS {
+        let to = folder.path().join(format);
+        bitnet(&["convert", "synthetic:tiny", to.to_str().unwrap(), "--to", format]).success();
+        let report = bitnet(&["inspect", to.to_str().unwrap(), "--json"]).json();
+        assert_eq!(report["sizes"]["layers"], 2);
+        assert_eq!(report["tokenizer"], serde_json::Value::Null);
+    }
+}
+
+#[test]
+fn what_a_format_cannot_hold_is_refused_and_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let to = folder.path().join("out.gguf");
+    let error =
+        bitnet(&["convert", &fixture("bitnet-odd"), to.to_str().unwrap(), "--to", "tq2_0"]).failure(1);
+    for part in ["[192, 192]", "model.layers.0.self_attn.q_proj.weight", "convert to packed"] {
+        assert!(error.contains(part), "{part}: {error}");
+    }
+    assert_eq!(names(folder.path()), Vec::<String>::new());
+    let taken = folder.path().join("taken");
+    std::fs::create_dir(&taken).unwrap();
+    for format in FORMATS {
+        let error =
+            bitnet(&["convert", "synthetic:tiny", taken.to_str().unwrap(), "--to", format]).failure(1);
+        assert!(error.contains("taken"), "{error}");
+    }
+    assert_eq!(names(folder.path()), ["taken"]);
+}
+
+#[test]
+fn a_file_may_be_converted_onto_itself() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("model.gguf");
+    std::fs::copy(fixture("bitnet-packed/model-I2_S.gguf"), &file).unwrap();
+    let path = file.to_str().unwrap();
+    bitnet(&["convert", path, path, "--to", "tq1_0"]).success();
+    let report = bitnet(&["inspect", path, "--json"]).json();
+    assert_eq!(report["quantization"], serde_json::json!(["tq1_0"]));
+}

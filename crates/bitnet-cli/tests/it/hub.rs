@@ -1,0 +1,78 @@
+//! Models by name.
+
+use std::{
+    io::{BufRead, BufReader, Write},
+    net::TcpListener,
+    process::Stdio,
+};
+
+use crate::bitnet::{Outcome, command, fixture};
+
+/// A hub with one fixture; it answers one request a connection.
+fn hub() -> String {
+    const COMMIT: &str = "00112233445566778899aabbccddeeff00112233";
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = format!("http://{}", listener.local_addr().unwrap());
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            let mut request = String::new();
+            let mut reader = BufReader::new(stream.try_clone().unwrap());
+            while reader.read_line(&mut request).is_ok_and(|n| n > 2) {}
+            let path = request.split(' ').nth(1).unwrap_or_default();
+            let file = path.strip_prefix(&format!("/org/tiny/resolve/{COMMIT}/"));
+            let body = match file {
+                Some(file) => std::fs::read(fixture(&format!("bitnet-packed/{file}"))).ok(),
+                None => (path == "/api/models/org/tiny/revision/main").then(|| {
+                    let names =
+                        ["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"];
+                    let names = names.map(|n| format!("{{\"rfilename\":\"{n}\"}}")).join(",");
+                    format!("{{\"sha\":\"{COMMIT}\",\"siblings\":[{names}]}}").into_bytes()
+                }),
+            };
+            let (status, body) = body.map_or((404, Vec::new()), |body| (200, body));
+            let etag = path.replace('/', "-");
+            let head = format!(
+                "HTTP/1.1 {status} x\r\nconnection: close\r\netag: \"x{etag}\"\r\ncontent-length: {}\r\n\r\n",
+                body.len()
+            );
+            let _gone = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(&body));
+        }
+    });
+    endpoint
+}
+
+fn bitnet(args: &[&str], variables: &[(&str, &str)]) -> Outcome {
+    let mut command = command(args);
+    command.env_remove("HF_TOKEN").env_remove("HF_HUB_OFFLINE").envs(variables.iter().copied());
+    let output = command.stdin(Stdio::null()).output().unwrap();
+    Outcome {
+        code: output.status.code().unwrap(),
+        out: String::from_utf8(output.stdout).unwrap(),
+        err: String::from_utf8(output.stderr).unwrap(),
+    }
+}
+
+#[test]
+fn a_model_is_run_by_its_name_and_then_without_the_network() {
+    let (home, endpoint) = (tempfile::tempdir().unwrap(), hub());
+    let online = [("HF_ENDPOINT", endpoint.as_str()), ("HF_HOME", home.path().to_str().unwrap())];
+    let run = ["run", "org/tiny", "--raw", "word", "-n", "8", "--temperature", "0", "--seed", "1"];
+    let local = bitnet(&[&["run", &fixture("bitnet-packed")], &run[2..]].concat(), &[]).success();
+    assert_eq!(bitnet(&run, &online).success(), local);
+    assert!(home.path().join("hub/models--org--tiny/refs/main").is_file());
+    let offline = [&online[1..], &[("HF_HUB_OFFLINE", "1"), ("HF_ENDPOINT", "http://127.0.0.1:9")]].concat();
+    assert_eq!(bitnet(&run, &offline).success(), local);
+}
+
+#[test]
+fn a_model_that_the_hub_does_not_have_is_told_in_one_line() {
+    let (home, endpoint) = (tempfile::tempdir().unwrap(), hub());
+    let variables = [("HF_ENDPOINT", endpoint.as_str()), ("HF_HOME", home.path().to_str().unwrap())];
+    let error = bitnet(&["inspect", "org/other"], &variables).failure(1);
+    assert!(error.contains("no such model or revision (org/other@main)"), "{error}");
+    let error = bitnet(&["inspect", "org/tiny:model.gguf"], &variables).failure(1);
+    assert!(error.contains("no file model.gguf"), "{error}");
+    let gone = [("HF_HUB_OFFLINE", "1"), ("HF_HOME", home.path().to_str().unwrap())];
+    let error = bitnet(&["inspect", "org/other"], &gone).failure(1);
+    assert!(error.contains("HF_HUB_OFFLINE is set"), "{error}");
+}
