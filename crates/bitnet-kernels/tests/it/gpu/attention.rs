@@ -1,20 +1,23 @@
-use bitnet_kernels::{BLOCK_TOKENS, Backend, KvShape, Reference, RowOrder, RowsKind, Run, gpu::Gpu};
+use bitnet_kernels::{
+    BLOCK_TOKENS, Backend, KvShape, Reference, RowOrder, RowsKind, Run,
+    gpu::{Gpu, GpuError},
+};
 use bitnet_tensor::TernaryTensor;
 use bitnet_tests::Simulator;
 
 /// Features of the tokens that queries, keys and values are made of.
-const HIDDEN: usize = 40;
+pub const HIDDEN: usize = 40;
 
 /// Sizes of the heads.
 #[derive(Clone, Copy)]
-struct Heads {
-    queries: usize,
-    keys: usize,
-    dim: usize,
+pub struct Heads {
+    pub queries: usize,
+    pub keys: usize,
+    pub dim: usize,
 }
 
 /// A piece of a sequence that one step takes: sequence, first token, one past the last.
-type Piece = (usize, usize, usize);
+pub type Piece = (usize, usize, usize);
 
 fn value(i: usize, seed: usize) -> f32 {
     let z = (i as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15 ^ (seed as u64) << 17);
@@ -23,40 +26,40 @@ fn value(i: usize, seed: usize) -> f32 {
 }
 
 /// The features of a sequence of tokens.
-fn sequence(tokens: usize, seed: usize) -> Vec<f32> {
+pub fn sequence(tokens: usize, seed: usize) -> Vec<f32> {
     (0..tokens * HIDDEN).map(|i| value(i, seed)).collect()
 }
 
 /// Queries and attention of every token, `[sequence][token]`.
-type Outputs = Vec<Vec<[Vec<f32>; 2]>>;
+pub type Outputs = Vec<Vec<[Vec<f32>; 2]>>;
 
 /// Projects, turns, stores and attends, in steps, on the GPU and on the reference.
-fn attend(
+pub fn attend(
     simulator: Simulator,
     heads: Heads,
     sequences: &[Vec<f32>],
     steps: &[&[Piece]],
-) -> (Outputs, Outputs) {
+) -> Result<(Outputs, Outputs), GpuError> {
     let Heads { queries, keys, dim } = heads;
     let rows = (queries + 2 * keys) * dim;
-    let (mut gpu, mut reference) = (Gpu::new(simulator).unwrap(), Reference::bf16());
+    let (mut gpu, mut reference) = (Gpu::new(simulator)?, Reference::bf16());
     let trits: Vec<i8> = (0..rows * HIDDEN).map(|i| (value(i, 99) * 1.5).round() as i8).collect();
     let w = TernaryTensor::from_trits(rows, HIDDEN, &trits, 0.35).unwrap();
     let order = RowOrder::Rope { head_dim: dim };
-    let (w_gpu, w) = (gpu.linear(&w, order).unwrap(), reference.linear(&w, order).unwrap());
+    let (w_gpu, w) = (gpu.linear(&w, order)?, reference.linear(&w, order).unwrap());
     let lengths: Vec<usize> = sequences.iter().map(|s| s.len() / HIDDEN).collect();
     let half = dim / 2;
     let longest = lengths.iter().max().copied().unwrap();
     let angle = |i: usize| ((i / half) as f32 * 0.01 * (1 + i % half) as f32).sin_cos();
     let (sin, cos): (Vec<f32>, Vec<f32>) = (0..longest * half).map(angle).unzip();
-    let (rope_gpu, rope) = (gpu.rope(&cos, &sin, dim).unwrap(), reference.rope(&cos, &sin, dim).unwrap());
+    let (rope_gpu, rope) = (gpu.rope(&cos, &sin, dim)?, reference.rope(&cos, &sin, dim).unwrap());
     // Blocks are handed out from the end, so that neighbours in a sequence are not neighbours in memory.
     let needed: Vec<usize> = lengths.iter().map(|l| l.div_ceil(BLOCK_TOKENS)).collect();
     let total: usize = needed.iter().sum();
     let blocks: Vec<u32> = (0..total as u32).rev().collect();
     let first = |s: usize| needed[..s].iter().sum::<usize>();
     let shape = KvShape { blocks: total, kv_heads: keys, head_dim: dim };
-    let (mut kv_gpu, mut kv) = (gpu.kv(shape).unwrap(), reference.kv(shape).unwrap());
+    let (mut kv_gpu, mut kv) = (gpu.kv(shape)?, reference.kv(shape).unwrap());
     let empty = || lengths.iter().map(|&l| vec![[vec![], vec![]]; l]).collect::<Outputs>();
     let (mut actual, mut expected) = (empty(), empty());
     for step in steps {
@@ -79,13 +82,13 @@ fn attend(
         let (e_queries, e_out) = (reference.read(&qkv, n), reference.read(&out, n));
 
         let (values, multipliers, sums) = reference.read_quants(&q, n);
-        let q = gpu.quants(n, HIDDEN).unwrap();
-        gpu.write_quants(&q, &values, &multipliers, &sums).unwrap();
-        let mut qkv = gpu.rows(n, rows, RowsKind::Between).unwrap();
-        gpu.bit_linear_rope_store(n, &q, &w_gpu, &runs, &blocks, &rope_gpu, &mut qkv, &mut kv_gpu).unwrap();
-        let mut out = gpu.rows(n, queries * dim, RowsKind::Between).unwrap();
-        gpu.attention(&runs, &blocks, &qkv, &kv_gpu, &mut out).unwrap();
-        let (a_queries, a_out) = (gpu.read_rows(&qkv, n).unwrap(), gpu.read_rows(&out, n).unwrap());
+        let q = gpu.quants(n, HIDDEN)?;
+        gpu.write_quants(&q, &values, &multipliers, &sums)?;
+        let mut qkv = gpu.rows(n, rows, RowsKind::Between)?;
+        gpu.bit_linear_rope_store(n, &q, &w_gpu, &runs, &blocks, &rope_gpu, &mut qkv, &mut kv_gpu)?;
+        let mut out = gpu.rows(n, queries * dim, RowsKind::Between)?;
+        gpu.attention(&runs, &blocks, &qkv, &kv_gpu, &mut out)?;
+        let (a_queries, a_out) = (gpu.read_rows(&qkv, n)?, gpu.read_rows(&out, n)?);
         for (run, &(s, start, _)) in runs.iter().zip(*step) {
             for (i, t) in run.tokens.clone().enumerate() {
                 let cut = |values: &[f32], width: usize| values[t * width..][..queries * dim].to_vec();
@@ -94,7 +97,7 @@ fn attend(
             }
         }
     }
-    (actual, expected)
+    Ok((actual, expected))
 }
 
 /// Heads of every width with tails, groups that share a key head or do not, prompts and single tokens side by side.
@@ -110,7 +113,7 @@ fn queries_are_exact_and_attention_is_near_the_reference() {
             &[(0, 0, 1), (1, 63, 64), (2, 61, 129)],
             &[(2, 129, 130), (1, 64, 79)],
         ];
-        let (actual, expected) = attend(Simulator::default(), heads, &sequences, steps);
+        let (actual, expected) = attend(Simulator::default(), heads, &sequences, steps).unwrap();
         for (s, (actual, expected)) in actual.iter().zip(&expected).enumerate() {
             for (t, ([a_query, a], [e_query, e])) in actual.iter().zip(expected).enumerate() {
                 assert_eq!(a_query, e_query, "{queries} {keys} {dim}: query of sequence {s} token {t}");
@@ -123,7 +126,7 @@ fn queries_are_exact_and_attention_is_near_the_reference() {
     }
 }
 
-fn bits(outputs: &[Vec<[Vec<f32>; 2]>]) -> Vec<u32> {
+pub fn bits(outputs: &[Vec<[Vec<f32>; 2]>]) -> Vec<u32> {
     outputs.iter().flatten().flatten().flatten().map(|x| x.to_bits()).collect()
 }
 
@@ -135,20 +138,20 @@ fn attention_has_the_same_bits_however_a_sequence_is_cut_and_whoever_is_beside_i
         let (tokens, other) = (141, sequence(70, 8));
         let alone = [sequence(tokens, 7)];
         let one = |processors| Simulator::with(move |info| info.processors = processors);
-        let whole = bits(&attend(one(1), heads, &alone, &[&[(0, 0, tokens)]]).0);
+        let whole = bits(&attend(one(1), heads, &alone, &[&[(0, 0, tokens)]]).unwrap().0);
         let chunks: &[&[Piece]] = &[&[(0, 0, 3)], &[(0, 3, 90)], &[(0, 90, 91)], &[(0, 91, tokens)]];
-        assert!(bits(&attend(one(1), heads, &alone, chunks).0) == whole, "chunks");
+        assert!(bits(&attend(one(1), heads, &alone, chunks).unwrap().0) == whole, "chunks");
         let single: Vec<[Piece; 1]> =
-            [(0, 0, 60)].into_iter().chain((60..tokens).map(|t| (0, t, t + 1))).map(|p| [p]).collect();
+            [(0, 0, 120)].into_iter().chain((120..tokens).map(|t| (0, t, t + 1))).map(|p| [p]).collect();
         let single: Vec<&[Piece]> = single.iter().map(|step| &step[..]).collect();
         for processors in [1, 16] {
-            let actual = bits(&attend(one(processors), heads, &alone, &single).0);
+            let actual = bits(&attend(one(processors), heads, &alone, &single).unwrap().0);
             assert!(actual == whole, "token by token, {processors} processors");
         }
         let two = [alone[0].clone(), other];
         let beside: &[&[Piece]] =
             &[&[(1, 0, 69), (0, 0, 100)], &[(0, 100, 140), (1, 69, 70)], &[(0, 140, tokens)]];
-        assert!(bits(&attend(one(4), heads, &two, beside).0[..1]) == whole, "beside another");
+        assert!(bits(&attend(one(4), heads, &two, beside).unwrap().0[..1]) == whole, "beside another");
     }
 }
 
@@ -159,8 +162,8 @@ fn a_token_behind_one_that_is_not_a_number_is_not_touched() {
     let mut poisoned = clean.clone();
     poisoned[0][20 * HIDDEN + 3] = f32::NAN;
     let step: &[&[Piece]] = &[&[(0, 0, 40)]];
-    let clean = attend(Simulator::default(), heads, &clean, step).0;
-    let poisoned = attend(Simulator::default(), heads, &poisoned, step).0;
+    let clean = attend(Simulator::default(), heads, &clean, step).unwrap().0;
+    let poisoned = attend(Simulator::default(), heads, &poisoned, step).unwrap().0;
     assert_eq!(bits(&[clean[0][..20].to_vec()]), bits(&[poisoned[0][..20].to_vec()]));
     assert!(
         poisoned[0][20..].iter().all(|[_, out]| out.iter().all(|x| x.is_nan())),

@@ -1,24 +1,34 @@
-use bitnet_kernels::{RowsKind, gpu::Gpu};
+use bitnet_kernels::{
+    RowsKind,
+    gpu::{Gpu, GpuError},
+};
 use bitnet_tensor::{BitNetTensor, DType, SharedBytes};
 use bitnet_tests::Simulator;
 use half::bf16;
 
 /// Values that bf16 holds.
-fn values(n: usize, seed: f32) -> Vec<f32> {
+pub fn values(n: usize, seed: f32) -> Vec<f32> {
     (0..n).map(|i| bf16::from_f32((i as f32 * 0.61 + seed).sin() * (1.0 + (i % 7) as f32)).to_f32()).collect()
 }
 
-fn logits(width: usize, vocab: usize, x: &[f32], table: &[f32]) -> Vec<f32> {
+/// Logits of all rows of `x`.
+pub fn logits(
+    simulator: Simulator,
+    width: usize,
+    vocab: usize,
+    x: &[f32],
+    table: &[f32],
+) -> Result<Vec<f32>, GpuError> {
     let bytes: Vec<u8> = table.iter().flat_map(|v| v.to_le_bytes()).collect();
     let table = BitNetTensor::new(DType::F32, [vocab, width], SharedBytes::new(bytes)).unwrap();
     let n = x.len() / width;
-    let mut gpu = Gpu::new(Simulator::default()).unwrap();
-    let table = gpu.table(&table).unwrap();
-    let mut rows = gpu.rows(n, width, RowsKind::Between).unwrap();
-    gpu.write_rows(&mut rows, x).unwrap();
-    let mut out = gpu.rows(n, vocab, RowsKind::Residual).unwrap();
-    gpu.logits(n, &rows, &table, &mut out).unwrap();
-    gpu.read_rows(&out, n).unwrap()
+    let mut gpu = Gpu::new(simulator)?;
+    let table = gpu.table(&table)?;
+    let mut rows = gpu.rows(n, width, RowsKind::Between)?;
+    gpu.write_rows(&mut rows, x)?;
+    let mut out = gpu.rows(n, vocab, RowsKind::Residual)?;
+    gpu.logits(n, &rows, &table, &mut out)?;
+    gpu.read_rows(&out, n)
 }
 
 /// Each kernel, with tails of tokens, of the vocabulary and of features; and one order of additions for all.
@@ -26,7 +36,7 @@ fn logits(width: usize, vocab: usize, x: &[f32], table: &[f32]) -> Vec<f32> {
 fn logits_are_dot_products_whose_bits_depend_on_no_other_token() {
     for (width, vocab) in [(1, 1), (17, 67), (192, 130), (264, 257)] {
         let (table, x) = (values(vocab * width, 0.3), values(70 * width, 0.7));
-        let all = logits(width, vocab, &x, &table);
+        let all = logits(Simulator::default(), width, vocab, &x, &table).unwrap();
         for (t, row) in all.chunks_exact(vocab).enumerate() {
             for (v, &logit) in row.iter().enumerate() {
                 let (a, b) = (&x[t * width..][..width], &table[v * width..][..width]);
@@ -37,7 +47,7 @@ fn logits_are_dot_products_whose_bits_depend_on_no_other_token() {
             }
         }
         for n in [1, 7, 9, 32, 33] {
-            let few = logits(width, vocab, &x[x.len() - n * width..], &table);
+            let few = logits(Simulator::default(), width, vocab, &x[x.len() - n * width..], &table).unwrap();
             assert!(few == all[all.len() - n * vocab..], "{width} x {vocab}: {n} tokens alone differ");
         }
     }
