@@ -6,4 +6,5 @@ mod bit_linear;
 mod embed;
 mod errors;
 mod logits;
+mod mutants;
 mod rows;

@@ -1,0 +1,374 @@
+//! Kernels with one thing broken: each must fault, or give other values. What no test notices is not tested.
+
+use bitnet_kernels::{
+    Gate,
+    gpu::{
+        GpuError,
+        table::{
+            ATTENTION_MERGE_D128, ATTENTION_R16_D128, ATTENTION_R64_D128, BITLINEAR_T1, BITLINEAR_T8,
+            BITLINEAR_T16, BITLINEAR_T32, BITLINEAR_T64, BITLINEAR_T128, HEAD_T8, HEAD_T32, HEAD_T64, Kernel,
+        },
+    },
+};
+use bitnet_tests::Simulator;
+
+use super::{
+    attention::{HIDDEN, Heads, attend, bits, sequence},
+    bit_linear::Product,
+    logits::{logits, values},
+};
+
+/// Runs what a kernel is for, and gives all values that came of it.
+type Run = fn(Simulator) -> Result<Vec<u32>, GpuError>;
+
+/// A kernel, what is broken, the text there and what stands there instead, and what must notice.
+type Mutant = (&'static Kernel, &'static str, &'static str, &'static str, Run);
+
+/// Features enough for several splits on the simulator's four processors; twice on one backend, added to what is there.
+fn split_product<const N: usize>(simulator: Simulator) -> Result<Vec<u32>, GpuError> {
+    let values = Product::new(N, 2048, &[128, 39]).stored(simulator, true)?;
+    Ok(values.iter().map(|x| x.to_bits()).collect())
+}
+
+/// Fewer than a split has at least, stored.
+fn whole_product<const N: usize>(simulator: Simulator) -> Result<Vec<u32>, GpuError> {
+    let values = Product::new(N, 800, &[128, 39]).stored(simulator, false)?;
+    Ok(values.iter().map(|x| x.to_bits()).collect())
+}
+
+/// As many tiles of features as the kernel for one token has warps.
+fn one_token(simulator: Simulator) -> Result<Vec<u32>, GpuError> {
+    let values = Product::new(1, 1024, &[40]).stored(simulator, false)?;
+    Ok(values.iter().map(|x| x.to_bits()).collect())
+}
+
+fn gates(simulator: Simulator) -> Result<Vec<u32>, GpuError> {
+    let product = Product::new(6, 200, &[70, 70]);
+    Ok(product.gated(simulator, Gate::SquaredRelu)?.iter().map(|x| x.to_bits()).collect())
+}
+
+fn head<const N: usize, const WIDTH: usize>(simulator: Simulator) -> Result<Vec<u32>, GpuError> {
+    let logits = logits(simulator, WIDTH, 150, &values(N * WIDTH, 0.7), &values(150 * WIDTH, 0.3))?;
+    Ok(logits.iter().map(|x| x.to_bits()).collect())
+}
+
+const HEADS: Heads = Heads { queries: 3, keys: 1, dim: 100 };
+
+/// Three tiles of keys, the last of them cut; the second step begins within a tile, so that blocks of rows do too.
+fn prompt(simulator: Simulator) -> Result<Vec<u32>, GpuError> {
+    Ok(bits(&attend(simulator, HEADS, &[sequence(150, 1)], &[&[(0, 0, 10)], &[(0, 10, 150)]])?.0))
+}
+
+fn short_prompt(simulator: Simulator) -> Result<Vec<u32>, GpuError> {
+    Ok(bits(&attend(simulator, HEADS, &[sequence(6, 1)], &[&[(0, 0, 6)]])?.0))
+}
+
+/// The same, of which one token is not a number.
+fn poisoned_prompt(simulator: Simulator) -> Result<Vec<u32>, GpuError> {
+    let mut tokens = sequence(90, 1);
+    tokens[40 * HIDDEN] = f32::NAN;
+    Ok(bits(&attend(simulator, HEADS, &[tokens], &[&[(0, 0, 90)]])?.0))
+}
+
+/// Single tokens after a prompt; with several processors their keys are shared out.
+fn decode(simulator: Simulator) -> Result<Vec<u32>, GpuError> {
+    let steps: &[&[_]] = &[&[(0, 0, 190), (1, 0, 20)], &[(0, 190, 191), (1, 20, 21)], &[(0, 191, 192)]];
+    Ok(bits(&attend(simulator, HEADS, &[sequence(192, 1), sequence(21, 2)], steps)?.0))
+}
+
+const MUTANTS: &[Mutant] = &[
+    (
+        &BITLINEAR_T64,
+        "a wait that lets one copy more be under way",
+        "wait_group 2;",
+        "wait_group 3;",
+        split_product::<60>,
+    ),
+    (
+        &BITLINEAR_T8,
+        "a wait that lets one copy more be under way",
+        "wait_group 6;",
+        "wait_group 7;",
+        split_product::<5>,
+    ),
+    (
+        &BITLINEAR_T64,
+        "no barrier between a stage's copies and its use",
+        "  cp.async.wait_group 2;\n  bar.sync 0;\n",
+        "  cp.async.wait_group 2;\n",
+        split_product::<60>,
+    ),
+    (
+        &BITLINEAR_T128,
+        "no barrier between the last stage and the sums",
+        "  cp.async.wait_all;\n  bar.sync 0;\n",
+        "  cp.async.wait_all;\n",
+        whole_product::<70>,
+    ),
+    (
+        &BITLINEAR_T32,
+        "sums read before all are there",
+        "STAGED:\n  bar.sync 0;\n",
+        "STAGED:\n",
+        whole_product::<20>,
+    ),
+    (&BITLINEAR_T16, "a wrong shift", "shr.u32 a2, w1, 4;", "shr.u32 a2, w1, 6;", whole_product::<11>),
+    (&BITLINEAR_T16, "no swizzle", "  xor.b32 t3, t3, t2;\n", "", whole_product::<11>),
+    (
+        &BITLINEAR_T32,
+        "the wrong half of an atom",
+        "xor.b32 t3, t3, 64;",
+        "xor.b32 t3, t3, 32;",
+        whole_product::<20>,
+    ),
+    (
+        &BITLINEAR_T64,
+        "rows of another warp",
+        "shr.u32 t2, warp, 1;",
+        "shr.u32 t2, warp, 2;",
+        whole_product::<60>,
+    ),
+    (&BITLINEAR_T8, "the sum of the activations left in", "  sub.s32 s1, s1, sum;\n", "", whole_product::<5>),
+    (
+        &BITLINEAR_T8,
+        "the scale before the division",
+        "  cvt.rn.f32.s32 y0, s0;\n",
+        "  cvt.rn.f32.s32 y0, s0;\n  mul.f32 y0, y0, scale0;\n  mov.f32 scale0, 0f3F800000;\n",
+        whole_product::<5>,
+    ),
+    (
+        &BITLINEAR_T128,
+        "a quotient without its corrections",
+        "  fma.rn.f32 y0, r0, reciprocal, q0;\n",
+        "  mul.f32 y0, y0, reciprocal;\n",
+        whole_product::<70>,
+    ),
+    (
+        &BITLINEAR_T8,
+        "one row too many",
+        "setp.lt.u32 has0, t1, t3;",
+        "setp.le.u32 has0, t1, t3;",
+        whole_product::<5>,
+    ),
+    (
+        &BITLINEAR_T32,
+        "one token too many",
+        "setp.ge.u32 p0, token, n;",
+        "setp.gt.u32 p0, token, n;",
+        whole_product::<20>,
+    ),
+    (&BITLINEAR_T64, "parts not released", "  membar.gl;\n  atom", "  atom", split_product::<60>),
+    (&BITLINEAR_T64, "parts not acquired", "t1;\n  membar.gl;\n", "t1;\n", split_product::<60>),
+    (
+        &BITLINEAR_T8,
+        "a ticket before all parts are written",
+        "  @p0 bra PART;\n  bar.sync 0;\n",
+        "  @p0 bra PART;\n",
+        split_product::<5>,
+    ),
+    (
+        &BITLINEAR_T8,
+        "a counter that does not return to zero",
+        "sub.u32 t1, splits, 1;",
+        "mov.u32 t1, splits;",
+        split_product::<5>,
+    ),
+    (
+        &BITLINEAR_T16,
+        "a part of another split",
+        "mul.wide.u32 d0, split, 4096;",
+        "mul.wide.u32 d0, split, 2048;",
+        split_product::<11>,
+    ),
+    (
+        &BITLINEAR_T1,
+        "a product with the wrong activations",
+        "dp4a.u32.s32 high0, c1, x2, high0;",
+        "dp4a.u32.s32 high0, c1, x3, high0;",
+        whole_product::<1>,
+    ),
+    (
+        &BITLINEAR_T1,
+        "one tile of features too many",
+        "setp.lt.u32 p0, t0, k_tiles;",
+        "setp.le.u32 p0, t0, k_tiles;",
+        one_token,
+    ),
+    (&BITLINEAR_T1, "no barrier before warps are added", "  bar.sync 0;\n", "", whole_product::<1>),
+    (
+        &BITLINEAR_T1,
+        "lanes that are not added",
+        "shfl.sync.bfly.b32 t0, high0, 2,",
+        "shfl.sync.bfly.b32 t0, high0, 1,",
+        whole_product::<1>,
+    ),
+    (
+        &BITLINEAR_T8,
+        "a gate open the wrong way",
+        "setp.gt.f32 p0, 0f00000000, y0;",
+        "setp.lt.f32 p0, 0f00000000, y0;",
+        gates,
+    ),
+    (&BITLINEAR_T8, "up taken for the gate", "  mul.f32 y0, y0, y0;\n", "  mul.f32 y0, y1, y1;\n", gates),
+    (
+        &BITLINEAR_T128,
+        "queries turned the wrong way",
+        "  neg.f32 q0, q0;\n  mul.f32 q1",
+        "  mul.f32 q1",
+        prompt,
+    ),
+    (&BITLINEAR_T128, "values put into the wrong slot", "and.b32 t2, t0, 63;", "and.b32 t2, t0, 31;", prompt),
+    (
+        &BITLINEAR_T128,
+        "values that are not finite",
+        "  min.f32 y1, y1, 0f7F7F0000;\n  max.f32 y1, y1, 0fFF7F0000;\n",
+        "",
+        poisoned_prompt,
+    ),
+    (
+        &HEAD_T8,
+        "a wait that lets one copy more be under way",
+        "wait_group 4;",
+        "wait_group 5;",
+        head::<5, 580>,
+    ),
+    (
+        &HEAD_T64,
+        "no barrier between a stage's copies and its use",
+        "wait_group 2;\n  bar.sync 0;",
+        "wait_group 2;",
+        head::<40, 580>,
+    ),
+    (
+        &HEAD_T32,
+        "rows read beyond the table's end",
+        "selp.b32 table_size5, 16, 0, p0;",
+        "mov.u32 table_size5, 16;",
+        head::<12, 580>,
+    ),
+    (
+        &HEAD_T32,
+        "chunks of the table taken for others",
+        "xor.b32 a_at1, t0, 32;",
+        "xor.b32 a_at1, t0, 64;",
+        head::<12, 580>,
+    ),
+    (
+        &HEAD_T8,
+        "a token read beyond its end",
+        "setp.lt.u32 p1, chunk, x_chunks;",
+        "setp.le.u32 p1, chunk, x_chunks;",
+        head::<5, 20>,
+    ),
+    (
+        &ATTENTION_R64_D128,
+        "keys overwritten while they are read",
+        "  bar.sync 0;\n  add.u32 t0, tile, 1;",
+        "  add.u32 t0, tile, 1;",
+        prompt,
+    ),
+    (
+        &ATTENTION_R64_D128,
+        "keys not waited for",
+        "TILE:\n  // P2\n  cp.async.wait_group 1;",
+        "TILE:\n  // P2\n  cp.async.wait_group 2;",
+        prompt,
+    ),
+    (
+        &ATTENTION_R64_D128,
+        "a key of the future",
+        "setp.lt.s32 p0, rel0, 0;",
+        "setp.lt.s32 p0, rel0, -1;",
+        prompt,
+    ),
+    (
+        &ATTENTION_R64_D128,
+        "a token that does not see itself",
+        "setp.le.u32 p0, t0, last;",
+        "setp.lt.u32 p0, t0, last;",
+        short_prompt,
+    ),
+    (
+        &ATTENTION_R64_D128,
+        "weights of masked keys",
+        "selp.f32 s0, 0f00000000, s0, p0;",
+        "mov.f32 s0, s0;",
+        prompt,
+    ),
+    (
+        &ATTENTION_R64_D128,
+        "weights side by side in the wrong order",
+        "cvt.rn.bf16x2.f32 a0, s1, s0;",
+        "cvt.rn.bf16x2.f32 a0, s0, s1;",
+        prompt,
+    ),
+    (
+        &ATTENTION_R64_D128,
+        "tiles merged with each other's factors",
+        "sub.f32 keep0, max0, e;\n  sub.f32 add0, tile_max0, e;",
+        "sub.f32 add0, max0, e;\n  sub.f32 keep0, tile_max0, e;",
+        prompt,
+    ),
+    (
+        &ATTENTION_R64_D128,
+        "totals without the tile's factor",
+        "mul.f32 e, tile_total0, add0;",
+        "mov.f32 e, tile_total0;",
+        prompt,
+    ),
+    (
+        &ATTENTION_R16_D128,
+        "scores read before all are there",
+        "  bar.sync 0;\n  add.u32 t0, tile, 1;",
+        "  add.u32 t0, tile, 1;",
+        decode,
+    ),
+    (
+        &ATTENTION_R16_D128,
+        "scores of another warp's keys",
+        "mad.lo.u32 own_at, part, 64, score_at;",
+        "mad.lo.u32 own_at, part, 32, score_at;",
+        decode,
+    ),
+    (
+        &ATTENTION_R16_D128,
+        "a part in the wrong place",
+        "mad.lo.u32 t0, t1, t0, tile;",
+        "mad.lo.u32 t0, t1, t0, 0;",
+        decode,
+    ),
+    (
+        &ATTENTION_MERGE_D128,
+        "tiles merged in another order",
+        "sub.f32 keep, max, m;\n  sub.f32 add, tile_max, m;",
+        "sub.f32 add, max, m;\n  sub.f32 keep, tile_max, m;",
+        decode,
+    ),
+    (
+        &ATTENTION_MERGE_D128,
+        "the last tile left out",
+        "setp.gt.u32 p0, tiles, 0;",
+        "setp.gt.u32 p0, tiles, 1;",
+        decode,
+    ),
+];
+
+#[test]
+fn every_mutant_is_caught() {
+    let mut missed = Vec::new();
+    for (kernel, what, from, to, run) in MUTANTS {
+        let name = format!("{}: {what}", kernel.name);
+        assert!(kernel.text.contains(from), "{name}: the kernel has no {from:?}: write the mutant anew");
+        let sound = run(Simulator::default()).unwrap();
+        // Some show only in some orders of blocks and warps.
+        let caught = (0..8).any(|seed| {
+            let text = kernel.text.replacen(from, to, 1);
+            run(Simulator::default().seed(seed).replace(kernel, text)) != Ok(sound.clone())
+        });
+        if !caught {
+            missed.push(name);
+        }
+    }
+    assert!(missed.is_empty(), "not noticed:\n{}", missed.join("\n"));
+    println!("{} mutants caught", MUTANTS.len());
+}
