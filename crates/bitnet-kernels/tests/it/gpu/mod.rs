@@ -8,3 +8,4 @@ mod errors;
 mod logits;
 mod mutants;
 mod rows;
+mod texts;
