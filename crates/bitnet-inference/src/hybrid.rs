@@ -46,10 +46,10 @@ fn time<B: Backend>(backend: &mut B, [m, k, n]: [usize; 3]) -> Result<f64, Kerne
     let mut least = f64::INFINITY;
     for run in 0..4 {
         let begun = Instant::now();
-        backend.write(&mut x, &values);
+        backend.write(&mut x, &values)?;
         backend.norm_quantize(m, &x, [None, None], &mut quants)?;
         backend.bit_linear(m, &quants, &weights, &mut y, 0, false)?;
-        let read = backend.read(&y, m);
+        let read = backend.read(&y, m)?;
         if run > 0 {
             least = least.min(begun.elapsed().as_secs_f64());
         }

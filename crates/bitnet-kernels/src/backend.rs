@@ -230,11 +230,16 @@ pub trait Backend: Send {
     fn copy_block(&mut self, kv: &mut Self::Kv, from: u32, to: u32) -> Result<(), KernelError>;
 
     /// Reads back the first `n` rows, `[n][width]`, for tests and diagnosis.
-    fn read(&mut self, x: &Self::Rows, n: usize) -> Vec<f32>;
+    fn read(&mut self, x: &Self::Rows, n: usize) -> Result<Vec<f32>, KernelError>;
 
     /// Writes the first rows from `[n][width]`, for tests.
-    fn write(&mut self, x: &mut Self::Rows, values: &[f32]);
+    fn write(&mut self, x: &mut Self::Rows, values: &[f32]) -> Result<(), KernelError>;
 
     /// Reads back the first `n` quantised rows: values, multipliers and sums, for tests.
-    fn read_quants(&mut self, x: &Self::Quants, n: usize) -> (Vec<i8>, Vec<f32>, Vec<i32>);
+    #[expect(clippy::type_complexity, reason = "three arrays")]
+    fn read_quants(
+        &mut self,
+        x: &Self::Quants,
+        n: usize,
+    ) -> Result<(Vec<i8>, Vec<f32>, Vec<i32>), KernelError>;
 }

@@ -320,10 +320,10 @@ fn integers(what: &'static str, values: Vec<i32>) -> (&'static str, Vec<f64>, Ve
     (what, values.into_iter().map(f64::from).collect(), bits)
 }
 
-fn quantised<B: Backend>(b: &mut B, x: &B::Quants, n: usize) -> Results {
-    let (values, multipliers, sums) = b.read_quants(x, n);
+fn quantised<B: Backend>(b: &mut B, x: &B::Quants, n: usize) -> Result<Results, KernelError> {
+    let (values, multipliers, sums) = b.read_quants(x, n)?;
     let values = values.into_iter().map(i32::from).collect();
-    vec![integers("int8 value", values), floats("multiplier", multipliers), integers("sum", sums)]
+    Ok(vec![integers("int8 value", values), floats("multiplier", multipliers), integers("sum", sums)])
 }
 
 fn norms<B: Backend>(
@@ -346,15 +346,15 @@ fn outputs<B: Backend>(b: &mut B, case: Case) -> Result<Results, KernelError> {
             let total: usize = rows.iter().sum();
             let w = b.linear(&v.ternary(rows, k), RowOrder::Plain)?;
             let mut x = b.rows(n, k, RowsKind::Residual)?;
-            b.write(&mut x, &v.rows(n, k));
+            b.write(&mut x, &v.rows(n, k))?;
             let mut q = b.quants(n, k)?;
             b.norm_quantize(n, &x, [None, None], &mut q)?;
             // Sums go into the residual, products between operations.
             let kind = if accumulate { RowsKind::Residual } else { RowsKind::Between };
             let mut out = b.rows(n, column + total + 3, kind)?;
-            b.write(&mut out, &v.many(n * (column + total + 3)));
+            b.write(&mut out, &v.many(n * (column + total + 3)))?;
             b.bit_linear(n, &q, &w, &mut out, column, accumulate)?;
-            Ok(vec![floats("output", b.read(&out, n))])
+            Ok(vec![floats("output", b.read(&out, n)?)])
         }
         Case::NormQuantize { n, width, norms: count } => {
             let norms = norms(b, v, count, width)?;
@@ -362,20 +362,20 @@ fn outputs<B: Backend>(b: &mut B, case: Case) -> Result<Results, KernelError> {
             let mut results = Vec::new();
             for kind in [RowsKind::Residual, RowsKind::Between] {
                 let mut x = b.rows(n, width, kind)?;
-                b.write(&mut x, &values);
+                b.write(&mut x, &values)?;
                 let mut q = b.quants(n, width)?;
                 b.norm_quantize(n, &x, in_order(&norms), &mut q)?;
-                results.append(&mut quantised(b, &q, n));
+                results.append(&mut quantised(b, &q, n)?);
             }
             Ok(results)
         }
         Case::GateQuantize { n, ffn, gate, norms: count } => {
             let norms = norms(b, v, count, ffn)?;
             let mut x = b.rows(n, 2 * ffn, RowsKind::Between)?;
-            b.write(&mut x, &v.rows(n, 2 * ffn));
+            b.write(&mut x, &v.rows(n, 2 * ffn))?;
             let mut q = b.quants(n, ffn)?;
             b.gate_quantize(n, &x, gate, in_order(&norms), &mut q)?;
-            Ok(quantised(b, &q, n))
+            quantised(b, &q, n)
         }
         Case::GateUp { n, k, ffn, gate } => {
             let w = b.linear(&v.ternary(&[ffn, ffn], k), RowOrder::GateUp)?;
@@ -384,7 +384,7 @@ fn outputs<B: Backend>(b: &mut B, case: Case) -> Result<Results, KernelError> {
             let mut gate_up = b.rows(n, 2 * ffn, RowsKind::Between)?;
             let mut out = b.quants(n, ffn)?;
             b.bit_linear_gate_quantize(n, &q, &w, gate, [Some(&norm), None], &mut gate_up, &mut out)?;
-            Ok(quantised(b, &out, n))
+            quantised(b, &out, n)
         }
         Case::Qkv { start, n, k, heads, kv_heads, head_dim } => {
             let parts = [heads * head_dim, kv_heads * head_dim, kv_heads * head_dim];
@@ -405,9 +405,9 @@ fn outputs<B: Backend>(b: &mut B, case: Case) -> Result<Results, KernelError> {
             let (runs, qkv) = project(b, start, n)?;
             let mut out = b.rows(n, parts[0], RowsKind::Between)?;
             b.attention(&runs, &blocks, &qkv, &kv, &mut out)?;
-            let turned = b.read(&qkv, n);
+            let turned = b.read(&qkv, n)?;
             let queries = turned.chunks_exact(parts.iter().sum()).flat_map(|row| &row[..parts[0]]);
-            Ok(vec![floats("query", queries.copied().collect()), floats("attention", b.read(&out, n))])
+            Ok(vec![floats("query", queries.copied().collect()), floats("attention", b.read(&out, n)?)])
         }
         Case::Attention { heads, kv_heads, head_dim, runs } => {
             attention(b, v, heads, KvShape { blocks: 0, kv_heads, head_dim }, runs)
@@ -419,12 +419,12 @@ fn outputs<B: Backend>(b: &mut B, case: Case) -> Result<Results, KernelError> {
             let mut x = b.rows(n, width, RowsKind::Residual)?;
             let mut y = b.rows(n, width, RowsKind::Between)?;
             b.embed(&table, &tokens, &mut x)?;
-            let embedded = b.read(&x, n);
+            let embedded = b.read(&x, n)?;
             let wanted: Vec<usize> = (0..n).rev().step_by(2).collect();
             b.norm_rows(&wanted, &x, &norm, &mut y)?;
             let mut logits = vec![0.0; wanted.len() * vocab];
             b.logits(wanted.len(), &y, &table, &mut logits)?;
-            let normed = b.read(&y, wanted.len());
+            let normed = b.read(&y, wanted.len())?;
             Ok(vec![floats("embedding", embedded), floats("norm", normed), floats("logit", logits)])
         }
     }
@@ -433,7 +433,7 @@ fn outputs<B: Backend>(b: &mut B, case: Case) -> Result<Results, KernelError> {
 /// Ordinary rows, quantised.
 fn input<B: Backend>(b: &mut B, v: &mut Values, n: usize, k: usize) -> Result<B::Quants, KernelError> {
     let mut x = b.rows(n, k, RowsKind::Residual)?;
-    b.write(&mut x, &v.many(n * k));
+    b.write(&mut x, &v.many(n * k))?;
     let mut q = b.quants(n, k)?;
     b.norm_quantize(n, &x, [None, None], &mut q)?;
     Ok(q)
@@ -479,15 +479,15 @@ fn attention<B: Backend>(
         step_rows += len;
     }
     let mut before = b.rows(past_rows.max(1), width, RowsKind::Between)?;
-    b.write(&mut before, &v.many(past_rows * width));
+    b.write(&mut before, &v.many(past_rows * width))?;
     b.rope_store(&past, &blocks, &rope, &mut before, &mut kv)?;
     // A block that moves takes its keys and values with it.
     b.copy_block(&mut kv, blocks[0], count as u32)?;
     blocks[0] = count as u32;
     let mut qkv = b.rows(step_rows, width, RowsKind::Between)?;
-    b.write(&mut qkv, &v.many(step_rows * width).iter().map(|x| 3.0 * x).collect::<Vec<_>>());
+    b.write(&mut qkv, &v.many(step_rows * width).iter().map(|x| 3.0 * x).collect::<Vec<_>>())?;
     b.rope_store(&step, &blocks, &rope, &mut qkv, &mut kv)?;
     let mut out = b.rows(step_rows, heads * dim, RowsKind::Between)?;
     b.attention(&step, &blocks, &qkv, &kv, &mut out)?;
-    Ok(vec![floats("query", b.read(&qkv, step_rows)), floats("attention", b.read(&out, step_rows))])
+    Ok(vec![floats("query", b.read(&qkv, step_rows)?), floats("attention", b.read(&out, step_rows)?)])
 }

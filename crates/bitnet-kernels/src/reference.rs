@@ -417,22 +417,23 @@ impl Backend for Reference {
         Ok(())
     }
 
-    fn read(&mut self, x: &Rows, n: usize) -> Vec<f32> {
-        x.values[..n * x.width].to_vec()
+    fn read(&mut self, x: &Rows, n: usize) -> Result<Vec<f32>, KernelError> {
+        Ok(x.values[..n * x.width].to_vec())
     }
 
-    fn write(&mut self, x: &mut Rows, values: &[f32]) {
+    fn write(&mut self, x: &mut Rows, values: &[f32]) -> Result<(), KernelError> {
         for (i, &value) in values.iter().enumerate() {
             x.values[i] = self.kept(x, value);
         }
+        Ok(())
     }
 
-    fn read_quants(&mut self, x: &Quants, n: usize) -> (Vec<i8>, Vec<f32>, Vec<i32>) {
+    fn read_quants(&mut self, x: &Quants, n: usize) -> Result<(Vec<i8>, Vec<f32>, Vec<i32>), KernelError> {
         let rows = &x.rows[..n];
-        (
+        Ok((
             x.values[..n * x.width].to_vec(),
             rows.iter().map(|r| r.multiplier).collect(),
             rows.iter().map(|r| r.sum).collect(),
-        )
+        ))
     }
 }

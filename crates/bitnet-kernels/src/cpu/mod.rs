@@ -405,23 +405,24 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn read(&mut self, x: &Rows, n: usize) -> Vec<f32> {
-        x.values.chunks_exact(x.stride).take(n).flat_map(|row| &row[..x.width]).copied().collect()
+    fn read(&mut self, x: &Rows, n: usize) -> Result<Vec<f32>, KernelError> {
+        Ok(x.values.chunks_exact(x.stride).take(n).flat_map(|row| &row[..x.width]).copied().collect())
     }
 
-    fn write(&mut self, x: &mut Rows, values: &[f32]) {
+    fn write(&mut self, x: &mut Rows, values: &[f32]) -> Result<(), KernelError> {
         assert!(values.len() <= x.rows * x.width, "values fit the rows");
         for (to, from) in x.values.chunks_exact_mut(x.stride).zip(values.chunks_exact(x.width)) {
             to[..x.width].copy_from_slice(from);
         }
+        Ok(())
     }
 
-    fn read_quants(&mut self, x: &Quants, n: usize) -> (Vec<i8>, Vec<f32>, Vec<i32>) {
+    fn read_quants(&mut self, x: &Quants, n: usize) -> Result<(Vec<i8>, Vec<f32>, Vec<i32>), KernelError> {
         let values = x.values.chunks_exact(x.stride).take(n).flat_map(|row| &row[..x.width]);
-        (
+        Ok((
             values.copied().collect(),
             x.rows[..n].iter().map(|r| r.multiplier).collect(),
             x.rows[..n].iter().map(|r| r.sum).collect(),
-        )
+        ))
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! Layouts, the list of kernels and the points where values are rounded to bf16 are in `docs/dev/kernels.md`.
 
+mod backend;
 mod cache;
 mod cuda;
 mod driver;
@@ -46,6 +47,8 @@ pub struct Gpu<D: Driver> {
     /// Sums of blocks that share their rows and tokens, and how many have left theirs.
     parts: Buffer,
     tickets: Buffer,
+    /// Logits of the last step.
+    logits: Option<Rows>,
     launches: u64,
 }
 
@@ -74,6 +77,7 @@ impl<D: Driver> Gpu<D> {
             uploads: Uploads::default(),
             parts,
             tickets,
+            logits: None,
             launches: 0,
         })
     }

@@ -29,13 +29,13 @@ fn extreme_activations_do_not_overflow_any_level() {
                     let mut b = Cpu::new(isa, 1).unwrap();
                     let w = b.linear(&w, RowOrder::Plain).unwrap();
                     let mut x = b.rows(n, k, RowsKind::Residual).unwrap();
-                    b.write(&mut x, &vec![127.0; n * k]);
+                    b.write(&mut x, &vec![127.0; n * k]).unwrap();
                     let mut q = b.quants(n, k).unwrap();
                     b.norm_quantize(n, &x, [None, None], &mut q).unwrap();
                     let mut out = b.rows(n, 64, RowsKind::Residual).unwrap();
                     b.bit_linear(n, &q, &w, &mut out, 0, false).unwrap();
                     let expected = (127 * k as i64 * i64::from(sign)) as f32;
-                    assert!(b.read(&out, n).iter().all(|&y| y == expected), "{isa:?} k {k} n {n}");
+                    assert!(b.read(&out, n).unwrap().iter().all(|&y| y == expected), "{isa:?} k {k} n {n}");
                 }
             }
         }
@@ -56,11 +56,11 @@ fn a_row_with_a_nan_touches_no_other_row() {
             let w = bitnet_tensor::TernaryTensor::from_trits(80, width, &vec![1; 80 * width], 1.0).unwrap();
             let w = b.linear(&w, RowOrder::Plain).unwrap();
             let (mut x, mut q) = (b.rows(n, width, RowsKind::Residual).unwrap(), b.quants(n, width).unwrap());
-            b.write(&mut x, &values);
+            b.write(&mut x, &values).unwrap();
             b.norm_quantize(n, &x, [Some(&norm), None], &mut q).unwrap();
             let mut out = b.rows(n, 80, RowsKind::Residual).unwrap();
             b.bit_linear(n, &q, &w, &mut out, 0, false).unwrap();
-            b.read(&out, n)
+            b.read(&out, n).unwrap()
         };
         let (clean, poisoned) = (run(&mut b, false), run(&mut b, true));
         assert!(poisoned[80..160].iter().all(|y| y.is_nan()));

@@ -47,6 +47,18 @@ impl<D: Driver> Gpu<D> {
         self.quantize(n, gate_up, mode, norms, out)
     }
 
+    /// [`Gpu::norm_quantize`] of what [`Gpu::bit_linear_gate`] left in `gate_up`.
+    pub(in crate::gpu) fn quantize_gated(
+        &mut self,
+        n: usize,
+        gate_up: &Rows,
+        norms: Norms<'_, Gain>,
+        out: &mut Quants,
+    ) -> Result<(), GpuError> {
+        assert_eq!(gate_up.width, 2 * out.width, "a gate for each output");
+        self.quantize(n, gate_up, Mode::Between, norms, out)
+    }
+
     fn quantize(
         &mut self,
         n: usize,

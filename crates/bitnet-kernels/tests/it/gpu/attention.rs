@@ -72,16 +72,16 @@ pub fn attend(
         }
         let n = features.len() / HIDDEN;
         let mut x = reference.rows(n, HIDDEN, RowsKind::Residual).unwrap();
-        reference.write(&mut x, &features);
+        reference.write(&mut x, &features).unwrap();
         let mut q = reference.quants(n, HIDDEN).unwrap();
         reference.norm_quantize(n, &x, [None, None], &mut q).unwrap();
         let mut qkv = reference.rows(n, rows, RowsKind::Between).unwrap();
         reference.bit_linear_rope_store(n, &q, &w, &runs, &blocks, &rope, &mut qkv, &mut kv).unwrap();
         let mut out = reference.rows(n, queries * dim, RowsKind::Between).unwrap();
         reference.attention(&runs, &blocks, &qkv, &kv, &mut out).unwrap();
-        let (e_queries, e_out) = (reference.read(&qkv, n), reference.read(&out, n));
+        let (e_queries, e_out) = (reference.read(&qkv, n).unwrap(), reference.read(&out, n).unwrap());
 
-        let (values, multipliers, sums) = reference.read_quants(&q, n);
+        let (values, multipliers, sums) = reference.read_quants(&q, n).unwrap();
         let q = gpu.quants(n, HIDDEN)?;
         gpu.write_quants(&q, &values, &multipliers, &sums)?;
         let mut qkv = gpu.rows(n, rows, RowsKind::Between)?;

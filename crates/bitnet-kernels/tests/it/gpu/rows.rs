@@ -42,14 +42,14 @@ fn quantised_rows_equal_the_reference_bit_for_bit_at_any_width_and_number_of_nor
             let (mut gpu, mut cpu) = (Gpu::new(Simulator::default()).unwrap(), Reference::bf16());
             let (mut x, mut y) = (gpu.rows(n, width, kind).unwrap(), cpu.rows(n, width, kind).unwrap());
             gpu.write_rows(&mut x, &values).unwrap();
-            cpu.write(&mut y, &values);
+            cpu.write(&mut y, &values).unwrap();
             let gains = gains(width);
             let on_gpu = gains.clone().map(|g| Norm { gain: gpu.gain(&g).unwrap(), eps: 1e-5 });
             let on_cpu = gains.map(|gain| Norm { gain, eps: 1e-5 });
             let (mut q, mut r) = (gpu.quants(n, width).unwrap(), cpu.quants(n, width).unwrap());
             gpu.norm_quantize(n, &x, [on_gpu.get(2 - norms), on_gpu.get(3 - norms)], &mut q).unwrap();
             cpu.norm_quantize(n, &y, [on_cpu.get(2 - norms), on_cpu.get(3 - norms)], &mut r).unwrap();
-            let (a, b) = (gpu.read_quants(&q, n).unwrap(), cpu.read_quants(&r, n));
+            let (a, b) = (gpu.read_quants(&q, n).unwrap(), cpu.read_quants(&r, n).unwrap());
             assert_eq!(
                 (a.0, bits(&a.1), a.2),
                 (b.0, bits(&b.1), b.2),
@@ -74,14 +74,14 @@ fn gated_rows_equal_the_reference_bit_for_bit() {
             let mut x = gpu.rows(n, 2 * ffn, kind).unwrap();
             let mut y = cpu.rows(n, 2 * ffn, kind).unwrap();
             gpu.write_rows(&mut x, &values).unwrap();
-            cpu.write(&mut y, &values);
+            cpu.write(&mut y, &values).unwrap();
             let [gain, _] = gains(ffn);
             let on_gpu = Norm { gain: gpu.gain(&gain).unwrap(), eps: 1e-6 };
             let on_cpu = Norm { gain, eps: 1e-6 };
             let (mut q, mut r) = (gpu.quants(n, ffn).unwrap(), cpu.quants(n, ffn).unwrap());
             gpu.gate_quantize(n, &x, gate, [None, Some(&on_gpu)], &mut q).unwrap();
             cpu.gate_quantize(n, &y, gate, [None, Some(&on_cpu)], &mut r).unwrap();
-            let (a, b) = (gpu.read_quants(&q, n).unwrap(), cpu.read_quants(&r, n));
+            let (a, b) = (gpu.read_quants(&q, n).unwrap(), cpu.read_quants(&r, n).unwrap());
             assert_eq!((a.0, bits(&a.1), a.2), (b.0, bits(&b.1), b.2), "ffn {ffn}, {gate:?}");
         }
     }
@@ -104,7 +104,7 @@ fn normed_rows_are_those_wanted_in_their_order() {
         let mut x = gpu.rows(7, width, RowsKind::Residual).unwrap();
         let mut y = cpu.rows(7, width, RowsKind::Residual).unwrap();
         gpu.write_rows(&mut x, &values).unwrap();
-        cpu.write(&mut y, &values);
+        cpu.write(&mut y, &values).unwrap();
         let [gain, _] = gains(width);
         let on_gpu = Norm { gain: gpu.gain(&gain).unwrap(), eps: 1e-5 };
         let mut out = gpu.rows(4, width, RowsKind::Between).unwrap();
@@ -112,6 +112,10 @@ fn normed_rows_are_those_wanted_in_their_order() {
         let wanted = [6, 0, 3, 0];
         gpu.norm_rows(&wanted, &x, &on_gpu, &mut out).unwrap();
         cpu.norm_rows(&wanted, &y, &Norm { gain, eps: 1e-5 }, &mut expected).unwrap();
-        assert_eq!(bits(&gpu.read_rows(&out, 4).unwrap()), bits(&cpu.read(&expected, 4)), "width {width}");
+        assert_eq!(
+            bits(&gpu.read_rows(&out, 4).unwrap()),
+            bits(&cpu.read(&expected, 4).unwrap()),
+            "width {width}"
+        );
     }
 }

@@ -1,0 +1,183 @@
+use bitnet_tensor::{BitNetTensor, TernaryTensor};
+
+use super::{Driver, Gain, Gpu, GpuError, Kv, Linear, Quants, Rope, Rows, Table};
+use crate::{Backend, BackendInfo, Gate, KernelError, KvShape, Norm, Norms, RowOrder, RowsKind, Run};
+
+/// Each operation is one method of [`Gpu`], which these names pass on to.
+impl<D: Driver> Backend for Gpu<D> {
+    type Rows = Rows;
+    type Quants = Quants;
+    type Linear = Linear;
+    type Table = Table;
+    type Gain = Gain;
+    type Rope = Rope;
+    type Kv = Kv;
+
+    fn info(&self) -> BackendInfo {
+        let info = self.driver.info();
+        BackendInfo { device: info.name.clone(), isa: "sm80", threads: info.processors as usize }
+    }
+
+    fn rows(&mut self, rows: usize, width: usize, kind: RowsKind) -> Result<Rows, KernelError> {
+        Ok(self.rows(rows, width, kind)?)
+    }
+
+    fn quants(&mut self, rows: usize, width: usize) -> Result<Quants, KernelError> {
+        Ok(self.quants(rows, width)?)
+    }
+
+    fn linear(&mut self, weights: &TernaryTensor, order: RowOrder) -> Result<Linear, KernelError> {
+        Ok(self.linear(weights, order)?)
+    }
+
+    fn table(&mut self, weights: &BitNetTensor) -> Result<Table, KernelError> {
+        Ok(self.table(weights)?)
+    }
+
+    fn gain(&mut self, gain: &[f32]) -> Result<Gain, KernelError> {
+        Ok(self.gain(gain)?)
+    }
+
+    fn rope(&mut self, cos: &[f32], sin: &[f32], head_dim: usize) -> Result<Rope, KernelError> {
+        Ok(self.rope(cos, sin, head_dim)?)
+    }
+
+    fn kv(&mut self, shape: KvShape) -> Result<Kv, KernelError> {
+        Ok(self.kv(shape)?)
+    }
+
+    fn embed(&mut self, table: &Table, tokens: &[u32], out: &mut Rows) -> Result<(), KernelError> {
+        Ok(self.embed(table, tokens, out)?)
+    }
+
+    fn norm_quantize(
+        &mut self,
+        n: usize,
+        x: &Rows,
+        norms: Norms<'_, Gain>,
+        out: &mut Quants,
+    ) -> Result<(), KernelError> {
+        Ok(self.norm_quantize(n, x, norms, out)?)
+    }
+
+    fn bit_linear(
+        &mut self,
+        n: usize,
+        x: &Quants,
+        w: &Linear,
+        out: &mut Rows,
+        column: usize,
+        accumulate: bool,
+    ) -> Result<(), KernelError> {
+        Ok(self.bit_linear(n, x, w, out, column, accumulate)?)
+    }
+
+    fn rope_store(
+        &mut self,
+        runs: &[Run],
+        blocks: &[u32],
+        rope: &Rope,
+        qkv: &mut Rows,
+        kv: &mut Kv,
+    ) -> Result<(), KernelError> {
+        Ok(self.rope_store(runs, blocks, rope, qkv, kv)?)
+    }
+
+    fn attention(
+        &mut self,
+        runs: &[Run],
+        blocks: &[u32],
+        qkv: &Rows,
+        kv: &Kv,
+        out: &mut Rows,
+    ) -> Result<(), KernelError> {
+        Ok(self.attention(runs, blocks, qkv, kv, out)?)
+    }
+
+    fn gate_quantize(
+        &mut self,
+        n: usize,
+        gate_up: &Rows,
+        gate: Gate,
+        norms: Norms<'_, Gain>,
+        out: &mut Quants,
+    ) -> Result<(), KernelError> {
+        Ok(self.gate_quantize(n, gate_up, gate, norms, out)?)
+    }
+
+    /// The gate is applied where the sums are made; `gate_up` holds the product alone.
+    fn bit_linear_gate_quantize(
+        &mut self,
+        n: usize,
+        x: &Quants,
+        w: &Linear,
+        gate: Gate,
+        norms: Norms<'_, Gain>,
+        gate_up: &mut Rows,
+        out: &mut Quants,
+    ) -> Result<(), KernelError> {
+        self.bit_linear_gate(n, x, w, gate, gate_up)?;
+        Ok(self.quantize_gated(n, gate_up, norms, out)?)
+    }
+
+    /// Queries and keys are turned where the sums are made.
+    fn bit_linear_rope_store(
+        &mut self,
+        n: usize,
+        x: &Quants,
+        w: &Linear,
+        runs: &[Run],
+        blocks: &[u32],
+        rope: &Rope,
+        qkv: &mut Rows,
+        kv: &mut Kv,
+    ) -> Result<(), KernelError> {
+        Ok(self.bit_linear_rope_store(n, x, w, runs, blocks, rope, qkv, kv)?)
+    }
+
+    fn norm_rows(
+        &mut self,
+        wanted: &[usize],
+        x: &Rows,
+        norm: &Norm<Gain>,
+        out: &mut Rows,
+    ) -> Result<(), KernelError> {
+        Ok(self.norm_rows(wanted, x, norm, out)?)
+    }
+
+    fn logits(&mut self, n: usize, x: &Rows, table: &Table, logits: &mut [f32]) -> Result<(), KernelError> {
+        let vocab = table.rows;
+        assert_eq!(logits.len(), n * vocab, "one logit a row of the table and token");
+        let mut on_device = self.logit_rows(n, vocab)?;
+        let made = self.logits(n, x, table, &mut on_device).and_then(|()| self.read_rows(&on_device, n));
+        self.logits = Some(on_device);
+        logits.copy_from_slice(&made?);
+        Ok(())
+    }
+
+    fn copy_block(&mut self, kv: &mut Kv, from: u32, to: u32) -> Result<(), KernelError> {
+        Ok(self.copy_block(kv, from, to)?)
+    }
+
+    fn read(&mut self, x: &Rows, n: usize) -> Result<Vec<f32>, KernelError> {
+        Ok(self.read_rows(x, n)?)
+    }
+
+    fn write(&mut self, x: &mut Rows, values: &[f32]) -> Result<(), KernelError> {
+        Ok(self.write_rows(x, values)?)
+    }
+
+    fn read_quants(&mut self, x: &Quants, n: usize) -> Result<(Vec<i8>, Vec<f32>, Vec<i32>), KernelError> {
+        Ok(self.read_quants(x, n)?)
+    }
+}
+
+impl<D: Driver> Gpu<D> {
+    /// Where logits lie before the host has them: made anew only for a larger step or another vocabulary.
+    fn logit_rows(&mut self, n: usize, vocab: usize) -> Result<Rows, GpuError> {
+        match self.logits.take() {
+            Some(rows) if rows.rows >= n && rows.width == vocab => Ok(rows),
+            _ => self.rows(n, vocab, RowsKind::Residual),
+        }
+    }
+}

@@ -1,0 +1,53 @@
+use std::{sync::Mutex, thread};
+
+use bitnet_kernels::{
+    Gate,
+    conformance::{Case, cases, check_rounded},
+    gpu::Gpu,
+};
+use bitnet_tests::Simulator;
+
+/// Cases on simulated GPUs, two at a time; every one has an order of blocks and warps of its own.
+fn failures(cases: Vec<Case>) -> Vec<String> {
+    let (next, failures) = (Mutex::new(cases.into_iter().enumerate()), Mutex::new(Vec::new()));
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                loop {
+                    let Some((i, case)) = next.lock().unwrap().next() else { return };
+                    let mut gpu = Gpu::new(Simulator::default().seed(i as u64)).unwrap();
+                    if let Err(failure) = check_rounded(&mut gpu, case) {
+                        failures.lock().unwrap().push(failure.to_string());
+                    }
+                }
+            });
+        }
+    });
+    failures.into_inner().unwrap()
+}
+
+#[test]
+fn every_shared_case_equals_the_reference_on_the_simulated_gpu() {
+    let started = std::time::Instant::now();
+    let failures = failures(cases());
+    println!("{} cases on the simulator in {:.0?}", cases().len(), started.elapsed());
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+/// The widths of real models, two tiles of rows and a rest, and every number of tokens that chooses another kernel.
+#[test]
+fn every_number_of_tokens_equals_the_reference_at_the_widths_of_real_models() {
+    let tokens = [1, 2, 7, 8, 9, 16, 33, 64, 130];
+    let mut cases = Vec::new();
+    for (i, n) in tokens.into_iter().enumerate() {
+        let k = [2560, 6912, 3200, 8640][i % 4];
+        cases.push(Case::BitLinear { n, k, rows: &[200, 73], column: 0, accumulate: i % 2 == 0 });
+        cases.push(Case::NormQuantize { n, width: k, norms: i % 3 });
+        let gate = [Gate::SquaredRelu, Gate::Silu][i % 2];
+        cases.push(Case::GateUp { n, k: 2560, ffn: 137, gate });
+        let (heads, kv_heads, head_dim) = [(2, 1, 128), (2, 1, 100), (3, 1, 48), (1, 1, 256)][i % 4];
+        cases.push(Case::Qkv { start: 60 * (i % 3), n, k: 2560, heads, kv_heads, head_dim });
+    }
+    let failures = failures(cases);
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
