@@ -75,6 +75,7 @@ pub enum Command {
     Tokenize(TokenizeArgs),
     Detokenize(DetokenizeArgs),
     Inspect(InspectArgs),
+    Batch(BatchArgs),
     Serve(ServeArgs),
     Convert(ConvertArgs),
     Perplexity(PerplexityArgs),
@@ -177,6 +178,29 @@ pub struct InspectArgs {
     /// Add SHA-256 and scale of each ternary tensor: -1, 0, 1 as signed bytes, row by row
     #[arg(long)]
     pub hash: bool,
+}
+
+/// Answer a file of requests, a line each.
+///
+/// Lines are those of OpenAI's batch API: custom_id, method, url (/v1/completions or /v1/chat/completions) and body;
+/// prompts may be token ids. Answers come in the same order; a bad line gets an error as its answer. What is answered
+/// is kept in OUT.partial until all is: interrupted and started again, the command goes on where it was.
+#[derive(Debug, Args)]
+pub struct BatchArgs {
+    /// The model
+    pub model: String,
+    /// The requests, JSON lines
+    #[arg(value_name = "IN")]
+    pub input: PathBuf,
+    /// The answers, JSON lines
+    #[arg(value_name = "OUT")]
+    pub output: PathBuf,
+    /// Most sequences computed together
+    #[arg(long, value_name = "N", default_value_t = 32)]
+    pub max_batch_size: usize,
+    /// Add token_ids to every choice
+    #[arg(long)]
+    pub return_tokens: bool,
 }
 
 /// Serve a model to OpenAI clients over HTTP.

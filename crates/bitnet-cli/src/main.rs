@@ -57,6 +57,7 @@ fn dispatch(command: Command, common: &Common) -> Result<(), CliError> {
         Command::Tokenize(a) => commands::tokenize::run(&a),
         Command::Detokenize(a) => commands::detokenize::run(&a),
         Command::Inspect(a) => commands::inspect::run(&a),
+        Command::Batch(a) => commands::batch::run(common, &a),
         Command::Serve(a) => commands::serve::run(common, &a),
         Command::Convert(a) => commands::convert::run(&a),
         Command::Perplexity(a) => commands::perplexity::run(common, &a),

@@ -16,6 +16,11 @@ impl Progress {
         Self::with("{prefix} {wide_bar} {bytes}/{total_bytes} {binary_bytes_per_sec} {eta}", file, 0)
     }
 
+    /// A bar for a file that is worked through, with a message.
+    pub fn bytes_with_message(what: &str) -> Self {
+        Self::with("{prefix} {wide_bar} {bytes}/{total_bytes}, {msg}, {eta} left", what, 0)
+    }
+
     fn with(template: &str, what: &str, total: usize) -> Self {
         let target = match std::io::stderr().is_terminal() {
             true => ProgressDrawTarget::stderr(),
@@ -32,6 +37,11 @@ impl Progress {
     pub fn at(&self, done: usize, total: usize) {
         self.0.set_length(total as u64);
         self.0.set_position(done as u64);
+    }
+
+    /// What else there is to say.
+    pub fn say(&self, message: String) {
+        self.0.set_message(message);
     }
 
     /// One more piece is done.

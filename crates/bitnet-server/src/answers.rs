@@ -4,6 +4,7 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
+    time::Duration,
 };
 
 use bitnet_inference::{FinishReason, Priority, RequestError, RequestHandle, TokenLogprobs, Update};
@@ -59,6 +60,15 @@ struct Choice {
 impl Answers {
     /// Submits a request. Of several prompts, all are taken or none is.
     pub fn submit(service: &Service, job: &Job) -> Result<Answers, ApiError> {
+        Self::submit_within(service, job, Duration::ZERO)
+    }
+
+    /// As [`Answers::submit`], waiting for room in the queue.
+    pub fn submit_waiting(service: &Service, job: &Job) -> Result<Answers, ApiError> {
+        Self::submit_within(service, job, Duration::MAX)
+    }
+
+    fn submit_within(service: &Service, job: &Job, wait: Duration) -> Result<Answers, ApiError> {
         let record = Record {
             metrics: Arc::clone(&service.metrics),
             priority: job.priority(),
@@ -68,7 +78,7 @@ impl Answers {
         };
         let waiting = Overload::wait(&service.overload, job.priority());
         let handles: Result<Vec<_>, _> =
-            job.requests.iter().map(|request| service.engine.submit(request.clone())).collect();
+            job.requests.iter().map(|request| service.engine.submit_timeout(request.clone(), wait)).collect();
         let handles = match handles {
             Ok(handles) => handles,
             Err(refused) => {
@@ -179,7 +189,7 @@ impl Answers {
         match error {
             // It never had a place: the server had too much to do.
             RequestError::Timeout if self.record.tokens == 0 => {
-                ApiError::busy("deadline", error, std::time::Duration::from_secs(1))
+                ApiError::busy("deadline", error, Duration::from_secs(1))
             }
             error => error.into(),
         }

@@ -82,7 +82,8 @@ fn start(service: &Service, job: &Job) -> Result<Answers, ApiError> {
     Answers::submit(service, job).map_err(|e| service.overload.honest(&service.engine, e))
 }
 
-fn shape(service: &Service, job: &Job, created: u64) -> Shape {
+/// What all objects of the answer to a job share.
+pub(crate) fn shape(service: &Service, job: &Job, created: u64) -> Shape {
     Shape {
         endpoint: job.endpoint,
         id: job.id.clone(),

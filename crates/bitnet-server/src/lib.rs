@@ -1,11 +1,12 @@
 //! An HTTP server for OpenAI clients over one [`Engine`](bitnet_inference::Engine); the only crate that knows async.
 //!
 //! [`Service::start`] puts a model behind it, [`App`] is what the paths share, [`router`] makes them part of any axum
-//! app, and [`run`] is a whole server with signals and drain.
+//! app, and [`run`] is a whole server with signals and drain. [`run_batch`] answers a file of requests instead.
 
 #![forbid(unsafe_code)]
 
 mod answers;
+mod batch;
 mod body;
 mod connections;
 mod error;
@@ -27,6 +28,7 @@ mod shape;
 mod stream;
 mod turns;
 
+pub use batch::{BatchOptions, BatchProgress, BatchRunError, run_batch};
 pub use connections::{ConnectionLimits, serve};
 pub use routes::router;
 pub use run::run;

@@ -1,5 +1,6 @@
 //! One command a file.
 
+pub mod batch;
 pub mod bench;
 pub mod convert;
 pub mod detokenize;

@@ -78,20 +78,6 @@ pub fn run(common: &Common, args: &ServeArgs) -> Result<(), CliError> {
 }
 
 fn service(common: &Common, args: &ServeArgs, config: ServerConfig) -> Result<Service, CliError> {
-    let checkpoint = model_arg::open(&args.model)?;
-    let mut model = ServedModel::of(&checkpoint).dated(Path::new(&args.model));
-    if let Some(name) = &args.name {
-        model.name.clone_from(name);
-    }
-    let context = checkpoint.spec.context;
-    let want = Want {
-        step: STEP.max(args.max_batch_size),
-        all_logits: false,
-        sequences: args.max_batch_size,
-        tokens: context,
-        least: LEAST.min(context),
-    };
-    let weights = load(common, &checkpoint, want)?.model;
     let sizing = match (args.ttft_goal, args.itl_goal) {
         (None, None) => BatchSizing::Fixed(args.max_batch_size),
         (ttft, itl) => BatchSizing::Auto { ttft: ttft.unwrap_or(TTFT_GOAL), itl: itl.unwrap_or(ITL_GOAL) },
@@ -103,8 +89,34 @@ fn service(common: &Common, args: &ServeArgs, config: ServerConfig) -> Result<Se
         sizing,
         ..EngineConfig::default()
     };
-    Service::start(model, Box::new(weights), engine, config)
-        .map_err(|e| CliError::refused(e, "serve", "give at least 1 for every limit"))
+    start(common, &args.model, args.name.as_deref(), engine, config)
+}
+
+/// Loads a model and puts it behind an engine, with room for the longest text in every place of the batch if the
+/// memory allows.
+pub fn start(
+    common: &Common,
+    model: &str,
+    name: Option<&str>,
+    engine: EngineConfig,
+    config: ServerConfig,
+) -> Result<Service, CliError> {
+    let checkpoint = model_arg::open(model)?;
+    let mut served = ServedModel::of(&checkpoint).dated(Path::new(model));
+    if let Some(name) = name {
+        name.clone_into(&mut served.name);
+    }
+    let context = checkpoint.spec.context;
+    let want = Want {
+        step: STEP.max(engine.max_batch_size),
+        all_logits: false,
+        sequences: engine.max_batch_size,
+        tokens: context,
+        least: LEAST.min(context),
+    };
+    let weights = load(common, &checkpoint, want)?.model;
+    Service::start(served, Box::new(weights), engine, config)
+        .map_err(|e| CliError::refused(e, "engine", "give at least 1 for every limit"))
 }
 
 /// Lines about requests on stderr.

@@ -1,5 +1,6 @@
 //! The binary as its users see it: each test runs it as a process.
 
+mod batch;
 mod bench;
 mod bitnet;
 mod convert;

@@ -1,0 +1,164 @@
+use std::{fs, path::Path, time::Duration};
+
+use serde_json::{Value, json};
+
+use crate::bitnet::{Outcome, bitnet, command};
+
+/// A request that draws its tokens, so that a seed from anywhere but its name would show.
+fn line(name: &str, prompt: &[u32], max_tokens: usize) -> String {
+    let body = json!({"prompt": prompt, "max_tokens": max_tokens, "temperature": 0.9});
+    json!({"custom_id": name, "method": "POST", "url": "/v1/completions", "body": body}).to_string()
+}
+
+fn lines(count: u32, max_tokens: usize) -> String {
+    let one = |i: u32| line(&format!("r{i}"), &[i % 500, 7 + i % 13, 3], max_tokens + i as usize % 9) + "\n";
+    (0..count).map(one).collect()
+}
+
+fn args<'a>(input: &'a Path, output: &'a Path, more: &[&'a str]) -> Vec<&'a str> {
+    let files = ["batch", "synthetic:tiny", input.to_str().unwrap(), output.to_str().unwrap()];
+    [&files[..], more].concat()
+}
+
+fn batch(input: &Path, output: &Path, more: &[&str]) -> Outcome {
+    bitnet(&args(input, output, more))
+}
+
+fn answers(output: &Path) -> Vec<Value> {
+    fs::read_to_string(output).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[test]
+fn answers_come_in_order_and_are_the_same_in_a_batch_of_any_size() {
+    let dir = tempfile::tempdir().unwrap();
+    let (input, [one, many]) = (dir.path().join("in.jsonl"), ["1", "24"].map(|n| dir.path().join(n)));
+    fs::write(&input, lines(60, 20)).unwrap();
+    batch(&input, &one, &["--max-batch-size", "1", "--return-tokens"]).success();
+    let told = batch(&input, &many, &["--max-batch-size", "24", "--return-tokens"]);
+    assert!(told.err.contains("60 lines answered, 0 with an error"), "{}", told.err);
+    assert_eq!(fs::read(&one).unwrap(), fs::read(&many).unwrap());
+    for (i, answer) in answers(&many).iter().enumerate() {
+        assert_eq!(answer["custom_id"], format!("r{i}"));
+        assert_eq!((&answer["response"]["status_code"], &answer["error"]), (&json!(200), &Value::Null));
+        let choice = &answer["response"]["body"]["choices"][0];
+        assert_eq!(choice["token_ids"].as_array().unwrap().len(), 20 + i % 9);
+    }
+}
+
+#[test]
+fn a_bad_line_gets_an_error_in_its_place_and_the_others_their_answers() {
+    let dir = tempfile::tempdir().unwrap();
+    let (input, output) = (dir.path().join("in.jsonl"), dir.path().join("out.jsonl"));
+    let with = |change: fn(&mut Value)| {
+        let mut request: Value = serde_json::from_str(&line("x", &[1, 2], 3)).unwrap();
+        change(&mut request);
+        request.to_string()
+    };
+    let bad: Vec<(String, &str)> = vec![
+        ("{".into(), "EOF"),
+        ("[1]".into(), "expected"),
+        (with(|r| r["method"] = json!("GET")), "POST"),
+        (with(|r| r["url"] = json!("/v1/embeddings")), "/v1/completions"),
+        (with(|r| r["extra"] = json!(1)), "extra"),
+        (with(|r| r["body"]["prompt"] = json!([1, 512])), "512"),
+        (with(|r| r["body"]["prompt"] = json!("text")), "tokenizer"),
+        (with(|r| r["body"]["surprise"] = json!(1)), "surprise"),
+        (with(|r| r["body"]["stream"] = json!(true)), "stream"),
+        (with(|r| r["body"]["max_tokens"] = json!(-1)), "max_tokens"),
+        (with(|r| r["body"]["model"] = json!("gpt")), "gpt"),
+    ];
+    let good = line("good", &[5, 6], 4);
+    let text: String = bad.iter().map(|(line, _)| format!("{line}\n\n{good}\r\n")).collect();
+    fs::write(&input, text.trim_end()).unwrap();
+    let told = batch(&input, &output, &[]);
+    assert!(told.err.contains("22 lines answered, 11 with an error"), "{}", told.err);
+    told.success();
+    let answers = answers(&output);
+    for ((line, what), pair) in bad.iter().zip(answers.chunks(2)) {
+        let error = if pair[0]["error"].is_null() {
+            &pair[0]["response"]["body"]["error"]
+        } else {
+            &pair[0]["error"]
+        };
+        assert!(error["message"].as_str().unwrap().contains(what), "{line}: {error}");
+        assert_ne!(pair[0]["response"]["status_code"], 200);
+        assert_eq!(pair[1]["response"]["status_code"], 200);
+        assert_eq!(pair[1], answers[1]);
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn killed_at_any_point_and_started_again_it_loses_and_doubles_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let (input, whole, broken) = (dir.path().join("in"), dir.path().join("whole"), dir.path().join("broken"));
+    fs::write(&input, lines(400, 40)).unwrap();
+    batch(&input, &whole, &[]).success();
+    let partial = dir.path().join("broken.partial");
+    let (mut kills, mut delay) = (0, 30);
+    let told = loop {
+        let mut run = command(&args(&input, &broken, &[]));
+        let mut run = run.stderr(std::process::Stdio::piped()).spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(delay));
+        if kills == 20 || run.try_wait().unwrap().is_some() {
+            break String::from_utf8(run.wait_with_output().unwrap().stderr).unwrap();
+        }
+        run.kill().unwrap();
+        run.wait().unwrap();
+        kills += 1;
+        // Points at random: what the machine has done by then differs, and a line may be half written.
+        delay = 20 + delay * 31 % 97;
+        if kills % 5 == 0 && partial.exists() {
+            let text = fs::read(&partial).unwrap();
+            fs::write(&partial, &text[..text.len().saturating_sub(7)]).unwrap();
+        }
+    };
+    assert!(kills >= 3, "{kills} kills: {told}");
+    assert!(told.contains("400 lines answered"), "{told}");
+    assert_eq!(fs::read(&whole).unwrap(), fs::read(&broken).unwrap());
+    assert!(!partial.exists());
+}
+
+#[test]
+fn what_belongs_to_another_input_or_model_is_not_gone_on_with() {
+    let dir = tempfile::tempdir().unwrap();
+    let (input, output) = (dir.path().join("in.jsonl"), dir.path().join("out.jsonl"));
+    fs::write(&input, lines(3, 2)).unwrap();
+    batch(&input, &output, &[]).success();
+    fs::rename(&output, dir.path().join("out.jsonl.partial")).unwrap();
+    fs::write(&input, lines(3, 2).replace("r1", "other")).unwrap();
+    let error = batch(&input, &output, &[]).failure(1);
+    assert!(
+        error.contains("line 2") && error.contains("other") && error.contains("remove that file"),
+        "{error}"
+    );
+    fs::write(&input, lines(2, 2)).unwrap();
+    assert!(batch(&input, &output, &[]).failure(1).contains("missing"));
+    fs::write(&input, lines(4, 2)).unwrap();
+    let told = batch(&input, &output, &[]);
+    assert!(told.err.contains("4 lines answered, 3 of them by an earlier run"), "{}", told.err);
+    assert!(batch(&input, &input, &[]).failure(1).contains("both input and output"));
+    assert!(batch(&dir.path().join("none"), &output, &[]).failure(1).contains("cannot read"));
+    assert!(batch(&input, dir.path(), &[]).failure(1).contains("folder"));
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_is_an_error_that_loses_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let (input, output, want) = (dir.path().join("in"), dir.path().join("out"), dir.path().join("want"));
+    fs::write(&input, lines(200, 4)).unwrap();
+    batch(&input, &want, &[]).success();
+    // A limit on the size of files fails like a disk without room; 512 bytes a unit.
+    let script = "ulimit -f 32; trap '' XFSZ; exec \"$0\" batch synthetic:tiny \"$1\" \"$2\"";
+    let mut shell = std::process::Command::new("sh");
+    let run =
+        shell.args(["-c", script, env!("CARGO_BIN_EXE_bitnet")]).args([&input, &output]).output().unwrap();
+    let error = String::from_utf8(run.stderr).unwrap();
+    assert_eq!(run.status.code(), Some(1), "{error}");
+    assert!(error.contains("cannot write") && error.contains("start again"), "{error}");
+    assert!(!output.exists());
+    let told = batch(&input, &output, &[]);
+    assert!(told.err.contains("by an earlier run"), "{}", told.err);
+    assert_eq!(fs::read(&want).unwrap(), fs::read(&output).unwrap());
+}

@@ -1,0 +1,117 @@
+//! The file that answers grow in.
+
+use std::{
+    fs::{File, OpenOptions, TryLockError},
+    io::{BufRead, BufReader, Seek, SeekFrom, Write},
+    path::{Path, PathBuf},
+};
+
+use serde::Deserialize;
+
+use super::{BatchRunError, line::Line};
+
+/// Whole lines in a file beside the output, `OUT.partial`, locked against a second run.
+pub(super) struct Output {
+    place: PathBuf,
+    beside: PathBuf,
+    file: File,
+    lines: u64,
+}
+
+/// What a line of an earlier run tells about itself.
+#[derive(Deserialize)]
+struct Told {
+    custom_id: Option<String>,
+    response: Option<Response>,
+}
+
+#[derive(Deserialize)]
+struct Response {
+    body: Body,
+}
+
+#[derive(Deserialize)]
+struct Body {
+    model: Option<String>,
+}
+
+impl Output {
+    /// Opens what an earlier run left, or begins anew.
+    pub fn open(place: &Path) -> Result<Self, BatchRunError> {
+        let fail = |path: &Path| BatchRunError::file("write", path);
+        let Some(name) = place.file_name().filter(|_| !place.is_dir()) else {
+            return Err(fail(place)(std::io::Error::other("it is a folder")));
+        };
+        let mut beside = name.to_owned();
+        beside.push(".partial");
+        let beside = place.with_file_name(beside);
+        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&beside);
+        let file = file.map_err(fail(&beside))?;
+        match file.try_lock() {
+            Ok(()) => Ok(Output { place: place.into(), beside, file, lines: 0 }),
+            Err(TryLockError::WouldBlock) => Err(BatchRunError::Locked { path: beside }),
+            Err(TryLockError::Error(e)) => Err(fail(&beside)(e)),
+        }
+    }
+
+    /// Walks through the whole lines that are there beside those of the input that they answer, and cuts off what
+    /// follows them. Gives the place in the input where they end.
+    pub fn resume(
+        &mut self,
+        model: &str,
+        input: &mut dyn FnMut() -> Result<Option<Line>, BatchRunError>,
+    ) -> Result<u64, BatchRunError> {
+        let (mut read, mut whole, mut at) = (BufReader::new(&self.file), 0, 0);
+        let mut text = Vec::new();
+        loop {
+            text.clear();
+            let length =
+                read.read_until(b'\n', &mut text).map_err(BatchRunError::file("read", &self.beside))?;
+            let told = text.strip_suffix(b"\n").and_then(|line| serde_json::from_slice::<Told>(line).ok());
+            let Some(told) = told else { break };
+            let other = |found: String, wanted: String| BatchRunError::OtherInput {
+                path: self.beside.clone(),
+                line: self.lines + 1,
+                found,
+                wanted,
+            };
+            let name =
+                |id: &Option<String>| id.as_ref().map_or("without a name".into(), |id| format!("{id:.80?}"));
+            let Some(line) = input()? else { return Err(other(name(&told.custom_id), "missing".into())) };
+            if line.custom_id() != told.custom_id {
+                return Err(other(name(&told.custom_id), name(&line.custom_id())));
+            }
+            let by = told.response.and_then(|response| response.body.model);
+            if by.as_ref().is_some_and(|by| by != model) {
+                return Err(other(format!("by the model {}", name(&by)), format!("for {model:?}")));
+            }
+            (whole, at) = (whole + length as u64, line.end);
+            self.lines += 1;
+        }
+        let cut = |mut file: &File| {
+            file.set_len(whole)?;
+            file.seek(SeekFrom::Start(whole))
+        };
+        cut(&self.file).map_err(BatchRunError::file("write", &self.beside))?;
+        Ok(at)
+    }
+
+    /// Lines that are there.
+    pub fn lines(&self) -> u64 {
+        self.lines
+    }
+
+    /// Adds a line; if that fails, whole lines are there as before.
+    pub fn write(&mut self, line: &str) -> Result<(), BatchRunError> {
+        let written = self.file.write_all(format!("{line}\n").as_bytes());
+        written.map_err(BatchRunError::file("write", &self.beside))?;
+        self.lines += 1;
+        Ok(())
+    }
+
+    /// Moves the file to its place.
+    pub fn commit(self) -> Result<(), BatchRunError> {
+        let done = self.file.sync_all().and_then(|()| std::fs::rename(&self.beside, &self.place));
+        done.map_err(BatchRunError::file("write", &self.place))
+    }
+}
