@@ -17,15 +17,15 @@ fn kernels() -> Vec<Kernel> {
     let mut kernels = vec![Kernel {
         name: "sm80_bitlinear_t1_w2a8".into(),
         template: "bitlinear_dp4a.ptx",
-        numbers: context! { warps => 8, unroll => 4, registers => 96 },
+        numbers: context! { warps => 8, unroll => 4, registers => 80 },
     }];
     // A block takes 16 * row_tiles * row_warps rows and 8 * token_tiles * token_warps tokens.
     for (tokens, purpose, row_tiles, row_warps, token_tiles, token_warps, stages, blocks_per_sm, registers) in [
-        (8, "2 to 8 tokens", 1, 4, 1, 1, 8, 4, 72),
-        (16, "9 to 16 tokens", 1, 4, 2, 1, 6, 4, 80),
-        (32, "17 to 32 tokens", 1, 4, 4, 1, 4, 4, 96),
-        (64, "33 to 64 tokens", 2, 4, 4, 2, 4, 2, 128),
-        (128, "65 tokens and more", 4, 2, 8, 2, 4, 2, 255),
+        (8, "2 to 8 tokens", 1, 4, 1, 1, 8, 4, 48),
+        (16, "9 to 16 tokens", 1, 4, 2, 1, 6, 4, 56),
+        (32, "17 to 32 tokens", 1, 4, 4, 1, 4, 4, 80),
+        (64, "33 to 64 tokens", 2, 4, 4, 2, 4, 2, 112),
+        (128, "65 tokens and more", 4, 2, 8, 2, 4, 2, 240),
     ] {
         let rows = 16 * row_tiles * row_warps;
         let stage = 32 * rows + 128 * tokens;
@@ -39,9 +39,9 @@ fn kernels() -> Vec<Kernel> {
         });
     }
     for (tokens, purpose, row_tiles, row_warps, token_tiles, token_warps, stages, blocks_per_sm, registers) in [
-        (8, "up to 8 tokens", 1, 4, 1, 1, 6, 3, 72),
-        (32, "9 to 32 tokens", 2, 4, 4, 1, 4, 2, 128),
-        (64, "33 tokens and more", 4, 2, 4, 2, 4, 2, 168),
+        (8, "up to 8 tokens", 1, 4, 1, 1, 6, 3, 48),
+        (32, "9 to 32 tokens", 2, 4, 4, 1, 4, 2, 112),
+        (64, "33 tokens and more", 4, 2, 4, 2, 4, 2, 152),
     ] {
         let rows = 16 * row_tiles * row_warps;
         kernels.push(Kernel {
@@ -56,7 +56,7 @@ fn kernels() -> Vec<Kernel> {
     // 4 / row_warps warps share 16 rows.
     for (dim, row_warps, purpose, blocks_per_sm, registers) in [
         (128, 1, "runs of up to 16 rows: decoding", 4, 128),
-        (128, 4, "runs of more rows", 2, 255),
+        (128, 4, "runs of more rows", 2, 248),
         (256, 1, "runs of up to 16 rows: decoding", 2, 168),
         (256, 2, "runs of more rows", 2, 255),
     ] {

@@ -43,27 +43,27 @@ macro_rules! kernels {
 
 kernels! {
     EMBED = "sm80_embed_bf16": block 128, shared 0, registers 32, conflicts 0, machine ["LDG.E.128", "STG.E.128"];
-    BITLINEAR_T1 = "sm80_bitlinear_t1_w2a8": block 256, shared 512, registers 96, conflicts 0,
+    BITLINEAR_T1 = "sm80_bitlinear_t1_w2a8": block 256, shared 512, registers 80, conflicts 0,
         machine ["LDG.E.128", "IDP.4A.U8.S8"];
-    BITLINEAR_T8 = "sm80_bitlinear_t8_w2a8": block 128, shared 0, registers 72, conflicts 0,
+    BITLINEAR_T8 = "sm80_bitlinear_t8_w2a8": block 128, shared 0, registers 48, conflicts 0,
         machine ["IMMA.16832.U8.S8", "LDSM.16.M88.4", "LDS.128", "LDGSTS.E.BYPASS"];
-    BITLINEAR_T16 = "sm80_bitlinear_t16_w2a8": block 128, shared 0, registers 80, conflicts 0,
+    BITLINEAR_T16 = "sm80_bitlinear_t16_w2a8": block 128, shared 0, registers 56, conflicts 0,
         machine ["IMMA.16832.U8.S8", "LDSM.16.M88.4", "LDS.128", "LDGSTS.E.BYPASS"];
-    BITLINEAR_T32 = "sm80_bitlinear_t32_w2a8": block 128, shared 0, registers 96, conflicts 0,
+    BITLINEAR_T32 = "sm80_bitlinear_t32_w2a8": block 128, shared 0, registers 80, conflicts 0,
         machine ["IMMA.16832.U8.S8", "LDSM.16.M88.4", "LDS.128", "LDGSTS.E.BYPASS"];
-    BITLINEAR_T64 = "sm80_bitlinear_t64_w2a8": block 256, shared 0, registers 128, conflicts 0,
+    BITLINEAR_T64 = "sm80_bitlinear_t64_w2a8": block 256, shared 0, registers 112, conflicts 0,
         machine ["IMMA.16832.U8.S8", "LDSM.16.M88.4", "LDS.128", "LDGSTS.E.BYPASS"];
-    BITLINEAR_T128 = "sm80_bitlinear_t128_w2a8": block 128, shared 0, registers 255, conflicts 0,
+    BITLINEAR_T128 = "sm80_bitlinear_t128_w2a8": block 128, shared 0, registers 240, conflicts 0,
         machine ["IMMA.16832.U8.S8", "LDSM.16.M88.4", "LDS.128", "LDGSTS.E.BYPASS"];
-    HEAD_T8 = "sm80_head_t8_bf16": block 128, shared 0, registers 72, conflicts 0,
+    HEAD_T8 = "sm80_head_t8_bf16": block 128, shared 0, registers 48, conflicts 0,
         machine ["HMMA.16816.F32.BF16", "LDSM.16.M88.4", "LDGSTS.E.BYPASS"];
-    HEAD_T32 = "sm80_head_t32_bf16": block 128, shared 0, registers 128, conflicts 0,
+    HEAD_T32 = "sm80_head_t32_bf16": block 128, shared 0, registers 112, conflicts 0,
         machine ["HMMA.16816.F32.BF16", "LDSM.16.M88.4", "LDGSTS.E.BYPASS"];
-    HEAD_T64 = "sm80_head_t64_bf16": block 128, shared 0, registers 168, conflicts 0,
+    HEAD_T64 = "sm80_head_t64_bf16": block 128, shared 0, registers 152, conflicts 0,
         machine ["HMMA.16816.F32.BF16", "LDSM.16.M88.4", "LDGSTS.E.BYPASS"];
     ATTENTION_R16_D128 = "sm80_attention_r16_d128_bf16": block 128, shared 0, registers 128, conflicts 0,
         machine ["HMMA.16816.F32.BF16", "LDSM.16.M88.4", "LDGSTS.E.BYPASS", "LDSM.16.MT88.4"];
-    ATTENTION_R64_D128 = "sm80_attention_r64_d128_bf16": block 128, shared 0, registers 255, conflicts 0,
+    ATTENTION_R64_D128 = "sm80_attention_r64_d128_bf16": block 128, shared 0, registers 248, conflicts 0,
         machine ["HMMA.16816.F32.BF16", "LDSM.16.M88.4", "LDGSTS.E.BYPASS", "LDSM.16.MT88.4"];
     ATTENTION_MERGE_D128 = "sm80_attention_merge_d128_f32": block 64, shared 0, registers 40, conflicts 0, machine ["FFMA"];
     ATTENTION_R16_D256 = "sm80_attention_r16_d256_bf16": block 128, shared 0, registers 168, conflicts 0,
