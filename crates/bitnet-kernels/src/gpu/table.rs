@@ -44,7 +44,7 @@ macro_rules! kernels {
 kernels! {
     EMBED = "sm80_embed_bf16": block 128, shared 0, registers 32, conflicts 0, machine ["LDG.E.128", "STG.E.128"];
     BITLINEAR_T1 = "sm80_bitlinear_t1_w2a8": block 256, shared 512, registers 80, conflicts 0,
-        machine ["LDG.E.128", "IDP.4A.U8.S8"];
+        machine ["LDG.E.NA.128", "IDP.4A.U8.S8"];
     BITLINEAR_T8 = "sm80_bitlinear_t8_w2a8": block 128, shared 0, registers 48, conflicts 0,
         machine ["IMMA.16832.U8.S8", "LDSM.16.M88.4", "LDS.128", "LDGSTS.E.BYPASS"];
     BITLINEAR_T16 = "sm80_bitlinear_t16_w2a8": block 128, shared 0, registers 56, conflicts 0,

@@ -54,21 +54,27 @@ fn row_at(order: RowOrder, rows: usize, place: usize) -> Option<usize> {
     (pair < rows / 2).then_some(row)
 }
 
-/// The tile of 16 rows that starts at `place`, all of its columns.
+/// Four codes of a byte, one a byte.
+fn spread(codes: u8) -> u32 {
+    let x = u32::from(codes);
+    let x = (x | x << 12) & 0x000F_000F;
+    (x | x << 6) & 0x0303_0303
+}
+
+/// The tile of 16 rows that starts at `place`, all of its columns. What pads them is of no consequence: activations
+/// are zero there, and such rows are not stored.
 fn pack_tile(w: &TernaryTensor, order: RowOrder, place: usize, out: &mut Vec<u8>) {
-    let rows: Vec<Option<&[u8]>> = (place..place + TILE_ROWS)
-        .map(|place| row_at(order, w.rows(), place).map(|row| w.row_codes(row)))
-        .collect();
-    // Padding is 1, the code of zero.
-    let code = |row: usize, column: usize| match rows[row] {
-        Some(codes) if column < w.cols() => codes[column / 4] >> (2 * (column % 4)) & 3,
-        _ => 1,
-    };
-    for first in (0..w.cols()).step_by(K_TILE) {
+    let rows: [&[u8]; TILE_ROWS] =
+        std::array::from_fn(|i| row_at(order, w.rows(), place + i).map_or(&[][..], |row| w.row_codes(row)));
+    let codes = |row: usize, byte: usize| spread(rows[row].get(byte).copied().unwrap_or(0));
+    // Four columns are a byte.
+    for first in (0..w.cols().div_ceil(4)).step_by(K_TILE / 4) {
         for (g, q) in (0..32).map(|lane| (lane / 4, lane % 4)) {
-            for (j, b) in (0..16).map(|byte| (byte / 4, byte % 4)) {
-                let codes = (0..4).map(|i| code(g + 8 * (i & 1), first + 32 * j + 4 * q + b + 16 * (i >> 1)));
-                out.push(codes.rev().fold(0, |byte, code| byte << 2 | code));
+            for near in (0..4).map(|j| first + 8 * j + q) {
+                let far = near + 4;
+                let word =
+                    codes(g, near) | codes(g + 8, near) << 2 | codes(g, far) << 4 | codes(g + 8, far) << 6;
+                out.extend(word.to_le_bytes());
             }
         }
     }

@@ -2,23 +2,14 @@ use crate::{
     Gate, RowOrder, RowsKind, Run,
     gpu::{
         Arg, Driver, Gpu, GpuError, Kv, Linear, Quants, Rope, Rows,
-        table::{
-            BITLINEAR_T1, BITLINEAR_T8, BITLINEAR_T16, BITLINEAR_T32, BITLINEAR_T64, BITLINEAR_T128, Kernel,
-        },
+        table::{BITLINEAR_T1, BITLINEAR_T8, BITLINEAR_T16, BITLINEAR_T32, BITLINEAR_T64, BITLINEAR_T128},
         upload::Upload,
     },
 };
 
-/// A kernel, and the rows and tokens of one of its blocks.
-struct Tile {
-    kernel: &'static Kernel,
-    rows: usize,
-    tokens: usize,
-    /// Bytes of dynamic shared memory.
-    shared: usize,
-}
+use super::tile::Tile;
 
-/// By the most tokens of a step that the kernel is for.
+/// By the number of tokens.
 static TILES: [Tile; 6] = [
     Tile { kernel: &BITLINEAR_T1, rows: 16, tokens: 1, shared: 0 },
     Tile { kernel: &BITLINEAR_T8, rows: 64, tokens: 8, shared: 24_576 },
@@ -123,7 +114,7 @@ impl<D: Driver> Gpu<D> {
         if n == 0 {
             return Ok(());
         }
-        let tile = TILES.iter().find(|tile| n <= tile.tokens).unwrap_or(&TILES[TILES.len() - 1]);
+        let tile = Tile::choose(&TILES, n);
         let blocks = [w.rows.div_ceil(tile.rows), n.div_ceil(tile.tokens)];
         let (tiles, splits) = self.splits(tile, blocks, w.k_tiles());
         let zero = [0; 6];

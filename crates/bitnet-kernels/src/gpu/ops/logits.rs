@@ -2,20 +2,13 @@ use crate::{
     RowsKind,
     gpu::{
         Arg, Driver, Gpu, GpuError, Rows, Table,
-        table::{HEAD_T8, HEAD_T32, HEAD_T64, Kernel},
+        table::{HEAD_T8, HEAD_T32, HEAD_T64},
     },
 };
 
-/// A kernel, and the rows of the table and the tokens of one of its blocks.
-struct Tile {
-    kernel: &'static Kernel,
-    rows: usize,
-    tokens: usize,
-    /// Bytes of dynamic shared memory.
-    shared: usize,
-}
+use super::tile::Tile;
 
-/// By the most tokens that the kernel is for.
+/// By the number of tokens.
 static TILES: [Tile; 3] = [
     Tile { kernel: &HEAD_T8, rows: 64, tokens: 8, shared: 55_296 },
     Tile { kernel: &HEAD_T32, rows: 128, tokens: 32, shared: 81_920 },
@@ -34,7 +27,7 @@ impl<D: Driver> Gpu<D> {
         if n == 0 {
             return Ok(());
         }
-        let tile = TILES.iter().find(|tile| n <= tile.tokens).unwrap_or(&TILES[TILES.len() - 1]);
+        let tile = Tile::choose(&TILES, n);
         let blocks = [n.div_ceil(tile.tokens), table.rows.div_ceil(tile.rows), 1];
         let sizes = [table.rows, n, table.stride, x.stride, out.stride];
         let args: Vec<Arg> = [table.buffer.address(), x.address(), out.address()]

@@ -10,6 +10,7 @@ mod norm_quantize;
 mod norm_rows;
 mod rope_store;
 mod sample;
+mod tile;
 
 pub use advance::Steps;
 pub(super) use bit_linear::split_bytes;

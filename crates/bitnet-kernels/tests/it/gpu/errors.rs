@@ -1,5 +1,5 @@
 use bitnet_kernels::{
-    RowsKind,
+    KvShape, RowsKind,
     gpu::{Cuda, Driver, Gpu, GpuError, table::EMBED},
 };
 use bitnet_tensor::{BitNetTensor, DType, SharedBytes};
@@ -49,4 +49,12 @@ fn a_kernel_that_the_driver_refuses_is_named_with_its_log() {
     let refused = gpu.embed(&table, &[0], &mut out).unwrap_err();
     let GpuError::ModuleRefused { kernel, log } = refused else { panic!("{refused}") };
     assert!(kernel == EMBED.name && log.contains("setp.ge.q32"), "{log}");
+}
+
+#[test]
+fn heads_wider_than_the_kernels_take_are_refused_with_the_limit() {
+    let mut gpu = Gpu::new(Simulator::default()).unwrap();
+    let wide = gpu.kv(KvShape { blocks: 1, kv_heads: 1, head_dim: 264 }).err().unwrap();
+    assert_eq!(wide, GpuError::HeadTooWide { head_dim: 264, limit: 256 });
+    assert!(gpu.kv(KvShape { blocks: 1, kv_heads: 1, head_dim: 256 }).is_ok());
 }
