@@ -21,6 +21,9 @@ pub use stream::DecodeStream;
 
 use crate::{ModelError, error::one_line};
 
+/// Bytes of all added tokens together, enough for ten thousand of 26. The automaton that finds them in a text
+/// takes some 150 bytes for each.
+const MAX_ADDED: usize = 256 << 10;
 /// Largest id that a vocabulary may use; real ones stay below 300,000.
 const MAX_ID: u32 = 1 << 22;
 /// What helps against a vocabulary that cannot be read.
@@ -82,6 +85,10 @@ impl Recipe {
     fn build(mut self) -> Result<Tokenizer, ModelError> {
         let file = self.file.clone();
         let fail = |problem: String| ModelError::Tokenizer { file: file.clone(), problem, cure: CURE };
+        let added: usize = self.added.iter().map(|(_, token)| token.content.len()).sum();
+        if added > MAX_ADDED {
+            return Err(fail(format!("its added tokens have {added} bytes, more than {MAX_ADDED}")));
+        }
         for (id, token) in &self.added {
             let known = *self.vocab.entry(token.content.clone()).or_insert(*id);
             if known != *id {

@@ -192,4 +192,7 @@ fn vocabularies_that_contradict_themselves_are_refused() {
     let deep = "(".repeat(1_000) + &")".repeat(1_000);
     assert!(refused("\\\\p{N}{1,3}", &deep).contains(" groups"));
     assert!(refused("\"id\": 511", "\"id\": 4294967295").contains("or more"));
+    // Found by mutation: an added token of 560 KB took 92 MB.
+    let long = format!("\"<|eot_id|>{}\"", "{% for x in range(99999) %}".repeat(20_000));
+    assert!(refused("\"<|eot_id|>\"", &long).contains("added tokens have"));
 }
