@@ -3,11 +3,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
+use bitnet_kernels::gpu::{Cuda, Gpu, GpuError};
+use bitnet_model::{ModelError, ModelSpec, TensorSource, Transformer};
 use parking_lot::Mutex;
 
 use crate::batch::{self, BatchError, GenerationError};
 use crate::{
-    Engine, EngineConfig, GenerationConfig, Model, PaddedBatch, RecordError, Request, RequestHandle,
+    Engine, EngineConfig, GenerationConfig, Limits, Model, PaddedBatch, RecordError, Request, RequestHandle,
     Snapshot, StartError, ThroughputRecord,
 };
 
@@ -59,10 +61,41 @@ pub enum BenchmarkError {
     Batch(#[from] BatchError),
 }
 
+/// Why there is no engine on a GPU.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CudaError {
+    /// The GPU, or its driver.
+    #[error(transparent)]
+    Gpu(#[from] GpuError),
+    /// The model.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// The engine.
+    #[error(transparent)]
+    Start(#[from] StartError),
+}
+
 impl GpuInferenceEngine {
     /// Takes the model and starts the engine.
     pub fn new(model: impl Model + 'static, config: EngineConfig) -> Result<Self, StartError> {
         Engine::start(model, config).map(|engine| Self::on(Arc::new(engine)))
+    }
+
+    /// Loads a model onto an NVIDIA GPU, by its number from zero, and starts the engine there.
+    ///
+    /// # Errors
+    /// If there is no such GPU, or driver or GPU are too old; each says what helps.
+    pub fn on_cuda(
+        device: usize,
+        spec: &ModelSpec,
+        tensors: &dyn TensorSource,
+        limits: Limits,
+        config: EngineConfig,
+    ) -> Result<Self, CudaError> {
+        let gpu = Gpu::new(Cuda::open(device)?)?;
+        let model = Transformer::load(spec, tensors, gpu, limits, &mut |_, _| {})?;
+        Ok(Self::new(model, config)?)
     }
 
     /// The same names on an engine that others use too.

@@ -46,7 +46,7 @@ pub use constraint::{Constraint, ConstraintError, TokenSet};
 pub use engine::{DrainReport, Engine, EngineConfig, EngineStatus, Queue, StartError};
 pub use finish::FinishReason;
 pub use generate::{GenerateError, Generated, generate};
-pub use gpu::{BenchmarkError, BenchmarkRow, GpuInferenceEngine, batch_generate_gpu};
+pub use gpu::{BenchmarkError, BenchmarkRow, CudaError, GpuInferenceEngine, batch_generate_gpu};
 pub use handle::{Choice, Completion, Elapsed, RequestHandle};
 pub use hybrid::{Crossing, HybridScheduler};
 pub use logprobs::{SampleError, TokenLogprobs};

@@ -3,8 +3,10 @@
 use std::sync::Arc;
 
 use bitnet_inference::{
-    Engine, EngineConfig, GenerationConfig, GpuInferenceEngine, batch_generate, forward_batch, process_batch,
+    CudaError, Engine, EngineConfig, GenerationConfig, GpuInferenceEngine, batch_generate, forward_batch,
+    process_batch,
 };
+use bitnet_kernels::gpu::{Cuda, Gpu};
 use bitnet_kernels::{BackendInfo, Cpu, Isa};
 use bitnet_model::{Batch, ForwardError, Limits, Logits, Model, ModelSpec, Synthetic, Transformer};
 use parking_lot::Mutex;
@@ -114,4 +116,26 @@ fn f30_a_benchmark_on_real_kernels_finds_batch_and_single_equal() {
     let rows = gpu.benchmark(&[20], &[1, 8]).unwrap();
     println!("tiny, 8 at once: {:.2} times one", gpu.batch_throughput_factor(8).unwrap());
     assert_eq!(rows[1].tokens, 8 * 16);
+}
+
+#[test]
+fn f26_f32_without_a_usable_gpu_the_engine_on_cuda_is_a_typed_error_with_its_cure() {
+    let tiny = Synthetic::named("tiny").unwrap();
+    let limits = Limits { max_tokens: 64, max_logit_rows: 8, kv_blocks: 16 };
+    let start =
+        |device| GpuInferenceEngine::on_cuda(device, tiny.spec(), &tiny, limits, EngineConfig::default());
+    match (Cuda::open(0).and_then(Gpu::new), start(0)) {
+        (Err(why), Err(CudaError::Gpu(error))) => {
+            assert_eq!(error, why);
+            assert!(error.to_string().contains("--device cpu"), "{error}");
+            println!("no GPU: {error}");
+        }
+        (Ok(_), Ok(gpu)) => {
+            let config = GenerationConfig { max_new_tokens: 4, ..GenerationConfig::default() };
+            assert_eq!(gpu.process_batch_gpu(&[(vec![1, 2], config)]).unwrap()[0].len(), 4);
+            // No machine has this many.
+            assert!(matches!(start(1 << 20), Err(CudaError::Gpu(_))));
+        }
+        (there, started) => panic!("a GPU: {}, an engine: {}", there.is_ok(), started.is_ok()),
+    }
 }
