@@ -105,7 +105,7 @@ fn scheduling() -> Vec<Value> {
 
 /// Tokens per second of several requests at once, as a multiple of one after the other.
 fn gain(name: &str) -> Vec<Value> {
-    const SIZES: [usize; 8] = [1, 2, 3, 4, 6, 8, 12, 16];
+    const SIZES: [usize; 16] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16];
     const ROUNDS: usize = 3;
     let config = EngineConfig { max_batch_size: 16, ..EngineConfig::default() };
     let gpu = GpuInferenceEngine::new(model(name, LIMITS), config).unwrap();
