@@ -5,6 +5,7 @@ mod arrows;
 mod bench;
 mod ci;
 mod fuzz;
+mod ptx_check;
 mod ptx_gen;
 mod rows;
 mod sim;
@@ -35,6 +36,7 @@ enum Task {
     Size,
     /// Print the unrolled PTX kernels from their templates
     PtxGen,
+    PtxCheck(ptx_check::PtxCheck),
     /// Print the features promised and the tests that show each; fail where there is none
     Rows,
     /// Run the scheduler through many random schedules, or real models through many random batches
@@ -50,6 +52,7 @@ fn main() -> ExitCode {
         Task::Ci => ci::run(),
         Task::Arrows => arrows::check(),
         Task::Size => size::check(),
+        Task::PtxCheck(check) => check.run(),
         Task::PtxGen => ptx_gen::write(),
         Task::Rows => rows::check(),
         Task::Sim(sim) => sim.run(),

@@ -1,7 +1,7 @@
 //! Every GPU kernel, one row each: what its launch needs, and what its machine code must keep to.
 
 /// A kernel in PTX. Its name is its file, its entry, and this row.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Kernel {
     /// `<oldest architecture>_<operation>_<types>`
     pub name: &'static str,

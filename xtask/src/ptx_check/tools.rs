@@ -1,0 +1,112 @@
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::atomic::{AtomicUsize, Ordering::Relaxed},
+};
+
+use anyhow::{Context, Result, ensure};
+use bitnet_kernels::gpu::table::Kernel;
+
+use super::judge::Code;
+use crate::{output, root};
+
+/// What to do where there is no assembler.
+pub(super) const CURE: &str =
+    "put it on PATH, name it in $PTXAS, or `pip install nvidia-cuda-nvcc==13.0.88 nvidia-cuda-nvdisasm`";
+
+/// Packages that hold the assembler and the disassembler.
+const PACKAGES: [&str; 2] = ["nvidia-cuda-nvcc==13.0.88", "nvidia-cuda-nvdisasm"];
+
+/// NVIDIA's assembler and disassembler.
+pub(crate) struct Tools {
+    ptxas: PathBuf,
+    nvdisasm: PathBuf,
+}
+
+impl Tools {
+    /// Looks in `$PTXAS`, on PATH, in the Python environment, and where [`Tools::find_or_install`] puts it.
+    pub(crate) fn find() -> Option<Self> {
+        let named = env::var_os("PTXAS").map(PathBuf::from).and_then(|p| Some(p.parent()?.to_owned()));
+        let path = env::var_os("PATH").map(|p| env::split_paths(&p).collect::<Vec<_>>()).unwrap_or_default();
+        let packages = python_folders().into_iter().chain([installed()]).flat_map(|folder| binaries(&folder));
+        named.into_iter().chain(path).chain(packages).find_map(|folder| Tools::in_folder(&folder))
+    }
+
+    /// As [`Tools::find`]; what is not there is installed beside what cargo builds, where pip can. It is tried once:
+    /// a folder that stays empty is not tried again.
+    pub(crate) fn find_or_install() -> Option<Self> {
+        if let Some(tools) = Tools::find() {
+            return Some(tools);
+        }
+        if !installed().exists() {
+            println!("installing {} with pip into {}", PACKAGES.join(" and "), installed().display());
+            fs::create_dir_all(installed()).ok()?;
+            let mut pip = Command::new("python3");
+            pip.args(["-m", "pip", "install", "--quiet", "--target"]).arg(installed()).args(PACKAGES);
+            if let Err(e) = output(pip) {
+                println!("pip cannot: {e:#}");
+            }
+        }
+        Tools::find()
+    }
+
+    fn in_folder(folder: &Path) -> Option<Self> {
+        let [ptxas, nvdisasm] =
+            ["ptxas", "nvdisasm"].map(|name| folder.join(name).with_extension(env::consts::EXE_EXTENSION));
+        (ptxas.is_file() && nvdisasm.is_file()).then_some(Tools { ptxas, nvdisasm })
+    }
+
+    /// Assembles a kernel and lists the machine code.
+    pub(super) fn assemble(&self, kernel: &Kernel, architecture: &str) -> Result<Code> {
+        static RUNS: AtomicUsize = AtomicUsize::new(0);
+        let folder = target().join("ptx-check");
+        fs::create_dir_all(&folder)?;
+        let run = format!("{}-{}", std::process::id(), RUNS.fetch_add(1, Relaxed));
+        let [source, binary] = ["ptx", "cubin"].map(|end| folder.join(format!("{run}.{end}")));
+        fs::write(&source, kernel.text).with_context(|| source.display().to_string())?;
+        let code = self.machine_code(&source, &binary, architecture);
+        for file in [source, binary] {
+            // The second is not there if the assembler refused the first.
+            let _ = fs::remove_file(file);
+        }
+        code
+    }
+
+    fn machine_code(&self, source: &Path, binary: &Path, architecture: &str) -> Result<Code> {
+        let mut ptxas = Command::new(&self.ptxas);
+        ptxas.arg("-v").arg(format!("-arch=sm_{architecture}")).arg(source).arg("-o").arg(binary);
+        let assembled = ptxas.output().with_context(|| self.ptxas.display().to_string())?;
+        let report = String::from_utf8_lossy(&assembled.stderr).into_owned()
+            + &String::from_utf8_lossy(&assembled.stdout);
+        ensure!(assembled.status.success(), "ptxas: {}", report.trim());
+        let mut nvdisasm = Command::new(&self.nvdisasm);
+        nvdisasm.arg("-c").arg(binary);
+        let listing = String::from_utf8_lossy(&output(nvdisasm)?).into_owned();
+        Ok(Code { report, listing })
+    }
+}
+
+/// Where cargo builds.
+fn target() -> PathBuf {
+    env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), Into::into)
+}
+
+/// Where pip puts the packages.
+fn installed() -> PathBuf {
+    target().join("ptx-tools")
+}
+
+/// Where Python looks for packages; nowhere if there is no Python.
+fn python_folders() -> Vec<PathBuf> {
+    let mut python = Command::new("python3");
+    python.args(["-c", "import sys; print('\\n'.join(sys.path))"]);
+    let lines = output(python).unwrap_or_default();
+    String::from_utf8_lossy(&lines).lines().filter(|line| !line.is_empty()).map(PathBuf::from).collect()
+}
+
+/// Folders of programs in the vendor's packages: `nvidia/<package>/bin`.
+fn binaries(packages: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(packages.join("nvidia")).into_iter().flatten().flatten();
+    entries.map(|entry| entry.path().join("bin")).filter(|bin| bin.is_dir()).collect()
+}
