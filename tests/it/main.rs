@@ -5,5 +5,6 @@ mod demo;
 mod determinism;
 mod exactness;
 mod goldens;
+mod gpu_forward;
 mod gpu_sampler;
 mod official;

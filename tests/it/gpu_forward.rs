@@ -1,0 +1,104 @@
+//! The whole forward pass on the GPU's kernels, in the simulator.
+
+use bitnet_kernels::{Backend, Reference, gpu::Gpu};
+use bitnet_model::{Activation, Batch, Limits, Logits, Model, ModelSpec, Synthetic, Transformer};
+use bitnet_tests::Simulator;
+
+const LIMITS: Limits = Limits { max_tokens: 160, max_logit_rows: 160, kv_blocks: 8 };
+
+fn tiny() -> Synthetic {
+    Synthetic::named("tiny").unwrap()
+}
+
+/// Sizes that fit no tile, the other activation, and an output head of its own.
+fn odd() -> Synthetic {
+    Synthetic::of(ModelSpec {
+        hidden: 100,
+        ffn: 172,
+        heads: 3,
+        kv_heads: 1,
+        head_dim: 36,
+        vocab: 77,
+        activation: Activation::Silu,
+        tied_head: false,
+        ..tiny().spec().clone()
+    })
+}
+
+fn load<B: Backend>(source: &Synthetic, backend: B) -> Transformer<B> {
+    Transformer::load(source.spec(), source, backend, LIMITS, &mut |_, _| {}).unwrap()
+}
+
+fn gpu(source: &Synthetic, processors: u32) -> Transformer<Gpu<Simulator>> {
+    load(source, Gpu::new(Simulator::with(|info| info.processors = processors)).unwrap())
+}
+
+fn tokens(source: &Synthetic, n: usize, seed: usize) -> Vec<u32> {
+    (0..n).map(|i| ((i * i + 7 * i + seed * 31) % source.spec().vocab) as u32).collect()
+}
+
+/// Logits of all tokens of a sequence, in steps of the given lengths (the last repeats), each step beside the same
+/// step of `others`.
+fn steps(model: &mut dyn Model, sequence: &[u32], others: &[&[u32]], lengths: &[usize]) -> Vec<f32> {
+    let blocks = sequence.len().div_ceil(Batch::BLOCK_TOKENS) as u32;
+    let table = |s: usize| (0..blocks).rev().map(|b| b + s as u32 * blocks).collect::<Vec<u32>>();
+    let (mut batch, mut logits, mut all) = (Batch::new(), Logits::default(), Vec::new());
+    let (mut start, mut step) = (0, 0);
+    while start < sequence.len() {
+        let len = lengths[step.min(lengths.len() - 1)].min(sequence.len() - start);
+        batch.clear();
+        for (s, other) in others.iter().enumerate() {
+            batch.push(&other[start..start + len], start, &table(s + 1), 0..0);
+        }
+        batch.push(&sequence[start..start + len], start, &table(0), 0..len);
+        model.forward(&batch, &mut logits).unwrap();
+        (0..len).for_each(|row| all.extend_from_slice(logits.row(row)));
+        start += len;
+        step += 1;
+    }
+    all
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|x| x.to_bits()).collect()
+}
+
+#[test]
+fn the_forward_on_a_gpu_is_near_the_reference_that_rounds_where_it_does() {
+    for source in [tiny(), odd()] {
+        let tokens = tokens(&source, 70, 3);
+        let actual = steps(&mut gpu(&source, 4), &tokens, &[], &[66, 1]);
+        let expected = steps(&mut load(&source, Reference::bf16()), &tokens, &[], &[66, 1]);
+        let mut errors: Vec<f32> = actual.iter().zip(&expected).map(|(a, e)| (a - e).abs()).collect();
+        errors.sort_by(f32::total_cmp);
+        let (median, worst) = (errors[errors.len() / 2], errors[errors.len() - 1]);
+        println!("{} logits: median error {median}, worst {worst}", errors.len());
+        assert!(median < 1e-2 && worst < 0.1, "median {median}, worst {worst}");
+    }
+}
+
+#[test]
+fn a_sequence_on_a_gpu_has_the_same_bits_in_any_chunks_and_beside_any_others() {
+    for source in [tiny(), odd()] {
+        let (sequence, other) = (tokens(&source, 74, 1), tokens(&source, 74, 2));
+        let whole = bits(&steps(&mut gpu(&source, 1), &sequence, &[], &[74]));
+        for (processors, lengths) in [(1, &[60, 5, 1][..]), (16, &[40, 31, 1]), (4, &[7])] {
+            let cut = bits(&steps(&mut gpu(&source, processors), &sequence, &[], lengths));
+            assert!(cut == whole, "steps of {lengths:?} on {processors} processors");
+        }
+        let beside = bits(&steps(&mut gpu(&source, 4), &sequence, &[&other], &[70, 1]));
+        assert!(beside == whole, "beside another");
+    }
+}
+
+#[test]
+fn a_step_launches_as_many_kernels_for_many_sequences_as_for_one() {
+    let source = tiny();
+    let sequence = tokens(&source, 3, 1);
+    let launches = |others: &[&[u32]]| {
+        let mut model = gpu(&source, 4);
+        steps(&mut model, &sequence, others, &[1]);
+        model.backend_ref().launches()
+    };
+    assert_eq!(launches(&[]), launches(&[&sequence[..]; 6]));
+}
