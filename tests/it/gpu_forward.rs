@@ -72,7 +72,6 @@ fn the_forward_on_a_gpu_is_near_the_reference_that_rounds_where_it_does() {
         let mut errors: Vec<f32> = actual.iter().zip(&expected).map(|(a, e)| (a - e).abs()).collect();
         errors.sort_by(f32::total_cmp);
         let (median, worst) = (errors[errors.len() / 2], errors[errors.len() - 1]);
-        println!("{} logits: median error {median}, worst {worst}", errors.len());
         assert!(median < 1e-2 && worst < 0.1, "median {median}, worst {worst}");
     }
 }
