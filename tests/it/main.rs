@@ -5,6 +5,7 @@ mod demo;
 mod determinism;
 mod exactness;
 mod goldens;
+mod gpu;
 mod gpu_forward;
 mod gpu_sampler;
 mod official;

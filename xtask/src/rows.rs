@@ -38,6 +38,8 @@ const ROWS: &[(&str, &str)] = &[
     ("f30", "benchmark: no speed without equality"),
     ("f31", "async names"),
     ("f32", "typed errors"),
+    ("f33", "ternary products in PTX: any shape, integers exact, an error and the CPU where there is no GPU"),
+    ("f34", "builds and tests without a GPU toolkit, driver or GPU; skips are said"),
     ("f35", "attention, norms, activations and heads as each family has them"),
     ("f36", "every format gives the same trits and scales"),
 ];

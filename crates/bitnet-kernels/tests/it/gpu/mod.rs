@@ -9,4 +9,5 @@ mod errors;
 mod logits;
 mod mutants;
 mod rows;
+mod small;
 mod texts;
