@@ -3,17 +3,20 @@
 use std::path::Path;
 
 use bitnet_inference::{EngineConfig, GenerationConfig, GpuInferenceEngine};
-use bitnet_kernels::{Cpu, Isa};
+use bitnet_kernels::{Backend, Cpu, Isa};
 use bitnet_model::{Batch, Checkpoint, Limits, Logits, Model, Transformer};
 use bitnet_tests::{FORMS, Tensors, assert_close, bitnet, distances};
 
 pub const PROMPTS: usize = 5;
 
 pub fn load(path: &Path, isa: Isa, threads: usize) -> Transformer<Cpu> {
+    load_on(path, Cpu::new(isa, threads).unwrap())
+}
+
+pub fn load_on<B: Backend>(path: &Path, backend: B) -> Transformer<B> {
     let checkpoint = Checkpoint::open(path).unwrap();
-    let cpu = Cpu::new(isa, threads).unwrap();
     let limits = Limits { max_tokens: 160, max_logit_rows: 160, kv_blocks: 16 };
-    Transformer::load(&checkpoint.spec, &*checkpoint.tensors, cpu, limits, &mut |_, _| {}).unwrap()
+    Transformer::load(&checkpoint.spec, &*checkpoint.tensors, backend, limits, &mut |_, _| {}).unwrap()
 }
 
 /// Logits of all prompts, as many positions as the oracle has.

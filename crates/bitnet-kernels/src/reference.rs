@@ -268,6 +268,8 @@ impl Backend for Reference {
         let (dim, kv_heads) = (kv.shape.head_dim, kv.shape.kv_heads);
         let heads = qkv.width / dim - 2 * kv_heads;
         let scale = 1.0 / (dim as f32).sqrt();
+        // A GPU's segment is a block of the cache.
+        let length = if self.bf16 { BLOCK_TOKENS } else { SEGMENT };
         for run in runs {
             let at = |key: usize, h: usize| {
                 kv.at(blocks[run.blocks.start + key / BLOCK_TOKENS], key % BLOCK_TOKENS, h)
@@ -278,8 +280,8 @@ impl Backend for Reference {
                     let kv_head = h / (heads / kv_heads);
                     let q = &qkv.row(t)[h * dim..][..dim];
                     let mut state: Option<(f32, f32, Vec<f32>)> = None;
-                    for first in (0..keys).step_by(SEGMENT) {
-                        let segment = first..keys.min(first + SEGMENT);
+                    for first in (0..keys).step_by(length) {
+                        let segment = first..keys.min(first + length);
                         let scores: Vec<f32> = segment
                             .clone()
                             .map(|key| {
@@ -295,7 +297,7 @@ impl Backend for Reference {
                             partial[j % 16] += p;
                             let v = &kv.values[at(key, kv_head)..][..dim];
                             for (o, &v) in values.iter_mut().zip(v) {
-                                *o = p.mul_add(v, *o);
+                                *o = self.between(p).mul_add(v, *o);
                             }
                         }
                         let sum = tree(partial);
