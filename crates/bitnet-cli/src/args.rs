@@ -71,6 +71,7 @@ fn device(text: &str) -> Result<Device, String> {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     Run(RunArgs),
+    Chat(ChatArgs),
     Logits(LogitsArgs),
     Tokenize(TokenizeArgs),
     Detokenize(DetokenizeArgs),
@@ -102,6 +103,14 @@ pub struct RunArgs {
     /// The system message of the chat
     #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
     pub system: Option<String>,
+    /// How to draw tokens.
+    #[command(flatten)]
+    pub sampling: Sampling,
+}
+
+/// How tokens are drawn.
+#[derive(Debug, Args)]
+pub struct Sampling {
     /// Most tokens to generate
     #[arg(short = 'n', long, value_name = "N", default_value_t = 256)]
     pub max_tokens: usize,
@@ -126,6 +135,22 @@ pub struct RunArgs {
     /// End before this text; may be given several times
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub stop: Vec<String>,
+}
+
+/// Talk to a model.
+///
+/// Each line is a turn; the whole conversation goes into the next one. Ctrl-C stops an answer, Ctrl-D ends; /help lists
+/// what else there is. A model without a chat template gets the turns joined by blank lines.
+#[derive(Debug, Args)]
+pub struct ChatArgs {
+    /// The model
+    pub model: String,
+    /// The system message
+    #[arg(long, value_name = "TEXT")]
+    pub system: Option<String>,
+    /// How to draw tokens.
+    #[command(flatten)]
+    pub sampling: Sampling,
 }
 
 /// Write the logits of a sequence of tokens to a file.

@@ -53,6 +53,7 @@ fn dispatch(command: Command, common: &Common) -> Result<(), CliError> {
     load::isa(common)?;
     match command {
         Command::Run(a) => commands::run::run(common, &a),
+        Command::Chat(a) => commands::chat::run(common, &a),
         Command::Logits(a) => commands::logits::run(common, &a),
         Command::Tokenize(a) => commands::tokenize::run(&a),
         Command::Detokenize(a) => commands::detokenize::run(&a),

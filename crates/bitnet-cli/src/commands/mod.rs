@@ -2,6 +2,7 @@
 
 pub mod batch;
 pub mod bench;
+pub mod chat;
 pub mod convert;
 pub mod detokenize;
 pub mod doctor;

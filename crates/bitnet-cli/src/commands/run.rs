@@ -9,7 +9,7 @@ use bitnet_inference::{Generated, GenerationConfig, TokenText, generate};
 use bitnet_model::{Checkpoint, DecodeStream, GenerationDefaults, Message, Model, Tokenizer};
 
 use crate::{
-    args::{Common, RunArgs},
+    args::{Common, RunArgs, Sampling},
     commands::tokenize::stdin,
     error::CliError,
     load::{Want, load},
@@ -24,7 +24,7 @@ const TEMPERATURE: f32 = 0.7;
 /// `bitnet run`.
 pub fn run(common: &Common, args: &RunArgs) -> Result<(), CliError> {
     let checkpoint = model_arg::open(&args.model)?;
-    let config = config(args, &checkpoint.defaults);
+    let config = config(&args.sampling, &checkpoint.defaults);
     config.validate(checkpoint.spec.vocab)?;
     let prompt = prompt(args, &checkpoint)?;
     let context = checkpoint.spec.context;
@@ -101,7 +101,7 @@ fn complete(
 }
 
 /// What the user asked for, else what the model asks for, else the defaults of this command.
-fn config(args: &RunArgs, defaults: &GenerationDefaults) -> GenerationConfig {
+pub(super) fn config(args: &Sampling, defaults: &GenerationDefaults) -> GenerationConfig {
     let models_own = match defaults.do_sample {
         Some(false) => Some(0.0),
         _ => defaults.temperature,
@@ -160,18 +160,18 @@ fn prompt(args: &RunArgs, checkpoint: &Checkpoint) -> Result<Vec<u32>, CliError>
 }
 
 /// Writes tokens to stdout as they come: as text, or as ids if there is no tokenizer.
-struct Printer {
+pub(super) struct Printer {
     stream: Option<DecodeStream>,
     printed: bool,
     line_open: bool,
 }
 
 impl Printer {
-    fn new(tokenizer: Option<&Tokenizer>) -> Self {
+    pub fn new(tokenizer: Option<&Tokenizer>) -> Self {
         Printer { stream: tokenizer.map(Tokenizer::stream), printed: false, line_open: false }
     }
 
-    fn token(&mut self, token: u32) -> io::Result<()> {
+    pub fn token(&mut self, token: u32) -> io::Result<()> {
         let text = match &mut self.stream {
             Some(stream) => stream.push(token),
             None if self.printed => format!(" {token}"),
@@ -192,7 +192,7 @@ impl Printer {
     }
 
     /// Writes what is left of the text, and ends its last line.
-    fn end(mut self, tail: &[u8]) -> Result<(), CliError> {
+    pub fn end(mut self, tail: &[u8]) -> Result<(), CliError> {
         let mut rest = self.stream.as_mut().map(DecodeStream::finish).unwrap_or_default();
         rest.push_str(&String::from_utf8_lossy(tail));
         self.write(&rest).map_err(CliError::Stdout)?;

@@ -3,6 +3,7 @@
 mod batch;
 mod bench;
 mod bitnet;
+mod chat;
 mod convert;
 mod demo;
 mod doctor;

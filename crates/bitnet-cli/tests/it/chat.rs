@@ -1,0 +1,37 @@
+use std::fs;
+
+use serde_json::{Value, json};
+
+use crate::bitnet::{bitnet, bitnet_reading};
+
+const ARGS: [&str; 6] = ["demo", "-n", "12", "--seed", "4", "--temperature=0.8"];
+
+#[test]
+fn a_conversation_remembers_what_was_said_until_it_is_reset_and_can_be_saved() {
+    let dir = tempfile::tempdir().unwrap();
+    let saved = dir.path().join("chat.json");
+    let said =
+        format!("Who goes there?\nSpeak!\n/save {}\n/reset\nWho goes there?\n/nonsense\n", saved.display());
+    let chat = bitnet_reading(&said, &[&["chat"][..], &ARGS].concat());
+    assert!(chat.err.contains("4 messages"), "{}", chat.err);
+    assert!(chat.err.contains("there is no /nonsense"), "{}", chat.err);
+    let messages: Vec<Value> = serde_json::from_slice(&fs::read(&saved).unwrap()).unwrap();
+    let roles: Vec<&Value> = messages.iter().map(|m| &m["role"]).collect();
+    assert_eq!(roles, ["user", "assistant", "user", "assistant"]);
+    assert_eq!(messages[0]["content"], json!("Who goes there?"));
+    // Without a template the first answer is the completion, and the second that of everything so far.
+    let run = |prompt: &str| bitnet(&[&["run", ARGS[0], prompt][..], &ARGS[1..]].concat()).success();
+    let content = |i: usize| messages[i]["content"].as_str().unwrap();
+    let first = run("Who goes there?");
+    assert_eq!(content(1).trim_end(), first.trim_end());
+    let all = (0..3).map(content).collect::<Vec<_>>().join("\n\n");
+    assert_eq!(content(3).trim_end(), run(&all).trim_end());
+    let out = chat.success();
+    assert!(out.ends_with(&first), "after a reset the same question gets the same answer: {out}");
+}
+
+#[test]
+fn a_model_without_a_tokenizer_cannot_talk() {
+    let error = bitnet(&["chat", "synthetic:tiny"]).failure(1);
+    assert!(error.contains("tokenizer"), "{error}");
+}
