@@ -9,6 +9,7 @@ mod ptx_check;
 mod ptx_gen;
 mod rows;
 mod sim;
+mod sim_kernels;
 mod size;
 
 use std::{
@@ -41,6 +42,7 @@ enum Task {
     Rows,
     /// Run the scheduler through many random schedules, or real models through many random batches
     Sim(sim::Sim),
+    SimKernels(sim_kernels::SimKernels),
     /// Judge the kernels against the reference, then measure prefill and decode
     Bench(bench::Bench),
     /// Damage model files of every kind and judge what becomes of them
@@ -56,6 +58,7 @@ fn main() -> ExitCode {
         Task::PtxGen => ptx_gen::write(),
         Task::Rows => rows::check(),
         Task::Sim(sim) => sim.run(),
+        Task::SimKernels(sim) => sim.run(),
         Task::Bench(bench) => bench.run(),
         Task::Fuzz(fuzz) => fuzz.run(),
     };

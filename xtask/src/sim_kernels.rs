@@ -1,0 +1,100 @@
+use std::{
+    fs,
+    sync::{
+        Mutex,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    thread,
+    time::Instant,
+};
+
+use anyhow::{Context, Result, ensure};
+use bitnet_kernels::{
+    Gate,
+    conformance::{Case, cases, check_rounded},
+    gpu::Gpu,
+};
+use bitnet_tensor::DType;
+use bitnet_tests::Simulator;
+use clap::Args;
+use serde_json::json;
+
+use crate::{output, root};
+
+/// Run the GPU's kernels on the simulator and judge them against the reference
+#[derive(Args)]
+pub(crate) struct SimKernels {
+    /// Matrices of full height (6912, 13824 and 128256 rows) instead of the cases that tests run; takes minutes and
+    /// gigabytes
+    #[arg(long)]
+    full: bool,
+    /// Cases at the same time
+    #[arg(long, default_value_t = 2)]
+    threads: usize,
+    /// Write the result, as JSON, to this file of the repository, such as record/<machine>/<date>-sim-kernels.json
+    #[arg(long)]
+    out: Option<String>,
+}
+
+/// The matrices of the 2B model at their full height, for one token and for a batch.
+fn full() -> Vec<Case> {
+    let (k, ffn) = (2560, 6912);
+    let mut cases = Vec::new();
+    for n in [1, 8, 33] {
+        cases.push(Case::BitLinear { n, k: ffn, rows: &[2560], column: 0, accumulate: true });
+        cases.push(Case::BitLinear { n, k, rows: &[6912, 6912], column: 0, accumulate: false });
+        cases.push(Case::GateUp { n, k, ffn, gate: Gate::SquaredRelu });
+        cases.push(Case::Qkv { start: 0, n, k, heads: 20, kv_heads: 5, head_dim: 128 });
+        cases.push(Case::NormQuantize { n, width: ffn, norms: 1 });
+    }
+    cases.push(Case::Head { n: 1, width: k, vocab: 128_256, dtype: DType::BF16 });
+    cases
+}
+
+impl SimKernels {
+    pub(crate) fn run(&self) -> Result<()> {
+        let cases = if self.full { full() } else { cases() };
+        let (next, rows) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+        let started = Instant::now();
+        thread::scope(|scope| {
+            for _ in 0..self.threads.max(1) {
+                scope.spawn(|| {
+                    while let Some(&case) = cases.get(next.fetch_add(1, Relaxed)) {
+                        let begun = Instant::now();
+                        let result = Gpu::new(Simulator::default())
+                            .map_err(|e| e.to_string())
+                            .and_then(|mut gpu| check_rounded(&mut gpu, case).map_err(|e| e.to_string()));
+                        let seconds = begun.elapsed().as_secs_f64();
+                        println!(
+                            "{case:?}: {} ({seconds:.1} s)",
+                            result.as_ref().err().map_or("equal", |e| e)
+                        );
+                        let row = json!({
+                            "case": format!("{case:?}"),
+                            "equal": result.is_ok(),
+                            "problem": result.err(),
+                            "seconds": (10.0 * seconds).round() / 10.0,
+                        });
+                        rows.lock().expect("no thread panicked").push(row);
+                    }
+                });
+            }
+        });
+        let rows = rows.into_inner().expect("no thread panicked");
+        let failed = rows.iter().filter(|row| row["equal"] == false).count();
+        if let Some(out) = &self.out {
+            let mut git = std::process::Command::new("git");
+            git.args(["rev-parse", "HEAD"]).current_dir(root());
+            let commit = String::from_utf8(output(git)?)?;
+            let all = json!({"commit": commit.trim(), "on": "simulator", "full": self.full, "cases": rows});
+            let path = root().join(out);
+            fs::create_dir_all(path.parent().context("a file in a folder")?)?;
+            fs::write(&path, serde_json::to_string_pretty(&all)? + "\n")
+                .with_context(|| path.display().to_string())?;
+        }
+        let seconds = started.elapsed().as_secs_f64();
+        println!("{} cases in {seconds:.0} s, {failed} not equal; on silicon: not run", cases.len());
+        ensure!(failed == 0, "{failed} cases differ from the reference");
+        Ok(())
+    }
+}
