@@ -28,6 +28,12 @@ impl Reference {
         if self.bf16 { bf16::from_f32(x).to_f32() } else { x }
     }
 
+    /// A value as the cache keeps it: on a GPU one that is not finite becomes the largest of its sign, because the
+    /// weight of a masked key is zero, and zero times its value must be zero.
+    fn cached(&self, x: f32) -> f32 {
+        if self.bf16 && !x.is_finite() { bf16::MAX.to_f32().copysign(x) } else { x }
+    }
+
     /// A value as `rows` keep it.
     fn kept(&self, rows: &Rows, x: f32) -> f32 {
         if rows.kind == RowsKind::Between { self.between(x) } else { x }
@@ -250,7 +256,10 @@ impl Backend for Reference {
                 for h in 0..kv_heads {
                     let at = kv.at(block, position % BLOCK_TOKENS, h);
                     kv.keys[at..at + dim].copy_from_slice(&row[(heads + h) * dim..][..dim]);
-                    kv.values[at..at + dim].copy_from_slice(&row[(heads + kv_heads + h) * dim..][..dim]);
+                    let values = &row[(heads + kv_heads + h) * dim..][..dim];
+                    for (to, &value) in kv.values[at..].iter_mut().zip(values) {
+                        *to = self.cached(value);
+                    }
                 }
             }
         }
