@@ -86,7 +86,10 @@ impl Job {
             return Err(ApiError::field("n", problem));
         }
         let logprobs = config.logprobs.is_some();
-        let after = stream.then(|| Position::requested(headers, prompts.len() * n)).transpose()?.flatten();
+        let after = Position::requested(headers, prompts.len() * n)?;
+        if after.is_some() && !stream {
+            return Err(ApiError::field("Last-Event-ID", "it needs stream to be true"));
+        }
         let request = |prompt: Vec<u32>| Request {
             priority,
             timeout,

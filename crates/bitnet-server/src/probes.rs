@@ -32,6 +32,11 @@ pub(crate) async fn page() -> impl IntoResponse {
     (headers, include_str!("chat.html"))
 }
 
+/// `GET /openapi.json`.
+pub(crate) async fn openapi() -> impl IntoResponse {
+    ([(header::CONTENT_TYPE, "application/json")], include_str!("openapi.json"))
+}
+
 /// `GET /live`: the process answers.
 pub(crate) async fn live() -> Json<Value> {
     Json(json!({"status": "live"}))

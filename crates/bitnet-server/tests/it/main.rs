@@ -1,7 +1,10 @@
 //! The server, asked over TCP.
 
 mod answers;
+mod description;
 mod endings;
+mod faults;
+mod hostile;
 mod limits;
 mod streams;
 mod support;

@@ -85,9 +85,11 @@ fn a_dropped_stream_goes_on_byte_for_byte_after_any_event() {
             assert_eq!(rest, undisturbed[i + 1..], "after {event}");
         }
     }
-    let body = json!({"prompt": "O", "seed": 1, "stream": true});
-    let reply = server.post_with(COMPLETIONS, &[("last-event-id", "1,2")], &body);
-    assert_eq!(reply.refusal(), (400, Some("Last-Event-ID".into())));
+    for (id, stream) in [("1,2", true), ("", true), ("1", false)] {
+        let body = json!({"prompt": "O", "seed": 1, "stream": stream});
+        let reply = server.post_with(COMPLETIONS, &[("last-event-id", id)], &body);
+        assert_eq!(reply.refusal(), (400, Some("Last-Event-ID".into())), "{id} {stream}");
+    }
 }
 
 #[test]

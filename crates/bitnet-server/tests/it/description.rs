@@ -1,0 +1,48 @@
+//! `/openapi.json` says what is true.
+
+use serde_json::{Value, json};
+
+use crate::support::*;
+
+#[test]
+fn the_described_fields_are_those_that_are_taken() {
+    let server = demo_server();
+    let description = server.get("/openapi.json").ok();
+    for (path, schema, needed) in [
+        ("/v1/completions", "CompletionRequest", json!({"prompt": "x"})),
+        ("/v1/chat/completions", "ChatRequest", json!({"messages": [{"role": "user", "content": "x"}]})),
+    ] {
+        let fields = description["components"]["schemas"][schema]["properties"].as_object().unwrap();
+        assert!(fields.len() > 25, "{fields:?}");
+        for name in fields.keys() {
+            // A value that no field takes: one that is known says what is wrong with it, not that it is unknown.
+            let mut body = needed.clone();
+            body[name] = json!({"no": ["such", "value"]});
+            let error = server.post(path, &body).json()["error"].clone();
+            let message = error["message"].as_str().unwrap();
+            assert!(
+                !message.contains("this field is not supported") || name == "logit_bias",
+                "{name}: {message}"
+            );
+        }
+    }
+}
+
+#[test]
+fn every_described_path_is_there() {
+    let server = demo_server();
+    let description = server.get("/openapi.json").ok();
+    for (path, methods) in description["paths"].as_object().unwrap() {
+        for method in methods.as_object().unwrap().keys() {
+            let path = path.replace("{name}", "demo");
+            let reply =
+                server.call(&method.to_uppercase(), &path, &[("content-type", "application/json")], b"{}");
+            let want = if method == "get" { 200 } else { 400 };
+            assert_eq!(reply.status, want, "{method} {path}");
+        }
+    }
+    let references = description.to_string();
+    for part in references.split("\"#/").skip(1).map(|part| part.split('"').next().unwrap()) {
+        assert_ne!(description.pointer(&format!("/{part}")), None::<&Value>, "{part}");
+    }
+}

@@ -1,0 +1,112 @@
+//! What fails fails alone, and the next request is answered, or the server says why not.
+
+use bitnet_inference::{EngineConfig, sim::HashModel};
+use bitnet_kernels::BackendInfo;
+use bitnet_model::{Batch, ForwardError, Limits, Logits, Model, ModelSpec};
+use bitnet_server::{App, ConnectionLimits, ServedModel, ServerConfig, Service};
+use serde_json::{Value, json};
+
+use crate::support::*;
+
+const COMPLETIONS: &str = "/v1/completions";
+/// A prompt with this token makes its logits NaN.
+const NAN: u32 = 48;
+/// A step with this token panics.
+const PANICS: u32 = 49;
+
+fn poisoned(batch: &Batch, logits: Option<&mut Logits>) -> Result<(), ForwardError> {
+    let Some(logits) = logits else {
+        assert!(!batch.tokens().contains(&PANICS), "a fault in the model");
+        return Ok(());
+    };
+    let mut row = 0;
+    for run in batch.runs() {
+        let rows = batch.logit_rows().iter().filter(|index| run.tokens.contains(index)).count();
+        if batch.tokens()[run.tokens.clone()].contains(&NAN) {
+            (row..row + rows).for_each(|r| logits.row_mut(r).fill(f32::NAN));
+        }
+        row += rows;
+    }
+    Ok(())
+}
+
+fn body(prompt: &[u32], stream: bool) -> Value {
+    // No text leads to the tokens that poison.
+    let never = json!({NAN.to_string(): -100, PANICS.to_string(): -100});
+    json!({"prompt": prompt, "max_tokens": 40, "ignore_eos": true, "seed": 3, "stream": stream, "logit_bias": never})
+}
+
+#[test]
+fn a_poisoned_request_fails_alone_with_a_status_that_says_so() {
+    let server = Server::start(
+        hashes(Box::new(poisoned), EngineConfig::default(), ServerConfig::default()),
+        ConnectionLimits::default(),
+        SOON,
+    );
+    let want = server.post(COMPLETIONS, &body(&[1, 2], false)).ok();
+    std::thread::scope(|scope| {
+        let server = &server;
+        let ask = |prompt: &'static [u32], stream| {
+            scope.spawn(move || server.post(COMPLETIONS, &body(prompt, stream)))
+        };
+        let good: Vec<_> = (0..6).map(|_| ask(&[1, 2], false)).collect();
+        let bad =
+            [ask(&[3, NAN], false), ask(&[4, PANICS], false), ask(&[5, NAN], true), ask(&[6, PANICS], true)];
+        for reply in bad {
+            let reply = reply.join().unwrap();
+            assert_eq!((reply.status, reply.json()["error"]["type"].as_str()), (500, Some("server_error")));
+        }
+        for reply in good {
+            assert_eq!(reply.join().unwrap().ok()["choices"], want["choices"]);
+        }
+    });
+    assert_eq!(server.metric_of("bitnet_requests_total", "fault"), 4.0);
+    assert_eq!(server.post(COMPLETIONS, &body(&[1, 2], false)).ok()["choices"], want["choices"]);
+    assert_eq!(server.get("/ready").status, 200);
+}
+
+/// A model that panics where nobody expects it: when it copies a block.
+struct Dying(HashModel);
+
+impl Model for Dying {
+    fn spec(&self) -> &ModelSpec {
+        self.0.spec()
+    }
+
+    fn limits(&self) -> Limits {
+        self.0.limits()
+    }
+
+    fn backend(&self) -> BackendInfo {
+        self.0.backend()
+    }
+
+    fn forward(&mut self, batch: &Batch, logits: &mut Logits) -> Result<(), ForwardError> {
+        self.0.forward(batch, logits)
+    }
+
+    fn copy_block(&mut self, _: u32, _: u32) -> Result<(), ForwardError> {
+        panic!("a fault in the engine")
+    }
+}
+
+#[test]
+fn after_a_fault_of_the_engine_requests_are_answered_or_ready_says_why_not() {
+    let limits = Limits { max_tokens: 64, max_logit_rows: 16, kv_blocks: 64 };
+    let model = Box::new(Dying(HashModel::new(VOCAB, CONTEXT, limits)));
+    let service =
+        Service::start(ServedModel::new("dying"), model, EngineConfig::default(), ServerConfig::default());
+    let server = Server::start(App::ready(service.unwrap()), ConnectionLimits::default(), SOON);
+    server.post(COMPLETIONS, &body(&[1, 2], false)).ok();
+    // Two choices share the block of their prompt until one of them writes.
+    let mut two = body(&[1, 2], false);
+    two["n"] = json!(2);
+    assert!(server.post(COMPLETIONS, &two).status >= 500);
+    let ready = server.get("/ready");
+    let next = server.post(COMPLETIONS, &body(&[1, 2], false));
+    match ready.status {
+        200 => drop(next.ok()),
+        _ => assert_eq!((ready.refusal().0, next.refusal().0), (503, 503)),
+    }
+    assert_eq!(server.get("/live").status, 200);
+}

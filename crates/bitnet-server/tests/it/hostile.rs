@@ -1,0 +1,133 @@
+//! Whatever is sent, nothing worse than a 4xx comes back, and the next request is answered.
+
+use std::{
+    io::{BufRead, BufReader, Read, Write},
+    net::Shutdown,
+};
+
+use bitnet_inference::{EngineConfig, sim::mix};
+use bitnet_server::{ConnectionLimits, ServerConfig};
+use serde_json::json;
+
+use crate::support::*;
+
+/// Sends bytes and gives the status; none if the connection was closed without one.
+fn status(server: &Server, bytes: &[u8], close: bool) -> Option<u16> {
+    let mut client = server.connect();
+    // The server may have had enough before all is sent.
+    let _ = client.write_all(bytes);
+    if close {
+        let _ = client.shutdown(Shutdown::Write);
+    }
+    let mut reader = BufReader::new(client);
+    let mut line = String::new();
+    reader.read_line(&mut line).ok()?;
+    let _ = reader.read_to_end(&mut Vec::new());
+    line.split(' ').nth(1)?.parse().ok()
+}
+
+fn bodies() -> Vec<(&'static str, String)> {
+    let format = json!({"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}});
+    vec![
+        (
+            "/v1/completions",
+            json!({"prompt": [1, 2], "max_tokens": 3, "n": 2, "stop": ["a"], "logit_bias": {"3": 1.5},
+                "seed": 7, "temperature": 0.5, "stream": true, "stream_options": {"include_usage": true}})
+            .to_string(),
+        ),
+        (
+            "/v1/chat/completions",
+            json!({"messages": [{"role": "user", "content": [{"type": "text", "text": "\u{e9}\u{1F600}"}]}],
+                "max_tokens": 3, "response_format": format, "logprobs": true, "top_logprobs": 2})
+            .to_string(),
+        ),
+        ("/tokenize", json!({"prompt": "a\u{0}b", "add_special_tokens": false}).to_string()),
+        ("/detokenize", json!({"tokens": [1, 2, 3]}).to_string()),
+    ]
+}
+
+/// Changes bytes of a text in one of a few ways, by a number.
+fn mutated(text: &str, i: u64) -> Vec<u8> {
+    let mut bytes = text.as_bytes().to_vec();
+    let pick = |what: u64, n: usize| mix(i, what) as usize % n.max(1);
+    for change in 0..1 + i % 3 {
+        let at = pick(10 + change, bytes.len());
+        match pick(20 + change, 6) {
+            0 => bytes[at] ^= 1 << pick(30 + change, 8),
+            1 => bytes.truncate(at),
+            2 => drop(bytes.remove(at)),
+            3 => bytes.insert(at, [b'"', b'{', b'[', b'\\', 0, 0xFF, b'9', b'-'][pick(40 + change, 8)]),
+            4 => {
+                let part = bytes[at..(at + 20).min(bytes.len())].to_vec();
+                bytes.splice(at..at, part);
+            }
+            _ => {
+                let huge = ["1e400", "-9999999999999999999999", "null", "[[[[", "\"\\ud800\"", "{\"a\":"];
+                bytes.splice(at..at, huge[pick(50 + change, 6)].bytes());
+            }
+        }
+        if bytes.is_empty() {
+            break;
+        }
+    }
+    bytes
+}
+
+#[test]
+fn thousands_of_malformed_bodies_get_4xx() {
+    let server = demo_server();
+    let (bodies, mut refused) = (bodies(), 0);
+    for i in 0..4000 {
+        let (path, text) = &bodies[i as usize % bodies.len()];
+        let bytes = mutated(text, i);
+        let sent = request("POST", path, &[("content-type", "application/json")], &bytes);
+        let status = status(&server, &sent, false);
+        let shown = || String::from_utf8_lossy(&bytes).into_owned();
+        assert!(status.is_some_and(|s| s == 200 || (400..500).contains(&s)), "{status:?}: {}", shown());
+        refused += u64::from(status != Some(200));
+    }
+    assert!(refused > 2000, "{refused}");
+    assert_eq!(server.get("/ready").status, 200);
+}
+
+#[test]
+fn malformed_heads_and_streams_get_4xx_or_are_closed() {
+    let app = hashes(Box::new(|_, _| Ok(())), EngineConfig::default(), ServerConfig::default());
+    let server = Server::start(app, ConnectionLimits::default(), SOON);
+    let body = json!({"prompt": [1, 2], "max_tokens": 3, "stream": true}).to_string();
+    let headers = [
+        ("content-type", "application/json"),
+        ("last-event-id", "1"),
+        ("x-seed", "5"),
+        ("x-deadline-ms", "10000"),
+        ("x-request-id", "a"),
+        ("authorization", "Bearer x"),
+    ];
+    let sound = request("POST", "/v1/completions", &headers, body.as_bytes());
+    assert_eq!(status(&server, &sound, false), Some(200));
+    let text = String::from_utf8(sound).unwrap();
+    let mut answered = 0;
+    for i in 0..1500 {
+        let bytes = mutated(&text, i);
+        let status = status(&server, &bytes, true);
+        let shown = || String::from_utf8_lossy(&bytes).into_owned();
+        assert!(status.is_none_or(|s| s < 500), "{status:?}: {}", shown());
+        answered += u64::from(status.is_some_and(|s| s >= 400));
+    }
+    assert!(answered > 300, "{answered}");
+    for bytes in [
+        &b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"[..],
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999999999999999\r\n\r\n",
+        b"GET /v1/models/%ff%00 HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n",
+    ] {
+        let status = status(&server, bytes, true);
+        assert!(status.is_none_or(|s| s < 500), "{status:?}: {bytes:?}");
+    }
+    let long = format!("GET /{} HTTP/1.1\r\nhost: x\r\n\r\n", "a".repeat(1 << 20));
+    assert!(status(&server, long.as_bytes(), true).is_none_or(|s| (400..500).contains(&s)));
+    assert_eq!(server.get("/ready").status, 200);
+}

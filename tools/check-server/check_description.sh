@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Asks a running server by its own description, with schemathesis from PyPI: no 5xx, no answer or status that is not
+# described, nothing accepted that the description forbids.
+#
+#     bitnet serve demo --log off &
+#     pip install schemathesis && ./check_description.sh http://127.0.0.1:8080 500
+#
+# That everything described is accepted cannot be asked: ids depend on the vocabulary, lengths on the context, and a
+# deadline of a millisecond is valid and hopeless.
+set -euo pipefail
+base=$1 examples=${2:-100}
+schemathesis run "$base/openapi.json" --max-examples "$examples" --exclude-checks positive_data_acceptance
