@@ -335,14 +335,37 @@ pub struct PerplexityArgs {
     pub json: bool,
 }
 
-/// Measure the speed of prefill and decode.
+/// Measure the speed of prefill and decode, or of a running server.
 ///
 /// Before anything is timed, sequences are generated greedily alone and in a batch; if their tokens differ, the
 /// command fails and prints no speed. Prefill is one prompt, decode is sequences that grow from short prompts.
+///
+/// With --url, clients ask a server for streams from prompts of token ids, and what they see is measured: times to
+/// the first token and between two tokens, tokens a second, and how many were refused.
 #[derive(Debug, Args)]
 pub struct BenchArgs {
     /// The model
-    pub model: String,
+    #[arg(required_unless_present = "url")]
+    pub model: Option<String>,
+    /// A running server instead of a model, like http://127.0.0.1:8080
+    #[arg(long, value_name = "URL", conflicts_with_all = ["model", "batch"])]
+    pub url: Option<String>,
+    /// Clients that ask at once
+    #[arg(long, value_name = "N", default_value_t = 8, requires = "url", value_parser = clap::value_parser!(u16).range(1..))]
+    pub clients: u16,
+    /// Requests in all
+    #[arg(long, value_name = "N", default_value_t = 64, requires = "url")]
+    pub requests: usize,
+    /// Requests a second, asked at even times whether or not earlier ones are answered, as far as clients are free
+    /// [default: each client asks when its last request is answered]
+    #[arg(long, value_name = "N", requires = "url")]
+    pub rate: Option<f64>,
+    /// The server's key [default: BITNET_API_KEY]
+    #[arg(long, value_name = "KEY", requires = "url")]
+    pub api_key: Option<String>,
+    /// Also draw the distributions of the times
+    #[arg(long, value_name = "FILE", requires = "url")]
+    pub svg: Option<PathBuf>,
     /// Prompt lengths for prefill, like 128,512
     #[arg(short = 'p', long, value_name = "N", value_delimiter = ',', default_value = "512")]
     pub prefill: Vec<usize>,

@@ -17,6 +17,7 @@ mod model_arg;
 mod output;
 mod output_file;
 mod progress;
+mod svg;
 mod token_ids;
 
 use std::{

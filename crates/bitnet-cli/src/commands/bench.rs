@@ -63,7 +63,10 @@ struct Decode {
 
 /// `bitnet bench`.
 pub fn run(common: &Common, args: &BenchArgs) -> Result<(), CliError> {
-    let checkpoint = model_arg::open(&args.model)?;
+    let checkpoint = match (&args.url, &args.model) {
+        (Some(url), _) => return super::bench_url::run(url, args),
+        (None, model) => model_arg::open(model.as_deref().unwrap_or_default())?,
+    };
     let want = want(args, &checkpoint)?;
     let Loaded { mut model, weights, time } = load(common, &checkpoint, want)?;
     let mut bench = Bench::new(&checkpoint.name, &mut model, want.tokens);

@@ -2,6 +2,7 @@
 
 pub mod batch;
 pub mod bench;
+mod bench_url;
 pub mod chat;
 pub mod convert;
 pub mod detokenize;
