@@ -15,7 +15,8 @@ const LAYERS: [&str; 7] = [
 ];
 
 /// Crates that nothing may use but tests and each other, lowest first.
-const DEVELOPMENT_ONLY: [&str; 4] = ["bitnet-ptxsim", "bitnet-tests", "bitnet-fuzz", "xtask"];
+const DEVELOPMENT_ONLY: [&str; 5] =
+    ["bitnet-ptxsim", "bitnet-tests", "bitnet-fuzz", "bitnet-examples", "xtask"];
 
 /// Reads the dependencies from cargo and refuses every one that points up.
 pub(crate) fn check() -> Result<()> {

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::{cargo, output, root, run};
 
-/// What `bitnet bench` measures over several models, and what the engine adds and gives, in one table.
+/// What `bitnet bench` measures over several models, and what engine and server add and give, in one table.
 #[derive(Args)]
 pub(crate) struct Bench {
     /// Models to measure
@@ -48,23 +48,18 @@ impl Bench {
             }
             results.push(result);
         }
-        let engine: Value = serde_json::from_slice(&output(cargo(&[
-            "bench",
-            "--quiet",
-            "--package",
-            "bitnet-inference",
-            "--bench",
-            "engine",
-        ]))?)?;
+        let engine = ratios("bitnet-inference", "engine")?;
+        let server = ratios("bitnet-server", "serving")?;
         if !self.json {
-            print_engine(&engine);
+            print_ratios("engine", &engine);
+            print_ratios("server", &server);
         }
         if self.json {
             let mut git = Command::new("git");
             git.args(["rev-parse", "HEAD"]).current_dir(root());
             let commit = String::from_utf8(output(git)?)?;
-            let all =
-                json!({"commit": commit.trim(), "machine": doctor, "results": results, "engine": engine});
+            let all = json!({"commit": commit.trim(), "machine": doctor, "results": results, "engine": engine,
+                    "server": server});
             println!("{}", serde_json::to_string_pretty(&all)?);
         }
         Ok(())
@@ -100,9 +95,16 @@ fn print_row(result: &Value) {
     }
 }
 
-fn print_engine(engine: &Value) {
-    println!("engine ({}, {} threads)", engine["isa"].as_str().unwrap_or("?"), engine["threads"]);
-    for row in engine["rows"].as_array().into_iter().flatten() {
+/// What a crate's own benchmark prints.
+fn ratios(package: &str, bench: &str) -> Result<Value> {
+    let args = ["bench", "--quiet", "--package", package, "--bench", bench];
+    Ok(serde_json::from_slice(&output(cargo(&args))?)?)
+}
+
+fn print_ratios(what: &str, measured: &Value) {
+    let isa = measured["isa"].as_str().unwrap_or("?");
+    println!("{what} ({isa}, {} threads)", measured["threads"]);
+    for row in measured["rows"].as_array().into_iter().flatten() {
         let text = |key: &str| row[key].as_str().unwrap_or("?");
         let value = row["value"].as_f64().map_or("unknown".into(), |x| format!("{x:.3}"));
         println!("  {value:>9} {:<6} ({}): {}", text("unit"), text("goal"), text("what"));

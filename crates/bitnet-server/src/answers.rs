@@ -11,14 +11,7 @@ use bitnet_inference::{FinishReason, Priority, RequestError, RequestHandle, Toke
 use bitnet_model::{DecodeStream, Tokenizer};
 use futures_core::Stream;
 
-use crate::{
-    error::ApiError,
-    job::Job,
-    metrics::Metrics,
-    overload::{Overload, Waiting},
-    service::Service,
-    turns::Turns,
-};
+use crate::{error::ApiError, job::Job, metrics::Metrics, overload::Waiting, service::Service, turns::Turns};
 
 /// One event of a choice: a token, or its end.
 #[derive(Debug, Clone, PartialEq)]
@@ -58,17 +51,22 @@ struct Choice {
 }
 
 impl Answers {
-    /// Submits a request. Of several prompts, all are taken or none is.
-    pub fn submit(service: &Service, job: &Job) -> Result<Answers, ApiError> {
-        Self::submit_within(service, job, Duration::ZERO)
+    /// Submits a request that is expected to wait so many seconds. Of several prompts, all are taken or none is.
+    pub fn submit(service: &Service, job: &Job, expected: Option<f64>) -> Result<Answers, ApiError> {
+        Self::submit_within(service, job, Duration::ZERO, expected)
     }
 
     /// As [`Answers::submit`], waiting for room in the queue.
     pub fn submit_waiting(service: &Service, job: &Job) -> Result<Answers, ApiError> {
-        Self::submit_within(service, job, Duration::MAX)
+        Self::submit_within(service, job, Duration::MAX, None)
     }
 
-    fn submit_within(service: &Service, job: &Job, wait: Duration) -> Result<Answers, ApiError> {
+    fn submit_within(
+        service: &Service,
+        job: &Job,
+        wait: Duration,
+        expected: Option<f64>,
+    ) -> Result<Answers, ApiError> {
         let record = Record {
             metrics: Arc::clone(&service.metrics),
             priority: job.priority(),
@@ -76,7 +74,7 @@ impl Answers {
             tokens: 0,
             reason: None,
         };
-        let waiting = Overload::wait(&service.overload, job.priority());
+        let waiting = service.overload.wait(job.priority(), expected);
         let handles: Result<Vec<_>, _> =
             job.requests.iter().map(|request| service.engine.submit_timeout(request.clone(), wait)).collect();
         let handles = match handles {
@@ -145,7 +143,9 @@ impl Answers {
         let (index, offset) = (state.tokens, state.offset);
         let piece = match update {
             Update::Token { token, logprobs, .. } => {
-                self.waiting = None;
+                if let Some(waiting) = self.waiting.take() {
+                    waiting.over();
+                }
                 self.record.tokens += 1;
                 state.tokens += 1;
                 let text = state.text.as_mut().map(|stream| stream.push(token)).unwrap_or_default();

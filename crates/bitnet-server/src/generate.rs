@@ -78,8 +78,8 @@ pub(crate) async fn blocking<T: Send + 'static>(
 
 fn start(service: &Service, job: &Job) -> Result<Answers, ApiError> {
     let deadline = job.timeout().filter(|&t| t < service.config.request_timeout);
-    service.overload.check(&service.engine, job.priority(), deadline)?;
-    Answers::submit(service, job).map_err(|e| service.overload.honest(&service.engine, e))
+    let expected = service.overload.check(&service.engine, job.priority(), deadline)?;
+    Answers::submit(service, job, expected).map_err(|e| service.overload.honest(&service.engine, e))
 }
 
 /// What all objects of the answer to a job share.

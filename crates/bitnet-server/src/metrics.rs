@@ -156,7 +156,10 @@ impl Recorder for Metrics {
                 self.overload.first_token(value);
             }
             Measure::InterToken => self.between.observe(value),
-            Measure::EndToEnd => self.whole.observe(value),
+            Measure::EndToEnd => {
+                self.whole.observe(value);
+                self.overload.ended(value);
+            }
             Measure::StepPlan => self.step.with_label_values(&["plan"]).observe(value),
             Measure::StepCompute => self.step.with_label_values(&["compute"]).observe(value),
             Measure::StepCommit => self.step.with_label_values(&["commit"]).observe(value),

@@ -14,4 +14,5 @@ mod logits;
 mod memory;
 mod perplexity;
 mod run;
+mod serve;
 mod tokens;

@@ -92,7 +92,7 @@ impl Server {
         let mut stream = self.connect();
         let headers = [("content-type", "application/json")];
         stream.write_all(&request("POST", path, &headers, body.to_string().as_bytes())).unwrap();
-        Events { reader: BufReader::new(stream), headers: Vec::new() }
+        Events::of(stream)
     }
 
     /// A metric, summed over its labels.
@@ -223,21 +223,32 @@ pub struct Events {
 }
 
 impl Events {
+    /// A stream whose head has not been read.
+    pub fn of(stream: TcpStream) -> Events {
+        Events { reader: BufReader::new(stream), headers: Vec::new() }
+    }
+
     fn open(stream: TcpStream) -> Events {
-        let mut events = Events { reader: BufReader::new(stream), headers: Vec::new() };
+        let mut events = Events::of(stream);
         events.read_head();
         events
     }
 
+    /// Reads the head, and gives the status.
+    pub fn status(&mut self) -> u16 {
+        let (status, headers) = head(&mut self.reader);
+        self.headers = headers;
+        status
+    }
+
     /// Reads the head of a 200.
     pub fn read_head(&mut self) {
-        let (status, headers) = head(&mut self.reader);
+        let status = self.status();
         if status != 200 {
             let mut text = String::new();
             let _ = self.reader.read_to_string(&mut text);
             panic!("{status}: {text}");
         }
-        self.headers = headers;
     }
 }
 

@@ -1,0 +1,153 @@
+//! `bitnet serve` from start to end, and `bitnet bench --url` as its client.
+#![cfg(unix)]
+
+use std::{
+    io::{BufRead, BufReader, Read, Write},
+    net::TcpStream,
+    process::{Child, ChildStderr, Command, Stdio},
+};
+
+use crate::bitnet::bitnet;
+
+/// A server that is killed when the test is over.
+struct Serving {
+    child: Child,
+    log: BufReader<ChildStderr>,
+    address: String,
+}
+
+impl Serving {
+    fn start(args: &[&str]) -> Serving {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_bitnet"));
+        command.arg("serve").args(args).args(["--port", "0", "--threads", "2"]);
+        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+        let mut log = BufReader::new(child.stderr.take().unwrap());
+        let address = loop {
+            let mut line = String::new();
+            assert!(log.read_line(&mut line).unwrap() > 0, "it ended");
+            if let Some((_, url)) = line.split_once(" is served on http://") {
+                break url.trim_end().trim_end_matches("/v1").to_owned();
+            }
+        };
+        Serving { child, log, address }
+    }
+
+    /// Sends a request and reads nothing yet.
+    fn ask(&self, body: &str) -> TcpStream {
+        let mut stream = TcpStream::connect(&self.address).unwrap();
+        let length = body.len();
+        let head =
+            "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json";
+        write!(stream, "{head}\r\ncontent-length: {length}\r\n\r\n{body}").unwrap();
+        stream
+    }
+
+    fn signal(&self) {
+        let pid = self.child.id().to_string();
+        assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+    }
+
+    /// What else it says, and its exit code.
+    fn end(mut self) -> (String, Option<i32>) {
+        let mut said = String::new();
+        self.log.read_to_string(&mut said).unwrap();
+        (said, self.child.wait().unwrap().code())
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+const LONG: &str = r#"{"prompt": "O", "max_tokens": 480, "ignore_eos": true, "stream": true, "n": 16}"#;
+
+#[test]
+fn told_to_end_it_finishes_what_it_has_and_exits_with_0() {
+    let server = Serving::start(&["demo", "--log", "off"]);
+    let mut stream = server.ask(LONG);
+    let mut first = [0];
+    stream.read_exact(&mut first).unwrap();
+    server.signal();
+    let mut rest = String::new();
+    stream.read_to_string(&mut rest).unwrap();
+    assert!(rest.contains("data: [DONE]") && !rest.contains("\"error\""), "{rest}");
+    assert_eq!(rest.matches("\"finish_reason\":\"length\"").count(), 16);
+    assert_eq!(server.end(), (String::new(), Some(0)));
+}
+
+#[test]
+fn told_twice_it_ends_at_once() {
+    // Enough to do for much longer than the test takes.
+    let server = Serving::start(&["synthetic:125m", "--log", "requests"]);
+    let body = r#"{"prompt": [1], "max_tokens": 4000, "ignore_eos": true, "stream": true, "n": 32}"#;
+    let mut stream = server.ask(body);
+    stream.read_exact(&mut [0]).unwrap();
+    server.signal();
+    let mut server = server;
+    loop {
+        let mut line = String::new();
+        assert!(server.log.read_line(&mut line).unwrap() > 0, "it ended by the first signal");
+        if line.contains("a second signal ends at once") {
+            break;
+        }
+    }
+    server.signal();
+    assert_eq!(server.end().1, Some(1));
+}
+
+#[test]
+fn what_keeps_it_from_serving_is_told_in_one_line() {
+    let server = Serving::start(&["demo"]);
+    let port = server.address.rsplit(':').next().unwrap();
+    for (args, place) in [
+        (&["serve", "demo", "--port", port][..], "(--port)"),
+        (&["serve", "no-such-model", "--port", "0"], "no-such-model"),
+        (&["serve", "demo", "--port", "0", "--max-queued-requests", "0"], "max_queued_requests"),
+    ] {
+        let told = bitnet(args).failure(1);
+        assert!(told.contains(place), "{told}");
+    }
+    for args in [["--ttft-goal", "0"], ["--host", "nowhere"], ["--max-batch-size", "0"]] {
+        bitnet(&[&["serve", "demo"], &args[..]].concat()).failure(2);
+    }
+}
+
+#[test]
+fn prompts_are_in_the_log_only_if_asked_for() {
+    for (log, shown) in [("requests", false), ("prompts", true)] {
+        let server = Serving::start(&["demo", "--log", log]);
+        let mut reply = String::new();
+        server.ask(r#"{"prompt": "Wherefore", "max_tokens": 3}"#).read_to_string(&mut reply).unwrap();
+        assert!(reply.starts_with("HTTP/1.1 200"), "{reply}");
+        server.signal();
+        let (log, code) = server.end();
+        assert!(log.contains("/v1/completions") && code == Some(0), "{log}");
+        assert_eq!(log.contains("Wherefore"), shown, "{log}");
+    }
+}
+
+#[test]
+fn a_server_is_measured_from_its_clients_side() {
+    let server = Serving::start(&["demo", "--log", "off", "--api-key", "k"]);
+    let folder = tempfile::tempdir().unwrap();
+    let svg = folder.path().join("times.svg");
+    let url = format!("http://{}", server.address);
+    let args =
+        ["bench", "--url", &url, "--api-key", "k", "--clients", "3", "--requests", "7", "-p", "8", "-n", "5"];
+    let report = bitnet(&[&args[..], &["--json", "--svg", svg.to_str().unwrap()]].concat()).json();
+    assert_eq!((report["model"].as_str(), report["answered"].as_u64()), (Some("demo"), Some(7)));
+    assert_eq!((report["tokens"].as_u64(), report["failed"].as_u64()), (Some(35), Some(0)));
+    assert_eq!(report["first_token_ms"]["count"], 7);
+    assert_eq!(report["inter_token_ms"]["count"], 28);
+    assert!(report["refusal_ms"].is_null());
+    let times = &report["first_token_ms"];
+    let of = |name: &str| times[name].as_f64().unwrap();
+    assert!(of("p50") <= of("p90") && of("p90") <= of("p99") && of("p99") <= of("max"), "{times}");
+    assert_eq!(std::fs::read_to_string(&svg).unwrap().matches("<polyline").count(), 2);
+
+    let refused = bitnet(&["bench", "--url", &url]).failure(1);
+    assert!(refused.contains("401"), "{refused}");
+}

@@ -1,0 +1,193 @@
+//! What HTTP costs, and what clients see when there are too many of them.
+//!
+//! Prints one JSON object: each row has what was measured, in which unit, and the goal. `cargo xtask bench` runs it.
+//! Clients, server and engine share the machine; throughputs are compared in turns within one process.
+
+#![allow(clippy::print_stdout, reason = "a benchmark reports")]
+
+#[allow(dead_code, reason = "the tests use the rest")]
+#[path = "../tests/it/support.rs"]
+mod support;
+
+use std::{
+    io::Write,
+    sync::atomic::{AtomicUsize, Ordering::Relaxed},
+    thread,
+    time::{Duration, Instant},
+};
+
+use bitnet_inference::{BatchSizing, Engine, EngineConfig, GenerationConfig, Request, Update};
+use bitnet_kernels::{Cpu, Isa};
+use bitnet_model::{Limits, Model, Synthetic, Transformer};
+use bitnet_server::{App, ConnectionLimits, ServedModel, ServerConfig, Service};
+use serde_json::{Value, json};
+use support::{Events, SOON, Server, request};
+
+const CLIENTS: usize = 8;
+const PROMPT: usize = 16;
+const NEW: usize = 48;
+/// Requests of each client in a round.
+const ASKED: usize = 3;
+const ROUNDS: usize = 5;
+const PATH: &str = "/v1/completions";
+
+fn main() {
+    let mut rows = vec![throughput()];
+    rows.extend(overload());
+    println!("{}", json!({ "isa": Isa::best().name(), "threads": threads(), "rows": rows }));
+}
+
+fn row(what: &str, value: f64, unit: &str, goal: &str) -> Value {
+    json!({ "what": what, "value": value, "unit": unit, "goal": goal })
+}
+
+fn threads() -> usize {
+    thread::available_parallelism().map_or(1, usize::from)
+}
+
+fn model() -> Box<dyn Model> {
+    let synthetic = Synthetic::named("125m").unwrap();
+    let cpu = Cpu::new(Isa::best(), threads()).unwrap();
+    let limits = Limits { max_tokens: 512, max_logit_rows: 64, kv_blocks: 160 };
+    Box::new(Transformer::load(synthetic.spec(), &synthetic, cpu, limits, &mut |_, _| {}).unwrap())
+}
+
+fn server(engine: EngineConfig, config: ServerConfig) -> Server {
+    let service = Service::start(ServedModel::new("125m"), model(), engine, config).unwrap();
+    Server::start(App::ready(service), ConnectionLimits::default(), SOON)
+}
+
+fn prompt(i: usize) -> Vec<u32> {
+    (0..PROMPT).map(|p| (((p + 1) * (2 * i + 7) * 2_654_435_761) % 32_000) as u32).collect()
+}
+
+fn body(i: usize) -> Value {
+    json!({"prompt": prompt(i), "max_tokens": NEW, "ignore_eos": true, "temperature": 0, "stream": true})
+}
+
+/// Seconds that clients take, each asking one request after the other.
+fn seconds(ask: impl Fn(usize) + Sync) -> f64 {
+    let begun = Instant::now();
+    thread::scope(|scope| {
+        for client in 0..CLIENTS {
+            let ask = &ask;
+            scope.spawn(move || (0..ASKED).for_each(|i| ask(client + CLIENTS * i)));
+        }
+    });
+    begun.elapsed().as_secs_f64()
+}
+
+/// Streams of 8 clients over HTTP, as a part of what the same engine gives 8 threads of its own process.
+fn throughput() -> Value {
+    let engine = Engine::start_boxed(model(), EngineConfig::default()).unwrap();
+    let server = server(EngineConfig::default(), ServerConfig::default());
+    let alone = |i| {
+        let config =
+            GenerationConfig { max_new_tokens: NEW, ignore_eos: true, ..GenerationConfig::default() };
+        let handle = engine.submit(Request::new(prompt(i), config)).unwrap();
+        assert_eq!(handle.filter(|update| matches!(update, Update::Token { .. })).count(), NEW);
+    };
+    let over_http = |i| assert_eq!(server.stream(PATH, &[], &body(i)).count(), NEW + 2);
+    let mut ratios: Vec<f64> = (0..ROUNDS).map(|_| seconds(alone) / seconds(over_http)).collect();
+    ratios.sort_by(f64::total_cmp);
+    row("throughput of 8 streams over HTTP, of that in process", ratios[ROUNDS / 2], "ratio", ">= 0.9")
+}
+
+/// What came of one request that was asked at its time. Times in seconds.
+enum Outcome {
+    Answered { first: f64 },
+    Refused { after: f64 },
+}
+
+/// Four times as many requests as can be answered, at even times.
+fn overload() -> Vec<Value> {
+    const GOAL: Duration = Duration::from_millis(1500);
+    const BATCH: usize = 8;
+    const SECONDS: f64 = 20.0;
+    let engine =
+        EngineConfig { max_batch_size: BATCH, sizing: BatchSizing::Fixed(BATCH), ..EngineConfig::default() };
+    let config = ServerConfig { ttft_goal: Some(GOAL), ..ServerConfig::default() };
+    let server = server(engine, config);
+    // The peak: as many at once as there are places, and a few more, so that the queue is never empty; in the
+    // background, so that none is refused for a goal.
+    let peak = {
+        let (next, begun, requests) = (AtomicUsize::new(0), Instant::now(), 6 * BATCH);
+        thread::scope(|scope| {
+            for _ in 0..BATCH + 4 {
+                scope.spawn(|| {
+                    while let i @ 0.. = next.fetch_add(1, Relaxed)
+                        && i < requests
+                    {
+                        let mut patient = body(i);
+                        patient["priority"] = json!("batch");
+                        assert_eq!(server.stream(PATH, &[], &patient).count(), NEW + 2);
+                    }
+                });
+            }
+        });
+        requests as f64 / begun.elapsed().as_secs_f64()
+    };
+    let offered = 4.0 * peak;
+    let requests = (offered * SECONDS) as usize;
+    let begun = Instant::now();
+    let outcomes: Vec<(Instant, Outcome)> = thread::scope(|scope| {
+        let asked: Vec<_> = (0..requests)
+            .map(|i| {
+                let due = begun + Duration::from_secs_f64(i as f64 / offered);
+                thread::sleep(due.saturating_duration_since(Instant::now()));
+                let server = &server;
+                scope.spawn(move || {
+                    let outcome = ask(server, i);
+                    (Instant::now(), outcome)
+                })
+            })
+            .collect();
+        asked.into_iter().map(|a| a.join().unwrap()).collect()
+    });
+    // While all are offered, without the beginning, when there is nobody to wait for.
+    let window = begun + Duration::from_secs(3)..begun + Duration::from_secs_f64(SECONDS);
+    let answered =
+        |(at, o): &&(Instant, Outcome)| window.contains(at) && matches!(o, Outcome::Answered { .. });
+    let goodput = outcomes.iter().filter(answered).count() as f64 / (window.end - window.start).as_secs_f64();
+    let times = |pick: fn(&Outcome) -> Option<f64>| {
+        let mut times: Vec<f64> = outcomes.iter().filter_map(|(_, outcome)| pick(outcome)).collect();
+        times.sort_by(f64::total_cmp);
+        times
+    };
+    let first = times(|o| if let Outcome::Answered { first } = o { Some(*first) } else { None });
+    let refused = times(|o| if let Outcome::Refused { after } = o { Some(*after) } else { None });
+    vec![
+        row("requests offered, of what can be answered", offered / peak, "ratio", "4"),
+        row(
+            "99 % of first tokens within, of the goal",
+            rank(&first, 0.99) / GOAL.as_secs_f64(),
+            "ratio",
+            "<= 1.25",
+        ),
+        row("requests answered in overload, of the peak", goodput / peak, "ratio", ">= 0.9"),
+        row("median time of a refusal", rank(&refused, 0.5) * 1e3, "ms", "<= 5"),
+        row("requests refused", refused.len() as f64 / requests as f64, "ratio", ""),
+    ]
+}
+
+fn rank(sorted: &[f64], part: f64) -> f64 {
+    sorted[((sorted.len() as f64 * part).ceil() as usize).clamp(1, sorted.len()) - 1]
+}
+
+/// One request; anything but 200 and 429 is a fault.
+fn ask(server: &Server, i: usize) -> Outcome {
+    let (begun, mut client) = (Instant::now(), server.connect());
+    let headers = [("content-type", "application/json")];
+    client.write_all(&request("POST", PATH, &headers, body(i).to_string().as_bytes())).unwrap();
+    let mut events = Events::of(client);
+    match events.status() {
+        200 => {
+            events.next().unwrap();
+            let first = begun.elapsed().as_secs_f64();
+            assert_eq!(events.last().as_deref(), Some("data: [DONE]\n\n"));
+            Outcome::Answered { first }
+        }
+        429 => Outcome::Refused { after: begun.elapsed().as_secs_f64() },
+        status => panic!("{status}"),
+    }
+}

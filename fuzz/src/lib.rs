@@ -1,0 +1,64 @@
+//! A server of a model without numbers, whose texts are short.
+
+use std::path::Path;
+
+use axum::{Router, body::Body, http::Request};
+use bitnet_inference::{EngineConfig, sim::HashModel};
+use bitnet_model::Limits;
+use bitnet_server::{
+    App, BatchOptions, BatchProgress, BatchRunError, ServedModel, ServerConfig, Service, router, run_batch,
+};
+use tokio::runtime::Runtime;
+use tower::ServiceExt;
+
+/// Where bodies go.
+pub const PATHS: [&str; 4] = ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"];
+
+/// What is asked.
+pub struct Asked {
+    runtime: Runtime,
+    routes: Router,
+    batch: Service,
+}
+
+impl Asked {
+    pub fn new() -> Self {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        Asked {
+            runtime: runtime.expect("a runtime"),
+            routes: router(App::ready(service())),
+            batch: service(),
+        }
+    }
+
+    /// The status of an answer.
+    pub fn ask(&self, request: Request<Body>) -> u16 {
+        let answer = self.runtime.block_on(async {
+            let answer = self.routes.clone().oneshot(request).await.expect("routes always answer");
+            let status = answer.status().as_u16();
+            let body = axum::body::to_bytes(answer.into_body(), usize::MAX).await;
+            body.map(|_| status)
+        });
+        answer.expect("a body comes to its end")
+    }
+
+    /// Answers a file of lines.
+    pub fn batch(&self, input: &Path, output: &Path) -> Result<BatchProgress, BatchRunError> {
+        run_batch(&self.batch, input, output, BatchOptions::default(), &mut |_| {})
+    }
+}
+
+impl Default for Asked {
+    fn default() -> Self {
+        Asked::new()
+    }
+}
+
+fn service() -> Service {
+    let limits = Limits { max_tokens: 64, max_logit_rows: 16, kv_blocks: 16 };
+    let mut served = ServedModel::of(&bitnet_model::Checkpoint::demo().expect("the demo"));
+    served.name = "fuzzed".into();
+    let model = HashModel::new(2048, 48, limits);
+    let started = Service::start(served, Box::new(model), EngineConfig::default(), ServerConfig::default());
+    started.expect("an engine")
+}
