@@ -1,5 +1,26 @@
 //! Who runs when: requests, sampling, scheduling, and the engine that batches many requests through one forward
 //! pass a step.
+//!
+//! ```
+//! use bitnet_inference::{Engine, EngineConfig, GenerationConfig, Request};
+//! use bitnet_kernels::{Cpu, Isa};
+//! use bitnet_model::{Checkpoint, Limits, Transformer};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let checkpoint = Checkpoint::demo()?;
+//! let tokenizer = checkpoint.tokenizer.as_ref().ok_or("no tokenizer")?;
+//! let limits = Limits { max_tokens: 64, max_logit_rows: 4, kv_blocks: 16 };
+//! let cpu = Cpu::new(Isa::best(), 1)?;
+//! let model = Transformer::load(&checkpoint.spec, &*checkpoint.tensors, cpu, limits, &mut |_, _| {})?;
+//! let engine = Engine::start(model, EngineConfig { eos: checkpoint.defaults.eos.clone(), ..Default::default() })?;
+//!
+//! let config = GenerationConfig { max_new_tokens: 8, ..Default::default() };
+//! let handle = engine.submit(Request::new(tokenizer.encode("First Citizen:", true)?, config))?;
+//! let completion = handle.wait()?;
+//! assert_eq!(completion.choices[0].tokens.len(), 8);
+//! # Ok(())
+//! # }
+//! ```
 
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::print_stdout, reason = "tests say what they met"))]

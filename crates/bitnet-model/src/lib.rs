@@ -1,4 +1,24 @@
 //! What a model is: files, tokenizer, chat template, weights, and one forward pass for all families.
+//!
+//! ```
+//! use bitnet_kernels::{Cpu, Isa};
+//! use bitnet_model::{Batch, Checkpoint, Limits, Logits, Model, Transformer};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let checkpoint = Checkpoint::demo()?;
+//! let tokens = checkpoint.tokenizer.as_ref().ok_or("no tokenizer")?.encode("First Citizen:", true)?;
+//! let limits = Limits { max_tokens: 16, max_logit_rows: 1, kv_blocks: 1 };
+//! let cpu = Cpu::new(Isa::best(), 1)?;
+//! let mut model = Transformer::load(&checkpoint.spec, &*checkpoint.tensors, cpu, limits, &mut |_, _| {})?;
+//!
+//! let mut batch = Batch::with_capacity(16, 1, 1);
+//! batch.push(&tokens, 0, &[0], tokens.len() - 1..tokens.len());
+//! let mut logits = Logits::with_capacity(1, checkpoint.spec.vocab);
+//! model.forward(&batch, &mut logits)?;
+//! assert_eq!(logits.row(0).len(), checkpoint.spec.vocab);
+//! # Ok(())
+//! # }
+//! ```
 
 #![deny(unsafe_code)]
 

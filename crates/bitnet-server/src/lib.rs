@@ -2,6 +2,25 @@
 //!
 //! [`Service::start`] puts a model behind it, [`App`] is what the paths share, [`router`] makes them part of any axum
 //! app, and [`run`] is a whole server with signals and drain. [`run_batch`] answers a file of requests instead.
+//!
+//! ```
+//! use bitnet_inference::EngineConfig;
+//! use bitnet_kernels::{Cpu, Isa};
+//! use bitnet_model::{Checkpoint, Limits, Transformer};
+//! use bitnet_server::{App, ServedModel, ServerConfig, Service, router};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let checkpoint = Checkpoint::demo()?;
+//! let limits = Limits { max_tokens: 64, max_logit_rows: 8, kv_blocks: 64 };
+//! let cpu = Cpu::new(Isa::best(), 1)?;
+//! let model = Transformer::load(&checkpoint.spec, &*checkpoint.tensors, cpu, limits, &mut |_, _| {})?;
+//! let (engine, config) = (EngineConfig::default(), ServerConfig::default());
+//! let service = Service::start(ServedModel::of(&checkpoint), Box::new(model), engine, config)?;
+//! let routes: axum::Router = router(App::ready(service));
+//! # drop(routes);
+//! # Ok(())
+//! # }
+//! ```
 
 #![forbid(unsafe_code)]
 
