@@ -4,7 +4,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use bitnet_kernels::BackendInfo;
-use crossbeam_channel::{Sender, bounded, unbounded};
+use crossbeam_channel::{Sender, unbounded};
 use parking_lot::{Condvar, Mutex};
 
 use crate::mailbox::Mailbox;
@@ -207,13 +207,14 @@ impl Engine {
             max_rows: limits.max_logit_rows,
             kv_blocks: limits.kv_blocks,
             context,
-            max_draft: config.max_draft,
+            max_draft: config.max_draft.min(limits.max_logit_rows),
             sizing: config.sizing,
             slow_reader: config.slow_reader_timeout.as_micros().try_into().unwrap_or(u64::MAX),
             eos: config.eos.clone(),
             text: config.text.clone(),
         });
-        let (ingress, submissions) = bounded(config.max_queued_requests);
+        // Its bound is the queue that every request is counted into before it enters.
+        let (ingress, submissions) = unbounded();
         let (control, orders) = unbounded();
         let worker = Worker::new(
             scheduler,
@@ -263,8 +264,7 @@ impl Engine {
                 let now = std::mem::replace(&mut requests, later);
                 let (group, theirs): (Vec<_>, Vec<_>) =
                     now.into_iter().map(|r| self.ticket(r, mailbox)).unzip();
-                // The queue counts what is in the channel, so the channel has room.
-                self.ingress.try_send(group).map_err(|_| SubmitError::Stopped)?;
+                self.ingress.send(group).map_err(|_| SubmitError::Stopped)?;
                 handles.extend(theirs);
                 Ok(())
             });

@@ -240,10 +240,10 @@ impl GpuInferenceEngine {
         batch.or_else(|| self.record.lock().as_ref()?.factor(batch_size))
     }
 
-    /// Reads what `bitnet bench -b` recorded at [`ThroughputRecord::path`]; false if it recorded nothing, or on
-    /// another backend.
-    pub fn read_throughput_record(&self, path: &Path) -> Result<bool, RecordError> {
-        let record = ThroughputRecord::read(path)?.filter(|r| r.is_of(self.engine.backend()));
+    /// Reads what `bitnet bench -b` recorded at [`ThroughputRecord::path`]; false if it recorded nothing, or of
+    /// another model or backend.
+    pub fn read_throughput_record(&self, model: &str, path: &Path) -> Result<bool, RecordError> {
+        let record = ThroughputRecord::read(path)?.filter(|r| r.is_of(model, self.engine.backend()));
         let found = record.is_some();
         *self.record.lock() = record;
         Ok(found)

@@ -97,6 +97,11 @@ impl Mailbox {
         }
     }
 
+    /// Whether the reader is so far behind that its request waits.
+    pub fn is_paused(&self) -> bool {
+        self.state.lock().paused
+    }
+
     /// Notes that nobody wants the rest.
     pub fn cancel(&self) {
         self.cancelled.store(true, SeqCst);

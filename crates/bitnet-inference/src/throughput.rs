@@ -76,9 +76,9 @@ impl ThroughputRecord {
         Some(of(batch_size)? / of(1)?)
     }
 
-    /// Whether it was measured on this backend.
-    pub fn is_of(&self, backend: &BackendInfo) -> bool {
-        (self.device.as_str(), self.isa.as_str(), self.threads)
-            == (backend.device.as_str(), backend.isa, backend.threads)
+    /// Whether it was measured with this model on this backend.
+    pub fn is_of(&self, model: &str, backend: &BackendInfo) -> bool {
+        (self.model.as_str(), self.device.as_str(), self.isa.as_str(), self.threads)
+            == (model, backend.device.as_str(), backend.isa, backend.threads)
     }
 }

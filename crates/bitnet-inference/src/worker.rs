@@ -131,7 +131,8 @@ impl Worker {
     fn turn(&mut self) -> Option<bool> {
         self.listen();
         if self.draining {
-            let complete = self.scheduler.is_empty() && self.submissions.is_empty();
+            // What is counted but has not arrived yet is on its way.
+            let complete = self.scheduler.is_empty() && self.shared.queue.lock().requests == 0;
             if complete || self.until.is_some_and(|until| Instant::now() >= until) {
                 self.scheduler.abort(RequestError::Stopped);
                 self.deliver();
@@ -192,7 +193,12 @@ impl Worker {
     fn obey(&mut self, order: Control) {
         match order {
             Control::Cancel(id) => self.scheduler.cancel(id),
-            Control::Resume(id) => self.scheduler.resume(id),
+            // A reader that has fallen behind again since is still waited for.
+            Control::Resume(id) => {
+                if self.live.get(&id).is_some_and(|live| !live.ticket.mailbox.is_paused()) {
+                    self.scheduler.resume(id);
+                }
+            }
             Control::Drain(until) => self.drain(until),
         }
     }

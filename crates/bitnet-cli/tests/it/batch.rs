@@ -68,7 +68,8 @@ fn a_bad_line_gets_an_error_in_its_place_and_the_others_their_answers() {
         (with(|r| r["body"]["model"] = json!("gpt")), "gpt"),
     ];
     let good = line("good", &[5, 6], 4);
-    let text: String = bad.iter().map(|(line, _)| format!("{line}\n\n{good}\r\n")).collect();
+    let text: String = "\u{feff}".to_string()
+        + &bad.iter().map(|(line, _)| format!("{line}\n\n{good}\r\n")).collect::<String>();
     fs::write(&input, text.trim_end()).unwrap();
     let told = batch(&input, &output, &[]);
     assert!(told.err.contains("22 lines answered, 11 with an error"), "{}", told.err);
@@ -125,18 +126,33 @@ fn what_belongs_to_another_input_or_model_is_not_gone_on_with() {
     let (input, output) = (dir.path().join("in.jsonl"), dir.path().join("out.jsonl"));
     fs::write(&input, lines(3, 2)).unwrap();
     batch(&input, &output, &[]).success();
-    fs::rename(&output, dir.path().join("out.jsonl.partial")).unwrap();
+    let partial = dir.path().join("out.jsonl.partial");
+    fs::rename(&output, &partial).unwrap();
+    let kept = fs::read(&partial).unwrap();
+    let refused = |input: &Path, more: &[&str], line: &str| {
+        let error = batch(input, &output, more).failure(1);
+        assert!(error.contains(line) && error.contains("remove that file"), "{error}");
+        assert_eq!(fs::read(&partial).unwrap(), kept, "nothing is taken from it");
+    };
     fs::write(&input, lines(3, 2).replace("r1", "other")).unwrap();
-    let error = batch(&input, &output, &[]).failure(1);
-    assert!(
-        error.contains("line 2") && error.contains("other") && error.contains("remove that file"),
-        "{error}"
-    );
+    refused(&input, &[], "line 2");
+    fs::write(&input, lines(3, 2).replace("0.9", "0.8")).unwrap();
+    refused(&input, &[], "line 1");
     fs::write(&input, lines(2, 2)).unwrap();
-    assert!(batch(&input, &output, &[]).failure(1).contains("missing"));
+    refused(&input, &[], "line 3");
+    fs::write(&input, lines(3, 2)).unwrap();
+    refused(&input, &["--return-tokens"], "line 1");
+    let files = [input.to_str().unwrap(), output.to_str().unwrap()];
+    assert!(bitnet(&["batch", "demo", files[0], files[1]]).failure(1).contains("line 1"));
+    assert!(batch(&partial, &output, &[]).failure(1).contains("both input and output"));
     fs::write(&input, lines(4, 2)).unwrap();
     let told = batch(&input, &output, &[]);
     assert!(told.err.contains("4 lines answered, 3 of them by an earlier run"), "{}", told.err);
+    // Somebody's own notes of that name are not an earlier run.
+    fs::write(&partial, "milk\neggs\n").unwrap();
+    assert!(batch(&input, &output, &[]).failure(1).contains("line 1"));
+    assert_eq!(fs::read_to_string(&partial).unwrap(), "milk\neggs\n");
+    fs::remove_file(&partial).unwrap();
     assert!(batch(&input, &input, &[]).failure(1).contains("both input and output"));
     assert!(batch(&dir.path().join("none"), &output, &[]).failure(1).contains("cannot read"));
     assert!(batch(&input, dir.path(), &[]).failure(1).contains("folder"));

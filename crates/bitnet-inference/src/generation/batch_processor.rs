@@ -65,7 +65,7 @@ impl BatchProcessor {
     /// Batches of up to `max_batch_size`; one that is not full goes when its first member has waited
     /// `max_wait_time`. The queue holds four batches.
     pub fn new(max_batch_size: usize, max_wait_time: Duration) -> Result<Self, InvalidBatching> {
-        Self::with_capacity(max_batch_size, max_wait_time, 4 * max_batch_size)
+        Self::with_capacity(max_batch_size, max_wait_time, max_batch_size.saturating_mul(4))
     }
 
     /// As [`BatchProcessor::new`], with a queue of `capacity`.
@@ -77,7 +77,7 @@ impl BatchProcessor {
         if max_batch_size == 0 {
             return Err(InvalidBatching);
         }
-        let (sender, requests) = bounded(capacity.max(1));
+        let (sender, requests) = bounded(capacity.clamp(1, 1 << 16));
         Ok(BatchProcessor { max_batch_size, max_wait_time, requests, queue: BatchQueue(sender) })
     }
 

@@ -495,6 +495,37 @@ fn f19_a_large_group_enters_as_far_as_there_is_room_beside_others() {
 }
 
 #[test]
+fn limits_without_end_are_no_limits() {
+    let most = usize::MAX;
+    let (engine, _) = engine(EngineConfig {
+        max_batch_size: most,
+        max_queued_requests: most,
+        max_queued_tokens: most,
+        max_draft: most,
+        ..config()
+    });
+    assert_eq!(tokens(engine.submit(Request::new([1, 2], greedy(9))).unwrap()).len(), 9);
+}
+
+#[test]
+fn a_reader_that_falls_behind_again_is_waited_for_again() {
+    let each = Duration::from_micros(200);
+    let (engine, _) = slow_engine(EngineConfig { mailbox: 4, ..config() }, each);
+    let config = GenerationConfig { n: 3, temperature: 1.0, ..greedy(60) };
+    let mut handle = engine.submit(Request::new([1, 2], config)).unwrap();
+    let mut seen = 0;
+    while handle.recv().is_some() {
+        seen += 1;
+        if seen % 7 == 0 {
+            std::thread::sleep(Duration::from_millis(3));
+        }
+    }
+    assert_eq!(seen, 3 * 61);
+    // Without a pause for each time the box filled, it would have held most of the text at once.
+    assert!(engine.metrics().snapshot().get(Counter::Pauses) >= 5);
+}
+
+#[test]
 fn an_engine_without_room_for_anything_does_not_start() {
     let start = |config| Engine::start(HashModel::new(VOCAB, CONTEXT, limits()), config).err();
     let zero = EngineConfig { max_batch_size: 0, ..config() };

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json, value::RawValue};
 use sha2::{Digest, Sha256};
 
-use super::seed_header;
+use super::{BatchOptions, seed_header};
 use crate::{error::ApiError, job::Endpoint};
 
 /// Lines of a file, blank ones aside, none of them held longer than it is needed.
@@ -46,6 +46,9 @@ impl<R: BufRead> Lines<R> {
             if !whole {
                 self.at += self.from.skip_until(b'\n')? as u64;
             }
+            // A file that some editors wrote begins with a byte order mark.
+            let text =
+                if self.at == read { text.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(&text) } else { &text };
             let text = whole.then(|| text.trim_ascii().to_vec());
             if text.as_ref().is_none_or(|text| !text.is_empty()) {
                 return Ok(Some(Line { text, end: self.at }));
@@ -55,6 +58,14 @@ impl<R: BufRead> Lines<R> {
 }
 
 impl Line {
+    /// A name for what the line asks of a model, the same whenever it is asked.
+    pub fn id(&self, model: &str, options: BatchOptions) -> String {
+        let BatchOptions { return_tokens } = options;
+        let hash = Sha256::new().chain_update(model).chain_update([0, u8::from(return_tokens)]);
+        let hash = hash.chain_update(self.text.as_deref().unwrap_or_default()).finalize();
+        hash[..12].iter().fold(String::from("batch_req_"), |id, byte| format!("{id}{byte:02x}"))
+    }
+
     /// The line's name, if it has one that can be read.
     pub fn custom_id(&self) -> Option<String> {
         #[derive(Deserialize)]
@@ -124,7 +135,7 @@ fn seed_of(custom_id: &str) -> u64 {
 /// What became of a line.
 pub(super) enum Outcome<'a> {
     /// Its answer.
-    Done { id: &'a str, body: &'a str },
+    Done { request_id: &'a str, body: &'a str },
     /// It was understood, and there is no answer.
     Refused(&'a ApiError),
     /// It was not understood.
@@ -148,22 +159,21 @@ struct Response<'a> {
 
 impl Outcome<'_> {
     /// The line that tells it, as OpenAI's batch API does.
-    pub fn line(&self, custom_id: Option<&str>) -> String {
-        let id = format!("batch_req_{:016x}", seed_of(custom_id.unwrap_or_default()));
+    pub fn line(&self, id: &str, custom_id: Option<&str>) -> String {
         let raw = |json: String| RawValue::from_string(json).expect("it was made as JSON");
         let (response, error) = match self {
-            Outcome::Done { id, body } => {
-                (Some(Response { status_code: 200, request_id: id, body: raw((*body).to_owned()) }), None)
+            Outcome::Done { request_id, body } => {
+                (Some(Response { status_code: 200, request_id, body: raw((*body).to_owned()) }), None)
             }
             Outcome::Refused(error) => {
                 let body = raw(json!({ "error": error.body }).to_string());
-                (Some(Response { status_code: error.status.as_u16(), request_id: &id, body }), None)
+                (Some(Response { status_code: error.status.as_u16(), request_id: id, body }), None)
             }
             Outcome::Unread(BadLine(message)) => {
                 (None, Some(json!({ "code": "invalid_line", "message": message })))
             }
         };
-        let answer = Answer { id: &id, custom_id, response, error };
+        let answer = Answer { id, custom_id, response, error };
         serde_json::to_string(&answer).expect("text and numbers make JSON")
     }
 }

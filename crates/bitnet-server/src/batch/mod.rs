@@ -71,17 +71,13 @@ pub enum BatchRunError {
         /// The file.
         path: PathBuf,
     },
-    /// What an earlier run left does not belong to this input.
-    #[error("line {line} of {} answers {found}, and line {line} of the input is {wanted}", path.display())]
-    OtherInput {
-        /// The file of the earlier run.
+    /// What is there is not what an earlier run of this would have left.
+    #[error("line {line} of {} does not answer line {line} of this input for this model and these options", path.display())]
+    OtherRun {
+        /// The file beside the output.
         path: PathBuf,
         /// Counted from 1, blank lines aside.
         line: u64,
-        /// What it answers.
-        found: String,
-        /// What should be answered there.
-        wanted: String,
     },
     /// The engine takes no more requests.
     #[error("the engine has stopped")]
@@ -103,8 +99,8 @@ impl BatchRunError {
             BatchRunError::File { .. } => "check the path",
             BatchRunError::SameFile { .. } => "choose another output",
             BatchRunError::Locked { .. } => "wait for it, or choose another output",
-            BatchRunError::OtherInput { .. } => {
-                "remove that file to start anew, or give the input and model it belongs to"
+            BatchRunError::OtherRun { .. } => {
+                "remove that file to start anew, or repeat the command it belongs to"
             }
             BatchRunError::Stopped => "start again: whole lines are kept",
         }
@@ -116,7 +112,7 @@ enum Pending {
     /// It needs no model.
     Answered(String),
     /// Its job is under way.
-    Running { custom_id: String, job: Box<Job>, answers: Box<Answers> },
+    Running { id: String, custom_id: String, job: Box<Job>, answers: Box<Answers> },
 }
 
 /// Answers the lines of `input` in order; the file `output` appears when all are answered.
@@ -130,16 +126,14 @@ pub fn run_batch(
     options: BatchOptions,
     on_progress: &mut dyn FnMut(&BatchProgress),
 ) -> Result<BatchProgress, BatchRunError> {
-    if output.canonicalize().is_ok_and(|out| input.canonicalize().is_ok_and(|input| input == out)) {
-        return Err(BatchRunError::SameFile { path: output.into() });
-    }
     let file = File::open(input).map_err(BatchRunError::file("read", input))?;
     let of_bytes = file.metadata().map_err(BatchRunError::file("read", input))?.len();
     let mut lines = Lines::new(BufReader::new(file), service.config.body_limit);
     let mut next = || lines.next().map_err(BatchRunError::file("read", input));
-    let mut out = Output::open(output)?;
+    let mut out = Output::open(output, input)?;
     let mut progress = BatchProgress { of_bytes, ..BatchProgress::default() };
-    progress.bytes = out.resume(&service.model.name, &mut next)?;
+    let id = |line: &Line| line.id(&service.model.name, options);
+    progress.bytes = out.resume(id, &mut next)?;
     (progress.lines, progress.resumed) = (out.lines(), out.lines());
     on_progress(&progress);
 
@@ -152,15 +146,15 @@ pub fn run_batch(
     while !over || !pending.is_empty() {
         while !over && pending.len() < ahead {
             match next()? {
-                Some(line) => pending.push_back((begin(service, &line, options), line.end)),
+                Some(line) => pending.push_back((begin(service, &line, id(&line), options), line.end)),
                 None => over = true,
             }
         }
         let Some((first, end)) = pending.pop_front() else { break };
         let (answer, tokens, failed) = match first {
             Pending::Answered(answer) => (answer, 0, true),
-            Pending::Running { custom_id, job, answers } => {
-                runtime.block_on(finish(service, &custom_id, *job, *answers))
+            Pending::Running { id, custom_id, job, answers } => {
+                runtime.block_on(finish(service, &id, &custom_id, *job, *answers))
             }
         };
         if !service.engine.is_open() {
@@ -178,10 +172,10 @@ pub fn run_batch(
 }
 
 /// Reads a line and hands its job to the engine, waiting for room in the queue.
-fn begin(service: &Service, line: &Line, options: BatchOptions) -> Pending {
+fn begin(service: &Service, line: &Line, id: String, options: BatchOptions) -> Pending {
     let request = match line::read(line) {
         Ok(request) => request,
-        Err(bad) => return Pending::Answered(Outcome::Unread(bad).line(line.custom_id().as_deref())),
+        Err(bad) => return Pending::Answered(Outcome::Unread(bad).line(&id, line.custom_id().as_deref())),
     };
     let custom_id = request.custom_id;
     let job = Job::read(request.endpoint, service, &request.headers, &request.body).and_then(|job| {
@@ -192,25 +186,35 @@ fn begin(service: &Service, line: &Line, options: BatchOptions) -> Pending {
     });
     let started = job.and_then(|job| Ok((Answers::submit_waiting(service, &job)?, job)));
     match started {
-        Ok((answers, job)) => Pending::Running { custom_id, job: Box::new(job), answers: Box::new(answers) },
-        Err(error) => Pending::Answered(Outcome::Refused(&error).line(Some(&custom_id))),
+        Ok((answers, job)) => {
+            Pending::Running { id, custom_id, job: Box::new(job), answers: Box::new(answers) }
+        }
+        Err(error) => Pending::Answered(Outcome::Refused(&error).line(&id, Some(&custom_id))),
     }
 }
 
 /// The line that answers a job, its tokens, and whether it failed.
-async fn finish(service: &Service, custom_id: &str, job: Job, mut answers: Answers) -> (String, usize, bool) {
+async fn finish(
+    service: &Service,
+    id: &str,
+    custom_id: &str,
+    job: Job,
+    mut answers: Answers,
+) -> (String, usize, bool) {
     let mut pieces = Vec::new();
     while let Some(piece) = answers.next().await {
         match piece {
             Ok(piece) => pieces.push(piece),
-            Err(error) => return (Outcome::Refused(&error).line(Some(custom_id)), answers.tokens(), true),
+            Err(error) => {
+                return (Outcome::Refused(&error).line(id, Some(custom_id)), answers.tokens(), true);
+            }
         }
     }
     let usage = Usage::new(job.prompt_tokens(), answers.tokens());
     // The time of the model's files: the same whenever the line is answered.
     let body = generate::shape(service, &job, service.model.created).whole(job.choices(), pieces, usage);
-    let id = job.id;
-    (Outcome::Done { id: &id, body: &body }.line(Some(custom_id)), answers.tokens(), false)
+    let done = Outcome::Done { request_id: &job.id, body: &body };
+    (done.line(id, Some(custom_id)), answers.tokens(), false)
 }
 
 /// The header that carries a seed where the body has none.

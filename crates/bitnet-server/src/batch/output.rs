@@ -21,23 +21,12 @@ pub(super) struct Output {
 /// What a line of an earlier run tells about itself.
 #[derive(Deserialize)]
 struct Told {
-    custom_id: Option<String>,
-    response: Option<Response>,
-}
-
-#[derive(Deserialize)]
-struct Response {
-    body: Body,
-}
-
-#[derive(Deserialize)]
-struct Body {
-    model: Option<String>,
+    id: String,
 }
 
 impl Output {
     /// Opens what an earlier run left, or begins anew.
-    pub fn open(place: &Path) -> Result<Self, BatchRunError> {
+    pub fn open(place: &Path, input: &Path) -> Result<Self, BatchRunError> {
         let fail = |path: &Path| BatchRunError::file("write", path);
         let Some(name) = place.file_name().filter(|_| !place.is_dir()) else {
             return Err(fail(place)(std::io::Error::other("it is a folder")));
@@ -45,6 +34,13 @@ impl Output {
         let mut beside = name.to_owned();
         beside.push(".partial");
         let beside = place.with_file_name(beside);
+        let same =
+            |path: &Path| path.canonicalize().is_ok_and(|p| input.canonicalize().is_ok_and(|i| p == i));
+        for path in [place, &beside] {
+            if same(path) {
+                return Err(BatchRunError::SameFile { path: path.into() });
+            }
+        }
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&beside);
         let file = file.map_err(fail(&beside))?;
         match file.try_lock() {
@@ -54,11 +50,11 @@ impl Output {
         }
     }
 
-    /// Walks through the whole lines that are there beside those of the input that they answer, and cuts off what
-    /// follows them. Gives the place in the input where they end.
+    /// Walks through the whole lines that are there beside those of the input that they answer, and cuts off a last
+    /// one that is not whole. Gives the place in the input where they end.
     pub fn resume(
         &mut self,
-        model: &str,
+        id: impl Fn(&Line) -> String,
         input: &mut dyn FnMut() -> Result<Option<Line>, BatchRunError>,
     ) -> Result<u64, BatchRunError> {
         let (mut read, mut whole, mut at) = (BufReader::new(&self.file), 0, 0);
@@ -67,25 +63,13 @@ impl Output {
             text.clear();
             let length =
                 read.read_until(b'\n', &mut text).map_err(BatchRunError::file("read", &self.beside))?;
-            let told = text.strip_suffix(b"\n").and_then(|line| serde_json::from_slice::<Told>(line).ok());
-            let Some(told) = told else { break };
-            let other = |found: String, wanted: String| BatchRunError::OtherInput {
-                path: self.beside.clone(),
-                line: self.lines + 1,
-                found,
-                wanted,
-            };
-            let name =
-                |id: &Option<String>| id.as_ref().map_or("without a name".into(), |id| format!("{id:.80?}"));
-            let Some(line) = input()? else { return Err(other(name(&told.custom_id), "missing".into())) };
-            if line.custom_id() != told.custom_id {
-                return Err(other(name(&told.custom_id), name(&line.custom_id())));
+            let Some(answer) = text.strip_suffix(b"\n") else { break };
+            let told = serde_json::from_slice::<Told>(answer).ok();
+            let line = input()?;
+            if told.is_none() || told.map(|told| told.id) != line.as_ref().map(&id) {
+                return Err(BatchRunError::OtherRun { path: self.beside.clone(), line: self.lines + 1 });
             }
-            let by = told.response.and_then(|response| response.body.model);
-            if by.as_ref().is_some_and(|by| by != model) {
-                return Err(other(format!("by the model {}", name(&by)), format!("for {model:?}")));
-            }
-            (whole, at) = (whole + length as u64, line.end);
+            (whole, at) = (whole + length as u64, line.map_or(at, |line| line.end));
             self.lines += 1;
         }
         let cut = |mut file: &File| {
