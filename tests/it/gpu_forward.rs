@@ -98,6 +98,26 @@ fn a_sequence_on_a_gpu_has_the_same_bits_in_any_chunks_and_beside_any_others() {
 }
 
 #[test]
+fn a_chunk_that_wants_no_logits_leaves_the_prompt_its_bits() {
+    let source = tiny();
+    let prompt = tokens(&source, 70, 1);
+    let blocks: Vec<u32> = (0..prompt.len().div_ceil(Batch::BLOCK_TOKENS) as u32).collect();
+    let last = |chunks: &[usize]| {
+        let (mut model, mut batch, mut logits) = (gpu(&source, 4), Batch::new(), Logits::default());
+        let mut start = 0;
+        for &len in chunks {
+            let wanted = if start + len == prompt.len() { len - 1..len } else { 0..0 };
+            batch.clear();
+            batch.push(&prompt[start..start + len], start, &blocks, wanted);
+            model.forward(&batch, &mut logits).unwrap();
+            start += len;
+        }
+        bits(logits.row(0))
+    };
+    assert_eq!(last(&[40, 30]), last(&[70]));
+}
+
+#[test]
 fn a_step_launches_as_many_kernels_for_many_sequences_as_for_one() {
     let source = tiny();
     let sequence = tokens(&source, 3, 1);

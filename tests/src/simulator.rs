@@ -113,7 +113,7 @@ impl Driver for Simulator {
             .map_err(|e| GpuError::ModuleRefused { kernel: kernel.name, log: e.to_string() })
     }
 
-    /// Fails on a fault, and where lanes that share a bank cost more than the kernel's row allows.
+    /// Fails on a fault, without blocks as a driver does, and where lanes that share a bank cost more than the kernel's row allows.
     fn launch(
         &mut self,
         kernel: &'static Kernel,
@@ -121,6 +121,9 @@ impl Driver for Simulator {
         grid: Grid,
         args: &[Arg],
     ) -> Result<(), GpuError> {
+        if grid.blocks.contains(&0) {
+            return Err(failed(kernel.name, format!("{:?} blocks", grid.blocks)));
+        }
         self.seed += 1;
         let params = args.iter().map(|&arg| match arg {
             Arg::U32(x) => Param::from(x),

@@ -92,7 +92,8 @@ impl<D: Driver> Gpu<D> {
         self.launches
     }
 
-    /// Runs a kernel with `shared` bytes of dynamic shared memory; it is loaded when first used.
+    /// Runs a kernel with `shared` bytes of dynamic shared memory; it is loaded when first used. No blocks are no work,
+    /// which a driver would refuse.
     pub fn launch(
         &mut self,
         kernel: &'static Kernel,
@@ -100,6 +101,9 @@ impl<D: Driver> Gpu<D> {
         shared: usize,
         args: &[Arg],
     ) -> Result<(), GpuError> {
+        if blocks.contains(&0) {
+            return Ok(());
+        }
         let narrow = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         let info = self.driver.info();
         let bytes = narrow(shared).saturating_add(kernel.shared);
