@@ -124,6 +124,12 @@ impl Driver for Simulator {
         if grid.blocks.contains(&0) {
             return Err(failed(kernel.name, format!("{:?} blocks", grid.blocks)));
         }
+        let declared = kernel.parameters();
+        assert!(
+            args.iter().map(|arg| arg.declared()).eq(declared.iter().copied()),
+            "{} takes {declared:?}, not {args:?}",
+            kernel.name
+        );
         self.seed += 1;
         let params = args.iter().map(|&arg| match arg {
             Arg::U32(x) => Param::from(x),

@@ -28,7 +28,11 @@ pub struct Cuda {
 }
 
 /// A loaded kernel; it lives as long as its [`Cuda`].
-pub struct Function(sys::CUfunction);
+pub struct Function {
+    handle: sys::CUfunction,
+    /// Types of the parameters, as the text declares them.
+    parameters: Vec<&'static str>,
+}
 
 // SAFETY: driver handles belong to the process, not to a thread; `Cuda` makes its context the thread's own before it
 // uses them, and takes `&mut self` for whatever changes.
@@ -46,20 +50,30 @@ fn call(name: &'static str, f: impl FnOnce() -> CUresult) -> Result<(), GpuError
     }
 }
 
-/// What a driver's code means, where that does not depend on the call.
+/// A call that failed.
 fn failure(during: &'static str, code: CUresult) -> GpuError {
-    match code {
-        CUresult::CUDA_ERROR_NO_DEVICE | CUresult::CUDA_ERROR_INVALID_DEVICE => {
-            GpuError::NoDevice { index: 0, count: 0 }
+    GpuError::Failed { during, reason: format!("{code:?}") }
+}
+
+/// What a failure means while GPU number `index` of `count` is being opened.
+fn absence(error: GpuError, index: usize, count: usize) -> GpuError {
+    match error {
+        GpuError::Failed { reason, .. }
+            if ["CUDA_ERROR_NO_DEVICE", "CUDA_ERROR_INVALID_DEVICE"].contains(&&*reason) =>
+        {
+            GpuError::NoDevice { index, count }
         }
-        code => GpuError::Failed { during, reason: format!("{code:?}") },
+        other => other,
     }
 }
 
 /// What it means that a kernel was refused: `driver` is the version of CUDA that the driver supports.
 fn refusal(kernel: &'static str, code: CUresult, log: &[u8], driver: i32) -> GpuError {
-    if code == CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION {
-        return GpuError::DriverTooOld { version: driver };
+    match code {
+        CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION => return GpuError::DriverTooOld { version: driver },
+        CUresult::CUDA_ERROR_OUT_OF_MEMORY => return GpuError::NoRoomForKernel { kernel },
+        CUresult::CUDA_ERROR_JIT_COMPILER_NOT_FOUND => return GpuError::CompilerMissing,
+        _ => {}
     }
     let text = String::from_utf8_lossy(log);
     let text = text.trim_matches(|c: char| c == '\0' || c.is_whitespace());
@@ -78,7 +92,7 @@ impl Cuda {
             return Err(GpuError::DriverMissing);
         }
         // SAFETY: the first call, as the manual asks; 0 is its only flag.
-        match call("cuInit", || unsafe { sys::cuInit(0) }) {
+        match call("cuInit", || unsafe { sys::cuInit(0) }).map_err(|e| absence(e, index, 0)) {
             Err(GpuError::Failed { during, reason }) => {
                 return Err(GpuError::Unavailable { reason: format!("{during}: {reason}") });
             }
@@ -90,15 +104,17 @@ impl Cuda {
         let mut count = 0;
         // SAFETY: the pointer is to a local that lives through the call.
         call("cuDeviceGetCount", || unsafe { sys::cuDeviceGetCount(&mut count) })?;
-        let missing = GpuError::NoDevice { index, count: usize::try_from(count).unwrap_or(0) };
-        let ordinal = c_int::try_from(index).ok().filter(|&i| i < count).ok_or(missing)?;
+        let gpus = usize::try_from(count).unwrap_or(0);
+        let ordinal = c_int::try_from(index).ok().filter(|&i| i < count);
+        let ordinal = ordinal.ok_or(GpuError::NoDevice { index, count: gpus })?;
         let mut device = 0;
         // SAFETY: the pointer is to a local that lives through the call.
-        call("cuDeviceGet", || unsafe { sys::cuDeviceGet(&mut device, ordinal) })?;
+        call("cuDeviceGet", || unsafe { sys::cuDeviceGet(&mut device, ordinal) })
+            .map_err(|e| absence(e, index, gpus))?;
+        let info = DeviceInfo { driver, ..describe(device)? };
         let mut context = ptr::null_mut();
         // SAFETY: the device is one of the driver's; the pointer is to a local that lives through the call.
         call("cuDevicePrimaryCtxRetain", || unsafe { sys::cuDevicePrimaryCtxRetain(&mut context, device) })?;
-        let info = DeviceInfo { driver, ..describe(device)? };
         // From here on `drop` gives back what was taken.
         let mut cuda = Cuda {
             device,
@@ -182,17 +198,20 @@ impl Driver for Cuda {
     fn free(&mut self, address: u64) {
         let Some(at) = self.allocations.iter().position(|&a| a == address) else { return };
         self.allocations.swap_remove(at);
-        // A device that is lost has nothing to give back.
+        // Kernels in the queue may still use it. A device that is lost has nothing to wait for and nothing to give back.
+        let _ = self.synchronize();
         // SAFETY: the address was taken by `alloc` and is forgotten here.
-        let _ = self.bind().and_then(|()| call("cuMemFree", || unsafe { sys::cuMemFree_v2(address) }));
+        let _ = call("cuMemFree", || unsafe { sys::cuMemFree_v2(address) });
     }
 
     fn write(&mut self, address: u64, bytes: &[u8]) -> Result<(), GpuError> {
         self.bind()?;
-        // SAFETY: the driver copies `bytes`, which is pageable memory, before it returns.
+        // SAFETY: `bytes` lives until the copy is done, which is waited for before this returns: that the driver has
+        // staged pageable memory when its call returns is a habit, and not so where a device reads the host's pages.
         call("cuMemcpyHtoDAsync", || unsafe {
             sys::cuMemcpyHtoDAsync_v2(address, bytes.as_ptr().cast(), bytes.len(), self.stream)
-        })
+        })?;
+        self.synchronize()
     }
 
     fn read(&mut self, address: u64, bytes: &mut [u8]) -> Result<(), GpuError> {
@@ -247,7 +266,7 @@ impl Driver for Cuda {
         let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         // SAFETY: the function is the module's.
         call("cuFuncSetAttribute", || unsafe { sys::cuFuncSetAttribute(function, attribute, dynamic) })?;
-        Ok(Function(function))
+        Ok(Function { handle: function, parameters: kernel.parameters() })
     }
 
     fn launch(
@@ -257,6 +276,12 @@ impl Driver for Cuda {
         grid: Grid,
         args: &[Arg],
     ) -> Result<(), GpuError> {
+        assert!(
+            args.iter().map(|arg| arg.declared()).eq(function.parameters.iter().copied()),
+            "{} takes {:?}, not {args:?}",
+            kernel.name,
+            function.parameters
+        );
         self.bind()?;
         let mut values: Vec<u64> = args
             .iter()
@@ -269,12 +294,12 @@ impl Driver for Cuda {
             .collect();
         let mut pointers: Vec<*mut c_void> = values.iter_mut().map(|v| ptr::from_mut(v).cast()).collect();
         let [x, y, z] = grid.blocks;
-        // SAFETY: the function's module is loaded; every argument is stored little-endian in 8 bytes, as many as the
-        // widest parameter has, and is copied before the call returns. What the kernel does with addresses stays on
-        // the device.
+        // SAFETY: the function's module is loaded. The driver reads a pointer for each parameter that the text
+        // declares: there are as many, which was asserted, each to 8 bytes, little-endian, no fewer than any type has,
+        // and they are read before the call returns. What the kernel does with addresses stays on the device.
         call(kernel.name, || unsafe {
             sys::cuLaunchKernel(
-                function.0,
+                function.handle,
                 x,
                 y,
                 z,
@@ -299,7 +324,7 @@ impl Driver for Cuda {
 impl Drop for Cuda {
     /// Whatever fails here was lost before.
     fn drop(&mut self) {
-        let _ = self.bind();
+        let _ = self.synchronize();
         for &address in &self.allocations {
             // SAFETY: taken by `alloc`, and not yet freed.
             let _ = call("cuMemFree", || unsafe { sys::cuMemFree_v2(address) });
@@ -329,10 +354,14 @@ mod tests {
             matches!(&lost, GpuError::Failed { during: "cuStreamSynchronize", reason } if reason.contains("ILLEGAL_ADDRESS"))
         );
         assert!(lost.to_string().contains("load the model anew"));
-        assert_eq!(
-            failure("cuInit", CUresult::CUDA_ERROR_NO_DEVICE),
-            GpuError::NoDevice { index: 0, count: 0 }
-        );
+        let gone = absence(failure("cuDeviceGet", CUresult::CUDA_ERROR_INVALID_DEVICE), 3, 2);
+        assert_eq!(gone, GpuError::NoDevice { index: 3, count: 2 });
+        let none = absence(failure("cuInit", CUresult::CUDA_ERROR_NO_DEVICE), 3, 0);
+        assert_eq!(none, GpuError::NoDevice { index: 3, count: 0 });
+        let full = refusal("k", CUresult::CUDA_ERROR_OUT_OF_MEMORY, b"", 12_040);
+        assert!(full.to_string().contains("no GPU memory to load kernel k: lower --memory"), "{full}");
+        let bare = refusal("k", CUresult::CUDA_ERROR_JIT_COMPILER_NOT_FOUND, b"", 12_040);
+        assert!(bare.to_string().contains("libnvidia-ptxjitcompiler"), "{bare}");
         let old = refusal("k", CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION, b"", 11_020);
         assert!(old.to_string().contains("supports CUDA 11.2, the kernels need 11.4"), "{old}");
         let refused = refusal("k", CUresult::CUDA_ERROR_INVALID_PTX, b"ptxas error : line 7\n\0\0", 12_040);

@@ -30,6 +30,18 @@ pub enum Arg {
     F64(f64),
 }
 
+impl Arg {
+    /// The type that its parameter is declared with.
+    pub fn declared(self) -> &'static str {
+        match self {
+            Arg::U32(_) => ".u32",
+            Arg::U64(_) => ".u64",
+            Arg::F32(_) => ".f32",
+            Arg::F64(_) => ".f64",
+        }
+    }
+}
+
 /// Shape of a launch; the block is the kernel's own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Grid {
@@ -42,7 +54,8 @@ pub struct Grid {
 /// A GPU's driver: memory, kernels, and one queue in which everything happens in the order it was called.
 ///
 /// Two implement it, [`super::Cuda`] and the simulator of the tests, so that what tests launch is what users launch.
-/// A kernel gets addresses as they are: that they point to what it expects is the launch code's matter. A wrong one
+/// A kernel gets as many arguments as its text declares, each of the declared type: every launch is held to that. It
+/// gets addresses as they are: that they point to what it expects is the launch code's matter. A wrong one
 /// can spoil the GPU's memory and end in [`GpuError::Failed`], but not touch the host's.
 pub trait Driver: Send {
     /// A kernel ready to be launched.
@@ -70,6 +83,9 @@ pub trait Driver: Send {
     fn load(&mut self, kernel: &'static Kernel) -> Result<Self::Function, GpuError>;
 
     /// Runs a kernel.
+    ///
+    /// # Panics
+    /// If the arguments are not of the number and types that the kernel's text declares.
     fn launch(
         &mut self,
         kernel: &'static Kernel,

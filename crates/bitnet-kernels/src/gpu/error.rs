@@ -59,6 +59,18 @@ pub enum GpuError {
         /// Size left.
         free: usize,
     },
+    /// The GPU has not the memory for a kernel's code.
+    #[error("no GPU memory to load kernel {kernel}: lower --memory or the context, or free memory")]
+    NoRoomForKernel {
+        /// The kernel.
+        kernel: &'static str,
+    },
+    /// The driver came without its compiler.
+    #[error(
+        "the NVIDIA driver's compiler is missing: install libnvidia-ptxjitcompiler in the driver's version, or use \
+         --device cpu"
+    )]
+    CompilerMissing,
     /// The driver refused a kernel.
     #[error("the NVIDIA driver refused kernel {kernel}: {log}; update the driver, or use --device cpu")]
     ModuleRefused {

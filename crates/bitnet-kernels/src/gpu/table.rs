@@ -19,6 +19,22 @@ pub struct Kernel {
     pub machine: &'static [&'static str],
 }
 
+impl Kernel {
+    /// Types of the parameters that the text declares, in their order: `.u32`, `.u64`, `.f32` or `.f64`.
+    pub fn parameters(&self) -> Vec<&'static str> {
+        let text = self.text;
+        let words = text
+            .lines()
+            .map(|line| line.split_once("//").map_or(line, |(code, _)| code))
+            .skip_while(|code| !code.contains(".entry"))
+            .flat_map(|code| code.split(|c: char| c.is_whitespace() || "(,".contains(c)))
+            .filter(|word| !word.is_empty())
+            .take_while(|word| !word.ends_with(')'));
+        let next = words.clone().skip(1);
+        words.zip(next).filter(|(word, _)| *word == ".param").map(|(_, declared)| declared).collect()
+    }
+}
+
 /// `kernel!(NAME, "file", block, shared, registers, conflicts, [instructions])`
 macro_rules! kernels {
     ($($id:ident = $name:literal: block $block:literal, shared $shared:literal, registers $registers:literal,

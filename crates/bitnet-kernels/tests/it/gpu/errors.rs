@@ -1,6 +1,9 @@
 use bitnet_kernels::{
     KvShape, RowsKind,
-    gpu::{Cuda, Driver, Gpu, GpuError, table::EMBED},
+    gpu::{
+        Arg, Cuda, Driver, Gpu, GpuError,
+        table::{ADVANCE, ARGMAX, EMBED, KERNELS, NORM_QUANTIZE},
+    },
 };
 use bitnet_tensor::{BitNetTensor, DType, SharedBytes};
 use bitnet_tests::Simulator;
@@ -57,4 +60,25 @@ fn heads_wider_than_the_kernels_take_are_refused_with_the_limit() {
     let wide = gpu.kv(KvShape { blocks: 1, kv_heads: 1, head_dim: 264 }).err().unwrap();
     assert_eq!(wide, GpuError::HeadTooWide { head_dim: 264, limit: 256 });
     assert!(gpu.kv(KvShape { blocks: 1, kv_heads: 1, head_dim: 256 }).is_ok());
+}
+
+#[test]
+fn a_kernels_parameters_are_read_from_its_text() {
+    assert_eq!(EMBED.parameters(), [".u64", ".u64", ".u64", ".u32", ".u32", ".u32"]);
+    assert_eq!(ARGMAX.parameters(), [".u64", ".u64", ".u32", ".u32"]);
+    assert!(NORM_QUANTIZE.parameters().contains(&".f64"));
+    for kernel in KERNELS {
+        let code = kernel.text.lines().map(|line| line.split("//").next().unwrap());
+        let declared: usize =
+            code.map(|line| line.matches(".param").count() - line.matches("ld.param").count()).sum();
+        assert!(kernel.parameters().len() == declared && declared > 0, "{}", kernel.name);
+    }
+}
+
+#[test]
+#[should_panic(expected = "sm80_advance_u32 takes")]
+fn a_launch_with_an_argument_too_few_is_stopped_before_the_driver() {
+    let mut gpu = Gpu::new(Simulator::default()).unwrap();
+    let few = vec![Arg::U64(0); ADVANCE.parameters().len() - 1];
+    let _ = gpu.launch(&ADVANCE, [1, 1, 1], 0, &few);
 }
