@@ -7,7 +7,7 @@ use crate::{arrows, cargo, ptx_check, rows, run as execute, size};
 type Check = (&'static str, fn() -> Result<()>);
 
 /// Every check, the quick ones first.
-fn checks() -> [Check; 8] {
+fn checks() -> [Check; 9] {
     [
         ("format", || execute(cargo(&["fmt", "--all", "--check"]))),
         ("arrows between crates", arrows::check),
@@ -17,6 +17,7 @@ fn checks() -> [Check; 8] {
             let what = ["clippy", "--release", "--workspace", "--all-targets", "--", "-D", "warnings"];
             execute(cargo(&what))
         }),
+        ("assembler of the GPU kernels", ptx_check::install),
         ("tests", || execute(cargo(&["test", "--release", "--workspace"]))),
         ("machine code of the GPU kernels", ptx_check::in_ci),
         ("documentation", || {

@@ -12,11 +12,11 @@ use super::judge::Code;
 use crate::{output, root};
 
 /// What to do where there is no assembler.
-pub(super) const CURE: &str =
-    "put it on PATH, name it in $PTXAS, or `pip install nvidia-cuda-nvcc==13.0.88 nvidia-cuda-nvdisasm`";
+pub(super) const CURE: &str = "put it on PATH, name it in $PTXAS, or `pip install nvidia-cuda-nvcc==13.0.88 \
+     nvidia-cuda-nvdisasm==13.5.37`";
 
 /// Packages that hold the assembler and the disassembler.
-const PACKAGES: [&str; 2] = ["nvidia-cuda-nvcc==13.0.88", "nvidia-cuda-nvdisasm"];
+const PACKAGES: [&str; 2] = ["nvidia-cuda-nvcc==13.0.88", "nvidia-cuda-nvdisasm==13.5.37"];
 
 /// NVIDIA's assembler and disassembler.
 pub(crate) struct Tools {
@@ -33,22 +33,37 @@ impl Tools {
         named.into_iter().chain(path).chain(packages).find_map(|folder| Tools::in_folder(&folder))
     }
 
-    /// As [`Tools::find`]; what is not there is installed beside what cargo builds, where pip can. It is tried once:
-    /// a folder that stays empty is not tried again.
-    pub(crate) fn find_or_install() -> Option<Self> {
+    /// As [`Tools::find`]; what is not there is installed beside what cargo builds. Nothing where there is no pip, or
+    /// where it cannot install: that leaves no folder, so that the next run tries again.
+    pub(crate) fn find_or_install() -> Result<Option<Self>> {
         if let Some(tools) = Tools::find() {
-            return Some(tools);
+            return Ok(Some(tools));
         }
-        if !installed().exists() {
-            println!("installing {} with pip into {}", PACKAGES.join(" and "), installed().display());
-            fs::create_dir_all(installed()).ok()?;
+        let pip = |args: &[&str]| {
             let mut pip = Command::new("python3");
-            pip.args(["-m", "pip", "install", "--quiet", "--target"]).arg(installed()).args(PACKAGES);
-            if let Err(e) = output(pip) {
-                println!("pip cannot: {e:#}");
-            }
+            pip.args(["-m", "pip"]).args(args);
+            pip
+        };
+        if output(pip(&["--version"])).is_err() {
+            return Ok(None);
         }
-        Tools::find()
+        println!("installing {} with pip into {}", PACKAGES.join(" and "), installed().display());
+        let mut install = pip(&["install", "--quiet", "--upgrade", "--target"]);
+        install.arg(installed()).args(PACKAGES);
+        if let Err(e) = output(install) {
+            println!("pip cannot: {e:#}");
+            if installed().exists() {
+                fs::remove_dir_all(installed()).with_context(|| installed().display().to_string())?;
+            }
+            return Ok(None);
+        }
+        let tools = Tools::find();
+        ensure!(
+            tools.is_some(),
+            "pip installed {}, and there is no ptxas among them",
+            PACKAGES.join(" and ")
+        );
+        Ok(tools)
     }
 
     fn in_folder(folder: &Path) -> Option<Self> {
