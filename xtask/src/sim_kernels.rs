@@ -51,9 +51,17 @@ fn full() -> Vec<Case> {
     cases
 }
 
+fn git(args: &[&str]) -> Result<String> {
+    let mut git = std::process::Command::new("git");
+    git.args(args).current_dir(root());
+    Ok(String::from_utf8(output(git)?)?)
+}
+
 impl SimKernels {
     pub(crate) fn run(&self) -> Result<()> {
         let cases = if self.full { full() } else { cases() };
+        // Asked before the record itself is written.
+        let dirty = self.out.is_some() && !git(&["status", "--porcelain"])?.trim().is_empty();
         let (next, rows) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
         let started = Instant::now();
         thread::scope(|scope| {
@@ -83,10 +91,14 @@ impl SimKernels {
         let rows = rows.into_inner().expect("no thread panicked");
         let failed = rows.iter().filter(|row| row["equal"] == false).count();
         if let Some(out) = &self.out {
-            let mut git = std::process::Command::new("git");
-            git.args(["rev-parse", "HEAD"]).current_dir(root());
-            let commit = String::from_utf8(output(git)?)?;
-            let all = json!({"commit": commit.trim(), "on": "simulator", "full": self.full, "cases": rows});
+            let commit = git(&["rev-parse", "HEAD"])?;
+            let all = json!({
+                "commit": commit.trim(),
+                "dirty": dirty,
+                "on": "simulator",
+                "full": self.full,
+                "cases": rows,
+            });
             let path = root().join(out);
             fs::create_dir_all(path.parent().context("a file in a folder")?)?;
             fs::write(&path, serde_json::to_string_pretty(&all)? + "\n")
