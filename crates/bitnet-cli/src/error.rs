@@ -33,7 +33,7 @@ pub enum CliError {
         usage: bool,
     },
     /// `--device cuda`.
-    #[error("this build has no CUDA backend (--device {device}): use --device cpu, or leave it out")]
+    #[error("no command computes on a GPU yet (--device {device}): use --device cpu, or leave it out")]
     NoCuda {
         /// As it was typed.
         device: String,

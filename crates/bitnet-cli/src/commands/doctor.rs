@@ -68,7 +68,7 @@ pub fn run(common: &Common, args: &DoctorArgs) -> Result<(), CliError> {
         memory: SystemMemory::now(),
         memory_bandwidth_gb_s: bandwidth::measure(asked.threads),
         gpus: [],
-        gpu_note: "this build computes on CPUs only",
+        gpu_note: "no command computes on a GPU yet",
         conformance,
     };
     if args.json {

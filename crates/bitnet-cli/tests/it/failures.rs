@@ -61,11 +61,15 @@ fn what_a_model_cannot_do_is_told_with_a_cure() {
     fails(1, "detokenize synthetic:tiny 1", &["no tokenizer"]);
     fails(1, "run synthetic:tiny --ids 1 --stop x", &["--stop"]);
     fails(1, "run synthetic:tiny --ids 1,512", &["token id 512", "0 to 511"]);
-    fails(1, "run synthetic:tiny --ids 1 --device cuda", &["no CUDA backend", "--device cpu"]);
+    fails(
+        1,
+        "run synthetic:tiny --ids 1 --device cuda",
+        &["no command computes on a GPU yet", "--device cpu"],
+    );
     fails(1, "run synthetic:tiny --ids 1 --device cuda:3", &["cuda:3"]);
-    fails(1, "inspect demo --device cuda", &["no CUDA backend"]);
-    fails(1, "tokenize demo x --device cuda", &["no CUDA backend"]);
-    fails(1, "detokenize demo 1 --device cuda", &["no CUDA backend"]);
+    fails(1, "inspect demo --device cuda", &["no command computes on a GPU yet"]);
+    fails(1, "tokenize demo x --device cuda", &["no command computes on a GPU yet"]);
+    fails(1, "detokenize demo 1 --device cuda", &["no command computes on a GPU yet"]);
     let odd = fixture("bitnet-odd");
     fails(1, &format!("detokenize {odd} 1,99999"), &["99999"]);
     fails(1, &format!("run {odd} --ids {}", ["5"; 4096].join(",")), &["4096 tokens", "PROMPT"]);
