@@ -111,6 +111,7 @@ fn a_long_conversation_has_a_budget_of_its_own() {
 
 #[test]
 fn what_cannot_be_metered_is_refused_by_name() {
+    let _alone = alone();
     let refused = |template| ChatTemplate::new(template, "", "").unwrap_err().to_string();
     assert!(refused("{{ a < b < c }}").contains("chained comparisons"));
     assert!(refused("{{ 'x' * 2000000 }}").contains("constant is too large"));
