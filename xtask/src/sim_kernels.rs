@@ -31,7 +31,7 @@ pub(crate) struct SimKernels {
     /// Cases at the same time
     #[arg(long, default_value_t = 2)]
     threads: usize,
-    /// Write the result, as JSON, to this file of the repository, such as record/<machine>/<date>-sim-kernels.json
+    /// Write the result, as JSON, to this file of the repository, such as record/MACHINE/DATE-sim-kernels.json
     #[arg(long)]
     out: Option<String>,
 }
