@@ -50,6 +50,24 @@ static LEVELS: &[Level] = &[
         present: crate::cpu::x86_64::avx2::present,
         kernels: &crate::cpu::x86_64::avx2::KERNELS,
     },
+    #[cfg(target_arch = "aarch64")]
+    Level {
+        name: "i8mm",
+        present: crate::cpu::aarch64::i8mm::present,
+        kernels: &crate::cpu::aarch64::i8mm::KERNELS,
+    },
+    #[cfg(target_arch = "aarch64")]
+    Level {
+        name: "dotprod",
+        present: crate::cpu::aarch64::dotprod::present,
+        kernels: &crate::cpu::aarch64::dotprod::KERNELS,
+    },
+    #[cfg(target_arch = "aarch64")]
+    Level {
+        name: "neon",
+        present: crate::cpu::aarch64::neon::present,
+        kernels: &crate::cpu::aarch64::neon::KERNELS,
+    },
     Level { name: "scalar", present: scalar::present, kernels: &scalar::KERNELS },
 ];
 

@@ -4,6 +4,18 @@
 //! are `unsafe` for one reason: the CPU must have the level, which the entry points in a level's own file
 //! guarantee by their `target_feature`.
 
+use crate::cpu::generic::ternary;
+
+/// Joins two vectors made of `N` parts.
+#[inline(always)]
+pub(crate) fn each<T: Copy, U: Copy, R, const N: usize>(
+    a: [T; N],
+    b: [U; N],
+    f: impl Fn(T, U) -> R,
+) -> [R; N] {
+    std::array::from_fn(|i| f(a[i], b[i]))
+}
+
 /// One level of instructions.
 ///
 /// # Safety
@@ -81,6 +93,18 @@ pub(crate) trait Lanes: Copy {
     /// Adds to every row the dot product of its 4 bytes with the 4 activations at `p`.
     unsafe fn dot(part: Self::Part, codes: Self::Codes, p: *const i8) -> Self::Part;
     unsafe fn widen(part: Self::Part) -> Self::I;
+    /// Dot products of `R` groups with `T` tokens over `blocks` blocks, which [`Lanes::STEPS`] allows. A level that
+    /// multiplies more than one token an instruction does this in its own way.
+    #[inline(always)]
+    unsafe fn dot_blocks<const R: usize, const T: usize>(
+        codes: *const u8,
+        x: *const i8,
+        x_stride: usize,
+        blocks: usize,
+    ) -> [[Self::Part; R]; T] {
+        // SAFETY: the caller keeps this trait's contract.
+        unsafe { ternary::dot_blocks::<Self, R, T>(codes, x, x_stride, blocks) }
+    }
     /// Asks for the line at `p`, which need not be valid.
     unsafe fn prefetch(p: *const u8);
 }

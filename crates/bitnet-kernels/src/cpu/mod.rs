@@ -1,5 +1,7 @@
 //! The CPU backend: buffers, a team of threads, and kernels of the best level the CPU has.
 
+#[cfg(target_arch = "aarch64")]
+mod aarch64;
 mod buffer;
 mod generic;
 mod isa;

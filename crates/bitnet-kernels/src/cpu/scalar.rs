@@ -3,18 +3,16 @@
 
 use half::{bf16, f16};
 
-use crate::cpu::{generic::kernel_set, lanes::Lanes};
+use crate::cpu::{
+    generic::kernel_set,
+    lanes::{Lanes, each},
+};
 
 /// 16 lanes as an array.
 #[derive(Clone, Copy)]
 pub(crate) struct Scalar;
 
 kernel_set!(Scalar);
-
-#[inline(always)]
-fn each<T: Copy, U: Copy, R>(a: [T; 16], b: [U; 16], f: impl Fn(T, U) -> R) -> [R; 16] {
-    std::array::from_fn(|i| f(a[i], b[i]))
-}
 
 impl Lanes for Scalar {
     type F = [f32; 16];

@@ -25,13 +25,18 @@ pub(crate) struct KernelSet {
     pub(crate) logits: unsafe fn(&dense::DenseLogits<'_>, Range<usize>, &mut [f32]),
 }
 
+#[cfg(target_arch = "aarch64")]
+pub(crate) use std::arch::is_aarch64_feature_detected as detected;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use std::arch::is_x86_feature_detected as detected;
+
 /// Makes a level's entry points and the question whether the CPU has it, from one list of features:
 /// `kernel_set!(Type, "feature", ...)`.
 macro_rules! kernel_set {
     ($lanes:ty $(, $feature:tt)*) => {
         /// Whether this CPU has the level.
         pub(crate) fn present() -> bool {
-            true $(&& is_x86_feature_detected!($feature))*
+            true $(&& $crate::cpu::generic::detected!($feature))*
         }
 
         /// The entry points of this level.

@@ -18,7 +18,7 @@ use crate::cpu::{
 };
 
 /// Bytes that are asked for ahead of their use: far enough to hide memory, near enough to stay in L1.
-const AHEAD: usize = 8192;
+pub(crate) const AHEAD: usize = 8192;
 
 /// Columns up to which the sums of [`one_token`] fit 32 bits: a block of 16 adds at most 4 * 128 * 128 to one.
 const ONE_TOKEN_COLS: usize = 16 * ((1 << 31) / (4 * 128 * 128) - 1);
@@ -97,7 +97,7 @@ unsafe fn tile<L: Lanes, const R: usize, const T: usize>(
     let mut sums = [[L::zero_i(); R]; T];
     if L::STEPS == usize::MAX {
         // Nothing overflows: one set of sums is all that the registers hold.
-        let parts = dot_blocks::<L, R, T>(codes, x, a.x_stride, blocks);
+        let parts = L::dot_blocks::<R, T>(codes, x, a.x_stride, blocks);
         for (sums, parts) in sums.iter_mut().zip(parts) {
             for (sum, part) in sums.iter_mut().zip(parts) {
                 *sum = L::widen(part);
@@ -107,7 +107,7 @@ unsafe fn tile<L: Lanes, const R: usize, const T: usize>(
         let mut left = blocks;
         while left > 0 {
             let run = left.min(L::STEPS / 4);
-            let parts = dot_blocks::<L, R, T>(codes, x, a.x_stride, run);
+            let parts = L::dot_blocks::<R, T>(codes, x, a.x_stride, run);
             for (sums, parts) in sums.iter_mut().zip(parts) {
                 for (sum, part) in sums.iter_mut().zip(parts) {
                     *sum = L::add_i(*sum, L::widen(part));
@@ -125,9 +125,9 @@ unsafe fn tile<L: Lanes, const R: usize, const T: usize>(
     }
 }
 
-/// Dot products of `R` groups with `T` tokens over `blocks` blocks.
+/// [`Lanes::dot_blocks`] of levels that multiply one token at a time.
 #[inline(always)]
-unsafe fn dot_blocks<L: Lanes, const R: usize, const T: usize>(
+pub(crate) unsafe fn dot_blocks<L: Lanes, const R: usize, const T: usize>(
     mut codes: *const u8,
     mut x: *const i8,
     x_stride: usize,

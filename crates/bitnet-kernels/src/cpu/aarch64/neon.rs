@@ -1,0 +1,46 @@
+//! NEON, which every 64-bit Arm CPU has: `smlal` adds products of codes and activations in 16 bits.
+//!
+//! A block of 16 rows by 16 columns is 32 of them for each token.
+#![allow(unsafe_op_in_unsafe_fn, reason = "instructions only: see `Lanes` for the contract")]
+
+use std::arch::aarch64::*;
+
+use crate::cpu::{
+    aarch64::v128::{splat_quad, v128_lanes},
+    generic::kernel_set,
+    lanes::each,
+};
+
+#[derive(Clone, Copy)]
+pub(crate) struct Neon;
+
+kernel_set!(Neon, "neon");
+
+v128_lanes!(Neon {
+    /// Four sums a row, of two rows a vector. A step adds at most 2 * 128 in magnitude, so 124 stay below 2^15.
+    type Part = [int16x8_t; 8];
+    const STEPS: usize = 124;
+    const TILE: (usize, usize) = (1, 2);
+    const WIDE_CODES: bool = false;
+
+    #[inline(always)]
+    unsafe fn zero_part() -> Self::Part {
+        [vdupq_n_s16(0); 8]
+    }
+    #[inline(always)]
+    unsafe fn dot(part: Self::Part, codes: Self::Codes, p: *const i8) -> Self::Part {
+        let quad = splat_quad(p);
+        std::array::from_fn(|i| {
+            let codes = vreinterpretq_s8_u8(codes[i / 2]);
+            if i % 2 == 0 {
+                vmlal_s8(part[i], vget_low_s8(codes), vget_low_s8(quad))
+            } else {
+                vmlal_high_s8(part[i], codes, quad)
+            }
+        })
+    }
+    #[inline(always)]
+    unsafe fn widen(part: Self::Part) -> Self::I {
+        std::array::from_fn(|i| vpaddq_s32(vpaddlq_s16(part[2 * i]), vpaddlq_s16(part[2 * i + 1])))
+    }
+});
