@@ -1,7 +1,7 @@
 //! Random mixes of requests, run together under random limits: every request gets what it gets alone, bit for bit.
 //!
 //! Each model has a pool of requests whose answers alone are computed once. A case draws its members from the pool,
-//! and everything around them from its seed. `BITNET_EXACT_CASES` sets how many cases run, `BITNET_EXACT_FIRST` the
+//! and everything around them from its seed. `BITNET_EXACT_SEEDS` sets how many cases run, `BITNET_EXACT_FIRST` the
 //! first seed: a failure names its own.
 
 #![allow(clippy::print_stdout, reason = "tests say what they met")]
@@ -300,7 +300,7 @@ fn assert_same(got: &Completion, want: &Completion, what: &dyn Fn() -> String) {
 #[test]
 fn f01_f04_f11_random_mixes_give_every_request_what_it_gets_alone() {
     let number = |name: &str| std::env::var(name).ok().map(|n| n.parse::<u64>().expect(name));
-    let cases = number("BITNET_EXACT_CASES").unwrap_or(500);
+    let cases = number("BITNET_EXACT_SEEDS").unwrap_or(500);
     let first = number("BITNET_EXACT_FIRST").unwrap_or(0);
     let subjects = subjects();
     let next = AtomicU64::new(first);

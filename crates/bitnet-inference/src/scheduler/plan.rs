@@ -174,7 +174,7 @@ impl Scheduler {
         paused.or_else(younger).copied()
     }
 
-    fn preempt(&mut self, slot: u32) {
+    pub(super) fn preempt(&mut self, slot: u32) {
         self.counts.preemptions += 1;
         self.counts.recomputed_tokens += seq(&self.slots, slot).computed as u64;
         self.leave(slot);
@@ -184,7 +184,9 @@ impl Scheduler {
     /// Admits waiting sequences while there is room. One that does not fit is passed over, but not for ever.
     fn admit(&mut self, now: u64, budget: &mut Budget, plan: &mut Plan) {
         let mut active = self.running.iter().filter(|&&slot| seq(&self.slots, slot).paused.is_none()).count();
-        let (mut at, mut without_room) = (0, 0);
+        // Who had no room in this step, in the order of the queue.
+        let (mut passed, mut passes) = ([0; MAX_BYPASS as usize], 0);
+        let mut at = 0;
         while at < self.waiting.len()
             && active < self.pace.batch_size()
             && budget.tokens > 0
@@ -201,25 +203,32 @@ impl Scheduler {
             let shared = leader.map(|l| l.id);
             if !self.clear_for(slot, shared) {
                 let s = seq(&self.slots, slot);
-                if s.bypassed >= MAX_BYPASS || s.aged || without_room == MAX_BYPASS {
+                if s.bypassed == MAX_BYPASS || s.aged || passes == passed.len() {
                     return;
                 }
-                (at, without_room) = (self.waiting_at(slot) + 1, without_room + 1);
+                passed[passes] = slot;
+                (at, passes) = (self.waiting_at(slot) + 1, passes + 1);
                 continue;
             }
             at = self.waiting_at(slot);
-            for &passed in &self.waiting[..at] {
-                seq_mut(&mut self.slots, passed).bypassed += 1;
-            }
             self.waiting.remove(at);
             self.start(slot, shared, now);
             active += 1;
             self.place(slot, budget, plan);
+            let mut patient = true;
+            for &slot in &passed[..passes] {
+                let s = seq_mut(&mut self.slots, slot);
+                s.bypassed += 1;
+                patient &= s.bypassed < MAX_BYPASS;
+            }
+            if !patient {
+                return;
+            }
         }
     }
 
     /// The running first choice of a request, whose prompt the others share.
-    fn leader(&self, id: SeqId) -> Option<&Sequence> {
+    pub(super) fn leader(&self, id: SeqId) -> Option<&Sequence> {
         let leader = SeqId { choice: 0, ..id };
         self.slots.iter().flatten().find(|s| s.id == leader)
     }
@@ -239,7 +248,7 @@ impl Scheduler {
     }
 
     /// Whether all pending tokens and the next one fit beside what runs.
-    fn fits(&self, s: &Sequence, shared: bool) -> bool {
+    pub(super) fn fits(&self, s: &Sequence, shared: bool) -> bool {
         if shared {
             // A copy of the last block, and perhaps one more.
             return self.pool.available() >= 2;
@@ -258,7 +267,7 @@ impl Scheduler {
     }
 
     /// Moves a sequence into the batch, with what is already computed of it.
-    fn start(&mut self, slot: u32, shared: Option<SeqId>, now: u64) {
+    pub(super) fn start(&mut self, slot: u32, shared: Option<SeqId>, now: u64) {
         let mut s = self.slots[slot as usize].take().expect("the slot is in use");
         match shared.and_then(|id| self.leader(id)) {
             Some(leader) if s.tokens.len() == s.request.prompt.len() => {

@@ -9,5 +9,6 @@ mod overhead;
 mod processor;
 mod real;
 mod sampler;
+mod scheduler;
 mod support;
 mod traces;

@@ -19,10 +19,16 @@ pub(super) enum Planted {
     LostSequence,
     SwappedTokens,
     ForgottenStep,
+    SwallowedAbort,
+    PreemptedOldest,
+    StarvedOldest,
+    QueueJumper,
+    ForgottenAge,
+    IdleStep,
 }
 
 impl Planted {
-    pub(super) const ALL: [Planted; 14] = [
+    pub(super) const ALL: [Planted; 20] = [
         Planted::DoubleFree,
         Planted::LostBlock,
         Planted::UncopiedWrite,
@@ -37,11 +43,17 @@ impl Planted {
         Planted::LostSequence,
         Planted::SwappedTokens,
         Planted::ForgottenStep,
+        Planted::SwallowedAbort,
+        Planted::PreemptedOldest,
+        Planted::StarvedOldest,
+        Planted::QueueJumper,
+        Planted::ForgottenAge,
+        Planted::IdleStep,
     ];
 }
 
 impl World {
-    fn strikes(&mut self, planted: Planted) -> bool {
+    pub(super) fn strikes(&mut self, planted: Planted) -> bool {
         self.planted == Some(planted) && self.rng.one_in(10)
     }
 
@@ -53,6 +65,34 @@ impl World {
             && let Some(run) = plan.runs.iter_mut().find(|r| r.start > 0)
         {
             run.start -= 1;
+        }
+    }
+
+    /// Between a plan and the look at its order.
+    pub(super) fn sabotage_order(&mut self, plan: &mut Plan) {
+        let scheduler = &mut self.scheduler;
+        let oldest = scheduler.running.first().copied();
+        match (self.planted, oldest) {
+            (Some(Planted::PreemptedOldest), Some(slot)) if scheduler.running.len() > 1 => {
+                scheduler.preempt(slot);
+            }
+            (Some(Planted::StarvedOldest), Some(slot)) => plan.runs.retain(|run| run.slot != slot),
+            (Some(Planted::QueueJumper), _) if scheduler.waiting.len() > 1 => {
+                let slot = scheduler.waiting[scheduler.waiting.len() - 1];
+                if scheduler.fits(seq(&scheduler.slots, slot), false) {
+                    scheduler.waiting.pop();
+                    scheduler.start(slot, None, self.now);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// After the clock has moved.
+    pub(super) fn sabotage_queue(&mut self) {
+        if self.planted == Some(Planted::ForgottenAge) {
+            let Scheduler { waiting, slots, .. } = &mut self.scheduler;
+            waiting.iter().for_each(|&slot| seq_mut(slots, slot).aged = false);
         }
     }
 

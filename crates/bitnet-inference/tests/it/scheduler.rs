@@ -1,0 +1,411 @@
+//! The scheduler against one that keeps lists and counts them from end to end.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bitnet_inference::{
+    BatchSizing, Drawn, End, Event, FinishReason, Plan, Priority, Request, RequestError, RunOutcome,
+    Scheduler, SchedulerConfig, SeqId, StepOutcome,
+};
+use bitnet_model::Batch;
+use proptest::prelude::*;
+
+use crate::support::greedy;
+
+const BLOCK: usize = Batch::BLOCK_TOKENS;
+/// As often may others go before a sequence that has no room.
+const MOST_PASSES: usize = 8;
+
+/// What happens to a scheduler.
+#[derive(Debug, Clone)]
+enum Step {
+    Submit { prompt: usize, new: usize, priority: Priority, timeout: Option<u64> },
+    Cancel(usize),
+    Pause(usize),
+    Resume(usize),
+    Wait(u64),
+    Compute,
+}
+
+/// A block that is free, or in a table: which of a sequence's blocks it holds, if that can be found.
+type Held = Option<(u64, usize)>;
+
+/// A sequence; its tokens are told by their number.
+#[derive(Debug, Clone)]
+struct Naive {
+    id: u64,
+    tokens: usize,
+    computed: usize,
+    end: usize,
+    context_ends_it: bool,
+    priority: Priority,
+    arrived: u64,
+    deadline: Option<u64>,
+    table: Vec<Held>,
+    running: bool,
+    paused: bool,
+    aged: bool,
+    admitted: bool,
+    passed: usize,
+}
+
+impl Naive {
+    fn place(&self) -> (bool, Priority, u64) {
+        (!self.aged, if self.aged { Priority::Interactive } else { self.priority }, self.id)
+    }
+}
+
+/// A step that is being planned.
+#[derive(Default)]
+struct Left {
+    tokens: usize,
+    rows: usize,
+    decodes: usize,
+    /// Sequence, first position, tokens, rows.
+    runs: Vec<(u64, usize, usize, usize)>,
+}
+
+struct NaiveScheduler {
+    limits: SchedulerConfig,
+    /// In the order of their arrival, which their ids have too.
+    live: Vec<Naive>,
+    /// To be taken from the front.
+    free: VecDeque<Held>,
+    events: Vec<Event>,
+}
+
+fn seq_id(request: u64) -> SeqId {
+    SeqId { request, choice: 0 }
+}
+
+fn token(id: u64, position: usize) -> u32 {
+    (id as usize * 7 + position) as u32 % 40
+}
+
+impl NaiveScheduler {
+    fn of(&mut self, id: u64) -> &mut Naive {
+        self.live.iter_mut().find(|s| s.id == id).expect("it lives")
+    }
+
+    fn ids(&self, of: impl Fn(&Naive) -> bool) -> Vec<u64> {
+        self.live.iter().filter(|s| of(s)).map(|s| s.id).collect()
+    }
+
+    fn submit(&mut self, now: u64, id: u64, prompt: usize, request: &Request) {
+        let end = (prompt + request.config.max_new_tokens).min(self.limits.context);
+        self.live.push(Naive {
+            id,
+            tokens: prompt,
+            computed: 0,
+            end,
+            context_ends_it: end < prompt + request.config.max_new_tokens,
+            priority: request.priority,
+            arrived: now,
+            deadline: request.timeout.map(|t| now + t.as_micros() as u64),
+            table: vec![],
+            running: false,
+            paused: false,
+            aged: false,
+            admitted: false,
+            passed: 0,
+        });
+        if end == prompt {
+            self.end(id, Ok(FinishReason::Length));
+        }
+    }
+
+    fn end(&mut self, id: u64, how: Result<FinishReason, RequestError>) {
+        self.leave(id);
+        self.live.retain(|s| s.id != id);
+        self.events.push(Event::Ended(seq_id(id), how.map(|finish| End { finish, tail: vec![] })));
+    }
+
+    /// What can be found stays so the longer, the earlier it is in its text.
+    fn leave(&mut self, id: u64) {
+        let s = self.of(id);
+        (s.running, s.computed) = (false, 0);
+        for held in std::mem::take(&mut s.table).into_iter().rev() {
+            if held.is_some() { self.free.push_back(held) } else { self.free.push_front(held) }
+        }
+    }
+
+    fn tick(&mut self, now: u64) {
+        for id in self.ids(|s| s.deadline.is_some_and(|at| at <= now)) {
+            self.end(id, Err(RequestError::Timeout));
+        }
+        for s in self.live.iter_mut().filter(|s| !s.running) {
+            let patience = match s.priority {
+                Priority::Interactive => 2_000_000,
+                Priority::Normal => 10_000_000,
+                Priority::Background => 120_000_000,
+            };
+            s.aged |= now - s.arrived >= patience;
+        }
+    }
+
+    fn plan(&mut self, now: u64) -> Vec<(u64, usize, usize, usize)> {
+        let decodes = self.ids(|s| s.running && !s.paused && s.tokens - s.computed == 1).len();
+        let (tokens, rows) = (self.limits.max_tokens, self.limits.max_rows);
+        let mut left = Left { tokens, rows, decodes, runs: vec![] };
+        for id in self.ids(|s| s.running) {
+            // It may have given way to one before it.
+            if self.of(id).running {
+                self.run(id, &mut left);
+            }
+        }
+        self.admit(now, &mut left);
+        left.runs
+    }
+
+    fn run(&mut self, id: u64, left: &mut Left) {
+        let s = self.of(id).clone();
+        if s.paused {
+            return;
+        }
+        let pending = s.tokens - s.computed;
+        let decodes = pending == 1;
+        left.decodes = left.decodes.saturating_sub(usize::from(decodes));
+        let len = if decodes { 1 } else { pending.min(left.tokens.saturating_sub(left.decodes)) };
+        let rows = usize::from(len == pending);
+        if len == 0 || left.tokens == 0 || rows > left.rows || !self.take_blocks(id, s.computed + len) {
+            return;
+        }
+        // What is written can no longer be found.
+        self.of(id).table[s.computed / BLOCK..].fill(None);
+        left.tokens -= len;
+        left.rows -= rows;
+        left.runs.push((id, s.computed, len, rows));
+    }
+
+    fn take_blocks(&mut self, id: u64, tokens: usize) -> bool {
+        let missing = tokens.div_ceil(BLOCK).saturating_sub(self.of(id).table.len());
+        while missing > self.free.len() {
+            let paused = self.ids(|s| s.running && s.paused && s.id != id).first().copied();
+            let youngest = self.ids(|s| s.running && s.id > id).last().copied();
+            let Some(victim) = paused.or(youngest) else { return false };
+            self.leave(victim);
+        }
+        for _ in 0..missing {
+            self.free.pop_front();
+            self.of(id).table.push(None);
+        }
+        true
+    }
+
+    fn admit(&mut self, now: u64, left: &mut Left) {
+        let mut waiting: Vec<_> = self.live.iter().filter(|s| !s.running && !s.paused).collect();
+        waiting.sort_by_key(|s| s.place());
+        let mut without_room: Vec<u64> = vec![];
+        for id in waiting.into_iter().map(|s| s.id).collect::<Vec<_>>() {
+            let active = self.ids(|s| s.running && !s.paused).len();
+            if active >= self.limits.max_running || left.tokens == 0 || left.rows == 0 {
+                return;
+            }
+            if !self.clear_for(id) {
+                let s = self.of(id);
+                if s.aged || s.passed == MOST_PASSES || without_room.len() == MOST_PASSES {
+                    return;
+                }
+                without_room.push(id);
+                continue;
+            }
+            self.start(now, id);
+            self.run(id, left);
+            let passes = without_room.iter().map(|&id| {
+                self.of(id).passed += 1;
+                self.of(id).passed
+            });
+            if passes.max() == Some(MOST_PASSES) {
+                return;
+            }
+        }
+    }
+
+    fn clear_for(&mut self, id: u64) -> bool {
+        let tokens = self.of(id).tokens;
+        loop {
+            let others = self.live.iter().any(|s| s.running);
+            let spare = self.limits.kv_blocks / 50 + usize::from(tokens.is_multiple_of(BLOCK));
+            if (tokens + 1).div_ceil(BLOCK) + if others { spare } else { 0 } <= self.free.len() {
+                return true;
+            }
+            let Some(&paused) = self.ids(|s| s.running && s.paused).first() else { return false };
+            self.leave(paused);
+        }
+    }
+
+    fn start(&mut self, now: u64, id: u64) {
+        let full = self.of(id).tokens / BLOCK;
+        for block in 0..full {
+            let Some(at) = self.free.iter().position(|&held| held == Some((id, block))) else { break };
+            let held = self.free.remove(at).expect("it was found");
+            self.of(id).table.push(held);
+        }
+        let s = self.of(id);
+        s.running = true;
+        s.computed = (s.table.len() * BLOCK).min(s.tokens - 1);
+        if !std::mem::replace(&mut s.admitted, true) {
+            let waited = now - s.arrived;
+            self.events.push(Event::Admitted(seq_id(id), waited));
+        }
+    }
+
+    fn commit(&mut self, runs: &[(u64, usize, usize, usize)]) {
+        for &(id, start, len, rows) in runs {
+            let s = self.of(id);
+            s.computed = start + len;
+            (0..s.computed / BLOCK).for_each(|block| s.table[block] = Some((id, block)));
+            if rows == 0 {
+                continue;
+            }
+            let (drawn, context_ends_it) = (token(id, s.tokens), s.context_ends_it);
+            s.tokens += 1;
+            let ends = s.tokens == s.end;
+            self.events.push(Event::Token(seq_id(id), drawn, None));
+            if ends {
+                let finish = if context_ends_it { FinishReason::Context } else { FinishReason::Length };
+                self.end(id, Ok(finish));
+            }
+        }
+    }
+}
+
+/// Both, told the same.
+struct Pair {
+    real: Scheduler,
+    naive: NaiveScheduler,
+    now: u64,
+    submitted: u64,
+}
+
+impl Pair {
+    fn new(max_running: usize, more_tokens: usize, more_rows: usize, kv_blocks: usize) -> Pair {
+        let limits = SchedulerConfig {
+            max_running,
+            max_tokens: max_running + more_tokens,
+            max_rows: max_running + more_rows,
+            kv_blocks,
+            context: 256.min(kv_blocks * BLOCK),
+            max_draft: 0,
+            sizing: BatchSizing::Fixed(max_running),
+            slow_reader: u64::MAX,
+            eos: vec![],
+            text: None,
+        };
+        let real = Scheduler::new(limits.clone());
+        let free = vec![None; kv_blocks].into();
+        Pair {
+            real,
+            naive: NaiveScheduler { limits, live: vec![], free, events: vec![] },
+            now: 0,
+            submitted: 0,
+        }
+    }
+
+    fn act(&mut self, step: &Step) -> Result<(), TestCaseError> {
+        let some = |which: usize| which as u64 % self.submitted.max(1);
+        match *step {
+            Step::Submit { prompt, new, priority, timeout } => {
+                let (id, prompt) = (self.submitted, prompt.min(self.naive.limits.context - 1));
+                let timeout = timeout.map(Duration::from_micros);
+                // A salt of its own: nothing is shared.
+                let request =
+                    Request { priority, timeout, salt: id, ..Request::new(vec![1; prompt], greedy(new)) };
+                self.submitted += 1;
+                self.naive.submit(self.now, id, prompt, &request);
+                self.real.submit(self.now, id, Arc::new(request), 0);
+            }
+            Step::Cancel(which) => {
+                let id = some(which);
+                self.real.cancel(id);
+                if self.naive.live.iter().any(|s| s.id == id) {
+                    self.naive.end(id, Ok(FinishReason::Cancelled));
+                }
+            }
+            Step::Pause(which) | Step::Resume(which) => {
+                let (id, pauses) = (some(which), matches!(step, Step::Pause(_)));
+                if pauses {
+                    self.real.pause(self.now, id)
+                } else {
+                    self.real.resume(id)
+                }
+                self.naive.live.iter_mut().filter(|s| s.id == id).for_each(|s| s.paused = pauses);
+            }
+            Step::Wait(micros) => {
+                self.now += micros;
+                self.real.tick(self.now);
+                self.naive.tick(self.now);
+            }
+            Step::Compute => self.compute()?,
+        }
+        let mut told: Vec<Event> = std::iter::from_fn(|| self.real.next_event()).collect();
+        let mut expected = std::mem::take(&mut self.naive.events);
+        if matches!(step, Step::Wait(_)) {
+            // Those whose time is over at once end in no order.
+            let id = |event: &Event| match event {
+                Event::Admitted(id, _) | Event::Token(id, ..) | Event::Ended(id, _) => *id,
+            };
+            told.sort_by_key(id);
+            expected.sort_by_key(id);
+        }
+        prop_assert_eq!(told, expected);
+        prop_assert_eq!(self.real.check(), Ok(()));
+        prop_assert_eq!(self.real.pool().available(), self.naive.free.len());
+        Ok(())
+    }
+
+    fn compute(&mut self) -> Result<(), TestCaseError> {
+        let mut plan = Plan::default();
+        let planned = self.real.plan(self.now, &mut plan);
+        let runs = self.naive.plan(self.now);
+        prop_assert_eq!(planned, !runs.is_empty());
+        let of = |run| (self.real.sequence(run).id.request, run.start, run.len, run.rows);
+        prop_assert_eq!(plan.runs.iter().map(of).collect::<Vec<_>>(), runs.clone());
+        prop_assert_eq!(self.real.check_plan(&plan), Ok(()));
+        let mut outcome = StepOutcome::default();
+        for &(id, start, len, rows) in &runs {
+            let first = outcome.drawn.len();
+            let drawn = Drawn { token: token(id, start + len), logprobs: None };
+            outcome.drawn.extend((rows > 0).then_some(drawn));
+            outcome.runs.push(RunOutcome::Done(first..outcome.drawn.len()));
+        }
+        if planned {
+            self.real.commit(self.now, &plan, &mut outcome);
+            self.naive.commit(&runs);
+        }
+        Ok(())
+    }
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let priority =
+        prop_oneof![Just(Priority::Interactive), Just(Priority::Normal), Just(Priority::Background)];
+    let prompt = prop_oneof![1..20usize, 1..256usize, Just(BLOCK), Just(2 * BLOCK)];
+    let timeout = prop_oneof![9 => Just(None), 1 => (0..50_000u64).prop_map(Some)];
+    let submit = (prompt, 0..60usize, priority, timeout)
+        .prop_map(|(prompt, new, priority, timeout)| Step::Submit { prompt, new, priority, timeout });
+    prop_oneof![
+        5 => submit,
+        1 => any::<usize>().prop_map(Step::Cancel),
+        1 => any::<usize>().prop_map(Step::Pause),
+        1 => any::<usize>().prop_map(Step::Resume),
+        2 => prop_oneof![9 => 0..3000u64, 1 => Just(3_000_000), 1 => Just(130_000_000)].prop_map(Step::Wait),
+        25 => Just(Step::Compute),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn the_scheduler_agrees_with_a_naive_one(
+        (max_running, more_tokens, more_rows, kv_blocks) in (1..6usize, 0..80usize, 0..4usize, 1..12usize),
+        steps in proptest::collection::vec(step(), 1..250),
+    ) {
+        let mut pair = Pair::new(max_running, more_tokens, more_rows, kv_blocks);
+        for step in &steps {
+            pair.act(step)?;
+        }
+    }
+}
