@@ -1,6 +1,7 @@
 //! The GPU backend beside the CPU's: the same product, and what happens where there is no GPU.
 #![allow(clippy::print_stdout, reason = "what was skipped belongs into the output")]
 
+use bitnet_inference::{Crossing, HybridScheduler};
 use bitnet_kernels::{
     Backend, Cpu, Isa, Reference, RowOrder, RowsKind,
     gpu::{Cuda, Gpu, GpuError},
@@ -22,6 +23,16 @@ fn product(b: &mut impl Backend, n: usize, k: usize, rows: usize, x: &[f32], tri
     b.read(&out, n).unwrap()
 }
 
+/// The same sums from plain loops.
+fn sums(n: usize, k: usize, rows: usize, x: &[f32], trits: &[i8]) -> Vec<f32> {
+    let sum = |i: usize| {
+        let (t, r) = (i / rows, i % rows);
+        let terms = x[t * k..][..k].iter().zip(&trits[r * k..][..k]);
+        terms.map(|(&x, &w)| x as i32 * i32::from(w)).sum::<i32>() as f32
+    };
+    (0..n * rows).map(sum).collect()
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
@@ -37,21 +48,43 @@ proptest! {
             prop::collection::vec(-1i8..=1, rows * k),
         )),
     ) {
+        // Mistakes 41 and 47 of the originals: signed weights in unsigned tiles, zeros where a shape is not known.
         let mut x: Vec<f32> = x.into_iter().map(f32::from).collect();
         x.iter_mut().step_by(k).for_each(|x| *x = 127.0);
-        let expected: Vec<f32> = (0..n * rows)
-            .map(|i| {
-                let (t, r) = (i / rows, i % rows);
-                let terms = x[t * k..][..k].iter().zip(&trits[r * k..][..k]);
-                terms.map(|(&x, &w)| x as i32 * i32::from(w)).sum::<i32>() as f32
-            })
-            .collect();
+        let expected = sums(n, k, rows, &x, &trits);
         let mut gpu = Gpu::new(Simulator::default()).unwrap();
         prop_assert_eq!(&product(&mut gpu, n, k, rows, &x, &trits), &expected);
         let mut cpu = Cpu::new(Isa::best(), 1).unwrap();
         prop_assert_eq!(&product(&mut cpu, n, k, rows, &x, &trits), &expected);
         prop_assert_eq!(&product(&mut Reference::bf16(), n, k, rows, &x, &trits), &expected);
     }
+}
+
+#[test]
+fn f26_a_product_has_the_same_integers_wherever_the_threshold_sends_it() {
+    // Mistake 35 of the originals: a context for each call, and a threshold that sends everything to the GPU.
+    let (mut cpu, mut gpu) = (Cpu::new(Isa::best(), 1).unwrap(), Gpu::new(Simulator::default()).unwrap());
+    for (n, k, rows) in [(1, 64, 16), (3, 100, 70), (33, 130, 65)] {
+        let x: Vec<f32> =
+            (0..n * k).map(|i| if i % k == 0 { 127.0 } else { (i % 251) as f32 - 125.0 }).collect();
+        let trits: Vec<i8> = (0..rows * k).map(|i| (i * i % 7 % 3) as i8 - 1).collect();
+        let work = (n * k * rows) as u64;
+        for threshold in [1, work, work + 1] {
+            let scheduler = HybridScheduler::with_threshold(true, threshold);
+            let before = gpu.launches();
+            let got = match scheduler.should_use_gpu(n, k, rows) {
+                true => product(&mut gpu, n, k, rows, &x, &trits),
+                false => product(&mut cpu, n, k, rows, &x, &trits),
+            };
+            assert_eq!(got, sums(n, k, rows, &x, &trits), "{n} {k} {rows} from {threshold}");
+            assert_eq!(gpu.launches() > before, threshold <= work, "{n} {k} {rows} from {threshold}");
+        }
+    }
+    // A simulated GPU is slower at everything, and so it is left alone once that has been measured.
+    let measured =
+        [[1, 64, 16], [9, 130, 65]].map(|shape| Crossing::measure(&mut cpu, &mut gpu, shape).unwrap());
+    let scheduler = HybridScheduler::from_measurements(true, &measured);
+    assert!(scheduler.has_gpu() && !scheduler.should_use_gpu(512, 2560, 6912), "{measured:?}");
 }
 
 /// What a caller does that would rather have a GPU: it gets an error with its cure, and the CPU's kernels run.

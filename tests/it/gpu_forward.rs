@@ -74,6 +74,8 @@ fn bits(values: &[f32]) -> Vec<u32> {
 
 #[test]
 fn the_forward_on_a_gpu_is_near_the_reference_that_rounds_where_it_does() {
+    // Mistake 43 of the originals: a running maximum overwritten while it is used. The last tokens attend over two
+    // tiles of keys.
     for source in [tiny(), odd()] {
         let tokens = tokens(&source, 70, 3);
         let actual = steps(&mut gpu(&source, 4), &tokens, &[], &[66, 1]);
@@ -85,6 +87,7 @@ fn the_forward_on_a_gpu_is_near_the_reference_that_rounds_where_it_does() {
 
 #[test]
 fn a_sequence_on_a_gpu_has_the_same_bits_in_any_chunks_and_beside_any_others() {
+    // Mistake 44 of the originals: a decode that reads what a prefill has not written yet.
     for source in [tiny(), odd()] {
         let (sequence, other) = (tokens(&source, 74, 1), tokens(&source, 74, 2));
         let whole = bits(&steps(&mut gpu(&source, 1), &sequence, &[], &[74]));
@@ -94,6 +97,22 @@ fn a_sequence_on_a_gpu_has_the_same_bits_in_any_chunks_and_beside_any_others() {
         }
         let beside = bits(&steps(&mut gpu(&source, 4), &sequence, &[&other], &[70, 1]));
         assert!(beside == whole, "beside another");
+    }
+}
+
+#[test]
+fn steps_of_as_many_tokens_but_another_shape_do_not_share_their_launches() {
+    // Mistake 42 of the originals: a recorded step is run again because it has as many tokens.
+    let source = tiny();
+    let (a, b) = (tokens(&source, 70, 1), tokens(&source, 35, 2));
+    let one = |model: &mut dyn Model| bits(&steps(model, &a, &[], &[70]));
+    let two = |model: &mut dyn Model| bits(&steps(model, &b, &[&a[..35]], &[35]));
+    let decodes = |model: &mut dyn Model| bits(&steps(model, &b, &[&a[..35]], &[34, 1]));
+    let want = [one(&mut gpu(&source, 4)), two(&mut gpu(&source, 4))];
+    let mut model = gpu(&source, 4);
+    for _ in 0..2 {
+        assert!([one(&mut model), two(&mut model)] == want);
+        assert!(decodes(&mut model) == want[1]);
     }
 }
 
@@ -132,6 +151,7 @@ fn a_step_launches_as_many_kernels_for_many_sequences_as_for_one() {
 /// A GPU rounds to bf16 where the oracle keeps f32, so that some activations fall to the next step of int8.
 #[test]
 fn every_fixture_on_a_gpu_is_near_the_oracle() {
+    // Mistake 46 of the originals: a GPU whose results were never computed.
     for fixture in ["bitnet-packed", "bitnet-odd", "llama-bitlinear", "onebitllm"] {
         let form = FORMS.iter().find(|form| form.path().to_string_lossy().contains(fixture)).unwrap();
         let golden = form.golden();

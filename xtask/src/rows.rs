@@ -44,48 +44,134 @@ const ROWS: &[(&str, &str)] = &[
     ("f36", "every format gives the same trits and scales"),
 ];
 
-/// Prints each row with the tests whose names begin with its number; fails if one has none.
+/// What other engines of this kind got wrong, from 1. A test that would show it says so in a comment, "Mistake 7 of
+/// the originals: why".
+const MISTAKES: &[&str] = &[
+    "one forward pass and one token, called a generation",
+    "padding with a token that exists; logits at the padded end",
+    "a mask of padding that is no causal mask",
+    "activations quantised with those of the padding",
+    "empty prompts and unknown tokens go unnoticed until something breaks",
+    "helpers that do not exist; one sampler whose order of draws is the batch's",
+    "a batch of one that goes another way, and times that measure something else",
+    "a reply that nobody computes",
+    "a channel that never closes",
+    "a generator that waits for itself, so that a batch is always one",
+    "one request more than a batch may have",
+    "a window that begins before its first request",
+    "an error that leaves a function without a result",
+    "an error that cannot be given to all whom it concerns",
+    "the length of nothing, less one",
+    "sizes of another model",
+    "greedy, whatever was asked",
+    "the whole text computed anew for each token",
+    "no mask at all",
+    "a maximum that a NaN decides, and the last of equals",
+    "a queue without end by cancel, time or shutdown",
+    "results that shift when a request drops out",
+    "the last token of a prompt computed twice",
+    "another path for a few sequences than for many",
+    "a panic after an unchecked prefill",
+    "caches that a failing step loses",
+    "every cache as large as that of the longest prompt",
+    "prompts among the new tokens; no end token; one configuration",
+    "a loop that says it is a batch; an empty batch that fails",
+    "attention to oneself alone, without positions",
+    "a feed-forward of another family: norm, gate, activation",
+    "a head's width guessed from the model's",
+    "a division by an empty batch",
+    "logits of every position kept",
+    "a context a call, and a threshold that sends everything to the GPU",
+    "a prefill of many prompts that is a loop",
+    "speeds that are constants",
+    "a limit that is that of the longest",
+    "one error that ends all",
+    "codes of a format judged by their own writer",
+    "signed weights in unsigned tiles",
+    "a step's launches chosen by the number of tokens alone",
+    "a running maximum that is overwritten while it is used",
+    "a decode that reads what a prefill has not written yet",
+    "measurements that are constants",
+    "a GPU whose results were never computed",
+    "zeros where a shape is not known",
+];
+
+/// A test, and the mistakes that its comments name.
+struct Test {
+    name: String,
+    mistakes: Vec<usize>,
+}
+
+impl Test {
+    /// Whether its name begins with a row, after other rows or at once.
+    fn shows(&self, row: &str) -> bool {
+        self.name.split('_').take_while(|part| is_row(part)).any(|part| part == row)
+    }
+}
+
+/// Prints each row and each mistake with the tests that show it; fails if one has none.
 pub(crate) fn check() -> Result<()> {
     let mut tests = Vec::new();
     for folder in ["crates", "tests"] {
         collect(&root().join(folder), &mut tests)?;
     }
-    tests.sort();
+    tests.sort_by(|a, b| a.name.cmp(&b.name));
+    let unknown = tests.iter().find(|test| test.mistakes.iter().any(|n| !(1..=MISTAKES.len()).contains(n)));
+    ensure!(unknown.is_none(), "{} names a mistake that is not listed", unknown.map_or("", |t| &t.name));
     let mut gaps = Vec::new();
     for &(row, what) in ROWS {
-        println!("{} {what}", row.to_uppercase());
-        let shows = |test: &&String| test.split('_').take_while(|part| is_row(part)).any(|part| part == row);
-        let shown: Vec<_> = tests.iter().filter(shows).collect();
-        shown.iter().for_each(|test| println!("    {test}"));
-        if shown.is_empty() {
-            gaps.push(row);
-        }
+        print(row.to_uppercase(), what, tests.iter().filter(|test| test.shows(row)), &mut gaps);
     }
-    ensure!(gaps.is_empty(), "no test is named after {}", gaps.join(", "));
+    for (n, what) in (1..).zip(MISTAKES) {
+        let shown = tests.iter().filter(|test| test.mistakes.contains(&n));
+        print(format!("Mistake {n}:"), what, shown, &mut gaps);
+    }
+    ensure!(gaps.is_empty(), "no test shows {}", gaps.join(", "));
     Ok(())
+}
+
+fn print<'t>(of: String, what: &str, shown: impl Iterator<Item = &'t Test>, gaps: &mut Vec<String>) {
+    println!("{of} {what}");
+    let tests = shown.inspect(|test| println!("    {}", test.name)).count();
+    if tests == 0 {
+        gaps.push(of);
+    }
 }
 
 fn is_row(part: &str) -> bool {
     part.strip_prefix('f').is_some_and(|n| n.len() == 2 && n.bytes().all(|b| b.is_ascii_digit()))
 }
 
-/// Names of the functions under `folder` that stand below `#[test]`.
-fn collect(folder: &Path, tests: &mut Vec<String>) -> Result<()> {
+/// The functions under `folder` that stand below `#[test]`.
+fn collect(folder: &Path, tests: &mut Vec<Test>) -> Result<()> {
     let entries = fs::read_dir(folder).with_context(|| folder.display().to_string())?;
     for path in entries.map(|e| e.map(|e| e.path())).collect::<Result<Vec<_>, _>>()? {
         if path.is_dir() {
             collect(&path, tests)?;
         } else if path.extension().is_some_and(|e| e == "rs") {
             let text = fs::read_to_string(&path)?;
-            let mut under_test = false;
+            let (mut under_test, mut inside) = (false, false);
             for line in text.lines().map(str::trim_start) {
                 under_test |= line.starts_with("#[test]");
-                if let Some(name) = line.strip_prefix("fn ").filter(|_| under_test) {
-                    tests.push(name.split('(').next().unwrap_or(name).to_owned());
-                    under_test = false;
+                if let Some(name) = line.strip_prefix("fn ") {
+                    inside = std::mem::take(&mut under_test);
+                    if inside {
+                        let name = name.split('(').next().unwrap_or(name).to_owned();
+                        tests.push(Test { name, mistakes: Vec::new() });
+                    }
+                }
+                let mistakes = line.strip_prefix("// Mistake").filter(|_| inside);
+                if let (Some(mistakes), Some(test)) = (mistakes, tests.last_mut()) {
+                    test.mistakes.extend(numbers(mistakes));
                 }
             }
         }
     }
     Ok(())
+}
+
+/// The numbers before "of the originals".
+fn numbers(text: &str) -> impl Iterator<Item = usize> {
+    let named = text.split_once(" of the originals").map_or("", |(named, _)| named);
+    named.split(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse().ok())
 }

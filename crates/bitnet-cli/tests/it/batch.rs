@@ -158,6 +158,88 @@ fn what_belongs_to_another_input_or_model_is_not_gone_on_with() {
     assert!(batch(&input, dir.path(), &[]).failure(1).contains("folder"));
 }
 
+#[test]
+fn lines_that_are_no_text_or_too_long_are_answered_with_an_error_in_their_places() {
+    let dir = tempfile::tempdir().unwrap();
+    let (input, output) = (dir.path().join("in.jsonl"), dir.path().join("out.jsonl"));
+    let good = line("good", &[5, 6], 4) + "\n";
+    // Longer than a request may be, by its blanks alone.
+    let long = good.replace('{', &format!("{{{}", " ".repeat(9 << 20)));
+    let torn = [&b"{\"custom_id\": \"\xFF\"}\n"[..], good.as_bytes(), &b"\xC3\n"[..]].concat();
+    fs::write(&input, [good.as_bytes(), &torn, long.as_bytes(), good.as_bytes()].concat()).unwrap();
+    let told = batch(&input, &output, &[]);
+    assert!(told.err.contains("6 lines answered, 3 with an error"), "{}", told.err);
+    told.success();
+    let answers = answers(&output);
+    for (bad, what) in [(1, "code point"), (3, "expected value"), (4, "longer than a request may be")] {
+        let error = &answers[bad]["error"];
+        assert_eq!((&error["code"], &answers[bad]["response"]), (&json!("invalid_line"), &Value::Null));
+        assert!(error["message"].as_str().unwrap().contains(what), "{error}");
+        assert_eq!(answers[bad]["custom_id"], Value::Null);
+    }
+    for good in [2, 5] {
+        assert_eq!(answers[good], answers[0]);
+    }
+    assert_eq!(answers[0]["response"]["status_code"], 200);
+}
+
+#[test]
+fn lines_of_one_name_are_all_answered_each_for_what_it_asks() {
+    let dir = tempfile::tempdir().unwrap();
+    let (input, output) = (dir.path().join("in.jsonl"), dir.path().join("out.jsonl"));
+    let asked = [line("twin", &[5, 6], 8), line("twin", &[7, 8], 5), line("twin", &[5, 6], 8)];
+    fs::write(&input, asked.join("\n")).unwrap();
+    batch(&input, &output, &["--return-tokens"]).success();
+    let answers = answers(&output);
+    let tokens = |i: usize| {
+        assert_eq!(answers[i]["custom_id"], "twin");
+        answers[i]["response"]["body"]["choices"][0]["token_ids"].as_array().unwrap()
+    };
+    assert_eq!((tokens(0).len(), tokens(1).len()), (8, 5));
+    assert_eq!(answers[0], answers[2]);
+    assert_ne!(answers[0]["id"], answers[1]["id"]);
+}
+
+#[test]
+fn an_output_that_another_run_writes_is_left_to_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let (input, output) = (dir.path().join("in.jsonl"), dir.path().join("out.jsonl"));
+    let partial = dir.path().join("out.jsonl.partial");
+    fs::write(&input, lines(3, 2)).unwrap();
+    let other = fs::File::create(&partial).unwrap();
+    other.lock().unwrap();
+    let error = batch(&input, &output, &[]).failure(1);
+    assert!(error.contains("being written by another run") && error.contains("wait for it"), "{error}");
+    assert_eq!((fs::read(&partial).unwrap(), output.exists()), (vec![], false));
+    drop(other);
+    batch(&input, &output, &[]).success();
+    assert_eq!(answers(&output).len(), 3);
+}
+
+#[test]
+fn an_earlier_answer_that_is_damaged_is_neither_kept_nor_taken_away() {
+    let dir = tempfile::tempdir().unwrap();
+    let (input, output) = (dir.path().join("in.jsonl"), dir.path().join("out.jsonl"));
+    let partial = dir.path().join("out.jsonl.partial");
+    fs::write(&input, lines(5, 2)).unwrap();
+    batch(&input, &output, &[]).success();
+    let whole = fs::read_to_string(&output).unwrap();
+    let answered: Vec<&str> = whole.lines().collect();
+    // A letter of its name, its second half, all of it.
+    for damaged in [answered[2].replacen("batch_req_", "batch_reQ_", 1), answered[2][..40].into(), "".into()]
+    {
+        let text = [&answered[..2], &[damaged.as_str()], &answered[3..4]].concat().join("\n") + "\n";
+        fs::write(&partial, &text).unwrap();
+        let error = batch(&input, &output, &[]).failure(1);
+        assert!(error.contains("line 3") && error.contains("remove that file"), "{error}");
+        assert_eq!(fs::read_to_string(&partial).unwrap(), text);
+    }
+    fs::write(&partial, answered[..2].join("\n") + "\n").unwrap();
+    let told = batch(&input, &output, &[]);
+    assert!(told.err.contains("5 lines answered, 2 of them by an earlier run"), "{}", told.err);
+    assert_eq!(fs::read_to_string(&output).unwrap(), whole);
+}
+
 #[cfg(target_os = "linux")]
 #[test]
 fn a_full_disk_is_an_error_that_loses_nothing() {

@@ -2,11 +2,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
+use bitnet_inference::generation::{InvalidBatching, QueueError};
 use bitnet_inference::sim::{HashModel, mix};
 use bitnet_inference::{
-    BatchSizing, Counter, Elapsed, Engine, EngineConfig, FinishReason, GenerationConfig, InvalidRequest,
-    Measure, Output, Request, RequestError, RequestHandle, StartError, StepLoad, StepModel, Stepper,
-    SubmitError, TokenText, Update,
+    BatchError, BatchSizing, BenchmarkError, ConstraintError, Counter, CudaError, Elapsed, EmptySequence,
+    Engine, EngineConfig, FinishReason, GenerateError, GenerationConfig, GenerationError, InvalidRequest,
+    Measure, Output, RecordError, Recorder, Request, RequestError, RequestHandle, SampleError, StartError,
+    StepLoad, StepModel, Stepper, SubmitError, TokenText, Update,
 };
 
 use bitnet_model::{Batch, ForwardError, Limits, Logits};
@@ -268,11 +270,7 @@ fn f17_dropping_a_handle_cancels_also_before_the_engine_has_seen_it() {
         drop(engine.submit(Request::new([1, 2], greedy(400))).unwrap());
     }
     idle(&engine);
-    let start = Instant::now();
-    while engine.metrics().snapshot().get(Counter::Cancelled) < 200 {
-        assert!(start.elapsed() < SOON);
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    until(|| engine.metrics().snapshot().get(Counter::Cancelled) == 200);
     // A few may have started; none has run to its end.
     assert!(engine.metrics().snapshot().get(Counter::GeneratedTokens) < 200 * 400);
     assert_eq!(engine.status().kv_used, 0);
@@ -435,6 +433,58 @@ fn f29_counters_agree_with_what_clients_see() {
     assert_eq!(engine.metrics().snapshot().measure(Measure::FirstToken).mean(), None);
 }
 
+/// Adds up what it is told.
+#[derive(Default)]
+struct Sums(parking_lot::Mutex<[u64; 2]>);
+
+impl Recorder for Sums {
+    fn add(&self, _: Counter, by: u64) {
+        self.0.lock()[0] += by;
+    }
+
+    fn observe(&self, _: Measure, _: f64) {
+        self.0.lock()[1] += 1;
+    }
+}
+
+#[test]
+fn f29_every_measure_was_taken_as_often_as_there_was_something_to_measure() {
+    let sums = Arc::new(Sums::default());
+    let (engine, counts) = engine(EngineConfig { recorder: Some(sums.clone()), ..config() });
+    let requests = (1..=6).map(|i| Request::new([i as u32; 10], greedy(10 * i))).collect();
+    engine.submit_all(requests).unwrap().into_iter().for_each(|h| drop(h.wait().unwrap()));
+    engine.shutdown(SOON);
+    let snapshot = engine.metrics().snapshot();
+    let (steps, tokens) = (counts.forwards.load(Relaxed) as u64, 10 * (1 + 2 + 3 + 4 + 5 + 6));
+    let decode_steps = snapshot.measure(Measure::DecodeCompute).count;
+    let expected = [
+        (Measure::QueueTime, 6),
+        (Measure::FirstToken, 6),
+        (Measure::InterToken, tokens - 6),
+        (Measure::EndToEnd, 6),
+        (Measure::StepPlan, steps),
+        (Measure::StepCompute, steps),
+        (Measure::StepCommit, steps),
+        (Measure::BatchSize, steps),
+    ];
+    for (measure, count) in expected {
+        let values = snapshot.measure(measure);
+        assert_eq!((values.count, values.buckets.iter().sum()), (count, count), "{measure:?}");
+        assert!(values.max <= values.sum, "{measure:?}: {values:?}");
+    }
+    assert_eq!(snapshot.get(Counter::PrefillTokens), 6 * 10);
+    assert_eq!(snapshot.measure(Measure::BatchSize).sum, counts.rows.load(Relaxed) as f64);
+    // A step with a prompt in it is none that only decodes.
+    assert!(decode_steps < steps);
+    let rate = snapshot.get(Counter::DecodeTokens) as f64 / snapshot.measure(Measure::DecodeCompute).sum;
+    assert_eq!(snapshot.decode_tokens_per_second(), Some(rate));
+    let all = [Counter::Requests, Counter::Finished, Counter::PromptTokens, Counter::GeneratedTokens]
+        .into_iter()
+        .chain([Counter::Steps, Counter::PrefillTokens, Counter::DecodeTokens]);
+    let observed = expected.iter().map(|(_, count)| count).sum::<u64>() + decode_steps;
+    assert_eq!(*sums.0.lock(), [all.map(|counter| snapshot.get(counter)).sum(), observed]);
+}
+
 #[test]
 fn f32_errors_can_be_sent_between_threads() {
     fn check<T: std::error::Error + Send + Sync + 'static>() {}
@@ -442,6 +492,19 @@ fn f32_errors_can_be_sent_between_threads() {
     check::<RequestError>();
     check::<StartError>();
     check::<ForwardError>();
+    check::<InvalidRequest>();
+    check::<GenerationError>();
+    check::<BatchError>();
+    check::<BenchmarkError>();
+    check::<CudaError>();
+    check::<RecordError>();
+    check::<GenerateError>();
+    check::<SampleError>();
+    check::<ConstraintError>();
+    check::<EmptySequence>();
+    check::<Elapsed>();
+    check::<InvalidBatching>();
+    check::<QueueError>();
 }
 
 /// Fails for one token, as a table of a tokenizer might.

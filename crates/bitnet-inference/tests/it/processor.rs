@@ -9,7 +9,10 @@ use bitnet_inference::generation::{
     QueueError,
 };
 use bitnet_inference::sim::Oracle;
-use bitnet_inference::{GenerationConfig, GenerationError, PaddedBatch, RequestError, blocking};
+use bitnet_inference::{
+    Counter, End, FinishReason, GenerationConfig, GenerationError, PaddedBatch, RequestError, Update,
+    blocking,
+};
 use bitnet_model::ForwardError;
 use crossbeam_channel::{Receiver, bounded};
 
@@ -136,6 +139,46 @@ fn f14_generators_on_threads_share_their_steps_and_get_what_they_get_alone() {
 }
 
 #[test]
+fn f24_a_generators_stream_gives_tokens_in_order_and_why_they_end_and_dropping_it_cancels() {
+    let sampled = GenerationConfig { seed: Some(3), temperature: 1.0, ..greedy(20) };
+    let (batching, _) = running();
+    let updates: Vec<Update> =
+        AutoregressiveGenerator::new(batching, sampled.clone()).generate_stream(&[1, 2]).unwrap().collect();
+    let want = alone(&[1, 2], &sampled);
+    assert_eq!(updates.len(), want.len() + 1);
+    for (index, (update, token)) in updates.iter().zip(want).enumerate() {
+        assert_eq!(*update, Update::Token { choice: 0, index, token, logprobs: None });
+    }
+    let end = End { finish: FinishReason::Length, tail: vec![] };
+    assert_eq!(updates.last(), Some(&Update::Ended { choice: 0, end: Ok(end) }));
+
+    let (slow, _) = slow_engine(config(), Duration::from_millis(1));
+    let batching = BatchProcessor::new(6, WAIT).unwrap().start_processing(Arc::new(slow));
+    let generator = AutoregressiveGenerator::new(batching.clone(), greedy(400));
+    assert_eq!(generator.generate_stream(&[1]).unwrap().take(3).count(), 3);
+    until(|| batching.engine.metrics().snapshot().get(Counter::Cancelled) == 1);
+    assert!(batching.engine.metrics().snapshot().get(Counter::GeneratedTokens) < 400);
+}
+
+#[test]
+fn f17_a_reply_that_nobody_waits_for_costs_the_others_nothing() {
+    let processor = BatchProcessor::new(4, WAIT).unwrap();
+    let mut answers = fill(&processor.queue(), 4);
+    drop(answers.remove(1));
+    let (engine, _) = engine(config());
+    let batching = processor.start_processing(Arc::new(engine));
+    let first = |token: u32| Ok(alone(&[token], &greedy(1)).first().copied());
+    for (token, answer) in [0, 2, 3].into_iter().zip(answers) {
+        assert_eq!(answer.recv().unwrap(), first(token));
+    }
+    // The processor goes on, and nothing is left behind.
+    let (later, answer) = request(9);
+    batching.queue.submit(later).unwrap();
+    assert_eq!(answer.recv().unwrap(), first(9));
+    until(|| batching.engine.status().running + batching.engine.status().kv_used == 0);
+}
+
+#[test]
 fn f15_a_request_carries_its_step_and_configuration() {
     let (engine, _) = engine(config());
     let config = GenerationConfig { presence_penalty: 50.0, ..greedy(5) };
@@ -230,11 +273,7 @@ fn f18_dropping_the_last_handle_answers_what_is_pending_and_stops() {
             Ok(Some(alone(&[i as u32], &greedy(1)).first().copied().unwrap()))
         );
     }
-    let start = Instant::now();
-    while Arc::strong_count(&engine) > 1 {
-        assert!(start.elapsed() < Duration::from_secs(20), "the thread has not ended");
-        std::thread::yield_now();
-    }
+    until(|| Arc::strong_count(&engine) == 1);
 }
 
 #[test]

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use bitnet_inference::{
-    CudaError, Engine, EngineConfig, GenerationConfig, GpuInferenceEngine, batch_generate, forward_batch,
-    process_batch,
+    Counter, CudaError, Engine, EngineConfig, GenerationConfig, GpuInferenceEngine, Measure, PaddedBatch,
+    batch_generate, batch_generate_gpu, forward_batch, process_batch,
 };
 use bitnet_kernels::gpu::{Cuda, Gpu};
 use bitnet_kernels::{BackendInfo, Cpu, Isa};
@@ -93,6 +93,110 @@ fn f04_logits_are_the_same_alone_and_in_a_batch_to_the_last_bit() {
     let bits = |rows: Vec<Vec<f32>>| rows.into_iter().flatten().map(f32::to_bits).collect::<Vec<_>>();
     let want = bits(forward_batch(&single, &prompts).unwrap());
     assert_eq!(bits(forward_batch(&many, &prompts).unwrap()), want);
+}
+
+#[test]
+fn f04_f22_neither_padding_nor_a_longer_neighbour_changes_a_bit_of_a_sequences_logits() {
+    // Mistakes 2, 3, 4 and 19 of the originals: padding with a real token that is attended to, and quantised with
+    // the rest; logits taken at the padded end.
+    let of =
+        |threads| GpuInferenceEngine::on(Arc::new(engine(Watched::tiny("auto", threads, 200, 64), 8, 0)));
+    let bits = |row: &Vec<f32>| row.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+    let zeros = |n: usize| vec![0; n];
+    let prompts =
+        [vec![9, 0, 0], zeros(1), vec![0, 9], zeros(63), vec![5; 130], [vec![7; 64], zeros(3)].concat()];
+    let (single, many) = (of(1), of(2));
+    let alone =
+        |prompt: &Vec<u32>| forward_batch(single.engine(), std::slice::from_ref(prompt)).unwrap().remove(0);
+    let want: Vec<_> = prompts.iter().map(|prompt| bits(&alone(prompt))).collect();
+    assert!(want.windows(2).all(|pair| pair[0] != pair[1]), "the prompts have logits of their own");
+    for width in [130, 512] {
+        let padded = PaddedBatch::pack(&prompts, &[width]).unwrap();
+        let got = many.forward_batch_gpu(&padded).unwrap();
+        assert_eq!(got.iter().map(bits).collect::<Vec<_>>(), want, "padded to {width}");
+    }
+}
+
+/// A model whose every fourth step is lost after it was computed.
+struct Flaky {
+    model: Watched,
+    steps: usize,
+}
+
+impl Model for Flaky {
+    fn spec(&self) -> &ModelSpec {
+        self.model.spec()
+    }
+
+    fn limits(&self) -> Limits {
+        self.model.limits()
+    }
+
+    fn backend(&self) -> BackendInfo {
+        self.model.backend()
+    }
+
+    fn forward(&mut self, batch: &Batch, logits: &mut Logits) -> Result<(), ForwardError> {
+        self.steps += 1;
+        self.model.forward(batch, logits)?;
+        if self.steps.is_multiple_of(4) {
+            return Err(ForwardError::StepTooLarge { what: "planted", actual: 1, limit: 0 });
+        }
+        Ok(())
+    }
+
+    fn copy_block(&mut self, from: u32, to: u32) -> Result<(), ForwardError> {
+        self.model.copy_block(from, to)
+    }
+}
+
+#[test]
+fn f16_a_step_that_fails_loses_nobodys_cache() {
+    // Mistake 26 of the originals: the caches are taken out for the forward pass, and gone when it fails.
+    let mut batch = mixed(12, 5);
+    batch.iter_mut().for_each(|(_, config)| config.max_new_tokens += 20);
+    let single = engine(Watched::tiny("auto", 1, 512, 64), 1, 0);
+    let want: Vec<_> = process_batch(&single, &batch).into_iter().map(Result::unwrap).collect();
+    let flaky = Flaky { model: Watched::tiny("auto", 1, 64, 64), steps: 0 };
+    let config = EngineConfig { max_batch_size: 12, ..EngineConfig::default() };
+    let gpu = GpuInferenceEngine::new(flaky, config).unwrap();
+    assert_eq!(gpu.process_batch_gpu(&batch).unwrap(), want);
+    assert!(gpu.engine().status().faults.failed_forwards > 10, "{:?}", gpu.engine().status());
+}
+
+#[test]
+fn f12_a_request_holds_the_blocks_of_its_own_length_and_not_of_the_longest() {
+    // Mistake 27 of the originals: every cache as large as that of the longest prompt.
+    let prompts: Vec<_> =
+        [300, 3, 4, 5, 6, 7].map(|n| (0..n).map(|i| i * 31 % 500).collect::<Vec<u32>>()).into();
+    let config = GenerationConfig { max_new_tokens: 8, ignore_eos: true, ..GenerationConfig::default() };
+    let want = batch_generate(&engine(Watched::tiny("auto", 1, 512, 64), 1, 0), &prompts, &config).unwrap();
+    // Five blocks for the long one, one for each of the others, and one spare.
+    let gpu = GpuInferenceEngine::on(Arc::new(engine(Watched::tiny("auto", 1, 512, 5 + 5 + 1), 6, 0)));
+    assert_eq!(batch_generate_gpu(&gpu, &prompts, &config).unwrap(), want);
+    assert_eq!(gpu.engine().status().scheduler.preemptions, 0);
+    assert_eq!(gpu.metrics().measure(Measure::BatchSize).max, 6.0, "all of them ran at once");
+    assert_eq!(gpu.metrics().get(Counter::GeneratedTokens), 6 * 8);
+}
+
+#[test]
+fn f11_the_logits_after_a_prompt_depend_on_every_token_before_and_on_their_order() {
+    // Mistake 30 of the originals: each token attends to itself alone, and knows no position.
+    let single = engine(Watched::tiny("auto", 1, 512, 64), 4, 0);
+    let prompt: Vec<u32> = (1..90).collect();
+    let mut others = vec![prompt.clone()];
+    for at in [0, 40, 87] {
+        let mut other = prompt.clone();
+        other[at] = 400;
+        others.push(other);
+    }
+    let mut swapped = prompt.clone();
+    swapped.swap(10, 70);
+    others.push(swapped);
+    let logits = forward_batch(&single, &others).unwrap();
+    for (i, row) in logits.iter().enumerate() {
+        assert!(logits[..i].iter().all(|before| before != row), "prompt {i} has the logits of another");
+    }
 }
 
 #[test]

@@ -3,7 +3,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bitnet_inference::sim::{Counts, HashModel, Oracle, mix};
 use bitnet_inference::{
@@ -124,6 +124,15 @@ pub fn mixed(count: usize, seed: u64) -> Vec<(Vec<u32>, GenerationConfig)> {
         (tokens.collect(), config)
     };
     (0..count).map(one).collect()
+}
+
+/// Waits for what must happen soon.
+pub fn until(happened: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !happened() {
+        assert!(start.elapsed() < Duration::from_secs(20), "it does not happen");
+        std::thread::yield_now();
+    }
 }
 
 pub fn greedy(max_new_tokens: usize) -> GenerationConfig {
