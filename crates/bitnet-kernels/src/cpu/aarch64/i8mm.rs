@@ -10,6 +10,7 @@
 //! A block of 16 rows by 16 columns against 4 tokens is 92 instructions, 32 of them products. One token alone, and
 //! the last of an odd number, meet the same codes in `sdot`, as in [`super::dotprod`].
 #![allow(unsafe_op_in_unsafe_fn, reason = "instructions only: see `Lanes` for the contract")]
+#![allow(clippy::needless_range_loop, reason = "tiles of registers are indexed by row group and token")]
 
 use std::arch::aarch64::*;
 
@@ -19,7 +20,7 @@ use crate::cpu::{
         v128::{products, splat_quad, v128_lanes},
     },
     generic::{kernel_set, ternary::AHEAD},
-    lanes::{Lanes, each},
+    lanes::each,
     panels::{BLOCK, BLOCK_BYTES},
 };
 
