@@ -10,6 +10,7 @@ struct Stood {
     rank: u64,
     place: (bool, Priority, u64),
     running: bool,
+    paused: bool,
     computed: usize,
 }
 
@@ -18,22 +19,21 @@ impl World {
     ///
     /// - While a sequence is not paused there is something to compute.
     /// - The oldest running sequence is in every plan, and keeps what it has computed.
-    /// - Who gives way is younger than everyone who stays.
+    /// - Who gives way is younger than everyone who stays, the paused aside, and those who came back at once.
     /// - A waiting sequence that others go before has no room, has not waited for long, and sees that a few times only.
     pub(super) fn plan_fairly(&mut self, plan: &mut Plan) -> Result<bool, String> {
-        let stood: Vec<Stood> = self.standing();
+        let (stood, preemptions) = (self.standing(), self.scheduler.counts.preemptions);
         let planned = self.scheduler.plan(self.now, plan) && !self.strikes(Planted::IdleStep);
         self.sabotage_order(plan);
         if !planned {
             let idle = self.scheduler.slots.iter().flatten().find(|s| s.paused.is_none());
             return idle.map_or(Ok(false), |s| Err(format!("nothing is planned for {:?}", s.id)));
         }
-        self.check_running(plan, &stood)?;
+        self.check_running(plan, &stood, self.scheduler.counts.preemptions - preemptions)?;
         self.check_waiting(&stood)?;
         Ok(true)
     }
 
-    /// All sequences that are not paused.
     fn standing(&self) -> Vec<Stood> {
         let stood = |(slot, s): (u32, &Sequence)| Stood {
             slot,
@@ -41,23 +41,26 @@ impl World {
             rank: s.rank,
             place: s.place(),
             running: s.running,
+            paused: s.paused.is_some(),
             computed: s.computed,
         };
         let slots = (0..).zip(&self.scheduler.slots).filter_map(|(slot, s)| Some((slot, s.as_ref()?)));
-        slots.filter(|(_, s)| s.paused.is_none()).map(stood).collect()
+        slots.map(stood).collect()
     }
 
-    fn check_running(&self, plan: &Plan, stood: &[Stood]) -> Result<(), String> {
+    fn check_running(&self, plan: &Plan, stood: &[Stood], gave_way: u64) -> Result<(), String> {
         let stays = |s: &&Stood| {
             let now = seq(&self.scheduler.slots, s.slot);
             now.running && now.computed >= s.computed
         };
         let (stay, leave): (Vec<_>, Vec<_>) = stood.iter().filter(|s| s.running).partition(stays);
-        let (youngest, eldest) = (stay.iter().map(|s| s.rank).max(), leave.iter().map(|s| s.rank).min());
-        if eldest.is_some_and(|rank| youngest > Some(rank)) {
+        let came_back = gave_way > leave.len() as u64;
+        let youngest = stay.iter().filter(|s| !s.paused).map(|s| s.rank).max();
+        let eldest = leave.iter().filter(|s| !s.paused).map(|s| s.rank).min();
+        if !came_back && eldest.is_some_and(|rank| youngest > Some(rank)) {
             return Err("a sequence gave way and a younger one stayed".into());
         }
-        match stood.iter().filter(|s| s.running).min_by_key(|s| s.rank) {
+        match stood.iter().filter(|s| s.running && !s.paused).min_by_key(|s| s.rank) {
             Some(s) if !stays(&s) => Err(format!("{:?} was the oldest and gave way", s.id)),
             Some(s) if !plan.runs.iter().any(|run| run.slot == s.slot) => {
                 Err(format!("{:?} is the oldest and not planned", s.id))
@@ -70,7 +73,7 @@ impl World {
         let Scheduler { slots, .. } = &self.scheduler;
         let went = stood.iter().filter(|s| !s.running && seq(slots, s.slot).running);
         let Some(last) = went.clone().map(|s| s.place).max() else { return Ok(()) };
-        for s in stood.iter().filter(|s| !s.running && s.place < last) {
+        for s in stood.iter().filter(|s| !s.running && !s.paused && s.place < last) {
             let waits = seq(slots, s.slot);
             let leader = if waits.follows { self.scheduler.leader(s.id) } else { None };
             if waits.running || leader.is_some_and(|l| l.computed < l.request.prompt.len()) {
