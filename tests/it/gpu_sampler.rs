@@ -2,8 +2,8 @@
 
 use bitnet_inference::{Draw, GenerationConfig, SampleError, Sampler};
 use bitnet_kernels::{
-    RowsKind,
-    gpu::{Ask, Drawn, Gpu, Penalty},
+    Ask, Drawn, RowsKind,
+    gpu::{Gpu, Penalty},
 };
 use bitnet_tests::Simulator;
 

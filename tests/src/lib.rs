@@ -1,6 +1,7 @@
 //! What tests share: fixtures with their golden values, the binary, and a simulated GPU.
 
 mod simulator;
+mod tap;
 
 use std::{
     collections::HashMap,
@@ -12,6 +13,7 @@ use std::{
 use safetensors::{Dtype, SafeTensors};
 
 pub use simulator::Simulator;
+pub use tap::{Call, Handle, Tap};
 
 /// The folder of a fixture.
 pub fn fixture(name: &str) -> PathBuf {
@@ -111,11 +113,11 @@ pub const FORMS: &[Form] = &[
     folder("onebitllm"),
 ];
 
-/// Runs the binary `bitnet`, built with the profile of the tests.
+/// The binary `bitnet`, built with the profile of the tests.
 ///
 /// # Panics
-/// If it cannot be built or started.
-pub fn bitnet(args: &[&str]) -> Output {
+/// If it cannot be built.
+pub fn binary() -> PathBuf {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
     let binary = BINARY.get_or_init(|| {
         let test = std::env::current_exe().expect("path of the test");
@@ -132,7 +134,15 @@ pub fn bitnet(args: &[&str]) -> Output {
         assert!(build.success(), "the binary builds");
         dir.join(format!("bitnet{}", std::env::consts::EXE_SUFFIX))
     });
-    Command::new(binary).args(args).output().expect("the binary runs")
+    binary.clone()
+}
+
+/// Runs the binary `bitnet`.
+///
+/// # Panics
+/// If it cannot be built or started.
+pub fn bitnet(args: &[&str]) -> Output {
+    Command::new(binary()).args(args).output().expect("the binary runs")
 }
 
 /// Relative L2 distance of each row of `actual` to `expected`, rows of `width`.

@@ -1,9 +1,16 @@
 //! The PTX simulator as a driver of the GPU backend: the launch code that users run, on a machine without a GPU.
 
-use std::collections::HashMap;
+use std::{
+    collections::HashMap,
+    sync::{Arc, LazyLock, Mutex},
+    time::{Duration, Instant},
+};
 
-use bitnet_kernels::gpu::{Arg, DeviceInfo, Driver, GpuError, Grid, table::Kernel};
-use bitnet_ptxsim::{Launch, Memory, MemoryError, Module, Param, Stats};
+use bitnet_kernels::gpu::{Arg, DeviceInfo, Driver, GpuError, Launch, MARKS, table::Kernel};
+use bitnet_ptxsim::{Memory, MemoryError, Module, Param, Stats};
+
+/// Kernels by their text, each read once for all simulators of a process.
+static MODULES: LazyLock<Mutex<HashMap<&'static str, Arc<Module>>>> = LazyLock::new(Mutex::default);
 
 /// A simulated GPU.
 pub struct Simulator {
@@ -16,6 +23,7 @@ pub struct Simulator {
     /// Orders blocks and warps; another one for every launch.
     seed: u64,
     stats: HashMap<&'static str, Stats>,
+    marks: [Option<Instant>; MARKS],
 }
 
 impl Default for Simulator {
@@ -34,6 +42,7 @@ impl Default for Simulator {
             texts: HashMap::new(),
             seed: 0,
             stats: HashMap::new(),
+            marks: [None; MARKS],
         }
     }
 }
@@ -71,7 +80,8 @@ fn failed(during: &'static str, reason: impl ToString) -> GpuError {
 }
 
 impl Driver for Simulator {
-    type Function = Module;
+    type Function = Arc<Module>;
+    type Graph = Vec<(Launch, Arc<Module>)>;
 
     fn info(&self) -> &DeviceInfo {
         &self.info
@@ -107,42 +117,47 @@ impl Driver for Simulator {
         Ok(())
     }
 
-    fn load(&mut self, kernel: &'static Kernel) -> Result<Module, GpuError> {
-        let text = self.texts.get(kernel.name).map_or(kernel.text, String::as_str);
-        Module::parse(&format!("{}.ptx", kernel.name), text)
-            .map_err(|e| GpuError::ModuleRefused { kernel: kernel.name, log: e.to_string() })
+    fn load(&mut self, kernel: &'static Kernel) -> Result<Arc<Module>, GpuError> {
+        let parse = |text: &str| {
+            let module = Module::parse(&format!("{}.ptx", kernel.name), text);
+            module
+                .map(Arc::new)
+                .map_err(|e| GpuError::ModuleRefused { kernel: kernel.name, log: e.to_string() })
+        };
+        if let Some(text) = self.texts.get(kernel.name) {
+            return parse(text);
+        }
+        let mut modules = MODULES.lock().expect("no test panics while it parses");
+        match modules.get(kernel.text) {
+            Some(module) => Ok(Arc::clone(module)),
+            None => {
+                let module = parse(kernel.text)?;
+                modules.insert(kernel.text, Arc::clone(&module));
+                Ok(module)
+            }
+        }
     }
 
-    /// Fails on a fault, without blocks as a driver does, and where lanes that share a bank cost more than the kernel's row allows.
-    fn launch(
-        &mut self,
-        kernel: &'static Kernel,
-        function: &Module,
-        grid: Grid,
-        args: &[Arg],
-    ) -> Result<(), GpuError> {
+    /// Fails on a fault, without blocks as a driver does, and where lanes that share a bank cost more than the kernel's
+    /// row allows.
+    fn launch(&mut self, launch: &Launch, function: &Arc<Module>) -> Result<(), GpuError> {
+        let (kernel, grid) = (launch.kernel(), launch.grid());
         if grid.blocks.contains(&0) {
             return Err(failed(kernel.name, format!("{:?} blocks", grid.blocks)));
         }
-        let declared = kernel.parameters();
-        assert!(
-            args.iter().map(|arg| arg.declared()).eq(declared.iter().copied()),
-            "{} takes {declared:?}, not {args:?}",
-            kernel.name
-        );
         self.seed += 1;
-        let params = args.iter().map(|&arg| match arg {
+        let params = launch.args().iter().map(|&arg| match arg {
             Arg::U32(x) => Param::from(x),
             Arg::U64(x) => Param::from(x),
             Arg::F32(x) => Param::from(x),
             Arg::F64(x) => Param::from(x.to_bits()),
         });
-        let launch = Launch {
+        let launch = bitnet_ptxsim::Launch {
             grid: grid.blocks,
             dynamic_shared: grid.shared as usize,
             params: params.collect(),
             seed: self.seed,
-            ..Launch::new(1, kernel.block)
+            ..bitnet_ptxsim::Launch::new(1, kernel.block)
         };
         let stats =
             function.launch(kernel.name, &mut self.memory, &launch).map_err(|e| failed(kernel.name, e))?;
@@ -156,6 +171,26 @@ impl Driver for Simulator {
         }
         add(self.stats.entry(kernel.name).or_default(), &stats);
         Ok(())
+    }
+
+    fn record(&mut self, launches: &[(&Launch, &Arc<Module>)]) -> Result<Self::Graph, GpuError> {
+        Ok(launches.iter().map(|&(launch, module)| (launch.clone(), Arc::clone(module))).collect())
+    }
+
+    fn replay(&mut self, graph: &Self::Graph) -> Result<(), GpuError> {
+        graph.iter().try_for_each(|(launch, module)| self.launch(launch, module))
+    }
+
+    fn discard(&mut self, _graph: Self::Graph) {}
+
+    fn mark(&mut self, mark: usize) -> Result<(), GpuError> {
+        self.marks[mark] = Some(Instant::now());
+        Ok(())
+    }
+
+    fn between(&mut self, from: usize, to: usize) -> Result<Duration, GpuError> {
+        let of = |mark: usize| self.marks[mark].ok_or_else(|| failed("between", "no such mark"));
+        Ok(of(to)?.duration_since(of(from)?))
     }
 
     fn synchronize(&mut self) -> Result<(), GpuError> {

@@ -2,7 +2,7 @@ use std::ops::Range;
 
 use bitnet_tensor::{BitNetTensor, TernaryTensor};
 
-use crate::{KernelError, KvShape};
+use crate::{Ask, Drawn, KernelError, KvShape, gpu::Counts};
 
 /// What a backend runs on, for people and records.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -13,6 +13,34 @@ pub struct BackendInfo {
     pub isa: &'static str,
     /// Threads that share the work.
     pub threads: usize,
+}
+
+/// What a device with memory of its own says of itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeviceStatus {
+    /// Bytes of its memory in use, by whomever, when memory was last taken for steps.
+    pub memory_used: u64,
+    /// Bytes of its memory.
+    pub memory_total: u64,
+    /// What it has done.
+    pub counts: Counts,
+    /// Whether it has failed, and computes no more.
+    pub lost: bool,
+}
+
+/// The largest step that memory is taken for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StepSize {
+    /// Tokens.
+    pub tokens: usize,
+    /// Rows of logits.
+    pub logit_rows: usize,
+    /// Blocks in the lists of all runs.
+    pub blocks: usize,
+    /// Query heads that share a key head.
+    pub group: usize,
+    /// Logits of a row.
+    pub vocab: usize,
 }
 
 /// Consecutive tokens of one sequence within a step.
@@ -225,6 +253,34 @@ pub trait Backend: Send {
         table: &Self::Table,
         logits: &mut [f32],
     ) -> Result<(), KernelError>;
+
+    /// [`Backend::logits`] of a row of `x` for each of `asks`. A backend that draws tokens where it makes logits does so
+    /// for the rows with an ask, and says what it drew in `drawn`; the logits of those rows are undefined.
+    fn draw(
+        &mut self,
+        x: &Self::Rows,
+        table: &Self::Table,
+        asks: &[Option<Ask>],
+        logits: &mut [f32],
+        _drawn: &mut [Option<Drawn>],
+    ) -> Result<(), KernelError> {
+        self.logits(asks.len(), x, table, logits)
+    }
+
+    /// Takes what steps up to this size need beside the buffers made for them, so that no step has to.
+    fn prepare(&mut self, _size: &StepSize) -> Result<(), KernelError> {
+        Ok(())
+    }
+
+    /// Ends a step: everything that was called is done.
+    fn finish(&mut self) -> Result<(), KernelError> {
+        Ok(())
+    }
+
+    /// What the device says of itself; nothing, if that is the host.
+    fn device(&self) -> Option<DeviceStatus> {
+        None
+    }
 
     /// Copies all keys and values of block `from` to block `to`.
     fn copy_block(&mut self, kv: &mut Self::Kv, from: u32, to: u32) -> Result<(), KernelError>;

@@ -221,8 +221,9 @@ fn compare(
     let run = |source| Failure::Backend { case, source };
     let actual = outputs(backend, case).map_err(run)?;
     let expected = outputs(reference, case).map_err(run)?;
-    for ((what, a, a_bits), (_, e, e_bits)) in actual.into_iter().zip(expected) {
-        assert_eq!(a.len(), e.len(), "{what}: both backends put out the same shape");
+    assert_eq!(actual.len(), expected.len(), "{case:?}: both backends put out as much");
+    for ((what, a, a_bits), (name, e, e_bits)) in actual.into_iter().zip(expected) {
+        assert_eq!((what, a.len()), (name, e.len()), "{case:?}: both backends put out the same shape");
         let finite = e.iter().filter(|e| e.is_finite());
         let allowed = bound(what).map(|part| part * finite.fold(0.0, |m: f64, e| m.max(e.abs())));
         let differs = |&i: &usize| {

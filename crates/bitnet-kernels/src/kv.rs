@@ -18,6 +18,11 @@ impl KvShape {
         4 * self.blocks * (self.key_block() + self.value_block())
     }
 
+    /// Bytes that one layer of this shape takes as bf16 keys and values on a GPU.
+    pub fn gpu_bytes(&self) -> usize {
+        4 * self.blocks * self.kv_heads * BLOCK_TOKENS * self.head_dim.next_multiple_of(8)
+    }
+
     /// Floats of keys in a block: `[kv_head][BLOCK_TOKENS / 16][head_dim][16 tokens]`.
     pub(crate) fn key_block(&self) -> usize {
         self.kv_heads * self.head_dim * BLOCK_TOKENS

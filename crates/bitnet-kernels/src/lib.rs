@@ -8,14 +8,16 @@
 mod backend;
 pub mod conformance;
 mod cpu;
+mod draw;
 mod error;
 pub mod gpu;
 mod kv;
 pub mod order;
 mod reference;
 
-pub use backend::{Backend, BackendInfo, Gate, Norm, Norms, RowOrder, RowsKind, Run};
+pub use backend::{Backend, BackendInfo, DeviceStatus, Gate, Norm, Norms, RowOrder, RowsKind, Run, StepSize};
 pub use cpu::{Cpu, Isa};
+pub use draw::{Ask, Drawn};
 pub use error::KernelError;
 pub use kv::{BLOCK_TOKENS, KvShape};
 pub use reference::Reference;

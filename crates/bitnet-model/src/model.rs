@@ -1,4 +1,4 @@
-use bitnet_kernels::{BackendInfo, KernelError};
+use bitnet_kernels::{Ask, BackendInfo, DeviceStatus, Drawn, KernelError, gpu::GpuError};
 
 use crate::{Batch, Logits, ModelSpec};
 
@@ -58,6 +58,13 @@ pub enum ForwardError {
     Kernel(#[from] KernelError),
 }
 
+impl ForwardError {
+    /// Whether the device has failed with all it held, so that no further step can run.
+    pub fn is_lost(&self) -> bool {
+        matches!(self, ForwardError::Kernel(KernelError::Gpu(GpuError::Failed { .. })))
+    }
+}
+
 /// A language model with its weights and its key-value cache: the one dynamic boundary between scheduling and
 /// numbers.
 pub trait Model: Send {
@@ -79,6 +86,26 @@ pub trait Model: Send {
     /// Before anything is written if the step does not fit; [`ForwardError::Kernel`] if the backend fails, after
     /// which the cached tokens of this step's runs are unspecified.
     fn forward(&mut self, batch: &Batch, logits: &mut Logits) -> Result<(), ForwardError>;
+
+    /// As [`Model::forward`], with an ask, or none, for each wanted row. A model that draws tokens where it makes logits
+    /// does so for the rows with an ask, and says what it drew in `drawn`; the logits of those rows are undefined.
+    ///
+    /// # Errors
+    /// As [`Model::forward`].
+    fn forward_drawing(
+        &mut self,
+        batch: &Batch,
+        _asks: &[Option<Ask>],
+        logits: &mut Logits,
+        _drawn: &mut [Option<Drawn>],
+    ) -> Result<(), ForwardError> {
+        self.forward(batch, logits)
+    }
+
+    /// What the device says of itself; nothing, if that is the host.
+    fn device(&self) -> Option<DeviceStatus> {
+        None
+    }
 
     /// Copies keys and values of all layers from one block to another.
     ///

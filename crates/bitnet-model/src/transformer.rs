@@ -1,6 +1,8 @@
 use std::collections::HashMap;
 
-use bitnet_kernels::{Backend, BackendInfo, KernelError, KvShape, Norm, RowsKind};
+use bitnet_kernels::{
+    Ask, Backend, BackendInfo, DeviceStatus, Drawn, KernelError, KvShape, Norm, RowsKind, StepSize,
+};
 use bitnet_tensor::TernaryTensor;
 
 use crate::{
@@ -86,6 +88,13 @@ impl<B: Backend> Transformer<B> {
         let shape = KvShape { blocks: limits.kv_blocks, kv_heads: spec.kv_heads, head_dim: spec.head_dim };
         let kv = (0..spec.layers).map(|_| b.kv(shape)).collect::<Result<_, _>>()?;
         let buffers = Buffers::new(b, spec, limits)?;
+        b.prepare(&StepSize {
+            tokens: limits.max_tokens,
+            logit_rows: limits.max_logit_rows,
+            blocks: limits.max_tokens.saturating_mul(context.div_ceil(Batch::BLOCK_TOKENS)),
+            group: spec.heads / spec.kv_heads,
+            vocab: spec.vocab,
+        })?;
         let spec = ModelSpec { context, ..spec.clone() };
         Ok(Transformer { backend, spec, limits, embedding, head, layers, norm, rope, kv, buffers })
     }
@@ -141,6 +150,17 @@ impl<B: Backend> Model for Transformer<B> {
     }
 
     fn forward(&mut self, batch: &Batch, logits: &mut Logits) -> Result<(), ForwardError> {
+        let rows = batch.logit_rows().len();
+        self.forward_drawing(batch, &vec![None; rows], logits, &mut vec![None; rows])
+    }
+
+    fn forward_drawing(
+        &mut self,
+        batch: &Batch,
+        asks: &[Option<Ask>],
+        logits: &mut Logits,
+        drawn: &mut [Option<Drawn>],
+    ) -> Result<(), ForwardError> {
         self.check(batch)?;
         let (n, runs, blocks) = (batch.tokens().len(), batch.runs(), batch.blocks());
         let Transformer { backend: b, spec, buffers: x, .. } = self;
@@ -160,8 +180,12 @@ impl<B: Backend> Model for Transformer<B> {
         let wanted = batch.logit_rows();
         let head = self.head.as_ref().unwrap_or(&self.embedding);
         b.norm_rows(wanted, &x.residual, &self.norm, &mut x.last)?;
-        b.logits(wanted.len(), &x.last, head, logits.resize(wanted.len(), spec.vocab))?;
-        Ok(())
+        b.draw(&x.last, head, asks, logits.resize(wanted.len(), spec.vocab), drawn)?;
+        Ok(b.finish()?)
+    }
+
+    fn device(&self) -> Option<DeviceStatus> {
+        self.backend.device()
     }
 
     fn copy_block(&mut self, from: u32, to: u32) -> Result<(), ForwardError> {

@@ -12,9 +12,11 @@ pub(super) fn differences(kernel: &Kernel) -> Vec<String> {
     if !kernel.text.contains(&format!(".visible .entry {}(", kernel.name)) {
         found.push(format!("{}: the entry has another name", kernel.name));
     }
+    let dynamic = after(&words, &["shared"]).filter(|_| words.iter().any(|word| word.starts_with("dynamic")));
     let said = [
         ("block", after(&words, &["block"]), u64::from(kernel.block)),
         ("static shared bytes", before(&words, "static"), u64::from(kernel.shared)),
+        ("dynamic shared bytes", dynamic, u64::from(kernel.dynamic)),
         ("regs <=", after(&words, &["regs", "<="]), u64::from(kernel.registers)),
         ("conflicts", after(&words, &["conflicts"]), kernel.conflicts),
     ];
@@ -53,6 +55,7 @@ mod tests {
         for (kernel, word) in [
             (Kernel { block: 64, ..EMBED }, "block 128, the table 64"),
             (Kernel { shared: 4, ..EMBED }, "static shared bytes 0, the table 4"),
+            (Kernel { dynamic: 4, ..EMBED }, "dynamic shared bytes 0, the table 4"),
             (Kernel { registers: 33, ..EMBED }, "regs <= 32, the table 33"),
             (Kernel { conflicts: 9, ..EMBED }, "conflicts 0, the table 9"),
             (Kernel { name: "sm80_embed", ..EMBED }, "another name"),

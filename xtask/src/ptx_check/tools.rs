@@ -39,12 +39,7 @@ impl Tools {
         if let Some(tools) = Tools::find() {
             return Ok(Some(tools));
         }
-        let pip = |args: &[&str]| {
-            let mut pip = Command::new("python3");
-            pip.args(["-m", "pip"]).args(args);
-            pip
-        };
-        if output(pip(&["--version"])).is_err() {
+        if !has_pip() {
             return Ok(None);
         }
         println!("installing {} with pip into {}", PACKAGES.join(" and "), installed().display());
@@ -100,6 +95,17 @@ impl Tools {
         let listing = String::from_utf8_lossy(&output(nvdisasm)?).into_owned();
         Ok(Code { report, listing })
     }
+}
+
+fn pip(args: &[&str]) -> Command {
+    let mut pip = Command::new("python3");
+    pip.args(["-m", "pip"]).args(args);
+    pip
+}
+
+/// Whether there is something to install with.
+pub(super) fn has_pip() -> bool {
+    output(pip(&["--version"])).is_ok()
 }
 
 /// Where cargo builds.

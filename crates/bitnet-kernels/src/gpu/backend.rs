@@ -1,7 +1,10 @@
 use bitnet_tensor::{BitNetTensor, TernaryTensor};
 
-use super::{Driver, Gain, Gpu, GpuError, Kv, Linear, Quants, Rope, Rows, Table};
-use crate::{Backend, BackendInfo, Gate, KernelError, KvShape, Norm, Norms, RowOrder, RowsKind, Run};
+use super::{Driver, Gain, Gpu, Kv, Linear, Quants, Rope, Rows, Table};
+use crate::{
+    Ask, Backend, BackendInfo, DeviceStatus, Drawn, Gate, KernelError, KvShape, Norm, Norms, RowOrder,
+    RowsKind, Run, StepSize,
+};
 
 /// Each operation is one method of [`Gpu`], which these names pass on to.
 impl<D: Driver> Backend for Gpu<D> {
@@ -146,13 +149,37 @@ impl<D: Driver> Backend for Gpu<D> {
     }
 
     fn logits(&mut self, n: usize, x: &Rows, table: &Table, logits: &mut [f32]) -> Result<(), KernelError> {
-        let vocab = table.rows;
-        assert_eq!(logits.len(), n * vocab, "one logit a row of the table and token");
-        let mut on_device = self.logit_rows(n, vocab)?;
-        let made = self.logits(n, x, table, &mut on_device).and_then(|()| self.read_rows(&on_device, n));
-        self.logits = Some(on_device);
-        logits.copy_from_slice(&made?);
-        Ok(())
+        Ok(self.draw(x, table, &vec![None; n], logits, &mut vec![None; n])?)
+    }
+
+    fn draw(
+        &mut self,
+        x: &Rows,
+        table: &Table,
+        asks: &[Option<Ask>],
+        logits: &mut [f32],
+        drawn: &mut [Option<Drawn>],
+    ) -> Result<(), KernelError> {
+        Ok(self.draw(x, table, asks, logits, drawn)?)
+    }
+
+    fn prepare(&mut self, size: &StepSize) -> Result<(), KernelError> {
+        Ok(self.prepare(size)?)
+    }
+
+    fn finish(&mut self) -> Result<(), KernelError> {
+        Ok(self.finish()?)
+    }
+
+    fn device(&self) -> Option<DeviceStatus> {
+        let (total, counts) = (self.driver.info().memory, self.counts);
+        let used = total.saturating_sub(self.free);
+        Some(DeviceStatus {
+            memory_used: used as u64,
+            memory_total: total as u64,
+            counts,
+            lost: self.lost.is_some(),
+        })
     }
 
     fn copy_block(&mut self, kv: &mut Kv, from: u32, to: u32) -> Result<(), KernelError> {
@@ -169,15 +196,5 @@ impl<D: Driver> Backend for Gpu<D> {
 
     fn read_quants(&mut self, x: &Quants, n: usize) -> Result<(Vec<i8>, Vec<f32>, Vec<i32>), KernelError> {
         Ok(self.read_quants(x, n)?)
-    }
-}
-
-impl<D: Driver> Gpu<D> {
-    /// Where logits lie before the host has them: made anew only for a larger step or another vocabulary.
-    fn logit_rows(&mut self, n: usize, vocab: usize) -> Result<Rows, GpuError> {
-        match self.logits.take() {
-            Some(rows) if rows.rows >= n && rows.width == vocab => Ok(rows),
-            _ => self.rows(n, vocab, RowsKind::Residual),
-        }
     }
 }

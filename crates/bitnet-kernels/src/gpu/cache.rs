@@ -1,5 +1,5 @@
 use super::{Buffer, Driver, Gpu, GpuError};
-use crate::{BLOCK_TOKENS, KvShape};
+use crate::KvShape;
 
 /// Widest head that the attention kernels take.
 pub(super) const MAX_HEAD_DIM: usize = 256;
@@ -35,7 +35,7 @@ impl<D: Driver> Gpu<D> {
             return Err(GpuError::HeadTooWide { head_dim: shape.head_dim, limit: MAX_HEAD_DIM });
         }
         let stride = shape.head_dim.next_multiple_of(8);
-        let bytes = 2 * shape.blocks * shape.kv_heads * BLOCK_TOKENS * stride;
+        let bytes = shape.gpu_bytes() / 2;
         let keys = self.alloc(bytes, "cached keys")?;
         let values = self.alloc(bytes, "cached values")?;
         Ok(Kv { shape, stride, keys, values })

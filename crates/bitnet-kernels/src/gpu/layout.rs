@@ -41,7 +41,7 @@ impl<D: Driver> Gpu<D> {
                 bytes.extend(row.iter().flat_map(|&x| bf16::from_f32(x).to_le_bytes()));
                 bytes.resize(bytes.len() + 2 * (stride - cols), 0);
             }
-            self.driver.write(buffer.address() + (2 * first * stride) as u64, &bytes)?;
+            self.send(buffer.address() + (2 * first * stride) as u64, &bytes)?;
         }
         Ok(Table { rows, cols, stride, buffer })
     }

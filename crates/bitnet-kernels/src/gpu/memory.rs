@@ -52,16 +52,23 @@ impl Drop for Buffer {
 impl<D: Driver> Gpu<D> {
     /// Zeroed device memory.
     pub fn alloc(&mut self, bytes: usize, what: &'static str) -> Result<Buffer, GpuError> {
-        for address in self.returned.take() {
+        let returned = self.returned.take();
+        if !returned.is_empty() {
+            // What waits may use them.
+            self.hand_over()?;
+        }
+        for address in returned {
             self.driver.free(address);
         }
-        Buffer::new(&mut self.driver, &self.returned, bytes, what)
+        self.counts.allocations += 1;
+        let taken = Buffer::new(&mut self.driver, &self.returned, bytes, what);
+        self.remember(taken)
     }
 
     /// Device memory with these bytes.
     pub fn store(&mut self, bytes: &[u8], what: &'static str) -> Result<Buffer, GpuError> {
         let buffer = self.alloc(bytes.len(), what)?;
-        self.driver.write(buffer.address, bytes)?;
+        self.send(buffer.address, bytes)?;
         Ok(buffer)
     }
 
@@ -72,7 +79,7 @@ impl<D: Driver> Gpu<D> {
     pub fn fetch(&mut self, buffer: &Buffer, bytes: usize) -> Result<Vec<u8>, GpuError> {
         assert!(bytes <= buffer.bytes, "what is read lies in the buffer");
         let mut host = vec![0; bytes];
-        self.driver.read(buffer.address, &mut host)?;
+        self.receive(buffer.address, &mut host)?;
         Ok(host)
     }
 }

@@ -7,28 +7,32 @@ mod cache;
 mod cuda;
 mod driver;
 mod error;
+pub mod instructions;
 mod layout;
 mod memory;
 mod ops;
+mod prepare;
 mod quants;
+mod queue;
 mod rows;
 pub mod table;
 mod ternary;
 mod upload;
 
-use std::collections::HashMap;
+use std::{collections::HashMap, time::Duration};
 
 pub use cache::{Kv, Rope};
 pub use cuda::Cuda;
-pub use driver::{Arg, DeviceInfo, Driver, Grid};
+pub use driver::{Arg, DeviceInfo, Driver, Entry, Grid, Launch, MARKS};
 pub use error::GpuError;
 pub use layout::{Gain, Table};
 pub use memory::Buffer;
 use memory::Returned;
-pub use ops::{Ask, Drawn, Penalty, Steps};
+pub use ops::{Penalty, Steps};
 pub use quants::Quants;
+use queue::Queue;
 pub use rows::Rows;
-use table::Kernel;
+use table::{KERNELS, Kernel};
 pub use ternary::Linear;
 use upload::Uploads;
 
@@ -37,11 +41,48 @@ const OLDEST_DRIVER: i32 = 11_040;
 /// Oldest compute capability with the instructions of the kernels.
 const OLDEST_CAPABILITY: (u32, u32) = (8, 0);
 
+/// A kernel that the driver has made of its text.
+struct Loaded<F> {
+    entry: Entry,
+    function: F,
+}
+
+/// What a GPU has done since it was opened.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Kernels run.
+    pub launches: u64,
+    /// Times that memory was taken.
+    pub allocations: u64,
+    /// Sequences of launches recorded as one piece of work.
+    pub recordings: u64,
+    /// Times that one of them was run.
+    pub replays: u64,
+    /// Rows of logits whose token was drawn on the device.
+    pub drawn: u64,
+    /// Where the time of steps went.
+    pub times: Times,
+}
+
+/// Where the time of steps went.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Times {
+    /// On the host, to hand launches to the driver.
+    pub launch: Duration,
+    /// On the device, to copy inputs there and results back.
+    pub transfer: Duration,
+    /// On the device, to compute.
+    pub compute: Duration,
+}
+
 /// The GPU backend, on any driver.
+///
+/// Launches wait until their results are read or [`Gpu::finish`] ends the step, and go to the driver together.
 pub struct Gpu<D: Driver> {
     driver: D,
-    /// Kernels loaded so far, by name.
-    functions: HashMap<&'static str, D::Function>,
+    /// All kernels, by name.
+    kernels: HashMap<&'static str, Loaded<D::Function>>,
+    queue: Queue<D::Graph>,
     returned: Returned,
     uploads: Uploads,
     /// Sums of blocks that share their rows and tokens, and how many have left theirs.
@@ -49,14 +90,20 @@ pub struct Gpu<D: Driver> {
     tickets: Buffer,
     /// Logits of the last step.
     logits: Option<Rows>,
-    launches: u64,
+    /// `{u32 token, u32 status}` a row of them.
+    drawn: Option<Buffer>,
+    /// Bytes of device memory that were free when memory was last taken for steps.
+    free: usize,
+    counts: Counts,
+    /// Why the GPU is asked no more.
+    lost: Option<GpuError>,
 }
 
 impl<D: Driver> Gpu<D> {
-    /// A backend on the driver's GPU.
+    /// A backend on the driver's GPU, with every kernel loaded.
     ///
     /// # Errors
-    /// If driver or GPU are too old for the kernels.
+    /// If driver or GPU are too old for the kernels, or the driver refuses one.
     pub fn new(mut driver: D) -> Result<Self, GpuError> {
         let info = driver.info();
         if info.driver < OLDEST_DRIVER {
@@ -66,19 +113,29 @@ impl<D: Driver> Gpu<D> {
             let (major, minor) = info.capability;
             return Err(GpuError::TooOld { name: info.name.clone(), major, minor });
         }
+        let mut kernels = HashMap::new();
+        for &kernel in KERNELS {
+            let loaded = Loaded { entry: Entry::of(kernel), function: driver.load(kernel)? };
+            kernels.insert(kernel.name, loaded);
+        }
         let returned = Returned::default();
         let [parts, tickets] = ops::split_bytes(driver.info().processors);
         let parts = Buffer::new(&mut driver, &returned, parts, "parts of sums")?;
         let tickets = Buffer::new(&mut driver, &returned, tickets, "tickets of sums")?;
+        let free = driver.free_memory()?;
         Ok(Gpu {
             driver,
-            functions: HashMap::new(),
+            kernels,
+            queue: Queue::default(),
             returned,
             uploads: Uploads::default(),
             parts,
             tickets,
             logits: None,
-            launches: 0,
+            drawn: None,
+            free,
+            counts: Counts::default(),
+            lost: None,
         })
     }
 
@@ -87,13 +144,16 @@ impl<D: Driver> Gpu<D> {
         &mut self.driver
     }
 
-    /// Kernels launched so far: shows that a step's work does not grow with its requests.
-    pub fn launches(&self) -> u64 {
-        self.launches
+    /// What has been done so far.
+    pub fn counts(&self) -> Counts {
+        self.counts
     }
 
-    /// Runs a kernel with `shared` bytes of dynamic shared memory; it is loaded when first used. No blocks are no work,
+    /// Runs a kernel with `shared` bytes of dynamic shared memory, behind what waits already. No blocks are no work,
     /// which a driver would refuse.
+    ///
+    /// # Panics
+    /// If the arguments are not of the number and types that the kernel's text declares.
     pub fn launch(
         &mut self,
         kernel: &'static Kernel,
@@ -111,12 +171,10 @@ impl<D: Driver> Gpu<D> {
             let (name, limit) = (info.name.clone(), info.shared);
             return Err(GpuError::RowTooWide { kernel: kernel.name, bytes, name, limit });
         }
-        if !self.functions.contains_key(kernel.name) {
-            let function = self.driver.load(kernel)?;
-            self.functions.insert(kernel.name, function);
-        }
-        self.launches += 1;
         let grid = Grid { blocks: blocks.map(narrow), shared: narrow(shared) };
-        self.driver.launch(kernel, &self.functions[kernel.name], grid, args)
+        let launch = self.kernels[kernel.name].entry.launch(grid, args);
+        self.queue.push(launch);
+        self.counts.launches += 1;
+        Ok(())
     }
 }

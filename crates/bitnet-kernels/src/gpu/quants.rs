@@ -69,10 +69,10 @@ impl<D: Driver> Gpu<D> {
         for (i, &value) in values.iter().enumerate() {
             bytes[x.at(i / x.width, i % x.width)] = value as u8;
         }
-        self.driver.write(x.values.address(), &bytes)?;
+        self.send(x.values.address(), &bytes)?;
         let scales = multipliers.iter().zip(sums);
         let scales: Vec<u8> =
             scales.flat_map(|(m, s)| [m.to_le_bytes(), s.to_le_bytes()]).flatten().collect();
-        self.driver.write(x.scales.address(), &scales)
+        self.send(x.scales.address(), &scales)
     }
 }

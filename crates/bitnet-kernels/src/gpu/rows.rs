@@ -64,6 +64,6 @@ impl<D: Driver> Gpu<D> {
             }
             bytes.resize(bytes.len() + (x.stride - x.width) * x.element(), 0);
         }
-        self.driver.write(x.address(), &bytes)
+        self.send(x.address(), &bytes)
     }
 }

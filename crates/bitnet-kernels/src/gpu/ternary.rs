@@ -94,7 +94,7 @@ impl<D: Driver> Gpu<D> {
         for tile in 0..places / TILE_ROWS {
             bytes.clear();
             pack_tile(weights, order, tile * TILE_ROWS, &mut bytes);
-            self.driver.write(codes.address() + (tile * tile_row) as u64, &bytes)?;
+            self.send(codes.address() + (tile * tile_row) as u64, &bytes)?;
         }
         let scale = |place: usize| {
             let row = row_at(order, rows, place)?;

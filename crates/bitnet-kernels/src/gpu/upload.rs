@@ -27,7 +27,7 @@ pub(super) enum Upload {
 /// How many kinds there are.
 const KINDS: usize = Upload::ManyRows as usize + 1;
 
-/// What lies on the device.
+/// What lies on the device, or goes there with the next hand-over.
 #[derive(Debug, Default)]
 pub(super) struct Uploads {
     places: [Option<Place>; KINDS],
@@ -37,31 +37,60 @@ pub(super) struct Uploads {
 struct Place {
     host: Vec<u8>,
     device: Buffer,
+    /// Whether `host` has yet to be sent.
+    stale: bool,
+    /// Whether a launch that waits reads it.
+    awaited: bool,
+}
+
+impl Uploads {
+    /// Sends what changed.
+    pub(super) fn send(&mut self, driver: &mut impl Driver) -> Result<(), GpuError> {
+        for place in self.places.iter_mut().flatten().filter(|place| place.stale) {
+            driver.write(place.device.address(), &place.host)?;
+            place.stale = false;
+        }
+        Ok(())
+    }
+
+    /// Nothing waits any more. After a failure nobody knows what lies on the device.
+    pub(super) fn handed_over(&mut self, done: bool) {
+        for place in self.places.iter_mut().flatten() {
+            place.awaited = false;
+            place.stale |= !done;
+        }
+    }
 }
 
 impl<D: Driver> Gpu<D> {
-    /// Makes sure that `words` are on the device, and gives their address.
+    /// Makes sure that `words` are on the device before the next launch, and gives their address.
     pub(super) fn upload(
         &mut self,
         what: Upload,
         words: impl IntoIterator<Item = u32>,
     ) -> Result<u64, GpuError> {
         let bytes = u32_bytes(words);
-        let old = self.uploads.places[what as usize].take();
-        let place = match old {
-            Some(place) if place.host == bytes => place,
-            Some(place) if place.device.bytes() >= bytes.len() => {
-                self.driver.write(place.device.address(), &bytes)?;
-                Place { host: bytes, ..place }
-            }
-            _ => {
-                let device = self.alloc(bytes.len().next_power_of_two(), "the inputs of a step")?;
-                self.driver.write(device.address(), &bytes)?;
-                Place { host: bytes, device }
-            }
-        };
-        let address = place.device.address();
-        self.uploads.places[what as usize] = Some(place);
-        Ok(address)
+        let known = self.uploads.places[what as usize].as_ref();
+        if known.is_some_and(|place| place.host != bytes && place.awaited) {
+            self.hand_over()?;
+        }
+        self.make_room(what, bytes.len())?;
+        let place = self.uploads.places[what as usize].as_mut().expect("room was made");
+        place.stale |= place.host != bytes;
+        place.host = bytes;
+        place.awaited = true;
+        Ok(place.device.address())
+    }
+
+    /// Takes memory for an input of so many bytes, unless there is as much already.
+    pub(super) fn make_room(&mut self, what: Upload, bytes: usize) -> Result<(), GpuError> {
+        if self.uploads.places[what as usize].as_ref().is_none_or(|place| place.device.bytes() < bytes) {
+            // What waits may use what is there.
+            self.hand_over()?;
+            let device = self.alloc(bytes.next_power_of_two(), "the inputs of a step")?;
+            let place = Place { host: Vec::new(), device, stale: false, awaited: false };
+            self.uploads.places[what as usize] = Some(place);
+        }
+        Ok(())
     }
 }

@@ -13,30 +13,32 @@ use crate::{
 /// The kernels for heads up to a width. A row is a token and one of the query heads that share a key head.
 struct Width {
     head_dim: usize,
-    /// For blocks of [`FEW`] rows, whose warps share them; and bytes of dynamic shared memory.
-    few: (&'static Kernel, usize),
+    /// For blocks of [`FEW`] rows, whose warps share them.
+    few: &'static Kernel,
     /// For blocks of more rows; and how many.
-    many: (&'static Kernel, usize, usize),
+    many: (&'static Kernel, usize),
     merge: &'static Kernel,
 }
 
 static WIDTHS: [Width; 2] = [
     Width {
         head_dim: 128,
-        few: (&ATTENTION_R16_D128, 41_472),
-        many: (&ATTENTION_R64_D128, 49_152, 64),
+        few: &ATTENTION_R16_D128,
+        many: (&ATTENTION_R64_D128, 64),
         merge: &ATTENTION_MERGE_D128,
     },
     Width {
         head_dim: 256,
-        few: (&ATTENTION_R16_D256, 78_336),
-        many: (&ATTENTION_R32_D256, 91_136, 32),
+        few: &ATTENTION_R16_D256,
+        many: (&ATTENTION_R32_D256, 32),
         merge: &ATTENTION_MERGE_D256,
     },
 ];
 
 /// Rows of a block that takes few.
 const FEW: usize = 16;
+/// Tiles that a growing sequence is given at once, so that its next steps launch the same.
+const TILE_STEP: usize = 8;
 /// Blocks that a processor can be given at once; chunks make up to as many.
 const BLOCKS_PER_PROCESSOR: usize = 2;
 
@@ -62,6 +64,11 @@ impl Work {
     fn words(&self) -> impl Iterator<Item = u32> {
         self.pieces.iter().flat_map(|piece| piece.iter().map(|&x| x as u32).chain([0; 3]))
     }
+}
+
+/// As many tiles or more: tiles that hold no key of a row change nothing.
+fn in_steps(tiles: usize) -> usize {
+    if tiles < TILE_STEP { tiles.next_power_of_two() } else { tiles.next_multiple_of(TILE_STEP) }
 }
 
 impl<D: Driver> Gpu<D> {
@@ -99,7 +106,7 @@ impl<D: Driver> Gpu<D> {
             if run.tokens.len() == 1 || run.tokens.len() * group <= FEW {
                 few.add(run, group, FEW);
             } else {
-                many.add(run, group, width.many.2);
+                many.add(run, group, width.many.1);
             }
         }
         assert!(blocks.iter().all(|&b| (b as usize) < kv.shape.blocks), "blocks are the cache's");
@@ -113,18 +120,21 @@ impl<D: Driver> Gpu<D> {
             let work = self.upload(Upload::ManyRows, many.words())?;
             let head = common.into_iter().chain([work, out.address()]).map(Arg::U64);
             let args: Vec<Arg> = head.chain(tail.iter().copied()).collect();
-            self.launch(width.many.0, [many.pieces.len(), kv_heads, 1], width.many.1, &args)?;
+            let kernel = width.many.0;
+            self.launch(kernel, [many.pieces.len(), kv_heads, 1], kernel.dynamic as usize, &args)?;
         }
         if few.pieces.is_empty() {
             return Ok(());
         }
         let work = self.upload(Upload::FewRows, few.words())?;
+        few.tiles = in_steps(few.tiles);
         let (tiles, chunks) = self.chunks(few.pieces.len() * kv_heads, few.tiles, width.head_dim);
         let parts = self.parts.address();
         let head = common.into_iter().chain([work, out.address(), parts]).map(Arg::U64);
         let split = [few.tiles, tiles].map(|size| Arg::U32(size as u32));
         let args: Vec<Arg> = head.chain(split).chain(tail).collect();
-        self.launch(width.few.0, [few.pieces.len(), kv_heads, chunks], width.few.1, &args)?;
+        let kernel = width.few;
+        self.launch(kernel, [few.pieces.len(), kv_heads, chunks], kernel.dynamic as usize, &args)?;
         if chunks == 1 {
             return Ok(());
         }

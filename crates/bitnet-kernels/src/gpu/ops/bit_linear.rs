@@ -11,12 +11,12 @@ use super::tile::Tile;
 
 /// By the number of tokens.
 static TILES: [Tile; 6] = [
-    Tile { kernel: &BITLINEAR_T1, rows: 16, tokens: 1, shared: 0 },
-    Tile { kernel: &BITLINEAR_T8, rows: 64, tokens: 8, shared: 24_576 },
-    Tile { kernel: &BITLINEAR_T16, rows: 64, tokens: 16, shared: 24_576 },
-    Tile { kernel: &BITLINEAR_T32, rows: 64, tokens: 32, shared: 24_576 },
-    Tile { kernel: &BITLINEAR_T64, rows: 128, tokens: 64, shared: 49_152 },
-    Tile { kernel: &BITLINEAR_T128, rows: 128, tokens: 128, shared: 81_920 },
+    Tile { kernel: &BITLINEAR_T1, rows: 16, tokens: 1 },
+    Tile { kernel: &BITLINEAR_T8, rows: 64, tokens: 8 },
+    Tile { kernel: &BITLINEAR_T16, rows: 64, tokens: 16 },
+    Tile { kernel: &BITLINEAR_T32, rows: 64, tokens: 32 },
+    Tile { kernel: &BITLINEAR_T64, rows: 128, tokens: 64 },
+    Tile { kernel: &BITLINEAR_T128, rows: 128, tokens: 128 },
 ];
 
 /// Blocks that a processor can be given at once; splits make up to as many.
@@ -177,7 +177,7 @@ impl<D: Driver> Gpu<D> {
             .map(Arg::U64)
             .chain(sizes.into_iter().map(|size| Arg::U32(size as u32)))
             .collect();
-        self.launch(tile.kernel, [blocks[0], blocks[1], splits], tile.shared, &args)
+        self.launch(tile.kernel, [blocks[0], blocks[1], splits], tile.kernel.dynamic as usize, &args)
     }
 
     /// Tiles of 128 features of a split, and how many splits: as many as give every processor work. Sums are integers,

@@ -10,9 +10,9 @@ use super::tile::Tile;
 
 /// By the number of tokens.
 static TILES: [Tile; 3] = [
-    Tile { kernel: &HEAD_T8, rows: 64, tokens: 8, shared: 55_296 },
-    Tile { kernel: &HEAD_T32, rows: 128, tokens: 32, shared: 81_920 },
-    Tile { kernel: &HEAD_T64, rows: 128, tokens: 64, shared: 98_304 },
+    Tile { kernel: &HEAD_T8, rows: 64, tokens: 8 },
+    Tile { kernel: &HEAD_T32, rows: 128, tokens: 32 },
+    Tile { kernel: &HEAD_T64, rows: 128, tokens: 64 },
 ];
 
 impl<D: Driver> Gpu<D> {
@@ -35,6 +35,6 @@ impl<D: Driver> Gpu<D> {
             .map(Arg::U64)
             .chain(sizes.into_iter().map(|size| Arg::U32(size as u32)))
             .collect();
-        self.launch(tile.kernel, blocks, tile.shared, &args)
+        self.launch(tile.kernel, blocks, tile.kernel.dynamic as usize, &args)
     }
 }

@@ -4,6 +4,7 @@ mod advance;
 mod attention;
 mod bit_linear;
 mod copy_block;
+mod draw;
 mod embed;
 mod logits;
 mod norm_quantize;
@@ -14,4 +15,4 @@ mod tile;
 
 pub use advance::Steps;
 pub(super) use bit_linear::split_bytes;
-pub use sample::{Ask, Drawn, Penalty};
+pub use sample::Penalty;

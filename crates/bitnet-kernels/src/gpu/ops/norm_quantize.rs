@@ -78,7 +78,7 @@ impl<D: Driver> Gpu<D> {
         self.launch(
             &NORM_QUANTIZE,
             [n, 1, 1],
-            4 * width.next_multiple_of(128),
+            NORM_QUANTIZE.dynamic as usize * width.next_multiple_of(128),
             &[
                 Arg::U64(x.address()),
                 gain(first),

@@ -1,30 +1,11 @@
 use crate::{
-    RowsKind,
+    Ask, RowsKind,
     gpu::{
         Arg, Driver, Gpu, GpuError, Rows,
         table::{ARGMAX, PENALISE, SAMPLE},
         upload::Upload,
     },
 };
-
-/// What a row of logits is drawn with.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Ask {
-    /// Divides the logits; 0 takes the most likely token.
-    pub temperature: f32,
-    /// Only this many most likely tokens are kept; 0 keeps all, 1 takes the most likely token.
-    pub top_k: u32,
-    /// Only the fewest most likely tokens that together have this probability are kept; 1 keeps all.
-    pub top_p: f32,
-    /// Only tokens with at least this part of the most likely token's probability are kept; 0 keeps all.
-    pub min_p: f32,
-    /// The request's seed.
-    pub seed: u64,
-    /// Which of the request's choices this is.
-    pub choice: u32,
-    /// Position that the token will have.
-    pub position: u32,
-}
 
 /// What changes the logit of one token before it is drawn from.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -47,17 +28,6 @@ pub struct Penalty {
     pub presence: f32,
     /// Subtracted, once for each time.
     pub frequency: f32,
-}
-
-/// What came of a row of logits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Drawn {
-    /// This token.
-    Token(u32),
-    /// The logit of this token, the first such, is not a number.
-    NotANumber(u32),
-    /// All logits are minus infinity.
-    NothingAllowed,
 }
 
 impl<D: Driver> Gpu<D> {
@@ -108,10 +78,12 @@ impl<D: Driver> Gpu<D> {
     /// Draws from each row of logits what its `ask` says, as [`Gpu::argmax`].
     ///
     /// # Panics
-    /// If the vocabulary has 2^24 tokens or more.
+    /// If the vocabulary has 2^24 tokens or more, or an ask's `top_p` or `min_p` keeps no token.
     pub fn sample(&mut self, asks: &[Ask], logits: &Rows, drawn: u64) -> Result<(), GpuError> {
         assert_logits(logits, asks.len());
         assert!(logits.width < 1 << 24, "ids of 24 bits");
+        let sound = |ask: &Ask| ask.top_p > 0.0 && (0.0..=1.0).contains(&ask.min_p);
+        assert!(asks.iter().all(sound), "the most likely token is always kept");
         let words = asks.iter().flat_map(|a| {
             let [temperature, top_p, min_p] = [a.temperature, a.top_p, a.min_p].map(f32::to_bits);
             let (low, high) = (a.seed as u32, (a.seed >> 32) as u32);
@@ -131,16 +103,4 @@ impl<D: Driver> Gpu<D> {
 
 fn assert_logits(logits: &Rows, n: usize) {
     assert!(logits.kind == RowsKind::Residual && n <= logits.rows, "logits are f32, a row each");
-}
-
-impl Drawn {
-    /// Of the bytes that a kernel wrote.
-    pub fn read(bytes: [u8; 8]) -> Self {
-        let word = |i: usize| u32::from_le_bytes([bytes[i], bytes[i + 1], bytes[i + 2], bytes[i + 3]]);
-        match word(4) {
-            0 => Drawn::Token(word(0)),
-            1 => Drawn::NotANumber(word(0)),
-            _ => Drawn::NothingAllowed,
-        }
-    }
 }

@@ -5,8 +5,6 @@ pub(super) struct Tile {
     pub(super) kernel: &'static Kernel,
     pub(super) rows: usize,
     pub(super) tokens: usize,
-    /// Bytes of dynamic shared memory.
-    pub(super) shared: usize,
 }
 
 impl Tile {

@@ -1,8 +1,8 @@
 //! Small launches of every kernel that works on rows, for mutants to spoil.
 
 use bitnet_kernels::{
-    Gate, KvShape, Norm, RowsKind, Run,
-    gpu::{Ask, Gain, Gpu, GpuError, Penalty, Quants},
+    Ask, Gate, KvShape, Norm, RowsKind, Run,
+    gpu::{Gain, Gpu, GpuError, Penalty, Quants},
 };
 use bitnet_tensor::{BitNetTensor, DType, SharedBytes};
 use bitnet_tests::Simulator;

@@ -1,0 +1,467 @@
+//! The NVIDIA driver, found at run time: nothing of CUDA is needed to build, and its absence is an error like
+//! another.
+
+mod library;
+mod staging;
+
+use std::{
+    ffi::{CString, c_char, c_int, c_void},
+    ptr,
+    time::{Duration, Instant},
+};
+
+use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
+use library::{Code, Library};
+use staging::Staging;
+
+use super::{Arg, DeviceInfo, Driver, GpuError, Launch, MARKS, table::Kernel};
+
+/// How long a GPU may take for what was asked of it: far more than any step, and less than people wait.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a wait asks again and again before it sleeps in between.
+const EAGER: Duration = Duration::from_millis(20);
+/// How long it sleeps then.
+const NAP: Duration = Duration::from_micros(50);
+
+/// A GPU behind the NVIDIA driver.
+pub struct Cuda {
+    library: Library,
+    device: sys::CUdevice,
+    context: sys::CUcontext,
+    stream: sys::CUstream,
+    info: DeviceInfo,
+    staging: Staging,
+    marks: [sys::CUevent; MARKS],
+    allocations: Vec<u64>,
+    modules: Vec<sys::CUmodule>,
+    graphs: Vec<sys::CUgraphExec>,
+}
+
+/// A loaded kernel; it lives as long as its [`Cuda`].
+pub struct Function {
+    handle: sys::CUfunction,
+    kernel: &'static Kernel,
+}
+
+/// Recorded launches; they live as long as their [`Cuda`], which holds their memory and kernels too.
+pub struct Graph(sys::CUgraphExec);
+
+// SAFETY: driver handles belong to the process, not to a thread; `Cuda` makes its context the thread's own before it
+// uses them, and takes `&mut self` for whatever changes. The staging memory is its own.
+unsafe impl Send for Cuda {}
+// SAFETY: as above.
+unsafe impl Send for Function {}
+// SAFETY: as above.
+unsafe impl Send for Graph {}
+
+/// What a function of the driver returned.
+fn check(during: &'static str, code: Code) -> Result<(), GpuError> {
+    if code == 0 { Ok(()) } else { Err(GpuError::Failed { during, reason: library::name_of(code) }) }
+}
+
+/// What a failure means while GPU number `index` of `count` is being opened.
+fn absence(during: &'static str, code: Code, index: usize, count: usize) -> Result<(), GpuError> {
+    match code {
+        library::NO_DEVICE | library::INVALID_DEVICE => Err(GpuError::NoDevice { index, count }),
+        code => check(during, code).map_err(|e| match e {
+            GpuError::Failed { during, reason } => {
+                GpuError::Unavailable { reason: format!("{during}: {reason}") }
+            }
+            other => other,
+        }),
+    }
+}
+
+/// What it means that a kernel was refused: `driver` is the version of CUDA that the driver supports.
+fn refusal(kernel: &'static str, code: Code, log: &[u8], driver: i32) -> GpuError {
+    match code {
+        library::UNSUPPORTED_PTX => return GpuError::DriverTooOld { version: driver },
+        library::OUT_OF_MEMORY => return GpuError::NoRoomForKernel { kernel },
+        library::NO_COMPILER => return GpuError::CompilerMissing,
+        _ => {}
+    }
+    let text = String::from_utf8_lossy(log);
+    let text = text.trim_matches(|c: char| c == '\0' || c.is_whitespace());
+    let name = library::name_of(code);
+    let log = if text.is_empty() { name } else { format!("{name}: {text}") };
+    GpuError::ModuleRefused { kernel, log }
+}
+
+/// Asks until the answer is another than that it is not ready.
+fn wait(during: &'static str, mut ask: impl FnMut() -> Code) -> Result<(), GpuError> {
+    let begun = Instant::now();
+    loop {
+        match ask() {
+            library::NOT_READY => {}
+            code => return check(during, code),
+        }
+        match begun.elapsed() {
+            waited if waited > PATIENCE => {
+                let reason = format!("no answer for {} s", PATIENCE.as_secs());
+                return Err(GpuError::Failed { during, reason });
+            }
+            waited if waited > EAGER => std::thread::sleep(NAP),
+            _ => std::hint::spin_loop(),
+        }
+    }
+}
+
+impl Cuda {
+    /// Opens GPU number `index`.
+    ///
+    /// # Errors
+    /// If there is no driver or no such GPU, or the driver does not start.
+    pub fn open(index: usize) -> Result<Self, GpuError> {
+        Self::with(Library::open()?, index)
+    }
+
+    fn with(l: Library, index: usize) -> Result<Self, GpuError> {
+        // SAFETY: the first call, as the manual asks; 0 is its only flag.
+        absence("cuInit", unsafe { (l.cuInit)(0) }, index, 0)?;
+        let mut driver = 0;
+        // SAFETY: the pointer is to a local that lives through the call.
+        check("cuDriverGetVersion", unsafe { (l.cuDriverGetVersion)(&mut driver) })?;
+        let mut count = 0;
+        // SAFETY: the pointer is to a local that lives through the call.
+        check("cuDeviceGetCount", unsafe { (l.cuDeviceGetCount)(&mut count) })?;
+        let gpus = usize::try_from(count).unwrap_or(0);
+        let ordinal = c_int::try_from(index).ok().filter(|&i| i < count);
+        let ordinal = ordinal.ok_or(GpuError::NoDevice { index, count: gpus })?;
+        let mut device = 0;
+        // SAFETY: the pointer is to a local that lives through the call.
+        absence("cuDeviceGet", unsafe { (l.cuDeviceGet)(&mut device, ordinal) }, index, gpus)?;
+        let info = DeviceInfo { driver, ..describe(l, device)? };
+        let mut context = ptr::null_mut();
+        // SAFETY: the device is one of the driver's; the pointer is to a local that lives through the call.
+        let retained = unsafe { (l.cuDevicePrimaryCtxRetain)(&mut context, device) };
+        check("cuDevicePrimaryCtxRetain", retained)?;
+        // From here on `drop` gives back what was taken.
+        let mut cuda = Cuda {
+            library: l,
+            device,
+            context,
+            stream: ptr::null_mut(),
+            info,
+            staging: Staging::default(),
+            marks: [ptr::null_mut(); MARKS],
+            allocations: Vec::new(),
+            modules: Vec::new(),
+            graphs: Vec::new(),
+        };
+        cuda.bind()?;
+        let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: the context is current; the pointer is to a field that lives through the call.
+        check("cuStreamCreate", unsafe { (l.cuStreamCreate)(&mut cuda.stream, flags) })?;
+        for mark in &mut cuda.marks {
+            let flags = sys::CUevent_flags::CU_EVENT_DEFAULT as u32;
+            // SAFETY: as above.
+            check("cuEventCreate", unsafe { (l.cuEventCreate)(mark, flags) })?;
+        }
+        cuda.staging.take(l)?;
+        Ok(cuda)
+    }
+
+    /// Makes the context this thread's own.
+    fn bind(&self) -> Result<(), GpuError> {
+        // SAFETY: the context was retained when this was opened.
+        check("cuCtxSetCurrent", unsafe { (self.library.cuCtxSetCurrent)(self.context) })
+    }
+
+    /// Puts a launch into the stream, be it to run or to be recorded.
+    fn issue(&self, launch: &Launch, function: &Function) -> Result<(), GpuError> {
+        let kernel = launch.kernel();
+        assert!(ptr::eq(kernel, function.kernel), "a launch runs its own kernel");
+        let value = |&arg: &Arg| match arg {
+            Arg::U32(x) => u64::from(x),
+            Arg::U64(x) => x,
+            Arg::F32(x) => u64::from(x.to_bits()),
+            Arg::F64(x) => x.to_bits(),
+        };
+        let mut values: Vec<u64> = launch.args().iter().map(value).collect();
+        let mut pointers: Vec<*mut c_void> = values.iter_mut().map(|v| ptr::from_mut(v).cast()).collect();
+        let grid = launch.grid();
+        let [x, y, z] = grid.blocks;
+        // SAFETY: the function's module is loaded, and the function is the launch's kernel, which was asserted. The
+        // driver reads a pointer for each parameter that the text declares: a launch has as many, each to 8 bytes,
+        // little-endian, no fewer than any type has, and they are read before the call returns. What the kernel does
+        // with addresses stays on the device.
+        let code = unsafe {
+            (self.library.cuLaunchKernel)(
+                function.handle,
+                x,
+                y,
+                z,
+                kernel.block,
+                1,
+                1,
+                grid.shared,
+                self.stream,
+                pointers.as_mut_ptr(),
+                ptr::null_mut(),
+            )
+        };
+        check(kernel.name, code)
+    }
+}
+
+fn describe(l: Library, device: sys::CUdevice) -> Result<DeviceInfo, GpuError> {
+    let attribute = |what: Attribute| {
+        let mut value = 0;
+        // SAFETY: `device` is one of the driver's, `value` lives through the call.
+        check("cuDeviceGetAttribute", unsafe { (l.cuDeviceGetAttribute)(&mut value, what, device) })?;
+        Ok::<u32, GpuError>(value.max(0) as u32)
+    };
+    let mut memory = 0;
+    // SAFETY: as above.
+    check("cuDeviceTotalMem", unsafe { (l.cuDeviceTotalMem_v2)(&mut memory, device) })?;
+    let mut name = [0u8; 256];
+    // SAFETY: as above; one byte less than there are, so that a zero byte stands behind the name.
+    let named = unsafe { (l.cuDeviceGetName)(name.as_mut_ptr().cast::<c_char>(), 255, device) };
+    check("cuDeviceGetName", named)?;
+    let name = name.split(|&b| b == 0).next().unwrap_or_default();
+    Ok(DeviceInfo {
+        name: String::from_utf8_lossy(name).into_owned(),
+        capability: (
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+        ),
+        driver: 0,
+        memory,
+        shared: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+        processors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+    })
+}
+
+impl Driver for Cuda {
+    type Function = Function;
+    type Graph = Graph;
+
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn free_memory(&self) -> Result<usize, GpuError> {
+        self.bind()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: both live through the call.
+        check("cuMemGetInfo", unsafe { (self.library.cuMemGetInfo_v2)(&mut free, &mut total) })?;
+        Ok(free)
+    }
+
+    fn alloc(&mut self, bytes: usize, what: &'static str) -> Result<u64, GpuError> {
+        self.bind()?;
+        let mut address = 0;
+        // SAFETY: `address` lives through the call.
+        match unsafe { (self.library.cuMemAlloc_v2)(&mut address, bytes) } {
+            library::OUT_OF_MEMORY => {
+                return Err(GpuError::OutOfMemory { what, bytes, free: self.free_memory().unwrap_or(0) });
+            }
+            code => check("cuMemAlloc", code)?,
+        }
+        self.allocations.push(address);
+        // SAFETY: `address` is the start of `bytes` bytes just taken.
+        let zeroed = unsafe { (self.library.cuMemsetD8Async)(address, 0, bytes, self.stream) };
+        check("cuMemsetD8Async", zeroed)?;
+        Ok(address)
+    }
+
+    fn free(&mut self, address: u64) {
+        let Some(at) = self.allocations.iter().position(|&a| a == address) else { return };
+        // Kernels in the queue may still use it. What a lost device holds is nobody's any more.
+        if self.synchronize().is_ok() {
+            self.allocations.swap_remove(at);
+            // SAFETY: the address was taken by `alloc` and is forgotten here.
+            let _ = unsafe { (self.library.cuMemFree_v2)(address) };
+        }
+    }
+
+    fn write(&mut self, address: u64, bytes: &[u8]) -> Result<(), GpuError> {
+        self.bind()?;
+        self.staging.write(self.library, self.stream, address, bytes)
+    }
+
+    fn read(&mut self, address: u64, bytes: &mut [u8]) -> Result<(), GpuError> {
+        self.bind()?;
+        self.staging.read(self.library, self.stream, address, bytes)
+    }
+
+    fn load(&mut self, kernel: &'static Kernel) -> Result<Function, GpuError> {
+        self.bind()?;
+        let l = self.library;
+        let refused = |code, log: &[u8]| refusal(kernel.name, code, log, self.info.driver);
+        let Ok(text) = CString::new(kernel.text) else {
+            return Err(refused(library::INVALID_PTX, b"the text holds a zero byte"));
+        };
+        let mut log = [0u8; 4096];
+        let mut options = [
+            sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER,
+            sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
+        ];
+        // The size is passed in the place of a pointer.
+        let mut values = [log.as_mut_ptr().cast::<c_void>(), ptr::without_provenance_mut(log.len())];
+        let mut module = ptr::null_mut();
+        // SAFETY: the text ends with a zero byte; options and values are two each, and `log`, which they name, lives
+        // through the call.
+        let code = unsafe {
+            (l.cuModuleLoadDataEx)(
+                &mut module,
+                text.as_ptr().cast(),
+                options.len() as u32,
+                options.as_mut_ptr(),
+                values.as_mut_ptr(),
+            )
+        };
+        if code != 0 {
+            return Err(refused(code, &log));
+        }
+        self.modules.push(module);
+        let name = CString::new(kernel.name).unwrap_or_default();
+        let mut handle = ptr::null_mut();
+        // SAFETY: the module was just loaded; the name ends with a zero byte.
+        let found = unsafe { (l.cuModuleGetFunction)(&mut handle, module, name.as_ptr()) };
+        check("cuModuleGetFunction", found)?;
+        let dynamic = self.info.shared.saturating_sub(kernel.shared) as c_int;
+        let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        // SAFETY: the function is the module's.
+        check("cuFuncSetAttribute", unsafe { (l.cuFuncSetAttribute)(handle, attribute, dynamic) })?;
+        Ok(Function { handle, kernel })
+    }
+
+    fn launch(&mut self, launch: &Launch, function: &Function) -> Result<(), GpuError> {
+        self.bind()?;
+        self.issue(launch, function)
+    }
+
+    fn record(&mut self, launches: &[(&Launch, &Function)]) -> Result<Graph, GpuError> {
+        self.bind()?;
+        let l = self.library;
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: the stream is this one's own, and nothing else captures it.
+        check("cuStreamBeginCapture", unsafe { (l.cuStreamBeginCapture_v2)(self.stream, mode) })?;
+        let issued = launches.iter().try_for_each(|(launch, function)| self.issue(launch, function));
+        let mut graph = ptr::null_mut();
+        // A capture that was begun has to end, whatever came of it.
+        // SAFETY: the stream is being captured; the pointer is to a local that lives through the call.
+        let ended = check("cuStreamEndCapture", unsafe { (l.cuStreamEndCapture)(self.stream, &mut graph) });
+        issued.and(ended)?;
+        let mut exec = ptr::null_mut();
+        // SAFETY: the graph was just made; 0 are no flags.
+        let made = unsafe { (l.cuGraphInstantiateWithFlags)(&mut exec, graph, 0) };
+        // SAFETY: as above; what can be run does not need it any more.
+        let _ = unsafe { (l.cuGraphDestroy)(graph) };
+        check("cuGraphInstantiate", made)?;
+        self.graphs.push(exec);
+        Ok(Graph(exec))
+    }
+
+    fn replay(&mut self, graph: &Graph) -> Result<(), GpuError> {
+        self.bind()?;
+        // SAFETY: made by `record`; its kernels stay loaded, and `record`'s caller vouches for its addresses as for
+        // those of a launch.
+        check("cuGraphLaunch", unsafe { (self.library.cuGraphLaunch)(graph.0, self.stream) })
+    }
+
+    fn discard(&mut self, graph: Graph) {
+        let Some(at) = self.graphs.iter().position(|&exec| exec == graph.0) else { return };
+        // It may still run.
+        if self.synchronize().is_ok() {
+            self.graphs.swap_remove(at);
+            // SAFETY: made by `record`, and forgotten here.
+            let _ = unsafe { (self.library.cuGraphExecDestroy)(graph.0) };
+        }
+    }
+
+    fn mark(&mut self, mark: usize) -> Result<(), GpuError> {
+        self.bind()?;
+        // SAFETY: event and stream were made when this was opened.
+        check("cuEventRecord", unsafe { (self.library.cuEventRecord)(self.marks[mark], self.stream) })
+    }
+
+    fn between(&mut self, from: usize, to: usize) -> Result<Duration, GpuError> {
+        self.bind()?;
+        let mut ms = 0.0;
+        // SAFETY: events of this one's own; the pointer is to a local that lives through the call.
+        let code = unsafe { (self.library.cuEventElapsedTime)(&mut ms, self.marks[from], self.marks[to]) };
+        check("cuEventElapsedTime", code)?;
+        Ok(Duration::try_from_secs_f32(ms / 1e3).unwrap_or_default())
+    }
+
+    fn synchronize(&mut self) -> Result<(), GpuError> {
+        self.bind()?;
+        // SAFETY: the stream is this one's own.
+        wait("cuStreamQuery", || unsafe { (self.library.cuStreamQuery)(self.stream) })
+    }
+}
+
+impl Drop for Cuda {
+    /// Whatever fails here was lost before. A device that does not come to rest keeps what it may still write to.
+    fn drop(&mut self) {
+        let l = self.library;
+        if !self.stream.is_null() && self.synchronize().is_err() {
+            return;
+        }
+        for &exec in &self.graphs {
+            // SAFETY: made by `record`, and not yet discarded.
+            let _ = unsafe { (l.cuGraphExecDestroy)(exec) };
+        }
+        for &address in &self.allocations {
+            // SAFETY: taken by `alloc`, and not yet freed.
+            let _ = unsafe { (l.cuMemFree_v2)(address) };
+        }
+        for &module in &self.modules {
+            // SAFETY: loaded by `load`; no function of it can be launched without this driver.
+            let _ = unsafe { (l.cuModuleUnload)(module) };
+        }
+        self.staging.give_back(l);
+        for &mark in self.marks.iter().filter(|mark| !mark.is_null()) {
+            // SAFETY: created when this was opened.
+            let _ = unsafe { (l.cuEventDestroy_v2)(mark) };
+        }
+        if !self.stream.is_null() {
+            // SAFETY: created when this was opened.
+            let _ = unsafe { (l.cuStreamDestroy_v2)(self.stream) };
+        }
+        // SAFETY: retained when this was opened.
+        let _ = unsafe { (l.cuDevicePrimaryCtxRelease_v2)(self.device) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_of_the_driver_become_errors_with_a_cure() {
+        let lost = check("cuStreamQuery", 700).unwrap_err();
+        assert!(matches!(&lost, GpuError::Failed { during: "cuStreamQuery", .. }));
+        assert!(lost.to_string().contains("load the model anew"));
+        let gone = absence("cuDeviceGet", library::INVALID_DEVICE, 3, 2);
+        assert_eq!(gone, Err(GpuError::NoDevice { index: 3, count: 2 }));
+        assert_eq!(
+            absence("cuInit", library::NO_DEVICE, 3, 0),
+            Err(GpuError::NoDevice { index: 3, count: 0 })
+        );
+        let full = refusal("k", library::OUT_OF_MEMORY, b"", 12_040);
+        assert!(full.to_string().contains("no GPU memory to load kernel k: lower --memory"), "{full}");
+        let bare = refusal("k", library::NO_COMPILER, b"", 12_040);
+        assert!(bare.to_string().contains("libnvidia-ptxjitcompiler"), "{bare}");
+        let old = refusal("k", library::UNSUPPORTED_PTX, b"", 11_020);
+        assert!(old.to_string().contains("supports CUDA 11.2, the kernels need 11.4"), "{old}");
+        let refused = refusal("k", library::INVALID_PTX, b"ptxas error : line 7\n\0\0", 12_040);
+        assert!(refused.to_string().contains(": ptxas error : line 7;"), "{refused}");
+    }
+
+    #[test]
+    fn a_code_that_no_binding_lists_is_an_error_that_says_its_number() {
+        let error = Cuda::with(library::broken(), 0).err().expect("nothing works");
+        let GpuError::Unavailable { reason } = &error else { panic!("{error}") };
+        assert!(reason.starts_with("cuInit: ") && !reason.ends_with(": "), "{reason}");
+    }
+
+    #[test]
+    fn a_wait_ends_with_the_first_answer() {
+        let mut answers = [library::NOT_READY, library::NOT_READY, 0].into_iter();
+        assert_eq!(wait("k", || answers.next().unwrap()), Ok(()));
+        assert!(wait("k", || 700).is_err());
+    }
+}

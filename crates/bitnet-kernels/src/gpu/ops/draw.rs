@@ -1,0 +1,76 @@
+use crate::{
+    Ask, Drawn, RowsKind,
+    gpu::{Driver, Gpu, GpuError, Rows, Table},
+};
+
+/// Bytes of what a row's kernel leaves: {u32 token, u32 status}.
+const DRAWN: usize = 8;
+
+impl<D: Driver> Gpu<D> {
+    /// Logits of a row of `x` for each of `asks`. A row with an ask is drawn from here, and only its token is read
+    /// back, into `drawn`; of the others the logits are, `[asks][vocab]`.
+    pub fn draw(
+        &mut self,
+        x: &Rows,
+        table: &Table,
+        asks: &[Option<Ask>],
+        logits: &mut [f32],
+        drawn: &mut [Option<Drawn>],
+    ) -> Result<(), GpuError> {
+        let n = asks.len();
+        assert!(logits.len() == n * table.rows && drawn.len() == n, "logits and a token for each row");
+        let mut rows = self.logit_rows(n, table.rows)?;
+        let made = self.logits(n, x, table, &mut rows).and_then(|()| self.draw_from(&rows, asks, drawn));
+        let read = made.and_then(|()| {
+            let rest = logits.chunks_exact_mut(table.rows).zip(asks).enumerate();
+            rest.filter(|(_, (_, ask))| ask.is_none())
+                .try_for_each(|(i, (to, _))| self.read_row(&rows, i, to))
+        });
+        self.logits = Some(rows);
+        read
+    }
+
+    fn draw_from(
+        &mut self,
+        logits: &Rows,
+        asks: &[Option<Ask>],
+        drawn: &mut [Option<Drawn>],
+    ) -> Result<(), GpuError> {
+        let count = asks.iter().flatten().count();
+        if count == 0 {
+            return Ok(());
+        }
+        // Rows of the host are drawn from as well: it costs less than a list of those that are not.
+        let all: Vec<Ask> = asks.iter().map(|ask| ask.unwrap_or(Ask::GREEDY)).collect();
+        let out = match self.drawn.take() {
+            Some(out) if out.bytes() >= DRAWN * all.len() => out,
+            _ => self.alloc(DRAWN * all.len(), "drawn tokens")?,
+        };
+        let launched = match all.iter().all(Ask::is_greedy) {
+            true => self.argmax(all.len(), logits, out.address()),
+            false => self.sample(&all, logits, out.address()),
+        };
+        let tokens = launched.and_then(|()| self.fetch(&out, DRAWN * all.len()));
+        self.drawn = Some(out);
+        for ((to, ask), &bytes) in drawn.iter_mut().zip(asks).zip(tokens?.as_chunks().0) {
+            *to = ask.map(|_| Drawn::read(bytes));
+        }
+        self.counts.drawn += count as u64;
+        Ok(())
+    }
+
+    fn read_row(&mut self, rows: &Rows, row: usize, to: &mut [f32]) -> Result<(), GpuError> {
+        let mut bytes = vec![0; 4 * to.len()];
+        self.receive(rows.address() + (4 * row * rows.stride) as u64, &mut bytes)?;
+        to.iter_mut().zip(bytes.as_chunks().0).for_each(|(to, &from)| *to = f32::from_le_bytes(from));
+        Ok(())
+    }
+
+    /// Where logits lie before the host has them: made anew only for a larger step or another vocabulary.
+    fn logit_rows(&mut self, n: usize, vocab: usize) -> Result<Rows, GpuError> {
+        match self.logits.take() {
+            Some(rows) if rows.rows >= n && rows.width == vocab => Ok(rows),
+            _ => self.rows(n, vocab, RowsKind::Residual),
+        }
+    }
+}

@@ -1,0 +1,34 @@
+use super::{Driver, Gpu, GpuError, upload::Upload};
+use crate::{RowsKind, StepSize};
+
+/// Bytes of an id, a position or a place.
+const WORD: usize = 4;
+/// Bytes of what tells a block of threads its piece of a run.
+const PIECE: usize = 32;
+/// Bytes of what a row is drawn with.
+const ASK: usize = 32;
+/// Rows that a block of threads attends for at least.
+const ROWS: usize = 16;
+
+impl<D: Driver> Gpu<D> {
+    /// Takes all memory that steps up to this size need beside the buffers made for them.
+    pub fn prepare(&mut self, size: &StepSize) -> Result<(), GpuError> {
+        let pieces = size.tokens * size.group.div_ceil(ROWS);
+        for (what, bytes) in [
+            (Upload::Tokens, WORD * size.tokens),
+            (Upload::Positions, WORD * size.tokens),
+            (Upload::Slots, WORD * size.tokens),
+            (Upload::Blocks, WORD * size.blocks),
+            (Upload::FewRows, PIECE * pieces),
+            (Upload::ManyRows, PIECE * pieces),
+            (Upload::Wanted, WORD * size.logit_rows),
+            (Upload::Asks, ASK * size.logit_rows),
+        ] {
+            self.make_room(what, bytes)?;
+        }
+        self.logits = Some(self.rows(size.logit_rows, size.vocab, RowsKind::Residual)?);
+        self.drawn = Some(self.alloc(8 * size.logit_rows, "drawn tokens")?);
+        self.free = self.driver.free_memory()?;
+        Ok(())
+    }
+}

@@ -1,0 +1,159 @@
+//! What a step asks of the GPU, gathered until somebody waits for it, and then handed over in one piece: the inputs
+//! that changed, and all launches.
+
+use std::time::Instant;
+
+use super::{Driver, Gpu, GpuError, Launch};
+
+/// Fewest launches that are worth a recording.
+const WORTH: usize = 8;
+/// Most recordings that are kept; the one unused for longest makes room.
+const KEPT: usize = 64;
+
+/// Points in the driver's queue: before a step's inputs.
+const BEGIN: usize = 0;
+/// Between inputs and kernels.
+const SENT: usize = 1;
+/// Between kernels and results.
+const COMPUTED: usize = 2;
+/// After the results.
+const READ: usize = 3;
+
+/// Launches that were run together before. The launches themselves are the key: a recording is replayed only in the
+/// place of launches that are equal in every kernel, grid, address and number.
+struct Recording<G> {
+    launches: Vec<Launch>,
+    graph: G,
+    /// When it was last used, in hand-overs.
+    used: u64,
+}
+
+/// Launches that wait, and those that may come again.
+pub(super) struct Queue<G> {
+    waiting: Vec<Launch>,
+    /// What was handed over last without a recording.
+    last: Vec<Launch>,
+    recordings: Vec<Recording<G>>,
+    handed_over: u64,
+    /// Whether the marks of a hand-over have not been read yet.
+    marked: bool,
+    /// Whether results have been read since.
+    read: bool,
+}
+
+impl<G> Default for Queue<G> {
+    fn default() -> Self {
+        let (waiting, last, recordings) = (Vec::new(), Vec::new(), Vec::new());
+        Queue { waiting, last, recordings, handed_over: 0, marked: false, read: false }
+    }
+}
+
+impl<G> Queue<G> {
+    pub(super) fn push(&mut self, launch: Launch) {
+        self.waiting.push(launch);
+    }
+}
+
+impl<D: Driver> Gpu<D> {
+    /// Hands everything that waits to the driver, which need not be done with it when this returns.
+    pub(super) fn hand_over(&mut self) -> Result<(), GpuError> {
+        if let Some(lost) = &self.lost {
+            return Err(lost.clone());
+        }
+        if self.queue.waiting.is_empty() {
+            return Ok(());
+        }
+        let launches = std::mem::take(&mut self.queue.waiting);
+        let done = self.run(launches);
+        self.uploads.handed_over(done.is_ok());
+        self.remember(done)
+    }
+
+    fn run(&mut self, launches: Vec<Launch>) -> Result<(), GpuError> {
+        self.driver.mark(BEGIN)?;
+        self.uploads.send(&mut self.driver)?;
+        self.driver.mark(SENT)?;
+        let begun = Instant::now();
+        self.queue.handed_over += 1;
+        let now = self.queue.handed_over;
+        if let Some(known) = self.queue.recordings.iter_mut().find(|known| known.launches == launches) {
+            known.used = now;
+            self.driver.replay(&known.graph)?;
+            self.counts.replays += 1;
+        } else if launches.len() >= WORTH && launches == self.queue.last {
+            self.record(launches)?;
+            self.counts.replays += 1;
+        } else {
+            for launch in &launches {
+                self.driver.launch(launch, &self.kernels[launch.kernel().name].function)?;
+            }
+            self.queue.last = launches;
+        }
+        self.counts.times.launch += begun.elapsed();
+        self.driver.mark(COMPUTED)?;
+        (self.queue.marked, self.queue.read) = (true, false);
+        Ok(())
+    }
+
+    /// Makes a recording of launches, and runs it.
+    fn record(&mut self, launches: Vec<Launch>) -> Result<(), GpuError> {
+        let recordings = &mut self.queue.recordings;
+        if recordings.len() == KEPT {
+            let oldest = recordings.iter().enumerate().min_by_key(|(_, r)| r.used).map_or(0, |(i, _)| i);
+            self.driver.discard(recordings.swap_remove(oldest).graph);
+        }
+        let loaded: Vec<_> =
+            launches.iter().map(|launch| (launch, &self.kernels[launch.kernel().name].function)).collect();
+        let graph = self.driver.record(&loaded)?;
+        self.counts.recordings += 1;
+        let replayed = self.driver.replay(&graph);
+        recordings.push(Recording { launches, graph, used: self.queue.handed_over });
+        replayed
+    }
+
+    /// Copies to the device, behind what waits.
+    pub(super) fn send(&mut self, address: u64, bytes: &[u8]) -> Result<(), GpuError> {
+        self.hand_over()?;
+        let written = self.driver.write(address, bytes);
+        self.remember(written)
+    }
+
+    /// Copies from the device, when all that waits is done.
+    pub(super) fn receive(&mut self, address: u64, bytes: &mut [u8]) -> Result<(), GpuError> {
+        self.hand_over()?;
+        let read = self.driver.read(address, bytes).and_then(|()| self.driver.mark(READ));
+        self.queue.read = true;
+        self.remember(read)
+    }
+
+    /// Ends a step: all that was called is done, and timed.
+    pub fn finish(&mut self) -> Result<(), GpuError> {
+        self.hand_over()?;
+        if !std::mem::take(&mut self.queue.marked) {
+            return Ok(());
+        }
+        let timed = self.time();
+        self.remember(timed)
+    }
+
+    fn time(&mut self) -> Result<(), GpuError> {
+        if !self.queue.read {
+            self.driver.mark(READ)?;
+        }
+        self.driver.synchronize()?;
+        let sent = self.driver.between(BEGIN, SENT)?;
+        let computed = self.driver.between(SENT, COMPUTED)?;
+        let read = self.driver.between(COMPUTED, READ)?;
+        self.counts.times.transfer += sent + read;
+        self.counts.times.compute += computed;
+        Ok(())
+    }
+
+    /// A GPU that has failed is asked no more: all that it held is lost.
+    pub(super) fn remember<T>(&mut self, result: Result<T, GpuError>) -> Result<T, GpuError> {
+        if let Err(error @ GpuError::Failed { .. }) = &result {
+            self.lost = Some(error.clone());
+        }
+        result
+    }
+}
