@@ -6,6 +6,7 @@ mod determinism;
 mod exactness;
 mod goldens;
 mod gpu;
+mod gpu_engine;
 mod gpu_forward;
 mod gpu_sampler;
 mod official;

@@ -3,7 +3,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use bitnet_kernels::BackendInfo;
+use bitnet_kernels::{BackendInfo, DeviceStatus};
+use bitnet_model::ForwardError;
 use crossbeam_channel::{Sender, unbounded};
 use parking_lot::{Condvar, Mutex};
 
@@ -11,8 +12,8 @@ use crate::mailbox::Mailbox;
 use crate::metrics::{Counter, Metrics, Recorder};
 use crate::worker::{Submission, Ticket, Worker};
 use crate::{
-    BatchSizing, InvalidRequest, Model, Request, RequestHandle, Scheduler, SchedulerConfig, SchedulerCounts,
-    StepFaults, Stepper, SubmitError, TokenText,
+    BatchSizing, Draws, InvalidRequest, Model, Request, RequestError, RequestHandle, Scheduler,
+    SchedulerConfig, SchedulerCounts, StepFaults, Stepper, SubmitError, TokenText,
 };
 
 /// How an engine works. None of it changes a token.
@@ -104,6 +105,23 @@ pub(crate) struct Shared {
     pub metrics: Metrics,
     pub recorder: Option<Arc<dyn Recorder>>,
     pub status: Mutex<EngineStatus>,
+    /// Why the engine ended, if its device did.
+    pub lost: Mutex<Option<ForwardError>>,
+}
+
+impl Shared {
+    /// The device has failed: nothing is taken any more.
+    pub fn lose(&self, error: &ForwardError) {
+        *self.lost.lock() = Some(error.clone());
+        let _queue = self.queue.lock();
+        self.draining.store(true, Relaxed);
+        self.room.notify_all();
+    }
+
+    /// Why what is still under way when the engine's thread ends has failed.
+    pub fn end(&self) -> RequestError {
+        self.lost.lock().clone().map_or(RequestError::Stopped, RequestError::Forward)
+    }
 }
 
 impl Recorder for Shared {
@@ -135,6 +153,10 @@ pub struct EngineStatus {
     pub scheduler: SchedulerCounts,
     /// What went wrong.
     pub faults: StepFaults,
+    /// Where tokens were drawn.
+    pub draws: Draws,
+    /// What the device says of itself; nothing, if that is the host.
+    pub device: Option<DeviceStatus>,
 }
 
 /// Orders to the engine's thread that never wait behind requests.
@@ -199,7 +221,12 @@ impl Engine {
             draining: AtomicBool::new(false),
             metrics: Metrics::default(),
             recorder: config.recorder.clone(),
-            status: Mutex::new(EngineStatus { kv_blocks: limits.kv_blocks, ..EngineStatus::default() }),
+            status: Mutex::new(EngineStatus {
+                kv_blocks: limits.kv_blocks,
+                device: model.device(),
+                ..EngineStatus::default()
+            }),
+            lost: Mutex::default(),
         });
         let scheduler = Scheduler::new(SchedulerConfig {
             max_running: max_batch,
@@ -286,7 +313,8 @@ impl Engine {
         let mut queue = self.shared.queue.lock();
         loop {
             if self.shared.draining.load(Relaxed) {
-                return Err(SubmitError::Draining);
+                let lost = self.shared.lost.lock().clone();
+                return Err(lost.map_or(SubmitError::Draining, SubmitError::Lost));
             }
             let (mut entered, mut refusal) = (0, SubmitError::QueueFull { limit });
             for tokens in requests.iter().map(|r| r.prompt.len()) {
@@ -342,6 +370,11 @@ impl Engine {
     /// Whether requests are taken: not any more once it shuts down, or its thread has ended.
     pub fn is_open(&self) -> bool {
         !self.shared.draining.load(Relaxed)
+    }
+
+    /// Why the engine takes nothing any more, if its device has failed.
+    pub fn lost(&self) -> Option<ForwardError> {
+        self.shared.lost.lock().clone()
     }
 
     /// Most sequences in one step.

@@ -2,7 +2,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bitnet_kernels::BackendInfo;
+use bitnet_kernels::{Ask, BackendInfo, DeviceStatus, Drawn};
 use bitnet_model::{Batch, Logits, ModelSpec};
 
 use crate::{
@@ -126,6 +126,20 @@ impl Model for Borrowed<'_> {
 
     fn forward(&mut self, batch: &Batch, logits: &mut Logits) -> Result<(), ForwardError> {
         self.0.forward(batch, logits)
+    }
+
+    fn forward_drawing(
+        &mut self,
+        batch: &Batch,
+        asks: &[Option<Ask>],
+        logits: &mut Logits,
+        drawn: &mut [Option<Drawn>],
+    ) -> Result<(), ForwardError> {
+        self.0.forward_drawing(batch, asks, logits, drawn)
+    }
+
+    fn device(&self) -> Option<DeviceStatus> {
+        self.0.device()
     }
 
     fn copy_block(&mut self, from: u32, to: u32) -> Result<(), ForwardError> {

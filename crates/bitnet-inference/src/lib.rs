@@ -26,6 +26,7 @@
 #![cfg_attr(test, allow(clippy::print_stdout, reason = "tests say what they met"))]
 
 mod arrivals;
+mod ask;
 mod batch;
 mod blocks;
 mod config;
@@ -83,6 +84,6 @@ pub use scheduler::{
 };
 pub use sequence::{SeqId, Sequence};
 pub use stateless::{StatelessForward, blocking};
-pub use step::{StepFaults, Stepper};
+pub use step::{Draws, StepFaults, Stepper};
 pub use stop::{Scan, StopMatcher, TokenText};
 pub use throughput::{RecordError, ThroughputRecord};

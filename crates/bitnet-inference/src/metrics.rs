@@ -48,6 +48,12 @@ pub enum Measure {
     DecodeCompute,
     /// Bookkeeping after a step, delivery included.
     StepCommit,
+    /// Handing a step's kernels to a device, on the host.
+    KernelLaunch,
+    /// Copying a step's inputs to a device and its results back, by the device's clock.
+    MemoryTransfer,
+    /// Computing a step on a device, by the device's clock.
+    DeviceCompute,
     /// Sequences in a step.
     BatchSize,
 }
@@ -118,6 +124,25 @@ impl Snapshot {
     /// A measure.
     pub fn measure(&self, measure: Measure) -> &Distribution {
         &self.measures[measure as usize]
+    }
+
+    /// Milliseconds that handing a step's kernels to a device takes on average; `None` without a device.
+    pub fn kernel_launch_overhead_ms(&self) -> Option<f64> {
+        self.mean_ms(Measure::KernelLaunch)
+    }
+
+    /// Milliseconds that a device copies inputs and results of a step on average; `None` without a device.
+    pub fn memory_transfer_time_ms(&self) -> Option<f64> {
+        self.mean_ms(Measure::MemoryTransfer)
+    }
+
+    /// Milliseconds that a device computes a step on average; `None` without a device.
+    pub fn compute_time_ms(&self) -> Option<f64> {
+        self.mean_ms(Measure::DeviceCompute)
+    }
+
+    fn mean_ms(&self, measure: Measure) -> Option<f64> {
+        self.measure(measure).mean().map(|seconds| 1e3 * seconds)
     }
 
     /// Tokens per second while only text was computed; `None` before that happened.

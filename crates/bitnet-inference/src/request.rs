@@ -155,6 +155,9 @@ pub enum SubmitError {
     /// The engine finishes what it has and takes nothing new.
     #[error("the engine is shutting down")]
     Draining,
+    /// The device has failed with all it held.
+    #[error("the engine has no device any more: {0}")]
+    Lost(ForwardError),
     /// The engine is gone.
     #[error("the engine has stopped")]
     Stopped,

@@ -1,11 +1,12 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
-use bitnet_model::{Batch, Logits};
+use bitnet_kernels::{Ask, DeviceStatus};
+use bitnet_model::{Batch, ForwardError, Logits};
 
 use crate::pace::StepLoad;
 use crate::scheduler::{Drawn, Plan, PlannedRun, RunOutcome, Scheduler, StepOutcome};
-use crate::{Draw, Model, RequestError, Sampler, SeqId, TokenSet};
+use crate::{Draw, Model, RequestError, Sampler, SeqId, Sequence, TokenSet, ask};
 
 /// Tokens before those of a calibrating step: within the first block.
 const CALIBRATED: usize = 32;
@@ -19,15 +20,30 @@ pub struct StepFaults {
     pub failed_sequences: u64,
 }
 
+/// Where tokens were drawn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Draws {
+    /// On the device, where the logits were made.
+    pub device: u64,
+    /// On the host, from logits that were read back if there is a device.
+    pub host: u64,
+}
+
 /// Carries out plans: the model, the sampler, and the memory that steps use again and again.
 pub struct Stepper<'m> {
     model: Box<dyn Model + 'm>,
     batch: Batch,
     logits: Logits,
+    /// How each row of logits is drawn from on a device, and what came of it.
+    asks: Vec<Option<Ask>>,
+    drawn: Vec<Option<bitnet_kernels::Drawn>>,
+    draws: Draws,
     sampler: Sampler,
     banned: Vec<u32>,
     allowed: TokenSet,
     faults: StepFaults,
+    /// Why no further step can run.
+    lost: Option<ForwardError>,
     /// Logits of sequences that asked for nothing else, in the last step.
     pub wanted_logits: Vec<(SeqId, Vec<f32>)>,
 }
@@ -40,10 +56,14 @@ impl<'m> Stepper<'m> {
         Stepper {
             batch: Batch::with_capacity(limits.max_tokens, limits.max_logit_rows, most_blocks.min(1 << 20)),
             logits: Logits::with_capacity(limits.max_logit_rows, vocab),
+            asks: Vec::with_capacity(limits.max_logit_rows),
+            drawn: Vec::with_capacity(limits.max_logit_rows),
+            draws: Draws::default(),
             sampler: Sampler::new(vocab),
             banned: Vec::with_capacity(64),
             allowed: TokenSet::new(vocab),
             faults: StepFaults::default(),
+            lost: None,
             wanted_logits: Vec::new(),
             model,
         }
@@ -57,6 +77,21 @@ impl<'m> Stepper<'m> {
     /// What has gone wrong so far.
     pub fn faults(&self) -> StepFaults {
         self.faults
+    }
+
+    /// Where tokens have been drawn so far.
+    pub fn draws(&self) -> Draws {
+        self.draws
+    }
+
+    /// What the device says of itself; nothing, if that is the host.
+    pub fn device(&self) -> Option<DeviceStatus> {
+        self.model.device()
+    }
+
+    /// Why no further step can run: the device has failed with all it held.
+    pub fn lost(&self) -> Option<&ForwardError> {
+        self.lost.as_ref()
     }
 
     /// Times steps of several sizes on an idle model, with whatever the cache holds: what they compute is not kept.
@@ -90,7 +125,7 @@ impl<'m> Stepper<'m> {
     }
 
     /// Computes a plan and draws its tokens. What fails is tried again, then halved until the sequence at fault is
-    /// alone; it fails, and no other.
+    /// alone; it fails, and no other. With a lost device all fail.
     pub fn run(&mut self, scheduler: &Scheduler, plan: &Plan, outcome: &mut StepOutcome) {
         outcome.runs.clear();
         outcome.drawn.clear();
@@ -118,6 +153,10 @@ impl<'m> Stepper<'m> {
     ) {
         match self.forward(scheduler, runs) {
             Ok(()) => self.draw(scheduler, runs, outcome),
+            Err(error) if self.lost.is_some() => {
+                self.faults.failed_sequences += runs.len() as u64;
+                outcome.runs.extend(runs.iter().map(|_| RunOutcome::Failed(error.clone())));
+            }
             Err(_) if again => self.attempt(scheduler, runs, false, outcome),
             Err(error) if runs.len() == 1 => {
                 self.faults.failed_sequences += 1;
@@ -132,17 +171,27 @@ impl<'m> Stepper<'m> {
     }
 
     fn forward(&mut self, scheduler: &Scheduler, runs: &[PlannedRun]) -> Result<(), RequestError> {
+        let vocab = self.model.spec().vocab;
         self.batch.clear();
+        self.asks.clear();
         for run in runs {
             let s = scheduler.sequence(run);
             let end = run.start + run.len;
+            self.asks.extend((0..run.rows).map(|row| ask::of(s, end - run.drafts + row, vocab)));
             let table = &s.table[..end.div_ceil(Batch::BLOCK_TOKENS)];
             self.batch.push(&s.tokens[run.start..end], run.start, table, run.len - run.rows..run.len);
         }
-        let result = catch_unwind(AssertUnwindSafe(|| self.model.forward(&self.batch, &mut self.logits)));
+        self.drawn.clear();
+        self.drawn.resize(self.asks.len(), None);
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            self.model.forward_drawing(&self.batch, &self.asks, &mut self.logits, &mut self.drawn)
+        }));
         let result = match result {
             Ok(Ok(())) => return Ok(()),
-            Ok(Err(error)) => RequestError::Forward(error),
+            Ok(Err(error)) => {
+                self.lost = error.is_lost().then(|| error.clone());
+                RequestError::Forward(error)
+            }
             Err(panic) => RequestError::Panic { message: panic_message(panic.as_ref()) },
         };
         self.faults.failed_forwards += 1;
@@ -187,40 +236,62 @@ impl<'m> Stepper<'m> {
             self.wanted_logits.push((s.id, self.logits.row(row).to_vec()));
             return Ok(());
         }
-        let config = &s.request.config;
         for i in 0..run.rows {
             let tokens = &s.tokens[..run.start + run.len - run.drafts + i];
-            self.banned.clear();
-            if tokens.len() - s.prompt_len() < config.min_new_tokens {
-                let eos = if config.ignore_eos { &[] } else { scheduler.eos() };
-                self.banned.extend(eos.iter().chain(&config.stop_tokens));
-            }
-            let constraint = s.request.constraint.as_ref();
-            if let Some(constraint) = constraint {
-                self.allowed.clear();
-                constraint.allow(s.id.choice, &tokens[s.prompt_len()..], &mut self.allowed)?;
-            }
-            let at = Draw {
-                config,
-                tokens,
-                prompt_len: s.prompt_len(),
-                banned: &self.banned,
-                allowed: constraint.map(|_| &self.allowed),
-                seed: s.seed,
-                choice: s.id.choice,
+            let next = match self.drawn[row + i] {
+                Some(token) => {
+                    self.draws.device += 1;
+                    Drawn { token: ask::token(token)?, logprobs: None }
+                }
+                None => {
+                    self.draws.host += 1;
+                    self.draw_on_host(scheduler, s, tokens, row + i)?
+                }
             };
-            let logits = self.logits.row(row + i);
-            let token = self.sampler.draw(logits, &at)?;
-            let logprobs = match config.logprobs {
-                Some(top) => Some(self.sampler.logprobs(logits, token, top)?),
-                None => None,
-            };
-            drawn.push(Drawn { token, logprobs });
+            let token = next.token;
+            drawn.push(next);
             if s.tokens.get(tokens.len()) != Some(&token) {
                 break;
             }
         }
         Ok(())
+    }
+
+    /// Draws the token after `tokens` of a sequence from a row of logits.
+    fn draw_on_host(
+        &mut self,
+        scheduler: &Scheduler,
+        s: &Sequence,
+        tokens: &[u32],
+        row: usize,
+    ) -> Result<Drawn, RequestError> {
+        let config = &s.request.config;
+        self.banned.clear();
+        if tokens.len() - s.prompt_len() < config.min_new_tokens {
+            let eos = if config.ignore_eos { &[] } else { scheduler.eos() };
+            self.banned.extend(eos.iter().chain(&config.stop_tokens));
+        }
+        let constraint = s.request.constraint.as_ref();
+        if let Some(constraint) = constraint {
+            self.allowed.clear();
+            constraint.allow(s.id.choice, &tokens[s.prompt_len()..], &mut self.allowed)?;
+        }
+        let at = Draw {
+            config,
+            tokens,
+            prompt_len: s.prompt_len(),
+            banned: &self.banned,
+            allowed: constraint.map(|_| &self.allowed),
+            seed: s.seed,
+            choice: s.id.choice,
+        };
+        let logits = self.logits.row(row);
+        let token = self.sampler.draw(logits, &at)?;
+        let logprobs = match config.logprobs {
+            Some(top) => Some(self.sampler.logprobs(logits, token, top)?),
+            None => None,
+        };
+        Ok(Drawn { token, logprobs })
     }
 }
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
+use bitnet_kernels::gpu::Times;
 use crossbeam_channel::{Receiver, select};
 
 use crate::arrivals::Arrivals;
@@ -49,7 +50,7 @@ impl Ticket {
 impl Drop for Ticket {
     fn drop(&mut self) {
         self.leave_queue();
-        self.mailbox.close(&RequestError::Stopped);
+        self.mailbox.close(&self.shared.end());
     }
 }
 
@@ -75,6 +76,8 @@ pub(crate) struct Worker {
     plan: Plan,
     outcome: StepOutcome,
     arrivals: Arrivals,
+    /// Where the device's time had gone before the last step.
+    times: Times,
     max_batch: usize,
     max_wait: Duration,
     /// Whether to stop when there is nothing left to do.
@@ -103,6 +106,7 @@ impl Worker {
             plan: Plan::default(),
             outcome: StepOutcome::default(),
             arrivals: Arrivals::default(),
+            times: Times::default(),
             max_batch,
             max_wait,
             draining: false,
@@ -117,6 +121,7 @@ impl Worker {
         let _stopping = Stopping(&shared);
         if self.scheduler.paces_itself() {
             self.stepper.calibrate(self.max_batch, |load, micros| self.scheduler.learn(load, micros));
+            self.times = self.stepper.device().map_or(Times::default(), |device| device.counts.times);
         }
         loop {
             match catch_unwind(AssertUnwindSafe(|| self.turn())) {
@@ -142,7 +147,10 @@ impl Worker {
         if !self.step() {
             self.wait();
         }
-        None
+        let lost = self.stepper.lost()?.clone();
+        self.scheduler.abort(RequestError::Forward(lost));
+        self.deliver();
+        Some(false)
     }
 
     /// After a panic outside of any one request's own work nothing of the bookkeeping is trusted: what was under way
@@ -170,8 +178,12 @@ impl Worker {
         self.stepper.run(&self.scheduler, &self.plan, &mut self.outcome);
         let computed = Instant::now();
         self.outcome.micros = (computed - planned).as_micros() as u64;
+        // Before anybody is told that it failed.
+        self.stepper.lost().into_iter().for_each(|lost| self.shared.lose(lost));
         let drawn = self.outcome.drawn.len();
         self.scheduler.commit(self.now(), &self.plan, &mut self.outcome);
+        // Whoever is told that it has ended finds the step that ended it counted.
+        self.publish_status();
         self.deliver();
         self.report(begun, planned, computed, drawn);
         true
@@ -302,7 +314,7 @@ impl Worker {
         }
     }
 
-    fn report(&self, begun: Instant, planned: Instant, computed: Instant, drawn: usize) {
+    fn report(&mut self, begun: Instant, planned: Instant, computed: Instant, drawn: usize) {
         let (load, shared) = (self.plan.load, &self.shared);
         shared.add(Counter::Steps, 1);
         shared.add(Counter::PrefillTokens, load.prefill as u64);
@@ -314,6 +326,13 @@ impl Worker {
             shared.observe(Measure::DecodeCompute, (computed - planned).as_secs_f64());
         }
         shared.observe(Measure::StepCommit, computed.elapsed().as_secs_f64());
+        if let Some(device) = self.stepper.device() {
+            let (now, before) = (device.counts.times, self.times);
+            shared.observe(Measure::KernelLaunch, (now.launch - before.launch).as_secs_f64());
+            shared.observe(Measure::MemoryTransfer, (now.transfer - before.transfer).as_secs_f64());
+            shared.observe(Measure::DeviceCompute, (now.compute - before.compute).as_secs_f64());
+            self.times = now;
+        }
     }
 
     fn publish_status(&self) {
@@ -326,6 +345,8 @@ impl Worker {
             kv_used: pool.total() - pool.available(),
             scheduler: self.scheduler.counts(),
             faults: self.stepper.faults(),
+            draws: self.stepper.draws(),
+            device: self.stepper.device(),
         };
     }
 

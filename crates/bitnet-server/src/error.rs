@@ -139,6 +139,7 @@ impl From<SubmitError> for ApiError {
             // Whoever knows the pace of the queue puts a better time here.
             SubmitError::QueueFull { .. } => Self::busy("queue_full", message, Duration::from_secs(1)),
             SubmitError::BacklogFull { .. } => Self::busy("backlog_full", message, Duration::from_secs(1)),
+            SubmitError::Lost(_) => Self::unavailable("device_lost", message),
             SubmitError::Draining => Self::unavailable("draining", message),
             _ => Self::unavailable("stopped", message),
         }
@@ -153,6 +154,7 @@ impl From<RequestError> for ApiError {
             RequestError::SlowReader => Self::new(StatusCode::REQUEST_TIMEOUT, "slow_reader", message),
             RequestError::Refused(refused) => refused.into(),
             RequestError::Stopped => Self::unavailable("stopped", message),
+            RequestError::Forward(lost) if lost.is_lost() => Self::unavailable("device_lost", message),
             _ => Self::fault(message),
         }
     }

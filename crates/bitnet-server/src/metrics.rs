@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use bitnet_inference::{Counter, Engine, Measure, Priority, Recorder};
+use bitnet_model::Model;
 use parking_lot::Mutex;
 use prometheus::{
     Encoder, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, Opts, Registry,
@@ -54,12 +55,17 @@ struct Kept {
 }
 
 impl Metrics {
-    pub fn new(model: &str, overload: Arc<Overload>) -> Self {
+    /// The metrics of a model under the name that clients call it.
+    pub fn new(model: &str, weights: &dyn Model, overload: Arc<Overload>) -> Self {
         let labels = [("model".to_owned(), model.to_owned())].into();
         let registry = Registry::new_custom(None, Some(labels)).expect("one label");
         let r = &registry;
         let build = gauge(r, "bitnet_build_info", &format!("Version {}.", env!("CARGO_PKG_VERSION")));
         build.set(1);
+        let (backend, device) = (weights.backend(), weights.device().is_some());
+        let computes = Opts::new("bitnet_backend_info", "What computes.");
+        let computes = computes.const_label("device", backend.device).const_label("isa", backend.isa);
+        registered(r, IntGauge::with_opts(computes).expect("valid labels")).set(1);
         let usage = prometheus::Gauge::new("vllm:kv_cache_usage_perc", "Part of the cache in use, 0 to 1.");
         let usage = registered(r, usage.expect("a valid name"));
         let opts = |name, help| Opts::new(name, help);
@@ -89,12 +95,13 @@ impl Metrics {
             ),
             whole: histogram(r, "bitnet_e2e_latency_seconds", "From submission to the end.", QUEUE),
             step: {
-                let what = "Parts of a step: plan, compute (forward pass and sampling), commit.";
+                let what = "Parts of a step: plan, compute (forward pass and sampling), commit; of compute, on a GPU: \
+                            launch (the host's time to hand kernels over), transfer and device (by the GPU's clock).";
                 let opts = HistogramOpts::new("bitnet_step_seconds", what).buckets(STEP.to_vec());
                 registered(r, HistogramVec::new(opts, &["phase"]).expect("valid"))
             },
             rows: histogram(r, "bitnet_step_rows", "Sequences in a step.", ROWS),
-            kept: Mutex::new(Kept { gauges: gauges(r), counters: counters(r), usage }),
+            kept: Mutex::new(Kept { gauges: gauges(r, device), counters: counters(r, device), usage }),
             registry,
             overload,
         }
@@ -163,16 +170,19 @@ impl Recorder for Metrics {
             Measure::StepPlan => self.step.with_label_values(&["plan"]).observe(value),
             Measure::StepCompute => self.step.with_label_values(&["compute"]).observe(value),
             Measure::StepCommit => self.step.with_label_values(&["commit"]).observe(value),
+            Measure::KernelLaunch => self.step.with_label_values(&["launch"]).observe(value),
+            Measure::MemoryTransfer => self.step.with_label_values(&["transfer"]).observe(value),
+            Measure::DeviceCompute => self.step.with_label_values(&["device"]).observe(value),
             Measure::BatchSize => self.rows.observe(value),
             _ => {}
         }
     }
 }
 
-fn gauges(r: &Registry) -> Vec<(IntGauge, Ask)> {
+fn gauges(r: &Registry, device: bool) -> Vec<(IntGauge, Ask)> {
     let running: Ask = |e| e.status().running as u64;
     let waiting: Ask = |e| e.queue().requests as u64;
-    vec![
+    let mut all: Vec<(IntGauge, Ask)> = vec![
         (gauge(r, "bitnet_requests_running", "Sequences in the batch."), running),
         (gauge(r, "bitnet_requests_waiting", "Requests without a place in a batch yet."), waiting),
         (gauge(r, "vllm:num_requests_running", "As bitnet_requests_running."), running),
@@ -185,11 +195,25 @@ fn gauges(r: &Registry) -> Vec<(IntGauge, Ask)> {
             e.status().kv_blocks as u64
         }),
         (gauge(r, "bitnet_kv_blocks_used", "Blocks in use."), |e| e.status().kv_used as u64),
-    ]
+    ];
+    if device {
+        all.push((
+            gauge(r, "bitnet_gpu_memory_used_bytes", "GPU memory in use when the model was loaded."),
+            |e| e.status().device.map_or(0, |d| d.memory_used),
+        ));
+        all.push((gauge(r, "bitnet_gpu_memory_total_bytes", "GPU memory."), |e| {
+            e.status().device.map_or(0, |d| d.memory_total)
+        }));
+        all.push((
+            gauge(r, "bitnet_gpu_lost", "1 when the GPU has failed, and nothing is computed any more."),
+            |e| u64::from(e.lost().is_some()),
+        ));
+    }
+    all
 }
 
-fn counters(r: &Registry) -> Vec<(IntCounter, Ask)> {
-    vec![
+fn counters(r: &Registry, device: bool) -> Vec<(IntCounter, Ask)> {
+    let mut all: Vec<(IntCounter, Ask)> = vec![
         (counter(r, "bitnet_preemptions_total", "Sequences that had to give their blocks back."), |e| {
             e.status().scheduler.preemptions
         }),
@@ -214,7 +238,20 @@ fn counters(r: &Registry) -> Vec<(IntCounter, Ask)> {
         (counter(r, "bitnet_step_faults_total", "Forward passes that failed."), |e| {
             e.status().faults.failed_forwards
         }),
-    ]
+        (counter(r, "bitnet_host_draws_total", "Tokens drawn on the host."), |e| e.status().draws.host),
+    ];
+    if device {
+        all.push((counter(r, "bitnet_gpu_draws_total", "Tokens drawn on the GPU."), |e| {
+            e.status().draws.device
+        }));
+        all.push((counter(r, "bitnet_gpu_launches_total", "Kernels run."), |e| {
+            e.status().device.map_or(0, |d| d.counts.launches)
+        }));
+        all.push((counter(r, "bitnet_gpu_replays_total", "Steps run as one recorded piece of work."), |e| {
+            e.status().device.map_or(0, |d| d.counts.replays)
+        }));
+    }
+    all
 }
 
 fn registered<C: Collector + Clone + 'static>(registry: &Registry, metric: C) -> C {

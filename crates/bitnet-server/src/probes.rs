@@ -54,8 +54,10 @@ pub(crate) async fn ready(State(app): State<Arc<App>>) -> Response {
 pub(crate) async fn health(State(app): State<Arc<App>>) -> Response {
     let Some(service) = app.loaded() else { return ready(State(app)).await };
     let (open, status, queue) = (service.engine.is_open(), service.engine.status(), service.engine.queue());
+    let lost = service.engine.lost();
     let told = json!({
-        "status": if open { "ready" } else { "stopped" },
+        "status": if lost.is_some() { "device_lost" } else if open { "ready" } else { "stopped" },
+        "reason": lost.map(|lost| lost.to_string()),
         "model": service.model.name,
         "running": status.running,
         "waiting": queue.requests,

@@ -110,7 +110,7 @@ impl Service {
         config: ServerConfig,
     ) -> Result<Service, StartError> {
         let overload = Arc::new(Overload::new(config.ttft_goal));
-        let metrics = Arc::new(Metrics::new(&model.name, Arc::clone(&overload)));
+        let metrics = Arc::new(Metrics::new(&model.name, &*weights, Arc::clone(&overload)));
         let text = model.tokenizer.clone().map(|t| Arc::new(t) as Arc<dyn TokenText>);
         let vocab = weights.spec().vocab;
         let engine = EngineConfig {
@@ -158,9 +158,10 @@ impl App {
     pub(crate) fn service(&self) -> Result<&Service, ApiError> {
         match self.service.get() {
             None => Err(ApiError::unavailable("loading", "the model is being loaded")),
-            Some(service) if !service.engine.is_open() => {
-                Err(ApiError::unavailable("stopped", "the engine takes no more requests"))
-            }
+            Some(service) if !service.engine.is_open() => Err(match service.engine.lost() {
+                Some(lost) => ApiError::unavailable("device_lost", lost),
+                None => ApiError::unavailable("stopped", "the engine takes no more requests"),
+            }),
             Some(service) => Ok(service),
         }
     }

@@ -1,7 +1,7 @@
 //! What fails fails alone, and the next request is answered, or the server says why not.
 
 use bitnet_inference::{EngineConfig, sim::HashModel};
-use bitnet_kernels::BackendInfo;
+use bitnet_kernels::{BackendInfo, KernelError, gpu::GpuError};
 use bitnet_model::{Batch, ForwardError, Limits, Logits, Model, ModelSpec};
 use bitnet_server::{App, ConnectionLimits, ServedModel, ServerConfig, Service};
 use serde_json::{Value, json};
@@ -13,6 +13,8 @@ const COMPLETIONS: &str = "/v1/completions";
 const NAN: u32 = 48;
 /// A step with this token panics.
 const PANICS: u32 = 49;
+/// A step with this token is the GPU's last.
+const LOSES: u32 = 47;
 
 fn poisoned(batch: &Batch, logits: Option<&mut Logits>) -> Result<(), ForwardError> {
     let Some(logits) = logits else {
@@ -108,5 +110,37 @@ fn after_a_fault_of_the_engine_requests_are_answered_or_ready_says_why_not() {
         200 => drop(next.ok()),
         _ => assert_eq!((ready.refusal().0, next.refusal().0), (503, 503)),
     }
+    assert_eq!(server.get("/live").status, 200);
+}
+
+fn losing(batch: &Batch, _: Option<&mut Logits>) -> Result<(), ForwardError> {
+    if !batch.tokens().contains(&LOSES) {
+        return Ok(());
+    }
+    let reason = "CUDA_ERROR_ECC_UNCORRECTABLE".to_owned();
+    Err(KernelError::Gpu(GpuError::Failed { during: "cuStreamQuery", reason }).into())
+}
+
+#[test]
+fn when_the_gpu_is_lost_every_request_and_every_probe_is_told_why() {
+    let app = hashes(Box::new(losing), EngineConfig::default(), ServerConfig::default());
+    let server = Server::start(app, ConnectionLimits::default(), SOON);
+    let never = json!({LOSES.to_string(): -100});
+    let ask = |prompt: &[u32]| {
+        server.post(COMPLETIONS, &json!({"prompt": prompt, "max_tokens": 4, "logit_bias": never}))
+    };
+    ask(&[1, 2]).ok();
+    assert_eq!(server.get("/ready").status, 200);
+    assert_eq!(server.metric_of("bitnet_backend_info", "device=\"hash\""), 1.0);
+    for prompt in [[1, LOSES], [1, 2]] {
+        let reply = ask(&prompt);
+        let error = reply.json()["error"].clone();
+        assert_eq!((reply.status, error["code"].as_str()), (503, Some("device_lost")), "{error}");
+        assert!(error["message"].as_str().unwrap().contains("ECC_UNCORRECTABLE"), "{error}");
+    }
+    assert_eq!(server.get("/ready").json()["error"]["code"], "device_lost");
+    let health = server.get("/health");
+    assert_eq!((health.status, health.json()["status"].as_str()), (503, Some("device_lost")));
+    assert!(health.json()["reason"].as_str().unwrap().contains("load the model anew"));
     assert_eq!(server.get("/live").status, 200);
 }

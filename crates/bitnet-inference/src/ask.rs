@@ -1,0 +1,34 @@
+use bitnet_kernels::{Ask, Drawn};
+
+use crate::{SampleError, Sequence};
+
+/// Tokens that a device can tell apart when it draws.
+const MOST_TOKENS: usize = 1 << 24;
+
+/// How the token after the first `len` of a sequence is drawn where its logits are. `None` where the host has to see
+/// them: for penalties, biases, bans, constraints and log-probabilities, and where nothing is drawn.
+pub(crate) fn of(s: &Sequence, len: usize, vocab: usize) -> Option<Ask> {
+    let config = &s.request.config;
+    let untouched = !config.has_penalties() && config.logit_bias.is_empty() && s.request.constraint.is_none();
+    // Before that, the tokens that would end the text are banned.
+    let may_end = len - s.prompt_len() >= config.min_new_tokens;
+    let plain = s.draws() && untouched && may_end && config.logprobs.is_none() && vocab < MOST_TOKENS;
+    plain.then(|| Ask {
+        temperature: config.temperature,
+        top_k: u32::try_from(config.top_k).unwrap_or(0),
+        top_p: config.top_p,
+        min_p: config.min_p,
+        seed: s.seed,
+        choice: s.id.choice,
+        position: len as u32,
+    })
+}
+
+/// The token that a device drew.
+pub(crate) fn token(drawn: Drawn) -> Result<u32, SampleError> {
+    match drawn {
+        Drawn::Token(token) => Ok(token),
+        Drawn::NotANumber(token) => Err(SampleError::NotANumber { token }),
+        Drawn::NothingAllowed => Err(SampleError::NothingAllowed),
+    }
+}

@@ -1,0 +1,246 @@
+//! The engine on the GPU's kernels, in the simulator: the names that users know, batches, memory, metrics and faults.
+
+use bitnet_inference::{
+    BatchError, Counter, Engine, EngineConfig, GenerationConfig, GenerationError, GpuInferenceEngine,
+    Request, RequestError, SubmitError,
+};
+use bitnet_kernels::{
+    Cpu, Isa, KernelError,
+    gpu::{Gpu, GpuError},
+};
+use bitnet_model::{ForwardError, Limits, ModelError, Synthetic, Transformer};
+use bitnet_tests::{Call, Handle, Simulator, Tap};
+
+const LIMITS: Limits = Limits { max_tokens: 32, max_logit_rows: 4, kv_blocks: 8 };
+
+fn load_within(limits: Limits, driver: Tap) -> Result<Transformer<Gpu<Tap>>, ModelError> {
+    let tiny = Synthetic::named("tiny").unwrap();
+    let gpu = Gpu::new(driver).map_err(KernelError::from)?;
+    Transformer::load(tiny.spec(), &tiny, gpu, limits, &mut |_, _| {})
+}
+
+fn load(driver: Tap) -> Result<Transformer<Gpu<Tap>>, ModelError> {
+    load_within(LIMITS, driver)
+}
+
+/// An engine on a simulated GPU, and what its driver is asked.
+fn engine() -> (GpuInferenceEngine, Handle) {
+    let (tap, handle) = Tap::of(Simulator::default());
+    (GpuInferenceEngine::new(load(tap).unwrap(), EngineConfig::default()).unwrap(), handle)
+}
+
+fn prompt(len: usize, seed: u32) -> Vec<u32> {
+    (0..len as u32).map(|i| (i * i + 7 * i + 31 * seed) % 512).collect()
+}
+
+/// Greedy and drawn, plain and with everything that needs the logits on the host, of several lengths.
+fn mixed() -> Vec<(Vec<u32>, GenerationConfig)> {
+    let base = GenerationConfig { max_new_tokens: 6, ignore_eos: true, ..GenerationConfig::default() };
+    let warm = GenerationConfig { temperature: 1.2, top_p: 0.9, seed: Some(5), ..base.clone() };
+    let cut = GenerationConfig { top_k: 7, min_p: 0.01, seed: Some(6), max_new_tokens: 4, ..warm.clone() };
+    let penalties = GenerationConfig { repetition_penalty: 1.4, presence_penalty: 0.3, ..warm.clone() };
+    let biased = GenerationConfig { logit_bias: vec![(17, 4.0), (3, -9.0)], ..base.clone() };
+    vec![
+        (prompt(3, 1), base),
+        (prompt(40, 2), warm),
+        (prompt(1, 3), cut),
+        (prompt(9, 4), penalties),
+        (prompt(5, 5), biased),
+    ]
+}
+
+#[test]
+fn f01_f04_each_of_a_mixed_batch_gets_on_a_gpu_what_it_gets_alone() {
+    let (engine, _) = engine();
+    let batch = mixed();
+    let together = engine.process_batch_gpu(&batch).unwrap();
+    let draws = engine.engine().status().draws;
+    assert!(draws.device >= 14 && draws.host >= 12, "{draws:?}");
+    for (request, expected) in batch.iter().zip(&together) {
+        let (alone, _) = self::engine();
+        let one = alone.process_batch_gpu(std::slice::from_ref(request)).unwrap();
+        assert_eq!(&one[0], expected, "{request:?}");
+        assert_eq!(expected.len(), request.1.max_new_tokens);
+    }
+}
+
+/// The sampler of a device draws what that of the host draws of the same logits.
+#[test]
+fn f25_a_token_drawn_on_the_gpu_is_the_one_that_the_host_draws() {
+    let warm = mixed().swap_remove(1);
+    let seen = (warm.0.clone(), GenerationConfig { logprobs: Some(0), ..warm.1.clone() });
+    let tokens = [warm, seen].map(|request| {
+        let (engine, _) = engine();
+        let tokens = engine.process_batch_gpu(&[request]).unwrap();
+        (tokens, engine.engine().status().draws)
+    });
+    assert_eq!(tokens[0].0, tokens[1].0);
+    assert_eq!(tokens.map(|(_, draws)| (draws.device, draws.host)), [(6, 0), (0, 6)]);
+}
+
+#[test]
+fn f02_a_step_on_a_gpu_is_one_forward_whose_launches_do_not_depend_on_the_batch() {
+    let config = GenerationConfig { max_new_tokens: 5, ignore_eos: true, ..GenerationConfig::default() };
+    let launches = [1, 4].map(|n| {
+        let (engine, _) = engine();
+        let batch: Vec<_> = (0..n).map(|i| (prompt(4, i), config.clone())).collect();
+        engine.process_batch_gpu(&batch).unwrap();
+        assert_eq!(engine.metrics().get(Counter::Steps), 5, "a prompt's step and four of decoding");
+        engine.engine().status().device.unwrap().counts.launches
+    });
+    assert_eq!(launches[0], launches[1]);
+}
+
+#[test]
+fn f12_f23_a_step_takes_no_memory_on_the_gpu_and_decoding_is_replayed() {
+    let (engine, driver) = engine();
+    let taken = driver.count(Call::Alloc);
+    assert!(taken > 20);
+    let config = GenerationConfig { max_new_tokens: 12, ignore_eos: true, ..GenerationConfig::default() };
+    let batch: Vec<_> = (0..4).map(|i| (prompt(7 * i as usize + 1, i), config.clone())).collect();
+    engine.process_batch_gpu(&batch).unwrap();
+    assert_eq!(driver.count(Call::Alloc), taken, "neither prompts nor decoding take memory");
+    assert!(driver.count(Call::Record) >= 1 && driver.count(Call::Replay) >= 6, "decoding repeats itself");
+    let before = driver.count(Call::Launch);
+    engine.process_batch_gpu(&batch).unwrap();
+    assert!(driver.count(Call::Launch) > before);
+    assert_eq!(driver.count(Call::Alloc), taken);
+}
+
+#[test]
+fn f27_weights_are_on_the_gpu_once_and_warming_up_again_does_nothing() {
+    let (engine, driver) = engine();
+    let device = engine.engine().status().device.unwrap();
+    assert!(device.memory_used > 0 && device.memory_used < device.memory_total);
+    engine.warmup_gpu_cache().unwrap();
+    assert!(engine.is_gpu_cache_warm());
+    let calls = (driver.count(Call::Launch), driver.count(Call::Write), driver.count(Call::Alloc));
+    engine.warmup_gpu_cache().unwrap();
+    assert_eq!((driver.count(Call::Launch), driver.count(Call::Write), driver.count(Call::Alloc)), calls);
+}
+
+#[test]
+fn f29_times_on_a_gpu_come_from_its_clock_and_memory_from_its_driver() {
+    let (engine, _) = engine();
+    let before = engine.metrics();
+    assert_eq!(
+        (before.kernel_launch_overhead_ms(), before.memory_transfer_time_ms(), before.compute_time_ms()),
+        (None, None, None)
+    );
+    engine.process_batch_gpu(&mixed()[..2]).unwrap();
+    let (after, status) = (engine.metrics(), engine.engine().status());
+    let times = [after.kernel_launch_overhead_ms(), after.memory_transfer_time_ms(), after.compute_time_ms()];
+    assert!(times.iter().all(|time| time.is_some_and(|ms| ms > 0.0)), "{times:?}");
+    let device = status.device.unwrap();
+    assert_eq!(device.memory_total, 4 << 30);
+    assert!(
+        device.counts.times.compute >= device.counts.times.launch,
+        "the simulator computes in its launches"
+    );
+
+    let tiny = Synthetic::named("tiny").unwrap();
+    let cpu = Cpu::new(Isa::best(), 1).unwrap();
+    let model = Transformer::load(tiny.spec(), &tiny, cpu, LIMITS, &mut |_, _| {}).unwrap();
+    let cpu = GpuInferenceEngine::new(model, EngineConfig::default()).unwrap();
+    cpu.process_batch_gpu(&mixed()[..1]).unwrap();
+    assert_eq!((cpu.metrics().compute_time_ms(), cpu.engine().status().device), (None, None));
+}
+
+#[test]
+fn f28_f30_a_benchmark_on_a_gpu_counts_the_tokens_of_its_results() {
+    let (engine, _) = engine();
+    assert_eq!(engine.batch_throughput_factor(2), None);
+    let rows = engine.benchmark(&[3], &[1, 2]).unwrap();
+    assert_eq!(rows.iter().map(|row| row.tokens).collect::<Vec<_>>(), [16, 32]);
+    assert!(engine.batch_throughput_factor(2).is_some_and(|factor| factor > 0.0));
+}
+
+/// Computed anew, from tokens that were decoded one at a time before.
+#[test]
+fn f12_a_sequence_that_gave_its_blocks_back_on_a_gpu_goes_on_with_the_same_tokens() {
+    let config = GenerationConfig { max_new_tokens: 20, ignore_eos: true, ..GenerationConfig::default() };
+    // The younger has its second block when the older needs one.
+    let batch = [(prompt(50, 1), config.clone()), (prompt(62, 2), config)];
+    let tokens = [3, 8].map(|kv_blocks| {
+        let (tap, _) = Tap::of(Simulator::default());
+        let model = load_within(Limits { kv_blocks, ..LIMITS }, tap).unwrap();
+        let engine = GpuInferenceEngine::new(model, EngineConfig::default()).unwrap();
+        let tokens = engine.process_batch_gpu(&batch).unwrap();
+        (tokens, engine.engine().status().scheduler.preemptions)
+    });
+    assert!(tokens[0].1 > 0 && tokens[1].1 == 0, "blocks for one and a half of them: {tokens:?}");
+    assert_eq!(tokens[0].0, tokens[1].0);
+}
+
+fn lost() -> GpuError {
+    GpuError::Failed { during: "cuStreamQuery", reason: "CUDA_ERROR_ILLEGAL_ADDRESS".into() }
+}
+
+/// Makes a driver fail.
+type Fault = fn(&Handle);
+
+/// Out of memory, a refused kernel and a GPU that is too old, at start: no model, and an error that says what helps.
+#[test]
+fn f23_f32_a_gpu_that_cannot_take_the_model_is_a_typed_error_with_its_cure() {
+    let full: Fault = |handle| {
+        handle.fail(
+            Call::Alloc,
+            GpuError::OutOfMemory { what: "ternary weights", bytes: 1 << 30, free: 1 << 20 },
+        );
+    };
+    let refused: Fault = |handle| {
+        handle.fail(Call::Load, GpuError::ModuleRefused { kernel: "sm80_embed_bf16", log: "line 7".into() });
+    };
+    let none: Fault = |_| {};
+    let small = Simulator::with(|info| info.memory = 640 << 10);
+    let old = Simulator::with(|info| info.capability = (7, 5));
+    let cases = [
+        (Simulator::default(), full, "no GPU memory for ternary weights (1073741824 bytes, 1048576 free)"),
+        (small, none, "lower --memory"),
+        (Simulator::default(), refused, "refused kernel sm80_embed_bf16: line 7; update the driver"),
+        (old, none, "compute capability 7.5"),
+    ];
+    for (simulator, fault, tells) in cases {
+        let (tap, handle) = Tap::of(simulator);
+        fault(&handle);
+        let error = load(tap).err().expect("it cannot be loaded");
+        assert!(matches!(error, ModelError::Kernel(KernelError::Gpu(_))), "{error:?}");
+        assert!(error.to_string().contains(tells), "{error}");
+    }
+}
+
+/// Whatever call notices it: all requests fail with the driver's words, the engine takes no more, and says why.
+#[test]
+fn f16_f32_a_lost_gpu_fails_its_requests_and_the_engine_says_so() {
+    for call in [Call::Write, Call::Launch, Call::Record, Call::Replay, Call::Read, Call::Synchronize] {
+        let (engine, driver) = engine();
+        let config = GenerationConfig { max_new_tokens: 40, ignore_eos: true, ..GenerationConfig::default() };
+        let batch = [(prompt(5, 1), config.clone()), (prompt(9, 2), config)];
+        driver.fail(call, lost());
+        let ends = engine.process_batch_gpu_partial(&batch);
+        let failed = ForwardError::Kernel(KernelError::Gpu(lost()));
+        for end in ends {
+            assert_eq!(end, Err(GenerationError::Request(RequestError::Forward(failed.clone()))), "{call:?}");
+        }
+        let asked = driver.count(call);
+        assert_eq!(engine.engine().lost(), Some(failed.clone()), "{call:?}");
+        let refused = engine.process_batch_gpu(&batch[..1]);
+        let source = GenerationError::Submit(SubmitError::Lost(failed));
+        assert_eq!(refused, Err(BatchError { index: 0, source }), "{call:?}");
+        assert!(!engine.engine().is_open());
+        assert_eq!(driver.count(call), asked, "a lost device is asked no more");
+    }
+}
+
+#[test]
+fn f16_requests_that_wait_when_the_gpu_is_lost_are_told_so_too() {
+    let (tap, driver) = Tap::of(Simulator::default());
+    let config = EngineConfig { max_batch_size: 1, ..EngineConfig::default() };
+    let engine = Engine::start(load(tap).unwrap(), config).unwrap();
+    driver.fail(Call::Read, lost());
+    let requests = (0..5).map(|i| Request::new(prompt(4, i), GenerationConfig::default())).collect();
+    for handle in engine.submit_all(requests).unwrap() {
+        let end = handle.wait();
+        assert!(matches!(&end, Err(RequestError::Forward(error)) if error.is_lost()), "{end:?}");
+    }
+}
