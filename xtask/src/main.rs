@@ -5,6 +5,7 @@ mod arrows;
 mod bench;
 mod ci;
 mod fuzz;
+mod gpu_bundle;
 mod ptx_check;
 mod ptx_gen;
 mod rows;
@@ -43,6 +44,7 @@ enum Task {
     /// Run the scheduler through many random schedules, or real models through many random batches
     Sim(sim::Sim),
     SimKernels(sim_kernels::SimKernels),
+    GpuBundle(gpu_bundle::GpuBundle),
     /// Judge the kernels against the reference, then measure prefill and decode
     Bench(bench::Bench),
     /// Damage model files of every kind and judge what becomes of them
@@ -59,6 +61,7 @@ fn main() -> ExitCode {
         Task::Rows => rows::check(),
         Task::Sim(sim) => sim.run(),
         Task::SimKernels(sim) => sim.run(),
+        Task::GpuBundle(bundle) => bundle.run(),
         Task::Bench(bench) => bench.run(),
         Task::Fuzz(fuzz) => fuzz.run(),
     };

@@ -7,7 +7,7 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::{memory::MemoryLimit, token_ids::TokenIds};
 
-/// Runs ternary (BitNet b1.58) language models on any CPU.
+/// Runs ternary (BitNet b1.58) language models on any CPU, and on NVIDIA GPUs.
 ///
 /// MODEL is a .gguf file; a folder with config.json, *.safetensors and tokenizer.json; `org/name`, fetched from
 /// Hugging Face, with `@revision` and `:file` if wanted; `demo`, the small trained model inside this program; or
@@ -24,10 +24,10 @@ pub struct Cli {
 }
 
 /// Flags of every command.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Machine")]
 pub struct Common {
-    /// Where to compute: auto, cpu
+    /// Where to compute: cpu; cuda, or cuda:N, an NVIDIA GPU; auto, the GPU if it can and else the CPU, saying why
     #[arg(long, global = true, default_value = "auto", value_name = "DEVICE", value_parser = device)]
     pub device: Device,
     /// Threads, 1 to 1024 [default: as many as this machine runs at once]
@@ -36,7 +36,7 @@ pub struct Common {
     /// Level of CPU instructions: auto (the best), or a lower one, for tests; `bitnet doctor` lists them
     #[arg(long, global = true, default_value = "auto", value_name = "ISA")]
     pub isa: String,
-    /// Type of cached keys and values
+    /// Type of cached keys and values on the CPU; a GPU keeps bf16
     #[arg(long, global = true, default_value = "f32", value_name = "TYPE", value_parser = ["f32"])]
     pub kv: String,
     /// Memory for weights, activations and cache: bytes (K, M, G, KiB, MiB, GiB may follow) or N% of what is
@@ -52,18 +52,19 @@ pub enum Device {
     Auto,
     /// The CPU.
     Cpu,
-    /// A GPU, as it was typed.
-    Cuda(String),
+    /// A GPU, by its number.
+    Cuda(usize),
 }
 
 fn device(text: &str) -> Result<Device, String> {
-    let number = text.strip_prefix("cuda:").is_some_and(|n| n.parse::<u16>().is_ok());
     match text {
         "auto" => Ok(Device::Auto),
         "cpu" => Ok(Device::Cpu),
-        "cuda" => Ok(Device::Cuda(text.into())),
-        _ if number => Ok(Device::Cuda(text.into())),
-        _ => Err("choose auto or cpu".into()),
+        "cuda" => Ok(Device::Cuda(0)),
+        _ => match text.strip_prefix("cuda:").map(str::parse::<u16>) {
+            Some(Ok(index)) => Ok(Device::Cuda(index.into())),
+            _ => Err("choose auto, cpu, cuda or cuda:N".into()),
+        },
     }
 }
 
@@ -381,8 +382,13 @@ pub struct BenchArgs {
 }
 
 /// Say what this machine has, and check every kernel on it against the reference.
+///
+/// On a GPU its instructions too, one at a time. The demo's tokens in a batch are compared with those alone.
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
+    /// Also compare the models in this folder with the golden.safetensors beside each
+    #[arg(long, value_name = "FOLDER")]
+    pub fixtures: Option<PathBuf>,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,

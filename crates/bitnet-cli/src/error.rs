@@ -2,7 +2,7 @@ use std::{io, path::PathBuf};
 
 use bitnet_hub::HubError;
 use bitnet_inference::{GenerateError, InvalidConfig};
-use bitnet_kernels::KernelError;
+use bitnet_kernels::{KernelError, gpu::GpuError};
 use bitnet_model::{ForwardError, ModelError};
 
 /// Why a command failed: `<what> (<where>): <cure>`.
@@ -32,11 +32,13 @@ pub enum CliError {
         /// Whether this build could never do it.
         usage: bool,
     },
-    /// `--device cuda`.
-    #[error("no command computes on a GPU yet (--device {device}): use --device cpu, or leave it out")]
-    NoCuda {
-        /// As it was typed.
-        device: String,
+    /// There is no GPU to compute on, or it failed.
+    #[error("{what} (--device): {cure}")]
+    Gpu {
+        /// What is wrong.
+        what: String,
+        /// What helps.
+        cure: String,
     },
     /// A flag has a value that makes no sense.
     #[error("{what} ({flag}): {cure}")]
@@ -145,9 +147,20 @@ impl From<KernelError> for CliError {
                 let what = format!("no memory for {what}, {bytes} bytes");
                 (what, "--memory", "give a smaller size, or free memory".into(), false)
             }
+            KernelError::Gpu(gpu) => return gpu.into(),
             other => (other.to_string(), "--device", "use another device".into(), false),
         };
         CliError::Backend { what, flag, cure, usage }
+    }
+}
+
+impl From<GpuError> for CliError {
+    fn from(error: GpuError) -> Self {
+        let text = error.to_string();
+        // What and cure are parted by the last of these; in some the cure is all that follows a colon.
+        let parts = text.rsplit_once("; ").or_else(|| text.rsplit_once(": "));
+        let (what, cure) = parts.unwrap_or((&text, "use --device cpu"));
+        CliError::Gpu { what: what.into(), cure: cure.into() }
     }
 }
 

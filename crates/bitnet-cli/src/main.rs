@@ -17,6 +17,7 @@ mod model_arg;
 mod output;
 mod output_file;
 mod progress;
+mod sizes;
 mod svg;
 mod token_ids;
 
@@ -27,6 +28,7 @@ use std::{
 };
 
 use args::{Cli, Command, Common};
+use bitnet_kernels::Isa;
 use clap::Parser;
 use error::CliError;
 
@@ -51,7 +53,7 @@ fn main() -> ExitCode {
 
 fn dispatch(command: Command, common: &Common) -> Result<(), CliError> {
     // Commands that do not compute take these flags as well, and refuse what no other command takes.
-    load::isa(common)?;
+    Isa::named(&common.isa)?;
     match command {
         Command::Run(a) => commands::run::run(common, &a),
         Command::Chat(a) => commands::chat::run(common, &a),

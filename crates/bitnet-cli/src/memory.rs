@@ -74,9 +74,13 @@ pub fn peak_bytes() -> Option<u64> {
     line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
 }
 
-/// The bytes a command may take when it needs at least `least` and has use for `most`.
-pub fn budget(limit: Option<MemoryLimit>, least: u64, most: u64) -> Result<u64, CliError> {
-    let available = SystemMemory::now().available_bytes;
+/// The bytes a command may take of those `available`, when it needs at least `least` and has use for `most`.
+pub fn budget(
+    limit: Option<MemoryLimit>,
+    available: Option<u64>,
+    least: u64,
+    most: u64,
+) -> Result<u64, CliError> {
     let given = match (limit, available) {
         (Some(MemoryLimit::Bytes(bytes)), _) => bytes,
         (Some(MemoryLimit::Percent(percent)), Some(bytes)) => (bytes as f64 * percent / 100.0) as u64,
@@ -120,18 +124,17 @@ mod tests {
         }
     }
 
-    #[cfg(target_os = "linux")]
     #[test]
     fn a_machine_that_is_too_small_is_not_blamed_on_a_flag() {
-        let error = budget(None, u64::MAX, u64::MAX).unwrap_err().to_string();
+        let error = budget(None, Some(1 << 30), u64::MAX, u64::MAX).unwrap_err().to_string();
         assert!(error.contains("available (memory)") && !error.contains("--memory"), "{error}");
     }
 
     #[test]
     fn a_limit_below_the_least_names_the_least() {
-        let error = budget(Some(MemoryLimit::Bytes(10)), 1000, 2000).unwrap_err().to_string();
+        let error = budget(Some(MemoryLimit::Bytes(10)), None, 1000, 2000).unwrap_err().to_string();
         assert!(error.contains("1000") && error.contains("--memory"), "{error}");
-        assert_eq!(budget(Some(MemoryLimit::Bytes(1500)), 1000, 2000).ok(), Some(1500));
-        assert_eq!(budget(Some(MemoryLimit::Bytes(9000)), 1000, 2000).ok(), Some(2000));
+        assert_eq!(budget(Some(MemoryLimit::Bytes(1500)), None, 1000, 2000).ok(), Some(1500));
+        assert_eq!(budget(Some(MemoryLimit::Bytes(9000)), None, 1000, 2000).ok(), Some(2000));
     }
 }

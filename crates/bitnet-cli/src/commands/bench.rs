@@ -1,7 +1,7 @@
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bitnet_inference::ThroughputRecord;
-use bitnet_kernels::BackendInfo;
+use bitnet_kernels::{Ask, BackendInfo, DeviceStatus, Drawn};
 use bitnet_model::{Batch, Checkpoint, Logits, Model};
 use serde::Serialize;
 
@@ -9,7 +9,7 @@ use crate::{
     args::{BenchArgs, Common},
     bandwidth,
     error::CliError,
-    load::{Loaded, Want, load},
+    load::{Loaded, Want, kv, load},
     memory, model_arg, output,
     progress::Progress,
 };
@@ -41,10 +41,41 @@ struct Report {
     peak_memory_bytes: Option<u64>,
     /// Bytes of weights that a step reads.
     weight_bytes: u64,
+    /// What a GPU did; null on the CPU.
+    gpu: Option<Gpu>,
     prefill: Vec<Prefill>,
     decode_tokens: usize,
     decode: Vec<Decode>,
     batch_equals_single: bool,
+}
+
+#[derive(Serialize)]
+struct Gpu {
+    memory_used_bytes: u64,
+    memory_total_bytes: u64,
+    kernel_launches: u64,
+    /// Steps that ran as one recorded piece of work.
+    replays: u64,
+    /// Tokens drawn where their logits were made.
+    drawn: u64,
+    launch_seconds: f64,
+    transfer_seconds: f64,
+    compute_seconds: f64,
+}
+
+impl From<DeviceStatus> for Gpu {
+    fn from(DeviceStatus { memory_used, memory_total, counts, .. }: DeviceStatus) -> Self {
+        Gpu {
+            memory_used_bytes: memory_used,
+            memory_total_bytes: memory_total,
+            kernel_launches: counts.launches,
+            replays: counts.replays,
+            drawn: counts.drawn,
+            launch_seconds: counts.times.launch.as_secs_f64(),
+            transfer_seconds: counts.times.transfer.as_secs_f64(),
+            compute_seconds: counts.times.compute.as_secs_f64(),
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -69,7 +100,7 @@ pub fn run(common: &Common, args: &BenchArgs) -> Result<(), CliError> {
     };
     let want = want(args, &checkpoint)?;
     let Loaded { mut model, weights, time } = load(common, &checkpoint, want)?;
-    let mut bench = Bench::new(&checkpoint.name, &mut model, want.tokens);
+    let mut bench = Bench::new(&checkpoint.name, &mut *model, want.tokens);
 
     // One sequence is compared as well, with itself beside another: so that the answer always means something.
     let members = args.batch.iter().copied().max().unwrap_or(1).max(2);
@@ -94,7 +125,9 @@ pub fn run(common: &Common, args: &BenchArgs) -> Result<(), CliError> {
     let info = model.backend();
     // Before the bandwidth, whose buffer is not the model's.
     let peak_memory_bytes = memory::peak_bytes();
-    let memory_bandwidth_gb_s = bandwidth::measure(info.threads);
+    // Of the host's memory, which is not what bounds a GPU.
+    let device = model.device();
+    let memory_bandwidth_gb_s = if device.is_none() { bandwidth::measure(info.threads) } else { None };
     drop(bar);
 
     let report = Report {
@@ -102,11 +135,12 @@ pub fn run(common: &Common, args: &BenchArgs) -> Result<(), CliError> {
         isa: info.isa,
         threads: info.threads,
         model: checkpoint.name.clone(),
-        kv: common.kv.clone(),
+        kv: kv(common, &*model).into(),
         memory_bandwidth_gb_s,
         load_seconds: time.as_secs_f64(),
         peak_memory_bytes,
         weight_bytes: weights.step,
+        gpu: device.map(Gpu::from),
         prefill,
         decode_tokens: args.decode,
         decode,
@@ -225,8 +259,7 @@ impl<'a> Bench<'a> {
             let prompt = self.prompt(member, PROMPT + member % (RAGGED + 1));
             self.batch.clear();
             self.batch.push(&prompt, 0, table, prompt.len() - 1..prompt.len());
-            self.model.forward(&self.batch, &mut self.logits)?;
-            next.push(self.most_likely(0)?);
+            next.append(&mut self.most_likely()?);
             sequences.push((prompt.len(), Vec::with_capacity(tokens)));
         }
         let start = Instant::now();
@@ -237,16 +270,24 @@ impl<'a> Bench<'a> {
                 *len += 1;
                 out.push(*token);
             }
-            self.model.forward(&self.batch, &mut self.logits)?;
-            for (row, token) in next.iter_mut().enumerate() {
-                *token = self.most_likely(row)?;
-            }
+            next = self.most_likely()?;
         }
         Ok((start.elapsed(), sequences.into_iter().map(|(_, tokens)| tokens).collect()))
     }
 
-    fn most_likely(&self, row: usize) -> Result<u32, CliError> {
-        argmax(self.logits.row(row)).ok_or_else(|| CliError::NotFinite { model: self.name.into() })
+    /// Runs the batch and takes the most likely token of each wanted row, where its logits are if the model can.
+    fn most_likely(&mut self) -> Result<Vec<u32>, CliError> {
+        let rows = self.batch.logit_rows().len();
+        let mut drawn = vec![None; rows];
+        let asks = vec![Some(Ask::GREEDY); rows];
+        self.model.forward_drawing(&self.batch, &asks, &mut self.logits, &mut drawn)?;
+        let token = |(row, drawn): (usize, &Option<Drawn>)| match drawn {
+            Some(Drawn::Token(token)) => Some(*token),
+            Some(_) => None,
+            None => argmax(self.logits.row(row)),
+        };
+        let tokens = drawn.iter().enumerate().map(token).collect::<Option<_>>();
+        tokens.ok_or_else(|| CliError::NotFinite { model: self.name.into() })
     }
 
     /// Fails if any of `members` sequences has other tokens in a batch than alone.
@@ -297,6 +338,16 @@ fn print(r: &Report) -> Result<(), CliError> {
             r.weight_bytes as f64 / 1e6
         ),
     ];
+    if let Some(gpu) = &r.gpu {
+        lines.push(format!(
+            "gpu memory {:.1} of {:.1} GB, {} kernels launched, {} steps replayed, {} tokens drawn there",
+            gpu.memory_used_bytes as f64 / 1e9,
+            gpu.memory_total_bytes as f64 / 1e9,
+            gpu.kernel_launches,
+            gpu.replays,
+            gpu.drawn
+        ));
+    }
     for p in &r.prefill {
         lines.push(format!("prefill {:5} tokens   {:9.2} tok/s", p.tokens, p.tok_s));
     }

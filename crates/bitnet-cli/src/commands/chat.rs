@@ -44,7 +44,8 @@ pub fn run(common: &Common, args: &ChatArgs) -> Result<(), CliError> {
         text: checkpoint.tokenizer.clone().map(|t| Arc::new(t) as Arc<dyn TokenText>),
         ..EngineConfig::default()
     };
-    let engine = Engine::start(model, engine).map_err(|e| CliError::refused(e, "engine", "report this"))?;
+    let engine =
+        Engine::start_boxed(model, engine).map_err(|e| CliError::refused(e, "engine", "report this"))?;
     let stop = Arc::new(AtomicBool::new(false));
     let stopped = Arc::clone(&stop);
     let no_signals = |e: ctrlc::Error| CliError::refused(e, "Ctrl-C", "use `bitnet run` instead");

@@ -1,11 +1,13 @@
 use bitnet_kernels::{
     Backend, Cpu, Isa,
-    conformance::{Case, cases, check},
+    conformance::{Case, Failure, cases, check, check_rounded},
+    gpu::{Cuda, DeviceInfo, Driver, Gpu, instructions::INSTRUCTIONS},
 };
 use serde::Serialize;
 
+use super::judge::{self, Batched, Fixture};
 use crate::{
-    args::{Common, DoctorArgs},
+    args::{Common, Device, DoctorArgs},
     bandwidth,
     cpu_facts::CpuFacts,
     error::CliError,
@@ -28,10 +30,35 @@ struct Report {
     threads: usize,
     memory: SystemMemory,
     memory_bandwidth_gb_s: Option<f64>,
-    /// Devices that this build can compute on, beside the CPU.
-    gpus: [(); 0],
-    gpu_note: &'static str,
+    /// What the GPU is that was looked for.
+    gpus: Vec<GpuFacts>,
+    /// Why there is none, or what it is.
+    gpu_note: String,
     conformance: Vec<Outcome>,
+    fixtures: Vec<Fixture>,
+    batched: Batched,
+}
+
+#[derive(Serialize)]
+struct GpuFacts {
+    name: String,
+    compute_capability: String,
+    /// Version of CUDA that the driver supports.
+    cuda: String,
+    memory_bytes: usize,
+    processors: u32,
+}
+
+impl GpuFacts {
+    fn of(info: &DeviceInfo) -> Self {
+        GpuFacts {
+            name: info.name.clone(),
+            compute_capability: format!("{}.{}", info.capability.0, info.capability.1),
+            cuda: format!("{}.{}", info.driver / 1000, info.driver % 1000 / 10),
+            memory_bytes: info.memory,
+            processors: info.processors,
+        }
+    }
 }
 
 /// How one backend did against the reference.
@@ -49,13 +76,35 @@ struct Outcome {
 
 /// `bitnet doctor`.
 pub fn run(common: &Common, args: &DoctorArgs) -> Result<(), CliError> {
-    let asked = load::backend(common)?.info();
+    let asked = load::cpu(common)?.info();
+    let gpu = match common.device {
+        Device::Cpu => Err("not looked for (--device cpu)".to_owned()),
+        Device::Cuda(index) => Ok(load::cuda(index)?),
+        Device::Auto => load::cuda(0).map_err(|why| why.to_string()),
+    };
     let cases = cases();
     let isas: Vec<Isa> = Isa::available().collect();
-    let bar = Progress::new("checking kernels", cases.len() * isas.len());
+    let bar = Progress::new("checking kernels", cases.len() * (isas.len() + usize::from(gpu.is_ok())));
     let mut conformance = Vec::new();
     for &isa in &isas {
-        conformance.push(examine(Cpu::new(isa, asked.threads)?, &cases, &bar));
+        conformance.push(examine(&mut Cpu::new(isa, asked.threads)?, check, &cases, &bar));
+    }
+    // What there is not has been told, and is not looked for again.
+    let device = if gpu.is_ok() { common.device.clone() } else { Device::Cpu };
+    let common = &Common { device, ..common.clone() };
+    let (mut gpus, mut gpu_note) = (Vec::new(), String::new());
+    match gpu {
+        Ok(mut gpu) => {
+            let facts = GpuFacts::of(gpu.driver().info());
+            gpu_note = format!(
+                "{}, compute capability {}, CUDA {}",
+                facts.name, facts.compute_capability, facts.cuda
+            );
+            gpus.push(facts);
+            conformance.push(instructions(&mut gpu));
+            conformance.push(examine(&mut gpu, check_rounded, &cases, &bar));
+        }
+        Err(why) => gpu_note.push_str(&why),
     }
     drop(bar);
     let report = Report {
@@ -67,41 +116,78 @@ pub fn run(common: &Common, args: &DoctorArgs) -> Result<(), CliError> {
         threads: asked.threads,
         memory: SystemMemory::now(),
         memory_bandwidth_gb_s: bandwidth::measure(asked.threads),
-        gpus: [],
-        gpu_note: "no command computes on a GPU yet",
+        gpus,
+        gpu_note,
         conformance,
+        fixtures: args.fixtures.as_ref().map_or(Ok(Vec::new()), |folder| judge::fixtures(common, folder))?,
+        batched: judge::batched(common)?,
     };
     if args.json {
         output::json(&report)?
     } else {
         print(&report)?
     }
-    match report.conformance.iter().find(|o| o.failed > 0) {
-        None => Ok(()),
-        Some(o) => Err(CliError::Wrong {
-            what: format!("{} of {} kernel cases differ from the reference", o.failed, o.cases),
-            place: format!("{} {}", o.backend, o.isa),
-        }),
-    }
+    verdict(&report)
 }
 
-fn examine(mut backend: impl Backend, cases: &[Case], bar: &Progress) -> Outcome {
-    let info = backend.info();
-    let mut failures = Vec::new();
-    for &case in cases {
-        failures.extend(check(&mut backend, case).err().map(|f| f.to_string()));
-        bar.step();
+/// The first thing that is wrong.
+fn verdict(r: &Report) -> Result<(), CliError> {
+    if let Some(o) = r.conformance.iter().find(|o| o.failed > 0) {
+        return Err(CliError::Wrong {
+            what: format!("{} of {} kernel cases differ from the reference", o.failed, o.cases),
+            place: format!("{} {}", o.backend, o.isa),
+        });
     }
-    let failed = failures.len();
-    failures.truncate(SHOWN);
-    Outcome {
-        backend: info.device,
-        isa: info.isa,
-        threads: info.threads,
-        cases: cases.len(),
-        passed: cases.len() - failed,
-        failed,
-        failures,
+    if let Some(f) = r.fixtures.iter().find(|f| !f.passed) {
+        let what =
+            format!("logits are {:.1e} from the oracle's in the median, {:.1e} at worst", f.median, f.worst);
+        return Err(CliError::Wrong { what, place: format!("{} on {}", f.name, f.device) });
+    }
+    let Batched { device, requests, equal } = &r.batched;
+    if equal < requests {
+        let what =
+            format!("{} of {requests} requests get other tokens in a batch than alone", requests - equal);
+        return Err(CliError::Wrong { what, place: format!("demo on {device}") });
+    }
+    Ok(())
+}
+
+fn examine<B: Backend>(
+    backend: &mut B,
+    check: impl Fn(&mut B, Case) -> Result<(), Failure>,
+    cases: &[Case],
+    bar: &Progress,
+) -> Outcome {
+    let failures = cases.iter().filter_map(|&case| {
+        let failure = check(backend, case).err();
+        bar.step();
+        failure.map(|f| f.to_string())
+    });
+    let failures = failures.collect();
+    let info = backend.info();
+    Outcome::of(info.device, info.isa, info.threads, cases.len(), failures)
+}
+
+/// The GPU's instructions, one at a time: what the kernels are proven on does the same.
+fn instructions(gpu: &mut Gpu<Cuda>) -> Outcome {
+    let driver = gpu.driver();
+    let wrong = INSTRUCTIONS.iter().filter_map(|i| i.check(driver).err()).map(|e| e.to_string());
+    let wrong = wrong.collect();
+    let info = driver.info();
+    Outcome::of(info.name.clone(), "instructions", info.processors as usize, INSTRUCTIONS.len(), wrong)
+}
+
+impl Outcome {
+    fn of(
+        backend: String,
+        isa: &'static str,
+        threads: usize,
+        cases: usize,
+        mut failures: Vec<String>,
+    ) -> Self {
+        let failed = failures.len();
+        failures.truncate(SHOWN);
+        Outcome { backend, isa, threads, cases, passed: cases - failed, failed, failures }
     }
 }
 
@@ -122,12 +208,19 @@ fn print(r: &Report) -> Result<(), CliError> {
         format!("memory     {}, {} available", gib(r.memory.total_bytes), gib(r.memory.available_bytes)),
         format!("bandwidth  {}", bandwidth::told(r.memory_bandwidth_gb_s)),
         format!("gpus       {}", r.gpu_note),
-        "kernels against the reference, bit for bit:".into(),
+        "kernels against the reference:".into(),
     ];
     for o in &r.conformance {
         let Outcome { backend, isa, threads, cases, passed, .. } = o;
         lines.push(format!("  {backend} {isa:11} {threads} threads  {passed} of {cases} cases equal"));
         lines.extend(o.failures.iter().map(|f| format!("    {f}")));
     }
+    for Fixture { name, device, median, worst, passed } in &r.fixtures {
+        let verdict = if *passed { "near" } else { "FAR" };
+        lines.push(format!("  {name} on {device}: {verdict}, median {median:.1e}, worst {worst:.1e}"));
+    }
+    let Batched { device, requests, equal } = &r.batched;
+    lines
+        .push(format!("demo on {device}: {equal} of {requests} requests get in a batch what they get alone"));
     output::line(lines.join("\n"))
 }

@@ -34,7 +34,7 @@ pub fn run(common: &Common, args: &LogitsArgs) -> Result<(), CliError> {
     let mut model = load(common, &checkpoint, want)?.model;
 
     let mut bytes = Vec::with_capacity(4 * tokens * spec.vocab);
-    prefill(&mut model, ids, |_, row| bytes.extend(row.iter().flat_map(|x| x.to_le_bytes())))?;
+    prefill(&mut *model, ids, |_, row| bytes.extend(row.iter().flat_map(|x| x.to_le_bytes())))?;
     let fail = |e: safetensors::SafeTensorError| {
         CliError::file("write", &args.out)(std::io::Error::other(e.to_string()))
     };

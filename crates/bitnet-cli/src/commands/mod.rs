@@ -8,6 +8,7 @@ pub mod convert;
 pub mod detokenize;
 pub mod doctor;
 pub mod inspect;
+mod judge;
 pub mod logits;
 pub mod perplexity;
 pub mod run;

@@ -10,7 +10,7 @@ use crate::{
     commands::logits::prefill,
     error::CliError,
     input_text,
-    load::{Want, load},
+    load::{Want, kv, load},
     model_arg, output,
     progress::Progress,
 };
@@ -58,7 +58,7 @@ pub fn run(common: &Common, args: &PerplexityArgs) -> Result<(), CliError> {
     let mut characters = 0;
     let bar = Progress::new("windows", ids.len() / window);
     for ids in ids.chunks_exact(window) {
-        prefill(&mut model, ids, |i, row| {
+        prefill(&mut *model, ids, |i, row| {
             if let Some(&next) = ids.get(i + 1) {
                 loss.add(nats(row, next));
             }
@@ -75,7 +75,7 @@ pub fn run(common: &Common, args: &PerplexityArgs) -> Result<(), CliError> {
     let report = Report {
         model: checkpoint.name.clone(),
         file: args.file.display().to_string(),
-        kv: common.kv.clone(),
+        kv: kv(common, &*model).into(),
         file_tokens: ids.len(),
         context: window,
         windows: ids.len() / window,

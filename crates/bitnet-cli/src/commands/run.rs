@@ -12,7 +12,7 @@ use crate::{
     args::{Common, RunArgs, Sampling},
     commands::tokenize::stdin,
     error::CliError,
-    load::{Want, load},
+    load::{Want, kv, load},
     model_arg, output,
 };
 
@@ -52,14 +52,19 @@ pub fn run(common: &Common, args: &RunArgs) -> Result<(), CliError> {
     }
 
     let mut printer = Printer::new(checkpoint.tokenizer.as_ref());
-    let generated = complete(&mut model, &prompt, &config, &checkpoint, |token| printer.token(token))?;
+    let generated = complete(&mut *model, &prompt, &config, &checkpoint, |token| printer.token(token))?;
     printer.end(&generated.tail)?;
 
     let info = model.backend();
     output::note(pace(prompt.len(), &generated));
     output::note(format_args!(
-        "seed {}, temperature {}, kv {}, isa {}, {} threads",
-        generated.seed, config.temperature, common.kv, info.isa, info.threads
+        "seed {}, temperature {}, kv {}, on {}, isa {}, {} threads",
+        generated.seed,
+        config.temperature,
+        kv(common, &*model),
+        info.device,
+        info.isa,
+        info.threads
     ));
     Ok(())
 }

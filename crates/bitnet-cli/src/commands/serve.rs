@@ -115,7 +115,7 @@ pub fn start(
         least: LEAST.min(context),
     };
     let weights = load(common, &checkpoint, want)?.model;
-    Service::start(served, Box::new(weights), engine, config)
+    Service::start(served, weights, engine, config)
         .map_err(|e| CliError::refused(e, "engine", "give at least 1 for every limit"))
 }
 

@@ -1,20 +1,38 @@
 use bitnet_kernels::{Isa, conformance};
+use serde_json::json;
 
-use crate::bitnet::bitnet;
+use crate::bitnet::{bitnet, fixture};
 
 #[test]
 fn every_level_of_this_machine_passes_every_case() {
-    let report = bitnet(&["doctor", "--json", "--threads", "2"]).json();
+    let report = bitnet(&["doctor", "--json", "--threads", "2", "--device", "cpu"]).json();
     let isas: Vec<&str> = Isa::available().map(Isa::name).collect();
-    assert_eq!(report["isas"], serde_json::json!(isas));
+    assert_eq!(report["isas"], json!(isas));
     let outcomes = report["conformance"].as_array().unwrap();
     let tried: Vec<&str> = outcomes.iter().map(|o| o["isa"].as_str().unwrap()).collect();
     assert_eq!(tried, isas);
     for outcome in outcomes {
         assert_eq!(outcome["cases"], conformance::cases().len());
-        assert_eq!((&outcome["passed"], &outcome["failed"]), (&outcome["cases"], &serde_json::json!(0)));
+        assert_eq!((&outcome["passed"], &outcome["failed"]), (&outcome["cases"], &json!(0)));
     }
+    assert_eq!(report["batched"]["equal"], report["batched"]["requests"]);
     assert!(report["cpu"]["cores"].as_u64().unwrap() >= 1);
+    assert_eq!(
+        (&report["gpus"], report["gpu_note"].as_str()),
+        (&json!([]), Some("not looked for (--device cpu)"))
+    );
     assert!(report["memory_bandwidth_gb_s"].as_f64().unwrap() > 0.1);
-    assert!(report["gpu_note"].is_string());
+}
+
+#[test]
+fn models_are_judged_by_the_oracle_and_a_folder_without_one_is_refused() {
+    let report =
+        bitnet(&["doctor", "--json", "--threads", "2", "--device", "cpu", "--fixtures", &fixture(".")])
+            .json();
+    let fixtures = report["fixtures"].as_array().unwrap();
+    assert!(fixtures.len() >= 4 && fixtures.iter().all(|f| f["passed"] == true), "{fixtures:?}");
+    let empty = tempfile::tempdir().unwrap();
+    let folder = empty.path().to_str().unwrap();
+    let error = bitnet(&["doctor", "--device", "cpu", "--fixtures", folder]).failure(1);
+    assert!(error.contains("golden.safetensors"), "{error}");
 }

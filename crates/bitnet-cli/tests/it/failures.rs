@@ -1,6 +1,9 @@
 //! Every mistake ends in one line, the right exit code, and no result.
+#![allow(clippy::print_stdout, reason = "what was skipped belongs into the output")]
 
-use crate::bitnet::{bitnet, fixture};
+use bitnet_kernels::gpu::Cuda;
+
+use crate::bitnet::{ON_CPU, bitnet, fixture};
 
 /// Runs a command line with spaces between the arguments.
 fn fails(code: i32, line: &str, tells: &[&str]) {
@@ -25,6 +28,7 @@ fn wrong_usage_is_told_in_one_line_with_exit_code_2() {
     fails(2, "run synthetic:tiny --ids 1 --isa mmx", &["'mmx'", "--isa", "scalar"]);
     fails(2, "run synthetic:tiny --ids 1 --kv int8", &["int8", "f32"]);
     fails(2, "run synthetic:tiny --ids 1 --device tpu", &["tpu", "cpu"]);
+    fails(2, "run synthetic:tiny --ids 1 --device cuda:x", &["cuda:x", "cuda:N"]);
     fails(2, "run synthetic:tiny --ids 1 --memory lots", &["lots", "4GiB"]);
     fails(2, "run synthetic:tiny --ids 1 --seed -4", &["-4"]);
     fails(2, "run synthetic:tiny --ids 1 --temperature -1", &["--temperature", "from 0 to 100"]);
@@ -61,18 +65,30 @@ fn what_a_model_cannot_do_is_told_with_a_cure() {
     fails(1, "detokenize synthetic:tiny 1", &["no tokenizer"]);
     fails(1, "run synthetic:tiny --ids 1 --stop x", &["--stop"]);
     fails(1, "run synthetic:tiny --ids 1,512", &["token id 512", "0 to 511"]);
-    fails(
-        1,
-        "run synthetic:tiny --ids 1 --device cuda",
-        &["no command computes on a GPU yet", "--device cpu"],
-    );
-    fails(1, "run synthetic:tiny --ids 1 --device cuda:3", &["cuda:3"]);
-    fails(1, "inspect demo --device cuda", &["no command computes on a GPU yet"]);
-    fails(1, "tokenize demo x --device cuda", &["no command computes on a GPU yet"]);
-    fails(1, "detokenize demo 1 --device cuda", &["no command computes on a GPU yet"]);
     let odd = fixture("bitnet-odd");
     fails(1, &format!("detokenize {odd} 1,99999"), &["99999"]);
     fails(1, &format!("run {odd} --ids {}", ["5"; 4096].join(",")), &["4096 tokens", "PROMPT"]);
+}
+
+/// Without a GPU that is; with one the commands compute on it.
+#[test]
+fn f33_f34_without_a_gpu_auto_computes_on_the_cpu_and_says_why_and_cuda_is_an_error_with_its_cure() {
+    if Cuda::open(0).is_ok() {
+        println!("skipped: this machine has a GPU");
+        return;
+    }
+    let run = |device: &str| {
+        bitnet(&["run", "synthetic:tiny", "--ids", "1,2", "-n", "5", "--seed", "1", "--device", device])
+    };
+    let (auto, cpu) = (run("auto"), run("cpu"));
+    assert_eq!(auto.err.lines().filter(|line| line.starts_with(ON_CPU)).count(), 1, "{auto:?}");
+    assert!(!cpu.err.contains(ON_CPU), "{cpu:?}");
+    assert_eq!(auto.success(), cpu.success());
+    for device in ["cuda", "cuda:3"] {
+        assert!(run(device).failure(1).contains("--device cpu"));
+    }
+    fails(1, "doctor --device cuda", &["--device cpu"]);
+    bitnet(&["tokenize", "demo", "x", "--device", "cuda"]).success();
 }
 
 #[test]
@@ -88,7 +104,7 @@ fn an_output_that_takes_nothing_is_told_in_one_line() {
     use std::{fs::OpenOptions, process::Stdio};
 
     let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
-    let mut command = crate::bitnet::command(&["run", "synthetic:tiny", "--ids", "1"]);
+    let mut command = crate::bitnet::command(&["run", "synthetic:tiny", "--ids", "1", "--device", "cpu"]);
     let output = command.stdout(full).stderr(Stdio::piped()).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     let error = String::from_utf8(output.stderr).unwrap();

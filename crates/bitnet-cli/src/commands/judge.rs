@@ -1,0 +1,137 @@
+//! Whole models judged: by an oracle's logits, and a batch by its members alone.
+
+use std::{fs, path::Path, sync::Arc};
+
+use bitnet_inference::{Engine, EngineConfig, GenerationConfig, GpuInferenceEngine};
+use bitnet_model::Checkpoint;
+use safetensors::SafeTensors;
+use serde::Serialize;
+
+use super::logits::prefill;
+use crate::{
+    args::Common,
+    error::CliError,
+    load::{Want, load},
+};
+
+/// Requests of the batch.
+const REQUESTS: usize = 8;
+/// Tokens that each of them generates.
+const TOKENS: usize = 24;
+
+/// A fixture's logits beside the oracle's, by their relative distance.
+#[derive(Serialize)]
+pub struct Fixture {
+    pub name: String,
+    pub device: String,
+    pub median: f64,
+    pub worst: f64,
+    pub passed: bool,
+}
+
+/// The demo's tokens in a batch beside those alone.
+#[derive(Serialize)]
+pub struct Batched {
+    pub device: String,
+    pub requests: usize,
+    pub equal: usize,
+}
+
+/// Median and greatest distance that an exact forward pass keeps, and one that rounds to bf16 between operations.
+const EXACT: [f64; 2] = [1e-5, 0.1];
+const ROUNDED: [f64; 2] = [0.08, 0.2];
+
+/// Judges every model in a folder of its own under `folder` that has an oracle's values beside it, in `golden.safetensors`: prompts `ids_0`
+/// and on with the logits of their last positions, `logits_0` and on.
+pub fn fixtures(common: &Common, folder: &Path) -> Result<Vec<Fixture>, CliError> {
+    let entries = fs::read_dir(folder).map_err(CliError::file("open", folder))?;
+    let mut models: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
+    models
+        .retain(|model| ["config.json", "golden.safetensors"].iter().all(|file| model.join(file).is_file()));
+    models.sort();
+    if models.is_empty() {
+        let what = "no folder with a golden.safetensors in it";
+        return Err(CliError::refused(what, folder.display(), "name the folder that holds the fixtures"));
+    }
+    models.iter().map(|model| fixture(common, model)).collect()
+}
+
+fn fixture(common: &Common, path: &Path) -> Result<Fixture, CliError> {
+    let golden = path.join("golden.safetensors");
+    let bytes = fs::read(&golden).map_err(CliError::file("read", &golden))?;
+    let damaged = |e: &dyn std::fmt::Display| CliError::refused(e, golden.display(), "fetch the file again");
+    let golden = SafeTensors::deserialize(&bytes).map_err(|e| damaged(&e))?;
+    let values = |name: &str| {
+        let tensor = golden.tensor(name).map_err(|e| damaged(&e))?;
+        let words = tensor.data().as_chunks::<4>().0.to_vec();
+        Ok::<_, CliError>((tensor.shape().to_vec(), words))
+    };
+    let checkpoint = Checkpoint::open(path)?;
+    let prompts = golden.names().iter().filter(|name| name.starts_with("ids_")).count();
+    let mut ids = Vec::new();
+    for prompt in 0..prompts {
+        ids.push(values(&format!("ids_{prompt}"))?.1.into_iter().map(u32::from_le_bytes).collect::<Vec<_>>());
+    }
+    let tokens = ids.iter().map(Vec::len).max().unwrap_or(1);
+    let want = Want { step: tokens, all_logits: true, sequences: 1, tokens, least: tokens };
+    let mut model = load(common, &checkpoint, want)?.model;
+    let mut distances = Vec::new();
+    for (prompt, ids) in ids.iter().enumerate() {
+        let (shape, words) = values(&format!("logits_{prompt}"))?;
+        let expected: Vec<f32> = words.into_iter().map(f32::from_le_bytes).collect();
+        let (rows, vocab) = (shape.first().copied().unwrap_or(0), model.spec().vocab);
+        let first = ids.len().saturating_sub(rows);
+        prefill(&mut *model, ids, |position, actual| {
+            if let Some(row) = position.checked_sub(first) {
+                distances.push(distance(actual, &expected[row * vocab..][..vocab]));
+            }
+        })?;
+    }
+    distances.sort_by(f64::total_cmp);
+    let [median, worst] = [distances.len() / 2, distances.len().saturating_sub(1)]
+        .map(|at| distances.get(at).copied().unwrap_or(f64::NAN));
+    let limits = if model.device().is_some() { ROUNDED } else { EXACT };
+    let passed = median < limits[0] && worst < limits[1];
+    let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    Ok(Fixture { name, device: model.backend().device, median, worst, passed })
+}
+
+/// L2 distance, as a part of the expected row's length.
+fn distance(actual: &[f32], expected: &[f32]) -> f64 {
+    let square = |x: f64| x * x;
+    let apart: f64 = actual.iter().zip(expected).map(|(&a, &e)| square(f64::from(a) - f64::from(e))).sum();
+    let length: f64 = expected.iter().map(|&e| square(f64::from(e))).sum();
+    (apart / length).sqrt()
+}
+
+/// Generates from the demo, greedily and by chance, many requests together and each alone.
+pub fn batched(common: &Common) -> Result<Batched, CliError> {
+    let checkpoint = Checkpoint::demo()?;
+    let tokens = REQUESTS * 7 + TOKENS;
+    let want = Want { step: 64, all_logits: false, sequences: REQUESTS, tokens, least: tokens };
+    let model = load(common, &checkpoint, want)?.model;
+    let (device, vocab) = (model.backend().device, model.spec().vocab);
+    let engine = Engine::start_boxed(model, EngineConfig::default());
+    let engine = engine.map_err(|e| CliError::refused(e, "engine", "report this"))?;
+    let engine = GpuInferenceEngine::on(Arc::new(engine));
+    let request = |i: usize| {
+        let prompt = (0..1 + 7 * i).map(|p| ((p + 1) * (2 * i + 7) * 2_654_435_761 % vocab) as u32).collect();
+        let config = GenerationConfig {
+            max_new_tokens: TOKENS,
+            temperature: (i % 3) as f32 / 2.0,
+            top_p: 0.95,
+            seed: Some(i as u64),
+            ..GenerationConfig::default()
+        };
+        (prompt, config)
+    };
+    let batch: Vec<(Vec<u32>, GenerationConfig)> = (0..REQUESTS).map(request).collect();
+    let failed = |e: &dyn std::fmt::Display| CliError::refused(e, "demo", "report this");
+    let together = engine.process_batch_gpu(&batch).map_err(|e| failed(&e))?;
+    let mut equal = 0;
+    for ((prompt, config), in_batch) in batch.iter().zip(&together) {
+        let alone = engine.generate_tokens_gpu(prompt, config).map_err(|e| failed(&e))?;
+        equal += usize::from(&alone == in_batch);
+    }
+    Ok(Batched { device, requests: REQUESTS, equal })
+}

@@ -1,0 +1,89 @@
+//! How much memory a model takes on a device: weights, activations and cache.
+
+use bitnet_kernels::KvShape;
+use bitnet_model::{Batch, Checkpoint, ModelSpec, TensorKind};
+
+use crate::error::CliError;
+
+/// Where a model is kept, and so in which layout.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Home {
+    /// The host's memory.
+    Cpu,
+    /// A GPU's.
+    Gpu,
+}
+
+/// Bytes of weights in memory.
+#[derive(Debug, Clone, Copy)]
+pub struct WeightBytes {
+    /// All of them.
+    pub total: u64,
+    /// Those that a step reads in full: all but an embedding that is not the output head as well.
+    pub step: u64,
+}
+
+impl Home {
+    /// What the weights will take in the layout of the kernels.
+    pub fn weights(self, checkpoint: &Checkpoint) -> Result<WeightBytes, CliError> {
+        let mut bytes = WeightBytes { total: 0, step: 0 };
+        for entry in checkpoint.tensors.entries() {
+            let elements: usize = entry.shape.iter().product();
+            let (size, every_step) = match entry.kind {
+                TensorKind::Ternary => (self.ternary(entry.shape[0], entry.shape[1]), true),
+                TensorKind::Norm => (4 * elements, true),
+                TensorKind::Dense => {
+                    let size = match (self, checkpoint.format) {
+                        // bf16, rows padded to 64.
+                        (Home::Gpu, _) => 2 * entry.shape[0] * entry.shape[1].next_multiple_of(64),
+                        // Synthetic tables are bf16, and made anew whenever somebody asks for them.
+                        (Home::Cpu, "synthetic") => 2 * elements,
+                        (Home::Cpu, _) => checkpoint.tensors.dense(&entry.name)?.bytes().len(),
+                    };
+                    (size, checkpoint.spec.tied_head || entry.name == "lm_head.weight")
+                }
+            };
+            bytes.total += size as u64;
+            bytes.step += if every_step { size as u64 } else { 0 };
+        }
+        Ok(bytes)
+    }
+
+    /// Trits of 2 bits, rows and columns padded; a scale a row.
+    fn ternary(self, rows: usize, cols: usize) -> usize {
+        let (row_padding, col_padding) = match self {
+            Home::Cpu => (64, 16),
+            Home::Gpu => (128, 128),
+        };
+        let rows = rows.next_multiple_of(row_padding);
+        rows * cols.next_multiple_of(col_padding) / 4 + 4 * rows
+    }
+
+    /// Bytes of activations and logits of one step of `tokens` and `rows` of logits.
+    pub fn step(self, spec: &ModelSpec, tokens: usize, rows: usize) -> u64 {
+        let (q, kv) = (spec.q_width(), spec.kv_width());
+        let bytes = match self {
+            Home::Cpu => {
+                let token = 5 * spec.hidden + 4 * (q + 2 * kv) + 5 * q + 9 * spec.ffn;
+                tokens * token + rows * 4 * (spec.hidden + spec.vocab)
+            }
+            Home::Gpu => {
+                // Lists of blocks, positions, places and pieces; tokens are padded to 128.
+                let lists = 4 * spec.context.div_ceil(Batch::BLOCK_TOKENS) + 128;
+                let token = 5 * spec.hidden + 2 * (q + 2 * kv) + 3 * q + 5 * spec.ffn + lists;
+                tokens.next_multiple_of(128) * token + rows * (2 * spec.hidden + 4 * spec.vocab + 64)
+            }
+        };
+        bytes as u64
+    }
+
+    /// Bytes of one block of the cache, with the rotary tables of its positions.
+    pub fn block(self, spec: &ModelSpec) -> u64 {
+        let shape = KvShape { blocks: 1, kv_heads: spec.kv_heads, head_dim: spec.head_dim };
+        let cache = match self {
+            Home::Cpu => shape.cpu_bytes(),
+            Home::Gpu => shape.gpu_bytes(),
+        };
+        (spec.layers * cache + 4 * Batch::BLOCK_TOKENS * spec.head_dim) as u64
+    }
+}
