@@ -1,6 +1,10 @@
 //! The command line, as people type it.
 
-use std::{net::IpAddr, path::PathBuf, time::Duration};
+use std::{
+    net::{IpAddr, Ipv4Addr},
+    path::PathBuf,
+    time::Duration,
+};
 
 use bitnet_model::Target;
 use clap::{Args, Parser, Subcommand};
@@ -237,8 +241,8 @@ pub struct BatchArgs {
 pub struct ServeArgs {
     /// The model
     pub model: String,
-    /// Address to listen on; others than this machine reach it only at an address of the network
-    #[arg(long, value_name = "IP", default_value = "127.0.0.1")]
+    /// Address to listen on, or localhost; others than this machine reach it only at an address of the network
+    #[arg(long, value_name = "IP", default_value = "127.0.0.1", value_parser = host)]
     pub host: IpAddr,
     /// Port to listen on; 0 for any free one, which is printed
     #[arg(long, value_name = "N", default_value_t = 8080)]
@@ -279,6 +283,13 @@ pub struct ServeArgs {
     /// What goes to stderr: off, requests, or prompts too
     #[arg(long, value_name = "WHAT", default_value = "requests", value_parser = ["off", "requests", "prompts"])]
     pub log: String,
+}
+
+fn host(text: &str) -> Result<IpAddr, String> {
+    match text {
+        "localhost" => Ok(Ipv4Addr::LOCALHOST.into()),
+        _ => text.parse().map_err(|_| "give an address of this machine, like 127.0.0.1 or 0.0.0.0".into()),
+    }
 }
 
 /// A time: seconds, or a number with ms, s, m or h.

@@ -182,6 +182,7 @@ impl Answers {
         self.record.end(match &error {
             RequestError::Timeout => "timeout",
             RequestError::SlowReader => "slow_reader",
+            RequestError::Constraint { .. } => "format",
             RequestError::Stopped | RequestError::Refused(_) => "stopped",
             _ => "fault",
         });

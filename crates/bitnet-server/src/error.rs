@@ -9,6 +9,9 @@ use bitnet_inference::{InvalidConfig, InvalidRequest, RequestError, SubmitError}
 use bitnet_model::ModelError;
 use serde::Serialize;
 
+/// Most characters of a message or of a field's name: what a client sent is not sent back at any length.
+const MOST_SHOWN: usize = 400;
+
 /// Why a request is not answered, as OpenAI's clients understand it.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct ApiError {
@@ -36,7 +39,7 @@ impl ApiError {
             s if s.is_server_error() => "server_error",
             _ => "invalid_request_error",
         };
-        let body = ErrorBody { message: message.to_string(), kind, param: None, code: Some(code) };
+        let body = ErrorBody { message: shown(message), kind, param: None, code: Some(code) };
         ApiError { status, body, retry_after: None }
     }
 
@@ -58,6 +61,13 @@ impl ApiError {
             .about(param)
     }
 
+    /// A format that no text can be written in, or none that began like this one.
+    pub fn format(problem: impl ToString) -> Self {
+        let problem = problem.to_string();
+        let lines = problem.lines().map(str::trim).filter(|line| !line.starts_with("<non-verbose"));
+        Self::field("response_format", lines.collect::<Vec<_>>().join(" "))
+    }
+
     /// The server cannot take it now.
     pub fn busy(code: &'static str, message: impl ToString, retry_after: Duration) -> Self {
         let error = Self::new(StatusCode::TOO_MANY_REQUESTS, code, message);
@@ -75,9 +85,19 @@ impl ApiError {
     }
 
     pub fn about(mut self, param: impl ToString) -> Self {
-        self.body.param = Some(param.to_string());
+        self.body.param = Some(shown(param));
         self
     }
+}
+
+/// The beginning of a text.
+fn shown(text: impl ToString) -> String {
+    let mut text = text.to_string();
+    if let Some((end, _)) = text.char_indices().nth(MOST_SHOWN) {
+        text.truncate(end);
+        text.push('…');
+    }
+    text
 }
 
 #[derive(Serialize)]
@@ -152,6 +172,7 @@ impl From<RequestError> for ApiError {
         match error {
             RequestError::Timeout => Self::new(StatusCode::REQUEST_TIMEOUT, "timeout", message),
             RequestError::SlowReader => Self::new(StatusCode::REQUEST_TIMEOUT, "slow_reader", message),
+            RequestError::Constraint { message } => Self::format(message),
             RequestError::Refused(refused) => refused.into(),
             RequestError::Stopped => Self::unavailable("stopped", message),
             RequestError::Forward(lost) if lost.is_lost() => Self::unavailable("device_lost", message),
@@ -170,6 +191,20 @@ impl From<ModelError> for ApiError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_client_sent_is_not_sent_back_at_any_length() {
+        let error = ApiError::field("é".repeat(9000), "x".repeat(9000)).body;
+        assert_eq!(error.message.chars().count(), MOST_SHOWN + 1);
+        assert_eq!(error.param.unwrap().chars().count(), MOST_SHOWN + 1);
+        assert_eq!(ApiError::field("stop", "it is long").body.message, "stop: it is long");
+    }
+
+    #[test]
+    fn a_format_says_all_that_is_wrong_with_it_in_one_line() {
+        let error = ApiError::format("regex parse error:\n    [\n    ^\n<non-verbose/>").body;
+        assert_eq!(error.message, "response_format: regex parse error: [ ^");
+    }
 
     #[test]
     fn a_time_to_retry_is_whole_seconds_rounded_up() {

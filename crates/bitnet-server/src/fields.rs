@@ -51,7 +51,7 @@ impl Fields {
     /// A field of a type.
     pub fn take<T: DeserializeOwned>(&mut self, field: &str) -> Result<Option<T>, ApiError> {
         let value = self.value(field).map(serde_json::from_value).transpose();
-        value.map_err(|e| ApiError::field(self.name(field), e))
+        value.map_err(|e| ApiError::field(self.name(field), plainly(&e)))
     }
 
     /// A field that must be there.
@@ -85,6 +85,18 @@ impl Fields {
     }
 }
 
+/// What is wrong with a value, in the words of JSON instead of this program's types.
+fn plainly(error: &serde_json::Error) -> String {
+    let integer = "an integer of 0 or more";
+    let names = [("usize", integer), ("u32", integer), ("f32", "a number"), ("a sequence", "a list")];
+    let said = error.to_string();
+    let told = names.iter().find_map(|(name, plain)| {
+        let problem = said.strip_suffix(name)?.strip_suffix("expected ")?;
+        Some(format!("{problem}expected {plain}"))
+    });
+    told.unwrap_or(said)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -106,6 +118,19 @@ mod tests {
         let inner = fields.object("d").unwrap().unwrap();
         assert_eq!(param(inner.finish()).as_deref(), Some("d.e"));
         assert_eq!(param(fields.finish()).as_deref(), Some("f"));
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_value_is_told_in_the_words_of_json() {
+        fn told<T: DeserializeOwned + std::fmt::Debug>(value: &str) -> String {
+            let mut fields = Fields::parse(format!("{{\"x\": {value}}}").as_bytes()).unwrap();
+            fields.take::<T>("x").unwrap_err().body.message
+        }
+        assert_eq!(told::<usize>("-1"), "x: invalid value: integer `-1`, expected an integer of 0 or more");
+        assert!(told::<u32>("3.5").ends_with("expected an integer of 0 or more"));
+        assert!(told::<f32>("\"hot\"").ends_with("expected a number"));
+        assert!(told::<Vec<u32>>("1").ends_with("expected a list"));
+        assert!(told::<bool>("1").ends_with("expected a boolean"));
     }
 
     #[test]

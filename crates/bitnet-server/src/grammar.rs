@@ -18,8 +18,6 @@ use serde_json::{Value, json};
 
 use crate::{error::ApiError, fields::Fields, service::ServedModel};
 
-const FIELD: &str = "response_format";
-
 /// A `response_format` that asks for something.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Format {
@@ -71,7 +69,7 @@ impl Grammars {
     /// A format as rules over tokens.
     pub fn compile(&self, format: Format) -> Result<Grammar, ApiError> {
         let factory = self.factory.get_or_init(|| factory(&self.model, self.vocab));
-        let factory = factory.as_ref().map_err(|problem| ApiError::field(FIELD, problem))?;
+        let factory = factory.as_ref().map_err(ApiError::format)?;
         let mut schema = format.schema;
         // White space at will is what small models fill their texts with.
         if let Some(map) = schema.as_object_mut() {
@@ -79,10 +77,13 @@ impl Grammars {
         }
         let parser = factory.create_parser(TopLevelGrammar::from_json_schema(schema));
         let start = Matcher::new(parser);
-        match start.get_error() {
-            Some(problem) => Err(ApiError::field(FIELD, problem.lines().next().unwrap_or_default())),
-            None => Ok(Grammar { start: Arc::new(start) }),
+        if let Some(problem) = start.get_error() {
+            return Err(ApiError::format(problem));
         }
+        // Some formats are sound and still have no text, which shows where the first token is looked for.
+        let first = start.deep_clone().compute_mask_or_eos();
+        first.map_err(|e| ApiError::format(format!("no text begins in this format: {e}")))?;
+        Ok(Grammar { start: Arc::new(start) })
     }
 }
 

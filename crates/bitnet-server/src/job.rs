@@ -230,6 +230,7 @@ fn ignore_neutral(fields: &mut Fields, endpoint: Endpoint) -> Result<(), ApiErro
             fields.only("tool_choice", &[json!("none"), json!("auto")])?;
             fields.only("modalities", &[json!(["text"])])?;
             fields.only("store", &[json!(false)])?;
+            fields.only("metadata", &[json!({})])?;
             fields.only("service_tier", &[json!("auto"), json!("default")])
         }
     }

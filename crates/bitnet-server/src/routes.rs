@@ -32,11 +32,13 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/openapi.json", get(probes::openapi))
         .fallback(probes::nowhere)
         .layer(from_fn_with_state(Arc::clone(&app), authorised));
-    open.merge(keyed)
-        .method_not_allowed_fallback(probes::wrong_method)
-        .layer(CatchPanicLayer::custom(panicked))
-        .layer(from_fn(identified))
-        .with_state(app)
+    let all = open.merge(keyed).method_not_allowed_fallback(probes::wrong_method);
+    guarded(all).with_state(app)
+}
+
+/// Whatever happens to a request, there is an answer, and it has a name.
+fn guarded<S: Clone + Send + Sync + 'static>(routes: Router<S>) -> Router<S> {
+    routes.layer(CatchPanicLayer::custom(panicked)).layer(from_fn(identified))
 }
 
 /// Lets those pass who know the key, if there is one.
@@ -82,7 +84,31 @@ fn panicked(_: Box<dyn std::any::Any + Send>) -> Response {
 
 #[cfg(test)]
 mod tests {
+    use axum::body::Body;
+    use tower::ServiceExt;
+
     use super::*;
+
+    #[tokio::test]
+    async fn a_handler_that_panics_fails_its_own_request_and_no_other() {
+        async fn panics() -> Response {
+            panic!("a fault in a handler")
+        }
+        async fn blocks() -> Result<Response, ApiError> {
+            generate::blocking(|| panic!("a fault on a thread that may block")).await
+        }
+        async fn answers() -> &'static str {
+            "yes"
+        }
+        let routes = Router::new().route("/panics", get(panics)).route("/blocks", get(blocks));
+        let routes = guarded(routes.route("/answers", get(answers)));
+        for (path, status) in [("/panics", 500), ("/blocks", 500), ("/answers", 200), ("/panics", 500)] {
+            let request = Request::get(path).body(Body::empty()).unwrap();
+            let reply = routes.clone().oneshot(request).await.unwrap();
+            assert_eq!(reply.status(), status, "{path}");
+            assert!(reply.headers().contains_key("x-request-id"), "{path}");
+        }
+    }
 
     #[test]
     fn only_the_whole_key_is_the_key() {

@@ -34,6 +34,13 @@ pub fn run(common: &Common, args: &ServeArgs) -> Result<(), CliError> {
             return Err(CliError::usage(format!("{value} is no limit"), flag, "give 1 to 65536"));
         }
     }
+    let (key, place) = match &args.api_key {
+        Some(key) => (Some(key.clone()), "--api-key"),
+        None => (std::env::var("BITNET_API_KEY").ok(), "BITNET_API_KEY"),
+    };
+    if key.as_ref().is_some_and(|key| key.trim().is_empty()) {
+        return Err(CliError::usage("the key is empty", place, "give a key, or leave it out"));
+    }
     let address = SocketAddr::new(args.host, args.port);
     let cannot = |e: io::Error| {
         CliError::refused(format!("cannot listen on {address}: {e}"), "--port", "use another port or --host")
@@ -43,7 +50,7 @@ pub fn run(common: &Common, args: &ServeArgs) -> Result<(), CliError> {
     log(args);
 
     let config = ServerConfig {
-        api_key: args.api_key.clone().or_else(|| std::env::var("BITNET_API_KEY").ok()),
+        api_key: key,
         body_limit: args.body_limit,
         request_timeout: args.request_timeout,
         ttft_goal: args.ttft_goal,
@@ -58,7 +65,7 @@ pub fn run(common: &Common, args: &ServeArgs) -> Result<(), CliError> {
     let report = std::thread::scope(|scope| {
         let loading = Arc::clone(&app);
         // While the model is loaded, the probes say so.
-        scope.spawn(move || match service(common, args, config) {
+        let load = scope.spawn(move || match service(common, args, config) {
             Ok(service) => {
                 loading.install(service);
                 output::note(format_args!("{} is served on http://{address}/v1", args.model));
@@ -68,7 +75,12 @@ pub fn run(common: &Common, args: &ServeArgs) -> Result<(), CliError> {
                 exit(e.exit_code().into());
             }
         });
-        bitnet_server::run(listener, app, limits, args.drain_timeout).map_err(cannot)
+        let report = bitnet_server::run(listener, app, limits, args.drain_timeout).map_err(cannot);
+        if report.is_ok() && !load.is_finished() {
+            // Nobody wants the model any more, and a download would hold its thread for long.
+            exit(0);
+        }
+        report
     })?;
     if report.complete {
         return Ok(());

@@ -3,7 +3,7 @@
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
-    net::TcpStream,
+    net::{TcpListener, TcpStream},
     process::{Child, ChildStderr, Command, Stdio},
 };
 
@@ -66,7 +66,7 @@ const LONG: &str = r#"{"prompt": "O", "max_tokens": 480, "ignore_eos": true, "st
 
 #[test]
 fn told_to_end_it_finishes_what_it_has_and_exits_with_0() {
-    let server = Serving::start(&["demo", "--log", "off"]);
+    let server = Serving::start(&["demo", "--log", "off", "--host", "localhost"]);
     let mut stream = server.ask(LONG);
     let mut first = [0];
     stream.read_exact(&mut first).unwrap();
@@ -75,6 +75,29 @@ fn told_to_end_it_finishes_what_it_has_and_exits_with_0() {
     stream.read_to_string(&mut rest).unwrap();
     assert!(rest.contains("data: [DONE]") && !rest.contains("\"error\""), "{rest}");
     assert_eq!(rest.matches("\"finish_reason\":\"length\"").count(), 16);
+    assert_eq!(server.end(), (String::new(), Some(0)));
+}
+
+#[test]
+fn told_to_end_while_it_fetches_its_model_it_waits_for_nothing() {
+    let hub = TcpListener::bind("127.0.0.1:0").unwrap();
+    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let home = tempfile::tempdir().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_bitnet"));
+    command.args(["serve", "org/name", "--log", "off", "--port", &free.port().to_string()]);
+    command.env("HF_ENDPOINT", format!("http://{}", hub.local_addr().unwrap()));
+    command.env("HF_HOME", home.path()).env_remove("HF_HUB_OFFLINE");
+    let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+    let log = BufReader::new(child.stderr.take().unwrap());
+    let server = Serving { child, log, address: free.to_string() };
+    // A hub that never answers.
+    let _asked = hub.accept().unwrap();
+    let mut probe = TcpStream::connect(free).unwrap();
+    write!(probe, "GET /live HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();
+    let mut live = String::new();
+    probe.read_to_string(&mut live).unwrap();
+    assert!(live.starts_with("HTTP/1.1 200"), "{live}");
+    server.signal();
     assert_eq!(server.end(), (String::new(), Some(0)));
 }
 
@@ -110,7 +133,7 @@ fn what_keeps_it_from_serving_is_told_in_one_line() {
         let told = bitnet(args).failure(1);
         assert!(told.contains(place), "{told}");
     }
-    for args in [["--ttft-goal", "0"], ["--host", "nowhere"], ["--max-batch-size", "0"]] {
+    for args in [["--ttft-goal", "0"], ["--host", "nowhere"], ["--max-batch-size", "0"], ["--api-key", ""]] {
         bitnet(&[&["serve", "demo"], &args[..]].concat()).failure(2);
     }
 }

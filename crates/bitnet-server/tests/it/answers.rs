@@ -56,6 +56,22 @@ fn a_completion_is_what_the_library_gives_for_prompt_and_seed() {
 }
 
 #[test]
+fn the_curl_lines_of_the_readme_are_answered() {
+    let server = demo_server();
+    let readme = include_str!("../../../../README.md");
+    let mut asked = 0;
+    for line in readme.split("localhost:8080").skip(1) {
+        let (path, rest) = line.split_once(char::is_whitespace).unwrap();
+        let Some((_, body)) = rest.split_once("-d '") else { continue };
+        let (body, _) = body.split_once('\'').unwrap();
+        let reply = server.post(path, &serde_json::from_str(body).unwrap());
+        assert_eq!(reply.status, 200, "{path} {body}: {}", reply.text());
+        asked += 1;
+    }
+    assert_eq!(asked, 3);
+}
+
+#[test]
 fn a_seed_that_was_drawn_is_told_and_gives_the_same_again() {
     let server = demo_server();
     let body = json!({"prompt": "O", "max_tokens": 20, "temperature": 1});
@@ -318,6 +334,29 @@ fn what_is_not_supported_is_refused_by_name() {
     assert_eq!(long["error"]["code"], "context_length_exceeded");
     let contradiction = server.post_with(COMPLETIONS, &[("x-seed", "2")], &json!({"prompt": "x", "seed": 1}));
     assert_eq!(contradiction.refusal(), (400, Some("seed".into())));
+}
+
+#[test]
+fn a_format_that_no_text_can_have_is_refused_with_the_reason() {
+    let server = demo_server();
+    let ask = |schema: Value| {
+        let format = json!({"type": "json_schema", "json_schema": {"name": "x", "schema": schema}});
+        let messages = json!([{"role": "user", "content": "O"}]);
+        server.post(CHAT, &json!({"messages": messages, "max_tokens": 5, "response_format": format}))
+    };
+    for (schema, why) in [
+        (json!({"$ref": "#"}), "no text begins"),
+        (json!({"enum": []}), "Unsatisfiable"),
+        (json!({"type": "string", "pattern": "[a"}), "unclosed character class"),
+        (json!({"type": "object", "not": {}}), "not"),
+    ] {
+        let reply = ask(schema.clone());
+        assert_eq!(reply.refusal(), (400, Some("response_format".into())), "{schema}");
+        let message = reply.json()["error"]["message"].as_str().unwrap().to_owned();
+        assert!(message.contains(why) && !message.contains('\n'), "{message}");
+    }
+    ask(json!({"type": "string"})).ok();
+    assert_eq!(server.metric("bitnet_row_faults_total"), 0.0);
 }
 
 #[test]

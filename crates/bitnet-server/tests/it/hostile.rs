@@ -1,13 +1,15 @@
 //! Whatever is sent, nothing worse than a 4xx comes back, and the next request is answered.
 
 use std::{
+    fs,
     io::{BufRead, BufReader, Read, Write},
     net::Shutdown,
+    path::Path,
 };
 
 use bitnet_inference::{EngineConfig, sim::mix};
-use bitnet_server::{ConnectionLimits, ServerConfig};
-use serde_json::json;
+use bitnet_server::{BatchOptions, ConnectionLimits, ServerConfig, run_batch};
+use serde_json::{Value, json};
 
 use crate::support::*;
 
@@ -88,6 +90,46 @@ fn thousands_of_malformed_bodies_get_4xx() {
     }
     assert!(refused > 2000, "{refused}");
     assert_eq!(server.get("/ready").status, 200);
+}
+
+#[test]
+fn every_one_of_thousands_of_malformed_batch_lines_has_an_answer_in_its_place() {
+    let service = demo_service(EngineConfig::default(), ServerConfig::default());
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let [input, output] = ["malformed.in", "malformed.out"].map(|name| folder.join(name));
+    let sound = |(url, body): (&str, String)| {
+        let mut body: Value = serde_json::from_str(&body).unwrap();
+        // Streams are for HTTP.
+        body.as_object_mut().unwrap().retain(|name, _| !name.starts_with("stream"));
+        json!({"custom_id": "r", "method": "POST", "url": url, "body": body}).to_string()
+    };
+    let sound: Vec<String> =
+        bodies().into_iter().filter(|(path, _)| path.starts_with("/v1")).map(sound).collect();
+    let line = |i: u64| match (i % 4, &sound[(i / 4) as usize % sound.len()]) {
+        (0, sound) => sound.clone().into_bytes(),
+        (_, sound) => mutated(sound, i),
+    };
+    let lines: Vec<Vec<u8>> = (0..4000).map(line).collect();
+    let text = [lines.join(&b'\n'), b"\n".to_vec()].concat();
+    fs::write(&input, &text).unwrap();
+    let done = run_batch(&service, &input, &output, BatchOptions::default(), &mut |_| {}).unwrap();
+    let asked = text.split(|&byte| byte == b'\n').filter(|line| !line.trim_ascii().is_empty()).count();
+    let answers: Vec<Value> = fs::read_to_string(&output)
+        .unwrap()
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    assert_eq!((done.lines as usize, answers.len()), (asked, asked));
+    let (mut answered, mut refused) = (0, 0);
+    for answer in &answers {
+        match (answer["response"]["status_code"].as_u64(), answer["error"]["message"].as_str()) {
+            (Some(200), None) => answered += 1,
+            (Some(400..500), None) | (None, Some(_)) => refused += 1,
+            _ => panic!("{answer}"),
+        }
+    }
+    assert_eq!(done.failed, refused);
+    assert!(answered >= 1000 && refused > 2500, "{answered} answered, {refused} refused");
 }
 
 #[test]

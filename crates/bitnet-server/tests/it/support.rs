@@ -274,12 +274,17 @@ pub fn data_of(event: &str) -> Value {
 
 /// The trained model.
 pub fn demo(engine: EngineConfig, config: ServerConfig) -> Arc<App> {
+    App::ready(demo_service(engine, config))
+}
+
+/// The trained model without HTTP.
+pub fn demo_service(engine: EngineConfig, config: ServerConfig) -> Service {
     let checkpoint = Checkpoint::demo().unwrap();
     let served = ServedModel::of(&checkpoint);
     let limits = Limits { max_tokens: 64, max_logit_rows: 16, kv_blocks: 128 };
     let cpu = Cpu::new(Isa::named("auto").unwrap(), 1).unwrap();
     let model = Transformer::load(&checkpoint.spec, &*checkpoint.tensors, cpu, limits, &mut |_, _| {});
-    App::ready(Service::start(served, Box::new(model.unwrap()), engine, config).unwrap())
+    Service::start(served, Box::new(model.unwrap()), engine, config).unwrap()
 }
 
 /// The trained model with limits of no importance.
