@@ -76,10 +76,15 @@ impl Bench {
 fn print_row(result: &Value) {
     let text = |key: &str| result[key].as_str().unwrap_or("?").to_owned();
     println!("{} ({}, {} threads)", text("model"), text("isa"), result["threads"]);
-    println!("  memory bandwidth {} GB/s", number(&result["memory_bandwidth_gb_s"]));
+    let (bandwidth, peak) = (&result["memory_bandwidth_gb_s"], &result["integer_peak_tops"]);
+    println!("  memory bandwidth {} GB/s, integer peak {} TOPS", number(bandwidth), number(peak));
     for prefill in result["prefill"].as_array().into_iter().flatten() {
+        let of = |x: &Value, y: &Value| Some(x.as_f64()? * y.as_f64()?);
+        let tops = of(&prefill["tok_s"], &result["trits"]).map(|products| 2e-12 * products);
+        let of_peak =
+            tops.zip(peak.as_f64()).map_or("unknown".into(), |(t, p)| format!("{:.0} %", 100.0 * t / p));
         println!(
-            "  prefill {:>5} tokens  {:>10} tok/s",
+            "  prefill {:>5} tokens  {:>10} tok/s, {of_peak} of the integer peak",
             count(&prefill["tokens"]),
             number(&prefill["tok_s"])
         );

@@ -1,6 +1,6 @@
 //! How much memory a model takes on a device: weights, activations and cache.
 
-use bitnet_kernels::KvShape;
+use bitnet_kernels::{Cpu, KvShape};
 use bitnet_model::{Batch, Checkpoint, ModelSpec, TensorKind};
 
 use crate::error::CliError;
@@ -19,19 +19,26 @@ pub enum Home {
 pub struct WeightBytes {
     /// All of them.
     pub total: u64,
-    /// Those that a step reads in full: all but an embedding that is not the output head as well.
+    /// Those that a step of greedy tokens reads in full: trits, norms, and the output head, of which the CPU reads its
+    /// int8 copy.
     pub step: u64,
+    /// Trits, each of which a token is multiplied with.
+    pub trits: u64,
 }
 
 impl Home {
     /// What the weights will take in the layout of the kernels.
     pub fn weights(self, checkpoint: &Checkpoint) -> Result<WeightBytes, CliError> {
-        let mut bytes = WeightBytes { total: 0, step: 0 };
+        let mut bytes = WeightBytes { total: 0, step: 0, trits: 0 };
         for entry in checkpoint.tensors.entries() {
             let elements: usize = entry.shape.iter().product();
-            let (size, every_step) = match entry.kind {
-                TensorKind::Ternary => (self.ternary(entry.shape[0], entry.shape[1]), true),
-                TensorKind::Norm => (4 * elements, true),
+            let (size, read) = match entry.kind {
+                TensorKind::Ternary => {
+                    bytes.trits += elements as u64;
+                    let size = self.ternary(entry.shape[0], entry.shape[1]);
+                    (size, size)
+                }
+                TensorKind::Norm => (4 * elements, 4 * elements),
                 TensorKind::Dense => {
                     let size = match (self, checkpoint.format) {
                         // bf16, rows padded to 64.
@@ -40,11 +47,19 @@ impl Home {
                         (Home::Cpu, "synthetic") => 2 * elements,
                         (Home::Cpu, _) => checkpoint.tensors.dense(&entry.name)?.bytes().len(),
                     };
-                    (size, checkpoint.spec.tied_head || entry.name == "lm_head.weight")
+                    let head = checkpoint.spec.tied_head || entry.name == "lm_head.weight";
+                    match (self, head) {
+                        (Home::Cpu, true) => {
+                            let copy = Cpu::screen_bytes(entry.shape[0], entry.shape[1]);
+                            (size + copy, copy)
+                        }
+                        (Home::Gpu, true) => (size, size),
+                        (_, false) => (size, 0),
+                    }
                 }
             };
             bytes.total += size as u64;
-            bytes.step += if every_step { size as u64 } else { 0 };
+            bytes.step += read as u64;
         }
         Ok(bytes)
     }

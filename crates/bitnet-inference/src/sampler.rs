@@ -9,6 +9,8 @@
 //! sums are exact in any order, so that top-p and the draw need no sorted row, and any machine that sums in any
 //! order draws the same token.
 
+use bitnet_model::Batch;
+
 use crate::exp::exp;
 use crate::random::{below, random_u64};
 use crate::{GenerationConfig, SampleError, TokenLogprobs, TokenSet};
@@ -33,6 +35,21 @@ pub struct Draw<'a> {
     pub seed: u64,
     /// Which of the request's choices this is.
     pub choice: u32,
+}
+
+impl GenerationConfig {
+    /// How many of the highest logits decide a draw with `banned` tokens banned: all others, unless equal to the last
+    /// of these, may be anything lower.
+    pub(crate) fn looks_at(&self, banned: usize) -> usize {
+        if self.has_penalties() || !self.logit_bias.is_empty() || self.logprobs.is_some() {
+            return Batch::ALL;
+        }
+        match (self.is_greedy(), self.top_k) {
+            (true, _) => 1 + banned,
+            (false, 0) => Batch::ALL,
+            (false, k) => k.saturating_add(banned),
+        }
+    }
 }
 
 /// Draws tokens; one serves any number of requests.

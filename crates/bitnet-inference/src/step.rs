@@ -180,6 +180,10 @@ impl<'m> Stepper<'m> {
             self.asks.extend((0..run.rows).map(|row| ask::of(s, end - run.drafts + row, vocab)));
             let table = &s.table[..end.div_ceil(Batch::BLOCK_TOKENS)];
             self.batch.push(&s.tokens[run.start..end], run.start, table, run.len - run.rows..run.len);
+            if s.draws() && s.request.constraint.is_none() {
+                let config = &s.request.config;
+                self.batch.only_top(config.looks_at(scheduler.eos().len() + config.stop_tokens.len()));
+            }
         }
         self.drawn.clear();
         self.drawn.resize(self.asks.len(), None);

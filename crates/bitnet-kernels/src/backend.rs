@@ -254,17 +254,18 @@ pub trait Backend: Send {
         logits: &mut [f32],
     ) -> Result<(), KernelError>;
 
-    /// [`Backend::logits`] of a row of `x` for each of `asks`. A backend that draws tokens where it makes logits does so
+    /// [`Backend::top_logits`] of a row of `x` for each of `asks`. A backend that draws tokens where it makes logits does so
     /// for the rows with an ask, and says what it drew in `drawn`; the logits of those rows are undefined.
     fn draw(
         &mut self,
         x: &Self::Rows,
         table: &Self::Table,
+        keep: &[usize],
         asks: &[Option<Ask>],
         logits: &mut [f32],
         _drawn: &mut [Option<Drawn>],
     ) -> Result<(), KernelError> {
-        self.logits(asks.len(), x, table, logits)
+        self.top_logits(asks.len(), x, table, keep, logits)
     }
 
     /// Takes what steps up to this size need beside the buffers made for them, so that no step has to.
@@ -280,6 +281,26 @@ pub trait Backend: Send {
     /// What the device says of itself; nothing, if that is the host.
     fn device(&self) -> Option<DeviceStatus> {
         None
+    }
+
+    /// Prepares a table for [`Backend::top_logits`] of up to `rows` rows.
+    fn screen(&mut self, table: &mut Self::Table, rows: usize) -> Result<(), KernelError> {
+        let _ = (table, rows);
+        Ok(())
+    }
+
+    /// [`Backend::logits`] for a caller who looks, in row `t`, at the `keep[t]` highest logits and at those equal to
+    /// the last of them: any other may be negative infinity instead.
+    fn top_logits(
+        &mut self,
+        n: usize,
+        x: &Self::Rows,
+        table: &Self::Table,
+        keep: &[usize],
+        logits: &mut [f32],
+    ) -> Result<(), KernelError> {
+        let _ = keep;
+        self.logits(n, x, table, logits)
     }
 
     /// Copies all keys and values of block `from` to block `to`.

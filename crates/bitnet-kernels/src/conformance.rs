@@ -95,6 +95,17 @@ pub enum Case {
         /// How the table is stored.
         dtype: DType,
     },
+    /// [`Backend::top_logits`] of ordinary and other rows with a table that has rows of every kind, and each twice.
+    Top {
+        /// Tokens.
+        n: usize,
+        /// Features.
+        width: usize,
+        /// Rows of the table.
+        vocab: usize,
+        /// How the table is stored.
+        dtype: DType,
+    },
 }
 
 /// The cases: real shapes cut short, every tail, tiles full and ragged, and values that overflow or are not
@@ -153,6 +164,16 @@ pub fn cases() -> Vec<Case> {
     }
     for dtype in [DType::Q8_0, DType::Q6K, DType::Q4K] {
         cases.push(Case::Head { n: 5, width: 512, vocab: 43, dtype });
+    }
+    for (n, width, vocab, dtype) in [
+        (1, 192, 3000, DType::BF16),
+        (2, 100, 1999, DType::F16),
+        (9, 192, 4100, DType::F32),
+        (14, 17, 700, DType::BF16),
+        (33, 64, 2048, DType::BF16),
+        (3, 512, 1030, DType::Q8_0),
+    ] {
+        cases.push(Case::Top { n, width, vocab, dtype });
     }
     cases
 }
@@ -413,6 +434,7 @@ fn outputs<B: Backend>(b: &mut B, case: Case) -> Result<Results, KernelError> {
         Case::Attention { heads, kv_heads, head_dim, runs } => {
             attention(b, v, heads, KvShape { blocks: 0, kv_heads, head_dim }, runs)
         }
+        Case::Top { n, width, vocab, dtype } => top(b, v, (n, width, vocab), dtype),
         Case::Head { n, width, vocab, dtype } => {
             let table = b.table(&v.table(vocab, width, dtype))?;
             let norm = norms(b, v, 1, width)?.remove(0);
@@ -429,6 +451,42 @@ fn outputs<B: Backend>(b: &mut B, case: Case) -> Result<Results, KernelError> {
             Ok(vec![floats("embedding", embedded), floats("norm", normed), floats("logit", logits)])
         }
     }
+}
+
+/// The highest logits of each row, highest first and equals by id: 1, 2, 5 or all of them.
+fn top<B: Backend>(
+    b: &mut B,
+    v: &mut Values,
+    (n, width, vocab): (usize, usize, usize),
+    dtype: DType,
+) -> Result<Results, KernelError> {
+    let mut weights = v.table(vocab.div_ceil(2), width, dtype);
+    let row_bytes = weights.row_bytes();
+    if dtype == DType::F32 {
+        let mut rows = v.rows(vocab.div_ceil(2), width);
+        // One row has a value that is not a number, which would be the highest logit of all.
+        rows[6 * width..7 * width].fill(1e-30);
+        weights = BitNetTensor::from_f32([vocab.div_ceil(2), width], &rows).expect("values of the shape");
+    }
+    let bytes = [weights.bytes(), weights.bytes()].concat()[..vocab * row_bytes].to_vec();
+    let weights = BitNetTensor::new(dtype, [vocab, width], SharedBytes::new(bytes)).expect("two halves");
+    let mut table = b.table(&weights)?;
+    b.screen(&mut table, n)?;
+    let mut x = b.rows(n, width, RowsKind::Between)?;
+    b.write(&mut x, &v.rows(n, width))?;
+    let keep: Vec<usize> = (0..n).map(|t| [1, 2, 5, usize::MAX][t % 4]).collect();
+    let mut logits = vec![0.0; n * vocab];
+    b.top_logits(n, &x, &table, &keep, &mut logits)?;
+    let (mut ids, mut values) = (Vec::new(), Vec::new());
+    for (row, &keep) in logits.chunks_exact(vocab).zip(&keep) {
+        let mut order: Vec<usize> = (0..vocab).collect();
+        let finite = row.iter().all(|x| !x.is_nan());
+        order.sort_by(|&a, &b| if finite { row[b].total_cmp(&row[a]) } else { a.cmp(&b) });
+        order.truncate(keep);
+        ids.extend(order.iter().map(|&id| id as i32));
+        values.extend(order.iter().map(|&id| row[id]));
+    }
+    Ok(vec![integers("token", ids), floats("logit", values)])
 }
 
 /// Ordinary rows, quantised.

@@ -16,7 +16,7 @@ pub mod order;
 mod reference;
 
 pub use backend::{Backend, BackendInfo, DeviceStatus, Gate, Norm, Norms, RowOrder, RowsKind, Run, StepSize};
-pub use cpu::{Cpu, Isa};
+pub use cpu::{Cpu, HeadWork, Isa};
 pub use draw::{Ask, Drawn};
 pub use error::KernelError;
 pub use kv::{BLOCK_TOKENS, KvShape};

@@ -14,9 +14,14 @@ pub struct Batch {
     runs: Vec<Run>,
     blocks: Vec<u32>,
     logit_rows: Vec<usize>,
+    /// One a row of logits.
+    tops: Vec<usize>,
 }
 
 impl Batch {
+    /// Of a row of logits all are wanted.
+    pub const ALL: usize = usize::MAX;
+
     /// Tokens in one block of the key-value cache, on every backend.
     pub const BLOCK_TOKENS: usize = bitnet_kernels::BLOCK_TOKENS;
 
@@ -32,6 +37,7 @@ impl Batch {
             runs: Vec::with_capacity(runs),
             blocks: Vec::with_capacity(blocks),
             logit_rows: Vec::with_capacity(tokens),
+            tops: Vec::with_capacity(tokens),
         }
     }
 
@@ -41,6 +47,7 @@ impl Batch {
         self.runs.clear();
         self.blocks.clear();
         self.logit_rows.clear();
+        self.tops.clear();
     }
 
     /// Adds `tokens` at positions `start..` of the sequence whose block table is `blocks`. `logits` names the
@@ -61,6 +68,15 @@ impl Batch {
         self.blocks.extend_from_slice(blocks);
         self.runs.push(Run { tokens: first..self.tokens.len(), start, blocks: table..self.blocks.len() });
         self.logit_rows.extend(logits.map(|i| first + i));
+        self.tops.resize(self.logit_rows.len(), Self::ALL);
+    }
+
+    /// Says of the run pushed last that in each row of its logits only the `top` highest are looked at, and those equal
+    /// to the last of them: any other may become negative infinity. That spares most of the output head's work.
+    pub fn only_top(&mut self, top: usize) {
+        let Some(run) = self.runs.last() else { return };
+        let rows = self.logit_rows.partition_point(|&row| row < run.tokens.start);
+        self.tops[rows..].fill(top);
     }
 
     /// All tokens, run after run.
@@ -86,6 +102,11 @@ impl Batch {
     /// Indices into [`Batch::tokens`] of the tokens whose logits are wanted, ascending.
     pub fn logit_rows(&self) -> &[usize] {
         &self.logit_rows
+    }
+
+    /// How many of the highest logits of each of these rows are looked at.
+    pub fn tops(&self) -> &[usize] {
+        &self.tops
     }
 }
 

@@ -78,7 +78,7 @@ pub trait Model: Send {
     fn backend(&self) -> BackendInfo;
 
     /// Runs one step: stores keys and values of all its tokens and gives the logits of the wanted ones, in the
-    /// order of [`Batch::logit_rows`].
+    /// order of [`Batch::logit_rows`]. What is not looked at ([`Batch::only_top`]) may be negative infinity.
     ///
     /// The logits of a token depend on its sequence's tokens up to it and on nothing else in the step.
     ///

@@ -71,11 +71,12 @@ impl<B: Backend> Transformer<B> {
         check_shapes(spec, tensors)?;
         let b = &mut backend;
         progress(0, spec.layers);
-        let embedding = b.table(&tensors.dense("model.embed_tokens.weight")?)?;
-        let head = match spec.tied_head {
+        let mut embedding = b.table(&tensors.dense("model.embed_tokens.weight")?)?;
+        let mut head = match spec.tied_head {
             true => None,
             false => Some(b.table(&tensors.dense("lm_head.weight")?)?),
         };
+        b.screen(head.as_mut().unwrap_or(&mut embedding), limits.max_logit_rows)?;
         let norm = read_norm(b, tensors, "model.norm.weight", spec.rms_eps)?;
         let mut layers = Vec::with_capacity(spec.layers);
         for index in 0..spec.layers {
@@ -180,7 +181,8 @@ impl<B: Backend> Model for Transformer<B> {
         let wanted = batch.logit_rows();
         let head = self.head.as_ref().unwrap_or(&self.embedding);
         b.norm_rows(wanted, &x.residual, &self.norm, &mut x.last)?;
-        b.draw(&x.last, head, asks, logits.resize(wanted.len(), spec.vocab), drawn)?;
+        let logits = logits.resize(wanted.len(), spec.vocab);
+        b.draw(&x.last, head, batch.tops(), asks, logits, drawn)?;
         Ok(b.finish()?)
     }
 

@@ -9,7 +9,7 @@ use crate::{
     args::{BenchArgs, Common},
     bandwidth,
     error::CliError,
-    load::{Loaded, Want, kv, load},
+    load::{Loaded, Want, cpu, kv, load},
     memory, model_arg, output,
     progress::Progress,
 };
@@ -36,11 +36,15 @@ struct Report {
     model: String,
     kv: String,
     memory_bandwidth_gb_s: Option<f64>,
+    /// Integer operations a second of the CPU out of registers, 10^12, a product being two; null where a GPU computes.
+    integer_peak_tops: Option<f64>,
     load_seconds: f64,
     /// Resident memory at its most, with weights and cache; null where the system does not tell.
     peak_memory_bytes: Option<u64>,
     /// Bytes of weights that a step reads.
     weight_bytes: u64,
+    /// Trits that a token is multiplied with.
+    trits: u64,
     /// What a GPU did; null on the CPU.
     gpu: Option<Gpu>,
     prefill: Vec<Prefill>,
@@ -128,6 +132,10 @@ pub fn run(common: &Common, args: &BenchArgs) -> Result<(), CliError> {
     // Of the host's memory, which is not what bounds a GPU.
     let device = model.device();
     let memory_bandwidth_gb_s = if device.is_none() { bandwidth::measure(info.threads) } else { None };
+    let peak = match device {
+        None => Some(cpu(common)?.peak_products()),
+        Some(_) => None,
+    };
     drop(bar);
 
     let report = Report {
@@ -137,9 +145,11 @@ pub fn run(common: &Common, args: &BenchArgs) -> Result<(), CliError> {
         model: checkpoint.name.clone(),
         kv: kv(common, &*model).into(),
         memory_bandwidth_gb_s,
+        integer_peak_tops: peak.map(|products| 2.0 * products / 1e12),
         load_seconds: time.as_secs_f64(),
         peak_memory_bytes,
         weight_bytes: weights.step,
+        trits: weights.trits,
         gpu: device.map(Gpu::from),
         prefill,
         decode_tokens: args.decode,
@@ -234,6 +244,7 @@ impl<'a> Bench<'a> {
             let last = done + chunk.len() == tokens;
             self.batch.clear();
             self.batch.push(chunk, done, &table, if last { chunk.len() - 1..chunk.len() } else { 0..0 });
+            self.batch.only_top(1);
             self.model.forward(&self.batch, &mut self.logits)?;
             done += chunk.len();
         }
@@ -259,6 +270,7 @@ impl<'a> Bench<'a> {
             let prompt = self.prompt(member, PROMPT + member % (RAGGED + 1));
             self.batch.clear();
             self.batch.push(&prompt, 0, table, prompt.len() - 1..prompt.len());
+            self.batch.only_top(1);
             next.append(&mut self.most_likely()?);
             sequences.push((prompt.len(), Vec::with_capacity(tokens)));
         }
@@ -267,6 +279,7 @@ impl<'a> Bench<'a> {
             self.batch.clear();
             for (((len, out), token), table) in sequences.iter_mut().zip(&next).zip(&tables) {
                 self.batch.push(&[*token], *len, table, 0..1);
+                self.batch.only_top(1);
                 *len += 1;
                 out.push(*token);
             }
@@ -310,18 +323,19 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// The most likely token, the lowest one of equals; none if any logit is NaN or infinite.
+/// The most likely token, the lowest one of equals; none if any logit is NaN or the highest infinite. Those that
+/// cannot be the highest may be negative infinity.
 fn argmax(row: &[f32]) -> Option<u32> {
-    if !row.iter().all(|x| x.is_finite()) {
-        return None;
-    }
     let mut best = 0;
     for (i, x) in row.iter().enumerate() {
+        if x.is_nan() {
+            return None;
+        }
         if *x > row[best] {
             best = i;
         }
     }
-    Some(best as u32)
+    row[best].is_finite().then_some(best as u32)
 }
 
 fn print(r: &Report) -> Result<(), CliError> {
@@ -332,8 +346,9 @@ fn print(r: &Report) -> Result<(), CliError> {
             r.load_seconds
         ),
         format!(
-            "memory bandwidth {}, peak {}, weights of {:.1} MB a step",
+            "memory bandwidth {}, integer peak {}, memory at most {}, weights of {:.1} MB a step",
             bandwidth::told(r.memory_bandwidth_gb_s),
+            r.integer_peak_tops.map_or("unknown".into(), |tops| format!("{tops:.2} TOPS")),
             r.peak_memory_bytes.map_or("unknown".into(), |bytes| format!("{:.1} MB", bytes as f64 / 1e6)),
             r.weight_bytes as f64 / 1e6
         ),
@@ -349,7 +364,15 @@ fn print(r: &Report) -> Result<(), CliError> {
         ));
     }
     for p in &r.prefill {
-        lines.push(format!("prefill {:5} tokens   {:9.2} tok/s", p.tokens, p.tok_s));
+        let tops = 2e-12 * p.tok_s * r.trits as f64;
+        let of_peak =
+            r.integer_peak_tops.map(|peak| format!("  {:5.1} % of the integer peak", 100.0 * tops / peak));
+        lines.push(format!(
+            "prefill {:5} tokens   {:9.2} tok/s{}",
+            p.tokens,
+            p.tok_s,
+            of_peak.unwrap_or_default()
+        ));
     }
     for d in &r.decode {
         lines.push(format!(
@@ -368,8 +391,10 @@ mod tests {
     #[test]
     fn a_row_that_is_not_finite_has_no_most_likely_token() {
         assert_eq!(argmax(&[1.0, 3.0, 3.0, 2.0]), Some(1));
-        for broken in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        assert_eq!(argmax(&[f32::NEG_INFINITY, 1.0, f32::NEG_INFINITY]), Some(1));
+        for broken in [f32::NAN, f32::INFINITY] {
             assert_eq!(argmax(&[1.0, broken, 0.5]), None);
         }
+        assert_eq!(argmax(&[f32::NEG_INFINITY; 3]), None);
     }
 }

@@ -7,6 +7,8 @@ use std::{
     ptr::NonNull,
 };
 
+use memmap2::MmapMut;
+
 use crate::KernelError;
 
 /// Plain numbers: any bit pattern is a value, zero included.
@@ -24,7 +26,7 @@ unsafe impl Number for u8 {}
 // SAFETY: an f32 and an i32 side by side, without padding.
 unsafe impl Number for bitnet_tensor::quant::RowQuant {}
 
-/// Large buffers start on a huge page, so that the system may back them with huge pages.
+/// Large buffers start on a huge page, and the system is asked to back them with huge pages.
 const HUGE: usize = 2 << 20;
 const LINE: usize = 64;
 
@@ -32,6 +34,8 @@ const LINE: usize = 64;
 pub struct Buffer<T: Number> {
     ptr: NonNull<T>,
     len: usize,
+    /// Where the memory is from, unless the allocator gave it. Pages of it exist from their first use on.
+    map: Option<MmapMut>,
 }
 
 // SAFETY: the buffer owns its memory like a `Box<[T]>` of plain numbers.
@@ -42,17 +46,28 @@ unsafe impl<T: Number> Sync for Buffer<T> {}
 impl<T: Number> Buffer<T> {
     fn layout(len: usize) -> Option<Layout> {
         let bytes = len.checked_mul(size_of::<T>())?.max(1);
-        Layout::from_size_align(bytes, if bytes >= HUGE { HUGE } else { LINE }).ok()
+        Layout::from_size_align(bytes, LINE).ok()
     }
 
     /// `len` zeros; `what` names the memory should the system refuse it.
     pub(crate) fn zeroed(len: usize, what: &'static str) -> Result<Self, KernelError> {
         let refused = || KernelError::OutOfMemory { what, bytes: len.saturating_mul(size_of::<T>()) };
         let layout = Self::layout(len).ok_or_else(refused)?;
-        // SAFETY: the layout is at least one byte.
-        let ptr = unsafe { alloc::alloc_zeroed(layout) };
-        let ptr = NonNull::new(ptr.cast::<T>()).ok_or_else(refused)?;
-        Ok(Buffer { ptr, len })
+        if layout.size() < HUGE {
+            // SAFETY: the layout is at least one byte.
+            let ptr = unsafe { alloc::alloc_zeroed(layout) };
+            let ptr = NonNull::new(ptr.cast::<T>()).ok_or_else(refused)?;
+            return Ok(Buffer { ptr, len, map: None });
+        }
+        let bytes = layout.size().checked_add(HUGE).ok_or_else(refused)?;
+        let mut map = MmapMut::map_anon(bytes).map_err(|_| refused())?;
+        // Without huge pages all is well, only slower.
+        #[cfg(target_os = "linux")]
+        let _ = map.advise(memmap2::Advice::HugePage);
+        let start = map.as_mut_ptr();
+        let ptr =
+            NonNull::new(start.wrapping_add(start.align_offset(HUGE)).cast::<T>()).ok_or_else(refused)?;
+        Ok(Buffer { ptr, len, map: Some(map) })
     }
 
     /// Write access for several threads at once.
@@ -63,6 +78,9 @@ impl<T: Number> Buffer<T> {
 
 impl<T: Number> Drop for Buffer<T> {
     fn drop(&mut self) {
+        if self.map.is_some() {
+            return;
+        }
         let layout = Self::layout(self.len).expect("was allocated with this layout");
         // SAFETY: allocated in `zeroed` with the same layout.
         unsafe { alloc::dealloc(self.ptr.as_ptr().cast(), layout) }

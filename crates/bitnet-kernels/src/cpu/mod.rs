@@ -4,15 +4,21 @@
 mod aarch64;
 mod buffer;
 mod generic;
+mod head;
 mod isa;
 mod lanes;
 mod panels;
 mod pool;
 mod scalar;
+mod screen;
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 
-use std::ops::Range;
+use std::{
+    ops::Range,
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+    time::{Duration, Instant},
+};
 
 use bitnet_tensor::{BitNetTensor, TernaryTensor, quant::RowQuant};
 
@@ -20,13 +26,15 @@ use crate::{Backend, BackendInfo, Gate, KernelError, KvShape, Norm, Norms, RowOr
 use buffer::{Buffer, Shared};
 use generic::{
     attention::{self, Attention},
-    dense::{self, DenseLogits},
+    dense,
     rows::{GateQuantize, NormQuantize, NormRows, QuantOut, RopeStore},
     ternary::BitLinear,
 };
+pub use head::HeadWork;
 pub use isa::Isa;
 pub use panels::Panels;
 use pool::Pool;
+use screen::{Screen, Screening};
 
 /// Part `part` of `0..total` cut into `parts` pieces of nearly equal length.
 fn share(total: usize, parts: usize, part: usize) -> Range<usize> {
@@ -62,6 +70,12 @@ pub struct Rope {
     head_dim: usize,
 }
 
+/// A dense table, and its int8 copy if it was screened.
+pub struct Table {
+    weights: BitNetTensor,
+    screen: Option<Screen>,
+}
+
 /// Keys and values of one layer; keys transposed, 16 tokens to a vector (see [`KvShape`]).
 pub struct Kv {
     shape: KvShape,
@@ -75,7 +89,9 @@ pub struct Cpu {
     pool: Pool,
     /// One a thread, grown when buffers are made.
     scratch: Vec<Buffer<f32>>,
+    screening: Screening,
     bit_linear_calls: u64,
+    head: HeadWork,
 }
 
 impl Cpu {
@@ -90,7 +106,38 @@ impl Cpu {
         assert!(threads > 0, "a backend has at least one thread");
         let pool = Pool::new(threads)?;
         let scratch = (0..threads).map(|_| Buffer::zeroed(0, "scratch")).collect::<Result<_, _>>()?;
-        Ok(Cpu { isa, pool, scratch, bit_linear_calls: 0 })
+        let (screening, head) = (Screening::default(), HeadWork::default());
+        Ok(Cpu { isa, pool, scratch, screening, bit_linear_calls: 0, head })
+    }
+
+    /// Bytes that [`Backend::screen`] takes for a table of this shape.
+    pub fn screen_bytes(rows: usize, cols: usize) -> usize {
+        Screen::bytes(rows, cols)
+    }
+
+    /// Integer products a second that all threads make together when no memory is in their way: the ceiling of
+    /// [`Backend::bit_linear`]. Takes some tens of milliseconds.
+    pub fn peak_products(&mut self) -> f64 {
+        let (kernel, threads) = (self.isa.kernels().products, self.pool.threads());
+        let mut rounds = 1;
+        loop {
+            let made = AtomicU64::new(0);
+            let start = Instant::now();
+            self.pool.run(4 * threads, &|_, _| {
+                // SAFETY: `isa` proves the level.
+                made.fetch_add(unsafe { kernel(rounds) }, Relaxed);
+            });
+            let time = start.elapsed();
+            if time >= Duration::from_millis(40) {
+                return made.into_inner() as f64 / time.as_secs_f64();
+            }
+            rounds *= 2;
+        }
+    }
+
+    /// What the output head has done so far.
+    pub fn head_work(&self) -> HeadWork {
+        self.head
     }
 
     /// Calls of [`Backend::bit_linear`] so far: shows that a step's work does not grow with its requests.
@@ -158,7 +205,7 @@ impl Backend for Cpu {
     type Rows = Rows;
     type Quants = Quants;
     type Linear = Panels;
-    type Table = BitNetTensor;
+    type Table = Table;
     type Gain = Gain;
     type Rope = Rope;
     type Kv = Kv;
@@ -185,9 +232,9 @@ impl Backend for Cpu {
         Panels::pack(weights, &mut self.pool)
     }
 
-    fn table(&mut self, weights: &BitNetTensor) -> Result<BitNetTensor, KernelError> {
+    fn table(&mut self, weights: &BitNetTensor) -> Result<Table, KernelError> {
         self.reserve(dense::scratch(weights))?;
-        Ok(weights.clone())
+        Ok(Table { weights: weights.clone(), screen: None })
     }
 
     fn gain(&mut self, gain: &[f32]) -> Result<Gain, KernelError> {
@@ -209,7 +256,8 @@ impl Backend for Cpu {
         })
     }
 
-    fn embed(&mut self, table: &BitNetTensor, tokens: &[u32], out: &mut Rows) -> Result<(), KernelError> {
+    fn embed(&mut self, table: &Table, tokens: &[u32], out: &mut Rows) -> Result<(), KernelError> {
+        let table = &table.weights;
         assert!(table.cols() == out.width && tokens.len() <= out.rows, "rows fit their buffers");
         for (&token, row) in tokens.iter().zip(out.values.chunks_exact_mut(out.stride)) {
             table.decode_row(token as usize, &mut row[..out.width]);
@@ -379,24 +427,23 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn logits(
+    fn logits(&mut self, n: usize, x: &Rows, table: &Table, logits: &mut [f32]) -> Result<(), KernelError> {
+        self.all_logits(n, x, table, logits)
+    }
+
+    fn screen(&mut self, table: &mut Table, rows: usize) -> Result<(), KernelError> {
+        self.copy_table(table, rows)
+    }
+
+    fn top_logits(
         &mut self,
         n: usize,
         x: &Rows,
-        table: &BitNetTensor,
+        table: &Table,
+        keep: &[usize],
         logits: &mut [f32],
     ) -> Result<(), KernelError> {
-        let vocab = table.rows();
-        assert!(n <= x.rows && x.width == table.cols(), "rows fit the table");
-        assert_eq!(logits.len(), n * vocab, "one logit a row of the table and token");
-        let a = DenseLogits { table, x: &x.values, stride: x.stride, n, out: Shared::new(logits) };
-        let kernel = self.isa.kernels().logits;
-        let units = (table.bytes().len() * n / WEIGHT_UNIT).min(vocab);
-        self.parallel(units, dense::scratch(table), &|part, parts, scratch| {
-            // SAFETY: `isa` proves the level; every row of the table belongs to one part; scratch was reserved
-            // when the table was taken.
-            unsafe { kernel(&a, share(vocab, parts, part), scratch) }
-        })
+        self.highest_logits(n, x, table, keep, logits)
     }
 
     fn copy_block(&mut self, kv: &mut Kv, from: u32, to: u32) -> Result<(), KernelError> {

@@ -156,6 +156,7 @@ impl<D: Driver> Backend for Gpu<D> {
         &mut self,
         x: &Rows,
         table: &Table,
+        _keep: &[usize],
         asks: &[Option<Ask>],
         logits: &mut [f32],
         drawn: &mut [Option<Drawn>],

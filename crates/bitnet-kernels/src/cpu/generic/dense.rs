@@ -3,11 +3,15 @@
 //! A tile of rows and tokens hides the latency of the additions; each product keeps its own 16 partial sums, so
 //! the tile's shape shows in no result. Block-quantised rows are decoded into scratch first.
 
-use std::ops::Range;
+use std::{
+    array,
+    ops::Range,
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+};
 
 use bitnet_tensor::{BitNetTensor, DType};
 
-use crate::cpu::{buffer::Shared, lanes::Lanes};
+use crate::cpu::{buffer::Shared, lanes::Lanes, share};
 
 /// Rows that are decoded to scratch at a time.
 const DECODED_ROWS: usize = 8;
@@ -21,7 +25,8 @@ pub(crate) struct DenseLogits<'a> {
     /// `[n][stride]`, zeros after the last column.
     pub(crate) x: &'a [f32],
     pub(crate) stride: usize,
-    pub(crate) n: usize,
+    /// Which of the `n` rows are wanted.
+    pub(crate) tokens: &'a [usize],
     /// `[n][table.rows()]`
     pub(crate) out: Shared<'a, f32>,
 }
@@ -73,52 +78,83 @@ impl Stored for Bf16 {
 /// The rows `rows` of the matrix; `scratch` holds [`DECODED_ROWS`] decoded rows.
 #[inline(always)]
 pub(crate) unsafe fn logits<L: Lanes>(a: &DenseLogits<'_>, rows: Range<usize>, scratch: &mut [f32]) {
-    let bytes = |rows: &Range<usize>| {
-        let n = a.table.row_bytes();
-        a.table.bytes()[rows.start * n..rows.end * n].as_ptr()
-    };
-    let dtype = a.table.dtype();
-    let decoded = is_decoded(dtype);
     // Few rows at a time stay in cache while all tokens pass over them.
-    let step = if decoded { DECODED_ROWS } else { CACHED_ROWS };
+    let step = if is_decoded(a.table.dtype()) { DECODED_ROWS } else { CACHED_ROWS };
     for first in rows.clone().step_by(step) {
-        let some = first..rows.end.min(first + step);
-        match dtype {
-            DType::F32 => stored::<L, F32>(a, bytes(&some), some),
-            DType::F16 => stored::<L, F16>(a, bytes(&some), some),
-            DType::BF16 => stored::<L, Bf16>(a, bytes(&some), some),
-            _ => {
-                for (row, out) in some.clone().zip(scratch.chunks_exact_mut(a.table.cols())) {
-                    a.table.decode_row(row, out);
+        some_rows::<L>(a, first..rows.end.min(first + step), scratch);
+    }
+}
+
+/// At most [`DECODED_ROWS`] rows where rows are decoded, else any number.
+#[inline(always)]
+unsafe fn some_rows<L: Lanes>(a: &DenseLogits<'_>, rows: Range<usize>, scratch: &mut [f32]) {
+    let n = a.table.row_bytes();
+    let bytes = a.table.bytes()[rows.start * n..rows.end * n].as_ptr();
+    match a.table.dtype() {
+        DType::F32 => stored::<L, F32>(a, bytes, rows),
+        DType::F16 => stored::<L, F16>(a, bytes, rows),
+        DType::BF16 => stored::<L, Bf16>(a, bytes, rows),
+        _ => {
+            for (row, out) in rows.clone().zip(scratch.chunks_exact_mut(a.table.cols())) {
+                a.table.decode_row(row, out);
+            }
+            stored::<L, F32>(a, scratch.as_ptr().cast(), rows);
+        }
+    }
+}
+
+/// Arguments of [`settle`].
+pub(crate) struct Settle<'a> {
+    /// Whose `out` holds upper bounds.
+    pub(crate) dense: DenseLogits<'a>,
+    /// One a token: logits below it do not count.
+    pub(crate) thresholds: &'a [f32],
+    /// Counts the logits that were computed.
+    pub(crate) computed: &'a AtomicU64,
+}
+
+/// From upper bounds to logits, or to negative infinity where the bound is below the threshold, for the rows `rows`.
+#[inline(always)]
+pub(crate) unsafe fn settle<L: Lanes>(a: &Settle<'_>, rows: Range<usize>, scratch: &mut [f32]) {
+    let (vocab, mut computed) = (a.dense.table.rows(), 0);
+    for (token, &threshold) in a.dense.tokens.iter().zip(a.thresholds) {
+        let one = DenseLogits { tokens: &[*token], ..a.dense };
+        for first in rows.clone().step_by(16) {
+            let some = first..rows.end.min(first + 16);
+            let bounds = one.out.slice(token * vocab + some.start, some.len());
+            // Nothing is ruled out by a bound that is not a number.
+            let counts: [bool; 16] =
+                array::from_fn(|i| bounds.get(i).is_some_and(|b| *b >= threshold || b.is_nan()));
+            bounds.fill(f32::NEG_INFINITY);
+            if counts != [false; 16] {
+                for row in some.filter(|row| counts[row - first]) {
+                    some_rows::<L>(&one, row..row + 1, scratch);
+                    computed += 1;
                 }
-                stored::<L, F32>(a, scratch.as_ptr().cast(), some);
             }
         }
     }
+    a.computed.fetch_add(computed, Relaxed);
 }
 
 /// Rows `rows` that lie one after another at `weights`.
 #[inline(always)]
 unsafe fn stored<L: Lanes, S: Stored>(a: &DenseLogits<'_>, weights: *const u8, rows: Range<usize>) {
-    // Registers decide the tile: 32 wide ones hold 4 x 4 sums, 16 narrow ones 2 x 2.
+    // Registers decide the tile: 32 wide ones hold 16 sums, 16 narrow ones 4.
     let wide = L::TILE.0 == 4;
-    let tokens = if wide { 4 } else { 2 };
-    let mut t = 0;
-    while t + tokens <= a.n {
-        if wide {
-            sweep::<L, S, 4, 4>(a, weights, rows.clone(), t);
-        } else {
-            sweep::<L, S, 2, 2>(a, weights, rows.clone(), t);
+    let n = a.tokens.len();
+    let tiles = n.div_ceil(if wide { 4 } else { 2 });
+    for i in 0..tiles {
+        let tokens = share(n, tiles, i);
+        let (rows, t) = (rows.clone(), tokens.start);
+        match (wide, tokens.len()) {
+            (true, 1) => sweep::<L, S, 8, 1>(a, weights, rows, t),
+            (true, 2) => sweep::<L, S, 8, 2>(a, weights, rows, t),
+            (true, 3) => sweep::<L, S, 4, 3>(a, weights, rows, t),
+            (true, _) => sweep::<L, S, 4, 4>(a, weights, rows, t),
+            (false, 1) => sweep::<L, S, 4, 1>(a, weights, rows, t),
+            (false, _) => sweep::<L, S, 2, 2>(a, weights, rows, t),
         }
-        t += tokens;
-    }
-    while t < a.n {
-        if wide {
-            sweep::<L, S, 8, 1>(a, weights, rows.clone(), t);
-        } else {
-            sweep::<L, S, 4, 1>(a, weights, rows.clone(), t);
-        }
-        t += 1;
     }
 }
 
@@ -149,14 +185,15 @@ unsafe fn tile<L: Lanes, S: Stored, const R: usize, const T: usize>(
     t: usize,
 ) {
     let cols = a.table.cols();
-    let x = a.x[t * a.stride..][..T * a.stride].as_ptr();
+    let tokens: [usize; T] = array::from_fn(|i| a.tokens[t + i]);
+    let x = tokens.map(|token| a.x[token * a.stride..][..a.stride].as_ptr());
     let mut sums = [[L::splat(0.0); T]; R];
     let whole = cols / 16 * 16;
     for i in (0..whole).step_by(16) {
         for (r, sums) in sums.iter_mut().enumerate() {
             let w = S::load::<L>(weights.add((r * cols + i) * S::BYTES));
             for (t, sum) in sums.iter_mut().enumerate() {
-                *sum = L::fma(w, L::load(x.add(t * a.stride + i)), *sum);
+                *sum = L::fma(w, L::load(x[t].add(i)), *sum);
             }
         }
     }
@@ -167,13 +204,13 @@ unsafe fn tile<L: Lanes, S: Stored, const R: usize, const T: usize>(
             std::ptr::copy_nonoverlapping(from, rest.as_mut_ptr(), (cols - whole) * S::BYTES);
             let w = S::load::<L>(rest.as_ptr());
             for (t, sum) in sums.iter_mut().enumerate() {
-                *sum = L::fma(w, L::load(x.add(t * a.stride + whole)), *sum);
+                *sum = L::fma(w, L::load(x[t].add(whole)), *sum);
             }
         }
     }
     for (r, sums) in sums.into_iter().enumerate() {
         for (i, sum) in sums.into_iter().enumerate() {
-            a.out.slice((t + i) * a.table.rows() + row + r, 1)[0] = L::reduce_add(sum);
+            a.out.slice(tokens[i] * a.table.rows() + row + r, 1)[0] = L::reduce_add(sum);
         }
     }
 }

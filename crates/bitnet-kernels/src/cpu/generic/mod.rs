@@ -7,12 +7,17 @@
 
 pub(crate) mod attention;
 pub(crate) mod dense;
+pub(crate) mod peak;
 pub(crate) mod rows;
+pub(crate) mod screen;
 pub(crate) mod ternary;
 
 use std::ops::Range;
 
 use crate::{cpu::lanes::Lanes, order};
+
+/// Splits a row into planes, with scratch.
+pub(crate) type SplitRow = unsafe fn(&[f32], &mut [i8], &mut [f32]) -> Option<screen::Split>;
 
 /// The entry points of one level. Each may be called only on a CPU that has the level.
 pub(crate) struct KernelSet {
@@ -23,6 +28,11 @@ pub(crate) struct KernelSet {
     pub(crate) rope_store: unsafe fn(&rows::RopeStore<'_>),
     pub(crate) attention: unsafe fn(&attention::Attention<'_>, usize, usize, &mut [f32]),
     pub(crate) logits: unsafe fn(&dense::DenseLogits<'_>, Range<usize>, &mut [f32]),
+    pub(crate) settle: unsafe fn(&dense::Settle<'_>, Range<usize>, &mut [f32]),
+    pub(crate) copy_rows: unsafe fn(&screen::CopyRows<'_>, usize, &mut [f32]),
+    pub(crate) split: SplitRow,
+    pub(crate) bounds: unsafe fn(&screen::Bounds<'_>, Range<usize>),
+    pub(crate) products: unsafe fn(usize) -> u64,
 }
 
 #[cfg(target_arch = "aarch64")]
@@ -42,7 +52,7 @@ macro_rules! kernel_set {
         /// The entry points of this level.
         pub(crate) static KERNELS: $crate::cpu::generic::KernelSet = {
             use std::ops::Range;
-            use $crate::cpu::generic::{KernelSet, attention, dense, rows, ternary};
+            use $crate::cpu::generic::{KernelSet, attention, dense, peak, rows, screen, ternary};
 
             // SAFETY (all entries): callers hold an `Isa`, which exists only if the CPU has these features.
             $(#[target_feature(enable = $feature)])*
@@ -80,7 +90,45 @@ macro_rules! kernel_set {
                 // SAFETY: as above.
                 unsafe { dense::logits::<$lanes>(a, rows, scratch) }
             }
-            KernelSet { bit_linear, norm_quantize, gate_quantize, norm_rows, rope_store, attention, logits }
+            $(#[target_feature(enable = $feature)])*
+            unsafe fn settle(a: &dense::Settle<'_>, rows: Range<usize>, scratch: &mut [f32]) {
+                // SAFETY: as above.
+                unsafe { dense::settle::<$lanes>(a, rows, scratch) }
+            }
+            $(#[target_feature(enable = $feature)])*
+            unsafe fn copy_rows(a: &screen::CopyRows<'_>, panel: usize, scratch: &mut [f32]) {
+                // SAFETY: as above.
+                unsafe { screen::copy_rows::<$lanes>(a, panel, scratch) }
+            }
+            $(#[target_feature(enable = $feature)])*
+            unsafe fn split(x: &[f32], planes: &mut [i8], scratch: &mut [f32]) -> Option<screen::Split> {
+                // SAFETY: as above.
+                unsafe { screen::split::<$lanes>(x, planes, scratch) }
+            }
+            $(#[target_feature(enable = $feature)])*
+            unsafe fn bounds(a: &screen::Bounds<'_>, panels: Range<usize>) {
+                // SAFETY: as above.
+                unsafe { screen::bounds::<$lanes>(a, panels) }
+            }
+            $(#[target_feature(enable = $feature)])*
+            unsafe fn products(rounds: usize) -> u64 {
+                // SAFETY: as above.
+                unsafe { peak::products::<$lanes>(rounds) }
+            }
+            KernelSet {
+                bit_linear,
+                norm_quantize,
+                gate_quantize,
+                norm_rows,
+                rope_store,
+                attention,
+                logits,
+                settle,
+                copy_rows,
+                split,
+                bounds,
+                products,
+            }
         };
     };
 }

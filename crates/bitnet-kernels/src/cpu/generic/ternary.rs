@@ -15,6 +15,7 @@ use crate::cpu::{
     generic::store_partial,
     lanes::Lanes,
     panels::{BLOCK, BLOCK_BYTES, PANEL_ROWS, Panels},
+    share,
 };
 
 /// Bytes that are asked for ahead of their use: far enough to hide memory, near enough to stay in L1.
@@ -46,19 +47,17 @@ pub(crate) unsafe fn bit_linear<L: Lanes>(a: &BitLinear<'_>, panels: Range<usize
             one_token::<L>(a, panel);
             continue;
         }
-        let mut first = 0;
-        while first < n {
-            let tokens = (n - first).min(L::TILE.1);
-            let mut group = 0;
-            while group < PANEL_ROWS / 16 {
+        // Tiles of nearly one size: a last one of a token or two would cost as much as a full one.
+        let tiles = n.div_ceil(L::TILE.1);
+        for i in 0..tiles {
+            let tokens = share(n, tiles, i);
+            for group in (0..PANEL_ROWS / 16).step_by(L::TILE.0) {
                 if L::TILE.0 == 4 {
-                    tile_of::<L, 4>(a, panel, group, first, tokens);
+                    tile_of::<L, 4>(a, panel, group, tokens.start, tokens.len());
                 } else {
-                    tile_of::<L, 1>(a, panel, group, first, tokens);
+                    tile_of::<L, 1>(a, panel, group, tokens.start, tokens.len());
                 }
-                group += L::TILE.0;
             }
-            first += tokens;
         }
     }
 }

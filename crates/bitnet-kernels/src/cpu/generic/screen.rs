@@ -1,0 +1,387 @@
+//! Which rows of a table can have one of the highest logits, by bounds from an int8 copy: half the bytes of bf16,
+//! and integer products instead of float ones.
+//!
+//! A row is `w = s q + e` with int8 `q`; an activation is `x = p + d`, where `p` is one plane of int8 or a coarse
+//! and a fine one. So `w x = s q p + s q d + e x`, where `s q p` is exact in integers, and by Cauchy and Schwarz
+//! `|w x - s q p| <= |s q| |d| + |e| |x|` with `|s q| <= |w| + |e|`. The lengths of `w` and `e` are kept with the
+//! copy, those of `x` and `d` are found with the planes, all rounded up. To that comes what rounding does to the
+//! logit itself, a sum of `cols` products in the order of [`crate::order`], and to the bounds: each is at most a
+//! multiple of `2^-24 |w| |x|`, and [`Split::weights`] counts them.
+//!
+//! A row whose upper bound is below what enough other rows reach is ruled out; the others are computed as always.
+//! So the highest logits are the same, bit for bit, as if all had been computed.
+//!
+//! Pass over the copy, 64 rows by 4 columns by `m` planes: 4 loads, 4 `m` dot products of 64 codes each. One token
+//! reads memory as fast as it comes; many are bound by the dot products, at 1/64 instruction a product.
+
+#![allow(clippy::needless_range_loop, reason = "tiles of registers are indexed by row group and token")]
+
+use std::ops::Range;
+
+use bitnet_tensor::BitNetTensor;
+
+use crate::cpu::{
+    buffer::Shared,
+    generic::{store_partial, ternary::AHEAD},
+    lanes::Lanes,
+    panels::PANEL_ROWS,
+    screen::{QUAD_BYTES, Screen},
+    share,
+};
+
+/// What a pass over a panel asks for, a quad at a time: some lines of this panel or of the next.
+#[derive(Clone, Copy)]
+struct Ahead {
+    from: *const u8,
+    /// Bytes from one quad's to the next one's.
+    step: usize,
+    /// Lines a quad.
+    lines: usize,
+}
+
+impl Ahead {
+    /// Of pass `pass` of `passes` over the panel at `codes`. One pass is as slow as memory, so it asks for what it will
+    /// need soon; of several, each asks for its share of the next panel, so that memory has the time of all of them.
+    fn of(codes: *const u8, quads: usize, pass: usize, passes: usize) -> Self {
+        if passes == 1 {
+            return Ahead { from: codes.wrapping_add(AHEAD), step: QUAD_BYTES, lines: QUAD_BYTES / LINE };
+        }
+        let step = QUAD_BYTES.div_ceil(passes);
+        let from = codes.wrapping_add(quads * (QUAD_BYTES + pass * step));
+        Ahead { from, step, lines: step.div_ceil(LINE) }
+    }
+
+    #[inline(always)]
+    unsafe fn ask<L: Lanes>(&mut self) {
+        for line in 0..self.lines {
+            L::prefetch(self.from.wrapping_add(line * LINE));
+        }
+        self.from = self.from.wrapping_add(self.step);
+    }
+}
+
+const LINE: usize = 64;
+
+/// Sizes of values between which neither sums of squares, nor scales, nor products over- or underflow.
+const ORDINARY: Range<f32> = 1e-15..1e15;
+
+/// More than what products too small for f32 can add up to.
+const TINY: f32 = 1e-37;
+
+/// A length in f32, not below the one in f64.
+fn rounded_up(length: f64) -> f32 {
+    (length * (1.0 + 1e-6)) as f32
+}
+
+/// Arguments of [`copy_rows`].
+pub(crate) struct CopyRows<'a> {
+    pub(crate) table: &'a BitNetTensor,
+    /// See [`Screen`].
+    pub(crate) codes: Shared<'a, u8>,
+    pub(crate) scales: Shared<'a, f32>,
+    pub(crate) norms: Shared<'a, f32>,
+    pub(crate) errors: Shared<'a, f32>,
+}
+
+/// Floats of scratch that [`copy_rows`] needs: a row, and its codes.
+pub(crate) fn scratch(cols: usize) -> usize {
+    cols.next_multiple_of(16) / 4 * 5
+}
+
+/// Fills one panel of a [`Screen`].
+#[inline(always)]
+pub(crate) unsafe fn copy_rows<L: Lanes>(a: &CopyRows<'_>, panel: usize, scratch: &mut [f32]) {
+    let (rows, cols) = (a.table.rows(), a.table.cols());
+    let (padded, bytes) = (cols.next_multiple_of(16), cols.div_ceil(4) * QUAD_BYTES);
+    let out = a.codes.slice(panel * bytes, bytes);
+    let at = |all: Shared<'_, f32>| all.slice(panel * PANEL_ROWS, PANEL_ROWS).as_mut_ptr();
+    let (scales, norms, errors) = (at(a.scales), at(a.norms), at(a.errors));
+    let (row, codes) = scratch.split_at_mut(padded);
+    let codes = codes.as_mut_ptr().cast::<i8>();
+    for r in 0..PANEL_ROWS {
+        *errors.add(r) = f32::INFINITY;
+        if panel * PANEL_ROWS + r >= rows {
+            continue;
+        }
+        a.table.decode_row(panel * PANEL_ROWS + r, &mut row[..cols]);
+        row[cols..].fill(0.0);
+        let w = row.as_ptr();
+        let (absmax, norm) = size::<L>(w, padded);
+        *norms.add(r) = norm;
+        // The copy of a row of other values is zero and bounds nothing, so that it is never ruled out.
+        if absmax != 0.0 && !ORDINARY.contains(&absmax) {
+            *norms.add(r) = 0.0;
+            continue;
+        }
+        *errors.add(r) = 0.0;
+        if absmax == 0.0 {
+            continue;
+        }
+        let scale = absmax / 127.0;
+        *scales.add(r) = scale;
+        let (_, error) = plane::<L>(w, padded, scale, codes, std::ptr::null_mut());
+        *errors.add(r) = error;
+        for quad in 0..cols.div_ceil(4) {
+            let code = codes.add(4 * quad).cast::<u32>().read_unaligned() ^ 0x8080_8080;
+            let to = out[quad * QUAD_BYTES + 4 * r..][..4].as_mut_ptr();
+            to.cast::<u32>().write_unaligned(code);
+        }
+    }
+}
+
+/// The largest magnitude of a row padded with zeros, and its length.
+#[inline(always)]
+unsafe fn size<L: Lanes>(x: *const f32, padded: usize) -> (f32, f32) {
+    let (mut bits, mut squares) = (L::zero_i(), L::zero_d());
+    for i in (0..padded).step_by(16) {
+        let v = L::load(x.add(i));
+        bits = L::max_abs_bits(bits, v);
+        squares = L::add_square(squares, v);
+    }
+    (f32::from_bits(L::reduce_max_u(bits)), rounded_up(L::reduce_add_d(squares).sqrt()))
+}
+
+/// Writes `round(x / scale)` as int8, and what is left of `x` to `rest` unless that is null. Gives the sum of the
+/// integers and the length of what is left.
+#[inline(always)]
+unsafe fn plane<L: Lanes>(
+    x: *const f32,
+    padded: usize,
+    scale: f32,
+    out: *mut i8,
+    rest: *mut f32,
+) -> (i32, f32) {
+    let (mut sum, mut squares) = (L::zero_i(), L::zero_d());
+    let (inverse, minus) = (L::splat(1.0 / scale), L::splat(-scale));
+    for i in (0..padded).step_by(16) {
+        let v = L::load(x.add(i));
+        let scaled = L::mul(v, inverse);
+        let scaled = L::max(L::splat(-127.0), L::min(L::splat(127.0), scaled));
+        sum = L::quantize(out.add(i), scaled, sum);
+        let left = L::fma(L::round(scaled), minus, v);
+        squares = L::add_square(squares, left);
+        if !rest.is_null() {
+            L::store(rest.add(i), left);
+        }
+    }
+    (L::reduce_add_i(sum), rounded_up(L::reduce_add_d(squares).sqrt()))
+}
+
+/// An activation row as one or two planes of int8.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Split {
+    /// What 1 of each plane is worth.
+    scales: [f32; 2],
+    /// 128 times each plane's sum: what the offset of the table's codes adds.
+    offsets: [i32; 2],
+    /// At least the row's length.
+    norm: f32,
+    /// At least the length of what is left after the first plane, and after both.
+    rests: [f32; 2],
+}
+
+impl Split {
+    /// Whether the first plane alone is as near to the row as the copy of a table is to the table.
+    pub(crate) fn is_coarse_enough(&self) -> bool {
+        self.rests[0] * 64.0 <= self.norm
+    }
+
+    /// How far a logit may be from `s q p`: so many lengths of the row's error and of the row.
+    fn weights(&self, planes: usize, cols: usize) -> (f32, f32) {
+        // The logit's own additions, and those few of the bounds, each with a rounding.
+        let roundings = (cols.div_ceil(16) + 64) as f32 * f32::EPSILON / 2.0 * self.norm;
+        let left = self.rests[planes - 1] + roundings;
+        ((self.norm + left) * 1.0001, left * 1.0001)
+    }
+}
+
+/// Splits a row padded with zeros to 16 into two planes, a `stride` apart at `planes`; `scratch` holds a row.
+/// Nothing if its values are all zero, too large, too small or not numbers.
+#[inline(always)]
+pub(crate) unsafe fn split<L: Lanes>(x: &[f32], planes: &mut [i8], scratch: &mut [f32]) -> Option<Split> {
+    let (padded, stride) = (x.len(), planes.len() / 2);
+    let (absmax, norm) = size::<L>(x.as_ptr(), padded);
+    if !ORDINARY.contains(&absmax) {
+        return None;
+    }
+    let coarse = absmax / 127.0;
+    let fine = coarse / 254.0;
+    let rest = scratch[..padded].as_mut_ptr();
+    let (first, second) = planes.split_at_mut(stride);
+    let (sum, left) = plane::<L>(x.as_ptr(), padded, coarse, first[..padded].as_mut_ptr(), rest);
+    let second = second[..padded].as_mut_ptr();
+    let (fine_sum, fine_left) = plane::<L>(rest, padded, fine, second, std::ptr::null_mut());
+    Some(Split {
+        scales: [coarse, fine],
+        offsets: [128 * sum, 128 * fine_sum],
+        norm,
+        // What is left after the first plane was itself rounded.
+        rests: [left, fine_left + 1e-6 * left],
+    })
+}
+
+/// Arguments of [`bounds`].
+pub(crate) struct Bounds<'a> {
+    pub(crate) screen: &'a Screen,
+    /// Planes in use of every token: 1 or 2.
+    pub(crate) planes: usize,
+    /// `[tokens][2][stride]`, zeros after the last column.
+    pub(crate) x: &'a [i8],
+    pub(crate) stride: usize,
+    /// `[tokens]`
+    pub(crate) splits: &'a [Split],
+    /// `[tokens]`: which rows of `out` they are.
+    pub(crate) tokens: &'a [usize],
+    /// Upper bounds, `[..][screen.rows]`.
+    pub(crate) out: Shared<'a, f32>,
+    /// The highest lower bound of a panel, `[tokens][panels]`.
+    pub(crate) best: Shared<'a, f32>,
+}
+
+/// Bounds of the logits of all tokens with the rows of `panels`.
+#[inline(always)]
+pub(crate) unsafe fn bounds<L: Lanes>(a: &Bounds<'_>, panels: Range<usize>) {
+    let most = if L::TILE.0 == 4 { L::TILE.1 } else { 2 };
+    let tiles = (a.tokens.len() * a.planes).div_ceil(most);
+    let quads = a.screen.quads();
+    for panel in panels {
+        let codes = a.screen.codes[panel * quads * QUAD_BYTES..][..quads * QUAD_BYTES].as_ptr();
+        for i in 0..tiles {
+            let tokens = share(a.tokens.len(), tiles, i);
+            let ahead = Ahead::of(codes, quads, i, tiles);
+            if L::TILE.0 == 4 {
+                match tokens.len() * a.planes {
+                    1 => tile::<L, 4, 1>(a, panel, 0, tokens, ahead),
+                    2 => tile::<L, 4, 2>(a, panel, 0, tokens, ahead),
+                    3 => tile::<L, 4, 3>(a, panel, 0, tokens, ahead),
+                    4 => tile::<L, 4, 4>(a, panel, 0, tokens, ahead),
+                    5 => tile::<L, 4, 5>(a, panel, 0, tokens, ahead),
+                    _ => tile::<L, 4, 6>(a, panel, 0, tokens, ahead),
+                }
+                continue;
+            }
+            for group in 0..PANEL_ROWS / 16 {
+                match tokens.len() * a.planes {
+                    1 => tile::<L, 1, 1>(a, panel, group, tokens.clone(), ahead),
+                    _ => tile::<L, 1, 2>(a, panel, group, tokens.clone(), ahead),
+                }
+            }
+        }
+    }
+}
+
+/// `R` row groups of a panel against the `M` planes of `tokens`.
+#[inline(always)]
+unsafe fn tile<L: Lanes, const R: usize, const M: usize>(
+    a: &Bounds<'_>,
+    panel: usize,
+    group: usize,
+    tokens: Range<usize>,
+    ahead: Ahead,
+) {
+    let screen = a.screen;
+    assert_eq!(tokens.len() * a.planes, M, "a tile has whole tokens");
+    let codes = screen.codes[panel * screen.quads() * QUAD_BYTES..][..screen.quads() * QUAD_BYTES].as_ptr();
+    let x = a.x[2 * tokens.start * a.stride..2 * tokens.end * a.stride].as_ptr();
+    let stride = 2 / a.planes * a.stride;
+    let sums = dots::<L, R, M>(codes.add(64 * group), x, stride, screen.quads(), ahead);
+    for (i, token) in tokens.enumerate() {
+        let split = &a.splits[token];
+        let (by_error, by_norm) = split.weights(a.planes, screen.cols);
+        let mut best = L::splat(f32::NEG_INFINITY);
+        for r in 0..R {
+            let row = panel * PANEL_ROWS + 16 * (group + r);
+            let mut logit = L::splat(0.0);
+            for p in 0..a.planes {
+                let sum = L::sub_i(sums[i * a.planes + p][r], L::splat_i(split.offsets[p]));
+                logit = L::fma(L::to_f32(sum), L::splat(split.scales[p]), logit);
+            }
+            logit = L::mul(logit, L::load(screen.scales[row..][..16].as_ptr()));
+            let error = L::load(screen.errors[row..][..16].as_ptr());
+            let norm = L::load(screen.norms[row..][..16].as_ptr());
+            let off = L::fma(norm, L::splat(by_norm), L::splat(TINY));
+            let off = L::fma(error, L::splat(by_error), off);
+            best = L::max(best, L::sub(logit, off));
+            let rows = screen.rows.saturating_sub(row).min(16);
+            let out = a.out.slice(a.tokens[token] * screen.rows + row.min(screen.rows), rows).as_mut_ptr();
+            match rows {
+                0 => {}
+                16 => L::store(out, L::add(logit, off)),
+                _ => store_partial::<L>(out, L::add(logit, off), rows),
+            }
+        }
+        let best = L::reduce_max(best);
+        let highest = &mut a.best.slice(token * screen.panels() + panel, 1)[0];
+        *highest = if group == 0 { best } else { highest.max(best) };
+    }
+}
+
+/// Products of the codes of `R` groups with `M` planes, added over all quads.
+#[inline(always)]
+unsafe fn dots<L: Lanes, const R: usize, const M: usize>(
+    mut codes: *const u8,
+    mut x: *const i8,
+    stride: usize,
+    quads: usize,
+    mut ahead: Ahead,
+) -> [[L::I; R]; M] {
+    let mut sums = [[L::zero_i(); R]; M];
+    if L::WIDE_CODES && L::STEPS == usize::MAX {
+        let mut parts = [[L::zero_part(); R]; M];
+        for _ in 0..quads {
+            let mut v = [L::load_codes(codes); R];
+            ahead.ask::<L>();
+            for r in 0..R {
+                v[r] = L::load_codes(codes.add(64 * r));
+            }
+            for m in 0..M {
+                for r in 0..R {
+                    parts[m][r] = L::dot(parts[m][r], v[r], x.add(m * stride));
+                }
+            }
+            codes = codes.wrapping_add(QUAD_BYTES);
+            x = x.wrapping_add(4);
+        }
+        for m in 0..M {
+            for r in 0..R {
+                sums[m][r] = L::widen(parts[m][r]);
+            }
+        }
+        return sums;
+    }
+    // A code is four digits of two bits, each as small as a ternary code.
+    let mut left = quads;
+    while left > 0 {
+        let run = left.min(L::STEPS);
+        let mut parts = [[[L::zero_part(); 4]; R]; M];
+        for _ in 0..run {
+            ahead.ask::<L>();
+            for r in 0..R {
+                let mut v = L::load_codes(codes.add(64 * r));
+                for digit in 0..4 {
+                    let low = L::mask_plane(v, 0);
+                    for m in 0..M {
+                        parts[m][r][digit] = L::dot(parts[m][r][digit], low, x.add(m * stride));
+                    }
+                    if digit < 3 {
+                        v = L::next_plane(v);
+                    }
+                }
+            }
+            codes = codes.wrapping_add(QUAD_BYTES);
+            x = x.wrapping_add(4);
+        }
+        for m in 0..M {
+            for r in 0..R {
+                let mut sum = L::zero_i();
+                for digit in (0..4).rev() {
+                    let twice = L::add_i(sum, sum);
+                    sum = L::add_i(L::add_i(twice, twice), L::widen(parts[m][r][digit]));
+                }
+                sums[m][r] = L::add_i(sums[m][r], sum);
+            }
+        }
+        left -= run;
+    }
+    sums
+}

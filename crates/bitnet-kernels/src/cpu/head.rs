@@ -1,0 +1,188 @@
+//! Logits on the CPU: all of a row's, or only those that bounds cannot rule out.
+
+use std::{mem, sync::atomic::AtomicU64};
+
+use bitnet_tensor::BitNetTensor;
+
+use crate::{
+    KernelError,
+    cpu::{
+        Cpu, ROW_UNIT, Rows, Table, WEIGHT_UNIT,
+        buffer::Shared,
+        generic::{
+            self,
+            dense::{self, DenseLogits, Settle},
+            screen::{Bounds, CopyRows},
+        },
+        screen::{self, Screen, Screening, plane_stride},
+        share,
+    },
+};
+
+/// What the output head has done so far: the same logits, by two ways.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct HeadWork {
+    /// Rows of which every logit was computed.
+    pub whole: u64,
+    /// Rows whose highest logits were found by bounds.
+    pub screened: u64,
+    /// Logits of those that bounds could not rule out.
+    pub rescored: u64,
+}
+
+impl Cpu {
+    /// All logits of the first `n` rows.
+    pub(super) fn all_logits(
+        &mut self,
+        n: usize,
+        x: &Rows,
+        table: &Table,
+        logits: &mut [f32],
+    ) -> Result<(), KernelError> {
+        let mut tokens = mem::take(&mut self.screening.whole);
+        tokens.clear();
+        tokens.extend(0..n);
+        let computed = self.whole_logits(&tokens, x, &table.weights, logits);
+        self.screening.whole = tokens;
+        computed
+    }
+
+    /// Makes the int8 copy of a table, unless its sums could overflow.
+    pub(super) fn copy_table(&mut self, table: &mut Table, rows: usize) -> Result<(), KernelError> {
+        let weights = &table.weights;
+        if weights.cols() > screen::MOST_COLS {
+            return Ok(());
+        }
+        let mut copy = Screen::zeroed(weights)?;
+        let panels = copy.panels();
+        let a = CopyRows {
+            table: weights,
+            codes: copy.codes.shared(),
+            scales: copy.scales.shared(),
+            norms: copy.norms.shared(),
+            errors: copy.errors.shared(),
+        };
+        let kernel = self.isa.kernels().copy_rows;
+        self.parallel(panels, generic::screen::scratch(weights.cols()), &|part, parts, scratch| {
+            for panel in share(panels, parts, part) {
+                // SAFETY: `isa` proves the level; every panel belongs to one part; scratch is as large as it says.
+                unsafe { kernel(&a, panel, scratch) }
+            }
+        })?;
+        self.screening.reserve(rows, &copy);
+        table.screen = Some(copy);
+        Ok(())
+    }
+
+    /// The highest logits of each of the first `n` rows by bounds where that is possible, else all.
+    pub(super) fn highest_logits(
+        &mut self,
+        n: usize,
+        x: &Rows,
+        table: &Table,
+        keep: &[usize],
+        logits: &mut [f32],
+    ) -> Result<(), KernelError> {
+        assert!(n <= x.rows && keep.len() == n, "a number of logits to keep for every row");
+        let Some(screen) = &table.screen else { return self.all_logits(n, x, table, logits) };
+        assert_eq!(x.width, screen.cols, "rows fit the table");
+        let mut s = mem::take(&mut self.screening);
+        s.reserve(n, screen);
+        self.reserve(x.stride)?;
+        let stride = plane_stride(screen.cols);
+        for (token, &keep) in keep.iter().enumerate() {
+            // With too few panels for what is kept, bounds rule out too little.
+            let split = (8 * keep.max(1) <= screen.panels()).then(|| {
+                let planes = &mut s.planes[2 * s.tokens.len() * stride..][..2 * stride];
+                let x = &x.values[token * x.stride..][..x.stride];
+                // SAFETY: `isa` proves the level; rows, planes and scratch have the row's stride.
+                unsafe { (self.isa.kernels().split)(x, planes, &mut self.scratch[0]) }
+            });
+            match split.flatten() {
+                Some(split) => {
+                    s.splits.push(split);
+                    s.tokens.push(token);
+                    s.keep.push(keep.max(1));
+                }
+                None => s.whole.push(token),
+            }
+        }
+        let done = self.screened_logits(&mut s, screen, x, &table.weights, logits);
+        let done = done.and_then(|()| self.whole_logits(&s.whole, x, &table.weights, logits));
+        self.screening = s;
+        done
+    }
+
+    /// All logits of some tokens.
+    fn whole_logits(
+        &mut self,
+        tokens: &[usize],
+        x: &Rows,
+        table: &BitNetTensor,
+        logits: &mut [f32],
+    ) -> Result<(), KernelError> {
+        let vocab = table.rows();
+        assert!(tokens.iter().all(|&t| t < x.rows) && x.width == table.cols(), "rows fit the table");
+        assert!(
+            tokens.iter().all(|&t| (t + 1) * vocab <= logits.len()),
+            "one logit a row of the table and token"
+        );
+        self.head.whole += tokens.len() as u64;
+        let a = DenseLogits { table, x: &x.values, stride: x.stride, tokens, out: Shared::new(logits) };
+        let kernel = self.isa.kernels().logits;
+        let units = (table.bytes().len() * tokens.len() / WEIGHT_UNIT).min(vocab);
+        self.parallel(units, dense::scratch(table), &|part, parts, scratch| {
+            // SAFETY: `isa` proves the level; every row of the table belongs to one part; scratch was reserved
+            // when the table was taken.
+            unsafe { kernel(&a, share(vocab, parts, part), scratch) }
+        })
+    }
+
+    /// The highest logits of the tokens that were split: bounds, a threshold, and what it does not rule out.
+    fn screened_logits(
+        &mut self,
+        s: &mut Screening,
+        screen: &Screen,
+        x: &Rows,
+        table: &BitNetTensor,
+        logits: &mut [f32],
+    ) -> Result<(), KernelError> {
+        let (panels, vocab, n) = (screen.panels(), screen.rows, s.tokens.len());
+        if n == 0 {
+            return Ok(());
+        }
+        // A few tokens wait for memory, and a second plane of theirs costs nothing.
+        let planes = if n > 2 && s.splits.iter().all(|split| split.is_coarse_enough()) { 1 } else { 2 };
+        let out = Shared::new(logits);
+        let a = Bounds {
+            screen,
+            planes,
+            x: &s.planes,
+            stride: plane_stride(screen.cols),
+            splits: &s.splits,
+            tokens: &s.tokens,
+            out,
+            best: Shared::new(&mut s.best),
+        };
+        let kernel = self.isa.kernels().bounds;
+        let units = (screen.codes.len() * n / WEIGHT_UNIT).min(panels);
+        self.parallel(units, 0, &|part, parts, _| {
+            // SAFETY: `isa` proves the level; every panel belongs to one part; the planes are padded with zeros to
+            // whole quads.
+            unsafe { kernel(&a, share(panels, parts, part)) }
+        })?;
+        s.set_thresholds(panels);
+        let computed = AtomicU64::new(0);
+        let dense = DenseLogits { table, x: &x.values, stride: x.stride, tokens: &s.tokens, out };
+        let a = Settle { dense, thresholds: &s.thresholds, computed: &computed };
+        let kernel = self.isa.kernels().settle;
+        self.parallel(vocab * n / ROW_UNIT, dense::scratch(table), &|part, parts, scratch| {
+            // SAFETY: `isa` proves the level; every row of the table belongs to one part; scratch is as large as it
+            // says.
+            unsafe { kernel(&a, share(vocab, parts, part), scratch) }
+        })?;
+        self.head.screened += n as u64;
+        self.head.rescored += computed.into_inner();
+        Ok(())
+    }
+}
