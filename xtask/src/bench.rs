@@ -4,7 +4,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 use serde_json::{Value, json};
 
-use crate::{cargo, output, root, run};
+use crate::{cargo, output, root, run, target};
 
 /// What `bitnet bench` measures over several models, and what engine and server add and give, in one table.
 #[derive(Args)]
@@ -66,8 +66,7 @@ impl Bench {
     }
 
     fn bitnet(&self, args: &[&str]) -> Result<Value> {
-        let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), Into::into);
-        let mut command = Command::new(target.join("release/bitnet"));
+        let mut command = Command::new(target().join("release/bitnet"));
         command.args(args);
         Ok(serde_json::from_slice(&output(command)?)?)
     }

@@ -2,12 +2,12 @@ use std::time::Instant;
 
 use anyhow::Result;
 
-use crate::{arrows, cargo, ptx_check, rows, run as execute, size};
+use crate::{arrows, cargo, neon, ptx_check, rows, run as execute, size};
 
 type Check = (&'static str, fn() -> Result<()>);
 
 /// Every check, the quick ones first.
-fn checks() -> [Check; 9] {
+fn checks() -> [Check; 10] {
     [
         ("format", || execute(cargo(&["fmt", "--all", "--check"]))),
         ("arrows between crates", arrows::check),
@@ -20,6 +20,7 @@ fn checks() -> [Check; 9] {
         ("assembler of the GPU kernels", ptx_check::install),
         ("tests", || execute(cargo(&["test", "--release", "--workspace"]))),
         ("machine code of the GPU kernels", ptx_check::in_ci),
+        ("kernels of 64-bit Arm", neon::in_ci),
         ("documentation", || {
             let mut doc = cargo(&["doc", "--release", "--workspace", "--no-deps"]);
             doc.env("RUSTDOCFLAGS", "-D warnings");
@@ -36,7 +37,9 @@ pub(crate) fn run() -> Result<()> {
         check()?;
         println!("== {name}: passed in {:.0} s", start.elapsed().as_secs_f64());
     }
-    println!("skipped: kernels of other architectures (this machine is {})", std::env::consts::ARCH);
+    if cfg!(not(target_arch = "x86_64")) {
+        println!("skipped: kernels of x86-64 (this machine is {})", std::env::consts::ARCH);
+    }
     println!(
         "skipped: GPU kernels on silicon (continuous integration has no GPU; they ran on the simulator)"
     );

@@ -6,7 +6,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 
-use crate::{cargo, root, run};
+use crate::{cargo, root, run, target};
 
 /// Fixtures that travel: each family, and sizes that fit no tile.
 const FIXTURES: [&str; 4] = ["bitnet-packed", "bitnet-odd", "llama-bitlinear", "onebitllm"];
@@ -24,9 +24,7 @@ pub(crate) struct GpuBundle {
 impl GpuBundle {
     pub(crate) fn run(&self) -> Result<()> {
         run(cargo(&["build", "--profile", "bundle", "--package", "bitnet-cli"]))?;
-        let target =
-            std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from);
-        let bytes = write(&root().join(&self.folder), &target.join("bundle/bitnet"))?;
+        let bytes = write(&root().join(&self.folder), &target().join("bundle/bitnet"))?;
         ensure!(bytes < LIMIT, "{bytes} bytes are more than the {LIMIT} that may travel");
         println!("{} holds {:.1} MB", self.folder.display(), bytes as f64 / 1e6);
         Ok(())

@@ -6,6 +6,7 @@ mod bench;
 mod ci;
 mod fuzz;
 mod gpu_bundle;
+mod neon;
 mod ptx_check;
 mod ptx_gen;
 mod rows;
@@ -14,6 +15,7 @@ mod sim_kernels;
 mod size;
 
 use std::{
+    env,
     path::{Path, PathBuf},
     process::{Command, ExitCode},
 };
@@ -45,6 +47,8 @@ enum Task {
     Sim(sim::Sim),
     SimKernels(sim_kernels::SimKernels),
     GpuBundle(gpu_bundle::GpuBundle),
+    /// Run the kernels of 64-bit Arm under emulation: every level against the reference, the demo against this machine
+    Neon,
     /// Judge the kernels against the reference, then measure prefill and decode
     Bench(bench::Bench),
     /// Damage model files of every kind and judge what becomes of them
@@ -62,6 +66,7 @@ fn main() -> ExitCode {
         Task::Sim(sim) => sim.run(),
         Task::SimKernels(sim) => sim.run(),
         Task::GpuBundle(bundle) => bundle.run(),
+        Task::Neon => neon::check(),
         Task::Bench(bench) => bench.run(),
         Task::Fuzz(fuzz) => fuzz.run(),
     };
@@ -77,6 +82,11 @@ fn main() -> ExitCode {
 /// The workspace's folder.
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace").into()
+}
+
+/// Where cargo builds.
+fn target() -> PathBuf {
+    env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), Into::into)
 }
 
 /// A cargo command in the workspace.

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use bitnet_kernels::gpu::table::Kernel;
 
 use super::judge::Code;
-use crate::{output, root};
+use crate::{output, target};
 
 /// What to do where there is no assembler.
 pub(super) const CURE: &str = "put it on PATH, name it in $PTXAS, or `pip install nvidia-cuda-nvcc==13.0.88 \
@@ -106,11 +106,6 @@ fn pip(args: &[&str]) -> Command {
 /// Whether there is something to install with.
 pub(super) fn has_pip() -> bool {
     output(pip(&["--version"])).is_ok()
-}
-
-/// Where cargo builds.
-fn target() -> PathBuf {
-    env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), Into::into)
 }
 
 /// Where pip puts the packages.
