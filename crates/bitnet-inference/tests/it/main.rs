@@ -7,6 +7,7 @@ mod generate;
 mod names;
 mod overhead;
 mod processor;
+mod races;
 mod real;
 mod sampler;
 mod scheduler;

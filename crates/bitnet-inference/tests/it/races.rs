@@ -1,0 +1,49 @@
+//! What threads must not notice of each other.
+
+use std::time::Duration;
+
+use bitnet_inference::{Counter, Engine, EngineConfig, Request, SubmitError};
+
+use crate::support::*;
+
+const SOON: Duration = Duration::from_secs(20);
+
+/// Submits until the engine takes no more; each request that was taken must be served.
+fn submit_until_refused(engine: &Engine) -> SubmitError {
+    loop {
+        match engine.submit_timeout(Request::new([1], greedy(1)), SOON) {
+            Ok(handle) => assert_eq!(handle.wait().unwrap().choices[0].tokens.len(), 1),
+            Err(refused) => return refused,
+        }
+    }
+}
+
+#[test]
+fn f18_whoever_is_let_in_before_a_shutdown_is_served() {
+    for round in 0..200 {
+        let (engine, _) = engine(config());
+        std::thread::scope(|scope| {
+            let submitters = [(); 3].map(|()| scope.spawn(|| submit_until_refused(&engine)));
+            std::thread::sleep(Duration::from_micros(round % 20 * 50));
+            assert!(engine.shutdown(SOON).complete);
+            // Refused at the door, and not lost on the way in.
+            for thread in submitters {
+                assert_eq!(thread.join().unwrap(), SubmitError::Draining);
+            }
+        });
+    }
+}
+
+#[test]
+fn a_paused_request_goes_on_when_half_of_what_it_holds_is_read() {
+    let (engine, _) = engine(EngineConfig { mailbox: 8, ..config() });
+    let mut handle = engine.submit(Request::new([1, 2], greedy(160))).unwrap();
+    let mut read = 0;
+    while handle.recv().is_some() {
+        read += 1;
+        std::thread::sleep(Duration::from_micros(300));
+    }
+    let pauses = engine.metrics().snapshot().get(Counter::Pauses) as usize;
+    // Between two pauses at least four are read.
+    assert!((5..=read / 4 + 1).contains(&pauses), "{pauses} pauses in {read} updates");
+}
