@@ -6,6 +6,7 @@
 //! backends here agree bit for bit, and a token's values never depend on its neighbours.
 
 mod backend;
+mod bandwidth;
 pub mod conformance;
 mod cpu;
 mod draw;
@@ -16,6 +17,7 @@ pub mod order;
 mod reference;
 
 pub use backend::{Backend, BackendInfo, DeviceStatus, Gate, Norm, Norms, RowOrder, RowsKind, Run, StepSize};
+pub use bandwidth::memory_bandwidth;
 pub use cpu::{Cpu, HeadWork, Isa};
 pub use draw::{Ask, Drawn};
 pub use error::KernelError;

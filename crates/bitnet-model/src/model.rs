@@ -107,6 +107,12 @@ pub trait Model: Send {
         None
     }
 
+    /// Part of the positions in the last step's forward pass that held no token, from 0 to 1; `None` if the model
+    /// does not know.
+    fn padding(&self) -> Option<f64> {
+        None
+    }
+
     /// Copies keys and values of all layers from one block to another.
     ///
     /// # Errors

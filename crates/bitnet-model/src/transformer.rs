@@ -190,6 +190,11 @@ impl<B: Backend> Model for Transformer<B> {
         self.backend.device()
     }
 
+    /// None: a batch is ragged.
+    fn padding(&self) -> Option<f64> {
+        Some(0.0)
+    }
+
     fn copy_block(&mut self, from: u32, to: u32) -> Result<(), ForwardError> {
         self.check_block(from.max(to))?;
         for kv in &mut self.kv {

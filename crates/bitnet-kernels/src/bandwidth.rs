@@ -1,0 +1,94 @@
+//! How fast this machine reads memory: the ceiling of decode, which reads all weights for every token.
+
+use std::{
+    hint::black_box,
+    sync::{Barrier, OnceLock},
+    thread::{self, ScopedJoinHandle},
+    time::Instant,
+};
+
+/// Passes over the buffer; the best one counts, for the others were disturbed.
+const PASSES: usize = 5;
+const MIB: usize = 1 << 20;
+/// A smaller buffer would measure caches.
+const LEAST: usize = 64 * MIB;
+
+/// Gigabytes (10^9 bytes) per second that `threads` threads read together; nothing if memory is too scarce to tell.
+///
+/// The buffer is at least 256 MiB and four times the last-level cache, as far as a gibibyte and a quarter of the
+/// `available` bytes allow.
+pub fn memory_bandwidth(threads: usize, available: Option<u64>) -> Option<f64> {
+    let wanted = (4 * last_level_cache()).clamp(256 * MIB, 1024 * MIB);
+    let room = available.map_or(wanted, |bytes| bytes as usize / 4);
+    measure_over(wanted.min(room), threads.max(1))
+}
+
+fn measure_over(bytes: usize, threads: usize) -> Option<f64> {
+    if bytes < LEAST {
+        return None;
+    }
+    let share = bytes / 8 / threads;
+    // Whether all threads were started: those that were must not wait for those that could not be.
+    let (complete, barrier) = (OnceLock::new(), Barrier::new(threads));
+    let parts: Vec<Vec<[Instant; 2]>> = thread::scope(|scope| {
+        let work = || {
+            // Written by the thread that reads it, so that every page is there, and near.
+            let part: Vec<u64> = (0..share as u64).collect();
+            let passes = if *complete.wait() { PASSES } else { 0 };
+            (0..passes).map(|_| pass(&part, &barrier)).collect()
+        };
+        let started: Vec<ScopedJoinHandle<_>> =
+            (0..threads).map_while(|_| thread::Builder::new().spawn_scoped(scope, work).ok()).collect();
+        complete.get_or_init(|| started.len() == threads);
+        started.into_iter().map(|thread| thread.join().ok()).collect::<Option<_>>()
+    })?;
+    let seconds = |pass: usize| {
+        let start = parts.iter().map(|times| times.get(pass).map(|t| t[0])).min()??;
+        let end = parts.iter().map(|times| times.get(pass).map(|t| t[1])).max()??;
+        Some((end - start).as_secs_f64())
+    };
+    let best =
+        (0..PASSES).map(seconds).collect::<Option<Vec<_>>>()?.into_iter().fold(f64::INFINITY, f64::min);
+    Some((8 * share * threads) as f64 / best / 1e9)
+}
+
+/// When one thread began and ended a pass over its part.
+fn pass(part: &[u64], barrier: &Barrier) -> [Instant; 2] {
+    barrier.wait();
+    let start = Instant::now();
+    black_box(sum(black_box(part)));
+    [start, Instant::now()]
+}
+
+/// Many sums side by side, so that the compiler can use vectors and no addition waits for the one before.
+fn sum(part: &[u64]) -> u64 {
+    let mut sums = [0u64; 32];
+    for chunk in part.chunks_exact(32) {
+        for (sum, word) in sums.iter_mut().zip(chunk) {
+            *sum = sum.wrapping_add(*word);
+        }
+    }
+    sums.iter().fold(0, |a, b| a.wrapping_add(*b))
+}
+
+/// Bytes of the largest cache, 0 if the system does not tell.
+fn last_level_cache() -> usize {
+    let read = |index: usize| {
+        let file = format!("/sys/devices/system/cpu/cpu0/cache/index{index}/size");
+        let text = std::fs::read_to_string(file).ok()?;
+        text.trim().strip_suffix('K')?.parse::<usize>().ok().map(|kib| kib * 1024)
+    };
+    (0..6).filter_map(read).max().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn too_little_memory_gives_no_number_and_enough_gives_one() {
+        assert_eq!(measure_over(LEAST - 1, 2), None);
+        assert_eq!(memory_bandwidth(1, Some(0)), None);
+        assert!(measure_over(LEAST, 3).is_some());
+    }
+}
