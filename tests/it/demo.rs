@@ -2,7 +2,7 @@
 
 use std::{collections::HashSet, ops::ControlFlow};
 
-use bitnet_inference::{GenerationConfig, generate};
+use bitnet_inference::{EngineConfig, GenerationConfig, generate};
 use bitnet_kernels::{Cpu, Isa};
 use bitnet_model::{Batch, Checkpoint, Limits, Logits, Model, Transformer};
 use bitnet_tests::{Tensors, assert_close, distances, fixture};
@@ -38,7 +38,9 @@ fn the_demo_has_the_logits_and_greedy_tokens_that_transformers_gives_it() {
             ..GenerationConfig::default()
         };
         let tokens =
-            generate(&mut model, &ids, &config, &[], None, |_| ControlFlow::Continue(())).unwrap().tokens;
+            generate(&mut model, &ids, &config, &EngineConfig::default(), |_| ControlFlow::Continue(()))
+                .unwrap()
+                .tokens;
         let wide = margins.iter().take_while(|&&m| m > 0.2).count();
         assert_eq!(tokens[..wide], greedy[..wide], "prompt {prompt}");
         compared += wide;
@@ -61,9 +63,9 @@ fn eighty_tokens_of_the_demo_repeat_no_six_words() {
             seed: Some(seed),
             ..GenerationConfig::default()
         };
-        let eos = &checkpoint.defaults.eos;
+        let engine = EngineConfig { eos: checkpoint.defaults.eos.clone(), ..EngineConfig::default() };
         let tokens =
-            generate(&mut model, &prompt, &config, eos, None, |_| ControlFlow::Continue(())).unwrap().tokens;
+            generate(&mut model, &prompt, &config, &engine, |_| ControlFlow::Continue(())).unwrap().tokens;
         let text = tokenizer.decode(&tokens, true).unwrap();
         let words: Vec<&str> = text.split_whitespace().collect();
         assert!(words.len() > 20, "seed {seed}: {text}");

@@ -111,6 +111,9 @@ pub struct RunArgs {
     /// How to draw tokens.
     #[command(flatten)]
     pub sampling: Sampling,
+    /// How far to guess ahead.
+    #[command(flatten)]
+    pub speculation: Speculation,
 }
 
 /// How tokens are drawn.
@@ -142,6 +145,15 @@ pub struct Sampling {
     pub stop: Vec<String>,
 }
 
+/// How far a text is guessed ahead.
+#[derive(Debug, Args)]
+pub struct Speculation {
+    /// Most tokens guessed ahead from what the text has said before, then checked together: the text is the same,
+    /// sooner where it repeats itself; 0 guesses none
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u8).range(..=16))]
+    pub speculate: u8,
+}
+
 /// Talk to a model.
 ///
 /// Each line is a turn; the whole conversation goes into the next one. Ctrl-C stops an answer, Ctrl-D ends; /help lists
@@ -156,6 +168,9 @@ pub struct ChatArgs {
     /// How to draw tokens.
     #[command(flatten)]
     pub sampling: Sampling,
+    /// How far to guess ahead.
+    #[command(flatten)]
+    pub speculation: Speculation,
 }
 
 /// Write the logits of a sequence of tokens to a file.
@@ -231,6 +246,9 @@ pub struct BatchArgs {
     /// Add token_ids to every choice
     #[arg(long)]
     pub return_tokens: bool,
+    /// How far to guess ahead.
+    #[command(flatten)]
+    pub speculation: Speculation,
 }
 
 /// Serve a model to OpenAI clients over HTTP.
@@ -256,6 +274,9 @@ pub struct ServeArgs {
     /// Most sequences computed together
     #[arg(long, value_name = "N", default_value_t = 32)]
     pub max_batch_size: usize,
+    /// How far to guess ahead.
+    #[command(flatten)]
+    pub speculation: Speculation,
     /// Most requests that wait; further ones get 429
     #[arg(long, value_name = "N", default_value_t = 256)]
     pub max_queued_requests: usize,
@@ -387,6 +408,10 @@ pub struct BenchArgs {
     /// Sequences decoded together, like 1,4,16
     #[arg(short = 'b', long, value_name = "N", value_delimiter = ',', default_value = "1,2,4,8,16,32")]
     pub batch: Vec<usize>,
+    /// Also decode one sequence with up to this many tokens guessed ahead, where the text repeats itself and where it
+    /// does not
+    #[arg(long, value_name = "N", conflicts_with = "url", value_parser = clap::value_parser!(u8).range(1..=16))]
+    pub speculate: Option<u8>,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,

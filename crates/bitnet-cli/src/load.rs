@@ -29,6 +29,8 @@ pub struct Want {
     pub all_logits: bool,
     /// Sequences side by side.
     pub sequences: usize,
+    /// Tokens guessed ahead of one of them.
+    pub drafts: usize,
     /// Tokens of the longest sequence.
     pub tokens: usize,
     /// Tokens that a sequence must have room for, or there is no point.
@@ -113,7 +115,7 @@ fn on<B: Backend + 'static>(
 }
 
 fn logit_rows(step: usize, want: Want) -> usize {
-    if want.all_logits { step } else { want.sequences }
+    if want.all_logits { step } else { want.sequences.max(1 + want.drafts) }
 }
 
 /// The largest limits within the memory allowed: the whole step and all tokens wanted if they fit, else a small

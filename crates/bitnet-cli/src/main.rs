@@ -6,7 +6,6 @@
 #![forbid(unsafe_code)]
 
 mod args;
-mod bandwidth;
 mod commands;
 mod cpu_facts;
 mod error;

@@ -74,6 +74,16 @@ pub fn peak_bytes() -> Option<u64> {
     line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
 }
 
+/// How fast `threads` threads read memory, in gigabytes a second, if there is enough of it to tell.
+pub fn bandwidth(threads: usize) -> Option<f64> {
+    bitnet_kernels::memory_bandwidth(threads, SystemMemory::now().available_bytes)
+}
+
+/// What a person is told of it.
+pub fn bandwidth_told(gb_s: Option<f64>) -> String {
+    gb_s.map_or("unknown".into(), |gb_s| format!("{gb_s:.1} GB/s"))
+}
+
 /// The bytes a command may take of those `available`, when it needs at least `least` and has use for `most`.
 pub fn budget(
     limit: Option<MemoryLimit>,
@@ -105,6 +115,14 @@ pub fn budget(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_bandwidth_that_could_not_be_measured_is_unknown() {
+        assert_eq!(
+            (bandwidth_told(None), bandwidth_told(Some(12.34))),
+            ("unknown".into(), "12.3 GB/s".into())
+        );
+    }
 
     #[test]
     fn sizes_are_read_with_their_units() {

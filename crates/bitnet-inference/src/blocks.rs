@@ -40,6 +40,8 @@ pub struct BlockPool {
     oldest: u32,
     newest: u32,
     free: usize,
+    /// Free blocks that are published.
+    cached: usize,
     next_number: u64,
 }
 
@@ -55,6 +57,7 @@ impl BlockPool {
             oldest: NONE,
             newest: NONE,
             free: 0,
+            cached: 0,
             next_number: 0,
         };
         (0..count as u32).for_each(|block| pool.append(block));
@@ -73,7 +76,7 @@ impl BlockPool {
 
     /// Free blocks whose content may still be found.
     pub fn cached(&self) -> usize {
-        self.blocks.iter().filter(|b| b.refs == 0 && b.published.is_some()).count()
+        self.cached
     }
 
     /// How many tables a block is in.
@@ -159,6 +162,10 @@ impl BlockPool {
         if count != self.free || newest != self.newest {
             return Err(format!("{} blocks are said to be free, and {count} are in the list", self.free));
         }
+        let cached = self.blocks.iter().filter(|b| b.refs == 0 && b.published.is_some()).count();
+        if cached != self.cached {
+            return Err(format!("{} free blocks are said to be published, and {cached} are", self.cached));
+        }
         for (i, block) in self.blocks.iter().enumerate() {
             if block.refs != uses[i] {
                 return Err(format!("block {i} counts {} uses, tables have {}", block.refs, uses[i]));
@@ -198,6 +205,7 @@ impl BlockPool {
             self.blocks[older as usize].newer = block
         }
         self.free += 1;
+        self.cached += usize::from(self.blocks[block as usize].published.is_some());
     }
 
     /// To the front of the free list: reused first.
@@ -214,7 +222,7 @@ impl BlockPool {
     }
 
     fn unlink(&mut self, block: u32) {
-        let Block { older, newer, .. } = self.blocks[block as usize];
+        let Block { older, newer, published, .. } = self.blocks[block as usize];
         if older == NONE {
             self.oldest = newer
         } else {
@@ -226,6 +234,7 @@ impl BlockPool {
             self.blocks[newer as usize].older = older
         }
         self.free -= 1;
+        self.cached -= usize::from(published.is_some());
     }
 }
 

@@ -61,6 +61,9 @@ impl Default for EngineConfig {
     }
 }
 
+/// Most blocks of a cache: a thousand million tokens.
+const MOST_BLOCKS: usize = 1 << 24;
+
 /// Why an engine did not start.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -79,8 +82,16 @@ pub enum StartError {
         /// Tokens the model has.
         vocab: usize,
     },
+    /// More blocks of the key-value cache than can be kept account of.
+    #[error(
+        "{blocks} key-value blocks, at most {MOST_BLOCKS} are possible: use fewer sequences or a shorter context"
+    )]
+    TooManyBlocks {
+        /// How many there would be.
+        blocks: usize,
+    },
     /// The operating system gave no thread.
-    #[error("no thread for the engine: {message}")]
+    #[error("no thread: {message}: close other programs, or raise the limit of threads")]
     Thread {
         /// What it said.
         message: String,
@@ -97,6 +108,7 @@ pub struct Queue {
 }
 
 /// What submitters and the engine's thread share.
+#[derive(Default)]
 pub(crate) struct Shared {
     pub queue: Mutex<Queue>,
     /// The queue has become shorter.
@@ -143,12 +155,16 @@ pub struct EngineStatus {
     pub running: usize,
     /// Sequences that wait, those not yet taken out of the channel excluded.
     pub waiting: usize,
+    /// Sequences that nobody reads, running or waiting.
+    pub paused: usize,
     /// Sequences that the batch would hold now.
     pub batch_size: usize,
     /// Blocks of the key-value cache.
     pub kv_blocks: usize,
     /// Blocks in use.
     pub kv_used: usize,
+    /// Free blocks that still hold what a later request may begin with.
+    pub kv_cached: usize,
     /// What the scheduler has done.
     pub scheduler: SchedulerCounts,
     /// What went wrong.
@@ -174,12 +190,18 @@ pub struct DrainReport {
     pub complete: bool,
 }
 
+/// The engine's thread, and whether every request came to its own end when it is no more.
+struct EngineThread {
+    running: Option<JoinHandle<bool>>,
+    complete: bool,
+}
+
 /// Runs many requests through one model, a step at a time, on a thread of its own. Dropping it ends all of them.
 pub struct Engine {
     ingress: Sender<Vec<Submission>>,
     control: Sender<Control>,
     shared: Arc<Shared>,
-    thread: Mutex<Option<JoinHandle<bool>>>,
+    thread: Mutex<EngineThread>,
     next_id: AtomicU64,
     config: EngineConfig,
     vocab: usize,
@@ -197,13 +219,16 @@ impl Engine {
     /// As [`Engine::start`].
     pub fn start_boxed(model: Box<dyn Model>, config: EngineConfig) -> Result<Engine, StartError> {
         let (limits, vocab, backend) = (model.limits(), model.spec().vocab, model.backend());
-        let context = model.spec().context.min(limits.kv_blocks * bitnet_model::Batch::BLOCK_TOKENS);
+        let context =
+            model.spec().context.min(limits.kv_blocks.saturating_mul(bitnet_model::Batch::BLOCK_TOKENS));
         let max_batch = config.max_batch_size.min(limits.max_tokens).min(limits.max_logit_rows);
         for (field, value) in [
             ("max_batch_size", config.max_batch_size),
             ("max_queued_requests", config.max_queued_requests),
             ("max_queued_tokens", config.max_queued_tokens),
             ("mailbox", config.mailbox),
+            ("the model's vocabulary", vocab),
+            ("the model's context", context),
             ("the model's token limit", limits.max_tokens),
             ("the model's limit of logit rows", limits.max_logit_rows),
             ("the model's number of key-value blocks", limits.kv_blocks),
@@ -212,21 +237,20 @@ impl Engine {
                 return Err(StartError::Zero { field });
             }
         }
+        if limits.kv_blocks > MOST_BLOCKS {
+            return Err(StartError::TooManyBlocks { blocks: limits.kv_blocks });
+        }
         if let Some(&token) = config.eos.iter().find(|&&t| t as usize >= vocab) {
             return Err(StartError::UnknownEos { token, vocab });
         }
         let shared = Arc::new(Shared {
-            queue: Mutex::default(),
-            room: Condvar::new(),
-            draining: AtomicBool::new(false),
-            metrics: Metrics::default(),
             recorder: config.recorder.clone(),
             status: Mutex::new(EngineStatus {
                 kv_blocks: limits.kv_blocks,
                 device: model.device(),
                 ..EngineStatus::default()
             }),
-            lost: Mutex::default(),
+            ..Shared::default()
         });
         let scheduler = Scheduler::new(SchedulerConfig {
             max_running: max_batch,
@@ -253,7 +277,7 @@ impl Engine {
         );
         let thread = std::thread::Builder::new().name("bitnet-engine".into()).spawn(move || worker.run());
         let thread = thread.map_err(|e| StartError::Thread { message: e.to_string() })?;
-        let thread = Mutex::new(Some(thread));
+        let thread = Mutex::new(EngineThread { running: Some(thread), complete: false });
         let next_id = AtomicU64::new(0);
         Ok(Engine { ingress, control, shared, thread, next_id, config, vocab, context, max_batch, backend })
     }
@@ -344,7 +368,7 @@ impl Engine {
     fn ticket(&self, request: Request, mailbox: usize) -> (Submission, RequestHandle) {
         let id = self.next_id.fetch_add(1, Relaxed);
         let seed = request.config.seed.unwrap_or_else(crate::random::fresh_seed);
-        let mailbox = Arc::new(Mailbox::new(request.config.n, mailbox));
+        let mailbox = Arc::new(Mailbox::new(request.config.n, request.config.max_new_tokens, mailbox));
         let ticket = Ticket::new(Arc::clone(&mailbox), Arc::clone(&self.shared), request.prompt.len());
         let request = Arc::new(request);
         let control = self.control.clone();
@@ -397,7 +421,8 @@ impl Engine {
         &self.backend
     }
 
-    /// Takes no more requests, finishes those there are, at most for `timeout`, ends the rest and joins the thread.
+    /// Takes no more requests, finishes those there are, at most for `timeout`, ends the rest and joins the thread. Who
+    /// comes while another waits for that can only shorten it; both hear how it ended.
     pub fn shutdown(&self, timeout: Duration) -> DrainReport {
         {
             let _queue = self.shared.queue.lock();
@@ -405,8 +430,13 @@ impl Engine {
         }
         self.shared.room.notify_all();
         let _ = self.control.send(Control::Drain(Instant::now().checked_add(timeout)));
-        let thread = self.thread.lock().take();
-        DrainReport { complete: thread.is_none_or(|t| t.join().unwrap_or(false)) }
+        let mut thread = self.thread.lock();
+        // Someone who is called back by the engine's own thread may drop the engine there.
+        let elsewhere = |t: &mut JoinHandle<bool>| t.thread().id() != std::thread::current().id();
+        if let Some(running) = thread.running.take_if(elsewhere) {
+            thread.complete = running.join().unwrap_or(false);
+        }
+        DrainReport { complete: thread.complete }
     }
 }
 

@@ -6,8 +6,9 @@ use bitnet_kernels::{Ask, BackendInfo, DeviceStatus, Drawn};
 use bitnet_model::{Batch, Logits, ModelSpec};
 
 use crate::{
-    BatchSizing, End, Event, FinishReason, ForwardError, GenerationConfig, InvalidRequest, Limits, Model,
-    Plan, Request, RequestError, Scheduler, SchedulerConfig, StepOutcome, Stepper, TokenText,
+    BatchSizing, End, EngineConfig, Event, FinishReason, ForwardError, GenerationConfig, InvalidRequest,
+    Limits, Model, Plan, Request, RequestError, Scheduler, SchedulerConfig, SchedulerCounts, StepOutcome,
+    Stepper,
 };
 
 /// What was generated.
@@ -27,6 +28,10 @@ pub struct Generated {
     pub drawn: usize,
     /// Time from the first drawn token to the last; none if there was no further one.
     pub decode: Option<Duration>,
+    /// Tokens guessed ahead.
+    pub drafted: u64,
+    /// Those that were what the sampler drew.
+    pub accepted: u64,
 }
 
 /// Why generation failed.
@@ -42,20 +47,20 @@ pub enum GenerateError {
 }
 
 /// Continues one prompt on a borrowed model and the calling thread: the engine's scheduler and steps, without its
-/// thread. `on_token` sees each token as soon as it is final, and may end the text: later tokens are dropped.
+/// thread. Of `engine` it takes what concerns one text: `eos`, `text` and `max_draft`. `on_token` sees each token as
+/// soon as it is final, and may end the text: later tokens are dropped.
 pub fn generate(
     model: &mut dyn Model,
     prompt: &[u32],
     config: &GenerationConfig,
-    eos: &[u32],
-    text: Option<Arc<dyn TokenText>>,
+    engine: &EngineConfig,
     mut on_token: impl FnMut(u32) -> ControlFlow<()>,
 ) -> Result<Generated, GenerateError> {
     let began = Instant::now();
     let limits = model.limits();
     let context = model.spec().context.min(limits.kv_blocks * Batch::BLOCK_TOKENS);
     let request = Request::new(prompt, GenerationConfig { n: 1, ..config.clone() });
-    request.validate(model.spec().vocab, context, text.is_some())?;
+    request.validate(model.spec().vocab, context, engine.text.is_some())?;
     let seed = config.seed.unwrap_or_else(crate::random::fresh_seed);
     let mut scheduler = Scheduler::new(SchedulerConfig {
         max_running: 1,
@@ -63,11 +68,11 @@ pub fn generate(
         max_rows: limits.max_logit_rows,
         kv_blocks: limits.kv_blocks,
         context,
-        max_draft: 0,
+        max_draft: engine.max_draft.min(limits.max_logit_rows),
         sizing: BatchSizing::Fixed(1),
         slow_reader: u64::MAX,
-        eos: eos.to_vec(),
-        text,
+        eos: engine.eos.clone(),
+        text: engine.text.clone(),
     });
     let mut stepper = Stepper::new(Box::new(Borrowed(model)));
     let (mut plan, mut outcome, mut tokens) = (Plan::default(), StepOutcome::default(), Vec::new());
@@ -91,7 +96,19 @@ pub fn generate(
                     let End { finish, tail } = if stopped { cancelled } else { end? };
                     let decode =
                         last_token.zip(first_token).filter(|_| drawn > 1).map(|(last, first)| last - first);
-                    return Ok(Generated { tokens, finish, tail, seed, first_token, drawn, decode });
+                    let SchedulerCounts { drafted, accepted, .. } = scheduler.counts();
+                    let seen = Generated {
+                        tokens,
+                        finish,
+                        tail,
+                        seed,
+                        first_token,
+                        drawn,
+                        decode,
+                        drafted,
+                        accepted,
+                    };
+                    return Ok(seen);
                 }
             }
         }
@@ -122,6 +139,10 @@ impl Model for Borrowed<'_> {
 
     fn backend(&self) -> BackendInfo {
         self.0.backend()
+    }
+
+    fn padding(&self) -> Option<f64> {
+        self.0.padding()
     }
 
     fn forward(&mut self, batch: &Batch, logits: &mut Logits) -> Result<(), ForwardError> {

@@ -153,9 +153,9 @@ impl Gather {
                 choice.tokens.push(token);
                 choice.logprobs.extend(logprobs);
             }
-            Update::Logits(logits) => self.0.logits = Some(logits),
-            Update::Ended { choice, end } => {
+            Update::Ended { choice, end, logits } => {
                 let end = end?;
+                self.0.logits = logits.or(self.0.logits.take());
                 let choice = &mut self.0.choices[choice as usize];
                 (choice.finish, choice.tail) = (end.finish, end.tail);
             }

@@ -84,6 +84,6 @@ pub use scheduler::{
 };
 pub use sequence::{SeqId, Sequence};
 pub use stateless::{StatelessForward, blocking};
-pub use step::{Draws, StepFaults, Stepper};
+pub use step::{Draws, StepFaults, StepTimes, Stepper};
 pub use stop::{Scan, StopMatcher, TokenText};
 pub use throughput::{RecordError, ThroughputRecord};

@@ -1,6 +1,9 @@
 use crate::pace::{StepLoad, StepModel};
 use crate::sequence::Sequence;
 
+/// What guesses must add to the speed of a sequence, so that none are made for nothing.
+const LEAST_GAIN: f64 = 0.02;
+
 /// Guesses the next tokens of a text from its own past. A guess is computed as an ordinary row and kept only if it is
 /// what the sampler draws there, so that guessing changes the speed and nothing else.
 pub(crate) struct Lookup;
@@ -11,22 +14,33 @@ impl Lookup {
     /// Tokens searched for it, so that a long text costs no more than a page.
     const WINDOW: usize = 2048;
 
-    /// How many tokens to guess, at most `room`: as many as are likely to be right, and none if a step with them
-    /// would take longer than what they save.
-    pub fn depth(s: &Sequence, room: usize, times: &StepModel) -> usize {
+    /// How many tokens to guess, at most `room`, in a step that has to do `step` for `sequences` without them.
+    pub fn depth(s: &Sequence, room: usize, step: StepLoad, sequences: usize, times: &StepModel) -> usize {
         // One success in two is assumed before there is experience.
         let rate = f64::from((s.drafts_accepted + 1.0) / (s.drafts_tried + 2.0));
-        let expected = rate / (1.0 - rate).max(0.05);
-        let depth = room.min((2.0 * expected).ceil() as usize);
-        let load = |decodes| StepLoad { decodes, context: s.computed, prefill: 0 };
-        let gain = |depth: usize| {
-            let (alone, with) = (times.predict(load(1))?, times.predict(load(1 + depth))?);
-            let tokens: f64 = 1.0 + (1..=depth as i32).map(|i| rate.powi(i)).sum::<f64>();
-            Some(tokens * alone / with)
-        };
         // Now and then one guess is made all the same, to notice when the text begins to repeat itself.
         let probe = usize::from(s.tokens.len().is_multiple_of(32)).min(room);
-        if gain(depth).is_none_or(|gain| gain > 1.02) && rate > 0.2 { depth } else { probe }
+        let depth = if rate > 0.2 { Self::best(rate, room, step, sequences, times) } else { 0 };
+        depth.max(probe)
+    }
+
+    /// The number of guesses, each right with probability `rate` if those before it are, with which the step gives
+    /// the most tokens in its time: all its sequences wait for the guesses of one.
+    fn best(rate: f64, room: usize, step: StepLoad, sequences: usize, times: &StepModel) -> usize {
+        let Some(without) = times.predict(step) else {
+            // As many as are likely to be right.
+            return room.min((2.0 * rate / (1.0 - rate).max(0.05)).ceil() as usize);
+        };
+        let (mut best, mut most, mut right) = (0, 1.0 + LEAST_GAIN / sequences as f64, 0.0);
+        for guesses in 1..=room {
+            right += rate.powi(guesses as i32);
+            let with = times.predict(StepLoad { decodes: step.decodes + guesses, ..step });
+            let gain = with.map_or(0.0, |with| (1.0 + right / sequences as f64) * without / with);
+            if gain > most {
+                (best, most) = (guesses, gain);
+            }
+        }
+        best
     }
 
     /// Where the text went on, the last time its last tokens occurred.
@@ -50,6 +64,20 @@ impl Lookup {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn guesses_that_pay_for_one_sequence_are_not_made_where_many_would_wait_for_them() {
+        let mut times = StepModel::default();
+        let load = |decodes| StepLoad { decodes, context: 0, prefill: 0 };
+        // Ten milliseconds, and one for each row.
+        (0..200).for_each(|i| times.observe(load(1 + i % 40), 10_000 + 1000 * (1 + i as u64 % 40)));
+        let best = |rate, sequences| Lookup::best(rate, 4, load(sequences), sequences, &times);
+        assert_eq!((best(0.5, 1), best(0.5, 32)), (2, 0));
+        assert_eq!((best(0.95, 1), best(0.95, 32)), (4, 4));
+        assert_eq!(best(0.05, 1), 0, "nearly never right");
+        let unknown = StepModel::default();
+        assert_eq!(Lookup::best(0.5, 4, load(1), 1, &unknown), 2);
+    }
 
     #[test]
     fn the_last_occurrence_is_followed() {

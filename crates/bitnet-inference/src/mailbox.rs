@@ -1,5 +1,5 @@
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::OnceLock;
 use std::task::Waker;
 use std::time::Instant;
 
@@ -22,14 +22,14 @@ pub enum Update {
         /// Its log-probabilities, if they were asked for.
         logprobs: Option<TokenLogprobs>,
     },
-    /// The logits that follow the prompt, if they were asked for.
-    Logits(Vec<f32>),
     /// A choice has ended; nothing follows for it.
     Ended {
         /// Which choice.
         choice: u32,
         /// How.
         end: Result<End, RequestError>,
+        /// The logits that follow the prompt, if they were asked for.
+        logits: Option<Vec<f32>>,
     },
 }
 
@@ -40,7 +40,8 @@ pub(crate) struct Mailbox {
     waker: AtomicWaker,
     /// Updates after which the request is paused until half are read.
     capacity: usize,
-    cancelled: AtomicBool,
+    /// Since when nobody wants the rest.
+    cancelled: OnceLock<Instant>,
 }
 
 struct State {
@@ -51,16 +52,18 @@ struct State {
 }
 
 impl Mailbox {
-    pub fn new(choices: usize, capacity: usize) -> Self {
+    /// A mailbox of so many choices of up to `tokens` tokens each.
+    pub fn new(choices: usize, tokens: usize, capacity: usize) -> Self {
         // Room for what a step may add after the pause.
-        let updates = VecDeque::with_capacity(capacity.min(4096) + 64);
+        let room = capacity.min(4096) + 64;
+        let updates = VecDeque::with_capacity(tokens.saturating_add(1).saturating_mul(choices).min(room));
         let state = State { updates, told: vec![Some(0); choices], paused: false };
         Mailbox {
             state: Mutex::new(state),
             arrived: Condvar::new(),
             waker: AtomicWaker::new(),
             capacity,
-            cancelled: AtomicBool::new(false),
+            cancelled: OnceLock::new(),
         }
     }
 
@@ -74,11 +77,10 @@ impl Mailbox {
                 let index = std::mem::replace(count, *count + 1);
                 Update::Token { choice, index, token, logprobs }
             }
-            Update::Ended { choice, end } => {
+            Update::Ended { choice, .. } => {
                 told[choice as usize].take().expect("a choice ends once");
-                Update::Ended { choice, end }
+                update
             }
-            logits => logits,
         };
         updates.push_back(update);
         let full =
@@ -89,12 +91,15 @@ impl Mailbox {
         full
     }
 
-    /// Ends what has not ended.
-    pub fn close(&self, error: &RequestError) {
+    /// Ends the choices that have not ended, and says how many those were.
+    pub fn close(&self, error: &RequestError) -> usize {
         let open = |m: &Mailbox| m.state.lock().told.iter().position(Option::is_some);
+        let mut closed = 0;
         while let Some(choice) = open(self) {
-            self.push(Update::Ended { choice: choice as u32, end: Err(error.clone()) });
+            self.push(Update::Ended { choice: choice as u32, end: Err(error.clone()), logits: None });
+            closed += 1;
         }
+        closed
     }
 
     /// Whether the reader is so far behind that its request waits.
@@ -104,12 +109,12 @@ impl Mailbox {
 
     /// Notes that nobody wants the rest.
     pub fn cancel(&self) {
-        self.cancelled.store(true, SeqCst);
+        self.cancelled.get_or_init(Instant::now);
     }
 
-    /// Whether nobody wants the rest.
-    pub fn is_cancelled(&self) -> bool {
-        self.cancelled.load(SeqCst)
+    /// Since when nobody wants the rest, if so.
+    pub fn cancelled(&self) -> Option<Instant> {
+        self.cancelled.get().copied()
     }
 
     /// Whether every choice has ended.

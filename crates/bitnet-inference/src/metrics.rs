@@ -25,11 +25,13 @@ pub enum Counter {
     DecodeTokens,
     /// Times that a request was paused because nobody read it.
     Pauses,
-    /// Times that the engine began anew after a panic in its bookkeeping.
+    /// Times that the engine began anew after a panic in its bookkeeping, or a broken rule.
     Restarts,
+    /// Times that the bookkeeping was found to have broken a rule of its own.
+    BrokenRules,
 }
 
-/// Things that are measured. Times are in seconds.
+/// Things that are measured. Times are in seconds; what is not known is not observed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Measure {
     /// From submission to the first place in a batch.
@@ -40,14 +42,26 @@ pub enum Measure {
     InterToken,
     /// From submission to the end.
     EndToEnd,
+    /// From the wish to cancel a request until its blocks are free.
+    CancelToFree,
     /// Planning a step.
     StepPlan,
-    /// Forward pass and sampling of a step.
-    StepCompute,
-    /// Computing of steps that hold no prompt tokens.
-    DecodeCompute,
-    /// Bookkeeping after a step, delivery included.
+    /// Writing a step down for the model.
+    StepPack,
+    /// Forward pass of a step.
+    StepForward,
+    /// Drawing a step's tokens.
+    StepSample,
+    /// Bookkeeping after a step.
     StepCommit,
+    /// Telling readers what a step gave.
+    StepDistribute,
+    /// Packing, forward pass and drawing of steps that hold no prompt tokens.
+    DecodeCompute,
+    /// How far the time of a step was from the prediction, as a part of that time.
+    StepModelError,
+    /// Part of the positions in a step's forward pass that hold no token.
+    Padding,
     /// Handing a step's kernels to a device, on the host.
     KernelLaunch,
     /// Copying a step's inputs to a device and its results back, by the device's clock.
@@ -56,14 +70,21 @@ pub enum Measure {
     DeviceCompute,
     /// Sequences in a step.
     BatchSize,
+    /// Tokens in a step.
+    StepTokens,
 }
 
 impl Counter {
-    const COUNT: usize = Counter::Restarts as usize + 1;
+    const COUNT: usize = Counter::BrokenRules as usize + 1;
 }
 
 impl Measure {
-    const COUNT: usize = Measure::BatchSize as usize + 1;
+    const COUNT: usize = Measure::StepTokens as usize + 1;
+
+    /// What the buckets of its [`Distribution`] begin at.
+    fn unit(self) -> f64 {
+        if matches!(self, Measure::BatchSize | Measure::StepTokens) { 1.0 } else { 1e-6 }
+    }
 }
 
 /// Where an engine reports to.
@@ -83,7 +104,8 @@ pub struct Distribution {
     pub sum: f64,
     /// The largest.
     pub max: f64,
-    /// How many lie in `[2^i, 2^(i+1))` millionths, or single units for [`Measure::BatchSize`].
+    /// How many lie in `[2^i, 2^(i+1))` millionths, or single units for [`Measure::BatchSize`] and
+    /// [`Measure::StepTokens`].
     pub buckets: [u64; 40],
 }
 
@@ -174,8 +196,7 @@ impl Recorder for Metrics {
     }
 
     fn observe(&self, measure: Measure, value: f64) {
-        let unit = if measure == Measure::BatchSize { 1.0 } else { 1e-6 };
-        self.0.lock().measures[measure as usize].add(value, unit);
+        self.0.lock().measures[measure as usize].add(value, measure.unit());
     }
 }
 

@@ -191,9 +191,6 @@ pub enum RequestError {
         /// What the panic said.
         message: String,
     },
-    /// The queue in front of the scheduler filled up between its submission and its arrival, or it was refused there.
-    #[error(transparent)]
-    Refused(#[from] SubmitError),
     /// The engine ended before the request did.
     #[error("the engine has stopped")]
     Stopped,

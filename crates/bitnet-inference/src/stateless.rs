@@ -14,8 +14,10 @@ pub struct StatelessForward<F> {
     forward: F,
     spec: ModelSpec,
     limits: Limits,
-    /// The token in each slot of the cache.
+    /// The token in each slot of the cache, as far as it was ever used.
     slots: Vec<u32>,
+    /// Of the last batch.
+    waste: Option<f64>,
 }
 
 impl<F> StatelessForward<F>
@@ -41,9 +43,10 @@ where
             linear_norms: None,
             tied_head: true,
         };
-        let kv_blocks = max_batch * (context.div_ceil(Batch::BLOCK_TOKENS) + 1);
+        let blocks = context.div_ceil(Batch::BLOCK_TOKENS).saturating_add(1);
+        let kv_blocks = max_batch.saturating_mul(blocks);
         let limits = Limits { max_tokens: max_batch.max(context), max_logit_rows: max_batch, kv_blocks };
-        StatelessForward { forward, spec, limits, slots: vec![0; kv_blocks * Batch::BLOCK_TOKENS] }
+        StatelessForward { forward, spec, limits, slots: Vec::new(), waste: None }
     }
 }
 
@@ -63,6 +66,10 @@ where
         BackendInfo { device: "function".into(), isa: "none", threads: 1 }
     }
 
+    fn padding(&self) -> Option<f64> {
+        self.waste
+    }
+
     fn forward(&mut self, batch: &Batch, logits: &mut Logits) -> Result<(), ForwardError> {
         let mut sequences = Vec::with_capacity(batch.logit_rows().len());
         for run in batch.runs() {
@@ -71,7 +78,11 @@ where
                 table[p / Batch::BLOCK_TOKENS] as usize * Batch::BLOCK_TOKENS + p % Batch::BLOCK_TOKENS
             };
             for (index, p) in run.tokens.clone().zip(run.start..) {
-                self.slots[slot(p)] = batch.tokens()[index];
+                let at = slot(p);
+                if self.slots.len() <= at {
+                    self.slots.resize(at + 1, 0);
+                }
+                self.slots[at] = batch.tokens()[index];
                 if batch.logit_rows().binary_search(&index).is_ok() {
                     sequences.push((0..=p).map(|p| self.slots[slot(p)]).collect::<Vec<u32>>());
                 }
@@ -79,10 +90,12 @@ where
         }
         let vocab = self.spec.vocab;
         let out = logits.resize(sequences.len(), vocab);
+        self.waste = None;
         if sequences.is_empty() {
             return Ok(());
         }
         let padded = PaddedBatch::pack(&sequences, &[]).expect("every sequence has its own token");
+        self.waste = padded.waste();
         let rows = (self.forward)(&padded)?;
         assert_eq!(rows.len(), sequences.len(), "the function gives one row of logits for each sequence");
         for (to, from) in out.chunks_exact_mut(vocab).zip(rows) {
@@ -93,8 +106,10 @@ where
     }
 
     fn copy_block(&mut self, from: u32, to: u32) -> Result<(), ForwardError> {
-        let (from, size) = (from as usize * Batch::BLOCK_TOKENS, Batch::BLOCK_TOKENS);
-        self.slots.copy_within(from..from + size, to as usize * size);
+        let size = Batch::BLOCK_TOKENS;
+        let (from, to) = (from as usize * size, to as usize * size);
+        self.slots.resize(self.slots.len().max(from.max(to) + size), 0);
+        self.slots.copy_within(from..from + size, to);
         Ok(())
     }
 }

@@ -1,5 +1,5 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bitnet_kernels::{Ask, DeviceStatus};
 use bitnet_model::{Batch, ForwardError, Logits};
@@ -10,14 +10,51 @@ use crate::{Draw, Model, RequestError, Sampler, SeqId, Sequence, TokenSet, ask};
 
 /// Tokens before those of a calibrating step: within the first block.
 const CALIBRATED: usize = 32;
+/// How long calibration may take, a step more or less.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Times that a step did not go as planned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct StepFaults {
     /// Forward passes that failed.
     pub failed_forwards: u64,
+    /// Forward passes tried again after that, whole or halved.
+    pub retries: u64,
+    /// Sequences that failed because the forward pass did, with them alone too.
+    pub forward: u64,
+    /// Sequences whose logits gave no token.
+    pub sampling: u64,
+    /// Sequences whose constraint failed.
+    pub constraint: u64,
+    /// Sequences on which something panicked.
+    pub panics: u64,
+}
+
+impl StepFaults {
+    fn count(&mut self, error: &RequestError) {
+        *match error {
+            RequestError::Sample(_) => &mut self.sampling,
+            RequestError::Constraint { .. } => &mut self.constraint,
+            RequestError::Panic { .. } => &mut self.panics,
+            _ => &mut self.forward,
+        } += 1;
+    }
+
     /// Sequences that failed.
-    pub failed_sequences: u64,
+    pub fn failed_sequences(&self) -> u64 {
+        self.forward + self.sampling + self.constraint + self.panics
+    }
+}
+
+/// What the parts of a step took, tries that failed included.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct StepTimes {
+    /// Writing it down for the model.
+    pub pack: Duration,
+    /// The forward pass.
+    pub forward: Duration,
+    /// Drawing tokens.
+    pub sample: Duration,
 }
 
 /// Where tokens were drawn.
@@ -44,6 +81,7 @@ pub struct Stepper<'m> {
     faults: StepFaults,
     /// Why no further step can run.
     lost: Option<ForwardError>,
+    times: StepTimes,
     /// Logits of sequences that asked for nothing else, in the last step.
     pub wanted_logits: Vec<(SeqId, Vec<f32>)>,
 }
@@ -64,6 +102,7 @@ impl<'m> Stepper<'m> {
             allowed: TokenSet::new(vocab),
             faults: StepFaults::default(),
             lost: None,
+            times: StepTimes::default(),
             wanted_logits: Vec::new(),
             model,
         }
@@ -94,32 +133,40 @@ impl<'m> Stepper<'m> {
         self.lost.as_ref()
     }
 
-    /// Times steps of several sizes on an idle model, with whatever the cache holds: what they compute is not kept.
-    pub fn calibrate(&mut self, max_running: usize, mut observe: impl FnMut(StepLoad, u64)) {
+    /// What the parts of the last step took.
+    pub fn times(&self) -> StepTimes {
+        self.times
+    }
+
+    /// Times steps of several sizes, of up to `rows` rows of logits, on an idle model, with whatever the cache holds:
+    /// what they compute is not kept. A slow model is shown fewer steps.
+    pub fn calibrate(&mut self, rows: usize, mut observe: impl FnMut(StepLoad, u64)) {
         let limits = self.model.limits();
-        let sequences = max_running.min(limits.kv_blocks);
-        let decodes = [1, 2, 4, 8, 16].into_iter().filter(|&n| n <= sequences);
+        let (rows, room) = (rows.min(limits.max_logit_rows), self.model.spec().context);
+        let decodes = [1, 2, 4, 8, 16].into_iter().filter(|&n| n <= rows && CALIBRATED + n <= room);
         let loads = (decodes.map(|decodes| StepLoad { decodes, context: decodes * CALIBRATED, prefill: 0 }))
             .chain([16, 48].map(|prefill| StepLoad { decodes: 0, context: 0, prefill }))
-            .filter(|load| load.decodes + load.prefill <= limits.max_tokens);
+            .filter(|load| load.prefill <= room && load.decodes + load.prefill <= limits.max_tokens);
         let loads: Vec<StepLoad> = loads.collect();
-        // The first round finds cold caches, and is not counted.
-        for round in 0..3 {
-            for &load in &loads {
-                self.batch.clear();
-                for block in 0..load.decodes as u32 {
-                    self.batch.push(&[0], CALIBRATED, &[block], 0..1);
-                }
-                if load.prefill > 0 {
-                    self.batch.push(&[0; 48][..load.prefill], 0, &[0], load.prefill - 1..load.prefill);
-                }
-                let begun = Instant::now();
-                let forward = || self.model.forward(&self.batch, &mut self.logits);
-                // A model that fails here fails its requests by name later.
-                let Ok(Ok(())) = catch_unwind(AssertUnwindSafe(forward)) else { return };
-                if round > 0 {
-                    observe(load, begun.elapsed().as_micros() as u64);
-                }
+        let start = Instant::now();
+        // The first step finds cold caches, and is not counted.
+        let shown = loads.first().into_iter().chain(loads.iter().cycle().take(2 * loads.len()));
+        for (step, &load) in shown.enumerate() {
+            if start.elapsed() > PATIENCE {
+                return;
+            }
+            self.batch.clear();
+            // Rows of one sequence take the time of as many sequences, and need its block only.
+            match load.decodes {
+                0 => self.batch.push(&[0; 48][..load.prefill], 0, &[0], load.prefill - 1..load.prefill),
+                rows => self.batch.push(&[0; 16][..rows], CALIBRATED, &[0], 0..rows),
+            }
+            let begun = Instant::now();
+            let forward = || self.model.forward(&self.batch, &mut self.logits);
+            // A model that fails here fails its requests by name later.
+            let Ok(Ok(())) = catch_unwind(AssertUnwindSafe(forward)) else { return };
+            if step > 0 {
+                observe(load, begun.elapsed().as_micros() as u64);
             }
         }
     }
@@ -130,6 +177,7 @@ impl<'m> Stepper<'m> {
         outcome.runs.clear();
         outcome.drawn.clear();
         self.wanted_logits.clear();
+        self.times = StepTimes::default();
         let mut lost = Vec::new();
         for &(from, to) in &plan.copies {
             if let Err(error) = self.model.copy_block(from, to) {
@@ -140,7 +188,7 @@ impl<'m> Stepper<'m> {
         for (block, error) in lost {
             let reads = |run: &PlannedRun| scheduler.sequence(run).table.contains(&block);
             let at = plan.runs.iter().position(reads).expect("a copy is made for a run");
-            outcome.runs[at] = RunOutcome::Failed(RequestError::Forward(error));
+            outcome.runs[at] = self.failed(error.into());
         }
     }
 
@@ -154,15 +202,19 @@ impl<'m> Stepper<'m> {
         match self.forward(scheduler, runs) {
             Ok(()) => self.draw(scheduler, runs, outcome),
             Err(error) if self.lost.is_some() => {
-                self.faults.failed_sequences += runs.len() as u64;
-                outcome.runs.extend(runs.iter().map(|_| RunOutcome::Failed(error.clone())));
+                let failed = runs.iter().map(|_| self.failed(error.clone()));
+                outcome.runs.extend(failed);
             }
-            Err(_) if again => self.attempt(scheduler, runs, false, outcome),
+            Err(_) if again => {
+                self.faults.retries += 1;
+                self.attempt(scheduler, runs, false, outcome);
+            }
             Err(error) if runs.len() == 1 => {
-                self.faults.failed_sequences += 1;
-                outcome.runs.push(RunOutcome::Failed(error));
+                let failed = self.failed(error);
+                outcome.runs.push(failed);
             }
             Err(_) => {
+                self.faults.retries += 2;
                 let (left, right) = runs.split_at(runs.len() / 2);
                 self.attempt(scheduler, left, left.len() == 1, outcome);
                 self.attempt(scheduler, right, right.len() == 1, outcome);
@@ -172,6 +224,7 @@ impl<'m> Stepper<'m> {
 
     fn forward(&mut self, scheduler: &Scheduler, runs: &[PlannedRun]) -> Result<(), RequestError> {
         let vocab = self.model.spec().vocab;
+        let begun = Instant::now();
         self.batch.clear();
         self.asks.clear();
         for run in runs {
@@ -187,9 +240,12 @@ impl<'m> Stepper<'m> {
         }
         self.drawn.clear();
         self.drawn.resize(self.asks.len(), None);
+        let packed = Instant::now();
         let result = catch_unwind(AssertUnwindSafe(|| {
             self.model.forward_drawing(&self.batch, &self.asks, &mut self.logits, &mut self.drawn)
         }));
+        self.times.pack += packed - begun;
+        self.times.forward += packed.elapsed();
         let result = match result {
             Ok(Ok(())) => return Ok(()),
             Ok(Err(error)) => {
@@ -203,6 +259,7 @@ impl<'m> Stepper<'m> {
     }
 
     fn draw(&mut self, scheduler: &Scheduler, runs: &[PlannedRun], outcome: &mut StepOutcome) {
+        let begun = Instant::now();
         let mut row = 0;
         for run in runs {
             let first = outcome.drawn.len();
@@ -210,21 +267,21 @@ impl<'m> Stepper<'m> {
                 catch_unwind(AssertUnwindSafe(|| self.draw_run(scheduler, run, row, &mut outcome.drawn)));
             outcome.runs.push(match drawn {
                 Ok(Ok(())) => RunOutcome::Done(first..outcome.drawn.len()),
-                failed => {
-                    self.faults.failed_sequences += 1;
-                    RunOutcome::Failed(match failed {
-                        Ok(Err(error)) => error,
-                        Err(panic) => {
-                            // Its scratch memory may be half written.
-                            self.sampler = Sampler::new(self.model.spec().vocab);
-                            RequestError::Panic { message: panic_message(panic.as_ref()) }
-                        }
-                        Ok(Ok(())) => unreachable!("taken above"),
-                    })
+                Ok(Err(error)) => self.failed(error),
+                Err(panic) => {
+                    // Its scratch memory may be half written.
+                    self.sampler = Sampler::new(self.model.spec().vocab);
+                    self.failed(RequestError::Panic { message: panic_message(panic.as_ref()) })
                 }
             });
             row += run.rows;
         }
+        self.times.sample += begun.elapsed();
+    }
+
+    fn failed(&mut self, error: RequestError) -> RunOutcome {
+        self.faults.count(&error);
+        RunOutcome::Failed(error)
     }
 
     /// Draws the token after a run's last one; where that is what was drafted, the next one too, and so on.

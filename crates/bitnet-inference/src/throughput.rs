@@ -70,6 +70,23 @@ impl ThroughputRecord {
         write().map_err(|source| RecordError { path: path.into(), source })
     }
 
+    /// Writes the record; sizes that it does not have keep what was measured of them before, with the same model on
+    /// the same backend. A file that cannot be read is replaced.
+    pub fn add_to(mut self, path: &Path) -> Result<(), RecordError> {
+        let same = |old: &Self| {
+            (&old.model, &old.device, &old.isa, old.threads)
+                == (&self.model, &self.device, &self.isa, self.threads)
+        };
+        if let Some(old) = Self::read(path).ok().flatten().filter(same) {
+            let kept =
+                old.decode.into_iter().filter(|(size, _)| self.decode.iter().all(|row| row.0 != *size));
+            let kept: Vec<_> = kept.collect();
+            self.decode.extend(kept);
+            self.decode.sort_by_key(|row| row.0);
+        }
+        self.write(path)
+    }
+
     /// How many times the tokens per second of one sequence a batch gave; `None` if either was not measured.
     pub fn factor(&self, batch_size: usize) -> Option<f64> {
         let of = |size| self.decode.iter().find(|row| row.0 == size).map(|row| row.1);

@@ -1,4 +1,4 @@
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -14,6 +14,9 @@ use crate::metrics::{Counter, Measure, Recorder};
 use crate::scheduler::{Event, Plan, Scheduler, StepOutcome};
 use crate::step::panic_message;
 use crate::{FinishReason, Request, RequestError, Stepper, Update};
+
+/// Steps between two looks at the scheduler's rules: seldom enough to cost nothing.
+const INSPECTION: u64 = 1024;
 
 /// A request on its way to the engine's thread.
 pub(crate) struct Submission {
@@ -45,12 +48,22 @@ impl Ticket {
             self.shared.room.notify_all();
         }
     }
+
+    /// Ends the choices that have not ended.
+    fn fail(&mut self, error: &RequestError) {
+        self.leave_queue();
+        let failed = self.mailbox.close(error);
+        // A recorder that panics now would end the process.
+        if failed > 0 && !std::thread::panicking() {
+            self.shared.add(Counter::Failed, failed as u64);
+        }
+    }
 }
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        self.leave_queue();
-        self.mailbox.close(&self.shared.end());
+        let end = self.shared.end();
+        self.fail(&end);
     }
 }
 
@@ -60,6 +73,8 @@ struct Live {
     at: Instant,
     /// When the last token of each choice came.
     last: Vec<Option<Instant>>,
+    /// What was asked for instead of tokens.
+    logits: Option<Vec<f32>>,
     /// Choices that have not ended.
     open: usize,
 }
@@ -71,8 +86,11 @@ pub(crate) struct Worker {
     submissions: Receiver<Vec<Submission>>,
     orders: Receiver<Control>,
     shared: Arc<Shared>,
+    /// Requests that have left the channel and that the scheduler does not have yet.
+    arriving: VecDeque<Submission>,
     live: HashMap<u64, Live>,
     start: Instant,
+    steps: u64,
     plan: Plan,
     outcome: StepOutcome,
     arrivals: Arrivals,
@@ -101,8 +119,10 @@ impl Worker {
             submissions,
             orders,
             shared,
+            arriving: VecDeque::new(),
             live: HashMap::new(),
             start: Instant::now(),
+            steps: 0,
             plan: Plan::default(),
             outcome: StepOutcome::default(),
             arrivals: Arrivals::default(),
@@ -120,7 +140,8 @@ impl Worker {
         let shared = Arc::clone(&self.shared);
         let _stopping = Stopping(&shared);
         if self.scheduler.paces_itself() {
-            self.stepper.calibrate(self.max_batch, |load, micros| self.scheduler.learn(load, micros));
+            let rows = self.max_batch.max(1 + self.scheduler.config().max_draft);
+            self.stepper.calibrate(rows, |load, micros| self.scheduler.learn(load, micros));
             self.times = self.stepper.device().map_or(Times::default(), |device| device.counts.times);
         }
         loop {
@@ -146,6 +167,8 @@ impl Worker {
         }
         if !self.step() {
             self.wait();
+        } else if self.steps.is_multiple_of(INSPECTION) {
+            self.inspect();
         }
         let lost = self.stepper.lost()?.clone();
         self.scheduler.abort(RequestError::Forward(lost));
@@ -154,17 +177,22 @@ impl Worker {
     }
 
     /// After a panic outside of any one request's own work nothing of the bookkeeping is trusted: what was under way
-    /// fails, and what waits in the channel is served by a new scheduler on an empty cache.
+    /// fails, and what has not reached the scheduler is served by a new one on an empty cache.
     fn restart(&mut self, message: String) {
         let error = RequestError::Panic { message };
         self.shared.add(Counter::Restarts, 1);
-        for live in std::mem::take(&mut self.live).into_values() {
-            self.shared.add(Counter::Failed, live.open as u64);
-            live.ticket.mailbox.close(&error);
-        }
+        self.live.drain().for_each(|(_, mut live)| live.ticket.fail(&error));
         self.stepper.wanted_logits.clear();
-        self.scheduler = Scheduler::new(self.scheduler.config().clone());
+        self.scheduler = self.scheduler.renewed();
         (self.plan, self.outcome) = (Plan::default(), StepOutcome::default());
+    }
+
+    /// Begins anew if the scheduler has broken one of its rules: sequences may then read what is not theirs.
+    fn inspect(&mut self) {
+        if let Err(rule) = self.scheduler.check() {
+            self.shared.add(Counter::BrokenRules, 1);
+            self.restart(format!("a rule of the scheduler is broken: {rule}"));
+        }
     }
 
     /// One step: what there is to compute, and what it gave. False when there is nothing.
@@ -181,11 +209,18 @@ impl Worker {
         // Before anybody is told that it failed.
         self.stepper.lost().into_iter().for_each(|lost| self.shared.lose(lost));
         let drawn = self.outcome.drawn.len();
+        let predicted = self.scheduler.pace().model.predict(self.plan.load);
         self.scheduler.commit(self.now(), &self.plan, &mut self.outcome);
+        let committed = Instant::now();
         // Whoever is told that it has ended finds the step that ended it counted.
         self.publish_status();
+        self.shared.observe(Measure::StepPlan, (planned - begun).as_secs_f64());
+        self.shared.observe(Measure::StepCommit, (committed - computed).as_secs_f64());
+        self.report((computed - planned).as_secs_f64(), predicted, drawn);
+        let reported = Instant::now();
         self.deliver();
-        self.report(begun, planned, computed, drawn);
+        self.shared.observe(Measure::StepDistribute, reported.elapsed().as_secs_f64());
+        self.steps += 1;
         true
     }
 
@@ -194,9 +229,8 @@ impl Worker {
         while let Ok(order) = self.orders.try_recv() {
             self.obey(order);
         }
-        while let Ok(group) = self.submissions.try_recv() {
-            self.accept(group);
-        }
+        self.arriving.extend(self.submissions.try_iter().flatten());
+        self.accept();
         self.scheduler.tick(self.now());
         self.deliver();
         self.publish_status();
@@ -220,14 +254,16 @@ impl Worker {
         self.until = self.until.into_iter().chain(until).min();
     }
 
-    fn accept(&mut self, group: Vec<Submission>) {
-        for Submission { id, seed, request, ticket, at } in group {
-            self.arrivals.note(self.now(), self.live.is_empty());
-            self.shared.add(Counter::PromptTokens, request.prompt.len() as u64);
+    /// Hands the scheduler what has arrived. One request at a time leaves the queue for that, so that a panic takes
+    /// no other with it.
+    fn accept(&mut self) {
+        while let Some(Submission { id, seed, request, ticket, at }) = self.arriving.pop_front() {
             // An order to cancel that came before the request has found nothing to cancel.
-            let cancelled = ticket.mailbox.is_cancelled();
-            let n = request.config.n;
-            self.live.insert(id, Live { ticket, at, last: vec![None; n], open: n });
+            let cancelled = ticket.mailbox.cancelled().is_some();
+            let (n, alone) = (request.config.n, self.live.is_empty());
+            self.live.insert(id, Live { ticket, at, last: vec![None; n], logits: None, open: n });
+            self.arrivals.note(self.now(), alone);
+            self.shared.add(Counter::PromptTokens, request.prompt.len() as u64);
             let at = at.saturating_duration_since(self.start).as_micros() as u64;
             self.scheduler.submit(at, id, request, seed);
             if cancelled {
@@ -264,7 +300,10 @@ impl Worker {
                 Err(_) => self.drain(Some(Instant::now())),
             },
             recv(submissions) -> group => match group {
-                Ok(group) => self.accept(group),
+                Ok(group) => {
+                    self.arriving.extend(group);
+                    self.accept();
+                }
                 Err(_) => self.drain(Some(Instant::now())),
             },
             recv(timeout) -> _ => return false,
@@ -275,8 +314,8 @@ impl Worker {
     /// Tells readers what has happened to their requests.
     fn deliver(&mut self) {
         for (id, logits) in self.stepper.wanted_logits.drain(..) {
-            if let Some(live) = self.live.get(&id.request) {
-                live.ticket.mailbox.push(Update::Logits(logits));
+            if let Some(live) = self.live.get_mut(&id.request) {
+                live.logits = Some(logits);
             }
         }
         while let Some(event) = self.scheduler.next_event() {
@@ -302,11 +341,22 @@ impl Worker {
                     }
                 }
                 Event::Ended(_, end) => {
-                    self.shared.add(counter_of(&end), 1);
-                    live.ticket.mailbox.push(Update::Ended { choice: id.choice, end });
+                    let counter = counter_of(&end);
+                    self.shared.add(counter, 1);
                     live.open -= 1;
-                    if live.open == 0 {
+                    let over = live.open == 0;
+                    // Before the reader can know: whoever has seen the end finds it counted, and room in the queue.
+                    if over {
+                        live.ticket.leave_queue();
                         self.shared.observe(Measure::EndToEnd, live.at.elapsed().as_secs_f64());
+                        let cancelled = live.ticket.mailbox.cancelled();
+                        if let Some(at) = cancelled.filter(|_| counter == Counter::Cancelled) {
+                            self.shared.observe(Measure::CancelToFree, at.elapsed().as_secs_f64());
+                        }
+                    }
+                    let logits = live.logits.take();
+                    live.ticket.mailbox.push(Update::Ended { choice: id.choice, end, logits });
+                    if over {
                         self.live.remove(&id.request);
                     }
                 }
@@ -314,18 +364,26 @@ impl Worker {
         }
     }
 
-    fn report(&mut self, begun: Instant, planned: Instant, computed: Instant, drawn: usize) {
-        let (load, shared) = (self.plan.load, &self.shared);
+    /// Tells what a step did that computed for so many seconds where so many microseconds were predicted.
+    fn report(&mut self, seconds: f64, predicted: Option<f64>, drawn: usize) {
+        let (load, times, shared) = (self.plan.load, self.stepper.times(), &self.shared);
         shared.add(Counter::Steps, 1);
         shared.add(Counter::PrefillTokens, load.prefill as u64);
         shared.observe(Measure::BatchSize, self.plan.runs.len() as f64);
-        shared.observe(Measure::StepPlan, (planned - begun).as_secs_f64());
-        shared.observe(Measure::StepCompute, (computed - planned).as_secs_f64());
+        shared.observe(Measure::StepTokens, self.plan.tokens() as f64);
+        shared.observe(Measure::StepPack, times.pack.as_secs_f64());
+        shared.observe(Measure::StepForward, times.forward.as_secs_f64());
+        shared.observe(Measure::StepSample, times.sample.as_secs_f64());
+        if let Some(padding) = self.stepper.model().padding() {
+            shared.observe(Measure::Padding, padding);
+        }
+        if let Some(micros) = predicted.filter(|_| seconds > 0.0) {
+            shared.observe(Measure::StepModelError, (micros / 1e6 - seconds).abs() / seconds);
+        }
         if load.prefill == 0 {
             shared.add(Counter::DecodeTokens, drawn as u64);
-            shared.observe(Measure::DecodeCompute, (computed - planned).as_secs_f64());
+            shared.observe(Measure::DecodeCompute, seconds);
         }
-        shared.observe(Measure::StepCommit, computed.elapsed().as_secs_f64());
         if let Some(device) = self.stepper.device() {
             let (now, before) = (device.counts.times, self.times);
             shared.observe(Measure::KernelLaunch, (now.launch - before.launch).as_secs_f64());
@@ -340,9 +398,11 @@ impl Worker {
         *self.shared.status.lock() = EngineStatus {
             running: self.scheduler.running(),
             waiting: self.scheduler.waiting(),
+            paused: self.scheduler.paused(),
             batch_size: self.scheduler.pace().batch_size(),
             kv_blocks: pool.total(),
             kv_used: pool.total() - pool.available(),
+            kv_cached: pool.cached(),
             scheduler: self.scheduler.counts(),
             faults: self.stepper.faults(),
             draws: self.stepper.draws(),
@@ -372,5 +432,58 @@ impl Drop for Stopping<'_> {
         let _queue = self.0.queue.lock();
         self.0.draining.store(true, Relaxed);
         self.0.room.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crossbeam_channel::unbounded;
+
+    use super::*;
+    use crate::mailbox::Popped;
+    use crate::sim::HashModel;
+    use crate::{BatchSizing, GenerationConfig, Limits, SchedulerConfig};
+
+    #[test]
+    fn a_broken_rule_fails_what_runs_and_the_scheduler_begins_anew() {
+        let limits = Limits { max_tokens: 64, max_logit_rows: 8, kv_blocks: 8 };
+        let scheduler = Scheduler::new(SchedulerConfig {
+            max_running: 8,
+            max_tokens: limits.max_tokens,
+            max_rows: limits.max_logit_rows,
+            kv_blocks: limits.kv_blocks,
+            context: 500,
+            max_draft: 0,
+            sizing: BatchSizing::Fixed(8),
+            slow_reader: u64::MAX,
+            eos: vec![],
+            text: None,
+        });
+        let stepper = Stepper::new(Box::new(HashModel::new(50, 500, limits)));
+        let (shared, (ingress, submissions), (_control, orders)) =
+            (Arc::new(Shared::default()), unbounded(), unbounded());
+        let mut worker =
+            Worker::new(scheduler, stepper, submissions, orders, Arc::clone(&shared), (8, Duration::ZERO));
+        *shared.queue.lock() = Queue { requests: 1, tokens: 2 };
+        let mailbox = Arc::new(Mailbox::new(1, 64, 64));
+        let ticket = Ticket::new(Arc::clone(&mailbox), Arc::clone(&shared), 2);
+        let request = Arc::new(Request::new([1, 2], GenerationConfig::default()));
+        ingress.send(vec![Submission { id: 0, seed: 0, request, ticket, at: Instant::now() }]).unwrap();
+        worker.turn();
+        worker.scheduler.lose_a_block();
+        worker.steps = INSPECTION - 1;
+        worker.turn();
+        let counted = |counter| shared.metrics.snapshot().get(counter);
+        assert_eq!([Counter::BrokenRules, Counter::Restarts, Counter::Failed].map(counted), [1, 1, 1]);
+        assert_eq!(worker.scheduler.check(), Ok(()));
+        let mut last = None;
+        while let Popped::Update(update, _) = mailbox.pop(None) {
+            last = Some(update);
+        }
+        assert!(
+            matches!(&last, Some(Update::Ended { end: Err(RequestError::Panic { message }), .. })
+                if message.contains("rule")),
+            "{last:?}"
+        );
     }
 }

@@ -126,9 +126,7 @@ impl Answers {
         for (prompt, handle) in self.handles.iter_mut().enumerate() {
             match Pin::new(handle).poll_next(cx) {
                 Poll::Ready(Some(update)) => {
-                    let (Update::Token { choice, .. } | Update::Ended { choice, .. }) = update else {
-                        continue;
-                    };
+                    let (Update::Token { choice, .. } | Update::Ended { choice, .. }) = update;
                     return Poll::Ready(Some((prompt * self.n + choice as usize, update)));
                 }
                 Poll::Ready(None) => {}
@@ -171,7 +169,6 @@ impl Answers {
                 }
                 Piece { choice, index, offset, text, token: None, finish: Some(finish) }
             }
-            Update::Logits(_) => return Err(ApiError::fault("logits were not asked for")),
         };
         self.choices[choice].offset += piece.text.chars().count();
         Ok(piece)
@@ -183,7 +180,7 @@ impl Answers {
             RequestError::Timeout => "timeout",
             RequestError::SlowReader => "slow_reader",
             RequestError::Constraint { .. } => "format",
-            RequestError::Stopped | RequestError::Refused(_) => "stopped",
+            RequestError::Stopped => "stopped",
             _ => "fault",
         });
         self.handles.clear();

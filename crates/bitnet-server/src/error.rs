@@ -173,7 +173,6 @@ impl From<RequestError> for ApiError {
             RequestError::Timeout => Self::new(StatusCode::REQUEST_TIMEOUT, "timeout", message),
             RequestError::SlowReader => Self::new(StatusCode::REQUEST_TIMEOUT, "slow_reader", message),
             RequestError::Constraint { message } => Self::format(message),
-            RequestError::Refused(refused) => refused.into(),
             RequestError::Stopped => Self::unavailable("stopped", message),
             RequestError::Forward(lost) if lost.is_lost() => Self::unavailable("device_lost", message),
             _ => Self::fault(message),

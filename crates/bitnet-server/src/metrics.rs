@@ -26,6 +26,8 @@ const STEP: &[f64] =
     &[1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 1.0, 3.0];
 const ROWS: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 24.0, 32.0, 48.0, 64.0, 96.0, 128.0, 256.0, 512.0];
 
+const RATIO: &[f64] = &[0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0];
+
 /// What an engine says when it is asked.
 type Ask = fn(&Engine) -> u64;
 
@@ -38,12 +40,18 @@ pub(crate) struct Metrics {
     tokens: [IntCounter; 2],
     steps: IntCounter,
     pauses: IntCounter,
+    restarts: IntCounter,
+    broken_rules: IntCounter,
     queue_time: Histogram,
     first_token: Histogram,
     between: Histogram,
     whole: Histogram,
+    cancel: Histogram,
     step: HistogramVec,
     rows: Histogram,
+    step_tokens: Histogram,
+    padding: Histogram,
+    model_error: Histogram,
     /// What the engine keeps itself, copied when somebody asks; one at a time.
     kept: Mutex<Kept>,
 }
@@ -80,6 +88,16 @@ impl Metrics {
             ],
             steps: counter(r, "bitnet_steps_total", "Forward passes."),
             pauses: counter(r, "bitnet_slow_reader_pauses_total", "Times a request paused for its reader."),
+            restarts: counter(
+                r,
+                "bitnet_engine_restarts_total",
+                "Times the engine began anew after a fault.",
+            ),
+            broken_rules: counter(
+                r,
+                "bitnet_invariant_violations_total",
+                "Times the scheduler broke a rule of its own; stays 0.",
+            ),
             queue_time: histogram(r, "bitnet_queue_time_seconds", "Waiting for a place in a batch.", QUEUE),
             first_token: histogram(
                 r,
@@ -94,13 +112,32 @@ impl Metrics {
                 BETWEEN,
             ),
             whole: histogram(r, "bitnet_e2e_latency_seconds", "From submission to the end.", QUEUE),
+            cancel: histogram(
+                r,
+                "bitnet_cancel_to_free_seconds",
+                "From the wish to cancel a request until its memory is free.",
+                STEP,
+            ),
             step: {
-                let what = "Parts of a step: plan, compute (forward pass and sampling), commit; of compute, on a GPU: \
+                let what = "Parts of a step: plan, pack, forward, sample, commit, distribute; of forward, on a GPU: \
                             launch (the host's time to hand kernels over), transfer and device (by the GPU's clock).";
                 let opts = HistogramOpts::new("bitnet_step_seconds", what).buckets(STEP.to_vec());
                 registered(r, HistogramVec::new(opts, &["phase"]).expect("valid"))
             },
             rows: histogram(r, "bitnet_step_rows", "Sequences in a step.", ROWS),
+            step_tokens: histogram(r, "bitnet_step_tokens", "Tokens in a step.", ROWS),
+            padding: histogram(
+                r,
+                "bitnet_step_padding_ratio",
+                "Part of a step's positions that hold no token.",
+                RATIO,
+            ),
+            model_error: histogram(
+                r,
+                "bitnet_step_model_error_ratio",
+                "How far a step's time was from the prediction, as a part of that time.",
+                RATIO,
+            ),
             kept: Mutex::new(Kept { gauges: gauges(r, device), counters: counters(r, device), usage }),
             registry,
             overload,
@@ -148,6 +185,8 @@ impl Recorder for Metrics {
             Counter::GeneratedTokens => self.tokens[1].inc_by(by),
             Counter::Steps => self.steps.inc_by(by),
             Counter::Pauses => self.pauses.inc_by(by),
+            Counter::Restarts => self.restarts.inc_by(by),
+            Counter::BrokenRules => self.broken_rules.inc_by(by),
             _ => {}
         }
     }
@@ -167,13 +206,20 @@ impl Recorder for Metrics {
                 self.whole.observe(value);
                 self.overload.ended(value);
             }
+            Measure::CancelToFree => self.cancel.observe(value),
             Measure::StepPlan => self.step.with_label_values(&["plan"]).observe(value),
-            Measure::StepCompute => self.step.with_label_values(&["compute"]).observe(value),
+            Measure::StepPack => self.step.with_label_values(&["pack"]).observe(value),
+            Measure::StepForward => self.step.with_label_values(&["forward"]).observe(value),
+            Measure::StepSample => self.step.with_label_values(&["sample"]).observe(value),
             Measure::StepCommit => self.step.with_label_values(&["commit"]).observe(value),
+            Measure::StepDistribute => self.step.with_label_values(&["distribute"]).observe(value),
             Measure::KernelLaunch => self.step.with_label_values(&["launch"]).observe(value),
             Measure::MemoryTransfer => self.step.with_label_values(&["transfer"]).observe(value),
             Measure::DeviceCompute => self.step.with_label_values(&["device"]).observe(value),
             Measure::BatchSize => self.rows.observe(value),
+            Measure::StepTokens => self.step_tokens.observe(value),
+            Measure::Padding => self.padding.observe(value),
+            Measure::StepModelError => self.model_error.observe(value),
             _ => {}
         }
     }
@@ -185,6 +231,7 @@ fn gauges(r: &Registry, device: bool) -> Vec<(IntGauge, Ask)> {
     let mut all: Vec<(IntGauge, Ask)> = vec![
         (gauge(r, "bitnet_requests_running", "Sequences in the batch."), running),
         (gauge(r, "bitnet_requests_waiting", "Requests without a place in a batch yet."), waiting),
+        (gauge(r, "bitnet_requests_paused", "Sequences that nobody reads."), |e| e.status().paused as u64),
         (gauge(r, "vllm:num_requests_running", "As bitnet_requests_running."), running),
         (gauge(r, "vllm:num_requests_waiting", "As bitnet_requests_waiting."), waiting),
         (gauge(r, "bitnet_queue_tokens", "Prompt tokens of waiting requests."), |e| e.queue().tokens as u64),
@@ -195,6 +242,9 @@ fn gauges(r: &Registry, device: bool) -> Vec<(IntGauge, Ask)> {
             e.status().kv_blocks as u64
         }),
         (gauge(r, "bitnet_kv_blocks_used", "Blocks in use."), |e| e.status().kv_used as u64),
+        (gauge(r, "bitnet_kv_blocks_cached", "Free blocks that still hold a beginning."), |e| {
+            e.status().kv_cached as u64
+        }),
     ];
     if device {
         all.push((
@@ -213,6 +263,9 @@ fn gauges(r: &Registry, device: bool) -> Vec<(IntGauge, Ask)> {
 }
 
 fn counters(r: &Registry, device: bool) -> Vec<(IntCounter, Ask)> {
+    let faults = Opts::new("bitnet_row_faults_total", "Sequences that failed alone, by what failed.");
+    let faults = registered(r, IntCounterVec::new(faults, &["kind"]).expect("valid"));
+    let fault = |kind| faults.with_label_values(&[kind]);
     let mut all: Vec<(IntCounter, Ask)> = vec![
         (counter(r, "bitnet_preemptions_total", "Sequences that had to give their blocks back."), |e| {
             e.status().scheduler.preemptions
@@ -232,11 +285,15 @@ fn counters(r: &Registry, device: bool) -> Vec<(IntCounter, Ask)> {
         (counter(r, "bitnet_spec_accepted_tokens_total", "Guessed tokens that were right."), |e| {
             e.status().scheduler.accepted
         }),
-        (counter(r, "bitnet_row_faults_total", "Sequences that failed alone."), |e| {
-            e.status().faults.failed_sequences
-        }),
+        (fault("forward"), |e| e.status().faults.forward),
+        (fault("sampling"), |e| e.status().faults.sampling),
+        (fault("constraint"), |e| e.status().faults.constraint),
+        (fault("panic"), |e| e.status().faults.panics),
         (counter(r, "bitnet_step_faults_total", "Forward passes that failed."), |e| {
             e.status().faults.failed_forwards
+        }),
+        (counter(r, "bitnet_step_retries_total", "Forward passes tried again, whole or halved."), |e| {
+            e.status().faults.retries
         }),
         (counter(r, "bitnet_host_draws_total", "Tokens drawn on the host."), |e| e.status().draws.host),
     ];

@@ -3,7 +3,7 @@
 
 use std::{error::Error, ops::ControlFlow};
 
-use bitnet_inference::{GenerationConfig, generate};
+use bitnet_inference::{EngineConfig, GenerationConfig, generate};
 use bitnet_kernels::{Cpu, Isa};
 use bitnet_model::{Checkpoint, Limits, Transformer};
 
@@ -21,7 +21,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let config =
         GenerationConfig { max_new_tokens: 60, temperature: 0.8, seed: Some(1), ..Default::default() };
     let each = |_| ControlFlow::Continue(());
-    let done = generate(&mut model, &prompt, &config, &checkpoint.defaults.eos, None, each)?;
+    let engine = EngineConfig { eos: checkpoint.defaults.eos.clone(), ..Default::default() };
+    let done = generate(&mut model, &prompt, &config, &engine, each)?;
     println!("{}", tokenizer.decode(&done.tokens, true)?);
     Ok(())
 }

@@ -50,7 +50,6 @@ fn main() -> Result<(), Box<dyn Error>> {
                 println!("{}{}", text.finish(), String::from_utf8_lossy(&end.tail));
                 println!("[{}]", end.finish);
             }
-            Update::Logits(_) => {}
         }
     }
     Ok(())

@@ -18,8 +18,12 @@ pub fn run(common: &Common, args: &BatchArgs) -> Result<(), CliError> {
         return Err(CliError::usage(what, "--max-batch-size", "give 1 to 65536"));
     }
     // Nobody waits for a line, and nobody reads one before its turn.
-    let engine =
-        EngineConfig { max_batch_size: args.max_batch_size, mailbox: usize::MAX, ..EngineConfig::default() };
+    let engine = EngineConfig {
+        max_batch_size: args.max_batch_size,
+        max_draft: usize::from(args.speculation.speculate),
+        mailbox: usize::MAX,
+        ..EngineConfig::default()
+    };
     let config = ServerConfig { request_timeout: Duration::MAX, ..ServerConfig::default() };
     let service = serve::start(common, &args.model, None, engine, config)?;
     let bar = Progress::bytes_with_message("answering");

@@ -1,13 +1,15 @@
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::{
+    ops::ControlFlow,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
 
-use bitnet_inference::ThroughputRecord;
+use bitnet_inference::{EngineConfig, Generated, GenerationConfig, ThroughputRecord, generate};
 use bitnet_kernels::{Ask, BackendInfo, DeviceStatus, Drawn};
 use bitnet_model::{Batch, Checkpoint, Logits, Model};
 use serde::Serialize;
 
 use crate::{
     args::{BenchArgs, Common},
-    bandwidth,
     error::CliError,
     load::{Loaded, Want, cpu, kv, load},
     memory, model_arg, output,
@@ -24,8 +26,8 @@ const PROMPT: usize = 16;
 const RAGGED: usize = 5;
 /// Tokens compared between a batch and its members alone.
 const COMPARED: usize = 16;
-/// Each speed is measured this often, as long as that takes no longer than [`PATIENCE`]; the best counts.
-const REPEATS: usize = 3;
+/// Each speed is measured this often, as long as that takes no longer than [`PATIENCE`]; the median counts.
+const REPEATS: usize = 5;
 const PATIENCE: Duration = Duration::from_secs(20);
 
 #[derive(Serialize)]
@@ -50,7 +52,32 @@ struct Report {
     prefill: Vec<Prefill>,
     decode_tokens: usize,
     decode: Vec<Decode>,
+    /// What guessing ahead gives, if that was asked for.
+    speculation: Vec<Speculation>,
     batch_equals_single: bool,
+}
+
+/// Tokens per second over several runs: the median, and the extremes.
+#[derive(Serialize, Clone, Copy)]
+struct Speed {
+    tok_s: f64,
+    tok_s_min: f64,
+    tok_s_max: f64,
+    runs: usize,
+}
+
+impl Speed {
+    /// Of runs that computed `tokens` in these seconds each.
+    fn of(tokens: usize, mut seconds: Vec<f64>) -> Self {
+        seconds.sort_by(f64::total_cmp);
+        let (runs, speed) = (seconds.len(), |at: usize| tokens as f64 / seconds[at]);
+        Speed { tok_s: speed(runs / 2), tok_s_min: speed(runs - 1), tok_s_max: speed(0), runs }
+    }
+
+    fn told(&self) -> String {
+        let Speed { tok_s, tok_s_min, tok_s_max, .. } = self;
+        format!("{tok_s:9.2} tok/s ({tok_s_min:.2} to {tok_s_max:.2})")
+    }
 }
 
 #[derive(Serialize)]
@@ -85,13 +112,29 @@ impl From<DeviceStatus> for Gpu {
 #[derive(Serialize)]
 struct Prefill {
     tokens: usize,
-    tok_s: f64,
+    #[serde(flatten)]
+    speed: Speed,
+}
+
+/// One sequence decoded with guesses.
+#[derive(Serialize)]
+struct Speculation {
+    text: &'static str,
+    /// Most tokens guessed in a step.
+    guesses: usize,
+    #[serde(flatten)]
+    speed: Speed,
+    /// The same without guesses.
+    plain: Speed,
+    drafted: u64,
+    accepted: u64,
 }
 
 #[derive(Serialize)]
 struct Decode {
     batch: usize,
-    tok_s: f64,
+    #[serde(flatten)]
+    speed: Speed,
     /// Weights read, in 10^9 bytes a second.
     gb_s: f64,
 }
@@ -114,24 +157,26 @@ pub fn run(common: &Common, args: &BenchArgs) -> Result<(), CliError> {
 
     let bar = Progress::new("measuring", args.prefill.len() + args.batch.len() + 1);
     let prefill = args.prefill.iter().map(|&tokens| {
-        let time = best(|| bench.prefill(tokens))?;
+        let speed = Speed::of(tokens, repeated(|| bench.prefill(tokens))?);
         bar.step();
-        Ok(Prefill { tokens, tok_s: tokens as f64 / time })
+        Ok(Prefill { tokens, speed })
     });
     let prefill = prefill.collect::<Result<Vec<_>, CliError>>()?;
     let decode = args.batch.iter().map(|&batch| {
-        let time = best(|| bench.decode(batch, args.decode).map(|(time, _)| time))?;
+        let times = repeated(|| bench.decode(batch, args.decode).map(|(time, _)| time))?;
         bar.step();
-        let steps = args.decode as f64 / time;
-        Ok(Decode { batch, tok_s: batch as f64 * steps, gb_s: weights.step as f64 * steps / 1e9 })
+        let speed = Speed::of(batch * args.decode, times);
+        Ok(Decode { batch, speed, gb_s: weights.step as f64 * speed.tok_s / batch as f64 / 1e9 })
     });
     let decode = decode.collect::<Result<Vec<_>, CliError>>()?;
+    let guesses = args.speculate.map(usize::from);
+    let speculation = guesses.map_or(Ok(Vec::new()), |guesses| bench.speculation(guesses, args.decode))?;
     let info = model.backend();
     // Before the bandwidth, whose buffer is not the model's.
     let peak_memory_bytes = memory::peak_bytes();
     // Of the host's memory, which is not what bounds a GPU.
     let device = model.device();
-    let memory_bandwidth_gb_s = if device.is_none() { bandwidth::measure(info.threads) } else { None };
+    let memory_bandwidth_gb_s = if device.is_none() { memory::bandwidth(info.threads) } else { None };
     let peak = match device {
         None => Some(cpu(common)?.peak_products()),
         Some(_) => None,
@@ -154,6 +199,7 @@ pub fn run(common: &Common, args: &BenchArgs) -> Result<(), CliError> {
         prefill,
         decode_tokens: args.decode,
         decode,
+        speculation,
         batch_equals_single: true,
     };
     record(&report);
@@ -165,12 +211,12 @@ fn record(report: &Report) {
     let Report { model, device, isa, threads, .. } = report;
     let backend = BackendInfo { device: device.clone(), isa, threads: *threads };
     let Some(path) = ThroughputRecord::path(model, &backend) else { return };
-    let decode = report.decode.iter().map(|d| (d.batch, d.tok_s)).collect();
+    let decode = report.decode.iter().map(|d| (d.batch, d.speed.tok_s)).collect();
     let unix_time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |t| t.as_secs());
     let BackendInfo { device, threads, .. } = backend;
     let (model, isa) = (model.clone(), (*isa).to_owned());
     let record = ThroughputRecord { model, device, isa, threads, unix_time, decode };
-    match record.write(&path) {
+    match record.add_to(&path) {
         Ok(()) => output::note(format_args!("recorded in {}", path.display())),
         Err(error) => output::note(format_args!("warning: not recorded: {error}")),
     }
@@ -196,20 +242,17 @@ fn want(args: &BenchArgs, checkpoint: &Checkpoint) -> Result<Want, CliError> {
     // One sequence of the longest prompt may need more blocks than any of the batch.
     let tokens = longest.div_ceil(sequences).max(PROMPT + RAGGED + args.decode);
     let step = longest.min(STEP).max(sequences).max(PROMPT + RAGGED);
-    Ok(Want { step, all_logits: false, sequences, tokens, least: tokens })
+    let drafts = args.speculate.map_or(0, usize::from);
+    Ok(Want { step, all_logits: false, sequences, drafts, tokens, least: tokens })
 }
 
-/// The least time of some runs.
-fn best(mut run: impl FnMut() -> Result<Duration, CliError>) -> Result<f64, CliError> {
-    let start = Instant::now();
-    let mut best = run()?;
-    for _ in 1..REPEATS {
-        if start.elapsed() > PATIENCE {
-            break;
-        }
-        best = best.min(run()?);
+/// The times of some runs, in seconds.
+fn repeated(mut run: impl FnMut() -> Result<Duration, CliError>) -> Result<Vec<f64>, CliError> {
+    let (start, mut times) = (Instant::now(), Vec::with_capacity(REPEATS));
+    while times.is_empty() || (times.len() < REPEATS && start.elapsed() <= PATIENCE) {
+        times.push(run()?.as_secs_f64());
     }
-    Ok(best.as_secs_f64())
+    Ok(times)
 }
 
 /// A model, and room for its steps.
@@ -288,6 +331,43 @@ impl<'a> Bench<'a> {
         Ok((start.elapsed(), sequences.into_iter().map(|(_, tokens)| tokens).collect()))
     }
 
+    /// Decodes one sequence with up to `guesses` tokens guessed in a step, and without: where the text repeats itself,
+    /// and where its past comes again and goes on otherwise.
+    fn speculation(&mut self, guesses: usize, tokens: usize) -> Result<Vec<Speculation>, CliError> {
+        let prompt = self.prompt(0, PROMPT);
+        let repeating = GenerationConfig { logit_bias: vec![(1, 100.0)], ..GenerationConfig::default() };
+        let varying = GenerationConfig {
+            temperature: 1.0,
+            seed: Some(1),
+            logit_bias: (1..4).map(|token| (token, 100.0)).collect(),
+            ..GenerationConfig::default()
+        };
+        let mut rows = Vec::new();
+        for (text, config) in [("repeats itself", repeating), ("varies", varying)] {
+            let config = GenerationConfig { max_new_tokens: tokens, ignore_eos: true, ..config };
+            let (mut last, mut plain, mut guessed) = (None, Vec::new(), Vec::new());
+            // Side by side, so that a disturbance meets both.
+            for _ in 0..REPEATS {
+                for (max_draft, times) in [(0, &mut plain), (guesses, &mut guessed)] {
+                    let engine = EngineConfig { max_draft, ..EngineConfig::default() };
+                    let each = |_| ControlFlow::Continue(());
+                    let done = generate(self.model, &prompt, &config, &engine, each);
+                    let done = done.map_err(CliError::Generate)?;
+                    times.extend(done.decode.map(|time| time.as_secs_f64()));
+                    last = Some(done);
+                }
+            }
+            let (Some(last), false) = (last, plain.is_empty() || guessed.is_empty()) else {
+                return Err(CliError::usage("one token cannot be guessed", "-n", "give at least 2"));
+            };
+            let decoded = last.drawn - 1;
+            let (speed, plain) = (Speed::of(decoded, guessed), Speed::of(decoded, plain));
+            let Generated { drafted, accepted, .. } = last;
+            rows.push(Speculation { text, guesses, speed, plain, drafted, accepted });
+        }
+        Ok(rows)
+    }
+
     /// Runs the batch and takes the most likely token of each wanted row, where its logits are if the model can.
     fn most_likely(&mut self) -> Result<Vec<u32>, CliError> {
         let rows = self.batch.logit_rows().len();
@@ -347,7 +427,7 @@ fn print(r: &Report) -> Result<(), CliError> {
         ),
         format!(
             "memory bandwidth {}, integer peak {}, memory at most {}, weights of {:.1} MB a step",
-            bandwidth::told(r.memory_bandwidth_gb_s),
+            memory::bandwidth_told(r.memory_bandwidth_gb_s),
             r.integer_peak_tops.map_or("unknown".into(), |tops| format!("{tops:.2} TOPS")),
             r.peak_memory_bytes.map_or("unknown".into(), |bytes| format!("{:.1} MB", bytes as f64 / 1e6)),
             r.weight_bytes as f64 / 1e6
@@ -364,20 +444,22 @@ fn print(r: &Report) -> Result<(), CliError> {
         ));
     }
     for p in &r.prefill {
-        let tops = 2e-12 * p.tok_s * r.trits as f64;
+        let tops = 2e-12 * p.speed.tok_s * r.trits as f64;
         let of_peak =
             r.integer_peak_tops.map(|peak| format!("  {:5.1} % of the integer peak", 100.0 * tops / peak));
-        lines.push(format!(
-            "prefill {:5} tokens   {:9.2} tok/s{}",
-            p.tokens,
-            p.tok_s,
-            of_peak.unwrap_or_default()
-        ));
+        let (tokens, speed) = (p.tokens, p.speed.told());
+        lines.push(format!("prefill {tokens:5} tokens   {speed}{}", of_peak.unwrap_or_default()));
     }
     for d in &r.decode {
+        let (batch, speed) = (d.batch, d.speed.told());
+        lines.push(format!("decode  batch {batch:5}    {speed}  {:7.2} GB/s of weights", d.gb_s));
+    }
+    for s in &r.speculation {
+        let Speculation { text, guesses, speed, plain, drafted, accepted } = s;
         lines.push(format!(
-            "decode  batch {:5}    {:9.2} tok/s  {:7.2} GB/s of weights",
-            d.batch, d.tok_s, d.gb_s
+            "decode  {guesses:2} guesses     {}, without {:.2}; text that {text}, {accepted} of {drafted} right",
+            speed.told(),
+            plain.tok_s
         ));
     }
     lines.push("tokens of a batch equal those of its members alone".into());
@@ -386,7 +468,13 @@ fn print(r: &Report) -> Result<(), CliError> {
 
 #[cfg(test)]
 mod tests {
-    use super::argmax;
+    use super::{Speed, argmax};
+
+    #[test]
+    fn a_speed_is_the_median_of_its_runs_and_tells_their_extremes() {
+        let Speed { tok_s, tok_s_min, tok_s_max, runs } = Speed::of(60, vec![3.0, 1.0, 2.0, 6.0, 5.0]);
+        assert_eq!((tok_s, tok_s_min, tok_s_max, runs), (20.0, 10.0, 60.0, 5));
+    }
 
     #[test]
     fn a_row_that_is_not_finite_has_no_most_likely_token() {

@@ -36,10 +36,13 @@ pub fn run(common: &Common, args: &ChatArgs) -> Result<(), CliError> {
     config.validate(checkpoint.spec.vocab)?;
     let context = checkpoint.spec.context;
     let least = LEAST.min(context);
-    let want = Want { step: STEP.min(context), all_logits: false, sequences: 1, tokens: context, least };
+    let drafts = usize::from(args.speculation.speculate);
+    let step = STEP.min(context).max(1 + drafts);
+    let want = Want { step, all_logits: false, sequences: 1, drafts, tokens: context, least };
     let model = load(common, &checkpoint, want)?.model;
     let engine = EngineConfig {
         max_batch_size: 1,
+        max_draft: drafts,
         eos: checkpoint.defaults.eos.clone(),
         text: checkpoint.tokenizer.clone().map(|t| Arc::new(t) as Arc<dyn TokenText>),
         ..EngineConfig::default()
@@ -154,7 +157,6 @@ impl Chat<'_> {
                     printer.token(token).map_err(CliError::Stdout)?;
                 }
                 Update::Ended { end, .. } => tail = end.map_err(|e| failed(&e))?.tail,
-                Update::Logits(_) => {}
             }
             if self.stop.load(SeqCst) {
                 handle.cancel();

@@ -8,11 +8,10 @@ use serde::Serialize;
 use super::judge::{self, Batched, Fixture};
 use crate::{
     args::{Common, Device, DoctorArgs},
-    bandwidth,
     cpu_facts::CpuFacts,
     error::CliError,
     load,
-    memory::SystemMemory,
+    memory::{self, SystemMemory},
     output,
     progress::Progress,
 };
@@ -115,7 +114,7 @@ pub fn run(common: &Common, args: &DoctorArgs) -> Result<(), CliError> {
         isas: isas.iter().map(|isa| isa.name()).collect(),
         threads: asked.threads,
         memory: SystemMemory::now(),
-        memory_bandwidth_gb_s: bandwidth::measure(asked.threads),
+        memory_bandwidth_gb_s: memory::bandwidth(asked.threads),
         gpus,
         gpu_note,
         conformance,
@@ -206,7 +205,7 @@ fn print(r: &Report) -> Result<(), CliError> {
         format!("features   {}", r.cpu.features.join(" ")),
         format!("isa        {} of {}, {} threads", r.isa, r.isas.join(", "), r.threads),
         format!("memory     {}, {} available", gib(r.memory.total_bytes), gib(r.memory.available_bytes)),
-        format!("bandwidth  {}", bandwidth::told(r.memory_bandwidth_gb_s)),
+        format!("bandwidth  {}", memory::bandwidth_told(r.memory_bandwidth_gb_s)),
         format!("gpus       {}", r.gpu_note),
         "kernels against the reference:".into(),
     ];

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use bitnet_inference::{Generated, GenerationConfig, TokenText, generate};
+use bitnet_inference::{EngineConfig, Generated, GenerationConfig, TokenText, generate};
 use bitnet_model::{Checkpoint, DecodeStream, GenerationDefaults, Message, Model, Tokenizer};
 
 use crate::{
@@ -42,7 +42,9 @@ pub fn run(common: &Common, args: &RunArgs) -> Result<(), CliError> {
     // The prompt is below the context, and needs room for a token after it even if none is asked for.
     let least = prompt.len() + 1;
     let tokens = prompt.len().saturating_add(config.max_new_tokens).clamp(least, context);
-    let want = Want { step: prompt.len().min(STEP), all_logits: false, sequences: 1, tokens, least };
+    let drafts = usize::from(args.speculation.speculate);
+    let step = prompt.len().min(STEP).max(1 + drafts);
+    let want = Want { step, all_logits: false, sequences: 1, drafts, tokens, least };
     let mut model = load(common, &checkpoint, want)?.model;
     if model.spec().context < tokens {
         let held = model.spec().context;
@@ -52,7 +54,13 @@ pub fn run(common: &Common, args: &RunArgs) -> Result<(), CliError> {
     }
 
     let mut printer = Printer::new(checkpoint.tokenizer.as_ref());
-    let generated = complete(&mut *model, &prompt, &config, &checkpoint, |token| printer.token(token))?;
+    let engine = EngineConfig {
+        max_draft: drafts,
+        eos: checkpoint.defaults.eos.clone(),
+        text: checkpoint.tokenizer.clone().map(|t| Arc::new(t) as Arc<dyn TokenText>),
+        ..EngineConfig::default()
+    };
+    let generated = complete(&mut *model, &prompt, &config, &engine, |token| printer.token(token))?;
     printer.end(&generated.tail)?;
 
     let info = model.backend();
@@ -71,13 +79,20 @@ pub fn run(common: &Common, args: &RunArgs) -> Result<(), CliError> {
 
 /// How many tokens went in and came out, and how fast as far as that was measured.
 fn pace(prompt: usize, generated: &Generated) -> String {
-    let Generated { tokens, finish, first_token, drawn, decode, .. } = generated;
+    let Generated { tokens, finish, first_token, drawn, decode, drafted, accepted, .. } = generated;
     let prefill = first_token.map_or(String::new(), |time| {
         format!(" at {}, first token after {:.3} s", rate(prompt, time), time.as_secs_f64())
     });
     // The first token comes from the prompt's step.
     let decode = decode.map_or(String::new(), |time| format!(" at {}", rate(drawn.saturating_sub(1), time)));
-    format!("{prompt} prompt tokens{prefill}; {} tokens generated{decode}, ended by {finish}", tokens.len())
+    let guesses = match drafted {
+        0 => String::new(),
+        _ => format!(", {accepted} of {drafted} guesses right"),
+    };
+    format!(
+        "{prompt} prompt tokens{prefill}; {} tokens generated{decode}{guesses}, ended by {finish}",
+        tokens.len()
+    )
 }
 
 /// Generates from `prompt`; `print` gets the tokens as they come.
@@ -85,10 +100,9 @@ fn complete(
     model: &mut dyn Model,
     prompt: &[u32],
     config: &GenerationConfig,
-    checkpoint: &Checkpoint,
+    engine: &EngineConfig,
     mut print: impl FnMut(u32) -> io::Result<()>,
 ) -> Result<Generated, CliError> {
-    let text = checkpoint.tokenizer.clone().map(|t| Arc::new(t) as Arc<dyn TokenText>);
     let mut failed = None;
     let each = |token| match print(token) {
         Ok(()) => ControlFlow::Continue(()),
@@ -97,8 +111,7 @@ fn complete(
             ControlFlow::Break(())
         }
     };
-    let generated =
-        generate(model, prompt, config, &checkpoint.defaults.eos, text, each).map_err(CliError::Generate)?;
+    let generated = generate(model, prompt, config, engine, each).map_err(CliError::Generate)?;
     match failed {
         None => Ok(generated),
         Some(e) => Err(CliError::Stdout(e)),

@@ -1,9 +1,11 @@
 use std::{
     io,
     net::{SocketAddr, TcpListener},
+    panic::{AssertUnwindSafe, catch_unwind},
     path::Path,
     process::exit,
     sync::Arc,
+    thread,
     time::Duration,
 };
 
@@ -62,10 +64,10 @@ pub fn run(common: &Common, args: &ServeArgs) -> Result<(), CliError> {
     }
     let app = App::new(config.clone());
     let limits = ConnectionLimits { connections: args.max_connections, ..ConnectionLimits::default() };
-    let report = std::thread::scope(|scope| {
+    let report = thread::scope(|scope| {
         let loading = Arc::clone(&app);
         // While the model is loaded, the probes say so.
-        let load = scope.spawn(move || match service(common, args, config) {
+        let load = move || match loaded(|| service(common, args, config)) {
             Ok(service) => {
                 loading.install(service);
                 output::note(format_args!("{} is served on http://{address}/v1", args.model));
@@ -74,7 +76,11 @@ pub fn run(common: &Common, args: &ServeArgs) -> Result<(), CliError> {
                 output::error(&e);
                 exit(e.exit_code().into());
             }
-        });
+        };
+        let no_thread =
+            |e| CliError::refused(e, "threads", "close other programs, or raise the limit of threads");
+        let load = thread::Builder::new().name("loading".into()).spawn_scoped(scope, load);
+        let load = load.map_err(no_thread)?;
         let report = bitnet_server::run(listener, app, limits, args.drain_timeout).map_err(cannot);
         if report.is_ok() && !load.is_finished() {
             // Nobody wants the model any more, and a download would hold its thread for long.
@@ -89,6 +95,14 @@ pub fn run(common: &Common, args: &ServeArgs) -> Result<(), CliError> {
     Err(CliError::refused(what, "--drain-timeout", "give more time"))
 }
 
+/// What `load` gives; a panic is an error, so that no server says for ever that it is loading.
+fn loaded<T>(load: impl FnOnce() -> Result<T, CliError>) -> Result<T, CliError> {
+    // What it said is on stderr already.
+    catch_unwind(AssertUnwindSafe(load)).unwrap_or_else(|_| {
+        Err(CliError::refused("loading the model panicked", "MODEL", "check the model with `bitnet inspect`"))
+    })
+}
+
 fn service(common: &Common, args: &ServeArgs, config: ServerConfig) -> Result<Service, CliError> {
     let sizing = match (args.ttft_goal, args.itl_goal) {
         (None, None) => BatchSizing::Fixed(args.max_batch_size),
@@ -96,6 +110,7 @@ fn service(common: &Common, args: &ServeArgs, config: ServerConfig) -> Result<Se
     };
     let engine = EngineConfig {
         max_batch_size: args.max_batch_size,
+        max_draft: usize::from(args.speculation.speculate),
         max_queued_requests: args.max_queued_requests,
         max_queued_tokens: args.max_queued_tokens,
         sizing,
@@ -120,9 +135,10 @@ pub fn start(
     }
     let context = checkpoint.spec.context;
     let want = Want {
-        step: STEP.max(engine.max_batch_size),
+        step: STEP.max(engine.max_batch_size).max(1 + engine.max_draft),
         all_logits: false,
         sequences: engine.max_batch_size,
+        drafts: engine.max_draft,
         tokens: context,
         least: LEAST.min(context),
     };
@@ -135,5 +151,18 @@ pub fn start(
 fn log(args: &ServeArgs) {
     if args.log != "off" {
         tracing_subscriber::fmt().with_writer(io::stderr).with_ansi(false).init();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_while_loading_is_an_error_like_any_other() {
+        assert_eq!(loaded(|| Ok(3)).ok(), Some(3));
+        let failed = loaded::<()>(|| panic!("planted")).unwrap_err();
+        assert_eq!(failed.exit_code(), 1);
+        assert!(failed.to_string().contains("panicked"), "{failed}");
     }
 }

@@ -18,7 +18,11 @@ fn speeds_come_for_every_length_and_batch_asked_for() {
     let batches: Vec<_> = report["decode"].as_array().unwrap().iter().map(|d| d["batch"].as_u64()).collect();
     assert_eq!(batches, [Some(1), Some(3)]);
     let rows = [report["prefill"].as_array().unwrap().clone(), report["decode"].as_array().unwrap().clone()];
-    assert!(rows.concat().iter().all(|row| row["tok_s"].as_f64().unwrap() > 0.0));
+    for row in rows.concat() {
+        let [least, median, most] = ["tok_s_min", "tok_s", "tok_s_max"].map(|key| row[key].as_f64().unwrap());
+        assert!(0.0 < least && least <= median && median <= most, "{row}");
+    }
+    assert_eq!(report["speculation"], serde_json::json!([]));
     assert!(report["load_seconds"].as_f64().unwrap() > 0.0);
     #[cfg(target_os = "linux")]
     assert!(report["peak_memory_bytes"].as_u64() > report["weight_bytes"].as_u64(), "{report}");
@@ -43,6 +47,30 @@ fn decode_speeds_are_recorded_for_the_throughput_factor() {
     assert_eq!((record.model.as_str(), record.threads), ("synthetic:tiny", 1));
     assert!(record.factor(2).unwrap() > 0.0);
     assert_eq!(record.factor(4), None);
+
+    let mut larger = command(&["bench", "synthetic:tiny", "-p", "8", "-n", "4", "-b", "4", "--threads", "1"]);
+    assert!(larger.env("BITNET_CACHE", cache.path()).output().unwrap().status.success());
+    let after = ThroughputRecord::read(path.as_ref()).unwrap().unwrap();
+    assert_eq!(after.decode[..2], record.decode, "sizes that were not measured stay");
+    assert_eq!(after.decode.iter().map(|row| row.0).collect::<Vec<_>>(), [1, 2, 4]);
+    assert!(after.factor(4).unwrap() > 0.0);
+}
+
+#[test]
+fn guesses_are_counted_where_a_text_repeats_itself_and_where_it_does_not() {
+    let args = ["bench", "synthetic:tiny", "-p", "8", "-n", "100", "-b", "1", "--speculate", "4", "--json"];
+    let report = bitnet(&args).json();
+    let rows = report["speculation"].as_array().unwrap();
+    assert_eq!(
+        rows.iter().map(|row| row["text"].as_str().unwrap()).collect::<Vec<_>>(),
+        ["repeats itself", "varies"]
+    );
+    for row in rows {
+        let (drafted, accepted) = (row["drafted"].as_u64().unwrap(), row["accepted"].as_u64().unwrap());
+        assert!(drafted > 0 && accepted <= drafted && row["tok_s"].as_f64().unwrap() > 0.0, "{row}");
+        assert!(row["plain"]["tok_s"].as_f64().unwrap() > 0.0, "{row}");
+    }
+    assert!(rows[0]["accepted"].as_u64().unwrap() > rows[1]["accepted"].as_u64().unwrap(), "{report}");
 }
 
 #[test]

@@ -1,12 +1,18 @@
+use std::convert::Infallible;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, SendTimeoutError, Sender, TrySendError, bounded};
+use crossbeam_channel::{Receiver, SendTimeoutError, Sender, TrySendError, at, bounded, never, select};
 
 use crate::batch::{self, GenerationError};
 use crate::{
     Engine, EngineConfig, ForwardError, GenerationConfig, PaddedBatch, Request, StartError, StatelessForward,
 };
+
+/// Most sequences that a function is given at once.
+const MOST_SEQUENCES: usize = 1024;
 
 /// One token wanted.
 #[derive(Debug)]
@@ -49,16 +55,37 @@ pub struct BatchProcessor {
 
 /// Where requests enter; any number of clones.
 #[derive(Debug, Clone)]
-pub struct BatchQueue(Sender<BatchRequest>);
+pub struct BatchQueue {
+    requests: Sender<BatchRequest>,
+    stopped: Arc<AtomicBool>,
+}
 
-/// A running processor as generators hold it: its queue, and the engine it computes on. It stops when the last
-/// handle is gone.
+/// A running processor as generators hold it: its queue, and the engine it computes on. Dropping the last handle
+/// takes no more requests, waits until those there are have been answered, and joins the thread.
 #[derive(Clone)]
 pub struct BatchHandle {
-    /// The queue.
+    /// The queue. A clone of it may outlive the handles; it then says that the processor has stopped.
     pub queue: BatchQueue,
     /// The engine.
     pub engine: Arc<Engine>,
+    _thread: Arc<Running>,
+}
+
+/// The thread of a processor.
+struct Running {
+    stopped: Arc<AtomicBool>,
+    /// Its end tells the thread to stop.
+    open: Option<Sender<Infallible>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.stopped.store(true, SeqCst);
+        self.open = None;
+        // What it panicked with its waiters have been told.
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
 }
 
 impl BatchProcessor {
@@ -78,7 +105,8 @@ impl BatchProcessor {
             return Err(InvalidBatching);
         }
         let (sender, requests) = bounded(capacity.clamp(1, 1 << 16));
-        Ok(BatchProcessor { max_batch_size, max_wait_time, requests, queue: BatchQueue(sender) })
+        let queue = BatchQueue { requests: sender, stopped: Arc::default() };
+        Ok(BatchProcessor { max_batch_size, max_wait_time, requests, queue })
     }
 
     /// Where requests enter.
@@ -89,7 +117,7 @@ impl BatchProcessor {
     /// Sleeps until there is a request, then takes what is there and waits for more until the batch is full or the
     /// first has waited long enough. `None` when nobody can submit any more.
     pub fn collect_batch(&self) -> Option<Vec<BatchRequest>> {
-        collect(&self.requests, self.max_batch_size, self.max_wait_time)
+        collect(&self.requests, &never(), self.max_batch_size, self.max_wait_time)
     }
 
     /// Computes one token for each request, all in the same step, and replies to each. A request fails alone.
@@ -107,21 +135,31 @@ impl BatchProcessor {
         }
     }
 
-    /// Processes on a thread of its own until every handle and queue is dropped; what was submitted before is
-    /// answered. The engine computes both batches and what a generator asks for alone, so that they cannot differ.
-    pub fn start_processing(self, engine: Arc<Engine>) -> BatchHandle {
+    /// Processes on a thread of its own until the last handle is dropped; what was submitted before is answered. The
+    /// engine computes both batches and what a generator asks for alone, so that they cannot differ.
+    ///
+    /// # Errors
+    /// If there is no thread to be had.
+    pub fn start_processing(self, engine: Arc<Engine>) -> Result<BatchHandle, StartError> {
         let BatchProcessor { max_batch_size, max_wait_time, requests, queue } = self;
-        let on = Arc::clone(&engine);
-        std::thread::spawn(move || {
-            while let Some(batch) = collect(&requests, max_batch_size, max_wait_time) {
+        let (on, (open, closed)) = (Arc::clone(&engine), bounded(0));
+        let work = move || {
+            while let Some(batch) = collect(&requests, &closed, max_batch_size, max_wait_time) {
                 Self::process_batch(&on, batch);
             }
-        });
-        BatchHandle { queue, engine }
+        };
+        let thread = std::thread::Builder::new().name("bitnet-batches".into()).spawn(work);
+        let thread = thread.map_err(|e| StartError::Thread { message: e.to_string() })?;
+        let stopped = Arc::clone(&queue.stopped);
+        let running = Running { stopped, open: Some(open), thread: Some(thread) };
+        Ok(BatchHandle { queue, engine, _thread: Arc::new(running) })
     }
 
     /// As [`BatchProcessor::start_processing`], on an engine of its own that computes with `forward`: the logits
-    /// after each sequence of a batch. [`crate::blocking`] makes one of an async function.
+    /// after each sequence of a batch, 1,024 at most. [`crate::blocking`] makes one of an async function.
+    ///
+    /// # Errors
+    /// If vocabulary or context are 0, or too large to be kept account of, or there is no thread to be had.
     pub fn start_processing_with<F>(
         self,
         vocab: usize,
@@ -131,26 +169,37 @@ impl BatchProcessor {
     where
         F: FnMut(&PaddedBatch) -> Result<Vec<Vec<f32>>, ForwardError> + Send + 'static,
     {
-        let model = StatelessForward::new(vocab, context, self.max_batch_size, forward);
-        let config = EngineConfig { max_batch_size: self.max_batch_size, ..EngineConfig::default() };
-        Ok(self.start_processing(Arc::new(Engine::start(model, config)?)))
+        let max_batch_size = self.max_batch_size.min(MOST_SEQUENCES);
+        let model = StatelessForward::new(vocab, context, max_batch_size, forward);
+        let config = EngineConfig { max_batch_size, ..EngineConfig::default() };
+        self.start_processing(Arc::new(Engine::start(model, config)?))
     }
 }
 
-fn collect(requests: &Receiver<BatchRequest>, most: usize, wait: Duration) -> Option<Vec<BatchRequest>> {
-    let first = requests.recv().ok()?;
-    let deadline = first.submitted_at.checked_add(wait);
-    let mut batch = vec![first];
-    while batch.len() < most {
+/// The next batch; none when nothing is left and `closed` has lost its sender, or the queue all of them.
+fn collect(
+    requests: &Receiver<BatchRequest>,
+    closed: &Receiver<Infallible>,
+    most: usize,
+    wait: Duration,
+) -> Option<Vec<BatchRequest>> {
+    let next = |deadline: &Receiver<Instant>| {
         // What is there already costs no waiting, however late it is.
-        let wait = || match deadline {
-            Some(deadline) => requests.recv_deadline(deadline),
-            None => requests.recv().map_err(|_| RecvTimeoutError::Disconnected),
-        };
-        match requests.try_recv().or_else(|_| wait()) {
-            Ok(request) => batch.push(request),
-            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => break,
-        }
+        requests.try_recv().ok().or_else(|| {
+            select! {
+                recv(requests) -> request => request.ok(),
+                recv(closed) -> _ => requests.try_recv().ok(),
+                recv(deadline) -> _ => None,
+            }
+        })
+    };
+    let first = next(&never())?;
+    let deadline = first.submitted_at.checked_add(wait).map_or(never(), at);
+    let mut batch = vec![first];
+    while batch.len() < most
+        && let Some(request) = next(&deadline)
+    {
+        batch.push(request);
     }
     Some(batch)
 }
@@ -169,14 +218,18 @@ pub(super) fn one_token(tokens: Vec<u32>, step: usize, config: GenerationConfig)
 }
 
 impl BatchQueue {
+    fn open(&self) -> Result<&Sender<BatchRequest>, QueueError> {
+        if self.stopped.load(SeqCst) { Err(QueueError::Stopped) } else { Ok(&self.requests) }
+    }
+
     /// Submits a request, waiting for room.
     pub fn submit(&self, request: BatchRequest) -> Result<(), QueueError> {
-        self.0.send(request).map_err(|_| QueueError::Stopped)
+        self.open()?.send(request).map_err(|_| QueueError::Stopped)
     }
 
     /// Submits a request if there is room.
     pub fn try_submit(&self, request: BatchRequest) -> Result<(), QueueError> {
-        self.0.try_send(request).map_err(|error| match error {
+        self.open()?.try_send(request).map_err(|error| match error {
             TrySendError::Full(_) => QueueError::Full,
             TrySendError::Disconnected(_) => QueueError::Stopped,
         })
@@ -184,7 +237,7 @@ impl BatchQueue {
 
     /// Submits a request, waiting at most `timeout` for room.
     pub fn submit_timeout(&self, request: BatchRequest, timeout: Duration) -> Result<(), QueueError> {
-        self.0.send_timeout(request, timeout).map_err(|error| match error {
+        self.open()?.send_timeout(request, timeout).map_err(|error| match error {
             SendTimeoutError::Timeout(_) => QueueError::Full,
             SendTimeoutError::Disconnected(_) => QueueError::Stopped,
         })

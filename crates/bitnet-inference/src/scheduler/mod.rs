@@ -132,6 +132,11 @@ impl Scheduler {
         }
     }
 
+    /// A scheduler with nothing to do on an empty cache, that knows what this one has learned and counts on.
+    pub fn renewed(&self) -> Self {
+        Scheduler { counts: self.counts, pace: self.pace.clone(), ..Scheduler::new(self.config.clone()) }
+    }
+
     /// Takes a validated request; each of its choices becomes a sequence.
     pub fn submit(&mut self, now: u64, request: u64, asked: Arc<Request>, seed: u64) {
         let deadline =
@@ -248,6 +253,11 @@ impl Scheduler {
         self.running.len()
     }
 
+    /// Sequences that nobody reads, wherever they are.
+    pub fn paused(&self) -> usize {
+        self.slots.iter().flatten().filter(|s| s.paused.is_some()).count()
+    }
+
     /// A sequence of a plan.
     pub fn sequence(&self, run: &PlannedRun) -> &Sequence {
         seq(&self.slots, run.slot)
@@ -281,6 +291,12 @@ impl Scheduler {
     /// Learns how long a step took that was none of its own.
     pub fn learn(&mut self, load: StepLoad, micros: u64) {
         self.pace.model.observe(load, micros);
+    }
+
+    /// Breaks a rule, for tests of what becomes of that.
+    #[cfg(test)]
+    pub(crate) fn lose_a_block(&mut self) {
+        assert!(self.pool.allocate().is_some(), "there is a block to lose");
     }
 
     /// End tokens of the model.

@@ -50,6 +50,8 @@ struct Budget {
     prefill: usize,
     /// Sequences with one pending token that have not been placed; each has a token and a row.
     decodes: usize,
+    /// All those, and the tokens before theirs.
+    decoding: (usize, usize),
 }
 
 impl Scheduler {
@@ -63,8 +65,8 @@ impl Scheduler {
             .filter(decoding)
             .fold((0, 0), |(n, context), s| (n + 1, context + s.computed));
         let prefill = self.pace.prefill_budget(decodes, context);
-        let mut budget =
-            Budget { tokens: self.config.max_tokens, rows: self.config.max_rows, prefill, decodes };
+        let (tokens, rows) = (self.config.max_tokens, self.config.max_rows);
+        let mut budget = Budget { tokens, rows, prefill, decodes, decoding: (decodes, context) };
         let mut at = 0;
         while at < self.running.len() {
             let slot = self.running[at];
@@ -117,7 +119,11 @@ impl Scheduler {
         let free = |all: usize| all.saturating_sub(1 + budget.decodes);
         let room = self.config.max_draft.min(free(budget.tokens)).min(free(budget.rows));
         let room = room.min(s.end.saturating_sub(s.tokens.len() + 1));
-        let guess = if s.draws() { Lookup::depth(s, room, &self.pace.model) } else { 0 };
+        let (sequences, context) = budget.decoding;
+        let decodes = plan.load.decodes + 1 + budget.decodes;
+        let step = StepLoad { decodes, context, prefill: plan.load.prefill };
+        let guess =
+            if s.draws() { Lookup::depth(s, room, step, sequences.max(1), &self.pace.model) } else { 0 };
         let Some(from) = Lookup::find(&s.tokens, guess) else { return 0 };
         let guess = guess.min(s.tokens.len() - from);
         // Rejected guesses leave their blocks in the table, so it may be longer than what is needed.

@@ -7,8 +7,9 @@ use bitnet_inference::sim::{HashModel, mix};
 use bitnet_inference::{
     BatchError, BatchSizing, BenchmarkError, ConstraintError, Counter, CudaError, Elapsed, EmptySequence,
     Engine, EngineConfig, FinishReason, GenerateError, GenerationConfig, GenerationError, InvalidRequest,
-    Measure, Output, RecordError, Recorder, Request, RequestError, RequestHandle, SampleError, StartError,
-    StepLoad, StepModel, Stepper, SubmitError, TokenText, Update,
+    Measure, Output, Plan, RecordError, Recorder, Request, RequestError, RequestHandle, SampleError,
+    Scheduler, SchedulerConfig, StartError, StepLoad, StepModel, StepOutcome, Stepper, SubmitError,
+    TokenText, Update,
 };
 
 use bitnet_model::{Batch, ForwardError, Limits, Logits};
@@ -291,7 +292,6 @@ fn f17_a_cancelled_request_says_so_and_keeps_what_it_has() {
                 got.push(token);
             }
             Update::Ended { end: e, .. } => end = Some(e.unwrap().finish),
-            Update::Logits(_) => unreachable!("none were asked for"),
         }
     }
     assert!(alone(&[1, 2], &greedy(400)).starts_with(&got));
@@ -308,6 +308,20 @@ fn f18_shutdown_ends_every_handle_and_refuses_new_requests() {
         assert_eq!(tokens(handle), alone(&[i as u32], &greedy(15)));
     }
     assert_eq!(engine.submit(Request::new([1], greedy(1))).err(), Some(SubmitError::Draining));
+}
+
+#[test]
+fn f18_who_shuts_down_at_once_ends_a_patient_shutdown_and_hears_the_same() {
+    let (engine, _) = slow_engine(config(), Duration::from_millis(1));
+    let handle = engine.submit(Request::new([1], greedy(500))).unwrap();
+    std::thread::scope(|scope| {
+        let patient = scope.spawn(|| engine.shutdown(Duration::MAX));
+        until(|| !engine.is_open());
+        assert!(!engine.shutdown(Duration::ZERO).complete);
+        assert!(!patient.join().unwrap().complete);
+    });
+    assert_eq!(handle.wait(), Err(RequestError::Stopped));
+    assert!(!engine.shutdown(SOON).complete, "it stays so");
 }
 
 #[test]
@@ -429,6 +443,8 @@ fn f29_counters_agree_with_what_clients_see() {
     assert_eq!(snapshot.get(Counter::PromptTokens), mix.iter().map(|m| m.0.len() as u64).sum::<u64>());
     assert_eq!(snapshot.get(Counter::Steps), counts.forwards.load(Relaxed) as u64);
     assert_eq!(snapshot.measure(Measure::EndToEnd).count, 30);
+    assert_eq!(snapshot.measure(Measure::StepTokens).sum, counts.tokens.load(Relaxed) as f64);
+    assert_eq!(snapshot.measure(Measure::CancelToFree).mean(), None, "nothing was cancelled");
     engine.metrics().reset();
     assert_eq!(engine.metrics().snapshot().measure(Measure::FirstToken).mean(), None);
 }
@@ -463,9 +479,15 @@ fn f29_every_measure_was_taken_as_often_as_there_was_something_to_measure() {
         (Measure::InterToken, tokens - 6),
         (Measure::EndToEnd, 6),
         (Measure::StepPlan, steps),
-        (Measure::StepCompute, steps),
+        (Measure::StepPack, steps),
+        (Measure::StepForward, steps),
+        (Measure::StepSample, steps),
         (Measure::StepCommit, steps),
+        (Measure::StepDistribute, steps),
         (Measure::BatchSize, steps),
+        (Measure::StepTokens, steps),
+        // The first ones teach what to expect.
+        (Measure::StepModelError, steps - 8),
     ];
     for (measure, count) in expected {
         let values = snapshot.measure(measure);
@@ -483,6 +505,57 @@ fn f29_every_measure_was_taken_as_often_as_there_was_something_to_measure() {
         .chain([Counter::Steps, Counter::PrefillTokens, Counter::DecodeTokens]);
     let observed = expected.iter().map(|(_, count)| count).sum::<u64>() + decode_steps;
     assert_eq!(*sums.0.lock(), [all.map(|counter| snapshot.get(counter)).sum(), observed]);
+}
+
+#[test]
+fn f29_what_the_device_of_a_model_does_not_tell_is_unknown() {
+    let (engine, _) = engine(config());
+    assert_eq!(tokens(engine.submit(Request::new([1, 2], greedy(3))).unwrap()).len(), 3);
+    idle(&engine);
+    assert_eq!(engine.status().device, None);
+    for part in [Measure::KernelLaunch, Measure::MemoryTransfer, Measure::DeviceCompute] {
+        assert_eq!(engine.metrics().snapshot().measure(part).mean(), None, "{part:?}");
+    }
+}
+
+#[test]
+fn f29_paused_requests_cached_blocks_and_the_time_to_a_free_block_are_told() {
+    let (engine, _) = engine(EngineConfig { mailbox: 4, ..config() });
+    let asleep = engine.submit(Request::new([1; 70], greedy(100))).unwrap();
+    until(|| engine.status().paused == 1);
+    assert_eq!(engine.status().kv_cached, 0, "its first block is in use");
+    drop(asleep);
+    until(|| engine.status().paused == 0);
+    idle(&engine);
+    assert_eq!((engine.status().kv_used, engine.status().kv_cached), (0, 1));
+    let snapshot = engine.metrics().snapshot();
+    assert_eq!((snapshot.measure(Measure::CancelToFree).count, snapshot.get(Counter::Cancelled)), (1, 1));
+}
+
+#[test]
+fn f29_each_kind_of_fault_is_counted_as_such() {
+    let hook = |batch: &Batch, logits: Option<&mut Logits>| {
+        let with =
+            |token| batch.runs().iter().position(|r| r.start == 0 && batch.tokens()[r.tokens.start] == token);
+        match logits {
+            None if with(49).is_some() => Err(planted()),
+            None if with(48).is_some() => panic!("planted"),
+            Some(logits) => {
+                with(47).into_iter().for_each(|row| logits.row_mut(row)[3] = f32::NAN);
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    };
+    let model = HashModel::new(VOCAB, CONTEXT, limits()).with_hook(Box::new(hook));
+    let engine = Engine::start(model, config()).unwrap();
+    let handles = engine.submit_all([1, 49, 48, 47].map(|p| Request::new([p], greedy(2))).to_vec()).unwrap();
+    assert_eq!(handles.into_iter().filter_map(|handle| handle.wait().ok()).count(), 1);
+    engine.shutdown(SOON);
+    let faults = engine.status().faults;
+    assert_eq!((faults.forward, faults.sampling, faults.constraint, faults.panics), (1, 1, 0, 1));
+    assert_eq!(faults.failed_sequences(), engine.metrics().snapshot().get(Counter::Failed));
+    assert!(faults.retries > 0 && faults.retries <= faults.failed_forwards + 2, "{faults:?}");
 }
 
 #[test]
@@ -535,6 +608,63 @@ fn f16_after_a_panic_in_the_bookkeeping_the_engine_fails_what_runs_and_serves_th
     }
     assert!(engine.shutdown(SOON).complete);
     assert_eq!(engine.status().kv_used, 0);
+    let prompts = engine.metrics().snapshot().get(Counter::PromptTokens);
+    assert_eq!(engine.status().scheduler.prefix_tokens, prompts, "counts go on where they were");
+}
+
+/// Panics when it is told of a prompt of thirteen tokens.
+struct Superstitious;
+
+impl Recorder for Superstitious {
+    fn add(&self, counter: Counter, by: u64) {
+        assert!((counter, by) != (Counter::PromptTokens, 13), "planted");
+    }
+
+    fn observe(&self, _: Measure, _: f64) {}
+}
+
+#[test]
+fn f16_who_comes_in_one_group_with_a_panic_is_served_after_it() {
+    let (engine, _) = engine(EngineConfig { recorder: Some(Arc::new(Superstitious)), ..config() });
+    let group = [13, 4, 5].map(|length| Request::new(vec![1; length], greedy(6))).to_vec();
+    let mut handles = engine.submit_all(group).unwrap().into_iter();
+    let failed = handles.next().unwrap().wait();
+    assert_eq!(failed, Err(RequestError::Panic { message: "planted".into() }));
+    for (handle, length) in handles.zip([4, 5]) {
+        assert_eq!(tokens(handle), alone(&vec![1; length], &greedy(6)));
+    }
+    assert_eq!(engine.metrics().snapshot().get(Counter::Failed), 1);
+}
+
+#[test]
+fn a_scheduler_that_begins_anew_keeps_what_it_has_learned_and_counted() {
+    let sizing = BatchSizing::Auto { ttft: Duration::from_millis(200), itl: Duration::from_millis(10) };
+    let mut scheduler = Scheduler::new(SchedulerConfig {
+        max_running: 8,
+        max_tokens: 64,
+        max_rows: 16,
+        kv_blocks: 64,
+        context: CONTEXT,
+        max_draft: 0,
+        sizing,
+        slow_reader: u64::MAX,
+        eos: vec![],
+        text: None,
+    });
+    let load = |decodes| StepLoad { decodes, context: 10 * decodes, prefill: decodes % 3 * 16 };
+    (0..40).for_each(|i| scheduler.learn(load(1 + i % 7), 900 * (1 + i as u64 % 7)));
+    let mut stepper = Stepper::new(Box::new(HashModel::new(VOCAB, CONTEXT, limits())));
+    scheduler.submit(0, 1, Arc::new(Request::new([1, 2, 3], greedy(5))), 0);
+    let (mut plan, mut outcome) = (Plan::default(), StepOutcome::default());
+    assert!(scheduler.plan(0, &mut plan));
+    stepper.run(&scheduler, &plan, &mut outcome);
+    scheduler.commit(0, &plan, &mut outcome);
+    let anew = scheduler.renewed();
+    assert!(anew.is_empty() && anew.pool().available() == 64 && !scheduler.is_empty());
+    assert_eq!(anew.counts(), scheduler.counts());
+    assert_eq!(anew.counts().prefix_tokens, 3);
+    let predicted = |s: &Scheduler| s.pace().model.predict(load(5)).unwrap();
+    assert_eq!(predicted(&anew), predicted(&scheduler));
 }
 
 #[test]

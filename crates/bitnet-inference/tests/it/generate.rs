@@ -5,15 +5,24 @@ use bitnet_model::Limits;
 
 use bitnet_inference::sim::HashModel;
 use bitnet_inference::{
-    FinishReason, GenerateError, Generated, GenerationConfig, InvalidRequest, TokenText, generate,
+    EngineConfig, FinishReason, GenerateError, Generated, GenerationConfig, InvalidRequest, TokenText,
+    generate,
 };
 
 fn model(max_tokens: usize) -> HashModel {
     HashModel::new(50, 300, Limits { max_tokens, max_logit_rows: 1, kv_blocks: 8 })
 }
 
+fn engine(eos: &[u32]) -> EngineConfig {
+    EngineConfig { eos: eos.to_vec(), ..EngineConfig::default() }
+}
+
+fn spelled() -> EngineConfig {
+    EngineConfig { text: Some(Arc::new(Digits)), ..EngineConfig::default() }
+}
+
 fn run(max_tokens: usize, prompt: &[u32], config: &GenerationConfig) -> Result<Generated, GenerateError> {
-    generate(&mut model(max_tokens), prompt, config, &[7], None, |_| ControlFlow::Continue(()))
+    generate(&mut model(max_tokens), prompt, config, &engine(&[7]), |_| ControlFlow::Continue(()))
 }
 
 #[test]
@@ -60,7 +69,7 @@ fn f09_eos_ends_the_text_and_is_not_part_of_it() {
 fn a_callback_that_breaks_ends_the_text() {
     let config = GenerationConfig { max_new_tokens: 50, ..Default::default() };
     let mut seen = 0;
-    let stopped = generate(&mut model(64), &[1, 2], &config, &[], None, |_| {
+    let stopped = generate(&mut model(64), &[1, 2], &config, &engine(&[]), |_| {
         seen += 1;
         if seen == 3 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     });
@@ -84,7 +93,7 @@ fn nothing_follows_the_token_at_which_a_callback_breaks() {
     let held: String = tokens.iter().map(|t| format!("{t:02}")).collect();
     let config = GenerationConfig { stop_strings: vec![held + "!"], ..config };
     let mut seen = Vec::new();
-    let stopped = generate(&mut model(64), &[1, 2], &config, &[], Some(Arc::new(Digits)), |token| {
+    let stopped = generate(&mut model(64), &[1, 2], &config, &spelled(), |token| {
         seen.push(token);
         ControlFlow::Break(())
     });
@@ -118,12 +127,36 @@ fn as_many_tokens_as_can_be_asked_for_end_at_the_context() {
 fn a_stop_string_ends_the_text_before_it() {
     let free = GenerationConfig { max_new_tokens: 20, ..Default::default() };
     let go = |config: &GenerationConfig| {
-        generate(&mut model(64), &[1, 2], config, &[], Some(Arc::new(Digits)), |_| ControlFlow::Continue(()))
-            .unwrap()
+        generate(&mut model(64), &[1, 2], config, &spelled(), |_| ControlFlow::Continue(())).unwrap()
     };
     let tokens = go(&free).tokens;
     let stop = format!("{:02}{:02}", tokens[4], tokens[5]);
     let stopped = go(&GenerationConfig { stop_strings: vec![stop[1..].to_string()], ..free });
     assert_eq!(stopped.finish, FinishReason::StopString(0));
     assert_eq!((stopped.tokens, stopped.tail), (tokens[..4].to_vec(), stop.as_bytes()[..1].to_vec()));
+}
+
+#[test]
+fn guesses_change_the_steps_of_a_text_and_none_of_its_tokens() {
+    let limits = Limits { max_tokens: 64, max_logit_rows: 5, kv_blocks: 8 };
+    // Few tokens, so that the past is found again: often to go on otherwise.
+    let config = GenerationConfig {
+        max_new_tokens: 200,
+        temperature: 1.0,
+        seed: Some(3),
+        logit_bias: vec![(1, 100.0), (2, 100.0)],
+        ..Default::default()
+    };
+    let with = |max_draft| {
+        let mut model = HashModel::new(50, 300, limits);
+        let (counts, engine) = (model.counts(), EngineConfig { max_draft, ..EngineConfig::default() });
+        let each = |_| ControlFlow::Continue(());
+        let done = generate(&mut model, &[1, 2, 1], &config, &engine, each).unwrap();
+        (done, counts.forwards.load(std::sync::atomic::Ordering::Relaxed) as u64)
+    };
+    let ((plain, steps), (guessed, fewer)) = (with(0), with(4));
+    assert_eq!(guessed.tokens, plain.tokens);
+    assert_eq!((plain.drafted, plain.accepted, guessed.drawn), (0, 0, plain.drawn));
+    assert!(guessed.drafted > guessed.accepted && guessed.accepted > 0, "{guessed:?}");
+    assert_eq!(fewer, steps - guessed.accepted);
 }

@@ -10,8 +10,8 @@ use bitnet_inference::generation::{
 };
 use bitnet_inference::sim::Oracle;
 use bitnet_inference::{
-    Counter, End, FinishReason, GenerationConfig, GenerationError, PaddedBatch, RequestError, Update,
-    blocking,
+    Counter, End, FinishReason, GenerationConfig, GenerationError, Measure, PaddedBatch, RequestError,
+    StartError, Update, blocking,
 };
 use bitnet_model::ForwardError;
 use crossbeam_channel::{Receiver, bounded};
@@ -115,7 +115,13 @@ fn configs() -> Vec<GenerationConfig> {
 
 fn running() -> (BatchHandle, Arc<bitnet_inference::sim::Counts>) {
     let (engine, counts) = engine(config());
-    (BatchProcessor::new(6, Duration::from_millis(20)).unwrap().start_processing(Arc::new(engine)), counts)
+    (
+        BatchProcessor::new(6, Duration::from_millis(20))
+            .unwrap()
+            .start_processing(Arc::new(engine))
+            .unwrap(),
+        counts,
+    )
 }
 
 #[test]
@@ -150,10 +156,10 @@ fn f24_a_generators_stream_gives_tokens_in_order_and_why_they_end_and_dropping_i
         assert_eq!(*update, Update::Token { choice: 0, index, token, logprobs: None });
     }
     let end = End { finish: FinishReason::Length, tail: vec![] };
-    assert_eq!(updates.last(), Some(&Update::Ended { choice: 0, end: Ok(end) }));
+    assert_eq!(updates.last(), Some(&Update::Ended { choice: 0, end: Ok(end), logits: None }));
 
     let (slow, _) = slow_engine(config(), Duration::from_millis(1));
-    let batching = BatchProcessor::new(6, WAIT).unwrap().start_processing(Arc::new(slow));
+    let batching = BatchProcessor::new(6, WAIT).unwrap().start_processing(Arc::new(slow)).unwrap();
     let generator = AutoregressiveGenerator::new(batching.clone(), greedy(400));
     assert_eq!(generator.generate_stream(&[1]).unwrap().take(3).count(), 3);
     until(|| batching.engine.metrics().snapshot().get(Counter::Cancelled) == 1);
@@ -166,7 +172,7 @@ fn f17_a_reply_that_nobody_waits_for_costs_the_others_nothing() {
     let mut answers = fill(&processor.queue(), 4);
     drop(answers.remove(1));
     let (engine, _) = engine(config());
-    let batching = processor.start_processing(Arc::new(engine));
+    let batching = processor.start_processing(Arc::new(engine)).unwrap();
     let first = |token: u32| Ok(alone(&[token], &greedy(1)).first().copied());
     for (token, answer) in [0, 2, 3].into_iter().zip(answers) {
         assert_eq!(answer.recv().unwrap(), first(token));
@@ -265,15 +271,60 @@ fn f18_dropping_the_last_handle_answers_what_is_pending_and_stops() {
     let processor = BatchProcessor::new(4, WAIT).unwrap();
     let answers = fill(&processor.queue(), 10);
     let (engine, _) = engine(config());
-    let engine = Arc::new(engine);
-    drop(processor.start_processing(Arc::clone(&engine)));
+    let (engine, queue) = (Arc::new(engine), processor.queue());
+    drop(processor.start_processing(Arc::clone(&engine)).unwrap());
+    assert_eq!(Arc::strong_count(&engine), 1, "the thread is joined");
+    assert_eq!(queue.submit(request(1).0), Err(QueueError::Stopped));
     for (i, answer) in answers.into_iter().enumerate() {
         assert_eq!(
             answer.recv().unwrap(),
             Ok(Some(alone(&[i as u32], &greedy(1)).first().copied().unwrap()))
         );
     }
-    until(|| Arc::strong_count(&engine) == 1);
+}
+
+#[test]
+fn f18_a_batch_that_waits_for_company_goes_when_nobody_can_come() {
+    let processor = BatchProcessor::new(4, Duration::from_secs(3600)).unwrap();
+    let (queue, (engine, _)) = (processor.queue(), engine(config()));
+    let handle = processor.start_processing(Arc::new(engine)).unwrap();
+    let answers = fill(&queue, 3);
+    drop(handle.clone());
+    assert!(answers[0].is_empty(), "another handle is there, and the batch is not full");
+    drop(handle);
+    assert!(answers.iter().all(|answer| answer.recv().unwrap().is_ok()));
+}
+
+#[test]
+fn f18_a_function_without_vocabulary_or_context_is_refused_with_the_reason() {
+    let start = |vocab, context| {
+        let processor = BatchProcessor::new(4, WAIT).unwrap();
+        processor.start_processing_with(vocab, context, |batch: &PaddedBatch| Ok(oracle(batch))).err()
+    };
+    assert_eq!(start(0, CONTEXT), Some(StartError::Zero { field: "the model's vocabulary" }));
+    assert_eq!(start(VOCAB, 0), Some(StartError::Zero { field: "the model's context" }));
+    assert!(matches!(start(VOCAB, usize::MAX), Some(StartError::TooManyBlocks { .. })));
+}
+
+#[test]
+fn f22_what_is_padded_is_told_and_what_does_not_know_says_nothing() {
+    let forward = |batch: &PaddedBatch| Ok(oracle(batch));
+    let batching =
+        BatchProcessor::new(4, WAIT).unwrap().start_processing_with(VOCAB, CONTEXT, forward).unwrap();
+    let prompts = vec![vec![1; 30], vec![2; 10]];
+    bitnet_inference::batch_generate(&batching.engine, &prompts, &greedy(1)).unwrap();
+    batching.engine.shutdown(Duration::MAX);
+    let snapshot = batching.engine.metrics().snapshot();
+    // Both in one step, or each alone if the first had begun.
+    let padding = snapshot.measure(Measure::Padding);
+    assert!(
+        (padding.sum * 60.0 - 20.0).abs() < 1e-9 || (padding.count, padding.sum) == (2, 0.0),
+        "{padding:?}"
+    );
+    let (engine, _) = engine(config());
+    bitnet_inference::batch_generate(&engine, &prompts, &greedy(1)).unwrap();
+    engine.shutdown(Duration::MAX);
+    assert_eq!(engine.metrics().snapshot().measure(Measure::Padding).mean(), None);
 }
 
 #[test]
@@ -319,6 +370,6 @@ fn a_batch_without_a_time_limit_waits_until_it_is_full_or_nobody_can_submit() {
     assert_eq!(processor.collect_batch().unwrap().len(), 2);
     let (engine, _) = engine(config());
     let answers = fill(&processor.queue(), 1);
-    drop(processor.start_processing(Arc::new(engine)));
+    drop(processor.start_processing(Arc::new(engine)).unwrap());
     assert!(answers[0].recv().unwrap().is_ok());
 }

@@ -20,7 +20,8 @@ fn alone(prompt: &str, config: GenerationConfig) -> Vec<u32> {
         Transformer::load(&checkpoint.spec, &*checkpoint.tensors, cpu, limits, &mut |_, _| {}).unwrap();
     let ids = checkpoint.tokenizer.as_ref().unwrap().encode(prompt, true).unwrap();
     let each = |_| std::ops::ControlFlow::Continue(());
-    generate(&mut model, &ids, &config, &checkpoint.defaults.eos, None, each).unwrap().tokens
+    let engine = EngineConfig { eos: checkpoint.defaults.eos, ..EngineConfig::default() };
+    generate(&mut model, &ids, &config, &engine, each).unwrap().tokens
 }
 
 fn token_ids(choice: &Value) -> Vec<u32> {
