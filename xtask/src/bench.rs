@@ -110,8 +110,10 @@ fn print_ratios(what: &str, measured: &Value) {
     println!("{what} ({isa}, {} threads)", measured["threads"]);
     for row in measured["rows"].as_array().into_iter().flatten() {
         let text = |key: &str| row[key].as_str().unwrap_or("?");
-        let value = row["value"].as_f64().map_or("unknown".into(), |x| format!("{x:.3}"));
-        println!("  {value:>9} {:<6} ({}): {}", text("unit"), text("goal"), text("what"));
+        let value = |key: &str| row[key].as_f64().map(|x| format!("{x:.3}"));
+        let spread = value("min").zip(value("max")).map_or(String::new(), |(a, b)| format!(", {a} to {b}"));
+        let median = value("value").unwrap_or("unknown".into());
+        println!("  {median:>9} {:<6} ({}{spread}): {}", text("unit"), text("goal"), text("what"));
     }
 }
 

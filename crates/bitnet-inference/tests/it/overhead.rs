@@ -3,7 +3,6 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use bitnet_inference::sim::HashModel;
 use bitnet_inference::{BatchSizing, Plan, Request, Scheduler, SchedulerConfig, StepOutcome, Stepper};
@@ -64,25 +63,20 @@ fn running(max_draft: usize) -> (Scheduler, Stepper<'static>) {
     (scheduler, Stepper::new(Box::new(HashModel::new(VOCAB, CONTEXT, limits))))
 }
 
-/// Runs steps; gives what plan and commit took in each, and how often anything allocated.
-fn steps(scheduler: &mut Scheduler, stepper: &mut Stepper<'_>, count: u64) -> (Vec<Duration>, usize) {
-    let (mut plan, mut outcome) = (Plan::default(), StepOutcome::default());
-    let (mut times, mut allocations) = (Vec::with_capacity(count as usize), 0);
+/// Runs steps; says how often anything allocated.
+fn steps(scheduler: &mut Scheduler, stepper: &mut Stepper<'_>, count: u64) -> usize {
+    let (mut plan, mut outcome, mut allocations) = (Plan::default(), StepOutcome::default(), 0);
     for step in 0..count {
         let before = ALLOCATIONS.get();
-        let begun = Instant::now();
         assert!(scheduler.plan(step, &mut plan));
-        let planned = begun.elapsed();
         stepper.run(scheduler, &plan, &mut outcome);
         outcome.micros = 1000;
-        let computed = Instant::now();
         scheduler.commit(step, &plan, &mut outcome);
-        times.push(planned + computed.elapsed());
         while scheduler.next_event().is_some() {}
         // The vectors of this function grow in its first steps.
         allocations += if step < 8 { 0 } else { ALLOCATIONS.get() - before };
     }
-    (times, allocations)
+    allocations
 }
 
 #[test]
@@ -90,20 +84,8 @@ fn f23_a_steady_step_allocates_nothing() {
     for max_draft in [0, 2] {
         let (mut scheduler, mut stepper) = running(max_draft);
         steps(&mut scheduler, &mut stepper, 50);
-        let (_, allocations) = steps(&mut scheduler, &mut stepper, 100);
+        let allocations = steps(&mut scheduler, &mut stepper, 100);
         assert_eq!(scheduler.running(), RUNNING);
         assert_eq!(allocations, 0, "with {max_draft} drafts");
     }
-}
-
-#[test]
-fn plan_and_commit_of_256_sequences_take_microseconds() {
-    let (mut scheduler, mut stepper) = running(0);
-    steps(&mut scheduler, &mut stepper, 50);
-    let (mut times, _) = steps(&mut scheduler, &mut stepper, 300);
-    times.sort();
-    let (median, p99) = (times[150], times[297]);
-    println!("plan and commit of {RUNNING}: median {median:?}, p99 {p99:?}");
-    // The goal is 25 us; the bound leaves room for a machine with other work.
-    assert!(median < Duration::from_micros(75), "{median:?}");
 }
