@@ -9,4 +9,5 @@ mod gpu;
 mod gpu_engine;
 mod gpu_forward;
 mod gpu_sampler;
+mod head;
 mod official;
