@@ -222,6 +222,8 @@ fn decode(model: &mut dyn Model, prompt: &[u32]) -> Vec<u32> {
     while out.len() < NEW {
         batch.clear();
         batch.push(&tokens[start..], start, &[0, 1], tokens.len() - start - 1..tokens.len() - start);
+        // As much of the head as the engine asks for.
+        batch.only_top(1);
         model.forward(&batch, &mut logits).unwrap();
         let row = logits.row(0);
         let best = (1..row.len()).fold(0, |best, i| if row[i] > row[best] { i } else { best });
