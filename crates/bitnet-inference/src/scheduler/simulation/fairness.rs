@@ -80,8 +80,12 @@ impl World {
                 continue;
             }
             let times = self.overtaken.entry(s.id).or_default();
-            *times += went.clone().filter(|other| other.place > s.place).count() as u32;
-            if waits.aged || *times > MAX_BYPASS || self.scheduler.fits(waits, leader.is_some()) {
+            // The other choices of a request wait for its first one, whose prompt they share.
+            let first = SeqId { choice: 0, ..s.id };
+            *times += went.clone().filter(|other| other.place > s.place && other.id != first).count() as u32;
+            if *times > 0
+                && (waits.aged || *times > MAX_BYPASS || self.scheduler.fits(waits, leader.is_some()))
+            {
                 let fits = self.scheduler.fits(waits, leader.is_some());
                 let aged = waits.aged;
                 return Err(format!("{:?} was overtaken {times} times; aged: {aged}, fits: {fits}", s.id));
