@@ -79,15 +79,14 @@ impl World {
             if waits.running || leader.is_some_and(|l| l.computed < l.request.prompt.len()) {
                 continue;
             }
-            let times = self.overtaken.entry(s.id).or_default();
             // The other choices of a request wait for its first one, whose prompt they share.
             let first = SeqId { choice: 0, ..s.id };
-            *times += went.clone().filter(|other| other.place > s.place && other.id != first).count() as u32;
-            if *times > 0
-                && (waits.aged || *times > MAX_BYPASS || self.scheduler.fits(waits, leader.is_some()))
-            {
-                let fits = self.scheduler.fits(waits, leader.is_some());
-                let aged = waits.aged;
+            let ahead =
+                went.clone().filter(|other| other.place > s.place && other.id != first).count() as u32;
+            let times = self.overtaken.entry(s.id).or_default();
+            *times += ahead;
+            let (aged, fits) = (waits.aged, self.scheduler.fits(waits, leader.is_some()));
+            if ahead > 0 && (aged || fits || *times > MAX_BYPASS) {
                 return Err(format!("{:?} was overtaken {times} times; aged: {aged}, fits: {fits}", s.id));
             }
         }
