@@ -9,7 +9,7 @@ const MOST_TOKENS: usize = 1 << 24;
 /// them: for penalties, biases, bans, constraints and log-probabilities, and where nothing is drawn.
 pub(crate) fn of(s: &Sequence, len: usize, vocab: usize) -> Option<Ask> {
     let config = &s.request.config;
-    let untouched = !config.has_penalties() && config.logit_bias.is_empty() && s.request.constraint.is_none();
+    let untouched = !config.changes_logits() && s.request.constraint.is_none();
     // Before that, the tokens that would end the text are banned.
     let may_end = len - s.prompt_len() >= config.min_new_tokens;
     let plain = s.draws() && untouched && may_end && config.logprobs.is_none() && vocab < MOST_TOKENS;

@@ -93,6 +93,11 @@ impl GenerationConfig {
         self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
     }
 
+    /// Whether a token is drawn from other logits than the model's: by a penalty or a bias.
+    pub(crate) fn changes_logits(&self) -> bool {
+        self.has_penalties() || !self.logit_bias.is_empty()
+    }
+
     /// Checks every field for a model of `vocab` tokens.
     pub fn validate(&self, vocab: usize) -> Result<(), InvalidConfig> {
         range("temperature", self.temperature, 0.0, 100.0)?;

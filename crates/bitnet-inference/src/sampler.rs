@@ -41,7 +41,7 @@ impl GenerationConfig {
     /// How many of the highest logits decide a draw with `banned` tokens banned: all others, unless equal to the last
     /// of these, may be anything lower.
     pub(crate) fn looks_at(&self, banned: usize) -> usize {
-        if self.has_penalties() || !self.logit_bias.is_empty() || self.logprobs.is_some() {
+        if self.changes_logits() || self.logprobs.is_some() {
             return Batch::ALL;
         }
         match (self.is_greedy(), self.top_k) {
@@ -80,7 +80,7 @@ impl Sampler {
     pub fn draw(&mut self, logits: &[f32], at: &Draw<'_>) -> Result<u32, SampleError> {
         let max = highest(logits)?;
         let config = at.config;
-        let as_it_is = !config.has_penalties() && config.logit_bias.is_empty();
+        let as_it_is = !config.changes_logits();
         if as_it_is && at.banned.is_empty() && at.allowed.is_none() {
             return if config.is_greedy() { first_of(logits, max) } else { self.pick(logits, max, at) };
         }

@@ -73,11 +73,7 @@ impl ThroughputRecord {
     /// Writes the record; sizes that it does not have keep what was measured of them before, with the same model on
     /// the same backend. A file that cannot be read is replaced.
     pub fn add_to(mut self, path: &Path) -> Result<(), RecordError> {
-        let same = |old: &Self| {
-            (&old.model, &old.device, &old.isa, old.threads)
-                == (&self.model, &self.device, &self.isa, self.threads)
-        };
-        if let Some(old) = Self::read(path).ok().flatten().filter(same) {
+        if let Some(old) = Self::read(path).ok().flatten().filter(|old| old.origin() == self.origin()) {
             let kept =
                 old.decode.into_iter().filter(|(size, _)| self.decode.iter().all(|row| row.0 != *size));
             let kept: Vec<_> = kept.collect();
@@ -95,7 +91,11 @@ impl ThroughputRecord {
 
     /// Whether it was measured with this model on this backend.
     pub fn is_of(&self, model: &str, backend: &BackendInfo) -> bool {
-        (self.model.as_str(), self.device.as_str(), self.isa.as_str(), self.threads)
-            == (model, backend.device.as_str(), backend.isa, backend.threads)
+        self.origin() == (model, &backend.device, backend.isa, backend.threads)
+    }
+
+    /// What was measured on what.
+    fn origin(&self) -> (&str, &str, &str, usize) {
+        (&self.model, &self.device, &self.isa, self.threads)
     }
 }

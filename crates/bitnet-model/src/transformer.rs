@@ -50,11 +50,6 @@ struct Buffers<B: Backend> {
 }
 
 impl<B: Backend> Transformer<B> {
-    /// Bytes of keys and values that one block takes in all layers, as f32 on the CPU.
-    pub fn block_bytes(spec: &ModelSpec) -> usize {
-        spec.layers * KvShape { blocks: 1, kv_heads: spec.kv_heads, head_dim: spec.head_dim }.cpu_bytes()
-    }
-
     /// Reads all weights of a model into the layout of `backend` and takes the memory for steps up to `limits`.
     /// `progress` is told how many of how many layers are done.
     ///

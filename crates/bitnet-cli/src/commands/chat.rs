@@ -8,11 +8,11 @@ use std::{
     },
 };
 
-use bitnet_inference::{Engine, EngineConfig, GenerationConfig, Request, TokenText, Update};
+use bitnet_inference::{Engine, EngineConfig, GenerationConfig, Request, Update};
 use bitnet_model::{Checkpoint, Message};
 use rustyline::{DefaultEditor, error::ReadlineError};
 
-use super::run::{Printer, config};
+use super::run::{Printer, config, engine_config};
 use crate::{
     args::{ChatArgs, Common},
     error::CliError,
@@ -40,13 +40,7 @@ pub fn run(common: &Common, args: &ChatArgs) -> Result<(), CliError> {
     let step = STEP.min(context).max(1 + drafts);
     let want = Want { step, all_logits: false, sequences: 1, drafts, tokens: context, least };
     let model = load(common, &checkpoint, want)?.model;
-    let engine = EngineConfig {
-        max_batch_size: 1,
-        max_draft: drafts,
-        eos: checkpoint.defaults.eos.clone(),
-        text: checkpoint.tokenizer.clone().map(|t| Arc::new(t) as Arc<dyn TokenText>),
-        ..EngineConfig::default()
-    };
+    let engine = EngineConfig { max_batch_size: 1, ..engine_config(&checkpoint, drafts) };
     let engine =
         Engine::start_boxed(model, engine).map_err(|e| CliError::refused(e, "engine", "report this"))?;
     let stop = Arc::new(AtomicBool::new(false));

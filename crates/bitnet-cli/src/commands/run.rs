@@ -54,12 +54,7 @@ pub fn run(common: &Common, args: &RunArgs) -> Result<(), CliError> {
     }
 
     let mut printer = Printer::new(checkpoint.tokenizer.as_ref());
-    let engine = EngineConfig {
-        max_draft: drafts,
-        eos: checkpoint.defaults.eos.clone(),
-        text: checkpoint.tokenizer.clone().map(|t| Arc::new(t) as Arc<dyn TokenText>),
-        ..EngineConfig::default()
-    };
+    let engine = engine_config(&checkpoint, drafts);
     let generated = complete(&mut *model, &prompt, &config, &engine, |token| printer.token(token))?;
     printer.end(&generated.tail)?;
 
@@ -93,6 +88,16 @@ fn pace(prompt: usize, generated: &Generated) -> String {
         "{prompt} prompt tokens{prefill}; {} tokens generated{decode}{guesses}, ended by {finish}",
         tokens.len()
     )
+}
+
+/// An engine that ends a text where the model does, and guesses up to `max_draft` tokens a step.
+pub(super) fn engine_config(checkpoint: &Checkpoint, max_draft: usize) -> EngineConfig {
+    EngineConfig {
+        max_draft,
+        eos: checkpoint.defaults.eos.clone(),
+        text: checkpoint.tokenizer.clone().map(|t| Arc::new(t) as Arc<dyn TokenText>),
+        ..EngineConfig::default()
+    }
 }
 
 /// Generates from `prompt`; `print` gets the tokens as they come.
