@@ -68,7 +68,7 @@ mod tests {
     #[test]
     fn guesses_that_pay_for_one_sequence_are_not_made_where_many_would_wait_for_them() {
         let mut times = StepModel::default();
-        let load = |decodes| StepLoad { decodes, context: 0, prefill: 0 };
+        let load = |decodes| StepLoad { decodes, ..StepLoad::default() };
         // Ten milliseconds, and one for each row.
         (0..200).for_each(|i| times.observe(load(1 + i % 40), 10_000 + 1000 * (1 + i as u64 % 40)));
         let best = |rate, sequences| Lookup::best(rate, 4, load(sequences), sequences, &times);

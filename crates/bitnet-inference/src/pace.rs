@@ -23,48 +23,55 @@ pub struct StepLoad {
     pub context: usize,
     /// Prompt tokens.
     pub prefill: usize,
+    /// Tokens before each of those, summed, which attention reads: late in a long prompt most of the time goes there.
+    pub attended: usize,
 }
 
-/// The time of a step as `a + b * decodes + c * context + d * prefill`, fitted to the steps seen so far by recursive
-/// least squares that slowly forgets.
+/// Terms of a [`StepModel`].
+const N: usize = 5;
+
+/// The time of a step as `a + b * decodes + c * context + d * prefill + e * attended`, fitted to the steps seen so far
+/// by recursive least squares that slowly forgets.
 #[derive(Debug, Clone)]
 pub struct StepModel {
-    weights: [f64; 4],
-    covariance: [[f64; 4]; 4],
+    weights: [f64; N],
+    covariance: [[f64; N]; N],
     seen: usize,
 }
 
 impl Default for StepModel {
     fn default() -> Self {
-        StepModel { weights: [0.0; 4], covariance: Self::ignorance(), seen: 0 }
+        StepModel { weights: [0.0; N], covariance: Self::ignorance(), seen: 0 }
     }
 }
 
 impl StepModel {
     const FORGET: f64 = 0.995;
 
-    fn ignorance() -> [[f64; 4]; 4] {
+    fn ignorance() -> [[f64; N]; N] {
         std::array::from_fn(|i| std::array::from_fn(|j| if i == j { 1e4 } else { 0.0 }))
     }
 
-    fn features(load: StepLoad) -> [f64; 4] {
-        [1.0, load.decodes as f64, load.context as f64 / 1024.0, load.prefill as f64 / 16.0]
+    fn features(load: StepLoad) -> [f64; N] {
+        let of = |count: usize, scale: f64| count as f64 / scale;
+        let StepLoad { decodes, context, prefill, attended } = load;
+        [1.0, decodes as f64, of(context, 1024.0), of(prefill, 16.0), of(attended, 16384.0)]
     }
 
     /// Learns from a step that took `micros`.
     pub fn observe(&mut self, load: StepLoad, micros: u64) {
         let (x, p) = (Self::features(load), &mut self.covariance);
-        let px: [f64; 4] = std::array::from_fn(|i| (0..4).map(|j| p[i][j] * x[j]).sum());
-        let scale = Self::FORGET + (0..4).map(|i| x[i] * px[i]).sum::<f64>();
-        let error = micros as f64 / 1e3 - (0..4).map(|i| self.weights[i] * x[i]).sum::<f64>();
-        for i in 0..4 {
+        let px: [f64; N] = std::array::from_fn(|i| (0..N).map(|j| p[i][j] * x[j]).sum());
+        let scale = Self::FORGET + (0..N).map(|i| x[i] * px[i]).sum::<f64>();
+        let error = micros as f64 / 1e3 - (0..N).map(|i| self.weights[i] * x[i]).sum::<f64>();
+        for i in 0..N {
             self.weights[i] += px[i] / scale * error;
-            for j in 0..4 {
+            for j in 0..N {
                 p[i][j] = (p[i][j] - px[i] * px[j] / scale) / Self::FORGET;
             }
         }
         // What the steps never tell apart is forgotten without end: start over before it overflows.
-        if (0..4).any(|i| !(0.0..1e8).contains(&p[i][i])) {
+        if (0..N).any(|i| !(0.0..1e8).contains(&p[i][i])) {
             *p = Self::ignorance();
         }
         self.seen += 1;
@@ -73,15 +80,16 @@ impl StepModel {
     /// Microseconds that a step will take; `None` until a few have been seen.
     pub fn predict(&self, load: StepLoad) -> Option<f64> {
         let x = Self::features(load);
-        let ms: f64 = (0..4).map(|i| self.weights[i].max(0.0) * x[i]).sum();
+        let ms: f64 = (0..N).map(|i| self.weights[i].max(0.0) * x[i]).sum();
         (self.seen >= 8).then_some(ms * 1e3)
     }
 
-    /// Prompt tokens that fit in `micros` beside the rest of the step.
-    fn prefill_within(&self, load: StepLoad, micros: f64) -> Option<f64> {
-        let rest = self.predict(StepLoad { prefill: 0, ..load })?;
-        let each = self.weights[3].max(1e-6) * 1e3 / 16.0;
-        Some((micros - rest) / each)
+    /// Prompt tokens, the first of them at `position`, that fit in `micros` beside a step of `load`.
+    fn prefill_within(&self, load: StepLoad, position: usize, micros: f64) -> Option<f64> {
+        let rest = self.predict(load)?;
+        let [.., token, read] = self.weights.map(|w| w.max(0.0) * 1e3);
+        let each = token / 16.0 + read / 16384.0 * position as f64;
+        Some((micros - rest) / each.max(1e-4))
     }
 }
 
@@ -113,15 +121,17 @@ impl Pace {
         self.target
     }
 
-    /// Prompt tokens that the next step may compute beside `decodes` sequences with `context` tokens before them.
-    pub fn prefill_budget(&self, decodes: usize, context: usize) -> usize {
+    /// Prompt tokens that the next step may compute, the first of them at `position`, beside `decodes` sequences with
+    /// `context` tokens before them.
+    pub fn prefill_budget(&self, decodes: usize, context: usize, position: usize) -> usize {
         let BatchSizing::Auto { itl, .. } = self.sizing else { return usize::MAX };
         if decodes == 0 {
             return usize::MAX;
         }
         // A tenth is left for what the model does not foresee.
         let micros = itl.as_micros() as f64 * 0.9;
-        let fits = self.model.prefill_within(StepLoad { decodes, context, prefill: 0 }, micros);
+        let load = StepLoad { decodes, context, ..StepLoad::default() };
+        let fits = self.model.prefill_within(load, position, micros);
         fits.map_or(4 * Self::MIN_CHUNK, |n| (n.max(0.0) as usize).max(Self::MIN_CHUNK))
     }
 
@@ -132,7 +142,8 @@ impl Pace {
         let BatchSizing::Auto { ttft, itl } = self.sizing else { return };
         let goal = itl.as_micros() as f64;
         let each = load.context / load.decodes.max(1);
-        let with = |decodes| self.model.predict(StepLoad { decodes, context: each * decodes, prefill: 0 });
+        let load_of = |decodes| StepLoad { decodes, context: each * decodes, ..StepLoad::default() };
+        let with = |decodes| self.model.predict(load_of(decodes));
         let (Some(now), Some(next)) = (with(load.decodes), with(self.target + 1)) else { return };
         // When requests wait longer than their goal, every sequence may take its full time.
         let margin = if u128::from(oldest_wait) > ttft.as_micros() { 1.0 } else { 0.9 };
@@ -149,8 +160,8 @@ mod tests {
     use super::*;
 
     fn truth(load: StepLoad) -> u64 {
-        (2000.0 + 500.0 * load.decodes as f64 + 0.3 * load.context as f64 + 100.0 * load.prefill as f64)
-            as u64
+        let StepLoad { decodes, context, prefill, attended } = load;
+        2000 + 500 * decodes as u64 + 3 * context as u64 / 10 + 100 * prefill as u64 + attended as u64 / 10
     }
 
     fn auto() -> BatchSizing {
@@ -162,7 +173,13 @@ mod tests {
         let mut sizes = Vec::new();
         for i in 0..steps {
             let decodes = pace.batch_size().min(1 + waiting);
-            let load = StepLoad { decodes, context: decodes * (100 + i % 50), prefill: i % 3 * 32 };
+            let prefill = i % 3 * 32;
+            let load = StepLoad {
+                decodes,
+                context: decodes * (100 + i % 50),
+                prefill,
+                attended: prefill * (i * 37 % 2000),
+            };
             pace.after_step(load, truth(load), waiting, 0);
             sizes.push(pace.batch_size());
         }
@@ -174,10 +191,12 @@ mod tests {
         let mut model = StepModel::default();
         assert_eq!(model.predict(StepLoad::default()), None);
         for i in 0..200 {
-            let load = StepLoad { decodes: i * 7 % 13, context: i * 31 % 4000, prefill: i * 17 % 200 };
+            let prefill = i * 17 % 200;
+            let (context, attended) = (i * 31 % 4000, prefill * (i * 41 % 1000));
+            let load = StepLoad { decodes: i * 7 % 13, context, prefill, attended };
             model.observe(load, truth(load));
         }
-        let load = StepLoad { decodes: 20, context: 3000, prefill: 100 };
+        let load = StepLoad { decodes: 20, context: 3000, prefill: 100, attended: 80_000 };
         let (got, want) = (model.predict(load).unwrap(), truth(load) as f64);
         assert!((got / want - 1.0).abs() < 0.02, "{got} {want}");
     }
@@ -185,7 +204,7 @@ mod tests {
     #[test]
     fn a_million_equal_steps_do_not_unsettle_the_model() {
         let mut model = StepModel::default();
-        let load = StepLoad { decodes: 8, context: 800, prefill: 0 };
+        let load = StepLoad { decodes: 8, context: 800, ..StepLoad::default() };
         for i in 0..1_000_000 {
             model.observe(load, 6000 + i % 100);
         }
@@ -211,7 +230,7 @@ mod tests {
         let before = pace.batch_size();
         for _ in 0..300 {
             let decodes = pace.batch_size();
-            let load = StepLoad { decodes, context: decodes * 100, prefill: 0 };
+            let load = StepLoad { decodes, context: decodes * 100, ..StepLoad::default() };
             pace.after_step(load, 2 * truth(load), 50, 0);
         }
         assert!(pace.batch_size() < before * 3 / 4, "{} of {before}", pace.batch_size());
@@ -228,17 +247,19 @@ mod tests {
     fn f20_prompts_get_what_decoding_leaves_of_the_goal() {
         let mut pace = Pace::new(auto(), 64);
         trace(&mut pace, 100, 50);
-        assert_eq!(pace.prefill_budget(0, 0), usize::MAX);
-        // 9 ms - 2 - 8 * 0.5 - a little context, at 0.1 ms a token.
-        let budget = pace.prefill_budget(8, 800);
-        assert!((22..=30).contains(&budget), "{budget}");
-        assert_eq!(pace.prefill_budget(60, 6000), Pace::MIN_CHUNK);
+        assert_eq!(pace.prefill_budget(0, 0, 0), usize::MAX);
+        // 9 ms - 2 - 2 * 0.5 - a little context, at 0.1 ms a token and, late in a prompt, as much for attention.
+        let budget = pace.prefill_budget(2, 200, 0);
+        assert!((54..=62).contains(&budget), "{budget}");
+        let late = pace.prefill_budget(2, 200, 1000);
+        assert!((27..=31).contains(&late), "{late}");
+        assert_eq!(pace.prefill_budget(60, 6000, 0), Pace::MIN_CHUNK);
     }
 
     #[test]
     fn f20_fixed_sizing_is_fixed() {
         let mut pace = Pace::new(BatchSizing::Fixed(7), 64);
         assert!(trace(&mut pace, 50, 100).iter().all(|&size| size == 7));
-        assert_eq!(pace.prefill_budget(7, 700), usize::MAX);
+        assert_eq!(pace.prefill_budget(7, 700, 0), usize::MAX);
     }
 }

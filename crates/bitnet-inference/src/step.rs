@@ -144,8 +144,9 @@ impl<'m> Stepper<'m> {
         let limits = self.model.limits();
         let (rows, room) = (rows.min(limits.max_logit_rows), self.model.spec().context);
         let decodes = [1, 2, 4, 8, 16].into_iter().filter(|&n| n <= rows && CALIBRATED + n <= room);
-        let loads = (decodes.map(|decodes| StepLoad { decodes, context: decodes * CALIBRATED, prefill: 0 }))
-            .chain([16, 48].map(|prefill| StepLoad { decodes: 0, context: 0, prefill }))
+        let (nothing, own) = (StepLoad::default(), |n: usize| n * (n - 1) / 2);
+        let loads = (decodes.map(|decodes| StepLoad { decodes, context: decodes * CALIBRATED, ..nothing }))
+            .chain([16, 48].map(|prefill| StepLoad { prefill, attended: own(prefill), ..nothing }))
             .filter(|load| load.prefill <= room && load.decodes + load.prefill <= limits.max_tokens);
         let loads: Vec<StepLoad> = loads.collect();
         let start = Instant::now();

@@ -64,7 +64,9 @@ impl Scheduler {
         let (decodes, context) = (self.running.iter().map(|&slot| seq(&self.slots, slot)))
             .filter(decoding)
             .fold((0, 0), |(n, context), s| (n + 1, context + s.computed));
-        let prefill = self.pace.prefill_budget(decodes, context);
+        let in_prompt = |s: &&Sequence| s.paused.is_none() && s.pending() > 1;
+        let position = self.running.iter().map(|&slot| seq(&self.slots, slot)).find(in_prompt);
+        let prefill = self.pace.prefill_budget(decodes, context, position.map_or(0, |s| s.computed));
         let (tokens, rows) = (self.config.max_tokens, self.config.max_rows);
         let mut budget = Budget { tokens, rows, prefill, decodes, decoding: (decodes, context) };
         let mut at = 0;
@@ -109,6 +111,7 @@ impl Scheduler {
         } else {
             budget.prefill -= len;
             plan.load.prefill += len;
+            plan.load.attended += len * start + len * (len - 1) / 2;
         }
         plan.runs.push(PlannedRun { slot, start, len: len + drafts, drafts, rows });
     }
@@ -121,7 +124,7 @@ impl Scheduler {
         let room = room.min(s.end.saturating_sub(s.tokens.len() + 1));
         let (sequences, context) = budget.decoding;
         let decodes = plan.load.decodes + 1 + budget.decodes;
-        let step = StepLoad { decodes, context, prefill: plan.load.prefill };
+        let step = StepLoad { decodes, context, ..plan.load };
         let guess =
             if s.draws() { Lookup::depth(s, room, step, sequences.max(1), &self.pace.model) } else { 0 };
         let Some(from) = Lookup::find(&s.tokens, guess) else { return 0 };

@@ -651,7 +651,12 @@ fn a_scheduler_that_begins_anew_keeps_what_it_has_learned_and_counted() {
         eos: vec![],
         text: None,
     });
-    let load = |decodes| StepLoad { decodes, context: 10 * decodes, prefill: decodes % 3 * 16 };
+    let load = |decodes| StepLoad {
+        decodes,
+        context: 10 * decodes,
+        prefill: decodes % 3 * 16,
+        ..StepLoad::default()
+    };
     (0..40).for_each(|i| scheduler.learn(load(1 + i % 7), 900 * (1 + i as u64 % 7)));
     let mut stepper = Stepper::new(Box::new(HashModel::new(VOCAB, CONTEXT, limits())));
     scheduler.submit(0, 1, Arc::new(Request::new([1, 2, 3], greedy(5))), 0);
@@ -765,7 +770,8 @@ fn f20_calibration_learns_the_times_of_steps_before_any_request() {
     let model = HashModel::new(VOCAB, CONTEXT, limits()).with_hook(Box::new(hook));
     let (mut stepper, mut times) = (Stepper::new(Box::new(model)), StepModel::default());
     stepper.calibrate(16, |load, micros| times.observe(load, micros));
-    let of = |decodes| times.predict(StepLoad { decodes, context: 32 * decodes, prefill: 0 }).unwrap();
+    let of =
+        |decodes| times.predict(StepLoad { decodes, context: 32 * decodes, ..StepLoad::default() }).unwrap();
     assert!(of(8) > 12e3 && of(16) > 24e3 && of(16) > 1.5 * of(8), "{} {}", of(8), of(16));
 }
 

@@ -9,9 +9,11 @@ use bitnet_inference::{
 
 use crate::support::*;
 
-/// 2 ms, and half a millisecond for each sequence, 0.3 us for each token before it, 0.1 ms for each prompt token.
+/// 2 ms, and half a millisecond for each sequence, 0.3 us for each token before it, 0.1 ms for each prompt token, and
+/// 0.05 us for each token before that.
 fn micros(load: StepLoad) -> u64 {
-    2000 + 500 * load.decodes as u64 + 3 * load.context as u64 / 10 + 100 * load.prefill as u64
+    let StepLoad { decodes, context, prefill, attended } = load;
+    2000 + 500 * decodes as u64 + 3 * context as u64 / 10 + 100 * prefill as u64 + attended as u64 / 20
 }
 
 const GOAL: u64 = 10_000;
@@ -47,7 +49,8 @@ fn play(arrivals: &[(u64, usize, usize)]) -> Trace {
         text: None,
     });
     for decodes in 1..20 {
-        let load = StepLoad { decodes, context: 40 * decodes, prefill: 7 * (decodes % 4) };
+        let load =
+            StepLoad { decodes, context: 40 * decodes, prefill: 7 * (decodes % 4), ..StepLoad::default() };
         scheduler.learn(load, micros(load));
     }
     let (mut now, mut next, mut steps) = (0, 0, Vec::new());
@@ -134,4 +137,18 @@ fn f20_a_flood_with_one_long_prompt_keeps_the_goal_and_the_long_one_ends() {
     let waited = trace.admitted.iter().max().unwrap();
     assert!(*waited < 2_500_000, "waited {waited} us");
     assert!(beside.iter().all(|s| s.load.prefill <= 80), "a prompt gets what decoding leaves of the goal");
+}
+
+#[test]
+fn f20_chunks_of_a_long_prompt_shorten_as_its_attention_grows() {
+    let mut arrivals: Vec<_> = (0..4).map(|_| (0, 20, 400)).collect();
+    arrivals.push((500_000, 2048, 1));
+    let trace = play(&arrivals);
+    let beside: Vec<&Step> = trace.steps.iter().filter(|s| s.begun >= 500_000 && s.load.prefill > 0).collect();
+    let chunks: Vec<usize> = beside.iter().map(|s| s.load.prefill).collect();
+    assert!(chunks.iter().sum::<usize>() >= 2048 && beside.iter().all(|s| s.load.decodes == 4), "{chunks:?}");
+    let (first, last) = (&chunks[3..8], &chunks[chunks.len() - 8..chunks.len() - 1]);
+    assert!(first.iter().min() > last.iter().map(|n| n * 3 / 2).max().as_ref(), "{chunks:?}");
+    let late: Vec<u64> = beside[beside.len() / 2..].iter().map(|s| s.micros).collect();
+    assert!(late.iter().all(|&t| t <= GOAL), "{late:?}");
 }
