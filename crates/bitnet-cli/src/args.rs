@@ -150,7 +150,7 @@ pub struct Sampling {
 pub struct Speculation {
     /// Most tokens guessed ahead from what the text has said before, then checked together: the text is the same,
     /// sooner where it repeats itself; 0 guesses none
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u8).range(..=16))]
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u8).range(..=16))]
     pub speculate: u8,
 }
 
