@@ -9,7 +9,9 @@ use prometheus::{
     Encoder, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, Opts, Registry,
     TextEncoder,
     core::{Atomic, Collector, GenericCounter},
+    proto::{Metric, MetricFamily, MetricType},
 };
+use serde_json::{Map, Value, json};
 
 use crate::overload::Overload;
 
@@ -161,6 +163,20 @@ impl Metrics {
 
     /// Everything, in Prometheus' text format.
     pub fn text(&self, engine: &Engine) -> String {
+        let mut text = Vec::new();
+        let written = TextEncoder::new().encode(&self.gather(engine), &mut text);
+        written.expect("memory takes everything");
+        String::from_utf8_lossy(&text).into_owned()
+    }
+
+    /// Everything, as JSON: each name has a list of labels with their value, or with count and sum.
+    pub fn json(&self, engine: &Engine) -> Value {
+        let families = self.gather(engine);
+        let rows = |f: &MetricFamily| f.get_metric().iter().map(|m| row(f.get_field_type(), m)).collect();
+        families.iter().map(|f| (f.name().to_owned(), rows(f))).collect::<Map<_, _>>().into()
+    }
+
+    fn gather(&self, engine: &Engine) -> Vec<MetricFamily> {
         let kept = self.kept.lock();
         for (gauge, value) in &kept.gauges {
             gauge.set(value(engine).cast_signed());
@@ -170,11 +186,22 @@ impl Metrics {
         }
         let status = engine.status();
         kept.usage.set(status.kv_used as f64 / status.kv_blocks.max(1) as f64);
-        let mut text = Vec::new();
-        let written = TextEncoder::new().encode(&self.registry.gather(), &mut text);
-        written.expect("memory takes everything");
-        String::from_utf8_lossy(&text).into_owned()
+        self.registry.gather()
     }
+}
+
+fn row(kind: MetricType, metric: &Metric) -> Value {
+    let labels = metric.get_label().iter().map(|l| (l.name().to_owned(), l.value().into()));
+    let numbers = match kind {
+        MetricType::COUNTER => vec![("value", json!(metric.get_counter().get_value()))],
+        MetricType::GAUGE => vec![("value", json!(metric.get_gauge().get_value()))],
+        _ => {
+            let values = metric.get_histogram();
+            vec![("count", json!(values.get_sample_count())), ("sum", json!(values.get_sample_sum()))]
+        }
+    };
+    let numbers = numbers.into_iter().map(|(name, value)| (name.to_owned(), value));
+    labels.chain(numbers).collect::<Map<_, _>>().into()
 }
 
 /// Where the engine reports to, on its own thread.

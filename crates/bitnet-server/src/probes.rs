@@ -76,6 +76,12 @@ pub(crate) async fn metrics(State(app): State<Arc<App>>) -> Result<Response, Api
     Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response())
 }
 
+/// `GET /stats`: the numbers of `/metrics`, as JSON.
+pub(crate) async fn stats(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
+    let Some(service) = app.loaded() else { return app.service().map(|_| StatusCode::OK.into_response()) };
+    Ok(Json(service.metrics.json(&service.engine)).into_response())
+}
+
 /// `GET /v1/models`.
 pub(crate) async fn models(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
     let service = app.service()?;

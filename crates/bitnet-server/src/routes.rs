@@ -29,6 +29,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/tokenize", post(probes::tokenize))
         .route("/detokenize", post(probes::detokenize))
         .route("/metrics", get(probes::metrics))
+        .route("/stats", get(probes::stats))
         .route("/openapi.json", get(probes::openapi))
         .fallback(probes::nowhere)
         .layer(from_fn_with_state(Arc::clone(&app), authorised));

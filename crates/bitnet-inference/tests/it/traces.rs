@@ -144,7 +144,8 @@ fn f20_chunks_of_a_long_prompt_shorten_as_its_attention_grows() {
     let mut arrivals: Vec<_> = (0..4).map(|_| (0, 20, 400)).collect();
     arrivals.push((500_000, 2048, 1));
     let trace = play(&arrivals);
-    let beside: Vec<&Step> = trace.steps.iter().filter(|s| s.begun >= 500_000 && s.load.prefill > 0).collect();
+    let beside: Vec<&Step> =
+        trace.steps.iter().filter(|s| s.begun >= 500_000 && s.load.prefill > 0).collect();
     let chunks: Vec<usize> = beside.iter().map(|s| s.load.prefill).collect();
     assert!(chunks.iter().sum::<usize>() >= 2048 && beside.iter().all(|s| s.load.decodes == 4), "{chunks:?}");
     let (first, last) = (&chunks[3..8], &chunks[chunks.len() - 8..chunks.len() - 1]);

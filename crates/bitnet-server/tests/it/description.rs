@@ -46,3 +46,20 @@ fn every_described_path_is_there() {
         assert_ne!(description.pointer(&format!("/{part}")), None::<&Value>, "{part}");
     }
 }
+
+#[test]
+fn stats_are_the_metrics_as_json() {
+    let server = demo_server();
+    server.post("/v1/completions", &json!({"prompt": "x", "max_tokens": 3, "ignore_eos": true})).ok();
+    server.until("it is counted", |s| s.metric("bitnet_e2e_latency_seconds_count") == 1.0);
+    let stats = server.get("/stats").ok();
+    assert_eq!(stats["bitnet_generation_tokens_total"], json!([{"model": "demo", "value": 3.0}]));
+    let ended = json!([{"model": "demo", "class": "normal", "reason": "complete", "value": 1.0}]);
+    assert_eq!(stats["bitnet_requests_total"], ended);
+    let whole = &stats["bitnet_e2e_latency_seconds"][0];
+    assert_eq!(whole["count"], 1);
+    assert_eq!(whole["sum"].as_f64().unwrap(), server.metric("bitnet_e2e_latency_seconds_sum"));
+    let text = server.get("/metrics").text();
+    let names = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
+    assert!(names.eq(stats.as_object().unwrap().keys()), "{text}");
+}

@@ -214,7 +214,7 @@ fn what_does_not_finish_in_time_is_told_so() {
 fn until_the_model_is_loaded_the_probes_say_so() {
     let server = Server::start(App::new(ServerConfig::default()), ConnectionLimits::default(), SOON);
     assert_eq!((server.get("/live").status, server.get("/").status), (200, 200));
-    for path in ["/ready", "/health", "/metrics", "/v1/models"] {
+    for path in ["/ready", "/health", "/metrics", "/stats", "/v1/models"] {
         let reply = server.get(path);
         assert_eq!((reply.status, reply.json()["error"]["code"].as_str()), (503, Some("loading")), "{path}");
     }

@@ -25,7 +25,7 @@ fn without_the_key_only_the_page_and_the_probes_answer() {
     for path in ["/", "/live", "/ready", "/health"] {
         assert_eq!(server.get(path).status, 200, "{path}");
     }
-    for path in ["/v1/models", "/metrics", "/openapi.json", "/v1/nothing"] {
+    for path in ["/v1/models", "/metrics", "/stats", "/openapi.json", "/v1/nothing"] {
         let reply = server.get(path);
         assert_eq!((reply.status, reply.header("www-authenticate")), (401, Some("Bearer")), "{path}");
     }
