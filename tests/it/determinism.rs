@@ -1,6 +1,6 @@
 //! A token's logits depend on the tokens before it, and on nothing else.
 
-use bitnet_kernels::{Cpu, Isa, Reference};
+use bitnet_kernels::{Cpu, Isa, KvType, Reference};
 use bitnet_model::{Activation, Batch, Checkpoint, Limits, Logits, Model, ModelSpec, Synthetic, Transformer};
 use bitnet_tests::fixture;
 
@@ -11,7 +11,12 @@ fn tiny() -> Synthetic {
 }
 
 fn cpu(source: &Synthetic, isa: Isa, threads: usize) -> Transformer<Cpu> {
-    Transformer::load(source.spec(), source, Cpu::new(isa, threads).unwrap(), LIMITS, &mut |_, _| {}).unwrap()
+    keeping(KvType::F32, source, isa, threads)
+}
+
+fn keeping(kv: KvType, source: &Synthetic, isa: Isa, threads: usize) -> Transformer<Cpu> {
+    let cpu = Cpu::new(isa, threads).unwrap().keeping(kv);
+    Transformer::load(source.spec(), source, cpu, LIMITS, &mut |_, _| {}).unwrap()
 }
 
 fn tokens(n: usize, seed: usize) -> Vec<u32> {
@@ -40,15 +45,20 @@ fn any_chunking_equals_one_shot_and_token_by_token_on_every_isa_and_thread_count
     let source = tiny();
     // Longer than one attention segment of 256.
     let tokens = tokens(300, 1);
-    let expected = chunked(&mut cpu(&source, Isa::best(), 1), &tokens, &[300]);
-    for isa in Isa::available() {
-        for threads in [1, 2] {
-            let mut model = cpu(&source, isa, threads);
-            for chunks in [&[300][..], &[1], &[7], &[64], &[255, 1, 44], &[256, 3], &[1, 299]] {
+    let mut seen = Vec::new();
+    for kv in KvType::ALL {
+        let expected = chunked(&mut keeping(kv, &source, Isa::best(), 1), &tokens, &[300]);
+        for (isa, threads) in Isa::available().flat_map(|isa| [(isa, 1), (isa, 2)]) {
+            let mut model = keeping(kv, &source, isa, threads);
+            // The other types differ in what is stored, which happens to each token alone.
+            let chunks = [&[300][..], &[1], &[255, 1, 44], &[7], &[64], &[256, 3], &[1, 299]];
+            for chunks in &chunks[..if kv == KvType::F32 { 7 } else { 3 }] {
                 let bits = chunked(&mut model, &tokens, chunks);
-                assert!(bits == expected, "{isa:?}, {threads} threads, chunks {chunks:?}");
+                assert!(bits == expected, "{isa:?}, {threads} threads, cache of {kv}, chunks {chunks:?}");
             }
         }
+        assert!(!seen.contains(&expected), "a cache of {kv} changes something");
+        seen.push(expected);
     }
 }
 
@@ -67,11 +77,15 @@ fn the_whole_forward_equals_the_reference_backend_bit_for_bit() {
     };
     for source in [tiny(), Synthetic::of(odd)] {
         let tokens: Vec<u32> = tokens(40, 3).iter().map(|t| t % source.spec().vocab as u32).collect();
-        let mut reference =
-            Transformer::load(source.spec(), &source, Reference::default(), LIMITS, &mut |_, _| {}).unwrap();
-        let expected = chunked(&mut reference, &tokens, &[40]);
-        for isa in Isa::available() {
-            assert!(chunked(&mut cpu(&source, isa, 2), &tokens, &[40]) == expected, "{isa:?}");
+        for kv in KvType::ALL {
+            let reference = Reference::keeping(kv);
+            let mut reference =
+                Transformer::load(source.spec(), &source, reference, LIMITS, &mut |_, _| {}).unwrap();
+            let expected = chunked(&mut reference, &tokens, &[40]);
+            for isa in Isa::available() {
+                let actual = chunked(&mut keeping(kv, &source, isa, 2), &tokens, &[40]);
+                assert!(actual == expected, "{isa:?}, cache of {kv}");
+            }
         }
     }
 }

@@ -19,7 +19,7 @@ use bitnet_inference::{
     Completion, Counter, Engine, EngineConfig, GenerationConfig, Output, Priority, Request, TokenText,
     random_u64,
 };
-use bitnet_kernels::{Cpu, Isa};
+use bitnet_kernels::{Cpu, Isa, KvType};
 use bitnet_model::{Activation, Batch, Checkpoint, Limits, ModelSpec, Synthetic, TensorSource, Transformer};
 use bitnet_tests::fixture;
 
@@ -58,14 +58,16 @@ struct Subject {
     name: String,
     spec: ModelSpec,
     tensors: Box<dyn TensorSource>,
+    /// How its cache keeps numbers.
+    kv: KvType,
     pool: Vec<Request>,
     alone: Vec<Completion>,
 }
 
 impl Subject {
-    fn new(name: &str, spec: ModelSpec, tensors: Box<dyn TensorSource>) -> Self {
+    fn new(name: &str, (spec, tensors): (ModelSpec, Box<dyn TensorSource>), kv: KvType) -> Self {
         let pool = (0..POOL).map(|i| request(Dice(i + 1), spec.vocab as u64)).collect();
-        let mut subject = Subject { name: name.into(), spec, tensors, pool, alone: Vec::new() };
+        let mut subject = Subject { name: name.into(), spec, tensors, kv, pool, alone: Vec::new() };
         let limits = Limits { max_tokens: 512, max_logit_rows: 8, kv_blocks: 32 };
         let config = EngineConfig { max_batch_size: 1, ..subject.engine_config() };
         let single = Engine::start(subject.model(Isa::best(), 1, limits), config).unwrap();
@@ -79,7 +81,7 @@ impl Subject {
     }
 
     fn model(&self, isa: Isa, threads: usize, limits: Limits) -> Transformer<Cpu> {
-        let cpu = Cpu::new(isa, threads).unwrap();
+        let cpu = Cpu::new(isa, threads).unwrap().keeping(self.kv);
         Transformer::load(&self.spec, &*self.tensors, cpu, limits, &mut |_, _| {}).unwrap()
     }
 
@@ -88,10 +90,17 @@ impl Subject {
     }
 }
 
-/// The models: the demo, fixtures of every family, and random shapes with tails in every dimension.
+/// The models: the demo, fixtures of every family, and random shapes with tails in every dimension. Each keeps its
+/// cache in f32, and in one of the other types.
 fn subjects() -> Vec<Subject> {
-    let of = |name: &str, checkpoint: Checkpoint| Subject::new(name, checkpoint.spec, checkpoint.tensors);
-    let mut all = vec![of("demo", Checkpoint::demo().unwrap())];
+    let mut all = Vec::new();
+    let mut add = |name: &str, source: &dyn Fn() -> (ModelSpec, Box<dyn TensorSource>)| {
+        for kv in [KvType::F32, KvType::ALL[1 + all.len() / 2 % 3]] {
+            all.push(Subject::new(name, source(), kv));
+        }
+    };
+    let of = |checkpoint: Checkpoint| (checkpoint.spec, checkpoint.tensors);
+    add("demo", &|| of(Checkpoint::demo().unwrap()));
     for name in [
         "bitnet-packed",
         "bitnet-odd",
@@ -101,7 +110,7 @@ fn subjects() -> Vec<Subject> {
         "llama-rmsnorm",
         "onebitllm",
     ] {
-        all.push(of(name, Checkpoint::open(&fixture(name)).unwrap()));
+        add(name, &|| of(Checkpoint::open(&fixture(name)).unwrap()));
     }
     let tiny = Synthetic::named("tiny").unwrap();
     let random = |i: u64| {
@@ -122,10 +131,9 @@ fn subjects() -> Vec<Subject> {
         }
     };
     let specs = [tiny.spec().clone(), random(0), random(1), random(2), random(3)];
-    all.extend(specs.map(|spec| {
-        let synthetic = Synthetic::of(spec.clone());
-        Subject::new("random", spec, Box::new(synthetic))
-    }));
+    for spec in specs {
+        add("random", &|| (spec.clone(), Box::new(Synthetic::of(spec.clone()))));
+    }
     all
 }
 
@@ -235,9 +243,10 @@ fn run(subjects: &[Subject], seed: u64) -> Met {
     let max_draft = dice.from(10, &[0, 2, 5]);
     let what = || {
         format!(
-            "seed {seed}: {} on {} with {threads} threads, {count} requests, {max_batch_size} at once, \
+            "seed {seed}: {}, cache of {}, on {} with {threads} threads, {count} requests, {max_batch_size} at once, \
              steps of {chunk}, {kv_blocks} blocks, drafts of {max_draft}",
             subject.name,
+            subject.kv,
             isa.name()
         )
     };

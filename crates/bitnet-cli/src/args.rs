@@ -6,8 +6,12 @@ use std::{
     time::Duration,
 };
 
+use bitnet_kernels::KvType;
 use bitnet_model::Target;
-use clap::{Args, Parser, Subcommand};
+use clap::{
+    Args, Parser, Subcommand,
+    builder::{PossibleValuesParser, TypedValueParser},
+};
 
 use crate::{memory::MemoryLimit, token_ids::TokenIds};
 
@@ -40,9 +44,10 @@ pub struct Common {
     /// Level of CPU instructions: auto (the best), or a lower one, for tests; `bitnet doctor` lists them
     #[arg(long, global = true, default_value = "auto", value_name = "ISA")]
     pub isa: String,
-    /// Type of cached keys and values on the CPU; a GPU keeps bf16
-    #[arg(long, global = true, default_value = "f32", value_name = "TYPE", value_parser = ["f32"])]
-    pub kv: String,
+    /// Type of cached keys and values: smaller ones hold longer texts, read faster and round more; a GPU keeps bf16
+    /// [default: f32 on the CPU]
+    #[arg(long, global = true, value_name = "TYPE", value_parser = kv_type())]
+    pub kv: Option<KvType>,
     /// Memory for weights, activations and cache: bytes (K, M, G, KiB, MiB, GiB may follow) or N% of what is
     /// available; the cache and so the longest text follow from it [default: what is needed, up to 50%]
     #[arg(long, global = true, value_name = "SIZE")]
@@ -70,6 +75,10 @@ fn device(text: &str) -> Result<Device, String> {
             _ => Err("choose auto, cpu, cuda or cuda:N".into()),
         },
     }
+}
+
+fn kv_type() -> impl TypedValueParser<Value = KvType> {
+    PossibleValuesParser::new(KvType::ALL.map(KvType::name)).try_map(|name| name.parse::<KvType>())
 }
 
 /// The commands; each is described at its arguments.
@@ -368,10 +377,13 @@ pub struct PerplexityArgs {
     pub json: bool,
 }
 
+/// Tokens before those that are decoded, if nobody says how many.
+pub const DEFAULT_DEPTH: usize = 16;
+
 /// Measure the speed of prefill and decode, or of a running server.
 ///
 /// Before anything is timed, sequences are generated greedily alone and in a batch; if their tokens differ, the
-/// command fails and prints no speed. Prefill is one prompt, decode is sequences that grow from short prompts.
+/// command fails and prints no speed. Prefill is one prompt, decode is sequences that grow from prompts of --depth tokens.
 ///
 /// With --url, clients ask a server for streams from prompts of token ids, and what they see is measured: times to
 /// the first token and between two tokens, tokens a second, and how many were refused.
@@ -405,6 +417,9 @@ pub struct BenchArgs {
     /// Tokens that each sequence decodes
     #[arg(short = 'n', long, value_name = "N", default_value_t = 128)]
     pub decode: usize,
+    /// Tokens that stand before the first decoded one; speeds are recorded only with the default
+    #[arg(short = 'd', long, value_name = "N", default_value_t = DEFAULT_DEPTH)]
+    pub depth: usize,
     /// Sequences decoded together, like 1,4,16
     #[arg(short = 'b', long, value_name = "N", value_delimiter = ',', default_value = "1,2,4,8,16,32")]
     pub batch: Vec<usize>,

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use bitnet_kernels::{
-    Backend, Cpu, Isa,
+    Backend, Cpu, Isa, KvType,
     gpu::{Cuda, Driver, Gpu},
 };
 use bitnet_model::{Batch, Checkpoint, Limits, Model, ModelSpec, Transformer};
@@ -49,7 +49,8 @@ pub struct Loaded {
 
 /// The backend of the host that the flags ask for.
 pub fn cpu(common: &Common) -> Result<Cpu, CliError> {
-    Ok(Cpu::new(Isa::named(&common.isa)?, threads(common))?)
+    let cpu = Cpu::new(Isa::named(&common.isa)?, threads(common))?;
+    Ok(cpu.keeping(common.kv.unwrap_or_default()))
 }
 
 /// A GPU of this machine, with its kernels.
@@ -61,11 +62,6 @@ pub fn cuda(index: usize) -> Result<Gpu<Cuda>, CliError> {
 pub fn threads(common: &Common) -> usize {
     let available = || std::thread::available_parallelism().map_or(1, usize::from);
     common.threads.map_or_else(available, usize::from)
-}
-
-/// The type of cached keys and values: a GPU keeps them in one only.
-pub fn kv<'a>(common: &'a Common, model: &dyn Model) -> &'a str {
-    if model.device().is_some() { "bf16" } else { &common.kv }
 }
 
 /// Loads a model for what a command wants, within the memory that the flags allow. Without a device asked for it goes
@@ -85,11 +81,16 @@ pub fn load(common: &Common, checkpoint: &Checkpoint, want: Want) -> Result<Load
 }
 
 fn on_cpu(common: &Common, checkpoint: &Checkpoint, want: Want) -> Result<Loaded, CliError> {
-    let available = SystemMemory::now().available_bytes;
-    on(cpu(common)?, Home::Cpu, available, common, checkpoint, want)
+    let (cpu, available) = (cpu(common)?, SystemMemory::now().available_bytes);
+    let home = Home::Cpu(cpu.kv_type());
+    on(cpu, home, available, common, checkpoint, want)
 }
 
 fn on_cuda(index: usize, common: &Common, checkpoint: &Checkpoint, want: Want) -> Result<Loaded, CliError> {
+    if let Some(kv) = common.kv.filter(|kv| *kv != KvType::Bf16) {
+        let what = format!("a GPU keeps keys and values in bf16, not in {kv}");
+        return Err(CliError::usage(what, "--kv", "leave it out, or compute with --device cpu"));
+    }
     let mut gpu = cuda(index)?;
     let available = gpu.driver().free_memory()?;
     on(gpu, Home::Gpu, Some(available as u64), common, checkpoint, want)

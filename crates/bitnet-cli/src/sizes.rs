@@ -1,6 +1,6 @@
 //! How much memory a model takes on a device: weights, activations and cache.
 
-use bitnet_kernels::{Cpu, KvShape};
+use bitnet_kernels::{Cpu, KvShape, KvType};
 use bitnet_model::{Batch, Checkpoint, ModelSpec, TensorKind};
 
 use crate::error::CliError;
@@ -8,8 +8,8 @@ use crate::error::CliError;
 /// Where a model is kept, and so in which layout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Home {
-    /// The host's memory.
-    Cpu,
+    /// The host's memory, with caches of this type.
+    Cpu(KvType),
     /// A GPU's.
     Gpu,
 }
@@ -44,12 +44,12 @@ impl Home {
                         // bf16, rows padded to 64.
                         (Home::Gpu, _) => 2 * entry.shape[0] * entry.shape[1].next_multiple_of(64),
                         // Synthetic tables are bf16, and made anew whenever somebody asks for them.
-                        (Home::Cpu, "synthetic") => 2 * elements,
-                        (Home::Cpu, _) => checkpoint.tensors.dense(&entry.name)?.bytes().len(),
+                        (Home::Cpu(_), "synthetic") => 2 * elements,
+                        (Home::Cpu(_), _) => checkpoint.tensors.dense(&entry.name)?.bytes().len(),
                     };
                     let head = checkpoint.spec.tied_head || entry.name == "lm_head.weight";
                     match (self, head) {
-                        (Home::Cpu, true) => {
+                        (Home::Cpu(_), true) => {
                             let copy = Cpu::screen_bytes(entry.shape[0], entry.shape[1]);
                             (size + copy, copy)
                         }
@@ -67,7 +67,7 @@ impl Home {
     /// Trits of 2 bits, rows and columns padded; a scale a row.
     fn ternary(self, rows: usize, cols: usize) -> usize {
         let (row_padding, col_padding) = match self {
-            Home::Cpu => (64, 16),
+            Home::Cpu(_) => (64, 16),
             Home::Gpu => (128, 128),
         };
         let rows = rows.next_multiple_of(row_padding);
@@ -78,7 +78,7 @@ impl Home {
     pub fn step(self, spec: &ModelSpec, tokens: usize, rows: usize) -> u64 {
         let (q, kv) = (spec.q_width(), spec.kv_width());
         let bytes = match self {
-            Home::Cpu => {
+            Home::Cpu(_) => {
                 let token = 5 * spec.hidden + 4 * (q + 2 * kv) + 5 * q + 9 * spec.ffn;
                 tokens * token + rows * 4 * (spec.hidden + spec.vocab)
             }
@@ -96,7 +96,7 @@ impl Home {
     pub fn block(self, spec: &ModelSpec) -> u64 {
         let shape = KvShape { blocks: 1, kv_heads: spec.kv_heads, head_dim: spec.head_dim };
         let cache = match self {
-            Home::Cpu => shape.cpu_bytes(),
+            Home::Cpu(kv) => shape.cpu_bytes(kv),
             Home::Gpu => shape.gpu_bytes(),
         };
         (spec.layers * cache + 4 * Batch::BLOCK_TOKENS * spec.head_dim) as u64

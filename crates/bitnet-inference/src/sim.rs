@@ -159,7 +159,7 @@ impl Model for HashModel {
     }
 
     fn backend(&self) -> BackendInfo {
-        BackendInfo { device: "hash".into(), isa: "none", threads: 1 }
+        BackendInfo { device: "hash".into(), isa: "none", threads: 1, kv: "none" }
     }
 
     fn copy_block(&mut self, from: u32, to: u32) -> Result<(), ForwardError> {

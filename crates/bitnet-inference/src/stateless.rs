@@ -63,7 +63,7 @@ where
     }
 
     fn backend(&self) -> BackendInfo {
-        BackendInfo { device: "function".into(), isa: "none", threads: 1 }
+        BackendInfo { device: "function".into(), isa: "none", threads: 1, kv: "none" }
     }
 
     fn padding(&self) -> Option<f64> {

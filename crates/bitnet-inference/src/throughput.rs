@@ -16,6 +16,8 @@ pub struct ThroughputRecord {
     pub isa: String,
     /// [`BackendInfo::threads`].
     pub threads: usize,
+    /// [`BackendInfo::kv`].
+    pub kv: String,
     /// Seconds since 1970 when it was measured.
     pub unix_time: u64,
     /// Sequences decoded together, and the tokens per second of all of them.
@@ -44,8 +46,8 @@ impl ThroughputRecord {
         let plain = |text: &str| -> String {
             text.chars().map(|c| if c.is_ascii_alphanumeric() || c == '.' { c } else { '-' }).collect()
         };
-        let BackendInfo { device, isa, threads } = backend;
-        let name = format!("{}-{}-{isa}-{threads}.json", plain(model), plain(device));
+        let BackendInfo { device, isa, threads, kv } = backend;
+        let name = format!("{}-{}-{isa}-{threads}-{kv}.json", plain(model), plain(device));
         Some(cache.join("throughput").join(name))
     }
 
@@ -91,11 +93,11 @@ impl ThroughputRecord {
 
     /// Whether it was measured with this model on this backend.
     pub fn is_of(&self, model: &str, backend: &BackendInfo) -> bool {
-        self.origin() == (model, &backend.device, backend.isa, backend.threads)
+        self.origin() == (model, &backend.device, backend.isa, backend.threads, backend.kv)
     }
 
     /// What was measured on what.
-    fn origin(&self) -> (&str, &str, &str, usize) {
-        (&self.model, &self.device, &self.isa, self.threads)
+    fn origin(&self) -> (&str, &str, &str, usize, &str) {
+        (&self.model, &self.device, &self.isa, self.threads, &self.kv)
     }
 }

@@ -13,6 +13,8 @@ pub struct BackendInfo {
     pub isa: &'static str,
     /// Threads that share the work.
     pub threads: usize,
+    /// Type of cached keys and values: `f32`, ...
+    pub kv: &'static str,
 }
 
 /// What a device with memory of its own says of itself.

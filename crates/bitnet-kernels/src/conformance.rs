@@ -8,7 +8,7 @@
 use bitnet_tensor::{BitNetTensor, DType, SharedBytes, TernaryTensor};
 
 use crate::{
-    BLOCK_TOKENS, Backend, Gate, KernelError, KvShape, Norm, Norms, Reference, RowOrder, RowsKind, Run,
+    BLOCK_TOKENS, Backend, Cpu, Gate, KernelError, KvShape, Norm, Norms, Reference, RowOrder, RowsKind, Run,
 };
 
 /// One operation at one shape.
@@ -83,6 +83,8 @@ pub enum Case {
         head_dim: usize,
         /// `(start, tokens)` of every sequence in the step; what precedes is in the cache.
         runs: &'static [(usize, usize)],
+        /// Whether rows of the step are zero, tiny, huge, infinite or not numbers.
+        odd: bool,
     },
     /// [`Backend::embed`], [`Backend::norm_rows`] and [`Backend::logits`] with one table.
     Head {
@@ -106,6 +108,13 @@ pub enum Case {
         /// How the table is stored.
         dtype: DType,
     },
+}
+
+impl Case {
+    /// Whether it depends on the type of the cache.
+    pub fn caches(&self) -> bool {
+        matches!(self, Case::Qkv { .. } | Case::Attention { .. })
+    }
 }
 
 /// The cases: real shapes cut short, every tail, tiles full and ragged, and values that overflow or are not
@@ -155,7 +164,11 @@ pub fn cases() -> Vec<Case> {
     for (heads, kv_heads, head_dim) in heads {
         let runs: &[&[(usize, usize)]] =
             &[&[(0, 1)], &[(0, 17), (15, 1), (63, 2)], &[(255, 1), (256, 1), (257, 3), (600, 2), (0, 70)]];
-        cases.extend(runs.iter().map(|&runs| Case::Attention { heads, kv_heads, head_dim, runs }));
+        let attention = |&runs| Case::Attention { heads, kv_heads, head_dim, runs, odd: false };
+        cases.extend(runs.iter().map(attention));
+    }
+    for runs in [&[(0, 1); 7][..], &[(0, 2), (0, 2), (0, 2), (0, 1)]] {
+        cases.push(Case::Attention { heads: 2, kv_heads: 1, head_dim: 36, runs, odd: true });
     }
     for dtype in [DType::F32, DType::F16, DType::BF16] {
         for (n, width, vocab) in [(1, 17, 5), (3, 192, 509), (8, 256, 67), (13, 100, 40)] {
@@ -208,12 +221,13 @@ pub enum Failure {
 /// Everything a case put out, by name.
 type Results = Vec<(&'static str, Vec<f64>, Vec<u32>)>;
 
-/// Runs one case on `backend` and on the reference, which must agree in every bit.
+/// Runs one case on the CPU and on the reference with the same type of cache, which must agree in every bit.
 ///
 /// # Errors
 /// The first value that differs.
-pub fn check(backend: &mut impl Backend, case: Case) -> Result<(), Failure> {
-    compare(backend, &mut Reference::default(), case, |_| None)
+pub fn check(cpu: &mut Cpu, case: Case) -> Result<(), Failure> {
+    let mut reference = Reference::keeping(cpu.kv_type());
+    compare(cpu, &mut reference, case, |_| None)
 }
 
 /// Runs one case on a backend that keeps bf16 between operations, and on the reference that does the same.
@@ -431,8 +445,8 @@ fn outputs<B: Backend>(b: &mut B, case: Case) -> Result<Results, KernelError> {
             let queries = turned.chunks_exact(parts.iter().sum()).flat_map(|row| &row[..parts[0]]);
             Ok(vec![floats("query", queries.copied().collect()), floats("attention", b.read(&out, n)?)])
         }
-        Case::Attention { heads, kv_heads, head_dim, runs } => {
-            attention(b, v, heads, KvShape { blocks: 0, kv_heads, head_dim }, runs)
+        Case::Attention { heads, kv_heads, head_dim, runs, odd } => {
+            attention(b, v, heads, KvShape { blocks: 0, kv_heads, head_dim }, runs, odd)
         }
         Case::Top { n, width, vocab, dtype } => top(b, v, (n, width, vocab), dtype),
         Case::Head { n, width, vocab, dtype } => {
@@ -515,6 +529,7 @@ fn attention<B: Backend>(
     heads: usize,
     shape: KvShape,
     sequences: &[(usize, usize)],
+    odd: bool,
 ) -> Result<Results, KernelError> {
     let (kv_heads, dim) = (shape.kv_heads, shape.head_dim);
     let width = (heads + 2 * kv_heads) * dim;
@@ -544,7 +559,11 @@ fn attention<B: Backend>(
     b.copy_block(&mut kv, blocks[0], count as u32)?;
     blocks[0] = count as u32;
     let mut qkv = b.rows(step_rows, width, RowsKind::Between)?;
-    b.write(&mut qkv, &v.many(step_rows * width).iter().map(|x| 3.0 * x).collect::<Vec<_>>())?;
+    let values = match odd {
+        true => v.rows(step_rows, width),
+        false => v.many(step_rows * width).iter().map(|x| 3.0 * x).collect(),
+    };
+    b.write(&mut qkv, &values)?;
     b.rope_store(&step, &blocks, &rope, &mut qkv, &mut kv)?;
     let mut out = b.rows(step_rows, heads * dim, RowsKind::Between)?;
     b.attention(&step, &blocks, &qkv, &kv, &mut out)?;

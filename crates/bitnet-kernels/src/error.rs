@@ -18,6 +18,12 @@ pub enum KernelError {
         /// Names this CPU can run.
         available: String,
     },
+    /// The name is no type of cached keys and values.
+    #[error("unknown type of cached keys and values '{name}': choose one of f32, f16, bf16, int8")]
+    UnknownKv {
+        /// The name asked for.
+        name: String,
+    },
     /// The system refused memory.
     #[error("no memory for {what} ({bytes} bytes): lower --memory or the context, or free memory")]
     OutOfMemory {

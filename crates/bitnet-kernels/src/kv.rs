@@ -1,5 +1,69 @@
+use std::{fmt, str::FromStr};
+
+use crate::KernelError;
+
 /// Tokens in one block of the key-value cache, on every backend.
 pub const BLOCK_TOKENS: usize = 64;
+
+/// How the CPU keeps the numbers of cached keys and values. Attention is over the kept values, in the one order.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub enum KvType {
+    /// As they are.
+    #[default]
+    F32,
+    /// Rounded to nearest even: 11 bits of precision; what is beyond 65504 becomes infinite.
+    F16,
+    /// Rounded to nearest even: 8 bits of precision, the range of f32.
+    Bf16,
+    /// For each token and head `scale = absmax / 127` in f32, and `x / scale` rounded to nearest even; reads as their
+    /// product, rounded to f32. A key or value that holds a NaN or an infinity is all NaN.
+    Int8,
+}
+
+impl KvType {
+    /// All of them, the most exact first.
+    pub const ALL: [KvType; 4] = [KvType::F32, KvType::F16, KvType::Bf16, KvType::Int8];
+
+    /// How it is called: `f32`, `f16`, `bf16`, `int8`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            KvType::F32 => "f32",
+            KvType::F16 => "f16",
+            KvType::Bf16 => "bf16",
+            KvType::Int8 => "int8",
+        }
+    }
+
+    /// Whether a key or value has a scale, an f32.
+    pub(crate) const fn scaled(self) -> bool {
+        matches!(self, KvType::Int8)
+    }
+
+    /// Bytes of [`BLOCK_TOKENS`] keys or values of `width` numbers, with their scales behind them.
+    pub(crate) const fn panel(self, width: usize) -> usize {
+        let number = match self {
+            KvType::F32 => 4,
+            KvType::F16 | KvType::Bf16 => 2,
+            KvType::Int8 => 1,
+        };
+        BLOCK_TOKENS * (number * width + if self.scaled() { 4 } else { 0 })
+    }
+}
+
+impl fmt::Display for KvType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for KvType {
+    type Err = KernelError;
+
+    fn from_str(name: &str) -> Result<Self, KernelError> {
+        let found = KvType::ALL.into_iter().find(|kv| kv.name() == name);
+        found.ok_or_else(|| KernelError::UnknownKv { name: name.chars().take(40).collect() })
+    }
+}
 
 /// Sizes of the key-value cache of one layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -13,9 +77,9 @@ pub struct KvShape {
 }
 
 impl KvShape {
-    /// Bytes that one layer of this shape takes as f32 keys and values on the CPU.
-    pub fn cpu_bytes(&self) -> usize {
-        4 * self.blocks * (self.key_block() + self.value_block())
+    /// Bytes that one layer of this shape takes on the CPU.
+    pub fn cpu_bytes(&self, kv: KvType) -> usize {
+        self.blocks * self.kv_heads * (kv.panel(self.head_dim) + kv.panel(self.value_stride()))
     }
 
     /// Bytes that one layer of this shape takes as bf16 keys and values on a GPU.
@@ -23,30 +87,8 @@ impl KvShape {
         4 * self.blocks * self.kv_heads * BLOCK_TOKENS * self.head_dim.next_multiple_of(8)
     }
 
-    /// Floats of keys in a block: `[kv_head][BLOCK_TOKENS / 16][head_dim][16 tokens]`.
-    pub(crate) fn key_block(&self) -> usize {
-        self.kv_heads * self.head_dim * BLOCK_TOKENS
-    }
-
-    /// Floats of values in a block: `[kv_head][BLOCK_TOKENS][value_stride]`.
-    pub(crate) fn value_block(&self) -> usize {
-        self.kv_heads * self.value_stride() * BLOCK_TOKENS
-    }
-
-    /// Width of a value row, padded to whole vectors.
+    /// Width of a value on the CPU, padded to whole vectors.
     pub(crate) fn value_stride(&self) -> usize {
         self.head_dim.next_multiple_of(16)
-    }
-
-    /// Where the first dimension of a token's key lies; dimension `d` follows at `+ 16 d`.
-    pub(crate) fn key_at(&self, block: usize, kv_head: usize, slot: usize) -> usize {
-        block * self.key_block()
-            + (kv_head * (BLOCK_TOKENS / 16) + slot / 16) * self.head_dim * 16
-            + slot % 16
-    }
-
-    /// Where a token's value lies.
-    pub(crate) fn value_at(&self, block: usize, kv_head: usize, slot: usize) -> usize {
-        block * self.value_block() + (kv_head * BLOCK_TOKENS + slot) * self.value_stride()
     }
 }

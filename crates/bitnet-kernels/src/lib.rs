@@ -21,5 +21,5 @@ pub use bandwidth::memory_bandwidth;
 pub use cpu::{Cpu, HeadWork, Isa};
 pub use draw::{Ask, Drawn};
 pub use error::KernelError;
-pub use kv::{BLOCK_TOKENS, KvShape};
+pub use kv::{BLOCK_TOKENS, KvShape, KvType};
 pub use reference::Reference;

@@ -1,10 +1,11 @@
 //! The truth: every operation as plain loops over plain vectors, in the order that [`crate::order`] states.
 
 use bitnet_tensor::{BitNetTensor, DType, SharedBytes, TernaryTensor, quant};
-use half::bf16;
+use half::{bf16, f16};
 
 use crate::{
-    BLOCK_TOKENS, Backend, BackendInfo, Gate, KernelError, KvShape, Norm, Norms, RowOrder, RowsKind, Run,
+    BLOCK_TOKENS, Backend, BackendInfo, Gate, KernelError, KvShape, KvType, Norm, Norms, RowOrder, RowsKind,
+    Run,
     order::{SEGMENT, SQUARES, exp, merge, tree},
 };
 
@@ -15,12 +16,18 @@ use crate::{
 #[derive(Debug, Default)]
 pub struct Reference {
     bf16: bool,
+    kv: KvType,
 }
 
 impl Reference {
     /// Rounds to bf16 where a GPU does.
     pub fn bf16() -> Self {
-        Reference { bf16: true }
+        Reference { bf16: true, kv: KvType::Bf16 }
+    }
+
+    /// Everything in f32 but the cache.
+    pub fn keeping(kv: KvType) -> Self {
+        Reference { bf16: false, kv }
     }
 
     /// A value as it is kept between two operations.
@@ -28,10 +35,25 @@ impl Reference {
         if self.bf16 { bf16::from_f32(x).to_f32() } else { x }
     }
 
-    /// A value as the cache keeps it: on a GPU one that is not finite becomes the largest of its sign, because the
-    /// weight of a masked key is zero, and zero times its value must be zero.
-    fn cached(&self, x: f32) -> f32 {
+    /// A cached value: on a GPU one that is not finite becomes the largest of its sign, because the weight of a masked
+    /// key is zero, and zero times its value must be zero.
+    fn bounded(&self, x: f32) -> f32 {
         if self.bf16 && !x.is_finite() { bf16::MAX.to_f32().copysign(x) } else { x }
+    }
+
+    /// What the cache gives back of a key or value.
+    fn cached(&self, row: &[f32]) -> Vec<f32> {
+        let largest = row.iter().fold(0.0f32, |m, x| if m.is_nan() || m > x.abs() { m } else { x.abs() });
+        let scale = largest / 127.0;
+        let kept = |&x: &f32| match self.kv {
+            KvType::F32 => x,
+            KvType::F16 => f16::from_f32(x).to_f32(),
+            KvType::Bf16 => bf16::from_f32(x).to_f32(),
+            KvType::Int8 if scale == 0.0 => 0.0,
+            KvType::Int8 if !scale.is_finite() => f32::NAN,
+            KvType::Int8 => f32::from((x / scale).round_ties_even().clamp(-127.0, 127.0) as i8) * scale,
+        };
+        row.iter().map(kept).collect()
     }
 
     /// A value as `rows` keep it.
@@ -151,7 +173,7 @@ impl Backend for Reference {
     type Kv = Kv;
 
     fn info(&self) -> BackendInfo {
-        BackendInfo { device: "reference".into(), isa: "scalar", threads: 1 }
+        BackendInfo { device: "reference".into(), isa: "scalar", threads: 1, kv: self.kv.name() }
     }
 
     fn rows(&mut self, rows: usize, width: usize, kind: RowsKind) -> Result<Rows, KernelError> {
@@ -255,10 +277,11 @@ impl Backend for Reference {
                 let block = blocks[run.blocks.start + position / BLOCK_TOKENS];
                 for h in 0..kv_heads {
                     let at = kv.at(block, position % BLOCK_TOKENS, h);
-                    kv.keys[at..at + dim].copy_from_slice(&row[(heads + h) * dim..][..dim]);
-                    let values = &row[(heads + kv_heads + h) * dim..][..dim];
-                    for (to, &value) in kv.values[at..].iter_mut().zip(values) {
-                        *to = self.cached(value);
+                    let key = self.cached(&row[(heads + h) * dim..][..dim]);
+                    kv.keys[at..at + dim].copy_from_slice(&key);
+                    let value = self.cached(&row[(heads + kv_heads + h) * dim..][..dim]);
+                    for (to, value) in kv.values[at..].iter_mut().zip(value) {
+                        *to = self.bounded(value);
                     }
                 }
             }

@@ -75,6 +75,7 @@ impl Metrics {
         let (backend, device) = (weights.backend(), weights.device().is_some());
         let computes = Opts::new("bitnet_backend_info", "What computes.");
         let computes = computes.const_label("device", backend.device).const_label("isa", backend.isa);
+        let computes = computes.const_label("kv", backend.kv);
         registered(r, IntGauge::with_opts(computes).expect("valid labels")).set(1);
         let usage = prometheus::Gauge::new("vllm:kv_cache_usage_perc", "Part of the cache in use, 0 to 1.");
         let usage = registered(r, usage.expect("a valid name"));

@@ -9,9 +9,9 @@ use bitnet_model::{Batch, Checkpoint, Logits, Model};
 use serde::Serialize;
 
 use crate::{
-    args::{BenchArgs, Common},
+    args::{BenchArgs, Common, DEFAULT_DEPTH},
     error::CliError,
-    load::{Loaded, Want, cpu, kv, load},
+    load::{Loaded, Want, cpu, load},
     memory, model_arg, output,
     progress::Progress,
 };
@@ -20,9 +20,7 @@ use crate::{
 const STEP: usize = 512;
 /// Most sequences decoded together.
 const MAX_BATCH: usize = 1024;
-/// Tokens of the shortest prompt that decode begins with; the others are up to [`RAGGED`] longer.
-const PROMPT: usize = 16;
-/// Prompts differ in length, so that no two members of a batch are at the same position.
+/// Prompts of a batch are up to so much longer than its shortest, so that no two members are at the same position.
 const RAGGED: usize = 5;
 /// Tokens compared between a batch and its members alone.
 const COMPARED: usize = 16;
@@ -36,7 +34,7 @@ struct Report {
     isa: &'static str,
     threads: usize,
     model: String,
-    kv: String,
+    kv: &'static str,
     memory_bandwidth_gb_s: Option<f64>,
     /// Integer operations a second of the CPU out of registers, 10^12, a product being two; null where a GPU computes.
     integer_peak_tops: Option<f64>,
@@ -51,6 +49,8 @@ struct Report {
     gpu: Option<Gpu>,
     prefill: Vec<Prefill>,
     decode_tokens: usize,
+    /// Tokens before those.
+    decode_depth: usize,
     decode: Vec<Decode>,
     /// What guessing ahead gives, if that was asked for.
     speculation: Vec<Speculation>,
@@ -147,7 +147,7 @@ pub fn run(common: &Common, args: &BenchArgs) -> Result<(), CliError> {
     };
     let want = want(args, &checkpoint)?;
     let Loaded { mut model, weights, time } = load(common, &checkpoint, want)?;
-    let mut bench = Bench::new(&checkpoint.name, &mut *model, want.tokens);
+    let mut bench = Bench::new(&checkpoint.name, &mut *model, args.depth, want.tokens);
 
     // One sequence is compared as well, with itself beside another: so that the answer always means something.
     let members = args.batch.iter().copied().max().unwrap_or(1).max(2);
@@ -188,7 +188,7 @@ pub fn run(common: &Common, args: &BenchArgs) -> Result<(), CliError> {
         isa: info.isa,
         threads: info.threads,
         model: checkpoint.name.clone(),
-        kv: kv(common, &*model).into(),
+        kv: info.kv,
         memory_bandwidth_gb_s,
         integer_peak_tops: peak.map(|products| 2.0 * products / 1e12),
         load_seconds: time.as_secs_f64(),
@@ -198,24 +198,28 @@ pub fn run(common: &Common, args: &BenchArgs) -> Result<(), CliError> {
         gpu: device.map(Gpu::from),
         prefill,
         decode_tokens: args.decode,
+        decode_depth: args.depth,
         decode,
         speculation,
         batch_equals_single: true,
     };
-    record(&report);
+    // A speed at another depth is not one that recorded speeds can be compared with.
+    if args.depth == DEFAULT_DEPTH {
+        record(&report);
+    }
     if args.json { output::json(&report) } else { print(&report) }
 }
 
 /// Keeps the decode speeds for `batch_throughput_factor`; a machine where that fails has been measured all the same.
 fn record(report: &Report) {
-    let Report { model, device, isa, threads, .. } = report;
-    let backend = BackendInfo { device: device.clone(), isa, threads: *threads };
+    let Report { model, device, isa, threads, kv, .. } = report;
+    let backend = BackendInfo { device: device.clone(), isa, threads: *threads, kv };
     let Some(path) = ThroughputRecord::path(model, &backend) else { return };
     let decode = report.decode.iter().map(|d| (d.batch, d.speed.tok_s)).collect();
     let unix_time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |t| t.as_secs());
     let BackendInfo { device, threads, .. } = backend;
-    let (model, isa) = (model.clone(), (*isa).to_owned());
-    let record = ThroughputRecord { model, device, isa, threads, unix_time, decode };
+    let (model, isa, kv) = (model.clone(), (*isa).to_owned(), (*kv).to_owned());
+    let record = ThroughputRecord { model, device, isa, threads, kv, unix_time, decode };
     match record.add_to(&path) {
         Ok(()) => output::note(format_args!("recorded in {}", path.display())),
         Err(error) => output::note(format_args!("warning: not recorded: {error}")),
@@ -226,9 +230,10 @@ fn record(report: &Report) {
 fn want(args: &BenchArgs, checkpoint: &Checkpoint) -> Result<Want, CliError> {
     let context = checkpoint.spec.context;
     let longest = args.prefill.iter().copied().max().unwrap_or(1);
-    let most_decode = context.saturating_sub(PROMPT + RAGGED);
+    let most_decode = context.saturating_sub(args.depth + RAGGED);
     let numbers = [
         ("-p", args.prefill.as_slice(), context),
+        ("-d", &[args.depth][..], context.saturating_sub(RAGGED + 1)),
         ("-n", &[args.decode][..], most_decode),
         ("-b", args.batch.as_slice(), MAX_BATCH),
     ];
@@ -240,8 +245,9 @@ fn want(args: &BenchArgs, checkpoint: &Checkpoint) -> Result<Want, CliError> {
     }
     let sequences = args.batch.iter().copied().max().unwrap_or(1).max(2);
     // One sequence of the longest prompt may need more blocks than any of the batch.
-    let tokens = longest.div_ceil(sequences).max(PROMPT + RAGGED + args.decode);
-    let step = longest.min(STEP).max(sequences).max(PROMPT + RAGGED);
+    let prompt = args.depth + RAGGED;
+    let tokens = longest.div_ceil(sequences).max(prompt + args.decode);
+    let step = longest.max(prompt).min(STEP).max(sequences);
     let drafts = args.speculate.map_or(0, usize::from);
     Ok(Want { step, all_logits: false, sequences, drafts, tokens, least: tokens })
 }
@@ -259,6 +265,8 @@ fn repeated(mut run: impl FnMut() -> Result<Duration, CliError>) -> Result<Vec<f
 struct Bench<'a> {
     name: &'a str,
     model: &'a mut dyn Model,
+    /// Tokens of the shortest prompt that decode begins with.
+    depth: usize,
     /// Blocks that each sequence of a batch has for itself.
     blocks: usize,
     batch: Batch,
@@ -266,9 +274,9 @@ struct Bench<'a> {
 }
 
 impl<'a> Bench<'a> {
-    fn new(name: &'a str, model: &'a mut dyn Model, tokens: usize) -> Self {
+    fn new(name: &'a str, model: &'a mut dyn Model, depth: usize, tokens: usize) -> Self {
         let blocks = tokens.div_ceil(Batch::BLOCK_TOKENS);
-        Bench { name, model, blocks, batch: Batch::new(), logits: Logits::default() }
+        Bench { name, model, depth, blocks, batch: Batch::new(), logits: Logits::default() }
     }
 
     /// Some token ids that are the same every time; `member` sets them apart.
@@ -282,16 +290,22 @@ impl<'a> Bench<'a> {
         let prompt = self.prompt(0, tokens);
         let table: Vec<u32> = (0..tokens.div_ceil(Batch::BLOCK_TOKENS) as u32).collect();
         let start = Instant::now();
-        let mut done = 0;
+        self.read(&prompt, &table)?;
+        Ok(start.elapsed())
+    }
+
+    /// Computes a prompt; its last token's logits are the only ones, in the last step.
+    fn read(&mut self, prompt: &[u32], table: &[u32]) -> Result<Vec<u32>, CliError> {
+        let (mut done, mut next) = (0, Vec::new());
         for chunk in prompt.chunks(self.model.limits().max_tokens) {
-            let last = done + chunk.len() == tokens;
+            let last = done + chunk.len() == prompt.len();
             self.batch.clear();
-            self.batch.push(chunk, done, &table, if last { chunk.len() - 1..chunk.len() } else { 0..0 });
+            self.batch.push(chunk, done, table, if last { chunk.len() - 1..chunk.len() } else { 0..0 });
             self.batch.only_top(1);
-            self.model.forward(&self.batch, &mut self.logits)?;
+            next = self.most_likely()?;
             done += chunk.len();
         }
-        Ok(start.elapsed())
+        Ok(next)
     }
 
     /// Decodes `batch` sequences together; gives the time of the steps and the tokens of each sequence.
@@ -310,11 +324,8 @@ impl<'a> Bench<'a> {
         let tables: Vec<Vec<u32>> = (0..members.len()).map(table).collect();
         let (mut sequences, mut next) = (Vec::new(), Vec::new());
         for (&member, table) in members.iter().zip(&tables) {
-            let prompt = self.prompt(member, PROMPT + member % (RAGGED + 1));
-            self.batch.clear();
-            self.batch.push(&prompt, 0, table, prompt.len() - 1..prompt.len());
-            self.batch.only_top(1);
-            next.append(&mut self.most_likely()?);
+            let prompt = self.prompt(member, self.depth + member % (RAGGED + 1));
+            next.append(&mut self.read(&prompt, table)?);
             sequences.push((prompt.len(), Vec::with_capacity(tokens)));
         }
         let start = Instant::now();
@@ -334,7 +345,7 @@ impl<'a> Bench<'a> {
     /// Decodes one sequence with up to `guesses` tokens guessed in a step, and without: where the text repeats itself,
     /// and where its past comes again and goes on otherwise.
     fn speculation(&mut self, guesses: usize, tokens: usize) -> Result<Vec<Speculation>, CliError> {
-        let prompt = self.prompt(0, PROMPT);
+        let prompt = self.prompt(0, self.depth);
         let repeating = GenerationConfig { logit_bias: vec![(1, 100.0)], ..GenerationConfig::default() };
         let varying = GenerationConfig {
             temperature: 1.0,
@@ -452,7 +463,11 @@ fn print(r: &Report) -> Result<(), CliError> {
     }
     for d in &r.decode {
         let (batch, speed) = (d.batch, d.speed.told());
-        lines.push(format!("decode  batch {batch:5}    {speed}  {:7.2} GB/s of weights", d.gb_s));
+        let depth = r.decode_depth;
+        lines.push(format!(
+            "decode  batch {batch:5}    {speed}  {:7.2} GB/s of weights, after {depth} tokens",
+            d.gb_s
+        ));
     }
     for s in &r.speculation {
         let Speculation { text, guesses, speed, plain, drafted, accepted } = s;

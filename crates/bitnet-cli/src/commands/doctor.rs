@@ -27,6 +27,7 @@ struct Report {
     isa: &'static str,
     isas: Vec<&'static str>,
     threads: usize,
+    kv: &'static str,
     memory: SystemMemory,
     memory_bandwidth_gb_s: Option<f64>,
     /// What the GPU is that was looked for.
@@ -75,7 +76,8 @@ struct Outcome {
 
 /// `bitnet doctor`.
 pub fn run(common: &Common, args: &DoctorArgs) -> Result<(), CliError> {
-    let asked = load::cpu(common)?.info();
+    let cpu = load::cpu(common)?;
+    let (asked, kv) = (cpu.info(), cpu.kv_type());
     let gpu = match common.device {
         Device::Cpu => Err("not looked for (--device cpu)".to_owned()),
         Device::Cuda(index) => Ok(load::cuda(index)?),
@@ -86,7 +88,7 @@ pub fn run(common: &Common, args: &DoctorArgs) -> Result<(), CliError> {
     let bar = Progress::new("checking kernels", cases.len() * (isas.len() + usize::from(gpu.is_ok())));
     let mut conformance = Vec::new();
     for &isa in &isas {
-        conformance.push(examine(&mut Cpu::new(isa, asked.threads)?, check, &cases, &bar));
+        conformance.push(examine(&mut Cpu::new(isa, asked.threads)?.keeping(kv), check, &cases, &bar));
     }
     // What there is not has been told, and is not looked for again.
     let device = if gpu.is_ok() { common.device.clone() } else { Device::Cpu };
@@ -113,6 +115,7 @@ pub fn run(common: &Common, args: &DoctorArgs) -> Result<(), CliError> {
         isa: asked.isa,
         isas: isas.iter().map(|isa| isa.name()).collect(),
         threads: asked.threads,
+        kv: asked.kv,
         memory: SystemMemory::now(),
         memory_bandwidth_gb_s: memory::bandwidth(asked.threads),
         gpus,
@@ -203,7 +206,7 @@ fn print(r: &Report) -> Result<(), CliError> {
             r.cpu.cores
         ),
         format!("features   {}", r.cpu.features.join(" ")),
-        format!("isa        {} of {}, {} threads", r.isa, r.isas.join(", "), r.threads),
+        format!("isa        {} of {}, {} threads, kv {}", r.isa, r.isas.join(", "), r.threads, r.kv),
         format!("memory     {}, {} available", gib(r.memory.total_bytes), gib(r.memory.available_bytes)),
         format!("bandwidth  {}", memory::bandwidth_told(r.memory_bandwidth_gb_s)),
         format!("gpus       {}", r.gpu_note),

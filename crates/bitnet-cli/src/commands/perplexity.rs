@@ -10,7 +10,7 @@ use crate::{
     commands::logits::prefill,
     error::CliError,
     input_text,
-    load::{Want, kv, load},
+    load::{Want, load},
     model_arg, output,
     progress::Progress,
 };
@@ -23,7 +23,7 @@ const STEP: usize = 128;
 struct Report {
     model: String,
     file: String,
-    kv: String,
+    kv: &'static str,
     file_tokens: usize,
     context: usize,
     windows: usize,
@@ -82,7 +82,7 @@ pub fn run(common: &Common, args: &PerplexityArgs) -> Result<(), CliError> {
     let report = Report {
         model: checkpoint.name.clone(),
         file: args.file.display().to_string(),
-        kv: kv(common, &*model).into(),
+        kv: model.backend().kv,
         file_tokens: ids.len(),
         context: window,
         windows: ids.len() / window,

@@ -12,7 +12,7 @@ use crate::{
     args::{Common, RunArgs, Sampling},
     commands::tokenize::stdin,
     error::CliError,
-    load::{Want, kv, load},
+    load::{Want, load},
     model_arg, output,
 };
 
@@ -62,12 +62,7 @@ pub fn run(common: &Common, args: &RunArgs) -> Result<(), CliError> {
     output::note(pace(prompt.len(), &generated));
     output::note(format_args!(
         "seed {}, temperature {}, kv {}, on {}, isa {}, {} threads",
-        generated.seed,
-        config.temperature,
-        kv(common, &*model),
-        info.device,
-        info.isa,
-        info.threads
+        generated.seed, config.temperature, info.kv, info.device, info.isa, info.threads
     ));
     Ok(())
 }

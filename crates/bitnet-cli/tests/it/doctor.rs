@@ -5,7 +5,14 @@ use crate::bitnet::{bitnet, fixture};
 
 #[test]
 fn every_level_of_this_machine_passes_every_case() {
-    let report = bitnet(&["doctor", "--json", "--threads", "2", "--device", "cpu"]).json();
+    // The default type of cache, and another.
+    judged(&["doctor", "--json", "--threads", "2", "--device", "cpu"], "f32");
+    judged(&["doctor", "--json", "--threads", "2", "--device", "cpu", "--kv", "int8"], "int8");
+}
+
+fn judged(args: &[&str], kv: &str) {
+    let report = bitnet(args).json();
+    assert_eq!(report["kv"], kv);
     let isas: Vec<&str> = Isa::available().map(Isa::name).collect();
     assert_eq!(report["isas"], json!(isas));
     let outcomes = report["conformance"].as_array().unwrap();

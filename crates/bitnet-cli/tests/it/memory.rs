@@ -19,6 +19,20 @@ fn too_little_memory_names_the_least_that_works_and_that_works() {
     args(&one_less).failure(1);
 }
 
+#[test]
+fn a_smaller_type_of_cache_holds_a_longer_text_in_the_same_memory() {
+    let held = |kv: &str| {
+        let args = ["run", "synthetic:tiny", "--ids", "3", "-n", "4000", "--seed", "1", "--device", "cpu"];
+        let outcome = bitnet(&[&args[..], &["--memory", "2200000", "--kv", kv]].concat());
+        assert!(outcome.err.contains(&format!("kv {kv},")), "{}", outcome.err);
+        let told = outcome.err.split("the memory allows ").nth(1).and_then(|rest| rest.split(' ').next());
+        told.unwrap().parse::<usize>().unwrap()
+    };
+    let [f32, f16, bf16, int8] = ["f32", "f16", "bf16", "int8"].map(held);
+    assert_eq!(f16, bf16);
+    assert!(f32 > 64 && f16 * 10 >= f32 * 17 && int8 * 10 >= f32 * 28, "{f32} {f16} {int8}");
+}
+
 #[cfg(target_os = "linux")]
 #[test]
 fn f23_the_peak_stays_within_the_memory_allowed() {

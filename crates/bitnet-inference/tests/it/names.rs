@@ -218,18 +218,30 @@ fn f28_a_record_of_the_same_backend_gives_the_factor_and_one_of_another_does_not
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("deep/record.json");
     assert!(!gpu.read_throughput_record("m", &path).unwrap());
-    let BackendInfo { device, isa, threads } = gpu.engine().backend().clone();
+    let BackendInfo { device, isa, threads, kv } = gpu.engine().backend().clone();
     let decode = vec![(1, 10.0), (8, 35.0)];
-    let record =
-        ThroughputRecord { model: "m".into(), device, isa: isa.into(), threads, unix_time: 1, decode };
+    let record = ThroughputRecord {
+        model: "m".into(),
+        device,
+        isa: isa.into(),
+        threads,
+        kv: kv.into(),
+        unix_time: 1,
+        decode,
+    };
     record.write(&path).unwrap();
     assert_eq!(ThroughputRecord::read(&path).unwrap(), Some(record.clone()));
     assert!(gpu.read_throughput_record("m", &path).unwrap());
     let factors = [1, 8, 4].map(|size| gpu.batch_throughput_factor(size));
     assert_eq!(factors, [Some(1.0), Some(3.5), None]);
     assert!(!gpu.read_throughput_record("another", &path).unwrap());
-    ThroughputRecord { threads: threads + 1, ..record }.write(&path).unwrap();
-    assert!(!gpu.read_throughput_record("m", &path).unwrap());
+    for other in [
+        ThroughputRecord { threads: threads + 1, ..record.clone() },
+        ThroughputRecord { kv: "int8".into(), ..record },
+    ] {
+        other.write(&path).unwrap();
+        assert!(!gpu.read_throughput_record("m", &path).unwrap());
+    }
     assert_eq!(gpu.batch_throughput_factor(8), None);
     std::fs::write(&path, "{").unwrap();
     let error = gpu.read_throughput_record("m", &path).unwrap_err().to_string();

@@ -43,6 +43,7 @@ pub(crate) trait Lanes: Copy {
     unsafe fn load(p: *const f32) -> Self::F;
     unsafe fn load_bf16(p: *const u16) -> Self::F;
     unsafe fn load_f16(p: *const u16) -> Self::F;
+    unsafe fn load_i8(p: *const i8) -> Self::F;
     unsafe fn store(p: *mut f32, x: Self::F);
     unsafe fn add(a: Self::F, b: Self::F) -> Self::F;
     unsafe fn sub(a: Self::F, b: Self::F) -> Self::F;

@@ -22,10 +22,11 @@ use std::{
 
 use bitnet_tensor::{BitNetTensor, TernaryTensor, quant::RowQuant};
 
-use crate::{Backend, BackendInfo, Gate, KernelError, KvShape, Norm, Norms, RowOrder, RowsKind, Run};
+use crate::{Backend, BackendInfo, Gate, KernelError, KvShape, KvType, Norm, Norms, RowOrder, RowsKind, Run};
 use buffer::{Buffer, Shared};
 use generic::{
     attention::{self, Attention},
+    cache::Kv,
     dense,
     rows::{GateQuantize, NormQuantize, NormRows, QuantOut, RopeStore},
     ternary::BitLinear,
@@ -76,16 +77,10 @@ pub struct Table {
     screen: Option<Screen>,
 }
 
-/// Keys and values of one layer; keys transposed, 16 tokens to a vector (see [`KvShape`]).
-pub struct Kv {
-    shape: KvShape,
-    keys: Buffer<f32>,
-    values: Buffer<f32>,
-}
-
 /// The CPU backend.
 pub struct Cpu {
     isa: Isa,
+    kv: KvType,
     pool: Pool,
     /// One a thread, grown when buffers are made.
     scratch: Vec<Buffer<f32>>,
@@ -107,7 +102,17 @@ impl Cpu {
         let pool = Pool::new(threads)?;
         let scratch = (0..threads).map(|_| Buffer::zeroed(0, "scratch")).collect::<Result<_, _>>()?;
         let (screening, head) = (Screening::default(), HeadWork::default());
-        Ok(Cpu { isa, pool, scratch, screening, bit_linear_calls: 0, head })
+        Ok(Cpu { isa, kv: KvType::default(), pool, scratch, screening, bit_linear_calls: 0, head })
+    }
+
+    /// The same backend with caches of this type.
+    pub fn keeping(self, kv: KvType) -> Self {
+        Cpu { kv, ..self }
+    }
+
+    /// The type of its caches.
+    pub fn kv_type(&self) -> KvType {
+        self.kv
     }
 
     /// Bytes that [`Backend::screen`] takes for a table of this shape.
@@ -211,7 +216,8 @@ impl Backend for Cpu {
     type Kv = Kv;
 
     fn info(&self) -> BackendInfo {
-        BackendInfo { device: "cpu".into(), isa: self.isa.name(), threads: self.pool.threads() }
+        let (isa, kv) = (self.isa.name(), self.kv.name());
+        BackendInfo { device: "cpu".into(), isa, threads: self.pool.threads(), kv }
     }
 
     fn rows(&mut self, rows: usize, width: usize, _: RowsKind) -> Result<Rows, KernelError> {
@@ -249,11 +255,7 @@ impl Backend for Cpu {
 
     fn kv(&mut self, shape: KvShape) -> Result<Kv, KernelError> {
         self.reserve(attention::scratch(&shape))?;
-        Ok(Kv {
-            shape,
-            keys: Buffer::zeroed(shape.blocks * shape.key_block(), "cached keys")?,
-            values: Buffer::zeroed(shape.blocks * shape.value_block(), "cached values")?,
-        })
+        Kv::zeroed(shape, self.kv)
     }
 
     fn embed(&mut self, table: &Table, tokens: &[u32], out: &mut Rows) -> Result<(), KernelError> {
@@ -331,6 +333,7 @@ impl Backend for Cpu {
             sin: &rope.sin,
             heads,
             shape: kv.shape,
+            kv: kv.kv,
             qkv: qkv.values.shared(),
             stride: qkv.stride,
             keys: kv.keys.shared(),
@@ -364,9 +367,7 @@ impl Backend for Cpu {
             qkv: &qkv.values,
             stride: qkv.stride,
             heads,
-            shape,
-            keys: &kv.keys,
-            values: &kv.values,
+            kv,
             out: out.values.shared(),
             out_stride: out.stride,
         };
@@ -447,10 +448,7 @@ impl Backend for Cpu {
     }
 
     fn copy_block(&mut self, kv: &mut Kv, from: u32, to: u32) -> Result<(), KernelError> {
-        let (keys, values) = (kv.shape.key_block(), kv.shape.value_block());
-        let (from, to) = (from as usize, to as usize);
-        kv.keys.copy_within(from * keys..(from + 1) * keys, to * keys);
-        kv.values.copy_within(from * values..(from + 1) * values, to * values);
+        kv.copy_block(from as usize, to as usize);
         Ok(())
     }
 

@@ -41,6 +41,10 @@ impl Lanes for Scalar {
         p.cast::<[u16; 16]>().read_unaligned().map(|b| f16::from_bits(b).to_f32())
     }
     #[inline(always)]
+    unsafe fn load_i8(p: *const i8) -> Self::F {
+        p.cast::<[i8; 16]>().read_unaligned().map(f32::from)
+    }
+    #[inline(always)]
     unsafe fn store(p: *mut f32, x: Self::F) {
         p.cast::<Self::F>().write_unaligned(x);
     }

@@ -2,8 +2,8 @@ use bitnet_tensor::{BitNetTensor, TernaryTensor};
 
 use super::{Driver, Gain, Gpu, Kv, Linear, Quants, Rope, Rows, Table};
 use crate::{
-    Ask, Backend, BackendInfo, DeviceStatus, Drawn, Gate, KernelError, KvShape, Norm, Norms, RowOrder,
-    RowsKind, Run, StepSize,
+    Ask, Backend, BackendInfo, DeviceStatus, Drawn, Gate, KernelError, KvShape, KvType, Norm, Norms,
+    RowOrder, RowsKind, Run, StepSize,
 };
 
 /// Each operation is one method of [`Gpu`], which these names pass on to.
@@ -18,7 +18,8 @@ impl<D: Driver> Backend for Gpu<D> {
 
     fn info(&self) -> BackendInfo {
         let info = self.driver.info();
-        BackendInfo { device: info.name.clone(), isa: "sm80", threads: info.processors as usize }
+        let (device, threads) = (info.name.clone(), info.processors as usize);
+        BackendInfo { device, isa: "sm80", threads, kv: KvType::Bf16.name() }
     }
 
     fn rows(&mut self, rows: usize, width: usize, kind: RowsKind) -> Result<Rows, KernelError> {

@@ -132,6 +132,7 @@ fn when_the_gpu_is_lost_every_request_and_every_probe_is_told_why() {
     ask(&[1, 2]).ok();
     assert_eq!(server.get("/ready").status, 200);
     assert_eq!(server.metric_of("bitnet_backend_info", "device=\"hash\""), 1.0);
+    assert_eq!(server.metric_of("bitnet_backend_info", "kv=\"none\""), 1.0);
     for prompt in [[1, LOSES], [1, 2]] {
         let reply = ask(&prompt);
         let error = reply.json()["error"].clone();

@@ -57,6 +57,13 @@ macro_rules! v128_lanes {
                 [0, 4, 8, 12].map(|at| vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p.add(at)))))
             }
             #[inline(always)]
+            unsafe fn load_i8(p: *const i8) -> Self::F {
+                let bytes = vld1q_s8(p);
+                let (low, high) = (vmovl_s8(vget_low_s8(bytes)), vmovl_high_s8(bytes));
+                let words = [vget_low_s16(low), vget_high_s16(low), vget_low_s16(high), vget_high_s16(high)];
+                words.map(|x| vcvtq_f32_s32(vmovl_s16(x)))
+            }
+            #[inline(always)]
             unsafe fn store(p: *mut f32, x: Self::F) {
                 for (i, x) in x.into_iter().enumerate() {
                     vst1q_f32(p.add(4 * i), x);

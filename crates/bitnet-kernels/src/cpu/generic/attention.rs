@@ -1,14 +1,15 @@
 //! Causal attention over a paged cache: every (token, key-value head) is one item of work, its query heads are
 //! taken up to four at a time so that keys and values are read once for all of them.
 //!
-//! Keys lie transposed, 16 tokens to a vector, so that scores need no sums across lanes; values lie row by row.
-//! The order of operations is the one of [`crate::order`].
+//! Whatever type the cache keeps becomes f32 as it is loaded (see [`super::cache`]). The order of operations is the
+//! one of [`crate::order`].
 
 use crate::{
-    BLOCK_TOKENS, KvShape, Run,
+    BLOCK_TOKENS, KvShape, KvType, Run,
     cpu::{
         buffer::Shared,
         generic::{
+            cache::{Bf16, F16, F32, Int8, Kv, Stored, panel},
             exp,
             rows::{store_row, sum_by_lane},
         },
@@ -31,9 +32,7 @@ pub(crate) struct Attention<'a> {
     pub(crate) qkv: &'a [f32],
     pub(crate) stride: usize,
     pub(crate) heads: usize,
-    pub(crate) shape: KvShape,
-    pub(crate) keys: &'a [f32],
-    pub(crate) values: &'a [f32],
+    pub(crate) kv: &'a Kv,
     /// `[n][out_stride]`
     pub(crate) out: Shared<'a, f32>,
     pub(crate) out_stride: usize,
@@ -47,12 +46,23 @@ pub(crate) fn scratch(shape: &KvShape) -> usize {
 /// The items `part, part + parts, ...`: later tokens of a chunk see more keys, and taking turns shares that out.
 #[inline(always)]
 pub(crate) unsafe fn attention<L: Lanes>(a: &Attention<'_>, part: usize, parts: usize, scratch: &mut [f32]) {
-    let group = a.heads / a.shape.kv_heads;
+    match a.kv.kv {
+        KvType::F32 => items::<L, F32>(a, part, parts, scratch),
+        KvType::F16 => items::<L, F16>(a, part, parts, scratch),
+        KvType::Bf16 => items::<L, Bf16>(a, part, parts, scratch),
+        KvType::Int8 => items::<L, Int8>(a, part, parts, scratch),
+    }
+}
+
+#[inline(always)]
+unsafe fn items<L: Lanes, S: Stored>(a: &Attention<'_>, part: usize, parts: usize, scratch: &mut [f32]) {
+    let kv_heads = a.kv.shape.kv_heads;
+    let group = a.heads / kv_heads;
     let mut item = 0;
     for run in a.runs {
         let table = &a.blocks[run.blocks.clone()];
         for (i, t) in run.tokens.clone().enumerate() {
-            for kv_head in 0..a.shape.kv_heads {
+            for kv_head in 0..kv_heads {
                 item += 1;
                 if (item - 1) % parts != part {
                     continue;
@@ -63,10 +73,10 @@ pub(crate) unsafe fn attention<L: Lanes>(a: &Attention<'_>, part: usize, parts: 
                 while head < end {
                     let heads = (end - head).min(HEADS);
                     match heads {
-                        1 => some_heads::<L, 1>(a, table, t, keys, kv_head, head, scratch),
-                        2 => some_heads::<L, 2>(a, table, t, keys, kv_head, head, scratch),
-                        3 => some_heads::<L, 3>(a, table, t, keys, kv_head, head, scratch),
-                        _ => some_heads::<L, 4>(a, table, t, keys, kv_head, head, scratch),
+                        1 => some_heads::<L, S, 1>(a, table, t, keys, kv_head, head, scratch),
+                        2 => some_heads::<L, S, 2>(a, table, t, keys, kv_head, head, scratch),
+                        3 => some_heads::<L, S, 3>(a, table, t, keys, kv_head, head, scratch),
+                        _ => some_heads::<L, S, 4>(a, table, t, keys, kv_head, head, scratch),
                     }
                     head += heads;
                 }
@@ -77,7 +87,7 @@ pub(crate) unsafe fn attention<L: Lanes>(a: &Attention<'_>, part: usize, parts: 
 
 /// `H` query heads of one token over its first `keys` keys.
 #[inline(always)]
-unsafe fn some_heads<L: Lanes, const H: usize>(
+unsafe fn some_heads<L: Lanes, S: Stored, const H: usize>(
     a: &Attention<'_>,
     table: &[u32],
     token: usize,
@@ -86,7 +96,7 @@ unsafe fn some_heads<L: Lanes, const H: usize>(
     head: usize,
     scratch: &mut [f32],
 ) {
-    let (dim, wide) = (a.shape.head_dim, a.shape.value_stride());
+    let (dim, wide) = (a.kv.shape.head_dim, a.kv.shape.value_stride());
     let q = a.qkv[token * a.stride + head * dim..][..H * dim].as_ptr();
     let (weights, rest) = scratch.split_at_mut(HEADS * SEGMENT); // [H][SEGMENT]
     let (running, rest) = rest.split_at_mut(HEADS * wide); // [H][wide]
@@ -96,13 +106,13 @@ unsafe fn some_heads<L: Lanes, const H: usize>(
         let count = (keys - first).min(SEGMENT);
         let padded = count.next_multiple_of(16);
         let blocks = &table[first / BLOCK_TOKENS..(first + count).div_ceil(BLOCK_TOKENS)];
-        scores::<L, H>(a, blocks, kv_head, q, padded / 16, weights);
+        scores::<L, S, H>(a, blocks, kv_head, q, padded / 16, weights);
         let values = if first == 0 { running.as_mut_ptr() } else { part.as_mut_ptr() };
         let mut segment = [(0.0f32, 0.0f32); H];
         for (h, segment) in segment.iter_mut().enumerate() {
             *segment = softmax::<L>(&mut weights[h * SEGMENT..][..SEGMENT], count, padded);
         }
-        weigh::<L, H>(a, blocks, kv_head, count, weights, values);
+        weigh::<L, S, H>(a, blocks, kv_head, count, weights, values);
         for h in 0..H {
             let (m, l) = segment[h];
             if first == 0 {
@@ -127,7 +137,7 @@ unsafe fn some_heads<L: Lanes, const H: usize>(
 
 /// Scores of `groups` groups of 16 keys; lanes after the last key hold whatever the cache held.
 #[inline(always)]
-unsafe fn scores<L: Lanes, const H: usize>(
+unsafe fn scores<L: Lanes, S: Stored, const H: usize>(
     a: &Attention<'_>,
     blocks: &[u32],
     kv_head: usize,
@@ -135,33 +145,44 @@ unsafe fn scores<L: Lanes, const H: usize>(
     groups: usize,
     weights: &mut [f32],
 ) {
+    let (dim, kv_heads) = (a.kv.shape.head_dim, a.kv.shape.kv_heads);
     let key = |group: usize| {
         let block = blocks[group / (BLOCK_TOKENS / 16)] as usize;
-        let at = a.shape.key_at(block, kv_head, 16 * (group % (BLOCK_TOKENS / 16)));
-        a.keys[at..][..16 * a.shape.head_dim].as_ptr()
+        let (keys, scales) = panel::<S>(&a.kv.keys, block * kv_heads + kv_head, dim);
+        let group = 16 * (group % (BLOCK_TOKENS / 16));
+        (keys.add(group * dim), scales.wrapping_add(group))
     };
     let mut group = 0;
     while group + 1 < groups {
-        score::<L, H, 2>(a.shape.head_dim, q, [key(group), key(group + 1)], group, weights);
+        score::<L, S, H, 2>(dim, q, [key(group), key(group + 1)], group, weights);
         group += 2;
     }
     if group < groups {
-        score::<L, H, 1>(a.shape.head_dim, q, [key(group)], group, weights);
+        score::<L, S, H, 1>(dim, q, [key(group)], group, weights);
     }
 }
 
 #[inline(always)]
-unsafe fn score<L: Lanes, const H: usize, const G: usize>(
+unsafe fn score<L: Lanes, S: Stored, const H: usize, const G: usize>(
     dim: usize,
     q: *const f32,
-    keys: [*const f32; G],
+    keys: [(*const S::Number, *const f32); G],
     group: usize,
     weights: &mut [f32],
 ) {
+    let mut scales = [L::splat(1.0); G];
+    if S::KV.scaled() {
+        for (scales, &(_, from)) in scales.iter_mut().zip(&keys) {
+            *scales = L::load(from);
+        }
+    }
     let mut sums = [[L::splat(0.0); G]; H];
     for d in 0..dim {
-        for (g, &keys) in keys.iter().enumerate() {
-            let k = L::load(keys.add(16 * d));
+        for (g, &(keys, _)) in keys.iter().enumerate() {
+            let mut k = S::load::<L>(keys.add(16 * d));
+            if S::KV.scaled() {
+                k = L::mul(k, scales[g]);
+            }
             for (h, sums) in sums.iter_mut().enumerate() {
                 sums[g] = L::fma(L::splat(*q.add(h * dim + d)), k, sums[g]);
             }
@@ -196,7 +217,7 @@ unsafe fn softmax<L: Lanes>(weights: &mut [f32], count: usize, padded: usize) ->
 
 /// `out[h] = sum_j weights[h][j] * value[j]`, in the order of `j`.
 #[inline(always)]
-unsafe fn weigh<L: Lanes, const H: usize>(
+unsafe fn weigh<L: Lanes, S: Stored, const H: usize>(
     a: &Attention<'_>,
     blocks: &[u32],
     kv_head: usize,
@@ -204,19 +225,19 @@ unsafe fn weigh<L: Lanes, const H: usize>(
     weights: &[f32],
     out: *mut f32,
 ) {
-    let wide = a.shape.value_stride();
+    let wide = a.kv.shape.value_stride();
     let mut d = 0;
     while d + 32 <= wide {
-        weigh_columns::<L, H, 2>(a, blocks, kv_head, count, weights, out, d);
+        weigh_columns::<L, S, H, 2>(a, blocks, kv_head, count, weights, out, d);
         d += 32;
     }
     if d < wide {
-        weigh_columns::<L, H, 1>(a, blocks, kv_head, count, weights, out, d);
+        weigh_columns::<L, S, H, 1>(a, blocks, kv_head, count, weights, out, d);
     }
 }
 
 #[inline(always)]
-unsafe fn weigh_columns<L: Lanes, const H: usize, const C: usize>(
+unsafe fn weigh_columns<L: Lanes, S: Stored, const H: usize, const C: usize>(
     a: &Attention<'_>,
     blocks: &[u32],
     kv_head: usize,
@@ -225,16 +246,19 @@ unsafe fn weigh_columns<L: Lanes, const H: usize, const C: usize>(
     out: *mut f32,
     d: usize,
 ) {
-    let wide = a.shape.value_stride();
+    let wide = a.kv.shape.value_stride();
     let mut sums = [[L::splat(0.0); C]; H];
     for (b, &block) in blocks.iter().enumerate() {
         let tokens = (count - b * BLOCK_TOKENS).min(BLOCK_TOKENS);
-        let at = a.shape.value_at(block as usize, kv_head, 0);
-        let values = a.values[at..][..BLOCK_TOKENS * wide].as_ptr().add(d);
+        let index = block as usize * a.kv.shape.kv_heads + kv_head;
+        let (values, scales) = panel::<S>(&a.kv.values, index, wide);
         let weights = weights[..(H - 1) * SEGMENT + b * BLOCK_TOKENS + tokens].as_ptr().add(b * BLOCK_TOKENS);
         for j in 0..tokens {
             for c in 0..C {
-                let v = L::load(values.add(j * wide + 16 * c));
+                let mut v = S::load::<L>(values.add(j * wide + d + 16 * c));
+                if S::KV.scaled() {
+                    v = L::mul(v, L::splat(*scales.add(j)));
+                }
                 for (h, sums) in sums.iter_mut().enumerate() {
                     sums[c] = L::fma(L::splat(*weights.add(h * SEGMENT + j)), v, sums[c]);
                 }

@@ -6,6 +6,7 @@
 #![allow(unsafe_op_in_unsafe_fn, reason = "one argument covers all: see the module's first lines")]
 
 pub(crate) mod attention;
+pub(crate) mod cache;
 pub(crate) mod dense;
 pub(crate) mod peak;
 pub(crate) mod rows;

@@ -5,11 +5,14 @@ use std::ops::Range;
 use bitnet_tensor::quant::{self, RowQuant};
 
 use crate::{
-    BLOCK_TOKENS, Gate, KvShape, Norm, Norms, Run,
+    BLOCK_TOKENS, Gate, KvShape, KvType, Norm, Norms, Run,
     cpu::{
         Gain,
         buffer::Shared,
-        generic::{exp, load_partial, store_partial},
+        generic::{
+            cache::{self, Bf16, F16, F32, Int8, Stored},
+            exp, load_partial, store_partial,
+        },
         lanes::Lanes,
     },
     order::SQUARES,
@@ -185,17 +188,30 @@ pub(crate) struct RopeStore<'a> {
     pub(crate) sin: &'a [f32],
     pub(crate) heads: usize,
     pub(crate) shape: KvShape,
+    pub(crate) kv: KvType,
     /// `[n][stride]`: queries, keys, values.
     pub(crate) qkv: Shared<'a, f32>,
     pub(crate) stride: usize,
-    pub(crate) keys: Shared<'a, f32>,
-    pub(crate) values: Shared<'a, f32>,
+    /// As in [`cache`].
+    pub(crate) keys: Shared<'a, u8>,
+    pub(crate) values: Shared<'a, u8>,
 }
 
 /// All tokens, in one thread: the caller passes the only access to the three buffers.
 #[inline(always)]
 pub(crate) unsafe fn rope_store(a: &RopeStore<'_>) {
-    let (dim, kv_heads) = (a.shape.head_dim, a.shape.kv_heads);
+    match a.kv {
+        KvType::F32 => rope_store_as::<F32>(a),
+        KvType::F16 => rope_store_as::<F16>(a),
+        KvType::Bf16 => rope_store_as::<Bf16>(a),
+        KvType::Int8 => rope_store_as::<Int8>(a),
+    }
+}
+
+#[inline(always)]
+unsafe fn rope_store_as<S: Stored>(a: &RopeStore<'_>) {
+    let (dim, wide, kv_heads) = (a.shape.head_dim, a.shape.value_stride(), a.shape.kv_heads);
+    let (key_panel, value_panel) = (S::KV.panel(dim), S::KV.panel(wide));
     for run in a.runs {
         for (i, t) in run.tokens.clone().enumerate() {
             let position = run.start + i;
@@ -210,14 +226,13 @@ pub(crate) unsafe fn rope_store(a: &RopeStore<'_>) {
             }
             let block = a.blocks[run.blocks.start + position / BLOCK_TOKENS] as usize;
             let slot = position % BLOCK_TOKENS;
-            for h in 0..kv_heads {
-                let key = a.keys.slice(a.shape.key_at(block, h, slot), (dim - 1) * 16 + 1);
-                let from = &row[(a.heads + h) * dim..][..dim];
-                for (k, &x) in key.iter_mut().step_by(16).zip(from) {
-                    *k = x;
-                }
-                let value = a.values.slice(a.shape.value_at(block, h, slot), dim);
-                value.copy_from_slice(&row[(a.heads + kv_heads + h) * dim..][..dim]);
+            for (h, key) in row[a.heads * dim..][..kv_heads * dim].chunks_exact(dim).enumerate() {
+                let panel = a.keys.slice((block * kv_heads + h) * key_panel, key_panel);
+                cache::store::<S>(panel, dim, slot, (slot / 16 * 16 * dim + slot % 16, 16), key);
+            }
+            for (h, value) in row[(a.heads + kv_heads) * dim..].chunks_exact(dim).enumerate() {
+                let panel = a.values.slice((block * kv_heads + h) * value_panel, value_panel);
+                cache::store::<S>(panel, wide, slot, (slot * wide, 1), value);
             }
         }
     }

@@ -51,6 +51,10 @@ macro_rules! ymm_lanes {
                 both!([p, p.add(8)], p => _mm256_cvtph_ps(_mm_loadu_si128(p.cast())))
             }
             #[inline(always)]
+            unsafe fn load_i8(p: *const i8) -> Self::F {
+                both!([p, p.add(8)], p => _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast()))))
+            }
+            #[inline(always)]
             unsafe fn store(p: *mut f32, x: Self::F) {
                 _mm256_storeu_ps(p, x[0]);
                 _mm256_storeu_ps(p.add(8), x[1]);

@@ -30,6 +30,10 @@ macro_rules! zmm_lanes {
                 _mm512_cvtph_ps(_mm256_loadu_si256(p.cast()))
             }
             #[inline(always)]
+            unsafe fn load_i8(p: *const i8) -> Self::F {
+                _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast())))
+            }
+            #[inline(always)]
             unsafe fn store(p: *mut f32, x: Self::F) {
                 _mm512_storeu_ps(p, x);
             }

@@ -1,0 +1,170 @@
+//! Keys and values of one layer, in blocks, in each of the types of [`KvType`].
+//!
+//! A block is a panel of keys and one of values for each head, in buffers of their own. In a panel of keys the tokens
+//! lie side by side, so that scores need no sums across lanes; values lie row by row:
+//!
+//! ```text
+//! keys    [block][kv_head] { [BLOCK_TOKENS / 16][head_dim][16 tokens] numbers, [BLOCK_TOKENS] f32 scales }
+//! values  [block][kv_head] { [BLOCK_TOKENS][value_stride] numbers,             [BLOCK_TOKENS] f32 scales }
+//! ```
+//!
+//! Only int8 has scales. Numbers become f32 as they are loaded, so that attention is one text for all types.
+
+use half::{bf16, f16, slice::HalfFloatSliceExt};
+
+use crate::{
+    BLOCK_TOKENS, KernelError, KvShape, KvType,
+    cpu::{buffer::Buffer, lanes::Lanes},
+};
+
+/// Keys and values of one layer.
+pub struct Kv {
+    pub(crate) shape: KvShape,
+    pub(crate) kv: KvType,
+    pub(crate) keys: Buffer<u8>,
+    pub(crate) values: Buffer<u8>,
+}
+
+impl Kv {
+    pub(crate) fn zeroed(shape: KvShape, kv: KvType) -> Result<Self, KernelError> {
+        let panels = shape.blocks * shape.kv_heads;
+        let keys = Buffer::zeroed(panels * kv.panel(shape.head_dim), "cached keys")?;
+        let values = Buffer::zeroed(panels * kv.panel(shape.value_stride()), "cached values")?;
+        Ok(Kv { shape, kv, keys, values })
+    }
+
+    /// Copies all keys and values of block `from` to block `to`.
+    pub(crate) fn copy_block(&mut self, from: usize, to: usize) {
+        for side in [&mut self.keys, &mut self.values] {
+            let block = side.len() / self.shape.blocks;
+            side.copy_within(from * block..(from + 1) * block, to * block);
+        }
+    }
+}
+
+/// How one of the types keeps numbers.
+pub(crate) trait Stored {
+    /// A number as it is kept.
+    type Number: Copy + Default;
+    /// The type.
+    const KV: KvType;
+
+    /// What the numbers of a key or value are multiplied by when they are read.
+    fn scale(_: &[f32]) -> f32 {
+        1.0
+    }
+    /// The numbers of a part of a key or value, as they are kept.
+    fn narrow(part: &[f32], scale: f32, to: &mut [Self::Number]);
+    /// 16 numbers, not yet multiplied by a scale.
+    ///
+    /// # Safety
+    /// As [`Lanes::load`].
+    unsafe fn load<L: Lanes>(p: *const Self::Number) -> L::F;
+}
+
+pub(crate) struct F32;
+
+impl Stored for F32 {
+    type Number = f32;
+    const KV: KvType = KvType::F32;
+
+    #[inline(always)]
+    fn narrow(part: &[f32], _: f32, to: &mut [f32]) {
+        to.copy_from_slice(part);
+    }
+    #[inline(always)]
+    unsafe fn load<L: Lanes>(p: *const f32) -> L::F {
+        L::load(p)
+    }
+}
+
+pub(crate) struct F16;
+
+impl Stored for F16 {
+    type Number = f16;
+    const KV: KvType = KvType::F16;
+
+    #[inline(always)]
+    fn narrow(part: &[f32], _: f32, to: &mut [f16]) {
+        to.convert_from_f32_slice(part);
+    }
+    #[inline(always)]
+    unsafe fn load<L: Lanes>(p: *const f16) -> L::F {
+        L::load_f16(p.cast())
+    }
+}
+
+pub(crate) struct Bf16;
+
+impl Stored for Bf16 {
+    type Number = bf16;
+    const KV: KvType = KvType::Bf16;
+
+    #[inline(always)]
+    fn narrow(part: &[f32], _: f32, to: &mut [bf16]) {
+        to.convert_from_f32_slice(part);
+    }
+    #[inline(always)]
+    unsafe fn load<L: Lanes>(p: *const bf16) -> L::F {
+        L::load_bf16(p.cast())
+    }
+}
+
+pub(crate) struct Int8;
+
+impl Stored for Int8 {
+    type Number = i8;
+    const KV: KvType = KvType::Int8;
+
+    #[inline(always)]
+    fn scale(row: &[f32]) -> f32 {
+        // Comparing the bits of |x| as integers is exact, does not depend on the order, and lets a NaN win.
+        let absmax = row.iter().fold(0, |most, x| x.abs().to_bits().max(most));
+        f32::from_bits(absmax) / 127.0
+    }
+    /// Where the scale is zero, infinite or NaN, the product with any number is zero or NaN, as it must be.
+    #[inline(always)]
+    fn narrow(part: &[f32], scale: f32, to: &mut [i8]) {
+        for (to, x) in to.iter_mut().zip(part) {
+            *to = (x / scale).round_ties_even().clamp(-127.0, 127.0) as i8;
+        }
+    }
+    #[inline(always)]
+    unsafe fn load<L: Lanes>(p: *const i8) -> L::F {
+        L::load_i8(p)
+    }
+}
+
+/// Where the numbers of panel `index` lie, of tokens of `width`, and where their scales would.
+#[inline(always)]
+pub(crate) fn panel<S: Stored>(side: &[u8], index: usize, width: usize) -> (*const S::Number, *const f32) {
+    let bytes = S::KV.panel(width);
+    let panel = side[index * bytes..][..bytes].as_ptr();
+    (panel.cast(), panel.wrapping_add(BLOCK_TOKENS * width * size_of::<S::Number>()).cast())
+}
+
+/// Keeps a key or value of the token at `slot`: its numbers at `first`, `first + step` and so on.
+///
+/// # Safety
+/// `panel` is one of tokens of `width`, and numbers and slot lie inside it.
+#[inline(always)]
+pub(crate) unsafe fn store<S: Stored>(
+    panel: &mut [u8],
+    width: usize,
+    slot: usize,
+    (first, step): (usize, usize),
+    row: &[f32],
+) {
+    let scale = S::scale(row);
+    let numbers = panel.as_mut_ptr().cast::<S::Number>();
+    for (i, part) in row.chunks(16).enumerate() {
+        let mut narrow = [S::Number::default(); 16];
+        S::narrow(part, scale, &mut narrow[..part.len()]);
+        for (d, number) in narrow[..part.len()].iter().enumerate() {
+            numbers.add(first + (16 * i + d) * step).write(*number);
+        }
+    }
+    if S::KV.scaled() {
+        numbers.add(BLOCK_TOKENS * width).cast::<f32>().add(slot).write(scale);
+    }
+}
