@@ -4,6 +4,7 @@
 
 mod backend;
 mod cache;
+mod ceilings;
 mod cuda;
 mod driver;
 mod error;
@@ -22,6 +23,7 @@ mod upload;
 use std::{collections::HashMap, time::Duration};
 
 pub use cache::{Kv, Rope};
+pub use ceilings::Ceilings;
 pub use cuda::Cuda;
 pub use driver::{Arg, DeviceInfo, Driver, Entry, Grid, Launch, MARKS};
 pub use error::GpuError;

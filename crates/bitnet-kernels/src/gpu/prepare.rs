@@ -1,4 +1,8 @@
-use super::{Driver, Gpu, GpuError, upload::Upload};
+use super::{
+    Driver, Gpu, GpuError,
+    ops::{DRAWN, FEW_ROWS},
+    upload::Upload,
+};
 use crate::{RowsKind, StepSize};
 
 /// Bytes of an id, a position or a place.
@@ -7,13 +11,11 @@ const WORD: usize = 4;
 const PIECE: usize = 32;
 /// Bytes of what a row is drawn with.
 const ASK: usize = 32;
-/// Rows that a block of threads attends for at least.
-const ROWS: usize = 16;
 
 impl<D: Driver> Gpu<D> {
     /// Takes all memory that steps up to this size need beside the buffers made for them.
     pub fn prepare(&mut self, size: &StepSize) -> Result<(), GpuError> {
-        let pieces = size.tokens * size.group.div_ceil(ROWS);
+        let pieces = size.tokens * size.group.div_ceil(FEW_ROWS);
         for (what, bytes) in [
             (Upload::Tokens, WORD * size.tokens),
             (Upload::Positions, WORD * size.tokens),
@@ -27,7 +29,7 @@ impl<D: Driver> Gpu<D> {
             self.make_room(what, bytes)?;
         }
         self.logits = Some(self.rows(size.logit_rows, size.vocab, RowsKind::Residual)?);
-        self.drawn = Some(self.alloc(8 * size.logit_rows, "drawn tokens")?);
+        self.drawn = Some(self.alloc(DRAWN * size.logit_rows, "drawn tokens")?);
         self.free = self.driver.free_memory()?;
         Ok(())
     }

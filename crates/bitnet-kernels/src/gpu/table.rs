@@ -103,4 +103,7 @@ kernels! {
     ADVANCE = "sm80_advance_u32": block 128, shared 0, dynamic 0, registers 32, conflicts 0, machine ["LDG.E.64"];
     COPY_BLOCK = "sm80_copy_block": block 256, shared 0, dynamic 0, registers 24, conflicts 0,
         machine ["LDG.E.128", "STG.E.128"];
+    PEAK_W2A8 = "sm80_peak_w2a8": block 128, shared 0, dynamic 0, registers 64, conflicts 0, machine ["IMMA.16832.U8.S8"];
+    PEAK_BF16 = "sm80_peak_bf16": block 128, shared 0, dynamic 0, registers 64, conflicts 0,
+        machine ["HMMA.16816.F32.BF16"];
 }

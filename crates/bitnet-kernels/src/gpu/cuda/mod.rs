@@ -62,13 +62,9 @@ fn check(during: &'static str, code: Code) -> Result<(), GpuError> {
 /// What a failure means while GPU number `index` of `count` is being opened.
 fn absence(during: &'static str, code: Code, index: usize, count: usize) -> Result<(), GpuError> {
     match code {
+        0 => Ok(()),
         library::NO_DEVICE | library::INVALID_DEVICE => Err(GpuError::NoDevice { index, count }),
-        code => check(during, code).map_err(|e| match e {
-            GpuError::Failed { during, reason } => {
-                GpuError::Unavailable { reason: format!("{during}: {reason}") }
-            }
-            other => other,
-        }),
+        code => Err(GpuError::Unavailable { reason: format!("{during}: {}", library::name_of(code)) }),
     }
 }
 

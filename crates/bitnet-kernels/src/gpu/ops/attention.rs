@@ -36,7 +36,7 @@ static WIDTHS: [Width; 2] = [
 ];
 
 /// Rows of a block that takes few.
-const FEW: usize = 16;
+pub(in crate::gpu) const FEW: usize = 16;
 /// Tiles that a growing sequence is given at once, so that its next steps launch the same.
 const TILE_STEP: usize = 8;
 /// Blocks that a processor can be given at once; chunks make up to as many.

@@ -4,7 +4,7 @@ use crate::{
 };
 
 /// Bytes of what a row's kernel leaves: {u32 token, u32 status}.
-const DRAWN: usize = 8;
+pub(in crate::gpu) const DRAWN: usize = 8;
 
 impl<D: Driver> Gpu<D> {
     /// Logits of a row of `x` for each of `asks`. A row with an ask is drawn from here, and only its token is read
@@ -21,11 +21,7 @@ impl<D: Driver> Gpu<D> {
         assert!(logits.len() == n * table.rows && drawn.len() == n, "logits and a token for each row");
         let mut rows = self.logit_rows(n, table.rows)?;
         let made = self.logits(n, x, table, &mut rows).and_then(|()| self.draw_from(&rows, asks, drawn));
-        let read = made.and_then(|()| {
-            let rest = logits.chunks_exact_mut(table.rows).zip(asks).enumerate();
-            rest.filter(|(_, (_, ask))| ask.is_none())
-                .try_for_each(|(i, (to, _))| self.read_row(&rows, i, to))
-        });
+        let read = made.and_then(|()| self.read_rest(&rows, asks, logits));
         self.logits = Some(rows);
         read
     }
@@ -59,10 +55,21 @@ impl<D: Driver> Gpu<D> {
         Ok(())
     }
 
-    fn read_row(&mut self, rows: &Rows, row: usize, to: &mut [f32]) -> Result<(), GpuError> {
-        let mut bytes = vec![0; 4 * to.len()];
-        self.receive(rows.address() + (4 * row * rows.stride) as u64, &mut bytes)?;
-        to.iter_mut().zip(bytes.as_chunks().0).for_each(|(to, &from)| *to = f32::from_le_bytes(from));
+    /// Rows without an ask, those side by side in one copy.
+    fn read_rest(&mut self, rows: &Rows, asks: &[Option<Ask>], logits: &mut [f32]) -> Result<(), GpuError> {
+        let mut row = 0;
+        for stretch in asks.chunk_by(|a, b| a.is_none() == b.is_none()) {
+            if stretch[0].is_none() {
+                let mut bytes = vec![0; 4 * stretch.len() * rows.stride];
+                self.receive(rows.address() + (4 * row * rows.stride) as u64, &mut bytes)?;
+                let to = logits[row * rows.width..].chunks_exact_mut(rows.width);
+                for (to, from) in to.zip(bytes.chunks_exact(4 * rows.stride)) {
+                    let from = from.as_chunks().0;
+                    to.iter_mut().zip(from).for_each(|(to, &from)| *to = f32::from_le_bytes(from));
+                }
+            }
+            row += stretch.len();
+        }
         Ok(())
     }
 

@@ -14,5 +14,7 @@ mod sample;
 mod tile;
 
 pub use advance::Steps;
+pub(super) use attention::FEW as FEW_ROWS;
 pub(super) use bit_linear::split_bytes;
+pub(super) use draw::DRAWN;
 pub use sample::Penalty;

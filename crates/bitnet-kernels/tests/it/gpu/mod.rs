@@ -3,6 +3,7 @@
 mod advance;
 mod attention;
 mod bit_linear;
+mod ceilings;
 mod conformance;
 mod embed;
 mod errors;

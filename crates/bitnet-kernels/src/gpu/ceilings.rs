@@ -1,0 +1,85 @@
+use std::time::Duration;
+
+use super::{
+    Arg, Driver, Gpu, GpuError,
+    table::{Kernel, PEAK_BF16, PEAK_W2A8},
+};
+use crate::{BLOCK_TOKENS, KvShape};
+
+/// Time beside which that of a launch is small.
+const LONG: Duration = Duration::from_micros(500);
+/// Runs, of which the best counts: the others were disturbed.
+const RUNS: usize = 5;
+/// Blocks that a processor is given at once, so that each of its matrix units has several warps.
+const BLOCKS_PER_PROCESSOR: usize = 4;
+/// Width of the heads whose cache is copied.
+const HEAD_DIM: usize = 128;
+/// Most bytes that are copied.
+const MOST: usize = 1 << 30;
+
+/// What no kernel on this GPU can exceed, as it measures itself.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Ceilings {
+    /// Bytes a second that a copy within its memory reads and writes, together.
+    pub copy: f64,
+    /// Operations a second of its matrix units on int8 out of registers, a product being two.
+    pub int8: f64,
+    /// The same on bf16.
+    pub bf16: f64,
+}
+
+impl<D: Driver> Gpu<D> {
+    /// Measures them, which takes some milliseconds and up to four gigabytes of memory.
+    pub fn ceilings(&mut self) -> Result<Ceilings, GpuError> {
+        let (int8, bf16) = (self.multiplications(&PEAK_W2A8)?, self.multiplications(&PEAK_BF16)?);
+        Ok(Ceilings {
+            copy: self.copies()?,
+            int8: int8 * f64::from(2 * 16 * 8 * 32),
+            bf16: bf16 * f64::from(2 * 16 * 8 * 16),
+        })
+    }
+
+    /// Bytes a second. The pieces grow until they take long, and so are larger than any cache.
+    fn copies(&mut self) -> Result<f64, GpuError> {
+        let mut bytes = 1 << 20;
+        loop {
+            let kv_heads = bytes / (2 * BLOCK_TOKENS * HEAD_DIM);
+            let mut kv = self.kv(KvShape { blocks: 2, kv_heads, head_dim: HEAD_DIM })?;
+            let taken = self.best(|gpu| gpu.copy_block(&mut kv, 0, 1))?;
+            if taken >= LONG || bytes >= MOST {
+                // Keys and values, read and written.
+                return Ok(4.0 * bytes as f64 / taken.as_secs_f64());
+            }
+            bytes *= 2;
+        }
+    }
+
+    /// Multiplications of the matrix units a second.
+    fn multiplications(&mut self, kernel: &'static Kernel) -> Result<f64, GpuError> {
+        let blocks = BLOCKS_PER_PROCESSOR * self.driver.info().processors as usize;
+        let out = self.alloc(4 * blocks * kernel.block as usize, "totals of products")?;
+        let mut rounds = 1u32;
+        loop {
+            let args = [Arg::U64(out.address()), Arg::U32(rounds)];
+            let taken = self.best(|gpu| gpu.launch(kernel, [blocks, 1, 1], 0, &args))?;
+            if taken >= LONG || rounds >= 1 << 24 {
+                let warps = blocks * kernel.block as usize / 32;
+                return Ok(8.0 * f64::from(rounds) * warps as f64 / taken.as_secs_f64());
+            }
+            rounds *= 2;
+        }
+    }
+
+    /// The shortest of several runs, by the device's clock.
+    fn best(&mut self, mut run: impl FnMut(&mut Self) -> Result<(), GpuError>) -> Result<Duration, GpuError> {
+        let mut best = Duration::MAX;
+        for _ in 0..RUNS {
+            self.finish()?;
+            let before = self.counts.times.compute;
+            run(self)?;
+            self.finish()?;
+            best = best.min(self.counts.times.compute - before);
+        }
+        Ok(best)
+    }
+}
