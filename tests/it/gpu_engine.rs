@@ -1,12 +1,12 @@
 //! The engine on the GPU's kernels, in the simulator: the names that users know, batches, memory, metrics and faults.
 
 use bitnet_inference::{
-    BatchError, Counter, Engine, EngineConfig, GenerationConfig, GenerationError, GpuInferenceEngine,
-    Request, RequestError, SubmitError,
+    BatchError, BenchmarkError, Counter, Engine, EngineConfig, GenerationConfig, GenerationError,
+    GpuInferenceEngine, Request, RequestError, SubmitError,
 };
 use bitnet_kernels::{
     Cpu, Isa, KernelError,
-    gpu::{Gpu, GpuError},
+    gpu::{Gpu, GpuError, table::BITLINEAR_T8},
 };
 use bitnet_model::{ForwardError, Limits, ModelError, Synthetic, Transformer};
 use bitnet_tests::{Call, Handle, Simulator, Tap};
@@ -153,6 +153,18 @@ fn f28_f30_a_benchmark_on_a_gpu_counts_the_tokens_of_its_results() {
     let rows = engine.benchmark(&[3], &[1, 2]).unwrap();
     assert_eq!(rows.iter().map(|row| row.tokens).collect::<Vec<_>>(), [16, 32]);
     assert!(engine.batch_throughput_factor(2).is_some_and(|factor| factor > 0.0));
+}
+
+/// One sequence is computed by another kernel than two.
+#[test]
+fn f30_a_gpu_whose_batch_differs_from_its_members_is_not_measured() {
+    let text = BITLINEAR_T8.text.replacen("shr.u32 a2, w1, 4;", "shr.u32 a2, w1, 6;", 1);
+    assert_ne!(text, BITLINEAR_T8.text, "the kernel is another: break it anew");
+    let (tap, _) = Tap::of(Simulator::default().replace(&BITLINEAR_T8, text));
+    let engine = GpuInferenceEngine::new(load(tap).unwrap(), EngineConfig::default()).unwrap();
+    let error = engine.benchmark(&[1], &[2]).unwrap_err();
+    assert!(matches!(error, BenchmarkError::BatchDiffers { batch_size: 2, .. }), "{error}");
+    assert_eq!(engine.batch_throughput_factor(2), None);
 }
 
 /// Computed anew, from tokens that were decoded one at a time before.

@@ -1,8 +1,8 @@
 //! The whole forward pass on the GPU's kernels, in the simulator.
 
-use bitnet_kernels::{Backend, Reference, gpu::Gpu};
+use bitnet_kernels::{Ask, Backend, Drawn, Reference, gpu::Gpu};
 use bitnet_model::{Activation, Batch, Limits, Logits, Model, ModelSpec, Synthetic, Transformer};
-use bitnet_tests::{FORMS, Simulator, distances};
+use bitnet_tests::{FORMS, Handle, Simulator, Tap, distances};
 
 use crate::goldens::{PROMPTS, load_on, prefill};
 
@@ -134,6 +134,91 @@ fn a_chunk_that_wants_no_logits_leaves_the_prompt_its_bits() {
         bits(logits.row(0))
     };
     assert_eq!(last(&[40, 30]), last(&[70]));
+}
+
+/// A sequence in these blocks, in steps of the given lengths (the last repeats): its logits, and what its blocks hold
+/// of keys and values in every layer.
+fn computed(
+    model: &mut dyn Model,
+    driver: &Handle,
+    sequence: &[u32],
+    table: &[u32],
+    lengths: &[usize],
+) -> (Vec<u32>, Vec<Vec<u8>>) {
+    let (mut batch, mut logits, mut all) = (Batch::new(), Logits::default(), Vec::new());
+    let (mut start, mut step) = (0, 0);
+    while start < sequence.len() {
+        let len = lengths[step.min(lengths.len() - 1)].min(sequence.len() - start);
+        batch.clear();
+        batch.push(&sequence[start..start + len], start, table, 0..len);
+        model.forward(&batch, &mut logits).unwrap();
+        (0..len).for_each(|row| all.extend(bits(logits.row(row))));
+        start += len;
+        step += 1;
+    }
+    let caches = [driver.contents("cached keys"), driver.contents("cached values")].concat();
+    let block = |cache: &Vec<u8>, block: u32| {
+        let bytes = cache.len() / LIMITS.kv_blocks;
+        cache[block as usize * bytes..][..bytes].to_vec()
+    };
+    let blocks = caches.iter().flat_map(|cache| table.iter().map(|&b| block(cache, b)));
+    (all, blocks.collect())
+}
+
+/// What a preempted sequence had decoded a token at a time comes back in one chunk, in other blocks.
+#[test]
+fn recompute_after_preemption_leaves_the_same_keys_values_and_logits() {
+    for source in [tiny(), odd()] {
+        let sequence = tokens(&source, 74, 1);
+        let (tap, driver) = Tap::of(Simulator::default());
+        let mut model = load(&source, Gpu::new(tap).unwrap());
+        let decoded = computed(&mut model, &driver, &sequence, &[5, 2], &[50, 1]);
+        assert_eq!(decoded.1.len(), 2 * 2 * source.spec().layers, "keys and values of two blocks a layer");
+        assert!(decoded.1.iter().all(|block| block.iter().any(|&byte| byte != 0)));
+        for (table, chunks) in [([0, 7], &[74][..]), ([3, 1], &[70, 1]), ([6, 4], &[33])] {
+            let anew = computed(&mut model, &driver, &sequence, &table, chunks);
+            assert!(anew.0 == decoded.0, "logits of {chunks:?}");
+            assert!(anew.1 == decoded.1, "keys and values of {chunks:?}");
+        }
+    }
+}
+
+/// Each operation of the forward is one kernel on the GPU, the activations stay there, and the host reads two words
+/// of each token that was drawn: nothing is left for a kernel of the CPU to compute.
+#[test]
+fn a_forward_on_a_gpu_is_its_kernels_alone_and_the_host_reads_its_tokens_alone() {
+    let source = tiny();
+    let (tap, driver) = Tap::of(Simulator::default());
+    let mut model = load(&source, Gpu::new(tap).unwrap());
+    let mut batch = Batch::new();
+    for sequence in 0..3 {
+        batch.push(&tokens(&source, 1, sequence), 0, &[sequence as u32], 0..1);
+    }
+    let layer = [
+        "sm80_norm_quantize_s8",
+        "sm80_bitlinear_t8_w2a8",
+        "sm80_attention_r16_d128_bf16",
+        "sm80_norm_quantize_s8",
+        "sm80_bitlinear_t8_w2a8",
+        "sm80_norm_quantize_s8",
+        "sm80_bitlinear_t8_w2a8",
+        "sm80_norm_quantize_s8",
+        "sm80_bitlinear_t8_w2a8",
+    ];
+    let (first, last) =
+        (["sm80_embed_bf16"], ["sm80_norm_rows_bf16", "sm80_head_t8_bf16", "sm80_argmax_f32"]);
+    let forward = [&first[..], &layer.repeat(source.spec().layers), &last].concat();
+    let mut drawn = vec![None; 3];
+    // Launched, recorded and replayed.
+    for step in 1..4 {
+        let (ran, read) = (driver.kernels().len(), driver.bytes_read());
+        let asks = [Some(Ask::GREEDY); 3];
+        model.forward_drawing(&batch, &asks, &mut Logits::default(), &mut drawn).unwrap();
+        assert_eq!(driver.kernels()[ran..], forward, "step {step}");
+        assert_eq!(driver.bytes_read() - read, 3 * 8, "step {step}");
+    }
+    assert!(drawn.iter().all(|token| matches!(token, Some(Drawn::Token(_)))));
+    assert!(model.backend_ref().counts().replays >= 2);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The PTX simulator as a driver of the GPU backend: the launch code that users run, on a machine without a GPU.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     sync::{Arc, LazyLock, Mutex},
     time::{Duration, Instant},
 };
@@ -16,8 +16,8 @@ static MODULES: LazyLock<Mutex<HashMap<&'static str, Arc<Module>>>> = LazyLock::
 pub struct Simulator {
     info: DeviceInfo,
     memory: Memory,
-    /// Bytes of each allocation.
-    sizes: HashMap<u64, usize>,
+    /// What each allocation is for, and its bytes.
+    allocations: BTreeMap<u64, (&'static str, usize)>,
     /// Texts that are loaded instead of the kernels' own.
     texts: HashMap<&'static str, String>,
     /// Orders blocks and warps; another one for every launch.
@@ -38,7 +38,7 @@ impl Default for Simulator {
                 processors: 4,
             },
             memory: Memory::new(),
-            sizes: HashMap::new(),
+            allocations: BTreeMap::new(),
             texts: HashMap::new(),
             seed: 0,
             stats: HashMap::new(),
@@ -69,6 +69,15 @@ impl Simulator {
         self
     }
 
+    /// What lies in all allocations that are for `what`, by address.
+    ///
+    /// # Panics
+    /// If the memory cannot be read.
+    pub fn contents(&self, what: &str) -> Vec<Vec<u8>> {
+        let of = self.allocations.iter().filter(|(_, about)| about.0 == what);
+        of.map(|(&at, &(_, bytes))| self.memory.read(at, bytes).expect("it is allocated")).collect()
+    }
+
     /// What all launches of a kernel together counted.
     pub fn stats(&self, kernel: &Kernel) -> Option<&Stats> {
         self.stats.get(kernel.name)
@@ -88,7 +97,7 @@ impl Driver for Simulator {
     }
 
     fn free_memory(&self) -> Result<usize, GpuError> {
-        Ok(self.info.memory - self.sizes.values().sum::<usize>())
+        Ok(self.info.memory - self.allocations.values().map(|about| about.1).sum::<usize>())
     }
 
     fn alloc(&mut self, bytes: usize, what: &'static str) -> Result<u64, GpuError> {
@@ -97,13 +106,13 @@ impl Driver for Simulator {
             return Err(GpuError::OutOfMemory { what, bytes, free });
         }
         let address = self.memory.alloc(bytes);
-        self.sizes.insert(address, bytes);
+        self.allocations.insert(address, (what, bytes));
         self.write(address, &vec![0; bytes])?;
         Ok(address)
     }
 
     fn free(&mut self, address: u64) {
-        if self.sizes.remove(&address).is_some() {
+        if self.allocations.remove(&address).is_some() {
             self.memory.free(address).expect("the allocation is there");
         }
     }

@@ -32,42 +32,65 @@ pub enum Call {
 
 /// What a driver has been asked, and how it is to fail.
 #[derive(Default)]
-pub struct Told {
+struct Told {
     calls: Vec<Call>,
+    kernels: Vec<&'static str>,
+    read: usize,
     fault: Option<(Call, GpuError)>,
 }
 
 /// The simulator, watched.
 pub struct Tap {
-    simulator: Simulator,
+    info: DeviceInfo,
+    simulator: Arc<Mutex<Simulator>>,
     told: Arc<Mutex<Told>>,
 }
 
 /// The test's end of a [`Tap`].
-#[derive(Clone, Default)]
-pub struct Handle(Arc<Mutex<Told>>);
+#[derive(Clone)]
+pub struct Handle {
+    simulator: Arc<Mutex<Simulator>>,
+    told: Arc<Mutex<Told>>,
+}
 
-fn lock(told: &Mutex<Told>) -> MutexGuard<'_, Told> {
-    told.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Handle {
     /// How often a call was made.
     pub fn count(&self, call: Call) -> usize {
-        lock(&self.0).calls.iter().filter(|&&c| c == call).count()
+        lock(&self.told).calls.iter().filter(|&&c| c == call).count()
     }
 
     /// From now on this call fails.
     pub fn fail(&self, call: Call, error: GpuError) {
-        lock(&self.0).fault = Some((call, error));
+        lock(&self.told).fault = Some((call, error));
+    }
+
+    /// The kernels that have run, launched or replayed, in order.
+    pub fn kernels(&self) -> Vec<&'static str> {
+        lock(&self.told).kernels.clone()
+    }
+
+    /// Bytes that the host has read.
+    pub fn bytes_read(&self) -> usize {
+        lock(&self.told).read
+    }
+
+    /// What lies in all of the device's memory that is for `what`.
+    pub fn contents(&self, what: &str) -> Vec<Vec<u8>> {
+        lock(&self.simulator).contents(what)
     }
 }
 
 impl Tap {
     /// A simulator behind a tap.
     pub fn of(simulator: Simulator) -> (Self, Handle) {
-        let handle = Handle::default();
-        (Tap { simulator, told: Arc::clone(&handle.0) }, handle)
+        let info = simulator.info().clone();
+        let (simulator, told) = (Arc::new(Mutex::new(simulator)), Arc::default());
+        let handle = Handle { simulator: Arc::clone(&simulator), told: Arc::clone(&told) };
+        (Tap { info, simulator, told }, handle)
     }
 
     /// Notes a call, which may have to fail.
@@ -86,66 +109,69 @@ impl Driver for Tap {
     type Graph = <Simulator as Driver>::Graph;
 
     fn info(&self) -> &DeviceInfo {
-        self.simulator.info()
+        &self.info
     }
 
     fn free_memory(&self) -> Result<usize, GpuError> {
-        self.simulator.free_memory()
+        lock(&self.simulator).free_memory()
     }
 
     fn alloc(&mut self, bytes: usize, what: &'static str) -> Result<u64, GpuError> {
         self.hear(Call::Alloc)?;
-        self.simulator.alloc(bytes, what)
+        lock(&self.simulator).alloc(bytes, what)
     }
 
     fn free(&mut self, address: u64) {
-        self.simulator.free(address);
+        lock(&self.simulator).free(address);
     }
 
     fn write(&mut self, address: u64, bytes: &[u8]) -> Result<(), GpuError> {
         self.hear(Call::Write)?;
-        self.simulator.write(address, bytes)
+        lock(&self.simulator).write(address, bytes)
     }
 
     fn read(&mut self, address: u64, bytes: &mut [u8]) -> Result<(), GpuError> {
         self.hear(Call::Read)?;
-        self.simulator.read(address, bytes)
+        lock(&self.told).read += bytes.len();
+        lock(&self.simulator).read(address, bytes)
     }
 
     fn load(&mut self, kernel: &'static Kernel) -> Result<Self::Function, GpuError> {
         self.hear(Call::Load)?;
-        self.simulator.load(kernel)
+        lock(&self.simulator).load(kernel)
     }
 
     fn launch(&mut self, launch: &Launch, function: &Self::Function) -> Result<(), GpuError> {
         self.hear(Call::Launch)?;
-        self.simulator.launch(launch, function)
+        lock(&self.told).kernels.push(launch.kernel().name);
+        lock(&self.simulator).launch(launch, function)
     }
 
     fn record(&mut self, launches: &[(&Launch, &Self::Function)]) -> Result<Self::Graph, GpuError> {
         self.hear(Call::Record)?;
-        self.simulator.record(launches)
+        lock(&self.simulator).record(launches)
     }
 
     fn replay(&mut self, graph: &Self::Graph) -> Result<(), GpuError> {
         self.hear(Call::Replay)?;
-        self.simulator.replay(graph)
+        lock(&self.told).kernels.extend(graph.iter().map(|(launch, _)| launch.kernel().name));
+        lock(&self.simulator).replay(graph)
     }
 
     fn discard(&mut self, graph: Self::Graph) {
-        self.simulator.discard(graph);
+        lock(&self.simulator).discard(graph);
     }
 
     fn mark(&mut self, mark: usize) -> Result<(), GpuError> {
-        self.simulator.mark(mark)
+        lock(&self.simulator).mark(mark)
     }
 
     fn between(&mut self, from: usize, to: usize) -> Result<Duration, GpuError> {
-        self.simulator.between(from, to)
+        lock(&self.simulator).between(from, to)
     }
 
     fn synchronize(&mut self) -> Result<(), GpuError> {
         self.hear(Call::Synchronize)?;
-        self.simulator.synchronize()
+        lock(&self.simulator).synchronize()
     }
 }
