@@ -12,6 +12,8 @@ use crate::{cargo, root, run, target};
 const FIXTURES: [&str; 4] = ["bitnet-packed", "bitnet-odd", "llama-bitlinear", "onebitllm"];
 /// Most bytes of the folder.
 const LIMIT: u64 = 64 << 20;
+/// What a model in PyTorch gives beside it, where the machine has PyTorch.
+const COMPARISON: &str = "tools/compare-bf16/bf16.py";
 
 /// Make a folder that judges and measures a GPU on a machine without Rust: `sh run.sh` there
 #[derive(Args)]
@@ -25,10 +27,15 @@ impl GpuBundle {
     pub(crate) fn run(&self) -> Result<()> {
         run(cargo(&["build", "--profile", "bundle", "--package", "bitnet-cli"]))?;
         let bytes = write(&root().join(&self.folder), &target().join("bundle/bitnet"))?;
-        ensure!(bytes < LIMIT, "{bytes} bytes are more than the {LIMIT} that may travel");
+        fits(bytes)?;
         println!("{} holds {:.1} MB", self.folder.display(), bytes as f64 / 1e6);
         Ok(())
     }
+}
+
+fn fits(bytes: u64) -> Result<()> {
+    ensure!(bytes < LIMIT, "the folder holds {bytes} bytes, more than the {LIMIT} that may travel");
+    Ok(())
 }
 
 /// Puts everything into the folder, and gives its size.
@@ -45,8 +52,10 @@ fn write(folder: &Path, binary: &Path) -> Result<u64> {
             bytes += copy(&entry.path(), &folder.join("fixtures").join(fixture).join(entry.file_name()))?;
         }
     }
-    fs::write(folder.join("run.sh"), include_str!("gpu_bundle.sh"))?;
-    Ok(bytes)
+    let script = include_str!("gpu_bundle.sh");
+    fs::write(folder.join("run.sh"), script)?;
+    bytes += copy(&root().join(COMPARISON), &folder.join("bf16.py"))?;
+    Ok(bytes + script.len() as u64)
 }
 
 fn copy(from: &Path, to: &Path) -> Result<u64> {
@@ -57,32 +66,74 @@ fn copy(from: &Path, to: &Path) -> Result<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::process::Command;
+    use std::process::{Command, Output};
 
-    /// What the script does on a GPU it does here on the CPU, with a model that is quick there; on the simulator the
-    /// same checks are tests of their own.
+    /// A folder that is gone with the test.
+    struct Bundle(PathBuf);
+
+    impl Bundle {
+        fn new(name: &str) -> Self {
+            let folder =
+                std::env::temp_dir().join(format!("bitnet-gpu-bundle-{name}-{}", std::process::id()));
+            let binary = bitnet_tests::binary();
+            let bytes = write(&folder, &binary).unwrap();
+            // The binary of the tests carries what debuggers read.
+            fits(bytes - fs::metadata(&binary).unwrap().len() + LIMIT / 2).unwrap();
+            Bundle(folder)
+        }
+
+        fn run(&self, device: &str) -> Output {
+            let mut sh = Command::new("sh");
+            sh.arg(self.0.join("run.sh")).env("DEVICE", device).env("BITNET_CACHE", &self.0);
+            sh.env("MODEL", "synthetic:tiny")
+                .env("SIZES", "-b 1,2 -n 4 -p 8")
+                .env("DEPTHS", "16")
+                .env("STEP", "16");
+            sh.output().unwrap()
+        }
+    }
+
+    impl Drop for Bundle {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    /// What the script does on a GPU it does here on the CPU, with a model that is quick there. That the commands do the
+    /// same on the simulator is shown by the tests of `bitnet-cli`.
     #[test]
     fn a_dry_run_of_the_bundle_judges_and_measures_and_a_failure_ends_it() {
-        let folder = std::env::temp_dir().join(format!("bitnet-gpu-bundle-{}", std::process::id()));
-        let binary = bitnet_tests::binary();
-        let bytes = write(&folder, &binary).unwrap();
-        // The binary of the tests carries what debuggers read.
-        assert!(bytes - fs::metadata(&binary).unwrap().len() < LIMIT / 4);
-        let dry = || {
-            let mut sh = Command::new("sh");
-            sh.arg(folder.join("run.sh")).env("DEVICE", "cpu").env("BITNET_CACHE", &folder);
-            sh.env("MODEL", "synthetic:tiny").env("SIZES", "-b 1,2 -n 4 -p 8").output().unwrap()
-        };
-        let done = dry();
+        let bundle = Bundle::new("dry");
+        let done = bundle.run("cpu");
         assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
         let report = |name: &str| {
-            let text = fs::read_to_string(folder.join(name)).unwrap();
+            let text = fs::read_to_string(bundle.0.join(name)).unwrap();
             serde_json::from_str::<serde_json::Value>(&text).unwrap()
         };
         assert_eq!(report("doctor.json")["fixtures"].as_array().unwrap().len(), FIXTURES.len());
-        assert_eq!(report("bench.json")["decode"].as_array().unwrap().len(), 2);
-        fs::write(folder.join("bitnet"), "#!/bin/sh\nexit 3\n").unwrap();
-        assert_eq!(dry().status.code(), Some(3));
-        fs::remove_dir_all(&folder).unwrap();
+        let bench = report("bench.json");
+        assert_eq!(bench["decode"].as_array().unwrap().len(), 2);
+        assert!(!bench["kernels"].as_array().unwrap().is_empty());
+        for status in [1, 124] {
+            fs::write(bundle.0.join("bitnet"), format!("#!/bin/sh\nexit {status}\n")).unwrap();
+            assert_eq!(bundle.run("cpu").status.code(), Some(status));
+        }
+    }
+
+    #[test]
+    fn without_a_gpu_the_bundle_says_so_and_measures_nothing() {
+        let bundle = Bundle::new("bare");
+        let done = bundle.run("cuda:999");
+        let told = String::from_utf8_lossy(&done.stderr);
+        assert_eq!(done.status.code(), Some(3), "{told}");
+        assert!(told.contains("no GPU that can be used") && told.contains("--device"), "{told}");
+        assert!(!bundle.0.join("bench.json").exists());
+    }
+
+    #[test]
+    fn a_folder_that_is_too_large_to_travel_is_refused_with_its_size() {
+        assert!(fits(LIMIT - 1).is_ok());
+        let error = fits(LIMIT + 7).unwrap_err().to_string();
+        assert!(error.contains("67108871"), "{error}");
     }
 }

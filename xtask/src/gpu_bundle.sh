@@ -1,16 +1,64 @@
 #!/bin/sh
-# Judges the GPU of this machine, then measures it: ten minutes at most. It leaves doctor.json and bench.json beside
-# itself and ends with a failure at the first thing that is wrong. No speed is measured on a GPU that computes wrong.
-set -eu
-cd "$(dirname "$0")"
+# Judges the GPU of this machine, then measures it, in under ten minutes. Tables go to the screen; what is found is
+# written to doctor.json, bench.json and bf16.jsonl beside this script as soon as it is found, so that a run that is
+# ended keeps it. No speed is measured on a GPU that computes wrong.
+# Ends with 3 where there is no GPU that can be used, 124 where a part took too long, 1 where something is wrong.
+set -u
+cd "$(dirname "$0")" || exit 1
 device=${DEVICE:-cuda}
 model=${MODEL:-synthetic:2b4t}
-sizes=${SIZES:--b 1,8,32,64,128,256 -n 112 -p 512,2048}
+# The first rows are those that are asked for most.
+sizes=${SIZES:--b 1,32,256,8,64,128 -n 64 -p 2048,512,8192}
+# In the middle of what is decoded a sequence has 128 tokens, or 1024.
+depths=${DEPTHS:-96,992}
+step=${STEP:-2048}
+result=0
+# What an earlier run found is not taken for this one's.
+rm -f doctor.json bench.json bf16.jsonl
+
+# limit SECONDS COMMAND: ends it after so long, where the system has the means.
+limit() {
+    seconds=$1
+    shift
+    if command -v timeout >/dev/null; then timeout "$seconds" "$@"; else "$@"; fi
+}
+
+# ended WHAT STATUS
+ended() {
+    case $2 in
+    0) ;;
+    124) echo "$1 took too long; what it had found is kept" >&2 ;;
+    *) echo "$1 failed" >&2 ;;
+    esac
+}
 
 echo "kernels, instructions, fixtures, a batch beside its members:"
-./bitnet doctor --device "$device" --fixtures fixtures --json >doctor.json
-echo "all equal or near; see doctor.json"
+limit 150 ./bitnet doctor --device "$device" --fixtures fixtures --save doctor.json
+status=$?
+if [ $status = 3 ]; then
+    echo "no GPU that can be used: nothing was judged or measured" >&2
+    exit 3
+fi
+ended "the judgement" $status
+[ $status = 0 ] || exit $status
+
+echo "speeds of $model:"
 # The sizes are several words.
 # shellcheck disable=SC2086
-./bitnet bench "$model" --device "$device" $sizes --json >bench.json
-cat bench.json
+limit 300 ./bitnet bench "$model" --device "$device" $sizes -d "$depths" --step "$step" --kernels --save bench.json
+status=$?
+ended "the measurement" $status
+[ $status = 0 ] || result=$status
+
+if python3 -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
+    echo "a bf16 model of the same shapes in PyTorch:"
+    # shellcheck disable=SC2086
+    limit 130 python3 bf16.py $sizes >bf16.jsonl
+    status=$?
+    cat bf16.jsonl
+    ended "PyTorch" $status
+    [ $status = 0 ] || result=$status
+else
+    echo "no PyTorch that sees the GPU: nothing to compare with" >&2
+fi
+exit $result

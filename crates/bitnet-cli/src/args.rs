@@ -417,9 +417,9 @@ pub struct BenchArgs {
     /// Tokens that each sequence decodes
     #[arg(short = 'n', long, value_name = "N", default_value_t = 128)]
     pub decode: usize,
-    /// Tokens that stand before the first decoded one; speeds are recorded only with the default
-    #[arg(short = 'd', long, value_name = "N", default_value_t = DEFAULT_DEPTH)]
-    pub depth: usize,
+    /// Tokens that stand before the first decoded one, like 16,1000; speeds are recorded only with the default
+    #[arg(short = 'd', long, value_name = "N", value_delimiter = ',', default_values_t = [DEFAULT_DEPTH])]
+    pub depth: Vec<usize>,
     /// Sequences decoded together, like 1,4,16
     #[arg(short = 'b', long, value_name = "N", value_delimiter = ',', default_value = "1,2,4,8,16,32")]
     pub batch: Vec<usize>,
@@ -427,6 +427,15 @@ pub struct BenchArgs {
     /// does not
     #[arg(long, value_name = "N", conflicts_with = "url", value_parser = clap::value_parser!(u8).range(1..=16))]
     pub speculate: Option<u8>,
+    /// Most prompt tokens in one step
+    #[arg(long, value_name = "N", default_value_t = 512, conflicts_with = "url")]
+    pub step: usize,
+    /// Also measure kernels alone at the model's shapes, beside what memory and arithmetic units give
+    #[arg(long, conflicts_with = "url")]
+    pub kernels: bool,
+    /// Also write the JSON object to a file, anew after every row, so that a run that is ended keeps what it measured
+    #[arg(long, value_name = "FILE", conflicts_with = "url")]
+    pub save: Option<PathBuf>,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
@@ -440,6 +449,9 @@ pub struct DoctorArgs {
     /// Also compare the models in this folder with the golden.safetensors beside each
     #[arg(long, value_name = "FOLDER")]
     pub fixtures: Option<PathBuf>,
+    /// Also write the JSON object to a file, anew after every part, so that a run that is ended keeps what it found
+    #[arg(long, value_name = "FILE")]
+    pub save: Option<PathBuf>,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,

@@ -1,7 +1,7 @@
 use serde::Serialize;
 
 /// What kind of CPU this is.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 pub struct CpuFacts {
     /// Architecture this program was built for.
     pub arch: &'static str,

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use bitnet_kernels::{
     Backend, Cpu, Isa, KvType,
-    gpu::{Cuda, Driver, Gpu},
+    gpu::{Cuda, Driver, Gpu, GpuError},
 };
 use bitnet_model::{Batch, Checkpoint, Limits, Model, ModelSpec, Transformer};
 
@@ -45,6 +45,16 @@ pub struct Loaded {
     pub weights: WeightBytes,
     /// What loading took.
     pub time: Duration,
+    /// Why it is not on the GPU that was looked for.
+    pub refused: Option<String>,
+}
+
+/// Where commands compute: the host as the flags describe it, and GPUs behind a driver.
+pub struct Machine<'a, D> {
+    /// The flags.
+    pub common: &'a Common,
+    /// Opens a GPU by its number.
+    pub open: fn(usize) -> Result<D, GpuError>,
 }
 
 /// The backend of the host that the flags ask for.
@@ -53,47 +63,61 @@ pub fn cpu(common: &Common) -> Result<Cpu, CliError> {
     Ok(cpu.keeping(common.kv.unwrap_or_default()))
 }
 
-/// A GPU of this machine, with its kernels.
-pub fn cuda(index: usize) -> Result<Gpu<Cuda>, CliError> {
-    Ok(Cuda::open(index).and_then(Gpu::new)?)
-}
-
 /// The number of threads that the flags ask for.
 pub fn threads(common: &Common) -> usize {
     let available = || std::thread::available_parallelism().map_or(1, usize::from);
     common.threads.map_or_else(available, usize::from)
 }
 
-/// Loads a model for what a command wants, within the memory that the flags allow. Without a device asked for it goes
-/// to the GPU, or says why not.
+/// [`Machine::load`] on this machine.
 pub fn load(common: &Common, checkpoint: &Checkpoint, want: Want) -> Result<Loaded, CliError> {
-    let why = match common.device {
-        Device::Cpu => return on_cpu(common, checkpoint, want),
-        Device::Cuda(index) => return on_cuda(index, common, checkpoint, want),
-        Device::Auto => match on_cuda(0, common, checkpoint, want) {
-            Ok(loaded) => return Ok(loaded),
-            Err(why) => why,
-        },
-    };
-    let loaded = on_cpu(common, checkpoint, want)?;
-    output::note(format_args!("computing on the CPU: {why}"));
-    Ok(loaded)
+    Machine::of(common).load(checkpoint, want)
 }
 
-fn on_cpu(common: &Common, checkpoint: &Checkpoint, want: Want) -> Result<Loaded, CliError> {
-    let (cpu, available) = (cpu(common)?, SystemMemory::now().available_bytes);
-    let home = Home::Cpu(cpu.kv_type());
-    on(cpu, home, available, common, checkpoint, want)
-}
-
-fn on_cuda(index: usize, common: &Common, checkpoint: &Checkpoint, want: Want) -> Result<Loaded, CliError> {
-    if let Some(kv) = common.kv.filter(|kv| *kv != KvType::Bf16) {
-        let what = format!("a GPU keeps keys and values in bf16, not in {kv}");
-        return Err(CliError::usage(what, "--kv", "leave it out, or compute with --device cpu"));
+impl<'a> Machine<'a, Cuda> {
+    /// This machine.
+    pub fn of(common: &'a Common) -> Self {
+        Machine { common, open: Cuda::open }
     }
-    let mut gpu = cuda(index)?;
-    let available = gpu.driver().free_memory()?;
-    on(gpu, Home::Gpu, Some(available as u64), common, checkpoint, want)
+}
+
+impl<D: Driver + 'static> Machine<'_, D> {
+    /// A GPU, with its kernels.
+    pub fn gpu(&self, index: usize) -> Result<Gpu<D>, CliError> {
+        Ok((self.open)(index).and_then(Gpu::new)?)
+    }
+
+    /// Loads a model for what a command wants, within the memory that the flags allow. Without a device asked for it
+    /// goes to the GPU, or says why not.
+    pub fn load(&self, checkpoint: &Checkpoint, want: Want) -> Result<Loaded, CliError> {
+        let why = match self.common.device {
+            Device::Cpu => return self.on_cpu(checkpoint, want),
+            Device::Cuda(index) => return self.on_gpu(index, checkpoint, want),
+            Device::Auto => match self.on_gpu(0, checkpoint, want) {
+                Ok(loaded) => return Ok(loaded),
+                Err(why) => output::one_line(&why),
+            },
+        };
+        let loaded = self.on_cpu(checkpoint, want)?;
+        output::note(format_args!("computing on the CPU: {why}"));
+        Ok(Loaded { refused: Some(why), ..loaded })
+    }
+
+    fn on_cpu(&self, checkpoint: &Checkpoint, want: Want) -> Result<Loaded, CliError> {
+        let (cpu, available) = (cpu(self.common)?, SystemMemory::now().available_bytes);
+        let home = Home::Cpu(cpu.kv_type());
+        on(cpu, home, available, self.common, checkpoint, want)
+    }
+
+    fn on_gpu(&self, index: usize, checkpoint: &Checkpoint, want: Want) -> Result<Loaded, CliError> {
+        if let Some(kv) = self.common.kv.filter(|kv| *kv != KvType::Bf16) {
+            let what = format!("a GPU keeps keys and values in bf16, not in {kv}");
+            return Err(CliError::usage(what, "--kv", "leave it out, or compute with --device cpu"));
+        }
+        let mut gpu = self.gpu(index)?;
+        let available = gpu.driver().free_memory()?;
+        on(gpu, Home::Gpu, Some(available as u64), self.common, checkpoint, want)
+    }
 }
 
 fn on<B: Backend + 'static>(
@@ -112,7 +136,7 @@ fn on<B: Backend + 'static>(
         Transformer::load(&checkpoint.spec, &*checkpoint.tensors, backend, limits, &mut |done, all| {
             bar.at(done, all);
         })?;
-    Ok(Loaded { model: Box::new(model), weights, time: start.elapsed() })
+    Ok(Loaded { model: Box::new(model), weights, time: start.elapsed(), refused: None })
 }
 
 fn logit_rows(step: usize, want: Want) -> usize {

@@ -31,9 +31,14 @@ pub fn note(text: impl Display) {
 
 /// Tells a failure in one line, whatever the message holds.
 pub fn error(text: &impl Display) {
+    note(format_args!("error: {}", one_line(text)));
+}
+
+/// A text as one line, whatever it holds.
+pub fn one_line(text: &impl Display) -> String {
     let text = text.to_string();
     let words: Vec<&str> = text.split(['\n', '\r']).map(str::trim).filter(|l| !l.is_empty()).collect();
-    note(format_args!("error: {}", words.join(" ")));
+    words.join(" ")
 }
 
 /// Tells what `clap` made of the command line: help and version as they are, wrong usage in one line.

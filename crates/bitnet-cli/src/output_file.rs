@@ -3,6 +3,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use serde::Serialize;
+
 use crate::error::CliError;
 
 /// A file that is written beside its place and moved there when it is whole.
@@ -45,6 +47,15 @@ impl OutputFile {
         self.beside = None;
         Ok(())
     }
+}
+
+/// Writes a value as JSON in the place of what the file held: whoever looks finds one or the other, whole.
+pub fn save_json(place: &Path, value: &impl Serialize) -> Result<(), CliError> {
+    let fail = CliError::file("write", place);
+    let file = OutputFile::create(place)?;
+    let text = serde_json::to_vec(value).map_err(|e| CliError::file("write", place)(e.into()))?;
+    fs::write(file.path(), text).map_err(fail)?;
+    file.commit()
 }
 
 impl Drop for OutputFile {

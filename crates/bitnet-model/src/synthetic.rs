@@ -43,7 +43,8 @@ impl Synthetic {
             kv_heads: *kv_heads,
             head_dim: hidden / heads,
             vocab: *vocab,
-            context: 4096,
+            // Longer than the models of these shapes have: random weights know no positions.
+            context: 8192,
             rms_eps: 1e-5,
             rope: Rope { theta: 500_000.0, scaling: RopeScaling::None },
             activation: Activation::SquaredRelu,

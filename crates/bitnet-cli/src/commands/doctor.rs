@@ -1,7 +1,7 @@
 use bitnet_kernels::{
     Backend, Cpu, Isa,
     conformance::{Case, Failure, cases, check, check_rounded},
-    gpu::{Cuda, DeviceInfo, Driver, Gpu, instructions::INSTRUCTIONS},
+    gpu::{DeviceInfo, Driver, Gpu, instructions::INSTRUCTIONS},
 };
 use serde::Serialize;
 
@@ -10,17 +10,18 @@ use crate::{
     args::{Common, Device, DoctorArgs},
     cpu_facts::CpuFacts,
     error::CliError,
-    load,
+    load::{self, Machine},
     memory::{self, SystemMemory},
     output,
+    output_file::save_json,
     progress::Progress,
 };
 
 /// Failures of a backend that are printed; the rest are counted.
 const SHOWN: usize = 5;
 
-#[derive(Serialize)]
-struct Report {
+#[derive(Clone, Serialize)]
+pub struct Report {
     version: &'static str,
     os: &'static str,
     cpu: CpuFacts,
@@ -34,12 +35,13 @@ struct Report {
     gpus: Vec<GpuFacts>,
     /// Why there is none, or what it is.
     gpu_note: String,
-    conformance: Vec<Outcome>,
-    fixtures: Vec<Fixture>,
-    batched: Batched,
+    pub conformance: Vec<Outcome>,
+    pub fixtures: Vec<Fixture>,
+    /// Null before it was looked at.
+    pub batched: Option<Batched>,
 }
 
-#[derive(Serialize)]
+#[derive(Clone, Serialize)]
 struct GpuFacts {
     name: String,
     compute_capability: String,
@@ -62,26 +64,42 @@ impl GpuFacts {
 }
 
 /// How one backend did against the reference.
-#[derive(Serialize)]
-struct Outcome {
-    backend: String,
-    isa: &'static str,
+#[derive(Clone, Serialize)]
+pub struct Outcome {
+    pub backend: String,
+    pub isa: &'static str,
     threads: usize,
-    cases: usize,
-    passed: usize,
-    failed: usize,
+    pub cases: usize,
+    pub passed: usize,
+    pub failed: usize,
     /// The first of them.
     failures: Vec<String>,
 }
 
 /// `bitnet doctor`.
 pub fn run(common: &Common, args: &DoctorArgs) -> Result<(), CliError> {
+    let report = examine_all(&Machine::of(common), args)?;
+    if args.json {
+        output::json(&report)?
+    } else {
+        print(&report)?
+    }
+    verdict(&report)
+}
+
+/// Kernels, instructions, models beside the oracle, a batch beside its members: everything is looked at, whatever is
+/// wrong.
+pub fn examine_all<D: Driver + 'static>(
+    machine: &Machine<'_, D>,
+    args: &DoctorArgs,
+) -> Result<Report, CliError> {
+    let common = machine.common;
     let cpu = load::cpu(common)?;
     let (asked, kv) = (cpu.info(), cpu.kv_type());
     let gpu = match common.device {
         Device::Cpu => Err("not looked for (--device cpu)".to_owned()),
-        Device::Cuda(index) => Ok(load::cuda(index)?),
-        Device::Auto => load::cuda(0).map_err(|why| why.to_string()),
+        Device::Cuda(index) => Ok(machine.gpu(index)?),
+        Device::Auto => machine.gpu(0).map_err(|why| output::one_line(&why)),
     };
     let cases = cases();
     let isas: Vec<Isa> = Isa::available().collect();
@@ -93,6 +111,7 @@ pub fn run(common: &Common, args: &DoctorArgs) -> Result<(), CliError> {
     // What there is not has been told, and is not looked for again.
     let device = if gpu.is_ok() { common.device.clone() } else { Device::Cpu };
     let common = &Common { device, ..common.clone() };
+    let machine = &Machine { common, ..*machine };
     let (mut gpus, mut gpu_note) = (Vec::new(), String::new());
     match gpu {
         Ok(mut gpu) => {
@@ -108,7 +127,7 @@ pub fn run(common: &Common, args: &DoctorArgs) -> Result<(), CliError> {
         Err(why) => gpu_note.push_str(&why),
     }
     drop(bar);
-    let report = Report {
+    let mut report = Report {
         version: env!("CARGO_PKG_VERSION"),
         os: std::env::consts::OS,
         cpu: CpuFacts::now(),
@@ -121,19 +140,22 @@ pub fn run(common: &Common, args: &DoctorArgs) -> Result<(), CliError> {
         gpus,
         gpu_note,
         conformance,
-        fixtures: args.fixtures.as_ref().map_or(Ok(Vec::new()), |folder| judge::fixtures(common, folder))?,
-        batched: judge::batched(common)?,
+        fixtures: Vec::new(),
+        batched: None,
     };
-    if args.json {
-        output::json(&report)?
-    } else {
-        print(&report)?
+    let save = |report: &Report| args.save.as_ref().map_or(Ok(()), |file| save_json(file, report));
+    save(&report)?;
+    if let Some(folder) = &args.fixtures {
+        report.fixtures = judge::fixtures(machine, folder)?;
+        save(&report)?;
     }
-    verdict(&report)
+    report.batched = Some(judge::batched(machine)?);
+    save(&report)?;
+    Ok(report)
 }
 
 /// The first thing that is wrong.
-fn verdict(r: &Report) -> Result<(), CliError> {
+pub fn verdict(r: &Report) -> Result<(), CliError> {
     if let Some(o) = r.conformance.iter().find(|o| o.failed > 0) {
         return Err(CliError::Wrong {
             what: format!("{} of {} kernel cases differ from the reference", o.failed, o.cases),
@@ -145,13 +167,14 @@ fn verdict(r: &Report) -> Result<(), CliError> {
             format!("logits are {:.1e} from the oracle's in the median, {:.1e} at worst", f.median, f.worst);
         return Err(CliError::Wrong { what, place: format!("{} on {}", f.name, f.device) });
     }
-    let Batched { device, requests, equal } = &r.batched;
-    if equal < requests {
-        let what =
-            format!("{} of {requests} requests get other tokens in a batch than alone", requests - equal);
-        return Err(CliError::Wrong { what, place: format!("demo on {device}") });
+    match &r.batched {
+        Some(Batched { device, requests, equal }) if equal < requests => {
+            let what =
+                format!("{} of {requests} requests get other tokens in a batch than alone", requests - equal);
+            Err(CliError::Wrong { what, place: format!("demo on {device}") })
+        }
+        _ => Ok(()),
     }
-    Ok(())
 }
 
 fn examine<B: Backend>(
@@ -171,7 +194,7 @@ fn examine<B: Backend>(
 }
 
 /// The GPU's instructions, one at a time: what the kernels are proven on does the same.
-fn instructions(gpu: &mut Gpu<Cuda>) -> Outcome {
+fn instructions<D: Driver>(gpu: &mut Gpu<D>) -> Outcome {
     let driver = gpu.driver();
     let wrong = INSTRUCTIONS.iter().filter_map(|i| i.check(driver).err()).map(|e| e.to_string());
     let wrong = wrong.collect();
@@ -221,8 +244,8 @@ fn print(r: &Report) -> Result<(), CliError> {
         let verdict = if *passed { "near" } else { "FAR" };
         lines.push(format!("  {name} on {device}: {verdict}, median {median:.1e}, worst {worst:.1e}"));
     }
-    let Batched { device, requests, equal } = &r.batched;
-    lines
-        .push(format!("demo on {device}: {equal} of {requests} requests get in a batch what they get alone"));
+    lines.extend(r.batched.iter().map(|Batched { device, requests, equal }| {
+        format!("demo on {device}: {equal} of {requests} requests get in a batch what they get alone")
+    }));
     output::line(lines.join("\n"))
 }

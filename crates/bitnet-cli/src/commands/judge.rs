@@ -3,16 +3,15 @@
 use std::{fs, path::Path, sync::Arc};
 
 use bitnet_inference::{Engine, EngineConfig, GenerationConfig, GpuInferenceEngine};
-use bitnet_kernels::KvType;
+use bitnet_kernels::{KvType, gpu::Driver};
 use bitnet_model::Checkpoint;
 use safetensors::SafeTensors;
 use serde::Serialize;
 
 use super::logits::prefill;
 use crate::{
-    args::Common,
     error::CliError,
-    load::{Want, load},
+    load::{Machine, Want},
 };
 
 /// Requests of the batch.
@@ -21,7 +20,7 @@ const REQUESTS: usize = 8;
 const TOKENS: usize = 24;
 
 /// A fixture's logits beside the oracle's, by their relative distance.
-#[derive(Serialize)]
+#[derive(Clone, Serialize)]
 pub struct Fixture {
     pub name: String,
     pub device: String,
@@ -31,7 +30,7 @@ pub struct Fixture {
 }
 
 /// The demo's tokens in a batch beside those alone.
-#[derive(Serialize)]
+#[derive(Clone, Serialize)]
 pub struct Batched {
     pub device: String,
     pub requests: usize,
@@ -45,7 +44,10 @@ const ROUNDED: [f64; 2] = [0.08, 0.2];
 
 /// Judges every model in a folder of its own under `folder` that has an oracle's values beside it, in `golden.safetensors`: prompts `ids_0`
 /// and on with the logits of their last positions, `logits_0` and on.
-pub fn fixtures(common: &Common, folder: &Path) -> Result<Vec<Fixture>, CliError> {
+pub fn fixtures<D: Driver + 'static>(
+    machine: &Machine<'_, D>,
+    folder: &Path,
+) -> Result<Vec<Fixture>, CliError> {
     let entries = fs::read_dir(folder).map_err(CliError::file("open", folder))?;
     let mut models: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
     models
@@ -55,10 +57,10 @@ pub fn fixtures(common: &Common, folder: &Path) -> Result<Vec<Fixture>, CliError
         let what = "no folder with a golden.safetensors in it";
         return Err(CliError::refused(what, folder.display(), "name the folder that holds the fixtures"));
     }
-    models.iter().map(|model| fixture(common, model)).collect()
+    models.iter().map(|model| fixture(machine, model)).collect()
 }
 
-fn fixture(common: &Common, path: &Path) -> Result<Fixture, CliError> {
+fn fixture<D: Driver + 'static>(machine: &Machine<'_, D>, path: &Path) -> Result<Fixture, CliError> {
     let golden = path.join("golden.safetensors");
     let bytes = fs::read(&golden).map_err(CliError::file("read", &golden))?;
     let damaged = |e: &dyn std::fmt::Display| CliError::refused(e, golden.display(), "fetch the file again");
@@ -76,7 +78,7 @@ fn fixture(common: &Common, path: &Path) -> Result<Fixture, CliError> {
     }
     let tokens = ids.iter().map(Vec::len).max().unwrap_or(1);
     let want = Want { step: tokens, all_logits: true, sequences: 1, drafts: 0, tokens, least: tokens };
-    let mut model = load(common, &checkpoint, want)?.model;
+    let mut model = machine.load(&checkpoint, want)?.model;
     let mut distances = Vec::new();
     for (prompt, ids) in ids.iter().enumerate() {
         let (shape, words) = values(&format!("logits_{prompt}"))?;
@@ -107,11 +109,11 @@ fn distance(actual: &[f32], expected: &[f32]) -> f64 {
 }
 
 /// Generates from the demo, greedily and by chance, many requests together and each alone.
-pub fn batched(common: &Common) -> Result<Batched, CliError> {
+pub fn batched<D: Driver + 'static>(machine: &Machine<'_, D>) -> Result<Batched, CliError> {
     let checkpoint = Checkpoint::demo()?;
     let tokens = REQUESTS * 7 + TOKENS;
     let want = Want { step: 64, all_logits: false, sequences: REQUESTS, drafts: 0, tokens, least: tokens };
-    let model = load(common, &checkpoint, want)?.model;
+    let model = machine.load(&checkpoint, want)?.model;
     let (device, vocab) = (model.backend().device, model.spec().vocab);
     let engine = Engine::start_boxed(model, EngineConfig::default());
     let engine = engine.map_err(|e| CliError::refused(e, "engine", "report this"))?;

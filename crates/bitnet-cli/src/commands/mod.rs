@@ -2,11 +2,12 @@
 
 pub mod batch;
 pub mod bench;
-mod bench_url;
 pub mod chat;
 pub mod convert;
 pub mod detokenize;
 pub mod doctor;
+#[cfg(test)]
+mod dry_run;
 pub mod inspect;
 mod judge;
 pub mod logits;

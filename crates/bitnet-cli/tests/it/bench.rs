@@ -7,7 +7,7 @@ fn speeds_come_for_every_length_and_batch_asked_for() {
     let args =
         ["bench", "synthetic:tiny", "-p", "16,100", "-n", "8", "-b", "1,3", "--threads", "2", "--json"];
     let report = bitnet(&[&args[..], &["--kv", "f16", "-d", "300", "--device", "cpu"]].concat()).json();
-    assert_eq!((&report["kv"], &report["decode_depth"]), (&"f16".into(), &300.into()));
+    assert_eq!((&report["kv"], &report["decode"][0]["depth"]), (&"f16".into(), &300.into()));
     assert_eq!(report["device"], "cpu");
     assert_eq!(report["threads"], 2);
     assert_eq!(report["model"], "synthetic:tiny");

@@ -42,8 +42,8 @@ fn wrong_usage_is_told_in_one_line_with_exit_code_2() {
     fails(2, "convert synthetic:tiny out --to q4", &["q4", "i2_s, tq1_0, tq2_0 or packed"]);
     fails(2, "convert synthetic:tiny out", &["--to"]);
     fails(2, "bench synthetic:tiny -b 0", &["-b", "1 to 1024"]);
-    fails(2, "bench synthetic:tiny -p 5000", &["-p", "4096"]);
-    fails(2, "bench synthetic:tiny -n 4096", &["-n"]);
+    fails(2, "bench synthetic:tiny -p 9000", &["-p", "8192"]);
+    fails(2, "bench synthetic:tiny -n 8192", &["-n"]);
     fails(2, "doctor --threads x", &["--threads"]);
     fails(2, "inspect demo --isa foo", &["'foo'", "--isa"]);
     fails(2, "tokenize demo x --isa foo", &["'foo'", "--isa"]);
@@ -86,9 +86,9 @@ fn f33_f34_without_a_gpu_auto_computes_on_the_cpu_and_says_why_and_cuda_is_an_er
     assert!(!cpu.err.contains(ON_CPU), "{cpu:?}");
     assert_eq!(auto.success(), cpu.success());
     for device in ["cuda", "cuda:3"] {
-        assert!(run(device).failure(1).contains("--device cpu"));
+        assert!(run(device).failure(3).contains("--device cpu"));
     }
-    fails(1, "doctor --device cuda", &["--device cpu"]);
+    fails(3, "doctor --device cuda", &["--device cpu"]);
     bitnet(&["tokenize", "demo", "x", "--device", "cuda"]).success();
 }
 

@@ -1,0 +1,246 @@
+//! Kernels alone, at the shapes that a model gives them: how long each takes, and how near it comes to what bounds it.
+//!
+//! Weights are cold as in a step: as many matrices as are larger than any cache take turns.
+
+use std::time::{Duration, Instant};
+
+use bitnet_kernels::{Ask, Backend, KvShape, RowOrder, RowsKind, Run};
+use bitnet_model::{Batch, Checkpoint, ModelSpec};
+use bitnet_tensor::TernaryTensor;
+use serde::Serialize;
+
+use super::repeated;
+use crate::error::CliError;
+
+/// Rounds before a GPU has recorded its launches.
+const WARM: usize = 2;
+
+/// A kernel at one shape; times are of one launch.
+#[derive(Serialize)]
+pub struct Kernel {
+    pub operation: &'static str,
+    /// Outputs by inputs, or tokens by those before them.
+    pub shape: String,
+    pub tokens: usize,
+    /// The median.
+    pub microseconds: f64,
+    microseconds_min: f64,
+    microseconds_max: f64,
+    /// Read and written, in 10^9 bytes a second.
+    pub gb_s: f64,
+    /// The part of what memory gives, where that is known.
+    pub of_bandwidth: Option<f64>,
+    /// 10^12 operations a second, a product being two.
+    pub tera_ops_s: f64,
+    /// The part of what the arithmetic units give, where that is known.
+    pub of_peak: Option<f64>,
+}
+
+/// Which sizes are measured.
+pub struct Sizes<'a> {
+    /// Tokens of a step.
+    pub steps: &'a [usize],
+    /// Sequences decoded together.
+    pub batches: &'a [usize],
+    /// Tokens that each of them attends to.
+    pub contexts: &'a [usize],
+    /// Tokens of a prompt in one step.
+    pub prompt: usize,
+}
+
+/// What bounds a kernel, as far as it is known: bytes a second, and operations a second.
+#[derive(Clone, Copy, Default)]
+pub struct Bounds {
+    pub memory: Option<f64>,
+    pub integers: Option<f64>,
+    pub floats: Option<f64>,
+}
+
+/// What one launch is.
+struct Work {
+    operation: &'static str,
+    shape: String,
+    tokens: usize,
+    bytes: usize,
+    operations: usize,
+    /// What bounds its operations.
+    peak: Option<f64>,
+}
+
+/// Measures every kernel of a layer, and the output head.
+pub fn measure<B: Backend>(
+    backend: &mut B,
+    checkpoint: &Checkpoint,
+    sizes: &Sizes<'_>,
+    bounds: Bounds,
+    each: &mut dyn FnMut(Kernel) -> Result<(), CliError>,
+) -> Result<(), CliError> {
+    let float = if backend.device().is_some() { 2 } else { 4 };
+    let mut kernels = Kernels { backend, spec: &checkpoint.spec, bounds, float, each };
+    kernels.projections(sizes.steps)?;
+    kernels.head(checkpoint, sizes.batches)?;
+    for &context in sizes.contexts {
+        for &batch in sizes.batches {
+            kernels.attention("decode", batch, 1, context)?;
+        }
+    }
+    kernels.attention("prompt", 1, sizes.prompt, sizes.prompt)
+}
+
+struct Kernels<'a, B: Backend> {
+    backend: &'a mut B,
+    spec: &'a ModelSpec,
+    bounds: Bounds,
+    /// Bytes of a float between operations.
+    float: usize,
+    each: &'a mut dyn FnMut(Kernel) -> Result<(), CliError>,
+}
+
+impl<B: Backend> Kernels<'_, B> {
+    fn projections(&mut self, steps: &[usize]) -> Result<(), CliError> {
+        let ModelSpec { hidden, ffn, .. } = *self.spec;
+        let (q, kv) = (self.spec.q_width(), self.spec.kv_width());
+        let shapes =
+            [("gate and up", 2 * ffn, hidden), ("down", hidden, ffn), ("q, k, v", q + 2 * kv, hidden)];
+        for (operation, rows, cols) in shapes.into_iter().chain([("output", hidden, q)]) {
+            let trits: Vec<i8> = (0..rows * cols).map(|i| (i * i % 7 % 3) as i8 - 1).collect();
+            let matrix = TernaryTensor::from_trits(rows, cols, &trits, 1.0);
+            let matrix = matrix.map_err(|e| CliError::refused(e, operation, "report this"))?;
+            let copies = (0..self.copies(rows * cols / 4))
+                .map(|_| self.backend.linear(&matrix, RowOrder::Plain))
+                .collect::<Result<Vec<_>, _>>()?;
+            for &n in steps {
+                let mut input = self.backend.rows(n, cols, RowsKind::Between)?;
+                self.backend.write(&mut input, &values(n * cols))?;
+                let mut x = self.backend.quants(n, cols)?;
+                self.backend.norm_quantize(n, &input, [None, None], &mut x)?;
+                let mut out = self.backend.rows(n, rows, RowsKind::Between)?;
+                let work = Work {
+                    operation,
+                    shape: format!("{rows}x{cols}"),
+                    tokens: n,
+                    bytes: rows * cols / 4 + n * cols + n * rows * self.float,
+                    operations: 2 * n * rows * cols,
+                    peak: self.bounds.integers,
+                };
+                self.time(work, copies.len(), |b, i| {
+                    Ok(b.bit_linear(n, &x, &copies[i], &mut out, 0, false)?)
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The output head, and the choice of the most likely token.
+    fn head(&mut self, checkpoint: &Checkpoint, batches: &[usize]) -> Result<(), CliError> {
+        let ModelSpec { hidden, vocab, tied_head, .. } = *self.spec;
+        let name = if tied_head { "model.embed_tokens.weight" } else { "lm_head.weight" };
+        let mut table = self.backend.table(&checkpoint.tensors.dense(name)?)?;
+        self.backend.screen(&mut table, batches.iter().copied().max().unwrap_or(1))?;
+        for &n in batches {
+            let mut x = self.backend.rows(n, hidden, RowsKind::Between)?;
+            self.backend.write(&mut x, &values(n * hidden))?;
+            let (asks, keep) = (vec![Some(Ask::GREEDY); n], vec![1; n]);
+            let (mut logits, mut drawn) = (vec![0.0; n * vocab], vec![None; n]);
+            let work = Work {
+                operation: "head, choice",
+                shape: format!("{vocab}x{hidden}"),
+                tokens: n,
+                bytes: (vocab * hidden + n * hidden) * self.float + 2 * 4 * n * vocab,
+                operations: 2 * n * vocab * hidden,
+                peak: self.bounds.floats,
+            };
+            self.time(work, 1, |b, _| Ok(b.draw(&x, &table, &keep, &asks, &mut logits, &mut drawn)?))?;
+        }
+        Ok(())
+    }
+
+    /// Sequences of `context` tokens, of which the last `n` attend.
+    fn attention(
+        &mut self,
+        operation: &'static str,
+        sequences: usize,
+        n: usize,
+        context: usize,
+    ) -> Result<(), CliError> {
+        let (q, kv_width) = (self.spec.q_width(), self.spec.kv_width());
+        let per = context.div_ceil(Batch::BLOCK_TOKENS);
+        let run =
+            |i: usize| Run { tokens: i * n..(i + 1) * n, start: context - n, blocks: i * per..(i + 1) * per };
+        let runs: Vec<Run> = (0..sequences).map(run).collect();
+        let blocks: Vec<u32> = (0..(sequences * per) as u32).collect();
+        let shape =
+            KvShape { blocks: blocks.len(), kv_heads: self.spec.kv_heads, head_dim: self.spec.head_dim };
+        let (info, device) = (self.backend.info(), self.backend.device().is_some());
+        let whole = match info.kv.parse() {
+            Ok(kv) if !device => shape.cpu_bytes(kv),
+            _ => shape.gpu_bytes(),
+        };
+        let cached = whole * context / (per * Batch::BLOCK_TOKENS);
+        let caches = (0..self.copies(cached).min(self.spec.layers))
+            .map(|_| self.backend.kv(shape))
+            .collect::<Result<Vec<_>, _>>()?;
+        let tokens = sequences * n;
+        let qkv = self.backend.rows(tokens, q + 2 * kv_width, RowsKind::Between)?;
+        let mut out = self.backend.rows(tokens, q, RowsKind::Between)?;
+        // Each token attends to those before it and to itself: a product for its score, and one for its value.
+        let pairs = sequences * (n * (context - n) + n * (n + 1) / 2);
+        let work = Work {
+            operation: if operation == "decode" { "attention" } else { "prompt's attention" },
+            shape: format!("{n}x{context}"),
+            tokens,
+            bytes: cached + 2 * tokens * q * self.float,
+            operations: 4 * q * pairs,
+            peak: self.bounds.floats,
+        };
+        self.time(work, caches.len(), |b, i| Ok(b.attention(&runs, &blocks, &qkv, &caches[i], &mut out)?))
+    }
+
+    /// As many of so many bytes as are together half of the model's largest matrices.
+    fn copies(&self, bytes: usize) -> usize {
+        let ModelSpec { hidden, ffn, layers, .. } = *self.spec;
+        (layers * ffn * hidden / 4).div_ceil(bytes).max(1)
+    }
+
+    /// Runs each of `launches` in turn, by the device's clock where there is one.
+    fn time(
+        &mut self,
+        work: Work,
+        launches: usize,
+        mut run: impl FnMut(&mut B, usize) -> Result<(), CliError>,
+    ) -> Result<(), CliError> {
+        let computed = |b: &B| b.device().map(|device| device.counts.times.compute);
+        let mut round = || {
+            self.backend.finish()?;
+            let (before, start) = (computed(self.backend), Instant::now());
+            (0..launches).try_for_each(|i| run(self.backend, i))?;
+            self.backend.finish()?;
+            let elapsed = start.elapsed();
+            Ok(computed(self.backend).zip(before).map_or(elapsed, |(after, before)| after - before))
+        };
+        for _ in 0..WARM {
+            round()?;
+        }
+        let mut times = repeated(|| round().map(|time: Duration| time / launches as u32))?;
+        times.sort_by(f64::total_cmp);
+        let (seconds, least, most) = (times[times.len() / 2], times[0], times[times.len() - 1]);
+        let Work { operation, shape, tokens, bytes, operations, peak } = work;
+        let (bytes, operations) = (bytes as f64 / seconds, operations as f64 / seconds);
+        (self.each)(Kernel {
+            operation,
+            shape,
+            tokens,
+            microseconds: 1e6 * seconds,
+            microseconds_min: 1e6 * least,
+            microseconds_max: 1e6 * most,
+            gb_s: bytes / 1e9,
+            of_bandwidth: self.bounds.memory.map(|most| bytes / most),
+            tera_ops_s: operations / 1e12,
+            of_peak: peak.map(|most| operations / most),
+        })
+    }
+}
+
+fn values(n: usize) -> Vec<f32> {
+    (0..n).map(|i| (i % 251) as f32 / 125.0 - 1.0).collect()
+}

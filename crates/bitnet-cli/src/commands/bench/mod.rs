@@ -1,0 +1,216 @@
+mod kernels;
+mod report;
+mod sequences;
+mod url;
+
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use bitnet_inference::ThroughputRecord;
+use bitnet_kernels::{
+    BackendInfo,
+    gpu::{Ceilings, Driver},
+};
+use bitnet_model::Checkpoint;
+use kernels::{Bounds, Sizes};
+pub use report::Report;
+use report::{Decode, Gpu, Peaks, Prefill, Speed};
+use sequences::Sequences;
+
+use crate::{
+    args::{BenchArgs, Common, DEFAULT_DEPTH, Device},
+    error::CliError,
+    load::{Loaded, Machine, Want, cpu},
+    memory, model_arg, output,
+    output_file::save_json,
+    progress::Progress,
+};
+
+/// Most sequences decoded together.
+const MAX_BATCH: usize = 1024;
+/// Prompts are up to so many tokens longer than the shortest.
+const RAGGED: usize = 5;
+/// Tokens compared between a batch and its members alone.
+const COMPARED: usize = 16;
+/// Each speed is measured this often, as long as that takes no longer than [`PATIENCE`]; the median counts.
+const REPEATS: usize = 5;
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// `bitnet bench`.
+pub fn run(common: &Common, args: &BenchArgs) -> Result<(), CliError> {
+    if let Some(url) = &args.url {
+        return url::run(url, args);
+    }
+    let report = measure(&Machine::of(common), args)?;
+    record(&report);
+    if args.json { output::json(&report) } else { report::print(&report) }
+}
+
+/// First that a batch is right, then its speed, and then what else was asked for.
+pub fn measure<D: Driver + 'static>(machine: &Machine<'_, D>, args: &BenchArgs) -> Result<Report, CliError> {
+    let common = machine.common;
+    let checkpoint = model_arg::open(args.model.as_deref().unwrap_or_default())?;
+    let want = want(args, &checkpoint)?;
+    let Loaded { mut model, weights, time, refused } = machine.load(&checkpoint, want)?;
+    let info = model.backend();
+    let mut report = Report {
+        device: info.device,
+        isa: info.isa,
+        threads: info.threads,
+        model: checkpoint.name.clone(),
+        kv: info.kv,
+        gpu_refused: refused,
+        memory_bandwidth_gb_s: None,
+        integer_peak_tops: None,
+        load_seconds: time.as_secs_f64(),
+        peak_memory_bytes: None,
+        weight_bytes: weights.step,
+        trits: weights.trits,
+        gpu: None,
+        step: model.limits().max_tokens,
+        prefill: Vec::new(),
+        decode_tokens: args.decode,
+        decode: Vec::new(),
+        speculation: Vec::new(),
+        kernels: Vec::new(),
+        batch_equals_single: true,
+    };
+    let save = |report: &Report| args.save.as_ref().map_or(Ok(()), |file| save_json(file, report));
+    let mut sequences = Sequences::new(&checkpoint.name, &mut *model, want.tokens);
+
+    // One sequence is compared as well, with itself beside another: so that the answer always means something.
+    let members = args.batch.iter().copied().max().unwrap_or(1).max(2);
+    let bar = Progress::new("comparing", members + 1);
+    sequences.compare(members, args.decode.min(COMPARED), &bar)?;
+    drop(bar);
+
+    let bar = Progress::new("measuring", args.prefill.len() + args.depth.len() * args.batch.len());
+    for &depth in &args.depth {
+        for &batch in &args.batch {
+            let begun = sequences.begin(&(0..batch).collect::<Vec<_>>(), depth)?;
+            let times = repeated(|| sequences.decode(&begun, args.decode).map(|(time, _)| time))?;
+            let speed = Speed::of(batch * args.decode, times);
+            let gb_s = weights.step as f64 * speed.tok_s / batch as f64 / 1e9;
+            report.decode.push(Decode { batch, depth, speed, gb_s });
+            save(&report)?;
+            bar.step();
+        }
+    }
+    for &tokens in &args.prefill {
+        let speed = Speed::of(tokens, repeated(|| sequences.prefill(tokens))?);
+        let first_token_ms = 1e3 * tokens as f64 / speed.tok_s;
+        report.prefill.push(Prefill { tokens, speed, first_token_ms });
+        save(&report)?;
+        bar.step();
+    }
+    drop(bar);
+    let guesses = args.speculate.map(usize::from);
+    report.speculation =
+        guesses.map_or(Ok(Vec::new()), |guesses| sequences.speculation(guesses, args.decode))?;
+    // Before the bandwidth, whose buffer is not the model's.
+    report.peak_memory_bytes = memory::peak_bytes();
+    let device = model.device();
+    report.gpu = device.map(Gpu::from);
+    // What bounds the host does not bound a GPU.
+    if device.is_none() {
+        report.memory_bandwidth_gb_s = memory::bandwidth(report.threads);
+        report.integer_peak_tops = Some(2.0 * cpu(common)?.peak_products() / 1e12);
+    }
+    save(&report)?;
+    // The kernels alone need the memory.
+    drop(model);
+    if args.kernels {
+        kernels(machine, args, &checkpoint, &mut report, &save)?;
+    }
+    Ok(report)
+}
+
+/// Measures the kernels of the backend that the report is of.
+fn kernels<D: Driver + 'static>(
+    machine: &Machine<'_, D>,
+    args: &BenchArgs,
+    checkpoint: &Checkpoint,
+    report: &mut Report,
+    save: &dyn Fn(&Report) -> Result<(), CliError>,
+) -> Result<(), CliError> {
+    let longest = args.prefill.iter().copied().max().unwrap_or(1);
+    let prompt = longest.min(report.step);
+    let mut steps = args.batch.clone();
+    steps.push(prompt);
+    // Half of what is decoded stands before a token in the mean.
+    let contexts: Vec<usize> = args.depth.iter().map(|depth| depth + args.decode / 2).collect();
+    let sizes = Sizes { steps: &steps, batches: &args.batch, contexts: &contexts, prompt };
+    if let Some(gpu) = &mut report.gpu {
+        let index = if let Device::Cuda(index) = machine.common.device { index } else { 0 };
+        let mut backend = machine.gpu(index)?;
+        let ceilings = backend.ceilings()?;
+        gpu.ceilings = Some(Peaks::from(ceilings));
+        let Ceilings { copy, int8, bf16 } = ceilings;
+        let bounds = Bounds { memory: Some(copy), integers: Some(int8), floats: Some(bf16) };
+        return kernels::measure(&mut backend, checkpoint, &sizes, bounds, &mut |kernel| {
+            report.kernels.push(kernel);
+            save(report)
+        });
+    }
+    let memory = report.memory_bandwidth_gb_s.map(|gb_s| 1e9 * gb_s);
+    let integers = report.integer_peak_tops.map(|tops| 1e12 * tops);
+    let bounds = Bounds { memory, integers, floats: None };
+    kernels::measure(&mut cpu(machine.common)?, checkpoint, &sizes, bounds, &mut |kernel| {
+        report.kernels.push(kernel);
+        save(report)
+    })
+}
+
+/// Keeps the decode speeds for `batch_throughput_factor`; a machine where that fails has been measured all the same.
+fn record(report: &Report) {
+    // A speed at another depth is not one that recorded speeds can be compared with.
+    let rows = report.decode.iter().filter(|d| d.depth == DEFAULT_DEPTH);
+    let decode: Vec<_> = rows.map(|d| (d.batch, d.speed.tok_s)).collect();
+    let Report { model, device, isa, threads, kv, .. } = report;
+    let backend = BackendInfo { device: device.clone(), isa, threads: *threads, kv };
+    let Some(path) = ThroughputRecord::path(model, &backend).filter(|_| !decode.is_empty()) else { return };
+    let unix_time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |t| t.as_secs());
+    let BackendInfo { device, threads, .. } = backend;
+    let (model, isa, kv) = (model.clone(), (*isa).to_owned(), (*kv).to_owned());
+    let record = ThroughputRecord { model, device, isa, threads, kv, unix_time, decode };
+    match record.add_to(&path) {
+        Ok(()) => output::note(format_args!("recorded in {}", path.display())),
+        Err(error) => output::note(format_args!("warning: not recorded: {error}")),
+    }
+}
+
+/// Checks the numbers asked for, and says what memory they need.
+fn want(args: &BenchArgs, checkpoint: &Checkpoint) -> Result<Want, CliError> {
+    let context = checkpoint.spec.context;
+    let longest = args.prefill.iter().copied().max().unwrap_or(1);
+    let deepest = args.depth.iter().copied().max().unwrap_or(0);
+    let most_decode = context.saturating_sub(deepest + RAGGED);
+    let numbers = [
+        ("-p", args.prefill.as_slice(), context),
+        ("-d", &args.depth, context.saturating_sub(RAGGED + 1)),
+        ("-n", &[args.decode][..], most_decode),
+        ("-b", args.batch.as_slice(), MAX_BATCH),
+        ("--step", &[args.step], context),
+    ];
+    for (flag, values, most) in numbers {
+        if let Some(value) = values.iter().find(|&&v| v == 0 || v > most) {
+            let cure = format!("give 1 to {most} for this model");
+            return Err(CliError::usage(format!("{value} cannot be measured"), flag, cure));
+        }
+    }
+    let sequences = args.batch.iter().copied().max().unwrap_or(1).max(2);
+    let begun = deepest.max(DEFAULT_DEPTH) + RAGGED;
+    // One sequence of the longest prompt may need more blocks than any of the batch.
+    let tokens = longest.div_ceil(sequences).max(begun + args.decode);
+    let step = longest.max(begun).min(args.step).max(sequences);
+    let drafts = args.speculate.map_or(0, usize::from);
+    Ok(Want { step, all_logits: false, sequences, drafts, tokens, least: tokens })
+}
+
+/// The times of some runs, in seconds.
+fn repeated(mut run: impl FnMut() -> Result<Duration, CliError>) -> Result<Vec<f64>, CliError> {
+    let (start, mut times) = (Instant::now(), Vec::with_capacity(REPEATS));
+    while times.is_empty() || (times.len() < REPEATS && start.elapsed() <= PATIENCE) {
+        times.push(run()?.as_secs_f64());
+    }
+    Ok(times)
+}

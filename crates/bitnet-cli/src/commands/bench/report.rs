@@ -1,0 +1,226 @@
+//! What was measured, as JSON and as a table.
+
+use bitnet_kernels::{DeviceStatus, gpu::Ceilings};
+use serde::Serialize;
+
+use super::kernels::Kernel;
+use crate::{error::CliError, memory, output};
+
+#[derive(Serialize)]
+pub struct Report {
+    pub device: String,
+    pub isa: &'static str,
+    pub threads: usize,
+    pub model: String,
+    pub kv: &'static str,
+    /// Why the GPU that was looked for does not compute; null where none was, or it does.
+    pub gpu_refused: Option<String>,
+    /// Of the host; null where a GPU computes.
+    pub memory_bandwidth_gb_s: Option<f64>,
+    /// Integer operations a second of the CPU out of registers, 10^12, a product being two; null where a GPU computes.
+    pub integer_peak_tops: Option<f64>,
+    pub load_seconds: f64,
+    /// Resident memory at its most, with weights and cache; null where the system does not tell.
+    pub peak_memory_bytes: Option<u64>,
+    /// Bytes of weights that a step reads.
+    pub weight_bytes: u64,
+    /// Trits that a token is multiplied with.
+    pub trits: u64,
+    /// What a GPU did; null on the CPU.
+    pub gpu: Option<Gpu>,
+    /// Most prompt tokens in a step.
+    pub step: usize,
+    pub prefill: Vec<Prefill>,
+    pub decode_tokens: usize,
+    pub decode: Vec<Decode>,
+    /// What guessing ahead gives, if that was asked for.
+    pub speculation: Vec<Speculation>,
+    /// Kernels alone, if they were asked for.
+    pub kernels: Vec<Kernel>,
+    pub batch_equals_single: bool,
+}
+
+/// Tokens per second over several runs: the median, and the extremes.
+#[derive(Serialize, Clone, Copy)]
+pub struct Speed {
+    pub tok_s: f64,
+    tok_s_min: f64,
+    tok_s_max: f64,
+    runs: usize,
+}
+
+impl Speed {
+    /// Of runs that computed `tokens` in these seconds each.
+    pub fn of(tokens: usize, mut seconds: Vec<f64>) -> Self {
+        seconds.sort_by(f64::total_cmp);
+        let (runs, speed) = (seconds.len(), |at: usize| tokens as f64 / seconds[at]);
+        Speed { tok_s: speed(runs / 2), tok_s_min: speed(runs - 1), tok_s_max: speed(0), runs }
+    }
+
+    fn told(&self) -> String {
+        let Speed { tok_s, tok_s_min, tok_s_max, .. } = self;
+        format!("{tok_s:9.2} tok/s ({tok_s_min:.2} to {tok_s_max:.2})")
+    }
+}
+
+#[derive(Serialize)]
+pub struct Gpu {
+    memory_used_bytes: u64,
+    memory_total_bytes: u64,
+    kernel_launches: u64,
+    /// Steps that ran as one recorded piece of work.
+    replays: u64,
+    /// Tokens drawn where their logits were made.
+    drawn: u64,
+    launch_seconds: f64,
+    transfer_seconds: f64,
+    compute_seconds: f64,
+    /// What bounds its kernels, if they were measured.
+    #[serde(flatten)]
+    pub ceilings: Option<Peaks>,
+}
+
+/// What no kernel on a GPU can exceed, measured there.
+#[derive(Serialize, Clone, Copy)]
+pub struct Peaks {
+    /// 10^9 bytes a second, read and written together.
+    pub copy_gb_s: f64,
+    /// 10^12 operations a second of the matrix units on int8, a product being two.
+    pub int8_tops: f64,
+    /// The same on bf16.
+    pub bf16_tflops: f64,
+}
+
+impl From<Ceilings> for Peaks {
+    fn from(Ceilings { copy, int8, bf16 }: Ceilings) -> Self {
+        Peaks { copy_gb_s: copy / 1e9, int8_tops: int8 / 1e12, bf16_tflops: bf16 / 1e12 }
+    }
+}
+
+impl From<DeviceStatus> for Gpu {
+    fn from(DeviceStatus { memory_used, memory_total, counts, .. }: DeviceStatus) -> Self {
+        Gpu {
+            memory_used_bytes: memory_used,
+            memory_total_bytes: memory_total,
+            kernel_launches: counts.launches,
+            replays: counts.replays,
+            drawn: counts.drawn,
+            launch_seconds: counts.times.launch.as_secs_f64(),
+            transfer_seconds: counts.times.transfer.as_secs_f64(),
+            compute_seconds: counts.times.compute.as_secs_f64(),
+            ceilings: None,
+        }
+    }
+}
+
+#[derive(Serialize)]
+pub struct Prefill {
+    pub tokens: usize,
+    #[serde(flatten)]
+    pub speed: Speed,
+    /// From the whole prompt to the first token drawn, the median.
+    pub first_token_ms: f64,
+}
+
+/// One sequence decoded with guesses.
+#[derive(Serialize)]
+pub struct Speculation {
+    pub text: &'static str,
+    /// Most tokens guessed in a step.
+    pub guesses: usize,
+    #[serde(flatten)]
+    pub speed: Speed,
+    /// The same without guesses.
+    pub plain: Speed,
+    pub drafted: u64,
+    pub accepted: u64,
+}
+
+#[derive(Serialize)]
+pub struct Decode {
+    pub batch: usize,
+    /// Tokens before the first decoded one, of the shortest sequence.
+    pub depth: usize,
+    #[serde(flatten)]
+    pub speed: Speed,
+    /// Weights read, in 10^9 bytes a second.
+    pub gb_s: f64,
+}
+
+fn percent(part: Option<f64>, of: &str) -> String {
+    part.map_or(String::new(), |part| format!("  {:5.1} % of the {of}", 100.0 * part))
+}
+
+pub fn print(r: &Report) -> Result<(), CliError> {
+    let Report { model, device, isa, threads, kv, .. } = r;
+    let mut lines = vec![
+        format!(
+            "{model} on {device}, isa {isa}, {threads} threads, kv {kv}, loaded in {:.2} s",
+            r.load_seconds
+        ),
+        format!(
+            "memory bandwidth {}, integer peak {}, memory at most {}, weights of {:.1} MB a step",
+            memory::bandwidth_told(r.memory_bandwidth_gb_s),
+            r.integer_peak_tops.map_or("unknown".into(), |tops| format!("{tops:.2} TOPS")),
+            r.peak_memory_bytes.map_or("unknown".into(), |bytes| format!("{:.1} MB", bytes as f64 / 1e6)),
+            r.weight_bytes as f64 / 1e6
+        ),
+    ];
+    if let Some(gpu) = &r.gpu {
+        lines.push(format!(
+            "gpu memory {:.1} of {:.1} GB, {} kernels launched, {} steps replayed, {} tokens drawn there",
+            gpu.memory_used_bytes as f64 / 1e9,
+            gpu.memory_total_bytes as f64 / 1e9,
+            gpu.kernel_launches,
+            gpu.replays,
+            gpu.drawn
+        ));
+        lines.extend(gpu.ceilings.map(|Peaks { copy_gb_s, int8_tops, bf16_tflops }| {
+            format!("gpu copies {copy_gb_s:.0} GB/s, multiplies {int8_tops:.0} TOPS, {bf16_tflops:.0} TFLOPS")
+        }));
+    }
+    for p in &r.prefill {
+        let of_peak = r.integer_peak_tops.map(|peak| 2e-12 * p.speed.tok_s * r.trits as f64 / peak);
+        let (tokens, speed, of_peak) = (p.tokens, p.speed.told(), percent(of_peak, "integer peak"));
+        lines.push(format!(
+            "prefill {tokens:5} tokens   {speed}{of_peak}  first token {:.2} ms",
+            p.first_token_ms
+        ));
+    }
+    for Decode { batch, depth, speed, gb_s } in &r.decode {
+        let speed = speed.told();
+        lines.push(format!(
+            "decode  batch {batch:5}    {speed}  {gb_s:7.2} GB/s of weights, after {depth} tokens"
+        ));
+    }
+    for s in &r.speculation {
+        let Speculation { text, guesses, speed, plain, drafted, accepted } = s;
+        lines.push(format!(
+            "decode  {guesses:2} guesses     {}, without {:.2}; text that {text}, {accepted} of {drafted} right",
+            speed.told(),
+            plain.tok_s
+        ));
+    }
+    for k in &r.kernels {
+        let Kernel { operation, shape, tokens, microseconds, gb_s, tera_ops_s, .. } = k;
+        lines.push(format!(
+            "kernel  {operation:15} {shape:>12} {tokens:5} tokens  {microseconds:9.2} us  {gb_s:7.1} GB/s{}  \
+             {tera_ops_s:7.2} Tops/s{}",
+            percent(k.of_bandwidth, "bandwidth"),
+            percent(k.of_peak, "peak")
+        ));
+    }
+    lines.push("tokens of a batch equal those of its members alone".into());
+    output::line(lines.join("\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Speed;
+
+    #[test]
+    fn a_speed_is_the_median_of_its_runs_and_tells_their_extremes() {
+        let Speed { tok_s, tok_s_min, tok_s_max, runs } = Speed::of(60, vec![3.0, 1.0, 2.0, 6.0, 5.0]);
+        assert_eq!((tok_s, tok_s_min, tok_s_max, runs), (20.0, 10.0, 60.0, 5));
+    }
+}

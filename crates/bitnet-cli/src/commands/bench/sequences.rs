@@ -1,0 +1,210 @@
+//! Sequences on a bare model: no engine is in their way.
+
+use std::{
+    ops::ControlFlow,
+    time::{Duration, Instant},
+};
+
+use bitnet_inference::{EngineConfig, Generated, GenerationConfig, generate};
+use bitnet_kernels::{Ask, Drawn};
+use bitnet_model::{Batch, Logits, Model};
+
+use super::{
+    RAGGED, REPEATS,
+    report::{Speculation, Speed},
+};
+use crate::{args::DEFAULT_DEPTH, error::CliError, progress::Progress};
+
+/// A model, and room for its steps.
+pub struct Sequences<'a> {
+    name: &'a str,
+    model: &'a mut dyn Model,
+    /// Blocks that each sequence of a batch has for itself.
+    blocks: usize,
+    batch: Batch,
+    logits: Logits,
+}
+
+/// Sequences whose prompts are in the cache.
+pub struct Begun {
+    /// Tokens of each.
+    lens: Vec<usize>,
+    /// The next token of each.
+    next: Vec<u32>,
+}
+
+impl<'a> Sequences<'a> {
+    /// Each sequence has room for so many tokens.
+    pub fn new(name: &'a str, model: &'a mut dyn Model, tokens: usize) -> Self {
+        let blocks = tokens.div_ceil(Batch::BLOCK_TOKENS);
+        Sequences { name, model, blocks, batch: Batch::new(), logits: Logits::default() }
+    }
+
+    /// Some token ids that are the same every time; `member` sets them apart.
+    fn prompt(&self, member: usize, tokens: usize) -> Vec<u32> {
+        let vocab = self.model.spec().vocab;
+        (0..tokens).map(|i| ((i + 1) * (2 * member + 7) * 2_654_435_761 % vocab) as u32).collect()
+    }
+
+    fn table(&self, seat: usize) -> Vec<u32> {
+        ((seat * self.blocks) as u32..((seat + 1) * self.blocks) as u32).collect()
+    }
+
+    /// Time of one prompt from its first token to the token drawn after it.
+    pub fn prefill(&mut self, tokens: usize) -> Result<Duration, CliError> {
+        let prompt = self.prompt(0, tokens);
+        let table: Vec<u32> = (0..tokens.div_ceil(Batch::BLOCK_TOKENS) as u32).collect();
+        let start = Instant::now();
+        self.read(&prompt, &table)?;
+        Ok(start.elapsed())
+    }
+
+    /// Takes a prompt into the cache, in steps as large as the model takes, and draws the token after it.
+    fn read(&mut self, prompt: &[u32], table: &[u32]) -> Result<u32, CliError> {
+        let (mut done, mut drawn) = (0, Vec::new());
+        for chunk in prompt.chunks(self.model.limits().max_tokens) {
+            let last = done + chunk.len() == prompt.len();
+            self.batch.clear();
+            self.batch.push(chunk, done, table, if last { chunk.len() - 1..chunk.len() } else { 0..0 });
+            self.batch.only_top(1);
+            drawn = self.most_likely()?;
+            done += chunk.len();
+        }
+        drawn
+            .pop()
+            .ok_or_else(|| CliError::usage("an empty prompt has no next token", "-p", "give at least 1"))
+    }
+
+    /// Takes the prompts of these members, which differ in length, so that no two of them are at the same position.
+    pub fn begin(&mut self, members: &[usize], prompt: usize) -> Result<Begun, CliError> {
+        let mut begun = Begun { lens: Vec::new(), next: Vec::new() };
+        for (seat, &member) in members.iter().enumerate() {
+            let prompt = self.prompt(member, prompt + member % (RAGGED + 1));
+            let table = self.table(seat);
+            begun.next.push(self.read(&prompt, &table)?);
+            begun.lens.push(prompt.len());
+        }
+        Ok(begun)
+    }
+
+    /// Decodes all sequences together from where they began; gives the time of the steps and the tokens of each.
+    pub fn decode(&mut self, begun: &Begun, tokens: usize) -> Result<(Duration, Vec<Vec<u32>>), CliError> {
+        let tables: Vec<Vec<u32>> = (0..begun.lens.len()).map(|seat| self.table(seat)).collect();
+        let (mut next, mut out) = (begun.next.clone(), vec![Vec::with_capacity(tokens); tables.len()]);
+        let start = Instant::now();
+        for step in 0..tokens {
+            self.batch.clear();
+            for (((table, len), token), out) in tables.iter().zip(&begun.lens).zip(&next).zip(&mut out) {
+                self.batch.push(&[*token], len + step, table, 0..1);
+                self.batch.only_top(1);
+                out.push(*token);
+            }
+            next = self.most_likely()?;
+        }
+        Ok((start.elapsed(), out))
+    }
+
+    /// Decodes one sequence with up to `guesses` tokens guessed in a step, and without: where the text repeats itself,
+    /// and where its past comes again and goes on otherwise.
+    pub fn speculation(&mut self, guesses: usize, tokens: usize) -> Result<Vec<Speculation>, CliError> {
+        let prompt = self.prompt(0, DEFAULT_DEPTH);
+        let repeating = GenerationConfig { logit_bias: vec![(1, 100.0)], ..GenerationConfig::default() };
+        let varying = GenerationConfig {
+            temperature: 1.0,
+            seed: Some(1),
+            logit_bias: (1..4).map(|token| (token, 100.0)).collect(),
+            ..GenerationConfig::default()
+        };
+        let mut rows = Vec::new();
+        for (text, config) in [("repeats itself", repeating), ("varies", varying)] {
+            let config = GenerationConfig { max_new_tokens: tokens, ignore_eos: true, ..config };
+            let (mut last, mut plain, mut guessed) = (None, Vec::new(), Vec::new());
+            // Side by side, so that a disturbance meets both.
+            for _ in 0..REPEATS {
+                for (max_draft, times) in [(0, &mut plain), (guesses, &mut guessed)] {
+                    let engine = EngineConfig { max_draft, ..EngineConfig::default() };
+                    let each = |_| ControlFlow::Continue(());
+                    let done = generate(self.model, &prompt, &config, &engine, each);
+                    let done = done.map_err(CliError::Generate)?;
+                    times.extend(done.decode.map(|time| time.as_secs_f64()));
+                    last = Some(done);
+                }
+            }
+            let (Some(last), false) = (last, plain.is_empty() || guessed.is_empty()) else {
+                return Err(CliError::usage("one token cannot be guessed", "-n", "give at least 2"));
+            };
+            let decoded = last.drawn - 1;
+            let (speed, plain) = (Speed::of(decoded, guessed), Speed::of(decoded, plain));
+            let Generated { drafted, accepted, .. } = last;
+            rows.push(Speculation { text, guesses, speed, plain, drafted, accepted });
+        }
+        Ok(rows)
+    }
+
+    /// Runs the batch and takes the most likely token of each wanted row, where its logits are if the model can.
+    fn most_likely(&mut self) -> Result<Vec<u32>, CliError> {
+        let rows = self.batch.logit_rows().len();
+        let mut drawn = vec![None; rows];
+        let asks = vec![Some(Ask::GREEDY); rows];
+        self.model.forward_drawing(&self.batch, &asks, &mut self.logits, &mut drawn)?;
+        let token = |(row, drawn): (usize, &Option<Drawn>)| match drawn {
+            Some(Drawn::Token(token)) => Some(*token),
+            Some(_) => None,
+            None => argmax(self.logits.row(row)),
+        };
+        let tokens = drawn.iter().enumerate().map(token).collect::<Option<_>>();
+        tokens.ok_or_else(|| CliError::NotFinite { model: self.name.into() })
+    }
+
+    /// Fails if any of `members` sequences has other tokens in a batch than alone.
+    pub fn compare(&mut self, members: usize, tokens: usize, bar: &Progress) -> Result<(), CliError> {
+        let all: Vec<usize> = (0..members).collect();
+        let begun = self.begin(&all, DEFAULT_DEPTH)?;
+        let (_, together) = self.decode(&begun, tokens)?;
+        bar.step();
+        for (member, in_batch) in together.iter().enumerate() {
+            let begun = self.begin(&[member], DEFAULT_DEPTH)?;
+            let (_, alone) = self.decode(&begun, tokens)?;
+            bar.step();
+            if let Some(at) = (0..tokens).find(|&i| alone[0][i] != in_batch[i]) {
+                return Err(CliError::Wrong {
+                    what: format!(
+                        "token {at} of sequence {member} in a batch of {members} differs from that alone"
+                    ),
+                    place: "bench".into(),
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The most likely token, the lowest one of equals; none if any logit is NaN or the highest infinite. Those that
+/// cannot be the highest may be negative infinity.
+fn argmax(row: &[f32]) -> Option<u32> {
+    let mut best = 0;
+    for (i, x) in row.iter().enumerate() {
+        if x.is_nan() {
+            return None;
+        }
+        if *x > row[best] {
+            best = i;
+        }
+    }
+    row[best].is_finite().then_some(best as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::argmax;
+
+    #[test]
+    fn a_row_that_is_not_finite_has_no_most_likely_token() {
+        assert_eq!(argmax(&[1.0, 3.0, 3.0, 2.0]), Some(1));
+        assert_eq!(argmax(&[f32::NEG_INFINITY, 1.0, f32::NEG_INFINITY]), Some(1));
+        for broken in [f32::NAN, f32::INFINITY] {
+            assert_eq!(argmax(&[1.0, broken, 0.5]), None);
+        }
+        assert_eq!(argmax(&[f32::NEG_INFINITY; 3]), None);
+    }
+}

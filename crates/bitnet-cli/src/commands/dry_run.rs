@@ -1,0 +1,198 @@
+//! What a bundle for a GPU runs there, on the simulator: `bitnet doctor` and `bitnet bench` as they are but for the
+//! driver; and what becomes of a GPU that is there and cannot be used.
+
+use std::path::Path;
+
+use bitnet_kernels::{
+    conformance,
+    gpu::{GpuError, instructions::INSTRUCTIONS},
+};
+use bitnet_tests::{Call, Simulator, Tap, fixture};
+use clap::Parser;
+
+use super::{bench, doctor};
+use crate::{
+    args::{BenchArgs, Cli, Command, Common, DoctorArgs},
+    error::CliError,
+    load::{Loaded, Machine, Want},
+    model_arg,
+};
+
+fn parsed(line: &str) -> (Common, Command) {
+    let cli = Cli::try_parse_from(line.split_whitespace()).unwrap();
+    (cli.common, cli.command)
+}
+
+fn doctor(line: &str) -> (Common, DoctorArgs) {
+    match parsed(line) {
+        (common, Command::Doctor(args)) => (common, args),
+        _ => panic!("{line}"),
+    }
+}
+
+fn bench(line: &str) -> (Common, BenchArgs) {
+    match parsed(line) {
+        (common, Command::Bench(args)) => (common, args),
+        _ => panic!("{line}"),
+    }
+}
+
+/// A folder with one of the bundle's fixtures.
+fn one_fixture(folder: &Path, name: &str) {
+    let (from, to) = (fixture(name), folder.join(name));
+    std::fs::create_dir(&to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap().map(Result::unwrap) {
+        std::fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+    }
+}
+
+#[test]
+fn a_doctor_judges_a_simulated_gpu_and_each_part_can_fail_it() {
+    let folder = tempfile::tempdir().unwrap();
+    one_fixture(folder.path(), "bitnet-odd");
+    let (place, save) = (folder.path().display(), folder.path().join("doctor.json"));
+    let line =
+        format!("bitnet doctor --device cuda --threads 1 --fixtures {place} --save {place}/doctor.json");
+    let (common, args) = doctor(&line);
+    let machine = Machine { common: &common, open: |_| Ok(Simulator::default()) };
+    let report = doctor::examine_all(&machine, &args).unwrap();
+    doctor::verdict(&report).unwrap();
+
+    assert_eq!(std::fs::read_to_string(save).unwrap(), serde_json::to_string(&report).unwrap());
+    let of = |isa: &str| {
+        let outcome = report.conformance.iter().find(|o| o.backend == "simulator" && o.isa == isa).unwrap();
+        (outcome.cases, outcome.passed)
+    };
+    assert_eq!(of("instructions"), (INSTRUCTIONS.len(), INSTRUCTIONS.len()));
+    assert_eq!(of("sm80"), (conformance::cases().len(), conformance::cases().len()));
+    assert!(report.fixtures.len() == 1 && report.fixtures[0].device == "simulator");
+    let batched = report.batched.as_ref().unwrap();
+    assert!(batched.device == "simulator" && batched.equal == batched.requests);
+
+    let spoil: [fn(&mut doctor::Report); 4] = [
+        |report| report.conformance.iter_mut().find(|o| o.isa == "instructions").unwrap().failed = 1,
+        |report| report.conformance.iter_mut().find(|o| o.isa == "sm80").unwrap().failed = 1,
+        |report| report.fixtures[0].passed = false,
+        |report| report.batched.as_mut().unwrap().equal -= 1,
+    ];
+    let told = spoil.map(|spoil| {
+        let mut wrong = report.clone();
+        spoil(&mut wrong);
+        doctor::verdict(&wrong).unwrap_err().to_string()
+    });
+    let parts = ["simulator instructions", "simulator sm80", "bitnet-odd on simulator", "demo on simulator"];
+    assert!(told.iter().zip(parts).all(|(told, part)| told.contains(part)), "{told:?}");
+}
+
+#[test]
+fn a_bench_of_a_simulated_gpu_gives_every_row_that_was_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let save = folder.path().join("bench.json");
+    let line = format!(
+        "bitnet bench synthetic:tiny --device cuda -b 1,2 -d 16,62 -n 4 -p 8,66 --step 32 --kernels --save {}",
+        save.display()
+    );
+    let (common, args) = bench(&line);
+    let machine = Machine { common: &common, open: |_| Ok(Simulator::default()) };
+    let report = bench::measure(&machine, &args).unwrap();
+    assert_eq!(std::fs::read_to_string(save).unwrap(), serde_json::to_string(&report).unwrap());
+    let report = serde_json::to_value(report).unwrap();
+
+    let rows = |part: &str| report[part].as_array().unwrap().clone();
+    let pairs = |part: &str, a: &str, b: &str| -> Vec<(u64, u64)> {
+        rows(part).iter().map(|row| (row[a].as_u64().unwrap(), row[b].as_u64().unwrap())).collect()
+    };
+    assert_eq!(report["device"], "simulator");
+    assert_eq!(pairs("decode", "depth", "batch"), [(16, 1), (16, 2), (62, 1), (62, 2)]);
+    assert_eq!(
+        rows("prefill").iter().map(|row| row["tokens"].as_u64().unwrap()).collect::<Vec<_>>(),
+        [8, 66]
+    );
+    for row in rows("prefill") {
+        assert!(row["first_token_ms"].as_f64().unwrap() > 0.0, "{row}");
+    }
+    let gpu = &report["gpu"];
+    for count in ["replays", "drawn", "copy_gb_s", "int8_tops", "bf16_tflops"] {
+        assert!(gpu[count].as_f64().unwrap() > 0.0, "{count}: {gpu}");
+    }
+    // Four projections for 1, 2 and 32 tokens; the head for 1 and 2; attention of both at both depths, and a prompt's.
+    assert_eq!(rows("kernels").len(), 4 * 3 + 2 + 4 + 1);
+    for kernel in rows("kernels") {
+        let numbers = ["microseconds", "gb_s", "tera_ops_s", "of_bandwidth", "of_peak"];
+        assert!(numbers.iter().all(|n| kernel[n].as_f64().is_some_and(|x| x > 0.0)), "{kernel}");
+    }
+}
+
+const WANT: Want = Want { step: 16, all_logits: false, sequences: 1, drafts: 0, tokens: 32, least: 32 };
+
+/// Loads the tiny model with a GPU that is opened so.
+fn load(device: &str, open: fn(usize) -> Result<Tap, GpuError>) -> Result<Loaded, CliError> {
+    let (common, _) = doctor(&format!("bitnet doctor --device {device} --threads 1"));
+    Machine { common: &common, open }.load(&model_arg::open("synthetic:tiny").unwrap(), WANT)
+}
+
+fn failing(call: Call, error: GpuError) -> Tap {
+    let (tap, handle) = Tap::of(Simulator::default());
+    handle.fail(call, error);
+    tap
+}
+
+type Open = fn(usize) -> Result<Tap, GpuError>;
+
+/// GPUs that cannot be used, and what is said of each.
+const REFUSED: [(Open, &str); 6] = [
+    (|_| Err(GpuError::DriverMissing), "no NVIDIA driver"),
+    (|_| Ok(Tap::of(Simulator::with(|info| info.capability = (7, 5))).0), "compute capability 7.5"),
+    (|_| Ok(Tap::of(Simulator::with(|info| info.driver = 11_020)).0), "supports CUDA 11.2"),
+    (
+        |_| {
+            let log = "ptxas error\n  line 7\n".to_owned();
+            Ok(failing(Call::Load, GpuError::ModuleRefused { kernel: "sm80_embed_bf16", log }))
+        },
+        "refused kernel sm80_embed_bf16: ptxas error line 7",
+    ),
+    (
+        |_| Ok(failing(Call::Alloc, GpuError::OutOfMemory { what: "weights", bytes: 2, free: 1 })),
+        "no GPU memory for weights (2 bytes, 1 free)",
+    ),
+    (
+        |_| Ok(failing(Call::Write, GpuError::Failed { during: "cuMemcpyHtoD", reason: "gone".into() })),
+        "the GPU failed in cuMemcpyHtoD: gone",
+    ),
+];
+
+#[test]
+fn a_gpu_that_is_refused_leaves_the_work_to_the_cpu_with_one_line_that_says_why() {
+    for (open, why) in REFUSED {
+        let loaded = load("auto", open).unwrap();
+        assert!(loaded.model.device().is_none() && loaded.model.backend().device == "cpu", "{why}");
+        let told = loaded.refused.expect("the CPU was not asked for");
+        assert!(told.contains(why) && told.contains(": ") && !told.contains('\n'), "{told}");
+    }
+}
+
+#[test]
+fn a_gpu_that_was_asked_for_and_is_refused_is_an_error_and_never_the_cpu() {
+    for (open, why) in REFUSED {
+        let error = load("cuda", open).err().expect("it cannot be used");
+        assert!(crate::output::one_line(&error).contains(why), "{error}");
+    }
+}
+
+#[test]
+fn a_gpu_that_can_be_used_is_used_where_no_device_is_named() {
+    let loaded = load("auto", |_| Ok(Tap::of(Simulator::default()).0)).unwrap();
+    assert!(loaded.refused.is_none() && loaded.model.device().is_some());
+    assert_eq!(loaded.model.backend().device, "simulator");
+}
+
+/// The speed of the CPU is not taken for a GPU's: what is reported names what computed, and why.
+#[test]
+fn a_bench_without_its_gpu_says_that_it_measured_the_cpu() {
+    let (common, args) = bench("bitnet bench synthetic:tiny --threads 1 -b 1 -n 2 -p 4 --kernels");
+    let machine = Machine { common: &common, open: REFUSED[1].0 };
+    let report = serde_json::to_value(bench::measure(&machine, &args).unwrap()).unwrap();
+    assert!(report["device"] == "cpu" && report["gpu"].is_null(), "{report}");
+    assert!(report["gpu_refused"].as_str().unwrap().contains("compute capability 7.5"), "{report}");
+    assert!(!report["kernels"].as_array().unwrap().is_empty());
+}
