@@ -1,8 +1,10 @@
 //! The engine on the GPU's kernels, in the simulator: the names that users know, batches, memory, metrics and faults.
 
+use std::sync::Arc;
+
 use bitnet_inference::{
-    BatchError, BenchmarkError, Counter, Engine, EngineConfig, GenerationConfig, GenerationError,
-    GpuInferenceEngine, Request, RequestError, SubmitError,
+    BatchError, BenchmarkError, Constraint, ConstraintError, Counter, Engine, EngineConfig, GenerationConfig,
+    GenerationError, GpuInferenceEngine, Request, RequestError, SubmitError, TokenSet,
 };
 use bitnet_kernels::{
     Cpu, Isa, KernelError,
@@ -69,13 +71,46 @@ fn f01_f04_each_of_a_mixed_batch_gets_on_a_gpu_what_it_gets_alone() {
 fn f25_a_token_drawn_on_the_gpu_is_the_one_that_the_host_draws() {
     let warm = mixed().swap_remove(1);
     let seen = (warm.0.clone(), GenerationConfig { logprobs: Some(0), ..warm.1.clone() });
-    let tokens = [warm, seen].map(|request| {
+    let tokens = [warm, seen].map(|(prompt, config)| {
         let (engine, _) = engine();
-        let tokens = engine.process_batch_gpu(&[request]).unwrap();
-        (tokens, engine.engine().status().draws)
+        let request = Request::new(prompt, GenerationConfig { n: 2, ..config });
+        let done = engine.engine().submit(request).unwrap().wait().unwrap();
+        let choices: Vec<Vec<u32>> = done.choices.into_iter().map(|choice| choice.tokens).collect();
+        (choices, engine.engine().status().draws)
     });
     assert_eq!(tokens[0].0, tokens[1].0);
-    assert_eq!(tokens.map(|(_, draws)| (draws.device, draws.host)), [(6, 0), (0, 6)]);
+    assert_ne!(tokens[0].0[0], tokens[0].0[1], "choices are drawn apart");
+    assert_eq!(tokens.map(|(_, draws)| (draws.device, draws.host)), [(12, 0), (0, 12)]);
+}
+
+#[derive(Debug)]
+struct Only(u32);
+
+impl Constraint for Only {
+    fn allow(&self, _: u32, _: &[u32], allowed: &mut TokenSet) -> Result<(), ConstraintError> {
+        allowed.insert(self.0);
+        Ok(())
+    }
+}
+
+#[test]
+fn f25_a_constrained_text_is_drawn_on_the_host() {
+    let (prompt, config) = mixed().swap_remove(0);
+    let (engine, _) = engine();
+    let request = Request { constraint: Some(Arc::new(Only(77))), ..Request::new(prompt, config) };
+    let done = engine.engine().submit(request).unwrap().wait().unwrap();
+    assert_eq!(done.choices[0].tokens, [77; 6]);
+    assert_eq!(engine.engine().status().draws.device, 0);
+}
+
+/// Before that, the host bans the tokens that would end the text.
+#[test]
+fn f09_a_token_that_may_not_end_the_text_yet_is_drawn_on_the_host() {
+    let (prompt, config) = mixed().swap_remove(1);
+    let (engine, _) = engine();
+    engine.process_batch_gpu(&[(prompt, GenerationConfig { min_new_tokens: 2, ..config })]).unwrap();
+    let draws = engine.engine().status().draws;
+    assert_eq!((draws.device, draws.host), (4, 2));
 }
 
 #[test]
@@ -97,7 +132,8 @@ fn f12_f23_a_step_takes_no_memory_on_the_gpu_and_decoding_is_replayed() {
     let taken = driver.count(Call::Alloc);
     assert!(taken > 20);
     let config = GenerationConfig { max_new_tokens: 12, ignore_eos: true, ..GenerationConfig::default() };
-    let batch: Vec<_> = (0..4).map(|i| (prompt(7 * i as usize + 1, i), config.clone())).collect();
+    let mut batch: Vec<_> = (0..4).map(|i| (prompt(7 * i as usize + 1, i), config.clone())).collect();
+    batch[1].1 = GenerationConfig { temperature: 1.0, seed: Some(1), ..config };
     engine.process_batch_gpu(&batch).unwrap();
     assert_eq!(driver.count(Call::Alloc), taken, "neither prompts nor decoding take memory");
     assert!(driver.count(Call::Record) >= 1 && driver.count(Call::Replay) >= 6, "decoding repeats itself");
@@ -111,7 +147,7 @@ fn f12_f23_a_step_takes_no_memory_on_the_gpu_and_decoding_is_replayed() {
 fn f27_weights_are_on_the_gpu_once_and_warming_up_again_does_nothing() {
     let (engine, driver) = engine();
     let device = engine.engine().status().device.unwrap();
-    assert!(device.memory_used > 0 && device.memory_used < device.memory_total);
+    assert_eq!(device.memory_used, driver.memory_used() as u64);
     engine.warmup_gpu_cache().unwrap();
     assert!(engine.is_gpu_cache_warm());
     let calls = (driver.count(Call::Launch), driver.count(Call::Write), driver.count(Call::Alloc));
@@ -131,6 +167,7 @@ fn f29_times_on_a_gpu_come_from_its_clock_and_memory_from_its_driver() {
     let (after, status) = (engine.metrics(), engine.engine().status());
     let times = [after.kernel_launch_overhead_ms(), after.memory_transfer_time_ms(), after.compute_time_ms()];
     assert!(times.iter().all(|time| time.is_some_and(|ms| ms > 0.0)), "{times:?}");
+    assert!(times[1] < times[2], "the simulator copies at once, and computes");
     let device = status.device.unwrap();
     assert_eq!(device.memory_total, 4 << 30);
     assert!(
@@ -239,7 +276,7 @@ fn f16_f32_a_lost_gpu_fails_its_requests_and_the_engine_says_so() {
         let refused = engine.process_batch_gpu(&batch[..1]);
         let source = GenerationError::Submit(SubmitError::Lost(failed));
         assert_eq!(refused, Err(BatchError { index: 0, source }), "{call:?}");
-        assert!(!engine.engine().is_open());
+        assert!(!engine.engine().is_open() && engine.engine().status().device.unwrap().lost);
         assert_eq!(driver.count(call), asked, "a lost device is asked no more");
     }
 }

@@ -78,6 +78,12 @@ impl Handle {
         lock(&self.told).read
     }
 
+    /// Bytes of the device's memory that are taken.
+    pub fn memory_used(&self) -> usize {
+        let simulator = lock(&self.simulator);
+        simulator.info().memory - simulator.free_memory().expect("the simulator knows")
+    }
+
     /// What lies in all of the device's memory that is for `what`.
     pub fn contents(&self, what: &str) -> Vec<Vec<u8>> {
         lock(&self.simulator).contents(what)

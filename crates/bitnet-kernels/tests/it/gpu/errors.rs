@@ -1,5 +1,5 @@
 use bitnet_kernels::{
-    KvShape, RowsKind,
+    KvShape, RowsKind, Run,
     gpu::{
         Arg, Cuda, Driver, Gpu, GpuError,
         table::{ADVANCE, ARGMAX, EMBED, KERNELS, NORM_QUANTIZE},
@@ -68,6 +68,17 @@ fn a_kernels_parameters_are_read_from_its_text() {
             code.map(|line| line.matches(".param").count() - line.matches("ld.param").count()).sum();
         assert!(kernel.parameters().len() == declared && declared > 0, "{}", kernel.name);
     }
+}
+
+#[test]
+#[should_panic(expected = "blocks are the cache's")]
+fn a_block_outside_the_cache_is_stopped_before_the_driver() {
+    let mut gpu = Gpu::new(Simulator::default()).unwrap();
+    let kv = gpu.kv(KvShape { blocks: 2, kv_heads: 1, head_dim: 16 }).unwrap();
+    let qkv = gpu.rows(1, 48, RowsKind::Between).unwrap();
+    let mut out = gpu.rows(1, 16, RowsKind::Between).unwrap();
+    let run = Run { tokens: 0..1, start: 0, blocks: 0..1 };
+    let _ = gpu.attention(&[run], &[2], &qkv, &kv, &mut out);
 }
 
 #[test]

@@ -5,6 +5,7 @@ mod attention;
 mod bit_linear;
 mod ceilings;
 mod conformance;
+mod draw;
 mod embed;
 mod errors;
 mod instructions;

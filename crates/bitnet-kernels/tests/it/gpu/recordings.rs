@@ -1,9 +1,10 @@
 //! Steps that are run as one piece of work, and when.
 
 use bitnet_kernels::{
-    RowsKind,
+    BLOCK_TOKENS, KvShape, RowsKind, Run,
     gpu::{Gpu, Quants, Rows},
 };
+use bitnet_tensor::{BitNetTensor, DType, SharedBytes};
 use bitnet_tests::Simulator;
 
 const WIDTH: usize = 100;
@@ -76,4 +77,76 @@ fn recordings_that_are_not_used_make_room_for_others() {
     assert_eq!(gpu.counts().replays, replays + 1, "the last is kept");
     step(&mut gpu, 1, &x, &mut outs[0]);
     assert_eq!(gpu.counts().replays, replays + 1, "the first made room");
+    // The third is the oldest, but has just been used.
+    step(&mut gpu, 1, &x, &mut outs[2]);
+    assert_eq!(gpu.counts().replays, replays + 2);
+    (0..2).for_each(|_| drop(step(&mut gpu, 1, &x, &mut outs[1])));
+    let replays = gpu.counts().replays;
+    step(&mut gpu, 1, &x, &mut outs[2]);
+    assert_eq!(gpu.counts().replays, replays + 1, "what was used last is kept");
+    step(&mut gpu, 1, &x, &mut outs[3]);
+    assert_eq!(gpu.counts().replays, replays + 1, "what was unused for longest made room");
+}
+
+/// Both lists of tokens are uploaded before either launch runs; the longer one needs another place.
+#[test]
+fn an_input_that_changes_reaches_only_the_launches_after_it() {
+    let values: Vec<u8> = (0..9 * WIDTH).flat_map(|i| (i as f32).to_le_bytes()).collect();
+    let table = BitNetTensor::new(DType::F32, [9, WIDTH], SharedBytes::new(values)).unwrap();
+    let mut gpu = Gpu::new(Simulator::default()).unwrap();
+    let table = gpu.table(&table).unwrap();
+    let lists: [&[u32]; 4] = [&[1, 2], &[3, 4], &[5; 40], &[6; 40]];
+    let mut outs = lists.map(|list| gpu.rows(list.len(), WIDTH, RowsKind::Residual).unwrap());
+    for (list, out) in lists.iter().zip(&mut outs) {
+        gpu.embed(&table, list, out).unwrap();
+    }
+    for (list, out) in lists.iter().zip(&outs) {
+        let rows = gpu.read_rows(out, list.len()).unwrap();
+        let expected = list.iter().flat_map(|&t| (0..WIDTH).map(move |i| t as usize * WIDTH + i));
+        let near = rows.iter().zip(expected).all(|(&x, y)| (x - y as f32).abs() <= y as f32 / 128.0);
+        assert!(near && rows.len() == list.len() * WIDTH, "{list:?}");
+    }
+}
+
+#[test]
+fn memory_that_a_waiting_launch_reads_is_given_back_after_it() {
+    let mut gpu = Gpu::new(Simulator::default()).unwrap();
+    let x = rows(&mut gpu, 0.3);
+    let mut out = gpu.quants(ROWS, WIDTH).unwrap();
+    gpu.norm_quantize(ROWS, &x, [None, None], &mut out).unwrap();
+    drop(x);
+    gpu.alloc(1 << 20, "something else").unwrap();
+    assert!(gpu.read_quants(&out, ROWS).unwrap().0.iter().any(|&value| value != 0));
+}
+
+/// Kernels that attend are told of more keys than there are, so that the next tokens launch the same.
+#[test]
+fn a_sequence_that_grows_within_some_tiles_is_replayed() {
+    let mut gpu = Gpu::new(Simulator::default()).unwrap();
+    let kv = gpu.kv(KvShape { blocks: 12, kv_heads: 1, head_dim: 16 }).unwrap();
+    let qkv = gpu.rows(1, 48, RowsKind::Between).unwrap();
+    let mut out = gpu.rows(1, 16, RowsKind::Between).unwrap();
+    let blocks: Vec<u32> = (0..12).collect();
+    for (position, replays) in [(540, 0), (541, 1), (620, 2), (740, 3)] {
+        for _ in 0..8 {
+            let run = Run { tokens: 0..1, start: position, blocks: 0..12 };
+            gpu.attention(&[run], &blocks, &qkv, &kv, &mut out).unwrap();
+        }
+        gpu.finish().unwrap();
+        assert_eq!(gpu.counts().replays, replays, "position {position}");
+    }
+}
+
+/// One processor has memory for the parts of fifteen tiles.
+#[test]
+fn a_sequence_too_long_for_the_memory_of_its_parts_is_attended_in_one() {
+    let mut gpu = Gpu::new(Simulator::with(|info| info.processors = 1)).unwrap();
+    let kv = gpu.kv(KvShape { blocks: 17, kv_heads: 1, head_dim: 128 }).unwrap();
+    let qkv = gpu.rows(1, 3 * 128, RowsKind::Between).unwrap();
+    let mut out = gpu.rows(1, 128, RowsKind::Between).unwrap();
+    let blocks: Vec<u32> = (0..17).collect();
+    let run = Run { tokens: 0..1, start: 17 * BLOCK_TOKENS - 1, blocks: 0..17 };
+    gpu.attention(&[run], &blocks, &qkv, &kv, &mut out).unwrap();
+    gpu.finish().unwrap();
+    assert_eq!(gpu.counts().launches, 1, "nothing is merged");
 }

@@ -2,7 +2,7 @@
 
 use bitnet_kernels::{
     Backend, Gate, Norm, Reference, RowsKind,
-    gpu::{Gpu, GpuError},
+    gpu::{Gpu, GpuError, table::NORM_QUANTIZE},
 };
 use bitnet_tests::Simulator;
 
@@ -93,7 +93,16 @@ fn a_row_wider_than_shared_memory_is_refused_with_its_cure() {
     let x = gpu.rows(1, 20_000, RowsKind::Residual).unwrap();
     let mut q = gpu.quants(1, 20_000).unwrap();
     let wide = gpu.norm_quantize(1, &x, [None, None], &mut q).unwrap_err();
-    assert!(matches!(wide, GpuError::RowTooWide { limit: 49_152, .. }), "{wide}");
+    let GpuError::RowTooWide { bytes, limit: 49_152, .. } = wide else { panic!("{wide}") };
+    // What the text declares and what the launch adds: one byte less than both is too little.
+    for (shared, fits) in [(bytes, true), (bytes - 1, false)] {
+        let mut gpu = Gpu::new(Simulator::with(|info| info.shared = shared)).unwrap();
+        let x = gpu.rows(1, 20_000, RowsKind::Residual).unwrap();
+        let mut q = gpu.quants(1, 20_000).unwrap();
+        assert_eq!(gpu.norm_quantize(1, &x, [None, None], &mut q).is_ok(), fits);
+    }
+    // Columns are padded to 128.
+    assert_eq!(bytes, 4 * 20_096 + NORM_QUANTIZE.shared);
 }
 
 #[test]

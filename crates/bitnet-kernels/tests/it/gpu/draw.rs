@@ -1,0 +1,55 @@
+//! Logits that stay on the GPU, and those that the host reads.
+
+use bitnet_kernels::{
+    Ask, Drawn, RowsKind,
+    gpu::{Gpu, Table},
+};
+use bitnet_tensor::{BitNetTensor, DType, SharedBytes};
+use bitnet_tests::Simulator;
+
+use super::logits::{logits, values};
+
+const WIDTH: usize = 20;
+
+fn table(gpu: &mut Gpu<Simulator>, vocab: usize) -> Table {
+    let bytes: Vec<u8> = values(vocab * WIDTH, 0.3).iter().flat_map(|v| v.to_le_bytes()).collect();
+    let table = BitNetTensor::new(DType::F32, [vocab, WIDTH], SharedBytes::new(bytes)).unwrap();
+    gpu.table(&table).unwrap()
+}
+
+/// Steps of one backend that grow, shrink and change their vocabulary, whose rows are drawn, greedily and by chance, or
+/// read by the host, side by side and apart.
+#[test]
+fn each_row_is_drawn_or_read_as_it_asks() {
+    let greedy = Some(Ask::GREEDY);
+    let top = Some(Ask { temperature: 1.0, top_k: 1, seed: 7, ..Ask::GREEDY });
+    let steps: [(usize, &[Option<Ask>]); 5] = [
+        (67, &[greedy]),
+        (67, &[None, greedy, None, None, top, greedy, None]),
+        (130, &[greedy, None, top, None, None]),
+        (67, &[None, None, None]),
+        (130, &[greedy, greedy, greedy, greedy, greedy, greedy, greedy, greedy, greedy]),
+    ];
+    let mut gpu = Gpu::new(Simulator::default()).unwrap();
+    let mut asked = 0;
+    for (vocab, asks) in steps {
+        let (n, x) = (asks.len(), values(asks.len() * WIDTH, 0.7));
+        let expected = logits(Simulator::default(), WIDTH, vocab, &x, &values(vocab * WIDTH, 0.3)).unwrap();
+        let table = table(&mut gpu, vocab);
+        let mut rows = gpu.rows(n, WIDTH, RowsKind::Between).unwrap();
+        gpu.write_rows(&mut rows, &x).unwrap();
+        let (mut all, mut drawn) = (vec![0.0; n * vocab], vec![None; n]);
+        gpu.draw(&rows, &table, asks, &mut all, &mut drawn).unwrap();
+        for (row, (ask, drawn)) in asks.iter().zip(&drawn).enumerate() {
+            let expected = &expected[row * vocab..][..vocab];
+            // A top-k of one takes the most likely token, whatever the seed.
+            let most = (0..vocab).max_by(|&a, &b| expected[a].total_cmp(&expected[b])).unwrap() as u32;
+            assert_eq!(*drawn, ask.map(|_| Drawn::Token(most)), "row {row} of {asks:?}");
+            if ask.is_none() {
+                assert_eq!(all[row * vocab..][..vocab], *expected, "row {row} of {asks:?}");
+            }
+        }
+        asked += asks.iter().flatten().count() as u64;
+        assert_eq!(gpu.counts().drawn, asked);
+    }
+}
