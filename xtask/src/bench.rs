@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 
 use crate::{cargo, output, root, run, target};
 
-/// What `bitnet bench` measures over several models, and what engine and server add and give, in one table.
+/// What `bitnet bench` measures over several models, how near kernels come to the processor's peak, and what engine and
+/// server add and give, in one table.
 #[derive(Args)]
 pub(crate) struct Bench {
     /// Models to measure
@@ -48,9 +49,11 @@ impl Bench {
             }
             results.push(result);
         }
+        let ops = ratios("bitnet-kernels", "ops")?;
         let engine = ratios("bitnet-inference", "engine")?;
         let server = ratios("bitnet-server", "serving")?;
         if !self.json {
+            print_ops(&ops);
             print_ratios("engine", &engine);
             print_ratios("server", &server);
         }
@@ -58,8 +61,8 @@ impl Bench {
             let mut git = Command::new("git");
             git.args(["rev-parse", "HEAD"]).current_dir(root());
             let commit = String::from_utf8(output(git)?)?;
-            let all = json!({"commit": commit.trim(), "machine": doctor, "results": results, "engine": engine,
-                    "server": server});
+            let all = json!({"commit": commit.trim(), "machine": doctor, "results": results, "ops": ops,
+                    "engine": engine, "server": server});
             println!("{}", serde_json::to_string_pretty(&all)?);
         }
         Ok(())
@@ -103,6 +106,19 @@ fn print_row(result: &Value) {
 fn ratios(package: &str, bench: &str) -> Result<Value> {
     let args = ["bench", "--quiet", "--package", package, "--bench", bench];
     Ok(serde_json::from_slice(&output(cargo(&args))?)?)
+}
+
+/// Kernels beside the register loop that ran in turns with them.
+fn print_ops(measured: &Value) {
+    println!("kernels ({}, {} threads)", measured["isa"].as_str().unwrap_or("?"), measured["threads"]);
+    for row in measured["rows"].as_array().into_iter().flatten() {
+        let shape = ["tokens", "rows", "cols", "keys", "head_dim"];
+        let shape: Vec<String> =
+            shape.iter().filter_map(|name| Some(format!("{} {name}", row[name].as_u64()?))).collect();
+        let part = row["part_of_integer_peak"].as_f64().map_or("?".into(), |x| format!("{:.0} %", 100.0 * x));
+        let (op, speed) = (row["op"].as_str().unwrap_or("?"), number(&row["giga_products_s"]));
+        println!("  {op:<10} {}: {speed} 10^9 products/s, {part} of the integer peak", shape.join(", "));
+    }
 }
 
 fn print_ratios(what: &str, measured: &Value) {

@@ -430,6 +430,9 @@ pub struct BenchArgs {
     /// Most prompt tokens in one step
     #[arg(long, value_name = "N", default_value_t = 512, conflicts_with = "url")]
     pub step: usize,
+    /// How often each speed is measured; the median counts
+    #[arg(long, value_name = "N", default_value_t = 5, conflicts_with = "url", value_parser = clap::value_parser!(u8).range(1..))]
+    pub runs: u8,
     /// Also measure kernels alone at the model's shapes, beside what memory and arithmetic units give
     #[arg(long, conflicts_with = "url")]
     pub kernels: bool,

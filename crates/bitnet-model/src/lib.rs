@@ -36,6 +36,7 @@ mod layer;
 mod model;
 mod names;
 mod packing;
+mod read_ahead;
 mod rope;
 mod rope_freqs;
 mod source;

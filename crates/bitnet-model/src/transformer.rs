@@ -9,7 +9,7 @@ use crate::{
     Batch, ForwardError, Limits, Logits, Model, ModelError, ModelSpec, TensorSource,
     layer::Layer,
     names::{self, Wanted},
-    rope,
+    read_ahead, rope,
 };
 
 /// The forward pass of all families: a Llama-shaped decoder with ternary projections, with or without norms
@@ -58,12 +58,22 @@ impl<B: Backend> Transformer<B> {
     pub fn load(
         spec: &ModelSpec,
         tensors: &dyn TensorSource,
-        mut backend: B,
+        backend: B,
         limits: Limits,
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<Self, ModelError> {
         spec.check(SOURCE)?;
         check_shapes(spec, tensors)?;
+        read_ahead::with(tensors, |tensors| Self::read(spec, tensors, backend, limits, progress))
+    }
+
+    fn read(
+        spec: &ModelSpec,
+        tensors: &dyn TensorSource,
+        mut backend: B,
+        limits: Limits,
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<Self, ModelError> {
         let b = &mut backend;
         progress(0, spec.layers);
         let mut embedding = b.table(&tensors.dense("model.embed_tokens.weight")?)?;

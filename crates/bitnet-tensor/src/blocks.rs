@@ -57,13 +57,16 @@ fn q6_k(b: &[u8; 210], out: &mut [f32; 256]) {
     let d = f16_at(b, 208);
     for half in 0..2 {
         let (low, high, scales) = (&b[64 * half..], &b[128 + 32 * half..], &b[192 + 8 * half..]);
-        for l in 0..32 {
-            // Four quants share one byte of high bits; each quarter of 32 has its own pair of scales.
-            for quarter in 0..4 {
-                let nibble = low[l + 32 * (quarter % 2)] >> (4 * (quarter / 2)) & 15;
-                let q = i32::from(nibble | (high[l] >> (2 * quarter) & 3) << 4) - 32;
-                let scale = f32::from(scales[2 * quarter + l / 16] as i8);
-                out[128 * half + 32 * quarter + l] = d * scale * q as f32;
+        // Four quants share one byte of high bits; each half of a quarter of 32 has its own scale.
+        for quarter in 0..4 {
+            for part in 0..2 {
+                let scale = d * f32::from(scales[2 * quarter + part] as i8);
+                let low = &low[32 * (quarter % 2) + 16 * part..][..16];
+                let out = &mut out[128 * half + 32 * quarter + 16 * part..][..16];
+                for ((o, l), h) in out.iter_mut().zip(low).zip(&high[16 * part..]) {
+                    let nibble = l >> (4 * (quarter / 2)) & 15;
+                    *o = scale * (i32::from(nibble | (h >> (2 * quarter) & 3) << 4) - 32) as f32;
+                }
             }
         }
     }

@@ -18,4 +18,4 @@ pub use dtype::DType;
 pub use error::TensorError;
 pub use shape::Shape;
 pub use tensor::{BitNetTensor, SharedBytes};
-pub use ternary::{RowScale, TernaryTensor};
+pub use ternary::{RowScale, TernaryTensor, transpose_codes};

@@ -63,10 +63,12 @@ impl TernaryTensor {
             let mask = (1u8 << (2 * (cols % 4))) - 1;
             codes.iter_mut().skip(stride - 1).step_by(stride).for_each(|b| *b &= mask);
         }
-        // A code is 3 exactly when both of its bits are set.
-        if let Some(at) = codes.iter().position(|&b| b & (b >> 1) & 0x55 != 0) {
-            let bits = codes[at] & (codes[at] >> 1) & 0x55;
-            let col = 4 * (at % stride) + bits.trailing_zeros() as usize / 2;
+        // A code is 3 exactly when both of its bits are set. All are looked at together before any is looked for.
+        let both = |b: u8| b & (b >> 1) & 0x55;
+        if codes.iter().fold(0, |seen, &b| seen | both(b)) != 0
+            && let Some(at) = codes.iter().position(|&b| both(b) != 0)
+        {
+            let col = 4 * (at % stride) + both(codes[at]).trailing_zeros() as usize / 2;
             return Err(TensorError::InvalidCode { row: at / stride, col });
         }
         Ok(TernaryTensor { rows, cols, codes, scales: vec![RowScale { start: 0, end: rows, scale }] })
@@ -177,10 +179,30 @@ impl TernaryTensor {
     }
 }
 
+/// Transposes a 4 x 4 matrix of 2-bit fields: field `i` of byte `j` and field `j` of byte `i` change places.
+pub fn transpose_codes(x: u32) -> u32 {
+    // Swap the off-diagonal fields of every 2 x 2 block, then the off-diagonal blocks.
+    let t = (x ^ (x >> 6)) & 0x00CC_00CC;
+    let x = x ^ t ^ (t << 6);
+    let t = (x ^ (x >> 12)) & 0x0000_F0F0;
+    x ^ t ^ (t << 12)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn transpose_exchanges_byte_and_field() {
+        for i in 0..4 {
+            for j in 0..4 {
+                for code in 1..3u32 {
+                    assert_eq!(transpose_codes(code << (8 * i + 2 * j)), code << (8 * j + 2 * i), "{i} {j}");
+                }
+            }
+        }
+    }
 
     #[test]
     fn code_three_is_refused_with_its_place() {

@@ -762,6 +762,8 @@ fn a_thousand_cancels_lose_double_and_leak_nothing() {
 #[test]
 fn f20_calibration_learns_the_times_of_steps_before_any_request() {
     let hook = |batch: &Batch, logits: Option<&mut Logits>| {
+        // The steps of greedy requests.
+        assert!(batch.tops().iter().all(|&top| top == 1));
         if logits.is_none() {
             std::thread::sleep(Duration::from_millis(2) * batch.tokens().len() as u32);
         }

@@ -61,12 +61,13 @@ impl<T: Number> Buffer<T> {
         }
         let bytes = layout.size().checked_add(HUGE).ok_or_else(refused)?;
         let mut map = MmapMut::map_anon(bytes).map_err(|_| refused())?;
-        // Without huge pages all is well, only slower.
-        #[cfg(target_os = "linux")]
-        let _ = map.advise(memmap2::Advice::HugePage);
         let start = map.as_mut_ptr();
-        let ptr =
-            NonNull::new(start.wrapping_add(start.align_offset(HUGE)).cast::<T>()).ok_or_else(refused)?;
+        let first = start.align_offset(HUGE);
+        // Whole ones: a buffer's end in a huge page of its own would take memory that nobody uses. Without huge pages
+        // all is well, only slower.
+        #[cfg(target_os = "linux")]
+        let _ = map.advise_range(memmap2::Advice::HugePage, first, layout.size() / HUGE * HUGE);
+        let ptr = NonNull::new(start.wrapping_add(first).cast::<T>()).ok_or_else(refused)?;
         Ok(Buffer { ptr, len, map: Some(map) })
     }
 

@@ -121,6 +121,9 @@ impl Cpu {
         table: &BitNetTensor,
         logits: &mut [f32],
     ) -> Result<(), KernelError> {
+        if tokens.is_empty() {
+            return Ok(());
+        }
         let vocab = table.rows();
         assert!(tokens.iter().all(|&t| t < x.rows) && x.width == table.cols(), "rows fit the table");
         assert!(

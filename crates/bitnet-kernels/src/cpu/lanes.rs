@@ -94,6 +94,12 @@ pub(crate) trait Lanes: Copy {
     /// Adds to every row the dot product of its 4 bytes with the 4 activations at `p`.
     unsafe fn dot(part: Self::Part, codes: Self::Codes, p: *const i8) -> Self::Part;
     unsafe fn widen(part: Self::Part) -> Self::I;
+    /// Largest magnitude of activations that [`Lanes::dot_bytes`] takes.
+    const MOST_QUANT: i32;
+    /// What a byte is more than the number that [`Lanes::dot_bytes`] multiplies: 128, or 0 where bytes become signed.
+    const BYTE_OFFSET: i32;
+    /// Adds to every row the dot product of its 4 bytes, whatever they are, with the 4 activations at `p`.
+    unsafe fn dot_bytes(sum: Self::I, codes: Self::Codes, p: *const i8) -> Self::I;
     /// Dot products of `R` groups with `T` tokens over `blocks` blocks, which [`Lanes::STEPS`] allows. A level that
     /// multiplies more than one token an instruction does this in its own way.
     #[inline(always)]

@@ -10,7 +10,7 @@
 //! row and four consecutive columns, and meets the same four activations in every lane. Nothing is ever added
 //! across lanes, and one layout serves vectors of 8 and of 16 rows and any number of tokens.
 
-use bitnet_tensor::TernaryTensor;
+use bitnet_tensor::{TernaryTensor, transpose_codes};
 
 use crate::{
     KernelError,
@@ -56,6 +56,12 @@ impl Panels {
     pub(crate) fn blocks(&self) -> usize {
         self.cols.div_ceil(BLOCK)
     }
+
+    /// The codes of a panel.
+    pub(crate) fn panel(&self, panel: usize) -> *const u8 {
+        let bytes = self.blocks() * BLOCK_BYTES;
+        self.codes[panel * bytes..][..bytes].as_ptr()
+    }
 }
 
 fn pack_panel(weights: &TernaryTensor, panel: usize, blocks: usize, out: Shared<'_, u8>) {
@@ -63,41 +69,28 @@ fn pack_panel(weights: &TernaryTensor, panel: usize, blocks: usize, out: Shared<
     // SAFETY: every panel is packed by one call.
     let out = unsafe { out.slice(panel * bytes, bytes) };
     for r in 0..PANEL_ROWS.min(weights.rows() - panel * PANEL_ROWS) {
-        let row = weights.row_codes(panel * PANEL_ROWS + r);
-        for (block, codes) in row.chunks(BLOCK / 4).enumerate() {
-            // Canonical byte p holds columns 4p..4p+4 of the block, first column lowest; transposing this 4 x 4
-            // matrix of 2-bit codes puts column j into byte j and plane p at bits 2p.
-            let mut word = [0; 4];
-            word[..codes.len()].copy_from_slice(codes);
-            let word = transpose(u32::from_le_bytes(word));
-            out[block * BLOCK_BYTES + 4 * r..][..4].copy_from_slice(&word.to_le_bytes());
+        // Canonical byte p holds columns 4p..4p+4 of the block, first column lowest; transposing this 4 x 4 matrix
+        // of 2-bit codes puts column j into byte j and plane p at bits 2p.
+        let put = |block: &mut [u8; BLOCK_BYTES], word: [u8; 4]| {
+            let word = transpose_codes(u32::from_le_bytes(word));
+            block[4 * r..][..4].copy_from_slice(&word.to_le_bytes());
+        };
+        let (words, rest) = weights.row_codes(panel * PANEL_ROWS + r).as_chunks::<{ BLOCK / 4 }>();
+        let (blocks, _) = out.as_chunks_mut::<BLOCK_BYTES>();
+        for (block, word) in blocks.iter_mut().zip(words) {
+            put(block, *word);
+        }
+        if !rest.is_empty() {
+            let mut word = [0; BLOCK / 4];
+            word[..rest.len()].copy_from_slice(rest);
+            put(&mut blocks[words.len()], word);
         }
     }
-}
-
-/// Transposes a 4 x 4 matrix of 2-bit fields.
-fn transpose(x: u32) -> u32 {
-    // Swap the off-diagonal fields of every 2 x 2 block, then the off-diagonal blocks.
-    let t = (x ^ (x >> 6)) & 0x00CC_00CC;
-    let x = x ^ t ^ (t << 6);
-    let t = (x ^ (x >> 12)) & 0x0000_F0F0;
-    x ^ t ^ (t << 12)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn transpose_exchanges_byte_and_field() {
-        for i in 0..4 {
-            for j in 0..4 {
-                for code in 1..3u32 {
-                    assert_eq!(transpose(code << (8 * i + 2 * j)), code << (8 * j + 2 * i), "{i} {j}");
-                }
-            }
-        }
-    }
 
     #[test]
     fn every_code_is_where_the_layout_says() {

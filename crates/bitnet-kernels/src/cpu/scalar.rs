@@ -1,4 +1,5 @@
-//! The level that every CPU has: arrays instead of vectors, the same steps.
+//! The level that every CPU has: arrays instead of vectors, the same steps. Two instructions a product or as few as the
+//! compiler finds vectors for; no ceiling is claimed.
 #![allow(unsafe_op_in_unsafe_fn, reason = "these functions are as safe as their pointers; see `Lanes`")]
 
 use half::{bf16, f16};
@@ -177,6 +178,12 @@ impl Lanes for Scalar {
     #[inline(always)]
     unsafe fn widen(part: Self::Part) -> Self::I {
         part
+    }
+    const MOST_QUANT: i32 = 127;
+    const BYTE_OFFSET: i32 = 128;
+    #[inline(always)]
+    unsafe fn dot_bytes(sum: Self::I, codes: Self::Codes, p: *const i8) -> Self::I {
+        Self::dot(sum, codes, p)
     }
     #[inline(always)]
     unsafe fn prefetch(_: *const u8) {}

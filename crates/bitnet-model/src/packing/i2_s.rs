@@ -6,9 +6,11 @@
 //! then        f32 scale, 28 unused bytes
 //! ```
 
-use bitnet_tensor::TernaryTensor;
+use std::array;
 
-use super::{gather_plane, one_scale, scatter_plane};
+use bitnet_tensor::{TernaryTensor, transpose_codes};
+
+use super::{one_scale, scatter_plane};
 
 /// Bytes after the codes: the scale and padding.
 pub(crate) const TAIL: usize = 32;
@@ -27,8 +29,13 @@ pub(crate) fn unpack(bytes: &[u8], rows: usize, cols: usize) -> Result<(Vec<u8>,
     let (from, _) = packed.as_chunks::<32>();
     let (to, _) = codes.as_chunks_mut::<32>();
     for (from, to) in from.iter().zip(to) {
+        let (words, _) = from.as_chunks::<4>();
+        // Four neighbouring bytes hold four columns of each of four groups: transposed, a byte of each.
+        let words: [u32; 8] = array::from_fn(|i| transpose_codes(u32::from_le_bytes(words[i])));
         for (g, plane) in to.chunks_exact_mut(8).enumerate() {
-            gather_plane(from, 6 - 2 * g as u32, plane);
+            for (code, word) in plane.iter_mut().zip(words) {
+                *code = (word >> (24 - 8 * g)) as u8;
+            }
         }
     }
     Ok((codes, f32::from_le_bytes(*tail)))

@@ -9,7 +9,7 @@ use bitnet_model::{Batch, Checkpoint, ModelSpec};
 use bitnet_tensor::TernaryTensor;
 use serde::Serialize;
 
-use super::repeated;
+use super::{REPEATS, repeated};
 use crate::error::CliError;
 
 /// Rounds before a GPU has recorded its launches.
@@ -221,7 +221,7 @@ impl<B: Backend> Kernels<'_, B> {
         for _ in 0..WARM {
             round()?;
         }
-        let mut times = repeated(|| round().map(|time: Duration| time / launches as u32))?;
+        let mut times = repeated(REPEATS, || round().map(|time: Duration| time / launches as u32))?;
         times.sort_by(f64::total_cmp);
         let (seconds, least, most) = (times[times.len() / 2], times[0], times[times.len() - 1]);
         let Work { operation, shape, tokens, bytes, operations, peak } = work;

@@ -31,8 +31,9 @@ const MAX_BATCH: usize = 1024;
 const RAGGED: usize = 5;
 /// Tokens compared between a batch and its members alone.
 const COMPARED: usize = 16;
-/// Each speed is measured this often, as long as that takes no longer than [`PATIENCE`]; the median counts.
+/// What is not a speed that was asked for is measured this often.
 const REPEATS: usize = 5;
+/// How long the runs of one measurement may take: the median of those that began within it counts.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// `bitnet bench`.
@@ -87,7 +88,8 @@ pub fn measure<D: Driver + 'static>(machine: &Machine<'_, D>, args: &BenchArgs) 
     for &depth in &args.depth {
         for &batch in &args.batch {
             let begun = sequences.begin(&(0..batch).collect::<Vec<_>>(), depth)?;
-            let times = repeated(|| sequences.decode(&begun, args.decode).map(|(time, _)| time))?;
+            let times =
+                repeated(args.runs.into(), || sequences.decode(&begun, args.decode).map(|(time, _)| time))?;
             let speed = Speed::of(batch * args.decode, times);
             let gb_s = weights.step as f64 * speed.tok_s / batch as f64 / 1e9;
             report.decode.push(Decode { batch, depth, speed, gb_s });
@@ -96,7 +98,7 @@ pub fn measure<D: Driver + 'static>(machine: &Machine<'_, D>, args: &BenchArgs) 
         }
     }
     for &tokens in &args.prefill {
-        let speed = Speed::of(tokens, repeated(|| sequences.prefill(tokens))?);
+        let speed = Speed::of(tokens, repeated(args.runs.into(), || sequences.prefill(tokens))?);
         let first_token_ms = 1e3 * tokens as f64 / speed.tok_s;
         report.prefill.push(Prefill { tokens, speed, first_token_ms });
         save(&report)?;
@@ -206,10 +208,10 @@ fn want(args: &BenchArgs, checkpoint: &Checkpoint) -> Result<Want, CliError> {
     Ok(Want { step, all_logits: false, sequences, drafts, tokens, least: tokens })
 }
 
-/// The times of some runs, in seconds.
-fn repeated(mut run: impl FnMut() -> Result<Duration, CliError>) -> Result<Vec<f64>, CliError> {
-    let (start, mut times) = (Instant::now(), Vec::with_capacity(REPEATS));
-    while times.is_empty() || (times.len() < REPEATS && start.elapsed() <= PATIENCE) {
+/// The times of up to `runs` runs, in seconds.
+fn repeated(runs: usize, mut run: impl FnMut() -> Result<Duration, CliError>) -> Result<Vec<f64>, CliError> {
+    let (start, mut times) = (Instant::now(), Vec::with_capacity(runs));
+    while times.is_empty() || (times.len() < runs && start.elapsed() <= PATIENCE) {
         times.push(run()?.as_secs_f64());
     }
     Ok(times)

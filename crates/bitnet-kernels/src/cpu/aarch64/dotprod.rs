@@ -7,7 +7,7 @@
 use std::arch::aarch64::*;
 
 use crate::cpu::{
-    aarch64::v128::{products, splat_quad, v128_lanes},
+    aarch64::v128::{products, signed, splat_quad, v128_lanes},
     generic::kernel_set,
     lanes::each,
 };
@@ -37,5 +37,12 @@ v128_lanes!(Dotprod {
     #[inline(always)]
     unsafe fn widen(part: Self::Part) -> Self::I {
         part
+    }
+
+    const MOST_QUANT: i32 = 127;
+    const BYTE_OFFSET: i32 = 0;
+    #[inline(always)]
+    unsafe fn dot_bytes(sum: Self::I, codes: Self::Codes, p: *const i8) -> Self::I {
+        Self::dot(sum, codes.map(|c| vreinterpretq_u8_s8(signed(c))), p)
     }
 });

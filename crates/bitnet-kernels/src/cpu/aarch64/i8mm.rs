@@ -50,6 +50,13 @@ v128_lanes!(I8mm {
         part
     }
 
+    const MOST_QUANT: i32 = 127;
+    const BYTE_OFFSET: i32 = 0;
+    #[inline(always)]
+    unsafe fn dot_bytes(sum: Self::I, codes: Self::Codes, p: *const i8) -> Self::I {
+        Dotprod::dot_bytes(sum, codes, p)
+    }
+
     #[inline(always)]
     unsafe fn dot_blocks<const R: usize, const T: usize>(
         mut codes: *const u8,

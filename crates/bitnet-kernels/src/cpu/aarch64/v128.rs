@@ -1,12 +1,20 @@
 //! 16 lanes as four 128-bit vectors: everything but the dot product, for all levels of 64-bit Arm.
 #![allow(unsafe_op_in_unsafe_fn, reason = "instructions only: see `Lanes` for the contract")]
 
-use std::arch::aarch64::{int8x16_t, vdupq_n_s32, vreinterpretq_s8_s32};
+use std::arch::aarch64::{
+    int8x16_t, uint8x16_t, vdupq_n_s32, vdupq_n_u8, veorq_u8, vreinterpretq_s8_s32, vreinterpretq_s8_u8,
+};
 
 /// The four activations at `p` in every row's lane.
 #[inline(always)]
 pub(super) unsafe fn splat_quad(p: *const i8) -> int8x16_t {
     vreinterpretq_s8_s32(vdupq_n_s32(p.cast::<i32>().read_unaligned()))
+}
+
+/// Bytes that are 128 more than a number, as that number.
+#[inline(always)]
+pub(super) unsafe fn signed(bytes: uint8x16_t) -> int8x16_t {
+    vreinterpretq_s8_u8(veorq_u8(bytes, vdupq_n_u8(128)))
 }
 
 /// Defines an instruction that adds products of 16 codes and 16 activations to four sums; as assembly, because its

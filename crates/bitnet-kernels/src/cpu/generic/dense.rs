@@ -2,6 +2,9 @@
 //!
 //! A tile of rows and tokens hides the latency of the additions; each product keeps its own 16 partial sums, so
 //! the tile's shape shows in no result. Block-quantised rows are decoded into scratch first.
+//!
+//! Layout: as stored, row by row. 16 values of 4 rows against 4 tokens: 4 loads that widen, 4 loads of activations, 16
+//! products that add. The ceiling of a few tokens is memory (657 MB of bf16 for 2B-4T), of more the products.
 
 use std::{
     array,
@@ -11,7 +14,7 @@ use std::{
 
 use bitnet_tensor::{BitNetTensor, DType};
 
-use crate::cpu::{buffer::Shared, lanes::Lanes, share};
+use crate::cpu::{buffer::Shared, generic::store_partial, lanes::Lanes, share};
 
 /// Rows that are decoded to scratch at a time.
 const DECODED_ROWS: usize = 8;
@@ -73,6 +76,37 @@ impl Stored for Bf16 {
     unsafe fn load<L: Lanes>(p: *const u8) -> L::F {
         L::load_bf16(p.cast())
     }
+}
+
+/// [`BitNetTensor::decode_row`] by this level's instructions where it has some for the type.
+#[inline(always)]
+pub(crate) unsafe fn decode_row<L: Lanes>(table: &BitNetTensor, row: usize, out: &mut [f32]) {
+    match table.dtype() {
+        DType::F16 => load_row::<L, F16>(table, row, out),
+        DType::BF16 => load_row::<L, Bf16>(table, row, out),
+        _ => table.decode_row(row, out),
+    }
+}
+
+#[inline(always)]
+unsafe fn load_row<L: Lanes, S: Stored>(table: &BitNetTensor, row: usize, out: &mut [f32]) {
+    let from = table.bytes()[row * table.row_bytes()..][..out.len() * S::BYTES].as_ptr();
+    let (vectors, rest) = out.as_chunks_mut::<16>();
+    for (i, to) in vectors.iter_mut().enumerate() {
+        L::store(to.as_mut_ptr(), S::load::<L>(from.add(16 * i * S::BYTES)));
+    }
+    if !rest.is_empty() {
+        let last = load_rest::<L, S>(from.add(16 * vectors.len() * S::BYTES), rest.len());
+        store_partial::<L>(rest.as_mut_ptr(), last, rest.len());
+    }
+}
+
+/// `n < 16` stored values, and zeros after them.
+#[inline(always)]
+unsafe fn load_rest<L: Lanes, S: Stored>(from: *const u8, n: usize) -> L::F {
+    let mut bytes = [0u8; 64];
+    std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), n * S::BYTES);
+    S::load::<L>(bytes.as_ptr())
 }
 
 /// The rows `rows` of the matrix; `scratch` holds [`DECODED_ROWS`] decoded rows.
@@ -199,10 +233,7 @@ unsafe fn tile<L: Lanes, S: Stored, const R: usize, const T: usize>(
     }
     if whole < cols {
         for (r, sums) in sums.iter_mut().enumerate() {
-            let mut rest = [0u8; 64];
-            let from = weights.add((r * cols + whole) * S::BYTES);
-            std::ptr::copy_nonoverlapping(from, rest.as_mut_ptr(), (cols - whole) * S::BYTES);
-            let w = S::load::<L>(rest.as_ptr());
+            let w = load_rest::<L, S>(weights.add((r * cols + whole) * S::BYTES), cols - whole);
             for (t, sum) in sums.iter_mut().enumerate() {
                 *sum = L::fma(w, L::load(x[t].add(whole)), *sum);
             }

@@ -1,4 +1,8 @@
 //! Operations on one row at a time: norms, quantisation, gate, rotary embedding.
+//!
+//! Layout: rows of f32 padded with zeros to whole vectors. A row stays in the nearest cache between the passes over it:
+//! squares (16 values: a load, 2 conversions, 2 products), scaling (2 loads, 2 products, a store), largest magnitude, and
+//! rounding to int8. All are bound by instructions, about one a value, and together take 3 % of a prefill.
 
 use std::ops::Range;
 

@@ -1,4 +1,7 @@
 //! AVX-512 without VNNI: `vpmaddubsw` on 512-bit vectors, pairs added in 16 bits.
+//!
+//! Two instructions for 64 products, and two more every 60 to widen the sums; else as [`super::avx512vnni`]. Bytes of the
+//! head's copy take three, for their pairs fill 16 bits.
 #![allow(unsafe_op_in_unsafe_fn, reason = "instructions only: see `Lanes` for the contract")]
 
 use std::arch::x86_64::*;
@@ -28,5 +31,14 @@ zmm_lanes!(Avx512 {
     #[inline(always)]
     unsafe fn widen(part: Self::Part) -> Self::I {
         _mm512_madd_epi16(part, _mm512_set1_epi16(1))
+    }
+
+    /// A pair of products stays below 2^15.
+    const MOST_QUANT: i32 = 63;
+    const BYTE_OFFSET: i32 = 128;
+    #[inline(always)]
+    unsafe fn dot_bytes(sum: Self::I, codes: Self::Codes, p: *const i8) -> Self::I {
+        let quad = _mm512_set1_epi32(p.cast::<i32>().read_unaligned());
+        Self::add_i(sum, Self::widen(_mm512_maddubs_epi16(codes, quad)))
     }
 });

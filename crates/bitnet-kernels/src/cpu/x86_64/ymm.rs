@@ -28,7 +28,7 @@ macro_rules! ymm_lanes {
             type D = [__m256d; 4];
             type I = [__m256i; 2];
             type Codes = [__m256i; 2];
-            const TILE: (usize, usize) = (1, 4);
+            const TILE: (usize, usize) = (1, 5);
             $($rest)*
 
             #[inline(always)]

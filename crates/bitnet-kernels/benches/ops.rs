@@ -1,0 +1,175 @@
+//! How near the kernels come to what the processor can do, and what shapes with tails cost.
+//!
+//! Prints one JSON object, a row a measurement: the median of runs that took turns with a register loop of the same
+//! products, the least and the most. `cargo xtask bench` runs it; names of parts (`products`, `attention`) run those
+//! alone, and `--threads N` and `--isa NAME` say on what.
+
+#![allow(clippy::print_stdout, reason = "a benchmark reports")]
+
+use std::time::Instant;
+
+use bitnet_kernels::{BLOCK_TOKENS, Backend, Cpu, Isa, KvShape, RowOrder, RowsKind, Run};
+use bitnet_tensor::{BitNetTensor, DType, SharedBytes, TernaryTensor};
+use serde_json::{Value, json};
+
+/// Turns of every measurement.
+const TURNS: usize = 7;
+/// Shortest time of a turn; what is faster is repeated.
+const TURN: f64 = 0.03;
+
+fn main() {
+    let (mut threads, mut isa) = (std::thread::available_parallelism().map_or(1, usize::from), "auto".into());
+    let (mut parts, mut args) = (Vec::new(), std::env::args().skip(1));
+    while let Some(arg) = args.next() {
+        match arg.as_str() {
+            "--threads" => threads = args.next().and_then(|n| n.parse().ok()).expect("a number of threads"),
+            "--isa" => isa = args.next().expect("a name of an instruction set"),
+            // Cargo adds flags of its own.
+            _ if arg.starts_with('-') => {}
+            _ => parts.push(arg),
+        }
+    }
+    let wanted = |name: &str| parts.is_empty() || parts.iter().any(|part| part == name);
+    let isa = Isa::named(&isa).unwrap();
+    let mut cpu = Cpu::new(isa, threads).unwrap();
+    let mut rows = Vec::new();
+    if wanted("products") {
+        rows.extend(products(&mut cpu));
+    }
+    if wanted("head") {
+        rows.extend(head(&mut cpu));
+    }
+    if wanted("attention") {
+        rows.extend(attention(&mut cpu));
+    }
+    println!("{}", json!({ "threads": threads, "isa": isa.name(), "rows": rows }));
+}
+
+/// Matrices of 2B-4T, then shapes whose rows or columns do not fill panels, beside the nearest that do.
+fn products(cpu: &mut Cpu) -> Vec<Value> {
+    let shapes = [
+        (512, 6912, 2560),
+        (512, 2560, 6912),
+        (512, 2560, 2560),
+        (32, 6912, 2560),
+        (13, 6912, 2560),
+        (8, 6912, 2560),
+        (7, 6912, 2560),
+        (6, 6912, 2560),
+        (1, 6912, 2560),
+        // More than caches hold.
+        (1, 55_296, 2560),
+        (4, 55_296, 2560),
+        (6, 55_296, 2560),
+        (7, 55_296, 2560),
+        (8, 55_296, 2560),
+        (13, 55_296, 2560),
+        (512, 3200, 3200),
+        (512, 8640, 3200),
+        (512, 3200, 8640),
+        (512, 3201, 3201),
+        (1, 3200, 3200),
+        (1, 3201, 3201),
+        (512, 64, 3200),
+        (512, 16, 3200),
+        (512, 1, 3200),
+    ];
+    shapes.map(|(tokens, rows, cols)| product(cpu, tokens, rows, cols)).into()
+}
+
+fn product(cpu: &mut Cpu, tokens: usize, rows: usize, cols: usize) -> Value {
+    let trits: Vec<i8> = (0..rows * cols).map(|i| (i * i % 7 % 3) as i8 - 1).collect();
+    let weights = TernaryTensor::from_trits(rows, cols, &trits, 1.0).unwrap();
+    let weights = cpu.linear(&weights, RowOrder::Plain).unwrap();
+    let mut x = cpu.rows(tokens, cols, RowsKind::Between).unwrap();
+    let values: Vec<f32> = (0..tokens * cols).map(|i| (i * 31 % 255) as f32 - 127.0).collect();
+    cpu.write(&mut x, &values).unwrap();
+    let mut q = cpu.quants(tokens, cols).unwrap();
+    cpu.norm_quantize(tokens, &x, [None, None], &mut q).unwrap();
+    let mut out = cpu.rows(tokens, rows, RowsKind::Between).unwrap();
+    let made = (tokens * rows * cols) as f64;
+    let row = turns(cpu, made, |cpu| cpu.bit_linear(tokens, &q, &weights, &mut out, 0, false).unwrap());
+    with(row, json!({ "op": "bit_linear", "tokens": tokens, "rows": rows, "cols": cols }))
+}
+
+/// The highest logit of a few tokens with the head of 2B-4T, by bounds: a product with every byte of its int8 copy, and
+/// what the bounds leave.
+fn head(cpu: &mut Cpu) -> Vec<Value> {
+    let (vocab, cols, most) = (128_256, 2560, 32);
+    let mut random = 1u32;
+    let mut noise = move || {
+        random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        random >> 16
+    };
+    // Sign and mantissa are random, the exponent is one of four.
+    let bytes: Vec<u8> = (0..vocab * cols)
+        .flat_map(|_| {
+            let bits = noise() as u16;
+            (bits & 0x807F | (122 - (bits >> 8 & 3)) << 7).to_le_bytes()
+        })
+        .collect();
+    let weights = BitNetTensor::new(DType::BF16, [vocab, cols], SharedBytes::new(bytes)).unwrap();
+    let mut table = cpu.table(&weights).unwrap();
+    cpu.screen(&mut table, most).unwrap();
+    let mut x = cpu.rows(most, cols, RowsKind::Between).unwrap();
+    let values: Vec<f32> = (0..most * cols).map(|_| (0..4).map(|_| noise() as f32 - 32767.5).sum()).collect();
+    cpu.write(&mut x, &values).unwrap();
+    let mut logits = vec![0.0; most * vocab];
+    let at = |tokens: usize| {
+        let made = (tokens * vocab * cols) as f64;
+        let keep = vec![1; tokens];
+        let row = turns(cpu, made, |cpu| cpu.top_logits(tokens, &x, &table, &keep, &mut logits).unwrap());
+        with(row, json!({ "op": "top_logits", "tokens": tokens, "rows": vocab, "cols": cols }))
+    };
+    [1, 2, 4, 8, 32].map(at).into()
+}
+
+/// A token of every head over 1,024 keys, for widths of heads that fill vectors and that do not.
+fn attention(cpu: &mut Cpu) -> Vec<Value> {
+    [128, 48, 100, 256].map(|head_dim| attend(cpu, head_dim, 1024)).into()
+}
+
+fn attend(cpu: &mut Cpu, head_dim: usize, keys: usize) -> Value {
+    let (heads, kv_heads, blocks) = (20, 5, keys / BLOCK_TOKENS);
+    let kv = cpu.kv(KvShape { blocks, kv_heads, head_dim }).unwrap();
+    let qkv = cpu.rows(1, (heads + 2 * kv_heads) * head_dim, RowsKind::Between).unwrap();
+    let mut out = cpu.rows(1, heads * head_dim, RowsKind::Between).unwrap();
+    let table: Vec<u32> = (0..blocks as u32).collect();
+    let runs = [Run { tokens: 0..1, start: keys - 1, blocks: 0..blocks }];
+    // A product with the key and one with the value of every dimension.
+    let made = (2 * heads * keys * head_dim) as f64;
+    let row = turns(cpu, made, |cpu| cpu.attention(&runs, &table, &qkv, &kv, &mut out).unwrap());
+    with(row, json!({ "op": "attention", "keys": keys, "head_dim": head_dim }))
+}
+
+/// Runs of `op`, which makes `made` products, in turns with the register loop.
+fn turns(cpu: &mut Cpu, made: f64, mut op: impl FnMut(&mut Cpu)) -> Value {
+    op(cpu);
+    let (mut speeds, mut parts) = (Vec::new(), Vec::new());
+    for _ in 0..TURNS {
+        let peak = cpu.peak_products();
+        let (begun, mut runs) = (Instant::now(), 0);
+        while runs == 0 || begun.elapsed().as_secs_f64() < TURN {
+            op(cpu);
+            runs += 1;
+        }
+        let speed = made * f64::from(runs) / begun.elapsed().as_secs_f64();
+        speeds.push(speed / 1e9);
+        parts.push(speed / peak);
+    }
+    speeds.sort_by(f64::total_cmp);
+    parts.sort_by(f64::total_cmp);
+    json!({
+        "giga_products_s": speeds[TURNS / 2],
+        "part_of_integer_peak": parts[TURNS / 2],
+        "least": parts[0],
+        "most": parts[TURNS - 1],
+    })
+}
+
+fn with(mut row: Value, what: Value) -> Value {
+    if let (Value::Object(row), Value::Object(what)) = (&mut row, what) {
+        row.extend(what);
+    }
+    row
+}

@@ -1,0 +1,188 @@
+#!/usr/bin/env python3
+"""Takes turns between `bitnet` and peers that are built on llama.cpp, and prints what each gives as rows for `record/`:
+medians with the least and the most, and ratios within rounds.
+
+    python compare.py --bitnet target/release/bitnet model.gguf --peer NAME FOLDER MODEL [--peer ...] [--rounds 3]
+
+FOLDER holds a peer's `llama-bench` and `llama-batched-bench`. What every process printed goes to --raw, a JSON line each.
+"""
+import argparse
+import json
+import pathlib
+import re
+import resource
+import shlex
+import statistics
+import subprocess
+import sys
+import threading
+import time
+
+PROMPT, NEW, BATCHES = 512, 128, (8, 32)
+# llama-batched-bench's prompt and answer of each sequence.
+SHORT, FEW = 32, 32
+
+
+def resident(process, peak):
+    """Keeps the most anonymous and mapped memory of a process and its children until it ends."""
+    while process.poll() is None:
+        processes = [process.pid]
+        for pid in processes:
+            try:
+                folder = pathlib.Path(f"/proc/{pid}")
+                processes += [int(child) for child in (folder / f"task/{pid}/children").read_text().split()]
+                sizes = re.findall(r"^(\w+): +(\d+) kB", (folder / "smaps_rollup").read_text(), re.M)
+            except (OSError, ValueError):
+                continue
+            sizes = {name: int(kib) / 1024 for name, kib in sizes}
+            anonymous = sizes.get("Anonymous", 0)
+            peak["anonymous"] = max(peak["anonymous"], anonymous)
+            peak["mapped"] = max(peak["mapped"], sizes.get("Rss", 0) - anonymous)
+        time.sleep(0.02)
+
+
+class Run:
+    """A finished process: what it printed, how long it took, how much memory it had."""
+
+    def __init__(self, options, name, measure, command):
+        command = [*shlex.split(options.before), *map(str, command)]
+        peak, start = dict(anonymous=0, mapped=0), time.monotonic()
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        watch = threading.Thread(target=resident, args=(process, peak))
+        watch.start()
+        self.out, self.err = process.communicate()
+        self.seconds, self.peak = time.monotonic() - start, peak
+        watch.join()
+        if process.returncode != 0:
+            sys.exit(f"{shlex.join(command)}: {process.returncode}\n{self.err}")
+        said = dict(name=name, measure=measure, command=shlex.join(command), seconds=self.seconds, memory=peak)
+        options.raw.write(json.dumps(dict(said, output=self.out, errors=self.err)) + "\n")
+        options.raw.flush()
+
+
+class Ours:
+    def __init__(self, options):
+        self.options, self.name = options, options.name
+        self.binary, self.model = options.bitnet
+
+    def run(self, measure, command, *flags):
+        level = ["--isa", self.options.isa] if self.options.isa else []
+        command = [self.binary, command, self.model, "--device", "cpu", *level, *flags]
+        return Run(self.options, self.name, measure, command)
+
+    def bench(self, measure, threads, *flags):
+        run = self.run(measure, "bench", "--threads", threads, "--runs", 1, "--json", *flags)
+        return run, json.loads(run.out)
+
+    def alone(self, threads):
+        run, report = self.bench("alone", threads, "-p", PROMPT, "-n", NEW, "-b", 1)
+        bandwidth, peak = report["memory_bandwidth_gb_s"], report["integer_peak_tops"]
+        yield f"memory bandwidth, GB/s, {threads} threads", bandwidth
+        yield f"integer peak, TOPS, {threads} threads", peak
+        yield f"prefill {PROMPT}, tok/s, {threads} threads", report["prefill"][0]["tok_s"]
+        yield f"decode, tok/s, {threads} threads", report["decode"][0]["tok_s"]
+        yield f"decode, part of the bandwidth, {threads} threads", report["decode"][0]["gb_s"] / bandwidth
+        yield f"prefill, part of the peak, {threads} threads", (
+            2e-12 * report["trits"] * report["prefill"][0]["tok_s"] / peak
+        )
+
+    def together(self, threads):
+        sizes = ",".join(map(str, BATCHES))
+        _, report = self.bench("together", threads, "-p", SHORT, "-n", FEW, "-b", sizes)
+        for row in report["decode"]:
+            yield f"decode, {row['batch']} sequences, tok/s, {threads} threads", row["tok_s"]
+
+    def load(self, threads):
+        flags = ["--ids", "1", "-n", "1", "--temperature", "0", "--threads", threads]
+        yield "a process for one token, s", self.run("load", "run", *flags).seconds
+
+    def memory(self, threads):
+        flags = ["--ids", "1", "-n", NEW, "--temperature", "0", "--threads", threads]
+        peak = self.run("memory", "run", *flags).peak
+        yield "anonymous memory at decode, MiB", peak["anonymous"]
+        yield "mapped memory at decode, MiB", peak["mapped"]
+
+
+class Peer:
+    def __init__(self, options, name, folder, model):
+        self.options, self.name, self.folder, self.model = options, name, pathlib.Path(folder), model
+
+    def bench(self, measure, threads, prompt, new):
+        flags = ["-m", self.model, "-t", threads, "-p", prompt, "-n", new, "-r", 1, "-o", "json"]
+        return Run(self.options, self.name, measure, [self.folder / "llama-bench", *flags])
+
+    def alone(self, threads):
+        for row in json.loads(self.bench("alone", threads, PROMPT, NEW).out):
+            what = f"prefill {PROMPT}" if row["n_prompt"] else "decode"
+            yield f"{what}, tok/s, {threads} threads", row["avg_ts"]
+
+    def together(self, threads):
+        sizes = ",".join(map(str, BATCHES))
+        room = max(BATCHES) * (SHORT + FEW)
+        flags = ["-m", self.model, "-c", room, "-b", room, "-ub", 512, "-npp", SHORT, "-ntg", FEW, "-npl", sizes]
+        command = [self.folder / "llama-batched-bench", *flags, "-t", threads, "-tb", threads]
+        run = Run(self.options, self.name, "together", command)
+        # The table is on one of the two, depending on the peer.
+        for line in (run.out + run.err).splitlines():
+            cells = [cell.strip() for cell in line.split("|")]
+            if len(cells) > 9 and cells[3].isdigit():
+                yield f"decode, {cells[3]} sequences, tok/s, {threads} threads", float(cells[8])
+
+    def load(self, threads):
+        yield "a process for one token, s", self.bench("load", threads, 0, 1).seconds
+
+    def memory(self, threads):
+        peak = self.bench("memory", threads, 0, NEW).peak
+        yield "anonymous memory at decode, MiB", peak["anonymous"]
+        yield "mapped memory at decode, MiB", peak["mapped"]
+
+
+MEASURES = dict(
+    alone2=lambda who: who.alone(2),
+    alone1=lambda who: who.alone(1),
+    together=lambda who: who.together(2),
+    load=lambda who: who.load(2),
+    memory=lambda who: who.memory(2),
+)
+
+
+def told(values):
+    low, high = min(values), max(values)
+    return f"{statistics.median(values):.3g} [{low:.3g}, {high:.3g}]"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bitnet", nargs=2, metavar=("BINARY", "MODEL"), required=True)
+    parser.add_argument("--peer", nargs=3, metavar=("NAME", "FOLDER", "MODEL"), action="append", default=[])
+    parser.add_argument("--name", default="bitnet", help="what the first column of numbers is called")
+    parser.add_argument("--isa", help="the instruction set of bitnet")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", default=",".join(MEASURES), help="some of " + ",".join(MEASURES))
+    parser.add_argument("--before", default="", help="a command that runs each process, like taskset -c 0,1; its time counts")
+    parser.add_argument("--raw", type=argparse.FileType("a"), default="/dev/null")
+    options = parser.parse_args()
+    # bitnet.cpp keeps a matrix on its stack.
+    resource.setrlimit(resource.RLIMIT_STACK, (resource.getrlimit(resource.RLIMIT_STACK)[1],) * 2)
+    ours = Ours(options)
+    peers = [Peer(options, *peer) for peer in options.peer]
+    rows = {}
+    for measure in options.only.split(","):
+        for _ in range(options.rounds):
+            for who in (ours, *peers):
+                for what, value in MEASURES[measure](who):
+                    rows.setdefault(what, {}).setdefault(who.name, []).append(value)
+    heads = [ours.name, *(head for peer in peers for head in (peer.name, "ratio"))]
+    print("| | " + " | ".join(heads) + " |\n|---|" + "--:|" * len(heads))
+    for what, by_name in rows.items():
+        mine = by_name.get(ours.name)
+        cells = [told(mine) if mine else ""]
+        for peer in peers:
+            theirs = by_name.get(peer.name)
+            pairs = zip(mine, theirs) if mine and theirs else ()
+            ratios = [a / b for a, b in pairs if b]
+            cells += [told(theirs) if theirs else "", told(ratios) if ratios else ""]
+        print(f"| {what} | " + " | ".join(cells) + " |")
+
+
+main()
