@@ -148,9 +148,15 @@ unsafe fn scores<L: Lanes, S: Stored, const H: usize>(
     let (dim, kv_heads) = (a.kv.shape.head_dim, a.kv.shape.kv_heads);
     let key = |group: usize| {
         let block = blocks[group / (BLOCK_TOKENS / 16)] as usize;
-        let (keys, scales) = panel::<S>(&a.kv.keys, block * kv_heads + kv_head, dim);
-        let group = 16 * (group % (BLOCK_TOKENS / 16));
-        (keys.add(group * dim), scales.wrapping_add(group))
+        let index = block * kv_heads + kv_head;
+        let (keys, scales) = panel::<S>(&a.kv.keys, index, dim);
+        let (values, _) = panel::<S>(&a.kv.values, index, a.kv.shape.value_stride());
+        let first = 16 * (group % (BLOCK_TOKENS / 16));
+        Keys::<S> {
+            numbers: keys.add(first * dim),
+            scales: scales.wrapping_add(first),
+            values: values.add(first * dim).cast(),
+        }
     };
     let mut group = 0;
     while group + 1 < groups {
@@ -162,24 +168,38 @@ unsafe fn scores<L: Lanes, S: Stored, const H: usize>(
     }
 }
 
+/// A group of 16 keys.
+struct Keys<S: Stored> {
+    numbers: *const S::Number,
+    /// There only if the type has them.
+    scales: *const f32,
+    /// As many bytes of values of the same block: asked for early, because they are read in narrow columns, which no
+    /// prefetcher foresees.
+    values: *const u8,
+}
+
 #[inline(always)]
 unsafe fn score<L: Lanes, S: Stored, const H: usize, const G: usize>(
     dim: usize,
     q: *const f32,
-    keys: [(*const S::Number, *const f32); G],
+    keys: [Keys<S>; G],
     group: usize,
     weights: &mut [f32],
 ) {
     let mut scales = [L::splat(1.0); G];
     if S::KV.scaled() {
-        for (scales, &(_, from)) in scales.iter_mut().zip(&keys) {
-            *scales = L::load(from);
+        for (scales, keys) in scales.iter_mut().zip(&keys) {
+            *scales = L::load(keys.scales);
         }
     }
     let mut sums = [[L::splat(0.0); G]; H];
+    let bytes = 16 * size_of::<S::Number>();
     for d in 0..dim {
-        for (g, &(keys, _)) in keys.iter().enumerate() {
-            let mut k = S::load::<L>(keys.add(16 * d));
+        for (g, keys) in keys.iter().enumerate() {
+            if (d * bytes).is_multiple_of(64) {
+                L::prefetch(keys.values.wrapping_add(d * bytes));
+            }
+            let mut k = S::load::<L>(keys.numbers.add(16 * d));
             if S::KV.scaled() {
                 k = L::mul(k, scales[g]);
             }
