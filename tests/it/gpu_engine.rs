@@ -167,7 +167,6 @@ fn f29_times_on_a_gpu_come_from_its_clock_and_memory_from_its_driver() {
     let (after, status) = (engine.metrics(), engine.engine().status());
     let times = [after.kernel_launch_overhead_ms(), after.memory_transfer_time_ms(), after.compute_time_ms()];
     assert!(times.iter().all(|time| time.is_some_and(|ms| ms > 0.0)), "{times:?}");
-    assert!(times[1] < times[2], "the simulator copies at once, and computes");
     let device = status.device.unwrap();
     assert_eq!(device.memory_total, 4 << 30);
     assert!(
