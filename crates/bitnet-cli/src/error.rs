@@ -100,11 +100,10 @@ pub enum CliError {
 }
 
 impl CliError {
-    /// 2 for wrong usage, 3 where the GPU that was asked for cannot be used, 1 for everything else.
+    /// 2 for wrong usage, 1 for everything else.
     pub fn exit_code(&self) -> u8 {
         match self {
             CliError::Usage { .. } | CliError::Backend { usage: true, .. } => 2,
-            CliError::Gpu { .. } => 3,
             _ => 1,
         }
     }

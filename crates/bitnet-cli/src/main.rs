@@ -1,8 +1,8 @@
 //! The binary `bitnet`: runs, measures and inspects ternary language models.
 //!
 //! Results go to stdout, progress, statistics and errors to stderr. A failure is one line
-//! `error: <what> (<where>): <cure>`; the exit code is 2 for wrong usage, 3 where the GPU that was asked
-//! for cannot be used, and 1 for any other failure.
+//! `error: <what> (<where>): <cure>`; the exit code is 2 for wrong usage and 1 for any other
+//! failure.
 
 #![forbid(unsafe_code)]
 
