@@ -71,9 +71,9 @@ fn more_logits_than_a_file_should_hold_are_refused_before_any_work() {
     let ids = vec!["1"; 3000].join(",");
     let error = bitnet(&["logits", "synthetic:2b4t", "--ids", &ids, "--out", "never"]).failure(1);
     assert!(error.contains("at most 2092 ids"), "{error}");
-    let ids = vec!["1"; 4097].join(",");
+    let ids = vec!["1"; 8193].join(",");
     let error = bitnet(&["logits", "synthetic:tiny", "--ids", &ids, "--out", "never"]).failure(1);
-    assert!(error.contains("at most 4096 ids"), "{error}");
+    assert!(error.contains("at most 8192 ids"), "{error}");
     assert!(!Path::new("never").exists());
 }
 

@@ -77,7 +77,7 @@ fn no_tokens_asked_for_print_nothing() {
 
 #[test]
 fn the_text_ends_where_the_context_ends() {
-    let ids = vec!["7"; 4090].join(",");
+    let ids = vec!["7"; 8186].join(",");
     let outcome = bitnet(&["run", "synthetic:tiny", "--ids", &ids, "-n", "50"]);
     assert!(outcome.err.contains("ended by context"), "{}", outcome.err);
     assert_eq!(outcome.success().split_whitespace().count(), 6);
