@@ -85,19 +85,13 @@ impl Screening {
         let planes = 2 * tokens * plane_stride(screen.cols);
         self.planes.resize(self.planes.len().max(planes), 0);
         self.best.resize(self.best.len().max(tokens * screen.panels()), 0.0);
-        self.clear();
+        self.splits.clear();
         self.splits.reserve(tokens);
+        self.thresholds.clear();
         self.thresholds.reserve(tokens);
         for list in [&mut self.tokens, &mut self.keep, &mut self.whole] {
-            list.reserve(tokens);
-        }
-    }
-
-    pub(crate) fn clear(&mut self) {
-        self.splits.clear();
-        self.thresholds.clear();
-        for list in [&mut self.tokens, &mut self.keep, &mut self.whole] {
             list.clear();
+            list.reserve(tokens);
         }
     }
 

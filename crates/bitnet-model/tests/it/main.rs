@@ -4,6 +4,7 @@ mod converted;
 mod families;
 mod forms;
 mod gguf_edit;
+mod loading;
 mod support;
 mod text;
 mod truncations;

@@ -1,0 +1,37 @@
+use std::sync::Mutex;
+
+use bitnet_kernels::{Cpu, Isa};
+use bitnet_model::{Limits, ModelError, Synthetic, TensorEntry, TensorKind, TensorSource, Transformer};
+use bitnet_tensor::{BitNetTensor, TernaryTensor};
+
+/// A model whose projections are counted as they are asked for.
+struct Counted {
+    model: Synthetic,
+    asked: Mutex<Vec<String>>,
+}
+
+impl TensorSource for Counted {
+    fn entries(&self) -> &[TensorEntry] {
+        self.model.entries()
+    }
+
+    fn ternary(&self, name: &str) -> Result<TernaryTensor, ModelError> {
+        self.asked.lock().unwrap().push(name.into());
+        self.model.ternary(name)
+    }
+
+    fn dense(&self, name: &str) -> Result<BitNetTensor, ModelError> {
+        self.model.dense(name)
+    }
+}
+
+#[test]
+fn every_projection_is_unpacked_once() {
+    let source = Counted { model: Synthetic::named("tiny").unwrap(), asked: Mutex::default() };
+    let limits = Limits { max_tokens: 4, max_logit_rows: 1, kv_blocks: 1 };
+    let cpu = Cpu::new(Isa::best(), 1).unwrap();
+    Transformer::load(source.model.spec(), &source, cpu, limits, &mut |_, _| {}).unwrap();
+    let projections = source.entries().iter().filter(|entry| entry.kind == TensorKind::Ternary);
+    let projections: Vec<&str> = projections.map(|entry| entry.name.as_str()).collect();
+    assert_eq!(*source.asked.lock().unwrap(), projections);
+}
