@@ -256,8 +256,8 @@ pub trait Backend: Send {
         logits: &mut [f32],
     ) -> Result<(), KernelError>;
 
-    /// [`Backend::top_logits`] of a row of `x` for each of `asks`. A backend that draws tokens where it makes logits does so
-    /// for the rows with an ask, and says what it drew in `drawn`; the logits of those rows are undefined.
+    /// [`Backend::top_logits`] of a row of `x` for each of `asks`. A backend that draws tokens where it makes logits does
+    /// so for the rows with an ask, and says what it drew in `drawn`; the logits of those rows are undefined.
     fn draw(
         &mut self,
         x: &Self::Rows,

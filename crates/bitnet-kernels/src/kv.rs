@@ -11,7 +11,7 @@ pub enum KvType {
     /// As they are.
     #[default]
     F32,
-    /// Rounded to nearest even: 11 bits of precision; what is beyond 65504 becomes infinite.
+    /// Rounded to nearest even: 11 bits of precision; 65520 and more becomes infinite.
     F16,
     /// Rounded to nearest even: 8 bits of precision, the range of f32.
     Bf16,

@@ -1,9 +1,30 @@
 //! How numbers are made: the [`Backend`] trait with its few fused operations, the scalar [`Reference`] that is
-//! the truth, and the [`Cpu`] backend with runtime dispatch and a thread pool.
+//! the truth, the [`Cpu`] backend with runtime dispatch and a thread pool, and the [`gpu`] backend in PTX.
 //!
-//! The integer part of `y = (sum x_i8 * t) * s_x * s_w` is exact, and every float reduction has one order that
-//! does not depend on the batch, the chunk, the number of threads or the instruction set ([`order`]). So all
-//! backends here agree bit for bit, and a token's values never depend on its neighbours.
+//! The integer part of `y = (sum x_i8 * t) / multiplier(x) * scale(w)` is exact, and every float reduction has one
+//! order that does not depend on the batch, the chunk, the number of threads or the instruction set ([`order`]). So a
+//! token's values never depend on its neighbours, and [`Cpu`] equals [`Reference`] bit for bit; a GPU rounds to bf16
+//! at a few points that [`Reference::bf16`] shares.
+//!
+//! ```
+//! use bitnet_kernels::{Backend, Cpu, Isa, RowOrder, RowsKind};
+//! use bitnet_tensor::TernaryTensor;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let mut cpu = Cpu::new(Isa::best(), 2)?;
+//! let weights = TernaryTensor::from_trits(2, 4, &[1, 0, -1, 1, -1, 0, 0, 1], 0.5)?;
+//! let weights = cpu.linear(&weights, RowOrder::Plain)?;
+//!
+//! let (mut x, mut x_i8) = (cpu.rows(1, 4, RowsKind::Residual)?, cpu.quants(1, 4)?);
+//! cpu.write(&mut x, &[127.0, 0.0, -127.0, 64.0])?;
+//! cpu.norm_quantize(1, &x, [None, None], &mut x_i8)?;
+//!
+//! let mut y = cpu.rows(1, 2, RowsKind::Residual)?;
+//! cpu.bit_linear(1, &x_i8, &weights, &mut y, 0, false)?;
+//! assert_eq!(cpu.read(&y, 1)?, [0.5 * (127.0 + 127.0 + 64.0), 0.5 * (64.0 - 127.0)]);
+//! # Ok(())
+//! # }
+//! ```
 
 mod backend;
 mod bandwidth;

@@ -3,6 +3,22 @@
 //!
 //! No I/O, no threads, no `unsafe`: everything above builds on these definitions, and every kernel is judged
 //! against them.
+//!
+//! ```
+//! use bitnet_tensor::{TernaryTensor, quant::quantize_row};
+//!
+//! let weights = TernaryTensor::from_trits(1, 5, &[1, 0, -1, 1, -1], 0.25)?;
+//! assert_eq!(weights.codes().len(), 2, "four trits a byte");
+//!
+//! // By their own largest magnitude, 2, these become int8: 127 * x / 2.
+//! let mut x_i8 = [0; 5];
+//! let row = quantize_row(&[2.0, 1.0, -2.0, 0.0, 1.0], &mut x_i8);
+//! assert_eq!((x_i8, row.multiplier), ([127, 64, -127, 0, 64], 63.5));
+//!
+//! let sum: i32 = weights.row_trits(0).zip(x_i8).map(|(t, x)| i32::from(t) * i32::from(x)).sum();
+//! assert_eq!(sum, 127 + 127 - 64);
+//! # Ok::<(), bitnet_tensor::TensorError>(())
+//! ```
 
 #![forbid(unsafe_code)]
 

@@ -378,7 +378,8 @@ impl Backend for Cpu {
             .map(|r| r.tokens.len() * (r.start + r.tokens.len()) * shape.kv_heads * shape.head_dim)
             .sum();
         self.parallel((reads / ROW_UNIT).min(items), attention::scratch(&shape), &|part, parts, scratch| {
-            // SAFETY: `isa` proves the level; every (token, key-value head) belongs to one part; all indices are checked where slices are taken.
+            // SAFETY: `isa` proves the level; every (token, key-value head) belongs to one part; all indices are checked
+            // where slices are taken.
             unsafe { kernel(&a, part, parts, scratch) }
         })
     }

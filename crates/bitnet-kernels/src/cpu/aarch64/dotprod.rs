@@ -1,7 +1,9 @@
 //! NEON with dot products: `sdot` adds 16 products an instruction, exact in 32 bits.
 //!
-//! A block of 16 rows by 16 columns against 4 tokens is 127 instructions, 64 of them products. Codes are signed bytes here, so those of the highest plane
-//! must be shifted down before they are multiplied.
+//! Layout: [`super::super::panels`], 4 rows a vector. A block of 16 rows by 16 columns against 4 tokens is 1024 products
+//! in 127 instructions: 64 `sdot`, 26 that load and unpack codes, 16 that load activations. One token takes 55. The
+//! ceiling is as in [`super::neon`]. Codes are signed bytes here, so those of the highest plane must be shifted down
+//! before they are multiplied.
 #![allow(unsafe_op_in_unsafe_fn, reason = "instructions only: see `Lanes` for the contract")]
 
 use std::arch::aarch64::*;
@@ -19,30 +21,38 @@ kernel_set!(Dotprod, "neon", "dotprod");
 
 products!(sdot, "dotprod");
 
+/// What levels with `sdot` have in common: sums of four products, exact in 32 bits.
+macro_rules! dot_products {
+    () => {
+        type Part = [int32x4_t; 4];
+        const STEPS: usize = usize::MAX;
+        const TILE: (usize, usize) = (1, 4);
+        const WIDE_CODES: bool = false;
+
+        #[inline(always)]
+        unsafe fn zero_part() -> Self::Part {
+            [vdupq_n_s32(0); 4]
+        }
+        #[inline(always)]
+        unsafe fn dot(part: Self::Part, codes: Self::Codes, p: *const i8) -> Self::Part {
+            let quad = splat_quad(p);
+            each(part, codes, |part, codes| sdot(part, codes, quad))
+        }
+        #[inline(always)]
+        unsafe fn widen(part: Self::Part) -> Self::I {
+            part
+        }
+
+        const MOST_QUANT: i32 = 127;
+        const BYTE_OFFSET: i32 = 0;
+        #[inline(always)]
+        unsafe fn dot_bytes(sum: Self::I, codes: Self::Codes, p: *const i8) -> Self::I {
+            Self::dot(sum, codes.map(|c| vreinterpretq_u8_s8(signed(c))), p)
+        }
+    };
+}
+pub(super) use dot_products;
+
 v128_lanes!(Dotprod {
-    type Part = [int32x4_t; 4];
-    const STEPS: usize = usize::MAX;
-    const TILE: (usize, usize) = (1, 4);
-    const WIDE_CODES: bool = false;
-
-    #[inline(always)]
-    unsafe fn zero_part() -> Self::Part {
-        [vdupq_n_s32(0); 4]
-    }
-    #[inline(always)]
-    unsafe fn dot(part: Self::Part, codes: Self::Codes, p: *const i8) -> Self::Part {
-        let quad = splat_quad(p);
-        each(part, codes, |part, codes| sdot(part, codes, quad))
-    }
-    #[inline(always)]
-    unsafe fn widen(part: Self::Part) -> Self::I {
-        part
-    }
-
-    const MOST_QUANT: i32 = 127;
-    const BYTE_OFFSET: i32 = 0;
-    #[inline(always)]
-    unsafe fn dot_bytes(sum: Self::I, codes: Self::Codes, p: *const i8) -> Self::I {
-        Self::dot(sum, codes.map(|c| vreinterpretq_u8_s8(signed(c))), p)
-    }
+    dot_products!();
 });

@@ -9,9 +9,10 @@ use crate::{
     cpu::{
         buffer::Shared,
         generic::{
-            cache::{Bf16, F16, F32, Int8, Kv, Stored, panel},
+            cache::{Cached, Kv, panel},
             exp,
             rows::{store_row, sum_by_lane},
+            stored::{Bf16, F16, F32, Int8},
         },
         lanes::Lanes,
     },
@@ -55,7 +56,7 @@ pub(crate) unsafe fn attention<L: Lanes>(a: &Attention<'_>, part: usize, parts: 
 }
 
 #[inline(always)]
-unsafe fn items<L: Lanes, S: Stored>(a: &Attention<'_>, part: usize, parts: usize, scratch: &mut [f32]) {
+unsafe fn items<L: Lanes, S: Cached>(a: &Attention<'_>, part: usize, parts: usize, scratch: &mut [f32]) {
     let kv_heads = a.kv.shape.kv_heads;
     let group = a.heads / kv_heads;
     let mut item = 0;
@@ -87,7 +88,7 @@ unsafe fn items<L: Lanes, S: Stored>(a: &Attention<'_>, part: usize, parts: usiz
 
 /// `H` query heads of one token over its first `keys` keys.
 #[inline(always)]
-unsafe fn some_heads<L: Lanes, S: Stored, const H: usize>(
+unsafe fn some_heads<L: Lanes, S: Cached, const H: usize>(
     a: &Attention<'_>,
     table: &[u32],
     token: usize,
@@ -137,7 +138,7 @@ unsafe fn some_heads<L: Lanes, S: Stored, const H: usize>(
 
 /// Scores of `groups` groups of 16 keys; lanes after the last key hold whatever the cache held.
 #[inline(always)]
-unsafe fn scores<L: Lanes, S: Stored, const H: usize>(
+unsafe fn scores<L: Lanes, S: Cached, const H: usize>(
     a: &Attention<'_>,
     blocks: &[u32],
     kv_head: usize,
@@ -169,7 +170,7 @@ unsafe fn scores<L: Lanes, S: Stored, const H: usize>(
 }
 
 /// A group of 16 keys.
-struct Keys<S: Stored> {
+struct Keys<S: Cached> {
     numbers: *const S::Number,
     /// There only if the type has them.
     scales: *const f32,
@@ -179,7 +180,7 @@ struct Keys<S: Stored> {
 }
 
 #[inline(always)]
-unsafe fn score<L: Lanes, S: Stored, const H: usize, const G: usize>(
+unsafe fn score<L: Lanes, S: Cached, const H: usize, const G: usize>(
     dim: usize,
     q: *const f32,
     keys: [Keys<S>; G],
@@ -237,7 +238,7 @@ unsafe fn softmax<L: Lanes>(weights: &mut [f32], count: usize, padded: usize) ->
 
 /// `out[h] = sum_j weights[h][j] * value[j]`, in the order of `j`.
 #[inline(always)]
-unsafe fn weigh<L: Lanes, S: Stored, const H: usize>(
+unsafe fn weigh<L: Lanes, S: Cached, const H: usize>(
     a: &Attention<'_>,
     blocks: &[u32],
     kv_head: usize,
@@ -257,7 +258,7 @@ unsafe fn weigh<L: Lanes, S: Stored, const H: usize>(
 }
 
 #[inline(always)]
-unsafe fn weigh_columns<L: Lanes, S: Stored, const H: usize, const C: usize>(
+unsafe fn weigh_columns<L: Lanes, S: Cached, const H: usize, const C: usize>(
     a: &Attention<'_>,
     blocks: &[u32],
     kv_head: usize,

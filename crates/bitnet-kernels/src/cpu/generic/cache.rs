@@ -14,7 +14,10 @@ use half::{bf16, f16, slice::HalfFloatSliceExt};
 
 use crate::{
     BLOCK_TOKENS, KernelError, KvShape, KvType,
-    cpu::{buffer::Buffer, lanes::Lanes},
+    cpu::{
+        buffer::Buffer,
+        generic::stored::{Bf16, F16, F32, Int8, Stored},
+    },
 };
 
 /// Keys and values of one layer.
@@ -42,10 +45,8 @@ impl Kv {
     }
 }
 
-/// How one of the types keeps numbers.
-pub(crate) trait Stored {
-    /// A number as it is kept.
-    type Number: Copy + Default;
+/// How numbers of one of the types are kept.
+pub(crate) trait Cached: Stored {
     /// The type.
     const KV: KvType;
 
@@ -55,65 +56,36 @@ pub(crate) trait Stored {
     }
     /// The numbers of a part of a key or value, as they are kept.
     fn narrow(part: &[f32], scale: f32, to: &mut [Self::Number]);
-    /// 16 numbers, not yet multiplied by a scale.
-    ///
-    /// # Safety
-    /// As [`Lanes::load`].
-    unsafe fn load<L: Lanes>(p: *const Self::Number) -> L::F;
 }
 
-pub(crate) struct F32;
-
-impl Stored for F32 {
-    type Number = f32;
+impl Cached for F32 {
     const KV: KvType = KvType::F32;
 
     #[inline(always)]
     fn narrow(part: &[f32], _: f32, to: &mut [f32]) {
         to.copy_from_slice(part);
     }
-    #[inline(always)]
-    unsafe fn load<L: Lanes>(p: *const f32) -> L::F {
-        L::load(p)
-    }
 }
 
-pub(crate) struct F16;
-
-impl Stored for F16 {
-    type Number = f16;
+impl Cached for F16 {
     const KV: KvType = KvType::F16;
 
     #[inline(always)]
     fn narrow(part: &[f32], _: f32, to: &mut [f16]) {
         to.convert_from_f32_slice(part);
     }
-    #[inline(always)]
-    unsafe fn load<L: Lanes>(p: *const f16) -> L::F {
-        L::load_f16(p.cast())
-    }
 }
 
-pub(crate) struct Bf16;
-
-impl Stored for Bf16 {
-    type Number = bf16;
+impl Cached for Bf16 {
     const KV: KvType = KvType::Bf16;
 
     #[inline(always)]
     fn narrow(part: &[f32], _: f32, to: &mut [bf16]) {
         to.convert_from_f32_slice(part);
     }
-    #[inline(always)]
-    unsafe fn load<L: Lanes>(p: *const bf16) -> L::F {
-        L::load_bf16(p.cast())
-    }
 }
 
-pub(crate) struct Int8;
-
-impl Stored for Int8 {
-    type Number = i8;
+impl Cached for Int8 {
     const KV: KvType = KvType::Int8;
 
     #[inline(always)]
@@ -129,15 +101,11 @@ impl Stored for Int8 {
             *to = (x / scale).round_ties_even().clamp(-127.0, 127.0) as i8;
         }
     }
-    #[inline(always)]
-    unsafe fn load<L: Lanes>(p: *const i8) -> L::F {
-        L::load_i8(p)
-    }
 }
 
 /// Where the numbers of panel `index` lie, of tokens of `width`, and where their scales would.
 #[inline(always)]
-pub(crate) fn panel<S: Stored>(side: &[u8], index: usize, width: usize) -> (*const S::Number, *const f32) {
+pub(crate) fn panel<S: Cached>(side: &[u8], index: usize, width: usize) -> (*const S::Number, *const f32) {
     let bytes = S::KV.panel(width);
     let panel = side[index * bytes..][..bytes].as_ptr();
     (panel.cast(), panel.wrapping_add(BLOCK_TOKENS * width * size_of::<S::Number>()).cast())
@@ -148,7 +116,7 @@ pub(crate) fn panel<S: Stored>(side: &[u8], index: usize, width: usize) -> (*con
 /// # Safety
 /// `panel` is one of tokens of `width`, and numbers and slot lie inside it.
 #[inline(always)]
-pub(crate) unsafe fn store<S: Stored>(
+pub(crate) unsafe fn store<S: Cached>(
     panel: &mut [u8],
     width: usize,
     slot: usize,

@@ -14,7 +14,15 @@ use std::{
 
 use bitnet_tensor::{BitNetTensor, DType};
 
-use crate::cpu::{buffer::Shared, generic::store_partial, lanes::Lanes, share};
+use crate::cpu::{
+    buffer::Shared,
+    generic::{
+        store_partial,
+        stored::{Bf16, F16, F32, Stored},
+    },
+    lanes::Lanes,
+    share,
+};
 
 /// Rows that are decoded to scratch at a time.
 const DECODED_ROWS: usize = 8;
@@ -44,40 +52,6 @@ pub(crate) fn scratch(table: &BitNetTensor) -> usize {
     if is_decoded(table.dtype()) { DECODED_ROWS * table.cols() } else { 0 }
 }
 
-/// How 16 stored values become f32.
-trait Stored {
-    const BYTES: usize;
-    unsafe fn load<L: Lanes>(p: *const u8) -> L::F;
-}
-
-struct F32;
-struct F16;
-struct Bf16;
-
-impl Stored for F32 {
-    const BYTES: usize = 4;
-    #[inline(always)]
-    unsafe fn load<L: Lanes>(p: *const u8) -> L::F {
-        L::load(p.cast())
-    }
-}
-
-impl Stored for F16 {
-    const BYTES: usize = 2;
-    #[inline(always)]
-    unsafe fn load<L: Lanes>(p: *const u8) -> L::F {
-        L::load_f16(p.cast())
-    }
-}
-
-impl Stored for Bf16 {
-    const BYTES: usize = 2;
-    #[inline(always)]
-    unsafe fn load<L: Lanes>(p: *const u8) -> L::F {
-        L::load_bf16(p.cast())
-    }
-}
-
 /// [`BitNetTensor::decode_row`] by this level's instructions where it has some for the type.
 #[inline(always)]
 pub(crate) unsafe fn decode_row<L: Lanes>(table: &BitNetTensor, row: usize, out: &mut [f32]) {
@@ -90,23 +64,25 @@ pub(crate) unsafe fn decode_row<L: Lanes>(table: &BitNetTensor, row: usize, out:
 
 #[inline(always)]
 unsafe fn load_row<L: Lanes, S: Stored>(table: &BitNetTensor, row: usize, out: &mut [f32]) {
-    let from = table.bytes()[row * table.row_bytes()..][..out.len() * S::BYTES].as_ptr();
+    let bytes = out.len() * size_of::<S::Number>();
+    let from = table.bytes()[row * table.row_bytes()..][..bytes].as_ptr().cast::<S::Number>();
     let (vectors, rest) = out.as_chunks_mut::<16>();
     for (i, to) in vectors.iter_mut().enumerate() {
-        L::store(to.as_mut_ptr(), S::load::<L>(from.add(16 * i * S::BYTES)));
+        L::store(to.as_mut_ptr(), S::load::<L>(from.add(16 * i)));
     }
     if !rest.is_empty() {
-        let last = load_rest::<L, S>(from.add(16 * vectors.len() * S::BYTES), rest.len());
+        let last = load_rest::<L, S>(from.add(16 * vectors.len()), rest.len());
         store_partial::<L>(rest.as_mut_ptr(), last, rest.len());
     }
 }
 
 /// `n < 16` stored values, and zeros after them.
 #[inline(always)]
-unsafe fn load_rest<L: Lanes, S: Stored>(from: *const u8, n: usize) -> L::F {
-    let mut bytes = [0u8; 64];
-    std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), n * S::BYTES);
-    S::load::<L>(bytes.as_ptr())
+unsafe fn load_rest<L: Lanes, S: Stored>(from: *const S::Number, n: usize) -> L::F {
+    let mut lanes = [S::Number::default(); 16];
+    // As bytes, for what is mapped need not be aligned.
+    std::ptr::copy_nonoverlapping(from.cast::<u8>(), lanes.as_mut_ptr().cast(), n * size_of::<S::Number>());
+    S::load::<L>(lanes.as_ptr())
 }
 
 /// The rows `rows` of the matrix; `scratch` holds [`DECODED_ROWS`] decoded rows.
@@ -125,14 +101,14 @@ unsafe fn some_rows<L: Lanes>(a: &DenseLogits<'_>, rows: Range<usize>, scratch: 
     let n = a.table.row_bytes();
     let bytes = a.table.bytes()[rows.start * n..rows.end * n].as_ptr();
     match a.table.dtype() {
-        DType::F32 => stored::<L, F32>(a, bytes, rows),
-        DType::F16 => stored::<L, F16>(a, bytes, rows),
-        DType::BF16 => stored::<L, Bf16>(a, bytes, rows),
+        DType::F32 => stored::<L, F32>(a, bytes.cast(), rows),
+        DType::F16 => stored::<L, F16>(a, bytes.cast(), rows),
+        DType::BF16 => stored::<L, Bf16>(a, bytes.cast(), rows),
         _ => {
             for (row, out) in rows.clone().zip(scratch.chunks_exact_mut(a.table.cols())) {
                 a.table.decode_row(row, out);
             }
-            stored::<L, F32>(a, scratch.as_ptr().cast(), rows);
+            stored::<L, F32>(a, scratch.as_ptr(), rows);
         }
     }
 }
@@ -173,7 +149,7 @@ pub(crate) unsafe fn settle<L: Lanes>(a: &Settle<'_>, rows: Range<usize>, scratc
 
 /// Rows `rows` that lie one after another at `weights`.
 #[inline(always)]
-unsafe fn stored<L: Lanes, S: Stored>(a: &DenseLogits<'_>, weights: *const u8, rows: Range<usize>) {
+unsafe fn stored<L: Lanes, S: Stored>(a: &DenseLogits<'_>, weights: *const S::Number, rows: Range<usize>) {
     // Registers decide the tile: 32 wide ones hold 16 sums, 16 narrow ones 4.
     let wide = L::TILE.0 == 4;
     let n = a.tokens.len();
@@ -195,18 +171,17 @@ unsafe fn stored<L: Lanes, S: Stored>(a: &DenseLogits<'_>, weights: *const u8, r
 #[inline(always)]
 unsafe fn sweep<L: Lanes, S: Stored, const R: usize, const T: usize>(
     a: &DenseLogits<'_>,
-    weights: *const u8,
+    weights: *const S::Number,
     rows: Range<usize>,
     t: usize,
 ) {
-    let row_bytes = a.table.cols() * S::BYTES;
-    let (n, mut row) = (rows.len(), 0);
+    let (cols, n, mut row) = (a.table.cols(), rows.len(), 0);
     while row + R <= n {
-        tile::<L, S, R, T>(a, weights.add(row * row_bytes), rows.start + row, t);
+        tile::<L, S, R, T>(a, weights.add(row * cols), rows.start + row, t);
         row += R;
     }
     while row < n {
-        tile::<L, S, 1, T>(a, weights.add(row * row_bytes), rows.start + row, t);
+        tile::<L, S, 1, T>(a, weights.add(row * cols), rows.start + row, t);
         row += 1;
     }
 }
@@ -214,7 +189,7 @@ unsafe fn sweep<L: Lanes, S: Stored, const R: usize, const T: usize>(
 #[inline(always)]
 unsafe fn tile<L: Lanes, S: Stored, const R: usize, const T: usize>(
     a: &DenseLogits<'_>,
-    weights: *const u8,
+    weights: *const S::Number,
     row: usize,
     t: usize,
 ) {
@@ -225,7 +200,7 @@ unsafe fn tile<L: Lanes, S: Stored, const R: usize, const T: usize>(
     let whole = cols / 16 * 16;
     for i in (0..whole).step_by(16) {
         for (r, sums) in sums.iter_mut().enumerate() {
-            let w = S::load::<L>(weights.add((r * cols + i) * S::BYTES));
+            let w = S::load::<L>(weights.add(r * cols + i));
             for (t, sum) in sums.iter_mut().enumerate() {
                 *sum = L::fma(w, L::load(x[t].add(i)), *sum);
             }
@@ -233,7 +208,7 @@ unsafe fn tile<L: Lanes, S: Stored, const R: usize, const T: usize>(
     }
     if whole < cols {
         for (r, sums) in sums.iter_mut().enumerate() {
-            let w = load_rest::<L, S>(weights.add((r * cols + whole) * S::BYTES), cols - whole);
+            let w = load_rest::<L, S>(weights.add(r * cols + whole), cols - whole);
             for (t, sum) in sums.iter_mut().enumerate() {
                 *sum = L::fma(w, L::load(x[t].add(whole)), *sum);
             }

@@ -11,6 +11,7 @@ pub(crate) mod dense;
 pub(crate) mod peak;
 pub(crate) mod rows;
 pub(crate) mod screen;
+pub(crate) mod stored;
 pub(crate) mod ternary;
 
 use std::ops::Range;

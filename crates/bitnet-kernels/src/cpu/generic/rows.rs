@@ -1,8 +1,8 @@
 //! Operations on one row at a time: norms, quantisation, gate, rotary embedding.
 //!
-//! Layout: rows of f32 padded with zeros to whole vectors. A row stays in the nearest cache between the passes over it:
-//! squares (16 values: a load, 2 conversions, 2 products), scaling (2 loads, 2 products, a store), largest magnitude, and
-//! rounding to int8. All are bound by instructions, about one a value, and together take 3 % of a prefill.
+//! Layout: rows of f32 padded with zeros to whole vectors. A row stays in the nearest cache between the passes over
+//! it: squares (16 values: a load, 2 conversions, 2 products), scaling (2 loads, 2 products, a store), largest magnitude,
+//! and rounding to int8. All are bound by instructions, about one a value, and together take 3 % of a prefill.
 
 use std::ops::Range;
 
@@ -14,8 +14,9 @@ use crate::{
         Gain,
         buffer::Shared,
         generic::{
-            cache::{self, Bf16, F16, F32, Int8, Stored},
+            cache::{self, Cached},
             exp, load_partial, store_partial,
+            stored::{Bf16, F16, F32, Int8},
         },
         lanes::Lanes,
     },
@@ -213,7 +214,7 @@ pub(crate) unsafe fn rope_store(a: &RopeStore<'_>) {
 }
 
 #[inline(always)]
-unsafe fn rope_store_as<S: Stored>(a: &RopeStore<'_>) {
+unsafe fn rope_store_as<S: Cached>(a: &RopeStore<'_>) {
     let (dim, wide, kv_heads) = (a.shape.head_dim, a.shape.value_stride(), a.shape.kv_heads);
     let (key_panel, value_panel) = (S::KV.panel(dim), S::KV.panel(wide));
     for run in a.runs {

@@ -11,11 +11,11 @@
 //! A row whose upper bound is below what enough other rows reach is ruled out; the others are computed as always.
 //! So the highest logits are the same, bit for bit, as if all had been computed.
 //!
-//! Layout: [`super::super::screen`]. Pass over the copy, 64 rows by 4 columns by `m` planes, with 512-bit vectors: 4 loads,
-//! `m` loads of activations, `4 m` dot products of 64 codes each. Up to 8 tokens the ceiling is memory: 329 MB of 2B-4T's
-//! head are read as fast as it streams. Beyond, it is the dot products: 32 tokens come to 75 % of the integer peak (Zen 4,
-//! two threads). Levels without a dot product of bytes take two or three instructions for 32 codes, and activations of 7
-//! bits where a pair of products has 16.
+//! Layout: [`super::super::screen`]. Pass over the copy, 64 rows by 4 columns by `m` planes, with 512-bit vectors: 4
+//! loads, `m` loads of activations, `4 m` dot products of 64 codes each. Up to 8 tokens the ceiling is memory: 329 MB of
+//! 2B-4T's head are read as fast as it streams. Beyond, it is the dot products: 32 tokens come to 74 % of the integer
+//! peak (Zen 4, two threads). Levels without a dot product of bytes take two or three instructions for 32 codes, and
+//! activations of 7 bits where a pair of products has 16.
 
 #![allow(clippy::needless_range_loop, reason = "tiles of registers are indexed by row group and token")]
 
@@ -145,8 +145,8 @@ unsafe fn size<L: Lanes>(x: *const f32, padded: usize) -> (f32, f32) {
     (f32::from_bits(L::reduce_max_u(bits)), rounded_up(L::reduce_add_d(squares).sqrt()))
 }
 
-/// Writes `round(x / scale)` as int8 of a magnitude up to `most`, and what is left of `x` to `rest` unless that is null. Gives the sum of the
-/// integers and the length of what is left.
+/// Writes `round(x / scale)` as int8 of a magnitude up to `most`, and what is left of `x` to `rest` unless that is null.
+/// Gives the sum of the integers and the length of what is left.
 #[inline(always)]
 unsafe fn plane<L: Lanes>(
     x: *const f32,

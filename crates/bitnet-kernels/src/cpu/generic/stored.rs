@@ -1,0 +1,57 @@
+//! Types in which memory holds numbers that kernels take as f32.
+
+use half::{bf16, f16};
+
+use crate::cpu::lanes::Lanes;
+
+/// How a type becomes f32.
+pub(crate) trait Stored {
+    /// A number as it is stored.
+    type Number: Copy + Default;
+
+    /// 16 of them, which need no alignment.
+    ///
+    /// # Safety
+    /// As [`Lanes::load`].
+    unsafe fn load<L: Lanes>(p: *const Self::Number) -> L::F;
+}
+
+pub(crate) struct F32;
+
+impl Stored for F32 {
+    type Number = f32;
+    #[inline(always)]
+    unsafe fn load<L: Lanes>(p: *const f32) -> L::F {
+        L::load(p)
+    }
+}
+
+pub(crate) struct F16;
+
+impl Stored for F16 {
+    type Number = f16;
+    #[inline(always)]
+    unsafe fn load<L: Lanes>(p: *const f16) -> L::F {
+        L::load_f16(p.cast())
+    }
+}
+
+pub(crate) struct Bf16;
+
+impl Stored for Bf16 {
+    type Number = bf16;
+    #[inline(always)]
+    unsafe fn load<L: Lanes>(p: *const bf16) -> L::F {
+        L::load_bf16(p.cast())
+    }
+}
+
+pub(crate) struct Int8;
+
+impl Stored for Int8 {
+    type Number = i8;
+    #[inline(always)]
+    unsafe fn load<L: Lanes>(p: *const i8) -> L::F {
+        L::load_i8(p)
+    }
+}
