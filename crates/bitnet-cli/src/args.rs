@@ -262,8 +262,8 @@ pub struct BatchArgs {
 
 /// Serve a model to OpenAI clients over HTTP.
 ///
-/// POST /v1/completions and /v1/chat/completions, streamed and not; GET / is a page to talk to the model. The first SIGTERM or Ctrl-C finishes what was taken, the second ends at
-/// once. TLS is the work of a proxy in front.
+/// POST /v1/completions and /v1/chat/completions, streamed and not; GET / is a page to talk to the model. The first
+/// SIGTERM or Ctrl-C finishes what was taken, the second ends at once. TLS is the work of a proxy in front.
 #[derive(Debug, Args)]
 pub struct ServeArgs {
     /// The model
@@ -383,7 +383,8 @@ pub const DEFAULT_DEPTH: usize = 16;
 /// Measure the speed of prefill and decode, or of a running server.
 ///
 /// Before anything is timed, sequences are generated greedily alone and in a batch; if their tokens differ, the
-/// command fails and prints no speed. Prefill is one prompt, decode is sequences that grow from prompts of --depth tokens.
+/// command fails and prints no speed. Prefill is one prompt, decode is sequences that grow from prompts of --depth
+/// tokens.
 ///
 /// With --url, clients ask a server for streams from prompts of token ids, and what they see is measured: times to
 /// the first token and between two tokens, tokens a second, and how many were refused.

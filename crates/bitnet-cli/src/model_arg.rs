@@ -9,24 +9,32 @@ use crate::{error::CliError, output, progress::Progress};
 
 /// Opens MODEL; what the user should know about it is told on stderr.
 pub fn open(model: &str) -> Result<Checkpoint, CliError> {
-    let checkpoint = match model.strip_prefix("synthetic:") {
-        Some(name) => synthetic(model, name)?,
-        None if model == "demo" => Checkpoint::demo()?,
-        None => files(model)?,
+    Ok(open_at(model)?.0)
+}
+
+/// Opens MODEL, and says where it lies: models that are in no file of their own lie in this program's.
+pub fn open_at(model: &str) -> Result<(Checkpoint, PathBuf), CliError> {
+    let program = || std::env::current_exe().unwrap_or_default();
+    let (checkpoint, place) = match model.strip_prefix("synthetic:") {
+        Some(name) => (synthetic(model, name)?, program()),
+        None if model == "demo" => (Checkpoint::demo()?, program()),
+        None => {
+            let files = files(model)?;
+            (Checkpoint::open(&files)?, files)
+        }
     };
     for warning in &checkpoint.warnings {
         output::note(format_args!("warning: {warning}"));
     }
-    Ok(checkpoint)
+    Ok((checkpoint, place))
 }
 
-fn files(model: &str) -> Result<Checkpoint, CliError> {
+fn files(model: &str) -> Result<PathBuf, CliError> {
     // What lies on the disk is meant before what lies on a hub.
-    let id = ModelId::parse(model).filter(|_| !Path::new(model).exists());
-    Ok(match id {
-        Some(id) => Checkpoint::open(&fetch(&id)?)?,
-        None => Checkpoint::open(Path::new(model))?,
-    })
+    match ModelId::parse(model).filter(|_| !Path::new(model).exists()) {
+        Some(id) => fetch(&id),
+        None => Ok(model.into()),
+    }
 }
 
 fn fetch(id: &ModelId) -> Result<PathBuf, CliError> {
@@ -79,5 +87,23 @@ pub fn check_ids(checkpoint: &Checkpoint, ids: &[u32], place: &str) -> Result<()
             Err(CliError::refused(what, place, format!("use ids from 0 to {}", vocab - 1)))
         }
         None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bitnet_server::ServedModel;
+
+    use super::*;
+
+    #[test]
+    fn a_model_in_no_file_of_its_own_is_as_old_as_the_program() {
+        let program = std::env::current_exe().unwrap();
+        for model in ["demo", "synthetic:tiny"] {
+            let (checkpoint, place) = open_at(model).unwrap();
+            assert_eq!(place, program, "{model}");
+            let served = ServedModel::of(&checkpoint).dated(&place);
+            assert!(served.created > 1_600_000_000, "{model}: {}", served.created);
+        }
     }
 }

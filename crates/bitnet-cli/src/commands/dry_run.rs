@@ -194,5 +194,23 @@ fn a_bench_without_its_gpu_says_that_it_measured_the_cpu() {
     let report = serde_json::to_value(bench::measure(&machine, &args).unwrap()).unwrap();
     assert!(report["device"] == "cpu" && report["gpu"].is_null(), "{report}");
     assert!(report["gpu_refused"].as_str().unwrap().contains("compute capability 7.5"), "{report}");
-    assert!(!report["kernels"].as_array().unwrap().is_empty());
+    // Bytes and operations of `synthetic:tiny`: two bits a trit, a byte a weight of the head's copy and three floats a
+    // row of it, f32 between operations; a product is two operations.
+    let attended = 17;
+    let expected = [
+        ("gate and up", 1, 1536 * 256 / 4 + 256 + 4 * 1536, 2 * 1536 * 256),
+        ("down", 4, 256 * 768 / 4 + 4 * 768 + 4 * 4 * 256, 2 * 4 * 256 * 768),
+        ("head, choice", 1, 512 * (256 + 12) + 4 * 256 + 2 * 4 * 512, 2 * 512 * 256),
+        ("attention", 1, 4 * 2 * 128 * attended + 2 * 4 * 256, 4 * 256 * attended),
+    ];
+    for (operation, tokens, bytes, operations) in expected {
+        let kernels = report["kernels"].as_array().unwrap().iter();
+        let mut rows = kernels.filter(|k| k["operation"] == operation && k["tokens"] == tokens);
+        let row = rows.next().unwrap();
+        let number = |key: &str| row[key].as_f64().unwrap();
+        let nanoseconds = 1e3 * number("microseconds");
+        assert!((number("gb_s") * nanoseconds - f64::from(bytes)).abs() < 1.0, "{bytes}: {row}");
+        assert!((1e3 * number("tera_ops_s") * nanoseconds - f64::from(operations)).abs() < 1.0, "{row}");
+        assert!(rows.next().is_none());
+    }
 }

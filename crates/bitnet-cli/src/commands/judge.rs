@@ -42,8 +42,8 @@ pub struct Batched {
 const EXACT: [f64; 2] = [1e-5, 0.1];
 const ROUNDED: [f64; 2] = [0.08, 0.2];
 
-/// Judges every model in a folder of its own under `folder` that has an oracle's values beside it, in `golden.safetensors`: prompts `ids_0`
-/// and on with the logits of their last positions, `logits_0` and on.
+/// Judges every model in a folder of its own under `folder` that has an oracle's values beside it, in
+/// `golden.safetensors`: prompts `ids_0` and on with the logits of their last positions, `logits_0` and on.
 pub fn fixtures<D: Driver + 'static>(
     machine: &Machine<'_, D>,
     folder: &Path,
@@ -83,8 +83,13 @@ fn fixture<D: Driver + 'static>(machine: &Machine<'_, D>, path: &Path) -> Result
     for (prompt, ids) in ids.iter().enumerate() {
         let (shape, words) = values(&format!("logits_{prompt}"))?;
         let expected: Vec<f32> = words.into_iter().map(f32::from_le_bytes).collect();
-        let (rows, vocab) = (shape.first().copied().unwrap_or(0), model.spec().vocab);
-        let first = ids.len().saturating_sub(rows);
+        let vocab = model.spec().vocab;
+        let rows = expected.len() / vocab;
+        if shape != [rows, vocab] || rows > ids.len() {
+            let what = format!("logits_{prompt} is {shape:?}, not f32 of [1 to {}, {vocab}]", ids.len());
+            return Err(damaged(&what));
+        }
+        let first = ids.len() - rows;
         prefill(&mut *model, ids, |position, actual| {
             if let Some(row) = position.checked_sub(first) {
                 distances.push(distance(actual, &expected[row * vocab..][..vocab]));
@@ -100,12 +105,14 @@ fn fixture<D: Driver + 'static>(machine: &Machine<'_, D>, path: &Path) -> Result
     Ok(Fixture { name, device: model.backend().device, median, worst, passed })
 }
 
-/// L2 distance, as a part of the expected row's length.
+/// L2 distance, as a part of the expected row's length; infinite where it is not a number.
 fn distance(actual: &[f32], expected: &[f32]) -> f64 {
     let square = |x: f64| x * x;
     let apart: f64 = actual.iter().zip(expected).map(|(&a, &e)| square(f64::from(a) - f64::from(e))).sum();
     let length: f64 = expected.iter().map(|&e| square(f64::from(e))).sum();
-    (apart / length).sqrt()
+    let distance = (apart / length).sqrt();
+    // A NaN may sort before all numbers.
+    if distance.is_nan() { f64::INFINITY } else { distance }
 }
 
 /// Generates from the demo, greedily and by chance, many requests together and each alone.
@@ -138,4 +145,17 @@ pub fn batched<D: Driver + 'static>(machine: &Machine<'_, D>) -> Result<Batched,
         equal += usize::from(&alone == in_batch);
     }
     Ok(Batched { device, requests: REQUESTS, equal })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::distance;
+
+    #[test]
+    fn a_row_with_a_nan_is_farther_than_any_limit() {
+        assert_eq!(distance(&[3.0, 0.0], &[0.0, 4.0]), 1.25);
+        for nan in [f32::NAN, -f32::NAN] {
+            assert_eq!(distance(&[1.0, nan], &[1.0, 1.0]), f64::INFINITY);
+        }
+    }
 }

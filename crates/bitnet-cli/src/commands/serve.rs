@@ -2,7 +2,6 @@ use std::{
     io,
     net::{SocketAddr, TcpListener},
     panic::{AssertUnwindSafe, catch_unwind},
-    path::Path,
     process::exit,
     sync::Arc,
     thread,
@@ -128,8 +127,8 @@ pub fn start(
     engine: EngineConfig,
     config: ServerConfig,
 ) -> Result<Service, CliError> {
-    let checkpoint = model_arg::open(model)?;
-    let mut served = ServedModel::of(&checkpoint).dated(Path::new(model));
+    let (checkpoint, place) = model_arg::open_at(model)?;
+    let mut served = ServedModel::of(&checkpoint).dated(&place);
     if let Some(name) = name {
         name.clone_into(&mut served.name);
     }

@@ -1,4 +1,5 @@
 use bitnet_kernels::{Isa, conformance};
+use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde_json::json;
 
 use crate::bitnet::{bitnet, fixture};
@@ -42,4 +43,32 @@ fn models_are_judged_by_the_oracle_and_a_folder_without_one_is_refused() {
     let folder = empty.path().to_str().unwrap();
     let error = bitnet(&["doctor", "--device", "cpu", "--fixtures", folder]).failure(1);
     assert!(error.contains("golden.safetensors"), "{error}");
+}
+
+/// The golden file of the smallest fixture, with other logits.
+#[test]
+fn a_golden_file_that_does_not_fit_its_model_is_refused_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("odd");
+    std::fs::create_dir(&model).unwrap();
+    for file in std::fs::read_dir(fixture("bitnet-odd")).unwrap().map(Result::unwrap) {
+        std::fs::copy(file.path(), model.join(file.file_name())).unwrap();
+    }
+    let golden = model.join("golden.safetensors");
+    let bytes = std::fs::read(&golden).unwrap();
+    let whole = SafeTensors::deserialize(&bytes).unwrap();
+    let logits = whole.tensor("logits_0").unwrap();
+    let [rows, vocab] = logits.shape()[..] else { panic!("rows of logits") };
+    for shape in [vec![rows, vocab / 2], vec![rows * vocab], vec![64, vocab]] {
+        let data = vec![0; 4 * shape.iter().product::<usize>()];
+        let wrong = TensorView::new(Dtype::F32, shape.clone(), &data).unwrap();
+        let tensors = whole.iter().map(|(name, view)| match name {
+            "logits_0" => (name, wrong.clone()),
+            _ => (name, view),
+        });
+        std::fs::write(&golden, safetensors::serialize(tensors, None).unwrap()).unwrap();
+        let place = folder.path().to_str().unwrap();
+        let error = bitnet(&["doctor", "--device", "cpu", "--fixtures", place]).failure(1);
+        assert!(error.contains("golden.safetensors") && error.contains(&format!("{shape:?}")), "{error}");
+    }
 }

@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use bitnet_kernels::{Ask, Backend, KvShape, RowOrder, RowsKind, Run};
+use bitnet_kernels::{Ask, Backend, Cpu, KvShape, RowOrder, RowsKind, Run};
 use bitnet_model::{Batch, Checkpoint, ModelSpec};
 use bitnet_tensor::TernaryTensor;
 use serde::Serialize;
@@ -19,7 +19,7 @@ const WARM: usize = 2;
 #[derive(Serialize)]
 pub struct Kernel {
     pub operation: &'static str,
-    /// Outputs by inputs, or tokens by those before them.
+    /// Outputs by inputs, or tokens by those that their sequence has in all.
     pub shape: String,
     pub tokens: usize,
     /// The median.
@@ -137,6 +137,11 @@ impl<B: Backend> Kernels<'_, B> {
         let name = if tied_head { "model.embed_tokens.weight" } else { "lm_head.weight" };
         let mut table = self.backend.table(&checkpoint.tensors.dense(name)?)?;
         self.backend.screen(&mut table, batches.iter().copied().max().unwrap_or(1))?;
+        // The CPU rules rows out by its int8 copy, and looks at the table itself for few.
+        let weights = match self.backend.device() {
+            Some(_) => vocab * hidden * self.float,
+            None => Cpu::screen_bytes(vocab, hidden),
+        };
         for &n in batches {
             let mut x = self.backend.rows(n, hidden, RowsKind::Between)?;
             self.backend.write(&mut x, &values(n * hidden))?;
@@ -146,7 +151,7 @@ impl<B: Backend> Kernels<'_, B> {
                 operation: "head, choice",
                 shape: format!("{vocab}x{hidden}"),
                 tokens: n,
-                bytes: (vocab * hidden + n * hidden) * self.float + 2 * 4 * n * vocab,
+                bytes: weights + n * hidden * self.float + 2 * 4 * n * vocab,
                 operations: 2 * n * vocab * hidden,
                 peak: self.bounds.floats,
             };
