@@ -1,8 +1,8 @@
 //! One token from one row of logits.
 //!
 //! The chain is: repetition, presence and frequency penalties, bias, banned and allowed tokens, temperature, top-k,
-//! top-p, min-p, draw. The result is a function of the row, the tokens before, the configuration and (seed, choice, position): the sampler
-//! keeps scratch memory between calls, and no state.
+//! top-p, min-p, draw. The result is a function of the row, the tokens before, the configuration and (seed, choice,
+//! position): the sampler keeps scratch memory between calls, and no state.
 //!
 //! Tokens are ordered by logit, highest first, and equal logits by id, lowest first. Every filter keeps a beginning
 //! of that order, so that all of them together are one cut. Probabilities are integers, `2^40 * exp(l - max)`: their
