@@ -17,6 +17,8 @@ pub enum Home {
 /// Bytes of weights in memory.
 #[derive(Debug, Clone, Copy)]
 pub struct WeightBytes {
+    /// [`Home::layout`].
+    pub layout: &'static str,
     /// All of them.
     pub total: u64,
     /// Those that a step of greedy tokens reads in full: trits, norms, and the output head, of which the CPU reads its
@@ -27,9 +29,19 @@ pub struct WeightBytes {
 }
 
 impl Home {
+    /// How the weights lie there.
+    pub fn layout(self) -> &'static str {
+        match self {
+            Home::Cpu(_) => {
+                "trits in 2 bits, the output head as int8 for bounds and as in the file for what they leave"
+            }
+            Home::Gpu => "trits in 2 bits, the output head as bf16",
+        }
+    }
+
     /// What the weights will take in the layout of the kernels.
     pub fn weights(self, checkpoint: &Checkpoint) -> Result<WeightBytes, CliError> {
-        let mut bytes = WeightBytes { total: 0, step: 0, trits: 0 };
+        let mut bytes = WeightBytes { layout: self.layout(), total: 0, step: 0, trits: 0 };
         for entry in checkpoint.tensors.entries() {
             let elements: usize = entry.shape.iter().product();
             let (size, read) = match entry.kind {

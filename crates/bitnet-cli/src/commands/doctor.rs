@@ -15,6 +15,7 @@ use crate::{
     output,
     output_file::save_json,
     progress::Progress,
+    sizes::Home,
 };
 
 /// Failures of a backend that are printed; the rest are counted.
@@ -29,6 +30,8 @@ pub struct Report {
     isas: Vec<&'static str>,
     threads: usize,
     kv: &'static str,
+    /// How weights would lie in memory.
+    weight_layout: &'static str,
     memory: SystemMemory,
     memory_bandwidth_gb_s: Option<f64>,
     /// What the GPU is that was looked for.
@@ -135,6 +138,7 @@ pub fn examine_all<D: Driver + 'static>(
         isas: isas.iter().map(|isa| isa.name()).collect(),
         threads: asked.threads,
         kv: asked.kv,
+        weight_layout: if gpus.is_empty() { Home::Cpu(kv) } else { Home::Gpu }.layout(),
         memory: SystemMemory::now(),
         memory_bandwidth_gb_s: memory::bandwidth(asked.threads),
         gpus,
@@ -230,6 +234,7 @@ fn print(r: &Report) -> Result<(), CliError> {
         ),
         format!("features   {}", r.cpu.features.join(" ")),
         format!("isa        {} of {}, {} threads, kv {}", r.isa, r.isas.join(", "), r.threads, r.kv),
+        format!("weights    {}", r.weight_layout),
         format!("memory     {}, {} available", gib(r.memory.total_bytes), gib(r.memory.available_bytes)),
         format!("bandwidth  {}", memory::bandwidth_told(r.memory_bandwidth_gb_s)),
         format!("gpus       {}", r.gpu_note),

@@ -13,6 +13,7 @@ fn speeds_come_for_every_length_and_batch_asked_for() {
     assert_eq!(report["model"], "synthetic:tiny");
     assert_eq!(report["batch_equals_single"], true);
     assert!(report["isa"].is_string());
+    assert!(report["weight_layout"].as_str().unwrap().contains("head as int8"), "{report}");
     assert!(report["memory_bandwidth_gb_s"].as_f64().unwrap() > 0.1);
     let tokens: Vec<_> = report["prefill"].as_array().unwrap().iter().map(|p| p["tokens"].as_u64()).collect();
     assert_eq!(tokens, [Some(16), Some(100)]);

@@ -14,6 +14,7 @@ fn every_level_of_this_machine_passes_every_case() {
 fn judged(args: &[&str], kv: &str) {
     let report = bitnet(args).json();
     assert_eq!(report["kv"], kv);
+    assert!(report["weight_layout"].as_str().unwrap().contains("head as int8"), "{report}");
     let isas: Vec<&str> = Isa::available().map(Isa::name).collect();
     assert_eq!(report["isas"], json!(isas));
     let outcomes = report["conformance"].as_array().unwrap();

@@ -64,6 +64,7 @@ pub fn measure<D: Driver + 'static>(machine: &Machine<'_, D>, args: &BenchArgs) 
         integer_peak_tops: None,
         load_seconds: time.as_secs_f64(),
         peak_memory_bytes: None,
+        weight_layout: weights.layout,
         weight_bytes: weights.step,
         trits: weights.trits,
         gpu: None,

@@ -22,6 +22,8 @@ pub struct Report {
     pub load_seconds: f64,
     /// Resident memory at its most, with weights and cache; null where the system does not tell.
     pub peak_memory_bytes: Option<u64>,
+    /// How weights lie in memory.
+    pub weight_layout: &'static str,
     /// Bytes of weights that a step reads.
     pub weight_bytes: u64,
     /// Trits that a token is multiplied with.
@@ -165,6 +167,7 @@ pub fn print(r: &Report) -> Result<(), CliError> {
             r.peak_memory_bytes.map_or("unknown".into(), |bytes| format!("{:.1} MB", bytes as f64 / 1e6)),
             r.weight_bytes as f64 / 1e6
         ),
+        format!("weights: {}", r.weight_layout),
     ];
     if let Some(gpu) = &r.gpu {
         lines.push(format!(
