@@ -10,7 +10,8 @@ use serde_json::Value;
 
 use crate::goldens::{PROMPTS, load, prefill};
 
-const TARGETS: [(&str, &str); 4] = [("i2_s", "I2_S"), ("tq1_0", "TQ1_0"), ("tq2_0", "TQ2_0"), ("packed", "")];
+const TARGETS: [(&str, &str); 5] =
+    [("i2_s", "I2_S"), ("tq1_0", "TQ1_0"), ("tq2_0", "TQ2_0"), ("panels", ""), ("packed", "")];
 
 /// Name, hash and scale of every ternary tensor, as `bitnet inspect` tells them.
 fn ternary(model: &Path) -> Vec<(String, String, f64)> {
@@ -82,7 +83,8 @@ fn f36_every_form_converts_to_every_type_that_it_allows_and_back() {
             judged += 1;
         }
     }
-    // All 14 to packed; 10 of them, those with whole blocks and an architecture in GGUF, to the other three.
-    assert_eq!((converted, refused), (14 + 3 * 10, 3 * 4));
-    assert_eq!(judged, 40, "converted files that agree with the oracle");
+    // All 14 to packed; 13 of them, those with an architecture in GGUF, to panels; 10, those with whole blocks, to the
+    // other three.
+    assert_eq!((converted, refused), (14 + 13 + 3 * 10, 1 + 3 * 4));
+    assert_eq!(judged, 53, "converted files that agree with the oracle");
 }

@@ -1,7 +1,11 @@
 //! The whole forward pass on the GPU's kernels, in the simulator.
 
+use std::path::Path;
+
 use bitnet_kernels::{Ask, Backend, Drawn, Reference, gpu::Gpu};
-use bitnet_model::{Activation, Batch, Limits, Logits, Model, ModelSpec, Synthetic, Transformer};
+use bitnet_model::{
+    Activation, Batch, Checkpoint, Limits, Logits, Model, ModelSpec, Synthetic, Target, Transformer, convert,
+};
 use bitnet_tests::{FORMS, Handle, Simulator, Tap, distances};
 
 use crate::goldens::{PROMPTS, load_on, prefill};
@@ -231,6 +235,22 @@ fn a_step_launches_as_many_kernels_for_many_sequences_as_for_one() {
         model.backend_ref().counts().launches
     };
     assert_eq!(launches(&[]), launches(&[&sequence[..]; 6]));
+}
+
+#[test]
+fn a_file_of_panels_gives_a_gpu_the_bits_of_the_model_that_was_converted() {
+    let folder = tempfile::tempdir().unwrap();
+    let form = FORMS.iter().find(|form| form.path().to_string_lossy().contains("bitnet-odd")).unwrap();
+    let path = folder.path().join("model.gguf");
+    convert(&Checkpoint::open(&form.path()).unwrap(), Target::Panels, &path, &mut |_, _| {}).unwrap();
+    let logits = |path: &Path| {
+        let mut model = load_on(path, Gpu::new(Simulator::default()).unwrap());
+        let (mut batch, mut logits) = (Batch::new(), Logits::default());
+        batch.push(&[5, 77, 130], 0, &[2], 0..3);
+        model.forward(&batch, &mut logits).unwrap();
+        (0..3).flat_map(|row| logits.row(row)).map(|x| x.to_bits()).collect::<Vec<_>>()
+    };
+    assert!(logits(&form.path()) == logits(&path));
 }
 
 /// A GPU rounds to bf16 where the oracle keeps f32, so that some activations fall to the next step of int8; the reference

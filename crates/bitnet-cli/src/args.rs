@@ -341,6 +341,9 @@ fn time(text: &str) -> Result<Duration, String> {
 ///
 /// The trits stay what they are. i2_s, tq1_0 and tq2_0 are GGUF files for bitnet.cpp and llama.cpp, packed is a folder
 /// for transformers; each with tokenizer and metadata. The TQ types store a scale in 16 bits, the others keep it.
+///
+/// panels is a GGUF file for bitnet alone that holds what its CPU kernels read: it starts at once, and its weights are
+/// the file's own pages, shared by all processes that run it. It takes any shape, and converts back to any format.
 #[derive(Debug, Args)]
 pub struct ConvertArgs {
     /// The model
@@ -348,13 +351,13 @@ pub struct ConvertArgs {
     /// The file to write, or for packed the folder, which must not exist
     #[arg(value_name = "DST")]
     pub destination: PathBuf,
-    /// The format: i2_s, tq1_0, tq2_0 or packed
+    /// The format: i2_s, tq1_0, tq2_0, panels or packed
     #[arg(long, value_name = "FORMAT", value_parser = format)]
     pub to: Target,
 }
 
 fn format(text: &str) -> Result<Target, String> {
-    text.parse().map_err(|_| "choose i2_s, tq1_0, tq2_0 or packed".into())
+    text.parse().map_err(|_| "choose i2_s, tq1_0, tq2_0, panels or packed".into())
 }
 
 /// Measure how well a model predicts a text.

@@ -24,8 +24,9 @@ pub enum Kind {
 
 impl Kind {
     /// All kinds, with how many parts of a hundred each is worth.
-    pub const ALL: [(Kind, u64); 9] = [
-        (Kind::Gguf(Target::I2S), 20),
+    pub const ALL: [(Kind, u64); 10] = [
+        (Kind::Gguf(Target::I2S), 10),
+        (Kind::Gguf(Target::Panels), 10),
         (Kind::Gguf(Target::Tq1_0), 10),
         (Kind::Gguf(Target::Tq2_0), 10),
         (Kind::Weights, 20),
@@ -141,6 +142,14 @@ fn use_all(model: Checkpoint) -> Result<(), ModelError> {
         match entry.kind {
             TensorKind::Ternary => drop(model.tensors.ternary(&entry.name)?),
             TensorKind::Dense | TensorKind::Norm => drop(model.tensors.dense(&entry.name)?.to_f32()),
+        }
+    }
+    if let Some(packed) = model.tensors.packed() {
+        packed.screen()?;
+        for stack in model.tensors.entries().chunk_by(|a, b| a.stored_name == b.stored_name) {
+            if stack[0].kind == TensorKind::Ternary {
+                packed.panels(&stack.iter().map(|entry| entry.name.clone()).collect::<Vec<_>>())?;
+            }
         }
     }
     if let Some(tokenizer) = &model.tokenizer {

@@ -110,7 +110,7 @@ fn head(cpu: &mut Cpu) -> Vec<Value> {
         .collect();
     let weights = BitNetTensor::new(DType::BF16, [vocab, cols], SharedBytes::new(bytes)).unwrap();
     let mut table = cpu.table(&weights).unwrap();
-    cpu.screen(&mut table, most).unwrap();
+    cpu.screen(&mut table, None, most).unwrap();
     let mut x = cpu.rows(most, cols, RowsKind::Between).unwrap();
     let values: Vec<f32> = (0..most * cols).map(|_| (0..4).map(|_| noise() as f32 - 32767.5).sum()).collect();
     cpu.write(&mut x, &values).unwrap();

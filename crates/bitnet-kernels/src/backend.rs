@@ -2,7 +2,7 @@ use std::ops::Range;
 
 use bitnet_tensor::{BitNetTensor, TernaryTensor};
 
-use crate::{Ask, Drawn, KernelError, KvShape, gpu::Counts};
+use crate::{Ask, Drawn, KernelError, KvShape, Panels, Screen, gpu::Counts};
 
 /// What a backend runs on, for people and records.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -121,6 +121,9 @@ pub trait Backend: Send {
     /// Keys and values of one layer, in blocks of [`crate::BLOCK_TOKENS`] tokens.
     type Kv: Send;
 
+    /// Whether [`Backend::panels`] and [`Backend::screen`] use what a file holds as it lies there.
+    const READS_PANELS: bool = false;
+
     /// What this backend runs on.
     fn info(&self) -> BackendInfo;
 
@@ -131,6 +134,10 @@ pub trait Backend: Send {
     /// Packs a matrix for [`Backend::bit_linear`] (order [`RowOrder::Plain`]) or for the operation that `order`
     /// names.
     fn linear(&mut self, weights: &TernaryTensor, order: RowOrder) -> Result<Self::Linear, KernelError>;
+    /// Takes a matrix that is packed for the CPU already, as [`Backend::linear`] does one that is not.
+    fn panels(&mut self, weights: Panels, order: RowOrder) -> Result<Self::Linear, KernelError> {
+        self.linear(&weights.unpack(0..weights.rows())?, order)
+    }
     /// Takes a dense matrix of any float type, without copying where the backend can read it in place.
     fn table(&mut self, weights: &BitNetTensor) -> Result<Self::Table, KernelError>;
     /// Takes the gain of a norm.
@@ -285,9 +292,14 @@ pub trait Backend: Send {
         None
     }
 
-    /// Prepares a table for [`Backend::top_logits`] of up to `rows` rows.
-    fn screen(&mut self, table: &mut Self::Table, rows: usize) -> Result<(), KernelError> {
-        let _ = (table, rows);
+    /// Prepares a table for [`Backend::top_logits`] of up to `rows` rows, with what a file holds for that, if it does.
+    fn screen(
+        &mut self,
+        table: &mut Self::Table,
+        stored: Option<Screen>,
+        rows: usize,
+    ) -> Result<(), KernelError> {
+        let _ = (table, stored, rows);
         Ok(())
     }
 

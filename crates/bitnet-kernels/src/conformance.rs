@@ -8,7 +8,8 @@
 use bitnet_tensor::{BitNetTensor, DType, SharedBytes, TernaryTensor};
 
 use crate::{
-    BLOCK_TOKENS, Backend, Cpu, Gate, KernelError, KvShape, Norm, Norms, Reference, RowOrder, RowsKind, Run,
+    BLOCK_TOKENS, Backend, Cpu, Gate, Isa, KernelError, KvShape, Norm, Norms, Panels, Reference, RowOrder,
+    RowsKind, Run, Screen,
 };
 
 /// One operation at one shape.
@@ -414,7 +415,7 @@ fn outputs<B: Backend>(b: &mut B, case: Case) -> Result<Results, KernelError> {
             quantised(b, &q, n)
         }
         Case::GateUp { n, k, ffn, gate } => {
-            let w = b.linear(&v.ternary(&[ffn, ffn], k), RowOrder::GateUp)?;
+            let w = from_file(b, &v.ternary(&[ffn, ffn], k), RowOrder::GateUp)?;
             let norm = norms(b, v, 1, ffn)?.remove(0);
             let q = input(b, v, n, k)?;
             let mut gate_up = b.rows(n, 2 * ffn, RowsKind::Between)?;
@@ -485,7 +486,11 @@ fn top<B: Backend>(
     let bytes = [weights.bytes(), weights.bytes()].concat()[..vocab * row_bytes].to_vec();
     let weights = BitNetTensor::new(dtype, [vocab, width], SharedBytes::new(bytes)).expect("two halves");
     let mut table = b.table(&weights)?;
-    b.screen(&mut table, n)?;
+    let stored = match dtype {
+        DType::F16 => screen_from_file(&weights)?,
+        _ => None,
+    };
+    b.screen(&mut table, stored, n)?;
     let mut x = b.rows(n, width, RowsKind::Between)?;
     b.write(&mut x, &v.rows(n, width))?;
     let keep: Vec<usize> = (0..n).map(|t| [1, 2, 5, usize::MAX][t % 4]).collect();
@@ -501,6 +506,24 @@ fn top<B: Backend>(
         values.extend(order.iter().map(|&id| row[id]));
     }
     Ok(vec![integers("token", ids), floats("logit", values)])
+}
+
+/// [`Backend::panels`] of a matrix as a file holds it.
+fn from_file<B: Backend>(
+    b: &mut B,
+    weights: &TernaryTensor,
+    order: RowOrder,
+) -> Result<B::Linear, KernelError> {
+    let packed = Cpu::new(Isa::named("scalar")?, 1)?.linear(weights, order)?;
+    let bytes = SharedBytes::new(packed.stored().collect::<Vec<_>>().concat());
+    b.panels(Panels::from_stored(weights.rows(), weights.cols(), &bytes)?, order)
+}
+
+/// The int8 copy of a table as a file holds it.
+fn screen_from_file(weights: &BitNetTensor) -> Result<Option<Screen>, KernelError> {
+    let Some(copy) = Cpu::new(Isa::named("scalar")?, 1)?.screen_of(weights)? else { return Ok(None) };
+    let bytes = SharedBytes::new(copy.stored().collect::<Vec<_>>().concat());
+    Ok(Some(Screen::from_stored(weights.rows(), weights.cols(), &bytes)?))
 }
 
 /// Ordinary rows, quantised.

@@ -1,5 +1,5 @@
 /// Why a backend could not be made or could not run.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum KernelError {
     /// The name is none of the instruction sets this build knows.
@@ -39,6 +39,15 @@ pub enum KernelError {
         index: usize,
         /// What the system said.
         reason: String,
+    },
+    /// Weights that no backend computes with.
+    #[error(transparent)]
+    Weights(#[from] bitnet_tensor::TensorError),
+    /// A stored copy of an output head by which nothing can be ruled out.
+    #[error("{value} as a scale, length or error in the copy of the output head: convert the model again")]
+    Bound {
+        /// The value found.
+        value: f32,
     },
     /// There is no GPU to run on, or it failed.
     #[error(transparent)]

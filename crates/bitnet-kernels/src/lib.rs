@@ -39,7 +39,7 @@ mod reference;
 
 pub use backend::{Backend, BackendInfo, DeviceStatus, Gate, Norm, Norms, RowOrder, RowsKind, Run, StepSize};
 pub use bandwidth::memory_bandwidth;
-pub use cpu::{Cpu, HeadWork, Isa};
+pub use cpu::{Cpu, HeadWork, Isa, Panels, Screen, on_huge_pages};
 pub use draw::{Ask, Drawn};
 pub use error::KernelError;
 pub use kv::{BLOCK_TOKENS, KvShape, KvType};

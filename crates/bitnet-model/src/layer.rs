@@ -2,7 +2,7 @@ use bitnet_kernels::{Backend, Gate, KernelError, Norm, Norms, RowOrder, Run};
 
 use crate::{
     ModelError, ModelSpec, TensorSource,
-    transformer::{read_norm, read_stacked},
+    transformer::{packed, read_norm, read_stacked},
 };
 
 /// The weights of one decoder layer.
@@ -78,8 +78,12 @@ impl<B: Backend> Projection<B> {
     ) -> Result<Self, ModelError> {
         let weight = |part: &String| format!("{part}.weight");
         let Some(eps) = spec.linear_norms else {
-            let stacked = read_stacked(tensors, &parts.iter().map(weight).collect::<Vec<_>>())?;
-            let weights = b.linear(&stacked, order)?;
+            let names: Vec<String> = parts.iter().map(weight).collect();
+            let stored = packed::<B>(tensors).map(|packed| packed.panels(&names)).transpose()?;
+            let weights = match stored.flatten() {
+                Some(panels) => b.panels(panels, order)?,
+                None => b.linear(&read_stacked(tensors, &names)?, order)?,
+            };
             return Ok(Projection { norm, matrices: vec![Matrix { norm: None, weights, column: 0 }] });
         };
         let mut matrices = Vec::new();

@@ -14,7 +14,7 @@ pub struct Limits {
 }
 
 /// Why a step could not run.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ForwardError {
     /// The step is larger than the model was made for.

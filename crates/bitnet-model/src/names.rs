@@ -27,6 +27,14 @@ const PARTS: [(&str, &str, Option<&str>); 11] = [
     ("mlp.down_proj", "ffn_down", None),
 ];
 
+/// The projections of a layer that share an input and are stacked into one matrix, and what a file of panels calls it.
+pub(crate) const STACKS: [(&str, &[&str]); 4] = [
+    ("attn_qkv", &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]),
+    ("attn_output", &["self_attn.o_proj"]),
+    ("ffn_gate_up", &["mlp.gate_proj", "mlp.up_proj"]),
+    ("ffn_down", &["mlp.down_proj"]),
+];
+
 /// Tensors outside the layers: Hugging Face's name and GGUF's.
 const OUTER: [(&str, &str); 3] = [
     ("model.embed_tokens.weight", "token_embd.weight"),
@@ -46,21 +54,31 @@ pub(crate) fn wanted(spec: &ModelSpec) -> impl Iterator<Item = Wanted> + '_ {
     [first].into_iter().chain(layers).chain([norm]).chain(head)
 }
 
+/// `[out][in]` of a part that is a projection.
+pub(crate) fn projection(spec: &ModelSpec, part: &str) -> Option<[usize; 2]> {
+    let (hidden, q, kv) = (spec.hidden, spec.q_width(), spec.kv_width());
+    Some(match part {
+        "self_attn.q_proj" => [q, hidden],
+        "self_attn.k_proj" | "self_attn.v_proj" => [kv, hidden],
+        "self_attn.o_proj" => [hidden, q],
+        "mlp.gate_proj" | "mlp.up_proj" => [spec.ffn, hidden],
+        "mlp.down_proj" => [hidden, spec.ffn],
+        _ => return None,
+    })
+}
+
+/// The output head.
+pub(crate) fn head(spec: &ModelSpec) -> &'static str {
+    if spec.tied_head { OUTER[0].0 } else { OUTER[2].0 }
+}
+
 /// The tensors of one part of a layer: none, a norm, or a projection and the norm before it.
 fn part(spec: &ModelSpec, layer: usize, part: &str) -> impl Iterator<Item = Wanted> + use<> {
-    let (hidden, q, kv) = (spec.hidden, spec.q_width(), spec.kv_width());
+    let (hidden, q) = (spec.hidden, spec.q_width());
     let prefix = format!("model.layers.{layer}.{part}");
     let norm = |name: String, width| Wanted { name, kind: TensorKind::Norm, shape: vec![width] };
-    let shape = match part {
-        "self_attn.q_proj" => Some([q, hidden]),
-        "self_attn.k_proj" | "self_attn.v_proj" => Some([kv, hidden]),
-        "self_attn.o_proj" => Some([hidden, q]),
-        "mlp.gate_proj" | "mlp.up_proj" => Some([spec.ffn, hidden]),
-        "mlp.down_proj" => Some([hidden, spec.ffn]),
-        _ => None,
-    };
     let weight = format!("{prefix}.weight");
-    let wanted = match (shape, part) {
+    let wanted = match (projection(spec, part), part) {
         (Some(shape), _) => vec![
             spec.linear_norms.map(|_| norm(format!("{prefix}.rms_norm.weight"), shape[1])),
             Some(Wanted { name: weight, kind: TensorKind::Ternary, shape: shape.into() }),
@@ -70,6 +88,11 @@ fn part(spec: &ModelSpec, layer: usize, part: &str) -> impl Iterator<Item = Want
         (None, _) => vec![Some(norm(weight, hidden))],
     };
     wanted.into_iter().flatten()
+}
+
+/// What a file of panels calls a matrix of [`STACKS`].
+pub(crate) fn stack(layer: usize, stack: &str) -> String {
+    format!("blk.{layer}.{stack}.panels")
 }
 
 /// What GGUF calls the tensor with this Hugging Face name; `None` if it has no name for it.

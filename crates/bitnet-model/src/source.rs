@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use bitnet_kernels::{Panels, Screen};
 use bitnet_tensor::{BitNetTensor, DType, SharedBytes, TernaryTensor};
 
 use crate::{
@@ -13,7 +14,9 @@ use crate::{
         safetensors::Stored,
     },
     names::{self, Wanted},
-    packing, ternarize,
+    packing,
+    panels::PanelFile,
+    ternarize,
 };
 
 /// What a tensor is to the model.
@@ -60,6 +63,26 @@ pub trait TensorSource: Send + Sync {
     /// # Errors
     /// If there is no such tensor, or it is not dense.
     fn dense(&self, name: &str) -> Result<BitNetTensor, ModelError>;
+
+    /// The weights as the CPU's kernels read them, if they are stored so.
+    fn packed(&self) -> Option<&dyn PackedSource> {
+        None
+    }
+}
+
+/// Weights that lie in a file as the CPU's kernels read them.
+pub trait PackedSource {
+    /// The matrix of these projections, one under another; nothing if the file stacks others.
+    ///
+    /// # Errors
+    /// If there is no such projection, or its bytes are no panels.
+    fn panels(&self, names: &[String]) -> Result<Option<Panels>, ModelError>;
+
+    /// The int8 copy of the output head, if it has one.
+    ///
+    /// # Errors
+    /// If its bytes are no such copy.
+    fn screen(&self) -> Result<Option<Screen>, ModelError>;
 }
 
 /// How the bytes of a tensor become values.
@@ -76,6 +99,8 @@ enum Encoding {
     I2S,
     Tq1_0,
     Tq2_0,
+    /// Rows of a matrix of panels.
+    Panels,
 }
 
 /// Where a tensor lies and how it is read.
@@ -95,6 +120,7 @@ pub(crate) struct FileSource {
     file: String,
     entries: Vec<TensorEntry>,
     parts: HashMap<String, Part>,
+    panels: Option<PanelFile>,
 }
 
 impl TensorSource for FileSource {
@@ -120,6 +146,7 @@ impl TensorSource for FileSource {
         };
         let (codes, scale) = match part.encoding {
             Encoding::Dense(_) => return Err(self.not_a(entry, "ternary matrix")),
+            Encoding::Panels => return self.panels.as_ref().ok_or_else(|| self.missing(name))?.ternary(name),
             Encoding::Master(dtype) => {
                 return ternarize::masters(&floats(dtype)?).map_err(ModelError::data(&self.file, stored));
             }
@@ -150,6 +177,10 @@ impl TensorSource for FileSource {
         BitNetTensor::new(dtype, entry.shape.clone(), part.bytes.clone())
             .map_err(ModelError::data(&self.file, &entry.stored_name))
     }
+
+    fn packed(&self) -> Option<&dyn PackedSource> {
+        self.panels.as_ref().map(|panels| panels as &dyn PackedSource)
+    }
 }
 
 /// Where interleaved rope keeps the row that Hugging Face has at `row`: of a head of `head_dim` rows, dimension
@@ -161,10 +192,13 @@ fn interleaved_row(row: usize, head_dim: usize) -> usize {
 
 impl FileSource {
     fn find(&self, name: &str) -> Result<(&TensorEntry, &Part), ModelError> {
-        let missing = || ModelError::MissingTensor { file: self.file.clone(), tensor: one_line(name) };
-        let part = self.parts.get(name).ok_or_else(missing)?;
-        let entry = self.entries.iter().find(|e| e.name == name).ok_or_else(missing)?;
+        let part = self.parts.get(name).ok_or_else(|| self.missing(name))?;
+        let entry = self.entries.iter().find(|e| e.name == name).ok_or_else(|| self.missing(name))?;
         Ok((entry, part))
+    }
+
+    fn missing(&self, name: &str) -> ModelError {
+        ModelError::MissingTensor { file: self.file.clone(), tensor: one_line(name) }
     }
 
     fn not_a(&self, entry: &TensorEntry, kind: &str) -> ModelError {
@@ -199,7 +233,8 @@ impl FileSource {
         config: &Config,
         mut stored: HashMap<String, Stored>,
     ) -> Result<(FileSource, Vec<String>), ModelError> {
-        let mut source = FileSource { file: name.into(), entries: Vec::new(), parts: HashMap::new() };
+        let mut source =
+            FileSource { file: name.into(), entries: Vec::new(), parts: HashMap::new(), panels: None };
         for wanted in names::wanted(&config.spec) {
             let name = if config.onebitllm { names::onebitllm(&wanted.name) } else { wanted.name.clone() };
             let Some(tensor) = stored.remove(&name) else {
@@ -241,8 +276,17 @@ impl FileSource {
         interleaved: bool,
     ) -> Result<(FileSource, Vec<String>), ModelError> {
         let mut stored: HashMap<&str, _> = gguf.tensors.iter().map(|t| (t.name.as_str(), t)).collect();
-        let mut source = FileSource { file: gguf.file.clone(), entries: Vec::new(), parts: HashMap::new() };
+        let panels = PanelFile::take(gguf, spec, &mut stored)?;
+        let mut source =
+            FileSource { file: gguf.file.clone(), entries: Vec::new(), parts: HashMap::new(), panels };
         for wanted in names::wanted(spec) {
+            let in_panels = source.panels.as_ref().and_then(|panels| panels.stored_name(&wanted.name));
+            if let Some(name) = in_panels.map(String::from) {
+                let (bytes, encoding) = (SharedBytes::default(), Encoding::Panels);
+                let part = Part { bytes, encoding, factor: 1.0, interleaved_heads: None };
+                source.push(wanted, name, "panels".into(), part);
+                continue;
+            }
             let name = names::gguf(&wanted.name).unwrap_or_else(|| wanted.name.clone());
             let Some(tensor) = stored.remove(name.as_str()) else {
                 return Err(ModelError::MissingTensor { file: source.file, tensor: name });
@@ -296,7 +340,12 @@ impl FileSource {
     }
 }
 
-fn check_shape(file: &str, tensor: &str, expected: &[usize], actual: &[usize]) -> Result<(), ModelError> {
+pub(crate) fn check_shape(
+    file: &str,
+    tensor: &str,
+    expected: &[usize],
+    actual: &[usize],
+) -> Result<(), ModelError> {
     if expected == actual {
         return Ok(());
     }

@@ -6,7 +6,7 @@ use bitnet_kernels::{
 use bitnet_tensor::TernaryTensor;
 
 use crate::{
-    Batch, ForwardError, Limits, Logits, Model, ModelError, ModelSpec, TensorSource,
+    Batch, ForwardError, Limits, Logits, Model, ModelError, ModelSpec, PackedSource, TensorSource,
     layer::Layer,
     names::{self, Wanted},
     read_ahead, rope,
@@ -50,7 +50,7 @@ struct Buffers<B: Backend> {
 }
 
 impl<B: Backend> Transformer<B> {
-    /// Reads all weights of a model into the layout of `backend` and takes the memory for steps up to `limits`.
+    /// Reads all weights of a model into the layout of `backend`, unless they are stored in it, and takes the memory for steps up to `limits`.
     /// `progress` is told how many of how many layers are done.
     ///
     /// # Errors
@@ -64,6 +64,9 @@ impl<B: Backend> Transformer<B> {
     ) -> Result<Self, ModelError> {
         spec.check(SOURCE)?;
         check_shapes(spec, tensors)?;
+        if packed::<B>(tensors).is_some() {
+            return Self::read(spec, tensors, backend, limits, progress);
+        }
         read_ahead::with(tensors, |tensors| Self::read(spec, tensors, backend, limits, progress))
     }
 
@@ -81,7 +84,8 @@ impl<B: Backend> Transformer<B> {
             true => None,
             false => Some(b.table(&tensors.dense("lm_head.weight")?)?),
         };
-        b.screen(head.as_mut().unwrap_or(&mut embedding), limits.max_logit_rows)?;
+        let screen = packed::<B>(tensors).map(PackedSource::screen).transpose()?.flatten();
+        b.screen(head.as_mut().unwrap_or(&mut embedding), screen, limits.max_logit_rows)?;
         let norm = read_norm(b, tensors, "model.norm.weight", spec.rms_eps)?;
         let mut layers = Vec::with_capacity(spec.layers);
         for index in 0..spec.layers {
@@ -254,6 +258,11 @@ pub(crate) fn read_norm<B: Backend>(
     eps: f32,
 ) -> Result<Norm<B::Gain>, ModelError> {
     Ok(Norm { gain: b.gain(&tensors.dense(name)?.to_f32())?, eps })
+}
+
+/// The weights as `B` reads them, if they are stored so.
+pub(crate) fn packed<B: Backend>(tensors: &dyn TensorSource) -> Option<&dyn PackedSource> {
+    tensors.packed().filter(|_| B::READS_PANELS)
 }
 
 /// Ternary matrices of one input, stacked into one.

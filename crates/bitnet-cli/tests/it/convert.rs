@@ -2,7 +2,7 @@
 
 use crate::bitnet::{bitnet, fixture};
 
-const FORMATS: [&str; 4] = ["i2_s", "tq1_0", "tq2_0", "packed"];
+const FORMATS: [&str; 5] = ["i2_s", "tq1_0", "tq2_0", "panels", "packed"];
 
 fn names(folder: &std::path::Path) -> Vec<String> {
     let entries = std::fs::read_dir(folder).unwrap();
@@ -17,13 +17,15 @@ fn the_demo_converts_and_writes_the_same_verse() {
         bitnet(&run).success()
     };
     let expected = verse("demo");
-    let to = folder.path().join("packed");
-    let to = to.to_str().unwrap();
-    let outcome = bitnet(&["convert", "demo", to, "--to", "packed"]);
-    assert!(outcome.err.contains("wrote"), "{outcome:?}");
-    assert_eq!(outcome.success(), "");
-    assert_eq!(verse(to), expected);
-    assert_eq!(names(folder.path()), ["packed"], "nothing else is left");
+    for format in ["packed", "panels"] {
+        let to = folder.path().join(format);
+        let to = to.to_str().unwrap();
+        let outcome = bitnet(&["convert", "demo", to, "--to", format]);
+        assert!(outcome.err.contains("wrote"), "{outcome:?}");
+        assert_eq!(outcome.success(), "");
+        assert_eq!(verse(to), expected, "{format}");
+    }
+    assert_eq!(names(folder.path()).len(), 2, "nothing else is left");
 }
 
 #[test]
@@ -67,4 +69,9 @@ fn a_file_may_be_converted_onto_itself() {
     bitnet(&["convert", path, path, "--to", "tq1_0"]).success();
     let report = bitnet(&["inspect", path, "--json"]).json();
     assert_eq!(report["quantization"], serde_json::json!(["tq1_0"]));
+    // The panels that are read lie in the file that is replaced.
+    bitnet(&["convert", path, path, "--to", "panels"]).success();
+    bitnet(&["convert", path, path, "--to", "panels"]).success();
+    let report = bitnet(&["inspect", path, "--json"]).json();
+    assert_eq!(report["quantization"], serde_json::json!(["panels"]));
 }

@@ -39,7 +39,7 @@ fn wrong_usage_is_told_in_one_line_with_exit_code_2() {
     fails(2, "run synthetic:tiny --ids 1 --repetition-penalty 0", &["--repetition-penalty"]);
     fails(2, "run synthetic:tiny --ids 1 hello", &["--ids"]);
     fails(2, "logits synthetic:tiny --ids 1", &["--out"]);
-    fails(2, "convert synthetic:tiny out --to q4", &["q4", "i2_s, tq1_0, tq2_0 or packed"]);
+    fails(2, "convert synthetic:tiny out --to q4", &["q4", "i2_s, tq1_0, tq2_0, panels or packed"]);
     fails(2, "convert synthetic:tiny out", &["--to"]);
     fails(2, "bench synthetic:tiny -b 0", &["-b", "1 to 1024"]);
     fails(2, "bench synthetic:tiny -p 9000", &["-p", "8192"]);

@@ -44,6 +44,11 @@ fn mutated_tq2_0_gguf_gives_a_model_or_one_error() {
 }
 
 #[test]
+fn mutated_panels_give_a_model_or_one_error() {
+    mutated(Kind::Gguf(Target::Panels));
+}
+
+#[test]
 fn mutated_safetensors_give_a_model_or_one_error() {
     mutated(Kind::Weights);
 }

@@ -27,7 +27,7 @@ unsafe impl Number for u8 {}
 unsafe impl Number for bitnet_tensor::quant::RowQuant {}
 
 /// Large buffers start on a huge page, and the system is asked to back them with huge pages.
-const HUGE: usize = 2 << 20;
+pub(crate) const HUGE: usize = 2 << 20;
 const LINE: usize = 64;
 
 /// A zeroed slice that starts on a cache line.
@@ -94,6 +94,12 @@ impl<T: Number> Deref for Buffer<T> {
     fn deref(&self) -> &[T] {
         // SAFETY: `ptr` is valid for `len` initialised (zeroed) numbers as long as the buffer lives.
         unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len) }
+    }
+}
+
+impl AsRef<[u8]> for Buffer<u8> {
+    fn as_ref(&self) -> &[u8] {
+        self
     }
 }
 

@@ -8,14 +8,16 @@ use crate::{
     KernelError,
     cpu::{
         Cpu, ROW_UNIT, Rows, Table, WEIGHT_UNIT,
-        buffer::Shared,
+        buffer::{Buffer, Shared},
         generic::{
             self,
             dense::{self, DenseLogits, Settle},
             screen::{Bounds, CopyRows},
         },
+        panels::PANEL_ROWS,
         screen::{self, Screen, Screening, plane_stride},
         share,
+        stored::Codes,
     },
 };
 
@@ -47,30 +49,54 @@ impl Cpu {
         computed
     }
 
-    /// Makes the int8 copy of a table, unless its sums could overflow.
-    pub(super) fn copy_table(&mut self, table: &mut Table, rows: usize) -> Result<(), KernelError> {
-        let weights = &table.weights;
-        if weights.cols() > screen::MOST_COLS {
-            return Ok(());
+    /// The int8 copy of a table; nothing if its sums could overflow.
+    ///
+    /// # Errors
+    /// If there is no memory for it.
+    pub fn screen_of(&mut self, weights: &BitNetTensor) -> Result<Option<Screen>, KernelError> {
+        let (rows, cols) = (weights.rows(), weights.cols());
+        if cols > screen::MOST_COLS {
+            return Ok(None);
         }
-        let mut copy = Screen::zeroed(weights)?;
-        let panels = copy.panels();
+        let padded = rows.next_multiple_of(PANEL_ROWS);
+        let floats = || Buffer::zeroed(padded, "bounds of the output head");
+        let (mut scales, mut norms, mut errors) = (floats()?, floats()?, floats()?);
+        let mut codes = Buffer::zeroed(padded * cols.next_multiple_of(4), "int8 copy of the output head")?;
         let a = CopyRows {
             table: weights,
-            codes: copy.codes.shared(),
-            scales: copy.scales.shared(),
-            norms: copy.norms.shared(),
-            errors: copy.errors.shared(),
+            codes: codes.shared(),
+            scales: scales.shared(),
+            norms: norms.shared(),
+            errors: errors.shared(),
         };
         let kernel = self.isa.kernels().copy_rows;
-        self.parallel(panels, generic::screen::scratch(weights.cols()), &|part, parts, scratch| {
+        let panels = padded / PANEL_ROWS;
+        self.parallel(panels, generic::screen::scratch(cols), &|part, parts, scratch| {
             for panel in share(panels, parts, part) {
                 // SAFETY: `isa` proves the level; every panel belongs to one part; scratch is as large as it says.
                 unsafe { kernel(&a, panel, scratch) }
             }
         })?;
-        self.screening.reserve(rows, &copy);
-        table.screen = Some(copy);
+        Ok(Some(Screen { rows, cols, codes: Codes::Made(codes), scales, norms, errors }))
+    }
+
+    /// Gives a table its int8 copy: this one, or one that is made.
+    pub(super) fn take_screen(
+        &mut self,
+        table: &mut Table,
+        stored: Option<Screen>,
+        rows: usize,
+    ) -> Result<(), KernelError> {
+        let screen = match stored {
+            Some(screen) => Some(screen),
+            None => self.screen_of(&table.weights)?,
+        };
+        if let Some(screen) = &screen {
+            let shape = (table.weights.rows(), table.weights.cols());
+            assert_eq!((screen.rows, screen.cols), shape, "a copy has its table's shape");
+            self.screening.reserve(rows, screen);
+        }
+        table.screen = screen;
         Ok(())
     }
 

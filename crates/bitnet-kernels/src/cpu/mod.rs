@@ -9,8 +9,10 @@ mod isa;
 mod lanes;
 mod panels;
 mod pool;
+mod residence;
 mod scalar;
 mod screen;
+mod stored;
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 
@@ -35,7 +37,9 @@ pub use head::HeadWork;
 pub use isa::Isa;
 pub use panels::Panels;
 use pool::Pool;
-use screen::{Screen, Screening};
+pub use residence::on_huge_pages;
+pub use screen::Screen;
+use screen::Screening;
 
 /// Part `part` of `0..total` cut into `parts` pieces of nearly equal length.
 fn share(total: usize, parts: usize, part: usize) -> Range<usize> {
@@ -215,6 +219,8 @@ impl Backend for Cpu {
     type Rope = Rope;
     type Kv = Kv;
 
+    const READS_PANELS: bool = true;
+
     fn info(&self) -> BackendInfo {
         let (isa, kv) = (self.isa.name(), self.kv.name());
         BackendInfo { device: "cpu".into(), isa, threads: self.pool.threads(), kv }
@@ -236,6 +242,10 @@ impl Backend for Cpu {
 
     fn linear(&mut self, weights: &TernaryTensor, _: RowOrder) -> Result<Panels, KernelError> {
         Panels::pack(weights, &mut self.pool)
+    }
+
+    fn panels(&mut self, weights: Panels, _: RowOrder) -> Result<Panels, KernelError> {
+        Ok(weights)
     }
 
     fn table(&mut self, weights: &BitNetTensor) -> Result<Table, KernelError> {
@@ -433,8 +443,8 @@ impl Backend for Cpu {
         self.all_logits(n, x, table, logits)
     }
 
-    fn screen(&mut self, table: &mut Table, rows: usize) -> Result<(), KernelError> {
-        self.copy_table(table, rows)
+    fn screen(&mut self, table: &mut Table, stored: Option<Screen>, rows: usize) -> Result<(), KernelError> {
+        self.take_screen(table, stored, rows)
     }
 
     fn top_logits(

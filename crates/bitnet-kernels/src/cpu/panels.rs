@@ -9,14 +9,21 @@
 //! So plane `p` of a group, `(byte >> 2p) & 3`, is an operand of a 4-way dot product: each 32-bit lane holds one
 //! row and four consecutive columns, and meets the same four activations in every lane. Nothing is ever added
 //! across lanes, and one layout serves vectors of 8 and of 16 rows and any number of tokens.
+//!
+//! A file holds the same: all codes, then the scale of every row as little-endian f32, rows padded with zeros. Both
+//! are whole lines of 256 bytes. Kernels read the codes where they lie, at any alignment. They would take a code 3 for a
+//! weight of 2, so it is refused.
 
-use bitnet_tensor::{TernaryTensor, transpose_codes};
+use std::{borrow::Cow, ops::Range};
+
+use bitnet_tensor::{SharedBytes, TensorError, TernaryTensor, transpose_codes};
 
 use crate::{
     KernelError,
     cpu::{
         buffer::{Buffer, Shared},
         pool::Pool,
+        stored::{self, Codes, LINE, Stored},
     },
 };
 
@@ -30,7 +37,7 @@ pub struct Panels {
     pub(crate) rows: usize,
     pub(crate) cols: usize,
     /// `[panels][blocks][256]`.
-    pub(crate) codes: Buffer<u8>,
+    pub(crate) codes: Codes,
     /// Scale of every row, padded with zeros to whole panels.
     pub(crate) scales: Buffer<f32>,
 }
@@ -46,7 +53,84 @@ impl Panels {
         }
         let out = codes.shared();
         pool.run(panels, &|_, panel| pack_panel(weights, panel, blocks, out));
-        Ok(Panels { rows, cols, codes, scales })
+        Ok(Panels { rows, cols, codes: Codes::Made(codes), scales })
+    }
+
+    /// Lines and bytes of a line that a file holds for a matrix of this shape.
+    pub fn stored_shape(rows: usize, cols: usize) -> [usize; 2] {
+        [rows.div_ceil(PANEL_ROWS).saturating_mul(cols.div_ceil(BLOCK) + 1), LINE]
+    }
+
+    /// A matrix as a file holds it; its codes stay where they lie.
+    ///
+    /// # Errors
+    /// If the length does not match, a code is 3, or a scale is not finite.
+    pub fn from_stored(rows: usize, cols: usize, bytes: &SharedBytes) -> Result<Self, KernelError> {
+        if rows == 0 || cols == 0 {
+            return Err(TensorError::Empty { rows, cols }.into());
+        }
+        let mut stored = Stored::new(bytes, Self::stored_shape(rows, cols))?;
+        let (panels, blocks) = (rows.div_ceil(PANEL_ROWS), cols.div_ceil(BLOCK));
+        let codes = stored.codes(panels * blocks);
+        if let Some(at) = first_three(&codes) {
+            let (line, byte) = (at / LINE, at % LINE);
+            let row = line / blocks * PANEL_ROWS + byte / 4;
+            let plane = (codes[at] & codes[at] >> 1 & 0x55).trailing_zeros() as usize / 2;
+            return Err(
+                TensorError::InvalidCode { row, col: line % blocks * BLOCK + 4 * plane + byte % 4 }.into()
+            );
+        }
+        let scales = stored.floats(panels, "weight scales")?;
+        if let Some(&scale) = scales.iter().find(|scale| !scale.is_finite()) {
+            return Err(TensorError::Scale { scale }.into());
+        }
+        Ok(Panels { rows, cols, codes: Codes::Stored(codes), scales })
+    }
+
+    /// What a file holds of it, one piece after another.
+    pub fn stored(&self) -> impl Iterator<Item = Cow<'_, [u8]>> {
+        [Cow::from(&*self.codes), stored::bytes(&self.scales).into()].into_iter()
+    }
+
+    /// Output features.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// The scale of every row.
+    pub fn scales(&self) -> &[f32] {
+        &self.scales[..self.rows]
+    }
+
+    /// Some of the rows in the canonical layout.
+    ///
+    /// # Errors
+    /// If there are no rows in the range.
+    ///
+    /// # Panics
+    /// If the range reaches past the last row.
+    pub fn unpack(&self, rows: Range<usize>) -> Result<TernaryTensor, TensorError> {
+        assert!(rows.end <= self.rows, "rows of the matrix");
+        let parts = self.scales()[rows.clone()].chunk_by(|a, b| a.to_bits() == b.to_bits());
+        let mut first = rows.start;
+        let parts = parts.map(|scales| {
+            let some = first..first + scales.len();
+            first = some.end;
+            let codes = some.flat_map(|row| self.row_codes(row)).collect();
+            TernaryTensor::from_codes(scales.len(), self.cols, codes, scales[0])
+        });
+        TernaryTensor::stack(&parts.collect::<Result<Vec<_>, _>>()?)
+    }
+
+    /// The codes of a row in the canonical layout.
+    fn row_codes(&self, row: usize) -> impl Iterator<Item = u8> + '_ {
+        let bytes = self.blocks() * BLOCK_BYTES;
+        let (lines, _) = self.codes[row / PANEL_ROWS * bytes..][..bytes].as_chunks::<BLOCK_BYTES>();
+        let words = lines.iter().flat_map(move |line| {
+            let word = *line[4 * (row % PANEL_ROWS)..].first_chunk().expect("64 rows in a line");
+            transpose_codes(u32::from_le_bytes(word)).to_le_bytes()
+        });
+        words.take(TernaryTensor::row_bytes(self.cols))
     }
 
     pub(crate) fn panels(&self) -> usize {
@@ -62,6 +146,14 @@ impl Panels {
         let bytes = self.blocks() * BLOCK_BYTES;
         self.codes[panel * bytes..][..bytes].as_ptr()
     }
+}
+
+/// Where the first byte with a code 3 is.
+fn first_three(codes: &[u8]) -> Option<usize> {
+    // A code is 3 exactly when both of its bits are set. All are looked at together before any is looked for.
+    let three = |b: u8| b & (b >> 1) & 0x55;
+    let any = codes.iter().fold(0, |seen, &b| seen | three(b)) != 0;
+    any.then(|| codes.iter().position(|&b| three(b) != 0)).flatten()
 }
 
 fn pack_panel(weights: &TernaryTensor, panel: usize, blocks: usize, out: Shared<'_, u8>) {
@@ -108,5 +200,57 @@ mod tests {
                 assert_eq!(code, expected, "row {r} column {c}");
             }
         }
+    }
+
+    /// A stack of two scales, and what a file holds of it.
+    fn stack() -> (TernaryTensor, Vec<u8>) {
+        let part = |rows: usize, scale| {
+            let trits: Vec<i8> = (0..rows * 37).map(|i| (i * i % 11 % 3) as i8 - 1).collect();
+            TernaryTensor::from_trits(rows, 37, &trits, scale).unwrap()
+        };
+        let stack = TernaryTensor::stack(&[part(70, 0.5), part(31, 3.0)]).unwrap();
+        let panels = Panels::pack(&stack, &mut Pool::new(2).unwrap()).unwrap();
+        (stack, panels.stored().flat_map(Cow::into_owned).collect())
+    }
+
+    #[test]
+    fn stored_panels_stay_where_they_lie_and_unpack_to_what_was_packed() {
+        let (stack, bytes) = stack();
+        assert_eq!([bytes.len() / LINE, LINE], Panels::stored_shape(101, 37));
+        let bytes = SharedBytes::new(bytes);
+        let panels = Panels::from_stored(101, 37, &bytes).unwrap();
+        assert_eq!(panels.panel(0), bytes.as_ptr());
+        assert_eq!(panels.unpack(0..101).unwrap(), stack);
+        let part = panels.unpack(70..101).unwrap();
+        assert!((0..31).all(|row| part.row_codes(row) == stack.row_codes(70 + row)));
+        assert_eq!((part.scales().len(), part.scales()[0].scale), (1, 3.0));
+    }
+
+    #[test]
+    fn stored_panels_that_are_none_are_refused_with_the_place() {
+        let (_, good) = stack();
+        let refused = |change: &dyn Fn(&mut Vec<u8>)| {
+            let mut bytes = good.clone();
+            change(&mut bytes);
+            Panels::from_stored(101, 37, &SharedBytes::new(bytes)).err()
+        };
+        assert_eq!(refused(&|_| ()), None);
+        let row_98_column_21 = (3 + 1) * LINE + 4 * 34 + 1;
+        assert_eq!(
+            refused(&|bytes| bytes[row_98_column_21] |= 3 << 2),
+            Some(TensorError::InvalidCode { row: 98, col: 21 }.into())
+        );
+        let (last, infinite) = (good.len() - 4 * 64, f32::INFINITY);
+        assert_eq!(
+            refused(&|bytes| bytes[last..last + 4].copy_from_slice(&infinite.to_le_bytes())),
+            Some(TensorError::Scale { scale: infinite }.into())
+        );
+        for wrong in [0, 1, LINE, good.len() - LINE, good.len() - 1] {
+            assert!(matches!(
+                refused(&|bytes| bytes.truncate(wrong)),
+                Some(KernelError::Weights(TensorError::ByteLength { .. }))
+            ));
+        }
+        assert!(Panels::from_stored(0, 37, &SharedBytes::default()).is_err());
     }
 }

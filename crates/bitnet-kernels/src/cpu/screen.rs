@@ -8,12 +8,22 @@
 //!
 //! The lanes are those of [`super::panels`], with one column where that has four. How the copy bounds a logit is in
 //! [`super::generic::screen`].
+//!
+//! A file holds the codes, then scales, norms and errors of all rows as little-endian f32, padded as here: all are whole
+//! lines of 256 bytes. No code is invalid; floats are checked for what bounds rely on.
 
-use bitnet_tensor::BitNetTensor;
+use std::borrow::Cow;
+
+use bitnet_tensor::{SharedBytes, TensorError};
 
 use crate::{
     KernelError,
-    cpu::{buffer::Buffer, generic::screen::Split, panels::PANEL_ROWS},
+    cpu::{
+        buffer::Buffer,
+        generic::screen::Split,
+        panels::PANEL_ROWS,
+        stored::{self, Codes, LINE, Stored},
+    },
 };
 
 /// Bytes of a panel's quad.
@@ -23,11 +33,11 @@ pub(crate) const QUAD_BYTES: usize = 4 * PANEL_ROWS;
 pub(crate) const MOST_COLS: usize = 1 << 16;
 
 /// A table's int8 copy.
-pub(crate) struct Screen {
+pub struct Screen {
     pub(crate) rows: usize,
     pub(crate) cols: usize,
     /// `[panels][quads][256]`.
-    pub(crate) codes: Buffer<u8>,
+    pub(crate) codes: Codes,
     /// What 1 of a row's codes is worth, padded to whole panels, as are the next two.
     pub(crate) scales: Buffer<f32>,
     /// At least the length of a row.
@@ -42,13 +52,37 @@ impl Screen {
         rows.next_multiple_of(PANEL_ROWS) * (cols.next_multiple_of(4) + 3 * size_of::<f32>())
     }
 
-    /// An empty copy, to be filled a panel at a time.
-    pub(crate) fn zeroed(table: &BitNetTensor) -> Result<Self, KernelError> {
-        let (rows, cols) = (table.rows(), table.cols());
-        let padded = rows.next_multiple_of(PANEL_ROWS);
-        let floats = || Buffer::zeroed(padded, "bounds of the output head");
-        let codes = Buffer::zeroed(padded * cols.next_multiple_of(4), "int8 copy of the output head")?;
-        Ok(Screen { rows, cols, codes, scales: floats()?, norms: floats()?, errors: floats()? })
+    /// Lines and bytes of a line that a file holds for the copy of a table of this shape; nothing if it has none.
+    pub fn stored_shape(rows: usize, cols: usize) -> Option<[usize; 2]> {
+        let lines = || rows.div_ceil(PANEL_ROWS).saturating_mul(cols.div_ceil(4) + 3);
+        (cols <= MOST_COLS).then(|| [lines(), LINE])
+    }
+
+    /// A copy as a file holds it; its codes stay where they lie.
+    ///
+    /// # Errors
+    /// If the length does not match, or a float is none that a copy has.
+    pub fn from_stored(rows: usize, cols: usize, bytes: &SharedBytes) -> Result<Self, KernelError> {
+        let shape = Self::stored_shape(rows, cols).ok_or(TensorError::Empty { rows, cols })?;
+        let mut stored = Stored::new(bytes, shape)?;
+        let panels = rows.div_ceil(PANEL_ROWS);
+        let codes = Codes::Stored(stored.codes(panels * cols.div_ceil(4)));
+        let mut floats = || stored.floats(panels, "bounds of the output head");
+        let copy = Screen { rows, cols, codes, scales: floats()?, norms: floats()?, errors: floats()? };
+        let is_length = |value: &f32| value.is_finite() && *value >= 0.0;
+        let is_error = |row: usize, value: f32| value >= 0.0 && (row < rows || value == f32::INFINITY);
+        let lengths = copy.scales.iter().chain(&*copy.norms).find(|value| !is_length(value));
+        let errors = || copy.errors.iter().enumerate().find(|(row, value)| !is_error(*row, **value));
+        match lengths.or_else(|| Some(errors()?.1)) {
+            Some(&value) => Err(KernelError::Bound { value }),
+            None => Ok(copy),
+        }
+    }
+
+    /// What a file holds of it, one piece after another.
+    pub fn stored(&self) -> impl Iterator<Item = Cow<'_, [u8]>> {
+        let floats = [&self.scales, &self.norms, &self.errors].map(|floats| stored::bytes(floats).into());
+        [Cow::from(&*self.codes)].into_iter().chain(floats)
     }
 
     pub(crate) fn panels(&self) -> usize {
@@ -110,4 +144,47 @@ impl Screening {
 /// Bytes from one plane of activations to the next.
 pub(crate) fn plane_stride(cols: usize) -> usize {
     cols.next_multiple_of(64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Cpu, Isa};
+
+    /// The copy of 70 rows, as a file holds it.
+    fn stored(isa: Isa) -> Vec<u8> {
+        let values: Vec<f32> = (0..70 * 9).map(|i| (i * i % 37) as f32 - 18.0).collect();
+        let table = bitnet_tensor::BitNetTensor::from_f32([70, 9], &values).unwrap();
+        let copy = Cpu::new(isa, 2).unwrap().screen_of(&table).unwrap().unwrap();
+        copy.stored().flat_map(Cow::into_owned).collect()
+    }
+
+    #[test]
+    fn every_level_makes_the_same_copy_and_a_stored_one_stays_where_it_lies() {
+        let bytes = stored(Isa::best());
+        assert!(Isa::available().all(|isa| stored(isa) == bytes));
+        let bytes = SharedBytes::new(bytes);
+        let copy = Screen::from_stored(70, 9, &bytes).unwrap();
+        assert_eq!(copy.codes.as_ptr(), bytes.as_ptr());
+        assert!(copy.stored().collect::<Vec<_>>().concat() == *bytes);
+    }
+
+    #[test]
+    fn a_stored_copy_whose_bounds_are_none_is_refused() {
+        let good = stored(Isa::best());
+        let refused = |at: usize, value: f32| {
+            let mut bytes = good.clone();
+            let at = good.len() - 4 * at;
+            bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
+            Screen::from_stored(70, 9, &SharedBytes::new(bytes)).err()
+        };
+        // From the end: errors of 58 rows that are not there, then of those that are; norms; scales.
+        assert_eq!(refused(58, f32::INFINITY), None);
+        assert_eq!(refused(58, 1e9), Some(KernelError::Bound { value: 1e9 }));
+        for (at, value) in [(59, f32::NAN), (59, -1.0), (129, f32::INFINITY), (257, f32::NAN), (257, -2.0)] {
+            assert!(matches!(refused(at, value), Some(KernelError::Bound { .. })), "{at} {value}");
+        }
+        assert!(Screen::from_stored(70, 9, &SharedBytes::new(good[1..].to_vec())).is_err());
+        assert_eq!(Screen::stored_shape(70, MOST_COLS + 1), None);
+    }
 }

@@ -1,24 +1,44 @@
-//! GGUF files with I2_S, TQ1_0 or TQ2_0 weights, as bitnet.cpp and llama.cpp read them.
+//! GGUF files: with I2_S, TQ1_0 or TQ2_0 weights, as bitnet.cpp and llama.cpp read them, or with panels, for this
+//! program's CPU kernels.
 
-use std::path::Path;
+use std::{path::Path, thread};
 
+use bitnet_kernels::{Backend, Cpu, Isa, Panels, RowOrder, Screen};
 use bitnet_tensor::DType;
 use gguf_rs_lib::format::{GGUFHeader, GGUFValueType, MetadataArray, MetadataValue};
 
 use super::{Output, Target, Unfinished, refuse};
 use crate::{
     Activation, Checkpoint, ModelError, ModelSpec, RopeScaling, TensorEntry, TensorKind,
-    files::ggml_type::GgmlType, names, packing, rope_freqs,
+    files::ggml_type::GgmlType, names, packing, panels, rope_freqs, transformer::read_stacked,
 };
 
-const ALIGNMENT: u64 = 32;
+/// Data begins at a multiple of this: what other tools expect, and whole cache lines for kernels that read a file in
+/// place.
+fn alignment(target: Target) -> u64 {
+    if target == Target::Panels { 64 } else { 32 }
+}
 
 /// A tensor that will be written.
 struct Planned<'a> {
-    entry: &'a TensorEntry,
     name: String,
+    /// As in the file, outermost first.
+    shape: Vec<usize>,
     kind: GgmlType,
     bytes: usize,
+    content: Content<'a>,
+}
+
+/// Where a tensor's bytes come from.
+enum Content<'a> {
+    /// One tensor of the model.
+    Entry(&'a TensorEntry),
+    /// Projections stacked into one matrix of panels.
+    Stack(Vec<String>),
+    /// The int8 copy of the output head.
+    Screen,
+    /// Divisors of rotary frequencies.
+    Divisors(Vec<f32>),
 }
 
 pub(super) fn write(
@@ -29,23 +49,30 @@ pub(super) fn write(
 ) -> Result<(), ModelError> {
     let spec = &checkpoint.spec;
     let architecture = architecture(spec, target)?;
-    let planned = plan(checkpoint, target)?;
-    let factors = rope_freqs::divisors(spec);
+    let mut planned = plan(checkpoint, target)?;
+    let divisors = rope_freqs::divisors(spec);
+    if !divisors.is_empty() {
+        let (name, shape, bytes) = ("rope_freqs.weight".into(), vec![divisors.len()], 4 * divisors.len());
+        let (kind, content) = (GgmlType::Dense(DType::F32), Content::Divisors(divisors));
+        planned.push(Planned { name, shape, kind, bytes, content });
+    }
     let metadata = metadata(checkpoint, architecture, target)?;
+    let mut packer = match target {
+        Target::Panels => {
+            Some(Cpu::new(Isa::best(), thread::available_parallelism().map_or(1, usize::from))?)
+        }
+        _ => None,
+    };
 
     let unfinished = Unfinished::beside(destination, false)?;
     let mut out = Output::create(&unfinished.path)?;
-    out.write(&head(&planned, &factors, &metadata)?)?;
+    out.write(&head(&planned, &metadata, alignment(target))?)?;
     for tensor in &planned {
-        out.align(ALIGNMENT)?;
-        progress(&tensor.entry.name, planned.len());
-        out.write(&data(checkpoint, tensor, architecture == "llama", target)?)?;
+        out.align(alignment(target))?;
+        progress(&tensor.name, planned.len());
+        put(&mut out, checkpoint, tensor, architecture == "llama", target, packer.as_mut())?;
     }
-    if !factors.is_empty() {
-        out.align(ALIGNMENT)?;
-        out.write(&factors.iter().flat_map(|f| f.to_le_bytes()).collect::<Vec<_>>())?;
-    }
-    out.align(ALIGNMENT)?;
+    out.align(alignment(target))?;
     out.finish()?;
     unfinished.finish()
 }
@@ -86,6 +113,7 @@ fn plan(checkpoint: &Checkpoint, target: Target) -> Result<Vec<Planned<'_>>, Mod
         let kind = match (entry.kind, target) {
             (TensorKind::Norm, _) => GgmlType::Dense(DType::F32),
             (TensorKind::Dense, _) => GgmlType::Dense(checkpoint.tensors.dense(&entry.name)?.dtype()),
+            (TensorKind::Ternary, Target::Panels) => continue,
             (TensorKind::Ternary, Target::I2S) => GgmlType::I2S,
             (TensorKind::Ternary, Target::Tq1_0) => GgmlType::Tq1_0,
             (TensorKind::Ternary, _) => GgmlType::Tq2_0,
@@ -102,41 +130,62 @@ fn plan(checkpoint: &Checkpoint, target: Target) -> Result<Vec<Planned<'_>>, Mod
             let problem = format!("shape {:?}: {e}", entry.shape);
             refuse(target, &entry.name, problem, "convert to packed, which takes any shape")
         })?;
-        planned.push(Planned { entry, name, kind, bytes });
+        planned.push(Planned {
+            name,
+            shape: entry.shape.clone(),
+            kind,
+            bytes,
+            content: Content::Entry(entry),
+        });
+    }
+    if target == Target::Panels {
+        plan_panels(&checkpoint.spec, &mut planned);
     }
     Ok(planned)
+}
+
+/// What the CPU's kernels read, after everything else and in the order of a forward pass, so that it maps as one piece.
+fn plan_panels(spec: &ModelSpec, planned: &mut Vec<Planned<'_>>) {
+    let mut push = |name: String, [lines, bytes]: [usize; 2], content| {
+        let (shape, kind, bytes) = (vec![lines, bytes], GgmlType::I8, lines * bytes);
+        planned.push(Planned { name, shape, kind, bytes, content });
+    };
+    for layer in 0..spec.layers {
+        for (stack, parts) in names::STACKS {
+            let shapes = parts.iter().filter_map(|part| names::projection(spec, part));
+            let (rows, cols) = shapes.fold((0, 0), |(rows, _), [out, inputs]| (rows + out, inputs));
+            let parts = parts.iter().map(|part| format!("model.layers.{layer}.{part}.weight")).collect();
+            push(names::stack(layer, stack), Panels::stored_shape(rows, cols), Content::Stack(parts));
+        }
+    }
+    if let Some(shape) = Screen::stored_shape(spec.vocab, spec.hidden) {
+        push(panels::SCREEN.into(), shape, Content::Screen);
+    }
 }
 
 /// Everything before the data.
 fn head(
     planned: &[Planned<'_>],
-    factors: &[f32],
     metadata: &[(String, MetadataValue)],
+    alignment: u64,
 ) -> Result<Vec<u8>, ModelError> {
     // Writing into memory fails only for values that the format cannot hold.
     let fail = |e: gguf_rs_lib::GGUFError| refuse(Target::I2S, "the metadata", e, "convert to packed");
     let mut head = Vec::new();
-    let tensors = planned.len() + usize::from(!factors.is_empty());
-    GGUFHeader::new(tensors as u64, metadata.len() as u64).write_to(&mut head).map_err(fail)?;
+    GGUFHeader::new(planned.len() as u64, metadata.len() as u64).write_to(&mut head).map_err(fail)?;
     for (key, value) in metadata {
         string(&mut head, key);
         head.extend((value.value_type() as u32).to_le_bytes());
         value.write_to(&mut head).map_err(fail)?;
     }
     let mut offset = 0u64;
-    let mut descriptor = |name: &str, shape: &[usize], kind: GgmlType, bytes: usize| {
-        string(&mut head, name);
-        head.extend((shape.len() as u32).to_le_bytes());
-        shape.iter().rev().for_each(|&d| head.extend((d as u64).to_le_bytes()));
-        head.extend(kind.id().unwrap_or(u32::MAX).to_le_bytes());
-        head.extend(offset.to_le_bytes());
-        offset = (offset + bytes as u64).next_multiple_of(ALIGNMENT);
-    };
     for tensor in planned {
-        descriptor(&tensor.name, &tensor.entry.shape, tensor.kind, tensor.bytes);
-    }
-    if !factors.is_empty() {
-        descriptor("rope_freqs.weight", &[factors.len()], GgmlType::Dense(DType::F32), 4 * factors.len());
+        string(&mut head, &tensor.name);
+        head.extend((tensor.shape.len() as u32).to_le_bytes());
+        tensor.shape.iter().rev().for_each(|&d| head.extend((d as u64).to_le_bytes()));
+        head.extend(tensor.kind.id().unwrap_or(u32::MAX).to_le_bytes());
+        head.extend(offset.to_le_bytes());
+        offset = (offset + tensor.bytes as u64).next_multiple_of(alignment);
     }
     Ok(head)
 }
@@ -146,35 +195,59 @@ fn string(out: &mut Vec<u8>, text: &str) {
     out.extend(text.as_bytes());
 }
 
-/// The bytes of one tensor.
-fn data(
+/// Writes the bytes of one tensor.
+fn put(
+    out: &mut Output,
     checkpoint: &Checkpoint,
     tensor: &Planned<'_>,
     interleaved: bool,
     target: Target,
-) -> Result<Vec<u8>, ModelError> {
-    let name = tensor.entry.name.as_str();
-    match tensor.kind {
-        GgmlType::Dense(_) if tensor.entry.kind == TensorKind::Norm => {
-            let gains = checkpoint.tensors.dense(name)?.to_f32();
-            Ok(gains.iter().flat_map(|v| v.to_le_bytes()).collect())
-        }
-        GgmlType::Dense(_) => Ok(checkpoint.tensors.dense(name)?.bytes().to_vec()),
-        ternary => {
-            let mut trits = checkpoint.tensors.ternary(name)?;
-            if interleaved && (name.ends_with("q_proj.weight") || name.ends_with("k_proj.weight")) {
-                let (d, half) = (checkpoint.spec.head_dim, checkpoint.spec.head_dim / 2);
-                // The inverse of reading: row 2 i + h of a head is dimension i of half h.
-                trits = trits.permute_rows(|row| row / d * d + row % d % 2 * half + row % d / 2);
+    packer: Option<&mut Cpu>,
+) -> Result<(), ModelError> {
+    let floats = |values: &[f32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<_>>();
+    let tensors = &*checkpoint.tensors;
+    match (&tensor.content, packer) {
+        (Content::Divisors(divisors), _) => out.write(&floats(divisors)),
+        (Content::Entry(entry), _) => match entry.kind {
+            TensorKind::Norm => out.write(&floats(&tensors.dense(&entry.name)?.to_f32())),
+            TensorKind::Dense => out.write(tensors.dense(&entry.name)?.bytes()),
+            TensorKind::Ternary => {
+                out.write(&trits(checkpoint, &entry.name, tensor.kind, interleaved, target)?)
             }
-            let packed = match ternary {
-                GgmlType::I2S => packing::i2_s::pack(&trits),
-                GgmlType::Tq1_0 => packing::tq1_0::pack(&trits),
-                _ => packing::tq2_0::pack(&trits),
-            };
-            packed.map_err(|e| refuse(target, name, e, "convert to packed"))
+        },
+        (Content::Stack(parts), Some(cpu)) => {
+            let panels = cpu.linear(&read_stacked(tensors, parts)?, RowOrder::Plain)?;
+            panels.stored().try_for_each(|bytes| out.write(&bytes))
         }
+        (Content::Screen, Some(cpu)) => {
+            let head = tensors.dense(names::head(&checkpoint.spec))?;
+            let screen = cpu.screen_of(&head)?.expect("planned for shapes that have one");
+            screen.stored().try_for_each(|bytes| out.write(&bytes))
+        }
+        (Content::Stack(_) | Content::Screen, None) => unreachable!("planned for panels alone"),
     }
+}
+
+/// A projection in one of the types of GGUF.
+fn trits(
+    checkpoint: &Checkpoint,
+    name: &str,
+    kind: GgmlType,
+    interleaved: bool,
+    target: Target,
+) -> Result<Vec<u8>, ModelError> {
+    let mut trits = checkpoint.tensors.ternary(name)?;
+    if interleaved && (name.ends_with("q_proj.weight") || name.ends_with("k_proj.weight")) {
+        let (d, half) = (checkpoint.spec.head_dim, checkpoint.spec.head_dim / 2);
+        // The inverse of reading: row 2 i + h of a head is dimension i of half h.
+        trits = trits.permute_rows(|row| row / d * d + row % d % 2 * half + row % d / 2);
+    }
+    let packed = match kind {
+        GgmlType::I2S => packing::i2_s::pack(&trits),
+        GgmlType::Tq1_0 => packing::tq1_0::pack(&trits),
+        _ => packing::tq2_0::pack(&trits),
+    };
+    packed.map_err(|e| refuse(target, name, e, "convert to packed"))
 }
 
 fn metadata(
@@ -186,16 +259,21 @@ fn metadata(
     let (spec, defaults) = (&checkpoint.spec, &checkpoint.defaults);
     // LLAMA_FTYPE_MOSTLY_* of bitnet.cpp and llama.cpp.
     let file_type = match target {
-        Target::I2S => 40,
-        Target::Tq1_0 => 36,
-        Target::Tq2_0 | Target::Packed => 37,
+        Target::I2S => Some(40),
+        Target::Tq1_0 => Some(36),
+        Target::Tq2_0 => Some(37),
+        Target::Panels | Target::Packed => None,
     };
     let mut all = vec![
         ("general.architecture".to_string(), Text(architecture.into())),
         ("general.name".into(), Text(checkpoint.name.clone())),
-        ("general.file_type".into(), U32(file_type)),
         ("general.quantization_version".into(), U32(2)),
     ];
+    all.extend(file_type.map(|id| ("general.file_type".into(), U32(id))));
+    if target == Target::Panels {
+        all.push(("general.alignment".into(), U32(alignment(target) as u32)));
+        all.push((panels::VERSION_KEY.into(), U32(panels::VERSION)));
+    }
     let mut add = |key: &str, value| all.push((format!("{architecture}.{key}"), value));
     add("vocab_size", U32(spec.vocab as u32));
     add("context_length", U32(spec.context as u32));

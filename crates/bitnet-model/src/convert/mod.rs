@@ -6,7 +6,7 @@ mod packed;
 use std::{
     fmt,
     fs::File,
-    io::{BufWriter, Write},
+    io::Write,
     path::{Path, PathBuf},
     str::FromStr,
 };
@@ -22,15 +22,19 @@ pub enum Target {
     Tq1_0,
     /// A GGUF file for llama.cpp, 2.06 bits a weight.
     Tq2_0,
+    /// A GGUF file for this program alone, in the layouts of its CPU kernels: it starts at once, for nothing has to be
+    /// packed, and shares the file's pages.
+    Panels,
     /// A Hugging Face folder for transformers, 2 bits a weight.
     Packed,
 }
 
 impl Target {
-    const ALL: [(Target, &str); 4] = [
+    const ALL: [(Target, &str); 5] = [
         (Target::I2S, "i2_s"),
         (Target::Tq1_0, "tq1_0"),
         (Target::Tq2_0, "tq2_0"),
+        (Target::Panels, "panels"),
         (Target::Packed, "packed"),
     ];
 }
@@ -47,7 +51,7 @@ impl FromStr for Target {
     fn from_str(name: &str) -> Result<Self, ModelError> {
         let found = Self::ALL.iter().find(|(_, n)| *n == name).map(|(t, _)| *t);
         found.ok_or_else(|| {
-            ModelError::unsupported("--to", "format", name, "choose i2_s, tq1_0, tq2_0 or packed")
+            ModelError::unsupported("--to", "format", name, "choose i2_s, tq1_0, tq2_0, panels or packed")
         })
     }
 }
@@ -55,7 +59,7 @@ impl FromStr for Target {
 /// Writes `checkpoint` to `destination`: a file for the GGUF formats, a new folder for packed. `progress` is told
 /// the name of each tensor before it is written, and how many there are.
 ///
-/// The trits are the same in every format. Scales are kept exactly in I2_S and packed, and rounded to 16 bits in
+/// The trits are the same in every format. Scales are kept exactly in I2_S, panels and packed, and rounded to 16 bits in
 /// the TQ formats. The result appears under its name only when it is complete.
 ///
 /// # Errors
@@ -69,7 +73,7 @@ pub fn convert(
 ) -> Result<(), ModelError> {
     match target {
         Target::Packed => packed::write(checkpoint, destination, progress),
-        Target::I2S | Target::Tq1_0 | Target::Tq2_0 => gguf::write(checkpoint, target, destination, progress),
+        _ => gguf::write(checkpoint, target, destination, progress),
     }
 }
 
@@ -113,22 +117,40 @@ impl Drop for Unfinished {
     }
 }
 
+/// What is written at a time: a file that is written in whole huge pages is kept in such, and maps as such.
+const PIECE: usize = 2 << 20;
+
 /// A file that counts what is written.
 struct Output {
     path: PathBuf,
-    file: BufWriter<File>,
+    file: File,
+    /// The end of what is written, less than a piece.
+    rest: Vec<u8>,
     at: u64,
 }
 
 impl Output {
     fn create(path: &Path) -> Result<Self, ModelError> {
         let file = File::create(path).map_err(ModelError::io("create", path))?;
-        Ok(Output { path: path.into(), file: BufWriter::new(file), at: 0 })
+        Ok(Output { path: path.into(), file, rest: Vec::with_capacity(PIECE), at: 0 })
     }
 
-    fn write(&mut self, bytes: &[u8]) -> Result<(), ModelError> {
+    fn write(&mut self, mut bytes: &[u8]) -> Result<(), ModelError> {
         self.at += bytes.len() as u64;
-        self.file.write_all(bytes).map_err(ModelError::io("write", &self.path))
+        while self.rest.len() + bytes.len() >= PIECE {
+            let (now, later) = bytes.split_at(PIECE - self.rest.len());
+            self.rest.extend_from_slice(now);
+            self.flush()?;
+            bytes = later;
+        }
+        self.rest.extend_from_slice(bytes);
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<(), ModelError> {
+        self.file.write_all(&self.rest).map_err(ModelError::io("write", &self.path))?;
+        self.rest.clear();
+        Ok(())
     }
 
     /// Zeros up to the next multiple of `alignment`.
@@ -138,6 +160,6 @@ impl Output {
     }
 
     fn finish(mut self) -> Result<(), ModelError> {
-        self.file.flush().map_err(ModelError::io("write", &self.path))
+        self.flush()
     }
 }

@@ -7,6 +7,8 @@ use bitnet_tensor::DType;
 pub(crate) enum GgmlType {
     /// A type of float values.
     Dense(DType),
+    /// Signed bytes: not values of a model, but what a file of panels keeps its own layouts in.
+    I8,
     /// 2 bits a weight in blocks of 128 over the whole tensor, one f32 scale, 32 bytes after the codes.
     I2S,
     /// 256 weights in 54 bytes, five to a byte in base 3, an f16 scale a block.
@@ -16,13 +18,14 @@ pub(crate) enum GgmlType {
 }
 
 impl GgmlType {
-    pub(crate) const ALL: [GgmlType; 9] = [
+    pub(crate) const ALL: [GgmlType; 10] = [
         GgmlType::Dense(DType::F32),
         GgmlType::Dense(DType::F16),
         GgmlType::Dense(DType::BF16),
         GgmlType::Dense(DType::Q8_0),
         GgmlType::Dense(DType::Q6K),
         GgmlType::Dense(DType::Q4K),
+        GgmlType::I8,
         GgmlType::I2S,
         GgmlType::Tq1_0,
         GgmlType::Tq2_0,
@@ -36,6 +39,7 @@ impl GgmlType {
             GgmlType::Dense(DType::Q8_0) => 8,
             GgmlType::Dense(DType::Q4K) => 12,
             GgmlType::Dense(DType::Q6K) => 14,
+            GgmlType::I8 => 24,
             GgmlType::Dense(DType::BF16) => 30,
             GgmlType::Tq1_0 => 34,
             GgmlType::Tq2_0 => 35,
@@ -53,6 +57,7 @@ impl GgmlType {
         let elements = rows.checked_mul(cols).ok_or("the number of elements overflows")?;
         let (unit, block, bytes, extra) = match self {
             GgmlType::Dense(t) => (cols, t.block_elements(), t.block_bytes(), 0),
+            GgmlType::I8 => (elements, 1, 1, 0),
             GgmlType::I2S => (elements, 128, 32, 32),
             GgmlType::Tq1_0 => (cols, 256, 54, 0),
             GgmlType::Tq2_0 => (cols, 256, 66, 0),
@@ -69,6 +74,7 @@ impl GgmlType {
     pub(crate) fn name(self) -> String {
         match self {
             GgmlType::Dense(t) => t.to_string(),
+            GgmlType::I8 => "i8".into(),
             GgmlType::I2S => "i2_s".into(),
             GgmlType::Tq1_0 => "tq1_0".into(),
             GgmlType::Tq2_0 => "tq2_0".into(),

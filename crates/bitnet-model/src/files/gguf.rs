@@ -28,6 +28,8 @@ const MAX_DIMS: u32 = 4;
 pub(crate) struct Gguf {
     /// Name for messages.
     pub file: String,
+    /// All of it.
+    pub bytes: SharedBytes,
     metadata: HashMap<String, Value>,
     /// In the order of the file.
     pub tensors: Vec<Descriptor>,
@@ -41,6 +43,8 @@ pub(crate) struct Descriptor {
     pub shape: Vec<usize>,
     /// Raw type id; readable if [`GgmlType::from_id`] knows it.
     pub type_id: u32,
+    /// Where in the file the data begins.
+    pub start: usize,
     /// The data; empty for a type of unknown size.
     pub bytes: SharedBytes,
     /// Bytes from its beginning to the next tensor, or to the end of the file.
@@ -68,7 +72,8 @@ impl Gguf {
                     .map_err(|e| damaged(format!("tensor descriptor {i} of {}: {e}", header.tensor_count)))?,
             );
         }
-        let gguf = Gguf { file: file.into(), metadata, tensors: Vec::new() };
+        let end = walker.at;
+        let gguf = Gguf { file: file.into(), bytes, metadata, tensors: Vec::new() };
         let alignment = gguf.opt_u64("general.alignment")?.unwrap_or(DEFAULT_ALIGNMENT);
         if !alignment.is_power_of_two() || !(8..=1 << 20).contains(&alignment) {
             return Err(ModelError::field(
@@ -77,7 +82,7 @@ impl Gguf {
                 format!("is {alignment}, not a power of two"),
             ));
         }
-        let tensors = place(&bytes, walker.at, alignment, raw).map_err(damaged)?;
+        let tensors = place(&gguf.bytes, end, alignment, raw).map_err(damaged)?;
         Ok(Gguf { tensors, ..gguf })
     }
 
@@ -223,7 +228,7 @@ fn place(bytes: &SharedBytes, end: usize, alignment: u64, raw: Vec<Raw>) -> Resu
         };
         let room = bytes.len() - range.start;
         ranges.push((range.start, range.end, tensors.len()));
-        tensors.push(Descriptor { name, shape, type_id, bytes: data, room });
+        tensors.push(Descriptor { name, shape, type_id, start: range.start, bytes: data, room });
     }
     ranges.sort_unstable();
     if let Some(pair) = ranges.windows(2).find(|pair| pair[0].1 > pair[1].0) {

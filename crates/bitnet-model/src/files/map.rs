@@ -28,5 +28,9 @@ pub(crate) fn map(path: &Path) -> Result<SharedBytes, ModelError> {
     // function's documentation ask that it stay so. Nothing checked once is trusted to stay the same for memory
     // safety: all later accesses go through bounds-checked slices.
     let map = unsafe { Mmap::map(&file) }.map_err(ModelError::io("map", path))?;
+    // Decoding reads weights faster from huge pages. A file that is not in memory yet comes into such; that the system
+    // has none is no error.
+    #[cfg(target_os = "linux")]
+    let _ = map.advise(memmap2::Advice::HugePage);
     Ok(SharedBytes::new(map))
 }

@@ -8,7 +8,7 @@ use bitnet_model::{
 
 use crate::support::{FOLDERS, GGUFS, open};
 
-const TARGETS: [Target; 4] = [Target::I2S, Target::Tq1_0, Target::Tq2_0, Target::Packed];
+const TARGETS: [Target; 5] = [Target::I2S, Target::Tq1_0, Target::Tq2_0, Target::Panels, Target::Packed];
 
 fn converted(from: &Checkpoint, target: Target, to: &Path) -> Result<Checkpoint, ModelError> {
     let path = to.join(format!("model-{target}"));
@@ -23,7 +23,9 @@ fn assert_same(a: &Checkpoint, b: &Checkpoint, target: Target, what: &str) {
     for (x, y) in x.tensors.iter().zip(&y.tensors) {
         assert_eq!((&x.name, &x.shape, &x.trits_sha256), (&y.name, &y.shape, &y.trits_sha256), "{what}");
         match (x.kind, target) {
-            (TensorKind::Ternary, Target::I2S | Target::Packed) => assert_eq!(x.scale, y.scale, "{what}"),
+            (TensorKind::Ternary, Target::I2S | Target::Panels | Target::Packed) => {
+                assert_eq!(x.scale, y.scale, "{what}");
+            }
             (TensorKind::Ternary, _) => {
                 let (x, y) = (x.scale.unwrap(), y.scale.unwrap());
                 assert!((x - y).abs() <= x / 2048.0, "{what}: {x} {y}");
@@ -77,7 +79,8 @@ fn f36_every_conversion_that_shapes_allow_keeps_trits_scales_and_vocabulary() {
             }
         }
     }
-    // All to packed; of the folders, three to every GGUF type.
+    // All to packed; of the folders, three to every GGUF type, and all but one to panels, which take any shape.
+    assert_eq!(done.iter().filter(|d| d.1 == Target::Panels).count(), FOLDERS.len() - 1 + GGUFS.len());
     assert_eq!(done.iter().filter(|d| d.1 == Target::Packed).count(), FOLDERS.len() + GGUFS.len());
     assert_eq!(done.iter().filter(|d| d.1 == Target::Tq2_0).count(), 3 + GGUFS.len());
 }

@@ -62,7 +62,7 @@ impl GgufEdit {
             r.skip(kind);
             (key, kind, bytes[start..r.1].to_vec())
         });
-        let entries = entries.collect();
+        let entries: Vec<_> = entries.collect();
         let described: Vec<_> = (0..tensors)
             .map(|_| {
                 let name = r.string();
@@ -71,7 +71,7 @@ impl GgufEdit {
                 (name, dims, r.u32(), r.u64() as usize)
             })
             .collect();
-        let start = r.1.next_multiple_of(32);
+        let start = r.1.next_multiple_of(alignment(&entries));
         let end = |offset: usize| {
             described.iter().map(|t| t.3).filter(|&o| o > offset).min().unwrap_or(bytes.len() - start)
         };
@@ -103,10 +103,10 @@ impl GgufEdit {
             t.dims.iter().for_each(|d| out.extend(d.to_le_bytes()));
             out.extend(t.kind.to_le_bytes());
             out.extend(offset.to_le_bytes());
-            offset = (offset + t.data.len() as u64).next_multiple_of(32);
+            offset = (offset + t.data.len() as u64).next_multiple_of(alignment(&self.entries) as u64);
         }
         for t in &self.tensors {
-            out.resize(out.len().next_multiple_of(32), 0);
+            out.resize(out.len().next_multiple_of(alignment(&self.entries)), 0);
             out.extend(&t.data);
         }
         out
@@ -159,6 +159,12 @@ impl GgufEdit {
     pub fn tensor(&mut self, name: &str) -> &mut Tensor {
         self.tensors.iter_mut().find(|t| t.name == name).unwrap_or_else(|| panic!("{name}"))
     }
+}
+
+/// What data is aligned to: 32, or what a file says.
+fn alignment(entries: &[(String, u32, Vec<u8>)]) -> usize {
+    let said = entries.iter().find(|entry| entry.0 == "general.alignment");
+    said.map_or(32, |entry| u32::from_le_bytes(*entry.2.first_chunk().unwrap()) as usize)
 }
 
 /// A string with its length before it.

@@ -1,16 +1,18 @@
 use std::sync::Mutex;
 
 use bitnet_kernels::{Cpu, Isa};
-use bitnet_model::{Limits, ModelError, Synthetic, TensorEntry, TensorKind, TensorSource, Transformer};
+use bitnet_model::{
+    Limits, ModelError, PackedSource, Synthetic, TensorEntry, TensorKind, TensorSource, Transformer,
+};
 use bitnet_tensor::{BitNetTensor, TernaryTensor};
 
 /// A model whose projections are counted as they are asked for.
-struct Counted {
-    model: Synthetic,
-    asked: Mutex<Vec<String>>,
+pub struct Counted<M> {
+    pub model: M,
+    pub asked: Mutex<Vec<String>>,
 }
 
-impl TensorSource for Counted {
+impl<M: TensorSource> TensorSource for Counted<M> {
     fn entries(&self) -> &[TensorEntry] {
         self.model.entries()
     }
@@ -22,6 +24,10 @@ impl TensorSource for Counted {
 
     fn dense(&self, name: &str) -> Result<BitNetTensor, ModelError> {
         self.model.dense(name)
+    }
+
+    fn packed(&self) -> Option<&dyn PackedSource> {
+        self.model.packed()
     }
 }
 

@@ -5,6 +5,7 @@ mod families;
 mod forms;
 mod gguf_edit;
 mod loading;
+mod panels;
 mod support;
 mod text;
 mod truncations;

@@ -136,7 +136,7 @@ impl<B: Backend> Kernels<'_, B> {
         let ModelSpec { hidden, vocab, tied_head, .. } = *self.spec;
         let name = if tied_head { "model.embed_tokens.weight" } else { "lm_head.weight" };
         let mut table = self.backend.table(&checkpoint.tensors.dense(name)?)?;
-        self.backend.screen(&mut table, batches.iter().copied().max().unwrap_or(1))?;
+        self.backend.screen(&mut table, None, batches.iter().copied().max().unwrap_or(1))?;
         // The CPU rules rows out by its int8 copy, and looks at the table itself for few.
         let weights = match self.backend.device() {
             Some(_) => vocab * hidden * self.float,

@@ -1,0 +1,68 @@
+//! Weights that a file holds as the kernels read them: lines of 256 bytes, first codes, then floats for every row.
+
+use std::ops::Deref;
+
+use bitnet_tensor::{DType, SharedBytes, TensorError};
+
+use crate::{
+    KernelError,
+    cpu::{buffer::Buffer, panels::PANEL_ROWS},
+};
+
+/// Bytes of a line: a panel's block, a panel's quad, a float for every row of a panel.
+pub(crate) const LINE: usize = 4 * PANEL_ROWS;
+
+/// Codes in the kernels' layout, made at load or as they lie in a file.
+pub(crate) enum Codes {
+    Made(Buffer<u8>),
+    Stored(SharedBytes),
+}
+
+impl Deref for Codes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Codes::Made(buffer) => buffer,
+            Codes::Stored(bytes) => bytes,
+        }
+    }
+}
+
+/// What is left to read of a stored matrix.
+pub(crate) struct Stored(SharedBytes);
+
+impl Stored {
+    /// All of `bytes`, which must be as many lines as `shape` says.
+    pub(crate) fn new(bytes: &SharedBytes, shape: [usize; 2]) -> Result<Self, TensorError> {
+        let (expected, actual) = (shape[0].saturating_mul(shape[1]), bytes.len());
+        if expected != actual {
+            return Err(TensorError::ByteLength { shape: shape.into(), dtype: DType::I8, expected, actual });
+        }
+        Ok(Stored(bytes.clone()))
+    }
+
+    /// The next lines, where they lie.
+    pub(crate) fn codes(&mut self, lines: usize) -> SharedBytes {
+        let part = |range| self.0.slice(range).expect("as many lines as were counted");
+        let (codes, rest) = (part(0..lines * LINE), part(lines * LINE..self.0.len()));
+        self.0 = rest;
+        codes
+    }
+
+    /// The next lines as floats.
+    pub(crate) fn floats(&mut self, lines: usize, what: &'static str) -> Result<Buffer<f32>, KernelError> {
+        let bytes = self.codes(lines);
+        let mut floats = Buffer::zeroed(lines * PANEL_ROWS, what)?;
+        let (words, _) = bytes.as_chunks::<4>();
+        for (float, word) in floats.iter_mut().zip(words) {
+            *float = f32::from_le_bytes(*word);
+        }
+        Ok(floats)
+    }
+}
+
+/// Floats as a file holds them.
+pub(crate) fn bytes(floats: &[f32]) -> Vec<u8> {
+    floats.iter().flat_map(|float| float.to_le_bytes()).collect()
+}

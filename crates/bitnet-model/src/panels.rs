@@ -1,0 +1,193 @@
+//! Files that hold weights as the CPU's kernels read them, so that loading packs nothing.
+//!
+//! A GGUF file whose projections are matrices of panels, stacked as a layer uses them ([`names::STACKS`]), and that has
+//! the int8 copy of the output head. GGUF has no type for either: they are I8, in lines of 256 bytes, under names of
+//! their own. Everything else is as in other files. Rows are in Hugging Face's order whatever the architecture.
+
+use std::{collections::HashMap, ops::Range, sync::OnceLock};
+
+use bitnet_kernels::{KernelError, Panels, Screen, on_huge_pages};
+use bitnet_tensor::{SharedBytes, TernaryTensor};
+
+use crate::{
+    ModelError, ModelSpec,
+    files::{
+        ggml_type::GgmlType,
+        gguf::{Descriptor, Gguf},
+    },
+    names,
+    source::{PackedSource, check_shape},
+};
+
+/// Says that a file is of this form, and in which version of its layouts.
+pub(crate) const VERSION_KEY: &str = "bitnet.panels.version";
+/// The layouts of [`Panels`] and [`Screen`].
+pub(crate) const VERSION: u32 = 1;
+/// The int8 copy of the output head.
+pub(crate) const SCREEN: &str = "output.int8";
+
+/// What a file of this form holds beside what others do.
+#[derive(Debug)]
+pub(crate) struct PanelFile {
+    file: String,
+    matrices: Vec<Matrix>,
+    /// Where each projection is: which matrix, and which of its rows.
+    projections: HashMap<String, (usize, Range<usize>)>,
+    /// All matrices.
+    weights: Region,
+    /// Shape and bytes of the head's copy, if the head's shape has one.
+    screen: Option<([usize; 2], Region)>,
+}
+
+/// Projections stacked into one matrix.
+#[derive(Debug)]
+struct Matrix {
+    stored_name: String,
+    rows: usize,
+    cols: usize,
+    /// Where it lies in the region of all matrices.
+    bytes: Range<usize>,
+}
+
+/// A part of a file that is read all the time.
+#[derive(Debug)]
+struct Region {
+    file: SharedBytes,
+    /// The same bytes where they are read fastest, once somebody asked for them.
+    resident: OnceLock<SharedBytes>,
+}
+
+impl Region {
+    fn new(gguf: &Gguf, range: Range<usize>) -> Self {
+        let file = gguf.bytes.slice(range).expect("tensors lie in the file");
+        Region { file, resident: OnceLock::new() }
+    }
+
+    fn resident(&self) -> &SharedBytes {
+        self.resident.get_or_init(|| on_huge_pages(&self.file))
+    }
+}
+
+impl PanelFile {
+    /// Takes what is of this form out of the tensors of a file; nothing if the file is of another one.
+    pub(crate) fn take(
+        gguf: &Gguf,
+        spec: &ModelSpec,
+        stored: &mut HashMap<&str, &Descriptor>,
+    ) -> Result<Option<Self>, ModelError> {
+        let Some(version) = gguf.opt_u64(VERSION_KEY)? else { return Ok(None) };
+        if version != u64::from(VERSION) {
+            let cure = format!("this program reads version {VERSION}; convert the original model again");
+            return Err(ModelError::unsupported(&gguf.file, VERSION_KEY, version, cure));
+        }
+        let mut take = |name: &str, shape: [usize; 2]| {
+            let missing = || ModelError::MissingTensor { file: gguf.file.clone(), tensor: name.into() };
+            let tensor = stored.remove(name).ok_or_else(missing)?;
+            if GgmlType::from_id(tensor.type_id) != Some(GgmlType::I8) {
+                let problem = format!("type {} is not i8", tensor.type_id);
+                return Err(ModelError::tensor(&gguf.file, name, problem, "convert the model again"));
+            }
+            check_shape(&gguf.file, name, &shape, &tensor.shape)?;
+            Ok(tensor.start..tensor.start + tensor.bytes.len())
+        };
+        let (mut matrices, mut projections) = (Vec::new(), HashMap::new());
+        for layer in 0..spec.layers {
+            for (stack, parts) in names::STACKS {
+                let (mut rows, mut cols) = (0, 0);
+                for part in parts {
+                    let [out, inputs] = names::projection(spec, part).expect("stacks are of projections");
+                    let name = format!("model.layers.{layer}.{part}.weight");
+                    projections.insert(name, (matrices.len(), rows..rows + out));
+                    (rows, cols) = (rows + out, inputs);
+                }
+                let stored_name = names::stack(layer, stack);
+                let bytes = take(&stored_name, Panels::stored_shape(rows, cols))?;
+                matrices.push(Matrix { stored_name, rows, cols, bytes });
+            }
+        }
+        let head = [spec.vocab, spec.hidden];
+        let screen = Screen::stored_shape(spec.vocab, spec.hidden).map(|shape| take(SCREEN, shape));
+        let screen = screen.transpose()?.map(|bytes| (head, Region::new(gguf, bytes)));
+        let start = matrices.iter().map(|m| m.bytes.start).min().unwrap_or(0);
+        let end = matrices.iter().map(|m| m.bytes.end).max().unwrap_or(0);
+        for matrix in &mut matrices {
+            matrix.bytes = matrix.bytes.start - start..matrix.bytes.end - start;
+        }
+        let weights = Region::new(gguf, start..end);
+        Ok(Some(PanelFile { file: gguf.file.clone(), matrices, projections, weights, screen }))
+    }
+
+    /// What the file calls the matrix with this projection.
+    pub(crate) fn stored_name(&self, projection: &str) -> Option<&str> {
+        let (matrix, _) = self.projections.get(projection)?;
+        Some(&self.matrices[*matrix].stored_name)
+    }
+
+    /// One projection in the canonical layout.
+    pub(crate) fn ternary(&self, name: &str) -> Result<TernaryTensor, ModelError> {
+        let (matrix, rows) = self.find(name)?;
+        let panels = self.read(matrix, &self.weights.file)?;
+        self.check_scale(matrix, &panels, rows)?;
+        panels.unpack(rows.clone()).map_err(ModelError::data(&self.file, &matrix.stored_name))
+    }
+
+    fn find(&self, name: &str) -> Result<(&Matrix, &Range<usize>), ModelError> {
+        let missing = || ModelError::MissingTensor { file: self.file.clone(), tensor: name.into() };
+        let (matrix, rows) = self.projections.get(name).ok_or_else(missing)?;
+        Ok((&self.matrices[*matrix], rows))
+    }
+
+    fn read(&self, matrix: &Matrix, region: &SharedBytes) -> Result<Panels, ModelError> {
+        let bytes = region.slice(matrix.bytes.clone()).expect("matrices lie in their region");
+        let panels = Panels::from_stored(matrix.rows, matrix.cols, &bytes);
+        panels.map_err(|e| self.refused(&matrix.stored_name, e))
+    }
+
+    /// A projection has one scale, as in every other form.
+    fn check_scale(&self, matrix: &Matrix, panels: &Panels, rows: &Range<usize>) -> Result<(), ModelError> {
+        let scales = &panels.scales()[rows.clone()];
+        match scales.iter().all(|scale| scale.to_bits() == scales[0].to_bits()) {
+            true => Ok(()),
+            false => {
+                let problem = "the rows of one projection have different scales";
+                let cure = "convert the original model again";
+                Err(ModelError::tensor(&self.file, &matrix.stored_name, problem, cure))
+            }
+        }
+    }
+
+    fn refused(&self, tensor: &str, error: KernelError) -> ModelError {
+        match error {
+            KernelError::Weights(error) => ModelError::data(&self.file, tensor)(error),
+            KernelError::Bound { value } => {
+                let problem = format!("its scales, lengths and errors cannot be {value}");
+                ModelError::tensor(&self.file, tensor, problem, "convert the model again")
+            }
+            error => error.into(),
+        }
+    }
+}
+
+impl PackedSource for PanelFile {
+    fn panels(&self, names: &[String]) -> Result<Option<Panels>, ModelError> {
+        let parts = names.iter().map(|name| self.find(name)).collect::<Result<Vec<_>, _>>()?;
+        let Some(&(matrix, _)) = parts.first() else { return Ok(None) };
+        let follow = |end, &(other, rows): &(&Matrix, &Range<usize>)| {
+            (other.stored_name == matrix.stored_name && rows.start == end).then_some(rows.end)
+        };
+        if parts.iter().try_fold(0, follow) != Some(matrix.rows) {
+            return Ok(None);
+        }
+        let panels = self.read(matrix, self.weights.resident())?;
+        for (_, rows) in parts {
+            self.check_scale(matrix, &panels, rows)?;
+        }
+        Ok(Some(panels))
+    }
+
+    fn screen(&self) -> Result<Option<Screen>, ModelError> {
+        let Some(([rows, cols], region)) = &self.screen else { return Ok(None) };
+        let screen = Screen::from_stored(*rows, *cols, region.resident());
+        screen.map(Some).map_err(|e| self.refused(SCREEN, e))
+    }
+}
