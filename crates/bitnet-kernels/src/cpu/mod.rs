@@ -25,7 +25,7 @@ use std::{
 use bitnet_tensor::{BitNetTensor, TernaryTensor, quant::RowQuant};
 
 use crate::{Backend, BackendInfo, Gate, KernelError, KvShape, KvType, Norm, Norms, RowOrder, RowsKind, Run};
-use buffer::{Buffer, Shared};
+use buffer::{Arena, Buffer, Shared};
 use generic::{
     attention::{self, Attention},
     cache::Kv,
@@ -86,6 +86,8 @@ pub struct Cpu {
     isa: Isa,
     kv: KvType,
     pool: Pool,
+    /// Of the weights.
+    memory: Arena,
     /// One a thread, grown when buffers are made.
     scratch: Vec<Buffer<f32>>,
     screening: Screening,
@@ -105,8 +107,16 @@ impl Cpu {
         assert!(threads > 0, "a backend has at least one thread");
         let pool = Pool::new(threads)?;
         let scratch = (0..threads).map(|_| Buffer::zeroed(0, "scratch")).collect::<Result<_, _>>()?;
-        let (screening, head) = (Screening::default(), HeadWork::default());
-        Ok(Cpu { isa, kv: KvType::default(), pool, scratch, screening, bit_linear_calls: 0, head })
+        Ok(Cpu {
+            isa,
+            kv: KvType::default(),
+            pool,
+            memory: Arena::default(),
+            scratch,
+            screening: Screening::default(),
+            bit_linear_calls: 0,
+            head: HeadWork::default(),
+        })
     }
 
     /// The same backend with caches of this type.
@@ -241,7 +251,7 @@ impl Backend for Cpu {
     }
 
     fn linear(&mut self, weights: &TernaryTensor, _: RowOrder) -> Result<Panels, KernelError> {
-        Panels::pack(weights, &mut self.pool)
+        Panels::pack(weights, &mut self.pool, &mut self.memory)
     }
 
     fn panels(&mut self, weights: Panels, _: RowOrder) -> Result<Panels, KernelError> {

@@ -21,7 +21,7 @@ use bitnet_tensor::{SharedBytes, TensorError, TernaryTensor, transpose_codes};
 use crate::{
     KernelError,
     cpu::{
-        buffer::{Buffer, Shared},
+        buffer::{Arena, Buffer, Shared},
         pool::Pool,
         stored::{self, Codes, LINE, Stored},
     },
@@ -43,10 +43,14 @@ pub struct Panels {
 }
 
 impl Panels {
-    pub(crate) fn pack(weights: &TernaryTensor, pool: &mut Pool) -> Result<Self, KernelError> {
+    pub(crate) fn pack(
+        weights: &TernaryTensor,
+        pool: &mut Pool,
+        memory: &mut Arena,
+    ) -> Result<Self, KernelError> {
         let (rows, cols) = (weights.rows(), weights.cols());
         let (panels, blocks) = (rows.div_ceil(PANEL_ROWS), cols.div_ceil(BLOCK));
-        let mut codes = Buffer::zeroed(panels * blocks * BLOCK_BYTES, "packed weights")?;
+        let mut codes = memory.zeroed(panels * blocks * BLOCK_BYTES, "packed weights")?;
         let mut scales = Buffer::zeroed(panels * PANEL_ROWS, "weight scales")?;
         for range in weights.scales() {
             scales[range.start..range.end].fill(range.scale);
@@ -189,7 +193,7 @@ mod tests {
         let (rows, cols) = (70, 37);
         let trits: Vec<i8> = (0..rows * cols).map(|i| (i * i % 7 % 3) as i8 - 1).collect();
         let t = TernaryTensor::from_trits(rows, cols, &trits, 1.0).unwrap();
-        let p = Panels::pack(&t, &mut Pool::new(2).unwrap()).unwrap();
+        let p = Panels::pack(&t, &mut Pool::new(2).unwrap(), &mut Arena::default()).unwrap();
         for r in 0..2 * PANEL_ROWS {
             for c in 0..p.blocks() * BLOCK {
                 let (panel, block) = (r / PANEL_ROWS, c / BLOCK);
@@ -209,7 +213,7 @@ mod tests {
             TernaryTensor::from_trits(rows, 37, &trits, scale).unwrap()
         };
         let stack = TernaryTensor::stack(&[part(70, 0.5), part(31, 3.0)]).unwrap();
-        let panels = Panels::pack(&stack, &mut Pool::new(2).unwrap()).unwrap();
+        let panels = Panels::pack(&stack, &mut Pool::new(2).unwrap(), &mut Arena::default()).unwrap();
         (stack, panels.stored().flat_map(Cow::into_owned).collect())
     }
 
