@@ -183,8 +183,8 @@ impl Cpu {
         job: &(dyn Fn(usize, usize, &mut [f32]) + Sync),
     ) -> Result<(), KernelError> {
         self.reserve(scratch)?;
-        // More parts than threads, so that a thread that is kept off its core holds up little.
-        let parts = if self.pool.threads() == 1 { 1 } else { units.clamp(1, 4 * self.pool.threads()) };
+        // More parts than threads, so that none waits long for another, and one that is kept off its core holds up little.
+        let parts = if self.pool.threads() == 1 { 1 } else { units.clamp(1, PARTS * self.pool.threads()) };
         let scratch = PerThread(self.scratch.as_mut_ptr());
         self.pool.run(parts, &|thread, part| {
             // SAFETY: thread `thread` alone uses this entry, and `thread < threads == scratch.len()`.
@@ -205,6 +205,8 @@ impl<T> PerThread<T> {
     }
 }
 
+/// Most parts of a job that a thread takes if all are equally fast.
+const PARTS: usize = 64;
 /// Values of rows that make a part worth handing out.
 const ROW_UNIT: usize = 1 << 14;
 /// Bytes of weights that make a part worth handing out.

@@ -1,21 +1,23 @@
 //! A persistent team of threads that take the parts of a job one by one.
 //!
-//! The caller works too and never waits for a worker that has not begun: on a busy machine, a worker that the
-//! system keeps off its core costs nothing but its help. Idle workers spin briefly and then park, so that an idle
-//! engine costs no CPU.
+//! Each has a share of parts that follow one another, so that it reads memory in one stream. Whoever has none left
+//! takes half of what another has left: the caller works too and never waits for a worker that has not begun, and on
+//! a busy machine, a worker that the system keeps off its core costs nothing but its help. Idle workers spin briefly
+//! and then park, so that an idle engine costs no CPU.
 
 use std::{
     cell::UnsafeCell,
     hint,
+    ops::Range,
     panic::{self, AssertUnwindSafe},
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst},
     },
     thread::{self, JoinHandle},
 };
 
-use crate::KernelError;
+use crate::{KernelError, cpu::share};
 
 /// Spins before a waiting thread gives its core away: longer than the gap between two jobs of a step.
 const SPINS: u32 = 10_000;
@@ -28,9 +30,9 @@ struct Shared {
     epoch: AtomicUsize,
     /// Whether `job` may be joined.
     open: AtomicBool,
-    job: UnsafeCell<Option<(Job, usize)>>,
-    /// The next part to be taken.
-    next: AtomicUsize,
+    job: UnsafeCell<Option<Job>>,
+    /// One a member.
+    left: Vec<Left>,
     /// Workers that may be looking at `job`.
     joined: AtomicUsize,
     failed: AtomicBool,
@@ -46,6 +48,38 @@ unsafe impl Sync for Shared {}
 // SAFETY: the pointer in `job` is only followed while the caller of `Pool::run` is inside it.
 unsafe impl Send for Shared {}
 
+/// The parts that a member has left, on a cache line of its own: the first in the upper half, the end in the lower.
+#[derive(Default)]
+#[repr(align(128))]
+struct Left(AtomicU64);
+
+impl Left {
+    fn set(&self, parts: Range<usize>) {
+        self.0.store((parts.start as u64) << 32 | parts.end as u64, SeqCst);
+    }
+
+    fn first(&self) -> Option<usize> {
+        self.keep(|left| left.start + 1..left.end).map(|left| left.start)
+    }
+
+    /// The later half, the only one of one.
+    fn half(&self) -> Option<Range<usize>> {
+        let middle = |left: &Range<usize>| left.start + left.len() / 2;
+        self.keep(|left| left.start..middle(left)).map(|left| middle(&left)..left.end)
+    }
+
+    /// Changes what is left, unless that is nothing, and gives what it was.
+    fn keep(&self, kept: impl Fn(&Range<usize>) -> Range<usize>) -> Option<Range<usize>> {
+        let parts = |left: u64| (left >> 32) as usize..(left & 0xFFFF_FFFF) as usize;
+        let changed = self.0.fetch_update(SeqCst, SeqCst, |left| {
+            let left = parts(left);
+            let kept = kept(&left);
+            (!left.is_empty()).then_some((kept.start as u64) << 32 | kept.end as u64)
+        });
+        changed.ok().map(parts)
+    }
+}
+
 /// The team; the thread that calls [`Pool::run`] is its first member.
 pub(crate) struct Pool {
     shared: Arc<Shared>,
@@ -60,7 +94,7 @@ impl Pool {
                 epoch: AtomicUsize::new(0),
                 open: AtomicBool::new(false),
                 job: UnsafeCell::new(None),
-                next: AtomicUsize::new(0),
+                left: (0..threads).map(|_| Left::default()).collect(),
                 joined: AtomicUsize::new(0),
                 failed: AtomicBool::new(false),
                 stop: AtomicBool::new(false),
@@ -88,18 +122,21 @@ impl Pool {
     /// when all are done.
     ///
     /// # Panics
-    /// If a call panicked, after all have ended.
+    /// If a call panicked, after all have ended, or there are more parts than an `u32` counts.
     pub(crate) fn run(&mut self, parts: usize, job: &(dyn Fn(usize, usize) + Sync)) {
         if self.handles.is_empty() || parts <= 1 {
             return (0..parts).for_each(|part| job(0, part));
         }
+        assert!(u32::try_from(parts).is_ok(), "parts are counted in 32 bits");
         let shared = &*self.shared;
         // SAFETY: only the lifetime is erased. `Close` below keeps this call from returning or unwinding before
         // every worker that joined has left, so the pointer is never followed after `job` is gone.
         let erased: Job = unsafe { std::mem::transmute::<&(dyn Fn(usize, usize) + Sync), Job>(job) };
         // SAFETY: the job is closed and nobody is left in it; `&mut self` excludes another caller.
-        unsafe { *shared.job.get() = Some((erased, parts)) };
-        shared.next.store(0, SeqCst);
+        unsafe { *shared.job.get() = Some(erased) };
+        for (member, left) in shared.left.iter().enumerate() {
+            left.set(share(parts, shared.left.len(), member));
+        }
         // Of a job whose caller unwound before it could ask.
         shared.failed.store(false, SeqCst);
         shared.open.store(true, SeqCst);
@@ -111,19 +148,23 @@ impl Pool {
             }
         }
         let close = Close(shared);
-        take_parts(shared, parts, |part| job(0, part));
+        take_parts(shared, 0, |part| job(0, part));
         drop(close);
         assert!(!shared.failed.swap(false, SeqCst), "a worker thread panicked");
     }
 }
 
-fn take_parts(shared: &Shared, parts: usize, mut job: impl FnMut(usize)) {
+fn take_parts(shared: &Shared, member: usize, mut job: impl FnMut(usize)) {
+    let (own, members) = (&shared.left[member], shared.left.len());
     loop {
-        let part = shared.next.fetch_add(1, SeqCst);
-        if part >= parts {
-            return;
+        while let Some(part) = own.first() {
+            job(part);
         }
-        job(part);
+        let Some(parts) = (1..members).find_map(|i| shared.left[(member + i) % members].half()) else {
+            return;
+        };
+        // Nobody else changes what is empty.
+        own.set(parts);
     }
 }
 
@@ -174,10 +215,10 @@ fn work(shared: &Shared, index: usize) {
         shared.joined.fetch_add(1, SeqCst);
         if shared.open.load(SeqCst) {
             // SAFETY: joined, then seen open: see `Shared`.
-            let (job, parts) = unsafe { (*shared.job.get()).expect("an open job is there") };
+            let job = unsafe { (*shared.job.get()).expect("an open job is there") };
             let call = AssertUnwindSafe(|| {
                 // SAFETY: `Pool::run` does not return while this worker is joined, so what `job` points at lives.
-                take_parts(shared, parts, |part| (unsafe { &*job })(index, part));
+                take_parts(shared, index, |part| (unsafe { &*job })(index, part));
             });
             if panic::catch_unwind(call).is_err() {
                 shared.failed.store(true, SeqCst);
@@ -209,23 +250,25 @@ mod tests {
     }
 
     #[test]
-    fn the_caller_does_not_wait_for_a_worker_that_never_came() {
+    fn nobody_s_parts_wait_for_who_is_held() {
         let mut pool = Pool::new(2).unwrap();
         let caller = thread::current().id();
-        // The worker is held in one part; all others are done by the caller.
-        let (held, others) = (AtomicBool::new(false), AtomicUsize::new(0));
-        pool.run(100, &|_, _| {
-            if thread::current().id() != caller && !held.swap(true, SeqCst) {
-                while others.load(SeqCst) < 99 {
-                    thread::yield_now();
+        for hold_caller in [false, true] {
+            // One member is held in one part until all others are done.
+            let (held, others) = (AtomicBool::new(false), AtomicUsize::new(0));
+            pool.run(100, &|_, _| {
+                if (thread::current().id() == caller) == hold_caller && !held.swap(true, SeqCst) {
+                    while others.load(SeqCst) < 99 {
+                        thread::yield_now();
+                    }
+                } else {
+                    others.fetch_add(1, SeqCst);
+                    // Gives the other member time to come.
+                    thread::sleep(std::time::Duration::from_micros(50));
                 }
-            } else {
-                others.fetch_add(1, SeqCst);
-                // Gives the worker time to come.
-                thread::sleep(std::time::Duration::from_micros(50));
-            }
-        });
-        assert_eq!(others.load(SeqCst) + usize::from(held.load(SeqCst)), 100);
+            });
+            assert_eq!(others.load(SeqCst) + usize::from(held.load(SeqCst)), 100);
+        }
     }
 
     #[test]
