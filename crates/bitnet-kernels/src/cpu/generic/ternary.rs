@@ -176,7 +176,8 @@ pub(crate) unsafe fn dot_blocks<L: Lanes, const R: usize, const T: usize>(
 }
 
 /// A whole panel against the only token: per plane one mask and one dot product, the planes' weights (1, 4, 16,
-/// 64) shifted out once at the end.
+/// 64) shifted out once at the end. So little is done with a byte that the processor's own prefetching keeps up; asking
+/// costs 2 % (Zen 4), and with more tokens saves 11 %.
 #[inline(always)]
 unsafe fn one_token<L: Lanes>(a: &BitLinear<'_>, panel: usize) {
     let blocks = a.w.blocks();
@@ -186,7 +187,6 @@ unsafe fn one_token<L: Lanes>(a: &BitLinear<'_>, panel: usize) {
     for _ in 0..blocks {
         for (group, parts) in parts.iter_mut().enumerate() {
             let v = L::load_codes(codes.add(64 * group));
-            L::prefetch(codes.wrapping_add(64 * group + AHEAD));
             for (plane, part) in parts.iter_mut().enumerate() {
                 *part = L::dot(*part, L::mask_plane(v, plane), x.add(4 * plane));
             }
