@@ -104,7 +104,10 @@ impl<D: Driver + 'static> Machine<'_, D> {
     }
 
     fn on_cpu(&self, checkpoint: &Checkpoint, want: Want) -> Result<Loaded, CliError> {
-        let (cpu, available) = (cpu(self.common)?, SystemMemory::now().available_bytes);
+        let (mut cpu, available) = (cpu(self.common)?, SystemMemory::now().available_bytes);
+        if want.all_logits {
+            cpu = cpu.for_all_logits();
+        }
         let home = Home::Cpu(cpu.kv_type());
         on(cpu, home, available, self.common, checkpoint, want)
     }
@@ -129,7 +132,7 @@ fn on<B: Backend + 'static>(
     want: Want,
 ) -> Result<Loaded, CliError> {
     let start = Instant::now();
-    let weights = home.weights(checkpoint)?;
+    let weights = home.weights(checkpoint, want.all_logits)?;
     let limits = plan(common, home, available, &checkpoint.spec, weights.total, want)?;
     let bar = Progress::new("loading", checkpoint.spec.layers);
     let model =

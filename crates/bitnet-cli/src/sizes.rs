@@ -39,8 +39,8 @@ impl Home {
         }
     }
 
-    /// What the weights will take in the layout of the kernels.
-    pub fn weights(self, checkpoint: &Checkpoint) -> Result<WeightBytes, CliError> {
+    /// What the weights will take in the layout of the kernels; for who looks at all logits, without the copy of the head.
+    pub fn weights(self, checkpoint: &Checkpoint, all_logits: bool) -> Result<WeightBytes, CliError> {
         let mut bytes = WeightBytes { layout: self.layout(), total: 0, step: 0, trits: 0 };
         for entry in checkpoint.tensors.entries() {
             let elements: usize = entry.shape.iter().product();
@@ -61,11 +61,11 @@ impl Home {
                     };
                     let head = checkpoint.spec.tied_head || entry.name == "lm_head.weight";
                     match (self, head) {
-                        (Home::Cpu(_), true) => {
+                        (Home::Cpu(_), true) if !all_logits => {
                             let copy = Cpu::screen_bytes(entry.shape[0], entry.shape[1]);
                             (size + copy, copy)
                         }
-                        (Home::Gpu, true) => (size, size),
+                        (_, true) => (size, size),
                         (_, false) => (size, 0),
                     }
                 }

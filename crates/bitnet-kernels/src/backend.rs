@@ -292,6 +292,11 @@ pub trait Backend: Send {
         None
     }
 
+    /// Whether [`Backend::screen`] is of use here.
+    fn screens(&self) -> bool {
+        false
+    }
+
     /// Prepares a table for [`Backend::top_logits`] of up to `rows` rows, with what a file holds for that, if it does.
     fn screen(
         &mut self,

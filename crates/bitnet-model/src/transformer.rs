@@ -84,8 +84,10 @@ impl<B: Backend> Transformer<B> {
             true => None,
             false => Some(b.table(&tensors.dense("lm_head.weight")?)?),
         };
-        let screen = packed::<B>(tensors).map(PackedSource::screen).transpose()?.flatten();
-        b.screen(head.as_mut().unwrap_or(&mut embedding), screen, limits.max_logit_rows)?;
+        if b.screens() {
+            let stored = packed::<B>(tensors).map(PackedSource::screen).transpose()?.flatten();
+            b.screen(head.as_mut().unwrap_or(&mut embedding), stored, limits.max_logit_rows)?;
+        }
         let norm = read_norm(b, tensors, "model.norm.weight", spec.rms_eps)?;
         let mut layers = Vec::with_capacity(spec.layers);
         for index in 0..spec.layers {

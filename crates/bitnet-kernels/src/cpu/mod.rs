@@ -90,6 +90,7 @@ pub struct Cpu {
     memory: Arena,
     /// One a thread, grown when buffers are made.
     scratch: Vec<Buffer<f32>>,
+    screens: bool,
     screening: Screening,
     bit_linear_calls: u64,
     head: HeadWork,
@@ -113,6 +114,7 @@ impl Cpu {
             pool,
             memory: Arena::default(),
             scratch,
+            screens: true,
             screening: Screening::default(),
             bit_linear_calls: 0,
             head: HeadWork::default(),
@@ -122,6 +124,11 @@ impl Cpu {
     /// The same backend with caches of this type.
     pub fn keeping(self, kv: KvType) -> Self {
         Cpu { kv, ..self }
+    }
+
+    /// The same backend for who looks at all logits: it takes no copy of an output head to rule some out.
+    pub fn for_all_logits(self) -> Self {
+        Cpu { screens: false, ..self }
     }
 
     /// The type of its caches.
@@ -453,6 +460,10 @@ impl Backend for Cpu {
 
     fn logits(&mut self, n: usize, x: &Rows, table: &Table, logits: &mut [f32]) -> Result<(), KernelError> {
         self.all_logits(n, x, table, logits)
+    }
+
+    fn screens(&self) -> bool {
+        self.screens
     }
 
     fn screen(&mut self, table: &mut Table, stored: Option<Screen>, rows: usize) -> Result<(), KernelError> {

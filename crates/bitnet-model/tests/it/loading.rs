@@ -2,7 +2,8 @@ use std::sync::Mutex;
 
 use bitnet_kernels::{Cpu, Isa};
 use bitnet_model::{
-    Limits, ModelError, PackedSource, Synthetic, TensorEntry, TensorKind, TensorSource, Transformer,
+    Batch, Limits, Logits, Model, ModelError, PackedSource, Synthetic, TensorEntry, TensorKind, TensorSource,
+    Transformer,
 };
 use bitnet_tensor::{BitNetTensor, TernaryTensor};
 
@@ -40,4 +41,21 @@ fn every_projection_is_unpacked_once() {
     let projections = source.entries().iter().filter(|entry| entry.kind == TensorKind::Ternary);
     let projections: Vec<&str> = projections.map(|entry| entry.name.as_str()).collect();
     assert_eq!(*source.asked.lock().unwrap(), projections);
+}
+
+#[test]
+fn who_looks_at_all_logits_loads_no_copy_of_the_head() {
+    let model = Synthetic::named("tiny").unwrap();
+    let screened = |cpu: Cpu| {
+        let limits = Limits { max_tokens: 1, max_logit_rows: 1, kv_blocks: 1 };
+        let mut model = Transformer::load(model.spec(), &model, cpu, limits, &mut |_, _| {}).unwrap();
+        let (mut batch, mut logits) = (Batch::new(), Logits::default());
+        batch.push(&[3], 0, &[0], 0..1);
+        batch.only_top(1);
+        model.forward(&batch, &mut logits).unwrap();
+        (model.backend_ref().head_work().screened, logits.row(0).iter().filter(|x| x.is_finite()).count())
+    };
+    let cpu = || Cpu::new(Isa::best(), 1).unwrap();
+    assert_eq!(screened(cpu().for_all_logits()), (0, 512));
+    assert_eq!(screened(cpu()).0, 1);
 }
