@@ -24,6 +24,8 @@ unsafe impl Number for f32 {}
 unsafe impl Number for i8 {}
 // SAFETY: as above.
 unsafe impl Number for u8 {}
+// SAFETY: as above.
+unsafe impl Number for u64 {}
 // SAFETY: an f32 and an i32 side by side, without padding.
 unsafe impl Number for bitnet_tensor::quant::RowQuant {}
 

@@ -2,7 +2,7 @@
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
-mod buffer;
+pub(crate) mod buffer;
 mod generic;
 mod head;
 mod isa;
