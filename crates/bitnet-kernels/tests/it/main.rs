@@ -4,3 +4,4 @@
 
 mod conformance;
 mod gpu;
+mod near_ties;
