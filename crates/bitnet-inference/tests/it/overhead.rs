@@ -1,4 +1,4 @@
-//! What scheduling costs beside the model.
+//! What steps allocate: those of the scheduler, and the forward pass.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use bitnet_inference::sim::HashModel;
 use bitnet_inference::{BatchSizing, Plan, Request, Scheduler, SchedulerConfig, StepOutcome, Stepper};
-use bitnet_model::Limits;
+use bitnet_kernels::{Cpu, Isa, KvType};
+use bitnet_model::{Batch, Limits, Logits, Model, Synthetic, Transformer};
 
 use crate::support::*;
 
@@ -87,5 +88,33 @@ fn f23_a_steady_step_allocates_nothing() {
         let allocations = steps(&mut scheduler, &mut stepper, 100);
         assert_eq!(scheduler.running(), RUNNING);
         assert_eq!(allocations, 0, "with {max_draft} drafts");
+    }
+}
+
+#[test]
+fn f23_a_forward_pass_on_the_cpu_allocates_nothing_not_even_the_first() {
+    let source = Synthetic::named("tiny").unwrap();
+    let limits = Limits { max_tokens: 64, max_logit_rows: 8, kv_blocks: 8 };
+    for kv in KvType::ALL {
+        // One thread, so that this one does everything.
+        let cpu = Cpu::new(Isa::best(), 1).unwrap().keeping(kv);
+        let mut model = Transformer::load(source.spec(), &source, cpu, limits, &mut |_, _| {}).unwrap();
+        let mut batch = Batch::with_capacity(64, 8, 8);
+        let mut logits = Logits::with_capacity(8, source.spec().vocab);
+        let (asks, mut drawn) = (vec![None; 8], vec![None; 8]);
+        // The largest step, then a small one; by bounds, then with all logits.
+        for (tokens, start) in [(8, 0), (1, 8)] {
+            for top in [1, Batch::ALL] {
+                batch.clear();
+                for sequence in 0..8 {
+                    let ids: [u32; 8] = std::array::from_fn(|i| (31 * i + sequence) as u32);
+                    batch.push(&ids[..tokens], start, &[sequence as u32], tokens - 1..tokens);
+                    batch.only_top(top);
+                }
+                let before = ALLOCATIONS.get();
+                model.forward_drawing(&batch, &asks, &mut logits, &mut drawn).unwrap();
+                assert_eq!(ALLOCATIONS.get() - before, 0, "{kv}, {tokens} tokens a sequence, top {top}");
+            }
+        }
     }
 }
