@@ -211,6 +211,15 @@ fn a_bench_without_its_gpu_says_that_it_measured_the_cpu() {
         let nanoseconds = 1e3 * number("microseconds");
         assert!((number("gb_s") * nanoseconds - f64::from(bytes)).abs() < 1.0, "{bytes}: {row}");
         assert!((1e3 * number("tera_ops_s") * nanoseconds - f64::from(operations)).abs() < 1.0, "{row}");
+        let parts = [
+            ("of_bandwidth", "gb_s", "memory_bandwidth_gb_s"),
+            ("of_peak", "tera_ops_s", "integer_peak_tops"),
+        ];
+        for (part, of, limit) in parts.into_iter().filter(|(part, ..)| !row[part].is_null()) {
+            let all = report[limit].as_f64().unwrap();
+            assert!((number(part) * all / number(of) - 1.0).abs() < 1e-9, "{part}: {row}");
+        }
+        assert_eq!(row["of_peak"].is_null(), ["head, choice", "attention"].contains(&operation), "{row}");
         assert!(rows.next().is_none());
     }
 }

@@ -6,7 +6,9 @@ use crate::bitnet::{bitnet, command};
 fn speeds_come_for_every_length_and_batch_asked_for() {
     let args =
         ["bench", "synthetic:tiny", "-p", "16,100", "-n", "8", "-b", "1,3", "--threads", "2", "--json"];
-    let report = bitnet(&[&args[..], &["--kv", "f16", "-d", "300", "--device", "cpu"]].concat()).json();
+    let more = ["--kv", "f16", "-d", "300", "--device", "cpu", "--runs", "2", "--step", "32"];
+    let report = bitnet(&[&args[..], &more].concat()).json();
+    assert_eq!(report["step"], 32);
     assert_eq!((&report["kv"], &report["decode"][0]["depth"]), (&"f16".into(), &300.into()));
     assert_eq!(report["device"], "cpu");
     assert_eq!(report["threads"], 2);
@@ -20,9 +22,17 @@ fn speeds_come_for_every_length_and_batch_asked_for() {
     let batches: Vec<_> = report["decode"].as_array().unwrap().iter().map(|d| d["batch"].as_u64()).collect();
     assert_eq!(batches, [Some(1), Some(3)]);
     let rows = [report["prefill"].as_array().unwrap().clone(), report["decode"].as_array().unwrap().clone()];
+    let weights = report["weight_bytes"].as_f64().unwrap();
     for row in rows.concat() {
         let [least, median, most] = ["tok_s_min", "tok_s", "tok_s_max"].map(|key| row[key].as_f64().unwrap());
         assert!(0.0 < least && least <= median && median <= most, "{row}");
+        assert_eq!(row["runs"], 2);
+        let number = |key: &str| row[key].as_f64();
+        let (made, expected) = match (number("first_token_ms"), number("gb_s")) {
+            (Some(milliseconds), _) => (milliseconds * median, 1e3 * number("tokens").unwrap()),
+            (_, gb_s) => (1e9 * gb_s.unwrap() * number("batch").unwrap() / median, weights),
+        };
+        assert!((made / expected - 1.0).abs() < 1e-6, "{row}");
     }
     assert_eq!(report["speculation"], serde_json::json!([]));
     assert!(report["load_seconds"].as_f64().unwrap() > 0.0);
@@ -56,6 +66,11 @@ fn decode_speeds_are_recorded_for_the_throughput_factor() {
     assert_eq!(after.decode[..2], record.decode, "sizes that were not measured stay");
     assert_eq!(after.decode.iter().map(|row| row.0).collect::<Vec<_>>(), [1, 2, 4]);
     assert!(after.factor(4).unwrap() > 0.0);
+
+    let deeper = ["bench", "synthetic:tiny", "-p", "8", "-n", "4", "-b", "8", "-d", "40", "--threads", "1"];
+    let run = command(&deeper).env("BITNET_CACHE", cache.path()).output().unwrap();
+    assert!(run.status.success() && !String::from_utf8(run.stderr).unwrap().contains("recorded in"));
+    assert_eq!(ThroughputRecord::read(path.as_ref()).unwrap().unwrap().decode, after.decode);
 }
 
 #[test]

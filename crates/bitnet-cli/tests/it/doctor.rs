@@ -2,7 +2,7 @@ use bitnet_kernels::{Isa, conformance};
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde_json::json;
 
-use crate::bitnet::{bitnet, fixture};
+use crate::bitnet::{Outcome, bitnet, fixture};
 
 #[test]
 fn every_level_of_this_machine_passes_every_case() {
@@ -48,7 +48,7 @@ fn models_are_judged_by_the_oracle_and_a_folder_without_one_is_refused() {
 
 /// The golden file of the smallest fixture, with other logits.
 #[test]
-fn a_golden_file_that_does_not_fit_its_model_is_refused_by_name() {
+fn logits_far_from_the_oracles_fail_and_a_golden_file_that_does_not_fit_is_refused_by_name() {
     let folder = tempfile::tempdir().unwrap();
     let model = folder.path().join("odd");
     std::fs::create_dir(&model).unwrap();
@@ -60,16 +60,23 @@ fn a_golden_file_that_does_not_fit_its_model_is_refused_by_name() {
     let whole = SafeTensors::deserialize(&bytes).unwrap();
     let logits = whole.tensor("logits_0").unwrap();
     let [rows, vocab] = logits.shape()[..] else { panic!("rows of logits") };
-    for shape in [vec![rows, vocab / 2], vec![rows * vocab], vec![64, vocab]] {
-        let data = vec![0; 4 * shape.iter().product::<usize>()];
-        let wrong = TensorView::new(Dtype::F32, shape.clone(), &data).unwrap();
+    let doctor = |shape: &[usize], data: &[u8]| {
+        let other = TensorView::new(Dtype::F32, shape.to_vec(), data).unwrap();
         let tensors = whole.iter().map(|(name, view)| match name {
-            "logits_0" => (name, wrong.clone()),
+            "logits_0" => (name, other.clone()),
             _ => (name, view),
         });
         std::fs::write(&golden, safetensors::serialize(tensors, None).unwrap()).unwrap();
-        let place = folder.path().to_str().unwrap();
-        let error = bitnet(&["doctor", "--device", "cpu", "--fixtures", place]).failure(1);
+        bitnet(&["doctor", "--device", "cpu", "--fixtures", folder.path().to_str().unwrap()])
+    };
+    for shape in [[rows, vocab / 2], [64, vocab]] {
+        let error = doctor(&shape, &vec![0; 4 * shape.iter().product::<usize>()]).failure(1);
         assert!(error.contains("golden.safetensors") && error.contains(&format!("{shape:?}")), "{error}");
     }
+    // One row of the oracle's, whose every value has the other sign.
+    let mut one_row = logits.data().to_vec();
+    one_row[..4 * vocab].iter_mut().skip(3).step_by(4).for_each(|byte| *byte ^= 0x80);
+    let Outcome { code, out, err } = doctor(&[rows, vocab], &one_row);
+    assert!(code == 1 && err.contains("2.0e0 at worst") && err.contains("odd on cpu"), "{code} {err}");
+    assert!(out.contains("odd on cpu: FAR") && out.contains("worst 2.0e0"), "{out}");
 }

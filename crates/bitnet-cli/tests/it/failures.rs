@@ -44,6 +44,7 @@ fn wrong_usage_is_told_in_one_line_with_exit_code_2() {
     fails(2, "bench synthetic:tiny -b 0", &["-b", "1 to 1024"]);
     fails(2, "bench synthetic:tiny -p 9000", &["-p", "8192"]);
     fails(2, "bench synthetic:tiny -n 8192", &["-n"]);
+    fails(2, "bench synthetic:tiny -d 8190", &["-d", "8186"]);
     fails(2, "doctor --threads x", &["--threads"]);
     fails(2, "inspect demo --isa foo", &["'foo'", "--isa"]);
     fails(2, "tokenize demo x --isa foo", &["'foo'", "--isa"]);

@@ -196,7 +196,36 @@ fn argmax(row: &[f32]) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
-    use super::argmax;
+    use bitnet_inference::sim::HashModel;
+    use bitnet_model::Limits;
+
+    use super::*;
+
+    #[test]
+    fn a_batch_that_differs_from_its_members_alone_is_refused_with_its_first_token() {
+        let limits = Limits { max_tokens: 64, max_logit_rows: 8, kv_blocks: 8 };
+        let compared = |model: HashModel| {
+            let (mut model, bar) = (model, Progress::new("comparing", 1));
+            let mut sequences = Sequences::new("m", &mut model, 64);
+            let begun = sequences.begin(&[0, 1, 2], DEFAULT_DEPTH).unwrap();
+            assert_eq!(begun.lens, [16, 17, 18], "no two are at the same position");
+            sequences.compare(3, 4, &bar)
+        };
+        compared(HashModel::new(50, 256, limits)).unwrap();
+        // The second of three side by side has the logits of others from its second step on.
+        let mut steps = 0;
+        let leaks = HashModel::new(50, 256, limits).with_hook(Box::new(move |batch, logits| {
+            if let (3, Some(logits)) = (batch.runs().len(), logits) {
+                steps += 1;
+                if steps > 1 {
+                    logits.resize(3, 50)[50..100].reverse();
+                }
+            }
+            Ok(())
+        }));
+        let error = compared(leaks).unwrap_err().to_string();
+        assert!(error.contains("token 2 of sequence 1 in a batch of 3"), "{error}");
+    }
 
     #[test]
     fn a_row_that_is_not_finite_has_no_most_likely_token() {
