@@ -25,6 +25,9 @@ pub(crate) struct Bench {
     /// Threads; all cores if not given
     #[arg(long)]
     threads: Option<usize>,
+    /// Measure models on the GPU, which must be there, instead of the CPU
+    #[arg(long)]
+    gpu: bool,
     /// Print one JSON object with commit and processor instead of a table
     #[arg(long)]
     json: bool,
@@ -37,11 +40,13 @@ impl Bench {
     /// Correctness first: no speed is reported for kernels that disagree with the reference.
     pub(crate) fn run(&self) -> Result<()> {
         run(cargo(&["build", "--release", "--quiet", "--package", "bitnet-cli"]))?;
-        let doctor = self.bitnet(&["doctor", "--json"])?;
+        let device = ["--device", if self.gpu { "cuda" } else { "cpu" }];
+        let doctor = self.bitnet(&[&["doctor", "--json"], &device[..]].concat())?;
         let mut results = Vec::new();
         for model in &self.models {
             let (prompt, new) = (self.prompt.to_string(), self.new.to_string());
             let mut args = vec!["bench", model, "-p", &prompt, "-n", &new, "-b", &self.batch, "--json"];
+            args.extend(device);
             let threads = self.threads.map(|t| t.to_string());
             if let Some(threads) = &threads {
                 args.extend(["--threads", threads]);

@@ -50,7 +50,7 @@ enum Task {
     GpuBundle(gpu_bundle::GpuBundle),
     /// Run the kernels of 64-bit Arm under emulation: every level against the reference, the demo against this machine
     Neon,
-    /// Judge the kernels against the reference, then measure prefill and decode
+    /// Judge the kernels against the reference, then measure prefill, decode, kernels, engine and server
     Bench(bench::Bench),
     /// Damage model files of every kind and judge what becomes of them
     Fuzz(fuzz::Fuzz),
