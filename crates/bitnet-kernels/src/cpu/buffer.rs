@@ -187,8 +187,8 @@ mod tests {
     #[test]
     fn buffers_of_an_arena_are_zero_and_apart_and_outlive_it() {
         let mut arena = Arena::default();
-        // Too small to share, shared, in the next piece, and too large.
-        let lens = [7, 100_001, Arena::PIECE - 5, 300_000, Arena::PIECE + 1];
+        // Too small to share, two of one piece, the next piece, and too large.
+        let lens = [7, 100_001, 300_000, Arena::PIECE - 5, Arena::PIECE + 1];
         let mut buffers = lens.map(|len| arena.zeroed::<u8>(len, "test").unwrap());
         drop(arena);
         for (i, buffer) in buffers.iter_mut().enumerate() {
