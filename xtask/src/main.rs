@@ -54,6 +54,12 @@ enum Task {
     Bench(bench::Bench),
     /// Damage model files of every kind and judge what becomes of them
     Fuzz(fuzz::Fuzz),
+    /// Judge every form of the golden checkpoints by its oracle, on every instruction set of this machine
+    Fixtures {
+        /// Do so: there is nothing else to do with them
+        #[arg(long, required = true)]
+        check: bool,
+    },
 }
 
 fn main() -> ExitCode {
@@ -70,6 +76,9 @@ fn main() -> ExitCode {
         Task::Neon => neon::check(),
         Task::Bench(bench) => bench.run(),
         Task::Fuzz(fuzz) => fuzz.run(),
+        Task::Fixtures { .. } => {
+            run(cargo(&["test", "--release", "-p", "bitnet-tests", "--test", "it", "goldens::"]))
+        }
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
