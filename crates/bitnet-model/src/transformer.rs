@@ -50,8 +50,8 @@ struct Buffers<B: Backend> {
 }
 
 impl<B: Backend> Transformer<B> {
-    /// Reads all weights of a model into the layout of `backend`, unless they are stored in it, and takes the memory for steps up to `limits`.
-    /// `progress` is told how many of how many layers are done.
+    /// Reads all weights of a model into the layout of `backend`, unless they are stored in it, and takes the memory for
+    /// steps up to `limits`. `progress` is told how many of how many layers are done.
     ///
     /// # Errors
     /// If a tensor is missing or damaged, or the backend has not the memory.

@@ -10,9 +10,9 @@ use crate::{
         buffer::Shared,
         generic::{
             cache::{Cached, Kv, panel},
+            element::{Bf16, F16, F32, Int8},
             exp,
             rows::{store_row, sum_by_lane},
-            stored::{Bf16, F16, F32, Int8},
         },
         lanes::Lanes,
     },

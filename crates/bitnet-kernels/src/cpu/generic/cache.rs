@@ -16,7 +16,7 @@ use crate::{
     BLOCK_TOKENS, KernelError, KvShape, KvType,
     cpu::{
         buffer::Buffer,
-        generic::stored::{Bf16, F16, F32, Int8, Stored},
+        generic::element::{Bf16, Element, F16, F32, Int8},
     },
 };
 
@@ -46,7 +46,7 @@ impl Kv {
 }
 
 /// How numbers of one of the types are kept.
-pub(crate) trait Cached: Stored {
+pub(crate) trait Cached: Element {
     /// The type.
     const KV: KvType;
 

@@ -17,8 +17,8 @@ use bitnet_tensor::{BitNetTensor, DType};
 use crate::cpu::{
     buffer::Shared,
     generic::{
+        element::{Bf16, Element, F16, F32},
         store_partial,
-        stored::{Bf16, F16, F32, Stored},
     },
     lanes::Lanes,
     share,
@@ -63,7 +63,7 @@ pub(crate) unsafe fn decode_row<L: Lanes>(table: &BitNetTensor, row: usize, out:
 }
 
 #[inline(always)]
-unsafe fn load_row<L: Lanes, S: Stored>(table: &BitNetTensor, row: usize, out: &mut [f32]) {
+unsafe fn load_row<L: Lanes, S: Element>(table: &BitNetTensor, row: usize, out: &mut [f32]) {
     let bytes = out.len() * size_of::<S::Number>();
     let from = table.bytes()[row * table.row_bytes()..][..bytes].as_ptr().cast::<S::Number>();
     let (vectors, rest) = out.as_chunks_mut::<16>();
@@ -78,7 +78,7 @@ unsafe fn load_row<L: Lanes, S: Stored>(table: &BitNetTensor, row: usize, out: &
 
 /// `n < 16` stored values, and zeros after them.
 #[inline(always)]
-unsafe fn load_rest<L: Lanes, S: Stored>(from: *const S::Number, n: usize) -> L::F {
+unsafe fn load_rest<L: Lanes, S: Element>(from: *const S::Number, n: usize) -> L::F {
     let mut lanes = [S::Number::default(); 16];
     // As bytes, for what is mapped need not be aligned.
     std::ptr::copy_nonoverlapping(from.cast::<u8>(), lanes.as_mut_ptr().cast(), n * size_of::<S::Number>());
@@ -101,14 +101,14 @@ unsafe fn some_rows<L: Lanes>(a: &DenseLogits<'_>, rows: Range<usize>, scratch: 
     let n = a.table.row_bytes();
     let bytes = a.table.bytes()[rows.start * n..rows.end * n].as_ptr();
     match a.table.dtype() {
-        DType::F32 => stored::<L, F32>(a, bytes.cast(), rows),
-        DType::F16 => stored::<L, F16>(a, bytes.cast(), rows),
-        DType::BF16 => stored::<L, Bf16>(a, bytes.cast(), rows),
+        DType::F32 => rows_of::<L, F32>(a, bytes.cast(), rows),
+        DType::F16 => rows_of::<L, F16>(a, bytes.cast(), rows),
+        DType::BF16 => rows_of::<L, Bf16>(a, bytes.cast(), rows),
         _ => {
             for (row, out) in rows.clone().zip(scratch.chunks_exact_mut(a.table.cols())) {
                 a.table.decode_row(row, out);
             }
-            stored::<L, F32>(a, scratch.as_ptr(), rows);
+            rows_of::<L, F32>(a, scratch.as_ptr(), rows);
         }
     }
 }
@@ -149,7 +149,7 @@ pub(crate) unsafe fn settle<L: Lanes>(a: &Settle<'_>, rows: Range<usize>, scratc
 
 /// Rows `rows` that lie one after another at `weights`.
 #[inline(always)]
-unsafe fn stored<L: Lanes, S: Stored>(a: &DenseLogits<'_>, weights: *const S::Number, rows: Range<usize>) {
+unsafe fn rows_of<L: Lanes, S: Element>(a: &DenseLogits<'_>, weights: *const S::Number, rows: Range<usize>) {
     // Registers decide the tile: 32 wide ones hold 16 sums, 16 narrow ones 4.
     let wide = L::TILE.0 == 4;
     let n = a.tokens.len();
@@ -169,7 +169,7 @@ unsafe fn stored<L: Lanes, S: Stored>(a: &DenseLogits<'_>, weights: *const S::Nu
 }
 
 #[inline(always)]
-unsafe fn sweep<L: Lanes, S: Stored, const R: usize, const T: usize>(
+unsafe fn sweep<L: Lanes, S: Element, const R: usize, const T: usize>(
     a: &DenseLogits<'_>,
     weights: *const S::Number,
     rows: Range<usize>,
@@ -187,7 +187,7 @@ unsafe fn sweep<L: Lanes, S: Stored, const R: usize, const T: usize>(
 }
 
 #[inline(always)]
-unsafe fn tile<L: Lanes, S: Stored, const R: usize, const T: usize>(
+unsafe fn tile<L: Lanes, S: Element, const R: usize, const T: usize>(
     a: &DenseLogits<'_>,
     weights: *const S::Number,
     row: usize,

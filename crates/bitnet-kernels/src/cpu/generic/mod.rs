@@ -8,10 +8,10 @@
 pub(crate) mod attention;
 pub(crate) mod cache;
 pub(crate) mod dense;
+pub(crate) mod element;
 pub(crate) mod peak;
 pub(crate) mod rows;
 pub(crate) mod screen;
-pub(crate) mod stored;
 pub(crate) mod ternary;
 
 use std::ops::Range;

@@ -15,8 +15,8 @@ use crate::{
         buffer::Shared,
         generic::{
             cache::{self, Cached},
+            element::{Bf16, F16, F32, Int8},
             exp, load_partial, store_partial,
-            stored::{Bf16, F16, F32, Int8},
         },
         lanes::Lanes,
     },

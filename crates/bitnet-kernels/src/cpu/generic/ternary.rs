@@ -7,8 +7,7 @@
 //! Layout: [`super::super::panels`]. A block, 64 rows by 16 columns, against `T` tokens with 512-bit vectors: 4 loads, 16
 //! masks, 12 shifts, `4 T` loads of activations and `16 T` dot products of 64 codes each, so the ceiling of many tokens is
 //! the dot products: on two cores of Zen 4, 512 x 6912 x 2560 comes to 91 %, 512 x 2560 x 6912 to 96 % of what the same
-//! instructions give out of registers. One token: 4 loads, 16 masks, 16 dot products; its ceiling is memory, and with one
-//! thread it reads as fast as memory streams.
+//! instructions give out of registers. One token: 4 loads, 16 masks, 16 dot products; its ceiling is memory.
 
 #![allow(clippy::needless_range_loop, reason = "tiles of registers are indexed by row group and token")]
 

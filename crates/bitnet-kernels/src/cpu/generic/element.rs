@@ -5,7 +5,7 @@ use half::{bf16, f16};
 use crate::cpu::lanes::Lanes;
 
 /// How a type becomes f32.
-pub(crate) trait Stored {
+pub(crate) trait Element {
     /// A number as it is stored.
     type Number: Copy + Default;
 
@@ -18,7 +18,7 @@ pub(crate) trait Stored {
 
 pub(crate) struct F32;
 
-impl Stored for F32 {
+impl Element for F32 {
     type Number = f32;
     #[inline(always)]
     unsafe fn load<L: Lanes>(p: *const f32) -> L::F {
@@ -28,7 +28,7 @@ impl Stored for F32 {
 
 pub(crate) struct F16;
 
-impl Stored for F16 {
+impl Element for F16 {
     type Number = f16;
     #[inline(always)]
     unsafe fn load<L: Lanes>(p: *const f16) -> L::F {
@@ -38,7 +38,7 @@ impl Stored for F16 {
 
 pub(crate) struct Bf16;
 
-impl Stored for Bf16 {
+impl Element for Bf16 {
     type Number = bf16;
     #[inline(always)]
     unsafe fn load<L: Lanes>(p: *const bf16) -> L::F {
@@ -48,7 +48,7 @@ impl Stored for Bf16 {
 
 pub(crate) struct Int8;
 
-impl Stored for Int8 {
+impl Element for Int8 {
     type Number = i8;
     #[inline(always)]
     unsafe fn load<L: Lanes>(p: *const i8) -> L::F {
