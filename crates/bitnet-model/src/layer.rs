@@ -1,7 +1,7 @@
 use bitnet_kernels::{Backend, Gate, KernelError, Norm, Norms, RowOrder, Run};
 
 use crate::{
-    ModelError, ModelSpec, TensorSource,
+    ModelError, ModelSpec, TensorSource, names,
     transformer::{packed, read_norm, read_stacked},
 };
 
@@ -42,27 +42,19 @@ impl<B: Backend> Layer<B> {
         index: usize,
     ) -> Result<Self, ModelError> {
         let name = |part: &str| format!("model.layers.{index}.{part}");
-        let mut projection = |norm: Option<&str>, parts: &[&str], order: RowOrder| {
+        let mut projection = |norm: Option<&str>, stack: names::Stack, order: RowOrder| {
             let norm = norm
                 .map(|norm| read_norm(b, tensors, &format!("{}.weight", name(norm)), spec.rms_eps))
                 .transpose()?;
-            let parts: Vec<String> = parts.iter().map(|part| name(part)).collect();
+            let parts: Vec<String> = stack.parts.iter().map(|part| name(part)).collect();
             Projection::load(b, spec, tensors, norm, &parts, order)
         };
         let sub = |norm| spec.sub_norms.then_some(norm);
         Ok(Layer {
-            qkv: projection(
-                Some("input_layernorm"),
-                &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
-                RowOrder::Rope { head_dim: spec.head_dim },
-            )?,
-            output: projection(sub("self_attn.attn_sub_norm"), &["self_attn.o_proj"], RowOrder::Plain)?,
-            gate_up: projection(
-                Some("post_attention_layernorm"),
-                &["mlp.gate_proj", "mlp.up_proj"],
-                RowOrder::GateUp,
-            )?,
-            down: projection(sub("mlp.ffn_sub_norm"), &["mlp.down_proj"], RowOrder::Plain)?,
+            qkv: projection(Some("input_layernorm"), names::QKV, RowOrder::Rope { head_dim: spec.head_dim })?,
+            output: projection(sub("self_attn.attn_sub_norm"), names::OUTPUT, RowOrder::Plain)?,
+            gate_up: projection(Some("post_attention_layernorm"), names::GATE_UP, RowOrder::GateUp)?,
+            down: projection(sub("mlp.ffn_sub_norm"), names::DOWN, RowOrder::Plain)?,
         })
     }
 }

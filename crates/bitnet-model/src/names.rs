@@ -27,13 +27,42 @@ const PARTS: [(&str, &str, Option<&str>); 11] = [
     ("mlp.down_proj", "ffn_down", None),
 ];
 
-/// The projections of a layer that share an input and are stacked into one matrix, and what a file of panels calls it.
-pub(crate) const STACKS: [(&str, &[&str]); 4] = [
-    ("attn_qkv", &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]),
-    ("attn_output", &["self_attn.o_proj"]),
-    ("ffn_gate_up", &["mlp.gate_proj", "mlp.up_proj"]),
-    ("ffn_down", &["mlp.down_proj"]),
-];
+/// Projections of a layer that share an input and are stacked into one matrix.
+pub(crate) struct Stack {
+    /// What a file of panels calls it.
+    name: &'static str,
+    pub parts: &'static [&'static str],
+}
+
+pub(crate) const QKV: Stack =
+    Stack { name: "attn_qkv", parts: &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"] };
+pub(crate) const OUTPUT: Stack = Stack { name: "attn_output", parts: &["self_attn.o_proj"] };
+pub(crate) const GATE_UP: Stack = Stack { name: "ffn_gate_up", parts: &["mlp.gate_proj", "mlp.up_proj"] };
+pub(crate) const DOWN: Stack = Stack { name: "ffn_down", parts: &["mlp.down_proj"] };
+
+/// A matrix of a file of panels.
+pub(crate) struct Stacked {
+    pub name: String,
+    /// The projections one under another, by Hugging Face's names, and the rows of each.
+    pub parts: Vec<(String, usize)>,
+    pub rows: usize,
+    pub cols: usize,
+}
+
+/// All matrices of a file of panels, in the order of a forward pass.
+pub(crate) fn stacked(spec: &ModelSpec) -> impl Iterator<Item = Stacked> + '_ {
+    let of = |layer: usize, stack: &Stack| {
+        let name = format!("blk.{layer}.{}.panels", stack.name);
+        let mut matrix = Stacked { name, parts: Vec::new(), rows: 0, cols: 0 };
+        for part in stack.parts {
+            let [out, inputs] = projection(spec, part).expect("stacks are of projections");
+            matrix.parts.push((format!("model.layers.{layer}.{part}.weight"), out));
+            (matrix.rows, matrix.cols) = (matrix.rows + out, inputs);
+        }
+        matrix
+    };
+    (0..spec.layers).flat_map(move |layer| [QKV, OUTPUT, GATE_UP, DOWN].map(|stack| of(layer, &stack)))
+}
 
 /// Tensors outside the layers: Hugging Face's name and GGUF's.
 const OUTER: [(&str, &str); 3] = [
@@ -48,14 +77,14 @@ pub(crate) fn wanted(spec: &ModelSpec) -> impl Iterator<Item = Wanted> + '_ {
     let matrix = |name: &str, kind| Wanted { name: name.into(), kind, shape: vec![spec.vocab, spec.hidden] };
     let first = matrix("model.embed_tokens.weight", TensorKind::Dense);
     let norm = Wanted { name: "model.norm.weight".into(), kind: TensorKind::Norm, shape: vec![spec.hidden] };
-    let head = (!spec.tied_head).then(|| matrix("lm_head.weight", TensorKind::Dense));
+    let head = (!spec.tied_head).then(|| matrix(head(spec), TensorKind::Dense));
     let layers =
         (0..spec.layers).flat_map(move |layer| PARTS.iter().flat_map(move |p| part(spec, layer, p.0)));
     [first].into_iter().chain(layers).chain([norm]).chain(head)
 }
 
 /// `[out][in]` of a part that is a projection.
-pub(crate) fn projection(spec: &ModelSpec, part: &str) -> Option<[usize; 2]> {
+fn projection(spec: &ModelSpec, part: &str) -> Option<[usize; 2]> {
     let (hidden, q, kv) = (spec.hidden, spec.q_width(), spec.kv_width());
     Some(match part {
         "self_attn.q_proj" => [q, hidden],
@@ -88,11 +117,6 @@ fn part(spec: &ModelSpec, layer: usize, part: &str) -> impl Iterator<Item = Want
         (None, _) => vec![Some(norm(weight, hidden))],
     };
     wanted.into_iter().flatten()
-}
-
-/// What a file of panels calls a matrix of [`STACKS`].
-pub(crate) fn stack(layer: usize, stack: &str) -> String {
-    format!("blk.{layer}.{stack}.panels")
 }
 
 /// What GGUF calls the tensor with this Hugging Face name; `None` if it has no name for it.

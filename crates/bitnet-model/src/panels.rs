@@ -1,6 +1,6 @@
 //! Files that hold weights as the CPU's kernels read them, so that loading packs nothing.
 //!
-//! A GGUF file whose projections are matrices of panels, stacked as a layer uses them ([`names::STACKS`]), and that has
+//! A GGUF file whose projections are matrices of panels, stacked as a layer uses them ([`names::stacked`]), and that has
 //! the int8 copy of the output head. GGUF has no type for either: they are I8, in lines of 256 bytes, under names of
 //! their own. Everything else is as in other files. Rows are in Hugging Face's order whatever the architecture.
 
@@ -15,7 +15,7 @@ use crate::{
         ggml_type::GgmlType,
         gguf::{Descriptor, Gguf},
     },
-    names,
+    names::{self, Stacked},
     source::{PackedSource, check_shape},
 };
 
@@ -91,19 +91,14 @@ impl PanelFile {
             Ok(tensor.start..tensor.start + tensor.bytes.len())
         };
         let (mut matrices, mut projections) = (Vec::new(), HashMap::new());
-        for layer in 0..spec.layers {
-            for (stack, parts) in names::STACKS {
-                let (mut rows, mut cols) = (0, 0);
-                for part in parts {
-                    let [out, inputs] = names::projection(spec, part).expect("stacks are of projections");
-                    let name = format!("model.layers.{layer}.{part}.weight");
-                    projections.insert(name, (matrices.len(), rows..rows + out));
-                    (rows, cols) = (rows + out, inputs);
-                }
-                let stored_name = names::stack(layer, stack);
-                let bytes = take(&stored_name, Panels::stored_shape(rows, cols))?;
-                matrices.push(Matrix { stored_name, rows, cols, bytes });
+        for Stacked { name: stored_name, parts, rows, cols } in names::stacked(spec) {
+            let mut end = 0;
+            for (projection, rows) in parts {
+                projections.insert(projection, (matrices.len(), end..end + rows));
+                end += rows;
             }
+            let bytes = take(&stored_name, Panels::stored_shape(rows, cols))?;
+            matrices.push(Matrix { stored_name, rows, cols, bytes });
         }
         let head = [spec.vocab, spec.hidden];
         let screen = Screen::stored_shape(spec.vocab, spec.hidden).map(|shape| take(SCREEN, shape));

@@ -82,7 +82,7 @@ impl<B: Backend> Transformer<B> {
         let mut embedding = b.table(&tensors.dense("model.embed_tokens.weight")?)?;
         let mut head = match spec.tied_head {
             true => None,
-            false => Some(b.table(&tensors.dense("lm_head.weight")?)?),
+            false => Some(b.table(&tensors.dense(names::head(spec))?)?),
         };
         if b.screens() {
             let stored = packed::<B>(tensors).map(PackedSource::screen).transpose()?.flatten();

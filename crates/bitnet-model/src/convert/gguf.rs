@@ -10,7 +10,10 @@ use gguf_rs_lib::format::{GGUFHeader, GGUFValueType, MetadataArray, MetadataValu
 use super::{Output, Target, Unfinished, refuse};
 use crate::{
     Activation, Checkpoint, ModelError, ModelSpec, RopeScaling, TensorEntry, TensorKind,
-    files::ggml_type::GgmlType, names, packing, panels, rope_freqs, transformer::read_stacked,
+    files::ggml_type::GgmlType,
+    names::{self, Stacked},
+    packing, panels, rope_freqs,
+    transformer::read_stacked,
 };
 
 /// Data begins at a multiple of this: what other tools expect, and whole cache lines for kernels that read a file in
@@ -150,13 +153,9 @@ fn plan_panels(spec: &ModelSpec, planned: &mut Vec<Planned<'_>>) {
         let (shape, kind, bytes) = (vec![lines, bytes], GgmlType::I8, lines * bytes);
         planned.push(Planned { name, shape, kind, bytes, content });
     };
-    for layer in 0..spec.layers {
-        for (stack, parts) in names::STACKS {
-            let shapes = parts.iter().filter_map(|part| names::projection(spec, part));
-            let (rows, cols) = shapes.fold((0, 0), |(rows, _), [out, inputs]| (rows + out, inputs));
-            let parts = parts.iter().map(|part| format!("model.layers.{layer}.{part}.weight")).collect();
-            push(names::stack(layer, stack), Panels::stored_shape(rows, cols), Content::Stack(parts));
-        }
+    for Stacked { name, parts, rows, cols } in names::stacked(spec) {
+        let parts = parts.into_iter().map(|(projection, _)| projection).collect();
+        push(name, Panels::stored_shape(rows, cols), Content::Stack(parts));
     }
     if let Some(shape) = Screen::stored_shape(spec.vocab, spec.hidden) {
         push(panels::SCREEN.into(), shape, Content::Screen);
