@@ -68,6 +68,12 @@ pub enum TensorError {
         /// Columns asked for.
         cols: usize,
     },
+    /// Weights have a scale for every 64 or every 128 columns.
+    #[error("groups of {group} columns: groups must have 64 or 128")]
+    Group {
+        /// Columns of a group.
+        group: usize,
+    },
     /// A weight scale must be a finite number.
     #[error("weight scale {scale} is not finite")]
     Scale {

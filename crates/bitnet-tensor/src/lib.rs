@@ -1,5 +1,5 @@
-//! What data is: dtypes, shapes, tensors, the one canonical ternary layout, and the definition of per-token
-//! int8 activation quantisation.
+//! What data is: dtypes, shapes, tensors, the canonical layouts of ternary weights with a scale for rows or for groups of
+//! columns, and the definition of int8 activation quantisation.
 //!
 //! No I/O, no threads, no `unsafe`: everything above builds on these definitions, and every kernel is judged
 //! against them.
@@ -25,6 +25,7 @@
 mod blocks;
 mod dtype;
 mod error;
+mod grouped;
 pub mod quant;
 mod shape;
 mod tensor;
@@ -32,6 +33,7 @@ mod ternary;
 
 pub use dtype::DType;
 pub use error::TensorError;
+pub use grouped::GroupedTensor;
 pub use shape::Shape;
 pub use tensor::{BitNetTensor, SharedBytes};
 pub use ternary::{RowScale, TernaryTensor, transpose_codes};

@@ -14,9 +14,24 @@
 //!
 //! A row with a NaN or an infinity quantises to zeros with a NaN multiplier, so that everything computed from it
 //! is NaN and no other row is touched.
+//!
+//! Weights with a scale for every group of columns take activations by groups of [`GROUP`] columns instead, whatever the
+//! size of their own groups:
+//!
+//! ```text
+//! multiplier = (1 / absmax) * 127
+//! q_i        = round_half_even(x_i * multiplier)
+//! scale      = absmax / 127
+//! ```
+//!
+//! and `x_i` is about `q_i * scale`. A group of zeros has scale 0; so has one whose absmax is so small that the multiplier
+//! overflows (below 4e-37). A group with a NaN or an infinity quantises to zeros with a NaN scale.
 
 /// The smallest absmax that is divided by.
 pub const MIN_ABSMAX: f32 = 1e-5;
+
+/// Columns of activations that share a scale where weights have scales for groups of columns.
+pub const GROUP: usize = 128;
 
 /// What a quantised row is divided by, and what the ternary identity subtracts.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -53,6 +68,46 @@ pub fn quantize_row(x: &[f32], q: &mut [i8]) -> RowQuant {
     RowQuant { multiplier, sum }
 }
 
+/// Scale and sums of [`GROUP`] quantised values.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct GroupQuant {
+    /// What one int8 step is worth: `absmax / 127`; NaN for a group that holds a NaN or an infinity.
+    pub scale: f32,
+    /// Sum of the quantised group.
+    pub sum: i32,
+    /// Sums of its first and its second 64 values.
+    pub halves: [i32; 2],
+}
+
+/// The multiplier and the scale of a group with this absolute maximum. Where the multiplier is 0, all of the group
+/// becomes 0, whatever it holds.
+pub fn group_scale(absmax: f32) -> (f32, f32) {
+    if !absmax.is_finite() {
+        return (0.0, f32::NAN);
+    }
+    let multiplier = 1.0 / absmax * 127.0;
+    if multiplier.is_finite() { (multiplier, absmax / 127.0) } else { (0.0, 0.0) }
+}
+
+/// Quantises one row by groups; the last group may be shorter than [`GROUP`].
+///
+/// # Panics
+/// If `q` is not as long as `x`, or there is not one of `groups` for every group.
+pub fn quantize_groups(x: &[f32], q: &mut [i8], groups: &mut [GroupQuant]) {
+    assert_eq!(x.len(), q.len(), "quantize_groups: output must be as long as input");
+    assert_eq!(x.len().div_ceil(GROUP), groups.len(), "quantize_groups: one result for every group");
+    for ((x, q), group) in x.chunks(GROUP).zip(q.chunks_mut(GROUP)).zip(groups) {
+        let absmax = f32::from_bits(x.iter().map(|v| v.abs().to_bits()).max().unwrap_or(0));
+        let (multiplier, scale) = group_scale(absmax);
+        for (q, &x) in q.iter_mut().zip(x) {
+            *q = if multiplier == 0.0 { 0 } else { (x * multiplier).round_ties_even() as i8 };
+        }
+        let sum = |q: &[i8]| q.iter().map(|&q| i32::from(q)).sum::<i32>();
+        let (low, high) = q.split_at(q.len().min(GROUP / 2));
+        *group = GroupQuant { scale, sum: sum(q), halves: [sum(low), sum(high)] };
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -83,7 +138,55 @@ mod tests {
         }
     }
 
+    #[test]
+    fn groups_have_scales_and_sums_of_their_own() {
+        let mut x = vec![0.0; 300];
+        (x[0], x[63], x[64], x[127]) = (127.0, 0.5, 1.5, -2.5);
+        (x[256], x[299]) = (-0.25, 0.25);
+        let (mut q, mut groups) = ([7; 300], [GroupQuant::default(); 3]);
+        quantize_groups(&x, &mut q, &mut groups);
+        assert_eq!((q[0], q[63], q[64], q[127], q[256], q[299]), (127, 0, 2, -2, -127, 127));
+        assert_eq!(groups[0], GroupQuant { scale: 1.0, sum: 127, halves: [127, 0] });
+        assert_eq!((groups[1], &q[128..256]), (GroupQuant::default(), &[0; 128][..]));
+        assert_eq!(groups[2], GroupQuant { scale: 0.25 / 127.0, sum: 0, halves: [0, 0] });
+    }
+
+    #[test]
+    fn a_group_without_a_finite_multiplier_is_zero_and_touches_no_other() {
+        for (bad, scale) in [(f32::NAN, f32::NAN), (f32::NEG_INFINITY, f32::NAN), (1e-38, 0.0), (1e-45, 0.0)]
+        {
+            let mut x = vec![0.0; 256];
+            (x[5], x[200]) = (bad, -8.0);
+            let (mut q, mut groups) = ([7; 256], [GroupQuant::default(); 2]);
+            quantize_groups(&x, &mut q, &mut groups);
+            assert_eq!((groups[0].scale.to_bits(), groups[0].sum), (scale.to_bits(), 0), "{bad}");
+            assert!(q[..128] == [0; 128], "{bad}");
+            assert_eq!((q[200], groups[1].scale, groups[1].halves), (-127, 8.0 / 127.0, [0, -127]), "{bad}");
+        }
+        // The largest and the smallest that have one.
+        for x in [f32::MAX, 3.8e-37] {
+            let (mut q, mut groups) = ([0; 2], [GroupQuant::default(); 1]);
+            quantize_groups(&[x, -x], &mut q, &mut groups);
+            assert_eq!((q, groups[0].scale), ([127, -127], x / 127.0));
+        }
+    }
+
     proptest! {
+        #[test]
+        fn error_of_a_group_is_at_most_half_a_step(x in prop::collection::vec(-1e4f32..1e4, 1..400)) {
+            let mut q = vec![0; x.len()];
+            let mut groups = vec![GroupQuant::default(); x.len().div_ceil(GROUP)];
+            quantize_groups(&x, &mut q, &mut groups);
+            for (i, (&x, &q)) in x.iter().zip(&q).enumerate() {
+                let step = groups[i / GROUP].scale;
+                prop_assert!((x - f32::from(q) * step).abs() <= 0.501 * step);
+            }
+            for (group, q) in groups.iter().zip(q.chunks(GROUP)) {
+                prop_assert_eq!(group.sum, q.iter().map(|&q| i32::from(q)).sum::<i32>());
+                prop_assert_eq!(group.sum, group.halves[0] + group.halves[1]);
+            }
+        }
+
         #[test]
         fn error_is_at_most_half_a_step(x in prop::collection::vec(-1e4f32..1e4, 1..300)) {
             let mut q = vec![0; x.len()];
