@@ -24,31 +24,19 @@
 
 #![forbid(unsafe_code)]
 
-mod answers;
 mod batch;
-mod body;
-mod connections;
-mod error;
-mod fields;
-mod generate;
-mod grammar;
-mod job;
+mod http;
 mod metrics;
+mod openai;
 mod overload;
-mod position;
-mod probes;
-mod prompt;
 mod random;
-mod routes;
 mod run;
-mod sampling;
 mod service;
-mod shape;
-mod stream;
-mod turns;
 
 pub use batch::{BatchOptions, BatchProgress, BatchRunError, run_batch};
-pub use connections::{ConnectionLimits, serve};
-pub use routes::router;
+pub use http::{
+    connections::{ConnectionLimits, serve},
+    routes::router,
+};
 pub use run::run;
 pub use service::{App, ServedModel, ServerConfig, Service};

@@ -8,7 +8,7 @@ use std::{
 use bitnet_inference::{Engine, Priority};
 use parking_lot::Mutex;
 
-use crate::error::ApiError;
+use crate::http::error::ApiError;
 
 /// Watches the queue, and says how long a new request would wait.
 pub(crate) struct Overload {

@@ -3,7 +3,7 @@
 use std::{io, net::TcpListener, sync::Arc, time::Duration};
 
 use crate::{
-    connections::{ConnectionLimits, serve},
+    http::connections::{ConnectionLimits, serve},
     service::App,
 };
 use bitnet_inference::DrainReport;

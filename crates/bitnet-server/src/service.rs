@@ -7,7 +7,7 @@ use std::{
 use bitnet_inference::{DrainReport, Engine, EngineConfig, StartError, TokenText};
 use bitnet_model::{ChatTemplate, Checkpoint, GenerationDefaults, Model, Tokenizer};
 
-use crate::{error::ApiError, grammar::Grammars, metrics::Metrics, overload::Overload};
+use crate::{http::error::ApiError, metrics::Metrics, openai::grammar::Grammars, overload::Overload};
 
 /// A model as clients see it.
 #[derive(Debug, Clone)]

@@ -8,7 +8,7 @@ use serde_json::{Value, json, value::RawValue};
 use sha2::{Digest, Sha256};
 
 use super::{BatchOptions, seed_header};
-use crate::{error::ApiError, job::Endpoint};
+use crate::{http::error::ApiError, openai::job::Endpoint};
 
 /// Lines of a file, blank ones aside, none of them held longer than it is needed.
 pub(super) struct Lines<R> {

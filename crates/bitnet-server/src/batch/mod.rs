@@ -17,7 +17,11 @@ use std::{
 
 use axum::http::HeaderMap;
 
-use crate::{answers::Answers, error::ApiError, generate, job::Job, service::Service, shape::Usage};
+use crate::{
+    http::error::ApiError,
+    openai::{answers::Answers, generate, job::Job, shape::Usage},
+    service::Service,
+};
 use line::{Line, Lines, Outcome};
 use output::Output;
 

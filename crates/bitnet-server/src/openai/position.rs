@@ -4,7 +4,7 @@ use std::fmt;
 
 use axum::http::HeaderMap;
 
-use crate::error::ApiError;
+use crate::http::error::ApiError;
 
 /// For each choice, the index of the last event of it that was sent; none if none was.
 ///

@@ -16,7 +16,7 @@ use tokio::{
 };
 use tokio_io_timeout::TimeoutStream;
 
-use crate::{routes::router, service::App};
+use crate::{http::routes::router, service::App};
 
 /// Limits of connections.
 #[derive(Debug, Clone, Copy)]

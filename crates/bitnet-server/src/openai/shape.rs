@@ -5,7 +5,7 @@ use bitnet_model::Tokenizer;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use crate::{answers::Piece, job::Endpoint};
+use crate::openai::{answers::Piece, job::Endpoint};
 
 /// Lowest log-probability that is told; JSON has no infinity.
 const LOWEST: f32 = -9999.0;

@@ -8,13 +8,13 @@ use serde_json::json;
 use sha2::{Digest, Sha256};
 
 use crate::{
-    error::ApiError,
-    fields::Fields,
-    grammar::{Format, Grammar},
-    position::Position,
-    prompt,
+    http::{error::ApiError, fields::Fields},
+    openai::{
+        grammar::{Format, Grammar},
+        position::Position,
+        prompt, sampling,
+    },
     random::fresh,
-    sampling,
     service::{ServedModel, Service},
 };
 

@@ -12,7 +12,12 @@ use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 use tower_http::catch_panic::CatchPanicLayer;
 
-use crate::{error::ApiError, generate, probes, random::fresh, service::App};
+use crate::{
+    http::{error::ApiError, probes},
+    openai::generate,
+    random::fresh,
+    service::App,
+};
 
 /// All paths of the server, for an axum app of one's own too.
 pub fn router(app: Arc<App>) -> Router {

@@ -16,7 +16,10 @@ use llguidance::{
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
-use crate::{error::ApiError, fields::Fields, service::ServedModel};
+use crate::{
+    http::{error::ApiError, fields::Fields},
+    service::ServedModel,
+};
 
 /// A `response_format` that asks for something.
 #[derive(Debug, Clone, PartialEq)]

@@ -11,12 +11,8 @@ use axum::{
 use serde_json::{Value, json};
 
 use crate::{
-    body::read_json,
-    error::ApiError,
-    fields::Fields,
-    generate::blocking,
-    job::unknown_model,
-    prompt,
+    http::{body::read_json, error::ApiError, fields::Fields},
+    openai::{generate::blocking, job::unknown_model, prompt},
     service::{App, ServedModel},
 };
 

@@ -3,7 +3,10 @@
 use bitnet_model::{ChatTemplate, Message, Tokenizer};
 use serde_json::Value;
 
-use crate::{error::ApiError, fields::Fields, service::ServedModel};
+use crate::{
+    http::{error::ApiError, fields::Fields},
+    service::ServedModel,
+};
 
 /// Most prompts in one request.
 const MAX_PROMPTS: usize = 128;

@@ -11,7 +11,13 @@ use bitnet_inference::{FinishReason, Priority, RequestError, RequestHandle, Toke
 use bitnet_model::{DecodeStream, Tokenizer};
 use futures_core::Stream;
 
-use crate::{error::ApiError, job::Job, metrics::Metrics, overload::Waiting, service::Service, turns::Turns};
+use crate::{
+    http::error::ApiError,
+    metrics::Metrics,
+    openai::{job::Job, turns::Turns},
+    overload::Waiting,
+    service::Service,
+};
 
 /// One event of a choice: a token, or its end.
 #[derive(Debug, Clone, PartialEq)]

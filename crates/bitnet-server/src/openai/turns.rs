@@ -1,6 +1,6 @@
 use std::collections::VecDeque;
 
-use crate::answers::Piece;
+use crate::openai::answers::Piece;
 
 /// Puts the pieces of several choices in one order: the next piece of each choice in turn. The engine tells them as
 /// its batches fall; in this order they are the same however busy it is.

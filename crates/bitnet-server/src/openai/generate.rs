@@ -13,14 +13,15 @@ use axum::{
 };
 
 use crate::{
-    answers::{Answers, Piece},
-    body::read_json,
-    error::ApiError,
-    job::{Endpoint, Job},
-    position::Position,
+    http::{body::read_json, error::ApiError},
+    openai::{
+        answers::{Answers, Piece},
+        job::{Endpoint, Job},
+        position::Position,
+        shape::{Shape, Usage},
+        stream::{Events, SILENCE, Then},
+    },
     service::{App, Service},
-    shape::{Shape, Usage},
-    stream::{Events, SILENCE, Then},
 };
 
 /// `POST /v1/completions`.

@@ -3,7 +3,7 @@ use axum::{
     http::{HeaderMap, StatusCode, header},
 };
 
-use crate::{error::ApiError, service::ServerConfig};
+use crate::{http::error::ApiError, service::ServerConfig};
 
 /// The bytes of a JSON body, within the limits of size and time. Other types are refused: a page of another site
 /// can send them without asking.

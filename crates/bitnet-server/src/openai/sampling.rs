@@ -6,7 +6,7 @@ use bitnet_inference::GenerationConfig;
 use bitnet_model::GenerationDefaults;
 use serde_json::Value;
 
-use crate::{error::ApiError, fields::Fields};
+use crate::http::{error::ApiError, fields::Fields};
 
 /// Where neither the client nor the model says, as with OpenAI.
 const TEMPERATURE: f32 = 1.0;

@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-use crate::error::ApiError;
+use crate::http::error::ApiError;
 
 /// A JSON object that is taken apart field by field, so that every error names its field and nothing that was sent
 /// is ignored. `null` counts as absent, as it does for OpenAI.

@@ -14,10 +14,12 @@ use axum::response::{
 use futures_core::Stream;
 
 use crate::{
-    answers::{Answers, Piece},
-    error::{ApiError, Wrapped},
-    position::Position,
-    shape::{Shape, Usage},
+    http::error::{ApiError, Wrapped},
+    openai::{
+        answers::{Answers, Piece},
+        position::Position,
+        shape::{Shape, Usage},
+    },
 };
 
 /// How long a stream may be silent before it says that it is still there.

@@ -1,0 +1,8 @@
+//! HTTP without OpenAI: sockets and their limits, paths, bodies, errors, and the small endpoints.
+
+pub(crate) mod body;
+pub(crate) mod connections;
+pub(crate) mod error;
+pub(crate) mod fields;
+pub(crate) mod probes;
+pub(crate) mod routes;

@@ -1,0 +1,12 @@
+//! OpenAI's API: from a body to requests of the engine, and from the engine's updates to JSON and events.
+
+pub(crate) mod answers;
+pub(crate) mod generate;
+pub(crate) mod grammar;
+pub(crate) mod job;
+pub(crate) mod position;
+pub(crate) mod prompt;
+mod sampling;
+pub(crate) mod shape;
+mod stream;
+mod turns;
