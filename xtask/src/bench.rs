@@ -1,10 +1,10 @@
-use std::{fs, path::PathBuf, process::Command};
+use std::process::Command;
 
 use anyhow::{Context, Result};
 use clap::Args;
 use serde_json::{Value, json};
 
-use crate::{cargo, output, plot, root, run, target};
+use crate::{cargo, output, root, run, target};
 
 /// What `bitnet bench` measures over several models, how near kernels come to the processor's peak, and what engine and
 /// server add and give, in one table.
@@ -31,9 +31,6 @@ pub(crate) struct Bench {
     /// Print one JSON object with commit and processor instead of a table
     #[arg(long)]
     json: bool,
-    /// Draw the decode speeds of each model beside the machine's limits, as SVG files in this folder
-    #[arg(long, value_name = "FOLDER")]
-    plot: Option<PathBuf>,
 }
 
 impl Bench {
@@ -54,10 +51,6 @@ impl Bench {
             let result = self.bitnet(&args).with_context(|| format!("measuring {model}"))?;
             if !self.json {
                 print_row(&result);
-            }
-            if let Some(folder) = &self.plot {
-                fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
-                plot::decode(&result, &folder.join(format!("{}.svg", model.replace([':', '/'], "-"))))?;
             }
             results.push(result);
         }

@@ -7,7 +7,6 @@ mod ci;
 mod fuzz;
 mod gpu_bundle;
 mod neon;
-mod plot;
 mod ptx_check;
 mod ptx_gen;
 mod rows;
