@@ -1,16 +1,17 @@
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::task::Waker;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use bitnet_kernels::{BackendInfo, DeviceStatus};
 use bitnet_model::ForwardError;
-use crossbeam_channel::{Sender, unbounded};
+use crossbeam_channel::unbounded;
 use parking_lot::{Condvar, Mutex};
 
-use crate::mailbox::Mailbox;
 use crate::metrics::{Counter, Metrics, Recorder};
-use crate::worker::{Submission, Ticket, Worker};
+use crate::submit::{Bounds, Submitter};
+use crate::worker::Worker;
 use crate::{
     BatchSizing, Draws, InvalidRequest, Model, Request, RequestError, RequestHandle, Scheduler,
     SchedulerConfig, SchedulerCounts, StepFaults, Stepper, SubmitError, TokenText,
@@ -25,9 +26,9 @@ pub struct EngineConfig {
     pub sizing: BatchSizing,
     /// Longest that an idle engine waits for company of a request when company is likely.
     pub max_wait_time: Duration,
-    /// Most requests that wait; further ones are refused.
+    /// Maximum of sequences that wait, each choice of a request counted as one; further ones are refused.
     pub max_queued_requests: usize,
-    /// Most prompt tokens that wait; further requests are refused.
+    /// Maximum of prompt tokens that wait; further requests are refused.
     pub max_queued_tokens: usize,
     /// Most tokens guessed ahead for one sequence in one step; 0 guesses none.
     pub max_draft: usize,
@@ -98,12 +99,12 @@ pub enum StartError {
     },
 }
 
-/// Requests that have been taken and have had no place in a batch yet.
+/// What has been submitted and has had no place in a batch yet.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Queue {
-    /// How many.
-    pub requests: usize,
-    /// Tokens of their prompts.
+    /// Sequences: each choice of a request is one.
+    pub sequences: usize,
+    /// Tokens of their prompts, each prompt counted once however many choices it has.
     pub tokens: usize,
 }
 
@@ -113,6 +114,8 @@ pub(crate) struct Shared {
     pub queue: Mutex<Queue>,
     /// The queue has become shorter.
     pub room: Condvar,
+    /// Futures that wait for that.
+    wakers: Mutex<Vec<Waker>>,
     pub draining: AtomicBool,
     pub metrics: Metrics,
     pub recorder: Option<Arc<dyn Recorder>>,
@@ -125,9 +128,39 @@ impl Shared {
     /// The device has failed: nothing is taken any more.
     pub fn lose(&self, error: &ForwardError) {
         *self.lost.lock() = Some(error.clone());
-        let _queue = self.queue.lock();
+        self.close();
+    }
+
+    /// Nothing is taken any more.
+    pub fn close(&self) {
+        let queue = self.queue.lock();
         self.draining.store(true, Relaxed);
+        drop(queue);
+        self.announce_room();
+    }
+
+    /// Takes sequences and tokens out of the queue.
+    pub fn leave_queue(&self, left: Queue) {
+        let mut queue = self.queue.lock();
+        let Queue { sequences, tokens } = *queue;
+        *queue = Queue { sequences: sequences - left.sequences, tokens: tokens - left.tokens };
+        drop(queue);
+        self.announce_room();
+    }
+
+    /// Wakes whoever waits for room in the queue; the queue is not locked.
+    fn announce_room(&self) {
         self.room.notify_all();
+        let wakers = std::mem::take(&mut *self.wakers.lock());
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// Has `waker` woken at the next change of the queue, which the caller has locked.
+    pub fn wake_on_room(&self, waker: &Waker) {
+        let mut wakers = self.wakers.lock();
+        if !wakers.iter().any(|known| known.will_wake(waker)) {
+            wakers.push(waker.clone());
+        }
     }
 
     /// Why what is still under way when the engine's thread ends has failed.
@@ -198,14 +231,8 @@ struct EngineThread {
 
 /// Runs many requests through one model, a step at a time, on a thread of its own. Dropping it ends all of them.
 pub struct Engine {
-    ingress: Sender<Vec<Submission>>,
-    control: Sender<Control>,
-    shared: Arc<Shared>,
+    submitter: Submitter,
     thread: Mutex<EngineThread>,
-    next_id: AtomicU64,
-    config: EngineConfig,
-    vocab: usize,
-    context: usize,
     max_batch: usize,
     backend: BackendInfo,
 }
@@ -278,127 +305,88 @@ impl Engine {
         let thread = std::thread::Builder::new().name("bitnet-engine".into()).spawn(move || worker.run());
         let thread = thread.map_err(|e| StartError::Thread { message: e.to_string() })?;
         let thread = Mutex::new(EngineThread { running: Some(thread), complete: false });
-        let next_id = AtomicU64::new(0);
-        Ok(Engine { ingress, control, shared, thread, next_id, config, vocab, context, max_batch, backend })
+        let bounds = Bounds {
+            vocab,
+            context,
+            text: config.text.is_some(),
+            sequences: config.max_queued_requests,
+            tokens: config.max_queued_tokens,
+            mailbox: config.mailbox,
+        };
+        let submitter = Submitter { ingress, control, shared, next_id: Arc::default(), bounds };
+        Ok(Engine { submitter, thread, max_batch, backend })
     }
 
-    /// Hands in a request, at once or not at all.
+    /// Submits a request, or refuses it immediately.
     pub fn submit(&self, request: Request) -> Result<RequestHandle, SubmitError> {
         self.submit_timeout(request, Duration::ZERO)
     }
 
-    /// Hands in a request, waiting at most `timeout` for room in the queue.
+    /// Submits a request, waiting at most `timeout` for room in the queue.
     pub fn submit_timeout(&self, request: Request, timeout: Duration) -> Result<RequestHandle, SubmitError> {
-        let handles = self.submit_by(vec![request], self.config.mailbox, Instant::now().checked_add(timeout));
+        let handles = self.submit_together_timeout(vec![request], timeout);
         handles.map(|mut handles| handles.pop().expect("one request gives one handle"))
     }
 
-    /// Hands in requests in order, waiting for room in the queue as often as it takes; those for which there is room
+    /// Submits all requests or none, immediately. Requests that together exceed the queue's limits are refused with
+    /// [`SubmitError::NeverFits`], however idle the engine is.
+    pub fn submit_together(&self, requests: Vec<Request>) -> Result<Vec<RequestHandle>, SubmitError> {
+        self.submit_together_timeout(requests, Duration::ZERO)
+    }
+
+    /// As [`Engine::submit_together`], waiting at most `timeout` for room in the queue.
+    pub fn submit_together_timeout(
+        &self,
+        requests: Vec<Request>,
+        timeout: Duration,
+    ) -> Result<Vec<RequestHandle>, SubmitError> {
+        self.submitter.together(requests, Instant::now().checked_add(timeout))
+    }
+
+    /// Submits requests in order, waiting for room in the queue as often as it takes; those for which there is room
     /// at the same time start together. They do not pause when nobody reads them, so that they can be read in any
     /// order.
     pub fn submit_all(&self, requests: Vec<Request>) -> Result<Vec<RequestHandle>, SubmitError> {
-        self.submit_by(requests, usize::MAX, None)
+        self.submitter.in_turn(requests)
     }
 
-    fn submit_by(
+    /// As [`Engine::submit_all`], on any executor and without blocking its thread. What fits immediately is under way
+    /// when this returns; dropping the future cancels all.
+    pub fn submit_all_async(
         &self,
-        mut requests: Vec<Request>,
-        mailbox: usize,
-        deadline: Option<Instant>,
-    ) -> Result<Vec<RequestHandle>, SubmitError> {
-        let mut handles = Vec::with_capacity(requests.len());
-        let valid = requests.iter().try_for_each(|request| self.validate(request));
-        let mut result = valid.map_err(SubmitError::from);
-        while result.is_ok() && !requests.is_empty() {
-            result = self.enter_queue(&requests, deadline).and_then(|entered| {
-                let later = requests.split_off(entered);
-                let now = std::mem::replace(&mut requests, later);
-                let (group, theirs): (Vec<_>, Vec<_>) =
-                    now.into_iter().map(|r| self.ticket(r, mailbox)).unzip();
-                self.ingress.send(group).map_err(|_| SubmitError::Stopped)?;
-                handles.extend(theirs);
-                Ok(())
-            });
-        }
-        self.shared.add(Counter::Requests, handles.len() as u64);
-        self.shared.add(Counter::Rejected, requests.len() as u64);
-        result.map(|()| handles)
+        requests: Vec<Request>,
+    ) -> impl Future<Output = Result<Vec<RequestHandle>, SubmitError>> + Send + use<> {
+        self.submitter.clone().in_turn_async(requests)
     }
 
-    /// Says whether a request could ever run.
+    /// Checks whether a request could ever run.
     pub fn validate(&self, request: &Request) -> Result<(), InvalidRequest> {
-        request.validate(self.vocab, self.context, self.config.text.is_some())
-    }
-
-    /// Counts requests into the queue: as many of the first as there is room for, at least one. It waits for that
-    /// until `deadline`, or for ever if there is none.
-    fn enter_queue(&self, requests: &[Request], deadline: Option<Instant>) -> Result<usize, SubmitError> {
-        let (limit, limit_tokens) = (self.config.max_queued_requests, self.config.max_queued_tokens);
-        let mut queue = self.shared.queue.lock();
-        loop {
-            if self.shared.draining.load(Relaxed) {
-                let lost = self.shared.lost.lock().clone();
-                return Err(lost.map_or(SubmitError::Draining, SubmitError::Lost));
-            }
-            let (mut entered, mut refusal) = (0, SubmitError::QueueFull { limit });
-            for tokens in requests.iter().map(|r| r.prompt.len()) {
-                if queue.requests == limit {
-                    break;
-                }
-                // A prompt longer than the limit enters an empty queue.
-                if queue.requests > 0 && queue.tokens + tokens > limit_tokens {
-                    refusal = SubmitError::BacklogFull { queued: queue.tokens, tokens, limit: limit_tokens };
-                    break;
-                }
-                *queue = Queue { requests: queue.requests + 1, tokens: queue.tokens + tokens };
-                entered += 1;
-            }
-            if entered > 0 {
-                return Ok(entered);
-            }
-            match deadline {
-                None => self.shared.room.wait(&mut queue),
-                Some(at) if self.shared.room.wait_until(&mut queue, at).timed_out() => return Err(refusal),
-                Some(_) => {}
-            }
-        }
-    }
-
-    /// Both ends of a request that the queue counts.
-    fn ticket(&self, request: Request, mailbox: usize) -> (Submission, RequestHandle) {
-        let id = self.next_id.fetch_add(1, Relaxed);
-        let seed = request.config.seed.unwrap_or_else(crate::random::fresh_seed);
-        let mailbox = Arc::new(Mailbox::new(request.config.n, request.config.max_new_tokens, mailbox));
-        let ticket = Ticket::new(Arc::clone(&mailbox), Arc::clone(&self.shared), request.prompt.len());
-        let request = Arc::new(request);
-        let control = self.control.clone();
-        let handle = RequestHandle { id, seed, request: Arc::clone(&request), mailbox, control };
-        (Submission { id, seed, request, ticket, at: Instant::now() }, handle)
+        self.submitter.validate(request)
     }
 
     /// What has been counted and measured.
     pub fn metrics(&self) -> &Metrics {
-        &self.shared.metrics
+        &self.submitter.shared.metrics
     }
 
     /// What the engine held after its last step.
     pub fn status(&self) -> EngineStatus {
-        *self.shared.status.lock()
+        *self.submitter.shared.status.lock()
     }
 
     /// What waits now, requests on their way to the engine's thread included.
     pub fn queue(&self) -> Queue {
-        *self.shared.queue.lock()
+        *self.submitter.shared.queue.lock()
     }
 
     /// Whether requests are taken: not any more once it shuts down, or its thread has ended.
     pub fn is_open(&self) -> bool {
-        !self.shared.draining.load(Relaxed)
+        !self.submitter.shared.draining.load(Relaxed)
     }
 
     /// Why the engine takes nothing any more, if its device has failed.
     pub fn lost(&self) -> Option<ForwardError> {
-        self.shared.lost.lock().clone()
+        self.submitter.shared.lost.lock().clone()
     }
 
     /// Most sequences in one step.
@@ -408,12 +396,12 @@ impl Engine {
 
     /// Tokens the model has.
     pub fn vocab(&self) -> usize {
-        self.vocab
+        self.submitter.bounds.vocab
     }
 
     /// Longest sequence.
     pub fn context(&self) -> usize {
-        self.context
+        self.submitter.bounds.context
     }
 
     /// What the model runs on.
@@ -424,12 +412,8 @@ impl Engine {
     /// Takes no more requests, finishes those there are, at most for `timeout`, ends the rest and joins the thread. Who
     /// comes while another waits for that can only shorten it; both hear how it ended.
     pub fn shutdown(&self, timeout: Duration) -> DrainReport {
-        {
-            let _queue = self.shared.queue.lock();
-            self.shared.draining.store(true, Relaxed);
-        }
-        self.shared.room.notify_all();
-        let _ = self.control.send(Control::Drain(Instant::now().checked_add(timeout)));
+        self.submitter.shared.close();
+        let _ = self.submitter.control.send(Control::Drain(Instant::now().checked_add(timeout)));
         let mut thread = self.thread.lock();
         // Someone who is called back by the engine's own thread may drop the engine there.
         let elsewhere = |t: &mut JoinHandle<bool>| t.thread().id() != std::thread::current().id();

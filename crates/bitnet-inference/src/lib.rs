@@ -55,6 +55,7 @@ pub mod sim;
 mod stateless;
 mod step;
 mod stop;
+mod submit;
 mod throughput;
 mod worker;
 

@@ -134,10 +134,20 @@ pub enum SubmitError {
     /// It could never run.
     #[error(transparent)]
     Invalid(#[from] InvalidRequest),
-    /// Too many requests are waiting.
-    #[error("{limit} requests are waiting already: try again later")]
+    /// The queue's limits are too small for it, however idle the engine is.
+    #[error("{asked} {what} in one request, and at most {limit} can wait: send fewer at a time")]
+    NeverFits {
+        /// What there is too much of.
+        what: &'static str,
+        /// How much of it.
+        asked: usize,
+        /// How much of it may wait.
+        limit: usize,
+    },
+    /// Too many sequences are waiting.
+    #[error("the queue of {limit} requests, each choice counted as one, has no room: try again later")]
     QueueFull {
-        /// Most that may wait.
+        /// Maximum that may wait.
         limit: usize,
     },
     /// Too many tokens are waiting to be computed.
@@ -161,6 +171,13 @@ pub enum SubmitError {
     /// The engine is gone.
     #[error("the engine has stopped")]
     Stopped,
+}
+
+impl SubmitError {
+    /// Whether waiting may help.
+    pub(crate) fn is_full(&self) -> bool {
+        matches!(self, SubmitError::QueueFull { .. } | SubmitError::BacklogFull { .. })
+    }
 }
 
 /// Why a request that was taken failed.

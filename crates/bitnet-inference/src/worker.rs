@@ -1,7 +1,6 @@
 use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use bitnet_kernels::gpu::Times;
@@ -28,30 +27,30 @@ pub(crate) struct Submission {
 }
 
 /// The engine's end of a request's mailbox. Wherever it is dropped, in a channel, in a panic or at the end, the
-/// reader is told that the request has ended, and the queue that it has left.
+/// reader is told that the request has ended, and its choices leave the queue.
 pub(crate) struct Ticket {
     mailbox: Arc<Mailbox>,
     shared: Arc<Shared>,
-    /// Tokens that it counts in the queue; `None` when it has left.
-    queued: Option<usize>,
+    /// What it still counts in the queue: choices without a place yet, and the prompt while no choice has had one.
+    queued: Queue,
 }
 
 impl Ticket {
-    pub fn new(mailbox: Arc<Mailbox>, shared: Arc<Shared>, tokens: usize) -> Self {
-        Ticket { mailbox, shared, queued: Some(tokens) }
+    pub fn new(mailbox: Arc<Mailbox>, shared: Arc<Shared>, queued: Queue) -> Self {
+        Ticket { mailbox, shared, queued }
     }
 
-    fn leave_queue(&mut self) {
-        if let Some(tokens) = self.queued.take() {
-            let mut queue = self.shared.queue.lock();
-            *queue = Queue { requests: queue.requests - 1, tokens: queue.tokens - tokens };
-            self.shared.room.notify_all();
+    fn leave_queue(&mut self, choices: usize) {
+        let left = Queue { sequences: choices.min(self.queued.sequences), ..self.queued };
+        if left != Queue::default() {
+            self.queued = Queue { sequences: self.queued.sequences - left.sequences, tokens: 0 };
+            self.shared.leave_queue(left);
         }
     }
 
     /// Ends the choices that have not ended.
     fn fail(&mut self, error: &RequestError) {
-        self.leave_queue();
+        self.leave_queue(usize::MAX);
         let failed = self.mailbox.close(error);
         // A recorder that panics now would end the process.
         if failed > 0 && !std::thread::panicking() {
@@ -71,12 +70,29 @@ impl Drop for Ticket {
 struct Live {
     ticket: Ticket,
     at: Instant,
-    /// When the last token of each choice came.
-    last: Vec<Option<Instant>>,
+    choices: Vec<Progress>,
     /// What was asked for instead of tokens.
     logits: Option<Vec<f32>>,
     /// Choices that have not ended.
     open: usize,
+}
+
+/// How far a choice is.
+#[derive(Clone)]
+struct Progress {
+    /// Whether it has had no place in a batch yet.
+    queued: bool,
+    /// When its last token came.
+    last: Option<Instant>,
+}
+
+impl Live {
+    /// A choice has a place, or has ended without one.
+    fn leave_queue(&mut self, choice: u32) {
+        if std::mem::take(&mut self.choices[choice as usize].queued) {
+            self.ticket.leave_queue(1);
+        }
+    }
 }
 
 /// The engine's thread: owns model, cache and scheduler.
@@ -158,7 +174,7 @@ impl Worker {
         self.listen();
         if self.draining {
             // What is counted but has not arrived yet is on its way.
-            let complete = self.scheduler.is_empty() && self.shared.queue.lock().requests == 0;
+            let complete = self.scheduler.is_empty() && self.shared.queue.lock().sequences == 0;
             if complete || self.until.is_some_and(|until| Instant::now() >= until) {
                 self.scheduler.abort(RequestError::Stopped);
                 self.deliver();
@@ -261,7 +277,8 @@ impl Worker {
             // An order to cancel that came before the request has found nothing to cancel.
             let cancelled = ticket.mailbox.cancelled().is_some();
             let (n, alone) = (request.config.n, self.live.is_empty());
-            self.live.insert(id, Live { ticket, at, last: vec![None; n], logits: None, open: n });
+            let choices = vec![Progress { queued: true, last: None }; n];
+            self.live.insert(id, Live { ticket, at, choices, logits: None, open: n });
             self.arrivals.note(self.now(), alone);
             self.shared.add(Counter::PromptTokens, request.prompt.len() as u64);
             let at = at.saturating_duration_since(self.start).as_micros() as u64;
@@ -323,12 +340,12 @@ impl Worker {
             let Some(live) = self.live.get_mut(&id.request) else { continue };
             match event {
                 Event::Admitted(_, micros) => {
-                    live.ticket.leave_queue();
+                    live.leave_queue(id.choice);
                     self.shared.observe(Measure::QueueTime, micros as f64 / 1e6);
                 }
                 Event::Token(_, token, logprobs) => {
                     let now = Instant::now();
-                    let (measure, since) = match live.last[id.choice as usize].replace(now) {
+                    let (measure, since) = match live.choices[id.choice as usize].last.replace(now) {
                         Some(last) => (Measure::InterToken, last),
                         None => (Measure::FirstToken, live.at),
                     };
@@ -346,8 +363,8 @@ impl Worker {
                     live.open -= 1;
                     let over = live.open == 0;
                     // Before the reader can know: whoever has seen the end finds it counted, and room in the queue.
+                    live.leave_queue(id.choice);
                     if over {
-                        live.ticket.leave_queue();
                         self.shared.observe(Measure::EndToEnd, live.at.elapsed().as_secs_f64());
                         let cancelled = live.ticket.mailbox.cancelled();
                         if let Some(at) = cancelled.filter(|_| counter == Counter::Cancelled) {
@@ -429,9 +446,7 @@ struct Stopping<'a>(&'a Shared);
 
 impl Drop for Stopping<'_> {
     fn drop(&mut self) {
-        let _queue = self.0.queue.lock();
-        self.0.draining.store(true, Relaxed);
-        self.0.room.notify_all();
+        self.0.close();
     }
 }
 
@@ -464,9 +479,10 @@ mod tests {
             (Arc::new(Shared::default()), unbounded(), unbounded());
         let mut worker =
             Worker::new(scheduler, stepper, submissions, orders, Arc::clone(&shared), (8, Duration::ZERO));
-        *shared.queue.lock() = Queue { requests: 1, tokens: 2 };
+        *shared.queue.lock() = Queue { sequences: 1, tokens: 2 };
         let mailbox = Arc::new(Mailbox::new(1, 64, 64));
-        let ticket = Ticket::new(Arc::clone(&mailbox), Arc::clone(&shared), 2);
+        let ticket =
+            Ticket::new(Arc::clone(&mailbox), Arc::clone(&shared), Queue { sequences: 1, tokens: 2 });
         let request = Arc::new(Request::new([1, 2], GenerationConfig::default()));
         ingress.send(vec![Submission { id: 0, seed: 0, request, ticket, at: Instant::now() }]).unwrap();
         worker.turn();

@@ -255,7 +255,7 @@ impl Recorder for Metrics {
 
 fn gauges(r: &Registry, device: bool) -> Vec<(IntGauge, Ask)> {
     let running: Ask = |e| e.status().running as u64;
-    let waiting: Ask = |e| e.queue().requests as u64;
+    let waiting: Ask = |e| e.queue().sequences as u64;
     let mut all: Vec<(IntGauge, Ask)> = vec![
         (gauge(r, "bitnet_requests_running", "Sequences in the batch."), running),
         (gauge(r, "bitnet_requests_waiting", "Requests without a place in a batch yet."), waiting),

@@ -137,7 +137,7 @@ impl Overload {
         deadline: Option<Duration>,
     ) -> Result<Option<f64>, ApiError> {
         let status = engine.status();
-        if engine.queue().requests == 0 && status.running < status.batch_size {
+        if engine.queue().sequences == 0 && status.running < status.batch_size {
             return Ok(None);
         }
         let ahead: usize = self.waiting.lock()[..=priority as usize].iter().sum();
@@ -159,7 +159,7 @@ impl Overload {
     /// Puts the time until what waits now has left the queue into a refusal.
     pub fn honest(&self, engine: &Engine, mut error: ApiError) -> ApiError {
         let wait =
-            self.predict(engine.queue().requests, engine.status().batch_size).map(Duration::from_secs_f64);
+            self.predict(engine.queue().sequences, engine.status().batch_size).map(Duration::from_secs_f64);
         error.retry_after = error.retry_after.map(|least| wait.map_or(least, |wait| wait.max(least)));
         error
     }

@@ -105,8 +105,8 @@ fn the_queue_and_whether_it_is_open_can_be_asked() {
     while engine.status().running == 0 {
         std::thread::sleep(Duration::from_millis(1));
     }
-    assert_eq!((engine.queue().requests, engine.queue().tokens, engine.is_open()), (3, 9, true));
+    assert_eq!((engine.queue().sequences, engine.queue().tokens, engine.is_open()), (3, 9, true));
     drop(handles);
     engine.shutdown(Duration::from_secs(20));
-    assert_eq!((engine.queue().requests, engine.queue().tokens, engine.is_open()), (0, 0, false));
+    assert_eq!((engine.queue().sequences, engine.queue().tokens, engine.is_open()), (0, 0, false));
 }

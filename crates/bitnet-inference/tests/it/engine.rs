@@ -1,3 +1,4 @@
+use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -690,6 +691,108 @@ fn f19_a_large_group_enters_as_far_as_there_is_room_beside_others() {
         assert_eq!(tokens(second).len(), 1);
         assert_eq!(group.join().unwrap().unwrap().into_iter().map(|h| tokens(h).len()).sum::<usize>(), 18);
     });
+}
+
+/// An engine of one place whose forward passes wait while the gate is locked, and its gate.
+fn gated_engine(config: EngineConfig) -> (Engine, Arc<parking_lot::Mutex<()>>) {
+    let gate = Arc::new(parking_lot::Mutex::new(()));
+    let inner = Arc::clone(&gate);
+    let hook = move |_: &Batch, logits: Option<&mut Logits>| {
+        if logits.is_none() {
+            drop(inner.lock());
+        }
+        Ok(())
+    };
+    let model = HashModel::new(VOCAB, CONTEXT, limits()).with_hook(Box::new(hook));
+    (Engine::start(model, EngineConfig { max_batch_size: 1, ..config }).unwrap(), gate)
+}
+
+fn several(count: u32, n: usize) -> Vec<Request> {
+    (0..count).map(|i| Request::new([i, 1, 2], GenerationConfig { n, ..greedy(3) })).collect()
+}
+
+#[test]
+fn requests_that_belong_together_enter_the_queue_together_or_not_at_all() {
+    let (engine, gate) = gated_engine(EngineConfig { max_queued_requests: 4, ..config() });
+    let closed = gate.lock();
+    let running = engine.submit(Request::new([1], greedy(3))).unwrap();
+    until(|| engine.queue().sequences == 0);
+    let first = engine.submit_together(several(2, 1)).unwrap();
+    let full = SubmitError::QueueFull { limit: 4 };
+    assert_eq!(engine.submit_together(several(3, 1)).err(), Some(full.clone()));
+    assert_eq!(engine.queue().sequences, 2, "none of the three has entered");
+    let patience = Duration::from_millis(20);
+    assert_eq!(engine.submit_together_timeout(several(3, 1), patience).err(), Some(full));
+    let never = SubmitError::NeverFits { what: "choices", asked: 5, limit: 4 };
+    assert_eq!(engine.submit_together(several(5, 1)).err(), Some(never));
+    let second = engine.submit_together(several(2, 1)).unwrap();
+    drop(closed);
+    let third = engine.submit_together_timeout(several(4, 1), SOON).unwrap();
+    for (i, handle) in first.into_iter().chain(second).chain(third).enumerate() {
+        let i = [0, 1, 0, 1, 0, 1, 2, 3][i];
+        assert_eq!(tokens(handle), alone(&[i, 1, 2], &greedy(3)));
+    }
+    assert_eq!(tokens(running).len(), 3);
+    assert_eq!(engine.metrics().snapshot().get(Counter::Requests), 9);
+    assert_eq!(engine.metrics().snapshot().get(Counter::Rejected), 3 + 3 + 5);
+    assert!(engine.submit_together(vec![]).unwrap().is_empty());
+}
+
+#[test]
+fn prompts_that_belong_together_and_exceed_the_backlog_never_fit() {
+    let (engine, _) = engine(EngineConfig { max_queued_tokens: 8, ..config() });
+    let never = SubmitError::NeverFits { what: "prompt tokens", asked: 9, limit: 8 };
+    assert_eq!(engine.submit_together(several(3, 1)).err(), Some(never));
+    assert_eq!(engine.submit_together(several(2, 1)).unwrap().len(), 2);
+}
+
+#[test]
+fn every_choice_counts_as_a_sequence_in_the_queue_and_its_prompt_once() {
+    let (engine, gate) = gated_engine(EngineConfig { max_queued_requests: 6, ..config() });
+    let closed = gate.lock();
+    let running = engine.submit(Request::new([1], greedy(3))).unwrap();
+    until(|| engine.queue().sequences == 0);
+    let four = engine.submit_together(several(1, 4)).unwrap();
+    assert_eq!((engine.queue().sequences, engine.queue().tokens), (4, 3));
+    assert_eq!(engine.submit_together(several(1, 3)).err(), Some(SubmitError::QueueFull { limit: 6 }));
+    let never = SubmitError::NeverFits { what: "choices", asked: 7, limit: 6 };
+    assert_eq!(engine.submit_all(several(1, 7)).err(), Some(never));
+    drop(four);
+    drop(closed);
+    until(|| engine.queue().sequences == 0);
+    assert_eq!(engine.queue().tokens, 0, "a cancelled choice leaves the queue");
+    assert_eq!(tokens(running).len(), 3);
+}
+
+#[test]
+fn submitting_asynchronously_waits_for_room_without_holding_its_thread() {
+    let (engine, gate) = gated_engine(EngineConfig { max_queued_requests: 2, ..config() });
+    let closed = gate.lock();
+    let running = engine.submit(Request::new([1], greedy(3))).unwrap();
+    until(|| engine.queue().sequences == 0);
+    let mut later = std::pin::pin!(engine.submit_all_async(several(9, 1)));
+    assert_eq!(engine.queue().sequences, 2, "what fits is under way before the future is polled");
+    let waker = std::task::Waker::noop();
+    assert!(later.as_mut().poll(&mut std::task::Context::from_waker(waker)).is_pending());
+    drop(closed);
+    let handles = block_on(later).unwrap();
+    assert_eq!(tokens(running).len(), 3);
+    for (i, handle) in (0..9).zip(handles) {
+        assert_eq!(tokens(handle), alone(&[i, 1, 2], &greedy(3)));
+    }
+    // Dropped while it waits, it cancels what had entered; after a shutdown it ends.
+    let (closed, held) = (gate.lock(), engine.submit(Request::new([1], greedy(3))).unwrap());
+    until(|| engine.queue().sequences == 0);
+    drop(engine.submit_all_async(several(9, 1)));
+    let waiting = engine.submit_all_async(several(9, 1));
+    std::thread::scope(|scope| {
+        let ended = scope.spawn(|| block_on(waiting).err());
+        let shutdown = scope.spawn(|| engine.shutdown(SOON));
+        assert_eq!(ended.join().unwrap(), Some(SubmitError::Draining));
+        drop(closed);
+        shutdown.join().unwrap();
+    });
+    assert_eq!(tokens(held).len(), 3);
 }
 
 #[test]

@@ -156,6 +156,7 @@ impl From<SubmitError> for ApiError {
         let message = error.to_string();
         match error {
             SubmitError::Invalid(invalid) => invalid.into(),
+            SubmitError::NeverFits { .. } => Self::new(StatusCode::BAD_REQUEST, "never_fits", message),
             // Whoever knows the pace of the queue puts a better time here.
             SubmitError::QueueFull { .. } => Self::busy("queue_full", message, Duration::from_secs(1)),
             SubmitError::BacklogFull { .. } => Self::busy("backlog_full", message, Duration::from_secs(1)),

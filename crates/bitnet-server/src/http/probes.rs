@@ -56,7 +56,7 @@ pub(crate) async fn health(State(app): State<Arc<App>>) -> Response {
         "reason": lost.map(|lost| lost.to_string()),
         "model": service.model.name,
         "running": status.running,
-        "waiting": queue.requests,
+        "waiting": queue.sequences,
         "kv_blocks": status.kv_blocks,
         "kv_used": status.kv_used,
     });

@@ -1,0 +1,231 @@
+//! How requests enter an engine: validated, counted into the queue, and sent to the engine's thread.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::task::Poll;
+use std::time::Instant;
+
+use crossbeam_channel::Sender;
+
+use crate::engine::{Control, Queue, Shared};
+use crate::mailbox::Mailbox;
+use crate::metrics::{Counter, Recorder};
+use crate::worker::{Submission, Ticket};
+use crate::{InvalidRequest, Request, RequestHandle, SubmitError};
+
+/// What a request is validated against, and how much may wait.
+#[derive(Clone, Copy)]
+pub(crate) struct Bounds {
+    pub vocab: usize,
+    pub context: usize,
+    /// Whether the engine knows the text of tokens.
+    pub text: bool,
+    pub sequences: usize,
+    pub tokens: usize,
+    /// Updates that a request holds for its reader before it pauses.
+    pub mailbox: usize,
+}
+
+/// The submitting side of an engine; clones submit to the same one.
+#[derive(Clone)]
+pub(crate) struct Submitter {
+    pub ingress: Sender<Vec<Submission>>,
+    pub control: Sender<Control>,
+    pub shared: Arc<Shared>,
+    pub next_id: Arc<AtomicU64>,
+    pub bounds: Bounds,
+}
+
+/// What requests occupy in the queue.
+fn size_of(requests: &[Request]) -> Queue {
+    let add = |all: Queue, r: &Request| Queue {
+        sequences: all.sequences.saturating_add(r.config.n),
+        tokens: all.tokens.saturating_add(r.prompt.len()),
+    };
+    requests.iter().fold(Queue::default(), add)
+}
+
+impl Submitter {
+    pub fn validate(&self, request: &Request) -> Result<(), InvalidRequest> {
+        request.validate(self.bounds.vocab, self.bounds.context, self.bounds.text)
+    }
+
+    /// Submits all requests at once or none, waiting for room until `deadline`, or for ever if there is none.
+    pub fn together(
+        &self,
+        requests: Vec<Request>,
+        deadline: Option<Instant>,
+    ) -> Result<Vec<RequestHandle>, SubmitError> {
+        if requests.is_empty() {
+            return Ok(Vec::new());
+        }
+        let valid = requests.iter().try_for_each(|request| self.validate(request));
+        let room = valid.map_err(SubmitError::from).and_then(|()| self.can_fit(&requests));
+        let entered = room.and_then(|()| self.wait_for_room(deadline, |queue| self.enter(queue, &requests)));
+        if let Err(refusal) = entered {
+            self.shared.add(Counter::Rejected, requests.len() as u64);
+            return Err(refusal);
+        }
+        self.send(requests, self.bounds.mailbox)
+    }
+
+    /// Submits requests in order, as many at a time as there is room for, waiting for room as often as it takes.
+    pub fn in_turn(&self, mut requests: Vec<Request>) -> Result<Vec<RequestHandle>, SubmitError> {
+        let mut handles = Vec::with_capacity(requests.len());
+        self.check_each(&requests)?;
+        while !requests.is_empty() {
+            let entered = self.wait_for_room(None, |queue| self.enter_first(queue, &requests));
+            let entered = entered.inspect_err(|_| self.reject(&requests))?;
+            handles.extend(self.send_first(&mut requests, entered)?);
+        }
+        Ok(handles)
+    }
+
+    /// As [`Submitter::in_turn`], without blocking: the future is woken when there is room. What fits immediately is
+    /// submitted before this returns.
+    pub fn in_turn_async(
+        self,
+        mut requests: Vec<Request>,
+    ) -> impl Future<Output = Result<Vec<RequestHandle>, SubmitError>> + Send + use<> {
+        let mut begun = self.check_each(&requests).map(|()| Vec::with_capacity(requests.len()));
+        if let Ok(handles) = &mut begun
+            && !requests.is_empty()
+            && let Ok(entered) = self.enter_first(&mut self.shared.queue.lock(), &requests)
+        {
+            match self.send_first(&mut requests, entered) {
+                Ok(first) => handles.extend(first),
+                Err(error) => begun = Err(error),
+            }
+        }
+        async move {
+            let mut handles = begun?;
+            while !requests.is_empty() {
+                let entered = poll_fn(|cx| {
+                    let mut queue = self.shared.queue.lock();
+                    match self.enter_first(&mut queue, &requests) {
+                        // Registered under the lock of the queue, so that no room made since is missed.
+                        Err(refusal) if refusal.is_full() => {
+                            self.shared.wake_on_room(cx.waker());
+                            Poll::Pending
+                        }
+                        result => Poll::Ready(result),
+                    }
+                });
+                let entered = entered.await.inspect_err(|_| self.reject(&requests))?;
+                handles.extend(self.send_first(&mut requests, entered)?);
+            }
+            Ok(handles)
+        }
+    }
+
+    /// Says which request could never enter by itself.
+    fn check_each(&self, requests: &[Request]) -> Result<(), SubmitError> {
+        let check = |request: &Request| {
+            self.validate(request)?;
+            self.can_fit(std::slice::from_ref(request))
+        };
+        requests.iter().try_for_each(check).inspect_err(|_| self.reject(requests))
+    }
+
+    fn reject(&self, requests: &[Request]) {
+        self.shared.add(Counter::Rejected, requests.len() as u64);
+    }
+
+    /// Whether an empty queue would take the requests together. It takes any one prompt that fits the context.
+    fn can_fit(&self, requests: &[Request]) -> Result<(), SubmitError> {
+        let Queue { sequences, tokens } = size_of(requests);
+        let Bounds { sequences: limit, tokens: limit_tokens, .. } = self.bounds;
+        if sequences > limit {
+            return Err(SubmitError::NeverFits { what: "choices", asked: sequences, limit });
+        }
+        if requests.len() > 1 && tokens > limit_tokens {
+            return Err(SubmitError::NeverFits { what: "prompt tokens", asked: tokens, limit: limit_tokens });
+        }
+        Ok(())
+    }
+
+    /// Counts all requests into the queue, or none.
+    fn enter(&self, queue: &mut Queue, requests: &[Request]) -> Result<(), SubmitError> {
+        if self.shared.draining.load(Relaxed) {
+            let lost = self.shared.lost.lock().clone();
+            return Err(lost.map_or(SubmitError::Draining, SubmitError::Lost));
+        }
+        let Queue { sequences, tokens } = size_of(requests);
+        let Bounds { sequences: limit, tokens: limit_tokens, .. } = self.bounds;
+        if queue.sequences.saturating_add(sequences) > limit {
+            return Err(SubmitError::QueueFull { limit });
+        }
+        // Prompts longer than the limit enter an empty queue.
+        if queue.sequences > 0 && queue.tokens.saturating_add(tokens) > limit_tokens {
+            return Err(SubmitError::BacklogFull { queued: queue.tokens, tokens, limit: limit_tokens });
+        }
+        *queue = Queue { sequences: queue.sequences + sequences, tokens: queue.tokens + tokens };
+        Ok(())
+    }
+
+    /// Counts as many of the first requests into the queue as there is room for, at least one.
+    fn enter_first(&self, queue: &mut Queue, requests: &[Request]) -> Result<usize, SubmitError> {
+        let mut entered = 0;
+        for request in requests.chunks(1) {
+            match self.enter(queue, request) {
+                Ok(()) => entered += 1,
+                Err(refusal) if entered == 0 => return Err(refusal),
+                Err(_) => break,
+            }
+        }
+        Ok(entered)
+    }
+
+    fn wait_for_room<T>(
+        &self,
+        deadline: Option<Instant>,
+        enter: impl Fn(&mut Queue) -> Result<T, SubmitError>,
+    ) -> Result<T, SubmitError> {
+        let mut queue = self.shared.queue.lock();
+        loop {
+            match enter(&mut queue) {
+                Err(refusal) if refusal.is_full() => match deadline {
+                    None => self.shared.room.wait(&mut queue),
+                    Some(at) if self.shared.room.wait_until(&mut queue, at).timed_out() => {
+                        return Err(refusal);
+                    }
+                    Some(_) => {}
+                },
+                result => return result,
+            }
+        }
+    }
+
+    /// Sends the first requests, which the queue counts. They do not pause when nobody reads them, so that they can
+    /// be read in any order.
+    fn send_first(
+        &self,
+        requests: &mut Vec<Request>,
+        entered: usize,
+    ) -> Result<Vec<RequestHandle>, SubmitError> {
+        let later = requests.split_off(entered);
+        self.send(std::mem::replace(requests, later), usize::MAX)
+    }
+
+    fn send(&self, requests: Vec<Request>, mailbox: usize) -> Result<Vec<RequestHandle>, SubmitError> {
+        let (group, handles): (Vec<_>, Vec<_>) =
+            requests.into_iter().map(|request| self.ticket(request, mailbox)).unzip();
+        self.ingress.send(group).map_err(|_| SubmitError::Stopped)?;
+        self.shared.add(Counter::Requests, handles.len() as u64);
+        Ok(handles)
+    }
+
+    /// Both ends of a request that the queue counts.
+    fn ticket(&self, request: Request, mailbox: usize) -> (Submission, RequestHandle) {
+        let id = self.next_id.fetch_add(1, Relaxed);
+        let seed = request.config.seed.unwrap_or_else(crate::random::fresh_seed);
+        let mailbox = Arc::new(Mailbox::new(request.config.n, request.config.max_new_tokens, mailbox));
+        let counted = size_of(std::slice::from_ref(&request));
+        let ticket = Ticket::new(Arc::clone(&mailbox), Arc::clone(&self.shared), counted);
+        let request = Arc::new(request);
+        let control = self.control.clone();
+        let handle = RequestHandle { id, seed, request: Arc::clone(&request), mailbox, control };
+        (Submission { id, seed, request, ticket, at: Instant::now() }, handle)
+    }
+}
