@@ -3,7 +3,7 @@
 
 use bitnet_inference::{Crossing, HybridScheduler};
 use bitnet_kernels::{
-    Backend, Cpu, Isa, Reference, RowOrder, RowsKind,
+    Backend, Cpu, Grouping, Isa, Reference, RowOrder, RowsKind,
     gpu::{Cuda, Gpu, GpuError},
 };
 use bitnet_tensor::TernaryTensor;
@@ -16,10 +16,10 @@ fn product(b: &mut impl Backend, n: usize, k: usize, rows: usize, x: &[f32], tri
     let w = b.linear(&w, RowOrder::Plain).unwrap();
     let mut input = b.rows(n, k, RowsKind::Residual).unwrap();
     b.write(&mut input, x).unwrap();
-    let mut q = b.quants(n, k).unwrap();
+    let mut q = b.quants(n, k, Grouping::Row).unwrap();
     b.norm_quantize(n, &input, [None, None], &mut q).unwrap();
     let mut out = b.rows(n, rows, RowsKind::Residual).unwrap();
-    b.bit_linear(n, &q, &w, &mut out, 0, false).unwrap();
+    b.bit_linear(n, &q, &w, &mut out, 0, None).unwrap();
     b.read(&out, n).unwrap()
 }
 

@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use bitnet_kernels::{
     Gate,
-    conformance::{Case, cases, check_rounded},
+    conformance::{Case, check_rounded, gpu_cases},
     gpu::Gpu,
 };
 use bitnet_tensor::DType;
@@ -59,7 +59,7 @@ fn git(args: &[&str]) -> Result<String> {
 
 impl SimKernels {
     pub(crate) fn run(&self) -> Result<()> {
-        let cases = if self.full { full() } else { cases() };
+        let cases = if self.full { full() } else { gpu_cases() };
         // Asked before the record itself is written.
         let dirty = self.out.is_some() && !git(&["status", "--porcelain"])?.trim().is_empty();
         let (next, rows) = (AtomicUsize::new(0), Mutex::new(Vec::new()));

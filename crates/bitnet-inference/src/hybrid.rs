@@ -1,6 +1,6 @@
 use std::time::Instant;
 
-use bitnet_kernels::{Backend, KernelError, RowOrder, RowsKind};
+use bitnet_kernels::{Backend, Grouping, KernelError, RowOrder, RowsKind};
 use bitnet_tensor::TernaryTensor;
 
 /// Decides whether a matrix product is worth the way to a GPU. Both sides give the same integers, so the choice is
@@ -40,7 +40,7 @@ fn time<B: Backend>(backend: &mut B, [m, k, n]: [usize; 3]) -> Result<f64, Kerne
     let trits = (0..n * k).map(|i| (crate::random_u64(i as u64, 0, 0) % 3) as i8 - 1).collect::<Vec<_>>();
     let matrix = TernaryTensor::from_trits(n, k, &trits, 1.0).expect("every trit is one");
     let weights = backend.linear(&matrix, RowOrder::Plain)?;
-    let (mut x, mut quants) = (backend.rows(m, k, RowsKind::Residual)?, backend.quants(m, k)?);
+    let (mut x, mut quants) = (backend.rows(m, k, RowsKind::Residual)?, backend.quants(m, k, Grouping::Row)?);
     let mut y = backend.rows(m, n, RowsKind::Between)?;
     let values: Vec<f32> = (0..m * k).map(|i| (i % 255) as f32 - 127.0).collect();
     let mut least = f64::INFINITY;
@@ -48,7 +48,7 @@ fn time<B: Backend>(backend: &mut B, [m, k, n]: [usize; 3]) -> Result<f64, Kerne
         let begun = Instant::now();
         backend.write(&mut x, &values)?;
         backend.norm_quantize(m, &x, [None, None], &mut quants)?;
-        backend.bit_linear(m, &quants, &weights, &mut y, 0, false)?;
+        backend.bit_linear(m, &quants, &weights, &mut y, 0, None)?;
         let read = backend.read(&y, m)?;
         if run > 0 {
             least = least.min(begun.elapsed().as_secs_f64());

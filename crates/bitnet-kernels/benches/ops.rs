@@ -1,15 +1,16 @@
 //! How near the kernels come to what the processor can do, and what shapes with tails cost.
 //!
 //! Prints one JSON object, a row a measurement: the median of runs that took turns with a register loop of the same
-//! products, the least and the most. `cargo xtask bench` runs it; names of parts (`products`, `attention`) run those
-//! alone, and `--threads N` and `--isa NAME` say on what.
+//! products, the least and the most. `cargo xtask bench` runs it; names of parts (`products`, `grouped`, `head`,
+//! `attention`) run those alone, and `--threads N` and `--isa NAME` say on what.
 
 #![allow(clippy::print_stdout, reason = "a benchmark reports")]
 
 use std::time::Instant;
 
-use bitnet_kernels::{BLOCK_TOKENS, Backend, Cpu, Isa, KvShape, RowOrder, RowsKind, Run};
-use bitnet_tensor::{BitNetTensor, DType, SharedBytes, TernaryTensor};
+use bitnet_kernels::{BLOCK_TOKENS, Backend, Cpu, Grouping, Isa, KvShape, RowOrder, RowsKind, Run};
+use bitnet_tensor::{BitNetTensor, DType, GroupedTensor, SharedBytes, TernaryTensor};
+use half::f16;
 use serde_json::{Value, json};
 
 /// Turns of every measurement.
@@ -35,6 +36,9 @@ fn main() {
     let mut rows = Vec::new();
     if wanted("products") {
         rows.extend(products(&mut cpu));
+    }
+    if wanted("grouped") {
+        rows.extend(grouped(&mut cpu));
     }
     if wanted("head") {
         rows.extend(head(&mut cpu));
@@ -84,12 +88,71 @@ fn product(cpu: &mut Cpu, tokens: usize, rows: usize, cols: usize) -> Value {
     let mut x = cpu.rows(tokens, cols, RowsKind::Between).unwrap();
     let values: Vec<f32> = (0..tokens * cols).map(|i| (i * 31 % 255) as f32 - 127.0).collect();
     cpu.write(&mut x, &values).unwrap();
-    let mut q = cpu.quants(tokens, cols).unwrap();
+    let mut q = cpu.quants(tokens, cols, Grouping::Row).unwrap();
     cpu.norm_quantize(tokens, &x, [None, None], &mut q).unwrap();
     let mut out = cpu.rows(tokens, rows, RowsKind::Between).unwrap();
     let made = (tokens * rows * cols) as f64;
-    let row = turns(cpu, made, |cpu| cpu.bit_linear(tokens, &q, &weights, &mut out, 0, false).unwrap());
+    let row = turns(cpu, made, |cpu| cpu.bit_linear(tokens, &q, &weights, &mut out, 0, None).unwrap());
     with(row, json!({ "op": "bit_linear", "tokens": tokens, "rows": rows, "cols": cols }))
+}
+
+/// Matrices with scales for groups of columns beside matrices of the same shape with a scale a row: shapes of a model of 8
+/// billion weights, one token with more than caches hold.
+fn grouped(cpu: &mut Cpu) -> Vec<Value> {
+    let mut rows = Vec::new();
+    for (tokens, [out, cols]) in [
+        (1, [98_304, 4096]),
+        (1, [32_768, 12_288]),
+        (8, [24_576, 4096]),
+        (8, [4096, 12_288]),
+        (32, [24_576, 4096]),
+        (32, [4096, 12_288]),
+        (512, [6144, 4096]),
+        (512, [4096, 12_288]),
+    ] {
+        rows.extend([128, 64].map(|group| beside(cpu, tokens, [out, cols], group)));
+    }
+    rows
+}
+
+/// Two kinds of weights in turns; of each the fastest turn counts, for other programs only ever make turns slower.
+fn beside(cpu: &mut Cpu, tokens: usize, [rows, cols]: [usize; 2], group: usize) -> Value {
+    let codes: Vec<u8> =
+        (0..rows * cols / 4).map(|i| [0b0110_0001, 0b1001_0100, 0b0001_1000][i * i % 7 % 3]).collect();
+    let scales = (0..rows * cols / group).map(|i| f16::from_f32(0.01 + (i % 31) as f32 / 4096.0)).collect();
+    let grouped = GroupedTensor::new(rows, cols, group, codes.clone(), scales).unwrap();
+    assert_eq!(grouped.group(), group);
+    let plain = TernaryTensor::from_codes(rows, cols, codes, 1.0).unwrap();
+    let weights =
+        [cpu.linear(&plain, RowOrder::Plain).unwrap(), cpu.grouped(&grouped, RowOrder::Plain).unwrap()];
+    drop((plain, grouped));
+    let mut x = cpu.rows(tokens, cols, RowsKind::Between).unwrap();
+    let values: Vec<f32> = (0..tokens * cols).map(|i| (i * 31 % 255) as f32 - 127.0).collect();
+    cpu.write(&mut x, &values).unwrap();
+    let inputs = [Grouping::Row, Grouping::Groups].map(|grouping| {
+        let mut q = cpu.quants(tokens, cols, grouping).unwrap();
+        cpu.norm_quantize(tokens, &x, [None, None], &mut q).unwrap();
+        q
+    });
+    let mut out = cpu.rows(tokens, rows, RowsKind::Between).unwrap();
+    let mut seconds = [f64::INFINITY; 2];
+    for _ in 0..3 * TURNS {
+        for ((weights, input), least) in weights.iter().zip(&inputs).zip(&mut seconds) {
+            let begun = Instant::now();
+            cpu.bit_linear(tokens, input, weights, &mut out, 0, None).unwrap();
+            *least = least.min(begun.elapsed().as_secs_f64());
+        }
+    }
+    let made = (tokens * rows * cols) as f64;
+    let bytes = [made / tokens as f64 / 4.0, made / tokens as f64 * (0.25 + 2.0 / group as f64)];
+    json!({
+        "op": "grouped", "tokens": tokens, "rows": rows, "cols": cols, "group": group,
+        "giga_products_s": made / seconds[1] / 1e9,
+        "giga_products_s_with_a_scale_a_row": made / seconds[0] / 1e9,
+        "part_of_speed": seconds[0] / seconds[1],
+        "gb_s": bytes[1] / seconds[1] / 1e9,
+        "part_of_bandwidth": bytes[1] / seconds[1] / (bytes[0] / seconds[0]),
+    })
 }
 
 /// The highest logit of a few tokens with the head of 2B-4T, by bounds: a product with every byte of its int8 copy, and

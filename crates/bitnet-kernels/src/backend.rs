@@ -1,8 +1,8 @@
 use std::ops::Range;
 
-use bitnet_tensor::{BitNetTensor, TernaryTensor};
+use bitnet_tensor::{BitNetTensor, GroupedTensor, TernaryTensor};
 
-use crate::{Ask, Drawn, KernelError, KvShape, Panels, Screen, gpu::Counts};
+use crate::{Ask, Drawn, GroupedPanels, KernelError, KvShape, Panels, Screen, gpu::Counts};
 
 /// What a backend runs on, for people and records.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -68,6 +68,18 @@ pub struct Norm<G> {
 /// The norms that a row passes before it is quantised, in this order.
 pub type Norms<'a, G> = [Option<&'a Norm<G>>; 2];
 
+/// The norms of every query head and of every key head before they are turned; their gains are as wide as a head.
+pub type HeadNorms<'a, G> = Option<[&'a Norm<G>; 2]>;
+
+/// Which int8 activations share a scale: it depends on the weights that they meet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Grouping {
+    /// A whole row, for matrices of [`Backend::linear`].
+    Row,
+    /// Groups of [`bitnet_tensor::quant::GROUP`] columns, for matrices of [`Backend::grouped`].
+    Groups,
+}
+
 /// The gate of a feed-forward layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Gate {
@@ -108,11 +120,11 @@ pub enum RowOrder {
 pub trait Backend: Send {
     /// Activations, `[rows][width]`.
     type Rows: Send;
-    /// int8 activations, `[rows][width]`, with a multiplier and a sum a row.
+    /// int8 activations, `[rows][width]`, with scales and sums of rows or of groups.
     type Quants: Send;
-    /// A ternary matrix in the layout of the kernels.
+    /// A matrix with one scale a row or with scales for groups of columns, in the layout of the kernels.
     type Linear: Send;
-    /// A dense matrix of rows: embedding, output head.
+    /// A matrix of rows, dense or ternary: embedding, output head.
     type Table: Send;
     /// Gain of a norm, `[width]` f32.
     type Gain: Send;
@@ -121,7 +133,8 @@ pub trait Backend: Send {
     /// Keys and values of one layer, in blocks of [`crate::BLOCK_TOKENS`] tokens.
     type Kv: Send;
 
-    /// Whether [`Backend::panels`] and [`Backend::screen`] use what a file holds as it lies there.
+    /// Whether [`Backend::panels`], [`Backend::grouped_panels`], [`Backend::ternary_panels`] and [`Backend::screen`] use what a
+    /// file holds as it lies there.
     const READS_PANELS: bool = false;
 
     /// What this backend runs on.
@@ -130,16 +143,34 @@ pub trait Backend: Send {
     /// Zeroed activations.
     fn rows(&mut self, rows: usize, width: usize, kind: RowsKind) -> Result<Self::Rows, KernelError>;
     /// Zeroed int8 activations.
-    fn quants(&mut self, rows: usize, width: usize) -> Result<Self::Quants, KernelError>;
+    fn quants(&mut self, rows: usize, width: usize, grouping: Grouping) -> Result<Self::Quants, KernelError>;
     /// Packs a matrix for [`Backend::bit_linear`] (order [`RowOrder::Plain`]) or for the operation that `order`
     /// names.
     fn linear(&mut self, weights: &TernaryTensor, order: RowOrder) -> Result<Self::Linear, KernelError>;
+    /// Packs a matrix with scales for groups of columns, as [`Backend::linear`] does one with a scale a row. It multiplies
+    /// activations of [`Grouping::Groups`].
+    fn grouped(&mut self, weights: &GroupedTensor, order: RowOrder) -> Result<Self::Linear, KernelError>;
     /// Takes a matrix that is packed for the CPU already, as [`Backend::linear`] does one that is not.
     fn panels(&mut self, weights: Panels, order: RowOrder) -> Result<Self::Linear, KernelError> {
         self.linear(&weights.unpack(0..weights.rows())?, order)
     }
+    /// As [`Backend::panels`], for a matrix with scales for groups of columns.
+    fn grouped_panels(
+        &mut self,
+        weights: GroupedPanels,
+        order: RowOrder,
+    ) -> Result<Self::Linear, KernelError> {
+        self.grouped(&weights.unpack(0..weights.rows())?, order)
+    }
     /// Takes a dense matrix of any float type, without copying where the backend can read it in place.
     fn table(&mut self, weights: &BitNetTensor) -> Result<Self::Table, KernelError>;
+    /// Takes a ternary matrix as a table: [`Backend::embed`] decodes its rows, [`Backend::logits`] quantises activations by
+    /// groups and multiplies as [`Backend::bit_linear`] does.
+    fn ternary_table(&mut self, weights: &GroupedTensor) -> Result<Self::Table, KernelError>;
+    /// As [`Backend::ternary_table`], of a matrix that is packed for the CPU already.
+    fn ternary_panels(&mut self, weights: GroupedPanels) -> Result<Self::Table, KernelError> {
+        self.ternary_table(&weights.unpack(0..weights.rows())?)
+    }
     /// Takes the gain of a norm.
     fn gain(&mut self, gain: &[f32]) -> Result<Self::Gain, KernelError>;
     /// Takes cosines and sines, `[positions][head_dim / 2]` each.
@@ -147,12 +178,16 @@ pub trait Backend: Send {
     /// An empty cache.
     fn kv(&mut self, shape: KvShape) -> Result<Self::Kv, KernelError>;
 
-    /// Row `i` of `out` becomes row `tokens[i]` of `table`.
-    fn embed(&mut self, table: &Self::Table, tokens: &[u32], out: &mut Self::Rows)
-    -> Result<(), KernelError>;
+    /// Row `i` of `out` becomes row `tokens[i]` of `table` times `factor`.
+    fn embed(
+        &mut self,
+        table: &Self::Table,
+        tokens: &[u32],
+        factor: f32,
+        out: &mut Self::Rows,
+    ) -> Result<(), KernelError>;
 
-    /// Each row through `norms` in turn, then quantised to int8
-    /// ([`bitnet_tensor::quant`]).
+    /// Each row through `norms` in turn, then quantised to int8 ([`bitnet_tensor::quant`]) with the grouping of `out`.
     fn norm_quantize(
         &mut self,
         n: usize,
@@ -161,8 +196,8 @@ pub trait Backend: Send {
         out: &mut Self::Quants,
     ) -> Result<(), KernelError>;
 
-    /// `out[t][column + r] (+)= (sum_k x[t][k] * w[r][k]) / multiplier(t) * scale(r)` for all rows `r` of `w`;
-    /// added to what is there if `accumulate`.
+    /// `out[t][column + r] = sum_k x[t][k] * w[r][k]` for all rows `r` of `w`, by the scales of both ([`crate::order`] says
+    /// how); with `add` times this factor, and added to what is there. The grouping of `x` must be that of `w`.
     fn bit_linear(
         &mut self,
         n: usize,
@@ -170,10 +205,11 @@ pub trait Backend: Send {
         w: &Self::Linear,
         out: &mut Self::Rows,
         column: usize,
-        accumulate: bool,
+        add: Option<f32>,
     ) -> Result<(), KernelError>;
 
-    /// Turns queries and keys by their positions and stores keys and values.
+    /// Puts every query head and every key head through its norm, if there are norms, turns both by their positions, and
+    /// stores keys and values.
     ///
     /// `qkv` is `[n][heads * head_dim | kv_heads * head_dim | kv_heads * head_dim]`; queries are turned in
     /// place: dimension `i` with `i + head_dim / 2`, `x' = x cos - y sin`, `y' = y cos + x sin`.
@@ -182,6 +218,7 @@ pub trait Backend: Send {
         runs: &[Run],
         blocks: &[u32],
         rope: &Self::Rope,
+        norms: HeadNorms<'_, Self::Gain>,
         qkv: &mut Self::Rows,
         kv: &mut Self::Kv,
     ) -> Result<(), KernelError>;
@@ -222,7 +259,7 @@ pub trait Backend: Send {
         gate_up: &mut Self::Rows,
         out: &mut Self::Quants,
     ) -> Result<(), KernelError> {
-        self.bit_linear(n, x, w, gate_up, 0, false)?;
+        self.bit_linear(n, x, w, gate_up, 0, None)?;
         self.gate_quantize(n, gate_up, gate, norms, out)
     }
 
@@ -238,11 +275,12 @@ pub trait Backend: Send {
         runs: &[Run],
         blocks: &[u32],
         rope: &Self::Rope,
+        norms: HeadNorms<'_, Self::Gain>,
         qkv: &mut Self::Rows,
         kv: &mut Self::Kv,
     ) -> Result<(), KernelError> {
-        self.bit_linear(n, x, w, qkv, 0, false)?;
-        self.rope_store(runs, blocks, rope, qkv, kv)
+        self.bit_linear(n, x, w, qkv, 0, None)?;
+        self.rope_store(runs, blocks, rope, norms, qkv, kv)
     }
 
     /// Row `i` of `out` becomes row `wanted[i]` of `x` through `norm`.
@@ -254,7 +292,7 @@ pub trait Backend: Send {
         out: &mut Self::Rows,
     ) -> Result<(), KernelError>;
 
-    /// `logits[t][v] = sum_k x[t][k] * table[v][k]`.
+    /// `logits[t][v] = sum_k x[t][k] * table[v][k]`; if the table is ternary, of the quantised rows.
     fn logits(
         &mut self,
         n: usize,
@@ -331,7 +369,7 @@ pub trait Backend: Send {
     /// Writes the first rows from `[n][width]`, for tests.
     fn write(&mut self, x: &mut Self::Rows, values: &[f32]) -> Result<(), KernelError>;
 
-    /// Reads back the first `n` quantised rows: values, multipliers and sums, for tests.
+    /// Reads back the first `n` quantised rows, for tests: values, multipliers and sums of rows, or scales and sums of groups.
     #[expect(clippy::type_complexity, reason = "three arrays")]
     fn read_quants(
         &mut self,

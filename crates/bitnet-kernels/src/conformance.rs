@@ -5,11 +5,12 @@
 //! GPU is compared with the reference that rounds where it does ([`Reference::bf16`]), and what its matrix units add
 //! in an order of their own, attention and logits, may differ within a bound.
 
-use bitnet_tensor::{BitNetTensor, DType, SharedBytes, TernaryTensor};
+use bitnet_tensor::{BitNetTensor, DType, GroupedTensor, SharedBytes, TernaryTensor};
+use half::f16;
 
 use crate::{
-    BLOCK_TOKENS, Backend, Cpu, Gate, Isa, KernelError, KvShape, Norm, Norms, Panels, Reference, RowOrder,
-    RowsKind, Run, Screen,
+    BLOCK_TOKENS, Backend, Cpu, Gate, GroupedPanels, Grouping, HeadNorms, Isa, KernelError, KvShape, Norm,
+    Norms, Panels, Reference, RowOrder, RowsKind, Run, Screen,
 };
 
 /// One operation at one shape.
@@ -109,12 +110,98 @@ pub enum Case {
         /// How the table is stored.
         dtype: DType,
     },
+    /// [`Backend::bit_linear`] with scales for groups of columns, as [`Case::BitLinear`]; with `add` times a factor. Every
+    /// second part has groups of 128.
+    Grouped {
+        /// Tokens.
+        n: usize,
+        /// Input features.
+        k: usize,
+        /// Output features of each part of a stack.
+        rows: &'static [usize],
+        /// Columns of a group: 64 or 128.
+        group: usize,
+        /// First output column.
+        column: usize,
+        /// Whether the result is added to what is there.
+        add: bool,
+    },
+    /// [`Backend::norm_quantize`] by groups.
+    QuantizeGroups {
+        /// Tokens.
+        n: usize,
+        /// Features.
+        width: usize,
+        /// Norms in a row: 0, 1 or 2.
+        norms: usize,
+    },
+    /// [`Backend::bit_linear_gate_quantize`] with scales for groups of columns.
+    GroupedGateUp {
+        /// Tokens.
+        n: usize,
+        /// Input features.
+        k: usize,
+        /// Features of gate and up.
+        ffn: usize,
+        /// Columns of a group: 64 or 128.
+        group: usize,
+        /// Which gate.
+        gate: Gate,
+    },
+    /// [`Case::Qkv`] with scales for groups of 128 columns, and with norms of queries and keys.
+    HeadNorms {
+        /// Position of the first token.
+        start: usize,
+        /// Tokens.
+        n: usize,
+        /// Input features.
+        k: usize,
+        /// Query heads.
+        heads: usize,
+        /// Key-value heads.
+        kv_heads: usize,
+        /// Width of a head.
+        head_dim: usize,
+    },
+    /// [`Backend::embed`], [`Backend::norm_rows`], [`Backend::logits`] and [`Backend::top_logits`] with a ternary table.
+    TernaryHead {
+        /// Tokens.
+        n: usize,
+        /// Features.
+        width: usize,
+        /// Rows of the table.
+        vocab: usize,
+        /// Columns of a group: 64 or 128.
+        group: usize,
+    },
+    /// [`Backend::bit_linear`] and [`Backend::embed`] with factors.
+    Factors {
+        /// Tokens.
+        n: usize,
+        /// Features.
+        width: usize,
+        /// Output features, and rows of the table.
+        rows: usize,
+    },
 }
 
 impl Case {
     /// Whether it depends on the type of the cache.
     pub fn caches(&self) -> bool {
-        matches!(self, Case::Qkv { .. } | Case::Attention { .. })
+        matches!(self, Case::Qkv { .. } | Case::HeadNorms { .. } | Case::Attention { .. })
+    }
+
+    /// Whether a GPU has kernels for it.
+    fn runs_on_gpu(&self) -> bool {
+        !matches!(
+            self,
+            Case::Grouped { .. }
+                | Case::QuantizeGroups { .. }
+                | Case::GroupedGateUp { .. }
+                | Case::HeadNorms { .. }
+                | Case::TernaryHead { .. }
+                | Case::Factors { .. }
+        )
     }
 }
 
@@ -189,7 +276,58 @@ pub fn cases() -> Vec<Case> {
     ] {
         cases.push(Case::Top { n, width, vocab, dtype });
     }
+    grouped_cases(&mut cases);
     cases
+}
+
+/// The cases that a GPU has kernels for.
+pub fn gpu_cases() -> Vec<Case> {
+    cases().into_iter().filter(Case::runs_on_gpu).collect()
+}
+
+/// What models with scales for groups of columns need: whole groups and a last one of less, of both sizes and mixed.
+fn grouped_cases(cases: &mut Vec<Case>) {
+    let shapes: &[(usize, &'static [usize], usize)] = &[
+        (1, &[1], 128),
+        (16, &[64], 64),
+        (65, &[17], 64),
+        (100, &[130], 128),
+        (128, &[64], 128),
+        (192, &[3, 1], 128),
+        (192, &[65], 64),
+        (256, &[256, 128, 128], 64),
+        (320, &[129], 64),
+        (320, &[65], 128),
+        (1000, &[40, 40], 64),
+        (2560, &[129], 128),
+        (4096, &[65], 128),
+        (12_288, &[64, 1], 128),
+    ];
+    for &(k, rows, group) in shapes {
+        for n in [1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 33] {
+            let column = if n % 3 == 0 { 5 } else { 0 };
+            cases.push(Case::Grouped { n, k, rows, group, column, add: n % 2 == 0 });
+        }
+    }
+    for width in [1, 16, 64, 65, 100, 128, 192, 320, 2560, 12_288] {
+        for norms in 0..3 {
+            cases.push(Case::QuantizeGroups { n: 9, width, norms });
+        }
+    }
+    for (n, k, ffn, group) in [(1, 17, 1, 128), (2, 192, 24, 64), (9, 256, 352, 128), (33, 320, 100, 64)] {
+        let gates = [Gate::SquaredRelu, Gate::Silu];
+        cases.extend(gates.map(|gate| Case::GroupedGateUp { n, k, ffn, group, gate }));
+    }
+    for (start, n, k, heads, kv_heads, head_dim) in
+        [(0, 1, 16, 1, 1, 2), (63, 2, 192, 3, 1, 36), (200, 9, 256, 4, 2, 96), (0, 70, 320, 4, 4, 128)]
+    {
+        cases.push(Case::HeadNorms { start, n, k, heads, kv_heads, head_dim });
+    }
+    for (n, width, vocab, group) in [(1, 17, 5, 128), (3, 192, 509, 64), (8, 256, 67, 128), (13, 320, 40, 64)]
+    {
+        cases.push(Case::TernaryHead { n, width, vocab, group });
+    }
+    cases.extend([(1, 100, 20), (6, 256, 130)].map(|(n, width, rows)| Case::Factors { n, width, rows }));
 }
 
 /// Where a backend disagrees with the reference.
@@ -320,11 +458,38 @@ impl Values {
         TernaryTensor::stack(&parts).expect("one width")
     }
 
+    /// Codes of every value, a row of code 3 alone, and scales of every kind: ordinary, zero, negative, subnormal, large.
+    fn grouped(&mut self, rows: &[usize], k: usize, group: usize) -> GroupedTensor {
+        let parts: Vec<GroupedTensor> = rows
+            .iter()
+            .enumerate()
+            .map(|(part, &rows)| {
+                let group = if part % 2 == 0 { group } else { GroupedTensor::WIDE };
+                let mut codes: Vec<u8> = (0..rows * k.div_ceil(4)).map(|_| self.bits() as u8).collect();
+                codes[..k.div_ceil(4)].fill(0xFF);
+                let scales = (0..rows * GroupedTensor::groups(k, group)).map(|_| self.scale()).collect();
+                GroupedTensor::new(rows, k, group, codes, scales).expect("codes and scales of the shape")
+            })
+            .collect();
+        GroupedTensor::stack(&parts).expect("one width")
+    }
+
+    fn scale(&mut self) -> f16 {
+        let ordinary = f16::from_f32(0.01 + 0.03 * self.unit().abs());
+        match self.bits() % 16 {
+            0 => f16::ZERO,
+            1 | 2 => -ordinary,
+            3 => f16::from_bits(1 + self.bits() as u16 % 0x3FF),
+            4 => f16::MAX,
+            _ => ordinary,
+        }
+    }
+
     fn table(&mut self, rows: usize, cols: usize, dtype: DType) -> BitNetTensor {
         let values = self.many(rows * cols);
         let bytes: Vec<u8> = match dtype {
             DType::F32 => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
-            DType::F16 => values.iter().flat_map(|&v| half::f16::from_f32(v).to_le_bytes()).collect(),
+            DType::F16 => values.iter().flat_map(|&v| f16::from_f32(v).to_le_bytes()).collect(),
             DType::BF16 => values.iter().flat_map(|&v| half::bf16::from_f32(v).to_le_bytes()).collect(),
             // Any bytes are blocks; the scales are kept finite.
             _ => {
@@ -380,18 +545,45 @@ fn outputs<B: Backend>(b: &mut B, case: Case) -> Result<Results, KernelError> {
     let v = &mut Values(7);
     match case {
         Case::BitLinear { n, k, rows, column, accumulate } => {
-            let total: usize = rows.iter().sum();
             let w = b.linear(&v.ternary(rows, k), RowOrder::Plain)?;
-            let mut x = b.rows(n, k, RowsKind::Residual)?;
-            b.write(&mut x, &v.rows(n, k))?;
-            let mut q = b.quants(n, k)?;
-            b.norm_quantize(n, &x, [None, None], &mut q)?;
-            // Sums go into the residual, products between operations.
-            let kind = if accumulate { RowsKind::Residual } else { RowsKind::Between };
-            let mut out = b.rows(n, column + total + 3, kind)?;
-            b.write(&mut out, &v.many(n * (column + total + 3)))?;
-            b.bit_linear(n, &q, &w, &mut out, column, accumulate)?;
-            Ok(vec![floats("output", b.read(&out, n)?)])
+            let shape = [n, k, rows.iter().sum()];
+            product(b, v, &w, shape, Grouping::Row, column, accumulate.then_some(1.0))
+        }
+        Case::Grouped { n, k, rows, group, column, add } => {
+            let w = b.grouped(&v.grouped(rows, k, group), RowOrder::Plain)?;
+            let shape = [n, k, rows.iter().sum()];
+            product(b, v, &w, shape, Grouping::Groups, column, add.then_some(0.7))
+        }
+        Case::QuantizeGroups { n, width, norms: count } => {
+            let norms = norms(b, v, count, width)?;
+            let mut x = b.rows(n, width, RowsKind::Residual)?;
+            b.write(&mut x, &v.rows(n, width))?;
+            let mut q = b.quants(n, width, Grouping::Groups)?;
+            b.norm_quantize(n, &x, in_order(&norms), &mut q)?;
+            quantised(b, &q, n)
+        }
+        Case::GroupedGateUp { n, k, ffn, group, gate } => {
+            let w = grouped_from_file(b, &v.grouped(&[ffn, ffn], k, group), RowOrder::GateUp)?;
+            gate_up(b, v, &w, [n, k, ffn], Grouping::Groups, gate)
+        }
+        Case::HeadNorms { start, n, k, heads, kv_heads, head_dim } => {
+            let parts = [heads * head_dim, kv_heads * head_dim, kv_heads * head_dim];
+            let w = b.grouped(&v.grouped(&parts, k, 128), RowOrder::Rope { head_dim })?;
+            let norms = norms(b, v, 2, head_dim)?;
+            let shape = KvShape { blocks: 0, kv_heads, head_dim };
+            let norms = Some([&norms[0], &norms[1]]);
+            qkv(b, v, &w, [start, n, k, heads], shape, Grouping::Groups, norms)
+        }
+        Case::TernaryHead { n, width, vocab, group } => ternary_head(b, v, [n, width, vocab], group),
+        Case::Factors { n, width, rows } => {
+            let w = b.linear(&v.ternary(&[rows], width), RowOrder::Plain)?;
+            let mut results = product(b, v, &w, [n, width, rows], Grouping::Row, 1, Some(-1.3))?;
+            let table = b.table(&v.table(rows, width, DType::F16))?;
+            let mut x = b.rows(n, width, RowsKind::Residual)?;
+            let tokens: Vec<u32> = (0..n as u32).map(|i| i * 7 % rows as u32).collect();
+            b.embed(&table, &tokens, 12.0, &mut x)?;
+            results.push(floats("embedding", b.read(&x, n)?));
+            Ok(results)
         }
         Case::NormQuantize { n, width, norms: count } => {
             let norms = norms(b, v, count, width)?;
@@ -400,7 +592,7 @@ fn outputs<B: Backend>(b: &mut B, case: Case) -> Result<Results, KernelError> {
             for kind in [RowsKind::Residual, RowsKind::Between] {
                 let mut x = b.rows(n, width, kind)?;
                 b.write(&mut x, &values)?;
-                let mut q = b.quants(n, width)?;
+                let mut q = b.quants(n, width, Grouping::Row)?;
                 b.norm_quantize(n, &x, in_order(&norms), &mut q)?;
                 results.append(&mut quantised(b, &q, n)?);
             }
@@ -410,41 +602,19 @@ fn outputs<B: Backend>(b: &mut B, case: Case) -> Result<Results, KernelError> {
             let norms = norms(b, v, count, ffn)?;
             let mut x = b.rows(n, 2 * ffn, RowsKind::Between)?;
             b.write(&mut x, &v.rows(n, 2 * ffn))?;
-            let mut q = b.quants(n, ffn)?;
+            let mut q = b.quants(n, ffn, Grouping::Row)?;
             b.gate_quantize(n, &x, gate, in_order(&norms), &mut q)?;
             quantised(b, &q, n)
         }
         Case::GateUp { n, k, ffn, gate } => {
             let w = from_file(b, &v.ternary(&[ffn, ffn], k), RowOrder::GateUp)?;
-            let norm = norms(b, v, 1, ffn)?.remove(0);
-            let q = input(b, v, n, k)?;
-            let mut gate_up = b.rows(n, 2 * ffn, RowsKind::Between)?;
-            let mut out = b.quants(n, ffn)?;
-            b.bit_linear_gate_quantize(n, &q, &w, gate, [Some(&norm), None], &mut gate_up, &mut out)?;
-            quantised(b, &out, n)
+            gate_up(b, v, &w, [n, k, ffn], Grouping::Row, gate)
         }
         Case::Qkv { start, n, k, heads, kv_heads, head_dim } => {
             let parts = [heads * head_dim, kv_heads * head_dim, kv_heads * head_dim];
             let w = b.linear(&v.ternary(&parts, k), RowOrder::Rope { head_dim })?;
-            let rope = rope(b, v, start + n, head_dim)?;
-            let blocks: Vec<u32> = (0..(start + n).div_ceil(BLOCK_TOKENS) as u32).rev().collect();
-            let mut kv = b.kv(KvShape { blocks: blocks.len(), kv_heads, head_dim })?;
-            let mut project = |b: &mut B, first: usize, len: usize| {
-                let q = input(b, v, len, k)?;
-                let mut qkv = b.rows(len, parts.iter().sum(), RowsKind::Between)?;
-                let runs = [Run { tokens: 0..len, start: first, blocks: 0..blocks.len() }];
-                b.bit_linear_rope_store(len, &q, &w, &runs, &blocks, &rope, &mut qkv, &mut kv)?;
-                Ok::<_, KernelError>((runs, qkv))
-            };
-            if start > 0 {
-                project(b, 0, start)?;
-            }
-            let (runs, qkv) = project(b, start, n)?;
-            let mut out = b.rows(n, parts[0], RowsKind::Between)?;
-            b.attention(&runs, &blocks, &qkv, &kv, &mut out)?;
-            let turned = b.read(&qkv, n)?;
-            let queries = turned.chunks_exact(parts.iter().sum()).flat_map(|row| &row[..parts[0]]);
-            Ok(vec![floats("query", queries.copied().collect()), floats("attention", b.read(&out, n)?)])
+            let shape = KvShape { blocks: 0, kv_heads, head_dim };
+            qkv(b, v, &w, [start, n, k, heads], shape, Grouping::Row, None)
         }
         Case::Attention { heads, kv_heads, head_dim, runs, odd } => {
             attention(b, v, heads, KvShape { blocks: 0, kv_heads, head_dim }, runs, odd)
@@ -452,20 +622,123 @@ fn outputs<B: Backend>(b: &mut B, case: Case) -> Result<Results, KernelError> {
         Case::Top { n, width, vocab, dtype } => top(b, v, (n, width, vocab), dtype),
         Case::Head { n, width, vocab, dtype } => {
             let table = b.table(&v.table(vocab, width, dtype))?;
-            let norm = norms(b, v, 1, width)?.remove(0);
-            let tokens: Vec<u32> = (0..n).map(|_| (v.bits() % vocab as u64) as u32).collect();
-            let mut x = b.rows(n, width, RowsKind::Residual)?;
-            let mut y = b.rows(n, width, RowsKind::Between)?;
-            b.embed(&table, &tokens, &mut x)?;
-            let embedded = b.read(&x, n)?;
-            let wanted: Vec<usize> = (0..n).rev().step_by(2).collect();
-            b.norm_rows(&wanted, &x, &norm, &mut y)?;
-            let mut logits = vec![0.0; wanted.len() * vocab];
-            b.logits(wanted.len(), &y, &table, &mut logits)?;
-            let normed = b.read(&y, wanted.len())?;
-            Ok(vec![floats("embedding", embedded), floats("norm", normed), floats("logit", logits)])
+            head(b, v, &table, [n, width, vocab], 1.0)
         }
     }
+}
+
+/// Ordinary and other rows times a matrix, into columns from `column` on.
+fn product<B: Backend>(
+    b: &mut B,
+    v: &mut Values,
+    w: &B::Linear,
+    [n, k, rows]: [usize; 3],
+    grouping: Grouping,
+    column: usize,
+    add: Option<f32>,
+) -> Result<Results, KernelError> {
+    let mut x = b.rows(n, k, RowsKind::Residual)?;
+    b.write(&mut x, &v.rows(n, k))?;
+    let mut q = b.quants(n, k, grouping)?;
+    b.norm_quantize(n, &x, [None, None], &mut q)?;
+    // Sums go into the residual, products between operations.
+    let kind = if add.is_some() { RowsKind::Residual } else { RowsKind::Between };
+    let mut out = b.rows(n, column + rows + 3, kind)?;
+    b.write(&mut out, &v.many(n * (column + rows + 3)))?;
+    b.bit_linear(n, &q, w, &mut out, column, add)?;
+    Ok(vec![floats("output", b.read(&out, n)?)])
+}
+
+fn gate_up<B: Backend>(
+    b: &mut B,
+    v: &mut Values,
+    w: &B::Linear,
+    [n, k, ffn]: [usize; 3],
+    grouping: Grouping,
+    gate: Gate,
+) -> Result<Results, KernelError> {
+    let norm = norms(b, v, 1, ffn)?.remove(0);
+    let q = input(b, v, (n, k), grouping)?;
+    let mut gate_up = b.rows(n, 2 * ffn, RowsKind::Between)?;
+    let mut out = b.quants(n, ffn, grouping)?;
+    b.bit_linear_gate_quantize(n, &q, w, gate, [Some(&norm), None], &mut gate_up, &mut out)?;
+    quantised(b, &out, n)
+}
+
+/// Queries, keys and values of one sequence whose first `start` tokens came in a step before, and attention over it.
+fn qkv<B: Backend>(
+    b: &mut B,
+    v: &mut Values,
+    w: &B::Linear,
+    [start, n, k, heads]: [usize; 4],
+    shape: KvShape,
+    grouping: Grouping,
+    norms: HeadNorms<'_, B::Gain>,
+) -> Result<Results, KernelError> {
+    let queries = heads * shape.head_dim;
+    let width = queries + 2 * shape.kv_heads * shape.head_dim;
+    let rope = rope(b, v, start + n, shape.head_dim)?;
+    let blocks: Vec<u32> = (0..(start + n).div_ceil(BLOCK_TOKENS) as u32).rev().collect();
+    let mut kv = b.kv(KvShape { blocks: blocks.len(), ..shape })?;
+    let mut project = |b: &mut B, first: usize, len: usize| {
+        let q = input(b, v, (len, k), grouping)?;
+        let mut qkv = b.rows(len, width, RowsKind::Between)?;
+        let runs = [Run { tokens: 0..len, start: first, blocks: 0..blocks.len() }];
+        b.bit_linear_rope_store(len, &q, w, &runs, &blocks, &rope, norms, &mut qkv, &mut kv)?;
+        Ok::<_, KernelError>((runs, qkv))
+    };
+    if start > 0 {
+        project(b, 0, start)?;
+    }
+    let (runs, qkv) = project(b, start, n)?;
+    let mut out = b.rows(n, queries, RowsKind::Between)?;
+    b.attention(&runs, &blocks, &qkv, &kv, &mut out)?;
+    let turned = b.read(&qkv, n)?;
+    let turned = turned.chunks_exact(width).flat_map(|row| &row[..queries]);
+    Ok(vec![floats("query", turned.copied().collect()), floats("attention", b.read(&out, n)?)])
+}
+
+/// Rows of a table times a factor, the norm of some, and their logits.
+fn head<B: Backend>(
+    b: &mut B,
+    v: &mut Values,
+    table: &B::Table,
+    [n, width, vocab]: [usize; 3],
+    factor: f32,
+) -> Result<Results, KernelError> {
+    let norm = norms(b, v, 1, width)?.remove(0);
+    let tokens: Vec<u32> = (0..n).map(|_| (v.bits() % vocab as u64) as u32).collect();
+    let mut x = b.rows(n, width, RowsKind::Residual)?;
+    let mut y = b.rows(n, width, RowsKind::Between)?;
+    b.embed(table, &tokens, factor, &mut x)?;
+    let embedded = b.read(&x, n)?;
+    let wanted: Vec<usize> = (0..n).rev().step_by(2).collect();
+    b.norm_rows(&wanted, &x, &norm, &mut y)?;
+    let mut logits = vec![0.0; wanted.len() * vocab];
+    b.logits(wanted.len(), &y, table, &mut logits)?;
+    let normed = b.read(&y, wanted.len())?;
+    Ok(vec![floats("embedding", embedded), floats("norm", normed), floats("logit", logits)])
+}
+
+/// A ternary table, packed here and as a file holds it.
+fn ternary_head<B: Backend>(
+    b: &mut B,
+    v: &mut Values,
+    shape: [usize; 3],
+    group: usize,
+) -> Result<Results, KernelError> {
+    let [n, width, vocab] = shape;
+    let weights = v.grouped(&[vocab], width, group);
+    let mut table = b.ternary_table(&weights)?;
+    let mut results = head(b, v, &table, shape, 12.0)?;
+    table = b.ternary_panels(stored_groups(&weights)?)?;
+    b.screen(&mut table, None, n)?;
+    let mut x = b.rows(n, width, RowsKind::Between)?;
+    b.write(&mut x, &v.rows(n, width))?;
+    let mut logits = vec![0.0; n * vocab];
+    b.top_logits(n, &x, &table, &vec![1; n], &mut logits)?;
+    results.push(floats("logit", logits));
+    Ok(results)
 }
 
 /// The highest logits of each row, highest first and equals by id: 1, 2, 5 or all of them.
@@ -515,8 +788,24 @@ fn from_file<B: Backend>(
     order: RowOrder,
 ) -> Result<B::Linear, KernelError> {
     let packed = Cpu::new(Isa::named("scalar")?, 1)?.linear(weights, order)?;
-    let bytes = SharedBytes::new(packed.stored().collect::<Vec<_>>().concat());
+    let bytes = SharedBytes::new(packed.stored().concat());
     b.panels(Panels::from_stored(weights.rows(), weights.cols(), &bytes)?, order)
+}
+
+/// [`Backend::grouped_panels`] of a matrix as a file holds it.
+fn grouped_from_file<B: Backend>(
+    b: &mut B,
+    weights: &GroupedTensor,
+    order: RowOrder,
+) -> Result<B::Linear, KernelError> {
+    b.grouped_panels(stored_groups(weights)?, order)
+}
+
+/// A matrix with scales for groups of columns as a file holds it.
+fn stored_groups(weights: &GroupedTensor) -> Result<GroupedPanels, KernelError> {
+    let packed = Cpu::new(Isa::named("scalar")?, 1)?.grouped(weights, RowOrder::Plain)?;
+    let bytes = SharedBytes::new(packed.stored().concat());
+    GroupedPanels::from_stored(weights.rows(), weights.cols(), weights.group(), &bytes)
 }
 
 /// The int8 copy of a table as a file holds it.
@@ -527,10 +816,15 @@ fn screen_from_file(weights: &BitNetTensor) -> Result<Option<Screen>, KernelErro
 }
 
 /// Ordinary rows, quantised.
-fn input<B: Backend>(b: &mut B, v: &mut Values, n: usize, k: usize) -> Result<B::Quants, KernelError> {
+fn input<B: Backend>(
+    b: &mut B,
+    v: &mut Values,
+    (n, k): (usize, usize),
+    grouping: Grouping,
+) -> Result<B::Quants, KernelError> {
     let mut x = b.rows(n, k, RowsKind::Residual)?;
     b.write(&mut x, &v.many(n * k))?;
-    let mut q = b.quants(n, k)?;
+    let mut q = b.quants(n, k, grouping)?;
     b.norm_quantize(n, &x, [None, None], &mut q)?;
     Ok(q)
 }
@@ -577,7 +871,7 @@ fn attention<B: Backend>(
     }
     let mut before = b.rows(past_rows.max(1), width, RowsKind::Between)?;
     b.write(&mut before, &v.many(past_rows * width))?;
-    b.rope_store(&past, &blocks, &rope, &mut before, &mut kv)?;
+    b.rope_store(&past, &blocks, &rope, None, &mut before, &mut kv)?;
     // A block that moves takes its keys and values with it.
     b.copy_block(&mut kv, blocks[0], count as u32)?;
     blocks[0] = count as u32;
@@ -587,7 +881,7 @@ fn attention<B: Backend>(
         false => v.many(step_rows * width).iter().map(|x| 3.0 * x).collect(),
     };
     b.write(&mut qkv, &values)?;
-    b.rope_store(&step, &blocks, &rope, &mut qkv, &mut kv)?;
+    b.rope_store(&step, &blocks, &rope, None, &mut qkv, &mut kv)?;
     let mut out = b.rows(step_rows, heads * dim, RowsKind::Between)?;
     b.attention(&step, &blocks, &qkv, &kv, &mut out)?;
     Ok(vec![floats("query", b.read(&qkv, step_rows)?), floats("attention", b.read(&out, step_rows)?)])

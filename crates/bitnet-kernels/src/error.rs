@@ -43,6 +43,16 @@ pub enum KernelError {
     /// Weights that no backend computes with.
     #[error(transparent)]
     Weights(#[from] bitnet_tensor::TensorError),
+    /// Stored groups of 64 columns whose scales are equal in pairs would give other bits than the groups of 128 that they
+    /// are.
+    #[error("groups of 64 columns have equal scales in pairs: convert the model again")]
+    NotMerged,
+    /// What the kernels of a GPU cannot do.
+    #[error("{what} not built for the GPU yet: use --device cpu")]
+    NotOnGpu {
+        /// What was asked for, with its verb.
+        what: &'static str,
+    },
     /// A stored copy of an output head by which nothing can be ruled out.
     #[error("{value} as a scale, length or error in the copy of the output head: convert the model again")]
     Bound {

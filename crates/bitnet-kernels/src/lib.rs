@@ -1,13 +1,13 @@
 //! How numbers are made: the [`Backend`] trait with its few fused operations, the scalar [`Reference`] that is
 //! the truth, the [`Cpu`] backend with runtime dispatch and a thread pool, and the [`gpu`] backend in PTX.
 //!
-//! The integer part of `y = (sum x_i8 * t) / multiplier(x) * scale(w)` is exact, and every float reduction has one
-//! order that does not depend on the batch, the chunk, the number of threads or the instruction set ([`order`]). So a
+//! Sums of products of int8 activations and ternary weights are exact as far as they share scales, and every float
+//! reduction has one order that does not depend on the batch, the chunk, the number of threads or the instruction set ([`order`]). So a
 //! token's values never depend on its neighbours, and [`Cpu`] equals [`Reference`] bit for bit; a GPU rounds to bf16
 //! at a few points that [`Reference::bf16`] shares.
 //!
 //! ```
-//! use bitnet_kernels::{Backend, Cpu, Isa, RowOrder, RowsKind};
+//! use bitnet_kernels::{Backend, Cpu, Grouping, Isa, RowOrder, RowsKind};
 //! use bitnet_tensor::TernaryTensor;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -15,12 +15,12 @@
 //! let weights = TernaryTensor::from_trits(2, 4, &[1, 0, -1, 1, -1, 0, 0, 1], 0.5)?;
 //! let weights = cpu.linear(&weights, RowOrder::Plain)?;
 //!
-//! let (mut x, mut x_i8) = (cpu.rows(1, 4, RowsKind::Residual)?, cpu.quants(1, 4)?);
+//! let (mut x, mut x_i8) = (cpu.rows(1, 4, RowsKind::Residual)?, cpu.quants(1, 4, Grouping::Row)?);
 //! cpu.write(&mut x, &[127.0, 0.0, -127.0, 64.0])?;
 //! cpu.norm_quantize(1, &x, [None, None], &mut x_i8)?;
 //!
 //! let mut y = cpu.rows(1, 2, RowsKind::Residual)?;
-//! cpu.bit_linear(1, &x_i8, &weights, &mut y, 0, false)?;
+//! cpu.bit_linear(1, &x_i8, &weights, &mut y, 0, None)?;
 //! assert_eq!(cpu.read(&y, 1)?, [0.5 * (127.0 + 127.0 + 64.0), 0.5 * (64.0 - 127.0)]);
 //! # Ok(())
 //! # }
@@ -37,9 +37,12 @@ mod kv;
 pub mod order;
 mod reference;
 
-pub use backend::{Backend, BackendInfo, DeviceStatus, Gate, Norm, Norms, RowOrder, RowsKind, Run, StepSize};
+pub use backend::{
+    Backend, BackendInfo, DeviceStatus, Gate, Grouping, HeadNorms, Norm, Norms, RowOrder, RowsKind, Run,
+    StepSize,
+};
 pub use bandwidth::memory_bandwidth;
-pub use cpu::{Cpu, HeadWork, Isa, Panels, Screen, on_huge_pages};
+pub use cpu::{Cpu, GroupedPanels, HeadWork, Isa, Panels, Screen, on_huge_pages};
 pub use draw::{Ask, Drawn};
 pub use error::KernelError;
 pub use kv::{BLOCK_TOKENS, KvShape, KvType};

@@ -4,15 +4,17 @@
 //!   multiply-add, a row is treated as padded with zeros to whole groups, and the partials are added by [`tree`].
 //!   Tiles may split rows and tokens, never the row itself. Dense dot products have 16 partials in f32. The squares of
 //!   an RMSNorm have [`SQUARES`] in f64, a thread of a GPU's block each; their sum is multiplied by `1 / width` and
-//!   rounded once to f32, because its last bit moves a whole row.
+//!   rounded once to f32, because its last bit moves a whole row. The norm of a query or key head is one over its row.
 //! - **Attention** of one query and head: keys in segments of [`SEGMENT`] tokens. In a segment: scores by fused
 //!   multiply-add over the head's dimensions in order, times `1 / sqrt(head_dim)`; the maximum; `exp` of the
 //!   differences; their sum in 16 partials by key index, then [`tree`]; values by fused multiply-add in key
 //!   order. Segments are merged in order by [`merge`], and the result divided by the total.
 //! - **exp** is [`exp`], never the platform's.
 //! - **Rotary embedding**: `x' = fma(x, cos, -(y sin))`, `y' = fma(y, cos, x sin)`.
-//! - **BitLinear**: the exact integer as f32, divided by the activation's multiplier, times the weight's scale, then
-//!   added to the residual where there is one.
+//! - **BitLinear**: the exact integer as f32, divided by the activation's multiplier, times the weight's scale. Where it
+//!   is added to a residual: times the factor, then added; a factor of 1 changes no bit.
+//! - **BitLinear with groups**: see [`grouped`]. What is added to a residual is as above.
+//! - **Embedding**: the row's value, if ternary the scale times the code's value, then times the factor.
 
 use std::ops::Add;
 
@@ -21,6 +23,14 @@ pub const SEGMENT: usize = 256;
 
 /// Partial sums of the squares of a row.
 pub const SQUARES: usize = 256;
+
+/// Sums of products of one row, by groups in ascending order of columns: `sum` is the exact integer of the group,
+/// `activation` and `weight` are its scales.
+///
+/// A group is as wide as the weights' groups. A partial one at the end of a row is a group like any other.
+pub fn grouped(total: f32, sum: i32, activation: f32, weight: f32) -> f32 {
+    (sum as f32).mul_add(activation * weight, total)
+}
 
 /// Adds partial sums, a power of two of them: halves onto each other until one is left.
 pub fn tree<T: Copy + Add<Output = T>, const N: usize>(mut partial: [T; N]) -> T {

@@ -1,12 +1,12 @@
 //! The truth: every operation as plain loops over plain vectors, in the order that [`crate::order`] states.
 
-use bitnet_tensor::{BitNetTensor, DType, SharedBytes, TernaryTensor, quant};
+use bitnet_tensor::{BitNetTensor, DType, GroupedTensor, SharedBytes, TernaryTensor, quant};
 use half::{bf16, f16};
 
 use crate::{
-    BLOCK_TOKENS, Backend, BackendInfo, Gate, KernelError, KvShape, KvType, Norm, Norms, RowOrder, RowsKind,
-    Run,
-    order::{SEGMENT, SQUARES, exp, merge, tree},
+    BLOCK_TOKENS, Backend, BackendInfo, Gate, Grouping, HeadNorms, KernelError, KvShape, KvType, Norm, Norms,
+    RowOrder, RowsKind, Run,
+    order::{SEGMENT, SQUARES, exp, grouped, merge, tree},
 };
 
 /// The scalar backend that all others are judged by. It makes no attempt to be quick.
@@ -85,7 +85,43 @@ impl Rows {
 pub struct Quants {
     width: usize,
     values: Vec<i8>,
-    rows: Vec<quant::RowQuant>,
+    scales: Scales,
+}
+
+#[derive(Debug, Clone)]
+enum Scales {
+    /// One a row.
+    Rows(Vec<quant::RowQuant>),
+    /// `[rows][groups]`
+    Groups(Vec<quant::GroupQuant>),
+}
+
+/// A matrix of the reference.
+#[derive(Debug, Clone)]
+pub enum Linear {
+    /// A scale a row.
+    Ternary(TernaryTensor),
+    /// Scales for groups of columns.
+    Grouped(GroupedTensor),
+}
+
+/// A table of the reference.
+#[derive(Debug, Clone)]
+pub enum Table {
+    /// Rows of floats.
+    Dense(BitNetTensor),
+    /// Rows of codes with scales for groups of columns.
+    Ternary(GroupedTensor),
+}
+
+impl Table {
+    /// Rows and columns.
+    fn shape(&self) -> [usize; 2] {
+        match self {
+            Table::Dense(table) => [table.rows(), table.cols()],
+            Table::Ternary(table) => [table.rows(), table.cols()],
+        }
+    }
 }
 
 /// Rotary tables of the reference.
@@ -137,7 +173,13 @@ fn quantize_into(mut x: Vec<f32>, norms: Norms<'_, Vec<f32>>, row: usize, out: &
         rms_norm(&mut x, norm);
     }
     let q = &mut out.values[row * out.width..][..out.width];
-    out.rows[row] = quant::quantize_row(&x, q);
+    match &mut out.scales {
+        Scales::Rows(rows) => rows[row] = quant::quantize_row(&x, q),
+        Scales::Groups(groups) => {
+            let count = x.len().div_ceil(quant::GROUP);
+            quant::quantize_groups(&x, q, &mut groups[row * count..][..count]);
+        }
+    }
 }
 
 fn gated(gate: Gate, g: f32, u: f32) -> f32 {
@@ -150,11 +192,25 @@ fn gated(gate: Gate, g: f32, u: f32) -> f32 {
     }
 }
 
-/// `sum_k x[k] * w[r][k]` as f32, `/ multiplier * scale`, for every row `r`.
-fn multiply(x: &Quants, t: usize, w: &TernaryTensor) -> impl Iterator<Item = f32> {
-    assert_eq!(x.width, w.cols(), "rows have the matrix's width");
+/// The products of a row of activations with every row of the matrix.
+fn multiply(x: &Quants, t: usize, w: &Linear) -> Vec<f32> {
     let q = &x.values[t * x.width..][..x.width];
-    let multiplier = x.rows[t].multiplier;
+    match (w, &x.scales) {
+        (Linear::Ternary(w), Scales::Rows(rows)) => {
+            assert_eq!(x.width, w.cols(), "rows have the matrix's width");
+            multiply_rows(q, rows[t].multiplier, w).collect()
+        }
+        (Linear::Grouped(w), Scales::Groups(groups)) => {
+            assert_eq!(x.width, w.cols(), "rows have the matrix's width");
+            let count = x.width.div_ceil(quant::GROUP);
+            multiply_groups(q, &groups[t * count..][..count], w).collect()
+        }
+        _ => panic!("activations have the grouping of the matrix"),
+    }
+}
+
+/// `sum_k q[k] * w[r][k]` as f32, `/ multiplier * scale`, for every row `r`.
+fn multiply_rows(q: &[i8], multiplier: f32, w: &TernaryTensor) -> impl Iterator<Item = f32> {
     w.scales().iter().flat_map(move |range| {
         (range.start..range.end).map(move |r| {
             let sum: i32 = w.row_trits(r).zip(q).map(|(trit, &q)| i32::from(trit) * i32::from(q)).sum();
@@ -163,11 +219,24 @@ fn multiply(x: &Quants, t: usize, w: &TernaryTensor) -> impl Iterator<Item = f32
     })
 }
 
+/// For every row the groups of its weights in order, as [`grouped`] adds them.
+fn multiply_groups(q: &[i8], groups: &[quant::GroupQuant], w: &GroupedTensor) -> impl Iterator<Item = f32> {
+    (0..w.rows()).map(move |r| {
+        let values: Vec<i8> = w.row_values(r).collect();
+        let (values, q) = (values.chunks(w.group()), q.chunks(w.group()));
+        let scales = w.row_scales(r).iter().enumerate();
+        values.zip(q).zip(scales).fold(0.0, |total, ((values, q), (i, scale))| {
+            let sum = values.iter().zip(q).map(|(&v, &q)| i32::from(v) * i32::from(q)).sum();
+            grouped(total, sum, groups[i * w.group() / quant::GROUP].scale, scale.to_f32())
+        })
+    })
+}
+
 impl Backend for Reference {
     type Rows = Rows;
     type Quants = Quants;
-    type Linear = TernaryTensor;
-    type Table = BitNetTensor;
+    type Linear = Linear;
+    type Table = Table;
     type Gain = Vec<f32>;
     type Rope = Rope;
     type Kv = Kv;
@@ -180,23 +249,37 @@ impl Backend for Reference {
         Ok(Rows { kind, width, values: vec![0.0; rows * width] })
     }
 
-    fn quants(&mut self, rows: usize, width: usize) -> Result<Quants, KernelError> {
-        let empty = quant::RowQuant { multiplier: 0.0, sum: 0 };
-        Ok(Quants { width, values: vec![0; rows * width], rows: vec![empty; rows] })
+    fn quants(&mut self, rows: usize, width: usize, grouping: Grouping) -> Result<Quants, KernelError> {
+        let scales = match grouping {
+            Grouping::Row => Scales::Rows(vec![quant::RowQuant { multiplier: 0.0, sum: 0 }; rows]),
+            Grouping::Groups => {
+                Scales::Groups(vec![quant::GroupQuant::default(); rows * width.div_ceil(quant::GROUP)])
+            }
+        };
+        Ok(Quants { width, values: vec![0; rows * width], scales })
     }
 
-    fn linear(&mut self, weights: &TernaryTensor, _: RowOrder) -> Result<TernaryTensor, KernelError> {
-        Ok(weights.clone())
+    fn linear(&mut self, weights: &TernaryTensor, _: RowOrder) -> Result<Linear, KernelError> {
+        Ok(Linear::Ternary(weights.clone()))
     }
 
-    fn table(&mut self, weights: &BitNetTensor) -> Result<BitNetTensor, KernelError> {
+    fn grouped(&mut self, weights: &GroupedTensor, _: RowOrder) -> Result<Linear, KernelError> {
+        Ok(Linear::Grouped(weights.clone()))
+    }
+
+    fn ternary_table(&mut self, weights: &GroupedTensor) -> Result<Table, KernelError> {
+        Ok(Table::Ternary(weights.clone()))
+    }
+
+    fn table(&mut self, weights: &BitNetTensor) -> Result<Table, KernelError> {
         if !self.bf16 {
-            return Ok(weights.clone());
+            return Ok(Table::Dense(weights.clone()));
         }
         let bytes: Vec<u8> =
             weights.to_f32().into_iter().flat_map(|x| bf16::from_f32(x).to_le_bytes()).collect();
         let shape = [weights.rows(), weights.cols()];
-        Ok(BitNetTensor::new(DType::BF16, shape, SharedBytes::new(bytes)).expect("bytes of the shape"))
+        let rounded = BitNetTensor::new(DType::BF16, shape, SharedBytes::new(bytes));
+        Ok(Table::Dense(rounded.expect("bytes of the shape")))
     }
 
     fn gain(&mut self, gain: &[f32]) -> Result<Vec<f32>, KernelError> {
@@ -212,9 +295,20 @@ impl Backend for Reference {
         Ok(Kv { shape, keys: vec![0.0; n], values: vec![0.0; n] })
     }
 
-    fn embed(&mut self, table: &BitNetTensor, tokens: &[u32], out: &mut Rows) -> Result<(), KernelError> {
+    fn embed(
+        &mut self,
+        table: &Table,
+        tokens: &[u32],
+        factor: f32,
+        out: &mut Rows,
+    ) -> Result<(), KernelError> {
         for (i, &token) in tokens.iter().enumerate() {
-            table.decode_row(token as usize, out.row_mut(i));
+            let (token, out) = (token as usize, out.row_mut(i));
+            match table {
+                Table::Dense(table) => table.decode_row(token, out),
+                Table::Ternary(table) => table.decode_row(token, out),
+            }
+            out.iter_mut().for_each(|x| *x *= factor);
         }
         Ok(())
     }
@@ -236,15 +330,15 @@ impl Backend for Reference {
         &mut self,
         n: usize,
         x: &Quants,
-        w: &TernaryTensor,
+        w: &Linear,
         out: &mut Rows,
         column: usize,
-        accumulate: bool,
+        add: Option<f32>,
     ) -> Result<(), KernelError> {
         for t in 0..n {
-            for (r, y) in multiply(x, t, w).enumerate() {
+            for (r, y) in multiply(x, t, w).into_iter().enumerate() {
                 let at = t * out.width + column + r;
-                let y = if accumulate { out.values[at] + y } else { y };
+                let y = add.map_or(y, |factor| out.values[at] + factor * y);
                 out.values[at] = self.kept(out, y);
             }
         }
@@ -256,6 +350,7 @@ impl Backend for Reference {
         runs: &[Run],
         blocks: &[u32],
         rope: &Rope,
+        norms: HeadNorms<'_, Vec<f32>>,
         qkv: &mut Rows,
         kv: &mut Kv,
     ) -> Result<(), KernelError> {
@@ -265,7 +360,10 @@ impl Backend for Reference {
             for (i, t) in run.tokens.clone().enumerate() {
                 let position = run.start + i;
                 let row = qkv.row_mut(t);
-                for head in row.chunks_exact_mut(dim).take(heads + kv_heads) {
+                for (h, head) in row.chunks_exact_mut(dim).take(heads + kv_heads).enumerate() {
+                    if let Some([queries, keys]) = norms {
+                        rms_norm(head, if h < heads { queries } else { keys });
+                    }
                     let (low, high) = head.split_at_mut(dim / 2);
                     for (d, (x, y)) in low.iter_mut().zip(high).enumerate() {
                         let at = position * rope.head_dim / 2 + d;
@@ -375,15 +473,15 @@ impl Backend for Reference {
         &mut self,
         n: usize,
         x: &Quants,
-        w: &TernaryTensor,
+        w: &Linear,
         gate: Gate,
         norms: Norms<'_, Vec<f32>>,
         _: &mut Rows,
         out: &mut Quants,
     ) -> Result<(), KernelError> {
         for row in 0..n {
-            let y: Vec<f32> = multiply(x, row, w).collect();
-            let (g, u) = y.split_at(w.rows() / 2);
+            let y = multiply(x, row, w);
+            let (g, u) = y.split_at(y.len() / 2);
             let h = g.iter().zip(u).map(|(&g, &u)| self.between(gated(gate, g, u))).collect();
             quantize_into(h, norms, row, out);
         }
@@ -395,10 +493,11 @@ impl Backend for Reference {
         &mut self,
         n: usize,
         x: &Quants,
-        w: &TernaryTensor,
+        w: &Linear,
         runs: &[Run],
         blocks: &[u32],
         rope: &Rope,
+        norms: HeadNorms<'_, Vec<f32>>,
         qkv: &mut Rows,
         kv: &mut Kv,
     ) -> Result<(), KernelError> {
@@ -407,7 +506,7 @@ impl Backend for Reference {
                 *o = y;
             }
         }
-        self.rope_store(runs, blocks, rope, qkv, kv)
+        self.rope_store(runs, blocks, rope, norms, qkv, kv)
     }
 
     fn norm_rows(
@@ -426,18 +525,25 @@ impl Backend for Reference {
         Ok(())
     }
 
-    fn logits(
-        &mut self,
-        n: usize,
-        x: &Rows,
-        table: &BitNetTensor,
-        logits: &mut [f32],
-    ) -> Result<(), KernelError> {
-        let mut row = vec![0.0; table.cols()];
-        for v in 0..table.rows() {
-            table.decode_row(v, &mut row);
-            for t in 0..n {
-                logits[t * table.rows() + v] = dot(&row, x.row(t));
+    fn logits(&mut self, n: usize, x: &Rows, table: &Table, logits: &mut [f32]) -> Result<(), KernelError> {
+        let [vocab, cols] = table.shape();
+        match table {
+            Table::Dense(table) => {
+                let mut row = vec![0.0; cols];
+                for v in 0..vocab {
+                    table.decode_row(v, &mut row);
+                    for t in 0..n {
+                        logits[t * vocab + v] = dot(&row, x.row(t));
+                    }
+                }
+            }
+            Table::Ternary(table) => {
+                let mut q = self.quants(n, cols, Grouping::Groups)?;
+                self.norm_quantize(n, x, [None, None], &mut q)?;
+                let table = Linear::Grouped(table.clone());
+                for (t, logits) in logits.chunks_exact_mut(vocab).take(n).enumerate() {
+                    logits.copy_from_slice(&multiply(&q, t, &table));
+                }
             }
         }
         Ok(())
@@ -463,11 +569,16 @@ impl Backend for Reference {
     }
 
     fn read_quants(&mut self, x: &Quants, n: usize) -> Result<(Vec<i8>, Vec<f32>, Vec<i32>), KernelError> {
-        let rows = &x.rows[..n];
-        Ok((
-            x.values[..n * x.width].to_vec(),
-            rows.iter().map(|r| r.multiplier).collect(),
-            rows.iter().map(|r| r.sum).collect(),
-        ))
+        let values = x.values[..n * x.width].to_vec();
+        Ok(match &x.scales {
+            Scales::Rows(rows) => {
+                let rows = &rows[..n];
+                (values, rows.iter().map(|r| r.multiplier).collect(), rows.iter().map(|r| r.sum).collect())
+            }
+            Scales::Groups(groups) => {
+                let groups = &groups[..n * x.width.div_ceil(quant::GROUP)];
+                (values, groups.iter().map(|g| g.scale).collect(), groups.iter().map(|g| g.sum).collect())
+            }
+        })
     }
 }

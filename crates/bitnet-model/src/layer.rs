@@ -104,10 +104,10 @@ impl<B: Backend> Projection<B> {
     ) -> Result<(), KernelError> {
         if let [stacked] = &self.matrices[..] {
             b.norm_quantize(n, x, self.norms(), q)?;
-            return b.bit_linear_rope_store(n, q, &stacked.weights, runs, blocks, rope, qkv, kv);
+            return b.bit_linear_rope_store(n, q, &stacked.weights, runs, blocks, rope, None, qkv, kv);
         }
         self.apply(b, n, x, q, qkv)?;
-        b.rope_store(runs, blocks, rope, qkv, kv)
+        b.rope_store(runs, blocks, rope, None, qkv, kv)
     }
 
     /// `gate_up = W x`, gated and quantised for `down`.
@@ -143,7 +143,7 @@ impl<B: Backend> Projection<B> {
     ) -> Result<(), KernelError> {
         for matrix in &self.matrices {
             b.norm_quantize(n, x, matrix.norms(&self.norm), q)?;
-            b.bit_linear(n, q, &matrix.weights, out, matrix.column, false)?;
+            b.bit_linear(n, q, &matrix.weights, out, matrix.column, None)?;
         }
         Ok(())
     }
@@ -169,7 +169,7 @@ impl<B: Backend> Projection<B> {
         q: &B::Quants,
         out: &mut B::Rows,
     ) -> Result<(), KernelError> {
-        b.bit_linear(n, q, &self.matrices[0].weights, out, 0, true)
+        b.bit_linear(n, q, &self.matrices[0].weights, out, 0, Some(1.0))
     }
 
     /// The norms before the only matrix.

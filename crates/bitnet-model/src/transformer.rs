@@ -1,7 +1,7 @@
 use std::collections::HashMap;
 
 use bitnet_kernels::{
-    Ask, Backend, BackendInfo, DeviceStatus, Drawn, KernelError, KvShape, Norm, RowsKind, StepSize,
+    Ask, Backend, BackendInfo, DeviceStatus, Drawn, Grouping, KernelError, KvShape, Norm, RowsKind, StepSize,
 };
 use bitnet_tensor::TernaryTensor;
 
@@ -177,7 +177,7 @@ impl<B: Backend> Model for Transformer<B> {
         let (n, runs, blocks) = (batch.tokens().len(), batch.runs(), batch.blocks());
         let Transformer { backend: b, spec, buffers: x, .. } = self;
 
-        b.embed(&self.embedding, batch.tokens(), &mut x.residual)?;
+        b.embed(&self.embedding, batch.tokens(), 1.0, &mut x.residual)?;
         for (layer, kv) in self.layers.iter().zip(&mut self.kv) {
             let (r, q) = (&x.residual, &mut x.hidden_q);
             layer.qkv.rope_store(b, n, r, q, (runs, blocks), &self.rope, &mut x.qkv, kv)?;
@@ -220,12 +220,12 @@ impl<B: Backend> Buffers<B> {
         let n = limits.max_tokens;
         Ok(Buffers {
             residual: b.rows(n, spec.hidden, RowsKind::Residual)?,
-            hidden_q: b.quants(n, spec.hidden)?,
+            hidden_q: b.quants(n, spec.hidden, Grouping::Row)?,
             qkv: b.rows(n, spec.q_width() + 2 * spec.kv_width(), RowsKind::Between)?,
             attention: b.rows(n, spec.q_width(), RowsKind::Between)?,
-            attention_q: b.quants(n, spec.q_width())?,
+            attention_q: b.quants(n, spec.q_width(), Grouping::Row)?,
             gate_up: b.rows(n, 2 * spec.ffn, RowsKind::Between)?,
-            ffn_q: b.quants(n, spec.ffn)?,
+            ffn_q: b.quants(n, spec.ffn, Grouping::Row)?,
             last: b.rows(limits.max_logit_rows, spec.hidden, RowsKind::Between)?,
         })
     }

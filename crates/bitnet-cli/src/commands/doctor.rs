@@ -1,6 +1,6 @@
 use bitnet_kernels::{
     Backend, Cpu, Isa,
-    conformance::{Case, Failure, cases, check, check_rounded},
+    conformance::{Case, Failure, cases, check, check_rounded, gpu_cases},
     gpu::{DeviceInfo, Driver, Gpu, instructions::INSTRUCTIONS},
 };
 use serde::Serialize;
@@ -104,9 +104,10 @@ pub fn examine_all<D: Driver + 'static>(
         Device::Cuda(index) => Ok(machine.gpu(index)?),
         Device::Auto => machine.gpu(0).map_err(|why| output::one_line(&why)),
     };
-    let cases = cases();
+    let (cases, gpu_cases) = (cases(), gpu_cases());
     let isas: Vec<Isa> = Isa::available().collect();
-    let bar = Progress::new("checking kernels", cases.len() * (isas.len() + usize::from(gpu.is_ok())));
+    let on_gpu = if gpu.is_ok() { gpu_cases.len() } else { 0 };
+    let bar = Progress::new("checking kernels", cases.len() * isas.len() + on_gpu);
     let mut conformance = Vec::new();
     for &isa in &isas {
         conformance.push(examine(&mut Cpu::new(isa, asked.threads)?.keeping(kv), check, &cases, &bar));
@@ -125,7 +126,7 @@ pub fn examine_all<D: Driver + 'static>(
             );
             gpus.push(facts);
             conformance.push(instructions(&mut gpu));
-            conformance.push(examine(&mut gpu, check_rounded, &cases, &bar));
+            conformance.push(examine(&mut gpu, check_rounded, &gpu_cases, &bar));
         }
         Err(why) => gpu_note.push_str(&why),
     }

@@ -28,6 +28,8 @@ unsafe impl Number for u8 {}
 unsafe impl Number for u64 {}
 // SAFETY: an f32 and an i32 side by side, without padding.
 unsafe impl Number for bitnet_tensor::quant::RowQuant {}
+// SAFETY: an f32 and three i32 side by side, without padding.
+unsafe impl Number for bitnet_tensor::quant::GroupQuant {}
 
 /// Large buffers start on a huge page, and the system is asked to back them with huge pages.
 pub(crate) const HUGE: usize = 2 << 20;

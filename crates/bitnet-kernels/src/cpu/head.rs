@@ -5,14 +5,15 @@ use std::{mem, sync::atomic::AtomicU64};
 use bitnet_tensor::BitNetTensor;
 
 use crate::{
-    KernelError,
+    Backend, KernelError,
     cpu::{
-        Cpu, ROW_UNIT, Rows, Table, WEIGHT_UNIT,
+        Cpu, GroupedPanels, ROW_UNIT, Rows, Table, WEIGHT_UNIT,
         buffer::{Buffer, Shared},
         generic::{
             self,
             dense::{self, DenseLogits, Settle},
             screen::{Bounds, CopyRows},
+            ternary::Output,
         },
         panels::PANEL_ROWS,
         screen::{self, Screen, Screening, plane_stride},
@@ -41,12 +42,36 @@ impl Cpu {
         table: &Table,
         logits: &mut [f32],
     ) -> Result<(), KernelError> {
-        let mut tokens = mem::take(&mut self.screening.whole);
-        tokens.clear();
-        tokens.extend(0..n);
-        let computed = self.whole_logits(&tokens, x, &table.weights, logits);
-        self.screening.whole = tokens;
-        computed
+        match table {
+            Table::Dense { weights, .. } => {
+                let mut tokens = mem::take(&mut self.screening.whole);
+                tokens.clear();
+                tokens.extend(0..n);
+                let computed = self.whole_logits(&tokens, x, weights, logits);
+                self.screening.whole = tokens;
+                computed
+            }
+            Table::Ternary(weights) => self.ternary_logits(n, x, weights, logits),
+        }
+    }
+
+    /// All logits of the first `n` rows, quantised, with a ternary table.
+    fn ternary_logits(
+        &mut self,
+        n: usize,
+        x: &Rows,
+        table: &GroupedPanels,
+        logits: &mut [f32],
+    ) -> Result<(), KernelError> {
+        assert!(logits.len() >= n * table.rows, "one logit a row of the table and token");
+        self.reserve_head_input(n, table.cols)?;
+        let mut input = self.head_input.take().expect("reserved");
+        let out = Output { values: Shared::new(logits), stride: table.rows, column: 0, add: None };
+        let done = self.norm_quantize(n, x, [None, None], &mut input);
+        let done = done.and_then(|()| self.multiply_groups(n, &input, table, out));
+        self.head_input = Some(input);
+        self.head.whole += n as u64;
+        done
     }
 
     /// The int8 copy of a table; nothing if its sums could overflow.
@@ -87,16 +112,20 @@ impl Cpu {
         stored: Option<Screen>,
         rows: usize,
     ) -> Result<(), KernelError> {
-        let screen = match stored {
-            Some(screen) => Some(screen),
-            None => self.screen_of(&table.weights)?,
+        let (weights, screen) = match table {
+            Table::Dense { weights, screen } => (weights, screen),
+            // Its codes are smaller than a copy by which to rule some out.
+            Table::Ternary(weights) => return self.reserve_head_input(rows, weights.cols),
         };
-        if let Some(screen) = &screen {
-            let shape = (table.weights.rows(), table.weights.cols());
+        *screen = match stored {
+            Some(screen) => Some(screen),
+            None => self.screen_of(weights)?,
+        };
+        if let Some(screen) = screen {
+            let shape = (weights.rows(), weights.cols());
             assert_eq!((screen.rows, screen.cols), shape, "a copy has its table's shape");
             self.screening.reserve(rows, screen);
         }
-        table.screen = screen;
         Ok(())
     }
 
@@ -110,7 +139,9 @@ impl Cpu {
         logits: &mut [f32],
     ) -> Result<(), KernelError> {
         assert!(n <= x.rows && keep.len() == n, "a number of logits to keep for every row");
-        let Some(screen) = &table.screen else { return self.all_logits(n, x, table, logits) };
+        let Table::Dense { weights, screen: Some(screen) } = table else {
+            return self.all_logits(n, x, table, logits);
+        };
         assert_eq!(x.width, screen.cols, "rows fit the table");
         let mut s = mem::take(&mut self.screening);
         s.reserve(n, screen);
@@ -133,8 +164,8 @@ impl Cpu {
                 None => s.whole.push(token),
             }
         }
-        let done = self.screened_logits(&mut s, screen, x, &table.weights, logits);
-        let done = done.and_then(|()| self.whole_logits(&s.whole, x, &table.weights, logits));
+        let done = self.screened_logits(&mut s, screen, x, weights, logits);
+        let done = done.and_then(|()| self.whole_logits(&s.whole, x, weights, logits));
         self.screening = s;
         done
     }

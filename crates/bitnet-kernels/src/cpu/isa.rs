@@ -106,6 +106,12 @@ impl Isa {
         }
     }
 
+    /// A level that no machine has, for tests.
+    #[cfg(test)]
+    pub(crate) fn like(name: &'static str, kernels: &'static KernelSet) -> Isa {
+        Isa(Box::leak(Box::new(Level { name, present: || true, kernels })))
+    }
+
     /// How the level is called.
     pub fn name(self) -> &'static str {
         self.0.name

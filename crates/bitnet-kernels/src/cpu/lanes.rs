@@ -32,10 +32,13 @@ pub(crate) trait Lanes: Copy {
     type Codes: Copy;
     /// Running sums of a group, exact for [`Lanes::STEPS`] calls of [`Lanes::dot`].
     type Part: Copy;
-    /// How often [`Lanes::dot`] may add before [`Lanes::widen`] is due.
+    /// How often [`Lanes::dot`] may add codes up to 2 before [`Lanes::widen`] is due. With codes up to 3 it may add 32 times,
+    /// a group of columns, on every level.
     const STEPS: usize;
     /// Row groups (of 16) and tokens of a tile that fits the registers.
     const TILE: (usize, usize);
+    /// Whether one register holds 16 lanes, and there are 32 of them; such levels take a panel's four row groups at once.
+    const WIDE_REGISTERS: bool = false;
     /// Whether [`Lanes::dot`] takes codes of any byte value, so that one token may use codes masked in place.
     const WIDE_CODES: bool;
 
@@ -100,17 +103,18 @@ pub(crate) trait Lanes: Copy {
     const BYTE_OFFSET: i32;
     /// Adds to every row the dot product of its 4 bytes, whatever they are, with the 4 activations at `p`.
     unsafe fn dot_bytes(sum: Self::I, codes: Self::Codes, p: *const i8) -> Self::I;
-    /// Dot products of `R` groups with `T` tokens over `blocks` blocks, which [`Lanes::STEPS`] allows. A level that
-    /// multiplies more than one token an instruction does this in its own way.
+    /// Dot products of `R` groups with `T` tokens over `blocks` blocks, which [`Lanes::STEPS`] allows; asks for codes
+    /// `ahead` bytes before their use. A level that multiplies more than one token an instruction does this in its own way.
     #[inline(always)]
     unsafe fn dot_blocks<const R: usize, const T: usize>(
         codes: *const u8,
         x: *const i8,
         x_stride: usize,
         blocks: usize,
+        ahead: usize,
     ) -> [[Self::Part; R]; T] {
         // SAFETY: the caller keeps this trait's contract.
-        unsafe { ternary::dot_blocks::<Self, R, T>(codes, x, x_stride, blocks) }
+        unsafe { ternary::dot_blocks::<Self, R, T>(codes, x, x_stride, blocks, ahead) }
     }
     /// Asks for the line at `p`, which need not be valid.
     unsafe fn prefetch(p: *const u8);

@@ -4,6 +4,7 @@
 mod aarch64;
 pub(crate) mod buffer;
 mod generic;
+mod grouped;
 mod head;
 mod isa;
 mod lanes;
@@ -17,22 +18,31 @@ mod stored;
 mod x86_64;
 
 use std::{
+    borrow::Cow,
     ops::Range,
     sync::atomic::{AtomicU64, Ordering::Relaxed},
     time::{Duration, Instant},
 };
 
-use bitnet_tensor::{BitNetTensor, TernaryTensor, quant::RowQuant};
+use bitnet_tensor::{
+    BitNetTensor, GroupedTensor, TernaryTensor,
+    quant::{GROUP, GroupQuant, RowQuant},
+};
 
-use crate::{Backend, BackendInfo, Gate, KernelError, KvShape, KvType, Norm, Norms, RowOrder, RowsKind, Run};
+use crate::{
+    Backend, BackendInfo, Gate, Grouping, HeadNorms, KernelError, KvShape, KvType, Norm, Norms, RowOrder,
+    RowsKind, Run, StepSize,
+};
 use buffer::{Arena, Buffer, Shared};
 use generic::{
     attention::{self, Attention},
     cache::Kv,
     dense,
-    rows::{GateQuantize, NormQuantize, NormRows, QuantOut, RopeStore},
-    ternary::BitLinear,
+    grouped::Grouped,
+    rows::{GateQuantize, NormQuantize, NormRows, QuantOut, RopeStore, ScalesOut},
+    ternary::{BitLinear, Output},
 };
+pub use grouped::GroupedPanels;
 pub use head::HeadWork;
 pub use isa::Isa;
 pub use panels::Panels;
@@ -56,10 +66,45 @@ pub struct Rows {
 
 /// Quantised rows padded with zeros to whole blocks, `[rows][stride]` i8.
 pub struct Quants {
+    rows: usize,
     width: usize,
     stride: usize,
     values: Buffer<i8>,
-    rows: Vec<RowQuant>,
+    scales: Scales,
+}
+
+/// What belongs to quantised values.
+enum Scales {
+    /// `[rows]`
+    Rows(Vec<RowQuant>),
+    /// `[rows][groups]`
+    Groups(Vec<GroupQuant>),
+}
+
+/// A matrix in panels.
+pub enum Linear {
+    /// With a scale a row.
+    Rows(Panels),
+    /// With scales for groups of columns.
+    Groups(GroupedPanels),
+}
+
+impl Linear {
+    /// What a file holds of it, one piece after another.
+    pub fn stored(&self) -> Vec<Cow<'_, [u8]>> {
+        match self {
+            Linear::Rows(panels) => panels.stored().collect(),
+            Linear::Groups(panels) => panels.stored().collect(),
+        }
+    }
+
+    /// Output features.
+    fn rows(&self) -> usize {
+        match self {
+            Linear::Rows(panels) => panels.rows,
+            Linear::Groups(panels) => panels.rows,
+        }
+    }
 }
 
 /// Gain of a norm, padded with zeros to whole vectors.
@@ -75,10 +120,27 @@ pub struct Rope {
     head_dim: usize,
 }
 
-/// A dense table, and its int8 copy if it was screened.
-pub struct Table {
-    weights: BitNetTensor,
-    screen: Option<Screen>,
+/// A table.
+pub enum Table {
+    /// Dense, with its int8 copy if it was screened.
+    Dense {
+        /// The rows.
+        weights: BitNetTensor,
+        /// The copy.
+        screen: Option<Screen>,
+    },
+    /// Ternary, with scales for groups of columns.
+    Ternary(GroupedPanels),
+}
+
+impl Table {
+    /// Rows and columns.
+    fn shape(&self) -> [usize; 2] {
+        match self {
+            Table::Dense { weights, .. } => [weights.rows(), weights.cols()],
+            Table::Ternary(weights) => [weights.rows, weights.cols],
+        }
+    }
 }
 
 /// The CPU backend.
@@ -92,6 +154,8 @@ pub struct Cpu {
     scratch: Vec<Buffer<f32>>,
     screens: bool,
     screening: Screening,
+    /// Rows that meet a ternary output head, quantised.
+    head_input: Option<Quants>,
     bit_linear_calls: u64,
     head: HeadWork,
 }
@@ -116,6 +180,7 @@ impl Cpu {
             scratch,
             screens: true,
             screening: Screening::default(),
+            head_input: None,
             bit_linear_calls: 0,
             head: HeadWork::default(),
         })
@@ -181,6 +246,54 @@ impl Cpu {
         Ok(())
     }
 
+    /// Makes sure that there is room for `rows` quantised rows that meet a ternary output head.
+    fn reserve_head_input(&mut self, rows: usize, width: usize) -> Result<(), KernelError> {
+        let fits = |input: &Quants| input.rows >= rows && input.width == width;
+        if !self.head_input.as_ref().is_some_and(fits) {
+            self.head_input = Some(self.quants(rows, width, Grouping::Groups)?);
+        }
+        Ok(())
+    }
+
+    /// The products of `n` quantised rows with a matrix that has a scale a row.
+    fn multiply_rows(
+        &mut self,
+        n: usize,
+        x: &Quants,
+        w: &Panels,
+        out: Output<'_>,
+    ) -> Result<(), KernelError> {
+        assert!(n <= x.rows && x.width == w.cols, "rows fit their buffers");
+        let Scales::Rows(rows) = &x.scales else { panic!("activations have the grouping of the matrix") };
+        let a = BitLinear { w, x: &x.values, x_stride: x.stride, x_rows: &rows[..n], out };
+        let (kernel, panels) = (self.isa.kernels().bit_linear, w.panels());
+        let units = (w.codes.len() * n / WEIGHT_UNIT).min(panels);
+        self.parallel(units, 0, &|part, parts, _| {
+            // SAFETY: `isa` proves the level; every panel, and so every output row, belongs to one part; `x` is
+            // padded with zeros to whole blocks and holds `n` rows.
+            unsafe { kernel(&a, share(panels, parts, part)) }
+        })
+    }
+
+    /// The products of `n` quantised rows with a matrix that has scales for groups of columns.
+    fn multiply_groups(
+        &mut self,
+        n: usize,
+        x: &Quants,
+        w: &GroupedPanels,
+        out: Output<'_>,
+    ) -> Result<(), KernelError> {
+        assert!(n <= x.rows && x.width == w.cols, "rows fit their buffers");
+        let Scales::Groups(groups) = &x.scales else { panic!("activations have the grouping of the matrix") };
+        let a = Grouped { w, x: &x.values, x_stride: x.stride, x_groups: groups, n, out };
+        let (kernel, panels) = (self.isa.kernels().grouped, w.panels());
+        let units = (w.data.len() * n / WEIGHT_UNIT).min(panels);
+        self.parallel(units, 0, &|part, parts, _| {
+            // SAFETY: as in `multiply_rows`; `groups` has all of every row.
+            unsafe { kernel(&a, share(panels, parts, part)) }
+        })
+    }
+
     /// Runs `job(part, parts, scratch)` for every part, in as many parts as `units` of work are worth, with at
     /// least `scratch` floats of scratch. Buffers reserve theirs when they are made, so that a step finds it there.
     fn parallel(
@@ -221,7 +334,11 @@ const WEIGHT_UNIT: usize = 1 << 14;
 
 impl Quants {
     fn out(&mut self) -> QuantOut<'_> {
-        QuantOut { values: self.values.shared(), stride: self.stride, rows: Shared::new(&mut self.rows) }
+        let scales = match &mut self.scales {
+            Scales::Rows(rows) => ScalesOut::Rows(Shared::new(rows)),
+            Scales::Groups(groups) => ScalesOut::Groups(Shared::new(groups)),
+        };
+        QuantOut { values: self.values.shared(), stride: self.stride, scales }
     }
 }
 
@@ -232,7 +349,7 @@ fn assert_widths(norms: Norms<'_, Gain>, width: usize) {
 impl Backend for Cpu {
     type Rows = Rows;
     type Quants = Quants;
-    type Linear = Panels;
+    type Linear = Linear;
     type Table = Table;
     type Gain = Gain;
     type Rope = Rope;
@@ -251,25 +368,46 @@ impl Backend for Cpu {
         Ok(Rows { rows, width, stride, values: Buffer::zeroed(rows * stride, "activations")? })
     }
 
-    fn quants(&mut self, rows: usize, width: usize) -> Result<Quants, KernelError> {
+    fn quants(&mut self, rows: usize, width: usize, grouping: Grouping) -> Result<Quants, KernelError> {
         // Whole cache lines, so that threads never share one.
         let stride = width.next_multiple_of(64);
-        let empty = RowQuant { multiplier: 0.0, sum: 0 };
         let values = Buffer::zeroed(rows * stride, "int8 activations")?;
-        Ok(Quants { width, stride, values, rows: vec![empty; rows] })
+        let scales = match grouping {
+            Grouping::Row => Scales::Rows(vec![RowQuant { multiplier: 0.0, sum: 0 }; rows]),
+            Grouping::Groups => Scales::Groups(vec![GroupQuant::default(); rows * width.div_ceil(GROUP)]),
+        };
+        Ok(Quants { rows, width, stride, values, scales })
     }
 
-    fn linear(&mut self, weights: &TernaryTensor, _: RowOrder) -> Result<Panels, KernelError> {
-        Panels::pack(weights, &mut self.pool, &mut self.memory)
+    fn linear(&mut self, weights: &TernaryTensor, _: RowOrder) -> Result<Linear, KernelError> {
+        Ok(Linear::Rows(Panels::pack(weights, &mut self.pool, &mut self.memory)?))
     }
 
-    fn panels(&mut self, weights: Panels, _: RowOrder) -> Result<Panels, KernelError> {
-        Ok(weights)
+    fn grouped(&mut self, weights: &GroupedTensor, _: RowOrder) -> Result<Linear, KernelError> {
+        Ok(Linear::Groups(GroupedPanels::pack(weights, &mut self.pool, &mut self.memory)?))
+    }
+
+    fn panels(&mut self, weights: Panels, _: RowOrder) -> Result<Linear, KernelError> {
+        Ok(Linear::Rows(weights))
+    }
+
+    fn grouped_panels(&mut self, weights: GroupedPanels, _: RowOrder) -> Result<Linear, KernelError> {
+        Ok(Linear::Groups(weights))
     }
 
     fn table(&mut self, weights: &BitNetTensor) -> Result<Table, KernelError> {
         self.reserve(dense::scratch(weights))?;
-        Ok(Table { weights: weights.clone(), screen: None })
+        Ok(Table::Dense { weights: weights.clone(), screen: None })
+    }
+
+    fn ternary_table(&mut self, weights: &GroupedTensor) -> Result<Table, KernelError> {
+        let panels = GroupedPanels::pack(weights, &mut self.pool, &mut self.memory)?;
+        self.ternary_panels(panels)
+    }
+
+    fn ternary_panels(&mut self, weights: GroupedPanels) -> Result<Table, KernelError> {
+        self.reserve_head_input(1, weights.cols)?;
+        Ok(Table::Ternary(weights))
     }
 
     fn gain(&mut self, gain: &[f32]) -> Result<Gain, KernelError> {
@@ -287,11 +425,23 @@ impl Backend for Cpu {
         Kv::zeroed(shape, self.kv)
     }
 
-    fn embed(&mut self, table: &Table, tokens: &[u32], out: &mut Rows) -> Result<(), KernelError> {
-        let table = &table.weights;
-        assert!(table.cols() == out.width && tokens.len() <= out.rows, "rows fit their buffers");
+    fn embed(
+        &mut self,
+        table: &Table,
+        tokens: &[u32],
+        factor: f32,
+        out: &mut Rows,
+    ) -> Result<(), KernelError> {
+        assert!(table.shape()[1] == out.width && tokens.len() <= out.rows, "rows fit their buffers");
         for (&token, row) in tokens.iter().zip(out.values.chunks_exact_mut(out.stride)) {
-            table.decode_row(token as usize, &mut row[..out.width]);
+            let (token, row) = (token as usize, &mut row[..out.width]);
+            match table {
+                Table::Dense { weights, .. } => weights.decode_row(token, row),
+                Table::Ternary(weights) => weights.decode_row(token, row),
+            }
+            if factor != 1.0 {
+                row.iter_mut().for_each(|x| *x *= factor);
+            }
         }
         Ok(())
     }
@@ -303,7 +453,7 @@ impl Backend for Cpu {
         norms: Norms<'_, Gain>,
         out: &mut Quants,
     ) -> Result<(), KernelError> {
-        assert!(n <= x.rows && n <= out.rows.len() && x.width == out.width, "rows fit their buffers");
+        assert!(n <= x.rows && n <= out.rows && x.width == out.width, "rows fit their buffers");
         assert_widths(norms, x.width);
         let a = NormQuantize { x: &x.values, stride: x.stride, width: x.width, norms, out: out.out() };
         let kernel = self.isa.kernels().norm_quantize;
@@ -317,32 +467,18 @@ impl Backend for Cpu {
         &mut self,
         n: usize,
         x: &Quants,
-        w: &Panels,
+        w: &Linear,
         out: &mut Rows,
         column: usize,
-        accumulate: bool,
+        add: Option<f32>,
     ) -> Result<(), KernelError> {
-        assert!(n <= x.rows.len() && n <= out.rows && x.width == w.cols, "rows fit their buffers");
-        assert!(column + w.rows <= out.width, "output columns inside the rows");
+        assert!(n <= out.rows && column + w.rows() <= out.width, "output columns inside the rows");
         self.bit_linear_calls += 1;
-        let a = BitLinear {
-            w,
-            x: &x.values,
-            x_stride: x.stride,
-            x_rows: &x.rows[..n],
-            out: out.values.shared(),
-            out_stride: out.stride,
-            column,
-            accumulate,
-        };
-        let kernel = self.isa.kernels().bit_linear;
-        let panels = w.panels();
-        let units = (w.codes.len() * n / WEIGHT_UNIT).min(panels);
-        self.parallel(units, 0, &|part, parts, _| {
-            // SAFETY: `isa` proves the level; every panel, and so every output row, belongs to one part; `x` is
-            // padded with zeros to whole blocks and holds `n` rows.
-            unsafe { kernel(&a, share(panels, parts, part)) }
-        })
+        let out = Output { values: out.values.shared(), stride: out.stride, column, add };
+        match w {
+            Linear::Rows(w) => self.multiply_rows(n, x, w, out),
+            Linear::Groups(w) => self.multiply_groups(n, x, w, out),
+        }
     }
 
     fn rope_store(
@@ -350,17 +486,22 @@ impl Backend for Cpu {
         runs: &[Run],
         blocks: &[u32],
         rope: &Rope,
+        norms: HeadNorms<'_, Gain>,
         qkv: &mut Rows,
         kv: &mut Kv,
     ) -> Result<(), KernelError> {
-        assert_eq!(rope.head_dim, kv.shape.head_dim, "rotary table made for this head");
-        let heads = qkv.width / kv.shape.head_dim - 2 * kv.shape.kv_heads;
+        let dim = kv.shape.head_dim;
+        assert_eq!(rope.head_dim, dim, "rotary table made for this head");
+        assert_widths(norms.map_or([None; 2], |[queries, keys]| [Some(queries), Some(keys)]), dim);
+        self.reserve(dim.next_multiple_of(16))?;
+        let heads = qkv.width / dim - 2 * kv.shape.kv_heads;
         let a = RopeStore {
             runs,
             blocks,
             cos: &rope.cos,
             sin: &rope.sin,
             heads,
+            norms,
             shape: kv.shape,
             kv: kv.kv,
             qkv: qkv.values.shared(),
@@ -368,8 +509,8 @@ impl Backend for Cpu {
             keys: kv.keys.shared(),
             values: kv.values.shared(),
         };
-        // SAFETY: `isa` proves the level; this thread has the only access to the buffers.
-        unsafe { (self.isa.kernels().rope_store)(&a) }
+        // SAFETY: `isa` proves the level; this thread has the only access to the buffers; scratch holds a head.
+        unsafe { (self.isa.kernels().rope_store)(&a, &mut self.scratch[0]) }
         Ok(())
     }
 
@@ -422,10 +563,7 @@ impl Backend for Cpu {
         out: &mut Quants,
     ) -> Result<(), KernelError> {
         let ffn = out.width;
-        assert!(
-            n <= gate_up.rows && n <= out.rows.len() && gate_up.width == 2 * ffn,
-            "rows fit their buffers"
-        );
+        assert!(n <= gate_up.rows && n <= out.rows && gate_up.width == 2 * ffn, "rows fit their buffers");
         assert_widths(norms, ffn);
         let a = GateQuantize { x: &gate_up.values, stride: gate_up.stride, ffn, gate, norms, out: out.out() };
         let kernel = self.isa.kernels().gate_quantize;
@@ -460,6 +598,13 @@ impl Backend for Cpu {
 
     fn logits(&mut self, n: usize, x: &Rows, table: &Table, logits: &mut [f32]) -> Result<(), KernelError> {
         self.all_logits(n, x, table, logits)
+    }
+
+    fn prepare(&mut self, size: &StepSize) -> Result<(), KernelError> {
+        match &self.head_input {
+            Some(input) => self.reserve_head_input(size.logit_rows, input.width),
+            None => Ok(()),
+        }
     }
 
     fn screens(&self) -> bool {
@@ -500,10 +645,16 @@ impl Backend for Cpu {
 
     fn read_quants(&mut self, x: &Quants, n: usize) -> Result<(Vec<i8>, Vec<f32>, Vec<i32>), KernelError> {
         let values = x.values.chunks_exact(x.stride).take(n).flat_map(|row| &row[..x.width]);
-        Ok((
-            values.copied().collect(),
-            x.rows[..n].iter().map(|r| r.multiplier).collect(),
-            x.rows[..n].iter().map(|r| r.sum).collect(),
-        ))
+        let values = values.copied().collect();
+        Ok(match &x.scales {
+            Scales::Rows(rows) => {
+                let rows = &rows[..n];
+                (values, rows.iter().map(|r| r.multiplier).collect(), rows.iter().map(|r| r.sum).collect())
+            }
+            Scales::Groups(groups) => {
+                let groups = &groups[..n * x.width.div_ceil(GROUP)];
+                (values, groups.iter().map(|g| g.scale).collect(), groups.iter().map(|g| g.sum).collect())
+            }
+        })
     }
 }

@@ -129,12 +129,8 @@ impl Panels {
     /// The codes of a row in the canonical layout.
     fn row_codes(&self, row: usize) -> impl Iterator<Item = u8> + '_ {
         let bytes = self.blocks() * BLOCK_BYTES;
-        let (lines, _) = self.codes[row / PANEL_ROWS * bytes..][..bytes].as_chunks::<BLOCK_BYTES>();
-        let words = lines.iter().flat_map(move |line| {
-            let word = *line[4 * (row % PANEL_ROWS)..].first_chunk().expect("64 rows in a line");
-            transpose_codes(u32::from_le_bytes(word)).to_le_bytes()
-        });
-        words.take(TernaryTensor::row_bytes(self.cols))
+        let (blocks, _) = self.codes[row / PANEL_ROWS * bytes..][..bytes].as_chunks();
+        unpack_row(blocks.iter(), row % PANEL_ROWS).take(TernaryTensor::row_bytes(self.cols))
     }
 
     pub(crate) fn panels(&self) -> usize {
@@ -165,23 +161,35 @@ fn pack_panel(weights: &TernaryTensor, panel: usize, blocks: usize, out: Shared<
     // SAFETY: every panel is packed by one call.
     let out = unsafe { out.slice(panel * bytes, bytes) };
     for r in 0..PANEL_ROWS.min(weights.rows() - panel * PANEL_ROWS) {
-        // Canonical byte p holds columns 4p..4p+4 of the block, first column lowest; transposing this 4 x 4 matrix
-        // of 2-bit codes puts column j into byte j and plane p at bits 2p.
-        let put = |block: &mut [u8; BLOCK_BYTES], word: [u8; 4]| {
-            let word = transpose_codes(u32::from_le_bytes(word));
-            block[4 * r..][..4].copy_from_slice(&word.to_le_bytes());
-        };
-        let (words, rest) = weights.row_codes(panel * PANEL_ROWS + r).as_chunks::<{ BLOCK / 4 }>();
-        let (blocks, _) = out.as_chunks_mut::<BLOCK_BYTES>();
-        for (block, word) in blocks.iter_mut().zip(words) {
-            put(block, *word);
-        }
-        if !rest.is_empty() {
-            let mut word = [0; BLOCK / 4];
-            word[..rest.len()].copy_from_slice(rest);
-            put(&mut blocks[words.len()], word);
-        }
+        pack_row(weights.row_codes(panel * PANEL_ROWS + r), r, out.as_chunks_mut().0);
     }
+}
+
+/// Puts the canonical codes of a row into lane `r` of its panel's blocks.
+pub(crate) fn pack_row<'a>(
+    codes: &[u8],
+    r: usize,
+    blocks: impl IntoIterator<Item = &'a mut [u8; BLOCK_BYTES]>,
+) {
+    // Canonical byte p holds columns 4p..4p+4 of the block, first column lowest; transposing this 4 x 4 matrix of 2-bit
+    // codes puts column j into byte j and plane p at bits 2p.
+    for (block, bytes) in blocks.into_iter().zip(codes.chunks(BLOCK / 4)) {
+        let mut word = [0; BLOCK / 4];
+        word[..bytes.len()].copy_from_slice(bytes);
+        let word = transpose_codes(u32::from_le_bytes(word));
+        block[4 * r..][..4].copy_from_slice(&word.to_le_bytes());
+    }
+}
+
+/// The canonical codes of the row in lane `r` of a panel's blocks, padded to whole blocks.
+pub(crate) fn unpack_row<'a>(
+    blocks: impl Iterator<Item = &'a [u8; BLOCK_BYTES]>,
+    r: usize,
+) -> impl Iterator<Item = u8> {
+    blocks.flat_map(move |block| {
+        let word = *block[4 * r..].first_chunk().expect("64 rows in a block");
+        transpose_codes(u32::from_le_bytes(word)).to_le_bytes()
+    })
 }
 
 #[cfg(test)]

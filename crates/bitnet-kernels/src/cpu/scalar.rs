@@ -9,21 +9,27 @@ use crate::cpu::{
     lanes::{Lanes, each},
 };
 
-/// 16 lanes as an array.
+/// 16 lanes as an array, in tiles of so many row groups and tokens. Tests give them the tiles and limits of other levels, to
+/// take their ways through the algorithms on any machine.
 #[derive(Clone, Copy)]
-pub(crate) struct Scalar;
+pub(crate) struct Arrays<const ROWS: usize, const TOKENS: usize, const STEPS: usize, const WIDE_CODES: bool>;
+
+type Scalar = Arrays<1, 4, { usize::MAX }, true>;
 
 kernel_set!(Scalar);
 
-impl Lanes for Scalar {
+impl<const ROWS: usize, const TOKENS: usize, const STEPS: usize, const WIDE_CODES: bool> Lanes
+    for Arrays<ROWS, TOKENS, STEPS, WIDE_CODES>
+{
     type F = [f32; 16];
     type D = [f64; 16];
     type I = [i32; 16];
     type Codes = [u8; 64];
     type Part = [i32; 16];
-    const STEPS: usize = usize::MAX;
-    const TILE: (usize, usize) = (1, 4);
-    const WIDE_CODES: bool = true;
+    const STEPS: usize = STEPS;
+    const TILE: (usize, usize) = (ROWS, TOKENS);
+    const WIDE_REGISTERS: bool = ROWS == 4;
+    const WIDE_CODES: bool = WIDE_CODES;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self::F {
@@ -187,4 +193,51 @@ impl Lanes for Scalar {
     }
     #[inline(always)]
     unsafe fn prefetch(_: *const u8) {}
+}
+
+/// Levels that no machine has, with the tiles and limits of others: their ways through the algorithms are tried everywhere.
+#[cfg(test)]
+pub(crate) mod like {
+    use super::Arrays;
+    use crate::cpu::{generic::KernelSet, isa::Isa};
+
+    macro_rules! level {
+        ($module:ident, $lanes:ty) => {
+            mod $module {
+                use super::Arrays;
+                type Level = $lanes;
+                crate::cpu::generic::kernel_set!(Level);
+                const _: fn() -> bool = present;
+            }
+        };
+    }
+    level!(avx512vnni, Arrays<4, 6, { usize::MAX }, true>);
+    level!(avx512, Arrays<4, 6, 60, false>);
+    level!(avxvnni, Arrays<1, 5, { usize::MAX }, true>);
+    level!(dotprod, Arrays<1, 4, { usize::MAX }, false>);
+    level!(neon, Arrays<1, 2, 124, false>);
+
+    fn levels() -> [(&'static str, &'static KernelSet); 5] {
+        [
+            ("like avx512vnni", &avx512vnni::KERNELS),
+            ("like avx512", &avx512::KERNELS),
+            ("like avxvnni", &avxvnni::KERNELS),
+            ("like dotprod", &dotprod::KERNELS),
+            ("like neon", &neon::KERNELS),
+        ]
+    }
+
+    #[test]
+    fn the_tiles_of_every_level_equal_the_reference_bit_for_bit() {
+        use crate::{
+            Cpu,
+            conformance::{cases, check},
+        };
+        for (name, kernels) in levels() {
+            let mut cpu = Cpu::new(Isa::like(name, kernels), 2).unwrap();
+            let failures: Vec<_> =
+                cases().into_iter().filter_map(|case| check(&mut cpu, case).err()).collect();
+            assert!(failures.is_empty(), "{name}: {failures:#?}");
+        }
+    }
 }

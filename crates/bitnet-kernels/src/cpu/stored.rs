@@ -42,12 +42,17 @@ impl Stored {
         Ok(Stored(bytes.clone()))
     }
 
-    /// The next lines, where they lie.
+    /// The next lines of [`LINE`] bytes, where they lie.
     pub(crate) fn codes(&mut self, lines: usize) -> SharedBytes {
         let part = |range| self.0.slice(range).expect("as many lines as were counted");
         let (codes, rest) = (part(0..lines * LINE), part(lines * LINE..self.0.len()));
         self.0 = rest;
         codes
+    }
+
+    /// All that is left, where it lies.
+    pub(crate) fn rest(self) -> SharedBytes {
+        self.0
     }
 
     /// The next lines as floats.

@@ -1,10 +1,14 @@
-use bitnet_tensor::{BitNetTensor, TernaryTensor};
+use bitnet_tensor::{BitNetTensor, GroupedTensor, TernaryTensor};
 
 use super::{Driver, Gain, Gpu, Kv, Linear, Quants, Rope, Rows, Table};
 use crate::{
-    Ask, Backend, BackendInfo, DeviceStatus, Drawn, Gate, KernelError, KvShape, KvType, Norm, Norms,
-    RowOrder, RowsKind, Run, StepSize,
+    Ask, Backend, BackendInfo, DeviceStatus, Drawn, Gate, Grouping, HeadNorms, KernelError, KvShape, KvType,
+    Norm, Norms, RowOrder, RowsKind, Run, StepSize,
 };
+
+const GROUPS: KernelError = KernelError::NotOnGpu { what: "weights with scales for groups of columns are" };
+const HEAD_NORMS: KernelError = KernelError::NotOnGpu { what: "norms of queries and keys are" };
+const FACTORS: KernelError = KernelError::NotOnGpu { what: "factors of embeddings and residuals are" };
 
 /// Each operation is one method of [`Gpu`], which these names pass on to.
 impl<D: Driver> Backend for Gpu<D> {
@@ -26,12 +30,23 @@ impl<D: Driver> Backend for Gpu<D> {
         Ok(self.rows(rows, width, kind)?)
     }
 
-    fn quants(&mut self, rows: usize, width: usize) -> Result<Quants, KernelError> {
-        Ok(self.quants(rows, width)?)
+    fn quants(&mut self, rows: usize, width: usize, grouping: Grouping) -> Result<Quants, KernelError> {
+        match grouping {
+            Grouping::Row => Ok(self.quants(rows, width)?),
+            Grouping::Groups => Err(GROUPS),
+        }
     }
 
     fn linear(&mut self, weights: &TernaryTensor, order: RowOrder) -> Result<Linear, KernelError> {
         Ok(self.linear(weights, order)?)
+    }
+
+    fn grouped(&mut self, _: &GroupedTensor, _: RowOrder) -> Result<Linear, KernelError> {
+        Err(GROUPS)
+    }
+
+    fn ternary_table(&mut self, _: &GroupedTensor) -> Result<Table, KernelError> {
+        Err(GROUPS)
     }
 
     fn table(&mut self, weights: &BitNetTensor) -> Result<Table, KernelError> {
@@ -50,7 +65,16 @@ impl<D: Driver> Backend for Gpu<D> {
         Ok(self.kv(shape)?)
     }
 
-    fn embed(&mut self, table: &Table, tokens: &[u32], out: &mut Rows) -> Result<(), KernelError> {
+    fn embed(
+        &mut self,
+        table: &Table,
+        tokens: &[u32],
+        factor: f32,
+        out: &mut Rows,
+    ) -> Result<(), KernelError> {
+        if factor != 1.0 {
+            return Err(FACTORS);
+        }
         Ok(self.embed(table, tokens, out)?)
     }
 
@@ -71,9 +95,12 @@ impl<D: Driver> Backend for Gpu<D> {
         w: &Linear,
         out: &mut Rows,
         column: usize,
-        accumulate: bool,
+        add: Option<f32>,
     ) -> Result<(), KernelError> {
-        Ok(self.bit_linear(n, x, w, out, column, accumulate)?)
+        if add.is_some_and(|factor| factor != 1.0) {
+            return Err(FACTORS);
+        }
+        Ok(self.bit_linear(n, x, w, out, column, add.is_some())?)
     }
 
     fn rope_store(
@@ -81,9 +108,13 @@ impl<D: Driver> Backend for Gpu<D> {
         runs: &[Run],
         blocks: &[u32],
         rope: &Rope,
+        norms: HeadNorms<'_, Gain>,
         qkv: &mut Rows,
         kv: &mut Kv,
     ) -> Result<(), KernelError> {
+        if norms.is_some() {
+            return Err(HEAD_NORMS);
+        }
         Ok(self.rope_store(runs, blocks, rope, qkv, kv)?)
     }
 
@@ -133,9 +164,13 @@ impl<D: Driver> Backend for Gpu<D> {
         runs: &[Run],
         blocks: &[u32],
         rope: &Rope,
+        norms: HeadNorms<'_, Gain>,
         qkv: &mut Rows,
         kv: &mut Kv,
     ) -> Result<(), KernelError> {
+        if norms.is_some() {
+            return Err(HEAD_NORMS);
+        }
         Ok(self.bit_linear_rope_store(n, x, w, runs, blocks, rope, qkv, kv)?)
     }
 

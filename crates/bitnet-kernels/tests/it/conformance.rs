@@ -1,7 +1,9 @@
 use bitnet_kernels::{
-    Backend, Cpu, Isa, KvType, Norm, RowOrder, RowsKind,
+    Backend, Cpu, Grouping, Isa, KvType, Norm, RowOrder, RowsKind,
     conformance::{cases, check},
 };
+use bitnet_tensor::GroupedTensor;
+use half::f16;
 
 #[test]
 fn every_isa_and_thread_count_equals_the_reference_bit_for_bit() {
@@ -37,15 +39,71 @@ fn extreme_activations_do_not_overflow_any_level() {
                     let w = b.linear(&w, RowOrder::Plain).unwrap();
                     let mut input = b.rows(n, k, RowsKind::Residual).unwrap();
                     b.write(&mut input, &vec![x as f32; n * k]).unwrap();
-                    let mut q = b.quants(n, k).unwrap();
+                    let mut q = b.quants(n, k, Grouping::Row).unwrap();
                     b.norm_quantize(n, &input, [None, None], &mut q).unwrap();
                     let mut out = b.rows(n, 64, RowsKind::Residual).unwrap();
-                    b.bit_linear(n, &q, &w, &mut out, 0, false).unwrap();
+                    b.bit_linear(n, &q, &w, &mut out, 0, None).unwrap();
                     let expected = (x * k as i64 * i64::from(sign)) as f32;
                     assert!(b.read(&out, n).unwrap().iter().all(|&y| y == expected), "{isa:?} k {k} n {n}");
                 }
             }
         }
+    }
+}
+
+/// The largest magnitudes that int8 and codes of groups can make, +2 included: sums of 16 bits must hold a group.
+#[test]
+fn extreme_groups_do_not_overflow_any_level() {
+    for isa in Isa::available() {
+        for (k, group) in [(128, 128), (192, 64), (16_384, 128), (16_448, 64)] {
+            for n in [1, 2, 6] {
+                for (code, x) in [(0u8, 127), (0, -127), (0xFF, 127), (0xFF, -127)] {
+                    let value = if code == 0 { -1 } else { 2 };
+                    let groups = GroupedTensor::groups(k, group);
+                    // Not all equal, or groups of 64 would become groups of 128.
+                    let scales =
+                        (0..64 * groups).map(|i| f16::from_f32([1.0, 0.5][i % groups % 2])).collect();
+                    let w = GroupedTensor::new(64, k, group, vec![code; 64 * k / 4], scales).unwrap();
+                    assert_eq!(w.group(), group);
+                    let mut b = Cpu::new(isa, 1).unwrap();
+                    let w = b.grouped(&w, RowOrder::Plain).unwrap();
+                    let mut input = b.rows(n, k, RowsKind::Residual).unwrap();
+                    b.write(&mut input, &vec![x as f32; n * k]).unwrap();
+                    let mut q = b.quants(n, k, Grouping::Groups).unwrap();
+                    b.norm_quantize(n, &input, [None, None], &mut q).unwrap();
+                    let mut out = b.rows(n, 64, RowsKind::Residual).unwrap();
+                    b.bit_linear(n, &q, &w, &mut out, 0, None).unwrap();
+                    let scale = |g: usize| [2, 1][g % 2] * (k - g * group).min(group) as i64;
+                    let expected = (0..groups).map(scale).sum::<i64>() * value * x;
+                    let got = b.read(&out, n).unwrap();
+                    assert!(got.iter().all(|&y| y == expected as f32 / 2.0), "{isa:?} k {k} n {n}: {got:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn groups_of_64_with_equal_scales_give_the_bits_of_groups_of_128() {
+    let (rows, cols) = (70, 320);
+    let codes: Vec<u8> = (0..rows * cols / 4).map(|i| (i * i * 31 % 253) as u8).collect();
+    let wide: Vec<f16> = (0..rows * 3).map(|i| f16::from_f32(0.01 + i as f32 / 4096.0)).collect();
+    let narrow = wide.chunks(3).flat_map(|s| [s[0], s[0], s[1], s[1], s[2]]).collect();
+    let values: Vec<f32> = (0..5 * cols).map(|i| (i * 37 % 101) as f32 - 50.0).collect();
+    for isa in Isa::available() {
+        let mut b = Cpu::new(isa, 2).unwrap();
+        let mut run = |group, scales: &Vec<f16>| {
+            let w = GroupedTensor::new(rows, cols, group, codes.clone(), scales.clone()).unwrap();
+            let w = b.grouped(&w, RowOrder::Plain).unwrap();
+            let mut x = b.rows(5, cols, RowsKind::Residual).unwrap();
+            b.write(&mut x, &values).unwrap();
+            let mut q = b.quants(5, cols, Grouping::Groups).unwrap();
+            b.norm_quantize(5, &x, [None, None], &mut q).unwrap();
+            let mut out = b.rows(5, rows, RowsKind::Residual).unwrap();
+            b.bit_linear(5, &q, &w, &mut out, 0, None).unwrap();
+            b.read(&out, 5).unwrap().into_iter().map(f32::to_bits).collect::<Vec<_>>()
+        };
+        assert_eq!(run(64, &narrow), run(128, &wide), "{isa:?}");
     }
 }
 
@@ -62,11 +120,12 @@ fn a_row_with_a_nan_touches_no_other_row() {
             let norm = Norm { gain: b.gain(&vec![1.0; width]).unwrap(), eps: 1e-5 };
             let w = bitnet_tensor::TernaryTensor::from_trits(80, width, &vec![1; 80 * width], 1.0).unwrap();
             let w = b.linear(&w, RowOrder::Plain).unwrap();
-            let (mut x, mut q) = (b.rows(n, width, RowsKind::Residual).unwrap(), b.quants(n, width).unwrap());
+            let (mut x, mut q) =
+                (b.rows(n, width, RowsKind::Residual).unwrap(), b.quants(n, width, Grouping::Row).unwrap());
             b.write(&mut x, &values).unwrap();
             b.norm_quantize(n, &x, [Some(&norm), None], &mut q).unwrap();
             let mut out = b.rows(n, 80, RowsKind::Residual).unwrap();
-            b.bit_linear(n, &q, &w, &mut out, 0, false).unwrap();
+            b.bit_linear(n, &q, &w, &mut out, 0, None).unwrap();
             b.read(&out, n).unwrap()
         };
         let (clean, poisoned) = (run(&mut b, false), run(&mut b, true));

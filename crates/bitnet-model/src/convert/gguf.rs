@@ -216,7 +216,7 @@ fn put(
         },
         (Content::Stack(parts), Some(cpu)) => {
             let panels = cpu.linear(&read_stacked(tensors, parts)?, RowOrder::Plain)?;
-            panels.stored().try_for_each(|bytes| out.write(&bytes))
+            panels.stored().iter().try_for_each(|bytes| out.write(bytes))
         }
         (Content::Screen, Some(cpu)) => {
             let head = tensors.dense(names::head(&checkpoint.spec))?;

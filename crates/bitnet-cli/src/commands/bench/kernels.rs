@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use bitnet_kernels::{Ask, Backend, Cpu, KvShape, RowOrder, RowsKind, Run};
+use bitnet_kernels::{Ask, Backend, Cpu, Grouping, KvShape, RowOrder, RowsKind, Run};
 use bitnet_model::{Batch, Checkpoint, ModelSpec};
 use bitnet_tensor::TernaryTensor;
 use serde::Serialize;
@@ -112,7 +112,7 @@ impl<B: Backend> Kernels<'_, B> {
             for &n in steps {
                 let mut input = self.backend.rows(n, cols, RowsKind::Between)?;
                 self.backend.write(&mut input, &values(n * cols))?;
-                let mut x = self.backend.quants(n, cols)?;
+                let mut x = self.backend.quants(n, cols, Grouping::Row)?;
                 self.backend.norm_quantize(n, &input, [None, None], &mut x)?;
                 let mut out = self.backend.rows(n, rows, RowsKind::Between)?;
                 let work = Work {
@@ -123,9 +123,11 @@ impl<B: Backend> Kernels<'_, B> {
                     operations: 2 * n * rows * cols,
                     peak: self.bounds.integers,
                 };
-                self.time(work, copies.len(), |b, i| {
-                    Ok(b.bit_linear(n, &x, &copies[i], &mut out, 0, false)?)
-                })?;
+                self.time(
+                    work,
+                    copies.len(),
+                    |b, i| Ok(b.bit_linear(n, &x, &copies[i], &mut out, 0, None)?),
+                )?;
             }
         }
         Ok(())

@@ -21,7 +21,7 @@ use crate::cpu::{
         dotprod::{dot_products, sdot},
         v128::{products, signed, splat_quad, v128_lanes},
     },
-    generic::{kernel_set, ternary::AHEAD},
+    generic::kernel_set,
     lanes::each,
     panels::{BLOCK, BLOCK_BYTES},
 };
@@ -42,12 +42,13 @@ v128_lanes!(I8mm {
         mut x: *const i8,
         x_stride: usize,
         blocks: usize,
+        ahead: usize,
     ) -> [[Self::Part; R]; T] {
         // Vector i of a pair of tokens: rows 4 i and 4 i + 1 at the first's place, the next two at the second's.
         let mut sums = [[Self::zero_part(); R]; T];
         for _ in 0..blocks {
             for r in 0..R {
-                Self::prefetch(codes.wrapping_add(64 * r + AHEAD));
+                Self::prefetch(codes.wrapping_add(64 * r + ahead));
                 for i in 0..4 {
                     let planes = vld1q_u8(codes.add(64 * r + 16 * i));
                     for half in 0..2 {

@@ -151,7 +151,7 @@ pub(crate) unsafe fn settle<L: Lanes>(a: &Settle<'_>, rows: Range<usize>, scratc
 #[inline(always)]
 unsafe fn rows_of<L: Lanes, S: Element>(a: &DenseLogits<'_>, weights: *const S::Number, rows: Range<usize>) {
     // Registers decide the tile: 32 wide ones hold 16 sums, 16 narrow ones 4.
-    let wide = L::TILE.0 == 4;
+    let wide = L::WIDE_REGISTERS;
     let n = a.tokens.len();
     let tiles = n.div_ceil(if wide { 4 } else { 2 });
     for i in 0..tiles {

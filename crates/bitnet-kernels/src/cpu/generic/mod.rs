@@ -9,6 +9,7 @@ pub(crate) mod attention;
 pub(crate) mod cache;
 pub(crate) mod dense;
 pub(crate) mod element;
+pub(crate) mod grouped;
 pub(crate) mod peak;
 pub(crate) mod rows;
 pub(crate) mod screen;
@@ -24,10 +25,11 @@ pub(crate) type SplitRow = unsafe fn(&[f32], &mut [i8], &mut [f32]) -> Option<sc
 /// The entry points of one level. Each may be called only on a CPU that has the level.
 pub(crate) struct KernelSet {
     pub(crate) bit_linear: unsafe fn(&ternary::BitLinear<'_>, Range<usize>),
+    pub(crate) grouped: unsafe fn(&grouped::Grouped<'_>, Range<usize>),
     pub(crate) norm_quantize: unsafe fn(&rows::NormQuantize<'_>, Range<usize>, &mut [f32]),
     pub(crate) gate_quantize: unsafe fn(&rows::GateQuantize<'_>, Range<usize>, &mut [f32]),
     pub(crate) norm_rows: unsafe fn(&rows::NormRows<'_>),
-    pub(crate) rope_store: unsafe fn(&rows::RopeStore<'_>),
+    pub(crate) rope_store: unsafe fn(&rows::RopeStore<'_>, &mut [f32]),
     pub(crate) attention: unsafe fn(&attention::Attention<'_>, usize, usize, &mut [f32]),
     pub(crate) logits: unsafe fn(&dense::DenseLogits<'_>, Range<usize>, &mut [f32]),
     pub(crate) settle: unsafe fn(&dense::Settle<'_>, Range<usize>, &mut [f32]),
@@ -54,13 +56,18 @@ macro_rules! kernel_set {
         /// The entry points of this level.
         pub(crate) static KERNELS: $crate::cpu::generic::KernelSet = {
             use std::ops::Range;
-            use $crate::cpu::generic::{KernelSet, attention, dense, peak, rows, screen, ternary};
+            use $crate::cpu::generic::{KernelSet, attention, dense, grouped, peak, rows, screen, ternary};
 
             // SAFETY (all entries): callers hold an `Isa`, which exists only if the CPU has these features.
             $(#[target_feature(enable = $feature)])*
             unsafe fn bit_linear(a: &ternary::BitLinear<'_>, panels: Range<usize>) {
                 // SAFETY: as above.
                 unsafe { ternary::bit_linear::<$lanes>(a, panels) }
+            }
+            $(#[target_feature(enable = $feature)])*
+            unsafe fn grouped(a: &grouped::Grouped<'_>, panels: Range<usize>) {
+                // SAFETY: as above.
+                unsafe { grouped::grouped::<$lanes>(a, panels) }
             }
             $(#[target_feature(enable = $feature)])*
             unsafe fn norm_quantize(a: &rows::NormQuantize<'_>, rows: Range<usize>, scratch: &mut [f32]) {
@@ -78,9 +85,9 @@ macro_rules! kernel_set {
                 unsafe { rows::norm_rows::<$lanes>(a) }
             }
             $(#[target_feature(enable = $feature)])*
-            unsafe fn rope_store(a: &rows::RopeStore<'_>) {
+            unsafe fn rope_store(a: &rows::RopeStore<'_>, scratch: &mut [f32]) {
                 // SAFETY: as above.
-                unsafe { rows::rope_store(a) }
+                unsafe { rows::rope_store::<$lanes>(a, scratch) }
             }
             $(#[target_feature(enable = $feature)])*
             unsafe fn attention(a: &attention::Attention<'_>, part: usize, parts: usize, scratch: &mut [f32]) {
@@ -119,6 +126,7 @@ macro_rules! kernel_set {
             }
             KernelSet {
                 bit_linear,
+                grouped,
                 norm_quantize,
                 gate_quantize,
                 norm_rows,

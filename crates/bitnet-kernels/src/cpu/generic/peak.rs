@@ -11,8 +11,8 @@ use crate::cpu::lanes::Lanes;
 #[inline(always)]
 pub(crate) unsafe fn products<L: Lanes>(rounds: usize) -> u64 {
     // So many running sums that no product waits for the one before, and that all stay in registers.
-    match (L::TILE.0, size_of::<L::Part>()) {
-        (4, _) => side_by_side::<L, 12>(rounds),
+    match (L::WIDE_REGISTERS, size_of::<L::Part>()) {
+        (true, _) => side_by_side::<L, 12>(rounds),
         (_, 128) => side_by_side::<L, 3>(rounds),
         _ => side_by_side::<L, 6>(rounds),
     }

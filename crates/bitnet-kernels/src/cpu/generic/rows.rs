@@ -6,10 +6,10 @@
 
 use std::ops::Range;
 
-use bitnet_tensor::quant::{self, RowQuant};
+use bitnet_tensor::quant::{self, GROUP, GroupQuant, RowQuant};
 
 use crate::{
-    BLOCK_TOKENS, Gate, KvShape, KvType, Norm, Norms, Run,
+    BLOCK_TOKENS, Gate, HeadNorms, KvShape, KvType, Norm, Norms, Run,
     cpu::{
         Gain,
         buffer::Shared,
@@ -29,8 +29,16 @@ pub(crate) struct QuantOut<'a> {
     /// `[n][stride]`
     pub(crate) values: Shared<'a, i8>,
     pub(crate) stride: usize,
+    pub(crate) scales: ScalesOut<'a>,
+}
+
+/// What goes beside quantised values.
+#[derive(Clone, Copy)]
+pub(crate) enum ScalesOut<'a> {
     /// `[n]`
-    pub(crate) rows: Shared<'a, RowQuant>,
+    Rows(Shared<'a, RowQuant>),
+    /// `[n][groups]`
+    Groups(Shared<'a, GroupQuant>),
 }
 
 /// `y = x / sqrt(mean(x^2) + eps) * gain` over a row padded to `padded` with zeros; `x` may be `y`.
@@ -85,22 +93,58 @@ unsafe fn quantize<L: Lanes>(
         x = scratch;
     }
     let padded = width.next_multiple_of(16);
+    let q = out.values.slice(row * out.stride, padded);
+    match out.scales {
+        ScalesOut::Rows(rows) => rows.slice(row, 1)[0] = quantize_row::<L>(x, q),
+        ScalesOut::Groups(groups) => {
+            let count = width.div_ceil(GROUP);
+            for (i, group) in groups.slice(row * count, count).iter_mut().enumerate() {
+                let q = &mut q[i * GROUP..padded.min((i + 1) * GROUP)];
+                *group = quantize_group::<L>(x.add(i * GROUP), q);
+            }
+        }
+    }
+}
+
+/// The largest magnitude of some whole vectors of values; NaN if one is.
+#[inline(always)]
+unsafe fn absmax<L: Lanes>(x: *const f32, width: usize) -> f32 {
     let mut bits = L::zero_i();
-    for i in (0..padded).step_by(16) {
+    for i in (0..width).step_by(16) {
         bits = L::max_abs_bits(bits, L::load(x.add(i)));
     }
-    let absmax = f32::from_bits(L::reduce_max_u(bits));
-    let q = out.values.slice(row * out.stride, padded);
-    let Some(multiplier) = quant::multiplier(absmax) else {
-        q.fill(0);
-        out.rows.slice(row, 1)[0] = RowQuant { multiplier: f32::NAN, sum: 0 };
-        return;
-    };
+    f32::from_bits(L::reduce_max_u(bits))
+}
+
+/// Some whole vectors of values, to int8; returns their sum.
+#[inline(always)]
+unsafe fn scaled<L: Lanes>(x: *const f32, multiplier: f32, q: &mut [i8]) -> i32 {
     let mut sum = L::zero_i();
-    for i in (0..padded).step_by(16) {
+    for i in (0..q.len()).step_by(16) {
         sum = L::quantize(q.as_mut_ptr().add(i), L::mul(L::load(x.add(i)), L::splat(multiplier)), sum);
     }
-    out.rows.slice(row, 1)[0] = RowQuant { multiplier, sum: L::reduce_add_i(sum) };
+    L::reduce_add_i(sum)
+}
+
+#[inline(always)]
+unsafe fn quantize_row<L: Lanes>(x: *const f32, q: &mut [i8]) -> RowQuant {
+    let Some(multiplier) = quant::multiplier(absmax::<L>(x, q.len())) else {
+        q.fill(0);
+        return RowQuant { multiplier: f32::NAN, sum: 0 };
+    };
+    RowQuant { multiplier, sum: scaled::<L>(x, multiplier, q) }
+}
+
+#[inline(always)]
+unsafe fn quantize_group<L: Lanes>(x: *const f32, q: &mut [i8]) -> GroupQuant {
+    let (multiplier, scale) = quant::group_scale(absmax::<L>(x, q.len()));
+    if multiplier == 0.0 {
+        q.fill(0);
+        return GroupQuant { scale, ..GroupQuant::default() };
+    }
+    let (low, high) = q.split_at_mut(q.len().min(GROUP / 2));
+    let halves = [scaled::<L>(x, multiplier, low), scaled::<L>(x.wrapping_add(low.len()), multiplier, high)];
+    GroupQuant { scale, sum: halves[0] + halves[1], halves }
 }
 
 /// Arguments of [`norm_quantize`].
@@ -192,6 +236,7 @@ pub(crate) struct RopeStore<'a> {
     pub(crate) cos: &'a [f32],
     pub(crate) sin: &'a [f32],
     pub(crate) heads: usize,
+    pub(crate) norms: HeadNorms<'a, Gain>,
     pub(crate) shape: KvShape,
     pub(crate) kv: KvType,
     /// `[n][stride]`: queries, keys, values.
@@ -202,19 +247,33 @@ pub(crate) struct RopeStore<'a> {
     pub(crate) values: Shared<'a, u8>,
 }
 
-/// All tokens, in one thread: the caller passes the only access to the three buffers.
+/// All tokens, in one thread: the caller passes the only access to the three buffers, and scratch for a head.
 #[inline(always)]
-pub(crate) unsafe fn rope_store(a: &RopeStore<'_>) {
+pub(crate) unsafe fn rope_store<L: Lanes>(a: &RopeStore<'_>, scratch: &mut [f32]) {
     match a.kv {
-        KvType::F32 => rope_store_as::<F32>(a),
-        KvType::F16 => rope_store_as::<F16>(a),
-        KvType::Bf16 => rope_store_as::<Bf16>(a),
-        KvType::Int8 => rope_store_as::<Int8>(a),
+        KvType::F32 => rope_store_as::<L, F32>(a, scratch),
+        KvType::F16 => rope_store_as::<L, F16>(a, scratch),
+        KvType::Bf16 => rope_store_as::<L, Bf16>(a, scratch),
+        KvType::Int8 => rope_store_as::<L, Int8>(a, scratch),
     }
 }
 
+/// A head through its norm; `scratch` is as long as a head padded to whole vectors.
 #[inline(always)]
-unsafe fn rope_store_as<S: Cached>(a: &RopeStore<'_>) {
+unsafe fn normalize_head<L: Lanes>(head: &mut [f32], norm: &Norm<Gain>, scratch: &mut [f32]) {
+    let width = head.len();
+    if width.is_multiple_of(16) {
+        return normalize::<L>(head.as_ptr(), head.as_mut_ptr(), width, norm);
+    }
+    let scratch = &mut scratch[..width.next_multiple_of(16)];
+    scratch.fill(0.0);
+    scratch[..width].copy_from_slice(head);
+    normalize::<L>(scratch.as_ptr(), scratch.as_mut_ptr(), width, norm);
+    head.copy_from_slice(&scratch[..width]);
+}
+
+#[inline(always)]
+unsafe fn rope_store_as<L: Lanes, S: Cached>(a: &RopeStore<'_>, scratch: &mut [f32]) {
     let (dim, wide, kv_heads) = (a.shape.head_dim, a.shape.value_stride(), a.shape.kv_heads);
     let (key_panel, value_panel) = (S::KV.panel(dim), S::KV.panel(wide));
     for run in a.runs {
@@ -223,7 +282,10 @@ unsafe fn rope_store_as<S: Cached>(a: &RopeStore<'_>) {
             let row = a.qkv.slice(t * a.stride, (a.heads + 2 * kv_heads) * dim);
             let table = position * (dim / 2);
             let (cos, sin) = (&a.cos[table..][..dim / 2], &a.sin[table..][..dim / 2]);
-            for head in row.chunks_exact_mut(dim).take(a.heads + kv_heads) {
+            for (h, head) in row.chunks_exact_mut(dim).take(a.heads + kv_heads).enumerate() {
+                if let Some([queries, keys]) = a.norms {
+                    normalize_head::<L>(head, if h < a.heads { queries } else { keys }, scratch);
+                }
                 let (low, high) = head.split_at_mut(dim / 2);
                 for ((x, y), (&c, &s)) in low.iter_mut().zip(high).zip(cos.iter().zip(sin)) {
                     (*x, *y) = (x.mul_add(c, -(*y * s)), y.mul_add(c, *x * s));

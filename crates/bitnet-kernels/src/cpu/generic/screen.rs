@@ -50,7 +50,7 @@ impl Ahead {
     /// tokens, where two passes lost as much by it.
     fn of<L: Lanes>(codes: *const u8, quads: usize, pass: usize, passes: usize) -> Self {
         if passes <= 2 {
-            let lines = if L::TILE.0 == 4 { 0 } else { QUAD_BYTES / LINE };
+            let lines = if L::WIDE_REGISTERS { 0 } else { QUAD_BYTES / LINE };
             return Ahead { from: codes.wrapping_add(AHEAD), step: QUAD_BYTES, lines };
         }
         let step = QUAD_BYTES.div_ceil(passes);
@@ -251,7 +251,7 @@ pub(crate) struct Bounds<'a> {
 /// Bounds of the logits of all tokens with the rows of `panels`.
 #[inline(always)]
 pub(crate) unsafe fn bounds<L: Lanes>(a: &Bounds<'_>, panels: Range<usize>) {
-    let most = if L::TILE.0 == 4 { L::TILE.1 } else { 2 };
+    let most = if L::WIDE_REGISTERS { L::TILE.1 } else { 2 };
     let tiles = (a.tokens.len() * a.planes).div_ceil(most);
     let quads = a.screen.quads();
     for panel in panels {
@@ -259,7 +259,7 @@ pub(crate) unsafe fn bounds<L: Lanes>(a: &Bounds<'_>, panels: Range<usize>) {
         for i in 0..tiles {
             let tokens = share(a.tokens.len(), tiles, i);
             let ahead = Ahead::of::<L>(codes, quads, i, tiles);
-            if L::TILE.0 == 4 {
+            if L::WIDE_REGISTERS {
                 match tokens.len() * a.planes {
                     1 => tile::<L, 4, 1>(a, panel, 0, tokens, ahead),
                     2 => tile::<L, 4, 2>(a, panel, 0, tokens, ahead),

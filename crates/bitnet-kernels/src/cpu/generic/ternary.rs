@@ -17,7 +17,7 @@ use bitnet_tensor::quant::RowQuant;
 
 use crate::cpu::{
     buffer::Shared,
-    generic::store_partial,
+    generic::{load_partial, store_partial},
     lanes::Lanes,
     panels::{BLOCK, BLOCK_BYTES, PANEL_ROWS, Panels},
     share,
@@ -37,11 +37,18 @@ pub(crate) struct BitLinear<'a> {
     pub(crate) x_stride: usize,
     /// `[n]`
     pub(crate) x_rows: &'a [RowQuant],
-    /// `[n][out_stride]`
-    pub(crate) out: Shared<'a, f32>,
-    pub(crate) out_stride: usize,
+    pub(crate) out: Output<'a>,
+}
+
+/// Where products go.
+pub(crate) struct Output<'a> {
+    /// `[n][stride]`
+    pub(crate) values: Shared<'a, f32>,
+    pub(crate) stride: usize,
+    /// Place of the matrix's first row.
     pub(crate) column: usize,
-    pub(crate) accumulate: bool,
+    /// Products times this factor are added to what is there; without it they take its place.
+    pub(crate) add: Option<f32>,
 }
 
 #[inline(always)]
@@ -61,7 +68,7 @@ pub(crate) unsafe fn bit_linear<L: Lanes>(a: &BitLinear<'_>, panels: Range<usize
         for i in 0..tiles {
             let tokens = share(n, tiles, i);
             for group in (0..PANEL_ROWS / 16).step_by(L::TILE.0) {
-                if L::TILE.0 == 4 {
+                if L::WIDE_REGISTERS {
                     tile_of::<L, 4>(a, panel, group, tokens.start, tokens.len());
                 } else {
                     tile_of::<L, 1>(a, panel, group, tokens.start, tokens.len());
@@ -105,7 +112,7 @@ unsafe fn tile<L: Lanes, const R: usize, const T: usize>(
     let mut sums = [[L::zero_i(); R]; T];
     if L::STEPS == usize::MAX {
         // Nothing overflows: one set of sums is all that the registers hold.
-        let parts = L::dot_blocks::<R, T>(codes, x, a.x_stride, blocks);
+        let parts = L::dot_blocks::<R, T>(codes, x, a.x_stride, blocks, AHEAD);
         for (sums, parts) in sums.iter_mut().zip(parts) {
             for (sum, part) in sums.iter_mut().zip(parts) {
                 *sum = L::widen(part);
@@ -115,7 +122,7 @@ unsafe fn tile<L: Lanes, const R: usize, const T: usize>(
         let mut left = blocks;
         while left > 0 {
             let run = left.min(L::STEPS / 4);
-            let parts = L::dot_blocks::<R, T>(codes, x, a.x_stride, run);
+            let parts = L::dot_blocks::<R, T>(codes, x, a.x_stride, run, AHEAD);
             for (sums, parts) in sums.iter_mut().zip(parts) {
                 for (sum, part) in sums.iter_mut().zip(parts) {
                     *sum = L::add_i(*sum, L::widen(part));
@@ -140,6 +147,7 @@ pub(crate) unsafe fn dot_blocks<L: Lanes, const R: usize, const T: usize>(
     mut x: *const i8,
     x_stride: usize,
     blocks: usize,
+    ahead: usize,
 ) -> [[L::Part; R]; T] {
     let mut parts = [[L::zero_part(); R]; T];
     // As many groups are unpacked together as share a load of activations; one token has nothing to share.
@@ -149,7 +157,7 @@ pub(crate) unsafe fn dot_blocks<L: Lanes, const R: usize, const T: usize>(
             let mut v = [L::load_codes(codes); R];
             for r in first..first + together {
                 v[r] = L::load_codes(codes.add(64 * r));
-                L::prefetch(codes.wrapping_add(64 * r + AHEAD));
+                L::prefetch(codes.wrapping_add(64 * r + ahead));
             }
             for plane in 0..4 {
                 let mut low = v;
@@ -206,17 +214,27 @@ unsafe fn one_token<L: Lanes>(a: &BitLinear<'_>, panel: usize) {
 #[inline(always)]
 unsafe fn finish<L: Lanes>(a: &BitLinear<'_>, panel: usize, group: usize, token: usize, sum: L::I) {
     let row = panel * PANEL_ROWS + 16 * group;
-    let Some(rows @ 1..) = a.w.rows.checked_sub(row) else { return };
-    let rows = rows.min(16);
     let x = a.x_rows[token];
     let y = L::to_f32(L::sub_i(sum, L::splat_i(x.sum)));
     let y = L::mul(L::div(y, L::splat(x.multiplier)), L::load(a.w.scales.as_ptr().add(row)));
+    put::<L>(&a.out, a.w.rows, row, token, y);
+}
+
+/// Stores or adds the products of one token with the rows `row..row + 16` of `rows`.
+#[inline(always)]
+pub(crate) unsafe fn put<L: Lanes>(out: &Output<'_>, rows: usize, row: usize, token: usize, y: L::F) {
+    let Some(rows @ 1..) = rows.checked_sub(row) else { return };
+    let rows = rows.min(16);
     // Panels are divided among threads, so no other thread writes these rows of the output.
-    let out = a.out.slice(token * a.out_stride + a.column + row, rows).as_mut_ptr();
+    let to = out.values.slice(token * out.stride + out.column + row, rows).as_mut_ptr();
+    let there = if rows == 16 { L::load(to) } else { load_partial::<L>(to, rows) };
+    let y = match out.add {
+        Some(factor) => L::add(there, L::mul(L::splat(factor), y)),
+        None => y,
+    };
     if rows == 16 {
-        L::store(out, if a.accumulate { L::add(L::load(out), y) } else { y });
+        L::store(to, y);
     } else {
-        let y = if a.accumulate { L::add(super::load_partial::<L>(out, rows), y) } else { y };
-        store_partial::<L>(out, y, rows);
+        store_partial::<L>(to, y, rows);
     }
 }

@@ -10,6 +10,7 @@ macro_rules! zmm_lanes {
             type I = __m512i;
             type Codes = __m512i;
             const TILE: (usize, usize) = (4, 6);
+            const WIDE_REGISTERS: bool = true;
             $($rest)*
 
             #[inline(always)]

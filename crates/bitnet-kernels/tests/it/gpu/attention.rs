@@ -1,5 +1,5 @@
 use bitnet_kernels::{
-    BLOCK_TOKENS, Backend, KvShape, Reference, RowOrder, RowsKind, Run,
+    BLOCK_TOKENS, Backend, Grouping, KvShape, Reference, RowOrder, RowsKind, Run,
     gpu::{Gpu, GpuError},
 };
 use bitnet_tensor::TernaryTensor;
@@ -73,10 +73,10 @@ pub fn attend(
         let n = features.len() / HIDDEN;
         let mut x = reference.rows(n, HIDDEN, RowsKind::Residual).unwrap();
         reference.write(&mut x, &features).unwrap();
-        let mut q = reference.quants(n, HIDDEN).unwrap();
+        let mut q = reference.quants(n, HIDDEN, Grouping::Row).unwrap();
         reference.norm_quantize(n, &x, [None, None], &mut q).unwrap();
         let mut qkv = reference.rows(n, rows, RowsKind::Between).unwrap();
-        reference.bit_linear_rope_store(n, &q, &w, &runs, &blocks, &rope, &mut qkv, &mut kv).unwrap();
+        reference.bit_linear_rope_store(n, &q, &w, &runs, &blocks, &rope, None, &mut qkv, &mut kv).unwrap();
         let mut out = reference.rows(n, queries * dim, RowsKind::Between).unwrap();
         reference.attention(&runs, &blocks, &qkv, &kv, &mut out).unwrap();
         let (e_queries, e_out) = (reference.read(&qkv, n).unwrap(), reference.read(&out, n).unwrap());

@@ -16,7 +16,7 @@ fn embeddings_are_the_rows_of_the_table_rounded_to_bf16() {
         let mut reference = Reference::bf16();
         let table = reference.table(&table).unwrap();
         let mut expected = reference.rows(5, width, RowsKind::Residual).unwrap();
-        reference.embed(&table, &tokens, &mut expected).unwrap();
+        reference.embed(&table, &tokens, 1.0, &mut expected).unwrap();
         assert_eq!(gpu.read_rows(&out, 5).unwrap(), reference.read(&expected, 5).unwrap(), "width {width}");
     }
 }

@@ -1,7 +1,7 @@
 //! Operations on one row at a time.
 
 use bitnet_kernels::{
-    Backend, Gate, Norm, Reference, RowsKind,
+    Backend, Gate, Grouping, Norm, Reference, RowsKind,
     gpu::{Gpu, GpuError, table::NORM_QUANTIZE},
 };
 use bitnet_tests::Simulator;
@@ -46,7 +46,8 @@ fn quantised_rows_equal_the_reference_bit_for_bit_at_any_width_and_number_of_nor
             let gains = gains(width);
             let on_gpu = gains.clone().map(|g| Norm { gain: gpu.gain(&g).unwrap(), eps: 1e-5 });
             let on_cpu = gains.map(|gain| Norm { gain, eps: 1e-5 });
-            let (mut q, mut r) = (gpu.quants(n, width).unwrap(), cpu.quants(n, width).unwrap());
+            let (mut q, mut r) =
+                (gpu.quants(n, width).unwrap(), cpu.quants(n, width, Grouping::Row).unwrap());
             gpu.norm_quantize(n, &x, [on_gpu.get(2 - norms), on_gpu.get(3 - norms)], &mut q).unwrap();
             cpu.norm_quantize(n, &y, [on_cpu.get(2 - norms), on_cpu.get(3 - norms)], &mut r).unwrap();
             let (a, b) = (gpu.read_quants(&q, n).unwrap(), cpu.read_quants(&r, n).unwrap());
@@ -78,7 +79,7 @@ fn gated_rows_equal_the_reference_bit_for_bit() {
             let [gain, _] = gains(ffn);
             let on_gpu = Norm { gain: gpu.gain(&gain).unwrap(), eps: 1e-6 };
             let on_cpu = Norm { gain, eps: 1e-6 };
-            let (mut q, mut r) = (gpu.quants(n, ffn).unwrap(), cpu.quants(n, ffn).unwrap());
+            let (mut q, mut r) = (gpu.quants(n, ffn).unwrap(), cpu.quants(n, ffn, Grouping::Row).unwrap());
             gpu.gate_quantize(n, &x, gate, [None, Some(&on_gpu)], &mut q).unwrap();
             cpu.gate_quantize(n, &y, gate, [None, Some(&on_cpu)], &mut r).unwrap();
             let (a, b) = (gpu.read_quants(&q, n).unwrap(), cpu.read_quants(&r, n).unwrap());

@@ -1,0 +1,211 @@
+//! BitLinear with scales for groups of columns: for every group `y[t][r] += (sum_k x[t][k] * code[r][k] - sum_k x[t][k]) *
+//! (scale(t) * scale(r))`, in the order of [`crate::order::grouped`].
+//!
+//! As in [`super::ternary`] a panel of 64 rows stays in cache while tiles of tokens sweep over it. The integer sums of a
+//! tile live in registers for the length of a group; then they become floats and join the tile's totals, which 512-bit
+//! levels keep in the nearest cache.
+//!
+//! Layout: [`super::super::grouped`]. A group of 128 columns by 64 rows against `T` tokens with 512-bit vectors is 8 blocks
+//! as in [`super::ternary`], and then `4 T` each of subtraction, conversion, product of scales, multiplication that adds,
+//! load and store: with 6 tokens 48 instructions on the ports of 768 dot products. One token takes 24 shifts and additions
+//! more to join its planes; its ceiling is memory, of which scales are a seventeenth.
+
+#![allow(clippy::needless_range_loop, reason = "tiles of registers are indexed by row group and token")]
+
+use std::ops::Range;
+
+use bitnet_tensor::quant::{GROUP, GroupQuant};
+
+use crate::cpu::{
+    generic::ternary::{AHEAD, Output, put},
+    grouped::{GroupedPanels, SCALE_BYTES},
+    lanes::Lanes,
+    panels::{BLOCK, BLOCK_BYTES, PANEL_ROWS},
+    share,
+};
+
+/// Arguments of [`grouped`].
+pub(crate) struct Grouped<'a> {
+    pub(crate) w: &'a GroupedPanels,
+    /// `[n][x_stride]`, zeros after the last column.
+    pub(crate) x: &'a [i8],
+    pub(crate) x_stride: usize,
+    /// `[n][groups]`
+    pub(crate) x_groups: &'a [GroupQuant],
+    pub(crate) n: usize,
+    pub(crate) out: Output<'a>,
+}
+
+#[inline(always)]
+pub(crate) unsafe fn grouped<L: Lanes>(a: &Grouped<'_>, panels: Range<usize>) {
+    if a.w.group == GROUP {
+        sweep::<L, { GROUP / BLOCK }>(a, panels);
+    } else {
+        sweep::<L, { GROUP / 2 / BLOCK }>(a, panels);
+    }
+}
+
+/// Bytes that are asked for ahead of their use: whole groups, about as many as [`AHEAD`].
+const fn ahead(blocks: usize) -> usize {
+    let group = blocks * BLOCK_BYTES + SCALE_BYTES;
+    (AHEAD + group / 2) / group * group
+}
+
+/// All tokens over some panels; `B` is the number of blocks in a whole group.
+#[inline(always)]
+unsafe fn sweep<L: Lanes, const B: usize>(a: &Grouped<'_>, panels: Range<usize>) {
+    for panel in panels {
+        if a.n == 1 {
+            if L::WIDE_REGISTERS {
+                one_token::<L, B, 4>(a, panel);
+            } else {
+                one_token::<L, B, 1>(a, panel);
+            }
+            continue;
+        }
+        let tiles = a.n.div_ceil(L::TILE.1);
+        for i in 0..tiles {
+            let tokens = share(a.n, tiles, i);
+            for rows in (0..PANEL_ROWS / 16).step_by(L::TILE.0) {
+                let place = Place { panel, rows, token: tokens.start };
+                if L::WIDE_REGISTERS {
+                    tile_of::<L, B, 4>(a, place, tokens.len());
+                } else {
+                    tile_of::<L, B, 1>(a, place, tokens.len());
+                }
+            }
+        }
+    }
+}
+
+/// Where a tile begins: its panel, its first group of 16 rows in that, and its first token.
+#[derive(Clone, Copy)]
+struct Place {
+    panel: usize,
+    rows: usize,
+    token: usize,
+}
+
+#[inline(always)]
+unsafe fn tile_of<L: Lanes, const B: usize, const R: usize>(a: &Grouped<'_>, place: Place, tokens: usize) {
+    match tokens {
+        1 => tile::<L, B, R, 1>(a, place),
+        2 => tile::<L, B, R, 2>(a, place),
+        3 => tile::<L, B, R, 3>(a, place),
+        4 => tile::<L, B, R, 4>(a, place),
+        5 if L::TILE.1 >= 5 => tile::<L, B, R, 5>(a, place),
+        6 if L::TILE.1 >= 6 => tile::<L, B, R, 6>(a, place),
+        _ => unreachable!("tile of {tokens} tokens"),
+    }
+}
+
+/// `R` row groups of a panel against `T` tokens, along all of K.
+#[inline(always)]
+unsafe fn tile<L: Lanes, const B: usize, const R: usize, const T: usize>(a: &Grouped<'_>, place: Place) {
+    let (mut codes, blocks) = (a.w.panel(place.panel).as_ptr(), a.w.blocks());
+    let x = a.x.as_ptr().add(place.token * a.x_stride);
+    let mut totals = [[L::splat(0.0); R]; T];
+    for block in (0..blocks).step_by(B) {
+        let (rows, x) = (codes.add(64 * place.rows), x.add(block * BLOCK));
+        let some = B.min(blocks - block);
+        // Nearly all groups have a number of blocks that the compiler knows.
+        let parts = match some == B {
+            true => L::dot_blocks::<R, T>(rows, x, a.x_stride, B, ahead(B)),
+            false => L::dot_blocks::<R, T>(rows, x, a.x_stride, some, ahead(B)),
+        };
+        let scales = codes.add(some * BLOCK_BYTES + 32 * place.rows);
+        L::prefetch(scales.wrapping_add(ahead(B)));
+        let mut weights = [L::splat(0.0); R];
+        for r in 0..R {
+            weights[r] = L::load_f16(scales.add(32 * r).cast());
+        }
+        for t in 0..T {
+            let (scale, own) = activations::<B>(a, place.token + t, block);
+            for r in 0..R {
+                let sum = L::sub_i(L::widen(parts[t][r]), L::splat_i(own));
+                let scale = L::mul(L::splat(scale), weights[r]);
+                totals[t][r] = L::fma(L::to_f32(sum), scale, totals[t][r]);
+            }
+        }
+        // After the last group this may point past the end; it is not followed.
+        codes = codes.wrapping_add(B * BLOCK_BYTES + SCALE_BYTES);
+    }
+    for t in 0..T {
+        for r in 0..R {
+            let row = place.panel * PANEL_ROWS + 16 * (place.rows + r);
+            put::<L>(&a.out, a.w.rows, row, place.token + t, totals[t][r]);
+        }
+    }
+}
+
+/// Scale and sum of the activations that meet the group which begins at `block`.
+#[inline(always)]
+unsafe fn activations<const B: usize>(a: &Grouped<'_>, token: usize, block: usize) -> (f32, i32) {
+    let groups = a.w.cols.div_ceil(GROUP);
+    let group = &*a.x_groups.as_ptr().add(token * groups + block * BLOCK / GROUP);
+    (group.scale, if B * BLOCK == GROUP { group.sum } else { group.halves[block / B % 2] })
+}
+
+/// A whole panel against the only token, `R` row groups at a time within a group of columns.
+#[inline(always)]
+unsafe fn one_token<L: Lanes, const B: usize, const R: usize>(a: &Grouped<'_>, panel: usize) {
+    let (mut codes, blocks) = (a.w.panel(panel).as_ptr(), a.w.blocks());
+    let mut totals = [L::splat(0.0); PANEL_ROWS / 16];
+    for block in (0..blocks).step_by(B) {
+        let x = a.x.as_ptr().add(block * BLOCK);
+        let some = B.min(blocks - block);
+        let (scale, own) = activations::<B>(a, 0, block);
+        for first in (0..PANEL_ROWS / 16).step_by(R) {
+            let rows = codes.add(64 * first);
+            let sums = match some == B {
+                true => one_group::<L, R>(rows, x, B, ahead(B)),
+                false => one_group::<L, R>(rows, x, some, ahead(B)),
+            };
+            for r in 0..R {
+                let weights = L::load_f16(codes.add(some * BLOCK_BYTES + 32 * (first + r)).cast());
+                let sum = L::to_f32(L::sub_i(sums[r], L::splat_i(own)));
+                totals[first + r] = L::fma(sum, L::mul(L::splat(scale), weights), totals[first + r]);
+            }
+        }
+        codes = codes.wrapping_add(B * BLOCK_BYTES + SCALE_BYTES);
+    }
+    for r in 0..PANEL_ROWS / 16 {
+        put::<L>(&a.out, a.w.rows, panel * PANEL_ROWS + 16 * r, 0, totals[r]);
+    }
+}
+
+/// Products of `R` row groups with one token over some blocks: where the level allows it, codes are masked in place and
+/// the planes' weights (1, 4, 16, 64) shifted out at the end.
+#[inline(always)]
+unsafe fn one_group<L: Lanes, const R: usize>(
+    mut codes: *const u8,
+    mut x: *const i8,
+    blocks: usize,
+    ahead: usize,
+) -> [L::I; R] {
+    let mut sums = [L::zero_i(); R];
+    if !L::WIDE_CODES {
+        let [parts] = L::dot_blocks::<R, 1>(codes, x, 0, blocks, ahead);
+        for r in 0..R {
+            sums[r] = L::widen(parts[r]);
+        }
+        return sums;
+    }
+    let mut parts = [[L::zero_part(); 4]; R]; // [row group][plane]
+    for _ in 0..blocks {
+        for r in 0..R {
+            let v = L::load_codes(codes.add(64 * r));
+            for plane in 0..4 {
+                parts[r][plane] = L::dot(parts[r][plane], L::mask_plane(v, plane), x.add(4 * plane));
+            }
+        }
+        codes = codes.wrapping_add(BLOCK_BYTES);
+        x = x.wrapping_add(BLOCK);
+    }
+    for r in 0..R {
+        for plane in 0..4 {
+            sums[r] = L::add_i(sums[r], L::shift_plane(L::widen(parts[r][plane]), plane));
+        }
+    }
+    sums
+}
