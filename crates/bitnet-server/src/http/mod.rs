@@ -4,5 +4,6 @@ pub(crate) mod body;
 pub(crate) mod connections;
 pub(crate) mod error;
 pub(crate) mod fields;
+pub(crate) mod page;
 pub(crate) mod probes;
 pub(crate) mod routes;

@@ -16,18 +16,6 @@ use crate::{
     service::{App, ServedModel},
 };
 
-/// `GET /`: a page to talk to the model.
-pub(crate) async fn page() -> impl IntoResponse {
-    let own = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; \
-               base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
-    let headers = [
-        (header::CONTENT_TYPE, "text/html; charset=utf-8"),
-        (header::CONTENT_SECURITY_POLICY, own),
-        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
-    ];
-    (headers, include_str!("chat.html"))
-}
-
 /// `GET /openapi.json`.
 pub(crate) async fn openapi() -> impl IntoResponse {
     ([(header::CONTENT_TYPE, "application/json")], include_str!("openapi.json"))

@@ -13,7 +13,7 @@ use subtle::ConstantTimeEq;
 use tower_http::catch_panic::CatchPanicLayer;
 
 use crate::{
-    http::{error::ApiError, probes},
+    http::{error::ApiError, page, probes},
     openai::generate,
     random::fresh,
     service::App,
@@ -22,7 +22,9 @@ use crate::{
 /// All paths of the server, for an axum app of one's own too.
 pub fn router(app: Arc<App>) -> Router {
     let open = Router::new()
-        .route("/", get(probes::page))
+        .route("/", get(page::html))
+        .route("/page.css", get(page::css))
+        .route("/page.js", get(page::js))
         .route("/live", get(probes::live))
         .route("/ready", get(probes::ready))
         .route("/health", get(probes::health));

@@ -63,3 +63,25 @@ fn stats_are_the_metrics_as_json() {
     let names = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
     assert!(names.eq(stats.as_object().unwrap().keys()), "{text}");
 }
+
+#[test]
+fn the_page_asks_for_nothing_that_is_not_there() {
+    let server = demo_server();
+    let (html, script) = (server.get("/").text(), server.get("/page.js").text());
+    for (attribute, path) in [("href=\"", "page.css"), ("src=\"", "page.js")] {
+        assert!(html.contains(&format!("{attribute}{path}\"")), "{path}");
+        assert_eq!(server.get(&format!("/{path}")).status, 200, "{path}");
+    }
+    let stats = server.get("/stats").ok();
+    let metrics = |text: &str| {
+        let names = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+        names.filter(|name| name.starts_with("bitnet_")).map(str::to_owned).collect::<Vec<_>>()
+    };
+    let read = metrics(&script);
+    assert!(read.len() >= 5, "{read:?}");
+    assert!(read.iter().all(|name| stats.get(name).is_some()), "{read:?}");
+    let ids = script.split("at(\"").skip(1).filter_map(|rest| rest.split('"').next());
+    for id in ids.filter(|id| !id.ends_with('-')) {
+        assert!(html.contains(&format!("id=\"{id}\"")), "{id}");
+    }
+}

@@ -22,7 +22,7 @@ fn body(tokens: usize) -> Value {
 fn without_the_key_only_the_page_and_the_probes_answer() {
     let config = ServerConfig { api_key: Some("k3y".into()), ..ServerConfig::default() };
     let server = server(Duration::ZERO, EngineConfig::default(), config);
-    for path in ["/", "/live", "/ready", "/health"] {
+    for path in ["/", "/page.css", "/page.js", "/live", "/ready", "/health"] {
         assert_eq!(server.get(path).status, 200, "{path}");
     }
     for path in ["/v1/models", "/metrics", "/stats", "/openapi.json", "/v1/nothing"] {
