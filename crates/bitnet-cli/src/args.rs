@@ -298,18 +298,25 @@ pub struct ServeArgs {
     /// Goal for the time between two tokens: batches are kept small enough for it
     #[arg(long, value_name = "TIME", value_parser = time)]
     pub itl_goal: Option<Duration>,
-    /// Longest that a request may take, its time in the queue included
+    /// Maximum time of a request, reading it and its time in the queue included
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = time)]
     pub request_timeout: Duration,
-    /// Longest that requests may take to finish when the server is told to end
+    /// Maximum time that requests may take to finish when the server is told to end
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time)]
     pub drain_timeout: Duration,
-    /// Most open connections
+    /// Maximum number of open connections
     #[arg(long, value_name = "N", default_value_t = 4096)]
     pub max_connections: usize,
-    /// Most bytes of a request's body
+    /// Maximum bytes of a request's body
     #[arg(long, value_name = "BYTES", default_value_t = 8 << 20)]
     pub body_limit: usize,
+    /// Maximum bytes of all bodies that are being received and read; further ones over 16 KiB get 429
+    #[arg(long, value_name = "BYTES", default_value_t = 64 << 20)]
+    pub bodies_limit: usize,
+    /// Also answer requests for this host name; may be given several times. At an address of this machine alone, other
+    /// names than localhost get 421, so that no page of another site can ask through a browser
+    #[arg(long, value_name = "NAME")]
+    pub allow_host: Vec<String>,
     /// What goes to stderr: off, requests, or prompts too
     #[arg(long, value_name = "WHAT", default_value = "requests", value_parser = ["off", "requests", "prompts"])]
     pub log: String,

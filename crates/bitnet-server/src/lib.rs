@@ -26,6 +26,7 @@
 
 mod batch;
 mod http;
+mod identity;
 mod metrics;
 mod openai;
 mod overload;

@@ -24,7 +24,7 @@ pub fn run(
         .thread_name("bitnet-http")
         .enable_all()
         .build()?;
-    runtime.block_on(async {
+    let report = runtime.block_on(async {
         let mut signals = Signals::new()?;
         let end = async move {
             signals.next().await;
@@ -35,7 +35,10 @@ pub fn run(
             });
         };
         serve(listener, app, limits, drain, end).await
-    })
+    });
+    // What still runs has had its time; waiting for it here would be without end.
+    runtime.shutdown_background();
+    report
 }
 
 /// What tells a server to end: SIGTERM and SIGINT, or Ctrl-C where there are no such.

@@ -7,7 +7,13 @@ use std::{
 use bitnet_inference::{DrainReport, Engine, EngineConfig, StartError, TokenText};
 use bitnet_model::{ChatTemplate, Checkpoint, GenerationDefaults, Model, Tokenizer};
 
-use crate::{http::error::ApiError, metrics::Metrics, openai::grammar::Grammars, overload::Overload};
+use crate::{
+    http::{body::Bodies, error::ApiError, reading::Readers},
+    identity::Identity,
+    metrics::Metrics,
+    openai::grammar::Grammars,
+    overload::Overload,
+};
 
 /// A model as clients see it.
 #[derive(Debug, Clone)]
@@ -62,12 +68,19 @@ impl ServedModel {
 pub struct ServerConfig {
     /// What clients must send as `Authorization: Bearer`, on all paths but the page and the probes.
     pub api_key: Option<String>,
-    /// Most bytes of a body.
+    /// Maximum bytes of a body.
     pub body_limit: usize,
-    /// Longest that a body may take to arrive.
+    /// Maximum bytes of all bodies together that have not been read, the first 16 KiB of each aside; further ones
+    /// are refused.
+    pub bodies_limit: usize,
+    /// Maximum time that a body may take to arrive.
     pub body_timeout: Duration,
-    /// Longest that a request may take, its time in the queue included.
+    /// Maximum time that a request may take, from the arrival of its body: reading it and its time in the queue
+    /// included.
     pub request_timeout: Duration,
+    /// Host names that are answered beside localhost. A server on a loopback address refuses all others; one on
+    /// another address does if there are any here.
+    pub allow_hosts: Vec<String>,
     /// Requests that would wait longer than this for their first token are refused.
     pub ttft_goal: Option<Duration>,
     /// Whether prompts may appear in the log.
@@ -79,8 +92,10 @@ impl Default for ServerConfig {
         ServerConfig {
             api_key: None,
             body_limit: 8 << 20,
+            bodies_limit: 64 << 20,
             body_timeout: Duration::from_secs(30),
             request_timeout: Duration::from_secs(600),
+            allow_hosts: Vec::new(),
             ttft_goal: None,
             log_prompts: false,
         }
@@ -95,6 +110,9 @@ pub struct Service {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) overload: Arc<Overload>,
     pub(crate) config: ServerConfig,
+    pub(crate) identity: Identity,
+    /// Maximum requests that wait, here and in the engine's queue.
+    pub(crate) max_queued_requests: usize,
 }
 
 impl Service {
@@ -119,10 +137,13 @@ impl Service {
             recorder: Some(Arc::clone(&metrics) as _),
             ..engine
         };
+        let max_queued_requests = engine.max_queued_requests;
         let engine = Engine::start_boxed(weights, engine)?;
+        let backend = engine.backend();
+        let identity = Identity::new(&model.name, backend.kv, &backend.device);
         let model = Arc::new(model);
         let grammars = Grammars::new(Arc::clone(&model), vocab);
-        Ok(Service { engine, model, grammars, metrics, overload, config })
+        Ok(Service { engine, model, grammars, metrics, overload, config, identity, max_queued_requests })
     }
 }
 
@@ -130,13 +151,16 @@ impl Service {
 /// the probes answer.
 pub struct App {
     pub(crate) config: ServerConfig,
+    pub(crate) bodies: Bodies,
+    pub(crate) readers: Readers,
     service: OnceLock<Service>,
 }
 
 impl App {
     /// An app that is not ready.
     pub fn new(config: ServerConfig) -> Arc<App> {
-        Arc::new(App { config, service: OnceLock::new() })
+        let bodies = Bodies::new(config.bodies_limit.max(config.body_limit));
+        Arc::new(App { config, bodies, readers: Readers::new(), service: OnceLock::new() })
     }
 
     /// An app that is ready.

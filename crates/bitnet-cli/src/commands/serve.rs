@@ -53,6 +53,8 @@ pub fn run(common: &Common, args: &ServeArgs) -> Result<(), CliError> {
     let config = ServerConfig {
         api_key: key,
         body_limit: args.body_limit,
+        bodies_limit: args.bodies_limit,
+        allow_hosts: args.allow_host.clone(),
         request_timeout: args.request_timeout,
         ttft_goal: args.ttft_goal,
         log_prompts: args.log == "prompts",
@@ -80,7 +82,8 @@ pub fn run(common: &Common, args: &ServeArgs) -> Result<(), CliError> {
             |e| CliError::refused(e, "threads", "close other programs, or raise the limit of threads");
         let load = thread::Builder::new().name("loading".into()).spawn_scoped(scope, load);
         let load = load.map_err(no_thread)?;
-        let report = bitnet_server::run(listener, app, limits, args.drain_timeout).map_err(cannot);
+        let report =
+            bitnet_server::run(listener, Arc::clone(&app), limits, args.drain_timeout).map_err(cannot);
         if report.is_ok() && !load.is_finished() {
             // Nobody wants the model any more, and a download would hold its thread for long.
             exit(0);
@@ -90,6 +93,8 @@ pub fn run(common: &Common, args: &ServeArgs) -> Result<(), CliError> {
     if report.complete {
         return Ok(());
     }
+    // The process ends: nothing waits for a step that may hang, as dropping the engine would.
+    std::mem::forget(app);
     let what = format!("some requests did not finish within {:?}", args.drain_timeout);
     Err(CliError::refused(what, "--drain-timeout", "give more time"))
 }

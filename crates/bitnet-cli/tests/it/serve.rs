@@ -36,8 +36,7 @@ impl Serving {
     fn ask(&self, body: &str) -> TcpStream {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         let length = body.len();
-        let head =
-            "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json";
+        let head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json";
         write!(stream, "{head}\r\ncontent-length: {length}\r\n\r\n{body}").unwrap();
         stream
     }
@@ -93,7 +92,7 @@ fn told_to_end_while_it_fetches_its_model_it_waits_for_nothing() {
     // A hub that never answers.
     let _asked = hub.accept().unwrap();
     let mut probe = TcpStream::connect(free).unwrap();
-    write!(probe, "GET /live HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();
+    write!(probe, "GET /live HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").unwrap();
     let mut live = String::new();
     probe.read_to_string(&mut live).unwrap();
     assert!(live.starts_with("HTTP/1.1 200"), "{live}");

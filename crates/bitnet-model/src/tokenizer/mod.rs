@@ -46,6 +46,8 @@ struct Inner {
     bytes: Vec<u8>,
     /// Where the bytes of a token begin; one more at the end.
     starts: Vec<u32>,
+    /// Bytes of the longest token.
+    max_token_bytes: usize,
     /// Per id, whether it is a control token.
     special: Vec<bool>,
     spelling: Spelling,
@@ -124,6 +126,7 @@ impl Recipe {
             literal[*id as usize] = true;
         }
         let (bytes, starts) = self.spell(&literal, size);
+        let max_token_bytes = starts.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or(0) as usize;
 
         let mut bpe = BPE::builder()
             .vocab_and_merges(self.vocab, self.merges)
@@ -146,6 +149,7 @@ impl Recipe {
                 suffix: self.suffix,
                 bytes,
                 starts,
+                max_token_bytes,
                 special,
                 spelling: self.spelling,
                 leading_space: self.leading_space,
@@ -265,6 +269,11 @@ impl Tokenizer {
         let id = id as usize;
         let (start, end) = (*self.inner.starts.get(id)?, *self.inner.starts.get(id + 1)?);
         Some(&self.inner.bytes[start as usize..end as usize])
+    }
+
+    /// Bytes of the longest token: `n` tokens stand for at most `n` times as many.
+    pub fn max_token_bytes(&self) -> usize {
+        self.inner.max_token_bytes
     }
 
     /// Whether an id is a control token, whose text is not part of an answer.

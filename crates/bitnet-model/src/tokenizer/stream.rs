@@ -8,7 +8,7 @@ use crate::Tokenizer;
 #[derive(Debug, Clone)]
 pub struct DecodeStream {
     tokenizer: Tokenizer,
-    /// The bytes of a character that is not complete; at most three.
+    /// The bytes of a character that is not complete: at most three, between two calls.
     pending: Vec<u8>,
 }
 
@@ -23,6 +23,16 @@ impl DecodeStream {
         if !self.tokenizer.is_special(id) {
             self.pending.extend_from_slice(self.tokenizer.token_bytes(id).unwrap_or_default());
         }
+        self.complete()
+    }
+
+    /// The text that bytes of no token complete: the part of a token before a stop string.
+    pub fn push_bytes(&mut self, bytes: &[u8]) -> String {
+        self.pending.extend_from_slice(bytes);
+        self.complete()
+    }
+
+    fn complete(&mut self) -> String {
         let mut text = String::new();
         let mut done = 0;
         for chunk in self.pending.utf8_chunks() {

@@ -8,7 +8,7 @@ use serde_json::{Value, json, value::RawValue};
 use sha2::{Digest, Sha256};
 
 use super::{BatchOptions, seed_header};
-use crate::{http::error::ApiError, openai::job::Endpoint};
+use crate::{http::error::ApiError, identity::Identity, openai::job::Endpoint};
 
 /// Lines of a file, blank ones aside, none of them held longer than it is needed.
 pub(super) struct Lines<R> {
@@ -58,10 +58,10 @@ impl<R: BufRead> Lines<R> {
 }
 
 impl Line {
-    /// A name for what the line asks of a model, the same whenever it is asked.
-    pub fn id(&self, model: &str, options: BatchOptions) -> String {
+    /// A name for what the line asks of whom, the same whenever it is asked.
+    pub fn id(&self, whom: &Identity, options: BatchOptions) -> String {
         let BatchOptions { return_tokens } = options;
-        let hash = Sha256::new().chain_update(model).chain_update([0, u8::from(return_tokens)]);
+        let hash = Sha256::new().chain_update(whom.to_string()).chain_update([0, u8::from(return_tokens)]);
         let hash = hash.chain_update(self.text.as_deref().unwrap_or_default()).finalize();
         hash[..12].iter().fold(String::from("batch_req_"), |id, byte| format!("{id}{byte:02x}"))
     }

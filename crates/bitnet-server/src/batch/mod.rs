@@ -18,8 +18,8 @@ use std::{
 use axum::http::HeaderMap;
 
 use crate::{
-    http::error::ApiError,
-    openai::{answers::Answers, generate, job::Job, shape::Usage},
+    http::{error::ApiError, reading::Reading},
+    openai::{answers::Answers, generate, job::Job},
     service::Service,
 };
 use line::{Line, Lines, Outcome};
@@ -76,12 +76,22 @@ pub enum BatchRunError {
         path: PathBuf,
     },
     /// What is there is not what an earlier run of this would have left.
-    #[error("line {line} of {} does not answer line {line} of this input for this model and these options", path.display())]
+    #[error("line {line} of {} does not answer line {line} of this input with these options", path.display())]
     OtherRun {
         /// The file beside the output.
         path: PathBuf,
         /// Counted from 1, blank lines aside.
         line: u64,
+    },
+    /// An earlier run answered with something else, which may answer the same line differently.
+    #[error("line {line} of {} was answered with {difference}", path.display())]
+    OtherIdentity {
+        /// The file beside the output.
+        path: PathBuf,
+        /// Counted from 1, blank lines aside.
+        line: u64,
+        /// What it was answered with and what this run has, by name.
+        difference: String,
     },
     /// The engine takes no more requests.
     #[error("the engine has stopped")]
@@ -105,6 +115,9 @@ impl BatchRunError {
             BatchRunError::Locked { .. } => "wait for it, or choose another output",
             BatchRunError::OtherRun { .. } => {
                 "remove that file to start anew, or repeat the command it belongs to"
+            }
+            BatchRunError::OtherIdentity { .. } => {
+                "run it with the same model, version, --kv and device as before, or remove the file"
             }
             BatchRunError::Stopped => "start again: whole lines are kept",
         }
@@ -136,8 +149,8 @@ pub fn run_batch(
     let mut next = || lines.next().map_err(BatchRunError::file("read", input));
     let mut out = Output::open(output, input)?;
     let mut progress = BatchProgress { of_bytes, ..BatchProgress::default() };
-    let id = |line: &Line| line.id(&service.model.name, options);
-    progress.bytes = out.resume(id, &mut next)?;
+    let id = |line: &Line| line.id(&service.identity, options);
+    progress.bytes = out.resume(&service.identity, id, &mut next)?;
     (progress.lines, progress.resumed) = (out.lines(), out.lines());
     on_progress(&progress);
 
@@ -182,11 +195,16 @@ fn begin(service: &Service, line: &Line, id: String, options: BatchOptions) -> P
         Err(bad) => return Pending::Answered(Outcome::Unread(bad).line(&id, line.custom_id().as_deref())),
     };
     let custom_id = request.custom_id;
-    let job = Job::read(request.endpoint, service, &request.headers, &request.body).and_then(|job| {
+    let reading = Reading::within(service.config.request_timeout);
+    let job = Job::read(request.endpoint, service, &request.headers, &request.body, &reading);
+    let job = job.and_then(|job| {
         if job.stream {
             return Err(ApiError::unsupported("stream", "a stream in a file"));
         }
-        Ok(Job { token_ids: job.token_ids || options.return_tokens, ..job })
+        // Named by its line, so that the answer is the same whenever it is computed.
+        let name = id.rsplit('_').next().unwrap_or_default();
+        let (id, token_ids) = (job.endpoint.id(name), job.token_ids || options.return_tokens);
+        Ok(Job { id, token_ids, ..job })
     });
     let started = job.and_then(|job| Ok((Answers::submit_waiting(service, &job)?, job)));
     match started {
@@ -205,18 +223,12 @@ async fn finish(
     job: Job,
     mut answers: Answers,
 ) -> (String, usize, bool) {
-    let mut pieces = Vec::new();
-    while let Some(piece) = answers.next().await {
-        match piece {
-            Ok(piece) => pieces.push(piece),
-            Err(error) => {
-                return (Outcome::Refused(&error).line(id, Some(custom_id)), answers.tokens(), true);
-            }
-        }
-    }
-    let usage = Usage::new(job.prompt_tokens(), answers.tokens());
+    let (wholes, usage) = match generate::gather(&job, &mut answers).await {
+        Ok(gathered) => gathered,
+        Err(error) => return (Outcome::Refused(&error).line(id, Some(custom_id)), answers.tokens(), true),
+    };
     // The time of the model's files: the same whenever the line is answered.
-    let body = generate::shape(service, &job, service.model.created).whole(job.choices(), pieces, usage);
+    let body = generate::shape(service, &job, service.model.created).whole(wholes, usage);
     let done = Outcome::Done { request_id: &job.id, body: &body };
     (done.line(id, Some(custom_id)), answers.tokens(), false)
 }

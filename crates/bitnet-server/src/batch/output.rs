@@ -9,6 +9,7 @@ use std::{
 use serde::Deserialize;
 
 use super::{BatchRunError, line::Line};
+use crate::identity::Identity;
 
 /// Whole lines in a file beside the output, `OUT.partial`, locked against a second run.
 pub(super) struct Output {
@@ -22,6 +23,26 @@ pub(super) struct Output {
 #[derive(Deserialize)]
 struct Told {
     id: String,
+    response: Option<Response>,
+}
+
+#[derive(Deserialize)]
+struct Response {
+    body: Body,
+}
+
+#[derive(Deserialize)]
+struct Body {
+    /// Errors have none.
+    system_fingerprint: Option<String>,
+}
+
+impl Told {
+    /// What answered the line, if that is known and not who asks.
+    fn difference(&self, whom: &Identity) -> Option<String> {
+        let told = self.response.as_ref()?.body.system_fingerprint.as_ref()?;
+        whom.difference(&Identity::parse(told)?)
+    }
 }
 
 impl Output {
@@ -54,6 +75,7 @@ impl Output {
     /// one that is not whole. Gives the place in the input where they end.
     pub fn resume(
         &mut self,
+        whom: &Identity,
         id: impl Fn(&Line) -> String,
         input: &mut dyn FnMut() -> Result<Option<Line>, BatchRunError>,
     ) -> Result<u64, BatchRunError> {
@@ -66,6 +88,10 @@ impl Output {
             let Some(answer) = text.strip_suffix(b"\n") else { break };
             let told = serde_json::from_slice::<Told>(answer).ok();
             let line = input()?;
+            if let Some(difference) = told.as_ref().and_then(|told| told.difference(whom)) {
+                let (path, line) = (self.beside.clone(), self.lines + 1);
+                return Err(BatchRunError::OtherIdentity { path, line, difference });
+            }
             if told.is_none() || told.map(|told| told.id) != line.as_ref().map(&id) {
                 return Err(BatchRunError::OtherRun { path: self.beside.clone(), line: self.lines + 1 });
             }

@@ -1,17 +1,70 @@
+use std::sync::Arc;
+
 use axum::{
-    body::{Body, Bytes, to_bytes},
+    body::{Body, Bytes},
     http::{HeaderMap, StatusCode, header},
 };
+use http_body_util::BodyExt;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::{http::error::ApiError, service::ServerConfig};
+use crate::{
+    http::error::ApiError,
+    service::{App, ServerConfig},
+};
+
+/// Bytes of each body that do not count into the total of all: ordinary requests are never refused for what large
+/// ones take. Connections times this is their own bound.
+const FREE: usize = 16 << 10;
+
+/// The bytes of all bodies together, from their arrival until they have been read.
+#[derive(Debug)]
+pub(crate) struct Bodies {
+    limit: usize,
+    room: Arc<Semaphore>,
+}
+
+impl Bodies {
+    pub fn new(limit: usize) -> Self {
+        let limit = limit.min(Semaphore::MAX_PERMITS);
+        Bodies { limit, room: Arc::new(Semaphore::new(limit)) }
+    }
+}
+
+/// A body, counted until it is dropped.
+#[derive(Debug, Default)]
+pub(crate) struct Received {
+    pub bytes: Vec<u8>,
+    held: Option<OwnedSemaphorePermit>,
+}
+
+impl Received {
+    /// Adds bytes of a body that has at most `limit`.
+    fn add(&mut self, more: &Bytes, bodies: &Bodies, limit: usize) -> Result<(), ApiError> {
+        let (before, after) = (self.bytes.len(), self.bytes.len() + more.len());
+        let counted = after.max(FREE) - before.max(FREE);
+        if counted > 0 {
+            let room = Arc::clone(&bodies.room).try_acquire_many_owned(counted as u32);
+            let room = room.map_err(|_| {
+                let message = format!("bodies of {} bytes are under way: try again later", bodies.limit);
+                ApiError::busy("bodies_full", message, std::time::Duration::from_secs(1))
+            })?;
+            match &mut self.held {
+                Some(held) => held.merge(room),
+                None => self.held = Some(room),
+            }
+        }
+        if after > self.bytes.capacity() {
+            let doubled = (2 * before).clamp(after, limit.max(after));
+            self.bytes.reserve_exact(doubled - before);
+        }
+        self.bytes.extend_from_slice(more);
+        Ok(())
+    }
+}
 
 /// The bytes of a JSON body, within the limits of size and time. Other types are refused: a page of another site
 /// can send them without asking.
-pub(crate) async fn read_json(
-    config: &ServerConfig,
-    headers: &HeaderMap,
-    body: Body,
-) -> Result<Bytes, ApiError> {
+pub(crate) async fn receive(app: &App, headers: &HeaderMap, body: Body) -> Result<Received, ApiError> {
     let kind = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let essence = kind.split(';').next().unwrap_or_default().trim();
     if !essence.eq_ignore_ascii_case("application/json") {
@@ -22,34 +75,58 @@ pub(crate) async fn read_json(
         let message = "the body is encoded: send it as it is, without Content-Encoding";
         return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "content_encoding", message));
     }
-    let too_large = || {
-        let message = format!("the body has more than {} bytes", config.body_limit);
-        ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", message)
-    };
     let announced = headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse().ok());
-    if announced.is_some_and(|length: u64| length > config.body_limit as u64) {
-        return Err(too_large());
+    if announced.is_some_and(|length: u64| length > app.config.body_limit as u64) {
+        return Err(too_large(&app.config));
     }
-    match tokio::time::timeout(config.body_timeout, to_bytes(body, config.body_limit)).await {
-        Ok(Ok(bytes)) => Ok(bytes),
-        Ok(Err(error)) => Err(match is_length_limit(&error) {
-            true => too_large(),
-            false => ApiError::malformed("the body did not arrive as announced"),
-        }),
+    match tokio::time::timeout(app.config.body_timeout, collect(app, body, announced)).await {
+        Ok(received) => received,
         Err(_) => {
-            let message = format!("the body took longer than {:?}", config.body_timeout);
+            let message = format!("the body took longer than {:?}", app.config.body_timeout);
             Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, "body_timeout", message))
         }
     }
 }
 
-fn is_length_limit(error: &axum::Error) -> bool {
-    let mut source = Some(error as &(dyn std::error::Error + 'static));
-    while let Some(error) = source {
-        if error.is::<http_body_util::LengthLimitError>() {
-            return true;
+async fn collect(app: &App, mut body: Body, announced: Option<u64>) -> Result<Received, ApiError> {
+    let limit = announced.map_or(app.config.body_limit, |length| length as usize);
+    let mut received = Received::default();
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|_| ApiError::malformed("the body did not arrive as announced"))?;
+        let Ok(more) = frame.into_data() else { continue };
+        if received.bytes.len() + more.len() > app.config.body_limit {
+            return Err(too_large(&app.config));
         }
-        source = error.source();
+        received.add(&more, &app.bodies, limit)?;
     }
-    false
+    Ok(received)
+}
+
+fn too_large(config: &ServerConfig) -> ApiError {
+    let message = format!("the body has more than {} bytes", config.body_limit);
+    ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bodies_share_a_total_of_which_small_ones_take_nothing() {
+        let bodies = Bodies::new(100 << 10);
+        let piece = Bytes::from(vec![b'x'; 40 << 10]);
+        let (mut one, mut two) = (Received::default(), Received::default());
+        one.add(&piece, &bodies, usize::MAX).unwrap();
+        two.add(&piece, &bodies, usize::MAX).unwrap();
+        one.add(&piece, &bodies, usize::MAX).unwrap();
+        let refused = two.add(&piece, &bodies, usize::MAX).unwrap_err();
+        assert_eq!((refused.status.as_u16(), refused.body.code), (429, Some("bodies_full")));
+        let mut small = Received::default();
+        small.add(&piece.slice(..FREE), &bodies, usize::MAX).unwrap();
+        drop(one);
+        two.add(&piece, &bodies, usize::MAX).unwrap();
+        assert_eq!((two.bytes.len(), small.bytes.len()), (80 << 10, FREE));
+        drop(two);
+        assert_eq!(bodies.room.available_permits(), 100 << 10);
+    }
 }

@@ -13,21 +13,25 @@ use hyper_util::{
 use tokio::{
     net::TcpStream,
     sync::{OwnedSemaphorePermit, Semaphore},
+    time::Instant,
 };
 use tokio_io_timeout::TimeoutStream;
 
-use crate::{http::routes::router, service::App};
+use crate::{
+    http::{host::Hosts, routes::router_for},
+    service::App,
+};
 
 /// Limits of connections.
 #[derive(Debug, Clone, Copy)]
 pub struct ConnectionLimits {
-    /// Most connections; further ones wait to be accepted.
+    /// Maximum number of connections; further ones wait to be accepted.
     pub connections: usize,
-    /// Longest that the head of a request may take, and that a connection may be idle between two.
+    /// Maximum time that the head of a request may take, and that a connection may be idle between two.
     pub header_timeout: Duration,
-    /// Longest that a client may take nothing of what is written to it.
+    /// Maximum time that a client may take nothing of what is written to it.
     pub write_timeout: Duration,
-    /// Bytes that the system keeps for a client which does not read; what it asked for pauses when they are full.
+    /// Bytes that the system keeps for a client that does not read; its requests pause when they are full.
     pub send_buffer: usize,
 }
 
@@ -42,8 +46,16 @@ impl Default for ConnectionLimits {
     }
 }
 
-/// Serves until `end` is done; then refuses new requests, finishes those there are for at most `drain`, and closes.
-/// Until everything is finished the probes answer, so that a proxy can see what happens.
+/// Most of a drain's time that is kept for writing.
+const WRITING: Duration = Duration::from_secs(2);
+/// What the engine may take longer than it was told, of that time.
+const GRACE: Duration = Duration::from_millis(500);
+/// A timer cannot be set further ahead.
+const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// Serves until `end` is done; then refuses new requests, finishes those there are, and closes, all within `drain`
+/// even if a step of the model hangs. Until everything is finished the probes answer, so that a proxy can see what
+/// happens.
 ///
 /// # Errors
 /// If the listener is of no use to the runtime.
@@ -54,14 +66,21 @@ pub async fn serve(
     drain: Duration,
     end: impl Future<Output = ()>,
 ) -> io::Result<DrainReport> {
+    let hosts = Hosts::of(listener.local_addr()?.ip(), &app.config.allow_hosts);
     listener.set_nonblocking(true)?;
     let listener = tokio::net::TcpListener::from_std(listener)?;
     let places = Arc::new(Semaphore::new(limits.connections));
     let open = GracefulShutdown::new();
-    let routes = router(Arc::clone(&app));
+    let routes = router_for(Arc::clone(&app), hosts);
     let drained = pin!(async {
         end.await;
-        tokio::task::spawn_blocking(move || app.drain(drain)).await
+        let last = Instant::now() + drain.min(FOREVER);
+        // The rest is for writing the last answers, those included that say that the time was over.
+        let compute = drain - (drain / 5).min(WRITING);
+        let drained = tokio::task::spawn_blocking(move || app.drain(compute));
+        // A step that hangs holds the engine's thread, and whoever joins it.
+        let report = tokio::time::timeout(compute.min(FOREVER) + GRACE.min(drain / 20), drained).await;
+        (report.ok().and_then(Result::ok), last)
     });
     let accepting = async {
         loop {
@@ -73,14 +92,14 @@ pub async fn serve(
             }
         }
     };
-    let report = tokio::select! {
+    let (report, last) = tokio::select! {
         () = accepting => unreachable!("accepting never ends"),
-        drained = drained => drained.unwrap_or(DrainReport { complete: false }),
+        drained = drained => drained,
     };
     // All answers are there; what is left is to write them.
     drop(listener);
-    let written = tokio::time::timeout(Duration::from_secs(5).max(drain), open.shutdown()).await;
-    Ok(DrainReport { complete: report.complete && written.is_ok() })
+    let written = tokio::time::timeout_at(last, open.shutdown()).await;
+    Ok(DrainReport { complete: report.is_some_and(|report| report.complete) && written.is_ok() })
 }
 
 fn accept(

@@ -1,35 +1,53 @@
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fmt, marker::PhantomData};
 
-use serde::de::DeserializeOwned;
-use serde_json::{Map, Value};
+use serde::{
+    Deserialize, Deserializer,
+    de::{DeserializeOwned, Error, IgnoredAny, MapAccess, SeqAccess, Visitor},
+};
+use serde_json::{Value, value::RawValue};
+use sha2::{Digest, Sha256};
 
 use crate::http::error::ApiError;
 
+/// Maximum number of fields of an object.
+const MAX_FIELDS: usize = 256;
+
 /// A JSON object that is taken apart field by field, so that every error names its field and nothing that was sent
 /// is ignored. `null` counts as absent, as it does for OpenAI.
+///
+/// The values stay the text they came as until somebody takes them: a body never costs more memory than its bytes
+/// and what its fields are limited to.
 #[derive(Debug)]
-pub(crate) struct Fields {
-    map: Map<String, Value>,
+pub(crate) struct Fields<'b> {
+    map: BTreeMap<String, &'b RawValue>,
     /// Where the object is in the body, with a dot at the end; empty for the body itself.
     path: String,
 }
 
-impl Fields {
+impl<'b> Fields<'b> {
     /// Reads a body.
-    pub fn parse(body: &[u8]) -> Result<Fields, ApiError> {
-        match serde_json::from_slice(body) {
-            Ok(Value::Object(map)) => Ok(Fields { map, path: String::new() }),
-            Ok(_) => Err(ApiError::malformed("the body is not a JSON object")),
-            Err(e) => Err(ApiError::malformed(format!("the body is not JSON: {e}"))),
+    pub fn parse(body: &'b [u8]) -> Result<Fields<'b>, ApiError> {
+        let text = std::str::from_utf8(body);
+        let text = text.map_err(|e| ApiError::malformed(format!("the body is not UTF-8: {e}")))?;
+        let malformed = |e| ApiError::malformed(format!("the body is not JSON: {e}"));
+        let raw: &RawValue = serde_json::from_str(text).map_err(malformed)?;
+        match raw.get().starts_with('{') {
+            true => Fields::at(String::new(), raw).map_err(|e| ApiError::malformed(format!("the body: {e}"))),
+            false => Err(ApiError::malformed("the body is not a JSON object")),
         }
     }
 
     /// An object that is the value of a field.
-    pub fn inside(path: &str, value: Value) -> Result<Fields, ApiError> {
-        match value {
-            Value::Object(map) => Ok(Fields { map, path: format!("{path}.") }),
-            _ => Err(ApiError::field(path, "it must be an object")),
+    pub fn inside(path: &str, value: &'b RawValue) -> Result<Fields<'b>, ApiError> {
+        match value.get().starts_with('{') {
+            true => Fields::at(format!("{path}."), value).map_err(|problem| ApiError::field(path, problem)),
+            false => Err(ApiError::field(path, "it must be an object")),
         }
+    }
+
+    fn at(path: String, object: &'b RawValue) -> Result<Fields<'b>, String> {
+        let map = pairs(object, MAX_FIELDS, "fields")?.into_iter().collect();
+        Ok(Fields { map, path })
     }
 
     /// The name of a field as a client would find it.
@@ -37,71 +55,189 @@ impl Fields {
         format!("{}{field}", self.path)
     }
 
-    /// The object as JSON, without one of its fields; the same for any order of its fields and any white space.
-    pub fn without(&self, field: &str) -> Vec<u8> {
-        let rest: BTreeMap<_, _> = self.map.iter().filter(|(name, _)| *name != field).collect();
-        serde_json::to_vec(&rest).unwrap_or_default()
+    /// Hashes the object without one of its fields; the same for any order of its fields and any white space.
+    pub fn digest_without(&self, field: &str) -> Sha256 {
+        let mut digest = Sha256::new();
+        for (name, value) in self.map.iter().filter(|(name, _)| *name != field) {
+            digest.update(name);
+            digest.update([0]);
+            compact(value.get(), |part| digest.update(part));
+            digest.update([0]);
+        }
+        digest
     }
 
-    /// A field of any kind.
-    pub fn value(&mut self, field: &str) -> Option<Value> {
-        self.map.remove(field).filter(|value| !value.is_null())
+    /// The text of a field of any kind.
+    pub fn raw(&mut self, field: &str) -> Option<&'b RawValue> {
+        self.map.remove(field).filter(|value| !is_null(value))
     }
 
     /// A field of a type.
     pub fn take<T: DeserializeOwned>(&mut self, field: &str) -> Result<Option<T>, ApiError> {
-        let value = self.value(field).map(serde_json::from_value).transpose();
+        let value = self.raw(field).map(|raw| serde_json::from_str(raw.get())).transpose();
         value.map_err(|e| ApiError::field(self.name(field), plainly(&e)))
     }
 
     /// A field that must be there.
     pub fn need<T: DeserializeOwned>(&mut self, field: &str) -> Result<T, ApiError> {
-        self.take(field)?.ok_or_else(|| ApiError::field(self.name(field), "it is missing"))
+        self.take(field)?.ok_or_else(|| self.missing(field))
+    }
+
+    /// The text of a field that must be there.
+    pub fn need_raw(&mut self, field: &str) -> Result<&'b RawValue, ApiError> {
+        self.raw(field).ok_or_else(|| self.missing(field))
+    }
+
+    fn missing(&self, field: &str) -> ApiError {
+        ApiError::field(self.name(field), "it is missing")
+    }
+
+    /// A field that is a list of at most `max` entries; absent, it is empty.
+    pub fn list<T: Deserialize<'b>>(&mut self, field: &str, max: usize) -> Result<Vec<T>, ApiError> {
+        let listed = self.raw(field).map_or(Ok(Vec::new()), |raw| list(raw, max));
+        listed.map_err(|problem| ApiError::field(self.name(field), problem))
+    }
+
+    /// A field that is an object of at most `max` entries; absent, it is empty.
+    pub fn pairs<T: Deserialize<'b>>(
+        &mut self,
+        field: &str,
+        max: usize,
+    ) -> Result<Vec<(String, T)>, ApiError> {
+        let paired = self.raw(field).map_or(Ok(Vec::new()), |raw| pairs(raw, max, "entries"));
+        paired.map_err(|problem| ApiError::field(self.name(field), problem))
     }
 
     /// A field that is an object.
-    pub fn object(&mut self, field: &str) -> Result<Option<Fields>, ApiError> {
+    pub fn object(&mut self, field: &str) -> Result<Option<Fields<'b>>, ApiError> {
         let name = self.name(field);
-        self.value(field).map(|value| Fields::inside(&name, value)).transpose()
+        self.raw(field).map(|value| Fields::inside(&name, value)).transpose()
     }
 
     /// A field of which only one value is supported, that which changes nothing.
     pub fn only(&mut self, field: &str, neutral: &[Value]) -> Result<(), ApiError> {
-        match self.value(field) {
-            Some(value) if !neutral.contains(&value) => {
-                let shown: String = value.to_string().chars().take(40).collect();
+        let Some(raw) = self.raw(field) else { return Ok(()) };
+        match serde_json::from_str::<Value>(raw.get()) {
+            Ok(value) if neutral.contains(&value) => Ok(()),
+            _ => {
+                let shown: String = raw.get().chars().take(40).collect();
                 Err(ApiError::unsupported(self.name(field), shown))
             }
-            _ => Ok(()),
         }
     }
 
     /// Refuses what has not been taken.
     pub fn finish(self) -> Result<(), ApiError> {
-        match self.map.iter().find(|(_, value)| !value.is_null()) {
+        match self.map.iter().find(|(_, value)| !is_null(value)) {
             Some((field, _)) => Err(ApiError::unsupported(self.name(field), "this field")),
             None => Ok(()),
         }
     }
 }
 
+fn is_null(value: &RawValue) -> bool {
+    value.get() == "null"
+}
+
+/// JSON without the white space between its tokens, part by part.
+fn compact(json: &str, mut each: impl FnMut(&[u8])) {
+    let (bytes, mut from) = (json.as_bytes(), 0);
+    let (mut quoted, mut escaped) = (false, false);
+    for (at, byte) in bytes.iter().enumerate() {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if quoted => escaped = true,
+            b'"' => quoted = !quoted,
+            b' ' | b'\n' | b'\r' | b'\t' if !quoted => {
+                each(&bytes[from..at]);
+                from = at + 1;
+            }
+            _ => {}
+        }
+    }
+    each(&bytes[from..]);
+}
+
+/// A list of at most `max` entries; nothing is kept of a longer one.
+pub(crate) fn list<'b, T: Deserialize<'b>>(raw: &'b RawValue, max: usize) -> Result<Vec<T>, String> {
+    struct List<T>(usize, PhantomData<T>);
+
+    impl<'b, T: Deserialize<'b>> Visitor<'b> for List<T> {
+        type Value = Vec<T>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a list")
+        }
+
+        fn visit_seq<A: SeqAccess<'b>>(self, mut entries: A) -> Result<Vec<T>, A::Error> {
+            let mut all = Vec::new();
+            while all.len() < self.0 {
+                match entries.next_element()? {
+                    Some(entry) => all.push(entry),
+                    None => return Ok(all),
+                }
+            }
+            match entries.next_element::<IgnoredAny>()? {
+                Some(_) => Err(A::Error::custom(format!("it has more than {} entries", self.0))),
+                None => Ok(all),
+            }
+        }
+    }
+
+    let mut json = serde_json::Deserializer::from_str(raw.get());
+    json.deserialize_seq(List(max, PhantomData)).map_err(|e| plainly(&e))
+}
+
+/// The entries of an object, at most `max` of them; nothing is kept of a longer one.
+fn pairs<'b, T: Deserialize<'b>>(
+    raw: &'b RawValue,
+    max: usize,
+    entries: &str,
+) -> Result<Vec<(String, T)>, String> {
+    struct Pairs<'n, T>(usize, &'n str, PhantomData<T>);
+
+    impl<'b, T: Deserialize<'b>> Visitor<'b> for Pairs<'_, T> {
+        type Value = Vec<(String, T)>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("an object")
+        }
+
+        fn visit_map<A: MapAccess<'b>>(self, mut entries: A) -> Result<Self::Value, A::Error> {
+            let mut all = Vec::new();
+            while let Some(entry) = entries.next_entry()? {
+                if all.len() == self.0 {
+                    return Err(A::Error::custom(format!("it has more than {} {}", self.0, self.1)));
+                }
+                all.push(entry);
+            }
+            Ok(all)
+        }
+    }
+
+    let mut json = serde_json::Deserializer::from_str(raw.get());
+    json.deserialize_map(Pairs(max, entries, PhantomData)).map_err(|e| plainly(&e))
+}
+
 /// What is wrong with a value, in the words of JSON instead of this program's types.
-fn plainly(error: &serde_json::Error) -> String {
+pub(crate) fn plainly(error: &serde_json::Error) -> String {
     let integer = "an integer of 0 or more";
     let names = [("usize", integer), ("u32", integer), ("f32", "a number"), ("a sequence", "a list")];
     let said = error.to_string();
+    // The place is that in the field, which says nothing to whoever sent a body.
+    let said = said.rsplit_once(" at line ").map_or(said.as_str(), |(problem, _)| problem);
     let told = names.iter().find_map(|(name, plain)| {
         let problem = said.strip_suffix(name)?.strip_suffix("expected ")?;
         Some(format!("{problem}expected {plain}"))
     });
-    told.unwrap_or(said)
+    told.unwrap_or_else(|| said.to_owned())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn param<T: std::fmt::Debug>(result: Result<T, ApiError>) -> Option<String> {
+    fn param<T: fmt::Debug>(result: Result<T, ApiError>) -> Option<String> {
         let error = result.unwrap_err();
         assert_eq!(error.status, 400);
         error.body.param
@@ -122,8 +258,9 @@ mod tests {
 
     #[test]
     fn what_is_wrong_with_a_value_is_told_in_the_words_of_json() {
-        fn told<T: DeserializeOwned + std::fmt::Debug>(value: &str) -> String {
-            let mut fields = Fields::parse(format!("{{\"x\": {value}}}").as_bytes()).unwrap();
+        fn told<T: DeserializeOwned + fmt::Debug>(value: &str) -> String {
+            let body = format!("{{\"x\": {value}}}");
+            let mut fields = Fields::parse(body.as_bytes()).unwrap();
             fields.take::<T>("x").unwrap_err().body.message
         }
         assert_eq!(told::<usize>("-1"), "x: invalid value: integer `-1`, expected an integer of 0 or more");
@@ -144,18 +281,39 @@ mod tests {
 
     #[test]
     fn what_a_body_says_is_the_same_in_any_order() {
-        let without = |text: &str| Fields::parse(text.as_bytes()).unwrap().without("seed");
+        let without = |text: &str| Fields::parse(text.as_bytes()).unwrap().digest_without("seed").finalize();
         assert_eq!(without(r#"{"a": 1, "seed": 2, "b": "x"}"#), without(r#"{ "b":"x", "a":1 }"#));
+        assert_eq!(without(r#"{"a": [1, {"b": "\\" }]}"#), without("{\"a\":[1,\n{\"b\":\"\\\\\"}]}"));
         assert_ne!(without(r#"{"a": 1}"#), without(r#"{"a": 2}"#));
+        assert_ne!(without(r#"{"a": "x y"}"#), without(r#"{"a": "xy"}"#), "white space in a text counts");
+        assert_ne!(without(r#"{"a": "\" "}"#), without(r#"{"a": "\""}"#), "behind an escaped quote too");
     }
 
     #[test]
     fn a_field_with_one_supported_value_takes_that_and_null() {
-        let fields = |text: &str| Fields::parse(text.as_bytes()).unwrap();
+        let fields = |text: &'static str| Fields::parse(text.as_bytes()).unwrap();
         let neutral = [Value::Bool(false)];
         for text in ["{}", r#"{"echo": false}"#, r#"{"echo": null}"#] {
             assert_eq!(fields(text).only("echo", &neutral), Ok(()));
         }
         assert_eq!(param(fields(r#"{"echo": true}"#).only("echo", &neutral)).as_deref(), Some("echo"));
+    }
+
+    #[test]
+    fn what_is_longer_than_its_bound_is_refused_with_the_bound() {
+        let fields = |text: &'static str| Fields::parse(text.as_bytes()).unwrap();
+        let body = r#"{"l": [1, 2, 3], "m": {"a": 1, "b": 2}}"#;
+        assert_eq!(fields(body).list::<u32>("l", 3).unwrap(), [1, 2, 3]);
+        let error = fields(body).list::<u32>("l", 2).unwrap_err().body;
+        assert_eq!(
+            (error.message.as_str(), error.param.as_deref()),
+            ("l: it has more than 2 entries", Some("l"))
+        );
+        assert_eq!(fields(body).pairs::<u32>("m", 2).unwrap().len(), 2);
+        let error = fields(body).pairs::<u32>("m", 1).unwrap_err().body;
+        assert_eq!(error.message, "m: it has more than 1 entries");
+        let wide: Vec<String> = (0..300).map(|i| format!("\"f{i}\": {i}")).collect();
+        let error = Fields::parse(format!("{{{}}}", wide.join(",")).as_bytes()).unwrap_err();
+        assert_eq!(error.body.message, "the body: it has more than 256 fields");
     }
 }

@@ -11,8 +11,16 @@ use axum::{
 use serde_json::{Value, json};
 
 use crate::{
-    http::{body::read_json, error::ApiError, fields::Fields},
-    openai::{generate::blocking, job::unknown_model, prompt},
+    http::{
+        error::ApiError,
+        fields::{Fields, list},
+        reading::read,
+    },
+    openai::{
+        chat,
+        job::unknown_model,
+        prompt::{Encoder, tokenizer},
+    },
     service::{App, ServedModel},
 };
 
@@ -97,25 +105,19 @@ fn card(model: &ServedModel, context: usize) -> Value {
 
 /// `POST /tokenize`: a `prompt`, or the `messages` of a chat.
 pub(crate) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
-    app.service()?;
-    let (head, body) = request.into_parts();
-    let body = read_json(&app.config, &head.headers, body).await?;
-    blocking(move || {
-        let service = app.service()?;
-        let mut fields = Fields::parse(&body)?;
+    let tokenized = read(&app, request, |service, _, body, reading| {
+        let context = service.engine.context();
+        let encoder = Encoder { model: &service.model, context, reading };
+        let mut fields = Fields::parse(body)?;
         let special = fields.take("add_special_tokens")?.unwrap_or(true);
-        let tokens = match fields.take::<String>("prompt")? {
-            Some(text) => {
-                let tokenizer = prompt::tokenizer(&service.model, "prompt")?;
-                prompt::encode(tokenizer, &text, special, "prompt")?
-            }
-            None => prompt::conversation(&mut fields, &service.model)?,
+        let tokens = match fields.raw("prompt") {
+            Some(text) => encoder.json(text, special, "prompt")?,
+            None => chat::conversation(&mut fields, &encoder)?,
         };
         fields.finish()?;
-        let context = service.engine.context();
         Ok(Json(json!({"tokens": tokens, "count": tokens.len(), "max_model_len": context})))
-    })
-    .await?
+    });
+    tokenized.await
 }
 
 /// `POST /detokenize`: the text of `tokens`.
@@ -123,20 +125,17 @@ pub(crate) async fn detokenize(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Json<Value>, ApiError> {
-    app.service()?;
-    let (head, body) = request.into_parts();
-    let body = read_json(&app.config, &head.headers, body).await?;
-    blocking(move || {
-        let service = app.service()?;
-        let mut fields = Fields::parse(&body)?;
-        let tokens: Vec<u32> = fields.need("tokens")?;
+    let detokenized = read(&app, request, |service, _, body, _| {
+        let mut fields = Fields::parse(body)?;
+        let tokens: Vec<u32> = list(fields.need_raw("tokens")?, service.engine.context())
+            .map_err(|problem| ApiError::field("tokens", problem))?;
         let skip = fields.take("skip_special_tokens")?.unwrap_or(false);
         fields.finish()?;
-        let tokenizer = prompt::tokenizer(&service.model, "tokens")?;
+        let tokenizer = tokenizer(&service.model, "tokens")?;
         let text = tokenizer.decode(&tokens, skip).map_err(|e| ApiError::field("tokens", e))?;
         Ok(Json(json!({"prompt": text})))
-    })
-    .await?
+    });
+    detokenized.await
 }
 
 /// Every other path.

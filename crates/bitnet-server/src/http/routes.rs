@@ -13,24 +13,30 @@ use subtle::ConstantTimeEq;
 use tower_http::catch_panic::CatchPanicLayer;
 
 use crate::{
-    http::{error::ApiError, page, probes},
-    openai::generate,
+    http::{error::ApiError, host::Hosts, page, probes},
+    openai::{chat, completions},
     random::fresh,
     service::App,
 };
 
 /// All paths of the server, for an axum app of one's own too.
 pub fn router(app: Arc<App>) -> Router {
+    router_for(app, Hosts::any())
+}
+
+/// As [`router`], for a server that answers to some host names only.
+pub(crate) fn router_for(app: Arc<App>, hosts: Hosts) -> Router {
     let open = Router::new()
         .route("/", get(page::html))
         .route("/page.css", get(page::css))
         .route("/page.js", get(page::js))
         .route("/live", get(probes::live))
         .route("/ready", get(probes::ready))
-        .route("/health", get(probes::health));
+        .route("/health", get(probes::health))
+        .method_not_allowed_fallback(probes::wrong_method);
     let keyed = Router::new()
-        .route("/v1/completions", post(generate::completions))
-        .route("/v1/chat/completions", post(generate::chat))
+        .route("/v1/completions", post(completions::completions))
+        .route("/v1/chat/completions", post(chat::chat))
         .route("/v1/models", get(probes::models))
         .route("/v1/models/{*name}", get(probes::model))
         .route("/tokenize", post(probes::tokenize))
@@ -38,15 +44,25 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/metrics", get(probes::metrics))
         .route("/stats", get(probes::stats))
         .route("/openapi.json", get(probes::openapi))
+        .method_not_allowed_fallback(probes::wrong_method)
         .fallback(probes::nowhere)
+        // Last, so that nobody learns without the key what is there.
         .layer(from_fn_with_state(Arc::clone(&app), authorised));
-    let all = open.merge(keyed).method_not_allowed_fallback(probes::wrong_method);
+    let all = open.merge(keyed).layer(from_fn_with_state(hosts, addressed));
     guarded(all).with_state(app)
 }
 
 /// Whatever happens to a request, there is an answer, and it has a name.
 fn guarded<S: Clone + Send + Sync + 'static>(routes: Router<S>) -> Router<S> {
     routes.layer(CatchPanicLayer::custom(panicked)).layer(from_fn(identified))
+}
+
+/// Lets those pass who have asked for a name of this server.
+async fn addressed(State(hosts): State<Hosts>, request: Request, next: Next) -> Response {
+    match hosts.check(&request) {
+        Ok(()) => next.run(request).await,
+        Err(foreign) => foreign.into_response(),
+    }
 }
 
 /// Lets those pass who know the key, if there is one.
@@ -96,6 +112,7 @@ mod tests {
     use tower::ServiceExt;
 
     use super::*;
+    use crate::http::reading::blocking;
 
     #[tokio::test]
     async fn a_handler_that_panics_fails_its_own_request_and_no_other() {
@@ -103,7 +120,7 @@ mod tests {
             panic!("a fault in a handler")
         }
         async fn blocks() -> Result<Response, ApiError> {
-            generate::blocking(|| panic!("a fault on a thread that may block")).await
+            blocking(|| panic!("a fault on a thread that may block")).await
         }
         async fn answers() -> &'static str {
             "yes"

@@ -7,14 +7,19 @@ use std::{
     time::Duration,
 };
 
-use bitnet_inference::{FinishReason, Priority, RequestError, RequestHandle, TokenLogprobs, Update};
+use bitnet_inference::{
+    End, FinishReason, Priority, RequestError, RequestHandle, SubmitError, TokenLogprobs, Update,
+};
 use bitnet_model::{DecodeStream, Tokenizer};
 use futures_core::Stream;
 
 use crate::{
     http::error::ApiError,
     metrics::Metrics,
-    openai::{job::Job, turns::Turns},
+    openai::{
+        job::Job,
+        turns::{Told, Turns},
+    },
     overload::Waiting,
     service::Service,
 };
@@ -33,7 +38,16 @@ pub(crate) struct Piece {
     /// The token and its log-probabilities; none at the end.
     pub token: Option<(u32, Option<TokenLogprobs>)>,
     /// At the end, why.
-    pub finish: Option<&'static str>,
+    pub finish: Option<Finish>,
+}
+
+/// Why a choice ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Finish {
+    Stop,
+    Length,
+    /// The time of the request was over.
+    Deadline,
 }
 
 /// The answers to all prompts of a request, as they come. Dropping them cancels what has not ended.
@@ -42,7 +56,13 @@ pub(crate) struct Answers {
     /// Choices for each prompt.
     n: usize,
     choices: Vec<Choice>,
-    turns: Turns,
+    /// Choices whose end has not been told.
+    open: usize,
+    /// The order of a stream of several choices.
+    turns: Option<Turns>,
+    /// Whether a choice ends at the deadline with the text so far. A stream fails instead, so that it can continue
+    /// where it was.
+    keeps_text: bool,
     /// Gone with the first token.
     waiting: Option<Waiting>,
     record: Record,
@@ -53,7 +73,6 @@ struct Choice {
     text: Option<DecodeStream>,
     tokens: usize,
     offset: usize,
-    ended: bool,
 }
 
 impl Answers {
@@ -81,24 +100,29 @@ impl Answers {
             reason: None,
         };
         let waiting = service.overload.wait(job.priority(), expected);
-        let handles: Result<Vec<_>, _> =
-            job.requests.iter().map(|request| service.engine.submit_timeout(request.clone(), wait)).collect();
-        let handles = match handles {
+        let handles = match service.engine.submit_together_timeout(job.requests.clone(), wait) {
             Ok(handles) => handles,
             Err(refused) => {
                 record.forget();
-                return Err(refused.into());
+                let never = matches!(refused, SubmitError::NeverFits { .. });
+                let error = ApiError::from(refused);
+                let what = if job.requests.len() > 1 { "prompt" } else { "n" };
+                return Err(if never { error.about(what) } else { error });
             }
         };
-        let choice = || Choice {
-            text: service.model.tokenizer.as_ref().map(Tokenizer::stream),
-            tokens: 0,
-            offset: 0,
-            ended: false,
-        };
-        let choices = (0..job.choices()).map(|_| choice()).collect();
-        let turns = Turns::new(job.choices());
-        Ok(Answers { handles, n: job.n, choices, turns, waiting: Some(waiting), record })
+        let tokenizer = service.model.tokenizer.as_ref();
+        let choice = || Choice { text: tokenizer.map(Tokenizer::stream), tokens: 0, offset: 0 };
+        let open = job.choices();
+        Ok(Answers {
+            handles,
+            n: job.n,
+            choices: (0..open).map(|_| choice()).collect(),
+            open,
+            turns: (job.stream && open > 1).then(|| Turns::new(open)),
+            keeps_text: !job.stream,
+            waiting: Some(waiting),
+            record,
+        })
     }
 
     /// The next piece; none when all choices have ended.
@@ -109,15 +133,14 @@ impl Answers {
     /// As [`Answers::next`].
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Piece, ApiError>>> {
         loop {
-            if let Some(piece) = self.turns.take() {
-                return Poll::Ready(Some(Ok(piece)));
+            if let Some((choice, told)) = self.turns.as_mut().and_then(Turns::take) {
+                return Poll::Ready(Some(Ok(self.piece(choice, told))));
             }
-            match ready!(self.poll_update(cx)) {
-                Some((choice, update)) => match self.piece(choice, update) {
-                    Ok(piece) => self.turns.put(piece),
-                    Err(error) => return Poll::Ready(Some(Err(error))),
-                },
-                None => return Poll::Ready(None),
+            let Some((choice, update)) = ready!(self.poll_update(cx)) else { return Poll::Ready(None) };
+            match (self.told(update), &mut self.turns) {
+                (Err(error), _) => return Poll::Ready(Some(Err(error))),
+                (Ok(told), Some(turns)) => turns.put(choice, told),
+                (Ok(told), None) => return Poll::Ready(Some(Ok(self.piece(choice, told)))),
             }
         }
     }
@@ -142,42 +165,66 @@ impl Answers {
         if over { Poll::Ready(None) } else { Poll::Pending }
     }
 
-    fn piece(&mut self, choice: usize, update: Update) -> Result<Piece, ApiError> {
-        let state = &mut self.choices[choice];
-        let (index, offset) = (state.tokens, state.offset);
-        let piece = match update {
+    /// Counts what has come.
+    fn told(&mut self, update: Update) -> Result<Told, ApiError> {
+        match update {
             Update::Token { token, logprobs, .. } => {
                 if let Some(waiting) = self.waiting.take() {
                     waiting.over();
                 }
                 self.record.tokens += 1;
-                state.tokens += 1;
-                let text = state.text.as_mut().map(|stream| stream.push(token)).unwrap_or_default();
-                Piece { choice, index, offset, text, token: Some((token, logprobs)), finish: None }
+                Ok(Told::Token(token, logprobs.map(Box::new)))
             }
             Update::Ended { end, .. } => {
-                let end = end.map_err(|error| self.failed(error))?;
-                let finish = match end.finish {
-                    FinishReason::Eos | FinishReason::StopToken(_) | FinishReason::StopString(_) => "stop",
-                    FinishReason::Length | FinishReason::Context => "length",
+                self.open -= 1;
+                let end = match end {
+                    Err(RequestError::Timeout) if self.keeps_text => None,
                     // Only what is dropped is cancelled.
-                    FinishReason::Cancelled | FinishReason::Error => {
+                    Ok(End { finish: FinishReason::Cancelled | FinishReason::Error, .. }) => {
                         return Err(self.failed(RequestError::Stopped));
                     }
+                    end => Some(Box::new(end.map_err(|error| self.failed(error))?)),
                 };
-                let state = &mut self.choices[choice];
-                let mut text = state.text.as_mut().map(DecodeStream::finish).unwrap_or_default();
-                text.push_str(&String::from_utf8_lossy(&end.tail));
-                state.ended = true;
-                if self.choices.iter().all(|c| c.ended) {
+                if end.is_none() {
+                    self.record.end("timeout");
+                    if self.open == 0 && self.record.tokens == 0 {
+                        return Err(self.failed(RequestError::Timeout));
+                    }
+                }
+                if self.open == 0 {
                     // Before the client can know: whoever has seen the end finds it counted.
                     self.record.end("complete");
                 }
+                Ok(Told::End(end))
+            }
+        }
+    }
+
+    fn piece(&mut self, choice: usize, told: Told) -> Piece {
+        let state = &mut self.choices[choice];
+        let (index, offset) = (state.tokens, state.offset);
+        let piece = match told {
+            Told::Token(token, logprobs) => {
+                state.tokens += 1;
+                let text = state.text.as_mut().map(|stream| stream.push(token)).unwrap_or_default();
+                let token = Some((token, logprobs.map(|logprobs| *logprobs)));
+                Piece { choice, index, offset, text, token, finish: None }
+            }
+            Told::End(end) => {
+                let (finish, tail) = match end {
+                    None => (Finish::Deadline, Vec::new()),
+                    Some(end) => match end.finish {
+                        FinishReason::Length | FinishReason::Context => (Finish::Length, end.tail),
+                        _ => (Finish::Stop, end.tail),
+                    },
+                };
+                let text = state.text.as_mut().map(|stream| stream.push_bytes(&tail) + &stream.finish());
+                let text = text.unwrap_or_default();
                 Piece { choice, index, offset, text, token: None, finish: Some(finish) }
             }
         };
-        self.choices[choice].offset += piece.text.chars().count();
-        Ok(piece)
+        state.offset += piece.text.chars().count();
+        piece
     }
 
     /// One choice that fails ends them all.

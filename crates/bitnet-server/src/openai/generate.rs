@@ -1,4 +1,4 @@
-//! The two endpoints that generate.
+//! What both generating endpoints do: read a job, submit it, answer it whole or as a stream.
 
 use std::{
     sync::Arc,
@@ -7,54 +7,44 @@ use std::{
 
 use axum::{
     body::Body,
-    extract::{Request, State},
+    extract::Request,
     http::{HeaderValue, header},
     response::{IntoResponse, Response},
 };
 
 use crate::{
-    http::{body::read_json, error::ApiError},
+    http::{error::ApiError, reading::read},
     openai::{
         answers::{Answers, Piece},
         job::{Endpoint, Job},
         position::Position,
-        shape::{Shape, Usage},
+        shape::{Shape, Usage, Wholes},
         stream::{Events, SILENCE, Then},
     },
     service::{App, Service},
 };
 
-/// `POST /v1/completions`.
-pub(crate) async fn completions(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
-    generate(Endpoint::Completions, app, request).await
-}
-
-/// `POST /v1/chat/completions`.
-pub(crate) async fn chat(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
-    generate(Endpoint::Chat, app, request).await
-}
-
-async fn generate(endpoint: Endpoint, app: Arc<App>, request: Request) -> Result<Response, ApiError> {
+/// Answers a request to an endpoint.
+pub(crate) async fn generate(
+    endpoint: Endpoint,
+    app: Arc<App>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let job = read(&app, request, move |service, headers, body, reading| {
+        Job::read(endpoint, service, headers, body, reading)
+    });
+    let job = job.await?;
     let service = app.service()?;
-    let (head, body) = request.into_parts();
-    let body = read_json(&app.config, &head.headers, body).await?;
-    let reader = Arc::clone(&app);
-    let job = blocking(move || Job::read(endpoint, reader.service()?, &head.headers, &body)).await??;
     log_prompts(service, &job);
     let answers = start(service, &job).inspect_err(|refused| {
         service.metrics.rejected(refused.body.code.unwrap_or("other"));
     })?;
     let seed = job.seed;
-    let untemplated = endpoint == Endpoint::Chat && service.model.chat.is_none();
     let mut response = match job.stream {
         true => streamed(service, job, answers).await?,
         false => whole(service, job, answers).await?,
     };
-    let headers = response.headers_mut();
-    headers.insert("x-seed", HeaderValue::from(seed));
-    if untemplated {
-        headers.insert("x-chat-template", HeaderValue::from_static("none; contents joined by blank lines"));
-    }
+    response.headers_mut().insert("x-seed", HeaderValue::from(seed));
     Ok(response)
 }
 
@@ -70,15 +60,8 @@ fn log_prompts(service: &Service, job: &Job) {
     }
 }
 
-/// Runs what takes long on a thread that may block; a panic there is a fault like any other.
-pub(crate) async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, ApiError> {
-    tokio::task::spawn_blocking(work).await.map_err(|_| ApiError::fault("the request made a handler panic"))
-}
-
 fn start(service: &Service, job: &Job) -> Result<Answers, ApiError> {
-    let deadline = job.timeout().filter(|&t| t < service.config.request_timeout);
+    let deadline = job.timeout().filter(|_| job.hurried);
     let expected = service.overload.check(&service.engine, job.priority(), deadline)?;
     Answers::submit(service, job, expected).map_err(|e| service.overload.honest(&service.engine, e))
 }
@@ -90,6 +73,7 @@ pub(crate) fn shape(service: &Service, job: &Job, created: u64) -> Shape {
         id: job.id.clone(),
         created,
         model: service.model.name.clone(),
+        fingerprint: service.identity.to_string(),
         tokenizer: service.model.tokenizer.clone(),
         logprobs: job.logprobs,
         token_ids: job.token_ids,
@@ -97,19 +81,24 @@ pub(crate) fn shape(service: &Service, job: &Job, created: u64) -> Shape {
     }
 }
 
-async fn whole(service: &Service, job: Job, mut answers: Answers) -> Result<Response, ApiError> {
-    let mut pieces = Vec::new();
+/// All pieces put together, and the tokens that were generated.
+pub(crate) async fn gather(job: &Job, answers: &mut Answers) -> Result<(Wholes, Usage), ApiError> {
+    let mut wholes = Wholes::new(job.choices());
     while let Some(piece) = answers.next().await {
-        pieces.push(piece?);
+        wholes.add(piece?);
     }
-    let usage = Usage::new(job.prompt_tokens(), answers.tokens());
+    Ok((wholes, Usage::new(job.prompt_tokens(), answers.tokens())))
+}
+
+async fn whole(service: &Service, job: Job, mut answers: Answers) -> Result<Response, ApiError> {
+    let (wholes, usage) = gather(&job, &mut answers).await?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-    let text = shape(service, &job, now).whole(job.choices(), pieces, usage);
+    let text = shape(service, &job, now).whole(wholes, usage);
     Ok(([(header::CONTENT_TYPE, "application/json")], text).into_response())
 }
 
-/// Waits for the first piece, so that what fails at once has a status that says so; but not so long that the client
-/// would think that nobody is there.
+/// Waits for the first piece, so that what fails immediately has a status that says so; but not so long that the
+/// client would think that nobody is there.
 async fn streamed(service: &Service, job: Job, mut answers: Answers) -> Result<Response, ApiError> {
     let first: Option<Piece> = match tokio::time::timeout(SILENCE, answers.next()).await {
         Ok(first) => first.transpose()?,
@@ -122,6 +111,7 @@ async fn streamed(service: &Service, job: Job, mut answers: Answers) -> Result<R
         prompt_tokens: job.prompt_tokens(),
         position: Position::start(job.choices()),
         after: job.after.clone().unwrap_or_else(|| Position::start(job.choices())),
+        name: job.name,
         then: Then::Pieces,
     };
     let mut response = events.into_sse().into_response().map(Body::new);

@@ -14,12 +14,21 @@ use llguidance::{
     toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie},
 };
 use parking_lot::Mutex;
-use serde_json::{Value, json};
+use serde_json::{Value, json, value::RawValue};
 
 use crate::{
-    http::{error::ApiError, fields::Fields},
+    http::{
+        error::ApiError,
+        fields::{Fields, plainly},
+    },
     service::ServedModel,
 };
+
+/// Maximum bytes of a schema.
+const MAX_SCHEMA: usize = 64 << 10;
+/// Maximum number of digits in a row, before or after the point or in the exponent of a number: any 64-bit integer
+/// fits. Without a bound a model that repeats itself writes digits until its length is used up.
+const MAX_DIGITS: usize = 20;
 
 /// A `response_format` that asks for something.
 #[derive(Debug, Clone, PartialEq)]
@@ -29,7 +38,7 @@ pub(crate) struct Format {
 
 impl Format {
     /// Reads the field; plain text asks for nothing.
-    pub fn read(mut fields: Fields) -> Result<Option<Format>, ApiError> {
+    pub fn read(mut fields: Fields<'_>) -> Result<Option<Format>, ApiError> {
         let kind: String = fields.need("type")?;
         let format = match kind.as_str() {
             "text" => None,
@@ -41,9 +50,16 @@ impl Format {
                 inner.take::<String>("name")?;
                 inner.take::<String>("description")?;
                 inner.take::<bool>("strict")?;
-                let schema: Value = inner.need("schema")?;
+                let schema: &RawValue = inner.need_raw("schema")?;
+                let (name, bytes) = (inner.name("schema"), schema.get().len());
+                if bytes > MAX_SCHEMA {
+                    let problem = format!("it has {bytes} bytes, and at most {MAX_SCHEMA} are allowed");
+                    return Err(ApiError::field(name, problem));
+                }
+                let schema: Value =
+                    serde_json::from_str(schema.get()).map_err(|e| ApiError::field(&name, plainly(&e)))?;
                 if !schema.is_object() && !schema.is_boolean() {
-                    return Err(ApiError::field(inner.name("schema"), "it must be a JSON schema"));
+                    return Err(ApiError::field(name, "it must be a JSON schema"));
                 }
                 inner.finish()?;
                 Some(Format { schema })
@@ -61,12 +77,13 @@ pub(crate) struct Grammars {
     vocab: usize,
     /// The vocabulary as a tree; made when the first format comes.
     factory: OnceLock<Result<ParserFactory, String>>,
+    digits: OnceLock<Arc<Digits>>,
 }
 
 impl Grammars {
     /// For a model with logits for `vocab` tokens.
     pub fn new(model: Arc<ServedModel>, vocab: usize) -> Self {
-        Grammars { model, vocab, factory: OnceLock::new() }
+        Grammars { model, vocab, factory: OnceLock::new(), digits: OnceLock::new() }
     }
 
     /// A format as rules over tokens.
@@ -86,7 +103,8 @@ impl Grammars {
         // Some formats are sound and still have no text, which shows where the first token is looked for.
         let first = start.deep_clone().compute_mask_or_eos();
         first.map_err(|e| ApiError::format(format!("no text begins in this format: {e}")))?;
-        Ok(Grammar { start: Arc::new(start) })
+        let digits = self.digits.get_or_init(|| Arc::new(Digits::new(&self.model, self.vocab)));
+        Ok(Grammar { start: Arc::new(start), digits: Arc::clone(digits) })
     }
 }
 
@@ -115,37 +133,101 @@ fn word(tokenizer: &Tokenizer, id: u32) -> Vec<u8> {
     }
 }
 
+/// Which tokens make a number longer.
+struct Digits {
+    model: Arc<ServedModel>,
+    /// The tokens that begin with a digit, 32 a word, lowest first.
+    leading: Vec<u32>,
+}
+
+impl Digits {
+    fn new(model: &Arc<ServedModel>, vocab: usize) -> Self {
+        let mut digits = Digits { model: Arc::clone(model), leading: vec![0; vocab.div_ceil(32)] };
+        for id in 0..vocab as u32 {
+            if digits.text(id).first().is_some_and(u8::is_ascii_digit) {
+                digits.leading[id as usize / 32] |= 1 << (id % 32);
+            }
+        }
+        digits
+    }
+
+    fn text(&self, id: u32) -> &[u8] {
+        let tokenizer = self.model.tokenizer.as_ref();
+        tokenizer.filter(|t| !t.is_special(id)).and_then(|t| t.token_bytes(id)).unwrap_or_default()
+    }
+
+    /// What is allowed without the tokens that begin with a digit, unless nothing would be left: a schema may ask for
+    /// a longer number by its value.
+    fn ended(&self, allowed: &[u32]) -> Option<Vec<u32>> {
+        let others: Vec<u32> =
+            allowed.iter().zip(&self.leading).map(|(word, digits)| word & !digits).collect();
+        others.iter().any(|&word| word != 0).then_some(others)
+    }
+}
+
+/// How far a JSON text is in a number.
+#[derive(Debug, Default, Clone, Copy)]
+struct Number {
+    quoted: bool,
+    escaped: bool,
+    /// Digits in a row up to here, outside of texts.
+    digits: usize,
+}
+
+impl Number {
+    fn read(&mut self, text: &[u8]) {
+        for byte in text {
+            match byte {
+                _ if self.escaped => self.escaped = false,
+                b'\\' if self.quoted => self.escaped = true,
+                b'"' => self.quoted = !self.quoted,
+                _ => {}
+            }
+            self.digits = if byte.is_ascii_digit() && !self.quoted { self.digits + 1 } else { 0 };
+        }
+    }
+}
+
 /// A format, ready to be followed by any number of texts.
 pub(crate) struct Grammar {
     start: Arc<Matcher>,
+    digits: Arc<Digits>,
 }
 
 impl Grammar {
     /// Follows the texts of one request.
     pub fn constraint(&self) -> Arc<dyn Constraint> {
-        Arc::new(Followed { start: Arc::clone(&self.start), texts: Mutex::default() })
+        let (start, digits) = (Arc::clone(&self.start), Arc::clone(&self.digits));
+        Arc::new(Followed { start, digits, texts: Mutex::default() })
     }
 }
 
 /// The texts of one request, as far as they have been read.
 struct Followed {
     start: Arc<Matcher>,
+    digits: Arc<Digits>,
     texts: Mutex<HashMap<u32, Text>>,
 }
 
 struct Text {
     read: Vec<u32>,
     matcher: Matcher,
+    number: Number,
 }
 
 impl Text {
+    fn new(start: &Matcher) -> Self {
+        Text { read: Vec::new(), matcher: start.deep_clone(), number: Number::default() }
+    }
+
     /// Reads on to the end of `tokens`; starts over if they do not begin with what has been read.
-    fn follow(&mut self, tokens: &[u32], start: &Matcher) -> Result<(), ConstraintError> {
+    fn follow(&mut self, tokens: &[u32], start: &Matcher, digits: &Digits) -> Result<(), ConstraintError> {
         if !tokens.starts_with(&self.read) {
-            *self = Text { read: Vec::new(), matcher: start.deep_clone() };
+            *self = Text::new(start);
         }
         let new = &tokens[self.read.len()..];
         self.matcher.consume_tokens(new).map_err(problem)?;
+        new.iter().for_each(|&id| self.number.read(digits.text(id)));
         self.read.extend_from_slice(new);
         Ok(())
     }
@@ -158,11 +240,13 @@ fn problem(error: impl fmt::Display) -> ConstraintError {
 impl Constraint for Followed {
     fn allow(&self, choice: u32, generated: &[u32], allowed: &mut TokenSet) -> Result<(), ConstraintError> {
         let mut texts = self.texts.lock();
-        let text = texts
-            .entry(choice)
-            .or_insert_with(|| Text { read: Vec::new(), matcher: self.start.deep_clone() });
-        text.follow(generated, &self.start)?;
-        allowed.insert_words(text.matcher.compute_mask_or_eos().map_err(problem)?.as_slice());
+        let text = texts.entry(choice).or_insert_with(|| Text::new(&self.start));
+        text.follow(generated, &self.start, &self.digits)?;
+        let next = text.matcher.compute_mask_or_eos().map_err(problem)?;
+        match (text.number.digits >= MAX_DIGITS).then(|| self.digits.ended(next.as_slice())).flatten() {
+            Some(others) => allowed.insert_words(&others),
+            None => allowed.insert_words(next.as_slice()),
+        }
         Ok(())
     }
 }
@@ -170,5 +254,28 @@ impl Constraint for Followed {
 impl fmt::Debug for Followed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Followed").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_digits_of_a_number_count() {
+        for (text, digits) in [
+            ("", 0),
+            ("{\"a\":12", 2),
+            ("{\"a\":-12.345", 3),
+            ("[1e17", 2),
+            ("[123,", 0),
+            ("{\"123", 0),
+            ("{\"1\\\"23", 0),
+            ("{\"1\\\\\":23", 2),
+        ] {
+            let mut number = Number::default();
+            number.read(text.as_bytes());
+            assert_eq!(number.digits, digits, "{text}");
+        }
     }
 }

@@ -8,17 +8,20 @@ use serde_json::json;
 use sha2::{Digest, Sha256};
 
 use crate::{
-    http::{error::ApiError, fields::Fields},
+    http::{error::ApiError, fields::Fields, reading::Reading},
     openai::{
+        chat, completions,
         grammar::{Format, Grammar},
-        position::Position,
-        prompt, sampling,
+        position::{Continued, Name, Position},
+        prompt::Encoder,
+        sampling,
+        turns::MAX_WAITING,
     },
     random::fresh,
     service::{ServedModel, Service},
 };
 
-/// Most choices of all prompts of a request together.
+/// Maximum number of choices of all prompts of a request together.
 const MAX_CHOICES: usize = GenerationConfig::MAX_CHOICES;
 
 /// Which API a request came through.
@@ -43,9 +46,13 @@ pub(crate) struct Job {
     /// Whether choices carry their token ids.
     pub token_ids: bool,
     pub seed: u64,
-    /// The same for the same body and seed, so that a stream that is continued goes on with the same bytes.
+    /// Whether the client has set a deadline of its own.
+    pub hurried: bool,
+    /// Which answer this is; a stream that is continued keeps its name.
+    pub name: Name,
+    /// The name as clients see it.
     pub id: String,
-    /// Where a dropped stream goes on.
+    /// Where a dropped stream continues.
     pub after: Option<Position>,
 }
 
@@ -56,51 +63,68 @@ impl Job {
         service: &Service,
         headers: &HeaderMap,
         body: &[u8],
+        reading: &Reading,
     ) -> Result<Job, ApiError> {
-        let model = &service.model;
+        let model = &*service.model;
         let mut fields = Fields::parse(body)?;
-        let said = fields.without("seed");
+        let asked = fields.digest_without("seed");
         check_model(&mut fields, model)?;
+        let encoder = Encoder { model, context: service.engine.context(), reading };
         let prompts = match endpoint {
-            Endpoint::Completions => prompt::prompts(fields.need("prompt")?, model)?,
-            Endpoint::Chat => vec![prompt::conversation(&mut fields, model)?],
+            Endpoint::Completions => completions::prompts(fields.need_raw("prompt")?, &encoder)?,
+            Endpoint::Chat => vec![chat::conversation(&mut fields, &encoder)?],
         };
         let mut config = sampling::config(&mut fields, &model.defaults)?;
-        config.max_new_tokens = max_tokens(&mut fields, endpoint)?;
-        config.logprobs = logprobs(&mut fields, endpoint)?;
-        let seed = seed(config.seed, headers)?;
-        config.seed = Some(seed);
+        (config.max_new_tokens, config.logprobs) = match endpoint {
+            Endpoint::Completions => {
+                (completions::max_tokens(&mut fields)?, completions::logprobs(&mut fields)?)
+            }
+            Endpoint::Chat => (chat::max_tokens(&mut fields)?, chat::logprobs(&mut fields)?),
+        };
+        let told_seed = seed(config.seed, headers)?;
         let priority = priority(&mut fields)?;
-        let format = fields.object("response_format")?.map(Format::read).transpose()?.flatten();
-        let grammar = format.map(|format| service.grammars.compile(format)).transpose()?;
+        let grammar = grammar(&mut fields, service, &config)?;
         let salt = fields.take::<String>("user")?.map_or(0, |user| salt(&user));
         let stream = fields.take("stream")?.unwrap_or(false);
         let include_usage = stream_options(&mut fields, stream)?;
         let token_ids = fields.take("return_token_ids")?.unwrap_or(false) || model.tokenizer.is_none();
-        ignore_neutral(&mut fields, endpoint)?;
+        match endpoint {
+            Endpoint::Completions => completions::ignore_neutral(&mut fields)?,
+            Endpoint::Chat => chat::ignore_neutral(&mut fields)?,
+        }
         fields.finish()?;
 
-        let (n, timeout) = (config.n, Some(timeout(headers, service.config.request_timeout)?));
-        if prompts.len().saturating_mul(n) > MAX_CHOICES {
-            let problem = format!("{} prompts with {n} choices each are over {MAX_CHOICES}", prompts.len());
-            return Err(ApiError::field("n", problem));
-        }
-        let logprobs = config.logprobs.is_some();
-        let after = Position::requested(headers, prompts.len() * n)?;
-        if after.is_some() && !stream {
-            return Err(ApiError::field("Last-Event-ID", "it needs stream to be true"));
-        }
+        // Small enough for a client that counts in doubles.
+        let seed = told_seed.unwrap_or_else(|| fresh() >> 11);
+        let continues =
+            Continues { headers, choices: prompts.len() * config.n, stream, seeded: told_seed.is_some() };
+        let (name, after) = continues.named(service, asked, &config, seed)?;
+        config.seed = Some(seed);
+        let (n, logprobs) = (config.n, config.logprobs.is_some());
         let request = |prompt: Vec<u32>| Request {
             priority,
-            timeout,
+            timeout: Some(reading.remaining()),
             salt,
             constraint: grammar.as_ref().map(Grammar::constraint),
             ..Request::new(prompt, config.clone())
         };
         let requests: Vec<Request> = prompts.into_iter().map(request).collect();
-        requests.iter().try_for_each(|r| service.engine.validate(r))?;
-        let id = id(endpoint, &said, seed);
-        Ok(Job { endpoint, requests, n, stream, include_usage, logprobs, token_ids, seed, id, after })
+        check_size(&requests, n, stream, service)?;
+        let (id, hurried) = (endpoint.id(name), reading.hurried);
+        Ok(Job {
+            endpoint,
+            requests,
+            n,
+            stream,
+            include_usage,
+            logprobs,
+            token_ids,
+            seed,
+            hurried,
+            name,
+            id,
+            after,
+        })
     }
 
     /// Choices of all prompts.
@@ -124,17 +148,91 @@ impl Job {
     }
 }
 
-/// A name for what a body and a seed give.
-fn id(endpoint: Endpoint, said: &[u8], seed: u64) -> String {
-    let hash = Sha256::new().chain_update(seed.to_le_bytes()).chain_update(said).finalize();
-    let hex: String = hash[..12].iter().map(|byte| format!("{byte:02x}")).collect();
-    match endpoint {
-        Endpoint::Completions => format!("cmpl-{hex}"),
-        Endpoint::Chat => format!("chatcmpl-{hex}"),
+impl Endpoint {
+    /// The id of an answer.
+    pub fn id(self, name: impl std::fmt::Display) -> String {
+        match self {
+            Endpoint::Completions => format!("cmpl-{name}"),
+            Endpoint::Chat => format!("chatcmpl-{name}"),
+        }
     }
 }
 
-fn check_model(fields: &mut Fields, model: &ServedModel) -> Result<(), ApiError> {
+/// The format that the text must have. A text of a format ends where the format does, so nothing may ask for more.
+fn grammar(
+    fields: &mut Fields<'_>,
+    service: &Service,
+    config: &GenerationConfig,
+) -> Result<Option<Grammar>, ApiError> {
+    let format = fields.object("response_format")?.map(Format::read).transpose()?.flatten();
+    let Some(format) = format else { return Ok(None) };
+    for (field, asked) in [("ignore_eos", config.ignore_eos), ("min_tokens", config.min_new_tokens > 0)] {
+        if asked {
+            let problem = "it cannot be combined with response_format: a finished text must end";
+            return Err(ApiError::field(field, problem));
+        }
+    }
+    service.grammars.compile(format).map(Some)
+}
+
+/// What decides whether an answer continues a stream.
+struct Continues<'h> {
+    headers: &'h HeaderMap,
+    choices: usize,
+    stream: bool,
+    /// Whether the client has sent the seed.
+    seeded: bool,
+}
+
+impl Continues<'_> {
+    /// The name of the answer, and where it continues, if that is asked for. Without the seed it would continue with
+    /// another text.
+    fn named(
+        &self,
+        service: &Service,
+        asked: Sha256,
+        config: &GenerationConfig,
+        seed: u64,
+    ) -> Result<(Name, Option<Position>), ApiError> {
+        // A greedy text does not depend on its seed.
+        let seed = if config.is_greedy() { 0 } else { seed };
+        let asked = asked.chain_update(seed.to_le_bytes()).finalize();
+        let asked = u32::from_le_bytes(asked[..4].try_into().expect("4 bytes"));
+        if !self.headers.contains_key("last-event-id") {
+            return Ok((Name::fresh(asked), None));
+        }
+        if !self.stream {
+            return Err(ApiError::field("Last-Event-ID", "it needs stream to be true"));
+        }
+        if !self.seeded && !config.is_greedy() {
+            let problem = "it needs the seed of the stream, in `seed` or X-Seed, unless temperature is 0";
+            return Err(ApiError::field("Last-Event-ID", problem));
+        }
+        match Continued::requested(self.headers, self.choices, asked, &service.identity)? {
+            Some(Continued { after, name }) => Ok((name, Some(after))),
+            None => Ok((Name::fresh(asked), None)),
+        }
+    }
+}
+
+/// Refuses what could never run, however idle the server is.
+fn check_size(requests: &[Request], n: usize, stream: bool, service: &Service) -> Result<(), ApiError> {
+    let (prompts, choices) = (requests.len(), requests.len().saturating_mul(n));
+    if choices > MAX_CHOICES {
+        let problem = format!("{prompts} prompts with {n} choices each are over {MAX_CHOICES}");
+        return Err(ApiError::field("n", problem));
+    }
+    requests.iter().try_for_each(|r| service.engine.validate(r))?;
+    let room = |r: &Request| (service.engine.context() - r.prompt.len()).min(r.config.max_new_tokens);
+    let tokens = n * requests.iter().map(room).sum::<usize>();
+    if stream && choices > 1 && tokens > MAX_WAITING {
+        let problem = format!("{choices} choices of up to {tokens} tokens together are over {MAX_WAITING}");
+        return Err(ApiError::field("max_tokens", problem));
+    }
+    Ok(())
+}
+
+fn check_model(fields: &mut Fields<'_>, model: &ServedModel) -> Result<(), ApiError> {
     match fields.take::<String>("model")? {
         Some(name) if name != model.name => Err(unknown_model(&name, model)),
         _ => Ok(()),
@@ -147,35 +245,8 @@ pub(crate) fn unknown_model(name: &str, model: &ServedModel) -> ApiError {
     ApiError::new(StatusCode::NOT_FOUND, "model_not_found", message).about("model")
 }
 
-/// 16 for completions, the rest of the context for a chat, as with OpenAI.
-fn max_tokens(fields: &mut Fields, endpoint: Endpoint) -> Result<usize, ApiError> {
-    let older = fields.take("max_tokens")?;
-    match endpoint {
-        Endpoint::Completions => Ok(older.unwrap_or(16)),
-        Endpoint::Chat => match (older, fields.take("max_completion_tokens")?) {
-            (Some(a), Some(b)) if a != b => {
-                Err(ApiError::field("max_completion_tokens", "it contradicts max_tokens"))
-            }
-            (a, b) => Ok(a.or(b).unwrap_or(usize::MAX)),
-        },
-    }
-}
-
-/// How many likely tokens are told beside each token, if any are.
-fn logprobs(fields: &mut Fields, endpoint: Endpoint) -> Result<Option<usize>, ApiError> {
-    if endpoint == Endpoint::Completions {
-        return fields.take("logprobs");
-    }
-    let wanted = fields.take("logprobs")?.unwrap_or(false);
-    match (wanted, fields.take::<usize>("top_logprobs")?) {
-        (false, Some(1..)) => Err(ApiError::field("top_logprobs", "it needs logprobs to be true")),
-        (false, _) => Ok(None),
-        (true, top) => Ok(Some(top.unwrap_or(0))),
-    }
-}
-
-/// The seed of the body or of the header `X-Seed`; else a new one, small enough for a client that counts in doubles.
-fn seed(body: Option<u64>, headers: &HeaderMap) -> Result<u64, ApiError> {
+/// The seed of the body or of the header `X-Seed`.
+fn seed(body: Option<u64>, headers: &HeaderMap) -> Result<Option<u64>, ApiError> {
     let header = match headers.get("x-seed") {
         None => None,
         Some(value) => {
@@ -187,11 +258,11 @@ fn seed(body: Option<u64>, headers: &HeaderMap) -> Result<u64, ApiError> {
         (Some(body), Some(header)) if body != header => {
             Err(ApiError::field("seed", "it contradicts the header X-Seed"))
         }
-        (body, header) => Ok(body.or(header).unwrap_or_else(|| fresh() >> 11)),
+        (body, header) => Ok(body.or(header)),
     }
 }
 
-fn priority(fields: &mut Fields) -> Result<Priority, ApiError> {
+fn priority(fields: &mut Fields<'_>) -> Result<Priority, ApiError> {
     match fields.take::<String>("priority")?.as_deref() {
         Some("interactive") => Ok(Priority::Interactive),
         None | Some("normal") => Ok(Priority::Normal),
@@ -206,7 +277,7 @@ fn salt(user: &str) -> u64 {
     u64::from_le_bytes(hash[..8].try_into().expect("8 bytes")).max(1)
 }
 
-fn stream_options(fields: &mut Fields, stream: bool) -> Result<bool, ApiError> {
+fn stream_options(fields: &mut Fields<'_>, stream: bool) -> Result<bool, ApiError> {
     let Some(mut options) = fields.object("stream_options")? else { return Ok(false) };
     if !stream {
         return Err(ApiError::field("stream_options", "it needs stream to be true"));
@@ -215,33 +286,4 @@ fn stream_options(fields: &mut Fields, stream: bool) -> Result<bool, ApiError> {
     options.only("include_obfuscation", &[json!(false)])?;
     options.finish()?;
     Ok(include_usage)
-}
-
-/// Fields that clients send with the value that changes nothing.
-fn ignore_neutral(fields: &mut Fields, endpoint: Endpoint) -> Result<(), ApiError> {
-    match endpoint {
-        Endpoint::Completions => {
-            fields.only("best_of", &[json!(1)])?;
-            fields.only("echo", &[json!(false)])?;
-            fields.only("suffix", &[json!("")])
-        }
-        Endpoint::Chat => {
-            fields.only("tools", &[json!([])])?;
-            fields.only("tool_choice", &[json!("none"), json!("auto")])?;
-            fields.only("modalities", &[json!(["text"])])?;
-            fields.only("store", &[json!(false)])?;
-            fields.only("metadata", &[json!({})])?;
-            fields.only("service_tier", &[json!("auto"), json!("default")])
-        }
-    }
-}
-
-/// The server's limit, or what the client leaves of it with `X-Deadline-Ms`.
-fn timeout(headers: &HeaderMap, limit: Duration) -> Result<Duration, ApiError> {
-    let Some(value) = headers.get("x-deadline-ms") else { return Ok(limit) };
-    let millis: Option<u64> = value.to_str().ok().and_then(|text| text.parse().ok());
-    match millis {
-        Some(millis @ 1..) => Ok(limit.min(Duration::from_millis(millis))),
-        _ => Err(ApiError::field("X-Deadline-Ms", "it must be a positive number of milliseconds")),
-    }
 }

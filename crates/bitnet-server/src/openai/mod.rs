@@ -1,10 +1,12 @@
 //! OpenAI's API: from a body to requests of the engine, and from the engine's updates to JSON and events.
 
 pub(crate) mod answers;
+pub(crate) mod chat;
+pub(crate) mod completions;
 pub(crate) mod generate;
 pub(crate) mod grammar;
 pub(crate) mod job;
-pub(crate) mod position;
+mod position;
 pub(crate) mod prompt;
 mod sampling;
 pub(crate) mod shape;

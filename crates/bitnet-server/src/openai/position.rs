@@ -2,13 +2,13 @@
 
 use std::fmt;
 
-use axum::http::HeaderMap;
+use axum::http::{HeaderMap, StatusCode};
 
-use crate::http::error::ApiError;
+use crate::{http::error::ApiError, identity::Identity, random::fresh};
 
 /// For each choice, the index of the last event of it that was sent; none if none was.
 ///
-/// A choice's events are its tokens, then its end, then the token counts. As the id of an event this is the indices
+/// A choice's events are its tokens, then its end, then the token counts. In the id of an event these are the indices
 /// with commas between, `-` for none: of one choice simply the token's index.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Position(Vec<Option<usize>>);
@@ -19,22 +19,13 @@ impl Position {
         Position(vec![None; choices])
     }
 
-    /// What the header `Last-Event-ID` says, if it is there.
-    pub fn requested(headers: &HeaderMap, choices: usize) -> Result<Option<Position>, ApiError> {
-        let Some(value) = headers.get("last-event-id") else { return Ok(None) };
-        let index = |text: &str| match text.trim() {
+    fn parse(text: &str, choices: usize) -> Option<Position> {
+        let index = |text: &str| match text {
             "-" => Some(None),
             number => number.parse().ok().map(Some),
         };
-        let text = value.to_str().unwrap_or_default();
-        let indices: Option<Vec<_>> = text.split(',').map(index).collect();
-        match indices {
-            Some(indices) if indices.len() == choices => Ok(Some(Position(indices))),
-            _ => {
-                let problem = format!("it must be the id of an event of a stream with {choices} choices");
-                Err(ApiError::field("Last-Event-ID", problem))
-            }
-        }
+        let indices: Vec<_> = text.split(',').take(choices + 1).map(index).collect::<Option<_>>()?;
+        (indices.len() == choices).then_some(Position(indices))
     }
 
     /// Moves on to an event of a choice; the position is then its id.
@@ -66,14 +57,89 @@ impl fmt::Display for Position {
     }
 }
 
+/// Which answer an event belongs to: a number that is drawn for each, and a digest of what was asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Name {
+    drawn: u64,
+    asked: u32,
+}
+
+impl Name {
+    /// For a new answer to what has this digest.
+    pub fn fresh(asked: u32) -> Self {
+        Name { drawn: fresh(), asked }
+    }
+
+    fn parse(text: &str) -> Option<Name> {
+        let hex = |text: &str| u64::from_str_radix(text, 16).ok();
+        let sound = text.len() == 24 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        sound.then(|| Some(Name { drawn: hex(&text[..16])?, asked: hex(&text[16..])? as u32 }))?
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}{:08x}", self.drawn, self.asked)
+    }
+}
+
+/// Where a dropped stream continues.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Continued {
+    pub after: Position,
+    pub name: Name,
+}
+
+impl Continued {
+    /// What the header `Last-Event-ID` says, if it is there: `POSITION;NAME;IDENTITY`.
+    pub fn requested(
+        headers: &HeaderMap,
+        choices: usize,
+        asked: u32,
+        identity: &Identity,
+    ) -> Result<Option<Continued>, ApiError> {
+        let Some(value) = headers.get("last-event-id") else { return Ok(None) };
+        let mut parts = value.to_str().unwrap_or_default().trim().splitn(3, ';');
+        let read = (|| {
+            let after = Position::parse(parts.next()?, choices)?;
+            Some((after, Name::parse(parts.next()?)?, Identity::parse(parts.next()?)?))
+        })();
+        let Some((after, name, theirs)) = read else {
+            let problem = format!("it must be the id of an event of a stream with {choices} choices");
+            return Err(ApiError::field("Last-Event-ID", problem));
+        };
+        let differs = |what: String| {
+            let message = format!("Last-Event-ID: the stream cannot continue here: it had {what}");
+            ApiError::new(StatusCode::PRECONDITION_FAILED, "other_stream", message).about("Last-Event-ID")
+        };
+        if let Some(difference) = identity.difference(&theirs) {
+            return Err(differs(difference));
+        }
+        if name.asked != asked {
+            return Err(differs("another body or seed".into()));
+        }
+        Ok(Some(Continued { after, name }))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn requested(text: &str, choices: usize) -> Result<Option<Position>, ApiError> {
+    const NAME: Name = Name { drawn: 7, asked: 0xABCD };
+
+    fn here() -> Identity {
+        Identity::new("demo", "f32", "cpu")
+    }
+
+    fn requested(text: &str, choices: usize) -> Result<Option<Continued>, ApiError> {
         let mut headers = HeaderMap::new();
         headers.insert("last-event-id", text.parse().unwrap());
-        Position::requested(&headers, choices)
+        Continued::requested(&headers, choices, NAME.asked, &here())
+    }
+
+    fn id(position: &str) -> String {
+        format!("{position};{NAME};{}", here())
     }
 
     #[test]
@@ -82,18 +148,39 @@ mod tests {
         position.advance(2, 0);
         position.advance(0, 41);
         assert_eq!(position.to_string(), "41,-,0");
-        let again = requested("41,-,0", 3).unwrap().unwrap();
-        assert_eq!(again, position);
+        let again = requested(&id("41,-,0"), 3).unwrap().unwrap();
+        assert_eq!(again, Continued { after: position, name: NAME });
+        let again = again.after;
         assert!(again.is_before(0, 42) && again.is_before(1, 0) && again.is_before(2, 1));
         assert!(!again.is_before(0, 41) && !again.is_before(2, 0));
-        assert_eq!(requested("7", 1).unwrap().unwrap().to_string(), "7");
+        assert_eq!(requested(&id("7"), 1).unwrap().unwrap().after.to_string(), "7");
+        assert_eq!(Continued::requested(&HeaderMap::new(), 1, 0, &here()), Ok(None));
     }
 
     #[test]
-    fn an_id_of_another_stream_is_refused() {
-        for (text, choices) in [("", 1), ("x", 1), ("-1", 1), ("1,2", 1), ("1", 2), ("1,,2", 3), ("1e3", 1)] {
-            assert_eq!(requested(text, choices).unwrap_err().status, 400, "{text}");
+    fn an_id_of_no_stream_of_so_many_choices_is_refused() {
+        for (at, choices) in [("", 1), ("x", 1), ("-1", 1), ("1,2", 1), ("1", 2), ("1,,2", 3), ("1e3", 1)] {
+            assert_eq!(requested(&id(at), choices).unwrap_err().status, 400, "{at}");
         }
-        assert_eq!(Position::requested(&HeaderMap::new(), 1), Ok(None));
+        for text in
+            ["7".to_owned(), format!("7;{NAME}"), format!("7;x;{}", here()), id("7").replace(";f32", "")]
+        {
+            assert_eq!(requested(&text, 1).unwrap_err().status, 400, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_stream_of_another_model_cache_device_or_body_is_refused_with_what_differs() {
+        for (ours, theirs, told) in [
+            (";demo;", ";other;", "model other instead of demo"),
+            (";f32;", ";i8;", "kv i8 instead of f32"),
+            (";cpu", ";cuda:0", "device cuda:0 instead of cpu"),
+            ("bitnet-", "bitnet-9.", "version bitnet-9."),
+            ("abcd;", "abce;", "another body or seed"),
+        ] {
+            let error = requested(&id("7").replace(ours, theirs), 1).unwrap_err();
+            assert_eq!(error.status, 412);
+            assert!(error.body.message.contains(told), "{:?}", error.body);
+        }
     }
 }

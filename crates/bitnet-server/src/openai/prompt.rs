@@ -1,158 +1,73 @@
-//! From what a client wrote to the tokens that the model continues.
+//! From text to the tokens that the model continues, within bounds.
 
-use bitnet_model::{ChatTemplate, Message, Tokenizer};
-use serde_json::Value;
+use axum::http::StatusCode;
+use bitnet_model::Tokenizer;
+use serde_json::value::RawValue;
 
 use crate::{
-    http::{error::ApiError, fields::Fields},
+    http::{error::ApiError, fields::plainly, reading::Reading},
     service::ServedModel,
 };
 
-/// Most prompts in one request.
-const MAX_PROMPTS: usize = 128;
+/// Bytes that JSON may need for one byte of a text: `\u0061`.
+const ESCAPED: usize = 6;
 
-/// A text, a list of texts, a list of token ids, or a list of such lists.
-pub(crate) fn prompts(value: Value, model: &ServedModel) -> Result<Vec<Vec<u32>>, ApiError> {
-    let items = match value {
-        Value::Array(items) => items,
-        text => return Ok(vec![prompt(text, model)?]),
-    };
-    if items.first().is_some_and(Value::is_number) {
-        return Ok(vec![prompt(Value::Array(items), model)?]);
-    }
-    if !(1..=MAX_PROMPTS).contains(&items.len()) {
-        return Err(ApiError::field("prompt", format!("a list of prompts holds 1 to {MAX_PROMPTS}")));
-    }
-    items.into_iter().map(|item| prompt(item, model)).collect()
+/// What texts of a request are encoded with.
+pub(crate) struct Encoder<'s> {
+    pub model: &'s ServedModel,
+    /// Tokens that a sequence holds.
+    pub context: usize,
+    pub reading: &'s Reading,
 }
 
-fn prompt(value: Value, model: &ServedModel) -> Result<Vec<u32>, ApiError> {
-    match value {
-        Value::String(text) => encode(tokenizer(model, "prompt")?, &text, true, "prompt"),
-        ids => serde_json::from_value(ids).map_err(|_| {
-            let kinds = "a text, a list of texts, a list of token ids, or a list of such lists";
-            ApiError::field("prompt", format!("it must be {kinds}"))
-        }),
+impl Encoder<'_> {
+    /// The tokens of a JSON string, which is not even unescaped if it is too long.
+    pub fn json(&self, value: &RawValue, special: bool, field: &str) -> Result<Vec<u32>, ApiError> {
+        let limit = self.limit(self.tokenizer(field)?);
+        // Quotes aside.
+        let least = (value.get().len() - 2) / ESCAPED;
+        if least > limit {
+            return Err(self.too_long(format!("over {least}"), limit, field));
+        }
+        let text: String =
+            serde_json::from_str(value.get()).map_err(|e| ApiError::field(field, plainly(&e)))?;
+        self.text(&text, special, field)
     }
-}
 
-/// The tokens of a text.
-pub(crate) fn encode(
-    tokenizer: &Tokenizer,
-    text: &str,
-    special: bool,
-    field: &str,
-) -> Result<Vec<u32>, ApiError> {
-    tokenizer.encode(text, special).map_err(|e| ApiError::field(field, e))
+    /// The tokens of a text. One that must have more tokens than the context, however they fall, is refused before
+    /// anything is spent on it.
+    pub fn text(&self, text: &str, special: bool, field: &str) -> Result<Vec<u32>, ApiError> {
+        self.reading.go_on()?;
+        let tokenizer = self.tokenizer(field)?;
+        let limit = self.limit(tokenizer);
+        if text.len() > limit {
+            return Err(self.too_long(text.len().to_string(), limit, field));
+        }
+        tokenizer.encode(text, special).map_err(|e| ApiError::field(field, e))
+    }
+
+    /// The tokenizer, which the named field needs.
+    fn tokenizer(&self, field: &str) -> Result<&Tokenizer, ApiError> {
+        tokenizer(self.model, field)
+    }
+
+    /// Bytes of the longest text that can fit.
+    fn limit(&self, tokenizer: &Tokenizer) -> usize {
+        self.context.saturating_mul(tokenizer.max_token_bytes())
+    }
+
+    fn too_long(&self, bytes: String, limit: usize, field: &str) -> ApiError {
+        let context = self.context;
+        let problem = format!(
+            "the text has {bytes} bytes, and the context of {context} tokens holds at most {limit}: shorten it"
+        );
+        let message = format!("{field}: {problem}");
+        ApiError::new(StatusCode::BAD_REQUEST, "context_length_exceeded", message).about(field)
+    }
 }
 
 /// The tokenizer, which the named field needs.
 pub(crate) fn tokenizer<'m>(model: &'m ServedModel, field: &str) -> Result<&'m Tokenizer, ApiError> {
     let without = || ApiError::field(field, "this model has no tokenizer: send token ids as `prompt`");
     model.tokenizer.as_ref().ok_or_else(without)
-}
-
-/// A conversation, with the assistant's turn opened.
-pub(crate) fn conversation(fields: &mut Fields, model: &ServedModel) -> Result<Vec<u32>, ApiError> {
-    let messages: Vec<Value> = fields.need("messages")?;
-    if messages.is_empty() {
-        return Err(ApiError::field("messages", "there must be at least one"));
-    }
-    let message = |(i, value)| message(Fields::inside(&format!("messages[{i}]"), value)?);
-    let messages = messages.into_iter().enumerate().map(message).collect::<Result<Vec<_>, _>>()?;
-    let tokenizer = tokenizer(model, "messages")?;
-    match &model.chat {
-        Some(template) => encode(tokenizer, &render(template, &messages)?, false, "messages"),
-        None => encode(tokenizer, &joined(&messages), true, "messages"),
-    }
-}
-
-fn render(template: &ChatTemplate, messages: &[Message]) -> Result<String, ApiError> {
-    template.render(messages, true).map_err(|e| ApiError::field("messages", e))
-}
-
-/// What stands for a template where the model has none.
-fn joined(messages: &[Message]) -> String {
-    let contents: Vec<&str> = messages.iter().map(|m| m.content.as_str()).collect();
-    contents.join("\n\n")
-}
-
-fn message(mut fields: Fields) -> Result<Message, ApiError> {
-    let role: String = fields.need("role")?;
-    // OpenAI's newer name for the same role; templates know the older one.
-    let role = match role.as_str() {
-        "system" | "developer" => "system",
-        "user" => "user",
-        "assistant" => "assistant",
-        other => return Err(ApiError::unsupported(fields.name("role"), format!("{other:.20?}"))),
-    };
-    let name = fields.name("content");
-    let content = match fields.value("content") {
-        Some(Value::String(text)) => text,
-        Some(Value::Array(parts)) => {
-            let part = |(i, value)| part(Fields::inside(&format!("{name}[{i}]"), value)?);
-            parts.into_iter().enumerate().map(part).collect::<Result<String, _>>()?
-        }
-        Some(_) => return Err(ApiError::field(name, "it must be a text or a list of parts")),
-        None => return Err(ApiError::field(name, "it is missing")),
-    };
-    fields.finish()?;
-    Ok(Message::new(role, content))
-}
-
-fn part(mut fields: Fields) -> Result<String, ApiError> {
-    let kind: String = fields.need("type")?;
-    if kind != "text" {
-        return Err(ApiError::unsupported(fields.name("type"), format!("{kind:.20?}")));
-    }
-    let text = fields.need("text")?;
-    fields.finish()?;
-    Ok(text)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn model() -> ServedModel {
-        ServedModel::new("ids only")
-    }
-
-    #[test]
-    fn token_ids_come_as_one_list_or_as_several() {
-        let read = |text: &str| prompts(serde_json::from_str(text).unwrap(), &model());
-        assert_eq!(read("[1, 2]"), Ok(vec![vec![1, 2]]));
-        assert_eq!(read("[[1, 2], [3]]"), Ok(vec![vec![1, 2], vec![3]]));
-        for bad in ["[]", "[1, \"x\"]", "[[1], 2]", "{}", "true", "[-1]", "[1.5]", "[4294967296]", "[[[1]]]"]
-        {
-            let error = read(bad).unwrap_err();
-            assert_eq!((error.status.as_u16(), error.body.param.as_deref()), (400, Some("prompt")), "{bad}");
-        }
-    }
-
-    #[test]
-    fn a_text_for_a_model_without_a_tokenizer_is_refused_with_a_cure() {
-        let error = prompts(Value::from("x"), &model()).unwrap_err();
-        assert!(error.body.message.contains("token ids"), "{error:?}");
-    }
-
-    #[test]
-    fn a_message_is_a_text_or_text_parts_and_nothing_else() {
-        let read = |text: &str| message(Fields::inside("m", serde_json::from_str(text).unwrap()).unwrap());
-        let user = |content: &str| Message::new("user", content);
-        assert_eq!(read(r#"{"role": "user", "content": "a"}"#), Ok(user("a")));
-        let parts =
-            r#"{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}"#;
-        assert_eq!(read(parts), Ok(user("ab")));
-        assert_eq!(read(r#"{"role": "developer", "content": "a"}"#), Ok(Message::new("system", "a")));
-        for (bad, param) in [
-            (r#"{"role": "tool", "content": "a"}"#, "m.role"),
-            (r#"{"role": "user"}"#, "m.content"),
-            (r#"{"role": "user", "content": 1}"#, "m.content"),
-            (r#"{"role": "user", "content": "a", "name": "x"}"#, "m.name"),
-            (r#"{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}"#, "m.content[0].type"),
-        ] {
-            assert_eq!(read(bad).unwrap_err().body.param.as_deref(), Some(param));
-        }
-    }
 }

@@ -4,16 +4,23 @@ use std::collections::BTreeMap;
 
 use bitnet_inference::GenerationConfig;
 use bitnet_model::GenerationDefaults;
-use serde_json::Value;
+use serde_json::Number;
 
-use crate::http::{error::ApiError, fields::Fields};
+use crate::http::{
+    error::ApiError,
+    fields::{Fields, list, plainly},
+};
 
 /// Where neither the client nor the model says, as with OpenAI.
 const TEMPERATURE: f32 = 1.0;
+/// Maximum number of tokens that may be biased, as with OpenAI.
+const MAX_BIASES: usize = 1024;
+/// Maximum number of tokens that end a text, beside the model's own.
+const MAX_STOP_TOKENS: usize = 256;
 
 /// Takes the fields that both endpoints share, but for limits and log-probabilities.
 pub(crate) fn config(
-    fields: &mut Fields,
+    fields: &mut Fields<'_>,
     defaults: &GenerationDefaults,
 ) -> Result<GenerationConfig, ApiError> {
     let models_own = match defaults.do_sample {
@@ -31,7 +38,7 @@ pub(crate) fn config(
         logit_bias: logit_bias(fields)?,
         seed: seed(fields)?,
         stop_strings: stop(fields)?,
-        stop_tokens: fields.take("stop_token_ids")?.unwrap_or_default(),
+        stop_tokens: fields.list("stop_token_ids", MAX_STOP_TOKENS)?,
         ignore_eos: fields.take("ignore_eos")?.unwrap_or(false),
         min_new_tokens: fields.take("min_tokens")?.unwrap_or(0),
         n: fields.take("n")?.unwrap_or(1),
@@ -40,28 +47,30 @@ pub(crate) fn config(
 }
 
 /// Token ids come as the names of JSON fields.
-fn logit_bias(fields: &mut Fields) -> Result<Vec<(u32, f32)>, ApiError> {
-    let biases: BTreeMap<String, f32> = fields.take("logit_bias")?.unwrap_or_default();
+fn logit_bias(fields: &mut Fields<'_>) -> Result<Vec<(u32, f32)>, ApiError> {
     let one = |(token, bias): (String, f32)| match token.parse() {
         Ok(token) => Ok((token, bias)),
         Err(_) => Err(ApiError::field("logit_bias", format!("{token:.20?} is not a token id"))),
     };
-    biases.into_iter().map(one).collect()
+    // A token that comes twice has its last bias, as in any JSON object.
+    let biases = fields.pairs("logit_bias", MAX_BIASES)?.into_iter().map(one);
+    Ok(biases.collect::<Result<BTreeMap<u32, f32>, _>>()?.into_iter().collect())
 }
 
 /// A seed may be negative; it then stands for the number of the same 64 bits.
-fn seed(fields: &mut Fields) -> Result<Option<u64>, ApiError> {
-    let Some(value) = fields.value("seed") else { return Ok(None) };
-    let seed = value.as_u64().or(value.as_i64().map(i64::cast_unsigned));
+fn seed(fields: &mut Fields<'_>) -> Result<Option<u64>, ApiError> {
+    let Some(number) = fields.take::<Number>("seed")? else { return Ok(None) };
+    let seed = number.as_u64().or(number.as_i64().map(i64::cast_unsigned));
     seed.map(Some).ok_or_else(|| ApiError::field("seed", "it must be an integer of 64 bits"))
 }
 
-fn stop(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
-    match fields.value("stop") {
-        None => Ok(Vec::new()),
-        Some(Value::String(text)) => Ok(vec![text]),
-        Some(list) => serde_json::from_value(list)
-            .map_err(|_| ApiError::field("stop", "it must be a string or a list of strings")),
+fn stop(fields: &mut Fields<'_>) -> Result<Vec<String>, ApiError> {
+    let problem =
+        |problem| ApiError::field("stop", format!("{problem}: it must be a string or a list of strings"));
+    let Some(raw) = fields.raw("stop") else { return Ok(Vec::new()) };
+    match raw.get().starts_with('[') {
+        true => list(raw, GenerationConfig::MAX_STOP_STRINGS).map_err(problem),
+        false => serde_json::from_str(raw.get()).map(|text| vec![text]).map_err(|e| problem(plainly(&e))),
     }
 }
 
@@ -106,5 +115,28 @@ mod tests {
         assert_eq!(read(r#"{"logit_bias": {"7": -100}}"#).unwrap().logit_bias, [(7, -100.0)]);
         let error = read(r#"{"logit_bias": {"the": 1}}"#).unwrap_err();
         assert_eq!(error.body.param.as_deref(), Some("logit_bias"));
+    }
+
+    #[test]
+    fn lists_that_are_too_long_are_refused_with_their_bound() {
+        let ids = |n: u32| (0..n).map(|i| i.to_string()).collect::<Vec<_>>();
+        let biases = |n| ids(n).iter().map(|i| format!("\"{i}\": 1")).collect::<Vec<_>>().join(",");
+        assert_eq!(
+            read(&format!(r#"{{"stop_token_ids": [{}]}}"#, ids(256).join(","))).unwrap().stop_tokens.len(),
+            256
+        );
+        assert_eq!(
+            read(&format!(r#"{{"logit_bias": {{{}}}}}"#, biases(1024))).unwrap().logit_bias.len(),
+            1024
+        );
+        for (field, value, bound) in [
+            ("stop_token_ids", format!("[{}]", ids(257).join(",")), "256"),
+            ("logit_bias", format!("{{{}}}", biases(1025)), "1024"),
+            ("stop", format!("[{}]", vec!["\"x\""; 17].join(",")), "16"),
+        ] {
+            let error = read(&format!("{{\"{field}\": {value}}}")).unwrap_err().body;
+            assert_eq!(error.param.as_deref(), Some(field));
+            assert!(error.message.contains(bound), "{error:?}");
+        }
     }
 }

@@ -5,7 +5,10 @@ use bitnet_model::Tokenizer;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use crate::openai::{answers::Piece, job::Endpoint};
+use crate::openai::{
+    answers::{Finish, Piece},
+    job::Endpoint,
+};
 
 /// Lowest log-probability that is told; JSON has no infinity.
 const LOWEST: f32 = -9999.0;
@@ -16,6 +19,8 @@ pub(crate) struct Shape {
     pub id: String,
     pub created: u64,
     pub model: String,
+    /// What computed the text.
+    pub fingerprint: String,
     pub tokenizer: Option<Tokenizer>,
     pub logprobs: bool,
     pub token_ids: bool,
@@ -43,7 +48,7 @@ struct Object<'a> {
     object: &'static str,
     created: u64,
     model: &'a str,
-    system_fingerprint: &'static str,
+    system_fingerprint: &'a str,
     choices: Vec<Choice>,
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Option<Usage>>,
@@ -60,6 +65,9 @@ struct Choice {
     message: Option<Message>,
     logprobs: Option<Value>,
     finish_reason: Option<&'static str>,
+    /// What `finish_reason` has no word for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stop_reason: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     token_ids: Option<Vec<u32>>,
 }
@@ -85,7 +93,7 @@ struct Whole {
     ids: Vec<u32>,
     offsets: Vec<usize>,
     logprobs: Vec<TokenLogprobs>,
-    finish: Option<&'static str>,
+    finish: Option<Finish>,
 }
 
 impl Whole {
@@ -97,6 +105,20 @@ impl Whole {
             self.logprobs.extend(logprobs);
         }
         self.finish = self.finish.or(piece.finish);
+    }
+}
+
+/// The choices of an answer that is not streamed.
+pub(crate) struct Wholes(Vec<Whole>);
+
+impl Wholes {
+    pub fn new(choices: usize) -> Self {
+        Wholes((0..choices).map(|_| Whole::default()).collect())
+    }
+
+    /// Adds what came next of a choice.
+    pub fn add(&mut self, piece: Piece) {
+        self.0[piece.choice].add(piece);
     }
 }
 
@@ -128,9 +150,7 @@ impl Shape {
     }
 
     /// The answer that is not streamed.
-    pub fn whole(&self, choices: usize, pieces: Vec<Piece>, usage: Usage) -> String {
-        let mut wholes: Vec<Whole> = (0..choices).map(|_| Whole::default()).collect();
-        pieces.into_iter().for_each(|piece| wholes[piece.choice].add(piece));
+    pub fn whole(&self, wholes: Wholes, usage: Usage) -> String {
         let choice = |(index, mut whole): (usize, Whole)| {
             let choice = self.choice(index, &mut whole);
             match self.endpoint {
@@ -145,7 +165,7 @@ impl Shape {
             Endpoint::Completions => "text_completion",
             Endpoint::Chat => "chat.completion",
         };
-        let choices = wholes.into_iter().enumerate().map(choice).collect();
+        let choices = wholes.0.into_iter().enumerate().map(choice).collect();
         self.object(kind, choices, Some(Some(usage)))
     }
 
@@ -155,7 +175,7 @@ impl Shape {
             object: kind,
             created: self.created,
             model: &self.model,
-            system_fingerprint: concat!("bitnet-", env!("CARGO_PKG_VERSION")),
+            system_fingerprint: &self.fingerprint,
             choices,
             usage,
         };
@@ -174,7 +194,11 @@ impl Shape {
                 Endpoint::Completions => self.by_column(whole),
                 Endpoint::Chat => self.by_token(whole),
             }),
-            finish_reason: whole.finish,
+            finish_reason: whole.finish.map(|finish| match finish {
+                Finish::Stop => "stop",
+                Finish::Length | Finish::Deadline => "length",
+            }),
+            stop_reason: (whole.finish == Some(Finish::Deadline)).then_some("deadline"),
             token_ids: self.token_ids.then(|| std::mem::take(&mut whole.ids)),
         }
     }

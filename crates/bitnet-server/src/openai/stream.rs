@@ -17,7 +17,7 @@ use crate::{
     http::error::{ApiError, Wrapped},
     openai::{
         answers::{Answers, Piece},
-        position::Position,
+        position::{Name, Position},
         shape::{Shape, Usage},
     },
 };
@@ -34,6 +34,7 @@ pub(crate) struct Events {
     pub prompt_tokens: usize,
     /// The last event.
     pub position: Position,
+    pub name: Name,
     /// Events up to here have reached the client before.
     pub after: Position,
     pub then: Then,
@@ -61,12 +62,17 @@ impl Events {
         }
     }
 
+    /// The id of the event at a position: all that a server needs to continue after it, or to refuse that.
+    fn id(&self, position: &Position) -> String {
+        format!("{position};{};{}", self.name, self.shape.fingerprint)
+    }
+
     /// The event of a piece; none if the client has it.
     fn event(&mut self, piece: Piece) -> Option<Event> {
         let (choice, index) = (piece.choice, piece.index);
         self.position.advance(choice, index);
         let new = self.after.is_before(choice, index);
-        new.then(|| Event::default().id(self.position.to_string()).data(self.shape.chunk(piece)))
+        new.then(|| Event::default().id(self.id(&self.position)).data(self.shape.chunk(piece)))
     }
 
     /// The event with the counts, one after the end of every choice.
@@ -74,7 +80,7 @@ impl Events {
         let id = self.position.after_all();
         let new = self.shape.include_usage && self.after != id;
         let usage = Usage::new(self.prompt_tokens, self.answers.tokens());
-        new.then(|| Event::default().id(id.to_string()).data(self.shape.counts(usage)))
+        new.then(|| Event::default().id(self.id(&id)).data(self.shape.counts(usage)))
     }
 }
 

@@ -136,10 +136,12 @@ fn every_one_of_thousands_of_malformed_batch_lines_has_an_answer_in_its_place() 
 fn malformed_heads_and_streams_get_4xx_or_are_closed() {
     let app = hashes(Box::new(|_, _| Ok(())), EngineConfig::default(), ServerConfig::default());
     let server = Server::start(app, ConnectionLimits::default(), SOON);
-    let body = json!({"prompt": [1, 2], "max_tokens": 3, "stream": true}).to_string();
+    let body = json!({"prompt": [1, 2], "max_tokens": 3, "stream": true});
+    let begun: Vec<String> = server.stream("/v1/completions", &[("x-seed", "5")], &body).collect();
+    let body = body.to_string();
     let headers = [
         ("content-type", "application/json"),
-        ("last-event-id", "1"),
+        ("last-event-id", id_of(&begun[1]).unwrap()),
         ("x-seed", "5"),
         ("x-deadline-ms", "10000"),
         ("x-request-id", "a"),
@@ -161,15 +163,15 @@ fn malformed_heads_and_streams_get_4xx_or_are_closed() {
         &b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"[..],
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
         b"GET / HTTP/1.1\r\n\r\n",
-        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n",
-        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
-        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999999999999999\r\n\r\n",
-        b"GET /v1/models/%ff%00 HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99999999999999999999\r\n\r\n",
+        b"GET /v1/models/%ff%00 HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n",
     ] {
         let status = status(&server, bytes, true);
         assert!(status.is_none_or(|s| s < 500), "{status:?}: {bytes:?}");
     }
-    let long = format!("GET /{} HTTP/1.1\r\nhost: x\r\n\r\n", "a".repeat(1 << 20));
+    let long = format!("GET /{} HTTP/1.1\r\nhost: localhost\r\n\r\n", "a".repeat(1 << 20));
     assert!(status(&server, long.as_bytes(), true).is_none_or(|s| (400..500).contains(&s)));
     assert_eq!(server.get("/ready").status, 200);
 }

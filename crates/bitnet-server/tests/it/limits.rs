@@ -30,6 +30,9 @@ fn without_the_key_only_the_page_and_the_probes_answer() {
         assert_eq!((reply.status, reply.header("www-authenticate")), (401, Some("Bearer")), "{path}");
     }
     assert_eq!(server.post(COMPLETIONS, &body(1)).status, 401);
+    for (method, path) in [("GET", COMPLETIONS), ("DELETE", "/v1/models")] {
+        assert_eq!(server.call(method, path, &[], b"").status, 401, "{method} {path}");
+    }
     let key = |key| [("authorization", key)];
     assert_eq!(server.post_with(COMPLETIONS, &key("Bearer k3"), &body(1)).status, 401);
     assert_eq!(server.post_with(COMPLETIONS, &key("Bearer k3y"), &body(1)).status, 200);
@@ -64,7 +67,7 @@ fn a_body_is_limited_in_size_and_time_and_kind() {
     let chunked = format!("{:x}\r\n{large}\r\n0\r\n\r\n", large.len());
     let mut client = server.connect();
     let head = format!(
-        "POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n\
+        "POST {COMPLETIONS} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n\
          transfer-encoding: chunked\r\n\r\n{chunked}"
     );
     client.write_all(head.as_bytes()).unwrap();
@@ -164,8 +167,10 @@ fn a_request_that_would_come_too_late_is_refused_at_once() {
 fn a_deadline_ends_what_has_begun_and_refuses_what_has_not() {
     let engine = EngineConfig { max_batch_size: 1, ..EngineConfig::default() };
     let server = server(Duration::from_millis(5), engine, ServerConfig::default());
-    let late = server.post_with(COMPLETIONS, &[("x-deadline-ms", "100")], &body(5000));
-    assert_eq!((late.status, late.json()["error"]["code"].as_str()), (408, Some("timeout")));
+    let mut streamed = body(5000);
+    streamed["stream"] = json!(true);
+    let late = server.stream(COMPLETIONS, &[("x-deadline-ms", "100")], &streamed).last().unwrap();
+    assert_eq!(data_of(&late)["error"]["code"], "timeout", "a stream can continue where it was");
     let endless = json!({"prompt": [1], "max_tokens": 6000, "ignore_eos": true, "stream": true});
     let running = server.stream(COMPLETIONS, &[], &endless);
     let never = server.post_with(COMPLETIONS, &[("x-deadline-ms", "100")], &body(5));

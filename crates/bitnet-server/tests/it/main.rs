@@ -1,6 +1,7 @@
 //! The server, asked over TCP.
 
 mod answers;
+mod bounds;
 mod description;
 mod endings;
 mod faults;

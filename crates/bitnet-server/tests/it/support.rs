@@ -132,7 +132,7 @@ impl Drop for Server {
 }
 
 pub fn request(method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Vec<u8> {
-    let mut text = format!("{method} {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n");
+    let mut text = format!("{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n");
     headers.iter().for_each(|(name, value)| text += &format!("{name}: {value}\r\n"));
     if method != "GET" {
         text += &format!("content-length: {}\r\n", body.len());
@@ -264,6 +264,13 @@ impl Iterator for Events {
 /// The id of an event.
 pub fn id_of(event: &str) -> Option<&str> {
     event.lines().find_map(|line| line.strip_prefix("id: "))
+}
+
+/// Events without the name that every answer has of its own: what is left of equal requests is equal.
+pub fn unnamed(events: impl IntoIterator<Item = String>) -> Vec<String> {
+    let events: Vec<String> = events.into_iter().collect();
+    let name = id_of(&events[0]).and_then(|id| id.split(';').nth(1)).unwrap().to_owned();
+    events.into_iter().map(|event| event.replace(&name, "NAME")).collect()
 }
 
 /// The data of an event.

@@ -1,0 +1,121 @@
+//! `POST /v1/completions`.
+
+use std::sync::Arc;
+
+use axum::{
+    extract::{Request, State},
+    response::Response,
+};
+use bitnet_inference::InvalidRequest;
+use serde::de::IgnoredAny;
+use serde_json::{json, value::RawValue};
+
+use crate::{
+    http::{
+        error::ApiError,
+        fields::{Fields, list},
+    },
+    openai::{generate::generate, job::Endpoint, prompt::Encoder},
+    service::App,
+};
+
+/// Maximum number of prompts in one request.
+const MAX_PROMPTS: usize = 128;
+
+/// The handler.
+pub(crate) async fn completions(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
+    generate(Endpoint::Completions, app, request).await
+}
+
+/// A text, a list of texts, a list of token ids, or a list of such lists.
+pub(super) fn prompts(value: &RawValue, encoder: &Encoder<'_>) -> Result<Vec<Vec<u32>>, ApiError> {
+    let Some(entries) = value.get().strip_prefix('[') else { return Ok(vec![prompt(value, encoder)?]) };
+    if entries.trim_ascii_start().starts_with(|c: char| c == '-' || c.is_ascii_digit()) {
+        return Ok(vec![ids(value, encoder)?]);
+    }
+    let items: Vec<&RawValue> = list(value, MAX_PROMPTS).unwrap_or_default();
+    if items.is_empty() {
+        return Err(ApiError::field("prompt", format!("a list of prompts holds 1 to {MAX_PROMPTS}")));
+    }
+    items.into_iter().map(|item| prompt(item, encoder)).collect()
+}
+
+fn prompt(value: &RawValue, encoder: &Encoder<'_>) -> Result<Vec<u32>, ApiError> {
+    if !value.get().starts_with('"') {
+        return ids(value, encoder);
+    }
+    let tokens = encoder.json(value, true, "prompt")?;
+    // Here rather than with the others, so that nothing is spent on the prompts after one that is too long.
+    match (tokens.len(), encoder.context) {
+        (tokens, context) if tokens >= context => Err(InvalidRequest::TooLong { tokens, context }.into()),
+        _ => Ok(tokens),
+    }
+}
+
+fn ids(value: &RawValue, encoder: &Encoder<'_>) -> Result<Vec<u32>, ApiError> {
+    let unlike = |_| {
+        let kinds = "a text, a list of texts, a list of token ids, or a list of such lists";
+        ApiError::field("prompt", format!("it must be {kinds}"))
+    };
+    let tokens = list::<IgnoredAny>(value, usize::MAX).map_err(unlike)?.len();
+    match encoder.context {
+        context if tokens >= context => Err(InvalidRequest::TooLong { tokens, context }.into()),
+        context => list(value, context).map_err(unlike),
+    }
+}
+
+/// Fields that clients send with the value that changes nothing.
+pub(super) fn ignore_neutral(fields: &mut Fields<'_>) -> Result<(), ApiError> {
+    fields.only("best_of", &[json!(1)])?;
+    fields.only("echo", &[json!(false)])?;
+    fields.only("suffix", &[json!("")])
+}
+
+/// The maximum number of new tokens: 16 if nothing is said, as with OpenAI.
+pub(super) fn max_tokens(fields: &mut Fields<'_>) -> Result<usize, ApiError> {
+    Ok(fields.take("max_tokens")?.unwrap_or(16))
+}
+
+/// How many likely tokens are told beside each token, if any are.
+pub(super) fn logprobs(fields: &mut Fields<'_>) -> Result<Option<usize>, ApiError> {
+    fields.take("logprobs")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{http::reading::Reading, service::ServedModel};
+
+    fn read(text: &str) -> Result<Vec<Vec<u32>>, ApiError> {
+        let (model, reading) = (ServedModel::new("ids only"), Reading::within(Duration::MAX));
+        let encoder = Encoder { model: &model, context: 8, reading: &reading };
+        prompts(serde_json::from_str(text).unwrap(), &encoder)
+    }
+
+    #[test]
+    fn token_ids_come_as_one_list_or_as_several() {
+        assert_eq!(read("[1, 2]"), Ok(vec![vec![1, 2]]));
+        assert_eq!(read("[[1, 2], [3]]"), Ok(vec![vec![1, 2], vec![3]]));
+        for bad in ["[]", "[1, \"x\"]", "[[1], 2]", "{}", "true", "[-1]", "[1.5]", "[4294967296]", "[[[1]]]"]
+        {
+            let error = read(bad).unwrap_err();
+            assert_eq!((error.status.as_u16(), error.body.param.as_deref()), (400, Some("prompt")), "{bad}");
+        }
+    }
+
+    #[test]
+    fn ids_that_no_context_holds_are_counted_and_not_kept() {
+        let many = format!("[{}]", vec!["1"; 100_000].join(","));
+        let error = read(&many).unwrap_err().body;
+        assert_eq!(error.code, Some("context_length_exceeded"));
+        assert!(error.message.contains("100000 tokens") && error.message.contains("at most 8"), "{error:?}");
+    }
+
+    #[test]
+    fn a_text_for_a_model_without_a_tokenizer_is_refused_with_a_cure() {
+        let error = read("\"x\"").unwrap_err();
+        assert!(error.body.message.contains("token ids"), "{error:?}");
+    }
+}
