@@ -74,7 +74,7 @@ class Gaps(threading.Thread):
     def __init__(self, server, **body):
         super().__init__(daemon=True)
         self.server, self.longest, self.tokens, self.stop = server, 0.0, 0, False
-        self.body = dict(prompt="O", max_tokens=400, temperature=1, stream=True, ignore_eos=True, **body)
+        self.body = dict(prompt="O", max_tokens=400, temperature=1, stream=True, ignore_eos=True) | body
         self.start()
 
     def run(self):
@@ -153,12 +153,13 @@ def drafts(binary):
 
 def paused(binary):
     """Point 4: readers that pause and go on."""
-    with Asked(binary, "--max-batch-size", "8", "--speculate", "0") as server:
-        long = dict(prompt="O", max_tokens=480, n=8, temperature=1, stream=True, ignore_eos=True)
+    flags = "--max-batch-size", "8", "--speculate", "0", "--memory", "2G"
+    with Asked(binary, *flags, model="synthetic:tiny") as server:
+        long = dict(prompt=[1, 2, 3], max_tokens=3000, temperature=1, stream=True, ignore_eos=True)
         slow = [server.begin(dict(long, seed=i), rcvbuf=4096) for i in range(8)]
         [client.recv(1) for client in slow]
         server.seconds_until(lambda m: m["bitnet_slow_reader_pauses_total"] >= 8)
-        fresh = [Gaps(server, seed=100 + i) for i in range(8)]
+        fresh = [Gaps(server, seed=100 + i, prompt=[4, i]) for i in range(8)]
         time.sleep(2)
         expect(all(client.tokens for client in fresh), "fresh streams run while the slow ones are paused")
         time.sleep(1)
