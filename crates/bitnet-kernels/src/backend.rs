@@ -17,10 +17,10 @@ pub struct BackendInfo {
     pub kv: &'static str,
 }
 
-/// What a device with memory of its own says of itself.
+/// What a device with memory of its own reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeviceStatus {
-    /// Bytes of its memory in use, by whomever, when memory was last taken for steps.
+    /// Bytes of its memory in use by all programs when memory was last reserved for steps.
     pub memory_used: u64,
     /// Bytes of its memory.
     pub memory_total: u64,
@@ -30,7 +30,7 @@ pub struct DeviceStatus {
     pub lost: bool,
 }
 
-/// The largest step that memory is taken for.
+/// The largest step that memory is reserved for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StepSize {
     /// Tokens.
@@ -89,19 +89,19 @@ pub enum Gate {
     Silu,
 }
 
-/// What rows are for: a backend may keep them in different precision.
+/// What rows are used for; a backend may store each kind in its own precision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RowsKind {
-    /// The sum that every layer adds to: f32 everywhere.
+    /// The sum that every layer adds to: f32 on every backend.
     Residual,
-    /// What one operation hands to the next: f32 on the CPU, bf16 on a GPU.
+    /// The output of one operation and input of the next: f32 on the CPU, bf16 on a GPU.
     Between,
 }
 
-/// Which rows of a matrix an operation after it takes together, so that a backend may store them side by side.
+/// Which rows of a matrix the next operation needs together; a backend may store them side by side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RowOrder {
-    /// Each row for itself.
+    /// Every row by itself.
     Plain,
     /// Row `i` of the gate with row `i` of up, the matrix's halves: for [`Backend::bit_linear_gate_quantize`].
     GateUp,
@@ -114,9 +114,9 @@ pub enum RowOrder {
 
 /// Memory and the few fused operations that a forward pass is made of.
 ///
-/// A step has `n` tokens (rows); buffers are made once for the largest step, and every operation works on their
-/// first `n` rows. Shapes that do not fit are a mistake of the caller and panic; [`KernelError`] is for what
-/// happens to a correct caller. Operations take effect in the order they are called.
+/// A step has `n` tokens (rows). Buffers are made once for the largest step, and every operation works on their first `n`
+/// rows. Shapes that do not fit are a bug in the caller and panic; [`KernelError`] reports what can happen to a correct
+/// caller. Operations take effect in the order of the calls.
 pub trait Backend: Send {
     /// Activations, `[rows][width]`.
     type Rows: Send;
@@ -147,10 +147,10 @@ pub trait Backend: Send {
     /// Packs a matrix for [`Backend::bit_linear`] (order [`RowOrder::Plain`]) or for the operation that `order`
     /// names.
     fn linear(&mut self, weights: &TernaryTensor, order: RowOrder) -> Result<Self::Linear, KernelError>;
-    /// Packs a matrix with scales for groups of columns, as [`Backend::linear`] does one with a scale a row. It multiplies
-    /// activations of [`Grouping::Groups`].
+    /// As [`Backend::linear`], for a matrix with scales for groups of columns. It multiplies activations of
+    /// [`Grouping::Groups`].
     fn grouped(&mut self, weights: &GroupedTensor, order: RowOrder) -> Result<Self::Linear, KernelError>;
-    /// Takes a matrix that is packed for the CPU already, as [`Backend::linear`] does one that is not.
+    /// As [`Backend::linear`], for a matrix that is already packed for the CPU.
     fn panels(&mut self, weights: Panels, order: RowOrder) -> Result<Self::Linear, KernelError> {
         self.linear(&weights.unpack(0..weights.rows())?, order)
     }
@@ -167,7 +167,7 @@ pub trait Backend: Send {
     /// Takes a ternary matrix as a table: [`Backend::embed`] decodes its rows, [`Backend::logits`] quantises activations by
     /// groups and multiplies as [`Backend::bit_linear`] does.
     fn ternary_table(&mut self, weights: &GroupedTensor) -> Result<Self::Table, KernelError>;
-    /// As [`Backend::ternary_table`], of a matrix that is packed for the CPU already.
+    /// As [`Backend::ternary_table`], for a matrix that is already packed for the CPU.
     fn ternary_panels(&mut self, weights: GroupedPanels) -> Result<Self::Table, KernelError> {
         self.ternary_table(&weights.unpack(0..weights.rows())?)
     }
@@ -247,7 +247,7 @@ pub trait Backend: Send {
 
     /// [`Backend::bit_linear`] with a matrix in [`RowOrder::GateUp`], then [`Backend::gate_quantize`].
     ///
-    /// `gate_up` is `[n][ffn | ffn]`; what it holds afterwards is the backend's own.
+    /// `gate_up` is `[n][ffn | ffn]`; its contents afterwards are unspecified.
     #[expect(clippy::too_many_arguments, reason = "the arguments of two operations")]
     fn bit_linear_gate_quantize(
         &mut self,
@@ -265,7 +265,7 @@ pub trait Backend: Send {
 
     /// [`Backend::bit_linear`] with a matrix in [`RowOrder::Rope`], then [`Backend::rope_store`].
     ///
-    /// Of `qkv` only the queries are defined afterwards.
+    /// Afterwards only the queries in `qkv` are defined.
     #[expect(clippy::too_many_arguments, reason = "the arguments of two operations")]
     fn bit_linear_rope_store(
         &mut self,
@@ -301,8 +301,8 @@ pub trait Backend: Send {
         logits: &mut [f32],
     ) -> Result<(), KernelError>;
 
-    /// [`Backend::top_logits`] of a row of `x` for each of `asks`. A backend that draws tokens where it makes logits does
-    /// so for the rows with an ask, and says what it drew in `drawn`; the logits of those rows are undefined.
+    /// As [`Backend::top_logits`], with one row of `x` for each of `asks`. A backend that draws tokens where it computes
+    /// logits does so for rows with an ask and stores the result in `drawn`; the logits of those rows are then undefined.
     fn draw(
         &mut self,
         x: &Self::Rows,
@@ -315,27 +315,27 @@ pub trait Backend: Send {
         self.top_logits(asks.len(), x, table, keep, logits)
     }
 
-    /// Takes what steps up to this size need beside the buffers made for them, so that no step has to.
+    /// Reserves everything that steps up to this size need beyond their buffers, so that no step allocates.
     fn prepare(&mut self, _size: &StepSize) -> Result<(), KernelError> {
         Ok(())
     }
 
-    /// Ends a step: everything that was called is done.
+    /// Ends a step: waits until all operations have taken effect.
     fn finish(&mut self) -> Result<(), KernelError> {
         Ok(())
     }
 
-    /// What the device says of itself; nothing, if that is the host.
+    /// What the device reports; `None` if it is the host.
     fn device(&self) -> Option<DeviceStatus> {
         None
     }
 
-    /// Whether [`Backend::screen`] is of use here.
+    /// Whether this backend uses [`Backend::screen`].
     fn screens(&self) -> bool {
         false
     }
 
-    /// Prepares a table for [`Backend::top_logits`] of up to `rows` rows, with what a file holds for that, if it does.
+    /// Prepares a table for [`Backend::top_logits`] of up to `rows` rows, from the copy that a file holds if there is one.
     fn screen(
         &mut self,
         table: &mut Self::Table,
@@ -346,8 +346,8 @@ pub trait Backend: Send {
         Ok(())
     }
 
-    /// [`Backend::logits`] for a caller who looks, in row `t`, at the `keep[t]` highest logits and at those equal to
-    /// the last of them: any other may be negative infinity instead.
+    /// As [`Backend::logits`], for a caller that needs only the `keep[t]` highest logits of row `t` and those equal to the
+    /// last of them: all others may be negative infinity.
     fn top_logits(
         &mut self,
         n: usize,

@@ -106,9 +106,9 @@ impl Isa {
         }
     }
 
-    /// A level that no machine has, for tests.
+    /// A level of kernels that any machine runs, for tests.
     #[cfg(test)]
-    pub(crate) fn like(name: &'static str, kernels: &'static KernelSet) -> Isa {
+    pub(crate) fn of_arrays(name: &'static str, kernels: &'static KernelSet) -> Isa {
         Isa(Box::leak(Box::new(Level { name, present: || true, kernels })))
     }
 

@@ -195,46 +195,32 @@ impl<const ROWS: usize, const TOKENS: usize, const STEPS: usize, const WIDE_CODE
     unsafe fn prefetch(_: *const u8) {}
 }
 
-/// Levels that no machine has, with the tiles and limits of others: their ways through the algorithms are tried everywhere.
+/// The tiles and limits of levels with 512-bit vectors, which many machines lack, taken through all algorithms.
 #[cfg(test)]
-pub(crate) mod like {
+mod tests {
     use super::Arrays;
-    use crate::cpu::{generic::KernelSet, isa::Isa};
+    use crate::{
+        Cpu, Isa,
+        conformance::{cases, check},
+        cpu::generic::kernel_set,
+    };
 
-    macro_rules! level {
-        ($module:ident, $lanes:ty) => {
-            mod $module {
-                use super::Arrays;
-                type Level = $lanes;
-                crate::cpu::generic::kernel_set!(Level);
-                const _: fn() -> bool = present;
-            }
-        };
+    mod avx512vnni {
+        super::kernel_set!(super::Arrays<4, 6, { usize::MAX }, true>);
     }
-    level!(avx512vnni, Arrays<4, 6, { usize::MAX }, true>);
-    level!(avx512, Arrays<4, 6, 60, false>);
-    level!(avxvnni, Arrays<1, 5, { usize::MAX }, true>);
-    level!(dotprod, Arrays<1, 4, { usize::MAX }, false>);
-    level!(neon, Arrays<1, 2, 124, false>);
 
-    fn levels() -> [(&'static str, &'static KernelSet); 5] {
-        [
-            ("like avx512vnni", &avx512vnni::KERNELS),
-            ("like avx512", &avx512::KERNELS),
-            ("like avxvnni", &avxvnni::KERNELS),
-            ("like dotprod", &dotprod::KERNELS),
-            ("like neon", &neon::KERNELS),
-        ]
+    mod avx512 {
+        super::kernel_set!(super::Arrays<4, 6, 60, false>);
     }
 
     #[test]
-    fn the_tiles_of_every_level_equal_the_reference_bit_for_bit() {
-        use crate::{
-            Cpu,
-            conformance::{cases, check},
-        };
-        for (name, kernels) in levels() {
-            let mut cpu = Cpu::new(Isa::like(name, kernels), 2).unwrap();
+    fn tiles_of_512_bit_levels_equal_the_reference_bit_for_bit() {
+        for (name, present, kernels) in [
+            ("tiles of avx512vnni", avx512vnni::present(), &avx512vnni::KERNELS),
+            ("tiles of avx512", avx512::present(), &avx512::KERNELS),
+        ] {
+            assert!(present, "arrays are everywhere");
+            let mut cpu = Cpu::new(Isa::of_arrays(name, kernels), 2).unwrap();
             let failures: Vec<_> =
                 cases().into_iter().filter_map(|case| check(&mut cpu, case).err()).collect();
             assert!(failures.is_empty(), "{name}: {failures:#?}");

@@ -36,30 +36,21 @@ pub(crate) struct Grouped<'a> {
     pub(crate) out: Output<'a>,
 }
 
+/// Bytes that are asked for ahead of their use: whole groups of a panel, about as many as [`AHEAD`].
+fn ahead(group_blocks: usize) -> usize {
+    let bytes = group_blocks * BLOCK_BYTES + SCALE_BYTES;
+    (AHEAD + bytes / 2) / bytes * bytes
+}
+
+/// All tokens over some panels.
 #[inline(always)]
 pub(crate) unsafe fn grouped<L: Lanes>(a: &Grouped<'_>, panels: Range<usize>) {
-    if a.w.group == GROUP {
-        sweep::<L, { GROUP / BLOCK }>(a, panels);
-    } else {
-        sweep::<L, { GROUP / 2 / BLOCK }>(a, panels);
-    }
-}
-
-/// Bytes that are asked for ahead of their use: whole groups, about as many as [`AHEAD`].
-const fn ahead(blocks: usize) -> usize {
-    let group = blocks * BLOCK_BYTES + SCALE_BYTES;
-    (AHEAD + group / 2) / group * group
-}
-
-/// All tokens over some panels; `B` is the number of blocks in a whole group.
-#[inline(always)]
-unsafe fn sweep<L: Lanes, const B: usize>(a: &Grouped<'_>, panels: Range<usize>) {
     for panel in panels {
         if a.n == 1 {
             if L::WIDE_REGISTERS {
-                one_token::<L, B, 4>(a, panel);
+                one_token::<L, 4>(a, panel);
             } else {
-                one_token::<L, B, 1>(a, panel);
+                one_token::<L, 1>(a, panel);
             }
             continue;
         }
@@ -69,9 +60,9 @@ unsafe fn sweep<L: Lanes, const B: usize>(a: &Grouped<'_>, panels: Range<usize>)
             for rows in (0..PANEL_ROWS / 16).step_by(L::TILE.0) {
                 let place = Place { panel, rows, token: tokens.start };
                 if L::WIDE_REGISTERS {
-                    tile_of::<L, B, 4>(a, place, tokens.len());
+                    tile_of::<L, 4>(a, place, tokens.len());
                 } else {
-                    tile_of::<L, B, 1>(a, place, tokens.len());
+                    tile_of::<L, 1>(a, place, tokens.len());
                 }
             }
         }
@@ -87,48 +78,44 @@ struct Place {
 }
 
 #[inline(always)]
-unsafe fn tile_of<L: Lanes, const B: usize, const R: usize>(a: &Grouped<'_>, place: Place, tokens: usize) {
+unsafe fn tile_of<L: Lanes, const R: usize>(a: &Grouped<'_>, place: Place, tokens: usize) {
     match tokens {
-        1 => tile::<L, B, R, 1>(a, place),
-        2 => tile::<L, B, R, 2>(a, place),
-        3 => tile::<L, B, R, 3>(a, place),
-        4 => tile::<L, B, R, 4>(a, place),
-        5 if L::TILE.1 >= 5 => tile::<L, B, R, 5>(a, place),
-        6 if L::TILE.1 >= 6 => tile::<L, B, R, 6>(a, place),
+        1 => tile::<L, R, 1>(a, place),
+        2 => tile::<L, R, 2>(a, place),
+        3 => tile::<L, R, 3>(a, place),
+        4 => tile::<L, R, 4>(a, place),
+        5 if L::TILE.1 >= 5 => tile::<L, R, 5>(a, place),
+        6 if L::TILE.1 >= 6 => tile::<L, R, 6>(a, place),
         _ => unreachable!("tile of {tokens} tokens"),
     }
 }
 
 /// `R` row groups of a panel against `T` tokens, along all of K.
 #[inline(always)]
-unsafe fn tile<L: Lanes, const B: usize, const R: usize, const T: usize>(a: &Grouped<'_>, place: Place) {
+unsafe fn tile<L: Lanes, const R: usize, const T: usize>(a: &Grouped<'_>, place: Place) {
     let (mut codes, blocks) = (a.w.panel(place.panel).as_ptr(), a.w.blocks());
+    let (group, ahead) = (a.w.group / BLOCK, ahead(a.w.group / BLOCK));
     let x = a.x.as_ptr().add(place.token * a.x_stride);
     let mut totals = [[L::splat(0.0); R]; T];
-    for block in (0..blocks).step_by(B) {
+    for block in (0..blocks).step_by(group) {
+        let some = group.min(blocks - block);
         let (rows, x) = (codes.add(64 * place.rows), x.add(block * BLOCK));
-        let some = B.min(blocks - block);
-        // Nearly all groups have a number of blocks that the compiler knows.
-        let parts = match some == B {
-            true => L::dot_blocks::<R, T>(rows, x, a.x_stride, B, ahead(B)),
-            false => L::dot_blocks::<R, T>(rows, x, a.x_stride, some, ahead(B)),
-        };
+        let parts = L::dot_blocks::<R, T>(rows, x, a.x_stride, some, ahead);
         let scales = codes.add(some * BLOCK_BYTES + 32 * place.rows);
-        L::prefetch(scales.wrapping_add(ahead(B)));
+        L::prefetch(scales.wrapping_add(ahead));
         let mut weights = [L::splat(0.0); R];
         for r in 0..R {
             weights[r] = L::load_f16(scales.add(32 * r).cast());
         }
         for t in 0..T {
-            let (scale, own) = activations::<B>(a, place.token + t, block);
+            let (scale, own) = activations(a, place.token + t, block);
             for r in 0..R {
-                let sum = L::sub_i(L::widen(parts[t][r]), L::splat_i(own));
-                let scale = L::mul(L::splat(scale), weights[r]);
-                totals[t][r] = L::fma(L::to_f32(sum), scale, totals[t][r]);
+                let sum = L::to_f32(L::sub_i(L::widen(parts[t][r]), L::splat_i(own)));
+                totals[t][r] = L::fma(sum, L::mul(L::splat(scale), weights[r]), totals[t][r]);
             }
         }
         // After the last group this may point past the end; it is not followed.
-        codes = codes.wrapping_add(B * BLOCK_BYTES + SCALE_BYTES);
+        codes = codes.wrapping_add(group * BLOCK_BYTES + SCALE_BYTES);
     }
     for t in 0..T {
         for r in 0..R {
@@ -138,36 +125,33 @@ unsafe fn tile<L: Lanes, const B: usize, const R: usize, const T: usize>(a: &Gro
     }
 }
 
-/// Scale and sum of the activations that meet the group which begins at `block`.
+/// Scale and sum of the activations that meet the group of weights which begins at `block`.
 #[inline(always)]
-unsafe fn activations<const B: usize>(a: &Grouped<'_>, token: usize, block: usize) -> (f32, i32) {
+unsafe fn activations(a: &Grouped<'_>, token: usize, block: usize) -> (f32, i32) {
     let groups = a.w.cols.div_ceil(GROUP);
     let group = &*a.x_groups.as_ptr().add(token * groups + block * BLOCK / GROUP);
-    (group.scale, if B * BLOCK == GROUP { group.sum } else { group.halves[block / B % 2] })
+    (group.scale, if a.w.group == GROUP { group.sum } else { group.halves[block * BLOCK / (GROUP / 2) % 2] })
 }
 
 /// A whole panel against the only token, `R` row groups at a time within a group of columns.
 #[inline(always)]
-unsafe fn one_token<L: Lanes, const B: usize, const R: usize>(a: &Grouped<'_>, panel: usize) {
+unsafe fn one_token<L: Lanes, const R: usize>(a: &Grouped<'_>, panel: usize) {
     let (mut codes, blocks) = (a.w.panel(panel).as_ptr(), a.w.blocks());
+    let (group, ahead) = (a.w.group / BLOCK, ahead(a.w.group / BLOCK));
     let mut totals = [L::splat(0.0); PANEL_ROWS / 16];
-    for block in (0..blocks).step_by(B) {
+    for block in (0..blocks).step_by(group) {
+        let some = group.min(blocks - block);
         let x = a.x.as_ptr().add(block * BLOCK);
-        let some = B.min(blocks - block);
-        let (scale, own) = activations::<B>(a, 0, block);
+        let (scale, own) = activations(a, 0, block);
         for first in (0..PANEL_ROWS / 16).step_by(R) {
-            let rows = codes.add(64 * first);
-            let sums = match some == B {
-                true => one_group::<L, R>(rows, x, B, ahead(B)),
-                false => one_group::<L, R>(rows, x, some, ahead(B)),
-            };
+            let sums = one_group::<L, R>(codes.add(64 * first), x, some, ahead);
             for r in 0..R {
                 let weights = L::load_f16(codes.add(some * BLOCK_BYTES + 32 * (first + r)).cast());
                 let sum = L::to_f32(L::sub_i(sums[r], L::splat_i(own)));
                 totals[first + r] = L::fma(sum, L::mul(L::splat(scale), weights), totals[first + r]);
             }
         }
-        codes = codes.wrapping_add(B * BLOCK_BYTES + SCALE_BYTES);
+        codes = codes.wrapping_add(group * BLOCK_BYTES + SCALE_BYTES);
     }
     for r in 0..PANEL_ROWS / 16 {
         put::<L>(&a.out, a.w.rows, panel * PANEL_ROWS + 16 * r, 0, totals[r]);
