@@ -234,15 +234,15 @@ fn decode(model: &mut dyn Model, prompt: &[u32]) -> Vec<u32> {
     out
 }
 
-/// One request with guesses and without: on text that repeats itself, on text whose past comes again all the time and
+/// One request with drafts and without: on text that repeats itself, on text whose past comes again all the time and
 /// goes on otherwise, and on text that never says anything again.
 fn speculation(name: &str) -> Vec<Value> {
-    const GUESSES: usize = 4;
+    const DRAFTS: usize = 4;
     let start = |max_draft| {
         let config = EngineConfig { max_draft, ..EngineConfig::default() };
         Engine::start(model(name, LIMITS), config).unwrap()
     };
-    let (plain, guessing) = (start(0), start(GUESSES));
+    let (plain, drafting) = (start(0), start(DRAFTS));
     let sampled = GenerationConfig { temperature: 1.0, seed: Some(1), ..greedy(160) };
     let only = |tokens: std::ops::Range<u32>| tokens.map(|token| (token, 100.0)).collect();
     let texts = [
@@ -252,7 +252,7 @@ fn speculation(name: &str) -> Vec<Value> {
     ];
     let mut rows = Vec::new();
     for (text, config, goal) in texts {
-        let before = guessing.status().scheduler;
+        let before = drafting.status().scheduler;
         let ratio = |salt| {
             let run = |engine: &Engine| {
                 let request =
@@ -263,23 +263,23 @@ fn speculation(name: &str) -> Vec<Value> {
                 });
                 (time, tokens)
             };
-            let ((without, want), (with, got)) = (run(&plain), run(&guessing));
-            assert_eq!(got, want, "a guess changes no token");
+            let ((without, want), (with, got)) = (run(&plain), run(&drafting));
+            assert_eq!(got, want, "a draft changes no token");
             without / with
         };
         let ratios = (0..9).map(ratio).collect();
-        let after = guessing.status().scheduler;
+        let after = drafting.status().scheduler;
         let (drafted, right) = (after.drafted - before.drafted, after.accepted - before.accepted);
-        assert!(drafted > 0 || text == "never comes again", "text that {text} is guessed at");
+        assert!(drafted > 0 || text == "never comes again", "text that {text} is drafted");
         rows.push(row(
-            format!("{name}, speed with up to {GUESSES} guesses, text that {text}"),
+            format!("{name}, speed with up to {DRAFTS} drafts, text that {text}"),
             ratios,
             "x",
             goal,
         ));
         let told = [("right", right), ("wrong, or not reached", drafted - right)];
         rows.extend(told.map(|(which, count)| {
-            row(format!("{name}, guesses {which}, text that {text}"), vec![count as f64], "tokens", NO_GOAL)
+            row(format!("{name}, drafts {which}, text that {text}"), vec![count as f64], "tokens", NO_GOAL)
         }));
     }
     rows

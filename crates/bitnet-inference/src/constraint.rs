@@ -4,7 +4,7 @@ use crate::RequestError;
 
 /// Says which tokens may follow a text: a grammar, a schema, a list of answers.
 ///
-/// The answer is a function of the generated tokens and of nothing else. Batches, guesses and a sequence that is
+/// The answer is a function of the generated tokens and of nothing else. Batches, drafts and a sequence that is
 /// computed again therefore cannot change it. An implementation may remember how far it has read the text of a
 /// choice, as long as it notices when it is asked about another text.
 pub trait Constraint: fmt::Debug + Send + Sync {

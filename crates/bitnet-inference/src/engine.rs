@@ -20,17 +20,18 @@ use crate::{
 /// How an engine works. None of it changes a token.
 #[derive(Clone)]
 pub struct EngineConfig {
-    /// Most sequences in one forward pass; more wait.
+    /// Maximum of sequences in one forward pass; more wait.
     pub max_batch_size: usize,
-    /// How many of them run, and how much of a step goes to prompts.
+    /// How many of them run, and how much of a step goes to prompts. By default all, and chunks of prompts that keep
+    /// the time between two tokens of a sequence under [`BatchSizing::DEFAULT_ITL`].
     pub sizing: BatchSizing,
-    /// Longest that an idle engine waits for company of a request when company is likely.
+    /// How long an idle engine waits for a second request, when one is likely to come, before it starts a step.
     pub max_wait_time: Duration,
     /// Maximum of sequences that wait, each choice of a request counted as one; further ones are refused.
     pub max_queued_requests: usize,
     /// Maximum of prompt tokens that wait; further requests are refused.
     pub max_queued_tokens: usize,
-    /// Most tokens guessed ahead for one sequence in one step; 0 guesses none.
+    /// Maximum of drafted tokens for one sequence in one step; 0 turns drafting off.
     pub max_draft: usize,
     /// Updates that a request holds for its reader before it pauses.
     pub mailbox: usize,
@@ -48,7 +49,7 @@ impl Default for EngineConfig {
     fn default() -> Self {
         EngineConfig {
             max_batch_size: 64,
-            sizing: BatchSizing::Fixed(usize::MAX),
+            sizing: BatchSizing::paced(usize::MAX),
             max_wait_time: Duration::from_millis(5),
             max_queued_requests: 256,
             max_queued_tokens: 1 << 20,

@@ -28,7 +28,7 @@ pub struct Generated {
     pub drawn: usize,
     /// Time from the first drawn token to the last; none if there was no further one.
     pub decode: Option<Duration>,
-    /// Tokens guessed ahead.
+    /// Tokens drafted.
     pub drafted: u64,
     /// Those that were what the sampler drew.
     pub accepted: u64,

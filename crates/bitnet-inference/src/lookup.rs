@@ -1,11 +1,11 @@
 use crate::pace::{StepLoad, StepModel};
 use crate::sequence::Sequence;
 
-/// What guesses must add to the speed of a sequence, so that none are made for nothing.
-const LEAST_GAIN: f64 = 0.02;
+/// What drafts must add to the speed of a sequence; below that none are made.
+const MIN_GAIN: f64 = 0.02;
 
-/// Guesses the next tokens of a text from its own past. A guess is computed as an ordinary row and kept only if it is
-/// what the sampler draws there, so that guessing changes the speed and nothing else.
+/// Drafts the next tokens of a text from its own past. A draft is computed as an ordinary row and kept only if it is
+/// what the sampler draws there, so drafting changes the speed and nothing else.
 pub(crate) struct Lookup;
 
 impl Lookup {
@@ -14,36 +14,36 @@ impl Lookup {
     /// Tokens searched for it, so that a long text costs no more than a page.
     const WINDOW: usize = 2048;
 
-    /// How many tokens to guess, at most `room`, in a step that has to do `step` for `sequences` without them.
+    /// How many tokens to draft, at most `room`, in a step that has to do `step` for `sequences` without them.
     pub fn depth(s: &Sequence, room: usize, step: StepLoad, sequences: usize, times: &StepModel) -> usize {
         // One success in two is assumed before there is experience.
         let rate = f64::from((s.drafts_accepted + 1.0) / (s.drafts_tried + 2.0));
-        // Now and then one guess is made all the same, to notice when the text begins to repeat itself.
+        // Now and then one token is drafted anyway, to notice when the text begins to repeat itself.
         let probe = usize::from(s.tokens.len().is_multiple_of(32)).min(room);
         let depth = if rate > 0.2 { Self::best(rate, room, step, sequences, times) } else { 0 };
         depth.max(probe)
     }
 
-    /// The number of guesses, each right with probability `rate` if those before it are, with which the step gives
-    /// the most tokens in its time: all its sequences wait for the guesses of one.
+    /// The number of drafts, each right with probability `rate` if those before it are, that gives the most tokens in
+    /// the step's time: all its sequences wait for the drafts of one.
     fn best(rate: f64, room: usize, step: StepLoad, sequences: usize, times: &StepModel) -> usize {
         let Some(without) = times.predict(step) else {
             // As many as are likely to be right.
             return room.min((2.0 * rate / (1.0 - rate).max(0.05)).ceil() as usize);
         };
-        let (mut best, mut most, mut right) = (0, 1.0 + LEAST_GAIN / sequences as f64, 0.0);
-        for guesses in 1..=room {
-            right += rate.powi(guesses as i32);
-            let with = times.predict(StepLoad { decodes: step.decodes + guesses, ..step });
+        let (mut best, mut most, mut right) = (0, 1.0 + MIN_GAIN / sequences as f64, 0.0);
+        for drafts in 1..=room {
+            right += rate.powi(drafts as i32);
+            let with = times.predict(StepLoad { drafts: step.drafts + drafts, ..step });
             let gain = with.map_or(0.0, |with| (1.0 + right / sequences as f64) * without / with);
             if gain > most {
-                (best, most) = (guesses, gain);
+                (best, most) = (drafts, gain);
             }
         }
         best
     }
 
-    /// Where the text went on, the last time its last tokens occurred.
+    /// Where the text continued the last time its last tokens occurred.
     pub fn find(tokens: &[u32], depth: usize) -> Option<usize> {
         if depth == 0 || tokens.len() <= Self::PATTERN {
             return None;
@@ -54,7 +54,7 @@ impl Lookup {
         Some(first + at + Self::PATTERN)
     }
 
-    /// Remembers how a guess went; what is long ago counts little.
+    /// Remembers how many drafts were right; older ones count less.
     pub fn learn(s: &mut Sequence, tried: usize, accepted: usize) {
         s.drafts_tried = s.drafts_tried * 0.9 + tried as f32;
         s.drafts_accepted = s.drafts_accepted * 0.9 + accepted as f32;
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn guesses_that_pay_for_one_sequence_are_not_made_where_many_would_wait_for_them() {
+    fn drafts_that_pay_for_one_sequence_are_not_made_where_many_would_wait_for_them() {
         let mut times = StepModel::default();
         let load = |decodes| StepLoad { decodes, ..StepLoad::default() };
         // Ten milliseconds, and one for each row.

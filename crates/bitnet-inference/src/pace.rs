@@ -1,11 +1,20 @@
 use std::time::Duration;
 
-/// How many sequences run at once, and how much of a step goes to prompts. No choice changes an output.
+/// How many sequences run at once, and how much of a step goes to prompts and drafts. No choice changes an output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BatchSizing {
-    /// Up to this many sequences, and prompts as fast as a step bears.
+    /// Up to this many sequences, and prompts as fast as a step allows.
     Fixed(usize),
-    /// As many as keep the time between a sequence's tokens under `itl`, learned from the steps themselves.
+    /// Up to this many sequences, and prompts in chunks that keep the time between a sequence's tokens under `itl`,
+    /// learned from the steps themselves. A chunk has at least [`Pace::MIN_CHUNK`] tokens, however slow the machine is.
+    Paced {
+        /// Maximum of sequences.
+        sequences: usize,
+        /// Goal for the time between two tokens of one sequence.
+        itl: Duration,
+    },
+    /// As many as keep the time between a sequence's tokens under `itl`, learned from the steps themselves; prompts
+    /// as with [`BatchSizing::Paced`].
     Auto {
         /// Goal for the time from a request to its first token.
         ttft: Duration,
@@ -14,11 +23,31 @@ pub enum BatchSizing {
     },
 }
 
+impl BatchSizing {
+    /// Goal for the time between two tokens where none is given.
+    pub const DEFAULT_ITL: Duration = Duration::from_millis(250);
+
+    /// Up to `sequences`, with the default goal for the time between tokens.
+    pub const fn paced(sequences: usize) -> Self {
+        BatchSizing::Paced { sequences, itl: Self::DEFAULT_ITL }
+    }
+
+    /// Goal for the time between two tokens of one sequence.
+    fn itl(self) -> Option<Duration> {
+        match self {
+            BatchSizing::Fixed(_) => None,
+            BatchSizing::Paced { itl, .. } | BatchSizing::Auto { itl, .. } => Some(itl),
+        }
+    }
+}
+
 /// What a step has to do, as far as its time depends on it.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct StepLoad {
-    /// Sequences that compute one token.
+    /// Sequences that compute one token, their drafts aside.
     pub decodes: usize,
+    /// Drafted tokens.
+    pub drafts: usize,
     /// Tokens before those, which attention reads.
     pub context: usize,
     /// Prompt tokens.
@@ -30,7 +59,7 @@ pub struct StepLoad {
 /// Terms of a [`StepModel`].
 const N: usize = 5;
 
-/// The time of a step as `a + b * decodes + c * context + d * prefill + e * attended`, fitted to the steps seen so far
+/// The time of a step as `a + b * (decodes + drafts) + c * context + d * prefill + e * attended`, fitted to the steps seen so far
 /// by recursive least squares that slowly forgets.
 #[derive(Debug, Clone)]
 pub struct StepModel {
@@ -54,8 +83,8 @@ impl StepModel {
 
     fn features(load: StepLoad) -> [f64; N] {
         let of = |count: usize, scale: f64| count as f64 / scale;
-        let StepLoad { decodes, context, prefill, attended } = load;
-        [1.0, decodes as f64, of(context, 1024.0), of(prefill, 16.0), of(attended, 16384.0)]
+        let StepLoad { decodes, drafts, context, prefill, attended } = load;
+        [1.0, (decodes + drafts) as f64, of(context, 1024.0), of(prefill, 16.0), of(attended, 16384.0)]
     }
 
     /// Learns from a step that took `micros`.
@@ -91,14 +120,22 @@ impl StepModel {
         let each = token / 16.0 + read / 16384.0 * position as f64;
         Some((micros - rest) / each.max(1e-4))
     }
+
+    /// Further rows that fit in `micros` beside a step of `load`.
+    fn rows_within(&self, load: StepLoad, micros: f64) -> Option<f64> {
+        let rest = self.predict(load)?;
+        Some((micros - rest) / (self.weights[1].max(0.0) * 1e3).max(1e-4))
+    }
 }
 
-/// Decides batch size and prompt budget.
+/// Decides the batch size, and how many prompt tokens and drafts a step computes.
 #[derive(Debug, Clone)]
 pub struct Pace {
     sizing: BatchSizing,
     max_running: usize,
     target: usize,
+    /// The largest number of prompt tokens in a step that has been timed.
+    largest_chunk: usize,
     /// The step times learned so far.
     pub model: StepModel,
 }
@@ -110,10 +147,12 @@ impl Pace {
     /// At most `max_running` sequences, whatever is wanted.
     pub fn new(sizing: BatchSizing, max_running: usize) -> Self {
         let (max_running, target) = match sizing {
-            BatchSizing::Fixed(n) => (n.clamp(1, max_running), n.clamp(1, max_running)),
+            BatchSizing::Fixed(n) | BatchSizing::Paced { sequences: n, .. } => {
+                (n.clamp(1, max_running), n.clamp(1, max_running))
+            }
             BatchSizing::Auto { .. } => (max_running, max_running.min(4)),
         };
-        Pace { sizing, max_running, target, model: StepModel::default() }
+        Pace { sizing, max_running, target, largest_chunk: 0, model: StepModel::default() }
     }
 
     /// Sequences to run at once.
@@ -121,31 +160,44 @@ impl Pace {
         self.target
     }
 
+    /// Microseconds that a step may take: a tenth of the goal is left for what the model does not foresee.
+    fn step_limit(&self) -> Option<f64> {
+        self.sizing.itl().map(|itl| itl.as_micros() as f64 * 0.9)
+    }
+
     /// Prompt tokens that the next step may compute, the first of them at `position`, beside `decodes` sequences with
     /// `context` tokens before them.
     pub fn prefill_budget(&self, decodes: usize, context: usize, position: usize) -> usize {
-        let BatchSizing::Auto { itl, .. } = self.sizing else { return usize::MAX };
-        if decodes == 0 {
-            return usize::MAX;
-        }
-        // A tenth is left for what the model does not foresee.
-        let micros = itl.as_micros() as f64 * 0.9;
+        let Some(limit) = self.step_limit().filter(|_| decodes > 0) else { return usize::MAX };
         let load = StepLoad { decodes, context, ..StepLoad::default() };
-        let fits = self.model.prefill_within(load, position, micros);
-        fits.map_or(4 * Self::MIN_CHUNK, |n| (n.max(0.0) as usize).max(Self::MIN_CHUNK))
+        let fits = self.model.prefill_within(load, position, limit).map_or(0, |n| n.max(0.0) as usize);
+        // What is far beyond everything timed so far is not believed.
+        fits.min(2 * self.largest_chunk).max(Self::MIN_CHUNK)
+    }
+
+    /// Drafts that fit into a step beside `load` without breaking the goal for the time between tokens.
+    pub fn draft_budget(&self, load: StepLoad) -> usize {
+        let Some(limit) = self.step_limit() else { return usize::MAX };
+        self.model.rows_within(load, limit).map_or(0, |n| n.max(0.0) as usize)
+    }
+
+    /// Learns how long a step took.
+    pub fn learn(&mut self, load: StepLoad, micros: u64) {
+        self.model.observe(load, micros);
+        self.largest_chunk = self.largest_chunk.max(load.prefill);
     }
 
     /// Learns from a step, and moves the batch size: one up while requests wait and another sequence would keep the
-    /// goal, a quarter down when the sequences running break it.
+    /// goal, a quarter down when the sequences running break it. Drafts are no reason to shrink the batch.
     pub fn after_step(&mut self, load: StepLoad, micros: u64, waiting: usize, oldest_wait: u64) {
-        self.model.observe(load, micros);
+        self.learn(load, micros);
         let BatchSizing::Auto { ttft, itl } = self.sizing else { return };
         let goal = itl.as_micros() as f64;
         let each = load.context / load.decodes.max(1);
         let load_of = |decodes| StepLoad { decodes, context: each * decodes, ..StepLoad::default() };
         let with = |decodes| self.model.predict(load_of(decodes));
         let (Some(now), Some(next)) = (with(load.decodes), with(self.target + 1)) else { return };
-        // When requests wait longer than their goal, every sequence may take its full time.
+        // While requests wait longer than their goal, the whole goal is used.
         let margin = if u128::from(oldest_wait) > ttft.as_micros() { 1.0 } else { 0.9 };
         if load.decodes > 1 && now > goal {
             self.target = (load.decodes * 3 / 4).clamp(1, self.max_running);
@@ -160,8 +212,11 @@ mod tests {
     use super::*;
 
     fn truth(load: StepLoad) -> u64 {
-        let StepLoad { decodes, context, prefill, attended } = load;
-        2000 + 500 * decodes as u64 + 3 * context as u64 / 10 + 100 * prefill as u64 + attended as u64 / 10
+        let StepLoad { decodes, drafts, context, prefill, attended } = load;
+        2000 + 500 * (decodes + drafts) as u64
+            + 3 * context as u64 / 10
+            + 100 * prefill as u64
+            + attended as u64 / 10
     }
 
     fn auto() -> BatchSizing {
@@ -174,12 +229,8 @@ mod tests {
         for i in 0..steps {
             let decodes = pace.batch_size().min(1 + waiting);
             let prefill = i % 3 * 32;
-            let load = StepLoad {
-                decodes,
-                context: decodes * (100 + i % 50),
-                prefill,
-                attended: prefill * (i * 37 % 2000),
-            };
+            let (context, attended) = (decodes * (100 + i % 50), prefill * (i * 37 % 2000));
+            let load = StepLoad { decodes, context, prefill, attended, ..StepLoad::default() };
             pace.after_step(load, truth(load), waiting, 0);
             sizes.push(pace.batch_size());
         }
@@ -193,10 +244,10 @@ mod tests {
         for i in 0..200 {
             let prefill = i * 17 % 200;
             let (context, attended) = (i * 31 % 4000, prefill * (i * 41 % 1000));
-            let load = StepLoad { decodes: i * 7 % 13, context, prefill, attended };
+            let load = StepLoad { decodes: i * 7 % 13, context, prefill, attended, drafts: i % 3 };
             model.observe(load, truth(load));
         }
-        let load = StepLoad { decodes: 20, context: 3000, prefill: 100, attended: 80_000 };
+        let load = StepLoad { decodes: 20, context: 3000, prefill: 100, attended: 80_000, drafts: 0 };
         let (got, want) = (model.predict(load).unwrap(), truth(load) as f64);
         assert!((got / want - 1.0).abs() < 0.02, "{got} {want}");
     }
@@ -254,6 +305,43 @@ mod tests {
         let late = pace.prefill_budget(2, 200, 1000);
         assert!((27..=31).contains(&late), "{late}");
         assert_eq!(pace.prefill_budget(60, 6000, 0), Pace::MIN_CHUNK);
+    }
+
+    #[test]
+    fn drafts_never_shrink_the_batch_and_fit_into_the_goal() {
+        let mut pace = Pace::new(auto(), 64);
+        trace(&mut pace, 100, 50);
+        let before = pace.batch_size();
+        let draft =
+            |decodes, drafts| StepLoad { decodes, drafts, context: 100 * decodes, ..Default::default() };
+        for _ in 0..100 {
+            // One sequence with four drafts, or a few with many, over the goal together.
+            pace.after_step(draft(2, 30), truth(draft(2, 30)), 0, 0);
+        }
+        assert_eq!(pace.batch_size(), before);
+        // 9 ms - 2 - 4 * 0.5 - a little context, at half a millisecond a row.
+        let budget = pace.draft_budget(draft(4, 0));
+        assert!((8..=10).contains(&budget), "{budget}");
+        assert_eq!(pace.draft_budget(draft(16, 0)), 0);
+        assert_eq!(Pace::new(BatchSizing::Fixed(8), 8).draft_budget(draft(8, 0)), usize::MAX);
+    }
+
+    #[test]
+    fn a_chunk_is_at_most_twice_the_largest_that_was_timed() {
+        let mut pace = Pace::new(BatchSizing::paced(8), 8);
+        assert_eq!(pace.batch_size(), 8);
+        let mut chunks = Vec::new();
+        for _ in 0..20 {
+            let prefill = pace.prefill_budget(4, 400, 0);
+            chunks.push(prefill);
+            let load = StepLoad { decodes: 4, context: 400, prefill, ..StepLoad::default() };
+            pace.after_step(load, truth(load), 9, 0);
+        }
+        assert_eq!(chunks[0], Pace::MIN_CHUNK);
+        assert!(chunks.windows(2).all(|w| w[1] <= 2 * w[0]), "{chunks:?}");
+        // 225 ms - 4, at 0.1 ms a token.
+        assert!((2000..2400).contains(chunks.last().unwrap()), "{chunks:?}");
+        assert_eq!(pace.batch_size(), 8, "the batch is as large as was asked for");
     }
 
     #[test]

@@ -13,19 +13,23 @@ pub struct SeqId {
     pub choice: u32,
 }
 
-/// One choice of one request, on its way.
+/// One choice of one request.
 ///
 /// `tokens.len() - computed` tokens are pending: a prompt, a chunk of one, or the one token drawn last. There is no
 /// other difference between prefill and decode.
+///
+/// A sequence has a place in the batch (`running`) or waits for one. One that waits because its reader paused keeps
+/// its blocks until others need them: it is parked.
 #[derive(Debug)]
 pub struct Sequence {
     /// Whose it is.
     pub id: SeqId,
     /// What was asked.
     pub request: Arc<Request>,
-    /// Of the random numbers.
+    /// Seed of the random numbers.
     pub seed: u64,
-    /// Prompt and generated tokens; between plan and commit also the drafted ones.
+    /// Prompt and generated tokens; between plan and commit also the drafted ones. Empty until the sequence first has
+    /// a place, so that the choices of a request that wait share its prompt.
     pub tokens: Vec<u32>,
     /// Drafted tokens at the end of `tokens`.
     pub(crate) drafted: usize,
@@ -43,6 +47,9 @@ pub struct Sequence {
     pub(crate) rank: u64,
     pub(crate) arrived: u64,
     pub(crate) deadline: Option<u64>,
+    /// When it last began to wait for a place: on arrival, or when its reader went on. Its priority's patience counts
+    /// from there.
+    pub(crate) since: u64,
     /// Since when nobody reads its tokens.
     pub(crate) paused: Option<u64>,
     /// Whether it has waited so long that it goes before all that have not.
@@ -58,7 +65,7 @@ pub struct Sequence {
     pub(crate) matcher: StopMatcher,
     /// Log-probabilities of tokens that the matcher holds back.
     pub(crate) held_logprobs: VecDeque<TokenLogprobs>,
-    /// Drafted tokens tried and accepted of late, each halved now and then.
+    /// Drafted tokens tried and accepted recently; older ones count less.
     pub(crate) drafts_tried: f32,
     pub(crate) drafts_accepted: f32,
 }
@@ -71,12 +78,34 @@ impl Sequence {
 
     /// Tokens generated so far, those that came with the request as generated included.
     pub fn generated(&self) -> usize {
-        self.tokens.len() - self.drafted - self.prompt_len()
+        self.text().len() - self.drafted - self.prompt_len()
+    }
+
+    /// Its tokens, wherever they are stored.
+    pub(crate) fn text(&self) -> &[u32] {
+        if self.tokens.is_empty() { &self.request.prompt } else { &self.tokens }
+    }
+
+    /// Takes a copy of the prompt and the memory that the sequence may need, before its first place.
+    pub(crate) fn own_text(&mut self, max_draft: usize) {
+        if self.tokens.is_empty() {
+            let prompt = &self.request.prompt;
+            self.tokens.reserve_exact(self.end.max(prompt.len()) + max_draft + 1);
+            self.tokens.extend_from_slice(prompt);
+            let blocks = self.end.div_ceil(bitnet_model::Batch::BLOCK_TOKENS);
+            self.table.reserve_exact(blocks + 1);
+            self.chains.reserve_exact(blocks);
+        }
+    }
+
+    /// Whether it holds blocks without a place.
+    pub(crate) fn parked(&self) -> bool {
+        !self.running && !self.table.is_empty()
     }
 
     /// Tokens to compute before the next one can be drawn.
     pub(crate) fn pending(&self) -> usize {
-        self.tokens.len() - self.computed
+        self.text().len() - self.computed
     }
 
     /// Whether tokens are drawn from it.

@@ -258,7 +258,7 @@ impl Worker {
             // A reader that has fallen behind again since is still waited for.
             Control::Resume(id) => {
                 if self.live.get(&id).is_some_and(|live| !live.ticket.mailbox.is_paused()) {
-                    self.scheduler.resume(id);
+                    self.scheduler.resume(self.now(), id);
                 }
             }
             Control::Drain(until) => self.drain(until),

@@ -1,6 +1,6 @@
 use std::time::{Duration, Instant};
 
-use bitnet_inference::EngineConfig;
+use bitnet_inference::{BatchSizing, EngineConfig};
 use bitnet_server::{BatchOptions, ServerConfig, run_batch};
 
 use super::serve;
@@ -20,6 +20,8 @@ pub fn run(common: &Common, args: &BatchArgs) -> Result<(), CliError> {
     // Nobody waits for a line, and nobody reads one before its turn.
     let engine = EngineConfig {
         max_batch_size: args.max_batch_size,
+        // So no prompt is cut for the sake of the time between tokens.
+        sizing: BatchSizing::Fixed(args.max_batch_size),
         max_draft: usize::from(args.speculation.speculate),
         mailbox: usize::MAX,
         ..EngineConfig::default()

@@ -109,7 +109,7 @@ fn loaded<T>(load: impl FnOnce() -> Result<T, CliError>) -> Result<T, CliError> 
 
 fn service(common: &Common, args: &ServeArgs, config: ServerConfig) -> Result<Service, CliError> {
     let sizing = match (args.ttft_goal, args.itl_goal) {
-        (None, None) => BatchSizing::Fixed(args.max_batch_size),
+        (None, None) => BatchSizing::paced(args.max_batch_size),
         (ttft, itl) => BatchSizing::Auto { ttft: ttft.unwrap_or(TTFT_GOAL), itl: itl.unwrap_or(ITL_GOAL) },
     };
     let engine = EngineConfig {

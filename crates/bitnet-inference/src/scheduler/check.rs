@@ -15,20 +15,27 @@ impl Scheduler {
         }
         for s in self.slots.iter().flatten() {
             s.table.iter().for_each(|&block| uses[block as usize] += 1);
-            if s.computed >= s.tokens.len() || s.computed > s.table.len() * BLOCK || s.drafted > 0 {
-                return Err(format!("{:?}: {} of {} tokens computed", s.id, s.computed, s.tokens.len()));
+            if s.computed >= s.text().len() || s.computed > s.table.len() * BLOCK || s.drafted > 0 {
+                return Err(format!("{:?}: {} of {} tokens computed", s.id, s.computed, s.text().len()));
             }
             if s.chains.len() != s.computed / BLOCK {
                 return Err(format!("{:?}: {} chains for {} tokens", s.id, s.chains.len(), s.computed));
             }
-            if !s.running && !s.table.is_empty() {
-                return Err(format!("{:?} waits and holds blocks", s.id));
+            if s.running && s.paused.is_some() {
+                return Err(format!("{:?} is paused and has a place", s.id));
+            }
+            if !(s.admitted || s.table.is_empty() && s.tokens.capacity() == 0) {
+                return Err(format!("{:?} has had no place, and holds blocks or a copy of its prompt", s.id));
             }
         }
         if self.running.iter().any(|&slot| !seq(&self.slots, slot).running)
             || self.waiting.iter().any(|&slot| seq(&self.slots, slot).running)
         {
             return Err("a sequence is in the wrong list".into());
+        }
+        if self.running.len() > self.config.max_running {
+            let places = self.config.max_running;
+            return Err(format!("{} sequences run in {places} places", self.running.len()));
         }
         if !self.running.is_sorted_by_key(|&slot| seq(&self.slots, slot).rank) {
             return Err("running sequences are out of order".into());

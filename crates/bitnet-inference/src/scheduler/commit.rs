@@ -4,7 +4,7 @@ use super::plan::BLOCK;
 use super::{Event, Plan, PlannedRun, Scheduler, SchedulerConfig, seq, seq_mut, tell_released};
 use crate::blocks::Chain;
 use crate::lookup::Lookup;
-use crate::{FinishReason, RequestError, Scan, TokenLogprobs};
+use crate::{FinishReason, RequestError, SampleError, Scan, TokenLogprobs};
 
 /// A token that the sampler drew.
 #[derive(Debug, Clone, PartialEq)]
@@ -36,18 +36,25 @@ pub struct StepOutcome {
 }
 
 impl Scheduler {
-    /// Takes in what a step gave. Nothing may happen to the scheduler between [`Scheduler::plan`] and this.
+    /// Takes in the results of a step. Nothing may happen to the scheduler between [`Scheduler::plan`] and this.
     pub fn commit(&mut self, now: u64, plan: &Plan, outcome: &mut StepOutcome) {
         assert_eq!(plan.runs.len(), outcome.runs.len(), "every planned run has an outcome");
         for (run, result) in plan.runs.iter().zip(outcome.runs.drain(..)) {
             match result {
                 RunOutcome::Done(drawn) => self.advance(run, &mut outcome.drawn[drawn]),
-                RunOutcome::Failed(error) => self.end(run.slot, Err(error)),
+                RunOutcome::Failed(error) => {
+                    if matches!(error, RequestError::Sample(SampleError::NotANumber { .. })) {
+                        self.unpublish(run.slot);
+                    }
+                    self.end(run.slot, Err(error));
+                }
             }
         }
         outcome.drawn.clear();
-        let oldest = self.waiting.iter().map(|&slot| seq(&self.slots, slot).arrived).min();
-        self.pace.after_step(plan.load, outcome.micros, self.waiting.len(), oldest.map_or(0, |t| now - t));
+        // Paused sequences wait for their readers, and not for a place.
+        let wait = self.waiting.iter().map(|&slot| seq(&self.slots, slot)).filter(|s| s.paused.is_none());
+        let (waiting, oldest) = wait.fold((0, now), |(n, oldest), s| (n + 1, oldest.min(s.since)));
+        self.pace.after_step(plan.load, outcome.micros, waiting, now - oldest);
     }
 
     /// A run is computed: its sequence has more in the cache, and perhaps more tokens.
@@ -116,6 +123,13 @@ impl Scheduler {
             }
         }
         finish
+    }
+
+    /// Withdraws all blocks of a sequence from the prefix cache: one of them may hold the NaN that it met.
+    fn unpublish(&mut self, slot: u32) {
+        for &block in &seq(&self.slots, slot).table {
+            self.pool.unpublish(block);
+        }
     }
 
     /// Makes the full blocks that a sequence has computed findable.

@@ -1,10 +1,16 @@
 //! Who runs when. A state machine without clock, threads, input, output or randomness: time is an argument, and the
 //! same calls give the same plans, so that a simulation can search its states.
 //!
-//! Sequences wait, or run. Each step computes for every running sequence its pending tokens or a chunk of them, in
-//! order of arrival. When blocks run out, the youngest running sequence gives its own back and waits again, with its
-//! tokens and its place in the order; what it computed is computed again. The oldest running sequence therefore never
-//! loses anything, and any one sequence fits into the pool alone: it ends, another becomes the oldest, and so do all.
+//! Sequences wait, or run: a running one has one of the batch's places, of which there are never more than
+//! `max_running`. Each step computes for every running sequence its pending tokens or a chunk of them, then admits
+//! waiting sequences, and spends what is left on drafts. The first in the queue is admitted in the first step that has
+//! a free place, blocks and capacity for it; neither drafts nor paused readers take those away.
+//!
+//! A sequence whose reader pauses gives its place up and waits, but keeps its blocks until others need them; when its
+//! reader goes on it waits for a free place at its own rank. When blocks run out, those that wait give theirs back
+//! first, then the youngest running sequence, which waits again with its tokens and its rank; what it computed is
+//! computed again. The oldest running sequence therefore never loses anything, and any one sequence fits into the pool
+//! alone: it ends, another becomes the oldest, and in the end all have ended.
 
 mod check;
 mod commit;
@@ -26,17 +32,17 @@ use crate::{FinishReason, Request, RequestError, StopMatcher, TokenLogprobs, Tok
 /// What a scheduler may hand out, and what it knows of the model.
 #[derive(Clone)]
 pub struct SchedulerConfig {
-    /// Most sequences in one step.
+    /// Maximum of running sequences: the places of the batch.
     pub max_running: usize,
-    /// Most tokens in one step.
+    /// Maximum of tokens in one step.
     pub max_tokens: usize,
-    /// Most rows of logits in one step.
+    /// Maximum of rows of logits in one step.
     pub max_rows: usize,
     /// Blocks of the key-value cache.
     pub kv_blocks: usize,
-    /// Longest sequence.
+    /// Maximum of tokens in one sequence.
     pub context: usize,
-    /// Most drafted tokens for one sequence in one step; 0 turns speculation off.
+    /// Maximum of drafted tokens for one sequence in one step; 0 turns speculation off.
     pub max_draft: usize,
     /// How batch size and prompt budget are chosen.
     pub sizing: BatchSizing,
@@ -145,14 +151,12 @@ impl Scheduler {
             let given = asked.prompt.len() - asked.generated;
             let wanted = given.saturating_add(asked.config.max_new_tokens);
             let end = wanted.min(self.config.context);
-            let mut tokens = Vec::with_capacity(end.max(asked.prompt.len()) + self.config.max_draft + 1);
-            tokens.extend_from_slice(&asked.prompt);
             let sequence = Sequence {
                 id: SeqId { request, choice },
                 matcher: StopMatcher::new(&asked.config.stop_strings),
-                table: Vec::with_capacity(end.div_ceil(plan::BLOCK) + 1),
-                chains: Vec::with_capacity(end.div_ceil(plan::BLOCK)),
-                tokens,
+                tokens: Vec::new(),
+                table: Vec::new(),
+                chains: Vec::new(),
                 request: Arc::clone(&asked),
                 seed,
                 drafted: 0,
@@ -162,6 +166,7 @@ impl Scheduler {
                 rank: self.next_rank,
                 arrived: now,
                 deadline,
+                since: now,
                 paused: None,
                 aged: false,
                 admitted: false,
@@ -173,7 +178,7 @@ impl Scheduler {
                 drafts_accepted: 0.0,
             };
             self.next_rank += 1;
-            let full = sequence.draws() && sequence.tokens.len() >= end;
+            let full = sequence.draws() && asked.prompt.len() >= end;
             let slot = self.insert(sequence);
             if full {
                 self.end(slot, Ok(FinishReason::Length));
@@ -191,21 +196,39 @@ impl Scheduler {
         self.end_where(|_| true, Err(error));
     }
 
-    /// Stops computing a request whose tokens nobody reads. It keeps its blocks until others need them.
+    /// Stops computing a request whose tokens nobody reads. Its choices give up their places, and keep their blocks
+    /// until others need them.
     pub fn pause(&mut self, now: u64, request: u64) {
-        for s in self.slots.iter_mut().flatten().filter(|s| s.id.request == request) {
+        for slot in self.slots_of(request) {
+            let s = seq_mut(&mut self.slots, slot);
             s.paused.get_or_insert(now);
+            if std::mem::take(&mut s.running) {
+                self.running.retain(|&other| other != slot);
+                self.enqueue(slot);
+            }
         }
     }
 
-    /// Goes on with a paused request.
-    pub fn resume(&mut self, request: u64) {
-        for s in self.slots.iter_mut().flatten().filter(|s| s.id.request == request) {
-            s.paused = None;
+    /// Goes on with a paused request: those of its choices that had a place wait for one, at their own rank.
+    pub fn resume(&mut self, now: u64, request: u64) {
+        for slot in self.slots_of(request) {
+            let s = seq_mut(&mut self.slots, slot);
+            if s.paused.take().is_some() && s.admitted {
+                (s.since, s.aged) = (now, false);
+                self.waiting.retain(|&other| other != slot);
+                self.enqueue(slot);
+            }
         }
     }
 
-    /// Ends what has run out of time, and moves up what has waited long.
+    fn slots_of(&self, request: u64) -> Vec<u32> {
+        let of = |(slot, s): (u32, &Option<Sequence>)| {
+            s.as_ref().is_some_and(|s| s.id.request == request).then_some(slot)
+        };
+        (0..).zip(&self.slots).filter_map(of).collect()
+    }
+
+    /// Ends what has run out of time, and moves up what has waited for as long as its priority allows.
     pub fn tick(&mut self, now: u64) {
         let slow = self.config.slow_reader;
         self.end_where(|s| s.deadline.is_some_and(|d| d <= now), Err(RequestError::Timeout));
@@ -216,7 +239,7 @@ impl Scheduler {
         let mut moved = false;
         for &slot in &self.waiting {
             let s = seq_mut(&mut self.slots, slot);
-            let aged = now - s.arrived >= s.request.priority.patience();
+            let aged = s.paused.is_none() && now.saturating_sub(s.since) >= s.request.priority.patience();
             moved |= aged && !s.aged;
             s.aged |= aged;
         }
@@ -233,7 +256,7 @@ impl Scheduler {
         self.slots.iter().flatten().filter_map(of).min()
     }
 
-    /// The next thing that happened, oldest first.
+    /// The next event, oldest first.
     pub fn next_event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }
@@ -243,17 +266,17 @@ impl Scheduler {
         self.waiting.is_empty() && self.running.is_empty()
     }
 
-    /// Sequences that wait.
+    /// Sequences that wait for a place, paused ones included.
     pub fn waiting(&self) -> usize {
         self.waiting.len()
     }
 
-    /// Sequences that run.
+    /// Sequences that have a place in the batch.
     pub fn running(&self) -> usize {
         self.running.len()
     }
 
-    /// Sequences that nobody reads, wherever they are.
+    /// Sequences that nobody reads.
     pub fn paused(&self) -> usize {
         self.slots.iter().flatten().filter(|s| s.paused.is_some()).count()
     }
@@ -288,9 +311,9 @@ impl Scheduler {
         self.config.max_draft > 0 || matches!(self.config.sizing, BatchSizing::Auto { .. })
     }
 
-    /// Learns how long a step took that was none of its own.
+    /// Learns how long a step took that it did not plan.
     pub fn learn(&mut self, load: StepLoad, micros: u64) {
-        self.pace.model.observe(load, micros);
+        self.pace.learn(load, micros);
     }
 
     /// Breaks a rule, for tests of what becomes of that.
@@ -347,21 +370,26 @@ impl Scheduler {
         self.events.push_back(Event::Ended(s.id, how));
     }
 
-    /// Takes a sequence out of queue or batch, and its blocks from it, last first, so that the beginning of a text
-    /// outlives its end in the cache.
+    /// Takes a sequence out of queue or batch, and its blocks from it.
     fn leave(&mut self, slot: u32) {
         let s = seq_mut(&mut self.slots, slot);
         let list = if s.running { &mut self.running } else { &mut self.waiting };
         let at = list.iter().position(|&other| other == slot).expect("a sequence is in its list");
         list.remove(at);
         s.running = false;
+        s.tokens.truncate(s.tokens.len() - s.drafted);
+        s.drafted = 0;
+        self.release_blocks(slot);
+    }
+
+    /// Releases the blocks of a sequence, last first, so that the beginning of a text outlives its end in the cache.
+    fn release_blocks(&mut self, slot: u32) {
+        let s = seq_mut(&mut self.slots, slot);
         for block in s.table.drain(..).rev() {
             self.pool.release(block);
         }
         s.chains.clear();
         s.computed = 0;
-        s.tokens.truncate(s.tokens.len() - s.drafted);
-        s.drafted = 0;
     }
 }
 

@@ -1,3 +1,6 @@
+//! Plans a step in four phases: running sequences that decode, running sequences with prompt tokens to compute, waiting
+//! sequences, and drafts. A later phase only gets what the earlier ones leave of the step's tokens, rows and blocks.
+
 use bitnet_model::Batch;
 
 use super::{Event, Scheduler, seq, seq_mut};
@@ -8,7 +11,7 @@ use crate::sequence::{SeqId, Sequence};
 
 pub(super) const BLOCK: usize = Batch::BLOCK_TOKENS;
 
-/// How often others may be admitted before a request that has no room; then it is kept free for it.
+/// How often others may be admitted before a request that has no room; after that, room is kept free for it.
 pub(super) const MAX_BYPASS: u32 = 8;
 
 /// Consecutive tokens of one sequence to compute.
@@ -19,7 +22,7 @@ pub struct PlannedRun {
     pub start: usize,
     /// Number of tokens, drafts included.
     pub len: usize,
-    /// How many of the last tokens are guesses.
+    /// How many of the last tokens are drafts.
     pub drafts: usize,
     /// How many of the last tokens need logits: none inside a prompt, else the last and one for each draft.
     pub rows: usize,
@@ -41,123 +44,155 @@ impl Plan {
     pub fn tokens(&self) -> usize {
         self.runs.iter().map(|r| r.len).sum()
     }
+
+    fn clear(&mut self) {
+        self.copies.clear();
+        self.runs.clear();
+        self.load = StepLoad::default();
+    }
 }
 
 /// What is left of a step.
 struct Budget {
     tokens: usize,
     rows: usize,
+    /// Prompt tokens, for the sake of the time between the tokens of those that decode.
     prefill: usize,
-    /// Sequences with one pending token that have not been placed; each has a token and a row.
-    decodes: usize,
-    /// All those, and the tokens before theirs.
-    decoding: (usize, usize),
 }
 
 impl Scheduler {
     /// Plans the next step; false when there is nothing to compute.
     pub fn plan(&mut self, now: u64, plan: &mut Plan) -> bool {
-        plan.copies.clear();
-        plan.runs.clear();
-        plan.load = StepLoad::default();
-        let decoding = |s: &&Sequence| s.paused.is_none() && s.pending() == 1;
-        let (decodes, context) = (self.running.iter().map(|&slot| seq(&self.slots, slot)))
-            .filter(decoding)
-            .fold((0, 0), |(n, context), s| (n + 1, context + s.computed));
-        let in_prompt = |s: &&Sequence| s.paused.is_none() && s.pending() > 1;
-        let position = self.running.iter().map(|&slot| seq(&self.slots, slot)).find(in_prompt);
-        let prefill = self.pace.prefill_budget(decodes, context, position.map_or(0, |s| s.computed));
+        plan.clear();
         let (tokens, rows) = (self.config.max_tokens, self.config.max_rows);
-        let mut budget = Budget { tokens, rows, prefill, decodes, decoding: (decodes, context) };
-        let mut at = 0;
-        while at < self.running.len() {
-            let slot = self.running[at];
-            let before = self.running.len();
-            self.place(slot, &mut budget, plan);
-            at += 1;
-            if self.running.len() < before {
-                // Paused sequences may have gone from before this one.
-                at = self.running.iter().position(|&other| other == slot).map_or(at, |at| at + 1);
-            }
-        }
-        self.admit(now, &mut budget, plan);
+        let mut budget = Budget { tokens, rows, prefill: 0 };
+        self.plan_decodes(&mut budget, plan);
+        self.plan_prefills(&mut budget, plan);
+        self.plan_admissions(now, &mut budget, plan);
+        self.plan_drafts(&mut budget, plan);
         !plan.runs.is_empty()
     }
 
-    /// Gives a running sequence its share of the step.
+    /// One token for each running sequence whose prompt is computed. There is room for all of them in every step.
+    fn plan_decodes(&mut self, budget: &mut Budget, plan: &mut Plan) {
+        let mut at = 0;
+        // Only younger sequences, which come later in the list, give way.
+        while let Some(&slot) = self.running.get(at) {
+            at += 1;
+            if seq(&self.slots, slot).pending() == 1 {
+                self.place(slot, budget, plan);
+            }
+        }
+    }
+
+    /// Chunks of the prompts of running sequences, the oldest first.
+    fn plan_prefills(&mut self, budget: &mut Budget, plan: &mut Plan) {
+        let in_prompt = |slot: &&u32| seq(&self.slots, **slot).pending() > 1;
+        let position = self.running.iter().find(in_prompt).map_or(0, |&slot| seq(&self.slots, slot).computed);
+        budget.prefill = self.pace.prefill_budget(plan.load.decodes, plan.load.context, position);
+        let mut at = 0;
+        while let Some(&slot) = self.running.get(at) {
+            at += 1;
+            if seq(&self.slots, slot).pending() > 1 {
+                self.place(slot, budget, plan);
+            }
+        }
+    }
+
+    /// Gives a sequence that has a place its share of the step.
     fn place(&mut self, slot: u32, budget: &mut Budget, plan: &mut Plan) {
         let s = seq(&self.slots, slot);
-        if s.paused.is_some() {
-            return;
-        }
         let decode = s.pending() == 1;
-        let mut len = 1;
-        if decode {
-            budget.decodes = budget.decodes.saturating_sub(1);
-        } else {
-            len = s.pending().min(budget.tokens.saturating_sub(budget.decodes)).min(budget.prefill);
-        }
+        let prefill = if decode { usize::MAX } else { budget.prefill };
+        let len = s.pending().min(budget.tokens).min(prefill);
         let ends = len == s.pending();
-        if len == 0 || budget.tokens == 0 || (ends && budget.rows == 0) || !self.make_room(slot, len, plan) {
+        if len == 0 || (ends && budget.rows == 0) || !self.make_room(slot, len, budget, plan) {
             return;
         }
-        let drafts = if decode { self.draft(slot, budget, plan) } else { 0 };
-        let (start, rows) = (seq(&self.slots, slot).computed, if ends { 1 + drafts } else { 0 });
-        budget.tokens -= len + drafts;
+        let (start, rows) = (seq(&self.slots, slot).computed, usize::from(ends));
+        budget.tokens -= len;
         budget.rows -= rows;
         if decode {
-            plan.load.decodes += 1 + drafts;
+            plan.load.decodes += 1;
             plan.load.context += start;
         } else {
             budget.prefill -= len;
             plan.load.prefill += len;
             plan.load.attended += len * start + len * (len - 1) / 2;
         }
-        plan.runs.push(PlannedRun { slot, start, len: len + drafts, drafts, rows });
+        plan.runs.push(PlannedRun { slot, start, len, drafts: 0, rows });
     }
 
-    /// Appends guesses for the tokens after the pending one, if the step has room for them, and blocks are at hand.
-    fn draft(&mut self, slot: u32, budget: &Budget, plan: &mut Plan) -> usize {
+    /// Drafts for the sequences that decode, as many as the step has tokens and rows for, the goal for the time between
+    /// tokens allows and free blocks take. Nothing is taken from another sequence for a draft.
+    fn plan_drafts(&mut self, budget: &mut Budget, plan: &mut Plan) {
+        if self.config.max_draft == 0 {
+            return;
+        }
+        let sequences = plan.load.decodes.max(1);
+        for at in 0..plan.runs.len() {
+            let PlannedRun { slot, len: 1, rows: 1, .. } = plan.runs[at] else { continue };
+            let room = self.config.max_draft.min(budget.tokens).min(budget.rows);
+            let room = room.min(self.pace.draft_budget(plan.load));
+            let drafts = self.draft(slot, room, sequences, budget, plan);
+            budget.tokens -= drafts;
+            budget.rows -= drafts;
+            plan.load.drafts += drafts;
+            let run = &mut plan.runs[at];
+            (run.len, run.drafts, run.rows) = (1 + drafts, drafts, 1 + drafts);
+        }
+    }
+
+    /// Appends up to `room` drafts for the tokens after the pending one; says how many.
+    fn draft(
+        &mut self,
+        slot: u32,
+        room: usize,
+        sequences: usize,
+        budget: &mut Budget,
+        plan: &mut Plan,
+    ) -> usize {
         let s = seq(&self.slots, slot);
-        let free = |all: usize| all.saturating_sub(1 + budget.decodes);
-        let room = self.config.max_draft.min(free(budget.tokens)).min(free(budget.rows));
         let room = room.min(s.end.saturating_sub(s.tokens.len() + 1));
-        let (sequences, context) = budget.decoding;
-        let decodes = plan.load.decodes + 1 + budget.decodes;
-        let step = StepLoad { decodes, context, ..plan.load };
-        let guess =
-            if s.draws() { Lookup::depth(s, room, step, sequences.max(1), &self.pace.model) } else { 0 };
-        let Some(from) = Lookup::find(&s.tokens, guess) else { return 0 };
-        let guess = guess.min(s.tokens.len() - from);
-        // Rejected guesses leave their blocks in the table, so it may be longer than what is needed.
-        let blocks = (s.tokens.len() + guess).div_ceil(BLOCK).saturating_sub(s.table.len());
-        // Nothing is taken from another sequence for a guess.
-        if guess == 0 || blocks > self.pool.available() {
+        let depth =
+            if s.draws() { Lookup::depth(s, room, plan.load, sequences, &self.pace.model) } else { 0 };
+        let Some(from) = Lookup::find(&s.tokens, depth) else { return 0 };
+        let drafts = depth.min(s.tokens.len() - from);
+        // Rejected drafts leave their blocks in the table, so it may be longer than what is needed.
+        if drafts == 0 || self.missing(s, 1 + drafts) > self.pool.available() {
             return 0;
         }
-        self.make_room(slot, 1 + guess, plan);
+        self.make_room(slot, 1 + drafts, budget, plan);
         let s = seq_mut(&mut self.slots, slot);
-        s.tokens.extend_from_within(from..from + guess);
-        s.drafted = guess;
-        self.counts.drafted += guess as u64;
-        guess
+        s.tokens.extend_from_within(from..from + drafts);
+        s.drafted = drafts;
+        self.counts.drafted += drafts as u64;
+        drafts
     }
 
-    /// Makes the table of a running sequence cover its next `len` tokens with blocks that nobody else reads or finds,
-    /// taking blocks from younger sequences if it must.
-    fn make_room(&mut self, slot: u32, len: usize, plan: &mut Plan) -> bool {
+    /// Blocks to allocate before the next `len` tokens of a sequence can be written: those that its table lacks, and
+    /// one for each that others read too.
+    pub(super) fn missing(&self, s: &Sequence, len: usize) -> usize {
+        let (first, last) = (s.computed / BLOCK, (s.computed + len).div_ceil(BLOCK));
+        let shared = (first..s.table.len().min(last)).filter(|&i| self.pool.refs(s.table[i]) > 1).count();
+        last.saturating_sub(s.table.len()) + shared
+    }
+
+    /// Makes the table of a sequence cover its next `len` tokens with blocks that nobody else reads or finds, taking
+    /// blocks from parked and younger sequences if it must.
+    fn make_room(&mut self, slot: u32, len: usize, budget: &mut Budget, plan: &mut Plan) -> bool {
+        while self.missing(seq(&self.slots, slot), len) > self.pool.available() {
+            if let Some(parked) = self.parked_other_than(slot) {
+                self.reclaim(parked);
+            } else if let Some(younger) = self.younger_than(slot) {
+                self.withdraw(younger, budget, plan);
+                self.preempt(younger);
+            } else {
+                return false;
+            }
+        }
         let s = seq(&self.slots, slot);
         let (first, last) = (s.computed / BLOCK, (s.computed + len).div_ceil(BLOCK));
-        loop {
-            let s = seq(&self.slots, slot);
-            let shared = (first..s.table.len().min(last)).filter(|&i| self.pool.refs(s.table[i]) > 1).count();
-            let missing = last.saturating_sub(s.table.len()) + shared;
-            if missing <= self.pool.available() {
-                break;
-            }
-            let Some(victim) = self.victim(slot) else { return false };
-            self.preempt(victim);
-        }
         let s = seq_mut(&mut self.slots, slot);
         for i in first..last {
             match s.table.get(i).copied() {
@@ -175,14 +210,33 @@ impl Scheduler {
         true
     }
 
-    /// Who gives way to `slot`: a paused sequence, or the youngest of those that are younger.
-    fn victim(&self, slot: u32) -> Option<u32> {
-        let of = |slot: &&u32| seq(&self.slots, **slot);
-        let paused = self.running.iter().find(|s| of(s).paused.is_some() && **s != slot);
-        let younger = || self.running.last().filter(|s| of(s).rank > seq(&self.slots, slot).rank);
-        paused.or_else(younger).copied()
+    /// The first to give blocks back: of the parked sequences one that is still paused if there is one, else the last
+    /// in the queue.
+    pub(super) fn parked_other_than(&self, slot: u32) -> Option<u32> {
+        let parked = self.waiting.iter().rev().filter(|&&s| s != slot && seq(&self.slots, s).parked());
+        parked.min_by_key(|&&s| seq(&self.slots, s).paused.is_none()).copied()
     }
 
+    /// The youngest running sequence, if it is younger than this one.
+    fn younger_than(&self, slot: u32) -> Option<u32> {
+        let rank = seq(&self.slots, slot).rank;
+        self.running.last().filter(|&&s| seq(&self.slots, s).rank > rank).copied()
+    }
+
+    /// Takes a run back out of the plan, because its sequence is about to give way to an older one.
+    fn withdraw(&mut self, slot: u32, budget: &mut Budget, plan: &mut Plan) {
+        let Some(at) = plan.runs.iter().position(|run| run.slot == slot) else { return };
+        let run = plan.runs.remove(at);
+        budget.tokens += run.len;
+        budget.rows += run.rows;
+        // Older prompts are planned before younger ones, so this can only be a decode.
+        plan.load.decodes -= 1;
+        plan.load.context -= run.start;
+        let table = &seq(&self.slots, slot).table;
+        plan.copies.retain(|(_, to)| !table.contains(to));
+    }
+
+    /// Takes place and blocks from a running sequence, which waits again.
     pub(super) fn preempt(&mut self, slot: u32) {
         self.counts.preemptions += 1;
         self.counts.recomputed_tokens += seq(&self.slots, slot).computed as u64;
@@ -190,39 +244,44 @@ impl Scheduler {
         self.enqueue(slot);
     }
 
-    /// Admits waiting sequences while there is room. One that does not fit is passed over, but not for ever.
-    fn admit(&mut self, now: u64, budget: &mut Budget, plan: &mut Plan) {
-        let mut active = self.running.iter().filter(|&&slot| seq(&self.slots, slot).paused.is_none()).count();
+    /// Takes the blocks of a parked sequence.
+    fn reclaim(&mut self, slot: u32) {
+        self.counts.preemptions += 1;
+        self.counts.recomputed_tokens += seq(&self.slots, slot).computed as u64;
+        self.release_blocks(slot);
+    }
+
+    /// Admits waiting sequences in the order of the queue while places, tokens, rows and blocks are free. One without
+    /// room is passed over, but only so often.
+    fn plan_admissions(&mut self, now: u64, budget: &mut Budget, plan: &mut Plan) {
         // Who had no room in this step, in the order of the queue.
         let (mut passed, mut passes) = ([0; MAX_BYPASS as usize], 0);
         let mut at = 0;
         while at < self.waiting.len()
-            && active < self.pace.batch_size()
+            && self.running.len() < self.pace.batch_size()
             && budget.tokens > 0
             && budget.rows > 0
-            && budget.prefill > 0
         {
             let slot = self.waiting[at];
-            let s = seq(&self.slots, slot);
-            let leader = if s.follows { self.leader(s.id) } else { None };
-            if s.paused.is_some() || leader.is_some_and(|l| l.computed < s.request.prompt.len()) {
+            let Some(shared) = self.eligible(slot) else {
                 at += 1;
                 continue;
+            };
+            // What a parked sequence still has to compute is no prompt.
+            if budget.prefill == 0 && seq(&self.slots, slot).pending() > 1 {
+                return;
             }
-            let shared = leader.map(|l| l.id);
-            if !self.clear_for(slot, shared) {
+            if !self.clear_for(slot, shared.is_some()) {
                 let s = seq(&self.slots, slot);
                 if s.bypassed == MAX_BYPASS || s.aged || passes == passed.len() {
                     return;
                 }
                 passed[passes] = slot;
-                (at, passes) = (self.waiting_at(slot) + 1, passes + 1);
+                (at, passes) = (at + 1, passes + 1);
                 continue;
             }
-            at = self.waiting_at(slot);
             self.waiting.remove(at);
             self.start(slot, shared, now);
-            active += 1;
             self.place(slot, budget, plan);
             let mut patient = true;
             for &slot in &passed[..passes] {
@@ -236,48 +295,74 @@ impl Scheduler {
         }
     }
 
-    /// The running first choice of a request, whose prompt the others share.
+    /// Whether a waiting sequence may be admitted now, and whose prompt it shares: its reader reads, and the first
+    /// choice of its request is past the prompt.
+    pub(super) fn eligible(&self, slot: u32) -> Option<Option<SeqId>> {
+        let s = seq(&self.slots, slot);
+        let leader = if s.follows { self.leader(s.id) } else { None };
+        let waits = s.paused.is_some() || leader.is_some_and(|l| l.computed < s.request.prompt.len());
+        (!waits).then(|| leader.map(|l| l.id))
+    }
+
+    /// The first choice of a request, whose prompt the others share.
     pub(super) fn leader(&self, id: SeqId) -> Option<&Sequence> {
         let leader = SeqId { choice: 0, ..id };
         self.slots.iter().flatten().find(|s| s.id == leader)
     }
 
-    fn waiting_at(&self, slot: u32) -> usize {
-        self.waiting.iter().position(|&other| other == slot).expect("the sequence waits")
-    }
-
-    /// Whether a waiting sequence fits, after paused ones have given way.
-    fn clear_for(&mut self, slot: u32, shared: Option<SeqId>) -> bool {
-        while !self.fits(seq(&self.slots, slot), shared.is_some()) {
-            let paused = self.running.iter().find(|&&slot| seq(&self.slots, slot).paused.is_some());
-            let Some(&victim) = paused else { return false };
-            self.preempt(victim);
+    /// Whether a waiting sequence fits, after parked ones have given their blocks back.
+    fn clear_for(&mut self, slot: u32, shared: bool) -> bool {
+        while !self.fits(seq(&self.slots, slot), shared, self.pool.available()) {
+            let Some(parked) = self.parked_other_than(slot) else { return false };
+            self.reclaim(parked);
         }
         true
     }
 
-    /// Whether all pending tokens and the next one fit beside what runs.
-    pub(super) fn fits(&self, s: &Sequence, shared: bool) -> bool {
+    /// Whether all pending tokens and the next one fit into `available` blocks beside what runs.
+    pub(super) fn fits(&self, s: &Sequence, shared: bool, available: usize) -> bool {
+        let margin = if self.running.is_empty() { 0 } else { self.config.kv_blocks / 50 };
+        if s.parked() {
+            let needed = self.missing(s, s.pending() + 1);
+            return needed == 0 || needed + margin <= available;
+        }
         if shared {
             // A copy of the last block, and perhaps one more.
-            return self.pool.available() >= 2;
+            return available >= 2;
         }
-        let mut from_free = (s.tokens.len() + 1).div_ceil(BLOCK);
+        let text = s.text();
+        let mut from_free = (text.len() + 1).div_ceil(BLOCK);
         let mut chain = Chain::Root(s.request.salt);
-        for tokens in s.tokens.chunks_exact(BLOCK) {
+        for tokens in text.chunks_exact(BLOCK) {
             let Some((block, after)) = self.pool.find(chain, tokens) else { break };
             from_free -= usize::from(self.pool.refs(block) > 0);
             chain = after;
         }
         // A prompt that is found wholly still writes its last block, and so may copy it.
-        let copy = usize::from(s.tokens.len().is_multiple_of(BLOCK));
-        let spare = if self.running.is_empty() { 0 } else { self.config.kv_blocks / 50 + copy };
-        from_free + spare <= self.pool.available()
+        let copy = usize::from(text.len().is_multiple_of(BLOCK) && !self.running.is_empty());
+        from_free + margin + copy <= available
     }
 
-    /// Moves a sequence into the batch, with what is already computed of it.
+    /// Gives a waiting sequence a place in the batch; it has been taken out of the queue.
     pub(super) fn start(&mut self, slot: u32, shared: Option<SeqId>, now: u64) {
+        if !seq(&self.slots, slot).parked() {
+            self.find_computed(slot, shared);
+        }
+        let s = seq_mut(&mut self.slots, slot);
+        s.follows = false;
+        s.running = true;
+        if !std::mem::replace(&mut s.admitted, true) {
+            self.events.push_back(Event::Admitted(s.id, now - s.arrived));
+        }
+        let rank = s.rank;
+        let at = self.running.partition_point(|&other| seq(&self.slots, other).rank < rank);
+        self.running.insert(at, slot);
+    }
+
+    /// Fills the table of a sequence with the blocks that already hold the beginning of its text.
+    fn find_computed(&mut self, slot: u32, shared: Option<SeqId>) {
         let mut s = self.slots[slot as usize].take().expect("the slot is in use");
+        s.own_text(self.config.max_draft);
         match shared.and_then(|id| self.leader(id)) {
             Some(leader) if s.tokens.len() == s.request.prompt.len() => {
                 let blocks = s.tokens.len().div_ceil(BLOCK);
@@ -303,14 +388,6 @@ impl Scheduler {
         s.chains.truncate(s.computed / BLOCK);
         self.counts.prefix_tokens += s.tokens.len() as u64;
         self.counts.prefix_hits += s.computed as u64;
-        s.follows = false;
-        s.running = true;
-        if !std::mem::replace(&mut s.admitted, true) {
-            self.events.push_back(Event::Admitted(s.id, now - s.arrived));
-        }
-        let rank = s.rank;
         self.slots[slot as usize] = Some(s);
-        let at = self.running.partition_point(|&other| seq(&self.slots, other).rank < rank);
-        self.running.insert(at, slot);
     }
 }

@@ -81,6 +81,10 @@ struct World {
     /// How often each waiting sequence has seen a later one go before it.
     overtaken: HashMap<SeqId, u32>,
     aged: bool,
+    /// Whether a reader went on while no place was free.
+    waited_to_go_on: bool,
+    /// Whether a step had drafts, and admitted somebody too.
+    drafted_beside_admission: bool,
     context: usize,
     planted: Option<Planted>,
     /// Prompts of earlier requests, to begin new ones with.
@@ -102,6 +106,7 @@ impl World {
         let context = 256.min(limits.kv_blocks * Batch::BLOCK_TOKENS);
         let sizing = match rng.below(3) {
             0 => BatchSizing::Auto { ttft: Duration::from_millis(50), itl: Duration::from_millis(5) },
+            1 => BatchSizing::Paced { sequences: max_running, itl: Duration::from_millis(5) },
             _ => BatchSizing::Fixed(max_running),
         };
         let config = SchedulerConfig {
@@ -154,6 +159,8 @@ impl World {
             drained: false,
             overtaken: HashMap::new(),
             aged: false,
+            waited_to_go_on: false,
+            drafted_beside_admission: false,
             context,
             planted,
             prompts: vec![vec![1]],
@@ -239,12 +246,16 @@ impl World {
             4 if !self.requests.is_empty() => {
                 self.paused = true;
                 self.scheduler.pause(self.now, self.rng.below(self.requests.len()) as u64);
+                self.sabotage_pause();
             }
             7 if self.rng.one_in(10) => {
                 let patience = [0, 20_000, 1 << 40][self.rng.below(3)];
                 self.draining.get_or_insert(self.now + patience);
             }
-            5 | 6 => (0..self.requests.len() as u64).for_each(|id| self.scheduler.resume(id)),
+            5 | 6 => {
+                (0..self.requests.len() as u64).for_each(|id| self.scheduler.resume(self.now, id));
+                self.sabotage_resume();
+            }
             _ => self.step()?,
         }
         self.scheduler.tick(self.now);
@@ -291,7 +302,8 @@ impl World {
             let real = plan.clone();
             self.sabotage_plan(&mut plan);
             self.stepper.run(&self.scheduler, &plan, &mut self.outcome);
-            self.outcome.micros = 500 + 300 * plan.load.decodes as u64 + 20 * plan.load.prefill as u64;
+            self.outcome.micros =
+                500 + 300 * (plan.load.decodes + plan.load.drafts) as u64 + 20 * plan.load.prefill as u64;
             self.now += self.outcome.micros;
             self.sabotage_outcome();
             self.scheduler.commit(self.now, &real, &mut self.outcome);
@@ -325,7 +337,7 @@ impl World {
     /// Lets everything end. Each sequence is the oldest at some time, and then a step computes at least one of its
     /// tokens: that bounds the steps.
     fn settle(&mut self) -> Result<(), String> {
-        (0..self.requests.len() as u64).for_each(|id| self.scheduler.resume(id));
+        (0..self.requests.len() as u64).for_each(|id| self.scheduler.resume(self.now, id));
         let live = self.scheduler.slots.iter().flatten().count();
         for _ in 0..live * self.context {
             if self.scheduler.is_empty() {
@@ -362,6 +374,8 @@ impl World {
             ("accepted", counts.accepted > 0),
             ("overtaking", !world.overtaken.is_empty()),
             ("aging", world.aged),
+            ("waiting to go on", world.waited_to_go_on),
+            ("drafts beside admission", world.drafted_beside_admission),
             ("drain", world.drained),
             ("abort", !world.aborted.is_empty()),
         ];
@@ -438,7 +452,7 @@ fn every_planted_fault_is_caught() {
 }
 
 #[test]
-fn a_guess_after_a_rejected_one_fits_into_the_blocks_that_it_left() {
+fn a_draft_after_a_rejected_one_fits_into_the_blocks_that_it_left() {
     let mut scheduler = Scheduler::new(SchedulerConfig {
         max_running: 1,
         max_tokens: 128,

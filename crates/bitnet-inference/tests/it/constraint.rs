@@ -36,7 +36,7 @@ fn climbs(tokens: &[u32]) -> bool {
 }
 
 #[test]
-fn constrained_texts_are_the_same_alone_and_among_others_with_guesses_and_without_room() {
+fn constrained_texts_are_the_same_alone_and_among_others_with_drafts_and_without_room() {
     for (round, max_draft, kv_blocks) in [(0, 0, 64), (1, 4, 64), (2, 4, 10), (3, 0, 9)] {
         let (engine, _) =
             engine_with(Limits { kv_blocks, ..limits() }, EngineConfig { max_draft, ..config() });

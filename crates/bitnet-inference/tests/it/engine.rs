@@ -251,6 +251,36 @@ fn a_nan_row_fails_its_request_and_no_other() {
 }
 
 #[test]
+fn what_a_sequence_computed_before_its_logits_were_nan_is_computed_again_by_the_next() {
+    // NaN once, after several blocks of the prompt are computed and published.
+    let mut poisoned = false;
+    let hook = move |batch: &Batch, logits: Option<&mut Logits>| {
+        if let Some(logits) = logits
+            && let Some(row) = batch.logit_rows().first()
+            && batch.tokens()[*row] == 48
+            && !std::mem::replace(&mut poisoned, true)
+        {
+            logits.row_mut(0)[20] = f32::NAN;
+        }
+        Ok(())
+    };
+    let model = HashModel::new(VOCAB, CONTEXT, limits()).with_hook(Box::new(hook));
+    let counts = model.counts();
+    let engine = Engine::start(model, config()).unwrap();
+    let prompt: Vec<u32> = (0..200).map(|i| i % 40).chain([48]).collect();
+    let failed = engine.submit(Request::new(prompt.clone(), greedy(3))).unwrap().wait();
+    assert!(matches!(failed, Err(RequestError::Sample(SampleError::NotANumber { .. }))), "{failed:?}");
+    idle(&engine);
+    assert_eq!(engine.status().kv_cached, 0, "nothing of it can be found");
+    let before = counts.tokens.load(Relaxed);
+    let again = engine.submit(Request::new(prompt.clone(), greedy(3))).unwrap();
+    assert_eq!(tokens(again), alone(&prompt, &greedy(3)));
+    assert_eq!(counts.tokens.load(Relaxed) - before, 201 + 2);
+    idle(&engine);
+    assert_eq!(engine.status().kv_cached, 3, "a sound text stays findable");
+}
+
+#[test]
 fn f16_a_bad_request_is_refused_and_says_why() {
     // Mistakes 5 and 15 of the originals: no validation, `len - 1` of an empty prompt.
     let (engine, _) = engine(EngineConfig { text: None, ..config() });
@@ -928,7 +958,7 @@ fn the_time_between_tokens_is_that_of_one_choice() {
 #[test]
 fn a_rejected_draft_is_no_decoded_token() {
     let (engine, _) = engine(EngineConfig { max_draft: 4, ..config() });
-    // Two tokens only, so that guesses are many, and often wrong.
+    // Two tokens only, so that drafts are many, and often wrong.
     let config = GenerationConfig { logit_bias: vec![(1, 100.0), (2, 100.0)], ..greedy(100) };
     assert_eq!(tokens(engine.submit(Request::new([1, 2], config)).unwrap()).len(), 100);
     engine.shutdown(SOON);

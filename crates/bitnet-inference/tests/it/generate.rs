@@ -137,7 +137,7 @@ fn a_stop_string_ends_the_text_before_it() {
 }
 
 #[test]
-fn guesses_change_the_steps_of_a_text_and_none_of_its_tokens() {
+fn drafts_change_the_steps_of_a_text_and_none_of_its_tokens() {
     let limits = Limits { max_tokens: 64, max_logit_rows: 5, kv_blocks: 8 };
     // Few tokens, so that the past is found again: often to go on otherwise.
     let config = GenerationConfig {
@@ -154,9 +154,9 @@ fn guesses_change_the_steps_of_a_text_and_none_of_its_tokens() {
         let done = generate(&mut model, &[1, 2, 1], &config, &engine, each).unwrap();
         (done, counts.forwards.load(std::sync::atomic::Ordering::Relaxed) as u64)
     };
-    let ((plain, steps), (guessed, fewer)) = (with(0), with(4));
-    assert_eq!(guessed.tokens, plain.tokens);
-    assert_eq!((plain.drafted, plain.accepted, guessed.drawn), (0, 0, plain.drawn));
-    assert!(guessed.drafted > guessed.accepted && guessed.accepted > 0, "{guessed:?}");
-    assert_eq!(fewer, steps - guessed.accepted);
+    let ((plain, steps), (drafting, fewer)) = (with(0), with(4));
+    assert_eq!(drafting.tokens, plain.tokens);
+    assert_eq!((plain.drafted, plain.accepted, drafting.drawn), (0, 0, plain.drawn));
+    assert!(drafting.drafted > drafting.accepted && drafting.accepted > 0, "{drafting:?}");
+    assert_eq!(fewer, steps - drafting.accepted);
 }

@@ -9,6 +9,7 @@ mod overhead;
 mod processor;
 mod races;
 mod real;
+mod rude;
 mod sampler;
 mod scheduler;
 mod support;

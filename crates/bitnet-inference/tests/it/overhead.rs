@@ -11,9 +11,12 @@ use bitnet_model::{Batch, Limits, Logits, Model, Synthetic, Transformer};
 
 use crate::support::*;
 
-thread_local!(static ALLOCATIONS: Cell<usize> = const { Cell::new(0) });
+thread_local! {
+    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
+    static BYTES: Cell<usize> = const { Cell::new(0) };
+}
 
-/// Counts the allocations of each thread.
+/// Counts the allocations of each thread, and their bytes.
 struct Counting;
 
 // SAFETY: every call is handed on to the system's allocator unchanged; counting touches a thread-local integer,
@@ -21,6 +24,7 @@ struct Counting;
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        BYTES.set(BYTES.get() + layout.size());
         // SAFETY: the caller keeps the contract of `alloc`.
         unsafe { System.alloc(layout) }
     }
@@ -89,6 +93,30 @@ fn f23_a_steady_step_allocates_nothing() {
         assert_eq!(scheduler.running(), RUNNING);
         assert_eq!(allocations, 0, "with {max_draft} drafts");
     }
+}
+
+#[test]
+fn choices_that_wait_share_one_copy_of_their_prompt() {
+    let mut scheduler = Scheduler::new(SchedulerConfig {
+        max_running: 2,
+        max_tokens: 64,
+        max_rows: 16,
+        kv_blocks: 2000,
+        context: 100_000,
+        max_draft: 0,
+        sizing: BatchSizing::Fixed(2),
+        slow_reader: 1 << 40,
+        eos: vec![EOS],
+        text: None,
+    });
+    let prompt = vec![1; 90_000];
+    let config = bitnet_inference::GenerationConfig { n: 128, ..greedy(5000) };
+    let request = Arc::new(Request::new(prompt, config));
+    let before = BYTES.get();
+    scheduler.submit(0, 0, request, 1);
+    let bytes = BYTES.get() - before;
+    assert_eq!(scheduler.waiting(), 128);
+    assert!(bytes < 90_000 * 4, "{bytes} bytes for 128 choices of a prompt of 360,000");
 }
 
 #[test]

@@ -14,7 +14,7 @@ use proptest::prelude::*;
 use crate::support::greedy;
 
 const BLOCK: usize = Batch::BLOCK_TOKENS;
-/// As often may others go before a sequence that has no room.
+/// How often others may go before a sequence that has no room.
 const MOST_PASSES: usize = 8;
 
 /// What happens to a scheduler.
@@ -43,8 +43,11 @@ struct Naive {
     arrived: u64,
     deadline: Option<u64>,
     table: Vec<Held>,
+    /// Whether it has a place; without one it may hold blocks all the same.
     running: bool,
     paused: bool,
+    /// When it began to wait for a place.
+    since: u64,
     aged: bool,
     admitted: bool,
     passed: usize,
@@ -61,7 +64,6 @@ impl Naive {
 struct Left {
     tokens: usize,
     rows: usize,
-    decodes: usize,
     /// Sequence, first position, tokens, rows.
     runs: Vec<(u64, usize, usize, usize)>,
 }
@@ -106,6 +108,7 @@ impl NaiveScheduler {
             table: vec![],
             running: false,
             paused: false,
+            since: now,
             aged: false,
             admitted: false,
             passed: 0,
@@ -134,24 +137,40 @@ impl NaiveScheduler {
         for id in self.ids(|s| s.deadline.is_some_and(|at| at <= now)) {
             self.end(id, Err(RequestError::Timeout));
         }
-        for s in self.live.iter_mut().filter(|s| !s.running) {
+        for s in self.live.iter_mut().filter(|s| !s.running && !s.paused) {
             let patience = match s.priority {
                 Priority::Interactive => 2_000_000,
                 Priority::Normal => 10_000_000,
                 Priority::Background => 120_000_000,
             };
-            s.aged |= now - s.arrived >= patience;
+            s.aged |= now - s.since >= patience;
+        }
+    }
+
+    fn pause(&mut self, id: u64) {
+        for s in self.live.iter_mut().filter(|s| s.id == id) {
+            (s.paused, s.running) = (true, false);
+        }
+    }
+
+    fn resume(&mut self, now: u64, id: u64) {
+        for s in self.live.iter_mut().filter(|s| s.id == id && s.paused) {
+            s.paused = false;
+            if s.admitted {
+                (s.since, s.aged) = (now, false);
+            }
         }
     }
 
     fn plan(&mut self, now: u64) -> Vec<(u64, usize, usize, usize)> {
-        let decodes = self.ids(|s| s.running && !s.paused && s.tokens - s.computed == 1).len();
         let (tokens, rows) = (self.limits.max_tokens, self.limits.max_rows);
-        let mut left = Left { tokens, rows, decodes, runs: vec![] };
-        for id in self.ids(|s| s.running) {
-            // It may have given way to one before it.
-            if self.of(id).running {
-                self.run(id, &mut left);
+        let mut left = Left { tokens, rows, runs: vec![] };
+        for decodes in [true, false] {
+            for id in self.ids(|s| s.running && (s.tokens - s.computed == 1) == decodes) {
+                // It may have given way to one before it.
+                if self.of(id).running {
+                    self.run(id, &mut left);
+                }
             }
         }
         self.admit(now, &mut left);
@@ -160,15 +179,10 @@ impl NaiveScheduler {
 
     fn run(&mut self, id: u64, left: &mut Left) {
         let s = self.of(id).clone();
-        if s.paused {
-            return;
-        }
         let pending = s.tokens - s.computed;
-        let decodes = pending == 1;
-        left.decodes = left.decodes.saturating_sub(usize::from(decodes));
-        let len = if decodes { 1 } else { pending.min(left.tokens.saturating_sub(left.decodes)) };
+        let len = pending.min(left.tokens);
         let rows = usize::from(len == pending);
-        if len == 0 || left.tokens == 0 || rows > left.rows || !self.take_blocks(id, s.computed + len) {
+        if len == 0 || rows > left.rows || !self.take_blocks(id, s.computed + len, left) {
             return;
         }
         // What is written can no longer be found.
@@ -178,13 +192,16 @@ impl NaiveScheduler {
         left.runs.push((id, s.computed, len, rows));
     }
 
-    fn take_blocks(&mut self, id: u64, tokens: usize) -> bool {
+    fn take_blocks(&mut self, id: u64, tokens: usize, left: &mut Left) -> bool {
         let missing = tokens.div_ceil(BLOCK).saturating_sub(self.of(id).table.len());
         while missing > self.free.len() {
-            let paused = self.ids(|s| s.running && s.paused && s.id != id).first().copied();
             let youngest = self.ids(|s| s.running && s.id > id).last().copied();
-            let Some(victim) = paused.or(youngest) else { return false };
+            let Some(victim) = self.parked_but(id).or(youngest) else { return false };
             self.leave(victim);
+            if let Some(at) = left.runs.iter().position(|run| run.0 == victim) {
+                let (_, _, len, rows) = left.runs.remove(at);
+                (left.tokens, left.rows) = (left.tokens + len, left.rows + rows);
+            }
         }
         for _ in 0..missing {
             self.free.pop_front();
@@ -193,12 +210,18 @@ impl NaiveScheduler {
         true
     }
 
+    /// Of those that hold blocks and have no place: a paused one before others, the last in the queue before others.
+    fn parked_but(&self, id: u64) -> Option<u64> {
+        let parked = self.live.iter().filter(|s| !s.running && !s.table.is_empty() && s.id != id);
+        parked.max_by_key(|s| (s.paused, s.place())).map(|s| s.id)
+    }
+
     fn admit(&mut self, now: u64, left: &mut Left) {
         let mut waiting: Vec<_> = self.live.iter().filter(|s| !s.running && !s.paused).collect();
         waiting.sort_by_key(|s| s.place());
         let mut without_room: Vec<u64> = vec![];
         for id in waiting.into_iter().map(|s| s.id).collect::<Vec<_>>() {
-            let active = self.ids(|s| s.running && !s.paused).len();
+            let active = self.ids(|s| s.running).len();
             if active >= self.limits.max_running || left.tokens == 0 || left.rows == 0 {
                 return;
             }
@@ -223,28 +246,32 @@ impl NaiveScheduler {
     }
 
     fn clear_for(&mut self, id: u64) -> bool {
-        let tokens = self.of(id).tokens;
+        let (tokens, held) = (self.of(id).tokens, self.of(id).table.len());
+        let needed = (tokens + 1).div_ceil(BLOCK).saturating_sub(held);
         loop {
             let others = self.live.iter().any(|s| s.running);
-            let spare = self.limits.kv_blocks / 50 + usize::from(tokens.is_multiple_of(BLOCK));
-            if (tokens + 1).div_ceil(BLOCK) + if others { spare } else { 0 } <= self.free.len() {
+            let copy = usize::from(held == 0 && tokens.is_multiple_of(BLOCK));
+            let spare = if others { self.limits.kv_blocks / 50 + copy } else { 0 };
+            if (held > 0 && needed == 0) || needed + spare <= self.free.len() {
                 return true;
             }
-            let Some(&paused) = self.ids(|s| s.running && s.paused).first() else { return false };
-            self.leave(paused);
+            let Some(parked) = self.parked_but(id) else { return false };
+            self.leave(parked);
         }
     }
 
     fn start(&mut self, now: u64, id: u64) {
-        let full = self.of(id).tokens / BLOCK;
-        for block in 0..full {
+        let (held, full) = (self.of(id).table.len(), self.of(id).tokens / BLOCK);
+        for block in 0..if held > 0 { 0 } else { full } {
             let Some(at) = self.free.iter().position(|&held| held == Some((id, block))) else { break };
             let held = self.free.remove(at).expect("it was found");
             self.of(id).table.push(held);
         }
         let s = self.of(id);
         s.running = true;
-        s.computed = (s.table.len() * BLOCK).min(s.tokens - 1);
+        if held == 0 {
+            s.computed = (s.table.len() * BLOCK).min(s.tokens - 1);
+        }
         if !std::mem::replace(&mut s.admitted, true) {
             let waited = now - s.arrived;
             self.events.push(Event::Admitted(seq_id(id), waited));
@@ -323,14 +350,13 @@ impl Pair {
                     self.naive.end(id, Ok(FinishReason::Cancelled));
                 }
             }
-            Step::Pause(which) | Step::Resume(which) => {
-                let (id, pauses) = (some(which), matches!(step, Step::Pause(_)));
-                if pauses {
-                    self.real.pause(self.now, id)
-                } else {
-                    self.real.resume(id)
-                }
-                self.naive.live.iter_mut().filter(|s| s.id == id).for_each(|s| s.paused = pauses);
+            Step::Pause(which) => {
+                self.real.pause(self.now, some(which));
+                self.naive.pause(some(which));
+            }
+            Step::Resume(which) => {
+                self.real.resume(self.now, some(which));
+                self.naive.resume(self.now, some(which));
             }
             Step::Wait(micros) => {
                 self.now += micros;

@@ -12,7 +12,7 @@ use crate::support::*;
 /// 2 ms, and half a millisecond for each sequence, 0.3 us for each token before it, 0.1 ms for each prompt token, and
 /// 0.05 us for each token before that.
 fn micros(load: StepLoad) -> u64 {
-    let StepLoad { decodes, context, prefill, attended } = load;
+    let StepLoad { decodes, context, prefill, attended, .. } = load;
     2000 + 500 * decodes as u64 + 3 * context as u64 / 10 + 100 * prefill as u64 + attended as u64 / 20
 }
 

@@ -10,8 +10,10 @@ struct Stood {
     rank: u64,
     place: (bool, Priority, u64),
     running: bool,
+    parked: bool,
     paused: bool,
     computed: usize,
+    blocks: usize,
 }
 
 impl World {
@@ -21,6 +23,9 @@ impl World {
     /// - The oldest running sequence is in every plan, and keeps what it has computed.
     /// - Who gives way is younger than everyone who stays, the paused aside, and those who came back at once.
     /// - A waiting sequence that others go before has no room, has not waited for long, and sees that a few times only.
+    /// - The first of the queue is admitted in the first step that has a place, blocks and capacity for it. Drafts and
+    ///   parked sequences count as nothing in that, and sequences that decode come before drafts too.
+    /// - The oldest prompt gets a real chunk in every step.
     pub(super) fn plan_fairly(&mut self, plan: &mut Plan) -> Result<bool, String> {
         let (stood, preemptions) = (self.standing(), self.scheduler.counts.preemptions);
         let planned = self.scheduler.plan(self.now, plan) && !self.strikes(Planted::IdleStep);
@@ -31,6 +36,11 @@ impl World {
         }
         self.check_running(plan, &stood, self.scheduler.counts.preemptions - preemptions)?;
         self.check_waiting(&stood)?;
+        self.check_decodes(plan, &stood)?;
+        if self.scheduler.counts.preemptions == preemptions {
+            self.check_prefill(plan, &stood)?;
+        }
+        self.check_admission(plan, &stood)?;
         Ok(true)
     }
 
@@ -41,8 +51,10 @@ impl World {
             rank: s.rank,
             place: s.place(),
             running: s.running,
+            parked: s.parked(),
             paused: s.paused.is_some(),
             computed: s.computed,
+            blocks: s.table.len(),
         };
         let slots = (0..).zip(&self.scheduler.slots).filter_map(|(slot, s)| Some((slot, s.as_ref()?)));
         slots.map(stood).collect()
@@ -54,7 +66,9 @@ impl World {
             now.running && now.computed >= s.computed
         };
         let (stay, leave): (Vec<_>, Vec<_>) = stood.iter().filter(|s| s.running).partition(stays);
-        let came_back = gave_way > leave.len() as u64;
+        let reclaimed = |s: &&Stood| s.parked && seq(&self.scheduler.slots, s.slot).computed < s.computed;
+        let reclaimed = stood.iter().filter(reclaimed).count();
+        let came_back = gave_way > (leave.len() + reclaimed) as u64;
         let youngest = stay.iter().filter(|s| !s.paused).map(|s| s.rank).max();
         let eldest = leave.iter().filter(|s| !s.paused).map(|s| s.rank).min();
         if !came_back && eldest.is_some_and(|rank| youngest > Some(rank)) {
@@ -75,17 +89,15 @@ impl World {
         let Some(last) = went.clone().map(|s| s.place).max() else { return Ok(()) };
         for s in stood.iter().filter(|s| !s.running && !s.paused && s.place < last) {
             let waits = seq(slots, s.slot);
-            let leader = if waits.follows { self.scheduler.leader(s.id) } else { None };
-            if waits.running || leader.is_some_and(|l| l.computed < l.request.prompt.len()) {
-                continue;
-            }
+            let Some(leader) = self.scheduler.eligible(s.slot).filter(|_| !waits.running) else { continue };
             // The other choices of a request wait for its first one, whose prompt they share.
             let first = SeqId { choice: 0, ..s.id };
             let ahead =
                 went.clone().filter(|other| other.place > s.place && other.id != first).count() as u32;
             let times = self.overtaken.entry(s.id).or_default();
             *times += ahead;
-            let (aged, fits) = (waits.aged, self.scheduler.fits(waits, leader.is_some()));
+            let available = self.scheduler.pool.available();
+            let (aged, fits) = (waits.aged, self.scheduler.fits(waits, leader.is_some(), available));
             if ahead > 0 && (aged || fits || *times > MAX_BYPASS) {
                 return Err(format!("{:?} was overtaken {times} times; aged: {aged}, fits: {fits}", s.id));
             }
@@ -93,12 +105,94 @@ impl World {
         Ok(())
     }
 
+    /// Blocks that would be free if the plan had no drafts.
+    fn available_without_drafts(&self, plan: &Plan, stood: &[Stood]) -> usize {
+        let taken = |run: &PlannedRun| {
+            let before = stood.iter().find(|s| s.slot == run.slot).map_or(0, |s| s.blocks);
+            let without = (run.start + run.len - run.drafts).div_ceil(Batch::BLOCK_TOKENS);
+            seq(&self.scheduler.slots, run.slot).table.len().saturating_sub(before.max(without))
+        };
+        let drafting = plan.runs.iter().filter(|run| run.drafts > 0);
+        self.scheduler.pool.available() + drafting.map(taken).sum::<usize>()
+    }
+
+    /// Tokens to compute, drafts aside, of a sequence that has a place.
+    fn pending(s: &Sequence) -> usize {
+        s.pending() - s.drafted
+    }
+
+    /// A sequence that decodes and is not planned has no block.
+    fn check_decodes(&self, plan: &Plan, stood: &[Stood]) -> Result<(), String> {
+        let available = self.available_without_drafts(plan, stood);
+        for &slot in &self.scheduler.running {
+            let s = seq(&self.scheduler.slots, slot);
+            let planned = plan.runs.iter().any(|run| run.slot == slot);
+            if !planned && Self::pending(s) == 1 && self.scheduler.missing(s, 1) <= available {
+                return Err(format!("{:?} decodes and is not planned", s.id));
+            }
+        }
+        Ok(())
+    }
+
+    /// The oldest prompt of those that had a place before gets a chunk, or all that the tokens of those that decode
+    /// leave of the step.
+    fn check_prefill(&self, plan: &Plan, stood: &[Stood]) -> Result<(), String> {
+        let Scheduler { slots, running, config, .. } = &self.scheduler;
+        let ran = |slot| stood.iter().any(|s| s.slot == slot && s.running);
+        let prompt = |slot: &&u32| Self::pending(seq(slots, **slot)) > 1 && ran(**slot);
+        let Some(&slot) = running.iter().find(prompt) else { return Ok(()) };
+        let s = seq(slots, slot);
+        let real = Pace::MIN_CHUNK.min(Self::pending(s)).min(config.max_tokens - plan.load.decodes);
+        match plan.runs.iter().find(|run| run.slot == slot) {
+            Some(run) if run.len < real => Err(format!("{:?} gets {} tokens of {real}", s.id, run.len)),
+            None if self.scheduler.missing(s, Self::pending(s).min(config.max_tokens))
+                <= self.available_without_drafts(plan, stood) =>
+            {
+                Err(format!("{:?} gets no tokens of its prompt", s.id))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whoever is first in the queue and stays there has no place, no blocks or no capacity.
+    fn check_admission(&mut self, plan: &Plan, stood: &[Stood]) -> Result<(), String> {
+        let Scheduler { slots, waiting, running, config, pace, .. } = &self.scheduler;
+        let drafts = plan.load.drafts;
+        let began = |run: &PlannedRun| stood.iter().any(|s| s.slot == run.slot && !s.running);
+        self.drafted_beside_admission |= drafts > 0 && plan.runs.iter().any(began);
+        let Some(&slot) = waiting.iter().find(|&&slot| self.scheduler.eligible(slot).is_some()) else {
+            return Ok(());
+        };
+        let s = seq(slots, slot);
+        let shared = self.scheduler.eligible(slot).flatten().is_some();
+        let rows: usize = plan.runs.iter().map(|run| run.rows).sum();
+        let capacity = plan.tokens() - drafts < config.max_tokens && rows - drafts < config.max_rows;
+        // Other prompts may use up what the goal between tokens leaves for them.
+        let paced = !matches!(config.sizing, BatchSizing::Fixed(_));
+        let prompts = paced && plan.load.prefill > 0 && s.pending() > 1;
+        if running.len() >= pace.batch_size() {
+            self.waited_to_go_on |= s.parked();
+            return Ok(());
+        }
+        let available = self.available_without_drafts(plan, stood);
+        if capacity && !prompts && self.scheduler.fits(s, shared, available) {
+            return Err(format!("{:?} is first in the queue, has room and is not admitted", s.id));
+        }
+        match self.scheduler.parked_other_than(slot) {
+            Some(parked) if capacity && !prompts => {
+                Err(format!("{:?} has no blocks, and slot {parked} keeps its own", s.id))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Whoever has waited for as long as its priority bears is said to be aged.
     pub(super) fn check_aging(&mut self) -> Result<(), String> {
         for &slot in &self.scheduler.waiting {
             let s = seq(&self.scheduler.slots, slot);
-            if self.now - s.arrived >= s.request.priority.patience() && !s.aged {
-                return Err(format!("{:?} has waited since {} and is not aged", s.id, s.arrived));
+            let patient = s.paused.is_some() || self.now - s.since < s.request.priority.patience();
+            if !patient && !s.aged {
+                return Err(format!("{:?} has waited since {} and is not aged", s.id, s.since));
             }
             self.aged |= s.aged;
         }

@@ -25,10 +25,17 @@ pub(super) enum Planted {
     QueueJumper,
     ForgottenAge,
     IdleStep,
+    OverfullBatch,
+    PausedInPlace,
+    DraftsBeforeAdmission,
+    ForgottenAdmission,
+    ForgottenDecode,
+    ThinChunk,
+    CopiedPrompt,
 }
 
 impl Planted {
-    pub(super) const ALL: [Planted; 20] = [
+    pub(super) const ALL: [Planted; 27] = [
         Planted::DoubleFree,
         Planted::LostBlock,
         Planted::UncopiedWrite,
@@ -49,6 +56,13 @@ impl Planted {
         Planted::QueueJumper,
         Planted::ForgottenAge,
         Planted::IdleStep,
+        Planted::OverfullBatch,
+        Planted::PausedInPlace,
+        Planted::DraftsBeforeAdmission,
+        Planted::ForgottenAdmission,
+        Planted::ForgottenDecode,
+        Planted::ThinChunk,
+        Planted::CopiedPrompt,
     ];
 }
 
@@ -79,13 +93,58 @@ impl World {
             (Some(Planted::StarvedOldest), Some(slot)) => plan.runs.retain(|run| run.slot != slot),
             (Some(Planted::QueueJumper), _) if scheduler.waiting.len() > 1 => {
                 let slot = scheduler.waiting[scheduler.waiting.len() - 1];
-                if scheduler.fits(seq(&scheduler.slots, slot), false) {
+                let available = scheduler.pool.available();
+                if scheduler.fits(seq(&scheduler.slots, slot), false, available) {
                     scheduler.waiting.pop();
                     scheduler.start(slot, None, self.now);
                 }
             }
+            (Some(Planted::DraftsBeforeAdmission), _) if plan.load.drafts > 0 => self.send_back(plan),
+            (Some(Planted::ForgottenAdmission), _) if plan.load.drafts == 0 => self.send_back(plan),
+            (Some(Planted::ForgottenDecode), _) if plan.runs.len() > 1 => {
+                let decodes = |run: &PlannedRun| run.start > 0 && run.rows > 0 && run.len == 1 + run.drafts;
+                let last = plan.runs.iter().rposition(decodes).filter(|&at| at > 0);
+                last.map(|at| plan.runs.remove(at));
+            }
+            (Some(Planted::ThinChunk), _) => {
+                let prompt = plan.runs.iter_mut().find(|run| run.len > 1 && run.drafts == 0);
+                prompt.into_iter().for_each(|run| (run.len, run.rows) = (1, 0));
+            }
             _ => {}
         }
+    }
+
+    /// Puts who has just been admitted, and has computed nothing, back into the queue.
+    fn send_back(&mut self, plan: &mut Plan) {
+        let begins = |run: &PlannedRun| run.start == 0 && run.rows > 0 && run.drafts == 0;
+        if let Some(at) = plan.runs.iter().rposition(begins).filter(|&at| at > 0) {
+            self.scheduler.preempt(plan.runs.remove(at).slot);
+        }
+    }
+
+    /// After a reader has paused.
+    pub(super) fn sabotage_pause(&mut self) {
+        let Scheduler { waiting, slots, .. } = &self.scheduler;
+        let paused = |slot: &&u32| seq(slots, **slot).parked() && seq(slots, **slot).paused.is_some();
+        if let (Some(Planted::PausedInPlace), Some(&slot)) = (self.planted, waiting.iter().find(paused)) {
+            self.run_at_once(slot);
+        }
+    }
+
+    /// After all readers have gone on.
+    pub(super) fn sabotage_resume(&mut self) {
+        let Scheduler { waiting, slots, .. } = &self.scheduler;
+        if self.planted == Some(Planted::OverfullBatch) {
+            let parked: Vec<u32> =
+                waiting.iter().copied().filter(|&slot| seq(slots, slot).parked()).collect();
+            parked.into_iter().for_each(|slot| self.run_at_once(slot));
+        }
+    }
+
+    /// Gives a waiting sequence a place, whether there is one or not.
+    fn run_at_once(&mut self, slot: u32) {
+        self.scheduler.waiting.retain(|&other| other != slot);
+        self.scheduler.start(slot, None, self.now);
     }
 
     /// After the clock has moved.
@@ -93,6 +152,10 @@ impl World {
         if self.planted == Some(Planted::ForgottenAge) {
             let Scheduler { waiting, slots, .. } = &mut self.scheduler;
             waiting.iter().for_each(|&slot| seq_mut(slots, slot).aged = false);
+        }
+        if self.planted == Some(Planted::CopiedPrompt) {
+            let Scheduler { waiting, slots, .. } = &mut self.scheduler;
+            waiting.iter().for_each(|&slot| seq_mut(slots, slot).own_text(0));
         }
     }
 

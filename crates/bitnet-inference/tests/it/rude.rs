@@ -1,0 +1,189 @@
+//! Load that is rude but ordinary: texts that repeat themselves, readers that pause, prompts beside many streams.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use bitnet_inference::{
+    Drawn, EngineConfig, Event, Pace, Plan, Priority, Request, RunOutcome, Scheduler, SchedulerConfig,
+    StepLoad, StepOutcome,
+};
+
+use crate::support::*;
+
+/// A scheduler whose sequences draw 1, 2, 3, 4 and so on in a circle, on a model whose steps take known times.
+struct Circle {
+    scheduler: Scheduler,
+    now: u64,
+    micros: fn(StepLoad) -> u64,
+    plan: Plan,
+    /// Requests that have ended.
+    ended: BTreeSet<u64>,
+}
+
+fn limits(max_running: usize, max_tokens: usize, max_rows: usize, max_draft: usize) -> SchedulerConfig {
+    SchedulerConfig {
+        max_running,
+        max_tokens,
+        max_rows,
+        kv_blocks: 4000,
+        context: 4096,
+        max_draft,
+        sizing: EngineConfig::default().sizing,
+        slow_reader: u64::MAX,
+        eos: vec![],
+        text: None,
+    }
+}
+
+impl Circle {
+    fn new(config: SchedulerConfig, micros: fn(StepLoad) -> u64) -> Circle {
+        Circle {
+            scheduler: Scheduler::new(config),
+            now: 0,
+            micros,
+            plan: Plan::default(),
+            ended: BTreeSet::new(),
+        }
+    }
+
+    fn submit(&mut self, id: u64, prompt: usize, new: usize, priority: Priority) {
+        let prompt: Vec<u32> = (0..prompt as u32).map(|i| 1 + i % 4).collect();
+        // A salt of its own: nothing is shared.
+        let request = Request { priority, salt: id, ..Request::new(prompt, greedy(new)) };
+        self.scheduler.submit(self.now, id, Arc::new(request), 0);
+    }
+
+    /// One step; the requests that it computed.
+    fn step(&mut self) -> BTreeSet<u64> {
+        self.scheduler.tick(self.now);
+        assert!(self.scheduler.plan(self.now, &mut self.plan));
+        let mut outcome = StepOutcome { micros: (self.micros)(self.plan.load), ..StepOutcome::default() };
+        let mut planned = BTreeSet::new();
+        for run in &self.plan.runs {
+            let (s, first) = (self.scheduler.sequence(run), outcome.drawn.len());
+            planned.insert(s.id.request);
+            for i in 0..run.rows {
+                let at = run.start + run.len - run.drafts + i;
+                let token = 1 + at as u32 % 4;
+                outcome.drawn.push(Drawn { token, logprobs: None });
+                if s.tokens.get(at) != Some(&token) {
+                    break;
+                }
+            }
+            outcome.runs.push(RunOutcome::Done(first..outcome.drawn.len()));
+        }
+        self.now += outcome.micros;
+        self.scheduler.commit(self.now, &self.plan, &mut outcome);
+        while let Some(event) = self.scheduler.next_event() {
+            if let Event::Ended(id, _) = event {
+                self.ended.insert(id.request);
+            }
+        }
+        self.scheduler.check().unwrap();
+        planned
+    }
+}
+
+/// Fast enough for drafts always to pay.
+fn fast(load: StepLoad) -> u64 {
+    2000 + (load.decodes as u64) + load.prefill as u64
+}
+
+#[test]
+fn texts_that_repeat_themselves_keep_nobody_waiting_with_drafts() {
+    let mut world = Circle::new(limits(8, 64, 8, 4), fast);
+    (0..4).for_each(|id| world.submit(id, 20, 2000, Priority::Normal));
+    (0..50).for_each(|_| drop(world.step()));
+    assert!(world.scheduler.counts().accepted > 100, "{:?}", world.scheduler.counts());
+    for id in 4..20 {
+        world.submit(id, 5, 1, Priority::Interactive);
+        assert!(world.step().contains(&id), "request {id} is not in the first step after it came");
+        assert!(world.ended.contains(&id));
+    }
+}
+
+#[test]
+fn a_prompt_beside_31_streams_with_drafts_gets_a_real_chunk_in_every_step() {
+    let mut world = Circle::new(limits(32, 32 + 64, 64, 4), fast);
+    (0..31).for_each(|id| world.submit(id, 20, 2000, Priority::Normal));
+    (0..50).for_each(|_| drop(world.step()));
+    world.submit(31, 1000, 1, Priority::Normal);
+    let mut chunks = Vec::new();
+    while !world.ended.contains(&31) {
+        world.step();
+        assert_eq!(world.plan.load.decodes, 31);
+        chunks.push(world.plan.load.prefill);
+    }
+    let whole = &chunks[..chunks.len() - 1];
+    assert!(whole.iter().all(|&chunk| chunk >= 64), "{chunks:?}");
+}
+
+#[test]
+fn readers_that_go_on_wait_for_a_free_place_and_silence_nobody() {
+    let mut world = Circle::new(limits(8, 256, 32, 0), fast);
+    (0..8).for_each(|id| world.submit(id, 20, 300, Priority::Normal));
+    (0..10).for_each(|_| drop(world.step()));
+    (0..8).for_each(|id| world.scheduler.pause(world.now, id));
+    let fresh: BTreeSet<u64> = (8..16).collect();
+    fresh.iter().for_each(|&id| world.submit(id, 20, 100, Priority::Normal));
+    assert_eq!(world.step(), fresh, "a paused reader leaves its place to others");
+    (0..8).for_each(|id| world.scheduler.resume(world.now, id));
+    while world.ended.is_empty() {
+        assert_eq!(world.step(), fresh, "nobody who runs is silenced by those that go on");
+    }
+    // All end together; those that waited take the places.
+    assert_eq!(world.step(), (0..8).collect());
+    while world.ended.len() < 16 {
+        world.step();
+    }
+    assert_eq!(world.scheduler.counts().recomputed_tokens, 0, "they kept their blocks");
+}
+
+/// The p95 of the steps in which streams wait for a chunk of a prompt of 2,048 tokens, and the chunks.
+fn beside_a_long_prompt(micros: fn(StepLoad) -> u64) -> (u64, Vec<usize>) {
+    let mut world = Circle::new(limits(8, 8 + 512, 16, 0), micros);
+    (0..4).for_each(|id| world.submit(id, 20, 3000, Priority::Normal));
+    (0..40).for_each(|_| drop(world.step()));
+    world.submit(4, 2048, 1, Priority::Normal);
+    let (mut chunks, mut gaps) = (Vec::new(), Vec::new());
+    while !world.ended.contains(&4) {
+        world.step();
+        assert_eq!(world.plan.load.decodes, 4, "every stream has a token in every step");
+        chunks.push(world.plan.load.prefill);
+        gaps.push(micros(world.plan.load));
+    }
+    gaps.sort_unstable();
+    (gaps[gaps.len() * 95 / 100], chunks)
+}
+
+#[test]
+fn by_default_a_long_prompt_leaves_streams_a_token_every_quarter_of_a_second() {
+    // 40 ms and 3 ms a prompt token: a whole step of 512 would take over a second and a half.
+    let (p95, chunks) = beside_a_long_prompt(|load| 40_000 + 3000 * load.prefill as u64);
+    assert!(p95 <= 250_000, "{p95} us with {chunks:?}");
+    assert!(chunks.len() < 64, "{chunks:?}");
+    // A machine that is late with no prompt at all.
+    let (_, chunks) = beside_a_long_prompt(|load| 300_000 + 9000 * load.prefill as u64);
+    assert!(chunks.iter().all(|&chunk| chunk <= Pace::MIN_CHUNK), "{chunks:?}");
+    assert!(chunks[..chunks.len() - 1].iter().all(|&chunk| chunk == Pace::MIN_CHUNK), "{chunks:?}");
+    // A fast one takes what a step allows.
+    let (_, chunks) = beside_a_long_prompt(|load| 5000 + 20 * load.prefill as u64);
+    assert!(chunks.contains(&(8 + 512 - 4)), "{chunks:?}");
+}
+
+#[test]
+fn drafts_keep_the_goal_between_tokens() {
+    // Drafts pay: eight of them would add a fifth to a step. With those of four streams it would take 360 ms.
+    let cost = |load: StepLoad| 180_000 + 5000 * (load.decodes + load.drafts) as u64;
+    let mut world = Circle::new(limits(4, 64, 40, 8), cost);
+    for decodes in 1..20 {
+        let load = StepLoad { decodes, ..StepLoad::default() };
+        world.scheduler.learn(load, cost(load));
+    }
+    (0..4).for_each(|id| world.submit(id, 20, 400, Priority::Normal));
+    for _ in 0..100 {
+        world.step();
+        assert!(cost(world.plan.load) <= 250_000, "{:?}", world.plan.load);
+    }
+    assert!(world.scheduler.counts().accepted > 100, "{:?}", world.scheduler.counts());
+}
