@@ -6,11 +6,12 @@ use std::time::{Duration, Instant};
 
 use bitnet_kernels::{BackendInfo, DeviceStatus};
 use bitnet_model::ForwardError;
-use crossbeam_channel::unbounded;
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
 use parking_lot::{Condvar, Mutex};
 
 use crate::metrics::{Counter, Metrics, Recorder};
 use crate::submit::{Bounds, Submitter};
+use crate::watch::Watch;
 use crate::worker::Worker;
 use crate::{
     BatchSizing, Draws, InvalidRequest, Model, Request, RequestError, RequestHandle, Scheduler,
@@ -37,6 +38,9 @@ pub struct EngineConfig {
     pub mailbox: usize,
     /// How long a request may be paused because nobody reads it.
     pub slow_reader_timeout: Duration,
+    /// How long a step may run before the engine counts as stalled ([`Engine::stalled`]) and its last plans are
+    /// reported; shutting down does not wait longer for such a step.
+    pub step_limit: Duration,
     /// Tokens that end a text, from the model's metadata.
     pub eos: Vec<u32>,
     /// Text of tokens; needed for stop strings only.
@@ -56,6 +60,7 @@ impl Default for EngineConfig {
             max_draft: 0,
             mailbox: 1024,
             slow_reader_timeout: Duration::from_secs(60),
+            step_limit: Duration::from_secs(120),
             eos: Vec::new(),
             text: None,
             recorder: None,
@@ -63,7 +68,10 @@ impl Default for EngineConfig {
     }
 }
 
-/// Most blocks of a cache: a thousand million tokens.
+/// Time between two looks at a thread that is to end.
+const PATIENCE: Duration = Duration::from_millis(20);
+
+/// Maximum of blocks of a cache: a thousand million tokens.
 const MOST_BLOCKS: usize = 1 << 24;
 
 /// Why an engine did not start.
@@ -121,6 +129,7 @@ pub(crate) struct Shared {
     pub metrics: Metrics,
     pub recorder: Option<Arc<dyn Recorder>>,
     pub status: Mutex<EngineStatus>,
+    pub watch: Watch,
     /// Why the engine ended, if its device did.
     pub lost: Mutex<Option<ForwardError>>,
 }
@@ -180,19 +189,25 @@ impl Recorder for Shared {
         self.metrics.observe(measure, value);
         self.recorder.iter().for_each(|r| r.observe(measure, value));
     }
+
+    fn stalled(&self, age: Duration, plans: &str) {
+        self.recorder.iter().for_each(|r| r.stalled(age, plans));
+    }
 }
 
 /// What an engine holds after its last step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct EngineStatus {
-    /// Sequences that run.
+    /// Sequences that have a place in the batch.
     pub running: usize,
-    /// Sequences that wait, those not yet taken out of the channel excluded.
+    /// Sequences that wait for one, paused ones included; those on their way to the engine's thread are not.
     pub waiting: usize,
-    /// Sequences that nobody reads, running or waiting.
+    /// Sequences that nobody reads.
     pub paused: usize,
     /// Sequences that the batch would hold now.
     pub batch_size: usize,
+    /// How long the step that runs now has been running; `None` between steps.
+    pub step_age: Option<Duration>,
     /// Blocks of the key-value cache.
     pub kv_blocks: usize,
     /// Blocks in use.
@@ -227,13 +242,36 @@ pub struct DrainReport {
 /// The engine's thread, and whether every request came to its own end when it is no more.
 struct EngineThread {
     running: Option<JoinHandle<bool>>,
+    /// Disconnected when the thread ends.
+    alive: Receiver<()>,
     complete: bool,
+}
+
+fn spawn<T: Send + 'static>(
+    name: &str,
+    run: impl FnOnce() -> T + Send + 'static,
+) -> Result<JoinHandle<T>, StartError> {
+    let thread = std::thread::Builder::new().name(name.into()).spawn(run);
+    thread.map_err(|e| StartError::Thread { message: e.to_string() })
+}
+
+/// Reports steps that run for longer than `limit`, until the engine is dropped.
+fn watch(shared: &Shared, limit: Duration, engine: &Receiver<()>) {
+    let pause = (limit / 8).clamp(Duration::from_millis(5), Duration::from_secs(1));
+    while engine.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
+        if let Some((age, plans)) = shared.watch.report(limit) {
+            shared.stalled(age, &plans);
+        }
+    }
 }
 
 /// Runs many requests through one model, a step at a time, on a thread of its own. Dropping it ends all of them.
 pub struct Engine {
     submitter: Submitter,
     thread: Mutex<EngineThread>,
+    /// Dropped with the engine, which ends the thread that watches its steps.
+    _watched: Sender<()>,
+    step_limit: Duration,
     max_batch: usize,
     backend: BackendInfo,
 }
@@ -303,9 +341,16 @@ impl Engine {
             Arc::clone(&shared),
             (max_batch, config.max_wait_time),
         );
-        let thread = std::thread::Builder::new().name("bitnet-engine".into()).spawn(move || worker.run());
-        let thread = thread.map_err(|e| StartError::Thread { message: e.to_string() })?;
-        let thread = Mutex::new(EngineThread { running: Some(thread), complete: false });
+        let (watched, engine) = bounded(0);
+        let (limit, seen) = (config.step_limit, Arc::clone(&shared));
+        spawn("bitnet-watch", move || watch(&seen, limit, &engine))?;
+        let (held, alive) = bounded(0);
+        let running = spawn("bitnet-engine", move || {
+            let complete = worker.run();
+            drop(held);
+            complete
+        })?;
+        let thread = Mutex::new(EngineThread { running: Some(running), alive, complete: false });
         let bounds = Bounds {
             vocab,
             context,
@@ -315,7 +360,7 @@ impl Engine {
             mailbox: config.mailbox,
         };
         let submitter = Submitter { ingress, control, shared, next_id: Arc::default(), bounds };
-        Ok(Engine { submitter, thread, max_batch, backend })
+        Ok(Engine { submitter, thread, _watched: watched, step_limit: limit, max_batch, backend })
     }
 
     /// Submits a request, or refuses it immediately.
@@ -372,7 +417,13 @@ impl Engine {
 
     /// What the engine held after its last step.
     pub fn status(&self) -> EngineStatus {
-        *self.submitter.shared.status.lock()
+        let status = *self.submitter.shared.status.lock();
+        EngineStatus { step_age: self.submitter.shared.watch.age(), ..status }
+    }
+
+    /// How long the running step has been running, if that is over [`EngineConfig::step_limit`].
+    pub fn stalled(&self) -> Option<Duration> {
+        self.submitter.shared.watch.age().filter(|&age| age > self.step_limit)
     }
 
     /// What waits now, requests on their way to the engine's thread included.
@@ -410,16 +461,23 @@ impl Engine {
         &self.backend
     }
 
-    /// Takes no more requests, finishes those there are, at most for `timeout`, ends the rest and joins the thread. Who
-    /// comes while another waits for that can only shorten it; both hear how it ended.
+    /// Takes no more requests, finishes those there are, at most for `timeout`, ends the rest and joins the thread. A
+    /// call beside another one can only shorten the wait; both return how it ended. A stalled step is not waited for
+    /// beyond `timeout`: its thread is left behind.
     pub fn shutdown(&self, timeout: Duration) -> DrainReport {
         self.submitter.shared.close();
-        let _ = self.submitter.control.send(Control::Drain(Instant::now().checked_add(timeout)));
+        let until = Instant::now().checked_add(timeout);
+        let _ = self.submitter.control.send(Control::Drain(until));
         let mut thread = self.thread.lock();
         // Someone who is called back by the engine's own thread may drop the engine there.
         let elsewhere = |t: &mut JoinHandle<bool>| t.thread().id() != std::thread::current().id();
         if let Some(running) = thread.running.take_if(elsewhere) {
-            thread.complete = running.join().unwrap_or(false);
+            let over = || until.is_some_and(|until| Instant::now() >= until);
+            let mut abandoned = false;
+            while !abandoned && thread.alive.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
+                abandoned = over() && self.stalled().is_some();
+            }
+            thread.complete = !abandoned && running.join().unwrap_or(false);
         }
         DrainReport { complete: thread.complete }
     }

@@ -57,6 +57,7 @@ mod step;
 mod stop;
 mod submit;
 mod throughput;
+mod watch;
 mod worker;
 
 use bitnet_model::{ForwardError, Limits, Model};

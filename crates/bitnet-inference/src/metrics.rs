@@ -93,6 +93,11 @@ pub trait Recorder: Send + Sync {
     fn add(&self, counter: Counter, by: u64);
     /// `measure` was `value`.
     fn observe(&self, measure: Measure, value: f64);
+    /// A step has been running for `age`, which is over [`EngineConfig::step_limit`](crate::EngineConfig); `plans`
+    /// says what the last steps had to do, on one line. Reported once a step, on a thread of its own.
+    fn stalled(&self, age: std::time::Duration, plans: &str) {
+        let _ = (age, plans);
+    }
 }
 
 /// Values of one measure.

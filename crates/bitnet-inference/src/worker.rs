@@ -157,7 +157,9 @@ impl Worker {
         let _stopping = Stopping(&shared);
         if self.scheduler.paces_itself() {
             let rows = self.max_batch.max(1 + self.scheduler.config().max_draft);
+            self.shared.watch.begin(0, &self.scheduler, &Plan::default());
             self.stepper.calibrate(rows, |load, micros| self.scheduler.learn(load, micros));
+            self.shared.watch.end();
             self.times = self.stepper.device().map_or(Times::default(), |device| device.counts.times);
         }
         loop {
@@ -196,6 +198,7 @@ impl Worker {
     /// fails, and what has not reached the scheduler is served by a new one on an empty cache.
     fn restart(&mut self, message: String) {
         let error = RequestError::Panic { message };
+        self.shared.watch.end();
         self.shared.add(Counter::Restarts, 1);
         self.live.drain().for_each(|(_, mut live)| live.ticket.fail(&error));
         self.stepper.wanted_logits.clear();
@@ -219,7 +222,9 @@ impl Worker {
         }
         self.deliver();
         let planned = Instant::now();
+        self.shared.watch.begin(self.steps, &self.scheduler, &self.plan);
         self.stepper.run(&self.scheduler, &self.plan, &mut self.outcome);
+        self.shared.watch.end();
         let computed = Instant::now();
         self.outcome.micros = (computed - planned).as_micros() as u64;
         // Before anybody is told that it failed.
@@ -424,6 +429,8 @@ impl Worker {
             faults: self.stepper.faults(),
             draws: self.stepper.draws(),
             device: self.stepper.device(),
+            // Known to the watch alone.
+            step_age: None,
         };
     }
 

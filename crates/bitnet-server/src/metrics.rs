@@ -1,6 +1,6 @@
 //! What is counted and measured, for Prometheus. Histograms have vLLM's edges, so that its dashboards fit.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use bitnet_inference::{Counter, Engine, Measure, Priority, Recorder};
 use bitnet_model::Model;
@@ -62,6 +62,7 @@ struct Kept {
     gauges: Vec<(IntGauge, Ask)>,
     counters: Vec<(IntCounter, Ask)>,
     usage: prometheus::Gauge,
+    step_age: prometheus::Gauge,
 }
 
 impl Metrics {
@@ -79,6 +80,11 @@ impl Metrics {
         registered(r, IntGauge::with_opts(computes).expect("valid labels")).set(1);
         let usage = prometheus::Gauge::new("vllm:kv_cache_usage_perc", "Part of the cache in use, 0 to 1.");
         let usage = registered(r, usage.expect("a valid name"));
+        let step_age = prometheus::Gauge::new(
+            "bitnet_step_age_seconds",
+            "How long the step that runs now has been running; 0 between steps.",
+        );
+        let step_age = registered(r, step_age.expect("a valid name"));
         let opts = |name, help| Opts::new(name, help);
         let requests = opts("bitnet_requests_total", "Requests that have ended, by class and by how.");
         let rejected = opts("bitnet_requests_rejected_total", "Requests that were not taken, by why.");
@@ -141,7 +147,12 @@ impl Metrics {
                 "How far a step's time was from the prediction, as a part of that time.",
                 RATIO,
             ),
-            kept: Mutex::new(Kept { gauges: gauges(r, device), counters: counters(r, device), usage }),
+            kept: Mutex::new(Kept {
+                gauges: gauges(r, device),
+                counters: counters(r, device),
+                usage,
+                step_age,
+            }),
             registry,
             overload,
         }
@@ -187,6 +198,7 @@ impl Metrics {
         }
         let status = engine.status();
         kept.usage.set(status.kv_used as f64 / status.kv_blocks.max(1) as f64);
+        kept.step_age.set(status.step_age.map_or(0.0, |age| age.as_secs_f64()));
         self.registry.gather()
     }
 }
@@ -207,6 +219,10 @@ fn row(kind: MetricType, metric: &Metric) -> Value {
 
 /// Where the engine reports to, on its own thread.
 impl Recorder for Metrics {
+    fn stalled(&self, age: Duration, plans: &str) {
+        tracing::error!(target: "bitnet::server", ?age, plans, "a step does not end: /live fails until it does");
+    }
+
     fn add(&self, counter: Counter, by: u64) {
         match counter {
             Counter::PromptTokens => self.tokens[0].inc_by(by),
@@ -230,10 +246,7 @@ impl Recorder for Metrics {
                 self.overload.first_token(value);
             }
             Measure::InterToken => self.between.observe(value),
-            Measure::EndToEnd => {
-                self.whole.observe(value);
-                self.overload.ended(value);
-            }
+            Measure::EndToEnd => self.whole.observe(value),
             Measure::CancelToFree => self.cancel.observe(value),
             Measure::StepPlan => self.step.with_label_values(&["plan"]).observe(value),
             Measure::StepPack => self.step.with_label_values(&["pack"]).observe(value),
@@ -307,10 +320,10 @@ fn counters(r: &Registry, device: bool) -> Vec<(IntCounter, Ask)> {
         (counter(r, "bitnet_prefix_cache_hits_tokens_total", "Tokens found there."), |e| {
             e.status().scheduler.prefix_hits
         }),
-        (counter(r, "bitnet_spec_drafted_tokens_total", "Tokens guessed ahead."), |e| {
+        (counter(r, "bitnet_spec_drafted_tokens_total", "Tokens drafted ahead."), |e| {
             e.status().scheduler.drafted
         }),
-        (counter(r, "bitnet_spec_accepted_tokens_total", "Guessed tokens that were right."), |e| {
+        (counter(r, "bitnet_spec_accepted_tokens_total", "Drafted tokens that were right."), |e| {
             e.status().scheduler.accepted
         }),
         (fault("forward"), |e| e.status().faults.forward),

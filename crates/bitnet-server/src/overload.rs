@@ -1,4 +1,6 @@
-//! Who is refused before waiting in vain. Predictions come from the pace at which requests have left the queue.
+//! Refuses requests that would wait in vain. Predictions come from the pace at which earlier requests got their first
+//! token: each one counts, old ones count less as time goes by, and quickly so while nobody waits. Without recent
+//! evidence nobody is refused, and whoever would be next never is: how long it waits is the evidence for the others.
 
 use std::{
     sync::Arc,
@@ -10,37 +12,46 @@ use parking_lot::Mutex;
 
 use crate::http::error::ApiError;
 
-/// Watches the queue, and says how long a new request would wait.
+/// Watches the queue, and predicts how long a new request would wait.
 pub(crate) struct Overload {
     goal: Option<Duration>,
-    pace: Mutex<Pace>,
-    /// Requests of each priority that have no token yet.
-    waiting: Mutex<[usize; 3]>,
+    state: Mutex<State>,
 }
 
-/// What has been seen, old things counting less and less. Times in seconds.
+/// Times in seconds.
 #[derive(Debug, Default)]
-struct Pace {
-    /// When a sequence last left the queue.
-    last: Option<Instant>,
-    /// Sequences that left it while others waited, and the time that took.
-    left: f64,
-    busy: f64,
-    /// Mean times from submission to the place in a batch, to the first token, and to the end.
+struct State {
+    /// Requests of each priority that have no token yet.
+    waiting: [usize; 3],
+    /// Since when there is no such request.
+    quiet: Option<Instant>,
+    /// For each priority, how those go that are at least as urgent: a request waits for no others.
+    pace: [Pace; 3],
+    /// Times from submission to the place in a batch, and to the first token.
     queued: Mean,
     first: Mean,
-    whole: Mean,
     error: Spread,
 }
 
+/// How fast requests get their first tokens.
+#[derive(Debug, Default, Clone, Copy)]
+struct Pace {
+    /// When the last one did.
+    last: Option<Instant>,
+    /// Seconds between one and the next.
+    gap: Mean,
+}
+
+/// A mean that forgets: by number, and with time.
 #[derive(Debug, Default, Clone, Copy)]
 struct Mean {
     weight: f64,
     sum: f64,
+    at: Option<Instant>,
 }
 
-/// By how much requests waited longer than predicted, and how much that varies: mean and mean deviation, as TCP
-/// estimates round trips (RFC 6298).
+/// How much longer than predicted requests waited, and how much that varies: mean and mean deviation, as TCP estimates
+/// round trips (RFC 6298).
 #[derive(Debug, Default, Clone, Copy)]
 struct Spread {
     mean: f64,
@@ -60,72 +71,110 @@ impl Spread {
     }
 }
 
-/// About the last 50 count.
-const KEEP: f64 = 0.98;
+/// What a new value leaves of the weight of older ones: about ten count.
+const KEEP: f64 = 0.9;
+/// Seconds in which values lose two thirds of their weight, at least; long gaps are remembered for ten of them.
+const MEMORY: f64 = 5.0;
+/// The same while nobody waits.
+const QUIET_MEMORY: f64 = 1.0;
+/// Weight below which a mean says nothing.
+const EVIDENCE: f64 = 0.5;
 
 impl Mean {
-    fn add(&mut self, value: f64) {
-        self.weight = self.weight * KEEP + 1.0;
-        self.sum = self.sum * KEEP + value;
+    fn add(&mut self, now: Instant, value: f64) {
+        let (kept, mean) = (self.faded(now) * KEEP, self.value().unwrap_or(0.0));
+        *self = Mean { weight: kept + 1.0, sum: kept * mean + value, at: Some(now) };
     }
 
-    fn value(self) -> Option<f64> {
+    /// The weight that time has left.
+    fn faded(&self, now: Instant) -> f64 {
+        let age = self.at.map_or(0.0, |at| now.saturating_duration_since(at).as_secs_f64());
+        let memory = MEMORY.max(10.0 * self.value().unwrap_or(0.0));
+        self.weight * (-age / memory).exp()
+    }
+
+    fn value(&self) -> Option<f64> {
         (self.weight > 0.0).then(|| self.sum / self.weight)
+    }
+
+    /// The mean, if there is recent evidence for it.
+    fn recent(&self, now: Instant) -> Option<f64> {
+        self.value().filter(|_| self.faded(now) >= EVIDENCE)
+    }
+
+    fn rest(&mut self, seconds: f64) {
+        let kept = (-seconds / QUIET_MEMORY).exp();
+        (self.weight, self.sum) = (self.weight * kept, self.sum * kept);
     }
 }
 
 impl Pace {
-    /// A sequence has left the queue after `waited` seconds.
-    fn admitted(&mut self, now: Instant, waited: f64) {
-        // Somebody waited all the time since the last one left, so the time between is what a place takes.
-        let since = self.last.replace(now).map(|last| (now - last).as_secs_f64());
-        if let Some(since) = since.filter(|&since| waited >= since) {
-            self.left = self.left * KEEP + 1.0;
-            self.busy = self.busy * KEEP + since;
-        }
-        self.queued.add(waited);
+    /// A request has its first token after `waited` seconds.
+    fn note(&mut self, now: Instant, waited: f64) {
+        // It cannot have held up the next one for longer than it was there.
+        let since = self.last.replace(now).map(|last| now.saturating_duration_since(last).as_secs_f64());
+        self.gap.add(now, since.map_or(waited, |since| since.min(waited)));
+    }
+}
+
+impl State {
+    fn note(&mut self, now: Instant, priority: Priority, waited: f64) {
+        self.pace[priority as usize..].iter_mut().for_each(|pace| pace.note(now, waited));
     }
 
-    /// Seconds between two that leave a queue which is never empty. Before there was such a queue, what follows
-    /// from the time that a request keeps one of `places` busy.
-    fn gap(&self, places: usize) -> Option<f64> {
-        if self.left > 0.0 {
-            return Some(self.busy / self.left);
+    /// Nobody has waited for so many seconds: what was learned before says less.
+    fn rest(&mut self, seconds: f64) {
+        self.pace.iter_mut().for_each(|pace| pace.gap.rest(seconds));
+        [&mut self.queued, &mut self.first].into_iter().for_each(|mean| mean.rest(seconds));
+        if self.pace.iter().all(|pace| pace.gap.weight < EVIDENCE) {
+            self.error = Spread::default();
         }
-        let (whole, queued) = self.whole.value().zip(self.queued.value())?;
-        Some((whole - queued).max(0.0) / places.max(1) as f64)
     }
 
-    /// Seconds from the place in a batch to the first token.
-    fn start(&self) -> f64 {
-        self.first.value().zip(self.queued.value()).map_or(0.0, |(first, queued)| (first - queued).max(0.0))
+    /// Seconds that a request with `ahead` before it waits for its first token; `None` without recent evidence.
+    fn predict(&self, now: Instant, priority: Priority, ahead: usize) -> Option<f64> {
+        let gap = self.pace[priority as usize].gap.recent(now)?;
+        // From the place in a batch to the first token.
+        let start = self.first.recent(now).zip(self.queued.recent(now));
+        Some(gap * (ahead + 1) as f64 + start.map_or(0.0, |(first, queued)| (first - queued).max(0.0)))
+    }
+
+    fn enter(&mut self, now: Instant, priority: Priority) {
+        if let Some(quiet) = self.quiet.take() {
+            self.rest(now.saturating_duration_since(quiet).as_secs_f64());
+        }
+        self.waiting[priority as usize] += 1;
+    }
+
+    fn leave(&mut self, now: Instant, priority: Priority) {
+        self.waiting[priority as usize] -= 1;
+        if self.waiting == [0; 3] {
+            self.quiet = Some(now);
+        }
+    }
+
+    /// How long a new request would wait, and how long it may take when the prediction is off; `None` if it is let
+    /// through whatever happened before.
+    fn judge(&self, now: Instant, priority: Priority) -> Option<(f64, Duration)> {
+        let ahead: usize = self.waiting[..=priority as usize].iter().sum();
+        let expected = self.predict(now, priority, ahead).filter(|_| ahead > 0)?;
+        Some((expected, Duration::from_secs_f64(expected + self.error.high())))
     }
 }
 
 impl Overload {
     pub fn new(goal: Option<Duration>) -> Self {
-        Overload { goal, pace: Mutex::default(), waiting: Mutex::default() }
+        Overload { goal, state: Mutex::default() }
     }
 
     /// A sequence has left the queue.
     pub fn admitted(&self, waited: f64) {
-        self.pace.lock().admitted(Instant::now(), waited);
+        self.state.lock().queued.add(Instant::now(), waited);
     }
 
     /// A sequence has its first token.
     pub fn first_token(&self, seconds: f64) {
-        self.pace.lock().first.add(seconds);
-    }
-
-    /// A request has ended.
-    pub fn ended(&self, seconds: f64) {
-        self.pace.lock().whole.add(seconds);
-    }
-
-    /// Seconds that a request with `ahead` before it waits for its first token; `None` before anything is known.
-    fn predict(&self, ahead: usize, places: usize) -> Option<f64> {
-        let pace = self.pace.lock();
-        Some(pace.gap(places)? * (ahead + 1) as f64 + pace.start())
+        self.state.lock().first.add(Instant::now(), seconds);
     }
 
     /// Refuses a request that would probably come too late, for the server's goal or for its own deadline. Gives the
@@ -140,9 +189,9 @@ impl Overload {
         if engine.queue().sequences == 0 && status.running < status.batch_size {
             return Ok(None);
         }
-        let ahead: usize = self.waiting.lock()[..=priority as usize].iter().sum();
-        let Some(expected) = self.predict(ahead, status.batch_size) else { return Ok(None) };
-        let wait = Duration::from_secs_f64(expected + self.pace.lock().error.high());
+        let Some((expected, wait)) = self.state.lock().judge(Instant::now(), priority) else {
+            return Ok(None);
+        };
         // What runs in the background has no goal to miss.
         let goal = self.goal.filter(|_| priority != Priority::Background);
         for (limit, code, what) in
@@ -156,18 +205,20 @@ impl Overload {
         Ok(Some(expected))
     }
 
-    /// Puts the time until what waits now has left the queue into a refusal.
+    /// Puts the time until everything that waits now has left the queue into a refusal.
     pub fn honest(&self, engine: &Engine, mut error: ApiError) -> ApiError {
-        let wait =
-            self.predict(engine.queue().sequences, engine.status().batch_size).map(Duration::from_secs_f64);
+        let waiting = engine.queue().sequences;
+        let wait = self.state.lock().predict(Instant::now(), Priority::Background, waiting);
+        let wait = wait.map(Duration::from_secs_f64);
         error.retry_after = error.retry_after.map(|least| wait.map_or(least, |wait| wait.max(least)));
         error
     }
 
     /// Counts a request until its first token, or its end.
     pub fn wait(self: &Arc<Self>, priority: Priority, expected: Option<f64>) -> Waiting {
-        self.waiting.lock()[priority as usize] += 1;
-        Waiting { overload: Arc::clone(self), priority, expected, since: Instant::now() }
+        let since = Instant::now();
+        self.state.lock().enter(since, priority);
+        Waiting { overload: Arc::clone(self), priority, expected, since }
     }
 }
 
@@ -182,16 +233,19 @@ pub(crate) struct Waiting {
 impl Waiting {
     /// The first token is there.
     pub fn over(self) {
+        let (now, mut state) = (Instant::now(), self.overload.state.lock());
+        let waited = now.saturating_duration_since(self.since).as_secs_f64();
+        state.note(now, self.priority, waited);
         if let Some(expected) = self.expected {
-            let error = self.since.elapsed().as_secs_f64() - expected;
-            self.overload.pace.lock().error.add(error);
+            // Whoever is served early needs no margin.
+            state.error.add((waited - expected).max(0.0));
         }
     }
 }
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        self.overload.waiting.lock()[self.priority as usize] -= 1;
+        self.overload.state.lock().leave(Instant::now(), self.priority);
     }
 }
 
@@ -199,36 +253,90 @@ impl Drop for Waiting {
 mod tests {
     use super::*;
 
-    #[test]
-    fn only_times_in_which_somebody_waited_count_as_the_pace_of_the_queue() {
-        let (mut pace, start) = (Pace::default(), Instant::now());
-        let at = |ms: u64| start + Duration::from_millis(ms);
-        pace.admitted(at(0), 0.0);
-        pace.admitted(at(60_000), 0.0);
-        assert_eq!(pace.gap(4), None);
-        pace.whole.add(2.0);
-        assert_eq!(pace.gap(4), Some(0.5), "two seconds in each of four places");
-        pace.admitted(at(60_200), 0.3);
-        assert_eq!(pace.gap(4), Some(0.2));
-        for i in 1..500 {
-            pace.admitted(at(60_200 + 100 * i), 0.5);
+    /// Requests against a server of so many places, by a clock of their own.
+    struct Replay {
+        state: State,
+        start: Instant,
+        /// Milliseconds since the start.
+        now: u64,
+    }
+
+    impl Replay {
+        fn new() -> Replay {
+            Replay { state: State::default(), start: Instant::now(), now: 0 }
         }
-        assert!((pace.gap(4).unwrap() - 0.1).abs() < 0.001, "{pace:?}");
+
+        fn at(&self) -> Instant {
+            self.start + Duration::from_millis(self.now)
+        }
+
+        /// Requests that come at once and get their first tokens one after the other; how many are refused.
+        fn round(&mut self, count: usize, places: usize, each: u64, priority: Priority, goal: u64) -> usize {
+            let mut taken = 0;
+            for i in 0..count {
+                // As long as places are free nobody is asked.
+                let judged = if i < places { None } else { self.state.judge(self.at(), priority) };
+                if judged.is_none_or(|(_, wait)| wait <= Duration::from_millis(goal)) {
+                    self.state.enter(self.at(), priority);
+                    taken += 1;
+                }
+            }
+            let begun = self.now;
+            for _ in 0..taken {
+                self.now += each;
+                let waited = (self.now - begun) as f64 / 1e3;
+                self.state.note(self.at(), priority, waited);
+                self.state.leave(self.at(), priority);
+            }
+            count - taken
+        }
     }
 
     #[test]
-    fn the_wait_grows_with_those_ahead_and_ends_with_the_first_token() {
-        let overload = Overload::new(None);
-        assert_eq!(overload.predict(5, 8), None);
-        let start = Instant::now();
-        for i in 0..100 {
-            let mut pace = overload.pace.lock();
-            pace.admitted(start + Duration::from_millis(100 * i), 1.0);
-            pace.first.add(1.25);
+    fn short_requests_after_a_burst_of_long_work_are_not_refused() {
+        for priority in [Priority::Background, Priority::Normal] {
+            let mut replay = Replay::new();
+            // A hundred seconds of work of which each piece takes one, and the last ones go on for a while.
+            assert_eq!(replay.round(100, 8, 1000, priority, u64::MAX), 0);
+            replay.now += 8000;
+            for round in 0..5 {
+                assert_eq!(replay.round(200, 8, 1, Priority::Normal, 1000), 0, "round {round}");
+                replay.now += 100;
+            }
         }
-        for (ahead, seconds) in [(0, 0.35), (9, 1.25)] {
-            assert!((overload.predict(ahead, 8).unwrap() - seconds).abs() < 0.001);
+    }
+
+    #[test]
+    fn a_stale_pace_is_unlearned_from_the_requests_that_are_let_through() {
+        let mut replay = Replay::new();
+        replay.round(100, 8, 1000, Priority::Normal, u64::MAX);
+        // Without a rest the first round is judged by the pace of the burst.
+        let refused: Vec<usize> = (0..6).map(|_| replay.round(200, 8, 1, Priority::Normal, 1000)).collect();
+        assert!(refused[0] > 100, "{refused:?}");
+        assert_eq!(refused[4..], [0, 0], "{refused:?}");
+    }
+
+    #[test]
+    fn a_lasting_overload_is_refused_in_every_round() {
+        let mut replay = Replay::new();
+        replay.round(50, 8, 100, Priority::Normal, u64::MAX);
+        for _ in 0..20 {
+            let refused = replay.round(100, 8, 100, Priority::Normal, 2000);
+            // About twenty have their token within two seconds.
+            assert!((70..=88).contains(&refused), "{refused}");
         }
+    }
+
+    #[test]
+    fn the_first_in_the_queue_is_let_through_whatever_happened_before() {
+        let mut replay = Replay::new();
+        replay.round(20, 1, 60_000, Priority::Normal, u64::MAX);
+        assert_eq!(replay.state.judge(replay.at(), Priority::Normal), None);
+        replay.state.enter(replay.at(), Priority::Normal);
+        let (expected, _) = replay.state.judge(replay.at(), Priority::Normal).unwrap();
+        assert!((110.0..=130.0).contains(&expected), "{expected}");
+        // Who is more urgent does not wait for it.
+        assert_eq!(replay.state.judge(replay.at(), Priority::Interactive), None);
     }
 
     #[test]
@@ -237,18 +345,19 @@ mod tests {
         assert_eq!(spread.high(), 0.0);
         (0..200).for_each(|i| spread.add(f64::from(i % 11) / 10.0));
         assert!((1.1..1.6).contains(&spread.high()), "{spread:?}");
-        (0..200).for_each(|_| spread.add(-1.0));
-        assert_eq!(spread.high(), 0.0, "who comes too early needs no margin");
+        (0..200).for_each(|_| spread.add(0.0));
+        assert!(spread.high() < 0.001, "{spread:?}");
     }
 
     #[test]
     fn a_request_is_counted_until_it_is_let_go() {
         let overload = Arc::new(Overload::new(None));
+        let waiting = || overload.state.lock().waiting;
         let (a, b) = (overload.wait(Priority::Normal, None), overload.wait(Priority::Background, None));
-        assert_eq!(*overload.waiting.lock(), [0, 1, 1]);
+        assert_eq!(waiting(), [0, 1, 1]);
         drop(a);
-        assert_eq!(*overload.waiting.lock(), [0, 0, 1]);
-        drop(b);
-        assert_eq!(*overload.waiting.lock(), [0, 0, 0]);
+        assert_eq!(waiting(), [0, 0, 1]);
+        b.over();
+        assert_eq!(waiting(), [0, 0, 0]);
     }
 }

@@ -296,11 +296,12 @@ impl Scheduler {
     }
 
     /// Whether a waiting sequence may be admitted now, and whose prompt it shares: its reader reads, and the first
-    /// choice of its request is past the prompt.
+    /// choice of its request is past the prompt and does not wait for a place itself.
     pub(super) fn eligible(&self, slot: u32) -> Option<Option<SeqId>> {
         let s = seq(&self.slots, slot);
         let leader = if s.follows { self.leader(s.id) } else { None };
-        let waits = s.paused.is_some() || leader.is_some_and(|l| l.computed < s.request.prompt.len());
+        let behind = |l: &Sequence| l.parked() || l.computed < s.request.prompt.len();
+        let waits = s.paused.is_some() || leader.is_some_and(behind);
         (!waits).then(|| leader.map(|l| l.id))
     }
 

@@ -737,6 +737,56 @@ fn gated_engine(config: EngineConfig) -> (Engine, Arc<parking_lot::Mutex<()>>) {
     (Engine::start(model, EngineConfig { max_batch_size: 1, ..config }).unwrap(), gate)
 }
 
+/// Keeps what it is told of stalled steps.
+#[derive(Default)]
+struct Stalls(parking_lot::Mutex<Vec<String>>);
+
+impl Recorder for Stalls {
+    fn add(&self, _: Counter, _: u64) {}
+
+    fn observe(&self, _: Measure, _: f64) {}
+
+    fn stalled(&self, age: Duration, plans: &str) {
+        assert!(age >= Duration::from_millis(50));
+        self.0.lock().push(plans.to_owned());
+    }
+}
+
+#[test]
+fn a_forward_pass_that_hangs_is_noticed_reported_once_and_not_waited_for() {
+    let stalls = Arc::new(Stalls::default());
+    let config = EngineConfig {
+        step_limit: Duration::from_millis(50),
+        recorder: Some(Arc::clone(&stalls) as _),
+        ..config()
+    };
+    let (engine, gate) = gated_engine(config);
+    assert_eq!((engine.status().step_age, engine.stalled()), (None, None));
+    assert_eq!(tokens(engine.submit(Request::new([1, 2, 3], greedy(2))).unwrap()).len(), 2);
+    idle(&engine);
+    assert_eq!(engine.stalled(), None);
+    let closed = gate.lock();
+    let handle = engine.submit(Request::new([4, 5, 6, 7], greedy(3))).unwrap();
+    until(|| engine.stalled().is_some());
+    assert!(engine.status().step_age >= Some(Duration::from_millis(50)));
+    until(|| !stalls.0.lock().is_empty());
+    std::thread::sleep(Duration::from_millis(100));
+    let told = stalls.0.lock().clone();
+    assert_eq!(told.len(), 1, "once a step: {told:?}");
+    let plans: Vec<&str> = told[0].split("; ").collect();
+    assert_eq!(plans.len(), 3, "{plans:?}");
+    assert!(plans[0].starts_with("step 0: 0 decodes, 0 drafts, 3 prompt tokens"), "{plans:?}");
+    assert!(plans[1].contains("1 decodes") && plans[1].contains("request 0.0 tokens 3..4"), "{plans:?}");
+    assert!(plans[2].contains("running") && plans[2].contains("request 1.0 tokens 0..4"), "{plans:?}");
+    let begun = Instant::now();
+    assert!(!engine.shutdown(Duration::from_millis(20)).complete);
+    drop(engine);
+    assert!(begun.elapsed() < SOON);
+    // Should it come back after all, its requests end.
+    drop(closed);
+    assert_eq!(handle.wait(), Err(RequestError::Stopped));
+}
+
 fn several(count: u32, n: usize) -> Vec<Request> {
     (0..count).map(|i| Request::new([i, 1, 2], GenerationConfig { n, ..greedy(3) })).collect()
 }

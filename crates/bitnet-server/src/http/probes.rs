@@ -29,9 +29,15 @@ pub(crate) async fn openapi() -> impl IntoResponse {
     ([(header::CONTENT_TYPE, "application/json")], include_str!("openapi.json"))
 }
 
-/// `GET /live`: the process answers.
-pub(crate) async fn live() -> Json<Value> {
-    Json(json!({"status": "live"}))
+/// `GET /live`: the process answers, and its engine is in no step that does not end.
+pub(crate) async fn live(State(app): State<Arc<App>>) -> Response {
+    match app.loaded().and_then(|service| service.engine.stalled()) {
+        None => Json(json!({"status": "live"})).into_response(),
+        Some(age) => {
+            let message = format!("a forward pass has been running for {age:.0?}: restart the server");
+            ApiError::unavailable("stalled", message).into_response()
+        }
+    }
 }
 
 /// `GET /ready`: requests are taken, or why not.

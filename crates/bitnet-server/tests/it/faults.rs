@@ -1,9 +1,12 @@
 //! What fails fails alone, and the next request is answered, or the server says why not.
 
+use std::{sync::Arc, time::Duration};
+
 use bitnet_inference::{EngineConfig, sim::HashModel};
 use bitnet_kernels::{BackendInfo, KernelError, gpu::GpuError};
 use bitnet_model::{Batch, ForwardError, Limits, Logits, Model, ModelSpec};
 use bitnet_server::{App, ConnectionLimits, ServedModel, ServerConfig, Service};
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use crate::support::*;
@@ -36,6 +39,30 @@ fn body(prompt: &[u32], stream: bool) -> Value {
     // No text leads to the tokens that poison.
     let never = json!({NAN.to_string(): -100, PANICS.to_string(): -100});
     json!({"prompt": prompt, "max_tokens": 40, "ignore_eos": true, "seed": 3, "stream": stream, "logit_bias": never})
+}
+
+#[test]
+fn a_forward_pass_that_hangs_is_no_longer_live_until_it_ends() {
+    let gate = Arc::new(Mutex::new(()));
+    let inner = Arc::clone(&gate);
+    let hangs = move |_: &Batch, logits: Option<&mut Logits>| {
+        if logits.is_none() {
+            drop(inner.lock());
+        }
+        Ok(())
+    };
+    let engine = EngineConfig { step_limit: Duration::from_millis(100), ..EngineConfig::default() };
+    let app = hashes(Box::new(hangs), engine, ServerConfig::default());
+    let server = Server::start(app, ConnectionLimits::default(), SOON);
+    assert_eq!(server.metric("bitnet_step_age_seconds"), 0.0);
+    let closed = gate.lock();
+    let waiting = server.stream_later(COMPLETIONS, &body(&[1, 2], true));
+    server.until("it is noticed", |s| s.get("/live").status == 503);
+    assert_eq!(server.get("/live").json()["error"]["code"].as_str(), Some("stalled"));
+    assert!(server.metric("bitnet_step_age_seconds") >= 0.1);
+    drop(closed);
+    server.until("it goes on", |s| s.get("/live").status == 200);
+    drop(waiting);
 }
 
 #[test]

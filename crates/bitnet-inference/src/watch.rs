@@ -1,0 +1,94 @@
+//! Notices a step that does not end.
+
+use std::collections::VecDeque;
+use std::fmt::{self, Write};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use crate::pace::StepLoad;
+use crate::scheduler::{Plan, PlannedRun, Scheduler};
+use crate::sequence::SeqId;
+
+/// Plans that are kept.
+const KEPT: usize = 8;
+
+/// The step that the engine's thread is in, and the plans of the last ones.
+#[derive(Default)]
+pub(crate) struct Watch(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    begun: Option<Instant>,
+    /// Whether the running step has been reported.
+    reported: bool,
+    /// The newest last.
+    plans: VecDeque<Record>,
+}
+
+#[derive(Default)]
+struct Record {
+    step: u64,
+    load: StepLoad,
+    copies: usize,
+    runs: Vec<(SeqId, PlannedRun)>,
+    micros: Option<u128>,
+}
+
+impl Watch {
+    /// A step begins.
+    pub fn begin(&self, step: u64, scheduler: &Scheduler, plan: &Plan) {
+        let mut state = self.0.lock();
+        // The oldest record's memory serves the newest.
+        let old = if state.plans.len() == KEPT { state.plans.pop_front() } else { None };
+        let mut runs = old.map(|old| old.runs).unwrap_or_default();
+        runs.clear();
+        runs.extend(plan.runs.iter().map(|run| (scheduler.sequence(run).id, *run)));
+        let record = Record { step, load: plan.load, copies: plan.copies.len(), runs, micros: None };
+        state.plans.push_back(record);
+        (state.begun, state.reported) = (Some(Instant::now()), false);
+    }
+
+    /// The step has ended, in whatever way.
+    pub fn end(&self) {
+        let mut state = self.0.lock();
+        let micros = state.begun.take().map(|begun| begun.elapsed().as_micros());
+        state.plans.back_mut().into_iter().for_each(|plan| plan.micros = micros);
+    }
+
+    /// How long the running step has been running; `None` between steps.
+    pub fn age(&self) -> Option<Duration> {
+        self.0.lock().begun.map(|begun| begun.elapsed())
+    }
+
+    /// The age of the running step and the last plans, if it has run for longer than `limit`; once a step.
+    pub fn report(&self, limit: Duration) -> Option<(Duration, String)> {
+        let mut state = self.0.lock();
+        let age = state.begun?.elapsed();
+        if age <= limit || std::mem::replace(&mut state.reported, true) {
+            return None;
+        }
+        let mut plans = String::new();
+        for plan in &state.plans {
+            let _ = write!(plans, "{}{plan}", if plans.is_empty() { "" } else { "; " });
+        }
+        Some((age, plans))
+    }
+}
+
+impl fmt::Display for Record {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let StepLoad { decodes, drafts, prefill, .. } = self.load;
+        write!(f, "step {}: {decodes} decodes, {drafts} drafts, {prefill} prompt tokens", self.step)?;
+        write!(f, ", {} copied blocks, ", self.copies)?;
+        match self.micros {
+            Some(micros) => write!(f, "took {micros} us")?,
+            None => f.write_str("running")?,
+        }
+        for (id, run) in &self.runs {
+            let (end, SeqId { request, choice }) = (run.start + run.len, id);
+            write!(f, ", request {request}.{choice} tokens {}..{end}", run.start)?;
+        }
+        Ok(())
+    }
+}
