@@ -89,7 +89,7 @@ impl World {
         let Some(last) = went.clone().map(|s| s.place).max() else { return Ok(()) };
         for s in stood.iter().filter(|s| !s.running && !s.paused && s.place < last) {
             let waits = seq(slots, s.slot);
-            let Some(leader) = self.scheduler.eligible(s.slot).filter(|_| !waits.running) else { continue };
+            let Some(leader) = self.could_go(s.slot, stood).filter(|_| !waits.running) else { continue };
             // The other choices of a request wait for its first one, whose prompt they share.
             let first = SeqId { choice: 0, ..s.id };
             let ahead =
@@ -103,6 +103,13 @@ impl World {
             }
         }
         Ok(())
+    }
+
+    /// Whether a waiting sequence could have been admitted when the plan was made, and whose prompt it would share: the
+    /// first choice of its request did not begin in the same plan.
+    fn could_go(&self, slot: u32, stood: &[Stood]) -> Option<Option<SeqId>> {
+        let ran = |id: &SeqId| stood.iter().any(|s| s.id == *id && s.running);
+        self.scheduler.eligible(slot).filter(|leader| leader.iter().all(ran))
     }
 
     /// Blocks that would be free if the plan had no drafts.
@@ -160,11 +167,9 @@ impl World {
         let drafts = plan.load.drafts;
         let began = |run: &PlannedRun| stood.iter().any(|s| s.slot == run.slot && !s.running);
         self.drafted_beside_admission |= drafts > 0 && plan.runs.iter().any(began);
-        let Some(&slot) = waiting.iter().find(|&&slot| self.scheduler.eligible(slot).is_some()) else {
-            return Ok(());
-        };
-        let s = seq(slots, slot);
-        let shared = self.scheduler.eligible(slot).flatten().is_some();
+        let could_go = |&slot: &u32| Some((slot, self.could_go(slot, stood)?));
+        let Some((slot, leader)) = waiting.iter().find_map(could_go) else { return Ok(()) };
+        let (s, shared) = (seq(slots, slot), leader.is_some());
         let rows: usize = plan.runs.iter().map(|run| run.rows).sum();
         let capacity = plan.tokens() - drafts < config.max_tokens && rows - drafts < config.max_rows;
         // Other prompts may use up what the goal between tokens leaves for them.
