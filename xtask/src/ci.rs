@@ -2,12 +2,12 @@ use std::time::Instant;
 
 use anyhow::Result;
 
-use crate::{arrows, cargo, neon, ptx_check, rows, run as execute, size};
+use crate::{arrows, cargo, neon, ptx_check, rows, run as execute, size, soak};
 
 type Check = (&'static str, fn() -> Result<()>);
 
 /// Every check, the quick ones first.
-fn checks() -> [Check; 10] {
+fn checks() -> [Check; 11] {
     [
         ("format", || execute(cargo(&["fmt", "--all", "--check"]))),
         ("arrows between crates", arrows::check),
@@ -19,6 +19,7 @@ fn checks() -> [Check; 10] {
         }),
         ("assembler of the GPU kernels", ptx_check::install),
         ("tests", || execute(cargo(&["test", "--release", "--workspace"]))),
+        ("soak", soak::in_ci),
         ("machine code of the GPU kernels", ptx_check::in_ci),
         ("kernels of 64-bit Arm", neon::in_ci),
         ("documentation", || {

@@ -13,6 +13,7 @@ mod rows;
 mod sim;
 mod sim_kernels;
 mod size;
+mod soak;
 
 use std::{
     env,
@@ -51,6 +52,7 @@ enum Task {
     Neon,
     /// Judge the kernels against the reference, then measure prefill, decode, kernels, engine and server
     Bench(bench::Bench),
+    Soak(soak::Soak),
     /// Damage model files of every kind and judge what becomes of them
     Fuzz(fuzz::Fuzz),
     /// Judge every form of the golden checkpoints by its oracle, on every instruction set of this machine
@@ -74,6 +76,7 @@ fn main() -> ExitCode {
         Task::GpuBundle(bundle) => bundle.run(),
         Task::Neon => neon::check(),
         Task::Bench(bench) => bench.run(),
+        Task::Soak(soak) => soak.run(),
         Task::Fuzz(fuzz) => fuzz.run(),
         Task::Fixtures { .. } => {
             run(cargo(&["test", "--release", "-p", "bitnet-tests", "--test", "it", "goldens::"]))

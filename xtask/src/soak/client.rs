@@ -1,0 +1,183 @@
+//! One client: asks, behaves as its request says, and writes down what it saw.
+
+use std::{
+    io,
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+use serde_json::Value;
+
+use super::{
+    answer::Answer,
+    http::{Client, Reply, request},
+    ledger::{Entry, Outcome},
+    mix::{Ask, Manner},
+};
+
+/// How often a client tries to have its stream go on where the server is busy.
+const RETURNS: usize = 5;
+
+/// Asks, and says what came of it.
+pub(super) fn ask(client: &mut Client, number: u64, ask: &Ask) -> Entry {
+    let mut entry = Entry::new(ask);
+    let outcome = match ask.manner {
+        Manner::HangsUp { sent } => hang_up(client, ask, sent),
+        Manner::Resumes { after } => resumed(client, ask, after, &mut entry),
+        _ => once(client, ask, &mut entry),
+    };
+    entry.outcome = outcome.unwrap_or_else(|problem| Outcome::Wrong(format!("request {number}: {problem}")));
+    entry
+}
+
+fn bytes(ask: &Ask, more: &[(&str, String)]) -> Vec<u8> {
+    let mut headers = more.to_vec();
+    if let Some(deadline) = ask.deadline {
+        headers.push(("x-deadline-ms", deadline.as_millis().to_string()));
+    }
+    request("POST", ask.path, &headers, &ask.body.to_string())
+}
+
+fn hang_up(client: &Client, ask: &Ask, sent: usize) -> Result<Outcome, String> {
+    let bytes = bytes(ask, &[]);
+    let sent = bytes.len() * sent / 1000;
+    client.hang_up_after(&bytes[..sent]).map_err(|e| e.to_string())?;
+    // Half a request is none; a whole one may be taken before the server sees that nobody waits.
+    Ok(if sent < bytes.len() { Outcome::Unsaid } else { Outcome::Gone })
+}
+
+fn once(client: &mut Client, ask: &Ask, entry: &mut Entry) -> Result<Outcome, String> {
+    let begun = Instant::now();
+    let reply = client.ask(&bytes(ask, &[])).map_err(|e| e.to_string())?;
+    if reply.status != 200 {
+        return refused(reply, ask);
+    }
+    if !ask.streams() {
+        let object = parsed(&reply.rest().map_err(|e| e.to_string())?)?;
+        return whole(&[object], ask, entry);
+    }
+    stream(reply, ask, entry, begun, None)
+}
+
+/// What a status other than 200 means.
+fn refused(reply: Reply<'_>, ask: &Ask) -> Result<Outcome, String> {
+    let (status, again) = (reply.status, reply.header("retry-after").is_some());
+    let object = parsed(&reply.rest().map_err(|e| e.to_string())?)?;
+    let code = object["error"]["code"].as_str().unwrap_or_default();
+    let told = |outcome| match object["error"]["message"].as_str() {
+        Some(_) => Ok(outcome),
+        None => Err(format!("{status} without a message: {object}")),
+    };
+    match (status, ask.manner) {
+        (400, Manner::Errs) if object["error"]["param"] == "no_such_field" => told(Outcome::Invalid),
+        (429, _) if again && !code.is_empty() => told(Outcome::Refused(code.to_owned())),
+        // It waited to the end of its time, its own or the server's.
+        (408, _) if ask.deadline.is_some() || ask.background => told(Outcome::Refused("deadline".into())),
+        _ => Err(format!("{status} {object}")),
+    }
+}
+
+fn parsed(bytes: &[u8]) -> Result<Value, String> {
+    serde_json::from_slice(bytes).map_err(|e| format!("{:?}: {e}", String::from_utf8_lossy(bytes)))
+}
+
+fn whole(objects: &[Value], ask: &Ask, entry: &mut Entry) -> Result<Outcome, String> {
+    let mut answer = Answer::new(ask.choices);
+    objects.iter().try_for_each(|object| answer.add(object))?;
+    close(answer, ask, entry)
+}
+
+/// An answer that has come to its end.
+fn close(answer: Answer, ask: &Ask, entry: &mut Entry) -> Result<Outcome, String> {
+    answer.judge(ask)?;
+    let (prompt, tokens) = answer.usage.unwrap_or_default();
+    (entry.prompt_tokens, entry.tokens) = (prompt, tokens);
+    entry.answer = Some(answer);
+    Ok(Outcome::Complete)
+}
+
+/// Reads a stream; with where it goes on if it is the second part of one.
+fn stream(
+    mut reply: Reply<'_>,
+    ask: &Ask,
+    entry: &mut Entry,
+    begun: Instant,
+    before: Option<Answer>,
+) -> Result<Outcome, String> {
+    let goes_on = before.is_some();
+    let mut answer = before.unwrap_or_else(|| Answer::new(ask.choices));
+    let (mut events, mut id) = (0, String::new());
+    loop {
+        let event = reply.event().map_err(|e| broken(&e, events))?;
+        let event = event.ok_or_else(|| format!("the stream ended without [DONE] after {events} events"))?;
+        if event.data == "[DONE]" {
+            break;
+        }
+        let object = parsed(event.data.as_bytes())?;
+        if ask.deadline.is_some() && object["error"]["code"] == "timeout" {
+            entry.leave(ask, &answer);
+            return Ok(Outcome::Refused("deadline".into()));
+        }
+        answer.add(&object)?;
+        if event.id.is_empty() || event.id == id {
+            return Err(format!("after event {id:?} came event {:?}", event.id));
+        }
+        (events, id) = (events + 1, event.id);
+        if events == 1 && !goes_on && ask.deadline.is_none() && !ask.background {
+            entry.first = Some(begun.elapsed().as_secs_f64());
+        }
+        match ask.manner {
+            Manner::Leaves { after } if events == after => {
+                entry.leave(ask, &answer);
+                entry.answer = Some(answer);
+                return Ok(Outcome::Left);
+            }
+            Manner::Resumes { after } if events == after && !goes_on => {
+                entry.leave(ask, &answer);
+                entry.last_event = id;
+                entry.answer = Some(answer);
+                return Ok(Outcome::Left);
+            }
+            Manner::Pauses { after, pause } if events == after => sleep(pause),
+            _ => {}
+        }
+    }
+    match reply.rest() {
+        Ok(rest) if rest.is_empty() => close(answer, ask, entry),
+        Ok(rest) => Err(format!("{} bytes came after [DONE]", rest.len())),
+        Err(error) => Err(broken(&error, events)),
+    }
+}
+
+fn broken(error: &io::Error, events: usize) -> String {
+    format!("the stream broke off after {events} events: {error}")
+}
+
+/// Leaves a stream and has it go on; both requests are in the books.
+fn resumed(client: &mut Client, ask: &Ask, after: usize, entry: &mut Entry) -> Result<Outcome, String> {
+    let first = once(client, ask, entry)?;
+    if first != Outcome::Left {
+        // Refused, or so short that it was read to its end.
+        return Ok(first);
+    }
+    let before = entry.answer.take().ok_or("nothing was read")?;
+    let position = [("last-event-id", entry.last_event.clone())];
+    for _ in 0..RETURNS {
+        let begun = Instant::now();
+        let reply = client.ask(&bytes(ask, &position)).map_err(|e| e.to_string())?;
+        if reply.status == 200 {
+            let (prompt, tokens) = (entry.prompt_tokens, entry.tokens);
+            let outcome = stream(reply, ask, entry, begun, Some(before))
+                .map_err(|problem| format!("gone on with after {after} events: {problem}"))?;
+            entry.earlier = (prompt, tokens);
+            return Ok(if outcome == Outcome::Complete { Outcome::Resumed } else { outcome });
+        }
+        match refused(reply, ask)? {
+            Outcome::Refused(code) => entry.refusals.push(code),
+            other => return Err(format!("gone on with: {other:?}")),
+        }
+        sleep(Duration::from_millis(300));
+    }
+    entry.answer = Some(before);
+    Ok(Outcome::Left)
+}

@@ -1,0 +1,280 @@
+//! A server under four times the load that it can bear, and a client that keeps the books of every request.
+
+mod answer;
+mod batch;
+mod client;
+mod http;
+mod ledger;
+mod mix;
+mod report;
+mod server;
+
+use std::{
+    path::{Path, PathBuf},
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Result, anyhow, ensure};
+use clap::Args;
+
+use crate::{cargo, run, target};
+use answer::Answer;
+use batch::Batches;
+use http::{Client, request};
+use ledger::Ledger;
+use mix::Ask;
+use report::Report;
+use server::{Server, Usage};
+
+/// Sequences that the server computes together.
+const PLACES: &str = "8";
+/// Clients that keep it busy without a crowd.
+const FEW: usize = 14;
+/// Clients of the crowd: more than places, queue and readers that pause.
+const MANY: usize = 600;
+/// Requests offered for each one that can be answered.
+const CROWD: f64 = 4.0;
+/// One request in so many is recomputed alone, in the long form and in the quick one.
+const SAMPLED: [u64; 2] = [40, 8];
+
+/// Serve the demo to clients that stream, choose, stop, cancel, pause and hang up, at four times the load it can bear,
+/// with batch files beside it; hold what they saw against what the server counts, and recompute a sample alone
+#[derive(Args)]
+pub(crate) struct Soak {
+    /// How long the crowd asks
+    #[arg(long, value_name = "N", default_value_t = 1800)]
+    seconds: u64,
+    /// Half a minute whose books are judged and whose speed is not: what continuous integration runs
+    #[arg(long, conflicts_with = "seconds")]
+    quick: bool,
+    /// Goal for the time to the first token, in milliseconds
+    #[arg(long, value_name = "N", default_value_t = 1000)]
+    goal: u64,
+    /// The number of the first request, from which all follow
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    first: u64,
+    /// Also write the results as JSON
+    #[arg(long, value_name = "FILE")]
+    save: Option<PathBuf>,
+}
+
+/// The form for continuous integration.
+pub(crate) fn in_ci() -> Result<()> {
+    Soak { seconds: 30, quick: true, goal: 1000, first: 0, save: None }.run()
+}
+
+impl Soak {
+    pub(crate) fn run(&self) -> Result<()> {
+        run(cargo(&["build", "--release", "--quiet", "--package", "bitnet-cli"]))?;
+        let binary = target().join("release/bitnet");
+        let report = self.soak(&binary)?;
+        report.print();
+        if let Some(file) = &self.save {
+            report.save(file)?;
+        }
+        report.judge()
+    }
+
+    /// Seconds of the crowd.
+    fn time(&self) -> Duration {
+        Duration::from_secs(if self.quick { 30 } else { self.seconds })
+    }
+
+    fn soak(&self, binary: &Path) -> Result<Report> {
+        let goal = format!("{}ms", self.goal);
+        let flags = ["--threads", "1", "--max-batch-size", PLACES, "--ttft-goal", &goal];
+        let server = Server::start(binary, &[&flags[..], &["--request-timeout", "30s"]].concat())?;
+        let folder = Folder::new()?;
+        let crowd = Crowd {
+            server: &server,
+            next: AtomicU64::new(self.first),
+            books: Mutex::default(),
+            sampled: SAMPLED[usize::from(self.quick)],
+        };
+        let short = (self.time() / 10).clamp(Duration::from_secs(4), Duration::from_secs(60));
+        crowd.ask(FEW, Duration::from_secs(3), None);
+        let rest = server.usage();
+        let stop = AtomicBool::new(false);
+        let (mut report, batches) = thread::scope(|scope| {
+            let batches = scope.spawn(|| batch::run(binary, &folder.0, &stop));
+            let watch = scope.spawn(|| watch(&server, &stop));
+            let before = crowd.ask(FEW, short, None);
+            let offered = CROWD * before.asked as f64 / before.seconds;
+            let begun = Instant::now();
+            let under = crowd.ask(MANY, self.time(), Some(offered));
+            let ended = Instant::now();
+            let after = crowd.ask(FEW, short, None);
+            stop.store(true, Relaxed);
+            let mut seen = watch.join().unwrap_or_default();
+            seen.retain(|(at, _)| (begun..ended).contains(at));
+            let batches = batches.join().unwrap_or_default();
+            (Report::new(self, [before, after], under, offered, seen), batches)
+        });
+        // One more than at rest: that of whoever asks.
+        let metrics = server.idle(rest.map_or(usize::MAX, |usage| usage.descriptors + 1))?;
+        let mut books = crowd.books.into_inner().unwrap_or_default();
+        books.ledger.settle(&server::Metrics::default(), &metrics);
+        report.rest([rest, server.usage()]);
+        drop(server);
+        report.pauses = metrics.sum("bitnet_slow_reader_pauses_total", "");
+        recompute(binary, books.sample, batches, &mut report, &mut books.ledger)?;
+        report.ledger = books.ledger;
+        Ok(report)
+    }
+}
+
+/// A folder of this process alone, gone when it is dropped.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Result<Self> {
+        let path = std::env::temp_dir().join(format!("bitnet-soak-{}", std::process::id()));
+        std::fs::create_dir_all(&path)?;
+        Ok(Folder(path))
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// All clients of a server.
+struct Crowd<'s> {
+    server: &'s Server,
+    next: AtomicU64,
+    books: Mutex<Books>,
+    /// One request in so many is recomputed alone.
+    sampled: u64,
+}
+
+#[derive(Default)]
+struct Books {
+    ledger: Ledger,
+    /// Numbers of requests, what was read, and whether that was all.
+    sample: Vec<(u64, Answer, bool)>,
+}
+
+/// What a crowd came to in a time.
+#[derive(Debug, Default, Clone)]
+struct Phase {
+    seconds: f64,
+    asked: u64,
+    /// Whole answers, and their tokens.
+    answered: u64,
+    tokens: u64,
+    /// Seconds to each first token, and whether it is interactive, in the order of the streams' ends.
+    first: Vec<(f64, bool)>,
+}
+
+impl Crowd<'_> {
+    /// Has `clients` ask for `time`, at a rate or each when its last request has ended.
+    fn ask(&self, clients: usize, time: Duration, rate: Option<f64>) -> Phase {
+        let (begun, number) = (Instant::now(), self.next.load(Relaxed));
+        let (answered, tokens) = self.answered();
+        let firsts = self.lock().ledger.first.len();
+        let client = || {
+            let mut client = Client::new(self.server.address);
+            loop {
+                if rate.is_none() && begun.elapsed() >= time {
+                    return;
+                }
+                let i = self.next.fetch_add(1, Relaxed);
+                if let Some(rate) = rate {
+                    let due = Duration::from_secs_f64((i - number) as f64 / rate);
+                    if due >= time {
+                        return;
+                    }
+                    thread::sleep(due.saturating_sub(begun.elapsed()));
+                }
+                self.one(&mut client, i);
+            }
+        };
+        thread::scope(|scope| {
+            for _ in 0..clients {
+                let client = thread::Builder::new().stack_size(256 << 10).spawn_scoped(scope, client);
+                client.expect("the system has room for the clients' threads");
+            }
+        });
+        let now = self.answered();
+        let first = self.lock().ledger.first[firsts..].to_vec();
+        Phase {
+            seconds: begun.elapsed().as_secs_f64(),
+            asked: self.next.load(Relaxed) - number,
+            answered: now.0 - answered,
+            tokens: now.1 - tokens,
+            first,
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Books> {
+        self.books.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn answered(&self) -> (u64, u64) {
+        let books = self.lock();
+        (books.ledger.complete + books.ledger.resumed, books.ledger.answered_tokens)
+    }
+
+    fn one(&self, client: &mut Client, number: u64) {
+        let ask = mix::ask(number);
+        let mut entry = client::ask(client, number, &ask);
+        let mut books = self.lock();
+        books.ledger.add(&entry);
+        if let Some(answer) = entry.answer.take().filter(|_| number.is_multiple_of(self.sampled)) {
+            // A deadline ends a text where it happens to be.
+            let whole = entry.outcome != ledger::Outcome::Left && ask.deadline.is_none();
+            books.sample.push((number, answer, whole));
+        }
+    }
+}
+
+/// Looks at what the server holds, once a second.
+fn watch(server: &Server, stop: &AtomicBool) -> Vec<(Instant, Usage)> {
+    let mut seen = Vec::new();
+    while !stop.load(Relaxed) {
+        seen.extend(server.usage().map(|usage| (Instant::now(), usage)));
+        thread::sleep(Duration::from_secs(1));
+    }
+    seen
+}
+
+/// Asks another server for the sample, one request after the other in batches of one and without drafts.
+fn recompute(
+    binary: &Path,
+    sample: Vec<(u64, Answer, bool)>,
+    batches: Batches,
+    report: &mut Report,
+    ledger: &mut Ledger,
+) -> Result<()> {
+    let alone = Server::start(binary, &["--max-batch-size", "1", "--speculate", "0"])?;
+    let mut client = Client::new(alone.address);
+    let asked = sample.into_iter().map(|(number, answer, whole)| (mix::ask(number), answer, whole));
+    let lines = batches.sample.into_iter().map(|(ask, answer)| (ask, answer, true));
+    for (ask, answer, whole) in asked.chain(lines) {
+        let same = answer_of(&mut client, &ask)?;
+        report.recomputed += 1;
+        if let Err(problem) = answer.compare(&same, whole) {
+            ledger.fault(format!("{problem}: {}", ask.body));
+        }
+    }
+    batches.problems.into_iter().for_each(|problem| ledger.fault(problem));
+    report.batches = [batches.files, batches.lines, batches.kills];
+    Ok(())
+}
+
+fn answer_of(client: &mut Client, ask: &Ask) -> Result<Answer> {
+    let reply = client.ask(&request("POST", ask.path, &[], &ask.alone().to_string()))?;
+    let status = reply.status;
+    let body = reply.rest()?;
+    ensure!(status == 200, "alone it gets {status}: {}", String::from_utf8_lossy(&body));
+    let mut answer = Answer::new(ask.choices);
+    answer.add(&serde_json::from_slice(&body)?).map_err(|problem| anyhow!("alone: {problem}"))?;
+    Ok(answer)
+}
