@@ -125,7 +125,8 @@ def memory(binary):
         expect(answer[0] == 200, "a long prompt that fits", answer)
         told = f"resident {mib(base)}, {mib(peak)} at the peak, {mib(after)} afterwards; silence {before * 1e3:.0f} ms before, {during * 1e3:.0f} ms beside"
         expect(peak < 500 << 20, told)
-        expect(during < max(0.25, 4 * before), told)
+        # Wide enough for a busy machine.
+        expect(during < max(0.5, 4 * before), told)
     return f"32 clients with prompts of 8 MB that hang up: {told}"
 
 
@@ -188,7 +189,7 @@ def stale(binary):
     """Point 5: short requests after a burst of long work."""
     with Asked(binary, "--max-batch-size", "4", "--ttft-goal", "500ms", "--speculate", "0") as server:
         burst = dict(prompt="O", max_tokens=480, n=8, ignore_eos=True, priority="batch")
-        together([lambda i=i: server.reply(dict(burst, seed=i), seconds=60) for i in range(12)])
+        together([lambda i=i: server.reply(dict(burst, seed=i), seconds=120) for i in range(6)])
         server.seconds_until(idle)
         refused, longest = 0, 0.0
         for _ in range(25):
@@ -203,14 +204,14 @@ def stale(binary):
 
 def deadline(binary):
     """Point 7: a deadline keeps the text."""
-    with Asked(binary, model="synthetic:125m") as server:
-        body = dict(prompt=[1, 2, 3], max_tokens=1500, ignore_eos=True, return_token_ids=True)
-        status, _, text = server.reply(body, headers={"x-deadline-ms": "1500"}, seconds=60)
+    with Asked(binary, model="synthetic:tiny") as server:
+        body = dict(prompt=[1, 2, 3], max_tokens=8000, n=8, ignore_eos=True, return_token_ids=True)
+        status, _, text = server.reply(body, headers={"x-deadline-ms": "1000"}, seconds=60)
         expect(status == 200, status, text[:200])
         choice = json.loads(text)["choices"][0]
         expect((choice["finish_reason"], choice.get("stop_reason")) == ("length", "deadline"), choice)
         tokens = len(choice["token_ids"])
-        expect(0 < tokens < 1500, tokens)
+        expect(0 < tokens < 8000, tokens)
     return f"a deadline after {tokens} tokens: 200, `length`, `deadline`"
 
 
