@@ -84,13 +84,15 @@ pub fn bandwidth_told(gb_s: Option<f64>) -> String {
     gb_s.map_or("unknown".into(), |gb_s| format!("{gb_s:.1} GB/s"))
 }
 
-/// The bytes a command may take of those `available`, when it needs at least `least` and has use for `most`.
+/// The bytes that a command may take of those `available`, when it needs `needed`. Without a limit it takes the most of
+/// what it `wanted` that fits into half of them, or into all of them where half does not even hold the first part.
 pub fn budget(
     limit: Option<MemoryLimit>,
     available: Option<u64>,
-    least: u64,
-    most: u64,
+    needed: u64,
+    wanted: [u64; 2],
 ) -> Result<u64, CliError> {
+    let [useful, everything] = wanted;
     let given = match (limit, available) {
         (Some(MemoryLimit::Bytes(bytes)), _) => bytes,
         (Some(MemoryLimit::Percent(percent)), Some(bytes)) => (bytes as f64 * percent / 100.0) as u64,
@@ -99,14 +101,14 @@ pub fn budget(
             return Err(CliError::refused(what, "--memory", "give bytes instead of a percentage"));
         }
         // Half of the memory is what nobody asked about; a model that needs more is what somebody asked for.
-        (None, Some(bytes)) => (bytes / 2).max(least).min(bytes),
-        (None, None) => most,
+        (None, Some(bytes)) => (bytes / 2).max(useful).min(bytes),
+        (None, None) => everything,
     };
     match limit {
-        _ if given >= least => Ok(given.min(most)),
-        Some(_) => Err(CliError::MemoryTooSmall { given, least }),
+        _ if given >= needed => Ok(given.min(everything)),
+        Some(_) => Err(CliError::MemoryTooSmall { given, least: needed }),
         None => {
-            let what = format!("the model needs at least {least} bytes, and {given} are available");
+            let what = format!("the model needs at least {needed} bytes, and {given} are available");
             Err(CliError::refused(what, "memory", "free memory, or use a smaller model or a shorter text"))
         }
     }
@@ -144,15 +146,24 @@ mod tests {
 
     #[test]
     fn a_machine_that_is_too_small_is_not_blamed_on_a_flag() {
-        let error = budget(None, Some(1 << 30), u64::MAX, u64::MAX).unwrap_err().to_string();
+        let error = budget(None, Some(1 << 30), u64::MAX, [u64::MAX; 2]).unwrap_err().to_string();
         assert!(error.contains("available (memory)") && !error.contains("--memory"), "{error}");
     }
 
     #[test]
     fn a_limit_below_the_least_names_the_least() {
-        let error = budget(Some(MemoryLimit::Bytes(10)), None, 1000, 2000).unwrap_err().to_string();
+        let error = budget(Some(MemoryLimit::Bytes(10)), None, 1000, [1500, 2000]).unwrap_err().to_string();
         assert!(error.contains("1000") && error.contains("--memory"), "{error}");
-        assert_eq!(budget(Some(MemoryLimit::Bytes(1500)), None, 1000, 2000).ok(), Some(1500));
-        assert_eq!(budget(Some(MemoryLimit::Bytes(9000)), None, 1000, 2000).ok(), Some(2000));
+        assert_eq!(budget(Some(MemoryLimit::Bytes(1500)), None, 1000, [1500, 2000]).ok(), Some(1500));
+        assert_eq!(budget(Some(MemoryLimit::Bytes(9000)), None, 1000, [1500, 2000]).ok(), Some(2000));
+    }
+
+    #[test]
+    fn without_a_limit_half_is_taken_and_more_only_where_it_makes_the_model_useful() {
+        let taken = |available| budget(None, Some(available), 1000, [1500, 4000]).ok();
+        let cases = [(999, None), (1000, Some(1000)), (1400, Some(1400)), (2000, Some(1500)), (5000, Some(2500))];
+        for (available, expected) in cases.into_iter().chain([(20_000, Some(4000))]) {
+            assert_eq!(taken(available), expected, "{available}");
+        }
     }
 }

@@ -39,7 +39,7 @@ fn files(model: &str) -> Result<PathBuf, CliError> {
 
 fn fetch(id: &ModelId) -> Result<PathBuf, CliError> {
     let mut bar: Option<(String, Progress)> = None;
-    let path = Hub::new(Settings::from_env()?).fetch(id, &mut |file, have, size| {
+    let fetched = Hub::new(Settings::from_env()?).fetch(id, &mut |file, have, size| {
         if bar.as_ref().is_none_or(|(name, _)| name != file) {
             bar = Some((file.into(), Progress::bytes(file)));
         }
@@ -47,7 +47,11 @@ fn fetch(id: &ModelId) -> Result<PathBuf, CliError> {
             bar.at(have as usize, size as usize);
         }
     })?;
-    Ok(path)
+    drop(bar);
+    if let Some(why) = fetched.unreachable {
+        output::note(format_args!("warning: using the cached model, which may not be the newest: {why}"));
+    }
+    Ok(fetched.path)
 }
 
 fn synthetic(model: &str, name: &str) -> Result<Checkpoint, CliError> {

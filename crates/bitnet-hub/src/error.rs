@@ -48,7 +48,7 @@ pub enum HubError {
     },
     /// No answer came.
     #[error(
-        "no answer from the hub: {problem} ({url}): check the connection, HF_ENDPOINT and proxy; HF_HUB_OFFLINE=1 uses what the cache has"
+        "no answer from the hub: {problem} ({url}): check the connection, HF_ENDPOINT and proxy; a model that was fetched before would be used"
     )]
     Network {
         /// The address.
@@ -105,7 +105,7 @@ pub enum HubError {
         path: PathBuf,
     },
     /// The cache cannot be used.
-    #[error("cannot {action} ({}): {source}: check permissions and free space, or set HF_HOME", .path.display())]
+    #[error("cannot {action} ({}): {source}: check permissions and free space, or set HF_HUB_CACHE or HF_HOME", .path.display())]
     Cache {
         /// What was tried.
         action: &'static str,
@@ -115,7 +115,7 @@ pub enum HubError {
         source: io::Error,
     },
     /// There is no place for the cache.
-    #[error("there is no home folder for the cache (HF_HOME): set it to a folder that can be written to")]
+    #[error("there is no home folder for the cache (HF_HUB_CACHE): set it to a folder that can be written to")]
     NoHome,
     /// This machine has no TLS.
     #[error(
@@ -128,6 +128,15 @@ pub enum HubError {
 }
 
 impl HubError {
+    /// Whether the hub could not be asked, or was too busy to answer.
+    pub(crate) fn is_unreachable(&self) -> bool {
+        match self {
+            HubError::Network { .. } | HubError::NoTls { .. } => true,
+            HubError::Status { status, .. } => *status == 429 || *status >= 500,
+            _ => false,
+        }
+    }
+
     pub(crate) fn cache(
         action: &'static str,
         path: impl Into<PathBuf>,

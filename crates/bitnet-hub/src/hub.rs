@@ -48,26 +48,42 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// From `HF_ENDPOINT`, `HF_TOKEN` (or the token that `hf auth login` left), `HF_HUB_OFFLINE` and `HF_HOME`.
+    /// From `HF_ENDPOINT`, `HF_TOKEN` (or the token that `hf auth login` left), `HF_HUB_OFFLINE`, `HF_HUB_CACHE` (the
+    /// folder of the cache itself) and `HF_HOME` (the folder above it).
     ///
     /// # Errors
     /// If there is no place for a cache.
     pub fn from_env() -> Result<Settings, HubError> {
-        let variable = |name: &str| env::var(name).ok().filter(|value| !value.trim().is_empty());
-        // `Cache` panics where there is no home.
-        if variable("HF_HOME").is_none() && env::home_dir().is_none_or(|home| home.as_os_str().is_empty()) {
-            return Err(HubError::NoHome);
-        }
-        let cache = if variable("HF_HOME").is_some() { Cache::from_env() } else { Cache::default() };
+        Self::from_variables(|name| env::var(name).ok())
+    }
+
+    fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<Settings, HubError> {
+        let variable = |name: &str| variable(name).filter(|value| !value.trim().is_empty());
+        let hub_cache = variable("HF_HUB_CACHE").map(PathBuf::from);
+        let user_home = || env::home_dir().filter(|home| !home.as_os_str().is_empty());
+        let home = variable("HF_HOME").map(PathBuf::from);
+        let home = home.or_else(|| Some(user_home()?.join(".cache/huggingface")));
+        let token = home.as_ref().and_then(|home| Cache::new(home.join("hub")).token());
+        let cache = hub_cache.or_else(|| Some(home?.join("hub"))).ok_or(HubError::NoHome)?;
         let offline = variable("HF_HUB_OFFLINE").map(|v| v.trim().to_ascii_lowercase());
         Ok(Settings {
             endpoint: variable("HF_ENDPOINT").unwrap_or_else(|| "https://huggingface.co".into()),
-            token: variable("HF_TOKEN").map(|token| token.trim().into()).or_else(|| cache.token()),
+            token: variable("HF_TOKEN").map(|token| token.trim().into()).or(token),
             offline: offline.is_some_and(|v| matches!(v.as_str(), "1" | "true" | "yes" | "on")),
-            cache: cache.path().clone(),
+            cache,
             patience: Duration::from_secs(1),
         })
     }
+}
+
+/// Where a model lies on this machine.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Fetched {
+    /// The file, or the folder of the model.
+    pub path: PathBuf,
+    /// Why the hub could not be asked whether there is a newer version, if it could not.
+    pub unreachable: Option<HubError>,
 }
 
 /// A Hugging Face hub and the cache in front of it.
@@ -84,18 +100,36 @@ impl Hub {
         Hub { settings, client }
     }
 
-    /// The file that `id` names, or the folder of the model, with all that is needed of it fetched. `progress` is told
-    /// file, bytes that are there, and bytes in all.
+    /// The file that `id` names, or the folder of the model, with everything needed of it fetched. `progress` gets the
+    /// file, the bytes that are there, and the bytes in all. If the hub does not answer, what the cache has is used, and
+    /// the result says so.
     ///
     /// # Errors
-    /// If the hub does not have it, does not give it, or does not answer; what was fetched until then stays.
-    pub fn fetch(&self, id: &ModelId, progress: &mut dyn FnMut(&str, u64, u64)) -> Result<PathBuf, HubError> {
+    /// If the hub does not have the model or refuses it, or does not answer and the cache is not complete. What has been
+    /// fetched stays.
+    pub fn fetch(&self, id: &ModelId, progress: &mut dyn FnMut(&str, u64, u64)) -> Result<Fetched, HubError> {
         let folder = Folder::of(&self.settings.cache, id);
         if self.settings.offline {
-            return cached(id, &folder);
+            return Ok(Fetched { path: cached(id, &folder)?, unreachable: None });
         }
+        match self.fetch_online(id, &folder, progress) {
+            Ok(path) => Ok(Fetched { path, unreachable: None }),
+            Err(error) if error.is_unreachable() => match cached(id, &folder) {
+                Ok(path) => Ok(Fetched { path, unreachable: Some(error) }),
+                Err(_) => Err(error),
+            },
+            Err(error) => Err(error),
+        }
+    }
+
+    fn fetch_online(
+        &self,
+        id: &ModelId,
+        folder: &Folder,
+        progress: &mut dyn FnMut(&str, u64, u64),
+    ) -> Result<PathBuf, HubError> {
         let (commit, files) = self.describe(id)?;
-        let mut get = |file: &str| self.file(id, &folder, &commit, file, progress);
+        let mut get = |file: &str| self.file(id, folder, &commit, file, progress);
         let path = if let Some(file) = &id.file {
             if !files.contains(file) {
                 return Err(no_file(id, file, &files));
@@ -323,4 +357,22 @@ fn no_file(id: &ModelId, file: &str, files: &[String]) -> HubError {
         (false, _) => format!("give one of {}, and {more} more", ggufs.join(", ")),
     };
     HubError::NoFile { repo: id.repo.clone(), file: file.into(), cure }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cache_lies_where_the_variables_of_hugging_faces_tools_say() {
+        let cache = |variables: &[(&str, &str)]| {
+            let find = |name: &str| Some(variables.iter().find(|(n, _)| *n == name)?.1.to_owned());
+            Settings::from_variables(find).unwrap().cache
+        };
+        let (home, hub) = (("HF_HOME", "/a"), ("HF_HUB_CACHE", "/b/c"));
+        assert_eq!(cache(&[home]), Path::new("/a/hub"));
+        assert_eq!(cache(&[hub]), Path::new("/b/c"));
+        assert_eq!(cache(&[home, hub]), Path::new("/b/c"), "the more exact one decides");
+        assert_eq!(cache(&[home, ("HF_HUB_CACHE", " ")]), Path::new("/a/hub"));
+    }
 }

@@ -10,8 +10,8 @@
 //!
 //! let id = ModelId::parse("microsoft/bitnet-b1.58-2B-4T").expect("a name and an owner");
 //! let hub = Hub::new(Settings::from_env()?);
-//! let folder = hub.fetch(&id, &mut |file, have, size| eprintln!("{file}: {have} of {size} bytes"))?;
-//! # drop(folder);
+//! let fetched = hub.fetch(&id, &mut |file, have, size| eprintln!("{file}: {have} of {size} bytes"))?;
+//! println!("{}", fetched.path.display());
 //! # Ok::<(), bitnet_hub::HubError>(())
 //! ```
 
@@ -24,5 +24,5 @@ mod hub;
 mod id;
 
 pub use error::HubError;
-pub use hub::{Hub, Settings};
+pub use hub::{Fetched, Hub, Settings};
 pub use id::ModelId;

@@ -1,14 +1,16 @@
 use std::{
+    fmt::Display,
     fs,
-    io::Write,
+    io::{self, Write},
     path::Path,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::SeqCst},
     },
+    time::Duration,
 };
 
-use bitnet_inference::{Engine, EngineConfig, GenerationConfig, Request, Update};
+use bitnet_inference::{Engine, EngineConfig, GenerationConfig, Request, RequestHandle, Update};
 use bitnet_model::{Checkpoint, Message};
 use rustyline::{DefaultEditor, error::ReadlineError};
 
@@ -16,15 +18,13 @@ use super::run::{Printer, config, engine_config};
 use crate::{
     args::{ChatArgs, Common},
     error::CliError,
-    load::{Want, load},
+    load::{Loaded, Want, load},
     model_arg, output,
     output_file::OutputFile,
 };
 
-/// Most tokens of a conversation in one step.
-const STEP: usize = 512;
-/// Tokens that a conversation must have room for.
-const LEAST: usize = 64;
+/// How often a person who waits for an answer is asked whether it should go on.
+const GLANCE: Duration = Duration::from_millis(20);
 const HELP: &str = "/reset begins anew, /save FILE writes the conversation as JSON, /help says this; Ctrl-C stops an \
                     answer, Ctrl-D ends";
 
@@ -34,12 +34,9 @@ pub fn run(common: &Common, args: &ChatArgs) -> Result<(), CliError> {
     model_arg::tokenizer(&checkpoint)?;
     let config = config(&args.sampling, &checkpoint.defaults);
     config.validate(checkpoint.spec.vocab)?;
-    let context = checkpoint.spec.context;
-    let least = LEAST.min(context);
     let drafts = usize::from(args.speculation.speculate);
-    let step = STEP.min(context).max(1 + drafts);
-    let want = Want { step, all_logits: false, sequences: 1, drafts, tokens: context, least };
-    let model = load(common, &checkpoint, want)?.model;
+    let Loaded { model, plan, .. } =
+        load(common, &checkpoint, Want::engine(1, drafts, checkpoint.spec.context))?;
     let engine = EngineConfig { max_batch_size: 1, ..engine_config(&checkpoint, drafts) };
     let engine =
         Engine::start_boxed(model, engine).map_err(|e| CliError::refused(e, "engine", "report this"))?;
@@ -52,6 +49,7 @@ pub fn run(common: &Common, args: &ChatArgs) -> Result<(), CliError> {
     chat.reset(args.system.as_deref());
     let no_terminal = |e: ReadlineError| CliError::refused(e, "terminal", "use `bitnet run` instead");
     let mut editor = DefaultEditor::new().map_err(no_terminal)?;
+    output::note(plan);
     output::note(HELP);
     loop {
         let line = match editor.readline("> ") {
@@ -137,25 +135,12 @@ impl Chat<'_> {
 
     /// The text that follows, as far as nobody stopped it. What was computed for the turns before is in the cache.
     fn answer(&self, prompt: Vec<u32>) -> Result<String, CliError> {
-        let failed = |e: &dyn std::fmt::Display| CliError::refused(e, "generation", "report this");
-        let mut handle =
-            self.engine.submit(Request::new(prompt, self.config.clone())).map_err(|e| failed(&e))?;
+        let request = Request::new(prompt, self.config.clone());
+        let handle = self.engine.submit(request).map_err(failed)?;
         let tokenizer = self.checkpoint.tokenizer.as_ref();
-        let (mut printer, mut ids) = (Printer::new(tokenizer), Vec::new());
-        let mut tail = Vec::new();
+        let mut printer = Printer::new(tokenizer);
         self.stop.store(false, SeqCst);
-        while let Some(update) = handle.recv() {
-            match update {
-                Update::Token { token, .. } => {
-                    ids.push(token);
-                    printer.token(token).map_err(CliError::Stdout)?;
-                }
-                Update::Ended { end, .. } => tail = end.map_err(|e| failed(&e))?.tail,
-            }
-            if self.stop.load(SeqCst) {
-                handle.cancel();
-            }
-        }
+        let (ids, tail) = read(handle, &self.stop, |token| printer.token(token))?;
         printer.end(&tail)?;
         let mut text = model_arg::tokenizer(self.checkpoint)?.decode(&ids, true)?;
         text.push_str(&String::from_utf8_lossy(&tail));
@@ -177,5 +162,69 @@ impl Chat<'_> {
         file.commit()?;
         output::note(format_args!("{} messages in {path}", messages.len()));
         Ok(())
+    }
+}
+
+fn failed(error: impl Display) -> CliError {
+    CliError::refused(error, "generation", "report this")
+}
+
+/// The tokens of an answer and the text after them, until it ends or `stop` is set. A step on its way is not waited for:
+/// that of a long prompt may take seconds.
+fn read(
+    mut handle: RequestHandle,
+    stop: &AtomicBool,
+    mut print: impl FnMut(u32) -> io::Result<()>,
+) -> Result<(Vec<u32>, Vec<u8>), CliError> {
+    let (mut tokens, mut tail) = (Vec::new(), Vec::new());
+    while !stop.load(SeqCst) {
+        match handle.recv_timeout(GLANCE) {
+            Ok(Some(Update::Token { token, .. })) => {
+                tokens.push(token);
+                print(token).map_err(CliError::Stdout)?;
+            }
+            Ok(Some(Update::Ended { end, .. })) => tail = end.map_err(failed)?.tail,
+            Ok(None) => break,
+            Err(_) => {}
+        }
+    }
+    Ok((tokens, tail))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::mpsc::channel, thread};
+
+    use bitnet_inference::StatelessForward;
+
+    use super::*;
+
+    #[test]
+    fn an_answer_is_stopped_while_its_prompt_is_computed() {
+        let (begun, has_begun) = channel();
+        let (end, may_end) = channel::<()>();
+        let forward = move |_: &bitnet_inference::PaddedBatch| {
+            begun.send(()).unwrap();
+            // Longer than any test, unless it is told to end.
+            let _ = may_end.recv_timeout(Duration::from_secs(600));
+            Ok(vec![vec![0.0; 4]])
+        };
+        let engine = Engine::start(StatelessForward::new(4, 64, 1, forward), EngineConfig::default()).unwrap();
+        let handle = engine.submit(Request::new(vec![1; 10], GenerationConfig::default())).unwrap();
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopping = Arc::clone(&stop);
+        let (done, answered) = channel();
+        let reader = thread::spawn(move || {
+            let read = read(handle, &stopping, |_| Ok(()));
+            done.send(()).unwrap();
+            read
+        });
+        has_begun.recv().unwrap();
+        stop.store(true, SeqCst);
+        let answered = answered.recv_timeout(Duration::from_secs(30));
+        end.send(()).unwrap();
+        drop(end);
+        assert!(answered.is_ok(), "the answer went on with its prompt");
+        assert_eq!(reader.join().unwrap().unwrap(), (vec![], vec![]));
     }
 }

@@ -14,14 +14,10 @@ use bitnet_server::{App, ConnectionLimits, ServedModel, ServerConfig, Service};
 use crate::{
     args::{Common, ServeArgs},
     error::CliError,
-    load::{Want, load},
+    load::{Loaded, Want, load},
     model_arg, output,
 };
 
-/// Most tokens in one step.
-const STEP: usize = 512;
-/// Tokens that every sequence of a batch must have room for.
-const LEAST: usize = 64;
 /// The goals that are not given when the other one is.
 const TTFT_GOAL: Duration = Duration::from_secs(5);
 const ITL_GOAL: Duration = Duration::from_millis(500);
@@ -137,18 +133,12 @@ pub fn start(
     if let Some(name) = name {
         name.clone_into(&mut served.name);
     }
-    let context = checkpoint.spec.context;
-    let want = Want {
-        step: STEP.max(engine.max_batch_size).max(1 + engine.max_draft),
-        all_logits: false,
-        sequences: engine.max_batch_size,
-        drafts: engine.max_draft,
-        tokens: context,
-        least: LEAST.min(context),
-    };
-    let weights = load(common, &checkpoint, want)?.model;
-    Service::start(served, weights, engine, config)
-        .map_err(|e| CliError::refused(e, "engine", "give at least 1 for every limit"))
+    let want = Want::engine(engine.max_batch_size, engine.max_draft, checkpoint.spec.context);
+    let Loaded { model: weights, plan, .. } = load(common, &checkpoint, want)?;
+    let service = Service::start(served, weights, engine, config)
+        .map_err(|e| CliError::refused(e, "engine", "give at least 1 for every limit"))?;
+    output::note(plan);
+    Ok(service)
 }
 
 /// Lines about requests on stderr.

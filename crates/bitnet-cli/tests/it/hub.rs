@@ -43,7 +43,7 @@ fn hub() -> String {
 
 fn bitnet(args: &[&str], variables: &[(&str, &str)]) -> Outcome {
     let mut command = command(args);
-    command.env_remove("HF_TOKEN").env_remove("HF_HUB_OFFLINE").envs(variables.iter().copied());
+    command.env_remove("HF_TOKEN").env_remove("HF_HUB_OFFLINE").env_remove("HF_HUB_CACHE").envs(variables.iter().copied());
     let output = command.stdin(Stdio::null()).output().unwrap();
     Outcome {
         code: output.status.code().unwrap(),
@@ -62,6 +62,14 @@ fn a_model_is_run_by_its_name_and_then_without_the_network() {
     assert!(home.path().join("hub/models--org--tiny/refs/main").is_file());
     let offline = [&online[1..], &[("HF_HUB_OFFLINE", "1"), ("HF_ENDPOINT", "http://127.0.0.1:9")]].concat();
     assert_eq!(bitnet(&run, &offline).success(), local);
+    // The network is down, and nobody said so.
+    let down = [&online[1..], &[("HF_ENDPOINT", "http://127.0.0.1:9")]].concat();
+    let outcome = bitnet(&run, &down);
+    assert!(outcome.err.contains("warning: using the cached model"), "{}", outcome.err);
+    assert_eq!(outcome.success(), local);
+    let cache = home.path().join("hub");
+    let moved = [down[1], ("HF_HUB_CACHE", cache.to_str().unwrap()), ("HF_HOME", "/nowhere")];
+    assert_eq!(bitnet(&run, &moved).success(), local);
 }
 
 #[test]

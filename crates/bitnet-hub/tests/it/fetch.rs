@@ -26,7 +26,7 @@ fn whole() -> Repository {
 
 fn fetch(settings: Settings, id: &str) -> Result<std::path::PathBuf, HubError> {
     let id = ModelId::parse(id).unwrap();
-    Hub::new(settings).fetch(&id, &mut |_, _, _| {})
+    Hub::new(settings).fetch(&id, &mut |_, _, _| {}).map(|fetched| fetched.path)
 }
 
 /// The message of a failure, which is one line of what, where and cure.
@@ -124,7 +124,7 @@ fn a_broken_transfer_goes_on_where_it_was() {
     let folder = Hub::new(hub.settings(cache.path())).fetch(&id, &mut |file, have, size| {
         told.push((file.to_owned(), have, size));
     });
-    assert_complete(&folder.unwrap(), &whole().files, &NEEDED);
+    assert_complete(&folder.unwrap().path, &whole().files, &NEEDED);
     let ranges: Vec<_> = hub.seen().into_iter().filter_map(|(_, range, _)| range).collect();
     for n in 1..=3 {
         assert!(ranges.contains(&format!("bytes={}-", n * BREAK)), "{ranges:?}");
@@ -239,6 +239,31 @@ fn a_hub_that_is_not_there_is_told_with_the_address() {
         told.contains("no answer") && told.contains(&gone.to_string()) && told.contains("HF_ENDPOINT"),
         "{told}"
     );
+}
+
+#[test]
+fn without_the_network_the_cache_is_used_and_that_is_said() {
+    let cache = tempfile::tempdir().unwrap();
+    let id = ModelId::parse(NAME).unwrap();
+    let mut settings = server::Hub::start(whole()).settings(cache.path());
+    let online = Hub::new(settings.clone()).fetch(&id, &mut |_, _, _| {}).unwrap();
+    assert!(online.unreachable.is_none());
+    let busy = server::Hub::start(Repository { status: Some(503), ..whole() });
+    // A port that was free a moment ago.
+    let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    for (endpoint, why) in [(format!("http://{gone}"), "no answer"), (busy.endpoint.clone(), "503")] {
+        settings.endpoint = endpoint;
+        let hub = Hub::new(settings.clone());
+        let fetched = hub.fetch(&id, &mut |_, _, _| {}).unwrap();
+        assert_eq!(fetched.path, online.path);
+        assert!(fetched.unreachable.unwrap().to_string().contains(why));
+        // What is not there cannot be used, and the network is to blame.
+        let told = failure(settings.clone(), "org/name:gguf/model-i2_s.gguf");
+        assert!(told.contains(why), "{told}");
+    }
+    // A model that the hub denies is no model to use, whatever the cache has.
+    let denies = server::Hub::start(Repository { token: Some("secret"), ..whole() });
+    assert!(failure(denies.settings(cache.path()), NAME).contains("does not give access"));
 }
 
 #[test]

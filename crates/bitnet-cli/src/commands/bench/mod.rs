@@ -51,7 +51,7 @@ pub fn measure<D: Driver + 'static>(machine: &Machine<'_, D>, args: &BenchArgs) 
     let common = machine.common;
     let checkpoint = model_arg::open(args.model.as_deref().unwrap_or_default())?;
     let want = want(args, &checkpoint)?;
-    let Loaded { mut model, weights, time, refused } = machine.load(&checkpoint, want)?;
+    let Loaded { mut model, weights, time, refused, .. } = machine.load(&checkpoint, want)?;
     let info = model.backend();
     let mut report = Report {
         device: info.device,
