@@ -104,7 +104,7 @@ fn eighty_tokens_of_the_demo_repeat_no_six_words() {
             seed: Some(seed),
             ..GenerationConfig::default()
         };
-        let engine = EngineConfig { eos: checkpoint.defaults.eos.clone(), ..EngineConfig::default() };
+        let engine = EngineConfig::default();
         let tokens =
             generate(&mut model, &prompt, &config, &engine, |_| ControlFlow::Continue(())).unwrap().tokens;
         let text = tokenizer.decode(&tokens, true).unwrap();

@@ -86,7 +86,7 @@ impl Subject {
     }
 
     fn engine_config(&self) -> EngineConfig {
-        EngineConfig { eos: vec![3], text: Some(Arc::new(Letters)), ..EngineConfig::default() }
+        EngineConfig { eos: Some(vec![3]), text: Some(Arc::new(Letters)), ..EngineConfig::default() }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Many prompts at once, on an engine.
 
 use crate::{
-    Engine, GenerationConfig, InvalidConfig, InvalidRequest, Output, Request, RequestError, RequestHandle,
+    Completion, Engine, GenerationConfig, InvalidConfig, InvalidRequest, Output, Request, RequestError, RequestHandle,
     SubmitError,
 };
 
@@ -23,14 +23,16 @@ impl From<InvalidRequest> for GenerationError {
     }
 }
 
-/// Why a batch gave nothing.
+/// A batch of which a request failed.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("request {index}: {source}")]
-pub struct BatchError {
+pub struct BatchError<T = Vec<u32>> {
     /// The first request that failed.
     pub index: usize,
     /// Why.
     pub source: GenerationError,
+    /// What every request gave, in order. Empty if a request was invalid: then nothing is computed.
+    pub results: Vec<Result<T, GenerationError>>,
 }
 
 /// Continues every prompt with its own configuration, all in the same steps. Results are in order: the new tokens
@@ -57,7 +59,7 @@ pub fn batch_generate(
 
 /// The logits that follow each prompt, from one causal pass over all of them; only those of the last position are
 /// computed.
-pub fn forward_batch(engine: &Engine, prompts: &[Vec<u32>]) -> Result<Vec<Vec<f32>>, BatchError> {
+pub fn forward_batch(engine: &Engine, prompts: &[Vec<u32>]) -> Result<Vec<Vec<f32>>, BatchError<Vec<f32>>> {
     let requests: Vec<Request> = prompts.iter().map(|p| logits_of(p.clone())).collect();
     validate(engine, &requests)?;
     whole(submit_valid(engine, requests).into_iter().map(|handle| {
@@ -68,7 +70,7 @@ pub fn forward_batch(engine: &Engine, prompts: &[Vec<u32>]) -> Result<Vec<Vec<f3
 
 /// As [`forward_batch`]; what it computes stays in the cache, so that a generation that begins with one of the
 /// prompts does not compute it again.
-pub fn prefill_batch(engine: &Engine, prompts: &[Vec<u32>]) -> Result<Vec<Vec<f32>>, BatchError> {
+pub fn prefill_batch(engine: &Engine, prompts: &[Vec<u32>]) -> Result<Vec<Vec<f32>>, BatchError<Vec<f32>>> {
     forward_batch(engine, prompts)
 }
 
@@ -77,9 +79,10 @@ fn logits_of(prompt: Vec<u32>) -> Request {
 }
 
 /// Says which request could never run.
-pub(crate) fn validate(engine: &Engine, requests: &[Request]) -> Result<(), BatchError> {
+pub(crate) fn validate<T>(engine: &Engine, requests: &[Request]) -> Result<(), BatchError<T>> {
     for (index, request) in requests.iter().enumerate() {
-        check(engine, request).map_err(|error| BatchError { index, source: error.into() })?;
+        let refused = |error: InvalidRequest| BatchError { index, source: error.into(), results: Vec::new() };
+        check(engine, request).map_err(refused)?;
     }
     Ok(())
 }
@@ -125,13 +128,22 @@ pub(crate) fn submit_valid(
 
 /// The new tokens of a request with one choice.
 pub(crate) fn tokens(handle: RequestHandle) -> Result<Vec<u32>, GenerationError> {
-    let mut done = handle.wait()?;
-    Ok(std::mem::take(&mut done.choices[0].tokens))
+    Ok(only_choice(handle.wait()?))
 }
 
-/// All results, or the first failure.
+/// The tokens of a completion with one choice.
+pub(crate) fn only_choice(mut done: Completion) -> Vec<u32> {
+    std::mem::take(&mut done.choices[0].tokens)
+}
+
+/// All results, or the first failure with everything that the others gave.
 pub(crate) fn whole<T>(
     results: impl Iterator<Item = Result<T, GenerationError>>,
-) -> Result<Vec<T>, BatchError> {
-    results.enumerate().map(|(index, r)| r.map_err(|source| BatchError { index, source })).collect()
+) -> Result<Vec<T>, BatchError<T>> {
+    let results: Vec<_> = results.collect();
+    let failed = results.iter().enumerate().find_map(|(i, r)| Some((i, r.as_ref().err()?.clone())));
+    match failed {
+        None => Ok(results.into_iter().flatten().collect()),
+        Some((index, source)) => Err(BatchError { index, source, results }),
+    }
 }

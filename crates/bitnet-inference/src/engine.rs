@@ -41,8 +41,8 @@ pub struct EngineConfig {
     /// How long a step may run before the engine counts as stalled ([`Engine::stalled`]) and its last plans are
     /// reported; shutting down does not wait longer for such a step.
     pub step_limit: Duration,
-    /// Tokens that end a text, from the model's metadata.
-    pub eos: Vec<u32>,
+    /// Tokens that end a text, if they are not the model's own.
+    pub eos: Option<Vec<u32>>,
     /// Text of tokens; needed for stop strings only.
     pub text: Option<Arc<dyn TokenText>>,
     /// Where to report to, beside [`Engine::metrics`].
@@ -61,7 +61,7 @@ impl Default for EngineConfig {
             mailbox: 1024,
             slow_reader_timeout: Duration::from_secs(60),
             step_limit: Duration::from_secs(120),
-            eos: Vec::new(),
+            eos: None,
             text: None,
             recorder: None,
         }
@@ -306,7 +306,8 @@ impl Engine {
         if limits.kv_blocks > MOST_BLOCKS {
             return Err(StartError::TooManyBlocks { blocks: limits.kv_blocks });
         }
-        if let Some(&token) = config.eos.iter().find(|&&t| t as usize >= vocab) {
+        let eos = config.eos.clone().unwrap_or_else(|| model.spec().eos.clone());
+        if let Some(&token) = eos.iter().find(|&&t| t as usize >= vocab) {
             return Err(StartError::UnknownEos { token, vocab });
         }
         let shared = Arc::new(Shared {
@@ -327,7 +328,7 @@ impl Engine {
             max_draft: config.max_draft.min(limits.max_logit_rows),
             sizing: config.sizing,
             slow_reader: config.slow_reader_timeout.as_micros().try_into().unwrap_or(u64::MAX),
-            eos: config.eos.clone(),
+            eos,
             text: config.text.clone(),
         });
         // Its bound is the queue that every request is counted into before it enters.

@@ -71,7 +71,7 @@ pub fn generate(
         max_draft: engine.max_draft.min(limits.max_logit_rows),
         sizing: BatchSizing::Fixed(1),
         slow_reader: u64::MAX,
-        eos: engine.eos.clone(),
+        eos: engine.eos.clone().unwrap_or_else(|| model.spec().eos.clone()),
         text: engine.text.clone(),
     });
     let mut stepper = Stepper::new(Box::new(Borrowed(model)));

@@ -59,6 +59,9 @@ pub enum BenchmarkError {
     /// A request failed.
     #[error(transparent)]
     Batch(#[from] BatchError),
+    /// The step that warms up failed.
+    #[error(transparent)]
+    WarmUp(#[from] GenerationError),
 }
 
 /// Why there is no engine on a GPU.
@@ -110,7 +113,7 @@ impl GpuInferenceEngine {
     }
 
     /// Continues every prompt as its configuration says, all in the same steps; the new tokens of each, in order.
-    /// Nothing is computed if a request is invalid; the first failure is that of the batch.
+    /// Nothing is computed if a request is invalid. If one fails later, the error has what the others gave.
     pub fn process_batch_gpu(
         &self,
         batch: &[(Vec<u32>, GenerationConfig)],
@@ -134,16 +137,14 @@ impl GpuInferenceEngine {
     ) -> impl Future<Output = Result<Vec<Vec<u32>>, BatchError>> + use<> {
         let handles = self.submit(batch);
         async move {
-            let mut all = Vec::new();
-            for (index, handle) in handles?.into_iter().enumerate() {
-                let done = match handle {
-                    Ok(handle) => handle.wait_async().await.map_err(GenerationError::from),
+            let mut results = Vec::new();
+            for handle in handles? {
+                results.push(match handle {
+                    Ok(handle) => handle.wait_async().await.map(batch::only_choice).map_err(Into::into),
                     Err(error) => Err(error),
-                };
-                let mut done = done.map_err(|source| BatchError { index, source })?;
-                all.push(std::mem::take(&mut done.choices[0].tokens));
+                });
             }
-            Ok(all)
+            batch::whole(results.into_iter())
         }
     }
 
@@ -171,14 +172,14 @@ impl GpuInferenceEngine {
     }
 
     /// The logits that follow each sequence of a padded batch, taken at its own last position.
-    pub fn forward_batch_gpu(&self, input: &PaddedBatch) -> Result<Vec<Vec<f32>>, BatchError> {
+    pub fn forward_batch_gpu(&self, input: &PaddedBatch) -> Result<Vec<Vec<f32>>, BatchError<Vec<f32>>> {
         batch::forward_batch(&self.engine, &input.unpack())
     }
 
     /// Makes the first request as fast as the next ones: runs a step through all weights. Once is enough.
-    pub fn warmup_gpu_cache(&self) -> Result<(), BatchError> {
+    pub fn warmup_gpu_cache(&self) -> Result<(), GenerationError> {
         if !self.is_gpu_cache_warm() {
-            batch::forward_batch(&self.engine, &[vec![0]])?;
+            batch::forward_batch(&self.engine, &[vec![0]]).map_err(|failed| failed.source)?;
             self.warm.store(true, Relaxed);
         }
         Ok(())

@@ -12,7 +12,7 @@
 //! let limits = Limits { max_tokens: 64, max_logit_rows: 4, kv_blocks: 16 };
 //! let cpu = Cpu::new(Isa::best(), 1)?;
 //! let model = Transformer::load(&checkpoint.spec, &*checkpoint.tensors, cpu, limits, &mut |_, _| {})?;
-//! let engine = Engine::start(model, EngineConfig { eos: checkpoint.defaults.eos.clone(), ..Default::default() })?;
+//! let engine = Engine::start(model, EngineConfig::default())?;
 //!
 //! let config = GenerationConfig { max_new_tokens: 8, ..Default::default() };
 //! let handle = engine.submit(Request::new(tokenizer.encode("First Citizen:", true)?, config))?;

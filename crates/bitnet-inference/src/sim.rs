@@ -58,6 +58,7 @@ impl HashModel {
             sub_norms: false,
             linear_norms: None,
             tied_head: true,
+            eos: Vec::new(),
         };
         let slots = vec![0; limits.kv_blocks * Batch::BLOCK_TOKENS];
         HashModel { spec, limits, slots, counts: Arc::default(), hook: None }

@@ -42,6 +42,7 @@ where
             sub_norms: false,
             linear_norms: None,
             tied_head: true,
+            eos: Vec::new(),
         };
         let blocks = context.div_ceil(Batch::BLOCK_TOKENS).saturating_add(1);
         let kv_blocks = max_batch.saturating_mul(blocks);

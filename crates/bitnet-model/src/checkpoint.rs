@@ -201,6 +201,7 @@ impl Checkpoint {
 
     /// Checks that the parts fit together.
     fn finish(&mut self, unused: Vec<String>) -> Result<(), ModelError> {
+        self.spec.eos.clone_from(&self.defaults.eos);
         if let Some(first) = unused.first() {
             let others = match unused.len() {
                 1 => String::new(),

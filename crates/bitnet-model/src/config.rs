@@ -154,6 +154,8 @@ impl Config {
             sub_norms: bitnet || onebitllm,
             linear_norms,
             tied_head: c.flag("tie_word_embeddings")?.unwrap_or(false),
+            // Known when the tokenizer is.
+            eos: Vec::new(),
         };
         spec.check(FILE)?;
         let bos = c.ids("bos_token_id")?.first().copied();

@@ -96,6 +96,8 @@ pub(crate) fn read(gguf: &Gguf) -> Result<(ModelSpec, bool), ModelError> {
         sub_norms: family.sub_norms,
         linear_norms: None,
         tied_head: gguf.tensor("output.weight").is_none(),
+        // Known when the tokenizer is.
+        eos: Vec::new(),
     };
     spec.check(file)?;
     let spec = with_stored_divisors(gguf, spec)?;

@@ -69,6 +69,8 @@ pub struct ModelSpec {
     pub linear_norms: Option<f32>,
     /// Whether the embedding also is the output head.
     pub tied_head: bool,
+    /// Tokens that end a text. They come with the model, so that no program can forget them.
+    pub eos: Vec<u32>,
 }
 
 impl ModelSpec {

@@ -51,6 +51,7 @@ impl Synthetic {
             sub_norms: true,
             linear_norms: None,
             tied_head: true,
+            eos: Vec::new(),
         }))
     }
 

@@ -132,7 +132,7 @@ impl Service {
         let text = model.tokenizer.clone().map(|t| Arc::new(t) as Arc<dyn TokenText>);
         let vocab = weights.spec().vocab;
         let engine = EngineConfig {
-            eos: model.defaults.eos.clone(),
+            eos: Some(model.defaults.eos.clone()),
             text,
             recorder: Some(Arc::clone(&metrics) as _),
             ..engine

@@ -14,8 +14,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let limits = Limits { max_tokens: 256, max_logit_rows: 8, kv_blocks: 64 };
     let cpu = Cpu::new(Isa::best(), 2)?;
     let model = Transformer::load(&checkpoint.spec, &*checkpoint.tensors, cpu, limits, &mut |_, _| {})?;
-    let engine =
-        Engine::start(model, EngineConfig { eos: checkpoint.defaults.eos.clone(), ..Default::default() })?;
+    let engine = Engine::start(model, EngineConfig::default())?;
 
     let prompts = ["First Citizen:", "What say you, my lord", "The king is", "O, "];
     let requests = prompts.iter().zip(1..).map(|(prompt, seed)| {

@@ -21,8 +21,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let config =
         GenerationConfig { max_new_tokens: 60, temperature: 0.8, seed: Some(1), ..Default::default() };
     let each = |_| ControlFlow::Continue(());
-    let engine = EngineConfig { eos: checkpoint.defaults.eos.clone(), ..Default::default() };
-    let done = generate(&mut model, &prompt, &config, &engine, each)?;
+    let done = generate(&mut model, &prompt, &config, &EngineConfig::default(), each)?;
     println!("{}", tokenizer.decode(&done.tokens, true)?);
     Ok(())
 }

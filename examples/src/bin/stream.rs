@@ -21,11 +21,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     // The engine owns the model, on a thread of its own. The tokenizer lets it find stop strings.
     let engine = Engine::start(
         model,
-        EngineConfig {
-            eos: checkpoint.defaults.eos.clone(),
-            text: Some(Arc::new(tokenizer.clone())),
-            ..Default::default()
-        },
+        EngineConfig { text: Some(Arc::new(tokenizer.clone())), ..Default::default() },
     )?;
 
     let config = GenerationConfig {

@@ -89,7 +89,6 @@ fn pace(prompt: usize, generated: &Generated) -> String {
 pub(super) fn engine_config(checkpoint: &Checkpoint, max_draft: usize) -> EngineConfig {
     EngineConfig {
         max_draft,
-        eos: checkpoint.defaults.eos.clone(),
         text: checkpoint.tokenizer.clone().map(|t| Arc::new(t) as Arc<dyn TokenText>),
         ..EngineConfig::default()
     }

@@ -911,7 +911,7 @@ fn an_engine_without_room_for_anything_does_not_start() {
     let start = |config| Engine::start(HashModel::new(VOCAB, CONTEXT, limits()), config).err();
     let zero = EngineConfig { max_batch_size: 0, ..config() };
     assert_eq!(start(zero), Some(StartError::Zero { field: "max_batch_size" }));
-    let eos = EngineConfig { eos: vec![50], ..config() };
+    let eos = EngineConfig { eos: Some(vec![50]), ..config() };
     assert_eq!(start(eos), Some(StartError::UnknownEos { token: 50, vocab: VOCAB }));
 }
 

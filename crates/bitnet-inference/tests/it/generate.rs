@@ -14,7 +14,7 @@ fn model(max_tokens: usize) -> HashModel {
 }
 
 fn engine(eos: &[u32]) -> EngineConfig {
-    EngineConfig { eos: eos.to_vec(), ..EngineConfig::default() }
+    EngineConfig { eos: Some(eos.to_vec()), ..EngineConfig::default() }
 }
 
 fn spelled() -> EngineConfig {

@@ -93,11 +93,12 @@ fn f04_the_length_of_one_request_changes_no_token_of_another() {
 fn f07_an_empty_prompt_in_a_list_is_named_before_any_work() {
     // Mistakes 5, 15 and 25 of the originals: underflow, or a panic after an unchecked prefill.
     let (gpu, counts) = gpu();
-    let error = BatchError { index: 1, source: invalid(InvalidRequest::EmptyPrompt) };
+    let source = invalid(InvalidRequest::EmptyPrompt);
+    let error = BatchError { index: 1, source: source.clone(), results: vec![] };
     assert_eq!(batch_generate(gpu.engine(), &[vec![1], vec![], vec![2]], &greedy(3)), Err(error.clone()));
     assert_eq!(batch_generate_gpu(&gpu, &[vec![1], vec![], vec![2]], &greedy(3)), Err(error.clone()));
     assert_eq!(gpu.process_batch_gpu(&[(vec![1], greedy(1)), (vec![], greedy(1))]), Err(error.clone()));
-    assert_eq!(forward_batch(gpu.engine(), &[vec![1], vec![]]), Err(error));
+    assert_eq!(forward_batch(gpu.engine(), &[vec![1], vec![]]).unwrap_err().source, source);
     assert_eq!(counts.forwards.load(Relaxed), 0);
 }
 
@@ -144,11 +145,13 @@ fn f25_a_nan_in_a_batch_fails_its_request_by_name() {
     };
     let model = HashModel::new(VOCAB, CONTEXT, limits()).with_hook(Box::new(hook));
     let gpu = GpuInferenceEngine::new(model, config()).unwrap();
-    let error = gpu.process_batch_gpu(&[(vec![1], greedy(5)), (vec![48], greedy(5))]).unwrap_err();
-    assert!(matches!(
-        error,
-        BatchError { index: 1, source: GenerationError::Request(RequestError::Sample(_)) }
-    ));
+    let batch = [(vec![1], greedy(5)), (vec![48], greedy(5)), (vec![2], greedy(5))];
+    let error = gpu.process_batch_gpu(&batch).unwrap_err();
+    assert_eq!(error.index, 1);
+    assert!(matches!(error.source, GenerationError::Request(RequestError::Sample(_))));
+    let [one, two] = [1, 2].map(|token| Ok(alone(&[token], &greedy(5))));
+    assert_eq!(error.results, [one, Err(error.source.clone()), two], "what was good is not lost");
+    assert_eq!(block_on(gpu.process_batch_async(&batch)), Err(error));
 }
 
 #[test]

@@ -11,7 +11,7 @@ use bitnet_inference::generation::{
 use bitnet_inference::sim::Oracle;
 use bitnet_inference::{
     Counter, End, FinishReason, GenerationConfig, GenerationError, Measure, PaddedBatch, RequestError,
-    StartError, Update, blocking,
+    StartError, TokenText, Update, blocking,
 };
 use bitnet_model::ForwardError;
 use crossbeam_channel::{Receiver, bounded};
@@ -142,6 +142,55 @@ fn f14_generators_on_threads_share_their_steps_and_get_what_they_get_alone() {
         }
     });
     assert!(counts.widest.load(Relaxed) > 1, "batches formed");
+}
+
+#[test]
+fn a_text_that_is_asked_for_token_by_token_is_computed_once() {
+    let (batching, counts) = running();
+    let prompt: Vec<u32> = (0..100).map(|i| i % 48).collect();
+    let generator = AutoregressiveGenerator::new(batching.clone(), greedy(120));
+    let want = alone(&prompt, &greedy(120));
+    assert_eq!(by_tokens(&generator, &prompt, 120, true), want);
+    // Each token but the last goes through the model once; the last is never read back.
+    assert_eq!(counts.tokens.load(Relaxed), 100 + 119);
+    let snapshot = batching.engine.metrics().snapshot();
+    assert_eq!(snapshot.get(Counter::Requests), 1, "the text is one request");
+    // A text that has ended stays ended, and asking again computes nothing.
+    let whole = [&prompt[..], &want].concat();
+    assert_eq!(generator.generate_token_batched(&whole, 120), Ok(None));
+    assert_eq!(counts.tokens.load(Relaxed), 100 + 119);
+}
+
+#[test]
+fn a_text_that_its_caller_changes_goes_on_from_the_change() {
+    let (batching, _) = running();
+    let sampled = GenerationConfig { seed: Some(5), temperature: 1.0, presence_penalty: 0.5, ..greedy(40) };
+    let generator = AutoregressiveGenerator::new(batching, sampled.clone());
+    let token = |tokens: &[u32], step| generator.generate_token_batched(tokens, step).unwrap().unwrap();
+    let single = |tokens: &[u32], step| generator.generate_token_single(tokens, step).unwrap().unwrap();
+    let mut text = vec![1, 2, 3];
+    for step in 0..30 {
+        let next = token(&text, step);
+        assert_eq!(next, single(&text, step), "step {step}");
+        // Now and then another token than the one that was drawn.
+        text.push(if step % 7 == 6 { (next + 1) % 40 } else { next });
+    }
+    // The same tokens with another number of generated ones are another question.
+    assert_eq!(token(&text, 2), single(&text, 2));
+}
+
+#[test]
+fn a_stop_string_ends_a_text_that_is_asked_for_token_by_token() {
+    let (batching, _) = running();
+    let plain = AutoregressiveGenerator::new(batching.clone(), greedy(30));
+    let text = plain.generate(&[4, 4]).unwrap();
+    let mut stop = Vec::new();
+    text[10..12].iter().for_each(|&t| Letters.append_bytes(t, &mut stop));
+    let stop_strings = vec![String::from_utf8(stop).unwrap()];
+    let generator = AutoregressiveGenerator::new(batching, GenerationConfig { stop_strings, ..greedy(30) });
+    let want = generator.generate(&[4, 4]).unwrap();
+    assert!(want.len() <= 10, "{want:?}");
+    assert_eq!(by_tokens(&generator, &[4, 4], 30, true), want);
 }
 
 #[test]

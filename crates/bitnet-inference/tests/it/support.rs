@@ -22,7 +22,7 @@ pub fn limits() -> Limits {
 pub fn config() -> EngineConfig {
     EngineConfig {
         max_batch_size: 8,
-        eos: vec![EOS],
+        eos: Some(vec![EOS]),
         text: Some(Arc::new(Letters)),
         ..EngineConfig::default()
     }

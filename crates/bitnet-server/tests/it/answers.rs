@@ -20,7 +20,7 @@ fn alone(prompt: &str, config: GenerationConfig) -> Vec<u32> {
         Transformer::load(&checkpoint.spec, &*checkpoint.tensors, cpu, limits, &mut |_, _| {}).unwrap();
     let ids = checkpoint.tokenizer.as_ref().unwrap().encode(prompt, true).unwrap();
     let each = |_| std::ops::ControlFlow::Continue(());
-    let engine = EngineConfig { eos: checkpoint.defaults.eos, ..EngineConfig::default() };
+    let engine = EngineConfig::default();
     generate(&mut model, &ids, &config, &engine, each).unwrap().tokens
 }
 
