@@ -16,8 +16,8 @@ use std::{
 };
 
 use bitnet_inference::{
-    Completion, Counter, Engine, EngineConfig, GenerationConfig, Output, Priority, Request, TokenText,
-    random_u64,
+    Completion, Engine, EngineConfig, GenerationConfig, Output, Priority, Request, TokenText,
+    metrics::Counter, sampling::random_u64,
 };
 use bitnet_kernels::{Cpu, Isa, KvType};
 use bitnet_model::{Activation, Batch, Checkpoint, Limits, ModelSpec, Synthetic, TensorSource, Transformer};

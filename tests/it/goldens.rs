@@ -2,7 +2,10 @@
 
 use std::path::Path;
 
-use bitnet_inference::{Engine, EngineConfig, GenerationConfig, GpuInferenceEngine, forward_batch};
+use bitnet_inference::{
+    Engine, EngineConfig, GenerationConfig,
+    names::{GpuInferenceEngine, forward_batch},
+};
 use bitnet_kernels::{Backend, Cpu, Isa};
 use bitnet_model::{Batch, Checkpoint, Limits, Logits, Model, Transformer};
 use bitnet_tests::{FORMS, Tensors, assert_close, bitnet, distances};

@@ -1,7 +1,7 @@
 //! The GPU backend beside the CPU's: the same product, and what happens where there is no GPU.
 #![allow(clippy::print_stdout, reason = "what was skipped belongs into the output")]
 
-use bitnet_inference::{Crossing, HybridScheduler};
+use bitnet_inference::names::{Crossing, HybridScheduler};
 use bitnet_kernels::{
     Backend, Cpu, Grouping, Isa, Reference, RowOrder, RowsKind,
     gpu::{Cuda, Gpu, GpuError},

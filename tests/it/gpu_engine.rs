@@ -3,8 +3,10 @@
 use std::sync::Arc;
 
 use bitnet_inference::{
-    BatchError, BenchmarkError, Constraint, ConstraintError, Counter, Engine, EngineConfig, GenerationConfig,
-    GenerationError, GpuInferenceEngine, Request, RequestError, SubmitError, TokenSet,
+    Constraint, ConstraintError, Engine, EngineConfig, GenerationConfig, GenerationError, Request,
+    RequestError, SubmitError, TokenSet,
+    metrics::Counter,
+    names::{BatchError, BenchmarkError, GpuInferenceEngine},
 };
 use bitnet_kernels::{
     Cpu, Isa, KernelError,
@@ -274,7 +276,8 @@ fn f16_f32_a_lost_gpu_fails_its_requests_and_the_engine_says_so() {
         assert_eq!(engine.engine().lost(), Some(failed.clone()), "{call:?}");
         let refused = engine.process_batch_gpu(&batch[..1]);
         let source = GenerationError::Submit(SubmitError::Lost(failed));
-        assert_eq!(refused, Err(BatchError { index: 0, source }), "{call:?}");
+        let results = vec![Err(source.clone())];
+        assert_eq!(refused, Err(BatchError { index: 0, source, results }), "{call:?}");
         assert!(!engine.engine().is_open() && engine.engine().status().device.unwrap().lost);
         assert_eq!(driver.count(call), asked, "a lost device is asked no more");
     }

@@ -1,6 +1,9 @@
 //! The GPU's sampler against the CPU's: the same token of the same logits.
 
-use bitnet_inference::{Draw, GenerationConfig, SampleError, Sampler};
+use bitnet_inference::{
+    GenerationConfig, SampleError,
+    sampling::{Draw, Sampler},
+};
 use bitnet_kernels::{
     Ask, Drawn, RowsKind,
     gpu::{Gpu, Penalty},

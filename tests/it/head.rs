@@ -1,6 +1,9 @@
 //! The output head by bounds draws what it draws when every logit is computed.
 
-use bitnet_inference::{Draw, GenerationConfig, Sampler};
+use bitnet_inference::{
+    GenerationConfig,
+    sampling::{Draw, Sampler},
+};
 use bitnet_kernels::{Cpu, Isa};
 use bitnet_model::{Batch, Limits, Logits, Model, ModelSpec, Synthetic, Transformer};
 

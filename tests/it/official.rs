@@ -46,7 +46,10 @@ fn files_with_names_shapes_and_keys_of_the_official_2b_4t_model_run() {
     let folder = tempfile::tempdir().unwrap();
 
     let gguf = written(&from, Target::I2S, &folder.path().join("ggml-model-i2_s.gguf"));
-    assert_eq!(gguf.spec, ModelSpec { architecture: "bitnet-b1.58".into(), eos: vec![128_001], ..spec.clone() });
+    assert_eq!(
+        gguf.spec,
+        ModelSpec { architecture: "bitnet-b1.58".into(), eos: vec![128_001], ..spec.clone() }
+    );
     let entry = |stored: &str| {
         let found = gguf.tensors.entries().iter().find(|e| e.stored_name == stored);
         found.map(|e| (e.shape.clone(), e.stored.to_lowercase())).unwrap_or_else(|| panic!("{stored}"))

@@ -4,12 +4,13 @@ use serde_json::Value;
 use crate::{cargo, output};
 
 /// The crates of the product, lowest first: each may use those before it.
-const LAYERS: [&str; 7] = [
+const LAYERS: [&str; 8] = [
     "bitnet-hub",
     "bitnet-tensor",
     "bitnet-kernels",
     "bitnet-model",
     "bitnet-inference",
+    "bitnet",
     "bitnet-server",
     "bitnet-cli",
 ];

@@ -6,14 +6,13 @@ use std::{
     time::Duration,
 };
 
-use bitnet_kernels::KvType;
-use bitnet_model::Target;
+use bitnet::{Device, KvType, Memory, model::Target};
 use clap::{
     Args, Parser, Subcommand,
     builder::{PossibleValuesParser, TypedValueParser},
 };
 
-use crate::{memory::MemoryLimit, token_ids::TokenIds};
+use crate::token_ids::TokenIds;
 
 /// Runs ternary (BitNet b1.58) language models on any CPU, and on NVIDIA GPUs.
 ///
@@ -36,7 +35,7 @@ pub struct Cli {
 #[command(next_help_heading = "Machine")]
 pub struct Common {
     /// Where to compute: cpu; cuda, or cuda:N, an NVIDIA GPU; auto, the GPU if it can and else the CPU, saying why
-    #[arg(long, global = true, default_value = "auto", value_name = "DEVICE", value_parser = device)]
+    #[arg(long, global = true, default_value = "auto", value_name = "DEVICE")]
     pub device: Device,
     /// Threads, 1 to 1024 [default: as many as this machine runs at once]
     #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
@@ -51,30 +50,7 @@ pub struct Common {
     /// Memory for weights, activations and cache: bytes (K, M, G, KiB, MiB, GiB may follow) or N% of what is
     /// available; the cache and so the longest text follow from it [default: what is needed, up to 50%]
     #[arg(long, global = true, value_name = "SIZE")]
-    pub memory: Option<MemoryLimit>,
-}
-
-/// `--device`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Device {
-    /// The best there is.
-    Auto,
-    /// The CPU.
-    Cpu,
-    /// A GPU, by its number.
-    Cuda(usize),
-}
-
-fn device(text: &str) -> Result<Device, String> {
-    match text {
-        "auto" => Ok(Device::Auto),
-        "cpu" => Ok(Device::Cpu),
-        "cuda" => Ok(Device::Cuda(0)),
-        _ => match text.strip_prefix("cuda:").map(str::parse::<u16>) {
-            Some(Ok(index)) => Ok(Device::Cuda(index.into())),
-            _ => Err("choose auto, cpu, cuda or cuda:N".into()),
-        },
-    }
+    pub memory: Option<Memory>,
 }
 
 fn kv_type() -> impl TypedValueParser<Value = KvType> {

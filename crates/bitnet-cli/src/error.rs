@@ -1,6 +1,5 @@
 use std::{io, path::PathBuf};
 
-use bitnet_hub::HubError;
 use bitnet_inference::{GenerateError, InvalidConfig};
 use bitnet_kernels::{KernelError, gpu::GpuError};
 use bitnet_model::{ForwardError, ModelError};
@@ -11,9 +10,9 @@ pub enum CliError {
     /// The model could not be read.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// The model could not be fetched.
+    /// The model could not be opened.
     #[error(transparent)]
-    Hub(#[from] HubError),
+    Open(bitnet::Error),
     /// A forward pass failed.
     #[error("{0} (forward pass): give the model more memory with --memory, or report this")]
     Forward(#[from] ForwardError),
@@ -121,6 +120,28 @@ impl CliError {
     /// A file that could not be read or written.
     pub fn file(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
         move |source| CliError::File { action, path: path.into(), source }
+    }
+}
+
+/// The same failures, with the flags that have to do with them.
+impl From<bitnet::Error> for CliError {
+    fn from(error: bitnet::Error) -> Self {
+        use bitnet::Error;
+        let cure = error.cure();
+        match error {
+            Error::Model(e) => e.into(),
+            Error::Kernel(e) => e.into(),
+            Error::Gpu(e) => e.into(),
+            Error::MemoryLimit { given, needed } => CliError::MemoryTooSmall { given, least: needed },
+            Error::MemoryUnknown => {
+                CliError::refused("this system does not tell how much memory is available", "--memory", cure)
+            }
+            Error::GpuCache { kv } => {
+                let what = format!("a GPU keeps keys and values in bf16, not in {kv}");
+                CliError::usage(what, "--kv", "leave it out, or compute with --device cpu")
+            }
+            other => CliError::Open(other),
+        }
     }
 }
 

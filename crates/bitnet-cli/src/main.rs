@@ -17,7 +17,6 @@ mod model_arg;
 mod output;
 mod output_file;
 mod progress;
-mod sizes;
 mod svg;
 mod token_ids;
 

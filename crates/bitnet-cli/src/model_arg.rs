@@ -1,9 +1,8 @@
 //! MODEL: from what was typed to an opened checkpoint.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use bitnet_hub::{Hub, ModelId, Settings};
-use bitnet_model::{Checkpoint, GenerationDefaults, Synthetic, Tokenizer};
+use bitnet::model::{Checkpoint, Tokenizer};
 
 use crate::{error::CliError, output, progress::Progress};
 
@@ -14,58 +13,20 @@ pub fn open(model: &str) -> Result<Checkpoint, CliError> {
 
 /// Opens MODEL, and says where it lies: models that are in no file of their own lie in this program's.
 pub fn open_at(model: &str) -> Result<(Checkpoint, PathBuf), CliError> {
-    let program = || std::env::current_exe().unwrap_or_default();
-    let (checkpoint, place) = match model.strip_prefix("synthetic:") {
-        Some(name) => (synthetic(model, name)?, program()),
-        None if model == "demo" => (Checkpoint::demo()?, program()),
-        None => {
-            let files = files(model)?;
-            (Checkpoint::open(&files)?, files)
-        }
-    };
-    for warning in &checkpoint.warnings {
-        output::note(format_args!("warning: {warning}"));
-    }
-    Ok((checkpoint, place))
-}
-
-fn files(model: &str) -> Result<PathBuf, CliError> {
-    // What lies on the disk is meant before what lies on a hub.
-    match ModelId::parse(model).filter(|_| !Path::new(model).exists()) {
-        Some(id) => fetch(&id),
-        None => Ok(model.into()),
-    }
-}
-
-fn fetch(id: &ModelId) -> Result<PathBuf, CliError> {
     let mut bar: Option<(String, Progress)> = None;
-    let fetched = Hub::new(Settings::from_env()?).fetch(id, &mut |file, have, size| {
+    let opened = bitnet::open_checkpoint(model, &mut |file, have, size| {
         if bar.as_ref().is_none_or(|(name, _)| name != file) {
             bar = Some((file.into(), Progress::bytes(file)));
         }
         if let Some((_, bar)) = &bar {
             bar.at(have as usize, size as usize);
         }
-    })?;
+    });
     drop(bar);
-    if let Some(why) = fetched.unreachable {
-        output::note(format_args!("warning: using the cached model, which may not be the newest: {why}"));
-    }
-    Ok(fetched.path)
-}
-
-fn synthetic(model: &str, name: &str) -> Result<Checkpoint, CliError> {
-    let synthetic = Synthetic::named(name)?;
-    Ok(Checkpoint {
-        name: model.into(),
-        format: "synthetic",
-        spec: synthetic.spec().clone(),
-        tensors: Box::new(synthetic),
-        tokenizer: None,
-        chat: None,
-        defaults: GenerationDefaults::default(),
-        warnings: Vec::new(),
-    })
+    let opened = opened?;
+    opened.notes.iter().for_each(output::note);
+    let program = || std::env::current_exe().unwrap_or_default();
+    Ok((opened.checkpoint, opened.path.unwrap_or_else(program)))
 }
 
 /// The tokenizer of a model that must have one.

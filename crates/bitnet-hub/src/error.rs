@@ -115,7 +115,9 @@ pub enum HubError {
         source: io::Error,
     },
     /// There is no place for the cache.
-    #[error("there is no home folder for the cache (HF_HUB_CACHE): set it to a folder that can be written to")]
+    #[error(
+        "there is no home folder for the cache (HF_HUB_CACHE): set it to a folder that can be written to"
+    )]
     NoHome,
     /// This machine has no TLS.
     #[error(

@@ -11,8 +11,10 @@ use std::time::{Duration, Instant};
 
 use bitnet_inference::sim::HashModel;
 use bitnet_inference::{
-    BatchSizing, Draw, Engine, EngineConfig, GenerationConfig, GpuInferenceEngine, Plan, Request, Sampler,
-    Scheduler, SchedulerConfig, StepOutcome, Stepper, Update, random_u64,
+    BatchSizing, Engine, EngineConfig, GenerationConfig, Request, Update,
+    names::GpuInferenceEngine,
+    sampling::{Draw, Sampler, random_u64},
+    scheduling::{Plan, Scheduler, SchedulerConfig, StepOutcome, Stepper},
 };
 use bitnet_kernels::{Cpu, Isa, memory_bandwidth};
 use bitnet_model::{

@@ -1,8 +1,8 @@
 //! Many prompts at once, on an engine.
 
 use crate::{
-    Completion, Engine, GenerationConfig, InvalidConfig, InvalidRequest, Output, Request, RequestError, RequestHandle,
-    SubmitError,
+    Completion, Engine, GenerationConfig, InvalidConfig, InvalidRequest, Output, Request, RequestError,
+    RequestHandle, SubmitError,
 };
 
 /// Why one request gave nothing.
@@ -102,28 +102,52 @@ fn check(engine: &Engine, request: &Request) -> Result<(), InvalidRequest> {
     if n == 1 { Ok(()) } else { Err(one().into()) }
 }
 
-/// Submits the valid requests together, for new tokens only; the others fail alone.
+/// The valid requests, for new tokens only, and what is wrong with each of all requests.
+fn valid(
+    engine: &Engine,
+    requests: impl IntoIterator<Item = Request>,
+) -> (Vec<Request>, Vec<Result<(), GenerationError>>) {
+    let mut valid = Vec::new();
+    let checked = requests.into_iter().map(|request| {
+        valid.push(new_tokens(engine, request)?);
+        Ok(())
+    });
+    let checked = checked.collect();
+    (valid, checked)
+}
+
+/// Puts the handles of the valid requests in their places.
+fn placed(
+    checked: Vec<Result<(), GenerationError>>,
+    handles: Result<Vec<RequestHandle>, SubmitError>,
+) -> Vec<Result<RequestHandle, GenerationError>> {
+    match handles {
+        Ok(handles) => {
+            let mut handles = handles.into_iter();
+            let mut next = || handles.next().expect("one handle for each request");
+            checked.into_iter().map(|checked| checked.map(|()| next())).collect()
+        }
+        Err(error) => checked.into_iter().map(|checked| checked.and(Err(error.clone().into()))).collect(),
+    }
+}
+
+/// Submits the valid requests, for new tokens only; the others fail alone. Waits for room in the queue.
 pub(crate) fn submit_valid(
     engine: &Engine,
     requests: impl IntoIterator<Item = Request>,
 ) -> Vec<Result<RequestHandle, GenerationError>> {
-    let mut valid = Vec::new();
-    let checked: Vec<Result<(), GenerationError>> = (requests.into_iter())
-        .map(|request| {
-            valid.push(new_tokens(engine, request)?);
-            Ok(())
-        })
-        .collect();
-    match engine.submit_all(valid) {
-        Ok(handles) => {
-            let mut handles = handles.into_iter();
-            checked
-                .into_iter()
-                .map(|c| c.map(|()| handles.next().expect("one handle for each request")))
-                .collect()
-        }
-        Err(error) => checked.into_iter().map(|c| c.and(Err(error.clone().into()))).collect(),
-    }
+    let (valid, checked) = valid(engine, requests);
+    placed(checked, engine.submit_all(valid))
+}
+
+/// As [`submit_valid`], without blocking the thread.
+pub(crate) fn submit_valid_async(
+    engine: &Engine,
+    requests: Vec<Request>,
+) -> impl Future<Output = Vec<Result<RequestHandle, GenerationError>>> + Send + use<> {
+    let (valid, checked) = valid(engine, requests);
+    let handles = engine.submit_all_async(valid);
+    async move { placed(checked, handles.await) }
 }
 
 /// The new tokens of a request with one choice.

@@ -9,12 +9,13 @@ use parking_lot::Mutex;
 
 use crate::batch::{self, BatchError, GenerationError};
 use crate::{
-    Engine, EngineConfig, GenerationConfig, Limits, Model, PaddedBatch, RecordError, Request, RequestHandle,
-    Snapshot, StartError, ThroughputRecord,
+    Engine, EngineConfig, GenerationConfig, Limits, Model, PaddedBatch, RecordError, Request, Snapshot,
+    StartError, ThroughputRecord,
 };
 
 /// Batch inference under the name that users of other BitNet engines know. It runs on whatever backend its model
 /// has: what is batched, and how, is the same on all of them.
+#[derive(Debug)]
 pub struct GpuInferenceEngine {
     engine: Arc<Engine>,
     warm: AtomicBool,
@@ -118,7 +119,8 @@ impl GpuInferenceEngine {
         &self,
         batch: &[(Vec<u32>, GenerationConfig)],
     ) -> Result<Vec<Vec<u32>>, BatchError> {
-        batch::whole(self.submit(batch)?.into_iter().map(|handle| handle.and_then(batch::tokens)))
+        let handles = batch::submit_valid(&self.engine, self.valid(batch)?);
+        batch::whole(handles.into_iter().map(|handle| handle.and_then(batch::tokens)))
     }
 
     /// As [`Self::process_batch_gpu`], each request with its own result.
@@ -129,16 +131,16 @@ impl GpuInferenceEngine {
         batch::process_batch(&self.engine, batch)
     }
 
-    /// As [`Self::process_batch_gpu`], on any executor. The requests are under way when this returns; dropping the
-    /// future cancels them.
+    /// As [`Self::process_batch_gpu`], on any executor. What the queue has room for is under way when this returns, and
+    /// the rest follows without blocking a thread; dropping the future cancels all.
     pub fn process_batch_async(
         &self,
         batch: &[(Vec<u32>, GenerationConfig)],
     ) -> impl Future<Output = Result<Vec<Vec<u32>>, BatchError>> + use<> {
-        let handles = self.submit(batch);
+        let submitted = self.valid(batch).map(|requests| batch::submit_valid_async(&self.engine, requests));
         async move {
             let mut results = Vec::new();
-            for handle in handles? {
+            for handle in submitted?.await {
                 results.push(match handle {
                     Ok(handle) => handle.wait_async().await.map(batch::only_choice).map_err(Into::into),
                     Err(error) => Err(error),
@@ -269,13 +271,11 @@ impl GpuInferenceEngine {
         batch::whole(handles.into_iter().map(|handle| handle.and_then(batch::tokens)))
     }
 
-    fn submit(
-        &self,
-        batch: &[(Vec<u32>, GenerationConfig)],
-    ) -> Result<Vec<Result<RequestHandle, GenerationError>>, BatchError> {
+    /// The requests of a batch, if all are valid.
+    fn valid(&self, batch: &[(Vec<u32>, GenerationConfig)]) -> Result<Vec<Request>, BatchError> {
         let requests: Vec<Request> = batch.iter().map(|(p, c)| Request::new(p.clone(), c.clone())).collect();
         batch::validate(&self.engine, &requests)?;
-        Ok(batch::submit_valid(&self.engine, requests))
+        Ok(requests)
     }
 }
 

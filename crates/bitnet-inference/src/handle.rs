@@ -1,3 +1,4 @@
+use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -34,7 +35,8 @@ pub struct Completion {
     pub seed: u64,
 }
 
-/// A request on its way: an iterator and a stream of its news. Dropping it cancels the request.
+/// A request on its way: an iterator of its updates that blocks. [`RequestHandle::into_stream`] is the async form.
+/// Dropping it cancels the request.
 pub struct RequestHandle {
     pub(crate) id: u64,
     pub(crate) seed: u64,
@@ -77,6 +79,20 @@ impl RequestHandle {
         }
     }
 
+    /// The next update, `None` when every choice has ended, or has the task woken when there is one.
+    pub fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Option<Update>> {
+        match self.mailbox.poll(cx.waker()) {
+            Popped::Update(update, resume) => Poll::Ready(Some(self.taken(update, resume))),
+            Popped::Over => Poll::Ready(None),
+            Popped::Nothing => Poll::Pending,
+        }
+    }
+
+    /// The updates as a stream.
+    pub fn into_stream(self) -> Updates {
+        Updates(self)
+    }
+
     /// Waits for the end, and gives everything together; the error of a choice that failed is that of the request.
     pub fn wait(mut self) -> Result<Completion, RequestError> {
         let mut all = Gather::new(&self);
@@ -89,7 +105,7 @@ impl RequestHandle {
     /// As [`RequestHandle::wait`], on any executor.
     pub async fn wait_async(mut self) -> Result<Completion, RequestError> {
         let mut all = Gather::new(&self);
-        while let Some(update) = std::future::poll_fn(|cx| Pin::new(&mut self).poll_next(cx)).await {
+        while let Some(update) = std::future::poll_fn(|cx| self.poll_recv(cx)).await {
             all.add(update)?;
         }
         Ok(all.0)
@@ -111,15 +127,31 @@ impl Iterator for RequestHandle {
     }
 }
 
-impl Stream for RequestHandle {
+/// A request on its way: a [`Stream`] of its updates, for any executor. Dropping it cancels the request.
+#[derive(Debug)]
+pub struct Updates(RequestHandle);
+
+impl Updates {
+    /// The request.
+    pub fn handle(&self) -> &RequestHandle {
+        &self.0
+    }
+}
+
+impl Stream for Updates {
     type Item = Update;
 
-    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Update>> {
-        match self.mailbox.poll(cx.waker()) {
-            Popped::Update(update, resume) => Poll::Ready(Some(self.taken(update, resume))),
-            Popped::Over => Poll::Ready(None),
-            Popped::Nothing => Poll::Pending,
-        }
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Update>> {
+        self.0.poll_recv(cx)
+    }
+}
+
+impl fmt::Debug for RequestHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RequestHandle")
+            .field("id", &self.id)
+            .field("seed", &self.seed)
+            .finish_non_exhaustive()
     }
 }
 

@@ -42,7 +42,9 @@ mod hybrid;
 mod logprobs;
 mod lookup;
 mod mailbox;
-mod metrics;
+/// What an engine counts and measures, and how to record it elsewhere.
+pub mod metrics;
+pub mod names;
 mod pace;
 mod padded;
 mod random;
@@ -62,30 +64,47 @@ mod worker;
 
 use bitnet_model::{ForwardError, Limits, Model};
 
-pub use arrivals::Arrivals;
-pub use batch::{BatchError, GenerationError, batch_generate, forward_batch, prefill_batch, process_batch};
-pub use blocks::{BlockPool, Chain};
+pub use batch::GenerationError;
 pub use config::{GenerationConfig, InvalidConfig};
 pub use constraint::{Constraint, ConstraintError, TokenSet};
 pub use engine::{DrainReport, Engine, EngineConfig, EngineStatus, Queue, StartError};
 pub use finish::FinishReason;
 pub use generate::{GenerateError, Generated, generate};
-pub use gpu::{BenchmarkError, BenchmarkRow, CudaError, GpuInferenceEngine, batch_generate_gpu};
-pub use handle::{Choice, Completion, Elapsed, RequestHandle};
-pub use hybrid::{Crossing, HybridScheduler};
+pub use handle::{Choice, Completion, Elapsed, RequestHandle, Updates};
 pub use logprobs::{SampleError, TokenLogprobs};
 pub use mailbox::Update;
-pub use metrics::{Counter, Distribution, Measure, Metrics, Recorder, Snapshot};
-pub use pace::{BatchSizing, Pace, StepLoad, StepModel};
-pub use padded::{EmptySequence, PaddedBatch};
-pub use random::{philox4x32, random_u64};
+pub use pace::BatchSizing;
 pub use request::{InvalidRequest, Output, Priority, Request, RequestError, SubmitError};
-pub use sampler::{Draw, Sampler};
-pub use scheduler::{
-    Drawn, End, Event, Plan, PlannedRun, RunOutcome, Scheduler, SchedulerConfig, SchedulerCounts, StepOutcome,
-};
-pub use sequence::{SeqId, Sequence};
-pub use stateless::{StatelessForward, blocking};
-pub use step::{Draws, StepFaults, StepTimes, Stepper};
-pub use stop::{Scan, StopMatcher, TokenText};
-pub use throughput::{RecordError, ThroughputRecord};
+pub use scheduler::End;
+pub use stop::TokenText;
+
+/// From a row of logits to a token, and when a text ends: for programs that run a model themselves.
+pub mod sampling {
+    pub use crate::random::{philox4x32, random_u64};
+    pub use crate::sampler::{Draw, Sampler};
+    pub use crate::stop::{Scan, StopMatcher};
+}
+
+/// Which tokens run in which step: what an [`Engine`] is made of, for simulations, tests and benchmarks.
+pub mod scheduling {
+    pub use crate::arrivals::Arrivals;
+    pub use crate::blocks::{BlockPool, Chain};
+    pub use crate::pace::{Pace, StepLoad, StepModel};
+    pub use crate::scheduler::{
+        Drawn, Event, Plan, PlannedRun, RunOutcome, Scheduler, SchedulerConfig, SchedulerCounts, StepOutcome,
+    };
+    pub use crate::sequence::{SeqId, Sequence};
+    pub use crate::step::{Draws, StepFaults, StepTimes, Stepper};
+}
+
+// Inside the crate every name is known at its root.
+use metrics::{Measure, Snapshot};
+use padded::PaddedBatch;
+use random::random_u64;
+use sampler::{Draw, Sampler};
+use scheduler::{Event, Plan, Scheduler, SchedulerConfig, SchedulerCounts, StepOutcome};
+use sequence::{SeqId, Sequence};
+use stateless::StatelessForward;
+use step::{Draws, StepFaults, Stepper};
+use stop::{Scan, StopMatcher};
+use throughput::{RecordError, ThroughputRecord};

@@ -2,7 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use bitnet_inference::{Counter, Engine, Measure, Priority, Recorder};
+use bitnet_inference::{
+    Engine, Priority,
+    metrics::{Counter, Measure, Recorder},
+};
 use bitnet_model::Model;
 use parking_lot::Mutex;
 use prometheus::{

@@ -4,8 +4,10 @@
 
 use std::error::Error;
 
-use bitnet_kernels::{Cpu, Isa};
-use bitnet_model::{Batch, Checkpoint, Limits, Logits, Model, Transformer};
+use bitnet::{
+    kernels::{Cpu, Isa},
+    model::{Batch, Checkpoint, Limits, Logits, Model, Transformer},
+};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let checkpoint = Checkpoint::demo()?;

@@ -4,24 +4,21 @@
 use std::error::Error;
 
 use axum::{Router, routing::get};
-use bitnet_inference::EngineConfig;
-use bitnet_kernels::{Cpu, Isa};
-use bitnet_model::{Checkpoint, Limits, Transformer};
+use bitnet::{
+    inference::EngineConfig,
+    load::{Machine, Want, load},
+};
 use bitnet_server::{App, ServedModel, ServerConfig, Service, router};
 use tokio::net::TcpListener;
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let checkpoint = Checkpoint::demo()?;
-    let limits = Limits { max_tokens: 256, max_logit_rows: 16, kv_blocks: 128 };
-    let cpu = Cpu::new(Isa::best(), 2)?;
-    let model = Transformer::load(&checkpoint.spec, &*checkpoint.tensors, cpu, limits, &mut |_, _| {})?;
-    let service = Service::start(
-        ServedModel::of(&checkpoint),
-        Box::new(model),
-        EngineConfig::default(),
-        ServerConfig::default(),
-    )?;
+    let checkpoint = bitnet::open_checkpoint("demo", &mut |_, _, _| {})?.checkpoint;
+    let want = Want::engine(16, 0, checkpoint.spec.context);
+    let loaded = load(&Machine::default(), &checkpoint, want, &mut |_, _| {})?;
+    let engine = EngineConfig { max_batch_size: 16, ..EngineConfig::default() };
+    let served = ServedModel::of(&checkpoint);
+    let service = Service::start(served, loaded.model, engine, ServerConfig::default())?;
 
     let app = Router::new()
         .route("/hello", get(async || "hello from around the model"))

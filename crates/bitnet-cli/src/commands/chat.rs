@@ -195,7 +195,7 @@ fn read(
 mod tests {
     use std::{sync::mpsc::channel, thread};
 
-    use bitnet_inference::StatelessForward;
+    use bitnet_inference::names::StatelessForward;
 
     use super::*;
 
@@ -203,13 +203,14 @@ mod tests {
     fn an_answer_is_stopped_while_its_prompt_is_computed() {
         let (begun, has_begun) = channel();
         let (end, may_end) = channel::<()>();
-        let forward = move |_: &bitnet_inference::PaddedBatch| {
+        let forward = move |_: &bitnet_inference::names::PaddedBatch| {
             begun.send(()).unwrap();
             // Longer than any test, unless it is told to end.
             let _ = may_end.recv_timeout(Duration::from_secs(600));
             Ok(vec![vec![0.0; 4]])
         };
-        let engine = Engine::start(StatelessForward::new(4, 64, 1, forward), EngineConfig::default()).unwrap();
+        let engine =
+            Engine::start(StatelessForward::new(4, 64, 1, forward), EngineConfig::default()).unwrap();
         let handle = engine.submit(Request::new(vec![1; 10], GenerationConfig::default())).unwrap();
         let stop = Arc::new(AtomicBool::new(false));
         let stopping = Arc::clone(&stop);

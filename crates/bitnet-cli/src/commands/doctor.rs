@@ -1,3 +1,4 @@
+use bitnet::{Device, SystemMemory, load::Home};
 use bitnet_kernels::{
     Backend, Cpu, Isa,
     conformance::{Case, Failure, cases, check, check_rounded, gpu_cases},
@@ -7,15 +8,13 @@ use serde::Serialize;
 
 use super::judge::{self, Batched, Fixture};
 use crate::{
-    args::{Common, Device, DoctorArgs},
+    args::{Common, DoctorArgs},
     cpu_facts::CpuFacts,
     error::CliError,
     load::{self, Machine},
-    memory::{self, SystemMemory},
-    output,
+    memory, output,
     output_file::save_json,
     progress::Progress,
-    sizes::Home,
 };
 
 /// Failures of a backend that are printed; the rest are counted.
@@ -102,7 +101,7 @@ pub fn examine_all<D: Driver + 'static>(
     let gpu = match common.device {
         Device::Cpu => Err("not looked for (--device cpu)".to_owned()),
         Device::Cuda(index) => Ok(machine.gpu(index)?),
-        Device::Auto => machine.gpu(0).map_err(|why| output::one_line(&why)),
+        _ => machine.gpu(0).map_err(|why| output::one_line(&why)),
     };
     let (cases, gpu_cases) = (cases(), gpu_cases());
     let isas: Vec<Isa> = Isa::available().collect();
@@ -113,7 +112,7 @@ pub fn examine_all<D: Driver + 'static>(
         conformance.push(examine(&mut Cpu::new(isa, asked.threads)?.keeping(kv), check, &cases, &bar));
     }
     // What there is not has been told, and is not looked for again.
-    let device = if gpu.is_ok() { common.device.clone() } else { Device::Cpu };
+    let device = if gpu.is_ok() { common.device } else { Device::Cpu };
     let common = &Common { device, ..common.clone() };
     let machine = &Machine { common, ..*machine };
     let (mut gpus, mut gpu_note) = (Vec::new(), String::new());

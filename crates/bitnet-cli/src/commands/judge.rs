@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path, sync::Arc};
 
-use bitnet_inference::{Engine, EngineConfig, GenerationConfig, GpuInferenceEngine};
+use bitnet_inference::{Engine, EngineConfig, GenerationConfig, names::GpuInferenceEngine};
 use bitnet_kernels::{KvType, gpu::Driver};
 use bitnet_model::Checkpoint;
 use safetensors::SafeTensors;

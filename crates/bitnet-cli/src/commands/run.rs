@@ -18,8 +18,6 @@ use crate::{
 
 /// Most tokens of a prompt in one step.
 const STEP: usize = 512;
-/// Where neither the user nor the model says.
-const TEMPERATURE: f32 = 0.7;
 
 /// `bitnet run`.
 pub fn run(common: &Common, args: &RunArgs) -> Result<(), CliError> {
@@ -117,22 +115,19 @@ fn complete(
     }
 }
 
-/// What the user asked for, else what the model asks for, else the defaults of this command.
+/// What the user asked for, else what the model asks for.
 pub(super) fn config(args: &Sampling, defaults: &GenerationDefaults) -> GenerationConfig {
-    let models_own = match defaults.do_sample {
-        Some(false) => Some(0.0),
-        _ => defaults.temperature,
-    };
+    let own = bitnet::sampling(defaults);
     GenerationConfig {
         max_new_tokens: args.max_tokens,
-        temperature: args.temperature.or(models_own).unwrap_or(TEMPERATURE),
-        top_k: args.top_k.or(defaults.top_k).unwrap_or(0),
-        top_p: args.top_p.or(defaults.top_p).unwrap_or(1.0),
+        temperature: args.temperature.unwrap_or(own.temperature),
+        top_k: args.top_k.unwrap_or(own.top_k),
+        top_p: args.top_p.unwrap_or(own.top_p),
         min_p: args.min_p,
         repetition_penalty: args.repetition_penalty,
         seed: args.seed,
         stop_strings: args.stop.clone(),
-        ..GenerationConfig::default()
+        ..own
     }
 }
 

@@ -1,4 +1,4 @@
-use bitnet_inference::ThroughputRecord;
+use bitnet_inference::names::ThroughputRecord;
 
 use crate::bitnet::{bitnet, command};
 

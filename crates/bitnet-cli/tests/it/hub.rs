@@ -43,7 +43,11 @@ fn hub() -> String {
 
 fn bitnet(args: &[&str], variables: &[(&str, &str)]) -> Outcome {
     let mut command = command(args);
-    command.env_remove("HF_TOKEN").env_remove("HF_HUB_OFFLINE").env_remove("HF_HUB_CACHE").envs(variables.iter().copied());
+    command
+        .env_remove("HF_TOKEN")
+        .env_remove("HF_HUB_OFFLINE")
+        .env_remove("HF_HUB_CACHE")
+        .envs(variables.iter().copied());
     let output = command.stdin(Stdio::null()).output().unwrap();
     Outcome {
         code: output.status.code().unwrap(),

@@ -46,6 +46,7 @@ pub enum QueueError {
 }
 
 /// Collects single-token requests of many generators into batches, and computes each batch in one step.
+#[derive(Debug)]
 pub struct BatchProcessor {
     max_batch_size: usize,
     max_wait_time: Duration,
@@ -62,7 +63,7 @@ pub struct BatchQueue {
 
 /// A running processor as generators hold it: its queue, and the engine it computes on. Dropping the last handle
 /// takes no more requests, waits until those there are have been answered, and joins the thread.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub struct BatchHandle {
     /// The queue. A clone of it may outlive the handles; it then says that the processor has stopped.
     pub queue: BatchQueue,
@@ -72,6 +73,7 @@ pub struct BatchHandle {
 }
 
 /// The thread of a processor.
+#[derive(Debug)]
 struct Running {
     stopped: Arc<AtomicBool>,
     /// Its end tells the thread to stop.

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bitnet_inference::{
-    Constraint, ConstraintError, Counter, EngineConfig, FinishReason, GenerationConfig, Request,
-    RequestError, SampleError, TokenSet,
+    Constraint, ConstraintError, EngineConfig, FinishReason, GenerationConfig, Request, RequestError,
+    SampleError, TokenSet, metrics::Counter,
 };
 use bitnet_model::Limits;
 

@@ -6,11 +6,12 @@ use std::time::{Duration, Instant};
 use bitnet_inference::generation::{InvalidBatching, QueueError};
 use bitnet_inference::sim::{HashModel, mix};
 use bitnet_inference::{
-    BatchError, BatchSizing, BenchmarkError, ConstraintError, Counter, CudaError, Elapsed, EmptySequence,
-    Engine, EngineConfig, FinishReason, GenerateError, GenerationConfig, GenerationError, InvalidRequest,
-    Measure, Output, Plan, RecordError, Recorder, Request, RequestError, RequestHandle, SampleError,
-    Scheduler, SchedulerConfig, StartError, StepLoad, StepModel, StepOutcome, Stepper, SubmitError,
-    TokenText, Update,
+    BatchSizing, ConstraintError, Elapsed, Engine, EngineConfig, FinishReason, GenerateError,
+    GenerationConfig, GenerationError, InvalidRequest, Output, Request, RequestError, RequestHandle,
+    SampleError, StartError, SubmitError, TokenText, Update,
+    metrics::{Counter, Measure, Recorder},
+    names::{BatchError, BenchmarkError, CudaError, EmptySequence, RecordError},
+    scheduling::{Plan, Scheduler, SchedulerConfig, StepLoad, StepModel, StepOutcome, Stepper},
 };
 
 use bitnet_model::{Batch, ForwardError, Limits, Logits};
@@ -401,12 +402,12 @@ fn f19_a_full_queue_refuses_or_waits_as_asked() {
 fn f24_a_stream_gives_tokens_in_order_and_then_its_end() {
     use futures_core::Stream;
     let (engine, _) = engine(EngineConfig { mailbox: 4, ..config() });
-    let mut handle = engine.submit(Request::new([1, 2], greedy(50))).unwrap();
+    let mut stream = engine.submit(Request::new([1, 2], greedy(50))).unwrap().into_stream();
     std::thread::sleep(Duration::from_millis(50)); // long enough to fill a mailbox of four
     let updates = block_on(async {
         let mut updates = Vec::new();
         while let Some(update) =
-            std::future::poll_fn(|cx| std::pin::Pin::new(&mut handle).poll_next(cx)).await
+            std::future::poll_fn(|cx| std::pin::Pin::new(&mut stream).poll_next(cx)).await
         {
             updates.push(update);
         }

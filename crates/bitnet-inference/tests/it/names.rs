@@ -2,13 +2,17 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bitnet_inference::sim::{Counts, HashModel, Oracle};
 use bitnet_inference::{
-    BatchError, BenchmarkError, Counter, FinishReason, GenerationConfig, GenerationError, GpuInferenceEngine,
-    InvalidRequest, Measure, PaddedBatch, RequestError, SubmitError, ThroughputRecord, Update,
-    batch_generate, batch_generate_gpu, forward_batch, prefill_batch,
+    EngineConfig, FinishReason, GenerationConfig, GenerationError, InvalidRequest, RequestError, SubmitError,
+    Update,
+    metrics::{Counter, Measure},
+    names::{
+        BatchError, BenchmarkError, GpuInferenceEngine, PaddedBatch, ThroughputRecord, batch_generate,
+        batch_generate_gpu, forward_batch, prefill_batch,
+    },
 };
 use bitnet_kernels::BackendInfo;
 use bitnet_model::{Batch, Logits};
@@ -181,6 +185,22 @@ fn f31_the_async_names_work_on_any_executor_and_cancel_when_dropped() {
     let slow = GpuInferenceEngine::on(Arc::new(slow));
     drop(slow.generate_tokens_async(&[1], &greedy(400)));
     until(|| slow.metrics().get(Counter::Cancelled) == 1);
+}
+
+#[test]
+fn a_batch_larger_than_the_queue_does_not_hold_the_thread_of_an_executor() {
+    let one_at_a_time = EngineConfig { max_queued_requests: 1, max_batch_size: 1, ..config() };
+    let (engine, _) = slow_engine(one_at_a_time, Duration::from_millis(20));
+    let gpu = GpuInferenceEngine::on(Arc::new(engine));
+    let batch: Vec<_> = (0..6).map(|i| (vec![i], greedy(5))).collect();
+    let begun = Instant::now();
+    let mut future = Box::pin(gpu.process_batch_async(&batch));
+    let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+    assert!(future.as_mut().poll(&mut cx).is_pending());
+    // Thirty steps of 20 ms lie before the last request.
+    assert!(begun.elapsed() < Duration::from_millis(300), "{:?}", begun.elapsed());
+    let want: Vec<_> = batch.iter().map(|(p, c)| alone(p, c)).collect();
+    assert_eq!(block_on(future).unwrap(), want);
 }
 
 #[test]

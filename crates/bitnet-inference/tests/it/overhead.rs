@@ -5,7 +5,10 @@ use std::cell::Cell;
 use std::sync::Arc;
 
 use bitnet_inference::sim::HashModel;
-use bitnet_inference::{BatchSizing, Plan, Request, Scheduler, SchedulerConfig, StepOutcome, Stepper};
+use bitnet_inference::{
+    BatchSizing, Request,
+    scheduling::{Plan, Scheduler, SchedulerConfig, StepOutcome, Stepper},
+};
 use bitnet_kernels::{Cpu, Isa, KvType};
 use bitnet_model::{Batch, Limits, Logits, Model, Synthetic, Transformer};
 

@@ -10,8 +10,9 @@ use bitnet_inference::generation::{
 };
 use bitnet_inference::sim::Oracle;
 use bitnet_inference::{
-    Counter, End, FinishReason, GenerationConfig, GenerationError, Measure, PaddedBatch, RequestError,
-    StartError, TokenText, Update, blocking,
+    End, FinishReason, GenerationConfig, GenerationError, RequestError, StartError, TokenText, Update,
+    metrics::{Counter, Measure},
+    names::{PaddedBatch, blocking},
 };
 use bitnet_model::ForwardError;
 use crossbeam_channel::{Receiver, bounded};
@@ -287,7 +288,7 @@ fn f14_any_function_over_a_batch_can_be_the_forward_pass() {
         assert_eq!(generator.generate(&[3, 4, 5]).unwrap(), want);
     }
     let many: Vec<_> = (0..4).map(|i| (vec![i; 3], greedy(6))).collect();
-    for (got, (p, c)) in bitnet_inference::process_batch(&sync.engine, &many).into_iter().zip(&many) {
+    for (got, (p, c)) in bitnet_inference::names::process_batch(&sync.engine, &many).into_iter().zip(&many) {
         assert_eq!(got.unwrap(), alone(p, c));
     }
     assert_eq!(widest.load(Relaxed), 4);
@@ -361,7 +362,7 @@ fn f22_what_is_padded_is_told_and_what_does_not_know_says_nothing() {
     let batching =
         BatchProcessor::new(4, WAIT).unwrap().start_processing_with(VOCAB, CONTEXT, forward).unwrap();
     let prompts = vec![vec![1; 30], vec![2; 10]];
-    bitnet_inference::batch_generate(&batching.engine, &prompts, &greedy(1)).unwrap();
+    bitnet_inference::names::batch_generate(&batching.engine, &prompts, &greedy(1)).unwrap();
     batching.engine.shutdown(Duration::MAX);
     let snapshot = batching.engine.metrics().snapshot();
     // Both in one step, or each alone if the first had begun.
@@ -371,7 +372,7 @@ fn f22_what_is_padded_is_told_and_what_does_not_know_says_nothing() {
         "{padding:?}"
     );
     let (engine, _) = engine(config());
-    bitnet_inference::batch_generate(&engine, &prompts, &greedy(1)).unwrap();
+    bitnet_inference::names::batch_generate(&engine, &prompts, &greedy(1)).unwrap();
     engine.shutdown(Duration::MAX);
     assert_eq!(engine.metrics().snapshot().measure(Measure::Padding).mean(), None);
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use bitnet_inference::{Counter, Engine, EngineConfig, Request, SubmitError};
+use bitnet_inference::{Engine, EngineConfig, Request, SubmitError, metrics::Counter};
 
 use crate::support::*;
 

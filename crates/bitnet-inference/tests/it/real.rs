@@ -3,8 +3,12 @@
 use std::sync::Arc;
 
 use bitnet_inference::{
-    Counter, CudaError, Engine, EngineConfig, GenerationConfig, GpuInferenceEngine, Measure, PaddedBatch,
-    batch_generate, batch_generate_gpu, forward_batch, process_batch,
+    Engine, EngineConfig, GenerationConfig,
+    metrics::{Counter, Measure},
+    names::{
+        CudaError, GpuInferenceEngine, PaddedBatch, batch_generate, batch_generate_gpu, forward_batch,
+        process_batch,
+    },
 };
 use bitnet_kernels::gpu::{Cuda, Gpu};
 use bitnet_kernels::{BackendInfo, Cpu, Isa};

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use bitnet_inference::{
-    Drawn, EngineConfig, Event, Pace, Plan, Priority, Request, RunOutcome, Scheduler, SchedulerConfig,
-    StepLoad, StepOutcome,
+    EngineConfig, Priority, Request,
+    scheduling::{Drawn, Event, Pace, Plan, RunOutcome, Scheduler, SchedulerConfig, StepLoad, StepOutcome},
 };
 
 use crate::support::*;

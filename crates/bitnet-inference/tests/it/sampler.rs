@@ -1,4 +1,7 @@
-use bitnet_inference::{Draw, GenerationConfig, SampleError, Sampler, random_u64};
+use bitnet_inference::{
+    GenerationConfig, SampleError,
+    sampling::{Draw, Sampler, random_u64},
+};
 use proptest::prelude::*;
 
 fn config() -> GenerationConfig {

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bitnet_inference::{
-    BatchSizing, Drawn, End, Event, FinishReason, Plan, Priority, Request, RequestError, RunOutcome,
-    Scheduler, SchedulerConfig, SeqId, StepOutcome,
+    BatchSizing, End, FinishReason, Priority, Request, RequestError,
+    scheduling::{Drawn, Event, Plan, RunOutcome, Scheduler, SchedulerConfig, SeqId, StepOutcome},
 };
 use bitnet_model::Batch;
 use proptest::prelude::*;

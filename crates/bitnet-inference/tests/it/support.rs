@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use bitnet_inference::sim::{Counts, HashModel, Oracle, mix};
 use bitnet_inference::{
-    Constraint, Draw, Engine, EngineConfig, GenerationConfig, Sampler, TokenSet, TokenText,
+    Constraint, Engine, EngineConfig, GenerationConfig, TokenSet, TokenText,
+    sampling::{Draw, Sampler},
 };
 use bitnet_model::{Batch, Limits, Logits};
 

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bitnet_inference::{
-    BatchSizing, Drawn, Event, Plan, Request, RunOutcome, Scheduler, SchedulerConfig, StepLoad, StepOutcome,
+    BatchSizing, Request,
+    scheduling::{Drawn, Event, Plan, RunOutcome, Scheduler, SchedulerConfig, StepLoad, StepOutcome},
 };
 
 use crate::support::*;

@@ -1,7 +1,6 @@
 //! What the engine tells about a request, as pieces of text.
 
 use std::{
-    pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
     time::Duration,
@@ -11,7 +10,6 @@ use bitnet_inference::{
     End, FinishReason, Priority, RequestError, RequestHandle, SubmitError, TokenLogprobs, Update,
 };
 use bitnet_model::{DecodeStream, Tokenizer};
-use futures_core::Stream;
 
 use crate::{
     http::error::ApiError,
@@ -153,7 +151,7 @@ impl Answers {
     fn poll_update(&mut self, cx: &mut Context<'_>) -> Poll<Option<(usize, Update)>> {
         let mut over = true;
         for (prompt, handle) in self.handles.iter_mut().enumerate() {
-            match Pin::new(handle).poll_next(cx) {
+            match handle.poll_recv(cx) {
                 Poll::Ready(Some(update)) => {
                     let (Update::Token { choice, .. } | Update::Ended { choice, .. }) = update;
                     return Poll::Ready(Some((prompt * self.n + choice as usize, update)));

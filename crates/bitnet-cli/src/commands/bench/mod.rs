@@ -5,7 +5,7 @@ mod url;
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use bitnet_inference::ThroughputRecord;
+use bitnet_inference::names::ThroughputRecord;
 use bitnet_kernels::{
     BackendInfo,
     gpu::{Ceilings, Driver},
@@ -17,7 +17,7 @@ use report::{Decode, Gpu, Peaks, Prefill, Speed};
 use sequences::Sequences;
 
 use crate::{
-    args::{BenchArgs, Common, DEFAULT_DEPTH, Device},
+    args::{BenchArgs, Common, DEFAULT_DEPTH},
     error::CliError,
     load::{Loaded, Machine, Want, cpu},
     memory, model_arg, output,
@@ -110,7 +110,7 @@ pub fn measure<D: Driver + 'static>(machine: &Machine<'_, D>, args: &BenchArgs) 
     report.speculation =
         guesses.map_or(Ok(Vec::new()), |guesses| sequences.speculation(guesses, args.decode))?;
     // Before the bandwidth, whose buffer is not the model's.
-    report.peak_memory_bytes = memory::peak_bytes();
+    report.peak_memory_bytes = bitnet::peak_memory_bytes();
     let device = model.device();
     report.gpu = device.map(Gpu::from);
     // What bounds the host does not bound a GPU.
@@ -143,7 +143,7 @@ fn kernels<D: Driver + 'static>(
     let contexts: Vec<usize> = args.depth.iter().map(|depth| depth + args.decode / 2).collect();
     let sizes = Sizes { steps: &steps, batches: &args.batch, contexts: &contexts, prompt };
     if let Some(gpu) = &mut report.gpu {
-        let index = if let Device::Cuda(index) = machine.common.device { index } else { 0 };
+        let index = if let bitnet::Device::Cuda(index) = machine.common.device { index } else { 0 };
         let mut backend = machine.gpu(index)?;
         let ceilings = backend.ceilings()?;
         gpu.ceilings = Some(Peaks::from(ceilings));

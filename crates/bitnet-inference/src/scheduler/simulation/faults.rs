@@ -1,7 +1,7 @@
 //! Faults that a scheduler might have, put into one that has none.
 
 use super::*;
-use crate::Chain;
+use crate::blocks::Chain;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Planted {

@@ -3,7 +3,7 @@
 use bitnet_kernels::{Cpu, KvShape, KvType};
 use bitnet_model::{Batch, Checkpoint, ModelSpec, TensorKind};
 
-use crate::error::CliError;
+use crate::Error;
 
 /// Where a model is kept, and so in which layout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,7 +40,7 @@ impl Home {
     }
 
     /// What the weights will take in the layout of the kernels; for who looks at all logits, without the copy of the head.
-    pub fn weights(self, checkpoint: &Checkpoint, all_logits: bool) -> Result<WeightBytes, CliError> {
+    pub fn weights(self, checkpoint: &Checkpoint, all_logits: bool) -> Result<WeightBytes, Error> {
         let mut bytes = WeightBytes { layout: self.layout(), total: 0, step: 0, trits: 0 };
         for entry in checkpoint.tensors.entries() {
             let elements: usize = entry.shape.iter().product();

@@ -1,0 +1,141 @@
+use std::{
+    fmt,
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use bitnet_inference::{FinishReason, RequestHandle, Update};
+use bitnet_model::DecodeStream;
+use futures_core::Stream;
+
+use crate::Error;
+
+/// A complete answer. Displays as its text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Answer {
+    /// The new text, without the prompt; empty for a model without a tokenizer.
+    pub text: String,
+    /// The new tokens, without the one that ended the text.
+    pub tokens: Vec<u32>,
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Why it ended.
+    pub finish: FinishReason,
+    /// The seed that gives the same text again.
+    pub seed: u64,
+}
+
+impl fmt::Display for Answer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+/// An answer in pieces, as it is generated: an iterator that blocks. Dropping it cancels the request.
+#[derive(Debug)]
+pub struct Pieces {
+    handle: RequestHandle,
+    growing: Growing,
+}
+
+/// An answer in pieces, as it is generated: a [`Stream`] for any executor. Dropping it cancels the request.
+#[derive(Debug)]
+pub struct PieceStream(pub(crate) Pieces);
+
+/// An answer as far as it has come.
+#[derive(Debug)]
+struct Growing {
+    decoder: Option<DecodeStream>,
+    answer: Answer,
+}
+
+impl Pieces {
+    pub(crate) fn new(handle: RequestHandle, prompt_tokens: usize, decoder: Option<DecodeStream>) -> Pieces {
+        let (text, tokens, seed) = (String::new(), Vec::new(), handle.seed());
+        let answer = Answer { text, tokens, prompt_tokens, finish: FinishReason::Error, seed };
+        Pieces { handle, growing: Growing { decoder, answer } }
+    }
+
+    /// The whole answer, the pieces taken before included. Waits for its end.
+    ///
+    /// # Errors
+    /// If the request fails.
+    pub fn answer(mut self) -> Result<Answer, Error> {
+        for piece in self.by_ref() {
+            piece?;
+        }
+        Ok(self.growing.answer)
+    }
+}
+
+impl Iterator for Pieces {
+    type Item = Result<String, Error>;
+
+    fn next(&mut self) -> Option<Result<String, Error>> {
+        loop {
+            let piece = self.growing.add(self.handle.recv()?);
+            if piece.as_ref().map_or(true, |piece| !piece.is_empty()) {
+                return Some(piece);
+            }
+        }
+    }
+}
+
+impl PieceStream {
+    /// The whole answer, the pieces taken before included, when it has ended.
+    ///
+    /// # Errors
+    /// If the request fails.
+    pub async fn answer(mut self) -> Result<Answer, Error> {
+        while let Some(piece) = std::future::poll_fn(|cx| self.poll_piece(cx)).await {
+            piece?;
+        }
+        Ok(self.0.growing.answer)
+    }
+
+    fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<String, Error>>> {
+        loop {
+            let Some(update) = std::task::ready!(self.0.handle.poll_recv(cx)) else {
+                return Poll::Ready(None);
+            };
+            let piece = self.0.growing.add(update);
+            if piece.as_ref().map_or(true, |piece| !piece.is_empty()) {
+                return Poll::Ready(Some(piece));
+            }
+        }
+    }
+}
+
+impl Stream for PieceStream {
+    type Item = Result<String, Error>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.poll_piece(cx)
+    }
+}
+
+impl Growing {
+    /// The text that an update adds, which may be empty.
+    fn add(&mut self, update: Update) -> Result<String, Error> {
+        let mut piece = String::new();
+        match update {
+            Update::Token { token, .. } => {
+                self.answer.tokens.push(token);
+                if let Some(decoder) = &mut self.decoder {
+                    piece = decoder.push(token);
+                }
+            }
+            Update::Ended { end, .. } => {
+                let end = end?;
+                self.answer.finish = end.finish;
+                if let Some(decoder) = &mut self.decoder {
+                    piece = decoder.finish();
+                }
+                piece.push_str(&String::from_utf8_lossy(&end.tail));
+            }
+        }
+        self.answer.text.push_str(&piece);
+        Ok(piece)
+    }
+}

@@ -1,0 +1,68 @@
+//! Ternary (BitNet b1.58) language models, on any CPU and on NVIDIA GPUs.
+//!
+//! ```
+//! let model = bitnet::Model::open("demo")?;
+//! println!("{}", model.complete("First Citizen:")?);
+//! # Ok::<(), bitnet::Error>(())
+//! ```
+//!
+//! [`Model::open`] takes the name of a model on Hugging Face (`microsoft/bitnet-b1.58-2B-4T`), a `.gguf` file, a folder
+//! with `config.json` and safetensors, or `demo`, a small model inside this crate. [`Model::builder`] chooses device,
+//! threads, memory and batch size. A [`Request`] is a text, a conversation or token ids, and how to continue it:
+//!
+//! ```
+//! use bitnet::{Memory, Model, Request};
+//!
+//! # fn main() -> Result<(), bitnet::Error> {
+//! let model = Model::builder().memory(Memory::Percent(50.0)).threads(2).open("demo")?;
+//!
+//! // A text, as it comes.
+//! let verse = Request::new("ROMEO:").max_tokens(30).temperature(0.8).seed(7);
+//! for piece in model.stream(&verse)? {
+//!     print!("{}", piece?);
+//! }
+//!
+//! // Many prompts in the same steps; each gets exactly what it would get alone.
+//! let answers = model.batch([&verse, &Request::new("JULIET:").max_tokens(30)]);
+//! assert!(answers.iter().all(Result::is_ok));
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Every call has an async form that needs no particular executor: [`Model::complete_async`], [`Model::stream_async`],
+//! [`Model::batch_async`]. All of them, from all threads and clones of a model, share one engine, which computes them
+//! together. Dropping a stream or a future cancels its request.
+//!
+//! What this crate does not wrap is in the crates below it, [`inference`], [`model`] and [`kernels`]. The names that
+//! users of other BitNet engines know are in [`names`].
+
+#![forbid(unsafe_code)]
+#![warn(missing_debug_implementations)]
+
+mod answer;
+mod builder;
+mod error;
+pub mod load;
+mod memory;
+mod models;
+pub mod names;
+mod open;
+mod request;
+#[cfg(feature = "json")]
+pub mod schema;
+mod sizes;
+
+pub use answer::{Answer, PieceStream, Pieces};
+pub use builder::{Builder, Device};
+pub use error::Error;
+pub use memory::{Memory, SystemMemory, peak_memory_bytes};
+pub use models::Model;
+pub use open::{Opened, open_checkpoint};
+pub use request::{Request, sampling};
+
+#[cfg(feature = "hub")]
+pub use bitnet_hub as hub;
+pub use bitnet_inference::{self as inference, Constraint, FinishReason, Priority, TokenSet};
+pub use bitnet_kernels::{self as kernels, KvType};
+pub use bitnet_model::{self as model, Message};
+pub use futures_core::Stream;

@@ -1,0 +1,308 @@
+//! From an opened checkpoint to a model in memory: on which device, how much memory it takes, and what that allows. For
+//! programs that need a model without an engine; [`Model`](crate::Model) does all this.
+
+use std::{
+    fmt,
+    iter::successors,
+    time::{Duration, Instant},
+};
+
+use bitnet_kernels::{
+    Backend, Cpu, Isa, KvType,
+    gpu::{Cuda, Driver, Gpu, GpuError},
+};
+use bitnet_model::{Batch, Checkpoint, Limits, Model, ModelSpec, Transformer};
+
+pub use crate::sizes::{Home, WeightBytes};
+use crate::{Device, Error, Memory, SystemMemory, memory::Budget};
+
+/// Maximum number of tokens in one step of an engine.
+const STEP: usize = 512;
+/// Tokens that every sequence of an engine must have room for.
+const LEAST: usize = 64;
+/// Tokens of a prompt that a step takes beside one of every sequence, unless nothing else fits.
+pub const CHUNK: usize = 64;
+/// Tokens in a step where nothing else fits: few enough to be small beside any weights.
+const SMALLEST_STEP: usize = 32;
+
+/// What a program needs of a model.
+#[derive(Debug, Clone, Copy)]
+pub struct Want {
+    /// Maximum number of tokens in one step.
+    pub step: usize,
+    /// Whether the logits of all tokens of a step are needed, or only of the last one of each sequence.
+    pub all_logits: bool,
+    /// Sequences side by side.
+    pub sequences: usize,
+    /// Draft tokens of one sequence in one step.
+    pub drafts: usize,
+    /// Maximum number of tokens in a sequence.
+    pub tokens: usize,
+    /// Tokens that every sequence must have room for.
+    pub least: usize,
+}
+
+impl Want {
+    /// What an engine needs that batches `sequences` requests of up to `context` tokens.
+    pub fn engine(sequences: usize, drafts: usize, context: usize) -> Want {
+        let step = STEP.max(sequences + CHUNK).max(1 + drafts);
+        Want { step, all_logits: false, sequences, drafts, tokens: context, least: LEAST.min(context) }
+    }
+}
+
+/// A model with its weights in memory.
+#[non_exhaustive]
+pub struct Loaded {
+    /// The model.
+    pub model: Box<dyn Model>,
+    /// Its weights.
+    pub weights: WeightBytes,
+    /// What it gets of the memory.
+    pub plan: Plan,
+    /// How long loading took.
+    pub time: Duration,
+    /// Why it is not on the GPU that was looked for.
+    pub refused: Option<Error>,
+}
+
+impl fmt::Debug for Loaded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Loaded { weights, plan, refused, .. } = self;
+        let mut told = f.debug_struct("Loaded");
+        told.field("weights", weights).field("plan", plan).field("refused", refused).finish_non_exhaustive()
+    }
+}
+
+/// Where to compute.
+#[derive(Debug, Clone)]
+pub struct Machine {
+    /// The device.
+    pub device: Device,
+    /// Threads of the CPU; as many as the machine runs at once if not set.
+    pub threads: Option<usize>,
+    /// Level of CPU instructions.
+    pub isa: Isa,
+    /// Type of the cached keys and values; the device's own if not set.
+    pub kv: Option<KvType>,
+    /// Memory for everything; what is needed, up to half of what is available, if not set.
+    pub memory: Option<Memory>,
+}
+
+impl Default for Machine {
+    fn default() -> Self {
+        Machine { device: Device::Auto, threads: None, isa: Isa::best(), kv: None, memory: None }
+    }
+}
+
+impl Machine {
+    /// Threads of the CPU.
+    pub fn threads(&self) -> usize {
+        let available = || std::thread::available_parallelism().map_or(1, usize::from);
+        self.threads.unwrap_or_else(available)
+    }
+
+    /// The CPU.
+    ///
+    /// # Errors
+    /// If its threads do not start.
+    pub fn cpu(&self) -> Result<Cpu, Error> {
+        Ok(Cpu::new(self.isa, self.threads())?.keeping(self.kv.unwrap_or_default()))
+    }
+}
+
+/// Gets how many of how many layers are loaded.
+pub type Progress<'a> = &'a mut dyn FnMut(usize, usize);
+
+/// Loads a model within the memory allowed. [`Device::Auto`] is the GPU, or the CPU with the reason.
+///
+/// # Errors
+/// If the device or the memory does not hold the model, or its files are damaged.
+pub fn load(
+    machine: &Machine,
+    checkpoint: &Checkpoint,
+    want: Want,
+    progress: Progress<'_>,
+) -> Result<Loaded, Error> {
+    load_by(machine, Cuda::open, checkpoint, want, progress)
+}
+
+/// As [`load`], with a GPU that is opened by its number through any driver.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_by<D: Driver + 'static>(
+    machine: &Machine,
+    open: impl Fn(usize) -> Result<D, GpuError>,
+    checkpoint: &Checkpoint,
+    want: Want,
+    progress: Progress<'_>,
+) -> Result<Loaded, Error> {
+    let why = match machine.device {
+        Device::Cpu => return on_cpu(machine, checkpoint, want, progress),
+        Device::Cuda(index) => return on_gpu(machine, open(index), checkpoint, want, progress),
+        Device::Auto => match on_gpu(machine, open(0), checkpoint, want, progress) {
+            Ok(loaded) => return Ok(loaded),
+            Err(why) => why,
+        },
+    };
+    Ok(Loaded { refused: Some(why), ..on_cpu(machine, checkpoint, want, progress)? })
+}
+
+fn on_cpu(
+    machine: &Machine,
+    checkpoint: &Checkpoint,
+    want: Want,
+    progress: Progress<'_>,
+) -> Result<Loaded, Error> {
+    let mut cpu = machine.cpu()?;
+    if want.all_logits {
+        cpu = cpu.for_all_logits();
+    }
+    let (home, available) = (Home::Cpu(cpu.kv_type()), SystemMemory::now().available_bytes);
+    on(cpu, home, (machine.memory, available), checkpoint, want, progress)
+}
+
+fn on_gpu<D: Driver + 'static>(
+    machine: &Machine,
+    driver: Result<D, GpuError>,
+    checkpoint: &Checkpoint,
+    want: Want,
+    progress: Progress<'_>,
+) -> Result<Loaded, Error> {
+    if let Some(kv) = machine.kv.filter(|kv| *kv != KvType::Bf16) {
+        return Err(Error::GpuCache { kv });
+    }
+    let mut gpu = driver.and_then(Gpu::new)?;
+    let available = gpu.driver().free_memory()?;
+    on(gpu, Home::Gpu, (machine.memory, Some(available as u64)), checkpoint, want, progress)
+}
+
+fn on<B: Backend + 'static>(
+    backend: B,
+    home: Home,
+    memory: (Option<Memory>, Option<u64>),
+    checkpoint: &Checkpoint,
+    want: Want,
+    progress: Progress<'_>,
+) -> Result<Loaded, Error> {
+    let start = Instant::now();
+    let (spec, weights) = (&checkpoint.spec, home.weights(checkpoint, want.all_logits)?);
+    let plan = plan(memory, home, spec, weights.total, want)?;
+    let model = Transformer::load(spec, &*checkpoint.tensors, backend, plan.limits, progress)?;
+    Ok(Loaded { model: Box::new(model), weights, plan, time: start.elapsed(), refused: None })
+}
+
+/// What a model gets of the memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Plan {
+    /// Tokens and rows of logits in a step, and blocks of the cache.
+    pub limits: Limits,
+    /// Tokens that the model allows in a sequence.
+    pub context: usize,
+    /// Bytes of weights, steps and cache together.
+    pub bytes: u64,
+}
+
+impl Plan {
+    /// Tokens of the longest request that fits, its answer included.
+    pub fn longest(&self) -> usize {
+        self.context.min(self.limits.kv_blocks * Batch::BLOCK_TOKENS)
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Limits { max_tokens, kv_blocks, .. } = self.limits;
+        let (megabytes, context, longest) = (self.bytes as f64 / 1e6, self.context, self.longest());
+        let block = Batch::BLOCK_TOKENS;
+        write!(
+            f,
+            "memory: {megabytes:.0} MB for weights, steps of {max_tokens} tokens and {kv_blocks} blocks of {block}; \
+             context {context}, longest request {longest} tokens"
+        )
+    }
+}
+
+/// Sizes the step first: the whole step if it leaves room for a useful cache, else half of it, and so on down to a
+/// chunk of a prompt beside a token of every sequence. The cache gets the rest.
+fn plan(
+    (limit, available): (Option<Memory>, Option<u64>),
+    home: Home,
+    spec: &ModelSpec,
+    weights: u64,
+    want: Want,
+) -> Result<Plan, Error> {
+    let rows = |step| if want.all_logits { step } else { want.sequences.max(1 + want.drafts) };
+    let blocks = |tokens: usize| want.sequences * tokens.div_ceil(Batch::BLOCK_TOKENS);
+    let block = home.block(spec);
+    let bytes = |step, blocks: usize| weights + home.step(spec, step, rows(step)) + blocks as u64 * block;
+    let (most_blocks, least_blocks) = (blocks(want.tokens), blocks(want.least));
+    // One request of the maximum length, and the minimum for each of those beside it.
+    let useful_blocks = least_blocks.max(want.tokens.div_ceil(Batch::BLOCK_TOKENS));
+    let chunk = want.step.min(want.sequences + CHUNK);
+    let smallest = want.step.min(SMALLEST_STEP.max(want.sequences));
+
+    let budget = Budget {
+        needed: bytes(smallest, least_blocks),
+        useful: bytes(chunk, useful_blocks),
+        everything: bytes(want.step, most_blocks),
+    };
+    let budget = budget.within(limit, available)?;
+    let fits = |step, blocks| bytes(step, blocks) <= budget;
+    let halves = successors(Some(want.step), |&step| (step > chunk).then(|| (step / 2).max(chunk)));
+    let step = halves.into_iter().find(|&step| fits(step, useful_blocks));
+    let step = step.unwrap_or(if fits(chunk, least_blocks) { chunk } else { smallest });
+    let room = ((budget - bytes(step, 0)) / block) as usize;
+    let kv_blocks = room.min(most_blocks);
+    let limits = Limits { max_tokens: step, max_logit_rows: rows(step), kv_blocks };
+    Ok(Plan { limits, context: spec.context, bytes: bytes(step, kv_blocks) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn planned(memory: u64, sequences: usize) -> Result<Plan, Error> {
+        let checkpoint = crate::open_checkpoint("synthetic:tiny", &mut |_, _, _| {})?.checkpoint;
+        let home = Home::Cpu(KvType::F32);
+        let weights = home.weights(&checkpoint, false)?.total;
+        let tokens = checkpoint.spec.context;
+        let want = Want { step: 512, all_logits: false, sequences, drafts: 0, tokens, least: 64 };
+        plan((Some(Memory::Bytes(memory)), None), home, &checkpoint.spec, weights, want)
+    }
+
+    #[test]
+    fn a_cache_that_does_not_hold_everything_costs_prompts_nothing_of_their_step() {
+        let whole = planned(10_000_000_000, 32).unwrap();
+        let part = planned(500_000_000, 32).unwrap();
+        assert_eq!((part.limits.max_tokens, whole.limits.max_tokens), (512, 512));
+        assert!(part.limits.kv_blocks * 10 > whole.limits.kv_blocks * 7, "{part} {whole}");
+        assert!(
+            part.limits.kv_blocks < whole.limits.kv_blocks && part.bytes <= 500_000_000,
+            "{part} {whole}"
+        );
+        assert_eq!((part.context, part.longest()), (8192, 8192));
+    }
+
+    #[test]
+    fn a_chunk_beside_a_full_batch_is_given_up_only_where_nothing_else_fits() {
+        for sequences in [1, 8, 32, 64] {
+            let whole = planned(1 << 40, sequences).unwrap();
+            let plans = (1..=2000).rev().map_while(|n| {
+                let memory = whole.bytes / 2000 * n;
+                Some((memory, planned(memory, sequences).ok()?))
+            });
+            let (mut steps, mut before) = (Vec::new(), whole.limits.max_tokens);
+            for (memory, plan) in plans {
+                let Limits { max_tokens, kv_blocks, .. } = plan.limits;
+                assert!(plan.bytes <= memory && kv_blocks >= sequences, "{memory}: {plan}");
+                assert!(max_tokens <= before, "less memory gives no larger step: {plan}");
+                assert!(max_tokens >= sequences + CHUNK || kv_blocks < 2 * sequences, "{memory}: {plan}");
+                before = max_tokens;
+                steps.push(max_tokens);
+            }
+            steps.dedup();
+            assert!(steps.len() > 2 && steps[0] == 512, "{steps:?}");
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! How much memory may be used, and what the system has.
+
+use std::str::FromStr;
+
+use crate::Error;
+
+/// How much memory a model may take. Reads from texts like `4000000000`, `4G`, `4GiB` and `50%`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub enum Memory {
+    /// This many bytes.
+    Bytes(u64),
+    /// This part of what is available, over 0 and at most 100.
+    Percent(f64),
+}
+
+impl FromStr for Memory {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let cure = || "give bytes like 4000000000, 4G or 4GiB, or a part like 50%".to_string();
+        let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+        let (number, unit) = text.split_at(digits);
+        let number: f64 = number.parse().map_err(|_| cure())?;
+        let factor = match unit {
+            "%" if number > 0.0 && number <= 100.0 => return Ok(Memory::Percent(number)),
+            "" | "B" => 1.0,
+            "K" | "KB" => 1e3,
+            "M" | "MB" => 1e6,
+            "G" | "GB" => 1e9,
+            "KiB" => 1024.0,
+            "MiB" => 1024.0 * 1024.0,
+            "GiB" => 1024.0 * 1024.0 * 1024.0,
+            _ => return Err(cure()),
+        };
+        Ok(Memory::Bytes((number * factor) as u64))
+    }
+}
+
+/// Memory of the machine, as far as the system tells.
+#[derive(Debug, Clone, Copy, Default, serde::Serialize)]
+#[non_exhaustive]
+pub struct SystemMemory {
+    /// All of it.
+    pub total_bytes: Option<u64>,
+    /// What this process can still take: of the machine, and of its control group.
+    pub available_bytes: Option<u64>,
+}
+
+impl SystemMemory {
+    /// Asks the system; only Linux answers without foreign code.
+    pub fn now() -> Self {
+        let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+        let field = |name: &str| {
+            let line = meminfo.lines().find_map(|l| l.strip_prefix(name))?;
+            line.trim().trim_end_matches(" kB").trim().parse::<u64>().ok().map(|kib| kib * 1024)
+        };
+        let number = |file| std::fs::read_to_string(file).ok()?.trim().parse::<u64>().ok();
+        let limit = number("/sys/fs/cgroup/memory.max");
+        let used = number("/sys/fs/cgroup/memory.current").unwrap_or(0);
+        let within = |all: Option<u64>, group: Option<u64>| match (all, group) {
+            (Some(a), Some(g)) => Some(a.min(g)),
+            (a, g) => a.or(g),
+        };
+        SystemMemory {
+            total_bytes: within(field("MemTotal:"), limit),
+            available_bytes: within(field("MemAvailable:"), limit.map(|l| l.saturating_sub(used))),
+        }
+    }
+}
+
+/// The maximum of memory that this process has held so far, in bytes, if the system tells.
+pub fn peak_memory_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"))?;
+    line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
+}
+
+/// Bytes that a model has use for.
+pub(crate) struct Budget {
+    /// Below this nothing runs.
+    pub needed: u64,
+    /// With this a prompt goes in real chunks, and one request of the maximum length fits.
+    pub useful: u64,
+    /// More than this is of no use.
+    pub everything: u64,
+}
+
+impl Budget {
+    /// The bytes that may be taken of those `available`. Without a limit that is half of them, and more only as far as
+    /// the model is not useful with that.
+    pub fn within(&self, limit: Option<Memory>, available: Option<u64>) -> Result<u64, Error> {
+        let given = match (limit, available) {
+            (Some(Memory::Bytes(bytes)), _) => bytes,
+            (Some(Memory::Percent(percent)), Some(bytes)) => (bytes as f64 * percent / 100.0) as u64,
+            (Some(Memory::Percent(_)), None) => return Err(Error::MemoryUnknown),
+            // Half of the memory is what nobody asked about; a model that needs more is what somebody asked for.
+            (None, Some(bytes)) => (bytes / 2).max(self.useful).min(bytes),
+            (None, None) => self.everything,
+        };
+        match limit {
+            _ if given >= self.needed => Ok(given.min(self.everything)),
+            Some(_) => Err(Error::MemoryLimit { given, needed: self.needed }),
+            None => Err(Error::Memory { available: given, needed: self.needed }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_with_their_units() {
+        let cases = [
+            ("1000", Memory::Bytes(1000)),
+            ("4K", Memory::Bytes(4000)),
+            ("2MiB", Memory::Bytes(2 << 20)),
+            ("1.5G", Memory::Bytes(1_500_000_000)),
+            ("3GiB", Memory::Bytes(3 << 30)),
+            ("12.5%", Memory::Percent(12.5)),
+        ];
+        for (text, limit) in cases {
+            assert_eq!(text.parse(), Ok(limit), "{text}");
+        }
+        for text in ["", "-1", "G", "4X", "0%", "101%", "1e9", "4 G", "1..2G"] {
+            assert!(text.parse::<Memory>().is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_machine_that_is_too_small_is_not_blamed_on_a_limit() {
+        let budget = Budget { needed: u64::MAX, useful: u64::MAX, everything: u64::MAX };
+        assert!(matches!(budget.within(None, Some(1 << 30)), Err(Error::Memory { .. })));
+    }
+
+    const BUDGET: Budget = Budget { needed: 1000, useful: 1500, everything: 4000 };
+
+    #[test]
+    fn a_limit_below_what_is_needed_names_what_is_needed() {
+        let within = |bytes| BUDGET.within(Some(Memory::Bytes(bytes)), None);
+        assert!(within(10).unwrap_err().cure().contains("1000"));
+        assert_eq!((within(1500).ok(), within(9000).ok()), (Some(1500), Some(4000)));
+        assert!(matches!(BUDGET.within(Some(Memory::Percent(50.0)), None), Err(Error::MemoryUnknown)));
+    }
+
+    #[test]
+    fn without_a_limit_half_is_taken_and_more_only_where_it_makes_the_model_useful() {
+        let taken = |available| BUDGET.within(None, Some(available)).ok();
+        let cases = [(999, None), (1000, Some(1000)), (1400, Some(1400)), (2000, Some(1500))];
+        for (available, expected) in cases.into_iter().chain([(5000, Some(2500)), (20_000, Some(4000))]) {
+            assert_eq!(taken(available), expected, "{available}");
+        }
+    }
+}

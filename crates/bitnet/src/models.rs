@@ -1,0 +1,263 @@
+use std::{fmt, sync::Arc};
+
+use bitnet_inference::{self as inference, Engine, EngineConfig, RequestHandle, TokenText};
+use bitnet_model::{Checkpoint, Message, Tokenizer};
+
+#[cfg(feature = "json")]
+use crate::schema::Schemas;
+use crate::{
+    Answer, Builder, Error, PieceStream, Pieces, Request,
+    load::{Loaded, Plan},
+    open::Opened,
+    request::Prompt,
+};
+
+/// A model that runs. Clones share it; dropping the last one ends it.
+#[derive(Clone)]
+pub struct Model(Arc<Inner>);
+
+struct Inner {
+    checkpoint: Checkpoint,
+    engine: Arc<Engine>,
+    plan: Plan,
+    notes: Vec<String>,
+    #[cfg(feature = "json")]
+    schemas: Schemas,
+}
+
+impl Model {
+    /// Opens a model as it suits the machine: see [`Builder::open`].
+    ///
+    /// # Errors
+    /// As [`Builder::open`].
+    pub fn open(model: &str) -> Result<Model, Error> {
+        Model::builder().open(model)
+    }
+
+    /// Chooses device, threads, memory and more before a model is opened.
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+
+    pub(crate) fn start(opened: Opened, loaded: Loaded, config: EngineConfig) -> Result<Model, Error> {
+        let Opened { checkpoint, mut notes, .. } = opened;
+        notes.extend(loaded.refused.map(|why| format!("computing on the CPU: {}", one_line(&why))));
+        let text = checkpoint.tokenizer.clone().map(|t| Arc::new(t) as Arc<dyn TokenText>);
+        let engine = Engine::start_boxed(loaded.model, EngineConfig { text, ..config })?;
+        #[cfg(feature = "json")]
+        let schemas = Schemas::new(checkpoint.tokenizer.clone(), &checkpoint.spec);
+        let inner = Inner {
+            checkpoint,
+            engine: Arc::new(engine),
+            plan: loaded.plan,
+            notes,
+            #[cfg(feature = "json")]
+            schemas,
+        };
+        Ok(Model(Arc::new(inner)))
+    }
+
+    /// Continues a text, or whatever a [`Request`] asks for, and waits for the end.
+    ///
+    /// # Errors
+    /// If the request is invalid or fails.
+    pub fn complete(&self, request: impl Into<Request>) -> Result<Answer, Error> {
+        self.stream(request)?.answer()
+    }
+
+    /// Answers a conversation. [`Request::chat`] has options.
+    ///
+    /// ```
+    /// use bitnet::{Message, Model};
+    ///
+    /// let model = Model::open("demo")?;
+    /// let answer = model.chat([Message::new("user", "Who goes there?")])?;
+    /// assert!(!answer.text.is_empty());
+    /// # Ok::<(), bitnet::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Model::complete`].
+    pub fn chat(&self, messages: impl IntoIterator<Item = Message>) -> Result<Answer, Error> {
+        self.complete(Request::chat(messages))
+    }
+
+    /// The pieces of a text as they come, on this thread. [`Pieces::answer`] has the whole.
+    ///
+    /// # Errors
+    /// If the request is invalid. What fails later, the pieces say.
+    pub fn stream(&self, request: impl Into<Request>) -> Result<Pieces, Error> {
+        let request = self.request(&request.into())?;
+        let tokens = request.prompt.len();
+        Ok(self.pieces(self.0.engine.submit_all(vec![request])?, [tokens]).remove(0))
+    }
+
+    /// Answers many requests in the same steps. Each gets the tokens that it would get alone, or its own error.
+    pub fn batch<R: Into<Request>>(
+        &self,
+        requests: impl IntoIterator<Item = R>,
+    ) -> Vec<Result<Answer, Error>> {
+        let (valid, mut results) = self.requests(requests);
+        let tokens: Vec<usize> = valid.iter().map(|request| request.prompt.len()).collect();
+        match self.0.engine.submit_all(valid) {
+            Ok(handles) => {
+                let answers = self.pieces(handles, tokens).into_iter().map(Pieces::answer);
+                fill(&mut results, answers);
+            }
+            Err(refused) => fill(&mut results, std::iter::repeat_with(|| Err(refused.clone().into()))),
+        }
+        results.into_iter().flatten().collect()
+    }
+
+    /// As [`Model::complete`], on any executor.
+    ///
+    /// # Errors
+    /// As [`Model::complete`].
+    pub async fn complete_async(&self, request: impl Into<Request>) -> Result<Answer, Error> {
+        self.stream_async(request).await?.answer().await
+    }
+
+    /// As [`Model::stream`], on any executor.
+    ///
+    /// # Errors
+    /// As [`Model::stream`].
+    pub async fn stream_async(&self, request: impl Into<Request>) -> Result<PieceStream, Error> {
+        let request = self.request(&request.into())?;
+        let tokens = request.prompt.len();
+        let handles = self.0.engine.submit_all_async(vec![request]).await?;
+        Ok(PieceStream(self.pieces(handles, [tokens]).remove(0)))
+    }
+
+    /// As [`Model::batch`], on any executor.
+    pub async fn batch_async<R: Into<Request>>(
+        &self,
+        requests: impl IntoIterator<Item = R>,
+    ) -> Vec<Result<Answer, Error>> {
+        let (valid, mut results) = self.requests(requests);
+        let tokens: Vec<usize> = valid.iter().map(|request| request.prompt.len()).collect();
+        match self.0.engine.submit_all_async(valid).await {
+            Ok(handles) => {
+                let mut answers = Vec::with_capacity(handles.len());
+                for pieces in self.pieces(handles, tokens) {
+                    answers.push(PieceStream(pieces).answer().await);
+                }
+                fill(&mut results, answers);
+            }
+            Err(refused) => fill(&mut results, std::iter::repeat_with(|| Err(refused.clone().into()))),
+        }
+        results.into_iter().flatten().collect()
+    }
+
+    /// The model's tokenizer, if it has one.
+    pub fn tokenizer(&self) -> Option<&Tokenizer> {
+        self.0.checkpoint.tokenizer.as_ref()
+    }
+
+    /// The files that the model was loaded from.
+    pub fn checkpoint(&self) -> &Checkpoint {
+        &self.0.checkpoint
+    }
+
+    /// What the model got of the memory, and the longest request that fits. Displays as one line.
+    pub fn plan(&self) -> &Plan {
+        &self.0.plan
+    }
+
+    /// What its user should know, a line each: warnings about its files, or why it is not on a GPU.
+    pub fn notes(&self) -> &[String] {
+        &self.0.notes
+    }
+
+    /// The engine that computes it, for whatever this type does not offer.
+    pub fn engine(&self) -> &Arc<Engine> {
+        &self.0.engine
+    }
+}
+
+/// What drivers say may have several lines.
+fn one_line(error: &Error) -> String {
+    let text = error.to_string();
+    let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    lines.join(" ")
+}
+
+type Results = Vec<Option<Result<Answer, Error>>>;
+
+/// Puts answers where there are none yet, in order.
+fn fill(results: &mut Results, answers: impl IntoIterator<Item = Result<Answer, Error>>) {
+    let open = results.iter_mut().filter(|result| result.is_none());
+    open.zip(answers).for_each(|(open, answer)| *open = Some(answer));
+}
+
+impl Model {
+    /// The requests that are valid, and a place for the result of every request.
+    fn requests<R: Into<Request>>(
+        &self,
+        requests: impl IntoIterator<Item = R>,
+    ) -> (Vec<inference::Request>, Results) {
+        let mut valid = Vec::new();
+        let results = requests.into_iter().map(|request| match self.request(&request.into()) {
+            Ok(request) => {
+                valid.push(request);
+                None
+            }
+            Err(error) => Some(Err(error)),
+        });
+        let results = results.collect();
+        (valid, results)
+    }
+
+    /// A request as the engine takes it.
+    fn request(&self, request: &Request) -> Result<inference::Request, Error> {
+        let checkpoint = &self.0.checkpoint;
+        let constraint = match &request.schema {
+            #[cfg(feature = "json")]
+            Some(schema) => Some(self.0.schemas.compile(schema)?.constraint()),
+            _ => request.constraint.clone(),
+        };
+        let request = inference::Request {
+            constraint,
+            priority: request.priority,
+            timeout: request.timeout,
+            ..inference::Request::new(self.prompt(&request.prompt)?, request.config(&checkpoint.defaults))
+        };
+        self.0.engine.validate(&request).map_err(inference::SubmitError::from)?;
+        Ok(request)
+    }
+
+    /// The ids of a prompt, with the special tokens that belong to it.
+    fn prompt(&self, prompt: &Prompt) -> Result<Vec<u32>, Error> {
+        let Checkpoint { name, tokenizer, chat, .. } = &self.0.checkpoint;
+        let tokenizer = || tokenizer.as_ref().ok_or_else(|| Error::NoTokenizer { model: name.clone() });
+        Ok(match (prompt, chat) {
+            (Prompt::Tokens(ids), _) => ids.clone(),
+            (Prompt::Text(text), _) => tokenizer()?.encode(text, true)?,
+            (Prompt::Chat(messages), Some(template)) => {
+                tokenizer()?.encode(&template.render(messages, true)?, false)?
+            }
+            (Prompt::Chat(messages), None) => {
+                let contents: Vec<&str> = messages.iter().map(|m| m.content.as_str()).collect();
+                tokenizer()?.encode(&contents.join("\n\n"), true)?
+            }
+        })
+    }
+
+    fn pieces(
+        &self,
+        handles: Vec<RequestHandle>,
+        prompt_tokens: impl IntoIterator<Item = usize>,
+    ) -> Vec<Pieces> {
+        let decoder = || self.tokenizer().map(Tokenizer::stream);
+        let pieces = handles.into_iter().zip(prompt_tokens);
+        pieces.map(|(handle, tokens)| Pieces::new(handle, tokens, decoder())).collect()
+    }
+}
+
+impl fmt::Debug for Model {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Inner { checkpoint, plan, .. } = &*self.0;
+        let mut told = f.debug_struct("Model");
+        told.field("name", &checkpoint.name).field("plan", plan).field("backend", self.0.engine.backend());
+        told.finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,80 @@
+//! From the name of a model to an opened checkpoint.
+
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+};
+
+#[cfg(feature = "hub")]
+use bitnet_hub::{Hub, ModelId, Settings};
+use bitnet_model::{Checkpoint, GenerationDefaults, Synthetic};
+
+use crate::Error;
+
+/// A model with its files open and nothing loaded.
+#[non_exhaustive]
+pub struct Opened {
+    /// The model.
+    pub checkpoint: Checkpoint,
+    /// Where it lies; `None` for a model that is in no file of its own.
+    pub path: Option<PathBuf>,
+    /// What its user should know, a line each.
+    pub notes: Vec<String>,
+}
+
+impl fmt::Debug for Opened {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut told = f.debug_struct("Opened");
+        told.field("name", &self.checkpoint.name).field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
+/// Opens `org/name[@revision][:file]`, a `.gguf` file, a folder, `demo` or `synthetic:NAME`, without loading weights.
+/// What lies on the disk comes before what lies on a hub. `progress` gets the file that is fetched, the bytes that are
+/// there, and the bytes in all.
+///
+/// # Errors
+/// If the model cannot be fetched or read.
+pub fn open_checkpoint(model: &str, progress: &mut dyn FnMut(&str, u64, u64)) -> Result<Opened, Error> {
+    let (checkpoint, path, mut notes) = match model.strip_prefix("synthetic:") {
+        Some(name) => (synthetic(model, name)?, None, Vec::new()),
+        None if model == "demo" => (Checkpoint::demo()?, None, Vec::new()),
+        None => {
+            let (path, notes) =
+                if Path::new(model).exists() { (model.into(), Vec::new()) } else { fetch(model, progress)? };
+            (Checkpoint::open(&path)?, Some(path), notes)
+        }
+    };
+    notes.extend(checkpoint.warnings.iter().map(|warning| format!("warning: {warning}")));
+    Ok(Opened { checkpoint, path, notes })
+}
+
+/// Where a model of this name lies after it has been fetched; a path if it is the name of none.
+#[cfg(feature = "hub")]
+fn fetch(model: &str, progress: &mut dyn FnMut(&str, u64, u64)) -> Result<(PathBuf, Vec<String>), Error> {
+    let Some(id) = ModelId::parse(model) else { return Ok((model.into(), Vec::new())) };
+    let fetched = Hub::new(Settings::from_env()?).fetch(&id, progress)?;
+    let note = |why| format!("warning: using the cached model, which may not be the newest: {why}");
+    Ok((fetched.path, fetched.unreachable.map(note).into_iter().collect()))
+}
+
+#[cfg(not(feature = "hub"))]
+fn fetch(model: &str, _: &mut dyn FnMut(&str, u64, u64)) -> Result<(PathBuf, Vec<String>), Error> {
+    let is_path =
+        model.starts_with(['.', '/']) || model.matches('/').count() != 1 || model.ends_with(".gguf");
+    if is_path { Ok((model.into(), Vec::new())) } else { Err(Error::NoHub { model: model.into() }) }
+}
+
+fn synthetic(model: &str, name: &str) -> Result<Checkpoint, Error> {
+    let synthetic = Synthetic::named(name)?;
+    Ok(Checkpoint {
+        name: model.into(),
+        format: "synthetic",
+        spec: synthetic.spec().clone(),
+        tensors: Box::new(synthetic),
+        tokenizer: None,
+        chat: None,
+        defaults: GenerationDefaults::default(),
+        warnings: Vec::new(),
+    })
+}

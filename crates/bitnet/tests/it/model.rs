@@ -1,0 +1,180 @@
+//! What a Rust user sees first.
+
+use std::{
+    future::Future,
+    pin::{Pin, pin},
+    sync::Arc,
+    task::{Context, Poll, Wake, Waker},
+    thread::{self, Thread},
+    time::Duration,
+};
+
+use bitnet::{
+    Answer, Constraint, Error, FinishReason, Memory, Message, Model, Request, Stream, TokenSet,
+    inference::{ConstraintError, metrics::Counter},
+};
+
+fn demo() -> Model {
+    Model::builder().threads(2).open("demo").unwrap()
+}
+
+fn verse(seed: u64) -> Request {
+    Request::new("First Citizen:").max_tokens(24).temperature(0.9).seed(seed)
+}
+
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// The smallest executor.
+fn block_on<F: Future>(future: F) -> F::Output {
+    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    let (mut future, mut cx) = (pin!(future), Context::from_waker(&waker));
+    loop {
+        match future.as_mut().poll(&mut cx) {
+            Poll::Ready(output) => return output,
+            Poll::Pending => thread::park(),
+        }
+    }
+}
+
+#[test]
+fn all_forms_give_the_same_text() {
+    let model = demo();
+    let whole = model.complete(verse(3)).unwrap();
+    assert_eq!((whole.tokens.len(), whole.seed, whole.finish), (24, 3, FinishReason::Length));
+    assert_eq!(model.tokenizer().unwrap().decode(&whole.tokens, true).unwrap(), whole.text);
+
+    let pieces: Result<Vec<String>, Error> = model.stream(verse(3)).unwrap().collect();
+    let pieces = pieces.unwrap();
+    assert!(pieces.len() > 12 && pieces.concat() == whole.text, "{pieces:?}");
+    let mut stream = model.stream(verse(3)).unwrap();
+    let first = stream.next().unwrap().unwrap();
+    assert!(whole.text.starts_with(&first));
+    assert_eq!(stream.answer().unwrap(), whole, "pieces that were taken are part of the answer");
+
+    assert_eq!(block_on(model.complete_async(verse(3))).unwrap(), whole);
+    let text = block_on(async {
+        let (mut stream, mut text) = (model.stream_async(verse(3)).await.unwrap(), String::new());
+        while let Some(piece) = std::future::poll_fn(|cx| Pin::new(&mut stream).poll_next(cx)).await {
+            text.push_str(&piece.unwrap());
+        }
+        text
+    });
+    assert_eq!(text, whole.text);
+}
+
+#[test]
+fn a_batch_gives_each_request_what_it_gets_alone_and_each_its_own_error() {
+    let model = demo();
+    let mut requests: Vec<Request> = (0..12).map(verse).collect();
+    requests.insert(5, Request::new("O").max_tokens(4).configure(|config| config.logprobs = Some(9999)));
+    requests.insert(9, Request::tokens([1 << 30]));
+    let alone: Vec<Result<Answer, Error>> = requests.iter().map(|r| model.complete(r)).collect();
+    let text = |results: Vec<Result<Answer, Error>>| -> Vec<Result<Answer, String>> {
+        results.into_iter().map(|result| result.map_err(|error| error.to_string())).collect()
+    };
+    let want = text(alone);
+    assert_eq!(want.iter().filter(|r| r.is_err()).count(), 2);
+    assert_eq!(text(model.batch(&requests)), want);
+    assert_eq!(text(block_on(model.batch_async(&requests))), want);
+}
+
+#[test]
+fn an_end_token_ends_a_text_although_nobody_asked() {
+    let model = demo();
+    let eos = model.checkpoint().spec.eos.clone();
+    assert!(!eos.is_empty());
+    // The end is what the bias makes of every token.
+    let end = Request::new("O").max_tokens(9).configure(|config| config.logit_bias = vec![(eos[0], 100.0)]);
+    let answer = model.complete(&end).unwrap();
+    assert_eq!((answer.finish, answer.tokens.len()), (FinishReason::Eos, 0));
+    // The same engine under any other name knows it as well.
+    let config = bitnet::names::GenerationConfig { logit_bias: vec![(eos[0], 100.0)], ..Default::default() };
+    let tokens = bitnet::names::batch_generate(model.engine(), &[vec![1]], &config).unwrap();
+    assert_eq!(tokens, [Vec::<u32>::new()]);
+}
+
+#[test]
+fn a_text_stops_before_a_string_and_a_conversation_is_answered() {
+    let model = demo();
+    let whole = model.complete(verse(3)).unwrap().text;
+    let stop = &whole[10..13];
+    let stopped = model.complete(verse(3).stop(stop)).unwrap();
+    assert_eq!(stopped.text, whole[..whole.find(stop).unwrap()]);
+    assert_eq!(stopped.finish, FinishReason::StopString(0));
+
+    // The demo has no template: its conversations are the contents, joined by blank lines.
+    let said = [Message::new("system", "First"), Message::new("user", "Citizen:")];
+    let answer = model.complete(Request::chat(said).max_tokens(8).seed(1)).unwrap();
+    let joined = model.complete(Request::new("First\n\nCitizen:").max_tokens(8).seed(1)).unwrap();
+    assert_eq!(answer, joined);
+}
+
+#[cfg(feature = "json")]
+#[test]
+fn a_text_follows_its_schema() {
+    let model = demo();
+    let schema = r#"{"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"],
+                     "additionalProperties": false}"#;
+    for seed in 0..4 {
+        let text = model.complete(verse(seed).json_schema(schema)).unwrap().text;
+        assert!([r#"{"ok":true}"#, r#"{"ok":false}"#].contains(&text.replace(' ', "").as_str()), "{text}");
+    }
+    for schema in ["3", "{", r#"{"type": "nonsense"}"#] {
+        let error = model.complete(verse(1).json_schema(schema)).unwrap_err();
+        assert!(matches!(error, Error::Schema { .. }) && error.to_string().contains("(schema): "), "{error}");
+    }
+}
+
+/// Allows one token and no other.
+#[derive(Debug)]
+struct Only(u32);
+
+impl Constraint for Only {
+    fn allow(&self, _: u32, _: &[u32], allowed: &mut TokenSet) -> Result<(), ConstraintError> {
+        allowed.insert(self.0);
+        Ok(())
+    }
+}
+
+#[test]
+fn a_rule_of_ones_own_says_which_tokens_may_follow() {
+    let answer = demo().complete(verse(1).max_tokens(5).constraint(Only(77))).unwrap();
+    assert_eq!(answer.tokens, [77; 5]);
+}
+
+#[test]
+fn dropping_a_stream_cancels_it_and_dropping_a_model_waits_for_nobody() {
+    let model = demo();
+    let long = Request::new("O").max_tokens(400).configure(|config| config.ignore_eos = true);
+    let mut stream = model.stream(&long).unwrap();
+    stream.next().unwrap().unwrap();
+    drop(stream);
+    let cancelled = || model.engine().metrics().snapshot().get(Counter::Cancelled);
+    for _ in 0..2000 {
+        if cancelled() == 1 {
+            break;
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(cancelled(), 1);
+    let last = model.stream(&long).unwrap();
+    drop(model);
+    assert!(last.answer().is_err(), "the engine ended before the text");
+}
+
+#[test]
+fn a_prompt_of_a_thousand_tokens_takes_two_steps_although_the_cache_is_not_whole() {
+    let model =
+        Model::builder().memory(Memory::Bytes(500_000_000)).batch_size(32).open("synthetic:tiny").unwrap();
+    assert!(model.plan().to_string().contains("longest request 8192 tokens"), "{}", model.plan());
+    let prompt: Vec<u32> = (0..1000).map(|i| i % 500).collect();
+    model.complete(Request::tokens(prompt).max_tokens(1)).unwrap();
+    let steps = model.engine().metrics().snapshot().get(Counter::Steps);
+    assert!(steps <= 3, "{steps} steps");
+}
