@@ -93,6 +93,9 @@ pub struct RunArgs {
     /// The system message of the chat
     #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
     pub system: Option<String>,
+    /// Answer without thinking first, if the model's chat template leaves the choice
+    #[arg(long, conflicts_with = "raw")]
+    pub no_thinking: bool,
     /// How to draw tokens.
     #[command(flatten)]
     pub sampling: Sampling,
@@ -150,6 +153,9 @@ pub struct ChatArgs {
     /// The system message
     #[arg(long, value_name = "TEXT")]
     pub system: Option<String>,
+    /// Answer without thinking first, if the model's chat template leaves the choice
+    #[arg(long)]
+    pub no_thinking: bool,
     /// How to draw tokens.
     #[command(flatten)]
     pub sampling: Sampling,
@@ -325,6 +331,9 @@ fn time(text: &str) -> Result<Duration, String> {
 /// The trits stay what they are. i2_s, tq1_0 and tq2_0 are GGUF files for bitnet.cpp and llama.cpp, packed is a folder
 /// for transformers; each with tokenizer and metadata. The TQ types store a scale in 16 bits, the others keep it.
 ///
+/// Models with a scale for every group of weights, like Bonsai, go to q2_0 (groups of 64, for llama.cpp) or pq2_0 (groups
+/// of 128, for PrismML's fork of it).
+///
 /// panels is a GGUF file for bitnet alone that holds what its CPU kernels read: it starts at once, and its weights are
 /// the file's own pages, shared by all processes that run it. It takes any shape, and converts back to any format.
 #[derive(Debug, Args)]
@@ -334,13 +343,13 @@ pub struct ConvertArgs {
     /// The file to write, or for packed the folder, which must not exist
     #[arg(value_name = "DST")]
     pub destination: PathBuf,
-    /// The format: i2_s, tq1_0, tq2_0, panels or packed
+    /// The format: i2_s, tq1_0, tq2_0, q2_0, pq2_0, panels or packed
     #[arg(long, value_name = "FORMAT", value_parser = format)]
     pub to: Target,
 }
 
 fn format(text: &str) -> Result<Target, String> {
-    text.parse().map_err(|_| "choose i2_s, tq1_0, tq2_0, panels or packed".into())
+    text.parse().map_err(|_| "choose i2_s, tq1_0, tq2_0, q2_0, pq2_0, panels or packed".into())
 }
 
 /// Measure how well a model predicts a text.

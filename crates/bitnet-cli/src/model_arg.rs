@@ -11,6 +11,19 @@ pub fn open(model: &str) -> Result<Checkpoint, CliError> {
     Ok(open_at(model)?.0)
 }
 
+/// As [`open`], and tells the chat template not to think first unless `thinking`.
+pub fn open_thinking(model: &str, thinking: bool) -> Result<Checkpoint, CliError> {
+    let mut checkpoint = open(model)?;
+    if !thinking {
+        let asks = checkpoint.chat.take_if(|template| template.asks_for_thinking());
+        let told = asks.map(|template| template.with_thinking(false));
+        let what = "the model's chat template leaves no choice about thinking";
+        let refused = || CliError::refused(what, "--no-thinking", "leave it out");
+        checkpoint.chat = Some(told.ok_or_else(refused)?);
+    }
+    Ok(checkpoint)
+}
+
 /// Opens MODEL, and says where it lies: models that are in no file of their own lie in this program's.
 pub fn open_at(model: &str) -> Result<(Checkpoint, PathBuf), CliError> {
     let mut bar: Option<(String, Progress)> = None;

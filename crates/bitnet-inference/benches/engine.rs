@@ -147,9 +147,13 @@ fn step_bytes(model: &Synthetic) -> f64 {
     let head = if model.spec().tied_head { "model.embed_tokens.weight" } else { "lm_head.weight" };
     let bytes = |entry: &TensorEntry| match entry.kind {
         TensorKind::Ternary => entry.shape.iter().product::<usize>() / 4,
+        // 2 bits, and 16 for every 128 weights.
+        TensorKind::Grouped if entry.name == head || entry.name != "model.embed_tokens.weight" => {
+            entry.shape.iter().product::<usize>() * 17 / 64
+        }
         // Synthetic tables are bf16.
         TensorKind::Dense if entry.name == head => 2 * entry.shape.iter().product::<usize>(),
-        TensorKind::Dense | TensorKind::Norm => 0,
+        TensorKind::Grouped | TensorKind::Dense | TensorKind::Norm => 0,
     };
     model.entries().iter().map(bytes).sum::<usize>() as f64
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use bitnet_kernels::BackendInfo;
-use bitnet_model::{Activation, Batch, Logits, ModelSpec, Rope, RopeScaling};
+use bitnet_model::{Activation, Batch, Grouped, Logits, ModelSpec, Multipliers, Rope, RopeScaling};
 
 use crate::{ForwardError, Limits, Model};
 
@@ -57,6 +57,9 @@ impl HashModel {
             activation: Activation::SquaredRelu,
             sub_norms: false,
             linear_norms: None,
+            head_norms: false,
+            grouped: Grouped::default(),
+            multipliers: Multipliers::NONE,
             tied_head: true,
             eos: Vec::new(),
         };

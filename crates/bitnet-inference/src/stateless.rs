@@ -4,7 +4,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 
 use bitnet_kernels::BackendInfo;
-use bitnet_model::{Activation, Batch, Logits, ModelSpec, Rope, RopeScaling};
+use bitnet_model::{Activation, Batch, Grouped, Logits, ModelSpec, Multipliers, Rope, RopeScaling};
 
 use crate::{ForwardError, Limits, Model, PaddedBatch};
 
@@ -41,6 +41,9 @@ where
             activation: Activation::Silu,
             sub_norms: false,
             linear_norms: None,
+            head_norms: false,
+            grouped: Grouped::default(),
+            multipliers: Multipliers::NONE,
             tied_head: true,
             eos: Vec::new(),
         };

@@ -175,13 +175,13 @@ impl Checkpoint {
         files: &ModelFiles,
         weights: impl FnOnce() -> Result<Vec<safetensors::Stored>, ModelError>,
     ) -> Result<Checkpoint, ModelError> {
-        let config = Config::parse(&files.config)?;
+        let mut config = Config::parse(&files.config)?;
         let tokenizer = files.tokenizer.as_deref().map(Tokenizer::from_json).transpose()?;
         let mut warnings = Vec::new();
         let defaults = defaults(&config, files.generation_config.as_deref())?;
         let chat = template_or_warning(chat(files, tokenizer.as_ref(), &defaults)?, &mut warnings);
         let stored = safetensors::by_name(weights()?)?;
-        let (source, unused) = FileSource::safetensors(&name, &config, stored)?;
+        let (source, unused) = FileSource::safetensors(&name, &mut config, stored)?;
         let other = if config.scale_multiplies { "bitlinear" } else { "autobitlinear" };
         let cure = format!("set quantization_config.linear_class to {other} in config.json");
         warnings.extend(scale_warning(&source, &cure));

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::{Activation, ModelError, ModelSpec, Rope, RopeScaling};
+use crate::{Activation, Grouped, ModelError, ModelSpec, Multipliers, Rope, RopeScaling, rope};
 
 /// Bytes of the JSON files that describe a model.
 pub(crate) const MAX_JSON: u64 = 4 << 20;
@@ -94,73 +94,176 @@ pub(crate) fn json(file: &str, bytes: &[u8]) -> Result<Value, ModelError> {
     serde_json::from_slice(bytes).map_err(|e| ModelError::damaged(file, e))
 }
 
+/// The families of models, by `model_type` and class.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Family {
+    /// BitNet b1.58, ternary by definition.
+    Bitnet,
+    /// The same under 1bitLLM's names.
+    OneBitLlm,
+    /// Llama with BitLinear.
+    Llama,
+    /// Group-scaled ternary weights, and RMSNorms of query and key heads.
+    Qwen3,
+    /// Group-scaled ternary weights, and constants that multiply activations.
+    MiniCpm,
+}
+
+impl Family {
+    fn of(c: &Fields<'_>) -> Result<Family, ModelError> {
+        let model_type = c.text("model_type")?.ok_or_else(|| c.missing("model_type"))?;
+        let class = c.get("architectures").and_then(|a| a.get(0)?.as_str()).unwrap_or_default();
+        match model_type {
+            "bitnet" | "llama" | "bitnet_158" if class == "BitnetForCausalLM" => Ok(Family::OneBitLlm),
+            "bitnet" => Ok(Family::Bitnet),
+            "llama" => Ok(Family::Llama),
+            "qwen3" => Ok(Family::Qwen3),
+            "minicpm" => Ok(Family::MiniCpm),
+            other => {
+                let cure = "bitnet, llama with BitLinear, ternary qwen3 and ternary minicpm are";
+                Err(c.unsupported("model_type", other, cure))
+            }
+        }
+    }
+
+    fn native_bitnet(self) -> bool {
+        matches!(self, Family::Bitnet | Family::OneBitLlm)
+    }
+
+    /// Whether every group of weights has a scale of its own.
+    fn grouped(self) -> bool {
+        matches!(self, Family::Qwen3 | Family::MiniCpm)
+    }
+}
+
 impl Config {
     pub(crate) fn parse(bytes: &[u8]) -> Result<Config, ModelError> {
         let json = json(FILE, bytes)?;
         let c = Fields { file: FILE, prefix: "", json: &json };
         let need = |field| c.size(field)?.ok_or_else(|| c.missing(field));
 
-        let model_type = c.text("model_type")?.ok_or_else(|| c.missing("model_type"))?;
-        let class = c.get("architectures").and_then(|a| a.get(0)?.as_str()).unwrap_or_default();
-        let onebitllm = class == "BitnetForCausalLM";
-        let bitnet = model_type == "bitnet";
-        if !(bitnet || model_type == "llama" || model_type == "bitnet_158" && onebitllm) {
-            let cure = "bitnet and llama with BitLinear are";
-            return Err(c.unsupported("model_type", model_type, cure));
-        }
-        let scale_multiplies = quantization(&c, bitnet || onebitllm)?;
+        let family = Family::of(&c)?;
+        let bitnet = c.text("model_type")? == Some("bitnet");
+        let scale_multiplies = if family.grouped() {
+            no_other_quantization(&c)?;
+            false
+        } else {
+            quantization(&c, family.native_bitnet())?
+        };
         let quantization = c.get("quantization_config").unwrap_or(&Value::Null);
         let q = Fields { file: FILE, prefix: "quantization_config.", json: quantization };
         let linear_norms = match q.flag("use_rms_norm")? {
             Some(true) => Some(q.float("rms_norm_eps")?.unwrap_or(1e-6)),
             _ => None,
         };
-
-        let activation = match c.text("hidden_act")? {
-            Some("relu2") => Activation::SquaredRelu,
-            Some("silu" | "swish") => Activation::Silu,
-            None if bitnet => Activation::SquaredRelu,
-            None => Activation::Silu,
-            Some(other) => return Err(c.unsupported("hidden_act", other, "relu2 and silu are")),
-        };
-        for field in ["attention_bias", "mlp_bias"] {
-            if c.flag(field)? == Some(true) {
-                return Err(c.unsupported(field, true, "models without biases are"));
-            }
-        }
-        let (hidden, heads) = (need("hidden_size")?, need("num_attention_heads")?);
-        let head_dim = match c.size("head_dim")? {
-            Some(dim) => dim,
-            None if heads > 0 && hidden.is_multiple_of(heads) => hidden / heads,
-            None => {
-                return Err(
-                    c.bad("num_attention_heads", format!("is {heads}, which does not divide {hidden}"))
-                );
-            }
-        };
-        let spec = ModelSpec {
-            architecture: if onebitllm { "bitnet".into() } else { model_type.into() },
+        refuse_unsupported(&c)?;
+        let (hidden, heads, layers) =
+            (need("hidden_size")?, need("num_attention_heads")?, need("num_hidden_layers")?);
+        let mut spec = ModelSpec {
+            architecture: match family {
+                Family::OneBitLlm => "bitnet".into(),
+                _ => c.text("model_type")?.unwrap_or_default().into(),
+            },
             hidden,
             ffn: need("intermediate_size")?,
-            layers: need("num_hidden_layers")?,
+            layers,
             heads,
             kv_heads: c.size("num_key_value_heads")?.unwrap_or(heads),
-            head_dim,
+            head_dim: head_dim(&c, hidden, heads)?,
             vocab: need("vocab_size")?,
             context: need("max_position_embeddings")?,
             rms_eps: c.float("rms_norm_eps")?.unwrap_or(if bitnet { 1e-5 } else { 1e-6 }),
-            rope: rope(&c, if bitnet { 500_000.0 } else { 10_000.0 })?,
-            activation,
-            sub_norms: bitnet || onebitllm,
-            linear_norms,
-            tied_head: c.flag("tie_word_embeddings")?.unwrap_or(false),
+            rope: Rope { theta: 0.0, scaling: RopeScaling::None },
+            activation: activation(&c, bitnet)?,
+            sub_norms: family.native_bitnet(),
+            linear_norms: linear_norms.filter(|_| !family.grouped()),
+            head_norms: family == Family::Qwen3,
+            // How the embedding and the head are stored tells what they are.
+            grouped: Grouped { projections: family.grouped(), ..Grouped::default() },
+            multipliers: match family {
+                Family::MiniCpm => multipliers(&c, hidden, layers)?,
+                _ => Multipliers::NONE,
+            },
+            // Of these, MiniCPM's configuration alone defaults to a tied head.
+            tied_head: c.flag("tie_word_embeddings")?.unwrap_or(family == Family::MiniCpm),
             // Known when the tokenizer is.
             eos: Vec::new(),
         };
+        spec.rope = read_rope(&c, if bitnet { 500_000.0 } else { 10_000.0 }, &mut spec.context)?;
         spec.check(FILE)?;
         let bos = c.ids("bos_token_id")?.first().copied();
+        let onebitllm = family == Family::OneBitLlm;
         Ok(Config { spec, scale_multiplies, onebitllm, bos, eos: c.ids("eos_token_id")? })
     }
+}
+
+/// Switches that would change the function that is computed.
+fn refuse_unsupported(c: &Fields<'_>) -> Result<(), ModelError> {
+    for field in ["attention_bias", "mlp_bias"] {
+        if c.flag(field)? == Some(true) {
+            return Err(c.unsupported(field, true, "models without biases are"));
+        }
+    }
+    let kinds = c.get("layer_types").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+    let other = kinds.iter().filter_map(Value::as_str).find(|&kind| kind != "full_attention");
+    if let Some(kind) = other.or((c.flag("use_sliding_window")? == Some(true)).then_some("sliding_attention"))
+    {
+        return Err(c.unsupported("layer_types", kind, "full attention is"));
+    }
+    Ok(())
+}
+
+fn activation(c: &Fields<'_>, bitnet: bool) -> Result<Activation, ModelError> {
+    match c.text("hidden_act")? {
+        Some("relu2") => Ok(Activation::SquaredRelu),
+        Some("silu" | "swish") => Ok(Activation::Silu),
+        None if bitnet => Ok(Activation::SquaredRelu),
+        None => Ok(Activation::Silu),
+        Some(other) => Err(c.unsupported("hidden_act", other, "relu2 and silu are")),
+    }
+}
+
+fn head_dim(c: &Fields<'_>, hidden: usize, heads: usize) -> Result<usize, ModelError> {
+    match c.size("head_dim")? {
+        Some(dim) => Ok(dim),
+        None if heads > 0 && hidden.is_multiple_of(heads) => Ok(hidden / heads),
+        None => Err(c.bad("num_attention_heads", format!("is {heads}, which does not divide {hidden}"))),
+    }
+}
+
+/// MiniCPM's constants (`modeling_minicpm.py`): embeddings times `scale_emb`, branches times `scale_depth / sqrt(layers)`,
+/// logits divided by `hidden_size / dim_model_base`. The quotients are rounded to f32 once.
+fn multipliers(c: &Fields<'_>, hidden: usize, layers: usize) -> Result<Multipliers, ModelError> {
+    let need = |field| c.float(field)?.ok_or_else(|| c.missing(field));
+    let depth = c.get("scale_depth").and_then(Value::as_f64).ok_or_else(|| c.missing("scale_depth"))?;
+    let base = c.size("dim_model_base")?.ok_or_else(|| c.missing("dim_model_base"))?;
+    Ok(Multipliers {
+        embedding: need("scale_emb")?,
+        residual: (depth / (layers as f64).sqrt()) as f32,
+        logit_divisor: (hidden as f64 / base as f64) as f32,
+    })
+}
+
+/// Refuses what other projects store for a family with group-scaled weights: here the weights are floats that are ternary
+/// already, or MLX's 2 bits.
+fn no_other_quantization(c: &Fields<'_>) -> Result<(), ModelError> {
+    const CURE: &str =
+        "ternary weights are, unpacked or as MLX's 2 bits; use the unpacked model, its MLX form or its GGUF";
+    for field in ["quantization", "quantization_config"] {
+        let Some(json) = c.get(field) else { continue };
+        let prefix = format!("{field}.");
+        let q = Fields { file: FILE, prefix: &prefix, json };
+        if let Some(method) = q.text("quant_method")? {
+            return Err(q.unsupported("quant_method", method, CURE));
+        }
+        if let Some(mode) = q.text("mode")?.filter(|&mode| mode != "affine") {
+            return Err(q.unsupported("mode", mode, CURE));
+        }
+        if let Some(bits) = q.size("bits")?.filter(|&bits| bits != 2) {
+            return Err(q.unsupported("bits", bits, CURE));
+        }
+    }
+    Ok(())
 }
 
 /// Checks `quantization_config` and answers whether the stored scale multiplies.
@@ -196,8 +299,9 @@ fn quantization(c: &Fields<'_>, native: bool) -> Result<bool, ModelError> {
     }
 }
 
-/// Rope from `rope_parameters` (transformers 5) or from `rope_theta` and `rope_scaling`.
-fn rope(c: &Fields<'_>, default_theta: f32) -> Result<Rope, ModelError> {
+/// Rope from `rope_parameters` (transformers 5) or from `rope_theta` and `rope_scaling`. Lowers `context` where longer texts
+/// would need other frequencies.
+fn read_rope(c: &Fields<'_>, default_theta: f32, context: &mut usize) -> Result<Rope, ModelError> {
     let field = if c.get("rope_parameters").is_some() { "rope_parameters" } else { "rope_scaling" };
     let prefix = format!("{field}.");
     let r = Fields { file: FILE, prefix: &prefix, json: c.get(field).unwrap_or(&Value::Null) };
@@ -226,7 +330,50 @@ fn rope(c: &Fields<'_>, default_theta: f32) -> Result<Rope, ModelError> {
             high_freq_factor: need("high_freq_factor")?,
             original_context: need("original_max_position_embeddings")?,
         },
-        other => return Err(r.unsupported("rope_type", other, "default, linear and llama3 are")),
+        "yarn" => yarn(&r, *context)?,
+        "longrope" | "su" => long_rope(&r, context)?,
+        other => {
+            return Err(r.unsupported("rope_type", other, "default, linear, llama3, yarn and longrope are"));
+        }
     };
     Ok(Rope { theta, scaling })
+}
+
+fn yarn(r: &Fields<'_>, context: usize) -> Result<RopeScaling, ModelError> {
+    for field in ["mscale", "mscale_all_dim"] {
+        if let Some(value) = r.float(field)? {
+            return Err(r.unsupported(field, value, "YaRN with one attention factor is"));
+        }
+    }
+    if r.flag("truncate")? == Some(false) {
+        return Err(r.unsupported("truncate", false, "YaRN with whole dimensions is"));
+    }
+    let factor = r.float("factor")?.ok_or_else(|| r.missing("factor"))?;
+    Ok(RopeScaling::Yarn {
+        factor,
+        original_context: r.float("original_max_position_embeddings")?.unwrap_or(context as f32),
+        beta_fast: r.float("beta_fast")?.unwrap_or(rope::YARN_BETA_FAST),
+        beta_slow: r.float("beta_slow")?.unwrap_or(rope::YARN_BETA_SLOW),
+        attention_factor: match r.float("attention_factor")? {
+            Some(factor) => factor,
+            None => rope::yarn_attention_factor(factor),
+        },
+    })
+}
+
+/// Texts end at the original context, up to which the short factors hold: with longer ones a token's keys would depend on
+/// how long the text becomes.
+fn long_rope(r: &Fields<'_>, context: &mut usize) -> Result<RopeScaling, ModelError> {
+    let factors = r.typed("short_factor", "a list of numbers", |v| {
+        v.as_array()?.iter().map(|v| Some(v.as_f64()? as f32)).collect::<Option<Vec<f32>>>()
+    })?;
+    let factors = factors.ok_or_else(|| r.missing("short_factor"))?;
+    let original = r.size("original_max_position_embeddings")?.unwrap_or(*context);
+    let factor = *context as f64 / original as f64;
+    *context = original.min(*context);
+    let attention_factor = match r.float("attention_factor")? {
+        Some(factor) => factor,
+        None => rope::long_rope_attention_factor(factor, original as f64),
+    };
+    Ok(RopeScaling::LongRope { factors: factors.into(), attention_factor })
 }

@@ -123,9 +123,9 @@ pub enum ModelError {
         /// What helps.
         cure: &'static str,
     },
-    /// A tensor is stored with a scale for every group of weights.
+    /// A tensor is stored with a scale for every group of weights, in a model whose weights have one scale a tensor.
     #[error(
-        "tensor {tensor} is {called} (type {id}), with a scale for every {group} weights ({file}): {cure}"
+        "tensor {tensor} is {called} (type {id}), with a scale for every {group} weights ({file}): models of this architecture have one scale a tensor; use a file in I2_S, TQ1_0, TQ2_0 or packed safetensors"
     )]
     GroupScales {
         /// The file.
@@ -133,13 +133,11 @@ pub enum ModelError {
         /// Name in the file.
         tensor: String,
         /// What the type is called.
-        called: &'static str,
+        called: String,
         /// Its number.
         id: u32,
         /// Weights in a group.
         group: usize,
-        /// What helps.
-        cure: &'static str,
     },
     /// A tensor's values are not what its type allows.
     #[error("tensor {tensor}: {source} ({file}): the file is damaged; download or convert it again")]

@@ -1,23 +1,42 @@
 //! Metadata of a GGUF file: the model's sizes. Keys begin with the architecture's name.
 
-use crate::{Activation, ModelError, ModelSpec, Rope, RopeScaling, files::gguf::Gguf, rope_freqs};
+use crate::{
+    Activation, Grouped, ModelError, ModelSpec, Multipliers, Rope, RopeScaling,
+    files::{ggml_type::GgmlType, gguf::Gguf},
+    names, rope, rope_freqs,
+};
 
 /// What an architecture of GGUF means.
 struct Family {
     activation: Activation,
     sub_norms: bool,
+    head_norms: bool,
     /// Whether rope turns neighbouring dimensions together, so that q and k rows are stored in another order.
     interleaved: bool,
+    /// Whether every group of weights has a scale of its own.
+    grouped: bool,
+    /// Whether constants multiply activations.
+    multipliers: bool,
 }
 
 /// The architectures that hold ternary models, with llama.cpp's and bitnet.cpp's meaning of each.
 fn family(architecture: &str) -> Option<Family> {
+    const LLAMA: Family = Family {
+        activation: Activation::Silu,
+        sub_norms: false,
+        head_norms: false,
+        interleaved: true,
+        grouped: false,
+        multipliers: false,
+    };
     Some(match architecture {
         "bitnet-b1.58" | "bitnet-25" => {
-            Family { activation: Activation::SquaredRelu, sub_norms: true, interleaved: false }
+            Family { activation: Activation::SquaredRelu, sub_norms: true, interleaved: false, ..LLAMA }
         }
-        "bitnet" => Family { activation: Activation::Silu, sub_norms: true, interleaved: false },
-        "llama" => Family { activation: Activation::Silu, sub_norms: false, interleaved: true },
+        "bitnet" => Family { sub_norms: true, interleaved: false, ..LLAMA },
+        "llama" => LLAMA,
+        "qwen3" => Family { head_norms: true, interleaved: false, grouped: true, ..LLAMA },
+        "minicpm" => Family { grouped: true, multipliers: true, ..LLAMA },
         _ => return None,
     })
 }
@@ -33,7 +52,7 @@ pub(crate) fn read(gguf: &Gguf) -> Result<(ModelSpec, bool), ModelError> {
         return Err(ModelError::unsupported(file, "split.count", n, cure));
     }
     let family = family(architecture).ok_or_else(|| {
-        let cure = "bitnet-b1.58, bitnet-25, bitnet and llama are";
+        let cure = "bitnet-b1.58, bitnet-25, bitnet, llama, and ternary qwen3 and minicpm are";
         ModelError::unsupported(file, "general.architecture", architecture, cure)
     })?;
     let key = |name: &str| format!("{architecture}.{name}");
@@ -73,11 +92,16 @@ pub(crate) fn read(gguf: &Gguf) -> Result<(ModelSpec, bool), ModelError> {
     // The embedding is the truth about the vocabulary; the key is absent in many files.
     let vocab = match gguf.tensor("token_embd.weight") {
         Some(t) => t.shape[0],
+        None if gguf.tensor(names::EMBEDDING_PANELS).is_some() => need("vocab_size")?,
         None => {
             return Err(ModelError::MissingTensor { file: file.into(), tensor: "token_embd.weight".into() });
         }
     };
-    let spec = ModelSpec {
+    let tied_head = ["output.weight", names::HEAD_PANELS].iter().all(|name| gguf.tensor(name).is_none());
+    let embedding_groups = is_grouped(gguf, "token_embd.weight", names::EMBEDDING_PANELS);
+    let head_groups =
+        if tied_head { embedding_groups } else { is_grouped(gguf, "output.weight", names::HEAD_PANELS) };
+    let mut spec = ModelSpec {
         architecture: architecture.into(),
         hidden,
         ffn: need("feed_forward_length")?,
@@ -90,15 +114,30 @@ pub(crate) fn read(gguf: &Gguf) -> Result<(ModelSpec, bool), ModelError> {
         rms_eps: need_float("attention.layer_norm_rms_epsilon")?,
         rope: Rope {
             theta: gguf.opt_f64(&key("rope.freq_base"))?.unwrap_or(10_000.0) as f32,
-            scaling: scaling(gguf, architecture)?,
+            scaling: RopeScaling::None,
         },
         activation: family.activation,
         sub_norms: family.sub_norms,
         linear_norms: None,
-        tied_head: gguf.tensor("output.weight").is_none(),
+        head_norms: family.head_norms,
+        grouped: Grouped {
+            projections: family.grouped,
+            embedding: family.grouped && embedding_groups,
+            head: family.grouped && head_groups,
+        },
+        multipliers: match family.multipliers {
+            true => Multipliers {
+                embedding: need_float("embedding_scale")?,
+                residual: need_float("residual_scale")?,
+                logit_divisor: need_float("logit_scale")?,
+            },
+            false => Multipliers::NONE,
+        },
+        tied_head,
         // Known when the tokenizer is.
         eos: Vec::new(),
     };
+    spec.rope.scaling = scaling(gguf, architecture, &mut spec.context)?;
     spec.check(file)?;
     let spec = with_stored_divisors(gguf, spec)?;
     Ok((spec, family.interleaved))
@@ -123,24 +162,76 @@ fn with_stored_divisors(gguf: &Gguf, mut spec: ModelSpec) -> Result<ModelSpec, M
     Ok(spec)
 }
 
-fn scaling(gguf: &Gguf, architecture: &str) -> Result<RopeScaling, ModelError> {
+/// Whether a table is stored in a type with a scale for every group of weights, or as panels.
+fn is_grouped(gguf: &Gguf, name: &str, panels: &str) -> bool {
+    let kind = gguf.tensor(name).and_then(|tensor| tensor.kind);
+    kind.map_or(gguf.tensor(panels).is_some(), |kind| {
+        kind.group().is_some() || matches!(kind, GgmlType::Tq1_0 | GgmlType::Tq2_0)
+    })
+}
+
+/// How rope is stretched. Lowers `context` where longer texts would need other frequencies.
+fn scaling(gguf: &Gguf, architecture: &str, context: &mut usize) -> Result<RopeScaling, ModelError> {
     let file = gguf.file.as_str();
     let factor_key = format!("{architecture}.rope.scaling.factor");
     let factor = match gguf.opt_f64(&factor_key)? {
         Some(factor) => Some(factor),
         None => gguf.opt_f64(&format!("{architecture}.rope.scale_linear"))?,
     };
+    let need = || factor.map(|f| f as f32).ok_or_else(|| ModelError::missing_field(file, &factor_key));
     let kind_key = format!("{architecture}.rope.scaling.type");
     match gguf.opt_str(&kind_key)? {
         Some("none") => Ok(RopeScaling::None),
-        Some("linear") => match factor {
-            Some(factor) => Ok(RopeScaling::Linear { factor: factor as f32 }),
-            None => Err(ModelError::missing_field(file, factor_key)),
-        },
+        Some("linear") => Ok(RopeScaling::Linear { factor: need()? }),
+        Some("yarn") => yarn(gguf, architecture, need()?, *context),
+        Some("longrope") => long_rope(gguf, architecture, context),
         None => Ok(match factor {
             Some(factor) if factor != 1.0 => RopeScaling::Linear { factor: factor as f32 },
             _ => RopeScaling::None,
         }),
-        Some(other) => Err(ModelError::unsupported(file, kind_key, other, "none and linear are")),
+        Some(other) => {
+            Err(ModelError::unsupported(file, kind_key, other, "none, linear, yarn and longrope are"))
+        }
     }
+}
+
+fn yarn(gguf: &Gguf, architecture: &str, factor: f32, context: usize) -> Result<RopeScaling, ModelError> {
+    let float = |name: &str| -> Result<Option<f32>, ModelError> {
+        Ok(gguf.opt_f64(&format!("{architecture}.rope.scaling.{name}"))?.map(|v| v as f32))
+    };
+    let attention_factor = match float("yarn_attn_factor")? {
+        Some(factor) => factor,
+        // llama.cpp multiplies the usual factor by this one.
+        None => float("attn_factor")?.unwrap_or(1.0) * rope::yarn_attention_factor(factor),
+    };
+    Ok(RopeScaling::Yarn {
+        factor,
+        original_context: float("original_context_length")?.unwrap_or(context as f32),
+        beta_fast: float("yarn_beta_fast")?.unwrap_or(rope::YARN_BETA_FAST),
+        beta_slow: float("yarn_beta_slow")?.unwrap_or(rope::YARN_BETA_SLOW),
+        attention_factor,
+    })
+}
+
+/// LongRoPE's short factors lie in a tensor. Texts end at the original context, up to which these hold.
+fn long_rope(gguf: &Gguf, architecture: &str, context: &mut usize) -> Result<RopeScaling, ModelError> {
+    const NAME: &str = "rope_factors_short.weight";
+    let key = |name: &str| format!("{architecture}.rope.scaling.{name}");
+    let missing = || ModelError::MissingTensor { file: gguf.file.clone(), tensor: NAME.into() };
+    let stored = gguf.tensor(NAME).ok_or_else(missing)?;
+    if stored.type_id != 0 {
+        let problem = format!("type {} is not f32", stored.type_id);
+        return Err(ModelError::tensor(&gguf.file, NAME, problem, "convert the model again"));
+    }
+    let (words, _) = stored.bytes.as_chunks::<4>();
+    let factors: Vec<f32> = words.iter().map(|w| f32::from_le_bytes(*w)).collect();
+    let original = gguf.opt_u64(&key("original_context_length"))?;
+    let original = original.map_or(*context, |v| usize::try_from(v).unwrap_or(usize::MAX));
+    let factor = *context as f64 / original as f64;
+    *context = original.min(*context);
+    let attention_factor = match gguf.opt_f64(&key("attn_factor"))? {
+        Some(factor) => factor as f32,
+        None => rope::long_rope_attention_factor(factor, original as f64),
+    };
+    Ok(RopeScaling::LongRope { factors: factors.into(), attention_factor })
 }

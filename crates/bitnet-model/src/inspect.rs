@@ -3,9 +3,14 @@
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
-use bitnet_tensor::TernaryTensor;
+use bitnet_tensor::{GroupedTensor, TernaryTensor};
 
-use crate::{Activation, Checkpoint, GenerationDefaults, ModelError, ModelSpec, RopeScaling, TensorKind};
+use crate::{
+    Activation, Checkpoint, GenerationDefaults, ModelError, ModelSpec, Multipliers, RopeScaling, TensorKind,
+};
+
+/// Weights to which a hash of scales gives one scale: the narrowest groups that files have.
+const HASHED_GROUP: usize = GroupedTensor::NARROW;
 
 /// A description of a model that can be printed or written as JSON.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -18,8 +23,11 @@ pub struct Inspection {
     pub architecture: String,
     /// Number of all weights.
     pub parameters: u64,
-    /// Number of weights that are -1, 0 or 1.
+    /// Number of weights that are -1, 0 or 1 times a scale.
     pub ternary_weights: u64,
+    /// SHA-256 of trits and scales of all ternary tensors, the same for every form of one model, unless a form rounds scales.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub weights_sha256: Option<String>,
     /// How the ternary tensors are stored, each way once.
     pub quantization: Vec<String>,
     /// Sizes and switches.
@@ -59,7 +67,7 @@ pub struct Sizes {
     pub rms_eps: f32,
     /// Base of the rotary frequencies.
     pub rope_theta: f32,
-    /// `linear` or `llama3`, with the factor.
+    /// `linear`, `llama3` or `yarn` with the factor, or `longrope`.
     pub rope_scaling: Option<String>,
     /// `relu2` or `silu`.
     pub activation: &'static str,
@@ -67,6 +75,13 @@ pub struct Sizes {
     pub sub_norms: bool,
     /// Whether every projection has a norm of its own.
     pub linear_norms: bool,
+    /// Whether query and key heads are normed before they are turned.
+    pub head_norms: bool,
+    /// Whether every group of weights has a scale of its own.
+    pub group_scales: bool,
+    /// What multiplies embeddings, what multiplies each layer's branches, and what divides logits, if the model has such.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub multipliers: Option<[f32; 3]>,
     /// Whether the embedding is the output head.
     pub tied_head: bool,
 }
@@ -96,9 +111,13 @@ pub struct TensorInfo {
     /// SHA-256 of the trits as i8, row-major `[out][in]`, rows in Hugging Face order.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trits_sha256: Option<String>,
-    /// What multiplies a trit.
+    /// What multiplies a trit, if it is the same for the whole tensor.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub scale: Option<f32>,
+    /// SHA-256 of the scales of a tensor that has one for every group: as f16, one for every 64 columns of a row, 0 where all
+    /// of these weights are zero.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scales_sha256: Option<String>,
 }
 
 /// Describes a model. `hash` reads all ternary weights, so that the same model in two formats can be compared;
@@ -115,6 +134,7 @@ pub fn inspect(
     let (mut parameters, mut ternary_weights) = (0, 0);
     let mut quantization = Vec::new();
     let mut tensors = Vec::with_capacity(entries.len());
+    let mut weights_hash = Sha256::new();
     for entry in entries {
         let weights = entry.shape.iter().map(|&n| n as u64).product::<u64>();
         parameters += weights;
@@ -126,15 +146,13 @@ pub fn inspect(
             kind: entry.kind,
             trits_sha256: None,
             scale: None,
+            scales_sha256: None,
         };
-        if entry.kind == TensorKind::Ternary {
+        if matches!(entry.kind, TensorKind::Ternary | TensorKind::Grouped) {
             ternary_weights += weights;
             quantization.push(entry.stored.clone());
             if hash {
-                let tensor = checkpoint.tensors.ternary(&entry.name)?;
-                info.trits_sha256 = Some(trits_sha256(&tensor));
-                // A tensor of a file has one scale; ranges of scales are made when tensors are stacked.
-                info.scale = Some(tensor.scales()[0].scale);
+                hash_tensor(checkpoint, &mut info, &mut weights_hash)?;
             }
         }
         tensors.push(info);
@@ -149,14 +167,39 @@ pub fn inspect(
         architecture: checkpoint.spec.architecture.clone(),
         parameters,
         ternary_weights,
+        weights_sha256: hash.then(|| hexadecimal(weights_hash)),
         quantization,
         sizes: Sizes::of(&checkpoint.spec),
         tokenizer: tokenizer.map(|t| TokenizerInfo { tokens: t.vocab_size(), prefix: t.prefix().into() }),
         chat_template: checkpoint.chat.as_ref().map(|c| c.source().into()),
         generation: checkpoint.defaults.clone(),
-        warnings: checkpoint.warnings.clone(),
+        warnings: [checkpoint.warnings.clone(), checkpoint.tensors.warnings()].concat(),
         tensors,
     })
+}
+
+/// Fills in the hashes of a ternary tensor, and adds them to that of all.
+fn hash_tensor(checkpoint: &Checkpoint, info: &mut TensorInfo, all: &mut Sha256) -> Result<(), ModelError> {
+    let (trits, scales) = match info.kind {
+        TensorKind::Grouped => {
+            let tensor = checkpoint.tensors.grouped(&info.name)?;
+            let scales = scales_sha256(&tensor);
+            info.scales_sha256 = Some(scales.clone());
+            (codes_sha256(tensor.rows(), tensor.cols(), |row| tensor.row_codes(row)), scales.into_bytes())
+        }
+        _ => {
+            let tensor = checkpoint.tensors.ternary(&info.name)?;
+            // A tensor of a file has one scale; ranges of scales are made when tensors are stacked.
+            let scale = tensor.scales()[0].scale;
+            info.scale = Some(scale);
+            (trits_sha256(&tensor), scale.to_le_bytes().into())
+        }
+    };
+    for part in [info.name.as_bytes(), trits.as_bytes(), &scales] {
+        all.update(part);
+    }
+    info.trits_sha256 = Some(trits);
+    Ok(())
 }
 
 impl Sizes {
@@ -176,6 +219,8 @@ impl Sizes {
                 RopeScaling::None => None,
                 RopeScaling::Linear { factor } => Some(format!("linear, factor {factor}")),
                 RopeScaling::Llama3 { factor, .. } => Some(format!("llama3, factor {factor}")),
+                RopeScaling::Yarn { factor, .. } => Some(format!("yarn, factor {factor}")),
+                RopeScaling::LongRope { .. } => Some("longrope".into()),
             },
             activation: match spec.activation {
                 Activation::SquaredRelu => "relu2",
@@ -183,6 +228,12 @@ impl Sizes {
             },
             sub_norms: spec.sub_norms,
             linear_norms: spec.linear_norms.is_some(),
+            head_norms: spec.head_norms,
+            group_scales: spec.grouped.projections,
+            multipliers: (spec.multipliers != Multipliers::NONE).then(|| {
+                let Multipliers { embedding, residual, logit_divisor } = spec.multipliers;
+                [embedding, residual, logit_divisor]
+            }),
             tied_head: spec.tied_head,
         }
     }
@@ -190,18 +241,40 @@ impl Sizes {
 
 /// SHA-256 of the trits of a tensor as i8, in hexadecimal.
 pub fn trits_sha256(tensor: &TernaryTensor) -> String {
+    codes_sha256(tensor.rows(), tensor.cols(), |row| tensor.row_codes(row))
+}
+
+/// SHA-256 of the weights that canonical codes stand for, as i8.
+fn codes_sha256<'a>(rows: usize, cols: usize, codes: impl Fn(usize) -> &'a [u8]) -> String {
     let mut sha = Sha256::new();
-    let mut row = Vec::with_capacity(tensor.cols() + 3);
-    for r in 0..tensor.rows() {
+    let mut row = Vec::with_capacity(cols + 3);
+    for r in 0..rows {
         row.clear();
-        // Codes are trits plus one: the bytes of -1, 0, 1 as i8.
-        row.extend(
-            tensor
-                .row_codes(r)
-                .iter()
-                .flat_map(|&b| [b & 3, b >> 2 & 3, b >> 4 & 3, b >> 6].map(|code| code.wrapping_sub(1))),
-        );
-        sha.update(&row[..tensor.cols()]);
+        // Codes are weights plus one: the bytes of -1, 0, 1, 2 as i8.
+        let four = |&b: &u8| [b & 3, b >> 2 & 3, b >> 4 & 3, b >> 6].map(|code| code.wrapping_sub(1));
+        row.extend(codes(r).iter().flat_map(four));
+        sha.update(&row[..cols]);
     }
+    hexadecimal(sha)
+}
+
+/// SHA-256 of the scales of a tensor, in a form that does not tell groups of 128 from groups of 64 that are equal in pairs,
+/// nor what scale a group of zeros has.
+fn scales_sha256(tensor: &GroupedTensor) -> String {
+    let mut sha = Sha256::new();
+    let mut values = Vec::with_capacity(tensor.cols());
+    for row in 0..tensor.rows() {
+        values.clear();
+        values.extend(tensor.row_values(row));
+        for (i, values) in values.chunks(HASHED_GROUP).enumerate() {
+            let scale = tensor.row_scales(row)[i * HASHED_GROUP / tensor.group()];
+            let zero = values.iter().all(|&v| v == 0);
+            sha.update(if zero { [0; 2] } else { scale.to_le_bytes() });
+        }
+    }
+    hexadecimal(sha)
+}
+
+fn hexadecimal(sha: Sha256) -> String {
     sha.finalize().iter().map(|b| format!("{b:02x}")).collect()
 }

@@ -2,13 +2,15 @@ use bitnet_kernels::{Backend, Gate, KernelError, Norm, Norms, RowOrder, Run};
 
 use crate::{
     ModelError, ModelSpec, TensorSource, names,
-    transformer::{packed, read_norm, read_stacked},
+    transformer::{read_linear, read_norm},
 };
 
 /// The weights of one decoder layer.
 pub(crate) struct Layer<B: Backend> {
     /// Queries, keys and values of the normed residual.
-    pub(crate) qkv: Projection<B>,
+    qkv: Projection<B>,
+    /// Of query heads and of key heads, if the model has them.
+    head_norms: Option<[Norm<B::Gain>; 2]>,
     /// From all query heads back to the residual.
     pub(crate) output: Projection<B>,
     /// Gate and up of the normed residual.
@@ -42,6 +44,12 @@ impl<B: Backend> Layer<B> {
         index: usize,
     ) -> Result<Self, ModelError> {
         let name = |part: &str| format!("model.layers.{index}.{part}");
+        let mut head_norm =
+            |part: &str| read_norm(b, tensors, &format!("{}.weight", name(part)), spec.rms_eps);
+        let head_norms = match spec.head_norms {
+            true => Some([head_norm("self_attn.q_norm")?, head_norm("self_attn.k_norm")?]),
+            false => None,
+        };
         let mut projection = |norm: Option<&str>, stack: names::Stack, order: RowOrder| {
             let norm = norm
                 .map(|norm| read_norm(b, tensors, &format!("{}.weight", name(norm)), spec.rms_eps))
@@ -51,11 +59,34 @@ impl<B: Backend> Layer<B> {
         };
         let sub = |norm| spec.sub_norms.then_some(norm);
         Ok(Layer {
+            head_norms,
             qkv: projection(Some("input_layernorm"), names::QKV, RowOrder::Rope { head_dim: spec.head_dim })?,
             output: projection(sub("self_attn.attn_sub_norm"), names::OUTPUT, RowOrder::Plain)?,
             gate_up: projection(Some("post_attention_layernorm"), names::GATE_UP, RowOrder::GateUp)?,
             down: projection(sub("mlp.ffn_sub_norm"), names::DOWN, RowOrder::Plain)?,
         })
+    }
+
+    /// `qkv = W x`, its queries and keys normed and turned, its keys and values stored.
+    #[expect(clippy::too_many_arguments, reason = "the arguments of three operations")]
+    pub(crate) fn rope_store(
+        &self,
+        b: &mut B,
+        n: usize,
+        x: &B::Rows,
+        q: &mut B::Quants,
+        (runs, blocks): (&[Run], &[u32]),
+        rope: &B::Rope,
+        qkv: &mut B::Rows,
+        kv: &mut B::Kv,
+    ) -> Result<(), KernelError> {
+        let norms = self.head_norms.as_ref().map(|[q, k]| [q, k]);
+        if let [stacked] = &self.qkv.matrices[..] {
+            b.norm_quantize(n, x, self.qkv.norms(), q)?;
+            return b.bit_linear_rope_store(n, q, &stacked.weights, runs, blocks, rope, norms, qkv, kv);
+        }
+        self.qkv.apply(b, n, x, q, qkv)?;
+        b.rope_store(runs, blocks, rope, norms, qkv, kv)
     }
 }
 
@@ -71,11 +102,7 @@ impl<B: Backend> Projection<B> {
         let weight = |part: &String| format!("{part}.weight");
         let Some(eps) = spec.linear_norms else {
             let names: Vec<String> = parts.iter().map(weight).collect();
-            let stored = packed::<B>(tensors).map(|packed| packed.panels(&names)).transpose()?;
-            let weights = match stored.flatten() {
-                Some(panels) => b.panels(panels, order)?,
-                None => b.linear(&read_stacked(tensors, &names)?, order)?,
-            };
+            let weights = read_linear(b, spec, tensors, &names, order)?;
             return Ok(Projection { norm, matrices: vec![Matrix { norm: None, weights, column: 0 }] });
         };
         let mut matrices = Vec::new();
@@ -87,27 +114,6 @@ impl<B: Backend> Projection<B> {
             column += trits.rows();
         }
         Ok(Projection { norm, matrices })
-    }
-
-    /// `qkv = W x`, its queries and keys turned, its keys and values stored.
-    #[expect(clippy::too_many_arguments, reason = "the arguments of three operations")]
-    pub(crate) fn rope_store(
-        &self,
-        b: &mut B,
-        n: usize,
-        x: &B::Rows,
-        q: &mut B::Quants,
-        (runs, blocks): (&[Run], &[u32]),
-        rope: &B::Rope,
-        qkv: &mut B::Rows,
-        kv: &mut B::Kv,
-    ) -> Result<(), KernelError> {
-        if let [stacked] = &self.matrices[..] {
-            b.norm_quantize(n, x, self.norms(), q)?;
-            return b.bit_linear_rope_store(n, q, &stacked.weights, runs, blocks, rope, None, qkv, kv);
-        }
-        self.apply(b, n, x, q, qkv)?;
-        b.rope_store(runs, blocks, rope, None, qkv, kv)
     }
 
     /// `gate_up = W x`, gated and quantised for `down`.
@@ -148,28 +154,30 @@ impl<B: Backend> Projection<B> {
         Ok(())
     }
 
-    /// `out += W x` of the only matrix.
+    /// `out += factor * W x` of the only matrix.
     pub(crate) fn add(
         &self,
         b: &mut B,
         n: usize,
         x: &B::Rows,
         q: &mut B::Quants,
+        factor: f32,
         out: &mut B::Rows,
     ) -> Result<(), KernelError> {
         b.norm_quantize(n, x, self.norms(), q)?;
-        self.add_quantized(b, n, q, out)
+        self.add_quantized(b, n, q, factor, out)
     }
 
-    /// `out += W q` of the only matrix, for an input that was normed and quantised where it was made.
+    /// `out += factor * W q` of the only matrix, for an input that was normed and quantised where it was made.
     pub(crate) fn add_quantized(
         &self,
         b: &mut B,
         n: usize,
         q: &B::Quants,
+        factor: f32,
         out: &mut B::Rows,
     ) -> Result<(), KernelError> {
-        b.bit_linear(n, q, &self.matrices[0].weights, out, 0, Some(1.0))
+        b.bit_linear(n, q, &self.matrices[0].weights, out, 0, Some(factor))
     }
 
     /// The norms before the only matrix.

@@ -56,7 +56,7 @@ pub use error::ModelError;
 pub use inspect::{Inspection, Sizes, TensorInfo, TokenizerInfo, inspect, trits_sha256};
 pub use model::{ForwardError, Limits, Model};
 pub use source::{PackedSource, TensorEntry, TensorKind, TensorSource};
-pub use spec::{Activation, ModelSpec, Rope, RopeScaling};
+pub use spec::{Activation, Grouped, ModelSpec, Multipliers, Rope, RopeScaling};
 pub use synthetic::Synthetic;
 pub use tokenizer::{DecodeStream, Tokenizer};
 pub use transformer::Transformer;

@@ -13,11 +13,13 @@ pub(crate) struct Wanted {
 }
 
 /// Parts of a layer: Hugging Face's name, GGUF's, and 1bitLLM's where it differs.
-const PARTS: [(&str, &str, Option<&str>); 11] = [
+const PARTS: [(&str, &str, Option<&str>); 13] = [
     ("input_layernorm", "attn_norm", None),
     ("self_attn.q_proj", "attn_q", None),
     ("self_attn.k_proj", "attn_k", None),
     ("self_attn.v_proj", "attn_v", None),
+    ("self_attn.q_norm", "attn_q_norm", None),
+    ("self_attn.k_norm", "attn_k_norm", None),
     ("self_attn.attn_sub_norm", "attn_sub_norm", Some("self_attn.inner_attn_ln")),
     ("self_attn.o_proj", "attn_output", None),
     ("post_attention_layernorm", "ffn_norm", None),
@@ -40,10 +42,14 @@ pub(crate) const OUTPUT: Stack = Stack { name: "attn_output", parts: &["self_att
 pub(crate) const GATE_UP: Stack = Stack { name: "ffn_gate_up", parts: &["mlp.gate_proj", "mlp.up_proj"] };
 pub(crate) const DOWN: Stack = Stack { name: "ffn_down", parts: &["mlp.down_proj"] };
 
+/// What a file of panels calls a ternary embedding, and a ternary head of its own.
+pub(crate) const EMBEDDING_PANELS: &str = "token_embd.panels";
+pub(crate) const HEAD_PANELS: &str = "output.panels";
+
 /// A matrix of a file of panels.
 pub(crate) struct Stacked {
     pub name: String,
-    /// The projections one under another, by Hugging Face's names, and the rows of each.
+    /// The projections one under another, or a table, by Hugging Face's names, and the rows of each.
     pub parts: Vec<(String, usize)>,
     pub rows: usize,
     pub cols: usize,
@@ -61,7 +67,15 @@ pub(crate) fn stacked(spec: &ModelSpec) -> impl Iterator<Item = Stacked> + '_ {
         }
         matrix
     };
-    (0..spec.layers).flat_map(move |layer| [QKV, OUTPUT, GATE_UP, DOWN].map(|stack| of(layer, &stack)))
+    let table = |name: &str, tensor: &str| {
+        let (name, parts) = (name.into(), vec![(tensor.into(), spec.vocab)]);
+        Stacked { name, parts, rows: spec.vocab, cols: spec.hidden }
+    };
+    let embedding = spec.grouped.embedding.then(|| table(EMBEDDING_PANELS, EMBEDDING));
+    let head = (spec.grouped.head && !spec.tied_head).then(|| table(HEAD_PANELS, OUTER[2].0));
+    let layers =
+        (0..spec.layers).flat_map(move |layer| [QKV, OUTPUT, GATE_UP, DOWN].map(|stack| of(layer, &stack)));
+    embedding.into_iter().chain(layers).chain(head)
 }
 
 /// Tensors outside the layers: Hugging Face's name and GGUF's.
@@ -75,9 +89,10 @@ const OUTER: [(&str, &str); 3] = [
 /// comes from a file.
 pub(crate) fn wanted(spec: &ModelSpec) -> impl Iterator<Item = Wanted> + '_ {
     let matrix = |name: &str, kind| Wanted { name: name.into(), kind, shape: vec![spec.vocab, spec.hidden] };
-    let first = matrix("model.embed_tokens.weight", TensorKind::Dense);
+    let table = |grouped| if grouped { TensorKind::Grouped } else { TensorKind::Dense };
+    let first = matrix(OUTER[0].0, table(spec.grouped.embedding));
     let norm = Wanted { name: "model.norm.weight".into(), kind: TensorKind::Norm, shape: vec![spec.hidden] };
-    let head = (!spec.tied_head).then(|| matrix(head(spec), TensorKind::Dense));
+    let head = (!spec.tied_head).then(|| matrix(head(spec), table(spec.grouped.head)));
     let layers =
         (0..spec.layers).flat_map(move |layer| PARTS.iter().flat_map(move |p| part(spec, layer, p.0)));
     [first].into_iter().chain(layers).chain([norm]).chain(head)
@@ -96,6 +111,14 @@ fn projection(spec: &ModelSpec, part: &str) -> Option<[usize; 2]> {
     })
 }
 
+/// The embedding.
+pub(crate) const EMBEDDING: &str = OUTER[0].0;
+
+/// Whether this is the name of the embedding or of an output head of its own.
+pub(crate) fn is_table(name: &str) -> bool {
+    [OUTER[0].0, OUTER[2].0].contains(&name)
+}
+
 /// The output head.
 pub(crate) fn head(spec: &ModelSpec) -> &'static str {
     if spec.tied_head { OUTER[0].0 } else { OUTER[2].0 }
@@ -104,16 +127,20 @@ pub(crate) fn head(spec: &ModelSpec) -> &'static str {
 /// The tensors of one part of a layer: none, a norm, or a projection and the norm before it.
 fn part(spec: &ModelSpec, layer: usize, part: &str) -> impl Iterator<Item = Wanted> + use<> {
     let (hidden, q) = (spec.hidden, spec.q_width());
+    let ternary = if spec.grouped.projections { TensorKind::Grouped } else { TensorKind::Ternary };
     let prefix = format!("model.layers.{layer}.{part}");
     let norm = |name: String, width| Wanted { name, kind: TensorKind::Norm, shape: vec![width] };
     let weight = format!("{prefix}.weight");
     let wanted = match (projection(spec, part), part) {
         (Some(shape), _) => vec![
             spec.linear_norms.map(|_| norm(format!("{prefix}.rms_norm.weight"), shape[1])),
-            Some(Wanted { name: weight, kind: TensorKind::Ternary, shape: shape.into() }),
+            Some(Wanted { name: weight, kind: ternary, shape: shape.into() }),
         ],
         (None, "self_attn.attn_sub_norm") => vec![spec.sub_norms.then(|| norm(weight, q))],
         (None, "mlp.ffn_sub_norm") => vec![spec.sub_norms.then(|| norm(weight, spec.ffn))],
+        (None, "self_attn.q_norm" | "self_attn.k_norm") => {
+            vec![spec.head_norms.then(|| norm(weight, spec.head_dim))]
+        }
         (None, _) => vec![Some(norm(weight, hidden))],
     };
     wanted.into_iter().flatten()

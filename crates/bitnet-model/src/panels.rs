@@ -1,13 +1,14 @@
 //! Files that hold weights as the CPU's kernels read them, so that loading packs nothing.
 //!
-//! A GGUF file whose projections are matrices of panels, stacked as a layer uses them ([`names::stacked`]), and that has
-//! the int8 copy of the output head. GGUF has no type for either: they are I8, in lines of 256 bytes, under names of
-//! their own. Everything else is as in other files. Rows are in Hugging Face's order whatever the architecture.
+//! A GGUF file whose ternary matrices are panels, projections stacked as a layer uses them ([`names::stacked`]), and that has
+//! the int8 copy of a dense output head. GGUF has no type for either: they are I8, in lines of 256 bytes (128 where groups of
+//! weights have scales), under names of their own. Everything else is as in other files. Rows are in Hugging Face's order
+//! whatever the architecture.
 
 use std::{collections::HashMap, ops::Range, sync::OnceLock};
 
-use bitnet_kernels::{KernelError, Panels, Screen, on_huge_pages};
-use bitnet_tensor::{SharedBytes, TernaryTensor};
+use bitnet_kernels::{GroupedPanels, KernelError, Panels, Screen, on_huge_pages};
+use bitnet_tensor::{GroupedTensor, SharedBytes, TernaryTensor};
 
 use crate::{
     ModelError, ModelSpec,
@@ -16,6 +17,7 @@ use crate::{
         gguf::{Descriptor, Gguf},
     },
     names::{self, Stacked},
+    packing::grouped::GROUPS,
     source::{PackedSource, check_shape},
 };
 
@@ -39,12 +41,14 @@ pub(crate) struct PanelFile {
     screen: Option<([usize; 2], Region)>,
 }
 
-/// Projections stacked into one matrix.
+/// Projections stacked into one matrix, or a ternary table.
 #[derive(Debug)]
 struct Matrix {
     stored_name: String,
     rows: usize,
     cols: usize,
+    /// Columns that share a scale, if groups have scales.
+    group: Option<usize>,
     /// Where it lies in the region of all matrices.
     bytes: Range<usize>,
 }
@@ -80,15 +84,17 @@ impl PanelFile {
             let cure = format!("this program reads version {VERSION}; convert the original model again");
             return Err(ModelError::unsupported(&gguf.file, VERSION_KEY, version, cure));
         }
-        let mut take = |name: &str, shape: [usize; 2]| {
+        // Which of the possible shapes a tensor has, and where its bytes lie.
+        let mut take = |name: &str, shapes: &[[usize; 2]]| {
             let missing = || ModelError::MissingTensor { file: gguf.file.clone(), tensor: name.into() };
             let tensor = stored.remove(name).ok_or_else(missing)?;
-            if GgmlType::from_id(tensor.type_id) != Some(GgmlType::I8) {
+            if tensor.kind != Some(GgmlType::I8) {
                 let problem = format!("type {} is not i8", tensor.type_id);
                 return Err(ModelError::tensor(&gguf.file, name, problem, "convert the model again"));
             }
-            check_shape(&gguf.file, name, &shape, &tensor.shape)?;
-            Ok(tensor.start..tensor.start + tensor.bytes.len())
+            let which = shapes.iter().position(|shape| *shape == tensor.shape[..]);
+            check_shape(&gguf.file, name, &shapes[which.unwrap_or(0)], &tensor.shape)?;
+            Ok((which.unwrap_or(0), tensor.start..tensor.start + tensor.bytes.len()))
         };
         let (mut matrices, mut projections) = (Vec::new(), HashMap::new());
         for Stacked { name: stored_name, parts, rows, cols } in names::stacked(spec) {
@@ -97,12 +103,19 @@ impl PanelFile {
                 projections.insert(projection, (matrices.len(), end..end + rows));
                 end += rows;
             }
-            let bytes = take(&stored_name, Panels::stored_shape(rows, cols))?;
-            matrices.push(Matrix { stored_name, rows, cols, bytes });
+            let (group, bytes) = match spec.grouped.projections {
+                true => {
+                    let shapes = GROUPS.map(|group| GroupedPanels::stored_shape(rows, cols, group));
+                    let (which, bytes) = take(&stored_name, &shapes)?;
+                    (Some(GROUPS[which]), bytes)
+                }
+                false => (None, take(&stored_name, &[Panels::stored_shape(rows, cols)])?.1),
+            };
+            matrices.push(Matrix { stored_name, rows, cols, group, bytes });
         }
         let head = [spec.vocab, spec.hidden];
-        let screen = Screen::stored_shape(spec.vocab, spec.hidden).map(|shape| take(SCREEN, shape));
-        let screen = screen.transpose()?.map(|bytes| (head, Region::new(gguf, bytes)));
+        let screen = screen_shape(spec).map(|shape| take(SCREEN, &[shape]));
+        let screen = screen.transpose()?.map(|(_, bytes)| (head, Region::new(gguf, bytes)));
         let start = matrices.iter().map(|m| m.bytes.start).min().unwrap_or(0);
         let end = matrices.iter().map(|m| m.bytes.end).max().unwrap_or(0);
         for matrix in &mut matrices {
@@ -126,6 +139,13 @@ impl PanelFile {
         panels.unpack(rows.clone()).map_err(ModelError::data(&self.file, &matrix.stored_name))
     }
 
+    /// One matrix with group scales in the canonical layout.
+    pub(crate) fn grouped(&self, name: &str) -> Result<GroupedTensor, ModelError> {
+        let (matrix, rows) = self.find(name)?;
+        let panels = self.read_groups(matrix, &self.weights.file)?;
+        panels.unpack(rows.clone()).map_err(ModelError::data(&self.file, &matrix.stored_name))
+    }
+
     fn find(&self, name: &str) -> Result<(&Matrix, &Range<usize>), ModelError> {
         let missing = || ModelError::MissingTensor { file: self.file.clone(), tensor: name.into() };
         let (matrix, rows) = self.projections.get(name).ok_or_else(missing)?;
@@ -136,6 +156,27 @@ impl PanelFile {
         let bytes = region.slice(matrix.bytes.clone()).expect("matrices lie in their region");
         let panels = Panels::from_stored(matrix.rows, matrix.cols, &bytes);
         panels.map_err(|e| self.refused(&matrix.stored_name, e))
+    }
+
+    fn read_groups(&self, matrix: &Matrix, region: &SharedBytes) -> Result<GroupedPanels, ModelError> {
+        let bytes = region.slice(matrix.bytes.clone()).expect("matrices lie in their region");
+        let group = matrix.group.ok_or_else(|| ModelError::MissingTensor {
+            file: self.file.clone(),
+            tensor: matrix.stored_name.clone(),
+        })?;
+        let panels = GroupedPanels::from_stored(matrix.rows, matrix.cols, group, &bytes);
+        panels.map_err(|e| self.refused(&matrix.stored_name, e))
+    }
+
+    /// The matrix of these projections and the rows of each, if it is stacked of them and no others.
+    fn stack(&self, names: &[String]) -> Result<Option<(&Matrix, Vec<&Range<usize>>)>, ModelError> {
+        let parts = names.iter().map(|name| self.find(name)).collect::<Result<Vec<_>, _>>()?;
+        let Some(&(matrix, _)) = parts.first() else { return Ok(None) };
+        let follow = |end, &(other, rows): &(&Matrix, &Range<usize>)| {
+            (other.stored_name == matrix.stored_name && rows.start == end).then_some(rows.end)
+        };
+        let whole = parts.iter().try_fold(0, follow) == Some(matrix.rows);
+        Ok(whole.then(|| (matrix, parts.into_iter().map(|(_, rows)| rows).collect())))
     }
 
     /// A projection has one scale, as in every other form.
@@ -158,26 +199,35 @@ impl PanelFile {
                 let problem = format!("its scales, lengths and errors cannot be {value}");
                 ModelError::tensor(&self.file, tensor, problem, "convert the model again")
             }
+            KernelError::NotMerged => {
+                let problem = "its groups of 64 have equal scales in pairs";
+                ModelError::tensor(&self.file, tensor, problem, "convert the original model again")
+            }
             error => error.into(),
         }
     }
 }
 
+/// Lines and bytes of the head's copy in a file; a ternary head has none.
+pub(crate) fn screen_shape(spec: &ModelSpec) -> Option<[usize; 2]> {
+    Screen::stored_shape(spec.vocab, spec.hidden).filter(|_| !spec.grouped.head)
+}
+
 impl PackedSource for PanelFile {
     fn panels(&self, names: &[String]) -> Result<Option<Panels>, ModelError> {
-        let parts = names.iter().map(|name| self.find(name)).collect::<Result<Vec<_>, _>>()?;
-        let Some(&(matrix, _)) = parts.first() else { return Ok(None) };
-        let follow = |end, &(other, rows): &(&Matrix, &Range<usize>)| {
-            (other.stored_name == matrix.stored_name && rows.start == end).then_some(rows.end)
-        };
-        if parts.iter().try_fold(0, follow) != Some(matrix.rows) {
+        let Some((matrix, parts)) = self.stack(names)?.filter(|(matrix, _)| matrix.group.is_none()) else {
             return Ok(None);
-        }
+        };
         let panels = self.read(matrix, self.weights.resident())?;
-        for (_, rows) in parts {
+        for rows in parts {
             self.check_scale(matrix, &panels, rows)?;
         }
         Ok(Some(panels))
+    }
+
+    fn grouped_panels(&self, names: &[String]) -> Result<Option<GroupedPanels>, ModelError> {
+        let stack = self.stack(names)?.filter(|(matrix, _)| matrix.group.is_some());
+        stack.map(|(matrix, _)| self.read_groups(matrix, self.weights.resident())).transpose()
     }
 
     fn screen(&self) -> Result<Option<Screen>, ModelError> {

@@ -8,14 +8,20 @@ use std::{
     thread,
 };
 
-use bitnet_tensor::{BitNetTensor, TernaryTensor};
+use bitnet_tensor::{BitNetTensor, GroupedTensor, TernaryTensor};
 
-use crate::{ModelError, TensorEntry, TensorKind, TensorSource};
+use crate::{ModelError, TensorEntry, TensorKind, TensorSource, names};
 
 /// Projections that wait at most: they lie in memory beside what is made of them, as does the one being unpacked.
 const WAITING: usize = 1;
 
-type Unpacked = (String, Result<TernaryTensor, ModelError>);
+/// A projection of either kind.
+enum Projection {
+    Ternary(TernaryTensor),
+    Grouped(GroupedTensor),
+}
+
+type Unpacked = (String, Result<Projection, ModelError>);
 
 /// A source whose projections another thread unpacks in the order of its entries.
 struct ReadAhead<'a> {
@@ -25,12 +31,18 @@ struct ReadAhead<'a> {
 
 /// Calls `load` with a source that unpacks projections ahead of their use, if a thread for that can be had.
 pub(crate) fn with<T>(source: &dyn TensorSource, load: impl FnOnce(&dyn TensorSource) -> T) -> T {
-    let ternary = source.entries().iter().filter(|entry| entry.kind == TensorKind::Ternary);
-    let names: Vec<String> = ternary.map(|entry| entry.name.clone()).collect();
+    // The embedding and the head are not read in the order of the entries.
+    let projections = source.entries().iter().filter(|entry| {
+        matches!(entry.kind, TensorKind::Ternary | TensorKind::Grouped) && !names::is_table(&entry.name)
+    });
+    let entries: Vec<(String, TensorKind)> = projections.map(|e| (e.name.clone(), e.kind)).collect();
     let (send, unpacked) = sync_channel(WAITING);
     let work = move || {
-        for name in names {
-            let tensor = source.ternary(&name);
+        for (name, kind) in entries {
+            let tensor = match kind {
+                TensorKind::Grouped => source.grouped(&name).map(Projection::Grouped),
+                _ => source.ternary(&name).map(Projection::Ternary),
+            };
             // Nobody listens when loading has ended, well or not.
             if send.send((name, tensor)).is_err() {
                 return;
@@ -43,18 +55,38 @@ pub(crate) fn with<T>(source: &dyn TensorSource, load: impl FnOnce(&dyn TensorSo
     })
 }
 
+impl ReadAhead<'_> {
+    /// The next projection, if it is the one asked for; nothing if all have been given, or somebody asks in another order.
+    fn next(&self, name: &str) -> Option<Result<Projection, ModelError>> {
+        let unpacked = self.unpacked.lock().unwrap_or_else(PoisonError::into_inner);
+        unpacked.recv().ok().filter(|(next, _)| next == name).map(|(_, tensor)| tensor)
+    }
+}
+
 impl TensorSource for ReadAhead<'_> {
     fn entries(&self) -> &[TensorEntry] {
         self.source.entries()
     }
 
     fn ternary(&self, name: &str) -> Result<TernaryTensor, ModelError> {
-        let unpacked = self.unpacked.lock().unwrap_or_else(PoisonError::into_inner);
-        match unpacked.recv() {
-            Ok((next, tensor)) if next == name => tensor,
-            // All have been given, or somebody asks in another order.
+        match self.next(name).transpose()? {
+            Some(Projection::Ternary(tensor)) => Ok(tensor),
             _ => self.source.ternary(name),
         }
+    }
+
+    fn grouped(&self, name: &str) -> Result<GroupedTensor, ModelError> {
+        if names::is_table(name) {
+            return self.source.grouped(name);
+        }
+        match self.next(name).transpose()? {
+            Some(Projection::Grouped(tensor)) => Ok(tensor),
+            _ => self.source.grouped(name),
+        }
+    }
+
+    fn warnings(&self) -> Vec<String> {
+        self.source.warnings()
     }
 
     fn dense(&self, name: &str) -> Result<BitNetTensor, ModelError> {

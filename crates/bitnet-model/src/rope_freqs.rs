@@ -44,9 +44,9 @@ pub(crate) fn scaling(divisors: &[f32], spec: &ModelSpec) -> Option<RopeScaling>
         high_freq_factor: 4.0,
         original_context: (1u32 << bits) as f32,
     });
-    candidates.into_iter().find(|&scaling| {
+    candidates.into_iter().find(|scaling| {
         let mut candidate = spec.clone();
-        candidate.rope.scaling = scaling;
+        candidate.rope.scaling = scaling.clone();
         self::divisors(&candidate).iter().zip(divisors).all(|(a, b)| (a - b).abs() <= TOLERANCE * b)
     })
 }

@@ -1,16 +1,19 @@
 //! Tensors by Hugging Face name, wherever and however they are stored.
 
-use std::collections::HashMap;
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{Mutex, PoisonError},
+};
 
-use bitnet_kernels::{Panels, Screen};
-use bitnet_tensor::{BitNetTensor, DType, SharedBytes, TernaryTensor};
+use bitnet_kernels::{GroupedPanels, Panels, Screen};
+use bitnet_tensor::{BitNetTensor, DType, GroupedTensor, SharedBytes, TernaryTensor};
 
 use crate::{
     Config, ModelError, ModelSpec,
     error::one_line,
     files::{
-        ggml_type::{GgmlType, foreign, grouped},
-        gguf::Gguf,
+        ggml_type::{GgmlType, foreign},
+        gguf::{Descriptor, Gguf},
         safetensors::Stored,
     },
     names::{self, Wanted},
@@ -23,8 +26,10 @@ use crate::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TensorKind {
-    /// A matrix of trits with a scale: a projection.
+    /// A matrix of trits with one scale: a projection.
     Ternary,
+    /// A matrix of 2-bit weights with a scale for every group of them: a projection, the embedding or the output head.
+    Grouped,
     /// A float matrix: the embedding or the output head.
     Dense,
     /// The gain of an RMSNorm.
@@ -57,6 +62,19 @@ pub trait TensorSource: Send + Sync {
     /// If there is no such projection, or its bytes are not what its type allows.
     fn ternary(&self, name: &str) -> Result<TernaryTensor, ModelError>;
 
+    /// A matrix with a scale for every group of weights: rows in Hugging Face order.
+    ///
+    /// # Errors
+    /// If there is no such matrix, or its bytes are not what its type allows.
+    fn grouped(&self, name: &str) -> Result<GroupedTensor, ModelError> {
+        Err(ModelError::MissingTensor { file: "model".into(), tensor: one_line(name) })
+    }
+
+    /// What reading the tensors so far has shown that a user should know, a line each.
+    fn warnings(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// The embedding, the output head, or the gain of a norm: of a float type, and not copied where the file is
     /// mapped.
     ///
@@ -78,6 +96,12 @@ pub trait PackedSource {
     /// If there is no such projection, or its bytes are no panels.
     fn panels(&self, names: &[String]) -> Result<Option<Panels>, ModelError>;
 
+    /// As [`PackedSource::panels`] for matrices with group scales: projections, the embedding or the output head.
+    ///
+    /// # Errors
+    /// If there is no such matrix, or its bytes are no panels.
+    fn grouped_panels(&self, names: &[String]) -> Result<Option<GroupedPanels>, ModelError>;
+
     /// The int8 copy of the output head, if it has one.
     ///
     /// # Errors
@@ -86,7 +110,7 @@ pub trait PackedSource {
 }
 
 /// How the bytes of a tensor become values.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug)]
 enum Encoding {
     /// Floats, as they are.
     Dense(DType),
@@ -99,6 +123,15 @@ enum Encoding {
     I2S,
     Tq1_0,
     Tq2_0,
+    /// Blocks of a ggml type, each with its scale.
+    Blocks(GgmlType),
+    /// MLX's 2 bits, with what the tensors beside them hold.
+    Mlx {
+        scales: SharedBytes,
+        biases: SharedBytes,
+    },
+    /// Floats that are ternary with a scale for every group, which are recovered.
+    Unpacked(DType),
     /// Rows of a matrix of panels.
     Panels,
 }
@@ -121,6 +154,8 @@ pub(crate) struct FileSource {
     entries: Vec<TensorEntry>,
     parts: HashMap<String, Part>,
     panels: Option<PanelFile>,
+    /// Weights off their group's grid, by tensor, as far as tensors have been read.
+    off_grid: Mutex<BTreeMap<String, usize>>,
 }
 
 impl TensorSource for FileSource {
@@ -145,7 +180,9 @@ impl TensorSource for FileSource {
                 .map_err(ModelError::data(&self.file, stored))
         };
         let (codes, scale) = match part.encoding {
-            Encoding::Dense(_) => return Err(self.not_a(entry, "ternary matrix")),
+            Encoding::Dense(_) | Encoding::Blocks(_) | Encoding::Mlx { .. } | Encoding::Unpacked(_) => {
+                return Err(self.not_a(entry, "ternary matrix with one scale"));
+            }
             Encoding::Panels => return self.panels.as_ref().ok_or_else(|| self.missing(name))?.ternary(name),
             Encoding::Master(dtype) => {
                 return ternarize::masters(&floats(dtype)?).map_err(ModelError::data(&self.file, stored));
@@ -171,6 +208,48 @@ impl TensorSource for FileSource {
         })
     }
 
+    fn grouped(&self, name: &str) -> Result<GroupedTensor, ModelError> {
+        let (entry, part) = self.find(name)?;
+        let [rows, cols] = entry.shape[..] else { return Err(self.not_a(entry, "matrix")) };
+        let stored = entry.stored_name.as_str();
+        let fail = |problem: String| ModelError::tensor(&self.file, stored, problem, GROUPED_CURE);
+        let parts = match &part.encoding {
+            Encoding::Panels => return self.panels.as_ref().ok_or_else(|| self.missing(name))?.grouped(name),
+            Encoding::Blocks(kind) => packing::grouped::unpack(*kind, &part.bytes, cols),
+            Encoding::Mlx { scales, biases } => {
+                packing::grouped::mlx(&part.bytes, scales, biases).map_err(fail)?
+            }
+            Encoding::Unpacked(dtype) => {
+                let floats = BitNetTensor::new(*dtype, [rows, cols], part.bytes.clone())
+                    .map_err(ModelError::data(&self.file, stored))?;
+                let (parts, off_grid) = ternarize::recover(&floats).map_err(fail)?;
+                self.off_grid.lock().unwrap_or_else(PoisonError::into_inner).insert(stored.into(), off_grid);
+                parts
+            }
+            _ => return Err(self.not_a(entry, "matrix with a scale for every group")),
+        };
+        let tensor = GroupedTensor::new(rows, cols, parts.group, parts.codes, parts.scales)
+            .map_err(ModelError::data(&self.file, stored))?;
+        Ok(match part.interleaved_heads {
+            Some(heads) => tensor.permute_rows(|row| interleaved_row(row, rows / heads)),
+            None => tensor,
+        })
+    }
+
+    fn warnings(&self) -> Vec<String> {
+        let off_grid = self.off_grid.lock().unwrap_or_else(PoisonError::into_inner);
+        let weights: usize = off_grid.values().sum();
+        let tensors = off_grid.values().filter(|&&n| n > 0).count();
+        let told = || {
+            format!(
+                "{weights} weights in {tensors} tensors are not -s, 0 or s of their group and were rounded \
+                 ({}): the model's GGUF file has them as they were meant",
+                self.file
+            )
+        };
+        (weights > 0).then(told).into_iter().collect()
+    }
+
     fn dense(&self, name: &str) -> Result<BitNetTensor, ModelError> {
         let (entry, part) = self.find(name)?;
         let Encoding::Dense(dtype) = part.encoding else { return Err(self.not_a(entry, "float tensor")) };
@@ -182,6 +261,9 @@ impl TensorSource for FileSource {
         self.panels.as_ref().map(|panels| panels as &dyn PackedSource)
     }
 }
+
+/// What helps against a matrix with group scales that cannot be read.
+const GROUPED_CURE: &str = "use the model's GGUF file in PQ2_0, PTQ1_0 or Q2_0";
 
 /// Where interleaved rope keeps the row that Hugging Face has at `row`: of a head of `head_dim` rows, dimension
 /// `i` of half `h` lies at `2 i + h` (`permute` in llama.cpp's `convert_hf_to_gguf.py`).
@@ -227,39 +309,43 @@ impl FileSource {
         self.entries.push(TensorEntry { name, stored_name, shape, stored, kind });
     }
 
+    fn empty(file: &str, panels: Option<PanelFile>) -> Self {
+        let (entries, parts, off_grid) = (Vec::new(), HashMap::new(), Mutex::default());
+        FileSource { file: file.into(), entries, parts, panels, off_grid }
+    }
+
     /// The tensors of safetensors files; names that the model has no use for come back beside them.
     pub(crate) fn safetensors(
         name: &str,
-        config: &Config,
+        config: &mut Config,
         mut stored: HashMap<String, Stored>,
     ) -> Result<(FileSource, Vec<String>), ModelError> {
-        let mut source =
-            FileSource { file: name.into(), entries: Vec::new(), parts: HashMap::new(), panels: None };
+        find_grouped_tables(&mut config.spec, &stored)?;
+        let mut source = FileSource::empty(name, None);
         for wanted in names::wanted(&config.spec) {
             let name = if config.onebitllm { names::onebitllm(&wanted.name) } else { wanted.name.clone() };
             let Some(tensor) = stored.remove(&name) else {
                 return Err(ModelError::MissingTensor { file: source.file, tensor: name });
             };
-            let packed = wanted.kind == TensorKind::Ternary && tensor.dtype == Some(DType::U8);
-            let mut expected = wanted.shape.clone();
-            if packed {
-                expected[0] = expected[0].div_ceil(4);
-            }
-            check_shape(&tensor.file, &name, &expected, &tensor.shape)?;
-            let (encoding, text) = if packed {
-                let scale = stored.remove(&format!("{name}_scale"));
-                let scale = packed_scale(&tensor, scale.as_ref(), config.scale_multiplies)?;
-                (Encoding::Packed(scale), "packed u8".into())
-            } else {
-                let cure = "use a checkpoint in f32, f16, bf16 or packed u8";
-                let dtype = tensor.dtype.filter(|t| matches!(t, DType::F32 | DType::F16 | DType::BF16));
-                let dtype = dtype.ok_or_else(|| {
-                    let problem = format!("type {} cannot be read", tensor.dtype_name);
-                    ModelError::tensor(&tensor.file, &name, problem, cure)
-                })?;
-                match wanted.kind {
-                    TensorKind::Ternary => (Encoding::Master(dtype), format!("{dtype} masters")),
-                    _ => (Encoding::Dense(dtype), dtype.to_string()),
+            let (encoding, text) = match (wanted.kind, tensor.dtype) {
+                (TensorKind::Ternary, Some(DType::U8)) => {
+                    let packed = [wanted.shape[0].div_ceil(4), wanted.shape[1]];
+                    check_shape(&tensor.file, &name, &packed, &tensor.shape)?;
+                    let scale = stored.remove(&format!("{name}_scale"));
+                    let scale = packed_scale(&tensor, scale.as_ref(), config.scale_multiplies)?;
+                    (Encoding::Packed(scale), "packed u8".into())
+                }
+                (TensorKind::Grouped, Some(DType::U32)) => {
+                    (mlx(&tensor, &wanted.shape, &mut stored)?, "mlx 2-bit".into())
+                }
+                (kind, _) => {
+                    check_shape(&tensor.file, &name, &wanted.shape, &tensor.shape)?;
+                    let dtype = plain_floats(&tensor)?;
+                    match kind {
+                        TensorKind::Ternary => (Encoding::Master(dtype), format!("{dtype} masters")),
+                        TensorKind::Grouped => (Encoding::Unpacked(dtype), format!("{dtype} unpacked")),
+                        TensorKind::Dense | TensorKind::Norm => (Encoding::Dense(dtype), dtype.to_string()),
+                    }
                 }
             };
             let part = Part { bytes: tensor.bytes, encoding, factor: 1.0, interleaved_heads: None };
@@ -277,8 +363,7 @@ impl FileSource {
     ) -> Result<(FileSource, Vec<String>), ModelError> {
         let mut stored: HashMap<&str, _> = gguf.tensors.iter().map(|t| (t.name.as_str(), t)).collect();
         let panels = PanelFile::take(gguf, spec, &mut stored)?;
-        let mut source =
-            FileSource { file: gguf.file.clone(), entries: Vec::new(), parts: HashMap::new(), panels };
+        let mut source = FileSource::empty(&gguf.file, panels);
         for wanted in names::wanted(spec) {
             let in_panels = source.panels.as_ref().and_then(|panels| panels.stored_name(&wanted.name));
             if let Some(name) = in_panels.map(String::from) {
@@ -291,42 +376,13 @@ impl FileSource {
             let Some(tensor) = stored.remove(name.as_str()) else {
                 return Err(ModelError::MissingTensor { file: source.file, tensor: name });
             };
-            let kind = GgmlType::from_id(tensor.type_id).ok_or_else(|| {
-                let elements = tensor.shape.iter().fold(1, |n: usize, &d| n.saturating_mul(d));
-                let (file, id) = (gguf.file.clone(), tensor.type_id);
-                if let Some((called, group, cure)) = grouped(id, elements, tensor.room) {
-                    return ModelError::GroupScales { file, tensor: name.clone(), called, id, group, cure };
-                }
-                let (called, cure) = foreign(tensor.type_id);
-                let problem = format!("type {} ({called}) cannot be read", tensor.type_id);
-                ModelError::tensor(&gguf.file, &name, problem, cure)
-            })?;
+            let (kind, encoding) = gguf_encoding(&gguf.file, tensor, wanted.kind)?;
             check_shape(&gguf.file, &name, &wanted.shape, &tensor.shape)?;
-            let encoding = match (wanted.kind, kind) {
-                (TensorKind::Ternary, GgmlType::I2S) => Encoding::I2S,
-                (TensorKind::Ternary, GgmlType::Tq1_0) => Encoding::Tq1_0,
-                (TensorKind::Ternary, GgmlType::Tq2_0) => Encoding::Tq2_0,
-                (TensorKind::Ternary, GgmlType::Dense(t @ (DType::F32 | DType::F16 | DType::BF16))) => {
-                    Encoding::Exact(t)
-                }
-                (TensorKind::Dense | TensorKind::Norm, GgmlType::Dense(t)) => Encoding::Dense(t),
-                (_, kind) => {
-                    let problem = format!("type {} is not supported for this tensor", kind.name());
-                    let cure =
-                        "use a file whose projections are ternary and whose embedding and norms are floats";
-                    return Err(ModelError::tensor(&gguf.file, &name, problem, cure));
-                }
-            };
-            // llama.cpp's graphs of BitNet models multiply by an optional scale beside the weight.
-            let beside = name.replace(".weight", ".scale");
-            let factor = match stored.remove(beside.as_str()) {
-                Some(scale) if scale.type_id == 0 && scale.shape == [1] => first_f32(&scale.bytes),
-                Some(_) => {
-                    let problem = "a scale must be one f32";
-                    return Err(ModelError::tensor(&gguf.file, &beside, problem, "convert the model again"));
-                }
-                None => 1.0,
-            };
+            let factor = scale_beside(&gguf.file, &name, &mut stored)?;
+            if wanted.kind == TensorKind::Grouped && factor != 1.0 {
+                let problem = "a scale beside a matrix with group scales is not supported";
+                return Err(ModelError::tensor(&gguf.file, &name, problem, GROUPED_CURE));
+            }
             let interleaved_heads = match wanted.name.rsplit('.').nth(1) {
                 Some("q_proj") if interleaved => Some(spec.heads),
                 Some("k_proj") if interleaved => Some(spec.kv_heads),
@@ -338,6 +394,135 @@ impl FileSource {
         let unused = unused(stored.into_keys().map(|name| (gguf.file.clone(), name.to_string())))?;
         Ok((source, unused))
     }
+}
+
+/// How a tensor of a GGUF file becomes what the model wants of it.
+fn gguf_encoding(
+    file: &str,
+    tensor: &Descriptor,
+    wanted: TensorKind,
+) -> Result<(GgmlType, Encoding), ModelError> {
+    let (name, id) = (&tensor.name, tensor.type_id);
+    let Some(kind) = tensor.kind else {
+        let (called, cure) = foreign(id);
+        let problem = format!("type {id} ({called}) cannot be read");
+        return Err(ModelError::tensor(file, name, problem, cure));
+    };
+    let encoding = match (wanted, kind) {
+        (TensorKind::Ternary, GgmlType::I2S) => Encoding::I2S,
+        (TensorKind::Ternary, GgmlType::Tq1_0) => Encoding::Tq1_0,
+        (TensorKind::Ternary, GgmlType::Tq2_0) => Encoding::Tq2_0,
+        (TensorKind::Ternary, GgmlType::Dense(t @ (DType::F32 | DType::F16 | DType::BF16))) => {
+            Encoding::Exact(t)
+        }
+        (TensorKind::Dense | TensorKind::Norm, GgmlType::Dense(t)) => Encoding::Dense(t),
+        (_, GgmlType::Stq1_0) => {
+            let problem = "type 42 is STQ1_0 (Sherry) by its size, which cannot be read";
+            let cure =
+                "42 bytes hold 256 weights at 1.25 bits there; use a file of the model in another type";
+            return Err(ModelError::tensor(file, name, problem, cure));
+        }
+        (TensorKind::Grouped, GgmlType::Tq1_0 | GgmlType::Tq2_0) => Encoding::Blocks(kind),
+        (TensorKind::Grouped, kind) if kind.group().is_some() => Encoding::Blocks(kind),
+        (TensorKind::Grouped, GgmlType::Dense(t @ (DType::F32 | DType::F16 | DType::BF16))) => {
+            Encoding::Unpacked(t)
+        }
+        (TensorKind::Grouped, kind) => {
+            let problem = format!("type {id} ({}) is not ternary", kind.name());
+            let cure = "use a ternary file of the model, in PQ2_0, PTQ1_0, Q2_0 or TQ2_0";
+            return Err(ModelError::tensor(file, name, problem, cure));
+        }
+        (_, kind) => {
+            if let Some(group) = kind.group() {
+                let (file, tensor, called) = (file.into(), name.clone(), kind.name());
+                return Err(ModelError::GroupScales { file, tensor, called, id, group });
+            }
+            let problem = format!("type {} is not supported for this tensor", kind.name());
+            let cure = "use a file whose projections are ternary and whose embedding and norms are floats";
+            return Err(ModelError::tensor(file, name, problem, cure));
+        }
+    };
+    Ok((kind, encoding))
+}
+
+/// The scale that llama.cpp's graphs of BitNet models multiply a weight by, if there is one beside it.
+fn scale_beside(
+    file: &str,
+    weight: &str,
+    stored: &mut HashMap<&str, &Descriptor>,
+) -> Result<f32, ModelError> {
+    let beside = weight.replace(".weight", ".scale");
+    match stored.remove(beside.as_str()) {
+        Some(scale) if scale.type_id == 0 && scale.shape == [1] => Ok(first_f32(&scale.bytes)),
+        Some(_) => {
+            let problem = "a scale must be one f32";
+            Err(ModelError::tensor(file, &beside, problem, "convert the model again"))
+        }
+        None => Ok(1.0),
+    }
+}
+
+/// The type of a tensor of plain floats.
+fn plain_floats(tensor: &Stored) -> Result<DType, ModelError> {
+    let dtype = tensor.dtype.filter(|t| matches!(t, DType::F32 | DType::F16 | DType::BF16));
+    dtype.ok_or_else(|| {
+        let problem = format!("type {} cannot be read", tensor.dtype_name);
+        let cure = "use a checkpoint in f32, f16, bf16 or packed u8";
+        ModelError::tensor(&tensor.file, &tensor.name, problem, cure)
+    })
+}
+
+/// Finds out whether embedding and head of a family with group scales have them too: MLX's do, and floats do if a sample of
+/// them is ternary. A matrix that is taken for ternary and is not is refused when it is read.
+fn find_grouped_tables(spec: &mut ModelSpec, stored: &HashMap<String, Stored>) -> Result<(), ModelError> {
+    if !spec.grouped.projections {
+        return Ok(());
+    }
+    let grouped = |name: &str| -> Result<bool, ModelError> {
+        let Some(tensor) = stored.get(name) else { return Ok(false) };
+        if tensor.dtype == Some(DType::U32) {
+            return Ok(true);
+        }
+        let (Ok(dtype), [rows, cols]) = (plain_floats(tensor), &tensor.shape[..]) else { return Ok(false) };
+        let floats = BitNetTensor::new(dtype, [*rows, *cols], tensor.bytes.clone())
+            .map_err(ModelError::data(&tensor.file, name))?;
+        Ok(ternarize::looks_ternary(&floats))
+    };
+    spec.grouped.embedding = grouped(names::EMBEDDING)?;
+    spec.grouped.head = grouped(names::head(spec))?;
+    Ok(())
+}
+
+/// MLX's 2 bits: sixteen codes in 32 bits, with scales and biases beside them.
+fn mlx(
+    tensor: &Stored,
+    shape: &[usize],
+    stored: &mut HashMap<String, Stored>,
+) -> Result<Encoding, ModelError> {
+    let (rows, cols) = (shape[0], shape[1]);
+    let base = tensor.name.strip_suffix(".weight").unwrap_or(&tensor.name);
+    check_shape(&tensor.file, &tensor.name, &[rows, cols.div_ceil(16)], &tensor.shape)?;
+    let mut beside = |what: &str| {
+        let name = format!("{base}.{what}");
+        let found = stored.remove(&name);
+        let beside =
+            found.ok_or(ModelError::MissingTensor { file: tensor.file.clone(), tensor: name.clone() })?;
+        let fail = |problem| Err(ModelError::tensor(&tensor.file, &name, problem, GROUPED_CURE));
+        if beside.dtype != Some(DType::F16) {
+            return fail(format!("type {} is not f16", beside.dtype_name));
+        }
+        let groups = packing::grouped::GROUPS.into_iter().find(|group| beside.shape == [rows, cols / group]);
+        match groups.filter(|group| cols.is_multiple_of(*group)) {
+            Some(_) => Ok(beside),
+            None => fail(format!(
+                "shape {:?} is not one value for 128 or 64 of {rows} x {cols} weights",
+                beside.shape
+            )),
+        }
+    };
+    let (scales, biases) = (beside("scales")?, beside("biases")?);
+    check_shape(&tensor.file, &biases.name, &scales.shape, &biases.shape)?;
+    Ok(Encoding::Mlx { scales: scales.bytes, biases: biases.bytes })
 }
 
 pub(crate) fn check_shape(
@@ -402,7 +587,9 @@ fn unused(names: impl Iterator<Item = (String, String)>) -> Result<Vec<String>, 
             ));
         }
         // Tables that the description has read or that follow from it, and the copy that a tied head is.
-        let known = ["rope_freqs.weight", "lm_head.weight"].contains(&name.as_str());
+        let known =
+            ["rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight", "lm_head.weight"]
+                .contains(&name.as_str());
         if !known && !name.ends_with("rotary_emb.inv_freq") {
             unused.push(one_line(name));
         }

@@ -1,9 +1,11 @@
+use std::sync::Arc;
+
 pub use bitnet_kernels::Gate as Activation;
 
 use crate::ModelError;
 
 /// How rotary frequencies are stretched for contexts longer than those trained on.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum RopeScaling {
     /// Not at all.
     None,
@@ -23,17 +25,66 @@ pub enum RopeScaling {
         /// Context that the model was trained on first.
         original_context: f32,
     },
+    /// YaRN: frequencies that turn seldom within the original context divided by `factor`, those that turn often kept, a
+    /// ramp between.
+    Yarn {
+        /// Divisor of the low frequencies.
+        factor: f32,
+        /// Context that the model was trained on first.
+        original_context: f32,
+        /// Turns within the original context from which a frequency is kept.
+        beta_fast: f32,
+        /// Turns within the original context up to which a frequency is divided by `factor`.
+        beta_slow: f32,
+        /// Multiplies cosines and sines.
+        attention_factor: f32,
+    },
+    /// LongRoPE: a divisor for each frequency.
+    LongRope {
+        /// Divisors of the frequencies, `[head_dim / 2]`: the short ones, because texts end at the original context.
+        factors: Arc<[f32]>,
+        /// Multiplies cosines and sines.
+        attention_factor: f32,
+    },
 }
 
 /// Rotary position embedding: dimension `i` of a head turns together with `i + head_dim / 2`.
 ///
-/// Files with interleaved pairs (GGUF arch `llama`) have their q and k rows put into this order when read.
-#[derive(Debug, Clone, Copy, PartialEq)]
+/// Files with interleaved pairs (GGUF architectures `llama` and `minicpm`) have their q and k rows put into this order when
+/// read.
+#[derive(Debug, Clone, PartialEq)]
 pub struct Rope {
     /// Base of the frequencies, `theta^(-2i / head_dim)`.
     pub theta: f32,
     /// Stretching for long contexts.
     pub scaling: RopeScaling,
+}
+
+/// Which matrices have a scale for every group of weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Grouped {
+    /// The projections. Activations are then quantised by groups too, not by rows.
+    pub projections: bool,
+    /// The embedding.
+    pub embedding: bool,
+    /// The output head, which may be the embedding.
+    pub head: bool,
+}
+
+/// Constants that a model multiplies activations with (maximal update parametrisation, as in MiniCPM).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Multipliers {
+    /// Multiplies the embedding of every token.
+    pub embedding: f32,
+    /// Multiplies what attention and feed-forward add to the residual stream.
+    pub residual: f32,
+    /// Divides the logits.
+    pub logit_divisor: f32,
+}
+
+impl Multipliers {
+    /// No multiplication at all.
+    pub const NONE: Multipliers = Multipliers { embedding: 1.0, residual: 1.0, logit_divisor: 1.0 };
 }
 
 /// Everything about a model but its weights: sizes and switches, read from its metadata and never guessed.
@@ -67,6 +118,12 @@ pub struct ModelSpec {
     pub sub_norms: bool,
     /// Epsilon of an RMSNorm of its own before every projection (`use_rms_norm`), if the model has them.
     pub linear_norms: Option<f32>,
+    /// Whether every query and key head passes an RMSNorm before it is turned.
+    pub head_norms: bool,
+    /// Which matrices have a scale for every group of weights.
+    pub grouped: Grouped,
+    /// Constants that activations are multiplied with.
+    pub multipliers: Multipliers,
     /// Whether the embedding also is the output head.
     pub tied_head: bool,
     /// Tokens that end a text. They come with the model, so that no program can forget them.
@@ -121,9 +178,32 @@ impl ModelSpec {
         }
         let mut positive = vec![("RMSNorm epsilon", self.rms_eps), ("rope theta", self.rope.theta)];
         positive.extend(self.linear_norms.map(|eps| ("RMSNorm epsilon of the projections", eps)));
+        positive.extend([
+            ("embedding multiplier", self.multipliers.embedding),
+            ("residual multiplier", self.multipliers.residual),
+            ("logit divisor", self.multipliers.logit_divisor),
+        ]);
         match self.rope.scaling {
             RopeScaling::None => {}
             RopeScaling::Linear { factor } => positive.push(("rope factor", factor)),
+            RopeScaling::Yarn { factor, original_context, beta_fast, beta_slow, attention_factor } => {
+                positive.extend([
+                    ("rope factor", factor),
+                    ("rope original context", original_context),
+                    ("rope beta_fast", beta_fast),
+                    ("rope beta_slow", beta_slow),
+                    ("rope attention factor", attention_factor),
+                    ("rope theta - 1", self.rope.theta - 1.0),
+                ]);
+            }
+            RopeScaling::LongRope { ref factors, attention_factor } => {
+                if factors.len() != self.head_dim / 2 {
+                    let problem = format!("has {} values for heads of {}", factors.len(), self.head_dim);
+                    return Err(ModelError::field(file, "list of rope factors", problem));
+                }
+                positive.push(("rope attention factor", attention_factor));
+                positive.extend(factors.iter().map(|&factor| ("list of rope factors", factor)));
+            }
             RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
                 positive.extend([
                     ("rope factor", factor),

@@ -1,14 +1,16 @@
 //! Random models of given shapes, made in memory from a fixed seed: for benchmarks and tests, no tokenizer.
 
-use bitnet_tensor::{BitNetTensor, DType, SharedBytes, TernaryTensor};
+use bitnet_tensor::{BitNetTensor, DType, GroupedTensor, SharedBytes, TernaryTensor};
+use half::f16;
 
 use crate::{
-    Activation, ModelError, ModelSpec, Rope, RopeScaling, TensorEntry, TensorKind, TensorSource,
+    Activation, Grouped, ModelError, ModelSpec, Multipliers, Rope, RopeScaling, TensorEntry, TensorKind,
+    TensorSource,
     names::{self, Wanted},
 };
 
-/// Name, layers, hidden, ffn, heads, kv heads, vocabulary.
-const SHAPES: [(&str, [usize; 6]); 4] = [
+/// Name, layers, hidden, ffn, heads, kv heads, vocabulary of models of the `bitnet` family.
+const BITNET: [(&str, [usize; 6]); 4] = [
     ("tiny", [2, 256, 768, 4, 2, 512]),
     ("125m", [12, 768, 2048, 12, 4, 32768]),
     ("700m", [24, 1536, 4096, 24, 8, 32768]),
@@ -16,7 +18,16 @@ const SHAPES: [(&str, [usize; 6]); 4] = [
     ("2b4t", [30, 2560, 6912, 20, 5, 128_256]),
 ];
 
-/// Random weights for a [`ModelSpec`] of the `bitnet` family.
+/// Name, layers, hidden, ffn, heads, kv heads, head width, vocabulary of models of the `qwen3` family, and whether their head is
+/// the embedding: the shapes of Ternary Bonsai, and a small one.
+const QWEN3: [(&str, [usize; 7], bool); 4] = [
+    ("bonsai-tiny", [2, 256, 768, 4, 2, 96, 512], true),
+    ("bonsai-1.7b", [28, 2048, 6144, 16, 8, 128, 151_936], true),
+    ("bonsai-4b", [36, 2560, 9728, 32, 8, 128, 151_936], true),
+    ("bonsai-8b", [36, 4096, 12288, 32, 8, 128, 151_936], false),
+];
+
+/// Random weights for a [`ModelSpec`].
 #[derive(Debug, Clone)]
 pub struct Synthetic {
     spec: ModelSpec,
@@ -29,30 +40,13 @@ impl Synthetic {
     /// # Errors
     /// If there is no such name; the message lists them.
     pub fn named(name: &str) -> Result<Self, ModelError> {
-        let Some((_, [layers, hidden, ffn, heads, kv_heads, vocab])) = SHAPES.iter().find(|s| s.0 == name)
-        else {
-            let known = SHAPES.map(|s| s.0).join(", ");
-            return Err(ModelError::UnknownSynthetic { name: name.chars().take(40).collect(), known });
-        };
-        Ok(Self::of(ModelSpec {
-            architecture: "bitnet".into(),
-            hidden: *hidden,
-            ffn: *ffn,
-            layers: *layers,
-            heads: *heads,
-            kv_heads: *kv_heads,
-            head_dim: hidden / heads,
-            vocab: *vocab,
-            // Longer than the models of these shapes have: random weights know no positions.
-            context: 8192,
-            rms_eps: 1e-5,
-            rope: Rope { theta: 500_000.0, scaling: RopeScaling::None },
-            activation: Activation::SquaredRelu,
-            sub_norms: true,
-            linear_norms: None,
-            tied_head: true,
-            eos: Vec::new(),
-        }))
+        let bitnet = BITNET.iter().find(|shape| shape.0 == name).map(|shape| bitnet(shape.1));
+        let qwen3 = || QWEN3.iter().find(|shape| shape.0 == name).map(|shape| qwen3(shape.1, shape.2));
+        bitnet.or_else(qwen3).map(Self::of).ok_or_else(|| {
+            let names = BITNET.iter().map(|shape| shape.0).chain(QWEN3.iter().map(|shape| shape.0));
+            let known = names.collect::<Vec<_>>().join(", ");
+            ModelError::UnknownSynthetic { name: name.chars().take(40).collect(), known }
+        })
     }
 
     /// Random weights for any shape.
@@ -60,6 +54,7 @@ impl Synthetic {
         let entries = names::wanted(&spec).map(|Wanted { name, kind, shape }| {
             let stored = match kind {
                 TensorKind::Ternary => "random trits",
+                TensorKind::Grouped => "random trits in groups of 128",
                 TensorKind::Dense => "random bf16",
                 TensorKind::Norm => "random f32",
             };
@@ -74,9 +69,8 @@ impl Synthetic {
         &self.spec
     }
 
-    fn find(&self, name: &str, ternary: bool) -> Result<(&TensorEntry, Random), ModelError> {
-        let entry =
-            self.entries.iter().find(|e| e.name == name && (e.kind == TensorKind::Ternary) == ternary);
+    fn find(&self, name: &str, kinds: &[TensorKind]) -> Result<(&TensorEntry, Random), ModelError> {
+        let entry = self.entries.iter().find(|e| e.name == name && kinds.contains(&e.kind));
         let entry = entry
             .ok_or_else(|| ModelError::MissingTensor { file: "synthetic".into(), tensor: name.to_owned() })?;
         // The name is the seed (FNV-1a), so a tensor does not depend on the order of reading.
@@ -85,6 +79,61 @@ impl Synthetic {
             .fold(0xCBF2_9CE4_8422_2325, |h: u64, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01B3));
         Ok((entry, Random(seed)))
     }
+}
+
+fn bitnet([layers, hidden, ffn, heads, kv_heads, vocab]: [usize; 6]) -> ModelSpec {
+    ModelSpec {
+        architecture: "bitnet".into(),
+        hidden,
+        ffn,
+        layers,
+        heads,
+        kv_heads,
+        head_dim: hidden / heads,
+        vocab,
+        // Longer than the models of these shapes have: random weights know no positions.
+        context: 8192,
+        rms_eps: 1e-5,
+        rope: Rope { theta: 500_000.0, scaling: RopeScaling::None },
+        activation: Activation::SquaredRelu,
+        sub_norms: true,
+        linear_norms: None,
+        head_norms: false,
+        grouped: Grouped::default(),
+        multipliers: Multipliers::NONE,
+        tied_head: true,
+        eos: Vec::new(),
+    }
+}
+
+fn qwen3([layers, hidden, ffn, heads, kv_heads, head_dim, vocab]: [usize; 7], tied_head: bool) -> ModelSpec {
+    ModelSpec {
+        architecture: "qwen3".into(),
+        head_dim,
+        context: 32_768,
+        rms_eps: 1e-6,
+        rope: Rope { theta: 1e6, scaling: RopeScaling::None },
+        activation: Activation::Silu,
+        sub_norms: false,
+        head_norms: true,
+        grouped: Grouped { projections: true, embedding: true, head: true },
+        tied_head,
+        ..bitnet([layers, hidden, ffn, heads, kv_heads, vocab])
+    }
+}
+
+/// Codes of four random trits each.
+fn random_codes(random: &mut Random, rows: usize, cols: usize) -> Vec<u8> {
+    // One random byte makes four trits: 256 values onto 81 combinations.
+    let four: [u8; 256] = std::array::from_fn(|i| {
+        (0..4u32).fold(0, |byte, t| byte | ((i / 3usize.pow(t) % 3) as u8) << (2 * t))
+    });
+    random.bytes(rows * TernaryTensor::row_bytes(cols), |r| four[usize::from(r)])
+}
+
+/// A scale with which outputs keep about the size of the inputs.
+fn usual_scale(cols: usize) -> f32 {
+    (1.5 / cols as f32).sqrt()
 }
 
 /// SplitMix64.
@@ -115,20 +164,28 @@ impl TensorSource for Synthetic {
     }
 
     fn ternary(&self, name: &str) -> Result<TernaryTensor, ModelError> {
-        let (entry, mut random) = self.find(name, true)?;
+        let (entry, mut random) = self.find(name, &[TensorKind::Ternary])?;
         let (rows, cols) = (entry.shape[0], entry.shape[1]);
-        // One random byte makes four trits: 256 values onto 81 combinations.
-        let four: [u8; 256] = std::array::from_fn(|i| {
-            (0..4u32).fold(0, |byte, t| byte | ((i / 3usize.pow(t) % 3) as u8) << (2 * t))
-        });
-        let codes = random.bytes(rows * TernaryTensor::row_bytes(cols), |r| four[usize::from(r)]);
-        // Outputs keep about the size of the inputs.
-        let scale = (1.5 / cols as f32).sqrt();
-        TernaryTensor::from_codes(rows, cols, codes, scale).map_err(ModelError::data("synthetic", name))
+        let codes = random_codes(&mut random, rows, cols);
+        TernaryTensor::from_codes(rows, cols, codes, usual_scale(cols))
+            .map_err(ModelError::data("synthetic", name))
+    }
+
+    fn grouped(&self, name: &str) -> Result<GroupedTensor, ModelError> {
+        let (entry, mut random) = self.find(name, &[TensorKind::Grouped])?;
+        let (rows, cols) = (entry.shape[0], entry.shape[1]);
+        let codes = random_codes(&mut random, rows, cols);
+        let group = GroupedTensor::WIDE;
+        // Embeddings of that size would be lost beside the outputs of the layers.
+        let usual = if names::is_table(name) { 0.05 } else { usual_scale(cols) };
+        let scale = |r: u8| f16::from_f32(usual * (0.75 + f32::from(r) / 512.0));
+        let scales = random.bytes(rows * GroupedTensor::groups(cols, group), |r| r);
+        let scales = scales.into_iter().map(scale).collect();
+        GroupedTensor::new(rows, cols, group, codes, scales).map_err(ModelError::data("synthetic", name))
     }
 
     fn dense(&self, name: &str) -> Result<BitNetTensor, ModelError> {
-        let (entry, mut random) = self.find(name, false)?;
+        let (entry, mut random) = self.find(name, &[TensorKind::Dense, TensorKind::Norm])?;
         let made = if entry.kind == TensorKind::Norm {
             let gains: Vec<f32> =
                 (0..entry.shape[0]).map(|_| 0.75 + (random.next() >> 40) as f32 / (1 << 25) as f32).collect();

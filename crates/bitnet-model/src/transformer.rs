@@ -1,9 +1,10 @@
 use std::collections::HashMap;
 
 use bitnet_kernels::{
-    Ask, Backend, BackendInfo, DeviceStatus, Drawn, Grouping, KernelError, KvShape, Norm, RowsKind, StepSize,
+    Ask, Backend, BackendInfo, DeviceStatus, Drawn, Grouping, KernelError, KvShape, Norm, RowOrder, RowsKind,
+    StepSize,
 };
-use bitnet_tensor::TernaryTensor;
+use bitnet_tensor::{GroupedTensor, TernaryTensor};
 
 use crate::{
     Batch, ForwardError, Limits, Logits, Model, ModelError, ModelSpec, PackedSource, TensorSource,
@@ -79,16 +80,19 @@ impl<B: Backend> Transformer<B> {
     ) -> Result<Self, ModelError> {
         let b = &mut backend;
         progress(0, spec.layers);
-        let mut embedding = b.table(&tensors.dense("model.embed_tokens.weight")?)?;
+        let mut embedding = read_table(b, tensors, names::EMBEDDING, spec.grouped.embedding)?;
         let mut head = match spec.tied_head {
             true => None,
-            false => Some(b.table(&tensors.dense(names::head(spec))?)?),
+            false => Some(read_table(b, tensors, names::head(spec), spec.grouped.head)?),
         };
-        if b.screens() {
+        // A ternary head is a quarter of the int8 copy that bounds would be computed from.
+        if b.screens() && !spec.grouped.head {
             let stored = packed::<B>(tensors).map(PackedSource::screen).transpose()?.flatten();
             b.screen(head.as_mut().unwrap_or(&mut embedding), stored, limits.max_logit_rows)?;
         }
-        let norm = read_norm(b, tensors, "model.norm.weight", spec.rms_eps)?;
+        let mut gain = tensors.dense("model.norm.weight")?.to_f32();
+        gain.iter_mut().for_each(|g| *g /= spec.multipliers.logit_divisor);
+        let norm = Norm { gain: b.gain(&gain)?, eps: spec.rms_eps };
         let mut layers = Vec::with_capacity(spec.layers);
         for index in 0..spec.layers {
             layers.push(Layer::load(b, spec, tensors, index)?);
@@ -176,17 +180,18 @@ impl<B: Backend> Model for Transformer<B> {
         self.check(batch)?;
         let (n, runs, blocks) = (batch.tokens().len(), batch.runs(), batch.blocks());
         let Transformer { backend: b, spec, buffers: x, .. } = self;
+        let factors = spec.multipliers;
 
-        b.embed(&self.embedding, batch.tokens(), 1.0, &mut x.residual)?;
+        b.embed(&self.embedding, batch.tokens(), factors.embedding, &mut x.residual)?;
         for (layer, kv) in self.layers.iter().zip(&mut self.kv) {
             let (r, q) = (&x.residual, &mut x.hidden_q);
-            layer.qkv.rope_store(b, n, r, q, (runs, blocks), &self.rope, &mut x.qkv, kv)?;
+            layer.rope_store(b, n, r, q, (runs, blocks), &self.rope, &mut x.qkv, kv)?;
             b.attention(runs, blocks, &x.qkv, kv, &mut x.attention)?;
-            layer.output.add(b, n, &x.attention, &mut x.attention_q, &mut x.residual)?;
+            layer.output.add(b, n, &x.attention, &mut x.attention_q, factors.residual, &mut x.residual)?;
 
             let (r, q, gate) = (&x.residual, &mut x.hidden_q, spec.activation);
             layer.gate_up.gate_quantize(b, n, r, q, gate, &layer.down, &mut x.gate_up, &mut x.ffn_q)?;
-            layer.down.add_quantized(b, n, &x.ffn_q, &mut x.residual)?;
+            layer.down.add_quantized(b, n, &x.ffn_q, factors.residual, &mut x.residual)?;
         }
 
         let wanted = batch.logit_rows();
@@ -218,14 +223,15 @@ impl<B: Backend> Model for Transformer<B> {
 impl<B: Backend> Buffers<B> {
     fn new(b: &mut B, spec: &ModelSpec, limits: Limits) -> Result<Self, KernelError> {
         let n = limits.max_tokens;
+        let grouping = if spec.grouped.projections { Grouping::Groups } else { Grouping::Row };
         Ok(Buffers {
             residual: b.rows(n, spec.hidden, RowsKind::Residual)?,
-            hidden_q: b.quants(n, spec.hidden, Grouping::Row)?,
+            hidden_q: b.quants(n, spec.hidden, grouping)?,
             qkv: b.rows(n, spec.q_width() + 2 * spec.kv_width(), RowsKind::Between)?,
             attention: b.rows(n, spec.q_width(), RowsKind::Between)?,
-            attention_q: b.quants(n, spec.q_width(), Grouping::Row)?,
+            attention_q: b.quants(n, spec.q_width(), grouping)?,
             gate_up: b.rows(n, 2 * spec.ffn, RowsKind::Between)?,
-            ffn_q: b.quants(n, spec.ffn, Grouping::Row)?,
+            ffn_q: b.quants(n, spec.ffn, grouping)?,
             last: b.rows(limits.max_logit_rows, spec.hidden, RowsKind::Between)?,
         })
     }
@@ -252,6 +258,46 @@ fn check_shapes(spec: &ModelSpec, tensors: &dyn TensorSource) -> Result<(), Mode
     Ok(())
 }
 
+/// The embedding or the output head.
+fn read_table<B: Backend>(
+    b: &mut B,
+    tensors: &dyn TensorSource,
+    name: &str,
+    grouped: bool,
+) -> Result<B::Table, ModelError> {
+    if !grouped {
+        return Ok(b.table(&tensors.dense(name)?)?);
+    }
+    let stored = packed::<B>(tensors).map(|packed| packed.grouped_panels(&[name.into()])).transpose()?;
+    Ok(match stored.flatten() {
+        Some(panels) => b.ternary_panels(panels)?,
+        None => b.ternary_table(&tensors.grouped(name)?)?,
+    })
+}
+
+/// Projections of one input, stacked into one matrix.
+pub(crate) fn read_linear<B: Backend>(
+    b: &mut B,
+    spec: &ModelSpec,
+    tensors: &dyn TensorSource,
+    names: &[String],
+    order: RowOrder,
+) -> Result<B::Linear, ModelError> {
+    let packed = packed::<B>(tensors);
+    if spec.grouped.projections {
+        let stored = packed.map(|packed| packed.grouped_panels(names)).transpose()?;
+        return Ok(match stored.flatten() {
+            Some(panels) => b.grouped_panels(panels, order)?,
+            None => b.grouped(&read_stacked_groups(tensors, names)?, order)?,
+        });
+    }
+    let stored = packed.map(|packed| packed.panels(names)).transpose()?;
+    Ok(match stored.flatten() {
+        Some(panels) => b.panels(panels, order)?,
+        None => b.linear(&read_stacked(tensors, names)?, order)?,
+    })
+}
+
 /// The gain of a norm.
 pub(crate) fn read_norm<B: Backend>(
     b: &mut B,
@@ -276,9 +322,14 @@ pub(crate) fn read_stacked(
     if parts.len() == 1 {
         return Ok(parts.remove(0));
     }
-    TernaryTensor::stack(&parts).map_err(|source| ModelError::TensorData {
-        file: SOURCE.to_owned(),
-        tensor: names.join(" + "),
-        source,
-    })
+    TernaryTensor::stack(&parts).map_err(ModelError::data(SOURCE, &names.join(" + ")))
+}
+
+/// Matrices with group scales of one input, stacked into one.
+pub(crate) fn read_stacked_groups(
+    tensors: &dyn TensorSource,
+    names: &[String],
+) -> Result<GroupedTensor, ModelError> {
+    let parts = names.iter().map(|n| tensors.grouped(n)).collect::<Result<Vec<_>, _>>()?;
+    GroupedTensor::stack(&parts).map_err(ModelError::data(SOURCE, &names.join(" + ")))
 }

@@ -42,6 +42,9 @@ impl Home {
     /// What the weights will take in the layout of the kernels; for who looks at all logits, without the copy of the head.
     pub fn weights(self, checkpoint: &Checkpoint, all_logits: bool) -> Result<WeightBytes, Error> {
         let mut bytes = WeightBytes { layout: self.layout(), total: 0, step: 0, trits: 0 };
+        if checkpoint.spec.grouped.head {
+            bytes.layout = "2 bits a weight and 16 for the scale of every group, in the output head too";
+        }
         for entry in checkpoint.tensors.entries() {
             let elements: usize = entry.shape.iter().product();
             let (size, read) = match entry.kind {
@@ -49,6 +52,14 @@ impl Home {
                     bytes.trits += elements as u64;
                     let size = self.ternary(entry.shape[0], entry.shape[1]);
                     (size, size)
+                }
+                TensorKind::Grouped => {
+                    // Of the forms, Q2_0 alone may have groups of 64; which it has shows when it is read.
+                    let group = if entry.stored == "q2_0" { 64 } else { 128 };
+                    let size = self.grouped(entry.shape[0], entry.shape[1], group);
+                    let looked_up = entry.name == "model.embed_tokens.weight" && !checkpoint.spec.tied_head;
+                    bytes.trits += if looked_up { 0 } else { elements as u64 };
+                    (size, if looked_up { 0 } else { size })
                 }
                 TensorKind::Norm => (4 * elements, 4 * elements),
                 TensorKind::Dense => {
@@ -86,13 +97,21 @@ impl Home {
         rows * cols.next_multiple_of(col_padding) / 4 + 4 * rows
     }
 
+    /// Codes of 2 bits, rows and columns padded, and an f16 scale for every group of a row.
+    fn grouped(self, rows: usize, cols: usize, group: usize) -> usize {
+        rows.next_multiple_of(64) * (cols.next_multiple_of(16) / 4 + 2 * cols.div_ceil(group))
+    }
+
     /// Bytes of activations and logits of one step of `tokens` and `rows` of logits.
     pub fn step(self, spec: &ModelSpec, tokens: usize, rows: usize) -> u64 {
         let (q, kv) = (spec.q_width(), spec.kv_width());
         let bytes = match self {
             Home::Cpu(_) => {
                 let token = 5 * spec.hidden + 4 * (q + 2 * kv) + 5 * q + 9 * spec.ffn;
-                tokens * token + rows * 4 * (spec.hidden + spec.vocab)
+                // A scale and a sum for every 128 columns of int8, and the int8 input of a ternary head.
+                let groups = if spec.grouped.projections { (spec.hidden + q + spec.ffn) / 16 } else { 0 };
+                let head = if spec.grouped.head { spec.hidden + spec.hidden / 16 } else { 0 };
+                tokens * (token + groups) + rows * (4 * (spec.hidden + spec.vocab) + head)
             }
             Home::Gpu => {
                 // Lists of blocks, positions, places and pieces; tokens are padded to 128.

@@ -30,7 +30,7 @@ const HELP: &str = "/reset begins anew, /save FILE writes the conversation as JS
 
 /// `bitnet chat`.
 pub fn run(common: &Common, args: &ChatArgs) -> Result<(), CliError> {
-    let checkpoint = model_arg::open(&args.model)?;
+    let checkpoint = model_arg::open_thinking(&args.model, !args.no_thinking)?;
     model_arg::tokenizer(&checkpoint)?;
     let config = config(&args.sampling, &checkpoint.defaults);
     config.validate(checkpoint.spec.vocab)?;

@@ -27,10 +27,15 @@ fn print(r: &Inspection) -> Result<(), CliError> {
             s.heads, s.head_dim, s.kv_heads
         ),
         format!(
-            "norms          eps {}, sub-norms {}, norms of projections {}",
+            "norms          eps {}, sub-norms {}, norms of projections {}, norms of heads {}",
             s.rms_eps,
             yes(s.sub_norms),
-            yes(s.linear_norms)
+            yes(s.linear_norms),
+            yes(s.head_norms)
+        ),
+        format!(
+            "scales         {}",
+            if s.group_scales { "one for every group of weights" } else { "one a tensor" }
         ),
         format!(
             "rope           theta {}, scaling {}",
@@ -53,10 +58,13 @@ fn print(r: &Inspection) -> Result<(), CliError> {
     let width = r.tensors.iter().map(|t| t.name.len()).max().unwrap_or(0);
     for t in &r.tensors {
         let mut line = format!("{:width$}  {:14}  {}", t.name, format!("{:?}", t.shape), t.r#type);
-        if let (Some(hash), Some(scale)) = (&t.trits_sha256, t.scale) {
-            line += &format!("  {hash}  scale {scale}");
+        match (&t.trits_sha256, t.scale, &t.scales_sha256) {
+            (Some(hash), Some(scale), _) => line += &format!("  {hash}  scale {scale}"),
+            (Some(hash), None, Some(scales)) => line += &format!("  {hash}  scales {scales}"),
+            _ => {}
         }
         lines.push(line);
     }
+    lines.extend(r.weights_sha256.as_ref().map(|hash| format!("\ntrits and scales of all tensors  {hash}")));
     output::line(lines.join("\n"))
 }

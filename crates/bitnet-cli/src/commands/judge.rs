@@ -1,6 +1,10 @@
 //! Whole models judged: by an oracle's logits, and a batch by its members alone.
 
-use std::{fs, path::Path, sync::Arc};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use bitnet_inference::{Engine, EngineConfig, GenerationConfig, names::GpuInferenceEngine};
 use bitnet_kernels::{KvType, gpu::Driver};
@@ -57,13 +61,35 @@ pub fn fixtures<D: Driver + 'static>(
         let what = "no folder with a golden.safetensors in it";
         return Err(CliError::refused(what, folder.display(), "name the folder that holds the fixtures"));
     }
-    models.iter().map(|model| fixture(machine, model)).collect()
+    let mut judged = Vec::new();
+    for folder in &models {
+        for model in forms(folder)? {
+            judged.push(fixture(machine, &model, &folder.join("golden.safetensors"))?);
+        }
+    }
+    Ok(judged)
 }
 
-fn fixture<D: Driver + 'static>(machine: &Machine<'_, D>, path: &Path) -> Result<Fixture, CliError> {
-    let golden = path.join("golden.safetensors");
-    let bytes = fs::read(&golden).map_err(CliError::file("read", &golden))?;
-    let damaged = |e: &dyn std::fmt::Display| CliError::refused(e, golden.display(), "fetch the file again");
+/// The models of a folder that its values are for: the folder itself if it has safetensors, else its GGUF files.
+fn forms(folder: &Path) -> Result<Vec<PathBuf>, CliError> {
+    if ["model.safetensors", "model.safetensors.index.json"].iter().any(|file| folder.join(file).is_file()) {
+        return Ok(vec![folder.into()]);
+    }
+    let entries = fs::read_dir(folder).map_err(CliError::file("open", folder))?;
+    let mut files: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
+    files.retain(|file| file.extension().is_some_and(|e| e == "gguf"));
+    files.sort();
+    Ok(files)
+}
+
+fn fixture<D: Driver + 'static>(
+    machine: &Machine<'_, D>,
+    path: &Path,
+    golden: &Path,
+) -> Result<Fixture, CliError> {
+    let bytes = fs::read(golden).map_err(CliError::file("read", golden))?;
+    let file = golden.display();
+    let damaged = |e: &dyn std::fmt::Display| CliError::refused(e, &file, "fetch the file again");
     let golden = SafeTensors::deserialize(&bytes).map_err(|e| damaged(&e))?;
     let values = |name: &str| {
         let tensor = golden.tensor(name).map_err(|e| damaged(&e))?;
@@ -101,7 +127,11 @@ fn fixture<D: Driver + 'static>(machine: &Machine<'_, D>, path: &Path) -> Result
         .map(|at| distances.get(at).copied().unwrap_or(f64::NAN));
     let limits = if model.backend().kv == KvType::F32.name() { EXACT } else { ROUNDED };
     let passed = median < limits[0] && worst < limits[1];
-    let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let of = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let name = match path.parent().filter(|_| path.is_file()) {
+        Some(folder) => format!("{}/{}", of(folder), of(path)),
+        None => of(path),
+    };
     Ok(Fixture { name, device: model.backend().device, median, worst, passed })
 }
 

@@ -21,7 +21,7 @@ const STEP: usize = 512;
 
 /// `bitnet run`.
 pub fn run(common: &Common, args: &RunArgs) -> Result<(), CliError> {
-    let checkpoint = model_arg::open(&args.model)?;
+    let checkpoint = model_arg::open_thinking(&args.model, !args.no_thinking)?;
     let config = config(&args.sampling, &checkpoint.defaults);
     config.validate(checkpoint.spec.vocab)?;
     let prompt = prompt(args, &checkpoint)?;

@@ -39,7 +39,11 @@ fn wrong_usage_is_told_in_one_line_with_exit_code_2() {
     fails(2, "run synthetic:tiny --ids 1 --repetition-penalty 0", &["--repetition-penalty"]);
     fails(2, "run synthetic:tiny --ids 1 hello", &["--ids"]);
     fails(2, "logits synthetic:tiny --ids 1", &["--out"]);
-    fails(2, "convert synthetic:tiny out --to q4", &["q4", "i2_s, tq1_0, tq2_0, panels or packed"]);
+    fails(
+        2,
+        "convert synthetic:tiny out --to q4",
+        &["q4", "i2_s, tq1_0, tq2_0, q2_0, pq2_0, panels or packed"],
+    );
     fails(2, "convert synthetic:tiny out", &["--to"]);
     fails(2, "bench synthetic:tiny -b 0", &["-b", "1 to 1024"]);
     fails(2, "bench synthetic:tiny -p 9000", &["-p", "8192"]);
@@ -49,6 +53,11 @@ fn wrong_usage_is_told_in_one_line_with_exit_code_2() {
     fails(2, "inspect demo --isa foo", &["'foo'", "--isa"]);
     fails(2, "tokenize demo x --isa foo", &["'foo'", "--isa"]);
     fails(2, "detokenize demo 1 --isa foo", &["'foo'", "--isa"]);
+}
+
+#[test]
+fn thinking_that_a_template_does_not_ask_about_is_told() {
+    fails(1, "run demo hi --no-thinking", &["leaves no choice about thinking", "--no-thinking"]);
 }
 
 #[test]

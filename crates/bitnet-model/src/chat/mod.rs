@@ -44,6 +44,7 @@ pub struct ChatTemplate {
     source: String,
     bos_token: String,
     eos_token: String,
+    thinking: Option<bool>,
 }
 
 impl ChatTemplate {
@@ -57,11 +58,27 @@ impl ChatTemplate {
             let limit = MAX_TEMPLATE as u64;
             return Err(ModelError::TooLarge { file: "chat_template".into(), size, limit });
         }
-        let template =
-            ChatTemplate { source: source.into(), bos_token: bos_token.into(), eos_token: eos_token.into() };
+        let template = ChatTemplate {
+            source: source.into(),
+            bos_token: bos_token.into(),
+            eos_token: eos_token.into(),
+            thinking: None,
+        };
         let cure = "give a template that Jinja accepts, or run with --raw";
         template.on_deep_stack(cure, || compile::compile(source).map(drop))?;
         Ok(template)
+    }
+
+    /// The same template, told whether the assistant is to think before it answers (`enable_thinking`, as Qwen3's templates
+    /// ask). Until then templates are told nothing.
+    #[must_use]
+    pub fn with_thinking(self, thinking: bool) -> Self {
+        ChatTemplate { thinking: Some(thinking), ..self }
+    }
+
+    /// Whether the template asks if the assistant is to think.
+    pub fn asks_for_thinking(&self) -> bool {
+        self.source.contains("enable_thinking")
     }
 
     /// The text of a conversation; `add_generation_prompt` opens the assistant's turn.
@@ -82,6 +99,8 @@ impl ChatTemplate {
                 add_generation_prompt,
                 bos_token => self.bos_token.as_str(),
                 eos_token => self.eos_token.as_str(),
+                // Templates ask whether it is defined before they ask what it says.
+                enable_thinking => self.thinking.map_or(Value::UNDEFINED, Value::from),
             };
             let compiled = compile::compile(&self.source)?;
             meter::allow(budget);

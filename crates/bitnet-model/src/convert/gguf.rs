@@ -1,19 +1,19 @@
-//! GGUF files: with I2_S, TQ1_0 or TQ2_0 weights, as bitnet.cpp and llama.cpp read them, or with panels, for this
-//! program's CPU kernels.
+//! GGUF files: with I2_S, TQ1_0, TQ2_0, Q2_0 or PQ2_0 weights, as bitnet.cpp, llama.cpp and its fork read them, or with
+//! panels, for this program's CPU kernels.
 
 use std::{path::Path, thread};
 
-use bitnet_kernels::{Backend, Cpu, Isa, Panels, RowOrder, Screen};
+use bitnet_kernels::{Backend, Cpu, GroupedPanels, Isa, Panels, RowOrder};
 use bitnet_tensor::DType;
 use gguf_rs_lib::format::{GGUFHeader, GGUFValueType, MetadataArray, MetadataValue};
 
 use super::{Output, Target, Unfinished, refuse};
 use crate::{
-    Activation, Checkpoint, ModelError, ModelSpec, RopeScaling, TensorEntry, TensorKind,
+    Activation, Checkpoint, ModelError, ModelSpec, Multipliers, RopeScaling, TensorEntry, TensorKind,
     files::ggml_type::GgmlType,
     names::{self, Stacked},
-    packing, panels, rope_freqs,
-    transformer::read_stacked,
+    packing, panels, rope, rope_freqs,
+    transformer::{read_stacked, read_stacked_groups},
 };
 
 /// Data begins at a multiple of this: what other tools expect, and whole cache lines for kernels that read a file in
@@ -53,11 +53,10 @@ pub(super) fn write(
     let spec = &checkpoint.spec;
     let architecture = architecture(spec, target)?;
     let mut planned = plan(checkpoint, target)?;
-    let divisors = rope_freqs::divisors(spec);
-    if !divisors.is_empty() {
-        let (name, shape, bytes) = ("rope_freqs.weight".into(), vec![divisors.len()], 4 * divisors.len());
+    for (name, divisors) in divisors(spec) {
+        let (shape, bytes) = (vec![divisors.len()], 4 * divisors.len());
         let (kind, content) = (GgmlType::Dense(DType::F32), Content::Divisors(divisors));
-        planned.push(Planned { name, shape, kind, bytes, content });
+        planned.push(Planned { name: name.into(), shape, kind, bytes, content });
     }
     let metadata = metadata(checkpoint, architecture, target)?;
     let mut packer = match target {
@@ -73,16 +72,58 @@ pub(super) fn write(
     for tensor in &planned {
         out.align(alignment(target))?;
         progress(&tensor.name, planned.len());
-        put(&mut out, checkpoint, tensor, architecture == "llama", target, packer.as_mut())?;
+        let interleaved = ["llama", "minicpm"].contains(&architecture);
+        put(&mut out, checkpoint, tensor, interleaved, target, packer.as_mut())?;
     }
     out.align(alignment(target))?;
     out.finish()?;
     unfinished.finish()
 }
 
+/// The divisors of rotary frequencies, under the names of their tensors.
+fn divisors(spec: &ModelSpec) -> Vec<(&'static str, Vec<f32>)> {
+    if let RopeScaling::LongRope { factors, .. } = &spec.rope.scaling {
+        // The long ones are for texts beyond the original context, where ours end; llama.cpp wants them to be there.
+        return ["rope_factors_long.weight", "rope_factors_short.weight"]
+            .map(|name| (name, factors.to_vec()))
+            .into();
+    }
+    let divisors = rope_freqs::divisors(spec);
+    if divisors.is_empty() { Vec::new() } else { vec![("rope_freqs.weight", divisors)] }
+}
+
+/// The architecture of a model with a scale for every group of weights.
+fn grouped_architecture(spec: &ModelSpec, target: Target) -> Result<&'static str, ModelError> {
+    if !matches!(target, Target::Q2_0 | Target::Pq2_0 | Target::Panels) {
+        let problem = "it holds one scale a tensor, and this model has one for every group of weights";
+        return Err(refuse(target, "the model", problem, "convert to q2_0 or pq2_0"));
+    }
+    match (spec.head_norms, spec.multipliers == Multipliers::NONE) {
+        (true, true) => Ok("qwen3"),
+        (false, _) => Ok("minicpm"),
+        (true, false) => {
+            let problem = "no architecture of GGUF has norms of heads and multipliers";
+            Err(refuse(target, "the model", problem, "keep the original"))
+        }
+    }
+}
+
 /// The architecture that computes what this model does.
 fn architecture(spec: &ModelSpec, target: Target) -> Result<&'static str, ModelError> {
+    if spec.grouped.projections {
+        return grouped_architecture(spec, target);
+    }
     let cure = "convert to packed";
+    if matches!(target, Target::Q2_0 | Target::Pq2_0) {
+        let problem =
+            "it is for models with a scale for every group of weights, and this one has one a tensor";
+        return Err(refuse(
+            target,
+            "the model",
+            problem,
+            "convert to i2_s, tq1_0 or tq2_0, or convert to packed",
+        ));
+    }
     if spec.linear_norms.is_some() {
         let problem = "no architecture of GGUF has a norm before every projection";
         return Err(refuse(target, "the model", problem, cure));
@@ -96,14 +137,9 @@ fn architecture(spec: &ModelSpec, target: Target) -> Result<&'static str, ModelE
             return Err(refuse(target, "the model", problem, cure));
         }
     };
-    let linear = matches!(spec.rope.scaling, RopeScaling::None | RopeScaling::Linear { .. });
-    if architecture != "llama" && !linear {
-        return Err(refuse(
-            target,
-            "the model",
-            format!("architecture {architecture} has no Llama 3 rope scaling"),
-            cure,
-        ));
+    if architecture != "llama" && matches!(spec.rope.scaling, RopeScaling::Llama3 { .. }) {
+        let problem = format!("architecture {architecture} has no Llama 3 rope scaling");
+        return Err(refuse(target, "the model", problem, cure));
     }
     Ok(architecture)
 }
@@ -116,7 +152,9 @@ fn plan(checkpoint: &Checkpoint, target: Target) -> Result<Vec<Planned<'_>>, Mod
         let kind = match (entry.kind, target) {
             (TensorKind::Norm, _) => GgmlType::Dense(DType::F32),
             (TensorKind::Dense, _) => GgmlType::Dense(checkpoint.tensors.dense(&entry.name)?.dtype()),
-            (TensorKind::Ternary, Target::Panels) => continue,
+            (TensorKind::Ternary | TensorKind::Grouped, Target::Panels) => continue,
+            (TensorKind::Grouped, Target::Pq2_0) => GgmlType::Pq2_0,
+            (TensorKind::Grouped, _) => GgmlType::Q2_0,
             (TensorKind::Ternary, Target::I2S) => GgmlType::I2S,
             (TensorKind::Ternary, Target::Tq1_0) => GgmlType::Tq1_0,
             (TensorKind::Ternary, _) => GgmlType::Tq2_0,
@@ -131,7 +169,12 @@ fn plan(checkpoint: &Checkpoint, target: Target) -> Result<Vec<Planned<'_>>, Mod
         };
         let bytes = bytes.map_err(|e| {
             let problem = format!("shape {:?}: {e}", entry.shape);
-            refuse(target, &entry.name, problem, "convert to packed, which takes any shape")
+            let cure = match target {
+                Target::Pq2_0 => "convert to q2_0, whose blocks hold 64 weights",
+                Target::Q2_0 => "convert to panels, which take any shape",
+                _ => "convert to packed, which takes any shape",
+            };
+            refuse(target, &entry.name, problem, cure)
         })?;
         planned.push(Planned {
             name,
@@ -142,24 +185,34 @@ fn plan(checkpoint: &Checkpoint, target: Target) -> Result<Vec<Planned<'_>>, Mod
         });
     }
     if target == Target::Panels {
-        plan_panels(&checkpoint.spec, &mut planned);
+        plan_panels(checkpoint, &mut planned)?;
     }
     Ok(planned)
 }
 
 /// What the CPU's kernels read, after everything else and in the order of a forward pass, so that it maps as one piece.
-fn plan_panels(spec: &ModelSpec, planned: &mut Vec<Planned<'_>>) {
+fn plan_panels(checkpoint: &Checkpoint, planned: &mut Vec<Planned<'_>>) -> Result<(), ModelError> {
+    let spec = &checkpoint.spec;
     let mut push = |name: String, [lines, bytes]: [usize; 2], content| {
         let (shape, kind, bytes) = (vec![lines, bytes], GgmlType::I8, lines * bytes);
         planned.push(Planned { name, shape, kind, bytes, content });
     };
     for Stacked { name, parts, rows, cols } in names::stacked(spec) {
-        let parts = parts.into_iter().map(|(projection, _)| projection).collect();
-        push(name, Panels::stored_shape(rows, cols), Content::Stack(parts));
+        let parts: Vec<String> = parts.into_iter().map(|(projection, _)| projection).collect();
+        let shape = match spec.grouped.projections {
+            // How wide the groups are shows only when the scales are read.
+            true => {
+                let group = read_stacked_groups(&*checkpoint.tensors, &parts)?.group();
+                GroupedPanels::stored_shape(rows, cols, group)
+            }
+            false => Panels::stored_shape(rows, cols),
+        };
+        push(name, shape, Content::Stack(parts));
     }
-    if let Some(shape) = Screen::stored_shape(spec.vocab, spec.hidden) {
+    if let Some(shape) = panels::screen_shape(spec) {
         push(panels::SCREEN.into(), shape, Content::Screen);
     }
+    Ok(())
 }
 
 /// Everything before the data.
@@ -213,9 +266,13 @@ fn put(
             TensorKind::Ternary => {
                 out.write(&trits(checkpoint, &entry.name, tensor.kind, interleaved, target)?)
             }
+            TensorKind::Grouped => out.write(&groups(checkpoint, &entry.name, interleaved, target)?),
         },
         (Content::Stack(parts), Some(cpu)) => {
-            let panels = cpu.linear(&read_stacked(tensors, parts)?, RowOrder::Plain)?;
+            let panels = match checkpoint.spec.grouped.projections {
+                true => cpu.grouped(&read_stacked_groups(tensors, parts)?, RowOrder::Plain)?,
+                false => cpu.linear(&read_stacked(tensors, parts)?, RowOrder::Plain)?,
+            };
             panels.stored().iter().try_for_each(|bytes| out.write(bytes))
         }
         (Content::Screen, Some(cpu)) => {
@@ -227,6 +284,35 @@ fn put(
     }
 }
 
+/// A matrix with group scales in Q2_0 or PQ2_0.
+fn groups(
+    checkpoint: &Checkpoint,
+    name: &str,
+    interleaved: bool,
+    target: Target,
+) -> Result<Vec<u8>, ModelError> {
+    let mut matrix = checkpoint.tensors.grouped(name)?;
+    if interleaved && is_turned(name) {
+        matrix = matrix.permute_rows(|row| stored_row(row, checkpoint.spec.head_dim));
+    }
+    let packed = match target {
+        Target::Pq2_0 => packing::grouped::pack_pq2_0(&matrix),
+        _ => packing::grouped::pack_q2_0(&matrix),
+    };
+    packed.map_err(|e| refuse(target, name, e, "convert to q2_0"))
+}
+
+/// Whether rope turns what this projection makes.
+fn is_turned(name: &str) -> bool {
+    name.ends_with("q_proj.weight") || name.ends_with("k_proj.weight")
+}
+
+/// The row that interleaved rope keeps at `row`: the inverse of reading, where row `2 i + h` of a head is dimension `i` of
+/// half `h`.
+fn stored_row(row: usize, head_dim: usize) -> usize {
+    row / head_dim * head_dim + row % head_dim % 2 * (head_dim / 2) + row % head_dim / 2
+}
+
 /// A projection in one of the types of GGUF.
 fn trits(
     checkpoint: &Checkpoint,
@@ -236,10 +322,8 @@ fn trits(
     target: Target,
 ) -> Result<Vec<u8>, ModelError> {
     let mut trits = checkpoint.tensors.ternary(name)?;
-    if interleaved && (name.ends_with("q_proj.weight") || name.ends_with("k_proj.weight")) {
-        let (d, half) = (checkpoint.spec.head_dim, checkpoint.spec.head_dim / 2);
-        // The inverse of reading: row 2 i + h of a head is dimension i of half h.
-        trits = trits.permute_rows(|row| row / d * d + row % d % 2 * half + row % d / 2);
+    if interleaved && is_turned(name) {
+        trits = trits.permute_rows(|row| stored_row(row, checkpoint.spec.head_dim));
     }
     let packed = match kind {
         GgmlType::I2S => packing::i2_s::pack(&trits),
@@ -261,7 +345,8 @@ fn metadata(
         Target::I2S => Some(40),
         Target::Tq1_0 => Some(36),
         Target::Tq2_0 => Some(37),
-        Target::Panels | Target::Packed => None,
+        Target::Q2_0 => Some(41),
+        Target::Pq2_0 | Target::Panels | Target::Packed => None,
     };
     let mut all = vec![
         ("general.architecture".to_string(), Text(architecture.into())),
@@ -286,9 +371,13 @@ fn metadata(
     add("attention.value_length", U32(spec.head_dim as u32));
     add("rope.freq_base", F32(spec.rope.theta));
     add("rope.dimension_count", U32(spec.head_dim as u32));
-    if let RopeScaling::Linear { factor } = spec.rope.scaling {
-        add("rope.scaling.type", Text("linear".into()));
-        add("rope.scaling.factor", F32(factor));
+    if spec.multipliers != Multipliers::NONE {
+        add("embedding_scale", F32(spec.multipliers.embedding));
+        add("residual_scale", F32(spec.multipliers.residual));
+        add("logit_scale", F32(spec.multipliers.logit_divisor));
+    }
+    for (key, value) in rope_scaling(spec) {
+        add(key, value);
     }
     let mut add = |key: &str, value| all.push((format!("tokenizer.{key}"), value));
     let id = |id: Option<u32>| id.map(U32);
@@ -331,6 +420,35 @@ fn metadata(
         add("chat_template", Text(chat.source().into()));
     }
     Ok(all)
+}
+
+/// What the metadata say of stretched rope; Llama 3's is told by its divisors alone.
+fn rope_scaling(spec: &ModelSpec) -> Vec<(&'static str, MetadataValue)> {
+    use MetadataValue::{F32, String as Text, U32};
+    match spec.rope.scaling {
+        RopeScaling::None | RopeScaling::Llama3 { .. } => Vec::new(),
+        RopeScaling::Linear { factor } => {
+            vec![("rope.scaling.type", Text("linear".into())), ("rope.scaling.factor", F32(factor))]
+        }
+        RopeScaling::Yarn { factor, original_context, beta_fast, beta_slow, attention_factor } => {
+            let mut all = vec![
+                ("rope.scaling.type", Text("yarn".into())),
+                ("rope.scaling.factor", F32(factor)),
+                ("rope.scaling.original_context_length", U32(original_context as u32)),
+                ("rope.scaling.yarn_beta_fast", F32(beta_fast)),
+                ("rope.scaling.yarn_beta_slow", F32(beta_slow)),
+            ];
+            if attention_factor != rope::yarn_attention_factor(factor) {
+                all.push(("rope.scaling.yarn_attn_factor", F32(attention_factor)));
+            }
+            all
+        }
+        RopeScaling::LongRope { attention_factor, .. } => vec![
+            ("rope.scaling.type", Text("longrope".into())),
+            ("rope.scaling.original_context_length", U32(spec.context as u32)),
+            ("rope.scaling.attn_factor", F32(attention_factor)),
+        ],
+    }
 }
 
 fn array(

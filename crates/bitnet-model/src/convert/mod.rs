@@ -22,6 +22,10 @@ pub enum Target {
     Tq1_0,
     /// A GGUF file for llama.cpp, 2.06 bits a weight.
     Tq2_0,
+    /// A GGUF file for llama.cpp with a scale for every 64 weights, 2.25 bits a weight.
+    Q2_0,
+    /// A GGUF file for PrismML's fork of llama.cpp with a scale for every 128 weights, 2.125 bits a weight.
+    Pq2_0,
     /// A GGUF file for this program alone, in the layouts of its CPU kernels: it starts at once, for nothing has to be
     /// packed, and shares the file's pages.
     Panels,
@@ -30,10 +34,12 @@ pub enum Target {
 }
 
 impl Target {
-    const ALL: [(Target, &str); 5] = [
+    const ALL: [(Target, &str); 7] = [
         (Target::I2S, "i2_s"),
         (Target::Tq1_0, "tq1_0"),
         (Target::Tq2_0, "tq2_0"),
+        (Target::Q2_0, "q2_0"),
+        (Target::Pq2_0, "pq2_0"),
         (Target::Panels, "panels"),
         (Target::Packed, "packed"),
     ];
@@ -51,7 +57,8 @@ impl FromStr for Target {
     fn from_str(name: &str) -> Result<Self, ModelError> {
         let found = Self::ALL.iter().find(|(_, n)| *n == name).map(|(t, _)| *t);
         found.ok_or_else(|| {
-            ModelError::unsupported("--to", "format", name, "choose i2_s, tq1_0, tq2_0, panels or packed")
+            let cure = "choose i2_s, tq1_0, tq2_0, q2_0, pq2_0, panels or packed";
+            ModelError::unsupported("--to", "format", name, cure)
         })
     }
 }
@@ -59,8 +66,9 @@ impl FromStr for Target {
 /// Writes `checkpoint` to `destination`: a file for the GGUF formats, a new folder for packed. `progress` is told
 /// the name of each tensor before it is written, and how many there are.
 ///
-/// The trits are the same in every format. Scales are kept exactly in I2_S, panels and packed, and rounded to 16 bits in
-/// the TQ formats. The result appears under its name only when it is complete.
+/// The trits are the same in every format. Scales are kept exactly in I2_S, Q2_0, PQ2_0, panels and packed, and rounded to 16
+/// bits in the TQ formats. Models with a scale for every group of weights go to Q2_0, PQ2_0 and panels, others to the rest. The
+/// result appears under its name only when it is complete.
 ///
 /// # Errors
 /// [`ModelError::Convert`] for what the format cannot hold, before anything is written; otherwise what reading or

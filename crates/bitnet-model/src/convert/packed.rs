@@ -21,6 +21,10 @@ pub(super) fn write(
         let what = destination.display().to_string();
         return Err(refuse(Target::Packed, &what, problem, "name a folder that does not exist"));
     }
+    if checkpoint.spec.grouped.projections {
+        let problem = "it holds one scale a tensor, and this model has one for every group of weights";
+        return Err(refuse(Target::Packed, "the model", problem, "convert to q2_0 or pq2_0"));
+    }
     let header = header(checkpoint)?;
     let unfinished = Unfinished::beside(destination, true)?;
     let small = |name: &str, text: &str| -> Result<(), ModelError> {
@@ -53,7 +57,7 @@ pub(super) fn write(
                 out.write(&packing::packed::pack(&trits))?;
                 out.write(&scale.scale.to_le_bytes())?;
             }
-            TensorKind::Dense | TensorKind::Norm => {
+            TensorKind::Grouped | TensorKind::Dense | TensorKind::Norm => {
                 let tensor = checkpoint.tensors.dense(&entry.name)?;
                 match plain(tensor.dtype()) {
                     Some(_) => out.write(tensor.bytes())?,
@@ -99,7 +103,7 @@ fn header(checkpoint: &Checkpoint) -> Result<String, ModelError> {
                 add(name.clone(), "U8", &packed, packed[0] * packed[1]);
                 add(format!("{name}_scale"), "F32", &[1], 4);
             }
-            TensorKind::Dense | TensorKind::Norm => {
+            TensorKind::Grouped | TensorKind::Dense | TensorKind::Norm => {
                 let tensor = checkpoint.tensors.dense(name)?;
                 let elements = tensor.rows() * tensor.cols();
                 let (dtype, bytes) = match plain(tensor.dtype()) {
@@ -125,6 +129,23 @@ fn config(checkpoint: &Checkpoint) -> Value {
     let rope_scaling = match spec.rope.scaling {
         RopeScaling::None => Value::Null,
         RopeScaling::Linear { factor } => json!({"rope_type": "linear", "factor": factor}),
+        RopeScaling::Yarn { factor, original_context, beta_fast, beta_slow, attention_factor } => json!({
+            "rope_type": "yarn",
+            "factor": float(factor),
+            "original_max_position_embeddings": original_context as u64,
+            "beta_fast": float(beta_fast),
+            "beta_slow": float(beta_slow),
+            "attention_factor": float(attention_factor),
+        }),
+        RopeScaling::LongRope { ref factors, attention_factor } => {
+            let factors: Vec<Value> = factors.iter().copied().map(float).collect();
+            json!({
+                "rope_type": "longrope",
+                "short_factor": factors,
+                "long_factor": factors,
+                "attention_factor": float(attention_factor),
+            })
+        }
         RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => json!({
             "rope_type": "llama3",
             "factor": factor,

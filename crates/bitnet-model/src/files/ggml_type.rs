@@ -1,8 +1,8 @@
-//! The types of tensors in GGUF files: ids, names, block geometry.
+//! The tensor types of GGUF files: ids, names, block geometry.
 
 use bitnet_tensor::DType;
 
-/// A ggml type that can be read.
+/// A tensor type that is known by name and size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum GgmlType {
     /// A type of float values.
@@ -15,10 +15,25 @@ pub(crate) enum GgmlType {
     Tq1_0,
     /// 256 weights in 66 bytes, 2 bits each, an f16 scale a block.
     Tq2_0,
+    /// llama.cpp's: 64 weights in 18 bytes, an f16 scale and 2 bits each.
+    Q2_0,
+    /// A fork's earlier files, under the same id: 128 weights in 34 bytes.
+    Q2_0Fork,
+    /// Sherry's, under the same id: 256 weights in 42 bytes. Known so that it can be refused by name.
+    Stq1_0,
+    /// The fork's later id for 128 weights in 34 bytes.
+    Pq2_0,
+    /// 128 weights in 28 bytes, five to a byte in base 3, an f16 scale a block.
+    Ptq1_0,
+    /// 128 weights in 18 bytes, an f16 scale and a sign each.
+    Q1_0,
 }
 
+/// Readings of type id 42, for which three projects store three layouts.
+const Q2_0_LAYOUTS: [GgmlType; 3] = [GgmlType::Q2_0, GgmlType::Q2_0Fork, GgmlType::Stq1_0];
+
 impl GgmlType {
-    pub(crate) const ALL: [GgmlType; 10] = [
+    pub(crate) const ALL: [GgmlType; 16] = [
         GgmlType::Dense(DType::F32),
         GgmlType::Dense(DType::F16),
         GgmlType::Dense(DType::BF16),
@@ -29,6 +44,12 @@ impl GgmlType {
         GgmlType::I2S,
         GgmlType::Tq1_0,
         GgmlType::Tq2_0,
+        GgmlType::Q2_0,
+        GgmlType::Q2_0Fork,
+        GgmlType::Stq1_0,
+        GgmlType::Pq2_0,
+        GgmlType::Ptq1_0,
+        GgmlType::Q1_0,
     ];
 
     /// The id in the file; `None` for a dense type that GGUF does not have.
@@ -44,10 +65,15 @@ impl GgmlType {
             GgmlType::Tq1_0 => 34,
             GgmlType::Tq2_0 => 35,
             GgmlType::I2S => 36,
+            GgmlType::Q1_0 => 41,
+            GgmlType::Q2_0 | GgmlType::Q2_0Fork | GgmlType::Stq1_0 => 42,
+            GgmlType::Pq2_0 => 142,
+            GgmlType::Ptq1_0 => 143,
             GgmlType::Dense(_) => return None,
         })
     }
 
+    /// The type with this id. Only the bytes of a file tell the three types with id 42 apart ([`q2_0_layout`]).
     pub(crate) fn from_id(id: u32) -> Option<GgmlType> {
         Self::ALL.into_iter().find(|t| t.id() == Some(id))
     }
@@ -61,6 +87,11 @@ impl GgmlType {
             GgmlType::I2S => (elements, 128, 32, 32),
             GgmlType::Tq1_0 => (cols, 256, 54, 0),
             GgmlType::Tq2_0 => (cols, 256, 66, 0),
+            GgmlType::Q2_0 => (cols, 64, 18, 0),
+            GgmlType::Q2_0Fork | GgmlType::Pq2_0 => (cols, 128, 34, 0),
+            GgmlType::Stq1_0 => (cols, 256, 42, 0),
+            GgmlType::Ptq1_0 => (cols, 128, 28, 0),
+            GgmlType::Q1_0 => (cols, 128, 18, 0),
         };
         if !unit.is_multiple_of(block) {
             return Err(format!("{unit} elements of {} are not whole blocks of {block}", self.name()));
@@ -72,19 +103,59 @@ impl GgmlType {
     }
 
     pub(crate) fn name(self) -> String {
+        let name = match self {
+            GgmlType::Dense(t) => return t.to_string(),
+            GgmlType::I8 => "i8",
+            GgmlType::I2S => "i2_s",
+            GgmlType::Tq1_0 => "tq1_0",
+            GgmlType::Tq2_0 => "tq2_0",
+            GgmlType::Q2_0 => "q2_0",
+            GgmlType::Q2_0Fork => "q2_0 (g128)",
+            GgmlType::Stq1_0 => "stq1_0",
+            GgmlType::Pq2_0 => "pq2_0",
+            GgmlType::Ptq1_0 => "ptq1_0",
+            GgmlType::Q1_0 => "q1_0",
+        };
+        name.into()
+    }
+
+    /// Weights that share a scale, for the types made for group-scaled weights.
+    pub(crate) fn group(self) -> Option<usize> {
         match self {
-            GgmlType::Dense(t) => t.to_string(),
-            GgmlType::I8 => "i8".into(),
-            GgmlType::I2S => "i2_s".into(),
-            GgmlType::Tq1_0 => "tq1_0".into(),
-            GgmlType::Tq2_0 => "tq2_0".into(),
+            GgmlType::Q2_0 => Some(64),
+            GgmlType::Q2_0Fork | GgmlType::Pq2_0 | GgmlType::Ptq1_0 | GgmlType::Q1_0 => Some(128),
+            _ => None,
         }
     }
 }
 
+/// A tensor with type id 42, as far as it tells its layout.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Q2_0Tensor {
+    pub rows: usize,
+    pub cols: usize,
+    /// Bytes from its beginning to the next tensor, or to the end of the file.
+    pub room: usize,
+    /// Whether it is the last of the file, which may be padded or not.
+    pub last: bool,
+}
+
+/// The layout of a file's tensors with type id 42: the one in which each of them, padded to `alignment`, ends where the
+/// next tensor begins. `None` if there is no such layout, as in a damaged file.
+///
+/// One file has one layout. Deciding for all tensors together tells even the shortest rows apart, whose padding could hold
+/// another layout.
+pub(crate) fn q2_0_layout(tensors: &[Q2_0Tensor], alignment: usize) -> Option<GgmlType> {
+    let fills = |kind: GgmlType, t: &Q2_0Tensor| {
+        let Ok(length) = kind.byte_len(t.rows, t.cols) else { return false };
+        t.room == length.next_multiple_of(alignment) || t.last && t.room == length
+    };
+    Q2_0_LAYOUTS.into_iter().find(|&kind| tensors.iter().all(|t| fills(kind, t)))
+}
+
 /// What an unreadable type id is called by the projects that use it, and what helps.
 pub(crate) fn foreign(id: u32) -> (&'static str, &'static str) {
-    const DENSE: &str = "use a file whose linear layers are I2_S, TQ1_0 or TQ2_0 and whose embedding is F16, BF16, F32, Q8_0, Q6_K or Q4_K";
+    const DENSE: &str = "use a file whose linear layers are I2_S, TQ1_0 or TQ2_0 (BitNet) or Q2_0, PQ2_0 or PTQ1_0 (Bonsai) and whose embedding is one of these or F16, BF16, F32, Q8_0, Q6_K or Q4_K";
     const FORK: &str =
         "this type belongs to a fork of llama.cpp; convert the original model to I2_S, TQ1_0 or TQ2_0";
     match id {
@@ -99,24 +170,47 @@ pub(crate) fn foreign(id: u32) -> (&'static str, &'static str) {
         37 => ("I8_S", FORK),
         38 => ("TL1", "TL1 is laid out for one machine; use the I2_S file of the model"),
         39 => ("TL2 or MXFP4", "both claim this number; use the I2_S file of the model"),
-        41 => ("Q1_0", DENSE),
         134 | 135 => ("IQ1_BN or IQ2_BN", FORK),
-        143 => ("PTQ1_0", FORK),
         _ => ("unknown", DENSE),
     }
 }
 
-/// A type with a scale for every group of weights: what it is called, how many weights a group has, and what helps.
-///
-/// llama.cpp's Q2_0 has groups of 64 in 18 bytes. A fork gave the same number to groups of 128 in 34 bytes before it
-/// called them PQ2_0: only `room`, the bytes that the file has for the tensor, tells the two apart.
-pub(crate) fn grouped(id: u32, elements: usize, room: usize) -> Option<(&'static str, usize, &'static str)> {
-    const CURE: &str = "a scale a group is not supported; use a model that was trained with one scale a tensor, as I2_S, TQ1_0, TQ2_0 or packed safetensors";
-    const FORK: &str = "this is the type 42 of a fork, not llama.cpp's, and no scale a group is supported; use a model that was trained with one scale a tensor, as I2_S, TQ1_0, TQ2_0 or packed safetensors";
-    match id {
-        42 if room < elements.div_ceil(64).saturating_mul(18) => Some(("a fork's Q2_0", 128, FORK)),
-        42 => Some(("Q2_0", 64, CURE)),
-        142 => Some(("PQ2_0", 128, CURE)),
-        _ => None,
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tensor(kind: GgmlType, rows: usize, cols: usize) -> Q2_0Tensor {
+        let length = kind.byte_len(rows, cols).unwrap();
+        Q2_0Tensor { rows, cols, room: length.next_multiple_of(32), last: false }
+    }
+
+    #[test]
+    fn type_42_is_told_apart_by_its_bytes() {
+        for kind in Q2_0_LAYOUTS {
+            let tensors = [tensor(kind, 512, 256), tensor(kind, 256, 768)];
+            assert_eq!(q2_0_layout(&tensors, 32), Some(kind));
+            let unpadded =
+                Q2_0Tensor { room: kind.byte_len(3, 256).unwrap(), last: true, ..tensor(kind, 3, 256) };
+            assert_eq!(q2_0_layout(&[tensors[0], unpadded], 32), Some(kind));
+        }
+    }
+
+    #[test]
+    fn a_row_whose_padding_holds_another_layout_takes_the_layout_of_the_file() {
+        // 72 and 68 bytes: both padded to 96.
+        let short = tensor(GgmlType::Q2_0Fork, 1, 256);
+        assert_eq!(short.room, tensor(GgmlType::Q2_0, 1, 256).room);
+        let long = tensor(GgmlType::Q2_0Fork, 512, 256);
+        assert_eq!(q2_0_layout(&[short, long], 32), Some(GgmlType::Q2_0Fork));
+    }
+
+    #[test]
+    fn bytes_of_no_layout_or_of_two_are_of_none() {
+        let two = [tensor(GgmlType::Q2_0, 512, 256), tensor(GgmlType::Q2_0Fork, 512, 256)];
+        assert_eq!(q2_0_layout(&two, 32), None);
+        let short = Q2_0Tensor { room: 100, ..two[0] };
+        assert_eq!(q2_0_layout(&[short], 32), None);
+        // Rows of 320 are whole blocks of 64 alone.
+        assert_eq!(q2_0_layout(&[tensor(GgmlType::Q2_0, 512, 320)], 32), Some(GgmlType::Q2_0));
     }
 }

@@ -9,7 +9,7 @@ use bitnet_tensor::SharedBytes;
 use gguf_rs_lib::format::{GGUFHeader, GGUFValueType};
 
 use super::{
-    ggml_type::GgmlType,
+    ggml_type::{GgmlType, Q2_0Tensor, q2_0_layout},
     gguf_value::{Array, Value, Walker},
     refuse_lfs_pointer,
 };
@@ -41,14 +41,14 @@ pub(crate) struct Descriptor {
     pub name: String,
     /// Outermost first: the reverse of the file's order.
     pub shape: Vec<usize>,
-    /// Raw type id; readable if [`GgmlType::from_id`] knows it.
+    /// Raw type id.
     pub type_id: u32,
+    /// The type, if it is known.
+    pub kind: Option<GgmlType>,
     /// Where in the file the data begins.
     pub start: usize,
     /// The data; empty for a type of unknown size.
     pub bytes: SharedBytes,
-    /// Bytes from its beginning to the next tensor, or to the end of the file.
-    pub room: usize,
 }
 
 impl Gguf {
@@ -197,46 +197,76 @@ fn descriptor(walker: &mut Walker<'_>) -> Result<Raw, String> {
 fn place(bytes: &SharedBytes, end: usize, alignment: u64, raw: Vec<Raw>) -> Result<Vec<Descriptor>, String> {
     let start = (end as u64).next_multiple_of(alignment);
     let mut names = std::collections::HashSet::new();
-    let mut ranges = Vec::new();
-    let mut tensors = Vec::new();
-    for Raw { name, shape, type_id, offset } in raw {
-        if !names.insert(name.clone()) {
+    let mut starts = Vec::new();
+    for Raw { name, offset, .. } in &raw {
+        if !names.insert(name) {
             return Err(format!("tensor {name} appears twice"));
         }
         if !offset.is_multiple_of(alignment) {
             return Err(format!("tensor {name} at offset {offset} is not aligned to {alignment}"));
         }
-        let [outer @ .., cols] = &shape[..] else { return Err(format!("tensor {name} has no dimensions")) };
-        let rows = outer
-            .iter()
-            .try_fold(1usize, |n, &d| n.checked_mul(d))
-            .ok_or(format!("the shape of tensor {name} overflows"))?;
-        let length = match GgmlType::from_id(type_id) {
-            Some(kind) => kind.byte_len(rows, *cols).map_err(|e| format!("tensor {name}: {e}"))?,
+        let from = start.checked_add(*offset).and_then(|from| usize::try_from(from).ok());
+        let have = bytes.len();
+        let from = from.filter(|&from| from <= have);
+        starts.push(from.ok_or(format!("tensor {name} begins at {start} + {offset}, the file has {have}"))?);
+    }
+    let layout = layout_of_42(bytes.len(), alignment as usize, &raw, &starts)?;
+    let mut ranges = Vec::new();
+    let mut tensors = Vec::new();
+    for (raw, &from) in raw.into_iter().zip(&starts) {
+        let (rows, cols) = raw.matrix()?;
+        let Raw { name, shape, type_id, offset } = raw;
+        let kind = GgmlType::from_id(type_id).map(|kind| if type_id == 42 { layout } else { kind });
+        let length = match kind {
+            Some(kind) => kind.byte_len(rows, cols).map_err(|e| format!("tensor {name}: {e}"))?,
             None => 0,
         };
-        let data = start
-            .checked_add(offset)
-            .and_then(|from| usize::try_from(from).ok())
-            .and_then(|from| Some(from..from.checked_add(length)?))
-            .and_then(|range| Some((bytes.slice(range.clone())?, range)));
-        let Some((data, range)) = data else {
+        let range = from.checked_add(length).map(|to| from..to);
+        let Some((data, range)) = range.and_then(|range| Some((bytes.slice(range.clone())?, range))) else {
             let have = bytes.len();
             return Err(format!(
                 "tensor {name} needs {length} bytes at {start} + {offset}, the file has {have}"
             ));
         };
-        let room = bytes.len() - range.start;
         ranges.push((range.start, range.end, tensors.len()));
-        tensors.push(Descriptor { name, shape, type_id, start: range.start, bytes: data, room });
+        tensors.push(Descriptor { name, shape, type_id, kind, start: range.start, bytes: data });
     }
     ranges.sort_unstable();
     if let Some(pair) = ranges.windows(2).find(|pair| pair[0].1 > pair[1].0) {
         let (a, b) = (&tensors[pair[0].2].name, &tensors[pair[1].2].name);
         return Err(format!("tensors {a} and {b} overlap"));
     }
-    for pair in ranges.windows(2) {
-        tensors[pair[0].2].room = pair[1].0 - pair[0].0;
-    }
     Ok(tensors)
+}
+
+impl Raw {
+    /// Rows and columns.
+    fn matrix(&self) -> Result<(usize, usize), String> {
+        let name = &self.name;
+        let [outer @ .., cols] = &self.shape[..] else {
+            return Err(format!("tensor {name} has no dimensions"));
+        };
+        let rows = outer.iter().try_fold(1usize, |n, &d| n.checked_mul(d));
+        Ok((rows.ok_or(format!("the shape of tensor {name} overflows"))?, *cols))
+    }
+}
+
+/// The layout of the tensors with type id 42 in a file of `size` bytes; any, if there are none.
+fn layout_of_42(size: usize, alignment: usize, raw: &[Raw], starts: &[usize]) -> Result<GgmlType, String> {
+    let mut sorted = starts.to_vec();
+    sorted.sort_unstable();
+    let mut tensors = Vec::new();
+    for (raw, start) in raw.iter().zip(starts).filter(|(raw, _)| raw.type_id == 42) {
+        let (rows, cols) = raw.matrix()?;
+        let next = sorted.get(sorted.partition_point(|s| s <= start));
+        let room = next.unwrap_or(&size) - start;
+        tensors.push(Q2_0Tensor { rows, cols, room, last: next.is_none() });
+    }
+    q2_0_layout(&tensors, alignment).ok_or_else(|| {
+        let named = raw.iter().find(|raw| raw.type_id == 42).map_or("", |raw| &raw.name);
+        format!(
+            "tensor {named} and others of type 42 are neither Q2_0 of groups of 64 (18 bytes for 64 weights) nor of 128 \
+             (34 for 128), nor STQ1_0 (42 for 256)"
+        )
+    })
 }

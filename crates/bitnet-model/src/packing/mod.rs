@@ -1,6 +1,7 @@
 //! Ternary encodings of files, each read into and written from the canonical codes of
-//! [`bitnet_tensor::TernaryTensor`].
+//! [`bitnet_tensor::TernaryTensor`] or [`bitnet_tensor::GroupedTensor`].
 
+pub(crate) mod grouped;
 pub(crate) mod i2_s;
 pub(crate) mod packed;
 pub(crate) mod tq1_0;

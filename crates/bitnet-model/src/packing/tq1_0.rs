@@ -20,25 +20,33 @@ const RUNS: [(usize, usize, usize, usize); 3] = [(0, 32, 0, 5), (32, 16, 160, 5)
 
 /// Canonical codes and scale of a tensor of `rows` x `cols`, `cols` a multiple of 256.
 pub(crate) fn unpack(bytes: &[u8], rows: usize, cols: usize) -> Result<(Vec<u8>, f32), String> {
-    unpack_blocks::<54>(bytes, rows, cols, |from, to| {
-        let mut wide = [0u8; 256];
-        for (byte, bytes, weight, depth) in RUNS {
-            let mut rest = [0u8; 32];
-            let rest = &mut rest[..bytes];
-            rest.copy_from_slice(&from[byte..][..bytes]);
-            for plane in wide[weight..][..bytes * depth].chunks_exact_mut(bytes) {
-                for (w, r) in plane.iter_mut().zip(rest.iter_mut()) {
-                    let product = u16::from(*r) * 3;
-                    *w = (product >> 8) as u8;
-                    *r = product as u8;
-                }
+    unpack_blocks::<54>(bytes, rows, cols, |from, to| decode(from, to))
+}
+
+/// The canonical codes of a block.
+pub(super) fn decode(from: &[u8; 54], to: &mut [u8]) {
+    digits::<256>(from, &RUNS, to);
+}
+
+/// The canonical codes of `W` weights in bytes of base 3, which lie in these runs.
+pub(super) fn digits<const W: usize>(from: &[u8], runs: &[(usize, usize, usize, usize)], to: &mut [u8]) {
+    let mut wide = [0u8; W];
+    for &(byte, bytes, weight, depth) in runs {
+        let mut rest = [0u8; 32];
+        let rest = &mut rest[..bytes];
+        rest.copy_from_slice(&from[byte..][..bytes]);
+        for plane in wide[weight..][..bytes * depth].chunks_exact_mut(bytes) {
+            for (w, r) in plane.iter_mut().zip(rest.iter_mut()) {
+                let product = u16::from(*r) * 3;
+                *w = (product >> 8) as u8;
+                *r = product as u8;
             }
         }
-        let (words, _) = wide.as_chunks::<4>();
-        for (o, w) in to.iter_mut().zip(words) {
-            *o = gather(u32::from_le_bytes(*w));
-        }
-    })
+    }
+    let (words, _) = wide.as_chunks::<4>();
+    for (o, w) in to.iter_mut().zip(words) {
+        *o = gather(u32::from_le_bytes(*w));
+    }
 }
 
 /// The bytes of a tensor.

@@ -13,13 +13,16 @@ use super::{gather_plane, pack_blocks, scatter_plane, unpack_blocks};
 
 /// Canonical codes and scale of a tensor of `rows` x `cols`, `cols` a multiple of 256.
 pub(crate) fn unpack(bytes: &[u8], rows: usize, cols: usize) -> Result<(Vec<u8>, f32), String> {
-    unpack_blocks::<66>(bytes, rows, cols, |from, to| {
-        for (half, to) in to.chunks_exact_mut(32).enumerate() {
-            for (g, plane) in to.chunks_exact_mut(8).enumerate() {
-                gather_plane(&from[32 * half..][..32], 2 * g as u32, plane);
-            }
+    unpack_blocks::<66>(bytes, rows, cols, |from, to| decode(from, to))
+}
+
+/// The canonical codes of a block.
+pub(super) fn decode(from: &[u8; 66], to: &mut [u8]) {
+    for (half, to) in to.chunks_exact_mut(32).enumerate() {
+        for (g, plane) in to.chunks_exact_mut(8).enumerate() {
+            gather_plane(&from[32 * half..][..32], 2 * g as u32, plane);
         }
-    })
+    }
 }
 
 /// The bytes of a tensor.

@@ -22,7 +22,9 @@ fn assert_same(a: &Checkpoint, b: &Checkpoint, target: Target, what: &str) {
     assert_eq!(x.tensors.len(), y.tensors.len(), "{what}");
     for (x, y) in x.tensors.iter().zip(&y.tensors) {
         assert_eq!((&x.name, &x.shape, &x.trits_sha256), (&y.name, &y.shape, &y.trits_sha256), "{what}");
+        assert_eq!(x.scales_sha256, y.scales_sha256, "{what}: {}", x.name);
         match (x.kind, target) {
+            (TensorKind::Grouped, _) => assert!(x.scales_sha256.is_some(), "{what}"),
             (TensorKind::Ternary, Target::I2S | Target::Panels | Target::Packed) => {
                 assert_eq!(x.scale, y.scale, "{what}");
             }

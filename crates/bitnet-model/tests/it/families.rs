@@ -195,11 +195,14 @@ fn what_is_not_computed_is_refused_by_name() {
             gguf(|g| g.set("split.count", 2, 3u16.to_le_bytes().into())),
             &["split.count is 3", "llama-gguf-split --merge"],
         ),
-        (json(|c| c["model_type"] = "qwen3".into()), &["model_type is qwen3", "bitnet and llama"]),
+        (
+            json(|c| c["model_type"] = "gemma".into()),
+            &["model_type is gemma", "bitnet, llama with BitLinear"],
+        ),
         (json(|c| c["hidden_act"] = "gelu".into()), &["hidden_act is gelu", "relu2 and silu"]),
         (
-            json(|c| c["rope_scaling"] = serde_json::json!({"rope_type": "yarn", "factor": 4.0})),
-            &["rope_type is yarn"],
+            json(|c| c["rope_scaling"] = serde_json::json!({"rope_type": "dynamic", "factor": 4.0})),
+            &["rope_type is dynamic"],
         ),
         (json(|c| c["attention_bias"] = true.into()), &["attention_bias is true"]),
         (json(|c| c["quantization_config"]["quant_method"] = "gptq".into()), &["quant_method is gptq"]),
@@ -209,8 +212,8 @@ fn what_is_not_computed_is_refused_by_name() {
             &["quantization_config is missing"],
         ),
         (json(|c| c["num_key_value_heads"] = 3.into()), &["key-value heads is 3, which does not divide 4"]),
-        (gguf(|g| g.set_architecture("qwen3")), &["general.architecture is qwen3"]),
-        (gguf(|g| g.set_text("llama.rope.scaling.type", "yarn")), &["rope.scaling.type is yarn"]),
+        (gguf(|g| g.set_architecture("gemma")), &["general.architecture is gemma"]),
+        (gguf(|g| g.set_text("llama.rope.scaling.type", "dynamic")), &["rope.scaling.type is dynamic"]),
         (
             gguf(|g| g.set("llama.rope.dimension_count", 4, 32u32.to_le_bytes().into())),
             &["rope.dimension_count is 32"],
@@ -232,7 +235,6 @@ fn what_is_not_computed_is_refused_by_name() {
 fn types_of_other_projects_are_named_with_the_cure() {
     for (id, parts) in [
         (38, ["TL1", "use the I2_S file"]),
-        (143, ["PTQ1_0", "fork of llama.cpp"]),
         (10, ["Q2_K", "I2_S, TQ1_0 or TQ2_0"]),
         (9999, ["unknown", "I2_S, TQ1_0 or TQ2_0"]),
     ] {
@@ -258,7 +260,7 @@ fn q2_0_is_refused_with_its_group_of_64() {
     let error = stored_as(42, |n| n / 64 * 18);
     assert!(matches!(error, ModelError::GroupScales { id: 42, group: 64, .. }), "{error}");
     let text = error.to_string();
-    assert!(text.contains("is Q2_0 (type 42), with a scale for every 64 weights"), "{text}");
+    assert!(text.contains("is q2_0 (type 42), with a scale for every 64 weights"), "{text}");
     assert!(text.contains(Q) && text.contains("one scale a tensor"), "{text}");
 }
 
@@ -266,14 +268,20 @@ fn q2_0_is_refused_with_its_group_of_64() {
 fn q2_0_of_a_fork_is_told_by_its_size_for_groups_of_128() {
     let error = stored_as(42, |n| n / 128 * 34);
     assert!(matches!(error, ModelError::GroupScales { id: 42, group: 128, .. }), "{error}");
-    assert!(error.to_string().contains("type 42 of a fork"), "{error}");
+    assert!(error.to_string().contains("q2_0 (g128)"), "{error}");
 }
 
 #[test]
 fn pq2_0_is_refused_with_its_group_of_128() {
     let error = stored_as(142, |n| n / 128 * 34);
     assert!(matches!(error, ModelError::GroupScales { id: 142, group: 128, .. }), "{error}");
-    assert!(error.to_string().contains("PQ2_0 (type 142)"), "{error}");
+    assert!(error.to_string().contains("pq2_0 (type 142)"), "{error}");
+}
+
+#[test]
+fn ptq1_0_is_refused_with_its_group_of_128() {
+    let error = stored_as(143, |n| n / 128 * 28);
+    assert!(matches!(error, ModelError::GroupScales { id: 143, group: 128, .. }), "{error}");
 }
 
 #[test]
@@ -380,7 +388,7 @@ fn overlapping_misaligned_and_repeated_tensors_are_damage() {
     // Behind the name: the number of dimensions, two of them, the type, the offset.
     let offset = at + name.len() + 4 + 16 + 4;
     for (value, problem) in
-        [(0u64, "overlap"), (7, "is not aligned to 32"), (1 << 62, "bytes at"), (u64::MAX - 31, "bytes at")]
+        [(0u64, "overlap"), (7, "is not aligned to 32"), (1 << 62, "begins at"), (u64::MAX - 31, "begins at")]
     {
         let mut bytes = bytes.clone();
         bytes[offset..offset + 8].copy_from_slice(&value.to_le_bytes());

@@ -5,7 +5,7 @@ use bitnet_model::{
     Batch, Limits, Logits, Model, ModelError, PackedSource, Synthetic, TensorEntry, TensorKind, TensorSource,
     Transformer,
 };
-use bitnet_tensor::{BitNetTensor, TernaryTensor};
+use bitnet_tensor::{BitNetTensor, GroupedTensor, TernaryTensor};
 
 /// A model whose projections are counted as they are asked for.
 pub struct Counted<M> {
@@ -23,6 +23,11 @@ impl<M: TensorSource> TensorSource for Counted<M> {
         self.model.ternary(name)
     }
 
+    fn grouped(&self, name: &str) -> Result<GroupedTensor, ModelError> {
+        self.asked.lock().unwrap().push(name.into());
+        self.model.grouped(name)
+    }
+
     fn dense(&self, name: &str) -> Result<BitNetTensor, ModelError> {
         self.model.dense(name)
     }
@@ -33,14 +38,21 @@ impl<M: TensorSource> TensorSource for Counted<M> {
 }
 
 #[test]
-fn every_projection_is_unpacked_once() {
-    let source = Counted { model: Synthetic::named("tiny").unwrap(), asked: Mutex::default() };
-    let limits = Limits { max_tokens: 4, max_logit_rows: 1, kv_blocks: 1 };
-    let cpu = Cpu::new(Isa::best(), 1).unwrap();
-    Transformer::load(source.model.spec(), &source, cpu, limits, &mut |_, _| {}).unwrap();
-    let projections = source.entries().iter().filter(|entry| entry.kind == TensorKind::Ternary);
-    let projections: Vec<&str> = projections.map(|entry| entry.name.as_str()).collect();
-    assert_eq!(*source.asked.lock().unwrap(), projections);
+fn every_ternary_matrix_is_unpacked_once() {
+    for name in ["tiny", "bonsai-tiny"] {
+        let source = Counted { model: Synthetic::named(name).unwrap(), asked: Mutex::default() };
+        let limits = Limits { max_tokens: 4, max_logit_rows: 1, kv_blocks: 1 };
+        let cpu = Cpu::new(Isa::best(), 1).unwrap();
+        Transformer::load(source.model.spec(), &source, cpu, limits, &mut |_, _| {}).unwrap();
+        let ternary = |kind| matches!(kind, TensorKind::Ternary | TensorKind::Grouped);
+        let matrices = source.entries().iter().filter(|entry| ternary(entry.kind));
+        let mut matrices: Vec<&str> = matrices.map(|entry| entry.name.as_str()).collect();
+        // A thread unpacks projections while another asks for the embedding.
+        let mut asked = source.asked.lock().unwrap().clone();
+        matrices.sort_unstable();
+        asked.sort_unstable();
+        assert_eq!(asked, matrices, "{name}");
+    }
 }
 
 #[test]

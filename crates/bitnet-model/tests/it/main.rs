@@ -4,6 +4,7 @@ mod converted;
 mod families;
 mod forms;
 mod gguf_edit;
+mod grouped;
 mod loading;
 mod panels;
 mod support;

@@ -13,7 +13,7 @@ use bitnet_tensor::SharedBytes;
 use crate::{
     gguf_edit::GgufEdit,
     loading::Counted,
-    support::{fixture, open},
+    support::{GROUPED_GGUFS, fixture, open},
 };
 
 fn panels(from: &Checkpoint, to: &Path) -> Checkpoint {
@@ -69,6 +69,27 @@ fn panels_give_the_bits_of_their_source_on_every_level_and_on_the_reference() {
 }
 
 #[test]
+fn grouped_panels_give_the_bits_of_their_source_on_every_level_and_on_the_reference() {
+    let folder = tempfile::tempdir().unwrap();
+    // A ternary head that is the embedding and one of its own, groups of 64, and a dense head.
+    for path in GROUPED_GGUFS {
+        let from = open(path);
+        let to = panels(&from, &folder.path().join("model.gguf"));
+        assert_eq!(to.spec, from.spec, "{path}");
+        let expected = bits(&from, Reference::default());
+        assert_eq!(bits(&to, Reference::default()), expected, "{path} on the reference");
+        for (isa, threads) in Isa::available().flat_map(|isa| [(isa, 1), (isa, 2)]) {
+            let cpu = || Cpu::new(isa, threads).unwrap();
+            assert!(bits(&from, cpu()) == expected, "{path} as it was, {isa:?}");
+            assert!(bits(&to, cpu()) == expected, "{path} as panels, {isa:?}");
+        }
+        let source = Counted { model: Opened(to), asked: Mutex::default() };
+        load(&from.spec, &source, Cpu::new(Isa::best(), 2).unwrap());
+        assert_eq!(*source.asked.lock().unwrap(), Vec::<String>::new(), "{path} is read where it lies");
+    }
+}
+
+#[test]
 fn the_cpu_unpacks_no_projection_of_a_file_of_panels_and_others_each_once() {
     let folder = tempfile::tempdir().unwrap();
     let from = open("bitnet-packed");
@@ -94,6 +115,10 @@ impl TensorSource for Opened {
 
     fn dense(&self, name: &str) -> Result<bitnet_tensor::BitNetTensor, ModelError> {
         self.0.tensors.dense(name)
+    }
+
+    fn grouped(&self, name: &str) -> Result<bitnet_tensor::GroupedTensor, ModelError> {
+        self.0.tensors.grouped(name)
     }
 
     fn packed(&self) -> Option<&dyn bitnet_model::PackedSource> {

@@ -42,3 +42,18 @@ pub const GGUFS: [&str; 7] = [
     "llama-bitlinear/model-TQ2_0.gguf",
     "llama-bitlinear/model-TQ2_0-K.gguf",
 ];
+
+/// Fixture folders of models with a scale for every group of weights.
+pub const GROUPED_FOLDERS: [&str; 3] = ["qwen3-ternary/mlx", "qwen3-unpacked", "minicpm-blocks"];
+
+/// GGUF fixtures of models with a scale for every group of weights.
+pub const GROUPED_GGUFS: [&str; 8] = [
+    "qwen3-ternary/model-Q2_0.gguf",
+    "qwen3-ternary/model-PQ2_0.gguf",
+    "qwen3-ternary/model-PTQ1_0.gguf",
+    "qwen3-unpacked/model-PQ2_0.gguf",
+    "qwen3-yarn/model-PQ2_0.gguf",
+    "qwen3-g64/model-Q2_0.gguf",
+    "minicpm-mup/model-TQ2_0.gguf",
+    "minicpm-blocks/model-TQ2_0.gguf",
+];

@@ -3,7 +3,7 @@
 use bitnet_model::{ChatTemplate, Message, Tokenizer};
 use proptest::prelude::*;
 
-use crate::support::{FOLDERS, GGUFS, golden_text, open};
+use crate::support::{FOLDERS, GGUFS, GROUPED_FOLDERS, GROUPED_GGUFS, golden_text, open};
 
 fn tokenizer(path: &str) -> Tokenizer {
     open(path).tokenizer.unwrap()
@@ -37,6 +37,105 @@ fn texts_encode_to_the_golden_ids() {
             assert_eq!(tokenizer.decode(&expected, true).unwrap(), text, "{folder}");
         }
     }
+}
+
+#[test]
+fn texts_of_grouped_models_encode_to_the_golden_ids() {
+    for path in GROUPED_FOLDERS.into_iter().chain(GROUPED_GGUFS) {
+        let (tokenizer, folder) = (tokenizer(path), path.split('/').next().unwrap());
+        assert_eq!(tokenizer.prefix().len(), usize::from(folder.starts_with("minicpm")), "{path}");
+        for text in ["text_0", "text_1"] {
+            let expected = ids(&golden_text(folder, &format!("{text}_ids")));
+            let text = golden_text(folder, text);
+            assert_eq!(tokenizer.encode(&text, true).unwrap(), expected, "{path}");
+            assert_eq!(tokenizer.decode(&expected, true).unwrap(), text, "{path}");
+        }
+    }
+    // Qwen2's split takes digits one by one, and text is composed (NFC) first.
+    let (json, gguf) = (tokenizer("qwen3-unpacked"), tokenizer("qwen3-unpacked/model-PQ2_0.gguf"));
+    for text in MIXED.into_iter().chain(["<|im_start|>user\nhi<|im_end|>"]) {
+        assert_eq!(json.encode(text, true).unwrap(), gguf.encode(text, true).unwrap(), "{text:?}");
+    }
+    assert_eq!(json.encode("e\u{301}", false).unwrap(), json.encode("\u{e9}", false).unwrap());
+}
+
+/// What Qwen3's template does with a conversation without tools: it leaves out what earlier answers thought, and opens an
+/// answer with empty thoughts if there are to be none.
+const QWEN3: &str = r#"{%- if messages[0].role == 'system' %}
+    {{- '<|im_start|>system\n' + messages[0].content + '<|im_end|>\n' }}
+{%- endif %}
+{%- set ns = namespace(multi_step_tool=true, last_query_index=messages|length - 1) %}
+{%- for message in messages[::-1] %}
+    {%- set index = (messages|length - 1) - loop.index0 %}
+    {%- if ns.multi_step_tool and message.role == "user" and message.content is string and not(message.content.startswith('<tool_response>') and message.content.endswith('</tool_response>')) %}
+        {%- set ns.multi_step_tool = false %}
+        {%- set ns.last_query_index = index %}
+    {%- endif %}
+{%- endfor %}
+{%- for message in messages %}
+    {%- if message.content is string %}
+        {%- set content = message.content %}
+    {%- else %}
+        {%- set content = '' %}
+    {%- endif %}
+    {%- if (message.role == "user") or (message.role == "system" and not loop.first) %}
+        {{- '<|im_start|>' + message.role + '\n' + content + '<|im_end|>' + '\n' }}
+    {%- elif message.role == "assistant" %}
+        {%- set reasoning_content = '' %}
+        {%- if message.reasoning_content is string %}
+            {%- set reasoning_content = message.reasoning_content %}
+        {%- else %}
+            {%- if '</think>' in content %}
+                {%- set reasoning_content = content.split('</think>')[0].rstrip('\n').split('<think>')[-1].lstrip('\n') %}
+                {%- set content = content.split('</think>')[-1].lstrip('\n') %}
+            {%- endif %}
+        {%- endif %}
+        {%- if loop.index0 > ns.last_query_index %}
+            {%- if loop.last or (not loop.last and reasoning_content) %}
+                {{- '<|im_start|>' + message.role + '\n<think>\n' + reasoning_content.strip('\n') + '\n</think>\n\n' + content.lstrip('\n') }}
+            {%- else %}
+                {{- '<|im_start|>' + message.role + '\n' + content }}
+            {%- endif %}
+        {%- else %}
+            {{- '<|im_start|>' + message.role + '\n' + content }}
+        {%- endif %}
+        {%- if message.tool_calls %}
+            {{- raise_exception('no tools here') }}
+        {%- endif %}
+        {{- '<|im_end|>\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}
+        {{- '<think>\n\n</think>\n\n' }}
+    {%- endif %}
+{%- endif %}"#;
+
+#[test]
+fn a_template_that_asks_is_told_whether_to_think() {
+    let chat = ChatTemplate::new(QWEN3, "", "<|im_end|>").unwrap();
+    let messages = [
+        Message::new("system", "Be brief."),
+        Message::new("user", "2 + 2?"),
+        Message::new("assistant", "<think>\nEasy.\n</think>\n\n4"),
+        Message::new("user", "And 3?"),
+    ];
+    let before = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n2 + 2?<|im_end|>\n\
+                  <|im_start|>assistant\n4<|im_end|>\n<|im_start|>user\nAnd 3?<|im_end|>\n<|im_start|>assistant\n";
+    assert_eq!(chat.render(&messages, true).unwrap(), before);
+    assert_eq!(chat.clone().with_thinking(true).render(&messages, true).unwrap(), before);
+    let without = chat.clone().with_thinking(false).render(&messages, true).unwrap();
+    assert_eq!(without, format!("{before}<think>\n\n</think>\n\n"));
+    assert!(
+        chat.asks_for_thinking() && !open("qwen3-yarn/model-PQ2_0.gguf").chat.unwrap().asks_for_thinking()
+    );
+    // The thoughts of an answer that is still being written stay.
+    let unfinished = chat.render(&messages[..3], false).unwrap();
+    assert!(
+        unfinished.ends_with("<|im_start|>assistant\n<think>\nEasy.\n</think>\n\n4<|im_end|>\n"),
+        "{unfinished}"
+    );
 }
 
 #[test]
@@ -102,7 +201,7 @@ fn a_stream_holds_a_character_back_until_it_is_whole() {
 
 #[test]
 fn chats_render_as_the_golden_ones() {
-    for path in FOLDERS.into_iter().chain(GGUFS) {
+    for path in FOLDERS.into_iter().chain(GGUFS).chain(GROUPED_FOLDERS).chain(GROUPED_GGUFS) {
         let folder = path.split('/').next().unwrap();
         let chat: Vec<serde_json::Value> = serde_json::from_str(&golden_text(folder, "chat")).unwrap();
         let messages: Vec<Message> = chat

@@ -1,0 +1,257 @@
+//! Packings with a scale for every group of weights, read into and written from the codes and scales of
+//! [`bitnet_tensor::GroupedTensor`]. Rows are whole blocks.
+//!
+//! ```text
+//! Q2_0     64 weights in 18 bytes    f16 scale, 16 bytes of codes         llama.cpp, type 42
+//! PQ2_0   128 weights in 34 bytes    f16 scale, 32 bytes of codes         PrismML's fork, type 142, once 42
+//! Q1_0    128 weights in 18 bytes    f16 scale, 16 bytes of signs         llama.cpp, type 41
+//! PTQ1_0  128 weights in 28 bytes    26 bytes in base 3, f16 scale        PrismML's fork, type 143
+//! MLX      16 weights in a u32       scales and biases in other tensors   mlx-lm, 2 bits, affine
+//! ```
+//!
+//! Two-bit codes are canonical already: weight `j` lies in byte `j / 4` at bits `2 (j % 4)`, as value + 1. A sign lies in
+//! byte `j / 8` at bit `j % 8`, 1 for plus. The bytes in base 3 are those of [`super::tq1_0`], in runs of their own.
+
+use bitnet_tensor::GroupedTensor;
+use half::f16;
+
+use super::{ZEROS, tq1_0, tq2_0};
+use crate::files::ggml_type::GgmlType;
+
+/// Weights that may share a scale.
+pub(crate) const GROUPS: [usize; 2] = [128, 64];
+
+/// What a [`GroupedTensor`] is made of.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Parts {
+    pub group: usize,
+    pub codes: Vec<u8>,
+    pub scales: Vec<f16>,
+}
+
+/// Runs of bytes in base 3 of a block of PTQ1_0: first byte, bytes, first weight, weights in a byte.
+const PTQ1_0_RUNS: [(usize, usize, usize, usize); 3] = [(0, 16, 0, 5), (16, 8, 80, 5), (24, 2, 120, 4)];
+
+/// Codes and scales of a tensor in blocks of a type for which [`GgmlType::group`] is some, or of a TQ type.
+pub(crate) fn unpack(kind: GgmlType, bytes: &[u8], cols: usize) -> Parts {
+    let first = |from: &[u8]| f16::from_le_bytes([from[0], from[1]]);
+    let last = |from: &[u8]| f16::from_le_bytes([from[from.len() - 2], from[from.len() - 1]]);
+    match kind {
+        GgmlType::Q2_0 => {
+            let read = |from: &[u8; 18], to: &mut [u8]| {
+                to.copy_from_slice(&from[2..]);
+                first(from)
+            };
+            share_with_zeros(blocks::<18, 64>(64, bytes, read), cols)
+        }
+        GgmlType::Ptq1_0 => blocks::<28, 128>(128, bytes, |from, to| {
+            tq1_0::digits::<128>(from, &PTQ1_0_RUNS, to);
+            last(from)
+        }),
+        GgmlType::Q1_0 => blocks::<18, 128>(128, bytes, |from, to| {
+            for (i, code) in to.iter_mut().enumerate() {
+                let signs = from[2 + i / 2] >> (4 * (i % 2));
+                // 2 for plus, 0 for minus.
+                *code = (0..4).fold(0, |byte, j| byte | (signs >> j & 1) << (2 * j + 1));
+            }
+            first(from)
+        }),
+        GgmlType::Tq1_0 => blocks::<54, 256>(128, bytes, |from, to| {
+            tq1_0::decode(from, to);
+            last(from)
+        }),
+        GgmlType::Tq2_0 => blocks::<66, 256>(128, bytes, |from, to| {
+            tq2_0::decode(from, to);
+            last(from)
+        }),
+        _ => blocks::<34, 128>(128, bytes, |from, to| {
+            to.copy_from_slice(&from[2..]);
+            first(from)
+        }),
+    }
+}
+
+/// Blocks of `N` bytes that hold `W` weights; `decode` makes the codes of one and gives its scale. A block with scale zero
+/// holds zeros, whatever its codes say.
+fn blocks<const N: usize, const W: usize>(
+    group: usize,
+    bytes: &[u8],
+    decode: impl Fn(&[u8; N], &mut [u8]) -> f16,
+) -> Parts {
+    let (from, _) = bytes.as_chunks::<N>();
+    let mut codes = vec![0; from.len() * W / 4];
+    let mut scales = Vec::with_capacity(from.len() * W / group);
+    for (from, to) in from.iter().zip(codes.chunks_exact_mut(W / 4)) {
+        let scale = decode(from, to);
+        if scale == f16::ZERO {
+            to.fill(ZEROS);
+        }
+        scales.extend(std::iter::repeat_n(scale, W / group));
+    }
+    Parts { group, codes, scales }
+}
+
+/// Gives a group of 64 zeros the scale of the other half of its 128, if the tensor then has groups of 128: writers give
+/// zeros the scale 0, which would hide that all other halves are equal.
+fn share_with_zeros(mut parts: Parts, cols: usize) -> Parts {
+    let zeros = |i: usize| parts.codes[16 * i..][..16].iter().all(|&byte| byte == ZEROS);
+    let (groups, mut shared) = (cols / 64, parts.scales.clone());
+    for (row, scales) in shared.chunks_exact_mut(groups).enumerate() {
+        for (pair, scales) in scales.chunks_exact_mut(2).enumerate() {
+            let at = row * groups + 2 * pair;
+            match [zeros(at), zeros(at + 1)] {
+                [true, _] => scales[0] = scales[1],
+                [_, true] => scales[1] = scales[0],
+                _ => {}
+            }
+            if scales[0].to_bits() != scales[1].to_bits() {
+                return parts;
+            }
+        }
+    }
+    parts.scales = shared;
+    parts
+}
+
+/// Codes and scales of MLX's layout; `scales` and `biases` are f16, as many as the weights have groups.
+pub(crate) fn mlx(bytes: &[u8], scales: &[u8], biases: &[u8]) -> Result<Parts, String> {
+    let f16s = |bytes: &[u8]| -> Vec<f16> {
+        bytes.as_chunks::<2>().0.iter().map(|b| f16::from_le_bytes(*b)).collect()
+    };
+    let scales = f16s(scales);
+    for (i, (scale, bias)) in scales.iter().zip(f16s(biases)).enumerate() {
+        if -scale.to_f32() != bias.to_f32() {
+            return Err(format!(
+                "group {i} has scale {scale} and bias {bias}, so its weights are not -s, 0, s or 2 s"
+            ));
+        }
+    }
+    let group = 4 * bytes.len() / scales.len().max(1);
+    let mut codes = bytes.to_vec();
+    for (codes, scale) in codes.chunks_exact_mut((group / 4).max(1)).zip(&scales) {
+        if *scale == f16::ZERO {
+            codes.fill(ZEROS);
+        }
+    }
+    Ok(Parts { group, codes, scales })
+}
+
+/// The bytes of a tensor in Q2_0.
+pub(crate) fn pack_q2_0(tensor: &GroupedTensor) -> Result<Vec<u8>, String> {
+    pack(tensor, 64)
+}
+
+/// The bytes of a tensor in PQ2_0.
+pub(crate) fn pack_pq2_0(tensor: &GroupedTensor) -> Result<Vec<u8>, String> {
+    if tensor.group() != 128 {
+        return Err("it has a scale for every 64 weights, and this type one for every 128".into());
+    }
+    pack(tensor, 128)
+}
+
+fn pack(tensor: &GroupedTensor, group: usize) -> Result<Vec<u8>, String> {
+    if !tensor.cols().is_multiple_of(group) {
+        return Err(format!("rows of {} weights are not whole blocks of {group}", tensor.cols()));
+    }
+    let mut bytes = Vec::with_capacity(tensor.codes().len() / (group / 4) * (2 + group / 4));
+    for row in 0..tensor.rows() {
+        let scales = tensor.row_scales(row);
+        for (i, codes) in tensor.row_codes(row).chunks_exact(group / 4).enumerate() {
+            bytes.extend(scales[i * group / tensor.group()].to_le_bytes());
+            bytes.extend(codes);
+        }
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn tensor(parts: Parts, cols: usize) -> GroupedTensor {
+        let rows = 4 * parts.codes.len() / cols;
+        GroupedTensor::new(rows, cols, parts.group, parts.codes, parts.scales).unwrap()
+    }
+
+    fn values(parts: Parts, cols: usize) -> Vec<i8> {
+        let tensor = tensor(parts, cols);
+        (0..tensor.rows()).flat_map(|row| tensor.row_values(row).collect::<Vec<_>>()).collect()
+    }
+
+    #[test]
+    fn ptq1_0_reads_the_digits_of_its_bytes_in_their_order() {
+        // Every byte's digit n by the formula of its specification.
+        let digit = |byte: u8, n: u32| ((((u32::from(byte) * 3u32.pow(n)) & 255) * 3) >> 8) as i8 - 1;
+        let mut block: Vec<u8> = (0..26).map(|i| i as u8 * 37 + 11).collect();
+        block.extend(f16::from_f32(0.5).to_le_bytes());
+        let mut expected = vec![9; 128];
+        for m in 0..16 {
+            (0..5).for_each(|n| expected[16 * n + m] = digit(block[m], n as u32));
+        }
+        for m in 0..8 {
+            (0..5).for_each(|n| expected[80 + 8 * n + m] = digit(block[16 + m], n as u32));
+        }
+        for h in 0..2 {
+            (0..4).for_each(|n| expected[120 + 2 * n + h] = digit(block[24 + h], n as u32));
+        }
+        assert_eq!(values(unpack(GgmlType::Ptq1_0, &block, 128), 128), expected);
+    }
+
+    #[test]
+    fn q1_0_reads_a_bit_as_a_sign() {
+        let mut block = f16::from_f32(0.25).to_le_bytes().to_vec();
+        block.extend((0..16).map(|i| 0b1010_0110u8.rotate_left(i)));
+        let values = values(unpack(GgmlType::Q1_0, &block, 128), 128);
+        for (j, value) in values.into_iter().enumerate() {
+            assert_eq!(value, if block[2 + j / 8] >> (j % 8) & 1 == 1 { 1 } else { -1 }, "{j}");
+        }
+    }
+
+    #[test]
+    fn a_block_with_scale_zero_holds_zeros() {
+        let mut block = vec![0u8; 34];
+        block[2..].fill(0b1100_1010);
+        assert!(values(unpack(GgmlType::Pq2_0, &block, 128), 128).iter().all(|&v| v == 0));
+    }
+
+    #[test]
+    fn a_half_of_zeros_does_not_keep_groups_of_64_from_being_groups_of_128() {
+        let block = |scale: f32, code: u8| [&f16::from_f32(scale).to_le_bytes()[..], &[code; 16]].concat();
+        let read = |blocks: &[Vec<u8>]| tensor(unpack(GgmlType::Q2_0, &blocks.concat(), 256), 256);
+        let pairs = [block(0.5, 0x42), block(0.5, 0x24), block(0.0, ZEROS), block(0.25, 0x42)];
+        assert_eq!(read(&pairs).group(), 128);
+        assert_eq!(read(&pairs).scales(), [f16::from_f32(0.5), f16::from_f32(0.25)]);
+        let apart = [block(0.5, 0x42), block(1.0, 0x24), block(0.0, ZEROS), block(0.25, 0x42)];
+        assert_eq!(read(&apart).group(), 64);
+    }
+
+    #[test]
+    fn mlx_with_a_bias_that_is_not_minus_its_scale_is_refused() {
+        let scale = f16::from_f32(0.5).to_le_bytes();
+        let told = mlx(&[0; 32], &scale, &f16::from_f32(-0.25).to_le_bytes()).unwrap_err();
+        assert!(told.contains("scale 0.5 and bias -0.25"), "{told}");
+        let parts = mlx(&[0x42; 32], &scale, &f16::from_f32(-0.5).to_le_bytes()).unwrap();
+        assert_eq!((parts.group, parts.scales), (128, vec![f16::from_f32(0.5)]));
+    }
+
+    proptest! {
+        #[test]
+        fn two_bit_types_survive_a_round_trip(
+            codes in prop::collection::vec(any::<u8>(), 2 * 3 * 32),
+            scales in prop::collection::vec(1u16..0x7C00, 2 * 6),
+        ) {
+            let narrow = scales.iter().map(|&bits| f16::from_bits(bits)).collect();
+            let tensor = GroupedTensor::new(2, 384, 64, codes.clone(), narrow).unwrap();
+            prop_assert_eq!(&self::tensor(unpack(GgmlType::Q2_0, &pack_q2_0(&tensor).unwrap(), 384), 384), &tensor);
+            prop_assert_eq!(pack_pq2_0(&tensor).is_err(), tensor.group() == 64);
+
+            let wide = scales[..6].iter().map(|&bits| f16::from_bits(bits)).collect();
+            let tensor = GroupedTensor::new(2, 384, 128, codes, wide).unwrap();
+            for kind in [GgmlType::Pq2_0, GgmlType::Q2_0Fork] {
+                prop_assert_eq!(&self::tensor(unpack(kind, &pack_pq2_0(&tensor).unwrap(), 384), 384), &tensor);
+            }
+            prop_assert_eq!(&self::tensor(unpack(GgmlType::Q2_0, &pack_q2_0(&tensor).unwrap(), 384), 384), &tensor);
+        }
+    }
+}
