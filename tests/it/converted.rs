@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use bitnet_kernels::Isa;
 use bitnet_model::Model;
-use bitnet_tests::{FORMS, Form, Tensors, assert_close, bitnet, distances, fixture};
+use bitnet_tests::{FORMS, Form, GROUPED_FORMS, Tensors, assert_close, bitnet, distances, fixture};
 use serde_json::Value;
 
 use crate::goldens::{PROMPTS, load, prefill};
@@ -87,4 +87,40 @@ fn f36_every_form_converts_to_every_type_that_it_allows_and_back() {
     // other three.
     assert_eq!((converted, refused), (14 + 13 + 3 * 10, 1 + 3 * 4));
     assert_eq!(judged, 53, "converted files that agree with the oracle");
+}
+
+/// The hash of all trits and scales, as `bitnet inspect` tells it.
+fn weights_hash(model: &Path) -> String {
+    let run = bitnet(&["inspect", model.to_str().unwrap(), "--json", "--hash"]);
+    assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
+    let report: Value = serde_json::from_slice(&run.stdout).unwrap();
+    assert_eq!(report["warnings"], serde_json::json!([]), "{}", model.display());
+    report["weights_sha256"].as_str().unwrap().into()
+}
+
+#[test]
+fn every_grouped_form_converts_to_the_types_with_group_scales_and_to_no_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut converted, mut refused) = (0, 0);
+    for (number, form) in GROUPED_FORMS.iter().enumerate() {
+        let (hash, golden) = (weights_hash(&form.path()), form.golden());
+        let expected: Vec<f32> = (0..PROMPTS).flat_map(|p| golden.floats(&format!("logits_{p}"))).collect();
+        for format in ["q2_0", "pq2_0", "panels", "i2_s", "tq2_0", "packed"] {
+            let what = format!("{form:?} to {format}");
+            let to = folder.path().join(format!("{number}-{format}"));
+            if let Err(told) = convert(&form.path(), &to, format) {
+                assert!(told.starts_with("error: cannot convert to ") && told.lines().count() == 1, "{told}");
+                assert!(told.contains("convert to q2_0") && !to.exists(), "{told}");
+                refused += 1;
+                continue;
+            }
+            assert_eq!(weights_hash(&to), hash, "{what}");
+            let mut model = load(&to, Isa::best(), 2);
+            let vocab = model.spec().vocab;
+            form.assert_close(distances(&prefill(&mut model, &golden), &expected, vocab), &what);
+            converted += 1;
+        }
+    }
+    // Groups of 64 do not go to PQ2_0, and none to types with one scale.
+    assert_eq!((converted, refused), (3 * GROUPED_FORMS.len() - 1, 3 * GROUPED_FORMS.len() + 1));
 }

@@ -1,13 +1,20 @@
 //! A token's logits depend on the tokens before it, and on nothing else.
 
 use bitnet_kernels::{Cpu, Isa, KvType, Reference};
-use bitnet_model::{Activation, Batch, Checkpoint, Limits, Logits, Model, ModelSpec, Synthetic, Transformer};
+use bitnet_model::{
+    Activation, Batch, Checkpoint, Limits, Logits, Model, ModelSpec, Multipliers, Synthetic, Transformer,
+};
 use bitnet_tests::fixture;
 
 const LIMITS: Limits = Limits { max_tokens: 600, max_logit_rows: 600, kv_blocks: 40 };
 
 fn tiny() -> Synthetic {
     Synthetic::named("tiny").unwrap()
+}
+
+/// Models of both kinds of weights: one scale a tensor, and one for every group.
+fn both_kinds() -> [Synthetic; 2] {
+    [tiny(), Synthetic::named("bonsai-tiny").unwrap()]
 }
 
 fn cpu(source: &Synthetic, isa: Isa, threads: usize) -> Transformer<Cpu> {
@@ -42,14 +49,13 @@ fn chunked(model: &mut dyn Model, tokens: &[u32], chunks: &[usize]) -> Vec<u32> 
 
 #[test]
 fn any_chunking_equals_one_shot_and_token_by_token_on_every_isa_and_thread_count() {
-    let source = tiny();
     // Longer than one attention segment of 256.
     let tokens = tokens(300, 1);
     let mut seen = Vec::new();
-    for kv in KvType::ALL {
-        let expected = chunked(&mut keeping(kv, &source, Isa::best(), 1), &tokens, &[300]);
+    for (source, kv) in both_kinds().iter().flat_map(|source| KvType::ALL.map(|kv| (source, kv))) {
+        let expected = chunked(&mut keeping(kv, source, Isa::best(), 1), &tokens, &[300]);
         for (isa, threads) in Isa::available().flat_map(|isa| [(isa, 1), (isa, 2)]) {
-            let mut model = keeping(kv, &source, isa, threads);
+            let mut model = keeping(kv, source, isa, threads);
             // The other types differ in what is stored, which happens to each token alone.
             let chunks = [&[300][..], &[1], &[255, 1, 44], &[7], &[64], &[256, 3], &[1, 299]];
             for chunks in &chunks[..if kv == KvType::F32 { 7 } else { 3 }] {
@@ -75,7 +81,20 @@ fn the_whole_forward_equals_the_reference_backend_bit_for_bit() {
         tied_head: false,
         ..tiny().spec().clone()
     };
-    for source in [tiny(), Synthetic::of(odd)] {
+    let grouped = Synthetic::named("bonsai-tiny").unwrap();
+    // Rows that end within a group of activations, and within a byte of codes.
+    let odd_grouped = ModelSpec {
+        hidden: 198,
+        ffn: 330,
+        heads: 3,
+        kv_heads: 1,
+        head_dim: 50,
+        vocab: 77,
+        tied_head: false,
+        multipliers: Multipliers { embedding: 12.0, residual: 0.7, logit_divisor: 1.5 },
+        ..grouped.spec().clone()
+    };
+    for source in [tiny(), Synthetic::of(odd), grouped, Synthetic::of(odd_grouped)] {
         let tokens: Vec<u32> = tokens(40, 3).iter().map(|t| t % source.spec().vocab as u32).collect();
         for kv in KvType::ALL {
             let reference = Reference::keeping(kv);
@@ -92,10 +111,10 @@ fn the_whole_forward_equals_the_reference_backend_bit_for_bit() {
 
 #[test]
 fn a_sequence_in_a_ragged_batch_has_the_logits_it_has_alone() {
-    let source = tiny();
     let lengths = [1, 70, 3, 64, 129, 1, 17];
-    for isa in Isa::available() {
-        let mut model = cpu(&source, isa, 2);
+    let kinds = both_kinds();
+    for (source, isa) in kinds.iter().flat_map(|source| Isa::available().map(move |isa| (source, isa))) {
+        let mut model = cpu(source, isa, 2);
         let alone: Vec<Vec<u32>> =
             lengths.iter().enumerate().map(|(i, &n)| chunked(&mut model, &tokens(n, i), &[n])).collect();
         // All but the last token of each as one step, then the last tokens as another.
@@ -120,7 +139,7 @@ fn a_sequence_in_a_ragged_batch_has_the_logits_it_has_alone() {
                 bits[owner].extend(logits.row(row).iter().map(|x| x.to_bits()));
             }
         }
-        assert!(bits == alone, "{isa:?}");
+        assert!(bits == alone, "{isa:?}, {}", source.spec().architecture);
     }
 }
 

@@ -109,12 +109,17 @@ fn subjects() -> Vec<Subject> {
         "llama-explicit",
         "llama-rmsnorm",
         "onebitllm",
+        "qwen3-unpacked/model-PQ2_0.gguf",
+        "qwen3-yarn/model-PQ2_0.gguf",
+        "qwen3-g64/model-Q2_0.gguf",
+        "minicpm-mup/model-TQ2_0.gguf",
+        "minicpm-blocks/model-TQ2_0.gguf",
     ] {
         add(name, &|| of(Checkpoint::open(&fixture(name)).unwrap()));
     }
-    let tiny = Synthetic::named("tiny").unwrap();
+    let (tiny, bonsai) = (Synthetic::named("tiny").unwrap(), Synthetic::named("bonsai-tiny").unwrap());
     let random = |i: u64| {
-        let (dice, base) = (Dice(1000 + i), tiny.spec());
+        let (dice, base) = (Dice(1000 + i), if i < 4 { tiny.spec() } else { bonsai.spec() });
         let kv_heads = 1 + dice.below(0, 3) as usize;
         ModelSpec {
             hidden: 50 + dice.below(1, 150) as usize,
@@ -125,12 +130,12 @@ fn subjects() -> Vec<Subject> {
             head_dim: 2 * (8 + dice.below(5, 24) as usize),
             vocab: 60 + dice.below(6, 400) as usize,
             activation: dice.from(7, &[Activation::Silu, Activation::SquaredRelu]),
-            sub_norms: dice.one_in(8, 2),
+            sub_norms: dice.one_in(8, 2) && i < 4,
             tied_head: dice.one_in(9, 2),
             ..base.clone()
         }
     };
-    let specs = [tiny.spec().clone(), random(0), random(1), random(2), random(3)];
+    let specs = [tiny.spec().clone(), random(0), random(1), random(2), random(3), random(4), random(5)];
     for spec in specs {
         add("random", &|| (spec.clone(), Box::new(Synthetic::of(spec.clone()))));
     }

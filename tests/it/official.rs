@@ -1,4 +1,5 @@
-//! Files laid out as those of `microsoft/bitnet-b1.58-2B-4T`, with random weights: its shapes, its names, its keys.
+//! Files laid out as those of `microsoft/bitnet-b1.58-2B-4T` and of Ternary Bonsai 1.7B, with random weights: their shapes,
+//! their names, their keys.
 
 use std::path::Path;
 
@@ -23,6 +24,20 @@ fn logits(spec: &ModelSpec, tensors: &dyn TensorSource) -> Vec<u32> {
     logits.row(0).iter().map(|x| x.to_bits()).collect()
 }
 
+/// A model of random weights, with these tokens before and after a text.
+fn synthetic(spec: &ModelSpec, bos: u32, eos: u32) -> Checkpoint {
+    Checkpoint {
+        name: "official".into(),
+        format: "synthetic",
+        spec: spec.clone(),
+        tensors: Box::new(Synthetic::of(spec.clone())),
+        tokenizer: None,
+        chat: None,
+        defaults: GenerationDefaults { bos: Some(bos), eos: vec![eos], ..Default::default() },
+        warnings: Vec::new(),
+    }
+}
+
 fn written(from: &Checkpoint, target: Target, to: &Path) -> Checkpoint {
     convert(from, target, to, &mut |_, _| {}).unwrap();
     Checkpoint::open(to).unwrap()
@@ -31,18 +46,8 @@ fn written(from: &Checkpoint, target: Target, to: &Path) -> Checkpoint {
 #[test]
 fn files_with_names_shapes_and_keys_of_the_official_2b_4t_model_run() {
     let spec = ModelSpec { layers: layers(), ..Synthetic::named("2b4t").unwrap().spec().clone() };
-    let source = Synthetic::of(spec.clone());
-    let expected = logits(&spec, &source);
-    let from = Checkpoint {
-        name: "official".into(),
-        format: "synthetic",
-        spec: spec.clone(),
-        tensors: Box::new(source),
-        tokenizer: None,
-        chat: None,
-        defaults: GenerationDefaults { bos: Some(128_000), eos: vec![128_001], ..Default::default() },
-        warnings: Vec::new(),
-    };
+    let from = synthetic(&spec, 128_000, 128_001);
+    let expected = logits(&spec, &*from.tensors);
     let folder = tempfile::tempdir().unwrap();
 
     let gguf = written(&from, Target::I2S, &folder.path().join("ggml-model-i2_s.gguf"));
@@ -82,4 +87,41 @@ fn files_with_names_shapes_and_keys_of_the_official_2b_4t_model_run() {
     }
     assert_eq!(packed.spec, spec);
     assert!(logits(&packed.spec, &*packed.tensors) == expected, "packed gives the same logits");
+}
+
+#[test]
+fn files_with_names_shapes_and_keys_of_ternary_bonsai_run_and_give_the_bits_of_their_weights() {
+    // One of 28 layers: most of such a file is the embedding.
+    let spec = ModelSpec { layers: 1, ..Synthetic::named("bonsai-1.7b").unwrap().spec().clone() };
+    let from = synthetic(&spec, 151_643, 151_645);
+    let expected = logits(&spec, &*from.tensors);
+    let folder = tempfile::tempdir().unwrap();
+    let mut files = Vec::new();
+    for (target, kind) in [(Target::Pq2_0, "pq2_0"), (Target::Q2_0, "q2_0"), (Target::Panels, "panels")] {
+        let file = written(&from, target, &folder.path().join(format!("Ternary-Bonsai-1.7B-{kind}.gguf")));
+        assert_eq!(file.spec, spec, "{kind}");
+        assert!(logits(&file.spec, &*file.tensors) == expected, "{kind}");
+        files.push(file);
+    }
+    let entry = |stored: &str| {
+        let found = files[0].tensors.entries().iter().find(|e| e.stored_name == stored);
+        found.map(|e| (e.shape.clone(), e.stored.clone())).unwrap_or_else(|| panic!("{stored}"))
+    };
+    for (stored, shape, kind) in [
+        ("token_embd.weight", vec![151_936, 2048], "pq2_0"),
+        ("blk.0.attn_norm.weight", vec![2048], "f32"),
+        ("blk.0.attn_q.weight", vec![2048, 2048], "pq2_0"),
+        ("blk.0.attn_k.weight", vec![1024, 2048], "pq2_0"),
+        ("blk.0.attn_v.weight", vec![1024, 2048], "pq2_0"),
+        ("blk.0.attn_q_norm.weight", vec![128], "f32"),
+        ("blk.0.attn_k_norm.weight", vec![128], "f32"),
+        ("blk.0.attn_output.weight", vec![2048, 2048], "pq2_0"),
+        ("blk.0.ffn_norm.weight", vec![2048], "f32"),
+        ("blk.0.ffn_gate.weight", vec![6144, 2048], "pq2_0"),
+        ("blk.0.ffn_up.weight", vec![6144, 2048], "pq2_0"),
+        ("blk.0.ffn_down.weight", vec![2048, 6144], "pq2_0"),
+        ("output_norm.weight", vec![2048], "f32"),
+    ] {
+        assert_eq!(entry(stored), (shape, kind.to_owned()), "{stored}");
+    }
 }

@@ -1,3 +1,5 @@
+use std::path::Path;
+
 use bitnet_model::{
     Checkpoint, Message, ModelError, ModelFiles, ModelSpec, Synthetic, Target, TensorKind, convert,
 };
@@ -20,26 +22,73 @@ pub enum Kind {
     Generation,
     /// `chat_template.jinja`.
     Template,
+    /// A file of a model with a scale for every group of weights.
+    Grouped(Grouped),
+}
+
+/// A form of a model with a scale for every group of weights, of which a fixture is damaged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Grouped {
+    /// A GGUF file in Q2_0.
+    Q2_0,
+    /// A GGUF file in PQ2_0, with YaRN and a head of its own.
+    Pq2_0,
+    /// A GGUF file in PTQ1_0.
+    Ptq1_0,
+    /// A GGUF file of MiniCPM in TQ2_0.
+    Tq2_0,
+    /// `model.safetensors` of MLX.
+    Mlx,
+    /// `model.safetensors` of floats that are ternary.
+    Unpacked,
+    /// `config.json` of MiniCPM.
+    Config,
+}
+
+impl Grouped {
+    /// The file's folder among the fixtures, and its name.
+    fn file(self) -> (&'static str, &'static str) {
+        match self {
+            Grouped::Q2_0 => ("qwen3-g64", "model-Q2_0.gguf"),
+            Grouped::Pq2_0 => ("qwen3-yarn", "model-PQ2_0.gguf"),
+            Grouped::Ptq1_0 => ("qwen3-ternary", "model-PTQ1_0.gguf"),
+            Grouped::Tq2_0 => ("minicpm-blocks", "model-TQ2_0.gguf"),
+            Grouped::Mlx => ("qwen3-ternary/mlx", "model.safetensors"),
+            Grouped::Unpacked => ("qwen3-unpacked", "model.safetensors"),
+            Grouped::Config => ("minicpm-blocks", "config.json"),
+        }
+    }
 }
 
 impl Kind {
     /// All kinds, with how many parts of a hundred each is worth.
-    pub const ALL: [(Kind, u64); 10] = [
-        (Kind::Gguf(Target::I2S), 10),
-        (Kind::Gguf(Target::Panels), 10),
-        (Kind::Gguf(Target::Tq1_0), 10),
-        (Kind::Gguf(Target::Tq2_0), 10),
-        (Kind::Weights, 20),
-        (Kind::Config, 10),
-        (Kind::Tokenizer, 10),
-        (Kind::TokenizerConfig, 5),
-        (Kind::Generation, 5),
-        (Kind::Template, 10),
+    pub const ALL: [(Kind, u64); 17] = [
+        (Kind::Gguf(Target::I2S), 6),
+        (Kind::Gguf(Target::Panels), 8),
+        (Kind::Gguf(Target::Tq1_0), 6),
+        (Kind::Gguf(Target::Tq2_0), 6),
+        (Kind::Weights, 12),
+        (Kind::Config, 8),
+        (Kind::Tokenizer, 8),
+        (Kind::TokenizerConfig, 4),
+        (Kind::Generation, 4),
+        (Kind::Template, 8),
+        (Kind::Grouped(Grouped::Q2_0), 5),
+        (Kind::Grouped(Grouped::Pq2_0), 5),
+        (Kind::Grouped(Grouped::Ptq1_0), 5),
+        (Kind::Grouped(Grouped::Tq2_0), 4),
+        (Kind::Grouped(Grouped::Mlx), 5),
+        (Kind::Grouped(Grouped::Unpacked), 2),
+        (Kind::Grouped(Grouped::Config), 4),
     ];
 
     /// Whether the file is text.
     pub(crate) fn is_text(self) -> bool {
-        !matches!(self, Kind::Gguf(_) | Kind::Weights)
+        match self {
+            Kind::Gguf(_) | Kind::Weights => false,
+            Kind::Grouped(form) => form == Grouped::Config,
+            _ => true,
+        }
     }
 
     /// Bytes at the beginning that say what the rest is: damage there tells most.
@@ -47,6 +96,9 @@ impl Kind {
         match self {
             Kind::Gguf(_) => 16_000,
             Kind::Weights => 4000,
+            Kind::Grouped(Grouped::Config) => bytes,
+            Kind::Grouped(Grouped::Mlx | Grouped::Unpacked) => 6000,
+            Kind::Grouped(_) => 16_000,
             _ => bytes,
         }
     }
@@ -64,11 +116,14 @@ pub struct Seed {
 }
 
 impl Seed {
-    /// Makes the files of a model with random weights and the demo's vocabulary and template.
+    /// Makes the files of a model with random weights and the demo's vocabulary and template, or takes those of a fixture.
     ///
     /// # Errors
-    /// If they cannot be written.
+    /// If they cannot be written or read.
     pub fn new(kind: Kind) -> Result<Seed, anyhow::Error> {
+        if let Kind::Grouped(form) = kind {
+            return Seed::of_fixture(form);
+        }
         let model = model()?;
         let folder = tempfile::tempdir()?;
         let path = folder.path().join("seed");
@@ -95,13 +150,26 @@ impl Seed {
             Kind::TokenizerConfig => part(&files.tokenizer_config),
             Kind::Generation => part(&files.generation_config),
             Kind::Template => template.as_bytes().to_vec(),
-            Kind::Weights | Kind::Gguf(_) => weights.to_vec(),
+            Kind::Weights | Kind::Gguf(_) | Kind::Grouped(_) => weights.to_vec(),
         };
         if matches!(kind, Kind::Weights | Kind::Generation | Kind::Template) {
             // To read it would be most of the time, and nothing in these files has to do with it.
             files.tokenizer = None;
         }
         Ok(Seed { kind, bytes, files, weights })
+    }
+
+    fn of_fixture(form: Grouped) -> Result<Seed, anyhow::Error> {
+        let (folder, file) = form.file();
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(folder);
+        let read = |name: &str| std::fs::read(folder.join(name)).map(SharedBytes::new);
+        let bytes = read(file)?.to_vec();
+        let (mut files, mut weights) = (ModelFiles::default(), SharedBytes::default());
+        if matches!(form, Grouped::Mlx | Grouped::Unpacked | Grouped::Config) {
+            files.config = read("config.json")?;
+            weights = read("model.safetensors")?;
+        }
+        Ok(Seed { kind: Kind::Grouped(form), bytes, files, weights })
     }
 
     /// Bytes of the whole model with `bytes` for the file.
@@ -118,9 +186,11 @@ impl Seed {
         let (bytes, mut files) = (SharedBytes::new(bytes), self.files.clone());
         let mut weights = self.weights.clone();
         match self.kind {
-            Kind::Gguf(_) => return use_all(Checkpoint::from_gguf("mutant.gguf", bytes)?),
-            Kind::Weights => weights = bytes,
-            Kind::Config => files.config = bytes,
+            Kind::Weights | Kind::Grouped(Grouped::Mlx | Grouped::Unpacked) => weights = bytes,
+            Kind::Config | Kind::Grouped(Grouped::Config) => files.config = bytes,
+            Kind::Gguf(_) | Kind::Grouped(_) => {
+                return use_all(Checkpoint::from_gguf("mutant.gguf", bytes)?);
+            }
             Kind::Tokenizer => files.tokenizer = Some(bytes),
             Kind::TokenizerConfig => files.tokenizer_config = Some(bytes),
             Kind::Generation => files.generation_config = Some(bytes),
@@ -141,14 +211,18 @@ fn use_all(model: Checkpoint) -> Result<(), ModelError> {
     for entry in model.tensors.entries() {
         match entry.kind {
             TensorKind::Ternary => drop(model.tensors.ternary(&entry.name)?),
+            TensorKind::Grouped => drop(model.tensors.grouped(&entry.name)?),
             TensorKind::Dense | TensorKind::Norm => drop(model.tensors.dense(&entry.name)?.to_f32()),
         }
     }
     if let Some(packed) = model.tensors.packed() {
         packed.screen()?;
         for stack in model.tensors.entries().chunk_by(|a, b| a.stored_name == b.stored_name) {
-            if stack[0].kind == TensorKind::Ternary {
-                packed.panels(&stack.iter().map(|entry| entry.name.clone()).collect::<Vec<_>>())?;
+            let names: Vec<String> = stack.iter().map(|entry| entry.name.clone()).collect();
+            match stack[0].kind {
+                TensorKind::Ternary => drop(packed.panels(&names)?),
+                TensorKind::Grouped => drop(packed.grouped_panels(&names)?),
+                TensorKind::Dense | TensorKind::Norm => {}
             }
         }
     }

@@ -11,7 +11,7 @@ mod kind;
 mod mutate;
 
 pub use judge::{Finding, Tally, judge, run};
-pub use kind::{Kind, Seed};
+pub use kind::{Grouped, Kind, Seed};
 
 /// Counts what the process allocates.
 pub static MEMORY: peak_alloc::PeakAlloc = peak_alloc::PeakAlloc;

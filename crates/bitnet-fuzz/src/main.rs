@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use bitnet_fuzz::{Kind, Seed, Tally, run};
+use bitnet_fuzz::{Grouped, Kind, Seed, Tally, run};
 use bitnet_model::Target;
 use clap::Parser;
 
@@ -74,6 +74,9 @@ fn name(kind: Kind) -> String {
     match kind {
         Kind::Gguf(Target::Tq2_0) => "gguf".into(),
         Kind::Gguf(target) => format!("gguf-{target}"),
+        Kind::Grouped(Grouped::Ptq1_0) => "grouped".into(),
+        Kind::Grouped(Grouped::Mlx) => "mlx".into(),
+        Kind::Grouped(form) => format!("grouped-{form:?}").to_lowercase(),
         Kind::Weights => "safetensors".into(),
         other => format!("{other:?}").to_lowercase(),
     }

@@ -1,4 +1,4 @@
-use bitnet_fuzz::{Kind, MEMORY, Seed, Tally, judge, run};
+use bitnet_fuzz::{Grouped, Kind, MEMORY, Seed, Tally, judge, run};
 use bitnet_model::Target;
 
 use crate::alone;
@@ -77,6 +77,41 @@ fn mutated_generation_config_gives_a_model_or_one_error() {
 fn mutated_chat_template_gives_a_model_or_one_error() {
     // A template that does not compile is a warning: the model can still complete text.
     mutated(Kind::Template);
+}
+
+#[test]
+fn mutated_q2_0_gguf_gives_a_model_or_one_error() {
+    mutated(Kind::Grouped(Grouped::Q2_0));
+}
+
+#[test]
+fn mutated_pq2_0_gguf_gives_a_model_or_one_error() {
+    mutated(Kind::Grouped(Grouped::Pq2_0));
+}
+
+#[test]
+fn mutated_ptq1_0_gguf_gives_a_model_or_one_error() {
+    mutated(Kind::Grouped(Grouped::Ptq1_0));
+}
+
+#[test]
+fn mutated_tq2_0_gguf_of_minicpm_gives_a_model_or_one_error() {
+    mutated(Kind::Grouped(Grouped::Tq2_0));
+}
+
+#[test]
+fn mutated_mlx_safetensors_gives_a_model_or_one_error() {
+    mutated(Kind::Grouped(Grouped::Mlx));
+}
+
+#[test]
+fn mutated_unpacked_safetensors_gives_a_model_or_one_error() {
+    mutated(Kind::Grouped(Grouped::Unpacked));
+}
+
+#[test]
+fn mutated_config_of_minicpm_gives_a_model_or_one_error() {
+    mutated(Kind::Grouped(Grouped::Config));
 }
 
 #[test]
