@@ -24,8 +24,8 @@ fn logits(spec: &ModelSpec, tensors: &dyn TensorSource) -> Vec<u32> {
     logits.row(0).iter().map(|x| x.to_bits()).collect()
 }
 
-/// A model of random weights, with these tokens before and after a text.
-fn synthetic(spec: &ModelSpec, bos: u32, eos: u32) -> Checkpoint {
+/// A model of random weights that begins texts with this token.
+fn synthetic(spec: &ModelSpec, bos: u32) -> Checkpoint {
     Checkpoint {
         name: "official".into(),
         format: "synthetic",
@@ -33,7 +33,7 @@ fn synthetic(spec: &ModelSpec, bos: u32, eos: u32) -> Checkpoint {
         tensors: Box::new(Synthetic::of(spec.clone())),
         tokenizer: None,
         chat: None,
-        defaults: GenerationDefaults { bos: Some(bos), eos: vec![eos], ..Default::default() },
+        defaults: GenerationDefaults { bos: Some(bos), eos: spec.eos.clone(), ..Default::default() },
         warnings: Vec::new(),
     }
 }
@@ -45,16 +45,14 @@ fn written(from: &Checkpoint, target: Target, to: &Path) -> Checkpoint {
 
 #[test]
 fn files_with_names_shapes_and_keys_of_the_official_2b_4t_model_run() {
-    let spec = ModelSpec { layers: layers(), ..Synthetic::named("2b4t").unwrap().spec().clone() };
-    let from = synthetic(&spec, 128_000, 128_001);
+    let shapes = Synthetic::named("2b4t").unwrap().spec().clone();
+    let spec = ModelSpec { layers: layers(), eos: vec![128_001], ..shapes };
+    let from = synthetic(&spec, 128_000);
     let expected = logits(&spec, &*from.tensors);
     let folder = tempfile::tempdir().unwrap();
 
     let gguf = written(&from, Target::I2S, &folder.path().join("ggml-model-i2_s.gguf"));
-    assert_eq!(
-        gguf.spec,
-        ModelSpec { architecture: "bitnet-b1.58".into(), eos: vec![128_001], ..spec.clone() }
-    );
+    assert_eq!(gguf.spec, ModelSpec { architecture: "bitnet-b1.58".into(), ..spec.clone() });
     let entry = |stored: &str| {
         let found = gguf.tensors.entries().iter().find(|e| e.stored_name == stored);
         found.map(|e| (e.shape.clone(), e.stored.to_lowercase())).unwrap_or_else(|| panic!("{stored}"))
@@ -92,8 +90,9 @@ fn files_with_names_shapes_and_keys_of_the_official_2b_4t_model_run() {
 #[test]
 fn files_with_names_shapes_and_keys_of_ternary_bonsai_run_and_give_the_bits_of_their_weights() {
     // One of 28 layers: most of such a file is the embedding.
-    let spec = ModelSpec { layers: 1, ..Synthetic::named("bonsai-1.7b").unwrap().spec().clone() };
-    let from = synthetic(&spec, 151_643, 151_645);
+    let shapes = Synthetic::named("bonsai-1.7b").unwrap().spec().clone();
+    let spec = ModelSpec { layers: 1, eos: vec![151_645], ..shapes };
+    let from = synthetic(&spec, 151_643);
     let expected = logits(&spec, &*from.tensors);
     let folder = tempfile::tempdir().unwrap();
     let mut files = Vec::new();

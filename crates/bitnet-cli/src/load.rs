@@ -78,6 +78,10 @@ impl<D: Driver + 'static> Machine<'_, D> {
         };
         let loaded = load::load_by(&machine(self.common)?, self.open, checkpoint, want, &mut progress)?;
         drop(bar);
+        // What shows only when all weights have been read.
+        for warning in checkpoint.tensors.warnings() {
+            output::note(format_args!("warning: {warning}"));
+        }
         let refused = loaded.refused.map(|why| output::one_line(&CliError::from(why)));
         if let Some(why) = &refused {
             output::note(format_args!("computing on the CPU: {why}"));
