@@ -1,5 +1,6 @@
 //! What tests share: fixtures with their golden values, the binary, and a simulated GPU.
 
+pub mod instructions;
 mod simulator;
 mod tap;
 
@@ -12,7 +13,7 @@ use std::{
 
 use safetensors::{Dtype, SafeTensors};
 
-pub use simulator::Simulator;
+pub use simulator::{Simulator, refusal};
 pub use tap::{Call, Handle, Tap};
 
 /// The folder of a fixture.
@@ -154,22 +155,33 @@ pub fn all_forms() -> impl Iterator<Item = Form> {
 /// If it cannot be built.
 pub fn binary() -> PathBuf {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
-    let binary = BINARY.get_or_init(|| {
-        let test = std::env::current_exe().expect("path of the test");
-        let dir = test.ancestors().nth(2).expect("target/<profile>/deps/<test>");
-        let profile = match dir.file_name().and_then(|n| n.to_str()) {
-            Some("debug") | None => "dev",
-            Some(name) => name,
-        };
-        let build = Command::new(env!("CARGO"))
-            .args(["build", "--quiet", "--package", "bitnet-cli", "--profile", profile])
-            .current_dir(env!("CARGO_MANIFEST_DIR"))
-            .status()
-            .expect("cargo runs");
-        assert!(build.success(), "the binary builds");
-        dir.join(format!("bitnet{}", std::env::consts::EXE_SUFFIX))
-    });
-    binary.clone()
+    BINARY.get_or_init(|| built("bitnet-cli", "bitnet")).clone()
+}
+
+/// A program of a package, built with the profile of the tests.
+///
+/// # Panics
+/// If it cannot be built.
+pub fn built(package: &str, program: &str) -> PathBuf {
+    build(package, &["--bin", program]).join(format!("{program}{}", std::env::consts::EXE_SUFFIX))
+}
+
+/// Builds a part of a package, and gives the folder where it lies.
+fn build(package: &str, part: &[&str]) -> PathBuf {
+    let test = std::env::current_exe().expect("path of the test");
+    let dir = test.ancestors().nth(2).expect("target/<profile>/deps/<test>");
+    let profile = match dir.file_name().and_then(|n| n.to_str()) {
+        Some("debug") | None => "dev",
+        Some(name) => name,
+    };
+    let build = Command::new(env!("CARGO"))
+        .args(["build", "--quiet", "--package", package, "--profile", profile])
+        .args(part)
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .status()
+        .expect("cargo runs");
+    assert!(build.success(), "{package} builds");
+    dir.to_owned()
 }
 
 /// Runs the binary `bitnet`.

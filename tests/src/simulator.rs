@@ -24,6 +24,7 @@ pub struct Simulator {
     seed: u64,
     stats: HashMap<&'static str, Stats>,
     marks: [Option<Instant>; MARKS],
+    compiles: bool,
 }
 
 impl Default for Simulator {
@@ -43,6 +44,7 @@ impl Default for Simulator {
             seed: 0,
             stats: HashMap::new(),
             marks: [None; MARKS],
+            compiles: false,
         }
     }
 }
@@ -59,6 +61,13 @@ impl Simulator {
     #[must_use]
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = seed << 32;
+        self
+    }
+
+    /// Has every kernel tried when it is opened, as on a GPU.
+    #[must_use]
+    pub fn compiling(mut self) -> Self {
+        self.compiles = true;
         self
     }
 
@@ -84,6 +93,11 @@ impl Simulator {
     }
 }
 
+/// Why the simulator does not read a text of PTX, if so.
+pub fn refusal(text: &str) -> Option<String> {
+    Module::parse("text", text).err().map(|e| e.to_string())
+}
+
 fn failed(during: &'static str, reason: impl ToString) -> GpuError {
     GpuError::Failed { during, reason: reason.to_string() }
 }
@@ -94,6 +108,10 @@ impl Driver for Simulator {
 
     fn info(&self) -> &DeviceInfo {
         &self.info
+    }
+
+    fn compiles(&self) -> bool {
+        self.compiles
     }
 
     fn free_memory(&self) -> Result<usize, GpuError> {

@@ -118,6 +118,10 @@ impl Driver for Tap {
         &self.info
     }
 
+    fn compiles(&self) -> bool {
+        lock(&self.simulator).compiles()
+    }
+
     fn free_memory(&self) -> Result<usize, GpuError> {
         lock(&self.simulator).free_memory()
     }

@@ -10,6 +10,8 @@ use crate::{cargo, root, run, target};
 
 /// Fixtures that travel: each family, and sizes that fit no tile.
 const FIXTURES: [&str; 4] = ["bitnet-packed", "bitnet-odd", "llama-bitlinear", "onebitllm"];
+/// The program that tries single instructions.
+const INSTRUCTIONS: &str = "gpu-instructions";
 /// Most bytes of the folder.
 const LIMIT: u64 = 64 << 20;
 /// What a model in PyTorch gives beside it, where the machine has PyTorch.
@@ -25,8 +27,10 @@ pub(crate) struct GpuBundle {
 
 impl GpuBundle {
     pub(crate) fn run(&self) -> Result<()> {
-        run(cargo(&["build", "--profile", "bundle", "--package", "bitnet-cli"]))?;
-        let bytes = write(&root().join(&self.folder), &target().join("bundle/bitnet"))?;
+        let what = ["--package", "bitnet-cli", "--package", "bitnet-tests", "--bins"];
+        run(cargo(&[&["build", "--profile", "bundle"][..], &what].concat()))?;
+        let built = target().join("bundle");
+        let bytes = write(&root().join(&self.folder), &built.join("bitnet"), &built.join(INSTRUCTIONS))?;
         fits(bytes)?;
         println!("{} holds {:.1} MB", self.folder.display(), bytes as f64 / 1e6);
         Ok(())
@@ -39,8 +43,9 @@ fn fits(bytes: u64) -> Result<()> {
 }
 
 /// Puts everything into the folder, and gives its size.
-fn write(folder: &Path, binary: &Path) -> Result<u64> {
+fn write(folder: &Path, binary: &Path, instructions: &Path) -> Result<u64> {
     let mut bytes = copy(binary, &folder.join("bitnet"))?;
+    bytes += copy(instructions, &folder.join(INSTRUCTIONS))?;
     for fixture in FIXTURES {
         let from = root().join("fixtures").join(fixture);
         for entry in fs::read_dir(&from).with_context(|| from.display().to_string())? {
@@ -75,10 +80,12 @@ mod tests {
         fn new(name: &str) -> Self {
             let folder =
                 std::env::temp_dir().join(format!("bitnet-gpu-bundle-{name}-{}", std::process::id()));
-            let binary = bitnet_tests::binary();
-            let bytes = write(&folder, &binary).unwrap();
-            // The binary of the tests carries what debuggers read.
-            fits(bytes - fs::metadata(&binary).unwrap().len() + LIMIT / 2).unwrap();
+            let [binary, instructions] =
+                [bitnet_tests::binary(), bitnet_tests::built("bitnet-tests", INSTRUCTIONS)];
+            let bytes = write(&folder, &binary, &instructions).unwrap();
+            // The programs of the tests carry what debuggers read.
+            let programs = [binary, instructions].iter().map(|p| fs::metadata(p).unwrap().len()).sum::<u64>();
+            fits(bytes - programs + LIMIT / 2).unwrap();
             Bundle(folder)
         }
 
@@ -119,6 +126,21 @@ mod tests {
             fs::write(bundle.0.join("bitnet"), judges).unwrap();
             assert_eq!(bundle.run("cpu").status.code(), Some(status));
         }
+    }
+
+    #[test]
+    fn a_gpu_with_a_wrong_instruction_alone_is_measured_and_marked() {
+        let bundle = Bundle::new("marked");
+        fs::write(bundle.0.join(INSTRUCTIONS), "#!/bin/sh\necho add.u32 differs\nexit 1\n").unwrap();
+        fs::write(bundle.0.join("bitnet"), "#!/bin/sh\necho '{}' >$1.json\n").unwrap();
+        let done = bundle.run("cuda");
+        assert_eq!(done.status.code(), Some(1));
+        assert!(bundle.0.join("bench.json").exists(), "it is measured all the same");
+        let marked = fs::read_to_string(bundle.0.join("not-trusted.txt")).unwrap();
+        assert!(marked.contains("trust no number"), "{marked}");
+        fs::write(bundle.0.join(INSTRUCTIONS), "#!/bin/sh\n").unwrap();
+        assert_eq!(bundle.run("cuda").status.code(), Some(0));
+        assert!(!bundle.0.join("not-trusted.txt").exists());
     }
 
     #[test]

@@ -1,9 +1,12 @@
-//! Prints the unrolled PTX kernels from the templates in `xtask/ptx/`.
+//! Prints the unrolled PTX kernels from the templates beside them.
 
 use std::{fs, path::PathBuf};
 
 use anyhow::{Context, Result};
 use minijinja::{Environment, UndefinedBehavior, Value, context, syntax::SyntaxConfig};
+
+/// Where kernels lie.
+const PTX: &str = "crates/bitnet-kernels/ptx";
 
 /// One kernel: its name (and file), its template, and the numbers that the template unrolls by.
 struct Kernel {
@@ -93,7 +96,7 @@ fn environment() -> Result<Environment<'static>> {
     env.add_function("regs", |prefix: &str, first: usize, count: usize| {
         (first..first + count).map(|i| format!("{prefix}{i}")).collect::<Vec<_>>().join(", ")
     });
-    let folder = crate::root().join("xtask/ptx");
+    let folder = crate::root().join(PTX).join("templates");
     env.set_loader(move |name| Ok(fs::read_to_string(folder.join(name)).ok()));
     Ok(env)
 }
@@ -110,7 +113,7 @@ fn texts() -> Result<Vec<(PathBuf, String)>> {
         // What loops and macros leave behind.
         let lines = rendered.lines().filter(|line| !line.trim().is_empty());
         let text = lines.map(|line| format!("{}\n", line.trim_end())).collect();
-        Ok((crate::root().join(format!("crates/bitnet-kernels/ptx/{name}.ptx")), text))
+        Ok((crate::root().join(PTX).join(format!("generated/{name}.ptx")), text))
     };
     kernels().into_iter().map(text).collect()
 }

@@ -29,7 +29,7 @@ pub enum ParseErrorKind {
         found: String,
     },
     /// A version, target or directive outside the dialect.
-    #[error("`{directive}` is not supported: this simulator reads `.version` 7.0 to 7.4, `.target sm_80`")]
+    #[error("`{directive}` is not supported: this simulator reads `.version 7.4`, `.target sm_80`")]
     Directive {
         /// The directive as written.
         directive: String,
@@ -231,11 +231,9 @@ pub enum FaultKind {
         /// First byte.
         address: u64,
     },
-    /// A `cp.async` asks for more source bytes than it copies.
-    #[error("cp.async of {size} bytes takes {src_size} from its source")]
+    /// A `cp.async` of 16 bytes asks for more from its source.
+    #[error("cp.async of 16 bytes takes {src_size} from its source")]
     CopySize {
-        /// Bytes copied.
-        size: usize,
         /// Bytes asked for.
         src_size: u64,
     },
@@ -253,33 +251,26 @@ pub enum FaultKind {
         /// Its thread or threads, in words.
         other_threads: String,
     },
+    /// `ld.global.nc` of what a kernel wrote since the host did: launches may overlap, and the cache it reads through is
+    /// not kept up to date.
+    #[error(
+        "global {address:#x} was written by an earlier kernel, so that `.nc` may read what was there before"
+    )]
+    ReadOnly {
+        /// First byte of the word.
+        address: u64,
+    },
     /// An aligned instruction that part of the warp does not reach.
     #[error("aligned instruction reached by lanes {lanes:#010x} only")]
     Divergent {
         /// The lanes that wait at it.
         lanes: u32,
     },
-    /// A `.sync` instruction executed by a lane that its mask does not name, or that another lane's mask names.
-    #[error("lanes {lanes:#010x} execute it with member mask {mask:#010x}")]
-    MemberMask {
-        /// The lanes that execute it.
-        lanes: u32,
-        /// The mask given.
-        mask: u32,
-    },
     /// A shuffle reads a lane that does not take part.
     #[error("shuffle reads lane {lane}, which does not take part")]
     InactiveLane {
         /// The lane read.
         lane: u32,
-    },
-    /// A barrier with impossible numbers, or used with different ones at once.
-    #[error("barrier {barrier}: {what}")]
-    BarrierMisuse {
-        /// Barrier number as given.
-        barrier: u64,
-        /// What is wrong.
-        what: &'static str,
     },
     /// Integer division by zero, whose result the manual leaves open.
     #[error("integer division by zero")]

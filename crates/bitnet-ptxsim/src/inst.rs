@@ -1,13 +1,12 @@
 //! The decoded form of a kernel: what the machine runs, with names, numbers and labels already resolved.
 
-use crate::ops::convert::Convert;
 use crate::types::Type;
 
 pub(crate) const WARP: usize = 32;
 /// One register of a warp: a value a lane, zero-extended.
 pub(crate) type Lanes = [u64; WARP];
 /// An arithmetic function over a warp: sources in operand order, unused ones repeated.
-pub(crate) type AluFn = fn([&Lanes; 4], &mut Lanes);
+pub(crate) type AluFn = fn([&Lanes; 3], &mut Lanes);
 
 /// Index of a register, or of a constant if [`CONSTANT`] is set, so that a source is always one array away.
 pub(crate) type Reg = u16;
@@ -29,53 +28,18 @@ pub(crate) struct Addr {
     pub(crate) offset: i64,
 }
 
-/// How an access takes part in synchronisation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Strength {
-    /// Not a plain access: relaxed or stronger, or a read-modify-write.
-    pub(crate) atomic: bool,
-    pub(crate) acquire: bool,
-    pub(crate) release: bool,
-    /// Device scope or wider, rather than the block's.
-    pub(crate) gpu: bool,
-    /// `.nc`: the kernel promises that nothing writes there.
-    pub(crate) read_only: bool,
-}
-
-impl Strength {
-    pub(crate) const PLAIN: Strength =
-        Strength { atomic: false, acquire: false, release: false, gpu: false, read_only: false };
-}
-
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum AtomOp {
-    Add,
-    AddF32,
-    And,
-    Or,
-    Xor,
-    Exch,
-    Cas,
-    Min,
-    Max,
+    /// Counts up, and from the bound given to zero.
     Inc,
-    Dec,
+    Add,
 }
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum ShflMode {
     Up,
-    Down,
     Bfly,
     Idx,
-}
-
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum VoteMode {
-    All,
-    Any,
-    Uni,
-    Ballot,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -83,39 +47,23 @@ pub(crate) enum ReduxOp {
     Add,
     Min,
     Max,
-    And,
-    Or,
-    Xor,
 }
 
 /// The operand types of an `mma`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum MmaKind {
-    /// m16n8k32; whether a and b are signed.
-    Int { a_signed: bool, b_signed: bool },
+    /// m16n8k32, u8 and s8.
+    Int,
     /// m16n8k16.
     Bf16,
-    /// m16n8k16.
-    F16,
 }
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Special {
     Tid(usize),
-    Ntid(usize),
     Ctaid(usize),
     Nctaid(usize),
-    LaneId,
-    WarpId,
-    MaskEq,
-    MaskLt,
-    MaskLe,
-    MaskGt,
-    MaskGe,
 }
-
-/// Where `ld` puts an element, `None` for `_`; with the register's bytes, which may exceed the element's.
-pub(crate) type LoadDst = Option<(Reg, u8)>;
 
 #[derive(Debug, Clone)]
 pub(crate) enum Op {
@@ -123,24 +71,19 @@ pub(crate) enum Op {
     Alu {
         f: AluFn,
         d: Reg,
-        s: [Reg; 4],
+        s: [Reg; 3],
         n: u8,
-        ftz: bool,
-        sat: bool,
         divisor: bool,
     },
-    Convert {
-        how: Convert,
+    Move {
         d: Reg,
-        s: [Reg; 2],
+        s: Reg,
     },
     Setp {
         f: fn(&Lanes, &Lanes) -> u32,
-        d: Option<Pred>,
-        not_d: Option<Pred>,
+        d: Pred,
         a: Reg,
         b: Reg,
-        ftz: bool,
         with: Option<(PredFn, PredRef)>,
     },
     Selp {
@@ -149,50 +92,37 @@ pub(crate) enum Op {
         b: Reg,
         p: PredRef,
     },
-    PredLogic {
-        f: PredFn,
-        d: Pred,
-        a: PredRef,
-        b: PredRef,
-    },
-    /// `mov.pred` from a constant.
-    PredConst {
-        d: Pred,
-        value: bool,
-    },
     ReadSpecial {
         d: Reg,
         what: Special,
     },
-    /// `mov.b64 d, {lo, hi}`: parts of `bits` each.
+    /// `mov.b64 d, {low, high}`
     Pack {
         d: Reg,
-        parts: Box<[Reg]>,
-        bits: u32,
+        parts: [Reg; 2],
     },
     Unpack {
-        parts: Box<[Option<Reg>]>,
+        parts: [Reg; 2],
         s: Reg,
-        bits: u32,
     },
     LoadParam {
-        d: Box<[LoadDst]>,
+        d: Box<[Reg]>,
         at: usize,
         ty: Type,
     },
+    /// `read_only`: `.nc`, which promises that nothing writes there.
     Load {
         shared: bool,
-        d: Box<[LoadDst]>,
+        d: Box<[Reg]>,
         at: Addr,
         ty: Type,
-        strength: Strength,
+        read_only: bool,
     },
     Store {
         shared: bool,
         at: Addr,
         s: Box<[Reg]>,
         ty: Type,
-        strength: Strength,
     },
     /// `d` is `None` for `red`.
     Atomic {
@@ -202,16 +132,12 @@ pub(crate) enum Op {
         d: Option<Reg>,
         at: Addr,
         b: Reg,
-        c: Reg,
-        strength: Strength,
     },
-    Fence {
-        gpu: bool,
-    },
+    Fence,
+    /// 16 bytes, of which the first `src_size` come from the source.
     CopyAsync {
         dst: Addr,
         src: Addr,
-        size: usize,
         src_size: Option<Reg>,
     },
     CopyCommit,
@@ -226,38 +152,19 @@ pub(crate) enum Op {
         a: Reg,
         b: Reg,
         c: Reg,
-        mask: Reg,
     },
-    Vote {
-        mode: VoteMode,
+    Ballot {
         d: Reg,
         p: PredRef,
-        mask: Reg,
-    },
-    Match {
-        all: bool,
-        d: Reg,
-        p: Option<Pred>,
-        a: Reg,
-        mask: Reg,
     },
     Redux {
         op: ReduxOp,
-        signed: bool,
         d: Reg,
         a: Reg,
-        mask: Reg,
     },
-    ActiveMask {
-        d: Reg,
-    },
-    WarpSync {
-        mask: Reg,
-    },
+    WarpSync,
     Barrier {
-        arrive_only: bool,
-        id: Reg,
-        threads: Option<Reg>,
+        id: usize,
     },
     LoadMatrix {
         d: Box<[Reg]>,
@@ -271,10 +178,8 @@ pub(crate) enum Op {
         b: [Reg; 2],
         c: [Reg; 4],
     },
-    /// `uniform`: `bra.uni`, which all threads that reach it must take or leave together.
     Branch {
         target: usize,
-        uniform: bool,
     },
     Exit,
 }
@@ -306,8 +211,6 @@ pub(crate) struct Entry {
     pub(crate) dynamic_align: Option<usize>,
     /// Most threads a block may have, from `.maxntid`.
     pub(crate) max_threads: u64,
-    /// Exact block shape, from `.reqntid`.
-    pub(crate) required_block: Option<[u32; 3]>,
 }
 
 impl Entry {

@@ -10,6 +10,18 @@ pub struct Param {
     len: usize,
 }
 
+impl Param {
+    /// A parameter by its bytes.
+    ///
+    /// # Panics
+    /// If there are more than eight.
+    pub fn from_bytes(from: &[u8]) -> Param {
+        let mut bytes = [0; 8];
+        bytes[..from.len()].copy_from_slice(from);
+        Param { bytes, len: from.len() }
+    }
+}
+
 macro_rules! param_from {
     ($($t:ty),*) => {$(
         impl From<$t> for Param {
@@ -85,12 +97,8 @@ impl Launch {
     pub(crate) fn check(&self, entry: &Entry) -> Result<(), LaunchError> {
         let product = |dims: [u32; 3]| dims.into_iter().fold(1u64, |n, d| n.saturating_mul(u64::from(d)));
         let shared = entry.dynamic_base() + self.dynamic_shared;
-        let needed = match entry.required_block {
-            Some(exact) if exact != self.block => 0,
-            _ => product(self.block),
-        };
         let bounds = [
-            ("threads of a block", needed, entry.max_threads.min(1024)),
+            ("threads of a block", product(self.block), entry.max_threads.min(1024)),
             ("blocks of the grid", product(self.grid), MAX_BLOCKS),
             ("z of the block", u64::from(self.block[2]), 64),
             ("shared memory plus one", shared as u64 + 1, MAX_SHARED as u64 + 1),

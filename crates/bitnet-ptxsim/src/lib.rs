@@ -25,20 +25,22 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! It reads the opcodes that our kernels use and no others: what is missing is a parse error that names the opcode.
+//! Add it here, with a case in the table of instructions, when a kernel needs it.
+//!
 //! # Stricter than hardware
 //! A kernel that runs here without a fault relies on nothing that the PTX manual leaves open. In particular:
 //! - `bar.sync` is aligned: all lanes of the warp must reach it, and lanes that have exited cannot.
-//! - Only `bar.warp.sync`, barriers, and atomics with release and acquire (or fences next to them, in the same
-//!   thread) order memory; shuffles and votes do not, not even inside a warp.
-//! - Lanes meet at a `.sync` instruction, not at different ones with equal masks.
+//! - Only `bar.warp.sync`, barriers, and `membar.gl` on both sides of an atomic, in the same thread, order memory;
+//!   shuffles and votes do not, not even inside a warp.
+//! - Lanes meet at a `.sync` instruction, not at different ones.
 //! - Two lanes that write one byte race even if they write the same value.
-//! - What `ld.global.nc` reads must not be written by the kernel at all.
+//! - What `ld.global.nc` reads must not have been written by any kernel since the host wrote it.
 //!
 //! # What is deterministic, and what is not promised
 //! A launch is a function of module, memory and `Launch`, the seed included: the seed orders blocks and warps.
 //! One launch uses one thread; run launches side by side on memories of their own to use more cores.
-//! The approximate functions return the nearest `f32` (see `ops/approx.rs` for what hardware may return instead),
-//! and a floating-point `mma` rounds once, where hardware rounds in an order it does not document.
+//! A floating-point `mma` rounds once, where hardware rounds in an order it does not document.
 //! Timing is not modelled, nor are stale values: two accesses that could see one are reported as a race.
 
 #![forbid(unsafe_code)]

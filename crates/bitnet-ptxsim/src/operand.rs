@@ -25,7 +25,6 @@ pub(crate) enum Operand {
     },
     Vector(Vec<Operand>),
     Pair(Box<Operand>, Box<Operand>),
-    Sink,
 }
 
 impl Operand {
@@ -40,7 +39,6 @@ impl Operand {
             Operand::Address(..) | Operand::Param { .. } => "an address".into(),
             Operand::Vector(parts) => format!("a vector of {}", parts.len()),
             Operand::Pair(..) => "a pair".into(),
-            Operand::Sink => "`_`".into(),
         }
     }
 }
@@ -106,12 +104,10 @@ fn integer(word: &str) -> Option<i128> {
     u64::from_str_radix(digits, radix).ok().map(i128::from)
 }
 
-/// A `.b32` float as `0f3F800000` or with a decimal point.
+/// A `.b32` float as `0f3F800000`. With a decimal point it would be an `f64`.
 fn float(word: &str) -> Option<u32> {
-    match word.strip_prefix("0f").or(word.strip_prefix("0F")) {
-        Some(hex) => u32::from_str_radix(hex, 16).ok().filter(|_| hex.len() == 8),
-        None => word.contains('.').then(|| word.parse::<f32>().ok().map(f32::to_bits))?,
-    }
+    let hex = word.strip_prefix("0f").or(word.strip_prefix("0F"))?;
+    u32::from_str_radix(hex, 16).ok().filter(|_| hex.len() == 8)
 }
 
 /// The names of one kernel.
@@ -225,7 +221,6 @@ impl Scope {
             Some(Name::Param { .. }) => {
                 Err(ParseErrorKind::Expected { expected: "brackets around a parameter", found: word.into() })
             }
-            None if word == "_" => Ok(Operand::Sink),
             None => special(word)
                 .map(Operand::Special)
                 .or(float(word).map(Operand::Float))
@@ -265,20 +260,7 @@ impl Scope {
 
 fn special(word: &str) -> Option<Special> {
     let axis = |prefix: &str| ["x", "y", "z"].iter().position(|a| word.strip_prefix(prefix) == Some(*a));
-    Some(match word {
-        "%laneid" => Special::LaneId,
-        "%warpid" => Special::WarpId,
-        "%lanemask_eq" => Special::MaskEq,
-        "%lanemask_lt" => Special::MaskLt,
-        "%lanemask_le" => Special::MaskLe,
-        "%lanemask_gt" => Special::MaskGt,
-        "%lanemask_ge" => Special::MaskGe,
-        _ => {
-            return None
-                .or(axis("%tid.").map(Special::Tid))
-                .or(axis("%ntid.").map(Special::Ntid))
-                .or(axis("%ctaid.").map(Special::Ctaid))
-                .or(axis("%nctaid.").map(Special::Nctaid));
-        }
-    })
+    None.or(axis("%tid.").map(Special::Tid))
+        .or(axis("%ctaid.").map(Special::Ctaid))
+        .or(axis("%nctaid.").map(Special::Nctaid))
 }

@@ -32,6 +32,11 @@ impl Module {
         self.entries.iter().map(|entry| entry.name.as_str())
     }
 
+    /// Bytes of each parameter of an entry.
+    pub fn params(&self, entry: &str) -> Option<Vec<usize>> {
+        Some(self.entry(entry)?.params.iter().map(|&(_, bytes)| bytes).collect())
+    }
+
     pub(crate) fn entry(&self, name: &str) -> Option<&Entry> {
         self.entries.iter().find(|entry| entry.name == name)
     }
@@ -106,9 +111,7 @@ impl<'t> Parser<'t> {
         let (mut version, mut target) = (false, false);
         while self.at < self.tokens.len() {
             match self.next() {
-                ".version" => {
-                    version = self.only(".version", |v| matches!(v, "7.0" | "7.1" | "7.2" | "7.3" | "7.4"))?
-                }
+                ".version" => version = self.only(".version", |v| v == "7.4")?,
                 ".target" => target = self.only(".target", |t| t == "sm_80")?,
                 ".address_size" => _ = self.only(".address_size", |size| size == "64")?,
                 ".extern" => self.dynamic_shared()?,
@@ -169,7 +172,6 @@ impl<'t> Parser<'t> {
                 static_shared: 0,
                 dynamic_align: self.dynamic.map(|(_, align)| align),
                 max_threads: 1024,
-                required_block: None,
             },
             labels: HashMap::new(),
             branches: Vec::new(),
@@ -194,13 +196,6 @@ impl<'t> Parser<'t> {
         loop {
             self.expect(".param")?;
             let ty = self.ty()?;
-            if self.take(".ptr") {
-                while self.peek().starts_with('.') {
-                    if self.next() == ".align" {
-                        self.number()?;
-                    }
-                }
-            }
             let end = body.entry.params.last().map_or(0, |&(at, bytes)| at + bytes);
             let at = end.next_multiple_of(ty.bytes());
             body.scope.declare_param(self.peek(), at, ty.bytes())?;
@@ -225,7 +220,7 @@ impl<'t> Parser<'t> {
         loop {
             let directive = self.peek();
             let dims = match directive {
-                ".maxntid" | ".reqntid" | ".minnctapersm" | ".maxnreg" => {
+                ".maxntid" | ".minnctapersm" => {
                     self.at += 1;
                     let mut dims = [1; 3];
                     dims[0] = self.number()?;
@@ -239,10 +234,8 @@ impl<'t> Parser<'t> {
                 "{" => return Ok(()),
                 _ => return Err(ParseErrorKind::Directive { directive: directive.into() }),
             };
-            match directive {
-                ".maxntid" => entry.max_threads = dims.iter().product(),
-                ".reqntid" => entry.required_block = Some(dims.map(|dim| dim as u32)),
-                _ => {}
+            if directive == ".maxntid" {
+                entry.max_threads = dims.iter().product();
             }
         }
     }
@@ -291,10 +284,10 @@ impl<'t> Parser<'t> {
             None
         };
         let opcode = cursor.word("an instruction")?;
-        let op = if matches!(opcode, "bra" | "bra.uni") {
+        let op = if opcode == "bra" {
             let label = cursor.word("a label")?.to_string();
             body.branches.push((body.entry.insts.len(), label, self.at));
-            Op::Branch { target: 0, uniform: opcode == "bra.uni" }
+            Op::Branch { target: 0 }
         } else {
             let mut operands = Vec::new();
             while !cursor.is_empty() {
@@ -319,7 +312,7 @@ impl<'t> Parser<'t> {
                 self.at = at;
                 return Err(ParseErrorKind::Undeclared { name: label });
             };
-            if let Op::Branch { target, .. } = &mut entry.insts[index].op {
+            if let Op::Branch { target } = &mut entry.insts[index].op {
                 *target = to;
             }
         }

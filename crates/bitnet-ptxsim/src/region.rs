@@ -149,6 +149,7 @@ impl Region {
     pub(crate) fn host_write(&mut self, at: usize, bytes: &[u8]) {
         self.data[at..at + bytes.len()].copy_from_slice(bytes);
         (at..at + bytes.len()).for_each(|byte| self.state[byte / 4] |= 1 << (byte % 4));
+        (at.div_ceil(4)..(at + bytes.len()) / 4).for_each(|word| self.shadow.forget(word));
     }
 
     fn value(&self, at: usize, size: usize) -> u128 {

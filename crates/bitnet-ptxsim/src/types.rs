@@ -16,9 +16,7 @@ pub(crate) enum Type {
     S16,
     S32,
     S64,
-    F16,
     Bf16,
-    F16x2,
     Bf16x2,
     F32,
     F64,
@@ -36,7 +34,7 @@ pub(crate) enum Class {
 use Class::{Bits, Float, Pred, Signed, Unsigned};
 
 // bf16 and the packed types count as bits: PTX 7.4 keeps them in `.b16` and `.b32` registers.
-const TABLE: [(&str, Type, Class, usize); 19] = [
+const TABLE: [(&str, Type, Class, usize); 17] = [
     ("pred", Type::Pred, Pred, 0),
     ("b8", Type::B8, Bits, 1),
     ("b16", Type::B16, Bits, 2),
@@ -50,9 +48,7 @@ const TABLE: [(&str, Type, Class, usize); 19] = [
     ("s16", Type::S16, Signed, 2),
     ("s32", Type::S32, Signed, 4),
     ("s64", Type::S64, Signed, 8),
-    ("f16", Type::F16, Float, 2),
     ("bf16", Type::Bf16, Bits, 2),
-    ("f16x2", Type::F16x2, Bits, 4),
     ("bf16x2", Type::Bf16x2, Bits, 4),
     ("f32", Type::F32, Float, 4),
     ("f64", Type::F64, Float, 8),
@@ -80,10 +76,6 @@ impl Type {
         self.row().3
     }
 
-    pub(crate) fn is_signed(self) -> bool {
-        self.class() == Signed
-    }
-
     pub(crate) fn is_int(self) -> bool {
         matches!(self.class(), Signed | Unsigned)
     }
@@ -94,16 +86,5 @@ impl Type {
         let (a, b) = (self.class(), want.class());
         let alike = a == b || a == Bits || b == Bits || (self.is_int() && want.is_int());
         self.bytes() == want.bytes() && alike && (a == Pred) == (b == Pred)
-    }
-
-    /// `raw` cut to this type and extended, by its sign if it has one, to `bytes` of register.
-    pub(crate) fn extend(self, raw: u64, bytes: usize) -> u64 {
-        let unused = 64 - 8 * self.bytes() as u32;
-        let value = if self.is_signed() {
-            ((raw << unused) as i64 >> unused) as u64
-        } else {
-            raw << unused >> unused
-        };
-        value & (u64::MAX >> (64 - 8 * bytes as u32))
     }
 }

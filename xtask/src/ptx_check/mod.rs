@@ -1,7 +1,9 @@
 //! Assembles every GPU kernel with NVIDIA's assembler and holds the machine code to the kernel's row in the table.
 
-mod header;
 mod judge;
+#[cfg(test)]
+mod operands;
+mod shapes;
 mod tools;
 
 use std::{
@@ -12,8 +14,9 @@ use std::{
     thread,
 };
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use bitnet_kernels::gpu::table::{KERNELS, Kernel};
+use bitnet_tests::instructions::{HEADER, INSTRUCTIONS};
 use clap::Args;
 
 pub(crate) use tools::Tools;
@@ -21,22 +24,29 @@ pub(crate) use tools::Tools;
 /// Architectures that the kernels must assemble for.
 const ARCHITECTURES: [&str; 6] = ["80", "86", "89", "90", "100", "120"];
 
-/// Assemble every GPU kernel for every architecture and check spills, registers, instructions and headers
+/// Assemble every text that can reach a GPU, for every architecture: check spills, registers, instructions, and shapes
+/// that the assembler is known to miscompile
 #[derive(Args)]
 pub(crate) struct PtxCheck {
     /// Fail where the assembler cannot be had, after trying to install it with pip
     #[arg(long)]
     require: bool,
+    /// Use the assemblers of eight versions of CUDA, installed with pip: before a release
+    #[arg(long)]
+    versions: bool,
 }
 
 impl PtxCheck {
     pub(crate) fn run(&self) -> Result<()> {
-        let found = if self.require { Tools::find_or_install()? } else { Tools::find() };
+        texts()?;
+        let found = if self.require || self.versions { Tools::find_or_install()? } else { Tools::find() };
         match found {
-            Some(tools) => check(&tools),
-            None if self.require => bail!("no ptxas: {}", tools::CURE),
+            Some(tools) => {
+                check(&tools, &ARCHITECTURES)?;
+                if self.versions { versions(&tools) } else { Ok(()) }
+            }
+            None if self.require || self.versions => bail!("no ptxas: {}", tools::CURE),
             None => {
-                headers()?;
                 println!("skipped: machine code of {} kernels (no ptxas: {})", KERNELS.len(), tools::CURE);
                 Ok(())
             }
@@ -55,18 +65,27 @@ pub(crate) fn install() -> Result<()> {
 
 /// For continuous integration, after [`install`]: what pip can have is required.
 pub(crate) fn in_ci() -> Result<()> {
-    PtxCheck { require: tools::has_pip() }.run()
+    PtxCheck { require: tools::has_pip(), versions: false }.run()
 }
 
-/// Every header says what the table says.
-fn headers() -> Result<()> {
-    report(KERNELS.iter().flat_map(|kernel| header::differences(kernel)).collect())
+/// What the texts alone show: shapes that the assembler miscompiles.
+fn texts() -> Result<()> {
+    report(KERNELS.iter().flat_map(|kernel| shapes::found(kernel)).collect())
 }
 
-fn check(tools: &Tools) -> Result<()> {
-    headers()?;
-    let work: Vec<(&Kernel, &str)> =
-        KERNELS.iter().flat_map(|&kernel| ARCHITECTURES.map(|architecture| (kernel, architecture))).collect();
+fn versions(tools: &Tools) -> Result<()> {
+    for version in &tools::VERSIONS {
+        println!("{}:", version.package);
+        check(&tools.of_version(version)?, version.architectures).context(version.package)?;
+    }
+    Ok(())
+}
+
+fn check(tools: &Tools, architectures: &[&str]) -> Result<()> {
+    let work: Vec<(&Kernel, &str)> = KERNELS
+        .iter()
+        .flat_map(|&kernel| architectures.iter().map(move |&architecture| (kernel, architecture)))
+        .collect();
     let (next, problems) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     thread::scope(|scope| {
         for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
@@ -81,9 +100,27 @@ fn check(tools: &Tools) -> Result<()> {
             });
         }
     });
-    report(problems.into_inner().expect("no thread panicked"))?;
-    println!("{} kernels assemble for sm_{}", KERNELS.len(), ARCHITECTURES.join(", "));
+    let mut problems = problems.into_inner().expect("no thread panicked");
+    let instructions = instructions();
+    for architecture in architectures {
+        let refused = tools.refusal(&instructions, architecture)?;
+        problems
+            .extend(refused.map(|why| format!("instructions for sm_{architecture}: {why}\n{instructions}")));
+    }
+    report(problems)?;
+    println!(
+        "{} kernels and {} instructions assemble for sm_{}",
+        KERNELS.len(),
+        INSTRUCTIONS.len(),
+        architectures.join(", ")
+    );
     Ok(())
+}
+
+/// One module of all texts that a GPU's instructions are tried with.
+fn instructions() -> String {
+    let entries = INSTRUCTIONS.iter().enumerate().map(|(i, case)| case.entry(&format!("case{i}")));
+    HEADER.to_owned() + &entries.collect::<String>()
 }
 
 fn report(mut problems: Vec<String>) -> Result<()> {

@@ -18,6 +18,28 @@ pub(super) const CURE: &str = "put it on PATH, name it in $PTXAS, or `pip instal
 /// Packages that hold the assembler and the disassembler.
 const PACKAGES: [&str; 2] = ["nvidia-cuda-nvcc==13.0.88", "nvidia-cuda-nvdisasm==13.5.37"];
 
+/// Architectures of the assemblers before 12.8.
+const BEFORE_BLACKWELL: &[&str] = &["80", "86", "89", "90"];
+
+/// A version of the assembler: its package, and the architectures among ours that it knows.
+pub(super) struct Version {
+    pub(super) package: &'static str,
+    pub(super) architectures: &'static [&'static str],
+}
+
+/// Versions that the kernels must assemble with before a release: a driver has the compiler of the CUDA that it came
+/// with.
+pub(super) const VERSIONS: [Version; 8] = [
+    Version { package: "nvidia-cuda-nvcc-cu11==11.7.99", architectures: &["80", "86"] },
+    Version { package: "nvidia-cuda-nvcc-cu11==11.8.89", architectures: BEFORE_BLACKWELL },
+    Version { package: "nvidia-cuda-nvcc-cu12==12.1.105", architectures: BEFORE_BLACKWELL },
+    Version { package: "nvidia-cuda-nvcc-cu12==12.4.131", architectures: BEFORE_BLACKWELL },
+    Version { package: "nvidia-cuda-nvcc-cu12==12.6.85", architectures: BEFORE_BLACKWELL },
+    Version { package: "nvidia-cuda-nvcc-cu12==12.9.86", architectures: &super::ARCHITECTURES },
+    Version { package: "nvidia-cuda-nvcc==13.2.78", architectures: &super::ARCHITECTURES },
+    Version { package: "nvidia-cuda-nvcc==13.5.37", architectures: &super::ARCHITECTURES },
+];
+
 /// NVIDIA's assembler and disassembler.
 pub(crate) struct Tools {
     ptxas: PathBuf,
@@ -61,6 +83,20 @@ impl Tools {
         Ok(tools)
     }
 
+    /// The assembler of another version, installed beside what cargo builds, with this disassembler.
+    pub(super) fn of_version(&self, version: &Version) -> Result<Self> {
+        let folder = target().join("ptx-versions").join(version.package.replace("==", "-"));
+        let find =
+            || binaries(&folder).into_iter().map(|bin| bin.join("ptxas")).find(|ptxas| ptxas.is_file());
+        if find().is_none() {
+            let mut install = pip(&["install", "--quiet", "--no-deps", "--upgrade", "--target"]);
+            install.arg(&folder).arg(version.package);
+            output(install)?;
+        }
+        let ptxas = find().with_context(|| format!("there is no ptxas in {}", version.package))?;
+        Ok(Tools { ptxas, nvdisasm: self.nvdisasm.clone() })
+    }
+
     fn in_folder(folder: &Path) -> Option<Self> {
         let [ptxas, nvdisasm] =
             ["ptxas", "nvdisasm"].map(|name| folder.join(name).with_extension(env::consts::EXE_EXTENSION));
@@ -69,32 +105,47 @@ impl Tools {
 
     /// Assembles a kernel and lists the machine code.
     pub(super) fn assemble(&self, kernel: &Kernel, architecture: &str) -> Result<Code> {
-        static RUNS: AtomicUsize = AtomicUsize::new(0);
-        let folder = target().join("ptx-check");
-        fs::create_dir_all(&folder)?;
-        let run = format!("{}-{}", std::process::id(), RUNS.fetch_add(1, Relaxed));
-        let [source, binary] = ["ptx", "cubin"].map(|end| folder.join(format!("{run}.{end}")));
-        fs::write(&source, kernel.text).with_context(|| source.display().to_string())?;
-        let code = self.machine_code(&source, &binary, architecture);
-        for file in [source, binary] {
-            // The second is not there if the assembler refused the first.
-            let _ = fs::remove_file(file);
-        }
-        code
+        with_files(kernel.text, |source, binary| {
+            let report = self.ptxas(source, binary, architecture)?;
+            let mut nvdisasm = Command::new(&self.nvdisasm);
+            nvdisasm.arg("-c").arg(binary);
+            let listing = String::from_utf8_lossy(&output(nvdisasm)?).into_owned();
+            Ok(Code { report, listing })
+        })
     }
 
-    fn machine_code(&self, source: &Path, binary: &Path, architecture: &str) -> Result<Code> {
+    /// What the assembler says against a text; nothing where it takes it.
+    pub(super) fn refusal(&self, text: &str, architecture: &str) -> Result<Option<String>> {
+        with_files(text, |source, binary| {
+            Ok(self.ptxas(source, binary, architecture).err().map(|e| e.to_string()))
+        })
+    }
+
+    fn ptxas(&self, source: &Path, binary: &Path, architecture: &str) -> Result<String> {
         let mut ptxas = Command::new(&self.ptxas);
         ptxas.arg("-v").arg(format!("-arch=sm_{architecture}")).arg(source).arg("-o").arg(binary);
         let assembled = ptxas.output().with_context(|| self.ptxas.display().to_string())?;
         let report = String::from_utf8_lossy(&assembled.stderr).into_owned()
             + &String::from_utf8_lossy(&assembled.stdout);
         ensure!(assembled.status.success(), "ptxas: {}", report.trim());
-        let mut nvdisasm = Command::new(&self.nvdisasm);
-        nvdisasm.arg("-c").arg(binary);
-        let listing = String::from_utf8_lossy(&output(nvdisasm)?).into_owned();
-        Ok(Code { report, listing })
+        Ok(report)
     }
+}
+
+/// Writes a text to a file, and names another for what is made of it; both are gone afterwards.
+fn with_files<T>(text: &str, f: impl FnOnce(&Path, &Path) -> Result<T>) -> Result<T> {
+    static RUNS: AtomicUsize = AtomicUsize::new(0);
+    let folder = target().join("ptx-check");
+    fs::create_dir_all(&folder)?;
+    let run = format!("{}-{}", std::process::id(), RUNS.fetch_add(1, Relaxed));
+    let [source, binary] = ["ptx", "cubin"].map(|end| folder.join(format!("{run}.{end}")));
+    fs::write(&source, text).with_context(|| source.display().to_string())?;
+    let result = f(&source, &binary);
+    for file in [source, binary] {
+        // The second is not there if the assembler refused the first.
+        let _ = fs::remove_file(file);
+    }
+    result
 }
 
 fn pip(args: &[&str]) -> Command {

@@ -2,7 +2,7 @@ use bitnet::{Device, SystemMemory, load::Home};
 use bitnet_kernels::{
     Backend, Cpu, Isa,
     conformance::{Case, Failure, cases, check, check_rounded, gpu_cases},
-    gpu::{DeviceInfo, Driver, Gpu, instructions::INSTRUCTIONS},
+    gpu::{DeviceInfo, Driver},
 };
 use serde::Serialize;
 
@@ -89,7 +89,7 @@ pub fn run(common: &Common, args: &DoctorArgs) -> Result<(), CliError> {
     verdict(&report)
 }
 
-/// Kernels, instructions, models beside the oracle, a batch beside its members: everything is looked at, whatever is
+/// Kernels, models beside the oracle, a batch beside its members: everything is looked at, whatever is
 /// wrong.
 pub fn examine_all<D: Driver + 'static>(
     machine: &Machine<'_, D>,
@@ -124,7 +124,6 @@ pub fn examine_all<D: Driver + 'static>(
                 facts.name, facts.compute_capability, facts.cuda
             );
             gpus.push(facts);
-            conformance.push(instructions(&mut gpu));
             conformance.push(examine(&mut gpu, check_rounded, &gpu_cases, &bar));
         }
         Err(why) => gpu_note.push_str(&why),
@@ -195,15 +194,6 @@ fn examine<B: Backend>(
     let failures = failures.collect();
     let info = backend.info();
     Outcome::of(info.device, info.isa, info.threads, cases.len(), failures)
-}
-
-/// The GPU's instructions, one at a time: what the kernels are proven on does the same.
-fn instructions<D: Driver>(gpu: &mut Gpu<D>) -> Outcome {
-    let driver = gpu.driver();
-    let wrong = INSTRUCTIONS.iter().filter_map(|i| i.check(driver).err()).map(|e| e.to_string());
-    let wrong = wrong.collect();
-    let info = driver.info();
-    Outcome::of(info.name.clone(), "instructions", info.processors as usize, INSTRUCTIONS.len(), wrong)
 }
 
 impl Outcome {

@@ -131,6 +131,10 @@ pub trait Driver: Send {
     /// What the GPU is.
     fn info(&self) -> &DeviceInfo;
 
+    /// Whether machine code is made of kernels' texts, by a compiler that can be wrong. If so, each kernel is tried on a
+    /// known question when the GPU is opened.
+    fn compiles(&self) -> bool;
+
     /// Bytes of device memory that are free.
     fn free_memory(&self) -> Result<usize, GpuError>;
 

@@ -79,6 +79,29 @@ pub enum GpuError {
         /// What the driver's compiler said.
         log: String,
     },
+    /// A launch could not be recorded; it runs without a recording.
+    #[error("launches were not recorded: {reason}")]
+    NotRecorded {
+        /// What the driver said.
+        reason: String,
+    },
+    /// The environment asks for something that cannot be switched.
+    #[error(
+        "{switch:?} in BITNET_GPU is not a switch: give some of no-recordings, sync, patience=SECONDS and \
+         optimise=0 to 4, with commas"
+    )]
+    UnknownSwitch {
+        /// As it was given.
+        switch: String,
+    },
+    /// A kernel computes something else than the reference: the driver's compiler or the GPU is at fault.
+    #[error("kernel {kernel} computes wrong results {seen}; update the driver, or use --device cpu")]
+    WrongResult {
+        /// The kernel, or those of which it is one.
+        kernel: String,
+        /// On which GPU and driver, and what differs.
+        seen: String,
+    },
     /// A row that does not fit the memory that the threads of a block share.
     #[error(
         "{kernel} needs {bytes} bytes of shared memory for a row this wide, {name} has {limit}: use \
@@ -102,8 +125,8 @@ pub enum GpuError {
         /// The widest that the kernels take.
         limit: usize,
     },
-    /// The GPU failed, and what it holds is lost.
-    #[error("the GPU failed in {during}: {reason}; load the model anew")]
+    /// The GPU failed. Its context stays broken as long as the process lives.
+    #[error("the GPU failed in {during}: {reason}; restart the process")]
     Failed {
         /// The call, or the kernel.
         during: &'static str,

@@ -8,7 +8,7 @@ mod ceilings;
 mod cuda;
 mod driver;
 mod error;
-pub mod instructions;
+mod known;
 mod layout;
 mod memory;
 mod ops;
@@ -30,7 +30,6 @@ pub use error::GpuError;
 pub use layout::{Gain, Table};
 pub use memory::Buffer;
 use memory::Returned;
-pub use ops::{Penalty, Steps};
 pub use quants::Quants;
 use queue::Queue;
 pub use rows::Rows;
@@ -58,6 +57,8 @@ pub struct Counts {
     pub allocations: u64,
     /// Sequences of launches recorded as one piece of work.
     pub recordings: u64,
+    /// Recordings that the driver could not make; after the first, launches go to it one by one.
+    pub unrecorded: u64,
     /// Times that one of them was run.
     pub replays: u64,
     /// Rows of logits whose token was drawn on the device.
@@ -105,7 +106,7 @@ impl<D: Driver> Gpu<D> {
     /// A backend on the driver's GPU, with every kernel loaded.
     ///
     /// # Errors
-    /// If driver or GPU are too old for the kernels, or the driver refuses one.
+    /// If driver or GPU are too old for the kernels, the driver refuses one, or one computes wrong results.
     pub fn new(mut driver: D) -> Result<Self, GpuError> {
         let info = driver.info();
         if info.driver < OLDEST_DRIVER {
@@ -125,7 +126,7 @@ impl<D: Driver> Gpu<D> {
         let parts = Buffer::new(&mut driver, &returned, parts, "parts of sums")?;
         let tickets = Buffer::new(&mut driver, &returned, tickets, "tickets of sums")?;
         let free = driver.free_memory()?;
-        Ok(Gpu {
+        let mut gpu = Gpu {
             driver,
             kernels,
             queue: Queue::default(),
@@ -138,7 +139,9 @@ impl<D: Driver> Gpu<D> {
             free,
             counts: Counts::default(),
             lost: None,
-        })
+        };
+        gpu.try_kernels()?;
+        Ok(gpu)
     }
 
     /// The driver.

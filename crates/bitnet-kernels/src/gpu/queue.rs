@@ -39,12 +39,14 @@ pub(super) struct Queue<G> {
     marked: bool,
     /// Whether results have been read since.
     read: bool,
+    /// Whether the driver could not make a recording, and is not asked again.
+    unrecorded: bool,
 }
 
 impl<G> Default for Queue<G> {
     fn default() -> Self {
         let (waiting, last, recordings) = (Vec::new(), Vec::new(), Vec::new());
-        Queue { waiting, last, recordings, handed_over: 0, marked: false, read: false }
+        Queue { waiting, last, recordings, handed_over: 0, marked: false, read: false, unrecorded: false }
     }
 }
 
@@ -80,8 +82,10 @@ impl<D: Driver> Gpu<D> {
             known.used = now;
             self.driver.replay(&known.graph)?;
             self.counts.replays += 1;
-        } else if launches.len() >= WORTH && launches == self.queue.last {
-            self.record(launches)?;
+        } else if let Some(graph) = self.record(&launches) {
+            let replayed = self.driver.replay(&graph);
+            self.queue.recordings.push(Recording { launches, graph, used: now });
+            replayed?;
             self.counts.replays += 1;
         } else {
             for launch in &launches {
@@ -95,8 +99,13 @@ impl<D: Driver> Gpu<D> {
         Ok(())
     }
 
-    /// Makes a recording of launches, and runs it.
-    fn record(&mut self, launches: Vec<Launch>) -> Result<(), GpuError> {
+    /// Makes a recording of launches that were run the last time too. If the driver cannot, they are launched one by
+    /// one; whatever else is wrong with it shows then.
+    fn record(&mut self, launches: &[Launch]) -> Option<D::Graph> {
+        let again = launches.len() >= WORTH && launches == self.queue.last;
+        if !again || self.queue.unrecorded {
+            return None;
+        }
         let recordings = &mut self.queue.recordings;
         if recordings.len() == KEPT {
             let oldest = recordings.iter().enumerate().min_by_key(|(_, r)| r.used).map_or(0, |(i, _)| i);
@@ -104,11 +113,15 @@ impl<D: Driver> Gpu<D> {
         }
         let loaded: Vec<_> =
             launches.iter().map(|launch| (launch, &self.kernels[launch.kernel().name].function)).collect();
-        let graph = self.driver.record(&loaded)?;
-        self.counts.recordings += 1;
-        let replayed = self.driver.replay(&graph);
-        recordings.push(Recording { launches, graph, used: self.queue.handed_over });
-        replayed
+        let graph = self.driver.record(&loaded);
+        match graph {
+            Ok(_) => self.counts.recordings += 1,
+            Err(_) => {
+                self.counts.unrecorded += 1;
+                self.queue.unrecorded = true;
+            }
+        }
+        graph.ok()
     }
 
     /// Copies to the device, behind what waits.

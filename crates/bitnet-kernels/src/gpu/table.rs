@@ -1,11 +1,12 @@
-//! Every GPU kernel, one row each: what its launch needs, and what its machine code must keep to.
+//! Every GPU kernel, one row each: what its launch needs, and what its machine code must keep to. Numbers stand in the
+//! header of a kernel's text, and are read from there when the crate is compiled.
 
 /// A kernel in PTX. Its name is its file, its entry, and this row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Kernel {
     /// `<oldest architecture>_<operation>_<types>`
     pub name: &'static str,
-    /// The text of `ptx/<name>.ptx`.
+    /// The text of `<name>.ptx`.
     pub text: &'static str,
     /// Threads of a block.
     pub block: u32,
@@ -37,20 +38,71 @@ impl Kernel {
     }
 }
 
+/// A number that a header states behind a word: `block 128`, `regs <= 40`.
+const fn stated(text: &str, word: &str) -> u32 {
+    let (text, word) = (text.as_bytes(), word.as_bytes());
+    let mut at = 0;
+    while at + word.len() < text.len() {
+        let mut matched = 0;
+        while matched < word.len() && text[at + matched] == word[matched] {
+            matched += 1;
+        }
+        let mut from = at + word.len();
+        while text[from] == b' ' || text[from] == b'<' || text[from] == b'=' {
+            from += 1;
+        }
+        if matched == word.len() && text[from].is_ascii_digit() {
+            let mut number = 0;
+            while text[from].is_ascii_digit() {
+                number = 10 * number + (text[from] - b'0') as u32;
+                from += 1;
+            }
+            return number;
+        }
+        at += 1;
+    }
+    panic!("a header states block, shared bytes, registers and conflicts")
+}
+
+/// The number that a header states before ` static`.
+const fn stated_static(text: &str) -> u32 {
+    let text = text.as_bytes();
+    let end = b" static";
+    let mut at = 1;
+    loop {
+        let mut matched = 0;
+        while matched < end.len() && text[at + matched] == end[matched] {
+            matched += 1;
+        }
+        if matched == end.len() && text[at - 1].is_ascii_digit() {
+            let (mut number, mut place) = (0, 1);
+            while text[at - 1].is_ascii_digit() {
+                number += place * (text[at - 1] - b'0') as u32;
+                place *= 10;
+                at -= 1;
+            }
+            return number;
+        }
+        at += 1;
+    }
+}
+
 macro_rules! kernels {
-    ($($id:ident = $name:literal: block $block:literal, shared $shared:literal, dynamic $dynamic:literal,
-       registers $registers:literal, conflicts $conflicts:literal, machine $machine:expr;)*) => {
+    ($($id:ident = $($folder:ident)? $name:literal: $machine:expr;)*) => {
         $(
-            #[doc = concat!("`ptx/", $name, ".ptx`")]
-            pub static $id: Kernel = Kernel {
-                name: $name,
-                text: include_str!(concat!("../../ptx/", $name, ".ptx")),
-                block: $block,
-                shared: $shared,
-                dynamic: $dynamic,
-                registers: $registers,
-                conflicts: $conflicts,
-                machine: &$machine,
+            #[doc = concat!("`", $name, ".ptx`")]
+            pub static $id: Kernel = {
+                let text = include_str!(concat!("../../ptx/", $(stringify!($folder), "/",)? $name, ".ptx"));
+                Kernel {
+                    name: $name,
+                    text,
+                    block: stated(text, "block"),
+                    shared: stated_static(text),
+                    dynamic: stated(text, "shared"),
+                    registers: stated(text, "regs"),
+                    conflicts: stated(text, "conflicts") as u64,
+                    machine: &$machine,
+                }
             };
         )*
 
@@ -60,50 +112,28 @@ macro_rules! kernels {
 }
 
 kernels! {
-    EMBED = "sm80_embed_bf16": block 128, shared 0, dynamic 0, registers 32, conflicts 0,
-        machine ["LDG.E.128", "STG.E.128"];
-    BITLINEAR_T1 = "sm80_bitlinear_t1_w2a8": block 256, shared 512, dynamic 0, registers 80, conflicts 0,
-        machine ["LDG.E.NA.128", "IDP.4A.U8.S8"];
-    BITLINEAR_T8 = "sm80_bitlinear_t8_w2a8": block 128, shared 0, dynamic 24_576, registers 48, conflicts 0,
-        machine ["IMMA.16832.U8.S8", "LDSM.16.M88.4", "LDS.128", "LDGSTS.E.BYPASS"];
-    BITLINEAR_T16 = "sm80_bitlinear_t16_w2a8": block 128, shared 0, dynamic 24_576, registers 56, conflicts 0,
-        machine ["IMMA.16832.U8.S8", "LDSM.16.M88.4", "LDS.128", "LDGSTS.E.BYPASS"];
-    BITLINEAR_T32 = "sm80_bitlinear_t32_w2a8": block 128, shared 0, dynamic 24_576, registers 80, conflicts 0,
-        machine ["IMMA.16832.U8.S8", "LDSM.16.M88.4", "LDS.128", "LDGSTS.E.BYPASS"];
-    BITLINEAR_T64 = "sm80_bitlinear_t64_w2a8": block 256, shared 0, dynamic 49_152, registers 112, conflicts 0,
-        machine ["IMMA.16832.U8.S8", "LDSM.16.M88.4", "LDS.128", "LDGSTS.E.BYPASS"];
-    BITLINEAR_T128 = "sm80_bitlinear_t128_w2a8": block 128, shared 0, dynamic 81_920, registers 240, conflicts 0,
-        machine ["IMMA.16832.U8.S8", "LDSM.16.M88.4", "LDS.128", "LDGSTS.E.BYPASS"];
-    HEAD_T8 = "sm80_head_t8_bf16": block 128, shared 0, dynamic 55_296, registers 48, conflicts 0,
-        machine ["HMMA.16816.F32.BF16", "LDSM.16.M88.4", "LDGSTS.E.BYPASS"];
-    HEAD_T32 = "sm80_head_t32_bf16": block 128, shared 0, dynamic 81_920, registers 112, conflicts 0,
-        machine ["HMMA.16816.F32.BF16", "LDSM.16.M88.4", "LDGSTS.E.BYPASS"];
-    HEAD_T64 = "sm80_head_t64_bf16": block 128, shared 0, dynamic 98_304, registers 152, conflicts 0,
-        machine ["HMMA.16816.F32.BF16", "LDSM.16.M88.4", "LDGSTS.E.BYPASS"];
-    ATTENTION_R16_D128 = "sm80_attention_r16_d128_bf16": block 128, shared 0, dynamic 41_472, registers 128, conflicts 0,
-        machine ["HMMA.16816.F32.BF16", "LDSM.16.M88.4", "LDGSTS.E.BYPASS", "LDSM.16.MT88.4"];
-    ATTENTION_R64_D128 = "sm80_attention_r64_d128_bf16": block 128, shared 0, dynamic 49_152, registers 248, conflicts 0,
-        machine ["HMMA.16816.F32.BF16", "LDSM.16.M88.4", "LDGSTS.E.BYPASS", "LDSM.16.MT88.4"];
-    ATTENTION_MERGE_D128 = "sm80_attention_merge_d128_f32": block 64, shared 0, dynamic 0, registers 40, conflicts 0,
-        machine ["FFMA"];
-    ATTENTION_R16_D256 = "sm80_attention_r16_d256_bf16": block 128, shared 0, dynamic 78_336, registers 168, conflicts 0,
-        machine ["HMMA.16816.F32.BF16", "LDSM.16.M88.4", "LDGSTS.E.BYPASS", "LDSM.16.MT88.4"];
-    ATTENTION_R32_D256 = "sm80_attention_r32_d256_bf16": block 128, shared 0, dynamic 91_136, registers 255, conflicts 0,
-        machine ["HMMA.16816.F32.BF16", "LDSM.16.M88.4", "LDGSTS.E.BYPASS", "LDSM.16.MT88.4"];
-    ATTENTION_MERGE_D256 = "sm80_attention_merge_d256_f32": block 64, shared 0, dynamic 0, registers 40, conflicts 0,
-        machine ["FFMA"];
-    NORM_QUANTIZE = "sm80_norm_quantize_s8": block 256, shared 4160, dynamic 4, registers 40, conflicts 0,
-        machine ["DFMA", "REDUX.MAX", "REDUX.SUM", "IDP.4A", "LDG.E.128", "LDS.128"];
-    NORM_ROWS = "sm80_norm_rows_bf16": block 256, shared 2048, dynamic 0, registers 40, conflicts 0, machine ["DFMA"];
-    ROPE_STORE = "sm80_rope_store_bf16": block 128, shared 0, dynamic 0, registers 40, conflicts 0, machine ["FFMA"];
-    PENALISE = "sm80_penalise_f32": block 128, shared 0, dynamic 0, registers 32, conflicts 0, machine ["LDG.E.128"];
-    ARGMAX = "sm80_argmax_f32": block 1024, shared 384, dynamic 0, registers 32, conflicts 0, machine ["REDUX.MAX"];
-    SAMPLE = "sm80_sample_f32": block 1024, shared 2944, dynamic 0, registers 64, conflicts 0,
-        machine ["REDUX.MAX", "ATOMS", "IMAD.WIDE.U32", "VOTE.ANY"];
-    ADVANCE = "sm80_advance_u32": block 128, shared 0, dynamic 0, registers 32, conflicts 0, machine ["LDG.E.64"];
-    COPY_BLOCK = "sm80_copy_block": block 256, shared 0, dynamic 0, registers 24, conflicts 0,
-        machine ["LDG.E.128", "STG.E.128"];
-    PEAK_W2A8 = "sm80_peak_w2a8": block 128, shared 0, dynamic 0, registers 64, conflicts 0, machine ["IMMA.16832.U8.S8"];
-    PEAK_BF16 = "sm80_peak_bf16": block 128, shared 0, dynamic 0, registers 64, conflicts 0,
-        machine ["HMMA.16816.F32.BF16"];
+    EMBED = "sm80_embed_bf16": ["LDG.E.128", "STG.E.128"];
+    BITLINEAR_T1 = generated "sm80_bitlinear_t1_w2a8": ["LDG.E.NA.128", "IDP.4A.U8.S8"];
+    BITLINEAR_T8 = generated "sm80_bitlinear_t8_w2a8": ["IMMA.16832.U8.S8", "LDSM.16.M88.4", "LDS.128", "LDGSTS.E.BYPASS"];
+    BITLINEAR_T16 = generated "sm80_bitlinear_t16_w2a8": ["IMMA.16832.U8.S8", "LDSM.16.M88.4", "LDS.128", "LDGSTS.E.BYPASS"];
+    BITLINEAR_T32 = generated "sm80_bitlinear_t32_w2a8": ["IMMA.16832.U8.S8", "LDSM.16.M88.4", "LDS.128", "LDGSTS.E.BYPASS"];
+    BITLINEAR_T64 = generated "sm80_bitlinear_t64_w2a8": ["IMMA.16832.U8.S8", "LDSM.16.M88.4", "LDS.128", "LDGSTS.E.BYPASS"];
+    BITLINEAR_T128 = generated "sm80_bitlinear_t128_w2a8": ["IMMA.16832.U8.S8", "LDSM.16.M88.4", "LDS.128", "LDGSTS.E.BYPASS"];
+    HEAD_T8 = generated "sm80_head_t8_bf16": ["HMMA.16816.F32.BF16", "LDSM.16.M88.4", "LDGSTS.E.BYPASS"];
+    HEAD_T32 = generated "sm80_head_t32_bf16": ["HMMA.16816.F32.BF16", "LDSM.16.M88.4", "LDGSTS.E.BYPASS"];
+    HEAD_T64 = generated "sm80_head_t64_bf16": ["HMMA.16816.F32.BF16", "LDSM.16.M88.4", "LDGSTS.E.BYPASS"];
+    ATTENTION_R16_D128 = generated "sm80_attention_r16_d128_bf16": ["HMMA.16816.F32.BF16", "LDSM.16.M88.4", "LDGSTS.E.BYPASS", "LDSM.16.MT88.4"];
+    ATTENTION_R64_D128 = generated "sm80_attention_r64_d128_bf16": ["HMMA.16816.F32.BF16", "LDSM.16.M88.4", "LDGSTS.E.BYPASS", "LDSM.16.MT88.4"];
+    ATTENTION_MERGE_D128 = generated "sm80_attention_merge_d128_f32": ["FFMA"];
+    ATTENTION_R16_D256 = generated "sm80_attention_r16_d256_bf16": ["HMMA.16816.F32.BF16", "LDSM.16.M88.4", "LDGSTS.E.BYPASS", "LDSM.16.MT88.4"];
+    ATTENTION_R32_D256 = generated "sm80_attention_r32_d256_bf16": ["HMMA.16816.F32.BF16", "LDSM.16.M88.4", "LDGSTS.E.BYPASS", "LDSM.16.MT88.4"];
+    ATTENTION_MERGE_D256 = generated "sm80_attention_merge_d256_f32": ["FFMA"];
+    NORM_QUANTIZE = "sm80_norm_quantize_s8": ["DFMA", "REDUX.MAX", "REDUX.SUM", "IDP.4A", "LDG.E.128", "LDS.128"];
+    NORM_ROWS = "sm80_norm_rows_bf16": ["DFMA"];
+    ROPE_STORE = "sm80_rope_store_bf16": ["FFMA"];
+    ARGMAX = "sm80_argmax_f32": ["REDUX.MAX"];
+    SAMPLE = "sm80_sample_f32": ["REDUX.MAX", "ATOMS", "IMAD.WIDE.U32", "VOTE.ANY"];
+    COPY_BLOCK = "sm80_copy_block": ["LDG.E.128", "STG.E.128"];
+    PEAK_W2A8 = "sm80_peak_w2a8": ["IMMA.16832.U8.S8"];
+    PEAK_BF16 = "sm80_peak_bf16": ["HMMA.16816.F32.BF16"];
 }

@@ -8,8 +8,6 @@ pub(super) enum Upload {
     Tokens,
     /// `[n]` of [`super::Ask`].
     Asks,
-    /// `[n]` of [`super::Penalty`].
-    Penalties,
     /// u32 `[n]`: rows whose logits are wanted.
     Wanted,
     /// u32 `[n]`: positions of the tokens in their sequences.

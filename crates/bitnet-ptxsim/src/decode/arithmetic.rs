@@ -1,117 +1,107 @@
-//! Arithmetic, comparison and selection.
+//! Arithmetic, conversion, comparison and selection.
 
 use super::{Args, Result};
-use crate::inst::{Op, PredFn};
+use crate::inst::Op;
 use crate::operand::Operand;
-use crate::ops::float::Accuracy;
-use crate::ops::int::Part;
-use crate::ops::{Shape, compare, float, int};
+use crate::ops::{Shape, compare, convert, float, int};
 use crate::types::Type;
 
-/// Everything that computes one register from up to four.
+/// Everything that computes one register from up to three.
 pub(super) fn alu(args: &mut Args<'_>, name: &str) -> Result<Op> {
-    let (mut ftz, mut sat) = (false, false);
-    let shape = match name {
-        "dp4a" => int::dp4a(args.ty()?, args.ty()?),
-        "shf" => {
-            let left = args.take("l") || !args.take("r");
-            let wrap = args.take("wrap") || !args.take("clamp");
-            args.need("b32")?;
-            Some(int::funnel(left, wrap))
-        }
-        _ => match args.ty()? {
-            Type::Pred => return logic(args, name),
-            Type::F32 => {
-                ftz = args.take("ftz");
-                sat = matches!(name, "add" | "sub" | "mul" | "fma" | "mad") && args.take("sat");
-                float_shape(args, name)
-            }
-            Type::F64 => float::double(name, args.pick(|m| (m == "rn").then_some(Accuracy::Rn))),
-            ty if matches!(name, "mul" | "mad") => {
-                let part = args.pick(|m| match m {
-                    "lo" => Some(Part::Lo),
-                    "hi" => Some(Part::Hi),
-                    "wide" => Some(Part::Wide),
-                    _ => None,
-                });
-                part.and_then(|part| int::multiply(part, ty, name == "mad"))
-            }
-            ty => int::plain(name, ty),
-        },
+    if name == "dp4a" {
+        let shape = int::dp4a(args.ty()?, args.ty()?).ok_or(args.unsupported())?;
+        return build(args, &shape);
+    }
+    let ty = args.ty()?;
+    // What follows the name is a part of it: `mul.wide`, `add.rn`.
+    let how = args.pick(|m| ["lo", "hi", "wide", "rn", "NaN"].into_iter().find(|known| *known == m));
+    let full = how.map_or(name.to_owned(), |how| format!("{name}.{how}"));
+    let shape = match ty {
+        Type::F32 => float::single(&full),
+        Type::F64 => float::double(&full),
+        ty => int::plain(&full, ty),
     };
     let shape = shape.ok_or(args.unsupported())?;
-    let divisor = matches!(name, "div" | "rem") && shape.d.is_int();
-    if name == "lop3" {
-        args.literal(4, "a table of 8 bits", |lut| (0..256).contains(&lut))?;
+    if name == "bfe" {
+        for at in 2..4 {
+            args.literal(at, "a number, 0 to 255", |n| (0..256).contains(&n))?;
+        }
     }
-    build(args, &shape, ftz, sat, divisor)
+    let op = build(args, &shape)?;
+    Ok(match op {
+        Op::Alu { f, d, s, n, .. } if matches!(&full[..], "div" | "rem") => {
+            Op::Alu { f, d, s, n, divisor: true }
+        }
+        other => other,
+    })
 }
 
-pub(super) fn build(args: &mut Args<'_>, shape: &Shape, ftz: bool, sat: bool, divisor: bool) -> Result<Op> {
+pub(super) fn build(args: &mut Args<'_>, shape: &Shape) -> Result<Op> {
     args.count(shape.s.len() + 1)?;
     let d = args.dest(0, shape.d)?;
     let first = args.source(1, shape.s[0])?;
-    let mut s = [first; 4];
+    let mut s = [first; 3];
     for (i, &ty) in shape.s.iter().enumerate().skip(1) {
         s[i] = args.source(i + 1, ty)?;
     }
-    Ok(Op::Alu { f: shape.f, d, s, n: shape.s.len() as u8, ftz, sat, divisor })
+    Ok(Op::Alu { f: shape.f, d, s, n: shape.s.len() as u8, divisor: false })
 }
 
-fn float_shape(args: &mut Args<'_>, name: &str) -> Option<Shape> {
-    if matches!(name, "min" | "max") && args.take("NaN") {
-        return Some(float::nan_min_max(name == "max"));
+/// `cvt{.rnd}.to.from d, a{, b}` and `cvt.pack.sat.s8.s32.b32 d, a, b, c`
+pub(super) fn cvt(args: &mut Args<'_>) -> Result<Op> {
+    if args.take("pack") {
+        for fixed in ["sat", "s8", "s32", "b32"] {
+            args.need(fixed)?;
+        }
+        return build(args, &convert::pack());
     }
-    let accuracy = args.pick(|m| match m {
-        "rn" => Some(Accuracy::Rn),
-        "approx" => Some(Accuracy::Approx),
-        "full" if name == "div" => Some(Accuracy::Approx),
-        _ => None,
-    });
-    float::arithmetic(name, accuracy)
+    let (to, from) = (args.ty()?, args.ty()?);
+    let round = args.pick(|m| ["rn", "rni", "rzi", "rpi"].into_iter().find(|known| *known == m));
+    let shape = convert::conversion(round.unwrap_or(""), to, from).ok_or(args.unsupported())?;
+    build(args, &shape)
 }
 
-/// `and.pred` and so on.
-fn logic(args: &mut Args<'_>, name: &str) -> Result<Op> {
-    let f: PredFn = match name {
-        "not" => |a, _| !a,
-        _ => compare::logic(name).ok_or(args.unsupported())?,
-    };
-    args.count(if name == "not" { 2 } else { 3 })?;
-    let d = args.pred_dest_of(0, &args.operand(0)?)?;
-    let a = args.pred(1)?;
-    let b = if name == "not" { a } else { args.pred(2)? };
-    Ok(Op::PredLogic { f, d, a, b })
-}
-
-/// `setp.cmp{.bool}{.ftz}.type p{|q}, a, b{, {!}c}`
+/// `setp.cmp{.bool}.type p, a, b{, {!}c}`
 pub(super) fn setp(args: &mut Args<'_>) -> Result<Op> {
     let ty = args.ty()?;
     let f = args.pick(|m| compare::comparison(m, ty)).ok_or(args.unsupported())?;
     let combine = args.pick(compare::logic);
-    let ftz = ty == Type::F32 && args.take("ftz");
     args.count(3 + usize::from(combine.is_some()))?;
-    let dest = |operand: &Operand| match operand {
-        Operand::Sink => Ok(None),
-        other => args.pred_dest_of(0, other).map(Some),
-    };
-    let (d, not_d) = match args.operand(0)? {
-        Operand::Pair(p, q) => (dest(&p)?, dest(&q)?),
-        p => (dest(&p)?, None),
-    };
+    let d = args.pred_dest_of(0, &args.operand(0)?)?;
     let with = match combine {
         Some(combine) => Some((combine, args.pred(3)?)),
         None => None,
     };
-    Ok(Op::Setp { f, d, not_d, a: args.source(1, ty)?, b: args.source(2, ty)?, ftz, with })
+    Ok(Op::Setp { f, d, a: args.source(1, ty)?, b: args.source(2, ty)?, with })
 }
 
 /// `selp.type d, a, b, p`
 pub(super) fn selp(args: &mut Args<'_>) -> Result<Op> {
     let ty = args.ty()?;
     args.count(4)?;
-    if !matches!(ty.bytes(), 2 | 4 | 8) {
+    if !matches!(ty, Type::B16 | Type::B32 | Type::F32) {
         return Err(args.unsupported());
     }
     Ok(Op::Selp { d: args.dest(0, ty)?, a: args.source(1, ty)?, b: args.source(2, ty)?, p: args.pred(3)? })
+}
+
+/// `mov.type d, a`, `mov.b64 d, {a, b}` and `mov.b64 {a, b}, s`
+pub(super) fn mov(args: &mut Args<'_>) -> Result<Op> {
+    let ty = args.ty()?;
+    args.count(2)?;
+    if !matches!(ty, Type::B32 | Type::B64 | Type::U32 | Type::U64 | Type::F32) {
+        return Err(args.unsupported());
+    }
+    match (args.operand(0)?, args.operand(1)?) {
+        (_, Operand::Special(what)) if ty == Type::U32 => Ok(Op::ReadSpecial { d: args.dest(0, ty)?, what }),
+        (_, Operand::Vector(_)) if ty == Type::B64 => {
+            Ok(Op::Pack { d: args.dest(0, ty)?, parts: args.sources(1, Type::B32)? })
+        }
+        (Operand::Vector(_), _) if ty == Type::B64 => {
+            let parts = args.dests(0, 2, Type::B32)?;
+            Ok(Op::Unpack { parts: [parts[0], parts[1]], s: args.source(1, ty)? })
+        }
+        (_, Operand::Symbol(slot)) if ty != Type::F32 => Ok(Op::Move { d: args.dest(0, ty)?, s: slot }),
+        _ => Ok(Op::Move { d: args.dest(0, ty)?, s: args.source(1, ty)? }),
+    }
 }

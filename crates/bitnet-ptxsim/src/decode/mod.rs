@@ -3,7 +3,6 @@
 
 mod arithmetic;
 mod memory;
-mod moves;
 mod warp;
 
 use crate::error::ParseErrorKind;
@@ -19,22 +18,19 @@ pub(crate) fn decode(opcode: &str, operands: Vec<Operand>, scope: &mut Scope) ->
     let name = parts.next().unwrap_or_default();
     let mut args = Args { opcode, mods: parts.collect(), operands, scope };
     let op = match name {
-        "mov" => moves::mov(&mut args),
-        "cvt" => moves::cvt(&mut args),
-        "cvta" => moves::cvta(&mut args),
+        "mov" => arithmetic::mov(&mut args),
+        "cvt" => arithmetic::cvt(&mut args),
         "setp" => arithmetic::setp(&mut args),
         "selp" => arithmetic::selp(&mut args),
         "ld" => memory::load(&mut args),
         "st" => memory::store(&mut args),
         "atom" | "red" => memory::atomic(&mut args, name == "atom"),
-        "fence" | "membar" => memory::fence(&mut args, name == "membar"),
+        "membar" => memory::fence(&mut args),
         "cp" => memory::copy_async(&mut args),
-        "bar" | "barrier" => warp::barrier(&mut args, name == "bar"),
+        "bar" => warp::barrier(&mut args),
         "shfl" => warp::shuffle(&mut args),
         "vote" => warp::vote(&mut args),
-        "match" => warp::matching(&mut args),
         "redux" => warp::redux(&mut args),
-        "activemask" => warp::active_mask(&mut args),
         "ldmatrix" => warp::load_matrix(&mut args),
         "mma" => warp::mma(&mut args),
         "ret" | "exit" => args.count(0).map(|()| Op::Exit),
@@ -116,7 +112,6 @@ impl<'a> Args<'a> {
         let bits = 8 * ty.bytes() as u32;
         match *operand {
             Operand::Reg(reg, have) if have.fits(ty) => Ok(reg),
-            Operand::Symbol(slot) if bits >= 32 && ty.class() != Class::Float => Ok(slot),
             Operand::Float(value) if bits == 32 && !ty.is_int() => Ok(self.scope.constant(value.into())),
             Operand::Int(value) if ty.class() != Class::Float => {
                 let range = -(1i128 << (bits - 1))..1i128 << bits;
@@ -137,21 +132,6 @@ impl<'a> Args<'a> {
         match *operand {
             Operand::Reg(reg, have) if have.fits(ty) => Ok(reg),
             _ => Err(self.wrong(index, format!("a .{} register", ty.name()), operand)),
-        }
-    }
-
-    /// A register as wide as `ty` or wider, as `ld`, `st` and `cvt` allow for what is not a float; with its bytes.
-    fn wide_reg(&self, index: usize, operand: &Operand, ty: Type) -> Result<(Reg, usize)> {
-        match *operand {
-            Operand::Reg(reg, have)
-                if have.fits(ty)
-                    || (have.bytes() > ty.bytes()
-                        && ty.class() != Class::Float
-                        && have.class() != Class::Float) =>
-            {
-                Ok((reg, have.bytes()))
-            }
-            _ => Err(self.wrong(index, format!("a register for .{}", ty.name()), operand)),
         }
     }
 
@@ -192,6 +172,7 @@ impl<'a> Args<'a> {
         }
     }
 
+    /// `len` operands in braces, or one without.
     fn vector(&self, index: usize, len: usize) -> Result<Vec<Operand>> {
         match self.operand(index)? {
             Operand::Vector(parts) if parts.len() == len => Ok(parts),

@@ -1,138 +1,79 @@
 //! Instructions that a warp or a block executes together.
 
 use super::{Args, Result};
-use crate::inst::{MmaKind, Op, ReduxOp, ShflMode, VoteMode};
+use crate::inst::{MmaKind, Op, ReduxOp, ShflMode};
 use crate::types::Type;
 
-/// `bar.sync a{, b}`, `bar.arrive a, b`, `bar.warp.sync mask`, and the same as `barrier...aligned`
-pub(super) fn barrier(args: &mut Args<'_>, short: bool) -> Result<Op> {
-    if short && args.take("warp") {
-        args.need("sync")?;
-        args.count(1)?;
-        return Ok(Op::WarpSync { mask: args.source(0, Type::B32)? });
-    }
-    if !short {
-        args.need("aligned")?;
-    }
-    args.take("cta");
-    let arrive_only = args.take("arrive");
-    if !arrive_only {
-        args.need("sync")?;
-    }
-    let id = args.source(0, Type::U32)?;
-    let threads =
-        if arrive_only || args.operands.len() == 2 { Some(args.source(1, Type::U32)?) } else { None };
-    args.count(1 + usize::from(threads.is_some()))?;
-    Ok(Op::Barrier { arrive_only, id, threads })
+/// The member mask, which names the whole warp.
+fn whole_warp(args: &Args<'_>, index: usize) -> Result<()> {
+    let all = |mask| mask == -1 || mask == i128::from(u32::MAX);
+    args.literal(index, "the mask of all lanes", all).map(|_| ())
 }
 
-/// `shfl.sync.mode.b32 d{|p}, a, b, c, mask`
+/// `bar.sync a` and `bar.warp.sync 0xffffffff`
+pub(super) fn barrier(args: &mut Args<'_>) -> Result<Op> {
+    let warp = args.take("warp");
+    args.need("sync")?;
+    args.count(1)?;
+    if warp {
+        return whole_warp(args, 0).map(|()| Op::WarpSync);
+    }
+    let id = args.literal(0, "a barrier, 0 to 15", |id| (0..16).contains(&id))?;
+    Ok(Op::Barrier { id: id as usize })
+}
+
+/// `shfl.sync.mode.b32 d{|p}, a, b, c, 0xffffffff`
 pub(super) fn shuffle(args: &mut Args<'_>) -> Result<Op> {
     args.need("sync")?;
     args.need("b32")?;
-    let mode = args.pick(|m| {
-        Some(match m {
-            "up" => ShflMode::Up,
-            "down" => ShflMode::Down,
-            "bfly" => ShflMode::Bfly,
-            "idx" => ShflMode::Idx,
-            _ => return None,
-        })
+    let mode = args.pick(|m| match m {
+        "up" => Some(ShflMode::Up),
+        "bfly" => Some(ShflMode::Bfly),
+        "idx" => Some(ShflMode::Idx),
+        _ => None,
     });
     let mode = mode.ok_or(args.unsupported())?;
     args.count(5)?;
+    whole_warp(args, 4)?;
     let (d, p) = args.dest_and_pred(Type::B32)?;
     let (a, b) = (args.source(1, Type::B32)?, args.source(2, Type::B32)?);
-    Ok(Op::Shuffle { mode, d, p, a, b, c: args.source(3, Type::B32)?, mask: args.source(4, Type::B32)? })
+    Ok(Op::Shuffle { mode, d, p, a, b, c: args.source(3, Type::B32)? })
 }
 
-/// `vote.sync.mode.pred p, {!}a, mask` and `vote.sync.ballot.b32 d, {!}a, mask`
+/// `vote.sync.ballot.b32 d, {!}a, 0xffffffff`
 pub(super) fn vote(args: &mut Args<'_>) -> Result<Op> {
-    args.need("sync")?;
-    args.count(3)?;
-    let (p, mask) = (args.pred(1)?, args.source(2, Type::B32)?);
-    if args.take("ballot") {
-        args.need("b32")?;
-        return Ok(Op::Vote { mode: VoteMode::Ballot, d: args.dest(0, Type::B32)?, p, mask });
-    }
-    let mode = args.pick(|m| {
-        Some(match m {
-            "all" => VoteMode::All,
-            "any" => VoteMode::Any,
-            "uni" => VoteMode::Uni,
-            _ => return None,
-        })
-    });
-    let mode = mode.ok_or(args.unsupported())?;
-    args.need("pred")?;
-    Ok(Op::Vote { mode, d: args.pred_dest_of(0, &args.operand(0)?)?, p, mask })
-}
-
-/// `match.any.sync.type d, a, mask` and `match.all.sync.type d{|p}, a, mask`
-pub(super) fn matching(args: &mut Args<'_>) -> Result<Op> {
-    args.need("sync")?;
-    let all = args.take("all");
-    if !all {
-        args.need("any")?;
-    }
-    let ty = args.ty()?;
-    if !matches!(ty, Type::B32 | Type::B64) {
-        return Err(args.unsupported());
+    for fixed in ["sync", "ballot", "b32"] {
+        args.need(fixed)?;
     }
     args.count(3)?;
-    let (d, p) = args.dest_and_pred(Type::B32)?;
-    if p.is_some() && !all {
-        return Err(args.unsupported());
-    }
-    Ok(Op::Match { all, d, p, a: args.source(1, ty)?, mask: args.source(2, Type::B32)? })
+    whole_warp(args, 2)?;
+    Ok(Op::Ballot { d: args.dest(0, Type::B32)?, p: args.pred(1)? })
 }
 
-/// `redux.sync.op.type d, a, mask`
+/// `redux.sync.op.type d, a, 0xffffffff`
 pub(super) fn redux(args: &mut Args<'_>) -> Result<Op> {
     args.need("sync")?;
     let ty = args.ty()?;
-    let arithmetic = matches!(ty, Type::U32 | Type::S32);
-    let op = args.pick(|m| {
-        Some(match m {
-            "add" if arithmetic => ReduxOp::Add,
-            "min" if arithmetic => ReduxOp::Min,
-            "max" if arithmetic => ReduxOp::Max,
-            "and" if ty == Type::B32 => ReduxOp::And,
-            "or" if ty == Type::B32 => ReduxOp::Or,
-            "xor" if ty == Type::B32 => ReduxOp::Xor,
-            _ => return None,
-        })
+    let op = args.pick(|m| match (m, ty) {
+        ("add", Type::S32) => Some(ReduxOp::Add),
+        ("min", Type::U32) => Some(ReduxOp::Min),
+        ("max", Type::U32) => Some(ReduxOp::Max),
+        _ => None,
     });
     let op = op.ok_or(args.unsupported())?;
     args.count(3)?;
-    let (d, a) = (args.dest(0, ty)?, args.source(1, ty)?);
-    Ok(Op::Redux { op, signed: ty.is_signed(), d, a, mask: args.source(2, Type::B32)? })
+    whole_warp(args, 2)?;
+    Ok(Op::Redux { op, d: args.dest(0, ty)?, a: args.source(1, ty)? })
 }
 
-pub(super) fn active_mask(args: &mut Args<'_>) -> Result<Op> {
-    args.need("b32")?;
-    args.count(1)?;
-    Ok(Op::ActiveMask { d: args.dest(0, Type::B32)? })
-}
-
-/// `ldmatrix.sync.aligned.m8n8.num{.trans}.shared.b16 {...}, [address]`
+/// `ldmatrix.sync.aligned.m8n8.x4{.trans}.shared.b16 {...}, [address]`
 pub(super) fn load_matrix(args: &mut Args<'_>) -> Result<Op> {
-    for fixed in ["sync", "aligned", "m8n8", "b16"] {
+    for fixed in ["sync", "aligned", "m8n8", "x4", "shared", "b16"] {
         args.need(fixed)?;
     }
-    if !(args.take("shared") || args.take("shared::cta")) {
-        return Err(args.unsupported());
-    }
-    let count = args.pick(|m| match m {
-        "x1" => Some(1),
-        "x2" => Some(2),
-        "x4" => Some(4),
-        _ => None,
-    });
-    let count = count.ok_or(args.unsupported())?;
     let transposed = args.take("trans");
     args.count(2)?;
-    let d = args.dests(0, count, Type::B32)?.into();
+    let d = args.dests(0, 4, Type::B32)?.into();
     Ok(Op::LoadMatrix { d, at: args.addr(1, true)?, transposed })
 }
 
@@ -143,13 +84,9 @@ pub(super) fn mma(args: &mut Args<'_>) -> Result<Op> {
     }
     let (k16, k32) = (args.take("m16n8k16"), args.take("m16n8k32"));
     let types = [args.ty()?, args.ty()?, args.ty()?, args.ty()?];
-    let byte = |ty: Type| ty.is_int() && ty.bytes() == 1;
     let kind = match types {
-        [Type::S32, a, b, Type::S32] if k32 && byte(a) && byte(b) => {
-            MmaKind::Int { a_signed: a.is_signed(), b_signed: b.is_signed() }
-        }
+        [Type::S32, Type::U8, Type::S8, Type::S32] if k32 => MmaKind::Int,
         [Type::F32, Type::Bf16, Type::Bf16, Type::F32] if k16 => MmaKind::Bf16,
-        [Type::F32, Type::F16, Type::F16, Type::F32] if k16 => MmaKind::F16,
         _ => return Err(args.unsupported()),
     };
     args.count(4)?;

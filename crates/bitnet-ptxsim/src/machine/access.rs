@@ -2,9 +2,8 @@
 
 use super::step::{Exec, Step};
 use super::warp::lanes;
-use crate::inst::{Addr, AtomOp, Lanes, LoadDst, Op, Reg, Strength, WARP};
-use crate::ops::Lane;
-use crate::race::{Kind, Use, Who};
+use crate::inst::{Addr, AtomOp, Lanes, Op, Reg, WARP};
+use crate::race::{Kind, Who};
 use crate::region::Trap;
 use crate::stats;
 use crate::types::Type;
@@ -17,14 +16,12 @@ impl Step<'_, '_> {
         Ok(base.map(|base| base.wrapping_add(at.offset as u64) & keep))
     }
 
-    pub(super) fn load_param(&mut self, d: &[LoadDst], at: usize, ty: Type) {
-        for (i, dst) in d.iter().enumerate() {
+    pub(super) fn load_param(&mut self, d: &[Reg], at: usize, ty: Type) {
+        for (i, &reg) in d.iter().enumerate() {
             let start = at + i * ty.bytes();
             let mut raw = [0; 8];
             raw[..ty.bytes()].copy_from_slice(&self.machine.params[start..start + ty.bytes()]);
-            if let Some((reg, bytes)) = *dst {
-                self.write(reg, &[ty.extend(u64::from_le_bytes(raw), usize::from(bytes)); WARP]);
-            }
+            self.write(reg, &[u64::from_le_bytes(raw); WARP]);
         }
     }
 
@@ -32,81 +29,69 @@ impl Step<'_, '_> {
         &mut self,
         pc: usize,
         shared: bool,
-        d: &[LoadDst],
+        d: &[Reg],
         at: Addr,
         ty: Type,
-        strength: Strength,
+        read_only: bool,
     ) -> Exec {
         let addresses = self.addresses(at, shared)?;
         let size = d.len() * ty.bytes();
-        let kind = match strength {
-            Strength { read_only: true, .. } => Kind::PROMISE,
-            Strength { atomic: true, gpu, .. } => Kind::READ.atomic(gpu),
-            _ => Kind::READ,
-        };
+        let kind = if read_only { Kind::PROMISE } else { Kind::READ };
         self.count_access(pc, shared, &addresses, size);
         for lane in lanes(self.active) {
             let value = self.at_lane(shared, addresses[lane], size, lane, |region, who| {
                 region.read(addresses[lane], size, kind, who)
             })?;
-            for (i, dst) in d.iter().enumerate() {
-                if let Some((reg, bytes)) = *dst {
-                    let raw = (value >> (8 * ty.bytes() * i)) as u64;
-                    self.warp.regs[usize::from(reg)][lane] = ty.extend(raw, usize::from(bytes));
-                    self.warp.regs_set[usize::from(reg)] |= 1 << lane;
-                }
+            for (i, &reg) in d.iter().enumerate() {
+                let part = (value >> (8 * ty.bytes() * i)) as u64 & (u64::MAX >> (64 - 8 * ty.bytes()));
+                self.warp.regs[usize::from(reg)][lane] = part;
+                self.warp.regs_set[usize::from(reg)] |= 1 << lane;
             }
-            self.meet(shared, addresses[lane], lane, strength, Use::Load);
         }
         Ok(())
     }
 
-    pub(super) fn store(
-        &mut self,
-        pc: usize,
-        shared: bool,
-        at: Addr,
-        s: &[Reg],
-        ty: Type,
-        strength: Strength,
-    ) -> Exec {
+    pub(super) fn store(&mut self, pc: usize, shared: bool, at: Addr, s: &[Reg], ty: Type) -> Exec {
         let addresses = self.addresses(at, shared)?;
         let size = s.len() * ty.bytes();
-        let kind = if strength.atomic { Kind::WRITE.atomic(strength.gpu) } else { Kind::WRITE };
         self.count_access(pc, shared, &addresses, size);
         let mut values = [0u128; WARP];
         for (i, &reg) in s.iter().enumerate() {
             let parts = self.read(reg)?;
             for lane in lanes(self.active) {
-                let part = parts[lane] & (u64::MAX >> (64 - 8 * ty.bytes()));
-                values[lane] |= u128::from(part) << (8 * ty.bytes() * i);
+                values[lane] |= u128::from(parts[lane]) << (8 * ty.bytes() * i);
             }
         }
         for lane in lanes(self.active) {
             self.at_lane(shared, addresses[lane], size, lane, |region, who| {
-                region.write(addresses[lane], size, values[lane], kind, who)
+                region.write(addresses[lane], size, values[lane], Kind::WRITE, who)
             })?;
-            self.meet(shared, addresses[lane], lane, strength, Use::Store);
         }
         Ok(())
     }
 
     /// Lanes update one after the other, from a lane that the seed picks: their order is nobody's to rely on.
     pub(super) fn atomic(&mut self, op: &Op) -> Exec {
-        let Op::Atomic { shared, op, ty, d, at, b, c, strength } = *op else { return Ok(()) };
+        let Op::Atomic { shared, op, ty, d, at, b } = *op else { return Ok(()) };
         let addresses = self.addresses(at, shared)?;
-        let (b, c) = (*self.read(b)?, *self.read(c)?);
-        let kind = Kind::WRITE.atomic(strength.gpu);
+        let b = *self.read(b)?;
         let (first, active) = (self.machine.rng.below(WARP), self.active);
         if !shared {
             self.count_sectors(&addresses);
         }
         for lane in (first..first + WARP).map(|lane| lane % WARP).filter(|lane| active >> lane & 1 == 1) {
-            let f = |old: u64| update(op, ty, old, b[lane], c[lane]);
-            let old = self.at_lane(shared, addresses[lane], ty.bytes(), lane, |region, who| {
-                region.update(addresses[lane], ty.bytes(), kind, who, f)
+            let f = |old: u64| match op {
+                AtomOp::Inc if old >= b[lane] => 0,
+                AtomOp::Inc => old + 1,
+                AtomOp::Add => old.wrapping_add(b[lane]),
+            };
+            let address = addresses[lane];
+            let old = self.at_lane(shared, address, ty.bytes(), lane, |region, who| {
+                region.update(address, ty.bytes(), Kind::UPDATE, who, f)
             })?;
-            self.meet(shared, addresses[lane], lane, strength, Use::Update { returns: d.is_some() });
+            let place = (if shared { self.env.clocks.serial() } else { 0 }, address);
+            let who = (self.warp.index, lane);
+            self.machine.releases.meet(place, &mut self.env.clocks, who, d.is_some());
             if let Some(d) = d {
                 self.warp.regs[usize::from(d)][lane] = old;
                 self.warp.regs_set[usize::from(d)] |= 1 << lane;
@@ -135,15 +120,6 @@ impl Step<'_, '_> {
         };
         // What the warp does together is reported for its first thread.
         result.map_err(|trap| (trap, lane % WARP))
-    }
-
-    #[inline]
-    fn meet(&mut self, shared: bool, address: u64, lane: usize, strength: Strength, how: Use) {
-        if strength.atomic {
-            let place = (if shared { self.env.clocks.serial() } else { 0 }, address);
-            let who = (self.warp.index, lane);
-            self.machine.releases.meet(place, &mut self.env.clocks, who, strength, how);
-        }
     }
 
     fn count_access(&mut self, pc: usize, shared: bool, addresses: &Lanes, size: usize) {
@@ -182,49 +158,5 @@ impl Step<'_, '_> {
         let changes = sectors.windows(2).filter(|pair| pair[0] != pair[1]).count();
         self.machine.stats.global_requests += 1;
         self.machine.stats.global_sectors += changes as u64 + 1;
-    }
-}
-
-/// The new value of an atomic's location.
-fn update(op: AtomOp, ty: Type, old: u64, b: u64, c: u64) -> u64 {
-    let (signed_old, signed_b) = (ty.extend(old, 8) as i64, ty.extend(b, 8) as i64);
-    let less = if ty.is_signed() { signed_b < signed_old } else { b < old };
-    match op {
-        AtomOp::Add => ty.extend(old.wrapping_add(b), ty.bytes()),
-        AtomOp::AddF32 => (f32::get(old) + f32::get(b)).put(),
-        AtomOp::And => old & b,
-        AtomOp::Or => old | b,
-        AtomOp::Xor => old ^ b,
-        AtomOp::Exch => b,
-        AtomOp::Cas if old == b => c,
-        AtomOp::Cas => old,
-        AtomOp::Min => {
-            if less {
-                b
-            } else {
-                old
-            }
-        }
-        AtomOp::Max => {
-            if less {
-                old
-            } else {
-                b
-            }
-        }
-        AtomOp::Inc => {
-            if old >= b {
-                0
-            } else {
-                old + 1
-            }
-        }
-        AtomOp::Dec => {
-            if old == 0 || old > b {
-                b
-            } else {
-                old - 1
-            }
-        }
     }
 }

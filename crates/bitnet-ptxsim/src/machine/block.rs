@@ -43,8 +43,6 @@ pub(super) enum Flow {
     },
     /// Waits at a barrier.
     Barrier,
-    /// Goes on, but a barrier may open now.
-    Arrived,
 }
 
 impl Block {
@@ -122,9 +120,6 @@ impl Block {
             if warp.strands.len() > 1 {
                 warp.merge();
             }
-            if let Flow::Arrived = flow {
-                break;
-            }
         }
         Ok(true)
     }
@@ -152,6 +147,9 @@ impl Block {
         let thread = |warp: usize, lane: usize| split((warp * WARP + lane) as u32, shape);
         let kind = match trap {
             Trap::Kind(kind) => kind,
+            Trap::Race { address, with, .. } if with.serial() < machine.first_serial => {
+                FaultKind::ReadOnly { address }
+            }
             Trap::Race { space, address, with } => FaultKind::Race {
                 space,
                 address,
@@ -191,7 +189,7 @@ fn stuck(inst: &Inst, lanes: u32) -> FaultKind {
 fn follow(warp: &mut Warp, s: usize, flow: &Flow) {
     let strand = &mut warp.strands[s];
     match *flow {
-        Flow::Next | Flow::Arrived => strand.pc += 1,
+        Flow::Next => strand.pc += 1,
         Flow::Branch { taken: 0, .. } => strand.pc += 1,
         Flow::Branch { taken, target } => {
             let rest = strand.mask & !taken;

@@ -6,11 +6,13 @@ use crate::error::FaultKind;
 use crate::inst::{Addr, Lanes, Reg, WARP};
 use crate::race::Kind;
 
+/// Bytes of a copy.
+const SIZE: usize = 16;
+
 /// One instruction's copies, by lane.
 struct Copy {
     /// Lanes whose copy is still under way.
     mask: u32,
-    size: usize,
     src: Lanes,
     src_size: Lanes,
     dst: Lanes,
@@ -34,28 +36,28 @@ impl Copies {
 }
 
 impl Step<'_, '_> {
-    pub(super) fn copy_issue(&mut self, dst: Addr, src: Addr, size: usize, src_size: Option<Reg>) -> Exec {
+    pub(super) fn copy_issue(&mut self, dst: Addr, src: Addr, src_size: Option<Reg>) -> Exec {
         let (dst, src) = (self.addresses(dst, true)?, self.addresses(src, false)?);
         let src_size = match src_size {
             Some(reg) => *self.read(reg)?,
-            None => [size as u64; WARP],
+            None => [SIZE as u64; WARP],
         };
         self.count_sectors(&src);
         let mut value = [0; WARP];
         for lane in lanes(self.active) {
-            if src_size[lane] > size as u64 {
-                let kind = FaultKind::CopySize { size, src_size: src_size[lane] };
+            if src_size[lane] > SIZE as u64 {
+                let kind = FaultKind::CopySize { src_size: src_size[lane] };
                 return Err((kind.into(), lane));
             }
-            self.at_lane(true, dst[lane], size, lane, |region, who| region.begin_copy(dst[lane], size, who))?;
+            self.at_lane(true, dst[lane], SIZE, lane, |region, who| region.begin_copy(dst[lane], SIZE, who))?;
             if src_size[lane] == 0 {
                 continue;
             }
-            value[lane] = self.at_lane(false, src[lane], size, lane, |region, who| {
-                region.check_aligned(src[lane], size)?;
+            value[lane] = self.at_lane(false, src[lane], SIZE, lane, |region, who| {
+                region.check_aligned(src[lane], SIZE)?;
                 // Fewer bytes than are copied are read one by one: their number need not be a power of two.
-                let whole = src_size[lane] == size as u64;
-                let (pieces, piece) = if whole { (1, size) } else { (src_size[lane], 1) };
+                let whole = src_size[lane] == SIZE as u64;
+                let (pieces, piece) = if whole { (1, SIZE) } else { (src_size[lane], 1) };
                 (0..pieces).try_fold(0, |all, i| {
                     let part = region.read(src[lane] + i, piece, Kind::READ, who)?;
                     Ok(all | part << (8 * i))
@@ -63,15 +65,7 @@ impl Step<'_, '_> {
             })?;
         }
         let copies = &mut self.warp.copies;
-        copies.pending.push(Copy {
-            mask: self.active,
-            size,
-            src,
-            src_size,
-            dst,
-            value,
-            group: copies.groups,
-        });
+        copies.pending.push(Copy { mask: self.active, src, src_size, dst, value, group: copies.groups });
         Ok(())
     }
 
@@ -101,6 +95,6 @@ impl Step<'_, '_> {
             }
         }
         let (dst, value) = (copy.dst[lane], copy.value[lane]);
-        self.at_lane(true, dst, copy.size, lane, |region, who| region.end_copy(dst, copy.size, value, who))
+        self.at_lane(true, dst, SIZE, lane, |region, who| region.end_copy(dst, SIZE, value, who))
     }
 }

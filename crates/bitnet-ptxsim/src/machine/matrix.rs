@@ -3,7 +3,7 @@
 use super::step::{Exec, Step};
 use crate::inst::{Addr, MmaKind, Reg, WARP};
 use crate::ops::Lane;
-use crate::ops::half::{bf16_to_f32, f16_to_f32};
+use crate::ops::convert::from_bf16;
 use crate::race::{ANY_LANE, Kind};
 
 impl Step<'_, '_> {
@@ -47,42 +47,32 @@ impl Step<'_, '_> {
             *sum = *self.read(reg)?;
         }
         match kind {
-            MmaKind::Int { a_signed, b_signed } => {
-                let byte = |raw: u8, signed: bool| if signed { i16::from(raw as i8) } else { i16::from(raw) };
+            MmaKind::Int => {
+                let byte = |word: u32, i: usize| (word >> (8 * i)) as u8;
                 let (a, b) = self.operands::<i16, 32>(
                     a,
                     b,
-                    |word, i| byte((word >> (8 * i)) as u8, a_signed),
-                    |word, i| byte((word >> (8 * i)) as u8, b_signed),
+                    |word, i| i16::from(byte(word, i)),
+                    |word, i| i16::from(byte(word, i) as i8),
                 )?;
                 accumulate(&mut sum, |row, column, old| {
                     let products = a[row].iter().zip(&b[column]).map(|(&x, &y)| i32::from(x) * i32::from(y));
                     i32::get(old).wrapping_add(products.sum()).put()
                 });
             }
-            MmaKind::Bf16 => self.float_mma(&mut sum, a, b, bf16_to_f32)?,
-            MmaKind::F16 => self.float_mma(&mut sum, a, b, f16_to_f32)?,
+            MmaKind::Bf16 => {
+                // Products are exact in `f64`, their sum very nearly; it is rounded to `f32` once.
+                let element = |word: u32, i: usize| f64::from(from_bf16((word >> (16 * i)) as u16));
+                let (a, b) = self.operands::<f64, 16>(a, b, element, element)?;
+                accumulate(&mut sum, |row, column, old| {
+                    let products = a[row].iter().zip(&b[column]).map(|(x, y)| x * y);
+                    ((products.sum::<f64>() + f64::from(f32::get(old))) as f32).put()
+                });
+            }
         }
         for (sum, &reg) in sum.iter().zip(d) {
             self.write(reg, sum);
         }
-        Ok(())
-    }
-
-    /// Products of 16-bit floats are exact in `f64`, their sum very nearly; it is rounded to `f32` once.
-    fn float_mma(
-        &self,
-        sum: &mut [[u64; WARP]; 4],
-        a: &[Reg; 4],
-        b: &[Reg; 2],
-        widen: fn(u16) -> f32,
-    ) -> Exec {
-        let element = |word: u32, i: usize| f64::from(widen((word >> (16 * i)) as u16));
-        let (a, b) = self.operands::<f64, 16>(a, b, element, element)?;
-        accumulate(sum, |row, column, old| {
-            let products = a[row].iter().zip(&b[column]).map(|(x, y)| x * y);
-            ((products.sum::<f64>() + f64::from(f32::get(old))) as f32).put()
-        });
         Ok(())
     }
 

@@ -4,8 +4,7 @@ use super::Machine;
 use super::block::{Env, Flow};
 use super::warp::{Warp, lanes};
 use crate::error::FaultKind;
-use crate::inst::{CONSTANT, Lanes, Op, Pred, PredRef, Reg, Special, WARP};
-use crate::ops::float;
+use crate::inst::{CONSTANT, Lanes, Op, PredRef, Reg, Special, WARP};
 use crate::region::Trap;
 
 /// A trap and the lane that caused it.
@@ -24,11 +23,10 @@ impl Step<'_, '_> {
     pub(super) fn execute(&mut self, pc: usize) -> Exec<Flow> {
         let entry = self.machine.entry;
         let inst = &entry.insts[pc];
-        let strand = self.active;
         if let Some(guard) = inst.guard {
             self.active &= self.pred(guard)?;
         }
-        if let Some(needed) = self.needed(&inst.op)? {
+        if let Some(needed) = self.needed(&inst.op) {
             if self.active == 0 {
                 self.count(pc);
                 return Ok(Flow::Next);
@@ -39,23 +37,16 @@ impl Step<'_, '_> {
         }
         self.count(pc);
         match &inst.op {
-            Op::Branch { target, uniform } => {
-                let taken = self.active;
-                if *uniform && taken != 0 && taken != strand {
-                    return Err((FaultKind::Divergent { lanes: taken }.into(), lane_of(taken)));
-                }
-                return Ok(Flow::Branch { taken, target: *target });
-            }
+            Op::Branch { target } => return Ok(Flow::Branch { taken: self.active, target: *target }),
             Op::Exit => return Ok(Flow::Exit { lanes: self.active }),
-            Op::Barrier { arrive_only, id, threads } => {
-                self.barrier(*arrive_only, *id, *threads)?;
-                return Ok(if *arrive_only { Flow::Arrived } else { Flow::Barrier });
+            Op::Barrier { id } => {
+                let warps = self.machine.launch.block.iter().product::<u32>().div_ceil(WARP as u32);
+                let who = (self.warp.index, warps as usize);
+                self.env.barriers.arrive(&mut self.env.clocks, who, *id);
+                return Ok(Flow::Barrier);
             }
             _ if self.active == 0 => {}
-            op => match members(op) {
-                Some(mask) => self.in_groups(op, mask, pc)?,
-                None => self.compute(op, pc)?,
-            },
+            op => self.compute(op, pc)?,
         }
         Ok(Flow::Next)
     }
@@ -67,47 +58,20 @@ impl Step<'_, '_> {
     }
 
     /// For an instruction that lanes execute together: all that must be at it.
-    fn needed(&self, op: &Op) -> Exec<Option<u32>> {
+    fn needed(&self, op: &Op) -> Option<u32> {
         match *op {
-            Op::Mma { .. } | Op::LoadMatrix { .. } => Ok(Some(u32::MAX)),
+            Op::Mma { .. } | Op::LoadMatrix { .. } => Some(u32::MAX),
             // Lanes that have exited can no longer come, as all of the warp must.
-            Op::Barrier { .. } => Ok(Some(self.warp.exist)),
-            _ if self.active == 0 => Ok(None),
-            _ => match members(op) {
-                None => Ok(None),
-                Some(mask) => {
-                    let masks = self.read(mask)?;
-                    let named = lanes(self.active).fold(0, |all, lane| all | masks[lane] as u32);
-                    Ok(Some(named & self.warp.live | self.active))
-                }
-            },
+            Op::Barrier { .. } => Some(self.warp.exist),
+            Op::Shuffle { .. } | Op::Ballot { .. } | Op::Redux { .. } | Op::WarpSync => Some(self.warp.live),
+            _ => None,
         }
-    }
-
-    /// Executes a `.sync` instruction once for each group of lanes that name each other. All named lanes are here.
-    fn in_groups(&mut self, op: &Op, mask: Reg, pc: usize) -> Exec {
-        let masks = *self.read(mask)?;
-        let all = self.active;
-        let mut left = all;
-        while left != 0 {
-            let first = lane_of(left);
-            let mask = masks[first] as u32;
-            let group =
-                lanes(all).filter(|&lane| masks[lane] as u32 == mask).fold(0, |g, lane| g | 1 << lane);
-            if group != mask & self.warp.live {
-                return Err((FaultKind::MemberMask { lanes: group, mask }.into(), first));
-            }
-            self.active = group;
-            self.compute(op, pc)?;
-            left &= !group;
-        }
-        Ok(())
     }
 
     fn compute(&mut self, op: &Op, pc: usize) -> Exec {
         match op {
-            Op::Alu { f, d, s, n, ftz, sat, divisor } => {
-                let mut x = [self.read(s[0])?; 4];
+            Op::Alu { f, d, s, n, divisor } => {
+                let mut x = [self.read(s[0])?; 3];
                 for i in 1..usize::from(*n) {
                     x[i] = self.read(s[i])?;
                 }
@@ -115,84 +79,49 @@ impl Step<'_, '_> {
                     return Err((FaultKind::DivisionByZero.into(), lane));
                 }
                 let mut out = [0; WARP];
-                if *ftz {
-                    let flushed = x.map(float::flush);
-                    f(flushed.each_ref(), &mut out);
-                    out = float::flush(&out);
-                } else {
-                    f(x, &mut out);
-                }
-                if *sat {
-                    out = float::saturate(&out);
-                }
+                f(x, &mut out);
                 self.write(*d, &out);
             }
-            Op::Convert { how, d, s } => {
-                let (a, b) = (self.read(s[0])?, self.read(s[1])?);
-                let mut out = [0; WARP];
-                lanes(self.active).for_each(|lane| out[lane] = how.apply(a[lane], b[lane]));
-                self.write(*d, &out);
+            Op::Move { d, s } => {
+                let value = *self.read(*s)?;
+                self.write(*d, &value);
             }
-            Op::Setp { f, d, not_d, a, b, ftz, with } => {
-                let (a, b) = (self.read(*a)?, self.read(*b)?);
-                let holds = if *ftz { f(&float::flush(a), &float::flush(b)) } else { f(a, b) };
-                let combine = match with {
-                    Some((combine, p)) => Some((combine, self.pred(*p)?)),
-                    None => None,
+            Op::Setp { f, d, a, b, with } => {
+                let holds = f(self.read(*a)?, self.read(*b)?);
+                let value = match with {
+                    Some((combine, p)) => combine(holds, self.pred(*p)?),
+                    None => holds,
                 };
-                let result = |value: u32| combine.map_or(value, |(combine, p)| combine(value, p));
-                for (d, value) in [(d, result(holds)), (not_d, result(!holds))] {
-                    if let Some(d) = d {
-                        self.warp.set_pred(*d, self.active, value);
-                    }
-                }
+                self.warp.set_pred(*d, self.active, value);
             }
             Op::Selp { d, a, b, p } => {
                 let (a, b, p) = (self.read(*a)?, self.read(*b)?, self.pred(*p)?);
                 let out = std::array::from_fn(|lane| if p >> lane & 1 == 1 { a[lane] } else { b[lane] });
                 self.write(*d, &out);
             }
-            Op::PredLogic { f, d, a, b } => {
-                let value = f(self.pred(*a)?, self.pred(*b)?);
-                self.warp.set_pred(*d, self.active, value);
-            }
-            Op::PredConst { d, value } => {
-                self.warp.set_pred(*d, self.active, if *value { u32::MAX } else { 0 })
-            }
             Op::ReadSpecial { d, what } => self.write(*d, &self.special(*what)),
-            Op::Pack { d, parts, bits } => {
-                let mut out = [0; WARP];
-                for (i, &part) in parts.iter().enumerate() {
-                    let value = self.read(part)?;
-                    out.iter_mut().zip(value).for_each(|(o, v)| *o |= v << (i as u32 * bits));
-                }
+            Op::Pack { d, parts } => {
+                let (low, high) = (self.read(parts[0])?, self.read(parts[1])?);
+                let out = std::array::from_fn(|lane| low[lane] | high[lane] << 32);
                 self.write(*d, &out);
             }
-            Op::Unpack { parts, s, bits } => {
+            Op::Unpack { parts, s } => {
                 let value = *self.read(*s)?;
-                for (i, part) in parts.iter().enumerate() {
-                    if let Some(d) = part {
-                        let low = u64::MAX >> (64 - bits);
-                        self.write(*d, &value.map(|v| v >> (i as u32 * bits) & low));
-                    }
-                }
+                self.write(parts[0], &value.map(|v| v & u64::from(u32::MAX)));
+                self.write(parts[1], &value.map(|v| v >> 32));
             }
             Op::LoadParam { d, at, ty } => self.load_param(d, *at, *ty),
-            Op::Load { shared, d, at, ty, strength } => self.load(pc, *shared, d, *at, *ty, *strength)?,
-            Op::Store { shared, at, s, ty, strength } => self.store(pc, *shared, *at, s, *ty, *strength)?,
+            Op::Load { shared, d, at, ty, read_only } => self.load(pc, *shared, d, *at, *ty, *read_only)?,
+            Op::Store { shared, at, s, ty } => self.store(pc, *shared, *at, s, *ty)?,
             Op::Atomic { .. } => self.atomic(op)?,
-            Op::Fence { gpu } => {
-                lanes(self.active).for_each(|lane| self.env.clocks.fence(self.warp.index, lane, *gpu));
-            }
-            Op::CopyAsync { dst, src, size, src_size } => self.copy_issue(*dst, *src, *size, *src_size)?,
+            Op::Fence => lanes(self.active).for_each(|lane| self.env.clocks.fence(self.warp.index, lane)),
+            Op::CopyAsync { dst, src, src_size } => self.copy_issue(*dst, *src, *src_size)?,
             Op::CopyCommit => self.warp.copies.commit(self.active),
             Op::CopyWait { keep } => self.copy_wait(*keep)?,
             Op::Shuffle { .. } => self.shuffle(op)?,
-            Op::Vote { mode, d, p, .. } => self.vote(*mode, *d, *p)?,
-            Op::Match { all, d, p, a, .. } => self.matching(*all, *d, *p, *a)?,
-            Op::Redux { op, signed, d, a, .. } => self.redux(*op, *signed, *d, *a)?,
-            Op::ActiveMask { d } => self.write(*d, &[self.active.into(); WARP]),
-            Op::WarpSync { .. } => self.env.clocks.sync_lanes(self.warp.index, self.active, self.warp.exist),
+            Op::Ballot { d, p } => self.ballot(*d, *p)?,
+            Op::Redux { op, d, a } => self.redux(*op, *d, *a)?,
+            Op::WarpSync => self.env.clocks.sync_warp(self.warp.index),
             Op::LoadMatrix { d, at, transposed } => self.load_matrix(pc, d, *at, *transposed)?,
             Op::Mma { kind, d, a, b, c } => self.mma(*kind, d, a, b, c)?,
             Op::Branch { .. } | Op::Exit | Op::Barrier { .. } => {
@@ -237,12 +166,6 @@ impl Step<'_, '_> {
         Ok(if pred.negated { !self.warp.preds[index] } else { self.warp.preds[index] })
     }
 
-    pub(super) fn write_pred(&mut self, pred: Option<Pred>, value: u32) {
-        if let Some(pred) = pred {
-            self.warp.set_pred(pred, self.active, value);
-        }
-    }
-
     fn special(&self, what: Special) -> Lanes {
         let launch = self.machine.launch;
         let warp = self.warp.index;
@@ -250,47 +173,10 @@ impl Step<'_, '_> {
             let thread = super::split((warp * WARP + lane) as u32, launch.block);
             u64::from(match what {
                 Special::Tid(axis) => thread[axis],
-                Special::Ntid(axis) => launch.block[axis],
                 Special::Ctaid(axis) => self.env.coordinates[axis],
                 Special::Nctaid(axis) => launch.grid[axis],
-                Special::LaneId => lane as u32,
-                Special::WarpId => warp as u32,
-                Special::MaskEq => 1 << lane,
-                Special::MaskLt => (1 << lane) - 1,
-                Special::MaskLe => u32::MAX >> (31 - lane),
-                Special::MaskGt => !(u32::MAX >> (31 - lane)),
-                Special::MaskGe => !((1 << lane) - 1),
             })
         })
-    }
-
-    fn barrier(&mut self, arrive_only: bool, id: Reg, threads: Option<Reg>) -> Exec {
-        let first = lane_of(self.active);
-        let uniform = |values: &Lanes| lanes(self.active).all(|lane| values[lane] == values[first]);
-        let ids = self.read(id)?;
-        let counts = threads.map(|reg| self.read(reg)).transpose()?;
-        if !uniform(ids) || !counts.is_none_or(uniform) {
-            let kind =
-                FaultKind::BarrierMisuse { barrier: ids[first], what: "lanes of a warp name different ones" };
-            return Err((kind.into(), first));
-        }
-        let (id, threads) = (ids[first], counts.map(|counts| counts[first]));
-        let warps = self.machine.launch.block.iter().product::<u32>().div_ceil(WARP as u32) as usize;
-        let who = (self.warp.index, warps);
-        let arrived = self.env.barriers.arrive(&mut self.env.clocks, who, id, threads, arrive_only);
-        arrived.map_err(|kind| (kind.into(), first))
-    }
-}
-
-/// The operand that names the lanes of a `.sync` instruction.
-fn members(op: &Op) -> Option<Reg> {
-    match *op {
-        Op::Shuffle { mask, .. }
-        | Op::Vote { mask, .. }
-        | Op::Match { mask, .. }
-        | Op::Redux { mask, .. }
-        | Op::WarpSync { mask } => Some(mask),
-        _ => None,
     }
 }
 

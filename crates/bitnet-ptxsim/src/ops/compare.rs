@@ -31,57 +31,25 @@ macro_rules! ordered {
     };
 }
 
-/// The plain comparisons are false on NaN, those ending in `u` are true.
-macro_rules! float {
-    ($name:expr, $t:ty) => {
-        Some(match $name {
-            "ne" => cmp!($t, |a, b| a.partial_cmp(&b).is_some_and(|o| o.is_ne())),
-            "equ" => cmp!($t, |a, b| a.partial_cmp(&b).is_none_or(|o| o.is_eq())),
-            "neu" => cmp!($t, |a, b| a.partial_cmp(&b).is_none_or(|o| o.is_ne())),
-            "ltu" => cmp!($t, |a, b| a.partial_cmp(&b).is_none_or(|o| o.is_lt())),
-            "leu" => cmp!($t, |a, b| a.partial_cmp(&b).is_none_or(|o| o.is_le())),
-            "gtu" => cmp!($t, |a, b| a.partial_cmp(&b).is_none_or(|o| o.is_gt())),
-            "geu" => cmp!($t, |a, b| a.partial_cmp(&b).is_none_or(|o| o.is_ge())),
-            "num" => cmp!($t, |a, b| !a.is_nan() && !b.is_nan()),
-            "nan" => cmp!($t, |a, b| a.is_nan() || b.is_nan()),
-            _ => ordered!($name, $t),
-        })
-    };
-}
-
-/// `setp.name.ty`.
+/// `setp.name.ty`. Those of floats are false on NaN, but for `nan`.
 pub(crate) fn comparison(name: &str, ty: Type) -> Option<fn(&Lanes, &Lanes) -> u32> {
-    // `lo` and so on are the unsigned spellings of `lt` and so on.
-    let unsigned = match name {
-        "lo" => "lt",
-        "ls" => "le",
-        "hi" => "gt",
-        "hs" => "ge",
-        _ => name,
-    };
-    let bits_ok = matches!(name, "eq" | "ne");
     Some(match ty {
-        Type::F32 => return float!(name, f32),
-        Type::F64 => return float!(name, f64),
-        Type::U16 => ordered!(unsigned, u16),
-        Type::U32 => ordered!(unsigned, u32),
-        Type::U64 => ordered!(unsigned, u64),
-        Type::S16 => ordered!(name, i16),
+        Type::F32 if name == "nan" => cmp!(f32, |a, b| a.is_nan() || b.is_nan()),
+        // Here it would be true of NaN.
+        Type::F32 if name == "ne" => return None,
+        Type::F32 => ordered!(name, f32),
+        Type::U32 => ordered!(name, u32),
+        Type::U64 => ordered!(name, u64),
         Type::S32 => ordered!(name, i32),
-        Type::S64 => ordered!(name, i64),
-        Type::B16 if bits_ok => ordered!(name, u16),
-        Type::B32 if bits_ok => ordered!(name, u32),
-        Type::B64 if bits_ok => ordered!(name, u64),
         _ => return None,
     })
 }
 
-/// `and`, `or`, `xor` of predicates.
+/// `and` and `or` of predicates.
 pub(crate) fn logic(name: &str) -> Option<PredFn> {
-    Some(match name {
-        "and" => |a, b| a & b,
-        "or" => |a, b| a | b,
-        "xor" => |a, b| a ^ b,
-        _ => return None,
-    })
+    match name {
+        "and" => Some(|a, b| a & b),
+        "or" => Some(|a, b| a | b),
+        _ => None,
+    }
 }

@@ -1,10 +1,8 @@
 //! What instructions compute, a warp at a time, and nothing about where values live.
 
-pub(crate) mod approx;
 pub(crate) mod compare;
 pub(crate) mod convert;
 pub(crate) mod float;
-pub(crate) mod half;
 pub(crate) mod int;
 
 use crate::inst::AluFn;
@@ -28,7 +26,7 @@ macro_rules! int_lane {
         }
     )*};
 }
-int_lane!(u16 => u16, i16 => u16, u32 => u32, i32 => u32, u64 => u64, i64 => u64);
+int_lane!(u16 => u16, u32 => u32, i32 => u32, u64 => u64, i64 => u64);
 
 impl Lane for f32 {
     fn get(raw: u64) -> Self {
@@ -59,13 +57,12 @@ pub(crate) struct Shape {
 
 /// `lanes!(|a: u32, b: u32| a.wrapping_add(b))`: the closure's body over all lanes, as a plain function.
 macro_rules! lanes {
-    (|$a:ident: $ta:ty $(, $b:ident: $tb:ty $(, $c:ident: $tc:ty $(, $d:ident: $td:ty)?)?)?| $e:expr) => {{
-        fn over_warp(s: [&$crate::inst::Lanes; 4], out: &mut $crate::inst::Lanes) {
+    (|$a:ident: $ta:ty $(, $b:ident: $tb:ty $(, $c:ident: $tc:ty)?)?| $e:expr) => {{
+        fn over_warp(s: [&$crate::inst::Lanes; 3], out: &mut $crate::inst::Lanes) {
             for (i, o) in out.iter_mut().enumerate() {
                 let $a = <$ta as $crate::ops::Lane>::get(s[0][i]);
                 $(let $b = <$tb as $crate::ops::Lane>::get(s[1][i]);
-                $(let $c = <$tc as $crate::ops::Lane>::get(s[2][i]);
-                $(let $d = <$td as $crate::ops::Lane>::get(s[3][i]);)?)?)?
+                $(let $c = <$tc as $crate::ops::Lane>::get(s[2][i]);)?)?
                 *o = $crate::ops::Lane::put($e);
             }
         }

@@ -1,8 +1,8 @@
 //! What each thread of a block knows to have happened.
 //!
-//! A block has one clock, advanced by every synchronisation in it. Because barriers are aligned, what one warp
-//! knows of another is one number for all lanes; inside a warp, lanes differ only after a `bar.warp.sync` of part
-//! of it, and only then is a matrix of lanes kept. What atomics tell of other blocks is in `knowledge`.
+//! A block has one clock, advanced by every synchronisation in it. Because barriers are aligned and warps synchronise
+//! whole, what a warp knows of another, or its lanes of each other, is one number. What atomics tell of other blocks is
+//! in `knowledge`.
 
 use std::sync::Arc;
 
@@ -12,11 +12,11 @@ use crate::inst::WARP;
 
 #[derive(Default, Clone)]
 struct Thread {
-    /// What acquires have told.
+    /// What fences after atomics have told.
     acquired: Knowledge,
-    /// What relaxed atomics have read, of effect only after a fence.
+    /// What atomics have read, of effect only after a fence.
     observed: Knowledge,
-    /// What the last fence lets later relaxed atomics publish.
+    /// What the last fence lets later atomics publish.
     fenced: Option<Knowledge>,
 }
 
@@ -30,8 +30,6 @@ pub(crate) struct Clocks {
     seen: Vec<u32>,
     /// `[warp]`: all its lanes know each other's accesses up to this time.
     full: Vec<u32>,
-    /// `[warp][lane][other lane]`, once a part of the warp has synchronised.
-    lanes: Vec<Option<Box<[[u32; WARP]; WARP]>>>,
     threads: Vec<Thread>,
     any_acquired: bool,
 }
@@ -45,7 +43,6 @@ impl Clocks {
             warps,
             seen: vec![0; warps * warps],
             full: vec![0; warps],
-            lanes: vec![None; warps],
             threads: vec![Thread::default(); warps * WARP],
             any_acquired: false,
         }
@@ -78,14 +75,7 @@ impl Clocks {
         if other != warp {
             return self.seen(warp, other) >= time;
         }
-        if time <= self.full[warp] || (earlier.lane() == lane && lane != ANY_LANE) {
-            return true;
-        }
-        let Some(lanes) = &self.lanes[warp] else { return false };
-        let knows = |me: usize, it: usize| me == it || lanes[me][it] >= time;
-        let mine = if lane == ANY_LANE { 0..WARP } else { lane..lane + 1 };
-        let its = if earlier.lane() == ANY_LANE { 0..WARP } else { earlier.lane()..earlier.lane() + 1 };
-        mine.into_iter().all(|me| its.clone().all(|it| knows(me, it)))
+        time <= self.full[warp] || (earlier.lane() == lane && lane != ANY_LANE)
     }
 
     fn ordered_by_acquire(&self, earlier: Stamp, warp: usize, lane: usize) -> bool {
@@ -104,21 +94,10 @@ impl Clocks {
         assert!(self.clock < MAX_CLOCK, "a block synchronised more than {MAX_CLOCK} times");
     }
 
-    /// `bar.warp.sync` of `mask`, in a warp that has the lanes `exist`.
-    pub(crate) fn sync_lanes(&mut self, warp: usize, mask: u32, exist: u32) {
-        let members = || (0..WARP).filter(move |lane| mask >> lane & 1 == 1);
-        if mask & exist == exist {
-            self.full[warp] = self.clock;
-        } else {
-            let base = self.full[warp];
-            let lanes = self.lanes[warp].get_or_insert_with(|| Box::new([[base; WARP]; WARP]));
-            let joined: [u32; WARP] = std::array::from_fn(|other| {
-                let known = members().map(|lane| lanes[lane][other]).max().unwrap_or(0);
-                if mask >> other & 1 == 1 { self.clock } else { known }
-            });
-            members().for_each(|lane| lanes[lane] = joined);
-        }
-        self.share_acquired(members().map(|lane| warp * WARP + lane).collect());
+    /// `bar.warp.sync` of all lanes.
+    pub(crate) fn sync_warp(&mut self, warp: usize) {
+        self.full[warp] = self.clock;
+        self.share_acquired(&[warp]);
         self.advance();
     }
 
@@ -130,8 +109,8 @@ impl Clocks {
         self.advance();
     }
 
-    /// The barrier opens for these warps, after those in `arrived` brought what is `known`.
-    pub(crate) fn open(&mut self, waiting: &[usize], arrived: &[usize], known: &[u32]) {
+    /// The barrier opens for these warps, which brought what is `known`.
+    pub(crate) fn open(&mut self, waiting: &[usize], known: &[u32]) {
         for &warp in waiting {
             for (other, &time) in known.iter().enumerate() {
                 let seen = &mut self.seen[warp * self.warps + other];
@@ -139,39 +118,18 @@ impl Clocks {
             }
             self.full[warp] = self.full[warp].max(known[warp]);
         }
-        self.share_acquired(arrived.iter().flat_map(|warp| warp * WARP..(warp + 1) * WARP).collect());
+        self.share_acquired(waiting);
         self.advance();
     }
 
-    fn share_acquired(&mut self, threads: Vec<usize>) {
+    /// Threads of these warps know what each of them has acquired.
+    fn share_acquired(&mut self, warps: &[usize]) {
         if self.any_acquired {
+            let threads = || warps.iter().flat_map(|warp| warp * WARP..(warp + 1) * WARP);
             let mut all = Knowledge::new();
-            threads.iter().for_each(|&t| merge(&mut all, &self.threads[t].acquired));
-            threads.iter().for_each(|&t| self.threads[t].acquired.clone_from(&all));
+            threads().for_each(|t| merge(&mut all, &self.threads[t].acquired));
+            threads().for_each(|t| self.threads[t].acquired.clone_from(&all));
         }
-    }
-
-    /// What this thread knows now, for whoever acquires it.
-    pub(super) fn publish(&mut self, warp: usize, lane: usize, gpu: bool) -> Knowledge {
-        let mut lanes = self.lanes[warp].as_ref().map_or([0; WARP], |lanes| lanes[lane]);
-        lanes.iter_mut().for_each(|time| *time = (*time).max(self.full[warp]));
-        lanes[lane] = self.clock;
-        let seen = self.seen[warp * self.warps..(warp + 1) * self.warps].into();
-        let mut out = vec![Arc::new(Snapshot { serial: self.serial, warp, lane, gpu, seen, lanes })];
-        // What was acquired at a narrower scope is passed on at this one: order is transitive.
-        let pass = |s: &Arc<Snapshot>| if s.gpu || !gpu { s.clone() } else { Arc::new(s.widened()) };
-        let passed: Knowledge = self.threads[warp * WARP + lane].acquired.iter().map(pass).collect();
-        merge(&mut out, &passed);
-        self.advance();
-        out
-    }
-
-    pub(super) fn acquire(&mut self, warp: usize, lane: usize, gpu: bool, from: &Knowledge) {
-        let own = self.serial;
-        let visible = from.iter().filter(|s| s.serial == own || (s.gpu && gpu)).cloned().collect();
-        merge(&mut self.threads[warp * WARP + lane].acquired, &visible);
-        self.any_acquired = true;
-        self.advance();
     }
 
     pub(super) fn observe(&mut self, warp: usize, lane: usize, from: &Knowledge) {
@@ -182,12 +140,20 @@ impl Clocks {
         self.threads[warp * WARP + lane].fenced.as_ref()
     }
 
-    /// `fence` or `membar`: acquires what relaxed reads saw, and readies what relaxed writes will publish.
-    pub(crate) fn fence(&mut self, warp: usize, lane: usize, gpu: bool) {
-        let observed = std::mem::take(&mut self.threads[warp * WARP + lane].observed);
+    /// `membar.gl`: acquires what atomics have read, and readies what later ones will publish.
+    pub(crate) fn fence(&mut self, warp: usize, lane: usize) {
+        let thread = &mut self.threads[warp * WARP + lane];
+        let observed = std::mem::take(&mut thread.observed);
         if !observed.is_empty() {
-            self.acquire(warp, lane, gpu, &observed);
+            merge(&mut thread.acquired, &observed);
+            self.any_acquired = true;
         }
-        self.threads[warp * WARP + lane].fenced = Some(self.publish(warp, lane, gpu));
+        let seen = self.seen[warp * self.warps..(warp + 1) * self.warps].into();
+        let snapshot =
+            Snapshot { serial: self.serial, warp, lane, time: self.clock, full: self.full[warp], seen };
+        let mut known = vec![Arc::new(snapshot)];
+        merge(&mut known, &thread.acquired);
+        thread.fenced = Some(known);
+        self.advance();
     }
 }

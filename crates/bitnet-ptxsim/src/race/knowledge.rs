@@ -1,38 +1,32 @@
-//! What a release lets an acquire know: snapshots of a thread's view, carried by the location they met at.
+//! What fences around atomics let others know: snapshots of a thread's view, carried by the location they met at.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::Clocks;
-use super::stamp::{ANY_LANE, Stamp};
-use crate::inst::{Strength, WARP};
+use super::stamp::Stamp;
 
-/// The view of one thread at a release.
-#[derive(Clone)]
+/// The view of one thread at a fence.
 pub(crate) struct Snapshot {
     pub(super) serial: u32,
     pub(super) warp: usize,
     pub(super) lane: usize,
-    /// Whether threads of other blocks may rely on it.
-    pub(super) gpu: bool,
+    /// When it was taken: what the thread itself had done.
+    pub(super) time: u32,
+    /// Up to when it knows the other lanes of its warp.
+    pub(super) full: u32,
+    /// Up to when it knows each warp.
     pub(super) seen: Box<[u32]>,
-    pub(super) lanes: [u32; WARP],
 }
 
 impl Snapshot {
-    pub(super) fn widened(&self) -> Snapshot {
-        Snapshot { gpu: true, ..self.clone() }
-    }
-
     pub(super) fn covers(&self, stamp: Stamp) -> bool {
-        let time = stamp.clock();
-        let lane_ok = |lane: usize| self.lanes[lane] >= time;
-        stamp.serial() == self.serial
-            && match stamp.lane() {
-                _ if stamp.warp() != self.warp => self.seen[stamp.warp()] >= time,
-                ANY_LANE => (0..WARP).all(lane_ok),
-                lane => lane_ok(lane),
-            }
+        let known = match stamp.lane() {
+            _ if stamp.warp() != self.warp => self.seen[stamp.warp()],
+            lane if lane == self.lane => self.time,
+            _ => self.full,
+        };
+        stamp.serial() == self.serial && known >= stamp.clock()
     }
 }
 
@@ -44,22 +38,11 @@ pub(super) fn merge(into: &mut Knowledge, from: &Knowledge) {
         let same =
             |old: &&mut Arc<Snapshot>| (old.serial, old.warp, old.lane) == (new.serial, new.warp, new.lane);
         match into.iter_mut().find(same) {
-            Some(old) if old.lanes[old.lane] < new.lanes[new.lane] => *old = new.clone(),
+            Some(old) if old.time < new.time => *old = new.clone(),
             Some(_) => {}
             None => into.push(new.clone()),
         }
     }
-}
-
-/// How an atomic access uses its location.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Use {
-    Load,
-    Store,
-    /// `red` reads too, but returns nothing that could be learned from.
-    Update {
-        returns: bool,
-    },
 }
 
 /// What each location carries. Shared locations are told apart by their block's serial.
@@ -69,36 +52,19 @@ pub(crate) struct Releases {
 }
 
 impl Releases {
-    /// One lane's atomic access at `place`: learns from earlier releases there, and releases itself.
+    /// One lane's atomic update at `place`: what it returns tells of earlier ones, and it tells of what was fenced.
     pub(crate) fn meet(
         &mut self,
         place: (u32, u64),
         clocks: &mut Clocks,
         (warp, lane): (usize, usize),
-        strength: Strength,
-        how: Use,
+        returns: bool,
     ) {
-        if matches!(how, Use::Load | Use::Update { returns: true }) {
-            match self.carried.get(&place) {
-                Some(known) if strength.acquire => clocks.acquire(warp, lane, strength.gpu, known),
-                Some(known) => clocks.observe(warp, lane, known),
-                None => {}
-            }
+        if returns && let Some(known) = self.carried.get(&place) {
+            clocks.observe(warp, lane, known);
         }
-        if how == Use::Load {
-            return;
-        }
-        let published = if strength.release {
-            Some(clocks.publish(warp, lane, strength.gpu))
-        } else {
-            clocks.fenced(warp, lane).cloned()
-        };
-        if how == Use::Store {
-            // A plain value replaces the release sequence; an update continues it.
-            self.carried.remove(&place);
-        }
-        if let Some(published) = published {
-            merge(self.carried.entry(place).or_default(), &published);
+        if let Some(published) = clocks.fenced(warp, lane) {
+            merge(self.carried.entry(place).or_default(), published);
         }
     }
 }

@@ -11,7 +11,7 @@ mod shadow;
 mod stamp;
 
 pub(crate) use clocks::Clocks;
-pub(crate) use knowledge::{Releases, Use};
+pub(crate) use knowledge::Releases;
 pub(crate) use sets::ReadSets;
 pub(crate) use shadow::Shadow;
 pub(crate) use stamp::{ANY_LANE, Kind, MAX_SERIAL, Stamp};

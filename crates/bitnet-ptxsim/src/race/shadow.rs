@@ -58,6 +58,15 @@ impl Shadow {
         Ok(())
     }
 
+    /// The host has written this word: no kernel has touched it since.
+    pub(crate) fn forget(&mut self, word: usize) {
+        let write = std::mem::take(&mut self.writes[word]);
+        if write & SPLIT != 0 {
+            self.free.push((write & !SPLIT) as usize);
+        }
+        self.reads[word] = 0;
+    }
+
     fn split(&mut self, word: usize) -> usize {
         let write = self.writes[word];
         if write & SPLIT != 0 {
@@ -83,7 +92,7 @@ fn touch_cell(cell: Cell, new: Stamp, who: &mut Who<'_>) -> Result<Cell, Stamp> 
         old.is_compatible(new) || who.clocks.ordered(old, who.warp, who.lane)
     };
     let last = Stamp(cell.write);
-    if cell.write != 0 && !harmless(last, who) {
+    if cell.write != 0 && (new.is_promise() || !harmless(last, who)) {
         return Err(last);
     }
     // A read must come after the writes before it, a write after everything. Atomic writes are kept among the

@@ -9,12 +9,9 @@ impl Kind {
     pub(crate) const WRITE: Kind = Kind(1);
     /// A read that comes with a promise: nothing writes this memory while the kernel runs (`ld.global.nc`).
     pub(crate) const PROMISE: Kind = Kind(4);
+    /// An atomic one, which writes too.
+    pub(crate) const UPDATE: Kind = Kind(1 | Kind::ATOMIC);
     const ATOMIC: u64 = 2;
-    const GPU: u64 = 4;
-
-    pub(crate) fn atomic(self, gpu: bool) -> Kind {
-        Kind(self.0 | Kind::ATOMIC | if gpu { Kind::GPU } else { 0 })
-    }
 }
 
 /// In place of a lane: several of the warp.
@@ -68,19 +65,17 @@ impl Stamp {
         self.kind() == Kind::PROMISE
     }
 
-    /// Atomics whose scopes include each other's thread never race.
+    /// Atomics never race with each other.
     pub(crate) fn is_compatible(self, other: Stamp) -> bool {
-        let both = self.0 & other.0;
-        both & Kind::ATOMIC != 0 && (both & Kind::GPU != 0 || self.serial() == other.serial())
+        self.is_atomic() && other.is_atomic()
     }
 
     pub(crate) fn describe(self) -> &'static str {
-        match (self.is_atomic(), self.is_write()) {
-            _ if self.is_promise() => "read-only access",
-            (false, false) => "read",
-            (false, true) => "write",
-            (true, false) => "atomic read",
-            (true, true) => "atomic write",
+        match self.kind() {
+            Kind::PROMISE => "read-only access",
+            Kind::READ => "read",
+            Kind::WRITE => "write",
+            _ => "atomic update",
         }
     }
 }

@@ -13,8 +13,8 @@ fn in_flight(kind: &FaultKind) -> bool {
 #[test]
 fn copies_arrive_at_the_wait() {
     let body = format!(
-        "{COPY} cp.async.cg.shared.global.L2::128B [r0], [d1], 16; cp.async.ca.shared.global [r0+512], [d1+4], 4;
-        cp.async.commit_group; cp.async.wait_group 0; ld.shared.u32 r1, [r0+8]; ld.shared.u32 r2, [r0+512];
+        "{COPY} cp.async.cg.shared.global.L2::128B [r0], [d1], 16; cp.async.cg.shared.global [r0+512], [d1], 16;
+        cp.async.commit_group; cp.async.wait_group 0; ld.shared.u32 r1, [r0+8]; ld.shared.u32 r2, [r0+516];
         add.u32 r1, r1, r2; st.global.u32 [mo], r1;"
     );
     let input: Vec<u32> = (0..128).map(|i| i * i).collect();
@@ -26,7 +26,7 @@ fn copies_arrive_at_the_wait() {
 fn bytes_beyond_the_source_size_are_zero() {
     let body = format!(
         "{COPY} cp.async.cg.shared.global [r0], [d1], 16, n; cp.async.wait_all;
-        ld.shared.v4.u32 {{r1, r2, r3, r4}}, [r0]; mad.lo.u32 r1, r2, 1000, r1; mad.lo.u32 r1, r3, 10000, r1;
+        ld.shared.v4.b32 {{r1, r2, r3, r4}}, [r0]; mad.lo.u32 r1, r2, 1000, r1; mad.lo.u32 r1, r3, 10000, r1;
         add.u32 r1, r1, r4; st.global.u32 [mo], r1;"
     );
     // The count of input words is 6: bytes 0 to 5, words 0 and half of word 1.
@@ -40,7 +40,7 @@ fn reading_before_the_wait_traps() {
     );
     traps(&Launch::new(1, 32), &read, "", "cp.async.wait_all;", in_flight);
     // Even where something was written before.
-    let old = read.replace("cp.async.cg", "st.shared.v2.u64 [r0], {gi, gi}; cp.async.cg");
+    let old = read.replace("cp.async.cg", "st.shared.v2.b64 [r0], {gi, gi}; cp.async.cg");
     traps(&Launch::new(1, 32), &old, "", "cp.async.wait_all;", in_flight);
     let twice = format!(
         "{COPY} cp.async.cg.shared.global [r0], [d1], 16; @@\ncp.async.cg.shared.global [r0], [d1], 16; //!"
@@ -53,7 +53,7 @@ fn reading_before_the_wait_traps() {
     traps(&Launch::new(1, 32), &uncommitted, "", "cp.async.commit_group;", in_flight);
     // Of three groups, all but the newest `keep` are waited for: the second needs keep to be one.
     let groups: String = (0..3)
-        .map(|i| format!("cp.async.ca.shared.global [r0+{0}], [d1], 16; cp.async.commit_group;", 512 * i))
+        .map(|i| format!("cp.async.cg.shared.global [r0+{0}], [d1], 16; cp.async.commit_group;", 512 * i))
         .collect();
     let second = format!("{COPY} {groups} cp.async.wait_group @@;\nld.shared.u32 r1, [r0+512]; //!");
     traps(&Launch::new(1, 32), &second, "2", "1", in_flight);
@@ -71,7 +71,7 @@ fn a_wait_is_only_for_the_threads_own_copies() {
     traps(&Launch::new(1, 32), &body, "", "bar.warp.sync -1;", race);
     // Overwriting what others still read.
     let reuse = format!(
-        "{COPY} st.shared.v2.u64 [r0], {{gi, gi}}; bar.sync 0; xor.b32 r1, r0, 16; ld.shared.u32 r1, [r1]; @@\n
+        "{COPY} st.shared.v2.b64 [r0], {{gi, gi}}; bar.sync 0; xor.b32 r1, r0, 16; ld.shared.u32 r1, [r1]; @@\n
         cp.async.cg.shared.global [r0], [d1], 16; //!"
     );
     traps(&Launch::new(1, 32), &reuse, "", "bar.sync 0;", race);
@@ -81,14 +81,14 @@ fn a_wait_is_only_for_the_threads_own_copies() {
 fn a_source_must_not_change_under_way() {
     let changed = |kind: &FaultKind| matches!(kind, FaultKind::CopySource { .. });
     let body = format!(
-        "{COPY} cp.async.ca.shared.global [r0], [gi], 4; @@ st.global.u32 [gi], 99;\ncp.async.wait_all; //!"
+        "{COPY} cp.async.cg.shared.global [r0], [gi], 16; @@ st.global.u32 [gi], 99;\ncp.async.wait_all; //!"
     );
     traps(&Launch::new(1, 1), &body, "", "cp.async.wait_all;", changed);
-    let size = |kind: &FaultKind| matches!(kind, FaultKind::CopySize { size: 4, .. });
+    let size = |kind: &FaultKind| matches!(kind, FaultKind::CopySize { .. });
     traps(
         &Launch::new(1, 1),
-        &format!("{COPY} cp.async.ca.shared.global [r0], [gi], 4, @@; //!"),
-        "5",
+        &format!("{COPY} cp.async.cg.shared.global [r0], [gi], 16, @@; //!"),
+        "17",
         "3",
         size,
     );
@@ -96,7 +96,7 @@ fn a_source_must_not_change_under_way() {
         |kind: &FaultKind| matches!(kind, FaultKind::UninitialisedMemory { space: Space::Global, .. });
     traps(
         &Launch::new(1, 1),
-        &format!("{COPY} cp.async.ca.shared.global [r0], [@@], 4; //!"),
+        &format!("{COPY} cp.async.cg.shared.global [r0], [@@], 16; //!"),
         "go",
         "gi",
         unwritten,

@@ -46,27 +46,26 @@ fn lanes_that_exit_are_not_waited_for() {
 fn a_lane_that_waits_for_another_of_its_warp_is_served() {
     // Lane 0 spins at a lower address than the one that lane 1 must reach to free it.
     let body =
-        "mov.u32 r0, s; setp.eq.u32 p, tid, 0; @p st.shared.u32 [r0], 0; bar.warp.sync 3; @!p bra OTHER;
-SPIN: ld.acquire.cta.shared.u32 r1, [r0]; setp.eq.u32 q, r1, 0; @q bra SPIN; st.global.u32 [mo], r1; ret;
-OTHER: st.release.cta.shared.u32 [r0], 7; st.global.u32 [mo], 1;";
+        "mov.u64 d1, 0; setp.eq.u32 p, tid, 0; @p st.shared.b64 [s], d1; bar.warp.sync -1; @!p bra OTHER;
+SPIN: atom.shared.add.u64 d1, [s], 0; setp.eq.u64 q, d1, 0; @q bra SPIN; cvt.u32.u64 r1, d1; st.global.u32 [mo], r1; ret;
+OTHER: red.shared.add.u64 [s], 7; st.global.u32 [mo], 1;";
     assert_eq!(run(body, &Launch::new(1, 2), &[0], 2), [7, 1]);
 }
 
 #[test]
-fn named_barriers_join_the_warps_that_name_them() {
-    // Warps 0 and 1 hand over to warps 2 and 3 through barrier 1, which the producers only arrive at.
-    let body = "shr.u32 r0, tid, 5; setp.ge.u32 p, r0, 2; and.b32 r1, tid, 63; mov.u32 r2, s; mad.lo.u32 r2, r1, 4, r2;
-      @p bra TAKE; mul.lo.u32 r3, tid, 5; st.shared.u32 [r2], r3; bar.arrive 1, 128; ret;
-TAKE: bar.sync 1, 128; ld.shared.u32 r3, [r2]; mul.wide.u32 d1, r1, 4; add.u64 d1, go, d1; st.global.u32 [d1], r3;";
+fn barriers_join_all_warps_that_live() {
+    let body =
+        "mov.u32 r2, s; mad.lo.u32 r1, tid, 4, r2; mul.lo.u32 r3, tid, 5; st.shared.u32 [r1], r3; bar.sync 3;
+      xor.b32 r1, tid, 96; mad.lo.u32 r1, r1, 4, r2; ld.shared.u32 r3, [r1]; st.global.u32 [mo], r3;";
     for seed in 0..10 {
         let launch = Launch { seed, ..Launch::new(1, 128) };
-        assert_eq!(run(body, &launch, &[0], 64), (0..64).map(|t| 5 * t).collect::<Vec<_>>());
+        assert_eq!(run(body, &launch, &[0], 128), (0..128).map(|t| 5 * (t ^ 96)).collect::<Vec<_>>());
     }
 }
 
 /// The order in which blocks (or warps) take a ticket.
 fn order(seed: u64, blocks: u32, threads: u32) -> Vec<u32> {
-    let body = "and.b32 r0, tid, 31; setp.ne.u32 p, r0, 0; @p ret; atom.global.add.u32 r1, [gi], 1;
+    let body = "and.b32 r0, tid, 31; setp.ne.u32 p, r0, 0; @p ret; atom.global.inc.u32 r1, [gi], -1;
       shr.u32 r2, tid, 5; mov.u32 r3, %nctaid.x; mad.lo.u32 r2, r2, r3, cta; mul.wide.u32 d1, r1, 4; add.u64 d1, go, d1;
       st.global.u32 [d1], r2;";
     let limits = Limits { resident_blocks: 1, ..Limits::default() };
@@ -88,12 +87,12 @@ fn the_seed_orders_blocks_and_warps() {
 
 #[test]
 fn blocks_that_wait_for_each_other_need_to_be_resident() {
-    let body = "red.release.gpu.global.add.u32 [gi], 1;
-SPIN: ld.acquire.gpu.global.u32 r0, [gi]; setp.lt.u32 p, r0, 3; @p bra SPIN;
-      mul.wide.u32 d1, cta, 4; add.u64 d1, go, d1; st.global.u32 [d1], r0;";
+    let body = "red.global.add.u64 [gi], 1;
+SPIN: atom.global.add.u64 d2, [gi], 0; setp.lt.u64 p, d2, 3; @p bra SPIN;
+      mul.wide.u32 d1, cta, 4; add.u64 d1, go, d1; cvt.u32.u64 r0, d2; st.global.u32 [d1], r0;";
     let resident = |resident_blocks| {
         let limits = Limits { resident_blocks, steps_per_warp: 20_000 };
-        try_run(body, &Launch { limits, ..Launch::new(3, 1) }, &[0], 3)
+        try_run(body, &Launch { limits, ..Launch::new(3, 1) }, &[0, 0], 3)
     };
     let (result, read) = resident(3);
     assert_eq!(result.map(|_| read()), Ok(vec![3; 3]));

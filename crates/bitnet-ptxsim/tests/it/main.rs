@@ -4,7 +4,6 @@ mod collectives;
 mod copies;
 mod flow;
 mod host;
-mod instructions;
 mod matrices;
 mod memory_model;
 mod parsing;

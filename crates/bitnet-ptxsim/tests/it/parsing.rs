@@ -20,6 +20,10 @@ fn unknown_instructions_and_modifiers_are_named() {
         "add.f16 h0, h1, h2",
         "cvt.f32.bf16 f0, h0",
         "ld.u32 r0, [gi]",
+        "add.f32 f0, f1, f2",
+        "prmt.b32 r0, r1, r2, r3",
+        "match.any.sync.b32 r0, r1, 0xffffffff",
+        "red.global.add.u32 [gi], r0",
         "cvt.s32.f32 r0, f0",
         "fma.f32 f0, f0, f0, f0",
         "shfl.idx.b32 r0, r1, 0, 0x1f",
@@ -37,9 +41,11 @@ fn unknown_instructions_and_modifiers_are_named() {
     for (text, modifier) in [
         ("add.rz.f32 f0, f1, f2", "rz"),
         ("ld.global.v8.u32 r0, [gi]", "v8"),
+        ("ld.acquire.global.u32 r0, [gi]", "acquire"),
+        ("membar.gl.cta", "cta"),
         ("add.wide.u32 r0, r1, r2", "wide"),
         ("setp.lt.sat.u32 p, r0, r1", "sat"),
-        ("ldmatrix.sync.aligned.m8n8.x1.trans.trans.shared.b16 a0, [s]", "trans"),
+        ("ldmatrix.sync.aligned.m8n8.x4.trans.trans.shared.b16 {a0, a1, a2, a3}, [s]", "trans"),
     ] {
         let instruction = text.split(' ').next().unwrap().to_string();
         match refused(&format!("{text};")) {
@@ -54,21 +60,24 @@ fn unknown_instructions_and_modifiers_are_named() {
 fn operands_must_fit_their_instruction() {
     for (text, position) in [
         ("add.u32 r0, d0, r1", 2),
-        ("add.f32 f0, f1, 1", 3),
+        ("add.rn.f32 f0, f1, 1", 3),
         ("add.s32 f0, r1, r1", 1),
         ("add.u64 d0, d1, r0", 3),
         ("ld.global.u32 r0, [r1]", 2),
         ("ld.shared.u32 r0, [h0]", 2),
         ("st.global.u32 [gi], p", 2),
-        ("ld.global.v2.u32 {r0, r1, r2}, [gi]", 1),
+        ("ld.global.v2.b32 {r0, r1, r2}, [gi]", 1),
         ("ld.global.u64 r0, [gi]", 1),
         ("ld.param.u64 d0, [count]", 2),
         ("selp.b32 r0, r1, r2, r3", 4),
         ("mov.b32 r0, 0x100000000", 2),
-        ("lop3.b32 r0, r1, r2, r3, r4", 5),
+        ("sub.u32 r0, r0, s", 3),
+        ("st.shared.b32 [s], s", 2),
+        ("bar.sync r0", 1),
+        ("bfe.u32 r0, r1, r2, 3", 3),
+        ("shfl.sync.idx.b32 r0, r1, 0, 31, 0xffff", 5),
         ("cp.async.cg.shared.global [s], [gi], 8", 3),
         ("cp.async.wait_group r0", 1),
-        ("and.pred p, q, r0", 3),
         ("mul.wide.u32 r0, r1, r2", 1),
     ] {
         match refused(&format!("{text};")) {
@@ -130,7 +139,7 @@ fn other_targets_and_directives_are_refused() {
     }
     assert_eq!(
         Module::parse("bad.ptx", "\n\n.version 8.0").unwrap_err().to_string(),
-        "bad.ptx:3: `.version 8.0` is not supported: this simulator reads `.version` 7.0 to 7.4, `.target sm_80`"
+        "bad.ptx:3: `.version 8.0` is not supported: this simulator reads `.version 7.4`, `.target sm_80`"
     );
     assert!(Module::parse("bad.ptx", &text.replace(".version 7.4", "")).is_err());
 }
@@ -138,7 +147,7 @@ fn other_targets_and_directives_are_refused() {
 #[test]
 fn comments_percent_names_and_several_entries_are_taken() {
     let text = ".version 7.4 // a comment\n.target sm_80\n/* .version 9.9\n */ .address_size 64
-        .visible .entry one(.param .u64 .ptr .global .align 16 %a, .param .f32 b) .maxntid 32, 1, 1 .minnctapersm 2
+        .visible .entry one(.param .u64 %a, .param .f32 b) .maxntid 32, 1, 1 .minnctapersm 2
         { .reg .b32 %r<3>; $L_0: mov.u32 %r0, %tid.x; ret; }
         .visible .entry two() { exit; }";
     let module = Module::parse("two.ptx", text).unwrap();

@@ -34,18 +34,18 @@ fn bank_conflicts_are_counted_by_word_and_bank() {
         (2, 0)
     );
     assert_eq!(
-        conflicts("mov.u32 r0, s; mad.lo.u32 r0, tid, 16, r0; st.shared.v4.u32 [r0], {tid, tid, tid, tid};"),
+        conflicts("mov.u32 r0, s; mad.lo.u32 r0, tid, 16, r0; st.shared.v4.b32 [r0], {tid, tid, tid, tid};"),
         (4, 0)
     );
     assert_eq!(
-        conflicts("mov.u32 r0, s; mad.lo.u32 r0, tid, 128, r0; st.shared.v4.u32 [r0], {tid, tid, tid, tid};"),
+        conflicts("mov.u32 r0, s; mad.lo.u32 r0, tid, 128, r0; st.shared.v4.b32 [r0], {tid, tid, tid, tid};"),
         (4, 28)
     );
 }
 
 #[test]
 fn conflicts_of_matrix_loads_name_their_line() {
-    let fill = "mov.u32 r0, s; mad.lo.u32 r1, tid, 128, r0; mov.u64 d1, 0; st.shared.v2.u64 [r1], {d1, d1}; bar.sync 0;";
+    let fill = "mov.u32 r0, s; mad.lo.u32 r1, tid, 128, r0; mov.u64 d1, 0; st.shared.v2.b64 [r1], {d1, d1}; bar.sync 0;";
     let body = format!("{fill}\nldmatrix.sync.aligned.m8n8.x4.shared.b16 {{a0, a1, a2, a3}}, [r1];");
     let counted = stats(&body);
     let line = kernel(&body).lines().position(|line| line.contains("ldmatrix")).unwrap() as u32 + 1;
@@ -56,14 +56,16 @@ fn conflicts_of_matrix_loads_name_their_line() {
 #[test]
 fn sectors_and_requests_are_counted() {
     let at = |stride: u32| {
-        stats(&format!("mul.wide.u32 d1, tid, {stride}; add.u64 d1, go, d1; st.global.u8 [d1], tid;"))
+        stats(&format!(
+            "cvt.u16.u32 h0, tid; mul.wide.u32 d1, tid, {stride}; add.u64 d1, go, d1; st.global.b16 [d1], h0;"
+        ))
     };
     let counted = |stride| (at(stride).global_requests, at(stride).global_sectors);
-    assert_eq!(counted(1), (1, 1));
+    assert_eq!(counted(2), (1, 2));
     assert_eq!(counted(4), (1, 4));
     assert_eq!(counted(64), (1, 32));
     let back = stats(
-        "mul.lo.u32 r0, tid, 5; and.b32 r0, r0, 31; mul.wide.u32 d1, r0, 16; add.u64 d1, go, d1; st.global.u8 [d1], tid;",
+        "mul.lo.u32 r0, tid, 5; and.b32 r0, r0, 31; mul.wide.u32 d1, r0, 16; add.u64 d1, go, d1; st.global.u32 [d1], tid;",
     );
     assert_eq!(back.global_sectors, 16);
 }

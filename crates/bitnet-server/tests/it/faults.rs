@@ -169,6 +169,6 @@ fn when_the_gpu_is_lost_every_request_and_every_probe_is_told_why() {
     assert_eq!(server.get("/ready").json()["error"]["code"], "device_lost");
     let health = server.get("/health");
     assert_eq!((health.status, health.json()["status"].as_str()), (503, Some("device_lost")));
-    assert!(health.json()["reason"].as_str().unwrap().contains("load the model anew"));
+    assert!(health.json()["reason"].as_str().unwrap().contains("restart the process"));
     assert_eq!(server.get("/live").status, 200);
 }

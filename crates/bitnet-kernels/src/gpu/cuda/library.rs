@@ -7,6 +7,7 @@
 use std::{
     ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void},
     ptr,
+    sync::OnceLock,
 };
 
 use cudarc::driver::sys::{
@@ -28,6 +29,28 @@ pub(super) const UNSUPPORTED_PTX: Code = CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VE
 pub(super) const NO_COMPILER: Code = CUresult::CUDA_ERROR_JIT_COMPILER_NOT_FOUND as Code;
 pub(super) const INVALID_PTX: Code = CUresult::CUDA_ERROR_INVALID_PTX as Code;
 
+/// Codes that say that a kernel cannot be made of its text, whenever the driver tries.
+pub(super) const REFUSALS: [Code; 5] = [
+    UNSUPPORTED_PTX,
+    NO_COMPILER,
+    INVALID_PTX,
+    CUresult::CUDA_ERROR_INVALID_IMAGE as Code,
+    CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU as Code,
+];
+
+/// Names of the driver's library, the first that is there is taken. `libcuda.so` comes with development packages, where
+/// it can be a stub.
+const NAMES: &[&str] = if cfg!(windows) { &["nvcuda.dll"] } else { &["libcuda.so.1", "libcuda.so"] };
+
+/// The driver's library, loaded once and kept as long as the process lives.
+fn driver() -> Option<&'static libloading::Library> {
+    static LIBRARY: OnceLock<Option<libloading::Library>> = OnceLock::new();
+    // SAFETY: the library is NVIDIA's driver, whose initialisers may run.
+    LIBRARY
+        .get_or_init(|| NAMES.iter().find_map(|name| unsafe { libloading::Library::new(*name) }.ok()))
+        .as_ref()
+}
+
 /// `functions! { name(argument: type, ..); .. }`
 macro_rules! functions {
     ($($name:ident($($argument:ident: $type:ty),*);)*) => {
@@ -41,12 +64,7 @@ macro_rules! functions {
         impl Library {
             /// Loads the library and finds every function.
             pub(super) fn open() -> Result<Self, GpuError> {
-                // SAFETY: looks for a library by its name, and calls nothing in it.
-                if !unsafe { sys::is_culib_present() } {
-                    return Err(GpuError::DriverMissing);
-                }
-                // SAFETY: the library is there; it is NVIDIA's driver, whose initialisers may run.
-                let library = unsafe { sys::culib() };
+                let library = driver().ok_or(GpuError::DriverMissing)?;
                 Ok(Library {
                     $($name: {
                         let name = concat!(stringify!($name), "\0").as_bytes();
@@ -127,12 +145,9 @@ type ErrorName = unsafe extern "C" fn(Code, *mut *const c_char) -> Code;
 /// The name of a code: the driver's own, or the number where it has none.
 pub(super) fn name_of(code: Code) -> String {
     let number = format!("code {code}");
-    // SAFETY: looks for a library by its name, and calls nothing in it.
-    if !unsafe { sys::is_culib_present() } {
-        return number;
-    }
-    // SAFETY: the library is there. `cuGetErrorName` takes a code and a place for a string.
-    let Ok(function) = (unsafe { sys::culib().get::<ErrorName>(b"cuGetErrorName\0") }) else { return number };
+    // SAFETY: `cuGetErrorName` takes a code and a place for a string.
+    let function = driver().and_then(|d| unsafe { d.get::<ErrorName>(b"cuGetErrorName\0") }.ok());
+    let Some(function) = function else { return number };
     let mut name = ptr::null();
     // SAFETY: the pointer is to a local that lives through the call.
     let found = unsafe { function(code, &mut name) };

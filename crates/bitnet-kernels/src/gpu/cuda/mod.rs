@@ -3,8 +3,10 @@
 
 mod library;
 mod staging;
+mod switches;
 
 use std::{
+    cell::UnsafeCell,
     ffi::{CString, c_char, c_int, c_void},
     ptr,
     time::{Duration, Instant},
@@ -13,11 +15,12 @@ use std::{
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
 use library::{Code, Library};
 use staging::Staging;
+use switches::Switches;
 
 use super::{Arg, DeviceInfo, Driver, GpuError, Launch, MARKS, table::Kernel};
 
-/// How long a GPU may take for what was asked of it: far more than any step, and less than people wait.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Bytes of what the driver's compiler can say of a kernel.
+const LOG: usize = 4096;
 /// How long a wait asks again and again before it sleeps in between.
 const EAGER: Duration = Duration::from_millis(20);
 /// How long it sleeps then.
@@ -33,14 +36,31 @@ pub struct Cuda {
     staging: Staging,
     marks: [sys::CUevent; MARKS],
     allocations: Vec<u64>,
-    modules: Vec<sys::CUmodule>,
+    modules: Vec<Module>,
     graphs: Vec<sys::CUgraphExec>,
+    switches: Switches,
+}
+
+/// A kernel's module. A driver that loads lazily may compile it, and write the log, with any later call.
+struct Module {
+    handle: sys::CUmodule,
+    log: Box<UnsafeCell<[u8; LOG]>>,
+}
+
+impl Module {
+    /// What the compiler has said so far.
+    fn log(&self) -> [u8; LOG] {
+        // SAFETY: the driver writes in the calls made by this thread alone, and none is under way.
+        unsafe { self.log.get().read() }
+    }
 }
 
 /// A loaded kernel; it lives as long as its [`Cuda`].
 pub struct Function {
     handle: sys::CUfunction,
     kernel: &'static Kernel,
+    /// Its place among the modules.
+    module: usize,
 }
 
 /// Recorded launches; they live as long as their [`Cuda`], which holds their memory and kernels too.
@@ -83,8 +103,8 @@ fn refusal(kernel: &'static str, code: Code, log: &[u8], driver: i32) -> GpuErro
     GpuError::ModuleRefused { kernel, log }
 }
 
-/// Asks until the answer is another than that it is not ready.
-fn wait(during: &'static str, mut ask: impl FnMut() -> Code) -> Result<(), GpuError> {
+/// Asks until the answer is another than that it is not ready, at most for `patience`.
+fn wait(during: &'static str, patience: Duration, mut ask: impl FnMut() -> Code) -> Result<(), GpuError> {
     let begun = Instant::now();
     loop {
         match ask() {
@@ -92,8 +112,8 @@ fn wait(during: &'static str, mut ask: impl FnMut() -> Code) -> Result<(), GpuEr
             code => return check(during, code),
         }
         match begun.elapsed() {
-            waited if waited > PATIENCE => {
-                let reason = format!("no answer for {} s", PATIENCE.as_secs());
+            waited if waited > patience => {
+                let reason = format!("no answer for {} s", patience.as_secs());
                 return Err(GpuError::Failed { during, reason });
             }
             waited if waited > EAGER => std::thread::sleep(NAP),
@@ -103,15 +123,24 @@ fn wait(during: &'static str, mut ask: impl FnMut() -> Code) -> Result<(), GpuEr
 }
 
 impl Cuda {
-    /// Opens GPU number `index`.
+    /// Opens GPU number `index`. The environment variable `BITNET_GPU` has switches for bringing up a GPU, separated
+    /// by commas; none changes a number:
+    ///
+    /// | switch | effect |
+    /// |---|---|
+    /// | `no-recordings` | every launch goes to the driver by itself |
+    /// | `sync` | the same, and each launch is waited for, so that a failure names its kernel |
+    /// | `patience=SECONDS` | how long to wait before the GPU counts as lost (60), such as for `compute-sanitizer` |
+    /// | `optimise=LEVEL` | how much the driver's compiler optimises, 0 to 4 |
     ///
     /// # Errors
     /// If there is no driver or no such GPU, or the driver does not start.
     pub fn open(index: usize) -> Result<Self, GpuError> {
-        Self::with(Library::open()?, index)
+        let switches = Switches::of_environment()?;
+        Self::with(Library::open()?, switches, index)
     }
 
-    fn with(l: Library, index: usize) -> Result<Self, GpuError> {
+    fn with(l: Library, switches: Switches, index: usize) -> Result<Self, GpuError> {
         // SAFETY: the first call, as the manual asks; 0 is its only flag.
         absence("cuInit", unsafe { (l.cuInit)(0) }, index, 0)?;
         let mut driver = 0;
@@ -138,11 +167,12 @@ impl Cuda {
             context,
             stream: ptr::null_mut(),
             info,
-            staging: Staging::default(),
+            staging: Staging::new(switches.patience),
             marks: [ptr::null_mut(); MARKS],
             allocations: Vec::new(),
             modules: Vec::new(),
             graphs: Vec::new(),
+            switches,
         };
         cuda.bind()?;
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
@@ -196,7 +226,34 @@ impl Cuda {
                 ptr::null_mut(),
             )
         };
-        check(kernel.name, code)
+        self.launched(function, code)
+    }
+
+    /// What a call that used a kernel returned. With lazy loading a refusal can show as late as here.
+    fn launched(&self, function: &Function, code: Code) -> Result<(), GpuError> {
+        let kernel = function.kernel.name;
+        if library::REFUSALS.contains(&code) {
+            return Err(refusal(kernel, code, &self.modules[function.module].log(), self.info.driver));
+        }
+        check(kernel, code)
+    }
+
+    /// Captures launches. Whatever comes of it, the stream is captured no more.
+    fn capture(&self, launches: &[(&Launch, &Function)]) -> Result<sys::CUgraph, GpuError> {
+        let l = self.library;
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: the stream is this one's own, and nothing else captures it.
+        check("cuStreamBeginCapture", unsafe { (l.cuStreamBeginCapture_v2)(self.stream, mode) })?;
+        let issued = launches.iter().try_for_each(|(launch, function)| self.issue(launch, function));
+        let mut graph = ptr::null_mut();
+        // SAFETY: the stream is being captured; the pointer is to a local that lives through the call.
+        let ended = check("cuStreamEndCapture", unsafe { (l.cuStreamEndCapture)(self.stream, &mut graph) });
+        issued.and(ended).map(|()| graph).inspect_err(|_| {
+            if !graph.is_null() {
+                // SAFETY: the graph was just made, and nobody has it.
+                let _ = unsafe { (l.cuGraphDestroy)(graph) };
+            }
+        })
     }
 }
 
@@ -234,6 +291,10 @@ impl Driver for Cuda {
 
     fn info(&self) -> &DeviceInfo {
         &self.info
+    }
+
+    fn compiles(&self) -> bool {
+        true
     }
 
     fn free_memory(&self) -> Result<usize, GpuError> {
@@ -288,58 +349,65 @@ impl Driver for Cuda {
         let Ok(text) = CString::new(kernel.text) else {
             return Err(refused(library::INVALID_PTX, b"the text holds a zero byte"));
         };
-        let mut log = [0u8; 4096];
-        let mut options = [
+        let log = Box::new(UnsafeCell::new([0; LOG]));
+        let mut options = vec![
             sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER,
             sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
         ];
-        // The size is passed in the place of a pointer.
-        let mut values = [log.as_mut_ptr().cast::<c_void>(), ptr::without_provenance_mut(log.len())];
-        let mut module = ptr::null_mut();
-        // SAFETY: the text ends with a zero byte; options and values are two each, and `log`, which they name, lives
-        // through the call.
+        // Numbers are passed in the place of pointers.
+        let mut values = vec![log.get().cast::<c_void>(), ptr::without_provenance_mut(LOG)];
+        if let Some(level) = self.switches.optimise {
+            options.push(sys::CUjit_option::CU_JIT_OPTIMIZATION_LEVEL);
+            values.push(ptr::without_provenance_mut(level as usize));
+        }
+        let mut handle = ptr::null_mut();
+        // SAFETY: the text ends with a zero byte; there are as many values as options, and `log`, which they name, lives
+        // as long as the module.
         let code = unsafe {
             (l.cuModuleLoadDataEx)(
-                &mut module,
+                &mut handle,
                 text.as_ptr().cast(),
                 options.len() as u32,
                 options.as_mut_ptr(),
                 values.as_mut_ptr(),
             )
         };
+        let module = Module { handle, log };
         if code != 0 {
-            return Err(refused(code, &log));
+            return Err(refused(code, &module.log()));
         }
         self.modules.push(module);
         let name = CString::new(kernel.name).unwrap_or_default();
-        let mut handle = ptr::null_mut();
+        let mut function = Function { handle: ptr::null_mut(), kernel, module: self.modules.len() - 1 };
         // SAFETY: the module was just loaded; the name ends with a zero byte.
-        let found = unsafe { (l.cuModuleGetFunction)(&mut handle, module, name.as_ptr()) };
-        check("cuModuleGetFunction", found)?;
+        let found = unsafe { (l.cuModuleGetFunction)(&mut function.handle, handle, name.as_ptr()) };
+        self.launched(&function, found)?;
         let dynamic = self.info.shared.saturating_sub(kernel.shared) as c_int;
         let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         // SAFETY: the function is the module's.
-        check("cuFuncSetAttribute", unsafe { (l.cuFuncSetAttribute)(handle, attribute, dynamic) })?;
-        Ok(Function { handle, kernel })
+        let set = unsafe { (l.cuFuncSetAttribute)(function.handle, attribute, dynamic) };
+        self.launched(&function, set)?;
+        Ok(function)
     }
 
     fn launch(&mut self, launch: &Launch, function: &Function) -> Result<(), GpuError> {
         self.bind()?;
-        self.issue(launch, function)
+        self.issue(launch, function)?;
+        if self.switches.sync {
+            // SAFETY: the stream is this one's own.
+            let ask = || unsafe { (self.library.cuStreamQuery)(self.stream) };
+            return wait(launch.kernel().name, self.switches.patience, ask);
+        }
+        Ok(())
     }
 
     fn record(&mut self, launches: &[(&Launch, &Function)]) -> Result<Graph, GpuError> {
+        if !self.switches.recordings {
+            return Err(GpuError::NotRecorded { reason: "switched off".into() });
+        }
         self.bind()?;
         let l = self.library;
-        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // SAFETY: the stream is this one's own, and nothing else captures it.
-        check("cuStreamBeginCapture", unsafe { (l.cuStreamBeginCapture_v2)(self.stream, mode) })?;
-        let issued = launches.iter().try_for_each(|(launch, function)| self.issue(launch, function));
-        let mut graph = ptr::null_mut();
-        // A capture that was begun has to end, whatever came of it.
-        // SAFETY: the stream is being captured; the pointer is to a local that lives through the call.
-        let ended = check("cuStreamEndCapture", unsafe { (l.cuStreamEndCapture)(self.stream, &mut graph) });
-        issued.and(ended)?;
+        let graph = self.capture(launches)?;
         let mut exec = ptr::null_mut();
         // SAFETY: the graph was just made; 0 are no flags.
         let made = unsafe { (l.cuGraphInstantiateWithFlags)(&mut exec, graph, 0) };
@@ -385,7 +453,7 @@ impl Driver for Cuda {
     fn synchronize(&mut self) -> Result<(), GpuError> {
         self.bind()?;
         // SAFETY: the stream is this one's own.
-        wait("cuStreamQuery", || unsafe { (self.library.cuStreamQuery)(self.stream) })
+        wait("cuStreamQuery", self.switches.patience, || unsafe { (self.library.cuStreamQuery)(self.stream) })
     }
 }
 
@@ -404,9 +472,9 @@ impl Drop for Cuda {
             // SAFETY: taken by `alloc`, and not yet freed.
             let _ = unsafe { (l.cuMemFree_v2)(address) };
         }
-        for &module in &self.modules {
+        for module in &self.modules {
             // SAFETY: loaded by `load`; no function of it can be launched without this driver.
-            let _ = unsafe { (l.cuModuleUnload)(module) };
+            let _ = unsafe { (l.cuModuleUnload)(module.handle) };
         }
         self.staging.give_back(l);
         for &mark in self.marks.iter().filter(|mark| !mark.is_null()) {
@@ -430,7 +498,7 @@ mod tests {
     fn codes_of_the_driver_become_errors_with_a_cure() {
         let lost = check("cuStreamQuery", 700).unwrap_err();
         assert!(matches!(&lost, GpuError::Failed { during: "cuStreamQuery", .. }));
-        assert!(lost.to_string().contains("load the model anew"));
+        assert!(lost.to_string().contains("restart the process"));
         let gone = absence("cuDeviceGet", library::INVALID_DEVICE, 3, 2);
         assert_eq!(gone, Err(GpuError::NoDevice { index: 3, count: 2 }));
         assert_eq!(
@@ -449,7 +517,7 @@ mod tests {
 
     #[test]
     fn a_code_that_no_binding_lists_is_an_error_that_says_its_number() {
-        let error = Cuda::with(library::broken(), 0).err().expect("nothing works");
+        let error = Cuda::with(library::broken(), Switches::default(), 0).err().expect("nothing works");
         let GpuError::Unavailable { reason } = &error else { panic!("{error}") };
         assert!(reason.starts_with("cuInit: ") && !reason.ends_with(": "), "{reason}");
     }
@@ -457,7 +525,9 @@ mod tests {
     #[test]
     fn a_wait_ends_with_the_first_answer() {
         let mut answers = [library::NOT_READY, library::NOT_READY, 0].into_iter();
-        assert_eq!(wait("k", || answers.next().unwrap()), Ok(()));
-        assert!(wait("k", || 700).is_err());
+        assert_eq!(wait("k", Duration::MAX, || answers.next().unwrap()), Ok(()));
+        assert!(wait("k", Duration::MAX, || 700).is_err());
+        let late = wait("k", Duration::ZERO, || library::NOT_READY).unwrap_err();
+        assert!(late.to_string().contains("no answer"), "{late}");
     }
 }

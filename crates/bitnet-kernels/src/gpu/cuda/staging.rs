@@ -1,7 +1,7 @@
 //! Memory of the host that the device reads and writes by itself: a ring, so that the next copy is prepared while
 //! earlier ones are under way.
 
-use std::{ffi::c_void, ptr};
+use std::{ffi::c_void, ptr, time::Duration};
 
 use cudarc::driver::sys;
 
@@ -20,15 +20,16 @@ pub(super) struct Staging {
     /// Passed when the copy from or to a place is done.
     done: [sys::CUevent; SLOTS],
     next: usize,
-}
-
-impl Default for Staging {
-    fn default() -> Self {
-        Staging { memory: ptr::null_mut(), done: [ptr::null_mut(); SLOTS], next: 0 }
-    }
+    /// How long a copy may take.
+    patience: Duration,
 }
 
 impl Staging {
+    /// A ring without memory.
+    pub(super) fn new(patience: Duration) -> Self {
+        Staging { memory: ptr::null_mut(), done: [ptr::null_mut(); SLOTS], next: 0, patience }
+    }
+
     /// Takes the memory; the context must be current.
     pub(super) fn take(&mut self, l: Library) -> Result<(), GpuError> {
         let mut memory = ptr::null_mut();
@@ -106,7 +107,7 @@ impl Staging {
 
     fn wait(&self, l: Library, slot: usize) -> Result<(), GpuError> {
         // SAFETY: the event is the owner's; one that was never recorded counts as passed.
-        wait("cuEventQuery", || unsafe { (l.cuEventQuery)(self.done[slot]) })
+        wait("cuEventQuery", self.patience, || unsafe { (l.cuEventQuery)(self.done[slot]) })
     }
 
     /// Gives the memory back, when no copy is under way any more.

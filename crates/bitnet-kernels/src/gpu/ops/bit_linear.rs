@@ -31,6 +31,18 @@ pub(in crate::gpu) fn split_bytes(processors: u32) -> [usize; 2] {
     [4 * blocks * tile, 4 * blocks]
 }
 
+/// What becomes of the sums: `p_mode` of the kernels.
+#[derive(Clone, Copy)]
+#[repr(u32)]
+enum Epilogue {
+    Bf16 = 0,
+    F32 = 1,
+    AddF32 = 2,
+    SquaredRelu = 3,
+    Silu = 4,
+    Rope = 5,
+}
+
 /// Where the sums go.
 enum Sink<'a> {
     Rows { out: &'a mut Rows, column: usize, accumulate: bool },
@@ -121,30 +133,30 @@ impl<D: Driver> Gpu<D> {
         let (out, mode, rows, column, [cos, sin, positions, slots, keys, values], shape) = match &sink {
             Sink::Rows { out, column, accumulate } => {
                 let mode = match (out.kind, accumulate) {
-                    (RowsKind::Between, _) => 0,
-                    (RowsKind::Residual, false) => 1,
-                    (RowsKind::Residual, true) => 2,
+                    (RowsKind::Between, _) => Epilogue::Bf16,
+                    (RowsKind::Residual, false) => Epilogue::F32,
+                    (RowsKind::Residual, true) => Epilogue::AddF32,
                 };
                 (&**out, mode, w.rows, *column, zero, None)
             }
             Sink::Gate { out, gate } => {
                 let mode = match gate {
-                    Gate::SquaredRelu => 3,
-                    Gate::Silu => 4,
+                    Gate::SquaredRelu => Epilogue::SquaredRelu,
+                    Gate::Silu => Epilogue::Silu,
                 };
                 (&**out, mode, w.rows / 2, 0, zero, None)
             }
             Sink::Heads { out, kv, rope, positions, slots } => {
                 let (cos, sin) = (rope.cos.address(), rope.sin.address());
                 let addresses = [cos, sin, *positions, *slots, kv.keys.address(), kv.values.address()];
-                (&**out, 5, w.rows / 2, 0, addresses, Some(&**kv))
+                (&**out, Epilogue::Rope, w.rows / 2, 0, addresses, Some(&**kv))
             }
         };
         let (kv_heads, head_dim, kv_stride) =
             shape.map_or((0, 2, 0), |kv| (kv.shape.kv_heads, kv.shape.head_dim, kv.stride));
         let heads = (w.rows / head_dim).saturating_sub(2 * kv_heads);
         let sizes = [
-            mode,
+            mode as usize,
             n,
             rows,
             w.k_tiles(),

@@ -1,6 +1,5 @@
 //! One operation a file: which kernel, how many blocks, which arguments.
 
-mod advance;
 mod attention;
 mod bit_linear;
 mod copy_block;
@@ -13,8 +12,6 @@ mod rope_store;
 mod sample;
 mod tile;
 
-pub use advance::Steps;
 pub(super) use attention::FEW as FEW_ROWS;
 pub(super) use bit_linear::split_bytes;
 pub(super) use draw::DRAWN;
-pub use sample::Penalty;

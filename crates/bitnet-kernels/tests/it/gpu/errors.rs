@@ -2,7 +2,7 @@ use bitnet_kernels::{
     KvShape, RowsKind, Run,
     gpu::{
         Arg, Cuda, Driver, Gpu, GpuError,
-        table::{ADVANCE, ARGMAX, EMBED, KERNELS, NORM_QUANTIZE},
+        table::{ARGMAX, EMBED, KERNELS, NORM_QUANTIZE},
     },
 };
 use bitnet_tests::Simulator;
@@ -82,9 +82,9 @@ fn a_block_outside_the_cache_is_stopped_before_the_driver() {
 }
 
 #[test]
-#[should_panic(expected = "sm80_advance_u32 takes")]
+#[should_panic(expected = "sm80_argmax_f32 takes")]
 fn a_launch_with_an_argument_too_few_is_stopped_before_the_driver() {
     let mut gpu = Gpu::new(Simulator::default()).unwrap();
-    let few = vec![Arg::U64(0); ADVANCE.parameters().len() - 1];
-    let _ = gpu.launch(&ADVANCE, [1, 1, 1], 0, &few);
+    let few = vec![Arg::U64(0); ARGMAX.parameters().len() - 1];
+    let _ = gpu.launch(&ARGMAX, [1, 1, 1], 0, &few);
 }

@@ -1,6 +1,5 @@
 //! The GPU backend on the simulator, and its errors without a GPU.
 
-mod advance;
 mod attention;
 mod bit_linear;
 mod ceilings;
@@ -9,6 +8,7 @@ mod draw;
 mod embed;
 mod errors;
 mod instructions;
+mod known;
 mod logits;
 mod mutants;
 mod recordings;

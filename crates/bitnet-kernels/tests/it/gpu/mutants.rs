@@ -7,7 +7,7 @@ use bitnet_kernels::{
         table::{
             ARGMAX, ATTENTION_MERGE_D128, ATTENTION_R16_D128, ATTENTION_R64_D128, BITLINEAR_T1, BITLINEAR_T8,
             BITLINEAR_T16, BITLINEAR_T32, BITLINEAR_T64, BITLINEAR_T128, COPY_BLOCK, EMBED, HEAD_T8,
-            HEAD_T32, HEAD_T64, Kernel, NORM_QUANTIZE, NORM_ROWS, PENALISE, ROPE_STORE, SAMPLE,
+            HEAD_T32, HEAD_T64, Kernel, NORM_QUANTIZE, NORM_ROWS, ROPE_STORE, SAMPLE,
         },
     },
 };
@@ -459,7 +459,7 @@ const MUTANTS: &[Mutant] = &[
         &ROPE_STORE,
         "an infinite value in the cache",
         "selp.b16 a, b, a, p;",
-        "mov.b16 a, a;",
+        "selp.b16 a, a, a, p;",
         small::turned_and_copied,
     ),
     (
@@ -497,15 +497,7 @@ const MUTANTS: &[Mutant] = &[
         "@q st.shared.b32 [at+256], nan;\n",
         small::greedy,
     ),
-    (&ARGMAX, "a NaN not seen", "setp.nan.f32 p, x, x;", "setp.num.f32 p, x, x;", small::greedy),
-    (&PENALISE, "divided whatever its sign", "selp.f32 y, y, z, positive;", "mov.f32 y, y;", small::drawn),
-    (
-        &PENALISE,
-        "a ban forgotten",
-        "and.b32 count, count, 0x40000000;",
-        "and.b32 count, count, 0x20000000;",
-        small::drawn,
-    ),
+    (&ARGMAX, "a NaN not seen", "setp.nan.f32 p, x, x;", "setp.lt.f32 p, x, x;", small::greedy),
     (
         &SAMPLE,
         "the histogram cleared while it is read",

@@ -2,15 +2,15 @@
 
 use bitnet_kernels::{
     BLOCK_TOKENS, KvShape, RowsKind, Run,
-    gpu::{Gpu, Quants, Rows},
+    gpu::{Driver, Gpu, GpuError, Quants, Rows},
 };
 use bitnet_tensor::{BitNetTensor, DType, SharedBytes};
-use bitnet_tests::Simulator;
+use bitnet_tests::{Call, Simulator, Tap};
 
 const WIDTH: usize = 100;
 const ROWS: usize = 3;
 
-fn rows(gpu: &mut Gpu<Simulator>, seed: f32) -> Rows {
+fn rows<D: Driver>(gpu: &mut Gpu<D>, seed: f32) -> Rows {
     let mut rows = gpu.rows(ROWS, WIDTH, RowsKind::Residual).unwrap();
     let values: Vec<f32> = (0..ROWS * WIDTH).map(|i| (seed * i as f32).sin()).collect();
     gpu.write_rows(&mut rows, &values).unwrap();
@@ -18,7 +18,7 @@ fn rows(gpu: &mut Gpu<Simulator>, seed: f32) -> Rows {
 }
 
 /// As many launches as are worth a recording, the last of which decides what is in `out`.
-fn step(gpu: &mut Gpu<Simulator>, n: usize, x: &Rows, out: &mut Quants) -> Vec<i8> {
+fn step<D: Driver>(gpu: &mut Gpu<D>, n: usize, x: &Rows, out: &mut Quants) -> Vec<i8> {
     for _ in 0..8 {
         gpu.norm_quantize(n, x, [None, None], out).unwrap();
     }
@@ -49,6 +49,23 @@ fn launches_are_recorded_when_they_come_again_and_replayed_only_if_all_are_equal
     assert!(first[..WIDTH] == of_a[..WIDTH] && first[WIDTH..] == of_b[WIDTH..], "one row was quantised");
     assert_eq!(step(&mut gpu, ROWS, &a, &mut out), of_a);
     assert_eq!(counts(&gpu), (1, 3), "what was recorded is still there");
+}
+
+#[test]
+fn launches_that_cannot_be_recorded_run_one_by_one_and_are_counted() {
+    let (tap, driver) = Tap::of(Simulator::default());
+    let mut gpu = Gpu::new(tap).unwrap();
+    let x = rows(&mut gpu, 0.3);
+    let mut out = gpu.quants(ROWS, WIDTH).unwrap();
+    let first = step(&mut gpu, ROWS, &x, &mut out);
+    let reason = "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED".into();
+    driver.fail(Call::Record, GpuError::Failed { during: "cuStreamEndCapture", reason });
+    for _ in 0..3 {
+        assert_eq!(step(&mut gpu, ROWS, &x, &mut out), first);
+    }
+    let counts = gpu.counts();
+    assert_eq!((counts.recordings, counts.unrecorded, counts.replays, counts.launches), (0, 1, 0, 32));
+    assert_eq!(driver.count(Call::Record), 1, "what failed is not tried with every step");
 }
 
 /// The launches are equal, and what they read is not: inputs of a step are no part of a recording.

@@ -2,7 +2,7 @@
 
 use bitnet_kernels::{
     Ask, Gate, KvShape, Norm, RowsKind, Run,
-    gpu::{Gain, Gpu, GpuError, Penalty, Quants},
+    gpu::{Gain, Gpu, GpuError, Quants},
 };
 use bitnet_tensor::{BitNetTensor, DType, SharedBytes};
 use bitnet_tests::Simulator;
@@ -124,25 +124,12 @@ pub fn greedy(simulator: Simulator) -> Bits {
     words(&mut gpu, 2, |gpu, out| gpu.argmax(2, &logits, out))
 }
 
-/// Many draws from one row, after penalties.
+/// Many draws from one row.
 pub fn drawn(simulator: Simulator) -> Bits {
     let (rows, vocab) = (24, 1100);
     let mut gpu = Gpu::new(simulator)?;
     let mut logits = gpu.rows(rows, vocab, RowsKind::Residual)?;
     gpu.write_rows(&mut logits, &wave(vocab, 0.7).repeat(rows))?;
-    let penalty = |token| Penalty {
-        row: 0,
-        token,
-        occurs: true,
-        banned: token == 7,
-        generated: token % 3,
-        bias: 0.5,
-        repetition: 1.3,
-        presence: 0.2,
-        frequency: 0.1,
-    };
-    let penalties: Vec<Penalty> = (0..200).map(penalty).collect();
-    gpu.penalise(&mut logits, &penalties)?;
     let asks: Vec<Ask> = (0..rows as u32)
         .map(|i| Ask {
             temperature: 0.9,
@@ -154,7 +141,5 @@ pub fn drawn(simulator: Simulator) -> Bits {
             position: 9,
         })
         .collect();
-    let mut all = words(&mut gpu, rows, |gpu, out| gpu.sample(&asks, &logits, out))?;
-    all.extend(bits(&gpu.read_rows(&logits, 1)?));
-    Ok(all)
+    words(&mut gpu, rows, |gpu, out| gpu.sample(&asks, &logits, out))
 }

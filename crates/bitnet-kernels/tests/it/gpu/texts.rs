@@ -1,4 +1,4 @@
-use bitnet_kernels::gpu::table::KERNELS;
+use bitnet_kernels::gpu::table::{ATTENTION_R32_D256, BITLINEAR_T8, KERNELS, Kernel, NORM_QUANTIZE, SAMPLE};
 
 /// Without `.rn` the driver's compiler may fuse a multiplication with an addition, and no two drivers need agree.
 #[test]
@@ -20,4 +20,24 @@ fn every_float_operation_of_every_kernel_names_its_rounding() {
         }
     }
     assert!(seen > 1000, "{seen} operations seen");
+}
+
+#[test]
+fn a_kernel_is_called_the_same_in_its_header_its_entry_and_its_row() {
+    for kernel in KERNELS {
+        let header = kernel.text.lines().nth(1).unwrap().trim_start_matches('/');
+        assert_eq!(header.split_whitespace().next(), Some(kernel.name));
+        assert!(kernel.text.contains(&format!(".visible .entry {}(", kernel.name)), "{}", kernel.name);
+        assert!(kernel.text.contains(&format!(".maxntid {}, 1, 1", kernel.block)), "{}", kernel.name);
+    }
+}
+
+#[test]
+fn a_rows_numbers_are_those_of_the_header() {
+    let numbers = |k: &Kernel| [k.block, k.shared, k.dynamic, k.registers];
+    assert_eq!(numbers(&BITLINEAR_T8), [128, 0, 24_576, 48]);
+    assert_eq!(numbers(&NORM_QUANTIZE), [256, 4160, 4, 40]);
+    assert_eq!(numbers(&SAMPLE), [1024, 2944, 0, 64]);
+    assert_eq!(numbers(&ATTENTION_R32_D256), [128, 0, 91_136, 255]);
+    assert!(KERNELS.iter().all(|kernel| kernel.conflicts == 0));
 }

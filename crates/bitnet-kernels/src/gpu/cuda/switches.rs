@@ -1,0 +1,70 @@
+use std::time::Duration;
+
+use crate::gpu::GpuError;
+
+/// The environment variable that is read.
+const VARIABLE: &str = "BITNET_GPU";
+/// How long a GPU may take for what was asked of it: far more than any step, and less than people wait.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Switches for bringing up a GPU, as [`super::Cuda::open`] describes them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Switches {
+    pub(super) recordings: bool,
+    pub(super) sync: bool,
+    pub(super) patience: Duration,
+    /// Level of the driver's compiler; its own choice if `None`.
+    pub(super) optimise: Option<u32>,
+}
+
+impl Default for Switches {
+    fn default() -> Self {
+        Switches { recordings: true, sync: false, patience: PATIENCE, optimise: None }
+    }
+}
+
+impl Switches {
+    /// What the environment asks for.
+    pub(super) fn of_environment() -> Result<Self, GpuError> {
+        Self::parse(&std::env::var(VARIABLE).unwrap_or_default())
+    }
+
+    fn parse(text: &str) -> Result<Self, GpuError> {
+        let mut switches = Switches::default();
+        for switch in text.split(',').map(str::trim).filter(|switch| !switch.is_empty()) {
+            let unknown = || GpuError::UnknownSwitch { switch: switch.to_owned() };
+            match switch.split_once('=') {
+                None if switch == "no-recordings" => switches.recordings = false,
+                None if switch == "sync" => (switches.sync, switches.recordings) = (true, false),
+                Some(("patience", seconds)) => {
+                    let seconds = seconds.parse().ok().filter(|&s: &u32| s > 0).ok_or_else(unknown)?;
+                    switches.patience = Duration::from_secs(seconds.into());
+                }
+                Some(("optimise", level)) => {
+                    let level = level.parse().ok().filter(|&l: &u32| l <= 4).ok_or_else(unknown)?;
+                    switches.optimise = Some(level);
+                }
+                _ => return Err(unknown()),
+            }
+        }
+        Ok(switches)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn switches_are_read_and_an_unknown_one_is_refused_with_what_there_is() {
+        assert_eq!(Switches::parse(""), Ok(Switches::default()));
+        let all = Switches::parse("sync, patience=3600,optimise=0").unwrap();
+        assert!(all.sync && !all.recordings && all.optimise == Some(0));
+        assert_eq!(all.patience, Duration::from_secs(3600));
+        assert!(!Switches::parse("no-recordings").unwrap().recordings);
+        for wrong in ["synch", "patience", "patience=0", "optimise=5", "sync=1"] {
+            let error = Switches::parse(wrong).unwrap_err().to_string();
+            assert!(error.contains(wrong) && error.contains("no-recordings"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! Every kernel is tried on a question whose answer is known when a GPU is opened: an assembler that miscompiles one is
+//! found before it spoils a text.
+
+use std::sync::{Mutex, PoisonError};
+
+use bitnet_tensor::DType;
+
+use super::{
+    Counts, Driver, Gpu, GpuError,
+    table::{
+        ARGMAX, ATTENTION_MERGE_D128, ATTENTION_MERGE_D256, ATTENTION_R16_D128, ATTENTION_R16_D256,
+        ATTENTION_R32_D256, ATTENTION_R64_D128, BITLINEAR_T1, BITLINEAR_T8, BITLINEAR_T16, BITLINEAR_T32,
+        BITLINEAR_T64, BITLINEAR_T128, COPY_BLOCK, EMBED, HEAD_T8, HEAD_T32, HEAD_T64, Kernel, NORM_QUANTIZE,
+        NORM_ROWS, ROPE_STORE, SAMPLE,
+    },
+    upload::Uploads,
+};
+use crate::{
+    Ask, Drawn, Gate, KernelError, RowsKind,
+    conformance::{Case, Failure, check_rounded},
+};
+
+/// What decides which machine code runs: GPU, compute capability, and CUDA version of the driver. The texts are part of
+/// the program.
+type Machine = (String, (u32, u32), i32);
+
+/// Machines that have answered every question of this process. Nothing is kept on disk: a driver's compiler can be
+/// replaced without a change of its version, and the questions cost little beside the compilation.
+static TRUSTED: Mutex<Vec<Machine>> = Mutex::new(Vec::new());
+
+/// A case, and the kernels that it tries: what a case needs besides has been tried before.
+type Question = (&'static [&'static Kernel], Case);
+
+const fn product(n: usize) -> Case {
+    // Features enough for splits, rows for two tiles.
+    Case::BitLinear { n, k: 1100, rows: &[130], column: 3, accumulate: n.is_multiple_of(2) }
+}
+
+const fn head(n: usize) -> Case {
+    Case::Head { n, width: 136, vocab: 150, dtype: DType::BF16 }
+}
+
+const fn attention(head_dim: usize, runs: &'static [(usize, usize)]) -> Case {
+    Case::Attention { heads: 4, kv_heads: 2, head_dim, runs, odd: false }
+}
+
+static QUESTIONS: [Question; 22] = [
+    (&[&NORM_QUANTIZE], Case::NormQuantize { n: 9, width: 641, norms: 2 }),
+    (&[&NORM_QUANTIZE], Case::GateQuantize { n: 7, ffn: 300, gate: Gate::SquaredRelu, norms: 1 }),
+    (&[&NORM_QUANTIZE], Case::GateQuantize { n: 2, ffn: 300, gate: Gate::Silu, norms: 1 }),
+    (&[&BITLINEAR_T1], product(1)),
+    (&[&BITLINEAR_T8], product(7)),
+    (&[&BITLINEAR_T8], product(8)),
+    (&[&BITLINEAR_T16], product(13)),
+    (&[&BITLINEAR_T32], product(29)),
+    (&[&BITLINEAR_T64], product(60)),
+    (&[&BITLINEAR_T128], product(70)),
+    (&[&BITLINEAR_T1], Case::GateUp { n: 1, k: 200, ffn: 70, gate: Gate::SquaredRelu }),
+    (&[&BITLINEAR_T8], Case::GateUp { n: 6, k: 200, ffn: 70, gate: Gate::Silu }),
+    (&[&EMBED, &NORM_ROWS, &HEAD_T8], head(3)),
+    (&[&HEAD_T32], head(21)),
+    (&[&HEAD_T64], head(100)),
+    (&[&ROPE_STORE, &COPY_BLOCK, &ATTENTION_R16_D128, &ATTENTION_MERGE_D128], attention(128, &[(300, 1)])),
+    (&[&ATTENTION_R64_D128], attention(128, &[(30, 70)])),
+    (&[&ATTENTION_R16_D256, &ATTENTION_MERGE_D256], attention(256, &[(300, 1)])),
+    (&[&ATTENTION_R32_D256], attention(256, &[(30, 40)])),
+    (&[&BITLINEAR_T1], Case::Qkv { start: 63, n: 1, k: 100, heads: 3, kv_heads: 1, head_dim: 36 }),
+    (&[&BITLINEAR_T16], Case::Qkv { start: 63, n: 9, k: 100, heads: 3, kv_heads: 1, head_dim: 36 }),
+    (&[&BITLINEAR_T128], Case::Qkv { start: 0, n: 70, k: 100, heads: 2, kv_heads: 2, head_dim: 48 }),
+];
+
+impl<D: Driver> Gpu<D> {
+    /// Tries every kernel, once a process for the same GPU and driver.
+    ///
+    /// # Errors
+    /// The first kernel that computes something else than the reference, by name.
+    pub(super) fn try_kernels(&mut self) -> Result<(), GpuError> {
+        let info = self.driver.info();
+        let machine = (info.name.clone(), info.capability, info.driver);
+        let trusted = || TRUSTED.lock().unwrap_or_else(PoisonError::into_inner);
+        if !self.driver.compiles() || trusted().contains(&machine) {
+            return Ok(());
+        }
+        for (kernels, case) in QUESTIONS {
+            match check_rounded(self, case) {
+                Ok(()) => {}
+                Err(Failure::Backend { source: KernelError::Gpu(error), .. }) => return Err(error),
+                Err(failure) => return Err(self.wrong(kernels, failure.to_string())),
+            }
+        }
+        self.try_draws()?;
+        self.finish()?;
+        // What is left behind is not the model's.
+        (self.uploads, self.logits, self.drawn) = (Uploads::default(), None, None);
+        self.counts = Counts::default();
+        self.free = self.driver.free_memory()?;
+        trusted().push(machine);
+        Ok(())
+    }
+
+    /// Rows with a token so likely that each rule draws it.
+    fn try_draws(&mut self) -> Result<(), GpuError> {
+        let vocab = 5000;
+        let asks = [
+            Ask { temperature: 0.05, top_k: 50, ..Ask::GREEDY },
+            Ask { temperature: 0.05, top_p: 0.9, ..Ask::GREEDY },
+            Ask { temperature: 1.0, min_p: 1.0, ..Ask::GREEDY },
+            Ask { temperature: 0.05, ..Ask::GREEDY },
+        ];
+        let top = |row: usize| 4999 - 1111 * row;
+        let values = (0..asks.len() * vocab).map(|i| {
+            let (row, token) = (i / vocab, i % vocab);
+            if token == top(row) { 9.0 } else { ((token * 37 + row) % 101) as f32 / 20.0 }
+        });
+        let mut logits = self.rows(asks.len(), vocab, RowsKind::Residual)?;
+        self.write_rows(&mut logits, &values.collect::<Vec<_>>())?;
+        let out = self.alloc(8 * asks.len(), "drawn tokens")?;
+        for kernel in [&ARGMAX, &SAMPLE] {
+            match kernel.name == ARGMAX.name {
+                true => self.argmax(asks.len(), &logits, out.address())?,
+                false => self.sample(&asks, &logits, out.address())?,
+            }
+            let drawn = self.fetch(&out, 8 * asks.len())?;
+            for (row, &bytes) in drawn.as_chunks().0.iter().enumerate() {
+                let (drawn, expected) = (Drawn::read(bytes), Drawn::Token(top(row) as u32));
+                if drawn != expected {
+                    return Err(self.wrong(&[kernel], format!("row {row}: {drawn:?}, not {expected:?}")));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn wrong(&self, kernels: &[&Kernel], problem: String) -> GpuError {
+        let info = self.driver.info();
+        let names: Vec<&str> = kernels.iter().map(|kernel| kernel.name).collect();
+        let (major, minor) = (info.driver / 1000, info.driver % 1000 / 10);
+        let seen = format!("on {} with the driver for CUDA {major}.{minor} ({problem})", info.name);
+        GpuError::WrongResult { kernel: names.join(" or "), seen }
+    }
+}

@@ -1,0 +1,48 @@
+//! Kernels tried when a GPU is opened.
+
+use std::collections::BTreeSet;
+
+use bitnet_kernels::gpu::{
+    Gpu, GpuError,
+    table::{BITLINEAR_T16, KERNELS, SAMPLE},
+};
+use bitnet_tests::{Simulator, Tap};
+
+fn compiling(name: &'static str) -> Simulator {
+    Simulator::with(|info| info.name = name.into()).compiling()
+}
+
+#[test]
+fn every_kernel_is_tried_when_a_gpu_is_opened_and_once_a_process() {
+    let (tap, driver) = Tap::of(compiling("right"));
+    let mut gpu = Gpu::new(tap).unwrap();
+    let tried: BTreeSet<&str> = driver.kernels().into_iter().collect();
+    // The others measure what the matrix units can do, and are no part of a forward pass.
+    let all = KERNELS.iter().map(|kernel| kernel.name).filter(|name| !name.contains("peak"));
+    assert_eq!(tried, all.collect());
+    assert_eq!((gpu.counts().launches, gpu.counts().allocations), (0, 0), "a model begins at zero");
+    gpu.alloc(16, "what is dropped is freed with the next").unwrap();
+    let used = driver.memory_used();
+    let (tap, driver) = Tap::of(compiling("right"));
+    Gpu::new(tap).unwrap().alloc(16, "the same").unwrap();
+    assert!(driver.kernels().is_empty(), "the same GPU and driver are not asked again");
+    assert_eq!(driver.memory_used(), used);
+}
+
+#[test]
+fn a_kernel_that_computes_wrong_results_is_refused_by_name() {
+    for (kernel, right, wrong) in [
+        (&BITLINEAR_T16, "  sub.s32 s1, s1, sum;\n", ""),
+        (&SAMPLE, "setp.lt.u64 p, w, floor;", "setp.lt.u64 p, w, w;"),
+    ] {
+        let text = kernel.text.replace(right, wrong);
+        assert_ne!(text, kernel.text);
+        let refused = Gpu::new(compiling("wrong").replace(kernel, text)).err().unwrap();
+        assert!(matches!(&refused, GpuError::WrongResult { .. }), "{refused}");
+        let told = refused.to_string();
+        assert!(
+            told.contains(kernel.name) && told.contains("on wrong with the driver for CUDA 11.4"),
+            "{told}"
+        );
+    }
+}
