@@ -76,6 +76,9 @@ pub fn peak_memory_bytes() -> Option<u64> {
     line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
 }
 
+/// Bytes that a program takes beside its model: code, stacks, tables. Of a small budget a sixteenth is kept for them.
+const PROGRAM: u64 = 12_000_000;
+
 /// Bytes that a model has use for.
 pub(crate) struct Budget {
     /// Below this nothing runs.
@@ -98,8 +101,9 @@ impl Budget {
             (None, Some(bytes)) => (bytes / 2).max(self.useful).min(bytes),
             (None, None) => self.everything,
         };
+        let kept = PROGRAM.min(given / 16);
         match limit {
-            _ if given >= self.needed => Ok(given.min(self.everything)),
+            _ if given >= self.needed => Ok((given - kept).clamp(self.needed, self.everything)),
             Some(_) => Err(Error::MemoryLimit { given, needed: self.needed }),
             None => Err(Error::Memory { available: given, needed: self.needed }),
         }
@@ -140,15 +144,16 @@ mod tests {
     fn a_limit_below_what_is_needed_names_what_is_needed() {
         let within = |bytes| BUDGET.within(Some(Memory::Bytes(bytes)), None);
         assert!(within(10).unwrap_err().cure().contains("1000"));
-        assert_eq!((within(1500).ok(), within(9000).ok()), (Some(1500), Some(4000)));
+        assert_eq!((within(1000).ok(), within(1600).ok()), (Some(1000), Some(1500)));
+        assert_eq!(within(9000).ok(), Some(4000));
         assert!(matches!(BUDGET.within(Some(Memory::Percent(50.0)), None), Err(Error::MemoryUnknown)));
     }
 
     #[test]
     fn without_a_limit_half_is_taken_and_more_only_where_it_makes_the_model_useful() {
         let taken = |available| BUDGET.within(None, Some(available)).ok();
-        let cases = [(999, None), (1000, Some(1000)), (1400, Some(1400)), (2000, Some(1500))];
-        for (available, expected) in cases.into_iter().chain([(5000, Some(2500)), (20_000, Some(4000))]) {
+        let cases = [(999, None), (1000, Some(1000)), (1440, Some(1350)), (2000, Some(1407))];
+        for (available, expected) in cases.into_iter().chain([(6400, Some(3000)), (20_000, Some(4000))]) {
             assert_eq!(taken(available), expected, "{available}");
         }
     }

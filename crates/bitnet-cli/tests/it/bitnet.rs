@@ -36,11 +36,12 @@ impl Outcome {
     }
 
     /// The one line of a run that failed with `code`: what, where and cure, and nothing on stdout. A model that was
-    /// loaded may have said before that it is not on a GPU.
+    /// loaded may have said before that it is not on a GPU, and what it got of the memory.
     pub fn failure(self, code: i32) -> String {
         assert_eq!(self.code, code, "{self:?}");
         assert_eq!(self.out, "", "{self:?}");
-        let told: Vec<&str> = self.err.lines().filter(|line| !line.starts_with(ON_CPU)).collect();
+        let about_loading = |line: &&str| line.starts_with(ON_CPU) || line.starts_with("memory: ");
+        let told: Vec<&str> = self.err.lines().filter(|line| !about_loading(line)).collect();
         let [error] = told[..] else { panic!("{self:?}") };
         assert!(error.starts_with("error: ") && error.contains("): "), "{self:?}");
         assert!(!error.contains("internal fault"), "{self:?}");

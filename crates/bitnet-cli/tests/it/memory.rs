@@ -23,7 +23,7 @@ fn too_little_memory_names_the_least_that_works_and_that_works() {
 fn a_smaller_type_of_cache_holds_a_longer_text_in_the_same_memory() {
     let held = |kv: &str| {
         let args = ["run", "synthetic:tiny", "--ids", "3", "-n", "4000", "--seed", "1", "--device", "cpu"];
-        let outcome = bitnet(&[&args[..], &["--memory", "2200000", "--kv", kv]].concat());
+        let outcome = bitnet(&[&args[..], &["--memory", "2350000", "--kv", kv]].concat());
         assert!(outcome.err.contains(&format!("kv {kv},")), "{}", outcome.err);
         let told = outcome.err.split("the memory allows ").nth(1).and_then(|rest| rest.split(' ').next());
         told.unwrap().parse::<usize>().unwrap()
