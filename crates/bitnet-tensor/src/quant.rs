@@ -68,8 +68,9 @@ pub fn quantize_row(x: &[f32], q: &mut [i8]) -> RowQuant {
     RowQuant { multiplier, sum }
 }
 
-/// Scale and sums of [`GROUP`] quantised values.
+/// Scale and sums of [`GROUP`] quantised values, four words in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
+#[repr(C)]
 pub struct GroupQuant {
     /// What one int8 step is worth: `absmax / 127`; NaN for a group that holds a NaN or an infinity.
     pub scale: f32,

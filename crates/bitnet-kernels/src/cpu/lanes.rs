@@ -37,6 +37,8 @@ pub(crate) trait Lanes: Copy {
     const STEPS: usize;
     /// Row groups (of 16) and tokens of a tile that fits the registers.
     const TILE: (usize, usize);
+    /// Tokens of a tile that joins its sums to totals after every group of columns.
+    const GROUP_TOKENS: usize = Self::TILE.1;
     /// Whether one register holds 16 lanes, and there are 32 of them; such levels take a panel's four row groups at once.
     const WIDE_REGISTERS: bool = false;
     /// Whether [`Lanes::dot`] takes codes of any byte value, so that one token may use codes masked in place.

@@ -28,6 +28,7 @@ impl<const ROWS: usize, const TOKENS: usize, const STEPS: usize, const WIDE_CODE
     type Part = [i32; 16];
     const STEPS: usize = STEPS;
     const TILE: (usize, usize) = (ROWS, TOKENS);
+    const GROUP_TOKENS: usize = if ROWS == 4 { 5 } else { TOKENS };
     const WIDE_REGISTERS: bool = ROWS == 4;
     const WIDE_CODES: bool = WIDE_CODES;
 

@@ -7,7 +7,7 @@
 //!
 //! Layout: [`super::super::grouped`]. A group of 128 columns by 64 rows against `T` tokens with 512-bit vectors is 8 blocks
 //! as in [`super::ternary`], and then `4 T` each of subtraction, conversion, product of scales, multiplication that adds,
-//! load and store: with 6 tokens 48 instructions on the ports of 768 dot products. One token takes 24 shifts and additions
+//! load and store: with 5 tokens 40 instructions on the ports of 640 dot products. One token takes 24 shifts and additions
 //! more to join its planes; its ceiling is memory, of which scales are a seventeenth.
 
 #![allow(clippy::needless_range_loop, reason = "tiles of registers are indexed by row group and token")]
@@ -47,14 +47,15 @@ fn ahead(group_blocks: usize) -> usize {
 pub(crate) unsafe fn grouped<L: Lanes>(a: &Grouped<'_>, panels: Range<usize>) {
     for panel in panels {
         if a.n == 1 {
-            if L::WIDE_REGISTERS {
+            // The planes of four row groups are sums for 32 registers.
+            if L::WIDE_REGISTERS || !L::WIDE_CODES {
                 one_token::<L, 4>(a, panel);
             } else {
                 one_token::<L, 1>(a, panel);
             }
             continue;
         }
-        let tiles = a.n.div_ceil(L::TILE.1);
+        let tiles = a.n.div_ceil(L::GROUP_TOKENS);
         for i in 0..tiles {
             let tokens = share(a.n, tiles, i);
             for rows in (0..PANEL_ROWS / 16).step_by(L::TILE.0) {
@@ -84,8 +85,7 @@ unsafe fn tile_of<L: Lanes, const R: usize>(a: &Grouped<'_>, place: Place, token
         2 => tile::<L, R, 2>(a, place),
         3 => tile::<L, R, 3>(a, place),
         4 => tile::<L, R, 4>(a, place),
-        5 if L::TILE.1 >= 5 => tile::<L, R, 5>(a, place),
-        6 if L::TILE.1 >= 6 => tile::<L, R, 6>(a, place),
+        5 if L::GROUP_TOKENS >= 5 => tile::<L, R, 5>(a, place),
         _ => unreachable!("tile of {tokens} tokens"),
     }
 }
@@ -96,6 +96,8 @@ unsafe fn tile<L: Lanes, const R: usize, const T: usize>(a: &Grouped<'_>, place:
     let (mut codes, blocks) = (a.w.panel(place.panel).as_ptr(), a.w.blocks());
     let (group, ahead) = (a.w.group / BLOCK, ahead(a.w.group / BLOCK));
     let x = a.x.as_ptr().add(place.token * a.x_stride);
+    let x_groups = a.w.cols.div_ceil(GROUP);
+    let quants = a.x_groups.as_ptr().add(place.token * x_groups);
     let mut totals = [[L::splat(0.0); R]; T];
     for block in (0..blocks).step_by(group) {
         let some = group.min(blocks - block);
@@ -107,11 +109,12 @@ unsafe fn tile<L: Lanes, const R: usize, const T: usize>(a: &Grouped<'_>, place:
         for r in 0..R {
             weights[r] = L::load_f16(scales.add(32 * r).cast());
         }
+        let (at, sum) = quant_of(a, block);
         for t in 0..T {
-            let (scale, own) = activations(a, place.token + t, block);
+            let (scale, own) = read_quant::<L>(quants.add(t * x_groups + at), sum);
             for r in 0..R {
-                let sum = L::to_f32(L::sub_i(L::widen(parts[t][r]), L::splat_i(own)));
-                totals[t][r] = L::fma(sum, L::mul(L::splat(scale), weights[r]), totals[t][r]);
+                let y = L::to_f32(L::sub_i(L::widen(parts[t][r]), own));
+                totals[t][r] = L::fma(y, L::mul(scale, weights[r]), totals[t][r]);
             }
         }
         // After the last group this may point past the end; it is not followed.
@@ -125,12 +128,18 @@ unsafe fn tile<L: Lanes, const R: usize, const T: usize>(a: &Grouped<'_>, place:
     }
 }
 
-/// Scale and sum of the activations that meet the group of weights which begins at `block`.
+/// Which activations meet the group of weights that begins at `block`: the group in a row, and the word of its
+/// [`GroupQuant`] that is their sum.
 #[inline(always)]
-unsafe fn activations(a: &Grouped<'_>, token: usize, block: usize) -> (f32, i32) {
-    let groups = a.w.cols.div_ceil(GROUP);
-    let group = &*a.x_groups.as_ptr().add(token * groups + block * BLOCK / GROUP);
-    (group.scale, if a.w.group == GROUP { group.sum } else { group.halves[block * BLOCK / (GROUP / 2) % 2] })
+fn quant_of(a: &Grouped<'_>, block: usize) -> (usize, usize) {
+    let half = block * BLOCK / (GROUP / 2);
+    (half / 2, if a.w.group == GROUP { 1 } else { 2 + half % 2 })
+}
+
+/// Scale and sum of a group of activations, for all rows.
+#[inline(always)]
+unsafe fn read_quant<L: Lanes>(quant: *const GroupQuant, sum: usize) -> (L::F, L::I) {
+    (L::splat((*quant).scale), L::splat_i(quant.cast::<i32>().add(sum).read()))
 }
 
 /// A whole panel against the only token, `R` row groups at a time within a group of columns.
@@ -142,13 +151,14 @@ unsafe fn one_token<L: Lanes, const R: usize>(a: &Grouped<'_>, panel: usize) {
     for block in (0..blocks).step_by(group) {
         let some = group.min(blocks - block);
         let x = a.x.as_ptr().add(block * BLOCK);
-        let (scale, own) = activations(a, 0, block);
+        let (at, sum) = quant_of(a, block);
+        let (scale, own) = read_quant::<L>(a.x_groups.as_ptr().add(at), sum);
         for first in (0..PANEL_ROWS / 16).step_by(R) {
             let sums = one_group::<L, R>(codes.add(64 * first), x, some, ahead);
             for r in 0..R {
                 let weights = L::load_f16(codes.add(some * BLOCK_BYTES + 32 * (first + r)).cast());
-                let sum = L::to_f32(L::sub_i(sums[r], L::splat_i(own)));
-                totals[first + r] = L::fma(sum, L::mul(L::splat(scale), weights), totals[first + r]);
+                let y = L::to_f32(L::sub_i(sums[r], own));
+                totals[first + r] = L::fma(y, L::mul(scale, weights), totals[first + r]);
             }
         }
         codes = codes.wrapping_add(group * BLOCK_BYTES + SCALE_BYTES);

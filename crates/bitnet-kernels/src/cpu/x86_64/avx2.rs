@@ -21,6 +21,8 @@ ymm_lanes!(Avx2 {
     /// Pairs in 16 bits. A step adds at most 2 * 2 * 128 in magnitude, so 60 steps stay below 2^15.
     type Part = [__m256i; 2];
     const STEPS: usize = 60;
+    /// A fifth would put sums into memory.
+    const GROUP_TOKENS: usize = 4;
     const WIDE_CODES: bool = false;
 
     #[inline(always)]

@@ -10,6 +10,8 @@ macro_rules! zmm_lanes {
             type I = __m512i;
             type Codes = __m512i;
             const TILE: (usize, usize) = (4, 6);
+            /// A sixth would put sums into memory.
+            const GROUP_TOKENS: usize = 5;
             const WIDE_REGISTERS: bool = true;
             $($rest)*
 
