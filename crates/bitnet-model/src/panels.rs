@@ -53,6 +53,9 @@ struct Matrix {
     bytes: Range<usize>,
 }
 
+/// A stacked matrix and the rows of each projection in it.
+type InStack<'a> = (&'a Matrix, Vec<&'a Range<usize>>);
+
 /// A part of a file that is read all the time.
 #[derive(Debug)]
 struct Region {
@@ -169,7 +172,7 @@ impl PanelFile {
     }
 
     /// The matrix of these projections and the rows of each, if it is stacked of them and no others.
-    fn stack(&self, names: &[String]) -> Result<Option<(&Matrix, Vec<&Range<usize>>)>, ModelError> {
+    fn stack(&self, names: &[String]) -> Result<Option<InStack<'_>>, ModelError> {
         let parts = names.iter().map(|name| self.find(name)).collect::<Result<Vec<_>, _>>()?;
         let Some(&(matrix, _)) = parts.first() else { return Ok(None) };
         let follow = |end, &(other, rows): &(&Matrix, &Range<usize>)| {
