@@ -167,8 +167,9 @@ impl World {
         let drafts = plan.load.drafts;
         let began = |run: &PlannedRun| stood.iter().any(|s| s.slot == run.slot && !s.running);
         self.drafted_beside_admission |= drafts > 0 && plan.runs.iter().any(began);
-        let could_go = |&slot: &u32| Some((slot, self.could_go(slot, stood)?));
-        let Some((slot, leader)) = waiting.iter().find_map(could_go) else { return Ok(()) };
+        let first = waiting.iter().copied().find(|&slot| self.scheduler.eligible(slot).is_some());
+        let could_go = |slot| Some((slot, self.could_go(slot, stood)?));
+        let Some((slot, leader)) = first.and_then(could_go) else { return Ok(()) };
         let (s, shared) = (seq(slots, slot), leader.is_some());
         let rows: usize = plan.runs.iter().map(|run| run.rows).sum();
         let capacity = plan.tokens() - drafts < config.max_tokens && rows - drafts < config.max_rows;
@@ -181,7 +182,13 @@ impl World {
         }
         let available = self.available_without_drafts(plan, stood);
         if capacity && !prompts && self.scheduler.fits(s, shared, available) {
-            return Err(format!("{:?} is first in the queue, has room and is not admitted", s.id));
+            return Err(format!(
+                "{:?} is first in the queue, has room and is not admitted: {available} blocks, {} of {} places, {:?}",
+                s.id,
+                running.len(),
+                pace.batch_size(),
+                plan.load
+            ));
         }
         match self.scheduler.parked_other_than(slot) {
             Some(parked) if capacity && !prompts => {
