@@ -110,7 +110,6 @@ fn subjects() -> Vec<Subject> {
         "llama-rmsnorm",
         "onebitllm",
         "qwen3-unpacked/model-PQ2_0.gguf",
-        "qwen3-yarn/model-PQ2_0.gguf",
         "qwen3-g64/model-Q2_0.gguf",
         "minicpm-mup/model-TQ2_0.gguf",
         "minicpm-blocks/model-TQ2_0.gguf",
