@@ -66,6 +66,7 @@ pub static INSTRUCTIONS: &[Instruction] = &[
     case("mov.b64 d, {a, b}", D, &[(W, 1), (W, 2)], 2 << 32 | 1),
     case("mov.b64 {c, d}, a", W, &[(D, 7 << 32 | 5), (W, 0), (W, 0)], 7),
     case("mov.f32 d, 0f3F800000", W, &[], 0x3f80_0000),
+    case("mov.b32 d, a", W, &[(W, 0xdead_beef)], 0xdead_beef),
     case("mov.u32 d, -1", W, &[], 0xffff_ffff),
     case("mov.u32 e, s; st.shared.b32 [s+4], a; ld.shared.b32 d, [e+4]", W, &[(W, 7), (W, 0), (W, 0), (W, 0)], 7),
     case("setp.ne.u32 p, a, 0; selp.b32 d, a, b, p", W, &[(W, 5), (W, 9)], 5),

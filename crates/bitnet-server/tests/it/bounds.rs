@@ -310,16 +310,17 @@ fn bodies_under_way_have_a_total_and_small_ones_are_always_taken() {
     let padded = |bytes: usize| format!("{{\"prompt\": [1], \"max_tokens\": 1{}}}", " ".repeat(bytes));
     let json = [("content-type", "application/json")];
     let large = request("POST", COMPLETIONS, &json, padded(700 << 10).as_bytes());
-    let mut held = server.connect();
-    held.write_all(&large[..large.len() - 10]).unwrap();
-    let refused = loop {
+    let (mut held, refused) = loop {
+        let mut held = server.connect();
+        held.write_all(&large[..large.len() - 10]).unwrap();
         let mut client = server.connect();
         // The server may have had enough before all is sent.
         let _ = client.write_all(&large);
         let reply = Reply::read(client);
         if reply.status != 200 {
-            break reply;
+            break (held, reply);
         }
+        // The second body arrived first, and the one that was to be held is refused in its place.
     };
     assert_eq!((refused.status, refused.json()["error"]["code"].as_str()), (429, Some("bodies_full")));
     assert!(refused.header("retry-after").is_some());
