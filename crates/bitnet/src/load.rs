@@ -304,7 +304,7 @@ mod tests {
                 steps.push(max_tokens);
             }
             steps.dedup();
-            assert!(steps.len() > 2 && steps[0] == 512, "{steps:?}");
+            assert!(steps.len() > 3, "{steps:?}");
         }
     }
 }
