@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use bitnet_kernels::{Ask, Backend, Cpu, Grouping, KvShape, RowOrder, RowsKind, Run};
 use bitnet_model::{Batch, Checkpoint, ModelSpec};
-use bitnet_tensor::TernaryTensor;
+use bitnet_tensor::{GroupedTensor, TernaryTensor};
+use half::f16;
 use serde::Serialize;
 
 use super::{REPEATS, repeated};
@@ -99,27 +100,26 @@ struct Kernels<'a, B: Backend> {
 impl<B: Backend> Kernels<'_, B> {
     fn projections(&mut self, steps: &[usize]) -> Result<(), CliError> {
         let ModelSpec { hidden, ffn, .. } = *self.spec;
+        let grouped = self.spec.grouped.projections;
+        let grouping = if grouped { Grouping::Groups } else { Grouping::Row };
         let (q, kv) = (self.spec.q_width(), self.spec.kv_width());
         let shapes =
             [("gate and up", 2 * ffn, hidden), ("down", hidden, ffn), ("q, k, v", q + 2 * kv, hidden)];
         for (operation, rows, cols) in shapes.into_iter().chain([("output", hidden, q)]) {
-            let trits: Vec<i8> = (0..rows * cols).map(|i| (i * i % 7 % 3) as i8 - 1).collect();
-            let matrix = TernaryTensor::from_trits(rows, cols, &trits, 1.0);
-            let matrix = matrix.map_err(|e| CliError::refused(e, operation, "report this"))?;
-            let copies = (0..self.copies(rows * cols / 4))
-                .map(|_| self.backend.linear(&matrix, RowOrder::Plain))
-                .collect::<Result<Vec<_>, _>>()?;
+            let bytes =
+                rows * cols / 4 + if grouped { rows * cols.div_ceil(GroupedTensor::WIDE) * 2 } else { 0 };
+            let copies = self.matrices(operation, rows, cols, self.copies(bytes))?;
             for &n in steps {
                 let mut input = self.backend.rows(n, cols, RowsKind::Between)?;
                 self.backend.write(&mut input, &values(n * cols))?;
-                let mut x = self.backend.quants(n, cols, Grouping::Row)?;
+                let mut x = self.backend.quants(n, cols, grouping)?;
                 self.backend.norm_quantize(n, &input, [None, None], &mut x)?;
                 let mut out = self.backend.rows(n, rows, RowsKind::Between)?;
                 let work = Work {
                     operation,
                     shape: format!("{rows}x{cols}"),
                     tokens: n,
-                    bytes: rows * cols / 4 + n * cols + n * rows * self.float,
+                    bytes: bytes + n * cols + n * rows * self.float,
                     operations: 2 * n * rows * cols,
                     peak: self.bounds.integers,
                 };
@@ -133,15 +133,43 @@ impl<B: Backend> Kernels<'_, B> {
         Ok(())
     }
 
+    /// Copies of a matrix of this shape with the scales that the model has: one a row, or one for every 128 columns.
+    fn matrices(
+        &mut self,
+        operation: &'static str,
+        rows: usize,
+        cols: usize,
+        copies: usize,
+    ) -> Result<Vec<B::Linear>, CliError> {
+        let refused = |e| CliError::refused(e, operation, "report this");
+        let trits: Vec<i8> = (0..rows * cols).map(|i| (i * i % 7 % 3) as i8 - 1).collect();
+        let matrix = TernaryTensor::from_trits(rows, cols, &trits, 1.0).map_err(refused)?;
+        drop(trits);
+        if !self.spec.grouped.projections {
+            let one = |_| Ok(self.backend.linear(&matrix, RowOrder::Plain)?);
+            return (0..copies).map(one).collect();
+        }
+        let scales = vec![f16::ONE; rows * cols.div_ceil(GroupedTensor::WIDE)];
+        let codes = matrix.codes().to_vec();
+        let matrix = GroupedTensor::new(rows, cols, GroupedTensor::WIDE, codes, scales).map_err(refused)?;
+        (0..copies).map(|_| Ok(self.backend.grouped(&matrix, RowOrder::Plain)?)).collect()
+    }
+
     /// The output head, and the choice of the most likely token.
     fn head(&mut self, checkpoint: &Checkpoint, batches: &[usize]) -> Result<(), CliError> {
         let ModelSpec { hidden, vocab, tied_head, .. } = *self.spec;
         let name = if tied_head { "model.embed_tokens.weight" } else { "lm_head.weight" };
-        let mut table = self.backend.table(&checkpoint.tensors.dense(name)?)?;
+        let ternary = self.spec.grouped.head;
+        let mut table = if ternary {
+            self.backend.ternary_table(&checkpoint.tensors.grouped(name)?)?
+        } else {
+            self.backend.table(&checkpoint.tensors.dense(name)?)?
+        };
         self.backend.screen(&mut table, None, batches.iter().copied().max().unwrap_or(1))?;
-        // The CPU rules rows out by its int8 copy, and looks at the table itself for few.
+        // The CPU reads all of a ternary table; it rules out rows of others by an int8 copy, and reads few of the table.
         let weights = match self.backend.device() {
             Some(_) => vocab * hidden * self.float,
+            None if ternary => vocab * (hidden / 4 + 2 * hidden.div_ceil(GroupedTensor::WIDE)),
             None => Cpu::screen_bytes(vocab, hidden),
         };
         for &n in batches {
@@ -155,7 +183,7 @@ impl<B: Backend> Kernels<'_, B> {
                 tokens: n,
                 bytes: weights + n * hidden * self.float + 2 * 4 * n * vocab,
                 operations: 2 * n * vocab * hidden,
-                peak: self.bounds.floats,
+                peak: if ternary { self.bounds.integers } else { self.bounds.floats },
             };
             self.time(work, 1, |b, _| Ok(b.draw(&x, &table, &keep, &asks, &mut logits, &mut drawn)?))?;
         }
