@@ -158,7 +158,7 @@ impl BatchProcessor {
     }
 
     /// As [`BatchProcessor::start_processing`], on an engine of its own that computes with `forward`: the logits
-    /// after each sequence of a batch, 1,024 at most. [`crate::blocking`] makes one of an async function.
+    /// after each sequence of a batch, 1,024 at most. [`crate::names::blocking`] makes one of an async function.
     ///
     /// # Errors
     /// If vocabulary or context are 0, or too large to be kept account of, or there is no thread to be had.
