@@ -83,6 +83,11 @@ mod tests {
         {
             assert!(!takes(&hosts, foreign), "{foreign}");
         }
+        let alone = Hosts::of("127.0.0.1".parse().unwrap(), &[]);
+        assert!(
+            takes(&alone, "localhost:8080") && !takes(&alone, "evil.example"),
+            "no name needs to be allowed"
+        );
         let none = Request::get("/").body(()).unwrap();
         assert_eq!(hosts.check(&none), Ok(()), "HTTP/1.0 has no such header");
         let absolute = Request::get("http://evil.example/").header("host", "localhost").body(()).unwrap();
