@@ -1,10 +1,10 @@
-//! Decoding of stored float types to f32. Block layouts are those of ggml (`ggml-common.h`).
+//! Decodes stored float types to f32. Block layouts are ggml's (`ggml-common.h`).
 
 use half::{bf16, f16};
 
 use crate::DType;
 
-/// Decodes whole rows of `dtype`; `bytes` and `out` describe the same number of elements.
+/// Decodes whole rows of `dtype`. `bytes` and `out` must hold the same number of elements.
 pub(crate) fn decode(dtype: DType, bytes: &[u8], out: &mut [f32]) {
     match dtype {
         DType::F32 => each::<4>(bytes, out, f32::from_le_bytes),
@@ -57,7 +57,7 @@ fn q6_k(b: &[u8; 210], out: &mut [f32; 256]) {
     let d = f16_at(b, 208);
     for half in 0..2 {
         let (low, high, scales) = (&b[64 * half..], &b[128 + 32 * half..], &b[192 + 8 * half..]);
-        // Four quants share one byte of high bits; each half of a quarter of 32 has its own scale.
+        // Four quants share one byte of high bits. Each quarter has 32 quants, and each half of it its own scale.
         for quarter in 0..4 {
             for part in 0..2 {
                 let scale = d * f32::from(scales[2 * quarter + part] as i8);

@@ -1,6 +1,6 @@
 use std::fmt;
 
-/// Element type of stored data, block-quantised types included.
+/// Element type of stored data, including block-quantised types.
 ///
 /// Block types follow ggml: a block of [`DType::block_elements`] consecutive elements of a row is stored in
 /// [`DType::block_bytes`] bytes.
@@ -23,16 +23,16 @@ pub enum DType {
     U32,
     /// Signed 64-bit integer.
     I64,
-    /// 32 elements: an f16 scale and 32 signed bytes.
+    /// Blocks of 32 elements: an f16 scale and 32 signed bytes.
     Q8_0,
-    /// 256 elements: 6-bit quants in 16 groups with 8-bit scales and an f16 super-scale.
+    /// Blocks of 256 elements: 6-bit quants in 16 groups with 8-bit scales, and an f16 super-scale.
     Q6K,
-    /// 256 elements: 4-bit quants in 8 groups with 6-bit scales and minima and two f16 super-scales.
+    /// Blocks of 256 elements: 4-bit quants in 8 groups with 6-bit scales and minima, and two f16 super-scales.
     Q4K,
 }
 
 impl DType {
-    /// Elements of a row that are stored together; 1 for plain types.
+    /// Elements in one block; 1 for plain types.
     pub const fn block_elements(self) -> usize {
         match self {
             DType::Q8_0 => 32,
@@ -54,7 +54,7 @@ impl DType {
         }
     }
 
-    /// Whether [`crate::BitNetTensor::decode_row`] can turn this type into `f32`.
+    /// Whether [`crate::BitNetTensor::decode_row`] can decode this type to `f32`.
     pub const fn is_float(self) -> bool {
         matches!(self, DType::F32 | DType::F16 | DType::BF16 | DType::Q8_0 | DType::Q6K | DType::Q4K)
     }

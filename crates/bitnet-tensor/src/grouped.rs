@@ -2,7 +2,7 @@ use half::f16;
 
 use crate::{DType, TensorError, TernaryTensor};
 
-/// A matrix of 2-bit codes with a scale for every group of 64 or 128 columns of a row:
+/// A matrix of 2-bit codes with a scale per group of 64 or 128 columns of a row:
 /// `w[r][k] = scale[r][k / group] * (code[r][k] - 1)`.
 ///
 /// ```text
@@ -10,11 +10,11 @@ use crate::{DType, TensorError, TernaryTensor};
 /// scales [rows][ceil(cols / group)] f16
 /// ```
 ///
-/// The codes lie as those of a [`TernaryTensor`]. Code 3 stands for +2: released files do not use it, but their formats
+/// Codes are laid out as in [`TernaryTensor`]. Code 3 stands for +2: released files do not use it, but their formats
 /// define it. The unused codes at the end of a row are 0. Rows are output features, columns are input features.
 ///
-/// Groups of 64 whose scales are equal in pairs are groups of 128: [`GroupedTensor::new`] merges them, so that both
-/// storage forms of one matrix are one tensor and give the same bits.
+/// If the scales of groups of 64 are equal in pairs, [`GroupedTensor::new`] merges them to groups of 128, so that both
+/// storage forms of a matrix become the same tensor and give the same bits.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GroupedTensor {
     rows: usize,
@@ -25,20 +25,20 @@ pub struct GroupedTensor {
 }
 
 impl GroupedTensor {
-    /// The widest group, and the one that groups of 64 are merged to where their scales allow.
+    /// Columns in the widest group.
     pub const WIDE: usize = 128;
-    /// The narrowest group.
+    /// Columns in the narrowest group.
     pub const NARROW: usize = 64;
 
-    /// Scales of one row.
+    /// Number of scales in a row.
     pub const fn groups(cols: usize, group: usize) -> usize {
         cols.div_ceil(group)
     }
 
-    /// A tensor from codes and scales in the layout above. Codes after the last column are cleared.
+    /// Makes a tensor from codes and scales in the layout above. Codes after the last column are cleared.
     ///
     /// # Errors
-    /// If `group` is neither 64 nor 128, a length does not match, or a scale is not finite.
+    /// If there are no rows or columns, `group` is not 64 or 128, a length does not match, or a scale is not finite.
     pub fn new(
         rows: usize,
         cols: usize,
@@ -67,7 +67,7 @@ impl GroupedTensor {
         Ok(tensor)
     }
 
-    /// Makes groups of 128 from groups of 64 if the scales of every pair are equal in every bit.
+    /// Merges groups of 64 to groups of 128 if the scales of every pair are bitwise equal.
     fn merge(&mut self) {
         if self.group == Self::WIDE {
             return;
@@ -81,17 +81,17 @@ impl GroupedTensor {
         }
     }
 
-    /// The scales as groups of 64.
+    /// The scale of every 64 columns; both halves of a group of 128 have its scale.
     fn narrow_scales(&self) -> impl Iterator<Item = f16> + '_ {
         let narrow = Self::groups(self.cols, Self::NARROW);
         let columns = move |i| i * Self::NARROW / self.group;
         (0..self.rows).flat_map(move |row| (0..narrow).map(move |i| self.row_scales(row)[columns(i)]))
     }
 
-    /// Stacks parts on top of each other; each keeps its scales. Where one part has groups of 64, all get them.
+    /// Stacks the rows of the parts in order; each part keeps its scales. If any part has groups of 64, the result has.
     ///
     /// # Errors
-    /// If the parts differ in their number of columns, or there are none.
+    /// If the parts differ in their number of columns, or `parts` is empty.
     pub fn stack(parts: &[GroupedTensor]) -> Result<Self, TensorError> {
         let Some(first) = parts.first() else {
             return Err(TensorError::Empty { rows: 0, cols: 0 });
@@ -115,12 +115,12 @@ impl GroupedTensor {
         Ok(all)
     }
 
-    /// Output features.
+    /// Number of output features.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Input features.
+    /// Number of input features.
     pub fn cols(&self) -> usize {
         self.cols
     }
@@ -161,7 +161,7 @@ impl GroupedTensor {
             .map(|c| c as i8 - 1)
     }
 
-    /// One row as f32: each value times its group's scale.
+    /// Decodes one row to f32: each value times the scale of its group.
     ///
     /// # Panics
     /// If `out` is not as long as a row.
@@ -173,10 +173,10 @@ impl GroupedTensor {
         }
     }
 
-    /// The same matrix with rows in another order: row `i` of the result is row `order(i)` of this one.
+    /// Returns the matrix with its rows reordered: row `i` of the result is row `order(i)` of `self`.
     ///
     /// # Panics
-    /// If `order` leaves the range of rows.
+    /// If `order` returns a row that does not exist.
     pub fn permute_rows(&self, order: impl Fn(usize) -> usize) -> Self {
         let rows = || (0..self.rows).map(&order);
         let codes = rows().flat_map(|r| self.row_codes(r).iter().copied()).collect();
@@ -185,7 +185,7 @@ impl GroupedTensor {
     }
 }
 
-/// Whether `actual` bytes are as many as the shape needs.
+/// Returns an error unless `actual` is the number of bytes that the shape needs.
 fn check_length(shape: [usize; 2], dtype: DType, actual: usize) -> Result<(), TensorError> {
     let bytes = shape[0].checked_mul(shape[1]).and_then(|n| n.checked_mul(dtype.block_bytes()));
     let expected = bytes.ok_or_else(|| TensorError::Overflow { shape: shape.into(), dtype })?;
@@ -235,7 +235,7 @@ mod tests {
             let other = GroupedTensor::new(2, 320, 64, codes.clone(), scales.clone()).unwrap();
             assert_eq!((other.group(), other.scales()), (64, &scales[..]), "scale {at}");
         }
-        // Zeros of two signs are two scales: merged, a product's sign would change.
+        // Zeros of different signs are different scales: merging them would change a product's sign.
         let zeros = GroupedTensor::new(1, 128, 64, vec![0; 32], f16s(&[0.0, -0.0])).unwrap();
         assert_eq!(zeros.group(), 64);
     }

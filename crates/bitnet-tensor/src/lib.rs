@@ -1,16 +1,16 @@
-//! What data is: dtypes, shapes, tensors, the canonical layouts of ternary weights with a scale for rows or for groups of
-//! columns, and the definition of int8 activation quantisation.
+//! Defines the data: dtypes, shapes, tensors, the canonical layouts of ternary weights (scales per row range or per
+//! group of columns), and int8 quantisation of activations.
 //!
-//! No I/O, no threads, no `unsafe`: everything above builds on these definitions, and every kernel is judged
-//! against them.
+//! This crate has no I/O, no threads and no `unsafe`. All other crates build on these definitions, and every kernel is
+//! tested against them.
 //!
 //! ```
 //! use bitnet_tensor::{TernaryTensor, quant::quantize_row};
 //!
 //! let weights = TernaryTensor::from_trits(1, 5, &[1, 0, -1, 1, -1], 0.25)?;
-//! assert_eq!(weights.codes().len(), 2, "four trits a byte");
+//! assert_eq!(weights.codes().len(), 2, "four trits per byte");
 //!
-//! // By their own largest magnitude, 2, these become int8: 127 * x / 2.
+//! // The largest magnitude is 2, so each value becomes round(x * 127 / 2).
 //! let mut x_i8 = [0; 5];
 //! let row = quantize_row(&[2.0, 1.0, -2.0, 0.0, 1.0], &mut x_i8);
 //! assert_eq!((x_i8, row.multiplier), ([127, 64, -127, 0, 64], 63.5));

@@ -8,15 +8,15 @@
 //! ```
 //!
 //! and `x_i` is about `q_i / multiplier`. Source: "The Era of 1-bit LLMs" (arXiv 2402.17764) and `ActQuant` in
-//! Hugging Face transformers' `integrations/bitnet.py`. There the quotient is computed as PyTorch divides a number
-//! by a tensor, `(1 / m) * 127` with two roundings, and so it is here: values that lie half-way between two steps
-//! are not rare (block-quantised embeddings are full of them), and the last bit decides where they go.
+//! Hugging Face transformers' `integrations/bitnet.py`. PyTorch divides a number by a tensor as `(1 / m) * 127`, with
+//! two roundings, and this module does the same: values half-way between two steps are common (block-quantised
+//! embeddings are full of them), and the last bit of the multiplier decides which way they round.
 //!
-//! A row with a NaN or an infinity quantises to zeros with a NaN multiplier, so that everything computed from it
-//! is NaN and no other row is touched.
+//! A row that contains a NaN or an infinity quantises to zeros with a NaN multiplier: everything computed from it is
+//! NaN, and no other row is affected.
 //!
-//! Weights with a scale for every group of columns take activations by groups of [`GROUP`] columns instead, whatever the
-//! size of their own groups:
+//! For weights with a scale per group of columns, activations are quantised in groups of [`GROUP`] columns instead,
+//! whatever the size of the weights' groups:
 //!
 //! ```text
 //! multiplier = (1 / absmax) * 127
@@ -24,25 +24,25 @@
 //! scale      = absmax / 127
 //! ```
 //!
-//! and `x_i` is about `q_i * scale`. A group of zeros has scale 0; so has one whose absmax is so small that the multiplier
-//! overflows (below 4e-37). A group with a NaN or an infinity quantises to zeros with a NaN scale.
+//! and `x_i` is about `q_i * scale`. The scale is 0 if all values are 0 or if the absmax is so small that the
+//! multiplier overflows (below 4e-37). A group that contains a NaN or an infinity quantises to zeros with a NaN scale.
 
-/// The smallest absmax that is divided by.
+/// Lower bound on the absmax that a row is divided by.
 pub const MIN_ABSMAX: f32 = 1e-5;
 
-/// Columns of activations that share a scale where weights have scales for groups of columns.
+/// Columns of activations that share a scale when the weights have a scale per group of columns.
 pub const GROUP: usize = 128;
 
-/// What a quantised row is divided by, and what the ternary identity subtracts.
+/// Multiplier and sum of a quantised row.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RowQuant {
-    /// int8 steps a unit: `127 / max(absmax, 1e-5)`; NaN for a row that holds a NaN or an infinity.
+    /// int8 steps per unit: `127 / max(absmax, 1e-5)`; NaN for a row that contains a NaN or an infinity.
     pub multiplier: f32,
     /// Sum of the quantised row: `dot(code - 1, q) = dot(code, q) - sum`.
     pub sum: i32,
 }
 
-/// The multiplier of a row with this absolute maximum; `None` if it is not finite.
+/// Returns the multiplier of a row with this absolute maximum, or `None` if the maximum is not finite.
 pub fn multiplier(absmax: f32) -> Option<f32> {
     let m = if absmax < MIN_ABSMAX { MIN_ABSMAX } else { absmax };
     m.is_finite().then(|| 1.0 / m * 127.0)
@@ -54,7 +54,7 @@ pub fn multiplier(absmax: f32) -> Option<f32> {
 /// If `q` is not as long as `x`.
 pub fn quantize_row(x: &[f32], q: &mut [i8]) -> RowQuant {
     assert_eq!(x.len(), q.len(), "quantize_row: output must be as long as input");
-    // Comparing the bits of |x| as integers is exact, does not depend on the order, and lets a NaN win.
+    // Comparing the bits of |x| as integers is exact and independent of order, and a NaN compares highest.
     let absmax = f32::from_bits(x.iter().map(|v| v.abs().to_bits()).max().unwrap_or(0));
     let Some(multiplier) = multiplier(absmax) else {
         q.fill(0);
@@ -68,20 +68,20 @@ pub fn quantize_row(x: &[f32], q: &mut [i8]) -> RowQuant {
     RowQuant { multiplier, sum }
 }
 
-/// Scale and sums of [`GROUP`] quantised values, four words in this order.
+/// Scale and sums of a group of [`GROUP`] quantised values: four 32-bit words in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 #[repr(C)]
 pub struct GroupQuant {
-    /// What one int8 step is worth: `absmax / 127`; NaN for a group that holds a NaN or an infinity.
+    /// Value of one int8 step: `absmax / 127`; NaN for a group that contains a NaN or an infinity.
     pub scale: f32,
     /// Sum of the quantised group.
     pub sum: i32,
-    /// Sums of its first and its second 64 values.
+    /// Sums of the first 64 and the last 64 values.
     pub halves: [i32; 2],
 }
 
-/// The multiplier and the scale of a group with this absolute maximum. Where the multiplier is 0, all of the group
-/// becomes 0, whatever it holds.
+/// Returns the multiplier and the scale of a group with this absolute maximum. A multiplier of 0 means that every
+/// value of the group quantises to 0, even a NaN.
 pub fn group_scale(absmax: f32) -> (f32, f32) {
     if !absmax.is_finite() {
         return (0.0, f32::NAN);
@@ -90,10 +90,10 @@ pub fn group_scale(absmax: f32) -> (f32, f32) {
     if multiplier.is_finite() { (multiplier, absmax / 127.0) } else { (0.0, 0.0) }
 }
 
-/// Quantises one row by groups; the last group may be shorter than [`GROUP`].
+/// Quantises one row in groups; the last group may be shorter than [`GROUP`].
 ///
 /// # Panics
-/// If `q` is not as long as `x`, or there is not one of `groups` for every group.
+/// If `q` is not as long as `x`, or `groups` does not have one element per group.
 pub fn quantize_groups(x: &[f32], q: &mut [i8], groups: &mut [GroupQuant]) {
     assert_eq!(x.len(), q.len(), "quantize_groups: output must be as long as input");
     assert_eq!(x.len().div_ceil(GROUP), groups.len(), "quantize_groups: one result for every group");
@@ -164,7 +164,7 @@ mod tests {
             assert!(q[..128] == [0; 128], "{bad}");
             assert_eq!((q[200], groups[1].scale, groups[1].halves), (-127, 8.0 / 127.0, [0, -127]), "{bad}");
         }
-        // The largest and the smallest that have one.
+        // The largest and about the smallest absmax with a finite multiplier.
         for x in [f32::MAX, 3.8e-37] {
             let (mut q, mut groups) = ([0; 2], [GroupQuant::default(); 1]);
             quantize_groups(&[x, -x], &mut q, &mut groups);

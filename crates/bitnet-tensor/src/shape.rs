@@ -2,12 +2,12 @@ use std::fmt;
 
 use crate::{DType, TensorError};
 
-/// Dimensions of a tensor, outermost first; rows are contiguous along the last one.
+/// Dimensions of a tensor, outermost first. Elements along the last dimension are contiguous and form a row.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Shape(Vec<usize>);
 
 impl Shape {
-    /// A shape from its dimensions, outermost first. No dimensions make a scalar.
+    /// Makes a shape from its dimensions, outermost first. An empty list is a scalar.
     pub fn new(dims: impl Into<Vec<usize>>) -> Self {
         Shape(dims.into())
     }
@@ -25,7 +25,7 @@ impl Shape {
     /// Number of elements.
     ///
     /// # Errors
-    /// [`TensorError::Overflow`] if the product does not fit; `dtype` only completes the message.
+    /// [`TensorError::Overflow`] if the product does not fit in `usize`; `dtype` is used only in the message.
     pub fn elements(&self, dtype: DType) -> Result<usize, TensorError> {
         self.0
             .iter()
@@ -33,7 +33,7 @@ impl Shape {
             .ok_or_else(|| TensorError::Overflow { shape: self.clone(), dtype })
     }
 
-    /// Bytes that a tensor of this shape and type occupies.
+    /// Size in bytes of a tensor of this shape and type.
     ///
     /// # Errors
     /// [`TensorError::Overflow`], or [`TensorError::PartialBlock`] if rows do not end on a block boundary.

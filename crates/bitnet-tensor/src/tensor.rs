@@ -2,7 +2,7 @@ use std::{fmt, ops::Range, sync::Arc};
 
 use crate::{DType, Shape, TensorError, blocks};
 
-/// Bytes that several tensors share without copying: a memory-mapped file, or a vector.
+/// Bytes that tensors share without copying: a memory-mapped file or a vector.
 #[derive(Clone)]
 pub struct SharedBytes {
     owner: Arc<dyn AsRef<[u8]> + Send + Sync>,
@@ -10,13 +10,13 @@ pub struct SharedBytes {
 }
 
 impl SharedBytes {
-    /// All bytes of `owner`.
+    /// Shares all bytes of `owner`.
     pub fn new(owner: impl AsRef<[u8]> + Send + Sync + 'static) -> Self {
         let range = 0..owner.as_ref().len();
         SharedBytes { owner: Arc::new(owner), range }
     }
 
-    /// A part of these bytes, `None` if `range` reaches past the end.
+    /// Returns part of these bytes, or `None` if `range` reaches past the end.
     pub fn slice(&self, range: Range<usize>) -> Option<Self> {
         let start = self.range.start.checked_add(range.start)?;
         let end = self.range.start.checked_add(range.end)?;
@@ -46,7 +46,7 @@ impl fmt::Debug for SharedBytes {
     }
 }
 
-/// A dense tensor: type, shape and little-endian bytes that may lie in a memory-mapped file.
+/// A dense tensor: type, shape, and little-endian bytes that may be in a memory-mapped file.
 #[derive(Debug, Clone)]
 pub struct BitNetTensor {
     dtype: DType,
@@ -55,10 +55,10 @@ pub struct BitNetTensor {
 }
 
 impl BitNetTensor {
-    /// A tensor over existing bytes.
+    /// Makes a tensor over existing bytes.
     ///
     /// # Errors
-    /// If `bytes` is not exactly as long as `shape` and `dtype` say, or the shape is not possible.
+    /// If the length of `bytes` does not match `shape` and `dtype`, or [`Shape::byte_len`] fails.
     pub fn new(dtype: DType, shape: impl Into<Shape>, bytes: SharedBytes) -> Result<Self, TensorError> {
         let shape = shape.into();
         let expected = shape.byte_len(dtype)?;
@@ -68,10 +68,10 @@ impl BitNetTensor {
         Ok(BitNetTensor { dtype, shape, bytes })
     }
 
-    /// An f32 tensor that owns its values.
+    /// Makes an f32 tensor that owns its values.
     ///
     /// # Errors
-    /// If `values` is not exactly as long as `shape` says.
+    /// If the length of `values` does not match `shape`.
     pub fn from_f32(shape: impl Into<Shape>, values: &[f32]) -> Result<Self, TensorError> {
         let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
         BitNetTensor::new(DType::F32, shape, SharedBytes::new(bytes))
@@ -92,7 +92,7 @@ impl BitNetTensor {
         self.shape.cols()
     }
 
-    /// Number of rows: the product of all dimensions but the last.
+    /// Number of rows: the product of all dimensions except the last.
     pub fn rows(&self) -> usize {
         match self.bytes.len() {
             0 => 0,
@@ -100,7 +100,7 @@ impl BitNetTensor {
         }
     }
 
-    /// All bytes, rows one after another.
+    /// All bytes, row after row.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
@@ -110,18 +110,18 @@ impl BitNetTensor {
         self.cols() / self.dtype.block_elements() * self.dtype.block_bytes()
     }
 
-    /// Decodes row `row` to f32, exactly where f32 can hold the stored value.
+    /// Decodes row `row` to f32; exact wherever f32 can represent the stored value.
     ///
     /// # Panics
-    /// If `row` is out of range, `out` is not one row long, or the type is not a float type
-    /// ([`DType::is_float`]): the caller checked these when the tensor was taken in.
+    /// If `row` is out of range, `out` is not one row long, or the type is not a float type ([`DType::is_float`]).
+    /// Callers check these when they accept a tensor.
     pub fn decode_row(&self, row: usize, out: &mut [f32]) {
         assert_eq!(out.len(), self.cols(), "decode_row: output must hold one row");
         let n = self.row_bytes();
         blocks::decode(self.dtype, &self.bytes[row * n..][..n], out);
     }
 
-    /// All values as f32.
+    /// Decodes all values to f32.
     ///
     /// # Panics
     /// If the type is not a float type ([`DType::is_float`]).

@@ -11,12 +11,12 @@ pub struct RowScale {
     pub scale: f32,
 }
 
-/// A matrix of trits with a scale per row range: the canonical layout that every file format is read into and
-/// every kernel layout is packed from.
+/// A matrix of trits with a scale per row range. Every file format is read into this canonical layout, and every kernel
+/// layout is packed from it.
 ///
 /// ```text
 /// codes  [rows][ceil(cols / 4)] u8      bits 2i..2i+2 of byte j hold column 4j + i as trit + 1 (0, 1, 2)
-/// scales sorted ranges that cover all rows without a gap; fused q/k/v or gate/up keep one range each
+/// scales sorted ranges that cover all rows without gaps; in fused q/k/v or gate/up, each part keeps its range
 /// ```
 ///
 /// The unused codes at the end of a row are 0. Rows are output features, columns are input features.
@@ -34,11 +34,11 @@ impl TernaryTensor {
         cols.div_ceil(4)
     }
 
-    /// A tensor from codes in the canonical layout, all rows with one scale.
+    /// Makes a tensor from codes in the canonical layout, with one scale for all rows. Codes after the last column are
+    /// cleared, not checked.
     ///
     /// # Errors
-    /// If the length does not match, a code is 3, or the scale is not finite. Codes after the last column are
-    /// cleared, not checked.
+    /// If there are no rows or columns, the length does not match, a code is 3, or the scale is not finite.
     pub fn from_codes(rows: usize, cols: usize, mut codes: Vec<u8>, scale: f32) -> Result<Self, TensorError> {
         if rows == 0 || cols == 0 {
             return Err(TensorError::Empty { rows, cols });
@@ -63,7 +63,8 @@ impl TernaryTensor {
             let mask = (1u8 << (2 * (cols % 4))) - 1;
             codes.iter_mut().skip(stride - 1).step_by(stride).for_each(|b| *b &= mask);
         }
-        // A code is 3 exactly when both of its bits are set. All are looked at together before any is looked for.
+        // A code is 3 if and only if both of its bits are set. One pass over all codes comes first; the search for the
+        // bad one runs only if there is one.
         let both = |b: u8| b & (b >> 1) & 0x55;
         if codes.iter().fold(0, |seen, &b| seen | both(b)) != 0
             && let Some(at) = codes.iter().position(|&b| both(b) != 0)
@@ -74,10 +75,10 @@ impl TernaryTensor {
         Ok(TernaryTensor { rows, cols, codes, scales: vec![RowScale { start: 0, end: rows, scale }] })
     }
 
-    /// A tensor from trits in row-major order, all rows with one scale.
+    /// Makes a tensor from trits in row-major order, with one scale for all rows.
     ///
     /// # Errors
-    /// If the length does not match, a value is not -1, 0 or 1, or the scale is not finite.
+    /// If there are no rows or columns, the length does not match, a value is not a trit, or the scale is not finite.
     pub fn from_trits(rows: usize, cols: usize, trits: &[i8], scale: f32) -> Result<Self, TensorError> {
         if rows == 0 || cols == 0 {
             return Err(TensorError::Empty { rows, cols });
@@ -102,10 +103,10 @@ impl TernaryTensor {
         Self::from_codes(rows, cols, codes, scale)
     }
 
-    /// Stacks parts on top of each other; each keeps its scales. Fuses q/k/v, or gate and up.
+    /// Stacks the rows of the parts in order, which fuses q/k/v or gate and up. Each part keeps its scales.
     ///
     /// # Errors
-    /// If the parts differ in their number of columns, or there are none.
+    /// If the parts differ in their number of columns, or `parts` is empty.
     pub fn stack(parts: &[TernaryTensor]) -> Result<Self, TensorError> {
         let Some(first) = parts.first() else {
             return Err(TensorError::Empty { rows: 0, cols: 0 });
@@ -127,12 +128,12 @@ impl TernaryTensor {
         Ok(all)
     }
 
-    /// Output features.
+    /// Number of output features.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Input features.
+    /// Number of input features.
     pub fn cols(&self) -> usize {
         self.cols
     }
@@ -153,7 +154,7 @@ impl TernaryTensor {
         &self.codes[row * stride..][..stride]
     }
 
-    /// One value: -1, 0 or 1.
+    /// Returns one value: -1, 0 or 1.
     pub fn trit(&self, row: usize, col: usize) -> i8 {
         assert!(col < self.cols, "column {col} of {}", self.cols);
         (self.row_codes(row)[col / 4] >> (2 * (col % 4)) & 3) as i8 - 1
@@ -168,10 +169,10 @@ impl TernaryTensor {
             .map(|c| c as i8 - 1)
     }
 
-    /// The same matrix with rows in another order: row `i` of the result is row `order(i)` of this one.
+    /// Returns the matrix with its rows reordered: row `i` of the result is row `order(i)` of `self`.
     ///
     /// # Panics
-    /// If the tensor has more than one scale range, or `order` leaves the range of rows.
+    /// If the tensor has more than one scale range, or `order` returns a row that does not exist.
     pub fn permute_rows(&self, order: impl Fn(usize) -> usize) -> Self {
         assert_eq!(self.scales.len(), 1, "permute_rows: rows of different scales must not be mixed");
         let codes = (0..self.rows).flat_map(|r| self.row_codes(order(r)).iter().copied()).collect();
@@ -179,7 +180,7 @@ impl TernaryTensor {
     }
 }
 
-/// Transposes a 4 x 4 matrix of 2-bit fields: field `i` of byte `j` and field `j` of byte `i` change places.
+/// Transposes a 4 x 4 matrix of 2-bit fields: field `i` of byte `j` is swapped with field `j` of byte `i`.
 pub fn transpose_codes(x: u32) -> u32 {
     // Swap the off-diagonal fields of every 2 x 2 block, then the off-diagonal blocks.
     let t = (x ^ (x >> 6)) & 0x00CC_00CC;
