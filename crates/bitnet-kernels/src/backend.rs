@@ -4,79 +4,79 @@ use bitnet_tensor::{BitNetTensor, GroupedTensor, TernaryTensor};
 
 use crate::{Ask, Drawn, GroupedPanels, KernelError, KvShape, Panels, Screen, gpu::Counts};
 
-/// What a backend runs on, for people and records.
+/// Describes what a backend runs on, for display and records.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BackendInfo {
     /// `cpu`, `reference`, ...
     pub device: String,
     /// Instruction set of the kernels in use.
     pub isa: &'static str,
-    /// Threads that share the work.
+    /// Number of threads that share the work.
     pub threads: usize,
     /// Type of cached keys and values: `f32`, ...
     pub kv: &'static str,
 }
 
-/// What a device with memory of its own reports.
+/// Status of a device that has its own memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeviceStatus {
-    /// Bytes of its memory in use by all programs when memory was last reserved for steps.
+    /// Bytes of device memory that all programs used when memory was last reserved for steps.
     pub memory_used: u64,
-    /// Bytes of its memory.
+    /// Bytes of device memory.
     pub memory_total: u64,
-    /// What it has done.
+    /// Work done since the backend was opened.
     pub counts: Counts,
-    /// Whether it has failed, and computes no more.
+    /// Whether the device has failed; it then computes nothing more.
     pub lost: bool,
 }
 
-/// The largest step that memory is reserved for.
+/// Size of the largest step, for which memory is reserved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StepSize {
-    /// Tokens.
+    /// Tokens in the step.
     pub tokens: usize,
     /// Rows of logits.
     pub logit_rows: usize,
-    /// Blocks in the lists of all runs.
+    /// Entries in the block tables of all runs together.
     pub blocks: usize,
-    /// Query heads that share a key head.
+    /// Query heads per key head.
     pub group: usize,
-    /// Logits of a row.
+    /// Logits in a row.
     pub vocab: usize,
 }
 
 /// Consecutive tokens of one sequence within a step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Run {
-    /// Which rows of the step's activations they are.
+    /// Rows of the step's activations that hold these tokens.
     pub tokens: Range<usize>,
-    /// Position of the first of them in its sequence.
+    /// Position of the first token in its sequence.
     pub start: usize,
-    /// Where the sequence's block table lies in the step's list of blocks.
+    /// Part of the step's list of blocks that is the sequence's block table.
     pub blocks: Range<usize>,
 }
 
 /// One RMSNorm: `y = x / sqrt(mean(x^2) + eps) * gain`.
 #[derive(Debug)]
 pub struct Norm<G> {
-    /// Gain of every feature.
+    /// One gain per feature.
     pub gain: G,
     /// Added to the mean square.
     pub eps: f32,
 }
 
-/// The norms that a row passes before it is quantised, in this order.
+/// The norms applied to a row before it is quantised, in this order.
 pub type Norms<'a, G> = [Option<&'a Norm<G>>; 2];
 
-/// The norms of every query head and of every key head before they are turned; their gains are as wide as a head.
+/// The norms of query heads and key heads, applied before the rotary embedding; their gains are as wide as a head.
 pub type HeadNorms<'a, G> = Option<[&'a Norm<G>; 2]>;
 
-/// Which int8 activations share a scale: it depends on the weights that they meet.
+/// Which int8 activations share a scale; the weights that multiply them decide.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Grouping {
-    /// A whole row, for matrices of [`Backend::linear`].
+    /// A whole row, for matrices from [`Backend::linear`].
     Row,
-    /// Groups of [`bitnet_tensor::quant::GROUP`] columns, for matrices of [`Backend::grouped`].
+    /// Groups of [`bitnet_tensor::quant::GROUP`] columns, for matrices from [`Backend::grouped`].
     Groups,
 }
 
@@ -89,72 +89,72 @@ pub enum Gate {
     Silu,
 }
 
-/// What rows are used for; a backend may store each kind in its own precision.
+/// What activation rows are used for; a backend may store each kind in a different precision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RowsKind {
-    /// The sum that every layer adds to: f32 on every backend.
+    /// The residual that every layer adds to: f32 on every backend.
     Residual,
-    /// The output of one operation and input of the next: f32 on the CPU, bf16 on a GPU.
+    /// Output of one operation and input of the next: f32 on the CPU, bf16 on a GPU.
     Between,
 }
 
 /// Which rows of a matrix the next operation needs together; a backend may store them side by side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RowOrder {
-    /// Every row by itself.
+    /// The next operation uses each row on its own.
     Plain,
-    /// Row `i` of the gate with row `i` of up, the matrix's halves: for [`Backend::bit_linear_gate_quantize`].
+    /// The halves of the matrix are gate and up, and row `i` of one is needed with row `i` of the other:
+    /// for [`Backend::bit_linear_gate_quantize`].
     GateUp,
-    /// Dimension `i` of a head with dimension `i + head_dim / 2`: for [`Backend::bit_linear_rope_store`].
+    /// Dimension `i` of a head is needed with dimension `i + head_dim / 2`: for [`Backend::bit_linear_rope_store`].
     Rope {
         /// Width of a head.
         head_dim: usize,
     },
 }
 
-/// Memory and the few fused operations that a forward pass is made of.
+/// Provides memory and the few fused operations of a forward pass.
 ///
-/// A step has `n` tokens (rows). Buffers are made once for the largest step, and every operation works on their first `n`
-/// rows. Shapes that do not fit are a bug in the caller and panic; [`KernelError`] reports what can happen to a correct
-/// caller. Operations take effect in the order of the calls.
+/// A step has `n` tokens (rows). Buffers are made once for the largest step, and every operation works on their first
+/// `n` rows. Shapes that do not match are bugs in the caller and panic; [`KernelError`] reports what can happen to a
+/// correct caller. Operations take effect in the order of the calls.
 pub trait Backend: Send {
     /// Activations, `[rows][width]`.
     type Rows: Send;
-    /// int8 activations, `[rows][width]`, with scales and sums of rows or of groups.
+    /// int8 activations, `[rows][width]`, with scales and sums per row or per group.
     type Quants: Send;
-    /// A matrix with one scale a row or with scales for groups of columns, in the layout of the kernels.
+    /// A matrix in the layout of the kernels, with one scale per row or per group of columns.
     type Linear: Send;
-    /// A matrix of rows, dense or ternary: embedding, output head.
+    /// A dense or ternary matrix: the embedding or the output head.
     type Table: Send;
-    /// Gain of a norm, `[width]` f32.
+    /// The gain of a norm, `[width]` f32.
     type Gain: Send;
     /// Cosines and sines of the rotary embedding, `[positions][head_dim / 2]` each.
     type Rope: Send;
     /// Keys and values of one layer, in blocks of [`crate::BLOCK_TOKENS`] tokens.
     type Kv: Send;
 
-    /// Whether [`Backend::panels`], [`Backend::grouped_panels`], [`Backend::ternary_panels`] and [`Backend::screen`] use what a
-    /// file holds as it lies there.
+    /// Whether [`Backend::panels`], [`Backend::grouped_panels`], [`Backend::ternary_panels`] and [`Backend::screen`]
+    /// use the bytes of a file in place.
     const READS_PANELS: bool = false;
 
-    /// What this backend runs on.
+    /// Describes what this backend runs on.
     fn info(&self) -> BackendInfo;
 
-    /// Zeroed activations.
+    /// Makes zeroed activations.
     fn rows(&mut self, rows: usize, width: usize, kind: RowsKind) -> Result<Self::Rows, KernelError>;
-    /// Zeroed int8 activations.
+    /// Makes zeroed int8 activations.
     fn quants(&mut self, rows: usize, width: usize, grouping: Grouping) -> Result<Self::Quants, KernelError>;
-    /// Packs a matrix for [`Backend::bit_linear`] (order [`RowOrder::Plain`]) or for the operation that `order`
-    /// names.
+    /// Packs a matrix for [`Backend::bit_linear`] (order [`RowOrder::Plain`]) or for the operation named by `order`.
     fn linear(&mut self, weights: &TernaryTensor, order: RowOrder) -> Result<Self::Linear, KernelError>;
-    /// As [`Backend::linear`], for a matrix with scales for groups of columns. It multiplies activations of
-    /// [`Grouping::Groups`].
+    /// Like [`Backend::linear`], for a matrix with a scale per group of columns. It multiplies activations quantised
+    /// with [`Grouping::Groups`].
     fn grouped(&mut self, weights: &GroupedTensor, order: RowOrder) -> Result<Self::Linear, KernelError>;
-    /// As [`Backend::linear`], for a matrix that is already packed for the CPU.
+    /// Like [`Backend::linear`], for a matrix that is already packed for the CPU.
     fn panels(&mut self, weights: Panels, order: RowOrder) -> Result<Self::Linear, KernelError> {
         self.linear(&weights.unpack(0..weights.rows())?, order)
     }
-    /// As [`Backend::panels`], for a matrix with scales for groups of columns.
+    /// Like [`Backend::panels`], for a matrix with a scale per group of columns.
     fn grouped_panels(
         &mut self,
         weights: GroupedPanels,
@@ -162,23 +162,23 @@ pub trait Backend: Send {
     ) -> Result<Self::Linear, KernelError> {
         self.grouped(&weights.unpack(0..weights.rows())?, order)
     }
-    /// Takes a dense matrix of any float type, without copying where the backend can read it in place.
+    /// Takes a dense matrix of any float type, without a copy if the backend can read it in place.
     fn table(&mut self, weights: &BitNetTensor) -> Result<Self::Table, KernelError>;
-    /// Takes a ternary matrix as a table: [`Backend::embed`] decodes its rows, [`Backend::logits`] quantises activations by
-    /// groups and multiplies as [`Backend::bit_linear`] does.
+    /// Takes a ternary matrix as a table: [`Backend::embed`] decodes its rows, and [`Backend::logits`] quantises
+    /// activations in groups and multiplies as [`Backend::bit_linear`] does.
     fn ternary_table(&mut self, weights: &GroupedTensor) -> Result<Self::Table, KernelError>;
-    /// As [`Backend::ternary_table`], for a matrix that is already packed for the CPU.
+    /// Like [`Backend::ternary_table`], for a matrix that is already packed for the CPU.
     fn ternary_panels(&mut self, weights: GroupedPanels) -> Result<Self::Table, KernelError> {
         self.ternary_table(&weights.unpack(0..weights.rows())?)
     }
     /// Takes the gain of a norm.
     fn gain(&mut self, gain: &[f32]) -> Result<Self::Gain, KernelError>;
-    /// Takes cosines and sines, `[positions][head_dim / 2]` each.
+    /// Takes the cosines and sines of the rotary embedding, `[positions][head_dim / 2]` each.
     fn rope(&mut self, cos: &[f32], sin: &[f32], head_dim: usize) -> Result<Self::Rope, KernelError>;
-    /// An empty cache.
+    /// Makes an empty cache.
     fn kv(&mut self, shape: KvShape) -> Result<Self::Kv, KernelError>;
 
-    /// Row `i` of `out` becomes row `tokens[i]` of `table` times `factor`.
+    /// Sets row `i` of `out` to row `tokens[i]` of `table`, times `factor`.
     fn embed(
         &mut self,
         table: &Self::Table,
@@ -187,7 +187,8 @@ pub trait Backend: Send {
         out: &mut Self::Rows,
     ) -> Result<(), KernelError>;
 
-    /// Each row through `norms` in turn, then quantised to int8 ([`bitnet_tensor::quant`]) with the grouping of `out`.
+    /// Applies `norms` to each row in turn, then quantises it to int8 ([`bitnet_tensor::quant`]) with the grouping of
+    /// `out`.
     fn norm_quantize(
         &mut self,
         n: usize,
@@ -196,8 +197,9 @@ pub trait Backend: Send {
         out: &mut Self::Quants,
     ) -> Result<(), KernelError>;
 
-    /// `out[t][column + r] = sum_k x[t][k] * w[r][k]` for all rows `r` of `w`, by the scales of both ([`crate::order`] says
-    /// how); with `add` times this factor, and added to what is there. The grouping of `x` must be that of `w`.
+    /// Computes `out[t][column + r] = sum_k x[t][k] * w[r][k]` for all rows `r` of `w`, scaled as [`crate::order`]
+    /// defines. With `add`, multiplies the result by that factor and adds it to `out`. The groupings of `x` and `w`
+    /// must match.
     fn bit_linear(
         &mut self,
         n: usize,
@@ -208,11 +210,11 @@ pub trait Backend: Send {
         add: Option<f32>,
     ) -> Result<(), KernelError>;
 
-    /// Puts every query head and every key head through its norm, if there are norms, turns both by their positions, and
-    /// stores keys and values.
+    /// Normalises query and key heads if `norms` are given, rotates them by their positions, and stores keys and
+    /// values.
     ///
-    /// `qkv` is `[n][heads * head_dim | kv_heads * head_dim | kv_heads * head_dim]`; queries are turned in
-    /// place: dimension `i` with `i + head_dim / 2`, `x' = x cos - y sin`, `y' = y cos + x sin`.
+    /// `qkv` is `[n][heads * head_dim | kv_heads * head_dim | kv_heads * head_dim]`. Queries are rotated in place:
+    /// dimension `i` with `i + head_dim / 2`, `x' = x cos - y sin`, `y' = y cos + x sin`.
     fn rope_store(
         &mut self,
         runs: &[Run],
@@ -223,9 +225,9 @@ pub trait Backend: Send {
         kv: &mut Self::Kv,
     ) -> Result<(), KernelError>;
 
-    /// Causal attention of every token over its sequence's positions up to its own.
+    /// Computes causal attention: every token attends to the positions of its sequence up to and including its own.
     ///
-    /// Reads the queries from `qkv` (as [`Backend::rope_store`] left them), writes `[n][heads * head_dim]`.
+    /// Reads the queries from `qkv` (as [`Backend::rope_store`] left them) and writes `[n][heads * head_dim]`.
     fn attention(
         &mut self,
         runs: &[Run],
@@ -235,7 +237,7 @@ pub trait Backend: Send {
         out: &mut Self::Rows,
     ) -> Result<(), KernelError>;
 
-    /// Gates `gate_up` (`[n][ffn | ffn]`), then as [`Backend::norm_quantize`].
+    /// Applies the gate to `gate_up` (`[n][ffn | ffn]`), then does the same as [`Backend::norm_quantize`].
     fn gate_quantize(
         &mut self,
         n: usize,
@@ -283,7 +285,7 @@ pub trait Backend: Send {
         self.rope_store(runs, blocks, rope, norms, qkv, kv)
     }
 
-    /// Row `i` of `out` becomes row `wanted[i]` of `x` through `norm`.
+    /// Sets row `i` of `out` to row `wanted[i]` of `x`, normalised by `norm`.
     fn norm_rows(
         &mut self,
         wanted: &[usize],
@@ -292,7 +294,7 @@ pub trait Backend: Send {
         out: &mut Self::Rows,
     ) -> Result<(), KernelError>;
 
-    /// `logits[t][v] = sum_k x[t][k] * table[v][k]`; if the table is ternary, of the quantised rows.
+    /// Computes `logits[t][v] = sum_k x[t][k] * table[v][k]`; if the table is ternary, `x` is quantised first.
     fn logits(
         &mut self,
         n: usize,
@@ -301,8 +303,8 @@ pub trait Backend: Send {
         logits: &mut [f32],
     ) -> Result<(), KernelError>;
 
-    /// As [`Backend::top_logits`], with one row of `x` for each of `asks`. A backend that draws tokens where it computes
-    /// logits does so for rows with an ask and stores the result in `drawn`; the logits of those rows are then undefined.
+    /// Like [`Backend::top_logits`], with one row of `x` for each of `asks`. A backend that can draw tokens itself does
+    /// so for rows with an ask and stores the result in `drawn`; the logits of those rows are then undefined.
     fn draw(
         &mut self,
         x: &Self::Rows,
@@ -315,7 +317,7 @@ pub trait Backend: Send {
         self.top_logits(asks.len(), x, table, keep, logits)
     }
 
-    /// Reserves everything that steps up to this size need beyond their buffers, so that no step allocates.
+    /// Reserves everything that steps up to this size need in addition to their buffers, so that no step allocates.
     fn prepare(&mut self, _size: &StepSize) -> Result<(), KernelError> {
         Ok(())
     }
@@ -325,7 +327,7 @@ pub trait Backend: Send {
         Ok(())
     }
 
-    /// What the device reports; `None` if it is the host.
+    /// Device status, or `None` on the CPU.
     fn device(&self) -> Option<DeviceStatus> {
         None
     }
@@ -335,7 +337,7 @@ pub trait Backend: Send {
         false
     }
 
-    /// Prepares a table for [`Backend::top_logits`] of up to `rows` rows, from the copy that a file holds if there is one.
+    /// Prepares a table for [`Backend::top_logits`] of up to `rows` rows, with the copy `stored` in a file if given.
     fn screen(
         &mut self,
         table: &mut Self::Table,
@@ -346,8 +348,8 @@ pub trait Backend: Send {
         Ok(())
     }
 
-    /// As [`Backend::logits`], for a caller that needs only the `keep[t]` highest logits of row `t` and those equal to the
-    /// last of them: all others may be negative infinity.
+    /// Like [`Backend::logits`], for callers that need only the `keep[t]` highest logits of row `t` and those equal to
+    /// the lowest of them; all others may be negative infinity.
     fn top_logits(
         &mut self,
         n: usize,
@@ -366,10 +368,11 @@ pub trait Backend: Send {
     /// Reads back the first `n` rows, `[n][width]`, for tests and diagnosis.
     fn read(&mut self, x: &Self::Rows, n: usize) -> Result<Vec<f32>, KernelError>;
 
-    /// Writes the first rows from `[n][width]`, for tests.
+    /// Overwrites the first rows with `values`, `[n][width]`, for tests.
     fn write(&mut self, x: &mut Self::Rows, values: &[f32]) -> Result<(), KernelError>;
 
-    /// Reads back the first `n` quantised rows, for tests: values, multipliers and sums of rows, or scales and sums of groups.
+    /// Reads back the first `n` quantised rows, for tests: values, then multipliers and sums per row, or scales and
+    /// sums per group.
     #[expect(clippy::type_complexity, reason = "three arrays")]
     fn read_quants(
         &mut self,

@@ -1,4 +1,4 @@
-//! How fast this machine reads memory: the ceiling of decode, which reads all weights for every token.
+//! Measures memory bandwidth, the upper bound on decode speed: decoding reads all weights for every token.
 
 use std::{
     hint::black_box,
@@ -9,16 +9,17 @@ use std::{
 
 use crate::cpu::buffer::Buffer;
 
-/// Passes over the buffer; the best one counts, for the others were disturbed.
+/// Passes over the buffer. The fastest counts, because the others were disturbed.
 const PASSES: usize = 5;
 const MIB: usize = 1 << 20;
-/// A smaller buffer would measure caches.
+/// Minimum size of the buffer; a smaller one would measure caches.
 const LEAST: usize = 64 * MIB;
 
-/// Gigabytes (10^9 bytes) per second that `threads` threads read together; nothing if memory is too scarce to tell.
+/// Measures the gigabytes (10^9 bytes) per second that `threads` threads read together. Returns `None` if a quarter of
+/// the `available` bytes is too little to measure with.
 ///
-/// The buffer is at least 256 MiB and four times the last-level cache, as far as a gibibyte and a quarter of the
-/// `available` bytes allow.
+/// The buffer has four times the size of the last-level cache, but at least 256 MiB and at most 1 GiB, and never more
+/// than a quarter of the `available` bytes.
 pub fn memory_bandwidth(threads: usize, available: Option<u64>) -> Option<f64> {
     let wanted = (4 * last_level_cache()).clamp(256 * MIB, 1024 * MIB);
     let room = available.map_or(wanted, |bytes| bytes as usize / 4);
@@ -30,14 +31,14 @@ fn measure_over(bytes: usize, threads: usize) -> Option<f64> {
         return None;
     }
     let share = bytes / 8 / threads;
-    // On huge pages, as weights are: one thread reads a sixth more from them than from small ones.
+    // On huge pages, like weights: one thread reads a sixth more per second from them than from small pages.
     let mut buffer = Buffer::zeroed(share * threads, "memory to be read").ok()?;
-    // Whether all threads were started: those that were must not wait for those that could not be.
+    // Whether all threads were started. Those that were must not wait for those that were not.
     let (complete, barrier) = (OnceLock::new(), Barrier::new(threads));
     let parts: Vec<Vec<[Instant; 2]>> = thread::scope(|scope| {
         let (complete, barrier) = (&complete, &barrier);
         let work = |part: &mut [u64]| {
-            // Written by the thread that reads it, so that every page is there, and near.
+            // Each thread writes the part that it reads, so that its pages are mapped, and close to it.
             part.iter_mut().zip(0..).for_each(|(word, i)| *word = i);
             let passes = if *complete.wait() { PASSES } else { 0 };
             (0..passes).map(|_| pass(part, barrier)).collect()
@@ -59,7 +60,7 @@ fn measure_over(bytes: usize, threads: usize) -> Option<f64> {
     Some((8 * share * threads) as f64 / best / 1e9)
 }
 
-/// When one thread began and ended a pass over its part.
+/// Runs one pass of a thread over its part, and returns when it began and ended.
 fn pass(part: &[u64], barrier: &Barrier) -> [Instant; 2] {
     barrier.wait();
     let start = Instant::now();
@@ -67,7 +68,7 @@ fn pass(part: &[u64], barrier: &Barrier) -> [Instant; 2] {
     [start, Instant::now()]
 }
 
-/// Many sums side by side, so that the compiler can use vectors and no addition waits for the one before.
+/// Keeps independent sums, so that the compiler can use vectors and no addition waits for the previous one.
 fn sum(part: &[u64]) -> u64 {
     let mut sums = [0u64; 32];
     for chunk in part.chunks_exact(32) {
@@ -78,7 +79,7 @@ fn sum(part: &[u64]) -> u64 {
     sums.iter().fold(0, |a, b| a.wrapping_add(*b))
 }
 
-/// Bytes of the largest cache, 0 if the system does not tell.
+/// Bytes of the largest cache, or 0 if the system does not report it.
 fn last_level_cache() -> usize {
     let read = |index: usize| {
         let file = format!("/sys/devices/system/cpu/cpu0/cache/index{index}/size");

@@ -1,19 +1,19 @@
-/// What a row of logits is drawn with.
+/// How to draw a token from a row of logits.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Ask {
-    /// Divides the logits; 0 takes the most likely token.
+    /// Divides the logits; 0 always takes the most likely token.
     pub temperature: f32,
-    /// Only this many most likely tokens are kept; 0 keeps all, 1 takes the most likely token.
+    /// Number of most likely tokens to keep; 0 keeps all, 1 always takes the most likely token.
     pub top_k: u32,
-    /// Only the fewest most likely tokens that together have this probability are kept; 1 keeps all.
+    /// Keeps the smallest set of most likely tokens whose total probability reaches this; 1 keeps all.
     pub top_p: f32,
-    /// Only tokens with at least this part of the most likely token's probability are kept; 0 keeps all.
+    /// Keeps tokens whose probability is at least this fraction of the most likely token's; 0 keeps all.
     pub min_p: f32,
     /// The request's seed.
     pub seed: u64,
-    /// Which of the request's choices this is.
+    /// Index of the choice within the request.
     pub choice: u32,
-    /// Position that the token will have.
+    /// Position of the drawn token in its sequence.
     pub position: u32,
 }
 
@@ -22,25 +22,25 @@ impl Ask {
     pub const GREEDY: Self =
         Ask { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 0, choice: 0, position: 0 };
 
-    /// Whether it takes the most likely token.
+    /// Whether this always takes the most likely token.
     pub fn is_greedy(&self) -> bool {
         self.temperature == 0.0 || self.top_k == 1
     }
 }
 
-/// What came of a row of logits.
+/// Result of drawing from a row of logits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Drawn {
-    /// This token.
+    /// The drawn token.
     Token(u32),
-    /// The logit of this token, the first such, is not a number.
+    /// The row contains a NaN, first at this token.
     NotANumber(u32),
-    /// All logits are minus infinity.
+    /// All logits are negative infinity.
     NothingAllowed,
 }
 
 impl Drawn {
-    /// Of the bytes that a kernel wrote.
+    /// Decodes the bytes that a kernel wrote.
     pub fn read(bytes: [u8; 8]) -> Self {
         let word = |i: usize| u32::from_le_bytes([bytes[i], bytes[i + 1], bytes[i + 2], bytes[i + 3]]);
         match word(4) {

@@ -1,65 +1,65 @@
-/// Why a backend could not be made or could not run.
+/// An error in making or running a backend.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum KernelError {
-    /// The name is none of the instruction sets this build knows.
+    /// This build knows no instruction set of this name.
     #[error("unknown instruction set '{name}': choose one of auto, {known}")]
     UnknownIsa {
-        /// The name asked for.
+        /// Requested name.
         name: String,
-        /// Names this build knows.
+        /// Names that this build knows.
         known: String,
     },
-    /// This CPU lacks the instruction set.
+    /// This CPU does not support the instruction set.
     #[error("this CPU has no {name}: choose one of auto, {available}")]
     IsaUnavailable {
-        /// The instruction set asked for.
+        /// Requested instruction set.
         name: &'static str,
-        /// Names this CPU can run.
+        /// Names of the instruction sets that this CPU supports.
         available: String,
     },
-    /// The name is no type of cached keys and values.
+    /// The cache has no type of this name.
     #[error("unknown type of cached keys and values '{name}': choose one of f32, f16, bf16, int8")]
     UnknownKv {
-        /// The name asked for.
+        /// Requested name.
         name: String,
     },
-    /// The system refused memory.
+    /// The system refused an allocation.
     #[error("no memory for {what} ({bytes} bytes): lower --memory or the context, or free memory")]
     OutOfMemory {
-        /// What the memory was for.
+        /// Purpose of the allocation.
         what: &'static str,
-        /// Size asked for.
+        /// Size of the allocation.
         bytes: usize,
     },
     /// A worker thread could not be started.
     #[error("cannot start worker thread {index}: {reason}: lower --threads")]
     Thread {
-        /// Which worker.
+        /// Number of the worker.
         index: usize,
-        /// What the system said.
+        /// The system's message.
         reason: String,
     },
-    /// Weights that no backend computes with.
+    /// The weights are invalid.
     #[error(transparent)]
     Weights(#[from] bitnet_tensor::TensorError),
-    /// Stored groups of 64 columns whose scales are equal in pairs would give other bits than the groups of 128 that they
-    /// are.
+    /// Stored groups of 64 columns have equal scales in pairs and should have been merged to groups of 128, which give
+    /// other bits.
     #[error("groups of 64 columns have equal scales in pairs: convert the model again")]
     NotMerged,
-    /// What the kernels of a GPU cannot do.
+    /// The GPU has no kernels for this.
     #[error("{what} not built for the GPU yet: use --device cpu")]
     NotOnGpu {
-        /// What was asked for, with its verb.
+        /// What was requested, with its verb.
         what: &'static str,
     },
-    /// A stored copy of an output head by which nothing can be ruled out.
-    #[error("{value} as a scale, length or error in the copy of the output head: convert the model again")]
+    /// The stored copy of an output head has a scale, norm or error that cannot bound a logit.
+    #[error("the copy of the output head holds an invalid value ({value}): convert the model again")]
     Bound {
-        /// The value found.
+        /// The bad value.
         value: f32,
     },
-    /// There is no GPU to run on, or it failed.
+    /// There is no usable GPU, or it failed.
     #[error(transparent)]
     Gpu(#[from] crate::gpu::GpuError),
 }

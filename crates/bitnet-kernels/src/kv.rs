@@ -5,26 +5,27 @@ use crate::KernelError;
 /// Tokens in one block of the key-value cache, on every backend.
 pub const BLOCK_TOKENS: usize = 64;
 
-/// How the CPU keeps the numbers of cached keys and values. Attention is over the kept values, in the one order.
+/// Type in which the CPU stores cached keys and values. Attention uses the stored values, in the order of
+/// [`crate::order`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum KvType {
-    /// As they are.
+    /// Exact.
     #[default]
     F32,
-    /// Rounded to nearest even: 11 bits of precision; 65520 and more becomes infinite.
+    /// Rounded to nearest even: 11 bits of precision; magnitudes of 65520 and more become infinite.
     F16,
     /// Rounded to nearest even: 8 bits of precision, the range of f32.
     Bf16,
-    /// For each token and head `scale = absmax / 127` in f32, and `x / scale` rounded to nearest even; reads as their
-    /// product, rounded to f32. A key or value that holds a NaN or an infinity is all NaN.
+    /// `scale = absmax / 127` in f32 for each token and head, and `x / scale` rounded to nearest even. Reading gives
+    /// their product, rounded to f32. A key or value that contains a NaN or an infinity reads as all NaN.
     Int8,
 }
 
 impl KvType {
-    /// All of them, the most exact first.
+    /// All types, most exact first.
     pub const ALL: [KvType; 4] = [KvType::F32, KvType::F16, KvType::Bf16, KvType::Int8];
 
-    /// How it is called: `f32`, `f16`, `bf16`, `int8`.
+    /// Name of the type: `f32`, `f16`, `bf16` or `int8`.
     pub const fn name(self) -> &'static str {
         match self {
             KvType::F32 => "f32",
@@ -34,12 +35,12 @@ impl KvType {
         }
     }
 
-    /// Whether a key or value has a scale, an f32.
+    /// Whether each key and value has an f32 scale.
     pub(crate) const fn scaled(self) -> bool {
         matches!(self, KvType::Int8)
     }
 
-    /// Bytes of [`BLOCK_TOKENS`] keys or values of `width` numbers, with their scales behind them.
+    /// Bytes of [`BLOCK_TOKENS`] keys or values of `width` numbers, followed by their scales.
     pub(crate) const fn panel(self, width: usize) -> usize {
         let number = match self {
             KvType::F32 => 4,
@@ -68,21 +69,21 @@ impl FromStr for KvType {
 /// Sizes of the key-value cache of one layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvShape {
-    /// Blocks of [`BLOCK_TOKENS`] tokens.
+    /// Number of blocks, of [`BLOCK_TOKENS`] tokens each.
     pub blocks: usize,
-    /// Key (and value) heads.
+    /// Number of key heads, equal to the number of value heads.
     pub kv_heads: usize,
-    /// Width of a head; even.
+    /// Width of a head; must be even.
     pub head_dim: usize,
 }
 
 impl KvShape {
-    /// Bytes that one layer of this shape takes on the CPU.
+    /// Bytes of one layer on the CPU.
     pub fn cpu_bytes(&self, kv: KvType) -> usize {
         self.blocks * self.kv_heads * (kv.panel(self.head_dim) + kv.panel(self.value_stride()))
     }
 
-    /// Bytes that one layer of this shape takes as bf16 keys and values on a GPU.
+    /// Bytes of one layer on a GPU, which stores bf16.
     pub fn gpu_bytes(&self) -> usize {
         4 * self.blocks * self.kv_heads * BLOCK_TOKENS * self.head_dim.next_multiple_of(8)
     }

@@ -1,10 +1,10 @@
-//! How numbers are made: the [`Backend`] trait with its few fused operations, the scalar [`Reference`] that is
-//! the truth, the [`Cpu`] backend with runtime dispatch and a thread pool, and the [`gpu`] backend in PTX.
+//! Computes the numbers: the [`Backend`] trait with its few fused operations, the scalar [`Reference`] that defines
+//! correct results, the [`Cpu`] backend with runtime dispatch and a thread pool, and the [`gpu`] backend in PTX.
 //!
-//! Sums of products of int8 activations and ternary weights are exact as far as they share scales, and every float
-//! reduction has one order that does not depend on the batch, the chunk, the number of threads or the instruction set ([`order`]). So a
-//! token's values never depend on its neighbours, and [`Cpu`] equals [`Reference`] bit for bit; a GPU rounds to bf16
-//! at a few points that [`Reference::bf16`] shares.
+//! Sums of products that share their scales are exact integers, and every float reduction has one order that does not
+//! depend on the batch, the chunk, the number of threads or the instruction set ([`order`]). A token's values therefore
+//! never depend on its neighbours, and [`Cpu`] equals [`Reference`] bit for bit. A GPU rounds to bf16 at a few points,
+//! and [`Reference::bf16`] rounds at the same ones.
 //!
 //! ```
 //! use bitnet_kernels::{Backend, Cpu, Grouping, Isa, RowOrder, RowsKind};

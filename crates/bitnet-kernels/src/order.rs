@@ -1,38 +1,38 @@
-//! The one order of float operations that every backend of this crate follows.
+//! Defines the order of float operations that every backend of this crate follows.
 //!
-//! - **Sums along a row**: partial sums; element `i` of `n` partials goes to partial `i % n` in index order by fused
-//!   multiply-add, a row is treated as padded with zeros to whole groups, and the partials are added by [`tree`].
-//!   Tiles may split rows and tokens, never the row itself. Dense dot products have 16 partials in f32. The squares of
-//!   an RMSNorm have [`SQUARES`] in f64, a thread of a GPU's block each; their sum is multiplied by `1 / width` and
-//!   rounded once to f32, because its last bit moves a whole row. The norm of a query or key head is one over its row.
-//! - **Attention** of one query and head: keys in segments of [`SEGMENT`] tokens. In a segment: scores by fused
-//!   multiply-add over the head's dimensions in order, times `1 / sqrt(head_dim)`; the maximum; `exp` of the
-//!   differences; their sum in 16 partials by key index, then [`tree`]; values by fused multiply-add in key
-//!   order. Segments are merged in order by [`merge`], and the result divided by the total.
+//! - **Sums along a row** use `n` partial sums: element `i` is added to partial `i % n` by fused multiply-add, in index
+//!   order, as if the row were padded with zeros to a multiple of `n`; [`tree`] adds the partials. Work may be split by
+//!   matrix rows and tokens, but never along a row. Dense dot products have 16 partials in f32. The squares of an
+//!   RMSNorm have [`SQUARES`] partials in f64, one per thread of a GPU's block; their sum is multiplied by `1 / width`
+//!   and rounded once to f32, because its last bit affects the whole row. Norms of query and key heads do the same.
+//! - **Attention** of one query and head takes keys in segments of [`SEGMENT`] tokens. Within a segment: scores by
+//!   fused multiply-add over the head's dimensions in order, times `1 / sqrt(head_dim)`; their maximum; `exp` of the
+//!   differences; the sum of those in 16 partials by key index, then [`tree`]; values by fused multiply-add in key
+//!   order. Segments are merged in order by [`merge`], and the result is divided by the total.
 //! - **exp** is [`exp`], never the platform's.
 //! - **Rotary embedding**: `x' = fma(x, cos, -(y sin))`, `y' = fma(y, cos, x sin)`.
-//! - **BitLinear**: the exact integer as f32, divided by the activation's multiplier, times the weight's scale. Where it
-//!   is added to a residual: times the factor, then added; a factor of 1 changes no bit.
-//! - **BitLinear with groups**: see [`grouped`]. What is added to a residual is as above.
-//! - **Embedding**: the row's value, if ternary the scale times the code's value, then times the factor.
+//! - **BitLinear**: the exact integer as f32, divided by the activation's multiplier, times the weight's scale. If
+//!   added to a residual, it is first multiplied by the factor; a factor of 1 changes no bit.
+//! - **BitLinear with groups**: see [`grouped`]. Adding to a residual is as above.
+//! - **Embedding**: the value of the row (if ternary, the scale times the code's value), then times the factor.
 
 use std::ops::Add;
 
-/// Keys of one attention segment.
+/// Keys in one attention segment.
 pub const SEGMENT: usize = 256;
 
-/// Partial sums of the squares of a row.
+/// Number of partial sums for the squares of a row.
 pub const SQUARES: usize = 256;
 
-/// Sums of products of one row, by groups in ascending order of columns: `sum` is the exact integer of the group,
+/// Adds one group to the total of a row, in ascending order of columns: `sum` is the group's exact integer,
 /// `activation` and `weight` are its scales.
 ///
-/// A group is as wide as the weights' groups. A partial one at the end of a row is a group like any other.
+/// A group has as many columns as the weights' groups; the last one of a row may have fewer.
 pub fn grouped(total: f32, sum: i32, activation: f32, weight: f32) -> f32 {
     (sum as f32).mul_add(activation * weight, total)
 }
 
-/// Adds partial sums, a power of two of them: halves onto each other until one is left.
+/// Adds `N` partial sums, a power of two: adds the upper half to the lower half until one value is left.
 pub fn tree<T: Copy + Add<Output = T>, const N: usize>(mut partial: [T; N]) -> T {
     let mut half = N / 2;
     while half > 0 {
@@ -47,16 +47,16 @@ pub fn tree<T: Copy + Add<Output = T>, const N: usize>(mut partial: [T; N]) -> T
 pub(crate) const EXP_MIN: f32 = -87.0;
 pub(crate) const EXP_MAX: f32 = 88.0;
 pub(crate) const LOG2_E: f32 = std::f32::consts::LOG2_E;
-/// ln 2 in two parts: the upper has trailing zeros, so that `n * LN2_HIGH` is exact.
+/// ln 2 in two parts; the upper has trailing zeros, so that `n * LN2_HIGH` is exact.
 pub(crate) const LN2_HIGH: f32 = 0.693_359_4;
 pub(crate) const LN2_LOW: f32 = -2.121_944_4e-4;
 /// Polynomial for `(exp(r) - 1 - r) / r^2` on `|r| <= ln(2) / 2`, highest power first (Cephes `expf`).
 pub(crate) const EXP_POLY: [f32; 6] =
     [1.987_569_1e-4, 1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 0.166_666_65, 0.5];
 
-/// `e^x` within 2 units in the last place for `x` clamped to -87..88; NaN stays NaN.
+/// Returns `e^x` within 2 units in the last place, with `x` clamped to -87..88; NaN stays NaN.
 pub fn exp(x: f32) -> f32 {
-    // These comparisons let a NaN through, as the vector instructions do.
+    // These comparisons pass a NaN through, as the vector instructions do.
     let x = if EXP_MIN > x { EXP_MIN } else { x };
     let x = if EXP_MAX < x { EXP_MAX } else { x };
     let n = (x * LOG2_E).round_ties_even();
@@ -67,9 +67,9 @@ pub fn exp(x: f32) -> f32 {
     y * f32::from_bits(((n as i32 + 127) << 23) as u32)
 }
 
-/// Joins the running maximum, sum and values of an attention row with those of its next segment.
+/// Merges the running maximum of an attention row with that of its next segment.
 ///
-/// Returns the new maximum and the factors of the running and of the new part.
+/// Returns the new maximum, and the factors by which to scale the running sum and values and those of the segment.
 pub fn merge(running_max: f32, segment_max: f32) -> (f32, f32, f32) {
     let max = if running_max > segment_max { running_max } else { segment_max };
     (max, exp(running_max - max), exp(segment_max - max))
