@@ -1,9 +1,9 @@
-//! One table of cases that judges every backend against the [`Reference`].
+//! One table of cases that compares every backend with the [`Reference`].
 //!
-//! Tests run it for every instruction set and thread count, `bitnet doctor` for the machine it is on. A backend on
-//! the CPU passes a case if integers, scales and floats are equal to the reference bit for bit (NaN equals NaN). A
-//! GPU is compared with the reference that rounds where it does ([`Reference::bf16`]), and what its matrix units add
-//! in an order of their own, attention and logits, may differ within a bound.
+//! Tests run it for every instruction set and several thread counts, and `bitnet doctor` runs it on the user's machine.
+//! The CPU passes a case if integers, scales and floats equal the reference bit for bit (any NaN equals any NaN). A GPU
+//! is compared with the reference that rounds where it does ([`Reference::bf16`]); attention and logits, which its
+//! matrix units add in an order of their own, may differ within a bound.
 
 use bitnet_tensor::{BitNetTensor, DType, GroupedTensor, SharedBytes, TernaryTensor};
 use half::f16;
@@ -16,7 +16,7 @@ use crate::{
 /// One operation at one shape.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Case {
-    /// [`Backend::bit_linear`] with the row ranges of `rows`, into columns `column..`.
+    /// [`Backend::bit_linear`] into columns `column..`, with one scale for each range in `rows`.
     BitLinear {
         /// Tokens.
         n: usize,
@@ -26,7 +26,7 @@ pub enum Case {
         rows: &'static [usize],
         /// First output column.
         column: usize,
-        /// Whether the result is added to what is there.
+        /// Whether the result is added to the output.
         accumulate: bool,
     },
     /// [`Backend::norm_quantize`] with `norms` norms.
@@ -35,7 +35,7 @@ pub enum Case {
         n: usize,
         /// Features.
         width: usize,
-        /// Norms in a row: 0, 1 or 2.
+        /// Number of norms: 0, 1 or 2.
         norms: usize,
     },
     /// [`Backend::gate_quantize`].
@@ -46,7 +46,7 @@ pub enum Case {
         ffn: usize,
         /// Which gate.
         gate: Gate,
-        /// Norms after it: 0 or 1.
+        /// Number of norms after the gate: 0 or 1.
         norms: usize,
     },
     /// [`Backend::bit_linear_gate_quantize`].
@@ -75,7 +75,7 @@ pub enum Case {
         /// Width of a head.
         head_dim: usize,
     },
-    /// [`Backend::rope_store`], [`Backend::copy_block`] and [`Backend::attention`] of sequences side by side.
+    /// [`Backend::rope_store`], [`Backend::copy_block`] and [`Backend::attention`] of several sequences in one step.
     Attention {
         /// Query heads.
         heads: usize,
@@ -83,9 +83,9 @@ pub enum Case {
         kv_heads: usize,
         /// Width of a head.
         head_dim: usize,
-        /// `(start, tokens)` of every sequence in the step; what precedes is in the cache.
+        /// `(start, tokens)` of every sequence in the step; earlier positions are in the cache.
         runs: &'static [(usize, usize)],
-        /// Whether rows of the step are zero, tiny, huge, infinite or not numbers.
+        /// Whether the step includes rows that are zero, tiny, huge, infinite or NaN.
         odd: bool,
     },
     /// [`Backend::embed`], [`Backend::norm_rows`] and [`Backend::logits`] with one table.
@@ -99,7 +99,7 @@ pub enum Case {
         /// How the table is stored.
         dtype: DType,
     },
-    /// [`Backend::top_logits`] of ordinary and other rows with a table that has rows of every kind, and each twice.
+    /// [`Backend::top_logits`] of ordinary and extreme rows; the table has rows of every kind, each of them twice.
     Top {
         /// Tokens.
         n: usize,
@@ -110,8 +110,8 @@ pub enum Case {
         /// How the table is stored.
         dtype: DType,
     },
-    /// [`Backend::bit_linear`] with scales for groups of columns, as [`Case::BitLinear`]; with `add` times a factor. Every
-    /// second part has groups of 128.
+    /// [`Case::BitLinear`] with a scale per group of columns, and with a factor if `add` is set. Every second part has
+    /// groups of 128.
     Grouped {
         /// Tokens.
         n: usize,
@@ -123,19 +123,19 @@ pub enum Case {
         group: usize,
         /// First output column.
         column: usize,
-        /// Whether the result is added to what is there.
+        /// Whether the result is added to the output.
         add: bool,
     },
-    /// [`Backend::norm_quantize`] by groups.
+    /// [`Backend::norm_quantize`] in groups.
     QuantizeGroups {
         /// Tokens.
         n: usize,
         /// Features.
         width: usize,
-        /// Norms in a row: 0, 1 or 2.
+        /// Number of norms: 0, 1 or 2.
         norms: usize,
     },
-    /// [`Backend::bit_linear_gate_quantize`] with scales for groups of columns.
+    /// [`Case::GateUp`] with a scale per group of columns.
     GroupedGateUp {
         /// Tokens.
         n: usize,
@@ -148,7 +148,7 @@ pub enum Case {
         /// Which gate.
         gate: Gate,
     },
-    /// [`Case::Qkv`] with scales for groups of 128 columns, and with norms of queries and keys.
+    /// [`Case::Qkv`] with a scale per group of 128 columns, and with norms of query and key heads.
     HeadNorms {
         /// Position of the first token.
         start: usize,
@@ -163,7 +163,8 @@ pub enum Case {
         /// Width of a head.
         head_dim: usize,
     },
-    /// [`Backend::embed`], [`Backend::norm_rows`], [`Backend::logits`] and [`Backend::top_logits`] with a ternary table.
+    /// [`Backend::embed`], [`Backend::norm_rows`], [`Backend::logits`] and [`Backend::top_logits`] with a ternary
+    /// table.
     TernaryHead {
         /// Tokens.
         n: usize,
@@ -174,7 +175,7 @@ pub enum Case {
         /// Columns of a group: 64 or 128.
         group: usize,
     },
-    /// [`Backend::bit_linear`] and [`Backend::embed`] with factors.
+    /// [`Backend::bit_linear`] and [`Backend::embed`] with factors other than 1.
     Factors {
         /// Tokens.
         n: usize,
@@ -186,12 +187,12 @@ pub enum Case {
 }
 
 impl Case {
-    /// Whether it depends on the type of the cache.
+    /// Whether the case depends on the type of the cache.
     pub fn caches(&self) -> bool {
         matches!(self, Case::Qkv { .. } | Case::HeadNorms { .. } | Case::Attention { .. })
     }
 
-    /// Whether a GPU has kernels for it.
+    /// Whether the GPU has kernels for the case.
     fn runs_on_gpu(&self) -> bool {
         !matches!(
             self,
@@ -205,8 +206,7 @@ impl Case {
     }
 }
 
-/// The cases: real shapes cut short, every tail, tiles full and ragged, and values that overflow or are not
-/// numbers.
+/// All cases: truncated real shapes, every tail, full and partial tiles, and values that overflow or are NaN.
 pub fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     let shapes: &[(usize, &'static [usize])] = &[
@@ -280,12 +280,12 @@ pub fn cases() -> Vec<Case> {
     cases
 }
 
-/// The cases that a GPU has kernels for.
+/// The cases for which the GPU has kernels.
 pub fn gpu_cases() -> Vec<Case> {
     cases().into_iter().filter(Case::runs_on_gpu).collect()
 }
 
-/// What models with scales for groups of columns need: whole groups and a last one of less, of both sizes and mixed.
+/// Adds the cases for a scale per group of columns: whole and partial groups, of both sizes and mixed.
 fn grouped_cases(cases: &mut Vec<Case>) {
     let shapes: &[(usize, &'static [usize], usize)] = &[
         (1, &[1], 128),
@@ -330,21 +330,21 @@ fn grouped_cases(cases: &mut Vec<Case>) {
     cases.extend([(1, 100, 20), (6, 256, 130)].map(|(n, width, rows)| Case::Factors { n, width, rows }));
 }
 
-/// Where a backend disagrees with the reference.
+/// A disagreement between a backend and the reference.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Failure {
-    /// A value differs.
+    /// A value differs from the reference.
     #[error("{case:?}: {what} {index} is {actual}, the reference says {expected}")]
     Value {
         /// The case.
         case: Case,
-        /// Which output.
+        /// Name of the output.
         what: &'static str,
-        /// Which value of it.
+        /// Index of the value in the output.
         index: usize,
-        /// What the backend computed.
+        /// The backend's value.
         actual: f64,
-        /// What the reference computed.
+        /// The reference's value.
         expected: f64,
     },
     /// The backend could not run the case.
@@ -352,15 +352,15 @@ pub enum Failure {
     Backend {
         /// The case.
         case: Case,
-        /// Why.
+        /// The reason.
         source: KernelError,
     },
 }
 
-/// Everything a case put out, by name.
+/// All outputs of a case: name, values, and their bits.
 type Results = Vec<(&'static str, Vec<f64>, Vec<u32>)>;
 
-/// Runs one case on the CPU and on the reference with the same type of cache, which must agree in every bit.
+/// Runs one case on the CPU and on the reference with the same type of cache. All bits must agree.
 ///
 /// # Errors
 /// The first value that differs.
@@ -369,13 +369,13 @@ pub fn check(cpu: &mut Cpu, case: Case) -> Result<(), Failure> {
     compare(cpu, &mut reference, case, |_| None)
 }
 
-/// Runs one case on a backend that keeps bf16 between operations, and on the reference that does the same.
+/// Runs one case on a backend that stores bf16 between operations, and on [`Reference::bf16`].
 ///
-/// Attention may differ by 2^-7 of the largest value of the case (a rounding to bf16 falls the other way), logits
-/// by 2^-16 of it (sums of products in another order); all else must agree in every bit.
+/// Attention may differ by 2^-7 of the largest value of the case (a value may round to bf16 the other way) and logits
+/// by 2^-16 of it (products are added in another order). Everything else must agree in all bits.
 ///
 /// # Errors
-/// The first value that differs, or differs by too much.
+/// The first value that differs by more than that.
 pub fn check_rounded(backend: &mut impl Backend, case: Case) -> Result<(), Failure> {
     let bound = |what: &str| match what {
         "attention" => Some(1.0 / 128.0),
@@ -385,7 +385,8 @@ pub fn check_rounded(backend: &mut impl Backend, case: Case) -> Result<(), Failu
     compare(backend, &mut Reference::bf16(), case, bound)
 }
 
-/// `bound` gives how far values of a name may be apart, as a part of the largest of them; `None`: not a bit.
+/// Compares a backend with the reference. `bound` returns how much the values of an output may differ, as a fraction of
+/// the largest of them, or `None` if all bits must agree.
 fn compare(
     backend: &mut impl Backend,
     reference: &mut Reference,
@@ -395,9 +396,13 @@ fn compare(
     let run = |source| Failure::Backend { case, source };
     let actual = outputs(backend, case).map_err(run)?;
     let expected = outputs(reference, case).map_err(run)?;
-    assert_eq!(actual.len(), expected.len(), "{case:?}: both backends put out as much");
+    assert_eq!(actual.len(), expected.len(), "{case:?}: both backends must have the same outputs");
     for ((what, a, a_bits), (name, e, e_bits)) in actual.into_iter().zip(expected) {
-        assert_eq!((what, a.len()), (name, e.len()), "{case:?}: both backends put out the same shape");
+        assert_eq!(
+            (what, a.len()),
+            (name, e.len()),
+            "{case:?}: both backends must have outputs of the same shape"
+        );
         let finite = e.iter().filter(|e| e.is_finite());
         let allowed = bound(what).map(|part| part * finite.fold(0.0, |m: f64, e| m.max(e.abs())));
         let differs = |&i: &usize| {
@@ -411,7 +416,7 @@ fn compare(
     Ok(())
 }
 
-/// A small generator of repeatable values (SplitMix64).
+/// A small generator of reproducible values (SplitMix64).
 struct Values(u64);
 
 impl Values {
@@ -430,7 +435,8 @@ impl Values {
         (0..n).map(|_| self.unit()).collect()
     }
 
-    /// Rows of different size and kind: ordinary, all zero, tiny, huge, all equal, one infinite, one not a number.
+    /// Rows of different magnitudes and kinds: ordinary, all zero, tiny, huge, all equal, one with an infinity, one
+    /// with a NaN.
     fn rows(&mut self, n: usize, width: usize) -> Vec<f32> {
         let mut values = self.many(n * width);
         for (i, row) in values.chunks_exact_mut(width).enumerate() {
@@ -458,7 +464,8 @@ impl Values {
         TernaryTensor::stack(&parts).expect("one width")
     }
 
-    /// Codes of every value, a row of code 3 alone, and scales of every kind: ordinary, zero, negative, subnormal, large.
+    /// Random codes after a first row of only code 3, and scales of every kind: ordinary, zero, negative, subnormal,
+    /// large.
     fn grouped(&mut self, rows: &[usize], k: usize, group: usize) -> GroupedTensor {
         let parts: Vec<GroupedTensor> = rows
             .iter()
@@ -491,7 +498,7 @@ impl Values {
             DType::F32 => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
             DType::F16 => values.iter().flat_map(|&v| f16::from_f32(v).to_le_bytes()).collect(),
             DType::BF16 => values.iter().flat_map(|&v| half::bf16::from_f32(v).to_le_bytes()).collect(),
-            // Any bytes are blocks; the scales are kept finite.
+            // Any bytes are valid blocks, as long as the scales are finite.
             _ => {
                 let block = dtype.block_bytes();
                 let mut bytes: Vec<u8> =
@@ -627,7 +634,7 @@ fn outputs<B: Backend>(b: &mut B, case: Case) -> Result<Results, KernelError> {
     }
 }
 
-/// Ordinary and other rows times a matrix, into columns from `column` on.
+/// Multiplies ordinary and extreme rows by a matrix, into columns `column..`.
 fn product<B: Backend>(
     b: &mut B,
     v: &mut Values,
@@ -641,7 +648,7 @@ fn product<B: Backend>(
     b.write(&mut x, &v.rows(n, k))?;
     let mut q = b.quants(n, k, grouping)?;
     b.norm_quantize(n, &x, [None, None], &mut q)?;
-    // Sums go into the residual, products between operations.
+    // Sums are added to the residual; plain products are passed between operations.
     let kind = if add.is_some() { RowsKind::Residual } else { RowsKind::Between };
     let mut out = b.rows(n, column + rows + 3, kind)?;
     b.write(&mut out, &v.many(n * (column + rows + 3)))?;
@@ -665,7 +672,8 @@ fn gate_up<B: Backend>(
     quantised(b, &out, n)
 }
 
-/// Queries, keys and values of one sequence whose first `start` tokens came in a step before, and attention over it.
+/// Computes queries, keys and values of one sequence, whose first `start` tokens come in a previous step, and its
+/// attention.
 fn qkv<B: Backend>(
     b: &mut B,
     v: &mut Values,
@@ -698,7 +706,7 @@ fn qkv<B: Backend>(
     Ok(vec![floats("query", turned.copied().collect()), floats("attention", b.read(&out, n)?)])
 }
 
-/// Rows of a table times a factor, the norm of some, and their logits.
+/// Embeds tokens with a factor, normalises some of the rows, and computes their logits.
 fn head<B: Backend>(
     b: &mut B,
     v: &mut Values,
@@ -720,7 +728,8 @@ fn head<B: Backend>(
     Ok(vec![floats("embedding", embedded), floats("norm", normed), floats("logit", logits)])
 }
 
-/// A ternary table, packed here and as a file holds it.
+/// Runs [`head`] and [`Backend::top_logits`] with a ternary table, first packed by the backend, then read as from a
+/// file.
 fn ternary_head<B: Backend>(
     b: &mut B,
     v: &mut Values,
@@ -741,7 +750,7 @@ fn ternary_head<B: Backend>(
     Ok(results)
 }
 
-/// The highest logits of each row, highest first and equals by id: 1, 2, 5 or all of them.
+/// Returns the 1, 2, 5 or all highest logits of each row, highest first and equal ones by id.
 fn top<B: Backend>(
     b: &mut B,
     v: &mut Values,
@@ -752,7 +761,7 @@ fn top<B: Backend>(
     let row_bytes = weights.row_bytes();
     if dtype == DType::F32 {
         let mut rows = v.rows(vocab.div_ceil(2), width);
-        // One row has a value that is not a number, which would be the highest logit of all.
+        // Row 6 has a NaN, which would be the highest logit of all: replace it.
         rows[6 * width..7 * width].fill(1e-30);
         weights = BitNetTensor::from_f32([vocab.div_ceil(2), width], &rows).expect("values of the shape");
     }
@@ -781,7 +790,7 @@ fn top<B: Backend>(
     Ok(vec![integers("token", ids), floats("logit", values)])
 }
 
-/// [`Backend::panels`] of a matrix as a file holds it.
+/// Calls [`Backend::panels`] with a matrix as stored in a file.
 fn from_file<B: Backend>(
     b: &mut B,
     weights: &TernaryTensor,
@@ -792,7 +801,7 @@ fn from_file<B: Backend>(
     b.panels(Panels::from_stored(weights.rows(), weights.cols(), &bytes)?, order)
 }
 
-/// [`Backend::grouped_panels`] of a matrix as a file holds it.
+/// Calls [`Backend::grouped_panels`] with a matrix as stored in a file.
 fn grouped_from_file<B: Backend>(
     b: &mut B,
     weights: &GroupedTensor,
@@ -801,21 +810,21 @@ fn grouped_from_file<B: Backend>(
     b.grouped_panels(stored_groups(weights)?, order)
 }
 
-/// A matrix with scales for groups of columns as a file holds it.
+/// A matrix with one scale per group of columns, as stored in a file.
 fn stored_groups(weights: &GroupedTensor) -> Result<GroupedPanels, KernelError> {
     let packed = Cpu::new(Isa::named("scalar")?, 1)?.grouped(weights, RowOrder::Plain)?;
     let bytes = SharedBytes::new(packed.stored().concat());
     GroupedPanels::from_stored(weights.rows(), weights.cols(), weights.group(), &bytes)
 }
 
-/// The int8 copy of a table as a file holds it.
+/// The int8 copy of a table, as stored in a file.
 fn screen_from_file(weights: &BitNetTensor) -> Result<Option<Screen>, KernelError> {
     let Some(copy) = Cpu::new(Isa::named("scalar")?, 1)?.screen_of(weights)? else { return Ok(None) };
     let bytes = SharedBytes::new(copy.stored().collect::<Vec<_>>().concat());
     Ok(Some(Screen::from_stored(weights.rows(), weights.cols(), &bytes)?))
 }
 
-/// Ordinary rows, quantised.
+/// Quantised ordinary rows.
 fn input<B: Backend>(
     b: &mut B,
     v: &mut Values,
@@ -852,7 +861,7 @@ fn attention<B: Backend>(
     let width = (heads + 2 * kv_heads) * dim;
     let longest = sequences.iter().map(|(start, len)| start + len).max().unwrap_or(0);
     let rope = rope(b, v, longest, dim)?;
-    // Blocks are handed out from the end, so that neighbours in a sequence are not neighbours in memory.
+    // Blocks are assigned from the end, so that neighbours in a sequence are not neighbours in memory.
     let needed = |&(start, len): &(usize, usize)| (start + len).div_ceil(BLOCK_TOKENS);
     let count: usize = sequences.iter().map(needed).sum();
     let mut blocks: Vec<u32> = (0..count as u32).rev().collect();
@@ -872,7 +881,7 @@ fn attention<B: Backend>(
     let mut before = b.rows(past_rows.max(1), width, RowsKind::Between)?;
     b.write(&mut before, &v.many(past_rows * width))?;
     b.rope_store(&past, &blocks, &rope, None, &mut before, &mut kv)?;
-    // A block that moves takes its keys and values with it.
+    // Moves the first block: attention must find its keys and values in the copy.
     b.copy_block(&mut kv, blocks[0], count as u32)?;
     blocks[0] = count as u32;
     let mut qkv = b.rows(step_rows, width, RowsKind::Between)?;

@@ -1,4 +1,4 @@
-//! The truth: every operation as plain loops over plain vectors, in the order that [`crate::order`] states.
+//! The reference: every operation as plain loops over vectors, in the order that [`crate::order`] defines.
 
 use bitnet_tensor::{BitNetTensor, DType, GroupedTensor, SharedBytes, TernaryTensor, quant};
 use half::{bf16, f16};
@@ -9,10 +9,10 @@ use crate::{
     order::{SEGMENT, SQUARES, exp, grouped, merge, tree},
 };
 
-/// The scalar backend that all others are judged by. It makes no attempt to be quick.
+/// The scalar backend that all others are compared with. It makes no attempt to be fast.
 ///
-/// It keeps everything in f32, as the CPU does; [`Reference::bf16`] rounds where a GPU does
-/// (`docs/dev/kernels.md` lists the points).
+/// It keeps everything in f32, as the CPU does. [`Reference::bf16`] rounds where a GPU does (`docs/dev/kernels.md`
+/// lists the points).
 #[derive(Debug, Default)]
 pub struct Reference {
     bf16: bool,
@@ -20,28 +20,28 @@ pub struct Reference {
 }
 
 impl Reference {
-    /// Rounds to bf16 where a GPU does.
+    /// A reference that rounds to bf16 where a GPU does.
     pub fn bf16() -> Self {
         Reference { bf16: true, kv: KvType::Bf16 }
     }
 
-    /// Everything in f32 but the cache.
+    /// A reference that keeps everything in f32 except the cache, which has type `kv`.
     pub fn keeping(kv: KvType) -> Self {
         Reference { bf16: false, kv }
     }
 
-    /// A value as it is kept between two operations.
+    /// Rounds a value that is passed from one operation to the next.
     fn between(&self, x: f32) -> f32 {
         if self.bf16 { bf16::from_f32(x).to_f32() } else { x }
     }
 
-    /// A cached value: on a GPU one that is not finite becomes the largest of its sign, because the weight of a masked
-    /// key is zero, and zero times its value must be zero.
+    /// Bounds a cached value: a GPU replaces a value that is not finite by the largest of its sign, because a masked
+    /// key has weight zero, and zero times its value must be zero.
     fn bounded(&self, x: f32) -> f32 {
         if self.bf16 && !x.is_finite() { bf16::MAX.to_f32().copysign(x) } else { x }
     }
 
-    /// What the cache gives back of a key or value.
+    /// Returns a key or value as it reads back from the cache.
     fn cached(&self, row: &[f32]) -> Vec<f32> {
         let largest = row.iter().fold(0.0f32, |m, x| if m.is_nan() || m > x.abs() { m } else { x.abs() });
         let scale = largest / 127.0;
@@ -56,13 +56,13 @@ impl Reference {
         row.iter().map(kept).collect()
     }
 
-    /// A value as `rows` keep it.
+    /// Rounds a value as `rows` store it.
     fn kept(&self, rows: &Rows, x: f32) -> f32 {
         if rows.kind == RowsKind::Between { self.between(x) } else { x }
     }
 }
 
-/// Rows of the reference.
+/// Activations of the reference.
 #[derive(Debug, Clone)]
 pub struct Rows {
     kind: RowsKind,
@@ -80,7 +80,7 @@ impl Rows {
     }
 }
 
-/// int8 rows of the reference.
+/// int8 activations of the reference.
 #[derive(Debug, Clone)]
 pub struct Quants {
     width: usize,
@@ -90,7 +90,7 @@ pub struct Quants {
 
 #[derive(Debug, Clone)]
 enum Scales {
-    /// One a row.
+    /// `[rows]`
     Rows(Vec<quant::RowQuant>),
     /// `[rows][groups]`
     Groups(Vec<quant::GroupQuant>),
@@ -99,18 +99,18 @@ enum Scales {
 /// A matrix of the reference.
 #[derive(Debug, Clone)]
 pub enum Linear {
-    /// A scale a row.
+    /// With one scale per row.
     Ternary(TernaryTensor),
-    /// Scales for groups of columns.
+    /// With one scale per group of columns.
     Grouped(GroupedTensor),
 }
 
-/// A table of the reference.
+/// An embedding or output head of the reference.
 #[derive(Debug, Clone)]
 pub enum Table {
     /// Rows of floats.
     Dense(BitNetTensor),
-    /// Rows of codes with scales for groups of columns.
+    /// Rows of codes, with one scale per group of columns.
     Ternary(GroupedTensor),
 }
 
@@ -147,7 +147,7 @@ impl Kv {
     }
 }
 
-/// Sum of products in the row order.
+/// Dot product, summed in the order of [`crate::order`].
 fn dot(a: &[f32], b: &[f32]) -> f32 {
     let mut partial = [0.0f32; 16];
     for (i, (&a, &b)) in a.iter().zip(b).enumerate() {
@@ -192,24 +192,24 @@ fn gated(gate: Gate, g: f32, u: f32) -> f32 {
     }
 }
 
-/// The products of a row of activations with every row of the matrix.
+/// Multiplies a row of activations by every row of the matrix.
 fn multiply(x: &Quants, t: usize, w: &Linear) -> Vec<f32> {
     let q = &x.values[t * x.width..][..x.width];
     match (w, &x.scales) {
         (Linear::Ternary(w), Scales::Rows(rows)) => {
-            assert_eq!(x.width, w.cols(), "rows have the matrix's width");
+            assert_eq!(x.width, w.cols(), "activations must be as wide as the matrix");
             multiply_rows(q, rows[t].multiplier, w).collect()
         }
         (Linear::Grouped(w), Scales::Groups(groups)) => {
-            assert_eq!(x.width, w.cols(), "rows have the matrix's width");
+            assert_eq!(x.width, w.cols(), "activations must be as wide as the matrix");
             let count = x.width.div_ceil(quant::GROUP);
             multiply_groups(q, &groups[t * count..][..count], w).collect()
         }
-        _ => panic!("activations have the grouping of the matrix"),
+        _ => panic!("activations and matrix must have the same grouping"),
     }
 }
 
-/// `sum_k q[k] * w[r][k]` as f32, `/ multiplier * scale`, for every row `r`.
+/// Returns `sum_k q[k] * w[r][k]` as f32, `/ multiplier * scale`, for every row `r`.
 fn multiply_rows(q: &[i8], multiplier: f32, w: &TernaryTensor) -> impl Iterator<Item = f32> {
     w.scales().iter().flat_map(move |range| {
         (range.start..range.end).map(move |r| {
@@ -219,7 +219,7 @@ fn multiply_rows(q: &[i8], multiplier: f32, w: &TernaryTensor) -> impl Iterator<
     })
 }
 
-/// For every row the groups of its weights in order, as [`grouped`] adds them.
+/// Adds the groups of every row of weights in order with [`grouped`].
 fn multiply_groups(q: &[i8], groups: &[quant::GroupQuant], w: &GroupedTensor) -> impl Iterator<Item = f32> {
     (0..w.rows()).map(move |r| {
         let values: Vec<i8> = w.row_values(r).collect();
@@ -398,7 +398,7 @@ impl Backend for Reference {
         let (dim, kv_heads) = (kv.shape.head_dim, kv.shape.kv_heads);
         let heads = qkv.width / dim - 2 * kv_heads;
         let scale = 1.0 / (dim as f32).sqrt();
-        // A GPU's segment is a block of the cache.
+        // On a GPU, a segment is a block of the cache.
         let length = if self.bf16 { BLOCK_TOKENS } else { SEGMENT };
         for run in runs {
             let at = |key: usize, h: usize| {
@@ -468,7 +468,7 @@ impl Backend for Reference {
         Ok(())
     }
 
-    /// One rounding, where `h` leaves the multiplication that makes it.
+    /// Rounds once, after the gate.
     fn bit_linear_gate_quantize(
         &mut self,
         n: usize,
@@ -488,7 +488,7 @@ impl Backend for Reference {
         Ok(())
     }
 
-    /// One rounding, after queries and keys are turned.
+    /// Rounds once, after queries and keys are rotated.
     fn bit_linear_rope_store(
         &mut self,
         n: usize,

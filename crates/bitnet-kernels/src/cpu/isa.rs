@@ -5,11 +5,11 @@ use crate::{
     cpu::{generic::KernelSet, scalar},
 };
 
-/// A level of instructions that this CPU has: a value of this type is the proof.
+/// An instruction set that this CPU has; having a value of this type proves it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Isa(&'static Level);
 
-/// One level: how it is called, how to find it, and its kernels.
+/// An instruction set: its name, how to detect it, and its kernels.
 struct Level {
     name: &'static str,
     present: fn() -> bool,
@@ -24,7 +24,7 @@ impl PartialEq for Level {
 
 impl Eq for Level {}
 
-/// All levels of this build, the best first.
+/// All instruction sets of this build, best first.
 static LEVELS: &[Level] = &[
     #[cfg(target_arch = "x86_64")]
     Level {
@@ -76,20 +76,20 @@ fn names<'a>(levels: impl Iterator<Item = &'a Level>) -> String {
 }
 
 impl Isa {
-    /// The levels that this CPU has, the best first; `scalar` is always among them.
+    /// All instruction sets that this CPU has, best first; `scalar` is always one of them.
     pub fn available() -> impl Iterator<Item = Isa> {
         LEVELS.iter().filter(|l| (l.present)()).map(Isa)
     }
 
-    /// The best level that this CPU has.
+    /// The best instruction set that this CPU has.
     pub fn best() -> Isa {
-        Isa::available().next().expect("scalar is always there")
+        Isa::available().next().expect("scalar is always available")
     }
 
-    /// The level called `name`; `auto` is the best one.
+    /// Returns the instruction set called `name`; `auto` is the best one.
     ///
     /// # Errors
-    /// If this build does not know the name, or this CPU lacks the level.
+    /// If this build does not know the name, or this CPU does not have the instruction set.
     pub fn named(name: &str) -> Result<Isa, KernelError> {
         if name == "auto" {
             return Ok(Isa::best());
@@ -106,18 +106,18 @@ impl Isa {
         }
     }
 
-    /// A level of kernels that any machine runs, for tests.
+    /// An instruction set for tests, with kernels that any machine can run.
     #[cfg(test)]
     pub(crate) fn of_arrays(name: &'static str, kernels: &'static KernelSet) -> Isa {
         Isa(Box::leak(Box::new(Level { name, present: || true, kernels })))
     }
 
-    /// How the level is called.
+    /// Name of the instruction set.
     pub fn name(self) -> &'static str {
         self.0.name
     }
 
-    /// The kernels of this level; the value is the proof that they may be called.
+    /// The kernels of this instruction set; `self` proves that they may be called.
     pub(crate) fn kernels(self) -> &'static KernelSet {
         self.0.kernels
     }

@@ -1,4 +1,4 @@
-//! The CPU backend: buffers, a team of threads, and kernels of the best level the CPU has.
+//! The CPU backend: buffers, a thread pool, and kernels for the best instruction set that the CPU has.
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
@@ -51,7 +51,7 @@ pub use residence::on_huge_pages;
 pub use screen::Screen;
 use screen::Screening;
 
-/// Part `part` of `0..total` cut into `parts` pieces of nearly equal length.
+/// Returns part `part` of `0..total`, split into `parts` parts of nearly equal length.
 fn share(total: usize, parts: usize, part: usize) -> Range<usize> {
     total * part / parts..total * (part + 1) / parts
 }
@@ -73,7 +73,7 @@ pub struct Quants {
     scales: Scales,
 }
 
-/// What belongs to quantised values.
+/// Scales and sums of quantised values.
 enum Scales {
     /// `[rows]`
     Rows(Vec<RowQuant>),
@@ -83,14 +83,14 @@ enum Scales {
 
 /// A matrix in panels.
 pub enum Linear {
-    /// With a scale a row.
+    /// With one scale per row.
     Rows(Panels),
-    /// With scales for groups of columns.
+    /// With one scale per group of columns.
     Groups(GroupedPanels),
 }
 
 impl Linear {
-    /// What a file holds of it, one piece after another.
+    /// The bytes that a file holds for this matrix, in pieces.
     pub fn stored(&self) -> Vec<Cow<'_, [u8]>> {
         match self {
             Linear::Rows(panels) => panels.stored().collect(),
@@ -98,7 +98,7 @@ impl Linear {
         }
     }
 
-    /// Output features.
+    /// Number of output features.
     fn rows(&self) -> usize {
         match self {
             Linear::Rows(panels) => panels.rows,
@@ -107,7 +107,7 @@ impl Linear {
     }
 }
 
-/// Gain of a norm, padded with zeros to whole vectors.
+/// The gain of a norm, padded with zeros to whole vectors.
 pub struct Gain {
     width: usize,
     values: Buffer<f32>,
@@ -120,16 +120,16 @@ pub struct Rope {
     head_dim: usize,
 }
 
-/// A table.
+/// The embedding or the output head.
 pub enum Table {
-    /// Dense, with its int8 copy if it was screened.
+    /// Dense, with an int8 copy if [`Backend::screen`] prepared one.
     Dense {
-        /// The rows.
+        /// The matrix.
         weights: BitNetTensor,
-        /// The copy.
+        /// The int8 copy.
         screen: Option<Screen>,
     },
-    /// Ternary, with scales for groups of columns.
+    /// Ternary, with one scale per group of columns.
     Ternary(GroupedPanels),
 }
 
@@ -148,20 +148,20 @@ pub struct Cpu {
     isa: Isa,
     kv: KvType,
     pool: Pool,
-    /// Of the weights.
+    /// Memory of the weights.
     memory: Arena,
-    /// One a thread, grown when buffers are made.
+    /// One per thread, grown when buffers are made.
     scratch: Vec<Buffer<f32>>,
     screens: bool,
     screening: Screening,
-    /// Rows that meet a ternary output head, quantised.
+    /// Quantised input rows of a ternary output head.
     head_input: Option<Quants>,
     bit_linear_calls: u64,
     head: HeadWork,
 }
 
 impl Cpu {
-    /// A backend with `threads` threads (the caller's included) at level `isa`.
+    /// Makes a backend with `threads` threads, including the caller's, that uses the instruction set `isa`.
     ///
     /// # Errors
     /// If a thread cannot be started.
@@ -169,7 +169,7 @@ impl Cpu {
     /// # Panics
     /// If `threads` is 0.
     pub fn new(isa: Isa, threads: usize) -> Result<Self, KernelError> {
-        assert!(threads > 0, "a backend has at least one thread");
+        assert!(threads > 0, "a backend needs at least one thread");
         let pool = Pool::new(threads)?;
         let scratch = (0..threads).map(|_| Buffer::zeroed(0, "scratch")).collect::<Result<_, _>>()?;
         Ok(Cpu {
@@ -186,28 +186,28 @@ impl Cpu {
         })
     }
 
-    /// The same backend with caches of this type.
+    /// Sets the type of cached keys and values.
     pub fn keeping(self, kv: KvType) -> Self {
         Cpu { kv, ..self }
     }
 
-    /// The same backend for who looks at all logits: it takes no copy of an output head to rule some out.
+    /// Makes no int8 copy of the output head, for callers that need all logits.
     pub fn for_all_logits(self) -> Self {
         Cpu { screens: false, ..self }
     }
 
-    /// The type of its caches.
+    /// Type of cached keys and values.
     pub fn kv_type(&self) -> KvType {
         self.kv
     }
 
-    /// Bytes that [`Backend::screen`] takes for a table of this shape.
+    /// Bytes that [`Backend::screen`] allocates for a table of this shape.
     pub fn screen_bytes(rows: usize, cols: usize) -> usize {
         Screen::bytes(rows, cols)
     }
 
-    /// Integer products a second that all threads make together when no memory is in their way: the ceiling of
-    /// [`Backend::bit_linear`]. Takes some tens of milliseconds.
+    /// Measures the integer products per second that all threads compute together from registers, the upper bound for
+    /// [`Backend::bit_linear`]. Takes a few tens of milliseconds.
     pub fn peak_products(&mut self) -> f64 {
         let (kernel, threads) = (self.isa.kernels().products, self.pool.threads());
         let mut rounds = 1;
@@ -226,17 +226,17 @@ impl Cpu {
         }
     }
 
-    /// What the output head has done so far.
+    /// Work of the output head so far.
     pub fn head_work(&self) -> HeadWork {
         self.head
     }
 
-    /// Calls of [`Backend::bit_linear`] so far: shows that a step's work does not grow with its requests.
+    /// Number of calls of [`Backend::bit_linear`] so far, which must not grow with the requests in a step.
     pub fn bit_linear_calls(&self) -> u64 {
         self.bit_linear_calls
     }
 
-    /// Makes sure that every thread has `len` floats of scratch.
+    /// Ensures that every thread has at least `len` floats of scratch.
     fn reserve(&mut self, len: usize) -> Result<(), KernelError> {
         for scratch in &mut self.scratch {
             if scratch.len() < len {
@@ -246,7 +246,7 @@ impl Cpu {
         Ok(())
     }
 
-    /// Makes sure that there is room for `rows` quantised rows that meet a ternary output head.
+    /// Ensures that there is room for `rows` quantised input rows of a ternary output head.
     fn reserve_head_input(&mut self, rows: usize, width: usize) -> Result<(), KernelError> {
         let fits = |input: &Quants| input.rows >= rows && input.width == width;
         if !self.head_input.as_ref().is_some_and(fits) {
@@ -255,7 +255,7 @@ impl Cpu {
         Ok(())
     }
 
-    /// The products of `n` quantised rows with a matrix that has a scale a row.
+    /// Multiplies `n` quantised rows by a matrix with one scale per row.
     fn multiply_rows(
         &mut self,
         n: usize,
@@ -263,19 +263,21 @@ impl Cpu {
         w: &Panels,
         out: Output<'_>,
     ) -> Result<(), KernelError> {
-        assert!(n <= x.rows && x.width == w.cols, "rows fit their buffers");
-        let Scales::Rows(rows) = &x.scales else { panic!("activations have the grouping of the matrix") };
+        assert!(n <= x.rows && x.width == w.cols, "the rows must fit their buffers");
+        let Scales::Rows(rows) = &x.scales else {
+            panic!("activations and matrix must have the same grouping")
+        };
         let a = BitLinear { w, x: &x.values, x_stride: x.stride, x_rows: &rows[..n], out };
         let (kernel, panels) = (self.isa.kernels().bit_linear, w.panels());
         let units = (w.codes.len() * n / WEIGHT_UNIT).min(panels);
         self.parallel(units, 0, &|part, parts, _| {
-            // SAFETY: `isa` proves the level; every panel, and so every output row, belongs to one part; `x` is
-            // padded with zeros to whole blocks and holds `n` rows.
+            // SAFETY: `isa` proves the instruction set; every panel, and so every output row, belongs to one part; `x`
+            // is padded with zeros to whole blocks and holds `n` rows.
             unsafe { kernel(&a, share(panels, parts, part)) }
         })
     }
 
-    /// The products of `n` quantised rows with a matrix that has scales for groups of columns.
+    /// Multiplies `n` quantised rows by a matrix with one scale per group of columns.
     fn multiply_groups(
         &mut self,
         n: usize,
@@ -283,19 +285,21 @@ impl Cpu {
         w: &GroupedPanels,
         out: Output<'_>,
     ) -> Result<(), KernelError> {
-        assert!(n <= x.rows && x.width == w.cols, "rows fit their buffers");
-        let Scales::Groups(groups) = &x.scales else { panic!("activations have the grouping of the matrix") };
+        assert!(n <= x.rows && x.width == w.cols, "the rows must fit their buffers");
+        let Scales::Groups(groups) = &x.scales else {
+            panic!("activations and matrix must have the same grouping")
+        };
         let a = Grouped { w, x: &x.values, x_stride: x.stride, x_groups: groups, n, out };
         let (kernel, panels) = (self.isa.kernels().grouped, w.panels());
         let units = (w.data.len() * n / WEIGHT_UNIT).min(panels);
         self.parallel(units, 0, &|part, parts, _| {
-            // SAFETY: as in `multiply_rows`; `groups` has all of every row.
+            // SAFETY: as in `multiply_rows`; `groups` holds all groups of every row.
             unsafe { kernel(&a, share(panels, parts, part)) }
         })
     }
 
-    /// Runs `job(part, parts, scratch)` for every part, in as many parts as `units` of work are worth, with at
-    /// least `scratch` floats of scratch. Buffers reserve theirs when they are made, so that a step finds it there.
+    /// Runs `job(part, parts, scratch)` for every part, with one part per unit of work up to a maximum, and at least
+    /// `scratch` floats of scratch. Making a buffer reserves the scratch that it needs, so that no step allocates.
     fn parallel(
         &mut self,
         units: usize,
@@ -303,11 +307,11 @@ impl Cpu {
         job: &(dyn Fn(usize, usize, &mut [f32]) + Sync),
     ) -> Result<(), KernelError> {
         self.reserve(scratch)?;
-        // More parts than threads, so that none waits long for another, and one that is kept off its core holds up little.
+        // More parts than threads, so that no thread waits long for another, even for one that loses its core.
         let parts = if self.pool.threads() == 1 { 1 } else { units.clamp(1, PARTS * self.pool.threads()) };
         let scratch = PerThread(self.scratch.as_mut_ptr());
         self.pool.run(parts, &|thread, part| {
-            // SAFETY: thread `thread` alone uses this entry, and `thread < threads == scratch.len()`.
+            // SAFETY: only thread `thread` uses this entry, and `thread < threads == scratch.len()`.
             job(part, parts, unsafe { &mut *scratch.get(thread) });
         });
         Ok(())
@@ -316,7 +320,7 @@ impl Cpu {
 
 struct PerThread<T>(*mut T);
 
-// SAFETY: every thread follows the pointer to an entry of its own.
+// SAFETY: every thread uses the pointer only for its own entry.
 unsafe impl<T: Send> Sync for PerThread<T> {}
 
 impl<T> PerThread<T> {
@@ -325,11 +329,11 @@ impl<T> PerThread<T> {
     }
 }
 
-/// Most parts of a job that a thread takes if all are equally fast.
+/// Maximum number of parts of a job per thread.
 const PARTS: usize = 64;
-/// Values of rows that make a part worth handing out.
+/// Values of rows that are worth a part of their own.
 const ROW_UNIT: usize = 1 << 14;
-/// Bytes of weights that make a part worth handing out.
+/// Bytes of weights that are worth a part of their own.
 const WEIGHT_UNIT: usize = 1 << 14;
 
 impl Quants {
@@ -343,7 +347,7 @@ impl Quants {
 }
 
 fn assert_widths(norms: Norms<'_, Gain>, width: usize) {
-    assert!(norms.iter().flatten().all(|norm| norm.gain.width == width), "gains have the rows' width");
+    assert!(norms.iter().flatten().all(|norm| norm.gain.width == width), "gains must be as wide as the rows");
 }
 
 impl Backend for Cpu {
@@ -432,7 +436,7 @@ impl Backend for Cpu {
         factor: f32,
         out: &mut Rows,
     ) -> Result<(), KernelError> {
-        assert!(table.shape()[1] == out.width && tokens.len() <= out.rows, "rows fit their buffers");
+        assert!(table.shape()[1] == out.width && tokens.len() <= out.rows, "the rows must fit their buffers");
         for (&token, row) in tokens.iter().zip(out.values.chunks_exact_mut(out.stride)) {
             let (token, row) = (token as usize, &mut row[..out.width]);
             match table {
@@ -453,12 +457,12 @@ impl Backend for Cpu {
         norms: Norms<'_, Gain>,
         out: &mut Quants,
     ) -> Result<(), KernelError> {
-        assert!(n <= x.rows && n <= out.rows && x.width == out.width, "rows fit their buffers");
+        assert!(n <= x.rows && n <= out.rows && x.width == out.width, "the rows must fit their buffers");
         assert_widths(norms, x.width);
         let a = NormQuantize { x: &x.values, stride: x.stride, width: x.width, norms, out: out.out() };
         let kernel = self.isa.kernels().norm_quantize;
         self.parallel((n * x.width / ROW_UNIT).min(n), x.stride, &|part, parts, scratch| {
-            // SAFETY: `isa` proves the level; every row is written by one part; scratch holds a row.
+            // SAFETY: `isa` proves the instruction set; every row is written by one part; scratch holds a row.
             unsafe { kernel(&a, share(n, parts, part), scratch) }
         })
     }
@@ -472,7 +476,7 @@ impl Backend for Cpu {
         column: usize,
         add: Option<f32>,
     ) -> Result<(), KernelError> {
-        assert!(n <= out.rows && column + w.rows() <= out.width, "output columns inside the rows");
+        assert!(n <= out.rows && column + w.rows() <= out.width, "the output columns must fit the rows");
         self.bit_linear_calls += 1;
         let out = Output { values: out.values.shared(), stride: out.stride, column, add };
         match w {
@@ -491,7 +495,7 @@ impl Backend for Cpu {
         kv: &mut Kv,
     ) -> Result<(), KernelError> {
         let dim = kv.shape.head_dim;
-        assert_eq!(rope.head_dim, dim, "rotary table made for this head");
+        assert_eq!(rope.head_dim, dim, "the rotary table must have the heads' width");
         assert_widths(norms.map_or([None; 2], |[queries, keys]| [Some(queries), Some(keys)]), dim);
         self.reserve(dim.next_multiple_of(16))?;
         let heads = qkv.width / dim - 2 * kv.shape.kv_heads;
@@ -509,7 +513,7 @@ impl Backend for Cpu {
             keys: kv.keys.shared(),
             values: kv.values.shared(),
         };
-        // SAFETY: `isa` proves the level; this thread has the only access to the buffers; scratch holds a head.
+        // SAFETY: `isa` proves the instruction set; only this thread has access to the buffers; scratch holds a head.
         unsafe { (self.isa.kernels().rope_store)(&a, &mut self.scratch[0]) }
         Ok(())
     }
@@ -529,8 +533,8 @@ impl Backend for Cpu {
             *end = run.tokens.end;
             Some(apart)
         });
-        assert!(ends.into_iter().all(|apart| apart), "no two runs share a row");
-        assert_eq!(out.width, heads * shape.head_dim, "output holds all query heads");
+        assert!(ends.into_iter().all(|apart| apart), "runs must be in order and share no row");
+        assert_eq!(out.width, heads * shape.head_dim, "the output must hold all query heads");
         let a = Attention {
             runs,
             blocks,
@@ -548,8 +552,8 @@ impl Backend for Cpu {
             .map(|r| r.tokens.len() * (r.start + r.tokens.len()) * shape.kv_heads * shape.head_dim)
             .sum();
         self.parallel((reads / ROW_UNIT).min(items), attention::scratch(&shape), &|part, parts, scratch| {
-            // SAFETY: `isa` proves the level; every (token, key-value head) belongs to one part; all indices are checked
-            // where slices are taken.
+            // SAFETY: `isa` proves the instruction set; every (token, key-value head) belongs to one part; all indices
+            // are checked where slices are taken.
             unsafe { kernel(&a, part, parts, scratch) }
         })
     }
@@ -563,12 +567,15 @@ impl Backend for Cpu {
         out: &mut Quants,
     ) -> Result<(), KernelError> {
         let ffn = out.width;
-        assert!(n <= gate_up.rows && n <= out.rows && gate_up.width == 2 * ffn, "rows fit their buffers");
+        assert!(
+            n <= gate_up.rows && n <= out.rows && gate_up.width == 2 * ffn,
+            "the rows must fit their buffers"
+        );
         assert_widths(norms, ffn);
         let a = GateQuantize { x: &gate_up.values, stride: gate_up.stride, ffn, gate, norms, out: out.out() };
         let kernel = self.isa.kernels().gate_quantize;
         self.parallel((n * ffn / ROW_UNIT).min(n), ffn.next_multiple_of(16), &|part, parts, scratch| {
-            // SAFETY: `isa` proves the level; every row is written by one part; scratch holds a row.
+            // SAFETY: `isa` proves the instruction set; every row is written by one part; scratch holds a row.
             unsafe { kernel(&a, share(n, parts, part), scratch) }
         })
     }
@@ -580,9 +587,9 @@ impl Backend for Cpu {
         norm: &Norm<Gain>,
         out: &mut Rows,
     ) -> Result<(), KernelError> {
-        assert!(wanted.len() <= out.rows && x.width == out.width, "rows fit their buffers");
+        assert!(wanted.len() <= out.rows && x.width == out.width, "the rows must fit their buffers");
         assert_widths([Some(norm), None], x.width);
-        assert!(wanted.iter().all(|&row| row < x.rows), "wanted rows are there");
+        assert!(wanted.iter().all(|&row| row < x.rows), "wanted rows must exist");
         let a = NormRows {
             wanted,
             x: &x.values,
@@ -591,7 +598,7 @@ impl Backend for Cpu {
             norm,
             out: out.values.shared(),
         };
-        // SAFETY: `isa` proves the level; this thread has the only access to the output.
+        // SAFETY: `isa` proves the instruction set; only this thread has access to the output.
         unsafe { (self.isa.kernels().norm_rows)(&a) }
         Ok(())
     }
@@ -636,7 +643,7 @@ impl Backend for Cpu {
     }
 
     fn write(&mut self, x: &mut Rows, values: &[f32]) -> Result<(), KernelError> {
-        assert!(values.len() <= x.rows * x.width, "values fit the rows");
+        assert!(values.len() <= x.rows * x.width, "values must fit the rows");
         for (to, from) in x.values.chunks_exact_mut(x.stride).zip(values.chunks_exact(x.width)) {
             to[..x.width].copy_from_slice(from);
         }
