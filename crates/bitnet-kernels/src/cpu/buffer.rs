@@ -1,4 +1,4 @@
-//! Zeroed memory on vector boundaries, and a way to write disjoint parts of it from several threads.
+//! Zeroed, aligned memory, and a way to write disjoint parts of it from several threads.
 
 use std::{
     alloc::{self, Layout},
@@ -12,13 +12,13 @@ use memmap2::MmapMut;
 
 use crate::KernelError;
 
-/// Plain numbers: any bit pattern is a value, zero included.
+/// Plain numbers: every bit pattern, including zero, is a valid value.
 ///
 /// # Safety
-/// Implementors have no padding, no invalid bit pattern and nothing to drop.
+/// Implementors must have no padding, no invalid bit pattern and nothing to drop.
 pub unsafe trait Number: Copy + Send + Sync + 'static {}
 
-// SAFETY: every bit pattern of these is a value.
+// SAFETY: every bit pattern is a valid value.
 unsafe impl Number for f32 {}
 // SAFETY: as above.
 unsafe impl Number for i8 {}
@@ -26,27 +26,27 @@ unsafe impl Number for i8 {}
 unsafe impl Number for u8 {}
 // SAFETY: as above.
 unsafe impl Number for u64 {}
-// SAFETY: an f32 and an i32 side by side, without padding.
+// SAFETY: an f32 and an i32, without padding.
 unsafe impl Number for bitnet_tensor::quant::RowQuant {}
-// SAFETY: an f32 and three i32 side by side, without padding.
+// SAFETY: an f32 and three i32, without padding.
 unsafe impl Number for bitnet_tensor::quant::GroupQuant {}
 
-/// Large buffers start on a huge page, and the system is asked to back them with huge pages.
+/// Bytes of a huge page. Larger buffers start on one, and the system is asked to back them with huge pages.
 pub(crate) const HUGE: usize = 2 << 20;
 const LINE: usize = 64;
 const PAGE: usize = 4096;
 
-/// A zeroed slice that starts on a cache line.
+/// A slice of numbers, initially zero, that starts on a cache line.
 pub struct Buffer<T: Number> {
     ptr: NonNull<T>,
     len: usize,
-    /// Where the memory is from, unless the allocator gave it. Pages of it exist from their first use on.
+    /// The mapping that holds the memory, or `None` if it is from the allocator. Pages are allocated at first use.
     map: Option<Arc<MmapMut>>,
 }
 
 // SAFETY: the buffer owns its memory like a `Box<[T]>` of plain numbers.
 unsafe impl<T: Number> Send for Buffer<T> {}
-// SAFETY: as above; shared access is by `&[T]` alone.
+// SAFETY: as above; shared access is only through `&[T]`.
 unsafe impl<T: Number> Sync for Buffer<T> {}
 
 impl<T: Number> Buffer<T> {
@@ -55,7 +55,7 @@ impl<T: Number> Buffer<T> {
         Layout::from_size_align(bytes, LINE).ok()
     }
 
-    /// `len` zeros; `what` names the memory should the system refuse it.
+    /// Allocates `len` zeros; `what` names the memory in the error if the system refuses it.
     pub(crate) fn zeroed(len: usize, what: &'static str) -> Result<Self, KernelError> {
         let refused = || KernelError::OutOfMemory { what, bytes: len.saturating_mul(size_of::<T>()) };
         let layout = Self::layout(len).ok_or_else(refused)?;
@@ -69,15 +69,15 @@ impl<T: Number> Buffer<T> {
         let mut map = MmapMut::map_anon(bytes).map_err(|_| refused())?;
         let start = map.as_mut_ptr();
         let first = start.align_offset(HUGE);
-        // Whole ones: a buffer's end in a huge page of its own would take memory that nobody uses. Without huge pages
-        // all is well, only slower.
+        // Only whole huge pages: one for the end of a buffer would be partly wasted. Failure is harmless: without huge
+        // pages everything works, only slower.
         #[cfg(target_os = "linux")]
         let _ = map.advise_range(memmap2::Advice::HugePage, first, layout.size() / HUGE * HUGE);
         let ptr = NonNull::new(start.wrapping_add(first).cast::<T>()).ok_or_else(refused)?;
         Ok(Buffer { ptr, len, map: Some(Arc::new(map)) })
     }
 
-    /// Write access for several threads at once.
+    /// Gives write access to several threads at once.
     pub(crate) fn shared(&mut self) -> Shared<'_, T> {
         Shared::new(self)
     }
@@ -88,7 +88,7 @@ impl<T: Number> Drop for Buffer<T> {
         if self.map.is_some() {
             return;
         }
-        let layout = Self::layout(self.len).expect("was allocated with this layout");
+        let layout = Self::layout(self.len).expect("it was allocated with this layout");
         // SAFETY: allocated in `zeroed` with the same layout.
         unsafe { alloc::dealloc(self.ptr.as_ptr().cast(), layout) }
     }
@@ -116,18 +116,20 @@ impl<T: Number> DerefMut for Buffer<T> {
     }
 }
 
-/// Memory that buffers share, so that each lies on huge pages to its end, as one of its own lies but for what is left
-/// of its last: of matrices of 1.6 to 9 MB that is a seventh, and reading one by small pages takes half as long again.
+/// Sub-allocates small matrices from shared huge-page maps, so that each is entirely on huge pages. Alone, the end of a
+/// matrix that does not fill a huge page would be on small ones: a seventh of matrices of 1.6 to 9 MB, and reading from
+/// small pages takes half as long again.
 #[derive(Default)]
 pub(crate) struct Arena {
     rest: Option<Buffer<u8>>,
 }
 
 impl Arena {
-    /// Bytes taken from the system at a time: of the last huge page of each, a part is used by nobody.
+    /// Bytes of a map. Part of the last huge page of each map is unused.
     const PIECE: usize = 64 * HUGE;
 
-    /// As [`Buffer::zeroed`], for what is all written at once and kept as long as what else is asked for here.
+    /// Like [`Buffer::zeroed`], for memory that is written immediately and lives as long as the rest of the arena: a
+    /// map is freed with the last of its buffers.
     pub(crate) fn zeroed<T: Number>(
         &mut self,
         len: usize,
@@ -142,7 +144,7 @@ impl Arena {
             _ => Buffer::zeroed(Self::PIECE, what)?,
         };
         let buffer = Buffer { ptr: rest.ptr.cast(), len, map: rest.map.clone() };
-        // SAFETY: `bytes` are inside the rest, which begins behind them from now on.
+        // SAFETY: `bytes` are inside the rest, which from now on begins after them.
         rest.ptr = unsafe { rest.ptr.add(bytes) };
         rest.len -= bytes;
         self.rest = Some(rest);
@@ -158,7 +160,7 @@ pub(crate) struct Shared<'a, T> {
     lifetime: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: access goes through `slice`, whose caller promises that parts are disjoint.
+// SAFETY: access is through `slice`, whose caller promises that parts are disjoint.
 unsafe impl<T: Number> Send for Shared<'_, T> {}
 // SAFETY: as above.
 unsafe impl<T: Number> Sync for Shared<'_, T> {}
@@ -169,14 +171,14 @@ impl<'a, T: Number> Shared<'a, T> {
         Shared { ptr: slice.as_mut_ptr(), len: slice.len(), lifetime: PhantomData }
     }
 
-    /// The part `start..start + len`.
+    /// Returns the part `start..start + len`.
     ///
     /// # Safety
-    /// No other part that is alive at the same time overlaps this one.
+    /// No other part that is alive at the same time may overlap this one.
     #[inline(always)]
     #[allow(clippy::mut_from_ref, reason = "disjointness is the caller's promise")]
     pub(crate) unsafe fn slice(&self, start: usize, len: usize) -> &'a mut [T] {
-        assert!(start <= self.len && len <= self.len - start, "part inside the slice");
+        assert!(start <= self.len && len <= self.len - start, "the part must be inside the slice");
         // SAFETY: in bounds by the assertion, unique by the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.ptr.add(start), len) }
     }
@@ -189,13 +191,13 @@ mod tests {
     #[test]
     fn buffers_of_an_arena_are_zero_and_apart_and_outlive_it() {
         let mut arena = Arena::default();
-        // Too small to share, two of one piece, the next piece, and too large.
+        // Too small to share, two from one map, one from the next, and too large.
         let lens = [7, 100_001, 300_000, Arena::PIECE - 5, Arena::PIECE + 1];
         let mut buffers = lens.map(|len| arena.zeroed::<u8>(len, "test").unwrap());
         drop(arena);
         for (i, buffer) in buffers.iter_mut().enumerate() {
             assert!(buffer.len() == lens[i] && buffer.as_ptr().align_offset(LINE) == 0);
-            // All of the ends, and a byte of each page between.
+            // Both ends, and a byte of each page between them.
             let ends = (0..lens[i].min(9)).chain(lens[i].saturating_sub(9)..lens[i]);
             for at in ends.chain((0..lens[i]).step_by(PAGE)) {
                 assert!(buffer[at] == 0 || buffer[at] == i as u8 + 1, "buffer {i} begins with zeros");

@@ -1,13 +1,13 @@
-//! The kernels' layout of ternary weights with scales for groups of columns: panels as in [`super::panels`], with the
-//! scales of a group behind its codes, so that a kernel reads one stream from end to end.
+//! The kernel layout of ternary weights with scales for groups of columns: panels as in [`super::panels`], with the
+//! scales of a group after its codes, so that a kernel reads a single stream.
 //!
 //! ```text
-//! panel   64 rows, all columns: its groups one after another; rows and columns padded with code 0
+//! panel   64 rows, all columns: groups are contiguous; rows and columns are padded with code 0
 //! group   its blocks of 16 columns, 256 bytes each as in [`super::panels`], then 64 f16, the scale of every row
 //! ```
 //!
-//! A group of 128 columns has 8 blocks, one of 64 has 4; the last may have fewer. A file holds the same, as lines of 128
-//! bytes. Code 3 is a value here.
+//! A group of 128 columns has 8 blocks, a group of 64 has 4; the last may have fewer. A file holds the same, as lines
+//! of 128 bytes. Code 3 is valid here.
 
 use std::{borrow::Cow, ops::Range};
 
@@ -24,10 +24,10 @@ use crate::{
     },
 };
 
-/// Bytes of the scales of a panel's group.
+/// Bytes of the scales of one group of a panel.
 pub(crate) const SCALE_BYTES: usize = PANEL_ROWS * size_of::<f16>();
 
-/// A matrix with scales for groups of columns, packed into panels.
+/// A matrix with one scale per group of columns, packed into panels.
 pub struct GroupedPanels {
     pub(crate) rows: usize,
     pub(crate) cols: usize,
@@ -51,17 +51,17 @@ impl GroupedPanels {
         Ok(GroupedPanels { rows, cols, group, data: Codes::Made(data) })
     }
 
-    /// Lines and bytes of a line that a file holds for a matrix of this shape.
+    /// Number of lines, and bytes per line, that a file holds for a matrix of this shape.
     pub fn stored_shape(rows: usize, cols: usize, group: usize) -> [usize; 2] {
         let lines = cols.div_ceil(group) + cols.div_ceil(BLOCK) * (BLOCK_BYTES / SCALE_BYTES);
         [rows.div_ceil(PANEL_ROWS).saturating_mul(lines), SCALE_BYTES]
     }
 
-    /// A matrix as a file holds it; its codes and scales stay where they lie.
+    /// Takes a matrix as stored in a file, without copying it.
     ///
     /// # Errors
-    /// If `group` is neither 64 nor 128, or is 64 where [`GroupedTensor`] would have merged the groups to 128; if the
-    /// length does not match, or a scale is not finite.
+    /// If `group` is neither 64 nor 128, or is 64 although [`GroupedTensor`] would have merged the groups to 128; if
+    /// the length does not match, or a scale is not finite.
     pub fn from_stored(
         rows: usize,
         cols: usize,
@@ -94,17 +94,17 @@ impl GroupedPanels {
         Ok(panels)
     }
 
-    /// What a file holds of it, one piece after another.
+    /// The bytes that a file holds for this matrix, in pieces.
     pub fn stored(&self) -> impl Iterator<Item = Cow<'_, [u8]>> {
         [Cow::from(&*self.data)].into_iter()
     }
 
-    /// Output features.
+    /// Number of output features.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Input features.
+    /// Number of input features.
     pub fn cols(&self) -> usize {
         self.cols
     }
@@ -114,23 +114,23 @@ impl GroupedPanels {
         self.group
     }
 
-    /// Some of the rows in the canonical layout.
+    /// Unpacks some of the rows to the canonical layout.
     ///
     /// # Errors
-    /// If there are no rows in the range.
+    /// If the range is empty.
     ///
     /// # Panics
     /// If the range reaches past the last row.
     pub fn unpack(&self, rows: Range<usize>) -> Result<GroupedTensor, TensorError> {
-        assert!(rows.end <= self.rows, "rows of the matrix");
+        assert!(rows.end <= self.rows, "the rows must exist");
         let codes = rows.clone().flat_map(|row| self.row_codes(row)).collect();
         let scales = rows.clone().flat_map(|row| self.row_scales(row)).collect();
         GroupedTensor::new(rows.len(), self.cols, self.group, codes, scales)
     }
 
-    /// One row as f32, each value times its group's scale.
+    /// Decodes one row to f32: each value times the scale of its group.
     pub(crate) fn decode_row(&self, row: usize, out: &mut [f32]) {
-        assert!(row < self.rows && out.len() == self.cols, "a row of the matrix");
+        assert!(row < self.rows && out.len() == self.cols, "the row must exist and fit the output");
         let mut codes = self.row_codes(row);
         for (out, scale) in out.chunks_mut(self.group).zip(self.row_scales(row)) {
             for (four, byte) in out.chunks_mut(4).zip(&mut codes) {
@@ -149,7 +149,7 @@ impl GroupedPanels {
         self.cols.div_ceil(BLOCK)
     }
 
-    /// A panel's codes and scales.
+    /// The codes and scales of a panel.
     pub(crate) fn panel(&self, panel: usize) -> &[u8] {
         let bytes = panel_bytes(self.cols, self.group);
         &self.data[panel * bytes..][..bytes]
@@ -168,7 +168,7 @@ impl GroupedPanels {
         })
     }
 
-    /// The blocks and the scales of every group of the panel that holds a row.
+    /// The blocks and the scales of each group in the panel that contains a row.
     fn groups(&self, row: usize) -> impl Iterator<Item = (&[[u8; BLOCK_BYTES]], &[u8])> {
         self.panel(row / PANEL_ROWS).chunks(group_bytes(self.group)).map(|group| {
             let (blocks, scales) = group.split_at(group.len() - SCALE_BYTES);
@@ -177,7 +177,7 @@ impl GroupedPanels {
     }
 }
 
-/// Bytes of a whole group of a panel.
+/// Bytes of one whole group of a panel.
 fn group_bytes(group: usize) -> usize {
     group / BLOCK * BLOCK_BYTES + SCALE_BYTES
 }
@@ -187,7 +187,7 @@ fn panel_bytes(cols: usize, group: usize) -> usize {
 }
 
 fn pack_panel(weights: &GroupedTensor, panel: usize, bytes: usize, out: Shared<'_, u8>) {
-    // SAFETY: every panel is packed by one call.
+    // SAFETY: every panel is packed by exactly one call.
     let out = unsafe { out.slice(panel * bytes, bytes) };
     let group = group_bytes(weights.group());
     for r in 0..PANEL_ROWS.min(weights.rows() - panel * PANEL_ROWS) {
@@ -208,7 +208,7 @@ fn pack_panel(weights: &GroupedTensor, panel: usize, bytes: usize, out: Shared<'
 mod tests {
     use super::*;
 
-    /// A matrix whose codes take every value and whose scales are all different.
+    /// A matrix with codes of every value and scales that are all different.
     fn tensor(rows: usize, cols: usize, group: usize) -> GroupedTensor {
         let codes = (0..rows * cols.div_ceil(4)).map(|i| (i * i * 37 % 251) as u8).collect();
         let scales = (0..rows * cols.div_ceil(group)).map(|i| f16::from_bits(0x2000 + 7 * i as u16));
@@ -292,7 +292,7 @@ mod tests {
         assert!(GroupedPanels::from_stored(0, 301, 64, &SharedBytes::default()).is_err());
     }
 
-    /// Groups of 64 that should have been merged would give other bits than every other form of the matrix.
+    /// Groups of 64 that were not merged would give other bits than every other form of the matrix.
     #[test]
     fn stored_groups_of_64_that_should_be_of_128_are_refused() {
         let bytes = |scales: [u16; 3]| {

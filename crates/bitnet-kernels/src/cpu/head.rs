@@ -1,4 +1,4 @@
-//! Logits on the CPU: all of a row's, or only those that bounds cannot rule out.
+//! Logits on the CPU: all logits of a row, or only those that bounds cannot rule out.
 
 use std::{mem, sync::atomic::AtomicU64};
 
@@ -22,19 +22,19 @@ use crate::{
     },
 };
 
-/// What the output head has done so far: the same logits, by two ways.
+/// Counts the work of the output head so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct HeadWork {
-    /// Rows of which every logit was computed.
+    /// Rows for which all logits were computed.
     pub whole: u64,
     /// Rows whose highest logits were found by bounds.
     pub screened: u64,
-    /// Logits of those that bounds could not rule out.
+    /// Logits of screened rows that bounds could not rule out and were computed.
     pub rescored: u64,
 }
 
 impl Cpu {
-    /// All logits of the first `n` rows.
+    /// Computes all logits of the first `n` rows.
     pub(super) fn all_logits(
         &mut self,
         n: usize,
@@ -55,7 +55,7 @@ impl Cpu {
         }
     }
 
-    /// All logits of the first `n` rows, quantised, with a ternary table.
+    /// Quantises the first `n` rows and computes all their logits with a ternary table.
     fn ternary_logits(
         &mut self,
         n: usize,
@@ -63,7 +63,10 @@ impl Cpu {
         table: &GroupedPanels,
         logits: &mut [f32],
     ) -> Result<(), KernelError> {
-        assert!(logits.len() >= n * table.rows, "one logit a row of the table and token");
+        assert!(
+            logits.len() >= n * table.rows,
+            "there must be one logit for every row of the table and token"
+        );
         self.reserve_head_input(n, table.cols)?;
         let mut input = self.head_input.take().expect("reserved");
         let out = Output { values: Shared::new(logits), stride: table.rows, column: 0, add: None };
@@ -74,7 +77,7 @@ impl Cpu {
         done
     }
 
-    /// The int8 copy of a table; nothing if its sums could overflow.
+    /// Makes the int8 copy of a table, or returns `None` if its sums could overflow.
     ///
     /// # Errors
     /// If there is no memory for it.
@@ -98,14 +101,15 @@ impl Cpu {
         let panels = padded / PANEL_ROWS;
         self.parallel(panels, generic::screen::scratch(cols), &|part, parts, scratch| {
             for panel in share(panels, parts, part) {
-                // SAFETY: `isa` proves the level; every panel belongs to one part; scratch is as large as it says.
+                // SAFETY: `isa` proves the instruction set; every panel belongs to one part; scratch is as large as the
+                // kernel needs.
                 unsafe { kernel(&a, panel, scratch) }
             }
         })?;
         Ok(Some(Screen { rows, cols, codes: Codes::Made(codes), scales, norms, errors }))
     }
 
-    /// Gives a table its int8 copy: this one, or one that is made.
+    /// Gives a table its int8 copy, which is made unless one is `stored`.
     pub(super) fn take_screen(
         &mut self,
         table: &mut Table,
@@ -114,7 +118,7 @@ impl Cpu {
     ) -> Result<(), KernelError> {
         let (weights, screen) = match table {
             Table::Dense { weights, screen } => (weights, screen),
-            // Its codes are smaller than a copy by which to rule some out.
+            // An int8 copy would be larger than the ternary table itself.
             Table::Ternary(weights) => return self.reserve_head_input(rows, weights.cols),
         };
         *screen = match stored {
@@ -123,13 +127,13 @@ impl Cpu {
         };
         if let Some(screen) = screen {
             let shape = (weights.rows(), weights.cols());
-            assert_eq!((screen.rows, screen.cols), shape, "a copy has its table's shape");
+            assert_eq!((screen.rows, screen.cols), shape, "a copy must have its table's shape");
             self.screening.reserve(rows, screen);
         }
         Ok(())
     }
 
-    /// The highest logits of each of the first `n` rows by bounds where that is possible, else all.
+    /// Computes the highest logits of each of the first `n` rows, using bounds where possible.
     pub(super) fn highest_logits(
         &mut self,
         n: usize,
@@ -138,21 +142,21 @@ impl Cpu {
         keep: &[usize],
         logits: &mut [f32],
     ) -> Result<(), KernelError> {
-        assert!(n <= x.rows && keep.len() == n, "a number of logits to keep for every row");
+        assert!(n <= x.rows && keep.len() == n, "there must be a number of logits to keep for every row");
         let Table::Dense { weights, screen: Some(screen) } = table else {
             return self.all_logits(n, x, table, logits);
         };
-        assert_eq!(x.width, screen.cols, "rows fit the table");
+        assert_eq!(x.width, screen.cols, "the rows must fit the table");
         let mut s = mem::take(&mut self.screening);
         s.reserve(n, screen);
         self.reserve(x.stride)?;
         let stride = plane_stride(screen.cols);
         for (token, &keep) in keep.iter().enumerate() {
-            // With too few panels for what is kept, bounds rule out too little.
+            // With few panels for the number of logits to keep, bounds rule out too little.
             let split = (8 * keep.max(1) <= screen.panels()).then(|| {
                 let planes = &mut s.planes[2 * s.tokens.len() * stride..][..2 * stride];
                 let x = &x.values[token * x.stride..][..x.stride];
-                // SAFETY: `isa` proves the level; rows, planes and scratch have the row's stride.
+                // SAFETY: `isa` proves the instruction set; rows, planes and scratch have the row's stride.
                 unsafe { (self.isa.kernels().split)(x, planes, &mut self.scratch[0]) }
             });
             match split.flatten() {
@@ -170,7 +174,7 @@ impl Cpu {
         done
     }
 
-    /// All logits of some tokens.
+    /// Computes all logits of some tokens.
     fn whole_logits(
         &mut self,
         tokens: &[usize],
@@ -182,23 +186,24 @@ impl Cpu {
             return Ok(());
         }
         let vocab = table.rows();
-        assert!(tokens.iter().all(|&t| t < x.rows) && x.width == table.cols(), "rows fit the table");
+        assert!(tokens.iter().all(|&t| t < x.rows) && x.width == table.cols(), "the rows must fit the table");
         assert!(
             tokens.iter().all(|&t| (t + 1) * vocab <= logits.len()),
-            "one logit a row of the table and token"
+            "there must be one logit for every row of the table and token"
         );
         self.head.whole += tokens.len() as u64;
         let a = DenseLogits { table, x: &x.values, stride: x.stride, tokens, out: Shared::new(logits) };
         let kernel = self.isa.kernels().logits;
         let units = (table.bytes().len() * tokens.len() / WEIGHT_UNIT).min(vocab);
         self.parallel(units, dense::scratch(table), &|part, parts, scratch| {
-            // SAFETY: `isa` proves the level; every row of the table belongs to one part; scratch was reserved
-            // when the table was taken.
+            // SAFETY: `isa` proves the instruction set; every row of the table belongs to one part; scratch was
+            // reserved when the table was taken.
             unsafe { kernel(&a, share(vocab, parts, part), scratch) }
         })
     }
 
-    /// The highest logits of the tokens that were split: bounds, a threshold, and what it does not rule out.
+    /// Computes the highest logits of the tokens that were split: bounds, then thresholds, then the logits not ruled
+    /// out.
     fn screened_logits(
         &mut self,
         s: &mut Screening,
@@ -211,7 +216,7 @@ impl Cpu {
         if n == 0 {
             return Ok(());
         }
-        // A few tokens wait for memory, and a second plane of theirs costs nothing.
+        // A few tokens are bound by memory, so that a second plane costs nothing.
         let planes = if n > 2 && s.splits.iter().all(|split| split.is_coarse_enough()) { 1 } else { 2 };
         let out = Shared::new(logits);
         let a = Bounds {
@@ -227,8 +232,8 @@ impl Cpu {
         let kernel = self.isa.kernels().bounds;
         let units = (screen.codes.len() * n / WEIGHT_UNIT).min(panels);
         self.parallel(units, 0, &|part, parts, _| {
-            // SAFETY: `isa` proves the level; every panel belongs to one part; the planes are padded with zeros to
-            // whole quads.
+            // SAFETY: `isa` proves the instruction set; every panel belongs to one part; the planes are padded with
+            // zeros to whole quads.
             unsafe { kernel(&a, share(panels, parts, part)) }
         })?;
         s.set_thresholds(panels);
@@ -237,8 +242,8 @@ impl Cpu {
         let a = Settle { dense, thresholds: &s.thresholds, computed: &computed };
         let kernel = self.isa.kernels().settle;
         self.parallel(vocab * n / ROW_UNIT, dense::scratch(table), &|part, parts, scratch| {
-            // SAFETY: `isa` proves the level; every row of the table belongs to one part; scratch is as large as it
-            // says.
+            // SAFETY: `isa` proves the instruction set; every row of the table belongs to one part; scratch is as large
+            // as the kernel needs.
             unsafe { kernel(&a, share(vocab, parts, part), scratch) }
         })?;
         self.head.screened += n as u64;

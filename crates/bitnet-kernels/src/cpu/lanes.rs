@@ -1,12 +1,12 @@
-//! What an instruction set has to offer: 16 f32 lanes, and a dot product of a group of ternary codes.
+//! The operations that an instruction set provides: 16 f32 lanes, and a dot product of a group of ternary codes.
 //!
-//! The algorithms in [`super::generic`] are written once over this trait. Its functions mirror instructions; all
-//! are `unsafe` for one reason: the CPU must have the level, which the entry points in a level's own file
+//! The algorithms in [`super::generic`] are written once, generic over this trait. Its functions mirror instructions.
+//! All are `unsafe` for the same reason: the CPU must have the instruction set, which the entry points in its own file
 //! guarantee by their `target_feature`.
 
 use crate::cpu::generic::ternary;
 
-/// Joins two vectors made of `N` parts.
+/// Applies `f` to each of the `N` parts of two vectors.
 #[inline(always)]
 pub(crate) fn each<T: Copy, U: Copy, R, const N: usize>(
     a: [T; N],
@@ -16,32 +16,33 @@ pub(crate) fn each<T: Copy, U: Copy, R, const N: usize>(
     std::array::from_fn(|i| f(a[i], b[i]))
 }
 
-/// One level of instructions.
+/// An instruction set.
 ///
 /// # Safety
-/// Every function may be called only on a CPU that has the level, and pointers must be valid for what the
-/// function's name says it reads or writes (16 elements unless `n` is given). No alignment is needed.
+/// Every function may be called only on a CPU that has the instruction set, and pointers must be valid for what the
+/// function reads or writes: 16 elements unless stated otherwise. No alignment is needed.
 pub(crate) trait Lanes: Copy {
     /// 16 f32.
     type F: Copy;
     /// 16 f64.
     type D: Copy;
-    /// 16 integers of 32 bits.
+    /// 16 i32.
     type I: Copy;
-    /// 64 bytes: a group of 16 rows, 4 codes each (see [`super::panels`]).
+    /// 64 bytes: a group of 16 rows, 4 bytes each (see [`super::panels`]).
     type Codes: Copy;
     /// Running sums of a group, exact for [`Lanes::STEPS`] calls of [`Lanes::dot`].
     type Part: Copy;
-    /// How often [`Lanes::dot`] may add codes up to 2 before [`Lanes::widen`] is due. With codes up to 3 it may add 32 times,
-    /// a group of columns, on every level.
+    /// How often [`Lanes::dot`] may add codes up to 2 before [`Lanes::widen`] is needed. With codes up to 3, every
+    /// instruction set may add 32 times, which is a group of columns.
     const STEPS: usize;
-    /// Row groups (of 16) and tokens of a tile that fits the registers.
+    /// Row groups (of 16 rows) and tokens of the largest tile that fits the registers.
     const TILE: (usize, usize);
-    /// Tokens of a tile that joins its sums to totals after every group of columns.
+    /// Tokens of a tile that adds its sums to totals after every group of columns.
     const GROUP_TOKENS: usize = Self::TILE.1;
-    /// Whether one register holds 16 lanes, and there are 32 of them; such levels take a panel's four row groups at once.
+    /// Whether one register holds 16 lanes and there are 32 registers; kernels then take four row groups of a panel at
+    /// once.
     const WIDE_REGISTERS: bool = false;
-    /// Whether [`Lanes::dot`] takes codes of any byte value, so that one token may use codes masked in place.
+    /// Whether [`Lanes::dot`] takes any byte as a code, so that a single token can use codes masked in place.
     const WIDE_CODES: bool;
 
     unsafe fn splat(x: f32) -> Self::F;
@@ -60,13 +61,13 @@ pub(crate) trait Lanes: Copy {
     unsafe fn max(a: Self::F, b: Self::F) -> Self::F;
     /// `if a < b { a } else { b }`.
     unsafe fn min(a: Self::F, b: Self::F) -> Self::F;
-    /// To the nearest integer, halves to even.
+    /// Rounds to the nearest integer, halves to even.
     unsafe fn round(x: Self::F) -> Self::F;
-    /// `2^x` of integers in -126..=127.
+    /// `2^x` for integers `x` in -126..=127.
     unsafe fn pow2(x: Self::F) -> Self::F;
     /// [`crate::order::tree`].
     unsafe fn reduce_add(x: Self::F) -> f32;
-    /// The largest lane of numbers that are not NaN.
+    /// The largest lane; no lane may be NaN.
     unsafe fn reduce_max(x: Self::F) -> f32;
 
     unsafe fn zero_d() -> Self::D;
@@ -93,20 +94,22 @@ pub(crate) trait Lanes: Copy {
     unsafe fn load_codes(p: *const u8) -> Self::Codes;
     /// `codes & (3 << (2 * plane))` in every byte.
     unsafe fn mask_plane(codes: Self::Codes, plane: usize) -> Self::Codes;
-    /// Moves the next plane to the bottom; what comes in on top is unspecified.
+    /// Shifts the next plane to the lowest bits; the highest bits become unspecified.
     unsafe fn next_plane(codes: Self::Codes) -> Self::Codes;
     unsafe fn zero_part() -> Self::Part;
     /// Adds to every row the dot product of its 4 bytes with the 4 activations at `p`.
     unsafe fn dot(part: Self::Part, codes: Self::Codes, p: *const i8) -> Self::Part;
     unsafe fn widen(part: Self::Part) -> Self::I;
-    /// Largest magnitude of activations that [`Lanes::dot_bytes`] takes.
+    /// Maximum magnitude of activations that [`Lanes::dot_bytes`] takes.
     const MOST_QUANT: i32;
-    /// What a byte is more than the number that [`Lanes::dot_bytes`] multiplies: 128, or 0 where bytes become signed.
+    /// What [`Lanes::dot_bytes`] multiplies, minus the signed number that the byte stands for: 128, or 0 if bytes are
+    /// converted to signed numbers first.
     const BYTE_OFFSET: i32;
-    /// Adds to every row the dot product of its 4 bytes, whatever they are, with the 4 activations at `p`.
+    /// Adds to every row the dot product of its 4 bytes, of any value, with the 4 activations at `p`.
     unsafe fn dot_bytes(sum: Self::I, codes: Self::Codes, p: *const i8) -> Self::I;
-    /// Dot products of `R` groups with `T` tokens over `blocks` blocks, which [`Lanes::STEPS`] allows; asks for codes
-    /// `ahead` bytes before their use. A level that multiplies more than one token an instruction does this in its own way.
+    /// Computes the dot products of `R` groups with `T` tokens over `blocks` blocks, at most as many as
+    /// [`Lanes::STEPS`] allows, and prefetches codes `ahead` bytes before their use. Instruction sets that multiply
+    /// more than one token per instruction override this.
     #[inline(always)]
     unsafe fn dot_blocks<const R: usize, const T: usize>(
         codes: *const u8,
@@ -118,6 +121,6 @@ pub(crate) trait Lanes: Copy {
         // SAFETY: the caller keeps this trait's contract.
         unsafe { ternary::dot_blocks::<Self, R, T>(codes, x, x_stride, blocks, ahead) }
     }
-    /// Asks for the line at `p`, which need not be valid.
+    /// Prefetches the cache line at `p`, which need not be valid.
     unsafe fn prefetch(p: *const u8);
 }

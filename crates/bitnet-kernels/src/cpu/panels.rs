@@ -1,18 +1,18 @@
-//! The one kernel layout of ternary weights: panels with a row in every lane.
+//! The kernel layout of ternary weights with scales for rows: panels with one row per lane.
 //!
 //! ```text
-//! panel   64 rows, all columns; panels one after another; rows and columns padded with code 0
+//! panel   64 rows, all columns; panels are contiguous; rows and columns are padded with code 0
 //! block   16 columns of a panel: 256 bytes = 4 groups of 16 rows
 //! group   64 bytes: byte 4 r + j holds row r, columns 16 b + 4 p + j at bits 2p, 2p + 1 (p = 0..4)
 //! ```
 //!
-//! So plane `p` of a group, `(byte >> 2p) & 3`, is an operand of a 4-way dot product: each 32-bit lane holds one
-//! row and four consecutive columns, and meets the same four activations in every lane. Nothing is ever added
-//! across lanes, and one layout serves vectors of 8 and of 16 rows and any number of tokens.
+//! Plane `p` of a group, `(byte >> 2p) & 3`, is thus an operand of a 4-way dot product: each 32-bit lane holds four
+//! consecutive columns of one row, and all lanes are multiplied by the same four activations. Nothing is ever added
+//! across lanes, and the same layout serves vectors of 8 and of 16 rows and any number of tokens.
 //!
-//! A file holds the same: all codes, then the scale of every row as little-endian f32, rows padded with zeros. Both
-//! are whole lines of 256 bytes. Kernels read the codes where they lie, at any alignment. They would take a code 3 for a
-//! weight of 2, so it is refused.
+//! A file holds the same: all codes, then the scale of every row as little-endian f32, with rows padded with zeros.
+//! Both are whole lines of 256 bytes. Kernels read the codes in place, at any alignment. A code 3 is refused, because
+//! kernels would treat it as a weight of 2.
 
 use std::{borrow::Cow, ops::Range};
 
@@ -28,7 +28,7 @@ use crate::{
 };
 
 pub(crate) const PANEL_ROWS: usize = 64;
-/// Columns of a block.
+/// Columns in a block.
 pub(crate) const BLOCK: usize = 16;
 pub(crate) const BLOCK_BYTES: usize = PANEL_ROWS * BLOCK / 4;
 
@@ -60,12 +60,12 @@ impl Panels {
         Ok(Panels { rows, cols, codes: Codes::Made(codes), scales })
     }
 
-    /// Lines and bytes of a line that a file holds for a matrix of this shape.
+    /// Number of lines, and bytes per line, that a file holds for a matrix of this shape.
     pub fn stored_shape(rows: usize, cols: usize) -> [usize; 2] {
         [rows.div_ceil(PANEL_ROWS).saturating_mul(cols.div_ceil(BLOCK) + 1), LINE]
     }
 
-    /// A matrix as a file holds it; its codes stay where they lie.
+    /// Takes a matrix as stored in a file, without copying its codes.
     ///
     /// # Errors
     /// If the length does not match, a code is 3, or a scale is not finite.
@@ -91,30 +91,30 @@ impl Panels {
         Ok(Panels { rows, cols, codes: Codes::Stored(codes), scales })
     }
 
-    /// What a file holds of it, one piece after another.
+    /// The bytes that a file holds for this matrix, in pieces.
     pub fn stored(&self) -> impl Iterator<Item = Cow<'_, [u8]>> {
         [Cow::from(&*self.codes), stored::bytes(&self.scales).into()].into_iter()
     }
 
-    /// Output features.
+    /// Number of output features.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// The scale of every row.
+    /// The scales, one per row.
     pub fn scales(&self) -> &[f32] {
         &self.scales[..self.rows]
     }
 
-    /// Some of the rows in the canonical layout.
+    /// Unpacks some of the rows to the canonical layout.
     ///
     /// # Errors
-    /// If there are no rows in the range.
+    /// If the range is empty.
     ///
     /// # Panics
     /// If the range reaches past the last row.
     pub fn unpack(&self, rows: Range<usize>) -> Result<TernaryTensor, TensorError> {
-        assert!(rows.end <= self.rows, "rows of the matrix");
+        assert!(rows.end <= self.rows, "the rows must exist");
         let parts = self.scales()[rows.clone()].chunk_by(|a, b| a.to_bits() == b.to_bits());
         let mut first = rows.start;
         let parts = parts.map(|scales| {
@@ -148,9 +148,10 @@ impl Panels {
     }
 }
 
-/// Where the first byte with a code 3 is.
+/// Returns the index of the first byte with a code 3.
 fn first_three(codes: &[u8]) -> Option<usize> {
-    // A code is 3 exactly when both of its bits are set. All are looked at together before any is looked for.
+    // A code is 3 if and only if both of its bits are set. One pass over all codes comes first; the search for the
+    // bad one runs only if there is one.
     let three = |b: u8| b & (b >> 1) & 0x55;
     let any = codes.iter().fold(0, |seen, &b| seen | three(b)) != 0;
     any.then(|| codes.iter().position(|&b| three(b) != 0)).flatten()
@@ -158,14 +159,14 @@ fn first_three(codes: &[u8]) -> Option<usize> {
 
 fn pack_panel(weights: &TernaryTensor, panel: usize, blocks: usize, out: Shared<'_, u8>) {
     let bytes = blocks * BLOCK_BYTES;
-    // SAFETY: every panel is packed by one call.
+    // SAFETY: every panel is packed by exactly one call.
     let out = unsafe { out.slice(panel * bytes, bytes) };
     for r in 0..PANEL_ROWS.min(weights.rows() - panel * PANEL_ROWS) {
         pack_row(weights.row_codes(panel * PANEL_ROWS + r), r, out.as_chunks_mut().0);
     }
 }
 
-/// Puts the canonical codes of a row into lane `r` of its panel's blocks.
+/// Packs the canonical codes of a row into lane `r` of the blocks of its panel.
 pub(crate) fn pack_row<'a>(
     codes: &[u8],
     r: usize,
@@ -181,7 +182,7 @@ pub(crate) fn pack_row<'a>(
     }
 }
 
-/// The canonical codes of the row in lane `r` of a panel's blocks, padded to whole blocks.
+/// Unpacks the canonical codes of the row in lane `r` of a panel's blocks, padded to whole blocks.
 pub(crate) fn unpack_row<'a>(
     blocks: impl Iterator<Item = &'a [u8; BLOCK_BYTES]>,
     r: usize,
@@ -214,7 +215,7 @@ mod tests {
         }
     }
 
-    /// A stack of two scales, and what a file holds of it.
+    /// A stack of parts with two scales, and its bytes in a file.
     fn stack() -> (TernaryTensor, Vec<u8>) {
         let part = |rows: usize, scale| {
             let trits: Vec<i8> = (0..rows * 37).map(|i| (i * i % 11 % 3) as i8 - 1).collect();

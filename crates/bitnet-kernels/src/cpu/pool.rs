@@ -1,9 +1,9 @@
-//! A persistent team of threads that take the parts of a job one by one.
+//! A persistent pool of threads that take the parts of a job one by one.
 //!
-//! Each has a share of parts that follow one another, so that it reads memory in one stream. Whoever has none left
-//! takes half of what another has left: the caller works too and never waits for a worker that has not begun, and on
-//! a busy machine, a worker that the system keeps off its core costs nothing but its help. Idle workers spin briefly
-//! and then park, so that an idle engine costs no CPU.
+//! Each thread has a contiguous share of the parts, so that it reads memory in one stream. A thread that runs out
+//! steals half of what another has left. The caller works too and never waits for a worker that has not begun; on a
+//! busy machine, a worker that the system does not schedule costs no more than its help. Idle workers spin briefly and
+//! then park, so that an idle engine uses no CPU.
 
 use std::{
     cell::UnsafeCell,
@@ -19,36 +19,36 @@ use std::{
 
 use crate::{KernelError, cpu::share};
 
-/// Spins before a waiting thread gives its core away: longer than the gap between two jobs of a step.
+/// Spins before a waiting thread yields its core: longer than the gap between two jobs of a step.
 const SPINS: u32 = 10_000;
 
-/// A job: called with the thread's index and the part's.
+/// A job, called with the index of the thread and of the part.
 type Job = *const (dyn Fn(usize, usize) + Sync);
 
 struct Shared {
-    /// Bumped once a job, for workers to notice.
+    /// Incremented for every job, so that workers notice it.
     epoch: AtomicUsize,
     /// Whether `job` may be joined.
     open: AtomicBool,
     job: UnsafeCell<Option<Job>>,
-    /// One a member.
+    /// One per member.
     left: Vec<Left>,
-    /// Workers that may be looking at `job`.
+    /// Number of workers that may read `job`.
     joined: AtomicUsize,
     failed: AtomicBool,
     stop: AtomicBool,
-    /// One a worker: whether it is about to park.
+    /// One per worker: whether it is about to park.
     parked: Vec<AtomicBool>,
 }
 
-// SAFETY: `job` is written only while it is not `open` and no worker that saw it open is left (`joined == 0` after
-// closing); workers read it only after they joined and then saw it open. A worker that joins late either sees it
-// closed and leaves, or sees it opened again after the next write.
+// SAFETY: `job` is written only while it is not `open` and after every worker that saw it open has left (`joined == 0`
+// after closing); workers read it only after they have joined and then seen it open. A worker that joins late either
+// sees it closed and leaves, or sees it opened again after the next write.
 unsafe impl Sync for Shared {}
-// SAFETY: the pointer in `job` is only followed while the caller of `Pool::run` is inside it.
+// SAFETY: the pointer in `job` is only dereferenced while the caller is inside `Pool::run`.
 unsafe impl Send for Shared {}
 
-/// The parts that a member has left, on a cache line of its own: the first in the upper half, the end in the lower.
+/// The parts that a member has left, on a separate cache line: the first in the upper half, the end in the lower half.
 #[derive(Default)]
 #[repr(align(128))]
 struct Left(AtomicU64);
@@ -62,13 +62,13 @@ impl Left {
         self.keep(|left| left.start + 1..left.end).map(|left| left.start)
     }
 
-    /// The later half, the only one of one.
+    /// Takes the later half, rounded up.
     fn half(&self) -> Option<Range<usize>> {
         let middle = |left: &Range<usize>| left.start + left.len() / 2;
         self.keep(|left| left.start..middle(left)).map(|left| middle(&left)..left.end)
     }
 
-    /// Changes what is left, unless that is nothing, and gives what it was.
+    /// Replaces the remaining parts and returns the old ones, or returns `None` if there are none.
     fn keep(&self, kept: impl Fn(&Range<usize>) -> Range<usize>) -> Option<Range<usize>> {
         let parts = |left: u64| (left >> 32) as usize..(left & 0xFFFF_FFFF) as usize;
         let changed = self.0.fetch_update(SeqCst, SeqCst, |left| {
@@ -80,14 +80,14 @@ impl Left {
     }
 }
 
-/// The team; the thread that calls [`Pool::run`] is its first member.
+/// A thread pool; the thread that calls [`Pool::run`] is its first member.
 pub(crate) struct Pool {
     shared: Arc<Shared>,
     handles: Vec<JoinHandle<()>>,
 }
 
 impl Pool {
-    /// A team of `threads`, at least one.
+    /// Makes a pool of `threads` members, at least one.
     pub(crate) fn new(threads: usize) -> Result<Self, KernelError> {
         let mut pool = Pool {
             shared: Arc::new(Shared {
@@ -113,16 +113,16 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Members of the team, the caller included.
+    /// Number of members, including the caller.
     pub(crate) fn threads(&self) -> usize {
         self.handles.len() + 1
     }
 
-    /// Calls `job(thread, part)` once for every part in `0..parts`, on whichever threads come first, and returns
-    /// when all are done.
+    /// Calls `job(thread, part)` once for every part in `0..parts`, on any of the threads, and returns when all calls
+    /// have ended.
     ///
     /// # Panics
-    /// If a call panicked, after all have ended, or there are more parts than an `u32` counts.
+    /// If a call panicked, after all others have ended, or if `parts` does not fit in a `u32`.
     pub(crate) fn run(&mut self, parts: usize, job: &(dyn Fn(usize, usize) + Sync)) {
         if self.handles.is_empty() || parts <= 1 {
             return (0..parts).for_each(|part| job(0, part));
@@ -130,19 +130,19 @@ impl Pool {
         assert!(u32::try_from(parts).is_ok(), "parts are counted in 32 bits");
         let shared = &*self.shared;
         // SAFETY: only the lifetime is erased. `Close` below keeps this call from returning or unwinding before
-        // every worker that joined has left, so the pointer is never followed after `job` is gone.
+        // every worker that joined has left, so the pointer is never dereferenced after `job` is gone.
         let erased: Job = unsafe { std::mem::transmute::<&(dyn Fn(usize, usize) + Sync), Job>(job) };
-        // SAFETY: the job is closed and nobody is left in it; `&mut self` excludes another caller.
+        // SAFETY: the job is closed and no worker is left in it; `&mut self` excludes another caller.
         unsafe { *shared.job.get() = Some(erased) };
         for (member, left) in shared.left.iter().enumerate() {
             left.set(share(parts, shared.left.len(), member));
         }
-        // Of a job whose caller unwound before it could ask.
+        // May be set by a previous job whose caller unwound before reading it.
         shared.failed.store(false, SeqCst);
         shared.open.store(true, SeqCst);
         shared.epoch.fetch_add(1, SeqCst);
         for (parked, handle) in shared.parked.iter().zip(&self.handles) {
-            // Either the worker sees the new epoch after it announced that it parks, or we see the announcement.
+            // Either the worker sees the new epoch after announcing that it will park, or we see the announcement.
             if parked.swap(false, SeqCst) {
                 handle.thread().unpark();
             }
@@ -163,12 +163,12 @@ fn take_parts(shared: &Shared, member: usize, mut job: impl FnMut(usize)) {
         let Some(parts) = (1..members).find_map(|i| shared.left[(member + i) % members].half()) else {
             return;
         };
-        // Nobody else changes what is empty.
+        // No other thread changes an empty share.
         own.set(parts);
     }
 }
 
-/// Closes the job and waits until every worker has left it, also when the caller's own part unwinds.
+/// Closes the job and waits until every worker has left it, even if the caller's own part unwinds.
 struct Close<'a>(&'a Shared);
 
 impl Drop for Close<'_> {
@@ -215,9 +215,9 @@ fn work(shared: &Shared, index: usize) {
         shared.joined.fetch_add(1, SeqCst);
         if shared.open.load(SeqCst) {
             // SAFETY: joined, then seen open: see `Shared`.
-            let job = unsafe { (*shared.job.get()).expect("an open job is there") };
+            let job = unsafe { (*shared.job.get()).expect("an open job is set") };
             let call = AssertUnwindSafe(|| {
-                // SAFETY: `Pool::run` does not return while this worker is joined, so what `job` points at lives.
+                // SAFETY: `Pool::run` does not return while this worker is joined, so `job` points at a live value.
                 take_parts(shared, index, |part| (unsafe { &*job })(index, part));
             });
             if panic::catch_unwind(call).is_err() {
@@ -263,7 +263,7 @@ mod tests {
                     }
                 } else {
                     others.fetch_add(1, SeqCst);
-                    // Gives the other member time to come.
+                    // Gives the other member time to begin.
                     thread::sleep(std::time::Duration::from_micros(50));
                 }
             });

@@ -1,8 +1,8 @@
-//! Where weights of a mapped file are read from: the file's own pages, or memory of the process.
+//! Decides where weights of a mapped file are read from: the page cache, or memory of the process.
 //!
-//! Decoding reads all weights for every token. From pages of 4 KiB that is slower than from huge ones, most of all in a
-//! virtual machine, where a miss of the page tables' cache costs two walks. Linux keeps a file in huge pages if it was
-//! written or first read in large pieces; if it was not, memory of the process is better.
+//! Decoding reads all weights for every token. That is slower from pages of 4 KiB than from huge pages, especially in a
+//! virtual machine, where a TLB miss costs two page walks. Linux keeps a file in huge pages if it was written or first
+//! read in large pieces; otherwise memory of the process is faster.
 
 use std::{ops::Range, thread};
 
@@ -13,18 +13,19 @@ use super::{
     share,
 };
 
-/// Bytes that are not worth asking about.
+/// Smaller files are not worth a check.
 const SMALL: usize = 16 * HUGE;
-/// Most threads that copy: memory is not faster for more.
+/// Maximum number of threads that copy; more do not make it faster.
 const COPIERS: usize = 8;
 
-/// The same bytes on huge pages: where they lie, if the system says that they are on such, else copied there. Where
-/// the system has no memory for that, or does not say, they stay.
+/// Returns the same bytes on huge pages: in place if the system reports that they are on huge pages, otherwise as a
+/// copy. They also stay in place if the system reports nothing or has no memory for a copy.
 pub fn on_huge_pages(bytes: &SharedBytes) -> SharedBytes {
     if bytes.len() < SMALL {
         return bytes.clone();
     }
-    // A page is on no list before its first use. One byte brings all of a huge page, and little of others.
+    // The system counts only pages that have been used. Reading one byte maps a whole huge page, but only a few small
+    // ones.
     let touched = bytes.iter().step_by(HUGE).fold(0, |seen, &byte| seen | byte);
     std::hint::black_box(touched);
     let start = bytes.as_ptr().addr();
@@ -35,8 +36,8 @@ pub fn on_huge_pages(bytes: &SharedBytes) -> SharedBytes {
     }
 }
 
-/// Bytes on huge pages in the mappings that `range` reaches into, as `/proc/self/smaps` has them; nothing if it does not
-/// say.
+/// Counts the bytes on huge pages in the mappings that overlap `range`, from the text of `/proc/self/smaps`; `None` if
+/// it does not report them.
 fn huge_bytes(smaps: &str, range: Range<usize>) -> Option<usize> {
     let (mut inside, mut huge) = (false, None);
     for line in smaps.lines() {
@@ -55,7 +56,7 @@ fn huge_bytes(smaps: &str, range: Range<usize>) -> Option<usize> {
     huge
 }
 
-/// A copy, made by several threads: most of the time is the system's, finding pages.
+/// Copies the bytes with several threads, because the system spends most of the time on allocating pages.
 fn copied(bytes: &[u8]) -> Option<SharedBytes> {
     let mut copy = Buffer::<u8>::zeroed(bytes.len(), "weights").ok()?;
     let threads = thread::available_parallelism().map_or(1, usize::from).min(COPIERS);

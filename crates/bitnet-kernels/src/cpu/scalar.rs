@@ -1,5 +1,5 @@
-//! The level that every CPU has: arrays instead of vectors, the same steps. Two instructions a product or as few as the
-//! compiler finds vectors for; no ceiling is claimed.
+//! The fallback for every CPU: the same steps with arrays instead of vectors. It takes two instructions per product, or
+//! fewer if the compiler vectorises; no peak is claimed.
 #![allow(unsafe_op_in_unsafe_fn, reason = "these functions are as safe as their pointers; see `Lanes`")]
 
 use half::{bf16, f16};
@@ -9,8 +9,8 @@ use crate::cpu::{
     lanes::{Lanes, each},
 };
 
-/// 16 lanes as an array, in tiles of so many row groups and tokens. Tests give them the tiles and limits of other levels, to
-/// take their ways through the algorithms on any machine.
+/// 16 lanes as an array, in tiles of `ROWS` row groups by `TOKENS` tokens. Tests use the tiles and limits of other
+/// instruction sets, to cover their paths through the algorithms on any machine.
 #[derive(Clone, Copy)]
 pub(crate) struct Arrays<const ROWS: usize, const TOKENS: usize, const STEPS: usize, const WIDE_CODES: bool>;
 
@@ -196,7 +196,7 @@ impl<const ROWS: usize, const TOKENS: usize, const STEPS: usize, const WIDE_CODE
     unsafe fn prefetch(_: *const u8) {}
 }
 
-/// The tiles and limits of levels with 512-bit vectors, which many machines lack, taken through all algorithms.
+/// Runs all algorithms with the tiles and limits of 512-bit vectors, which many machines lack.
 #[cfg(test)]
 mod tests {
     use super::Arrays;
@@ -220,7 +220,7 @@ mod tests {
             ("tiles of avx512vnni", avx512vnni::present(), &avx512vnni::KERNELS),
             ("tiles of avx512", avx512::present(), &avx512::KERNELS),
         ] {
-            assert!(present, "arrays are everywhere");
+            assert!(present, "arrays need no instruction set");
             let mut cpu = Cpu::new(Isa::of_arrays(name, kernels), 2).unwrap();
             let failures: Vec<_> =
                 cases().into_iter().filter_map(|case| check(&mut cpu, case).err()).collect();

@@ -1,16 +1,16 @@
-//! An int8 copy of a dense table, and what a step needs to tell by it which rows cannot have one of the highest
+//! An int8 copy of a dense table, and the buffers with which a step finds the rows that cannot have one of the highest
 //! logits.
 //!
 //! ```text
-//! panel   64 rows, all columns; panels one after another
+//! panel   64 rows, all columns; panels are contiguous
 //! quad    4 columns of a panel: 256 bytes; byte 4 r + j holds row r, column j, as q + 128
 //! ```
 //!
-//! The lanes are those of [`super::panels`], with one column where that has four. How the copy bounds a logit is in
-//! [`super::generic::screen`].
+//! The lanes are those of [`super::panels`], but a byte holds one column instead of four. [`super::generic::screen`]
+//! explains how the copy bounds a logit.
 //!
-//! A file holds the codes, then scales, norms and errors of all rows as little-endian f32, padded as here: all are whole
-//! lines of 256 bytes. No code is invalid; floats are checked for what bounds rely on.
+//! A file holds the codes, then scales, norms and errors of all rows as little-endian f32, padded as here: all are
+//! whole lines of 256 bytes. Every code is valid; the floats are checked, because the bounds rely on them.
 
 use std::borrow::Cow;
 
@@ -26,23 +26,23 @@ use crate::{
     },
 };
 
-/// Bytes of a panel's quad.
+/// Bytes of a quad of a panel.
 pub(crate) const QUAD_BYTES: usize = 4 * PANEL_ROWS;
 
-/// Most columns whose sums fit 32 bits: a column adds at most 255 * 128.
+/// Maximum number of columns whose sums fit 32 bits: a column adds at most 255 * 128.
 pub(crate) const MOST_COLS: usize = 1 << 16;
 
-/// A table's int8 copy.
+/// The int8 copy of a table, which rules out most logits before they are computed.
 pub struct Screen {
     pub(crate) rows: usize,
     pub(crate) cols: usize,
     /// `[panels][quads][256]`.
     pub(crate) codes: Codes,
-    /// What 1 of a row's codes is worth, padded to whole panels, as are the next two.
+    /// Value of one step of each row's codes; padded to whole panels, like the next two.
     pub(crate) scales: Buffer<f32>,
-    /// At least the length of a row.
+    /// Upper bound on the length of each row.
     pub(crate) norms: Buffer<f32>,
-    /// At least the length of the difference between a row and its copy; infinite for rows that are not there.
+    /// Upper bound on the length of the difference between each row and its copy; infinite for rows of the padding.
     pub(crate) errors: Buffer<f32>,
 }
 
@@ -52,16 +52,17 @@ impl Screen {
         rows.next_multiple_of(PANEL_ROWS) * (cols.next_multiple_of(4) + 3 * size_of::<f32>())
     }
 
-    /// Lines and bytes of a line that a file holds for the copy of a table of this shape; nothing if it has none.
+    /// Number of lines, and bytes per line, that a file holds for the copy of a table of this shape; `None` if such a
+    /// table has no copy.
     pub fn stored_shape(rows: usize, cols: usize) -> Option<[usize; 2]> {
         let lines = || rows.div_ceil(PANEL_ROWS).saturating_mul(cols.div_ceil(4) + 3);
         (cols <= MOST_COLS).then(|| [lines(), LINE])
     }
 
-    /// A copy as a file holds it; its codes stay where they lie.
+    /// Takes a copy as stored in a file, without copying its codes.
     ///
     /// # Errors
-    /// If the length does not match, or a float is none that a copy has.
+    /// If the length does not match, or a float cannot bound a logit.
     pub fn from_stored(rows: usize, cols: usize, bytes: &SharedBytes) -> Result<Self, KernelError> {
         let shape = Self::stored_shape(rows, cols).ok_or(TensorError::Empty { rows, cols })?;
         let mut stored = Stored::new(bytes, shape)?;
@@ -79,7 +80,7 @@ impl Screen {
         }
     }
 
-    /// What a file holds of it, one piece after another.
+    /// The bytes that a file holds for this copy, in pieces.
     pub fn stored(&self) -> impl Iterator<Item = Cow<'_, [u8]>> {
         let floats = [&self.scales, &self.norms, &self.errors].map(|floats| stored::bytes(floats).into());
         [Cow::from(&*self.codes)].into_iter().chain(floats)
@@ -94,27 +95,27 @@ impl Screen {
     }
 }
 
-/// What a step needs beside the copy; grown when a copy is made, so that steps find it there.
+/// The buffers that a step needs in addition to the copy; grown when a copy is made, so that no step allocates.
 #[derive(Default)]
 pub(crate) struct Screening {
     /// Activations as two planes of int8, `[tokens][2][stride]`.
     pub(crate) planes: Vec<i8>,
-    /// One a token that is screened.
+    /// One per token that is screened.
     pub(crate) splits: Vec<Split>,
-    /// Which tokens these are.
+    /// The row of each of these tokens.
     pub(crate) tokens: Vec<usize>,
-    /// How many of their highest logits count.
+    /// How many of the highest logits each of these tokens needs.
     pub(crate) keep: Vec<usize>,
-    /// A logit that so many rows reach.
+    /// A logit that at least `keep` rows reach, one per token.
     pub(crate) thresholds: Vec<f32>,
-    /// Tokens all of whose logits are computed.
+    /// Rows of the tokens that need all logits.
     pub(crate) whole: Vec<usize>,
     /// The highest lower bound of each panel, `[tokens][panels]`.
     pub(crate) best: Vec<f32>,
 }
 
 impl Screening {
-    /// Room for `tokens` tokens against `screen`.
+    /// Makes room for `tokens` tokens with `screen`.
     pub(crate) fn reserve(&mut self, tokens: usize, screen: &Screen) {
         let planes = 2 * tokens * plane_stride(screen.cols);
         self.planes.resize(self.planes.len().max(planes), 0);
@@ -129,7 +130,8 @@ impl Screening {
         }
     }
 
-    /// From the highest lower bound of every panel to a logit that `keep` rows reach: rows of `keep` panels do.
+    /// Sets each threshold to the `keep`-th highest of the panels' lower bounds: one row in each of `keep` panels
+    /// reaches it.
     pub(crate) fn set_thresholds(&mut self, panels: usize) {
         for (best, &keep) in self.best.chunks_exact_mut(panels).zip(&self.keep) {
             let threshold = match keep {
@@ -151,7 +153,7 @@ mod tests {
     use super::*;
     use crate::{Cpu, Isa};
 
-    /// The copy of 70 rows, as a file holds it.
+    /// The copy of 70 rows, as stored in a file.
     fn stored(isa: Isa) -> Vec<u8> {
         let values: Vec<f32> = (0..70 * 9).map(|i| (i * i % 37) as f32 - 18.0).collect();
         let table = bitnet_tensor::BitNetTensor::from_f32([70, 9], &values).unwrap();
@@ -178,7 +180,7 @@ mod tests {
             bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
             Screen::from_stored(70, 9, &SharedBytes::new(bytes)).err()
         };
-        // From the end: errors of 58 rows that are not there, then of those that are; norms; scales.
+        // From the end: errors of 58 rows of padding, errors of the other rows, norms, scales.
         assert_eq!(refused(58, f32::INFINITY), None);
         assert_eq!(refused(58, 1e9), Some(KernelError::Bound { value: 1e9 }));
         for (at, value) in [(59, f32::NAN), (59, -1.0), (129, f32::INFINITY), (257, f32::NAN), (257, -2.0)] {

@@ -1,4 +1,4 @@
-//! Weights that a file holds as the kernels read them: lines of 256 bytes, first codes, then floats for every row.
+//! Weights that a file stores in the layout of the kernels: lines of 256 bytes, first codes, then floats for every row.
 
 use std::ops::Deref;
 
@@ -9,10 +9,10 @@ use crate::{
     cpu::{buffer::Buffer, panels::PANEL_ROWS},
 };
 
-/// Bytes of a line: a panel's block, a panel's quad, a float for every row of a panel.
+/// Bytes of a line: a block of a panel, a quad of a panel, or one float for every row of a panel.
 pub(crate) const LINE: usize = 4 * PANEL_ROWS;
 
-/// Codes in the kernels' layout, made at load or as they lie in a file.
+/// Codes in the layout of the kernels, packed at load or in place in a file.
 pub(crate) enum Codes {
     Made(Buffer<u8>),
     Stored(SharedBytes),
@@ -29,11 +29,11 @@ impl Deref for Codes {
     }
 }
 
-/// What is left to read of a stored matrix.
+/// Reads a stored matrix piece by piece; holds the rest of its bytes.
 pub(crate) struct Stored(SharedBytes);
 
 impl Stored {
-    /// All of `bytes`, which must be as many lines as `shape` says.
+    /// Starts reading `bytes`, which must have the number of lines given by `shape`.
     pub(crate) fn new(bytes: &SharedBytes, shape: [usize; 2]) -> Result<Self, TensorError> {
         let (expected, actual) = (shape[0].saturating_mul(shape[1]), bytes.len());
         if expected != actual {
@@ -42,20 +42,20 @@ impl Stored {
         Ok(Stored(bytes.clone()))
     }
 
-    /// The next lines of [`LINE`] bytes, where they lie.
+    /// Takes the next lines of [`LINE`] bytes, without copying.
     pub(crate) fn codes(&mut self, lines: usize) -> SharedBytes {
-        let part = |range| self.0.slice(range).expect("as many lines as were counted");
+        let part = |range| self.0.slice(range).expect("the number of lines was checked");
         let (codes, rest) = (part(0..lines * LINE), part(lines * LINE..self.0.len()));
         self.0 = rest;
         codes
     }
 
-    /// All that is left, where it lies.
+    /// Takes the rest, without copying.
     pub(crate) fn rest(self) -> SharedBytes {
         self.0
     }
 
-    /// The next lines as floats.
+    /// Reads the next lines as floats.
     pub(crate) fn floats(&mut self, lines: usize, what: &'static str) -> Result<Buffer<f32>, KernelError> {
         let bytes = self.codes(lines);
         let mut floats = Buffer::zeroed(lines * PANEL_ROWS, what)?;
@@ -67,7 +67,7 @@ impl Stored {
     }
 }
 
-/// Floats as a file holds them.
+/// Converts floats to the bytes that a file holds.
 pub(crate) fn bytes(floats: &[f32]) -> Vec<u8> {
     floats.iter().flat_map(|float| float.to_le_bytes()).collect()
 }

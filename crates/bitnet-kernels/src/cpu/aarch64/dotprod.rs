@@ -1,9 +1,9 @@
-//! NEON with dot products: `sdot` adds 16 products an instruction, exact in 32 bits.
+//! NEON with dot products: `sdot` adds 16 products per instruction, exact in 32 bits.
 //!
-//! Layout: [`super::super::panels`], 4 rows a vector. A block of 16 rows by 16 columns against 4 tokens is 1024 products
-//! in 127 instructions: 64 `sdot`, 26 that load and unpack codes, 16 that load activations. One token takes 55. The
-//! ceiling is as in [`super::neon`]. Codes are signed bytes here, so those of the highest plane must be shifted down
-//! before they are multiplied.
+//! Layout: [`super::super::panels`], 4 rows per vector. A block of 16 rows by 16 columns and 4 tokens takes 127
+//! instructions for 1024 products: 64 `sdot`, 26 to load and unpack codes, 16 to load activations. One token takes 55.
+//! The limits are as in [`super::neon`]. `sdot` takes codes as signed bytes, so those of the highest plane must be
+//! shifted down before they are multiplied.
 #![allow(unsafe_op_in_unsafe_fn, reason = "instructions only: see `Lanes` for the contract")]
 
 use std::arch::aarch64::*;
@@ -21,7 +21,7 @@ kernel_set!(Dotprod, "neon", "dotprod");
 
 products!(sdot, "dotprod");
 
-/// What levels with `sdot` have in common: sums of four products, exact in 32 bits.
+/// The part that instruction sets with `sdot` have in common: sums of four products, exact in 32 bits.
 macro_rules! dot_products {
     () => {
         type Part = [int32x4_t; 4];

@@ -1,5 +1,5 @@
-//! NEON with matrix products of int8: `smmla` multiplies 2 rows by 2 tokens over 8 columns, 32 products an
-//! instruction, exact in 32 bits.
+//! NEON with int8 matrix products: `smmla` multiplies 2 rows by 2 tokens over 8 columns, 32 products per instruction,
+//! exact in 32 bits.
 //!
 //! ```text
 //! codes   two neighbouring planes of 4 rows, zipped: [row 0, 8 columns][row 1, 8 columns], [row 2][row 3]
@@ -7,10 +7,10 @@
 //! sums    [row 0 x token 0][row 0 x token 1][row 1 x token 0][row 1 x token 1], sorted once at the end of K
 //! ```
 //!
-//! Layout: [`super::super::panels`]. A block of 16 rows by 16 columns against 4 tokens is 1024 products in 92
-//! instructions: 32 `smmla`, 42 that load, unpack and zip codes, 8 that load activations. The ceiling is as in
-//! [`super::neon`], a third of what `smmla` alone would give. One token alone, and the last of an odd number, meet the
-//! same codes in `sdot`, as in [`super::dotprod`].
+//! Layout: [`super::super::panels`]. A block of 16 rows by 16 columns and 4 tokens takes 92 instructions for 1024
+//! products: 32 `smmla`, 42 to load, unpack and zip codes, 8 to load activations. Many tokens are bound by
+//! instructions, at a third of what `smmla` alone would give. A single token, and the last of an odd number, multiplies
+//! the same codes with `sdot`, as in [`super::dotprod`].
 #![allow(unsafe_op_in_unsafe_fn, reason = "instructions only: see `Lanes` for the contract")]
 #![allow(clippy::needless_range_loop, reason = "tiles of registers are indexed by row group and token")]
 
@@ -44,7 +44,8 @@ v128_lanes!(I8mm {
         blocks: usize,
         ahead: usize,
     ) -> [[Self::Part; R]; T] {
-        // Vector i of a pair of tokens: rows 4 i and 4 i + 1 at the first's place, the next two at the second's.
+        // For a pair of tokens, vector i of the first token's sums holds rows 4 i and 4 i + 1 of both tokens, and
+        // vector i of the second's holds rows 4 i + 2 and 4 i + 3.
         let mut sums = [[Self::zero_part(); R]; T];
         for _ in 0..blocks {
             for r in 0..R {
@@ -68,7 +69,7 @@ v128_lanes!(I8mm {
                     }
                 }
             }
-            // After the last block these may point past the end; they are not followed.
+            // After the last block these may point past the end; they are not dereferenced.
             codes = codes.wrapping_add(BLOCK_BYTES);
             x = x.wrapping_add(BLOCK);
         }
@@ -83,7 +84,7 @@ v128_lanes!(I8mm {
     }
 });
 
-/// The codes of the lower (0) or upper (1) half of a block's columns, 4 columns each.
+/// The planes of the lower (0) or upper (1) half of a block's columns, 4 columns each.
 #[inline(always)]
 unsafe fn two_planes(planes: uint8x16_t, half: usize) -> [uint8x16_t; 2] {
     let three = vdupq_n_u8(3);

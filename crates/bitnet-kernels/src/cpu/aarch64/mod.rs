@@ -1,4 +1,4 @@
-//! The levels of 64-bit Arm. The vectors are written once; a level adds its integer dot product.
+//! The instruction sets of 64-bit Arm. The vectors are written once; each instruction set adds its integer dot product.
 
 pub(crate) mod dotprod;
 pub(crate) mod i8mm;

@@ -1,9 +1,9 @@
-//! NEON, which every 64-bit Arm CPU has: `smlal` adds 8 products an instruction, in 16 bits.
+//! NEON, which every 64-bit Arm CPU has: `smlal` adds 8 products per instruction, in 16 bits.
 //!
-//! Layout: [`super::super::panels`], 4 rows a vector. A block of 16 rows by 16 columns against 2 tokens is 512 products
-//! in 134 instructions: 64 `smlal`, 42 that load and unpack codes, 8 that load activations. One token takes 87. So
-//! instructions are the ceiling, of which each gives half of what `smlal` alone would; of one token with several threads
-//! it is memory. Not measured: run under emulation only, as are the other levels of 64-bit Arm.
+//! Layout: [`super::super::panels`], 4 rows per vector. A block of 16 rows by 16 columns and 2 tokens takes 134
+//! instructions for 512 products: 64 `smlal`, 42 to load and unpack codes, 8 to load activations. One token takes 87.
+//! Many tokens are bound by instructions, at half of what `smlal` alone would give; one token with several threads is
+//! bound by memory. Not measured: like all of 64-bit Arm, this has run under emulation only.
 #![allow(unsafe_op_in_unsafe_fn, reason = "instructions only: see `Lanes` for the contract")]
 
 use std::arch::aarch64::*;
@@ -20,7 +20,7 @@ pub(crate) struct Neon;
 kernel_set!(Neon, "neon");
 
 v128_lanes!(Neon {
-    /// Four sums a row, of two rows a vector. A step adds at most 2 * 128 in magnitude, so 124 stay below 2^15.
+    /// Four sums per row, two rows per vector. A step adds at most 2 * 128 in magnitude, so 124 steps stay below 2^15.
     type Part = [int16x8_t; 8];
     const STEPS: usize = 124;
     const TILE: (usize, usize) = (1, 2);

@@ -1,23 +1,23 @@
-//! 16 lanes as four 128-bit vectors: everything but the dot product, for all levels of 64-bit Arm.
+//! 16 lanes as four 128-bit vectors: everything but the dot product, for all instruction sets of 64-bit Arm.
 #![allow(unsafe_op_in_unsafe_fn, reason = "instructions only: see `Lanes` for the contract")]
 
 use std::arch::aarch64::{
     int8x16_t, uint8x16_t, vdupq_n_s32, vdupq_n_u8, veorq_u8, vreinterpretq_s8_s32, vreinterpretq_s8_u8,
 };
 
-/// The four activations at `p` in every row's lane.
+/// Loads the four activations at `p` into every row's lane.
 #[inline(always)]
 pub(super) unsafe fn splat_quad(p: *const i8) -> int8x16_t {
     vreinterpretq_s8_s32(vdupq_n_s32(p.cast::<i32>().read_unaligned()))
 }
 
-/// Bytes that are 128 more than a number, as that number.
+/// Subtracts 128 from every byte.
 #[inline(always)]
 pub(super) unsafe fn signed(bytes: uint8x16_t) -> int8x16_t {
     vreinterpretq_s8_u8(veorq_u8(bytes, vdupq_n_u8(128)))
 }
 
-/// Defines an instruction that adds products of 16 codes and 16 activations to four sums; as assembly, because its
+/// Defines an instruction that adds products of 16 codes and 16 activations to four sums. It is in assembly because the
 /// intrinsic is not stable.
 macro_rules! products {
     ($name:ident, $extension:literal) => {
@@ -37,8 +37,8 @@ macro_rules! products {
 }
 pub(super) use products;
 
-/// Implements the float and integer part of [`Lanes`](crate::cpu::lanes::Lanes) over four 128-bit vectors; the
-/// block given completes it.
+/// Implements the float and integer part of [`Lanes`](crate::cpu::lanes::Lanes) with four 128-bit vectors; the given
+/// block completes it.
 macro_rules! v128_lanes {
     ($name:ty { $($rest:tt)* }) => {
         impl $crate::cpu::lanes::Lanes for $name {
@@ -99,7 +99,7 @@ macro_rules! v128_lanes {
             }
             #[inline(always)]
             unsafe fn max(a: Self::F, b: Self::F) -> Self::F {
-                // Not `fmax`, which prefers a NaN.
+                // Not `fmax`, which returns NaN if either is NaN.
                 each(a, b, |a, b| vbslq_f32(vcgtq_f32(a, b), a, b))
             }
             #[inline(always)]
@@ -209,7 +209,7 @@ macro_rules! v128_lanes {
             }
             #[inline(always)]
             unsafe fn prefetch(p: *const u8) {
-                // As assembly: the intrinsic is not stable.
+                // In assembly because the intrinsic is not stable.
                 std::arch::asm!(
                     "prfm pldl1keep, [{p}]",
                     p = in(reg) p,

@@ -1,8 +1,8 @@
-//! Causal attention over a paged cache: every (token, key-value head) is one item of work, its query heads are
-//! taken up to four at a time so that keys and values are read once for all of them.
+//! Causal attention over a paged cache. Every (token, key-value head) is one item of work; its query heads are taken up
+//! to four at a time, so that keys and values are read once for all of them.
 //!
-//! Whatever type the cache keeps becomes f32 as it is loaded (see [`super::cache`]). The order of operations is the
-//! one of [`crate::order`].
+//! Every type of cache is converted to f32 as it is loaded (see [`super::cache`]). The order of operations is that of
+//! [`crate::order`].
 
 use crate::{
     BLOCK_TOKENS, KvShape, KvType, Run,
@@ -19,7 +19,7 @@ use crate::{
     order::{self, SEGMENT},
 };
 
-/// Segments are whole blocks, and blocks whole vectors.
+/// A segment has whole blocks, and a block has whole vectors.
 const _: () = assert!(SEGMENT.is_multiple_of(BLOCK_TOKENS) && BLOCK_TOKENS.is_multiple_of(16));
 
 /// Query heads that share one pass over keys and values.
@@ -44,7 +44,7 @@ pub(crate) fn scratch(shape: &KvShape) -> usize {
     HEADS * (SEGMENT + 2 * shape.value_stride())
 }
 
-/// The items `part, part + parts, ...`: later tokens of a chunk see more keys, and taking turns shares that out.
+/// Computes the items `part, part + parts, ...`: later tokens of a chunk have more keys, and this spreads them evenly.
 #[inline(always)]
 pub(crate) unsafe fn attention<L: Lanes>(a: &Attention<'_>, part: usize, parts: usize, scratch: &mut [f32]) {
     match a.kv.kv {
@@ -86,7 +86,7 @@ unsafe fn items<L: Lanes, S: Cached>(a: &Attention<'_>, part: usize, parts: usiz
     }
 }
 
-/// `H` query heads of one token over its first `keys` keys.
+/// Computes the attention of `H` query heads of one token over its first `keys` keys.
 #[inline(always)]
 unsafe fn some_heads<L: Lanes, S: Cached, const H: usize>(
     a: &Attention<'_>,
@@ -136,7 +136,7 @@ unsafe fn some_heads<L: Lanes, S: Cached, const H: usize>(
     }
 }
 
-/// Scores of `groups` groups of 16 keys; lanes after the last key hold whatever the cache held.
+/// Computes the scores of `groups` groups of 16 keys; lanes after the last key hold garbage.
 #[inline(always)]
 unsafe fn scores<L: Lanes, S: Cached, const H: usize>(
     a: &Attention<'_>,
@@ -172,10 +172,10 @@ unsafe fn scores<L: Lanes, S: Cached, const H: usize>(
 /// A group of 16 keys.
 struct Keys<S: Cached> {
     numbers: *const S::Number,
-    /// There only if the type has them.
+    /// Valid only if the type has scales.
     scales: *const f32,
-    /// As many bytes of values of the same block: asked for early, because they are read in narrow columns, which no
-    /// prefetcher foresees.
+    /// As many bytes of values of the same block. They are prefetched here, because they are read in narrow columns,
+    /// which no hardware prefetcher recognises.
     values: *const u8,
 }
 
@@ -218,7 +218,7 @@ unsafe fn score<L: Lanes, S: Cached, const H: usize, const G: usize>(
     }
 }
 
-/// Turns scores into weights, zeros after `count`; returns their maximum score and their sum.
+/// Turns scores into weights, with zeros after `count`; returns the maximum score and the sum of the weights.
 #[inline(always)]
 unsafe fn softmax<L: Lanes>(weights: &mut [f32], count: usize, padded: usize) -> (f32, f32) {
     weights[count..padded].fill(f32::NEG_INFINITY);
@@ -236,7 +236,7 @@ unsafe fn softmax<L: Lanes>(weights: &mut [f32], count: usize, padded: usize) ->
     (max, sum_by_lane::<L>(weights.as_ptr(), padded))
 }
 
-/// `out[h] = sum_j weights[h][j] * value[j]`, in the order of `j`.
+/// Computes `out[h] = sum_j weights[h][j] * value[j]`, in the order of `j`.
 #[inline(always)]
 unsafe fn weigh<L: Lanes, S: Cached, const H: usize>(
     a: &Attention<'_>,

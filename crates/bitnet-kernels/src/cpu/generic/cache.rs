@@ -1,14 +1,15 @@
-//! Keys and values of one layer, in blocks, in each of the types of [`KvType`].
+//! Keys and values of one layer, in blocks, in any of the types of [`KvType`].
 //!
-//! A block is a panel of keys and one of values for each head, in buffers of their own. In a panel of keys the tokens
-//! lie side by side, so that scores need no sums across lanes; values lie row by row:
+//! A block has a panel of keys and a panel of values for each head, in separate buffers. In a panel of keys, 16 tokens
+//! are interleaved, so that scores need no sums across lanes; values are stored row by row:
 //!
 //! ```text
 //! keys    [block][kv_head] { [BLOCK_TOKENS / 16][head_dim][16 tokens] numbers, [BLOCK_TOKENS] f32 scales }
 //! values  [block][kv_head] { [BLOCK_TOKENS][value_stride] numbers,             [BLOCK_TOKENS] f32 scales }
 //! ```
 //!
-//! Only int8 has scales. Numbers become f32 as they are loaded, so that attention is one text for all types.
+//! Only int8 has scales. Numbers are converted to f32 as they are loaded, so that attention is written once for all
+//! types.
 
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 
@@ -45,16 +46,16 @@ impl Kv {
     }
 }
 
-/// How numbers of one of the types are kept.
+/// A type in which the cache stores numbers.
 pub(crate) trait Cached: Element {
-    /// The type.
+    /// The type as a value.
     const KV: KvType;
 
-    /// What the numbers of a key or value are multiplied by when they are read.
+    /// The factor by which the numbers of a key or value are multiplied when read.
     fn scale(_: &[f32]) -> f32 {
         1.0
     }
-    /// The numbers of a part of a key or value, as they are kept.
+    /// Converts part of a key or value to stored numbers.
     fn narrow(part: &[f32], scale: f32, to: &mut [Self::Number]);
 }
 
@@ -90,11 +91,11 @@ impl Cached for Int8 {
 
     #[inline(always)]
     fn scale(row: &[f32]) -> f32 {
-        // Comparing the bits of |x| as integers is exact, does not depend on the order, and lets a NaN win.
+        // Comparing the bits of |x| as integers is exact and independent of order, and a NaN compares highest.
         let absmax = row.iter().fold(0, |most, x| x.abs().to_bits().max(most));
         f32::from_bits(absmax) / 127.0
     }
-    /// Where the scale is zero, infinite or NaN, the product with any number is zero or NaN, as it must be.
+    /// If the scale is zero, every number reads as zero; if it is infinite or NaN, every number reads as NaN.
     #[inline(always)]
     fn narrow(part: &[f32], scale: f32, to: &mut [i8]) {
         for (to, x) in to.iter_mut().zip(part) {
@@ -103,7 +104,7 @@ impl Cached for Int8 {
     }
 }
 
-/// Where the numbers of panel `index` lie, of tokens of `width`, and where their scales would.
+/// Returns where the numbers of panel `index` are, with `width` numbers per token, and where their scales would be.
 #[inline(always)]
 pub(crate) fn panel<S: Cached>(side: &[u8], index: usize, width: usize) -> (*const S::Number, *const f32) {
     let bytes = S::KV.panel(width);
@@ -111,10 +112,10 @@ pub(crate) fn panel<S: Cached>(side: &[u8], index: usize, width: usize) -> (*con
     (panel.cast(), panel.wrapping_add(BLOCK_TOKENS * width * size_of::<S::Number>()).cast())
 }
 
-/// Keeps a key or value of the token at `slot`: its numbers at `first`, `first + step` and so on.
+/// Stores a key or value of the token at `slot`: its numbers at `first`, `first + step` and so on.
 ///
 /// # Safety
-/// `panel` is one of tokens of `width`, and numbers and slot lie inside it.
+/// `panel` must have `width` numbers per token, and the numbers and the slot must be inside it.
 #[inline(always)]
 pub(crate) unsafe fn store<S: Cached>(
     panel: &mut [u8],

@@ -1,10 +1,10 @@
-//! Logits: dot products of activations with the rows of a dense matrix in whatever float type it is stored.
+//! Logits: dot products of activations with the rows of a dense matrix, in the float type in which it is stored.
 //!
-//! A tile of rows and tokens hides the latency of the additions; each product keeps its own 16 partial sums, so
-//! the tile's shape shows in no result. Block-quantised rows are decoded into scratch first.
+//! Tiles of rows and tokens hide the latency of additions. Each dot product keeps its own 16 partial sums, so no result
+//! depends on the shape of the tile. Block-quantised rows are decoded into scratch first.
 //!
-//! Layout: as stored, row by row. 16 values of 4 rows against 4 tokens: 4 loads that widen, 4 loads of activations, 16
-//! products that add. The ceiling of a few tokens is memory (657 MB of bf16 for 2B-4T), of more the products.
+//! Layout: as stored, row by row. 16 values of 4 rows and 4 tokens take 4 widening loads, 4 loads of activations and 16
+//! fused multiply-adds. A few tokens are bound by memory (657 MB of bf16 for 2B-4T), more by the multiply-adds.
 
 use std::{
     array,
@@ -24,7 +24,7 @@ use crate::cpu::{
     share,
 };
 
-/// Rows that are decoded to scratch at a time.
+/// Rows decoded to scratch at a time.
 const DECODED_ROWS: usize = 8;
 
 /// Rows that stay in cache while tokens pass over them.
@@ -36,7 +36,7 @@ pub(crate) struct DenseLogits<'a> {
     /// `[n][stride]`, zeros after the last column.
     pub(crate) x: &'a [f32],
     pub(crate) stride: usize,
-    /// Which of the `n` rows are wanted.
+    /// Rows of `x` whose logits are needed.
     pub(crate) tokens: &'a [usize],
     /// `[n][table.rows()]`
     pub(crate) out: Shared<'a, f32>,
@@ -52,7 +52,7 @@ pub(crate) fn scratch(table: &BitNetTensor) -> usize {
     if is_decoded(table.dtype()) { DECODED_ROWS * table.cols() } else { 0 }
 }
 
-/// [`BitNetTensor::decode_row`] by this level's instructions where it has some for the type.
+/// [`BitNetTensor::decode_row`], vectorised for 16-bit types.
 #[inline(always)]
 pub(crate) unsafe fn decode_row<L: Lanes>(table: &BitNetTensor, row: usize, out: &mut [f32]) {
     match table.dtype() {
@@ -76,26 +76,26 @@ unsafe fn load_row<L: Lanes, S: Element>(table: &BitNetTensor, row: usize, out: 
     }
 }
 
-/// `n < 16` stored values, and zeros after them.
+/// Loads `n < 16` stored values and fills the other lanes with zeros.
 #[inline(always)]
 unsafe fn load_rest<L: Lanes, S: Element>(from: *const S::Number, n: usize) -> L::F {
     let mut lanes = [S::Number::default(); 16];
-    // As bytes, for what is mapped need not be aligned.
+    // As bytes, because a mapped file need not be aligned.
     std::ptr::copy_nonoverlapping(from.cast::<u8>(), lanes.as_mut_ptr().cast(), n * size_of::<S::Number>());
     S::load::<L>(lanes.as_ptr())
 }
 
-/// The rows `rows` of the matrix; `scratch` holds [`DECODED_ROWS`] decoded rows.
+/// Computes the logits of the rows `rows` of the matrix; `scratch` holds [`DECODED_ROWS`] decoded rows.
 #[inline(always)]
 pub(crate) unsafe fn logits<L: Lanes>(a: &DenseLogits<'_>, rows: Range<usize>, scratch: &mut [f32]) {
-    // Few rows at a time stay in cache while all tokens pass over them.
+    // A few rows at a time stay in cache while all tokens pass over them.
     let step = if is_decoded(a.table.dtype()) { DECODED_ROWS } else { CACHED_ROWS };
     for first in rows.clone().step_by(step) {
         some_rows::<L>(a, first..rows.end.min(first + step), scratch);
     }
 }
 
-/// At most [`DECODED_ROWS`] rows where rows are decoded, else any number.
+/// Computes the logits of some rows; if rows of this type are decoded, of at most [`DECODED_ROWS`].
 #[inline(always)]
 unsafe fn some_rows<L: Lanes>(a: &DenseLogits<'_>, rows: Range<usize>, scratch: &mut [f32]) {
     let n = a.table.row_bytes();
@@ -115,15 +115,15 @@ unsafe fn some_rows<L: Lanes>(a: &DenseLogits<'_>, rows: Range<usize>, scratch: 
 
 /// Arguments of [`settle`].
 pub(crate) struct Settle<'a> {
-    /// Whose `out` holds upper bounds.
+    /// Its `out` holds upper bounds.
     pub(crate) dense: DenseLogits<'a>,
-    /// One a token: logits below it do not count.
+    /// One per token: logits below it are not needed.
     pub(crate) thresholds: &'a [f32],
     /// Counts the logits that were computed.
     pub(crate) computed: &'a AtomicU64,
 }
 
-/// From upper bounds to logits, or to negative infinity where the bound is below the threshold, for the rows `rows`.
+/// Replaces the upper bounds of the rows `rows` by logits, or by negative infinity if they are below the threshold.
 #[inline(always)]
 pub(crate) unsafe fn settle<L: Lanes>(a: &Settle<'_>, rows: Range<usize>, scratch: &mut [f32]) {
     let (vocab, mut computed) = (a.dense.table.rows(), 0);
@@ -132,7 +132,7 @@ pub(crate) unsafe fn settle<L: Lanes>(a: &Settle<'_>, rows: Range<usize>, scratc
         for first in rows.clone().step_by(16) {
             let some = first..rows.end.min(first + 16);
             let bounds = one.out.slice(token * vocab + some.start, some.len());
-            // Nothing is ruled out by a bound that is not a number.
+            // A NaN bound rules out nothing.
             let counts: [bool; 16] =
                 array::from_fn(|i| bounds.get(i).is_some_and(|b| *b >= threshold || b.is_nan()));
             bounds.fill(f32::NEG_INFINITY);
@@ -147,10 +147,10 @@ pub(crate) unsafe fn settle<L: Lanes>(a: &Settle<'_>, rows: Range<usize>, scratc
     a.computed.fetch_add(computed, Relaxed);
 }
 
-/// Rows `rows` that lie one after another at `weights`.
+/// Computes the logits of the rows `rows`, which are contiguous at `weights`.
 #[inline(always)]
 unsafe fn rows_of<L: Lanes, S: Element>(a: &DenseLogits<'_>, weights: *const S::Number, rows: Range<usize>) {
-    // Registers decide the tile: 32 wide ones hold 16 sums, 16 narrow ones 4.
+    // Registers determine the tile: 32 wide ones hold 16 sums, 16 narrow ones hold 4.
     let wide = L::WIDE_REGISTERS;
     let n = a.tokens.len();
     let tiles = n.div_ceil(if wide { 4 } else { 2 });

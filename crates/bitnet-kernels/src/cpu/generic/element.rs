@@ -1,18 +1,18 @@
-//! Types in which memory holds numbers that kernels take as f32.
+//! Stored types that kernels load as f32.
 
 use half::{bf16, f16};
 
 use crate::cpu::lanes::Lanes;
 
-/// How a type becomes f32.
+/// A stored type that is loaded as f32.
 pub(crate) trait Element {
-    /// A number as it is stored.
+    /// A stored number.
     type Number: Copy + Default;
 
-    /// 16 of them, which need no alignment.
+    /// Loads 16 numbers, which need no alignment.
     ///
     /// # Safety
-    /// As [`Lanes::load`].
+    /// The same as for [`Lanes::load`].
     unsafe fn load<L: Lanes>(p: *const Self::Number) -> L::F;
 }
 

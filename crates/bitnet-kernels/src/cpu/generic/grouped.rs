@@ -1,14 +1,14 @@
-//! BitLinear with scales for groups of columns: for every group `y[t][r] += (sum_k x[t][k] * code[r][k] - sum_k x[t][k]) *
-//! (scale(t) * scale(r))`, in the order of [`crate::order::grouped`].
+//! BitLinear with one scale per group of columns: for every group `y[t][r] += (sum_k x[t][k] * code[r][k] - sum_k
+//! x[t][k]) * (scale(t) * scale(r))`, in the order of [`crate::order::grouped`].
 //!
-//! As in [`super::ternary`] a panel of 64 rows stays in cache while tiles of tokens sweep over it. The integer sums of a
-//! tile live in registers for the length of a group; then they become floats and join the tile's totals, which 512-bit
-//! levels keep in the nearest cache.
+//! As in [`super::ternary`], a panel of 64 rows stays in cache while tiles of tokens pass over it. The integer sums of
+//! a tile stay in registers for the length of a group; they are then converted to floats and added to the totals of the
+//! tile, which 512-bit instruction sets keep in L1.
 //!
-//! Layout: [`super::super::grouped`]. A group of 128 columns by 64 rows against `T` tokens with 512-bit vectors is 8 blocks
-//! as in [`super::ternary`], and then `4 T` each of subtraction, conversion, product of scales, multiplication that adds,
-//! load and store: with 5 tokens 40 instructions on the ports of 640 dot products. One token takes 24 shifts and additions
-//! more to join its planes; its ceiling is memory, of which scales are a seventeenth.
+//! Layout: [`super::super::grouped`]. With 512-bit vectors, a group of 128 columns by 64 rows and `T` tokens takes 8
+//! blocks as in [`super::ternary`], and then `4 T` each of subtractions, conversions, products of scales, fused
+//! multiply-adds, loads and stores: with 5 tokens 40 instructions on the ports of 640 dot products. One token takes 24
+//! more shifts and additions to combine its planes, and is bound by memory, of which scales are a seventeenth.
 
 #![allow(clippy::needless_range_loop, reason = "tiles of registers are indexed by row group and token")]
 
@@ -36,18 +36,18 @@ pub(crate) struct Grouped<'a> {
     pub(crate) out: Output<'a>,
 }
 
-/// Bytes that are asked for ahead of their use: whole groups of a panel, about as many as [`AHEAD`].
+/// Distance of prefetches in bytes: a number of whole groups of a panel, about [`AHEAD`].
 fn ahead(group_blocks: usize) -> usize {
     let bytes = group_blocks * BLOCK_BYTES + SCALE_BYTES;
     (AHEAD + bytes / 2) / bytes * bytes
 }
 
-/// All tokens over some panels.
+/// Multiplies all tokens by some panels.
 #[inline(always)]
 pub(crate) unsafe fn grouped<L: Lanes>(a: &Grouped<'_>, panels: Range<usize>) {
     for panel in panels {
         if a.n == 1 {
-            // The planes of four row groups are sums for 32 registers.
+            // The planes of four row groups need sums in 32 registers.
             if L::WIDE_REGISTERS || !L::WIDE_CODES {
                 one_token::<L, 4>(a, panel);
             } else {
@@ -70,7 +70,7 @@ pub(crate) unsafe fn grouped<L: Lanes>(a: &Grouped<'_>, panels: Range<usize>) {
     }
 }
 
-/// Where a tile begins: its panel, its first group of 16 rows in that, and its first token.
+/// Where a tile begins: its panel, its first group of 16 rows within the panel, and its first token.
 #[derive(Clone, Copy)]
 struct Place {
     panel: usize,
@@ -90,7 +90,7 @@ unsafe fn tile_of<L: Lanes, const R: usize>(a: &Grouped<'_>, place: Place, token
     }
 }
 
-/// `R` row groups of a panel against `T` tokens, along all of K.
+/// Multiplies `R` row groups of a panel by `T` tokens, along all of K.
 #[inline(always)]
 unsafe fn tile<L: Lanes, const R: usize, const T: usize>(a: &Grouped<'_>, place: Place) {
     let (mut codes, blocks) = (a.w.panel(place.panel).as_ptr(), a.w.blocks());
@@ -117,7 +117,7 @@ unsafe fn tile<L: Lanes, const R: usize, const T: usize>(a: &Grouped<'_>, place:
                 totals[t][r] = L::fma(y, L::mul(scale, weights[r]), totals[t][r]);
             }
         }
-        // After the last group this may point past the end; it is not followed.
+        // After the last group this may point past the end; it is not dereferenced.
         codes = codes.wrapping_add(group * BLOCK_BYTES + SCALE_BYTES);
     }
     for t in 0..T {
@@ -128,21 +128,21 @@ unsafe fn tile<L: Lanes, const R: usize, const T: usize>(a: &Grouped<'_>, place:
     }
 }
 
-/// Which activations meet the group of weights that begins at `block`: the group in a row, and the word of its
-/// [`GroupQuant`] that is their sum.
+/// Finds the activations for the group of weights that begins at `block`: their group within the row, and the word of
+/// its [`GroupQuant`] that holds their sum.
 #[inline(always)]
 fn quant_of(a: &Grouped<'_>, block: usize) -> (usize, usize) {
     let half = block * BLOCK / (GROUP / 2);
     (half / 2, if a.w.group == GROUP { 1 } else { 2 + half % 2 })
 }
 
-/// Scale and sum of a group of activations, for all rows.
+/// Loads the scale and the sum of a group of activations into all lanes.
 #[inline(always)]
 unsafe fn read_quant<L: Lanes>(quant: *const GroupQuant, sum: usize) -> (L::F, L::I) {
     (L::splat((*quant).scale), L::splat_i(quant.cast::<i32>().add(sum).read()))
 }
 
-/// A whole panel against the only token, `R` row groups at a time within a group of columns.
+/// Multiplies a whole panel by a single token, `R` row groups at a time within a group of columns.
 #[inline(always)]
 unsafe fn one_token<L: Lanes, const R: usize>(a: &Grouped<'_>, panel: usize) {
     let (mut codes, blocks) = (a.w.panel(panel).as_ptr(), a.w.blocks());
@@ -168,8 +168,8 @@ unsafe fn one_token<L: Lanes, const R: usize>(a: &Grouped<'_>, panel: usize) {
     }
 }
 
-/// Products of `R` row groups with one token over some blocks: where the level allows it, codes are masked in place and
-/// the planes' weights (1, 4, 16, 64) shifted out at the end.
+/// Multiplies `R` row groups by one token over some blocks. Where the instruction set allows it, codes are masked in
+/// place and the planes' factors (1, 4, 16, 64) shifted out at the end.
 #[inline(always)]
 unsafe fn one_group<L: Lanes, const R: usize>(
     mut codes: *const u8,

@@ -1,8 +1,8 @@
-//! The CPU algorithms, written once over [`Lanes`].
+//! The CPU algorithms, written once, generic over [`Lanes`].
 //!
-//! Every function here is `unsafe` for the reason [`Lanes`] states and is inlined into an entry point that has
-//! the level's `target_feature`; [`kernel_set`] makes those entries. Pointers come from slices whose lengths the
-//! callers in [`super`] have checked against the shapes.
+//! Every function here is `unsafe` for the reason that [`Lanes`] gives, and is inlined into an entry point that has the
+//! `target_feature` of its instruction set; [`kernel_set`] makes these entry points. Pointers come from slices whose
+//! lengths the callers in [`super`] have checked against the shapes.
 #![allow(unsafe_op_in_unsafe_fn, reason = "one argument covers all: see the module's first lines")]
 
 pub(crate) mod attention;
@@ -19,10 +19,10 @@ use std::ops::Range;
 
 use crate::{cpu::lanes::Lanes, order};
 
-/// Splits a row into planes, with scratch.
+/// The type of [`screen::split`]: row, planes, scratch.
 pub(crate) type SplitRow = unsafe fn(&[f32], &mut [i8], &mut [f32]) -> Option<screen::Split>;
 
-/// The entry points of one level. Each may be called only on a CPU that has the level.
+/// The entry points of one instruction set. Each may be called only on a CPU that has the instruction set.
 pub(crate) struct KernelSet {
     pub(crate) bit_linear: unsafe fn(&ternary::BitLinear<'_>, Range<usize>),
     pub(crate) grouped: unsafe fn(&grouped::Grouped<'_>, Range<usize>),
@@ -44,16 +44,16 @@ pub(crate) use std::arch::is_aarch64_feature_detected as detected;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use std::arch::is_x86_feature_detected as detected;
 
-/// Makes a level's entry points and the question whether the CPU has it, from one list of features:
+/// Makes the entry points of an instruction set and the check for it from one list of features:
 /// `kernel_set!(Type, "feature", ...)`.
 macro_rules! kernel_set {
     ($lanes:ty $(, $feature:tt)*) => {
-        /// Whether this CPU has the level.
+        /// Whether this CPU has the instruction set.
         pub(crate) fn present() -> bool {
             true $(&& $crate::cpu::generic::detected!($feature))*
         }
 
-        /// The entry points of this level.
+        /// The entry points of this instruction set.
         pub(crate) static KERNELS: $crate::cpu::generic::KernelSet = {
             use std::ops::Range;
             use $crate::cpu::generic::{KernelSet, attention, dense, grouped, peak, rows, screen, ternary};
@@ -144,7 +144,7 @@ macro_rules! kernel_set {
 }
 pub(crate) use kernel_set;
 
-/// [`order::exp`] of 16 lanes, step by step.
+/// [`order::exp`] on 16 lanes, with the same steps.
 #[inline(always)]
 pub(crate) unsafe fn exp<L: Lanes>(x: L::F) -> L::F {
     let x = L::max(L::splat(order::EXP_MIN), x);
@@ -160,7 +160,7 @@ pub(crate) unsafe fn exp<L: Lanes>(x: L::F) -> L::F {
     L::mul(y, L::pow2(n))
 }
 
-/// Loads `n < 16` values and zeros after them.
+/// Loads `n < 16` values and fills the other lanes with zeros.
 #[inline(always)]
 pub(crate) unsafe fn load_partial<L: Lanes>(p: *const f32, n: usize) -> L::F {
     let mut lanes = [0.0f32; 16];

@@ -1,16 +1,17 @@
-//! As many integer products as a level can make, out of registers: the ceiling of every kernel that multiplies codes.
+//! Measures the integer products that an instruction set can compute from registers, the upper bound for every kernel
+//! that multiplies codes.
 //!
-//! A group of codes stays in registers; a product costs what [`Lanes::dot`] costs with activations of its own, for a
-//! compiler would make equal ones once.
+//! One group of codes stays in registers. Every call of [`Lanes::dot`] has its own activations, because a compiler
+//! would compute equal products only once.
 
 use std::hint::black_box;
 
 use crate::cpu::lanes::Lanes;
 
-/// Makes `rounds` rounds of products, and says how many these are.
+/// Computes `rounds` rounds of products and returns the number of products.
 #[inline(always)]
 pub(crate) unsafe fn products<L: Lanes>(rounds: usize) -> u64 {
-    // So many running sums that no product waits for the one before, and that all stay in registers.
+    // Enough running sums that no product waits for the previous one, few enough that all stay in registers.
     match (L::WIDE_REGISTERS, size_of::<L::Part>()) {
         (true, _) => side_by_side::<L, 12>(rounds),
         (_, 128) => side_by_side::<L, 3>(rounds),
@@ -26,7 +27,7 @@ unsafe fn side_by_side<L: Lanes, const SUMS: usize>(rounds: usize) -> u64 {
     for _ in 0..rounds {
         let mut parts = [L::zero_part(); SUMS];
         for _ in 0..steps {
-            // Whoever holds this pointer might have written there.
+            // The compiler must assume that the activations have changed.
             let quads = black_box(&quads);
             for (part, quad) in parts.iter_mut().zip(quads) {
                 *part = L::dot(*part, codes, quad.as_ptr());
@@ -34,6 +35,6 @@ unsafe fn side_by_side<L: Lanes, const SUMS: usize>(rounds: usize) -> u64 {
         }
         black_box(parts);
     }
-    // A dot product of a group multiplies 16 rows by 4 columns.
+    // Each dot product of a group multiplies 16 rows by 4 columns.
     (rounds * steps * SUMS * 64) as u64
 }

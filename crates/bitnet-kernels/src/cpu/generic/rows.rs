@@ -1,8 +1,8 @@
 //! Operations on one row at a time: norms, quantisation, gate, rotary embedding.
 //!
-//! Layout: rows of f32 padded with zeros to whole vectors. A row stays in the nearest cache between the passes over
-//! it: squares (16 values: a load, 2 conversions, 2 products), scaling (2 loads, 2 products, a store), largest magnitude,
-//! and rounding to int8. All are bound by instructions, about one a value, and together take 3 % of a prefill.
+//! Layout: rows of f32 padded with zeros to whole vectors. A row stays in L1 between the passes over it: squares (for
+//! 16 values a load, 2 conversions, 2 products), scaling (2 loads, 2 products, a store), absolute maximum, and rounding
+//! to int8. All are bound by instructions, about one per value, and together take 3 % of a prefill.
 
 use std::ops::Range;
 
@@ -23,7 +23,7 @@ use crate::{
     order::SQUARES,
 };
 
-/// Where quantised rows go; every row is written by one thread.
+/// Where to write quantised rows; every row is written by one thread.
 #[derive(Clone, Copy)]
 pub(crate) struct QuantOut<'a> {
     /// `[n][stride]`
@@ -32,7 +32,7 @@ pub(crate) struct QuantOut<'a> {
     pub(crate) scales: ScalesOut<'a>,
 }
 
-/// What goes beside quantised values.
+/// Where to write the scales and sums of quantised values.
 #[derive(Clone, Copy)]
 pub(crate) enum ScalesOut<'a> {
     /// `[n]`
@@ -41,11 +41,11 @@ pub(crate) enum ScalesOut<'a> {
     Groups(Shared<'a, GroupQuant>),
 }
 
-/// `y = x / sqrt(mean(x^2) + eps) * gain` over a row padded to `padded` with zeros; `x` may be `y`.
+/// Computes `y = x / sqrt(mean(x^2) + eps) * gain` for a row padded with zeros to whole vectors; `x` may equal `y`.
 #[inline(always)]
 unsafe fn normalize<L: Lanes>(x: *const f32, y: *mut f32, width: usize, norm: &Norm<Gain>) {
     let padded = width.next_multiple_of(16);
-    // Two vectors of partial sums at a time stay in registers; the row is in the nearest cache.
+    // Two vectors of partial sums at a time stay in registers; the row is in L1.
     let mut squares = [L::zero_d(); SQUARES / 16];
     for (group, sums) in squares.chunks_exact_mut(2).enumerate() {
         let mut part = [L::zero_d(); 2];
@@ -78,7 +78,8 @@ unsafe fn normalize<L: Lanes>(x: *const f32, y: *mut f32, width: usize, norm: &N
     }
 }
 
-/// Norms in turn, then int8: see [`bitnet_tensor::quant`]. `x` is padded with zeros, as is `scratch`.
+/// Applies the norms in turn, then quantises to int8 ([`bitnet_tensor::quant`]). `x` and `scratch` are padded with
+/// zeros.
 #[inline(always)]
 unsafe fn quantize<L: Lanes>(
     mut x: *const f32,
@@ -106,7 +107,7 @@ unsafe fn quantize<L: Lanes>(
     }
 }
 
-/// The largest magnitude of some whole vectors of values; NaN if one is.
+/// Returns the absolute maximum of some whole vectors of values, or NaN if there is a NaN.
 #[inline(always)]
 unsafe fn absmax<L: Lanes>(x: *const f32, width: usize) -> f32 {
     let mut bits = L::zero_i();
@@ -116,7 +117,7 @@ unsafe fn absmax<L: Lanes>(x: *const f32, width: usize) -> f32 {
     f32::from_bits(L::reduce_max_u(bits))
 }
 
-/// Some whole vectors of values, to int8; returns their sum.
+/// Quantises some whole vectors of values to int8 and returns their sum.
 #[inline(always)]
 unsafe fn scaled<L: Lanes>(x: *const f32, multiplier: f32, q: &mut [i8]) -> i32 {
     let mut sum = L::zero_i();
@@ -247,7 +248,7 @@ pub(crate) struct RopeStore<'a> {
     pub(crate) values: Shared<'a, u8>,
 }
 
-/// All tokens, in one thread: the caller passes the only access to the three buffers, and scratch for a head.
+/// Handles all tokens in one thread: the caller has the only access to the three buffers, and gives scratch for a head.
 #[inline(always)]
 pub(crate) unsafe fn rope_store<L: Lanes>(a: &RopeStore<'_>, scratch: &mut [f32]) {
     match a.kv {
@@ -258,7 +259,7 @@ pub(crate) unsafe fn rope_store<L: Lanes>(a: &RopeStore<'_>, scratch: &mut [f32]
     }
 }
 
-/// A head through its norm; `scratch` is as long as a head padded to whole vectors.
+/// Normalises a head; `scratch` is as long as a head padded to whole vectors.
 #[inline(always)]
 unsafe fn normalize_head<L: Lanes>(head: &mut [f32], norm: &Norm<Gain>, scratch: &mut [f32]) {
     let width = head.len();
@@ -305,7 +306,7 @@ unsafe fn rope_store_as<L: Lanes, S: Cached>(a: &RopeStore<'_>, scratch: &mut [f
     }
 }
 
-/// Stores `width` values from a padded row.
+/// Divides the first `width` values of a padded row by `divisor` and stores them.
 #[inline(always)]
 pub(crate) unsafe fn store_row<L: Lanes>(from: *const f32, to: *mut f32, width: usize, divisor: f32) {
     let divisor = L::splat(divisor);
@@ -318,7 +319,7 @@ pub(crate) unsafe fn store_row<L: Lanes>(from: *const f32, to: *mut f32, width: 
     }
 }
 
-/// The total of 16 partial sums over `weights` by index, zeros after its end.
+/// Sums `weights`, padded with zeros, in 16 partial sums by index.
 #[inline(always)]
 pub(crate) unsafe fn sum_by_lane<L: Lanes>(weights: *const f32, padded: usize) -> f32 {
     let mut sum = L::splat(0.0);

@@ -1,21 +1,21 @@
-//! Which rows of a table can have one of the highest logits, by bounds from an int8 copy: half the bytes of bf16,
-//! and integer products instead of float ones.
+//! Finds the rows of a table that can have one of the highest logits, by bounds from an int8 copy: half the bytes of
+//! bf16, and integer products instead of float ones.
 //!
-//! A row is `w = s q + e` with int8 `q`; an activation is `x = p + d`, where `p` is one plane of int8 or a coarse
-//! and a fine one. So `w x = s q p + s q d + e x`, where `s q p` is exact in integers, and by Cauchy and Schwarz
-//! `|w x - s q p| <= |s q| |d| + |e| |x|` with `|s q| <= |w| + |e|`. The lengths of `w` and `e` are kept with the
-//! copy, those of `x` and `d` are found with the planes, all rounded up. To that comes what rounding does to the
-//! logit itself, a sum of `cols` products in the order of [`crate::order`], and to the bounds: each is at most a
-//! multiple of `2^-24 |w| |x|`, and [`Split::weights`] counts them.
+//! A row is `w = s q + e` with int8 `q`; an activation is `x = p + d`, where `p` is one plane of int8 or a coarse and a
+//! fine one. Hence `w x = s q p + s q d + e x`, where `s q p` is exact in integers, and by the Cauchy-Schwarz
+//! inequality `|w x - s q p| <= |s q| |d| + |e| |x|` with `|s q| <= |w| + |e|`. The lengths of `w` and `e` are stored
+//! with the copy, those of `x` and `d` are computed with the planes; all are rounded up. In addition there are the
+//! rounding errors of the logit itself, a sum of `cols` products in the order of [`crate::order`], and of the bounds:
+//! each is at most a multiple of `2^-24 |w| |x|`, and [`Split::weights`] counts them.
 //!
-//! A row whose upper bound is below what enough other rows reach is ruled out; the others are computed as always.
-//! So the highest logits are the same, bit for bit, as if all had been computed.
+//! A row is ruled out if its upper bound is below what enough other rows reach; the others are computed as usual. The
+//! highest logits are therefore the same, bit for bit, as if all had been computed.
 //!
-//! Layout: [`super::super::screen`]. Pass over the copy, 64 rows by 4 columns by `m` planes, with 512-bit vectors: 4
-//! loads, `m` loads of activations, `4 m` dot products of 64 codes each. Up to 8 tokens the ceiling is memory: 329 MB of
-//! 2B-4T's head are read as fast as it streams. Beyond, it is the dot products: 32 tokens come to 74 % of the integer
-//! peak (Zen 4, two threads). Levels without a dot product of bytes take two or three instructions for 32 codes, and
-//! activations of 7 bits where a pair of products has 16.
+//! Layout: [`super::super::screen`]. With 512-bit vectors, the pass over the copy takes, for 64 rows by 4 columns by
+//! `m` planes, 4 loads, `m` loads of activations and `4 m` dot products of 64 codes each. Up to 8 tokens are bound by
+//! memory: the 329 MB of 2B-4T's head are read at full bandwidth. More tokens are bound by the dot products: 32 tokens
+//! reach 74 % of the integer peak (Zen 4, two threads). Instruction sets without a dot product of bytes need two or
+//! three instructions for 32 codes, and 7-bit activations where a pair of products must fit 16 bits.
 
 #![allow(clippy::needless_range_loop, reason = "tiles of registers are indexed by row group and token")]
 
@@ -32,22 +32,24 @@ use crate::cpu::{
     share,
 };
 
-/// What a pass over a panel asks for, a quad at a time: some lines of this panel or of the next.
+/// What a pass over a panel prefetches, a quad at a time: some lines of this panel or of the next.
 #[derive(Clone, Copy)]
 struct Ahead {
     from: *const u8,
-    /// Bytes from one quad's to the next one's.
+    /// Bytes from one quad's prefetches to those of the next.
     step: usize,
-    /// Lines a quad.
+    /// Cache lines per quad.
     lines: usize,
 }
 
 impl Ahead {
-    /// Of pass `pass` of `passes` over the panel at `codes`. One pass is as slow as memory, and so are two. If it reads
-    /// all of the panel in one stream, the processor foresees that, and asking costs a step of one token 3 %, of two 6 %
-    /// (Zen 4); by a group or two at a time, with AVX2, it asks for what it will need soon, or loses 20 %. Of more
-    /// passes, each asks for its share of the next panel, so that memory has the time of all of them: 10 % with 32
-    /// tokens, where two passes lost as much by it.
+    /// Returns the prefetches of pass `pass` of `passes` over the panel at `codes`.
+    ///
+    /// One or two passes are bound by memory. With wide registers, a pass reads the panel in one stream, which the
+    /// hardware prefetcher recognises; software prefetching would cost 3 % with one token and 6 % with two (Zen 4).
+    /// With narrow registers, it reads two row groups at a time; prefetching gains 20 % (AVX2). With more passes, each
+    /// prefetches its share of the next panel, so that the loads spread over all of them: this gains 10 % with 32
+    /// tokens, whereas two passes lost as much by it.
     fn of<L: Lanes>(codes: *const u8, quads: usize, pass: usize, passes: usize) -> Self {
         if passes <= 2 {
             let lines = if L::WIDE_REGISTERS { 0 } else { QUAD_BYTES / LINE };
@@ -69,13 +71,13 @@ impl Ahead {
 
 const LINE: usize = 64;
 
-/// Sizes of values between which neither sums of squares, nor scales, nor products over- or underflow.
+/// Magnitudes within which no sum of squares, scale or product overflows or underflows.
 const ORDINARY: Range<f32> = 1e-15..1e15;
 
-/// More than what products too small for f32 can add up to.
+/// More than the sum of all products that are too small for f32.
 const TINY: f32 = 1e-37;
 
-/// A length in f32, not below the one in f64.
+/// Converts a length to f32, rounding up.
 fn rounded_up(length: f64) -> f32 {
     (length * (1.0 + 1e-6)) as f32
 }
@@ -90,7 +92,7 @@ pub(crate) struct CopyRows<'a> {
     pub(crate) errors: Shared<'a, f32>,
 }
 
-/// Floats of scratch that [`copy_rows`] needs: a row, and its codes.
+/// Floats of scratch that [`copy_rows`] needs: a row and its codes.
 pub(crate) fn scratch(cols: usize) -> usize {
     cols.next_multiple_of(16) / 4 * 5
 }
@@ -115,7 +117,7 @@ pub(crate) unsafe fn copy_rows<L: Lanes>(a: &CopyRows<'_>, panel: usize, scratch
         let w = row.as_ptr();
         let (absmax, norm) = size::<L>(w, padded);
         *norms.add(r) = norm;
-        // The copy of a row of other values is zero and bounds nothing, so that it is never ruled out.
+        // The copy of a row with other magnitudes is zero with infinite error, so that it is never ruled out.
         if absmax != 0.0 && !ORDINARY.contains(&absmax) {
             *norms.add(r) = 0.0;
             continue;
@@ -136,7 +138,7 @@ pub(crate) unsafe fn copy_rows<L: Lanes>(a: &CopyRows<'_>, panel: usize, scratch
     }
 }
 
-/// The largest magnitude of a row padded with zeros, and its length.
+/// Returns the absolute maximum of a row padded with zeros, and an upper bound on its length.
 #[inline(always)]
 unsafe fn size<L: Lanes>(x: *const f32, padded: usize) -> (f32, f32) {
     let (mut bits, mut squares) = (L::zero_i(), L::zero_d());
@@ -148,8 +150,8 @@ unsafe fn size<L: Lanes>(x: *const f32, padded: usize) -> (f32, f32) {
     (f32::from_bits(L::reduce_max_u(bits)), rounded_up(L::reduce_add_d(squares).sqrt()))
 }
 
-/// Writes `round(x / scale)` as int8 of a magnitude up to `most`, and what is left of `x` to `rest` unless that is null.
-/// Gives the sum of the integers and the length of what is left.
+/// Writes `round(x / scale)` as int8 of magnitude at most `most`, and the remainder of `x` to `rest` unless that is
+/// null. Returns the sum of the integers and an upper bound on the length of the remainder.
 #[inline(always)]
 unsafe fn plane<L: Lanes>(
     x: *const f32,
@@ -178,34 +180,34 @@ unsafe fn plane<L: Lanes>(
 /// An activation row as one or two planes of int8.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Split {
-    /// What 1 of each plane is worth.
+    /// Value of one step in each plane.
     scales: [f32; 2],
-    /// Each plane's sum times [`Lanes::BYTE_OFFSET`]: what the offset of the table's codes adds.
+    /// Sum of each plane times [`Lanes::BYTE_OFFSET`]: what the offset of the table's codes adds to a dot product.
     offsets: [i32; 2],
-    /// At least the row's length.
+    /// Upper bound on the length of the row.
     norm: f32,
-    /// At least the length of what is left after the first plane, and after both.
+    /// Upper bounds on the length of the remainder after the first plane, and after both.
     rests: [f32; 2],
 }
 
 impl Split {
-    /// Whether the first plane alone is about as near to the row as the copy of a table is to the table: a second would
-    /// cost more than the logits that it rules out.
+    /// Whether the first plane alone approximates the row about as well as the copy approximates the table. A second
+    /// plane would then cost more than it saves.
     pub(crate) fn is_coarse_enough(&self) -> bool {
         self.rests[0] * 48.0 <= self.norm
     }
 
-    /// How far a logit may be from `s q p`: so many lengths of the row's error and of the row.
+    /// Returns `a` and `b` such that a logit differs from `s q p` by at most `a |e| + b |w|`.
     fn weights(&self, planes: usize, cols: usize) -> (f32, f32) {
-        // The logit's own additions, and those few of the bounds, each with a rounding.
+        // One rounding for each addition of the logit, and for the few of the bounds.
         let roundings = (cols.div_ceil(16) + 64) as f32 * f32::EPSILON / 2.0 * self.norm;
         let left = self.rests[planes - 1] + roundings;
         ((self.norm + left) * 1.0001, left * 1.0001)
     }
 }
 
-/// Splits a row padded with zeros to 16 into two planes, a `stride` apart at `planes`; `scratch` holds a row.
-/// Nothing if its values are all zero, too large, too small or not numbers.
+/// Splits a row padded with zeros to whole vectors into two planes, one in each half of `planes`; `scratch` holds a
+/// row. Returns `None` if the absolute maximum is zero, too small, too large or NaN.
 #[inline(always)]
 pub(crate) unsafe fn split<L: Lanes>(x: &[f32], planes: &mut [i8], scratch: &mut [f32]) -> Option<Split> {
     let (padded, stride) = (x.len(), planes.len() / 2);
@@ -225,7 +227,7 @@ pub(crate) unsafe fn split<L: Lanes>(x: &[f32], planes: &mut [i8], scratch: &mut
         scales: [coarse, fine],
         offsets: [sum, fine_sum].map(|sum| L::BYTE_OFFSET * sum),
         norm,
-        // What is left after the first plane was itself rounded.
+        // The remainder after the first plane was itself rounded.
         rests: [left, fine_left + 1e-6 * left],
     })
 }
@@ -233,22 +235,22 @@ pub(crate) unsafe fn split<L: Lanes>(x: &[f32], planes: &mut [i8], scratch: &mut
 /// Arguments of [`bounds`].
 pub(crate) struct Bounds<'a> {
     pub(crate) screen: &'a Screen,
-    /// Planes in use of every token: 1 or 2.
+    /// Planes used of each token: 1 or 2.
     pub(crate) planes: usize,
     /// `[tokens][2][stride]`, zeros after the last column.
     pub(crate) x: &'a [i8],
     pub(crate) stride: usize,
     /// `[tokens]`
     pub(crate) splits: &'a [Split],
-    /// `[tokens]`: which rows of `out` they are.
+    /// `[tokens]`: row of `out` of each token.
     pub(crate) tokens: &'a [usize],
     /// Upper bounds, `[..][screen.rows]`.
     pub(crate) out: Shared<'a, f32>,
-    /// The highest lower bound of a panel, `[tokens][panels]`.
+    /// Highest lower bound of each panel, `[tokens][panels]`.
     pub(crate) best: Shared<'a, f32>,
 }
 
-/// Bounds of the logits of all tokens with the rows of `panels`.
+/// Bounds the logits of all tokens for the rows of `panels`.
 #[inline(always)]
 pub(crate) unsafe fn bounds<L: Lanes>(a: &Bounds<'_>, panels: Range<usize>) {
     let most = if L::WIDE_REGISTERS { L::TILE.1 } else { 2 };
@@ -280,7 +282,7 @@ pub(crate) unsafe fn bounds<L: Lanes>(a: &Bounds<'_>, panels: Range<usize>) {
     }
 }
 
-/// `R` row groups of a panel against the `M` planes of `tokens`.
+/// Bounds the logits of `tokens`, which have `M` planes, for `R` row groups of a panel.
 #[inline(always)]
 unsafe fn tile<L: Lanes, const R: usize, const M: usize>(
     a: &Bounds<'_>,
@@ -290,7 +292,7 @@ unsafe fn tile<L: Lanes, const R: usize, const M: usize>(
     ahead: Ahead,
 ) {
     let screen = a.screen;
-    assert_eq!(tokens.len() * a.planes, M, "a tile has whole tokens");
+    assert_eq!(tokens.len() * a.planes, M, "a tile must have whole tokens");
     let codes = screen.codes[panel * screen.quads() * QUAD_BYTES..][..screen.quads() * QUAD_BYTES].as_ptr();
     let x = a.x[2 * tokens.start * a.stride..2 * tokens.end * a.stride].as_ptr();
     let stride = 2 / a.planes * a.stride;
@@ -326,7 +328,7 @@ unsafe fn tile<L: Lanes, const R: usize, const M: usize>(
     }
 }
 
-/// Products of the codes of `R` groups with `M` planes, added over all quads.
+/// Sums the products of `R` row groups with `M` planes over all quads.
 #[inline(always)]
 unsafe fn dots<L: Lanes, const R: usize, const M: usize>(
     mut codes: *const u8,

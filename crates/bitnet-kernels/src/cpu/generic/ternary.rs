@@ -1,13 +1,14 @@
 //! BitLinear: `y[t][r] = (sum_k x[t][k] * code[r][k] - sum_k x[t][k]) / multiplier(t) * scale(r)`.
 //!
-//! A panel of 64 rows stays in cache while all tokens sweep over it, a tile of tokens at a time; a tile keeps its
-//! sums in registers along all of K. One token alone reads every weight once and masks the four planes in place
-//! where the level's dot product allows it, which saves the shifts.
+//! A panel of 64 rows stays in cache while all tokens pass over it, one tile of tokens at a time; a tile keeps its sums
+//! in registers along all of K. A single token reads every weight once and, where the dot product allows it, masks the
+//! four planes in place, which saves the shifts.
 //!
-//! Layout: [`super::super::panels`]. A block, 64 rows by 16 columns, against `T` tokens with 512-bit vectors: 4 loads, 16
-//! masks, 12 shifts, `4 T` loads of activations and `16 T` dot products of 64 codes each, so the ceiling of many tokens is
-//! the dot products: on two cores of Zen 4, 512 x 6912 x 2560 comes to 91 %, 512 x 2560 x 6912 to 96 % of what the same
-//! instructions give out of registers. One token: 4 loads, 16 masks, 16 dot products; its ceiling is memory.
+//! Layout: [`super::super::panels`]. With 512-bit vectors, a block of 64 rows by 16 columns and `T` tokens takes 4
+//! loads, 16 masks, 12 shifts, `4 T` loads of activations and `16 T` dot products of 64 codes each. Many tokens are
+//! bound by the dot products: on two cores of Zen 4, 512 x 6912 x 2560 reaches 91 % and 512 x 2560 x 6912 reaches 96 %
+//! of what the same instructions achieve from registers. One token takes 4 loads, 16 masks and 16 dot products, and is
+//! bound by memory.
 
 #![allow(clippy::needless_range_loop, reason = "tiles of registers are indexed by row group and token")]
 
@@ -23,10 +24,11 @@ use crate::cpu::{
     share,
 };
 
-/// Bytes that are asked for ahead of their use: far enough to hide memory, near enough to stay in L1.
+/// Distance of prefetches in bytes: far enough to hide the latency of memory, near enough to stay in L1.
 pub(crate) const AHEAD: usize = 8192;
 
-/// Columns up to which the sums of [`one_token`] fit 32 bits: a block of 16 adds at most 4 * 128 * 128 to one.
+/// Maximum number of columns for which the sums of [`one_token`] fit 32 bits: a block of 16 adds at most
+/// 4 * 128 * 128 to a sum.
 const ONE_TOKEN_COLS: usize = 16 * ((1 << 31) / (4 * 128 * 128) - 1);
 
 /// Arguments of [`bit_linear`].
@@ -40,14 +42,14 @@ pub(crate) struct BitLinear<'a> {
     pub(crate) out: Output<'a>,
 }
 
-/// Where products go.
+/// Where to write products.
 pub(crate) struct Output<'a> {
     /// `[n][stride]`
     pub(crate) values: Shared<'a, f32>,
     pub(crate) stride: usize,
-    /// Place of the matrix's first row.
+    /// Output column of the matrix's first row.
     pub(crate) column: usize,
-    /// Products times this factor are added to what is there; without it they take its place.
+    /// If given, products are multiplied by this factor and added to the output; otherwise they overwrite it.
     pub(crate) add: Option<f32>,
 }
 
@@ -63,7 +65,7 @@ pub(crate) unsafe fn bit_linear<L: Lanes>(a: &BitLinear<'_>, panels: Range<usize
             tile::<L, 4, 1>(a, panel, 0, 0);
             continue;
         }
-        // Tiles of nearly one size: a last one of a token or two would cost as much as a full one.
+        // Tiles of nearly equal size: a last tile of a token or two would cost as much as a full one.
         let tiles = n.div_ceil(L::TILE.1);
         for i in 0..tiles {
             let tokens = share(n, tiles, i);
@@ -86,7 +88,7 @@ unsafe fn tile_of<L: Lanes, const R: usize>(
     first: usize,
     tokens: usize,
 ) {
-    // A constant number of tokens keeps the sums in registers; numbers above the level's tile never come.
+    // A constant number of tokens keeps the sums in registers; there are never more than `L::TILE.1`.
     match tokens {
         1 => tile::<L, R, 1>(a, panel, group, first),
         2 => tile::<L, R, 2>(a, panel, group, first),
@@ -98,7 +100,7 @@ unsafe fn tile_of<L: Lanes, const R: usize>(
     }
 }
 
-/// `R` row groups of a panel against `T` tokens, along all of K.
+/// Multiplies `R` row groups of a panel by `T` tokens, along all of K.
 #[inline(always)]
 unsafe fn tile<L: Lanes, const R: usize, const T: usize>(
     a: &BitLinear<'_>,
@@ -111,7 +113,7 @@ unsafe fn tile<L: Lanes, const R: usize, const T: usize>(
     let mut x = a.x.as_ptr().add(first * a.x_stride);
     let mut sums = [[L::zero_i(); R]; T];
     if L::STEPS == usize::MAX {
-        // Nothing overflows: one set of sums is all that the registers hold.
+        // Nothing overflows, so there is no second set of sums, for which there would be no registers.
         let parts = L::dot_blocks::<R, T>(codes, x, a.x_stride, blocks, AHEAD);
         for (sums, parts) in sums.iter_mut().zip(parts) {
             for (sum, part) in sums.iter_mut().zip(parts) {
@@ -140,7 +142,7 @@ unsafe fn tile<L: Lanes, const R: usize, const T: usize>(
     }
 }
 
-/// [`Lanes::dot_blocks`] of levels that multiply one token at a time.
+/// [`Lanes::dot_blocks`] for instruction sets that multiply one token at a time.
 #[inline(always)]
 pub(crate) unsafe fn dot_blocks<L: Lanes, const R: usize, const T: usize>(
     mut codes: *const u8,
@@ -150,7 +152,7 @@ pub(crate) unsafe fn dot_blocks<L: Lanes, const R: usize, const T: usize>(
     ahead: usize,
 ) -> [[L::Part; R]; T] {
     let mut parts = [[L::zero_part(); R]; T];
-    // As many groups are unpacked together as share a load of activations; one token has nothing to share.
+    // Groups that share a load of activations are unpacked together; one token has nothing to share.
     let together = if T == 1 { 1 } else { R };
     for _ in 0..blocks {
         for first in (0..R).step_by(together) {
@@ -175,16 +177,16 @@ pub(crate) unsafe fn dot_blocks<L: Lanes, const R: usize, const T: usize>(
                 }
             }
         }
-        // After the last block these may point past the end; they are not followed.
+        // After the last block these may point past the end; they are not dereferenced.
         codes = codes.wrapping_add(BLOCK_BYTES);
         x = x.wrapping_add(BLOCK);
     }
     parts
 }
 
-/// A whole panel against the only token: per plane one mask and one dot product, the planes' weights (1, 4, 16,
-/// 64) shifted out once at the end. So little is done with a byte that the processor's own prefetching keeps up; asking
-/// costs 2 % (Zen 4), and with more tokens saves 11 %.
+/// Multiplies a whole panel by a single token: one mask and one dot product per plane, with the planes' factors (1, 4,
+/// 16, 64) shifted out once at the end. There is so little work per byte that the hardware prefetcher suffices;
+/// software prefetching costs 2 % here (Zen 4), but saves 11 % with more tokens.
 #[inline(always)]
 unsafe fn one_token<L: Lanes>(a: &BitLinear<'_>, panel: usize) {
     let blocks = a.w.blocks();
@@ -210,7 +212,7 @@ unsafe fn one_token<L: Lanes>(a: &BitLinear<'_>, panel: usize) {
     }
 }
 
-/// From the sums of 16 rows to their outputs.
+/// Turns the sums of 16 rows into outputs.
 #[inline(always)]
 unsafe fn finish<L: Lanes>(a: &BitLinear<'_>, panel: usize, group: usize, token: usize, sum: L::I) {
     let row = panel * PANEL_ROWS + 16 * group;
@@ -220,12 +222,12 @@ unsafe fn finish<L: Lanes>(a: &BitLinear<'_>, panel: usize, group: usize, token:
     put::<L>(&a.out, a.w.rows, row, token, y);
 }
 
-/// Stores or adds the products of one token with the rows `row..row + 16` of `rows`.
+/// Stores or adds the products of one token with rows `row..row + 16`, of which those below `rows` exist.
 #[inline(always)]
 pub(crate) unsafe fn put<L: Lanes>(out: &Output<'_>, rows: usize, row: usize, token: usize, y: L::F) {
     let Some(rows @ 1..) = rows.checked_sub(row) else { return };
     let rows = rows.min(16);
-    // Panels are divided among threads, so no other thread writes these rows of the output.
+    // Each panel belongs to one thread, so no other thread writes these outputs.
     let to = out.values.slice(token * out.stride + out.column + row, rows).as_mut_ptr();
     let there = if rows == 16 { L::load(to) } else { load_partial::<L>(to, rows) };
     let y = match out.add {

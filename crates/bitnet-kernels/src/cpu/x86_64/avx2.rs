@@ -1,8 +1,8 @@
-//! AVX2: `vpmaddubsw` multiplies u8 codes with i8 activations and adds pairs in 16 bits.
+//! AVX2: `vpmaddubsw` multiplies u8 codes by i8 activations and adds pairs in 16 bits.
 //!
-//! Two instructions for 32 products. A group of 16 rows by 16 columns against 5 tokens is 80 of them and 14 that unpack,
-//! which is what bounds many tokens: 84 % of the products that registers give, 157 x 10^9 a second of one core of Zen 4.
-//! One token unpacks as much for its 16: 62 %, which memory bounds with two threads and more.
+//! Two instructions for 32 products. A group of 16 rows by 16 columns and 5 tokens takes 80 of them and 14 to unpack,
+//! which bounds many tokens: they reach 84 % of the products from registers, 157 x 10^9 per second on one core of Zen
+//! 4. One token needs the same 14 for 16 and reaches 62 %; with two or more threads it is bound by memory.
 #![allow(unsafe_op_in_unsafe_fn, reason = "instructions only: see `Lanes` for the contract")]
 
 use std::arch::x86_64::*;
@@ -18,10 +18,10 @@ pub(crate) struct Avx2;
 kernel_set!(Avx2, "avx2", "fma", "f16c");
 
 ymm_lanes!(Avx2 {
-    /// Pairs in 16 bits. A step adds at most 2 * 2 * 128 in magnitude, so 60 steps stay below 2^15.
+    /// Sums of pairs in 16 bits. A step adds at most 2 * 2 * 128 in magnitude, so 60 steps stay below 2^15.
     type Part = [__m256i; 2];
     const STEPS: usize = 60;
-    /// A fifth would put sums into memory.
+    /// A fifth token would spill sums to memory.
     const GROUP_TOKENS: usize = 4;
     const WIDE_CODES: bool = false;
 
@@ -42,7 +42,7 @@ ymm_lanes!(Avx2 {
         both!(part, p => _mm256_madd_epi16(p, _mm256_set1_epi16(1)))
     }
 
-    /// A pair of products stays below 2^15.
+    /// Keeps a pair of products below 2^15.
     const MOST_QUANT: i32 = 63;
     const BYTE_OFFSET: i32 = 128;
     #[inline(always)]

@@ -1,7 +1,7 @@
 //! AVX-512 without VNNI: `vpmaddubsw` on 512-bit vectors, pairs added in 16 bits.
 //!
-//! Two instructions for 64 products, and two more every 60 to widen the sums; else as [`super::avx512vnni`]. Bytes of the
-//! head's copy take three, for their pairs fill 16 bits.
+//! Two instructions for 64 products, and two more every 60 steps to widen the sums; otherwise as
+//! [`super::avx512vnni`]. The copy of the output head takes three, because pairs of its products fill 16 bits.
 #![allow(unsafe_op_in_unsafe_fn, reason = "instructions only: see `Lanes` for the contract")]
 
 use std::arch::x86_64::*;
@@ -14,7 +14,7 @@ pub(crate) struct Avx512;
 kernel_set!(Avx512, "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx2", "fma", "f16c");
 
 zmm_lanes!(Avx512 {
-    /// Pairs in 16 bits. A step adds at most 2 * 2 * 128 in magnitude, so 60 steps stay below 2^15.
+    /// Sums of pairs in 16 bits. A step adds at most 2 * 2 * 128 in magnitude, so 60 steps stay below 2^15.
     type Part = __m512i;
     const STEPS: usize = 60;
     const WIDE_CODES: bool = false;
@@ -33,7 +33,7 @@ zmm_lanes!(Avx512 {
         _mm512_madd_epi16(part, _mm512_set1_epi16(1))
     }
 
-    /// A pair of products stays below 2^15.
+    /// Keeps a pair of products below 2^15.
     const MOST_QUANT: i32 = 63;
     const BYTE_OFFSET: i32 = 128;
     #[inline(always)]

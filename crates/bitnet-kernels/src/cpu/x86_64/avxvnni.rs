@@ -1,7 +1,7 @@
 //! AVX-VNNI: `vpdpbusd` on 256-bit vectors, without AVX-512.
 //!
-//! One instruction for 32 products. A group of 16 rows by 16 columns against 5 tokens is 40 of them and 14 that unpack. Not
-//! measured: no processor with it was at hand.
+//! One instruction for 32 products. A group of 16 rows by 16 columns and 5 tokens takes 40 of them and 14 to unpack.
+//! Not measured, for lack of a processor that has it.
 #![allow(unsafe_op_in_unsafe_fn, reason = "instructions only: see `Lanes` for the contract")]
 
 use std::arch::x86_64::*;

@@ -1,4 +1,5 @@
-//! The x86-64 levels. Wide floats and narrow floats are written once each; a level adds its integer dot product.
+//! The x86-64 instruction sets. 256-bit and 512-bit floats are written once each; each instruction set adds its integer
+//! dot product.
 
 pub(crate) mod avx2;
 pub(crate) mod avx512;

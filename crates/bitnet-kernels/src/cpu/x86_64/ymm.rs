@@ -1,7 +1,7 @@
-//! 16 lanes as two 256-bit vectors: everything but the dot product, for the levels without AVX-512.
+//! 16 lanes as two 256-bit vectors: everything but the dot product, for the instruction sets without AVX-512.
 
-/// Applies an expression to both halves. A closure would do, were it sure to be inlined: instructions of a level
-/// may only appear in functions that have it.
+/// Applies an expression to both halves. A closure might not be inlined, and then its instructions would be in a
+/// function without the `target_feature`.
 macro_rules! both {
     ($pair:expr, $v:ident => $e:expr) => {{
         let [low, high] = $pair;
@@ -19,8 +19,8 @@ macro_rules! both {
 }
 pub(super) use both;
 
-/// Implements the float and integer part of [`Lanes`](crate::cpu::lanes::Lanes) over pairs of 256-bit vectors;
-/// the block given completes it.
+/// Implements the float and integer part of [`Lanes`](crate::cpu::lanes::Lanes) with pairs of 256-bit vectors; the
+/// given block completes it.
 macro_rules! ymm_lanes {
     ($name:ty { $($rest:tt)* }) => {
         impl $crate::cpu::lanes::Lanes for $name {

@@ -1,7 +1,7 @@
-//! 16 lanes as one 512-bit vector: everything but the dot product, for the levels with AVX-512.
+//! 16 lanes as one 512-bit vector: everything but the dot product, for the instruction sets with AVX-512.
 
-/// Implements the float and integer part of [`Lanes`](crate::cpu::lanes::Lanes) over 512-bit vectors; the block
-/// given completes it.
+/// Implements the float and integer part of [`Lanes`](crate::cpu::lanes::Lanes) with 512-bit vectors; the given block
+/// completes it.
 macro_rules! zmm_lanes {
     ($name:ty { $($rest:tt)* }) => {
         impl $crate::cpu::lanes::Lanes for $name {
@@ -10,7 +10,7 @@ macro_rules! zmm_lanes {
             type I = __m512i;
             type Codes = __m512i;
             const TILE: (usize, usize) = (4, 6);
-            /// A sixth would put sums into memory.
+            /// A sixth token would spill sums to memory.
             const GROUP_TOKENS: usize = 5;
             const WIDE_REGISTERS: bool = true;
             $($rest)*
