@@ -215,7 +215,7 @@ impl Cpu {
             let made = AtomicU64::new(0);
             let start = Instant::now();
             self.pool.run(4 * threads, &|_, _| {
-                // SAFETY: `isa` proves the level.
+                // SAFETY: `isa` proves the instruction set.
                 made.fetch_add(unsafe { kernel(rounds) }, Relaxed);
             });
             let time = start.elapsed();
