@@ -2,27 +2,26 @@ use std::ops::Range;
 
 pub use bitnet_kernels::Run;
 
-/// One step of the model over a ragged set of sequences: prompt chunks and single tokens side by side, nothing
-/// padded.
+/// The tokens of one step: prompt chunks and single tokens of many sequences side by side, without padding.
 ///
-/// Keys and values live in blocks of [`Batch::BLOCK_TOKENS`] tokens. Token `p` of a run's sequence is kept in
-/// block `blocks[p / BLOCK_TOKENS]`, slot `p % BLOCK_TOKENS`; the forward pass writes the slots of the run's own
-/// tokens and reads those of all positions before them.
+/// Keys and values live in blocks of [`Batch::BLOCK_TOKENS`] tokens. Position `p` of a run's sequence lives in block
+/// `blocks[p / BLOCK_TOKENS]`, slot `p % BLOCK_TOKENS`. The forward pass writes the slots of the run's own tokens and
+/// reads those of all earlier positions.
 #[derive(Debug, Clone, Default)]
 pub struct Batch {
     tokens: Vec<u32>,
     runs: Vec<Run>,
     blocks: Vec<u32>,
     logit_rows: Vec<usize>,
-    /// One a row of logits.
+    /// One for each row of logits.
     tops: Vec<usize>,
 }
 
 impl Batch {
-    /// Of a row of logits all are wanted.
+    /// All logits of the row are needed.
     pub const ALL: usize = usize::MAX;
 
-    /// Tokens in one block of the key-value cache, on every backend.
+    /// Tokens in a block of the key-value cache, on every backend.
     pub const BLOCK_TOKENS: usize = bitnet_kernels::BLOCK_TOKENS;
 
     /// An empty step.
@@ -30,7 +29,7 @@ impl Batch {
         Batch::default()
     }
 
-    /// An empty step that grows to the given sizes without allocating.
+    /// An empty step with room for the given sizes.
     pub fn with_capacity(tokens: usize, runs: usize, blocks: usize) -> Self {
         Batch {
             tokens: Vec::with_capacity(tokens),
@@ -41,7 +40,7 @@ impl Batch {
         }
     }
 
-    /// Empties the step and keeps its memory.
+    /// Empties the step but keeps its memory.
     pub fn clear(&mut self) {
         self.tokens.clear();
         self.runs.clear();
@@ -50,8 +49,8 @@ impl Batch {
         self.tops.clear();
     }
 
-    /// Adds `tokens` at positions `start..` of the sequence whose block table is `blocks`. `logits` names the
-    /// tokens of this run, counted from its first, whose logits are wanted.
+    /// Adds `tokens` at positions `start..` of the sequence whose block table is `blocks`. `logits` selects the
+    /// tokens of this run, counted from its first, whose logits are needed.
     ///
     /// # Panics
     /// If the run is empty, the table does not cover its last position, or `logits` reaches past its end.
@@ -61,7 +60,7 @@ impl Batch {
             (blocks.len() * Self::BLOCK_TOKENS).checked_sub(start).is_some_and(|room| tokens.len() <= room),
             "the block table covers every position of the run"
         );
-        assert!(logits.end <= tokens.len(), "logits are wanted of tokens of the run");
+        assert!(logits.end <= tokens.len(), "rows of logits lie within the run");
         let first = self.tokens.len();
         let table = self.blocks.len();
         self.tokens.extend_from_slice(tokens);
@@ -71,15 +70,15 @@ impl Batch {
         self.tops.resize(self.logit_rows.len(), Self::ALL);
     }
 
-    /// Says of the run pushed last that in each row of its logits only the `top` highest are looked at, and those equal
-    /// to the last of them: any other may become negative infinity. That spares most of the output head's work.
+    /// States that only the `top` highest logits, and those equal to the last of them, are needed in each row of the
+    /// last run. All others may become negative infinity, which saves most of the output head's work.
     pub fn only_top(&mut self, top: usize) {
         let Some(run) = self.runs.last() else { return };
         let rows = self.logit_rows.partition_point(|&row| row < run.tokens.start);
         self.tops[rows..].fill(top);
     }
 
-    /// All tokens, run after run.
+    /// All tokens, run by run.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
     }
@@ -89,7 +88,7 @@ impl Batch {
         &self.runs
     }
 
-    /// The block tables of all runs, one after another.
+    /// The block tables of all runs, concatenated.
     pub fn blocks(&self) -> &[u32] {
         &self.blocks
     }
@@ -99,18 +98,18 @@ impl Batch {
         &self.blocks[run.blocks.clone()]
     }
 
-    /// Indices into [`Batch::tokens`] of the tokens whose logits are wanted, ascending.
+    /// Indices into [`Batch::tokens`] of the tokens whose logits are needed, ascending.
     pub fn logit_rows(&self) -> &[usize] {
         &self.logit_rows
     }
 
-    /// How many of the highest logits of each of these rows are looked at.
+    /// For each of these rows, how many of its highest logits are needed ([`Batch::ALL`] for the whole row).
     pub fn tops(&self) -> &[usize] {
         &self.tops
     }
 }
 
-/// Logits of the wanted tokens of a step, `[rows][vocab]` f32, in the order of [`Batch::logit_rows`].
+/// The logits of a step, `[rows][vocab]` f32, in the order of [`Batch::logit_rows`].
 #[derive(Debug, Clone, Default)]
 pub struct Logits {
     vocab: usize,
@@ -118,12 +117,12 @@ pub struct Logits {
 }
 
 impl Logits {
-    /// Room for `rows` rows of `vocab` logits, so that no step up to that size allocates.
+    /// No rows yet, with room for `rows` rows of `vocab` logits.
     pub fn with_capacity(rows: usize, vocab: usize) -> Self {
         Logits { vocab, values: Vec::with_capacity(rows * vocab) }
     }
 
-    /// Sets the size for a step and gives all values for writing; what they held before is unspecified.
+    /// Sets the size for a step and returns all values for writing; their old contents are unspecified.
     pub fn resize(&mut self, rows: usize, vocab: usize) -> &mut [f32] {
         self.vocab = vocab;
         self.values.resize(rows * vocab, 0.0);
@@ -135,12 +134,12 @@ impl Logits {
         self.values.len().checked_div(self.vocab).unwrap_or(0)
     }
 
-    /// Logits of one wanted token.
+    /// The logits of one row, `[vocab]`.
     pub fn row(&self, row: usize) -> &[f32] {
         &self.values[row * self.vocab..][..self.vocab]
     }
 
-    /// Logits of one wanted token, for a sampler that works in place.
+    /// The logits of one row, for a sampler that works in place.
     pub fn row_mut(&mut self, row: usize) -> &mut [f32] {
         &mut self.values[row * self.vocab..][..self.vocab]
     }

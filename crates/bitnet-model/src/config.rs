@@ -4,32 +4,32 @@ use serde_json::Value;
 
 use crate::{Activation, Grouped, ModelError, ModelSpec, Multipliers, Rope, RopeScaling, rope};
 
-/// Bytes of the JSON files that describe a model.
+/// Maximum size in bytes of a JSON file that describes a model.
 pub(crate) const MAX_JSON: u64 = 4 << 20;
 const FILE: &str = "config.json";
 
-/// What `config.json` says.
+/// The contents of `config.json`.
 #[derive(Debug, Clone)]
 pub(crate) struct Config {
     pub spec: ModelSpec,
     /// Whether the stored `weight_scale` multiplies a trit (`linear_class` autobitlinear) or divides it.
     pub scale_multiplies: bool,
-    /// 1bitLLM's modelling code, which names its inner norms differently.
+    /// Whether the checkpoint follows 1bitLLM's modelling code, which names its inner norms differently.
     pub onebitllm: bool,
     pub bos: Option<u32>,
     pub eos: Vec<u32>,
 }
 
-/// A JSON object whose fields are read with errors that name them.
+/// A JSON object; errors in its fields name the field.
 pub(crate) struct Fields<'a> {
     pub file: &'a str,
-    /// Path of the object within the file, with a dot at its end.
+    /// Path of the object within the file, with a dot at the end.
     pub prefix: &'a str,
     pub json: &'a Value,
 }
 
 impl<'a> Fields<'a> {
-    /// The value of a field that is there and not null.
+    /// The value of a field, if it is present and not null.
     pub(crate) fn get(&self, field: &str) -> Option<&'a Value> {
         self.json.get(field).filter(|v| !v.is_null())
     }
@@ -94,18 +94,18 @@ pub(crate) fn json(file: &str, bytes: &[u8]) -> Result<Value, ModelError> {
     serde_json::from_slice(bytes).map_err(|e| ModelError::damaged(file, e))
 }
 
-/// The families of models, by `model_type` and class.
+/// Model families, chosen by `model_type` and class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Family {
     /// BitNet b1.58, ternary by definition.
     Bitnet,
-    /// The same under 1bitLLM's names.
+    /// BitNet b1.58 under 1bitLLM's names.
     OneBitLlm,
     /// Llama with BitLinear.
     Llama,
-    /// Group-scaled ternary weights, and RMSNorms of query and key heads.
+    /// Group-scaled ternary weights, with RMSNorms on query and key heads.
     Qwen3,
-    /// Group-scaled ternary weights, and constants that multiply activations.
+    /// Group-scaled ternary weights, with constants that multiply activations.
     MiniCpm,
 }
 
@@ -120,7 +120,7 @@ impl Family {
             "qwen3" => Ok(Family::Qwen3),
             "minicpm" => Ok(Family::MiniCpm),
             other => {
-                let cure = "bitnet, llama with BitLinear, ternary qwen3 and ternary minicpm are";
+                let cure = "use bitnet, llama with BitLinear, ternary qwen3 or ternary minicpm";
                 Err(c.unsupported("model_type", other, cure))
             }
         }
@@ -178,15 +178,15 @@ impl Config {
             sub_norms: family.native_bitnet(),
             linear_norms: linear_norms.filter(|_| !family.grouped()),
             head_norms: family == Family::Qwen3,
-            // How the embedding and the head are stored tells what they are.
+            // Embedding and head are set when the source sees how they are stored.
             grouped: Grouped { projections: family.grouped(), ..Grouped::default() },
             multipliers: match family {
                 Family::MiniCpm => multipliers(&c, hidden, layers)?,
                 _ => Multipliers::NONE,
             },
-            // Of these, MiniCPM's configuration alone defaults to a tied head.
+            // Only MiniCPM's configuration defaults to a tied head.
             tied_head: c.flag("tie_word_embeddings")?.unwrap_or(family == Family::MiniCpm),
-            // Known when the tokenizer is.
+            // Filled in once the tokenizer is read.
             eos: Vec::new(),
         };
         spec.rope = read_rope(&c, if bitnet { 500_000.0 } else { 10_000.0 }, &mut spec.context)?;
@@ -197,18 +197,18 @@ impl Config {
     }
 }
 
-/// Switches that would change the function that is computed.
+/// Refuses switches that would change what the model computes.
 fn refuse_unsupported(c: &Fields<'_>) -> Result<(), ModelError> {
     for field in ["attention_bias", "mlp_bias"] {
         if c.flag(field)? == Some(true) {
-            return Err(c.unsupported(field, true, "models without biases are"));
+            return Err(c.unsupported(field, true, "use a model without biases"));
         }
     }
     let kinds = c.get("layer_types").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
     let other = kinds.iter().filter_map(Value::as_str).find(|&kind| kind != "full_attention");
     if let Some(kind) = other.or((c.flag("use_sliding_window")? == Some(true)).then_some("sliding_attention"))
     {
-        return Err(c.unsupported("layer_types", kind, "full attention is"));
+        return Err(c.unsupported("layer_types", kind, "use a model with full attention"));
     }
     Ok(())
 }
@@ -219,7 +219,7 @@ fn activation(c: &Fields<'_>, bitnet: bool) -> Result<Activation, ModelError> {
         Some("silu" | "swish") => Ok(Activation::Silu),
         None if bitnet => Ok(Activation::SquaredRelu),
         None => Ok(Activation::Silu),
-        Some(other) => Err(c.unsupported("hidden_act", other, "relu2 and silu are")),
+        Some(other) => Err(c.unsupported("hidden_act", other, "use a model with relu2 or silu")),
     }
 }
 
@@ -231,8 +231,8 @@ fn head_dim(c: &Fields<'_>, hidden: usize, heads: usize) -> Result<usize, ModelE
     }
 }
 
-/// MiniCPM's constants (`modeling_minicpm.py`): embeddings times `scale_emb`, branches times `scale_depth / sqrt(layers)`,
-/// logits divided by `hidden_size / dim_model_base`. The quotients are rounded to f32 once.
+/// MiniCPM's constants (`modeling_minicpm.py`): `scale_emb` multiplies embeddings, `scale_depth / sqrt(layers)`
+/// multiplies branches, `hidden_size / dim_model_base` divides logits. The quotients are rounded to f32 once.
 fn multipliers(c: &Fields<'_>, hidden: usize, layers: usize) -> Result<Multipliers, ModelError> {
     let need = |field| c.float(field)?.ok_or_else(|| c.missing(field));
     let depth = c.get("scale_depth").and_then(Value::as_f64).ok_or_else(|| c.missing("scale_depth"))?;
@@ -244,11 +244,11 @@ fn multipliers(c: &Fields<'_>, hidden: usize, layers: usize) -> Result<Multiplie
     })
 }
 
-/// Refuses what other projects store for a family with group-scaled weights: here the weights are floats that are ternary
-/// already, or MLX's 2 bits.
+/// Refuses other quantizations of a family with group-scaled weights: its weights must be stored as floats that are
+/// already ternary, or as MLX's 2 bits.
 fn no_other_quantization(c: &Fields<'_>) -> Result<(), ModelError> {
     const CURE: &str =
-        "ternary weights are, unpacked or as MLX's 2 bits; use the unpacked model, its MLX form or its GGUF";
+        "use the model's unpacked ternary weights, its MLX 2-bit form or its GGUF file";
     for field in ["quantization", "quantization_config"] {
         let Some(json) = c.get(field) else { continue };
         let prefix = format!("{field}.");
@@ -266,13 +266,13 @@ fn no_other_quantization(c: &Fields<'_>) -> Result<(), ModelError> {
     Ok(())
 }
 
-/// Checks `quantization_config` and answers whether the stored scale multiplies.
+/// Checks `quantization_config` and returns whether the stored scale multiplies.
 ///
-/// transformers has two classes of linear layer for the same packed bytes: `autobitlinear` multiplies by
-/// `weight_scale`, the older `bitlinear` (the default when nothing is said) divides by it.
+/// transformers has two linear layers for the same packed bytes: `autobitlinear` multiplies by `weight_scale`; the
+/// older `bitlinear`, which is the default, divides by it.
 fn quantization(c: &Fields<'_>, native: bool) -> Result<bool, ModelError> {
     let Some(json) = c.get("quantization_config") else {
-        // The `bitnet` family is ternary by definition; a llama without this block is a dense model.
+        // The `bitnet` family is ternary by definition; a llama without this block is dense.
         return if native { Ok(false) } else { Err(c.missing("quantization_config")) };
     };
     let q = Fields { file: FILE, prefix: "quantization_config.", json };
@@ -280,7 +280,7 @@ fn quantization(c: &Fields<'_>, native: bool) -> Result<bool, ModelError> {
         Some("bitnet") => {}
         other => {
             let value = other.unwrap_or("missing");
-            return Err(q.unsupported("quant_method", value, "bitnet is; use a BitNet b1.58 checkpoint"));
+            return Err(q.unsupported("quant_method", value, "use a BitNet b1.58 checkpoint, whose method is bitnet"));
         }
     }
     if let Some(kept) = q.get("modules_to_not_convert").and_then(Value::as_array)
@@ -289,18 +289,18 @@ fn quantization(c: &Fields<'_>, native: bool) -> Result<bool, ModelError> {
         return Err(q.unsupported(
             "modules_to_not_convert",
             name,
-            "models whose projections are all ternary are",
+            "use a model whose projections are all ternary",
         ));
     }
     match q.text("linear_class")? {
         None | Some("bitlinear") => Ok(false),
         Some("autobitlinear") => Ok(true),
-        Some(other) => Err(q.unsupported("linear_class", other, "bitlinear and autobitlinear are")),
+        Some(other) => Err(q.unsupported("linear_class", other, "use bitlinear or autobitlinear")),
     }
 }
 
-/// Rope from `rope_parameters` (transformers 5) or from `rope_theta` and `rope_scaling`. Lowers `context` where longer texts
-/// would need other frequencies.
+/// Reads rope from `rope_parameters` (transformers 5) or from `rope_theta` and `rope_scaling`. Lowers `context` where
+/// longer texts would need other frequencies.
 fn read_rope(c: &Fields<'_>, default_theta: f32, context: &mut usize) -> Result<Rope, ModelError> {
     let field = if c.get("rope_parameters").is_some() { "rope_parameters" } else { "rope_scaling" };
     let prefix = format!("{field}.");
@@ -314,7 +314,7 @@ fn read_rope(c: &Fields<'_>, default_theta: f32, context: &mut usize) -> Result<
         None => c.float("partial_rotary_factor")?,
     };
     if let Some(part) = partial.filter(|&p| p != 1.0) {
-        return Err(c.unsupported("partial_rotary_factor", part, "rope over whole heads is"));
+        return Err(c.unsupported("partial_rotary_factor", part, "use a model with rope over whole heads"));
     }
     let need = |field| r.float(field)?.ok_or_else(|| r.missing(field));
     let kind = match r.text("rope_type")? {
@@ -333,7 +333,7 @@ fn read_rope(c: &Fields<'_>, default_theta: f32, context: &mut usize) -> Result<
         "yarn" => yarn(&r, *context)?,
         "longrope" | "su" => long_rope(&r, context)?,
         other => {
-            return Err(r.unsupported("rope_type", other, "default, linear, llama3, yarn and longrope are"));
+            return Err(r.unsupported("rope_type", other, "use default, linear, llama3, yarn or longrope"));
         }
     };
     Ok(Rope { theta, scaling })
@@ -342,11 +342,11 @@ fn read_rope(c: &Fields<'_>, default_theta: f32, context: &mut usize) -> Result<
 fn yarn(r: &Fields<'_>, context: usize) -> Result<RopeScaling, ModelError> {
     for field in ["mscale", "mscale_all_dim"] {
         if let Some(value) = r.float(field)? {
-            return Err(r.unsupported(field, value, "YaRN with one attention factor is"));
+            return Err(r.unsupported(field, value, "use YaRN with a single attention factor"));
         }
     }
     if r.flag("truncate")? == Some(false) {
-        return Err(r.unsupported("truncate", false, "YaRN with whole dimensions is"));
+        return Err(r.unsupported("truncate", false, "use YaRN with truncated dimensions"));
     }
     let factor = r.float("factor")?.ok_or_else(|| r.missing("factor"))?;
     Ok(RopeScaling::Yarn {
@@ -361,8 +361,8 @@ fn yarn(r: &Fields<'_>, context: usize) -> Result<RopeScaling, ModelError> {
     })
 }
 
-/// Texts end at the original context, up to which the short factors hold: with longer ones a token's keys would depend on
-/// how long the text becomes.
+/// Limits texts to the original context, where the short factors apply. With longer texts a token's keys would depend
+/// on how long the text becomes.
 fn long_rope(r: &Fields<'_>, context: &mut usize) -> Result<RopeScaling, ModelError> {
     let factors = r.typed("short_factor", "a list of numbers", |v| {
         v.as_array()?.iter().map(|v| Some(v.as_f64()? as f32)).collect::<Option<Vec<f32>>>()

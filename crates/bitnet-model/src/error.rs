@@ -2,54 +2,54 @@ use std::path::{Path, PathBuf};
 
 use bitnet_tensor::TensorError;
 
-/// Why a model could not be read, described or written.
+/// Why a model could not be read, inspected or written.
 ///
-/// Every message is one line of the form `<what> (<where>): <cure>`; text that comes from a file is quoted, so
-/// that no file can break the line.
+/// Every message is one line of the form `<what> (<where>): <cure>`. Text that comes from a file is escaped, so no
+/// file can break the line.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModelError {
-    /// The operating system refused.
+    /// The operating system reported an error.
     #[error("cannot {action} ({}): {}: check the path and its permissions", .path.display(), one_line(.source))]
     Io {
-        /// What was tried: `open`, `read`, `map`, `write`.
+        /// What failed: `open`, `read`, `map`, `create` or `write`.
         action: &'static str,
         /// The file or folder.
         path: PathBuf,
-        /// What the operating system said.
+        /// The operating system's error.
         source: std::io::Error,
     },
     /// The path is neither a GGUF file nor a Hugging Face folder.
     #[error("not a model ({}): {problem}: give a .gguf file, or a folder with config.json and *.safetensors", .path.display())]
     NotAModel {
-        /// What was given.
+        /// The path that was given.
         path: PathBuf,
-        /// What it is instead.
+        /// What is wrong with it.
         problem: &'static str,
     },
-    /// A file that git-lfs left as a pointer to the real content.
+    /// The file is a Git LFS pointer; its content was never fetched.
     #[error(
-        "a Git LFS pointer of {size} bytes in the place of the file ({file}): fetch it with `git lfs pull`, or download it again"
+        "the file is a Git LFS pointer of {size} bytes ({file}): fetch the content with `git lfs pull`, or download it again"
     )]
     LfsPointer {
-        /// The pointer.
+        /// The file.
         file: String,
         /// Its length in bytes.
         size: usize,
     },
-    /// A file is longer than any honest one.
+    /// A file is larger than any real one.
     #[error(
-        "{size} bytes, where at most {limit} are allowed ({file}): this is not a file of a model; download it again"
+        "{size} bytes, more than the maximum of {limit} ({file}): this is not a model file; download it again"
     )]
     TooLarge {
-        /// The file, or its part.
+        /// The file, or the part of it.
         file: String,
         /// Its length in bytes.
         size: u64,
         /// The limit in bytes.
         limit: u64,
     },
-    /// The container is cut off or its structure is impossible.
+    /// The file is truncated or malformed.
     #[error("damaged file: {problem} ({file}): download or convert it again")]
     Damaged {
         /// The file.
@@ -65,7 +65,7 @@ pub enum ModelError {
         /// The field or key.
         field: String,
     },
-    /// A metadata field has a value that makes no sense.
+    /// A metadata field has an invalid value.
     #[error("field {field} {problem} ({file}): correct the field, or download the file again")]
     Field {
         /// The file.
@@ -75,7 +75,7 @@ pub enum ModelError {
         /// What is wrong with its value.
         problem: String,
     },
-    /// The model asks for something this project does not compute.
+    /// The model needs something that is not supported.
     #[error("{field} is {value}, which is not supported ({file}): {cure}")]
     Unsupported {
         /// The file.
@@ -87,9 +87,9 @@ pub enum ModelError {
         /// What is supported instead.
         cure: String,
     },
-    /// A tensor of the architecture is not in the file.
+    /// The file lacks a tensor that the architecture needs.
     #[error(
-        "tensor {tensor} is missing ({file}): the download is incomplete or the architecture is another one; download the whole model again"
+        "tensor {tensor} is missing ({file}): the download is incomplete or the model has a different architecture; download the whole model again"
     )]
     MissingTensor {
         /// The file or folder.
@@ -97,21 +97,21 @@ pub enum ModelError {
         /// Hugging Face name.
         tensor: String,
     },
-    /// A tensor does not have the shape that the metadata asks for.
+    /// A tensor's shape disagrees with the metadata.
     #[error(
-        "tensor {tensor} has shape {actual:?}, expected {expected:?} ({file}): metadata and weights are of different models; download both again"
+        "tensor {tensor} has shape {actual:?}, expected {expected:?} ({file}): metadata and weights belong to different models; download both again"
     )]
     TensorShape {
         /// The file or folder.
         file: String,
         /// Name in the file.
         tensor: String,
-        /// Shape that the metadata asks for.
+        /// Shape according to the metadata.
         expected: Vec<usize>,
-        /// Shape that is stored.
+        /// Shape in the file.
         actual: Vec<usize>,
     },
-    /// A tensor is stored in a way that cannot be read.
+    /// A tensor is stored in a form that cannot be read.
     #[error("tensor {tensor}: {problem} ({file}): {cure}")]
     Tensor {
         /// The file or folder.
@@ -120,10 +120,10 @@ pub enum ModelError {
         tensor: String,
         /// What is wrong.
         problem: String,
-        /// What helps.
+        /// What to do about it.
         cure: &'static str,
     },
-    /// A tensor is stored with a scale for every group of weights, in a model whose weights have one scale a tensor.
+    /// A tensor has a scale for every group of weights, but the architecture uses one scale a tensor.
     #[error(
         "tensor {tensor} is {called} (type {id}), with a scale for every {group} weights ({file}): models of this architecture have one scale a tensor; use a file in I2_S, TQ1_0, TQ2_0 or packed safetensors"
     )]
@@ -132,14 +132,14 @@ pub enum ModelError {
         file: String,
         /// Name in the file.
         tensor: String,
-        /// What the type is called.
+        /// Name of the type.
         called: String,
-        /// Its number.
+        /// Id of the type.
         id: u32,
         /// Weights in a group.
         group: usize,
     },
-    /// A tensor's values are not what its type allows.
+    /// A tensor holds values that its type does not allow.
     #[error("tensor {tensor}: {source} ({file}): the file is damaged; download or convert it again")]
     TensorData {
         /// The file or folder.
@@ -149,17 +149,17 @@ pub enum ModelError {
         /// What is wrong.
         source: TensorError,
     },
-    /// The tokenizer cannot be built, or cannot encode a text.
+    /// The tokenizer cannot be built or cannot encode a text.
     #[error("tokenizer: {problem} ({file}): {cure}")]
     Tokenizer {
         /// The file.
         file: String,
         /// What is wrong.
         problem: String,
-        /// What helps.
+        /// What to do about it.
         cure: &'static str,
     },
-    /// A token id that the vocabulary does not have.
+    /// A token id outside the vocabulary.
     #[error("token id {id} is not in the vocabulary of {vocab} (token ids): use ids below {vocab}")]
     TokenId {
         /// The id.
@@ -167,32 +167,32 @@ pub enum ModelError {
         /// Size of the vocabulary.
         vocab: usize,
     },
-    /// The chat template does not parse, or does not render.
+    /// The chat template does not parse or does not render.
     #[error("chat template: {problem} (chat_template): {cure}")]
     Template {
         /// What is wrong.
         problem: String,
-        /// What helps.
+        /// What to do about it.
         cure: &'static str,
     },
-    /// A model cannot be written in the format asked for.
+    /// The model cannot be written in the requested format.
     #[error("cannot convert to {format}: {problem} ({what}): {cure}")]
     Convert {
         /// The tensor or part that does not fit.
         what: String,
-        /// The format asked for.
+        /// The requested format.
         format: String,
         /// Why it does not fit, with the shape.
         problem: String,
-        /// What helps.
+        /// What to do about it.
         cure: &'static str,
     },
-    /// There is no synthetic model of this name.
+    /// There is no synthetic model with this name.
     #[error("no synthetic model '{name}' (synthetic:NAME): choose one of {known}")]
     UnknownSynthetic {
-        /// The name asked for.
+        /// The requested name.
         name: String,
-        /// The names there are.
+        /// The names that exist.
         known: String,
     },
     /// The backend refused the weights.
@@ -240,10 +240,10 @@ impl ModelError {
     }
 }
 
-/// At most this many characters of foreign text go into a message.
+/// Maximum number of characters of foreign text in a message.
 const MAX_QUOTED: usize = 300;
 
-/// Text of unknown origin for a message: control characters escaped, long text cut.
+/// Makes text of unknown origin safe for a message: escapes control characters and cuts long text.
 pub(crate) fn one_line(text: impl ToString) -> String {
     let text = text.to_string();
     let mut line = String::new();

@@ -1,4 +1,4 @@
-//! Metadata of a GGUF file: the model's sizes. Keys begin with the architecture's name.
+//! Reads a model's sizes from the metadata of a GGUF file. Keys begin with the architecture's name.
 
 use crate::{
     Activation, Grouped, ModelError, ModelSpec, Multipliers, Rope, RopeScaling,
@@ -6,20 +6,20 @@ use crate::{
     names, rope, rope_freqs,
 };
 
-/// What an architecture of GGUF means.
+/// What a GGUF architecture implies.
 struct Family {
     activation: Activation,
     sub_norms: bool,
     head_norms: bool,
-    /// Whether rope turns neighbouring dimensions together, so that q and k rows are stored in another order.
+    /// Whether rope rotates neighbouring dimensions together, so that q and k rows are stored in another order.
     interleaved: bool,
-    /// Whether every group of weights has a scale of its own.
+    /// Whether every group of weights has its own scale.
     grouped: bool,
     /// Whether constants multiply activations.
     multipliers: bool,
 }
 
-/// The architectures that hold ternary models, with llama.cpp's and bitnet.cpp's meaning of each.
+/// The architectures that hold ternary models, as llama.cpp and bitnet.cpp define them.
 fn family(architecture: &str) -> Option<Family> {
     const LLAMA: Family = Family {
         activation: Activation::Silu,
@@ -41,7 +41,7 @@ fn family(architecture: &str) -> Option<Family> {
     })
 }
 
-/// The description of the model in `gguf`, and whether its q and k rows are stored for interleaved rope.
+/// The sizes of the model in `gguf`, and whether its q and k rows are stored for interleaved rope.
 pub(crate) fn read(gguf: &Gguf) -> Result<(ModelSpec, bool), ModelError> {
     let file = gguf.file.as_str();
     let architecture = gguf
@@ -52,7 +52,7 @@ pub(crate) fn read(gguf: &Gguf) -> Result<(ModelSpec, bool), ModelError> {
         return Err(ModelError::unsupported(file, "split.count", n, cure));
     }
     let family = family(architecture).ok_or_else(|| {
-        let cure = "bitnet-b1.58, bitnet-25, bitnet, llama, and ternary qwen3 and minicpm are";
+        let cure = "use bitnet-b1.58, bitnet-25, bitnet, llama, ternary qwen3 or ternary minicpm";
         ModelError::unsupported(file, "general.architecture", architecture, cure)
     })?;
     let key = |name: &str| format!("{architecture}.{name}");
@@ -80,16 +80,16 @@ pub(crate) fn read(gguf: &Gguf) -> Result<(ModelSpec, bool), ModelError> {
                 file,
                 key(name),
                 dim,
-                format!("the head width of {head_dim} is"),
+                format!("use a model where it is the head width of {head_dim}"),
             ));
         }
     }
     for name in ["expert_count", "attention.sliding_window"] {
         if let Some(n) = size(name)?.filter(|&n| n != 0) {
-            return Err(ModelError::unsupported(file, key(name), n, "dense models with full attention are"));
+            return Err(ModelError::unsupported(file, key(name), n, "use a dense model with full attention"));
         }
     }
-    // The embedding is the truth about the vocabulary; the key is absent in many files.
+    // The embedding gives the size of the vocabulary; many files lack the key.
     let vocab = match gguf.tensor("token_embd.weight") {
         Some(t) => t.shape[0],
         None if gguf.tensor(names::EMBEDDING_PANELS).is_some() => need("vocab_size")?,
@@ -134,7 +134,7 @@ pub(crate) fn read(gguf: &Gguf) -> Result<(ModelSpec, bool), ModelError> {
             false => Multipliers::NONE,
         },
         tied_head,
-        // Known when the tokenizer is.
+        // Filled in once the tokenizer is read.
         eos: Vec::new(),
     };
     spec.rope.scaling = scaling(gguf, architecture, &mut spec.context)?;
@@ -143,12 +143,12 @@ pub(crate) fn read(gguf: &Gguf) -> Result<(ModelSpec, bool), ModelError> {
     Ok((spec, family.interleaved))
 }
 
-/// llama.cpp stores Llama 3's scaling as a tensor of divisors.
+/// Reads Llama 3's scaling, which llama.cpp stores as a tensor of divisors.
 fn with_stored_divisors(gguf: &Gguf, mut spec: ModelSpec) -> Result<ModelSpec, ModelError> {
     let Some(stored) = gguf.tensor("rope_freqs.weight") else { return Ok(spec) };
     let (words, _) = stored.bytes.as_chunks::<4>();
     let divisors: Vec<f32> = words.iter().map(|w| f32::from_le_bytes(*w)).collect();
-    // The divisors of a model without scaling are ones.
+    // Without scaling, all divisors are one.
     let readable = stored.type_id == 0;
     if readable && divisors.iter().all(|&d| d == 1.0) {
         return Ok(spec);
@@ -162,7 +162,7 @@ fn with_stored_divisors(gguf: &Gguf, mut spec: ModelSpec) -> Result<ModelSpec, M
     Ok(spec)
 }
 
-/// Whether a table is stored in a type with a scale for every group of weights, or as panels.
+/// Whether a table is stored as panels or in a type with a scale for every group of weights.
 fn is_grouped(gguf: &Gguf, name: &str, panels: &str) -> bool {
     let kind = gguf.tensor(name).and_then(|tensor| tensor.kind);
     kind.map_or(gguf.tensor(panels).is_some(), |kind| {
@@ -170,7 +170,7 @@ fn is_grouped(gguf: &Gguf, name: &str, panels: &str) -> bool {
     })
 }
 
-/// How rope is stretched. Lowers `context` where longer texts would need other frequencies.
+/// Reads how rope is stretched. Lowers `context` where longer texts would need other frequencies.
 fn scaling(gguf: &Gguf, architecture: &str, context: &mut usize) -> Result<RopeScaling, ModelError> {
     let file = gguf.file.as_str();
     let factor_key = format!("{architecture}.rope.scaling.factor");
@@ -190,7 +190,7 @@ fn scaling(gguf: &Gguf, architecture: &str, context: &mut usize) -> Result<RopeS
             _ => RopeScaling::None,
         }),
         Some(other) => {
-            Err(ModelError::unsupported(file, kind_key, other, "none, linear, yarn and longrope are"))
+            Err(ModelError::unsupported(file, kind_key, other, "use none, linear, yarn or longrope"))
         }
     }
 }
@@ -213,7 +213,7 @@ fn yarn(gguf: &Gguf, architecture: &str, factor: f32, context: usize) -> Result<
     })
 }
 
-/// LongRoPE's short factors lie in a tensor. Texts end at the original context, up to which these hold.
+/// Reads LongRoPE's short factors from their tensor. Limits texts to the original context, where they apply.
 fn long_rope(gguf: &Gguf, architecture: &str, context: &mut usize) -> Result<RopeScaling, ModelError> {
     const NAME: &str = "rope_factors_short.weight";
     let key = |name: &str| format!("{architecture}.rope.scaling.{name}");

@@ -2,14 +2,14 @@ use bitnet_kernels::{Ask, BackendInfo, DeviceStatus, Drawn, KernelError, gpu::Gp
 
 use crate::{Batch, Logits, ModelSpec};
 
-/// What a model was made for: all memory is taken when it is made, so these never change.
+/// The sizes that a model was loaded for. All memory is allocated at load, so they never change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Most tokens in one step.
+    /// Maximum number of tokens in a step.
     pub max_tokens: usize,
-    /// Most rows of logits in one step.
+    /// Maximum number of rows of logits in a step.
     pub max_logit_rows: usize,
-    /// Blocks of the key-value cache, of [`Batch::BLOCK_TOKENS`] tokens each.
+    /// Number of blocks in the key-value cache, of [`Batch::BLOCK_TOKENS`] tokens each.
     pub kv_blocks: usize,
 }
 
@@ -17,40 +17,40 @@ pub struct Limits {
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ForwardError {
-    /// The step is larger than the model was made for.
-    #[error("a step of {actual} {what}, at most {limit} are possible: split it, or raise the limit at start")]
+    /// The step is larger than the model's [`Limits`].
+    #[error("the step has {actual} {what}, the maximum is {limit}: split it, or raise the limit at start")]
     StepTooLarge {
-        /// What there is too much of: `tokens`, `logit rows`.
+        /// What exceeds its limit: `tokens` or `logit rows`.
         what: &'static str,
-        /// How many the step has.
+        /// Number in the step.
         actual: usize,
-        /// How many are possible.
+        /// Maximum number.
         limit: usize,
     },
     /// A token id is not in the vocabulary.
     #[error("token {token} at index {index} of the step: the vocabulary has {vocab} ids, 0 to {}", .vocab - 1)]
     TokenOutOfRange {
-        /// Which token of the step.
+        /// Index of the token in the step.
         index: usize,
-        /// Its id.
+        /// The token's id.
         token: u32,
-        /// Rows of the embedding.
+        /// Size of the vocabulary.
         vocab: usize,
     },
-    /// A position beyond the longest sequence the model was made for.
+    /// A position is beyond the model's context.
     #[error("position {position}: the model's context ends at {context}")]
     ContextExceeded {
-        /// The first position beyond.
+        /// The first position beyond the context.
         position: usize,
-        /// The context in tokens.
+        /// Maximum length of a sequence in tokens.
         context: usize,
     },
     /// A block table names a block that does not exist.
-    #[error("block {block}: the cache has {blocks}")]
+    #[error("block {block}: the cache has {blocks} blocks")]
     BlockOutOfRange {
-        /// The block named.
+        /// The block's index.
         block: u32,
-        /// Blocks of the cache.
+        /// Number of blocks in the cache.
         blocks: usize,
     },
     /// The backend failed.
@@ -59,36 +59,37 @@ pub enum ForwardError {
 }
 
 impl ForwardError {
-    /// Whether the device has failed with all it held, so that no further step can run.
+    /// Whether the device failed and lost its memory, so that no further step can run.
     pub fn is_lost(&self) -> bool {
         matches!(self, ForwardError::Kernel(KernelError::Gpu(GpuError::Failed { .. })))
     }
 }
 
-/// A language model with its weights and its key-value cache: the one dynamic boundary between scheduling and
-/// numbers.
+/// A language model with its weights and key-value cache: the one dynamic boundary between scheduling and numbers.
 pub trait Model: Send {
-    /// Sizes and switches.
+    /// The model's sizes and switches.
     fn spec(&self) -> &ModelSpec;
 
-    /// What it was made for.
+    /// The sizes it was loaded for.
     fn limits(&self) -> Limits;
 
-    /// What it runs on.
+    /// The backend it runs on.
     fn backend(&self) -> BackendInfo;
 
-    /// Runs one step: stores keys and values of all its tokens and gives the logits of the wanted ones, in the
-    /// order of [`Batch::logit_rows`]. What is not looked at ([`Batch::only_top`]) may be negative infinity.
+    /// Runs one step: stores the keys and values of all its tokens and writes the requested rows of logits, in the
+    /// order of [`Batch::logit_rows`]. Logits that the batch does not need ([`Batch::only_top`]) may be negative
+    /// infinity.
     ///
-    /// The logits of a token depend on its sequence's tokens up to it and on nothing else in the step.
+    /// A token's logits depend on the tokens of its sequence up to and including it, and on nothing else in the step.
     ///
     /// # Errors
-    /// Before anything is written if the step does not fit; [`ForwardError::Kernel`] if the backend fails, after
-    /// which the cached tokens of this step's runs are unspecified.
+    /// If the step does not fit, before anything is written. [`ForwardError::Kernel`] if the backend fails; the cached
+    /// keys and values of this step's runs are then unspecified.
     fn forward(&mut self, batch: &Batch, logits: &mut Logits) -> Result<(), ForwardError>;
 
-    /// As [`Model::forward`], with an ask, or none, for each wanted row. A model that draws tokens where it makes logits
-    /// does so for the rows with an ask, and says what it drew in `drawn`; the logits of those rows are undefined.
+    /// As [`Model::forward`], with an optional [`Ask`] for each row of logits. A model that can sample where it
+    /// computes logits does so for rows with an ask and writes the result to `drawn`; the logits of those rows are
+    /// undefined.
     ///
     /// # Errors
     /// As [`Model::forward`].
@@ -102,18 +103,17 @@ pub trait Model: Send {
         self.forward(batch, logits)
     }
 
-    /// What the device says of itself; nothing, if that is the host.
+    /// Device status, or `None` on the CPU.
     fn device(&self) -> Option<DeviceStatus> {
         None
     }
 
-    /// Part of the positions in the last step's forward pass that held no token, from 0 to 1; `None` if the model
-    /// does not know.
+    /// Share of positions in the last forward pass that held no token, from 0 to 1, or `None` if unknown.
     fn padding(&self) -> Option<f64> {
         None
     }
 
-    /// Copies keys and values of all layers from one block to another.
+    /// Copies the keys and values of all layers from one block to another.
     ///
     /// # Errors
     /// If the backend fails.

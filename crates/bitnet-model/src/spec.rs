@@ -4,17 +4,17 @@ pub use bitnet_kernels::Gate as Activation;
 
 use crate::ModelError;
 
-/// How rotary frequencies are stretched for contexts longer than those trained on.
+/// How rotary frequencies are stretched for contexts longer than the one trained on.
 #[derive(Debug, Clone, PartialEq)]
 pub enum RopeScaling {
-    /// Not at all.
+    /// No stretching.
     None,
-    /// Every frequency divided by `factor`.
+    /// Every frequency is divided by `factor`.
     Linear {
         /// Ratio of the new context to the trained one.
         factor: f32,
     },
-    /// Llama 3: low frequencies divided by `factor`, high ones kept, a smooth ramp between.
+    /// Llama 3: low frequencies are divided by `factor`, high ones kept, with a smooth ramp between.
     Llama3 {
         /// Divisor of the low frequencies.
         factor: f32,
@@ -22,36 +22,35 @@ pub enum RopeScaling {
         low_freq_factor: f32,
         /// Wavelengths below `original_context / high_freq_factor` are kept.
         high_freq_factor: f32,
-        /// Context that the model was trained on first.
+        /// Context of the original training, in tokens.
         original_context: f32,
     },
-    /// YaRN: frequencies that turn seldom within the original context divided by `factor`, those that turn often kept, a
-    /// ramp between.
+    /// YaRN: frequencies with few turns within the original context are divided by `factor`, those with many are kept,
+    /// with a ramp between.
     Yarn {
         /// Divisor of the low frequencies.
         factor: f32,
-        /// Context that the model was trained on first.
+        /// Context of the original training, in tokens.
         original_context: f32,
-        /// Turns within the original context from which a frequency is kept.
+        /// A frequency with at least this many turns within the original context is kept.
         beta_fast: f32,
-        /// Turns within the original context up to which a frequency is divided by `factor`.
+        /// A frequency with at most this many turns within the original context is divided by `factor`.
         beta_slow: f32,
         /// Multiplies cosines and sines.
         attention_factor: f32,
     },
     /// LongRoPE: a divisor for each frequency.
     LongRope {
-        /// Divisors of the frequencies, `[head_dim / 2]`: the short ones, because texts end at the original context.
+        /// Divisors of the frequencies, `[head_dim / 2]`: the short ones, because the context is the original one.
         factors: Arc<[f32]>,
         /// Multiplies cosines and sines.
         attention_factor: f32,
     },
 }
 
-/// Rotary position embedding: dimension `i` of a head turns together with `i + head_dim / 2`.
+/// Rotary position embedding: dimensions `i` and `i + head_dim / 2` of a head rotate together.
 ///
-/// Files with interleaved pairs (GGUF architectures `llama` and `minicpm`) have their q and k rows put into this order when
-/// read.
+/// Files with interleaved pairs (GGUF architectures `llama` and `minicpm`) have their q and k rows reordered when read.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rope {
     /// Base of the frequencies, `theta^(-2i / head_dim)`.
@@ -63,34 +62,34 @@ pub struct Rope {
 /// Which matrices have a scale for every group of weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Grouped {
-    /// The projections. Activations are then quantised by groups too, not by rows.
+    /// The projections. Activations are then quantised in groups too, not in rows.
     pub projections: bool,
     /// The embedding.
     pub embedding: bool,
-    /// The output head, which may be the embedding.
+    /// The output head, which may be the embedding itself.
     pub head: bool,
 }
 
-/// Constants that a model multiplies activations with (maximal update parametrisation, as in MiniCPM).
+/// Constants that scale activations (maximal update parametrisation, as in MiniCPM).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Multipliers {
     /// Multiplies the embedding of every token.
     pub embedding: f32,
-    /// Multiplies what attention and feed-forward add to the residual stream.
+    /// Multiplies the outputs of attention and feed-forward before they are added to the residual stream.
     pub residual: f32,
     /// Divides the logits.
     pub logit_divisor: f32,
 }
 
 impl Multipliers {
-    /// No multiplication at all.
+    /// All ones: nothing is scaled.
     pub const NONE: Multipliers = Multipliers { embedding: 1.0, residual: 1.0, logit_divisor: 1.0 };
 }
 
-/// Everything about a model but its weights: sizes and switches, read from its metadata and never guessed.
+/// Everything about a model except its weights: sizes and switches, read from its metadata and never guessed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelSpec {
-    /// Architecture as the file names it: `bitnet`, `llama`, `bitnet-b1.58`, ...
+    /// Architecture as named in the file: `bitnet`, `llama`, `bitnet-b1.58`, ...
     pub architecture: String,
     /// Width of the residual stream.
     pub hidden: usize,
@@ -100,58 +99,58 @@ pub struct ModelSpec {
     pub layers: usize,
     /// Query heads.
     pub heads: usize,
-    /// Key and value heads; `heads` is a multiple.
+    /// Key and value heads; `heads` is a multiple of this.
     pub kv_heads: usize,
-    /// Width of one head, from the metadata; not always `hidden / heads`.
+    /// Width of a head, from the metadata; not always `hidden / heads`.
     pub head_dim: usize,
     /// Rows of the embedding.
     pub vocab: usize,
-    /// Longest sequence the model was made for, in tokens.
+    /// Maximum length of a sequence, in tokens.
     pub context: usize,
     /// Added to the mean square in every RMSNorm.
     pub rms_eps: f32,
     /// Rotary position embedding.
     pub rope: Rope,
-    /// Gate of the feed-forward layer.
+    /// Activation function of the feed-forward gate.
     pub activation: Activation,
-    /// Whether attention output and gated activation pass an RMSNorm before they are projected.
+    /// Whether the attention output and the gated activation pass an RMSNorm before their projection.
     pub sub_norms: bool,
-    /// Epsilon of an RMSNorm of its own before every projection (`use_rms_norm`), if the model has them.
+    /// Epsilon of the RMSNorm before every single projection (`use_rms_norm`), if the model has them.
     pub linear_norms: Option<f32>,
-    /// Whether every query and key head passes an RMSNorm before it is turned.
+    /// Whether every query and key head passes an RMSNorm before rope.
     pub head_norms: bool,
     /// Which matrices have a scale for every group of weights.
     pub grouped: Grouped,
-    /// Constants that activations are multiplied with.
+    /// Constants that scale activations.
     pub multipliers: Multipliers,
-    /// Whether the embedding also is the output head.
+    /// Whether the embedding is also the output head.
     pub tied_head: bool,
-    /// Tokens that end a text. They come with the model, so that no program can forget them.
+    /// Tokens that end a text. They are part of the model so that no program can forget them.
     pub eos: Vec<u32>,
 }
 
 impl ModelSpec {
-    /// Width of all query heads.
+    /// Total width of the query heads.
     pub fn q_width(&self) -> usize {
         self.heads * self.head_dim
     }
 
-    /// Width of all key (or value) heads.
+    /// Total width of the key heads, and of the value heads.
     pub fn kv_width(&self) -> usize {
         self.kv_heads * self.head_dim
     }
 }
 
-/// No model of this kind is anywhere near; what is larger is a damaged number.
+/// Limits far above any real model; a larger number is damaged.
 const MAX_WIDTH: usize = 1 << 24;
 const MAX_LAYERS: usize = 1 << 16;
 const MAX_CONTEXT: usize = 1 << 30;
 
 impl ModelSpec {
-    /// Checks that the sizes are possible and agree with one another.
+    /// Checks that the sizes are valid and agree with one another.
     ///
     /// # Errors
-    /// [`ModelError::Field`] with the first field that does not; `file` completes the message.
+    /// [`ModelError::Field`] with the first invalid field; `file` is named in the message.
     pub fn check(&self, file: &str) -> Result<(), ModelError> {
         let sizes = [
             ("hidden size", self.hidden, MAX_WIDTH),

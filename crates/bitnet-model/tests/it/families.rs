@@ -199,7 +199,7 @@ fn what_is_not_computed_is_refused_by_name() {
             json(|c| c["model_type"] = "gemma".into()),
             &["model_type is gemma", "bitnet, llama with BitLinear"],
         ),
-        (json(|c| c["hidden_act"] = "gelu".into()), &["hidden_act is gelu", "relu2 and silu"]),
+        (json(|c| c["hidden_act"] = "gelu".into()), &["hidden_act is gelu", "relu2 or silu"]),
         (
             json(|c| c["rope_scaling"] = serde_json::json!({"rope_type": "dynamic", "factor": 4.0})),
             &["rope_type is dynamic"],
