@@ -1,4 +1,4 @@
-//! An opened model, whatever its files are.
+//! An opened model, from any kind of file.
 
 use std::path::Path;
 
@@ -15,40 +15,40 @@ use crate::{
     tokenizer,
 };
 
-/// What a model asks for when nobody says otherwise.
+/// The model's own defaults for generation, used where a request sets nothing.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct GenerationDefaults {
-    /// Token that opens a text.
+    /// Token that begins a text.
     pub bos: Option<u32>,
-    /// Every token that ends an answer.
+    /// All tokens that end an answer.
     pub eos: Vec<u32>,
     /// Sampling temperature.
     pub temperature: Option<f32>,
-    /// Probability mass that is sampled from.
+    /// Probability mass to sample from, 0 to 1.
     pub top_p: Option<f32>,
-    /// Number of candidates that are sampled from.
+    /// Number of candidates to sample from.
     pub top_k: Option<usize>,
-    /// Whether the model is meant to be sampled at all.
+    /// Whether the model is meant to be sampled rather than decoded greedily.
     pub do_sample: Option<bool>,
 }
 
-/// An opened model: description, tensors, tokenizer, chat template and defaults.
+/// An opened model: sizes, tensors, tokenizer, chat template and defaults.
 pub struct Checkpoint {
-    /// Name for people: the file or folder.
+    /// Display name: the file or folder.
     pub name: String,
-    /// Kind of file: `gguf` or `safetensors`.
+    /// File format: `gguf` or `safetensors`.
     pub format: &'static str,
-    /// Sizes and switches.
+    /// The model's sizes and switches.
     pub spec: ModelSpec,
     /// The weights, by Hugging Face name.
     pub tensors: Box<dyn TensorSource>,
-    /// Text to ids and back, if the model brings a vocabulary.
+    /// Converts text to ids and back, if the model has a vocabulary.
     pub tokenizer: Option<Tokenizer>,
-    /// How conversations are written, if the model says.
+    /// How conversations are written, if the model has a template.
     pub chat: Option<ChatTemplate>,
-    /// What the model asks for.
+    /// The model's defaults for generation.
     pub defaults: GenerationDefaults,
-    /// What a user should know, a line each.
+    /// Warnings for the user, one line each.
     pub warnings: Vec<String>,
 }
 
@@ -70,10 +70,10 @@ pub struct ModelFiles {
 impl Checkpoint {
     /// Opens a `.gguf` file, or a folder with `config.json` and safetensors.
     ///
-    /// Weights are memory-mapped: the files must not be written to while the model is in use.
+    /// Weights are memory-mapped, so the files must not be written to while the model is in use.
     ///
     /// # Errors
-    /// If anything in the files is missing, damaged or not supported; every message names its cure.
+    /// If anything in the files is missing, damaged or not supported; every message names the cure.
     pub fn open(path: &Path) -> Result<Checkpoint, ModelError> {
         let about = std::fs::metadata(path).map_err(ModelError::io("open", path))?;
         let name = file_name(path);
@@ -113,7 +113,7 @@ impl Checkpoint {
         Self::from_gguf(&name, bytes)
     }
 
-    /// A model from the bytes of a GGUF file.
+    /// Opens a model from the bytes of a GGUF file.
     ///
     /// # Errors
     /// As [`Checkpoint::open`].
@@ -131,8 +131,8 @@ impl Checkpoint {
         if let Some(ids) = gguf.opt_array("tokenizer.ggml.eos_token_ids")?.and_then(|a| a.integers()) {
             eos.extend(ids.filter_map(|id| u32::try_from(id).ok()));
         }
-        // GGUF names one end of text; llama.cpp finds the others by what they are called, and so must we, or a
-        // chat model talks on with itself.
+        // GGUF names one end of text; llama.cpp finds the others by their texts. So must we, or a chat model would go
+        // on talking to itself.
         if let Some(tokenizer) = &tokenizer {
             let known = END_OF_TURN.iter().filter_map(|text| tokenizer.token_id(text));
             eos.extend(known.filter(|&id| tokenizer.is_special(id)));
@@ -157,7 +157,7 @@ impl Checkpoint {
         Ok(checkpoint)
     }
 
-    /// A model from the files of a Hugging Face folder with one safetensors file, all in memory.
+    /// Opens a model from the files of a Hugging Face folder with one safetensors file, all in memory.
     ///
     /// # Errors
     /// As [`Checkpoint::open`].
@@ -169,7 +169,7 @@ impl Checkpoint {
         Self::assemble(name.into(), files, || safetensors::read("model.safetensors", &weights))
     }
 
-    /// Reads the small files, then the weights: what is wrong with a model shows before gigabytes are mapped.
+    /// Reads the small files before the weights, so that faults show before gigabytes are mapped.
     fn assemble(
         name: String,
         files: &ModelFiles,
@@ -208,7 +208,7 @@ impl Checkpoint {
                 n => format!(" and {} more", n - 1),
             };
             self.warnings.push(format!(
-                "the file holds tensors that this architecture has no use for: {first}{others}"
+                "the file holds tensors that this architecture does not use: {first}{others}"
             ));
         }
         let Some(tokenizer) = &self.tokenizer else { return Ok(()) };
@@ -217,24 +217,23 @@ impl Checkpoint {
             return Err(ModelError::Tokenizer {
                 file: self.name.clone(),
                 problem: format!("the vocabulary has {tokens} tokens, the embedding {rows} rows"),
-                cure: "vocabulary and weights are of different models; take both from the same one",
+                cure: "vocabulary and weights belong to different models; take both from the same one",
             });
         }
         // Padding to a round number is common; half of the rows is not padding.
         if tokens < rows / 2 {
             self.warnings.push(format!(
-                "the vocabulary has {tokens} tokens, the embedding {rows} rows: they may be of different models"
+                "the vocabulary has {tokens} tokens, the embedding {rows} rows: they may belong to different models"
             ));
         }
         Ok(())
     }
 }
 
-/// Mean magnitudes of trained weights are about 0.01 to 3; where most scales are above this, they are probably
-/// the other way up.
+/// Mean magnitudes of trained weights are about 0.01 to 3. If most scales are above this, they are probably inverted.
 const MAX_LIKELY_SCALE: f32 = 6.0;
 
-/// What to say if the scales look inverted.
+/// A warning if the scales look inverted.
 fn scale_warning(source: &FileSource, cure: &str) -> Option<String> {
     let median = source.median_scale().filter(|s| s.abs() > MAX_LIKELY_SCALE)?;
     Some(format!(
@@ -242,11 +241,11 @@ fn scale_warning(source: &FileSource, cure: &str) -> Option<String> {
     ))
 }
 
-/// Texts of tokens that end a turn in the models that are around.
+/// Texts of the tokens that end a turn in published models.
 const END_OF_TURN: [&str; 6] =
     ["<|eot_id|>", "<|im_end|>", "<|end_of_text|>", "<|endoftext|>", "<end_of_turn>", "<|end|>"];
 
-/// A template that does not compile must not keep a model from completing text.
+/// Turns an error of the template into a warning: a bad template must not keep a model from completing text.
 fn template_or_warning(
     template: Option<Result<ChatTemplate, ModelError>>,
     warnings: &mut Vec<String>,
@@ -264,13 +263,13 @@ fn deduplicated(ids: Vec<u32>) -> Vec<u32> {
     seen
 }
 
-/// The text of a token, empty if there is none.
+/// The text of a token; empty if there is none.
 fn token_text(tokenizer: Option<&Tokenizer>, id: Option<u32>) -> String {
     let bytes = id.and_then(|id| tokenizer?.token_bytes(id)).unwrap_or_default();
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// `generation_config.json`, and what `config.json` says beside it.
+/// Defaults from `generation_config.json`, completed by `config.json`.
 fn defaults(config: &Config, generation: Option<&[u8]>) -> Result<GenerationDefaults, ModelError> {
     let file = "generation_config.json";
     let json = generation.map_or(Ok(Value::Null), |bytes| json(file, bytes))?;
@@ -295,7 +294,7 @@ fn chat(
 ) -> Result<Option<Result<ChatTemplate, ModelError>>, ModelError> {
     let file = "tokenizer_config.json";
     let json = files.tokenizer_config.as_deref().map_or(Ok(Value::Null), |bytes| json(file, bytes))?;
-    // A token is its text, or an object that holds the text.
+    // A token is either its text or an object with the text.
     let token = |field: &str, id: Option<u32>| match &json[field] {
         Value::String(text) => text.clone(),
         Value::Object(token) => token.get("content").and_then(Value::as_str).unwrap_or_default().into(),

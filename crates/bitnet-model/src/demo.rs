@@ -3,10 +3,10 @@ use bitnet_tensor::SharedBytes;
 use crate::{Checkpoint, ModelError, ModelFiles};
 
 impl Checkpoint {
-    /// The small trained model that every program with this crate carries; `tools/train-demo` makes it.
+    /// Opens the small trained model that is built into this crate; `tools/train-demo` produces it.
     ///
     /// # Errors
-    /// If its files are damaged, which a test rules out.
+    /// Never in practice: a test checks the built-in files.
     pub fn demo() -> Result<Checkpoint, ModelError> {
         let part = |bytes: &'static [u8]| Some(SharedBytes::new(bytes));
         let files = ModelFiles {

@@ -1,4 +1,4 @@
-//! What a model is, for people and programs.
+//! Describes a model, for people and programs.
 
 use serde::Serialize;
 use sha2::{Digest, Sha256};
@@ -9,7 +9,7 @@ use crate::{
     Activation, Checkpoint, GenerationDefaults, ModelError, ModelSpec, Multipliers, RopeScaling, TensorKind,
 };
 
-/// Weights to which a hash of scales gives one scale: the narrowest groups that files have.
+/// Number of weights for each scale in the hash of scales: the narrowest groups of any file.
 const HASHED_GROUP: usize = GroupedTensor::NARROW;
 
 /// A description of a model that can be printed or written as JSON.
@@ -19,28 +19,28 @@ pub struct Inspection {
     pub name: String,
     /// `gguf`, `safetensors` or `synthetic`.
     pub format: &'static str,
-    /// Architecture as the file names it.
+    /// Architecture as named in the file.
     pub architecture: String,
-    /// Number of all weights.
+    /// Total number of weights.
     pub parameters: u64,
     /// Number of weights that are -1, 0 or 1 times a scale.
     pub ternary_weights: u64,
-    /// SHA-256 of trits and scales of all ternary tensors, the same for every form of one model, unless a form rounds scales.
+    /// SHA-256 of the trits and scales of all ternary tensors; equal for all forms of a model that do not round scales.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weights_sha256: Option<String>,
-    /// How the ternary tensors are stored, each way once.
+    /// Stored forms of the ternary tensors, without duplicates.
     pub quantization: Vec<String>,
-    /// Sizes and switches.
+    /// The model's sizes and switches.
     pub sizes: Sizes,
-    /// The vocabulary, if there is one.
+    /// The vocabulary, if the model has one.
     pub tokenizer: Option<TokenizerInfo>,
-    /// The chat template's Jinja text, if there is one.
+    /// The chat template's Jinja text, if the model has one.
     pub chat_template: Option<String>,
-    /// What the model asks of those who generate with it.
+    /// The model's defaults for generation.
     pub generation: GenerationDefaults,
-    /// What a user should know.
+    /// Warnings for the user, one line each.
     pub warnings: Vec<String>,
-    /// All tensors, by Hugging Face name.
+    /// All tensors, in the order of a forward pass.
     pub tensors: Vec<TensorInfo>,
 }
 
@@ -57,11 +57,11 @@ pub struct Sizes {
     pub heads: usize,
     /// Key and value heads.
     pub kv_heads: usize,
-    /// Width of one head.
+    /// Width of a head.
     pub head_dim: usize,
     /// Rows of the embedding.
     pub vocab: usize,
-    /// Longest sequence in tokens.
+    /// Maximum length of a sequence, in tokens.
     pub context: usize,
     /// Epsilon of the RMSNorms.
     pub rms_eps: f32,
@@ -71,15 +71,15 @@ pub struct Sizes {
     pub rope_scaling: Option<String>,
     /// `relu2` or `silu`.
     pub activation: &'static str,
-    /// Whether attention output and gated activation are normed before they are projected.
+    /// Whether the attention output and the gated activation are normed before their projection.
     pub sub_norms: bool,
-    /// Whether every projection has a norm of its own.
+    /// Whether every projection has its own norm.
     pub linear_norms: bool,
-    /// Whether query and key heads are normed before they are turned.
+    /// Whether query and key heads are normed before rope.
     pub head_norms: bool,
-    /// Whether every group of weights has a scale of its own.
+    /// Whether every group of weights has its own scale.
     pub group_scales: bool,
-    /// What multiplies embeddings, what multiplies each layer's branches, and what divides logits, if the model has such.
+    /// Multiplier of embeddings, multiplier of each layer's branches, and divisor of logits, unless all are 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub multipliers: Option<[f32; 3]>,
     /// Whether the embedding is the output head.
@@ -91,37 +91,37 @@ pub struct Sizes {
 pub struct TokenizerInfo {
     /// One more than the largest id.
     pub tokens: usize,
-    /// Ids that are put before a text.
+    /// Ids that encoding puts before a text.
     pub prefix: Vec<u32>,
 }
 
-/// One tensor.
+/// A tensor of the model.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct TensorInfo {
     /// Hugging Face name.
     pub name: String,
     /// Name in the file.
     pub stored_name: String,
-    /// `[out][in]`, or `[width]`.
+    /// `[out][in]` for a matrix, `[width]` for a norm.
     pub shape: Vec<usize>,
-    /// How it is stored.
+    /// The stored form.
     pub r#type: String,
-    /// What it is to the model.
+    /// Its role in the model.
     pub kind: TensorKind,
     /// SHA-256 of the trits as i8, row-major `[out][in]`, rows in Hugging Face order.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trits_sha256: Option<String>,
-    /// What multiplies a trit, if it is the same for the whole tensor.
+    /// The scale of the trits, if the whole tensor has one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub scale: Option<f32>,
-    /// SHA-256 of the scales of a tensor that has one for every group: as f16, one for every 64 columns of a row, 0 where all
-    /// of these weights are zero.
+    /// SHA-256 of the scales of a tensor with group scales: as f16, one for every 64 columns of a row, 0 where all
+    /// those weights are zero.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub scales_sha256: Option<String>,
 }
 
-/// Describes a model. `hash` reads all ternary weights, so that the same model in two formats can be compared;
-/// `progress` is told how many of how many tensors are done.
+/// Describes a model. `hash` reads all ternary weights, so that the same model in two formats can be compared.
+/// `progress` receives the number of tensors done and the total.
 ///
 /// # Errors
 /// If a ternary tensor cannot be read.
@@ -178,7 +178,7 @@ pub fn inspect(
     })
 }
 
-/// Fills in the hashes of a ternary tensor, and adds them to that of all.
+/// Fills in the hashes of a ternary tensor and adds them to the hash of the model.
 fn hash_tensor(checkpoint: &Checkpoint, info: &mut TensorInfo, all: &mut Sha256) -> Result<(), ModelError> {
     let (trits, scales) = match info.kind {
         TensorKind::Grouped => {
@@ -189,7 +189,7 @@ fn hash_tensor(checkpoint: &Checkpoint, info: &mut TensorInfo, all: &mut Sha256)
         }
         _ => {
             let tensor = checkpoint.tensors.ternary(&info.name)?;
-            // A tensor of a file has one scale; ranges of scales are made when tensors are stacked.
+            // A tensor in a file has one scale; only stacked tensors have several.
             let scale = tensor.scales()[0].scale;
             info.scale = Some(scale);
             (trits_sha256(&tensor), scale.to_le_bytes().into())
@@ -244,7 +244,7 @@ pub fn trits_sha256(tensor: &TernaryTensor) -> String {
     codes_sha256(tensor.rows(), tensor.cols(), |row| tensor.row_codes(row))
 }
 
-/// SHA-256 of the weights that canonical codes stand for, as i8.
+/// SHA-256, in hexadecimal, of the weights behind canonical codes, as i8.
 fn codes_sha256<'a>(rows: usize, cols: usize, codes: impl Fn(usize) -> &'a [u8]) -> String {
     let mut sha = Sha256::new();
     let mut row = Vec::with_capacity(cols + 3);
@@ -258,8 +258,8 @@ fn codes_sha256<'a>(rows: usize, cols: usize, codes: impl Fn(usize) -> &'a [u8])
     hexadecimal(sha)
 }
 
-/// SHA-256 of the scales of a tensor, in a form that does not tell groups of 128 from groups of 64 that are equal in pairs,
-/// nor what scale a group of zeros has.
+/// SHA-256 of the scales of a tensor. Groups of 128 and groups of 64 that are equal in pairs give the same hash, and
+/// the scale of a group of zeros does not matter.
 fn scales_sha256(tensor: &GroupedTensor) -> String {
     let mut sha = Sha256::new();
     let mut values = Vec::with_capacity(tensor.cols());

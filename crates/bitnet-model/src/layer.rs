@@ -9,7 +9,7 @@ use crate::{
 pub(crate) struct Layer<B: Backend> {
     /// Queries, keys and values of the normed residual.
     qkv: Projection<B>,
-    /// Of query heads and of key heads, if the model has them.
+    /// Norms of query heads and of key heads, if the model has them.
     head_norms: Option<[Norm<B::Gain>; 2]>,
     /// From all query heads back to the residual.
     pub(crate) output: Projection<B>,
@@ -21,8 +21,8 @@ pub(crate) struct Layer<B: Backend> {
 
 /// Ternary matrices that share an input.
 ///
-/// They are stacked into one, unless each has a norm of its own (`use_rms_norm`), and then each quantises the
-/// input for itself.
+/// They are stacked into one matrix, unless each has its own norm (`use_rms_norm`); then each quantises the input
+/// separately.
 pub(crate) struct Projection<B: Backend> {
     /// Applied to the input before any matrix.
     norm: Option<Norm<B::Gain>>,
@@ -67,7 +67,7 @@ impl<B: Backend> Layer<B> {
         })
     }
 
-    /// `qkv = W x`, its queries and keys normed and turned, its keys and values stored.
+    /// `qkv = W x`; norms and rotates the queries and keys, and stores the keys and values.
     #[expect(clippy::too_many_arguments, reason = "the arguments of three operations")]
     pub(crate) fn rope_store(
         &self,
@@ -116,7 +116,7 @@ impl<B: Backend> Projection<B> {
         Ok(Projection { norm, matrices })
     }
 
-    /// `gate_up = W x`, gated and quantised for `down`.
+    /// `gate_up = W x`; gates it and quantises the result for `down`.
     #[expect(clippy::too_many_arguments, reason = "the arguments of three operations")]
     pub(crate) fn gate_quantize(
         &self,
@@ -138,7 +138,7 @@ impl<B: Backend> Projection<B> {
         b.gate_quantize(n, gate_up, gate, down.norms(), out)
     }
 
-    /// `out = W x`: each matrix into its columns.
+    /// `out = W x`; each matrix writes its own columns.
     fn apply(
         &self,
         b: &mut B,
@@ -154,7 +154,7 @@ impl<B: Backend> Projection<B> {
         Ok(())
     }
 
-    /// `out += factor * W x` of the only matrix.
+    /// `out += factor * W x`, for a projection of one matrix.
     pub(crate) fn add(
         &self,
         b: &mut B,
@@ -168,7 +168,7 @@ impl<B: Backend> Projection<B> {
         self.add_quantized(b, n, q, factor, out)
     }
 
-    /// `out += factor * W q` of the only matrix, for an input that was normed and quantised where it was made.
+    /// `out += factor * W q`, for a projection of one matrix whose input is already normed and quantised.
     pub(crate) fn add_quantized(
         &self,
         b: &mut B,
@@ -180,7 +180,7 @@ impl<B: Backend> Projection<B> {
         b.bit_linear(n, q, &self.matrices[0].weights, out, 0, Some(factor))
     }
 
-    /// The norms before the only matrix.
+    /// The norms of a projection of one matrix.
     pub(crate) fn norms(&self) -> Norms<'_, B::Gain> {
         self.matrices[0].norms(&self.norm)
     }

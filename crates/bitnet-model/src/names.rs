@@ -1,4 +1,4 @@
-//! The tensors of a model under their Hugging Face names, and what other tools call them.
+//! The names of a model's tensors: Hugging Face's, and those of other tools.
 
 use crate::{ModelSpec, source::TensorKind};
 
@@ -8,7 +8,7 @@ pub(crate) struct Wanted {
     /// Hugging Face name.
     pub name: String,
     pub kind: TensorKind,
-    /// `[out][in]` of a matrix, `[width]` of a norm.
+    /// `[out][in]` for a matrix, `[width]` for a norm.
     pub shape: Vec<usize>,
 }
 
@@ -31,7 +31,7 @@ const PARTS: [(&str, &str, Option<&str>); 13] = [
 
 /// Projections of a layer that share an input and are stacked into one matrix.
 pub(crate) struct Stack {
-    /// What a file of panels calls it.
+    /// Its name in a file of panels.
     name: &'static str,
     pub parts: &'static [&'static str],
 }
@@ -42,14 +42,14 @@ pub(crate) const OUTPUT: Stack = Stack { name: "attn_output", parts: &["self_att
 pub(crate) const GATE_UP: Stack = Stack { name: "ffn_gate_up", parts: &["mlp.gate_proj", "mlp.up_proj"] };
 pub(crate) const DOWN: Stack = Stack { name: "ffn_down", parts: &["mlp.down_proj"] };
 
-/// What a file of panels calls a ternary embedding, and a ternary head of its own.
+/// Names of a ternary embedding and of a separate ternary head in a file of panels.
 pub(crate) const EMBEDDING_PANELS: &str = "token_embd.panels";
 pub(crate) const HEAD_PANELS: &str = "output.panels";
 
 /// A matrix of a file of panels.
 pub(crate) struct Stacked {
     pub name: String,
-    /// The projections one under another, or a table, by Hugging Face's names, and the rows of each.
+    /// The stacked projections, or a table, from top to bottom: Hugging Face's name and the number of rows.
     pub parts: Vec<(String, usize)>,
     pub rows: usize,
     pub cols: usize,
@@ -85,8 +85,7 @@ const OUTER: [(&str, &str); 3] = [
     ("lm_head.weight", "output.weight"),
 ];
 
-/// All tensors of a model in the order in which a forward pass meets them. Lazy, because the number of layers
-/// comes from a file.
+/// All tensors of a model in the order of a forward pass. Lazy, because the number of layers comes from a file.
 pub(crate) fn wanted(spec: &ModelSpec) -> impl Iterator<Item = Wanted> + '_ {
     let matrix = |name: &str, kind| Wanted { name: name.into(), kind, shape: vec![spec.vocab, spec.hidden] };
     let table = |grouped| if grouped { TensorKind::Grouped } else { TensorKind::Dense };
@@ -98,7 +97,7 @@ pub(crate) fn wanted(spec: &ModelSpec) -> impl Iterator<Item = Wanted> + '_ {
     [first].into_iter().chain(layers).chain([norm]).chain(head)
 }
 
-/// `[out][in]` of a part that is a projection.
+/// `[out][in]` of a part, if it is a projection.
 fn projection(spec: &ModelSpec, part: &str) -> Option<[usize; 2]> {
     let (hidden, q, kv) = (spec.hidden, spec.q_width(), spec.kv_width());
     Some(match part {
@@ -111,20 +110,20 @@ fn projection(spec: &ModelSpec, part: &str) -> Option<[usize; 2]> {
     })
 }
 
-/// The embedding.
+/// Name of the embedding.
 pub(crate) const EMBEDDING: &str = OUTER[0].0;
 
-/// Whether this is the name of the embedding or of an output head of its own.
+/// Whether this is the name of the embedding or of a separate output head.
 pub(crate) fn is_table(name: &str) -> bool {
     [OUTER[0].0, OUTER[2].0].contains(&name)
 }
 
-/// The output head.
+/// Name of the output head.
 pub(crate) fn head(spec: &ModelSpec) -> &'static str {
     if spec.tied_head { OUTER[0].0 } else { OUTER[2].0 }
 }
 
-/// The tensors of one part of a layer: none, a norm, or a projection and the norm before it.
+/// The tensors of one part of a layer: none, a norm, or a projection with the norm before it.
 fn part(spec: &ModelSpec, layer: usize, part: &str) -> impl Iterator<Item = Wanted> + use<> {
     let (hidden, q) = (spec.hidden, spec.q_width());
     let ternary = if spec.grouped.projections { TensorKind::Grouped } else { TensorKind::Ternary };
@@ -146,7 +145,7 @@ fn part(spec: &ModelSpec, layer: usize, part: &str) -> impl Iterator<Item = Want
     wanted.into_iter().flatten()
 }
 
-/// What GGUF calls the tensor with this Hugging Face name; `None` if it has no name for it.
+/// GGUF's name for a Hugging Face name, or `None` if it has none.
 pub(crate) fn gguf(name: &str) -> Option<String> {
     if let Some((_, gguf)) = OUTER.iter().find(|(hf, _)| *hf == name) {
         return Some((*gguf).into());
@@ -157,7 +156,7 @@ pub(crate) fn gguf(name: &str) -> Option<String> {
     Some(format!("blk.{layer}.{gguf}.weight"))
 }
 
-/// What 1bitLLM's modelling code calls the tensor with this Hugging Face name.
+/// The name in 1bitLLM's modelling code for a Hugging Face name.
 pub(crate) fn onebitllm(name: &str) -> String {
     PARTS
         .iter()

@@ -1,9 +1,9 @@
-//! Files that hold weights as the CPU's kernels read them, so that loading packs nothing.
+//! Files in the layout of the CPU kernels, so that loading packs nothing.
 //!
-//! A GGUF file whose ternary matrices are panels, projections stacked as a layer uses them ([`names::stacked`]), and that has
-//! the int8 copy of a dense output head. GGUF has no type for either: they are I8, in lines of 256 bytes (128 where groups of
-//! weights have scales), under names of their own. Everything else is as in other files. Rows are in Hugging Face's order
-//! whatever the architecture.
+//! Such a file is a GGUF file whose ternary matrices are panels, with projections stacked as a layer uses them
+//! ([`names::stacked`]), and that also holds the int8 copy of a dense output head. GGUF has no type for either, so
+//! they are stored as I8, in lines of 256 bytes (128 with group scales), under names of their own. Everything else is
+//! as in other files. Rows are in Hugging Face's order for every architecture.
 
 use std::{collections::HashMap, ops::Range, sync::OnceLock};
 
@@ -21,23 +21,23 @@ use crate::{
     source::{PackedSource, check_shape},
 };
 
-/// Says that a file is of this form, and in which version of its layouts.
+/// Marks a file of this form and gives the version of its layouts.
 pub(crate) const VERSION_KEY: &str = "bitnet.panels.version";
-/// The layouts of [`Panels`] and [`Screen`].
+/// Version of the layouts of [`Panels`] and [`Screen`].
 pub(crate) const VERSION: u32 = 1;
-/// The int8 copy of the output head.
+/// Name of the int8 copy of the output head.
 pub(crate) const SCREEN: &str = "output.int8";
 
-/// What a file of this form holds beside what others do.
+/// The panels and the int8 head of a file of this form.
 #[derive(Debug)]
 pub(crate) struct PanelFile {
     file: String,
     matrices: Vec<Matrix>,
-    /// Where each projection is: which matrix, and which of its rows.
+    /// For each projection, the index of its matrix and its rows in it.
     projections: HashMap<String, (usize, Range<usize>)>,
-    /// All matrices.
+    /// The bytes of all matrices.
     weights: Region,
-    /// Shape and bytes of the head's copy, if the head's shape has one.
+    /// Shape and bytes of the int8 head, if the head's shape allows one.
     screen: Option<([usize; 2], Region)>,
 }
 
@@ -47,20 +47,20 @@ struct Matrix {
     stored_name: String,
     rows: usize,
     cols: usize,
-    /// Columns that share a scale, if groups have scales.
+    /// Number of columns that share a scale, if groups have scales.
     group: Option<usize>,
-    /// Where it lies in the region of all matrices.
+    /// Its place in the region of all matrices.
     bytes: Range<usize>,
 }
 
 /// A stacked matrix and the rows of each projection in it.
 type InStack<'a> = (&'a Matrix, Vec<&'a Range<usize>>);
 
-/// A part of a file that is read all the time.
+/// A part of a file that is read in every step.
 #[derive(Debug)]
 struct Region {
     file: SharedBytes,
-    /// The same bytes where they are read fastest, once somebody asked for them.
+    /// The same bytes, on huge pages where possible; filled on first use.
     resident: OnceLock<SharedBytes>,
 }
 
@@ -76,7 +76,7 @@ impl Region {
 }
 
 impl PanelFile {
-    /// Takes what is of this form out of the tensors of a file; nothing if the file is of another one.
+    /// Takes the panels and the int8 head out of the tensors of a file, or returns `None` if the file has another form.
     pub(crate) fn take(
         gguf: &Gguf,
         spec: &ModelSpec,
@@ -87,7 +87,7 @@ impl PanelFile {
             let cure = format!("this program reads version {VERSION}; convert the original model again");
             return Err(ModelError::unsupported(&gguf.file, VERSION_KEY, version, cure));
         }
-        // Which of the possible shapes a tensor has, and where its bytes lie.
+        // Returns which of the allowed shapes a tensor has, and the range of its bytes.
         let mut take = |name: &str, shapes: &[[usize; 2]]| {
             let missing = || ModelError::MissingTensor { file: gguf.file.clone(), tensor: name.into() };
             let tensor = stored.remove(name).ok_or_else(missing)?;
@@ -128,7 +128,7 @@ impl PanelFile {
         Ok(Some(PanelFile { file: gguf.file.clone(), matrices, projections, weights, screen }))
     }
 
-    /// What the file calls the matrix with this projection.
+    /// The stored name of the matrix that holds this projection.
     pub(crate) fn stored_name(&self, projection: &str) -> Option<&str> {
         let (matrix, _) = self.projections.get(projection)?;
         Some(&self.matrices[*matrix].stored_name)
@@ -171,7 +171,7 @@ impl PanelFile {
         panels.map_err(|e| self.refused(&matrix.stored_name, e))
     }
 
-    /// The matrix of these projections and the rows of each, if it is stacked of them and no others.
+    /// The matrix that stacks exactly these projections, with the rows of each.
     fn stack(&self, names: &[String]) -> Result<Option<InStack<'_>>, ModelError> {
         let parts = names.iter().map(|name| self.find(name)).collect::<Result<Vec<_>, _>>()?;
         let Some(&(matrix, _)) = parts.first() else { return Ok(None) };
@@ -182,7 +182,7 @@ impl PanelFile {
         Ok(whole.then(|| (matrix, parts.into_iter().map(|(_, rows)| rows).collect())))
     }
 
-    /// A projection has one scale, as in every other form.
+    /// Checks that a projection has one scale, as in every other form.
     fn check_scale(&self, matrix: &Matrix, panels: &Panels, rows: &Range<usize>) -> Result<(), ModelError> {
         let scales = &panels.scales()[rows.clone()];
         match scales.iter().all(|scale| scale.to_bits() == scales[0].to_bits()) {
@@ -199,11 +199,11 @@ impl PanelFile {
         match error {
             KernelError::Weights(error) => ModelError::data(&self.file, tensor)(error),
             KernelError::Bound { value } => {
-                let problem = format!("its scales, lengths and errors cannot be {value}");
+                let problem = format!("it holds an invalid scale, length or error bound ({value})");
                 ModelError::tensor(&self.file, tensor, problem, "convert the model again")
             }
             KernelError::NotMerged => {
-                let problem = "its groups of 64 have equal scales in pairs";
+                let problem = "its groups of 64 have scales that are equal in pairs and should be groups of 128";
                 ModelError::tensor(&self.file, tensor, problem, "convert the original model again")
             }
             error => error.into(),
@@ -211,7 +211,7 @@ impl PanelFile {
     }
 }
 
-/// Lines and bytes of the head's copy in a file; a ternary head has none.
+/// Lines and bytes per line of the int8 head in a file; `None` for a ternary head.
 pub(crate) fn screen_shape(spec: &ModelSpec) -> Option<[usize; 2]> {
     Screen::stored_shape(spec.vocab, spec.hidden).filter(|_| !spec.grouped.head)
 }

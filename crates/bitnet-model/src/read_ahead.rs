@@ -1,4 +1,4 @@
-//! Projections are unpacked while those before them become a backend's own layout.
+//! Unpacks projections on another thread while the backend packs earlier ones into its own layout.
 
 use std::{
     sync::{
@@ -12,10 +12,10 @@ use bitnet_tensor::{BitNetTensor, GroupedTensor, TernaryTensor};
 
 use crate::{ModelError, TensorEntry, TensorKind, TensorSource, names};
 
-/// Projections that wait at most: they lie in memory beside what is made of them, as does the one being unpacked.
+/// Maximum number of unpacked projections that wait. They take memory, as does the one being unpacked.
 const WAITING: usize = 1;
 
-/// A projection of either kind.
+/// An unpacked projection of either kind.
 enum Projection {
     Ternary(TernaryTensor),
     Grouped(GroupedTensor),
@@ -23,13 +23,14 @@ enum Projection {
 
 type Unpacked = (String, Result<Projection, ModelError>);
 
-/// A source whose projections another thread unpacks in the order of its entries.
+/// A source whose projections are unpacked by another thread, in the order of its entries.
 struct ReadAhead<'a> {
     source: &'a dyn TensorSource,
     unpacked: Mutex<Receiver<Unpacked>>,
 }
 
-/// Calls `load` with a source that unpacks projections ahead of their use, if a thread for that can be had.
+/// Calls `load` with a source that unpacks projections ahead of use, or with `source` itself if no thread can be
+/// started.
 pub(crate) fn with<T>(source: &dyn TensorSource, load: impl FnOnce(&dyn TensorSource) -> T) -> T {
     // The embedding and the head are not read in the order of the entries.
     let projections = source.entries().iter().filter(|entry| {
@@ -43,7 +44,7 @@ pub(crate) fn with<T>(source: &dyn TensorSource, load: impl FnOnce(&dyn TensorSo
                 TensorKind::Grouped => source.grouped(&name).map(Projection::Grouped),
                 _ => source.ternary(&name).map(Projection::Ternary),
             };
-            // Nobody listens when loading has ended, well or not.
+            // The receiver is gone once loading has ended.
             if send.send((name, tensor)).is_err() {
                 return;
             }
@@ -56,7 +57,7 @@ pub(crate) fn with<T>(source: &dyn TensorSource, load: impl FnOnce(&dyn TensorSo
 }
 
 impl ReadAhead<'_> {
-    /// The next projection, if it is the one asked for; nothing if all have been given, or somebody asks in another order.
+    /// The next projection, if it is `name`; `None` if all have been taken or the caller reads in another order.
     fn next(&self, name: &str) -> Option<Result<Projection, ModelError>> {
         let unpacked = self.unpacked.lock().unwrap_or_else(PoisonError::into_inner);
         unpacked.recv().ok().filter(|(next, _)| next == name).map(|(_, tensor)| tensor)

@@ -2,15 +2,15 @@ use crate::{ModelSpec, RopeScaling};
 
 /// Cosines and sines of all positions up to `context`, `[context][head_dim / 2]` each.
 ///
-/// Frequencies and angles are rounded to f32 as Hugging Face's `LlamaRotaryEmbedding` rounds them, because at
-/// long distances that rounding is what a model was trained with; the functions themselves are exact to f32.
+/// Frequencies and angles are rounded to f32 as in Hugging Face's `LlamaRotaryEmbedding`, because at long distances the
+/// model was trained with that rounding. Sine and cosine themselves are exact to f32.
 pub(crate) fn tables(spec: &ModelSpec, context: usize) -> (Vec<f32>, Vec<f32>) {
     let (frequencies, amplitude) = (frequencies(spec), amplitude(&spec.rope.scaling));
     let angles = (0..context).flat_map(|p| frequencies.iter().map(move |f| f64::from(p as f32 * f)));
     angles.map(|angle| (angle.cos() as f32 * amplitude, angle.sin() as f32 * amplitude)).unzip()
 }
 
-/// What multiplies cosines and sines.
+/// The factor of cosines and sines.
 fn amplitude(scaling: &RopeScaling) -> f32 {
     match *scaling {
         RopeScaling::Yarn { attention_factor, .. } | RopeScaling::LongRope { attention_factor, .. } => {
@@ -20,22 +20,22 @@ fn amplitude(scaling: &RopeScaling) -> f32 {
     }
 }
 
-/// Turns from which YaRN keeps a frequency, where a model names none.
+/// YaRN keeps frequencies with at least this many turns, if the model sets no value.
 pub(crate) const YARN_BETA_FAST: f32 = 32.0;
-/// Turns up to which YaRN divides a frequency by the whole factor, where a model names none.
+/// YaRN divides frequencies with at most this many turns by the whole factor, if the model sets no value.
 pub(crate) const YARN_BETA_SLOW: f32 = 1.0;
 
-/// The attention factor of YaRN where a model names none (`get_mscale` of the paper's code).
+/// YaRN's attention factor if the model sets none (`get_mscale` in the paper's code).
 pub(crate) fn yarn_attention_factor(factor: f32) -> f32 {
     if factor <= 1.0 { 1.0 } else { (0.1 * f64::from(factor).ln() + 1.0) as f32 }
 }
 
-/// The attention factor of LongRoPE where a model names none, for a context `factor` times the original one.
+/// LongRoPE's attention factor if the model sets none, for a context `factor` times the original one.
 pub(crate) fn long_rope_attention_factor(factor: f64, original_context: f64) -> f32 {
     if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / original_context.ln()).sqrt() as f32 }
 }
 
-/// `theta^(-2i / head_dim)` for `i < head_dim / 2`, stretched as the model asks.
+/// `theta^(-2i / head_dim)` for `i < head_dim / 2`, stretched as the model specifies.
 fn frequencies(spec: &ModelSpec) -> Vec<f32> {
     let power = |i: usize| {
         let exponent = (2 * i) as f32 / spec.head_dim as f32;
@@ -72,8 +72,8 @@ fn frequencies(spec: &ModelSpec) -> Vec<f32> {
     }
 }
 
-/// From 0 at the frequencies that turn `fast` times or more within the original context to 1 at those that turn `slow`
-/// times or less. Source: `_compute_yarn_parameters` in transformers' `modeling_rope_utils.py`.
+/// A ramp from 0 at frequencies with at least `fast` turns within the original context to 1 at those with at most
+/// `slow`. Source: `_compute_yarn_parameters` in transformers' `modeling_rope_utils.py`.
 fn yarn_ramp(spec: &ModelSpec, original_context: f32, fast: f32, slow: f32) -> impl Fn(usize) -> f32 {
     let dim = spec.head_dim as f64;
     let dimension = |turns: f32| {

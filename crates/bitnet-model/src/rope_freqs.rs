@@ -1,8 +1,8 @@
-//! Llama 3's rope scaling as llama.cpp stores it: the tensor `rope_freqs.weight` with one divisor a frequency.
+//! Llama 3's rope scaling as llama.cpp stores it: the tensor `rope_freqs.weight`, with a divisor for each frequency.
 
 use crate::{ModelSpec, RopeScaling};
 
-/// Relative difference up to which stored divisors are those of given parameters; they are stored as f32.
+/// Maximum relative difference between stored f32 divisors and those of matching parameters.
 const TOLERANCE: f32 = 1e-5;
 
 /// The divisors of a model's frequencies, `[head_dim / 2]`; empty if it has no Llama 3 scaling.
@@ -31,8 +31,8 @@ pub(crate) fn divisors(spec: &ModelSpec) -> Vec<f32> {
     (0..half).map(divisor).collect()
 }
 
-/// The parameters that give these divisors: Llama 3's own frequency factors of 1 and 4, the largest divisor, and
-/// the context length among the powers of two that reproduces them all. `None` if there is none.
+/// The parameters that give these divisors: Llama 3's frequency factors of 1 and 4, the largest divisor as the
+/// factor, and the power of two as original context that reproduces all divisors. `None` if there is none.
 pub(crate) fn scaling(divisors: &[f32], spec: &ModelSpec) -> Option<RopeScaling> {
     if divisors.len() != spec.head_dim / 2 || !divisors.iter().all(|d| d.is_finite() && *d >= 1.0) {
         return None;

@@ -1,4 +1,4 @@
-//! Tensors by Hugging Face name, wherever and however they are stored.
+//! Tensors by Hugging Face name, whatever file and form they are stored in.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -22,128 +22,127 @@ use crate::{
     ternarize,
 };
 
-/// What a tensor is to the model.
+/// The role of a tensor in the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TensorKind {
-    /// A matrix of trits with one scale: a projection.
+    /// A matrix of trits with one scale; a projection.
     Ternary,
-    /// A matrix of 2-bit weights with a scale for every group of them: a projection, the embedding or the output head.
+    /// A matrix of 2-bit weights with a scale for every group; a projection, the embedding or the output head.
     Grouped,
-    /// A float matrix: the embedding or the output head.
+    /// A float matrix; the embedding or the output head.
     Dense,
     /// The gain of an RMSNorm.
     Norm,
 }
 
-/// A tensor that a source can give.
+/// A tensor of a [`TensorSource`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct TensorEntry {
     /// Hugging Face name.
     pub name: String,
     /// Name in the file.
     pub stored_name: String,
-    /// `[out][in]` of a matrix, `[width]` of a norm; not the shape of packed bytes.
+    /// `[out][in]` for a matrix, `[width]` for a norm; never the shape of packed bytes.
     pub shape: Vec<usize>,
-    /// How it is stored: `packed u8`, `i2_s`, `bf16`, ...
+    /// The stored form: `packed u8`, `i2_s`, `bf16`, ...
     pub stored: String,
-    /// What it is to the model.
+    /// Its role in the model.
     pub kind: TensorKind,
 }
 
 /// The tensors of a model, by Hugging Face name.
 pub trait TensorSource: Send + Sync {
-    /// All tensors of the model, in the order in which a forward pass meets them.
+    /// All tensors of the model, in the order of a forward pass.
     fn entries(&self) -> &[TensorEntry];
 
-    /// A projection: rows in Hugging Face order, `w = scale * trit` whatever the file's own convention is.
+    /// A projection with one scale: rows in Hugging Face order, `w = scale * trit` whatever the file's convention.
     ///
     /// # Errors
-    /// If there is no such projection, or its bytes are not what its type allows.
+    /// If there is no such projection, or its bytes are invalid for its type.
     fn ternary(&self, name: &str) -> Result<TernaryTensor, ModelError>;
 
     /// A matrix with a scale for every group of weights: rows in Hugging Face order.
     ///
     /// # Errors
-    /// If there is no such matrix, or its bytes are not what its type allows.
+    /// If there is no such matrix, or its bytes are invalid for its type.
     fn grouped(&self, name: &str) -> Result<GroupedTensor, ModelError> {
         Err(ModelError::MissingTensor { file: "model".into(), tensor: one_line(name) })
     }
 
-    /// What reading the tensors so far has shown that a user should know, a line each.
+    /// Warnings for the user from the tensors read so far, one line each.
     fn warnings(&self) -> Vec<String> {
         Vec::new()
     }
 
-    /// The embedding, the output head, or the gain of a norm: of a float type, and not copied where the file is
-    /// mapped.
+    /// A float tensor: the embedding, the output head or the gain of a norm. Not copied if the file is mapped.
     ///
     /// # Errors
     /// If there is no such tensor, or it is not dense.
     fn dense(&self, name: &str) -> Result<BitNetTensor, ModelError>;
 
-    /// The weights as the CPU's kernels read them, if they are stored so.
+    /// The weights in the layout of the CPU kernels, if they are stored in it.
     fn packed(&self) -> Option<&dyn PackedSource> {
         None
     }
 }
 
-/// Weights that lie in a file as the CPU's kernels read them.
+/// Weights stored in the layout of the CPU kernels.
 pub trait PackedSource {
-    /// The matrix of these projections, one under another; nothing if the file stacks others.
+    /// The matrix that stacks exactly these projections, or `None` if the file stacks them differently.
     ///
     /// # Errors
-    /// If there is no such projection, or its bytes are no panels.
+    /// If there is no such projection, or its bytes are not valid panels.
     fn panels(&self, names: &[String]) -> Result<Option<Panels>, ModelError>;
 
-    /// As [`PackedSource::panels`] for matrices with group scales: projections, the embedding or the output head.
+    /// As [`PackedSource::panels`], for matrices with group scales: projections, the embedding or the output head.
     ///
     /// # Errors
-    /// If there is no such matrix, or its bytes are no panels.
+    /// If there is no such matrix, or its bytes are not valid panels.
     fn grouped_panels(&self, names: &[String]) -> Result<Option<GroupedPanels>, ModelError>;
 
-    /// The int8 copy of the output head, if it has one.
+    /// The int8 copy of the output head, if the file has one.
     ///
     /// # Errors
-    /// If its bytes are no such copy.
+    /// If its bytes are not a valid copy.
     fn screen(&self) -> Result<Option<Screen>, ModelError>;
 }
 
-/// How the bytes of a tensor become values.
+/// How the bytes of a tensor are decoded.
 #[derive(Debug)]
 enum Encoding {
-    /// Floats, as they are.
+    /// Floats, used as they are.
     Dense(DType),
-    /// Floats that are quantised when read.
+    /// Master weights: floats that are quantised when read.
     Master(DType),
     /// Floats that must be ternary already.
     Exact(DType),
-    /// Hugging Face's packed bytes with this scale.
+    /// Hugging Face's packed bytes, with this scale.
     Packed(f32),
     I2S,
     Tq1_0,
     Tq2_0,
-    /// Blocks of a ggml type, each with its scale.
+    /// Blocks of a ggml type, each with its own scale.
     Blocks(GgmlType),
-    /// MLX's 2 bits, with what the tensors beside them hold.
+    /// MLX's 2 bits, with the contents of the scales and biases tensors.
     Mlx {
         scales: SharedBytes,
         biases: SharedBytes,
     },
-    /// Floats that are ternary with a scale for every group, which are recovered.
+    /// Floats that are ternary with a scale for every group; codes and scales are recovered from them.
     Unpacked(DType),
     /// Rows of a matrix of panels.
     Panels,
 }
 
-/// Where a tensor lies and how it is read.
+/// A tensor's bytes and how to read them.
 #[derive(Debug)]
 struct Part {
     bytes: SharedBytes,
     encoding: Encoding,
-    /// Multiplies the scale that the encoding gives.
+    /// Multiplies the encoding's own scale.
     factor: f32,
-    /// Heads whose rows are stored for interleaved rope.
+    /// Number of heads, if their rows are stored for interleaved rope.
     interleaved_heads: Option<usize>,
 }
 
@@ -154,7 +153,7 @@ pub(crate) struct FileSource {
     entries: Vec<TensorEntry>,
     parts: HashMap<String, Part>,
     panels: Option<PanelFile>,
-    /// Weights off their group's grid, by tensor, as far as tensors have been read.
+    /// Number of weights off their group's grid, by stored name, for the tensors read so far.
     off_grid: Mutex<BTreeMap<String, usize>>,
 }
 
@@ -243,7 +242,7 @@ impl TensorSource for FileSource {
         let told = || {
             format!(
                 "{weights} weights in {tensors} tensors are not -s, 0 or s of their group and were rounded \
-                 ({}): the model's GGUF file has them as they were meant",
+                 ({}): the model's GGUF file has the exact values",
                 self.file
             )
         };
@@ -262,11 +261,11 @@ impl TensorSource for FileSource {
     }
 }
 
-/// What helps against a matrix with group scales that cannot be read.
+/// The cure for a matrix with group scales that cannot be read.
 const GROUPED_CURE: &str = "use the model's GGUF file in PQ2_0, PTQ1_0 or Q2_0";
 
-/// Where interleaved rope keeps the row that Hugging Face has at `row`: of a head of `head_dim` rows, dimension
-/// `i` of half `h` lies at `2 i + h` (`permute` in llama.cpp's `convert_hf_to_gguf.py`).
+/// The stored position, under interleaved rope, of Hugging Face's `row`: in a head of `head_dim` rows, dimension `i` of
+/// half `h` is at `2 i + h` (`permute` in llama.cpp's `convert_hf_to_gguf.py`).
 fn interleaved_row(row: usize, head_dim: usize) -> usize {
     let (head, within, half) = (row / head_dim, row % head_dim, head_dim / 2);
     head * head_dim + 2 * (within % half) + within / half
@@ -288,7 +287,7 @@ impl FileSource {
         ModelError::tensor(&self.file, &entry.stored_name, problem, "ask for it by its kind")
     }
 
-    /// The median of the scales that are known without reading a tensor; `None` if there are none.
+    /// The median of the scales that are known without reading a tensor, or `None` if none are.
     pub(crate) fn median_scale(&self) -> Option<f32> {
         let scale = |part: &Part| match part.encoding {
             Encoding::Packed(scale) => Some(scale * part.factor),
@@ -314,7 +313,7 @@ impl FileSource {
         FileSource { file: file.into(), entries, parts, panels, off_grid }
     }
 
-    /// The tensors of safetensors files; names that the model has no use for come back beside them.
+    /// The tensors of safetensors files, and the names that the model does not use.
     pub(crate) fn safetensors(
         name: &str,
         config: &mut Config,
@@ -355,7 +354,7 @@ impl FileSource {
         Ok((source, unused))
     }
 
-    /// The tensors of a GGUF file; names that the model has no use for come back beside them.
+    /// The tensors of a GGUF file, and the names that the model does not use.
     pub(crate) fn gguf(
         gguf: &Gguf,
         spec: &ModelSpec,
@@ -396,7 +395,7 @@ impl FileSource {
     }
 }
 
-/// How a tensor of a GGUF file becomes what the model wants of it.
+/// How to read a tensor of a GGUF file for the role it has in the model.
 fn gguf_encoding(
     file: &str,
     tensor: &Descriptor,
@@ -419,7 +418,7 @@ fn gguf_encoding(
         (_, GgmlType::Stq1_0) => {
             let problem = "type 42 is STQ1_0 (Sherry) by its size, which cannot be read";
             let cure =
-                "42 bytes hold 256 weights at 1.25 bits there; use a file of the model in another type";
+                "it holds 256 weights in 42 bytes; use a file of the model in another type";
             return Err(ModelError::tensor(file, name, problem, cure));
         }
         (TensorKind::Grouped, GgmlType::Tq1_0 | GgmlType::Tq2_0) => Encoding::Blocks(kind),
@@ -445,7 +444,7 @@ fn gguf_encoding(
     Ok((kind, encoding))
 }
 
-/// The scale that llama.cpp's graphs of BitNet models multiply a weight by, if there is one beside it.
+/// The separate scale tensor by which llama.cpp's BitNet graphs multiply a weight; 1 if there is none.
 fn scale_beside(
     file: &str,
     weight: &str,
@@ -462,7 +461,7 @@ fn scale_beside(
     }
 }
 
-/// The type of a tensor of plain floats.
+/// The type of a tensor, which must hold plain floats.
 fn plain_floats(tensor: &Stored) -> Result<DType, ModelError> {
     let dtype = tensor.dtype.filter(|t| matches!(t, DType::F32 | DType::F16 | DType::BF16));
     dtype.ok_or_else(|| {
@@ -472,8 +471,8 @@ fn plain_floats(tensor: &Stored) -> Result<DType, ModelError> {
     })
 }
 
-/// Finds out whether embedding and head of a family with group scales have them too: MLX's do, and floats do if a sample of
-/// them is ternary. A matrix that is taken for ternary and is not is refused when it is read.
+/// Detects whether the embedding and the head of a family with group scales have group scales too: MLX's do, and
+/// floats do if a sample of them is ternary. A matrix that only looks ternary is refused when it is read.
 fn find_grouped_tables(spec: &mut ModelSpec, stored: &HashMap<String, Stored>) -> Result<(), ModelError> {
     if !spec.grouped.projections {
         return Ok(());
@@ -493,7 +492,7 @@ fn find_grouped_tables(spec: &mut ModelSpec, stored: &HashMap<String, Stored>) -
     Ok(())
 }
 
-/// MLX's 2 bits: sixteen codes in 32 bits, with scales and biases beside them.
+/// MLX's 2 bits: sixteen codes in 32 bits, with scales and biases in separate tensors.
 fn mlx(
     tensor: &Stored,
     shape: &[usize],
@@ -546,7 +545,7 @@ fn first_f32(bytes: &[u8]) -> f32 {
     bytes.first_chunk().map_or(f32::NAN, |b| f32::from_le_bytes(*b))
 }
 
-/// What multiplies the trits of a packed tensor.
+/// The factor of the trits of a packed tensor.
 fn packed_scale(tensor: &Stored, scale: Option<&Stored>, multiplies: bool) -> Result<f32, ModelError> {
     let name = format!("{}_scale", tensor.name);
     let Some(scale) = scale else {
@@ -574,7 +573,7 @@ fn packed_scale(tensor: &Stored, scale: Option<&Stored>, multiplies: bool) -> Re
     Ok(if multiplies { value } else { 1.0 / value })
 }
 
-/// Sorts out tensors that no part of the model asked for. A bias would change every result, so it is an error.
+/// Lists the tensors that the model does not use. A bias would change every result, so it is an error.
 fn unused(names: impl Iterator<Item = (String, String)>) -> Result<Vec<String>, ModelError> {
     let mut unused = Vec::new();
     for (file, name) in names {
@@ -586,7 +585,7 @@ fn unused(names: impl Iterator<Item = (String, String)>) -> Result<Vec<String>, 
                 "use a model without biases",
             ));
         }
-        // Tables that the description has read or that follow from it, and the copy that a tied head is.
+        // Tables that are read elsewhere or follow from the metadata, and the duplicate of a tied head.
         let known =
             ["rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight", "lm_head.weight"]
                 .contains(&name.as_str());

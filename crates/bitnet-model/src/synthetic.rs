@@ -1,4 +1,5 @@
-//! Random models of given shapes, made in memory from a fixed seed: for benchmarks and tests, no tokenizer.
+//! Random models of given shapes, generated in memory from fixed seeds, for benchmarks and tests. They have no
+//! tokenizer.
 
 use bitnet_tensor::{BitNetTensor, DType, GroupedTensor, SharedBytes, TernaryTensor};
 use half::f16;
@@ -9,7 +10,7 @@ use crate::{
     names::{self, Wanted},
 };
 
-/// Name, layers, hidden, ffn, heads, kv heads, vocabulary of models of the `bitnet` family.
+/// Models of the `bitnet` family: name, layers, hidden, ffn, heads, kv heads, vocabulary.
 const BITNET: [(&str, [usize; 6]); 4] = [
     ("tiny", [2, 256, 768, 4, 2, 512]),
     ("125m", [12, 768, 2048, 12, 4, 32768]),
@@ -18,8 +19,8 @@ const BITNET: [(&str, [usize; 6]); 4] = [
     ("2b4t", [30, 2560, 6912, 20, 5, 128_256]),
 ];
 
-/// Name, layers, hidden, ffn, heads, kv heads, head width, vocabulary of models of the `qwen3` family, and whether their head is
-/// the embedding: the shapes of Ternary Bonsai, and a small one.
+/// Models of the `qwen3` family, in the shapes of Ternary Bonsai and a small one: name, layers, hidden, ffn, heads,
+/// kv heads, head width, vocabulary, and whether the head is tied.
 const QWEN3: [(&str, [usize; 7], bool); 4] = [
     ("bonsai-tiny", [2, 256, 768, 4, 2, 96, 512], true),
     ("bonsai-1.7b", [28, 2048, 6144, 16, 8, 128, 151_936], true),
@@ -35,7 +36,7 @@ pub struct Synthetic {
 }
 
 impl Synthetic {
-    /// The model called `name`, without the `synthetic:` in front.
+    /// The model called `name`, without the prefix `synthetic:`.
     ///
     /// # Errors
     /// If there is no such name; the message lists them.
@@ -64,7 +65,7 @@ impl Synthetic {
         Synthetic { spec, entries }
     }
 
-    /// Sizes and switches.
+    /// The model's sizes and switches.
     pub fn spec(&self) -> &ModelSpec {
         &self.spec
     }
@@ -91,7 +92,7 @@ fn bitnet([layers, hidden, ffn, heads, kv_heads, vocab]: [usize; 6]) -> ModelSpe
         kv_heads,
         head_dim: hidden / heads,
         vocab,
-        // Longer than the models of these shapes have: random weights know no positions.
+        // Longer than the real models' context; random weights do not care.
         context: 8192,
         rms_eps: 1e-5,
         rope: Rope { theta: 500_000.0, scaling: RopeScaling::None },
@@ -122,16 +123,16 @@ fn qwen3([layers, hidden, ffn, heads, kv_heads, head_dim, vocab]: [usize; 7], ti
     }
 }
 
-/// Codes of four random trits each.
+/// Random canonical codes, four trits to a byte.
 fn random_codes(random: &mut Random, rows: usize, cols: usize) -> Vec<u8> {
-    // One random byte makes four trits: 256 values onto 81 combinations.
+    // Each random byte selects four trits: 256 values map to 81 combinations.
     let four: [u8; 256] = std::array::from_fn(|i| {
         (0..4u32).fold(0, |byte, t| byte | ((i / 3usize.pow(t) % 3) as u8) << (2 * t))
     });
     random.bytes(rows * TernaryTensor::row_bytes(cols), |r| four[usize::from(r)])
 }
 
-/// A scale with which outputs keep about the size of the inputs.
+/// A scale that keeps outputs at about the size of the inputs.
 fn usual_scale(cols: usize) -> f32 {
     (1.5 / cols as f32).sqrt()
 }
@@ -176,7 +177,7 @@ impl TensorSource for Synthetic {
         let (rows, cols) = (entry.shape[0], entry.shape[1]);
         let codes = random_codes(&mut random, rows, cols);
         let group = GroupedTensor::WIDE;
-        // Embeddings of that size would be lost beside the outputs of the layers.
+        // Embeddings of the usual size would be negligible beside the outputs of the layers.
         let usual = if names::is_table(name) { 0.05 } else { usual_scale(cols) };
         let scale = |r: u8| f16::from_f32(usual * (0.75 + f32::from(r) / 512.0));
         let scales = random.bytes(rows * GroupedTensor::groups(cols, group), |r| r);

@@ -1,18 +1,18 @@
-//! Float weights that become trits when they are read.
+//! Converts float weights to trits when they are read.
 
 use bitnet_tensor::{BitNetTensor, TensorError, TernaryTensor};
 use half::f16;
 
 use crate::packing::grouped::{GROUPS, Parts};
 
-/// The smallest mean that is divided by.
+/// Lower bound of the mean magnitude, to avoid dividing by zero.
 const MIN_MEAN: f32 = 1e-5;
 
-/// Quantises master weights as training did: `s = mean |w|`, `t = clamp(round_half_even(w / s), -1, 1)`, one `s` a
-/// tensor.
+/// Quantises master weights as training did: `s = mean |w|`, `t = clamp(round_half_even(w / s), -1, 1)`, with one `s`
+/// for the tensor.
 ///
-/// Source: `WeightQuant` in transformers' `integrations/bitnet.py`, and 1bitLLM's `weight_quant`: both multiply
-/// by the f32 reciprocal and divide by it again, which is repeated here.
+/// Source: `WeightQuant` in transformers' `integrations/bitnet.py`, and 1bitLLM's `weight_quant`. Both multiply by the
+/// f32 reciprocal and divide by it again, so this does too.
 pub(crate) fn masters(weights: &BitNetTensor) -> Result<TernaryTensor, TensorError> {
     let mut row = vec![0.0; weights.cols()];
     let mut sum = 0.0;
@@ -25,7 +25,7 @@ pub(crate) fn masters(weights: &BitNetTensor) -> Result<TernaryTensor, TensorErr
         return Err(TensorError::Scale { scale: mean });
     }
     let reciprocal = 1.0 / mean.max(MIN_MEAN);
-    // Rounding half to even sends 0.5 to 0, so a trit is not zero exactly when the product exceeds one half.
+    // Rounding half to even sends 0.5 to 0, so a trit is nonzero exactly when the product exceeds one half.
     let code = |w: f32| {
         let x = w * reciprocal;
         1 + u8::from(x > 0.5) - u8::from(x < -0.5)
@@ -33,7 +33,7 @@ pub(crate) fn masters(weights: &BitNetTensor) -> Result<TernaryTensor, TensorErr
     encode(weights, 1.0 / reciprocal, code)
 }
 
-/// Reads weights that already are ternary: every value is `-s`, `0` or `s`. `Err(None)` if they are not.
+/// Reads weights that are already ternary: every value is `-s`, `0` or `s`. `Err(None)` if they are not.
 pub(crate) fn exact(weights: &BitNetTensor) -> Result<TernaryTensor, Option<TensorError>> {
     let mut row = vec![0.0f32; weights.cols()];
     let mut scale = 0.0f32;
@@ -52,14 +52,14 @@ pub(crate) fn exact(weights: &BitNetTensor) -> Result<TernaryTensor, Option<Tens
     encode(weights, scale, code).map_err(Some)
 }
 
-/// Of so many weights one may be off its group's grid.
+/// One weight in this many may be off its group's grid.
 const OFF_GRID: usize = 10_000;
 
-/// Reads weights that already are ternary with a scale for every group: every value is `-s`, `0` or `s` of its group. A
-/// scale for every 128 also holds what has one for every block of 256, or one a tensor.
+/// Reads weights that are already ternary with a scale for every group: every value is `-s`, `0` or `s` of its group. A
+/// scale for every 128 weights also covers models with a scale for every 256 or for the whole tensor.
 ///
-/// Published files have a few weights that lie elsewhere. Up to one in [`OFF_GRID`] takes the nearest value; how many is the
-/// second result.
+/// Published files have a few weights that are off this grid. Up to one in [`OFF_GRID`] is rounded to the nearest
+/// value; the second result is their number.
 pub(crate) fn recover(weights: &BitNetTensor) -> Result<(Parts, usize), String> {
     let count = weights.rows() * weights.cols();
     let mut fewest = usize::MAX;
@@ -72,7 +72,7 @@ pub(crate) fn recover(weights: &BitNetTensor) -> Result<(Parts, usize), String> 
     }
     let percent = fewest as f64 / count as f64 * 100.0;
     Err(format!(
-        "{fewest} of its {count} weights ({percent:.3} %) are not -s, 0 or s for a 16-bit s of their group: it is not ternary"
+        "{fewest} of its {count} weights ({percent:.3} %) are not -s, 0 or s for a 16-bit scale s of their group: it is not ternary"
     ))
 }
 
@@ -81,13 +81,13 @@ pub(crate) fn looks_ternary(weights: &BitNetTensor) -> bool {
     const ROWS: usize = 64;
     let rows = (0..weights.rows()).step_by((weights.rows() / ROWS).max(1)).take(ROWS);
     let sampled = rows.clone().count() * weights.cols();
-    // A hundredth: a matrix that is ternary but for some weights is judged where all of it is read.
+    // Allow one in a hundred here: `recover` judges the whole matrix when it is read.
     GROUPS.into_iter().any(|group| {
         by_groups(weights, rows.clone(), group).is_ok_and(|(_, off_grid)| off_grid * 100 <= sampled)
     })
 }
 
-/// Codes and scales of some rows, and how many weights are off their group's grid.
+/// Codes and scales of some rows, and the number of weights off their group's grid.
 fn by_groups(
     weights: &BitNetTensor,
     rows: impl Iterator<Item = usize>,
@@ -117,7 +117,7 @@ fn by_groups(
     Ok((parts, off_grid))
 }
 
-/// The magnitude of most weights that are not zero, of two equally common ones the larger; zero if all are.
+/// The most common magnitude of nonzero weights, the larger one in a tie; zero if all weights are zero.
 fn usual_magnitude(values: &[f32]) -> f32 {
     let largest = values.iter().fold(0.0f32, |m, w| m.max(w.abs()));
     if values.iter().all(|w| *w == 0.0 || w.abs() == largest) {

@@ -13,19 +13,19 @@ use crate::{
     read_ahead, rope,
 };
 
-/// The forward pass of all families: a Llama-shaped decoder with ternary projections, with or without norms
-/// before the output projections, on any backend.
+/// The forward pass of all families on any backend: a Llama-shaped decoder with ternary projections, with or without
+/// norms before the output projections.
 pub struct Transformer<B: Backend> {
     backend: B,
     spec: ModelSpec,
     limits: Limits,
     embedding: B::Table,
-    /// The output head, unless it is the embedding.
+    /// The output head, or `None` if it is the embedding.
     head: Option<B::Table>,
     layers: Vec<Layer<B>>,
     norm: Norm<B::Gain>,
     rope: B::Rope,
-    /// One a layer.
+    /// One for each layer.
     kv: Vec<B::Kv>,
     buffers: Buffers<B>,
 }
@@ -51,11 +51,11 @@ struct Buffers<B: Backend> {
 }
 
 impl<B: Backend> Transformer<B> {
-    /// Reads all weights of a model into the layout of `backend`, unless they are stored in it, and takes the memory for
-    /// steps up to `limits`. `progress` is told how many of how many layers are done.
+    /// Reads all weights into the layout of `backend`, unless they are stored in it, and allocates memory for steps
+    /// up to `limits`. `progress` receives the number of layers done and the total.
     ///
     /// # Errors
-    /// If a tensor is missing or damaged, or the backend has not the memory.
+    /// If a tensor is missing or damaged, or the backend runs out of memory.
     pub fn load(
         spec: &ModelSpec,
         tensors: &dyn TensorSource,
@@ -85,7 +85,7 @@ impl<B: Backend> Transformer<B> {
             true => None,
             false => Some(read_table(b, tensors, names::head(spec), spec.grouped.head)?),
         };
-        // A ternary head is a quarter of the int8 copy that bounds would be computed from.
+        // A ternary head has a quarter of the bytes of the int8 copy that bounds are computed from, so it needs none.
         if b.screens() && !spec.grouped.head {
             let stored = packed::<B>(tensors).map(PackedSource::screen).transpose()?.flatten();
             b.screen(head.as_mut().unwrap_or(&mut embedding), stored, limits.max_logit_rows)?;
@@ -115,7 +115,7 @@ impl<B: Backend> Transformer<B> {
         Ok(Transformer { backend, spec, limits, embedding, head, layers, norm, rope, kv, buffers })
     }
 
-    /// The backend, to ask for its counters.
+    /// The backend, to read its counters.
     pub fn backend_ref(&self) -> &B {
         &self.backend
     }
@@ -206,7 +206,7 @@ impl<B: Backend> Model for Transformer<B> {
         self.backend.device()
     }
 
-    /// None: a batch is ragged.
+    /// Always 0: batches are ragged.
     fn padding(&self) -> Option<f64> {
         Some(0.0)
     }
@@ -237,10 +237,10 @@ impl<B: Backend> Buffers<B> {
     }
 }
 
-/// Where errors of a source that names no file are said to be.
+/// Stands for the file in errors of a source that names none.
 const SOURCE: &str = "model";
 
-/// Whether a source has every tensor of the model in the shape that the model needs.
+/// Checks that a source has every tensor of the model in the right shape.
 fn check_shapes(spec: &ModelSpec, tensors: &dyn TensorSource) -> Result<(), ModelError> {
     let shapes: HashMap<&str, &[usize]> =
         tensors.entries().iter().map(|e| (e.name.as_str(), e.shape.as_slice())).collect();
@@ -275,7 +275,7 @@ fn read_table<B: Backend>(
     })
 }
 
-/// Projections of one input, stacked into one matrix.
+/// Reads projections that share an input, stacked into one matrix.
 pub(crate) fn read_linear<B: Backend>(
     b: &mut B,
     spec: &ModelSpec,
@@ -298,7 +298,7 @@ pub(crate) fn read_linear<B: Backend>(
     })
 }
 
-/// The gain of a norm.
+/// Reads the gain of a norm.
 pub(crate) fn read_norm<B: Backend>(
     b: &mut B,
     tensors: &dyn TensorSource,
@@ -308,12 +308,12 @@ pub(crate) fn read_norm<B: Backend>(
     Ok(Norm { gain: b.gain(&tensors.dense(name)?.to_f32())?, eps })
 }
 
-/// The weights as `B` reads them, if they are stored so.
+/// The weights in `B`'s own layout, if they are stored in it.
 pub(crate) fn packed<B: Backend>(tensors: &dyn TensorSource) -> Option<&dyn PackedSource> {
     tensors.packed().filter(|_| B::READS_PANELS)
 }
 
-/// Ternary matrices of one input, stacked into one.
+/// Reads ternary matrices that share an input, stacked into one.
 pub(crate) fn read_stacked(
     tensors: &dyn TensorSource,
     names: &[String],
@@ -325,7 +325,7 @@ pub(crate) fn read_stacked(
     TernaryTensor::stack(&parts).map_err(ModelError::data(SOURCE, &names.join(" + ")))
 }
 
-/// Matrices with group scales of one input, stacked into one.
+/// Reads matrices with group scales that share an input, stacked into one.
 pub(crate) fn read_stacked_groups(
     tensors: &dyn TensorSource,
     names: &[String],
