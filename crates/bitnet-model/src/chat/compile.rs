@@ -1,9 +1,9 @@
-//! From Jinja text to instructions of minijinja, with every operation that can make a value grow replaced by a
-//! call of one that is metered.
+//! Compiles Jinja text to minijinja instructions, replacing every operation that can make a value grow by a call of a
+//! metered one.
 //!
-//! minijinja bounds how many instructions a rendering takes, but not what one instruction makes: forty of
-//! `x = x ~ x` are a terabyte. Its filters, methods and functions can be replaced in the environment; operators
-//! cannot, so they are replaced here. The names that stand for them cannot be written in a template.
+//! minijinja limits how many instructions a rendering takes, but not how much memory one instruction takes: forty of
+//! `x = x ~ x` take a terabyte. Its filters, methods and functions can be replaced in the environment, but operators
+//! cannot, so they are replaced here. The names of the replacements cannot be written in a template.
 
 use std::collections::BTreeMap;
 
@@ -14,20 +14,20 @@ use minijinja::{
     value::Value,
 };
 
-/// Name of the one template, as it appears in messages.
+/// Name of the template in messages.
 const NAME: &str = "chat";
 
-/// Bytes of what the compiler may make of constants.
+/// Maximum size in bytes of a constant that the compiler folds.
 const MAX_CONSTANT: u128 = 1 << 20;
 
-/// A template that can be run.
+/// A compiled template.
 pub(super) struct Compiled<'a> {
     pub main: Instructions<'a>,
     pub blocks: BTreeMap<&'a str, Instructions<'a>>,
 }
 
 pub(super) fn compile(source: &str) -> Result<Compiled<'_>, Error> {
-    // Blocks leave no lines behind, as transformers sets Jinja up.
+    // Blocks leave no empty lines behind, as in transformers.
     let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?;
     refuse_large_constants(source, syntax.clone())?;
     let mut generator = CodeGenerator::new(NAME, source);
@@ -37,8 +37,8 @@ pub(super) fn compile(source: &str) -> Result<Compiled<'_>, Error> {
     Ok(Compiled { main: metered(&main)?, blocks: blocks.collect::<Result<_, Error>>()? })
 }
 
-/// The compiler multiplies constants itself, where nothing meters. What comes of it is at most the literals of a block
-/// times all its numbers.
+/// Refuses constants that could become large: the compiler multiplies constants itself, without a meter. The result
+/// is at most the size of a block's literals times all its numbers.
 fn refuse_large_constants(source: &str, syntax: SyntaxConfig) -> Result<(), Error> {
     let (mut bytes, mut product, mut multiplies) = (0usize, 1u128, false);
     for token in tokenize(source, false, syntax) {
@@ -66,10 +66,10 @@ fn refuse_large_constants(source: &str, syntax: SyntaxConfig) -> Result<(), Erro
                 bytes += text.len();
                 1
             }
-            // A sum of parts of two or more is at most their product.
+            // A sum of numbers of at least two is at most their product.
             Token::Int(n) => u128::from(n).max(2),
             Token::Int128(n) => (*n).max(2),
-            // They make large numbers of small ones.
+            // These turn small numbers into large ones.
             Token::Float(_) | Token::Pow => MAX_CONSTANT,
             _ => 1,
         };
@@ -78,8 +78,8 @@ fn refuse_large_constants(source: &str, syntax: SyntaxConfig) -> Result<(), Erro
     Ok(())
 }
 
-/// The instructions with calls in place of operators, and literal text emitted as a value: only values pass the
-/// environment's formatter, which meters. Text takes two instructions in place of one, so all jumps move.
+/// Replaces operators by calls and emits literal text as values, because only values pass through the environment's
+/// metering formatter. Literal text then takes two instructions instead of one, so all jump targets move.
 fn metered<'a>(old: &Instructions<'a>) -> Result<Instructions<'a>, Error> {
     let all = || (0..).map_while(|index| old.get(index));
     let mut places = vec![0];
@@ -113,7 +113,7 @@ fn metered<'a>(old: &Instructions<'a>) -> Result<Instructions<'a>, Error> {
     Ok(new)
 }
 
-/// The call that stands for an operator; `None` for an instruction that makes nothing.
+/// The call that replaces an operator, or `None` for an instruction that allocates nothing.
 fn call(operator: &Instruction<'_>) -> Result<Option<Instruction<'static>>, Error> {
     let refused = |what: &str| Error::new(ErrorKind::SyntaxError, format!("{what} are not supported"));
     let (name, count) = match operator {
@@ -131,7 +131,7 @@ fn call(operator: &Instruction<'_>) -> Result<Option<Instruction<'static>>, Erro
         Instruction::BuildList(Some(n)) => ("[]", *n),
         Instruction::BuildTuple(Some(n)) => ("()", *n),
         Instruction::BuildMap(n) => ("{}", 2 * n),
-        // Nobody writes these in a chat template, and they have no place for a call.
+        // Chat templates do not use these, and they cannot be replaced by a call.
         Instruction::UnpackLists(_) => return Err(refused("arguments from a list (*)")),
         Instruction::CompareAndPreserve(_) => return Err(refused("chained comparisons")),
         _ => return Ok(None),

@@ -1,6 +1,6 @@
-//! Dates for templates that tell the model what day it is.
+//! Formats the current date, for templates that tell it to the model.
 
-/// The date in UTC by the directives that templates use: `%Y %m %d %b %B %H %M %S`.
+/// The current date in UTC, with the directives that templates use: `%Y %m %d %b %B %H %M %S`.
 pub(super) fn today(format: &str) -> String {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     date(since.as_secs(), format)
@@ -46,7 +46,7 @@ fn date(seconds: u64, format: &str) -> String {
     out
 }
 
-/// Year, month and day of a day since 1970-01-01 ("days_from_civil" of Howard Hinnant, inverted).
+/// Converts days since 1970-01-01 to year, month and day (the inverse of Howard Hinnant's "days_from_civil").
 fn civil(days: u64) -> (u64, u64, u64) {
     let z = days + 719_468;
     let (era, doe) = (z / 146_097, z % 146_097);

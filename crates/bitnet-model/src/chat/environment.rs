@@ -1,5 +1,5 @@
-//! What Hugging Face gives a template: Jinja's own filters, Python's methods, `raise_exception`, `strftime_now`,
-//! and its own `tojson`.
+//! The environment that Hugging Face gives to templates: Jinja's filters, Python's methods, `raise_exception`,
+//! `strftime_now` and its own `tojson`.
 
 use std::sync::LazyLock;
 
@@ -10,7 +10,7 @@ use minijinja::{
 
 use super::{date, meter};
 
-/// Instructions that one rendering may take. A hundred messages take some ten thousand.
+/// Maximum number of instructions in a rendering. A hundred messages take about ten thousand.
 const FUEL: u64 = 500_000;
 const RECURSION: usize = 64;
 
@@ -34,8 +34,7 @@ pub(super) fn shared() -> &'static Environment<'static> {
     &ENVIRONMENT
 }
 
-/// `tojson` as Hugging Face replaces it: Python's `json.dumps(value, ensure_ascii=False)`, without the escapes for
-/// HTML that Jinja's own has.
+/// Hugging Face's `tojson`: Python's `json.dumps(value, ensure_ascii=False)`, without the HTML escapes of Jinja's own.
 fn json(value: &Value) -> Result<String, Error> {
     let items = |value: &Value| value.try_iter()?.map(|v| json(&v)).collect::<Result<Vec<_>, _>>();
     Ok(match value.kind() {

@@ -1,9 +1,8 @@
-//! A budget of bytes for everything that a template makes out of something else.
+//! A budget in bytes for every value that a template computes.
 //!
-//! Each operation pays for what it will make *before* it makes it, so that neither memory nor time grows with what
-//! a template asks for. Values are shared, and a list may hold the same text a million times: where text is made of
-//! a value, the price is what the value comes to when it is written out, and counting that stops where the budget
-//! does.
+//! Each operation pays *before* it runs, so that a template cannot make memory or time grow without limit. Values are
+//! shared, and a list may hold the same text a million times. So where a value is turned into text, the price is the
+//! length of that text, and counting it stops at the budget.
 
 use std::{
     cell::Cell,
@@ -18,24 +17,24 @@ use minijinja::{
 };
 use minijinja_contrib::pycompat::unknown_method_callback;
 
-/// Bytes of a value in a container.
+/// Price in bytes of a value in a container.
 const ITEM: usize = 64;
-/// The price of a container in a container. Nested values are dropped and written recursively: with the budget,
-/// this bounds how deep.
+/// Price in bytes of a container in a container. Nested values are dropped and written recursively, and this price
+/// bounds their depth.
 const NEST: usize = 4 << 10;
-/// Bytes of JSON for one of text: `\u0000`, and the copies on the way.
+/// Bytes of JSON for each byte of text: `\u0000`, and intermediate copies.
 pub(super) const JSON: usize = 8;
 
 thread_local! {
     static LEFT: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Gives this thread's rendering its budget.
+/// Sets the budget of this thread's rendering.
 pub(super) fn allow(bytes: usize) {
     LEFT.set(bytes);
 }
 
-/// Pays for something.
+/// Subtracts from the budget, or fails if not enough is left.
 pub(super) fn spend(bytes: usize) -> Result<(), Error> {
     match LEFT.get().checked_sub(bytes) {
         Some(left) => {
@@ -46,7 +45,7 @@ pub(super) fn spend(bytes: usize) -> Result<(), Error> {
     }
 }
 
-/// Bytes of a value when it is written out; all there can be if that is more than what is left.
+/// Length in bytes of a value as text, or `usize::MAX` if it exceeds the remaining budget.
 pub(super) fn shown(value: &Value) -> usize {
     struct Count(usize);
     impl Write for Count {
@@ -65,7 +64,7 @@ pub(super) fn shown(value: &Value) -> usize {
     }
 }
 
-/// Values in a container; 0 for anything else.
+/// Number of values in a container; 0 for anything else.
 fn items(value: &Value) -> usize {
     match value.kind() {
         ValueKind::Seq | ValueKind::Iterable | ValueKind::Map => {
@@ -79,7 +78,7 @@ fn is_container(value: &Value) -> bool {
     matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable | ValueKind::Map | ValueKind::Plain)
 }
 
-/// The price of a container of these values.
+/// Price of a container of these values.
 fn container(values: &[Value]) -> usize {
     ITEM * values.len() + if values.iter().any(is_container) { NEST } else { 0 }
 }
@@ -88,7 +87,7 @@ fn sum(values: impl IntoIterator<Item = usize>) -> usize {
     values.into_iter().fold(0, usize::saturating_add)
 }
 
-/// The largest number among arguments: a width or a count.
+/// The largest number among the arguments: a width or a count.
 fn largest(arguments: &[Value]) -> usize {
     let named = arguments.iter().filter(|v| v.is_kwargs());
     let named =
@@ -96,7 +95,7 @@ fn largest(arguments: &[Value]) -> usize {
     arguments.iter().cloned().chain(named).filter_map(|v| v.as_usize()).max().unwrap_or(0)
 }
 
-/// What a filter or a method of this name makes of its arguments, in bytes, at most.
+/// An upper bound, in bytes, on what the filter or method of this name produces from its arguments.
 fn price(name: &str, arguments: &[Value]) -> usize {
     let Some((subject, rest)) = arguments.split_first() else { return 0 };
     let text = |value: Option<&Value>| value.map_or(0, shown);
@@ -104,7 +103,7 @@ fn price(name: &str, arguments: &[Value]) -> usize {
     let source = subject.as_str().unwrap_or_default();
     match name {
         "join" => {
-            // A filter is given the list, a method the text between.
+            // The subject of a filter is the list, that of a method the separator.
             let (list, between) =
                 if subject.as_str().is_some() && !rest.is_empty() && rest[0].as_str().is_none() {
                     (&rest[0], Some(subject))
@@ -153,13 +152,13 @@ fn price(name: &str, arguments: &[Value]) -> usize {
     }
 }
 
-/// `a OPERATOR b` as minijinja computes it.
+/// Compiles an expression with an operator, which minijinja then evaluates.
 fn operator(expression: &'static str) -> Expression<'static, 'static> {
     static PLAIN: LazyLock<Environment<'static>> = LazyLock::new(Environment::new);
     PLAIN.compile_expression(expression).expect("a constant that a test evaluates")
 }
 
-/// The price of comparing two values.
+/// Price of comparing two values.
 fn compared(a: &Value, b: &Value) -> usize {
     match (a.as_str(), b.as_str()) {
         (Some(a), Some(b)) => a.len().min(b.len()),
@@ -208,7 +207,7 @@ fn is_in(state: &mut State<'_, '_>, value: &Value, within: &Value) -> Result<boo
     tests::is_in(state, value, within)
 }
 
-/// Replaces operators, filters, methods and functions of an environment by those that pay.
+/// Replaces the operators, filters, methods and functions of an environment by metered ones.
 pub(super) fn install(environment: &mut Environment<'static>) {
     environment.set_formatter(|output, state, value| {
         spend(shown(value))?;

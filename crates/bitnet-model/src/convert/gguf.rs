@@ -1,5 +1,5 @@
-//! GGUF files: with I2_S, TQ1_0, TQ2_0, Q2_0 or PQ2_0 weights, as bitnet.cpp, llama.cpp and its fork read them, or with
-//! panels, for this program's CPU kernels.
+//! Writes GGUF files with I2_S, TQ1_0, TQ2_0, Q2_0 or PQ2_0 weights, as bitnet.cpp, llama.cpp and its fork read them,
+//! or with panels for this program's CPU kernels.
 
 use std::{path::Path, thread};
 
@@ -16,27 +16,27 @@ use crate::{
     transformer::{read_stacked, read_stacked_groups},
 };
 
-/// Data begins at a multiple of this: what other tools expect, and whole cache lines for kernels that read a file in
-/// place.
+/// Data begins at a multiple of this many bytes: as other tools expect, or whole cache lines for kernels that read the
+/// file in place.
 fn alignment(target: Target) -> u64 {
     if target == Target::Panels { 64 } else { 32 }
 }
 
-/// A tensor that will be written.
+/// A tensor to be written.
 struct Planned<'a> {
     name: String,
-    /// As in the file, outermost first.
+    /// Outermost dimension first.
     shape: Vec<usize>,
     kind: GgmlType,
     bytes: usize,
     content: Content<'a>,
 }
 
-/// Where a tensor's bytes come from.
+/// The source of a tensor's bytes.
 enum Content<'a> {
-    /// One tensor of the model.
+    /// A tensor of the model.
     Entry(&'a TensorEntry),
-    /// Projections stacked into one matrix of panels.
+    /// Projections, stacked into one matrix of panels.
     Stack(Vec<String>),
     /// The int8 copy of the output head.
     Screen,
@@ -80,10 +80,10 @@ pub(super) fn write(
     unfinished.finish()
 }
 
-/// The divisors of rotary frequencies, under the names of their tensors.
+/// The divisors of rotary frequencies, by tensor name.
 fn divisors(spec: &ModelSpec) -> Vec<(&'static str, Vec<f32>)> {
     if let RopeScaling::LongRope { factors, .. } = &spec.rope.scaling {
-        // The long ones are for texts beyond the original context, where ours end; llama.cpp wants them to be there.
+        // The long factors apply beyond the original context, where our texts end; llama.cpp requires the tensor.
         return ["rope_factors_long.weight", "rope_factors_short.weight"]
             .map(|name| (name, factors.to_vec()))
             .into();
@@ -95,20 +95,20 @@ fn divisors(spec: &ModelSpec) -> Vec<(&'static str, Vec<f32>)> {
 /// The architecture of a model with a scale for every group of weights.
 fn grouped_architecture(spec: &ModelSpec, target: Target) -> Result<&'static str, ModelError> {
     if !matches!(target, Target::Q2_0 | Target::Pq2_0 | Target::Panels) {
-        let problem = "it holds one scale a tensor, and this model has one for every group of weights";
+        let problem = "it holds one scale a tensor, but this model has one for every group of weights";
         return Err(refuse(target, "the model", problem, "convert to q2_0 or pq2_0"));
     }
     match (spec.head_norms, spec.multipliers == Multipliers::NONE) {
         (true, true) => Ok("qwen3"),
         (false, _) => Ok("minicpm"),
         (true, false) => {
-            let problem = "no architecture of GGUF has norms of heads and multipliers";
+            let problem = "no GGUF architecture has both norms of heads and multipliers";
             Err(refuse(target, "the model", problem, "keep the original"))
         }
     }
 }
 
-/// The architecture that computes what this model does.
+/// The GGUF architecture that computes the same as this model.
 fn architecture(spec: &ModelSpec, target: Target) -> Result<&'static str, ModelError> {
     if spec.grouped.projections {
         return grouped_architecture(spec, target);
@@ -116,7 +116,7 @@ fn architecture(spec: &ModelSpec, target: Target) -> Result<&'static str, ModelE
     let cure = "convert to packed";
     if matches!(target, Target::Q2_0 | Target::Pq2_0) {
         let problem =
-            "it is for models with a scale for every group of weights, and this one has one a tensor";
+            "it is for models with a scale for every group of weights, but this model has one a tensor";
         return Err(refuse(
             target,
             "the model",
@@ -125,7 +125,7 @@ fn architecture(spec: &ModelSpec, target: Target) -> Result<&'static str, ModelE
         ));
     }
     if spec.linear_norms.is_some() {
-        let problem = "no architecture of GGUF has a norm before every projection";
+        let problem = "no GGUF architecture has a norm before every projection";
         return Err(refuse(target, "the model", problem, cure));
     }
     let architecture = match (spec.activation, spec.sub_norms) {
@@ -133,7 +133,7 @@ fn architecture(spec: &ModelSpec, target: Target) -> Result<&'static str, ModelE
         (Activation::Silu, true) => "bitnet",
         (Activation::Silu, false) => "llama",
         (Activation::SquaredRelu, false) => {
-            let problem = "no architecture of GGUF has squared ReLU without inner norms";
+            let problem = "no GGUF architecture has squared ReLU without inner norms";
             return Err(refuse(target, "the model", problem, cure));
         }
     };
@@ -190,7 +190,8 @@ fn plan(checkpoint: &Checkpoint, target: Target) -> Result<Vec<Planned<'_>>, Mod
     Ok(planned)
 }
 
-/// What the CPU's kernels read, after everything else and in the order of a forward pass, so that it maps as one piece.
+/// Plans the panels and the int8 head after everything else, in the order of a forward pass, so that they map as one
+/// piece.
 fn plan_panels(checkpoint: &Checkpoint, planned: &mut Vec<Planned<'_>>) -> Result<(), ModelError> {
     let spec = &checkpoint.spec;
     let mut push = |name: String, [lines, bytes]: [usize; 2], content| {
@@ -200,7 +201,7 @@ fn plan_panels(checkpoint: &Checkpoint, planned: &mut Vec<Planned<'_>>) -> Resul
     for Stacked { name, parts, rows, cols } in names::stacked(spec) {
         let parts: Vec<String> = parts.into_iter().map(|(projection, _)| projection).collect();
         let shape = match spec.grouped.projections {
-            // How wide the groups are shows only when the scales are read.
+            // The width of the groups is known only once the scales are read.
             true => {
                 let group = read_stacked_groups(&*checkpoint.tensors, &parts)?.group();
                 GroupedPanels::stored_shape(rows, cols, group)
@@ -215,7 +216,7 @@ fn plan_panels(checkpoint: &Checkpoint, planned: &mut Vec<Planned<'_>>) -> Resul
     Ok(())
 }
 
-/// Everything before the data.
+/// The bytes of the file before the data.
 fn head(
     planned: &[Planned<'_>],
     metadata: &[(String, MetadataValue)],
@@ -277,10 +278,10 @@ fn put(
         }
         (Content::Screen, Some(cpu)) => {
             let head = tensors.dense(names::head(&checkpoint.spec))?;
-            let screen = cpu.screen_of(&head)?.expect("planned for shapes that have one");
+            let screen = cpu.screen_of(&head)?.expect("the int8 head is planned only for shapes that have one");
             screen.stored().try_for_each(|bytes| out.write(&bytes))
         }
-        (Content::Stack(_) | Content::Screen, None) => unreachable!("planned for panels alone"),
+        (Content::Stack(_) | Content::Screen, None) => unreachable!("planned only for panels, which have a packer"),
     }
 }
 
@@ -302,13 +303,13 @@ fn groups(
     packed.map_err(|e| refuse(target, name, e, "convert to q2_0"))
 }
 
-/// Whether rope turns what this projection makes.
+/// Whether rope rotates the output of this projection.
 fn is_turned(name: &str) -> bool {
     name.ends_with("q_proj.weight") || name.ends_with("k_proj.weight")
 }
 
-/// The row that interleaved rope keeps at `row`: the inverse of reading, where row `2 i + h` of a head is dimension `i` of
-/// half `h`.
+/// The Hugging Face row that interleaved rope stores at `row`. This is the inverse of reading: row `2 i + h` of a
+/// head is dimension `i` of half `h`.
 fn stored_row(row: usize, head_dim: usize) -> usize {
     row / head_dim * head_dim + row % head_dim % 2 * (head_dim / 2) + row % head_dim / 2
 }
@@ -403,7 +404,7 @@ fn metadata(
         add("ggml.add_eos_token", Bool(v.eos.is_some()));
         bos = v.bos.or(bos);
         if let Some(eos) = v.eos.filter(|id| defaults.eos.first() != Some(id)) {
-            let problem = format!("token {eos} is put after a text, but is not its end");
+            let problem = format!("token {eos} is put after a text but does not end it");
             return Err(refuse(target, "the tokenizer", problem, "convert to packed"));
         }
     }
@@ -422,7 +423,7 @@ fn metadata(
     Ok(all)
 }
 
-/// What the metadata say of stretched rope; Llama 3's is told by its divisors alone.
+/// The metadata of stretched rope; Llama 3's is stored only as divisors.
 fn rope_scaling(spec: &ModelSpec) -> Vec<(&'static str, MetadataValue)> {
     use MetadataValue::{F32, String as Text, U32};
     match spec.rope.scaling {

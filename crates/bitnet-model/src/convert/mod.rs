@@ -1,4 +1,4 @@
-//! Writes a model in another format, so that the tools that own the format read it.
+//! Writes a model in another format, so that the format's own tools can read it.
 
 mod gguf;
 mod packed;
@@ -13,7 +13,7 @@ use std::{
 
 use crate::{Checkpoint, ModelError};
 
-/// A format that models are written in.
+/// A format to write models in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Target {
     /// A GGUF file for bitnet.cpp.
@@ -26,8 +26,8 @@ pub enum Target {
     Q2_0,
     /// A GGUF file for PrismML's fork of llama.cpp with a scale for every 128 weights, 2.125 bits a weight.
     Pq2_0,
-    /// A GGUF file for this program alone, in the layouts of its CPU kernels: it starts at once, for nothing has to be
-    /// packed, and shares the file's pages.
+    /// A GGUF file for this program only, in the layouts of its CPU kernels. It loads immediately, because nothing is
+    /// packed at load, and processes share its pages.
     Panels,
     /// A Hugging Face folder for transformers, 2 bits a weight.
     Packed,
@@ -63,16 +63,16 @@ impl FromStr for Target {
     }
 }
 
-/// Writes `checkpoint` to `destination`: a file for the GGUF formats, a new folder for packed. `progress` is told
-/// the name of each tensor before it is written, and how many there are.
+/// Writes `checkpoint` to `destination`: a file for the GGUF formats, a new folder for packed. `progress` receives the
+/// name of each tensor before it is written, and the number of tensors.
 ///
-/// The trits are the same in every format. Scales are kept exactly in I2_S, Q2_0, PQ2_0, panels and packed, and rounded to 16
-/// bits in the TQ formats. Models with a scale for every group of weights go to Q2_0, PQ2_0 and panels, others to the rest. The
-/// result appears under its name only when it is complete.
+/// The trits are the same in every format. Scales are exact in I2_S, Q2_0, PQ2_0, panels and packed, and rounded to 16
+/// bits in the TQ formats. A model with a scale for every group of weights can be written as Q2_0, PQ2_0 or panels, any
+/// other as I2_S, TQ1_0, TQ2_0, panels or packed. The result appears under its name only when it is complete.
 ///
 /// # Errors
-/// [`ModelError::Convert`] for what the format cannot hold, before anything is written; otherwise what reading or
-/// writing gives.
+/// [`ModelError::Convert`] if the format cannot hold the model, before anything is written; otherwise any error of
+/// reading or writing.
 pub fn convert(
     checkpoint: &Checkpoint,
     target: Target,
@@ -85,13 +85,13 @@ pub fn convert(
     }
 }
 
-/// What a target cannot hold.
+/// The error for something that a target cannot hold.
 fn refuse(target: Target, what: &str, problem: impl ToString, cure: &'static str) -> ModelError {
     let (what, problem) = (crate::error::one_line(what), crate::error::one_line(problem));
     ModelError::Convert { what, format: target.to_string(), problem, cure }
 }
 
-/// A file or folder that gets its name when it is complete, and disappears otherwise.
+/// A file or folder that is renamed to its final name when complete, and deleted otherwise.
 struct Unfinished {
     path: PathBuf,
     name: PathBuf,
@@ -117,7 +117,7 @@ impl Unfinished {
 
 impl Drop for Unfinished {
     fn drop(&mut self) {
-        // After `finish` there is nothing under this name; a failure to clean up has no one left to tell.
+        // After `finish` nothing has this name. A failure to clean up cannot be reported.
         let _ = match self.folder {
             true => std::fs::remove_dir_all(&self.path),
             false => std::fs::remove_file(&self.path),
@@ -125,14 +125,14 @@ impl Drop for Unfinished {
     }
 }
 
-/// What is written at a time: a file that is written in whole huge pages is kept in such, and maps as such.
+/// Bytes written at a time: a file written in whole huge pages is cached and mapped in huge pages.
 const PIECE: usize = 2 << 20;
 
-/// A file that counts what is written.
+/// A file that counts the bytes written.
 struct Output {
     path: PathBuf,
     file: File,
-    /// The end of what is written, less than a piece.
+    /// Bytes not yet flushed, less than a piece.
     rest: Vec<u8>,
     at: u64,
 }
@@ -161,7 +161,7 @@ impl Output {
         Ok(())
     }
 
-    /// Zeros up to the next multiple of `alignment`.
+    /// Writes zeros up to the next multiple of `alignment`.
     fn align(&mut self, alignment: u64) -> Result<(), ModelError> {
         let zeros = vec![0; (self.at.next_multiple_of(alignment) - self.at) as usize];
         self.write(&zeros)

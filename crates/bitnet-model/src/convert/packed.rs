@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use super::{Output, Target, Unfinished, refuse};
 use crate::{Activation, Checkpoint, ModelError, RopeScaling, TensorEntry, TensorKind, packing};
 
-/// Data begins at a multiple of this many bytes, so that readers may map it as numbers.
+/// Data begins at a multiple of this many bytes, so that readers can map it as numbers.
 const ALIGNMENT: usize = 8;
 
 pub(super) fn write(
@@ -17,12 +17,12 @@ pub(super) fn write(
     progress: &mut dyn FnMut(&str, usize),
 ) -> Result<(), ModelError> {
     if destination.exists() {
-        let problem = "the destination exists already";
+        let problem = "the destination already exists";
         let what = destination.display().to_string();
         return Err(refuse(Target::Packed, &what, problem, "name a folder that does not exist"));
     }
     if checkpoint.spec.grouped.projections {
-        let problem = "it holds one scale a tensor, and this model has one for every group of weights";
+        let problem = "it holds one scale a tensor, but this model has one for every group of weights";
         return Err(refuse(Target::Packed, "the model", problem, "convert to q2_0 or pq2_0"));
     }
     let header = header(checkpoint)?;
@@ -76,7 +76,7 @@ fn pretty(json: Value) -> String {
     format!("{json:#}\n")
 }
 
-/// The name of a type that safetensors has; the others are written as F32.
+/// The name of a type in safetensors, or `None` for a type that is written as F32.
 fn plain(dtype: DType) -> Option<&'static str> {
     match dtype {
         DType::F32 => Some("F32"),
@@ -86,7 +86,7 @@ fn plain(dtype: DType) -> Option<&'static str> {
     }
 }
 
-/// The JSON header: the tensors in the order in which they are written.
+/// The JSON header, with the tensors in the order they are written.
 fn header(checkpoint: &Checkpoint) -> Result<String, ModelError> {
     let mut header = Map::new();
     header.insert("__metadata__".into(), json!({"format": "pt"}));
@@ -187,7 +187,7 @@ fn config(checkpoint: &Checkpoint) -> Value {
     })
 }
 
-/// An f32 by its shortest decimal form, not by that of the f64 it widens to.
+/// An f32 in its shortest decimal form, not that of the f64 it widens to.
 fn float(value: f32) -> Value {
     serde_json::from_str(&format!("{value:?}")).unwrap_or(Value::Null)
 }

@@ -2,34 +2,34 @@
 
 use bitnet_tensor::DType;
 
-/// A tensor type that is known by name and size.
+/// A tensor type of known name and size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum GgmlType {
     /// A type of float values.
     Dense(DType),
-    /// Signed bytes: not values of a model, but what a file of panels keeps its own layouts in.
+    /// Signed bytes, in which a file of panels stores its own layouts; never values of a model.
     I8,
     /// 2 bits a weight in blocks of 128 over the whole tensor, one f32 scale, 32 bytes after the codes.
     I2S,
-    /// 256 weights in 54 bytes, five to a byte in base 3, an f16 scale a block.
+    /// 256 weights in 54 bytes, five to a byte in base 3, with an f16 scale.
     Tq1_0,
-    /// 256 weights in 66 bytes, 2 bits each, an f16 scale a block.
+    /// 256 weights in 66 bytes, 2 bits each, with an f16 scale.
     Tq2_0,
-    /// llama.cpp's: 64 weights in 18 bytes, an f16 scale and 2 bits each.
+    /// llama.cpp's type: 64 weights in 18 bytes, an f16 scale and 2 bits each.
     Q2_0,
-    /// A fork's earlier files, under the same id: 128 weights in 34 bytes.
+    /// Earlier files of PrismML's fork, under the same id: 128 weights in 34 bytes.
     Q2_0Fork,
-    /// Sherry's, under the same id: 256 weights in 42 bytes. Known so that it can be refused by name.
+    /// Sherry's type, under the same id: 256 weights in 42 bytes. Listed only to be refused by name.
     Stq1_0,
-    /// The fork's later id for 128 weights in 34 bytes.
+    /// The fork's later id for the same 128 weights in 34 bytes.
     Pq2_0,
-    /// 128 weights in 28 bytes, five to a byte in base 3, an f16 scale a block.
+    /// 128 weights in 28 bytes, five to a byte in base 3, with an f16 scale.
     Ptq1_0,
-    /// 128 weights in 18 bytes, an f16 scale and a sign each.
+    /// 128 weights in 18 bytes, an f16 scale and a sign bit each.
     Q1_0,
 }
 
-/// Readings of type id 42, for which three projects store three layouts.
+/// The layouts of type id 42, which three projects use differently.
 const Q2_0_LAYOUTS: [GgmlType; 3] = [GgmlType::Q2_0, GgmlType::Q2_0Fork, GgmlType::Stq1_0];
 
 impl GgmlType {
@@ -52,7 +52,7 @@ impl GgmlType {
         GgmlType::Q1_0,
     ];
 
-    /// The id in the file; `None` for a dense type that GGUF does not have.
+    /// The id in the file, or `None` for a dense type that GGUF lacks.
     pub(crate) fn id(self) -> Option<u32> {
         Some(match self {
             GgmlType::Dense(DType::F32) => 0,
@@ -73,12 +73,12 @@ impl GgmlType {
         })
     }
 
-    /// The type with this id. Only the bytes of a file tell the three types with id 42 apart ([`q2_0_layout`]).
+    /// The type with this id. Only the sizes in a file distinguish the three types with id 42 ([`q2_0_layout`]).
     pub(crate) fn from_id(id: u32) -> Option<GgmlType> {
         Self::ALL.into_iter().find(|t| t.id() == Some(id))
     }
 
-    /// Bytes of `rows` rows of `cols` elements, or why there is no such tensor.
+    /// Size in bytes of `rows` rows of `cols` elements, or why there is no such tensor.
     pub(crate) fn byte_len(self, rows: usize, cols: usize) -> Result<usize, String> {
         let elements = rows.checked_mul(cols).ok_or("the number of elements overflows")?;
         let (unit, block, bytes, extra) = match self {
@@ -119,7 +119,7 @@ impl GgmlType {
         name.into()
     }
 
-    /// Weights that share a scale, for the types made for group-scaled weights.
+    /// Number of weights that share a scale, for the types made for group scales.
     pub(crate) fn group(self) -> Option<usize> {
         match self {
             GgmlType::Q2_0 => Some(64),
@@ -129,22 +129,22 @@ impl GgmlType {
     }
 }
 
-/// A tensor with type id 42, as far as it tells its layout.
+/// What is known of a tensor with type id 42 that helps to find its layout.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Q2_0Tensor {
     pub rows: usize,
     pub cols: usize,
-    /// Bytes from its beginning to the next tensor, or to the end of the file.
+    /// Bytes from its start to the next tensor, or to the end of the file.
     pub room: usize,
-    /// Whether it is the last of the file, which may be padded or not.
+    /// Whether it is the last tensor in the file, which need not be padded.
     pub last: bool,
 }
 
 /// The layout of a file's tensors with type id 42: the one in which each of them, padded to `alignment`, ends where the
-/// next tensor begins. `None` if there is no such layout, as in a damaged file.
+/// next tensor begins. `None` if no layout fits, as in a damaged file.
 ///
-/// One file has one layout. Deciding for all tensors together tells even the shortest rows apart, whose padding could hold
-/// another layout.
+/// A file has a single layout. Judging all tensors together resolves even short tensors, whose padding leaves room for
+/// more than one layout.
 pub(crate) fn q2_0_layout(tensors: &[Q2_0Tensor], alignment: usize) -> Option<GgmlType> {
     let fills = |kind: GgmlType, t: &Q2_0Tensor| {
         let Ok(length) = kind.byte_len(t.rows, t.cols) else { return false };
@@ -153,7 +153,7 @@ pub(crate) fn q2_0_layout(tensors: &[Q2_0Tensor], alignment: usize) -> Option<Gg
     Q2_0_LAYOUTS.into_iter().find(|&kind| tensors.iter().all(|t| fills(kind, t)))
 }
 
-/// What an unreadable type id is called by the projects that use it, and what helps.
+/// The name that other projects give to an unreadable type id, and the cure.
 pub(crate) fn foreign(id: u32) -> (&'static str, &'static str) {
     const DENSE: &str = "use a file whose linear layers are I2_S, TQ1_0 or TQ2_0 (BitNet) or Q2_0, PQ2_0 or PTQ1_0 (Bonsai) and whose embedding is one of these or F16, BF16, F32, Q8_0, Q6_K or Q4_K";
     const FORK: &str =

@@ -1,6 +1,6 @@
 //! The GGUF container, version 3: header, metadata, tensor descriptors, data.
 //!
-//! Source: the GGUF specification (`docs/gguf.md` of ggml). gguf-rs-lib carries header and values; keys and
+//! Source: the GGUF specification (`docs/gguf.md` of ggml). gguf-rs-lib reads the header and the values. Keys and
 //! descriptors are read here, because its own loops refuse the hyphen in `bitnet-b1.58.*` and tensor type 36.
 
 use std::{collections::HashMap, io::Cursor};
@@ -15,10 +15,10 @@ use super::{
 };
 use crate::{ModelError, error::one_line};
 
-/// Bytes of the four that open a file.
+/// The first four bytes of a file.
 pub(crate) const MAGIC: &[u8; 4] = b"GGUF";
 const DEFAULT_ALIGNMENT: u64 = 32;
-/// Keys are ASCII of at most 65,535 bytes by the specification.
+/// Maximum length of a key in bytes, by the specification.
 const MAX_KEY: usize = 65_535;
 const MAX_NAME: usize = 1024;
 const MAX_DIMS: u32 = 4;
@@ -28,24 +28,24 @@ const MAX_DIMS: u32 = 4;
 pub(crate) struct Gguf {
     /// Name for messages.
     pub file: String,
-    /// All of it.
+    /// The whole file.
     pub bytes: SharedBytes,
     metadata: HashMap<String, Value>,
     /// In the order of the file.
     pub tensors: Vec<Descriptor>,
 }
 
-/// A tensor as it is stored.
+/// A tensor as stored in the file.
 #[derive(Debug, Clone)]
 pub(crate) struct Descriptor {
     pub name: String,
-    /// Outermost first: the reverse of the file's order.
+    /// Outermost dimension first, the reverse of the file's order.
     pub shape: Vec<usize>,
     /// Raw type id.
     pub type_id: u32,
-    /// The type, if it is known.
+    /// The type, if known.
     pub kind: Option<GgmlType>,
-    /// Where in the file the data begins.
+    /// Offset of the data in the file, in bytes.
     pub start: usize,
     /// The data; empty for a type of unknown size.
     pub bytes: SharedBytes,
@@ -90,7 +90,7 @@ impl Gguf {
         self.metadata.get(key)
     }
 
-    /// The value of `key` as `read` sees it; `None` if there is none, an error if it is of another type.
+    /// The value of `key` converted by `read`, `None` if the key is absent, or an error if the value has another type.
     fn typed<'a, T>(
         &'a self,
         key: &str,
@@ -193,7 +193,7 @@ fn descriptor(walker: &mut Walker<'_>) -> Result<Raw, String> {
     Ok(Raw { name, shape, type_id, offset })
 }
 
-/// Finds the data of every tensor and checks that names, alignment and ranges agree with one another.
+/// Locates the data of every tensor, and checks names, alignment and ranges.
 fn place(bytes: &SharedBytes, end: usize, alignment: u64, raw: Vec<Raw>) -> Result<Vec<Descriptor>, String> {
     let start = (end as u64).next_multiple_of(alignment);
     let mut names = std::collections::HashSet::new();
@@ -251,7 +251,7 @@ impl Raw {
     }
 }
 
-/// The layout of the tensors with type id 42 in a file of `size` bytes; any, if there are none.
+/// The layout of the tensors with type id 42 in a file of `size` bytes; an arbitrary one if there are none.
 fn layout_of_42(size: usize, alignment: usize, raw: &[Raw], starts: &[usize]) -> Result<GgmlType, String> {
     let mut sorted = starts.to_vec();
     sorted.sort_unstable();

@@ -1,20 +1,20 @@
-//! Metadata values of GGUF. Arrays stay where they are in the file: a vocabulary of 128,256 tokens costs nothing
-//! until it is read, and a hostile array never becomes a vector of values.
+//! Metadata values of GGUF. Arrays stay in the file: a vocabulary of 128,256 tokens costs nothing until it is read,
+//! and a hostile array never becomes a vector of values.
 
 use std::io::Cursor;
 
 use bitnet_tensor::SharedBytes;
 use gguf_rs_lib::format::{GGUFValueType, MetadataValue};
 
-/// Arrays of arrays are legal; no model nests them deeper than two.
+/// Maximum depth of nested arrays; no model nests them deeper than two.
 const MAX_DEPTH: usize = 8;
 
 /// A value of the metadata.
 #[derive(Debug, Clone)]
 pub(crate) enum Value {
-    /// A number, truth value or string.
+    /// A number, boolean or string.
     Scalar(MetadataValue),
-    /// An array, unread.
+    /// An array, not read yet.
     Array(Array),
 }
 
@@ -59,11 +59,11 @@ impl Value {
 }
 
 impl Array {
-    /// The strings of an array of strings; `None` in the place of one that is not UTF-8.
+    /// The strings of an array of strings, with `None` for each that is not UTF-8.
     pub(crate) fn strings(&self) -> Option<impl Iterator<Item = Option<&str>>> {
         (self.element == GGUFValueType::String).then(|| {
             let mut at = Walker { bytes: &self.bytes, at: 0 };
-            // The walk that found the end of the array has checked every length.
+            // The walk that found the end of the array checked every length.
             (0..self.len).map(move |_| str::from_utf8(at.string()?).ok())
         })
     }
@@ -89,7 +89,7 @@ impl Array {
     }
 }
 
-/// A position in the bytes of a file; every step checks that the file is long enough.
+/// A position in the bytes of a file; every read checks that the file is long enough.
 pub(crate) struct Walker<'a> {
     pub bytes: &'a [u8],
     pub at: usize,
@@ -117,7 +117,7 @@ impl<'a> Walker<'a> {
         self.take(n.try_into().ok()?)
     }
 
-    /// Reads a value of type `kind`; `file` is the whole file, of which this walks the bytes.
+    /// Reads a value of type `kind`; `file` is the whole file, whose bytes this walks.
     pub(crate) fn value(&mut self, file: &SharedBytes, kind: GGUFValueType) -> Result<Value, String> {
         if kind == GGUFValueType::Array {
             let (element, len) = self.array_head()?;
@@ -126,7 +126,7 @@ impl<'a> Walker<'a> {
             let bytes = file.slice(start..self.at).ok_or("it reaches past the end of the file")?;
             return Ok(Value::Array(Array { element, len, bytes }));
         }
-        // The length of a string is known to fit before the string is copied.
+        // Check that the value fits in the file before copying it.
         let start = self.at;
         self.skip(kind, 0)?;
         MetadataValue::read_from(&mut Cursor::new(&self.bytes[start..self.at]), kind)
@@ -146,7 +146,7 @@ impl<'a> Walker<'a> {
             let bytes = len.checked_mul(size).ok_or("its length overflows")?;
             self.take(bytes).ok_or("the file ends within it")?;
         } else {
-            // Every element takes at least 8 bytes, so this ends with the file at the latest.
+            // Every element takes at least 8 bytes, so this ends by the end of the file.
             for _ in 0..len {
                 self.skip(element, depth)?;
             }

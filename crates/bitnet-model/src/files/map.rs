@@ -1,4 +1,4 @@
-//! The memory map of a model file: the one place of this crate with `unsafe`.
+//! The memory map of a model file: the only `unsafe` in this crate.
 
 use std::{fs::File, path::Path};
 
@@ -9,8 +9,8 @@ use crate::ModelError;
 
 /// Maps a whole file read-only.
 ///
-/// The file must stay as it is while the model is in use: a file that another program cuts short ends this
-/// process with a bus error, as it does for every program that maps its weights.
+/// The file must not change while the model is in use: if another program truncates it, this process dies of a bus
+/// error, as does every program that maps its weights.
 #[expect(unsafe_code, reason = "mapping a file is unsafe; see the SAFETY argument")]
 pub(crate) fn map(path: &Path) -> Result<SharedBytes, ModelError> {
     let file = File::open(path).map_err(ModelError::io("open", path))?;
@@ -28,8 +28,8 @@ pub(crate) fn map(path: &Path) -> Result<SharedBytes, ModelError> {
     // function's documentation ask that it stay so. Nothing checked once is trusted to stay the same for memory
     // safety: all later accesses go through bounds-checked slices.
     let map = unsafe { Mmap::map(&file) }.map_err(ModelError::io("map", path))?;
-    // Decoding reads weights faster from huge pages. A file that is not in memory yet comes into such; that the system
-    // has none is no error.
+    // Decoding reads weights faster from huge pages. This requests them for a file that is not in memory yet; a system
+    // without them is no error.
     #[cfg(target_os = "linux")]
     let _ = map.advise(memmap2::Advice::HugePage);
     Ok(SharedBytes::new(map))

@@ -1,4 +1,4 @@
-//! Containers: what lies in a file, before anyone says what it means.
+//! Containers: the contents of a file, before they are interpreted.
 
 pub(crate) mod ggml_type;
 pub(crate) mod gguf;
@@ -12,7 +12,7 @@ use bitnet_tensor::SharedBytes;
 
 use crate::ModelError;
 
-/// Reads a small companion file (JSON, template); `None` if there is none.
+/// Reads a small companion file (JSON, template), or returns `None` if there is none.
 pub(crate) fn read_small(path: &Path, limit: u64) -> Result<Option<SharedBytes>, ModelError> {
     let bytes = match std::fs::metadata(path) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
@@ -26,7 +26,7 @@ pub(crate) fn read_small(path: &Path, limit: u64) -> Result<Option<SharedBytes>,
     Ok(Some(SharedBytes::new(bytes)))
 }
 
-/// Git LFS leaves a text of about 130 bytes where a file was not fetched.
+/// Refuses the text of about 130 bytes that Git LFS leaves in place of a file that was not fetched.
 pub(crate) fn refuse_lfs_pointer(file: &str, bytes: &[u8]) -> Result<(), ModelError> {
     if bytes.starts_with(b"version https://git-lfs.github.com/spec/") {
         return Err(ModelError::LfsPointer { file: file.into(), size: bytes.len() });

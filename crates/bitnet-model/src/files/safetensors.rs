@@ -1,4 +1,4 @@
-//! The safetensors container: one file, or several with an index.
+//! The safetensors container: a single file, or several with an index.
 
 use std::{collections::HashMap, path::Path};
 
@@ -9,21 +9,21 @@ use serde_json::Value;
 use super::{file_name, map::map, read_small, refuse_lfs_pointer};
 use crate::ModelError;
 
-/// Bytes of a header of JSON. That of a 70B model has about 1 MiB; parsing costs up to 16 times the header.
+/// Maximum size in bytes of a JSON header. A 70B model's has about 1 MiB; parsing takes up to 16 times its size.
 const MAX_HEADER: u64 = 4 << 20;
-/// Bytes of an index of shards.
+/// Maximum size in bytes of an index of shards.
 const MAX_INDEX: u64 = 8 << 20;
 const INDEX: &str = "model.safetensors.index.json";
 
-/// A tensor as it is stored.
+/// A tensor as stored in the file.
 #[derive(Debug, Clone)]
 pub(crate) struct Stored {
-    /// File that holds it.
+    /// Name of its file.
     pub file: String,
     pub name: String,
-    /// `None` for a type that no model of ours uses.
+    /// `None` for a type that no supported model uses.
     pub dtype: Option<DType>,
-    /// The type in safetensors' own words.
+    /// The type's name in safetensors.
     pub dtype_name: String,
     pub shape: Vec<usize>,
     pub bytes: SharedBytes,
@@ -42,10 +42,10 @@ pub(crate) fn read(file: &str, bytes: &SharedBytes) -> Result<Vec<Stored>, Model
     let mut tensors = Vec::new();
     for (name, info) in metadata.tensors() {
         let (start, end) = info.data_offsets;
-        // The crate has checked that the ranges follow one another and fill the file.
+        // The crate checked that the ranges are contiguous and fill the file.
         let bytes = bytes
             .slice(data + start..data + end)
-            .ok_or_else(|| ModelError::damaged(file, format!("tensor {name} lies outside")))?;
+            .ok_or_else(|| ModelError::damaged(file, format!("tensor {name} lies outside the file")))?;
         tensors.push(Stored {
             file: file.into(),
             name,
@@ -58,7 +58,7 @@ pub(crate) fn read(file: &str, bytes: &SharedBytes) -> Result<Vec<Stored>, Model
     Ok(tensors)
 }
 
-/// Maps all weights of a folder: `model.safetensors`, or the shards that its index names.
+/// Maps all weights of a folder: `model.safetensors`, or the shards named in its index.
 pub(crate) fn open_folder(folder: &Path) -> Result<Vec<Stored>, ModelError> {
     let single = folder.join("model.safetensors");
     let index_path = folder.join(INDEX);
@@ -77,7 +77,7 @@ pub(crate) fn open_folder(folder: &Path) -> Result<Vec<Stored>, ModelError> {
     Ok(tensors)
 }
 
-/// The files that an index names, each once, in order.
+/// The files named in an index, sorted, without duplicates.
 fn shards(index: &[u8]) -> Result<Vec<String>, ModelError> {
     let json: Value = serde_json::from_slice(index).map_err(|e| ModelError::damaged(INDEX, e))?;
     let map = json
@@ -90,7 +90,7 @@ fn shards(index: &[u8]) -> Result<Vec<String>, ModelError> {
             ModelError::field(INDEX, format!("weight_map.{}", crate::error::one_line(tensor)), problem)
         };
         let file = file.as_str().ok_or_else(|| bad("is not a file name"))?;
-        // A shard lies beside its index; a path could lead anywhere.
+        // Shards must lie beside the index; a path could lead anywhere.
         if file.is_empty() || file == ".." || file.contains(['/', '\\']) {
             return Err(bad("is not a plain file name"));
         }
@@ -101,7 +101,7 @@ fn shards(index: &[u8]) -> Result<Vec<String>, ModelError> {
     Ok(names)
 }
 
-/// Tensors by name; a name that two shards hold is an error.
+/// Tensors by name; a name in two shards is an error.
 pub(crate) fn by_name(tensors: Vec<Stored>) -> Result<HashMap<String, Stored>, ModelError> {
     let mut all = HashMap::with_capacity(tensors.len());
     for t in tensors {

@@ -1,4 +1,4 @@
-//! Packings with a scale for every group of weights, read into and written from the codes and scales of
+//! Packings with a scale for every group of weights. They are read into and written from the codes and scales of
 //! [`bitnet_tensor::GroupedTensor`]. Rows are whole blocks.
 //!
 //! ```text
@@ -9,8 +9,8 @@
 //! MLX      16 weights in a u32       scales and biases in other tensors   mlx-lm, 2 bits, affine
 //! ```
 //!
-//! Two-bit codes are canonical already: weight `j` lies in byte `j / 4` at bits `2 (j % 4)`, as value + 1. A sign lies in
-//! byte `j / 8` at bit `j % 8`, 1 for plus. The bytes in base 3 are those of [`super::tq1_0`], in runs of their own.
+//! Two-bit codes are already canonical: weight `j` is in byte `j / 4` at bits `2 (j % 4)`, as value + 1. A sign is in
+//! byte `j / 8` at bit `j % 8`, 1 for plus. Bytes in base 3 are those of [`super::tq1_0`], in other runs.
 
 use bitnet_tensor::GroupedTensor;
 use half::f16;
@@ -18,10 +18,10 @@ use half::f16;
 use super::{ZEROS, tq1_0, tq2_0};
 use crate::files::ggml_type::GgmlType;
 
-/// Weights that may share a scale.
+/// Possible numbers of weights that share a scale.
 pub(crate) const GROUPS: [usize; 2] = [128, 64];
 
-/// What a [`GroupedTensor`] is made of.
+/// The parts of a [`GroupedTensor`].
 #[derive(Debug, PartialEq)]
 pub(crate) struct Parts {
     pub group: usize,
@@ -29,10 +29,10 @@ pub(crate) struct Parts {
     pub scales: Vec<f16>,
 }
 
-/// Runs of bytes in base 3 of a block of PTQ1_0: first byte, bytes, first weight, weights in a byte.
+/// Runs of base 3 bytes in a block of PTQ1_0: first byte, number of bytes, first weight, weights in a byte.
 const PTQ1_0_RUNS: [(usize, usize, usize, usize); 3] = [(0, 16, 0, 5), (16, 8, 80, 5), (24, 2, 120, 4)];
 
-/// Codes and scales of a tensor in blocks of a type for which [`GgmlType::group`] is some, or of a TQ type.
+/// Codes and scales of a tensor stored in a TQ type or a type for which [`GgmlType::group`] is `Some`.
 pub(crate) fn unpack(kind: GgmlType, bytes: &[u8], cols: usize) -> Parts {
     let first = |from: &[u8]| f16::from_le_bytes([from[0], from[1]]);
     let last = |from: &[u8]| f16::from_le_bytes([from[from.len() - 2], from[from.len() - 1]]);
@@ -71,8 +71,8 @@ pub(crate) fn unpack(kind: GgmlType, bytes: &[u8], cols: usize) -> Parts {
     }
 }
 
-/// Blocks of `N` bytes that hold `W` weights; `decode` makes the codes of one and gives its scale. A block with scale zero
-/// holds zeros, whatever its codes say.
+/// Reads blocks of `N` bytes that hold `W` weights. `decode` writes the codes of a block and returns its scale. A block
+/// with scale zero holds zeros, whatever its codes say.
 fn blocks<const N: usize, const W: usize>(
     group: usize,
     bytes: &[u8],
@@ -91,8 +91,8 @@ fn blocks<const N: usize, const W: usize>(
     Parts { group, codes, scales }
 }
 
-/// Gives a group of 64 zeros the scale of the other half of its 128, if the tensor then has groups of 128: writers give
-/// zeros the scale 0, which would hide that all other halves are equal.
+/// Gives a group of 64 zeros the scale of the other half of its 128, if that makes all groups of the tensor 128 wide:
+/// writers give zeros the scale 0, which would hide that all other halves are equal.
 fn share_with_zeros(mut parts: Parts, cols: usize) -> Parts {
     let zeros = |i: usize| parts.codes[16 * i..][..16].iter().all(|&byte| byte == ZEROS);
     let (groups, mut shared) = (cols / 64, parts.scales.clone());
@@ -113,7 +113,7 @@ fn share_with_zeros(mut parts: Parts, cols: usize) -> Parts {
     parts
 }
 
-/// Codes and scales of MLX's layout; `scales` and `biases` are f16, as many as the weights have groups.
+/// Codes and scales of MLX's layout; `scales` and `biases` are f16, one for each group.
 pub(crate) fn mlx(bytes: &[u8], scales: &[u8], biases: &[u8]) -> Result<Parts, String> {
     let f16s = |bytes: &[u8]| -> Vec<f16> {
         bytes.as_chunks::<2>().0.iter().map(|b| f16::from_le_bytes(*b)).collect()
@@ -144,7 +144,7 @@ pub(crate) fn pack_q2_0(tensor: &GroupedTensor) -> Result<Vec<u8>, String> {
 /// The bytes of a tensor in PQ2_0.
 pub(crate) fn pack_pq2_0(tensor: &GroupedTensor) -> Result<Vec<u8>, String> {
     if tensor.group() != 128 {
-        return Err("it has a scale for every 64 weights, and this type one for every 128".into());
+        return Err("it has a scale for every 64 weights, but this type has one for every 128".into());
     }
     pack(tensor, 128)
 }
@@ -181,7 +181,7 @@ mod tests {
 
     #[test]
     fn ptq1_0_reads_the_digits_of_its_bytes_in_their_order() {
-        // Every byte's digit n by the formula of its specification.
+        // Digit n of a byte, by the formula of the specification.
         let digit = |byte: u8, n: u32| ((((u32::from(byte) * 3u32.pow(n)) & 255) * 3) >> 8) as i8 - 1;
         let mut block: Vec<u8> = (0..26).map(|i| i as u8 * 37 + 11).collect();
         block.extend(f16::from_f32(0.5).to_le_bytes());

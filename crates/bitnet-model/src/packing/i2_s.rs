@@ -18,7 +18,7 @@ pub(crate) const TAIL: usize = 32;
 /// Canonical codes and scale of a tensor of `rows` x `cols`.
 pub(crate) fn unpack(bytes: &[u8], rows: usize, cols: usize) -> Result<(Vec<u8>, f32), String> {
     if !cols.is_multiple_of(4) {
-        return Err(format!("I2_S rows of {cols} weights do not begin at a byte"));
+        return Err(format!("I2_S rows of {cols} weights do not begin at a whole byte"));
     }
     let length = rows * cols / 4;
     let (packed, tail) = bytes
@@ -30,7 +30,7 @@ pub(crate) fn unpack(bytes: &[u8], rows: usize, cols: usize) -> Result<(Vec<u8>,
     let (to, _) = codes.as_chunks_mut::<32>();
     for (from, to) in from.iter().zip(to) {
         let (words, _) = from.as_chunks::<4>();
-        // Four neighbouring bytes hold four columns of each of four groups: transposed, a byte of each.
+        // Four neighbouring bytes hold four columns of each of four groups; transposed, they are one byte of each.
         let words: [u32; 8] = array::from_fn(|i| transpose_codes(u32::from_le_bytes(words[i])));
         for (g, plane) in to.chunks_exact_mut(8).enumerate() {
             for (code, word) in plane.iter_mut().zip(words) {

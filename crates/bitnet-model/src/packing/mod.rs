@@ -1,4 +1,4 @@
-//! Ternary encodings of files, each read into and written from the canonical codes of
+//! Ternary encodings of files. Each is read into and written from the canonical codes of
 //! [`bitnet_tensor::TernaryTensor`] or [`bitnet_tensor::GroupedTensor`].
 
 pub(crate) mod grouped;
@@ -10,10 +10,10 @@ pub(crate) mod tq2_0;
 use bitnet_tensor::TernaryTensor;
 use half::f16;
 
-/// Four codes, one in the two low bits of each byte, into one canonical byte, first byte lowest.
+/// Packs four codes, one in the two low bits of each byte, into one canonical byte, first byte lowest.
 ///
-/// The product moves the byte at bit `8 i` to bit `24 + 2 i`; all other partial products stay below bit 24 or
-/// leave at the top, and none meet, so that there is no carry.
+/// The product moves the byte at bit `8 i` to bit `24 + 2 i`. All other partial products stay below bit 24 or overflow,
+/// and no two meet, so there is no carry.
 #[inline(always)]
 fn gather(word: u32) -> u8 {
     ((word & 0x0303_0303).wrapping_mul(1 << 24 | 1 << 18 | 1 << 12 | 1 << 6) >> 24) as u8
@@ -26,7 +26,7 @@ fn scatter(byte: u8) -> u32 {
     (b | b << 6 | b << 12 | b << 18) & 0x0303_0303
 }
 
-/// Gathers the codes at bits `shift..shift + 2` of each byte of `from`; `to` is a quarter as long.
+/// Gathers the codes at bits `shift..shift + 2` of each byte of `from` into `to`, which is a quarter as long.
 #[inline(always)]
 fn gather_plane(from: &[u8], shift: u32, to: &mut [u8]) {
     let (words, _) = from.as_chunks::<4>();
@@ -44,14 +44,13 @@ fn scatter_plane(from: &[u8], shift: u32, to: &mut [u8]) {
     }
 }
 
-/// Canonical byte of four zeros.
+/// The canonical byte of four zeros.
 const ZEROS: u8 = 0b01_01_01_01;
 
-/// The scale of a tensor whose blocks of 256 weights (64 canonical bytes) each carry their own.
+/// Finds the one scale of a tensor whose blocks of 256 weights (64 canonical bytes) each carry their own.
 ///
-/// Blocks of zeros may carry any scale. A block with scale zero holds zeros, whatever its codes say. Any other
-/// difference is an error: one scale a tensor is what all kernels compute with, and an average would be another
-/// model.
+/// A block of zeros may carry any scale, and a block with scale zero holds zeros whatever its codes say. Any other
+/// difference is an error: the kernels use one scale a tensor, and an average would be a different model.
 struct BlockScales {
     scale: Option<f16>,
 }
@@ -73,14 +72,14 @@ impl BlockScales {
         Ok(())
     }
 
-    /// The common scale; zero if there are only zeros.
+    /// The common scale; zero if all weights are zero.
     fn finish(self) -> f32 {
         self.scale.unwrap_or(f16::ZERO).to_f32()
     }
 }
 
-/// Canonical codes and scale of a tensor in blocks of 256 weights, `N` bytes each, that end in an f16 scale.
-/// `decode` makes the codes of a block.
+/// Canonical codes and scale of a tensor in blocks of 256 weights. Each block has `N` bytes and ends in an f16 scale;
+/// `decode` produces its codes.
 fn unpack_blocks<const N: usize>(
     bytes: &[u8],
     rows: usize,
@@ -98,7 +97,7 @@ fn unpack_blocks<const N: usize>(
     Ok((codes, scales.finish()))
 }
 
-/// The inverse of [`unpack_blocks`]: `encode` adds the codes to a block of zeros. Blocks of zero weights get scale
+/// The inverse of [`unpack_blocks`]: `encode` writes the codes into a zeroed block. Blocks of zero weights get scale
 /// zero, as ggml writes them.
 fn pack_blocks<const N: usize>(
     tensor: &TernaryTensor,
@@ -119,7 +118,7 @@ fn pack_blocks<const N: usize>(
     Ok(bytes)
 }
 
-/// The one scale of a tensor, as formats with a scale a tensor store it.
+/// The scale of a tensor, which must be the same for all rows.
 fn one_scale(tensor: &TernaryTensor) -> Result<f32, String> {
     let first = tensor.scales()[0].scale;
     if tensor.scales().iter().any(|s| s.scale.to_bits() != first.to_bits()) {
@@ -128,7 +127,7 @@ fn one_scale(tensor: &TernaryTensor) -> Result<f32, String> {
     Ok(first)
 }
 
-/// The one scale of a tensor as f16, as the TQ types store it.
+/// The scale of a tensor as f16, as the TQ types store it.
 fn one_f16_scale(tensor: &TernaryTensor) -> Result<f16, String> {
     let scale = one_scale(tensor)?;
     let d = f16::from_f32(scale);

@@ -6,7 +6,7 @@
 //!                              as trit + 1
 //! ```
 //!
-//! The scale is a tensor of its own beside it.
+//! The scale is a separate tensor.
 
 use bitnet_tensor::TernaryTensor;
 

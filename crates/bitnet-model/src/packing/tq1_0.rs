@@ -8,14 +8,14 @@
 //!   f16       scale
 //! ```
 //!
-//! Five values in base 3, the first most significant, are a number below 243, stored as `ceil(n * 256 / 243)`.
-//! Then `byte * 3 >> 8` is the first value, and the low byte of the product holds the others in the same way.
+//! Five values in base 3, most significant first, form a number `n` below 243, stored as `ceil(n * 256 / 243)`. Then
+//! `byte * 3 >> 8` is the first value, and the low byte of the product holds the others in the same way.
 
 use bitnet_tensor::TernaryTensor;
 
 use super::{gather, pack_blocks, scatter, unpack_blocks};
 
-/// Runs of bytes that are interleaved together: first byte, bytes, first weight, weights in a byte.
+/// Runs of bytes that are interleaved together: first byte, number of bytes, first weight, weights in a byte.
 const RUNS: [(usize, usize, usize, usize); 3] = [(0, 32, 0, 5), (32, 16, 160, 5), (48, 4, 240, 4)];
 
 /// Canonical codes and scale of a tensor of `rows` x `cols`, `cols` a multiple of 256.
@@ -28,7 +28,7 @@ pub(super) fn decode(from: &[u8; 54], to: &mut [u8]) {
     digits::<256>(from, &RUNS, to);
 }
 
-/// The canonical codes of `W` weights in bytes of base 3, which lie in these runs.
+/// The canonical codes of `W` weights stored in these runs of base 3 bytes.
 pub(super) fn digits<const W: usize>(from: &[u8], runs: &[(usize, usize, usize, usize)], to: &mut [u8]) {
     let mut wide = [0u8; W];
     for &(byte, bytes, weight, depth) in runs {

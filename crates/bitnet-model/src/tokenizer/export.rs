@@ -1,27 +1,27 @@
-//! A vocabulary in the words of another format.
+//! Exports a vocabulary to another format.
 
 use serde_json::{Value, json};
 
 use super::{Spelling, Tokenizer, byte_piece, gguf};
 use crate::ModelError;
 
-/// What `tokenizer.ggml.*` says about a vocabulary.
+/// A vocabulary as the values of `tokenizer.ggml.*`.
 pub(crate) struct GgufVocabulary {
     /// `gpt2` or `llama`.
     pub model: &'static str,
-    /// How text is split; none for SentencePiece.
+    /// How text is split; `None` for SentencePiece.
     pub pre: Option<&'static str>,
     pub tokens: Vec<String>,
     pub types: Vec<i32>,
-    /// Of a SentencePiece vocabulary.
+    /// For SentencePiece vocabularies.
     pub scores: Option<Vec<f32>>,
-    /// Of a byte-level vocabulary.
+    /// For byte-level vocabularies.
     pub merges: Option<Vec<String>>,
-    /// Whether a space is put before a text; of a SentencePiece vocabulary.
+    /// Whether a space is put before a text; for SentencePiece vocabularies.
     pub space_prefix: Option<bool>,
-    /// The token before a text.
+    /// The token put before a text.
     pub bos: Option<u32>,
-    /// The token after a text.
+    /// The token put after a text.
     pub eos: Option<u32>,
 }
 
@@ -32,11 +32,11 @@ const USER_DEFINED: i32 = 4;
 const UNUSED: i32 = 5;
 const BYTE: i32 = 6;
 
-/// Split differently by every pre-tokenizer that a GGUF file can name.
+/// A text that every pre-tokenizer a GGUF file can name splits differently.
 const PROBE: &str = "I'LL we'll 1 12 123 1234567 3.14\n\n \n\t x\u{3000}y 你好 e\u{301}! ?!...\r\n  (a_b)";
 
 impl Tokenizer {
-    /// The text of a `tokenizer.json` for this tokenizer.
+    /// This tokenizer as the text of a `tokenizer.json`.
     pub(crate) fn to_json(&self) -> String {
         let inner = &*self.inner;
         let mut json = serde_json::to_value(&inner.encoder).unwrap_or_default();
@@ -72,12 +72,12 @@ impl Tokenizer {
         json.to_string()
     }
 
-    /// A token as the vocabulary spells it.
+    /// A token in the vocabulary's own spelling.
     fn token(&self, id: u32) -> Option<String> {
         self.inner.encoder.id_to_token(id)
     }
 
-    /// This vocabulary for a GGUF file with `rows` tokens; those beyond the vocabulary are marked unused.
+    /// This vocabulary for a GGUF file with `rows` tokens; ids beyond the vocabulary are marked unused.
     pub(crate) fn to_gguf(&self, rows: usize) -> Result<GgufVocabulary, ModelError> {
         let inner = &*self.inner;
         let refuse = |problem: &str| ModelError::Convert {
@@ -137,7 +137,7 @@ impl Tokenizer {
                 vocabulary.merges = Some(merges.iter().map(|(a, b)| format!("{a} {b}")).collect());
             }
             Spelling::SentencePiece => {
-                // The first merge that makes a piece ranks it; what no merge makes is never chosen by score.
+                // The first merge that produces a piece ranks it; pieces without a merge are never chosen by score.
                 let mut scores = vec![-1e9; rows];
                 for (rank, (a, b)) in merges.iter().enumerate().rev() {
                     let id = self.token_id(&format!("{a}{b}"));
@@ -153,7 +153,7 @@ impl Tokenizer {
         Ok(vocabulary)
     }
 
-    /// Whether text would be split alike under a pre-tokenizer of GGUF.
+    /// Whether a pre-tokenizer of GGUF splits text in the same way.
     fn splits_as(&self, pre: &str) -> Result<bool, ModelError> {
         let mut encoder = self.inner.encoder.clone();
         let Some(parts) = gguf::pre_tokenizer(pre).transpose()? else { return Ok(false) };

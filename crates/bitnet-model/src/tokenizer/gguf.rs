@@ -1,4 +1,4 @@
-//! The vocabulary inside a GGUF file (`tokenizer.ggml.*`).
+//! Reads the vocabulary in a GGUF file (`tokenizer.ggml.*`).
 
 use tokenizers::{
     AddedToken, NormalizerWrapper, PreTokenizerWrapper, SplitDelimiterBehavior,
@@ -18,15 +18,15 @@ use crate::{ModelError, error::one_line, files::gguf::Gguf};
 const CONTROL: i64 = 3;
 const USER_DEFINED: i64 = 4;
 
-/// Llama 3's split (`LLAMA_VOCAB_PRE_TYPE_LLAMA3` in llama.cpp, and its `tokenizer.json`).
+/// Llama 3's pattern (`LLAMA_VOCAB_PRE_TYPE_LLAMA3` in llama.cpp, and its `tokenizer.json`).
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-/// Qwen 2's: single digits.
+/// Qwen 2's pattern, which splits digits singly.
 const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-/// Longest piece of a SentencePiece vocabulary in bytes; real ones stay below 100.
+/// Maximum length in bytes of a SentencePiece piece; real ones stay below 100.
 const MAX_PIECE: usize = 256;
 
 impl Tokenizer {
-    /// The tokenizer of a GGUF file, `None` if it has no vocabulary, and what is to be said about it.
+    /// The tokenizer of a GGUF file, or `None` if it has no vocabulary, and warnings for the user.
     pub(crate) fn from_gguf(gguf: &Gguf) -> Result<(Option<Tokenizer>, Vec<String>), ModelError> {
         let mut warnings = Vec::new();
         let Some(model) = gguf.opt_str("tokenizer.ggml.model")? else { return Ok((None, warnings)) };
@@ -35,7 +35,7 @@ impl Tokenizer {
             "llama" => sentence_piece(gguf)?,
             other => {
                 let cure =
-                    "gpt2 (byte-level BPE) and llama (SentencePiece) are; use the model's tokenizer.json";
+                    "use gpt2 (byte-level BPE) or llama (SentencePiece), or the model's tokenizer.json";
                 return Err(ModelError::unsupported(&gguf.file, "tokenizer.ggml.model", other, cure));
             }
         };
@@ -43,18 +43,18 @@ impl Tokenizer {
     }
 }
 
-/// Names of `tokenizer.ggml.pre` that files are written with, one for each way of splitting.
+/// Values of `tokenizer.ggml.pre` that files are written with, one for each way to split.
 pub(super) const PRE_TOKENIZERS: [&str; 2] = ["llama-bpe", "qwen2"];
 
 /// How a byte-level vocabulary splits text.
 pub(super) struct Parts {
     pub normalizer: Option<NormalizerWrapper>,
     pub pre_tokenizer: PreTokenizerWrapper,
-    /// Llama 3's family takes whole pieces first, and begins texts with a token unless told otherwise.
+    /// Llama 3's family prefers whole pieces, and begins texts with a token by default.
     ignore_merges: bool,
 }
 
-/// The parts that a name of `tokenizer.ggml.pre` stands for; llama.cpp treats several names alike.
+/// The parts for a value of `tokenizer.ggml.pre`; llama.cpp treats several values alike.
 pub(super) fn pre_tokenizer(name: &str) -> Option<Result<Parts, ModelError>> {
     let (pattern, llama3) = match name {
         "llama-bpe" | "llama3" | "llama-v3" | "falcon3" => (LLAMA3, true),
@@ -64,7 +64,7 @@ pub(super) fn pre_tokenizer(name: &str) -> Option<Result<Parts, ModelError>> {
     let split = Split::new(SplitPattern::Regex(pattern.into()), SplitDelimiterBehavior::Isolated, false)
         .map_err(|e| fail("tokenizer.ggml.pre", e));
     Some(split.map(|split| Parts {
-        // Qwen 2 was trained on composed text; Llama 3 on text as it is.
+        // Qwen 2 was trained on NFC-normalised text, Llama 3 on text as it is.
         normalizer: (!llama3).then(|| NFC.into()),
         pre_tokenizer: PreTokenizerWrapper::Sequence(Sequence::new(vec![
             PreTokenizerWrapper::Split(split),
@@ -78,13 +78,13 @@ fn byte_level(gguf: &Gguf, warnings: &mut Vec<String>) -> Result<Recipe, ModelEr
     let file = gguf.file.as_str();
     let pre = gguf.opt_str("tokenizer.ggml.pre")?.unwrap_or_else(|| {
         warnings.push(format!(
-            "{file} does not name its pre-tokenizer (tokenizer.ggml.pre): taking llama-bpe; if the text looks \
+            "{file} does not name its pre-tokenizer (tokenizer.ggml.pre): using llama-bpe; if the text looks \
              wrong, use the model's tokenizer.json"
         ));
         "llama-bpe"
     });
     let Some(parts) = pre_tokenizer(pre) else {
-        let cure = "llama-bpe, falcon3 and qwen2 are; use the model's tokenizer.json";
+        let cure = "use llama-bpe, falcon3 or qwen2, or the model's tokenizer.json";
         return Err(ModelError::unsupported(file, "tokenizer.ggml.pre", pre, cure));
     };
     let parts = parts?;
@@ -94,8 +94,8 @@ fn byte_level(gguf: &Gguf, warnings: &mut Vec<String>) -> Result<Recipe, ModelEr
         .strings()
         .ok_or_else(|| ModelError::field(file, "tokenizer.ggml.merges", "is not a list of strings"))?
         .map(|merge| {
-            // The first character may be a space that stands for itself in no byte-level vocabulary; llama.cpp
-            // looks for the separator behind it.
+            // Skip the first character, which may itself be a space, as llama.cpp does when it looks for the
+            // separator.
             let merge = merge.unwrap_or_default();
             let at = merge.char_indices().skip(1).find(|(_, c)| *c == ' ').map(|(at, _)| at);
             at.map(|at| (merge[..at].to_string(), merge[at + 1..].to_string()))
@@ -121,8 +121,8 @@ fn byte_level(gguf: &Gguf, warnings: &mut Vec<String>) -> Result<Recipe, ModelEr
     })
 }
 
-/// A SentencePiece vocabulary has no merges, but scores: two neighbours join when their union is a piece, the
-/// best score first. Written as merges in the order of the scores, that is byte-pair encoding.
+/// A SentencePiece vocabulary has scores instead of merges: two neighbours join if their union is a piece, best score
+/// first. Written as merges in the order of the scores, that is byte-pair encoding.
 fn sentence_piece(gguf: &Gguf) -> Result<Recipe, ModelError> {
     let file = gguf.file.as_str();
     let (vocab, added) = vocabulary(gguf)?;
@@ -177,7 +177,7 @@ fn fail(file: &str, problem: impl ToString) -> ModelError {
     ModelError::Tokenizer { file: file.into(), problem: one_line(problem), cure: CURE }
 }
 
-/// All tokens with their ids, and those that are found in a text before it is split.
+/// All tokens with their ids, and those that are matched before a text is split.
 fn vocabulary(gguf: &Gguf) -> Result<(Vocab, Vec<(u32, AddedToken)>), ModelError> {
     let file = gguf.file.as_str();
     let tokens = gguf
@@ -198,7 +198,7 @@ fn vocabulary(gguf: &Gguf) -> Result<(Vocab, Vec<(u32, AddedToken)>), ModelError
     for (id, token) in strings.enumerate() {
         let token = token.ok_or_else(|| fail(file, format!("token {id} is not UTF-8")))?;
         let kind = types.get(id).copied().unwrap_or(1);
-        // The first of two equal tokens is the one that encoding gives.
+        // Of two equal tokens, encoding uses the first.
         let first = *vocab.entry(token.to_string()).or_insert(id as u32) == id as u32;
         if first && (kind == CONTROL || kind == USER_DEFINED) {
             added.push((id as u32, AddedToken::from(token, kind == CONTROL).normalized(false)));
@@ -207,7 +207,7 @@ fn vocabulary(gguf: &Gguf) -> Result<(Vocab, Vec<(u32, AddedToken)>), ModelError
     Ok((vocab, added))
 }
 
-/// The ids before and after a text.
+/// The ids put before and after a text.
 fn around(gguf: &Gguf, bos_by_default: bool) -> Result<(Vec<u32>, Vec<u32>), ModelError> {
     let id = |add: &str, default: bool, key: &str| -> Result<Vec<u32>, ModelError> {
         if !gguf.opt_bool(&format!("tokenizer.ggml.{add}"))?.unwrap_or(default) {

@@ -1,7 +1,7 @@
 //! `tokenizer.json` of a Hugging Face folder.
 //!
-//! The parts that say how text is split are the `tokenizers` crate's own; vocabulary, merges and special tokens
-//! are read here, because that crate trusts them.
+//! The `tokenizers` crate parses the parts that split text. Vocabulary, merges and special tokens are read here,
+//! because that crate does not validate them.
 
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
@@ -10,14 +10,14 @@ use tokenizers::{AddedToken, models::bpe::Vocab};
 use super::{CURE, Recipe, Spelling};
 use crate::{ModelError, error::one_line};
 
-/// Bytes of a `tokenizer.json`; Llama 3's has 17 MB.
+/// Maximum size in bytes of a `tokenizer.json`; Llama 3's has 17 MB.
 pub(crate) const MAX_BYTES: u64 = 64 << 20;
 const FILE: &str = "tokenizer.json";
-/// How often the counted repetitions of a pattern may unroll.
+/// Maximum number of times that a part of a pattern may be repeated.
 const MAX_REPEATS: u64 = 10_000;
-/// Groups and classes of a pattern, over which its compiler recurses; real ones have about 20.
+/// Maximum number of groups and classes in a pattern, over which its compiler recurses; real ones have about 20.
 const MAX_GROUPS: usize = 200;
-/// Bytes of a pattern; real ones have about 500.
+/// Maximum size in bytes of a pattern; real ones have about 500.
 const MAX_PATTERN: usize = 8 << 10;
 
 #[derive(Deserialize)]
@@ -40,7 +40,7 @@ struct Added {
 
 #[derive(Deserialize)]
 struct Model {
-    /// Old files leave it out.
+    /// Missing in old files.
     r#type: Option<String>,
     #[serde(default)]
     vocab: Vocab,
@@ -69,7 +69,7 @@ fn fail(problem: impl ToString) -> ModelError {
 }
 
 fn unsupported(field: &str, value: impl ToString) -> ModelError {
-    ModelError::unsupported(FILE, field, value, "byte-level BPE and BPE with byte fallback are")
+    ModelError::unsupported(FILE, field, value, "use byte-level BPE or BPE with byte fallback")
 }
 
 pub(super) fn read(bytes: &[u8]) -> Result<Recipe, ModelError> {
@@ -126,7 +126,7 @@ fn part<T: DeserializeOwned>(json: Option<Value>) -> Result<Option<T>, ModelErro
     json.map(|v| serde_json::from_value(v).map_err(fail)).transpose()
 }
 
-/// The decoder names the spelling of the vocabulary, and whether encoding put a space before the text.
+/// Derives from the decoder how the vocabulary is spelled, and whether encoding puts a space before a text.
 fn spelling(decoder: Option<&Value>, byte_fallback: bool) -> Result<(Spelling, bool), ModelError> {
     let steps = match decoder {
         Some(sequence) if sequence["type"] == "Sequence" => {
@@ -182,8 +182,8 @@ fn around(processor: &Value) -> Result<(Vec<u32>, Vec<u32>), ModelError> {
     }
 }
 
-/// Refuses what could cost more than the file is worth: character maps in a foreign binary format, and patterns
-/// whose counted repetitions unroll beyond reason.
+/// Refuses parts that could be too costly: character maps in a foreign binary format, and patterns whose counted
+/// repetitions unroll too far.
 fn check_patterns(part: &Value) -> Result<(), ModelError> {
     match part {
         Value::Object(fields) => {
@@ -207,7 +207,7 @@ fn check_patterns(part: &Value) -> Result<(), ModelError> {
     }
 }
 
-/// An upper bound of how often a part of a pattern is repeated by counts such as `{1,3}`: their product.
+/// An upper bound on how often counts such as `{1,3}` repeat a part of a pattern: their product.
 fn repeats(pattern: &str) -> u64 {
     pattern
         .split('{')

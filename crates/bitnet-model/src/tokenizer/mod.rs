@@ -1,8 +1,8 @@
 //! Text to token ids and back.
 //!
-//! Encoding is the `tokenizers` crate's byte-pair encoding, built from `tokenizer.json` or from the vocabulary
-//! inside a GGUF file by one [`Recipe`]. Decoding is done here from the bytes of each token, so that a stream of
-//! ids and a list of ids give the same text.
+//! Encoding uses the `tokenizers` crate's byte-pair encoding, built by one [`Recipe`] from `tokenizer.json` or from the
+//! vocabulary in a GGUF file. Decoding is done here from the bytes of each token, so that a stream of ids and a list of
+//! ids give the same text.
 
 mod export;
 mod gguf;
@@ -21,12 +21,12 @@ pub use stream::DecodeStream;
 
 use crate::{ModelError, error::one_line};
 
-/// Bytes of all added tokens together, enough for ten thousand of 26. The automaton that finds them in a text
-/// takes some 150 bytes for each.
+/// Maximum total bytes of added tokens, enough for ten thousand of 26 bytes. The automaton that finds them in a text
+/// takes about 150 bytes for each byte.
 const MAX_ADDED: usize = 256 << 10;
-/// Largest id that a vocabulary may use; real ones stay below 300,000.
+/// Ids must be below this; real vocabularies stay below 300,000.
 const MAX_ID: u32 = 1 << 22;
-/// What helps against a vocabulary that cannot be read.
+/// The cure for a vocabulary that cannot be read.
 const CURE: &str = "download the tokenizer again, or use the original model's tokenizer.json";
 
 /// Encodes text and decodes token ids. Cheap to clone.
@@ -39,23 +39,23 @@ pub struct Tokenizer {
 struct Inner {
     file: String,
     encoder: tokenizers::Tokenizer,
-    /// Ids before and after a text that is encoded with special tokens.
+    /// Ids put before and after a text that is encoded with special tokens.
     prefix: Vec<u32>,
     suffix: Vec<u32>,
-    /// Bytes of all tokens, one after another.
+    /// The bytes of all tokens, concatenated.
     bytes: Vec<u8>,
-    /// Where the bytes of a token begin; one more at the end.
+    /// Start of each token's bytes, and the end of the last.
     starts: Vec<u32>,
-    /// Bytes of the longest token.
+    /// Length in bytes of the longest token.
     max_token_bytes: usize,
-    /// Per id, whether it is a control token.
+    /// For each id, whether it is a control token.
     special: Vec<bool>,
     spelling: Spelling,
-    /// Whether the first space of a decoded text was put there by encoding.
+    /// Whether encoding adds a space before a text, which decoding removes.
     leading_space: bool,
 }
 
-/// What the pieces of a vocabulary are spelled in.
+/// How a vocabulary spells its pieces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Spelling {
     /// GPT-2's: each byte is one printable character.
@@ -64,16 +64,16 @@ enum Spelling {
     SentencePiece,
 }
 
-/// What a tokenizer is made of, wherever it comes from.
+/// The parts of a tokenizer, from any kind of file.
 struct Recipe {
     file: String,
     vocab: Vocab,
     merges: Merges,
-    /// Tokens that are found in a text before it is split, with their ids.
+    /// Tokens that are matched before a text is split, with their ids.
     added: Vec<(u32, AddedToken)>,
     normalizer: Option<NormalizerWrapper>,
     pre_tokenizer: Option<PreTokenizerWrapper>,
-    /// Whether a piece that is in the vocabulary is taken whole, whatever the merges say.
+    /// Whether a piece in the vocabulary is taken whole, regardless of merges.
     ignore_merges: bool,
     unknown: Option<String>,
     fuse_unknown: bool,
@@ -101,7 +101,7 @@ impl Recipe {
         if let Some((token, id)) = self.vocab.iter().find(|(_, id)| **id >= MAX_ID) {
             return Err(fail(format!("token {} has id {id}, {MAX_ID} or more", one_line(token))));
         }
-        // The crate trusts that every merge leads to a token of the vocabulary.
+        // The crate does not check that every merge produces a token of the vocabulary.
         let mut joined = String::new();
         for (a, b) in &self.merges {
             joined.clear();
@@ -157,7 +157,7 @@ impl Recipe {
         })
     }
 
-    /// The bytes that each id stands for, and where they begin.
+    /// The bytes of all ids, and where those of each id start.
     fn spell(&self, literal: &[bool], size: usize) -> (Vec<u8>, Vec<u32>) {
         let mut by_id = vec![""; size];
         for (token, &id) in &self.vocab {
@@ -187,8 +187,8 @@ impl Recipe {
     }
 }
 
-/// The byte behind each character of GPT-2's alphabet: printable Latin-1 stands for itself, the rest follows from
-/// U+0100 on in the order of the bytes.
+/// The byte for each character of GPT-2's alphabet: printable Latin-1 characters stand for themselves; the other bytes
+/// follow from U+0100 in ascending order.
 fn byte_level_bytes() -> [Option<u8>; 0x144] {
     let mut bytes = [None; 0x144];
     let mut next = 0x100;
@@ -203,23 +203,23 @@ fn byte_level_bytes() -> [Option<u8>; 0x144] {
     bytes
 }
 
-/// The byte of a SentencePiece byte token, `<0x0A>`.
+/// The byte of a SentencePiece byte token such as `<0x0A>`.
 fn byte_piece(token: &str) -> Option<u8> {
     let hex = token.strip_prefix("<0x")?.strip_suffix('>')?;
     (hex.len() == 2).then(|| u8::from_str_radix(hex, 16).ok())?
 }
 
 impl Tokenizer {
-    /// A tokenizer from the bytes of a `tokenizer.json` with a byte-pair encoding model.
+    /// Reads a tokenizer from the bytes of a `tokenizer.json` with a byte-pair encoding model.
     ///
     /// # Errors
-    /// If the file is damaged, or of a kind that is not supported.
+    /// If the file is damaged or of an unsupported kind.
     pub fn from_json(bytes: &[u8]) -> Result<Tokenizer, ModelError> {
         json::read(bytes)?.build()
     }
 
-    /// The ids of `text`. `add_special` adds what the model expects around a text, for instance its
-    /// begin-of-text token; a text that a chat template rendered has it already.
+    /// Encodes `text`. `add_special` adds the tokens that the model expects around a text, such as begin-of-text; a
+    /// text rendered by a chat template already has them.
     ///
     /// # Errors
     /// If the `tokenizers` crate refuses the text.
@@ -237,7 +237,7 @@ impl Tokenizer {
         Ok([prefix, encoding.get_ids(), suffix].concat())
     }
 
-    /// The text of `ids`; bytes that are not UTF-8 become U+FFFD. `skip_special` leaves out control tokens.
+    /// Decodes `ids`; bytes that are not UTF-8 become U+FFFD. `skip_special` omits control tokens.
     ///
     /// # Errors
     /// [`ModelError::TokenId`] for an id outside the vocabulary.
@@ -258,30 +258,30 @@ impl Tokenizer {
         self.inner.special.len()
     }
 
-    /// The id of a token, spelled as the vocabulary spells it.
+    /// The id of a token, given in the vocabulary's own spelling.
     pub fn token_id(&self, token: &str) -> Option<u32> {
         self.inner.encoder.token_to_id(token)
     }
 
-    /// The bytes that a token stands for: part of a character, many characters, or none. `None` for an id
-    /// outside the vocabulary.
+    /// The bytes of a token: part of a character, several characters, or nothing. `None` for an id outside the
+    /// vocabulary.
     pub fn token_bytes(&self, id: u32) -> Option<&[u8]> {
         let id = id as usize;
         let (start, end) = (*self.inner.starts.get(id)?, *self.inner.starts.get(id + 1)?);
         Some(&self.inner.bytes[start as usize..end as usize])
     }
 
-    /// Bytes of the longest token: `n` tokens stand for at most `n` times as many.
+    /// Length in bytes of the longest token: `n` tokens decode to at most `n` times as many bytes.
     pub fn max_token_bytes(&self) -> usize {
         self.inner.max_token_bytes
     }
 
-    /// Whether an id is a control token, whose text is not part of an answer.
+    /// Whether an id is a control token, which is not part of an answer's text.
     pub fn is_special(&self, id: u32) -> bool {
         self.inner.special.get(id as usize).copied().unwrap_or(false)
     }
 
-    /// Ids that [`Tokenizer::encode`] puts before a text.
+    /// The ids that [`Tokenizer::encode`] puts before a text.
     pub fn prefix(&self) -> &[u32] {
         &self.inner.prefix
     }

@@ -1,14 +1,14 @@
 use crate::Tokenizer;
 
-/// Decodes a sequence of ids as it comes, without ever splitting a character.
+/// Decodes ids one at a time, without splitting characters.
 ///
-/// Control tokens are left out. What [`DecodeStream::push`] and [`DecodeStream::finish`] return, put together, is
-/// what [`Tokenizer::decode`] returns for the same ids, but for the space before the first word that
-/// SentencePiece vocabularies carry: it belongs to a continuation and is kept.
+/// Control tokens are omitted. The concatenated results of [`DecodeStream::push`] and [`DecodeStream::finish`] equal
+/// [`Tokenizer::decode`] of the same ids, except that the leading space of SentencePiece vocabularies is kept, because
+/// it belongs to a continuation.
 #[derive(Debug, Clone)]
 pub struct DecodeStream {
     tokenizer: Tokenizer,
-    /// The bytes of a character that is not complete: at most three, between two calls.
+    /// The bytes of an incomplete character; at most three between calls.
     pending: Vec<u8>,
 }
 
@@ -17,8 +17,8 @@ impl DecodeStream {
         DecodeStream { tokenizer, pending: Vec::new() }
     }
 
-    /// The text that `id` completes; empty if it ends within a character. An id outside the vocabulary, which a
-    /// padded output head can give, adds nothing.
+    /// Returns the text that `id` completes; empty if it ends within a character. An id outside the vocabulary, which a
+    /// padded output head can produce, adds nothing.
     pub fn push(&mut self, id: u32) -> String {
         if !self.tokenizer.is_special(id) {
             self.pending.extend_from_slice(self.tokenizer.token_bytes(id).unwrap_or_default());
@@ -26,7 +26,7 @@ impl DecodeStream {
         self.complete()
     }
 
-    /// The text that bytes of no token complete: the part of a token before a stop string.
+    /// Returns the text that `bytes` complete, for the part of a token before a stop string.
     pub fn push_bytes(&mut self, bytes: &[u8]) -> String {
         self.pending.extend_from_slice(bytes);
         self.complete()
@@ -39,7 +39,7 @@ impl DecodeStream {
             text.push_str(chunk.valid());
             done += chunk.valid().len();
             let rest = &self.pending[done..];
-            // `error_len` is unknown for a character that more bytes could still complete.
+            // `error_len` is `None` for a character that more bytes could still complete.
             let broken = str::from_utf8(rest).is_err_and(|e| e.valid_up_to() == 0 && e.error_len().is_some());
             if broken {
                 text.push(char::REPLACEMENT_CHARACTER);
@@ -50,7 +50,7 @@ impl DecodeStream {
         text
     }
 
-    /// The end of the text: U+FFFD if a character was left incomplete, else nothing.
+    /// Ends the text: returns U+FFFD if a character is incomplete, otherwise nothing.
     pub fn finish(&mut self) -> String {
         String::from_utf8_lossy(&std::mem::take(&mut self.pending)).into_owned()
     }

@@ -102,7 +102,7 @@ fn what_a_shape_does_not_allow_is_refused_with_tensor_shape_and_cure() {
     let destination = folder.path().join("taken");
     std::fs::create_dir(&destination).unwrap();
     let error = convert(&open("bitnet-odd"), Target::Packed, &destination, &mut |_, _| {}).unwrap_err();
-    assert!(error.to_string().contains("exists already"), "{error}");
+    assert!(error.to_string().contains("already exists"), "{error}");
 }
 
 #[test]

@@ -138,7 +138,7 @@ fn vocabulary_falcon3_splits_as_llama_bpe() {
 fn vocabulary_without_a_pre_tokenizer_is_llama_bpe_with_one_warning() {
     let model = with_vocabulary(|g| g.remove("tokenizer.ggml.pre")).unwrap();
     let [warning] = &model.warnings[..] else { panic!("{:?}", model.warnings) };
-    assert!(warning.contains("tokenizer.ggml.pre") && warning.contains("taking llama-bpe"), "{warning}");
+    assert!(warning.contains("tokenizer.ggml.pre") && warning.contains("using llama-bpe"), "{warning}");
     let (missing, llama) = (model.tokenizer.unwrap(), open("bitnet-packed").tokenizer.unwrap());
     let text = "It's 1234567\n\n and 12";
     assert_eq!(missing.encode(text, true).unwrap(), llama.encode(text, true).unwrap());
