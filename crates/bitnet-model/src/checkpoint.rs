@@ -207,9 +207,8 @@ impl Checkpoint {
                 1 => String::new(),
                 n => format!(" and {} more", n - 1),
             };
-            self.warnings.push(format!(
-                "the file holds tensors that this architecture does not use: {first}{others}"
-            ));
+            self.warnings
+                .push(format!("the file holds tensors that this architecture does not use: {first}{others}"));
         }
         let Some(tokenizer) = &self.tokenizer else { return Ok(()) };
         let (tokens, rows) = (tokenizer.vocab_size(), self.spec.vocab);

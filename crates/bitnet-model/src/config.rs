@@ -247,8 +247,7 @@ fn multipliers(c: &Fields<'_>, hidden: usize, layers: usize) -> Result<Multiplie
 /// Refuses other quantizations of a family with group-scaled weights: its weights must be stored as floats that are
 /// already ternary, or as MLX's 2 bits.
 fn no_other_quantization(c: &Fields<'_>) -> Result<(), ModelError> {
-    const CURE: &str =
-        "use the model's unpacked ternary weights, its MLX 2-bit form or its GGUF file";
+    const CURE: &str = "use the model's unpacked ternary weights, its MLX 2-bit form or its GGUF file";
     for field in ["quantization", "quantization_config"] {
         let Some(json) = c.get(field) else { continue };
         let prefix = format!("{field}.");
@@ -280,7 +279,11 @@ fn quantization(c: &Fields<'_>, native: bool) -> Result<bool, ModelError> {
         Some("bitnet") => {}
         other => {
             let value = other.unwrap_or("missing");
-            return Err(q.unsupported("quant_method", value, "use a BitNet b1.58 checkpoint, whose method is bitnet"));
+            return Err(q.unsupported(
+                "quant_method",
+                value,
+                "use a BitNet b1.58 checkpoint, whose method is bitnet",
+            ));
         }
     }
     if let Some(kept) = q.get("modules_to_not_convert").and_then(Value::as_array)

@@ -203,7 +203,8 @@ impl PanelFile {
                 ModelError::tensor(&self.file, tensor, problem, "convert the model again")
             }
             KernelError::NotMerged => {
-                let problem = "its groups of 64 have scales that are equal in pairs and should be groups of 128";
+                let problem =
+                    "its groups of 64 have scales that are equal in pairs and should be groups of 128";
                 ModelError::tensor(&self.file, tensor, problem, "convert the original model again")
             }
             error => error.into(),

@@ -417,8 +417,7 @@ fn gguf_encoding(
         (TensorKind::Dense | TensorKind::Norm, GgmlType::Dense(t)) => Encoding::Dense(t),
         (_, GgmlType::Stq1_0) => {
             let problem = "type 42 is STQ1_0 (Sherry) by its size, which cannot be read";
-            let cure =
-                "it holds 256 weights in 42 bytes; use a file of the model in another type";
+            let cure = "it holds 256 weights in 42 bytes; use a file of the model in another type";
             return Err(ModelError::tensor(file, name, problem, cure));
         }
         (TensorKind::Grouped, GgmlType::Tq1_0 | GgmlType::Tq2_0) => Encoding::Blocks(kind),

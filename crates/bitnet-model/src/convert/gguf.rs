@@ -278,10 +278,13 @@ fn put(
         }
         (Content::Screen, Some(cpu)) => {
             let head = tensors.dense(names::head(&checkpoint.spec))?;
-            let screen = cpu.screen_of(&head)?.expect("the int8 head is planned only for shapes that have one");
+            let screen =
+                cpu.screen_of(&head)?.expect("the int8 head is planned only for shapes that have one");
             screen.stored().try_for_each(|bytes| out.write(&bytes))
         }
-        (Content::Stack(_) | Content::Screen, None) => unreachable!("planned only for panels, which have a packer"),
+        (Content::Stack(_) | Content::Screen, None) => {
+            unreachable!("planned only for panels, which have a packer")
+        }
     }
 }
 
