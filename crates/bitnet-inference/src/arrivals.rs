@@ -1,20 +1,20 @@
 use std::time::Duration;
 
-/// How requests have been arriving, and so whether it pays to wait for more before an idle engine starts a step.
+/// Statistics of arrivals, to decide whether an idle engine should wait for another request before it starts a step.
 ///
-/// Only a request that arrives while another is under way is company; someone who asks again when he has his answer
-/// is alone however fast he asks, and never waits.
+/// Only a request that arrives while another is active counts as company. A lone client that sends its next request
+/// after each answer is always alone, however fast it is, and never waits.
 #[derive(Debug, Clone, Default)]
 pub struct Arrivals {
     last: Option<u64>,
-    /// Part of late arrivals that had company, from 0 to 1.
+    /// Fraction of recent arrivals that had company, from 0 to 1.
     company: f64,
-    /// Microseconds between such arrivals.
+    /// Mean gap before such arrivals, in microseconds.
     gap: f64,
 }
 
 impl Arrivals {
-    /// Notes a request, `alone` if nothing else is waiting or running.
+    /// Records an arrival; `alone` if nothing else is waiting or running.
     pub fn note(&mut self, now: u64, alone: bool) {
         let gap = self.last.replace(now).map_or(0, |last| now - last) as f64;
         self.company += (f64::from(u8::from(!alone)) - self.company) * 0.2;
@@ -23,7 +23,8 @@ impl Arrivals {
         }
     }
 
-    /// Microseconds to wait for the next request, at most `max_wait`: 0 unless company is likely within that time.
+    /// How long to wait for the next request, in microseconds, at most `max_wait`; 0 unless one is likely within that
+    /// time.
     pub fn linger(&self, max_wait: Duration) -> u64 {
         let (max, wanted) = (max_wait.as_micros() as f64, 2.0 * self.gap);
         if self.company > 0.4 && self.gap <= max { wanted.min(max) as u64 } else { 0 }

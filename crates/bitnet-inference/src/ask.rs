@@ -2,15 +2,15 @@ use bitnet_kernels::{Ask, Drawn};
 
 use crate::{SampleError, Sequence};
 
-/// Tokens that a device can tell apart when it draws.
+/// Maximum size of a vocabulary that a device can draw from.
 const MOST_TOKENS: usize = 1 << 24;
 
-/// How the token after the first `len` of a sequence is drawn where its logits are. `None` where the host has to see
-/// them: for penalties, biases, bans, constraints and log-probabilities, and where nothing is drawn.
+/// How a device draws the token after the first `len` tokens of a sequence. `None` if nothing is drawn, or if the host
+/// must see the logits: for penalties, biases, bans, constraints and log-probabilities.
 pub(crate) fn of(s: &Sequence, len: usize, vocab: usize) -> Option<Ask> {
     let config = &s.request.config;
     let untouched = !config.changes_logits() && s.request.constraint.is_none();
-    // Before that, the tokens that would end the text are banned.
+    // Before that, tokens that would end the text are banned.
     let may_end = len - s.prompt_len() >= config.min_new_tokens;
     let plain = s.draws() && untouched && may_end && config.logprobs.is_none() && vocab < MOST_TOKENS;
     plain.then(|| Ask {

@@ -1,18 +1,18 @@
-//! Many prompts at once, on an engine.
+//! Runs many prompts at once on an engine.
 
 use crate::{
     Completion, Engine, GenerationConfig, InvalidConfig, InvalidRequest, Output, Request, RequestError,
     RequestHandle, SubmitError,
 };
 
-/// Why one request gave nothing.
+/// Why a request has no result.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GenerationError {
-    /// It was not taken.
+    /// The request was refused.
     #[error(transparent)]
     Submit(#[from] SubmitError),
-    /// It failed on its way.
+    /// The request failed after it was accepted.
     #[error(transparent)]
     Request(#[from] RequestError),
 }
@@ -23,20 +23,20 @@ impl From<InvalidRequest> for GenerationError {
     }
 }
 
-/// A batch of which a request failed.
+/// A request of a batch failed.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("request {index}: {source}")]
 pub struct BatchError<T = Vec<u32>> {
-    /// The first request that failed.
+    /// Index of the first request that failed.
     pub index: usize,
-    /// Why.
+    /// Why it failed.
     pub source: GenerationError,
-    /// What every request gave, in order. Empty if a request was invalid: then nothing is computed.
+    /// The result of every request, in order. Empty if a request was invalid, because then nothing is computed.
     pub results: Vec<Result<T, GenerationError>>,
 }
 
-/// Continues every prompt with its own configuration, all in the same steps. Results are in order: the new tokens
-/// of each, or why there are none.
+/// Continues every prompt with its own configuration, all in the same steps. The results are in order: the new tokens
+/// of each prompt, or its error.
 pub fn process_batch(
     engine: &Engine,
     batch: &[(Vec<u32>, GenerationConfig)],
@@ -45,8 +45,8 @@ pub fn process_batch(
     submit_valid(engine, requests).into_iter().map(|handle| handle.and_then(tokens)).collect()
 }
 
-/// Continues every prompt with the same configuration. No prompts give no results; an empty prompt is an error that
-/// names it, before any work.
+/// Continues every prompt with the same configuration. An empty prompt is an error that names it, before any work; an
+/// empty list of prompts gives an empty list.
 pub fn batch_generate(
     engine: &Engine,
     prompts: &[Vec<u32>],
@@ -57,8 +57,8 @@ pub fn batch_generate(
     whole(submit_valid(engine, requests).into_iter().map(|handle| handle.and_then(tokens)))
 }
 
-/// The logits that follow each prompt, from one causal pass over all of them; only those of the last position are
-/// computed.
+/// Returns the logits that follow each prompt, from one causal pass over all of them. Only the logits of the last
+/// position are computed.
 pub fn forward_batch(engine: &Engine, prompts: &[Vec<u32>]) -> Result<Vec<Vec<f32>>, BatchError<Vec<f32>>> {
     let requests: Vec<Request> = prompts.iter().map(|p| logits_of(p.clone())).collect();
     validate(engine, &requests)?;
@@ -68,8 +68,8 @@ pub fn forward_batch(engine: &Engine, prompts: &[Vec<u32>]) -> Result<Vec<Vec<f3
     }))
 }
 
-/// As [`forward_batch`]; what it computes stays in the cache, so that a generation that begins with one of the
-/// prompts does not compute it again.
+/// As [`forward_batch`]. The results stay in the prefix cache, so a generation that begins with one of the prompts does
+/// not compute it again.
 pub fn prefill_batch(engine: &Engine, prompts: &[Vec<u32>]) -> Result<Vec<Vec<f32>>, BatchError<Vec<f32>>> {
     forward_batch(engine, prompts)
 }
@@ -78,7 +78,7 @@ fn logits_of(prompt: Vec<u32>) -> Request {
     Request { output: Output::Logits, ..Request::new(prompt, GenerationConfig::default()) }
 }
 
-/// Says which request could never run.
+/// Checks all requests; the error names the first invalid one.
 pub(crate) fn validate<T>(engine: &Engine, requests: &[Request]) -> Result<(), BatchError<T>> {
     for (index, request) in requests.iter().enumerate() {
         let refused = |error: InvalidRequest| BatchError { index, source: error.into(), results: Vec::new() };
@@ -87,14 +87,14 @@ pub(crate) fn validate<T>(engine: &Engine, requests: &[Request]) -> Result<(), B
     Ok(())
 }
 
-/// A valid request for new tokens only.
+/// Checks a request and turns `echo` off.
 pub(crate) fn new_tokens(engine: &Engine, mut request: Request) -> Result<Request, InvalidRequest> {
     check(engine, &request)?;
     request.config.echo = false;
     Ok(request)
 }
 
-/// One result for each request means one choice.
+/// Checks a request, which must have a single choice: a batch has one result for each request.
 fn check(engine: &Engine, request: &Request) -> Result<(), InvalidRequest> {
     engine.validate(request)?;
     let n = request.config.n;
@@ -102,7 +102,7 @@ fn check(engine: &Engine, request: &Request) -> Result<(), InvalidRequest> {
     if n == 1 { Ok(()) } else { Err(one().into()) }
 }
 
-/// The valid requests, for new tokens only, and what is wrong with each of all requests.
+/// Splits requests into the valid ones, with `echo` off, and the result of the check of each.
 fn valid(
     engine: &Engine,
     requests: impl IntoIterator<Item = Request>,
@@ -116,7 +116,7 @@ fn valid(
     (valid, checked)
 }
 
-/// Puts the handles of the valid requests in their places.
+/// Puts the handles of the valid requests back in place.
 fn placed(
     checked: Vec<Result<(), GenerationError>>,
     handles: Result<Vec<RequestHandle>, SubmitError>,
@@ -131,7 +131,7 @@ fn placed(
     }
 }
 
-/// Submits the valid requests, for new tokens only; the others fail alone. Waits for room in the queue.
+/// Submits the valid requests, waiting for room in the queue; each invalid one only fails itself.
 pub(crate) fn submit_valid(
     engine: &Engine,
     requests: impl IntoIterator<Item = Request>,
@@ -160,7 +160,7 @@ pub(crate) fn only_choice(mut done: Completion) -> Vec<u32> {
     std::mem::take(&mut done.choices[0].tokens)
 }
 
-/// All results, or the first failure with everything that the others gave.
+/// All results, or the first failure together with the results of the others.
 pub(crate) fn whole<T>(
     results: impl Iterator<Item = Result<T, GenerationError>>,
 ) -> Result<Vec<T>, BatchError<T>> {

@@ -1,39 +1,40 @@
 use std::fmt;
 
-/// What one request asks of generation. The defaults are greedy text without penalties.
+/// How to generate text for a request. The default is greedy decoding without penalties.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GenerationConfig {
-    /// Most tokens to generate; 0 gives an empty result without a forward pass.
+    /// Maximum number of tokens to generate; 0 gives an empty result without a forward pass.
     pub max_new_tokens: usize,
-    /// No end or stop token is drawn, and no stop string looked for, before this many.
+    /// Until this many tokens are generated, no end or stop token is drawn and no stop string is looked for.
     pub min_new_tokens: usize,
-    /// Divides the logits; 0 takes the most likely token.
+    /// Divides the logits; 0 always takes the most likely token.
     pub temperature: f32,
-    /// Only this many most likely tokens are kept; 0 keeps all, 1 takes the most likely token.
+    /// Keeps only this many of the most likely tokens; 0 keeps all, 1 always takes the most likely token.
     pub top_k: usize,
-    /// Only the fewest most likely tokens that together have this probability are kept; 1 keeps all.
+    /// Keeps only the smallest set of most likely tokens whose total probability reaches this; 1 keeps all.
     pub top_p: f32,
-    /// Only tokens with at least this part of the most likely token's probability are kept; 0 keeps all.
+    /// Keeps only tokens with at least this fraction of the most likely token's probability; 0 keeps all.
     pub min_p: f32,
-    /// Logits of tokens in prompt or text so far are divided by this if positive, else multiplied; 1 does nothing.
+    /// Divides the positive logits of tokens in the prompt or text so far, and multiplies their other logits; 1 is
+    /// neutral.
     pub repetition_penalty: f32,
-    /// Subtracted from the logits of generated tokens.
+    /// Subtracted from the logits of tokens generated so far.
     pub presence_penalty: f32,
-    /// Subtracted from the logits of generated tokens, once for each time they occurred.
+    /// Subtracted from the logits of tokens generated so far, once for each occurrence.
     pub frequency_penalty: f32,
-    /// Added to the logits of these tokens.
+    /// Token ids, and what is added to their logits.
     pub logit_bias: Vec<(u32, f32)>,
-    /// Of the random numbers. Unset: one is drawn when the request is submitted, and told.
+    /// Seed of the random numbers. If unset, one is chosen when the request is submitted, and reported.
     pub seed: Option<u64>,
-    /// Tokens that end the text, beside the model's own; not part of the result.
+    /// Tokens that end the text, in addition to the model's own; not part of the result.
     pub stop_tokens: Vec<u32>,
     /// Strings that end the text; not part of the result.
     pub stop_strings: Vec<String>,
-    /// Whether the model's own end tokens are ordinary ones.
+    /// Whether to treat the model's own end tokens as ordinary tokens.
     pub ignore_eos: bool,
-    /// Report the log-probability of each token, and of this many most likely ones.
+    /// If set, reports the log-probability of each token and of this many most likely tokens.
     pub logprobs: Option<usize>,
-    /// Number of choices generated from the prompt.
+    /// Number of choices to generate from the prompt.
     pub n: usize,
     /// Whether results begin with the prompt.
     pub echo: bool,
@@ -63,24 +64,24 @@ impl Default for GenerationConfig {
     }
 }
 
-/// A field of a [`GenerationConfig`] outside its range.
+/// A field of a [`GenerationConfig`] is out of range.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("{field} is {value}: it must be {allowed}")]
 pub struct InvalidConfig {
-    /// The field.
+    /// Name of the field.
     pub field: &'static str,
-    /// What it was.
+    /// Its value.
     pub value: String,
-    /// What it may be.
+    /// The values that are allowed.
     pub allowed: String,
 }
 
 impl GenerationConfig {
-    /// Most choices one request may ask for.
+    /// Maximum number of choices in a request.
     pub const MAX_CHOICES: usize = 128;
-    /// Most likely tokens reported with each token.
+    /// Maximum number of most likely tokens reported with each token.
     pub const MAX_LOGPROBS: usize = 20;
-    /// Most stop strings.
+    /// Maximum number of stop strings.
     pub const MAX_STOP_STRINGS: usize = 16;
 
     /// Whether the most likely token is always taken.
@@ -88,12 +89,12 @@ impl GenerationConfig {
         self.temperature == 0.0 || self.top_k == 1
     }
 
-    /// Whether the logits depend on the tokens before.
+    /// Whether penalties make the logits depend on earlier tokens.
     pub fn has_penalties(&self) -> bool {
         self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
     }
 
-    /// Whether a token is drawn from other logits than the model's: by a penalty or a bias.
+    /// Whether penalties or biases change the model's logits before a token is drawn.
     pub(crate) fn changes_logits(&self) -> bool {
         self.has_penalties() || !self.logit_bias.is_empty()
     }

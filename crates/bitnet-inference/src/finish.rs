@@ -3,19 +3,19 @@ use std::fmt;
 /// Why a generation ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FinishReason {
-    /// The model ended the text: one of its end tokens.
+    /// The model drew one of its end tokens.
     Eos,
-    /// One of the request's stop tokens.
+    /// The model drew one of the request's stop tokens.
     StopToken(u32),
-    /// One of the request's stop strings, by index.
+    /// The text reached one of the request's stop strings, given by index.
     StopString(usize),
     /// `max_new_tokens` were generated.
     Length,
-    /// The sequence reached the model's context length.
+    /// The sequence reached the maximum length of the model's context.
     Context,
-    /// The caller cancelled it or dropped its handle.
+    /// The caller cancelled the request or dropped its handle.
     Cancelled,
-    /// It failed; the error says how.
+    /// The generation failed; the error says why.
     Error,
 }
 

@@ -11,32 +11,32 @@ use crate::engine::Control;
 use crate::mailbox::{Mailbox, Popped};
 use crate::{FinishReason, Request, RequestError, TokenLogprobs, Update};
 
-/// One choice, complete.
+/// A complete choice.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Choice {
-    /// Its tokens: the new ones only, after the prompt if `echo` was asked for.
+    /// The new tokens, preceded by the prompt if `echo` is set.
     pub tokens: Vec<u32>,
-    /// Log-probabilities of the new ones, if they were asked for.
+    /// Log-probabilities of the new tokens, if requested.
     pub logprobs: Vec<TokenLogprobs>,
     /// Why it ended.
     pub finish: FinishReason,
-    /// Text before a stop string that belongs to no returned token.
+    /// Bytes before a stop string that belong to no returned token.
     pub tail: Vec<u8>,
 }
 
-/// All that a request gave.
+/// The complete result of a request.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Completion {
     /// The choices, in order.
     pub choices: Vec<Choice>,
-    /// The logits that follow the prompt, if they were asked for.
+    /// The logits that follow the prompt, if requested.
     pub logits: Option<Vec<f32>>,
     /// Seed of the random numbers; the same seed gives the same tokens.
     pub seed: u64,
 }
 
-/// A request on its way: an iterator of its updates that blocks. [`RequestHandle::into_stream`] is the async form.
-/// Dropping it cancels the request.
+/// A submitted request, as a blocking iterator of its updates. [`RequestHandle::into_stream`] is the async form.
+/// Dropping the handle cancels the request.
 pub struct RequestHandle {
     pub(crate) id: u64,
     pub(crate) seed: u64,
@@ -46,23 +46,23 @@ pub struct RequestHandle {
 }
 
 impl RequestHandle {
-    /// The engine's number for the request.
+    /// The engine's id of the request.
     pub fn id(&self) -> u64 {
         self.id
     }
 
-    /// Seed of the random numbers, also if the request left it open.
+    /// Seed of the random numbers, including one that the engine chose.
     pub fn seed(&self) -> u64 {
         self.seed
     }
 
-    /// Ends the request; what it has told can still be read, and its end.
+    /// Cancels the request. Updates already sent and the end can still be read.
     pub fn cancel(&self) {
         self.mailbox.cancel();
         let _ = self.control.send(Control::Cancel(self.id));
     }
 
-    /// Waits for news; `None` when every choice has ended.
+    /// Waits for the next update; `None` when every choice has ended.
     pub fn recv(&mut self) -> Option<Update> {
         match self.mailbox.pop(None) {
             Popped::Update(update, resume) => Some(self.taken(update, resume)),
@@ -70,7 +70,7 @@ impl RequestHandle {
         }
     }
 
-    /// Waits for news, at most `timeout`.
+    /// Waits for the next update, for at most `timeout`.
     pub fn recv_timeout(&mut self, timeout: Duration) -> Result<Option<Update>, Elapsed> {
         match self.mailbox.pop(Instant::now().checked_add(timeout)) {
             Popped::Update(update, resume) => Ok(Some(self.taken(update, resume))),
@@ -79,7 +79,7 @@ impl RequestHandle {
         }
     }
 
-    /// The next update, `None` when every choice has ended, or has the task woken when there is one.
+    /// Polls for the next update; `None` when every choice has ended. Wakes the task when there is one.
     pub fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Option<Update>> {
         match self.mailbox.poll(cx.waker()) {
             Popped::Update(update, resume) => Poll::Ready(Some(self.taken(update, resume))),
@@ -88,12 +88,12 @@ impl RequestHandle {
         }
     }
 
-    /// The updates as a stream.
+    /// Turns the handle into a stream of updates.
     pub fn into_stream(self) -> Updates {
         Updates(self)
     }
 
-    /// Waits for the end, and gives everything together; the error of a choice that failed is that of the request.
+    /// Waits for the end and returns the complete result, or the error of the first choice that failed.
     pub fn wait(mut self) -> Result<Completion, RequestError> {
         let mut all = Gather::new(&self);
         while let Some(update) = self.recv() {
@@ -127,12 +127,12 @@ impl Iterator for RequestHandle {
     }
 }
 
-/// A request on its way: a [`Stream`] of its updates, for any executor. Dropping it cancels the request.
+/// A submitted request, as a [`Stream`] of its updates for any executor. Dropping it cancels the request.
 #[derive(Debug)]
 pub struct Updates(RequestHandle);
 
 impl Updates {
-    /// The request.
+    /// The handle of the request.
     pub fn handle(&self) -> &RequestHandle {
         &self.0
     }
@@ -163,7 +163,7 @@ impl Drop for RequestHandle {
     }
 }
 
-/// Nothing arrived in time.
+/// No update arrived before the timeout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("nothing arrived in time")]
 pub struct Elapsed;

@@ -1,5 +1,4 @@
-//! Who runs when: requests, sampling, scheduling, and the engine that batches many requests through one forward
-//! pass a step.
+//! Requests, sampling, scheduling, and the engine that batches many requests into one forward pass for each step.
 //!
 //! ```
 //! use bitnet_inference::{Engine, EngineConfig, GenerationConfig, Request};
@@ -23,7 +22,7 @@
 //! ```
 
 #![forbid(unsafe_code)]
-#![cfg_attr(test, allow(clippy::print_stdout, reason = "tests say what they met"))]
+#![cfg_attr(test, allow(clippy::print_stdout, reason = "tests report what they covered"))]
 
 mod arrivals;
 mod ask;
@@ -42,7 +41,7 @@ mod hybrid;
 mod logprobs;
 mod lookup;
 mod mailbox;
-/// What an engine counts and measures, and how to record it elsewhere.
+/// An engine's counters and measurements, and how to record them elsewhere.
 pub mod metrics;
 pub mod names;
 mod pace;
@@ -78,14 +77,14 @@ pub use request::{InvalidRequest, Output, Priority, Request, RequestError, Submi
 pub use scheduler::End;
 pub use stop::TokenText;
 
-/// From a row of logits to a token, and when a text ends: for programs that run a model themselves.
+/// Draws tokens from logits and finds the end of a text, for programs that run a model themselves.
 pub mod sampling {
     pub use crate::random::{philox4x32, random_u64};
     pub use crate::sampler::{Draw, Sampler};
     pub use crate::stop::{Scan, StopMatcher};
 }
 
-/// Which tokens run in which step: what an [`Engine`] is made of, for simulations, tests and benchmarks.
+/// Decides which tokens run in which step: the parts of an [`Engine`], for simulations, tests and benchmarks.
 pub mod scheduling {
     pub use crate::arrivals::Arrivals;
     pub use crate::blocks::{BlockPool, Chain};
@@ -97,7 +96,7 @@ pub mod scheduling {
     pub use crate::step::{Draws, StepFaults, StepTimes, Stepper};
 }
 
-// Inside the crate every name is known at its root.
+// Inside the crate, every name is available at the root.
 use metrics::{Measure, Snapshot};
 use padded::PaddedBatch;
 use random::random_u64;

@@ -1,16 +1,16 @@
-/// Log-probabilities at one position.
+/// Log-probabilities (natural logarithm) at one position.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TokenLogprobs {
-    /// Of the token that was drawn.
+    /// Log-probability of the drawn token.
     pub logprob: f32,
-    /// The most likely tokens, most likely first.
+    /// The most likely tokens with their log-probabilities, most likely first.
     pub top: Vec<(u32, f32)>,
 }
 
-/// Why a row of logits gave no token.
+/// Why no token could be drawn from a row of logits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SampleError {
-    /// The model computed no number for this token.
+    /// A logit is NaN.
     #[error("the logit of token {token} is not a number")]
     NotANumber {
         /// The first such token.

@@ -1,70 +1,70 @@
 use parking_lot::Mutex;
 
-/// Things that are counted.
+/// What an engine counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Counter {
-    /// Requests taken.
+    /// Requests accepted.
     Requests,
     /// Requests refused at submission.
     Rejected,
-    /// Choices that ended as they should.
+    /// Choices that ended normally.
     Finished,
     /// Choices that were cancelled.
     Cancelled,
     /// Choices that failed.
     Failed,
-    /// Tokens of prompts taken.
+    /// Prompt tokens of accepted requests.
     PromptTokens,
-    /// Tokens told to readers.
+    /// Tokens delivered to readers.
     GeneratedTokens,
     /// Forward steps.
     Steps,
-    /// Tokens computed for prompts.
+    /// Prompt tokens computed.
     PrefillTokens,
-    /// Tokens drawn in steps that hold no prompt tokens.
+    /// Tokens drawn in steps without prompt tokens.
     DecodeTokens,
-    /// Times that a request was paused because nobody read it.
+    /// Times that a request was paused because it was not read.
     Pauses,
-    /// Times that the engine began anew after a panic in its bookkeeping, or a broken rule.
+    /// Times that the engine restarted after a panic in its bookkeeping or a broken rule.
     Restarts,
-    /// Times that the bookkeeping was found to have broken a rule of its own.
+    /// Times that the bookkeeping was found to have broken one of its own rules.
     BrokenRules,
 }
 
-/// Things that are measured. Times are in seconds; what is not known is not observed.
+/// What an engine measures. Times are in seconds; unknown values are not recorded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Measure {
     /// From submission to the first place in a batch.
     QueueTime,
     /// From submission to the first token of a choice.
     FirstToken,
-    /// Between two tokens of a choice.
+    /// Between two consecutive tokens of a choice.
     InterToken,
-    /// From submission to the end.
+    /// From submission to the end of the request.
     EndToEnd,
-    /// From the wish to cancel a request until its blocks are free.
+    /// From cancelling a request until its blocks are free.
     CancelToFree,
     /// Planning a step.
     StepPlan,
-    /// Writing a step down for the model.
+    /// Packing a step for the model.
     StepPack,
-    /// Forward pass of a step.
+    /// The forward pass of a step.
     StepForward,
     /// Drawing a step's tokens.
     StepSample,
     /// Bookkeeping after a step.
     StepCommit,
-    /// Telling readers what a step gave.
+    /// Delivering a step's results to readers.
     StepDistribute,
-    /// Packing, forward pass and drawing of steps that hold no prompt tokens.
+    /// Packing, forward pass and drawing of steps without prompt tokens.
     DecodeCompute,
-    /// How far the time of a step was from the prediction, as a part of that time.
+    /// Difference between the predicted and the actual time of a step, as a fraction of the actual time.
     StepModelError,
-    /// Part of the positions in a step's forward pass that hold no token.
+    /// Fraction of positions in a step's forward pass that hold no token.
     Padding,
-    /// Handing a step's kernels to a device, on the host.
+    /// Launching a step's kernels on a device, by the host's clock.
     KernelLaunch,
-    /// Copying a step's inputs to a device and its results back, by the device's clock.
+    /// Copying a step's inputs to a device and results back, by the device's clock.
     MemoryTransfer,
     /// Computing a step on a device, by the device's clock.
     DeviceCompute,
@@ -81,35 +81,35 @@ impl Counter {
 impl Measure {
     const COUNT: usize = Measure::StepTokens as usize + 1;
 
-    /// What the buckets of its [`Distribution`] begin at.
+    /// The start of the first bucket of its [`Distribution`].
     fn unit(self) -> f64 {
         if matches!(self, Measure::BatchSize | Measure::StepTokens) { 1.0 } else { 1e-6 }
     }
 }
 
-/// Where an engine reports to.
+/// Receives an engine's counts and measurements.
 pub trait Recorder: Send + Sync {
-    /// `counter` went up by `by`.
+    /// Adds `by` to `counter`.
     fn add(&self, counter: Counter, by: u64);
-    /// `measure` was `value`.
+    /// Records a `value` of `measure`.
     fn observe(&self, measure: Measure, value: f64);
-    /// A step has been running for `age`, which is over [`EngineConfig::step_limit`](crate::EngineConfig); `plans`
-    /// says what the last steps had to do, on one line. Reported once a step, on a thread of its own.
+    /// Reports that a step has been running for `age`, longer than [`EngineConfig::step_limit`](crate::EngineConfig).
+    /// `plans` describes the last steps in one line. Called once for such a step, on a separate thread.
     fn stalled(&self, age: std::time::Duration, plans: &str) {
         let _ = (age, plans);
     }
 }
 
-/// Values of one measure.
+/// The distribution of a measure's values.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Distribution {
-    /// How many.
+    /// Number of values.
     pub count: u64,
     /// Their sum.
     pub sum: f64,
-    /// The largest.
+    /// The largest value.
     pub max: f64,
-    /// How many lie in `[2^i, 2^(i+1))` millionths, or single units for [`Measure::BatchSize`] and
+    /// Number of values in `[2^i, 2^(i+1))` millionths, or in whole units for [`Measure::BatchSize`] and
     /// [`Measure::StepTokens`].
     pub buckets: [u64; 40],
 }
@@ -129,13 +129,13 @@ impl Distribution {
         self.buckets[bucket.min(39)] += 1;
     }
 
-    /// Their mean; `None` if there are none.
+    /// The mean, or `None` without values.
     pub fn mean(&self) -> Option<f64> {
         (self.count > 0).then(|| self.sum / self.count as f64)
     }
 }
 
-/// All that has been reported, at one moment.
+/// All counts and measurements at one moment.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Snapshot {
     counters: [u64; Counter::COUNT],
@@ -143,27 +143,27 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// A counter.
+    /// The value of a counter.
     pub fn get(&self, counter: Counter) -> u64 {
         self.counters[counter as usize]
     }
 
-    /// A measure.
+    /// The distribution of a measure.
     pub fn measure(&self, measure: Measure) -> &Distribution {
         &self.measures[measure as usize]
     }
 
-    /// Milliseconds that handing a step's kernels to a device takes on average; `None` without a device.
+    /// Mean milliseconds to launch a step's kernels on a device; `None` without a device.
     pub fn kernel_launch_overhead_ms(&self) -> Option<f64> {
         self.mean_ms(Measure::KernelLaunch)
     }
 
-    /// Milliseconds that a device copies inputs and results of a step on average; `None` without a device.
+    /// Mean milliseconds to copy a step's inputs and results; `None` without a device.
     pub fn memory_transfer_time_ms(&self) -> Option<f64> {
         self.mean_ms(Measure::MemoryTransfer)
     }
 
-    /// Milliseconds that a device computes a step on average; `None` without a device.
+    /// Mean milliseconds to compute a step on a device; `None` without a device.
     pub fn compute_time_ms(&self) -> Option<f64> {
         self.mean_ms(Measure::DeviceCompute)
     }
@@ -172,24 +172,24 @@ impl Snapshot {
         self.measure(measure).mean().map(|seconds| 1e3 * seconds)
     }
 
-    /// Tokens per second while only text was computed; `None` before that happened.
+    /// Tokens per second in steps without prompt tokens; `None` before the first such step.
     pub fn decode_tokens_per_second(&self) -> Option<f64> {
         let time = self.measure(Measure::DecodeCompute);
         (time.sum > 0.0).then(|| self.get(Counter::DecodeTokens) as f64 / time.sum)
     }
 }
 
-/// Keeps what it is told; every engine has one.
+/// A [`Recorder`] that keeps everything in memory; every engine has one.
 #[derive(Debug, Default)]
 pub struct Metrics(Mutex<Snapshot>);
 
 impl Metrics {
-    /// What has been reported so far.
+    /// The counts and measurements so far.
     pub fn snapshot(&self) -> Snapshot {
         self.0.lock().clone()
     }
 
-    /// Forgets it.
+    /// Resets all counts and measurements to zero.
     pub fn reset(&self) {
         *self.0.lock() = Snapshot::default();
     }

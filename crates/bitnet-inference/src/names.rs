@@ -1,5 +1,5 @@
-//! The names that users of other BitNet engines know, gathered: thin faces on the one engine of this crate. The module
-//! `names` of the crate `bitnet` shows each in a short program.
+//! The names that users of other BitNet engines know, as thin layers over this crate's engine. The module `names` of
+//! the crate `bitnet` shows each in a short program.
 
 pub use crate::batch::{BatchError, batch_generate, forward_batch, prefill_batch, process_batch};
 pub use crate::config::GenerationConfig;

@@ -1,23 +1,23 @@
-/// Sequences of different lengths side by side, each filled up to one width, for kernels and models that want a
-/// rectangle. The engine itself never pads.
+/// Sequences of different lengths, padded to a common width, for kernels and models that need a rectangle. The engine
+/// itself never pads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PaddedBatch {
-    /// `[rows][width]`; what follows a row's length is 0 and means nothing.
+    /// `[rows][width]`; zeros after each row's length are padding.
     tokens: Vec<u32>,
     lengths: Vec<usize>,
     width: usize,
 }
 
-/// A sequence without tokens has no last position, so nothing can follow it.
+/// A sequence is empty, so it has no last position to continue from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("sequence {index} is empty")]
 pub struct EmptySequence {
-    /// Which one.
+    /// Index of the sequence.
     pub index: usize,
 }
 
 impl PaddedBatch {
-    /// Packs sequences to the width of the longest, or to the smallest of `buckets` that holds it.
+    /// Pads sequences to the length of the longest, or to the smallest of `buckets` that holds it.
     pub fn pack<S: AsRef<[u32]>>(sequences: &[S], buckets: &[usize]) -> Result<Self, EmptySequence> {
         let lengths: Vec<usize> = sequences.iter().map(|s| s.as_ref().len()).collect();
         if let Some(index) = lengths.iter().position(|&l| l == 0) {
@@ -37,17 +37,17 @@ impl PaddedBatch {
         (0..self.rows()).map(|row| self.row(row).to_vec()).collect()
     }
 
-    /// One sequence without its padding.
+    /// A sequence without its padding.
     pub fn row(&self, row: usize) -> &[u32] {
         &self.tokens[row * self.width..][..self.lengths[row]]
     }
 
-    /// All tokens with their padding, `[rows][width]`.
+    /// All tokens with padding, `[rows][width]`.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
     }
 
-    /// Whether each of them is a token of its sequence, `[rows][width]`.
+    /// True for tokens of a sequence and false for padding, `[rows][width]`.
     pub fn mask(&self) -> Vec<bool> {
         self.lengths.iter().flat_map(|&length| (0..self.width).map(move |i| i < length)).collect()
     }
@@ -57,12 +57,12 @@ impl PaddedBatch {
         self.lengths.len()
     }
 
-    /// Length that each is filled up to.
+    /// The padded length of every sequence.
     pub fn width(&self) -> usize {
         self.width
     }
 
-    /// Part of the rectangle that is padding, from 0 to 1; `None` of an empty one.
+    /// Fraction of the rectangle that is padding, from 0 to 1; `None` if the rectangle is empty.
     pub fn waste(&self) -> Option<f64> {
         let all = self.tokens.len();
         let padding = all - self.lengths.iter().sum::<usize>();

@@ -3,20 +3,20 @@ use std::time::Duration;
 
 use crate::{Constraint, ForwardError, GenerationConfig, InvalidConfig, SampleError};
 
-/// How urgent a request is, and how long it may be passed over before it counts as the most urgent.
+/// How urgent a request is, and how long it can be passed over before it counts as most urgent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum Priority {
-    /// Someone is waiting: passed over for at most 2 seconds.
+    /// Someone is waiting for it: passed over for at most 2 seconds.
     Interactive,
-    /// At most 10 seconds.
+    /// Passed over for at most 10 seconds.
     #[default]
     Normal,
-    /// Work that uses what others leave: at most 2 minutes.
+    /// Uses spare capacity: passed over for at most 2 minutes.
     Background,
 }
 
 impl Priority {
-    /// How long a request of this priority may be passed over, in microseconds.
+    /// Maximum time that a request of this priority is passed over, in microseconds.
     pub(crate) fn patience(self) -> u64 {
         match self {
             Priority::Interactive => 2_000_000,
@@ -26,34 +26,34 @@ impl Priority {
     }
 }
 
-/// What a request wants of its sequence.
+/// What a request produces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Output {
     /// New tokens.
     #[default]
     Tokens,
-    /// The logits that follow the prompt, and nothing generated.
+    /// Only the logits that follow the prompt; nothing is generated.
     Logits,
 }
 
-/// One prompt and what to make of it.
+/// A prompt and how to continue it.
 #[derive(Debug, Clone, Default)]
 pub struct Request {
     /// Tokens to continue.
     pub prompt: Vec<u32>,
-    /// How many of the last tokens of `prompt` count as generated already, for penalties and limits.
+    /// How many of the last tokens of `prompt` count as already generated, for penalties and limits.
     pub generated: usize,
-    /// How to continue.
+    /// How to generate.
     pub config: GenerationConfig,
     /// What to return.
     pub output: Output,
-    /// How urgent it is.
+    /// How urgent the request is.
     pub priority: Priority,
-    /// Which tokens may be drawn; all, if there is none.
+    /// Restricts which tokens may be drawn; `None` allows all.
     pub constraint: Option<Arc<dyn Constraint>>,
-    /// Ends the request with an error when it takes longer, queue included.
+    /// Maximum time for the request, including queueing; then it fails with [`RequestError::Timeout`].
     pub timeout: Option<Duration>,
-    /// Requests share computed beginnings only with those of the same salt.
+    /// Requests share the prefix cache only with requests of the same salt.
     pub salt: u64,
 }
 
@@ -63,7 +63,7 @@ impl Request {
         Request { prompt: prompt.into(), config, ..Request::default() }
     }
 
-    /// Checks the request against a model; says nothing about load.
+    /// Checks the request against a model, without regard to load. `text` says whether the text of tokens is known.
     pub fn validate(&self, vocab: usize, context: usize, text: bool) -> Result<(), InvalidRequest> {
         self.config.validate(vocab)?;
         let tokens = self.prompt.len();
@@ -86,129 +86,130 @@ impl Request {
     }
 }
 
-/// What is wrong with a request, whatever the load.
+/// What makes a request invalid, regardless of load.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidRequest {
     /// A field of the configuration is out of range.
     #[error(transparent)]
     Config(#[from] InvalidConfig),
-    /// There is nothing to continue.
+    /// The prompt is empty.
     #[error("the prompt is empty")]
     EmptyPrompt,
-    /// The model has no such token.
+    /// A token is not in the vocabulary.
     #[error("token {token} at position {position} of the prompt is not below the vocabulary of {vocab}")]
     UnknownToken {
         /// The token.
         token: u32,
-        /// Where it is.
+        /// Its index in the prompt.
         position: usize,
-        /// Tokens the model has.
+        /// Size of the vocabulary.
         vocab: usize,
     },
     /// The prompt leaves no room for a new token.
-    #[error("the prompt has {tokens} tokens, and a sequence holds at most {context}")]
+    #[error("the prompt has {tokens} tokens, but a sequence holds at most {context}")]
     TooLong {
-        /// Tokens of the prompt.
+        /// Number of tokens in the prompt.
         tokens: usize,
-        /// Tokens that fit: the model's context, or what the key-value memory holds if that is less.
+        /// Maximum length of a sequence: the model's context, or the capacity of the key-value cache if that is
+        /// smaller.
         context: usize,
     },
-    /// A sequence starts from at least one token that was not generated.
-    #[error("{generated} of {tokens} tokens cannot be generated ones: at least one is the prompt")]
+    /// All tokens of the prompt are marked as generated.
+    #[error("{generated} of {tokens} tokens are marked as generated: at least one must belong to the prompt")]
     NothingPrompted {
-        /// Tokens said to be generated.
+        /// Number of tokens marked as generated.
         generated: usize,
-        /// Tokens in all.
+        /// Total number of tokens.
         tokens: usize,
     },
-    /// Stop strings cannot be found without the tokens' text.
+    /// Stop strings need the text of tokens, which the engine does not have.
     #[error("stop strings need a tokenizer, and the engine was started without one")]
     NoText,
 }
 
-/// Why a request was not taken.
+/// Why a request was refused.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SubmitError {
-    /// It could never run.
+    /// The request is invalid.
     #[error(transparent)]
     Invalid(#[from] InvalidRequest),
-    /// The queue's limits are too small for it, however idle the engine is.
-    #[error("{asked} {what} in one request, and at most {limit} can wait: send fewer at a time")]
+    /// The request exceeds the queue's limits even when the queue is empty.
+    #[error("{asked} {what} in one request, but at most {limit} can wait: send fewer at a time")]
     NeverFits {
-        /// What there is too much of.
+        /// What exceeds its limit: `choices` or `prompt tokens`.
         what: &'static str,
-        /// How much of it.
+        /// Number in the request.
         asked: usize,
-        /// How much of it may wait.
+        /// Maximum number that can wait.
         limit: usize,
     },
     /// Too many sequences are waiting.
-    #[error("the queue of {limit} requests, each choice counted as one, has no room: try again later")]
+    #[error("the queue is full: {limit} requests, each choice counted as one, can wait: try again later")]
     QueueFull {
-        /// Maximum that may wait.
+        /// Maximum number of waiting sequences.
         limit: usize,
     },
-    /// Too many tokens are waiting to be computed.
+    /// Too many prompt tokens are waiting.
     #[error(
-        "{queued} prompt tokens are waiting and {tokens} more would pass the limit of {limit}: try again later"
+        "{queued} prompt tokens are waiting and {tokens} more would exceed the limit of {limit}: try again later"
     )]
     BacklogFull {
-        /// Tokens waiting.
+        /// Number of waiting tokens.
         queued: usize,
-        /// Tokens of this request.
+        /// Number of tokens in this request.
         tokens: usize,
-        /// Most that may wait.
+        /// Maximum number of waiting tokens.
         limit: usize,
     },
-    /// The engine finishes what it has and takes nothing new.
+    /// The engine is finishing its requests and accepts no new ones.
     #[error("the engine is shutting down")]
     Draining,
-    /// The device has failed with all it held.
-    #[error("the engine has no device any more: {0}")]
+    /// The device failed and lost its memory.
+    #[error("the engine has lost its device: {0}")]
     Lost(ForwardError),
-    /// The engine is gone.
+    /// The engine's thread has ended.
     #[error("the engine has stopped")]
     Stopped,
 }
 
 impl SubmitError {
-    /// Whether waiting may help.
+    /// Whether it may help to wait.
     pub(crate) fn is_full(&self) -> bool {
         matches!(self, SubmitError::QueueFull { .. } | SubmitError::BacklogFull { .. })
     }
 }
 
-/// Why a request that was taken failed.
+/// Why an accepted request failed.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RequestError {
-    /// It took longer than it may.
-    #[error("the request's time is over")]
+    /// It exceeded its maximum time.
+    #[error("the request timed out")]
     Timeout,
-    /// Nobody read its tokens for too long.
+    /// Its tokens were not read for too long.
     #[error("the tokens were not read in time")]
     SlowReader,
-    /// Its logits gave no token.
+    /// No token could be drawn from its logits.
     #[error(transparent)]
     Sample(#[from] SampleError),
-    /// What constrains its text could not say how it may go on.
+    /// Its constraint could not say which tokens may follow.
     #[error("the constraint on the text failed: {message}")]
     Constraint {
-        /// What it said.
+        /// The constraint's message.
         message: String,
     },
-    /// The model failed on it, alone and repeatedly.
+    /// The forward pass failed repeatedly, even with this request alone.
     #[error(transparent)]
     Forward(#[from] ForwardError),
-    /// Something panicked while it was worked on; the others go on.
+    /// Something panicked while the request was processed; other requests continue.
     #[error("internal error: {message}")]
     Panic {
-        /// What the panic said.
+        /// The panic's message.
         message: String,
     },
-    /// The engine ended before the request did.
+    /// The engine stopped before the request was finished.
     #[error("the engine has stopped")]
     Stopped,
 }

@@ -1,8 +1,8 @@
-//! A model without numbers, for tests of everything around one.
+//! A model that computes hashes instead of numbers, to test everything around a model.
 //!
-//! It keeps, in each slot of its key-value blocks, a hash of the slot's token, position and everything before, and
-//! answers with logits made from all slots it reads back through the block table. A wrong table, a lost or doubled
-//! token, a position off by one, or a block written by another sequence changes every answer after it.
+//! Each slot of its key-value blocks holds a hash of the slot's token, its position and everything before it. Its
+//! logits are a function of all slots that it reads back through the block table. So a wrong table, a lost or
+//! repeated token, a wrong position, or a block written by another sequence changes every later answer.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -12,7 +12,7 @@ use bitnet_model::{Activation, Batch, Grouped, Logits, ModelSpec, Multipliers, R
 
 use crate::{ForwardError, Limits, Model};
 
-/// What a [`HashModel`] was asked to do.
+/// Counts what a [`HashModel`] did.
 #[derive(Debug, Default)]
 pub struct Counts {
     /// Forward passes.
@@ -21,16 +21,16 @@ pub struct Counts {
     pub tokens: AtomicUsize,
     /// Rows of logits.
     pub rows: AtomicUsize,
-    /// Most runs in one pass.
+    /// Maximum number of runs in a pass.
     pub widest: AtomicUsize,
     /// Blocks copied.
     pub copies: AtomicUsize,
 }
 
-/// Decides, before a step, whether it fails, and after it, what becomes of its logits.
+/// Called before a step, which it can fail, and after it, when it can change the logits.
 pub type Hook = Box<dyn FnMut(&Batch, Option<&mut Logits>) -> Result<(), ForwardError> + Send>;
 
-/// The model.
+/// The model; see the module.
 pub struct HashModel {
     spec: ModelSpec,
     limits: Limits,
@@ -40,7 +40,7 @@ pub struct HashModel {
 }
 
 impl HashModel {
-    /// A model of these sizes.
+    /// Creates a model of these sizes.
     pub fn new(vocab: usize, context: usize, limits: Limits) -> Self {
         let spec = ModelSpec {
             architecture: "hash".into(),
@@ -67,19 +67,19 @@ impl HashModel {
         HashModel { spec, limits, slots, counts: Arc::default(), hook: None }
     }
 
-    /// Calls `hook` before each step without logits, and after it with them.
+    /// Calls `hook` before each step, without logits, and after it, with them.
     pub fn with_hook(mut self, hook: Hook) -> Self {
         self.hook = Some(hook);
         self
     }
 
-    /// What has been asked of it; stays readable when the model has moved away.
+    /// The counts, which stay readable after the model has moved.
     pub fn counts(&self) -> Arc<Counts> {
         Arc::clone(&self.counts)
     }
 }
 
-/// SplitMix64's finaliser over both values.
+/// Mixes two values with SplitMix64's finaliser.
 pub fn mix(a: u64, b: u64) -> u64 {
     let mut x = a.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ b.wrapping_add(0xD1B5_4A32_D192_ED03);
     x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -97,7 +97,7 @@ fn fill(row: &mut [f32], state: u64) {
     }
 }
 
-/// The logits that follow a text, without any memory: what a [`HashModel`] should answer.
+/// Computes the logits that a [`HashModel`] must return after a text, without a cache.
 #[derive(Debug, Default)]
 pub struct Oracle {
     state: u64,
@@ -111,7 +111,7 @@ impl Oracle {
         self.position += 1;
     }
 
-    /// The logits after the tokens so far.
+    /// Writes the logits after the tokens so far.
     pub fn logits(&self, row: &mut [f32]) {
         fill(row, self.state);
     }
@@ -128,8 +128,8 @@ impl Model for HashModel {
 
     fn forward(&mut self, batch: &Batch, logits: &mut Logits) -> Result<(), ForwardError> {
         let vocab = self.spec.vocab;
-        assert!(batch.tokens().len() <= self.limits.max_tokens, "more tokens than the step bears");
-        assert!(batch.logit_rows().len() <= self.limits.max_logit_rows, "more rows than the step bears");
+        assert!(batch.tokens().len() <= self.limits.max_tokens, "more tokens than a step can have");
+        assert!(batch.logit_rows().len() <= self.limits.max_logit_rows, "more rows than a step can have");
         self.counts.forwards.fetch_add(1, Relaxed);
         self.counts.tokens.fetch_add(batch.tokens().len(), Relaxed);
         self.counts.rows.fetch_add(batch.logit_rows().len(), Relaxed);

@@ -8,15 +8,15 @@ use bitnet_model::{Activation, Batch, Grouped, Logits, ModelSpec, Multipliers, R
 
 use crate::{ForwardError, Limits, Model, PaddedBatch};
 
-/// A function from whole sequences to the logits after each of them, made into a model: its cache holds the tokens
-/// themselves, and every step hands the function all sequences from their beginning.
+/// A model made from a function that maps whole sequences to the logits after each of them. Its cache holds the tokens
+/// themselves, and every step passes all sequences to the function from their beginning.
 pub struct StatelessForward<F> {
     forward: F,
     spec: ModelSpec,
     limits: Limits,
-    /// The token in each slot of the cache, as far as it was ever used.
+    /// The token in each slot of the cache, up to the highest slot used so far.
     slots: Vec<u32>,
-    /// Of the last batch.
+    /// Fraction of padding in the last batch.
     waste: Option<f64>,
 }
 
@@ -24,7 +24,8 @@ impl<F> StatelessForward<F>
 where
     F: FnMut(&PaddedBatch) -> Result<Vec<Vec<f32>>, ForwardError> + Send,
 {
-    /// A model of `vocab` tokens and sequences of at most `context`, for steps of up to `max_batch` sequences.
+    /// Creates a model with `vocab` tokens, sequences of up to `context` tokens and steps of up to `max_batch`
+    /// sequences.
     pub fn new(vocab: usize, context: usize, max_batch: usize, forward: F) -> Self {
         let spec = ModelSpec {
             architecture: "function".into(),
@@ -118,7 +119,7 @@ where
     }
 }
 
-/// Makes a function that can be called from an async one: the calling thread sleeps until the future is ready.
+/// Makes an async function callable from blocking code: the calling thread sleeps until the future is ready.
 pub fn blocking<F, Fut, T>(mut forward: F) -> impl FnMut(&PaddedBatch) -> T
 where
     F: FnMut(PaddedBatch) -> Fut,

@@ -1,4 +1,4 @@
-//! How requests enter an engine: validated, counted into the queue, and sent to the engine's thread.
+//! Submits requests to an engine: validates them, counts them into the queue, and sends them to the engine's thread.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::metrics::{Counter, Recorder};
 use crate::worker::{Submission, Ticket};
 use crate::{InvalidRequest, Request, RequestHandle, SubmitError};
 
-/// What a request is validated against, and how much may wait.
+/// What requests are validated against, and how many may wait.
 #[derive(Clone, Copy)]
 pub(crate) struct Bounds {
     pub vocab: usize,
@@ -23,11 +23,11 @@ pub(crate) struct Bounds {
     pub text: bool,
     pub sequences: usize,
     pub tokens: usize,
-    /// Updates that a request holds for its reader before it pauses.
+    /// Number of unread updates at which a request pauses.
     pub mailbox: usize,
 }
 
-/// The submitting side of an engine; clones submit to the same one.
+/// The submitting side of an engine; clones submit to the same engine.
 #[derive(Clone)]
 pub(crate) struct Submitter {
     pub ingress: Sender<Vec<Submission>>,
@@ -37,7 +37,7 @@ pub(crate) struct Submitter {
     pub bounds: Bounds,
 }
 
-/// What requests occupy in the queue.
+/// The room that requests take in the queue.
 fn size_of(requests: &[Request]) -> Queue {
     let add = |all: Queue, r: &Request| Queue {
         sequences: all.sequences.saturating_add(r.config.n),
@@ -51,7 +51,7 @@ impl Submitter {
         request.validate(self.bounds.vocab, self.bounds.context, self.bounds.text)
     }
 
-    /// Submits all requests at once or none, waiting for room until `deadline`, or for ever if there is none.
+    /// Submits all requests together or none, waiting for room until `deadline`, or without limit if it is `None`.
     pub fn together(
         &self,
         requests: Vec<Request>,
@@ -70,7 +70,7 @@ impl Submitter {
         self.send(requests, self.bounds.mailbox)
     }
 
-    /// Submits requests in order, as many at a time as there is room for, waiting for room as often as it takes.
+    /// Submits requests in order, as many at a time as fit, waiting for room as often as necessary.
     pub fn in_turn(&self, mut requests: Vec<Request>) -> Result<Vec<RequestHandle>, SubmitError> {
         let mut handles = Vec::with_capacity(requests.len());
         self.check_each(&requests)?;
@@ -82,8 +82,8 @@ impl Submitter {
         Ok(handles)
     }
 
-    /// As [`Submitter::in_turn`], without blocking: the future is woken when there is room. What fits immediately is
-    /// submitted before this returns.
+    /// As [`Submitter::in_turn`], without blocking: the future is woken when there is room. Requests that fit
+    /// immediately are submitted before this returns.
     pub fn in_turn_async(
         self,
         mut requests: Vec<Request>,
@@ -104,7 +104,7 @@ impl Submitter {
                 let entered = poll_fn(|cx| {
                     let mut queue = self.shared.queue.lock();
                     match self.enter_first(&mut queue, &requests) {
-                        // Registered under the lock of the queue, so that no room made since is missed.
+                        // Registered under the queue's lock, so that no change of the queue is missed.
                         Err(refusal) if refusal.is_full() => {
                             self.shared.wake_on_room(cx.waker());
                             Poll::Pending
@@ -119,7 +119,7 @@ impl Submitter {
         }
     }
 
-    /// Says which request could never enter by itself.
+    /// Checks that each request is valid and could enter an empty queue by itself.
     fn check_each(&self, requests: &[Request]) -> Result<(), SubmitError> {
         let check = |request: &Request| {
             self.validate(request)?;
@@ -132,7 +132,8 @@ impl Submitter {
         self.shared.add(Counter::Rejected, requests.len() as u64);
     }
 
-    /// Whether an empty queue would take the requests together. It takes any one prompt that fits the context.
+    /// Checks that the requests fit together into an empty queue, which accepts any single prompt that fits the
+    /// context.
     fn can_fit(&self, requests: &[Request]) -> Result<(), SubmitError> {
         let Queue { sequences, tokens } = size_of(requests);
         let Bounds { sequences: limit, tokens: limit_tokens, .. } = self.bounds;
@@ -145,7 +146,7 @@ impl Submitter {
         Ok(())
     }
 
-    /// Counts all requests into the queue, or none.
+    /// Counts all requests into the queue or none.
     fn enter(&self, queue: &mut Queue, requests: &[Request]) -> Result<(), SubmitError> {
         if self.shared.draining.load(Relaxed) {
             let lost = self.shared.lost.lock().clone();
@@ -156,7 +157,7 @@ impl Submitter {
         if queue.sequences.saturating_add(sequences) > limit {
             return Err(SubmitError::QueueFull { limit });
         }
-        // Prompts longer than the limit enter an empty queue.
+        // An empty queue accepts a prompt that is longer than the limit.
         if queue.sequences > 0 && queue.tokens.saturating_add(tokens) > limit_tokens {
             return Err(SubmitError::BacklogFull { queued: queue.tokens, tokens, limit: limit_tokens });
         }
@@ -164,7 +165,7 @@ impl Submitter {
         Ok(())
     }
 
-    /// Counts as many of the first requests into the queue as there is room for, at least one.
+    /// Counts as many of the first requests into the queue as fit, at least one.
     fn enter_first(&self, queue: &mut Queue, requests: &[Request]) -> Result<usize, SubmitError> {
         let mut entered = 0;
         for request in requests.chunks(1) {
@@ -197,8 +198,8 @@ impl Submitter {
         }
     }
 
-    /// Sends the first requests, which the queue counts. They do not pause when nobody reads them, so that they can
-    /// be read in any order.
+    /// Sends the first requests, which are already counted. They do not pause when unread, so they can be read in any
+    /// order.
     fn send_first(
         &self,
         requests: &mut Vec<Request>,
@@ -216,7 +217,7 @@ impl Submitter {
         Ok(handles)
     }
 
-    /// Both ends of a request that the queue counts.
+    /// Creates both ends of a request that is already counted.
     fn ticket(&self, request: Request, mailbox: usize) -> (Submission, RequestHandle) {
         let id = self.next_id.fetch_add(1, Relaxed);
         let seed = request.config.seed.unwrap_or_else(crate::random::fresh_seed);

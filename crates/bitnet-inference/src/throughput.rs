@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use bitnet_kernels::BackendInfo;
 use serde::{Deserialize, Serialize};
 
-/// What a benchmark measured of one model on one machine, kept in a file for whoever asks later.
+/// The results of a benchmark of a model on one backend, kept in a file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ThroughputRecord {
     /// The model's name.
@@ -18,25 +18,25 @@ pub struct ThroughputRecord {
     pub threads: usize,
     /// [`BackendInfo::kv`].
     pub kv: String,
-    /// Seconds since 1970 when it was measured.
+    /// Time of the measurement, in seconds since 1970.
     pub unix_time: u64,
-    /// Sequences decoded together, and the tokens per second of all of them.
+    /// Number of sequences decoded together, and their total tokens per second.
     pub decode: Vec<(usize, f64)>,
 }
 
-/// Why a record cannot be read or written.
+/// A record cannot be read or written.
 #[derive(Debug, thiserror::Error)]
-#[error("{}: {source}: run `bitnet bench` again, or set BITNET_CACHE to a folder of yours", path.display())]
+#[error("{}: {source}: run `bitnet bench` again, or set BITNET_CACHE to a writable folder", path.display())]
 pub struct RecordError {
     /// The file.
     pub path: PathBuf,
-    /// What is wrong with it.
+    /// The error.
     pub source: io::Error,
 }
 
 impl ThroughputRecord {
-    /// Where the record of a model on a backend lies: in `BITNET_CACHE`, else in the user's cache folder. `None` on a
-    /// system that names neither.
+    /// Path of the record of a model on a backend: in `BITNET_CACHE`, or else in the user's cache folder. `None` if
+    /// neither is set.
     pub fn path(model: &str, backend: &BackendInfo) -> Option<PathBuf> {
         let folder = |name: &str| std::env::var_os(name).filter(|f| !f.is_empty()).map(PathBuf::from);
         let cache = folder("BITNET_CACHE")
@@ -51,7 +51,7 @@ impl ThroughputRecord {
         Some(cache.join("throughput").join(name))
     }
 
-    /// Reads a record; `None` if there is none.
+    /// Reads a record, or returns `None` if the file does not exist.
     pub fn read(path: &Path) -> Result<Option<Self>, RecordError> {
         let error = |source| RecordError { path: path.into(), source };
         match fs::read(path) {
@@ -61,7 +61,7 @@ impl ThroughputRecord {
         }
     }
 
-    /// Writes the record, beside and then over an older one.
+    /// Writes the record to a temporary file, then renames it over the old one.
     pub fn write(&self, path: &Path) -> Result<(), RecordError> {
         let beside = path.with_extension("new");
         let write = || {
@@ -72,8 +72,8 @@ impl ThroughputRecord {
         write().map_err(|source| RecordError { path: path.into(), source })
     }
 
-    /// Writes the record; sizes that it does not have keep what was measured of them before, with the same model on
-    /// the same backend. A file that cannot be read is replaced.
+    /// Writes the record, keeping older results for the same model and backend at other batch sizes. A file that
+    /// cannot be read is replaced.
     pub fn add_to(mut self, path: &Path) -> Result<(), RecordError> {
         if let Some(old) = Self::read(path).ok().flatten().filter(|old| old.origin() == self.origin()) {
             let kept =
@@ -85,18 +85,18 @@ impl ThroughputRecord {
         self.write(path)
     }
 
-    /// How many times the tokens per second of one sequence a batch gave; `None` if either was not measured.
+    /// Tokens per second of a batch divided by those of a single sequence; `None` if either was not measured.
     pub fn factor(&self, batch_size: usize) -> Option<f64> {
         let of = |size| self.decode.iter().find(|row| row.0 == size).map(|row| row.1);
         Some(of(batch_size)? / of(1)?)
     }
 
-    /// Whether it was measured with this model on this backend.
+    /// Whether the record is of this model on this backend.
     pub fn is_of(&self, model: &str, backend: &BackendInfo) -> bool {
         self.origin() == (model, &backend.device, backend.isa, backend.threads, backend.kv)
     }
 
-    /// What was measured on what.
+    /// The model and the backend.
     fn origin(&self) -> (&str, &str, &str, usize, &str) {
         (&self.model, &self.device, &self.isa, self.threads, &self.kv)
     }
