@@ -1,4 +1,4 @@
-//! The command line, as people type it.
+//! The command line: commands, flags and their help texts.
 
 use std::{
     net::{IpAddr, Ipv4Addr},
@@ -16,16 +16,16 @@ use crate::token_ids::TokenIds;
 
 /// Runs ternary (BitNet b1.58) language models on any CPU, and on NVIDIA GPUs.
 ///
-/// MODEL is a .gguf file; a folder with config.json, *.safetensors and tokenizer.json; `org/name`, fetched from
-/// Hugging Face, with `@revision` and `:file` if wanted; `demo`, the small trained model inside this program; or
-/// `synthetic:NAME`, random weights without a tokenizer (tiny, 125m, 700m, 2b4t).
+/// MODEL is a .gguf file; a folder with config.json, *.safetensors and tokenizer.json; `org/name` on Hugging Face,
+/// optionally with `@revision` or `:file`; `demo`, a small trained model inside this program; or `synthetic:NAME`,
+/// random weights without a tokenizer (tiny, 125m, 700m, 2b4t, bonsai-tiny, bonsai-1.7b, bonsai-4b, bonsai-8b).
 #[derive(Debug, Parser)]
 #[command(name = "bitnet", version, arg_required_else_help = true, max_term_width = 100)]
 pub struct Cli {
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub command: Command,
-    /// On what machine.
+    /// Flags of every command.
     #[command(flatten)]
     pub common: Common,
 }
@@ -34,21 +34,21 @@ pub struct Cli {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Machine")]
 pub struct Common {
-    /// Where to compute: cpu; cuda, or cuda:N, an NVIDIA GPU; auto, the GPU if it can and else the CPU, saying why
+    /// Where to compute: cpu; cuda or cuda:N for an NVIDIA GPU; auto for a GPU if there is a usable one, else the CPU
     #[arg(long, global = true, default_value = "auto", value_name = "DEVICE")]
     pub device: Device,
-    /// Threads, 1 to 1024 [default: as many as this machine runs at once]
+    /// Number of threads, 1 to 1024 [default: as many as this machine can run at once]
     #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
-    /// Level of CPU instructions: auto (the best), or a lower one, for tests; `bitnet doctor` lists them
+    /// CPU instruction set: auto (the best) or, for tests, another one; `bitnet doctor` lists them
     #[arg(long, global = true, default_value = "auto", value_name = "ISA")]
     pub isa: String,
-    /// Type of cached keys and values: smaller ones hold longer texts, read faster and round more; a GPU keeps bf16
-    /// [default: f32 on the CPU]
+    /// Type of cached keys and values: a smaller type holds longer texts and is faster but less exact; a GPU always
+    /// uses bf16 [default: f32 on the CPU]
     #[arg(long, global = true, value_name = "TYPE", value_parser = kv_type())]
     pub kv: Option<KvType>,
-    /// Memory for weights, activations and cache: bytes (K, M, G, KiB, MiB, GiB may follow) or N% of what is
-    /// available; the cache and so the longest text follow from it [default: what is needed, up to 50%]
+    /// Memory for weights, activations and cache: bytes (or K, M, G, KiB, MiB, GiB) or N% of what is available; it
+    /// determines the size of the cache and the maximum length of texts [default: what is needed, up to 50%]
     #[arg(long, global = true, value_name = "SIZE")]
     pub memory: Option<Memory>,
 }
@@ -57,7 +57,7 @@ fn kv_type() -> impl TypedValueParser<Value = KvType> {
     PossibleValuesParser::new(KvType::ALL.map(KvType::name)).try_map(|name| name.parse::<KvType>())
 }
 
-/// The commands; each is described at its arguments.
+/// The commands; the arguments of each hold its help text.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     Run(RunArgs),
@@ -76,76 +76,76 @@ pub enum Command {
 
 /// Complete a prompt and stream the text.
 ///
-/// Only the continuation is printed, without the prompt, and a line end after it if it has none. A model without
-/// a tokenizer takes its prompt from --ids and prints ids.
+/// Prints only the continuation, without the prompt, and ends its last line. A model without a tokenizer takes its
+/// prompt from --ids and prints ids.
 #[derive(Debug, Args)]
 pub struct RunArgs {
     /// The model
     pub model: String,
-    /// The text to continue, or to answer; read from stdin if it is missing (less one line end)
+    /// The text to continue or to answer; if missing, it is read from stdin, without the last line end
     pub prompt: Option<String>,
-    /// A prompt of token ids, like 1,2,3, instead of a text; given to the model as they are
+    /// A prompt of token ids instead of a text, like 1,2,3; the model gets exactly these
     #[arg(long, value_name = "IDS", conflicts_with_all = ["prompt", "system"])]
     pub ids: Option<TokenIds>,
-    /// Continue the prompt as it is, even if the model has a chat template
+    /// Continue the prompt unchanged, even if the model has a chat template
     #[arg(long)]
     pub raw: bool,
     /// The system message of the chat
     #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
     pub system: Option<String>,
-    /// Answer without thinking first, if the model's chat template leaves the choice
+    /// Answer without thinking first; the model's chat template must offer this choice
     #[arg(long, conflicts_with = "raw")]
     pub no_thinking: bool,
-    /// How to draw tokens.
+    /// Sampling flags.
     #[command(flatten)]
     pub sampling: Sampling,
-    /// How far to guess ahead.
+    /// Speculation flags.
     #[command(flatten)]
     pub speculation: Speculation,
 }
 
-/// How tokens are drawn.
+/// Flags for how to draw tokens.
 #[derive(Debug, Args)]
 pub struct Sampling {
-    /// Most tokens to generate
+    /// Maximum number of tokens to generate
     #[arg(short = 'n', long, value_name = "N", default_value_t = 256)]
     pub max_tokens: usize,
-    /// Divides the logits; 0 always takes the most likely token [default: the model's own, else 0.7]
+    /// Divides the logits; 0 always takes the most likely token [default: the model's, else 0.7]
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     pub temperature: Option<f32>,
-    /// Draw from this many most likely tokens, 0 for all [default: the model's own, else 0]
+    /// Draw from this many most likely tokens, 0 for all [default: the model's, else 0]
     #[arg(long, value_name = "N")]
     pub top_k: Option<usize>,
-    /// Draw from the fewest tokens that together have this probability [default: the model's own, else 1]
+    /// Draw from the smallest set of most likely tokens with this total probability [default: the model's, else 1]
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     pub top_p: Option<f32>,
-    /// Draw from tokens with at least this part of the most likely one's probability
+    /// Draw from tokens that have at least this fraction of the most likely token's probability
     #[arg(long, value_name = "P", default_value_t = 0.0, allow_negative_numbers = true)]
     pub min_p: f32,
-    /// Divides the logits of tokens that occurred before; 1 does nothing
+    /// Penalty for tokens that have occurred: divides their logits if positive, multiplies them if negative; 1 is none
     #[arg(long, value_name = "X", default_value_t = 1.0, allow_negative_numbers = true)]
     pub repetition_penalty: f32,
-    /// Seed of the random numbers; the same seed gives the same text [default: drawn, and printed]
+    /// Seed of the random numbers; the same seed gives the same text [default: chosen at random, and printed]
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
-    /// End before this text; may be given several times
+    /// Stop before this text; may be given several times
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub stop: Vec<String>,
 }
 
-/// How far a text is guessed ahead.
+/// Flags for drafting tokens ahead.
 #[derive(Debug, Args)]
 pub struct Speculation {
-    /// Most tokens guessed ahead from what the text has said before, then checked together: the text is the same,
-    /// sooner where it repeats itself; 0 guesses none
+    /// Maximum number of tokens drafted per step from earlier text and then checked together; the output is the same,
+    /// but repetitive text comes sooner; 0 drafts none
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u8).range(..=16))]
     pub speculate: u8,
 }
 
 /// Talk to a model.
 ///
-/// Each line is a turn; the whole conversation goes into the next one. Ctrl-C stops an answer, Ctrl-D ends; /help lists
-/// what else there is. A model without a chat template gets the turns joined by blank lines.
+/// Each line is a turn, and the model sees the whole conversation. Ctrl-C stops an answer, Ctrl-D ends the chat, /help
+/// lists the commands. A model without a chat template gets the turns joined by blank lines.
 #[derive(Debug, Args)]
 pub struct ChatArgs {
     /// The model
@@ -153,13 +153,13 @@ pub struct ChatArgs {
     /// The system message
     #[arg(long, value_name = "TEXT")]
     pub system: Option<String>,
-    /// Answer without thinking first, if the model's chat template leaves the choice
+    /// Answer without thinking first; the model's chat template must offer this choice
     #[arg(long)]
     pub no_thinking: bool,
-    /// How to draw tokens.
+    /// Sampling flags.
     #[command(flatten)]
     pub sampling: Sampling,
-    /// How far to guess ahead.
+    /// Speculation flags.
     #[command(flatten)]
     pub speculation: Speculation,
 }
@@ -172,21 +172,21 @@ pub struct LogitsArgs {
     /// Token ids, like 509,1,2
     #[arg(long, value_name = "IDS")]
     pub ids: TokenIds,
-    /// The safetensors file to write: f32 tensor `logits` of shape tokens x vocabulary
+    /// The safetensors file to write, with an f32 tensor `logits` of shape tokens x vocabulary
     #[arg(long, value_name = "FILE")]
     pub out: PathBuf,
 }
 
 /// Print the token ids of a text.
 ///
-/// A JSON array, with the special tokens that the model adds.
+/// Prints a JSON array, including the special tokens that the model adds.
 #[derive(Debug, Args)]
 pub struct TokenizeArgs {
     /// The model
     pub model: String,
-    /// The text; read from stdin, all of it, if it is missing
+    /// The text; if missing, all of stdin is read
     pub text: Option<String>,
-    /// Accepted for scripts: the output is a JSON array with and without it
+    /// Accepted for scripts; the output is always a JSON array
     #[arg(long)]
     pub json: bool,
 }
@@ -196,9 +196,9 @@ pub struct TokenizeArgs {
 pub struct DetokenizeArgs {
     /// The model
     pub model: String,
-    /// Token ids: a JSON array, or ids with commas or spaces between
+    /// Token ids: a JSON array, or ids separated by commas or spaces
     pub ids: TokenIds,
-    /// Show control tokens, like the one that begins a text
+    /// Show control tokens, such as the one that begins a text
     #[arg(long)]
     pub special: bool,
 }
@@ -211,16 +211,16 @@ pub struct InspectArgs {
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
-    /// Add SHA-256 and scale of each ternary tensor: -1, 0, 1 as signed bytes, row by row
+    /// Add the SHA-256 (of -1, 0, 1 as signed bytes, row by row) and the scale of each ternary tensor
     #[arg(long)]
     pub hash: bool,
 }
 
-/// Answer a file of requests, a line each.
+/// Answer a file of requests, one per line.
 ///
-/// Lines are those of OpenAI's batch API: custom_id, method, url (/v1/completions or /v1/chat/completions) and body;
-/// prompts may be token ids. Answers come in the same order; a bad line gets an error as its answer. What is answered
-/// is kept in OUT.partial until all is: interrupted and started again, the command goes on where it was.
+/// Lines have the form of OpenAI's batch API: custom_id, method, url (/v1/completions or /v1/chat/completions) and
+/// body; prompts may be token ids. Answers are in the same order, and an invalid line is answered with an error.
+/// Answers are kept in OUT.partial until all are done, so that the same command resumes after an interruption.
 #[derive(Debug, Args)]
 pub struct BatchArgs {
     /// The model
@@ -231,75 +231,75 @@ pub struct BatchArgs {
     /// The answers, JSON lines
     #[arg(value_name = "OUT")]
     pub output: PathBuf,
-    /// Most sequences computed together
+    /// Maximum number of sequences computed together
     #[arg(long, value_name = "N", default_value_t = 32)]
     pub max_batch_size: usize,
     /// Add token_ids to every choice
     #[arg(long)]
     pub return_tokens: bool,
-    /// How far to guess ahead.
+    /// Speculation flags.
     #[command(flatten)]
     pub speculation: Speculation,
 }
 
 /// Serve a model to OpenAI clients over HTTP.
 ///
-/// POST /v1/completions and /v1/chat/completions, streamed and not; GET / is a page to talk to the model. The first
-/// SIGTERM or Ctrl-C finishes what was taken, the second ends at once. TLS is the work of a proxy in front.
+/// POST /v1/completions and /v1/chat/completions, streamed or not; GET / is a chat page. The first SIGTERM or Ctrl-C
+/// finishes accepted requests, the second ends immediately. For TLS, put a proxy in front.
 #[derive(Debug, Args)]
 pub struct ServeArgs {
     /// The model
     pub model: String,
-    /// Address to listen on, or localhost; others than this machine reach it only at an address of the network
+    /// Address to listen on, or localhost; other machines can reach only a network address
     #[arg(long, value_name = "IP", default_value = "127.0.0.1", value_parser = host)]
     pub host: IpAddr,
-    /// Port to listen on; 0 for any free one, which is printed
+    /// Port to listen on; 0 takes a free one and prints it
     #[arg(long, value_name = "N", default_value_t = 8080)]
     pub port: u16,
-    /// What clients must send as `Authorization: Bearer KEY` [default: BITNET_API_KEY, else nothing]
+    /// Key that clients must send as `Authorization: Bearer KEY` [default: BITNET_API_KEY, else none]
     #[arg(long, value_name = "KEY")]
     pub api_key: Option<String>,
-    /// What clients call the model [default: MODEL without its path]
+    /// Name of the model for clients [default: MODEL without its path]
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
-    /// Most sequences computed together
+    /// Maximum number of sequences computed together
     #[arg(long, value_name = "N", default_value_t = 32)]
     pub max_batch_size: usize,
-    /// How far to guess ahead.
+    /// Speculation flags.
     #[command(flatten)]
     pub speculation: Speculation,
-    /// Most requests that wait; further ones get 429
+    /// Maximum number of queued requests; further ones get 429
     #[arg(long, value_name = "N", default_value_t = 256)]
     pub max_queued_requests: usize,
-    /// Most prompt tokens that wait; further requests get 429
+    /// Maximum number of queued prompt tokens; further requests get 429
     #[arg(long, value_name = "N", default_value_t = 1 << 20)]
     pub max_queued_tokens: usize,
-    /// Goal for the time to the first token, like 500ms or 2s: requests that would miss it get 429
+    /// Goal for the time to the first token, like 500ms or 2s; requests that would miss it get 429
     #[arg(long, value_name = "TIME", value_parser = time)]
     pub ttft_goal: Option<Duration>,
-    /// Goal for the time between two tokens: batches are kept small enough for it
+    /// Goal for the time between tokens; batches are kept small enough to meet it
     #[arg(long, value_name = "TIME", value_parser = time)]
     pub itl_goal: Option<Duration>,
-    /// Maximum time of a request, reading it and its time in the queue included
+    /// Maximum time per request, including reading it and queueing
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = time)]
     pub request_timeout: Duration,
-    /// Maximum time that requests may take to finish when the server is told to end
+    /// Maximum time for requests to finish when the server is told to end
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time)]
     pub drain_timeout: Duration,
     /// Maximum number of open connections
     #[arg(long, value_name = "N", default_value_t = 4096)]
     pub max_connections: usize,
-    /// Maximum bytes of a request's body
+    /// Maximum size of a request body in bytes
     #[arg(long, value_name = "BYTES", default_value_t = 8 << 20)]
     pub body_limit: usize,
-    /// Maximum bytes of all bodies that are being received and read; further ones over 16 KiB get 429
+    /// Maximum total size in bytes of the bodies being received and parsed; further ones over 16 KiB get 429
     #[arg(long, value_name = "BYTES", default_value_t = 64 << 20)]
     pub bodies_limit: usize,
-    /// Also answer requests for this host name; may be given several times. At an address of this machine alone, other
-    /// names than localhost get 421, so that no page of another site can ask through a browser
+    /// Also answer requests for this host name; may be given several times. On a loopback address, names other than
+    /// localhost get 421, so that no other web site can send requests through a browser
     #[arg(long, value_name = "NAME")]
     pub allow_host: Vec<String>,
-    /// What goes to stderr: off, requests, or prompts too
+    /// What to log to stderr: off, requests, or requests with prompts
     #[arg(long, value_name = "WHAT", default_value = "requests", value_parser = ["off", "requests", "prompts"])]
     pub log: String,
 }
@@ -311,7 +311,7 @@ fn host(text: &str) -> Result<IpAddr, String> {
     }
 }
 
-/// A time: seconds, or a number with ms, s, m or h.
+/// Parses a time: seconds, or a number with ms, s, m or h.
 fn time(text: &str) -> Result<Duration, String> {
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
@@ -323,24 +323,24 @@ fn time(text: &str) -> Result<Duration, String> {
         _ => return Err("give a time like 500ms, 2s or 10m".into()),
     };
     let seconds = number.parse::<f64>().ok().map(|n| n * factor).filter(|&s| s > 0.0 && s <= 1e6);
-    seconds.map(Duration::from_secs_f64).ok_or_else(|| "give a time over 0, like 500ms, 2s or 10m".into())
+    seconds.map(Duration::from_secs_f64).ok_or_else(|| "give a time above 0, like 500ms, 2s or 10m".into())
 }
 
 /// Write a model in another format.
 ///
-/// The trits stay what they are. i2_s, tq1_0 and tq2_0 are GGUF files for bitnet.cpp and llama.cpp, packed is a folder
-/// for transformers; each with tokenizer and metadata. The TQ types store a scale in 16 bits, the others keep it.
+/// The trits do not change. i2_s, tq1_0 and tq2_0 are GGUF files for bitnet.cpp and llama.cpp, packed is a folder for
+/// transformers, all with tokenizer and metadata. The TQ types round scales to 16 bits; the others keep them.
 ///
-/// Models with a scale for every group of weights, like Bonsai, go to q2_0 (groups of 64, for llama.cpp) or pq2_0 (groups
-/// of 128, for PrismML's fork of it).
+/// Models with a scale for every group of weights, like Bonsai, convert to q2_0 (groups of 64, for llama.cpp) or pq2_0
+/// (groups of 128, for PrismML's fork).
 ///
-/// panels is a GGUF file for bitnet alone that holds what its CPU kernels read: it starts at once, and its weights are
-/// the file's own pages, shared by all processes that run it. It takes any shape, and converts back to any format.
+/// panels is a GGUF file for bitnet only, in the layout of its CPU kernels: it loads immediately, and all processes
+/// that run it share its pages. It holds matrices of any shape and converts back to any format.
 #[derive(Debug, Args)]
 pub struct ConvertArgs {
     /// The model
     pub model: String,
-    /// The file to write, or for packed the folder, which must not exist
+    /// The file to write; for packed, the folder, which must not exist
     #[arg(value_name = "DST")]
     pub destination: PathBuf,
     /// The format: i2_s, tq1_0, tq2_0, q2_0, pq2_0, panels or packed
@@ -354,17 +354,17 @@ fn format(text: &str) -> Result<Target, String> {
 
 /// Measure how well a model predicts a text.
 ///
-/// The text is tokenised once, with the special tokens that the model adds. The ids are cut into consecutive
-/// windows of N that do not overlap; what is left over at the end is dropped. Each window is run alone, and in it
-/// tokens 2..N are predicted from those before them in the window. Perplexity is the exponential of the mean loss
-/// in nats; the loss in bits is also told per character of the scored tokens' text.
+/// The text is tokenised once, with the special tokens that the model adds. The ids are split into consecutive windows
+/// of N that do not overlap; a rest at the end is dropped. Each window is run alone, and its tokens 2..N are predicted
+/// from those before them in the window. Perplexity is the exponential of the mean loss in nats. The loss is also
+/// reported in bits per character of the scored tokens' text.
 #[derive(Debug, Args)]
 pub struct PerplexityArgs {
     /// The model
     pub model: String,
-    /// A UTF-8 text
+    /// A UTF-8 text file
     pub file: PathBuf,
-    /// Tokens in a window [default: 512, or the model's context if that is shorter]
+    /// Tokens per window [default: 512, or the model's context if that is shorter]
     #[arg(long, value_name = "N")]
     pub context: Option<usize>,
     /// Print one JSON object
@@ -372,67 +372,67 @@ pub struct PerplexityArgs {
     pub json: bool,
 }
 
-/// Tokens before those that are decoded, if nobody says how many.
+/// Default number of tokens before the first decoded one.
 pub const DEFAULT_DEPTH: usize = 16;
 
 /// Measure the speed of prefill and decode, or of a running server.
 ///
-/// Before anything is timed, sequences are generated greedily alone and in a batch; if their tokens differ, the
-/// command fails and prints no speed. Prefill is one prompt, decode is sequences that grow from prompts of --depth
+/// Before anything is timed, sequences are generated greedily, alone and in a batch; if their tokens differ, the
+/// command fails and prints no speed. Prefill computes one prompt; decode extends sequences from prompts of --depth
 /// tokens.
 ///
-/// With --url, clients ask a server for streams from prompts of token ids, and what they see is measured: times to
-/// the first token and between two tokens, tokens a second, and how many were refused.
+/// With --url, clients request streams from a server, with prompts of token ids. What they see is measured: the times
+/// to the first token and between tokens, tokens per second, and the number of refused requests.
 #[derive(Debug, Args)]
 pub struct BenchArgs {
     /// The model
     #[arg(required_unless_present = "url")]
     pub model: Option<String>,
-    /// A running server instead of a model, like http://127.0.0.1:8080
+    /// Measure a running server instead of a model, like http://127.0.0.1:8080
     #[arg(long, value_name = "URL", conflicts_with_all = ["model", "batch"])]
     pub url: Option<String>,
-    /// Clients that ask at once
+    /// Number of concurrent clients
     #[arg(long, value_name = "N", default_value_t = 8, requires = "url", value_parser = clap::value_parser!(u16).range(1..))]
     pub clients: u16,
-    /// Requests in all
+    /// Total number of requests
     #[arg(long, value_name = "N", default_value_t = 64, requires = "url")]
     pub requests: usize,
-    /// Requests a second, asked at even times whether or not earlier ones are answered, as far as clients are free
-    /// [default: each client asks when its last request is answered]
+    /// Requests per second, sent at regular times by free clients, even if earlier ones are not answered yet
+    /// [default: each client sends a request when its previous one is answered]
     #[arg(long, value_name = "N", requires = "url")]
     pub rate: Option<f64>,
     /// The server's key [default: BITNET_API_KEY]
     #[arg(long, value_name = "KEY", requires = "url")]
     pub api_key: Option<String>,
-    /// Also draw the distributions of the times
+    /// Also write an SVG picture of the distributions of the times
     #[arg(long, value_name = "FILE", requires = "url")]
     pub svg: Option<PathBuf>,
-    /// Prompt lengths for prefill, like 128,512
+    /// Prompt lengths for prefill in tokens, like 128,512
     #[arg(short = 'p', long, value_name = "N", value_delimiter = ',', default_value = "512")]
     pub prefill: Vec<usize>,
     /// Tokens that each sequence decodes
     #[arg(short = 'n', long, value_name = "N", default_value_t = 128)]
     pub decode: usize,
-    /// Tokens that stand before the first decoded one, like 16,1000; speeds are recorded only with the default
+    /// Tokens before the first decoded one, like 16,1000; speeds are recorded only for the default
     #[arg(short = 'd', long, value_name = "N", value_delimiter = ',', default_values_t = [DEFAULT_DEPTH])]
     pub depth: Vec<usize>,
     /// Sequences decoded together, like 1,4,16
     #[arg(short = 'b', long, value_name = "N", value_delimiter = ',', default_value = "1,2,4,8,16,32")]
     pub batch: Vec<usize>,
-    /// Also decode one sequence with up to this many tokens guessed ahead, where the text repeats itself and where it
-    /// does not
+    /// Also decode one sequence with up to this many draft tokens, for repetitive and for varying text
     #[arg(long, value_name = "N", conflicts_with = "url", value_parser = clap::value_parser!(u8).range(1..=16))]
     pub speculate: Option<u8>,
-    /// Most prompt tokens in one step
+    /// Maximum number of prompt tokens in one step
     #[arg(long, value_name = "N", default_value_t = 512, conflicts_with = "url")]
     pub step: usize,
-    /// How often each speed is measured; the median counts
+    /// Number of runs per speed; the median counts
     #[arg(long, value_name = "N", default_value_t = 5, conflicts_with = "url", value_parser = clap::value_parser!(u8).range(1..))]
     pub runs: u8,
-    /// Also measure kernels alone at the model's shapes, beside what memory and arithmetic units give
+    /// Also measure single kernels at the model's shapes, and compare them with the limits of memory and arithmetic
     #[arg(long, conflicts_with = "url")]
     pub kernels: bool,
-    /// Also write the JSON object to a file, anew after every row, so that a run that is ended keeps what it measured
+    /// Also write the JSON object to a file; it is updated after every row, so that an interrupted run keeps its
+    /// results
     #[arg(long, value_name = "FILE", conflicts_with = "url")]
     pub save: Option<PathBuf>,
     /// Print one JSON object
@@ -440,15 +440,16 @@ pub struct BenchArgs {
     pub json: bool,
 }
 
-/// Say what this machine has, and check every kernel on it against the reference.
+/// Report what this machine has, and check every kernel on it against the reference.
 ///
-/// On a GPU its instructions too, one at a time. The demo's tokens in a batch are compared with those alone.
+/// Also generates from the demo model in a batch and alone, and compares the tokens.
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
-    /// Also compare the models in this folder with the golden.safetensors beside each
+    /// Also compare the models in the folders of this folder with the golden.safetensors beside each
     #[arg(long, value_name = "FOLDER")]
     pub fixtures: Option<PathBuf>,
-    /// Also write the JSON object to a file, anew after every part, so that a run that is ended keeps what it found
+    /// Also write the JSON object to a file; it is updated after every part, so that an interrupted run keeps its
+    /// results
     #[arg(long, value_name = "FILE")]
     pub save: Option<PathBuf>,
     /// Print one JSON object

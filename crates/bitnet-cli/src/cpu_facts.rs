@@ -1,20 +1,20 @@
 use serde::Serialize;
 
-/// What kind of CPU this is.
+/// Describes the CPU.
 #[derive(Debug, Clone, Serialize)]
 pub struct CpuFacts {
-    /// Architecture this program was built for.
+    /// Architecture that this program was built for.
     pub arch: &'static str,
-    /// Name, if the system tells.
+    /// Model name, if the system reports it.
     pub name: Option<String>,
-    /// Threads that can run at once.
+    /// Number of threads that can run at once.
     pub cores: usize,
-    /// Features that matter to the kernels.
+    /// Available instruction set extensions, of those that matter to kernels.
     pub features: Vec<&'static str>,
 }
 
 impl CpuFacts {
-    /// Asks CPU and system.
+    /// Queries the CPU and the system.
     pub fn now() -> Self {
         let about = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let name =

@@ -4,7 +4,7 @@ use bitnet_inference::{GenerateError, InvalidConfig};
 use bitnet_kernels::{KernelError, gpu::GpuError};
 use bitnet_model::{ForwardError, ModelError};
 
-/// Why a command failed: `<what> (<where>): <cure>`.
+/// The error of a command, printed as `<what> (<where>): <cure>`.
 #[derive(Debug, thiserror::Error)]
 pub enum CliError {
     /// The model could not be read.
@@ -24,14 +24,14 @@ pub enum CliError {
     Backend {
         /// What is wrong.
         what: String,
-        /// The flag that asked for it.
+        /// The flag at fault.
         flag: &'static str,
         /// What helps.
         cure: String,
-        /// Whether this build could never do it.
+        /// Whether it is wrong usage on any machine.
         usage: bool,
     },
-    /// There is no GPU to compute on, or it failed.
+    /// There is no usable GPU, or it failed.
     #[error("{what} (--device): {cure}")]
     Gpu {
         /// What is wrong.
@@ -39,7 +39,7 @@ pub enum CliError {
         /// What helps.
         cure: String,
     },
-    /// A flag has a value that makes no sense.
+    /// A flag has an invalid value.
     #[error("{what} ({flag}): {cure}")]
     Usage {
         /// What is wrong.
@@ -49,7 +49,7 @@ pub enum CliError {
         /// What helps.
         cure: String,
     },
-    /// Flag and model do not go together.
+    /// The model, the machine or a file does not allow it.
     #[error("{what} ({place}): {cure}")]
     Refused {
         /// What is wrong.
@@ -60,46 +60,44 @@ pub enum CliError {
         cure: String,
     },
     /// The model does not fit into `--memory`.
-    #[error(
-        "{given} bytes of memory hold no part of the work (--memory): this model needs at least {least} bytes here"
-    )]
+    #[error("{given} bytes of memory are too few (--memory): this model needs at least {least} bytes here")]
     MemoryTooSmall {
-        /// What was given.
+        /// Bytes allowed.
         given: u64,
-        /// What would do.
+        /// Bytes needed.
         least: u64,
     },
-    /// Logits, or what follows from them, are NaN or infinite.
+    /// Logits, or values computed from them, are NaN or infinite.
     #[error("the model gives no finite numbers ({model}): check its file, or report this")]
     NotFinite {
-        /// Its name.
+        /// Name of the model.
         model: String,
     },
     /// A file could not be read or written.
     #[error("cannot {action}: {source} ({}): check the path, its permissions and the free space", .path.display())]
     File {
-        /// What was tried.
+        /// What was attempted.
         action: &'static str,
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// Nobody takes our output.
+    /// stdout could not be written.
     #[error("cannot write the output: {0} (stdout): check where the output goes")]
     Stdout(io::Error),
-    /// Kernels or batches that do not give what they must.
-    #[error("{what} ({place}): do not trust results of this machine, and report this")]
+    /// Kernels or batches gave wrong results.
+    #[error("{what} ({place}): do not trust results from this machine, and report this")]
     Wrong {
         /// What differs.
         what: String,
-        /// Where it was seen.
+        /// Where it was found.
         place: String,
     },
 }
 
 impl CliError {
-    /// 2 for wrong usage, 1 for everything else.
+    /// Exit code of the program: 2 for wrong usage, 1 for everything else.
     pub fn exit_code(&self) -> u8 {
         match self {
             CliError::Usage { .. } | CliError::Backend { usage: true, .. } => 2,
@@ -107,23 +105,23 @@ impl CliError {
         }
     }
 
-    /// Wrong usage.
+    /// Makes an error for wrong usage.
     pub fn usage(what: impl ToString, flag: impl ToString, cure: impl ToString) -> Self {
         CliError::Usage { what: what.to_string(), flag: flag.to_string(), cure: cure.to_string() }
     }
 
-    /// Something that this model cannot do.
+    /// Makes an error for something that the model, the machine or a file does not allow.
     pub fn refused(what: impl ToString, place: impl ToString, cure: impl ToString) -> Self {
         CliError::Refused { what: what.to_string(), place: place.to_string(), cure: cure.to_string() }
     }
 
-    /// A file that could not be read or written.
+    /// Makes an error for a file that could not be read or written.
     pub fn file(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
         move |source| CliError::File { action, path: path.into(), source }
     }
 }
 
-/// The same failures, with the flags that have to do with them.
+/// Adds the flags that the errors are about.
 impl From<bitnet::Error> for CliError {
     fn from(error: bitnet::Error) -> Self {
         use bitnet::Error;
@@ -133,11 +131,13 @@ impl From<bitnet::Error> for CliError {
             Error::Kernel(e) => e.into(),
             Error::Gpu(e) => e.into(),
             Error::MemoryLimit { given, needed } => CliError::MemoryTooSmall { given, least: needed },
-            Error::MemoryUnknown => {
-                CliError::refused("this system does not tell how much memory is available", "--memory", cure)
-            }
+            Error::MemoryUnknown => CliError::refused(
+                "this system does not report how much memory is available",
+                "--memory",
+                cure,
+            ),
             Error::GpuCache { kv } => {
-                let what = format!("a GPU keeps keys and values in bf16, not in {kv}");
+                let what = format!("a GPU stores keys and values in bf16, not in {kv}");
                 CliError::usage(what, "--kv", "leave it out, or compute with --device cpu")
             }
             other => CliError::Open(other),
@@ -178,7 +178,7 @@ impl From<KernelError> for CliError {
 impl From<GpuError> for CliError {
     fn from(error: GpuError) -> Self {
         let text = error.to_string();
-        // What and cure are parted by the last of these; in some the cure is all that follows a colon.
+        // The cure follows the last semicolon or, if there is none, the last colon.
         let parts = text.rsplit_once("; ").or_else(|| text.rsplit_once(": "));
         let (what, cure) = parts.unwrap_or((&text, "use --device cpu"));
         CliError::Gpu { what: what.into(), cure: cure.into() }

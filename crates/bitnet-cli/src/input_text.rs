@@ -2,11 +2,11 @@ use std::{io::Read, path::Path};
 
 use crate::error::CliError;
 
-/// Most bytes of text that are read.
+/// Maximum size of a text in bytes.
 const MAX_TEXT: u64 = 1 << 28;
 
-/// All of `input`, which is called `place`, as text; read no further than a text may be long, for a pipe or a
-/// device may never end.
+/// Reads all of `input` as text; `place` names it in errors. It reads no further than the maximum size, because a pipe
+/// or a device may never end.
 pub fn read(input: impl Read, place: impl AsRef<Path>) -> Result<String, CliError> {
     let place = place.as_ref();
     let mut bytes = Vec::new();
@@ -16,7 +16,7 @@ pub fn read(input: impl Read, place: impl AsRef<Path>) -> Result<String, CliErro
         return Err(CliError::refused("the text is too long", place.display(), cure));
     }
     String::from_utf8(bytes).map_err(|e| {
-        let what = format!("the text is not UTF-8 from byte {} on", e.utf8_error().valid_up_to());
+        let what = format!("the text is not valid UTF-8 from byte {} on", e.utf8_error().valid_up_to());
         CliError::refused(what, place.display(), "convert it to UTF-8, for instance with iconv")
     })
 }

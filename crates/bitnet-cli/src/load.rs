@@ -1,4 +1,4 @@
-//! [`bitnet::load`] as the flags ask for it, with a bar and a note.
+//! Calls [`bitnet::load`] with the flags, and shows a progress bar and notes.
 
 use std::time::Duration;
 
@@ -19,21 +19,21 @@ use crate::{args::Common, error::CliError, output, progress::Progress};
 pub struct Loaded {
     /// The model.
     pub model: Box<dyn Model>,
-    /// Its weights.
+    /// Layout and size of the weights.
     pub weights: WeightBytes,
-    /// What it got of the memory.
+    /// How the memory was divided.
     pub plan: Plan,
-    /// How long loading took.
+    /// Time to load the model.
     pub time: Duration,
-    /// Why it is not on the GPU that was looked for.
+    /// Why the model is not on a GPU, if one was tried.
     pub refused: Option<String>,
 }
 
-/// Where commands compute: the host as the flags describe it, and GPUs behind a driver.
+/// The machine that a command computes on: the CPU, and GPUs behind a driver.
 pub struct Machine<'a, D> {
     /// The flags.
     pub common: &'a Common,
-    /// Opens a GPU by its number.
+    /// Opens the GPU with this number.
     pub open: fn(usize) -> Result<D, GpuError>,
 }
 
@@ -47,7 +47,7 @@ fn machine(common: &Common) -> Result<load::Machine, CliError> {
     })
 }
 
-/// The backend of the host that the flags ask for.
+/// Makes the CPU backend with the flags.
 pub fn cpu(common: &Common) -> Result<Cpu, CliError> {
     Ok(machine(common)?.cpu()?)
 }
@@ -58,19 +58,19 @@ pub fn load(common: &Common, checkpoint: &Checkpoint, want: Want) -> Result<Load
 }
 
 impl<'a> Machine<'a, Cuda> {
-    /// This machine.
+    /// The real machine.
     pub fn of(common: &'a Common) -> Self {
         Machine { common, open: Cuda::open }
     }
 }
 
 impl<D: Driver + 'static> Machine<'_, D> {
-    /// A GPU, with its kernels.
+    /// Opens a GPU and loads its kernels.
     pub fn gpu(&self, index: usize) -> Result<Gpu<D>, CliError> {
         Ok((self.open)(index).and_then(Gpu::new)?)
     }
 
-    /// Loads a model for what a command wants, within the memory that the flags allow.
+    /// Loads a model with what the command needs, within the memory that the flags allow.
     pub fn load(&self, checkpoint: &Checkpoint, want: Want) -> Result<Loaded, CliError> {
         let mut bar = None;
         let mut progress = |done, all| {
@@ -78,7 +78,7 @@ impl<D: Driver + 'static> Machine<'_, D> {
         };
         let loaded = load::load_by(&machine(self.common)?, self.open, checkpoint, want, &mut progress)?;
         drop(bar);
-        // What shows only when all weights have been read.
+        // Some warnings are known only after all weights have been read.
         for warning in checkpoint.tensors.warnings() {
             output::note(format_args!("warning: {warning}"));
         }

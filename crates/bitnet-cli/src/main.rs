@@ -1,8 +1,7 @@
 //! The binary `bitnet`: runs, measures and inspects ternary language models.
 //!
-//! Results go to stdout, progress, statistics and errors to stderr. A failure is one line
-//! `error: <what> (<where>): <cure>`; the exit code is 2 for wrong usage and 1 for any other
-//! failure.
+//! Results go to stdout; progress, statistics and errors go to stderr. A failure is reported in one line,
+//! `error: <what> (<where>): <cure>`. The exit code is 2 for wrong usage and 1 for any other failure.
 
 #![forbid(unsafe_code)]
 
@@ -39,19 +38,19 @@ fn main() -> ExitCode {
     };
     match catch_unwind(AssertUnwindSafe(|| dispatch(cli.command, &cli.common))) {
         Ok(Ok(())) => ExitCode::SUCCESS,
-        // The reader of our output has all it wanted: `bitnet run ... | head` is no failure.
+        // The reader of our output has read enough: `bitnet run ... | head` is not a failure.
         Ok(Err(CliError::Stdout(e))) if e.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Ok(Err(e)) => {
             output::error(&e);
             ExitCode::from(e.exit_code())
         }
-        // The hook has said what happened.
+        // The hook has already reported the panic.
         Err(_) => ExitCode::FAILURE,
     }
 }
 
 fn dispatch(command: Command, common: &Common) -> Result<(), CliError> {
-    // Commands that do not compute take these flags as well, and refuse what no other command takes.
+    // Commands that do not compute accept these flags too, so they must refuse invalid values too.
     Isa::named(&common.isa)?;
     match command {
         Command::Run(a) => commands::run::run(common, &a),
@@ -69,8 +68,8 @@ fn dispatch(command: Command, common: &Common) -> Result<(), CliError> {
     }
 }
 
-/// A panic is a fault of ours; it is told in one line like every failure. A worker's panic brings down the thread
-/// that waits for it, so only the first one speaks.
+/// Reports a panic, which is a bug of ours, in one line like every failure. A worker's panic also brings down the
+/// thread that waits for it, so only the first one is reported.
 fn one_line_panics() {
     static TOLD: AtomicBool = AtomicBool::new(false);
     set_hook(Box::new(|panic| {

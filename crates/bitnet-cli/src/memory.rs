@@ -1,13 +1,13 @@
-//! How fast memory is read.
+//! Measures memory bandwidth.
 
 use bitnet::{SystemMemory, kernels};
 
-/// How fast `threads` threads read memory, in gigabytes a second, if there is enough of it to tell.
+/// Measures the gigabytes per second that `threads` threads read together; `None` if there is too little memory.
 pub fn bandwidth(threads: usize) -> Option<f64> {
     kernels::memory_bandwidth(threads, SystemMemory::now().available_bytes)
 }
 
-/// What a person is told of it.
+/// The bandwidth as text.
 pub fn bandwidth_told(gb_s: Option<f64>) -> String {
     gb_s.map_or("unknown".into(), |gb_s| format!("{gb_s:.1} GB/s"))
 }

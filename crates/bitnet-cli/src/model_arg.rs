@@ -1,4 +1,4 @@
-//! MODEL: from what was typed to an opened checkpoint.
+//! Opens the checkpoint that the argument MODEL names.
 
 use std::path::PathBuf;
 
@@ -6,12 +6,12 @@ use bitnet::model::{Checkpoint, Tokenizer};
 
 use crate::{error::CliError, output, progress::Progress};
 
-/// Opens MODEL; what the user should know about it is told on stderr.
+/// Opens MODEL and prints notes about it to stderr.
 pub fn open(model: &str) -> Result<Checkpoint, CliError> {
     Ok(open_at(model)?.0)
 }
 
-/// As [`open`], and tells the chat template not to think first unless `thinking`.
+/// Like [`open`], but tells the chat template not to think first unless `thinking` is set.
 pub fn open_thinking(model: &str, thinking: bool) -> Result<Checkpoint, CliError> {
     let mut checkpoint = open(model)?;
     if !thinking {
@@ -24,7 +24,7 @@ pub fn open_thinking(model: &str, thinking: bool) -> Result<Checkpoint, CliError
     Ok(checkpoint)
 }
 
-/// Opens MODEL, and says where it lies: models that are in no file of their own lie in this program's.
+/// Opens MODEL and returns its path; models without a file of their own are in this program's.
 pub fn open_at(model: &str) -> Result<(Checkpoint, PathBuf), CliError> {
     let mut bar: Option<(String, Progress)> = None;
     let opened = bitnet::open_checkpoint(model, &mut |file, have, size| {
@@ -42,7 +42,7 @@ pub fn open_at(model: &str) -> Result<(Checkpoint, PathBuf), CliError> {
     Ok((opened.checkpoint, opened.path.unwrap_or_else(program)))
 }
 
-/// The tokenizer of a model that must have one.
+/// Returns the tokenizer, or an error if the model has none.
 pub fn tokenizer(checkpoint: &Checkpoint) -> Result<&Tokenizer, CliError> {
     checkpoint.tokenizer.as_ref().ok_or_else(|| {
         let cure = match checkpoint.format {
@@ -53,7 +53,7 @@ pub fn tokenizer(checkpoint: &Checkpoint) -> Result<&Tokenizer, CliError> {
     })
 }
 
-/// Checks that token ids are there and that the model has them.
+/// Checks that there are token ids and that the model has them all.
 pub fn check_ids(checkpoint: &Checkpoint, ids: &[u32], place: &str) -> Result<(), CliError> {
     let vocab = checkpoint.spec.vocab;
     if ids.is_empty() {

@@ -1,4 +1,4 @@
-//! What is printed, and where. Nothing here panics when the other end is closed.
+//! Prints to stdout and stderr. Nothing here panics if the other end is closed.
 
 use std::{
     fmt::Display,
@@ -23,25 +23,25 @@ pub fn json(value: &impl Serialize) -> Result<(), CliError> {
     line(text)
 }
 
-/// Tells a person something beside the result: a statistic, a warning.
+/// Prints something in addition to the result, such as a statistic or a warning, to stderr.
 pub fn note(text: impl Display) {
-    // With stderr closed there is nobody to tell.
+    // If stderr is closed, there is nobody to read it.
     let _ = writeln!(io::stderr().lock(), "{text}");
 }
 
-/// Tells a failure in one line, whatever the message holds.
+/// Reports a failure in one line, even if the message has several.
 pub fn error(text: &impl Display) {
     note(format_args!("error: {}", one_line(text)));
 }
 
-/// A text as one line, whatever it holds.
+/// Joins the lines of a text into one.
 pub fn one_line(text: &impl Display) -> String {
     let text = text.to_string();
     let words: Vec<&str> = text.split(['\n', '\r']).map(str::trim).filter(|l| !l.is_empty()).collect();
     words.join(" ")
 }
 
-/// Tells what `clap` made of the command line: help and version as they are, wrong usage in one line.
+/// Prints what `clap` reports: help and version unchanged, wrong usage in one line.
 pub fn usage(error: &clap::Error) -> ExitCode {
     use ErrorKind::{DisplayHelp, DisplayHelpOnMissingArgumentOrSubcommand, DisplayVersion};
     if let DisplayHelp | DisplayVersion | DisplayHelpOnMissingArgumentOrSubcommand = error.kind() {

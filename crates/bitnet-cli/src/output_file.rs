@@ -7,18 +7,19 @@ use serde::Serialize;
 
 use crate::error::CliError;
 
-/// A file that is written beside its place and moved there when it is whole.
+/// A file that is written under a temporary name and renamed when it is complete.
 pub struct OutputFile {
     place: PathBuf,
-    /// Where it is written; `None` once it is in place.
+    /// The temporary file; `None` if there is none, or once it is renamed.
     beside: Option<PathBuf>,
 }
 
 impl OutputFile {
-    /// Takes the name at once, so that a folder that cannot be written to shows before the work is done.
+    /// Creates the temporary file immediately, so that a folder that cannot be written is reported before the work is
+    /// done.
     pub fn create(place: &Path) -> Result<Self, CliError> {
         let fail = CliError::file("write", place);
-        // A device or a pipe has nothing to keep whole, and must not be replaced by a file.
+        // A device or a pipe must not be replaced by a file.
         if fs::metadata(place).is_ok_and(|about| !about.is_file() && !about.is_dir()) {
             return Ok(OutputFile { place: place.into(), beside: None });
         }
@@ -33,12 +34,12 @@ impl OutputFile {
         Ok(OutputFile { place: place.into(), beside: Some(beside) })
     }
 
-    /// Where to write.
+    /// The path to write to.
     pub fn path(&self) -> &Path {
         self.beside.as_ref().unwrap_or(&self.place)
     }
 
-    /// Moves the finished file to its place.
+    /// Renames the finished file.
     pub fn commit(mut self) -> Result<(), CliError> {
         match &self.beside {
             Some(beside) => fs::rename(beside, &self.place).map_err(CliError::file("write", &self.place))?,
@@ -49,7 +50,7 @@ impl OutputFile {
     }
 }
 
-/// Writes a value as JSON in the place of what the file held: whoever looks finds one or the other, whole.
+/// Replaces the file with a value as JSON, atomically: readers see the old or the new content, always complete.
 pub fn save_json(place: &Path, value: &impl Serialize) -> Result<(), CliError> {
     let fail = CliError::file("write", place);
     let file = OutputFile::create(place)?;
@@ -61,7 +62,7 @@ pub fn save_json(place: &Path, value: &impl Serialize) -> Result<(), CliError> {
 impl Drop for OutputFile {
     fn drop(&mut self) {
         if let Some(beside) = &self.beside {
-            // What is left is a hidden file of ours; nothing more can be done about it here.
+            // If this fails, a hidden file is left, and nothing more can be done about it here.
             let _ = fs::remove_file(beside);
         }
     }

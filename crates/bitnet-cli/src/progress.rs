@@ -2,21 +2,21 @@ use std::io::IsTerminal;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// A bar on stderr while a person waits, and nothing at all if stderr is not a terminal; it leaves no trace.
+/// A progress bar on stderr that is removed at the end, and hidden if stderr is not a terminal.
 pub struct Progress(ProgressBar);
 
 impl Progress {
-    /// A bar for `total` pieces of work.
+    /// Makes a bar for `total` pieces of work.
     pub fn new(what: &str, total: usize) -> Self {
         Self::with("{prefix} {wide_bar} {pos}/{len} {eta}", what, total)
     }
 
-    /// A bar for a file on its way.
+    /// Makes a bar for a download.
     pub fn bytes(file: &str) -> Self {
         Self::with("{prefix} {wide_bar} {bytes}/{total_bytes} {binary_bytes_per_sec} {eta}", file, 0)
     }
 
-    /// A bar for a file that is worked through, with a message.
+    /// Makes a bar for processing a file, with a message.
     pub fn bytes_with_message(what: &str) -> Self {
         Self::with("{prefix} {wide_bar} {bytes}/{total_bytes}, {msg}, {eta} left", what, 0)
     }
@@ -33,18 +33,18 @@ impl Progress {
         Progress(bar)
     }
 
-    /// `done` of `total` pieces are done.
+    /// Shows that `done` of `total` pieces are done.
     pub fn at(&self, done: usize, total: usize) {
         self.0.set_length(total as u64);
         self.0.set_position(done as u64);
     }
 
-    /// What else there is to say.
+    /// Sets the message.
     pub fn say(&self, message: String) {
         self.0.set_message(message);
     }
 
-    /// One more piece is done.
+    /// Shows that one more piece is done.
     pub fn step(&self) {
         self.0.inc(1);
     }

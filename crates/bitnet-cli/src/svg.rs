@@ -1,4 +1,4 @@
-//! A picture of distributions, without a library.
+//! Draws distributions as SVG, without a library.
 
 use std::fmt::Write;
 
@@ -7,10 +7,10 @@ const HEIGHT: f64 = 360.0;
 const LEFT: f64 = 60.0;
 const BOTTOM: f64 = 50.0;
 const COLOURS: [&str; 4] = ["#1f77b4", "#d62728", "#2ca02c", "#9467bd"];
-/// Points of a curve; more than the picture has columns would not be seen.
+/// Maximum number of points of a curve; more would not be visible at this width.
 const POINTS: usize = 512;
 
-/// Cumulative distributions of sorted values over a logarithmic axis: how many of all are at most so large.
+/// Draws the cumulative distributions of sorted values over a logarithmic axis.
 pub fn distributions(unit: &str, curves: &[(&str, &[f64])]) -> String {
     let values = || curves.iter().flat_map(|(_, values)| values.iter().copied()).filter(|&v| v > 0.0);
     let low = values().fold(f64::MAX, f64::min).log10().floor();

@@ -1,6 +1,6 @@
 use std::str::FromStr;
 
-/// Token ids as people and programs write them: `1,2,3`, `1 2 3` or `[1, 2, 3]`.
+/// Token ids, parsed from `1,2,3`, `1 2 3` or `[1, 2, 3]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TokenIds(pub Vec<u32>);
 

@@ -14,13 +14,13 @@ use crate::{
 /// `bitnet batch`.
 pub fn run(common: &Common, args: &BatchArgs) -> Result<(), CliError> {
     if !(1..=1 << 16).contains(&args.max_batch_size) {
-        let what = format!("{} is no limit", args.max_batch_size);
+        let what = format!("{} is not a valid limit", args.max_batch_size);
         return Err(CliError::usage(what, "--max-batch-size", "give 1 to 65536"));
     }
-    // Nobody waits for a line, and nobody reads one before its turn.
+    // Nobody waits for a single line, so latency does not matter.
     let engine = EngineConfig {
         max_batch_size: args.max_batch_size,
-        // So no prompt is cut for the sake of the time between tokens.
+        // A fixed size: no prompt is split to keep the time between tokens short.
         sizing: BatchSizing::Fixed(args.max_batch_size),
         max_draft: usize::from(args.speculation.speculate),
         mailbox: usize::MAX,
@@ -34,7 +34,7 @@ pub fn run(common: &Common, args: &BatchArgs) -> Result<(), CliError> {
     let done = run_batch(&service, &args.input, &args.output, options, &mut |progress| {
         let rate = (progress.lines - progress.resumed) as f64 / begun.elapsed().as_secs_f64();
         bar.at(progress.bytes as usize, progress.of_bytes as usize);
-        bar.say(format!("{} lines, {rate:.1} a second", progress.lines));
+        bar.say(format!("{} lines, {rate:.1} per second", progress.lines));
     });
     drop(bar);
     let done = done.map_err(|e| CliError::refused(&e, "batch", e.cure()))?;

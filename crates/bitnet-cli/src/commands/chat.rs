@@ -23,10 +23,10 @@ use crate::{
     output_file::OutputFile,
 };
 
-/// How often a person who waits for an answer is asked whether it should go on.
+/// How often to check for Ctrl-C while waiting for an answer.
 const GLANCE: Duration = Duration::from_millis(20);
-const HELP: &str = "/reset begins anew, /save FILE writes the conversation as JSON, /help says this; Ctrl-C stops an \
-                    answer, Ctrl-D ends";
+const HELP: &str = "/reset starts over, /save FILE writes the conversation as JSON, /help shows this; Ctrl-C stops an \
+                    answer, Ctrl-D ends the chat";
 
 /// `bitnet chat`.
 pub fn run(common: &Common, args: &ChatArgs) -> Result<(), CliError> {
@@ -58,7 +58,7 @@ pub fn run(common: &Common, args: &ChatArgs) -> Result<(), CliError> {
             Err(ReadlineError::Eof) => return Ok(()),
             Err(e) => return Err(no_terminal(e)),
         };
-        // A line that the editor does not remember can be typed again.
+        // If the editor does not remember a line, it can be typed again.
         let _ = editor.add_history_entry(&line);
         let (command, rest) = line.trim().split_once(' ').unwrap_or((line.trim(), ""));
         let done = match command {
@@ -79,7 +79,7 @@ pub fn run(common: &Common, args: &ChatArgs) -> Result<(), CliError> {
             _ => chat.turn(&line),
         };
         match done {
-            // Nobody reads any more.
+            // The output is closed.
             Err(e @ CliError::Stdout(_)) => return Err(e),
             Err(e) => output::error(&e),
             Ok(()) => {}
@@ -87,7 +87,7 @@ pub fn run(common: &Common, args: &ChatArgs) -> Result<(), CliError> {
     }
 }
 
-/// A conversation, and what answers.
+/// A conversation and the engine that answers.
 struct Chat<'a> {
     checkpoint: &'a Checkpoint,
     engine: Engine,
@@ -101,7 +101,7 @@ impl Chat<'_> {
         self.messages = system.map(|text| Message::new("system", text)).into_iter().collect();
     }
 
-    /// Asks, and prints the answer as it comes. A turn that fails is not part of the conversation.
+    /// Sends a message and prints the answer as it comes. A turn that fails is removed from the conversation.
     fn turn(&mut self, said: &str) -> Result<(), CliError> {
         self.messages.push(Message::new("user", said));
         let answered = self.prompt().and_then(|prompt| self.answer(prompt));
@@ -115,7 +115,7 @@ impl Chat<'_> {
         Ok(())
     }
 
-    /// The conversation as the model wants it.
+    /// Returns the conversation as a prompt.
     fn prompt(&self) -> Result<Vec<u32>, CliError> {
         let tokenizer = model_arg::tokenizer(self.checkpoint)?;
         let ids = match &self.checkpoint.chat {
@@ -128,12 +128,12 @@ impl Chat<'_> {
         let context = self.engine.context();
         if ids.len() >= context {
             let what = format!("the conversation has {} tokens, and there is room for {context}", ids.len());
-            return Err(CliError::refused(what, "chat", "begin anew with /reset"));
+            return Err(CliError::refused(what, "chat", "start over with /reset"));
         }
         Ok(ids)
     }
 
-    /// The text that follows, as far as nobody stopped it. What was computed for the turns before is in the cache.
+    /// Generates and prints the answer until it ends or is stopped. The cache still holds the previous turns.
     fn answer(&self, prompt: Vec<u32>) -> Result<String, CliError> {
         let request = Request::new(prompt, self.config.clone());
         let handle = self.engine.submit(request).map_err(failed)?;
@@ -150,7 +150,7 @@ impl Chat<'_> {
     /// Writes the conversation as messages of OpenAI's API.
     fn save(&self, path: &str) -> Result<(), CliError> {
         if path.is_empty() {
-            return Err(CliError::refused("there is no name to save under", "/save", "give a file"));
+            return Err(CliError::refused("there is no file name", "/save", "give one after the command"));
         }
         let messages: Vec<_> = (self.messages.iter())
             .map(|m| serde_json::json!({"role": m.role, "content": m.content}))
@@ -169,8 +169,8 @@ fn failed(error: impl Display) -> CliError {
     CliError::refused(error, "generation", "report this")
 }
 
-/// The tokens of an answer and the text after them, until it ends or `stop` is set. A step on its way is not waited for:
-/// that of a long prompt may take seconds.
+/// Returns the tokens of an answer and the text after them, until it ends or `stop` is set. It does not wait for the
+/// current step, which may take seconds for a long prompt.
 fn read(
     mut handle: RequestHandle,
     stop: &AtomicBool,
@@ -205,7 +205,7 @@ mod tests {
         let (end, may_end) = channel::<()>();
         let forward = move |_: &bitnet_inference::names::PaddedBatch| {
             begun.send(()).unwrap();
-            // Longer than any test, unless it is told to end.
+            // Longer than the test, unless told to end.
             let _ = may_end.recv_timeout(Duration::from_secs(600));
             Ok(vec![vec![0.0; 4]])
         };

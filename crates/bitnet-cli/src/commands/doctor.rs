@@ -17,7 +17,7 @@ use crate::{
     progress::Progress,
 };
 
-/// Failures of a backend that are printed; the rest are counted.
+/// Maximum number of failures printed per backend; the rest are only counted.
 const SHOWN: usize = 5;
 
 #[derive(Clone, Serialize)]
@@ -29,17 +29,17 @@ pub struct Report {
     isas: Vec<&'static str>,
     threads: usize,
     kv: &'static str,
-    /// How weights would lie in memory.
+    /// Layout that weights would have in memory.
     weight_layout: &'static str,
     memory: SystemMemory,
     memory_bandwidth_gb_s: Option<f64>,
-    /// What the GPU is that was looked for.
+    /// The GPU that was found, if any.
     gpus: Vec<GpuFacts>,
-    /// Why there is none, or what it is.
+    /// Description of the GPU, or why there is none.
     gpu_note: String,
     pub conformance: Vec<Outcome>,
     pub fixtures: Vec<Fixture>,
-    /// Null before it was looked at.
+    /// Null until it has been checked.
     pub batched: Option<Batched>,
 }
 
@@ -65,7 +65,7 @@ impl GpuFacts {
     }
 }
 
-/// How one backend did against the reference.
+/// Result of comparing one backend with the reference.
 #[derive(Clone, Serialize)]
 pub struct Outcome {
     pub backend: String,
@@ -74,7 +74,7 @@ pub struct Outcome {
     pub cases: usize,
     pub passed: usize,
     pub failed: usize,
-    /// The first of them.
+    /// The first failures.
     failures: Vec<String>,
 }
 
@@ -89,8 +89,8 @@ pub fn run(common: &Common, args: &DoctorArgs) -> Result<(), CliError> {
     verdict(&report)
 }
 
-/// Kernels, models beside the oracle, a batch beside its members: everything is looked at, whatever is
-/// wrong.
+/// Checks kernels against the reference, models against the oracle, and a batch against its members. Everything is
+/// checked, even after a failure.
 pub fn examine_all<D: Driver + 'static>(
     machine: &Machine<'_, D>,
     args: &DoctorArgs,
@@ -99,7 +99,7 @@ pub fn examine_all<D: Driver + 'static>(
     let cpu = load::cpu(common)?;
     let (asked, kv) = (cpu.info(), cpu.kv_type());
     let gpu = match common.device {
-        Device::Cpu => Err("not looked for (--device cpu)".to_owned()),
+        Device::Cpu => Err("not checked (--device cpu)".to_owned()),
         Device::Cuda(index) => Ok(machine.gpu(index)?),
         _ => machine.gpu(0).map_err(|why| output::one_line(&why)),
     };
@@ -111,7 +111,7 @@ pub fn examine_all<D: Driver + 'static>(
     for &isa in &isas {
         conformance.push(examine(&mut Cpu::new(isa, asked.threads)?.keeping(kv), check, &cases, &bar));
     }
-    // What there is not has been told, and is not looked for again.
+    // A missing GPU has been reported, and need not be looked for again.
     let device = if gpu.is_ok() { common.device } else { Device::Cpu };
     let common = &Common { device, ..common.clone() };
     let machine = &Machine { common, ..*machine };
@@ -157,7 +157,7 @@ pub fn examine_all<D: Driver + 'static>(
     Ok(report)
 }
 
-/// The first thing that is wrong.
+/// Returns the first failure as an error.
 pub fn verdict(r: &Report) -> Result<(), CliError> {
     if let Some(o) = r.conformance.iter().find(|o| o.failed > 0) {
         return Err(CliError::Wrong {
@@ -166,14 +166,18 @@ pub fn verdict(r: &Report) -> Result<(), CliError> {
         });
     }
     if let Some(f) = r.fixtures.iter().find(|f| !f.passed) {
-        let what =
-            format!("logits are {:.1e} from the oracle's in the median, {:.1e} at worst", f.median, f.worst);
+        let what = format!(
+            "logits differ from the oracle's by {:.1e} in the median, {:.1e} at worst",
+            f.median, f.worst
+        );
         return Err(CliError::Wrong { what, place: format!("{} on {}", f.name, f.device) });
     }
     match &r.batched {
         Some(Batched { device, requests, equal }) if equal < requests => {
-            let what =
-                format!("{} of {requests} requests get other tokens in a batch than alone", requests - equal);
+            let what = format!(
+                "{} of {requests} requests get different tokens in a batch than alone",
+                requests - equal
+            );
             Err(CliError::Wrong { what, place: format!("demo on {device}") })
         }
         _ => Ok(()),
@@ -218,7 +222,7 @@ fn print(r: &Report) -> Result<(), CliError> {
     let mut lines = vec![
         format!("bitnet     {} on {} {}", r.version, r.os, r.cpu.arch),
         format!(
-            "cpu        {}, {} threads at once",
+            "cpu        {}, {} hardware threads",
             r.cpu.name.as_deref().unwrap_or("unknown name"),
             r.cpu.cores
         ),
@@ -228,7 +232,7 @@ fn print(r: &Report) -> Result<(), CliError> {
         format!("memory     {}, {} available", gib(r.memory.total_bytes), gib(r.memory.available_bytes)),
         format!("bandwidth  {}", memory::bandwidth_told(r.memory_bandwidth_gb_s)),
         format!("gpus       {}", r.gpu_note),
-        "kernels against the reference:".into(),
+        "kernels compared with the reference:".into(),
     ];
     for o in &r.conformance {
         let Outcome { backend, isa, threads, cases, passed, .. } = o;
@@ -240,7 +244,7 @@ fn print(r: &Report) -> Result<(), CliError> {
         lines.push(format!("  {name} on {device}: {verdict}, median {median:.1e}, worst {worst:.1e}"));
     }
     lines.extend(r.batched.iter().map(|Batched { device, requests, equal }| {
-        format!("demo on {device}: {equal} of {requests} requests get in a batch what they get alone")
+        format!("demo on {device}: {equal} of {requests} requests get the same tokens in a batch as alone")
     }));
     output::line(lines.join("\n"))
 }

@@ -1,5 +1,5 @@
-//! What a bundle for a GPU runs there, on the simulator: `bitnet doctor` and `bitnet bench` as they are but for the
-//! driver; and what becomes of a GPU that is there and cannot be used.
+//! Runs what the GPU bundle runs, on the simulator: `bitnet doctor` and `bitnet bench`, unchanged except for the
+//! driver. Also shows what happens with a GPU that cannot be used.
 
 use std::path::Path;
 
@@ -34,7 +34,7 @@ fn bench(line: &str) -> (Common, BenchArgs) {
     }
 }
 
-/// A folder with one of the bundle's fixtures.
+/// Copies one of the bundle's fixtures into a folder.
 fn one_fixture(folder: &Path, name: &str) {
     let (from, to) = (fixture(name), folder.join(name));
     std::fs::create_dir(&to).unwrap();
@@ -110,7 +110,8 @@ fn a_bench_of_a_simulated_gpu_gives_every_row_that_was_asked_for() {
     for count in ["replays", "drawn", "copy_gb_s", "int8_tops", "bf16_tflops"] {
         assert!(gpu[count].as_f64().unwrap() > 0.0, "{count}: {gpu}");
     }
-    // Four projections for 1, 2 and 32 tokens; the head for 1 and 2; attention of both at both depths, and a prompt's.
+    // Four projections for 1, 2 and 32 tokens; the head for 1 and 2; attention for both at both depths, and of a
+    // prompt.
     assert_eq!(rows("kernels").len(), 4 * 3 + 2 + 4 + 1);
     for kernel in rows("kernels") {
         let numbers = ["microseconds", "gb_s", "tera_ops_s", "of_bandwidth", "of_peak"];
@@ -120,7 +121,7 @@ fn a_bench_of_a_simulated_gpu_gives_every_row_that_was_asked_for() {
 
 const WANT: Want = Want { step: 16, all_logits: false, sequences: 1, drafts: 0, tokens: 32, least: 32 };
 
-/// Loads the tiny model with a GPU that is opened so.
+/// Loads the tiny model with a GPU that `open` opens.
 fn load(device: &str, open: fn(usize) -> Result<Tap, GpuError>) -> Result<Loaded, CliError> {
     let (common, _) = doctor(&format!("bitnet doctor --device {device} --threads 1"));
     Machine { common: &common, open }.load(&model_arg::open("synthetic:tiny").unwrap(), WANT)
@@ -134,7 +135,7 @@ fn failing(call: Call, error: GpuError) -> Tap {
 
 type Open = fn(usize) -> Result<Tap, GpuError>;
 
-/// GPUs that cannot be used, and what is said of each.
+/// GPUs that cannot be used, and part of the message for each.
 const REFUSED: [(Open, &str); 6] = [
     (|_| Err(GpuError::DriverMissing), "no NVIDIA driver"),
     (|_| Ok(Tap::of(Simulator::with(|info| info.capability = (7, 5))).0), "compute capability 7.5"),
@@ -181,7 +182,7 @@ fn a_gpu_that_can_be_used_is_used_where_no_device_is_named() {
     assert_eq!(loaded.model.backend().device, "simulator");
 }
 
-/// The speed of the CPU is not taken for a GPU's: what is reported names what computed, and why.
+/// The speed of the CPU is not mistaken for a GPU's: the report names the device and the reason.
 #[test]
 fn a_bench_without_its_gpu_says_that_it_measured_the_cpu() {
     let (common, args) = bench("bitnet bench synthetic:tiny --threads 1 -b 1 -n 2 -p 4 --kernels");
@@ -189,8 +190,8 @@ fn a_bench_without_its_gpu_says_that_it_measured_the_cpu() {
     let report = serde_json::to_value(bench::measure(&machine, &args).unwrap()).unwrap();
     assert!(report["device"] == "cpu" && report["gpu"].is_null(), "{report}");
     assert!(report["gpu_refused"].as_str().unwrap().contains("compute capability 7.5"), "{report}");
-    // Bytes and operations of `synthetic:tiny`: two bits a trit, a byte a weight of the head's copy and three floats a
-    // row of it, f32 between operations; a product is two operations.
+    // Bytes and operations of `synthetic:tiny`: two bits per trit; the head's copy has a byte per weight and three
+    // floats per row; f32 between operations; a product counts as two operations.
     let attended = 17;
     let expected = [
         ("gate and up", 1, 1536 * 256 / 4 + 256 + 4 * 1536, 2 * 1536 * 256),

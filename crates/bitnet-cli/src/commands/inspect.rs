@@ -16,18 +16,15 @@ fn print(r: &Inspection) -> Result<(), CliError> {
     let yes = |b: bool| if b { "yes" } else { "no" };
     let mut lines = vec![
         format!("{} ({}, architecture {})", r.name, r.format, r.architecture),
-        format!("parameters     {} of them ternary, {} in all", r.ternary_weights, r.parameters),
+        format!("parameters     {} ternary, {} in total", r.ternary_weights, r.parameters),
         format!("quantisation   {}", r.quantization.join(", ")),
         format!(
             "layers         {} of width {}, feed-forward {} ({})",
             s.layers, s.hidden, s.ffn, s.activation
         ),
+        format!("attention      {} heads of width {}, {} key-value heads", s.heads, s.head_dim, s.kv_heads),
         format!(
-            "attention      {} heads of width {}, {} of keys and values",
-            s.heads, s.head_dim, s.kv_heads
-        ),
-        format!(
-            "norms          eps {}, sub-norms {}, norms of projections {}, norms of heads {}",
+            "norms          eps {}, sub-norms {}, projection norms {}, head norms {}",
             s.rms_eps,
             yes(s.sub_norms),
             yes(s.linear_norms),
@@ -35,7 +32,7 @@ fn print(r: &Inspection) -> Result<(), CliError> {
         ),
         format!(
             "scales         {}",
-            if s.group_scales { "one for every group of weights" } else { "one a tensor" }
+            if s.group_scales { "one per group of weights" } else { "one per tensor" }
         ),
         format!(
             "rope           theta {}, scaling {}",
@@ -45,7 +42,7 @@ fn print(r: &Inspection) -> Result<(), CliError> {
         format!("vocabulary     {}, head tied to the embedding: {}", s.vocab, yes(s.tied_head)),
         format!("context        {} tokens", s.context),
         match &r.tokenizer {
-            Some(t) => format!("tokenizer      {} tokens, puts {:?} before a text", t.tokens, t.prefix),
+            Some(t) => format!("tokenizer      {} tokens, adds {:?} before a text", t.tokens, t.prefix),
             None => "tokenizer      none".into(),
         },
         format!(

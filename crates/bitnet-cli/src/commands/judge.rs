@@ -1,4 +1,4 @@
-//! Whole models judged: by an oracle's logits, and a batch by its members alone.
+//! Compares whole models with an oracle's logits, and a batch with its members alone.
 
 use std::{
     fs,
@@ -18,12 +18,12 @@ use crate::{
     load::{Machine, Want},
 };
 
-/// Requests of the batch.
+/// Requests in the batch.
 const REQUESTS: usize = 8;
-/// Tokens that each of them generates.
+/// Tokens that each request generates.
 const TOKENS: usize = 24;
 
-/// A fixture's logits beside the oracle's, by their relative distance.
+/// Relative distances of a fixture's logits from the oracle's.
 #[derive(Clone, Serialize)]
 pub struct Fixture {
     pub name: String,
@@ -33,7 +33,7 @@ pub struct Fixture {
     pub passed: bool,
 }
 
-/// The demo's tokens in a batch beside those alone.
+/// Comparison of the demo's tokens in a batch with those alone.
 #[derive(Clone, Serialize)]
 pub struct Batched {
     pub device: String,
@@ -41,13 +41,13 @@ pub struct Batched {
     pub equal: usize,
 }
 
-/// Median and greatest distance that an exact forward pass keeps, and one that rounds to bf16 between operations or in
-/// its cache.
+/// Limits on the median and the maximum distance, for an exact forward pass and for one that rounds between operations
+/// or in its cache.
 const EXACT: [f64; 2] = [1e-5, 0.1];
 const ROUNDED: [f64; 2] = [0.08, 0.2];
 
-/// Judges every model in a folder of its own under `folder` that has an oracle's values beside it, in
-/// `golden.safetensors`: prompts `ids_0` and on with the logits of their last positions, `logits_0` and on.
+/// Checks every model under `folder` that is in a folder with an oracle's values, `golden.safetensors`: prompts
+/// `ids_0`, `ids_1` and so on, with the logits of their last positions in `logits_0`, `logits_1` and so on.
 pub fn fixtures<D: Driver + 'static>(
     machine: &Machine<'_, D>,
     folder: &Path,
@@ -58,8 +58,8 @@ pub fn fixtures<D: Driver + 'static>(
         .retain(|model| ["config.json", "golden.safetensors"].iter().all(|file| model.join(file).is_file()));
     models.sort();
     if models.is_empty() {
-        let what = "no folder with a golden.safetensors in it";
-        return Err(CliError::refused(what, folder.display(), "name the folder that holds the fixtures"));
+        let what = "no folder in it has a golden.safetensors";
+        return Err(CliError::refused(what, folder.display(), "give the folder that contains the fixtures"));
     }
     let mut judged = Vec::new();
     for folder in &models {
@@ -70,7 +70,7 @@ pub fn fixtures<D: Driver + 'static>(
     Ok(judged)
 }
 
-/// The models of a folder that its values are for: the folder itself if it has safetensors, else its GGUF files.
+/// The models in a folder: the folder itself if it has safetensors, otherwise its GGUF files.
 fn forms(folder: &Path) -> Result<Vec<PathBuf>, CliError> {
     if ["model.safetensors", "model.safetensors.index.json"].iter().any(|file| folder.join(file).is_file()) {
         return Ok(vec![folder.into()]);
@@ -135,7 +135,7 @@ fn fixture<D: Driver + 'static>(
     Ok(Fixture { name, device: model.backend().device, median, worst, passed })
 }
 
-/// L2 distance, as a part of the expected row's length; infinite where it is not a number.
+/// L2 distance relative to the L2 norm of the expected row; infinite if it is NaN.
 fn distance(actual: &[f32], expected: &[f32]) -> f64 {
     let square = |x: f64| x * x;
     let apart: f64 = actual.iter().zip(expected).map(|(&a, &e)| square(f64::from(a) - f64::from(e))).sum();
@@ -145,7 +145,7 @@ fn distance(actual: &[f32], expected: &[f32]) -> f64 {
     if distance.is_nan() { f64::INFINITY } else { distance }
 }
 
-/// Generates from the demo, greedily and by chance, many requests together and each alone.
+/// Generates from the demo, greedily and randomly, in a batch and alone, and counts the requests with equal tokens.
 pub fn batched<D: Driver + 'static>(machine: &Machine<'_, D>) -> Result<Batched, CliError> {
     let checkpoint = Checkpoint::demo()?;
     let tokens = REQUESTS * 7 + TOKENS;

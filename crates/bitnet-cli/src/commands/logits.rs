@@ -9,9 +9,9 @@ use crate::{
     output_file::OutputFile,
 };
 
-/// Most bytes of logits in one file.
+/// Maximum size of the logits in one file, in bytes.
 const MAX_BYTES: usize = 1 << 30;
-/// Tokens in a step: each has a row of logits, which may be half a megabyte.
+/// Tokens in a step. Each has a row of logits, which may take half a megabyte.
 const STEP: usize = 128;
 
 /// `bitnet logits`.
@@ -21,11 +21,11 @@ pub fn run(common: &Common, args: &LogitsArgs) -> Result<(), CliError> {
     model_arg::check_ids(&checkpoint, ids, "--ids")?;
     let (tokens, context) = (ids.len(), spec.context);
     if tokens > context {
-        let what = format!("{tokens} tokens are more than the model's context");
+        let what = format!("{tokens} tokens exceed the model's context");
         return Err(CliError::refused(what, "--ids", format!("give at most {context} ids")));
     }
     if tokens.saturating_mul(spec.vocab) > MAX_BYTES / 4 {
-        let what = format!("the logits of {tokens} tokens are more than {MAX_BYTES} bytes");
+        let what = format!("the logits of {tokens} tokens exceed {MAX_BYTES} bytes");
         let cure = format!("give at most {} ids for this vocabulary", MAX_BYTES / 4 / spec.vocab);
         return Err(CliError::refused(what, "--ids", cure));
     }
@@ -40,13 +40,13 @@ pub fn run(common: &Common, args: &LogitsArgs) -> Result<(), CliError> {
         CliError::file("write", &args.out)(std::io::Error::other(e.to_string()))
     };
     let view = TensorView::new(Dtype::F32, vec![tokens, spec.vocab], &bytes).map_err(fail)?;
-    // Not `serialize_to_file`: it makes files that only their owner can read.
+    // Not `serialize_to_file`, which makes files that only their owner can read.
     let whole = safetensors::serialize([("logits", view)], None).map_err(fail)?;
     std::fs::write(file.path(), whole).map_err(CliError::file("write", &args.out))?;
     file.commit()
 }
 
-/// Runs `ids` from position 0 in steps as large as the model takes, and gives the logits of every token in turn.
+/// Runs `ids` from position 0 in the largest steps that the model takes, and passes the logits of each token to `each`.
 pub fn prefill(
     model: &mut dyn Model,
     ids: &[u32],

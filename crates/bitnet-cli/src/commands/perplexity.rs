@@ -1,4 +1,4 @@
-//! How well a model predicts a text; the definition is in the help of the command ([`PerplexityArgs`]).
+//! Measures how well a model predicts a text; the command's help ([`PerplexityArgs`]) has the definition.
 
 use std::{fs::File, path::Path};
 
@@ -16,7 +16,7 @@ use crate::{
 };
 
 const DEFAULT_WINDOW: usize = 512;
-/// Tokens in a step: each has a row of logits, which may be half a megabyte.
+/// Tokens in a step. Each has a row of logits, which may take half a megabyte.
 const STEP: usize = 128;
 
 #[derive(Serialize)]
@@ -31,7 +31,7 @@ struct Report {
     scored_characters: usize,
     nats_per_token: f64,
     perplexity: f64,
-    /// Standard error of the perplexity, from that of the mean loss; one token alone has none.
+    /// Standard error of the perplexity, from that of the mean loss; `None` for a single token.
     standard_error: Option<f64>,
     bits_per_character: f64,
 }
@@ -124,7 +124,7 @@ fn text(file: &Path) -> Result<String, CliError> {
     input_text::read(File::open(file).map_err(CliError::file("read", file))?, file)
 }
 
-/// What a row of logits loses on the token that came: `-ln softmax(row)[token]`.
+/// Loss of a row of logits for the actual next token: `-ln softmax(row)[token]`.
 fn nats(row: &[f32], token: u32) -> f64 {
     let max = f64::from(row.iter().copied().fold(f32::NEG_INFINITY, f32::max));
     let sum: f64 = row.iter().map(|&x| (f64::from(x) - max).exp()).sum();
@@ -132,11 +132,11 @@ fn nats(row: &[f32], token: u32) -> f64 {
 }
 
 fn count_characters(tokenizer: &Tokenizer, ids: &[u32]) -> Result<usize, CliError> {
-    // A padded vocabulary may have ids without text, but a text has none of them.
+    // A padded vocabulary may have ids without text, but tokenised text contains none of them.
     Ok(tokenizer.decode(ids, true)?.chars().count())
 }
 
-/// Mean and spread of the losses (Welford's sums).
+/// Mean and spread of the losses (Welford's algorithm).
 #[derive(Default)]
 struct Loss {
     count: usize,

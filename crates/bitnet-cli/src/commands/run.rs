@@ -16,7 +16,7 @@ use crate::{
     model_arg, output,
 };
 
-/// Most tokens of a prompt in one step.
+/// Maximum number of prompt tokens in one step.
 const STEP: usize = 512;
 
 /// `bitnet run`.
@@ -27,17 +27,17 @@ pub fn run(common: &Common, args: &RunArgs) -> Result<(), CliError> {
     let prompt = prompt(args, &checkpoint)?;
     let context = checkpoint.spec.context;
     if prompt.len() >= context {
-        let what = format!("the prompt has {} tokens, and the model holds {context}", prompt.len());
+        let what = format!("the prompt has {} tokens, and the model's context is {context}", prompt.len());
         return Err(CliError::refused(what, "PROMPT", "give a shorter one"));
     }
     if checkpoint.tokenizer.is_none() && !config.stop_strings.is_empty() {
         return Err(CliError::refused(
-            "the model has no tokenizer to find a text with",
+            "a model without a tokenizer has no text to stop at",
             "--stop",
             "leave it out",
         ));
     }
-    // The prompt is below the context, and needs room for a token after it even if none is asked for.
+    // The prompt is shorter than the context, and needs room for one more token even if none is requested.
     let least = prompt.len() + 1;
     let tokens = prompt.len().saturating_add(config.max_new_tokens).clamp(least, context);
     let drafts = usize::from(args.speculation.speculate);
@@ -65,17 +65,17 @@ pub fn run(common: &Common, args: &RunArgs) -> Result<(), CliError> {
     Ok(())
 }
 
-/// How many tokens went in and came out, and how fast as far as that was measured.
+/// Reports the number of prompt and generated tokens, with speeds where they were measured.
 fn pace(prompt: usize, generated: &Generated) -> String {
     let Generated { tokens, finish, first_token, drawn, decode, drafted, accepted, .. } = generated;
     let prefill = first_token.map_or(String::new(), |time| {
         format!(" at {}, first token after {:.3} s", rate(prompt, time), time.as_secs_f64())
     });
-    // The first token comes from the prompt's step.
+    // The first token comes from the step of the prompt.
     let decode = decode.map_or(String::new(), |time| format!(" at {}", rate(drawn.saturating_sub(1), time)));
     let guesses = match drafted {
         0 => String::new(),
-        _ => format!(", {accepted} of {drafted} guesses right"),
+        _ => format!(", {accepted} of {drafted} draft tokens accepted"),
     };
     format!(
         "{prompt} prompt tokens{prefill}; {} tokens generated{decode}{guesses}, ended by {finish}",
@@ -83,7 +83,7 @@ fn pace(prompt: usize, generated: &Generated) -> String {
     )
 }
 
-/// An engine that ends a text where the model does, and guesses up to `max_draft` tokens a step.
+/// Configures an engine that knows the model's text and drafts up to `max_draft` tokens per step.
 pub(super) fn engine_config(checkpoint: &Checkpoint, max_draft: usize) -> EngineConfig {
     EngineConfig {
         max_draft,
@@ -92,7 +92,7 @@ pub(super) fn engine_config(checkpoint: &Checkpoint, max_draft: usize) -> Engine
     }
 }
 
-/// Generates from `prompt`; `print` gets the tokens as they come.
+/// Generates from `prompt` and passes each token to `print` as it comes.
 fn complete(
     model: &mut dyn Model,
     prompt: &[u32],
@@ -115,7 +115,7 @@ fn complete(
     }
 }
 
-/// What the user asked for, else what the model asks for.
+/// Takes the user's settings, or the model's where the user gave none.
 pub(super) fn config(args: &Sampling, defaults: &GenerationDefaults) -> GenerationConfig {
     let own = bitnet::sampling(defaults);
     GenerationConfig {
@@ -131,7 +131,7 @@ pub(super) fn config(args: &Sampling, defaults: &GenerationDefaults) -> Generati
     }
 }
 
-/// The ids to continue.
+/// Returns the token ids of the prompt.
 fn prompt(args: &RunArgs, checkpoint: &Checkpoint) -> Result<Vec<u32>, CliError> {
     if let Some(ids) = &args.ids {
         model_arg::check_ids(checkpoint, &ids.0, "--ids")?;
@@ -141,7 +141,7 @@ fn prompt(args: &RunArgs, checkpoint: &Checkpoint) -> Result<Vec<u32>, CliError>
     let template = checkpoint.chat.as_ref().filter(|_| !args.raw);
     if args.system.is_some() && template.is_none() {
         let cure = "leave it out, or put it into the prompt";
-        return Err(CliError::refused("the model has no chat template to put it into", "--system", cure));
+        return Err(CliError::refused("the model has no chat template for it", "--system", cure));
     }
     let text = match &args.prompt {
         Some(text) => text.clone(),
@@ -171,7 +171,7 @@ fn prompt(args: &RunArgs, checkpoint: &Checkpoint) -> Result<Vec<u32>, CliError>
     Ok(ids)
 }
 
-/// Writes tokens to stdout as they come: as text, or as ids if there is no tokenizer.
+/// Writes tokens to stdout as they come, as text or, without a tokenizer, as ids.
 pub(super) struct Printer {
     stream: Option<DecodeStream>,
     printed: bool,
@@ -203,7 +203,7 @@ impl Printer {
         out.flush()
     }
 
-    /// Writes what is left of the text, and ends its last line.
+    /// Writes the rest of the text and ends its last line.
     pub fn end(mut self, tail: &[u8]) -> Result<(), CliError> {
         let mut rest = self.stream.as_mut().map(DecodeStream::finish).unwrap_or_default();
         rest.push_str(&String::from_utf8_lossy(tail));

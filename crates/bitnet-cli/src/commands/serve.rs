@@ -18,7 +18,7 @@ use crate::{
     model_arg, output,
 };
 
-/// The goals that are not given when the other one is.
+/// Defaults for one goal if only the other is given.
 const TTFT_GOAL: Duration = Duration::from_secs(5);
 const ITL_GOAL: Duration = Duration::from_millis(500);
 
@@ -28,7 +28,7 @@ pub fn run(common: &Common, args: &ServeArgs) -> Result<(), CliError> {
         [("--max-batch-size", args.max_batch_size), ("--max-connections", args.max_connections)]
     {
         if !(1..=1 << 16).contains(&value) {
-            return Err(CliError::usage(format!("{value} is no limit"), flag, "give 1 to 65536"));
+            return Err(CliError::usage(format!("{value} is not a valid limit"), flag, "give 1 to 65536"));
         }
     }
     let (key, place) = match &args.api_key {
@@ -57,13 +57,15 @@ pub fn run(common: &Common, args: &ServeArgs) -> Result<(), CliError> {
         ..ServerConfig::default()
     };
     if !args.host.is_loopback() && config.api_key.is_none() {
-        output::note("warning: whoever reaches this address can use it; --api-key asks for a key");
+        output::note(
+            "warning: anyone who can reach this address can use the server; --api-key requires a key",
+        );
     }
     let app = App::new(config.clone());
     let limits = ConnectionLimits { connections: args.max_connections, ..ConnectionLimits::default() };
     let report = thread::scope(|scope| {
         let loading = Arc::clone(&app);
-        // While the model is loaded, the probes say so.
+        // The probes report that the model is loading.
         let load = move || match loaded(|| service(common, args, config)) {
             Ok(service) => {
                 loading.install(service);
@@ -75,13 +77,13 @@ pub fn run(common: &Common, args: &ServeArgs) -> Result<(), CliError> {
             }
         };
         let no_thread =
-            |e| CliError::refused(e, "threads", "close other programs, or raise the limit of threads");
+            |e| CliError::refused(e, "threads", "close other programs, or raise the limit on threads");
         let load = thread::Builder::new().name("loading".into()).spawn_scoped(scope, load);
         let load = load.map_err(no_thread)?;
         let report =
             bitnet_server::run(listener, Arc::clone(&app), limits, args.drain_timeout).map_err(cannot);
         if report.is_ok() && !load.is_finished() {
-            // Nobody wants the model any more, and a download would hold its thread for long.
+            // The model is no longer needed, and a download could keep its thread busy for long.
             exit(0);
         }
         report
@@ -89,15 +91,15 @@ pub fn run(common: &Common, args: &ServeArgs) -> Result<(), CliError> {
     if report.complete {
         return Ok(());
     }
-    // The process ends: nothing waits for a step that may hang, as dropping the engine would.
+    // The process ends. Dropping the engine would wait for a step that may hang.
     std::mem::forget(app);
     let what = format!("some requests did not finish within {:?}", args.drain_timeout);
     Err(CliError::refused(what, "--drain-timeout", "give more time"))
 }
 
-/// What `load` gives; a panic is an error, so that no server says for ever that it is loading.
+/// Runs `load` and turns a panic into an error, so that a server never reports forever that it is loading.
 fn loaded<T>(load: impl FnOnce() -> Result<T, CliError>) -> Result<T, CliError> {
-    // What it said is on stderr already.
+    // The panic itself is already on stderr.
     catch_unwind(AssertUnwindSafe(load)).unwrap_or_else(|_| {
         Err(CliError::refused("loading the model panicked", "MODEL", "check the model with `bitnet inspect`"))
     })
@@ -119,8 +121,8 @@ fn service(common: &Common, args: &ServeArgs, config: ServerConfig) -> Result<Se
     start(common, &args.model, args.name.as_deref(), engine, config)
 }
 
-/// Loads a model and puts it behind an engine, with room for the longest text in every place of the batch if the
-/// memory allows.
+/// Loads a model and starts an engine, with room for the maximum length of every sequence in the batch if memory
+/// allows.
 pub fn start(
     common: &Common,
     model: &str,
@@ -136,12 +138,12 @@ pub fn start(
     let want = Want::engine(engine.max_batch_size, engine.max_draft, checkpoint.spec.context);
     let Loaded { model: weights, plan, .. } = load(common, &checkpoint, want)?;
     let service = Service::start(served, weights, engine, config)
-        .map_err(|e| CliError::refused(e, "engine", "give at least 1 for every limit"))?;
+        .map_err(|e| CliError::refused(e, "engine", "every limit must be at least 1"))?;
     output::note(plan);
     Ok(service)
 }
 
-/// Lines about requests on stderr.
+/// Logs requests to stderr.
 fn log(args: &ServeArgs) {
     if args.log != "off" {
         tracing_subscriber::fmt().with_writer(io::stderr).with_ansi(false).init();

@@ -11,7 +11,7 @@ pub fn run(args: &TokenizeArgs) -> Result<(), CliError> {
     output::json(&ids)
 }
 
-/// All of stdin, as text.
+/// Reads all of stdin as text.
 pub fn stdin() -> Result<String, CliError> {
     input_text::read(std::io::stdin().lock(), "stdin")
 }

@@ -28,7 +28,7 @@ fn judged(args: &[&str], kv: &str) {
     assert!(report["cpu"]["cores"].as_u64().unwrap() >= 1);
     assert_eq!(
         (&report["gpus"], report["gpu_note"].as_str()),
-        (&json!([]), Some("not looked for (--device cpu)"))
+        (&json!([]), Some("not checked (--device cpu)"))
     );
     assert!(report["memory_bandwidth_gb_s"].as_f64().unwrap() > 0.1);
 }

@@ -1,6 +1,6 @@
-//! Kernels alone, at the shapes that a model gives them: how long each takes, and how near it comes to what bounds it.
+//! Measures single kernels at a model's shapes: how long each takes, and how close it comes to the machine's limits.
 //!
-//! Weights are cold as in a step: as many matrices as are larger than any cache take turns.
+//! Weights are cold, as in a step: enough copies of each matrix take turns to exceed any cache.
 
 use std::time::{Duration, Instant};
 
@@ -13,43 +13,43 @@ use serde::Serialize;
 use super::{REPEATS, repeated};
 use crate::error::CliError;
 
-/// Rounds before a GPU has recorded its launches.
+/// Rounds before the measurement, in which a GPU records its launches.
 const WARM: usize = 2;
 
-/// A kernel at one shape; times are of one launch.
+/// A kernel at one shape. Times are per launch.
 #[derive(Serialize)]
 pub struct Kernel {
     pub operation: &'static str,
-    /// Outputs by inputs, or tokens by those that their sequence has in all.
+    /// Outputs by inputs or, for attention, tokens by context.
     pub shape: String,
     pub tokens: usize,
-    /// The median.
+    /// Median.
     pub microseconds: f64,
     microseconds_min: f64,
     microseconds_max: f64,
-    /// Read and written, in 10^9 bytes a second.
+    /// Read and written, in 10^9 bytes per second.
     pub gb_s: f64,
-    /// The part of what memory gives, where that is known.
+    /// Fraction of the memory bandwidth, if that is known.
     pub of_bandwidth: Option<f64>,
-    /// 10^12 operations a second, a product being two.
+    /// 10^12 operations per second; a product counts as two.
     pub tera_ops_s: f64,
-    /// The part of what the arithmetic units give, where that is known.
+    /// Fraction of the arithmetic peak, if that is known.
     pub of_peak: Option<f64>,
 }
 
-/// Which sizes are measured.
+/// The sizes to measure.
 pub struct Sizes<'a> {
-    /// Tokens of a step.
+    /// Tokens in a step.
     pub steps: &'a [usize],
     /// Sequences decoded together.
     pub batches: &'a [usize],
-    /// Tokens that each of them attends to.
+    /// Tokens that each sequence attends to.
     pub contexts: &'a [usize],
-    /// Tokens of a prompt in one step.
+    /// Prompt tokens in one step.
     pub prompt: usize,
 }
 
-/// What bounds a kernel, as far as it is known: bytes a second, and operations a second.
+/// The limits of the machine, if known: bytes per second and operations per second.
 #[derive(Clone, Copy, Default)]
 pub struct Bounds {
     pub memory: Option<f64>,
@@ -57,14 +57,14 @@ pub struct Bounds {
     pub floats: Option<f64>,
 }
 
-/// What one launch is.
+/// The work of one launch.
 struct Work {
     operation: &'static str,
     shape: String,
     tokens: usize,
     bytes: usize,
     operations: usize,
-    /// What bounds its operations.
+    /// Limit on its operations per second.
     peak: Option<f64>,
 }
 
@@ -92,7 +92,7 @@ struct Kernels<'a, B: Backend> {
     backend: &'a mut B,
     spec: &'a ModelSpec,
     bounds: Bounds,
-    /// Bytes of a float between operations.
+    /// Bytes of a float passed between operations.
     float: usize,
     each: &'a mut dyn FnMut(Kernel) -> Result<(), CliError>,
 }
@@ -133,7 +133,7 @@ impl<B: Backend> Kernels<'_, B> {
         Ok(())
     }
 
-    /// Copies of a matrix of this shape with the scales that the model has: one a row, or one for every 128 columns.
+    /// Makes copies of a matrix of this shape with the model's kind of scales: one per row, or one per 128 columns.
     fn matrices(
         &mut self,
         operation: &'static str,
@@ -155,7 +155,7 @@ impl<B: Backend> Kernels<'_, B> {
         (0..copies).map(|_| Ok(self.backend.grouped(&matrix, RowOrder::Plain)?)).collect()
     }
 
-    /// The output head, and the choice of the most likely token.
+    /// Measures the output head with the choice of the most likely token.
     fn head(&mut self, checkpoint: &Checkpoint, batches: &[usize]) -> Result<(), CliError> {
         let ModelSpec { hidden, vocab, tied_head, .. } = *self.spec;
         let name = if tied_head { "model.embed_tokens.weight" } else { "lm_head.weight" };
@@ -166,7 +166,7 @@ impl<B: Backend> Kernels<'_, B> {
             self.backend.table(&checkpoint.tensors.dense(name)?)?
         };
         self.backend.screen(&mut table, None, batches.iter().copied().max().unwrap_or(1))?;
-        // The CPU reads all of a ternary table; it rules out rows of others by an int8 copy, and reads few of the table.
+        // The CPU reads all of a ternary table; of other tables it reads an int8 copy and a few rows.
         let weights = match self.backend.device() {
             Some(_) => vocab * hidden * self.float,
             None if ternary => vocab * (hidden / 4 + 2 * hidden.div_ceil(GroupedTensor::WIDE)),
@@ -190,7 +190,7 @@ impl<B: Backend> Kernels<'_, B> {
         Ok(())
     }
 
-    /// Sequences of `context` tokens, of which the last `n` attend.
+    /// Measures attention of the last `n` tokens of sequences of `context` tokens.
     fn attention(
         &mut self,
         operation: &'static str,
@@ -218,7 +218,7 @@ impl<B: Backend> Kernels<'_, B> {
         let tokens = sequences * n;
         let qkv = self.backend.rows(tokens, q + 2 * kv_width, RowsKind::Between)?;
         let mut out = self.backend.rows(tokens, q, RowsKind::Between)?;
-        // Each token attends to those before it and to itself: a product for its score, and one for its value.
+        // Each token attends to those before it and to itself, with one product for the score and one for the value.
         let pairs = sequences * (n * (context - n) + n * (n + 1) / 2);
         let work = Work {
             operation: if operation == "decode" { "attention" } else { "prompt's attention" },
@@ -231,13 +231,14 @@ impl<B: Backend> Kernels<'_, B> {
         self.time(work, caches.len(), |b, i| Ok(b.attention(&runs, &blocks, &qkv, &caches[i], &mut out)?))
     }
 
-    /// As many of so many bytes as are together half of the model's largest matrices.
+    /// Number of copies of a matrix of `bytes` bytes that together have as many as half of the model's largest
+    /// matrices.
     fn copies(&self, bytes: usize) -> usize {
         let ModelSpec { hidden, ffn, layers, .. } = *self.spec;
         (layers * ffn * hidden / 4).div_ceil(bytes).max(1)
     }
 
-    /// Runs each of `launches` in turn, by the device's clock where there is one.
+    /// Times rounds of `launches` launches, with the device's clock if there is one.
     fn time(
         &mut self,
         work: Work,

@@ -25,15 +25,15 @@ use crate::{
     progress::Progress,
 };
 
-/// Most sequences decoded together.
+/// Maximum number of sequences decoded together.
 const MAX_BATCH: usize = 1024;
-/// Prompts are up to so many tokens longer than the shortest.
+/// Prompts are up to this many tokens longer than the shortest.
 const RAGGED: usize = 5;
 /// Tokens compared between a batch and its members alone.
 const COMPARED: usize = 16;
-/// What is not a speed that was asked for is measured this often.
+/// Number of runs for everything other than prefill and decode speed.
 const REPEATS: usize = 5;
-/// How long the runs of one measurement may take: the median of those that began within it counts.
+/// Maximum time for the runs of one measurement; those that begin within it count.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// `bitnet bench`.
@@ -46,7 +46,7 @@ pub fn run(common: &Common, args: &BenchArgs) -> Result<(), CliError> {
     if args.json { output::json(&report) } else { report::print(&report) }
 }
 
-/// First that a batch is right, then its speed, and then what else was asked for.
+/// Checks that a batch is right, then measures its speed, then everything else that was requested.
 pub fn measure<D: Driver + 'static>(machine: &Machine<'_, D>, args: &BenchArgs) -> Result<Report, CliError> {
     let common = machine.common;
     let checkpoint = model_arg::open(args.model.as_deref().unwrap_or_default())?;
@@ -79,7 +79,7 @@ pub fn measure<D: Driver + 'static>(machine: &Machine<'_, D>, args: &BenchArgs) 
     let save = |report: &Report| args.save.as_ref().map_or(Ok(()), |file| save_json(file, report));
     let mut sequences = Sequences::new(&checkpoint.name, &mut *model, want.tokens);
 
-    // One sequence is compared as well, with itself beside another: so that the answer always means something.
+    // At least two sequences, so that the comparison always means something.
     let members = args.batch.iter().copied().max().unwrap_or(1).max(2);
     let bar = Progress::new("comparing", members + 1);
     sequences.compare(members, args.decode.min(COMPARED), &bar)?;
@@ -109,17 +109,17 @@ pub fn measure<D: Driver + 'static>(machine: &Machine<'_, D>, args: &BenchArgs) 
     let guesses = args.speculate.map(usize::from);
     report.speculation =
         guesses.map_or(Ok(Vec::new()), |guesses| sequences.speculation(guesses, args.decode))?;
-    // Before the bandwidth, whose buffer is not the model's.
+    // Before the bandwidth is measured, whose buffer would count too.
     report.peak_memory_bytes = bitnet::peak_memory_bytes();
     let device = model.device();
     report.gpu = device.map(Gpu::from);
-    // What bounds the host does not bound a GPU.
+    // The limits of the CPU do not apply to a GPU.
     if device.is_none() {
         report.memory_bandwidth_gb_s = memory::bandwidth(report.threads);
         report.integer_peak_tops = Some(2.0 * cpu(common)?.peak_products() / 1e12);
     }
     save(&report)?;
-    // The kernels alone need the memory.
+    // The kernels need the memory.
     drop(model);
     if args.kernels {
         kernels(machine, args, &checkpoint, &mut report, &save)?;
@@ -127,7 +127,7 @@ pub fn measure<D: Driver + 'static>(machine: &Machine<'_, D>, args: &BenchArgs) 
     Ok(report)
 }
 
-/// Measures the kernels of the backend that the report is of.
+/// Measures the kernels of the backend in the report.
 fn kernels<D: Driver + 'static>(
     machine: &Machine<'_, D>,
     args: &BenchArgs,
@@ -139,7 +139,7 @@ fn kernels<D: Driver + 'static>(
     let prompt = longest.min(report.step);
     let mut steps = args.batch.clone();
     steps.push(prompt);
-    // Half of what is decoded stands before a token in the mean.
+    // On average, half of the decoded tokens are before a token.
     let contexts: Vec<usize> = args.depth.iter().map(|depth| depth + args.decode / 2).collect();
     let sizes = Sizes { steps: &steps, batches: &args.batch, contexts: &contexts, prompt };
     if let Some(gpu) = &mut report.gpu {
@@ -163,9 +163,9 @@ fn kernels<D: Driver + 'static>(
     })
 }
 
-/// Keeps the decode speeds for `batch_throughput_factor`; a machine where that fails has been measured all the same.
+/// Saves the decode speeds for `batch_throughput_factor`. A failure is only a warning.
 fn record(report: &Report) {
-    // A speed at another depth is not one that recorded speeds can be compared with.
+    // Speeds at other depths cannot be compared with recorded ones.
     let rows = report.decode.iter().filter(|d| d.depth == DEFAULT_DEPTH);
     let decode: Vec<_> = rows.map(|d| (d.batch, d.speed.tok_s)).collect();
     let Report { model, device, isa, threads, kv, .. } = report;
@@ -181,7 +181,7 @@ fn record(report: &Report) {
     }
 }
 
-/// Checks the numbers asked for, and says what memory they need.
+/// Checks the requested numbers and returns what memory they need.
 fn want(args: &BenchArgs, checkpoint: &Checkpoint) -> Result<Want, CliError> {
     let context = checkpoint.spec.context;
     let longest = args.prefill.iter().copied().max().unwrap_or(1);
@@ -202,14 +202,14 @@ fn want(args: &BenchArgs, checkpoint: &Checkpoint) -> Result<Want, CliError> {
     }
     let sequences = args.batch.iter().copied().max().unwrap_or(1).max(2);
     let begun = deepest.max(DEFAULT_DEPTH) + RAGGED;
-    // One sequence of the longest prompt may need more blocks than any of the batch.
+    // One sequence with the longest prompt may need more blocks than those of the batch.
     let tokens = longest.div_ceil(sequences).max(begun + args.decode);
     let step = longest.max(begun).min(args.step).max(sequences);
     let drafts = args.speculate.map_or(0, usize::from);
     Ok(Want { step, all_logits: false, sequences, drafts, tokens, least: tokens })
 }
 
-/// The times of up to `runs` runs, in seconds.
+/// Runs up to `runs` times and returns the times in seconds.
 fn repeated(runs: usize, mut run: impl FnMut() -> Result<Duration, CliError>) -> Result<Vec<f64>, CliError> {
     let (start, mut times) = (Instant::now(), Vec::with_capacity(runs));
     while times.is_empty() || (times.len() < runs && start.elapsed() <= PATIENCE) {

@@ -1,4 +1,4 @@
-//! What was measured, as JSON and as a table.
+//! The measurements, as JSON and as a table.
 
 use bitnet_kernels::{DeviceStatus, gpu::Ceilings};
 use serde::Serialize;
@@ -13,31 +13,32 @@ pub struct Report {
     pub threads: usize,
     pub model: String,
     pub kv: &'static str,
-    /// Why the GPU that was looked for does not compute; null where none was, or it does.
+    /// Why the GPU that was tried is not used; null if none was tried, or if it is used.
     pub gpu_refused: Option<String>,
-    /// Of the host; null where a GPU computes.
+    /// Of the CPU; null if a GPU computes.
     pub memory_bandwidth_gb_s: Option<f64>,
-    /// Integer operations a second of the CPU out of registers, 10^12, a product being two; null where a GPU computes.
+    /// 10^12 integer operations per second of the CPU from registers, a product counting as two; null if a GPU
+    /// computes.
     pub integer_peak_tops: Option<f64>,
     pub load_seconds: f64,
-    /// Resident memory at its most, with weights and cache; null where the system does not tell.
+    /// Peak resident memory, including weights and cache; null if the system does not report it.
     pub peak_memory_bytes: Option<u64>,
-    /// How weights lie in memory.
+    /// Layout of the weights in memory.
     pub weight_layout: &'static str,
     /// Bytes of weights that a step reads.
     pub weight_bytes: u64,
-    /// Trits that a token is multiplied with.
+    /// Trits that each token is multiplied by.
     pub trits: u64,
-    /// What a GPU did; null on the CPU.
+    /// Work of the GPU; null on the CPU.
     pub gpu: Option<Gpu>,
-    /// Most prompt tokens in a step.
+    /// Maximum number of prompt tokens in a step.
     pub step: usize,
     pub prefill: Vec<Prefill>,
     pub decode_tokens: usize,
     pub decode: Vec<Decode>,
-    /// What guessing ahead gives, if that was asked for.
+    /// Decoding with draft tokens, if requested.
     pub speculation: Vec<Speculation>,
-    /// Kernels alone, if they were asked for.
+    /// Single kernels, if requested.
     pub kernels: Vec<Kernel>,
     pub batch_equals_single: bool,
 }
@@ -52,7 +53,7 @@ pub struct Speed {
 }
 
 impl Speed {
-    /// Of runs that computed `tokens` in these seconds each.
+    /// Speed of runs that each computed `tokens` tokens in these seconds.
     pub fn of(tokens: usize, mut seconds: Vec<f64>) -> Self {
         seconds.sort_by(f64::total_cmp);
         let (runs, speed) = (seconds.len(), |at: usize| tokens as f64 / seconds[at]);
@@ -70,26 +71,26 @@ pub struct Gpu {
     memory_used_bytes: u64,
     memory_total_bytes: u64,
     kernel_launches: u64,
-    /// Steps that ran as one recorded piece of work.
+    /// Steps that ran as one recorded graph.
     replays: u64,
-    /// Tokens drawn where their logits were made.
+    /// Tokens drawn on the GPU.
     drawn: u64,
     launch_seconds: f64,
     transfer_seconds: f64,
     compute_seconds: f64,
-    /// What bounds its kernels, if they were measured.
+    /// Limits of its kernels, if they were measured.
     #[serde(flatten)]
     pub ceilings: Option<Peaks>,
 }
 
-/// What no kernel on a GPU can exceed, measured there.
+/// Measured limits of a GPU, which no kernel can exceed.
 #[derive(Serialize, Clone, Copy)]
 pub struct Peaks {
-    /// 10^9 bytes a second, read and written together.
+    /// 10^9 bytes per second, read and written together.
     pub copy_gb_s: f64,
-    /// 10^12 operations a second of the matrix units on int8, a product being two.
+    /// 10^12 int8 operations per second of the matrix units; a product counts as two.
     pub int8_tops: f64,
-    /// The same on bf16.
+    /// The same for bf16.
     pub bf16_tflops: f64,
 }
 
@@ -120,19 +121,19 @@ pub struct Prefill {
     pub tokens: usize,
     #[serde(flatten)]
     pub speed: Speed,
-    /// From the whole prompt to the first token drawn, the median.
+    /// Median time from the whole prompt to the first token drawn.
     pub first_token_ms: f64,
 }
 
-/// One sequence decoded with guesses.
+/// One sequence decoded with draft tokens.
 #[derive(Serialize)]
 pub struct Speculation {
     pub text: &'static str,
-    /// Most tokens guessed in a step.
+    /// Maximum number of draft tokens in a step.
     pub guesses: usize,
     #[serde(flatten)]
     pub speed: Speed,
-    /// The same without guesses.
+    /// The same without draft tokens.
     pub plain: Speed,
     pub drafted: u64,
     pub accepted: u64,
@@ -141,11 +142,11 @@ pub struct Speculation {
 #[derive(Serialize)]
 pub struct Decode {
     pub batch: usize,
-    /// Tokens before the first decoded one, of the shortest sequence.
+    /// Tokens before the first decoded one, in the shortest sequence.
     pub depth: usize,
     #[serde(flatten)]
     pub speed: Speed,
-    /// Weights read, in 10^9 bytes a second.
+    /// Weights read, in 10^9 bytes per second.
     pub gb_s: f64,
 }
 
@@ -161,7 +162,7 @@ pub fn print(r: &Report) -> Result<(), CliError> {
             r.load_seconds
         ),
         format!(
-            "memory bandwidth {}, integer peak {}, memory at most {}, weights of {:.1} MB a step",
+            "memory bandwidth {}, integer peak {}, peak memory {}, weights of {:.1} MB per step",
             memory::bandwidth_told(r.memory_bandwidth_gb_s),
             r.integer_peak_tops.map_or("unknown".into(), |tops| format!("{tops:.2} TOPS")),
             r.peak_memory_bytes.map_or("unknown".into(), |bytes| format!("{:.1} MB", bytes as f64 / 1e6)),
@@ -171,7 +172,7 @@ pub fn print(r: &Report) -> Result<(), CliError> {
     ];
     if let Some(gpu) = &r.gpu {
         lines.push(format!(
-            "gpu memory {:.1} of {:.1} GB, {} kernels launched, {} steps replayed, {} tokens drawn there",
+            "gpu memory {:.1} of {:.1} GB, {} kernels launched, {} steps replayed, {} tokens drawn on the GPU",
             gpu.memory_used_bytes as f64 / 1e9,
             gpu.memory_total_bytes as f64 / 1e9,
             gpu.kernel_launches,
@@ -199,7 +200,7 @@ pub fn print(r: &Report) -> Result<(), CliError> {
     for s in &r.speculation {
         let Speculation { text, guesses, speed, plain, drafted, accepted } = s;
         lines.push(format!(
-            "decode  {guesses:2} guesses     {}, without {:.2}; text that {text}, {accepted} of {drafted} right",
+            "decode  {guesses:2} drafts      {}, without {:.2}; text that {text}, {accepted} of {drafted} accepted",
             speed.told(),
             plain.tok_s
         ));
@@ -213,7 +214,7 @@ pub fn print(r: &Report) -> Result<(), CliError> {
             percent(k.of_peak, "peak")
         ));
     }
-    lines.push("tokens of a batch equal those of its members alone".into());
+    lines.push("the tokens of a batch equal those of its members alone".into());
     output::line(lines.join("\n"))
 }
 

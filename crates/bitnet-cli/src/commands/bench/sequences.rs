@@ -1,4 +1,4 @@
-//! Sequences on a bare model: no engine is in their way.
+//! Runs sequences directly on a model, without an engine.
 
 use std::{
     ops::ControlFlow,
@@ -15,11 +15,11 @@ use super::{
 };
 use crate::{args::DEFAULT_DEPTH, error::CliError, progress::Progress};
 
-/// A model, and room for its steps.
+/// A model, and the buffers of its steps.
 pub struct Sequences<'a> {
     name: &'a str,
     model: &'a mut dyn Model,
-    /// Blocks that each sequence of a batch has for itself.
+    /// Blocks of each sequence in a batch.
     blocks: usize,
     batch: Batch,
     logits: Logits,
@@ -27,20 +27,20 @@ pub struct Sequences<'a> {
 
 /// Sequences whose prompts are in the cache.
 pub struct Begun {
-    /// Tokens of each.
+    /// Tokens of each sequence.
     lens: Vec<usize>,
-    /// The next token of each.
+    /// Next token of each sequence.
     next: Vec<u32>,
 }
 
 impl<'a> Sequences<'a> {
-    /// Each sequence has room for so many tokens.
+    /// Each sequence gets room for `tokens` tokens.
     pub fn new(name: &'a str, model: &'a mut dyn Model, tokens: usize) -> Self {
         let blocks = tokens.div_ceil(Batch::BLOCK_TOKENS);
         Sequences { name, model, blocks, batch: Batch::new(), logits: Logits::default() }
     }
 
-    /// Some token ids that are the same every time; `member` sets them apart.
+    /// Makes reproducible token ids that differ by `member`.
     fn prompt(&self, member: usize, tokens: usize) -> Vec<u32> {
         let vocab = self.model.spec().vocab;
         (0..tokens).map(|i| ((i + 1) * (2 * member + 7) * 2_654_435_761 % vocab) as u32).collect()
@@ -50,7 +50,7 @@ impl<'a> Sequences<'a> {
         ((seat * self.blocks) as u32..((seat + 1) * self.blocks) as u32).collect()
     }
 
-    /// Time of one prompt from its first token to the token drawn after it.
+    /// Measures the time to compute one prompt and draw the next token.
     pub fn prefill(&mut self, tokens: usize) -> Result<Duration, CliError> {
         let prompt = self.prompt(0, tokens);
         let table: Vec<u32> = (0..tokens.div_ceil(Batch::BLOCK_TOKENS) as u32).collect();
@@ -59,7 +59,7 @@ impl<'a> Sequences<'a> {
         Ok(start.elapsed())
     }
 
-    /// Takes a prompt into the cache, in steps as large as the model takes, and draws the token after it.
+    /// Computes a prompt in the largest steps that the model takes, and draws the next token.
     fn read(&mut self, prompt: &[u32], table: &[u32]) -> Result<u32, CliError> {
         let (mut done, mut drawn) = (0, Vec::new());
         for chunk in prompt.chunks(self.model.limits().max_tokens) {
@@ -75,7 +75,7 @@ impl<'a> Sequences<'a> {
             .ok_or_else(|| CliError::usage("an empty prompt has no next token", "-p", "give at least 1"))
     }
 
-    /// Takes the prompts of these members, which differ in length, so that no two of them are at the same position.
+    /// Computes the prompts of these members, which differ in length, so that neighbours are at different positions.
     pub fn begin(&mut self, members: &[usize], prompt: usize) -> Result<Begun, CliError> {
         let mut begun = Begun { lens: Vec::new(), next: Vec::new() };
         for (seat, &member) in members.iter().enumerate() {
@@ -87,7 +87,8 @@ impl<'a> Sequences<'a> {
         Ok(begun)
     }
 
-    /// Decodes all sequences together from where they began; gives the time of the steps and the tokens of each.
+    /// Decodes all sequences together from where they began; returns the time of the steps and the tokens of each
+    /// sequence.
     pub fn decode(&mut self, begun: &Begun, tokens: usize) -> Result<(Duration, Vec<Vec<u32>>), CliError> {
         let tables: Vec<Vec<u32>> = (0..begun.lens.len()).map(|seat| self.table(seat)).collect();
         let (mut next, mut out) = (begun.next.clone(), vec![Vec::with_capacity(tokens); tables.len()]);
@@ -104,8 +105,8 @@ impl<'a> Sequences<'a> {
         Ok((start.elapsed(), out))
     }
 
-    /// Decodes one sequence with up to `guesses` tokens guessed in a step, and without: where the text repeats itself,
-    /// and where its past comes again and goes on otherwise.
+    /// Decodes one sequence with and without up to `guesses` draft tokens per step, for a text that repeats itself and
+    /// for one whose repetitions continue differently.
     pub fn speculation(&mut self, guesses: usize, tokens: usize) -> Result<Vec<Speculation>, CliError> {
         let prompt = self.prompt(0, DEFAULT_DEPTH);
         let repeating = GenerationConfig { logit_bias: vec![(1, 100.0)], ..GenerationConfig::default() };
@@ -119,7 +120,7 @@ impl<'a> Sequences<'a> {
         for (text, config) in [("repeats itself", repeating), ("varies", varying)] {
             let config = GenerationConfig { max_new_tokens: tokens, ignore_eos: true, ..config };
             let (mut last, mut plain, mut guessed) = (None, Vec::new(), Vec::new());
-            // Side by side, so that a disturbance meets both.
+            // In turns, so that a disturbance affects both.
             for _ in 0..REPEATS {
                 for (max_draft, times) in [(0, &mut plain), (guesses, &mut guessed)] {
                     let engine = EngineConfig { max_draft, ..EngineConfig::default() };
@@ -131,7 +132,7 @@ impl<'a> Sequences<'a> {
                 }
             }
             let (Some(last), false) = (last, plain.is_empty() || guessed.is_empty()) else {
-                return Err(CliError::usage("one token cannot be guessed", "-n", "give at least 2"));
+                return Err(CliError::usage("one token leaves nothing to draft", "-n", "give at least 2"));
             };
             let decoded = last.drawn - 1;
             let (speed, plain) = (Speed::of(decoded, guessed), Speed::of(decoded, plain));
@@ -141,7 +142,7 @@ impl<'a> Sequences<'a> {
         Ok(rows)
     }
 
-    /// Runs the batch and takes the most likely token of each wanted row, where its logits are if the model can.
+    /// Runs the batch and returns the most likely token of each wanted row, drawn on the device if the model can.
     fn most_likely(&mut self) -> Result<Vec<u32>, CliError> {
         let rows = self.batch.logit_rows().len();
         let mut drawn = vec![None; rows];
@@ -156,7 +157,7 @@ impl<'a> Sequences<'a> {
         tokens.ok_or_else(|| CliError::NotFinite { model: self.name.into() })
     }
 
-    /// Fails if any of `members` sequences has other tokens in a batch than alone.
+    /// Fails if any of `members` sequences has different tokens in a batch than alone.
     pub fn compare(&mut self, members: usize, tokens: usize, bar: &Progress) -> Result<(), CliError> {
         let all: Vec<usize> = (0..members).collect();
         let begun = self.begin(&all, DEFAULT_DEPTH)?;
@@ -179,8 +180,8 @@ impl<'a> Sequences<'a> {
     }
 }
 
-/// The most likely token, the lowest one of equals; none if any logit is NaN or the highest infinite. Those that
-/// cannot be the highest may be negative infinity.
+/// Returns the most likely token, the lowest of equal ones, or `None` if any logit is NaN or the highest is infinite.
+/// Logits that cannot be the highest may be negative infinity.
 fn argmax(row: &[f32]) -> Option<u32> {
     let mut best = 0;
     for (i, x) in row.iter().enumerate() {
@@ -212,7 +213,7 @@ mod tests {
             sequences.compare(3, 4, &bar)
         };
         compared(HashModel::new(50, 256, limits)).unwrap();
-        // The second of three side by side has the logits of others from its second step on.
+        // The second of three gets wrong logits from its second step on.
         let mut steps = 0;
         let leaks = HashModel::new(50, 256, limits).with_hook(Box::new(move |batch, logits| {
             if let (3, Some(logits)) = (batch.runs().len(), logits) {

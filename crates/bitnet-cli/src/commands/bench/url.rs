@@ -1,4 +1,4 @@
-//! `bitnet bench --url`: what clients of a running server see.
+//! `bitnet bench --url`: measures what clients of a running server see.
 
 use std::{
     fs,
@@ -14,7 +14,7 @@ use ureq::{Agent, http::Response};
 
 use crate::{args::BenchArgs, error::CliError, output, output_file::OutputFile, progress::Progress, svg};
 
-/// Ids that every vocabulary has and that are seldom control tokens.
+/// Ids that every vocabulary has and that are rarely control tokens.
 const IDS: std::ops::Range<usize> = 3..256;
 
 #[derive(Serialize)]
@@ -22,7 +22,7 @@ struct Report {
     url: String,
     model: String,
     clients: u16,
-    /// Requests a second that were meant to be asked.
+    /// Intended requests per second.
     rate: Option<f64>,
     prompt_tokens: usize,
     max_tokens: usize,
@@ -32,7 +32,7 @@ struct Report {
     tokens: usize,
     seconds: f64,
     tok_s: f64,
-    /// Milliseconds; null if there was none.
+    /// Milliseconds; null if there were none.
     first_token_ms: Option<Percentiles>,
     inter_token_ms: Option<Percentiles>,
     refusal_ms: Option<Percentiles>,
@@ -47,7 +47,7 @@ struct Percentiles {
     max: f64,
 }
 
-/// What one client has seen. Times in milliseconds.
+/// What one client has seen. Times are in milliseconds.
 #[derive(Default)]
 struct Seen {
     answered: usize,
@@ -60,11 +60,11 @@ struct Seen {
     problem: Option<String>,
 }
 
-/// Asks a server and prints what was seen.
+/// Sends requests to a server and prints what clients saw.
 pub fn run(url: &str, args: &BenchArgs) -> Result<(), CliError> {
     let base = url.trim_end_matches('/').trim_end_matches("/v1");
     if args.rate.is_some_and(|rate| !(rate > 0.0 && rate <= 1e6)) {
-        return Err(CliError::usage("there is no such rate", "--rate", "give requests a second over 0"));
+        return Err(CliError::usage("the rate is not valid", "--rate", "give requests per second above 0"));
     }
     let server = Server {
         base: base.into(),
@@ -133,7 +133,7 @@ fn agent() -> Agent {
     Agent::new_with_config(Agent::config_builder().http_status_as_error(false).build())
 }
 
-/// What is asked.
+/// The server, and the requests to send.
 struct Server {
     base: String,
     key: Option<String>,
@@ -146,7 +146,7 @@ impl Server {
         self.key.as_ref().map(|key| format!("Bearer {key}")).unwrap_or_default()
     }
 
-    /// The name of the model; fails if there is no server that serves one.
+    /// Returns the name of the model, or an error if no server serves one.
     fn model(&self) -> Result<String, CliError> {
         let fail = |problem: String| {
             CliError::refused(problem, format!("{}/v1/models", self.base), "start one with `bitnet serve`")
@@ -159,7 +159,7 @@ impl Server {
         name.ok_or_else(|| fail(format!("no model is served ({})", reply.status())))
     }
 
-    /// One request; what fails is noted.
+    /// Sends one request and notes a failure.
     fn ask(&self, agent: &Agent, i: usize, seen: &mut Seen) {
         let ids: Vec<usize> =
             (0..self.prompt).map(|p| IDS.start + (p * 7 + i * 2_654_435_761) % IDS.len()).collect();
@@ -213,7 +213,7 @@ fn read(reply: &mut Response<ureq::Body>, start: Instant, seen: &mut Seen) -> Re
         }
     }
     seen.answered += usize::from(done);
-    if done { Ok(()) } else { Err("a stream broke off".into()) }
+    if done { Ok(()) } else { Err("a stream ended early".into()) }
 }
 
 fn millis(since: Instant) -> f64 {
@@ -233,7 +233,7 @@ impl Seen {
     }
 }
 
-/// Sorts the times; of each percentile the nearest rank.
+/// Sorts the times and returns their percentiles, by nearest rank.
 fn percentiles(times: &mut [f64]) -> Option<Percentiles> {
     times.sort_by(f64::total_cmp);
     let rank = |p: f64| times[((times.len() as f64 * p).ceil() as usize).clamp(1, times.len()) - 1];
@@ -242,7 +242,7 @@ fn percentiles(times: &mut [f64]) -> Option<Percentiles> {
 }
 
 fn print(r: &Report) -> Result<(), CliError> {
-    let rate = r.rate.map_or(String::new(), |rate| format!(", {rate} requests a second"));
+    let rate = r.rate.map_or(String::new(), |rate| format!(", {rate} requests per second"));
     let mut lines = vec![
         format!("{} at {}, {} clients{rate}", r.model, r.url, r.clients),
         format!("{} answered, {} refused, {} failed in {:.2} s", r.answered, r.refused, r.failed, r.seconds),
