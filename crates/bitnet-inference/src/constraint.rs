@@ -2,21 +2,21 @@ use std::fmt;
 
 use crate::RequestError;
 
-/// Says which tokens may follow a text: a grammar, a schema, a list of answers.
+/// Restricts which tokens may follow a text, for example to a grammar, a schema or a list of answers.
 ///
-/// The answer is a function of the generated tokens and of nothing else. Batches, drafts and a sequence that is
-/// computed again therefore cannot change it. An implementation may remember how far it has read the text of a
-/// choice, as long as it notices when it is asked about another text.
+/// The answer must be a function of the generated tokens and of nothing else, so that batches, drafts and recomputed
+/// sequences cannot change it. An implementation may remember its position in the text of a choice, if it notices
+/// when it is asked about a different text.
 pub trait Constraint: fmt::Debug + Send + Sync {
-    /// Adds to `allowed`, which is empty, every token that may follow `generated`, the text of choice number
-    /// `choice`; end tokens too, where the text may end. If nothing is added, the choice fails.
+    /// Adds every token that may follow `generated`, the text of choice number `choice`, to `allowed`, which is
+    /// empty. Includes end tokens where the text may end. If nothing is added, the choice fails.
     ///
     /// # Errors
-    /// If the question cannot be answered; the choice fails with the message, and no other.
+    /// If there is no answer. The choice fails with the message; other choices are not affected.
     fn allow(&self, choice: u32, generated: &[u32], allowed: &mut TokenSet) -> Result<(), ConstraintError>;
 }
 
-/// Why a constraint gave no answer.
+/// A constraint failed to answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct ConstraintError(pub String);
@@ -27,7 +27,7 @@ impl From<ConstraintError> for RequestError {
     }
 }
 
-/// Some of the tokens of a vocabulary.
+/// A set of tokens of a vocabulary.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TokenSet {
     /// Token `t` is bit `t % 32` of word `t / 32`.
@@ -36,24 +36,24 @@ pub struct TokenSet {
 }
 
 impl TokenSet {
-    /// No tokens of a vocabulary of this size.
+    /// An empty set for a vocabulary of `vocab` tokens.
     pub fn new(vocab: usize) -> Self {
         TokenSet { words: vec![0; vocab.div_ceil(32)], vocab }
     }
 
-    /// Takes all tokens out.
+    /// Removes all tokens.
     pub fn clear(&mut self) {
         self.words.fill(0);
     }
 
-    /// Puts a token in; one that the vocabulary does not have changes nothing.
+    /// Adds a token; ignores one outside the vocabulary.
     pub fn insert(&mut self, token: u32) {
         if (token as usize) < self.vocab {
             self.words[token as usize / 32] |= 1 << (token % 32);
         }
     }
 
-    /// Puts in the tokens of a bit set of 32 a word, lowest first; those beyond the vocabulary are left out.
+    /// Adds the tokens of a bit set with 32 tokens a word, lowest bit first; ignores those outside the vocabulary.
     pub fn insert_words(&mut self, words: &[u32]) {
         self.words.iter_mut().zip(words).for_each(|(mine, more)| *mine |= more);
         if let (Some(last), used @ 1..) = (self.words.last_mut(), self.vocab % 32) {
@@ -61,12 +61,12 @@ impl TokenSet {
         }
     }
 
-    /// Whether a token is in it.
+    /// Whether a token is in the set.
     pub fn contains(&self, token: u32) -> bool {
         self.words.get(token as usize / 32).is_some_and(|word| word >> (token % 32) & 1 == 1)
     }
 
-    /// Makes every other token of a row of logits impossible.
+    /// Sets the logits of all other tokens of a row to negative infinity.
     pub(crate) fn forbid_others(&self, row: &mut [f32]) {
         for (logits, &word) in row.chunks_mut(32).zip(&self.words) {
             if word != u32::MAX {

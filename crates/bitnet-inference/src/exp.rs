@@ -1,5 +1,5 @@
-/// `e^x` in f32 for any `x <= 0`; below about -87 it is 0. Plain multiplications and additions in a fixed order, so
-/// that every machine gets the same bits, which the C library's function does not promise. Error below 2 ulp.
+/// `e^x` in f32 for `x <= 0`; 0 below -87. It uses only multiplications and additions in a fixed order, so every
+/// machine gets the same bits, which the C library does not promise. The error is below 2 ulp.
 #[inline(always)]
 pub(crate) fn exp(x: f32) -> f32 {
     const LN2_HIGH: f32 = 0.693_359_4;

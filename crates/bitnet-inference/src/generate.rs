@@ -11,26 +11,26 @@ use crate::{
     Stepper,
 };
 
-/// What was generated.
+/// The result of [`generate`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Generated {
-    /// New tokens only, without the one that ended the text.
+    /// The new tokens, without the one that ended the text.
     pub tokens: Vec<u32>,
     /// Why it ended.
     pub finish: FinishReason,
-    /// Text before a stop string that belongs to no returned token.
+    /// Bytes before a stop string that belong to no returned token.
     pub tail: Vec<u8>,
     /// Seed of the random numbers.
     pub seed: u64,
-    /// Time from the start to the first drawn token, whether or not it became part of the text.
+    /// Time from the start to the first drawn token, even if it did not become part of the text.
     pub first_token: Option<Duration>,
-    /// Tokens drawn, the one that ended the text included.
+    /// Number of drawn tokens, including the one that ended the text.
     pub drawn: usize,
-    /// Time from the first drawn token to the last; none if there was no further one.
+    /// Time from the first drawn token to the last; `None` if fewer than two were drawn.
     pub decode: Option<Duration>,
-    /// Tokens drafted.
+    /// Number of drafted tokens.
     pub drafted: u64,
-    /// Those that were what the sampler drew.
+    /// Number of drafted tokens that the sampler then drew.
     pub accepted: u64,
 }
 
@@ -38,17 +38,17 @@ pub struct Generated {
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GenerateError {
-    /// The request could never run.
+    /// The request is invalid.
     #[error(transparent)]
     Invalid(#[from] InvalidRequest),
-    /// It failed on its way.
+    /// The request failed.
     #[error(transparent)]
     Request(#[from] RequestError),
 }
 
-/// Continues one prompt on a borrowed model and the calling thread: the engine's scheduler and steps, without its
-/// thread. Of `engine` it takes what concerns one text: `eos`, `text` and `max_draft`. `on_token` sees each token as
-/// soon as it is final, and may end the text: later tokens are dropped.
+/// Continues a prompt with a borrowed model on the calling thread, with the engine's scheduler and steps but not its
+/// thread. Of `engine`, only `eos`, `text` and `max_draft` apply. `on_token` is called with each token as soon as it is
+/// final, and can end the text; later tokens are dropped.
 pub fn generate(
     model: &mut dyn Model,
     prompt: &[u32],
@@ -82,7 +82,7 @@ pub fn generate(
         while let Some(event) = scheduler.next_event() {
             match event {
                 Event::Admitted(..) => {}
-                // The step that drew the token the text was stopped at may have drawn or released more.
+                // The step at which the caller stopped the text may have drawn or released more tokens.
                 Event::Token(..) if stopped => {}
                 Event::Token(_, token, _) => {
                     tokens.push(token);
@@ -125,7 +125,7 @@ pub fn generate(
     }
 }
 
-/// A model that someone else owns.
+/// A borrowed model.
 struct Borrowed<'m>(&'m mut dyn Model);
 
 impl Model for Borrowed<'_> {

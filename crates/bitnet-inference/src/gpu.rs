@@ -13,8 +13,8 @@ use crate::{
     StartError, ThroughputRecord,
 };
 
-/// Batch inference under the name that users of other BitNet engines know. It runs on whatever backend its model
-/// has: what is batched, and how, is the same on all of them.
+/// Batch inference under the name that users of other BitNet engines know. It runs on the backend of its model;
+/// batching is the same on all backends.
 #[derive(Debug)]
 pub struct GpuInferenceEngine {
     engine: Arc<Engine>,
@@ -23,73 +23,73 @@ pub struct GpuInferenceEngine {
     record: Mutex<Option<ThroughputRecord>>,
 }
 
-/// One size of a benchmark.
+/// The result of a benchmark at one size.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct BenchmarkRow {
-    /// Tokens of each prompt.
+    /// Number of tokens in each prompt.
     pub seq_len: usize,
-    /// Sequences at once.
+    /// Number of sequences at once.
     pub batch_size: usize,
-    /// Tokens generated, as counted in the results.
+    /// Total number of generated tokens.
     pub tokens: usize,
-    /// How long the median run took, prompts included.
+    /// Time of the median run, including prompts.
     pub seconds: f64,
 }
 
 impl BenchmarkRow {
-    /// Generated tokens per second, of all sequences together.
+    /// Generated tokens per second, for all sequences together.
     pub fn tokens_per_second(&self) -> f64 {
         self.tokens as f64 / self.seconds
     }
 }
 
-/// Why a benchmark reports no speed.
+/// Why a benchmark failed.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BenchmarkError {
-    /// The tokens of a batch are not those of its members alone.
+    /// A batch gives different tokens than its members alone.
     #[error("prompt length {seq_len}, batch of {batch_size}: request {index} gets other tokens than alone")]
     BatchDiffers {
-        /// Tokens of each prompt.
+        /// Number of tokens in each prompt.
         seq_len: usize,
-        /// Sequences at once.
+        /// Number of sequences at once.
         batch_size: usize,
-        /// The first that differs.
+        /// Index of the first request that differs.
         index: usize,
     },
     /// A request failed.
     #[error(transparent)]
     Batch(#[from] BatchError),
-    /// The step that warms up failed.
+    /// The warm-up step failed.
     #[error(transparent)]
     WarmUp(#[from] GenerationError),
 }
 
-/// Why there is no engine on a GPU.
+/// Why an engine did not start on a GPU.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CudaError {
-    /// The GPU, or its driver.
+    /// The GPU or its driver failed.
     #[error(transparent)]
     Gpu(#[from] GpuError),
-    /// The model.
+    /// The model could not be loaded.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// The engine.
+    /// The engine could not start.
     #[error(transparent)]
     Start(#[from] StartError),
 }
 
 impl GpuInferenceEngine {
-    /// Takes the model and starts the engine.
+    /// Starts an engine with `model`.
     pub fn new(model: impl Model + 'static, config: EngineConfig) -> Result<Self, StartError> {
         Engine::start(model, config).map(|engine| Self::on(Arc::new(engine)))
     }
 
-    /// Loads a model onto an NVIDIA GPU, by its number from zero, and starts the engine there.
+    /// Loads a model onto an NVIDIA GPU and starts the engine there; `device` counts from zero.
     ///
     /// # Errors
-    /// If there is no such GPU, or driver or GPU are too old; each says what helps.
+    /// If there is no such GPU, or the driver or the GPU is too old; the message says what to do.
     pub fn on_cuda(
         device: usize,
         spec: &ModelSpec,
@@ -102,19 +102,20 @@ impl GpuInferenceEngine {
         Ok(Self::new(model, config)?)
     }
 
-    /// The same names on an engine that others use too.
+    /// Uses an existing engine, which others can use too.
     pub fn on(engine: Arc<Engine>) -> Self {
         let (warm, measured, record) = (AtomicBool::new(false), Mutex::default(), Mutex::default());
         GpuInferenceEngine { engine, warm, measured, record }
     }
 
-    /// The engine behind the names.
+    /// The underlying engine.
     pub fn engine(&self) -> &Arc<Engine> {
         &self.engine
     }
 
-    /// Continues every prompt as its configuration says, all in the same steps; the new tokens of each, in order.
-    /// Nothing is computed if a request is invalid. If one fails later, the error has what the others gave.
+    /// Continues every prompt with its own configuration, all in the same steps, and returns the new tokens of each,
+    /// in order. Nothing is computed if a request is invalid. If one fails later, the error holds the results of the
+    /// others.
     pub fn process_batch_gpu(
         &self,
         batch: &[(Vec<u32>, GenerationConfig)],
@@ -123,7 +124,7 @@ impl GpuInferenceEngine {
         batch::whole(handles.into_iter().map(|handle| handle.and_then(batch::tokens)))
     }
 
-    /// As [`Self::process_batch_gpu`], each request with its own result.
+    /// As [`Self::process_batch_gpu`], with a separate result for each request.
     pub fn process_batch_gpu_partial(
         &self,
         batch: &[(Vec<u32>, GenerationConfig)],
@@ -131,8 +132,8 @@ impl GpuInferenceEngine {
         batch::process_batch(&self.engine, batch)
     }
 
-    /// As [`Self::process_batch_gpu`], on any executor. What the queue has room for is under way when this returns, and
-    /// the rest follows without blocking a thread; dropping the future cancels all.
+    /// As [`Self::process_batch_gpu`], on any executor. Requests that fit into the queue are submitted before this
+    /// returns; the rest follow without blocking a thread. Dropping the future cancels all.
     pub fn process_batch_async(
         &self,
         batch: &[(Vec<u32>, GenerationConfig)],
@@ -150,7 +151,7 @@ impl GpuInferenceEngine {
         }
     }
 
-    /// Continues one prompt: a batch of one, on the same path.
+    /// Continues a prompt, as a batch of one.
     pub fn generate_tokens_gpu(
         &self,
         prompt: &[u32],
@@ -173,12 +174,12 @@ impl GpuInferenceEngine {
         }
     }
 
-    /// The logits that follow each sequence of a padded batch, taken at its own last position.
+    /// Returns the logits after the last token of each sequence of a padded batch.
     pub fn forward_batch_gpu(&self, input: &PaddedBatch) -> Result<Vec<Vec<f32>>, BatchError<Vec<f32>>> {
         batch::forward_batch(&self.engine, &input.unpack())
     }
 
-    /// Makes the first request as fast as the next ones: runs a step through all weights. Once is enough.
+    /// Runs a step through all weights, so that the first request is as fast as later ones. Does so only once.
     pub fn warmup_gpu_cache(&self) -> Result<(), GenerationError> {
         if !self.is_gpu_cache_warm() {
             batch::forward_batch(&self.engine, &[vec![0]]).map_err(|failed| failed.source)?;
@@ -192,13 +193,13 @@ impl GpuInferenceEngine {
         self.warm.load(Relaxed)
     }
 
-    /// What has been counted and measured; what was not measured is `None`.
+    /// The counts and measurements so far.
     pub fn metrics(&self) -> Snapshot {
         self.engine.metrics().snapshot()
     }
 
-    /// Measures every prompt length with every batch size, after the batch has been shown to give what its members
-    /// get alone; the median of three runs, after one to warm up.
+    /// Measures every prompt length with every batch size: the median of three runs after one to warm up. First
+    /// checks that the batch gives the same tokens as its members alone.
     pub fn benchmark(
         &self,
         seq_lens: &[usize],
@@ -230,8 +231,8 @@ impl GpuInferenceEngine {
         Ok(rows)
     }
 
-    /// How many times the tokens per second of one sequence a batch gives, as the last benchmark of both sizes with
-    /// one prompt length measured, else as the record says that was read; `None` if there is neither.
+    /// Tokens per second of a batch divided by those of a single sequence, from the last benchmark of both sizes with
+    /// the same prompt length, or else from the record that was read. `None` if there is neither.
     pub fn batch_throughput_factor(&self, batch_size: usize) -> Option<f64> {
         let measured = self.measured.lock();
         let last =
@@ -243,8 +244,8 @@ impl GpuInferenceEngine {
         batch.or_else(|| self.record.lock().as_ref()?.factor(batch_size))
     }
 
-    /// Reads what `bitnet bench -b` recorded at [`ThroughputRecord::path`]; false if it recorded nothing, or of
-    /// another model or backend.
+    /// Reads the record that `bitnet bench -b` wrote to [`ThroughputRecord::path`]. Returns false if there is none,
+    /// or if it is of another model or backend.
     pub fn read_throughput_record(&self, model: &str, path: &Path) -> Result<bool, RecordError> {
         let record = ThroughputRecord::read(path)?.filter(|r| r.is_of(model, self.engine.backend()));
         let found = record.is_some();
@@ -260,7 +261,7 @@ impl GpuInferenceEngine {
         (0..batch_size).map(|i| (prompt(i), config.clone())).collect()
     }
 
-    /// As [`Self::process_batch_gpu`], with a salt of its own for each request: nothing is found computed.
+    /// As [`Self::process_batch_gpu`], with a new salt for each request, so that nothing comes from the prefix cache.
     fn compute_anew(&self, batch: &[(Vec<u32>, GenerationConfig)]) -> Result<Vec<Vec<u32>>, BatchError> {
         static SALT: AtomicU64 = AtomicU64::new(1 << 63);
         let requests = batch.iter().map(|(prompt, config)| Request {
@@ -271,7 +272,7 @@ impl GpuInferenceEngine {
         batch::whole(handles.into_iter().map(|handle| handle.and_then(batch::tokens)))
     }
 
-    /// The requests of a batch, if all are valid.
+    /// The requests of a batch, or an error if one is invalid.
     fn valid(&self, batch: &[(Vec<u32>, GenerationConfig)]) -> Result<Vec<Request>, BatchError> {
         let requests: Vec<Request> = batch.iter().map(|(p, c)| Request::new(p.clone(), c.clone())).collect();
         batch::validate(&self.engine, &requests)?;
@@ -279,7 +280,7 @@ impl GpuInferenceEngine {
     }
 }
 
-/// [`batch::batch_generate`] under the name of the engine that users know it from.
+/// [`batch::batch_generate`] for a [`GpuInferenceEngine`].
 pub fn batch_generate_gpu(
     engine: &GpuInferenceEngine,
     prompts: &[Vec<u32>],

@@ -3,28 +3,28 @@ use std::time::Instant;
 use bitnet_kernels::{Backend, Grouping, KernelError, RowOrder, RowsKind};
 use bitnet_tensor::TernaryTensor;
 
-/// Decides whether a matrix product is worth the way to a GPU. Both sides give the same integers, so the choice is
-/// one of time only.
+/// Decides whether a matrix product is worth sending to a GPU. Both sides give the same integers, so only the time
+/// differs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HybridScheduler {
     gpu: bool,
     threshold: Option<u64>,
 }
 
-/// What one product took on both sides.
+/// The times of a product on both sides.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Crossing {
-    /// Multiplications: `m * k * n`.
+    /// Number of multiplications, `m * k * n`.
     pub work: u64,
     /// Seconds on the CPU.
     pub cpu: f64,
-    /// Seconds on the GPU, transfers included.
+    /// Seconds on the GPU, including transfers.
     pub gpu: f64,
 }
 
 impl Crossing {
-    /// Times the product of `[m][k]` and `[k][n]` on both backends, activations there and results back included; the
-    /// least of some runs.
+    /// Times the product of `[m][k]` and `[k][n]` on both backends, including the transfer of activations and
+    /// results; the minimum of several runs.
     pub fn measure<C: Backend, G: Backend>(
         cpu: &mut C,
         gpu: &mut G,
@@ -35,7 +35,7 @@ impl Crossing {
     }
 }
 
-/// Least seconds of some runs of one product, after one to warm up.
+/// Minimum seconds of several runs of a product, after one to warm up.
 fn time<B: Backend>(backend: &mut B, [m, k, n]: [usize; 3]) -> Result<f64, KernelError> {
     let trits = (0..n * k).map(|i| (crate::random_u64(i as u64, 0, 0) % 3) as i8 - 1).collect::<Vec<_>>();
     let matrix = TernaryTensor::from_trits(n, k, &trits, 1.0).expect("every trit is one");
@@ -59,8 +59,8 @@ fn time<B: Backend>(backend: &mut B, [m, k, n]: [usize; 3]) -> Result<f64, Kerne
 }
 
 impl HybridScheduler {
-    /// Products from a decoded token to a long prompt, in the shapes of a large layer: what
-    /// [`HybridScheduler::measured`] measures.
+    /// The products that [`HybridScheduler::measured`] measures, from a decoded token to a long prompt, in the shapes
+    /// of a large layer.
     pub const SHAPES: [[usize; 3]; 6] = [
         [1, 2560, 640],
         [1, 2560, 6912],
@@ -70,24 +70,24 @@ impl HybridScheduler {
         [512, 2560, 6912],
     ];
 
-    /// A scheduler whose threshold is measured here and now on the two backends present.
+    /// Creates a scheduler whose threshold is measured now on the two backends.
     pub fn measured<C: Backend, G: Backend>(cpu: &mut C, gpu: &mut G) -> Result<Self, KernelError> {
         let measured: Result<Vec<_>, _> =
             Self::SHAPES.into_iter().map(|shape| Crossing::measure(cpu, gpu, shape)).collect();
         Ok(Self::from_measurements(true, &measured?))
     }
 
-    /// A scheduler that has measured nothing, and so uses the CPU.
+    /// Creates a scheduler without measurements, which always uses the CPU.
     pub fn new(has_gpu: bool) -> Self {
         HybridScheduler { gpu: has_gpu, threshold: None }
     }
 
-    /// A scheduler that uses the GPU from `threshold` multiplications on, if there is one.
+    /// Creates a scheduler that uses the GPU, if there is one, for `threshold` multiplications or more.
     pub fn with_threshold(has_gpu: bool, threshold: u64) -> Self {
         HybridScheduler { gpu: has_gpu, threshold: Some(threshold) }
     }
 
-    /// A scheduler whose threshold is the least work from which on the GPU won every time.
+    /// Creates a scheduler whose threshold is the smallest measured work from which the GPU always won.
     pub fn from_measurements(has_gpu: bool, measured: &[Crossing]) -> Self {
         let lost = measured.iter().filter(|c| c.gpu >= c.cpu).map(|c| c.work).max();
         let won = measured.iter().filter(|c| lost.is_none_or(|lost| c.work > lost)).map(|c| c.work).min();
@@ -99,12 +99,12 @@ impl HybridScheduler {
         self.gpu
     }
 
-    /// Multiplications from which on the GPU is used; `None` before any was measured.
+    /// Minimum number of multiplications for the GPU; `None` without measurements.
     pub fn gpu_threshold(&self) -> Option<u64> {
         self.threshold
     }
 
-    /// Whether the product of `[m][k]` and `[k][n]` goes to the GPU.
+    /// Whether to compute the product of `[m][k]` and `[k][n]` on the GPU.
     pub fn should_use_gpu(&self, m: usize, k: usize, n: usize) -> bool {
         let work = (m as u64).saturating_mul(k as u64).saturating_mul(n as u64);
         self.gpu && self.threshold.is_some_and(|threshold| work >= threshold)

@@ -1,34 +1,35 @@
 use crate::pace::{StepLoad, StepModel};
 use crate::sequence::Sequence;
 
-/// What drafts must add to the speed of a sequence; below that none are made.
+/// Minimum relative gain in speed for which drafts are made.
 const MIN_GAIN: f64 = 0.02;
 
-/// Drafts the next tokens of a text from its own past. A draft is computed as an ordinary row and kept only if it is
-/// what the sampler draws there, so drafting changes the speed and nothing else.
+/// Drafts the next tokens of a text from its own past. A draft is computed as an ordinary row and kept only if the
+/// sampler draws the same token there, so drafting changes only the speed.
 pub(crate) struct Lookup;
 
 impl Lookup {
-    /// Tokens at the end that must have occurred before.
+    /// Number of tokens at the end of the text that must have occurred before.
     const PATTERN: usize = 3;
-    /// Tokens searched for it, so that a long text costs no more than a page.
+    /// Number of recent tokens that are searched, so that long texts cost no more than short ones.
     const WINDOW: usize = 2048;
 
-    /// How many tokens to draft, at most `room`, in a step that has to do `step` for `sequences` without them.
+    /// How many tokens to draft, at most `room`, in a step of `sequences` sequences whose load without drafts is
+    /// `step`.
     pub fn depth(s: &Sequence, room: usize, step: StepLoad, sequences: usize, times: &StepModel) -> usize {
-        // One success in two is assumed before there is experience.
+        // Assume one success in two at first.
         let rate = f64::from((s.drafts_accepted + 1.0) / (s.drafts_tried + 2.0));
-        // Now and then one token is drafted anyway, to notice when the text begins to repeat itself.
+        // Draft a token now and then anyway, to notice when the text begins to repeat itself.
         let probe = usize::from(s.tokens.len().is_multiple_of(32)).min(room);
         let depth = if rate > 0.2 { Self::best(rate, room, step, sequences, times) } else { 0 };
         depth.max(probe)
     }
 
-    /// The number of drafts, each right with probability `rate` if those before it are, that gives the most tokens in
-    /// the step's time: all its sequences wait for the drafts of one.
+    /// The number of drafts that maximises tokens per time, if each is right with probability `rate` given that those
+    /// before it are. All sequences of the step wait for the drafts of one.
     fn best(rate: f64, room: usize, step: StepLoad, sequences: usize, times: &StepModel) -> usize {
         let Some(without) = times.predict(step) else {
-            // As many as are likely to be right.
+            // As many as are likely to be accepted.
             return room.min((2.0 * rate / (1.0 - rate).max(0.05)).ceil() as usize);
         };
         let (mut best, mut most, mut right) = (0, 1.0 + MIN_GAIN / sequences as f64, 0.0);
@@ -43,7 +44,7 @@ impl Lookup {
         best
     }
 
-    /// Where the text continued the last time its last tokens occurred.
+    /// The position after the previous occurrence of the text's last tokens.
     pub fn find(tokens: &[u32], depth: usize) -> Option<usize> {
         if depth == 0 || tokens.len() <= Self::PATTERN {
             return None;
@@ -54,7 +55,7 @@ impl Lookup {
         Some(first + at + Self::PATTERN)
     }
 
-    /// Remembers how many drafts were right; older ones count less.
+    /// Updates the acceptance rate; recent drafts count more.
     pub fn learn(s: &mut Sequence, tried: usize, accepted: usize) {
         s.drafts_tried = s.drafts_tried * 0.9 + tried as f32;
         s.drafts_accepted = s.drafts_accepted * 0.9 + accepted as f32;
@@ -69,7 +70,7 @@ mod tests {
     fn drafts_that_pay_for_one_sequence_are_not_made_where_many_would_wait_for_them() {
         let mut times = StepModel::default();
         let load = |decodes| StepLoad { decodes, ..StepLoad::default() };
-        // Ten milliseconds, and one for each row.
+        // Ten milliseconds plus one for each row.
         (0..200).for_each(|i| times.observe(load(1 + i % 40), 10_000 + 1000 * (1 + i as u64 % 40)));
         let best = |rate, sequences| Lookup::best(rate, 4, load(sequences), sequences, &times);
         assert_eq!((best(0.5, 1), best(0.5, 32)), (2, 0));

@@ -8,53 +8,53 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::{End, RequestError, TokenLogprobs};
 
-/// News of a request.
+/// An update of a request.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Update {
     /// A choice has a new token.
     Token {
-        /// Which choice.
+        /// Index of the choice.
         choice: u32,
-        /// How many tokens of it came before; there are no gaps.
+        /// Index of the token in its choice, without gaps.
         index: usize,
         /// The token.
         token: u32,
-        /// Its log-probabilities, if they were asked for.
+        /// Its log-probabilities, if requested.
         logprobs: Option<TokenLogprobs>,
     },
-    /// A choice has ended; nothing follows for it.
+    /// A choice has ended; this is its last update.
     Ended {
-        /// Which choice.
+        /// Index of the choice.
         choice: u32,
-        /// How.
+        /// How it ended, or why it failed.
         end: Result<End, RequestError>,
-        /// The logits that follow the prompt, if they were asked for.
+        /// The logits that follow the prompt, if requested.
         logits: Option<Vec<f32>>,
     },
 }
 
-/// What one request has to tell, between the engine's thread and the reader's.
+/// The updates of a request, on their way from the engine's thread to the reader.
 pub(crate) struct Mailbox {
     state: Mutex<State>,
     arrived: Condvar,
     waker: AtomicWaker,
-    /// Updates after which the request is paused until half are read.
+    /// Number of unread updates at which the request pauses, until half are read.
     capacity: usize,
-    /// Since when nobody wants the rest.
+    /// Time of cancellation.
     cancelled: OnceLock<Instant>,
 }
 
 struct State {
     updates: VecDeque<Update>,
-    /// How many tokens each choice has told; `None` when it has ended.
+    /// Number of tokens delivered for each choice; `None` when it has ended.
     told: Vec<Option<usize>>,
     paused: bool,
 }
 
 impl Mailbox {
-    /// A mailbox of so many choices of up to `tokens` tokens each.
+    /// Creates a mailbox for so many choices of up to `tokens` tokens each.
     pub fn new(choices: usize, tokens: usize, capacity: usize) -> Self {
-        // Room for what a step may add after the pause.
+        // Extra room for what a step can add after the pause.
         let room = capacity.min(4096) + 64;
         let updates = VecDeque::with_capacity(tokens.saturating_add(1).saturating_mul(choices).min(room));
         let state = State { updates, told: vec![Some(0); choices], paused: false };
@@ -67,13 +67,13 @@ impl Mailbox {
         }
     }
 
-    /// Adds news; true if the reader is so far behind that the request should pause.
+    /// Adds an update; returns true if the reader is so far behind that the request should pause.
     pub fn push(&self, update: Update) -> bool {
         let mut state = self.state.lock();
         let State { updates, told, paused } = &mut *state;
         let update = match update {
             Update::Token { choice, token, logprobs, .. } => {
-                let count = told[choice as usize].as_mut().expect("nothing follows the end");
+                let count = told[choice as usize].as_mut().expect("no token follows the end");
                 let index = std::mem::replace(count, *count + 1);
                 Update::Token { choice, index, token, logprobs }
             }
@@ -91,7 +91,7 @@ impl Mailbox {
         full
     }
 
-    /// Ends the choices that have not ended, and says how many those were.
+    /// Ends all open choices with `error` and returns their number.
     pub fn close(&self, error: &RequestError) -> usize {
         let open = |m: &Mailbox| m.state.lock().told.iter().position(Option::is_some);
         let mut closed = 0;
@@ -102,17 +102,17 @@ impl Mailbox {
         closed
     }
 
-    /// Whether the reader is so far behind that its request waits.
+    /// Whether the request is paused because the reader is behind.
     pub fn is_paused(&self) -> bool {
         self.state.lock().paused
     }
 
-    /// Notes that nobody wants the rest.
+    /// Records that the request is cancelled.
     pub fn cancel(&self) {
         self.cancelled.get_or_init(Instant::now);
     }
 
-    /// Since when nobody wants the rest, if so.
+    /// The time of cancellation, if the request is cancelled.
     pub fn cancelled(&self) -> Option<Instant> {
         self.cancelled.get().copied()
     }
@@ -122,7 +122,7 @@ impl Mailbox {
         self.state.lock().told.iter().all(Option::is_none)
     }
 
-    /// Takes the next news, waiting until `deadline` for it. The flag says that the request may go on.
+    /// Takes the next update, waiting for it until `deadline`.
     pub fn pop(&self, deadline: Option<Instant>) -> Popped {
         let mut state = self.state.lock();
         loop {
@@ -140,20 +140,20 @@ impl Mailbox {
         }
     }
 
-    /// Takes the next news, or has `waker` woken when there is some.
+    /// Takes the next update, or registers `waker` to be woken when there is one.
     pub fn poll(&self, waker: &Waker) -> Popped {
         self.waker.register(waker);
         self.state.lock().take(self.capacity).unwrap_or(Popped::Nothing)
     }
 }
 
-/// What a reader finds.
+/// The result of reading a mailbox.
 pub(crate) enum Popped {
-    /// News, and whether the request was paused and may go on.
+    /// An update, and whether a paused request may now resume.
     Update(Update, bool),
-    /// Nothing yet.
+    /// No update yet.
     Nothing,
-    /// Nothing ever again.
+    /// No further updates: every choice has ended.
     Over,
 }
 

@@ -1,20 +1,20 @@
 use std::time::Duration;
 
-/// How many sequences run at once, and how much of a step goes to prompts and drafts. No choice changes an output.
+/// How many sequences run at once, and how much of a step goes to prompts and drafts. It never changes an output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BatchSizing {
-    /// Up to this many sequences, and prompts as fast as a step allows.
+    /// Up to this many sequences, with prompts as fast as a step allows.
     Fixed(usize),
-    /// Up to this many sequences, and prompts in chunks that keep the time between a sequence's tokens under `itl`,
-    /// learned from the steps themselves. A chunk has at least [`Pace::MIN_CHUNK`] tokens, however slow the machine is.
+    /// Up to this many sequences, with prompts in chunks that keep the time between a sequence's tokens below `itl`,
+    /// based on the measured times of steps. A chunk has at least [`Pace::MIN_CHUNK`] tokens, even on a slow machine.
     Paced {
-        /// Maximum of sequences.
+        /// Maximum number of sequences.
         sequences: usize,
         /// Goal for the time between two tokens of one sequence.
         itl: Duration,
     },
-    /// As many as keep the time between a sequence's tokens under `itl`, learned from the steps themselves; prompts
-    /// as with [`BatchSizing::Paced`].
+    /// As many sequences as keep the time between a sequence's tokens below `itl`, based on the measured times of
+    /// steps; prompts as with [`BatchSizing::Paced`].
     Auto {
         /// Goal for the time from a request to its first token.
         ttft: Duration,
@@ -24,10 +24,10 @@ pub enum BatchSizing {
 }
 
 impl BatchSizing {
-    /// Goal for the time between two tokens where none is given.
+    /// Default goal for the time between two tokens.
     pub const DEFAULT_ITL: Duration = Duration::from_millis(250);
 
-    /// Up to `sequences`, with the default goal for the time between tokens.
+    /// Up to `sequences` sequences, with the default goal for the time between tokens.
     pub const fn paced(sequences: usize) -> Self {
         BatchSizing::Paced { sequences, itl: Self::DEFAULT_ITL }
     }
@@ -41,26 +41,27 @@ impl BatchSizing {
     }
 }
 
-/// What a step has to do, as far as its time depends on it.
+/// The work of a step, as far as its time depends on it.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct StepLoad {
-    /// Sequences that compute one token, their drafts aside.
+    /// Number of sequences that decode one token, drafts not included.
     pub decodes: usize,
-    /// Drafted tokens.
+    /// Number of drafted tokens.
     pub drafts: usize,
-    /// Tokens before those, which attention reads.
+    /// Tokens before those of the decoding sequences, which attention reads.
     pub context: usize,
-    /// Prompt tokens.
+    /// Number of prompt tokens.
     pub prefill: usize,
-    /// Tokens before each of those, summed, which attention reads: late in a long prompt most of the time goes there.
+    /// Sum of the tokens before each prompt token, which attention reads; late in a long prompt this takes most of
+    /// the time.
     pub attended: usize,
 }
 
-/// Terms of a [`StepModel`].
+/// Number of terms of a [`StepModel`].
 const N: usize = 5;
 
-/// The time of a step as `a + b * (decodes + drafts) + c * context + d * prefill + e * attended`, fitted to the steps seen so far
-/// by recursive least squares that slowly forgets.
+/// The time of a step as `a + b * (decodes + drafts) + c * context + d * prefill + e * attended`, fitted to the steps
+/// so far by recursive least squares that slowly forgets.
 #[derive(Debug, Clone)]
 pub struct StepModel {
     weights: [f64; N],
@@ -99,21 +100,21 @@ impl StepModel {
                 p[i][j] = (p[i][j] - px[i] * px[j] / scale) / Self::FORGET;
             }
         }
-        // What the steps never tell apart is forgotten without end: start over before it overflows.
+        // The covariance of terms that the steps never distinguish grows without limit: reset it before it overflows.
         if (0..N).any(|i| !(0.0..1e8).contains(&p[i][i])) {
             *p = Self::ignorance();
         }
         self.seen += 1;
     }
 
-    /// Microseconds that a step will take; `None` until a few have been seen.
+    /// Predicted time of a step in microseconds; `None` until a few steps have been observed.
     pub fn predict(&self, load: StepLoad) -> Option<f64> {
         let x = Self::features(load);
         let ms: f64 = (0..N).map(|i| self.weights[i].max(0.0) * x[i]).sum();
         (self.seen >= 8).then_some(ms * 1e3)
     }
 
-    /// Prompt tokens, the first of them at `position`, that fit in `micros` beside a step of `load`.
+    /// Number of prompt tokens from `position` on that fit into `micros` in addition to `load`.
     fn prefill_within(&self, load: StepLoad, position: usize, micros: f64) -> Option<f64> {
         let rest = self.predict(load)?;
         let [.., token, read] = self.weights.map(|w| w.max(0.0) * 1e3);
@@ -121,30 +122,30 @@ impl StepModel {
         Some((micros - rest) / each.max(1e-4))
     }
 
-    /// Further rows that fit in `micros` beside a step of `load`.
+    /// Number of further rows that fit into `micros` in addition to `load`.
     fn rows_within(&self, load: StepLoad, micros: f64) -> Option<f64> {
         let rest = self.predict(load)?;
         Some((micros - rest) / (self.weights[1].max(0.0) * 1e3).max(1e-4))
     }
 }
 
-/// Decides the batch size, and how many prompt tokens and drafts a step computes.
+/// Decides the batch size and how many prompt tokens and drafts a step computes.
 #[derive(Debug, Clone)]
 pub struct Pace {
     sizing: BatchSizing,
     max_running: usize,
     target: usize,
-    /// The largest number of prompt tokens in a step that has been timed.
+    /// The largest number of prompt tokens in a timed step.
     largest_chunk: usize,
-    /// The step times learned so far.
+    /// The model of step times learned so far.
     pub model: StepModel,
 }
 
 impl Pace {
-    /// Fewest prompt tokens in a step that has any to compute.
+    /// Minimum number of prompt tokens in a step, if there are any to compute.
     pub const MIN_CHUNK: usize = 16;
 
-    /// At most `max_running` sequences, whatever is wanted.
+    /// Creates a pace for at most `max_running` sequences, whatever `sizing` says.
     pub fn new(sizing: BatchSizing, max_running: usize) -> Self {
         let (max_running, target) = match sizing {
             BatchSizing::Fixed(n) | BatchSizing::Paced { sequences: n, .. } => {
@@ -155,40 +156,41 @@ impl Pace {
         Pace { sizing, max_running, target, largest_chunk: 0, model: StepModel::default() }
     }
 
-    /// Sequences to run at once.
+    /// Number of sequences to run at once.
     pub fn batch_size(&self) -> usize {
         self.target
     }
 
-    /// Microseconds that a step may take: a tenth of the goal is left for what the model does not foresee.
+    /// Maximum time of a step in microseconds; a tenth of the goal is kept as a margin for errors of the model.
     fn step_limit(&self) -> Option<f64> {
         self.sizing.itl().map(|itl| itl.as_micros() as f64 * 0.9)
     }
 
-    /// Prompt tokens that the next step may compute, the first of them at `position`, beside `decodes` sequences with
+    /// Maximum number of prompt tokens from `position` on in the next step, in addition to `decodes` sequences with
     /// `context` tokens before them.
     pub fn prefill_budget(&self, decodes: usize, context: usize, position: usize) -> usize {
         let Some(limit) = self.step_limit().filter(|_| decodes > 0) else { return usize::MAX };
         let load = StepLoad { decodes, context, ..StepLoad::default() };
         let fits = self.model.prefill_within(load, position, limit).map_or(0, |n| n.max(0.0) as usize);
-        // What is far beyond everything timed so far is not believed.
+        // Do not trust predictions far beyond anything timed so far.
         fits.min(2 * self.largest_chunk).max(Self::MIN_CHUNK)
     }
 
-    /// Drafts that fit into a step beside `load` without breaking the goal for the time between tokens.
+    /// Number of drafts that fit into a step in addition to `load` without missing the goal for the time between
+    /// tokens.
     pub fn draft_budget(&self, load: StepLoad) -> usize {
         let Some(limit) = self.step_limit() else { return usize::MAX };
         self.model.rows_within(load, limit).map_or(0, |n| n.max(0.0) as usize)
     }
 
-    /// Learns how long a step took.
+    /// Learns from the time of a step.
     pub fn learn(&mut self, load: StepLoad, micros: u64) {
         self.model.observe(load, micros);
         self.largest_chunk = self.largest_chunk.max(load.prefill);
     }
 
-    /// Learns from a step, and moves the batch size: one up while requests wait and another sequence would keep the
-    /// goal, a quarter down when the sequences running break it. Drafts are no reason to shrink the batch.
+    /// Learns from a step and adjusts the batch size: up by one while requests wait and another sequence would keep
+    /// the goal, down by a quarter when the running sequences miss it. Drafts never shrink the batch.
     pub fn after_step(&mut self, load: StepLoad, micros: u64, waiting: usize, oldest_wait: u64) {
         self.learn(load, micros);
         let BatchSizing::Auto { ttft, itl } = self.sizing else { return };
@@ -197,7 +199,7 @@ impl Pace {
         let load_of = |decodes| StepLoad { decodes, context: each * decodes, ..StepLoad::default() };
         let with = |decodes| self.model.predict(load_of(decodes));
         let (Some(now), Some(next)) = (with(load.decodes), with(self.target + 1)) else { return };
-        // While requests wait longer than their goal, the whole goal is used.
+        // Use the whole goal while requests wait longer than theirs.
         let margin = if u128::from(oldest_wait) > ttft.as_micros() { 1.0 } else { 0.9 };
         if load.decodes > 1 && now > goal {
             self.target = (load.decodes * 3 / 4).clamp(1, self.max_running);
@@ -223,7 +225,7 @@ mod tests {
         BatchSizing::Auto { ttft: Duration::from_millis(200), itl: Duration::from_millis(10) }
     }
 
-    /// Steps with `waiting` requests in the queue; the batch is always as large as wanted.
+    /// Runs steps with `waiting` requests in the queue; the batch is always filled to its size.
     fn trace(pace: &mut Pace, steps: usize, waiting: usize) -> Vec<usize> {
         let mut sizes = Vec::new();
         for i in 0..steps {
@@ -268,7 +270,7 @@ mod tests {
         let mut pace = Pace::new(auto(), 64);
         assert_eq!(pace.batch_size(), 4);
         let flood = trace(&mut pace, 100, 50);
-        // 2.0 + 0.5 n ms and a little context stay under 9 ms up to 13.
+        // 2.0 + 0.5 n ms and a little context stay below 9 ms up to 13.
         let end = *flood.last().unwrap();
         assert!((12..=13).contains(&end), "{flood:?}");
         assert!(flood.windows(2).all(|w| w[1] <= w[0] + 1));
@@ -315,7 +317,7 @@ mod tests {
         let draft =
             |decodes, drafts| StepLoad { decodes, drafts, context: 100 * decodes, ..Default::default() };
         for _ in 0..100 {
-            // One sequence with four drafts, or a few with many, over the goal together.
+            // Few sequences with many drafts exceed the goal.
             pace.after_step(draft(2, 30), truth(draft(2, 30)), 0, 0);
         }
         assert_eq!(pace.batch_size(), before);

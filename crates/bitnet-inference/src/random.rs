@@ -1,8 +1,8 @@
-//! Random numbers without state: each is a function of (seed, choice, position), so that no draw depends on what
-//! else is in the batch, and a sequence that is computed again draws the same numbers again.
+//! Stateless random numbers: each is a function of (seed, choice, position), so no draw depends on the rest of the
+//! batch, and a recomputed sequence draws the same numbers again.
 
 /// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011): ten rounds of two 32-bit
-/// multiplications, the key advanced by two Weyl constants.
+/// multiplications, with two Weyl constants to advance the key.
 pub fn philox4x32(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     for _ in 0..10 {
         let a = u64::from(counter[0]) * 0xD251_1F53;
@@ -28,13 +28,13 @@ pub fn random_u64(seed: u64, choice: u32, position: u64) -> u64 {
     u64::from(words[1]) << 32 | u64::from(words[0])
 }
 
-/// A seed that differs from call to call, from the entropy that the standard library keys its hash maps with.
+/// A seed that differs from call to call, from the entropy of the standard library's hash maps.
 pub(crate) fn fresh_seed() -> u64 {
     use std::hash::{BuildHasher, RandomState};
     RandomState::new().hash_one(0u8)
 }
 
-/// Maps 64 random bits onto `0..total` by the high half of their product.
+/// Maps 64 random bits to `0..total`: the high half of `random * total`.
 pub(crate) fn below(random: u64, total: u64) -> u64 {
     ((u128::from(random) * u128::from(total)) >> 64) as u64
 }

@@ -1,13 +1,13 @@
-//! One token from one row of logits.
+//! Draws a token from a row of logits.
 //!
-//! The chain is: repetition, presence and frequency penalties, bias, banned and allowed tokens, temperature, top-k,
-//! top-p, min-p, draw. The result is a function of the row, the tokens before, the configuration and (seed, choice,
-//! position): the sampler keeps scratch memory between calls, and no state.
+//! The order is: repetition, presence and frequency penalties, bias, banned and allowed tokens, temperature, top-k,
+//! top-p, min-p, draw. The result is a function of the row, the earlier tokens, the configuration and (seed, choice,
+//! position). The sampler keeps scratch memory between calls, but no state.
 //!
-//! Tokens are ordered by logit, highest first, and equal logits by id, lowest first. Every filter keeps a beginning
-//! of that order, so that all of them together are one cut. Probabilities are integers, `2^40 * exp(l - max)`: their
-//! sums are exact in any order, so that top-p and the draw need no sorted row, and any machine that sums in any
-//! order draws the same token.
+//! Tokens are ordered by logit, highest first; equal logits by id, lowest first. Every filter keeps a prefix of this
+//! order, so all filters together are a single cut. Probabilities are integers, `2^40 * exp(l - max)`, whose sums are
+//! exact in any order. So top-p and the draw need no sorted row, and every machine draws the same token, whatever its
+//! order of sums.
 
 use bitnet_model::Batch;
 
@@ -15,31 +15,31 @@ use crate::exp::exp;
 use crate::random::{below, random_u64};
 use crate::{GenerationConfig, SampleError, TokenLogprobs, TokenSet};
 
-/// Weight of the most likely token.
+/// Weight of the most likely token; other weights are relative to it.
 const ONE: u64 = 1 << 40;
 
-/// Everything beside the logits that a draw depends on.
+/// Everything that a draw depends on, except the logits.
 #[derive(Debug, Clone, Copy)]
 pub struct Draw<'a> {
-    /// What the request asked for; has passed [`GenerationConfig::validate`].
+    /// The request's configuration, which must have passed [`GenerationConfig::validate`].
     pub config: &'a GenerationConfig,
     /// Prompt and generated tokens.
     pub tokens: &'a [u32],
-    /// How many of them are the prompt.
+    /// How many of `tokens` are the prompt.
     pub prompt_len: usize,
     /// Tokens that must not be drawn.
     pub banned: &'a [u32],
-    /// The only tokens that may be drawn; all, if there is none.
+    /// The only tokens that may be drawn; `None` allows all.
     pub allowed: Option<&'a TokenSet>,
     /// The request's seed.
     pub seed: u64,
-    /// Which of the request's choices this is.
+    /// Index of the request's choice.
     pub choice: u32,
 }
 
 impl GenerationConfig {
-    /// How many of the highest logits decide a draw with `banned` tokens banned: all others, unless equal to the last
-    /// of these, may be anything lower.
+    /// How many of the highest logits can decide a draw when `banned` tokens are banned. All others may have any
+    /// lower value, unless they equal the last of these.
     pub(crate) fn looks_at(&self, banned: usize) -> usize {
         if self.changes_logits() || self.logprobs.is_some() {
             return Batch::ALL;
@@ -52,21 +52,21 @@ impl GenerationConfig {
     }
 }
 
-/// Draws tokens; one serves any number of requests.
+/// Draws tokens, for any number of requests.
 #[derive(Debug, Default)]
 pub struct Sampler {
     /// The row after penalties and bias.
     row: Vec<f32>,
-    /// Weight of each token.
+    /// The weight of each token.
     weights: Vec<u64>,
-    /// Order keys of the tokens that a filter has kept.
+    /// Order keys of the tokens that a filter keeps.
     keys: Vec<u64>,
     /// Occurrences of each token; all zero between calls.
     counts: Vec<u32>,
 }
 
 impl Sampler {
-    /// A sampler whose scratch memory fits a vocabulary.
+    /// Creates a sampler with scratch memory for a vocabulary of `vocab` tokens.
     pub fn new(vocab: usize) -> Self {
         Sampler {
             row: Vec::with_capacity(vocab),
@@ -103,8 +103,8 @@ impl Sampler {
         token
     }
 
-    /// Log-probabilities under the model's own distribution, before penalties, bias and temperature: that of
-    /// `token`, and the `top` highest.
+    /// Log-probabilities of `token` and of the `top` most likely tokens, under the model's own distribution, before
+    /// penalties, bias and temperature.
     pub fn logprobs(&mut self, logits: &[f32], token: u32, top: usize) -> Result<TokenLogprobs, SampleError> {
         let max = highest(logits)?;
         let sum: f64 = logits.iter().map(|&l| f64::from(exp(below_max(l, max)))).sum();
@@ -119,7 +119,7 @@ impl Sampler {
         if !at.config.has_penalties() {
             return;
         }
-        // Bit 31: the token occurs. The rest: how often it was generated.
+        // Bit 31: whether the token occurs. Other bits: how often it was generated.
         const OCCURS: u32 = 1 << 31;
         self.counts.resize(row.len(), 0);
         for (i, &token) in at.tokens.iter().enumerate() {
@@ -141,7 +141,7 @@ impl Sampler {
         }
     }
 
-    /// Temperature, filters and draw; `max` is the row's highest logit.
+    /// Applies temperature and filters, and draws; `max` is the row's highest logit.
     fn pick(&mut self, row: &[f32], max: f32, at: &Draw<'_>) -> Result<u32, SampleError> {
         let &GenerationConfig { temperature, top_k, top_p, min_p, .. } = at.config;
         if max == f32::NEG_INFINITY {
@@ -151,7 +151,7 @@ impl Sampler {
         weights.clear();
         weights.extend(row.iter().map(|&l| weight(below_max(l, max) / temperature)));
 
-        let mut cut = 0; // the lowest key that is kept
+        let mut cut = 0; // the lowest key to keep
         let limited = top_k > 0 && top_k < row.len();
         if limited {
             keep_best(row, top_k, keys);
@@ -162,7 +162,7 @@ impl Sampler {
                 keys.iter().map(|&k| weights[id_of(k) as usize]).sum()
             } else {
                 let total = weights.iter().sum::<u64>();
-                // Tokens that weigh no more than this have less than 1 - top_p together: the cut lies above them.
+                // Tokens with at most this weight have a total probability below 1 - top_p, so the cut is above them.
                 let floor = ((1.0 - f64::from(top_p)) * total as f64 * 0.999 / row.len() as f64) as u64;
                 let heavy = weights.iter().zip(row).enumerate().filter(|(_, (w, _))| **w > floor);
                 keys.clear();
@@ -191,19 +191,19 @@ impl Sampler {
     }
 }
 
-/// How far a logit is below the highest; 0 for the highest itself, be it infinite.
+/// A logit minus the highest; 0 for the highest itself, even if it is infinite.
 #[inline(always)]
 fn below_max(logit: f32, max: f32) -> f32 {
     if logit == max { 0.0 } else { logit - max }
 }
 
-/// `2^40 * exp(x)`, rounded down; 0 for what would be less than 1.
+/// `2^40 * exp(x)`, rounded down; 0 if the result is below 1.
 #[inline(always)]
 fn weight(x: f32) -> u64 {
     if x < -27.8 { 0 } else { (exp(x) * ONE as f32) as i64 as u64 }
 }
 
-/// Sorts tokens: the higher the key, the earlier in the order.
+/// The sort key of a token: a higher key comes earlier in the order.
 #[inline(always)]
 fn key(logit: f32, id: usize) -> u64 {
     let bits = (logit + 0.0).to_bits(); // -0 becomes +0
@@ -219,7 +219,7 @@ fn lowest(keys: &[u64]) -> u64 {
     keys.iter().copied().min().unwrap_or(0)
 }
 
-/// The highest logit of a row without NaN.
+/// The highest logit of a row; an error if it holds a NaN.
 fn highest(row: &[f32]) -> Result<f32, SampleError> {
     const LANES: usize = 16;
     let (chunks, rest) = row.as_chunks::<LANES>();
@@ -244,10 +244,10 @@ fn first_of(row: &[f32], max: f32) -> Result<u32, SampleError> {
     Ok(row.iter().position(|&l| l == max).unwrap_or(0) as u32)
 }
 
-/// Room beside the `k` kept keys, so that a cut is made once for many new ones.
+/// Room for keys beyond `2 k`, so that each cut serves many new keys.
 const KEEP_SLACK: usize = 1024;
 
-/// Leaves the keys of the `k` first tokens of the order in `keys`, in any order.
+/// Leaves the keys of the first `k` tokens of the order in `keys`, unsorted.
 fn keep_best(row: &[f32], k: usize, keys: &mut Vec<u64>) {
     keys.clear();
     if k == 0 {
@@ -268,15 +268,15 @@ fn keep_best(row: &[f32], k: usize, keys: &mut Vec<u64>) {
     }
 }
 
-/// Cuts `keys` to the `k` highest and gives the lowest of them.
+/// Cuts `keys` to the `k` highest and returns the lowest of these.
 fn cut_to(keys: &mut Vec<u64>, k: usize) -> u64 {
     let (_, &mut lowest, _) = keys.select_nth_unstable_by(k - 1, |a, b| b.cmp(a));
     keys.truncate(k);
     lowest
 }
 
-/// The shortest beginning of the order whose weights reach `target`, found by halving: what lies above the middle is
-/// either enough, or all in.
+/// The shortest prefix of the order whose weights reach `target`, found by bisection: the part above the middle either
+/// suffices or is entirely included.
 fn prefix_of_mass<'k>(keys: &'k mut [u64], weights: &[u64], target: u64) -> &'k [u64] {
     let (mut low, mut high, mut mass) = (0, keys.len(), 0);
     while high - low > 1 {

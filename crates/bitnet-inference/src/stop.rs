@@ -2,13 +2,13 @@ use std::collections::VecDeque;
 
 use bitnet_model::Tokenizer;
 
-/// The bytes that a token adds to the text.
+/// Maps tokens to the bytes that they add to a text.
 pub trait TokenText: Send + Sync {
     /// Appends the bytes of `token` to `out`.
     fn append_bytes(&self, token: u32, out: &mut Vec<u8>);
 }
 
-/// What a reader sees: control tokens have no text.
+/// Text as readers see it: control tokens have none.
 impl TokenText for Tokenizer {
     fn append_bytes(&self, token: u32, out: &mut Vec<u8>) {
         if !self.is_special(token) {
@@ -17,36 +17,36 @@ impl TokenText for Tokenizer {
     }
 }
 
-/// What a new token did to the text.
+/// The effect of a new token on the text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scan {
     /// No stop string is complete.
     Open,
-    /// This stop string is complete and has ended the text.
+    /// This stop string, given by index, is complete and ends the text.
     Stop(usize),
 }
 
-/// Looks for stop strings in the text of a sequence while it grows. Tokens are held back while any of their bytes
-/// may still become part of a stop string, so that no reader ever sees a piece of one.
+/// Looks for stop strings in the text of a sequence as it grows. A token is held back while any of its bytes may still
+/// become part of a stop string, so readers never see a piece of one.
 ///
-/// The stop string that is complete at the earliest byte ends the text; of several that end there, the longest.
-/// Cutting the text into tokens differently changes nothing.
+/// The stop string that is completed at the earliest byte ends the text; if several end there, the longest one. The
+/// result does not depend on how the text is cut into tokens.
 #[derive(Debug, Clone, Default)]
 pub struct StopMatcher {
     patterns: Vec<Box<[u8]>>,
-    /// Bytes of the held tokens that have not been released.
+    /// Bytes of the held tokens.
     pending: Vec<u8>,
-    /// Held tokens, and how many of their bytes are in `pending`.
+    /// Held tokens with the number of their bytes in `pending`.
     held: VecDeque<(u32, usize)>,
 }
 
 impl StopMatcher {
-    /// A matcher for these strings.
+    /// Creates a matcher for these strings.
     pub fn new(patterns: &[String]) -> Self {
         StopMatcher { patterns: patterns.iter().map(|p| p.as_bytes().into()).collect(), ..Self::default() }
     }
 
-    /// Adds a token and its text. Tokens that have become safe are appended to `out`.
+    /// Adds a token and its text. Appends the tokens that have become safe to `out`.
     pub fn push(&mut self, token: u32, text: &dyn TokenText, out: &mut Vec<u32>) -> Scan {
         let before = self.pending.len();
         text.append_bytes(token, &mut self.pending);
@@ -65,25 +65,25 @@ impl StopMatcher {
         Scan::Open
     }
 
-    /// Ends the text without a stop string: releases every held token.
+    /// Ends the text without a stop string and releases all held tokens.
     pub fn flush(&mut self, out: &mut Vec<u32>) {
         out.extend(self.held.drain(..).map(|(token, _)| token));
         self.pending.clear();
     }
 
-    /// After [`Scan::Stop`]: the text before the stop string that belongs to the token in which the string begins,
-    /// and so to no released token.
+    /// After [`Scan::Stop`]: the bytes before the stop string in the token where it begins. They belong to no released
+    /// token.
     pub fn tail(&self) -> &[u8] {
         &self.pending
     }
 
-    /// Bytes at the front of `pending` that no stop string can begin in.
+    /// Number of bytes at the front of `pending` in which no stop string can begin.
     fn safe(&self) -> usize {
         let open = |from: usize| self.patterns.iter().any(|p| p.starts_with(&self.pending[from..]));
         (0..self.pending.len()).find(|&from| open(from)).unwrap_or(self.pending.len())
     }
 
-    /// Releases the held tokens whose bytes all lie in the first `bytes` pending ones.
+    /// Releases the held tokens that lie entirely in the first `bytes` pending bytes.
     fn release(&mut self, bytes: usize, out: &mut Vec<u32>) {
         let mut released = 0;
         while let Some(&(token, len)) = self.held.front()
@@ -111,7 +111,7 @@ mod tests {
         }
     }
 
-    /// Feeds the words as tokens 0.. and gives tokens after each push, and how it ended.
+    /// Feeds the words as tokens 0.. and returns the tokens released by each push, and how the text ended.
     fn feed(stops: &[&str], words: &[&str]) -> (Vec<Vec<u32>>, Scan, Vec<u8>) {
         let text = Words(words.iter().map(|w| w.as_bytes().to_vec()).collect());
         let mut matcher = StopMatcher::new(&stops.iter().map(|s| s.to_string()).collect::<Vec<_>>());
@@ -158,7 +158,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against a search of the whole text, byte by byte.
+        /// Compares with a search of the whole text, byte by byte.
         #[test]
         fn no_piece_of_a_stop_string_is_released_however_the_text_is_cut(
             text in "[ab]{0,24}",

@@ -1,4 +1,4 @@
-//! Notices a step that does not end.
+//! Detects a step that does not end.
 
 use std::collections::VecDeque;
 use std::fmt::{self, Write};
@@ -10,10 +10,10 @@ use crate::pace::StepLoad;
 use crate::scheduler::{Plan, PlannedRun, Scheduler};
 use crate::sequence::SeqId;
 
-/// Plans that are kept.
+/// Number of plans to keep.
 const KEPT: usize = 8;
 
-/// The step that the engine's thread is in, and the plans of the last ones.
+/// The engine's running step and the plans of the last steps.
 #[derive(Default)]
 pub(crate) struct Watch(Mutex<State>);
 
@@ -22,7 +22,7 @@ struct State {
     begun: Option<Instant>,
     /// Whether the running step has been reported.
     reported: bool,
-    /// The newest last.
+    /// Newest last.
     plans: VecDeque<Record>,
 }
 
@@ -36,10 +36,10 @@ struct Record {
 }
 
 impl Watch {
-    /// A step begins.
+    /// Records the start of a step.
     pub fn begin(&self, step: u64, scheduler: &Scheduler, plan: &Plan) {
         let mut state = self.0.lock();
-        // The oldest record's memory serves the newest.
+        // Reuse the oldest record's memory.
         let old = if state.plans.len() == KEPT { state.plans.pop_front() } else { None };
         let mut runs = old.map(|old| old.runs).unwrap_or_default();
         runs.clear();
@@ -49,19 +49,19 @@ impl Watch {
         (state.begun, state.reported) = (Some(Instant::now()), false);
     }
 
-    /// The step has ended, in whatever way.
+    /// Records the end of the step, however it ended.
     pub fn end(&self) {
         let mut state = self.0.lock();
         let micros = state.begun.take().map(|begun| begun.elapsed().as_micros());
         state.plans.back_mut().into_iter().for_each(|plan| plan.micros = micros);
     }
 
-    /// How long the running step has been running; `None` between steps.
+    /// Age of the running step; `None` between steps.
     pub fn age(&self) -> Option<Duration> {
         self.0.lock().begun.map(|begun| begun.elapsed())
     }
 
-    /// The age of the running step and the last plans, if it has run for longer than `limit`; once a step.
+    /// The age of the running step and the last plans, once for each step that runs longer than `limit`.
     pub fn report(&self, limit: Duration) -> Option<(Duration, String)> {
         let mut state = self.0.lock();
         let age = state.begun?.elapsed();

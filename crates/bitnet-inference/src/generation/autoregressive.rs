@@ -6,15 +6,15 @@ use super::batch_processor::{BatchHandle, one_token};
 use crate::batch::{self, GenerationError};
 use crate::{GenerationConfig, Request, RequestHandle, SubmitError, Update};
 
-/// Continues texts. Generators on the same engine compute their tokens in the same steps.
+/// Continues texts. Generators on the same engine share its steps.
 pub struct AutoregressiveGenerator {
     batching: BatchHandle,
     config: GenerationConfig,
-    /// The text that was last asked for token by token.
+    /// The text that was last generated token by token.
     text: Mutex<Option<Text>>,
 }
 
-/// A text that is read on, a token at a time.
+/// A text that is read a token at a time.
 struct Text {
     request: RequestHandle,
     /// The prompt and the tokens read so far.
@@ -25,27 +25,27 @@ struct Text {
 }
 
 impl AutoregressiveGenerator {
-    /// A generator. A seed that is not set is drawn here, so that all tokens come from the same one.
+    /// Creates a generator. If the seed is not set, one is chosen here, so that all tokens use the same seed.
     pub fn new(batching: BatchHandle, config: GenerationConfig) -> Self {
         let seed = Some(config.seed.unwrap_or_else(crate::random::fresh_seed));
         let config = GenerationConfig { seed, ..config };
         AutoregressiveGenerator { batching, config, text: Mutex::default() }
     }
 
-    /// The new tokens after `prompt`.
+    /// Continues `prompt` and returns the new tokens.
     pub fn generate(&self, prompt: &[u32]) -> Result<Vec<u32>, GenerationError> {
         self.new_tokens(Request::new(prompt, self.config.clone()))
     }
 
-    /// The new tokens after `prompt`, as they come; dropping the stream cancels.
+    /// Continues `prompt` and returns the new tokens as they are generated; dropping the handle cancels the request.
     pub fn generate_stream(&self, prompt: &[u32]) -> Result<RequestHandle, SubmitError> {
         self.batching.engine.submit(Request::new(prompt, self.config.clone()))
     }
 
-    /// The token after `tokens`, of which the last `step` were generated. `None` if the text ends here.
+    /// Returns the token after `tokens`, of which the last `step` were generated, or `None` if the text ends here.
     ///
-    /// One request computes the whole text, in the same steps as the texts of other generators, and each call reads its
-    /// next token. A call with any other text than the last one and its answer starts a new request.
+    /// A single request computes the whole text, in the same steps as other generators' texts, and each call reads
+    /// the next token. A call with any text other than the last one plus its answer starts a new request.
     pub fn generate_token_batched(
         &self,
         tokens: &[u32],
@@ -61,7 +61,7 @@ impl AutoregressiveGenerator {
         Ok(token)
     }
 
-    /// The same token, computed by a request of its own. Stop strings of more than one token are not found in it.
+    /// Returns the same token, computed by a separate request. It does not find stop strings that span several tokens.
     pub fn generate_token_single(&self, tokens: &[u32], step: usize) -> Result<Option<u32>, GenerationError> {
         let request = one_token(tokens.to_vec(), step, self.config.clone());
         Ok(self.new_tokens(request)?.first().copied())

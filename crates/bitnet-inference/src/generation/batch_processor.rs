@@ -11,25 +11,25 @@ use crate::{
     Engine, EngineConfig, ForwardError, GenerationConfig, PaddedBatch, Request, StartError, StatelessForward,
 };
 
-/// Most sequences that a function is given at once.
+/// Maximum number of sequences in one call of a function.
 const MOST_SEQUENCES: usize = 1024;
 
-/// One token wanted.
+/// A request for one token.
 #[derive(Debug)]
 pub struct BatchRequest {
     /// The text so far.
     pub tokens: Vec<u32>,
     /// How many of the last tokens were generated.
     pub step: usize,
-    /// How to draw.
+    /// How to draw the token.
     pub config: GenerationConfig,
-    /// Where the token goes, or `None` if the text ends here; told once.
+    /// Receives the token once, or `None` if the text ends here.
     pub reply: Sender<Result<Option<u32>, GenerationError>>,
-    /// When it was submitted.
+    /// Time of submission.
     pub submitted_at: Instant,
 }
 
-/// A setting that could never collect a batch.
+/// The maximum batch size is 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("max_batch_size is 0: it must be at least 1")]
 pub struct InvalidBatching;
@@ -37,10 +37,10 @@ pub struct InvalidBatching;
 /// Why a request did not enter the queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum QueueError {
-    /// There is no room.
+    /// The queue is full.
     #[error("the batch queue is full")]
     Full,
-    /// Nobody collects any more.
+    /// The processor has stopped.
     #[error("the batch processor has stopped")]
     Stopped,
 }
@@ -54,18 +54,18 @@ pub struct BatchProcessor {
     queue: BatchQueue,
 }
 
-/// Where requests enter; any number of clones.
+/// The submitting side of a [`BatchProcessor`]; it can be cloned.
 #[derive(Debug, Clone)]
 pub struct BatchQueue {
     requests: Sender<BatchRequest>,
     stopped: Arc<AtomicBool>,
 }
 
-/// A running processor as generators hold it: its queue, and the engine it computes on. Dropping the last handle
-/// takes no more requests, waits until those there are have been answered, and joins the thread.
+/// A handle on a running processor: its queue and its engine. Dropping the last handle closes the queue, waits until
+/// all pending requests are answered, and joins the thread.
 #[derive(Debug, Clone)]
 pub struct BatchHandle {
-    /// The queue. A clone of it may outlive the handles; it then says that the processor has stopped.
+    /// The queue. A clone can outlive the handles; it then returns [`QueueError::Stopped`].
     pub queue: BatchQueue,
     /// The engine.
     pub engine: Arc<Engine>,
@@ -76,7 +76,7 @@ pub struct BatchHandle {
 #[derive(Debug)]
 struct Running {
     stopped: Arc<AtomicBool>,
-    /// Its end tells the thread to stop.
+    /// Dropped to tell the thread to stop.
     open: Option<Sender<Infallible>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -85,14 +85,14 @@ impl Drop for Running {
     fn drop(&mut self) {
         self.stopped.store(true, SeqCst);
         self.open = None;
-        // What it panicked with its waiters have been told.
+        // If it panicked, those who wait for its replies have already been told.
         let _ = self.thread.take().map(JoinHandle::join);
     }
 }
 
 impl BatchProcessor {
-    /// Batches of up to `max_batch_size`; one that is not full goes when its first member has waited
-    /// `max_wait_time`. The queue holds four batches.
+    /// Creates a processor with batches of up to `max_batch_size`. A batch that is not full starts when its first
+    /// request has waited `max_wait_time`. The queue holds four batches.
     pub fn new(max_batch_size: usize, max_wait_time: Duration) -> Result<Self, InvalidBatching> {
         Self::with_capacity(max_batch_size, max_wait_time, max_batch_size.saturating_mul(4))
     }
@@ -111,18 +111,19 @@ impl BatchProcessor {
         Ok(BatchProcessor { max_batch_size, max_wait_time, requests, queue })
     }
 
-    /// Where requests enter.
+    /// The queue, for submitting requests.
     pub fn queue(&self) -> BatchQueue {
         self.queue.clone()
     }
 
-    /// Sleeps until there is a request, then takes what is there and waits for more until the batch is full or the
-    /// first has waited long enough. `None` when nobody can submit any more.
+    /// Waits for a request, then collects more until the batch is full or the first has waited long enough. Returns
+    /// `None` when no one can submit any more.
     pub fn collect_batch(&self) -> Option<Vec<BatchRequest>> {
         collect(&self.requests, &never(), self.max_batch_size, self.max_wait_time)
     }
 
-    /// Computes one token for each request, all in the same step, and replies to each. A request fails alone.
+    /// Computes one token for each request, all in the same step, and replies to each. A failure affects only its
+    /// request.
     pub fn process_batch(engine: &Engine, batch: Vec<BatchRequest>) {
         let mut replies = Vec::with_capacity(batch.len());
         let requests = batch.into_iter().map(|b| {
@@ -132,16 +133,16 @@ impl BatchProcessor {
         let handles = batch::submit_valid(engine, requests);
         for (reply, handle) in replies.into_iter().zip(handles) {
             let token = handle.and_then(batch::tokens).map(|tokens| tokens.first().copied());
-            // Someone who no longer waits for the token misses nothing.
+            // An error means that no one waits for the token any more.
             let _ = reply.send(token);
         }
     }
 
-    /// Processes on a thread of its own until the last handle is dropped; what was submitted before is answered. The
-    /// engine computes both batches and what a generator asks for alone, so that they cannot differ.
+    /// Processes batches on a new thread until the last handle is dropped; requests submitted before that are
+    /// answered. The engine computes both batches and single tokens, so they cannot differ.
     ///
     /// # Errors
-    /// If there is no thread to be had.
+    /// If the thread cannot be started.
     pub fn start_processing(self, engine: Arc<Engine>) -> Result<BatchHandle, StartError> {
         let BatchProcessor { max_batch_size, max_wait_time, requests, queue } = self;
         let (on, (open, closed)) = (Arc::clone(&engine), bounded(0));
@@ -157,11 +158,11 @@ impl BatchProcessor {
         Ok(BatchHandle { queue, engine, _thread: Arc::new(running) })
     }
 
-    /// As [`BatchProcessor::start_processing`], on an engine of its own that computes with `forward`: the logits
-    /// after each sequence of a batch, 1,024 at most. [`crate::names::blocking`] makes one of an async function.
+    /// As [`BatchProcessor::start_processing`], on a new engine that computes with `forward`, which maps a batch of
+    /// at most 1,024 sequences to the logits after each. [`crate::names::blocking`] makes one from an async function.
     ///
     /// # Errors
-    /// If vocabulary or context are 0, or too large to be kept account of, or there is no thread to be had.
+    /// If the vocabulary or the context is 0 or too large, or a thread cannot be started.
     pub fn start_processing_with<F>(
         self,
         vocab: usize,
@@ -178,7 +179,7 @@ impl BatchProcessor {
     }
 }
 
-/// The next batch; none when nothing is left and `closed` has lost its sender, or the queue all of them.
+/// The next batch, or `None` when nothing is left and `closed` is disconnected or the queue has no senders.
 fn collect(
     requests: &Receiver<BatchRequest>,
     closed: &Receiver<Infallible>,
@@ -186,7 +187,7 @@ fn collect(
     wait: Duration,
 ) -> Option<Vec<BatchRequest>> {
     let next = |deadline: &Receiver<Instant>| {
-        // What is there already costs no waiting, however late it is.
+        // Requests that are already there need no waiting, even after the deadline.
         requests.try_recv().ok().or_else(|| {
             select! {
                 recv(requests) -> request => request.ok(),
@@ -206,10 +207,10 @@ fn collect(
     Some(batch)
 }
 
-/// A request for the token that follows `tokens`, `step` of which were generated. Stop strings are left to whoever
-/// sees the whole text.
+/// A request for the token after `tokens`, of which the last `step` were generated. The caller, who sees the whole
+/// text, looks for stop strings.
 pub(super) fn one_token(tokens: Vec<u32>, step: usize, config: GenerationConfig) -> Request {
-    // The text may be continued for as long as is asked, but not by this request.
+    // The text may continue up to the configured length, but this request generates one token.
     let max_new_tokens = config.max_new_tokens.min(step.saturating_add(1));
     let config = GenerationConfig {
         max_new_tokens,

@@ -1,4 +1,4 @@
-//! One token, or one text, at a time, while others do the same.
+//! Generates a text, or a token, at a time; generators on the same engine share its steps.
 
 mod autoregressive;
 mod batch_processor;
