@@ -1,4 +1,4 @@
-//! Runs every example and reads what it prints.
+//! Runs every example and checks its output.
 
 use std::{
     io::{BufRead, BufReader, Read, Write},

@@ -1,4 +1,4 @@
-//! Hugging Face's cache: contents under the names of their hashes, and a folder of links for every commit.
+//! Hugging Face's cache: blobs named by their hashes, and for every commit a folder of links to them.
 
 use std::{
     fs::{self, File, OpenOptions, TryLockError},
@@ -23,7 +23,7 @@ impl Folder {
         Folder { cache: Cache::new(cache.into()).repo(repo), revision: id.revision.clone() }
     }
 
-    /// The folder of a commit.
+    /// Returns the folder of a commit.
     pub(crate) fn snapshot(&self, commit: &str) -> PathBuf {
         self.cache.pointer_path(commit)
     }
@@ -35,28 +35,28 @@ impl Folder {
         root
     }
 
-    /// The commit that the revision was when it was last fetched.
+    /// Returns the commit that the revision pointed to when it was last fetched.
     pub(crate) fn commit(&self) -> Option<String> {
         let reference = self.root().join("refs").join(&self.revision);
         let known = fs::read_to_string(reference).ok().map(|commit| commit.trim().to_owned());
-        // A revision may be a commit itself.
+        // The revision may itself be a commit.
         let commit = known.unwrap_or_else(|| self.revision.clone());
         (is_plain(&commit) && self.snapshot(&commit).is_dir()).then_some(commit)
     }
 
-    /// Remembers what the revision is.
+    /// Records the commit that the revision points to.
     pub(crate) fn remember(&self, commit: &str) -> Result<(), HubError> {
         self.cache.create_ref(commit).map_err(HubError::cache("write", self.root().join("refs")))
     }
 
-    /// Links a finished content into a commit's folder.
+    /// Links a finished blob into the folder of a commit.
     pub(crate) fn link(&self, commit: &str, file: &str, content: &str) -> Result<PathBuf, HubError> {
         let path = self.snapshot(commit).join(file);
         let fail = |e| HubError::cache("write", &path)(e);
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder).map_err(fail)?;
         }
-        // A link that leads nowhere is left by a cache that was cleaned.
+        // A cleaned cache may leave a dangling link.
         if path.symlink_metadata().is_ok() {
             fs::remove_file(&path).map_err(fail)?;
         }
@@ -73,7 +73,7 @@ impl Folder {
         self.blob(content).is_file()
     }
 
-    /// Opens the unfinished content, which this process alone may write to.
+    /// Opens the unfinished blob and locks it against other processes.
     pub(crate) fn unfinished(&self, content: &str) -> Result<Unfinished, HubError> {
         let path = self.root().join("blobs").join(format!("{content}.incomplete"));
         let fail = |e| HubError::cache("write", &path)(e);
@@ -95,24 +95,24 @@ fn link(relative: &str, _: &Path, path: &Path) -> io::Result<()> {
     std::os::unix::fs::symlink(relative, path)
 }
 
-/// Links need rights that users of other systems do not have.
+/// Makes a hard link: on other systems, users may not have the right to make symbolic links.
 #[cfg(not(unix))]
 fn link(_: &str, blob: &Path, path: &Path) -> io::Result<()> {
     fs::hard_link(blob, path)
 }
 
-/// A content on its way.
+/// A blob that is being fetched.
 pub(crate) struct Unfinished {
     path: PathBuf,
     file: File,
-    /// Bytes that are there.
+    /// Bytes fetched so far.
     pub length: u64,
     content: String,
     blob: PathBuf,
 }
 
 impl Unfinished {
-    /// Forgets what is there.
+    /// Discards the bytes fetched so far.
     pub(crate) fn restart(&mut self) -> Result<(), HubError> {
         self.length = 0;
         let restart = self.file.set_len(0).and_then(|()| self.file.rewind());
@@ -125,10 +125,10 @@ impl Unfinished {
         Ok(())
     }
 
-    /// Checks the content against the hash that it is named by, where it is, and gives it its name.
+    /// Checks the blob against its hash if it is a SHA-256, and renames it.
     pub(crate) fn finish(mut self, file: &str) -> Result<(), HubError> {
         let fail = |e| HubError::cache("read", &self.path)(e);
-        // Large files are named by their SHA-256, small ones by another hash.
+        // Large files are named by their SHA-256, small ones by a different hash.
         if self.content.len() == 64 {
             self.file.rewind().map_err(fail)?;
             let mut hash = Sha256::new();

@@ -1,6 +1,6 @@
 use std::{io, path::PathBuf};
 
-/// Why a model could not be fetched: `<what> (<where>): <cure>`.
+/// An error in fetching a model, displayed as `<what> (<where>): <cure>`.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HubError {
@@ -14,27 +14,27 @@ pub enum HubError {
         /// Branch, tag or commit.
         revision: String,
     },
-    /// The hub does not show the model to us.
+    /// The hub denies access to the model.
     #[error(
-        "the hub does not give access to the model ({repo}): check the name; for a private or gated one, accept its terms at {endpoint}/{repo} and set HF_TOKEN to a token that may read it"
+        "the hub does not give access to the model ({repo}): check the name; for a private or gated model, accept its terms at {endpoint}/{repo} and set HF_TOKEN to a token that can read it"
     )]
     Denied {
         /// `org/name`.
         repo: String,
-        /// The hub.
+        /// Address of the hub.
         endpoint: String,
     },
-    /// The repository does not have the file asked for.
+    /// The repository does not have the file.
     #[error("the repository has no file {file} ({repo}): {cure}")]
     NoFile {
         /// `org/name`.
         repo: String,
         /// The file.
         file: String,
-        /// Which files there are to choose from.
+        /// What to request instead.
         cure: String,
     },
-    /// The cache does not have what is needed, and the network is not to be used.
+    /// The cache does not have the file, and the network must not be used.
     #[error(
         "{file} is not in the cache and HF_HUB_OFFLINE is set ({repo}@{revision}): unset it, or fetch the model once while online"
     )]
@@ -43,20 +43,20 @@ pub enum HubError {
         repo: String,
         /// Branch, tag or commit.
         revision: String,
-        /// What is missing.
+        /// The missing file.
         file: String,
     },
-    /// No answer came.
+    /// The hub could not be reached, or did not answer.
     #[error(
-        "no answer from the hub: {problem} ({url}): check the connection, HF_ENDPOINT and proxy; a model that was fetched before would be used"
+        "no answer from the hub: {problem} ({url}): check the connection, HF_ENDPOINT and proxy; only a model that is in the cache works without the hub"
     )]
     Network {
         /// The address.
         url: String,
-        /// What the system or TLS said.
+        /// The error of the system or of TLS.
         problem: String,
     },
-    /// An answer that is no success.
+    /// The hub answered with an error status.
     #[error("the hub answered {status} ({url}): {cure}")]
     Status {
         /// The address.
@@ -66,7 +66,7 @@ pub enum HubError {
         /// What helps.
         cure: &'static str,
     },
-    /// An answer that makes no sense.
+    /// The answer is not one that a hub gives.
     #[error(
         "the answer is not that of a Hugging Face hub: {problem} ({url}): check HF_ENDPOINT and proxy, or try again later"
     )]
@@ -76,29 +76,29 @@ pub enum HubError {
         /// What is wrong with it.
         problem: String,
     },
-    /// A transfer broke, and broke again.
+    /// A transfer broke and could not be resumed.
     #[error(
-        "the transfer broke after {have} of {size} bytes: {problem} ({file}): run the command again, it goes on where it was"
+        "the transfer broke after {have} of {size} bytes: {problem} ({file}): run the command again to resume it"
     )]
     Broken {
         /// The file.
         file: String,
-        /// Bytes that are there.
+        /// Bytes fetched so far.
         have: u64,
-        /// Bytes that there should be.
+        /// Size of the file in bytes.
         size: u64,
-        /// Why.
+        /// The reason.
         problem: String,
     },
-    /// A file arrived that is not what the hub announced.
-    #[error("the file arrived damaged: {problem} ({file}): run the command again to fetch it anew")]
+    /// A file differs from what the hub announced.
+    #[error("the file arrived damaged: {problem} ({file}): run the command again to fetch it again")]
     Damaged {
         /// The file.
         file: String,
-        /// Size or hash that differs.
+        /// What differs.
         problem: String,
     },
-    /// Somebody else is fetching the same file.
+    /// Another process is fetching the same file.
     #[error("another process is fetching this file ({}): wait for it, then run the command again", .path.display())]
     Busy {
         /// The unfinished file.
@@ -107,21 +107,21 @@ pub enum HubError {
     /// The cache cannot be used.
     #[error("cannot {action} ({}): {source}: check permissions and free space, or set HF_HUB_CACHE or HF_HOME", .path.display())]
     Cache {
-        /// What was tried.
+        /// What was attempted.
         action: &'static str,
         /// The file or folder.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// There is no place for the cache.
+    /// There is no home folder for the cache.
     #[error(
         "there is no home folder for the cache (HF_HUB_CACHE): set it to a folder that can be written to"
     )]
     NoHome,
-    /// This machine has no TLS.
+    /// TLS does not run on this machine.
     #[error(
-        "https needs a processor with AES instructions (x86-64 of 2014 or later, or 64-bit Arm) ({url}): download the model elsewhere and give its folder, or set HF_ENDPOINT to a mirror with http"
+        "https needs a processor with AES instructions (x86-64 from 2014 or later, or 64-bit Arm) ({url}): download the model elsewhere and give its folder, or set HF_ENDPOINT to a mirror with http"
     )]
     NoTls {
         /// The address.
@@ -130,7 +130,7 @@ pub enum HubError {
 }
 
 impl HubError {
-    /// Whether the hub could not be asked, or was too busy to answer.
+    /// Whether the hub could not be reached, or was too busy to answer.
     pub(crate) fn is_unreachable(&self) -> bool {
         match self {
             HubError::Network { .. } | HubError::NoTls { .. } => true,

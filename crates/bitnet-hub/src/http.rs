@@ -1,4 +1,4 @@
-//! Requests: redirects followed by hand, because the token is for the hub and for nobody it sends us to.
+//! HTTP requests. Redirects are followed here, so that the token is sent to the hub and nowhere else.
 
 use std::time::Duration;
 
@@ -12,10 +12,10 @@ use crate::HubError;
 
 const MAX_REDIRECTS: usize = 8;
 const CONNECT: Duration = Duration::from_secs(15);
-/// Silence after which a connection counts as broken.
+/// Silence after which a connection is considered broken.
 const SILENCE: Duration = Duration::from_secs(60);
 
-/// What talks to the hub.
+/// An HTTP client for the hub.
 #[derive(Debug, Clone)]
 pub(crate) struct Client {
     agent: Agent,
@@ -23,7 +23,7 @@ pub(crate) struct Client {
     token: Option<String>,
 }
 
-/// An answer, with the headers of the hub's own first one: those that say what the file is.
+/// An answer, together with the head of the hub's first one, which describes the file.
 pub(crate) struct Answer {
     pub url: String,
     pub first: Response<()>,
@@ -54,7 +54,7 @@ impl Client {
         &self.endpoint
     }
 
-    /// Gets what lies at a path of the hub, from byte `start` on.
+    /// Gets a path of the hub, from byte `start` on.
     pub(crate) fn get(&self, path: &str, start: u64) -> Result<Answer, HubError> {
         let mut url = format!("{}/{path}", self.endpoint);
         let mut first = None;
@@ -67,7 +67,7 @@ impl Client {
             let first = first.get_or_insert_with(|| head(&response)).clone();
             let Some(location) = location else { return Ok(Answer { url, first, last: response }) };
             url = joined(&url, &location)
-                .ok_or_else(|| HubError::Answer { url, problem: "it redirects to no address".into() })?;
+                .ok_or_else(|| HubError::Answer { url, problem: "it redirects to an invalid address".into() })?;
         }
         Err(HubError::Answer { url, problem: format!("more than {MAX_REDIRECTS} redirects") })
     }
@@ -77,7 +77,7 @@ impl Client {
             return Err(HubError::NoTls { url: url.into() });
         }
         let mut request = self.agent.get(url);
-        // Compressed answers would have other lengths than the file.
+        // The length of a compressed answer would not be the file's.
         request = request.header("accept-encoding", "identity");
         if let Some(token) = self.token.as_deref().filter(|_| same_origin(url, &self.endpoint)) {
             request = request.header("authorization", format!("Bearer {token}"));
@@ -96,7 +96,7 @@ fn head(response: &Response<Body>) -> Response<()> {
     head
 }
 
-/// Scheme, host and port: who gets to see the token.
+/// Whether scheme, host and port are equal; only the hub's own origin gets the token.
 fn same_origin(a: &str, b: &str) -> bool {
     let origin = |url: &str| {
         let uri: Uri = url.parse().ok()?;
@@ -105,7 +105,7 @@ fn same_origin(a: &str, b: &str) -> bool {
     origin(a).is_some() && origin(a) == origin(b)
 }
 
-/// The address that a `Location` beside `base` means.
+/// Resolves a `Location` header relative to `base`; `None` if it is not an http address or an absolute path.
 fn joined(base: &str, location: &str) -> Option<String> {
     if location.starts_with("http://") || location.starts_with("https://") {
         return Some(location.into());
@@ -115,7 +115,7 @@ fn joined(base: &str, location: &str) -> Option<String> {
     path.then(|| Some(format!("{}://{}{location}", base.scheme_str()?, base.authority()?)))?
 }
 
-/// Whether the TLS provider has the instructions that it is made of; it panics without them.
+/// Whether this CPU has the instructions that the TLS provider needs; it would panic without them.
 fn has_tls() -> bool {
     #[cfg(target_arch = "x86_64")]
     {

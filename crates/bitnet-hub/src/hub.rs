@@ -18,41 +18,41 @@ use crate::{
 const CONFIG: &str = "config.json";
 const INDEX: &str = "model.safetensors.index.json";
 const WEIGHTS: &str = "model.safetensors";
-/// What else a model may have; all other files are of no use to us.
+/// Optional files of a model; all others are not needed.
 const OPTIONAL: [&str; 5] = [
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "chat_template.jinja",
-    // Only to say that it has to be converted.
+    // Only to report that it must be converted.
     "tokenizer.model",
 ];
-/// Bytes of the description of a repository, and of an index.
+/// Maximum size of the description of a repository, in bytes.
 const MAX_JSON: u64 = 16 << 20;
-/// How often a broken transfer is taken up again without a byte of progress.
+/// Maximum number of consecutive retries without progress.
 const RETRIES: u32 = 4;
 
-/// Where models come from and go to.
+/// Settings of the hub and the cache.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// Address of the hub.
     pub endpoint: String,
-    /// What it knows the user by.
+    /// The user's token, sent only to the hub.
     pub token: Option<String>,
-    /// Whether to use the cache alone.
+    /// Whether to use only the cache.
     pub offline: bool,
     /// Folder of the cache.
     pub cache: PathBuf,
-    /// The time to wait before a broken transfer is taken up, multiplied by the number of attempts.
+    /// Time to wait before resuming a broken transfer, multiplied by the number of attempts.
     pub patience: Duration,
 }
 
 impl Settings {
-    /// From `HF_ENDPOINT`, `HF_TOKEN` (or the token that `hf auth login` left), `HF_HUB_OFFLINE`, `HF_HUB_CACHE` (the
-    /// folder of the cache itself) and `HF_HOME` (the folder above it).
+    /// Reads `HF_ENDPOINT`, `HF_TOKEN` (or the token stored by `hf auth login`), `HF_HUB_OFFLINE`, `HF_HUB_CACHE` (the
+    /// folder of the cache) and `HF_HOME` (its parent folder).
     ///
     /// # Errors
-    /// If there is no place for a cache.
+    /// If there is no home folder for a cache.
     pub fn from_env() -> Result<Settings, HubError> {
         Self::from_variables(|name| env::var(name).ok())
     }
@@ -76,17 +76,17 @@ impl Settings {
     }
 }
 
-/// Where a model lies on this machine.
+/// Where a fetched model is on this machine.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Fetched {
-    /// The file, or the folder of the model.
+    /// The requested file, or the folder of the model.
     pub path: PathBuf,
-    /// Why the hub could not be asked whether there is a newer version, if it could not.
+    /// Why the hub could not be asked for a newer version; `None` if it was.
     pub unreachable: Option<HubError>,
 }
 
-/// A Hugging Face hub and the cache in front of it.
+/// A Hugging Face hub and its cache on this machine.
 #[derive(Debug, Clone)]
 pub struct Hub {
     settings: Settings,
@@ -94,19 +94,19 @@ pub struct Hub {
 }
 
 impl Hub {
-    /// A hub.
+    /// Makes a hub; sends nothing yet.
     pub fn new(settings: Settings) -> Hub {
         let client = Client::new(&settings.endpoint, settings.token.clone());
         Hub { settings, client }
     }
 
-    /// The file that `id` names, or the folder of the model, with everything needed of it fetched. `progress` gets the
-    /// file, the bytes that are there, and the bytes in all. If the hub does not answer, what the cache has is used, and
-    /// the result says so.
+    /// Fetches the file that `id` names, or the files of the model that are needed. `progress` gets the file, the bytes
+    /// fetched and the total bytes. If the hub does not answer, a model in the cache is used, and the result reports
+    /// it.
     ///
     /// # Errors
-    /// If the hub does not have the model or refuses it, or does not answer and the cache is not complete. What has been
-    /// fetched stays.
+    /// If the hub does not have the model or denies access, or if it does not answer and the cache is not complete.
+    /// Everything fetched so far is kept.
     pub fn fetch(&self, id: &ModelId, progress: &mut dyn FnMut(&str, u64, u64)) -> Result<Fetched, HubError> {
         let folder = Folder::of(&self.settings.cache, id);
         if self.settings.offline {
@@ -158,7 +158,7 @@ impl Hub {
         Ok(path)
     }
 
-    /// The commit that a revision is, and its files.
+    /// Returns the commit that a revision points to, and its files.
     fn describe(&self, id: &ModelId) -> Result<(String, Vec<String>), HubError> {
         let revision = id.revision.replace('/', "%2F");
         let answer = self.client.get(&format!("api/models/{}/revision/{revision}", id.repo), 0)?;
@@ -172,12 +172,12 @@ impl Hub {
             json["sha"].as_str().filter(|sha| is_plain(sha)).ok_or_else(|| wrong("it names no commit"))?;
         let files = json["siblings"].as_array().ok_or_else(|| wrong("it lists no files"))?;
         let names = files.iter().filter_map(|f| f["rfilename"].as_str());
-        // A name that leads elsewhere is not offered.
+        // Drops names that would lead out of the folder.
         let names = names.filter(|name| is_relative(name)).map(str::to_owned).collect();
         Ok((commit.into(), names))
     }
 
-    /// Fetches a file into the cache, unless it is there.
+    /// Fetches a file into the cache, unless it is already there.
     fn file(
         &self,
         id: &ModelId,
@@ -198,7 +198,7 @@ impl Hub {
         }
         let mut unfinished = folder.unfinished(&content)?;
         let size = length(&answer);
-        // A server that does not know ranges sends all of it again, and then `begins_at` tells.
+        // A server without ranges sends the whole file again; `begins_at` detects that.
         if unfinished.length > 0 && size.is_some_and(|size| unfinished.length < size) {
             answer = self.successful(id, self.client.get(&place, unfinished.length)?, Some(file))?;
         }
@@ -232,7 +232,7 @@ impl Hub {
         folder.link(commit, file, &content)
     }
 
-    /// What an answer that is no success means.
+    /// Turns error statuses into errors.
     fn successful(&self, id: &ModelId, answer: Answer, file: Option<&str>) -> Result<Answer, HubError> {
         let (url, repo) = (answer.url.clone(), id.repo.clone());
         let again = "wait a while and try again";
@@ -252,7 +252,7 @@ impl Hub {
     }
 }
 
-/// The name that the cache gives a content: the hub's own name for it.
+/// Returns the name of the blob in the cache, which is the hub's `ETag`.
 fn content(answer: &Answer) -> Result<String, HubError> {
     let headers = answer.first.headers();
     let name = headers.get("x-linked-etag").or_else(|| headers.get("etag")).and_then(|v| v.to_str().ok());
@@ -263,12 +263,12 @@ fn content(answer: &Answer) -> Result<String, HubError> {
     })
 }
 
-/// Bytes of the whole file, by an answer that begins with its first; small files may come without.
+/// Size of the file in bytes, from an answer that begins with the first; small files may come without a length.
 fn length(answer: &Answer) -> Option<u64> {
     answer.last.headers().get("content-length")?.to_str().ok()?.parse().ok()
 }
 
-/// The byte of the file that an answer begins with.
+/// Returns the offset in the file at which an answer begins.
 fn begins_at(answer: &Answer) -> u64 {
     let range = answer.last.headers().get("content-range").and_then(|v| v.to_str().ok());
     let start = range.and_then(|range| range.strip_prefix("bytes ")?.split('-').next()?.parse().ok());
@@ -280,7 +280,7 @@ enum Failure {
     Cache(HubError),
 }
 
-/// Appends what comes, and no more than there should be.
+/// Appends the body, up to `size` bytes in total.
 fn receive(
     answer: &mut Answer,
     to: &mut crate::cache::Unfinished,
@@ -301,7 +301,7 @@ fn receive(
     Ok(())
 }
 
-/// The model as the cache has it.
+/// Returns the model from the cache, if it is complete.
 fn cached(id: &ModelId, folder: &Folder) -> Result<PathBuf, HubError> {
     let missing = |file: &str| HubError::Offline {
         repo: id.repo.clone(),
@@ -325,7 +325,7 @@ fn cached(id: &ModelId, folder: &Folder) -> Result<PathBuf, HubError> {
     Ok(snapshot)
 }
 
-/// The files that an index names, each once.
+/// Returns the files that an index names, without duplicates.
 fn shards(index: &Path) -> Result<Vec<String>, HubError> {
     let damaged = |problem: &str| HubError::Damaged { file: INDEX.into(), problem: problem.into() };
     let text = std::fs::read(index).map_err(HubError::cache("read", index))?;
@@ -344,7 +344,7 @@ fn shards(index: &Path) -> Result<Vec<String>, HubError> {
     Ok(names)
 }
 
-/// What to ask for instead of a file that is not there.
+/// Makes the error for a missing file, with the files to request instead.
 fn no_file(id: &ModelId, file: &str, files: &[String]) -> HubError {
     const MOST: usize = 6;
     let mut ggufs: Vec<_> =
@@ -372,7 +372,7 @@ mod tests {
         let (home, hub) = (("HF_HOME", "/a"), ("HF_HUB_CACHE", "/b/c"));
         assert_eq!(cache(&[home]), Path::new("/a/hub"));
         assert_eq!(cache(&[hub]), Path::new("/b/c"));
-        assert_eq!(cache(&[home, hub]), Path::new("/b/c"), "the more exact one decides");
+        assert_eq!(cache(&[home, hub]), Path::new("/b/c"), "the more specific one wins");
         assert_eq!(cache(&[home, ("HF_HUB_CACHE", " ")]), Path::new("/a/hub"));
     }
 }

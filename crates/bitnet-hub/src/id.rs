@@ -1,16 +1,16 @@
-/// `org/name[@revision][:file]`.
+/// The name of a model on a hub, `org/name[@revision][:file]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelId {
     /// `org/name`.
     pub repo: String,
     /// Branch, tag or commit; `main` if none is given.
     pub revision: String,
-    /// A file of the repository; the whole model if none is given.
+    /// A file of the repository; `None` is the whole model.
     pub file: Option<String>,
 }
 
 impl ModelId {
-    /// Reads an id; `None` for what is none, such as a path.
+    /// Parses an id; returns `None` if the text is not one, for example a path.
     pub fn parse(text: &str) -> Option<ModelId> {
         let (id, file) = text.split_once(':').map_or((text, None), |(id, file)| (id, Some(file)));
         let (repo, revision) = id.split_once('@').unwrap_or((id, "main"));
@@ -25,7 +25,7 @@ impl ModelId {
     }
 }
 
-/// Whether a name is safe as a part of a path and of a URL.
+/// Whether a name is safe as a component of a path and of a URL.
 pub(crate) fn is_plain(name: &str) -> bool {
     (1..=255).contains(&name.len())
         && name.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '_')
@@ -33,7 +33,7 @@ pub(crate) fn is_plain(name: &str) -> bool {
         && !name.contains("..")
 }
 
-/// Whether a path leads down and nowhere else.
+/// Whether all components of a path are plain, so that it cannot leave its folder.
 pub(crate) fn is_relative(path: &str) -> bool {
     path.split('/').all(is_plain)
 }

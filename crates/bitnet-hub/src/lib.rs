@@ -1,9 +1,9 @@
-//! Models by name: `org/name[@revision][:file]` becomes files in Hugging Face's cache, shared with its other tools.
+//! Fetches models by name: `org/name[@revision][:file]` becomes files in Hugging Face's cache, which its other tools
+//! share.
 //!
-//! A crate of its own, because only programs that take names of models should pay for HTTP and TLS: a library user
-//! who opens files does not. `hf-hub` knows the cache; the transfers are made here, because its own would send the
-//! user's token on to the servers that the hub redirects to, trust an `ETag` as a file name, and panic on answers
-//! that a hub should not give.
+//! This is a separate crate, so that only programs that open models by name pay for HTTP and TLS. `hf-hub` handles the
+//! layout of the cache. Transfers are made here, because those of `hf-hub` would forward the user's token to servers
+//! that the hub redirects to, trust an `ETag` as a file name, and panic on unexpected answers.
 //!
 //! ```no_run
 //! use bitnet_hub::{Hub, ModelId, Settings};

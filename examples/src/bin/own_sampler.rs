@@ -1,5 +1,5 @@
-//! Draws tokens by a rule of one's own, straight from the model's logits: the most likely token that begins with the
-//! next letter of the alphabet.
+//! Draws tokens from the model's logits by a custom rule: the most likely token that begins with the next letter of the
+//! alphabet.
 #![allow(clippy::print_stdout, reason = "it is what the program is for")]
 
 use std::error::Error;
@@ -18,13 +18,13 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let mut batch = Batch::with_capacity(limits.max_tokens, limits.max_logit_rows, limits.kv_blocks);
     let mut logits = Logits::with_capacity(limits.max_logit_rows, checkpoint.spec.vocab);
-    // Where the sequence's keys and values are: in the first blocks of the cache.
+    // The block table: the sequence's keys and values are in the first blocks of the cache.
     let blocks: Vec<u32> = (0..limits.kv_blocks as u32).collect();
 
     let (mut new, mut done) = (tokenizer.encode("An alphabet:", true)?, 0);
     let mut text = String::new();
     for letter in 'a'..='h' {
-        // All tokens that are not in the cache yet; the logits of the last one are wanted.
+        // All tokens that are not in the cache yet; only the logits of the last one are needed.
         batch.clear();
         batch.push(&new, done, &blocks, new.len() - 1..new.len());
         model.forward(&batch, &mut logits)?;
@@ -37,7 +37,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let candidates = (0..checkpoint.spec.vocab as u32).filter(|&token| begins(token));
         let row = logits.row(0);
         let best = candidates.max_by(|&a, &b| row[a as usize].total_cmp(&row[b as usize]));
-        new = vec![best.ok_or("no token begins so")?];
+        new = vec![best.ok_or("no token begins with this letter")?];
         text += &tokenizer.decode(&new, true)?;
     }
     println!("{text}");

@@ -1,4 +1,4 @@
-//! An axum app of one's own, with OpenAI's API as a part of it.
+//! A custom axum app that includes OpenAI's API.
 #![allow(clippy::print_stdout, reason = "it is what the program is for")]
 
 use std::error::Error;
@@ -24,7 +24,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         .route("/hello", get(async || "hello from around the model"))
         .nest("/llm", router(App::ready(service)));
     let listener = TcpListener::bind("127.0.0.1:0").await?;
-    // For OpenAI's clients the base URL is this address with /llm/v1.
+    // The base URL for OpenAI clients is this address with /llm/v1.
     println!("{}", listener.local_addr()?);
     axum::serve(listener, app).await?;
     Ok(())

@@ -1,4 +1,4 @@
-//! Prints a text while it is generated.
+//! Prints a text as it is generated.
 #![allow(clippy::print_stdout, reason = "it is what the program is for")]
 
 use std::{
@@ -11,7 +11,7 @@ use bitnet::{Model, Request};
 fn main() -> Result<(), Box<dyn Error>> {
     let model = Model::open("demo")?;
     let verse = Request::new("First Citizen:").max_tokens(60).temperature(0.8).seed(1).stop("\n\n");
-    // Dropping the pieces would cancel the request.
+    // Dropping the stream would cancel the request.
     let mut pieces = model.stream(verse)?;
     for piece in pieces.by_ref() {
         print!("{}", piece?);

@@ -6,7 +6,7 @@ use crate::server::{self, BREAK, COMMIT, Repository};
 
 const NAME: &str = "org/name";
 
-/// A repository with everything that a model has, and much that it does not need.
+/// A repository with all files of a model, and several that are not needed.
 fn whole() -> Repository {
     let weights: Vec<u8> = (0..50_000u32).map(|i| (i * 7 % 251) as u8).collect();
     let files = [
@@ -180,7 +180,7 @@ fn a_transfer_that_breaks_again_and_again_is_told_and_what_came_is_kept() {
         told.contains("broke after 10000 of 50000 bytes (")
             || told.contains("broke after 10000 of 50000 bytes:")
     );
-    assert!(told.contains("model.safetensors") && told.contains("goes on where it was"), "{told}");
+    assert!(told.contains("model.safetensors") && told.contains("to resume it"), "{told}");
     assert!(!cache.path().join(format!("models--org--name/snapshots/{COMMIT}/model.safetensors")).exists());
 }
 

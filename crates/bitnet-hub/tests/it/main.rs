@@ -1,4 +1,4 @@
-//! Models fetched from a hub that this process plays.
+//! Fetches models from a hub that the tests simulate.
 
 mod fetch;
 mod server;

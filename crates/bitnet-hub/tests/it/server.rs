@@ -1,4 +1,4 @@
-//! A hub on the loopback: a repository with its files, and whatever can go wrong on the way to them.
+//! A hub on the loopback interface: a repository with files, and everything that can go wrong in fetching them.
 
 use std::{
     collections::BTreeMap,
@@ -17,19 +17,19 @@ pub struct Repository {
     /// `org/name`.
     pub name: &'static str,
     pub files: BTreeMap<String, Vec<u8>>,
-    /// Only who has this token is let in.
+    /// Only requests with this token are allowed.
     pub token: Option<&'static str>,
-    /// Large files lie on another server, which must not see the token.
+    /// Large files are on another server, which must not see the token.
     pub redirect: bool,
-    /// Connections for content break after so many bytes, this many times.
+    /// Number of connections for content that break after [`BREAK`] bytes.
     pub breaks: usize,
-    /// Ranges are not understood: every answer is the whole file.
+    /// Ranges are not supported: every answer is the whole file.
     pub no_ranges: bool,
-    /// Content arrives without its length, which ends with the connection.
+    /// Content arrives without a length and ends with the connection.
     pub no_length: bool,
     /// Content arrives with one byte changed.
     pub corrupts: bool,
-    /// Status of every answer, if not what fits.
+    /// Status of every answer, if not the right one.
     pub status: Option<u16>,
     /// An `ETag` for every file, if not its hash.
     pub etag: Option<&'static str>,
@@ -40,7 +40,7 @@ pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 /// Bytes after which a connection breaks.
 pub const BREAK: usize = 10_000;
 
-/// A request as it came: path, range and whether the token was there.
+/// A request: path, range, and whether it had the token.
 pub type Seen = (String, Option<String>, bool);
 
 pub struct Hub {
@@ -74,7 +74,7 @@ impl Hub {
         self.seen.lock().unwrap().clone()
     }
 
-    /// Paths of files that were asked for.
+    /// Paths of the requested files.
     pub fn asked(&self) -> Vec<String> {
         let files =
             self.seen().into_iter().filter_map(|(path, ..)| Some(path.split_once(COMMIT)?.1[1..].to_owned()));
