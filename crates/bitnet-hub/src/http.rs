@@ -66,8 +66,10 @@ impl Client {
             };
             let first = first.get_or_insert_with(|| head(&response)).clone();
             let Some(location) = location else { return Ok(Answer { url, first, last: response }) };
-            url = joined(&url, &location)
-                .ok_or_else(|| HubError::Answer { url, problem: "it redirects to an invalid address".into() })?;
+            url = joined(&url, &location).ok_or_else(|| HubError::Answer {
+                url,
+                problem: "it redirects to an invalid address".into(),
+            })?;
         }
         Err(HubError::Answer { url, problem: format!("more than {MAX_REDIRECTS} redirects") })
     }
