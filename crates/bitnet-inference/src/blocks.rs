@@ -5,32 +5,32 @@ use bitnet_model::Batch;
 const SIZE: usize = Batch::BLOCK_TOKENS;
 const NONE: u32 = u32::MAX;
 
-/// Where a block's content stands: what came before it.
+/// Identifies everything that comes before a block.
 ///
-/// A published block has a number of its own, and its successors name that number, so that two blocks agree in all
-/// tokens before them exactly if their chains are equal. No hash is trusted for that.
+/// Each published block has a unique number, which its successors refer to. So two blocks agree in all tokens before
+/// them exactly if their chains are equal, without relying on a hash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Chain {
-    /// Nothing came before; requests with different salts share nothing.
+    /// Nothing comes before; different salts share nothing.
     Root(u64),
-    /// Everything up to and with this published block.
+    /// Everything up to and including the published block with this number.
     After(u64),
 }
 
 #[derive(Debug, Clone)]
 struct Block {
     refs: u32,
-    /// The content's number, and what precedes it.
+    /// The content's number and the chain before it.
     published: Option<(u64, Chain)>,
-    // Neighbours in the list of free blocks.
+    // Neighbours in the free list.
     older: u32,
     newer: u32,
 }
 
-/// The blocks of the key-value cache: who uses them, and what the unused ones still hold.
+/// The blocks of the key-value cache, their use counts, and the prefix cache.
 ///
-/// A block is used (`refs > 0`) or free. Free blocks keep their content until they are needed again, the longest
-/// unused first, so that a later sequence with the same beginning finds it computed.
+/// A block is used (`refs > 0`) or free. Free blocks keep their content until they are needed again, least recently
+/// used first, so that a later sequence with the same prefix need not compute it.
 #[derive(Debug, Clone)]
 pub struct BlockPool {
     blocks: Vec<Block>,
@@ -40,19 +40,19 @@ pub struct BlockPool {
     oldest: u32,
     newest: u32,
     free: usize,
-    /// Free blocks that are published.
+    /// Number of free blocks that are published.
     cached: usize,
     next_number: u64,
 }
 
 impl BlockPool {
-    /// A pool of free blocks that hold nothing.
+    /// A pool of `count` free, empty blocks.
     pub fn new(count: usize) -> Self {
         let block = Block { refs: 0, published: None, older: NONE, newer: NONE };
         let mut pool = BlockPool {
             blocks: vec![block; count],
             tokens: vec![0; count * SIZE],
-            // Twice the need: entries come and go without the map ever growing.
+            // Twice the need, so that the map never grows as entries come and go.
             index: HashMap::with_capacity(2 * count),
             oldest: NONE,
             newest: NONE,
@@ -64,27 +64,27 @@ impl BlockPool {
         pool
     }
 
-    /// Blocks in all.
+    /// Total number of blocks.
     pub fn total(&self) -> usize {
         self.blocks.len()
     }
 
-    /// Blocks that can be allocated.
+    /// Number of blocks that can be allocated.
     pub fn available(&self) -> usize {
         self.free
     }
 
-    /// Free blocks whose content may still be found.
+    /// Number of free blocks in the prefix cache.
     pub fn cached(&self) -> usize {
         self.cached
     }
 
-    /// How many tables a block is in.
+    /// Number of tables that contain a block.
     pub fn refs(&self, block: u32) -> u32 {
         self.blocks[block as usize].refs
     }
 
-    /// Takes a free block, forgetting what it holds.
+    /// Takes a free block and discards its content; `None` if there is none.
     pub fn allocate(&mut self) -> Option<u32> {
         let block = self.oldest;
         if block == NONE {
@@ -96,7 +96,7 @@ impl BlockPool {
         Some(block)
     }
 
-    /// Puts a block into one more table.
+    /// Adds a use of a block, by one more table.
     pub fn retain(&mut self, block: u32) {
         if self.blocks[block as usize].refs == 0 {
             self.unlink(block);
@@ -104,7 +104,7 @@ impl BlockPool {
         self.blocks[block as usize].refs += 1;
     }
 
-    /// Takes a block out of a table.
+    /// Removes a use of a block, by one table.
     pub fn release(&mut self, block: u32) {
         let b = &mut self.blocks[block as usize];
         assert!(b.refs > 0, "block {block} is released more often than it is used");
@@ -115,15 +115,15 @@ impl BlockPool {
         if b.published.is_some() { self.append(block) } else { self.prepend(block) }
     }
 
-    /// The block that holds these tokens after `chain`, and the chain after it.
+    /// Looks up the published block with these tokens after `chain`; returns it with the chain after it.
     pub fn find(&self, chain: Chain, tokens: &[u32]) -> Option<(u32, Chain)> {
         let &block = self.index.get(&hash(chain, tokens))?;
         let (number, before) = self.blocks[block as usize].published?;
         (before == chain && self.content(block) == tokens).then_some((block, Chain::After(number)))
     }
 
-    /// Makes a full, computed block findable, and gives the chain after it. If another block holds the same, that
-    /// one stays the one to be found.
+    /// Adds a full, computed block to the prefix cache and returns the chain after it. If another block has the same
+    /// content, that one stays in the cache instead.
     pub fn publish(&mut self, block: u32, chain: Chain, tokens: &[u32]) -> Chain {
         assert_eq!(tokens.len(), SIZE, "only full blocks are published");
         if let Some((_, after)) = self.find(chain, tokens) {
@@ -133,7 +133,7 @@ impl BlockPool {
         let number = self.next_number;
         self.next_number += 1;
         self.content_mut(block).copy_from_slice(tokens);
-        // Of two contents with one hash the first stays findable; the chain goes on either way.
+        // If two contents have the same hash, only the first can be found; the chain continues either way.
         if let std::collections::hash_map::Entry::Vacant(entry) = self.index.entry(hash(chain, tokens)) {
             entry.insert(block);
             self.blocks[block as usize].published = Some((number, chain));
@@ -141,14 +141,14 @@ impl BlockPool {
         Chain::After(number)
     }
 
-    /// Makes a block's content unfindable, because it is about to be written.
+    /// Removes a block from the prefix cache, because it is about to be overwritten.
     pub fn unpublish(&mut self, block: u32) {
         if let Some((_, chain)) = self.blocks[block as usize].published.take() {
             self.index.remove(&hash(chain, self.content(block)));
         }
     }
 
-    /// Says which rule of the pool is broken; `uses` counts how many tables each block is in.
+    /// Checks the pool's rules; `uses` gives the number of tables that contain each block.
     pub fn check(&self, uses: &[u32]) -> Result<(), String> {
         let mut free = vec![false; self.blocks.len()];
         let (mut at, mut newest, mut count) = (self.oldest, NONE, 0);
@@ -160,11 +160,11 @@ impl BlockPool {
             (newest, at, count) = (at, block.newer, count + 1);
         }
         if count != self.free || newest != self.newest {
-            return Err(format!("{} blocks are said to be free, and {count} are in the list", self.free));
+            return Err(format!("{} blocks are counted as free, but {count} are in the list", self.free));
         }
         let cached = self.blocks.iter().filter(|b| b.refs == 0 && b.published.is_some()).count();
         if cached != self.cached {
-            return Err(format!("{} free blocks are said to be published, and {cached} are", self.cached));
+            return Err(format!("{} free blocks are counted as published, but {cached} are", self.cached));
         }
         for (i, block) in self.blocks.iter().enumerate() {
             if block.refs != uses[i] {
@@ -194,7 +194,7 @@ impl BlockPool {
         &mut self.tokens[block as usize * SIZE..][..SIZE]
     }
 
-    /// To the end of the free list: reused last.
+    /// Appends to the free list, to be reused last.
     fn append(&mut self, block: u32) {
         let older = std::mem::replace(&mut self.newest, block);
         self.blocks[block as usize].older = older;
@@ -208,7 +208,7 @@ impl BlockPool {
         self.cached += usize::from(self.blocks[block as usize].published.is_some());
     }
 
-    /// To the front of the free list: reused first.
+    /// Prepends to the free list, to be reused first.
     fn prepend(&mut self, block: u32) {
         let newer = std::mem::replace(&mut self.oldest, block);
         self.blocks[block as usize].newer = newer;
@@ -238,7 +238,7 @@ impl BlockPool {
     }
 }
 
-/// Finds candidates; equality decides.
+/// A hash to find candidates, which are then compared for equality.
 fn hash(chain: Chain, tokens: &[u32]) -> u64 {
     let (kind, number) = match chain {
         Chain::Root(salt) => (0x9E37_79B9_7F4A_7C15, salt),
@@ -302,7 +302,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-        /// Against lists that are searched from end to end.
+        /// Compares with lists that are searched from end to end.
         #[test]
         fn the_pool_agrees_with_a_naive_one(steps in proptest::collection::vec((0u8..5, 0usize..8, 0u32..3), 1..300)) {
             let mut pool = BlockPool::new(6);

@@ -19,34 +19,34 @@ use crate::{
     SchedulerConfig, SchedulerCounts, StepFaults, Stepper, SubmitError, TokenText,
 };
 
-/// How an engine works. None of it changes a token.
+/// Configuration of an engine. None of it changes a token.
 #[derive(Clone)]
 pub struct EngineConfig {
-    /// Maximum of sequences in one forward pass; more wait.
+    /// Maximum number of sequences in a forward pass; others wait.
     pub max_batch_size: usize,
-    /// How many of them run, and how much of a step goes to prompts. By default all, and chunks of prompts that keep
-    /// the time between two tokens of a sequence under [`BatchSizing::DEFAULT_ITL`].
+    /// How many of them run, and how much of a step goes to prompts. By default all run, with chunks of prompts that
+    /// keep the time between two tokens of a sequence below [`BatchSizing::DEFAULT_ITL`].
     pub sizing: BatchSizing,
-    /// How long an idle engine waits for a second request, when one is likely to come, before it starts a step.
+    /// How long an idle engine waits for a second request before it starts a step, if one is likely to come.
     pub max_wait_time: Duration,
-    /// Maximum of sequences that wait, each choice of a request counted as one; further ones are refused.
+    /// Maximum number of waiting sequences, each choice of a request counted as one; further requests are refused.
     pub max_queued_requests: usize,
-    /// Maximum of prompt tokens that wait; further requests are refused.
+    /// Maximum number of waiting prompt tokens; further requests are refused.
     pub max_queued_tokens: usize,
-    /// Maximum of drafted tokens for one sequence in one step; 0 turns drafting off.
+    /// Maximum number of drafted tokens for a sequence in a step; 0 turns drafting off.
     pub max_draft: usize,
-    /// Updates that a request holds for its reader before it pauses.
+    /// Number of unread updates at which a request pauses.
     pub mailbox: usize,
-    /// How long a request may be paused because nobody reads it.
+    /// Maximum time that a request stays paused because it is not read; then it fails.
     pub slow_reader_timeout: Duration,
     /// How long a step may run before the engine counts as stalled ([`Engine::stalled`]) and its last plans are
-    /// reported; shutting down does not wait longer for such a step.
+    /// reported. A shutdown waits no longer for such a step.
     pub step_limit: Duration,
-    /// Tokens that end a text, if they are not the model's own.
+    /// Tokens that end a text, instead of the model's own.
     pub eos: Option<Vec<u32>>,
-    /// Text of tokens; needed for stop strings only.
+    /// Maps tokens to text; needed only for stop strings.
     pub text: Option<Arc<dyn TokenText>>,
-    /// Where to report to, beside [`Engine::metrics`].
+    /// Where to report to, in addition to [`Engine::metrics`].
     pub recorder: Option<Arc<dyn Recorder>>,
 }
 
@@ -69,10 +69,10 @@ impl Default for EngineConfig {
     }
 }
 
-/// Time between two looks at a thread that is to end.
+/// Time between two checks of a thread that should end.
 const PATIENCE: Duration = Duration::from_millis(20);
 
-/// Maximum of blocks of a cache: a thousand million tokens.
+/// Maximum number of blocks of a cache, for a thousand million tokens.
 const MOST_BLOCKS: usize = 1 << 24;
 
 /// Why an engine did not start.
@@ -85,26 +85,26 @@ pub enum StartError {
         /// The limit.
         field: &'static str,
     },
-    /// An end token that the model does not have.
+    /// An end token is not in the vocabulary.
     #[error("end token {token} is not below the vocabulary of {vocab}")]
     UnknownEos {
         /// The token.
         token: u32,
-        /// Tokens the model has.
+        /// Size of the vocabulary.
         vocab: usize,
     },
-    /// More blocks of the key-value cache than can be kept account of.
+    /// The key-value cache has too many blocks.
     #[error(
-        "{blocks} key-value blocks, at most {MOST_BLOCKS} are possible: use fewer sequences or a shorter context"
+        "{blocks} key-value blocks, the maximum is {MOST_BLOCKS}: use fewer sequences or a shorter context"
     )]
     TooManyBlocks {
-        /// How many there would be.
+        /// Number of blocks.
         blocks: usize,
     },
-    /// The operating system gave no thread.
-    #[error("no thread: {message}: close other programs, or raise the limit of threads")]
+    /// The operating system could not start a thread.
+    #[error("cannot start a thread: {message}: close other programs, or raise the limit on threads")]
     Thread {
-        /// What it said.
+        /// The system's message.
         message: String,
     },
 }
@@ -174,7 +174,7 @@ impl Shared {
         }
     }
 
-    /// Why what is still under way when the engine's thread ends has failed.
+    /// The error of requests that are unfinished when the engine's thread ends.
     pub fn end(&self) -> RequestError {
         self.lost.lock().clone().map_or(RequestError::Stopped, RequestError::Forward)
     }
@@ -196,54 +196,54 @@ impl Recorder for Shared {
     }
 }
 
-/// What an engine holds after its last step.
+/// The state of an engine after its last step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct EngineStatus {
-    /// Sequences that have a place in the batch.
+    /// Number of sequences with a place in the batch.
     pub running: usize,
-    /// Sequences that wait for one, paused ones included; those on their way to the engine's thread are not.
+    /// Number of sequences that wait for a place, including paused ones, without those not yet at the engine's thread.
     pub waiting: usize,
-    /// Sequences that nobody reads.
+    /// Number of sequences paused because they are not read.
     pub paused: usize,
-    /// Sequences that the batch would hold now.
+    /// Current limit on running sequences.
     pub batch_size: usize,
-    /// How long the step that runs now has been running; `None` between steps.
+    /// Age of the running step; `None` between steps.
     pub step_age: Option<Duration>,
-    /// Blocks of the key-value cache.
+    /// Total number of blocks in the key-value cache.
     pub kv_blocks: usize,
-    /// Blocks in use.
+    /// Number of blocks in use.
     pub kv_used: usize,
-    /// Free blocks that still hold what a later request may begin with.
+    /// Number of free blocks in the prefix cache.
     pub kv_cached: usize,
-    /// What the scheduler has done.
+    /// The scheduler's counts.
     pub scheduler: SchedulerCounts,
-    /// What went wrong.
+    /// Counts of failures.
     pub faults: StepFaults,
     /// Where tokens were drawn.
     pub draws: Draws,
-    /// What the device says of itself; nothing, if that is the host.
+    /// Device status, or `None` on the CPU.
     pub device: Option<DeviceStatus>,
 }
 
-/// Orders to the engine's thread that never wait behind requests.
+/// Orders to the engine's thread, which go before requests.
 pub(crate) enum Control {
     Cancel(u64),
     Resume(u64),
-    /// Finish what there is, at most until then.
+    /// Finish all requests, at the latest by this time.
     Drain(Option<Instant>),
 }
 
 /// How an engine ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DrainReport {
-    /// Whether every request came to its own end.
+    /// Whether every request was finished.
     pub complete: bool,
 }
 
-/// The engine's thread, and whether every request came to its own end when it is no more.
+/// The engine's thread, and after its end whether every request was finished.
 struct EngineThread {
     running: Option<JoinHandle<bool>>,
-    /// Disconnected when the thread ends.
+    /// Disconnects when the thread ends.
     alive: Receiver<()>,
     complete: bool,
 }
@@ -256,7 +256,7 @@ fn spawn<T: Send + 'static>(
     thread.map_err(|e| StartError::Thread { message: e.to_string() })
 }
 
-/// Reports steps that run for longer than `limit`, until the engine is dropped.
+/// Reports steps that run longer than `limit`, until the engine is dropped.
 fn watch(shared: &Shared, limit: Duration, engine: &Receiver<()>) {
     let pause = (limit / 8).clamp(Duration::from_millis(5), Duration::from_secs(1));
     while engine.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
@@ -266,11 +266,11 @@ fn watch(shared: &Shared, limit: Duration, engine: &Receiver<()>) {
     }
 }
 
-/// Runs many requests through one model, a step at a time, on a thread of its own. Dropping it ends all of them.
+/// Runs many requests through one model, a step at a time, on its own thread. Dropping it ends all requests.
 pub struct Engine {
     submitter: Submitter,
     thread: Mutex<EngineThread>,
-    /// Dropped with the engine, which ends the thread that watches its steps.
+    /// Dropped with the engine, to end the thread that watches its steps.
     _watched: Sender<()>,
     step_limit: Duration,
     max_batch: usize,
@@ -278,12 +278,12 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Takes the model and starts the thread. All memory that steps need is taken here.
+    /// Starts an engine with `model`. Allocates all memory that steps need.
     pub fn start(model: impl Model + 'static, config: EngineConfig) -> Result<Engine, StartError> {
         Self::start_boxed(Box::new(model), config)
     }
 
-    /// As [`Engine::start`].
+    /// As [`Engine::start`], with a boxed model.
     pub fn start_boxed(model: Box<dyn Model>, config: EngineConfig) -> Result<Engine, StartError> {
         let (limits, vocab, backend) = (model.limits(), model.spec().vocab, model.backend());
         let context =
@@ -332,7 +332,7 @@ impl Engine {
             eos,
             text: config.text.clone(),
         });
-        // Its bound is the queue that every request is counted into before it enters.
+        // The queue, into which every request is counted first, bounds this channel.
         let (ingress, submissions) = unbounded();
         let (control, orders) = unbounded();
         let worker = Worker::new(
@@ -365,7 +365,7 @@ impl Engine {
         Ok(Engine { submitter, thread, _watched: watched, step_limit: limit, max_batch, backend })
     }
 
-    /// Submits a request, or refuses it immediately.
+    /// Submits a request without waiting.
     pub fn submit(&self, request: Request) -> Result<RequestHandle, SubmitError> {
         self.submit_timeout(request, Duration::ZERO)
     }
@@ -376,7 +376,7 @@ impl Engine {
         handles.map(|mut handles| handles.pop().expect("one request gives one handle"))
     }
 
-    /// Submits all requests or none, immediately. Requests that together exceed the queue's limits are refused with
+    /// Submits all requests or none, without waiting. Requests that together exceed the queue's limits are refused with
     /// [`SubmitError::NeverFits`], however idle the engine is.
     pub fn submit_together(&self, requests: Vec<Request>) -> Result<Vec<RequestHandle>, SubmitError> {
         self.submit_together_timeout(requests, Duration::ZERO)
@@ -391,15 +391,14 @@ impl Engine {
         self.submitter.together(requests, Instant::now().checked_add(timeout))
     }
 
-    /// Submits requests in order, waiting for room in the queue as often as it takes; those for which there is room
-    /// at the same time start together. They do not pause when nobody reads them, so that they can be read in any
-    /// order.
+    /// Submits requests in order, waiting for room in the queue as often as necessary; those that fit at the same time
+    /// start together. They do not pause when unread, so they can be read in any order.
     pub fn submit_all(&self, requests: Vec<Request>) -> Result<Vec<RequestHandle>, SubmitError> {
         self.submitter.in_turn(requests)
     }
 
-    /// As [`Engine::submit_all`], on any executor and without blocking its thread. What fits immediately is under way
-    /// when this returns; dropping the future cancels all.
+    /// As [`Engine::submit_all`], on any executor and without blocking its thread. Requests that fit immediately are
+    /// submitted before this returns; dropping the future cancels all.
     pub fn submit_all_async(
         &self,
         requests: Vec<Request>,
@@ -407,23 +406,23 @@ impl Engine {
         self.submitter.clone().in_turn_async(requests)
     }
 
-    /// Checks whether a request could ever run.
+    /// Checks whether a request is valid.
     pub fn validate(&self, request: &Request) -> Result<(), InvalidRequest> {
         self.submitter.validate(request)
     }
 
-    /// What has been counted and measured.
+    /// The engine's counts and measurements.
     pub fn metrics(&self) -> &Metrics {
         &self.submitter.shared.metrics
     }
 
-    /// What the engine held after its last step.
+    /// The state after the last step.
     pub fn status(&self) -> EngineStatus {
         let status = *self.submitter.shared.status.lock();
         EngineStatus { step_age: self.submitter.shared.watch.age(), ..status }
     }
 
-    /// How long the running step has been running, if that is over [`EngineConfig::step_limit`].
+    /// Age of the running step, if it exceeds [`EngineConfig::step_limit`].
     pub fn stalled(&self) -> Option<Duration> {
         self.submitter.shared.watch.age().filter(|&age| age > self.step_limit)
     }
@@ -443,35 +442,35 @@ impl Engine {
         self.submitter.shared.lost.lock().clone()
     }
 
-    /// Most sequences in one step.
+    /// Maximum number of sequences in a step.
     pub fn max_batch_size(&self) -> usize {
         self.max_batch
     }
 
-    /// Tokens the model has.
+    /// Size of the vocabulary.
     pub fn vocab(&self) -> usize {
         self.submitter.bounds.vocab
     }
 
-    /// Longest sequence.
+    /// Maximum length of a sequence, in tokens.
     pub fn context(&self) -> usize {
         self.submitter.bounds.context
     }
 
-    /// What the model runs on.
+    /// The backend that the model runs on.
     pub fn backend(&self) -> &BackendInfo {
         &self.backend
     }
 
-    /// Takes no more requests, finishes those there are, at most for `timeout`, ends the rest and joins the thread. A
-    /// call beside another one can only shorten the wait; both return how it ended. A stalled step is not waited for
-    /// beyond `timeout`: its thread is left behind.
+    /// Refuses new requests, finishes the others for at most `timeout`, ends the rest and joins the thread. If two
+    /// callers shut down, the shorter timeout wins; both get the same report. A stalled step is not waited for beyond
+    /// `timeout`; its thread is abandoned.
     pub fn shutdown(&self, timeout: Duration) -> DrainReport {
         self.submitter.shared.close();
         let until = Instant::now().checked_add(timeout);
         let _ = self.submitter.control.send(Control::Drain(until));
         let mut thread = self.thread.lock();
-        // Someone who is called back by the engine's own thread may drop the engine there.
+        // A callback on the engine's own thread may drop the engine; that thread cannot join itself.
         let elsewhere = |t: &mut JoinHandle<bool>| t.thread().id() != std::thread::current().id();
         if let Some(running) = thread.running.take_if(elsewhere) {
             let over = || until.is_some_and(|until| Instant::now() >= until);

@@ -8,25 +8,25 @@ use crate::pace::StepLoad;
 use crate::scheduler::{Drawn, Plan, PlannedRun, RunOutcome, Scheduler, StepOutcome};
 use crate::{Draw, Model, RequestError, Sampler, SeqId, Sequence, TokenSet, ask};
 
-/// Tokens before those of a calibrating step: within the first block.
+/// Number of tokens before those of a calibration step; all within the first block.
 const CALIBRATED: usize = 32;
-/// How long calibration may take, a step more or less.
+/// Maximum time for calibration; its last step may exceed it.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Times that a step did not go as planned.
+/// Counts of failures in steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct StepFaults {
     /// Forward passes that failed.
     pub failed_forwards: u64,
-    /// Forward passes tried again after that, whole or halved.
+    /// Forward passes tried again after a failure, whole or halved.
     pub retries: u64,
-    /// Sequences that failed because the forward pass did, with them alone too.
+    /// Sequences that failed because the forward pass failed even with them alone.
     pub forward: u64,
-    /// Sequences whose logits gave no token.
+    /// Sequences that failed because no token could be drawn.
     pub sampling: u64,
     /// Sequences whose constraint failed.
     pub constraint: u64,
-    /// Sequences on which something panicked.
+    /// Sequences that failed because something panicked.
     pub panics: u64,
 }
 
@@ -40,16 +40,16 @@ impl StepFaults {
         } += 1;
     }
 
-    /// Sequences that failed.
+    /// Total number of failed sequences.
     pub fn failed_sequences(&self) -> u64 {
         self.forward + self.sampling + self.constraint + self.panics
     }
 }
 
-/// What the parts of a step took, tries that failed included.
+/// Times of the parts of a step, including failed attempts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct StepTimes {
-    /// Writing it down for the model.
+    /// Packing the batch for the model.
     pub pack: Duration,
     /// The forward pass.
     pub forward: Duration,
@@ -60,18 +60,18 @@ pub struct StepTimes {
 /// Where tokens were drawn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Draws {
-    /// On the device, where the logits were made.
+    /// Tokens drawn on the device that computed the logits.
     pub device: u64,
-    /// On the host, from logits that were read back if there is a device.
+    /// Tokens drawn on the host, from logits that a device, if any, copied back.
     pub host: u64,
 }
 
-/// Carries out plans: the model, the sampler, and the memory that steps use again and again.
+/// Executes plans: owns the model, the sampler, and the memory that all steps reuse.
 pub struct Stepper<'m> {
     model: Box<dyn Model + 'm>,
     batch: Batch,
     logits: Logits,
-    /// How each row of logits is drawn from on a device, and what came of it.
+    /// For each row of logits, how a device draws from it, and what it drew.
     asks: Vec<Option<Ask>>,
     drawn: Vec<Option<bitnet_kernels::Drawn>>,
     draws: Draws,
@@ -79,15 +79,15 @@ pub struct Stepper<'m> {
     banned: Vec<u32>,
     allowed: TokenSet,
     faults: StepFaults,
-    /// Why no further step can run.
+    /// The error of a lost device, after which no step can run.
     lost: Option<ForwardError>,
     times: StepTimes,
-    /// Logits of sequences that asked for nothing else, in the last step.
+    /// Logits of the last step, for sequences that requested only logits.
     pub wanted_logits: Vec<(SeqId, Vec<f32>)>,
 }
 
 impl<'m> Stepper<'m> {
-    /// Takes the memory for the largest step that the model bears.
+    /// Allocates memory for the model's largest step.
     pub fn new(model: Box<dyn Model + 'm>) -> Self {
         let (limits, vocab) = (model.limits(), model.spec().vocab);
         let most_blocks = limits.max_logit_rows * model.spec().context.div_ceil(Batch::BLOCK_TOKENS);
@@ -113,33 +113,33 @@ impl<'m> Stepper<'m> {
         self.model.as_ref()
     }
 
-    /// What has gone wrong so far.
+    /// Counts of failures so far.
     pub fn faults(&self) -> StepFaults {
         self.faults
     }
 
-    /// Where tokens have been drawn so far.
+    /// Counts of drawn tokens so far.
     pub fn draws(&self) -> Draws {
         self.draws
     }
 
-    /// What the device says of itself; nothing, if that is the host.
+    /// Device status, or `None` on the CPU.
     pub fn device(&self) -> Option<DeviceStatus> {
         self.model.device()
     }
 
-    /// Why no further step can run: the device has failed with all it held.
+    /// The error of a device that failed and lost its memory, so that no further step can run.
     pub fn lost(&self) -> Option<&ForwardError> {
         self.lost.as_ref()
     }
 
-    /// What the parts of the last step took.
+    /// Times of the parts of the last step.
     pub fn times(&self) -> StepTimes {
         self.times
     }
 
-    /// Times steps of several sizes, of up to `rows` rows of logits, on an idle model, with whatever the cache holds:
-    /// what they compute is not kept. A slow model is shown fewer steps.
+    /// Times steps of several sizes, with up to `rows` rows of logits, on an idle model. The cache's contents do not
+    /// matter, and results are dropped. A slow model runs fewer steps.
     pub fn calibrate(&mut self, rows: usize, mut observe: impl FnMut(StepLoad, u64)) {
         let limits = self.model.limits();
         let (rows, room) = (rows.min(limits.max_logit_rows), self.model.spec().context);
@@ -150,23 +150,23 @@ impl<'m> Stepper<'m> {
             .filter(|load| load.prefill <= room && load.decodes + load.prefill <= limits.max_tokens);
         let loads: Vec<StepLoad> = loads.collect();
         let start = Instant::now();
-        // The first step finds cold caches, and is not counted.
+        // The first step runs with cold caches and is not counted.
         let shown = loads.first().into_iter().chain(loads.iter().cycle().take(2 * loads.len()));
         for (step, &load) in shown.enumerate() {
             if start.elapsed() > PATIENCE {
                 return;
             }
             self.batch.clear();
-            // Rows of one sequence take the time of as many sequences, and need its block only.
+            // Rows of one sequence take as long as rows of as many sequences, but need only one block.
             match load.decodes {
                 0 => self.batch.push(&[0; 48][..load.prefill], 0, &[0], load.prefill - 1..load.prefill),
                 rows => self.batch.push(&[0; 16][..rows], CALIBRATED, &[0], 0..rows),
             }
-            // As most requests look at their logits; what the others add is learnt when they come.
+            // As most requests do; the cost of other requests is learned when they arrive.
             self.batch.only_top(1);
             let begun = Instant::now();
             let forward = || self.model.forward(&self.batch, &mut self.logits);
-            // A model that fails here fails its requests by name later.
+            // A model that fails here will fail its requests later, with an error for each.
             let Ok(Ok(())) = catch_unwind(AssertUnwindSafe(forward)) else { return };
             if step > 0 {
                 observe(load, begun.elapsed().as_micros() as u64);
@@ -174,8 +174,8 @@ impl<'m> Stepper<'m> {
         }
     }
 
-    /// Computes a plan and draws its tokens. What fails is tried again, then halved until the sequence at fault is
-    /// alone; it fails, and no other. With a lost device all fail.
+    /// Computes a plan and draws its tokens. A failed pass is tried again, then halved until the sequence at fault is
+    /// alone; only that sequence fails. If the device is lost, all fail.
     pub fn run(&mut self, scheduler: &Scheduler, plan: &Plan, outcome: &mut StepOutcome) {
         outcome.runs.clear();
         outcome.drawn.clear();
@@ -272,7 +272,7 @@ impl<'m> Stepper<'m> {
                 Ok(Ok(())) => RunOutcome::Done(first..outcome.drawn.len()),
                 Ok(Err(error)) => self.failed(error),
                 Err(panic) => {
-                    // Its scratch memory may be half written.
+                    // The sampler's scratch memory may be inconsistent.
                     self.sampler = Sampler::new(self.model.spec().vocab);
                     self.failed(RequestError::Panic { message: panic_message(panic.as_ref()) })
                 }
@@ -287,7 +287,7 @@ impl<'m> Stepper<'m> {
         RunOutcome::Failed(error)
     }
 
-    /// Draws the token after a run's last one; where that is what was drafted, the next one too, and so on.
+    /// Draws the token after a run's last one, and the next one as long as the drawn token equals the draft.
     fn draw_run(
         &mut self,
         scheduler: &Scheduler,
@@ -321,7 +321,7 @@ impl<'m> Stepper<'m> {
         Ok(())
     }
 
-    /// Draws the token after `tokens` of a sequence from a row of logits.
+    /// Draws the token after `tokens` of a sequence, from a row of logits on the host.
     fn draw_on_host(
         &mut self,
         scheduler: &Scheduler,
@@ -359,7 +359,7 @@ impl<'m> Stepper<'m> {
     }
 }
 
-/// What a panic said.
+/// The message of a panic.
 pub(crate) fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|s| s.to_string());
     text.or_else(|| panic.downcast_ref::<String>().cloned())

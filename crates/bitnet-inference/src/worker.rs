@@ -14,7 +14,7 @@ use crate::scheduler::{Event, Plan, Scheduler, StepOutcome};
 use crate::step::panic_message;
 use crate::{FinishReason, Request, RequestError, Stepper, Update};
 
-/// Steps between two looks at the scheduler's rules: seldom enough to cost nothing.
+/// Steps between two checks of the scheduler's rules, rare enough to cost nothing.
 const INSPECTION: u64 = 1024;
 
 /// A request on its way to the engine's thread.
@@ -26,12 +26,12 @@ pub(crate) struct Submission {
     pub at: Instant,
 }
 
-/// The engine's end of a request's mailbox. Wherever it is dropped, in a channel, in a panic or at the end, the
+/// The engine's end of a request's mailbox. Wherever it is dropped (in a channel, by a panic or at the end), the
 /// reader is told that the request has ended, and its choices leave the queue.
 pub(crate) struct Ticket {
     mailbox: Arc<Mailbox>,
     shared: Arc<Shared>,
-    /// What it still counts in the queue: choices without a place yet, and the prompt while no choice has had one.
+    /// Its share of the queue: choices that have had no place yet, and the prompt until the first choice gets one.
     queued: Queue,
 }
 
@@ -48,7 +48,7 @@ impl Ticket {
         }
     }
 
-    /// Ends the choices that have not ended.
+    /// Ends all open choices with `error`.
     fn fail(&mut self, error: &RequestError) {
         self.leave_queue(usize::MAX);
         let failed = self.mailbox.close(error);
@@ -66,28 +66,28 @@ impl Drop for Ticket {
     }
 }
 
-/// A request that the scheduler has.
+/// A request in the scheduler.
 struct Live {
     ticket: Ticket,
     at: Instant,
     choices: Vec<Progress>,
-    /// What was asked for instead of tokens.
+    /// The logits, if requested instead of tokens.
     logits: Option<Vec<f32>>,
-    /// Choices that have not ended.
+    /// Number of choices that have not ended.
     open: usize,
 }
 
-/// How far a choice is.
+/// The progress of a choice.
 #[derive(Clone)]
 struct Progress {
-    /// Whether it has had no place in a batch yet.
+    /// Whether it still counts in the queue.
     queued: bool,
-    /// When its last token came.
+    /// Time of its last token.
     last: Option<Instant>,
 }
 
 impl Live {
-    /// A choice has a place, or has ended without one.
+    /// Removes a choice from the queue, when it gets a place or ends without one.
     fn leave_queue(&mut self, choice: u32) {
         if std::mem::take(&mut self.choices[choice as usize].queued) {
             self.ticket.leave_queue(1);
@@ -95,14 +95,14 @@ impl Live {
     }
 }
 
-/// The engine's thread: owns model, cache and scheduler.
+/// The engine's thread, which owns the model, the cache and the scheduler.
 pub(crate) struct Worker {
     scheduler: Scheduler,
     stepper: Stepper<'static>,
     submissions: Receiver<Vec<Submission>>,
     orders: Receiver<Control>,
     shared: Arc<Shared>,
-    /// Requests that have left the channel and that the scheduler does not have yet.
+    /// Requests received from the channel but not yet passed to the scheduler.
     arriving: VecDeque<Submission>,
     live: HashMap<u64, Live>,
     start: Instant,
@@ -110,13 +110,13 @@ pub(crate) struct Worker {
     plan: Plan,
     outcome: StepOutcome,
     arrivals: Arrivals,
-    /// Where the device's time had gone before the last step.
+    /// The device's times before the last step.
     times: Times,
     max_batch: usize,
     max_wait: Duration,
-    /// Whether to stop when there is nothing left to do.
+    /// Whether to stop when all requests are finished.
     draining: bool,
-    /// When to stop at the latest.
+    /// Latest time to stop.
     until: Option<Instant>,
 }
 
@@ -150,9 +150,9 @@ impl Worker {
         }
     }
 
-    /// Works until told to stop; true if every request came to its own end.
+    /// Works until told to stop; returns true if every request was finished.
     pub fn run(mut self) -> bool {
-        // Whatever ends this thread, nothing more is taken.
+        // However this thread ends, further requests are refused.
         let shared = Arc::clone(&self.shared);
         let _stopping = Stopping(&shared);
         if self.scheduler.paces_itself() {
@@ -171,7 +171,7 @@ impl Worker {
         }
     }
 
-    /// Listens, and computes a step or waits; at the end, whether every request came to its own.
+    /// Listens, then computes a step or waits. Returns at the end whether every request was finished.
     fn turn(&mut self) -> Option<bool> {
         self.listen();
         if self.draining {
@@ -194,8 +194,8 @@ impl Worker {
         Some(false)
     }
 
-    /// After a panic outside of any one request's own work nothing of the bookkeeping is trusted: what was under way
-    /// fails, and what has not reached the scheduler is served by a new one on an empty cache.
+    /// Recovers from a panic outside the work of a single request. The bookkeeping is no longer trusted: requests in
+    /// the scheduler fail, and the others are served by a new scheduler on an empty cache.
     fn restart(&mut self, message: String) {
         let error = RequestError::Panic { message };
         self.shared.watch.end();
@@ -206,7 +206,7 @@ impl Worker {
         (self.plan, self.outcome) = (Plan::default(), StepOutcome::default());
     }
 
-    /// Begins anew if the scheduler has broken one of its rules: sequences may then read what is not theirs.
+    /// Restarts if the scheduler has broken one of its rules, because sequences might then read others' blocks.
     fn inspect(&mut self) {
         if let Err(rule) = self.scheduler.check() {
             self.shared.add(Counter::BrokenRules, 1);
@@ -214,7 +214,7 @@ impl Worker {
         }
     }
 
-    /// One step: what there is to compute, and what it gave. False when there is nothing.
+    /// Plans, computes and commits a step; returns false if there is nothing to compute.
     fn step(&mut self) -> bool {
         let begun = Instant::now();
         if !self.scheduler.plan(self.now(), &mut self.plan) {
@@ -227,13 +227,13 @@ impl Worker {
         self.shared.watch.end();
         let computed = Instant::now();
         self.outcome.micros = (computed - planned).as_micros() as u64;
-        // Before anybody is told that it failed.
+        // Before anyone is told that it failed.
         self.stepper.lost().into_iter().for_each(|lost| self.shared.lose(lost));
         let drawn = self.outcome.drawn.len();
         let predicted = self.scheduler.pace().model.predict(self.plan.load);
         self.scheduler.commit(self.now(), &self.plan, &mut self.outcome);
         let committed = Instant::now();
-        // Whoever is told that it has ended finds the step that ended it counted.
+        // Publish before delivery, so that a reader who sees the end finds the step that ended it counted.
         self.publish_status();
         self.shared.observe(Measure::StepPlan, (planned - begun).as_secs_f64());
         self.shared.observe(Measure::StepCommit, (committed - computed).as_secs_f64());
@@ -245,7 +245,7 @@ impl Worker {
         true
     }
 
-    /// Takes in orders first, then requests.
+    /// Receives orders, then requests.
     fn listen(&mut self) {
         while let Ok(order) = self.orders.try_recv() {
             self.obey(order);
@@ -260,7 +260,7 @@ impl Worker {
     fn obey(&mut self, order: Control) {
         match order {
             Control::Cancel(id) => self.scheduler.cancel(id),
-            // A reader that has fallen behind again since is still waited for.
+            // Unless the reader has fallen behind again.
             Control::Resume(id) => {
                 if self.live.get(&id).is_some_and(|live| !live.ticket.mailbox.is_paused()) {
                     self.scheduler.resume(self.now(), id);
@@ -275,11 +275,10 @@ impl Worker {
         self.until = self.until.into_iter().chain(until).min();
     }
 
-    /// Hands the scheduler what has arrived. One request at a time leaves the queue for that, so that a panic takes
-    /// no other with it.
+    /// Passes new requests to the scheduler, one at a time, so that a panic loses only one.
     fn accept(&mut self) {
         while let Some(Submission { id, seed, request, ticket, at }) = self.arriving.pop_front() {
-            // An order to cancel that came before the request has found nothing to cancel.
+            // A cancel order that came before the request found nothing to cancel.
             let cancelled = ticket.mailbox.cancelled().is_some();
             let (n, alone) = (request.config.n, self.live.is_empty());
             let choices = vec![Progress { queued: true, last: None }; n];
@@ -294,7 +293,7 @@ impl Worker {
         }
     }
 
-    /// Sleeps until something happens; then, if company is likely, waits a little for that too.
+    /// Sleeps until something happens; then waits a little longer if more requests are likely.
     fn wait(&mut self) {
         let idle = self.scheduler.is_empty();
         let deadline = self.scheduler.next_deadline().map(Duration::from_micros);
@@ -311,14 +310,14 @@ impl Worker {
         {}
     }
 
-    /// Waits for one order or request, at most until then; false if none came.
+    /// Waits for an order or a group of requests; returns false if none arrives by `until`.
     fn receive(&mut self, until: Option<Instant>) -> bool {
         let timeout = until.map_or(crossbeam_channel::never(), crossbeam_channel::at);
         let (orders, submissions) = (self.orders.clone(), self.submissions.clone());
         select! {
             recv(orders) -> order => match order {
                 Ok(order) => self.obey(order),
-                // The engine is gone without a word: nobody is left to work for.
+                // The engine was dropped without an order: no one needs the results.
                 Err(_) => self.drain(Some(Instant::now())),
             },
             recv(submissions) -> group => match group {
@@ -333,7 +332,7 @@ impl Worker {
         true
     }
 
-    /// Tells readers what has happened to their requests.
+    /// Delivers the scheduler's events to the readers.
     fn deliver(&mut self) {
         for (id, logits) in self.stepper.wanted_logits.drain(..) {
             if let Some(live) = self.live.get_mut(&id.request) {
@@ -367,7 +366,7 @@ impl Worker {
                     self.shared.add(counter, 1);
                     live.open -= 1;
                     let over = live.open == 0;
-                    // Before the reader can know: whoever has seen the end finds it counted, and room in the queue.
+                    // Before the reader can know, so that who sees the end finds it counted and room in the queue.
                     live.leave_queue(id.choice);
                     if over {
                         self.shared.observe(Measure::EndToEnd, live.at.elapsed().as_secs_f64());
@@ -386,7 +385,7 @@ impl Worker {
         }
     }
 
-    /// Tells what a step did that computed for so many seconds where so many microseconds were predicted.
+    /// Reports a step that computed for `seconds`, where `predicted` microseconds were expected.
     fn report(&mut self, seconds: f64, predicted: Option<f64>, drawn: usize) {
         let (load, times, shared) = (self.plan.load, self.stepper.times(), &self.shared);
         shared.add(Counter::Steps, 1);
@@ -429,7 +428,7 @@ impl Worker {
             faults: self.stepper.faults(),
             draws: self.stepper.draws(),
             device: self.stepper.device(),
-            // Known to the watch alone.
+            // `Engine::status` fills it in.
             step_age: None,
         };
     }
@@ -448,7 +447,7 @@ fn counter_of(end: &Result<crate::End, RequestError>) -> Counter {
     }
 }
 
-/// Refuses further requests when the thread ends, however it ends.
+/// Refuses further requests once the thread ends, however it ends.
 struct Stopping<'a>(&'a Shared);
 
 impl Drop for Stopping<'_> {

@@ -2,7 +2,7 @@ use super::plan::BLOCK;
 use super::{Plan, Scheduler, seq};
 
 impl Scheduler {
-    /// Says which of the scheduler's rules is broken; true between any two calls.
+    /// Checks the scheduler's rules, which hold between any two calls.
     pub fn check(&self) -> Result<(), String> {
         let mut uses = vec![0; self.pool.total()];
         let live = self.slots.iter().flatten().count();
@@ -22,10 +22,10 @@ impl Scheduler {
                 return Err(format!("{:?}: {} chains for {} tokens", s.id, s.chains.len(), s.computed));
             }
             if s.running && s.paused.is_some() {
-                return Err(format!("{:?} is paused and has a place", s.id));
+                return Err(format!("{:?} is paused but has a place", s.id));
             }
             if !(s.admitted || s.table.is_empty() && s.tokens.capacity() == 0) {
-                return Err(format!("{:?} has had no place, and holds blocks or a copy of its prompt", s.id));
+                return Err(format!("{:?} has had no place, but holds blocks or a copy of its prompt", s.id));
             }
         }
         if self.running.iter().any(|&slot| !seq(&self.slots, slot).running)
@@ -46,11 +46,11 @@ impl Scheduler {
         self.pool.check(&uses)
     }
 
-    /// Says which rule a plan breaks; true between plan and commit.
+    /// Checks the rules of a plan, which hold between plan and commit.
     pub fn check_plan(&self, plan: &Plan) -> Result<(), String> {
         let (tokens, rows) = plan.runs.iter().fold((0, 0), |(t, r), run| (t + run.len, r + run.rows));
         if tokens > self.config.max_tokens || rows > self.config.max_rows {
-            return Err(format!("{tokens} tokens and {rows} rows pass the limits of a step"));
+            return Err(format!("{tokens} tokens and {rows} rows exceed the limits of a step"));
         }
         let mut written = vec![false; self.pool.total()];
         for run in &plan.runs {

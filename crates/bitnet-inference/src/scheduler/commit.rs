@@ -11,32 +11,32 @@ use crate::{FinishReason, RequestError, SampleError, Scan, TokenLogprobs};
 pub struct Drawn {
     /// The token.
     pub token: u32,
-    /// Its log-probabilities, if the request asks for them.
+    /// Its log-probabilities, if requested.
     pub logprobs: Option<TokenLogprobs>,
 }
 
-/// What became of a planned run.
+/// The outcome of a planned run.
 #[derive(Debug, Clone, PartialEq)]
 pub enum RunOutcome {
-    /// Its tokens are computed, and these were drawn, in order: one, and one more for each draft that was right.
+    /// It is computed, and these tokens were drawn, in order: one, and one more for each accepted draft.
     Done(Range<usize>),
-    /// It failed, and its sequence with it.
+    /// It failed, and so does its sequence.
     Failed(RequestError),
 }
 
-/// What became of a plan.
+/// The outcome of a plan.
 #[derive(Debug, Clone, Default)]
 pub struct StepOutcome {
-    /// One for each of the plan's runs.
+    /// The outcome of each of the plan's runs, in order.
     pub runs: Vec<RunOutcome>,
-    /// Tokens drawn.
+    /// All tokens drawn in the step.
     pub drawn: Vec<Drawn>,
-    /// How long the step took.
+    /// Time of the step in microseconds.
     pub micros: u64,
 }
 
 impl Scheduler {
-    /// Takes in the results of a step. Nothing may happen to the scheduler between [`Scheduler::plan`] and this.
+    /// Applies the results of a step. The scheduler must not be changed between [`Scheduler::plan`] and this.
     pub fn commit(&mut self, now: u64, plan: &Plan, outcome: &mut StepOutcome) {
         assert_eq!(plan.runs.len(), outcome.runs.len(), "every planned run has an outcome");
         for (run, result) in plan.runs.iter().zip(outcome.runs.drain(..)) {
@@ -51,13 +51,13 @@ impl Scheduler {
             }
         }
         outcome.drawn.clear();
-        // Paused sequences wait for their readers, and not for a place.
+        // Paused sequences wait for their readers, not for a place.
         let wait = self.waiting.iter().map(|&slot| seq(&self.slots, slot)).filter(|s| s.paused.is_none());
         let (waiting, oldest) = wait.fold((0, now), |(n, oldest), s| (n + 1, oldest.min(s.since)));
         self.pace.after_step(plan.load, outcome.micros, waiting, now - oldest);
     }
 
-    /// A run is computed: its sequence has more in the cache, and perhaps more tokens.
+    /// Applies a computed run to its sequence.
     fn advance(&mut self, run: &PlannedRun, drawn: &mut [Drawn]) {
         let s = seq_mut(&mut self.slots, run.slot);
         s.computed = run.start + run.len - run.drafts;
@@ -73,7 +73,7 @@ impl Scheduler {
             self.end(run.slot, Ok(FinishReason::Length));
             return;
         }
-        // A token drawn after another one: that one was drafted rightly, and so is in the cache.
+        // Each drawn token before the last was drafted correctly, so it is already in the cache.
         let accepted = drawn.len() - 1;
         s.computed += accepted;
         self.counts.accepted += accepted as u64;
@@ -125,14 +125,14 @@ impl Scheduler {
         finish
     }
 
-    /// Withdraws all blocks of a sequence from the prefix cache: one of them may hold the NaN that it met.
+    /// Removes all blocks of a sequence from the prefix cache: one of them may hold the NaN that it met.
     fn unpublish(&mut self, slot: u32) {
         for &block in &seq(&self.slots, slot).table {
             self.pool.unpublish(block);
         }
     }
 
-    /// Makes the full blocks that a sequence has computed findable.
+    /// Publishes the full, computed blocks of a sequence in the prefix cache.
     fn publish(&mut self, slot: u32) {
         let s = seq_mut(&mut self.slots, slot);
         for i in s.chains.len()..s.computed / BLOCK {

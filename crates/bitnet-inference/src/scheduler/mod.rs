@@ -1,15 +1,15 @@
-//! Who runs when. A state machine without clock, threads, input, output or randomness: time is an argument, and the
-//! same calls give the same plans, so that a simulation can search its states.
+//! Decides which sequences run in each step. A state machine without clock, threads, I/O or randomness: time is an
+//! argument, and the same calls give the same plans, so that a simulation can search its states.
 //!
-//! Sequences wait, or run: a running one has one of the batch's places, of which there are never more than
-//! `max_running`. Each step computes for every running sequence its pending tokens or a chunk of them, then admits
-//! waiting sequences, and spends what is left on drafts. The first in the queue is admitted in the first step that has
-//! a free place, blocks and capacity for it; neither drafts nor paused readers take those away.
+//! Sequences wait or run; a running one has one of the batch's places, of which there are at most `max_running`. Each
+//! step computes the pending tokens, or a chunk of them, of every running sequence, then admits waiting sequences,
+//! and spends the rest on drafts. The first in the queue is admitted in the first step that has a free place, blocks
+//! and capacity for it; neither drafts nor paused readers take these away.
 //!
-//! A sequence whose reader pauses gives its place up and waits, but keeps its blocks until others need them; when its
-//! reader goes on it waits for a free place at its own rank. When blocks run out, those that wait give theirs back
+//! A sequence whose reader pauses gives up its place and waits, but keeps its blocks until others need them. When its
+//! reader resumes, it waits for a free place at its own rank. When blocks run out, waiting sequences give theirs back
 //! first, then the youngest running sequence, which waits again with its tokens and its rank; what it computed is
-//! computed again. The oldest running sequence therefore never loses anything, and any one sequence fits into the pool
+//! computed again. So the oldest running sequence never loses anything, and any single sequence fits into the pool
 //! alone: it ends, another becomes the oldest, and in the end all have ended.
 
 mod check;
@@ -29,79 +29,79 @@ use crate::pace::{BatchSizing, Pace, StepLoad};
 use crate::sequence::{SeqId, Sequence};
 use crate::{FinishReason, Request, RequestError, StopMatcher, TokenLogprobs, TokenText};
 
-/// What a scheduler may hand out, and what it knows of the model.
+/// The limits of a scheduler, and what it knows of the model.
 #[derive(Clone)]
 pub struct SchedulerConfig {
-    /// Maximum of running sequences: the places of the batch.
+    /// Maximum number of running sequences: the places of the batch.
     pub max_running: usize,
-    /// Maximum of tokens in one step.
+    /// Maximum number of tokens in a step.
     pub max_tokens: usize,
-    /// Maximum of rows of logits in one step.
+    /// Maximum number of rows of logits in a step.
     pub max_rows: usize,
-    /// Blocks of the key-value cache.
+    /// Number of blocks in the key-value cache.
     pub kv_blocks: usize,
-    /// Maximum of tokens in one sequence.
+    /// Maximum number of tokens in a sequence.
     pub context: usize,
-    /// Maximum of drafted tokens for one sequence in one step; 0 turns speculation off.
+    /// Maximum number of drafted tokens for a sequence in a step; 0 turns drafting off.
     pub max_draft: usize,
     /// How batch size and prompt budget are chosen.
     pub sizing: BatchSizing,
-    /// Microseconds after which a sequence that nobody reads fails.
+    /// Microseconds after which a paused sequence fails.
     pub slow_reader: u64,
     /// Tokens that end a text, from the model's metadata.
     pub eos: Vec<u32>,
-    /// Text of tokens, for stop strings.
+    /// Maps tokens to text, for stop strings.
     pub text: Option<Arc<dyn TokenText>>,
 }
 
-/// What happened to a sequence.
+/// An event of a sequence.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
-    /// It has left the queue, after this many microseconds; reported once.
+    /// It has got its first place, after this many microseconds; reported once.
     Admitted(SeqId, u64),
-    /// It has a new token.
+    /// It has a new token, with its log-probabilities if requested.
     Token(SeqId, u32, Option<TokenLogprobs>),
-    /// It has ended; nothing follows.
+    /// It has ended; this is its last event.
     Ended(SeqId, Result<End, RequestError>),
 }
 
 /// How a sequence ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct End {
-    /// Why.
+    /// Why it ended.
     pub finish: FinishReason,
-    /// Text before a stop string that belongs to no returned token.
+    /// Bytes before a stop string that belong to no returned token.
     pub tail: Vec<u8>,
 }
 
-/// What the scheduler has done so far.
+/// Counts of what the scheduler has done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SchedulerCounts {
-    /// Sequences that had to give their blocks back.
+    /// Times that a sequence had to give its blocks back.
     pub preemptions: u64,
-    /// Tokens that were computed before and had to be computed again.
+    /// Computed tokens that were lost and must be computed again.
     pub recomputed_tokens: u64,
-    /// Tokens of admitted sequences that had to be in the cache.
+    /// Tokens that admitted sequences needed in the cache.
     pub prefix_tokens: u64,
-    /// Those that were there already.
+    /// Of these, tokens found in the prefix cache.
     pub prefix_hits: u64,
     /// Prompts computed in more than one step.
     pub split_prompts: u64,
-    /// Blocks copied before they were written.
+    /// Shared blocks copied before they were written.
     pub copied_blocks: u64,
     /// Tokens drafted.
     pub drafted: u64,
-    /// Drafted tokens that were what the sampler drew.
+    /// Drafted tokens that the sampler then drew.
     pub accepted: u64,
 }
 
-/// The state machine.
+/// The state machine; see the module.
 pub struct Scheduler {
     config: SchedulerConfig,
     pool: BlockPool,
     slots: Vec<Option<Sequence>>,
     vacant: Vec<u32>,
-    /// Slots of waiting sequences, next to be admitted first.
+    /// Slots of waiting sequences, in the order of admission.
     waiting: Vec<u32>,
     /// Slots of running sequences, oldest first.
     running: Vec<u32>,
@@ -113,10 +113,10 @@ pub struct Scheduler {
 }
 
 impl Scheduler {
-    /// A scheduler with nothing to do.
+    /// A scheduler without sequences.
     ///
     /// # Panics
-    /// If a limit is 0, or fewer tokens or rows than sequences fit in a step: some could never run.
+    /// If a limit is 0, or `max_running` exceeds the tokens or rows of a step, so that some sequences could not run.
     pub fn new(config: SchedulerConfig) -> Self {
         assert!(config.max_running > 0 && config.kv_blocks > 0 && config.context > 0, "limits are positive");
         assert!(
@@ -138,12 +138,12 @@ impl Scheduler {
         }
     }
 
-    /// A scheduler with nothing to do on an empty cache, that knows what this one has learned and counts on.
+    /// A scheduler without sequences on an empty cache, that keeps this one's counts and learned step times.
     pub fn renewed(&self) -> Self {
         Scheduler { counts: self.counts, pace: self.pace.clone(), ..Scheduler::new(self.config.clone()) }
     }
 
-    /// Takes a validated request; each of its choices becomes a sequence.
+    /// Adds a validated request; each of its choices becomes a sequence.
     pub fn submit(&mut self, now: u64, request: u64, asked: Arc<Request>, seed: u64) {
         let deadline =
             asked.timeout.map(|t| now.saturating_add(t.as_micros().try_into().unwrap_or(u64::MAX)));
@@ -191,13 +191,13 @@ impl Scheduler {
         self.end_where(|s| s.id.request == request, Ok(FinishReason::Cancelled));
     }
 
-    /// Ends everything.
+    /// Ends all sequences with `error`.
     pub fn abort(&mut self, error: RequestError) {
         self.end_where(|_| true, Err(error));
     }
 
-    /// Stops computing a request whose tokens nobody reads. Its choices give up their places, and keep their blocks
-    /// until others need them.
+    /// Pauses a request that is not read. Its choices give up their places but keep their blocks until others need
+    /// them.
     pub fn pause(&mut self, now: u64, request: u64) {
         for slot in self.slots_of(request) {
             let s = seq_mut(&mut self.slots, slot);
@@ -209,7 +209,7 @@ impl Scheduler {
         }
     }
 
-    /// Goes on with a paused request: those of its choices that had a place wait for one, at their own rank.
+    /// Resumes a paused request: those of its choices that had a place wait for one at their own rank.
     pub fn resume(&mut self, now: u64, request: u64) {
         for slot in self.slots_of(request) {
             let s = seq_mut(&mut self.slots, slot);
@@ -228,7 +228,7 @@ impl Scheduler {
         (0..).zip(&self.slots).filter_map(of).collect()
     }
 
-    /// Ends what has run out of time, and moves up what has waited for as long as its priority allows.
+    /// Ends sequences that have run out of time, and moves up those that have waited as long as their priority allows.
     pub fn tick(&mut self, now: u64) {
         let slow = self.config.slow_reader;
         self.end_where(|s| s.deadline.is_some_and(|d| d <= now), Err(RequestError::Timeout));
@@ -249,85 +249,85 @@ impl Scheduler {
         }
     }
 
-    /// When [`Scheduler::tick`] has something to end at the earliest.
+    /// The earliest time at which [`Scheduler::tick`] has something to end.
     pub fn next_deadline(&self) -> Option<u64> {
         let slow = self.config.slow_reader;
         let of = |s: &Sequence| s.deadline.into_iter().chain(s.paused.map(|p| p.saturating_add(slow))).min();
         self.slots.iter().flatten().filter_map(of).min()
     }
 
-    /// The next event, oldest first.
+    /// Takes the oldest event.
     pub fn next_event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }
 
-    /// Whether any sequence has not ended.
+    /// Whether all sequences have ended.
     pub fn is_empty(&self) -> bool {
         self.waiting.is_empty() && self.running.is_empty()
     }
 
-    /// Sequences that wait for a place, paused ones included.
+    /// Number of sequences that wait for a place, including paused ones.
     pub fn waiting(&self) -> usize {
         self.waiting.len()
     }
 
-    /// Sequences that have a place in the batch.
+    /// Number of sequences with a place in the batch.
     pub fn running(&self) -> usize {
         self.running.len()
     }
 
-    /// Sequences that nobody reads.
+    /// Number of sequences paused because they are not read.
     pub fn paused(&self) -> usize {
         self.slots.iter().flatten().filter(|s| s.paused.is_some()).count()
     }
 
-    /// A sequence of a plan.
+    /// The sequence of a planned run.
     pub fn sequence(&self, run: &PlannedRun) -> &Sequence {
         seq(&self.slots, run.slot)
     }
 
-    /// What has been done so far.
+    /// The counts so far.
     pub fn counts(&self) -> SchedulerCounts {
         self.counts
     }
 
-    /// The blocks.
+    /// The pool of blocks.
     pub fn pool(&self) -> &BlockPool {
         &self.pool
     }
 
-    /// Batch size and step times.
+    /// The pace: batch size and step times.
     pub fn pace(&self) -> &Pace {
         &self.pace
     }
 
-    /// What it was made with.
+    /// The configuration.
     pub fn config(&self) -> &SchedulerConfig {
         &self.config
     }
 
-    /// Whether any decision depends on how long steps take.
+    /// Whether any decision depends on the times of steps.
     pub fn paces_itself(&self) -> bool {
         self.config.max_draft > 0 || matches!(self.config.sizing, BatchSizing::Auto { .. })
     }
 
-    /// Learns how long a step took that it did not plan.
+    /// Learns from the time of a step that it did not plan.
     pub fn learn(&mut self, load: StepLoad, micros: u64) {
         self.pace.learn(load, micros);
     }
 
-    /// Breaks a rule, for tests of what becomes of that.
+    /// Breaks a rule, for tests of the recovery.
     #[cfg(test)]
     pub(crate) fn lose_a_block(&mut self) {
         assert!(self.pool.allocate().is_some(), "there is a block to lose");
     }
 
-    /// End tokens of the model.
+    /// The model's end tokens.
     pub fn eos(&self) -> &[u32] {
         &self.config.eos
     }
 
-    /// Puts a new sequence into a slot and the queue.
+    /// Puts a new sequence into a slot and into the queue.
     fn insert(&mut self, sequence: Sequence) -> u32 {
         let slot = self.vacant.pop().unwrap_or(self.slots.len() as u32);
         if slot as usize == self.slots.len() {
@@ -352,7 +352,7 @@ impl Scheduler {
         }
     }
 
-    /// Ends a sequence wherever it is: its blocks are free, and its last event is told.
+    /// Ends a sequence, running or waiting: frees its blocks and reports its last event.
     fn end(&mut self, slot: u32, how: Result<FinishReason, RequestError>) {
         self.leave(slot);
         let mut s = self.slots[slot as usize].take().expect("the slot is in use");
@@ -360,7 +360,7 @@ impl Scheduler {
         let how = how.map(|finish| {
             match finish {
                 FinishReason::StopString(_) => return End { finish, tail: s.matcher.tail().to_vec() },
-                // What is held back may be the beginning of a stop string: nobody will know.
+                // The tokens held back may begin a stop string, so they are dropped.
                 FinishReason::Cancelled => {}
                 _ => s.matcher.flush(&mut self.released),
             }
@@ -370,7 +370,7 @@ impl Scheduler {
         self.events.push_back(Event::Ended(s.id, how));
     }
 
-    /// Takes a sequence out of queue or batch, and its blocks from it.
+    /// Removes a sequence from the queue or the batch, and releases its blocks.
     fn leave(&mut self, slot: u32) {
         let s = seq_mut(&mut self.slots, slot);
         let list = if s.running { &mut self.running } else { &mut self.waiting };
@@ -382,7 +382,7 @@ impl Scheduler {
         self.release_blocks(slot);
     }
 
-    /// Releases the blocks of a sequence, last first, so that the beginning of a text outlives its end in the cache.
+    /// Releases the blocks of a sequence, last first, so that the start of a text stays in the prefix cache longest.
     fn release_blocks(&mut self, slot: u32) {
         let s = seq_mut(&mut self.slots, slot);
         for block in s.table.drain(..).rev() {
@@ -393,7 +393,7 @@ impl Scheduler {
     }
 }
 
-/// Tells the tokens that the matcher has let go.
+/// Reports the tokens that the matcher has released.
 fn tell_released(events: &mut VecDeque<Event>, released: &mut Vec<u32>, s: &mut Sequence) {
     for token in released.drain(..) {
         events.push_back(Event::Token(s.id, token, s.held_logprobs.pop_front()));

@@ -1,5 +1,5 @@
 //! Plans a step in four phases: running sequences that decode, running sequences with prompt tokens to compute, waiting
-//! sequences, and drafts. A later phase only gets what the earlier ones leave of the step's tokens, rows and blocks.
+//! sequences, and drafts. Each phase only gets the tokens, rows and blocks that the earlier ones leave.
 
 use bitnet_model::Batch;
 
@@ -11,7 +11,7 @@ use crate::sequence::{SeqId, Sequence};
 
 pub(super) const BLOCK: usize = Batch::BLOCK_TOKENS;
 
-/// How often others may be admitted before a request that has no room; after that, room is kept free for it.
+/// How often others can be admitted before a request that has no room; after that, room is kept free for it.
 pub(super) const MAX_BYPASS: u32 = 8;
 
 /// Consecutive tokens of one sequence to compute.
@@ -24,23 +24,23 @@ pub struct PlannedRun {
     pub len: usize,
     /// How many of the last tokens are drafts.
     pub drafts: usize,
-    /// How many of the last tokens need logits: none inside a prompt, else the last and one for each draft.
+    /// How many of the last tokens need logits: none within a prompt, otherwise the last and one for each draft.
     pub rows: usize,
 }
 
-/// One step.
+/// The plan of a step.
 #[derive(Debug, Clone, Default)]
 pub struct Plan {
-    /// Blocks to copy first, in this order.
+    /// Blocks to copy first, in this order, as (from, to).
     pub copies: Vec<(u32, u32)>,
-    /// What to compute.
+    /// The runs to compute.
     pub runs: Vec<PlannedRun>,
-    /// What the step's time depends on.
+    /// The load, which determines the step's time.
     pub load: StepLoad,
 }
 
 impl Plan {
-    /// Tokens in all.
+    /// Total number of tokens.
     pub fn tokens(&self) -> usize {
         self.runs.iter().map(|r| r.len).sum()
     }
@@ -52,16 +52,16 @@ impl Plan {
     }
 }
 
-/// What is left of a step.
+/// The remaining budget of a step.
 struct Budget {
     tokens: usize,
     rows: usize,
-    /// Prompt tokens, for the sake of the time between the tokens of those that decode.
+    /// Prompt tokens, limited to keep the time between the tokens of decoding sequences short.
     prefill: usize,
 }
 
 impl Scheduler {
-    /// Plans the next step; false when there is nothing to compute.
+    /// Plans the next step; returns false if there is nothing to compute.
     pub fn plan(&mut self, now: u64, plan: &mut Plan) -> bool {
         plan.clear();
         let (tokens, rows) = (self.config.max_tokens, self.config.max_rows);
@@ -73,10 +73,10 @@ impl Scheduler {
         !plan.runs.is_empty()
     }
 
-    /// One token for each running sequence whose prompt is computed. There is room for all of them in every step.
+    /// Plans one token for each running sequence whose prompt is computed. Every step has room for all of them.
     fn plan_decodes(&mut self, budget: &mut Budget, plan: &mut Plan) {
         let mut at = 0;
-        // Only younger sequences, which come later in the list, give way.
+        // Only younger sequences, which are later in the list, can be preempted.
         while let Some(&slot) = self.running.get(at) {
             at += 1;
             if seq(&self.slots, slot).pending() == 1 {
@@ -85,7 +85,7 @@ impl Scheduler {
         }
     }
 
-    /// Chunks of the prompts of running sequences, the oldest first.
+    /// Plans chunks of the prompts of running sequences, oldest first.
     fn plan_prefills(&mut self, budget: &mut Budget, plan: &mut Plan) {
         let in_prompt = |slot: &&u32| seq(&self.slots, **slot).pending() > 1;
         let position = self.running.iter().find(in_prompt).map_or(0, |&slot| seq(&self.slots, slot).computed);
@@ -99,7 +99,7 @@ impl Scheduler {
         }
     }
 
-    /// Gives a sequence that has a place its share of the step.
+    /// Gives a running sequence its share of the step.
     fn place(&mut self, slot: u32, budget: &mut Budget, plan: &mut Plan) {
         let s = seq(&self.slots, slot);
         let decode = s.pending() == 1;
@@ -123,8 +123,8 @@ impl Scheduler {
         plan.runs.push(PlannedRun { slot, start, len, drafts: 0, rows });
     }
 
-    /// Drafts for the sequences that decode, as many as the step has tokens and rows for, the goal for the time between
-    /// tokens allows and free blocks take. Nothing is taken from another sequence for a draft.
+    /// Drafts for decoding sequences, as far as the step's tokens and rows, the goal for the time between tokens and
+    /// the free blocks allow. A draft takes nothing from another sequence.
     fn plan_drafts(&mut self, budget: &mut Budget, plan: &mut Plan) {
         if self.config.max_draft == 0 {
             return;
@@ -143,7 +143,7 @@ impl Scheduler {
         }
     }
 
-    /// Appends up to `room` drafts for the tokens after the pending one; says how many.
+    /// Appends up to `room` drafts after the pending token; returns their number.
     fn draft(
         &mut self,
         slot: u32,
@@ -158,7 +158,7 @@ impl Scheduler {
             if s.draws() { Lookup::depth(s, room, plan.load, sequences, &self.pace.model) } else { 0 };
         let Some(from) = Lookup::find(&s.tokens, depth) else { return 0 };
         let drafts = depth.min(s.tokens.len() - from);
-        // Rejected drafts leave their blocks in the table, so it may be longer than what is needed.
+        // Rejected drafts leave their blocks in the table, so it may be longer than necessary.
         if drafts == 0 || self.missing(s, 1 + drafts) > self.pool.available() {
             return 0;
         }
@@ -170,16 +170,16 @@ impl Scheduler {
         drafts
     }
 
-    /// Blocks to allocate before the next `len` tokens of a sequence can be written: those that its table lacks, and
-    /// one for each that others read too.
+    /// Number of blocks to allocate before the next `len` tokens of a sequence can be written: those that its table
+    /// lacks, and one for each block that others read too.
     pub(super) fn missing(&self, s: &Sequence, len: usize) -> usize {
         let (first, last) = (s.computed / BLOCK, (s.computed + len).div_ceil(BLOCK));
         let shared = (first..s.table.len().min(last)).filter(|&i| self.pool.refs(s.table[i]) > 1).count();
         last.saturating_sub(s.table.len()) + shared
     }
 
-    /// Makes the table of a sequence cover its next `len` tokens with blocks that nobody else reads or finds, taking
-    /// blocks from parked and younger sequences if it must.
+    /// Makes the table of a sequence cover its next `len` tokens with unpublished blocks that no other sequence
+    /// reads, taking blocks from parked and younger sequences if necessary.
     fn make_room(&mut self, slot: u32, len: usize, budget: &mut Budget, plan: &mut Plan) -> bool {
         while self.missing(seq(&self.slots, slot), len) > self.pool.available() {
             if let Some(parked) = self.parked_other_than(slot) {
@@ -217,26 +217,26 @@ impl Scheduler {
         parked.min_by_key(|&&s| seq(&self.slots, s).paused.is_none()).copied()
     }
 
-    /// The youngest running sequence, if it is younger than this one.
+    /// The youngest running sequence, if younger than this one.
     fn younger_than(&self, slot: u32) -> Option<u32> {
         let rank = seq(&self.slots, slot).rank;
         self.running.last().filter(|&&s| seq(&self.slots, s).rank > rank).copied()
     }
 
-    /// Takes a run back out of the plan, because its sequence is about to give way to an older one.
+    /// Removes a run from the plan, because its sequence is about to be preempted.
     fn withdraw(&mut self, slot: u32, budget: &mut Budget, plan: &mut Plan) {
         let Some(at) = plan.runs.iter().position(|run| run.slot == slot) else { return };
         let run = plan.runs.remove(at);
         budget.tokens += run.len;
         budget.rows += run.rows;
-        // Older prompts are planned before younger ones, so this can only be a decode.
+        // Prompts are planned oldest first, so this can only be a decode.
         plan.load.decodes -= 1;
         plan.load.context -= run.start;
         let table = &seq(&self.slots, slot).table;
         plan.copies.retain(|(_, to)| !table.contains(to));
     }
 
-    /// Takes place and blocks from a running sequence, which waits again.
+    /// Takes the place and the blocks from a running sequence, which waits again.
     pub(super) fn preempt(&mut self, slot: u32) {
         self.counts.preemptions += 1;
         self.counts.recomputed_tokens += seq(&self.slots, slot).computed as u64;
@@ -251,10 +251,10 @@ impl Scheduler {
         self.release_blocks(slot);
     }
 
-    /// Admits waiting sequences in the order of the queue while places, tokens, rows and blocks are free. One without
-    /// room is passed over, but only so often.
+    /// Admits waiting sequences in the order of the queue while places, tokens, rows and blocks are free. A sequence
+    /// without room is passed over, but only a limited number of times.
     fn plan_admissions(&mut self, now: u64, budget: &mut Budget, plan: &mut Plan) {
-        // Who had no room in this step, in the order of the queue.
+        // The sequences without room in this step, in the order of the queue.
         let (mut passed, mut passes) = ([0; MAX_BYPASS as usize], 0);
         let mut at = 0;
         while at < self.waiting.len()
@@ -267,7 +267,7 @@ impl Scheduler {
                 at += 1;
                 continue;
             };
-            // What a parked sequence still has to compute is no prompt.
+            // A sequence with one pending token, such as a parked one, needs no prompt budget.
             if budget.prefill == 0 && seq(&self.slots, slot).pending() > 1 {
                 return;
             }
@@ -295,8 +295,8 @@ impl Scheduler {
         }
     }
 
-    /// Whether a waiting sequence may be admitted now, and whose prompt it shares: its reader reads, and the first
-    /// choice of its request is past the prompt and does not wait for a place itself.
+    /// Whether a waiting sequence can be admitted now, and whose prompt it then shares. Its reader must not be
+    /// paused, and the first choice of its request must be past the prompt and must not wait for a place itself.
     pub(super) fn eligible(&self, slot: u32) -> Option<Option<SeqId>> {
         let s = seq(&self.slots, slot);
         let leader = if s.follows { self.leader(s.id) } else { None };
@@ -328,7 +328,7 @@ impl Scheduler {
             return needed == 0 || needed + margin <= available;
         }
         if shared {
-            // A copy of the last block, and perhaps one more.
+            // A copy of the last block, and possibly one more.
             return available >= 2;
         }
         let text = s.text();
@@ -339,12 +339,12 @@ impl Scheduler {
             from_free -= usize::from(self.pool.refs(block) > 0);
             chain = after;
         }
-        // A prompt that is found wholly still writes its last block, and so may copy it.
+        // A prompt that is found entirely still writes its last block, so it may copy it.
         let copy = usize::from(text.len().is_multiple_of(BLOCK) && !self.running.is_empty());
         from_free + margin + copy <= available
     }
 
-    /// Gives a waiting sequence a place in the batch; it has been taken out of the queue.
+    /// Gives a sequence a place in the batch, after it has been removed from the queue.
     pub(super) fn start(&mut self, slot: u32, shared: Option<SeqId>, now: u64) {
         if !seq(&self.slots, slot).parked() {
             self.find_computed(slot, shared);
@@ -360,7 +360,7 @@ impl Scheduler {
         self.running.insert(at, slot);
     }
 
-    /// Fills the table of a sequence with the blocks that already hold the beginning of its text.
+    /// Fills the table of a sequence with cached blocks that hold the beginning of its text.
     fn find_computed(&mut self, slot: u32, shared: Option<SeqId>) {
         let mut s = self.slots[slot as usize].take().expect("the slot is in use");
         s.own_text(self.config.max_draft);
