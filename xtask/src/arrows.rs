@@ -3,7 +3,7 @@ use serde_json::Value;
 
 use crate::{cargo, output};
 
-/// The crates of the product, lowest first: each may use those before it.
+/// The crates of the product, lowest first; each may use those before it.
 const LAYERS: [&str; 8] = [
     "bitnet-hub",
     "bitnet-tensor",
@@ -15,11 +15,11 @@ const LAYERS: [&str; 8] = [
     "bitnet-cli",
 ];
 
-/// Crates that nothing may use but tests and each other, lowest first.
+/// Crates that only tests and each other may use, lowest first.
 const DEVELOPMENT_ONLY: [&str; 5] =
     ["bitnet-ptxsim", "bitnet-tests", "bitnet-fuzz", "bitnet-examples", "xtask"];
 
-/// Reads the dependencies from cargo and refuses every one that points up.
+/// Reads the dependencies from cargo and fails if one points up.
 pub(crate) fn check() -> Result<()> {
     let metadata = output(cargo(&["metadata", "--format-version", "1", "--no-deps"]))?;
     let metadata: Value = serde_json::from_slice(&metadata)?;
@@ -29,20 +29,20 @@ pub(crate) fn check() -> Result<()> {
         let name = package["name"].as_str().context("a package has a name")?;
         ensure!(
             rank(name).is_some() || DEVELOPMENT_ONLY.contains(&name),
-            "{name} has no place among the layers: give it one in xtask/src/arrows.rs"
+            "{name} has no place in the layers: add it in xtask/src/arrows.rs"
         );
         for dependency in package["dependencies"].as_array().context("a package has dependencies")? {
             let to = dependency["name"].as_str().context("a dependency has a name")?;
             let development = dependency["kind"] == "dev";
             ensure!(
                 allowed(name, to, development),
-                "{name} must not depend on {to}: arrows between crates point down only"
+                "{name} must not depend on {to}: dependencies between crates point down only"
             );
             arrows += usize::from(rank(to).is_some());
         }
     }
-    ensure!(arrows > 0, "no dependency between the crates was found: the check looks at the wrong place");
-    println!("{arrows} dependencies between crates, all point down");
+    ensure!(arrows > 0, "no dependency between the crates was found: the check looks in the wrong place");
+    println!("{arrows} dependencies between crates, all pointing down");
     Ok(())
 }
 

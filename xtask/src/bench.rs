@@ -6,8 +6,7 @@ use serde_json::{Value, json};
 
 use crate::{cargo, output, root, run, target};
 
-/// What `bitnet bench` measures over several models, how near kernels come to the processor's peak, and what engine and
-/// server add and give, in one table.
+/// Runs `bitnet bench` on several models and the benchmarks of kernels, engine and server, and prints one table.
 #[derive(Args)]
 pub(crate) struct Bench {
     /// Models to measure
@@ -16,16 +15,16 @@ pub(crate) struct Bench {
     /// Prompt tokens
     #[arg(short, default_value_t = 512)]
     prompt: usize,
-    /// Tokens decoded
+    /// Tokens to decode
     #[arg(short, default_value_t = 64)]
     new: usize,
     /// Batch sizes
     #[arg(short, default_value = "1,4,8")]
     batch: String,
-    /// Threads; all cores if not given
+    /// Number of threads [default: all cores]
     #[arg(long)]
     threads: Option<usize>,
-    /// Measure models on the GPU, which must be there, instead of the CPU
+    /// Measure models on a GPU, which must be present, instead of the CPU
     #[arg(long)]
     gpu: bool,
     /// Print one JSON object with commit and processor instead of a table
@@ -107,13 +106,13 @@ fn print_row(result: &Value) {
     }
 }
 
-/// What a crate's own benchmark prints.
+/// Runs a crate's own benchmark and returns its results.
 fn ratios(package: &str, bench: &str) -> Result<Value> {
     let args = ["bench", "--quiet", "--package", package, "--bench", bench];
     Ok(serde_json::from_slice(&output(cargo(&args))?)?)
 }
 
-/// Kernels beside the register loop that ran in turns with them.
+/// Prints the speeds of kernels as fractions of the register loop that ran in turns with them.
 fn print_ops(measured: &Value) {
     println!("kernels ({}, {} threads)", measured["isa"].as_str().unwrap_or("?"), measured["threads"]);
     for row in measured["rows"].as_array().into_iter().flatten() {
@@ -142,7 +141,7 @@ fn count(value: &Value) -> String {
     value.as_u64().map_or("?".into(), |n| n.to_string())
 }
 
-/// One decimal, or that the value is not known.
+/// The value with one decimal, or `unknown`.
 fn number(value: &Value) -> String {
     value.as_f64().map_or("unknown".into(), |x| format!("{x:.1}"))
 }

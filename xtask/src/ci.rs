@@ -6,7 +6,7 @@ use crate::{arrows, cargo, neon, ptx_check, rows, run as execute, size, soak};
 
 type Check = (&'static str, fn() -> Result<()>);
 
-/// Every check, the quick ones first.
+/// All checks, quick ones first.
 fn checks() -> [Check; 11] {
     [
         ("format", || execute(cargo(&["fmt", "--all", "--check"]))),
@@ -30,7 +30,7 @@ fn checks() -> [Check; 11] {
     ]
 }
 
-/// Runs every check up to the first that fails, and says what is not checked here.
+/// Runs all checks until one fails, and reports what is not checked here.
 pub(crate) fn run() -> Result<()> {
     for (name, check) in checks() {
         println!("== {name}");

@@ -3,18 +3,18 @@ use clap::Args;
 
 use crate::{cargo, run};
 
-/// Seconds of a run that is told neither time nor number.
+/// Default length of a run without a number of mutations, in seconds.
 const SECONDS: u64 = 60;
-/// Mutations that `--model-files` alone stands for.
+/// Number of mutations for `--model-files` without a value.
 const MILLION: &str = "1000000";
 
 /// Limits of a run.
 #[derive(Args)]
 pub(crate) struct Fuzz {
-    /// Stop after this time [default: 60, or when --model-files are done]
+    /// Stop after this many seconds [default: 60, or when --model-files are done]
     #[arg(long, value_name = "N")]
     seconds: Option<u64>,
-    /// Mutations of model files over all kinds [default: a million]
+    /// Number of mutations over all kinds of model files [default without COUNT: a million]
     #[arg(long, value_name = "COUNT", num_args = 0..=1, default_missing_value = MILLION)]
     model_files: Option<u64>,
     /// Number of the first mutation

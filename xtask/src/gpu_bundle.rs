@@ -8,16 +8,16 @@ use clap::Args;
 
 use crate::{cargo, root, run, target};
 
-/// Fixtures that travel: each family, and sizes that fit no tile.
+/// Fixtures in the bundle: each family, and sizes that do not fit any tile.
 const FIXTURES: [&str; 4] = ["bitnet-packed", "bitnet-odd", "llama-bitlinear", "onebitllm"];
-/// The program that tries single instructions.
+/// The program that checks single instructions.
 const INSTRUCTIONS: &str = "gpu-instructions";
-/// Most bytes of the folder.
+/// Maximum size of the folder in bytes.
 const LIMIT: u64 = 64 << 20;
-/// What a model in PyTorch gives beside it, where the machine has PyTorch.
+/// The script that measures a model in PyTorch for comparison, if the machine has PyTorch.
 const COMPARISON: &str = "tools/compare-bf16/bf16.py";
 
-/// Make a folder that judges and measures a GPU on a machine without Rust: `sh run.sh` there
+/// Make a folder that checks and measures a GPU on a machine without Rust, with `sh run.sh`
 #[derive(Args)]
 pub(crate) struct GpuBundle {
     /// The folder to make
@@ -38,11 +38,11 @@ impl GpuBundle {
 }
 
 fn fits(bytes: u64) -> Result<()> {
-    ensure!(bytes < LIMIT, "the folder holds {bytes} bytes, more than the {LIMIT} that may travel");
+    ensure!(bytes < LIMIT, "the folder holds {bytes} bytes, more than the limit of {LIMIT}");
     Ok(())
 }
 
-/// Puts everything into the folder, and gives its size.
+/// Copies everything into the folder, and returns its size in bytes.
 fn write(folder: &Path, binary: &Path, instructions: &Path) -> Result<u64> {
     let mut bytes = copy(binary, &folder.join("bitnet"))?;
     bytes += copy(instructions, &folder.join(INSTRUCTIONS))?;
@@ -50,7 +50,7 @@ fn write(folder: &Path, binary: &Path, instructions: &Path) -> Result<u64> {
         let from = root().join("fixtures").join(fixture);
         for entry in fs::read_dir(&from).with_context(|| from.display().to_string())? {
             let entry = entry?;
-            // The other forms of the same weights are judged by the tests.
+            // The tests check the other forms of the same weights.
             if entry.path().extension().is_some_and(|end| end == "gguf") {
                 continue;
             }
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
     use std::process::{Command, Output};
 
-    /// A folder that is gone with the test.
+    /// A folder that is removed at the end of the test.
     struct Bundle(PathBuf);
 
     impl Bundle {
@@ -83,7 +83,7 @@ mod tests {
             let [binary, instructions] =
                 [bitnet_tests::binary(), bitnet_tests::built("bitnet-tests", INSTRUCTIONS)];
             let bytes = write(&folder, &binary, &instructions).unwrap();
-            // The programs of the tests carry what debuggers read.
+            // The programs of the tests contain debug information.
             let programs = [binary, instructions].iter().map(|p| fs::metadata(p).unwrap().len()).sum::<u64>();
             fits(bytes - programs + LIMIT / 2).unwrap();
             Bundle(folder)
@@ -106,8 +106,7 @@ mod tests {
         }
     }
 
-    /// What the script does on a GPU it does here on the CPU, with a model that is quick there. That the commands do the
-    /// same on the simulator is shown by the tests of `bitnet-cli`.
+    /// Runs the script on the CPU with a small model. The tests of `bitnet-cli` run the same commands on the simulator.
     #[test]
     fn a_dry_run_of_the_bundle_judges_and_measures_and_a_failure_ends_it() {
         let bundle = Bundle::new("dry");

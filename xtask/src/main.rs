@@ -1,5 +1,5 @@
 //! `cargo xtask`: what maintainers and continuous integration run.
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command-line tool talks")]
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command-line tool prints its results")]
 
 mod arrows;
 mod bench;
@@ -25,7 +25,7 @@ use anyhow::{Context, Result, ensure};
 use clap::{Parser, Subcommand};
 
 #[derive(Parser)]
-#[command(about = "The workspace's one tool")]
+#[command(about = "The workspace's tool for maintainers and continuous integration")]
 struct Args {
     #[command(subcommand)]
     task: Task,
@@ -37,27 +37,27 @@ enum Task {
     Ci,
     /// Check that dependencies between the crates point down only
     Arrows,
-    /// Check that what is committed stays small
+    /// Check that committed files stay small
     Size,
     /// Print the unrolled PTX kernels from their templates
     PtxGen,
     PtxCheck(ptx_check::PtxCheck),
-    /// Print the features promised and the tests that show each; fail where there is none
+    /// Print the promised features and the tests that show each; fail if one has none
     Rows,
-    /// Run the scheduler through many random schedules, or real models through many random batches
+    /// Run the scheduler through random schedules, or real models through random batches
     Sim(sim::Sim),
     SimKernels(sim_kernels::SimKernels),
     GpuBundle(gpu_bundle::GpuBundle),
-    /// Run the kernels of 64-bit Arm under emulation: every level against the reference, the demo against this machine
+    /// Run the 64-bit Arm kernels under emulation: compare them with the reference, and the demo with this machine
     Neon,
-    /// Judge the kernels against the reference, then measure prefill, decode, kernels, engine and server
+    /// Check the kernels against the reference, then measure prefill, decode, kernels, engine and server
     Bench(bench::Bench),
     Soak(soak::Soak),
-    /// Damage model files of every kind and judge what becomes of them
+    /// Damage model files of every kind and check how they are handled
     Fuzz(fuzz::Fuzz),
-    /// Judge every form of the golden checkpoints by its oracle, on every instruction set of this machine
+    /// Compare every form of the golden checkpoints with its oracle, on every instruction set of this machine
     Fixtures {
-        /// Do so: there is nothing else to do with them
+        /// Required; there is no other action
         #[arg(long, required = true)]
         check: bool,
     },
@@ -116,7 +116,7 @@ fn run(mut command: Command) -> Result<()> {
     Ok(())
 }
 
-/// What a command prints.
+/// Runs a command and returns what it prints.
 fn output(mut command: Command) -> Result<Vec<u8>> {
     let what = format!("{command:?}");
     let out = command.output().with_context(|| what.clone())?;

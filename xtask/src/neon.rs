@@ -6,15 +6,15 @@ use crate::{cargo, output, run, target};
 
 const TRIPLE: &str = "aarch64-unknown-linux-gnu";
 
-/// Every level of 64-bit Arm, and the oldest processor that the emulator knows to have it: an instruction that does not
-/// belong to the level traps there.
+/// Every instruction set of 64-bit Arm, with the oldest emulated processor that has it: an instruction of a newer set
+/// traps there.
 const LEVELS: [(&str, &str); 4] =
     [("i8mm", "max"), ("dotprod", "neoverse-n1"), ("neon", "cortex-a72"), ("scalar", "cortex-a72")];
 
-/// Ids whose logits are compared.
+/// Token ids whose logits are compared.
 const IDS: &str = "1,17,33,49,65,81,97,113,129,145,161,177,193,209,225,241,257,273,289,305";
 
-/// What compiles for 64-bit Arm and runs it.
+/// The tools that compile for 64-bit Arm and run the result.
 struct Tools {
     rustc: PathBuf,
     linker: PathBuf,
@@ -29,7 +29,7 @@ pub(crate) fn check() -> Result<()> {
     }
 }
 
-/// For continuous integration: what is there is used, what is missing is named.
+/// For continuous integration: runs the check if the tools are installed, otherwise names the missing ones.
 pub(crate) fn in_ci() -> Result<()> {
     if cfg!(target_arch = "aarch64") {
         println!("the tests ran them on this machine");
@@ -44,7 +44,7 @@ pub(crate) fn in_ci() -> Result<()> {
     }
 }
 
-/// The tools, or what is missing and where it is had.
+/// Finds the tools, or returns what is missing and how to install it.
 fn find() -> Result<Tools, String> {
     let rustc = on_path("rustc").find(has_standard_library).ok_or(
         "a Rust compiler with the standard library of aarch64-unknown-linux-gnu \
@@ -56,7 +56,7 @@ fn find() -> Result<Tools, String> {
     let emulator = on_path("qemu-aarch64-static")
         .chain(on_path("qemu-aarch64"))
         .next()
-        .ok_or("the emulator qemu-aarch64 of Linux programs (Debian's qemu-user-static)");
+        .ok_or("the emulator qemu-aarch64 for Linux programs (Debian's qemu-user-static)");
     match (rustc, linker, emulator) {
         (Ok(rustc), Ok(linker), Ok(emulator)) => Ok(Tools { rustc, linker, emulator }),
         (rustc, linker, emulator) => {
@@ -66,7 +66,7 @@ fn find() -> Result<Tools, String> {
     }
 }
 
-/// Programs of a name, in the order of PATH.
+/// Programs with this name, in the order of PATH.
 fn on_path(name: &str) -> impl Iterator<Item = PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let programs: Vec<PathBuf> = env::split_paths(&path).map(|folder| folder.join(name)).collect();
@@ -83,7 +83,7 @@ fn has_standard_library(rustc: &PathBuf) -> bool {
 
 impl Tools {
     fn check(&self) -> Result<()> {
-        println!("every level against the reference, emulated:");
+        println!("every instruction set compared with the reference, emulated:");
         let mut test = self.cargo(&["test", "--package", "bitnet-kernels", "--test", "it"]);
         test.args(["conformance::", "--", "--skip", "gpu::", "--nocapture"]);
         run(test)?;
@@ -109,7 +109,7 @@ impl Tools {
         Ok(())
     }
 
-    /// A cargo command that compiles for 64-bit Arm and runs what it compiled under emulation.
+    /// A cargo command that compiles for 64-bit Arm and runs the result under emulation.
     fn cargo(&self, command: &[&str]) -> Command {
         let mut cargo = cargo(command);
         cargo.args(["--release", "--target", TRIPLE]);
@@ -123,7 +123,7 @@ impl Tools {
     }
 }
 
-/// What the demo says: the greedy continuation of a prompt, and logits as they are stored.
+/// Answers of the demo: the greedy continuation of a prompt, and stored logits.
 struct Answers {
     text: String,
     logits: Vec<u8>,

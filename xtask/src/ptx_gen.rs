@@ -5,10 +5,10 @@ use std::{fs, path::PathBuf};
 use anyhow::{Context, Result};
 use minijinja::{Environment, UndefinedBehavior, Value, context, syntax::SyntaxConfig};
 
-/// Where kernels lie.
+/// The folder of the kernels.
 const PTX: &str = "crates/bitnet-kernels/ptx";
 
-/// One kernel: its name (and file), its template, and the numbers that the template unrolls by.
+/// A kernel: its name (and file), its template, and the numbers by which the template unrolls.
 struct Kernel {
     name: String,
     template: &'static str,
@@ -101,7 +101,7 @@ fn environment() -> Result<Environment<'static>> {
     Ok(env)
 }
 
-/// Every generated kernel: where it lies, and its text.
+/// All generated kernels: path and text.
 fn texts() -> Result<Vec<(PathBuf, String)>> {
     let env = environment()?;
     let text = |kernel: Kernel| {
@@ -110,7 +110,7 @@ fn texts() -> Result<Vec<(PathBuf, String)>> {
             .get_template(kernel.template)
             .and_then(|t| t.render(context! { name, ..kernel.numbers }))
             .with_context(|| format!("{name} from {}", kernel.template))?;
-        // What loops and macros leave behind.
+        // Removes what loops and macros leave behind.
         let lines = rendered.lines().filter(|line| !line.trim().is_empty());
         let text = lines.map(|line| format!("{}\n", line.trim_end())).collect();
         Ok((crate::root().join(PTX).join(format!("generated/{name}.ptx")), text))

@@ -4,31 +4,31 @@ use anyhow::{Context, Result, ensure};
 
 use crate::root;
 
-/// What the product promises, by number. A test that shows a row has its number in front of its name.
+/// The promises of the product, by number. The name of a test that shows one begins with its number.
 const ROWS: &[(&str, &str)] = &[
     ("f01", "process_batch_gpu: many requests, each with its own tokens, in order"),
-    ("f02", "one forward pass a step for all of them"),
+    ("f02", "one forward pass per step for all of them"),
     ("f03", "each with its own configuration"),
-    ("f04", "ragged lengths change nobody else's tokens"),
-    ("f05", "what has ended costs nothing more"),
-    ("f06", "more requests than a batch holds wait"),
+    ("f04", "ragged lengths change no other request's tokens"),
+    ("f05", "a finished request costs nothing more"),
+    ("f06", "requests beyond the batch size wait in the queue"),
     ("f07", "batch_generate: one configuration, errors by index"),
     ("f08", "new tokens only, or with an echo of the prompt"),
     ("f09", "end and stop tokens end a text and are not part of it"),
-    ("f10", "the context limit ends or refuses one request alone"),
+    ("f10", "the context limit ends or refuses only the request that reaches it"),
     ("f11", "prefill in one pass or in chunks"),
     ("f12", "key-value cache: reused, freed, never recomputed without need"),
     ("f13", "BatchProcessor::new(max_batch_size, max_wait_time)"),
     ("f14", "generate_token_batched goes through the processor"),
     ("f15", "a request is answered exactly once"),
-    ("f16", "a failing forward reaches those it concerns; the processor survives"),
-    ("f17", "a dropped or cancelled request leaves at once"),
-    ("f18", "shutdown answers everybody and joins the thread"),
-    ("f19", "back-pressure: submit, try_submit, submit with a time-out"),
+    ("f16", "a failing forward pass is reported to the requests that it concerns; the processor survives"),
+    ("f17", "a dropped or cancelled request leaves immediately"),
+    ("f18", "shutdown answers all requests and joins the thread"),
+    ("f19", "back-pressure: submit, try_submit, submit with a timeout"),
     ("f20", "batch size follows load and goals"),
     ("f21", "requests join at any step"),
     ("f22", "padding by length, equal to ragged"),
-    ("f23", "memory is taken at start, checked before admission"),
+    ("f23", "memory is reserved at start and checked before admission"),
     ("f24", "generate_stream"),
     ("f25", "sampling, seeded per request"),
     ("f26", "HybridScheduler"),
@@ -38,62 +38,62 @@ const ROWS: &[(&str, &str)] = &[
     ("f30", "benchmark: no speed without equality"),
     ("f31", "async names"),
     ("f32", "typed errors"),
-    ("f33", "ternary products in PTX: any shape, integers exact, an error and the CPU where there is no GPU"),
-    ("f34", "builds and tests without a GPU toolkit, driver or GPU; skips are said"),
-    ("f35", "attention, norms, activations and heads as each family has them"),
+    ("f33", "ternary products in PTX: any shape, exact integers; without a GPU, an error or the CPU"),
+    ("f34", "builds and tests without a GPU toolkit, driver or GPU; skips are reported"),
+    ("f35", "attention, norms, activations and heads of each family"),
     ("f36", "every format gives the same trits and scales"),
 ];
 
-/// What other engines of this kind got wrong, from 1. A test that would show it says so in a comment, "Mistake 7 of
-/// the originals: why".
+/// Mistakes of other engines of this kind, numbered from 1. A test that would catch one says so in a comment, "Mistake
+/// 7 of the originals: why".
 const MISTAKES: &[&str] = &[
-    "one forward pass and one token, called a generation",
-    "padding with a token that exists; logits at the padded end",
-    "a mask of padding that is no causal mask",
-    "activations quantised with those of the padding",
+    "one forward pass and one token, called generation",
+    "padding with a real token; logits taken at the padded end",
+    "a padding mask that is not causal",
+    "activations quantised together with those of the padding",
     "empty prompts and unknown tokens go unnoticed until something breaks",
-    "helpers that do not exist; one sampler whose order of draws is the batch's",
-    "a batch of one that goes another way, and times that measure something else",
+    "helpers that do not exist; one sampler for all, so that draws depend on the order of the batch",
+    "a different path for a batch of one, and times that measure something else",
     "a reply that nobody computes",
     "a channel that never closes",
-    "a generator that waits for itself, so that a batch is always one",
-    "one request more than a batch may have",
+    "a generator that waits for itself, so that every batch has one request",
+    "one request more than the maximum batch size",
     "a window that begins before its first request",
-    "an error that leaves a function without a result",
-    "an error that cannot be given to all whom it concerns",
-    "the length of nothing, less one",
-    "sizes of another model",
-    "greedy, whatever was asked",
-    "the whole text computed anew for each token",
+    "`?` in a function that returns no result",
+    "an error that cannot be given to all requests that it concerns",
+    "the length of an empty list, minus one",
+    "the sizes of another model",
+    "greedy decoding, whatever was requested",
+    "the whole text recomputed for each token",
     "no mask at all",
-    "a maximum that a NaN decides, and the last of equals",
-    "a queue without end by cancel, time or shutdown",
+    "a maximum decided by a NaN, and the last of equal values",
+    "a queue that cancellation, timeouts and shutdown do not end",
     "results that shift when a request drops out",
     "the last token of a prompt computed twice",
-    "another path for a few sequences than for many",
+    "a different path for a few sequences than for many",
     "a panic after an unchecked prefill",
-    "caches that a failing step loses",
+    "caches lost when a step fails",
     "every cache as large as that of the longest prompt",
-    "prompts among the new tokens; no end token; one configuration",
-    "a loop that says it is a batch; an empty batch that fails",
-    "attention to oneself alone, without positions",
-    "a feed-forward of another family: norm, gate, activation",
+    "prompts among the new tokens; no end token; one configuration for all",
+    "a loop that is called a batch; an empty batch that fails",
+    "tokens that attend only to themselves, without positions",
+    "the feed-forward layer of another family: norm, gate, activation",
     "a head's width guessed from the model's",
     "a division by an empty batch",
-    "logits of every position kept",
-    "a context a call, and a threshold that sends everything to the GPU",
+    "logits kept for every position",
+    "a context per call, and a threshold that sends everything to the GPU",
     "a prefill of many prompts that is a loop",
     "speeds that are constants",
-    "a limit that is that of the longest",
-    "one error that ends all",
-    "codes of a format judged by their own writer",
+    "every request limited by the longest one",
+    "one error that ends all requests",
+    "codes of a format checked only by their own writer",
     "signed weights in unsigned tiles",
-    "a step's launches chosen by the number of tokens alone",
-    "a running maximum that is overwritten while it is used",
-    "a decode that reads what a prefill has not written yet",
+    "a step's launches chosen only by the number of tokens",
+    "a running maximum overwritten while it is used",
+    "decoding that reads what prefill has not written yet",
     "measurements that are constants",
     "a GPU whose results were never computed",
-    "zeros where a shape is not known",
+    "zeros for an unknown shape",
 ];
 
 /// A test, and the mistakes that its comments name.
@@ -103,7 +103,7 @@ struct Test {
 }
 
 impl Test {
-    /// Whether its name begins with a row, after other rows or at once.
+    /// Whether the name begins with this row, possibly after other rows.
     fn shows(&self, row: &str) -> bool {
         self.name.split('_').take_while(|part| is_row(part)).any(|part| part == row)
     }
@@ -142,7 +142,7 @@ fn is_row(part: &str) -> bool {
     part.strip_prefix('f').is_some_and(|n| n.len() == 2 && n.bytes().all(|b| b.is_ascii_digit()))
 }
 
-/// The functions under `folder` that stand below `#[test]`.
+/// Collects the functions under `folder` that have `#[test]`.
 fn collect(folder: &Path, tests: &mut Vec<Test>) -> Result<()> {
     let entries = fs::read_dir(folder).with_context(|| folder.display().to_string())?;
     for path in entries.map(|e| e.map(|e| e.path())).collect::<Result<Vec<_>, _>>()? {
@@ -170,7 +170,7 @@ fn collect(folder: &Path, tests: &mut Vec<Test>) -> Result<()> {
     Ok(())
 }
 
-/// The numbers before "of the originals".
+/// Returns the numbers before "of the originals".
 fn numbers(text: &str) -> impl Iterator<Item = usize> {
     let named = text.split_once(" of the originals").map_or("", |(named, _)| named);
     named.split(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse().ok())

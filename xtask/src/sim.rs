@@ -3,17 +3,17 @@ use clap::Args;
 
 use crate::{cargo, run};
 
-/// The tests that continuous integration runs too, over more seeds. A failure names the seed that shows it.
+/// Runs the simulation tests of continuous integration with more seeds. A failure names its seed.
 #[derive(Args)]
 pub(crate) struct Sim {
-    /// Random mixes of requests on real models, each of which must get, bit for bit, what it gets alone; instead of
-    /// random schedules of a model without numbers
+    /// Instead of random schedules, run random mixes of requests on real models; each must get exactly what it gets
+    /// alone
     #[arg(long)]
     exact: bool,
-    /// How many schedules, or mixes [default: 100000 schedules, 10000 mixes]
+    /// Number of schedules or mixes [default: 100000 schedules, 10000 mixes]
     #[arg(long, alias = "cases")]
     seeds: Option<u64>,
-    /// The first seed, to see a failing one again
+    /// The first seed, to repeat a failing one
     #[arg(long, default_value_t = 0)]
     first: u64,
 }

@@ -21,17 +21,17 @@ use serde_json::json;
 
 use crate::{output, root};
 
-/// Run the GPU's kernels on the simulator and judge them against the reference
+/// Run the GPU kernels on the simulator and compare them with the reference
 #[derive(Args)]
 pub(crate) struct SimKernels {
-    /// Matrices of full height (6912, 13824 and 128256 rows) instead of the cases that tests run; takes minutes and
+    /// Use matrices of full height (6912, 13824 and 128256 rows) instead of the cases that tests run; takes minutes and
     /// gigabytes
     #[arg(long)]
     full: bool,
-    /// Cases at the same time
+    /// Number of cases to run at the same time
     #[arg(long, default_value_t = 2)]
     threads: usize,
-    /// Write the result, as JSON, to this file of the repository, such as record/MACHINE/DATE-sim-kernels.json
+    /// Write the result as JSON to this file in the repository, such as record/MACHINE/DATE-sim-kernels.json
     #[arg(long)]
     out: Option<String>,
 }
@@ -60,7 +60,7 @@ fn git(args: &[&str]) -> Result<String> {
 impl SimKernels {
     pub(crate) fn run(&self) -> Result<()> {
         let cases = if self.full { full() } else { gpu_cases() };
-        // Asked before the record itself is written.
+        // Checked before the record itself is written.
         let dirty = self.out.is_some() && !git(&["status", "--porcelain"])?.trim().is_empty();
         let (next, rows) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
         let started = Instant::now();

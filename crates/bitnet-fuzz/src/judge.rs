@@ -8,31 +8,31 @@ use fastrand::Rng;
 use crate::{MEMORY, Seed, mutate::mutate};
 
 const MAX_TIME: Duration = Duration::from_secs(2);
-/// Memory beyond four times the files.
+/// Maximum memory in addition to four times the files, in bytes.
 const MAX_MEMORY: usize = 64 << 20;
 const MAX_MESSAGE: usize = 2000;
 
-/// A mutation that was not answered as it should be.
+/// A mutation with a wrong outcome.
 #[derive(Debug)]
 pub struct Finding {
-    /// The seed that makes it again.
+    /// The seed that reproduces it.
     pub seed: u64,
     /// What happened.
     pub problem: String,
-    /// The file.
+    /// The damaged file.
     pub bytes: Vec<u8>,
 }
 
-/// How mutations were answered.
+/// Counts of mutations and their outcomes.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Tally {
     /// Mutations that were judged.
     pub judged: u64,
-    /// Those that gave an error.
+    /// Mutations that gave an error.
     pub refused: u64,
-    /// The longest time that one took.
+    /// Maximum time of a mutation.
     pub slowest: Duration,
-    /// The most memory that one took beyond four times its files.
+    /// Maximum memory of a mutation in addition to four times its files, in bytes.
     pub most: usize,
 }
 
@@ -46,11 +46,11 @@ impl Tally {
     }
 }
 
-/// Opens the model with `bytes` for its file, and says whether that was refused, or what is wrong with the answer.
-/// Nothing else may allocate in this process meanwhile.
+/// Opens the model with `bytes` as its file, and counts whether it was refused. Nothing else may allocate in this
+/// process meanwhile.
 ///
 /// # Errors
-/// A sentence for a panic, too much time or memory, or a message that is not one line of what, where and cure.
+/// A sentence about a panic, too much time or memory, or a message that is not one line with what, where and cure.
 pub fn judge(seed: &Seed, bytes: Vec<u8>, tally: &mut Tally) -> Result<(), String> {
     let allowed = 4 * seed.size(bytes.len());
     let before = MEMORY.current_usage();
@@ -87,15 +87,15 @@ pub fn judge(seed: &Seed, bytes: Vec<u8>, tally: &mut Tally) -> Result<(), Strin
 /// Judges `count` mutations of a file, from the seed `first` on.
 ///
 /// # Errors
-/// The first that was not answered as it should be.
+/// The first one with a wrong outcome.
 pub fn run(seed: &Seed, first: u64, count: u64, tally: &mut Tally) -> Result<(), Box<Finding>> {
     for number in first..first + count {
         let mut bytes = seed.bytes.clone();
         let head = seed.kind.head(bytes.len());
         mutate(&mut Rng::with_seed(number), &mut bytes, head, seed.kind.is_text());
-        // The file is kept for the one who has to look at it; the judge counts what comes after.
+        // A copy of the file for the report, made before the judge starts to count memory.
         let copy = bytes.clone();
-        // A machine that stood still for a while is no finding: what takes too long does so again.
+        // A stalled machine is not a finding: a mutation that really takes too long does so again.
         let mut one = Tally::default();
         let verdict = judge(seed, bytes, &mut one).or_else(|_| {
             one = Tally::default();

@@ -5,7 +5,7 @@ use bitnet_model::{
 };
 use bitnet_tensor::SharedBytes;
 
-/// A kind of file that a model may have.
+/// A kind of model file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// A GGUF file with weights of this type.
@@ -26,12 +26,12 @@ pub enum Kind {
     Grouped(Grouped),
 }
 
-/// A form of a model with a scale for every group of weights, of which a fixture is damaged.
+/// A form of a model with a scale for every group of weights; each has a fixture.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Grouped {
     /// A GGUF file in Q2_0.
     Q2_0,
-    /// A GGUF file in PQ2_0, with YaRN and a head of its own.
+    /// A GGUF file in PQ2_0, with YaRN and a separate head.
     Pq2_0,
     /// A GGUF file in PTQ1_0.
     Ptq1_0,
@@ -39,14 +39,14 @@ pub enum Grouped {
     Tq2_0,
     /// `model.safetensors` of MLX.
     Mlx,
-    /// `model.safetensors` of floats that are ternary.
+    /// `model.safetensors` with floats that are ternary.
     Unpacked,
     /// `config.json` of MiniCPM.
     Config,
 }
 
 impl Grouped {
-    /// The file's folder among the fixtures, and its name.
+    /// The fixture's folder, and the name of the file.
     fn file(self) -> (&'static str, &'static str) {
         match self {
             Grouped::Q2_0 => ("qwen3-g64", "model-Q2_0.gguf"),
@@ -61,7 +61,7 @@ impl Grouped {
 }
 
 impl Kind {
-    /// All kinds, with how many parts of a hundred each is worth.
+    /// All kinds, each with its share of the mutations in percent.
     pub const ALL: [(Kind, u64); 17] = [
         (Kind::Gguf(Target::I2S), 6),
         (Kind::Gguf(Target::Panels), 8),
@@ -91,7 +91,7 @@ impl Kind {
         }
     }
 
-    /// Bytes at the beginning that say what the rest is: damage there tells most.
+    /// Number of bytes at the beginning that describe the rest; most damage is done there.
     pub(crate) fn head(self, bytes: usize) -> usize {
         match self {
             Kind::Gguf(_) => 16_000,
@@ -104,19 +104,20 @@ impl Kind {
     }
 }
 
-/// A whole small model, of which one file is to be damaged.
+/// A small complete model, one file of which is to be damaged.
 #[derive(Debug)]
 pub struct Seed {
-    /// Which file.
+    /// Kind of the file to damage.
     pub kind: Kind,
-    /// The file as it should be.
+    /// The undamaged file.
     pub bytes: Vec<u8>,
     files: ModelFiles,
     weights: SharedBytes,
 }
 
 impl Seed {
-    /// Makes the files of a model with random weights and the demo's vocabulary and template, or takes those of a fixture.
+    /// Makes the files of a model with random weights and the demo's vocabulary and template, or reads those of a
+    /// fixture.
     ///
     /// # Errors
     /// If they cannot be written or read.
@@ -153,7 +154,7 @@ impl Seed {
             Kind::Weights | Kind::Gguf(_) | Kind::Grouped(_) => weights.to_vec(),
         };
         if matches!(kind, Kind::Weights | Kind::Generation | Kind::Template) {
-            // To read it would be most of the time, and nothing in these files has to do with it.
+            // Reading it would take most of the time, and these files do not depend on it.
             files.tokenizer = None;
         }
         Ok(Seed { kind, bytes, files, weights })
@@ -172,16 +173,16 @@ impl Seed {
         Ok(Seed { kind: Kind::Grouped(form), bytes, files, weights })
     }
 
-    /// Bytes of the whole model with `bytes` for the file.
+    /// Bytes of the whole model if the file has `bytes` bytes.
     pub(crate) fn size(&self, bytes: usize) -> usize {
         let tokenizer = self.files.tokenizer.as_ref().map_or(0, |file| file.len());
         bytes + self.files.config.len() + tokenizer + self.weights.len()
     }
 
-    /// Opens the model with `bytes` for the file, and uses everything that it then has.
+    /// Opens the model with `bytes` as the file, and uses all of it.
     ///
     /// # Errors
-    /// What opening and using it gives.
+    /// If opening or using it fails.
     pub fn open(&self, bytes: Vec<u8>) -> Result<(), ModelError> {
         let (bytes, mut files) = (SharedBytes::new(bytes), self.files.clone());
         let mut weights = self.weights.clone();

@@ -1,8 +1,8 @@
-//! Files of every kind that are damaged at random, and the judge of what becomes of them: a model or one error, soon
-//! and within memory.
+//! Damages files of every kind at random, and checks that each gives a model or one error, quickly and within a limit
+//! on memory.
 //!
-//! Tests run ten thousand of them, `cargo xtask fuzz` as many as it is told, and libFuzzer's targets in `fuzz/` start
-//! from the same files. A program that judges must have [`MEMORY`] as its global allocator.
+//! Tests run ten thousand mutations, `cargo xtask fuzz` runs any number, and libFuzzer's targets in `fuzz/` start from
+//! the same files. A program that judges mutations must have [`MEMORY`] as its global allocator.
 
 #![forbid(unsafe_code)]
 
@@ -13,5 +13,5 @@ mod mutate;
 pub use judge::{Finding, Tally, judge, run};
 pub use kind::{Grouped, Kind, Seed};
 
-/// Counts what the process allocates.
+/// Counts the allocations of the process.
 pub static MEMORY: peak_alloc::PeakAlloc = peak_alloc::PeakAlloc;

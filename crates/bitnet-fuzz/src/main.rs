@@ -1,7 +1,7 @@
-//! `cargo xtask fuzz`: damages files of every kind and judges what becomes of them.
+//! `cargo xtask fuzz`: damages files of every kind and checks how each is handled.
 
 #![forbid(unsafe_code)]
-#![allow(clippy::print_stdout, reason = "a command-line tool talks")]
+#![allow(clippy::print_stdout, reason = "a command-line tool prints its results")]
 
 use std::{
     path::{Path, PathBuf},
@@ -17,23 +17,23 @@ use clap::Parser;
 static MEMORY: peak_alloc::PeakAlloc = bitnet_fuzz::MEMORY;
 
 #[derive(Parser)]
-#[command(about = "Damages model files and judges what becomes of them")]
+#[command(about = "Damages model files and checks how they are handled")]
 struct Args {
-    /// Mutations over all kinds of file
+    /// Number of mutations over all kinds of files
     #[arg(long, value_name = "COUNT", default_value_t = 1_000_000)]
     count: u64,
-    /// Stop after this time even if fewer were made
+    /// Stop after this many seconds even if fewer mutations were run
     #[arg(long, value_name = "N")]
     seconds: Option<u64>,
     /// Number of the first mutation of each kind
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// Write the files that are damaged to DIR/KIND/seed, and end: what libFuzzer may begin with
+    /// Write the undamaged files to DIR/KIND/seed as a first corpus for libFuzzer, and exit
     #[arg(long, value_name = "DIR")]
     corpus: Option<PathBuf>,
 }
 
-/// Mutations of one kind before the next has its turn.
+/// Mutations per round, over all kinds.
 const ROUND: u64 = 100;
 
 fn main() -> Result<()> {
@@ -48,7 +48,7 @@ fn main() -> Result<()> {
             .try_for_each(|(seed, _)| save(&corpus.join(name(seed.kind)).join("seed"), &seed.bytes));
     }
     let mut tallies = vec![Tally::default(); seeds.len()];
-    // A part of a hundred of each kind after another, so that a run that is cut short has seen all of them.
+    // Every round covers all kinds, so that a run that ends early has covered them too.
     while tallies.iter().map(|t| t.judged).sum::<u64>() < args.count && start.elapsed() < limit {
         for ((seed, share), tally) in seeds.iter().zip(&mut tallies) {
             let count = ROUND.min(args.count) * share / 100;
@@ -69,7 +69,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// The name of libFuzzer's target.
+/// The name of the libFuzzer target.
 fn name(kind: Kind) -> String {
     match kind {
         Kind::Gguf(Target::Tq2_0) => "gguf".into(),
@@ -92,7 +92,7 @@ fn save(file: &Path, bytes: &[u8]) -> Result<()> {
 fn report(kind: &str, tally: &Tally) {
     let Tally { judged, refused, slowest, most } = tally;
     println!(
-        "{kind:16} {judged:8} judged {refused:8} refused, slowest {:4} ms, {:5.1} MiB beyond 4 times the files",
+        "{kind:16} {judged:8} judged {refused:8} refused, slowest {:4} ms, {:5.1} MiB above 4 times the files",
         slowest.as_millis(),
         *most as f64 / f64::from(1 << 20)
     );

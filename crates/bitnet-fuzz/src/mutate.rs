@@ -1,9 +1,9 @@
-//! What can go wrong with a file: cut off, flipped bits, parts in the wrong place, lengths and offsets out of range,
-//! numbers that are none, nesting without end.
+//! Damages a file: truncation, flipped bits, misplaced parts, lengths and offsets out of range, invalid numbers,
+//! endless nesting.
 
 use fastrand::Rng;
 
-/// Below `n`, and 0 if there is nothing below it.
+/// Draws a number below `n`, or 0 if `n` is 0.
 fn below(random: &mut Rng, n: usize) -> usize {
     random.usize(..n.max(1))
 }
@@ -12,7 +12,7 @@ fn pick<T: Copy>(random: &mut Rng, from: &[T]) -> T {
     from[random.usize(..from.len())]
 }
 
-/// Changes `bytes` in one to three places, most often within the first `head` bytes.
+/// Changes `bytes` in one to three places, usually within the first `head` bytes.
 pub(crate) fn mutate(random: &mut Rng, bytes: &mut Vec<u8>, head: usize, text: bool) {
     for _ in 0..=below(random, 3) {
         let reach = if below(random, 8) > 0 { head.min(bytes.len()) } else { bytes.len() };
@@ -24,7 +24,7 @@ pub(crate) fn mutate(random: &mut Rng, bytes: &mut Vec<u8>, head: usize, text: b
                     *b ^= 1 << below(random, 8);
                 }
             }
-            // A part of the file over another: lengths, names and offsets in places of each other.
+            // Copies a part of the file over another, so that lengths, names and offsets replace each other.
             2 => {
                 let from = below(random, reach);
                 let n = below(random, 64).min(bytes.len() - at.max(from).min(bytes.len()));
@@ -79,7 +79,7 @@ pub(crate) fn mutate(random: &mut Rng, bytes: &mut Vec<u8>, head: usize, text: b
                 let n = below(random, 8).min(bytes.len() - at.min(bytes.len()));
                 bytes.splice(at..at + n, other.bytes());
             }
-            // A number somewhere becomes another one.
+            // Replaces a number.
             _ => {
                 let digit = (at..bytes.len()).find(|&i| bytes[i].is_ascii_digit());
                 if let Some(start) = digit {

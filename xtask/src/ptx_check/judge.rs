@@ -1,12 +1,12 @@
 use bitnet_kernels::gpu::table::Kernel;
 
-/// What the assembler said, and the machine code as text.
+/// The assembler's report, and the machine code as text.
 pub(super) struct Code {
     pub(super) report: String,
     pub(super) listing: String,
 }
 
-/// Where machine code leaves what its kernel's row allows.
+/// Lists where machine code violates its kernel's row.
 pub(super) fn problems(kernel: &Kernel, architecture: &str, code: &Code) -> Vec<String> {
     let mut found = Vec::new();
     let limits = [
@@ -19,7 +19,7 @@ pub(super) fn problems(kernel: &Kernel, architecture: &str, code: &Code) -> Vec<
         match before(&code.report, what) {
             Some(n) if n <= limit => {}
             Some(n) => found.push(format!("{n} {what}, the table allows {limit}")),
-            None => found.push(format!("the assembler says nothing of {what}")),
+            None => found.push(format!("the assembler reports nothing about {what}")),
         }
     }
     // Without shared memory the assembler does not mention it.
@@ -29,7 +29,7 @@ pub(super) fn problems(kernel: &Kernel, architecture: &str, code: &Code) -> Vec<
     }
     for local in ["LDL", "STL"] {
         if code.listing.split_whitespace().any(|word| word.split('.').next() == Some(local)) {
-            found.push(format!("{local}: registers go through local memory"));
+            found.push(format!("{local}: registers spill to local memory"));
         }
     }
     for wanted in kernel.machine {
@@ -40,7 +40,7 @@ pub(super) fn problems(kernel: &Kernel, architecture: &str, code: &Code) -> Vec<
     found.iter().map(|what| format!("{} for sm_{architecture}: {what}", kernel.name)).collect()
 }
 
-/// The number that stands before a phrase, the largest where there are several.
+/// Returns the number before a phrase, the largest if there are several.
 fn before(report: &str, phrase: &str) -> Option<u32> {
     let numbers = report.match_indices(phrase).filter_map(|(at, _)| {
         let number = report[..at].split_whitespace().next_back()?;
@@ -54,7 +54,7 @@ mod tests {
     use super::{super::Tools, *};
     use bitnet_kernels::gpu::table::{KERNELS, SAMPLE};
 
-    /// What is wrong with a kernel of this text and row, or nothing where there is no assembler.
+    /// Returns the problems of a kernel with this text and row, or `None` if there is no assembler.
     fn planted(text: &str, kernel: Kernel) -> Option<String> {
         let Some(tools) = Tools::find() else {
             println!("skipped: no ptxas on this machine");

@@ -1,4 +1,5 @@
-//! Assembles every GPU kernel with NVIDIA's assembler and holds the machine code to the kernel's row in the table.
+//! Assembles every GPU kernel with NVIDIA's assembler, and checks the machine code against the kernel's row in the
+//! table.
 
 mod judge;
 #[cfg(test)]
@@ -28,10 +29,10 @@ const ARCHITECTURES: [&str; 6] = ["80", "86", "89", "90", "100", "120"];
 /// that the assembler is known to miscompile
 #[derive(Args)]
 pub(crate) struct PtxCheck {
-    /// Fail where the assembler cannot be had, after trying to install it with pip
+    /// Fail if there is no assembler, after trying to install it with pip
     #[arg(long)]
     require: bool,
-    /// Use the assemblers of eight versions of CUDA, installed with pip: before a release
+    /// Use the assemblers of eight versions of CUDA, installed with pip; run this before a release
     #[arg(long)]
     versions: bool,
 }
@@ -54,8 +55,7 @@ impl PtxCheck {
     }
 }
 
-/// For continuous integration, before the tests, some of which need the assembler: installs it where pip can, and says
-/// so where it cannot.
+/// For continuous integration: installs the assembler, which some tests need, or reports that pip cannot.
 pub(crate) fn install() -> Result<()> {
     if Tools::find_or_install()?.is_none() {
         println!("skipped: tests that plant faults in machine code (no ptxas: {})", tools::CURE);
@@ -63,12 +63,12 @@ pub(crate) fn install() -> Result<()> {
     Ok(())
 }
 
-/// For continuous integration, after [`install`]: what pip can have is required.
+/// For continuous integration, after [`install`]: requires the assembler if pip can install it.
 pub(crate) fn in_ci() -> Result<()> {
     PtxCheck { require: tools::has_pip(), versions: false }.run()
 }
 
-/// What the texts alone show: shapes that the assembler miscompiles.
+/// Finds shapes in the texts that the assembler miscompiles.
 fn texts() -> Result<()> {
     report(KERNELS.iter().flat_map(|kernel| shapes::found(kernel)).collect())
 }
@@ -117,7 +117,7 @@ fn check(tools: &Tools, architectures: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// One module of all texts that a GPU's instructions are tried with.
+/// Joins all texts that check single instructions into one module.
 fn instructions() -> String {
     let entries = INSTRUCTIONS.iter().enumerate().map(|(i, case)| case.entry(&format!("case{i}")));
     HEADER.to_owned() + &entries.collect::<String>()

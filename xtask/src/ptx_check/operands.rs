@@ -1,5 +1,5 @@
-//! The simulator refuses whatever the assembler refuses: every opcode that can reach a GPU, with operands of every kind
-//! in every place.
+//! Checks that the simulator refuses everything that the assembler refuses: every opcode that can reach a GPU, with
+//! operands of every kind in every place.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -11,7 +11,7 @@ use bitnet_tests::{
 
 use super::Tools;
 
-/// What stands in the place of an operand, beside the registers of [`PROBES`].
+/// What replaces an operand, in addition to the registers of [`PROBES`].
 const KINDS: [&str; 20] = [
     "xh",
     "xw",
@@ -36,7 +36,7 @@ const KINDS: [&str; 20] = [
 ];
 const PROBES: &str = ".reg .b16 xh; .reg .b32 xw; .reg .u32 xu; .reg .s32 xi; .reg .f32 xf; .reg .b64 xd; .reg .f64 xe; \
                       .reg .pred xp; .shared .align 16 .b32 xs[8];";
-/// Entries of a file.
+/// Entries per file.
 const CHUNK: usize = 500;
 
 /// Types of the names that a kernel declares: of registers, `shared`, or `param` and its type.
@@ -70,7 +70,7 @@ fn declared(code: &str) -> HashMap<String, String> {
     names
 }
 
-/// Operands of a statement; commas inside brackets part nothing.
+/// Operands of a statement; commas inside brackets do not separate.
 fn operands(text: &str) -> Vec<String> {
     let (mut parts, mut depth) = (vec![String::new()], 0);
     for c in text.chars() {
@@ -83,7 +83,7 @@ fn operands(text: &str) -> Vec<String> {
     parts.iter().map(|part| part.trim().to_owned()).filter(|part| !part.is_empty()).collect()
 }
 
-/// `opcode` with these operands, as an entry of its own whose statement is its last line but two.
+/// An entry with one statement, `opcode` with these operands, on its third line from the end.
 fn entry(number: usize, opcode: &str, operands: &[String], names: &HashMap<String, String>) -> String {
     let statement = format!("{opcode} {};", operands.join(", "));
     let words: BTreeSet<&str> = statement.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').collect();
@@ -101,7 +101,7 @@ fn entry(number: usize, opcode: &str, operands: &[String], names: &HashMap<Strin
     )
 }
 
-/// One statement of each opcode, with what its names are.
+/// One statement of each opcode, with the types of its names.
 fn forms() -> BTreeMap<String, (Vec<String>, HashMap<String, String>)> {
     let mut forms = BTreeMap::new();
     let cases = INSTRUCTIONS.iter().map(|i| format!("{HEADER}{}", i.entry("one")));
@@ -126,7 +126,7 @@ fn forms() -> BTreeMap<String, (Vec<String>, HashMap<String, String>)> {
     forms
 }
 
-/// Every form, and with an operand of each kind in each place.
+/// Every form, and every form with an operand of each kind in each place.
 fn entries() -> Vec<String> {
     let mut entries = Vec::new();
     for (opcode, (operands, names)) in forms() {
@@ -147,9 +147,9 @@ fn entries() -> Vec<String> {
     entries
 }
 
-/// Which entries the assembler refuses, and why.
+/// Returns the entries that the assembler refuses, and why.
 fn refused(tools: &Tools, entries: &[String]) -> Vec<Option<String>> {
-    // What it refuses whatever stands before it ends the run before code is made.
+    // A statement that is always refused ends the run before code is generated.
     let wrong = ".visible .entry wrong()\n{ .reg .f32 f; .reg .u32 u;\nadd.u32 u, f, u;\nret;\n}\n";
     let mut found = vec![None; entries.len()];
     let mut first = 0;

@@ -1,18 +1,19 @@
-//! Shapes of PTX that `ptxas` is known to compile wrongly at -O3 and rightly at -O0, on some version or architecture.
+//! Shapes of PTX that some version of `ptxas` is known to compile wrongly at -O3 but correctly at -O0, on some
+//! architecture.
 //!
-//! Reduced cases of each, by number: SemiAnalysisAI/FuzzX, `ptx/known-miscompiles`. The simulator executes the text,
-//! so it cannot see them; a kernel that avoids a shape needs no trust in the assembler's version.
+//! Reduced cases of each, by number, are in SemiAnalysisAI/FuzzX, `ptx/known-miscompiles`. The simulator executes the
+//! text, so it cannot detect them. A kernel that avoids a shape does not depend on the assembler's version.
 
 use std::collections::HashMap;
 
 use bitnet_kernels::gpu::table::Kernel;
 
-/// Miscompiled shapes in a kernel's text.
+/// Finds miscompiled shapes in a kernel's text.
 pub(super) fn found(kernel: &Kernel) -> Vec<String> {
     let statements = statements(kernel.text);
     let mut found = Vec::new();
     let mut say = |line: usize, what: &str| found.push(format!("{}:{line}: {what}", kernel.name));
-    // What each register was last made by.
+    // The instruction that last wrote each register.
     let mut made: HashMap<&str, &Statement<'_>> = HashMap::new();
     for (i, s) in statements.iter().enumerate() {
         for what in alone(s).into_iter().chain(chained(s, &made)) {
@@ -30,7 +31,7 @@ pub(super) fn found(kernel: &Kernel) -> Vec<String> {
             );
         }
         match s.label {
-            // Another path may come here with other values.
+            // Another path may arrive here with other values.
             Some(_) => made.clear(),
             None if s.writes_register() => drop(made.insert(s.operands[0], s)),
             None => {}
@@ -39,7 +40,7 @@ pub(super) fn found(kernel: &Kernel) -> Vec<String> {
     found
 }
 
-/// What is wrong with an instruction whatever surrounds it.
+/// Returns the problem of an instruction on its own.
 fn alone(s: &Statement<'_>) -> Option<&'static str> {
     let modifier = |name: &str| s.opcode.split('.').any(|part| part == name);
     let constant =
@@ -58,7 +59,7 @@ fn alone(s: &Statement<'_>) -> Option<&'static str> {
     }
 }
 
-/// What is wrong with an instruction after those that made its sources.
+/// Returns the problem of an instruction in combination with those that wrote its sources.
 fn chained(s: &Statement<'_>, made: &HashMap<&str, &Statement<'_>>) -> Option<&'static str> {
     let sources = || s.operands.iter().skip(1).filter_map(|o| made.get(o));
     let from = |names: &[&str]| sources().any(|source| names.contains(&source.name()));

@@ -11,24 +11,23 @@ use bitnet_kernels::gpu::table::Kernel;
 use super::judge::Code;
 use crate::{output, target};
 
-/// What to do where there is no assembler.
+/// How to get the assembler.
 pub(super) const CURE: &str = "put it on PATH, name it in $PTXAS, or `pip install nvidia-cuda-nvcc==13.0.88 \
      nvidia-cuda-nvdisasm==13.5.37`";
 
-/// Packages that hold the assembler and the disassembler.
+/// Packages that contain the assembler and the disassembler.
 const PACKAGES: [&str; 2] = ["nvidia-cuda-nvcc==13.0.88", "nvidia-cuda-nvdisasm==13.5.37"];
 
 /// Architectures of the assemblers before 12.8.
 const BEFORE_BLACKWELL: &[&str] = &["80", "86", "89", "90"];
 
-/// A version of the assembler: its package, and the architectures among ours that it knows.
+/// A version of the assembler: its package, and those of our architectures that it supports.
 pub(super) struct Version {
     pub(super) package: &'static str,
     pub(super) architectures: &'static [&'static str],
 }
 
-/// Versions that the kernels must assemble with before a release: a driver has the compiler of the CUDA that it came
-/// with.
+/// Versions with which the kernels must assemble before a release. A driver has the compiler of its version of CUDA.
 pub(super) const VERSIONS: [Version; 8] = [
     Version { package: "nvidia-cuda-nvcc-cu11==11.7.99", architectures: &["80", "86"] },
     Version { package: "nvidia-cuda-nvcc-cu11==11.8.89", architectures: BEFORE_BLACKWELL },
@@ -55,8 +54,8 @@ impl Tools {
         named.into_iter().chain(path).chain(packages).find_map(|folder| Tools::in_folder(&folder))
     }
 
-    /// As [`Tools::find`]; what is not there is installed beside what cargo builds. Nothing where there is no pip, or
-    /// where it cannot install: that leaves no folder, so that the next run tries again.
+    /// Like [`Tools::find`], but installs missing tools into cargo's target folder. Returns `None` if there is no pip
+    /// or it cannot install them; that leaves no folder, so that the next run tries again.
     pub(crate) fn find_or_install() -> Result<Option<Self>> {
         if let Some(tools) = Tools::find() {
             return Ok(Some(tools));
@@ -75,15 +74,11 @@ impl Tools {
             return Ok(None);
         }
         let tools = Tools::find();
-        ensure!(
-            tools.is_some(),
-            "pip installed {}, and there is no ptxas among them",
-            PACKAGES.join(" and ")
-        );
+        ensure!(tools.is_some(), "pip installed {}, but they contain no ptxas", PACKAGES.join(" and "));
         Ok(tools)
     }
 
-    /// The assembler of another version, installed beside what cargo builds, with this disassembler.
+    /// Another version of the assembler, installed into cargo's target folder, with this disassembler.
     pub(super) fn of_version(&self, version: &Version) -> Result<Self> {
         let folder = target().join("ptx-versions").join(version.package.replace("==", "-"));
         let find =
@@ -114,7 +109,7 @@ impl Tools {
         })
     }
 
-    /// What the assembler says against a text; nothing where it takes it.
+    /// Returns the assembler's errors about a text, or `None` if it accepts the text.
     pub(super) fn refusal(&self, text: &str, architecture: &str) -> Result<Option<String>> {
         with_files(text, |source, binary| {
             Ok(self.ptxas(source, binary, architecture).err().map(|e| e.to_string()))
@@ -132,7 +127,7 @@ impl Tools {
     }
 }
 
-/// Writes a text to a file, and names another for what is made of it; both are gone afterwards.
+/// Writes a text to a file and names another for the output; both are removed afterwards.
 fn with_files<T>(text: &str, f: impl FnOnce(&Path, &Path) -> Result<T>) -> Result<T> {
     static RUNS: AtomicUsize = AtomicUsize::new(0);
     let folder = target().join("ptx-check");
@@ -142,7 +137,7 @@ fn with_files<T>(text: &str, f: impl FnOnce(&Path, &Path) -> Result<T>) -> Resul
     fs::write(&source, text).with_context(|| source.display().to_string())?;
     let result = f(&source, &binary);
     for file in [source, binary] {
-        // The second is not there if the assembler refused the first.
+        // The second does not exist if the assembler refused the first.
         let _ = fs::remove_file(file);
     }
     result
@@ -154,17 +149,17 @@ fn pip(args: &[&str]) -> Command {
     pip
 }
 
-/// Whether there is something to install with.
+/// Whether pip is available.
 pub(super) fn has_pip() -> bool {
     output(pip(&["--version"])).is_ok()
 }
 
-/// Where pip puts the packages.
+/// The folder into which pip installs the packages.
 fn installed() -> PathBuf {
     target().join("ptx-tools")
 }
 
-/// Where Python looks for packages; nowhere if there is no Python.
+/// The folders in which Python looks for packages; none if there is no Python.
 fn python_folders() -> Vec<PathBuf> {
     let mut python = Command::new("python3");
     python.args(["-c", "import sys; print('\\n'.join(sys.path))"]);
@@ -172,7 +167,7 @@ fn python_folders() -> Vec<PathBuf> {
     String::from_utf8_lossy(&lines).lines().filter(|line| !line.is_empty()).map(PathBuf::from).collect()
 }
 
-/// Folders of programs in the vendor's packages: `nvidia/<package>/bin`.
+/// Program folders in the vendor's packages: `nvidia/<package>/bin`.
 fn binaries(packages: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(packages.join("nvidia")).into_iter().flatten().flatten();
     entries.map(|entry| entry.path().join("bin")).filter(|bin| bin.is_dir()).collect()

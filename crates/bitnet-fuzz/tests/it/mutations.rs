@@ -3,15 +3,15 @@ use bitnet_model::Target;
 
 use crate::alone;
 
-/// Mutations over all kinds of file; `BITNET_MUTATIONS` asks for another number, `BITNET_SEED` for other ones.
+/// Number of mutations over all kinds of files. `BITNET_MUTATIONS` sets another number, `BITNET_SEED` the first seed.
 const MUTATIONS: u64 = 10_000;
 
 fn number(variable: &str, default: u64) -> u64 {
     std::env::var(variable).ok().map_or(default, |v| v.parse().expect("a number"))
 }
 
-/// Judges the share of a kind, and counts how many were refused, so that a mutator that changes nothing, or a reader
-/// that takes everything, fails too.
+/// Judges the share of a kind, and checks how many were refused, so that a mutator that changes nothing and a reader
+/// that accepts everything fail too.
 fn mutated(kind: Kind) {
     let _alone = alone();
     let share = Kind::ALL.iter().find(|(k, _)| *k == kind).expect("every kind has a share").1;
@@ -119,7 +119,7 @@ fn the_judge_counts_the_memory_of_all_threads() {
     let _alone = alone();
     MEMORY.reset_peak_usage();
     let before = MEMORY.current_usage();
-    // Counted and never touched; so much that what earlier tests still give back does not show.
+    // Counted but never touched. It is so large that memory still being freed by earlier tests does not matter.
     std::thread::spawn(|| drop(vec![0u8; 512 << 20])).join().unwrap();
     let peak = MEMORY.peak_usage();
     assert!(peak >= before + (256 << 20), "{peak} after {before}");

@@ -1,4 +1,4 @@
-//! Templates that ask for more than there is.
+//! Templates that use too much time or memory.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use bitnet_model::{ChatTemplate, Message};
 
 use crate::alone;
 
-/// Compiles and renders a template, and gives what that took, in bytes.
+/// Compiles and renders a template, and returns the peak memory in bytes.
 fn memory(template: &str) -> (Result<String, String>, usize) {
     let before = MEMORY.current_usage();
     MEMORY.reset_peak_usage();
