@@ -10,7 +10,7 @@ use futures_core::Stream;
 
 use crate::Error;
 
-/// A complete answer. Displays as its text.
+/// A complete answer. Its `Display` is the text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Answer {
@@ -18,11 +18,11 @@ pub struct Answer {
     pub text: String,
     /// The new tokens, without the one that ended the text.
     pub tokens: Vec<u32>,
-    /// Tokens of the prompt.
+    /// Number of tokens in the prompt.
     pub prompt_tokens: usize,
-    /// Why it ended.
+    /// Why the answer ended.
     pub finish: FinishReason,
-    /// The seed that gives the same text again.
+    /// The seed, which gives the same text again.
     pub seed: u64,
 }
 
@@ -32,18 +32,18 @@ impl fmt::Display for Answer {
     }
 }
 
-/// An answer in pieces, as it is generated: an iterator that blocks. Dropping it cancels the request.
+/// The pieces of an answer as it is generated, as a blocking iterator. Dropping it cancels the request.
 #[derive(Debug)]
 pub struct Pieces {
     handle: RequestHandle,
     growing: Growing,
 }
 
-/// An answer in pieces, as it is generated: a [`Stream`] for any executor. Dropping it cancels the request.
+/// The pieces of an answer as it is generated, as a [`Stream`] for any executor. Dropping it cancels the request.
 #[derive(Debug)]
 pub struct PieceStream(pub(crate) Pieces);
 
-/// An answer as far as it has come.
+/// The part of an answer that has been generated so far.
 #[derive(Debug)]
 struct Growing {
     decoder: Option<DecodeStream>,
@@ -57,7 +57,7 @@ impl Pieces {
         Pieces { handle, growing: Growing { decoder, answer } }
     }
 
-    /// The whole answer, the pieces taken before included. Waits for its end.
+    /// Waits for the end and returns the whole answer, including pieces already taken.
     ///
     /// # Errors
     /// If the request fails.
@@ -83,7 +83,7 @@ impl Iterator for Pieces {
 }
 
 impl PieceStream {
-    /// The whole answer, the pieces taken before included, when it has ended.
+    /// Waits for the end and returns the whole answer, including pieces already taken.
     ///
     /// # Errors
     /// If the request fails.
@@ -116,7 +116,7 @@ impl Stream for PieceStream {
 }
 
 impl Growing {
-    /// The text that an update adds, which may be empty.
+    /// Adds an update and returns the text it adds, which may be empty.
     fn add(&mut self, update: Update) -> Result<String, Error> {
         let mut piece = String::new();
         match update {

@@ -13,12 +13,12 @@ use crate::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Device {
-    /// The first NVIDIA GPU if it can be used, else the CPU. [`Model::notes`] says why it is the CPU.
+    /// The first NVIDIA GPU if usable, otherwise the CPU. [`Model::notes`] then says why.
     #[default]
     Auto,
     /// The CPU.
     Cpu,
-    /// An NVIDIA GPU, by its number from zero.
+    /// An NVIDIA GPU, counting from zero.
     Cuda(usize),
 }
 
@@ -39,7 +39,7 @@ impl FromStr for Device {
     }
 }
 
-/// How a model is opened. Nothing in it but the type of the cache changes a token.
+/// Options for opening a model. None of them changes a token, except the type of the cache.
 pub struct Builder {
     machine: Machine,
     batch_size: usize,
@@ -48,7 +48,7 @@ pub struct Builder {
     progress: Progress,
 }
 
-/// Gets a file or `loading`, how much is done, and of how much.
+/// Receives a file's name or `loading`, the amount done, and the total.
 type Progress = Box<dyn FnMut(&str, u64, u64)>;
 
 impl Default for Builder {
@@ -64,62 +64,63 @@ impl Default for Builder {
 }
 
 impl Builder {
-    /// Where to compute; [`Device::Auto`] if not set.
+    /// Sets where to compute; [`Device::Auto`] by default.
     pub fn device(mut self, device: Device) -> Self {
         self.machine.device = device;
         self
     }
 
-    /// Threads of the CPU; as many as the machine runs at once if not set.
+    /// Sets the number of CPU threads; by default as many as the machine runs in parallel.
     pub fn threads(mut self, threads: usize) -> Self {
         self.machine.threads = Some(threads);
         self
     }
 
-    /// Memory for weights, activations and cache; what is needed, up to half of what is available, if not set.
+    /// Limits the memory for weights, activations and cache; by default as much as needed, up to half of the available.
     pub fn memory(mut self, memory: Memory) -> Self {
         self.machine.memory = Some(memory);
         self
     }
 
-    /// Type of the cached keys and values: a smaller one holds longer texts and rounds more. f32 on the CPU and bf16 on
-    /// a GPU if not set.
+    /// Sets the type of cached keys and values; by default f32 on the CPU and bf16 on a GPU. A smaller type holds
+    /// longer texts but rounds more.
     pub fn cache(mut self, kv: KvType) -> Self {
         self.machine.kv = Some(kv);
         self
     }
 
-    /// Level of CPU instructions, for tests; the best there is if not set.
+    /// Sets the CPU instruction set, for tests; by default the best available.
     pub fn isa(mut self, isa: Isa) -> Self {
         self.machine.isa = isa;
         self
     }
 
-    /// Maximum number of requests computed together; 8 if not set. More of them wait.
+    /// Sets the maximum number of requests computed together; 8 by default. Others wait.
     pub fn batch_size(mut self, requests: usize) -> Self {
         self.batch_size = requests;
         self
     }
 
-    /// Maximum number of tokens in a request, its answer included; as many as the model allows if not set.
+    /// Sets the maximum number of tokens in a request, including its answer; by default the model's context.
     pub fn context(mut self, tokens: usize) -> Self {
         self.context = Some(tokens);
         self
     }
 
-    /// Maximum number of draft tokens checked in one step of a sequence; 0, none, if not set.
+    /// Sets the maximum number of drafted tokens for a sequence in a step; 0 (no drafting) by default.
     pub fn drafts(mut self, tokens: usize) -> Self {
         self.engine.max_draft = tokens;
         self
     }
 
-    /// Changes whatever else an engine has to set: queues, waiting times, who records.
+    /// Changes other settings of the engine, such as queue limits, waiting times and the recorder.
     pub fn engine(mut self, change: impl FnOnce(&mut EngineConfig)) -> Self {
         change(&mut self.engine);
         self
     }
 
-    /// Gets the file that is fetched or `loading`, how much is done, and of how much.
+    /// Sets a callback for progress. It receives the file being downloaded or `loading`, the amount done, and the
+    /// total.
     pub fn progress(mut self, report: impl FnMut(&str, u64, u64) + 'static) -> Self {
         self.progress = Box::new(report);
         self
@@ -128,7 +129,7 @@ impl Builder {
     /// Opens `org/name[@revision][:file]`, a `.gguf` file, a folder, `demo` or `synthetic:NAME`, and starts its engine.
     ///
     /// # Errors
-    /// If the model cannot be fetched, read, held in memory or computed; [`Error::cure`] says what helps.
+    /// If the model cannot be downloaded, read, held in memory or computed; [`Error::cure`] says what to do.
     pub fn open(mut self, model: &str) -> Result<Model, Error> {
         let mut opened = open::open_checkpoint(model, &mut self.progress)?;
         let spec = &mut opened.checkpoint.spec;

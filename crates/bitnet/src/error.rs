@@ -6,58 +6,58 @@ use bitnet_inference::{GenerationError, InvalidRequest, RequestError, StartError
 use bitnet_kernels::{KernelError, KvType, gpu::GpuError};
 use bitnet_model::{ForwardError, ModelError};
 
-/// Why a model could not be opened or a request failed. Displays as one line, `<what> (<where>): <cure>`.
+/// Why a model could not be opened or a request failed. Its `Display` is one line, `<what> (<where>): <cure>`.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The model could not be read.
     Model(#[from] ModelError),
-    /// The model could not be fetched.
+    /// The model could not be downloaded.
     #[cfg(feature = "hub")]
     Hub(#[from] HubError),
-    /// Models by name are not part of this build.
+    /// The model was given by name, but this build lacks the feature `hub`.
     NoHub {
-        /// What was asked for.
+        /// What was requested.
         model: String,
     },
-    /// The backend could not be made.
+    /// The backend could not be created.
     Kernel(KernelError),
-    /// There is no GPU to compute on, or it failed.
+    /// There is no usable GPU, or it failed.
     Gpu(#[from] GpuError),
-    /// The memory allowed holds no part of the work.
+    /// The memory limit is too small for the model.
     MemoryLimit {
-        /// Bytes that were allowed.
+        /// The limit in bytes.
         given: u64,
-        /// Bytes that are needed.
+        /// Minimum number of bytes needed.
         needed: u64,
     },
-    /// The memory of the machine holds no part of the work.
+    /// The machine has too little memory for the model.
     Memory {
-        /// Bytes that are available.
+        /// Number of available bytes.
         available: u64,
-        /// Bytes that are needed.
+        /// Minimum number of bytes needed.
         needed: u64,
     },
-    /// A part of the memory was asked for on a system that does not say how much there is.
+    /// The limit is a percentage, but the system does not report how much memory is available.
     MemoryUnknown,
-    /// A GPU was asked for a cache of another type than it keeps.
+    /// The requested cache type is not supported on a GPU.
     GpuCache {
-        /// What was asked for.
+        /// What was requested.
         kv: KvType,
     },
     /// The engine did not start.
     Start(#[from] StartError),
-    /// The model has no tokenizer, and the request needs one.
+    /// The request needs a tokenizer, but the model has none.
     NoTokenizer {
-        /// The model.
+        /// Name of the model.
         model: String,
     },
     /// The JSON schema cannot be followed.
     Schema {
-        /// What is wrong with it.
+        /// What is wrong with the schema.
         problem: String,
     },
-    /// The request was refused, or failed on its way.
+    /// The request was refused or failed.
     Request(#[from] GenerationError),
 }
 
@@ -71,14 +71,15 @@ impl fmt::Display for Error {
             Error::Kernel(e) => (e.to_string(), "backend"),
             Error::Gpu(e) => (parted(e).0, "device"),
             Error::MemoryLimit { given, .. } => {
-                (format!("{given} bytes of memory hold no part of the work"), "memory")
+                (format!("{given} bytes of memory are too few for this model"), "memory")
             }
             Error::Memory { available, needed } => {
-                let what = format!("the model needs at least {needed} bytes, and {available} are available");
+                let what =
+                    format!("the model needs at least {needed} bytes, but only {available} are available");
                 (what, "memory")
             }
             Error::MemoryUnknown => {
-                ("this system does not tell how much memory is available".into(), "memory")
+                ("this system does not report how much memory is available".into(), "memory")
             }
             Error::GpuCache { kv } => (format!("a GPU keeps keys and values in bf16, not in {kv}"), "cache"),
             Error::Start(e) => (e.to_string(), "engine"),
@@ -91,7 +92,7 @@ impl fmt::Display for Error {
 }
 
 impl Error {
-    /// What helps.
+    /// What to do about the error.
     pub fn cure(&self) -> String {
         let fixed = match self {
             Error::Model(e) => return after_place(e),
@@ -107,7 +108,7 @@ impl Error {
             Error::Kernel(_) => "use another device or instruction set",
             Error::Memory { .. } => "free memory, or use a smaller model, batch or context",
             Error::MemoryUnknown => "give bytes instead of a percentage",
-            Error::GpuCache { .. } => "leave the type open, or compute on the CPU",
+            Error::GpuCache { .. } => "leave the type unset, or compute on the CPU",
             Error::Start(_) => "give at least 1 for every limit",
             Error::NoTokenizer { .. } => {
                 "give token ids, or put the model's tokenizer.json beside its weights"
@@ -119,7 +120,7 @@ impl Error {
     }
 }
 
-/// A GPU's error and its cure, which follows the last of these; in some it is all that follows a colon.
+/// Splits a GPU's error into problem and cure, at the last semicolon or else the last colon.
 fn parted(error: &GpuError) -> (String, String) {
     let text = error.to_string();
     let parts = text.rsplit_once("; ").or_else(|| text.rsplit_once(": "));
@@ -127,7 +128,7 @@ fn parted(error: &GpuError) -> (String, String) {
     (what.into(), cure.into())
 }
 
-/// Messages of models and hubs end with their cure, after the place in brackets.
+/// The cure of a message of a model or the hub, which follows the place in brackets.
 fn after_place(error: &dyn fmt::Display) -> String {
     let text = error.to_string();
     text.rsplit_once("): ").map_or("report this", |(_, cure)| cure).to_owned()

@@ -7,8 +7,9 @@
 //! ```
 //!
 //! [`Model::open`] takes the name of a model on Hugging Face (`microsoft/bitnet-b1.58-2B-4T`), a `.gguf` file, a folder
-//! with `config.json` and safetensors, or `demo`, a small model inside this crate. [`Model::builder`] chooses device,
-//! threads, memory and batch size. A [`Request`] is a text, a conversation or token ids, and how to continue it:
+//! with `config.json` and safetensors, or `demo`, a small model inside this crate. [`Model::builder`] sets device,
+//! threads, memory and batch size. A [`Request`] is a text, a conversation or token ids, with options for how to
+//! continue:
 //!
 //! ```
 //! use bitnet::{Memory, Model, Request};
@@ -16,7 +17,7 @@
 //! # fn main() -> Result<(), bitnet::Error> {
 //! let model = Model::builder().memory(Memory::Percent(50.0)).threads(2).open("demo")?;
 //!
-//! // A text, as it comes.
+//! // A text, as it is generated.
 //! let verse = Request::new("ROMEO:").max_tokens(30).temperature(0.8).seed(7);
 //! for piece in model.stream(&verse)? {
 //!     print!("{}", piece?);
@@ -29,12 +30,12 @@
 //! # }
 //! ```
 //!
-//! Every call has an async form that needs no particular executor: [`Model::complete_async`], [`Model::stream_async`],
-//! [`Model::batch_async`]. All of them, from all threads and clones of a model, share one engine, which computes them
+//! Every call has an async form for any executor: [`Model::complete_async`], [`Model::stream_async`],
+//! [`Model::batch_async`]. All calls, from all threads and clones of a model, share one engine, which computes them
 //! together. Dropping a stream or a future cancels its request.
 //!
-//! What this crate does not wrap is in the crates below it, [`inference`], [`model`] and [`kernels`]. The names that
-//! users of other BitNet engines know are in [`names`].
+//! For anything that this crate does not wrap, use the crates below it: [`inference`], [`model`] and [`kernels`]. The
+//! names that users of other BitNet engines know are in [`names`].
 
 #![forbid(unsafe_code)]
 #![warn(missing_debug_implementations)]

@@ -1,5 +1,5 @@
-//! From an opened checkpoint to a model in memory: on which device, how much memory it takes, and what that allows. For
-//! programs that need a model without an engine; [`Model`](crate::Model) does all this.
+//! Loads an opened checkpoint into memory: chooses the device and plans the memory. For programs that need a model
+//! without an engine; [`Model`](crate::Model) does all this.
 
 use std::{
     fmt,
@@ -16,34 +16,34 @@ use bitnet_model::{Batch, Checkpoint, Limits, Model, ModelSpec, Transformer};
 pub use crate::sizes::{Home, WeightBytes};
 use crate::{Device, Error, Memory, SystemMemory, memory::Budget};
 
-/// Maximum number of tokens in one step of an engine.
+/// Maximum number of tokens in a step of an engine.
 const STEP: usize = 512;
-/// Tokens that every sequence of an engine must have room for.
+/// Minimum number of tokens that each sequence of an engine must have room for.
 const LEAST: usize = 64;
-/// Tokens of a prompt that a step takes beside one of every sequence, unless nothing else fits.
+/// Prompt tokens that a step has room for in addition to one token of every sequence, unless only a smaller step fits.
 pub const CHUNK: usize = 64;
-/// Tokens in a step where nothing else fits: few enough to be small beside any weights.
+/// Tokens in the smallest step, used if nothing else fits; its memory is small compared to any weights.
 const SMALLEST_STEP: usize = 32;
 
-/// What a program needs of a model.
+/// What a program needs from a model.
 #[derive(Debug, Clone, Copy)]
 pub struct Want {
-    /// Maximum number of tokens in one step.
+    /// Maximum number of tokens in a step.
     pub step: usize,
-    /// Whether the logits of all tokens of a step are needed, or only of the last one of each sequence.
+    /// Whether the logits of all tokens of a step are needed, or only those of the last token of each sequence.
     pub all_logits: bool,
-    /// Sequences side by side.
+    /// Number of sequences side by side.
     pub sequences: usize,
-    /// Draft tokens of one sequence in one step.
+    /// Number of drafted tokens for a sequence in a step.
     pub drafts: usize,
     /// Maximum number of tokens in a sequence.
     pub tokens: usize,
-    /// Tokens that every sequence must have room for.
+    /// Minimum number of tokens that each sequence must have room for.
     pub least: usize,
 }
 
 impl Want {
-    /// What an engine needs that batches `sequences` requests of up to `context` tokens.
+    /// The needs of an engine that batches `sequences` requests of up to `context` tokens.
     pub fn engine(sequences: usize, drafts: usize, context: usize) -> Want {
         let step = STEP.max(sequences + CHUNK).max(1 + drafts);
         Want { step, all_logits: false, sequences, drafts, tokens: context, least: LEAST.min(context) }
@@ -55,13 +55,13 @@ impl Want {
 pub struct Loaded {
     /// The model.
     pub model: Box<dyn Model>,
-    /// Its weights.
+    /// Sizes of the weights.
     pub weights: WeightBytes,
-    /// What it gets of the memory.
+    /// The plan of its memory.
     pub plan: Plan,
-    /// How long loading took.
+    /// Time that loading took.
     pub time: Duration,
-    /// Why it is not on the GPU that was looked for.
+    /// Why the GPU is not used, if [`Device::Auto`] looked for one.
     pub refused: Option<Error>,
 }
 
@@ -78,13 +78,13 @@ impl fmt::Debug for Loaded {
 pub struct Machine {
     /// The device.
     pub device: Device,
-    /// Threads of the CPU; as many as the machine runs at once if not set.
+    /// Number of CPU threads; `None` for as many as the machine runs in parallel.
     pub threads: Option<usize>,
-    /// Level of CPU instructions.
+    /// CPU instruction set.
     pub isa: Isa,
-    /// Type of the cached keys and values; the device's own if not set.
+    /// Type of cached keys and values; `None` for the device's default.
     pub kv: Option<KvType>,
-    /// Memory for everything; what is needed, up to half of what is available, if not set.
+    /// Limit on memory; `None` for as much as needed, up to half of the available.
     pub memory: Option<Memory>,
 }
 
@@ -95,28 +95,28 @@ impl Default for Machine {
 }
 
 impl Machine {
-    /// Threads of the CPU.
+    /// Number of CPU threads to use.
     pub fn threads(&self) -> usize {
         let available = || std::thread::available_parallelism().map_or(1, usize::from);
         self.threads.unwrap_or_else(available)
     }
 
-    /// The CPU.
+    /// Creates the CPU backend.
     ///
     /// # Errors
-    /// If its threads do not start.
+    /// If its threads cannot be started.
     pub fn cpu(&self) -> Result<Cpu, Error> {
         Ok(Cpu::new(self.isa, self.threads())?.keeping(self.kv.unwrap_or_default()))
     }
 }
 
-/// Gets how many of how many layers are loaded.
+/// Receives the number of layers loaded and the total.
 pub type Progress<'a> = &'a mut dyn FnMut(usize, usize);
 
-/// Loads a model within the memory allowed. [`Device::Auto`] is the GPU, or the CPU with the reason.
+/// Loads a model within the memory limit. [`Device::Auto`] uses the GPU, or else the CPU and reports why.
 ///
 /// # Errors
-/// If the device or the memory does not hold the model, or its files are damaged.
+/// If the device is not usable, the model does not fit into memory, or its files are damaged.
 pub fn load(
     machine: &Machine,
     checkpoint: &Checkpoint,
@@ -126,7 +126,7 @@ pub fn load(
     load_by(machine, Cuda::open, checkpoint, want, progress)
 }
 
-/// As [`load`], with a GPU that is opened by its number through any driver.
+/// As [`load`], with a GPU opened through any driver; `open` gets its number.
 ///
 /// # Errors
 /// As [`load`].
@@ -192,19 +192,19 @@ fn on<B: Backend + 'static>(
     Ok(Loaded { model: Box::new(model), weights, plan, time: start.elapsed(), refused: None })
 }
 
-/// What a model gets of the memory.
+/// How a model's memory is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Plan {
-    /// Tokens and rows of logits in a step, and blocks of the cache.
+    /// Maximum tokens and rows of logits in a step, and number of blocks of the cache.
     pub limits: Limits,
-    /// Tokens that the model allows in a sequence.
+    /// Maximum number of tokens in a sequence, according to the model.
     pub context: usize,
-    /// Bytes of weights, steps and cache together.
+    /// Total bytes of weights, steps and cache.
     pub bytes: u64,
 }
 
 impl Plan {
-    /// Tokens of the longest request that fits, its answer included.
+    /// Maximum number of tokens in a request that fits, including its answer.
     pub fn longest(&self) -> usize {
         self.context.min(self.limits.kv_blocks * Batch::BLOCK_TOKENS)
     }
@@ -223,8 +223,8 @@ impl fmt::Display for Plan {
     }
 }
 
-/// Sizes the step first: the whole step if it leaves room for a useful cache, else half of it, and so on down to a
-/// chunk of a prompt beside a token of every sequence. The cache gets the rest.
+/// Plans the step first: the whole step if that leaves room for a useful cache, otherwise half of it, and so on down
+/// to a chunk of a prompt in addition to a token of every sequence. The cache gets the rest.
 fn plan(
     (limit, available): (Option<Memory>, Option<u64>),
     home: Home,
@@ -237,7 +237,7 @@ fn plan(
     let block = home.block(spec);
     let bytes = |step, blocks: usize| weights + home.step(spec, step, rows(step)) + blocks as u64 * block;
     let (most_blocks, least_blocks) = (blocks(want.tokens), blocks(want.least));
-    // One request of the maximum length, and the minimum for each of those beside it.
+    // One request of the maximum length, or the minimum for every sequence if that is more.
     let useful_blocks = least_blocks.max(want.tokens.div_ceil(Batch::BLOCK_TOKENS));
     let chunk = want.step.min(want.sequences + CHUNK);
     let smallest = want.step.min(SMALLEST_STEP.max(want.sequences));
@@ -297,7 +297,7 @@ mod tests {
                 let Limits { max_tokens, kv_blocks, .. } = plan.limits;
                 assert!(plan.bytes <= memory && kv_blocks >= sequences, "{memory}: {plan}");
                 assert!(max_tokens <= before, "less memory gives no larger step: {plan}");
-                // The chunk would take the place of fewer than 8 blocks.
+                // Without a chunk, fewer than 8 blocks beyond the minimum are left.
                 let chunk = max_tokens >= sequences + CHUNK;
                 assert!(chunk || kv_blocks < sequences + 8, "{memory}: {plan}");
                 before = max_tokens;

@@ -1,16 +1,16 @@
-//! How much memory may be used, and what the system has.
+//! Limits on memory, and what the system has.
 
 use std::str::FromStr;
 
 use crate::Error;
 
-/// How much memory a model may take. Reads from texts like `4000000000`, `4G`, `4GiB` and `50%`.
+/// A limit on a model's memory. Parses texts like `4000000000`, `4G`, `4GiB` and `50%`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub enum Memory {
-    /// This many bytes.
+    /// Number of bytes.
     Bytes(u64),
-    /// This part of what is available, over 0 and at most 100.
+    /// Percentage of the available memory, above 0 and at most 100.
     Percent(f64),
 }
 
@@ -18,7 +18,7 @@ impl FromStr for Memory {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let cure = || "give bytes like 4000000000, 4G or 4GiB, or a part like 50%".to_string();
+        let cure = || "give bytes like 4000000000, 4G or 4GiB, or a percentage like 50%".to_string();
         let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
         let (number, unit) = text.split_at(digits);
         let number: f64 = number.parse().map_err(|_| cure())?;
@@ -37,18 +37,18 @@ impl FromStr for Memory {
     }
 }
 
-/// Memory of the machine, as far as the system tells.
+/// The machine's memory, as far as the system reports it.
 #[derive(Debug, Clone, Copy, Default, serde::Serialize)]
 #[non_exhaustive]
 pub struct SystemMemory {
-    /// All of it.
+    /// Total memory of the machine or the control group, whichever is smaller.
     pub total_bytes: Option<u64>,
-    /// What this process can still take: of the machine, and of its control group.
+    /// Memory that this process can still allocate, in the machine and in its control group.
     pub available_bytes: Option<u64>,
 }
 
 impl SystemMemory {
-    /// Asks the system; only Linux answers without foreign code.
+    /// Asks the system; only Linux can be asked without foreign code.
     pub fn now() -> Self {
         let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
         let field = |name: &str| {
@@ -69,35 +69,35 @@ impl SystemMemory {
     }
 }
 
-/// The maximum of memory that this process has held so far, in bytes, if the system tells.
+/// Peak memory of this process so far, in bytes, if the system reports it.
 pub fn peak_memory_bytes() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"))?;
     line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
 }
 
-/// Bytes that a program takes beside its model: code, stacks, tables. Of a small budget a sixteenth is kept for them.
+/// Bytes reserved for the program itself: code, stacks, tables. At most a sixteenth of the budget.
 const PROGRAM: u64 = 12_000_000;
 
-/// Bytes that a model has use for.
+/// Sizes, in bytes, between which a model can use memory.
 pub(crate) struct Budget {
-    /// Below this nothing runs.
+    /// Minimum to run at all.
     pub needed: u64,
-    /// With this a prompt goes in real chunks, and one request of the maximum length fits.
+    /// Enough for prompts in real chunks and one request of the maximum length.
     pub useful: u64,
-    /// More than this is of no use.
+    /// Maximum that the model can use.
     pub everything: u64,
 }
 
 impl Budget {
-    /// The bytes that may be taken of those `available`. Without a limit that is half of them, and more only as far as
-    /// the model is not useful with that.
+    /// The bytes that the model gets. Without a limit that is half of those `available`, or more if necessary to make
+    /// the model useful.
     pub fn within(&self, limit: Option<Memory>, available: Option<u64>) -> Result<u64, Error> {
         let given = match (limit, available) {
             (Some(Memory::Bytes(bytes)), _) => bytes,
             (Some(Memory::Percent(percent)), Some(bytes)) => (bytes as f64 * percent / 100.0) as u64,
             (Some(Memory::Percent(_)), None) => return Err(Error::MemoryUnknown),
-            // Half of the memory is what nobody asked about; a model that needs more is what somebody asked for.
+            // Take half of the memory by default, but more for a model that needs it: the user asked for that model.
             (None, Some(bytes)) => (bytes / 2).max(self.useful).min(bytes),
             (None, None) => self.everything,
         };

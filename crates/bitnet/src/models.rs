@@ -12,7 +12,7 @@ use crate::{
     request::Prompt,
 };
 
-/// A model that runs. Clones share it; dropping the last one ends it.
+/// A running model. Clones share it; dropping the last clone ends it.
 #[derive(Clone)]
 pub struct Model(Arc<Inner>);
 
@@ -26,7 +26,7 @@ struct Inner {
 }
 
 impl Model {
-    /// Opens a model as it suits the machine: see [`Builder::open`].
+    /// Opens a model with settings that suit the machine; see [`Builder::open`].
     ///
     /// # Errors
     /// As [`Builder::open`].
@@ -34,7 +34,7 @@ impl Model {
         Model::builder().open(model)
     }
 
-    /// Chooses device, threads, memory and more before a model is opened.
+    /// Sets device, threads, memory and more before a model is opened.
     pub fn builder() -> Builder {
         Builder::default()
     }
@@ -57,7 +57,7 @@ impl Model {
         Ok(Model(Arc::new(inner)))
     }
 
-    /// Continues a text, or whatever a [`Request`] asks for, and waits for the end.
+    /// Continues a text, or runs any other [`Request`], and waits for the end.
     ///
     /// # Errors
     /// If the request is invalid or fails.
@@ -65,7 +65,7 @@ impl Model {
         self.stream(request)?.answer()
     }
 
-    /// Answers a conversation. [`Request::chat`] has options.
+    /// Answers a conversation. Use [`Request::chat`] to set options.
     ///
     /// ```
     /// use bitnet::{Message, Model};
@@ -82,17 +82,18 @@ impl Model {
         self.complete(Request::chat(messages))
     }
 
-    /// The pieces of a text as they come, on this thread. [`Pieces::answer`] has the whole.
+    /// Returns the pieces of an answer as they are generated, as a blocking iterator. [`Pieces::answer`] returns the
+    /// whole.
     ///
     /// # Errors
-    /// If the request is invalid. What fails later, the pieces say.
+    /// If the request is invalid. Later failures are returned with the pieces.
     pub fn stream(&self, request: impl Into<Request>) -> Result<Pieces, Error> {
         let request = self.request(&request.into())?;
         let tokens = request.prompt.len();
         Ok(self.pieces(self.0.engine.submit_all(vec![request])?, [tokens]).remove(0))
     }
 
-    /// Answers many requests in the same steps. Each gets the tokens that it would get alone, or its own error.
+    /// Answers many requests in the same steps. Each gets the same tokens as alone, or its own error.
     pub fn batch<R: Into<Request>>(
         &self,
         requests: impl IntoIterator<Item = R>,
@@ -153,28 +154,28 @@ impl Model {
         self.0.checkpoint.tokenizer.as_ref()
     }
 
-    /// The files that the model was loaded from.
+    /// The opened files of the model.
     pub fn checkpoint(&self) -> &Checkpoint {
         &self.0.checkpoint
     }
 
-    /// What the model got of the memory, and the longest request that fits. Displays as one line.
+    /// The plan of the model's memory, including the maximum request that fits. Its `Display` is one line.
     pub fn plan(&self) -> &Plan {
         &self.0.plan
     }
 
-    /// What its user should know, a line each: warnings about its files, or why it is not on a GPU.
+    /// Notes for the user, one line each: warnings about the files, or why no GPU is used.
     pub fn notes(&self) -> &[String] {
         &self.0.notes
     }
 
-    /// The engine that computes it, for whatever this type does not offer.
+    /// The underlying engine, for anything that this type does not offer.
     pub fn engine(&self) -> &Arc<Engine> {
         &self.0.engine
     }
 }
 
-/// What drivers say may have several lines.
+/// Joins the lines of an error, because messages of drivers may have several.
 fn one_line(error: &Error) -> String {
     let text = error.to_string();
     let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
@@ -183,14 +184,14 @@ fn one_line(error: &Error) -> String {
 
 type Results = Vec<Option<Result<Answer, Error>>>;
 
-/// Puts answers where there are none yet, in order.
+/// Puts answers into the empty places, in order.
 fn fill(results: &mut Results, answers: impl IntoIterator<Item = Result<Answer, Error>>) {
     let open = results.iter_mut().filter(|result| result.is_none());
     open.zip(answers).for_each(|(open, answer)| *open = Some(answer));
 }
 
 impl Model {
-    /// The requests that are valid, and a place for the result of every request.
+    /// The valid requests, and for every request its error or an empty place for the answer.
     fn requests<R: Into<Request>>(
         &self,
         requests: impl IntoIterator<Item = R>,
@@ -207,7 +208,7 @@ impl Model {
         (valid, results)
     }
 
-    /// A request as the engine takes it.
+    /// Converts a request to the engine's form.
     fn request(&self, request: &Request) -> Result<inference::Request, Error> {
         let checkpoint = &self.0.checkpoint;
         let constraint = match &request.schema {
@@ -225,7 +226,7 @@ impl Model {
         Ok(request)
     }
 
-    /// The ids of a prompt, with the special tokens that belong to it.
+    /// The token ids of a prompt, including its special tokens.
     fn prompt(&self, prompt: &Prompt) -> Result<Vec<u32>, Error> {
         let Checkpoint { name, tokenizer, chat, .. } = &self.0.checkpoint;
         let tokenizer = || tokenizer.as_ref().ok_or_else(|| Error::NoTokenizer { model: name.clone() });

@@ -1,7 +1,7 @@
-//! The names that users of other BitNet engines know, each on the engine that everything else uses.
+//! The names that users of other BitNet engines know, on the same engine as everything else.
 //!
-//! They are thin faces: [`GpuInferenceEngine`] computes on whatever its model was loaded to, and
-//! [`BatchProcessor`] and [`AutoregressiveGenerator`] batch because the engine does. New programs want
+//! They are thin layers: [`GpuInferenceEngine`] computes on the device that its model was loaded to, and
+//! [`BatchProcessor`] and [`AutoregressiveGenerator`] batch because the engine does. New programs should use
 //! [`Model`](crate::Model) instead.
 //!
 //! # `GpuInferenceEngine::process_batch_gpu`
@@ -19,8 +19,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! A batch of which a request fails gives a [`BatchError`], which has the results of the others.
-//! `process_batch_async` and `generate_tokens_async` do the same on any executor.
+//! If a request fails, the [`BatchError`] holds the results of the others. `process_batch_async` and
+//! `generate_tokens_async` do the same on any executor.
 //!
 //! # `BatchProcessor` and `AutoregressiveGenerator`
 //!
@@ -67,7 +67,7 @@
 //! ```
 //! use bitnet::names::HybridScheduler;
 //!
-//! // Which of two backends a matrix product goes to, by a threshold that was measured on both.
+//! // Chooses between two backends for a matrix product, by a threshold measured on both.
 //! let scheduler = HybridScheduler::with_threshold(true, 1_000_000);
 //! assert!(scheduler.should_use_gpu(512, 2560, 6912) && !scheduler.should_use_gpu(1, 256, 256));
 //! assert_eq!(HybridScheduler::new(true).gpu_threshold(), None, "nothing was measured");

@@ -1,4 +1,4 @@
-//! From the name of a model to an opened checkpoint.
+//! Opens a checkpoint by the name of a model.
 
 use std::{
     fmt,
@@ -11,14 +11,14 @@ use bitnet_model::{Checkpoint, GenerationDefaults, Synthetic};
 
 use crate::Error;
 
-/// A model with its files open and nothing loaded.
+/// A model with its files open but no weights loaded.
 #[non_exhaustive]
 pub struct Opened {
     /// The model.
     pub checkpoint: Checkpoint,
-    /// Where it lies; `None` for a model that is in no file of its own.
+    /// Path of the file or folder; `None` for a model without files.
     pub path: Option<PathBuf>,
-    /// What its user should know, a line each.
+    /// Notes for the user, one line each.
     pub notes: Vec<String>,
 }
 
@@ -30,11 +30,11 @@ impl fmt::Debug for Opened {
 }
 
 /// Opens `org/name[@revision][:file]`, a `.gguf` file, a folder, `demo` or `synthetic:NAME`, without loading weights.
-/// What lies on the disk comes before what lies on a hub. `progress` gets the file that is fetched, the bytes that are
-/// there, and the bytes in all.
+/// An existing path takes precedence over a name on the hub. `progress` receives the file being downloaded, the bytes
+/// done and the total.
 ///
 /// # Errors
-/// If the model cannot be fetched or read.
+/// If the model cannot be downloaded or read.
 pub fn open_checkpoint(model: &str, progress: &mut dyn FnMut(&str, u64, u64)) -> Result<Opened, Error> {
     let (checkpoint, path, mut notes) = match model.strip_prefix("synthetic:") {
         Some(name) => (synthetic(model, name)?, None, Vec::new()),
@@ -49,12 +49,12 @@ pub fn open_checkpoint(model: &str, progress: &mut dyn FnMut(&str, u64, u64)) ->
     Ok(Opened { checkpoint, path, notes })
 }
 
-/// Where a model of this name lies after it has been fetched; a path if it is the name of none.
+/// Downloads a model by name and returns its path; anything that is not a name is taken as a path.
 #[cfg(feature = "hub")]
 fn fetch(model: &str, progress: &mut dyn FnMut(&str, u64, u64)) -> Result<(PathBuf, Vec<String>), Error> {
     let Some(id) = ModelId::parse(model) else { return Ok((model.into(), Vec::new())) };
     let fetched = Hub::new(Settings::from_env()?).fetch(&id, progress)?;
-    let note = |why| format!("warning: using the cached model, which may not be the newest: {why}");
+    let note = |why| format!("warning: using the cached model, which may be outdated: {why}");
     Ok((fetched.path, fetched.unreachable.map(note).into_iter().collect()))
 }
 

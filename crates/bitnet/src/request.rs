@@ -3,10 +3,10 @@ use std::{sync::Arc, time::Duration};
 use bitnet_inference::{Constraint, GenerationConfig, Priority};
 use bitnet_model::{GenerationDefaults, Message};
 
-/// Temperature where neither the request nor the model says.
+/// Temperature if neither the request nor the model sets one.
 const TEMPERATURE: f32 = 0.7;
 
-/// What to continue, and how. What is not set is the model's own choice: its temperature, its end tokens, and so on.
+/// What to continue, and how. Options that are not set follow the model's defaults, such as its temperature.
 #[derive(Debug, Clone)]
 pub struct Request {
     pub(crate) prompt: Prompt,
@@ -33,8 +33,8 @@ impl Request {
         Request::of(Prompt::Text(text.into()))
     }
 
-    /// Answers a conversation, written as the model's chat template says; without one, its contents are joined by blank
-    /// lines.
+    /// Answers a conversation, formatted by the model's chat template; without a template, the messages' contents are
+    /// joined by blank lines.
     pub fn chat(messages: impl IntoIterator<Item = Message>) -> Request {
         Request::of(Prompt::Chat(messages.into_iter().collect()))
     }
@@ -58,44 +58,44 @@ impl Request {
         }
     }
 
-    /// Maximum number of new tokens; 256 if not set.
+    /// Sets the maximum number of new tokens; 256 by default.
     pub fn max_tokens(mut self, tokens: usize) -> Self {
         self.config.max_new_tokens = tokens;
         self
     }
 
-    /// Divides the logits; 0 always takes the most likely token.
+    /// Sets the temperature, which divides the logits; 0 always takes the most likely token.
     pub fn temperature(mut self, temperature: f32) -> Self {
         self.temperature = Some(temperature);
         self
     }
 
-    /// Draws from this many most likely tokens; 0 draws from all.
+    /// Draws only from this many of the most likely tokens; 0 draws from all.
     pub fn top_k(mut self, tokens: usize) -> Self {
         self.top_k = Some(tokens);
         self
     }
 
-    /// Draws from the fewest tokens that together have this probability.
+    /// Draws only from the smallest set of most likely tokens whose total probability reaches this.
     pub fn top_p(mut self, probability: f32) -> Self {
         self.top_p = Some(probability);
         self
     }
 
-    /// The seed of the random numbers: the same seed gives the same text. [`Answer::seed`](crate::Answer::seed) has the
-    /// one that was drawn if none is set.
+    /// Sets the seed of the random numbers: the same seed gives the same text. If not set, one is chosen; it is in
+    /// [`Answer::seed`](crate::Answer::seed).
     pub fn seed(mut self, seed: u64) -> Self {
         self.config.seed = Some(seed);
         self
     }
 
-    /// Ends the text before this string. May be called several times.
+    /// Ends the text before this string. Can be called several times.
     pub fn stop(mut self, text: impl Into<String>) -> Self {
         self.config.stop_strings.push(text.into());
         self
     }
 
-    /// Makes the text JSON that follows a schema, given as text or as anything that displays as JSON, such as a
+    /// Restricts the text to JSON that follows a schema, given as text or anything whose `Display` is JSON, such as a
     /// `serde_json::Value`.
     #[cfg(feature = "json")]
     pub fn json_schema(mut self, schema: impl std::fmt::Display) -> Self {
@@ -103,26 +103,26 @@ impl Request {
         self
     }
 
-    /// Lets a rule of your own say which tokens may follow.
+    /// Restricts which tokens may follow by your own rule.
     pub fn constraint(mut self, constraint: impl Constraint + 'static) -> Self {
         self.constraint = Some(Arc::new(constraint));
         self
     }
 
-    /// How urgent it is beside the other requests of the model.
+    /// Sets how urgent the request is, compared to other requests to the model.
     pub fn priority(mut self, priority: Priority) -> Self {
         self.priority = priority;
         self
     }
 
-    /// Fails the request when it takes longer, its time in the queue included.
+    /// Sets the maximum time, including queueing; then the request fails.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
     }
 
-    /// Changes whatever else there is to set: penalties, biases, stop tokens. Temperature, `top_k` and `top_p` are the
-    /// request's own.
+    /// Changes other settings, such as penalties, biases and stop tokens. Temperature, `top_k` and `top_p` keep the
+    /// request's own values.
     pub fn configure(mut self, change: impl FnOnce(&mut GenerationConfig)) -> Self {
         change(&mut self.config);
         self
@@ -142,7 +142,7 @@ impl Request {
     }
 }
 
-/// How a model asks to be sampled, where nobody says otherwise: temperature, `top_k` and `top_p`.
+/// A model's own defaults for sampling: temperature, `top_k` and `top_p`.
 pub fn sampling(model: &GenerationDefaults) -> GenerationConfig {
     let own = if model.do_sample == Some(false) { Some(0.0) } else { model.temperature };
     GenerationConfig {

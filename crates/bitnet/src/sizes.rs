@@ -1,35 +1,34 @@
-//! How much memory a model takes on a device: weights, activations and cache.
+//! Sizes of a model's weights, activations and cache in a device's memory.
 
 use bitnet_kernels::{Cpu, KvShape, KvType};
 use bitnet_model::{Batch, Checkpoint, ModelSpec, TensorKind};
 
 use crate::Error;
 
-/// Where a model is kept, and so in which layout.
+/// Which memory holds a model, which decides its layout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Home {
-    /// The host's memory, with caches of this type.
+    /// The host's memory, with a cache of this type.
     Cpu(KvType),
-    /// A GPU's.
+    /// A GPU's memory.
     Gpu,
 }
 
-/// Bytes of weights in memory.
+/// Sizes of weights in memory, in bytes.
 #[derive(Debug, Clone, Copy)]
 pub struct WeightBytes {
     /// [`Home::layout`].
     pub layout: &'static str,
-    /// All of them.
+    /// Bytes of all weights.
     pub total: u64,
-    /// Those that a step of greedy tokens reads in full: trits, norms, and the output head, of which the CPU reads its
-    /// int8 copy.
+    /// Bytes that a greedy step reads in full: trits, norms, and the output head (on the CPU its int8 copy).
     pub step: u64,
-    /// Trits, each of which a token is multiplied with.
+    /// Number of trits that each token is multiplied with.
     pub trits: u64,
 }
 
 impl Home {
-    /// How the weights lie there.
+    /// Describes the layout of the weights.
     pub fn layout(self) -> &'static str {
         match self {
             Home::Cpu(_) => {
@@ -39,7 +38,7 @@ impl Home {
         }
     }
 
-    /// What the weights will take in the layout of the kernels; for who looks at all logits, without the copy of the head.
+    /// Sizes of the weights in the layout of the kernels; with `all_logits`, without the int8 copy of the head.
     pub fn weights(self, checkpoint: &Checkpoint, all_logits: bool) -> Result<WeightBytes, Error> {
         let mut bytes = WeightBytes { layout: self.layout(), total: 0, step: 0, trits: 0 };
         if checkpoint.spec.grouped.head {
@@ -54,7 +53,7 @@ impl Home {
                     (size, size)
                 }
                 TensorKind::Grouped => {
-                    // Of the forms, Q2_0 alone may have groups of 64; which it has shows when it is read.
+                    // Only Q2_0 can have groups of 64; whether it does is known once it is read.
                     let group = if entry.stored == "q2_0" { 64 } else { 128 };
                     let size = self.grouped(entry.shape[0], entry.shape[1], group);
                     let looked_up = entry.name == "model.embed_tokens.weight" && !checkpoint.spec.tied_head;
@@ -64,9 +63,9 @@ impl Home {
                 TensorKind::Norm => (4 * elements, 4 * elements),
                 TensorKind::Dense => {
                     let size = match (self, checkpoint.format) {
-                        // bf16, rows padded to 64.
+                        // bf16, with rows padded to 64.
                         (Home::Gpu, _) => 2 * entry.shape[0] * entry.shape[1].next_multiple_of(64),
-                        // Synthetic tables are bf16, and made anew whenever somebody asks for them.
+                        // Synthetic tables are bf16 and generated on each request.
                         (Home::Cpu(_), "synthetic") => 2 * elements,
                         (Home::Cpu(_), _) => checkpoint.tensors.dense(&entry.name)?.bytes().len(),
                     };
@@ -87,7 +86,7 @@ impl Home {
         Ok(bytes)
     }
 
-    /// Trits of 2 bits, rows and columns padded; a scale a row.
+    /// Bytes of a matrix of 2-bit trits with padded rows and columns, and a scale for each row.
     fn ternary(self, rows: usize, cols: usize) -> usize {
         let (row_padding, col_padding) = match self {
             Home::Cpu(_) => (64, 16),
@@ -102,7 +101,7 @@ impl Home {
         rows.next_multiple_of(64) * (cols.next_multiple_of(16) / 4 + 2 * cols.div_ceil(group))
     }
 
-    /// Bytes of activations and logits of one step of `tokens` and `rows` of logits.
+    /// Bytes of activations and logits for a step of `tokens` tokens and `rows` rows of logits.
     pub fn step(self, spec: &ModelSpec, tokens: usize, rows: usize) -> u64 {
         let (q, kv) = (spec.q_width(), spec.kv_width());
         let bytes = match self {
@@ -123,7 +122,7 @@ impl Home {
         bytes as u64
     }
 
-    /// Bytes of one block of the cache, with the rotary tables of its positions.
+    /// Bytes of a block of the cache, including the rotary tables of its positions.
     pub fn block(self, spec: &ModelSpec) -> u64 {
         let shape = KvShape { blocks: 1, kv_heads: spec.kv_heads, head_dim: spec.head_dim };
         let cache = match self {
