@@ -1,16 +1,16 @@
-//! What a client has read, and whether it can be true.
+//! The answer that a client has read, and checks of whether it can be right.
 
 use serde_json::Value;
 
 use super::mix::Ask;
 
-/// The choices of an answer, put together from one object or from the events of streams.
+/// The choices of an answer, assembled from one object or from the events of streams.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Answer {
     pub choices: Vec<Choice>,
-    /// Tokens of the prompt and of all choices, as told.
+    /// Tokens of the prompt and of all choices, as reported by the server.
     pub usage: Option<(u64, u64)>,
-    /// Tokens that came, whether or not their ids were told.
+    /// Tokens received, with or without their ids.
     pub tokens: u64,
 }
 
@@ -27,10 +27,10 @@ impl Answer {
         Answer { choices: vec![Choice::default(); choices], ..Answer::default() }
     }
 
-    /// Adds an object of the API: a whole answer, or what an event of a stream carries.
+    /// Adds an object of the API: a whole answer, or the data of an event in a stream.
     pub fn add(&mut self, object: &Value) -> Result<(), String> {
         if let Some(error) = object.get("error") {
-            return Err(format!("an error in place of an answer: {error}"));
+            return Err(format!("an error instead of an answer: {error}"));
         }
         for told in object["choices"].as_array().into_iter().flatten() {
             self.add_choice(told)?;
@@ -38,7 +38,7 @@ impl Answer {
         if let Some(prompt) = object["usage"]["prompt_tokens"].as_u64() {
             let completion = object["usage"]["completion_tokens"].as_u64().unwrap_or_default();
             if self.usage.replace((prompt, completion)).is_some() {
-                return Err("the counts were told twice".into());
+                return Err("the counts were reported twice".into());
             }
         }
         Ok(())
@@ -46,9 +46,9 @@ impl Answer {
 
     fn add_choice(&mut self, told: &Value) -> Result<(), String> {
         let index = told["index"].as_u64().unwrap_or(u64::MAX) as usize;
-        let choice = self.choices.get_mut(index).ok_or_else(|| format!("a choice of number {index}"))?;
+        let choice = self.choices.get_mut(index).ok_or_else(|| format!("there is no choice {index}"))?;
         if choice.finish.is_some() {
-            return Err(format!("choice {index} goes on after its end"));
+            return Err(format!("choice {index} continues after its end"));
         }
         let text = [&told["text"], &told["delta"]["content"], &told["message"]["content"]];
         let text = text.iter().find_map(|value| value.as_str());
@@ -58,40 +58,40 @@ impl Answer {
             choice.logprobs.extend(list.as_array().into_iter().flatten().cloned());
         }
         choice.finish = told["finish_reason"].as_str().map(str::to_owned);
-        // An event is a token or an end.
+        // An event carries a token or an end.
         self.tokens += u64::from(choice.finish.is_none());
         Ok(())
     }
 
-    /// Whether a whole answer can be one to this request.
+    /// Checks whether a whole answer can be right for this request.
     pub fn judge(&self, ask: &Ask) -> Result<(), String> {
-        let (prompt, completion) = self.usage.ok_or("the counts were not told")?;
+        let (prompt, completion) = self.usage.ok_or("the counts were not reported")?;
         if ask.prompt_tokens.is_some_and(|known| known as u64 != prompt) {
-            return Err(format!("{prompt} prompt tokens were counted of {:?}", ask.prompt_tokens));
+            return Err(format!("{prompt} prompt tokens were reported instead of {:?}", ask.prompt_tokens));
         }
         if ask.streams() && self.tokens != completion {
-            return Err(format!("{} events carried a token, and {completion} were counted", self.tokens));
+            return Err(format!("{} events carried a token, but {completion} were reported", self.tokens));
         }
         let ids: usize = self.choices.iter().map(|choice| choice.ids.len()).sum();
         if ask.body["return_token_ids"] == true && ids as u64 != completion {
-            return Err(format!("{ids} ids were told, and {completion} were counted"));
+            return Err(format!("{ids} ids were sent, but {completion} tokens were reported"));
         }
         self.choices.iter().enumerate().try_for_each(|(index, choice)| {
             choice.judge(ask).map_err(|problem| format!("choice {index}: {problem}"))
         })
     }
 
-    /// Whether it is what the request gets alone, or the beginning of that.
+    /// Checks whether the answer equals the one that the request gets alone, or the beginning of it.
     pub fn compare(&self, alone: &Answer, whole: bool) -> Result<(), String> {
         for (index, (mine, other)) in self.choices.iter().zip(&alone.choices).enumerate() {
             let begins = other.ids.starts_with(&mine.ids) && other.text.starts_with(&mine.text);
             let begins = begins && other.logprobs.starts_with(&mine.logprobs);
             if !begins || (whole && mine != other) {
-                return Err(format!("choice {index} was {mine:?} and is {other:?} alone"));
+                return Err(format!("choice {index} was {mine:?}, but is {other:?} alone"));
             }
         }
         match whole && self.usage != alone.usage {
-            true => Err(format!("its counts were {:?} and are {:?} alone", self.usage, alone.usage)),
+            true => Err(format!("the counts were {:?}, but are {:?} alone", self.usage, alone.usage)),
             false => Ok(()),
         }
     }
@@ -103,7 +103,7 @@ impl Choice {
         let (body, count) = (&ask.body, self.ids.len());
         let told = body["return_token_ids"] == true;
         if told && finish == "length" && count != ask.max_tokens() && ask.deadline.is_none() {
-            return Err(format!("it ended for its length with {count} tokens of {}", ask.max_tokens()));
+            return Err(format!("it ended by length with {count} tokens of {}", ask.max_tokens()));
         }
         if told && finish == "stop" && (count as u64) < body["min_tokens"].as_u64().unwrap_or(0) {
             return Err(format!("{count} tokens are fewer than min_tokens"));

@@ -1,4 +1,4 @@
-//! Batch files beside the server: run, killed, told to end, run again; and every line accounted for.
+//! Batch files that run beside the server: killed, terminated and resumed, with every line accounted for.
 
 use std::{
     collections::HashMap,
@@ -19,14 +19,14 @@ use super::{
     mix::{self, Ask, Manner},
 };
 
-/// Lines of a file.
+/// Lines per file.
 const LINES: usize = 400;
 /// Lines of each file that are recomputed alone.
 const SAMPLE: usize = 5;
-/// How long a run may take.
+/// Maximum time of a run.
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// What batch files came to.
+/// Results of the batch files.
 #[derive(Debug, Default)]
 pub(super) struct Batches {
     pub files: u64,
@@ -46,7 +46,7 @@ pub(super) fn run(binary: &Path, folder: &Path, stop: &AtomicBool) -> Batches {
             all.problems.push(format!("batch file {}: {problem:#}", all.files));
         }
         all.files += 1;
-        // As long a rest as it worked.
+        // Rests as long as it worked.
         let rest = begun.elapsed().min(Duration::from_secs(20));
         while !stop.load(Relaxed) && begun.elapsed() < 2 * rest {
             thread::sleep(Duration::from_millis(50));
@@ -55,9 +55,9 @@ pub(super) fn run(binary: &Path, folder: &Path, stop: &AtomicBool) -> Batches {
     all
 }
 
-/// Requests of a file: those that a file may hold.
+/// Makes the requests of a file, of the kinds that a file may contain.
 fn asks(file: u64) -> Vec<Ask> {
-    // Far from the numbers that the server is asked.
+    // Far from the numbers of the requests to the server.
     let numbers = (file + 1) << 40..;
     let fits = |ask: &Ask| ask.manner == Manner::Reads && ask.deadline.is_none();
     let mut asks: Vec<Ask> = numbers.map(mix::ask).filter(fits).take(LINES).collect();
@@ -88,13 +88,13 @@ fn file(binary: &Path, folder: &Path, all: &mut Batches) -> Result<()> {
     read(&text, asks, all)
 }
 
-/// Holds a file of answers against its requests.
+/// Checks a file of answers against its requests.
 fn read(text: &str, asks: Vec<Ask>, all: &mut Batches) -> Result<()> {
     let answers: Vec<Value> = text.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
-    ensure!(answers.len() == asks.len(), "{} lines answer {}", answers.len(), asks.len());
+    ensure!(answers.len() == asks.len(), "{} lines answer {} requests", answers.len(), asks.len());
     let mut names = HashMap::new();
     for (i, (line, ask)) in answers.iter().zip(asks).enumerate() {
-        ensure!(line["custom_id"] == format!("r{i}"), "line {i} is that of {}", line["custom_id"]);
+        ensure!(line["custom_id"] == format!("r{i}"), "line {i} belongs to {}", line["custom_id"]);
         ensure!(line["response"]["status_code"] == 200, "line {i}: {line}");
         let mut answer = Answer::new(ask.choices);
         let judged = answer.add(&line["response"]["body"]).and_then(|()| answer.judge(&ask));
@@ -110,14 +110,14 @@ fn read(text: &str, asks: Vec<Ask>, all: &mut Batches) -> Result<()> {
 }
 
 fn start(binary: &Path, input: &Path, output: &Path) -> Result<std::process::Child> {
-    // What waits for nobody leaves the machine to those who wait.
+    // Batch runs have low priority: nobody waits for them.
     let mut command = Command::new("nice");
     command.args(["-n", "19"]).arg(binary).args(["batch", "demo", "--device", "cpu", "--threads", "1"]);
     command.arg(input).arg(output).stderr(Stdio::null());
     command.spawn().context("starting a batch run")
 }
 
-/// Runs it for a moment and ends it, by a kill or by SIGTERM; false if it was done before.
+/// Runs it briefly and ends it by SIGKILL or SIGTERM; returns false if it finished before.
 fn interrupted(binary: &Path, input: &Path, output: &Path, rng: &mut Rng) -> Result<bool> {
     if output.exists() {
         return Ok(false);
@@ -133,12 +133,12 @@ fn interrupted(binary: &Path, input: &Path, output: &Path, rng: &mut Rng) -> Res
     } else {
         let id = process.id().to_string();
         ensure!(Command::new("kill").args(["-TERM", &id]).status()?.success(), "kill");
-        ensure!(patiently(process, Duration::from_secs(60))?, "a minute after SIGTERM it still runs");
+        ensure!(patiently(process, Duration::from_secs(60))?, "it still runs a minute after SIGTERM");
     }
     Ok(true)
 }
 
-/// Waits for a process, and kills it when it takes too long; whether it ended by itself.
+/// Waits for a process and kills it if it takes too long; returns whether it ended by itself.
 fn patiently(mut process: std::process::Child, limit: Duration) -> Result<bool> {
     let begun = Instant::now();
     while process.try_wait()?.is_none() {

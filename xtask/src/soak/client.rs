@@ -1,4 +1,4 @@
-//! One client: asks, behaves as its request says, and writes down what it saw.
+//! One client: sends requests, behaves as each prescribes, and records what it saw.
 
 use std::{
     io,
@@ -15,10 +15,10 @@ use super::{
     mix::{Ask, Manner},
 };
 
-/// How often a client tries to have its stream go on where the server is busy.
+/// Maximum number of attempts to resume a stream while the server is busy.
 const RETURNS: usize = 5;
 
-/// Asks, and says what came of it.
+/// Sends a request and records its outcome.
 pub(super) fn ask(client: &mut Client, number: u64, ask: &Ask) -> Entry {
     let mut entry = Entry::new(ask);
     let outcome = match ask.manner {
@@ -42,7 +42,7 @@ fn hang_up(client: &Client, ask: &Ask, sent: usize) -> Result<Outcome, String> {
     let bytes = bytes(ask, &[]);
     let sent = bytes.len() * sent / 1000;
     client.hang_up_after(&bytes[..sent]).map_err(|e| e.to_string())?;
-    // Half a request is none; a whole one may be taken before the server sees that nobody waits.
+    // Half a request is never accepted; a whole one may be, before the server notices that the client is gone.
     Ok(if sent < bytes.len() { Outcome::Unsaid } else { Outcome::Gone })
 }
 
@@ -59,7 +59,7 @@ fn once(client: &mut Client, ask: &Ask, entry: &mut Entry) -> Result<Outcome, St
     stream(reply, ask, entry, begun, None)
 }
 
-/// What a status other than 200 means.
+/// Returns the outcome for a status other than 200.
 fn refused(reply: Reply<'_>, ask: &Ask) -> Result<Outcome, String> {
     let (status, again) = (reply.status, reply.header("retry-after").is_some());
     let object = parsed(&reply.rest().map_err(|e| e.to_string())?)?;
@@ -71,7 +71,7 @@ fn refused(reply: Reply<'_>, ask: &Ask) -> Result<Outcome, String> {
     match (status, ask.manner) {
         (400, Manner::Errs) if object["error"]["param"] == "no_such_field" => told(Outcome::Invalid),
         (429, _) if again && !code.is_empty() => told(Outcome::Refused(code.to_owned())),
-        // It waited to the end of its time, its own or the server's.
+        // It waited until its own deadline or the server's timeout.
         (408, _) if ask.deadline.is_some() || ask.background => told(Outcome::Refused("deadline".into())),
         _ => Err(format!("{status} {object}")),
     }
@@ -87,7 +87,7 @@ fn whole(objects: &[Value], ask: &Ask, entry: &mut Entry) -> Result<Outcome, Str
     close(answer, ask, entry)
 }
 
-/// An answer that has come to its end.
+/// Returns the outcome of an answer that has ended.
 fn close(answer: Answer, ask: &Ask, entry: &mut Entry) -> Result<Outcome, String> {
     answer.judge(ask)?;
     let (prompt, tokens) = answer.usage.unwrap_or_default();
@@ -96,7 +96,7 @@ fn close(answer: Answer, ask: &Ask, entry: &mut Entry) -> Result<Outcome, String
     Ok(Outcome::Complete)
 }
 
-/// Reads a stream; with where it goes on if it is the second part of one.
+/// Reads a stream, or the second part of one.
 fn stream(
     mut reply: Reply<'_>,
     ask: &Ask,
@@ -120,7 +120,7 @@ fn stream(
         }
         answer.add(&object)?;
         if event.id.is_empty() || event.id == id {
-            return Err(format!("after event {id:?} came event {:?}", event.id));
+            return Err(format!("event {id:?} was followed by event {:?}", event.id));
         }
         (events, id) = (events + 1, event.id);
         if events == 1 && !goes_on && ask.deadline.is_none() && !ask.background {
@@ -144,20 +144,20 @@ fn stream(
     }
     match reply.rest() {
         Ok(rest) if rest.is_empty() => close(answer, ask, entry),
-        Ok(rest) => Err(format!("{} bytes came after [DONE]", rest.len())),
+        Ok(rest) => Err(format!("{} bytes follow [DONE]", rest.len())),
         Err(error) => Err(broken(&error, events)),
     }
 }
 
 fn broken(error: &io::Error, events: usize) -> String {
-    format!("the stream broke off after {events} events: {error}")
+    format!("the stream broke after {events} events: {error}")
 }
 
-/// Leaves a stream and has it go on; both requests are in the books.
+/// Leaves a stream and resumes it; both requests are recorded.
 fn resumed(client: &mut Client, ask: &Ask, after: usize, entry: &mut Entry) -> Result<Outcome, String> {
     let first = once(client, ask, entry)?;
     if first != Outcome::Left {
-        // Refused, or so short that it was read to its end.
+        // It was refused, or so short that it was read to its end.
         return Ok(first);
     }
     let before = entry.answer.take().ok_or("nothing was read")?;
@@ -168,13 +168,13 @@ fn resumed(client: &mut Client, ask: &Ask, after: usize, entry: &mut Entry) -> R
         if reply.status == 200 {
             let (prompt, tokens) = (entry.prompt_tokens, entry.tokens);
             let outcome = stream(reply, ask, entry, begun, Some(before))
-                .map_err(|problem| format!("gone on with after {after} events: {problem}"))?;
+                .map_err(|problem| format!("resumed after {after} events: {problem}"))?;
             entry.earlier = (prompt, tokens);
             return Ok(if outcome == Outcome::Complete { Outcome::Resumed } else { outcome });
         }
         match refused(reply, ask)? {
             Outcome::Refused(code) => entry.refusals.push(code),
-            other => return Err(format!("gone on with: {other:?}")),
+            other => return Err(format!("resumed: {other:?}")),
         }
         sleep(Duration::from_millis(300));
     }

@@ -1,4 +1,4 @@
-//! As much of HTTP/1.1 as a client needs that wants to hang up, stop reading and go on wherever it likes.
+//! The part of HTTP/1.1 that a client needs in order to hang up, stop reading and resume at any point.
 
 use std::{
     io::{self, BufRead, BufReader, Read, Write},
@@ -6,9 +6,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// No answer takes that long: a server that is silent for so long hangs.
+/// Maximum silence; no answer takes this long, so a server that is silent longer hangs.
 const SILENCE: Duration = Duration::from_secs(90);
-/// Idle connections are not used again after this time; the server closes them after a longer one.
+/// Maximum idle time after which a connection is reused; the server closes it later.
 const IDLE: Duration = Duration::from_secs(10);
 
 /// The bytes of a request.
@@ -21,7 +21,7 @@ pub(super) fn request(method: &str, path: &str, headers: &[(&str, String)], body
     (text + "\r\n" + body).into_bytes()
 }
 
-/// A client with one connection, which it uses again while both sides allow it.
+/// A client with one connection, which it reuses while both sides allow it.
 pub(super) struct Client {
     address: SocketAddr,
     idle: Option<(BufReader<TcpStream>, Instant)>,
@@ -49,7 +49,7 @@ impl Client {
         Ok(Reply { status, headers, body: BufReader::with_capacity(4096, body), client: self })
     }
 
-    /// Sends a part of a request and hangs up.
+    /// Sends part of a request and hangs up.
     pub fn hang_up_after(&self, bytes: &[u8]) -> io::Result<()> {
         connect(self.address)?.write_all(bytes)
     }
@@ -68,7 +68,8 @@ type Headers = Vec<(String, String)>;
 fn head(stream: &mut impl BufRead) -> io::Result<(u16, Headers)> {
     let status = line(stream)?;
     let code = status.split(' ').nth(1).and_then(|code| code.parse().ok());
-    let code = code.ok_or_else(|| io::Error::other(format!("{status:?} is not the head of an answer")))?;
+    let code =
+        code.ok_or_else(|| io::Error::other(format!("{status:?} is not the status line of an answer")))?;
     let mut headers = Vec::new();
     loop {
         let line = line(stream)?;
@@ -79,7 +80,7 @@ fn head(stream: &mut impl BufRead) -> io::Result<(u16, Headers)> {
     }
 }
 
-/// A line without its end; an error where the stream ends.
+/// Reads a line without its end; an error at the end of the stream.
 fn line(stream: &mut impl BufRead) -> io::Result<String> {
     let mut line = String::new();
     if stream.read_line(&mut line)? == 0 {
@@ -101,7 +102,7 @@ impl Reply<'_> {
         self.headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
     }
 
-    /// The next event of a stream, or `None` at the end of the body. Comments are skipped.
+    /// Reads the next event of a stream, or `None` at the end of the body. Skips comments.
     pub fn event(&mut self) -> io::Result<Option<Event>> {
         let mut event = Event::default();
         loop {
@@ -120,7 +121,7 @@ impl Reply<'_> {
         }
     }
 
-    /// What is left of the body; the connection can be used again.
+    /// Reads the rest of the body; the connection can then be reused.
     pub fn rest(mut self) -> io::Result<Vec<u8>> {
         let mut bytes = Vec::new();
         self.body.read_to_end(&mut bytes)?;
@@ -138,16 +139,16 @@ pub(super) struct Event {
     pub data: String,
 }
 
-/// The bytes of a body, whichever way its length is told.
+/// Reads the bytes of a body, by its length or in chunks.
 struct Body {
     stream: BufReader<TcpStream>,
     left: Left,
 }
 
 enum Left {
-    /// Of the body.
+    /// Bytes left in the body.
     Bytes(usize),
-    /// Of a chunk.
+    /// Bytes left in the chunk.
     Chunk(usize),
     Nothing,
 }

@@ -1,13 +1,13 @@
-//! The client's books, and what the server says about the same requests.
+//! The clients' records, compared with what the server counts for the same requests.
 
 use std::collections::BTreeMap;
 
 use super::{answer::Answer, mix::Ask, server::Metrics};
 
-/// How many problems are told in full.
+/// Maximum number of problems that are kept in full.
 const SHOWN: usize = 20;
 
-/// What came of a request.
+/// Outcome of a request.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Outcome {
     /// The whole answer was read.
@@ -16,19 +16,19 @@ pub(super) enum Outcome {
     Resumed,
     /// The client left in the middle of a stream.
     Left,
-    /// The client hung up before anything was answered, so that it cannot know.
+    /// The client hung up before any answer, so its outcome on the server is unknown.
     Gone,
-    /// The client hung up before it had said all.
+    /// The client hung up before it had sent the whole request.
     Unsaid,
-    /// 429 with this code, or the same at the end of its time.
+    /// 429 with this code, or a timeout while it was queued.
     Refused(String),
-    /// 400 for what was invalid.
+    /// 400, as expected for an invalid request.
     Invalid,
-    /// What must not happen.
+    /// Something that must not happen.
     Wrong(String),
 }
 
-/// What a client writes down about a request.
+/// A client's record of a request.
 #[derive(Debug)]
 pub(super) struct Entry {
     pub kind: &'static str,
@@ -39,13 +39,13 @@ pub(super) struct Entry {
     pub prompt_tokens: u64,
     /// Tokens that were read.
     pub tokens: u64,
-    /// Tokens that may have been generated and were not read.
+    /// Tokens that may have been generated but were not read.
     unread: u64,
-    /// Prompt tokens and tokens read of the request that this one goes on with.
+    /// Prompt tokens and tokens read of the request that this one resumes.
     pub earlier: (u64, u64),
-    /// The last event of what is gone on with.
+    /// Last event of the stream that is resumed.
     pub last_event: String,
-    /// Codes of refusals before it was taken.
+    /// Codes of refusals before it was accepted.
     pub refusals: Vec<String>,
     pub answer: Option<Answer>,
 }
@@ -67,7 +67,7 @@ impl Entry {
         }
     }
 
-    /// The client does not read on.
+    /// Records that the client reads no further.
     pub fn leave(&mut self, ask: &Ask, read: &Answer) {
         self.tokens = read.tokens;
         self.unread = ((ask.choices * ask.max_tokens()) as u64).saturating_sub(read.tokens);
@@ -77,9 +77,9 @@ impl Entry {
 /// Sums over entries.
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
-    /// Requests by kind.
+    /// Number of requests by kind.
     pub kinds: BTreeMap<&'static str, u64>,
-    /// Requests that the server answered with 200, to their ends and not.
+    /// Requests that the server answered with 200, whether completed or not.
     pub complete: u64,
     pub resumed: u64,
     pub left: u64,
@@ -87,32 +87,32 @@ pub(super) struct Ledger {
     unsaid: u64,
     invalid: u64,
     pub refused: BTreeMap<String, u64>,
-    /// Seconds to the first token of each stream that has a goal, and whether it is interactive, in the order of their
-    /// ends.
+    /// Seconds to the first token of each stream that has a goal, and whether it is interactive, in order of
+    /// completion.
     pub first: Vec<(f64, bool)>,
     /// Tokens of whole answers.
     pub answered_tokens: u64,
     prompt_tokens: u64,
     tokens: u64,
     unread: u64,
-    /// Prompt tokens of requests that may not have been taken.
+    /// Prompt tokens of requests that may not have been accepted.
     perhaps: u64,
     wrong: u64,
     pub problems: Vec<String>,
 }
 
 impl Ledger {
-    /// Requests that were sent, those after a refusal or a hang-up included.
+    /// Number of requests sent, including those after a refusal or a hang-up.
     pub fn sent(&self) -> u64 {
         self.known() + self.gone + self.unsaid + self.invalid + self.wrong
     }
 
-    /// Requests that the server must have counted, as answered, left or refused.
+    /// Number of requests that the server must have counted as answered, left or refused.
     fn known(&self) -> u64 {
         self.complete + 2 * self.resumed + self.left + self.refused.values().sum::<u64>()
     }
 
-    /// Takes an entry in.
+    /// Adds an entry.
     pub fn add(&mut self, entry: &Entry) {
         *self.kinds.entry(entry.kind).or_default() += 1;
         for code in &entry.refusals {
@@ -127,7 +127,8 @@ impl Ledger {
                 self.answered_tokens += entry.tokens;
                 self.prompt_tokens += entry.prompt_tokens + entry.earlier.0;
                 self.tokens += entry.tokens + entry.earlier.1;
-                // The first request of two may have run to its end unread, and the second computed all again.
+                // The first of the two requests may have run to its end unread, and the second computed everything
+                // again.
                 self.unread += if resumed { entry.unread } else { 0 };
             }
             Outcome::Left => {
@@ -145,7 +146,7 @@ impl Ledger {
             Outcome::Invalid => self.invalid += 1,
             Outcome::Refused(code) => {
                 *self.refused.entry(code.clone()).or_default() += 1;
-                // At the end of its time a request may have begun.
+                // A request that timed out may have begun.
                 if code == "deadline" {
                     self.perhaps += entry.prompt_tokens;
                     self.tokens += entry.tokens;
@@ -159,7 +160,7 @@ impl Ledger {
         }
     }
 
-    /// Writes down what must not happen.
+    /// Records a problem.
     pub fn fault(&mut self, problem: String) {
         if self.problems.len() < SHOWN {
             self.problems.push(problem);
@@ -168,7 +169,7 @@ impl Ledger {
         }
     }
 
-    /// Holds the server's counters, from before and after, against the books.
+    /// Compares the server's counters, from before and after, with the records.
     pub fn settle(&mut self, before: &Metrics, after: &Metrics) {
         let grown = |name: &str, label: &str| after.sum(name, label) - before.sum(name, label);
         let (ended, rejected) = ("bitnet_requests_total", "bitnet_requests_rejected_total");
@@ -200,7 +201,7 @@ impl Ledger {
             .filter(|&(_, told, least, slack)| told < least as f64 || told > (least + slack) as f64);
         let told: Vec<String> = wrong
             .map(|(what, told, least, slack)| {
-                format!("the server counts {told} {what}; the books have {least} to {}", least + slack)
+                format!("the server counts {told} {what}; the clients recorded {least} to {}", least + slack)
             })
             .collect();
         told.into_iter().for_each(|problem| self.fault(problem));

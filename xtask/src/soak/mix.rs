@@ -1,46 +1,46 @@
-//! What is asked: every request follows from its number alone.
+//! The mix of requests. Every request follows from its number.
 
 use std::time::Duration;
 
 use fastrand::Rng;
 use serde_json::{Value, json};
 
-/// The longest text that the demo takes, prompt included.
+/// Maximum length of a text of the demo in tokens, including the prompt.
 const CONTEXT: usize = 512;
-/// Token ids that every text of the demo may have: those after them are control tokens.
+/// Token ids of text; those that follow are control tokens.
 const IDS: std::ops::Range<u32> = 3..2000;
 
-/// How a client behaves after it has asked.
+/// How a client behaves after sending a request.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Manner {
     /// It reads the answer to its end.
     Reads,
-    /// It stops reading after so many events, for some time, and reads the rest.
+    /// It stops reading after this many events for some time, then reads the rest.
     Pauses { after: usize, pause: Duration },
-    /// It leaves after so many events.
+    /// It leaves after this many events.
     Leaves { after: usize },
-    /// It leaves after so many events, and has the stream go on where it was.
+    /// It leaves after this many events, and resumes the stream.
     Resumes { after: usize },
-    /// It hangs up after this part of the request's bytes, in thousandths.
+    /// It hangs up after this fraction of the request's bytes, in thousandths.
     HangsUp { sent: usize },
-    /// It asks for what is refused as invalid.
+    /// It sends an invalid request.
     Errs,
 }
 
-/// A request, and what must hold for its answer whatever the model says.
+/// A request, and what must hold for its answer whatever the model generates.
 #[derive(Debug)]
 pub(super) struct Ask {
-    /// The name that the report counts it under.
+    /// Name under which the report counts it.
     pub kind: &'static str,
     pub path: &'static str,
     pub body: Value,
     pub deadline: Option<Duration>,
     pub manner: Manner,
-    /// Prompts times choices.
+    /// Number of prompts times number of choices.
     pub choices: usize,
-    /// Tokens of all prompts, where they are known before they are answered.
+    /// Tokens of all prompts, if known before the answer.
     pub prompt_tokens: Option<usize>,
-    /// Whether it waits behind everybody, without a goal for its first token.
+    /// Whether it has the lowest priority, without a goal for its first token.
     pub background: bool,
 }
 
@@ -54,7 +54,7 @@ impl Ask {
         self.body["stream"] == true
     }
 
-    /// The same request, to be answered at once and in one piece.
+    /// Body of the same request without streaming or priority.
     pub fn alone(&self) -> Value {
         let mut body = self.body.clone();
         if let Some(fields) = body.as_object_mut() {
@@ -64,7 +64,7 @@ impl Ask {
     }
 }
 
-/// Kinds of requests, and how many of a thousand are of each.
+/// Kinds of requests, with their shares in thousandths.
 const KINDS: &[(&str, u32)] = &[
     ("plain", 330),
     ("choices", 80),
@@ -82,7 +82,7 @@ const KINDS: &[(&str, u32)] = &[
     ("invalid", 17),
 ];
 
-/// The request of a number.
+/// Makes the request with this number.
 pub(super) fn ask(number: u64) -> Ask {
     let mut rng = Rng::with_seed(number.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 0x5EED);
     let r = &mut rng;
@@ -118,7 +118,7 @@ pub(super) fn ask(number: u64) -> Ask {
             long(r, &mut ask, 4);
             let pause = Duration::from_millis(r.u64(1500..4000));
             ask.manner = Manner::Pauses { after: r.usize(1..10), pause };
-            // More bytes than the system keeps for a reader that stops.
+            // More bytes than the system buffers for a reader that stops.
             ask.body["logprobs"] = json!(5);
         }
         "invalid" => {
@@ -141,7 +141,7 @@ fn kind(r: &mut Rng) -> &'static str {
     "plain"
 }
 
-/// One text from one prompt, drawn in a way that the client chooses.
+/// One text from one prompt, with random sampling settings.
 fn plain(r: &mut Rng, number: u64) -> Ask {
     let mut body = json!({
         "prompt": ids(r), "max_tokens": r.usize(1..40), "seed": number, "stream": r.bool(),
@@ -173,7 +173,7 @@ fn plain(r: &mut Rng, number: u64) -> Ask {
     }
 }
 
-/// Prompts of which many begin alike, as they do in life.
+/// Prompts with common beginnings, as in real use.
 fn ids(r: &mut Rng) -> Vec<u32> {
     let (shared, own) = (r.usize(0..5) * 16, r.usize(1..24));
     let of = r.u32(0..4);
@@ -232,7 +232,7 @@ fn chat(r: &mut Rng, ask: &mut Ask) {
     }
 }
 
-/// Texts that must be JSON of a schema, if they come to their end.
+/// Texts that must be JSON of a schema, if they are complete.
 fn schema(r: &mut Rng, ask: &mut Ask) {
     let schema = match r.u8(0..3) {
         0 => json!({"type": "object", "properties": {"name": {"type": "string", "maxLength": 8},
@@ -277,7 +277,7 @@ fn rules(r: &mut Rng, ask: &mut Ask) {
     ask.body["max_tokens"] = json!(r.usize(6..40));
 }
 
-/// A stream that takes so long that whoever leaves it leaves before its end.
+/// A stream so long that a client that leaves it does so before its end.
 fn long(r: &mut Rng, ask: &mut Ask, choices: usize) {
     let prompt = ids(r);
     ask.body["max_tokens"] = json!(CONTEXT - prompt.len() - 8);
@@ -289,7 +289,7 @@ fn long(r: &mut Rng, ask: &mut Ask, choices: usize) {
 }
 
 fn finish(r: &mut Rng, mut ask: Ask) -> Ask {
-    // Prompts as text, where nobody has to know how many tokens they are.
+    // Prompts as text, where the number of tokens need not be known.
     if ask.kind == "plain" && !ask.background && r.bool() {
         ask.body["prompt"] = json!(text(r));
     }
@@ -304,7 +304,7 @@ fn finish(r: &mut Rng, mut ask: Ask) -> Ask {
     ask
 }
 
-/// How many token ids a prompt has; of texts nobody knows.
+/// Number of token ids of a prompt; unknown for texts.
 fn tokens_of(prompt: &Value) -> Option<usize> {
     let items = prompt.as_array()?;
     match items.iter().all(Value::is_number) {

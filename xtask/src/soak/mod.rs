@@ -1,4 +1,4 @@
-//! A server under four times the load that it can bear, and a client that keeps the books of every request.
+//! Runs a server under four times the load that it can handle, with clients that record every request.
 
 mod answer;
 mod batch;
@@ -33,29 +33,29 @@ use server::{Server, Usage};
 
 /// Sequences that the server computes together.
 const PLACES: &str = "8";
-/// Clients that keep it busy without a crowd.
+/// Clients that keep the server busy without overload.
 const FEW: usize = 14;
-/// Clients of the crowd: more than places, queue and readers that pause.
+/// Clients of the crowd: more than the batch, the queue and paused readers together.
 const MANY: usize = 600;
 /// Requests offered for each one that can be answered.
 const CROWD: f64 = 4.0;
-/// One request in so many is recomputed alone, in the long form and in the quick one.
+/// One request in this many is recomputed alone, in the long and in the quick form.
 const SAMPLED: [u64; 2] = [40, 8];
 
-/// Serve the demo to clients that stream, choose, stop, cancel, pause and hang up, at four times the load it can bear,
-/// with batch files beside it; hold what they saw against what the server counts, and recompute a sample alone
+/// Serve the demo to clients that stream, cancel, pause, resume and hang up, at four times the load it can handle and
+/// beside batch files; compare what clients saw with what the server counts, and recompute a sample alone
 #[derive(Args)]
 pub(crate) struct Soak {
-    /// How long the crowd asks
+    /// Seconds of overload
     #[arg(long, value_name = "N", default_value_t = 1800)]
     seconds: u64,
-    /// Half a minute whose books are judged and whose speed is not: what continuous integration runs
+    /// Run half a minute, and check the counts but not the speed; continuous integration runs this
     #[arg(long, conflicts_with = "seconds")]
     quick: bool,
     /// Goal for the time to the first token, in milliseconds
     #[arg(long, value_name = "N", default_value_t = 1000)]
     goal: u64,
-    /// The number of the first request, from which all follow
+    /// Number of the first request; it determines all others
     #[arg(long, value_name = "N", default_value_t = 0)]
     first: u64,
     /// Also write the results as JSON
@@ -80,7 +80,7 @@ impl Soak {
         report.judge()
     }
 
-    /// Seconds of the crowd.
+    /// Time of overload.
     fn time(&self) -> Duration {
         Duration::from_secs(if self.quick { 30 } else { self.seconds })
     }
@@ -115,7 +115,7 @@ impl Soak {
             let batches = batches.join().unwrap_or_default();
             (Report::new(self, [before, after], under, offered, seen), batches)
         });
-        // One more than at rest: that of whoever asks.
+        // One more than at rest, for the connection that asks.
         let metrics = server.idle(rest.map_or(usize::MAX, |usage| usage.descriptors + 1))?;
         let mut books = crowd.books.into_inner().unwrap_or_default();
         books.ledger.settle(&server::Metrics::default(), &metrics);
@@ -128,7 +128,7 @@ impl Soak {
     }
 }
 
-/// A folder of this process alone, gone when it is dropped.
+/// A private folder that is removed when dropped.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -145,36 +145,36 @@ impl Drop for Folder {
     }
 }
 
-/// All clients of a server.
+/// The clients of a server.
 struct Crowd<'s> {
     server: &'s Server,
     next: AtomicU64,
     books: Mutex<Books>,
-    /// One request in so many is recomputed alone.
+    /// One request in this many is recomputed alone.
     sampled: u64,
 }
 
 #[derive(Default)]
 struct Books {
     ledger: Ledger,
-    /// Numbers of requests, what was read, and whether that was all.
+    /// Numbers of requests, what was read, and whether it was the whole answer.
     sample: Vec<(u64, Answer, bool)>,
 }
 
-/// What a crowd came to in a time.
+/// Results of a phase of the run.
 #[derive(Debug, Default, Clone)]
 struct Phase {
     seconds: f64,
     asked: u64,
-    /// Whole answers, and their tokens.
+    /// Number of whole answers, and of their tokens.
     answered: u64,
     tokens: u64,
-    /// Seconds to each first token, and whether it is interactive, in the order of the streams' ends.
+    /// Seconds to each first token, and whether the stream is interactive, in order of completion.
     first: Vec<(f64, bool)>,
 }
 
 impl Crowd<'_> {
-    /// Has `clients` ask for `time`, at a rate or each when its last request has ended.
+    /// Lets `clients` clients send requests for `time`, at a rate, or each when its previous request has ended.
     fn ask(&self, clients: usize, time: Duration, rate: Option<f64>) -> Phase {
         let (begun, number) = (Instant::now(), self.next.load(Relaxed));
         let (answered, tokens) = self.answered();
@@ -228,14 +228,14 @@ impl Crowd<'_> {
         let mut books = self.lock();
         books.ledger.add(&entry);
         if let Some(answer) = entry.answer.take().filter(|_| number.is_multiple_of(self.sampled)) {
-            // A deadline ends a text where it happens to be.
+            // A deadline ends a text at any point.
             let whole = entry.outcome != ledger::Outcome::Left && ask.deadline.is_none();
             books.sample.push((number, answer, whole));
         }
     }
 }
 
-/// Looks at what the server holds, once a second.
+/// Records what the server uses, once per second.
 fn watch(server: &Server, stop: &AtomicBool) -> Vec<(Instant, Usage)> {
     let mut seen = Vec::new();
     while !stop.load(Relaxed) {
@@ -245,7 +245,7 @@ fn watch(server: &Server, stop: &AtomicBool) -> Vec<(Instant, Usage)> {
     seen
 }
 
-/// Asks another server for the sample, one request after the other in batches of one and without drafts.
+/// Sends the sample to another server, one request at a time, in batches of one and without draft tokens.
 fn recompute(
     binary: &Path,
     sample: Vec<(u64, Answer, bool)>,
@@ -273,7 +273,7 @@ fn answer_of(client: &mut Client, ask: &Ask) -> Result<Answer> {
     let reply = client.ask(&request("POST", ask.path, &[], &ask.alone().to_string()))?;
     let status = reply.status;
     let body = reply.rest()?;
-    ensure!(status == 200, "alone it gets {status}: {}", String::from_utf8_lossy(&body));
+    ensure!(status == 200, "alone, it gets {status}: {}", String::from_utf8_lossy(&body));
     let mut answer = Answer::new(ask.choices);
     answer.add(&serde_json::from_slice(&body)?).map_err(|problem| anyhow!("alone: {problem}"))?;
     Ok(answer)

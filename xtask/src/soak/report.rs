@@ -6,18 +6,18 @@ use serde_json::{Value, json};
 use super::{Phase, Soak, ledger::Ledger, server::Usage};
 use crate::{output, root};
 
-/// Requests that the long form must have sent.
+/// Minimum number of requests in the long form.
 const REQUESTS: u64 = 100_000;
-/// The part of the run after which memory must not grow any more.
+/// Fraction of the run after which memory must not grow any more.
 const WARM: f64 = 0.25;
 
-/// What a run came to, and whether that is as it should be.
+/// Results of a run, and whether they reach the goals.
 pub(super) struct Report {
     quick: bool,
     goal: f64,
     seconds: f64,
     offered: f64,
-    /// Without a crowd, before and after.
+    /// Phases without overload, before and after.
     peaks: [Phase; 2],
     under: Phase,
     seen: Vec<(Instant, Usage)>,
@@ -25,7 +25,7 @@ pub(super) struct Report {
     pub ledger: Ledger,
     pub recomputed: u64,
     pub pauses: f64,
-    /// Files, lines, and interrupted runs.
+    /// Numbers of batch files, lines, and interrupted runs.
     pub batches: [u64; 3],
 }
 
@@ -34,7 +34,7 @@ struct Row {
     what: &'static str,
     value: Value,
     goal: String,
-    /// `None` if it is only told.
+    /// Whether the goal was reached; `None` if there is none.
     held: Option<bool>,
 }
 
@@ -62,18 +62,18 @@ impl Report {
         }
     }
 
-    /// What the server held with nothing to do, before and after.
+    /// Sets what the idle server used, before and after.
     pub fn rest(&mut self, at_rest: [Option<Usage>; 2]) {
         self.at_rest = at_rest;
     }
 
-    /// Tokens of whole answers a second.
+    /// Tokens of whole answers per second, under overload and without.
     fn goodput(&self) -> [f64; 2] {
         let speed = |phase: &Phase| phase.tokens as f64 / phase.seconds;
         [speed(&self.under), self.peaks.iter().map(speed).sum::<f64>() / 2.0]
     }
 
-    /// Growth of the resident memory in MB an hour after warming up: the slope of the least squares.
+    /// Growth of the resident memory in MB per hour after warming up: the slope of a least-squares fit.
     fn slope(&self) -> Option<f64> {
         let (begun, last) = (self.seen.first()?.0, self.seen.last()?.0);
         let warm = (last - begun).mul_f64(WARM);
@@ -105,17 +105,17 @@ impl Report {
             row("requests sent", json!(ledger.sent()), ">= 100000", judged(ledger.sent() >= REQUESTS)),
             row("requests by kind", json!(ledger.kinds), "", None),
             row("answered whole", json!(ledger.complete), "", None),
-            row("left and gone on with", json!(ledger.resumed), "", None),
+            row("left and resumed", json!(ledger.resumed), "", None),
             row("left, hung up", json!([ledger.left, ledger.gone]), "", None),
             row("refused, by code", json!(ledger.refused), "", None),
             row("pauses for slow readers", json!(self.pauses), "> 0", judged(self.pauses > 0.0)),
             row("batch files, lines, runs ended early", json!([files, lines, kills]), "", None),
             row("recomputed alone", json!(self.recomputed), "> 0", Some(self.recomputed > 0)),
             row("problems", json!(ledger.problems), "none", Some(ledger.problems.is_empty())),
-            row("answered a second without a crowd", json!(self.answered(0)), "", None),
-            row("offered a second", json!(self.offered), "4 times that", None),
-            row("asked a second", json!(self.under.asked as f64 / self.under.seconds), "", None),
-            row("tokens a second: under the crowd, without", json!([goodput, peak]), "", None),
+            row("answered per second without a crowd", json!(self.answered(0)), "", None),
+            row("offered per second", json!(self.offered), "4 times that", None),
+            row("asked per second", json!(self.under.asked as f64 / self.under.seconds), "", None),
+            row("tokens per second: with the crowd, without", json!([goodput, peak]), "", None),
             row("goodput", json!(goodput / peak), ">= 0.9", judged(goodput / peak >= 0.9)),
             row(
                 "first token, p50 and p99, of the goal",
@@ -131,7 +131,7 @@ impl Report {
         ]
     }
 
-    /// A percentile of the times to the first token, as a part of the goal: of all streams, or of one class.
+    /// A percentile of the times to the first token, as a fraction of the goal, for all streams or for one class.
     fn first(&self, p: f64, interactive: Option<bool>) -> Option<f64> {
         let own =
             self.under.first.iter().filter(|(_, class)| interactive.is_none_or(|wanted| wanted == *class));
@@ -140,12 +140,12 @@ impl Report {
         rank(&times, p)
     }
 
-    /// Whole answers a second in a phase without a crowd.
+    /// Whole answers per second in a phase without overload.
     fn answered(&self, phase: usize) -> f64 {
         self.peaks[phase].answered as f64 / self.peaks[phase].seconds
     }
 
-    /// A table for people.
+    /// Prints a table.
     pub fn print(&self) {
         println!("| measured over {} s | value | goal | held |\n|---|---|---|---|", self.seconds);
         for row in self.rows() {
@@ -154,7 +154,7 @@ impl Report {
         }
     }
 
-    /// The same for machines, with what it was measured on.
+    /// Saves the results as JSON, with a description of the machine.
     pub fn save(&self, file: &Path) -> Result<()> {
         let mut git = Command::new("git");
         git.args(["rev-parse", "HEAD"]).current_dir(root());
@@ -177,22 +177,22 @@ impl Report {
             .with_context(|| file.display().to_string())
     }
 
-    /// An error if anything was not as it should be.
+    /// Fails if a goal was missed.
     pub fn judge(&self) -> Result<()> {
         let failed: Vec<&str> =
             self.rows().iter().filter(|row| row.held == Some(false)).map(|row| row.what).collect();
-        ensure!(failed.is_empty(), "not as it should be: {}", failed.join(", "));
+        ensure!(failed.is_empty(), "goals missed: {}", failed.join(", "));
         Ok(())
     }
 }
 
-/// The nearest rank in a sorted list.
+/// Returns a percentile of a sorted list, by nearest rank.
 fn rank(sorted: &[f64], p: f64) -> Option<f64> {
     let at = ((sorted.len() as f64 * p).ceil() as usize).max(1) - 1;
     sorted.get(at.min(sorted.len().checked_sub(1)?)).copied()
 }
 
-/// The slope of the line that fits points best.
+/// Returns the slope of the line that fits the points best.
 fn slope(points: &[(f64, f64)]) -> Option<f64> {
     let n = points.len() as f64;
     let mean = |of: fn(&(f64, f64)) -> f64| points.iter().map(of).sum::<f64>() / n;
@@ -202,7 +202,7 @@ fn slope(points: &[(f64, f64)]) -> Option<f64> {
     (under > 0.0).then(|| over / under)
 }
 
-/// A value as people read it: numbers rounded.
+/// Formats a value, with rounded numbers.
 fn shown(value: &Value) -> String {
     match value {
         Value::Number(number) if number.is_f64() => format!("{:.4}", number.as_f64().unwrap_or(f64::NAN)),

@@ -1,4 +1,4 @@
-//! A server of the release binary, what it counts, and what it takes from the machine.
+//! A server of the release binary, its metrics, and its use of memory, threads and descriptors.
 
 use std::{
     collections::BTreeMap,
@@ -15,7 +15,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use super::http::{Client, request};
 
-/// How long a server may take to have nothing to do any more.
+/// Maximum time for a server to become idle.
 const IDLE: Duration = Duration::from_secs(60);
 
 /// `bitnet serve demo`, ended when it is dropped.
@@ -25,7 +25,7 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// Starts it on a free port of this machine.
+    /// Starts it on a free port.
     pub fn start(binary: &Path, flags: &[&str]) -> Result<Server> {
         let mut command = Command::new(binary);
         command.args(["serve", "demo", "--device", "cpu", "--port", "0", "--log", "off"]).args(flags);
@@ -40,19 +40,19 @@ impl Server {
             address = after.and_then(|url| url.strip_suffix("/v1").unwrap_or(url).parse().ok());
             all += &line;
         }
-        // What it says later must not fill a pipe that nobody reads.
+        // Later output must not fill a pipe that nobody reads.
         thread::spawn(move || said.read_to_end(&mut Vec::new()));
         Ok(Server { process, address: address.context("an address")? })
     }
 
-    /// What `/metrics` says now.
+    /// Reads `/metrics`.
     pub fn metrics(&self) -> Result<Metrics> {
         let mut client = Client::new(self.address);
         let reply = client.ask(&request("GET", "/metrics", &[], "")).context("asking for metrics")?;
         Ok(Metrics::parse(&String::from_utf8_lossy(&reply.rest()?)))
     }
 
-    /// Waits until nothing runs or waits, and no client is connected; then what it counts.
+    /// Waits until nothing runs or waits and no client is connected, then returns the metrics.
     pub fn idle(&self, descriptors: usize) -> Result<Metrics> {
         let begun = Instant::now();
         loop {
@@ -66,13 +66,13 @@ impl Server {
                 return Ok(metrics);
             }
             if begun.elapsed() > IDLE {
-                bail!("after {IDLE:?} {busy} requests and blocks are left, and {open} descriptors are open");
+                bail!("after {IDLE:?}, {busy} requests and blocks are left, and {open} descriptors are open");
             }
             thread::sleep(Duration::from_millis(50));
         }
     }
 
-    /// What the process holds; `None` where the system does not tell.
+    /// Returns what the process uses, or `None` if the system does not report it.
     pub fn usage(&self) -> Option<Usage> {
         let folder = Path::new("/proc").join(self.process.id().to_string());
         let status = fs::read_to_string(folder.join("status")).ok()?;
@@ -96,16 +96,16 @@ impl Drop for Server {
     }
 }
 
-/// What a process holds.
+/// Resources of a process.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Usage {
-    /// Memory in MiB.
+    /// Resident memory in MiB.
     pub resident: f64,
     pub threads: usize,
     pub descriptors: usize,
 }
 
-/// Prometheus' text, by name and labels.
+/// Prometheus metrics, by name and labels.
 #[derive(Debug, Default)]
 pub(super) struct Metrics(BTreeMap<String, f64>);
 
