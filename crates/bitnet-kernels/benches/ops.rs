@@ -1,8 +1,8 @@
-//! How near the kernels come to what the processor can do, and what shapes with tails cost.
+//! Measures how close the kernels come to the processor's peak, and the cost of shapes with tails.
 //!
-//! Prints one JSON object, a row a measurement: the median of runs that took turns with a register loop of the same
-//! products, the least and the most. `cargo xtask bench` runs it; names of parts (`products`, `grouped`, `head`,
-//! `attention`) run those alone, and `--threads N` and `--isa NAME` say on what.
+//! Prints one JSON object with a row per measurement: the median, minimum and maximum of runs that take turns with a
+//! register loop of the same products. `cargo xtask bench` runs it. Names of parts (`products`, `grouped`, `head`,
+//! `attention`) select those; `--threads N` and `--isa NAME` set threads and instruction set.
 
 #![allow(clippy::print_stdout, reason = "a benchmark reports")]
 
@@ -13,9 +13,9 @@ use bitnet_tensor::{BitNetTensor, DType, GroupedTensor, SharedBytes, TernaryTens
 use half::f16;
 use serde_json::{Value, json};
 
-/// Turns of every measurement.
+/// Turns per measurement.
 const TURNS: usize = 7;
-/// Shortest time of a turn; what is faster is repeated.
+/// Minimum time of a turn in seconds; faster operations are repeated.
 const TURN: f64 = 0.03;
 
 fn main() {
@@ -25,7 +25,7 @@ fn main() {
         match arg.as_str() {
             "--threads" => threads = args.next().and_then(|n| n.parse().ok()).expect("a number of threads"),
             "--isa" => isa = args.next().expect("a name of an instruction set"),
-            // Cargo adds flags of its own.
+            // Cargo adds its own flags.
             _ if arg.starts_with('-') => {}
             _ => parts.push(arg),
         }
@@ -49,7 +49,7 @@ fn main() {
     println!("{}", json!({ "threads": threads, "isa": isa.name(), "rows": rows }));
 }
 
-/// Matrices of 2B-4T, then shapes whose rows or columns do not fill panels, beside the nearest that do.
+/// Matrices of 2B-4T, and shapes whose rows or columns do not fill panels, next to similar ones that do.
 fn products(cpu: &mut Cpu) -> Vec<Value> {
     let shapes = [
         (512, 6912, 2560),
@@ -61,7 +61,7 @@ fn products(cpu: &mut Cpu) -> Vec<Value> {
         (7, 6912, 2560),
         (6, 6912, 2560),
         (1, 6912, 2560),
-        // More than caches hold.
+        // Larger than the caches.
         (1, 55_296, 2560),
         (4, 55_296, 2560),
         (6, 55_296, 2560),
@@ -96,8 +96,8 @@ fn product(cpu: &mut Cpu, tokens: usize, rows: usize, cols: usize) -> Value {
     with(row, json!({ "op": "bit_linear", "tokens": tokens, "rows": rows, "cols": cols }))
 }
 
-/// Matrices with scales for groups of columns beside matrices of the same shape with a scale a row: shapes of a model of 8
-/// billion weights, one token with more than caches hold.
+/// Compares matrices with a scale per group of columns with matrices of the same shape with a scale per row: shapes of
+/// a model with 8 billion weights; for one token, larger than the caches.
 fn grouped(cpu: &mut Cpu) -> Vec<Value> {
     let mut rows = Vec::new();
     for (tokens, [out, cols]) in [
@@ -109,7 +109,7 @@ fn grouped(cpu: &mut Cpu) -> Vec<Value> {
         (32, [4096, 12_288]),
         (512, [6144, 4096]),
         (512, [4096, 12_288]),
-        // So short that other programs seldom interrupt the fastest run; weights stay in cache.
+        // So short that other programs rarely interrupt the fastest run; the weights stay in cache.
         (1, [1024, 4096]),
         (8, [256, 4096]),
         (60, [128, 4096]),
@@ -119,7 +119,8 @@ fn grouped(cpu: &mut Cpu) -> Vec<Value> {
     rows
 }
 
-/// Two kinds of weights in turns; of each the fastest turn counts, for other programs only ever make turns slower.
+/// Measures two kinds of weights in turns. The fastest turn of each counts, because other programs only slow turns
+/// down.
 fn beside(cpu: &mut Cpu, tokens: usize, [rows, cols]: [usize; 2], group: usize) -> Value {
     let codes: Vec<u8> =
         (0..rows * cols / 4).map(|i| [0b0110_0001, 0b1001_0100, 0b0001_1000][i * i % 7 % 3]).collect();
@@ -160,8 +161,8 @@ fn beside(cpu: &mut Cpu, tokens: usize, [rows, cols]: [usize; 2], group: usize) 
     })
 }
 
-/// The highest logit of a few tokens with the head of 2B-4T, by bounds: a product with every byte of its int8 copy, and
-/// what the bounds leave.
+/// Finds the highest logit of a few tokens with the head of 2B-4T, by bounds: products with every byte of its int8
+/// copy, and the logits that are not ruled out.
 fn head(cpu: &mut Cpu) -> Vec<Value> {
     let (vocab, cols, most) = (128_256, 2560, 32);
     let mut random = 1u32;
@@ -192,7 +193,7 @@ fn head(cpu: &mut Cpu) -> Vec<Value> {
     [1, 2, 4, 8, 32].map(at).into()
 }
 
-/// A token of every head over 1,024 keys, for widths of heads that fill vectors and that do not.
+/// Measures attention of one token over 1,024 keys, for head widths that fill vectors and for others.
 fn attention(cpu: &mut Cpu) -> Vec<Value> {
     [128, 48, 100, 256].map(|head_dim| attend(cpu, head_dim, 1024)).into()
 }
@@ -204,13 +205,13 @@ fn attend(cpu: &mut Cpu, head_dim: usize, keys: usize) -> Value {
     let mut out = cpu.rows(1, heads * head_dim, RowsKind::Between).unwrap();
     let table: Vec<u32> = (0..blocks as u32).collect();
     let runs = [Run { tokens: 0..1, start: keys - 1, blocks: 0..blocks }];
-    // A product with the key and one with the value of every dimension.
+    // Every dimension has one product with the key and one with the value.
     let made = (2 * heads * keys * head_dim) as f64;
     let row = turns(cpu, made, |cpu| cpu.attention(&runs, &table, &qkv, &kv, &mut out).unwrap());
     with(row, json!({ "op": "attention", "keys": keys, "head_dim": head_dim }))
 }
 
-/// Runs of `op`, which makes `made` products, in turns with the register loop.
+/// Measures `op`, which computes `made` products, in turns with the register loop.
 fn turns(cpu: &mut Cpu, made: f64, mut op: impl FnMut(&mut Cpu)) -> Value {
     op(cpu);
     let (mut speeds, mut parts) = (Vec::new(), Vec::new());

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::bitnet::{Outcome, bitnet, command};
 
-/// A request that draws its tokens, so that a seed from anywhere but its name would show.
+/// A request that draws its tokens, so that a seed that does not come from its name would be noticed.
 fn line(name: &str, prompt: &[u32], max_tokens: usize) -> String {
     let body = json!({"prompt": prompt, "max_tokens": max_tokens, "temperature": 0.9});
     json!({"custom_id": name, "method": "POST", "url": "/v1/completions", "body": body}).to_string()
@@ -107,7 +107,7 @@ fn killed_at_any_point_and_started_again_it_loses_and_doubles_nothing() {
         run.kill().unwrap();
         run.wait().unwrap();
         kills += 1;
-        // Points at random: what the machine has done by then differs, and a line may be half written.
+        // Random points in time: the progress differs, and a line may be half written.
         delay = 20 + delay * 31 % 97;
         if kills % 5 == 0 && partial.exists() {
             let text = fs::read(&partial).unwrap();
@@ -148,7 +148,7 @@ fn what_belongs_to_another_input_or_model_is_not_gone_on_with() {
     fs::write(&input, lines(4, 2)).unwrap();
     let told = batch(&input, &output, &[]);
     assert!(told.err.contains("4 lines answered, 3 of them by an earlier run"), "{}", told.err);
-    // Somebody's own notes of that name are not an earlier run.
+    // A file of this name with other content is not an earlier run.
     fs::write(&partial, "milk\neggs\n").unwrap();
     assert!(batch(&input, &output, &[]).failure(1).contains("line 1"));
     assert_eq!(fs::read_to_string(&partial).unwrap(), "milk\neggs\n");
@@ -163,7 +163,7 @@ fn lines_that_are_no_text_or_too_long_are_answered_with_an_error_in_their_places
     let dir = tempfile::tempdir().unwrap();
     let (input, output) = (dir.path().join("in.jsonl"), dir.path().join("out.jsonl"));
     let good = line("good", &[5, 6], 4) + "\n";
-    // Longer than a request may be, by its blanks alone.
+    // Longer than a request may be, because of spaces.
     let long = good.replace('{', &format!("{{{}", " ".repeat(9 << 20)));
     let torn = [&b"{\"custom_id\": \"\xFF\"}\n"[..], good.as_bytes(), &b"\xC3\n"[..]].concat();
     fs::write(&input, [good.as_bytes(), &torn, long.as_bytes(), good.as_bytes()].concat()).unwrap();
@@ -225,7 +225,7 @@ fn an_earlier_answer_that_is_damaged_is_neither_kept_nor_taken_away() {
     batch(&input, &output, &[]).success();
     let whole = fs::read_to_string(&output).unwrap();
     let answered: Vec<&str> = whole.lines().collect();
-    // A letter of its name, its second half, all of it.
+    // One letter of the name, its second half, all of it.
     for damaged in [answered[2].replacen("batch_req_", "batch_reQ_", 1), answered[2][..40].into(), "".into()]
     {
         let text = [&answered[..2], &[damaged.as_str()], &answered[3..4]].concat().join("\n") + "\n";
@@ -247,7 +247,7 @@ fn a_full_disk_is_an_error_that_loses_nothing() {
     let (input, output, want) = (dir.path().join("in"), dir.path().join("out"), dir.path().join("want"));
     fs::write(&input, lines(200, 4)).unwrap();
     batch(&input, &want, &[]).success();
-    // A limit on the size of files fails like a disk without room; 512 bytes a unit.
+    // A limit on file size fails like a full disk; the unit is 512 bytes.
     let script = "ulimit -f 32; trap '' XFSZ; exec \"$0\" batch synthetic:tiny \"$1\" \"$2\"";
     let mut shell = std::process::Command::new("sh");
     let run =

@@ -38,7 +38,7 @@ fn speeds_come_for_every_length_and_batch_asked_for() {
     assert!(report["load_seconds"].as_f64().unwrap() > 0.0);
     #[cfg(target_os = "linux")]
     assert!(report["peak_memory_bytes"].as_u64() > report["weight_bytes"].as_u64(), "{report}");
-    // All ternary matrices of two layers at 2 bits with a scale a row, the bf16 head and the norms.
+    // All ternary matrices of two layers at 2 bits with a scale per row, the bf16 head and the norms.
     let layer = (256 + 2 * 128 + 256 + 3 * 768) * 256 / 4;
     // Trits and norms, and the int8 copy of the output head.
     assert!(report["weight_bytes"].as_u64().unwrap() > 2 * layer + 512 * 256);

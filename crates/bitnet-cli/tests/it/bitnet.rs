@@ -8,17 +8,17 @@ use std::{
 
 use serde_json::Value;
 
-/// How a run says that it wanted a GPU and has none.
+/// Prefix of the note that a run uses the CPU because it found no usable GPU.
 pub const ON_CPU: &str = "computing on the CPU: ";
 
-/// What a run of the binary gave.
+/// Result of a run of the binary.
 #[derive(Debug)]
 pub struct Outcome {
     /// Exit code.
     pub code: i32,
-    /// What came to stdout.
+    /// Text on stdout.
     pub out: String,
-    /// What came to stderr.
+    /// Text on stderr.
     pub err: String,
 }
 
@@ -35,8 +35,8 @@ impl Outcome {
         serde_json::from_str(&out).unwrap_or_else(|e| panic!("{e}: {out}"))
     }
 
-    /// The one line of a run that failed with `code`: what, where and cure, and nothing on stdout. A model that was
-    /// loaded may have said before that it is not on a GPU, and what it got of the memory.
+    /// The one line of a run that failed with `code`: what, where and cure, with nothing on stdout. Notes about the
+    /// device and the memory of a loaded model may come before it.
     pub fn failure(self, code: i32) -> String {
         assert_eq!(self.code, code, "{self:?}");
         assert_eq!(self.out, "", "{self:?}");

@@ -19,7 +19,7 @@ fn a_conversation_remembers_what_was_said_until_it_is_reset_and_can_be_saved() {
     let roles: Vec<&Value> = messages.iter().map(|m| &m["role"]).collect();
     assert_eq!(roles, ["user", "assistant", "user", "assistant"]);
     assert_eq!(messages[0]["content"], json!("Who goes there?"));
-    // Without a template the first answer is the completion, and the second that of everything so far.
+    // Without a template, the first answer completes the prompt, and the second everything so far.
     let run = |prompt: &str| bitnet(&[&["run", ARGS[0], prompt][..], &ARGS[1..]].concat()).success();
     let content = |i: usize| messages[i]["content"].as_str().unwrap();
     let first = run("Who goes there?");

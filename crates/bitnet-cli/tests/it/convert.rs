@@ -69,7 +69,7 @@ fn a_file_may_be_converted_onto_itself() {
     bitnet(&["convert", path, path, "--to", "tq1_0"]).success();
     let report = bitnet(&["inspect", path, "--json"]).json();
     assert_eq!(report["quantization"], serde_json::json!(["tq1_0"]));
-    // The panels that are read lie in the file that is replaced.
+    // The panels are read from the file that is being replaced.
     bitnet(&["convert", path, path, "--to", "panels"]).success();
     bitnet(&["convert", path, path, "--to", "panels"]).success();
     let report = bitnet(&["inspect", path, "--json"]).json();

@@ -1,4 +1,4 @@
-//! The model that the binary carries.
+//! The model that is built into the binary.
 
 use serde_json::Value;
 

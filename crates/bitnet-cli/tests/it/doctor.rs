@@ -6,7 +6,7 @@ use crate::bitnet::{Outcome, bitnet, fixture};
 
 #[test]
 fn every_level_of_this_machine_passes_every_case() {
-    // The default type of cache, and another.
+    // The default type of cache, and another one.
     judged(&["doctor", "--json", "--threads", "2", "--device", "cpu"], "f32");
     judged(&["doctor", "--json", "--threads", "2", "--device", "cpu", "--kv", "int8"], "int8");
 }
@@ -46,7 +46,7 @@ fn models_are_judged_by_the_oracle_and_a_folder_without_one_is_refused() {
     assert!(error.contains("golden.safetensors"), "{error}");
 }
 
-/// The golden file of the smallest fixture, with other logits.
+/// The golden file of the smallest fixture, with different logits.
 #[test]
 fn logits_far_from_the_oracles_fail_and_a_golden_file_that_does_not_fit_is_refused_by_name() {
     let folder = tempfile::tempdir().unwrap();
@@ -73,7 +73,7 @@ fn logits_far_from_the_oracles_fail_and_a_golden_file_that_does_not_fit_is_refus
         let error = doctor(&shape, &vec![0; 4 * shape.iter().product::<usize>()]).failure(1);
         assert!(error.contains("golden.safetensors") && error.contains(&format!("{shape:?}")), "{error}");
     }
-    // One row of the oracle's, whose every value has the other sign.
+    // One row of the oracle's with all signs flipped.
     let mut one_row = logits.data().to_vec();
     one_row[..4 * vocab].iter_mut().skip(3).step_by(4).for_each(|byte| *byte ^= 0x80);
     let Outcome { code, out, err } = doctor(&[rows, vocab], &one_row);

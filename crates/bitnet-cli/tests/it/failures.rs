@@ -1,11 +1,11 @@
-//! Every mistake ends in one line, the right exit code, and no result.
+//! Every mistake gives one line, the right exit code, and no result.
 #![allow(clippy::print_stdout, reason = "what was skipped belongs into the output")]
 
 use bitnet_kernels::gpu::Cuda;
 
 use crate::bitnet::{ON_CPU, bitnet, fixture};
 
-/// Runs a command line with spaces between the arguments.
+/// Runs a command line, with arguments separated by spaces, that must fail.
 fn fails(code: i32, line: &str, tells: &[&str]) {
     let args: Vec<&str> = line.split(' ').collect();
     let error = bitnet(&args).failure(code);
@@ -81,7 +81,7 @@ fn what_a_model_cannot_do_is_told_with_a_cure() {
     fails(1, &format!("run {odd} --ids {}", ["5"; 4096].join(",")), &["4096 tokens", "PROMPT"]);
 }
 
-/// Without a GPU that is; with one the commands compute on it.
+/// Skipped on a machine with a GPU, where the commands would use it.
 #[test]
 fn f33_f34_without_a_gpu_auto_computes_on_the_cpu_and_says_why_and_cuda_is_an_error_with_its_cure() {
     if Cuda::open(0).is_ok() {

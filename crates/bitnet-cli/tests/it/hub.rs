@@ -8,7 +8,7 @@ use std::{
 
 use crate::bitnet::{Outcome, command, fixture};
 
-/// A hub with one fixture; it answers one request a connection.
+/// A hub with one fixture; it answers one request per connection.
 fn hub() -> String {
     const COMMIT: &str = "00112233445566778899aabbccddeeff00112233";
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -66,7 +66,7 @@ fn a_model_is_run_by_its_name_and_then_without_the_network() {
     assert!(home.path().join("hub/models--org--tiny/refs/main").is_file());
     let offline = [&online[1..], &[("HF_HUB_OFFLINE", "1"), ("HF_ENDPOINT", "http://127.0.0.1:9")]].concat();
     assert_eq!(bitnet(&run, &offline).success(), local);
-    // The network is down, and nobody said so.
+    // The network is down, but HF_HUB_OFFLINE is not set.
     let down = [&online[1..], &[("HF_ENDPOINT", "http://127.0.0.1:9")]].concat();
     let outcome = bitnet(&run, &down);
     assert!(outcome.err.contains("warning: using the cached model"), "{}", outcome.err);

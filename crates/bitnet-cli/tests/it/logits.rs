@@ -48,7 +48,7 @@ fn a_row_depends_on_the_tokens_before_it_and_on_nothing_else() {
 fn long_inputs_in_many_steps_give_the_same_bits_on_every_level_and_number_of_threads() {
     let ids: Vec<String> = (0..300).map(|i| (i * 7 % 512).to_string()).collect();
     let expected = logits("synthetic:tiny", &ids.join(","), &[]);
-    // With so little memory a step has 32 tokens instead of 128.
+    // With this little memory, a step has 32 tokens instead of 128.
     for more in [&["--threads", "1"][..], &["--isa", "scalar"], &["--memory", "2200K"]] {
         assert!(logits("synthetic:tiny", &ids.join(","), more) == expected, "{more:?}");
     }

@@ -13,7 +13,7 @@ fn too_little_memory_names_the_least_that_works_and_that_works() {
     assert!(outcome.err.contains("ended by context"), "{}", outcome.err);
     let text = outcome.success();
     assert_eq!(text.split_whitespace().count(), 56);
-    // More memory goes on where this text ended.
+    // With more memory, the text continues where this one ended.
     assert!(args("64MiB").success().starts_with(text.trim_end()));
     let one_less = (least.parse::<u64>().unwrap() - 1).to_string();
     args(&one_less).failure(1);

@@ -9,7 +9,7 @@ use std::{
 
 use crate::bitnet::bitnet;
 
-/// A server that is killed when the test is over.
+/// A server that is killed at the end of the test.
 struct Serving {
     child: Child,
     log: BufReader<ChildStderr>,
@@ -46,7 +46,7 @@ impl Serving {
         assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
     }
 
-    /// What else it says, and its exit code.
+    /// Returns the rest of its log and its exit code.
     fn end(mut self) -> (String, Option<i32>) {
         let mut said = String::new();
         self.log.read_to_string(&mut said).unwrap();
@@ -102,7 +102,7 @@ fn told_to_end_while_it_fetches_its_model_it_waits_for_nothing() {
 
 #[test]
 fn told_twice_it_ends_at_once() {
-    // Enough to do for much longer than the test takes.
+    // Enough work for much longer than the test takes.
     let server = Serving::start(&["synthetic:125m", "--log", "requests"]);
     let body = r#"{"prompt": [1], "max_tokens": 4000, "ignore_eos": true, "stream": true, "n": 32}"#;
     let mut stream = server.ask(body);

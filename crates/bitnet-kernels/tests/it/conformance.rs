@@ -8,9 +8,9 @@ use half::f16;
 #[test]
 fn every_isa_and_thread_count_equals_the_reference_bit_for_bit() {
     // Mistake 43 of the originals: a running maximum overwritten while it is used. Some cases attend over several
-    // segments, whose greatest scores stand in any order.
+    // segments, whose maximum scores come in any order.
     for isa in Isa::available() {
-        // What is stored does not depend on threads.
+        // Other cache types run with one number of threads: stored values do not depend on it.
         let others = KvType::ALL[1..].iter().map(|&kv| (2, kv));
         for (threads, kv) in [1, 2, 3].map(|threads| (threads, KvType::F32)).into_iter().chain(others) {
             let mut cases = cases();
@@ -24,12 +24,12 @@ fn every_isa_and_thread_count_equals_the_reference_bit_for_bit() {
     }
 }
 
-/// The largest magnitudes that int8 and trits can make: sums of 16 bits must be widened in time.
+/// Products of the largest magnitudes of int8 and trits: 16-bit sums must be widened in time.
 #[test]
 fn extreme_activations_do_not_overflow_any_level() {
     // Mistake 41 of the originals: signed weights in unsigned tiles.
     for isa in Isa::available() {
-        // The last is beyond what one token's sums hold when planes are masked in place.
+        // The last exceeds what the sums of one token hold when planes are masked in place.
         for k in [64, 240, 256, 8640, 16384, 1 << 20] {
             for n in [1, 2, 6] {
                 for (sign, x) in [(1, 127), (-1, 127), (1, -127), (-1, -127)] {
@@ -51,7 +51,7 @@ fn extreme_activations_do_not_overflow_any_level() {
     }
 }
 
-/// The largest magnitudes that int8 and codes of groups can make, +2 included: sums of 16 bits must hold a group.
+/// Products of the largest magnitudes of int8 and codes, including +2: 16-bit sums must hold a group.
 #[test]
 fn extreme_groups_do_not_overflow_any_level() {
     for isa in Isa::available() {
@@ -60,7 +60,7 @@ fn extreme_groups_do_not_overflow_any_level() {
                 for (code, x) in [(0u8, 127), (0, -127), (0xFF, 127), (0xFF, -127)] {
                     let value = if code == 0 { -1 } else { 2 };
                     let groups = GroupedTensor::groups(k, group);
-                    // Not all equal, or groups of 64 would become groups of 128.
+                    // Not all equal, or groups of 64 would be merged to 128.
                     let scales =
                         (0..64 * groups).map(|i| f16::from_f32([1.0, 0.5][i % groups % 2])).collect();
                     let w = GroupedTensor::new(64, k, group, vec![code; 64 * k / 4], scales).unwrap();

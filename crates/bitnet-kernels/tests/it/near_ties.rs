@@ -1,10 +1,10 @@
-//! Highest logits that nearly tie, which bounds from an int8 copy must not rule out.
+//! Highest logits that are nearly equal, which bounds from an int8 copy must not rule out.
 
 use bitnet_kernels::{Backend, Cpu, Isa, RowsKind};
 use bitnet_tensor::BitNetTensor;
 
 const WIDTH: usize = 100;
-/// Not a multiple of a panel, and enough panels for five of the highest.
+/// Not a multiple of a panel, and enough panels to keep the five highest.
 const VOCAB: usize = 2600;
 /// The column whose activations may stand out.
 const OUTLIER: usize = 7;
@@ -17,8 +17,8 @@ fn noise(seed: u64) -> impl FnMut() -> f32 {
     }
 }
 
-/// Rows that differ by less than int8 tells; and rows that int8 holds exactly, which leaves the error of activations in
-/// all columns, or in two.
+/// Rows that differ by less than int8 can resolve; and rows that int8 holds exactly, so that only activations have an
+/// error, in all columns or in two.
 fn tables() -> [(&'static str, Vec<f32>); 3] {
     let mut next = noise(1);
     let base: Vec<f32> = (0..WIDTH).map(|_| next()).collect();
@@ -35,7 +35,7 @@ fn tables() -> [(&'static str, Vec<f32>); 3] {
     [("nearly one row", near), ("whole numbers", whole.collect()), ("pairs", pairs.collect())]
 }
 
-/// Ids and logits of the highest, the lowest id of equals first.
+/// Ids and values of the highest logits, equal ones by id.
 fn highest(row: &[f32], keep: usize) -> Vec<(usize, f32)> {
     let mut order: Vec<_> = row.iter().copied().enumerate().collect();
     order.sort_by(|a, b| b.1.total_cmp(&a.1));
@@ -51,7 +51,7 @@ fn rows_that_nearly_tie_are_not_ruled_out() {
             let weights = BitNetTensor::from_f32([VOCAB, WIDTH], &values).unwrap();
             let (plain, mut screened) = (cpu.table(&weights).unwrap(), cpu.table(&weights).unwrap());
             cpu.screen(&mut screened, None, 33).unwrap();
-            // One plane of int8 is enough for many tokens, unless one value stands out.
+            // With many tokens, one plane of int8 is enough unless one value stands out.
             for (tokens, outlier) in [(1, false), (2, false), (33, false), (33, true)] {
                 let mut next = noise(2);
                 let stands_out = |i: usize| outlier && i % WIDTH == OUTLIER;
