@@ -1,51 +1,51 @@
-//! What can go wrong: in the text, in the host's use of memory, in a launch's shape, and while a kernel runs.
+//! Errors in a PTX text, in the host's use of memory, in a launch's shape, and in a running kernel.
 
 use std::fmt;
 
 use thiserror::Error;
 
-/// A text that is not of the dialect.
+/// A text is not valid in the dialect.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{file}:{line}: {kind}")]
 pub struct ParseError {
     /// Name given to [`Module::parse`](crate::Module::parse).
     pub file: String,
-    /// Line, from one.
+    /// Line number, from one.
     pub line: u32,
-    /// What is wrong there.
+    /// What is wrong.
     pub kind: ParseErrorKind,
 }
 
-/// What a parser can find wrong.
+/// The kinds of parse errors.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ParseErrorKind {
-    /// A word where the grammar wants another.
+    /// An unexpected word.
     #[error("expected {expected}, found `{found}`")]
     Expected {
-        /// What would have been right.
+        /// What was expected.
         expected: &'static str,
-        /// What stands there.
+        /// What was found.
         found: String,
     },
-    /// A version, target or directive outside the dialect.
+    /// An unsupported version, target or directive.
     #[error("`{directive}` is not supported: this simulator reads `.version 7.4`, `.target sm_80`")]
     Directive {
         /// The directive as written.
         directive: String,
     },
-    /// No such instruction, or not with these modifiers.
+    /// An unsupported instruction, or combination of modifiers.
     #[error("instruction `{instruction}` is not supported")]
     Instruction {
         /// The opcode as written.
         instruction: String,
     },
-    /// A modifier that the instruction does not take.
+    /// A modifier that the instruction does not have.
     #[error("instruction `{instruction}` does not take `.{modifier}` here")]
     Modifier {
         /// The opcode as written.
         instruction: String,
-        /// The modifier left over.
+        /// The extra modifier.
         modifier: String,
     },
     /// An operand of the wrong kind, size or type.
@@ -53,11 +53,11 @@ pub enum ParseErrorKind {
     Operand {
         /// The opcode as written.
         instruction: String,
-        /// Which operand, from one.
+        /// Position of the operand, from one.
         position: usize,
-        /// What would have been right.
+        /// What was expected.
         expected: String,
-        /// What stands there.
+        /// What was found.
         found: String,
     },
     /// Too few or too many operands.
@@ -65,12 +65,12 @@ pub enum ParseErrorKind {
     OperandCount {
         /// The opcode as written.
         instruction: String,
-        /// How many it takes.
+        /// Expected number of operands.
         expected: usize,
-        /// How many there are.
+        /// Number of operands found.
         found: usize,
     },
-    /// A name that nothing declares.
+    /// A name that is not declared.
     #[error("`{name}` is not declared")]
     Undeclared {
         /// The name.
@@ -84,7 +84,7 @@ pub enum ParseErrorKind {
     },
 }
 
-/// Where an address lies.
+/// An address space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Space {
     /// Device memory.
@@ -102,19 +102,19 @@ impl fmt::Display for Space {
     }
 }
 
-/// The host used [`Memory`](crate::Memory) wrongly.
+/// Invalid use of [`Memory`](crate::Memory) by the host.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum MemoryError {
-    /// No live allocation holds this range.
+    /// The range is not within a live allocation.
     #[error("no allocation holds {len} bytes at {address:#x}")]
     OutOfBounds {
         /// First byte.
         address: u64,
-        /// Bytes wanted.
+        /// Length of the range in bytes.
         len: usize,
     },
-    /// A byte read before anything wrote it.
+    /// A byte was read before it was written.
     #[error("byte at {address:#x} was never written")]
     Uninitialised {
         /// The first such byte.
@@ -122,70 +122,70 @@ pub enum MemoryError {
     },
 }
 
-/// A launch that did not run to its end.
+/// A launch failed.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum LaunchError {
-    /// No entry of this name.
+    /// The module has no entry with this name.
     #[error("no entry `{entry}` in {file}")]
     NoEntry {
         /// The module's file.
         file: String,
-        /// The name asked for.
+        /// The requested name.
         entry: String,
     },
-    /// Parameters that are not those declared.
+    /// The parameters do not match the declaration.
     #[error("entry `{entry}`: parameter {position} is declared with {expected} bytes, given {given}")]
     Parameter {
         /// The entry.
         entry: String,
-        /// Which, from zero; the first one missing or left over when the counts differ.
+        /// Position from zero; the first missing or extra parameter if the counts differ.
         position: usize,
-        /// Bytes declared (0: not declared).
+        /// Declared size in bytes; 0 if not declared.
         expected: usize,
-        /// Bytes given (0: not given).
+        /// Given size in bytes; 0 if not given.
         given: usize,
     },
-    /// More of something than the device or the kernel's own bounds allow.
+    /// The launch exceeds a limit of the device or the kernel.
     #[error("entry `{entry}`: {what} is {given}, must be 1 to {limit}")]
     Shape {
         /// The entry.
         entry: String,
-        /// What there is too much of.
+        /// The quantity that exceeds its limit.
         what: &'static str,
-        /// How much was asked for.
+        /// Its value.
         given: u64,
-        /// The most that is allowed.
+        /// Maximum value.
         limit: u64,
     },
-    /// The kernel did something it must not.
+    /// The kernel was trapped.
     #[error(transparent)]
     Fault(#[from] Box<Fault>),
 }
 
-/// A trap: which thread did what, at which instruction.
+/// A trap, with its instruction and thread.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{file}:{line}: `{instruction}`: {kind} (block {block:?}, thread {thread:?})")]
 pub struct Fault {
     /// The module's file.
     pub file: String,
-    /// Line of the instruction.
+    /// Line number of the instruction.
     pub line: u32,
     /// The instruction as written.
     pub instruction: String,
     /// Block coordinates.
     pub block: [u32; 3],
-    /// Thread coordinates; the first thread concerned where there are several.
+    /// Thread coordinates; those of the first thread if several are involved.
     pub thread: [u32; 3],
-    /// What it did.
+    /// What went wrong.
     pub kind: FaultKind,
 }
 
-/// What a kernel must not do.
+/// The kinds of traps.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum FaultKind {
-    /// Access outside every allocation, or outside the block's shared memory.
+    /// An access outside of all allocations or of the block's shared memory.
     #[error("{size} bytes at {space} {address:#x} are out of bounds")]
     OutOfBounds {
         /// Address space.
@@ -195,7 +195,7 @@ pub enum FaultKind {
         /// Bytes accessed.
         size: usize,
     },
-    /// Address not a multiple of the access size.
+    /// An address that is not a multiple of the access size.
     #[error("{space} {address:#x} is not aligned to {size} bytes")]
     Misaligned {
         /// Address space.
@@ -205,13 +205,13 @@ pub enum FaultKind {
         /// Bytes accessed.
         size: usize,
     },
-    /// Register or predicate read before it was set.
+    /// A register or predicate was read before it was set.
     #[error("register `{register}` was never set")]
     UninitialisedRegister {
-        /// Its name.
+        /// Name of the register.
         register: String,
     },
-    /// Memory read before it was written.
+    /// Memory was read before it was written.
     #[error("{space} {address:#x} was never written")]
     UninitialisedMemory {
         /// Address space.
@@ -219,7 +219,7 @@ pub enum FaultKind {
         /// The first such byte.
         address: u64,
     },
-    /// Shared bytes touched between a `cp.async` to them and the wait that completes it.
+    /// Shared bytes were accessed between a `cp.async` to them and the wait that completes it.
     #[error("shared {address:#x} is the target of a cp.async that has not been waited for")]
     InFlight {
         /// The first such byte.
@@ -231,57 +231,55 @@ pub enum FaultKind {
         /// First byte.
         address: u64,
     },
-    /// A `cp.async` of 16 bytes asks for more from its source.
+    /// A `cp.async` of 16 bytes reads more than that from its source.
     #[error("cp.async of 16 bytes takes {src_size} from its source")]
     CopySize {
-        /// Bytes asked for.
+        /// Number of source bytes.
         src_size: u64,
     },
-    /// Two accesses, at least one of them a write, that nothing orders.
+    /// Two accesses without an order, at least one of them a write.
     #[error("race on {space} {address:#x} with an earlier {other} in block {other_block:?}, {other_threads}")]
     Race {
         /// Address space.
         space: Space,
         /// First byte of the word.
         address: u64,
-        /// What the other access was.
+        /// Kind of the other access.
         other: &'static str,
-        /// Its block.
+        /// Block of the other access.
         other_block: [u32; 3],
-        /// Its thread or threads, in words.
+        /// Thread or threads of the other access, in words.
         other_threads: String,
     },
-    /// `ld.global.nc` of what a kernel wrote since the host did: launches may overlap, and the cache it reads through is
-    /// not kept up to date.
-    #[error(
-        "global {address:#x} was written by an earlier kernel, so that `.nc` may read what was there before"
-    )]
+    /// `ld.global.nc` reads bytes that a kernel has written since the host did: launches may overlap, and the cache
+    /// that it reads through is not coherent.
+    #[error("global {address:#x} was written by an earlier kernel, so `.nc` may read an old value")]
     ReadOnly {
         /// First byte of the word.
         address: u64,
     },
-    /// An aligned instruction that part of the warp does not reach.
+    /// Only part of the warp reaches an aligned instruction.
     #[error("aligned instruction reached by lanes {lanes:#010x} only")]
     Divergent {
-        /// The lanes that wait at it.
+        /// Mask of the lanes that wait at it.
         lanes: u32,
     },
-    /// A shuffle reads a lane that does not take part.
+    /// A shuffle reads an inactive lane.
     #[error("shuffle reads lane {lane}, which does not take part")]
     InactiveLane {
         /// The lane read.
         lane: u32,
     },
-    /// Integer division by zero, whose result the manual leaves open.
+    /// An integer division by zero, whose result the manual does not define.
     #[error("integer division by zero")]
     DivisionByZero,
-    /// Every thread of the block waits.
+    /// All threads of the block wait.
     #[error("deadlock: the wait can never end")]
     Deadlock,
-    /// A warp executed more instructions than the launch allows.
+    /// A warp executed more instructions than allowed.
     #[error("warp still runs after {limit} instructions")]
     StepLimit {
-        /// The bound of [`Limits`](crate::Limits).
+        /// The limit in [`Limits`](crate::Limits).
         limit: u64,
     },
 }

@@ -1,14 +1,14 @@
-//! The decoded form of a kernel: what the machine runs, with names, numbers and labels already resolved.
+//! The decoded form of a kernel, which the machine runs: names, numbers and labels are resolved.
 
 use crate::types::Type;
 
 pub(crate) const WARP: usize = 32;
-/// One register of a warp: a value a lane, zero-extended.
+/// A register of a warp: one zero-extended value for each lane.
 pub(crate) type Lanes = [u64; WARP];
-/// An arithmetic function over a warp: sources in operand order, unused ones repeated.
+/// An arithmetic function over a warp. Sources are in operand order; unused ones are repeated.
 pub(crate) type AluFn = fn([&Lanes; 3], &mut Lanes);
 
-/// Index of a register, or of a constant if [`CONSTANT`] is set, so that a source is always one array away.
+/// Index of a register, or of a constant if the bit [`CONSTANT`] is set, so that any source is a single array access.
 pub(crate) type Reg = u16;
 pub(crate) const CONSTANT: Reg = 0x8000;
 /// Index of a predicate register.
@@ -30,7 +30,7 @@ pub(crate) struct Addr {
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum AtomOp {
-    /// Counts up, and from the bound given to zero.
+    /// Counts up, and wraps to zero at the given bound.
     Inc,
     Add,
 }
@@ -67,7 +67,7 @@ pub(crate) enum Special {
 
 #[derive(Debug, Clone)]
 pub(crate) enum Op {
-    /// `divisor`: source 1 must not be zero.
+    /// If `divisor` is set, source 1 must not be zero.
     Alu {
         f: AluFn,
         d: Reg,
@@ -110,7 +110,7 @@ pub(crate) enum Op {
         at: usize,
         ty: Type,
     },
-    /// `read_only`: `.nc`, which promises that nothing writes there.
+    /// `read_only` is `.nc`, a promise that nothing writes this memory.
     Load {
         shared: bool,
         d: Box<[Reg]>,
@@ -141,7 +141,7 @@ pub(crate) enum Op {
         src_size: Option<Reg>,
     },
     CopyCommit,
-    /// All but the newest `keep` groups; `None`: everything, committed or not.
+    /// Waits for all but the newest `keep` groups; `None` waits for everything, committed or not.
     CopyWait {
         keep: Option<u32>,
     },
@@ -199,7 +199,7 @@ pub(crate) struct Inst {
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub(crate) name: String,
-    /// Offset and bytes of each parameter in the parameter block.
+    /// Offset and size of each parameter in the parameter block, in bytes.
     pub(crate) params: Vec<(usize, usize)>,
     pub(crate) insts: Vec<Inst>,
     /// Register names by index, for faults.
@@ -207,9 +207,9 @@ pub(crate) struct Entry {
     pub(crate) preds: Vec<String>,
     pub(crate) constants: Vec<Lanes>,
     pub(crate) static_shared: usize,
-    /// Alignment of the dynamic shared array, which starts behind the static ones; `None`: there is none.
+    /// Alignment of the dynamic shared array, which follows the static ones; `None` if there is none.
     pub(crate) dynamic_align: Option<usize>,
-    /// Most threads a block may have, from `.maxntid`.
+    /// Maximum number of threads in a block, from `.maxntid`.
     pub(crate) max_threads: u64,
 }
 

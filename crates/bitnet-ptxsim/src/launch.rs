@@ -1,9 +1,9 @@
-//! What the host says when it starts a kernel.
+//! The host's description of a launch.
 
 use crate::error::LaunchError;
 use crate::inst::Entry;
 
-/// One kernel parameter, by its bytes.
+/// A kernel parameter, as bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Param {
     bytes: [u8; 8],
@@ -11,7 +11,7 @@ pub struct Param {
 }
 
 impl Param {
-    /// A parameter by its bytes.
+    /// Creates a parameter from its bytes.
     ///
     /// # Panics
     /// If there are more than eight.
@@ -35,12 +35,12 @@ macro_rules! param_from {
 }
 param_from!(u8, u16, u32, i32, f32, u64, i64);
 
-/// Bounds that turn an endless kernel into a fault.
+/// Limits of a launch, which turn an endless kernel into a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Instructions a warp may execute.
+    /// Maximum number of instructions that a warp executes.
     pub steps_per_warp: u64,
-    /// Blocks that run at the same time. Hardware promises no more than one; blocks that wait for each other need
+    /// Number of blocks that run at the same time. Hardware guarantees only one; blocks that wait for each other need
     /// as many as wait.
     pub resident_blocks: usize,
 }
@@ -51,30 +51,30 @@ impl Default for Limits {
     }
 }
 
-/// Shape, parameters and order of one launch.
+/// Shape, parameters and order of a launch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Launch {
-    /// Blocks in x, y, z.
+    /// Number of blocks in x, y, z.
     pub grid: [u32; 3],
-    /// Threads of a block in x, y, z.
+    /// Number of threads of a block in x, y, z.
     pub block: [u32; 3],
-    /// Bytes of the `.extern .shared` array.
+    /// Size of the `.extern .shared` array in bytes.
     pub dynamic_shared: usize,
-    /// One for each declared parameter, of the declared size.
+    /// The parameters, in the declared order and sizes.
     pub params: Vec<Param>,
-    /// Orders blocks and warps.
+    /// Seed for the order of blocks and warps.
     pub seed: u64,
-    /// Bounds.
+    /// Limits on instructions and resident blocks.
     pub limits: Limits,
 }
 
-/// Shared memory a block can have on sm_80.
+/// Maximum bytes of shared memory for a block on sm_80.
 const MAX_SHARED: usize = 163 * 1024;
-/// The numbers of a launch's blocks must leave room in a stamp.
+/// Maximum number of blocks in a launch, limited by the bits for block numbers in a stamp.
 const MAX_BLOCKS: u64 = 1 << 22;
 
 impl Launch {
-    /// `blocks` blocks of `threads` threads in x, with nothing else set.
+    /// A launch of `blocks` blocks of `threads` threads in x, with defaults otherwise.
     pub fn new(blocks: u32, threads: u32) -> Launch {
         Launch {
             grid: [blocks, 1, 1],
@@ -93,7 +93,7 @@ impl Launch {
         self
     }
 
-    /// Whether `entry` can be launched so.
+    /// Checks that `entry` can be launched this way.
     pub(crate) fn check(&self, entry: &Entry) -> Result<(), LaunchError> {
         let product = |dims: [u32; 3]| dims.into_iter().fold(1u64, |n, d| n.saturating_mul(u64::from(d)));
         let shared = entry.dynamic_base() + self.dynamic_shared;

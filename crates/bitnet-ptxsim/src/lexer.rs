@@ -2,12 +2,12 @@
 
 use crate::error::{ParseError, ParseErrorKind};
 
-/// A word (names, opcodes with all their modifiers, numbers) or one punctuation character.
+/// A word (a name, a number, or an opcode with all its modifiers) or a punctuation character.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Token<'a> {
     pub(crate) text: &'a str,
     pub(crate) line: u32,
-    /// Byte offset of the token, so that a statement can be quoted.
+    /// Byte offset of the token, to quote its statement.
     pub(crate) at: usize,
 }
 
@@ -21,7 +21,7 @@ fn is_word_char(c: char) -> bool {
     c.is_ascii_alphanumeric() || matches!(c, '_' | '$' | '%' | '.')
 }
 
-/// All tokens of `text`; comments are dropped.
+/// All tokens of `text`, without comments.
 pub(crate) fn tokens<'a>(file: &str, text: &'a str) -> Result<Vec<Token<'a>>, ParseError> {
     let mut out = Vec::new();
     let (mut at, mut line) = (0, 1);
@@ -50,7 +50,8 @@ pub(crate) fn tokens<'a>(file: &str, text: &'a str) -> Result<Vec<Token<'a>>, Pa
     Ok(out)
 }
 
-/// A word goes on over `::` (as in `L1::no_allocate`) but not over a single colon, which ends a label.
+/// The length of a word. It continues over `::` (as in `L1::no_allocate`) but not over a single colon, which ends a
+/// label.
 fn word_len(rest: &str) -> usize {
     let mut len = 0;
     loop {

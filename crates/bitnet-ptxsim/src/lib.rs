@@ -1,9 +1,9 @@
-//! An interpreter for the PTX dialect our kernels are written in (`.version 7.4`, `.target sm_80`).
+//! An interpreter for the PTX dialect of our kernels (`.version 7.4`, `.target sm_80`).
 //!
-//! It runs a grid instruction by instruction, a warp at a time, and *traps* what hardware forgives: accesses out
-//! of bounds, misaligned or of bytes never written, registers read before they are set, data races in shared and
-//! global memory, aligned instructions reached by part of a warp, barriers misused, waits that never end. It also
-//! counts bank conflicts, global sectors and executed instructions.
+//! It runs a grid instruction by instruction, a warp at a time, and *traps* errors that hardware forgives: accesses
+//! that are out of bounds, misaligned or of bytes never written, registers read before they are set, data races in
+//! shared and global memory, aligned instructions reached by only part of a warp, misused barriers, and waits that
+//! never end. It also counts bank conflicts, global sectors and executed instructions.
 //!
 //! ```
 //! use bitnet_ptxsim::{Launch, Memory, Module, Param};
@@ -25,23 +25,23 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! It reads the opcodes that our kernels use and no others: what is missing is a parse error that names the opcode.
-//! Add it here, with a case in the table of instructions, when a kernel needs it.
+//! It supports only the opcodes that our kernels use; any other is a parse error that names it. When a kernel needs
+//! one, add it here, with a case in the table of instructions.
 //!
 //! # Stricter than hardware
-//! A kernel that runs here without a fault relies on nothing that the PTX manual leaves open. In particular:
+//! A kernel that runs here without a fault relies on nothing that the PTX manual leaves undefined. In particular:
 //! - `bar.sync` is aligned: all lanes of the warp must reach it, and lanes that have exited cannot.
-//! - Only `bar.warp.sync`, barriers, and `membar.gl` on both sides of an atomic, in the same thread, order memory;
-//!   shuffles and votes do not, not even inside a warp.
-//! - Lanes meet at a `.sync` instruction, not at different ones.
-//! - Two lanes that write one byte race even if they write the same value.
-//! - What `ld.global.nc` reads must not have been written by any kernel since the host wrote it.
+//! - Only `bar.warp.sync`, barriers, and `membar.gl` on both sides of an atomic, in the same thread, order memory.
+//!   Shuffles and votes do not, not even within a warp.
+//! - Lanes meet only at the same `.sync` instruction.
+//! - Two lanes that write the same byte race, even if they write the same value.
+//! - `ld.global.nc` must not read anything that a kernel has written since the host did.
 //!
-//! # What is deterministic, and what is not promised
-//! A launch is a function of module, memory and `Launch`, the seed included: the seed orders blocks and warps.
-//! One launch uses one thread; run launches side by side on memories of their own to use more cores.
-//! A floating-point `mma` rounds once, where hardware rounds in an order it does not document.
-//! Timing is not modelled, nor are stale values: two accesses that could see one are reported as a race.
+//! # Determinism and limits
+//! A launch is a function of the module, the memory and the `Launch`, including its seed, which orders blocks and
+//! warps. A launch uses one thread; to use more cores, run launches side by side, each with its own memory. A
+//! floating-point `mma` rounds once; hardware rounds in an undocumented order. Timing is not modelled, nor are stale
+//! values: two accesses that could see one are reported as a race.
 
 #![forbid(unsafe_code)]
 

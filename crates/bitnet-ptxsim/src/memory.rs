@@ -1,17 +1,17 @@
-//! Device memory: allocations far apart, so that an address belongs to one of them or to none.
+//! Device memory: allocations are far apart, so that an address belongs to at most one of them.
 
 use crate::error::{FaultKind, MemoryError, Space};
 use crate::race::{MAX_SERIAL, ReadSets};
 use crate::region::{Region, Trap};
 
-/// Distance between allocations. An index out of bounds by less than this never hits another allocation, and an
-/// address cut to 32 bits hits none.
+/// Distance between allocations, in bits. An access that is out of bounds by less than this never hits another
+/// allocation, and an address truncated to 32 bits hits none.
 const STRIDE_BITS: u32 = 36;
-/// Where in its stride an allocation starts: aligned to 256 bytes as the driver promises, and to no more.
+/// Offset of an allocation in its stride: aligned to 256 bytes, as the driver guarantees, but not to more.
 const START: u64 = 256;
 
-/// The global memory that kernels run on. It remembers which bytes were ever written: reading others is an error
-/// for the host and a trap for a kernel.
+/// The global memory of kernels. It records which bytes have been written; reading any other is an error for the host
+/// and a trap for a kernel.
 #[derive(Default)]
 pub struct Memory {
     allocations: Vec<Option<Region>>,
@@ -43,7 +43,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Writes `bytes` at `address`, which may lie inside an allocation.
+    /// Writes `bytes` at `address`, anywhere within an allocation.
     pub fn write(&mut self, address: u64, bytes: &[u8]) -> Result<(), MemoryError> {
         let missing = MemoryError::OutOfBounds { address, len: bytes.len() };
         let region = self.region(address).ok_or(missing.clone())?;
@@ -52,7 +52,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Reads `len` bytes, all of which must have been written.
+    /// Reads `len` bytes at `address`, all of which must have been written.
     pub fn read(&self, address: u64, len: usize) -> Result<Vec<u8>, MemoryError> {
         let missing = MemoryError::OutOfBounds { address, len };
         let region = index(address).and_then(|i| self.allocations.get(i)?.as_ref()).ok_or(missing.clone())?;
@@ -65,7 +65,7 @@ impl Memory {
         self.allocations.get_mut(index(address)?)?.as_mut()
     }
 
-    /// For a kernel's access of `size` bytes, and the table its race check needs.
+    /// The region for a kernel's access of `size` bytes, and the table for the race check.
     pub(crate) fn for_access(
         &mut self,
         address: u64,
@@ -77,7 +77,7 @@ impl Memory {
         Ok((region, &mut self.sets))
     }
 
-    /// Numbers for the `blocks` of a launch: the first of them.
+    /// Reserves numbers for the `blocks` of a launch and returns the first.
     pub(crate) fn begin_launch(&mut self, blocks: u32) -> u32 {
         self.sets.next_launch();
         if self.next_serial + blocks >= MAX_SERIAL {

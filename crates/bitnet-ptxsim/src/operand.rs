@@ -1,4 +1,4 @@
-//! Operands: what names and numbers in an instruction mean inside a kernel.
+//! Operands: resolves the names and numbers in a kernel's instructions.
 
 use std::collections::HashMap;
 
@@ -14,10 +14,10 @@ pub(crate) enum Operand {
     Int(i128),
     /// Bits of an `f32`.
     Float(u32),
-    /// Address of a shared array, in a constant.
+    /// The constant that holds the address of a shared array.
     Symbol(Reg),
     Special(Special),
-    /// The base register's type, `None` for a symbol.
+    /// With the base register's type, or `None` for a symbol.
     Address(Addr, Option<Type>),
     Param {
         at: usize,
@@ -43,7 +43,7 @@ impl Operand {
     }
 }
 
-/// The tokens of one statement.
+/// The tokens of a statement.
 pub(crate) struct Cursor<'t> {
     tokens: &'t [Token<'t>],
 }
@@ -104,13 +104,13 @@ fn integer(word: &str) -> Option<i128> {
     u64::from_str_radix(digits, radix).ok().map(i128::from)
 }
 
-/// A `.b32` float as `0f3F800000`. With a decimal point it would be an `f64`.
+/// A `.b32` float such as `0f3F800000`. With a decimal point it would be an `f64`.
 fn float(word: &str) -> Option<u32> {
     let hex = word.strip_prefix("0f").or(word.strip_prefix("0F"))?;
     u32::from_str_radix(hex, 16).ok().filter(|_| hex.len() == 8)
 }
 
-/// The names of one kernel.
+/// The names declared in a kernel.
 #[derive(Default)]
 pub(crate) struct Scope {
     names: HashMap<String, Name>,
@@ -154,7 +154,7 @@ impl Scope {
         self.declare(name, Name::Param { at, bytes })
     }
 
-    /// A shared array; returns the constant that holds its address, so that it can be set later.
+    /// Declares a shared array and returns the constant that holds its address, which can be set later.
     pub(crate) fn declare_symbol(&mut self, name: &str, address: usize) -> Result<Reg, ParseErrorKind> {
         let slot = self.push_constant(address as u64);
         self.declare(name, Name::Symbol(slot))?;
@@ -228,7 +228,7 @@ impl Scope {
         }
     }
 
-    /// After the opening bracket.
+    /// Parses an address after the opening bracket.
     fn address(&mut self, cursor: &mut Cursor<'_>) -> Result<Operand, ParseErrorKind> {
         let word = cursor.word("a base register, array or parameter")?;
         let name = *self.names.get(word).ok_or(ParseErrorKind::Undeclared { name: word.into() })?;
@@ -238,7 +238,7 @@ impl Scope {
             if sign == -1 && cursor.peek() != "-" {
                 return Err(cursor.expected("`]`"));
             }
-            // `+ -4` and `- 4` are both written.
+            // Both `+ -4` and `- 4` are valid.
             offset += cursor.number()?;
         }
         let narrow = |value: i128| {

@@ -1,4 +1,4 @@
-//! The structure of a PTX file: directives, entries, declarations, labels and statements.
+//! Parses the structure of a PTX file: directives, entries, declarations, labels and statements.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,7 @@ use crate::lexer::{Token, tokens};
 use crate::operand::{Cursor, Scope};
 use crate::types::Type;
 
-/// A parsed PTX file. It can be launched from several threads, each with a memory of its own.
+/// A parsed PTX file. Several threads can launch it, each with its own memory.
 #[derive(Debug)]
 pub struct Module {
     pub(crate) file: String,
@@ -17,7 +17,7 @@ pub struct Module {
 }
 
 impl Module {
-    /// Parses `text`; `file` is what faults and errors call it.
+    /// Parses `text`; `file` is its name in faults and errors.
     pub fn parse(file: &str, text: &str) -> Result<Module, ParseError> {
         let tokens = tokens(file, text)?;
         let mut parser = Parser { text, tokens: &tokens, at: 0, dynamic: None };
@@ -27,12 +27,12 @@ impl Module {
         }
     }
 
-    /// Names of the entries, in the file's order.
+    /// Names of the entries, in the order of the file.
     pub fn entries(&self) -> impl Iterator<Item = &str> {
         self.entries.iter().map(|entry| entry.name.as_str())
     }
 
-    /// Bytes of each parameter of an entry.
+    /// Sizes of an entry's parameters, in bytes.
     pub fn params(&self, entry: &str) -> Option<Vec<usize>> {
         Some(self.entry(entry)?.params.iter().map(|&(_, bytes)| bytes).collect())
     }
@@ -52,12 +52,12 @@ struct Parser<'t> {
     dynamic: Option<(&'t str, usize)>,
 }
 
-/// An entry while its body is read.
+/// An entry while its body is being parsed.
 struct Body {
     scope: Scope,
     entry: Entry,
     labels: HashMap<String, usize>,
-    /// Branches before their targets are known: instruction, label, line's token.
+    /// Branches whose targets are not known yet: instruction, label, line's token.
     branches: Vec<(usize, String, usize)>,
 }
 
@@ -97,7 +97,7 @@ impl<'t> Parser<'t> {
         Ok(value)
     }
 
-    /// The tokens up to the next semicolon, which is passed.
+    /// Takes the tokens up to the next semicolon, and skips it.
     fn statement(&mut self) -> Result<&'t [Token<'t>]> {
         let rest = &self.tokens[self.at..];
         let end = rest.iter().position(|token| token.text == ";");
@@ -215,7 +215,7 @@ impl<'t> Parser<'t> {
         Ok(ty)
     }
 
-    /// `.maxntid` and its like, between parameters and body.
+    /// `.maxntid` and similar directives, between parameters and body.
     fn bounds(&mut self, entry: &mut Entry) -> Result<()> {
         loop {
             let directive = self.peek();
@@ -363,7 +363,7 @@ fn shared_array<'t>(cursor: &mut Cursor<'t>) -> Result<(&'t str, usize, Option<u
 /// `.reg .b32 a, b, r<40>`
 fn declare_regs(cursor: &mut Cursor<'_>, scope: &mut Scope) -> Result<()> {
     cursor.next();
-    // Registers of one byte have almost no instructions; nobody needs them.
+    // Registers of one byte have almost no instructions, so they are not supported.
     let ty = cursor.peek().strip_prefix('.').and_then(Type::parse).filter(|ty| ty.bytes() != 1);
     let ty = ty.ok_or_else(|| cursor.expected("a register type"))?;
     cursor.next();

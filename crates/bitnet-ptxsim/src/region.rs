@@ -1,10 +1,10 @@
-//! A range of memory that remembers which bytes were written and who touched them: one global allocation, or the
-//! shared memory of one block.
+//! A range of memory that records which bytes have been written and by whom they were accessed: a global allocation, or
+//! the shared memory of a block.
 
 use crate::error::{FaultKind, Space};
 use crate::race::{Kind, Shadow, Stamp, Who};
 
-/// Why an instruction cannot be executed; a race still names its other side by stamp.
+/// Why an instruction cannot be executed. In a race, the other access is still a stamp.
 #[derive(Debug)]
 pub(crate) enum Trap {
     Kind(FaultKind),
@@ -21,7 +21,7 @@ pub(crate) struct Region {
     space: Space,
     base: u64,
     data: Vec<u8>,
-    /// A word's bytes: low nibble written, high nibble awaiting a `cp.async`.
+    /// For each word, a bit for each byte: low nibble written, high nibble awaiting a `cp.async`.
     state: Vec<u8>,
     shadow: Shadow,
 }
@@ -32,12 +32,12 @@ impl Region {
         Region { space, base, data: vec![0; len], state: vec![0; words], shadow: Shadow::new(words) }
     }
 
-    /// Forgets who touched what, when block numbers start anew.
+    /// Forgets all accesses, when block numbers start over.
     pub(crate) fn forget_accesses(&mut self) {
         self.shadow = Shadow::new(self.state.len());
     }
 
-    /// Offset of `len` bytes at `address`, if they lie inside.
+    /// Offset of `len` bytes at `address`, if they are within the region.
     pub(crate) fn offset(&self, address: u64, len: usize) -> Option<usize> {
         let offset = usize::try_from(address.checked_sub(self.base)?).ok()?;
         (offset.checked_add(len)? <= self.data.len()).then_some(offset)
@@ -48,13 +48,13 @@ impl Region {
         if aligned { Ok(()) } else { Err(FaultKind::Misaligned { space: self.space, address, size }.into()) }
     }
 
-    /// The same for an access of a kernel, which must also be aligned.
+    /// Offset for a kernel's access, which must be in bounds and aligned.
     fn locate(&self, address: u64, size: usize) -> Result<usize, Trap> {
         self.check_aligned(address, size)?;
         self.offset(address, size).ok_or(FaultKind::OutOfBounds { space: self.space, address, size }.into())
     }
 
-    /// `size` bytes as a little-endian number.
+    /// Reads `size` bytes as a little-endian number.
     pub(crate) fn read(
         &mut self,
         address: u64,
@@ -106,7 +106,7 @@ impl Region {
         Ok(old)
     }
 
-    /// A `cp.async` to these bytes is issued: nobody may touch them until it is waited for.
+    /// Issues a `cp.async` to these bytes, which must not be accessed until it is waited for.
     pub(crate) fn begin_copy(&mut self, address: u64, size: usize, who: &mut Who<'_>) -> Result<(), Trap> {
         let at = self.locate(address, size)?;
         for (word, mask) in words(at, size) {
@@ -117,7 +117,7 @@ impl Region {
         Ok(())
     }
 
-    /// Its data arrives.
+    /// Completes a `cp.async`: its data arrives.
     pub(crate) fn end_copy(
         &mut self,
         address: u64,
@@ -132,7 +132,7 @@ impl Region {
         self.write(address, size, value, Kind::WRITE, who)
     }
 
-    /// The bytes as they are, seen without a trace.
+    /// Reads the bytes without any checks or records except for bounds.
     pub(crate) fn peek(&self, address: u64, size: usize) -> Result<u128, Trap> {
         let at = self.offset(address, size);
         let at = at.ok_or(FaultKind::OutOfBounds { space: self.space, address, size })?;
@@ -183,7 +183,7 @@ impl Region {
     }
 }
 
-/// The words of an access and which of their bytes it covers.
+/// The words of an access, with the mask of bytes that it covers in each.
 fn words(at: usize, size: usize) -> impl Iterator<Item = (usize, u8)> {
     let mask = if size < 4 { ((1 << size) - 1) << (at % 4) } else { 15 };
     (at / 4..(at + size).div_ceil(4)).map(move |word| (word, mask))

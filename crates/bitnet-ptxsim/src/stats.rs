@@ -1,30 +1,30 @@
-//! What a launch cost, as far as that can be counted without a clock.
+//! Counts of a launch's work, without timing.
 
 use std::collections::BTreeMap;
 
 /// Counts over all blocks of a launch.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Instructions executed, counted once a warp.
+    /// Executed instructions, counted once for each warp.
     pub warp_instructions: u64,
-    /// Instructions executed, counted once a thread.
+    /// Executed instructions, counted once for each thread.
     pub thread_instructions: u64,
-    /// Executed instructions by opcode as written, counted once a warp.
+    /// Executed instructions by opcode as written, counted once for each warp.
     pub opcodes: BTreeMap<String, u64>,
-    /// Passes over shared memory that accesses need at least: a warp's 32-bit access is one, its 64-bit access
-    /// two, its 128-bit access four, each matrix of `ldmatrix` one.
+    /// Minimum passes over shared memory: one for a warp's 32-bit access, two for 64-bit, four for 128-bit, and one
+    /// for each matrix of `ldmatrix`.
     pub shared_passes: u64,
-    /// Passes beyond that, because lanes want different words of one bank.
+    /// Additional passes, because lanes access different words of the same bank.
     pub bank_conflicts: u64,
-    /// The same by line, only lines that have some.
+    /// Additional passes by line, for lines that have any.
     pub bank_conflict_lines: BTreeMap<u32, u64>,
-    /// Warp accesses to global memory.
+    /// Accesses to global memory, counted once for each warp.
     pub global_requests: u64,
-    /// 32-byte sectors they touch.
+    /// 32-byte sectors touched by these accesses.
     pub global_sectors: u64,
 }
 
-/// Counts of one instruction.
+/// Counts of an instruction.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Count {
     pub(crate) warps: u64,
@@ -32,7 +32,7 @@ pub(crate) struct Count {
     pub(crate) conflicts: u64,
 }
 
-/// Passes that `words` of one phase need: the most different words in a bank.
+/// Number of passes for the `words` of one phase: the maximum number of different words in a bank.
 pub(crate) fn passes(words: impl Iterator<Item = u64> + Clone) -> u64 {
     let mut first = [u64::MAX; 32];
     let alone = |word: u64| {

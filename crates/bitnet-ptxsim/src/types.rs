@@ -1,6 +1,6 @@
-//! The scalar types of the dialect and which register may hold which.
+//! The scalar types of the dialect, and which registers can hold which type.
 
-/// A fundamental type as instructions and declarations name it.
+/// A fundamental type, as named in instructions and declarations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Type {
     Pred,
@@ -71,7 +71,7 @@ impl Type {
         self.row().2
     }
 
-    /// Bytes of a value; 0 for a predicate.
+    /// Size of a value in bytes; 0 for a predicate.
     pub(crate) fn bytes(self) -> usize {
         self.row().3
     }
@@ -80,8 +80,8 @@ impl Type {
         matches!(self.class(), Signed | Unsigned)
     }
 
-    /// Whether a register of type `self` may stand where an instruction wants `want`: same size, and not an
-    /// integer where a float is meant; bits go with everything.
+    /// Whether an instruction that expects `want` accepts a register of type `self`: sizes must be equal, and an
+    /// integer cannot replace a float; bits match everything.
     pub(crate) fn fits(self, want: Type) -> bool {
         let (a, b) = (self.class(), want.class());
         let alike = a == b || a == Bits || b == Bits || (self.is_int() && want.is_int());

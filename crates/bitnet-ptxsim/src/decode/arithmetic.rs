@@ -6,14 +6,14 @@ use crate::operand::Operand;
 use crate::ops::{Shape, compare, convert, float, int};
 use crate::types::Type;
 
-/// Everything that computes one register from up to three.
+/// Any instruction that computes a register from up to three others.
 pub(super) fn alu(args: &mut Args<'_>, name: &str) -> Result<Op> {
     if name == "dp4a" {
         let shape = int::dp4a(args.ty()?, args.ty()?).ok_or(args.unsupported())?;
         return build(args, &shape);
     }
     let ty = args.ty()?;
-    // What follows the name is a part of it: `mul.wide`, `add.rn`.
+    // These modifiers are part of the name: `mul.wide`, `add.rn`.
     let how = args.pick(|m| ["lo", "hi", "wide", "rn", "NaN"].into_iter().find(|known| *known == m));
     let full = how.map_or(name.to_owned(), |how| format!("{name}.{how}"));
     let shape = match ty {

@@ -5,7 +5,7 @@ use crate::inst::{AtomOp, Op};
 use crate::operand::Operand;
 use crate::types::Type;
 
-/// Claims `.global` or `.shared`; without either an address would be generic, which the dialect does not use.
+/// Claims `.global` or `.shared`. Without either an address would be generic, which is not supported.
 fn is_shared(args: &mut Args<'_>) -> Result<bool> {
     if args.take("shared") { Ok(true) } else { args.need("global").map(|()| false) }
 }
@@ -26,7 +26,7 @@ pub(super) fn load(args: &mut Args<'_>) -> Result<Op> {
     let shared = !param && is_shared(args)?;
     let read_only = !param && !shared && args.take("nc");
     if read_only {
-        // A hint, which changes no result.
+        // A hint that changes no result.
         args.take("L1::no_allocate");
     }
     let (len, ty) = vector_type(args)?;

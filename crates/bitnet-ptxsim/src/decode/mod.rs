@@ -1,5 +1,5 @@
-//! From an opcode with modifiers and operands to the decoded form. What no rule here accepts is a parse error:
-//! every modifier must be claimed by the rule of its instruction.
+//! Decodes an opcode with its modifiers and operands. Anything that no rule accepts is a parse error: the rule of an
+//! instruction must claim every modifier.
 
 mod arithmetic;
 mod memory;
@@ -12,7 +12,7 @@ use crate::types::{Class, Type};
 
 type Result<T, E = ParseErrorKind> = std::result::Result<T, E>;
 
-/// Decodes one instruction.
+/// Decodes an instruction.
 pub(crate) fn decode(opcode: &str, operands: Vec<Operand>, scope: &mut Scope) -> Result<Op> {
     let mut parts = opcode.split('.');
     let name = parts.next().unwrap_or_default();
@@ -44,7 +44,7 @@ pub(crate) fn decode(opcode: &str, operands: Vec<Operand>, scope: &mut Scope) ->
     }
 }
 
-/// What an instruction was given, and the ways to claim it.
+/// The modifiers and operands of an instruction, with methods to claim them.
 pub(crate) struct Args<'a> {
     opcode: &'a str,
     mods: Vec<&'a str>,
@@ -57,7 +57,7 @@ impl<'a> Args<'a> {
         ParseErrorKind::Instruction { instruction: self.opcode.into() }
     }
 
-    /// Claims modifier `name` if it is there.
+    /// Claims the modifier `name`, if present.
     fn take(&mut self, name: &str) -> bool {
         let found = self.mods.iter().position(|m| *m == name);
         found.map(|at| self.mods.remove(at)).is_some()
@@ -74,7 +74,7 @@ impl<'a> Args<'a> {
         Some(value)
     }
 
-    /// Claims the next type, in the order written.
+    /// Claims the next type, in the written order.
     fn ty(&mut self) -> Result<Type> {
         self.pick(Type::parse).ok_or(self.unsupported())
     }
@@ -172,7 +172,7 @@ impl<'a> Args<'a> {
         }
     }
 
-    /// `len` operands in braces, or one without.
+    /// `len` operands in braces, or one without braces.
     fn vector(&self, index: usize, len: usize) -> Result<Vec<Operand>> {
         match self.operand(index)? {
             Operand::Vector(parts) if parts.len() == len => Ok(parts),
@@ -193,7 +193,7 @@ impl<'a> Args<'a> {
         self.vector(index, len)?.iter().map(|part| self.dest_of(index, part, ty)).collect()
     }
 
-    /// An operand that must be written as a number.
+    /// An operand that must be a literal number.
     fn literal(&self, index: usize, expected: &str, allowed: impl Fn(i128) -> bool) -> Result<i128> {
         match self.operand(index)? {
             Operand::Int(value) if allowed(value) => Ok(value),

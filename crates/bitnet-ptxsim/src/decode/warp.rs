@@ -1,10 +1,10 @@
-//! Instructions that a warp or a block executes together.
+//! Instructions that a whole warp or block executes together.
 
 use super::{Args, Result};
 use crate::inst::{MmaKind, Op, ReduxOp, ShflMode};
 use crate::types::Type;
 
-/// The member mask, which names the whole warp.
+/// The member mask, which must be the whole warp.
 fn whole_warp(args: &Args<'_>, index: usize) -> Result<()> {
     let all = |mask| mask == -1 || mask == i128::from(u32::MAX);
     args.literal(index, "the mask of all lanes", all).map(|_| ())

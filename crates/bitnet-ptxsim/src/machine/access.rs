@@ -9,7 +9,7 @@ use crate::stats;
 use crate::types::Type;
 
 impl Step<'_, '_> {
-    /// Addresses of an operand; shared ones are 32 bits wide.
+    /// Addresses of an operand; shared addresses have 32 bits.
     pub(super) fn addresses(&self, at: Addr, shared: bool) -> Exec<Lanes> {
         let base = self.read(at.base)?;
         let keep = if shared { u64::from(u32::MAX) } else { u64::MAX };
@@ -70,7 +70,8 @@ impl Step<'_, '_> {
         Ok(())
     }
 
-    /// Lanes update one after the other, from a lane that the seed picks: their order is nobody's to rely on.
+    /// Atomics: the lanes update one by one, starting at a lane chosen by the seed, so that no kernel can rely on the
+    /// order.
     pub(super) fn atomic(&mut self, op: &Op) -> Exec {
         let Op::Atomic { shared, op, ty, d, at, b } = *op else { return Ok(()) };
         let addresses = self.addresses(at, shared)?;
@@ -100,7 +101,7 @@ impl Step<'_, '_> {
         Ok(())
     }
 
-    /// Lets one lane use the region that holds its address.
+    /// Runs a lane's access on the region that holds its address.
     #[inline]
     pub(super) fn at_lane<T>(
         &mut self,
@@ -118,7 +119,7 @@ impl Step<'_, '_> {
             let found = self.machine.memory.for_access(address, size);
             found.and_then(|(region, sets)| access(region, &mut Who { clocks, sets, warp, lane }))
         };
-        // What the warp does together is reported for its first thread.
+        // An access of the whole warp is reported for its first thread.
         result.map_err(|trap| (trap, lane % WARP))
     }
 
@@ -126,7 +127,7 @@ impl Step<'_, '_> {
         if !shared {
             return self.count_sectors(addresses);
         }
-        // A pass moves 128 bytes: wider accesses go in parts of the warp.
+        // A pass moves 128 bytes, so wider accesses split the warp into parts.
         let width = size.max(4);
         let phase = 128 / width;
         let active = self.active;

@@ -4,9 +4,9 @@ use crate::race::Clocks;
 
 #[derive(Default)]
 struct Barrier {
-    /// Warps that wait for it to open.
+    /// The warps that wait for it to open.
     waiting: Vec<usize>,
-    /// What they know of each warp.
+    /// For each warp, the time up to which they know its accesses.
     known: Vec<u32>,
 }
 
@@ -16,7 +16,7 @@ pub(super) struct Barriers {
 }
 
 impl Barriers {
-    /// The whole of `warp`, one of `warps`, arrives at barrier `id`.
+    /// All lanes of `warp`, one of `warps`, arrive at barrier `id`.
     pub(super) fn arrive(&mut self, clocks: &mut Clocks, (warp, warps): (usize, usize), id: usize) {
         let barrier = &mut self.barriers[id];
         barrier.known.resize(warps, 0);
@@ -24,7 +24,7 @@ impl Barriers {
         barrier.waiting.push(warp);
     }
 
-    /// Opens every barrier at which all warps that live are, and returns those that may go on.
+    /// Opens every barrier that all live warps have reached, and returns the warps that may continue.
     pub(super) fn open_full(
         &mut self,
         clocks: &mut Clocks,

@@ -1,4 +1,4 @@
-//! A block: its warps, its shared memory, and who of them may run.
+//! A block: its warps, its shared memory, and which warps can run.
 
 use super::barrier::Barriers;
 use super::step::{Step, lane_of};
@@ -9,10 +9,10 @@ use crate::inst::{Inst, Op, WARP};
 use crate::race::{ANY_LANE, Clocks, Stamp};
 use crate::region::{Region, Trap};
 
-/// Most instructions a warp executes before another of its block may run.
+/// Maximum number of instructions that a warp executes before another warp of its block runs.
 const SLICE: usize = 64;
 
-/// What a block's warps share.
+/// The state that a block's warps share.
 pub(super) struct Env {
     pub(super) coordinates: [u32; 3],
     pub(super) shared: Region,
@@ -23,11 +23,11 @@ pub(super) struct Env {
 pub(super) struct Block {
     env: Env,
     warps: Vec<Warp>,
-    /// Warps that are neither done nor at a barrier.
+    /// The warps that are neither done nor at a barrier.
     runnable: Vec<usize>,
 }
 
-/// What an instruction did to its strand.
+/// The effect of an instruction on its strand.
 pub(super) enum Flow {
     Next,
     Branch {
@@ -37,7 +37,7 @@ pub(super) enum Flow {
     Exit {
         lanes: u32,
     },
-    /// Stays until more lanes come; those of the strand whose guard fails go on.
+    /// Waits until more lanes arrive; lanes of the strand whose guard fails continue.
     Gather {
         here: u32,
     },
@@ -63,7 +63,7 @@ impl Block {
         }
     }
 
-    /// Runs for about `budget` warp instructions; true when the block is done.
+    /// Runs for about `budget` warp instructions; returns true when the block is done.
     pub(super) fn run(&mut self, machine: &mut Machine<'_>, budget: u64) -> Result<bool, Box<Fault>> {
         let mut spent = 0;
         while spent < budget {
@@ -82,10 +82,10 @@ impl Block {
         Ok(false)
     }
 
-    /// With nothing left to run: done, or everybody waits for somebody who will not come.
+    /// Called when no warp can run: either the block is done, or all wait for threads that will not arrive.
     fn all_done(&self, machine: &Machine<'_>) -> Result<bool, Box<Fault>> {
         let Some(warp) = self.warps.iter().find(|warp| warp.live != 0) else { return Ok(true) };
-        // At a barrier the strand already stands behind it.
+        // A strand at a barrier already points to the instruction after it.
         let strand = warp.strands[0];
         let trap = (FaultKind::Deadlock.into(), lane_of(strand.mask));
         Err(self.fault(machine, warp, strand.pc - 1, trap))
@@ -100,7 +100,7 @@ impl Block {
         }
     }
 
-    /// Whether the warp can go on after at most `slice` instructions.
+    /// Runs at most `slice` instructions; returns whether the warp can continue.
     fn run_warp(&mut self, machine: &mut Machine<'_>, w: usize, slice: usize) -> Result<bool, Box<Fault>> {
         for _ in 0..slice {
             let Some(s) = self.warps[w].pick() else { return self.blocked(machine, w) };
@@ -124,7 +124,8 @@ impl Block {
         Ok(true)
     }
 
-    /// No strand of the warp is ready: it is done or at a barrier, or lanes wait for others that will not come.
+    /// Called when no strand of the warp is ready: it is done or at a barrier, or lanes wait for others that will not
+    /// arrive.
     fn blocked(&self, machine: &Machine<'_>, w: usize) -> Result<bool, Box<Fault>> {
         let warp = &self.warps[w];
         let Some(strand) = warp.strands.iter().find(|strand| strand.wait == Wait::Converge) else {
@@ -176,7 +177,7 @@ fn threads(stamp: Stamp, thread: impl Fn(usize, usize) -> [u32; 3]) -> String {
     }
 }
 
-/// Why lanes wait that nobody will join.
+/// The fault of lanes that wait in vain.
 fn stuck(inst: &Inst, lanes: u32) -> FaultKind {
     match inst.op {
         Op::Mma { .. } | Op::LoadMatrix { .. } | Op::Barrier { .. } => FaultKind::Divergent { lanes },
@@ -184,7 +185,7 @@ fn stuck(inst: &Inst, lanes: u32) -> FaultKind {
     }
 }
 
-/// Moves strand `s` on.
+/// Advances strand `s`.
 #[inline]
 fn follow(warp: &mut Warp, s: usize, flow: &Flow) {
     let strand = &mut warp.strands[s];

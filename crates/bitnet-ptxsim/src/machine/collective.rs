@@ -1,4 +1,4 @@
-//! What lanes of a warp compute together. The machine has brought all that live here.
+//! Instructions that the lanes of a warp compute together. The machine ensures that all live lanes are here.
 
 use super::step::{Exec, Step};
 use super::warp::lanes;

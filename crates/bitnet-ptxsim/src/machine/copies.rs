@@ -1,4 +1,4 @@
-//! `cp.async`: data moves at the wait and not before; until then nobody may touch its target.
+//! `cp.async`: data moves at the wait, not before; until then the target must not be accessed.
 
 use super::step::{Exec, Step};
 use super::warp::lanes;
@@ -6,19 +6,19 @@ use crate::error::FaultKind;
 use crate::inst::{Addr, Lanes, Reg, WARP};
 use crate::race::Kind;
 
-/// Bytes of a copy.
+/// Size of a copy in bytes.
 const SIZE: usize = 16;
 
-/// One instruction's copies, by lane.
+/// The copies of an instruction, for each lane.
 struct Copy {
-    /// Lanes whose copy is still under way.
+    /// Lanes whose copy is still pending.
     mask: u32,
     src: Lanes,
     src_size: Lanes,
     dst: Lanes,
-    /// What the source held at the issue.
+    /// Contents of the source at the issue.
     value: [u128; WARP],
-    /// The group it belongs to, counted by lane.
+    /// The group of the copy, counted for each lane.
     group: [u32; WARP],
 }
 
@@ -55,7 +55,7 @@ impl Step<'_, '_> {
             }
             value[lane] = self.at_lane(false, src[lane], SIZE, lane, |region, who| {
                 region.check_aligned(src[lane], SIZE)?;
-                // Fewer bytes than are copied are read one by one: their number need not be a power of two.
+                // A shorter source is read byte by byte, because its length need not be a power of two.
                 let whole = src_size[lane] == SIZE as u64;
                 let (pieces, piece) = if whole { (1, SIZE) } else { (src_size[lane], 1) };
                 (0..pieces).try_fold(0, |all, i| {
@@ -69,7 +69,7 @@ impl Step<'_, '_> {
         Ok(())
     }
 
-    /// Completes what the active lanes have issued, except for their newest `keep` groups.
+    /// Completes the copies of the active lanes, except for their newest `keep` groups.
     pub(super) fn copy_wait(&mut self, keep: Option<u32>) -> Exec {
         let mut pending = std::mem::take(&mut self.warp.copies.pending);
         let groups = self.warp.copies.groups;

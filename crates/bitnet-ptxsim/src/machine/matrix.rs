@@ -1,4 +1,4 @@
-//! `ldmatrix` and `mma`. In fragments lane `4g + q` is at row or column `g`, and `q` counts inside it.
+//! `ldmatrix` and `mma`. In fragments, lane `4g + q` is at row or column `g`, and `q` counts within it.
 
 use super::step::{Exec, Step};
 use crate::inst::{Addr, MmaKind, Reg, WARP};
@@ -13,7 +13,7 @@ impl Step<'_, '_> {
             let rows: [u64; 8] = std::array::from_fn(|r| addresses[8 * m + r]);
             let mut matrix = [0u128; 8];
             for (row, &address) in matrix.iter_mut().zip(&rows) {
-                // Every lane gets a part of every matrix: the warp reads as one.
+                // Every lane gets a part of every matrix, so the whole warp reads.
                 *row = self.at_lane(true, address, 16, ANY_LANE, |region, who| {
                     region.read(address, 16, Kind::READ, who)
                 })?;
@@ -61,7 +61,7 @@ impl Step<'_, '_> {
                 });
             }
             MmaKind::Bf16 => {
-                // Products are exact in `f64`, their sum very nearly; it is rounded to `f32` once.
+                // Products are exact in `f64` and their sum nearly so; it is rounded to `f32` once.
                 let element = |word: u32, i: usize| f64::from(from_bf16((word >> (16 * i)) as u16));
                 let (a, b) = self.operands::<f64, 16>(a, b, element, element)?;
                 accumulate(&mut sum, |row, column, old| {
@@ -76,7 +76,8 @@ impl Step<'_, '_> {
         Ok(())
     }
 
-    /// The matrices a (16 rows of K) and b (8 columns of K) from their fragments; a register holds K / 8 elements.
+    /// Gathers the matrices a (16 rows of K) and b (8 columns of K) from their fragments; a register holds K / 8
+    /// elements.
     #[expect(clippy::type_complexity, reason = "two plain arrays")]
     fn operands<T: Copy + Default, const K: usize>(
         &self,
@@ -111,7 +112,7 @@ impl Step<'_, '_> {
     }
 }
 
-/// Replaces every element of the accumulator, at its row and column of d.
+/// Updates every element of the accumulator, given its row and column in d.
 fn accumulate(sum: &mut [[u64; WARP]; 4], f: impl Fn(usize, usize, u64) -> u64) {
     for (i, values) in sum.iter_mut().enumerate() {
         for (lane, value) in values.iter_mut().enumerate() {

@@ -20,10 +20,10 @@ use crate::stats::{Count, Stats};
 use block::Block;
 use rng::Rng;
 
-/// Warp instructions a block executes before another may run.
+/// Warp instructions that a block executes before another block runs.
 const TURN: u64 = 4096;
 
-/// What all blocks of a launch share.
+/// The state that all blocks of a launch share.
 struct Machine<'m> {
     file: &'m str,
     entry: &'m Entry,
@@ -38,7 +38,7 @@ struct Machine<'m> {
 }
 
 impl Module {
-    /// Runs `entry` over the grid of `launch` to its end, or to the first fault.
+    /// Runs `entry` over the grid of `launch` to its end or to the first fault.
     pub fn launch(&self, entry: &str, memory: &mut Memory, launch: &Launch) -> Result<Stats, LaunchError> {
         let missing = || LaunchError::NoEntry { file: self.file.clone(), entry: entry.into() };
         let entry = self.entry(entry).ok_or_else(missing)?;

@@ -1,4 +1,4 @@
-//! The generator that orders blocks and warps (splitmix64).
+//! The random generator for the order of blocks and warps (splitmix64).
 
 pub(super) struct Rng(u64);
 

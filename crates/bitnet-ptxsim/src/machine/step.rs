@@ -1,4 +1,4 @@
-//! One instruction of one warp: guards, registers, arithmetic, and the way to everything else.
+//! Executes an instruction of a warp: guards, registers and arithmetic; other kinds are dispatched from here.
 
 use super::Machine;
 use super::block::{Env, Flow};
@@ -14,7 +14,7 @@ pub(super) struct Step<'a, 'm> {
     pub(super) machine: &'a mut Machine<'m>,
     pub(super) env: &'a mut Env,
     pub(super) warp: &'a mut Warp,
-    /// The lanes that execute: those of the strand, later those whose guard holds.
+    /// The executing lanes: those of the strand, then only those whose guard holds.
     pub(super) active: u32,
 }
 
@@ -57,11 +57,11 @@ impl Step<'_, '_> {
         count.threads += u64::from(self.active.count_ones());
     }
 
-    /// For an instruction that lanes execute together: all that must be at it.
+    /// The lanes that must be at an instruction that lanes execute together.
     fn needed(&self, op: &Op) -> Option<u32> {
         match *op {
             Op::Mma { .. } | Op::LoadMatrix { .. } => Some(u32::MAX),
-            // Lanes that have exited can no longer come, as all of the warp must.
+            // All lanes of the warp must arrive, and lanes that have exited cannot.
             Op::Barrier { .. } => Some(self.warp.exist),
             Op::Shuffle { .. } | Op::Ballot { .. } | Op::Redux { .. } | Op::WarpSync => Some(self.warp.live),
             _ => None,
@@ -125,13 +125,13 @@ impl Step<'_, '_> {
             Op::LoadMatrix { d, at, transposed } => self.load_matrix(pc, d, *at, *transposed)?,
             Op::Mma { kind, d, a, b, c } => self.mma(*kind, d, a, b, c)?,
             Op::Branch { .. } | Op::Exit | Op::Barrier { .. } => {
-                unreachable!("control flow is followed by `execute`")
+                unreachable!("`execute` handles control flow")
             }
         }
         Ok(())
     }
 
-    /// A register's lanes, all active ones of which must have been set.
+    /// The lanes of a register, which must be set in all active lanes.
     #[inline]
     pub(super) fn read(&self, reg: Reg) -> Exec<&Lanes> {
         if reg & CONSTANT != 0 {

@@ -1,7 +1,7 @@
-//! A warp: its registers, and the strands its threads have split into.
+//! A warp: its registers, and the strands that its threads have split into.
 //!
-//! Threads that are at the same instruction move together as a *strand*. Of several strands the one furthest back
-//! runs, so that they meet again where their paths do; now and then another does, so that a strand that waits for
+//! Threads at the same instruction move together as a *strand*. If there are several, the one furthest back runs, so
+//! that strands meet again where their paths do. From time to time another one runs, so that a strand that waits for
 //! one behind it is served. Strands that meet become one.
 
 use super::copies::Copies;
@@ -10,9 +10,9 @@ use crate::inst::{Entry, Lanes, WARP};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Wait {
     Ready,
-    /// For more lanes of the warp to come here.
+    /// Waits for more lanes of the warp.
     Converge,
-    /// For other warps; only a whole warp waits so.
+    /// Waits for other warps; only a whole warp waits this way.
     Barrier,
 }
 
@@ -26,12 +26,12 @@ pub(super) struct Strand {
 pub(super) struct Warp {
     pub(super) index: usize,
     pub(super) regs: Vec<Lanes>,
-    /// Lanes in which each register was set.
+    /// For each register, the lanes in which it is set.
     pub(super) regs_set: Vec<u32>,
-    /// Lanes in which each predicate is true.
+    /// For each predicate, the lanes in which it is true.
     pub(super) preds: Vec<u32>,
     pub(super) preds_set: Vec<u32>,
-    /// Lanes that the block's shape gives this warp.
+    /// Lanes that exist in this warp, given the block's shape.
     pub(super) exist: u32,
     /// Lanes that have not exited.
     pub(super) live: u32,
@@ -66,11 +66,11 @@ impl Warp {
         }
         let ready = (0..self.strands.len()).filter(|&i| self.strands[i].wait == Wait::Ready);
         let pc = |&i: &usize| self.strands[i].pc;
-        // One step in sixteen goes to the strand furthest ahead.
+        // One step in sixteen runs the strand furthest ahead.
         if self.steps % 4096 < 3840 { ready.min_by_key(pc) } else { ready.max_by_key(pc) }
     }
 
-    /// Joins strands that stand at one instruction.
+    /// Joins strands that are at the same instruction.
     pub(super) fn merge(&mut self) {
         let mut i = 0;
         while i < self.strands.len() {
@@ -88,7 +88,7 @@ impl Warp {
         }
     }
 
-    /// `mask` exits; whoever waited for these lanes looks again.
+    /// The lanes of `mask` exit; strands that wait for them check again.
     pub(super) fn exit(&mut self, strand: usize, mask: u32) {
         self.live &= !mask;
         self.strands[strand].mask &= !mask;

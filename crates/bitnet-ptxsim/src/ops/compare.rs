@@ -4,7 +4,7 @@ use super::Lane;
 use crate::inst::{Lanes, PredFn, WARP};
 use crate::types::Type;
 
-/// `cmp!(u32, |a, b| a < b)`: one bit a lane.
+/// `cmp!(u32, |a, b| a < b)` gives one bit for each lane.
 macro_rules! cmp {
     ($t:ty, |$a:ident, $b:ident| $e:expr) => {{
         fn over_warp(x: &Lanes, y: &Lanes) -> u32 {
@@ -31,11 +31,11 @@ macro_rules! ordered {
     };
 }
 
-/// `setp.name.ty`. Those of floats are false on NaN, but for `nan`.
+/// `setp.name.ty`. On floats, all but `nan` are false for NaN.
 pub(crate) fn comparison(name: &str, ty: Type) -> Option<fn(&Lanes, &Lanes) -> u32> {
     Some(match ty {
         Type::F32 if name == "nan" => cmp!(f32, |a, b| a.is_nan() || b.is_nan()),
-        // Here it would be true of NaN.
+        // `ne` as computed here would be true for NaN.
         Type::F32 if name == "ne" => return None,
         Type::F32 => ordered!(name, f32),
         Type::U32 => ordered!(name, u32),

@@ -1,10 +1,10 @@
-//! `cvt`: which conversions there are, and what they give.
+//! `cvt`: the supported conversions and their results.
 
 use super::{Shape, lanes};
 use crate::inst::AluFn;
 use crate::types::Type;
 
-/// `cvt{.round}.to.from`. Float to integer clamps to the integer's range; NaN gives 0, and in 64 bits the top bit.
+/// `cvt{.round}.to.from`. Float to integer clamps to the integer's range; NaN gives 0, or the top bit in 64 bits.
 pub(crate) fn conversion(round: &str, to: Type, from: Type) -> Option<Shape> {
     let shape = |n: usize, f: AluFn| Some(Shape { f, d: to, s: vec![from; n] });
     match (round, to, from) {
@@ -37,7 +37,7 @@ pub(crate) fn conversion(round: &str, to: Type, from: Type) -> Option<Shape> {
     }
 }
 
-/// `cvt.pack.sat.s8.s32.b32`: two numbers clamped and packed below what `c` brings.
+/// `cvt.pack.sat.s8.s32.b32`: clamps two numbers and packs them below the value of `c`.
 pub(crate) fn pack() -> Shape {
     let f = lanes!(|a: i32, b: i32, c: u32| {
         c << 16 | (a.clamp(-128, 127) as u8 as u32) << 8 | b.clamp(-128, 127) as u8 as u32
@@ -45,7 +45,7 @@ pub(crate) fn pack() -> Shape {
     Shape { f, d: Type::U32, s: vec![Type::S32, Type::S32, Type::B32] }
 }
 
-/// To nearest even; a finite value may carry into infinity, as it should.
+/// Rounds to nearest even; a large finite value correctly rounds to infinity.
 fn to_bf16(x: f32) -> u16 {
     let bits = x.to_bits();
     if x.is_nan() { 0x7fff } else { ((bits + 0x7fff + (bits >> 16 & 1)) >> 16) as u16 }

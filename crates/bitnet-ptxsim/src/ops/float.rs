@@ -1,10 +1,10 @@
-//! `f32` and `f64` arithmetic. Everything rounds to nearest even, subnormals kept.
+//! `f32` and `f64` arithmetic. Everything rounds to nearest even and keeps subnormals.
 
 use super::{Shape, lanes};
 use crate::inst::AluFn;
 use crate::types::Type;
 
-/// The one NaN instructions produce.
+/// The only NaN that instructions produce.
 pub(crate) const NAN_BITS: u32 = 0x7fff_ffff;
 pub(crate) const NAN_BITS_F64: u64 = 0x7fff_ffff_ffff_ffff;
 
@@ -21,10 +21,10 @@ pub(crate) fn single(name: &str) -> Option<Shape> {
         "sqrt.rn" => shape(1, lanes!(|a: f32| a.sqrt())),
         "min" => shape(2, lanes!(|a: f32, b: f32| least(a, b))),
         "max" => shape(2, lanes!(|a: f32, b: f32| -least(-a, -b))),
-        // A NaN on either side is the result.
+        // If either side is NaN, so is the result.
         "min.NaN" => shape(2, lanes!(|a: f32, b: f32| nan_or(a, b, least(a, b)))),
         "max.NaN" => shape(2, lanes!(|a: f32, b: f32| nan_or(a, b, -least(-a, -b)))),
-        // Acts on the bits: it makes no NaN canonical.
+        // Acts on the bits, so it does not make a NaN canonical.
         "neg" => shape(1, lanes!(|a: u32| a ^ 0x8000_0000)),
         _ => None,
     }
@@ -45,7 +45,7 @@ fn nan_or(a: f32, b: f32, otherwise: f32) -> f32 {
     if a.is_nan() || b.is_nan() { f32::NAN } else { otherwise }
 }
 
-/// The smaller number; a NaN gives way to a number; -0 is below +0.
+/// The smaller number; a number wins over NaN; -0 is below +0.
 fn least(a: f32, b: f32) -> f32 {
     if a.is_nan() {
         b

@@ -4,7 +4,7 @@ use super::{Shape, lanes};
 use crate::inst::AluFn;
 use crate::types::Type;
 
-/// `name.ty`, with the half of a product that it keeps.
+/// `name.ty`, where the name includes which half of a product is kept.
 pub(crate) fn plain(name: &str, ty: Type) -> Option<Shape> {
     let all = |n: usize, f: AluFn| Some(Shape { f, d: ty, s: vec![ty; n] });
     let to = |d: Type, s: &[Type], f: AluFn| Some(Shape { f, d, s: s.to_vec() });
@@ -36,7 +36,7 @@ pub(crate) fn plain(name: &str, ty: Type) -> Option<Shape> {
         ("or", B64) => all(2, lanes!(|a: u64, b: u64| a | b)),
         ("xor", B32) => all(2, lanes!(|a: u32, b: u32| a ^ b)),
         ("not", B32) => all(1, lanes!(|a: u32| !a)),
-        // Shift amounts beyond the width are clamped to it, never wrapped.
+        // Shift amounts beyond the width are clamped to it, not wrapped.
         ("shl", B32) => to(B32, &[B32, U32], lanes!(|a: u32, n: u32| a.checked_shl(n).unwrap_or(0))),
         ("shl", B64) => to(B64, &[B64, U32], lanes!(|a: u64, n: u32| a.checked_shl(n).unwrap_or(0))),
         ("shr", U32) => to(U32, &[U32, U32], lanes!(|a: u32, n: u32| a.checked_shr(n).unwrap_or(0))),
@@ -49,7 +49,7 @@ pub(crate) fn plain(name: &str, ty: Type) -> Option<Shape> {
     }
 }
 
-/// Position and length are bytes.
+/// Extracts bits; only the low bytes of position and length count.
 fn extract(a: u32, at: u32, len: u32) -> u32 {
     a.checked_shr(at & 255).unwrap_or(0) & 1u32.checked_shl(len & 255).unwrap_or(0).wrapping_sub(1)
 }

@@ -1,4 +1,4 @@
-//! What instructions compute, a warp at a time, and nothing about where values live.
+//! The functions of instructions, a warp at a time, independent of where values are stored.
 
 pub(crate) mod compare;
 pub(crate) mod convert;
@@ -8,7 +8,7 @@ pub(crate) mod int;
 use crate::inst::AluFn;
 use crate::types::Type;
 
-/// How a lane's 64 bits are read as a number and written back, zero-extended.
+/// A number that is read from a lane's 64 bits and written back zero-extended.
 pub(crate) trait Lane: Copy {
     fn get(raw: u64) -> Self;
     fn put(self) -> u64;
@@ -32,7 +32,7 @@ impl Lane for f32 {
     fn get(raw: u64) -> Self {
         f32::from_bits(raw as u32)
     }
-    /// Every NaN an instruction makes is the canonical one: PTX keeps no payloads.
+    /// Every NaN that an instruction produces is the canonical one: PTX keeps no payloads.
     fn put(self) -> u64 {
         u64::from(if self.is_nan() { float::NAN_BITS } else { self.to_bits() })
     }
@@ -42,20 +42,20 @@ impl Lane for f64 {
     fn get(raw: u64) -> Self {
         f64::from_bits(raw)
     }
-    /// As `f32`, though the manual promises it for `f32` only: kernels must not look into a NaN.
+    /// As for `f32`, although the manual guarantees it only there: kernels must not look into a NaN.
     fn put(self) -> u64 {
         if self.is_nan() { float::NAN_BITS_F64 } else { self.to_bits() }
     }
 }
 
-/// An arithmetic instruction: its function and the types of result and sources.
+/// An arithmetic instruction: its function, and the types of its result and sources.
 pub(crate) struct Shape {
     pub(crate) f: AluFn,
     pub(crate) d: Type,
     pub(crate) s: Vec<Type>,
 }
 
-/// `lanes!(|a: u32, b: u32| a.wrapping_add(b))`: the closure's body over all lanes, as a plain function.
+/// `lanes!(|a: u32, b: u32| a.wrapping_add(b))` is a plain function that applies the closure to all lanes.
 macro_rules! lanes {
     (|$a:ident: $ta:ty $(, $b:ident: $tb:ty $(, $c:ident: $tc:ty)?)?| $e:expr) => {{
         fn over_warp(s: [&$crate::inst::Lanes; 3], out: &mut $crate::inst::Lanes) {

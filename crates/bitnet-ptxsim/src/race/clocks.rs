@@ -1,8 +1,8 @@
-//! What each thread of a block knows to have happened.
+//! Which accesses each thread of a block knows to have happened.
 //!
-//! A block has one clock, advanced by every synchronisation in it. Because barriers are aligned and warps synchronise
-//! whole, what a warp knows of another, or its lanes of each other, is one number. What atomics tell of other blocks is
-//! in `knowledge`.
+//! A block has one clock, advanced by every synchronisation in it. Because barriers are aligned and whole warps
+//! synchronise, a single number says what a warp knows of another warp, or its lanes of each other. What atomics
+//! reveal of other blocks is in `knowledge`.
 
 use std::sync::Arc;
 
@@ -12,23 +12,23 @@ use crate::inst::WARP;
 
 #[derive(Default, Clone)]
 struct Thread {
-    /// What fences after atomics have told.
+    /// Knowledge gained by fences after atomics.
     acquired: Knowledge,
-    /// What atomics have read, of effect only after a fence.
+    /// Knowledge read by atomics, which takes effect only after a fence.
     observed: Knowledge,
-    /// What the last fence lets later atomics publish.
+    /// Knowledge that later atomics publish, as of the last fence.
     fenced: Option<Knowledge>,
 }
 
 pub(crate) struct Clocks {
     serial: u32,
-    /// Blocks before this one belong to earlier launches, which are over.
+    /// Blocks with a lower number belong to earlier launches, which have ended.
     first_serial: u32,
     clock: u32,
     warps: usize,
-    /// `[warp][other]`: the warp's lanes know all of the other's accesses up to this time.
+    /// `[warp][other]`: time up to which the warp's lanes know all accesses of the other warp.
     seen: Vec<u32>,
-    /// `[warp]`: all its lanes know each other's accesses up to this time.
+    /// `[warp]`: time up to which all its lanes know each other's accesses.
     full: Vec<u32>,
     threads: Vec<Thread>,
     any_acquired: bool,
@@ -56,12 +56,12 @@ impl Clocks {
         Stamp::new(self.serial, self.clock, warp, lane, kind)
     }
 
-    /// Whether `stamp` belongs to a launch that is over.
+    /// Whether `stamp` belongs to a launch that has ended.
     pub(crate) fn is_past(&self, stamp: Stamp) -> bool {
         stamp.serial() < self.first_serial
     }
 
-    /// Whether `earlier` happened before what this thread does now.
+    /// Whether `earlier` happened before this thread's current access.
     pub(crate) fn ordered(&self, earlier: Stamp, warp: usize, lane: usize) -> bool {
         if self.is_past(earlier) {
             return true;
@@ -87,21 +87,21 @@ impl Clocks {
         self.seen[warp * self.warps + other]
     }
 
-    /// Later accesses get a later time. Every change of what a thread knows comes with one, so that a stamp
-    /// stands for one state of knowledge.
+    /// Advances the clock, so that later accesses get a later time. This happens at every change of a thread's
+    /// knowledge, so a stamp implies one state of knowledge.
     fn advance(&mut self) {
         self.clock += 1;
         assert!(self.clock < MAX_CLOCK, "a block synchronised more than {MAX_CLOCK} times");
     }
 
-    /// `bar.warp.sync` of all lanes.
+    /// Applies a `bar.warp.sync` of all lanes.
     pub(crate) fn sync_warp(&mut self, warp: usize) {
         self.full[warp] = self.clock;
         self.share_acquired(&[warp]);
         self.advance();
     }
 
-    /// `warp` arrives at a barrier whose participants so far have brought `known`, a time for every warp.
+    /// Adds what `warp` knows to `known`, the times for every warp that a barrier's participants know so far.
     pub(crate) fn arrive(&mut self, warp: usize, known: &mut [u32]) {
         for (other, time) in known.iter_mut().enumerate() {
             *time = (*time).max(if other == warp { self.clock } else { self.seen(warp, other) });
@@ -109,7 +109,7 @@ impl Clocks {
         self.advance();
     }
 
-    /// The barrier opens for these warps, which brought what is `known`.
+    /// Opens a barrier for these warps, which then all know `known`.
     pub(crate) fn open(&mut self, waiting: &[usize], known: &[u32]) {
         for &warp in waiting {
             for (other, &time) in known.iter().enumerate() {
@@ -122,7 +122,7 @@ impl Clocks {
         self.advance();
     }
 
-    /// Threads of these warps know what each of them has acquired.
+    /// Shares what the threads of these warps have acquired among all of them.
     fn share_acquired(&mut self, warps: &[usize]) {
         if self.any_acquired {
             let threads = || warps.iter().flat_map(|warp| warp * WARP..(warp + 1) * WARP);
@@ -140,7 +140,7 @@ impl Clocks {
         self.threads[warp * WARP + lane].fenced.as_ref()
     }
 
-    /// `membar.gl`: acquires what atomics have read, and readies what later ones will publish.
+    /// Applies a `membar.gl`: acquires what atomics have read, and sets what later atomics publish.
     pub(crate) fn fence(&mut self, warp: usize, lane: usize) {
         let thread = &mut self.threads[warp * WARP + lane];
         let observed = std::mem::take(&mut thread.observed);

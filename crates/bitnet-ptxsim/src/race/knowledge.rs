@@ -1,4 +1,4 @@
-//! What fences around atomics let others know: snapshots of a thread's view, carried by the location they met at.
+//! Knowledge passed between threads by fences around atomics: snapshots of a thread's view, stored with the location.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -6,16 +6,16 @@ use std::sync::Arc;
 use super::Clocks;
 use super::stamp::Stamp;
 
-/// The view of one thread at a fence.
+/// The view of a thread at a fence.
 pub(crate) struct Snapshot {
     pub(super) serial: u32,
     pub(super) warp: usize,
     pub(super) lane: usize,
-    /// When it was taken: what the thread itself had done.
+    /// Time of the snapshot, up to which it covers the thread's own accesses.
     pub(super) time: u32,
-    /// Up to when it knows the other lanes of its warp.
+    /// Time up to which it covers the other lanes of the warp.
     pub(super) full: u32,
-    /// Up to when it knows each warp.
+    /// For each warp, the time up to which it covers that warp.
     pub(super) seen: Box<[u32]>,
 }
 
@@ -32,7 +32,7 @@ impl Snapshot {
 
 pub(crate) type Knowledge = Vec<Arc<Snapshot>>;
 
-/// Adds what is new in `from`; of two snapshots of a thread the later one tells more.
+/// Adds what is new in `from`; of two snapshots of the same thread, the later one is kept.
 pub(super) fn merge(into: &mut Knowledge, from: &Knowledge) {
     for new in from {
         let same =
@@ -45,14 +45,15 @@ pub(super) fn merge(into: &mut Knowledge, from: &Knowledge) {
     }
 }
 
-/// What each location carries. Shared locations are told apart by their block's serial.
+/// The snapshots of each location. Shared locations include their block's serial.
 #[derive(Default)]
 pub(crate) struct Releases {
     carried: HashMap<(u32, u64), Knowledge>,
 }
 
 impl Releases {
-    /// One lane's atomic update at `place`: what it returns tells of earlier ones, and it tells of what was fenced.
+    /// Applies a lane's atomic update at `place`: it observes the snapshots of earlier updates and publishes its
+    /// fenced ones.
     pub(crate) fn meet(
         &mut self,
         place: (u32, u64),

@@ -1,8 +1,8 @@
-//! Finding races: two accesses to a byte, one of them a write, that no barrier or atomic orders.
+//! Detects races: two accesses to a byte, one of them a write, that no barrier or atomic orders.
 //!
-//! Every access carries a [`Stamp`]. A block's [`Clocks`] know which stamps happened before what a thread does
-//! now; a region's [`Shadow`] remembers, for every word, the last write and the reads since. The reads of a word
-//! are one stamp or, when several threads read it, a list in [`ReadSets`].
+//! Every access has a [`Stamp`]. A block's [`Clocks`] know which stamps happened before a thread's current access. A
+//! region's [`Shadow`] holds, for every word, the last write and the reads since. The reads of a word are a single
+//! stamp, or a list in [`ReadSets`] if several threads read it.
 
 mod clocks;
 mod knowledge;
@@ -16,7 +16,7 @@ pub(crate) use sets::ReadSets;
 pub(crate) use shadow::Shadow;
 pub(crate) use stamp::{ANY_LANE, Kind, MAX_SERIAL, Stamp};
 
-/// Who makes an access: the lane is [`ANY_LANE`] when the warp makes it together.
+/// The thread of an access; its lane is [`ANY_LANE`] if the whole warp makes the access.
 pub(crate) struct Who<'a> {
     pub(crate) clocks: &'a Clocks,
     pub(crate) sets: &'a mut ReadSets,

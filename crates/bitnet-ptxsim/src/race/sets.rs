@@ -1,14 +1,14 @@
-//! Sets of reads (and atomic updates) of a word, as lists that share their tails: what many words were read by is
+//! Sets of reads (and atomic updates) of a word, as lists with shared tails, so that equal sets of many words are
 //! stored once.
 
 use super::Who;
 use super::stamp::{ANY_LANE, Stamp};
 
-/// A word's reads: 0 for none, a stamp, or with the tag a list's head and the launch it belongs to.
+/// A word's reads: 0 for none, a stamp, or, with the tag, a list's head and its launch.
 pub(super) type Reads = u64;
 
 const TAG: u64 = 1 << 63;
-/// How far down a list an access looks for an earlier one of its own warp. Beyond, it is listed again.
+/// How far an access searches a list for an earlier one of its own warp. Beyond that it is listed again.
 const LOOK_BACK: usize = 16;
 const CACHE: usize = 1 << 12;
 
@@ -22,12 +22,12 @@ struct Node {
 pub(crate) struct ReadSets {
     generation: u32,
     nodes: Vec<Node>,
-    /// Additions made lately, so that words read alike get the same list.
+    /// Recent additions, so that words with equal reads get the same list.
     cache: Vec<Option<(Reads, Stamp, Reads)>>,
 }
 
 impl ReadSets {
-    /// Sets for another launch; what words hold of earlier launches no longer counts.
+    /// Starts a new launch; reads of earlier launches no longer count.
     pub(crate) fn next_launch(&mut self) {
         self.generation = (self.generation + 1) & 0x7fff_ffff;
         self.nodes.clear();
@@ -50,15 +50,15 @@ impl ReadSets {
         })
     }
 
-    /// The first access in `reads` that `wanted` picks.
+    /// The first access in `reads` for which `wanted` is true.
     pub(super) fn find(&self, reads: Reads, wanted: impl Fn(Stamp) -> bool) -> Option<Stamp> {
         self.list(reads).map(|node| node.stamp).find(|&stamp| wanted(stamp))
     }
 
-    /// `reads` and one access more.
+    /// Adds an access to `reads`.
     #[inline]
     pub(super) fn add(reads: Reads, new: Stamp, who: &mut Who<'_>) -> Reads {
-        // A promise that memory is only read outweighs every single read.
+        // A promise that memory is only read covers every single read.
         if reads == 0 || reads == new.0 || new.is_promise() {
             return new.0;
         }
@@ -78,17 +78,17 @@ impl ReadSets {
     }
 
     fn step(&mut self, reads: Reads, new: Stamp, ordered: impl Fn(Stamp) -> bool) -> Reads {
-        // Accesses at the head that happened before the new one are covered by it: whoever comes after the new one
-        // comes after them. Not so a write hidden behind a read, which a later read must still see.
+        // The new access covers those at the head that happened before it, because anything ordered after the new one
+        // is also ordered after them. A write before a read is not covered: a later read must still see it.
         let covered = |old: Stamp| ordered(old) && (new.is_write() || !old.is_write());
         let mut rest = reads;
         for node in self.list(reads).take_while(|node| covered(node.stamp)) {
             rest = node.tail;
         }
         if rest & TAG != 0 && self.list(rest).next().is_none() {
-            rest = 0; // of an earlier launch
+            rest = 0; // from an earlier launch
         }
-        // Of the same warp it may be joined: the later time, any lane. At worst that is too strict.
+        // Accesses of the same warp can be merged: the later time, any lane. At worst that is too strict.
         let same =
             |old: Stamp| (old.serial(), old.warp(), old.kind()) == (new.serial(), new.warp(), new.kind());
         let joined = self.list(rest).take(LOOK_BACK).map(|node| node.stamp).find(|&old| {

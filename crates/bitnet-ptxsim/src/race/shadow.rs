@@ -1,10 +1,10 @@
-//! What is remembered of the accesses to each word of a region.
+//! The recorded accesses to each word of a region.
 
 use super::Who;
 use super::sets::{ReadSets, Reads};
 use super::stamp::{Kind, Stamp};
 
-/// In place of a word's last write: its bytes are remembered one by one, at this index.
+/// Tag in place of a word's last write: its bytes are recorded separately, at this index.
 const SPLIT: u64 = 1 << 63;
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -15,7 +15,7 @@ struct Cell {
     reads: Reads,
 }
 
-/// Two flat arrays, zeroed lazily by the system: memory nothing touches costs nothing.
+/// Two flat arrays, zeroed lazily by the system, so that untouched memory costs nothing.
 #[derive(Default)]
 pub(crate) struct Shadow {
     writes: Vec<u64>,
@@ -29,7 +29,7 @@ impl Shadow {
         Shadow { writes: vec![0; words], reads: vec![0; words], ..Shadow::default() }
     }
 
-    /// An access to the bytes `mask` of `word`; the error is the earlier access that it races with.
+    /// Records an access to the bytes `mask` of `word`; the error is the earlier access that it races with.
     pub(crate) fn touch(
         &mut self,
         word: usize,
@@ -50,7 +50,7 @@ impl Shadow {
             self.bytes[split][byte] = touch_cell(self.bytes[split][byte], new, who)?;
         }
         if mask == 15 && new.is_write() && !new.is_atomic() {
-            // One write covers the word again.
+            // A single write covers the whole word again.
             self.free.push(split);
             self.writes[word] = new.0;
             self.reads[word] = 0;
@@ -58,7 +58,7 @@ impl Shadow {
         Ok(())
     }
 
-    /// The host has written this word: no kernel has touched it since.
+    /// Forgets accesses to this word, because the host has written it.
     pub(crate) fn forget(&mut self, word: usize) {
         let write = std::mem::take(&mut self.writes[word]);
         if write & SPLIT != 0 {
@@ -95,8 +95,8 @@ fn touch_cell(cell: Cell, new: Stamp, who: &mut Who<'_>) -> Result<Cell, Stamp> 
     if cell.write != 0 && (new.is_promise() || !harmless(last, who)) {
         return Err(last);
     }
-    // A read must come after the writes before it, a write after everything. Atomic writes are kept among the
-    // reads as well, since the last write hides them only from those that come after it.
+    // A read must be ordered after earlier writes, a write after all earlier accesses. Atomic writes are kept among the
+    // reads as well, since the last write hides them only from accesses ordered after it.
     if cell.reads != 0 && (new.is_write() || last.is_atomic()) {
         let wanted = |old: Stamp| (new.is_write() || old.is_write()) && !harmless(old, who);
         if let Some(old) = who.sets.find(cell.reads, wanted) {

@@ -1,29 +1,29 @@
-//! One access in 63 bits: block, time, warp, lane, kind. Zero is no access; bit 63 is left to the tables' tags.
+//! An access in 63 bits: block, time, warp, lane, kind. Zero is no access; bit 63 is for the tables' tags.
 
-/// What an access does.
+/// The kind of an access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Kind(u64);
 
 impl Kind {
     pub(crate) const READ: Kind = Kind(0);
     pub(crate) const WRITE: Kind = Kind(1);
-    /// A read that comes with a promise: nothing writes this memory while the kernel runs (`ld.global.nc`).
+    /// A read with the promise that nothing writes this memory while the kernel runs (`ld.global.nc`).
     pub(crate) const PROMISE: Kind = Kind(4);
-    /// An atomic one, which writes too.
+    /// An atomic access, which also writes.
     pub(crate) const UPDATE: Kind = Kind(1 | Kind::ATOMIC);
     const ATOMIC: u64 = 2;
 }
 
-/// In place of a lane: several of the warp.
+/// In place of a lane: several lanes of the warp.
 pub(crate) const ANY_LANE: usize = 32;
 
 const CLOCK_BITS: u32 = 25;
-/// Blocks are numbered through the life of a memory, up to this.
+/// Limit of block numbers, which count through the life of a memory.
 pub(crate) const MAX_SERIAL: u32 = 1 << 24;
-/// A block may synchronise this often, far beyond the step limit of any test.
+/// Maximum number of synchronisations in a block, far beyond the step limit of any test.
 pub(crate) const MAX_CLOCK: u32 = 1 << CLOCK_BITS;
 
-/// The access itself.
+/// An access; see the module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Stamp(pub(super) u64);
 
