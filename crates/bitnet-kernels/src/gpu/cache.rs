@@ -1,12 +1,12 @@
 use super::{Buffer, Driver, Gpu, GpuError};
 use crate::KvShape;
 
-/// Widest head that the attention kernels take.
+/// Maximum width of a head for the attention kernels.
 pub(super) const MAX_HEAD_DIM: usize = 256;
 
-/// Keys and values of one layer, bf16 `[block][kv_head][64][stride]` each. What pads a head is zero. Values are
-/// finite: those that are not are stored as the largest, because a masked key's weight is zero and zero times
-/// its value must be zero.
+/// Keys and values of one layer, bf16 `[block][kv_head][64][stride]` each, with zeros in the padding of a head. Values
+/// that are not finite are stored as the largest finite number: a masked key has weight zero, and zero times its value
+/// must be zero.
 #[derive(Debug)]
 pub struct Kv {
     pub(super) shape: KvShape,
@@ -26,10 +26,10 @@ pub struct Rope {
 }
 
 impl<D: Driver> Gpu<D> {
-    /// An empty cache.
+    /// Makes an empty cache.
     ///
     /// # Errors
-    /// If there is not the memory, or no kernel for heads as wide.
+    /// If there is not enough memory, or the heads are too wide for the kernels.
     pub fn kv(&mut self, shape: KvShape) -> Result<Kv, GpuError> {
         if shape.head_dim > MAX_HEAD_DIM {
             return Err(GpuError::HeadTooWide { head_dim: shape.head_dim, limit: MAX_HEAD_DIM });
@@ -43,7 +43,7 @@ impl<D: Driver> Gpu<D> {
 
     /// Takes cosines and sines, `[positions][head_dim / 2]` each.
     pub fn rope(&mut self, cos: &[f32], sin: &[f32], head_dim: usize) -> Result<Rope, GpuError> {
-        assert_eq!(cos.len(), sin.len(), "every angle has a cosine and a sine");
+        assert_eq!(cos.len(), sin.len(), "there must be as many cosines as sines");
         let bytes = |values: &[f32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<_>>();
         let positions = 2 * cos.len() / head_dim;
         let cos = self.store(&bytes(cos), "rotary tables")?;

@@ -6,30 +6,30 @@ use super::{
 };
 use crate::{BLOCK_TOKENS, KvShape};
 
-/// Time beside which that of a launch is small.
+/// Minimum time of a run, so that the overhead of a launch is small.
 const LONG: Duration = Duration::from_micros(500);
-/// Runs, of which the best counts: the others were disturbed.
+/// Number of runs. The fastest counts, because the others were disturbed.
 const RUNS: usize = 5;
-/// Blocks that a processor is given at once, so that each of its matrix units has several warps.
+/// Blocks per multiprocessor, so that each of its matrix units has several warps.
 const BLOCKS_PER_PROCESSOR: usize = 4;
 /// Width of the heads whose cache is copied.
 const HEAD_DIM: usize = 128;
-/// Most bytes that are copied.
+/// Maximum number of bytes to copy.
 const MOST: usize = 1 << 30;
 
-/// What no kernel on this GPU can exceed, as it measures itself.
+/// Measured limits of this GPU, which no kernel can exceed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Ceilings {
-    /// Bytes a second that a copy within its memory reads and writes, together.
+    /// Bytes per second that a copy within device memory reads and writes together.
     pub copy: f64,
-    /// Operations a second of its matrix units on int8 out of registers, a product being two.
+    /// Int8 operations per second of the matrix units from registers; a product counts as two.
     pub int8: f64,
-    /// The same on bf16.
+    /// The same for bf16.
     pub bf16: f64,
 }
 
 impl<D: Driver> Gpu<D> {
-    /// Measures them, which takes some milliseconds and up to four gigabytes of memory.
+    /// Measures the limits of this GPU, in some milliseconds and with up to four gigabytes of memory.
     pub fn ceilings(&mut self) -> Result<Ceilings, GpuError> {
         let (int8, bf16) = (self.multiplications(&PEAK_W2A8)?, self.multiplications(&PEAK_BF16)?);
         Ok(Ceilings {
@@ -39,7 +39,7 @@ impl<D: Driver> Gpu<D> {
         })
     }
 
-    /// Bytes a second. The pieces grow until they take long, and so are larger than any cache.
+    /// Measures bytes per second. The copies grow until they take long enough, and are then larger than any cache.
     fn copies(&mut self) -> Result<f64, GpuError> {
         let mut bytes = 1 << 20;
         loop {
@@ -54,7 +54,7 @@ impl<D: Driver> Gpu<D> {
         }
     }
 
-    /// Multiplications of the matrix units a second.
+    /// Measures multiplications of the matrix units per second.
     fn multiplications(&mut self, kernel: &'static Kernel) -> Result<f64, GpuError> {
         let blocks = BLOCKS_PER_PROCESSOR * self.driver.info().processors as usize;
         let out = self.alloc(4 * blocks * kernel.block as usize, "totals of products")?;
@@ -70,7 +70,7 @@ impl<D: Driver> Gpu<D> {
         }
     }
 
-    /// The shortest of several runs, by the device's clock.
+    /// Returns the shortest time of several runs, by the device's clock.
     fn best(&mut self, mut run: impl FnMut(&mut Self) -> Result<(), GpuError>) -> Result<Duration, GpuError> {
         let mut best = Duration::MAX;
         for _ in 0..RUNS {

@@ -2,10 +2,10 @@ use std::{ptr, time::Duration};
 
 use super::{GpuError, table::Kernel};
 
-/// What a driver says about its GPU.
+/// Properties of a GPU, as its driver reports them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceInfo {
-    /// As the vendor calls it.
+    /// The vendor's name for it.
     pub name: String,
     /// Major and minor compute capability.
     pub capability: (u32, u32),
@@ -13,13 +13,13 @@ pub struct DeviceInfo {
     pub driver: i32,
     /// Bytes of device memory.
     pub memory: usize,
-    /// Bytes of shared memory that a block may ask for.
+    /// Maximum shared memory of a block in bytes.
     pub shared: u32,
-    /// Multiprocessors.
+    /// Number of multiprocessors.
     pub processors: u32,
 }
 
-/// One argument of a kernel, of the type its parameter is declared with.
+/// One argument of a kernel, with the declared type of its parameter.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Arg {
     /// `.u32`
@@ -33,7 +33,7 @@ pub enum Arg {
 }
 
 impl Arg {
-    /// The type that its parameter is declared with.
+    /// Declared type of the parameter.
     pub fn declared(self) -> &'static str {
         match self {
             Arg::U32(_) => ".u32",
@@ -44,16 +44,16 @@ impl Arg {
     }
 }
 
-/// Shape of a launch; the block is the kernel's own.
+/// Shape of a launch; the kernel determines the size of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Grid {
-    /// Blocks in x, y and z.
+    /// Number of blocks in x, y and z.
     pub blocks: [u32; 3],
     /// Bytes of the `.extern .shared` array.
     pub shared: u32,
 }
 
-/// A kernel with the types of its parameters, read from its text once.
+/// A kernel and the types of its parameters, read once from its text.
 #[derive(Debug, Clone)]
 pub struct Entry {
     kernel: &'static Kernel,
@@ -66,10 +66,10 @@ impl Entry {
         Entry { kernel, parameters: kernel.parameters() }
     }
 
-    /// One run of the kernel.
+    /// Makes a launch of the kernel.
     ///
     /// # Panics
-    /// If the arguments are not of the number and types that the kernel's text declares.
+    /// If number or types of the arguments differ from the declaration in the kernel's text.
     pub fn launch(&self, grid: Grid, args: &[Arg]) -> Launch {
         assert!(
             args.iter().map(|arg| arg.declared()).eq(self.parameters.iter().copied()),
@@ -81,8 +81,8 @@ impl Entry {
     }
 }
 
-/// One run of a kernel, with as many arguments as its text declares, each of the declared type: only
-/// [`Entry::launch`] makes one.
+/// One launch of a kernel. Its arguments match the declaration in the kernel's text, because only [`Entry::launch`]
+/// makes one.
 #[derive(Debug, Clone)]
 pub struct Launch {
     kernel: &'static Kernel,
@@ -91,86 +91,86 @@ pub struct Launch {
 }
 
 impl Launch {
-    /// What runs.
+    /// The kernel to run.
     pub fn kernel(&self) -> &'static Kernel {
         self.kernel
     }
 
-    /// In how many blocks.
+    /// Number of blocks, and dynamic shared memory.
     pub fn grid(&self) -> Grid {
         self.grid
     }
 
-    /// On what.
+    /// The arguments.
     pub fn args(&self) -> &[Arg] {
         &self.args
     }
 }
 
-/// Launches are equal if they do the same to the same memory: same kernel, grid and arguments.
+/// Launches are equal if kernel, grid and arguments are: they then do the same to the same memory.
 impl PartialEq for Launch {
     fn eq(&self, other: &Self) -> bool {
         ptr::eq(self.kernel, other.kernel) && self.grid == other.grid && self.args == other.args
     }
 }
 
-/// Points in the queue that a driver can mark, numbered from zero.
+/// Number of points in the queue that a driver can mark, numbered from zero.
 pub const MARKS: usize = 4;
 
-/// A GPU's driver: memory, kernels, and one queue in which everything happens in the order it was called.
+/// The driver of a GPU: memory, kernels, and one queue in which everything happens in the order of the calls.
 ///
-/// Two implement it, [`super::Cuda`] and the simulator of the tests, so that what tests launch is what users launch.
-/// A kernel gets addresses as they are: that they point to what it expects is the launch code's matter. A wrong one
-/// can spoil the GPU's memory and end in [`GpuError::Failed`], but not touch the host's.
+/// [`super::Cuda`] and the simulator of the tests implement it, so that tests launch exactly what users launch. The
+/// driver does not check addresses: the launch code ensures that they point to what a kernel expects. A wrong address
+/// can corrupt the GPU's memory and end in [`GpuError::Failed`], but cannot touch the host's memory.
 pub trait Driver: Send {
     /// A kernel ready to be launched.
     type Function: Send;
-    /// Launches ready to be run together.
+    /// Recorded launches, ready to be run together.
     type Graph: Send;
 
-    /// What the GPU is.
+    /// Properties of the GPU.
     fn info(&self) -> &DeviceInfo;
 
-    /// Whether machine code is made of kernels' texts, by a compiler that can be wrong. If so, each kernel is tried on a
-    /// known question when the GPU is opened.
+    /// Whether a compiler, which can be wrong, turns the kernels' texts into machine code. If so, every kernel runs a
+    /// case with a known answer when the GPU is opened.
     fn compiles(&self) -> bool;
 
-    /// Bytes of device memory that are free.
+    /// Free device memory in bytes.
     fn free_memory(&self) -> Result<usize, GpuError>;
 
-    /// Takes `bytes` of zeroed device memory, aligned to 256 bytes; `what` is for people.
+    /// Allocates `bytes` of zeroed device memory, aligned to 256 bytes; `what` names it in errors.
     fn alloc(&mut self, bytes: usize, what: &'static str) -> Result<u64, GpuError>;
 
-    /// Gives memory back.
+    /// Frees memory.
     fn free(&mut self, address: u64);
 
-    /// Copies to the device, after all that was called before; `bytes` are not needed any more when this returns.
+    /// Copies to the device, after all previous calls. `bytes` are no longer needed when this returns.
     fn write(&mut self, address: u64, bytes: &[u8]) -> Result<(), GpuError>;
 
-    /// Copies from the device, when all that was called before is done.
+    /// Copies from the device, after all previous calls are done.
     fn read(&mut self, address: u64, bytes: &mut [u8]) -> Result<(), GpuError>;
 
-    /// Makes a kernel of its text.
+    /// Loads a kernel from its text.
     fn load(&mut self, kernel: &'static Kernel) -> Result<Self::Function, GpuError>;
 
     /// Runs a kernel, loaded as `function`.
     fn launch(&mut self, launch: &Launch, function: &Self::Function) -> Result<(), GpuError>;
 
-    /// Makes one piece of work of many launches, each with its loaded kernel. Nothing runs.
+    /// Records launches, each with its loaded kernel, to be run together. Nothing runs yet.
     fn record(&mut self, launches: &[(&Launch, &Self::Function)]) -> Result<Self::Graph, GpuError>;
 
-    /// Runs what was recorded.
+    /// Runs recorded launches.
     fn replay(&mut self, graph: &Self::Graph) -> Result<(), GpuError>;
 
-    /// Gives back what was recorded.
+    /// Frees recorded launches.
     fn discard(&mut self, graph: Self::Graph);
 
-    /// Marks this point of the queue, in the place of what was marked so before.
+    /// Marks this point of the queue, replacing the previous use of the mark.
     fn mark(&mut self, mark: usize) -> Result<(), GpuError>;
 
-    /// Time on the device between two marks, both of which it has passed.
+    /// Time on the device between two marks, both of which it must have passed.
     fn between(&mut self, from: usize, to: usize) -> Result<Duration, GpuError>;
 
-    /// Waits until all that was called before is done.
+    /// Waits until all previous calls are done.
     fn synchronize(&mut self) -> Result<(), GpuError>;
 }

@@ -1,71 +1,71 @@
-/// Why there is no GPU to run on, or what went wrong on it.
+/// There is no usable GPU, or it failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GpuError {
     /// The driver's library is not on this machine.
     #[error("no NVIDIA driver: libcuda was not found; install the driver, or use --device cpu")]
     DriverMissing,
-    /// The driver's library lacks a function that every driver in use has.
+    /// The driver's library lacks a function.
     #[error("the NVIDIA driver has no {symbol}: install driver 470 or newer, or use --device cpu")]
     SymbolMissing {
-        /// What was being looked for.
+        /// Name of the function.
         symbol: String,
     },
-    /// The driver is there and does not start.
+    /// The driver is installed but does not start.
     #[error("the NVIDIA driver does not start ({reason}): reinstall it, or use --device cpu")]
     Unavailable {
-        /// What it said.
+        /// The driver's error.
         reason: String,
     },
-    /// The driver cannot read the kernels.
+    /// The driver is too old for the kernels.
     #[error(
         "the NVIDIA driver supports CUDA {}.{}, the kernels need 11.4: install driver 470 or newer, or use \
          --device cpu", .version / 1000, .version % 1000 / 10
     )]
     DriverTooOld {
-        /// Version of CUDA that it supports, `1000 * major + 10 * minor`.
+        /// Version of CUDA that the driver supports, `1000 * major + 10 * minor`.
         version: i32,
     },
-    /// No GPU of this number.
+    /// There is no GPU with this number.
     #[error("no GPU {index}: this machine has {count}; choose another, or use --device cpu")]
     NoDevice {
-        /// The number asked for, from zero.
+        /// Requested number, from zero.
         index: usize,
-        /// How many there are.
+        /// Number of GPUs in the machine.
         count: usize,
     },
-    /// A GPU that lacks instructions of the kernels.
+    /// The GPU lacks instructions that the kernels need.
     #[error(
         "{name} has compute capability {major}.{minor}, the kernels need 8.0 (Ampere) or newer: use \
          --device cpu"
     )]
     TooOld {
-        /// The GPU.
+        /// Name of the GPU.
         name: String,
-        /// Compute capability.
+        /// Major compute capability.
         major: u32,
-        /// Compute capability.
+        /// Minor compute capability.
         minor: u32,
     },
-    /// The GPU has not the memory.
+    /// The GPU does not have enough memory.
     #[error(
         "no GPU memory for {what} ({bytes} bytes, {free} free): lower --memory or the context, or free memory"
     )]
     OutOfMemory {
-        /// What the memory was for.
+        /// Purpose of the allocation.
         what: &'static str,
-        /// Size asked for.
+        /// Size of the allocation.
         bytes: usize,
-        /// Size left.
+        /// Bytes free.
         free: usize,
     },
-    /// The GPU has not the memory for a kernel's code.
+    /// The GPU does not have enough memory for the code of a kernel.
     #[error("no GPU memory to load kernel {kernel}: lower --memory or the context, or free memory")]
     NoRoomForKernel {
         /// The kernel.
         kernel: &'static str,
     },
-    /// The driver came without its compiler.
+    /// The driver was installed without its compiler.
     #[error(
         "the NVIDIA driver's compiler is missing: install libnvidia-ptxjitcompiler in the driver's version, or use \
          --device cpu"
@@ -76,33 +76,33 @@ pub enum GpuError {
     ModuleRefused {
         /// The kernel.
         kernel: &'static str,
-        /// What the driver's compiler said.
+        /// Log of the driver's compiler.
         log: String,
     },
-    /// A launch could not be recorded; it runs without a recording.
+    /// Launches could not be recorded; they run without a recording.
     #[error("launches were not recorded: {reason}")]
     NotRecorded {
-        /// What the driver said.
+        /// The driver's error.
         reason: String,
     },
-    /// The environment asks for something that cannot be switched.
+    /// `BITNET_GPU` contains an unknown switch.
     #[error(
-        "{switch:?} in BITNET_GPU is not a switch: give some of no-recordings, sync, patience=SECONDS and \
-         optimise=0 to 4, with commas"
+        "{switch:?} in BITNET_GPU is not a switch: give any of no-recordings, sync, patience=SECONDS and \
+         optimise=0 to 4, separated by commas"
     )]
     UnknownSwitch {
-        /// As it was given.
+        /// The unknown switch.
         switch: String,
     },
-    /// A kernel computes something else than the reference: the driver's compiler or the GPU is at fault.
+    /// A kernel's results differ from the reference: the driver's compiler or the GPU is at fault.
     #[error("kernel {kernel} computes wrong results {seen}; update the driver, or use --device cpu")]
     WrongResult {
-        /// The kernel, or those of which it is one.
+        /// The kernel, or several of which one is wrong.
         kernel: String,
-        /// On which GPU and driver, and what differs.
+        /// The GPU, the driver, and what differs.
         seen: String,
     },
-    /// A row that does not fit the memory that the threads of a block share.
+    /// A row does not fit the shared memory of a block.
     #[error(
         "{kernel} needs {bytes} bytes of shared memory for a row this wide, {name} has {limit}: use \
          --device cpu"
@@ -110,27 +110,27 @@ pub enum GpuError {
     RowTooWide {
         /// The kernel.
         kernel: &'static str,
-        /// Size needed.
+        /// Bytes needed.
         bytes: u32,
-        /// The GPU.
+        /// Name of the GPU.
         name: String,
-        /// Size of one block's shared memory.
+        /// Shared memory of a block in bytes.
         limit: u32,
     },
-    /// Heads that no attention kernel has room for.
-    #[error("heads are {head_dim} wide, the GPU's kernels take up to {limit}: use --device cpu")]
+    /// The heads are too wide for the attention kernels.
+    #[error("heads are {head_dim} wide, the GPU kernels take up to {limit}: use --device cpu")]
     HeadTooWide {
         /// Width of a head.
         head_dim: usize,
-        /// The widest that the kernels take.
+        /// Maximum width for the kernels.
         limit: usize,
     },
-    /// The GPU failed. Its context stays broken as long as the process lives.
+    /// The GPU failed. Its context stays broken until the process ends.
     #[error("the GPU failed in {during}: {reason}; restart the process")]
     Failed {
-        /// The call, or the kernel.
+        /// The driver function or the kernel.
         during: &'static str,
-        /// What the driver said.
+        /// The driver's error.
         reason: String,
     },
 }

@@ -2,7 +2,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::{Driver, Gpu, GpuError};
 
-/// Addresses of buffers that were dropped and wait to be freed.
+/// Addresses of dropped buffers that are not yet freed.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Returned(Arc<Mutex<Vec<u64>>>);
 
@@ -12,7 +12,7 @@ impl Returned {
     }
 }
 
-/// Device memory of one owner. When it is dropped its address is handed back, and freed by the next allocation.
+/// Device memory with one owner. When dropped, it is freed by the next allocation.
 #[derive(Debug)]
 pub struct Buffer {
     address: u64,
@@ -21,7 +21,7 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// Zeroed memory; at least 16 bytes, so that no buffer is without an address.
+    /// Allocates zeroed memory, at least 16 bytes, so that every buffer has an address.
     pub(super) fn new(
         driver: &mut impl Driver,
         returned: &Returned,
@@ -32,12 +32,12 @@ impl Buffer {
         Ok(Buffer { address, bytes, returned: returned.clone() })
     }
 
-    /// Where it lies on the device.
+    /// Address on the device.
     pub fn address(&self) -> u64 {
         self.address
     }
 
-    /// Its size.
+    /// Size in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -50,11 +50,11 @@ impl Drop for Buffer {
 }
 
 impl<D: Driver> Gpu<D> {
-    /// Zeroed device memory.
+    /// Allocates zeroed device memory.
     pub fn alloc(&mut self, bytes: usize, what: &'static str) -> Result<Buffer, GpuError> {
         let returned = self.returned.take();
         if !returned.is_empty() {
-            // What waits may use them.
+            // Queued launches may still use them.
             self.hand_over()?;
         }
         for address in returned {
@@ -65,19 +65,19 @@ impl<D: Driver> Gpu<D> {
         self.remember(taken)
     }
 
-    /// Device memory with these bytes.
+    /// Allocates device memory and copies these bytes into it.
     pub fn store(&mut self, bytes: &[u8], what: &'static str) -> Result<Buffer, GpuError> {
         let buffer = self.alloc(bytes.len(), what)?;
         self.send(buffer.address, bytes)?;
         Ok(buffer)
     }
 
-    /// The first bytes of a buffer.
+    /// Reads the first bytes of a buffer.
     ///
     /// # Panics
     /// If the buffer is shorter.
     pub fn fetch(&mut self, buffer: &Buffer, bytes: usize) -> Result<Vec<u8>, GpuError> {
-        assert!(bytes <= buffer.bytes, "what is read lies in the buffer");
+        assert!(bytes <= buffer.bytes, "the bytes must be inside the buffer");
         let mut host = vec![0; bytes];
         self.receive(buffer.address, &mut host)?;
         Ok(host)

@@ -1,45 +1,45 @@
-//! What a step asks of the GPU, gathered until somebody waits for it, and then handed over in one piece: the inputs
-//! that changed, and all launches.
+//! Queues the work of a step until somebody waits for it, and then hands it to the driver at once: the inputs that
+//! changed, and all launches.
 
 use std::time::Instant;
 
 use super::{Driver, Gpu, GpuError, Launch};
 
-/// Fewest launches that are worth a recording.
+/// Minimum number of launches to record.
 const WORTH: usize = 8;
-/// Most recordings that are kept; the one unused for longest makes room.
+/// Maximum number of recordings; the least recently used one is dropped for a new one.
 const KEPT: usize = 64;
 
-/// Points in the driver's queue: before a step's inputs.
+/// Mark in the driver's queue: before the inputs of a step.
 const BEGIN: usize = 0;
-/// Between inputs and kernels.
+/// Mark between inputs and kernels.
 const SENT: usize = 1;
-/// Between kernels and results.
+/// Mark between kernels and results.
 const COMPUTED: usize = 2;
-/// After the results.
+/// Mark after the results.
 const READ: usize = 3;
 
-/// Launches that were run together before. The launches themselves are the key: a recording is replayed only in the
-/// place of launches that are equal in every kernel, grid, address and number.
+/// Recorded launches. The launches themselves are the key: a recording replaces only launches that are equal in every
+/// kernel, grid, address and number.
 struct Recording<G> {
     launches: Vec<Launch>,
     graph: G,
-    /// When it was last used, in hand-overs.
+    /// Number of the hand-over that last used it.
     used: u64,
 }
 
-/// Launches that wait, and those that may come again.
+/// Waiting launches, and recordings of previous ones.
 pub(super) struct Queue<G> {
     waiting: Vec<Launch>,
-    /// What was handed over last without a recording.
+    /// The launches that were last handed over without a recording.
     last: Vec<Launch>,
     recordings: Vec<Recording<G>>,
     handed_over: u64,
-    /// Whether the marks of a hand-over have not been read yet.
+    /// Whether a hand-over has marks that are not read yet.
     marked: bool,
     /// Whether results have been read since.
     read: bool,
-    /// Whether the driver could not make a recording, and is not asked again.
+    /// Whether the driver failed to record; it is then not asked again.
     unrecorded: bool,
 }
 
@@ -57,7 +57,7 @@ impl<G> Queue<G> {
 }
 
 impl<D: Driver> Gpu<D> {
-    /// Hands everything that waits to the driver, which need not be done with it when this returns.
+    /// Hands all waiting work to the driver, and returns without waiting for it.
     pub(super) fn hand_over(&mut self) -> Result<(), GpuError> {
         if let Some(lost) = &self.lost {
             return Err(lost.clone());
@@ -99,8 +99,8 @@ impl<D: Driver> Gpu<D> {
         Ok(())
     }
 
-    /// Makes a recording of launches that were run the last time too. If the driver cannot, they are launched one by
-    /// one; whatever else is wrong with it shows then.
+    /// Records launches that equal those of the previous hand-over. If the driver cannot record them, they are launched
+    /// one by one, which reports any other error.
     fn record(&mut self, launches: &[Launch]) -> Option<D::Graph> {
         let again = launches.len() >= WORTH && launches == self.queue.last;
         if !again || self.queue.unrecorded {
@@ -124,14 +124,14 @@ impl<D: Driver> Gpu<D> {
         graph.ok()
     }
 
-    /// Copies to the device, behind what waits.
+    /// Copies to the device, after all waiting work.
     pub(super) fn send(&mut self, address: u64, bytes: &[u8]) -> Result<(), GpuError> {
         self.hand_over()?;
         let written = self.driver.write(address, bytes);
         self.remember(written)
     }
 
-    /// Copies from the device, when all that waits is done.
+    /// Copies from the device, after all waiting work is done.
     pub(super) fn receive(&mut self, address: u64, bytes: &mut [u8]) -> Result<(), GpuError> {
         self.hand_over()?;
         let read = self.driver.read(address, bytes).and_then(|()| self.driver.mark(READ));
@@ -139,7 +139,7 @@ impl<D: Driver> Gpu<D> {
         self.remember(read)
     }
 
-    /// Ends a step: all that was called is done, and timed.
+    /// Ends a step: waits until all its work is done, and records the times.
     pub fn finish(&mut self) -> Result<(), GpuError> {
         self.hand_over()?;
         if !std::mem::take(&mut self.queue.marked) {
@@ -162,7 +162,7 @@ impl<D: Driver> Gpu<D> {
         Ok(())
     }
 
-    /// A GPU that has failed is asked no more: all that it held is lost.
+    /// Remembers a failure of the GPU: it is not used again, because its memory is lost.
     pub(super) fn remember<T>(&mut self, result: Result<T, GpuError>) -> Result<T, GpuError> {
         if let Err(error @ GpuError::Failed { .. }) = &result {
             self.lost = Some(error.clone());

@@ -3,8 +3,8 @@ use half::bf16;
 use super::{Buffer, Driver, Gpu, GpuError};
 use crate::RowsKind;
 
-/// Activations, `[rows][stride]`: f32 for the residual, bf16 between operations. The columns after `width` are
-/// padding, so that every row begins at a multiple of 16 bytes.
+/// Activations, `[rows][stride]`: f32 for the residual, bf16 between operations. Columns after `width` are padding, so
+/// that every row begins at a multiple of 16 bytes.
 #[derive(Debug)]
 pub struct Rows {
     pub(super) kind: RowsKind,
@@ -20,7 +20,7 @@ impl Rows {
         element(self.kind)
     }
 
-    /// Where the first row lies.
+    /// Address of the first row.
     pub(super) fn address(&self) -> u64 {
         self.buffer.address()
     }
@@ -34,14 +34,14 @@ fn element(kind: RowsKind) -> usize {
 }
 
 impl<D: Driver> Gpu<D> {
-    /// Zeroed activations.
+    /// Makes zeroed activations.
     pub fn rows(&mut self, rows: usize, width: usize, kind: RowsKind) -> Result<Rows, GpuError> {
         let stride = width.next_multiple_of(8);
         let buffer = self.alloc(rows * stride * element(kind), "activations")?;
         Ok(Rows { kind, rows, width, stride, buffer })
     }
 
-    /// The first `n` rows as f32, `[n][width]`.
+    /// Reads the first `n` rows as f32, `[n][width]`.
     pub fn read_rows(&mut self, x: &Rows, n: usize) -> Result<Vec<f32>, GpuError> {
         let bytes = self.fetch(&x.buffer, n * x.stride * x.element())?;
         let values: Vec<f32> = match x.kind {
@@ -53,9 +53,9 @@ impl<D: Driver> Gpu<D> {
         Ok(values.chunks_exact(x.stride).flat_map(|row| &row[..x.width]).copied().collect())
     }
 
-    /// Writes the first rows from `[n][width]`, rounded to what the rows hold.
+    /// Overwrites the first rows with `values`, `[n][width]`, rounded to the type of the rows.
     pub fn write_rows(&mut self, x: &mut Rows, values: &[f32]) -> Result<(), GpuError> {
-        assert!(values.len() <= x.rows * x.width, "values fit the rows");
+        assert!(values.len() <= x.rows * x.width, "values must fit the rows");
         let mut bytes = Vec::with_capacity(x.rows * x.stride * x.element());
         for row in values.chunks_exact(x.width) {
             match x.kind {

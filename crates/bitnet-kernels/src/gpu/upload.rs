@@ -1,7 +1,7 @@
 use super::{Buffer, Driver, Gpu, GpuError, layout::u32_bytes};
 
-/// Small arrays that tell the kernels about a step. Each has one place on the device, and travels only when it is
-/// not what lies there: all layers of a step share what the first one sent.
+/// Small arrays that describe a step to the kernels. Each has one place on the device, and is sent only if it differs
+/// from what is there: all layers of a step share what the first one sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Upload {
     /// u32 `[n]`: token ids.
@@ -16,16 +16,16 @@ pub(super) enum Upload {
     Slots,
     /// u32: the block lists of all runs.
     Blocks,
-    /// u32 `[8]` for each block of threads that attends for few rows: its piece of a run.
+    /// u32 `[8]` for each thread block of attention with few rows: its piece of a run.
     FewRows,
     /// The same for many rows.
     ManyRows,
 }
 
-/// How many kinds there are.
+/// Number of kinds.
 const KINDS: usize = Upload::ManyRows as usize + 1;
 
-/// What lies on the device, or goes there with the next hand-over.
+/// The arrays on the device, or to be sent with the next hand-over.
 #[derive(Debug, Default)]
 pub(super) struct Uploads {
     places: [Option<Place>; KINDS],
@@ -37,12 +37,12 @@ struct Place {
     device: Buffer,
     /// Whether `host` has yet to be sent.
     stale: bool,
-    /// Whether a launch that waits reads it.
+    /// Whether a waiting launch reads it.
     awaited: bool,
 }
 
 impl Uploads {
-    /// Sends what changed.
+    /// Sends the arrays that have changed.
     pub(super) fn send(&mut self, driver: &mut impl Driver) -> Result<(), GpuError> {
         for place in self.places.iter_mut().flatten().filter(|place| place.stale) {
             driver.write(place.device.address(), &place.host)?;
@@ -51,7 +51,7 @@ impl Uploads {
         Ok(())
     }
 
-    /// Nothing waits any more. After a failure nobody knows what lies on the device.
+    /// Records that no launch waits any more. After a failure, the contents on the device are unknown.
     pub(super) fn handed_over(&mut self, done: bool) {
         for place in self.places.iter_mut().flatten() {
             place.awaited = false;
@@ -61,7 +61,7 @@ impl Uploads {
 }
 
 impl<D: Driver> Gpu<D> {
-    /// Makes sure that `words` are on the device before the next launch, and gives their address.
+    /// Ensures that `words` are on the device before the next launch, and returns their address.
     pub(super) fn upload(
         &mut self,
         what: Upload,
@@ -80,10 +80,10 @@ impl<D: Driver> Gpu<D> {
         Ok(place.device.address())
     }
 
-    /// Takes memory for an input of so many bytes, unless there is as much already.
+    /// Ensures that there is device memory for an input of `bytes` bytes.
     pub(super) fn make_room(&mut self, what: Upload, bytes: usize) -> Result<(), GpuError> {
         if self.uploads.places[what as usize].as_ref().is_none_or(|place| place.device.bytes() < bytes) {
-            // What waits may use what is there.
+            // Waiting launches may use the old memory.
             self.hand_over()?;
             let device = self.alloc(bytes.next_power_of_two(), "the inputs of a step")?;
             let place = Place { host: Vec::new(), device, stale: false, awaited: false };

@@ -1,8 +1,8 @@
-//! The functions of the driver's library that are called, found by their names when a GPU is opened.
+//! The functions of the driver's library that we call, looked up by name when a GPU is opened.
 //!
-//! A driver newer than the bindings returns codes that they do not list, and an enum that holds what it does not list
-//! is undefined behaviour. So functions return the integer that they return in C. The types of their arguments are
-//! `cudarc`'s, and [`agree`] has the compiler compare every signature with its bindings.
+//! A driver newer than the bindings may return codes that they do not list, and an enum with an unlisted value is
+//! undefined behaviour. Functions therefore return the integer that they return in C. The types of their arguments are
+//! those of `cudarc`, and [`agree`] makes the compiler compare every signature with its bindings.
 
 use std::{
     ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void},
@@ -17,10 +17,10 @@ use cudarc::driver::sys::{
 
 use crate::gpu::GpuError;
 
-/// What a function of the driver returns: 0, or the number of a failure.
+/// Return value of a driver function: 0, or the number of an error.
 pub(super) type Code = c_int;
 
-/// The codes that mean something to us.
+/// The codes that we handle.
 pub(super) const OUT_OF_MEMORY: Code = CUresult::CUDA_ERROR_OUT_OF_MEMORY as Code;
 pub(super) const NO_DEVICE: Code = CUresult::CUDA_ERROR_NO_DEVICE as Code;
 pub(super) const INVALID_DEVICE: Code = CUresult::CUDA_ERROR_INVALID_DEVICE as Code;
@@ -29,7 +29,7 @@ pub(super) const UNSUPPORTED_PTX: Code = CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VE
 pub(super) const NO_COMPILER: Code = CUresult::CUDA_ERROR_JIT_COMPILER_NOT_FOUND as Code;
 pub(super) const INVALID_PTX: Code = CUresult::CUDA_ERROR_INVALID_PTX as Code;
 
-/// Codes that say that a kernel cannot be made of its text, whenever the driver tries.
+/// Codes that mean that the driver cannot compile a kernel, at whatever time it tries.
 pub(super) const REFUSALS: [Code; 5] = [
     UNSUPPORTED_PTX,
     NO_COMPILER,
@@ -38,14 +38,14 @@ pub(super) const REFUSALS: [Code; 5] = [
     CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU as Code,
 ];
 
-/// Names of the driver's library, the first that is there is taken. `libcuda.so` comes with development packages, where
-/// it can be a stub.
+/// Names of the driver's library; the first one found is used. `libcuda.so` comes with development packages and may be
+/// a stub.
 const NAMES: &[&str] = if cfg!(windows) { &["nvcuda.dll"] } else { &["libcuda.so.1", "libcuda.so"] };
 
-/// The driver's library, loaded once and kept as long as the process lives.
+/// The driver's library, loaded once and kept until the process ends.
 fn driver() -> Option<&'static libloading::Library> {
     static LIBRARY: OnceLock<Option<libloading::Library>> = OnceLock::new();
-    // SAFETY: the library is NVIDIA's driver, whose initialisers may run.
+    // SAFETY: the library is NVIDIA's driver, whose initialisers are safe to run.
     LIBRARY
         .get_or_init(|| NAMES.iter().find_map(|name| unsafe { libloading::Library::new(*name) }.ok()))
         .as_ref()
@@ -54,7 +54,7 @@ fn driver() -> Option<&'static libloading::Library> {
 /// `functions! { name(argument: type, ..); .. }`
 macro_rules! functions {
     ($($name:ident($($argument:ident: $type:ty),*);)*) => {
-        /// Functions of the driver, as long as the process lives: a driver is never unloaded.
+        /// Functions of the driver, valid until the process ends: a driver is never unloaded.
         #[derive(Clone, Copy)]
         #[allow(non_snake_case, reason = "the driver's names")]
         pub(super) struct Library {
@@ -78,13 +78,13 @@ macro_rules! functions {
             }
         }
 
-        /// Compiles only if every signature here is that of the bindings, but for the code's type.
+        /// Compiles only if every signature here equals that of the bindings, except for the type of the code.
         #[allow(dead_code, reason = "compiling it is its use")]
         fn agree() {
             $(let _: unsafe fn($($type),*) -> CUresult = sys::$name;)*
         }
 
-        /// A driver of which every call fails with a code that no binding lists.
+        /// A driver whose calls all fail with a code that no binding lists.
         #[cfg(test)]
         pub(super) fn broken() -> Library {
             $(
@@ -139,13 +139,13 @@ functions! {
                    extra: *mut *mut c_void);
 }
 
-/// What the driver calls one of its codes; codes newer than the bindings have names too.
+/// The driver function that names a code, including codes newer than the bindings.
 type ErrorName = unsafe extern "C" fn(Code, *mut *const c_char) -> Code;
 
-/// The name of a code: the driver's own, or the number where it has none.
+/// Returns the driver's name for a code, or the number if it has none.
 pub(super) fn name_of(code: Code) -> String {
     let number = format!("code {code}");
-    // SAFETY: `cuGetErrorName` takes a code and a place for a string.
+    // SAFETY: `cuGetErrorName` takes a code and a pointer to a string.
     let function = driver().and_then(|d| unsafe { d.get::<ErrorName>(b"cuGetErrorName\0") }.ok());
     let Some(function) = function else { return number };
     let mut name = ptr::null();
@@ -154,6 +154,6 @@ pub(super) fn name_of(code: Code) -> String {
     if found != 0 || name.is_null() {
         return number;
     }
-    // SAFETY: the driver gave a string of its own, which ends with a zero byte and is never freed.
+    // SAFETY: the driver returned a static string, which ends with a zero byte and is never freed.
     unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
 }

@@ -1,5 +1,4 @@
-//! The NVIDIA driver, found at run time: nothing of CUDA is needed to build, and its absence is an error like
-//! another.
+//! The NVIDIA driver, loaded at run time: building needs no part of CUDA, and a missing driver is an ordinary error.
 
 mod library;
 mod staging;
@@ -19,11 +18,11 @@ use switches::Switches;
 
 use super::{Arg, DeviceInfo, Driver, GpuError, Launch, MARKS, table::Kernel};
 
-/// Bytes of what the driver's compiler can say of a kernel.
+/// Maximum size of the compiler's log of a kernel, in bytes.
 const LOG: usize = 4096;
-/// How long a wait asks again and again before it sleeps in between.
+/// Time for which a wait polls without sleeping.
 const EAGER: Duration = Duration::from_millis(20);
-/// How long it sleeps then.
+/// Time to sleep between polls after that.
 const NAP: Duration = Duration::from_micros(50);
 
 /// A GPU behind the NVIDIA driver.
@@ -41,45 +40,45 @@ pub struct Cuda {
     switches: Switches,
 }
 
-/// A kernel's module. A driver that loads lazily may compile it, and write the log, with any later call.
+/// The module of a kernel. A driver that loads lazily may compile it, and write the log, in any later call.
 struct Module {
     handle: sys::CUmodule,
     log: Box<UnsafeCell<[u8; LOG]>>,
 }
 
 impl Module {
-    /// What the compiler has said so far.
+    /// The compiler's log so far.
     fn log(&self) -> [u8; LOG] {
-        // SAFETY: the driver writes in the calls made by this thread alone, and none is under way.
+        // SAFETY: the driver writes only during calls made by this thread, and none is running.
         unsafe { self.log.get().read() }
     }
 }
 
-/// A loaded kernel; it lives as long as its [`Cuda`].
+/// A loaded kernel, valid as long as its [`Cuda`].
 pub struct Function {
     handle: sys::CUfunction,
     kernel: &'static Kernel,
-    /// Its place among the modules.
+    /// Index of its module.
     module: usize,
 }
 
-/// Recorded launches; they live as long as their [`Cuda`], which holds their memory and kernels too.
+/// Recorded launches, valid as long as their [`Cuda`], which also owns their memory and kernels.
 pub struct Graph(sys::CUgraphExec);
 
-// SAFETY: driver handles belong to the process, not to a thread; `Cuda` makes its context the thread's own before it
-// uses them, and takes `&mut self` for whatever changes. The staging memory is its own.
+// SAFETY: driver handles belong to the process, not to a thread; `Cuda` makes its context current in the thread before
+// it uses them, and takes `&mut self` for every change. It owns the staging memory.
 unsafe impl Send for Cuda {}
 // SAFETY: as above.
 unsafe impl Send for Function {}
 // SAFETY: as above.
 unsafe impl Send for Graph {}
 
-/// What a function of the driver returned.
+/// Turns the return value of a driver function into a result.
 fn check(during: &'static str, code: Code) -> Result<(), GpuError> {
     if code == 0 { Ok(()) } else { Err(GpuError::Failed { during, reason: library::name_of(code) }) }
 }
 
-/// What a failure means while GPU number `index` of `count` is being opened.
+/// Turns the return value of a driver function into a result while GPU number `index` of `count` is being opened.
 fn absence(during: &'static str, code: Code, index: usize, count: usize) -> Result<(), GpuError> {
     match code {
         0 => Ok(()),
@@ -88,7 +87,7 @@ fn absence(during: &'static str, code: Code, index: usize, count: usize) -> Resu
     }
 }
 
-/// What it means that a kernel was refused: `driver` is the version of CUDA that the driver supports.
+/// Makes the error for a refused kernel; `driver` is the version of CUDA that the driver supports.
 fn refusal(kernel: &'static str, code: Code, log: &[u8], driver: i32) -> GpuError {
     match code {
         library::UNSUPPORTED_PTX => return GpuError::DriverTooOld { version: driver },
@@ -103,7 +102,7 @@ fn refusal(kernel: &'static str, code: Code, log: &[u8], driver: i32) -> GpuErro
     GpuError::ModuleRefused { kernel, log }
 }
 
-/// Asks until the answer is another than that it is not ready, at most for `patience`.
+/// Polls until the driver is ready or fails, for at most `patience`.
 fn wait(during: &'static str, patience: Duration, mut ask: impl FnMut() -> Code) -> Result<(), GpuError> {
     let begun = Instant::now();
     loop {
@@ -123,15 +122,15 @@ fn wait(during: &'static str, patience: Duration, mut ask: impl FnMut() -> Code)
 }
 
 impl Cuda {
-    /// Opens GPU number `index`. The environment variable `BITNET_GPU` has switches for bringing up a GPU, separated
-    /// by commas; none changes a number:
+    /// Opens GPU number `index`. The environment variable `BITNET_GPU` may hold switches for bringing up a GPU,
+    /// separated by commas; none of them changes a result:
     ///
     /// | switch | effect |
     /// |---|---|
-    /// | `no-recordings` | every launch goes to the driver by itself |
-    /// | `sync` | the same, and each launch is waited for, so that a failure names its kernel |
-    /// | `patience=SECONDS` | how long to wait before the GPU counts as lost (60), such as for `compute-sanitizer` |
-    /// | `optimise=LEVEL` | how much the driver's compiler optimises, 0 to 4 |
+    /// | `no-recordings` | hands launches to the driver one by one |
+    /// | `sync` | the same, and waits for each launch, so that a failure names its kernel |
+    /// | `patience=SECONDS` | time after which a GPU counts as lost (default 60), for example for `compute-sanitizer` |
+    /// | `optimise=LEVEL` | optimisation level of the driver's compiler, 0 to 4 |
     ///
     /// # Errors
     /// If there is no driver or no such GPU, or the driver does not start.
@@ -141,7 +140,7 @@ impl Cuda {
     }
 
     fn with(l: Library, switches: Switches, index: usize) -> Result<Self, GpuError> {
-        // SAFETY: the first call, as the manual asks; 0 is its only flag.
+        // SAFETY: this is the first call, as required; 0 is the only valid flag.
         absence("cuInit", unsafe { (l.cuInit)(0) }, index, 0)?;
         let mut driver = 0;
         // SAFETY: the pointer is to a local that lives through the call.
@@ -157,10 +156,10 @@ impl Cuda {
         absence("cuDeviceGet", unsafe { (l.cuDeviceGet)(&mut device, ordinal) }, index, gpus)?;
         let info = DeviceInfo { driver, ..describe(l, device)? };
         let mut context = ptr::null_mut();
-        // SAFETY: the device is one of the driver's; the pointer is to a local that lives through the call.
+        // SAFETY: the device came from the driver; the pointer is to a local that lives through the call.
         let retained = unsafe { (l.cuDevicePrimaryCtxRetain)(&mut context, device) };
         check("cuDevicePrimaryCtxRetain", retained)?;
-        // From here on `drop` gives back what was taken.
+        // From here on, `drop` frees everything.
         let mut cuda = Cuda {
             library: l,
             device,
@@ -187,16 +186,16 @@ impl Cuda {
         Ok(cuda)
     }
 
-    /// Makes the context this thread's own.
+    /// Makes the context current in this thread.
     fn bind(&self) -> Result<(), GpuError> {
-        // SAFETY: the context was retained when this was opened.
+        // SAFETY: the context was retained when the GPU was opened.
         check("cuCtxSetCurrent", unsafe { (self.library.cuCtxSetCurrent)(self.context) })
     }
 
-    /// Puts a launch into the stream, be it to run or to be recorded.
+    /// Puts a launch into the stream, to be run or recorded.
     fn issue(&self, launch: &Launch, function: &Function) -> Result<(), GpuError> {
         let kernel = launch.kernel();
-        assert!(ptr::eq(kernel, function.kernel), "a launch runs its own kernel");
+        assert!(ptr::eq(kernel, function.kernel), "a launch must run its own kernel");
         let value = |&arg: &Arg| match arg {
             Arg::U32(x) => u64::from(x),
             Arg::U64(x) => x,
@@ -207,10 +206,10 @@ impl Cuda {
         let mut pointers: Vec<*mut c_void> = values.iter_mut().map(|v| ptr::from_mut(v).cast()).collect();
         let grid = launch.grid();
         let [x, y, z] = grid.blocks;
-        // SAFETY: the function's module is loaded, and the function is the launch's kernel, which was asserted. The
-        // driver reads a pointer for each parameter that the text declares: a launch has as many, each to 8 bytes,
-        // little-endian, no fewer than any type has, and they are read before the call returns. What the kernel does
-        // with addresses stays on the device.
+        // SAFETY: the function's module is loaded, and the function is the launch's kernel, as asserted. The driver
+        // reads a pointer for each declared parameter: a launch has as many, each to 8 little-endian bytes, at least
+        // the size of any type, and they are read before the call returns. The kernel can use addresses only on the
+        // device.
         let code = unsafe {
             (self.library.cuLaunchKernel)(
                 function.handle,
@@ -229,7 +228,8 @@ impl Cuda {
         self.launched(function, code)
     }
 
-    /// What a call that used a kernel returned. With lazy loading a refusal can show as late as here.
+    /// Turns the return value of a call that used a kernel into a result. With lazy loading, a refusal may come this
+    /// late.
     fn launched(&self, function: &Function, code: Code) -> Result<(), GpuError> {
         let kernel = function.kernel.name;
         if library::REFUSALS.contains(&code) {
@@ -238,11 +238,11 @@ impl Cuda {
         check(kernel, code)
     }
 
-    /// Captures launches. Whatever comes of it, the stream is captured no more.
+    /// Captures launches into a graph, and always ends the capture.
     fn capture(&self, launches: &[(&Launch, &Function)]) -> Result<sys::CUgraph, GpuError> {
         let l = self.library;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // SAFETY: the stream is this one's own, and nothing else captures it.
+        // SAFETY: `self` owns the stream, and nothing else captures it.
         check("cuStreamBeginCapture", unsafe { (l.cuStreamBeginCapture_v2)(self.stream, mode) })?;
         let issued = launches.iter().try_for_each(|(launch, function)| self.issue(launch, function));
         let mut graph = ptr::null_mut();
@@ -250,7 +250,7 @@ impl Cuda {
         let ended = check("cuStreamEndCapture", unsafe { (l.cuStreamEndCapture)(self.stream, &mut graph) });
         issued.and(ended).map(|()| graph).inspect_err(|_| {
             if !graph.is_null() {
-                // SAFETY: the graph was just made, and nobody has it.
+                // SAFETY: the graph was just made, and nothing else refers to it.
                 let _ = unsafe { (l.cuGraphDestroy)(graph) };
             }
         })
@@ -260,7 +260,7 @@ impl Cuda {
 fn describe(l: Library, device: sys::CUdevice) -> Result<DeviceInfo, GpuError> {
     let attribute = |what: Attribute| {
         let mut value = 0;
-        // SAFETY: `device` is one of the driver's, `value` lives through the call.
+        // SAFETY: `device` came from the driver, `value` lives through the call.
         check("cuDeviceGetAttribute", unsafe { (l.cuDeviceGetAttribute)(&mut value, what, device) })?;
         Ok::<u32, GpuError>(value.max(0) as u32)
     };
@@ -268,7 +268,7 @@ fn describe(l: Library, device: sys::CUdevice) -> Result<DeviceInfo, GpuError> {
     // SAFETY: as above.
     check("cuDeviceTotalMem", unsafe { (l.cuDeviceTotalMem_v2)(&mut memory, device) })?;
     let mut name = [0u8; 256];
-    // SAFETY: as above; one byte less than there are, so that a zero byte stands behind the name.
+    // SAFETY: as above; the length is one less than the buffer's, so that the name ends with a zero byte.
     let named = unsafe { (l.cuDeviceGetName)(name.as_mut_ptr().cast::<c_char>(), 255, device) };
     check("cuDeviceGetName", named)?;
     let name = name.split(|&b| b == 0).next().unwrap_or_default();
@@ -316,7 +316,7 @@ impl Driver for Cuda {
             code => check("cuMemAlloc", code)?,
         }
         self.allocations.push(address);
-        // SAFETY: `address` is the start of `bytes` bytes just taken.
+        // SAFETY: `address` is the start of `bytes` bytes that were just allocated.
         let zeroed = unsafe { (self.library.cuMemsetD8Async)(address, 0, bytes, self.stream) };
         check("cuMemsetD8Async", zeroed)?;
         Ok(address)
@@ -324,10 +324,10 @@ impl Driver for Cuda {
 
     fn free(&mut self, address: u64) {
         let Some(at) = self.allocations.iter().position(|&a| a == address) else { return };
-        // Kernels in the queue may still use it. What a lost device holds is nobody's any more.
+        // Queued kernels may still use it. Memory of a lost device cannot be freed.
         if self.synchronize().is_ok() {
             self.allocations.swap_remove(at);
-            // SAFETY: the address was taken by `alloc` and is forgotten here.
+            // SAFETY: the address was allocated by `alloc` and is forgotten here.
             let _ = unsafe { (self.library.cuMemFree_v2)(address) };
         }
     }
@@ -347,22 +347,22 @@ impl Driver for Cuda {
         let l = self.library;
         let refused = |code, log: &[u8]| refusal(kernel.name, code, log, self.info.driver);
         let Ok(text) = CString::new(kernel.text) else {
-            return Err(refused(library::INVALID_PTX, b"the text holds a zero byte"));
+            return Err(refused(library::INVALID_PTX, b"the text contains a zero byte"));
         };
         let log = Box::new(UnsafeCell::new([0; LOG]));
         let mut options = vec![
             sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER,
             sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
         ];
-        // Numbers are passed in the place of pointers.
+        // Numbers are passed as pointers.
         let mut values = vec![log.get().cast::<c_void>(), ptr::without_provenance_mut(LOG)];
         if let Some(level) = self.switches.optimise {
             options.push(sys::CUjit_option::CU_JIT_OPTIMIZATION_LEVEL);
             values.push(ptr::without_provenance_mut(level as usize));
         }
         let mut handle = ptr::null_mut();
-        // SAFETY: the text ends with a zero byte; there are as many values as options, and `log`, which they name, lives
-        // as long as the module.
+        // SAFETY: the text ends with a zero byte; there are as many values as options, and `log`, to which they point,
+        // lives as long as the module.
         let code = unsafe {
             (l.cuModuleLoadDataEx)(
                 &mut handle,
@@ -384,7 +384,7 @@ impl Driver for Cuda {
         self.launched(&function, found)?;
         let dynamic = self.info.shared.saturating_sub(kernel.shared) as c_int;
         let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-        // SAFETY: the function is the module's.
+        // SAFETY: the function belongs to the module.
         let set = unsafe { (l.cuFuncSetAttribute)(function.handle, attribute, dynamic) };
         self.launched(&function, set)?;
         Ok(function)
@@ -394,7 +394,7 @@ impl Driver for Cuda {
         self.bind()?;
         self.issue(launch, function)?;
         if self.switches.sync {
-            // SAFETY: the stream is this one's own.
+            // SAFETY: `self` owns the stream.
             let ask = || unsafe { (self.library.cuStreamQuery)(self.stream) };
             return wait(launch.kernel().name, self.switches.patience, ask);
         }
@@ -411,7 +411,7 @@ impl Driver for Cuda {
         let mut exec = ptr::null_mut();
         // SAFETY: the graph was just made; 0 are no flags.
         let made = unsafe { (l.cuGraphInstantiateWithFlags)(&mut exec, graph, 0) };
-        // SAFETY: as above; what can be run does not need it any more.
+        // SAFETY: as above; the executable graph no longer needs it.
         let _ = unsafe { (l.cuGraphDestroy)(graph) };
         check("cuGraphInstantiate", made)?;
         self.graphs.push(exec);
@@ -420,14 +420,14 @@ impl Driver for Cuda {
 
     fn replay(&mut self, graph: &Graph) -> Result<(), GpuError> {
         self.bind()?;
-        // SAFETY: made by `record`; its kernels stay loaded, and `record`'s caller vouches for its addresses as for
-        // those of a launch.
+        // SAFETY: made by `record`; its kernels stay loaded, and the caller of `record` vouches for its addresses as
+        // for those of a launch.
         check("cuGraphLaunch", unsafe { (self.library.cuGraphLaunch)(graph.0, self.stream) })
     }
 
     fn discard(&mut self, graph: Graph) {
         let Some(at) = self.graphs.iter().position(|&exec| exec == graph.0) else { return };
-        // It may still run.
+        // It may still be running.
         if self.synchronize().is_ok() {
             self.graphs.swap_remove(at);
             // SAFETY: made by `record`, and forgotten here.
@@ -437,14 +437,14 @@ impl Driver for Cuda {
 
     fn mark(&mut self, mark: usize) -> Result<(), GpuError> {
         self.bind()?;
-        // SAFETY: event and stream were made when this was opened.
+        // SAFETY: event and stream were made when the GPU was opened.
         check("cuEventRecord", unsafe { (self.library.cuEventRecord)(self.marks[mark], self.stream) })
     }
 
     fn between(&mut self, from: usize, to: usize) -> Result<Duration, GpuError> {
         self.bind()?;
         let mut ms = 0.0;
-        // SAFETY: events of this one's own; the pointer is to a local that lives through the call.
+        // SAFETY: `self` owns the events; the pointer is to a local that lives through the call.
         let code = unsafe { (self.library.cuEventElapsedTime)(&mut ms, self.marks[from], self.marks[to]) };
         check("cuEventElapsedTime", code)?;
         Ok(Duration::try_from_secs_f32(ms / 1e3).unwrap_or_default())
@@ -452,13 +452,14 @@ impl Driver for Cuda {
 
     fn synchronize(&mut self) -> Result<(), GpuError> {
         self.bind()?;
-        // SAFETY: the stream is this one's own.
+        // SAFETY: `self` owns the stream.
         wait("cuStreamQuery", self.switches.patience, || unsafe { (self.library.cuStreamQuery)(self.stream) })
     }
 }
 
 impl Drop for Cuda {
-    /// Whatever fails here was lost before. A device that does not come to rest keeps what it may still write to.
+    /// Ignores failures, because the device is then already lost. If the device does not become idle, nothing is freed,
+    /// because it may still write to its memory.
     fn drop(&mut self) {
         let l = self.library;
         if !self.stream.is_null() && self.synchronize().is_err() {
@@ -469,23 +470,23 @@ impl Drop for Cuda {
             let _ = unsafe { (l.cuGraphExecDestroy)(exec) };
         }
         for &address in &self.allocations {
-            // SAFETY: taken by `alloc`, and not yet freed.
+            // SAFETY: allocated by `alloc`, and not yet freed.
             let _ = unsafe { (l.cuMemFree_v2)(address) };
         }
         for module in &self.modules {
-            // SAFETY: loaded by `load`; no function of it can be launched without this driver.
+            // SAFETY: loaded by `load`; its functions cannot be launched without this driver.
             let _ = unsafe { (l.cuModuleUnload)(module.handle) };
         }
         self.staging.give_back(l);
         for &mark in self.marks.iter().filter(|mark| !mark.is_null()) {
-            // SAFETY: created when this was opened.
+            // SAFETY: created when the GPU was opened.
             let _ = unsafe { (l.cuEventDestroy_v2)(mark) };
         }
         if !self.stream.is_null() {
-            // SAFETY: created when this was opened.
+            // SAFETY: created when the GPU was opened.
             let _ = unsafe { (l.cuStreamDestroy_v2)(self.stream) };
         }
-        // SAFETY: retained when this was opened.
+        // SAFETY: retained when the GPU was opened.
         let _ = unsafe { (l.cuDevicePrimaryCtxRelease_v2)(self.device) };
     }
 }

@@ -2,9 +2,9 @@ use std::time::Duration;
 
 use crate::gpu::GpuError;
 
-/// The environment variable that is read.
+/// The environment variable with the switches.
 const VARIABLE: &str = "BITNET_GPU";
-/// How long a GPU may take for what was asked of it: far more than any step, and less than people wait.
+/// Default time to wait for a GPU: far longer than any step, and shorter than people wait.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Switches for bringing up a GPU, as [`super::Cuda::open`] describes them.
@@ -13,7 +13,7 @@ pub(super) struct Switches {
     pub(super) recordings: bool,
     pub(super) sync: bool,
     pub(super) patience: Duration,
-    /// Level of the driver's compiler; its own choice if `None`.
+    /// Optimisation level of the driver's compiler; its default if `None`.
     pub(super) optimise: Option<u32>,
 }
 
@@ -24,7 +24,7 @@ impl Default for Switches {
 }
 
 impl Switches {
-    /// What the environment asks for.
+    /// Reads the switches from the environment.
     pub(super) fn of_environment() -> Result<Self, GpuError> {
         Self::parse(&std::env::var(VARIABLE).unwrap_or_default())
     }

@@ -10,12 +10,12 @@ use crate::{
     },
 };
 
-/// The kernels for heads up to a width. A row is a token and one of the query heads that share a key head.
+/// The kernels for heads up to a maximum width. A row is a token and one of the query heads that share a key head.
 struct Width {
     head_dim: usize,
-    /// For blocks of [`FEW`] rows, whose warps share them.
+    /// For thread blocks of [`FEW`] rows, which their warps share.
     few: &'static Kernel,
-    /// For blocks of more rows; and how many.
+    /// For thread blocks of more rows, with their number.
     many: (&'static Kernel, usize),
     merge: &'static Kernel,
 }
@@ -35,26 +35,26 @@ static WIDTHS: [Width; 2] = [
     },
 ];
 
-/// Rows of a block that takes few.
+/// Rows of a thread block for few rows.
 pub(in crate::gpu) const FEW: usize = 16;
-/// Tiles that a growing sequence is given at once, so that its next steps launch the same.
+/// Tiles by which the launch for a growing sequence grows, so that the next steps launch the same.
 const TILE_STEP: usize = 8;
-/// Blocks that a processor can be given at once; chunks make up to as many.
+/// Thread blocks that a multiprocessor takes at once; keys are split into chunks for up to this many.
 const BLOCKS_PER_PROCESSOR: usize = 2;
 
-/// The pieces of a step's runs: for every block of threads {first token, tokens, position of the first, first of its
-/// blocks, first row, 0, 0, 0}.
+/// The pieces of a step's runs. For every thread block: {first token, tokens, position of the first token, start of the
+/// block table, first row, 0, 0, 0}.
 #[derive(Default)]
 struct Work {
     pieces: Vec<[usize; 5]>,
-    /// Tiles of 64 keys that the longest piece attends to.
+    /// Maximum number of tiles of 64 keys that a piece attends to.
     tiles: usize,
 }
 
 impl Work {
     fn add(&mut self, run: &Run, group: usize, rows: usize) {
         let tokens = run.tokens.len();
-        // The last rows see most keys: they begin first.
+        // The last rows have the most keys, so they start first.
         for first_row in (0..tokens * group).step_by(rows).rev() {
             self.pieces.push([run.tokens.start, tokens, run.start, run.blocks.start, first_row]);
         }
@@ -66,14 +66,14 @@ impl Work {
     }
 }
 
-/// As many tiles or more: tiles that hold no key of a row change nothing.
+/// Rounds the number of tiles up; tiles without keys for a row change nothing.
 fn in_steps(tiles: usize) -> usize {
     if tiles < TILE_STEP { tiles.next_power_of_two() } else { tiles.next_multiple_of(TILE_STEP) }
 }
 
 impl<D: Driver> Gpu<D> {
-    /// Causal attention of every token over its sequence's positions up to its own: queries from the first columns of
-    /// `qkv`, `out` is `[n][heads * head_dim]`.
+    /// Computes causal attention of every token over its sequence's positions up to its own, with the queries in the
+    /// first columns of `qkv`; `out` is `[n][heads * head_dim]`.
     pub fn attention(
         &mut self,
         runs: &[Run],
@@ -84,24 +84,23 @@ impl<D: Driver> Gpu<D> {
     ) -> Result<(), GpuError> {
         let (kv_heads, head_dim) = (kv.shape.kv_heads, kv.shape.head_dim);
         let heads = out.width / head_dim;
-        assert!(heads * head_dim == out.width && heads.is_multiple_of(kv_heads), "rows are whole heads");
-        assert_eq!(
-            qkv.width,
-            out.width + 2 * kv_heads * head_dim,
-            "queries, keys and values are side by side"
+        assert!(
+            heads * head_dim == out.width && heads.is_multiple_of(kv_heads),
+            "rows must have whole heads"
         );
-        assert!(qkv.kind == RowsKind::Between && out.kind == RowsKind::Between, "heads are bf16");
+        assert_eq!(qkv.width, out.width + 2 * kv_heads * head_dim, "rows must have queries, keys and values");
+        assert!(qkv.kind == RowsKind::Between && out.kind == RowsKind::Between, "heads must be bf16");
         let rows = qkv.rows.min(out.rows);
-        assert!(runs.iter().all(|run| run.tokens.end <= rows), "rows fit their buffers");
+        assert!(runs.iter().all(|run| run.tokens.end <= rows), "the rows must fit their buffers");
         let group = heads / kv_heads;
         let width = WIDTHS.iter().find(|width| head_dim <= width.head_dim);
-        let width = width.expect("a cache is made for heads that a kernel takes");
+        let width = width.expect("a cache has heads that a kernel takes");
         let (mut few, mut many) = (Work::default(), Work::default());
         for run in runs.iter().filter(|run| !run.tokens.is_empty()) {
             let listed = run.blocks.len() * BLOCK_TOKENS;
             assert!(
                 run.start + run.tokens.len() <= listed && run.blocks.end <= blocks.len(),
-                "keys have blocks"
+                "all keys must have blocks"
             );
             if run.tokens.len() == 1 || run.tokens.len() * group <= FEW {
                 few.add(run, group, FEW);
@@ -109,7 +108,7 @@ impl<D: Driver> Gpu<D> {
                 many.add(run, group, width.many.1);
             }
         }
-        assert!(blocks.iter().all(|&b| (b as usize) < kv.shape.blocks), "blocks are the cache's");
+        assert!(blocks.iter().all(|&b| (b as usize) < kv.shape.blocks), "blocks must be in the cache");
         let listed = self.upload(Upload::Blocks, blocks.iter().copied())?;
         let common = [qkv.address(), kv.keys.address(), kv.values.address(), listed];
         let scale = 1.0 / (head_dim as f32).sqrt();
@@ -143,11 +142,11 @@ impl<D: Driver> Gpu<D> {
         self.launch(width.merge, [few.pieces.len(), kv_heads, FEW], 0, &args)
     }
 
-    /// Tiles of 64 keys of a chunk, and how many chunks: as many as give every processor work. Parts are merged in
-    /// order, so that it changes no bit.
+    /// Returns the tiles of 64 keys per chunk and the number of chunks: enough to give every multiprocessor work. Parts
+    /// are merged in order, so that the number of chunks changes no bit.
     fn chunks(&mut self, blocks: usize, tiles: usize, head_dim: usize) -> (usize, usize) {
         let places = BLOCKS_PER_PROCESSOR * self.driver.info().processors as usize;
-        // Sums of 16 rows, and the maximum and total of each.
+        // The sums of 16 rows, with the maximum and the total of each.
         let part = 4 * FEW * (head_dim + 2);
         if blocks * tiles * part > self.parts.bytes() {
             return (tiles, 1);

@@ -6,7 +6,7 @@ use crate::{
 impl<D: Driver> Gpu<D> {
     /// Copies all keys and values of block `from` to block `to`.
     pub fn copy_block(&mut self, kv: &mut Kv, from: u32, to: u32) -> Result<(), GpuError> {
-        assert!((from.max(to) as usize) < kv.shape.blocks, "blocks of the cache");
+        assert!((from.max(to) as usize) < kv.shape.blocks, "blocks must be in the cache");
         let bytes = 2 * kv.shape.kv_heads * BLOCK_TOKENS * kv.stride;
         self.launch(
             &COPY_BLOCK,

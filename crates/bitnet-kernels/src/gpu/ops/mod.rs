@@ -1,4 +1,4 @@
-//! One operation a file: which kernel, how many blocks, which arguments.
+//! The launch code, one operation per file: which kernel, how many blocks, which arguments.
 
 mod attention;
 mod bit_linear;

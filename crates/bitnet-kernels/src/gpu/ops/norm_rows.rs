@@ -4,7 +4,7 @@ use crate::{
 };
 
 impl<D: Driver> Gpu<D> {
-    /// Row `i` of `out` becomes row `wanted[i]` of `x` through `norm`.
+    /// Sets row `i` of `out` to row `wanted[i]` of `x`, normalised by `norm`.
     pub fn norm_rows(
         &mut self,
         wanted: &[usize],
@@ -12,9 +12,9 @@ impl<D: Driver> Gpu<D> {
         norm: &Norm<Gain>,
         out: &mut Rows,
     ) -> Result<(), GpuError> {
-        assert!(wanted.len() <= out.rows && x.width == out.width, "rows fit their buffers");
-        assert!(wanted.iter().all(|&row| row < x.rows), "wanted rows are there");
-        assert_eq!(norm.gain.width, x.width, "the gain has the rows' width");
+        assert!(wanted.len() <= out.rows && x.width == out.width, "the rows must fit their buffers");
+        assert!(wanted.iter().all(|&row| row < x.rows), "wanted rows must exist");
+        assert_eq!(norm.gain.width, x.width, "the gain must be as wide as the rows");
         assert_eq!(
             (x.kind, out.kind),
             (RowsKind::Residual, RowsKind::Between),

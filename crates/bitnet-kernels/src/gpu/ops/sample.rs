@@ -8,8 +8,8 @@ use crate::{
 };
 
 impl<D: Driver> Gpu<D> {
-    /// The most likely token of each of the first `n` rows of logits, the lowest id among equals, into `drawn`
-    /// (`{u32 token, u32 status}` each, at this address).
+    /// Finds the most likely token of each of the first `n` rows of logits, with the lowest id of equal ones, and
+    /// writes it to the address `drawn`, as `{u32 token, u32 status}`.
     pub fn argmax(&mut self, n: usize, logits: &Rows, drawn: u64) -> Result<(), GpuError> {
         assert_logits(logits, n);
         let args = [
@@ -21,15 +21,15 @@ impl<D: Driver> Gpu<D> {
         self.launch(&ARGMAX, [n, 1, 1], 0, &args)
     }
 
-    /// Draws from each row of logits what its `ask` says, as [`Gpu::argmax`].
+    /// Draws a token from each row of logits with its `ask`; the results are as for [`Gpu::argmax`].
     ///
     /// # Panics
     /// If the vocabulary has 2^24 tokens or more, or an ask's `top_p` or `min_p` keeps no token.
     pub fn sample(&mut self, asks: &[Ask], logits: &Rows, drawn: u64) -> Result<(), GpuError> {
         assert_logits(logits, asks.len());
-        assert!(logits.width < 1 << 24, "ids of 24 bits");
+        assert!(logits.width < 1 << 24, "ids must fit 24 bits");
         let sound = |ask: &Ask| ask.top_p > 0.0 && (0.0..=1.0).contains(&ask.min_p);
-        assert!(asks.iter().all(sound), "the most likely token is always kept");
+        assert!(asks.iter().all(sound), "the most likely token must be kept");
         let words = asks.iter().flat_map(|a| {
             let [temperature, top_p, min_p] = [a.temperature, a.top_p, a.min_p].map(f32::to_bits);
             let (low, high) = (a.seed as u32, (a.seed >> 32) as u32);
@@ -48,5 +48,8 @@ impl<D: Driver> Gpu<D> {
 }
 
 fn assert_logits(logits: &Rows, n: usize) {
-    assert!(logits.kind == RowsKind::Residual && n <= logits.rows, "logits are f32, a row each");
+    assert!(
+        logits.kind == RowsKind::Residual && n <= logits.rows,
+        "logits must be f32, with a row for each token"
+    );
 }

@@ -1,6 +1,6 @@
 use crate::gpu::table::Kernel;
 
-/// A kernel that multiplies, and the rows of the matrix and the tokens that one of its blocks takes.
+/// A kernel that multiplies, and the matrix rows and tokens that each of its blocks takes.
 pub(super) struct Tile {
     pub(super) kernel: &'static Kernel,
     pub(super) rows: usize,
@@ -8,7 +8,7 @@ pub(super) struct Tile {
 }
 
 impl Tile {
-    /// The smallest of `tiles`, which ascend, that takes `n` tokens at once, or else the largest.
+    /// Returns the smallest of `tiles`, in ascending order, that takes `n` tokens at once, or else the largest.
     pub(super) fn choose(tiles: &'static [Tile], n: usize) -> &'static Tile {
         tiles.iter().find(|tile| n <= tile.tokens).unwrap_or(&tiles[tiles.len() - 1])
     }

@@ -71,7 +71,7 @@ fn a_kernels_parameters_are_read_from_its_text() {
 }
 
 #[test]
-#[should_panic(expected = "blocks are the cache's")]
+#[should_panic(expected = "blocks must be in the cache")]
 fn a_block_outside_the_cache_is_stopped_before_the_driver() {
     let mut gpu = Gpu::new(Simulator::default()).unwrap();
     let kv = gpu.kv(KvShape { blocks: 2, kv_heads: 1, head_dim: 16 }).unwrap();
