@@ -1,5 +1,5 @@
-//! `bitnet convert` over every form of every fixture: the same model in another format, as the binary says and as
-//! the oracle computes.
+//! `bitnet convert` on every form of every fixture: the result is the same model, according to the binary and to the
+//! oracle.
 
 use std::path::{Path, PathBuf};
 
@@ -13,7 +13,7 @@ use crate::goldens::{PROMPTS, load, prefill};
 const TARGETS: [(&str, &str); 5] =
     [("i2_s", "I2_S"), ("tq1_0", "TQ1_0"), ("tq2_0", "TQ2_0"), ("panels", ""), ("packed", "")];
 
-/// Name, hash and scale of every ternary tensor, as `bitnet inspect` tells them.
+/// Name, hash and scale of every ternary tensor, from `bitnet inspect`.
 fn ternary(model: &Path) -> Vec<(String, String, f64)> {
     let run = bitnet(&["inspect", model.to_str().unwrap(), "--json", "--hash"]);
     assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
@@ -30,8 +30,9 @@ fn convert(from: &Path, to: &Path, format: &str) -> Result<(), String> {
     if run.status.success() { Ok(()) } else { Err(told) }
 }
 
-/// The oracle's values for a form with its projections in another format. The TQ types store the scale in 16 bits: for
-/// them the values of the fixture's own TQ file, if that has the same embedding (Llama's are Q8_0 in GGUF).
+/// The oracle's values for a form whose projections are in another format. The TQ types store the scale in 16 bits,
+/// so for them the values of the fixture's own TQ file are used, if it has the same embedding (Llama's are Q8_0 in
+/// GGUF).
 fn golden(form: Form, name: &str) -> Option<PathBuf> {
     let own = fixture(form.folder).join(form.golden);
     match name {
@@ -66,7 +67,7 @@ fn f36_every_form_converts_to_every_type_that_it_allows_and_back() {
                 assert_eq!((&a.0, &a.1), (&b.0, &b.1), "{what}");
                 assert!(a.2 == b.2 || !exact && (a.2 - b.2).abs() <= a.2 / 2048.0, "{what}: {a:?} {b:?}");
             }
-            // Back keeps what is there, scales included.
+            // Converting back keeps everything, including scales.
             let back = folder.path().join(format!("{number}-{format}-back"));
             let back_to = if format == "packed" { "i2_s" } else { "packed" };
             match convert(&to, &back, back_to) {
@@ -83,13 +84,13 @@ fn f36_every_form_converts_to_every_type_that_it_allows_and_back() {
             judged += 1;
         }
     }
-    // All 14 to packed; 13 of them, those with an architecture in GGUF, to panels; 10, those with whole blocks, to the
+    // All 14 convert to packed; 13, which have an architecture in GGUF, to panels; 10, which have whole blocks, to the
     // other three.
     assert_eq!((converted, refused), (14 + 13 + 3 * 10, 1 + 3 * 4));
     assert_eq!(judged, 53, "converted files that agree with the oracle");
 }
 
-/// The hash of all trits and scales, as `bitnet inspect` tells it.
+/// The hash of all trits and scales, from `bitnet inspect`.
 fn weights_hash(model: &Path) -> String {
     let run = bitnet(&["inspect", model.to_str().unwrap(), "--json", "--hash"]);
     assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
@@ -121,6 +122,6 @@ fn every_grouped_form_converts_to_the_types_with_group_scales_and_to_no_other() 
             converted += 1;
         }
     }
-    // Groups of 64 do not go to PQ2_0, and none to types with one scale.
+    // Groups of 64 do not convert to PQ2_0, and no groups convert to types with one scale.
     assert_eq!((converted, refused), (3 * GROUPED_FORMS.len() - 1, 3 * GROUPED_FORMS.len() + 1));
 }

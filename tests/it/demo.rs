@@ -1,4 +1,4 @@
-//! The model that the binary carries, against transformers and against loops.
+//! The built-in model, compared with transformers and with plain loops.
 
 #![allow(clippy::print_stdout, reason = "tests say what they met")]
 
@@ -55,8 +55,7 @@ fn the_demo_has_the_logits_and_greedy_tokens_that_transformers_gives_it() {
     assert!(compared >= 10, "only {compared} tokens lie before a narrow margin");
 }
 
-/// `docs/dev/cache.md` states these distances; an int8 of another activation that falls the other way makes most of
-/// them.
+/// `docs/dev/cache.md` states these distances; most of each comes from activations that round to another int8.
 #[test]
 fn smaller_types_of_cache_move_the_logits_of_a_text_by_no_more_than_is_stated() {
     let checkpoint = Checkpoint::demo().unwrap();

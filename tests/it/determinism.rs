@@ -1,4 +1,4 @@
-//! A token's logits depend on the tokens before it, and on nothing else.
+//! A token's logits depend on the tokens before it and on nothing else.
 
 use bitnet_kernels::{Cpu, Isa, KvType, Reference};
 use bitnet_model::{
@@ -12,7 +12,7 @@ fn tiny() -> Synthetic {
     Synthetic::named("tiny").unwrap()
 }
 
-/// Models of both kinds of weights: one scale a tensor, and one for every group.
+/// Models with both kinds of weights: one scale a tensor, and one for every group.
 fn both_kinds() -> [Synthetic; 2] {
     [tiny(), Synthetic::named("bonsai-tiny").unwrap()]
 }
@@ -56,7 +56,7 @@ fn any_chunking_equals_one_shot_and_token_by_token_on_every_isa_and_thread_count
         let expected = chunked(&mut keeping(kv, source, Isa::best(), 1), &tokens, &[300]);
         for (isa, threads) in Isa::available().flat_map(|isa| [(isa, 1), (isa, 2)]) {
             let mut model = keeping(kv, source, isa, threads);
-            // The other types differ in what is stored, which happens to each token alone.
+            // The other types differ only in what is stored, separately for each token.
             let chunks = [&[300][..], &[1], &[255, 1, 44], &[7], &[64], &[256, 3], &[1, 299]];
             for chunks in &chunks[..if kv == KvType::F32 { 7 } else { 3 }] {
                 let bits = chunked(&mut model, &tokens, chunks);

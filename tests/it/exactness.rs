@@ -1,8 +1,9 @@
-//! Random mixes of requests, run together under random limits: every request gets what it gets alone, bit for bit.
+//! Random mixes of requests, run together under random limits: every request gets the same result as alone, bit for
+//! bit.
 //!
-//! Each model has a pool of requests whose answers alone are computed once. A case draws its members from the pool,
-//! and everything around them from its seed. `BITNET_EXACT_SEEDS` sets how many cases run, `BITNET_EXACT_FIRST` the
-//! first seed: a failure names its own.
+//! Each model has a pool of requests, whose results alone are computed once. A case draws its requests from the pool,
+//! and everything else from its seed. `BITNET_EXACT_SEEDS` sets the number of cases, `BITNET_EXACT_FIRST` the first
+//! seed; a failure reports its own.
 
 #![allow(clippy::print_stdout, reason = "tests say what they met")]
 
@@ -24,10 +25,10 @@ use bitnet_model::{Activation, Batch, Checkpoint, Limits, ModelSpec, Synthetic, 
 use bitnet_tests::fixture;
 
 const POOL: u64 = 80;
-/// Everything in the pool fits into this many tokens.
+/// Maximum number of tokens of any request in the pool.
 const LONGEST: usize = 480;
 
-/// Numbers that depend on a seed and a purpose, and nothing else.
+/// Numbers that depend only on a seed and a purpose.
 #[derive(Clone, Copy)]
 struct Dice(u64);
 
@@ -58,7 +59,7 @@ struct Subject {
     name: String,
     spec: ModelSpec,
     tensors: Box<dyn TensorSource>,
-    /// How its cache keeps numbers.
+    /// The type of its cache.
     kv: KvType,
     pool: Vec<Request>,
     alone: Vec<Completion>,
@@ -72,7 +73,7 @@ impl Subject {
         let config = EngineConfig { max_batch_size: 1, ..subject.engine_config() };
         let single = Engine::start(subject.model(Isa::best(), 1, limits), config).unwrap();
         let alone = |(salt, request): (usize, &Request)| {
-            // A salt of its own: nothing that another request left behind is found.
+            // A unique salt, so that nothing comes from the prefix cache.
             let request = Request { salt: 1 + salt as u64, ..request.clone() };
             single.submit(request).unwrap().wait().unwrap()
         };
@@ -90,8 +91,8 @@ impl Subject {
     }
 }
 
-/// The models: the demo, fixtures of every family, and random shapes with tails in every dimension. Each keeps its
-/// cache in f32, and in one of the other types.
+/// The models: the demo, fixtures of every family, and random shapes with tails in every dimension. Each runs with an
+/// f32 cache and with one of the other types.
 fn subjects() -> Vec<Subject> {
     let mut all = Vec::new();
     let mut add = |name: &str, source: &dyn Fn() -> (ModelSpec, Box<dyn TensorSource>)| {
@@ -148,14 +149,14 @@ fn request(dice: Dice, vocab: u64) -> Request {
         1..=5 => 64 + dice.below(1, 120),
         _ => 1 + dice.below(1, 40),
     };
-    // Half of the prompts begin with the same text, some go on repeating themselves.
+    // Half of the prompts begin with the same text; some repeat themselves.
     let shared = dice.one_in(2, 2);
     let period = dice.from(3, &[u64::MAX, u64::MAX, 7]);
     let token = |p: u64| match p {
         p if shared && p < 150 => (p * p % 89 + 4) % vocab,
         p => Dice(dice.0 ^ 1 << 40).below(p % period, vocab),
     };
-    // Long texts outgrow the blocks that were free when they began.
+    // Long texts outgrow the blocks that were free when they started.
     let max_new_tokens = dice.below(4, dice.from(22, &[24, 24, 90])) as usize;
     let config = GenerationConfig {
         max_new_tokens,
@@ -178,13 +179,13 @@ fn request(dice: Dice, vocab: u64) -> Request {
     };
     let prompt: Vec<u32> = (0..length).map(|p| token(p) as u32).collect();
     match dice.one_in(21, 6) {
-        // Logits that follow a prompt are asked for without a configuration.
+        // Requests for logits have no configuration.
         true => Request { output: Output::Logits, ..Request::new(prompt, GenerationConfig::default()) },
         false => Request::new(prompt, config),
     }
 }
 
-/// How many cases met what.
+/// Number of cases that covered each situation.
 #[derive(Debug, Default, Clone, Copy)]
 struct Met {
     cases: usize,
@@ -212,11 +213,11 @@ impl AddAssign for Met {
     }
 }
 
-/// Runs one case; every member must get what it gets alone.
+/// Runs a case; every request must get the same result as alone.
 fn run(subjects: &[Subject], seed: u64) -> Met {
     let dice = Dice(seed);
     let subject = &subjects[dice.below(0, subjects.len() as u64) as usize];
-    // The scalar level is slow: fewer cases there, and fewer requests in each.
+    // The scalar level is slow, so it gets fewer cases with fewer requests.
     let (scalar, vector): (Vec<Isa>, Vec<Isa>) = Isa::available().partition(|isa| isa.name() == "scalar");
     let plain = vector.is_empty() || dice.one_in(1, 16);
     let isa = dice.from(23, if plain { &scalar } else { &vector });
@@ -228,14 +229,14 @@ fn run(subjects: &[Subject], seed: u64) -> Met {
         1..=4 => 9 + dice.below(5, 56),
         _ => 65 + dice.below(5, 448),
     } as usize;
-    // Neighbours that leave before their end.
+    // Other requests that are cancelled before their end.
     let doomed = if dice.one_in(12, 3) { 1 + dice.below(13, 4) } else { 0 };
     let doomed = (0..doomed).map(|i| {
         let config = GenerationConfig { max_new_tokens: 40, ignore_eos: true, ..GenerationConfig::default() };
         Request::new(subject.pool[dice.below(14 + i, POOL) as usize].prompt.clone(), config)
     });
     let doomed: Vec<Request> = doomed.collect();
-    // Little room for the cache forces preemption; never less than the longest request needs.
+    // A small cache forces preemption, but it always holds the longest request.
     let blocks =
         |r: &Request| (r.prompt.len() + r.config.max_new_tokens + 1).div_ceil(Batch::BLOCK_TOKENS) + 1;
     let least = members.iter().map(|&i| &subject.pool[i]).chain(&doomed).map(blocks).max().unwrap_or(1);
@@ -264,7 +265,7 @@ fn run(subjects: &[Subject], seed: u64) -> Met {
         Request { priority, ..subject.pool[i].clone() }
     });
     let requests: Vec<Request> = requests.collect();
-    // Some come later, when the others are under way.
+    // Some are submitted later, while the others run.
     let late = if dice.one_in(11, 2) { requests.len() / 2 } else { requests.len() };
     let mut neighbours = engine.submit_all(doomed).unwrap();
     let mut handles = engine.submit_all(requests[..late].to_vec()).unwrap();
@@ -335,7 +336,7 @@ fn f01_f04_f11_random_mixes_give_every_request_what_it_gets_alone() {
     });
     println!("{met:?}");
     assert_eq!(met.cases as u64, cases);
-    // A few cases need not meet everything.
+    // A few cases need not cover everything.
     if cases >= 200 {
         assert!(
             met.sixteen_or_more * 3 >= met.cases,

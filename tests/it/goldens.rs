@@ -1,4 +1,4 @@
-//! The forward pass of every form of every fixture against an independent oracle.
+//! The forward pass of every form of every fixture, compared with an independent oracle.
 
 use std::path::Path;
 
@@ -22,7 +22,7 @@ pub fn load_on<B: Backend>(path: &Path, backend: B) -> Transformer<B> {
     Transformer::load(&checkpoint.spec, &*checkpoint.tensors, backend, limits, &mut |_, _| {}).unwrap()
 }
 
-/// Logits of all prompts, as many positions as the oracle has.
+/// Logits of all prompts, for all positions that the oracle has.
 pub fn prefill(model: &mut dyn Model, golden: &Tensors) -> Vec<f32> {
     let (mut batch, mut logits) = (Batch::new(), Logits::default());
     let mut all = Vec::new();
@@ -76,7 +76,7 @@ fn f01_all_prompts_of_a_form_in_one_batch_give_the_oracles_greedy_tokens_while_i
         let tokens = engine.process_batch_gpu(&batch.collect::<Vec<_>>()).unwrap();
         let mut compared = 0;
         for (prompt, tokens) in tokens.iter().enumerate() {
-            // After a narrow margin either token may follow, and the texts part.
+            // After a narrow margin either token may follow, and the texts diverge.
             let margins = golden.floats(&format!("margin_{prompt}"));
             let wide = margins.iter().take_while(|&&m| m > 0.2).count();
             assert_eq!(tokens[..wide], of("greedy", prompt)[..wide], "{form:?} prompt {prompt}");
@@ -100,7 +100,7 @@ fn f11_forward_batch_gives_the_oracles_logits_after_each_prompt() {
             all.extend(distances(&row, &expected[expected.len() - row.len()..], row.len()));
         }
     }
-    // Of all forms together: the last positions of one are few.
+    // All forms together, because a single one has few last positions.
     assert_close(all, "last positions");
 }
 
@@ -113,7 +113,7 @@ fn f37_the_binary_gives_the_oracles_logits_on_every_isa_with_one_and_two_threads
             for threads in ["1", "2"] {
                 let mut all = Vec::new();
                 let mut expected = Vec::new();
-                // All positions that the oracle has: fewer would give one early rounding too much weight.
+                // All positions that the oracle has; with fewer, a single early rounding would weigh too much.
                 for prompt in 0..PROMPTS - 1 {
                     let ids: Vec<String> =
                         golden.ids(&format!("ids_{prompt}")).iter().map(u32::to_string).collect();

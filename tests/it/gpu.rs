@@ -1,4 +1,4 @@
-//! The GPU backend beside the CPU's: the same product, and what happens where there is no GPU.
+//! The GPU backend compared with the CPU's, and what happens without a GPU.
 #![allow(clippy::print_stdout, reason = "what was skipped belongs into the output")]
 
 use bitnet_inference::names::{Crossing, HybridScheduler};
@@ -10,7 +10,7 @@ use bitnet_tensor::TernaryTensor;
 use bitnet_tests::Simulator;
 use proptest::prelude::*;
 
-/// int32 sums of a product, read as f32 through scales of one.
+/// The int32 sums of a product, read as f32 with scales of one.
 fn product(b: &mut impl Backend, n: usize, k: usize, rows: usize, x: &[f32], trits: &[i8]) -> Vec<f32> {
     let w = TernaryTensor::from_trits(rows, k, trits, 1.0).unwrap();
     let w = b.linear(&w, RowOrder::Plain).unwrap();
@@ -23,7 +23,7 @@ fn product(b: &mut impl Backend, n: usize, k: usize, rows: usize, x: &[f32], tri
     b.read(&out, n).unwrap()
 }
 
-/// The same sums from plain loops.
+/// The same sums, from plain loops.
 fn sums(n: usize, k: usize, rows: usize, x: &[f32], trits: &[i8]) -> Vec<f32> {
     let sum = |i: usize| {
         let (t, r) = (i / rows, i % rows);
@@ -36,8 +36,8 @@ fn sums(n: usize, k: usize, rows: usize, x: &[f32], trits: &[i8]) -> Vec<f32> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// Activations of -127 to 127 with one of 127 in each row quantise to themselves with the multiplier 1: what comes
-    /// out is the integer sum itself, below 2^24.
+    /// Activations of -127 to 127 with a 127 in each row quantise to themselves with multiplier 1, so the results are
+    /// the integer sums themselves, below 2^24.
     #[test]
     fn f33_any_product_on_the_gpu_is_the_integer_of_the_cpu_and_of_plain_loops(
         (n, k, rows, x, trits) in (1usize..40, 1usize..400, 1usize..150).prop_flat_map(|(n, k, rows)| (
@@ -80,7 +80,7 @@ fn f26_a_product_has_the_same_integers_wherever_the_threshold_sends_it() {
             assert_eq!(gpu.counts().launches > before, threshold <= work, "{n} {k} {rows} from {threshold}");
         }
     }
-    // A simulated GPU is slower at everything, and so it is left alone once that has been measured.
+    // A simulated GPU is always slower, so it is not used once that has been measured.
     let measured =
         [[1, 64, 16], [9, 130, 65]].map(|shape| Crossing::measure(&mut cpu, &mut gpu, shape).unwrap());
     let scheduler = HybridScheduler::from_measurements(true, &measured);

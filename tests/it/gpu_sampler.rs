@@ -1,4 +1,4 @@
-//! The GPU's sampler against the CPU's: the same token of the same logits.
+//! The GPU's sampler draws the same token from the same logits as the CPU's.
 
 use bitnet_inference::{
     GenerationConfig, SampleError,
@@ -7,7 +7,7 @@ use bitnet_inference::{
 use bitnet_kernels::{Ask, Drawn, RowsKind, gpu::Gpu};
 use bitnet_tests::Simulator;
 
-/// What the CPU says of a row, in the GPU's words.
+/// The CPU's result for a row, in the GPU's form.
 fn expected(sampler: &mut Sampler, row: &[f32], draw: &Draw<'_>) -> Drawn {
     match sampler.draw(row, draw) {
         Ok(token) => Drawn::Token(token),
@@ -16,7 +16,7 @@ fn expected(sampler: &mut Sampler, row: &[f32], draw: &Draw<'_>) -> Drawn {
     }
 }
 
-/// Rows of a vocabulary: peaked, flat, all equal, with ties of both zeros, infinite, NaN, without a choice.
+/// Rows of logits: peaked, flat, all equal, with ties between both zeros, infinite, NaN, without any allowed token.
 fn rows(vocab: usize) -> Vec<Vec<f32>> {
     let noise =
         |i: usize, seed: usize| (((i * 2_654_435_761 + seed * 40_503) >> 7) % 10_007) as f32 / 10_007.0;

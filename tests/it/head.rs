@@ -1,4 +1,4 @@
-//! The output head by bounds draws what it draws when every logit is computed.
+//! The output head with bounds gives the same tokens as with all logits computed.
 
 use bitnet_inference::{
     GenerationConfig,
@@ -9,7 +9,7 @@ use bitnet_model::{Batch, Limits, Logits, Model, ModelSpec, Synthetic, Transform
 
 const LIMITS: Limits = Limits { max_tokens: 64, max_logit_rows: 64, kv_blocks: 16 };
 
-/// Several sequences with the logits of some of their tokens, of which only the `top` highest are looked at.
+/// Runs several sequences with the logits of some of their tokens, of which only the `top` highest are needed.
 fn forward(model: &mut dyn Model, sequences: usize, top: usize) -> Logits {
     let (mut batch, mut logits) = (Batch::new(), Logits::default());
     for s in 0..sequences {
@@ -56,7 +56,7 @@ fn logits_ruled_out_by_bounds_change_no_draw_on_any_isa() {
                             },
                             none,
                         ),
-                        // One more than these is enough where the first is banned.
+                        // One more than these suffices if the first is banned.
                         (GenerationConfig { temperature: 1.0, top_k: top - 1, ..Default::default() }, &best),
                     ] {
                         if top == 1 && !banned.is_empty() {

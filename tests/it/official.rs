@@ -1,5 +1,5 @@
-//! Files laid out as those of `microsoft/bitnet-b1.58-2B-4T` and of Ternary Bonsai 1.7B, with random weights: their shapes,
-//! their names, their keys.
+//! Files like those of `microsoft/bitnet-b1.58-2B-4T` and of Ternary Bonsai 1.7B, with the same shapes, names and
+//! keys but random weights.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use bitnet_model::{
     Transformer, convert,
 };
 
-/// Layers of the test; the real model has 30, `BITNET_OFFICIAL_LAYERS=30` runs them all.
+/// Number of layers in the test. The real model has 30; `BITNET_OFFICIAL_LAYERS=30` runs them all.
 fn layers() -> usize {
     std::env::var("BITNET_OFFICIAL_LAYERS").map_or(2, |n| n.parse().expect("a number of layers"))
 }
@@ -24,7 +24,7 @@ fn logits(spec: &ModelSpec, tensors: &dyn TensorSource) -> Vec<u32> {
     logits.row(0).iter().map(|x| x.to_bits()).collect()
 }
 
-/// A model of random weights that begins texts with this token.
+/// A model with random weights that begins texts with this token.
 fn synthetic(spec: &ModelSpec, bos: u32) -> Checkpoint {
     Checkpoint {
         name: "official".into(),
@@ -58,7 +58,7 @@ fn files_with_names_shapes_and_keys_of_the_official_2b_4t_model_run() {
         found.map(|e| (e.shape.clone(), e.stored.to_lowercase())).unwrap_or_else(|| panic!("{stored}"))
     };
     for (stored, shape, kind) in [
-        // f16 in the official file; the converter keeps the type it is given, and fixtures cover f16.
+        // f16 in the official file. The converter keeps the type, and fixtures cover f16.
         ("token_embd.weight", vec![128_256, 2560], "bf16"),
         ("blk.1.attn_norm.weight", vec![2560], "f32"),
         ("blk.1.attn_q.weight", vec![2560, 2560], "i2_s"),
@@ -89,7 +89,7 @@ fn files_with_names_shapes_and_keys_of_the_official_2b_4t_model_run() {
 
 #[test]
 fn files_with_names_shapes_and_keys_of_ternary_bonsai_run_and_give_the_bits_of_their_weights() {
-    // One of 28 layers: most of such a file is the embedding.
+    // One of 28 layers, because most of the file is the embedding.
     let shapes = Synthetic::named("bonsai-1.7b").unwrap().spec().clone();
     let spec = ModelSpec { layers: 1, eos: vec![151_645], ..shapes };
     let from = synthetic(&spec, 151_643);

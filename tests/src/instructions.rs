@@ -1,17 +1,17 @@
-//! One instruction a case: bits in, bits out, as the PTX manual has it. The simulator is held to this table, and so is
-//! a GPU: the program `gpu-instructions` runs it there.
+//! A table of instructions with input and output bits according to the PTX manual. Both the simulator and a GPU are
+//! checked against it; the program `gpu-instructions` does so on a GPU.
 
 use bitnet_kernels::gpu::{Arg, Driver, Entry, GpuError, Grid, table::Kernel};
 
-/// An instruction, or a few, with its sources and its result.
+/// An instruction, or a few, with sources and result.
 #[derive(Debug, Clone, Copy)]
 pub struct Instruction {
-    /// Sources are in registers `a`, `b`, `c`, `e`; the result is taken from `d`. `p` and `q` are predicates, `g` is the
-    /// address of the sources, eight bytes each, `s` a shared array.
+    /// Sources are in registers `a`, `b`, `c`, `e`; the result is read from `d`. `p` and `q` are predicates, `g` is the
+    /// address of the sources (eight bytes each), `s` a shared array.
     pub text: &'static str,
-    /// Bits of the result's register.
+    /// Width of the result's register in bits.
     width: usize,
-    /// Bits of each source's register, and what is in it.
+    /// Width in bits and contents of each source's register.
     sources: &'static [(usize, u64)],
     expected: u64,
 }
@@ -29,7 +29,7 @@ const fn case(
     Instruction { text, width, sources, expected }
 }
 
-/// Results are to be equal bit for bit.
+/// The cases. Results must be equal bit for bit.
 #[rustfmt::skip]
 pub static INSTRUCTIONS: &[Instruction] = &[
     // Integer arithmetic wraps; products keep the half they name.
@@ -131,7 +131,7 @@ pub static INSTRUCTIONS: &[Instruction] = &[
 
     case("atom.global.inc.u32 d, [g], b; ld.global.b32 a, [g]; mad.lo.u32 d, d, 1000, a", W, &[(W, 5), (W, 7)], 5006),
     case("st.shared.b64 [s], a; red.shared.add.u64 [s], b; ld.shared.b64 d, [s]", D, &[(D, 0xffff_ffff), (D, 1)], 1 << 32),
-    // One case at least of every opcode that computes in a kernel.
+    // At least one case for every opcode that computes in a kernel.
     case("add.s32 d, a, b", W, &[(W, 0x7fff_ffff), (W, 1)], 1 << 31),
     case("sub.u32 d, a, b", W, &[(W, 0), (W, 1)], 0xffff_ffff),
     case("sub.u64 d, a, b", D, &[(D, 1 << 40), (D, 1)], (1 << 40) - 1),
@@ -170,14 +170,14 @@ pub static INSTRUCTIONS: &[Instruction] = &[
     case("setp.gt.f32 p, a, b; selp.b32 d, 1, 0, p", W, &[(W, 0x3f80_0000), (W, 0x7fc0_0000)], 0),
     case("setp.lt.f32 p, a, b; selp.b32 d, 1, 0, p", W, &[(W, 1 << 31), (W, 0)], 0),];
 
-/// What precedes entries in a module.
+/// The header of a module, before its entries.
 pub const HEADER: &str = ".version 7.4\n.target sm_80\n.address_size 64\n";
 
 impl Instruction {
-    /// Runs it and compares the result. Its text stays in memory, as kernels' texts do.
+    /// Runs the case and compares the result. Its text stays in memory, like those of kernels.
     ///
     /// # Errors
-    /// If the driver refuses it, or the result is another.
+    /// If the driver refuses it or the result differs.
     pub fn check<D: Driver>(&self, driver: &mut D) -> Result<(), String> {
         let &Instruction { text, sources, expected, .. } = self;
         match self.run(driver) {
@@ -209,7 +209,7 @@ impl Instruction {
         Kernel { name, text, block: 1, shared: 32, dynamic: 0, registers: 255, conflicts: 100, machine: &[] }
     }
 
-    /// `name(sources, result)`: loads the sources, executes the text, stores the result.
+    /// The text of an entry `name(sources, result)` that loads the sources, executes the case and stores the result.
     pub fn entry(&self, name: &str) -> String {
         let mut body = String::new();
         for ((register, at), (bits, _)) in

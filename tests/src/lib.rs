@@ -1,4 +1,4 @@
-//! What tests share: fixtures with their golden values, the binary, and a simulated GPU.
+//! Shared by tests: fixtures with their golden values, the binary, and a simulated GPU.
 
 pub mod instructions;
 mod simulator;
@@ -21,7 +21,7 @@ pub fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures").join(name)
 }
 
-/// Named f32 and i32 tensors of a safetensors file, with the file's text metadata.
+/// The named f32 and i32 tensors of a safetensors file, with its text metadata.
 pub struct Tensors {
     tensors: HashMap<String, (Dtype, Vec<usize>, Vec<u8>)>,
     /// Text metadata of the file.
@@ -32,7 +32,7 @@ impl Tensors {
     /// Reads a file.
     ///
     /// # Panics
-    /// If it cannot be read: a test has nothing better to do.
+    /// If it cannot be read.
     pub fn read(path: &Path) -> Self {
         let bytes = std::fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
         let (_, header) = SafeTensors::read_metadata(&bytes).expect("safetensors header");
@@ -65,28 +65,28 @@ impl Tensors {
     }
 }
 
-/// A checkpoint in one of its forms, and the values an independent oracle computed for it.
+/// A checkpoint in one of its forms, with values computed by an independent oracle.
 #[derive(Debug, Clone, Copy)]
 pub struct Form {
     /// Folder under `fixtures`.
     pub folder: &'static str,
-    /// A GGUF file in it, or nothing for the folder itself.
+    /// A GGUF file in the folder, or empty for the folder itself.
     pub file: &'static str,
     /// The oracle's values for this form.
     pub golden: &'static str,
 }
 
 impl Form {
-    /// What a user gives as MODEL.
+    /// The path that a user would give as MODEL.
     pub fn path(&self) -> PathBuf {
         fixture(self.folder).join(self.file)
     }
 
-    /// Checks distances against the limits that an exact implementation keeps on this form. The prompts of the grouped forms
-    /// keep clear of ties between two int8 values, so that no rounding falls the other way.
+    /// Checks distances against the limits of an exact implementation for this form. The prompts of grouped forms
+    /// avoid ties between two int8 values, so that no rounding differs.
     ///
     /// # Panics
-    /// If they are not kept.
+    /// If they exceed the limits.
     pub fn assert_close(&self, distances: Vec<f64>, what: &str) {
         let grouped = GROUPED_FORMS.iter().any(|form| form.folder == self.folder);
         assert_within(distances, if grouped { 1e-4 } else { WORST }, &format!("{self:?} {what}"));
@@ -128,8 +128,8 @@ const fn grouped(folder: &'static str, file: &'static str) -> Form {
     Form { folder, file, golden: "golden.safetensors" }
 }
 
-/// Every form of every checkpoint with a scale for every group of weights. All forms of one hold the same weights, so one
-/// golden file serves them.
+/// Every form of every checkpoint with a scale for every group of weights. All forms of a checkpoint hold the same
+/// weights, so they share a golden file.
 pub const GROUPED_FORMS: &[Form] = &[
     grouped("qwen3-ternary", "model-Q2_0.gguf"),
     grouped("qwen3-ternary", "model-PQ2_0.gguf"),
@@ -149,7 +149,7 @@ pub fn all_forms() -> impl Iterator<Item = Form> {
     FORMS.iter().chain(GROUPED_FORMS).copied()
 }
 
-/// The binary `bitnet`, built with the profile of the tests.
+/// The path of the binary `bitnet`, built with the profile of the tests.
 ///
 /// # Panics
 /// If it cannot be built.
@@ -158,7 +158,7 @@ pub fn binary() -> PathBuf {
     BINARY.get_or_init(|| built("bitnet-cli", "bitnet")).clone()
 }
 
-/// A program of a package, built with the profile of the tests.
+/// The path of a package's program, built with the profile of the tests.
 ///
 /// # Panics
 /// If it cannot be built.
@@ -166,7 +166,7 @@ pub fn built(package: &str, program: &str) -> PathBuf {
     build(package, &["--bin", program]).join(format!("{program}{}", std::env::consts::EXE_SUFFIX))
 }
 
-/// Builds a part of a package, and gives the folder where it lies.
+/// Builds a part of a package and returns the folder that holds it.
 fn build(package: &str, part: &[&str]) -> PathBuf {
     let test = std::env::current_exe().expect("path of the test");
     let dir = test.ancestors().nth(2).expect("target/<profile>/deps/<test>");
@@ -206,14 +206,14 @@ pub fn distances(actual: &[f32], expected: &[f32], width: usize) -> Vec<f64> {
         .collect()
 }
 
-/// The largest distance of a position: a rounding to int8 that falls the other way moves one by up to 0.06.
+/// Maximum distance of a position: a single different rounding to int8 moves it by up to 0.06.
 const WORST: f64 = 0.1;
 
-/// Checks distances of a whole checkpoint against the limits that an exact implementation keeps: the median below
-/// 1e-5, none above 0.1.
+/// Checks the distances of a whole checkpoint against the limits of an exact implementation: median below 1e-5, none
+/// above 0.1.
 ///
 /// # Panics
-/// If they are not kept.
+/// If they exceed the limits.
 pub fn assert_close(distances: Vec<f64>, what: &str) {
     assert_within(distances, WORST, what);
 }

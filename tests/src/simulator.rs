@@ -1,4 +1,4 @@
-//! The PTX simulator as a driver of the GPU backend: the launch code that users run, on a machine without a GPU.
+//! The PTX simulator as a driver of the GPU backend: runs the shipped launch code on a machine without a GPU.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -9,18 +9,18 @@ use std::{
 use bitnet_kernels::gpu::{Arg, DeviceInfo, Driver, GpuError, Launch, MARKS, table::Kernel};
 use bitnet_ptxsim::{Memory, MemoryError, Module, Param, Stats};
 
-/// Kernels by their text, each read once for all simulators of a process.
+/// Kernels by text, each parsed once for all simulators of a process.
 static MODULES: LazyLock<Mutex<HashMap<&'static str, Arc<Module>>>> = LazyLock::new(Mutex::default);
 
 /// A simulated GPU.
 pub struct Simulator {
     info: DeviceInfo,
     memory: Memory,
-    /// What each allocation is for, and its bytes.
+    /// For each allocation, its purpose and size in bytes.
     allocations: BTreeMap<u64, (&'static str, usize)>,
-    /// Texts that are loaded instead of the kernels' own.
+    /// Texts to load instead of the kernels' own.
     texts: HashMap<&'static str, String>,
-    /// Orders blocks and warps; another one for every launch.
+    /// Seed for the order of blocks and warps; a new one for every launch.
     seed: u64,
     stats: HashMap<&'static str, Stats>,
     marks: [Option<Instant>; MARKS],
@@ -50,35 +50,35 @@ impl Default for Simulator {
 }
 
 impl Simulator {
-    /// A GPU of other properties.
+    /// A GPU with other properties.
     pub fn with(info: impl FnOnce(&mut DeviceInfo)) -> Self {
         let mut simulator = Simulator::default();
         info(&mut simulator.info);
         simulator
     }
 
-    /// Another order of blocks and warps.
+    /// Sets the seed for the order of blocks and warps.
     #[must_use]
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = seed << 32;
         self
     }
 
-    /// Has every kernel tried when it is opened, as on a GPU.
+    /// Tries every kernel when it is loaded, as on a GPU.
     #[must_use]
     pub fn compiling(mut self) -> Self {
         self.compiles = true;
         self
     }
 
-    /// Loads `text` where `kernel` is asked for.
+    /// Loads `text` in place of `kernel`.
     #[must_use]
     pub fn replace(mut self, kernel: &'static Kernel, text: String) -> Self {
         self.texts.insert(kernel.name, text);
         self
     }
 
-    /// What lies in all allocations that are for `what`, by address.
+    /// The contents of all allocations with the purpose `what`, by address.
     ///
     /// # Panics
     /// If the memory cannot be read.
@@ -87,13 +87,13 @@ impl Simulator {
         of.map(|(&at, &(_, bytes))| self.memory.read(at, bytes).expect("it is allocated")).collect()
     }
 
-    /// What all launches of a kernel together counted.
+    /// The counts of all launches of a kernel.
     pub fn stats(&self, kernel: &Kernel) -> Option<&Stats> {
         self.stats.get(kernel.name)
     }
 }
 
-/// Why the simulator does not read a text of PTX, if so.
+/// Why the simulator refuses a PTX text, if it does.
 pub fn refusal(text: &str) -> Option<String> {
     Module::parse("text", text).err().map(|e| e.to_string())
 }
@@ -165,8 +165,8 @@ impl Driver for Simulator {
         }
     }
 
-    /// Fails on a fault, without blocks as a driver does, and where lanes that share a bank cost more than the kernel's
-    /// row allows.
+    /// Fails on a fault, on a launch without blocks (as a driver does), and if bank conflicts exceed the limit in the
+    /// kernel's row.
     fn launch(&mut self, launch: &Launch, function: &Arc<Module>) -> Result<(), GpuError> {
         let (kernel, grid) = (launch.kernel(), launch.grid());
         if grid.blocks.contains(&0) {
@@ -225,7 +225,7 @@ impl Driver for Simulator {
     }
 }
 
-/// Adds what one launch counted.
+/// Adds the counts of a launch.
 fn add(all: &mut Stats, one: &Stats) {
     all.warp_instructions += one.warp_instructions;
     all.thread_instructions += one.thread_instructions;

@@ -1,4 +1,4 @@
-//! A driver between the backend and the simulator: it counts what is asked of it, and fails where it is told to.
+//! A driver between the backend and the simulator that counts calls and fails on request.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -12,25 +12,25 @@ use crate::Simulator;
 /// A call of a driver that can fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Call {
-    /// Taking memory.
+    /// Allocating memory.
     Alloc,
-    /// Making a kernel of its text.
+    /// Loading a kernel from its text.
     Load,
     /// Running a kernel.
     Launch,
     /// Recording launches.
     Record,
-    /// Running what was recorded.
+    /// Replaying recorded launches.
     Replay,
     /// Copying to the device.
     Write,
     /// Copying from the device.
     Read,
-    /// Waiting.
+    /// Waiting for the device.
     Synchronize,
 }
 
-/// What a driver has been asked, and how it is to fail.
+/// The calls of a driver so far, and how it should fail.
 #[derive(Default)]
 struct Told {
     calls: Vec<Call>,
@@ -39,7 +39,7 @@ struct Told {
     fault: Option<(Call, GpuError)>,
 }
 
-/// The simulator, watched.
+/// The simulator behind a tap.
 pub struct Tap {
     info: DeviceInfo,
     simulator: Arc<Mutex<Simulator>>,
@@ -58,33 +58,33 @@ fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Handle {
-    /// How often a call was made.
+    /// Number of times that a call was made.
     pub fn count(&self, call: Call) -> usize {
         lock(&self.told).calls.iter().filter(|&&c| c == call).count()
     }
 
-    /// From now on this call fails.
+    /// Makes this call fail from now on.
     pub fn fail(&self, call: Call, error: GpuError) {
         lock(&self.told).fault = Some((call, error));
     }
 
-    /// The kernels that have run, launched or replayed, in order.
+    /// The kernels that have run, whether launched or replayed, in order.
     pub fn kernels(&self) -> Vec<&'static str> {
         lock(&self.told).kernels.clone()
     }
 
-    /// Bytes that the host has read.
+    /// Number of bytes that the host has read.
     pub fn bytes_read(&self) -> usize {
         lock(&self.told).read
     }
 
-    /// Bytes of the device's memory that are taken.
+    /// Number of allocated bytes on the device.
     pub fn memory_used(&self) -> usize {
         let simulator = lock(&self.simulator);
         simulator.info().memory - simulator.free_memory().expect("the simulator knows")
     }
 
-    /// What lies in all of the device's memory that is for `what`.
+    /// The contents of all allocations with the purpose `what`.
     pub fn contents(&self, what: &str) -> Vec<Vec<u8>> {
         lock(&self.simulator).contents(what)
     }
@@ -99,7 +99,7 @@ impl Tap {
         (Tap { info, simulator, told }, handle)
     }
 
-    /// Notes a call, which may have to fail.
+    /// Counts a call, and fails it if requested.
     fn hear(&self, call: Call) -> Result<(), GpuError> {
         let mut told = lock(&self.told);
         told.calls.push(call);

@@ -1,5 +1,5 @@
-//! `gpu-instructions DEVICE`: runs every instruction of the table on a GPU and compares it with the manual. Ends with 1
-//! where one differs, 3 where there is no GPU.
+//! `gpu-instructions DEVICE`: runs every instruction of the table on a GPU and compares the results with the manual.
+//! Exits with 1 if one differs and with 3 if there is no GPU.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command-line tool talks")]
 
 use std::process::ExitCode;

@@ -1,4 +1,4 @@
-//! `convert` changes the form of a model and nothing else.
+//! `convert` changes only the form of a model.
 
 use std::path::Path;
 
@@ -81,7 +81,7 @@ fn f36_every_conversion_that_shapes_allow_keeps_trits_scales_and_vocabulary() {
             }
         }
     }
-    // All to packed; of the folders, three to every GGUF type, and all but one to panels, which take any shape.
+    // All convert to packed; of the folders, three to every GGUF type, and all but one to panels, which take any shape.
     assert_eq!(done.iter().filter(|d| d.1 == Target::Panels).count(), FOLDERS.len() - 1 + GGUFS.len());
     assert_eq!(done.iter().filter(|d| d.1 == Target::Packed).count(), FOLDERS.len() + GGUFS.len());
     assert_eq!(done.iter().filter(|d| d.1 == Target::Tq2_0).count(), 3 + GGUFS.len());

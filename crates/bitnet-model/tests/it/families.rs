@@ -1,4 +1,4 @@
-//! Every architecture, type and convention that is read, by name; where fixtures hold none, a changed fixture.
+//! Every architecture, type and convention that can be read, by name; where no fixture has one, a modified fixture.
 
 use bitnet_model::{Activation, Checkpoint, ModelError, ModelFiles, TensorKind, inspect};
 use bitnet_tensor::SharedBytes;
@@ -112,7 +112,7 @@ fn tq_blocks_of_zeros_may_have_any_scale_and_scale_zero_means_zeros() {
     let original = open("llama-bitlinear/model-TQ2_0.gguf").tensors.ternary(name).unwrap();
     let model = edited("llama-bitlinear/model-TQ2_0.gguf", |g| {
         let data = &mut g.tensor("blk.0.attn_v.weight").data;
-        // Row 1: zeros under a foreign scale. Row 2: its trits under scale zero.
+        // Row 1: zeros with a different scale. Row 2: trits with scale zero.
         data[66..66 + 64].fill(0b01_01_01_01);
         data[66 + 64..66 + 66].copy_from_slice(&f16::from_f32(0.5).to_le_bytes());
         data[132 + 64..132 + 66].fill(0);
@@ -385,7 +385,7 @@ fn overlapping_misaligned_and_repeated_tensors_are_damage() {
     let bytes = std::fs::read(fixture("llama-bitlinear/model-I2_S.gguf")).unwrap();
     let name = b"blk.0.attn_k.weight";
     let at = bytes.windows(name.len()).position(|w| w == name).unwrap();
-    // Behind the name: the number of dimensions, two of them, the type, the offset.
+    // After the name: the number of dimensions, two dimensions, the type, the offset.
     let offset = at + name.len() + 4 + 16 + 4;
     for (value, problem) in
         [(0u64, "overlap"), (7, "is not aligned to 32"), (1 << 62, "begins at"), (u64::MAX - 31, "begins at")]
@@ -441,7 +441,7 @@ fn masters_in_f32_f16_and_bf16_are_ternarised_to_the_same_trits() {
     let f32s = masters_as("bitnet-master", |v| v.to_le_bytes().into(), safetensors::Dtype::F32);
     assert!(f32s.tensors.entries().iter().any(|e| e.stored == "f32 masters"));
     assert_eq!(hashes(&f32s), expected);
-    // Values below the range of f16 are rounded: the trits stay, the mean moves in its last bits.
+    // Values below the range of f16 are rounded: the trits stay, the mean changes in its last bits.
     let f16s =
         masters_as("bitnet-master", |v| f16::from_f32(v).to_le_bytes().into(), safetensors::Dtype::F16);
     assert!(f16s.tensors.entries().iter().any(|e| e.stored == "f16 masters"));

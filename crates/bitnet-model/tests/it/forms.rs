@@ -1,4 +1,4 @@
-//! One model in several forms is one model.
+//! All forms of a model are the same model.
 
 use bitnet_model::{Activation, RopeScaling, TensorKind, inspect};
 

@@ -1,4 +1,4 @@
-//! A GGUF file taken apart and put together again with changes: the files that fixtures do not hold.
+//! Edits a GGUF file, to produce files that are not among the fixtures.
 
 /// Keys with their type and raw value, and tensors with their data.
 pub struct GgufEdit {
@@ -161,13 +161,13 @@ impl GgufEdit {
     }
 }
 
-/// What data is aligned to: 32, or what a file says.
+/// The alignment of data: 32, unless the file sets another.
 fn alignment(entries: &[(String, u32, Vec<u8>)]) -> usize {
     let said = entries.iter().find(|entry| entry.0 == "general.alignment");
     said.map_or(32, |entry| u32::from_le_bytes(*entry.2.first_chunk().unwrap()) as usize)
 }
 
-/// A string with its length before it.
+/// A string, preceded by its length.
 pub fn text(text: &str) -> Vec<u8> {
     let mut raw = (text.len() as u64).to_le_bytes().to_vec();
     raw.extend(text.as_bytes());

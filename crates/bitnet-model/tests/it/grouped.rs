@@ -1,5 +1,5 @@
-//! Models with a scale for every group of weights: every form holds the same weights, and what is none of these forms is
-//! refused by name.
+//! Models with a scale for every group of weights: every form holds the same weights, and any other form is refused by
+//! name.
 
 use std::path::Path;
 
@@ -45,7 +45,7 @@ fn tensors(path: &Path) -> Tensors {
     all.collect()
 }
 
-/// The tensors of a model as a folder with plain floats has them.
+/// The tensors of a model in the form of a folder with plain floats.
 fn unpacked(model: &Checkpoint, store: fn(f32) -> [u8; 2], dtype: Dtype) -> Tensors {
     let entries = model.tensors.entries().iter();
     let all = entries.map(|entry| {
@@ -71,7 +71,7 @@ fn config(folder: &str) -> Value {
     serde_json::from_slice(&std::fs::read(fixture(folder).join("config.json")).unwrap()).unwrap()
 }
 
-/// A model of a configuration and tensors.
+/// A model from a configuration and tensors.
 fn folder(config: &Value, tensors: &Tensors) -> Result<Checkpoint, ModelError> {
     let views = tensors.iter().map(|(name, dtype, shape, bytes)| {
         (name.as_str(), TensorView::new(*dtype, shape.clone(), bytes).unwrap())
@@ -188,7 +188,7 @@ fn gguf_and_config_json_describe_the_same_model() {
             false => (f16s, Dtype::F16),
         };
         let mut model = folder(&config(name), &unpacked(&gguf, store, dtype)).unwrap();
-        // generation_config.json, which is not here, names the others.
+        // The others are in generation_config.json, which is missing here.
         assert_eq!(model.spec.eos[..], gguf.spec.eos[..1], "{path}");
         model.spec.eos.clone_from(&gguf.spec.eos);
         assert_eq!(model.spec, gguf.spec, "{path}");
@@ -265,19 +265,19 @@ fn multipliers_are_those_of_the_configuration() {
     assert!(told.to_string().contains("dim_model_base is missing"), "{told}");
 }
 
-/// The unpacked fixture with some weights of the first projection moved off their grid.
+/// The unpacked fixture, with some weights of the first projection moved off their grid.
 fn off_grid(count: usize) -> Checkpoint {
     let mut stored = tensors(&fixture("qwen3-unpacked/model.safetensors"));
     let q = stored.iter_mut().find(|t| t.0 == Q_PROJ).unwrap();
     let (values, _) = q.3.as_chunks_mut::<2>();
-    // Beyond the scale: the largest magnitude of a group would be the wrong scale.
+    // Larger than the scale, so that the largest magnitude of a group would be the wrong scale.
     values.iter_mut().step_by(700).take(count).for_each(|v| *v = f16s(7.5));
     folder(&config("qwen3-unpacked"), &stored).unwrap()
 }
 
 #[test]
 fn a_few_weights_off_the_grid_are_counted_and_many_are_refused() {
-    // The projection has 384 x 256 weights, of which one in ten thousand is 9.8.
+    // The projection has 384 x 256 weights; one in ten thousand of them is 9.8.
     let model = off_grid(9);
     let matrix = model.tensors.grouped(Q_PROJ).unwrap();
     assert_eq!(matrix.scales(), open("qwen3-unpacked").tensors.grouped(Q_PROJ).unwrap().scales());
@@ -293,7 +293,7 @@ fn a_few_weights_off_the_grid_are_counted_and_many_are_refused() {
 
 #[test]
 fn type_42_of_another_layout_is_called_by_its_name() {
-    // Sherry's: 42 bytes for 256 weights.
+    // Sherry's type: 42 bytes for 256 weights.
     let told = refused("qwen3-ternary/model-Q2_0.gguf", |gguf| {
         for t in gguf.tensors.iter_mut().filter(|t| t.kind == 42) {
             let elements = t.dims.iter().product::<u64>() as usize;
@@ -322,7 +322,7 @@ fn weights_that_are_not_ternary_are_refused_by_tensor_and_type() {
     });
     let told = floats.unwrap().tensors.grouped(Q_PROJ).unwrap_err().to_string();
     assert!(told.contains("it is not ternary") && told.contains("blk.0.attn_q.weight"), "{told}");
-    // A scale beside the weight belongs to one-scale models.
+    // A separate scale tensor belongs to models with one scale.
     let told = refused("qwen3-ternary/model-PQ2_0.gguf", |gguf| {
         let data = 4.0f32.to_le_bytes().to_vec();
         gguf.tensors.push(Tensor { name: "blk.0.attn_q.scale".into(), dims: vec![1], kind: 0, data });

@@ -7,7 +7,7 @@ use bitnet_model::{
 };
 use bitnet_tensor::{BitNetTensor, GroupedTensor, TernaryTensor};
 
-/// A model whose projections are counted as they are asked for.
+/// A model that counts the requests for its projections.
 pub struct Counted<M> {
     pub model: M,
     pub asked: Mutex<Vec<String>>,
@@ -47,7 +47,7 @@ fn every_ternary_matrix_is_unpacked_once() {
         let ternary = |kind| matches!(kind, TensorKind::Ternary | TensorKind::Grouped);
         let matrices = source.entries().iter().filter(|entry| ternary(entry.kind));
         let mut matrices: Vec<&str> = matrices.map(|entry| entry.name.as_str()).collect();
-        // A thread unpacks projections while another asks for the embedding.
+        // One thread unpacks projections while another asks for the embedding.
         let mut asked = source.asked.lock().unwrap().clone();
         matrices.sort_unstable();
         asked.sort_unstable();

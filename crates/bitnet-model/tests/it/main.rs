@@ -1,4 +1,4 @@
-//! What this crate promises about files, as tests whose names are the claims.
+//! The crate's claims about files, as test names.
 
 mod converted;
 mod families;

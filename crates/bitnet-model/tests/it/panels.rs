@@ -1,5 +1,5 @@
-//! Files of panels: the CPU's kernels read them as they lie, other backends what they unpack to, and all give the bits of
-//! the model that was converted.
+//! Files of panels: the CPU kernels read them in place, other backends read them unpacked, and all give the same bits
+//! as the original model.
 
 use std::{fs, path::Path, sync::Mutex};
 
@@ -26,7 +26,7 @@ fn load<B: Backend>(spec: &ModelSpec, tensors: &dyn TensorSource, backend: B) ->
     Transformer::load(spec, tensors, backend, limits, &mut |_, _| {}).unwrap()
 }
 
-/// Logits of a prompt, and which are the highest of the next token where no others count.
+/// The bits of a prompt's logits, and of the highest logits of the next token when no others are needed.
 fn bits<B: Backend>(model: &Checkpoint, backend: B) -> Vec<u32> {
     let mut model = load(&model.spec, &*model.tensors, backend);
     let (mut batch, mut logits) = (Batch::new(), Logits::default());
@@ -46,7 +46,7 @@ fn bits<B: Backend>(model: &Checkpoint, backend: B) -> Vec<u32> {
 #[test]
 fn panels_give_the_bits_of_their_source_on_every_level_and_on_the_reference() {
     let folder = tempfile::tempdir().unwrap();
-    // Rows and columns that fill no panel and no block; every type of head; interleaved rows.
+    // Rows and columns that fill no whole panel or block, every type of head, and interleaved rows.
     for path in [
         "bitnet-odd",
         "llama-explicit",
@@ -71,7 +71,7 @@ fn panels_give_the_bits_of_their_source_on_every_level_and_on_the_reference() {
 #[test]
 fn grouped_panels_give_the_bits_of_their_source_on_every_level_and_on_the_reference() {
     let folder = tempfile::tempdir().unwrap();
-    // A ternary head that is the embedding and one of its own, groups of 64, and a dense head.
+    // A tied and a separate ternary head, groups of 64, and a dense head.
     for path in GROUPED_GGUFS {
         let from = open(path);
         let to = panels(&from, &folder.path().join("model.gguf"));
@@ -129,7 +129,7 @@ impl TensorSource for Opened {
 #[test]
 fn panels_that_go_back_are_the_bytes_that_went_there() {
     let folder = tempfile::tempdir().unwrap();
-    // A file's name is the model's.
+    // The file's name becomes the model's name.
     let place = |name: &str| {
         let place = folder.path().join(name);
         fs::create_dir(&place).unwrap();
@@ -173,7 +173,7 @@ fn damaged_panels_are_refused_by_name_on_every_backend() {
         "{told}"
     );
     assert!(refused(&|g| g.set_text("bitnet.panels.version", "1")).contains("is not a whole number"));
-    // Without the key it is a file that lacks its projections.
+    // Without the key, the file just lacks its projections.
     assert!(refused(&|g| g.remove("bitnet.panels.version")).contains("blk.0.attn_q.weight is missing"));
     for name in ["blk.1.ffn_gate_up.panels", "output.int8"] {
         let told = refused(&|g| g.tensors.retain(|t| t.name != name));
@@ -188,7 +188,7 @@ fn damaged_panels_are_refused_by_name_on_every_backend() {
         assert!(told.contains(name), "{told}");
     }
 
-    // What no header tells is found when the weights are read, wherever they go.
+    // Faults that no header shows are found when the weights are read, on any backend.
     type Edit<'a> = &'a dyn Fn(&mut GgufEdit);
     let scale = |g: &mut GgufEdit, bytes: [u8; 4]| {
         let data = &mut g.tensor("blk.2.attn_output.panels").data;

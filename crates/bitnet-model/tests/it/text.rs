@@ -51,7 +51,7 @@ fn texts_of_grouped_models_encode_to_the_golden_ids() {
             assert_eq!(tokenizer.decode(&expected, true).unwrap(), text, "{path}");
         }
     }
-    // Qwen2's split takes digits one by one, and text is composed (NFC) first.
+    // Qwen2 splits digits singly, after normalising text to NFC.
     let (json, gguf) = (tokenizer("qwen3-unpacked"), tokenizer("qwen3-unpacked/model-PQ2_0.gguf"));
     for text in MIXED.into_iter().chain(["<|im_start|>user\nhi<|im_end|>"]) {
         assert_eq!(json.encode(text, true).unwrap(), gguf.encode(text, true).unwrap(), "{text:?}");
@@ -59,8 +59,8 @@ fn texts_of_grouped_models_encode_to_the_golden_ids() {
     assert_eq!(json.encode("e\u{301}", false).unwrap(), json.encode("\u{e9}", false).unwrap());
 }
 
-/// What Qwen3's template does with a conversation without tools: it leaves out what earlier answers thought, and opens an
-/// answer with empty thoughts if there are to be none.
+/// Qwen3's template without tools: it omits the thoughts of earlier answers, and opens an answer with empty thoughts if
+/// thinking is off.
 const QWEN3: &str = r#"{%- if messages[0].role == 'system' %}
     {{- '<|im_start|>system\n' + messages[0].content + '<|im_end|>\n' }}
 {%- endif %}
@@ -130,7 +130,7 @@ fn a_template_that_asks_is_told_whether_to_think() {
     assert!(
         chat.asks_for_thinking() && !open("qwen3-yarn/model-PQ2_0.gguf").chat.unwrap().asks_for_thinking()
     );
-    // The thoughts of an answer that is still being written stay.
+    // The thoughts of an unfinished answer stay.
     let unfinished = chat.render(&messages[..3], false).unwrap();
     assert!(
         unfinished.ends_with("<|im_start|>assistant\n<think>\nEasy.\n</think>\n\n4<|im_end|>\n"),
@@ -213,7 +213,7 @@ fn chats_render_as_the_golden_ones() {
     }
 }
 
-/// What templates in the wild do; the expected text is jinja2's own, set up as transformers sets it up.
+/// Features that published templates use; the expected text is from jinja2 with the settings of transformers.
 #[test]
 fn templates_render_as_jinja2_renders_them() {
     let template = r##"{%- set ns = namespace(system='', turns=0) %}
@@ -279,7 +279,7 @@ fn hostile_templates_end_with_one_error() {
         let text = chat.render(&messages, true).unwrap_err().to_string();
         assert!(text.contains(problem) && text.lines().count() == 1, "{template}: {text}");
     }
-    // Chains that nest once for each link, to the longest that a template may have.
+    // Chains that nest once for each link, up to the maximum size of a template.
     for link in ["1 + ", "-", "1 if 1 else ", "not ", "a.", "[1,"] {
         let chain = format!("{{{{ {}1 }}}}", link.repeat(60_000 / link.len()));
         let _either = ChatTemplate::new(&chain, "", "").and_then(|c| c.render(&messages, true));

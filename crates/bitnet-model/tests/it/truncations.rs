@@ -1,4 +1,4 @@
-//! Files that are cut off.
+//! Truncated files.
 
 use bitnet_model::{Checkpoint, ModelError, ModelFiles};
 use bitnet_tensor::SharedBytes;

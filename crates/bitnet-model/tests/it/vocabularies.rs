@@ -1,5 +1,4 @@
-//! Vocabularies inside GGUF files by name, against the ids of the tools that own them
-//! (`tools/make-vocabularies/make.py`).
+//! Vocabularies in GGUF files by name, compared with the ids from their own tools (`tools/make-vocabularies/make.py`).
 
 use bitnet_model::{Checkpoint, ModelError, Target, Tokenizer, convert};
 use bitnet_tensor::SharedBytes;
@@ -18,7 +17,7 @@ fn strings(list: &Value) -> Vec<String> {
     list.as_array().unwrap().iter().map(|v| v.as_str().unwrap().into()).collect()
 }
 
-/// A model with the vocabulary of `edit`; its embedding has rows enough.
+/// A model with the vocabulary of `edit` and enough rows in its embedding.
 fn with_vocabulary(edit: impl FnOnce(&mut GgufEdit)) -> Result<Checkpoint, ModelError> {
     let mut gguf = GgufEdit::read(&std::fs::read(fixture("bitnet-packed/model-TQ1_0.gguf")).unwrap());
     let rows = 1024;
@@ -84,7 +83,7 @@ fn vocabulary_sentencepiece_merges_by_score_and_falls_back_to_bytes() {
     assert_eq!((tokenizer.prefix(), &model.defaults.eos[..]), (&[1u32][..], &[2u32][..]));
     for text in ["plain", "  two spaces ", "你好 🙂 unseen", "a\n\nb\t"] {
         assert_eq!(tokenizer.decode(&tokenizer.encode(text, false).unwrap(), true).unwrap(), text);
-        // As the continuation of a prompt, the space before the first word stays.
+        // In the continuation of a prompt, the space before the first word stays.
         let mut stream = tokenizer.stream();
         let ids = tokenizer.encode(text, false).unwrap();
         let streamed: String = ids.iter().map(|&id| stream.push(id)).collect();
@@ -192,7 +191,7 @@ fn vocabularies_that_contradict_themselves_are_refused() {
     let deep = "(".repeat(1_000) + &")".repeat(1_000);
     assert!(refused("\\\\p{N}{1,3}", &deep).contains(" groups"));
     assert!(refused("\"id\": 511", "\"id\": 4294967295").contains("or more"));
-    // Found by mutation: an added token of 560 KB took 92 MB.
+    // Found by fuzzing: an added token of 560 KB took 92 MB.
     let long = format!("\"<|eot_id|>{}\"", "{% for x in range(99999) %}".repeat(20_000));
     assert!(refused("\"<|eot_id|>\"", &long).contains("added tokens have"));
 }

@@ -4,7 +4,7 @@ use bitnet_ptxsim::Launch;
 
 use super::support::run;
 
-/// Runs `text` with each lane's number in `r0` and its square in `r1`; the result is taken from `r2`.
+/// Runs `text` with each lane's number in `r0` and its square in `r1`; the result is read from `r2`.
 fn per_lane(text: &str) -> Vec<u32> {
     let body = format!("mov.u32 r0, tid; mul.lo.u32 r1, r0, r0;\n{text};\nst.global.u32 [mo], r2;");
     run(&body, &Launch::new(1, 32), &[0], 32)
@@ -22,7 +22,7 @@ fn shuffles_move_values_as_the_manual_says() {
     assert_eq!(shfl("bfly", "5", "0x1f"), lanes(|l| (l ^ 5).pow(2)));
     assert_eq!(shfl("idx", "7", "0x1f"), lanes(|_| 49));
     assert_eq!(shfl("up", "3", "0"), lanes(|l| if l < 3 { l } else { l - 3 }.pow(2)));
-    // Segments of eight lanes: c = mask 0x18 in the upper byte, clamp inside.
+    // Segments of eight lanes: `c` has the mask 0x18 in the upper byte and clamps within the segment.
     assert_eq!(shfl("idx", "2", "0x181f"), lanes(|l| (l / 8 * 8 + 2).pow(2)));
     assert_eq!(shfl("up", "1", "0x1800"), lanes(|l| if l % 8 == 0 { l } else { l - 1 }.pow(2)));
 }

@@ -1,4 +1,4 @@
-//! `cp.async`: the data is there after the wait and not before.
+//! `cp.async`: the data arrives at the wait, not before.
 
 use bitnet_ptxsim::{FaultKind, Launch, Space};
 
@@ -39,19 +39,19 @@ fn reading_before_the_wait_traps() {
         "{COPY} cp.async.cg.shared.global [r0], [d1], 16; cp.async.commit_group; @@\nld.shared.u32 r1, [r0]; //!"
     );
     traps(&Launch::new(1, 32), &read, "", "cp.async.wait_all;", in_flight);
-    // Even where something was written before.
+    // Even where the target was written before.
     let old = read.replace("cp.async.cg", "st.shared.v2.b64 [r0], {gi, gi}; cp.async.cg");
     traps(&Launch::new(1, 32), &old, "", "cp.async.wait_all;", in_flight);
     let twice = format!(
         "{COPY} cp.async.cg.shared.global [r0], [d1], 16; @@\ncp.async.cg.shared.global [r0], [d1], 16; //!"
     );
     traps(&Launch::new(1, 32), &twice, "", "cp.async.wait_all;", in_flight);
-    // An uncommitted copy belongs to no group yet.
+    // An uncommitted copy is in no group yet.
     let uncommitted = format!(
         "{COPY} cp.async.cg.shared.global [r0], [d1], 16; @@ cp.async.wait_group 0;\nld.shared.u32 r1, [r0]; //!"
     );
     traps(&Launch::new(1, 32), &uncommitted, "", "cp.async.commit_group;", in_flight);
-    // Of three groups, all but the newest `keep` are waited for: the second needs keep to be one.
+    // With three groups, all but the newest `keep` are waited for, so the second needs `keep` to be one.
     let groups: String = (0..3)
         .map(|i| format!("cp.async.cg.shared.global [r0+{0}], [d1], 16; cp.async.commit_group;", 512 * i))
         .collect();
@@ -69,7 +69,7 @@ fn a_wait_is_only_for_the_threads_own_copies() {
         "{COPY} cp.async.cg.shared.global [r0], [d1], 16; cp.async.wait_all; @@ xor.b32 r1, r0, 16;\nld.shared.u32 r1, [r1]; //!"
     );
     traps(&Launch::new(1, 32), &body, "", "bar.warp.sync -1;", race);
-    // Overwriting what others still read.
+    // Overwrites bytes that others still read.
     let reuse = format!(
         "{COPY} st.shared.v2.b64 [r0], {{gi, gi}}; bar.sync 0; xor.b32 r1, r0, 16; ld.shared.u32 r1, [r1]; @@\n
         cp.async.cg.shared.global [r0], [d1], 16; //!"

@@ -6,7 +6,7 @@ use super::support::{fault, run, try_run};
 
 #[test]
 fn diverged_lanes_each_take_their_path_and_meet_again() {
-    // Lane l runs its loop l times; then the whole warp shuffles, which needs all of it.
+    // Lane l runs its loop l times; then the whole warp shuffles, which needs all lanes.
     let body = "mov.u32 r0, 0; mov.u32 r1, 0;
 LOOP: setp.ge.u32 p, r0, tid; @p bra DONE; add.u32 r0, r0, 1; mad.lo.u32 r1, r0, 3, r1; bra LOOP;
 DONE: setp.lt.u32 p, tid, 16; @!p bra HIGH; add.u32 r1, r1, 1000; bra JOIN;
@@ -44,7 +44,7 @@ fn lanes_that_exit_are_not_waited_for() {
 
 #[test]
 fn a_lane_that_waits_for_another_of_its_warp_is_served() {
-    // Lane 0 spins at a lower address than the one that lane 1 must reach to free it.
+    // Lane 0 spins at a lower address than the one that lane 1 must reach to release it.
     let body =
         "mov.u64 d1, 0; setp.eq.u32 p, tid, 0; @p st.shared.b64 [s], d1; bar.warp.sync -1; @!p bra OTHER;
 SPIN: atom.shared.add.u64 d1, [s], 0; setp.eq.u64 q, d1, 0; @q bra SPIN; cvt.u32.u64 r1, d1; st.global.u32 [mo], r1; ret;

@@ -71,7 +71,7 @@ fn dynamic_shared_memory_lies_behind_the_static_and_is_as_large_as_launched() {
 
 #[test]
 fn shared_addresses_are_32_bits_wide() {
-    // A base below the array, as a loop that counts upwards to zero makes it.
+    // A base below the array, as in a loop that counts up to zero.
     let body = "st.shared.u32 [s], 7; mov.u32 r0, s; sub.u32 r0, r0, 16; ld.shared.u32 r1, [r0+16]; st.global.u32 [go], r1;";
     assert_eq!(run(body, &Launch::new(1, 1), &[0], 1), [7]);
 }

@@ -1,11 +1,11 @@
-//! `ldmatrix` and `mma` together against plain loops over matrices in memory.
+//! `ldmatrix` and `mma` together, compared with plain loops over matrices in memory.
 
 use bitnet_ptxsim::Launch;
 use proptest::prelude::*;
 
 use super::support::run;
 
-/// Stages the input, lane by lane 16 bytes, `rounds` times, into shared memory.
+/// Copies the input to shared memory, 16 bytes for each lane, `rounds` times.
 fn stage(rounds: usize) -> String {
     let copy = |i: usize| format!("cp.async.cg.shared.global [r0+{0}], [d1+{0}], 16;", 512 * i);
     let copies: String = (0..rounds).map(copy).collect();
@@ -57,8 +57,8 @@ proptest! {
 
     #[test]
     fn float_mma_equals_plain_loops(values in prop::collection::vec(-64i16..=64, 384)) {
-        // Small multiples of 1/8, so that sums are exact in any order and any order; b lies in memory as 16 rows
-        // of 8 and is transposed on the way.
+        // Small multiples of 1/8, so that sums are exact in any order. b is stored as 16 rows of 8 and transposed by
+        // the load.
         let f32s: Vec<f32> = values.iter().map(|&v| f32::from(v) / 8.0).collect();
         let mut bytes: Vec<u8> = f32s.iter().flat_map(|x| ((x.to_bits() >> 16) as u16).to_le_bytes()).collect();
         bytes.resize(1024, 0);
@@ -83,7 +83,7 @@ proptest! {
 
 #[test]
 fn float_mma_rounds_once() {
-    // 1 + 2^-24 twice over: in steps each addend would be lost, together they count.
+    // Twice 2^-24: added one by one to 1 each would be lost, but their sum counts.
     let body = "mov.b32 a0, 0x3f803380; mov.b32 a1, 0; mov.b32 b0, 0x3f803f80; mov.b32 f0, 0f00000000;
       setp.eq.u32 p, tid, 0; @!p mov.b32 a0, 0; @!p mov.b32 b0, 0; and.b32 r0, tid, 3; setp.eq.u32 q, r0, 1; @q mov.b32 a0, 0x3380;
       setp.eq.u32 p, tid, 1; @p mov.b32 b0, 0x3f80;

@@ -1,4 +1,4 @@
-//! What orders accesses of different threads: barriers, and fences around atomics.
+//! Barriers, and fences around atomics, order the accesses of different threads.
 
 use bitnet_ptxsim::{FaultKind, Launch, Space};
 
@@ -8,7 +8,7 @@ fn race(kind: &FaultKind) -> bool {
     matches!(kind, FaultKind::Race { space: Space::Global, .. })
 }
 
-/// Every block adds its part with plain stores and takes a ticket; the last one sums all parts.
+/// Every block writes its part with plain stores and takes a ticket; the last block sums all parts.
 const TICKET: &str =
     "mad.lo.u32 r0, cta, 32, tid; mul.wide.u32 d1, r0, 4; add.u64 d1, go, d1; st.global.u32 [d1+64], r0;
       setp.eq.u32 p, tid, 0; BARRIER
@@ -55,7 +55,7 @@ fn a_ticket_without_its_fences_is_a_race() {
 
 #[test]
 fn plain_reads_must_come_after_every_atomic_update() {
-    // Each warp adds; without the barrier the read comes between.
+    // Each warp adds; without the barrier, the read can come in between.
     let body = "red.global.inc.u32 [gi], -1; @@ ld.global.u32 r0, [gi]; //!";
     traps(&Launch::new(1, 64), body, "", "bar.sync 0;", race);
     traps(&Launch::new(1, 64), body, "bar.warp.sync -1;", "bar.sync 0;", race);

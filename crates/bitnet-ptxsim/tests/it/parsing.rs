@@ -1,10 +1,10 @@
-//! What the parser takes and what it refuses, with line and reason.
+//! What the parser accepts, and what it refuses with line and reason.
 
 use bitnet_ptxsim::{Module, ParseErrorKind};
 
 use super::support::kernel;
 
-/// The error of a kernel with this body, and the body's line it is on, from one.
+/// The error of a kernel with this body, and its line in the body, from one.
 fn refused(body: &str) -> (usize, ParseErrorKind) {
     let text = kernel(body);
     let error = Module::parse("bad.ptx", &text).expect_err(body);
@@ -114,7 +114,7 @@ fn grammar_errors_name_what_was_expected() {
     assert_eq!(expected(".reg .f65 x;").1, "a register type");
     assert_eq!(expected(".shared .align 3 .b32 t[4];").2, "3");
     assert_eq!(expected("bra OUT extra; OUT:").1, ";");
-    // Control must not run off the end.
+    // Control must not reach the end of the text.
     let text = kernel("").replace("  ret;\n", "");
     let error = Module::parse("bad.ptx", &text).unwrap_err();
     assert!(

@@ -1,4 +1,4 @@
-//! What a launch counts.
+//! The counts of a launch.
 
 use bitnet_ptxsim::{Launch, Stats};
 
@@ -22,11 +22,11 @@ fn bank_conflicts_are_counted_by_word_and_bank() {
     assert_eq!(conflicts(&store(8)), (1, 1));
     assert_eq!(conflicts(&store(128)), (1, 31));
     assert_eq!(conflicts(&store(36)), (1, 0));
-    // Many lanes at two words of a bank are two passes.
+    // Many lanes that access two words of a bank need two passes.
     let two = "and.b32 r1, tid, 1; mul.lo.u32 r1, r1, 128; setp.lt.u32 p, tid, 2; mov.u32 r0, s; add.u32 r0, r0, r1;";
     let body = format!("{two} @p st.shared.u32 [r0], tid; bar.warp.sync -1; ld.shared.u32 r1, [r0];");
     assert_eq!(conflicts(&body), (2, 2));
-    // One word for all is one pass; wide accesses go in parts of the warp.
+    // The same word for all lanes is one pass; wide accesses split the warp into parts.
     assert_eq!(
         conflicts(
             "mov.u32 r0, s; setp.eq.u32 p, tid, 0; @p st.shared.u32 [r0], tid; bar.warp.sync -1; ld.shared.u32 r1, [r0];"

@@ -1,9 +1,9 @@
-//! Kernels from a body, launches with two buffers, and faults found by the line that is marked.
+//! Helpers that make kernels from a body, launch them with two buffers, and check faults by their marked line.
 
 use bitnet_ptxsim::{Fault, FaultKind, Launch, LaunchError, Memory, Module, Param, Stats};
 
-/// A module with one entry `k(in, out, n)`. The body finds the buffers in `gi`, `go` and `n` in `n`, the thread in
-/// `tid`, the block in `cta`, addresses of the thread's own words in `mi` and `mo`; registers are at hand by type.
+/// A module with one entry `k(in, out, n)`. The body has the buffers in `gi` and `go`, `n` in `n`, the thread in `tid`,
+/// the block in `cta`, and the addresses of the thread's own words in `mi` and `mo`; registers are declared by type.
 pub fn kernel(body: &str) -> String {
     format!(
         ".version 7.4
@@ -72,8 +72,8 @@ pub fn fault(result: Result<Stats, LaunchError>) -> Option<Fault> {
     }
 }
 
-/// `body` with `bad` in its slot `@@` must fault on a line marked `//!`, and with `good` must not, whatever the
-/// order of warps.
+/// `body` must fault on a line marked `//!` with `bad` in its slot `@@`, and must not fault with `good`, for any order
+/// of warps.
 pub fn traps(launch: &Launch, body: &str, bad: &str, good: &str, expected: impl Fn(&FaultKind) -> bool) {
     let input: Vec<u32> = (0..256).collect();
     for seed in 0..8 {

@@ -1,4 +1,4 @@
-//! Every trap is sprung by a kernel that differs from a right one in one place, and names its line.
+//! Every trap is triggered by a kernel that differs from a correct one in one place, and reports its line.
 
 use bitnet_ptxsim::{FaultKind, Launch, Space};
 
@@ -18,7 +18,7 @@ fn accesses_out_of_bounds_trap() {
     let shared =
         |kind: &FaultKind| matches!(kind, FaultKind::OutOfBounds { space: Space::Shared, address: 4096, .. });
     traps(&block(1), "st.shared.u32 [s+@@], tid; //!", "4096", "4092", shared);
-    // A pointer cut to 32 bits points nowhere.
+    // A pointer truncated to 32 bits is invalid.
     traps(
         &block(1),
         "cvt.u32.u64 r0, gi; cvt.u64.u32 d1, r0; @@ ld.global.u32 r1, [d1]; //!",
@@ -42,7 +42,7 @@ fn unset_registers_trap() {
     let named = |name: &'static str| move |kind: &FaultKind| matches!(kind, FaultKind::UninitialisedRegister { register } if register == name);
     traps(&block(32), "@@ add.u32 r0, r1, 1; //!", "", "mov.u32 r1, 0;", named("r1"));
     traps(&block(32), "@@\n@p mov.u32 r0, 1; //!", "", "setp.eq.u32 p, tid, 0;", named("p"));
-    // Set in some lanes only.
+    // Set only in some lanes.
     traps(
         &block(32),
         "setp.eq.u32 p, tid, 3; @@ mov.u32 r1, 0; add.u32 r0, r1, 1; //!",
@@ -77,7 +77,7 @@ const SHARED_SLOTS: &str =
 #[test]
 fn races_between_warps_trap() {
     let race = |kind: &FaultKind| matches!(kind, FaultKind::Race { space: Space::Shared, .. });
-    // Both orders of the two accesses race, so one of two lines reports it: they are one line.
+    // Both orders of the two accesses race and either can report it, so both are on one line.
     let read = format!(
         "{SHARED_SLOTS} st.shared.u32 [r1], tid; @@ ld.shared.u32 r4, [r2]; st.global.u32 [mo], r4; //!"
     );
@@ -101,14 +101,14 @@ fn races_inside_a_warp_trap() {
     let race = |kind: &FaultKind| matches!(kind, FaultKind::Race { space: Space::Shared, .. });
     let read = format!("{SHARED_SLOTS} st.shared.u32 [r1], tid; @@ ld.shared.u32 r4, [r3]; //!");
     traps(&block(32), &read, "", "bar.warp.sync 0xffffffff;", race);
-    // A shuffle brings lanes together but orders no memory.
+    // A shuffle synchronises lanes but does not order memory.
     traps(&block(32), &read, "shfl.sync.idx.b32 r5, tid, 0, 0x1f, 0xffffffff;", "bar.warp.sync -1;", race);
-    // `ldmatrix` gives every lane what others wrote.
+    // `ldmatrix` gives every lane data that others wrote.
     let rows = "mov.u32 r0, s; mov.u64 d1, 0; setp.eq.u32 p, tid, 0; mov.u32 r1, 0;
       FILL: @p st.shared.v2.b64 [r0], {d1, d1}; add.u32 r0, r0, 16; add.u32 r1, r1, 1; setp.lt.u32 q, r1, 8; @q bra FILL;
       and.b32 r0, tid, 7; shl.b32 r0, r0, 4; @@ ldmatrix.sync.aligned.m8n8.x4.shared.b16 {a0, a1, a2, a3}, [r0]; //!";
     traps(&block(32), rows, "", "bar.warp.sync -1;", race);
-    // Halves of words are told apart, also where others were before.
+    // Halves of words are distinguished, even after whole words were accessed.
     let halves = "cvt.u16.u32 h0, tid; setp.eq.u32 p, tid, 0; @p st.shared.b16 [s], h0; @p st.shared.b32 [s], tid; @!p st.shared.b32 [s+4], tid;
       @@ @p ld.shared.b16 h0, [s+4]; //!";
     traps(&block(2), halves, "", "bar.warp.sync -1;", race);
@@ -136,7 +136,7 @@ fn races_in_global_memory_trap() {
     let halves =
         "mul.wide.u32 d1, tid, @@; add.u64 d1, go, d1; cvt.u16.u32 h0, tid; st.global.b16 [d1], h0; //!";
     traps(&block(64), halves, "0", "2", race);
-    // What is read through the read-only path must not be written by anyone, in whatever order.
+    // Memory read through the read-only path must not be written by any thread, in any order.
     let promise = "ld.global@@.u32 r0, [gi]; ld.global.u32 r0, [gi]; st.global.u32 [gi], r0; //!";
     traps(&block(1), promise, ".nc", "", race);
     traps(&block(1), "st.global.u32 [gi], 5; ld.global@@.u32 r0, [gi]; //!", ".nc", "", race);
@@ -150,7 +150,7 @@ fn a_part_of_a_warp_at_an_aligned_instruction_traps() {
     traps(&block(32), &format!("{guard}\n@p {mma}"), "16", "32", divergent(0xffff));
     traps(&block(32), &format!("{guard} @!p bra SKIP;\n{mma}\nSKIP:"), "8", "32", divergent(0xff));
     traps(&block(32), &format!("{guard}\n@p bar.sync 0; //!"), "8", "32", divergent(0xff));
-    // ... or that comes after some lanes have left.
+    // ... or that is reached after some lanes have exited.
     traps(&block(32), &format!("{guard} @!p exit;\n{mma}"), "31", "32", divergent(0x7fff_ffff));
 }
 

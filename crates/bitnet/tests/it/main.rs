@@ -1,4 +1,4 @@
-//! The crate as a program that depends on it sees it.
+//! The crate from the view of a program that depends on it.
 
 mod model;
 mod opening;

@@ -1,4 +1,4 @@
-//! What a Rust user sees first.
+//! The API that Rust users see first.
 
 use std::{
     future::Future,
@@ -30,7 +30,7 @@ impl Wake for Unpark {
     }
 }
 
-/// The smallest executor.
+/// A minimal executor.
 fn block_on<F: Future>(future: F) -> F::Output {
     let waker = Waker::from(Arc::new(Unpark(thread::current())));
     let (mut future, mut cx) = (pin!(future), Context::from_waker(&waker));
@@ -89,11 +89,11 @@ fn an_end_token_ends_a_text_although_nobody_asked() {
     let model = demo();
     let eos = model.checkpoint().spec.eos.clone();
     assert!(!eos.is_empty());
-    // The end is what the bias makes of every token.
+    // The bias makes every token the end token.
     let end = Request::new("O").max_tokens(9).configure(|config| config.logit_bias = vec![(eos[0], 100.0)]);
     let answer = model.complete(&end).unwrap();
     assert_eq!((answer.finish, answer.tokens.len()), (FinishReason::Eos, 0));
-    // The same engine under any other name knows it as well.
+    // The same engine under its other names knows the end token as well.
     let config = bitnet::names::GenerationConfig { logit_bias: vec![(eos[0], 100.0)], ..Default::default() };
     let tokens = bitnet::names::batch_generate(model.engine(), &[vec![1]], &config).unwrap();
     assert_eq!(tokens, [Vec::<u32>::new()]);
@@ -108,7 +108,7 @@ fn a_text_stops_before_a_string_and_a_conversation_is_answered() {
     assert_eq!(stopped.text, whole[..whole.find(stop).unwrap()]);
     assert_eq!(stopped.finish, FinishReason::StopString(0));
 
-    // The demo has no template: its conversations are the contents, joined by blank lines.
+    // The demo has no template, so the contents of messages are joined by blank lines.
     let said = [Message::new("system", "First"), Message::new("user", "Citizen:")];
     let answer = model.complete(Request::chat(said).max_tokens(8).seed(1)).unwrap();
     let joined = model.complete(Request::new("First\n\nCitizen:").max_tokens(8).seed(1)).unwrap();
@@ -131,7 +131,7 @@ fn a_text_follows_its_schema() {
     }
 }
 
-/// Allows one token and no other.
+/// Allows only one token.
 #[derive(Debug)]
 struct Only(u32);
 

@@ -1,4 +1,4 @@
-//! How models are found, and what is said of those that are not.
+//! How models are found, and the errors for those that are not.
 
 use bitnet::{Device, Error, KvType, Memory, Model, Request};
 
