@@ -6,8 +6,7 @@ use crate::{cargo, run};
 /// Runs the simulation tests of continuous integration with more seeds. A failure names its seed.
 #[derive(Args)]
 pub(crate) struct Sim {
-    /// Instead of random schedules, run random mixes of requests on real models; each must get exactly what it gets
-    /// alone
+    /// Run random mixes of requests on real models instead of random schedules; each must get what it gets alone
     #[arg(long)]
     exact: bool,
     /// Number of schedules or mixes [default: 100000 schedules, 10000 mixes]

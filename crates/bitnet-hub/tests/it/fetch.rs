@@ -261,7 +261,7 @@ fn without_the_network_the_cache_is_used_and_that_is_said() {
         let told = failure(settings.clone(), "org/name:gguf/model-i2_s.gguf");
         assert!(told.contains(why), "{told}");
     }
-    // A model that the hub denies is no model to use, whatever the cache has.
+    // A model to which the hub denies access is not used, even if it is in the cache.
     let denies = server::Hub::start(Repository { token: Some("secret"), ..whole() });
     assert!(failure(denies.settings(cache.path()), NAME).contains("does not give access"));
 }

@@ -231,7 +231,7 @@ impl<B: Backend> Kernels<'_, B> {
         self.time(work, caches.len(), |b, i| Ok(b.attention(&runs, &blocks, &qkv, &caches[i], &mut out)?))
     }
 
-    /// Number of copies of a matrix of `bytes` bytes that together have as many as half of the model's largest
+    /// Number of copies of a matrix of `bytes` bytes that together are as large as half of the model's largest
     /// matrices.
     fn copies(&self, bytes: usize) -> usize {
         let ModelSpec { hidden, ffn, layers, .. } = *self.spec;

@@ -222,7 +222,7 @@ unsafe fn finish<L: Lanes>(a: &BitLinear<'_>, panel: usize, group: usize, token:
     put::<L>(&a.out, a.w.rows, row, token, y);
 }
 
-/// Stores or adds the products of one token with rows `row..row + 16`, of which those below `rows` exist.
+/// Stores or adds the products of one token with rows `row..row + 16` of a matrix that has `rows` rows.
 #[inline(always)]
 pub(crate) unsafe fn put<L: Lanes>(out: &Output<'_>, rows: usize, row: usize, token: usize, y: L::F) {
     let Some(rows @ 1..) = rows.checked_sub(row) else { return };

@@ -4,7 +4,7 @@ use bitnet_kernels::gpu::{
 };
 use bitnet_tests::Simulator;
 
-/// What two blocks leave after so many rounds.
+/// Returns the totals of two blocks after `rounds` rounds.
 fn totals(kernel: &'static Kernel, rounds: u32) -> Vec<[u8; 4]> {
     let mut gpu = Gpu::new(Simulator::default()).unwrap();
     let out = gpu.alloc(4 * 2 * 128, "totals").unwrap();
@@ -12,7 +12,7 @@ fn totals(kernel: &'static Kernel, rounds: u32) -> Vec<[u8; 4]> {
     gpu.fetch(&out, 4 * 2 * 128).unwrap().as_chunks().0.to_vec()
 }
 
-/// Each of a thread's 32 accumulators adds all products of a row and a column in every round.
+/// In every round, each of the 32 accumulators of a thread adds all products of a row and a column.
 #[test]
 fn the_kernels_that_measure_matrix_units_multiply_in_every_round() {
     for rounds in [0, 1, 3] {
@@ -29,7 +29,7 @@ fn a_gpu_measures_its_ceilings_and_gives_the_memory_back() {
     let Ceilings { copy, int8, bf16 } = gpu.ceilings().unwrap();
     assert!([copy, int8, bf16].iter().all(|rate| rate.is_finite() && *rate > 0.0), "{copy} {int8} {bf16}");
     let free = |gpu: &mut Gpu<Simulator>| gpu.driver().free_memory().unwrap();
-    // What was dropped is freed by the next allocation.
+    // Dropped memory is freed by the next allocation.
     gpu.alloc(16, "nothing").unwrap();
     let after = free(&mut gpu);
     gpu.ceilings().unwrap();

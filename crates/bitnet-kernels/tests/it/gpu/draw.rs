@@ -1,4 +1,4 @@
-//! Logits that stay on the GPU, and those that the host reads.
+//! Logits from which the GPU draws tokens, and those that the host reads.
 
 use bitnet_kernels::{
     Ask, Drawn, RowsKind,
@@ -17,8 +17,8 @@ fn table(gpu: &mut Gpu<Simulator>, vocab: usize) -> Table {
     gpu.table(&table).unwrap()
 }
 
-/// Steps of one backend that grow, shrink and change their vocabulary, whose rows are drawn, greedily and by chance, or
-/// read by the host, side by side and apart.
+/// Steps of one backend grow, shrink and change their vocabulary. Their rows are drawn, greedily or at random, or read by
+/// the host, together and apart.
 #[test]
 fn each_row_is_drawn_or_read_as_it_asks() {
     let greedy = Some(Ask::GREEDY);

@@ -21,7 +21,7 @@ fn opcodes(text: &str) -> BTreeSet<&str> {
     words.filter(|word| word.starts_with(|c: char| c.is_ascii_lowercase())).collect()
 }
 
-/// What moves data, or takes more than one thread, is tried by the kernels' own cases.
+/// Instructions that move data or need several threads are covered by the cases of the kernels.
 #[test]
 fn every_opcode_that_computes_in_a_kernel_has_a_case() {
     let elsewhere =

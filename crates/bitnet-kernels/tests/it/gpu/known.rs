@@ -1,4 +1,4 @@
-//! Kernels tried when a GPU is opened.
+//! The check of all kernels when a GPU is opened.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +17,7 @@ fn every_kernel_is_tried_when_a_gpu_is_opened_and_once_a_process() {
     let (tap, driver) = Tap::of(compiling("right"));
     let mut gpu = Gpu::new(tap).unwrap();
     let tried: BTreeSet<&str> = driver.kernels().into_iter().collect();
-    // The others measure what the matrix units can do, and are no part of a forward pass.
+    // The others measure the matrix units and are not part of a forward pass.
     let all = KERNELS.iter().map(|kernel| kernel.name).filter(|name| !name.contains("peak"));
     assert_eq!(tried, all.collect());
     assert_eq!((gpu.counts().launches, gpu.counts().allocations), (0, 0), "a model begins at zero");

@@ -6,7 +6,7 @@ use bitnet_tensor::{BitNetTensor, DType, SharedBytes};
 use bitnet_tests::Simulator;
 use half::bf16;
 
-/// Values that bf16 holds.
+/// Values that bf16 represents exactly.
 pub fn values(n: usize, seed: f32) -> Vec<f32> {
     (0..n).map(|i| bf16::from_f32((i as f32 * 0.61 + seed).sin() * (1.0 + (i % 7) as f32)).to_f32()).collect()
 }
@@ -31,7 +31,7 @@ pub fn logits(
     gpu.read_rows(&out, n)
 }
 
-/// Each kernel, with tails of tokens, of the vocabulary and of features; and one order of additions for all.
+/// Every kernel, with tails of tokens, vocabulary and features. All use the same order of additions.
 #[test]
 fn logits_are_dot_products_whose_bits_depend_on_no_other_token() {
     for (width, vocab) in [(1, 1), (17, 67), (192, 130), (264, 257)] {

@@ -1,6 +1,6 @@
 use bitnet_kernels::gpu::table::{ATTENTION_R32_D256, BITLINEAR_T8, KERNELS, Kernel, NORM_QUANTIZE, SAMPLE};
 
-/// Without `.rn` the driver's compiler may fuse a multiplication with an addition, and no two drivers need agree.
+/// Without `.rn`, the driver's compiler may fuse a multiplication and an addition, so that drivers could differ.
 #[test]
 fn every_float_operation_of_every_kernel_names_its_rounding() {
     let rounded =
