@@ -1,8 +1,8 @@
-//! What batching, scheduling and speculation cost and give, on real kernels, through the public names.
+//! Measures the cost and gain of batching, scheduling and drafting, on real kernels, through the public names.
 //!
-//! Prints one JSON object: each row has what was measured, the median with the least and the most of its runs, in which
-//! unit, and the goal. `cargo xtask bench` runs it; names of parts (`gain`, `speculation-125m`) run those alone. Ratios
-//! are between runs that took turns within one process, so that a noisy machine disturbs both sides alike.
+//! Prints a JSON object. Each row has the name of the measurement, the median, minimum and maximum of its runs, the
+//! unit and the goal. `cargo xtask bench` runs it; arguments such as `gain` or `speculation-125m` run only those
+//! parts. Both sides of a ratio take turns within one process, so that noise on the machine affects both alike.
 
 #![allow(clippy::print_stdout, reason = "a benchmark reports")]
 
@@ -26,7 +26,7 @@ const LIMITS: Limits = Limits { max_tokens: 512, max_logit_rows: 64, kv_blocks: 
 const PROMPT: usize = 16;
 const NEW: usize = 48;
 
-/// Measures something, and gives its rows.
+/// A part of the benchmark, which returns its rows.
 type Part = fn() -> Vec<Value>;
 
 fn main() {
@@ -40,7 +40,7 @@ fn main() {
         ("speculation-700m", || speculation("700m")),
         ("between", time_between_tokens),
     ];
-    // Cargo adds flags of its own.
+    // Cargo adds its own flags.
     let wanted: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
     let is_wanted = |name: &str| wanted.is_empty() || wanted.iter().any(|w| name.starts_with(w.as_str()));
     let rows: Vec<Value> =
@@ -58,10 +58,10 @@ fn model(name: &str, limits: Limits) -> Transformer<Cpu> {
     Transformer::load(synthetic.spec(), &synthetic, cpu, limits, &mut |_, _| {}).unwrap()
 }
 
-/// What nobody has set a goal for, but explains what has one.
+/// For rows without a goal, which explain others.
 const NO_GOAL: &str = "no goal";
 
-/// A row of the median of some runs, and their extremes.
+/// A row with the median and the extremes of several runs.
 fn row(what: impl Into<String>, mut values: Vec<f64>, unit: &str, goal: &str) -> Value {
     values.sort_by(f64::total_cmp);
     let [value, min, max] = [values.len() / 2, 0, values.len() - 1].map(|at| values[at]);
@@ -120,9 +120,9 @@ fn scheduling() -> Vec<Value> {
     ]
 }
 
-/// Drawing one token of a vocabulary of 128,256.
+/// Drawing a token from a vocabulary of 128,256.
 fn sampling() -> Vec<Value> {
-    // Normal-ish logits, as flat as a model's row ever is.
+    // Roughly normal logits, as flat as the flattest real rows.
     let part = |i, c| (random_u64(5, c, i) >> 40) as f32 / (1 << 24) as f32 - 0.5;
     let logits: Vec<f32> = (0..128_256).map(|i| (0..6).map(|c| part(i, c)).sum::<f32>() * 4.0).collect();
     let mut sampler = Sampler::new(logits.len());
@@ -142,12 +142,12 @@ fn sampling() -> Vec<Value> {
     ]
 }
 
-/// Bytes of weights that a step reads at least: trits at two bits, and the output head.
+/// Minimum bytes of weights that a step reads: trits at two bits, and the output head.
 fn step_bytes(model: &Synthetic) -> f64 {
     let head = if model.spec().tied_head { "model.embed_tokens.weight" } else { "lm_head.weight" };
     let bytes = |entry: &TensorEntry| match entry.kind {
         TensorKind::Ternary => entry.shape.iter().product::<usize>() / 4,
-        // 2 bits, and 16 for every 128 weights.
+        // 2 bits for each weight, and 16 for every 128 weights.
         TensorKind::Grouped if entry.name == head || entry.name != "model.embed_tokens.weight" => {
             entry.shape.iter().product::<usize>() * 17 / 64
         }
@@ -158,8 +158,8 @@ fn step_bytes(model: &Synthetic) -> f64 {
     model.entries().iter().map(bytes).sum::<usize>() as f64
 }
 
-/// Tokens per second of one request, as a part of what memory allows, and of several at once, as a multiple of one
-/// after the other.
+/// Tokens per second of a single request, as a fraction of the limit by memory bandwidth, and of several at once, as a
+/// multiple of one after another.
 fn gain(name: &str) -> Vec<Value> {
     const SIZES: [usize; 16] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16];
     const ROUNDS: usize = 3;
@@ -178,11 +178,11 @@ fn gain(name: &str) -> Vec<Value> {
         }
         bandwidths.extend(memory_bandwidth(threads(), None).map(|gb_s| gb_s * 1e9));
     }
-    // Within one round, so that both sides of a ratio had the same machine.
+    // Ratios are within one round, so that both sides had the same conditions.
     let over = |at: usize, by: usize| speeds[at].iter().zip(&speeds[by]).map(|(a, b)| a / b).collect();
     let mut rows = vec![row(format!("{name}, one request"), speeds[0].clone(), "tok/s", NO_GOAL)];
     if !bandwidths.is_empty() {
-        // The floor of a token's time: its bytes over the bandwidth.
+        // The minimum time of a token: its bytes divided by the bandwidth.
         let bytes = step_bytes(&Synthetic::named(name).unwrap());
         let parts = speeds[0].iter().zip(&bandwidths).map(|(speed, bandwidth)| bytes * speed / bandwidth);
         let what = format!("{name}, one request, part of the speed that memory bandwidth allows");
@@ -201,7 +201,7 @@ fn gain(name: &str) -> Vec<Value> {
     rows
 }
 
-/// What the engine adds to a bare loop over the model, for a request alone.
+/// The engine's overhead for a lone request, compared to a bare loop over the model.
 fn lone_request() -> Vec<Value> {
     let mut bare = model("125m", LIMITS);
     let engine = Engine::start(model("125m", LIMITS), EngineConfig::default()).unwrap();
@@ -220,7 +220,7 @@ fn lone_request() -> Vec<Value> {
     vec![row("125m, time of a lone request over a bare loop", ratios, "x", "at most 1.03")]
 }
 
-/// Greedy decoding with nothing around it.
+/// A bare loop of greedy decoding.
 fn decode(model: &mut dyn Model, prompt: &[u32]) -> Vec<u32> {
     let (mut batch, mut logits) = (Batch::new(), Logits::default());
     let (mut tokens, mut out) = (prompt.to_vec(), Vec::new());
@@ -228,7 +228,7 @@ fn decode(model: &mut dyn Model, prompt: &[u32]) -> Vec<u32> {
     while out.len() < NEW {
         batch.clear();
         batch.push(&tokens[start..], start, &[0, 1], tokens.len() - start - 1..tokens.len() - start);
-        // As much of the head as the engine asks for.
+        // The same part of the head as in the engine.
         batch.only_top(1);
         model.forward(&batch, &mut logits).unwrap();
         let row = logits.row(0);
@@ -240,8 +240,8 @@ fn decode(model: &mut dyn Model, prompt: &[u32]) -> Vec<u32> {
     out
 }
 
-/// One request with drafts and without: on text that repeats itself, on text whose past comes again all the time and
-/// goes on otherwise, and on text that never says anything again.
+/// A request with and without drafts: on text that repeats itself, on text whose past recurs but continues differently,
+/// and on text without repetition.
 fn speculation(name: &str) -> Vec<Value> {
     const DRAFTS: usize = 4;
     let start = |max_draft| {
@@ -291,7 +291,7 @@ fn speculation(name: &str) -> Vec<Value> {
     rows
 }
 
-/// A long prompt arrives beside eight streams, under a goal for the time between their tokens.
+/// A long prompt arrives during eight streams, with a goal for the time between their tokens.
 fn time_between_tokens() -> Vec<Value> {
     const GOAL: Duration = Duration::from_millis(25);
     let sizing = BatchSizing::Auto { ttft: Duration::from_secs(5), itl: GOAL };

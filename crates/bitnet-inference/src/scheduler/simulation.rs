@@ -1,7 +1,7 @@
-//! Random schedules of submissions, cancels, pauses, deadlines, drains, aborts and faults under tiny limits, each
-//! reproduced by its seed. After every step the scheduler's rules are checked, those of its order among them, and every
-//! token is compared with what the request gets alone. `BITNET_SIM_SEEDS` sets the number of schedules,
-//! `BITNET_SIM_FIRST` the first seed: a failure names its own.
+//! Random schedules of submissions, cancellations, pauses, deadlines, drains, aborts and faults under tiny limits, each
+//! reproducible by its seed. After every step the scheduler's rules, including those of its order, are checked, and
+//! every token is compared with the request's result alone. `BITNET_SIM_SEEDS` sets the number of schedules,
+//! `BITNET_SIM_FIRST` the first seed; a failure reports its own.
 
 mod alone;
 mod fairness;
@@ -25,9 +25,9 @@ use faults::Planted;
 
 const VOCAB: usize = 50;
 const EOS: u32 = 7;
-/// A prompt that begins with this makes every forward pass fail that starts with it.
+/// A prompt that begins with this token makes the forward pass of its start fail.
 const FAILS: u32 = 49;
-/// A prompt that begins with this makes its logits NaN, if it is computed in one run.
+/// A prompt that begins with this token gets NaN logits, if it is computed in one run.
 const NAN: u32 = 48;
 
 struct Rng(u64);
@@ -52,14 +52,14 @@ impl TokenText for Letters {
     }
 }
 
-/// What a sequence has told so far.
+/// The events of a sequence so far.
 #[derive(Default)]
 struct Told {
     tokens: Vec<u32>,
     end: Option<Result<End, RequestError>>,
 }
 
-/// How many schedules met what; cancels and time-outs are counted one by one.
+/// Number of schedules that covered each situation; cancellations and timeouts are counted individually.
 type Met = BTreeMap<&'static str, usize>;
 
 const CUT_SHORT: &str = "cancels and time-outs";
@@ -72,22 +72,22 @@ struct World {
     requests: BTreeMap<u64, (Arc<Request>, u64)>,
     told: HashMap<SeqId, Told>,
     cancelled: Vec<u64>,
-    /// Requests that an abort ended.
+    /// Requests ended by an abort.
     aborted: Vec<u64>,
-    /// Nothing is submitted until all has ended, which is at this time at the latest.
+    /// During a drain nothing is submitted; it ends at this time at the latest.
     draining: Option<u64>,
-    /// Whether a drain ended because nothing was left.
+    /// Whether a drain ended because all sequences had ended.
     drained: bool,
-    /// How often each waiting sequence has seen a later one go before it.
+    /// How often a later sequence has gone before each waiting one.
     overtaken: HashMap<SeqId, u32>,
     aged: bool,
-    /// Whether a reader went on while no place was free.
+    /// Whether a reader resumed while no place was free.
     waited_to_go_on: bool,
-    /// Whether a step had drafts, and admitted somebody too.
+    /// Whether a step both had drafts and admitted a sequence.
     drafted_beside_admission: bool,
     context: usize,
     planted: Option<Planted>,
-    /// Prompts of earlier requests, to begin new ones with.
+    /// Prompts of earlier requests, used as prefixes of new ones.
     prompts: Vec<Vec<u32>>,
     paused: bool,
     plan: Plan,
@@ -122,7 +122,7 @@ impl World {
             text: Some(Arc::new(Letters)),
         };
         let mut chance = Rng(mix(seed, 2) >> 1);
-        let mut failed = false; // what fails by chance does not fail twice in a row
+        let mut failed = false; // random failures never happen twice in a row
         let hook = Box::new(move |batch: &Batch, logits: Option<&mut Logits>| {
             let starts = |with| {
                 let at = move |run: &&bitnet_model::Run| {
@@ -200,7 +200,7 @@ impl World {
             frequency_penalty: [0.0, 0.0, 0.2, -3.0][rng.below(4)],
             stop_tokens: if rng.one_in(3) { vec![rng.below(48) as u32] } else { vec![] },
             stop_strings: if rng.one_in(3) { vec![text(rng).iter().collect(), "aab".into()] } else { vec![] },
-            // An index out of range: a panic in the sampler.
+            // An index out of range, so that the sampler panics.
             logit_bias: if rng.one_in(40) { vec![(1 << 30, 1.0)] } else { vec![] },
             ignore_eos: rng.one_in(2),
             n: if rng.one_in(6) { 3 } else { 1 },
@@ -217,11 +217,11 @@ impl World {
         }
     }
 
-    /// One random thing, then the rules.
+    /// Performs a random action, then checks the rules.
     fn act(&mut self) -> Result<(), String> {
         self.now += self.rng.below(3000) as u64;
         if self.rng.one_in(60) {
-            // As long as one priority or another has patience.
+            // As long as the patience of one of the priorities.
             self.now += [2_000_000, 10_000_000, 120_000_000][self.rng.below(3)];
         }
         match self.rng.below(12) {
@@ -266,7 +266,7 @@ impl World {
         self.scheduler.check()
     }
 
-    /// Ends a drain as the engine does: when nothing is left, or when it has taken too long.
+    /// Ends a drain as the engine does: when all sequences have ended, or when it has taken too long.
     fn end_drain(&mut self) -> Result<(), String> {
         let Some(until) = self.draining else { return Ok(()) };
         let complete = self.scheduler.is_empty();
@@ -283,7 +283,7 @@ impl World {
         self.check_end("a drain")
     }
 
-    /// Looks for what is left over where nothing may be.
+    /// Checks that nothing is left over.
     fn check_end(&self, of: &str) -> Result<(), String> {
         let live = self.scheduler.slots.iter().flatten().count();
         let ended = self.told.values().filter(|t| t.end.is_some()).count();
@@ -313,7 +313,7 @@ impl World {
         Ok(())
     }
 
-    /// Takes the events, each compared with what the request gets alone once it has ended.
+    /// Takes the events, and compares each ended sequence with the request's result alone.
     fn listen(&mut self) -> Result<(), String> {
         self.sabotage_events();
         while let Some(event) = self.scheduler.next_event() {
@@ -334,8 +334,8 @@ impl World {
         Ok(())
     }
 
-    /// Lets everything end. Each sequence is the oldest at some time, and then a step computes at least one of its
-    /// tokens: that bounds the steps.
+    /// Lets all sequences end. Each is the oldest at some time, and then a step computes at least one of its tokens,
+    /// which bounds the number of steps.
     fn settle(&mut self) -> Result<(), String> {
         (0..self.requests.len() as u64).for_each(|id| self.scheduler.resume(self.now, id));
         let live = self.scheduler.slots.iter().flatten().count();
@@ -388,7 +388,7 @@ fn number(variable: &str) -> Option<u64> {
     std::env::var(variable).ok().map(|n| n.parse().expect(variable))
 }
 
-/// Runs without the messages of panics, which are planted and caught; they would bury everything else.
+/// Runs without panic messages: the panics are deliberate, and their messages would bury everything else.
 fn quietly<T>(run: impl FnOnce() -> T) -> T {
     thread_local!(static QUIET: Cell<bool> = const { Cell::new(false) });
     static ONCE: Once = Once::new();
@@ -418,7 +418,7 @@ fn random_schedules_give_every_request_what_it_gets_alone() {
         met.into_iter().for_each(|(what, times)| *all.entry(what).or_default() += times);
     }
     println!("of {seeds}: {all:?}");
-    // A few schedules need not meet everything.
+    // A few schedules need not cover everything.
     if seeds >= 200 {
         let often =
             |(&what, &times): (&&str, &usize)| times as u64 * if what == CUT_SHORT { 1 } else { 20 } >= seeds;
@@ -434,7 +434,7 @@ fn a_seed_gives_the_same_schedule_again() {
     }
 }
 
-/// Whether some seed notices the fault.
+/// The first seed that detects the fault, and its error.
 fn caught(planted: Planted) -> Option<(u64, String)> {
     (0..2000).find_map(|seed| {
         let run = || catch_unwind(AssertUnwindSafe(|| World::run(seed, Some(planted))));
@@ -465,7 +465,7 @@ fn a_draft_after_a_rejected_one_fits_into_the_blocks_that_it_left() {
         eos: vec![],
         text: None,
     });
-    // Three tokens short of a block after the first is drawn; 9 follows on 3 and 4 once.
+    // Three tokens short of a block after the first is drawn; 9 follows 3 and 4 once.
     let prompt = [&[3, 4, 9, 5, 6, 7, 8, 0][..], &[4, 1, 2, 3].repeat(13)].concat();
     assert_eq!(prompt.len(), Batch::BLOCK_TOKENS - 4);
     scheduler.submit(0, 0, Arc::new(Request::new(prompt, GenerationConfig::default())), 0);

@@ -1,4 +1,4 @@
-//! Constraints hold in every schedule, and what fails in one fails alone.
+//! Constraints hold in every schedule, and a failure in one affects only its request.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use bitnet_model::Limits;
 
 use crate::support::*;
 
-/// Texts in which each token is over the last by one to three, modulo 40; they may end after a multiple of 5.
+/// Allows texts in which each token exceeds the last by one to three, modulo 40, and which end after a multiple of 5.
 #[derive(Debug)]
 struct Climbing;
 
@@ -40,7 +40,7 @@ fn constrained_texts_are_the_same_alone_and_among_others_with_drafts_and_without
     for (round, max_draft, kv_blocks) in [(0, 0, 64), (1, 4, 64), (2, 4, 10), (3, 0, 9)] {
         let (engine, _) =
             engine_with(Limits { kv_blocks, ..limits() }, EngineConfig { max_draft, ..config() });
-        // Long enough that blocks run out, and every other one is free.
+        // Long enough for blocks to run out; every other request is unconstrained.
         let mut mix = mixed(40, round);
         mix.iter_mut().for_each(|(_, config)| config.max_new_tokens += 70);
         let requests = mix.iter().enumerate().map(|(i, (prompt, config))| match i % 2 {
@@ -60,7 +60,7 @@ fn constrained_texts_are_the_same_alone_and_among_others_with_drafts_and_without
     }
 }
 
-/// Fails in one of three ways once two tokens are there.
+/// Fails in one of three ways after two tokens.
 #[derive(Debug)]
 enum Broken {
     DeadEnd,

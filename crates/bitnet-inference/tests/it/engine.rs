@@ -52,7 +52,7 @@ fn f02_a_step_serves_all_live_requests_at_once() {
     let (engine, counts) = engine(config());
     let requests = (0..8).map(|i| Request::new([i, 1, 2], greedy(10 + i as usize))).collect();
     engine.submit_all(requests).unwrap().into_iter().for_each(|h| drop(h.wait().unwrap()));
-    // One prefill for all, then one step a token of the longest.
+    // One prefill for all, then one step for each token of the longest.
     assert_eq!(counts.forwards.load(Relaxed), 1 + 16);
     assert_eq!(counts.widest.load(Relaxed), 8);
 }
@@ -185,7 +185,7 @@ fn choices_share_their_prompt_and_differ() {
         assert_eq!(done.choices[i].tokens.len(), 12);
         assert_ne!(done.choices[i].tokens, done.choices[i - 1].tokens);
     }
-    // The prompt once; its last token again for each of the other choices, in a copied block.
+    // The prompt once, and its last token again for each of the other choices, in a copied block.
     assert_eq!(counts.tokens.load(Relaxed), 100 + 3 + 4 * 11);
     assert_eq!(counts.copies.load(Relaxed), 3);
 }
@@ -253,7 +253,7 @@ fn a_nan_row_fails_its_request_and_no_other() {
 
 #[test]
 fn what_a_sequence_computed_before_its_logits_were_nan_is_computed_again_by_the_next() {
-    // NaN once, after several blocks of the prompt are computed and published.
+    // A single NaN, after several blocks of the prompt are computed and published.
     let mut poisoned = false;
     let hook = move |batch: &Batch, logits: Option<&mut Logits>| {
         if let Some(logits) = logits
@@ -304,7 +304,7 @@ fn f17_dropping_a_handle_cancels_also_before_the_engine_has_seen_it() {
     }
     idle(&engine);
     until(|| engine.metrics().snapshot().get(Counter::Cancelled) == 200);
-    // A few may have started; none has run to its end.
+    // A few may have started, but none was finished.
     assert!(engine.metrics().snapshot().get(Counter::GeneratedTokens) < 200 * 400);
     assert_eq!(engine.status().kv_used, 0);
 }
@@ -481,7 +481,7 @@ fn f29_counters_agree_with_what_clients_see() {
     assert_eq!(engine.metrics().snapshot().measure(Measure::FirstToken).mean(), None);
 }
 
-/// Adds up what it is told.
+/// A recorder that adds up counts.
 #[derive(Default)]
 struct Sums(parking_lot::Mutex<[u64; 2]>);
 
@@ -518,7 +518,7 @@ fn f29_every_measure_was_taken_as_often_as_there_was_something_to_measure() {
         (Measure::StepDistribute, steps),
         (Measure::BatchSize, steps),
         (Measure::StepTokens, steps),
-        // The first ones teach what to expect.
+        // The first steps train the model and have no prediction.
         (Measure::StepModelError, steps - 8),
     ];
     for (measure, count) in expected {
@@ -528,7 +528,7 @@ fn f29_every_measure_was_taken_as_often_as_there_was_something_to_measure() {
     }
     assert_eq!(snapshot.get(Counter::PrefillTokens), 6 * 10);
     assert_eq!(snapshot.measure(Measure::BatchSize).sum, counts.rows.load(Relaxed) as f64);
-    // A step with a prompt in it is none that only decodes.
+    // A step with prompt tokens is not a decode step.
     assert!(decode_steps < steps);
     let rate = snapshot.get(Counter::DecodeTokens) as f64 / snapshot.measure(Measure::DecodeCompute).sum;
     assert_eq!(snapshot.decode_tokens_per_second(), Some(rate));
@@ -612,7 +612,7 @@ fn f32_errors_can_be_sent_between_threads() {
     check::<QueueError>();
 }
 
-/// Fails for one token, as a table of a tokenizer might.
+/// Panics for one token, as a tokenizer's table might.
 struct Torn;
 
 impl TokenText for Torn {
@@ -644,7 +644,7 @@ fn f16_after_a_panic_in_the_bookkeeping_the_engine_fails_what_runs_and_serves_th
     assert_eq!(engine.status().scheduler.prefix_tokens, prompts, "counts go on where they were");
 }
 
-/// Panics when it is told of a prompt of thirteen tokens.
+/// A recorder that panics at a prompt of thirteen tokens.
 struct Superstitious;
 
 impl Recorder for Superstitious {
@@ -724,7 +724,7 @@ fn f19_a_large_group_enters_as_far_as_there_is_room_beside_others() {
     });
 }
 
-/// An engine of one place whose forward passes wait while the gate is locked, and its gate.
+/// An engine with one place whose forward passes wait while the gate is locked, with the gate.
 fn gated_engine(config: EngineConfig) -> (Engine, Arc<parking_lot::Mutex<()>>) {
     let gate = Arc::new(parking_lot::Mutex::new(()));
     let inner = Arc::clone(&gate);
@@ -738,7 +738,7 @@ fn gated_engine(config: EngineConfig) -> (Engine, Arc<parking_lot::Mutex<()>>) {
     (Engine::start(model, EngineConfig { max_batch_size: 1, ..config }).unwrap(), gate)
 }
 
-/// Keeps what it is told of stalled steps.
+/// A recorder that keeps the reports of stalled steps.
 #[derive(Default)]
 struct Stalls(parking_lot::Mutex<Vec<String>>);
 
@@ -783,7 +783,7 @@ fn a_forward_pass_that_hangs_is_noticed_reported_once_and_not_waited_for() {
     assert!(!engine.shutdown(Duration::from_millis(20)).complete);
     drop(engine);
     assert!(begun.elapsed() < SOON);
-    // Should it come back after all, its requests end.
+    // If it returns after all, its requests end.
     drop(closed);
     assert_eq!(handle.wait(), Err(RequestError::Stopped));
 }
@@ -861,7 +861,7 @@ fn submitting_asynchronously_waits_for_room_without_holding_its_thread() {
     for (i, handle) in (0..9).zip(handles) {
         assert_eq!(tokens(handle), alone(&[i, 1, 2], &greedy(3)));
     }
-    // Dropped while it waits, it cancels what had entered; after a shutdown it ends.
+    // Dropped while it waits, it cancels the requests that had entered; after a shutdown it ends.
     let (closed, held) = (gate.lock(), engine.submit(Request::new([1], greedy(3))).unwrap());
     until(|| engine.queue().sequences == 0);
     drop(engine.submit_all_async(several(9, 1)));
@@ -903,7 +903,7 @@ fn a_reader_that_falls_behind_again_is_waited_for_again() {
         }
     }
     assert_eq!(seen, 3 * 61);
-    // Without a pause for each time the box filled, it would have held most of the text at once.
+    // Without a pause each time it filled, the mailbox would have held most of the text at once.
     assert!(engine.metrics().snapshot().get(Counter::Pauses) >= 5);
 }
 
@@ -979,13 +979,13 @@ fn planted() -> ForwardError {
 #[test]
 fn a_time_without_end_is_no_limit() {
     let forever = EngineConfig { mailbox: 1, slow_reader_timeout: Duration::MAX, ..config() };
-    // One microsecond more than fits into the engine's clock.
+    // One microsecond more than the engine's clock can hold.
     let wraps = Duration::from_micros(u64::MAX) + Duration::from_micros(1);
     for config in [forever.clone(), EngineConfig { slow_reader_timeout: wraps, ..forever }] {
         let (engine, _) = engine(config);
         let request = Request { timeout: Some(Duration::MAX), ..Request::new([1, 2], greedy(20)) };
         let mut handle = engine.submit_timeout(request, Duration::MAX).unwrap();
-        // Long enough for the engine to look for slow readers.
+        // Long enough for the engine to check for slow readers.
         std::thread::sleep(Duration::from_millis(20));
         assert!(matches!(handle.recv_timeout(Duration::MAX), Ok(Some(Update::Token { .. }))));
         assert_eq!(tokens(handle).len(), 19);
@@ -1009,7 +1009,7 @@ fn the_time_between_tokens_is_that_of_one_choice() {
 #[test]
 fn a_rejected_draft_is_no_decoded_token() {
     let (engine, _) = engine(EngineConfig { max_draft: 4, ..config() });
-    // Two tokens only, so that drafts are many, and often wrong.
+    // Only two tokens, so that drafts are frequent and often wrong.
     let config = GenerationConfig { logit_bias: vec![(1, 100.0), (2, 100.0)], ..greedy(100) };
     assert_eq!(tokens(engine.submit(Request::new([1, 2], config)).unwrap()).len(), 100);
     engine.shutdown(SOON);

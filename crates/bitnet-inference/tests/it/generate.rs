@@ -89,7 +89,7 @@ impl TokenText for Digits {
 fn nothing_follows_the_token_at_which_a_callback_breaks() {
     let config = GenerationConfig { max_new_tokens: 3, ignore_eos: true, ..Default::default() };
     let tokens = run(64, &[1, 2], &config).unwrap().tokens;
-    // All three tokens are held back, and so come out together when the text ends.
+    // All three tokens are held back and released together when the text ends.
     let held: String = tokens.iter().map(|t| format!("{t:02}")).collect();
     let config = GenerationConfig { stop_strings: vec![held + "!"], ..config };
     let mut seen = Vec::new();
@@ -139,7 +139,7 @@ fn a_stop_string_ends_the_text_before_it() {
 #[test]
 fn drafts_change_the_steps_of_a_text_and_none_of_its_tokens() {
     let limits = Limits { max_tokens: 64, max_logit_rows: 5, kv_blocks: 8 };
-    // Few tokens, so that the past is found again: often to go on otherwise.
+    // Few tokens, so that earlier text often recurs but continues differently.
     let config = GenerationConfig {
         max_new_tokens: 200,
         temperature: 1.0,

@@ -197,7 +197,7 @@ fn a_batch_larger_than_the_queue_does_not_hold_the_thread_of_an_executor() {
     let mut future = Box::pin(gpu.process_batch_async(&batch));
     let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
     assert!(future.as_mut().poll(&mut cx).is_pending());
-    // Thirty steps of 20 ms lie before the last request.
+    // Thirty steps of 20 ms come before the last request.
     assert!(begun.elapsed() < Duration::from_millis(300), "{:?}", begun.elapsed());
     let want: Vec<_> = batch.iter().map(|(p, c)| alone(p, c)).collect();
     assert_eq!(block_on(future).unwrap(), want);
@@ -284,7 +284,7 @@ fn f30_a_benchmark_counts_the_tokens_it_got() {
 
 #[test]
 fn f30_a_benchmark_reports_no_speed_when_a_batch_differs_from_its_members() {
-    // A model whose logits depend on how many sequences there are.
+    // A model whose logits depend on the number of sequences.
     let hook = |batch: &Batch, logits: Option<&mut Logits>| {
         if let Some(logits) = logits
             && batch.runs().len() > 1

@@ -1,4 +1,4 @@
-//! What steps allocate: those of the scheduler, and the forward pass.
+//! The allocations of steps: in the scheduler and in the forward pass.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -22,24 +22,24 @@ thread_local! {
 /// Counts the allocations of each thread, and their bytes.
 struct Counting;
 
-// SAFETY: every call is handed on to the system's allocator unchanged; counting touches a thread-local integer,
-// which needs no allocation.
+// SAFETY: every call is passed unchanged to the system's allocator; counting touches a thread-local integer, which
+// needs no allocation.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.set(ALLOCATIONS.get() + 1);
         BYTES.set(BYTES.get() + layout.size());
-        // SAFETY: the caller keeps the contract of `alloc`.
+        // SAFETY: the caller upholds the contract of `alloc`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller keeps the contract of `dealloc`.
+        // SAFETY: the caller upholds the contract of `dealloc`.
         unsafe { System.dealloc(pointer, layout) }
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: the caller keeps the contract of `realloc`.
+        // SAFETY: the caller upholds the contract of `realloc`.
         unsafe { System.realloc(pointer, layout, size) }
     }
 }
@@ -49,7 +49,7 @@ static COUNTING: Counting = Counting;
 
 const RUNNING: usize = 256;
 
-/// A scheduler with 256 running sequences, and what carries out its plans.
+/// A scheduler with 256 running sequences, and a stepper for its plans.
 fn running(max_draft: usize) -> (Scheduler, Stepper<'static>) {
     let limits = Limits { max_tokens: 1024, max_logit_rows: 512, kv_blocks: RUNNING * 9 };
     let mut scheduler = Scheduler::new(SchedulerConfig {
@@ -71,7 +71,7 @@ fn running(max_draft: usize) -> (Scheduler, Stepper<'static>) {
     (scheduler, Stepper::new(Box::new(HashModel::new(VOCAB, CONTEXT, limits))))
 }
 
-/// Runs steps; says how often anything allocated.
+/// Runs steps and returns the number of allocations.
 fn steps(scheduler: &mut Scheduler, stepper: &mut Stepper<'_>, count: u64) -> usize {
     let (mut plan, mut outcome, mut allocations) = (Plan::default(), StepOutcome::default(), 0);
     for step in 0..count {
@@ -81,7 +81,7 @@ fn steps(scheduler: &mut Scheduler, stepper: &mut Stepper<'_>, count: u64) -> us
         outcome.micros = 1000;
         scheduler.commit(step, &plan, &mut outcome);
         while scheduler.next_event().is_some() {}
-        // The vectors of this function grow in its first steps.
+        // This function's own vectors grow in the first steps.
         allocations += if step < 8 { 0 } else { ALLOCATIONS.get() - before };
     }
     allocations
@@ -127,13 +127,13 @@ fn f23_a_forward_pass_on_the_cpu_allocates_nothing_not_even_the_first() {
     let source = Synthetic::named("tiny").unwrap();
     let limits = Limits { max_tokens: 64, max_logit_rows: 8, kv_blocks: 8 };
     for kv in KvType::ALL {
-        // One thread, so that this one does everything.
+        // One thread, so that all work runs on this one.
         let cpu = Cpu::new(Isa::best(), 1).unwrap().keeping(kv);
         let mut model = Transformer::load(source.spec(), &source, cpu, limits, &mut |_, _| {}).unwrap();
         let mut batch = Batch::with_capacity(64, 8, 8);
         let mut logits = Logits::with_capacity(8, source.spec().vocab);
         let (asks, mut drawn) = (vec![None; 8], vec![None; 8]);
-        // The largest step, then a small one; by bounds, then with all logits.
+        // The largest step, then a small one; with bounds, then with all logits.
         for (tokens, start) in [(8, 0), (1, 8)] {
             for top in [1, Batch::ALL] {
                 batch.clear();

@@ -1,4 +1,4 @@
-//! Many generators, one token at a time, in one batch.
+//! Many generators that generate one token at a time, in one batch.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -152,11 +152,11 @@ fn a_text_that_is_asked_for_token_by_token_is_computed_once() {
     let generator = AutoregressiveGenerator::new(batching.clone(), greedy(120));
     let want = alone(&prompt, &greedy(120));
     assert_eq!(by_tokens(&generator, &prompt, 120, true), want);
-    // Each token but the last goes through the model once; the last is never read back.
+    // Each token except the last goes through the model once; the last is never fed back.
     assert_eq!(counts.tokens.load(Relaxed), 100 + 119);
     let snapshot = batching.engine.metrics().snapshot();
     assert_eq!(snapshot.get(Counter::Requests), 1, "the text is one request");
-    // A text that has ended stays ended, and asking again computes nothing.
+    // A text that has ended stays ended, and another call computes nothing.
     let whole = [&prompt[..], &want].concat();
     assert_eq!(generator.generate_token_batched(&whole, 120), Ok(None));
     assert_eq!(counts.tokens.load(Relaxed), 100 + 119);
@@ -173,10 +173,10 @@ fn a_text_that_its_caller_changes_goes_on_from_the_change() {
     for step in 0..30 {
         let next = token(&text, step);
         assert_eq!(next, single(&text, step), "step {step}");
-        // Now and then another token than the one that was drawn.
+        // From time to time, a different token than the one that was drawn.
         text.push(if step % 7 == 6 { (next + 1) % 40 } else { next });
     }
-    // The same tokens with another number of generated ones are another question.
+    // The same tokens with a different number of generated ones are a different request.
     assert_eq!(token(&text, 2), single(&text, 2));
 }
 
@@ -227,7 +227,7 @@ fn f17_a_reply_that_nobody_waits_for_costs_the_others_nothing() {
     for (token, answer) in [0, 2, 3].into_iter().zip(answers) {
         assert_eq!(answer.recv().unwrap(), first(token));
     }
-    // The processor goes on, and nothing is left behind.
+    // The processor continues, and nothing is left over.
     let (later, answer) = request(9);
     batching.queue.submit(later).unwrap();
     assert_eq!(answer.recv().unwrap(), first(9));
@@ -247,7 +247,7 @@ fn f15_a_request_carries_its_step_and_configuration() {
     assert!(answer.recv().is_err(), "one reply, exactly");
 }
 
-/// A function from sequences to logits, the same as the model of the other tests.
+/// A function from sequences to logits that equals the model of the other tests.
 fn oracle(batch: &PaddedBatch) -> Vec<Vec<f32>> {
     let row = |i| {
         let (mut oracle, mut row) = (Oracle::default(), vec![0.0; VOCAB]);
@@ -298,7 +298,7 @@ fn f14_any_function_over_a_batch_can_be_the_forward_pass() {
 fn f16_an_error_reaches_everyone_it_concerns_and_the_next_batch_is_served() {
     // Mistakes 13, 14 and 16 of the originals: `?` in a function without a result, an error that cannot be cloned.
     let planted = || ForwardError::StepTooLarge { what: "planted", actual: 1, limit: 0 };
-    let mut left = 2 * (2 * 4); // every try of the first batch, halved to its members, fails
+    let mut left = 2 * (2 * 4); // every attempt at the first batch fails, down to single requests
     let forward = move |batch: &PaddedBatch| {
         let failing = batch.row(0)[0] < 10 && left > 0;
         left -= usize::from(failing);
@@ -365,7 +365,7 @@ fn f22_what_is_padded_is_told_and_what_does_not_know_says_nothing() {
     bitnet_inference::names::batch_generate(&batching.engine, &prompts, &greedy(1)).unwrap();
     batching.engine.shutdown(Duration::MAX);
     let snapshot = batching.engine.metrics().snapshot();
-    // Both in one step, or each alone if the first had begun.
+    // Both in one step, or each alone if the first had already started.
     let padding = snapshot.measure(Measure::Padding);
     assert!(
         (padding.sum * 60.0 - 20.0).abs() < 1e-9 || (padding.count, padding.sum) == (2, 0.0),

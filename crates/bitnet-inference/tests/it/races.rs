@@ -1,4 +1,4 @@
-//! What threads must not notice of each other.
+//! Threads that use an engine at the same time must not affect each other.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use crate::support::*;
 
 const SOON: Duration = Duration::from_secs(20);
 
-/// Submits until the engine takes no more; each request that was taken must be served.
+/// Submits until the engine refuses; each accepted request must be served.
 fn submit_until_refused(engine: &Engine) -> SubmitError {
     loop {
         match engine.submit_timeout(Request::new([1], greedy(1)), SOON) {
@@ -26,7 +26,7 @@ fn f18_whoever_is_let_in_before_a_shutdown_is_served() {
             let submitters = [(); 3].map(|()| scope.spawn(|| submit_until_refused(&engine)));
             std::thread::sleep(Duration::from_micros(round % 20 * 50));
             assert!(engine.shutdown(SOON).complete);
-            // Refused at the door, and not lost on the way in.
+            // Refused at submission, not lost after it.
             for thread in submitters {
                 assert_eq!(thread.join().unwrap(), SubmitError::Draining);
             }
@@ -44,6 +44,6 @@ fn a_paused_request_goes_on_when_half_of_what_it_holds_is_read() {
         std::thread::sleep(Duration::from_micros(300));
     }
     let pauses = engine.metrics().snapshot().get(Counter::Pauses) as usize;
-    // Between two pauses at least four are read.
+    // At least four updates are read between two pauses.
     assert!((5..=read / 4 + 1).contains(&pauses), "{pauses} pauses in {read} updates");
 }

@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 
 use crate::support::mixed;
 
-/// A model whose counters can be read while an engine has it.
+/// A model whose counters can be read while an engine owns it.
 #[derive(Clone)]
 struct Watched(Arc<Mutex<Transformer<Cpu>>>, ModelSpec);
 
@@ -66,7 +66,7 @@ fn engine(model: Watched, max_batch_size: usize, max_draft: usize) -> Engine {
 fn f01_f11_tokens_are_the_same_alone_in_a_batch_in_chunks_and_on_any_number_of_threads() {
     let mut batch = mixed(24, 1);
     batch.iter_mut().for_each(|(_, config)| config.max_new_tokens += 60);
-    // One request after the other, each prompt in one step.
+    // One request after another, each prompt in one step.
     let single = engine(Watched::tiny("auto", 1, 512, 64), 1, 0);
     let want: Vec<Vec<u32>> = process_batch(&single, &batch).into_iter().map(Result::unwrap).collect();
     assert!(want.iter().map(Vec::len).sum::<usize>() > 200);
@@ -74,7 +74,7 @@ fn f01_f11_tokens_are_the_same_alone_in_a_batch_in_chunks_and_on_any_number_of_t
         ("auto", 2, 512, 64, 16, 0),
         ("auto", 1, 33, 64, 16, 3),
         ("scalar", 2, 100, 64, 8, 0),
-        // Room for a third of the requests: they are preempted.
+        // Room for a third of the requests, so they are preempted.
         ("auto", 2, 64, 9, 16, 2),
     ] {
         let many = engine(Watched::tiny(isa, threads, max_tokens, kv_blocks), size, draft);
@@ -121,7 +121,7 @@ fn f04_f22_neither_padding_nor_a_longer_neighbour_changes_a_bit_of_a_sequences_l
     }
 }
 
-/// A model whose every fourth step is lost after it was computed.
+/// A model whose every fourth step fails after it was computed.
 struct Flaky {
     model: Watched,
     steps: usize,

@@ -1,4 +1,4 @@
-//! Load that is rude but ordinary: texts that repeat themselves, readers that pause, prompts beside many streams.
+//! Demanding but ordinary load: texts that repeat themselves, readers that pause, long prompts during many streams.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use bitnet_inference::{
 
 use crate::support::*;
 
-/// A scheduler whose sequences draw 1, 2, 3, 4 and so on in a circle, on a model whose steps take known times.
+/// A scheduler whose sequences draw 1, 2, 3, 4 and so on in a cycle, on a model whose steps take known times.
 struct Circle {
     scheduler: Scheduler,
     now: u64,
@@ -48,12 +48,12 @@ impl Circle {
 
     fn submit(&mut self, id: u64, prompt: usize, new: usize, priority: Priority) {
         let prompt: Vec<u32> = (0..prompt as u32).map(|i| 1 + i % 4).collect();
-        // A salt of its own: nothing is shared.
+        // A unique salt, so that nothing is shared.
         let request = Request { priority, salt: id, ..Request::new(prompt, greedy(new)) };
         self.scheduler.submit(self.now, id, Arc::new(request), 0);
     }
 
-    /// One step; the requests that it computed.
+    /// Runs a step and returns the requests that it computed.
     fn step(&mut self) -> BTreeSet<u64> {
         self.scheduler.tick(self.now);
         assert!(self.scheduler.plan(self.now, &mut self.plan));
@@ -84,7 +84,7 @@ impl Circle {
     }
 }
 
-/// Fast enough for drafts always to pay.
+/// Step times for which drafts always pay.
 fn fast(load: StepLoad) -> u64 {
     2000 + (load.decodes as u64) + load.prefill as u64
 }
@@ -131,7 +131,7 @@ fn readers_that_go_on_wait_for_a_free_place_and_silence_nobody() {
     while world.ended.is_empty() {
         assert_eq!(world.step(), fresh, "nobody who runs is silenced by those that go on");
     }
-    // All end together; those that waited take the places.
+    // All end together; the waiting requests take their places.
     assert_eq!(world.step(), (0..8).collect());
     while world.ended.len() < 16 {
         world.step();
@@ -139,7 +139,7 @@ fn readers_that_go_on_wait_for_a_free_place_and_silence_nobody() {
     assert_eq!(world.scheduler.counts().recomputed_tokens, 0, "they kept their blocks");
 }
 
-/// The p95 of the steps in which streams wait for a chunk of a prompt of 2,048 tokens, and the chunks.
+/// The p95 of step times while streams wait for chunks of a prompt of 2,048 tokens, and the sizes of the chunks.
 fn beside_a_long_prompt(micros: fn(StepLoad) -> u64) -> (u64, Vec<usize>) {
     let mut world = Circle::new(limits(8, 8 + 512, 16, 0), micros);
     (0..4).for_each(|id| world.submit(id, 20, 3000, Priority::Normal));
@@ -158,22 +158,22 @@ fn beside_a_long_prompt(micros: fn(StepLoad) -> u64) -> (u64, Vec<usize>) {
 
 #[test]
 fn by_default_a_long_prompt_leaves_streams_a_token_every_quarter_of_a_second() {
-    // 40 ms and 3 ms a prompt token: a whole step of 512 would take over a second and a half.
+    // 40 ms plus 3 ms for each prompt token: a full step of 512 would take more than 1.5 s.
     let (p95, chunks) = beside_a_long_prompt(|load| 40_000 + 3000 * load.prefill as u64);
     assert!(p95 <= 250_000, "{p95} us with {chunks:?}");
     assert!(chunks.len() < 64, "{chunks:?}");
-    // A machine that is late with no prompt at all.
+    // A machine that misses the goal even without a prompt.
     let (_, chunks) = beside_a_long_prompt(|load| 300_000 + 9000 * load.prefill as u64);
     assert!(chunks.iter().all(|&chunk| chunk <= Pace::MIN_CHUNK), "{chunks:?}");
     assert!(chunks[..chunks.len() - 1].iter().all(|&chunk| chunk == Pace::MIN_CHUNK), "{chunks:?}");
-    // A fast one takes what a step allows.
+    // A fast machine uses the whole step.
     let (_, chunks) = beside_a_long_prompt(|load| 5000 + 20 * load.prefill as u64);
     assert!(chunks.contains(&(8 + 512 - 4)), "{chunks:?}");
 }
 
 #[test]
 fn drafts_keep_the_goal_between_tokens() {
-    // Drafts pay: eight of them would add a fifth to a step. With those of four streams it would take 360 ms.
+    // Drafts pay: eight of them would lengthen a step by a fifth. With those of four streams it would take 360 ms.
     let cost = |load: StepLoad| 180_000 + 5000 * (load.decodes + load.drafts) as u64;
     let mut world = Circle::new(limits(4, 64, 40, 8), cost);
     for decodes in 1..20 {

@@ -22,7 +22,7 @@ fn draw_after(
     Sampler::new(logits.len()).draw(logits, &at)
 }
 
-/// How often each token comes in 4,000 draws.
+/// How often each token occurs in 4,000 draws.
 fn histogram(logits: &[f32], config: &GenerationConfig) -> Vec<usize> {
     let mut counts = vec![0; logits.len()];
     for position in 0..4000 {
@@ -100,7 +100,7 @@ fn top_p_keeps_the_token_that_crosses_the_mass_and_no_more() {
 #[test]
 fn top_p_counts_only_what_top_k_left() {
     let row = [4.0f32.ln(), 2.0f32.ln(), 0.0, 0.0];
-    // Two tokens are left with 2/3 and 1/3.
+    // Two tokens remain, with 2/3 and 1/3.
     let counts = histogram(&row, &GenerationConfig { top_k: 2, top_p: 0.66, ..config() });
     assert_eq!(counts, [4000, 0, 0, 0]);
 }
@@ -164,7 +164,7 @@ fn logprobs_are_of_the_models_own_distribution() {
     assert!((at.top[2].1 - 0.125f32.ln()).abs() < 1e-6);
 }
 
-/// The chain as the words say it: everything sorted, every filter a loop.
+/// The filters as documented: everything sorted, every filter a loop.
 fn naive(row: &[f32], config: &GenerationConfig, random: u64) -> u32 {
     let mut order: Vec<usize> = (0..row.len()).collect();
     order.sort_by(|&a, &b| row[b].total_cmp(&row[a]).then(a.cmp(&b)));
@@ -207,7 +207,7 @@ proptest! {
         min_p in prop_oneof![Just(0.0f32), 0.0f32..0.5],
         seed in any::<u64>(),
     ) {
-        // Whole numbers tie often; half of the rows get distinct values.
+        // Integers tie often; half of the rows get distinct values.
         let row: Vec<f32> = row.iter().enumerate().map(|(i, &l)| {
             l as f32 + if noise & 1 == 0 { 0.0 } else { (random_u64(noise, 0, i as u64) >> 40) as f32 * 1e-8 }
         }).collect();

@@ -1,4 +1,4 @@
-//! The scheduler against one that keeps lists and counts them from end to end.
+//! The scheduler, compared with a naive one that keeps plain lists and scans them.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,10 +14,10 @@ use proptest::prelude::*;
 use crate::support::greedy;
 
 const BLOCK: usize = Batch::BLOCK_TOKENS;
-/// How often others may go before a sequence that has no room.
+/// How often others can go before a sequence that has no room.
 const MOST_PASSES: usize = 8;
 
-/// What happens to a scheduler.
+/// An action on a scheduler.
 #[derive(Debug, Clone)]
 enum Step {
     Submit { prompt: usize, new: usize, priority: Priority, timeout: Option<u64> },
@@ -28,10 +28,10 @@ enum Step {
     Compute,
 }
 
-/// A block that is free, or in a table: which of a sequence's blocks it holds, if that can be found.
+/// The content of a block, free or in a table: the sequence and the index of its block, if it can still be found.
 type Held = Option<(u64, usize)>;
 
-/// A sequence; its tokens are told by their number.
+/// A sequence; only the number of its tokens matters.
 #[derive(Debug, Clone)]
 struct Naive {
     id: u64,
@@ -43,7 +43,7 @@ struct Naive {
     arrived: u64,
     deadline: Option<u64>,
     table: Vec<Held>,
-    /// Whether it has a place; without one it may hold blocks all the same.
+    /// Whether it has a place; without one it can still hold blocks.
     running: bool,
     paused: bool,
     /// When it began to wait for a place.
@@ -59,7 +59,7 @@ impl Naive {
     }
 }
 
-/// A step that is being planned.
+/// The step being planned.
 #[derive(Default)]
 struct Left {
     tokens: usize,
@@ -70,9 +70,9 @@ struct Left {
 
 struct NaiveScheduler {
     limits: SchedulerConfig,
-    /// In the order of their arrival, which their ids have too.
+    /// In order of arrival, which is also the order of their ids.
     live: Vec<Naive>,
-    /// To be taken from the front.
+    /// Allocated from the front.
     free: VecDeque<Held>,
     events: Vec<Event>,
 }
@@ -124,7 +124,7 @@ impl NaiveScheduler {
         self.events.push(Event::Ended(seq_id(id), how.map(|finish| End { finish, tail: vec![] })));
     }
 
-    /// What can be found stays so the longer, the earlier it is in its text.
+    /// The earlier a block is in its text, the longer it can be found.
     fn leave(&mut self, id: u64) {
         let s = self.of(id);
         (s.running, s.computed) = (false, 0);
@@ -167,7 +167,7 @@ impl NaiveScheduler {
         let mut left = Left { tokens, rows, runs: vec![] };
         for decodes in [true, false] {
             for id in self.ids(|s| s.running && (s.tokens - s.computed == 1) == decodes) {
-                // It may have given way to one before it.
+                // It may have been preempted for an earlier one.
                 if self.of(id).running {
                     self.run(id, &mut left);
                 }
@@ -185,7 +185,7 @@ impl NaiveScheduler {
         if len == 0 || rows > left.rows || !self.take_blocks(id, s.computed + len, left) {
             return;
         }
-        // What is written can no longer be found.
+        // Blocks to be written can no longer be found.
         self.of(id).table[s.computed / BLOCK..].fill(None);
         left.tokens -= len;
         left.rows -= rows;
@@ -298,7 +298,7 @@ impl NaiveScheduler {
     }
 }
 
-/// Both, told the same.
+/// Both schedulers, with the same actions.
 struct Pair {
     real: Scheduler,
     naive: NaiveScheduler,
@@ -336,7 +336,7 @@ impl Pair {
             Step::Submit { prompt, new, priority, timeout } => {
                 let (id, prompt) = (self.submitted, prompt.min(self.naive.limits.context - 1));
                 let timeout = timeout.map(Duration::from_micros);
-                // A salt of its own: nothing is shared.
+                // A unique salt, so that nothing is shared.
                 let request =
                     Request { priority, timeout, salt: id, ..Request::new(vec![1; prompt], greedy(new)) };
                 self.submitted += 1;
@@ -368,7 +368,7 @@ impl Pair {
         let mut told: Vec<Event> = std::iter::from_fn(|| self.real.next_event()).collect();
         let mut expected = std::mem::take(&mut self.naive.events);
         if matches!(step, Step::Wait(_)) {
-            // Those whose time is over at once end in no order.
+            // Sequences that time out together end in any order.
             let id = |event: &Event| match event {
                 Event::Admitted(id, _) | Event::Token(id, ..) | Event::Ended(id, _) => *id,
             };

@@ -61,7 +61,7 @@ impl TokenText for Letters {
     }
 }
 
-/// What a request gets alone, without an engine, a cache or a scheduler.
+/// The result of a request alone, without an engine, a cache or a scheduler.
 pub fn alone(prompt: &[u32], config: &GenerationConfig) -> Vec<u32> {
     alone_under(None, prompt, config)
 }
@@ -109,7 +109,7 @@ pub fn mixed(count: usize, seed: u64) -> Vec<(Vec<u32>, GenerationConfig)> {
     let pick = |i: usize, what: u64, n: u64| mix(mix(seed, i as u64), what) % n;
     let one = |i: usize| {
         let length = if pick(i, 0, 4) == 0 { 100 + pick(i, 1, 200) } else { 1 + pick(i, 1, 20) };
-        // Half of the prompts begin alike.
+        // Half of the prompts have the same prefix.
         let tokens =
             (0..length).map(|p| if pick(i, 2, 2) == 0 { p as u32 % 48 } else { pick(i, 10 + p, 48) as u32 });
         let config = GenerationConfig {
@@ -127,7 +127,7 @@ pub fn mixed(count: usize, seed: u64) -> Vec<(Vec<u32>, GenerationConfig)> {
     (0..count).map(one).collect()
 }
 
-/// Waits for what must happen soon.
+/// Waits for a condition that must soon become true.
 pub fn until(happened: impl Fn() -> bool) {
     let start = Instant::now();
     while !happened() {
@@ -148,7 +148,7 @@ impl Wake for Unpark {
     }
 }
 
-/// The smallest executor.
+/// A minimal executor.
 pub fn block_on<F: Future>(future: F) -> F::Output {
     let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
     let (mut future, mut cx) = (pin!(future), Context::from_waker(&waker));

@@ -1,4 +1,4 @@
-//! Recorded arrivals on a model whose steps take known times: what automatic sizing decides.
+//! The decisions of automatic sizing, for given arrivals on a model whose steps take known times.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,8 +10,8 @@ use bitnet_inference::{
 
 use crate::support::*;
 
-/// 2 ms, and half a millisecond for each sequence, 0.3 us for each token before it, 0.1 ms for each prompt token, and
-/// 0.05 us for each token before that.
+/// 2 ms plus 0.5 ms for each sequence, 0.3 us for each token before it, 0.1 ms for each prompt token, and 0.05 us for
+/// each token before that.
 fn micros(load: StepLoad) -> u64 {
     let StepLoad { decodes, context, prefill, attended, .. } = load;
     2000 + 500 * decodes as u64 + 3 * context as u64 / 10 + 100 * prefill as u64 + attended as u64 / 20
@@ -19,7 +19,7 @@ fn micros(load: StepLoad) -> u64 {
 
 const GOAL: u64 = 10_000;
 
-/// What was decided in one step.
+/// The decisions in a step.
 #[derive(Debug, Clone, Copy)]
 struct Step {
     begun: u64,
@@ -30,7 +30,7 @@ struct Step {
 
 struct Trace {
     steps: Vec<Step>,
-    /// When each request was admitted and when it ended, by its number.
+    /// The times at which each request was admitted and ended, by its number.
     admitted: Vec<u64>,
     ended: Vec<u64>,
 }
@@ -59,7 +59,7 @@ fn play(arrivals: &[(u64, usize, usize)]) -> Trace {
     let (mut plan, mut outcome) = (Plan::default(), StepOutcome::default());
     while next < arrivals.len() || !scheduler.is_empty() {
         while let Some(&(at, prompt, new)) = arrivals.get(next).filter(|a| a.0 <= now) {
-            // A beginning of its own, so that nothing is found computed.
+            // A unique prefix, so that nothing comes from the prefix cache.
             let prompt: Vec<u32> = (0..prompt).map(|p| (p + 3 * next) as u32 % 48).collect();
             let request = Request { salt: next as u64, ..Request::new(prompt, greedy(new)) };
             scheduler.submit(at, next as u64, Arc::new(request), 0);
@@ -102,7 +102,7 @@ fn f20_a_trickle_is_served_at_once_and_moves_nothing() {
     let trace = play(&arrivals);
     assert!(trace.steps.iter().all(|s| s.batch_size == 4 && s.load.decodes <= 1), "{:?}", trace.steps);
     assert!(trace.admitted.iter().all(|&waited| waited == 0));
-    // A prompt that nobody decodes beside is computed whole.
+    // A prompt without decoding sequences is computed whole.
     assert!(trace.steps.iter().all(|s| s.load.prefill == 0 || s.load.prefill == 30));
 }
 
@@ -112,8 +112,8 @@ fn f20_a_burst_grows_the_batch_by_one_a_step_and_keeps_the_goal() {
     let trace = play(&arrivals);
     let sizes: Vec<usize> = trace.steps.iter().map(|s| s.batch_size).collect();
     assert!(sizes.windows(2).all(|w| w[1] <= w[0] + 1), "{sizes:?}");
-    // 2 + 0.5 n ms and a little context stay within 9 ms up to 13; once requests wait longer than their own goal,
-    // the whole 10 ms are used.
+    // 2 + 0.5 n ms and a little context stay within 9 ms up to 13. Once requests wait longer than their own goal, the
+    // whole 10 ms are used.
     let early = trace.steps.iter().filter(|s| s.begun < 400_000).map(|s| s.batch_size);
     assert!((12..=14).contains(&early.max().unwrap()), "{sizes:?}");
     assert!((14..=16).contains(sizes.iter().max().unwrap()), "{sizes:?}");
@@ -132,7 +132,7 @@ fn f20_a_flood_with_one_long_prompt_keeps_the_goal_and_the_long_one_ends() {
     let mut times: Vec<u64> = beside.iter().map(|s| s.micros).collect();
     times.sort_unstable();
     assert!(times[times.len() * 95 / 100] <= GOAL * 5 / 4, "{times:?}");
-    // The long prompt takes many steps, none of which holds up the others, and is done before the flood is.
+    // The long prompt takes many steps, none of which delays the others, and finishes before the flood.
     let long = 30;
     assert!(trace.ended[long] < *trace.ended.iter().max().unwrap());
     let waited = trace.admitted.iter().max().unwrap();

@@ -1,9 +1,9 @@
-//! What each request gets alone, and how it may end otherwise.
+//! The result of each request alone, and other ways in which it can end.
 
 use super::*;
 
 impl World {
-    /// Compares what a sequence has told, once it has ended.
+    /// Compares the events of a sequence, once it has ended.
     pub(super) fn compare(&self, id: SeqId) -> Result<(), String> {
         let (request, seed) = &self.requests[&id.request];
         let Told { tokens, end } = &self.told[&id];
@@ -28,7 +28,7 @@ impl World {
         if alone.starts_with(tokens) { Ok(()) } else { wrong(&format!("is not the beginning of {alone:?}")) }
     }
 
-    /// What a request gets from a model that has nothing else to do and no memory.
+    /// The result of a request on an idle model without a cache.
     fn alone(&self, request: &Request, seed: u64, choice: u32) -> (Vec<u32>, End) {
         let config = &GenerationConfig { logit_bias: vec![], ..request.config.clone() };
         let (mut oracle, mut row, mut sampler) = (Oracle::default(), vec![0.0; VOCAB], Sampler::new(VOCAB));

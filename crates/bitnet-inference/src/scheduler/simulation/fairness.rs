@@ -1,9 +1,9 @@
-//! What the order of the sequences promises, judged around every plan by what was so before it.
+//! Checks the rules of the sequences' order around every plan, compared to the state before it.
 
 use super::*;
 use crate::scheduler::plan::MAX_BYPASS;
 
-/// How a sequence stood before a plan.
+/// The state of a sequence before a plan.
 struct Stood {
     slot: u32,
     id: SeqId,
@@ -17,14 +17,14 @@ struct Stood {
 }
 
 impl World {
-    /// Plans a step: true if there is one.
+    /// Plans a step, returns whether there is one, and checks these rules:
     ///
-    /// - While a sequence is not paused there is something to compute.
+    /// - While any sequence is not paused, there is something to compute.
     /// - The oldest running sequence is in every plan, and keeps what it has computed.
-    /// - Who gives way is younger than everyone who stays, the paused aside, and those who came back at once.
-    /// - A waiting sequence that others go before has no room, has not waited for long, and sees that a few times only.
-    /// - The first of the queue is admitted in the first step that has a place, blocks and capacity for it. Drafts and
-    ///   parked sequences count as nothing in that, and sequences that decode come before drafts too.
+    /// - A preempted sequence is younger than all that stay, except for paused ones and those that returned at once.
+    /// - Others go before a waiting sequence only if it has no room, has not waited for long, and only a few times.
+    /// - The first in the queue is admitted in the first step that has a place, blocks and capacity for it. Drafts and
+    ///   parked sequences do not count against it, and decoding sequences come before drafts too.
     /// - The oldest prompt gets a real chunk in every step.
     pub(super) fn plan_fairly(&mut self, plan: &mut Plan) -> Result<bool, String> {
         let (stood, preemptions) = (self.standing(), self.scheduler.counts.preemptions);
@@ -90,7 +90,7 @@ impl World {
         for s in stood.iter().filter(|s| !s.running && !s.paused && s.place < last) {
             let waits = seq(slots, s.slot);
             let Some(leader) = self.could_go(s.slot, stood).filter(|_| !waits.running) else { continue };
-            // The other choices of a request wait for its first one, whose prompt they share.
+            // The other choices of a request wait for the first one, whose prompt they share.
             let first = SeqId { choice: 0, ..s.id };
             let ahead =
                 went.clone().filter(|other| other.place > s.place && other.id != first).count() as u32;
@@ -105,14 +105,14 @@ impl World {
         Ok(())
     }
 
-    /// Whether a waiting sequence could have been admitted when the plan was made, and whose prompt it would share: the
-    /// first choice of its request did not begin in the same plan.
+    /// Whether a waiting sequence could have been admitted when the plan was made, and whose prompt it would share.
+    /// The first choice of its request must not have been admitted by the same plan.
     fn could_go(&self, slot: u32, stood: &[Stood]) -> Option<Option<SeqId>> {
         let ran = |id: &SeqId| stood.iter().any(|s| s.id == *id && s.running);
         self.scheduler.eligible(slot).filter(|leader| leader.iter().all(ran))
     }
 
-    /// Blocks that would be free if the plan had no drafts.
+    /// Number of blocks that would be free if the plan had no drafts.
     fn available_without_drafts(&self, plan: &Plan, stood: &[Stood]) -> usize {
         let taken = |run: &PlannedRun| {
             let before = stood.iter().find(|s| s.slot == run.slot).map_or(0, |s| s.blocks);
@@ -123,12 +123,12 @@ impl World {
         self.scheduler.pool.available() + drafting.map(taken).sum::<usize>()
     }
 
-    /// Tokens to compute, drafts aside, of a sequence that has a place.
+    /// Number of tokens that a running sequence has to compute, without drafts.
     fn pending(s: &Sequence) -> usize {
         s.pending() - s.drafted
     }
 
-    /// A sequence that decodes and is not planned has no block.
+    /// A decoding sequence is left out of a plan only if it has no block.
     fn check_decodes(&self, plan: &Plan, stood: &[Stood]) -> Result<(), String> {
         let available = self.available_without_drafts(plan, stood);
         for &slot in &self.scheduler.running {
@@ -141,8 +141,8 @@ impl World {
         Ok(())
     }
 
-    /// The oldest prompt of those that had a place before gets a chunk, or all that the tokens of those that decode
-    /// leave of the step.
+    /// The oldest prompt that had a place before the plan gets a chunk, or all the tokens that decoding sequences
+    /// leave in the step.
     fn check_prefill(&self, plan: &Plan, stood: &[Stood]) -> Result<(), String> {
         let Scheduler { slots, running, config, .. } = &self.scheduler;
         let ran = |slot| stood.iter().any(|s| s.slot == slot && s.running);
@@ -161,7 +161,7 @@ impl World {
         }
     }
 
-    /// Whoever is first in the queue and stays there has no place, no blocks or no capacity.
+    /// The first in the queue stays there only if there is no place, no blocks or no capacity.
     fn check_admission(&mut self, plan: &Plan, stood: &[Stood]) -> Result<(), String> {
         let Scheduler { slots, waiting, running, config, pace, .. } = &self.scheduler;
         let drafts = plan.load.drafts;
@@ -173,7 +173,7 @@ impl World {
         let (s, shared) = (seq(slots, slot), leader.is_some());
         let rows: usize = plan.runs.iter().map(|run| run.rows).sum();
         let capacity = plan.tokens() - drafts < config.max_tokens && rows - drafts < config.max_rows;
-        // Other prompts may use up what the goal between tokens leaves for them.
+        // Other prompts may use up the prompt tokens that the goal between tokens allows.
         let paced = !matches!(config.sizing, BatchSizing::Fixed(_));
         let prompts = paced && plan.load.prefill > 0 && s.pending() > 1;
         if running.len() >= pace.batch_size() {
@@ -198,7 +198,7 @@ impl World {
         }
     }
 
-    /// Whoever has waited for as long as its priority bears is said to be aged.
+    /// A sequence that has waited as long as its priority allows is marked as aged.
     pub(super) fn check_aging(&mut self) -> Result<(), String> {
         for &slot in &self.scheduler.waiting {
             let s = seq(&self.scheduler.slots, slot);

@@ -1,4 +1,4 @@
-//! Faults that a scheduler might have, put into one that has none.
+//! Deliberate faults in the scheduler, which the simulation must detect.
 
 use super::*;
 use crate::blocks::Chain;
@@ -82,7 +82,7 @@ impl World {
         }
     }
 
-    /// Between a plan and the look at its order.
+    /// Applied between a plan and the check of its order.
     pub(super) fn sabotage_order(&mut self, plan: &mut Plan) {
         let scheduler = &mut self.scheduler;
         let oldest = scheduler.running.first().copied();
@@ -114,7 +114,7 @@ impl World {
         }
     }
 
-    /// Puts who has just been admitted, and has computed nothing, back into the queue.
+    /// Puts a sequence that was just admitted and has computed nothing back into the queue.
     fn send_back(&mut self, plan: &mut Plan) {
         let begins = |run: &PlannedRun| run.start == 0 && run.rows > 0 && run.drafts == 0;
         if let Some(at) = plan.runs.iter().rposition(begins).filter(|&at| at > 0) {
@@ -122,7 +122,7 @@ impl World {
         }
     }
 
-    /// After a reader has paused.
+    /// Applied after a reader has paused.
     pub(super) fn sabotage_pause(&mut self) {
         let Scheduler { waiting, slots, .. } = &self.scheduler;
         let paused = |slot: &&u32| seq(slots, **slot).parked() && seq(slots, **slot).paused.is_some();
@@ -131,7 +131,7 @@ impl World {
         }
     }
 
-    /// After all readers have gone on.
+    /// Applied after all readers have resumed.
     pub(super) fn sabotage_resume(&mut self) {
         let Scheduler { waiting, slots, .. } = &self.scheduler;
         if self.planted == Some(Planted::OverfullBatch) {
@@ -141,13 +141,13 @@ impl World {
         }
     }
 
-    /// Gives a waiting sequence a place, whether there is one or not.
+    /// Gives a waiting sequence a place even if none is free.
     fn run_at_once(&mut self, slot: u32) {
         self.scheduler.waiting.retain(|&other| other != slot);
         self.scheduler.start(slot, None, self.now);
     }
 
-    /// After the clock has moved.
+    /// Applied after the clock has moved.
     pub(super) fn sabotage_queue(&mut self) {
         if self.planted == Some(Planted::ForgottenAge) {
             let Scheduler { waiting, slots, .. } = &mut self.scheduler;
