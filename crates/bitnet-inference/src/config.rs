@@ -106,7 +106,7 @@ impl GenerationConfig {
         range("presence_penalty", self.presence_penalty, -100.0, 100.0)?;
         range("frequency_penalty", self.frequency_penalty, -100.0, 100.0)?;
         range("repetition_penalty", self.repetition_penalty, 0.01, 100.0)?;
-        require(self.top_p > 0.0 && self.top_p <= 1.0, "top_p", self.top_p, "over 0 and at most 1")?;
+        require(self.top_p > 0.0 && self.top_p <= 1.0, "top_p", self.top_p, "above 0 and at most 1")?;
         for &(token, bias) in &self.logit_bias {
             in_vocab("logit_bias token", token, vocab)?;
             range("logit_bias value", bias, -100.0, 100.0)?;
@@ -148,7 +148,7 @@ fn at_most(field: &'static str, value: usize, low: usize, high: usize) -> Result
 }
 
 fn in_vocab(field: &'static str, token: u32, vocab: usize) -> Result<(), InvalidConfig> {
-    require((token as usize) < vocab, field, token, format_args!("below the vocabulary of {vocab}"))
+    require((token as usize) < vocab, field, token, format_args!("below the vocabulary size of {vocab}"))
 }
 
 #[cfg(test)]

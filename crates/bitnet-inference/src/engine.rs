@@ -86,7 +86,7 @@ pub enum StartError {
         field: &'static str,
     },
     /// An end token is not in the vocabulary.
-    #[error("end token {token} is not below the vocabulary of {vocab}")]
+    #[error("end token {token} is not in the vocabulary of {vocab} tokens")]
     UnknownEos {
         /// The token.
         token: u32,

@@ -48,7 +48,9 @@ impl BenchmarkRow {
 #[non_exhaustive]
 pub enum BenchmarkError {
     /// A batch gives different tokens than its members alone.
-    #[error("prompt length {seq_len}, batch of {batch_size}: request {index} gets other tokens than alone")]
+    #[error(
+        "prompt length {seq_len}, batch of {batch_size}: request {index} gets different tokens than alone"
+    )]
     BatchDiffers {
         /// Number of tokens in each prompt.
         seq_len: usize,

@@ -97,7 +97,7 @@ pub enum InvalidRequest {
     #[error("the prompt is empty")]
     EmptyPrompt,
     /// A token is not in the vocabulary.
-    #[error("token {token} at position {position} of the prompt is not below the vocabulary of {vocab}")]
+    #[error("token {token} at position {position} of the prompt is not in the vocabulary of {vocab} tokens")]
     UnknownToken {
         /// The token.
         token: u32,
@@ -124,7 +124,7 @@ pub enum InvalidRequest {
         tokens: usize,
     },
     /// Stop strings need the text of tokens, which the engine does not have.
-    #[error("stop strings need a tokenizer, and the engine was started without one")]
+    #[error("stop strings need a tokenizer, but the engine was started without one")]
     NoText,
 }
 
@@ -146,7 +146,7 @@ pub enum SubmitError {
         limit: usize,
     },
     /// Too many sequences are waiting.
-    #[error("the queue is full: {limit} requests, each choice counted as one, can wait: try again later")]
+    #[error("the queue is full, with {limit} requests (each choice counts as one): try again later")]
     QueueFull {
         /// Maximum number of waiting sequences.
         limit: usize,

@@ -94,7 +94,7 @@ impl Checkpoint {
             let mut checkpoint = Self::assemble(name, &files, || safetensors::open_folder(path))?;
             if unconverted {
                 checkpoint.warnings.push(
-                    "the folder has tokenizer.model and no tokenizer.json: no text can be read or written; \
+                    "the folder has tokenizer.model but no tokenizer.json, so text cannot be encoded or decoded; \
                      convert it with transformers' AutoTokenizer and save_pretrained"
                         .into(),
                 );

@@ -1,4 +1,4 @@
-//! What a model is: files, tokenizer, chat template, weights, and one forward pass for all families.
+//! Models: files, tokenizers, chat templates, weights, and one forward pass for all families.
 //!
 //! ```
 //! use bitnet_kernels::{Cpu, Isa};

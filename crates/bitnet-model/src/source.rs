@@ -284,7 +284,7 @@ impl FileSource {
 
     fn not_a(&self, entry: &TensorEntry, kind: &str) -> ModelError {
         let problem = format!("it is stored as {}, not as a {kind}", entry.stored);
-        ModelError::tensor(&self.file, &entry.stored_name, problem, "ask for it by its kind")
+        ModelError::tensor(&self.file, &entry.stored_name, problem, "request it as the kind that is stored")
     }
 
     /// The median of the scales that are known without reading a tensor, or `None` if none are.
@@ -379,7 +379,7 @@ impl FileSource {
             check_shape(&gguf.file, &name, &wanted.shape, &tensor.shape)?;
             let factor = scale_beside(&gguf.file, &name, &mut stored)?;
             if wanted.kind == TensorKind::Grouped && factor != 1.0 {
-                let problem = "a scale beside a matrix with group scales is not supported";
+                let problem = "a separate scale for a matrix with group scales is not supported";
                 return Err(ModelError::tensor(&gguf.file, &name, problem, GROUPED_CURE));
             }
             let interleaved_heads = match wanted.name.rsplit('.').nth(1) {
@@ -513,7 +513,7 @@ fn mlx(
         match groups.filter(|group| cols.is_multiple_of(*group)) {
             Some(_) => Ok(beside),
             None => fail(format!(
-                "shape {:?} is not one value for 128 or 64 of {rows} x {cols} weights",
+                "shape {:?} is not one value for every 128 or 64 of {rows} x {cols} weights",
                 beside.shape
             )),
         }

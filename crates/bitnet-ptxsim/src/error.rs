@@ -232,7 +232,7 @@ pub enum FaultKind {
         address: u64,
     },
     /// A `cp.async` of 16 bytes reads more than that from its source.
-    #[error("cp.async of 16 bytes takes {src_size} from its source")]
+    #[error("cp.async of 16 bytes reads {src_size} bytes from its source")]
     CopySize {
         /// Number of source bytes.
         src_size: u64,
@@ -265,7 +265,7 @@ pub enum FaultKind {
         lanes: u32,
     },
     /// A shuffle reads an inactive lane.
-    #[error("shuffle reads lane {lane}, which does not take part")]
+    #[error("shuffle reads lane {lane}, which is inactive")]
     InactiveLane {
         /// The lane read.
         lane: u32,

@@ -32,7 +32,7 @@ impl Home {
     pub fn layout(self) -> &'static str {
         match self {
             Home::Cpu(_) => {
-                "trits in 2 bits, the output head as int8 for bounds and as in the file for what they leave"
+                "trits in 2 bits, the output head as int8 for bounds and as stored for exact logits"
             }
             Home::Gpu => "trits in 2 bits, the output head as bf16",
         }
@@ -42,7 +42,7 @@ impl Home {
     pub fn weights(self, checkpoint: &Checkpoint, all_logits: bool) -> Result<WeightBytes, Error> {
         let mut bytes = WeightBytes { layout: self.layout(), total: 0, step: 0, trits: 0 };
         if checkpoint.spec.grouped.head {
-            bytes.layout = "2 bits a weight and 16 for the scale of every group, in the output head too";
+            bytes.layout = "2 bits a weight and 16 for the scale of every group, including the output head";
         }
         for entry in checkpoint.tensors.entries() {
             let elements: usize = entry.shape.iter().product();

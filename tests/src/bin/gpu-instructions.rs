@@ -1,6 +1,6 @@
 //! `gpu-instructions DEVICE`: runs every instruction of the table on a GPU and compares the results with the manual.
 //! Exits with 1 if one differs and with 3 if there is no GPU.
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command-line tool talks")]
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command-line tool prints its results")]
 
 use std::process::ExitCode;
 
@@ -21,7 +21,7 @@ fn main() -> ExitCode {
     let wrong: Vec<String> = INSTRUCTIONS.iter().filter_map(|case| case.check(&mut driver).err()).collect();
     wrong.iter().for_each(|case| println!("{case}"));
     println!(
-        "{} of {} instructions do what the manual says",
+        "{} of {} instructions behave as in the manual",
         INSTRUCTIONS.len() - wrong.len(),
         INSTRUCTIONS.len()
     );

@@ -1,5 +1,5 @@
 //! Behaviour of the crate through its public names.
-#![allow(clippy::print_stdout, reason = "tests say what they met")]
+#![allow(clippy::print_stdout, reason = "tests report what they covered")]
 
 mod constraint;
 mod engine;

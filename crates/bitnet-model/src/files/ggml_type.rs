@@ -168,8 +168,8 @@ pub(crate) fn foreign(id: u32) -> (&'static str, &'static str) {
         13 => ("Q5_K", DENSE),
         16..=23 | 29 => ("an IQ type", DENSE),
         37 => ("I8_S", FORK),
-        38 => ("TL1", "TL1 is laid out for one machine; use the I2_S file of the model"),
-        39 => ("TL2 or MXFP4", "both claim this number; use the I2_S file of the model"),
+        38 => ("TL1", "TL1 is packed for a specific machine; use the I2_S file of the model"),
+        39 => ("TL2 or MXFP4", "both use this number; use the I2_S file of the model"),
         134 | 135 => ("IQ1_BN or IQ2_BN", FORK),
         _ => ("unknown", DENSE),
     }

@@ -150,7 +150,7 @@ fn header(file: &str, bytes: &[u8]) -> Result<GGUFHeader, ModelError> {
 fn entry(walker: &mut Walker<'_>, file: &SharedBytes) -> Result<(String, Value), String> {
     let key = walker.string().ok_or("the file ends within its key")?;
     if key.is_empty() || key.len() > MAX_KEY {
-        return Err(format!("a key of {} bytes", key.len()));
+        return Err(format!("a key has {} bytes", key.len()));
     }
     let key = str::from_utf8(key).map_err(|_| "its key is not UTF-8")?.to_string();
     let kind = walker.u32().ok_or("the file ends within its type")?;
@@ -173,7 +173,7 @@ fn descriptor(walker: &mut Walker<'_>) -> Result<Raw, String> {
     let cut = "the file ends within it";
     let name = walker.string().ok_or(cut)?;
     if name.is_empty() || name.len() > MAX_NAME {
-        return Err(format!("a name of {} bytes", name.len()));
+        return Err(format!("a name has {} bytes", name.len()));
     }
     let name = str::from_utf8(name).map_err(|_| "its name is not UTF-8")?.to_string();
     let dims = walker.u32().ok_or(cut)?;
@@ -208,7 +208,9 @@ fn place(bytes: &SharedBytes, end: usize, alignment: u64, raw: Vec<Raw>) -> Resu
         let from = start.checked_add(*offset).and_then(|from| usize::try_from(from).ok());
         let have = bytes.len();
         let from = from.filter(|&from| from <= have);
-        starts.push(from.ok_or(format!("tensor {name} begins at {start} + {offset}, the file has {have}"))?);
+        starts.push(
+            from.ok_or(format!("tensor {name} begins at {start} + {offset}, the file has {have} bytes"))?,
+        );
     }
     let layout = layout_of_42(bytes.len(), alignment as usize, &raw, &starts)?;
     let mut ranges = Vec::new();
@@ -225,7 +227,7 @@ fn place(bytes: &SharedBytes, end: usize, alignment: u64, raw: Vec<Raw>) -> Resu
         let Some((data, range)) = range.and_then(|range| Some((bytes.slice(range.clone())?, range))) else {
             let have = bytes.len();
             return Err(format!(
-                "tensor {name} needs {length} bytes at {start} + {offset}, the file has {have}"
+                "tensor {name} needs {length} bytes at {start} + {offset}, the file has {have} bytes"
             ));
         };
         ranges.push((range.start, range.end, tensors.len()));
@@ -265,7 +267,7 @@ fn layout_of_42(size: usize, alignment: usize, raw: &[Raw], starts: &[usize]) ->
     q2_0_layout(&tensors, alignment).ok_or_else(|| {
         let named = raw.iter().find(|raw| raw.type_id == 42).map_or("", |raw| &raw.name);
         format!(
-            "tensor {named} and others of type 42 are neither Q2_0 of groups of 64 (18 bytes for 64 weights) nor of 128 \
+            "tensor {named} and others of type 42 are neither Q2_0 in groups of 64 (18 bytes for 64 weights) nor of 128 \
              (34 for 128), nor STQ1_0 (42 for 256)"
         )
     })

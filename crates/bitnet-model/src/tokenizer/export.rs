@@ -130,9 +130,7 @@ impl Tokenizer {
                 let pre = gguf::PRE_TOKENIZERS
                     .into_iter()
                     .find(|pre| self.splits_as(pre).unwrap_or(false))
-                    .ok_or_else(|| {
-                    refuse("no pre-tokenizer that GGUF can name splits text as it does")
-                })?;
+                    .ok_or_else(|| refuse("no pre-tokenizer of GGUF splits text in the same way"))?;
                 vocabulary.pre = Some(pre);
                 vocabulary.merges = Some(merges.iter().map(|(a, b)| format!("{a} {b}")).collect());
             }

@@ -193,11 +193,16 @@ fn check_patterns(part: &Value) -> Result<(), ModelError> {
             if let Some(pattern) = fields.get("Regex").and_then(Value::as_str) {
                 let groups = pattern.bytes().filter(|b| matches!(b, b'(' | b'[')).count();
                 if groups > MAX_GROUPS || pattern.len() > MAX_PATTERN {
-                    return Err(fail(format!("a pattern of {} bytes and {groups} groups", pattern.len())));
+                    return Err(fail(format!(
+                        "a pattern has {} bytes and {groups} groups, more than allowed",
+                        pattern.len()
+                    )));
                 }
                 let unrolled = repeats(pattern);
                 if unrolled > MAX_REPEATS {
-                    return Err(fail(format!("a pattern repeats a part {unrolled} times")));
+                    return Err(fail(format!(
+                        "a pattern repeats a part {unrolled} times, more than allowed"
+                    )));
                 }
             }
             fields.values().try_for_each(check_patterns)

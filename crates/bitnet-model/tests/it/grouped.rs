@@ -327,7 +327,7 @@ fn weights_that_are_not_ternary_are_refused_by_tensor_and_type() {
         let data = 4.0f32.to_le_bytes().to_vec();
         gguf.tensors.push(Tensor { name: "blk.0.attn_q.scale".into(), dims: vec![1], kind: 0, data });
     });
-    assert!(told.contains("a scale beside a matrix"), "{told}");
+    assert!(told.contains("a separate scale for a matrix"), "{told}");
 }
 
 #[test]
