@@ -136,7 +136,7 @@ mod tests {
         assert_eq!(done.status.code(), Some(1));
         assert!(bundle.0.join("bench.json").exists(), "it is measured all the same");
         let marked = fs::read_to_string(bundle.0.join("not-trusted.txt")).unwrap();
-        assert!(marked.contains("trust no number"), "{marked}");
+        assert!(marked.contains("do not trust any number"), "{marked}");
         fs::write(bundle.0.join(INSTRUCTIONS), "#!/bin/sh\n").unwrap();
         assert_eq!(bundle.run("cuda").status.code(), Some(0));
         assert!(!bundle.0.join("not-trusted.txt").exists());
@@ -148,7 +148,7 @@ mod tests {
         let done = bundle.run("cuda:999");
         let told = String::from_utf8_lossy(&done.stderr);
         assert_eq!(done.status.code(), Some(3), "{told}");
-        assert!(told.contains("no GPU that can be used") && told.contains("--device"), "{told}");
+        assert!(told.contains("no usable GPU") && told.contains("--device"), "{told}");
         assert!(!bundle.0.join("bench.json").exists());
     }
 

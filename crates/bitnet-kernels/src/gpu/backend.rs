@@ -10,7 +10,7 @@ const GROUPS: KernelError = KernelError::NotOnGpu { what: "weights with scales f
 const HEAD_NORMS: KernelError = KernelError::NotOnGpu { what: "norms of queries and keys are" };
 const FACTORS: KernelError = KernelError::NotOnGpu { what: "factors of embeddings and residuals are" };
 
-/// Each operation is one method of [`Gpu`], which these names pass on to.
+/// Calls the methods of [`Gpu`] of the same names.
 impl<D: Driver> Backend for Gpu<D> {
     type Rows = Rows;
     type Quants = Quants;
@@ -140,7 +140,7 @@ impl<D: Driver> Backend for Gpu<D> {
         Ok(self.gate_quantize(n, gate_up, gate, norms, out)?)
     }
 
-    /// The gate is applied where the sums are made; `gate_up` holds the product alone.
+    /// The multiplication applies the gate itself; `gate_up` then holds only the gated values.
     fn bit_linear_gate_quantize(
         &mut self,
         n: usize,

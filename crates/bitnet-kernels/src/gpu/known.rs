@@ -1,5 +1,5 @@
-//! Every kernel is tried on a question whose answer is known when a GPU is opened: an assembler that miscompiles one is
-//! found before it spoils a text.
+//! Runs every kernel on cases with known answers when a GPU is opened, so that a miscompiled kernel is found before it
+//! corrupts a text.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -20,19 +20,19 @@ use crate::{
     conformance::{Case, Failure, check_rounded},
 };
 
-/// What decides which machine code runs: GPU, compute capability, and CUDA version of the driver. The texts are part of
-/// the program.
+/// What determines the machine code: GPU, compute capability, and CUDA version of the driver. The texts are part of the
+/// program.
 type Machine = (String, (u32, u32), i32);
 
-/// Machines that have answered every question of this process. Nothing is kept on disk: a driver's compiler can be
-/// replaced without a change of its version, and the questions cost little beside the compilation.
+/// Machines that have passed all cases in this process. Nothing is stored on disk: the compiler of a driver can be
+/// replaced without a change of version, and the cases take little time compared with the compilation.
 static TRUSTED: Mutex<Vec<Machine>> = Mutex::new(Vec::new());
 
-/// A case, and the kernels that it tries: what a case needs besides has been tried before.
+/// A case, and the kernels that it checks; earlier cases have checked the others that it needs.
 type Question = (&'static [&'static Kernel], Case);
 
 const fn product(n: usize) -> Case {
-    // Features enough for splits, rows for two tiles.
+    // Enough features for splits, and rows for two tiles.
     Case::BitLinear { n, k: 1100, rows: &[130], column: 3, accumulate: n.is_multiple_of(2) }
 }
 
@@ -70,10 +70,10 @@ static QUESTIONS: [Question; 22] = [
 ];
 
 impl<D: Driver> Gpu<D> {
-    /// Tries every kernel, once a process for the same GPU and driver.
+    /// Checks every kernel, once per process for the same GPU and driver.
     ///
     /// # Errors
-    /// The first kernel that computes something else than the reference, by name.
+    /// The name of the first kernel whose results differ from the reference.
     pub(super) fn try_kernels(&mut self) -> Result<(), GpuError> {
         let info = self.driver.info();
         let machine = (info.name.clone(), info.capability, info.driver);
@@ -98,7 +98,7 @@ impl<D: Driver> Gpu<D> {
         Ok(())
     }
 
-    /// Rows with a token so likely that each rule draws it.
+    /// Checks rows with a token so likely that every rule draws it.
     fn try_draws(&mut self) -> Result<(), GpuError> {
         let vocab = 5000;
         let asks = [

@@ -1,6 +1,6 @@
-//! The GPU backend: kernels in PTX (`ptx/`), and the launch code that every driver shares.
+//! The GPU backend: kernels in PTX (`ptx/`), and the launch code that all drivers share.
 //!
-//! Layouts, the list of kernels and the points where values are rounded to bf16 are in `docs/dev/kernels.md`.
+//! `docs/dev/kernels.md` describes the layouts, the kernels, and the points where values are rounded to bf16.
 
 mod backend;
 mod cache;
@@ -37,50 +37,51 @@ use table::{KERNELS, Kernel};
 pub use ternary::Linear;
 use upload::Uploads;
 
-/// Oldest version of CUDA whose drivers read the kernels: `.version 7.4`.
+/// Oldest version of CUDA whose drivers can read the kernels (`.version 7.4`).
 const OLDEST_DRIVER: i32 = 11_040;
-/// Oldest compute capability with the instructions of the kernels.
+/// Oldest compute capability that has the instructions of the kernels.
 const OLDEST_CAPABILITY: (u32, u32) = (8, 0);
 
-/// A kernel that the driver has made of its text.
+/// A kernel that the driver has loaded.
 struct Loaded<F> {
     entry: Entry,
     function: F,
 }
 
-/// What a GPU has done since it was opened.
+/// Counts of what a GPU has done since it was opened.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Kernels run.
+    /// Kernel launches.
     pub launches: u64,
-    /// Times that memory was taken.
+    /// Allocations of device memory.
     pub allocations: u64,
-    /// Sequences of launches recorded as one piece of work.
+    /// Sequences of launches that were recorded.
     pub recordings: u64,
-    /// Recordings that the driver could not make; after the first, launches go to it one by one.
+    /// Recordings that the driver failed to make; after the first, launches are handed to it one by one.
     pub unrecorded: u64,
-    /// Times that one of them was run.
+    /// Runs of recordings.
     pub replays: u64,
     /// Rows of logits whose token was drawn on the device.
     pub drawn: u64,
-    /// Where the time of steps went.
+    /// Time spent in steps.
     pub times: Times,
 }
 
-/// Where the time of steps went.
+/// Time spent in steps.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Times {
-    /// On the host, to hand launches to the driver.
+    /// Time on the host to hand launches to the driver.
     pub launch: Duration,
-    /// On the device, to copy inputs there and results back.
+    /// Time on the device to copy inputs and results.
     pub transfer: Duration,
-    /// On the device, to compute.
+    /// Time on the device to compute.
     pub compute: Duration,
 }
 
-/// The GPU backend, on any driver.
+/// The GPU backend, with any driver.
 ///
-/// Launches wait until their results are read or [`Gpu::finish`] ends the step, and go to the driver together.
+/// Launches are queued until their results are read or [`Gpu::finish`] ends the step, and then go to the driver
+/// together.
 pub struct Gpu<D: Driver> {
     driver: D,
     /// All kernels, by name.
@@ -88,7 +89,7 @@ pub struct Gpu<D: Driver> {
     queue: Queue<D::Graph>,
     returned: Returned,
     uploads: Uploads,
-    /// Sums of blocks that share their rows and tokens, and how many have left theirs.
+    /// Partial sums of thread blocks that share rows and tokens, and the number of blocks that have stored theirs.
     parts: Buffer,
     tickets: Buffer,
     /// Logits of the last step.
@@ -98,15 +99,15 @@ pub struct Gpu<D: Driver> {
     /// Bytes of device memory that were free when memory was last taken for steps.
     free: usize,
     counts: Counts,
-    /// Why the GPU is asked no more.
+    /// Why the GPU is no longer used.
     lost: Option<GpuError>,
 }
 
 impl<D: Driver> Gpu<D> {
-    /// A backend on the driver's GPU, with every kernel loaded.
+    /// Makes a backend for the driver's GPU, and loads and checks every kernel.
     ///
     /// # Errors
-    /// If driver or GPU are too old for the kernels, the driver refuses one, or one computes wrong results.
+    /// If the driver or the GPU is too old for the kernels, the driver refuses one, or one computes wrong results.
     pub fn new(mut driver: D) -> Result<Self, GpuError> {
         let info = driver.info();
         if info.driver < OLDEST_DRIVER {
@@ -149,16 +150,16 @@ impl<D: Driver> Gpu<D> {
         &mut self.driver
     }
 
-    /// What has been done so far.
+    /// Counts of what has been done so far.
     pub fn counts(&self) -> Counts {
         self.counts
     }
 
-    /// Runs a kernel with `shared` bytes of dynamic shared memory, behind what waits already. No blocks are no work,
-    /// which a driver would refuse.
+    /// Queues a kernel with `shared` bytes of dynamic shared memory. A launch without blocks, which drivers refuse,
+    /// does nothing.
     ///
     /// # Panics
-    /// If the arguments are not of the number and types that the kernel's text declares.
+    /// If number or types of the arguments differ from the declaration in the kernel's text.
     pub fn launch(
         &mut self,
         kernel: &'static Kernel,

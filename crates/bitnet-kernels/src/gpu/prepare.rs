@@ -5,15 +5,15 @@ use super::{
 };
 use crate::{RowsKind, StepSize};
 
-/// Bytes of an id, a position or a place.
+/// Bytes of an id, a position or a slot.
 const WORD: usize = 4;
-/// Bytes of what tells a block of threads its piece of a run.
+/// Bytes of the description of a thread block's piece of a run.
 const PIECE: usize = 32;
-/// Bytes of what a row is drawn with.
+/// Bytes of an [`Ask`](crate::Ask).
 const ASK: usize = 32;
 
 impl<D: Driver> Gpu<D> {
-    /// Takes all memory that steps up to this size need beside the buffers made for them.
+    /// Allocates all memory that steps up to this size need in addition to their buffers.
     pub fn prepare(&mut self, size: &StepSize) -> Result<(), GpuError> {
         let pieces = size.tokens * size.group.div_ceil(FEW_ROWS);
         for (what, bytes) in [

@@ -1,29 +1,29 @@
-//! Every GPU kernel, one row each: what its launch needs, and what its machine code must keep to. Numbers stand in the
-//! header of a kernel's text, and are read from there when the crate is compiled.
+//! The table of GPU kernels, with a row for each: what its launch needs, and the limits of its machine code. The
+//! numbers are in the header of the kernel's text, and are read from there when this crate is compiled.
 
-/// A kernel in PTX. Its name is its file, its entry, and this row.
+/// A kernel in PTX. Its name is that of its file and of its entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Kernel {
     /// `<oldest architecture>_<operation>_<types>`
     pub name: &'static str,
     /// The text of `<name>.ptx`.
     pub text: &'static str,
-    /// Threads of a block.
+    /// Threads per block.
     pub block: u32,
     /// Bytes of shared memory that the text declares.
     pub shared: u32,
-    /// Bytes of the `.extern .shared` array: of a block, or where the header says so of a column.
+    /// Bytes of the `.extern .shared` array per block or, if the header says so, per column.
     pub dynamic: u32,
-    /// Most registers a thread may have on any architecture.
+    /// Maximum number of registers per thread, on any architecture.
     pub registers: u32,
-    /// Bank conflicts allowed in a hundred passes over shared memory.
+    /// Maximum bank conflicts per hundred passes over shared memory.
     pub conflicts: u64,
     /// Instructions that the machine code must contain.
     pub machine: &'static [&'static str],
 }
 
 impl Kernel {
-    /// Types of the parameters that the text declares, in their order: `.u32`, `.u64`, `.f32` or `.f64`.
+    /// Types of the declared parameters, in order: `.u32`, `.u64`, `.f32` or `.f64`.
     pub fn parameters(&self) -> Vec<&'static str> {
         let text = self.text;
         let words = text
@@ -38,7 +38,7 @@ impl Kernel {
     }
 }
 
-/// A number that a header states behind a word: `block 128`, `regs <= 40`.
+/// Reads a number that follows a word in a header: `block 128`, `regs <= 40`.
 const fn stated(text: &str, word: &str) -> u32 {
     let (text, word) = (text.as_bytes(), word.as_bytes());
     let mut at = 0;
@@ -61,10 +61,10 @@ const fn stated(text: &str, word: &str) -> u32 {
         }
         at += 1;
     }
-    panic!("a header states block, shared bytes, registers and conflicts")
+    panic!("a header must state block, shared bytes, registers and conflicts")
 }
 
-/// The number that a header states before ` static`.
+/// Reads the number before ` static` in a header.
 const fn stated_static(text: &str) -> u32 {
     let text = text.as_bytes();
     let end = b" static";

@@ -3,12 +3,12 @@ use crate::{
     gpu::{Driver, Gpu, GpuError, Rows, Table},
 };
 
-/// Bytes of what a row's kernel leaves: {u32 token, u32 status}.
+/// Bytes of a row's result: {u32 token, u32 status}.
 pub(in crate::gpu) const DRAWN: usize = 8;
 
 impl<D: Driver> Gpu<D> {
-    /// Logits of a row of `x` for each of `asks`. A row with an ask is drawn from here, and only its token is read
-    /// back, into `drawn`; of the others the logits are, `[asks][vocab]`.
+    /// Computes the logits of a row of `x` for each of `asks`. For a row with an ask, the GPU draws a token, and only
+    /// that is read back, into `drawn`; for the others the logits are read back, `[asks][vocab]`.
     pub fn draw(
         &mut self,
         x: &Rows,
@@ -36,7 +36,7 @@ impl<D: Driver> Gpu<D> {
         if count == 0 {
             return Ok(());
         }
-        // Rows of the host are drawn from as well: it costs less than a list of those that are not.
+        // Also draws from rows that the host reads, which is cheaper than a list of the others.
         let all: Vec<Ask> = asks.iter().map(|ask| ask.unwrap_or(Ask::GREEDY)).collect();
         let out = match self.drawn.take() {
             Some(out) if out.bytes() >= DRAWN * all.len() => out,
@@ -55,7 +55,7 @@ impl<D: Driver> Gpu<D> {
         Ok(())
     }
 
-    /// Rows without an ask, those side by side in one copy.
+    /// Reads the rows without an ask; adjacent ones are read in one copy.
     fn read_rest(&mut self, rows: &Rows, asks: &[Option<Ask>], logits: &mut [f32]) -> Result<(), GpuError> {
         let mut row = 0;
         for stretch in asks.chunk_by(|a, b| a.is_none() == b.is_none()) {
@@ -73,7 +73,7 @@ impl<D: Driver> Gpu<D> {
         Ok(())
     }
 
-    /// Where logits lie before the host has them: made anew only for a larger step or another vocabulary.
+    /// Returns the buffer of logits; makes a new one only for a larger step or another vocabulary.
     fn logit_rows(&mut self, n: usize, vocab: usize) -> Result<Rows, GpuError> {
         match self.logits.take() {
             Some(rows) if rows.rows >= n && rows.width == vocab => Ok(rows),

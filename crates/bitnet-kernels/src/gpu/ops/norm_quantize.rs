@@ -3,7 +3,7 @@ use crate::{
     gpu::{Arg, Driver, Gain, Gpu, GpuError, Quants, Rows, table::NORM_QUANTIZE},
 };
 
-/// What the kernel makes a row of, as it counts them.
+/// The input of the kernel, as it numbers them.
 #[derive(Clone, Copy)]
 enum Mode {
     Residual = 0,
@@ -29,7 +29,7 @@ impl<D: Driver> Gpu<D> {
         self.quantize(n, x, mode, norms, out)
     }
 
-    /// Gates `gate_up` (`[n][ffn | ffn]`), then as [`Gpu::norm_quantize`].
+    /// Applies the gate to `gate_up` (`[n][ffn | ffn]`), then does the same as [`Gpu::norm_quantize`].
     pub fn gate_quantize(
         &mut self,
         n: usize,
@@ -38,8 +38,8 @@ impl<D: Driver> Gpu<D> {
         norms: Norms<'_, Gain>,
         out: &mut Quants,
     ) -> Result<(), GpuError> {
-        assert_eq!(gate_up.width, 2 * out.width, "a gate for each output");
-        assert_eq!(gate_up.kind, RowsKind::Between, "gate and up lie between operations");
+        assert_eq!(gate_up.width, 2 * out.width, "there must be a gate for every output");
+        assert_eq!(gate_up.kind, RowsKind::Between, "gate and up must be bf16");
         let mode = match gate {
             Gate::SquaredRelu => Mode::SquaredRelu,
             Gate::Silu => Mode::Silu,
@@ -47,7 +47,7 @@ impl<D: Driver> Gpu<D> {
         self.quantize(n, gate_up, mode, norms, out)
     }
 
-    /// [`Gpu::norm_quantize`] of what [`Gpu::bit_linear_gate`] left in `gate_up`.
+    /// [`Gpu::norm_quantize`] of the result of [`Gpu::bit_linear_gate`] in `gate_up`.
     pub(in crate::gpu) fn quantize_gated(
         &mut self,
         n: usize,
@@ -55,7 +55,7 @@ impl<D: Driver> Gpu<D> {
         norms: Norms<'_, Gain>,
         out: &mut Quants,
     ) -> Result<(), GpuError> {
-        assert_eq!(gate_up.width, 2 * out.width, "a gate for each output");
+        assert_eq!(gate_up.width, 2 * out.width, "there must be a gate for every output");
         self.quantize(n, gate_up, Mode::Between, norms, out)
     }
 
@@ -67,10 +67,10 @@ impl<D: Driver> Gpu<D> {
         norms: Norms<'_, Gain>,
         out: &mut Quants,
     ) -> Result<(), GpuError> {
-        assert!(n <= x.rows && n <= out.rows, "rows fit their buffers");
+        assert!(n <= x.rows && n <= out.rows, "the rows must fit their buffers");
         let width = out.width;
         let mut present = norms.into_iter().flatten().inspect(|norm| {
-            assert_eq!(norm.gain.width, width, "gains have the rows' width");
+            assert_eq!(norm.gain.width, width, "gains must be as wide as the rows");
         });
         let [first, second] = [present.next(), present.next()];
         let gain = |norm: Option<&Norm<Gain>>| Arg::U64(norm.map_or(0, |norm| norm.gain.buffer.address()));
