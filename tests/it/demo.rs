@@ -1,6 +1,6 @@
 //! The built-in model, compared with transformers and with plain loops.
 
-#![allow(clippy::print_stdout, reason = "tests say what they met")]
+#![allow(clippy::print_stdout, reason = "tests report what they covered")]
 
 use std::{collections::HashSet, ops::ControlFlow};
 

@@ -5,7 +5,7 @@
 //! and everything else from its seed. `BITNET_EXACT_SEEDS` sets the number of cases, `BITNET_EXACT_FIRST` the first
 //! seed; a failure reports its own.
 
-#![allow(clippy::print_stdout, reason = "tests say what they met")]
+#![allow(clippy::print_stdout, reason = "tests report what they covered")]
 
 use std::{
     ops::AddAssign,

@@ -363,10 +363,7 @@ fn tensors_without_a_use_are_a_warning() {
         });
     });
     let warnings = model.unwrap().warnings;
-    assert_eq!(
-        warnings,
-        ["the file holds tensors that this architecture has no use for: blk.0.extra.weight"]
-    );
+    assert_eq!(warnings, ["the file holds tensors that this architecture does not use: blk.0.extra.weight"]);
 }
 
 #[test]
