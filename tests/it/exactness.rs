@@ -217,7 +217,7 @@ impl AddAssign for Met {
 fn run(subjects: &[Subject], seed: u64) -> Met {
     let dice = Dice(seed);
     let subject = &subjects[dice.below(0, subjects.len() as u64) as usize];
-    // The scalar level is slow, so it gets fewer cases with fewer requests.
+    // The scalar kernels are slow, so they get fewer cases with fewer requests.
     let (scalar, vector): (Vec<Isa>, Vec<Isa>) = Isa::available().partition(|isa| isa.name() == "scalar");
     let plain = vector.is_empty() || dice.one_in(1, 16);
     let isa = dice.from(23, if plain { &scalar } else { &vector });
