@@ -427,17 +427,17 @@ impl Engine {
         self.submitter.shared.watch.age().filter(|&age| age > self.step_limit)
     }
 
-    /// What waits now, requests on their way to the engine's thread included.
+    /// The queue now, including requests on their way to the engine's thread.
     pub fn queue(&self) -> Queue {
         *self.submitter.shared.queue.lock()
     }
 
-    /// Whether requests are taken: not any more once it shuts down, or its thread has ended.
+    /// Whether requests are accepted; false once the engine shuts down or its thread has ended.
     pub fn is_open(&self) -> bool {
         !self.submitter.shared.draining.load(Relaxed)
     }
 
-    /// Why the engine takes nothing any more, if its device has failed.
+    /// The error of the device, if it failed and the engine therefore accepts nothing.
     pub fn lost(&self) -> Option<ForwardError> {
         self.submitter.shared.lost.lock().clone()
     }

@@ -130,7 +130,7 @@ impl Family {
         matches!(self, Family::Bitnet | Family::OneBitLlm)
     }
 
-    /// Whether every group of weights has a scale of its own.
+    /// Whether every group of weights has its own scale.
     fn grouped(self) -> bool {
         matches!(self, Family::Qwen3 | Family::MiniCpm)
     }

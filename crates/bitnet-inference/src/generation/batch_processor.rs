@@ -85,7 +85,7 @@ impl Drop for Running {
     fn drop(&mut self) {
         self.stopped.store(true, SeqCst);
         self.open = None;
-        // If it panicked, those who wait for its replies have already been told.
+        // If it panicked, the waiting callers have already got an error.
         let _ = self.thread.take().map(JoinHandle::join);
     }
 }

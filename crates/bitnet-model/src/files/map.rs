@@ -23,10 +23,10 @@ pub(crate) fn map(path: &Path) -> Result<SharedBytes, ModelError> {
         return Ok(SharedBytes::new(Vec::new()));
     }
     // SAFETY: the map is private to this process, read-only, and only ever seen as `&[u8]`, for which every bit
-    // pattern is valid. Its contents change only if someone writes into the file while it is mapped; model
-    // files are not written in place (downloads and conversions write beside and rename), and README and this
-    // function's documentation ask that it stay so. Nothing checked once is trusted to stay the same for memory
-    // safety: all later accesses go through bounds-checked slices.
+    // pattern is valid. Its contents change only if another program writes into the file while it is mapped. Model
+    // files are not written in place (downloads and conversions write a second file and rename it), and the docs of
+    // this function and of `Checkpoint::open` ask users not to. Memory safety does not rely on earlier checks of the
+    // contents: all later accesses go through bounds-checked slices.
     let map = unsafe { Mmap::map(&file) }.map_err(ModelError::io("map", path))?;
     // Decoding reads weights faster from huge pages. This requests them for a file that is not in memory yet; a system
     // without them is no error.
