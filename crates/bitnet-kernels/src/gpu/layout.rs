@@ -1,4 +1,4 @@
-//! How weights and tables lie in device memory.
+//! Tables and gains in device memory.
 
 use bitnet_tensor::BitNetTensor;
 use half::bf16;
@@ -15,7 +15,7 @@ pub struct Table {
     pub(super) buffer: Buffer,
 }
 
-/// Gain of a norm, `[width]` f32.
+/// The gain of a norm, `[width]` f32.
 #[derive(Debug)]
 pub struct Gain {
     pub(super) width: usize,
@@ -26,12 +26,12 @@ pub struct Gain {
 const TABLE_COLUMNS: usize = 64;
 
 impl<D: Driver> Gpu<D> {
-    /// Takes a dense matrix, rounded to bf16.
+    /// Takes a dense matrix and rounds it to bf16.
     pub fn table(&mut self, weights: &BitNetTensor) -> Result<Table, GpuError> {
         let (rows, cols) = (weights.rows(), weights.cols());
         let stride = cols.next_multiple_of(TABLE_COLUMNS);
         let buffer = self.alloc(2 * rows * stride, "a dense matrix")?;
-        // In pieces: a whole vocabulary would be hundreds of megabytes of host memory more.
+        // In pieces: a whole vocabulary would take hundreds of megabytes of additional host memory.
         const PIECE: usize = 1024;
         let mut row = vec![0.0; cols];
         for first in (0..rows).step_by(PIECE) {
@@ -53,12 +53,12 @@ impl<D: Driver> Gpu<D> {
     }
 }
 
-/// Little-endian bytes of floats.
+/// Converts floats to little-endian bytes.
 pub(super) fn f32_bytes(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|v| v.to_le_bytes()).collect()
 }
 
-/// Little-endian bytes of integers.
+/// Converts integers to little-endian bytes.
 pub(super) fn u32_bytes(values: impl IntoIterator<Item = u32>) -> Vec<u8> {
     values.into_iter().flat_map(u32::to_le_bytes).collect()
 }

@@ -3,11 +3,11 @@ use bitnet_tensor::TernaryTensor;
 use super::{Buffer, Driver, Gpu, GpuError, quants::K_TILE};
 use crate::RowOrder;
 
-/// Rows of a tile of codes.
+/// Rows in a tile of codes.
 const TILE_ROWS: usize = 16;
 /// Bytes of a tile: 16 rows x 128 codes of 2 bits.
 const TILE_BYTES: usize = TILE_ROWS * K_TILE / 4;
-/// Rows are padded to the largest tile of a kernel, so that a tile never ends beyond the buffer.
+/// Rows are padded to a multiple of the largest tile of a kernel, so that no tile reaches past the buffer.
 const ROW_PADDING: usize = 128;
 
 /// A ternary matrix in layout T2F: codes `trit + 1` in tiles of 16 rows x 128 columns, `[row tile][k tile]`, as the
@@ -33,13 +33,13 @@ pub struct Linear {
 }
 
 impl Linear {
-    /// Tiles along the columns.
+    /// Number of tiles along the columns.
     pub(super) fn k_tiles(&self) -> usize {
         self.cols.div_ceil(K_TILE)
     }
 }
 
-/// The row that stands at `place`, of a matrix of `rows`; `None` for padding.
+/// Returns the row at `place` in a matrix of `rows` rows; `None` for padding.
 fn row_at(order: RowOrder, rows: usize, place: usize) -> Option<usize> {
     let pair = place / TILE_ROWS * 8 + place % 8;
     let second = place % TILE_ROWS / 8;
@@ -54,7 +54,7 @@ fn row_at(order: RowOrder, rows: usize, place: usize) -> Option<usize> {
     (pair < rows / 2).then_some(row)
 }
 
-/// Four codes of a byte, one a byte.
+/// Spreads the four codes of a byte to four bytes.
 fn spread(codes: u8) -> u32 {
     let x = u32::from(codes);
     let x = (x | x << 12) & 0x000F_000F;

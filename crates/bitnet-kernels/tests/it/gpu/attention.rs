@@ -5,10 +5,10 @@ use bitnet_kernels::{
 use bitnet_tensor::TernaryTensor;
 use bitnet_tests::Simulator;
 
-/// Features of the tokens that queries, keys and values are made of.
+/// Number of input features from which queries, keys and values are computed.
 pub const HIDDEN: usize = 40;
 
-/// Sizes of the heads.
+/// Numbers and width of the heads.
 #[derive(Clone, Copy)]
 pub struct Heads {
     pub queries: usize,
@@ -16,7 +16,7 @@ pub struct Heads {
     pub dim: usize,
 }
 
-/// A piece of a sequence that one step takes: sequence, first token, one past the last.
+/// A piece of a sequence in one step: sequence, first token, one past the last token.
 pub type Piece = (usize, usize, usize);
 
 fn value(i: usize, seed: usize) -> f32 {
@@ -30,10 +30,10 @@ pub fn sequence(tokens: usize, seed: usize) -> Vec<f32> {
     (0..tokens * HIDDEN).map(|i| value(i, seed)).collect()
 }
 
-/// Queries and attention of every token, `[sequence][token]`.
+/// Queries and attention results of every token, `[sequence][token]`.
 pub type Outputs = Vec<Vec<[Vec<f32>; 2]>>;
 
-/// Projects, turns, stores and attends, in steps, on the GPU and on the reference.
+/// Projects, rotates, stores and attends in steps, on the GPU and on the reference.
 pub fn attend(
     simulator: Simulator,
     heads: Heads,
@@ -53,7 +53,7 @@ pub fn attend(
     let angle = |i: usize| ((i / half) as f32 * 0.01 * (1 + i % half) as f32).sin_cos();
     let (sin, cos): (Vec<f32>, Vec<f32>) = (0..longest * half).map(angle).unzip();
     let (rope_gpu, rope) = (gpu.rope(&cos, &sin, dim)?, reference.rope(&cos, &sin, dim).unwrap());
-    // Blocks are handed out from the end, so that neighbours in a sequence are not neighbours in memory.
+    // Blocks are assigned from the end, so that neighbours in a sequence are not neighbours in memory.
     let needed: Vec<usize> = lengths.iter().map(|l| l.div_ceil(BLOCK_TOKENS)).collect();
     let total: usize = needed.iter().sum();
     let blocks: Vec<u32> = (0..total as u32).rev().collect();
@@ -100,7 +100,7 @@ pub fn attend(
     Ok((actual, expected))
 }
 
-/// Heads of every width with tails, groups that share a key head or do not, prompts and single tokens side by side.
+/// Heads of several widths, with tails; query heads that share a key head or not; prompts and single tokens together.
 #[test]
 fn queries_are_exact_and_attention_is_near_the_reference() {
     for (queries, keys, dim) in
@@ -130,7 +130,8 @@ pub fn bits(outputs: &[Vec<[Vec<f32>; 2]>]) -> Vec<u32> {
     outputs.iter().flatten().flatten().flatten().map(|x| x.to_bits()).collect()
 }
 
-/// One prompt in one piece, in chunks, token by token, beside others, and with its keys shared out over blocks.
+/// One prompt in one piece, in chunks, token by token, together with others, and with its keys split over thread
+/// blocks.
 #[test]
 fn attention_has_the_same_bits_however_a_sequence_is_cut_and_whoever_is_beside_it() {
     for (queries, keys, dim) in [(4, 2, 64), (6, 1, 128), (2, 1, 200)] {

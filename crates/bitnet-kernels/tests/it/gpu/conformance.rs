@@ -7,7 +7,7 @@ use bitnet_kernels::{
 };
 use bitnet_tests::Simulator;
 
-/// Cases on simulated GPUs, two at a time; every one has an order of blocks and warps of its own.
+/// Runs cases on simulated GPUs, two at a time, each with a different order of blocks and warps.
 fn failures(cases: Vec<Case>) -> Vec<String> {
     let (next, failures) = (Mutex::new(cases.into_iter().enumerate()), Mutex::new(Vec::new()));
     thread::scope(|scope| {
@@ -34,7 +34,7 @@ fn every_shared_case_equals_the_reference_on_the_simulated_gpu() {
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
-/// The widths of real models, two tiles of rows and a rest, and every number of tokens that chooses another kernel.
+/// Widths of real models, with two tiles of rows and a tail, and a number of tokens for every kernel.
 #[test]
 fn every_number_of_tokens_equals_the_reference_at_the_widths_of_real_models() {
     let tokens = [1, 2, 7, 8, 9, 16, 33, 64, 130];

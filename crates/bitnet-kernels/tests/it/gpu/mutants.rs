@@ -1,4 +1,4 @@
-//! Kernels with one thing broken: each must fault, or give other values. What no test notices is not tested.
+//! Kernels with one defect each, which must fault or give other values: a defect that no test notices is not tested.
 
 use bitnet_kernels::{
     Gate,
@@ -20,19 +20,19 @@ use super::{
     small,
 };
 
-/// Runs what a kernel is for, and gives all values that came of it.
+/// Runs the operation of a kernel and returns all values that it computed.
 type Run = fn(Simulator) -> Result<Vec<u32>, GpuError>;
 
-/// A kernel, what is broken, the text there and what stands there instead, and what must notice.
+/// A kernel, the defect, the original text and its replacement, and the operation that must notice it.
 type Mutant = (&'static Kernel, &'static str, &'static str, &'static str, Run);
 
-/// Features enough for several splits on the simulator's four processors; twice on one backend, added to what is there.
+/// Enough features for several splits on the simulator's four processors; twice on one backend, added to the output.
 fn split_product<const N: usize>(simulator: Simulator) -> Result<Vec<u32>, GpuError> {
     let values = Product::new(N, 2048, &[128, 39]).stored(simulator, true)?;
     Ok(values.iter().map(|x| x.to_bits()).collect())
 }
 
-/// Fewer than a split has at least, stored.
+/// Fewer features than the minimum of a split, stored.
 fn whole_product<const N: usize>(simulator: Simulator) -> Result<Vec<u32>, GpuError> {
     let values = Product::new(N, 800, &[128, 39]).stored(simulator, false)?;
     Ok(values.iter().map(|x| x.to_bits()).collect())
@@ -56,7 +56,7 @@ fn head<const N: usize, const WIDTH: usize>(simulator: Simulator) -> Result<Vec<
 
 const HEADS: Heads = Heads { queries: 3, keys: 1, dim: 100 };
 
-/// Three tiles of keys, the last of them cut; the second step begins within a tile, so that blocks of rows do too.
+/// Three tiles of keys, the last one partial. The second step begins within a tile, so that blocks of rows do too.
 fn prompt(simulator: Simulator) -> Result<Vec<u32>, GpuError> {
     Ok(bits(&attend(simulator, HEADS, &[sequence(150, 1)], &[&[(0, 0, 10)], &[(0, 10, 150)]])?.0))
 }
@@ -65,14 +65,14 @@ fn short_prompt(simulator: Simulator) -> Result<Vec<u32>, GpuError> {
     Ok(bits(&attend(simulator, HEADS, &[sequence(6, 1)], &[&[(0, 0, 6)]])?.0))
 }
 
-/// The same, of which one token is not a number.
+/// The same, with one NaN token.
 fn poisoned_prompt(simulator: Simulator) -> Result<Vec<u32>, GpuError> {
     let mut tokens = sequence(90, 1);
     tokens[40 * HIDDEN] = f32::NAN;
     Ok(bits(&attend(simulator, HEADS, &[tokens], &[&[(0, 0, 90)]])?.0))
 }
 
-/// Single tokens after a prompt; with several processors their keys are shared out.
+/// Single tokens after a prompt; with several processors, their keys are split.
 fn decode(simulator: Simulator) -> Result<Vec<u32>, GpuError> {
     let steps: &[&[_]] = &[&[(0, 0, 190), (1, 0, 20)], &[(0, 190, 191), (1, 20, 21)], &[(0, 191, 192)]];
     Ok(bits(&attend(simulator, HEADS, &[sequence(192, 1), sequence(21, 2)], steps)?.0))
@@ -544,11 +544,11 @@ fn every_mutant_is_caught() {
         let name = format!("{}: {what}", kernel.name);
         assert!(kernel.text.contains(from), "{name}: the kernel has no {from:?}: write the mutant anew");
         let sound = run(Simulator::default()).unwrap();
-        // Some show only in some orders of blocks and warps.
+        // Some defects show only in some orders of blocks and warps.
         let caught = (0..8).any(|seed| {
             let text = kernel.text.replacen(from, to, 1);
             let broken = run(Simulator::default().seed(seed).replace(kernel, text));
-            // A text that does not load is no mutant.
+            // A text that does not load is not a mutant.
             assert!(!matches!(broken, Err(GpuError::ModuleRefused { .. })), "{name}: {broken:?}");
             broken != Ok(sound.clone())
         });

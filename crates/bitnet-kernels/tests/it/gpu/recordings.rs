@@ -1,4 +1,4 @@
-//! Steps that are run as one piece of work, and when.
+//! When steps are recorded and replayed.
 
 use bitnet_kernels::{
     BLOCK_TOKENS, KvShape, RowsKind, Run,
@@ -17,7 +17,7 @@ fn rows<D: Driver>(gpu: &mut Gpu<D>, seed: f32) -> Rows {
     rows
 }
 
-/// As many launches as are worth a recording, the last of which decides what is in `out`.
+/// Enough launches for a recording; the last one determines `out`.
 fn step<D: Driver>(gpu: &mut Gpu<D>, n: usize, x: &Rows, out: &mut Quants) -> Vec<i8> {
     for _ in 0..8 {
         gpu.norm_quantize(n, x, [None, None], out).unwrap();
@@ -40,7 +40,7 @@ fn launches_are_recorded_when_they_come_again_and_replayed_only_if_all_are_equal
         assert_eq!(counts(&gpu), (1, again));
     }
     // Mistake 42 of the originals: a recorded step is run again because it is of the same size.
-    // Another address, and fewer blocks: each differs in one number, and neither is what was recorded.
+    // Another address, or fewer blocks: each differs in one number, and neither equals the recording.
     let of_b = step(&mut gpu, ROWS, &b, &mut out);
     assert_ne!(of_a, of_b);
     step(&mut gpu, 1, &a, &mut out);
@@ -68,7 +68,7 @@ fn launches_that_cannot_be_recorded_run_one_by_one_and_are_counted() {
     assert_eq!(driver.count(Call::Record), 1, "what failed is not tried with every step");
 }
 
-/// The launches are equal, and what they read is not: inputs of a step are no part of a recording.
+/// The launches are equal, but what they read is not: inputs of a step are not part of a recording.
 #[test]
 fn a_replay_computes_what_lies_there_now() {
     let mut gpu = Gpu::new(Simulator::default()).unwrap();
@@ -94,7 +94,7 @@ fn recordings_that_are_not_used_make_room_for_others() {
     assert_eq!(gpu.counts().replays, replays + 1, "the last is kept");
     step(&mut gpu, 1, &x, &mut outs[0]);
     assert_eq!(gpu.counts().replays, replays + 1, "the first made room");
-    // The third is the oldest, but has just been used.
+    // The third is the oldest, but was just used.
     step(&mut gpu, 1, &x, &mut outs[2]);
     assert_eq!(gpu.counts().replays, replays + 2);
     (0..2).for_each(|_| drop(step(&mut gpu, 1, &x, &mut outs[1])));
@@ -105,7 +105,7 @@ fn recordings_that_are_not_used_make_room_for_others() {
     assert_eq!(gpu.counts().replays, replays + 1, "what was unused for longest made room");
 }
 
-/// Both lists of tokens are uploaded before either launch runs; the longer one needs another place.
+/// Both lists of tokens are uploaded before either launch runs; the longer one needs a new place.
 #[test]
 fn an_input_that_changes_reaches_only_the_launches_after_it() {
     let values: Vec<u8> = (0..9 * WIDTH).flat_map(|i| (i as f32).to_le_bytes()).collect();
@@ -136,7 +136,7 @@ fn memory_that_a_waiting_launch_reads_is_given_back_after_it() {
     assert!(gpu.read_quants(&out, ROWS).unwrap().0.iter().any(|&value| value != 0));
 }
 
-/// Kernels that attend are told of more keys than there are, so that the next tokens launch the same.
+/// Attention kernels are launched for more keys than there are, so that the next tokens launch the same.
 #[test]
 fn a_sequence_that_grows_within_some_tiles_is_replayed() {
     let mut gpu = Gpu::new(Simulator::default()).unwrap();

@@ -6,7 +6,7 @@ use bitnet_kernels::{
 };
 use bitnet_tests::Simulator;
 
-/// Rows that are ordinary, zero, tiny, huge, equal, with an infinity, with a NaN.
+/// Rows that are ordinary, zero, tiny, huge or all equal, or have an infinity or a NaN.
 fn adversarial(rows: usize, width: usize) -> Vec<f32> {
     let mut values: Vec<f32> = (0..rows * width).map(|i| ((i * i) as f32 * 0.37).sin()).collect();
     for (i, row) in values.chunks_exact_mut(width).enumerate() {
@@ -95,7 +95,7 @@ fn a_row_wider_than_shared_memory_is_refused_with_its_cure() {
     let mut q = gpu.quants(1, 20_000).unwrap();
     let wide = gpu.norm_quantize(1, &x, [None, None], &mut q).unwrap_err();
     let GpuError::RowTooWide { bytes, limit: 49_152, .. } = wide else { panic!("{wide}") };
-    // What the text declares and what the launch adds: one byte less than both is too little.
+    // Shared memory that the text declares and that the launch adds; one byte less than both is too little.
     for (shared, fits) in [(bytes, true), (bytes - 1, false)] {
         let mut gpu = Gpu::new(Simulator::with(|info| info.shared = shared)).unwrap();
         let x = gpu.rows(1, 20_000, RowsKind::Residual).unwrap();

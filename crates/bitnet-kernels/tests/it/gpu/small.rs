@@ -1,4 +1,4 @@
-//! Small launches of every kernel that works on rows, for mutants to spoil.
+//! Small launches of every kernel that works on rows, for the mutants.
 
 use bitnet_kernels::{
     Ask, Gate, KvShape, Norm, RowsKind, Run,
@@ -28,7 +28,7 @@ fn quantised(gpu: &mut Gpu<Simulator>, q: &Quants, n: usize) -> Bits {
     Ok(all)
 }
 
-/// Two norms; one column more than whole atoms.
+/// Two norms, and one column more than whole atoms.
 pub fn norms(simulator: Simulator) -> Bits {
     let (n, width) = (11, 641);
     let mut gpu = Gpu::new(simulator)?;
@@ -79,7 +79,7 @@ pub fn embedded(simulator: Simulator) -> Bits {
     Ok(bits(&gpu.read_rows(&out, 2)?))
 }
 
-/// Tokens on both sides of a block's end, then attention over them, from a copy of the first block.
+/// Tokens on both sides of the end of a block, then attention over them, with a copy of the first block.
 pub fn turned_and_copied(simulator: Simulator) -> Bits {
     let (heads, kv_heads, head_dim, n) = (2, 2, 36, 70);
     let mut gpu = Gpu::new(simulator)?;
@@ -113,7 +113,7 @@ fn words(
     Ok(bytes.as_chunks().0.iter().map(|&b| u32::from_le_bytes(b)).collect())
 }
 
-/// A row of which every value occurs many times in each thread, and one with a NaN.
+/// A row in which every value occurs many times in each thread, and one with a NaN.
 pub fn greedy(simulator: Simulator) -> Bits {
     let vocab = 2100;
     let mut gpu = Gpu::new(simulator)?;
