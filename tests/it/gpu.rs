@@ -1,5 +1,5 @@
 //! The GPU backend compared with the CPU's, and what happens without a GPU.
-#![allow(clippy::print_stdout, reason = "what was skipped belongs into the output")]
+#![allow(clippy::print_stdout, reason = "the output lists what was skipped")]
 
 use bitnet_inference::names::{Crossing, HybridScheduler};
 use bitnet_kernels::{

@@ -27,7 +27,7 @@ fn load(driver: Tap) -> Result<Transformer<Gpu<Tap>>, ModelError> {
     load_within(LIMITS, driver)
 }
 
-/// An engine on a simulated GPU, and what its driver is asked.
+/// An engine on a simulated GPU, and the tap on its driver.
 fn engine() -> (GpuInferenceEngine, Handle) {
     let (tap, handle) = Tap::of(Simulator::default());
     (GpuInferenceEngine::new(load(tap).unwrap(), EngineConfig::default()).unwrap(), handle)
@@ -37,7 +37,7 @@ fn prompt(len: usize, seed: u32) -> Vec<u32> {
     (0..len as u32).map(|i| (i * i + 7 * i + 31 * seed) % 512).collect()
 }
 
-/// Greedy and drawn, plain and with everything that needs the logits on the host, of several lengths.
+/// Requests of several lengths: greedy and sampled, plain and with options that need the logits on the host.
 fn mixed() -> Vec<(Vec<u32>, GenerationConfig)> {
     let base = GenerationConfig { max_new_tokens: 6, ignore_eos: true, ..GenerationConfig::default() };
     let warm = GenerationConfig { temperature: 1.2, top_p: 0.9, seed: Some(5), ..base.clone() };
@@ -68,7 +68,7 @@ fn f01_f04_each_of_a_mixed_batch_gets_on_a_gpu_what_it_gets_alone() {
     }
 }
 
-/// The sampler of a device draws what that of the host draws of the same logits.
+/// The device's sampler draws the same tokens as the host's from the same logits.
 #[test]
 fn f25_a_token_drawn_on_the_gpu_is_the_one_that_the_host_draws() {
     let warm = mixed().swap_remove(1);
@@ -105,7 +105,7 @@ fn f25_a_constrained_text_is_drawn_on_the_host() {
     assert_eq!(engine.engine().status().draws.device, 0);
 }
 
-/// Before that, the host bans the tokens that would end the text.
+/// Before the minimum, the host bans the tokens that would end the text.
 #[test]
 fn f09_a_token_that_may_not_end_the_text_yet_is_drawn_on_the_host() {
     let (prompt, config) = mixed().swap_remove(1);
@@ -193,7 +193,7 @@ fn f28_f30_a_benchmark_on_a_gpu_counts_the_tokens_of_its_results() {
     assert!(engine.batch_throughput_factor(2).is_some_and(|factor| factor > 0.0));
 }
 
-/// One sequence is computed by another kernel than two.
+/// A single sequence uses a different kernel than two.
 #[test]
 fn f30_a_gpu_whose_batch_differs_from_its_members_is_not_measured() {
     let text = BITLINEAR_T8.text.replacen("shr.u32 a2, w1, 4;", "shr.u32 a2, w1, 6;", 1);
@@ -205,11 +205,11 @@ fn f30_a_gpu_whose_batch_differs_from_its_members_is_not_measured() {
     assert_eq!(engine.batch_throughput_factor(2), None);
 }
 
-/// Computed anew, from tokens that were decoded one at a time before.
+/// The recomputed tokens were decoded one at a time before.
 #[test]
 fn f12_a_sequence_that_gave_its_blocks_back_on_a_gpu_goes_on_with_the_same_tokens() {
     let config = GenerationConfig { max_new_tokens: 20, ignore_eos: true, ..GenerationConfig::default() };
-    // The younger has its second block when the older needs one.
+    // The younger sequence already has its second block when the older needs one.
     let batch = [(prompt(50, 1), config.clone()), (prompt(62, 2), config)];
     let tokens = [3, 8].map(|kv_blocks| {
         let (tap, _) = Tap::of(Simulator::default());
@@ -229,7 +229,7 @@ fn lost() -> GpuError {
 /// Makes a driver fail.
 type Fault = fn(&Handle);
 
-/// Out of memory, a refused kernel and a GPU that is too old, at start: no model, and an error that says what helps.
+/// Out of memory, a refused kernel or a GPU that is too old at start: no model, and an error that says what to do.
 #[test]
 fn f23_f32_a_gpu_that_cannot_take_the_model_is_a_typed_error_with_its_cure() {
     let full: Fault = |handle| {
@@ -259,7 +259,7 @@ fn f23_f32_a_gpu_that_cannot_take_the_model_is_a_typed_error_with_its_cure() {
     }
 }
 
-/// Whatever call notices it: all requests fail with the driver's words, the engine takes no more, and says why.
+/// Whichever call detects it, all requests fail with the driver's message, and the engine refuses more and says why.
 #[test]
 fn f16_f32_a_lost_gpu_fails_its_requests_and_the_engine_says_so() {
     for call in [Call::Write, Call::Launch, Call::Replay, Call::Read, Call::Synchronize] {

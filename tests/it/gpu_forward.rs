@@ -1,4 +1,4 @@
-//! The whole forward pass on the GPU's kernels, in the simulator.
+//! The whole forward pass with the GPU's kernels, in the simulator.
 
 use std::path::Path;
 
@@ -16,7 +16,7 @@ fn tiny() -> Synthetic {
     Synthetic::named("tiny").unwrap()
 }
 
-/// Sizes that fit no tile, the other activation, and an output head of its own.
+/// Sizes that fit no tile, the other activation, and a separate output head.
 fn odd() -> Synthetic {
     Synthetic::of(ModelSpec {
         hidden: 100,
@@ -43,7 +43,7 @@ fn tokens(source: &Synthetic, n: usize, seed: usize) -> Vec<u32> {
     (0..n).map(|i| ((i * i + 7 * i + seed * 31) % source.spec().vocab) as u32).collect()
 }
 
-/// Logits of all tokens of a sequence, in steps of the given lengths (the last repeats), each step beside the same
+/// Logits of all tokens of a sequence, in steps of the given lengths (the last repeats), each together with the same
 /// step of `others`.
 fn steps(model: &mut dyn Model, sequence: &[u32], others: &[&[u32]], lengths: &[usize]) -> Vec<f32> {
     let blocks = sequence.len().div_ceil(Batch::BLOCK_TOKENS) as u32;
@@ -65,7 +65,7 @@ fn steps(model: &mut dyn Model, sequence: &[u32], others: &[&[u32]], lengths: &[
     all
 }
 
-/// Relative distances of positions: their median and their greatest are below the limits.
+/// Checks the median and the maximum of the relative distances of positions.
 fn assert_near(mut distances: Vec<f64>, median: f64, worst: f64, what: &str) {
     distances.sort_by(f64::total_cmp);
     let (m, w) = (distances[distances.len() / 2], distances[distances.len() - 1]);
@@ -140,8 +140,8 @@ fn a_chunk_that_wants_no_logits_leaves_the_prompt_its_bits() {
     assert_eq!(last(&[40, 30]), last(&[70]));
 }
 
-/// A sequence in these blocks, in steps of the given lengths (the last repeats): its logits, and what its blocks hold
-/// of keys and values in every layer.
+/// Computes a sequence in these blocks, in steps of the given lengths (the last repeats). Returns its logits, and the
+/// keys and values in its blocks for every layer.
 fn computed(
     model: &mut dyn Model,
     driver: &Handle,
@@ -169,7 +169,7 @@ fn computed(
     (all, blocks.collect())
 }
 
-/// What a preempted sequence had decoded a token at a time comes back in one chunk, in other blocks.
+/// A preempted sequence was decoded a token at a time, and is recomputed in one chunk, in other blocks.
 #[test]
 fn recompute_after_preemption_leaves_the_same_keys_values_and_logits() {
     for source in [tiny(), odd()] {
@@ -187,8 +187,8 @@ fn recompute_after_preemption_leaves_the_same_keys_values_and_logits() {
     }
 }
 
-/// Each operation of the forward is one kernel on the GPU, the activations stay there, and the host reads two words
-/// of each token that was drawn: nothing is left for a kernel of the CPU to compute.
+/// Each operation of the forward pass is one kernel on the GPU, the activations stay there, and the host reads two
+/// words for each drawn token, so the CPU computes nothing.
 #[test]
 fn a_forward_on_a_gpu_is_its_kernels_alone_and_the_host_reads_its_tokens_alone() {
     let source = tiny();
@@ -253,7 +253,7 @@ fn a_file_of_panels_gives_a_gpu_the_bits_of_the_model_that_was_converted() {
     assert!(logits(&form.path()) == logits(&path));
 }
 
-/// A GPU rounds to bf16 where the oracle keeps f32, so that some activations fall to the next step of int8; the reference
+/// A GPU rounds to bf16 where the oracle keeps f32, so some activations round to a neighbouring int8. The reference
 /// that rounds at the same points is nearer.
 #[test]
 fn every_fixture_on_a_gpu_is_near_the_oracle() {
