@@ -1,4 +1,4 @@
-//! Chat templates: the model's own Jinja text, rendered as Hugging Face's `apply_chat_template` does.
+//! Chat templates: renders the model's own Jinja text as Hugging Face's `apply_chat_template` does.
 
 mod compile;
 mod date;
@@ -10,14 +10,14 @@ use serde::Serialize;
 
 use crate::{ModelError, error::one_line};
 
-/// Bytes of a template; the longest real ones have about 30 KB.
+/// Maximum size in bytes of a template; the largest real ones have about 30 KB.
 const MAX_TEMPLATE: usize = 64 << 10;
-/// Stack for compiling: chains such as `a.b.c.d` or `elif` nest once for each link, about a kilobyte at a time,
-/// and the compiler recurses over them. Only what a template really needs is ever touched.
+/// Stack for compiling: the compiler recurses once, about a kilobyte, for each link of chains such as `a.b.c.d` or
+/// `elif`. Only the stack that a template really needs is ever touched.
 const MIN_STACK: usize = 16 << 20;
 const STACK_PER_BYTE: usize = 2 << 10;
-/// Text that a rendering may handle, in bytes: so many, and each byte of the conversation so often. A template that
-/// gathers its text in a variable copies, at every message, all that came before.
+/// Budget of a rendering in bytes of text: a fixed part, plus a multiple of the conversation's bytes that grows with
+/// the messages, because a template that gathers its text in a variable copies all of it at every message.
 const MIN_TEXT: usize = 16 << 20;
 const TIMES: usize = 64;
 const TIMES_PER_MESSAGE: usize = 4;
@@ -48,7 +48,7 @@ pub struct ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// Checks that a template compiles. `bos_token` and `eos_token` are the texts that it may insert.
+    /// Compiles a template to check it. `bos_token` and `eos_token` are the texts that it may insert.
     ///
     /// # Errors
     /// [`ModelError::Template`] if it does not parse.
@@ -69,14 +69,14 @@ impl ChatTemplate {
         Ok(template)
     }
 
-    /// The same template, told whether the assistant is to think before it answers (`enable_thinking`, as Qwen3's templates
-    /// ask). Until then templates are told nothing.
+    /// Sets whether the assistant should think before it answers (`enable_thinking` in Qwen3's templates). By default
+    /// `enable_thinking` is undefined.
     #[must_use]
     pub fn with_thinking(self, thinking: bool) -> Self {
         ChatTemplate { thinking: Some(thinking), ..self }
     }
 
-    /// Whether the template asks if the assistant is to think.
+    /// Whether the template reads `enable_thinking`.
     pub fn asks_for_thinking(&self) -> bool {
         self.source.contains("enable_thinking")
     }
@@ -117,7 +117,7 @@ impl ChatTemplate {
         &self.source
     }
 
-    /// Runs `work` on a thread of its own: with stack for every template that may be given, and a meter.
+    /// Runs `work` on a new thread, with enough stack for any allowed template and its own meter.
     fn on_deep_stack<T: Send>(
         &self,
         cure: &'static str,
@@ -126,7 +126,7 @@ impl ChatTemplate {
         let fail = |problem: String| ModelError::Template { problem, cure };
         let stack = MIN_STACK + STACK_PER_BYTE * self.source.len();
         std::thread::scope(|scope| {
-            // The error itself is not sent: it may hold values of the template.
+            // Send the message instead of the error, which may hold values of the template.
             let work = || work().map_err(one_line);
             let thread = std::thread::Builder::new().stack_size(stack).spawn_scoped(scope, work);
             let thread = thread.map_err(|e| fail(one_line(e)))?;
