@@ -193,7 +193,7 @@ impl Cpu {
         );
         self.head.whole += tokens.len() as u64;
         let a = DenseLogits { table, x: &x.values, stride: x.stride, tokens, out: Shared::new(logits) };
-        let kernel = self.isa.kernels().logits;
+        let kernel = self.isa.kernels().floats.logits;
         let units = (table.bytes().len() * tokens.len() / WEIGHT_UNIT).min(vocab);
         self.parallel(units, dense::scratch(table), &|part, parts, scratch| {
             // SAFETY: `isa` proves the instruction set; every row of the table belongs to one part; scratch was
@@ -240,7 +240,7 @@ impl Cpu {
         let computed = AtomicU64::new(0);
         let dense = DenseLogits { table, x: &x.values, stride: x.stride, tokens: &s.tokens, out };
         let a = Settle { dense, thresholds: &s.thresholds, computed: &computed };
-        let kernel = self.isa.kernels().settle;
+        let kernel = self.isa.kernels().floats.settle;
         self.parallel(vocab * n / ROW_UNIT, dense::scratch(table), &|part, parts, scratch| {
             // SAFETY: `isa` proves the instruction set; every row of the table belongs to one part; scratch is as large
             // as the kernel needs.

@@ -460,7 +460,7 @@ impl Backend for Cpu {
         assert!(n <= x.rows && n <= out.rows && x.width == out.width, "the rows must fit their buffers");
         assert_widths(norms, x.width);
         let a = NormQuantize { x: &x.values, stride: x.stride, width: x.width, norms, out: out.out() };
-        let kernel = self.isa.kernels().norm_quantize;
+        let kernel = self.isa.kernels().floats.norm_quantize;
         self.parallel((n * x.width / ROW_UNIT).min(n), x.stride, &|part, parts, scratch| {
             // SAFETY: `isa` proves the instruction set; every row is written by one part; scratch holds a row.
             unsafe { kernel(&a, share(n, parts, part), scratch) }
@@ -514,7 +514,7 @@ impl Backend for Cpu {
             values: kv.values.shared(),
         };
         // SAFETY: `isa` proves the instruction set; only this thread has access to the buffers; scratch holds a head.
-        unsafe { (self.isa.kernels().rope_store)(&a, &mut self.scratch[0]) }
+        unsafe { (self.isa.kernels().floats.rope_store)(&a, &mut self.scratch[0]) }
         Ok(())
     }
 
@@ -545,7 +545,7 @@ impl Backend for Cpu {
             out: out.values.shared(),
             out_stride: out.stride,
         };
-        let kernel = self.isa.kernels().attention;
+        let kernel = self.isa.kernels().floats.attention;
         let items: usize = runs.iter().map(|r| r.tokens.len() * shape.kv_heads).sum();
         let reads: usize = runs
             .iter()
@@ -573,7 +573,7 @@ impl Backend for Cpu {
         );
         assert_widths(norms, ffn);
         let a = GateQuantize { x: &gate_up.values, stride: gate_up.stride, ffn, gate, norms, out: out.out() };
-        let kernel = self.isa.kernels().gate_quantize;
+        let kernel = self.isa.kernels().floats.gate_quantize;
         self.parallel((n * ffn / ROW_UNIT).min(n), ffn.next_multiple_of(16), &|part, parts, scratch| {
             // SAFETY: `isa` proves the instruction set; every row is written by one part; scratch holds a row.
             unsafe { kernel(&a, share(n, parts, part), scratch) }
@@ -599,7 +599,7 @@ impl Backend for Cpu {
             out: out.values.shared(),
         };
         // SAFETY: `isa` proves the instruction set; only this thread has access to the output.
-        unsafe { (self.isa.kernels().norm_rows)(&a) }
+        unsafe { (self.isa.kernels().floats.norm_rows)(&a) }
         Ok(())
     }
 

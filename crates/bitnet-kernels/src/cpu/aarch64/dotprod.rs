@@ -17,7 +17,7 @@ use crate::cpu::{
 #[derive(Clone, Copy)]
 pub(crate) struct Dotprod;
 
-kernel_set!(Dotprod, "neon", "dotprod");
+kernel_set!(Dotprod, ["neon", "dotprod"], floats of neon);
 
 products!(sdot, "dotprod");
 

@@ -29,7 +29,7 @@ use crate::cpu::{
 #[derive(Clone, Copy)]
 pub(crate) struct I8mm;
 
-kernel_set!(I8mm, "neon", "dotprod", "i8mm");
+kernel_set!(I8mm, ["neon", "dotprod", "i8mm"], floats of neon);
 
 products!(smmla, "i8mm");
 

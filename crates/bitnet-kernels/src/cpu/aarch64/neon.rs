@@ -17,7 +17,7 @@ use crate::cpu::{
 #[derive(Clone, Copy)]
 pub(crate) struct Neon;
 
-kernel_set!(Neon, "neon");
+kernel_set!(Neon, ["neon"]);
 
 v128_lanes!(Neon {
     /// Four sums per row, two rows per vector. A step adds at most 2 * 128 in magnitude, so 124 steps stay below 2^15.

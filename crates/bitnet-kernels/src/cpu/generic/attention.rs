@@ -47,74 +47,85 @@ pub(crate) fn scratch(shape: &KvShape) -> usize {
 /// Computes the items `part, part + parts, ...`: later tokens of a chunk have more keys, and this spreads them evenly.
 #[inline(always)]
 pub(crate) unsafe fn attention<L: Lanes>(a: &Attention<'_>, part: usize, parts: usize, scratch: &mut [f32]) {
-    match a.kv.kv {
-        KvType::F32 => items::<L, F32>(a, part, parts, scratch),
-        KvType::F16 => items::<L, F16>(a, part, parts, scratch),
-        KvType::Bf16 => items::<L, Bf16>(a, part, parts, scratch),
-        KvType::Int8 => items::<L, Int8>(a, part, parts, scratch),
-    }
-}
-
-#[inline(always)]
-unsafe fn items<L: Lanes, S: Cached>(a: &Attention<'_>, part: usize, parts: usize, scratch: &mut [f32]) {
     let kv_heads = a.kv.shape.kv_heads;
     let group = a.heads / kv_heads;
     let mut item = 0;
     for run in a.runs {
         let table = &a.blocks[run.blocks.clone()];
-        for (i, t) in run.tokens.clone().enumerate() {
+        for (i, token) in run.tokens.clone().enumerate() {
             for kv_head in 0..kv_heads {
                 item += 1;
                 if (item - 1) % parts != part {
                     continue;
                 }
                 let keys = run.start + i + 1;
-                let mut head = kv_head * group;
-                let end = head + group;
-                while head < end {
-                    let heads = (end - head).min(HEADS);
-                    match heads {
-                        1 => some_heads::<L, S, 1>(a, table, t, keys, kv_head, head, scratch),
-                        2 => some_heads::<L, S, 2>(a, table, t, keys, kv_head, head, scratch),
-                        3 => some_heads::<L, S, 3>(a, table, t, keys, kv_head, head, scratch),
-                        _ => some_heads::<L, S, 4>(a, table, t, keys, kv_head, head, scratch),
-                    }
-                    head += heads;
+                let end = (kv_head + 1) * group;
+                for head in (kv_head * group..end).step_by(HEADS) {
+                    let heads = Heads { token, kv_head, first: head, count: (end - head).min(HEADS) };
+                    some_heads::<L>(a, table, keys, &heads, scratch);
                 }
             }
         }
     }
 }
 
-/// Computes the attention of `H` query heads of one token over its first `keys` keys.
+/// Up to [`HEADS`] query heads of one token that share a key-value head.
+struct Heads {
+    token: usize,
+    kv_head: usize,
+    first: usize,
+    count: usize,
+}
+
+/// Calls the copy of a function for the cache's type and the number of heads. Only the two loops over the cache have
+/// copies.
+macro_rules! copy_for {
+    ($kv:expr, $heads:expr, $function:ident $args:tt) => {
+        match $kv {
+            KvType::F32 => copy_for!(@ $heads, $function, F32, $args),
+            KvType::F16 => copy_for!(@ $heads, $function, F16, $args),
+            KvType::Bf16 => copy_for!(@ $heads, $function, Bf16, $args),
+            KvType::Int8 => copy_for!(@ $heads, $function, Int8, $args),
+        }
+    };
+    (@ $heads:expr, $function:ident, $type:ty, ($($arg:expr),*)) => {
+        match $heads {
+            1 => $function::<L, $type, 1>($($arg),*),
+            2 => $function::<L, $type, 2>($($arg),*),
+            3 => $function::<L, $type, 3>($($arg),*),
+            _ => $function::<L, $type, HEADS>($($arg),*),
+        }
+    };
+}
+
+/// Computes the attention of some heads of one token over its first `keys` keys.
 #[inline(always)]
-unsafe fn some_heads<L: Lanes, S: Cached, const H: usize>(
+unsafe fn some_heads<L: Lanes>(
     a: &Attention<'_>,
     table: &[u32],
-    token: usize,
     keys: usize,
-    kv_head: usize,
-    head: usize,
+    heads: &Heads,
     scratch: &mut [f32],
 ) {
     let (dim, wide) = (a.kv.shape.head_dim, a.kv.shape.value_stride());
-    let q = a.qkv[token * a.stride + head * dim..][..H * dim].as_ptr();
-    let (weights, rest) = scratch.split_at_mut(HEADS * SEGMENT); // [H][SEGMENT]
-    let (running, rest) = rest.split_at_mut(HEADS * wide); // [H][wide]
-    let part = &mut rest[..HEADS * wide]; // [H][wide]
-    let (mut max, mut sum) = ([0.0f32; H], [0.0f32; H]);
+    let &Heads { token, kv_head, first: head, count: h_count } = heads;
+    let q = a.qkv[token * a.stride + head * dim..][..h_count * dim].as_ptr();
+    let (weights, rest) = scratch.split_at_mut(HEADS * SEGMENT); // [HEADS][SEGMENT]
+    let (running, rest) = rest.split_at_mut(HEADS * wide); // [HEADS][wide]
+    let part = &mut rest[..HEADS * wide]; // [HEADS][wide]
+    let (mut max, mut sum) = ([0.0f32; HEADS], [0.0f32; HEADS]);
     for first in (0..keys).step_by(SEGMENT) {
         let count = (keys - first).min(SEGMENT);
         let padded = count.next_multiple_of(16);
         let blocks = &table[first / BLOCK_TOKENS..(first + count).div_ceil(BLOCK_TOKENS)];
-        scores::<L, S, H>(a, blocks, kv_head, q, padded / 16, weights);
+        copy_for!(a.kv.kv, h_count, scores(a, blocks, kv_head, q, padded / 16, weights));
         let values = if first == 0 { running.as_mut_ptr() } else { part.as_mut_ptr() };
-        let mut segment = [(0.0f32, 0.0f32); H];
-        for (h, segment) in segment.iter_mut().enumerate() {
-            *segment = softmax::<L>(&mut weights[h * SEGMENT..][..SEGMENT], count, padded);
+        let mut segment = [(0.0f32, 0.0f32); HEADS];
+        for h in 0..h_count {
+            segment[h] = softmax::<L>(&mut weights[h * SEGMENT..][..SEGMENT], count, padded);
         }
-        weigh::<L, S, H>(a, blocks, kv_head, count, weights, values);
-        for h in 0..H {
+        copy_for!(a.kv.kv, h_count, weigh(a, blocks, kv_head, count, weights, values));
+        for h in 0..h_count {
             let (m, l) = segment[h];
             if first == 0 {
                 (max[h], sum[h]) = (m, l);
@@ -130,7 +141,7 @@ unsafe fn some_heads<L: Lanes, S: Cached, const H: usize>(
             }
         }
     }
-    for (h, &sum) in sum.iter().enumerate() {
+    for (h, &sum) in sum[..h_count].iter().enumerate() {
         let out = a.out.slice(token * a.out_stride + (head + h) * dim, dim);
         store_row::<L>(running.as_ptr().add(h * wide), out.as_mut_ptr(), dim, sum);
     }

@@ -24,8 +24,18 @@ pub(crate) type SplitRow = unsafe fn(&[f32], &mut [i8], &mut [f32]) -> Option<sc
 
 /// The entry points of one instruction set. Each may be called only on a CPU that has the instruction set.
 pub(crate) struct KernelSet {
+    pub(crate) floats: FloatKernels,
     pub(crate) bit_linear: unsafe fn(&ternary::BitLinear<'_>, Range<usize>),
     pub(crate) grouped: unsafe fn(&grouped::Grouped<'_>, Range<usize>),
+    pub(crate) copy_rows: unsafe fn(&screen::CopyRows<'_>, usize, &mut [f32]),
+    pub(crate) split: SplitRow,
+    pub(crate) bounds: unsafe fn(&screen::Bounds<'_>, Range<usize>),
+    pub(crate) products: unsafe fn(usize) -> u64,
+}
+
+/// The entry points that take no integer products.
+#[derive(Clone, Copy)]
+pub(crate) struct FloatKernels {
     pub(crate) norm_quantize: unsafe fn(&rows::NormQuantize<'_>, Range<usize>, &mut [f32]),
     pub(crate) gate_quantize: unsafe fn(&rows::GateQuantize<'_>, Range<usize>, &mut [f32]),
     pub(crate) norm_rows: unsafe fn(&rows::NormRows<'_>),
@@ -33,10 +43,6 @@ pub(crate) struct KernelSet {
     pub(crate) attention: unsafe fn(&attention::Attention<'_>, usize, usize, &mut [f32]),
     pub(crate) logits: unsafe fn(&dense::DenseLogits<'_>, Range<usize>, &mut [f32]),
     pub(crate) settle: unsafe fn(&dense::Settle<'_>, Range<usize>, &mut [f32]),
-    pub(crate) copy_rows: unsafe fn(&screen::CopyRows<'_>, usize, &mut [f32]),
-    pub(crate) split: SplitRow,
-    pub(crate) bounds: unsafe fn(&screen::Bounds<'_>, Range<usize>),
-    pub(crate) products: unsafe fn(usize) -> u64,
 }
 
 #[cfg(target_arch = "aarch64")]
@@ -44,11 +50,40 @@ pub(crate) use std::arch::is_aarch64_feature_detected as detected;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use std::arch::is_x86_feature_detected as detected;
 
-/// Makes the entry points of an instruction set and the check for it from one list of features:
-/// `kernel_set!(Type, "feature", ...)`.
+/// One entry point: a generic algorithm compiled for the features of an instruction set.
+macro_rules! entry {
+    ($lanes:ty, [$($feature:tt),*], $module:ident::$name:ident($($arg:ident: $type:ty),*) $(-> $result:ty)?) => {
+        $(#[target_feature(enable = $feature)])*
+        unsafe fn $name($($arg: $type),*) $(-> $result)? {
+            // SAFETY: callers hold an `Isa`, which exists only if the CPU has these features.
+            unsafe { $crate::cpu::generic::$module::$name::<$lanes>($($arg),*) }
+        }
+    };
+}
+pub(crate) use entry;
+
+/// Defines the check for an instruction set and its entry points from one list of features:
+/// `kernel_set!(Type, ["feature", ...])`. A set that differs from another only in its integer products shares the other's
+/// float kernels, which shortens the build: `kernel_set!(Type, ["feature", ...], floats of other)`.
 macro_rules! kernel_set {
-    ($lanes:ty $(, $feature:tt)*) => {
-        /// Whether this CPU has the instruction set.
+    ($lanes:ty, $features:tt) => {
+        $crate::cpu::generic::kernel_set!(@level $lanes, $features, {
+            use $crate::cpu::generic::{attention, dense, rows};
+            entry!($lanes, $features, rows::norm_quantize(a: &rows::NormQuantize<'_>, rows: Range<usize>, scratch: &mut [f32]));
+            entry!($lanes, $features, rows::gate_quantize(a: &rows::GateQuantize<'_>, rows: Range<usize>, scratch: &mut [f32]));
+            entry!($lanes, $features, rows::norm_rows(a: &rows::NormRows<'_>));
+            entry!($lanes, $features, rows::rope_store(a: &rows::RopeStore<'_>, scratch: &mut [f32]));
+            entry!($lanes, $features, attention::attention(a: &attention::Attention<'_>, part: usize, parts: usize, scratch: &mut [f32]));
+            entry!($lanes, $features, dense::logits(a: &dense::DenseLogits<'_>, rows: Range<usize>, scratch: &mut [f32]));
+            entry!($lanes, $features, dense::settle(a: &dense::Settle<'_>, rows: Range<usize>, scratch: &mut [f32]));
+            FloatKernels { norm_quantize, gate_quantize, norm_rows, rope_store, attention, logits, settle }
+        });
+    };
+    ($lanes:ty, $features:tt, floats of $other:ident) => {
+        $crate::cpu::generic::kernel_set!(@level $lanes, $features, { super::$other::KERNELS.floats });
+    };
+    (@level $lanes:ty, [$($feature:tt),*], $floats:block) => {
+        /// Reports whether this CPU has the instruction set.
         pub(crate) fn present() -> bool {
             true $(&& $crate::cpu::generic::detected!($feature))*
         }
@@ -56,89 +91,16 @@ macro_rules! kernel_set {
         /// The entry points of this instruction set.
         pub(crate) static KERNELS: $crate::cpu::generic::KernelSet = {
             use std::ops::Range;
-            use $crate::cpu::generic::{KernelSet, attention, dense, grouped, peak, rows, screen, ternary};
+            #[allow(unused_imports, reason = "a set that shares its float kernels names none")]
+            use $crate::cpu::generic::{FloatKernels, KernelSet, entry, grouped, peak, screen, ternary};
 
-            // SAFETY (all entries): callers hold an `Isa`, which exists only if the CPU has these features.
-            $(#[target_feature(enable = $feature)])*
-            unsafe fn bit_linear(a: &ternary::BitLinear<'_>, panels: Range<usize>) {
-                // SAFETY: as above.
-                unsafe { ternary::bit_linear::<$lanes>(a, panels) }
-            }
-            $(#[target_feature(enable = $feature)])*
-            unsafe fn grouped(a: &grouped::Grouped<'_>, panels: Range<usize>) {
-                // SAFETY: as above.
-                unsafe { grouped::grouped::<$lanes>(a, panels) }
-            }
-            $(#[target_feature(enable = $feature)])*
-            unsafe fn norm_quantize(a: &rows::NormQuantize<'_>, rows: Range<usize>, scratch: &mut [f32]) {
-                // SAFETY: as above.
-                unsafe { rows::norm_quantize::<$lanes>(a, rows, scratch) }
-            }
-            $(#[target_feature(enable = $feature)])*
-            unsafe fn gate_quantize(a: &rows::GateQuantize<'_>, rows: Range<usize>, scratch: &mut [f32]) {
-                // SAFETY: as above.
-                unsafe { rows::gate_quantize::<$lanes>(a, rows, scratch) }
-            }
-            $(#[target_feature(enable = $feature)])*
-            unsafe fn norm_rows(a: &rows::NormRows<'_>) {
-                // SAFETY: as above.
-                unsafe { rows::norm_rows::<$lanes>(a) }
-            }
-            $(#[target_feature(enable = $feature)])*
-            unsafe fn rope_store(a: &rows::RopeStore<'_>, scratch: &mut [f32]) {
-                // SAFETY: as above.
-                unsafe { rows::rope_store::<$lanes>(a, scratch) }
-            }
-            $(#[target_feature(enable = $feature)])*
-            unsafe fn attention(a: &attention::Attention<'_>, part: usize, parts: usize, scratch: &mut [f32]) {
-                // SAFETY: as above.
-                unsafe { attention::attention::<$lanes>(a, part, parts, scratch) }
-            }
-            $(#[target_feature(enable = $feature)])*
-            unsafe fn logits(a: &dense::DenseLogits<'_>, rows: Range<usize>, scratch: &mut [f32]) {
-                // SAFETY: as above.
-                unsafe { dense::logits::<$lanes>(a, rows, scratch) }
-            }
-            $(#[target_feature(enable = $feature)])*
-            unsafe fn settle(a: &dense::Settle<'_>, rows: Range<usize>, scratch: &mut [f32]) {
-                // SAFETY: as above.
-                unsafe { dense::settle::<$lanes>(a, rows, scratch) }
-            }
-            $(#[target_feature(enable = $feature)])*
-            unsafe fn copy_rows(a: &screen::CopyRows<'_>, panel: usize, scratch: &mut [f32]) {
-                // SAFETY: as above.
-                unsafe { screen::copy_rows::<$lanes>(a, panel, scratch) }
-            }
-            $(#[target_feature(enable = $feature)])*
-            unsafe fn split(x: &[f32], planes: &mut [i8], scratch: &mut [f32]) -> Option<screen::Split> {
-                // SAFETY: as above.
-                unsafe { screen::split::<$lanes>(x, planes, scratch) }
-            }
-            $(#[target_feature(enable = $feature)])*
-            unsafe fn bounds(a: &screen::Bounds<'_>, panels: Range<usize>) {
-                // SAFETY: as above.
-                unsafe { screen::bounds::<$lanes>(a, panels) }
-            }
-            $(#[target_feature(enable = $feature)])*
-            unsafe fn products(rounds: usize) -> u64 {
-                // SAFETY: as above.
-                unsafe { peak::products::<$lanes>(rounds) }
-            }
-            KernelSet {
-                bit_linear,
-                grouped,
-                norm_quantize,
-                gate_quantize,
-                norm_rows,
-                rope_store,
-                attention,
-                logits,
-                settle,
-                copy_rows,
-                split,
-                bounds,
-                products,
-            }
+            entry!($lanes, [$($feature),*], ternary::bit_linear(a: &ternary::BitLinear<'_>, panels: Range<usize>));
+            entry!($lanes, [$($feature),*], grouped::grouped(a: &grouped::Grouped<'_>, panels: Range<usize>));
+            entry!($lanes, [$($feature),*], screen::copy_rows(a: &screen::CopyRows<'_>, panel: usize, scratch: &mut [f32]));
+            entry!($lanes, [$($feature),*], screen::split(x: &[f32], planes: &mut [i8], scratch: &mut [f32]) -> Option<screen::Split>);
+            entry!($lanes, [$($feature),*], screen::bounds(a: &screen::Bounds<'_>, panels: Range<usize>));
+            entry!($lanes, [$($feature),*], peak::products(rounds: usize) -> u64);
+            KernelSet { floats: $floats, bit_linear, grouped, copy_rows, split, bounds, products }
         };
     };
 }

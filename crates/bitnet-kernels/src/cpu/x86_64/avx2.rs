@@ -15,7 +15,7 @@ use crate::cpu::{
 #[derive(Clone, Copy)]
 pub(crate) struct Avx2;
 
-kernel_set!(Avx2, "avx2", "fma", "f16c");
+kernel_set!(Avx2, ["avx2", "fma", "f16c"]);
 
 ymm_lanes!(Avx2 {
     /// Sums of pairs in 16 bits. A step adds at most 2 * 2 * 128 in magnitude, so 60 steps stay below 2^15.

@@ -11,7 +11,7 @@ use crate::cpu::{generic::kernel_set, x86_64::zmm::zmm_lanes};
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512;
 
-kernel_set!(Avx512, "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx2", "fma", "f16c");
+kernel_set!(Avx512, ["avx512f", "avx512bw", "avx512dq", "avx512vl", "avx2", "fma", "f16c"]);
 
 zmm_lanes!(Avx512 {
     /// Sums of pairs in 16 bits. A step adds at most 2 * 2 * 128 in magnitude, so 60 steps stay below 2^15.

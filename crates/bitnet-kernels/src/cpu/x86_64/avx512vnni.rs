@@ -12,7 +12,11 @@ use crate::cpu::{generic::kernel_set, x86_64::zmm::zmm_lanes};
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512Vnni;
 
-kernel_set!(Avx512Vnni, "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx2", "fma", "f16c", "avx512vnni");
+kernel_set!(
+    Avx512Vnni,
+    ["avx512f", "avx512bw", "avx512dq", "avx512vl", "avx2", "fma", "f16c", "avx512vnni"],
+    floats of avx512
+);
 
 zmm_lanes!(Avx512Vnni {
     type Part = __m512i;

@@ -14,7 +14,7 @@ use crate::cpu::{
 #[derive(Clone, Copy)]
 pub(crate) struct AvxVnni;
 
-kernel_set!(AvxVnni, "avx2", "fma", "f16c", "avxvnni");
+kernel_set!(AvxVnni, ["avx2", "fma", "f16c", "avxvnni"], floats of avx2);
 
 ymm_lanes!(AvxVnni {
     type Part = [__m256i; 2];
