@@ -212,8 +212,12 @@ impl Scheduler {
 
     /// The first to give blocks back: of the parked sequences one that is still paused if there is one, else the last
     /// in the queue.
-    pub(super) fn parked_other_than(&self, slot: u32) -> Option<u32> {
-        let parked = self.waiting.iter().rev().filter(|&&s| s != slot && seq(&self.slots, s).parked());
+    fn parked_other_than(&self, slot: u32) -> Option<u32> {
+        self.parked_where(|s| s != slot)
+    }
+
+    fn parked_where(&self, may: impl Fn(u32) -> bool) -> Option<u32> {
+        let parked = self.waiting.iter().rev().filter(|&&s| seq(&self.slots, s).parked() && may(s));
         parked.min_by_key(|&&s| seq(&self.slots, s).paused.is_none()).copied()
     }
 
@@ -311,13 +315,20 @@ impl Scheduler {
         self.slots.iter().flatten().find(|s| s.id == leader)
     }
 
-    /// Whether a waiting sequence fits, after parked ones have given their blocks back.
+    /// Whether a waiting sequence fits, after parked ones that are not before it have given their blocks back.
     fn clear_for(&mut self, slot: u32, shared: bool) -> bool {
         while !self.fits(seq(&self.slots, slot), shared, self.pool.available()) {
-            let Some(parked) = self.parked_other_than(slot) else { return false };
+            let Some(parked) = self.parked_behind(slot) else { return false };
             self.reclaim(parked);
         }
         true
+    }
+
+    /// As [`Scheduler::parked_other_than`], without those that are before `slot` in the queue and may be admitted.
+    pub(super) fn parked_behind(&self, slot: u32) -> Option<u32> {
+        let place = seq(&self.slots, slot).place();
+        let behind = |s: u32| seq(&self.slots, s).place() > place || self.eligible(s).is_none();
+        self.parked_where(|s| s != slot && behind(s))
     }
 
     /// Whether all pending tokens and the next one fit into `available` blocks beside what runs.

@@ -196,7 +196,7 @@ impl NaiveScheduler {
         let missing = tokens.div_ceil(BLOCK).saturating_sub(self.of(id).table.len());
         while missing > self.free.len() {
             let youngest = self.ids(|s| s.running && s.id > id).last().copied();
-            let Some(victim) = self.parked_but(id).or(youngest) else { return false };
+            let Some(victim) = self.parked(|s| s.id != id).or(youngest) else { return false };
             self.leave(victim);
             if let Some(at) = left.runs.iter().position(|run| run.0 == victim) {
                 let (_, _, len, rows) = left.runs.remove(at);
@@ -211,8 +211,8 @@ impl NaiveScheduler {
     }
 
     /// Of those that hold blocks and have no place: a paused one before others, the last in the queue before others.
-    fn parked_but(&self, id: u64) -> Option<u64> {
-        let parked = self.live.iter().filter(|s| !s.running && !s.table.is_empty() && s.id != id);
+    fn parked(&self, may: impl Fn(&Naive) -> bool) -> Option<u64> {
+        let parked = self.live.iter().filter(|s| !s.running && !s.table.is_empty() && may(s));
         parked.max_by_key(|s| (s.paused, s.place())).map(|s| s.id)
     }
 
@@ -255,7 +255,10 @@ impl NaiveScheduler {
             if (held > 0 && needed == 0) || needed + spare <= self.free.len() {
                 return true;
             }
-            let Some(parked) = self.parked_but(id) else { return false };
+            let place = self.of(id).place();
+            let Some(parked) = self.parked(|s| s.id != id && (s.paused || s.place() > place)) else {
+                return false;
+            };
             self.leave(parked);
         }
     }

@@ -190,7 +190,7 @@ impl World {
                 plan.load
             ));
         }
-        match self.scheduler.parked_other_than(slot) {
+        match self.scheduler.parked_behind(slot) {
             Some(parked) if capacity && !prompts => {
                 Err(format!("{:?} has no blocks, and slot {parked} keeps its own", s.id))
             }
