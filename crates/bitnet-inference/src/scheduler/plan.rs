@@ -210,8 +210,7 @@ impl Scheduler {
         true
     }
 
-    /// The first to give blocks back: of the parked sequences one that is still paused if there is one, else the last
-    /// in the queue.
+    /// The next parked sequence to take blocks from: a paused one if there is one, otherwise the last in the queue.
     fn parked_other_than(&self, slot: u32) -> Option<u32> {
         self.parked_where(|s| s != slot)
     }
@@ -315,7 +314,7 @@ impl Scheduler {
         self.slots.iter().flatten().find(|s| s.id == leader)
     }
 
-    /// Whether a waiting sequence fits, after parked ones that are not before it have given their blocks back.
+    /// Makes room for a waiting sequence by taking blocks from parked ones behind it; returns whether it fits.
     fn clear_for(&mut self, slot: u32, shared: bool) -> bool {
         while !self.fits(seq(&self.slots, slot), shared, self.pool.available()) {
             let Some(parked) = self.parked_behind(slot) else { return false };
@@ -324,14 +323,14 @@ impl Scheduler {
         true
     }
 
-    /// As [`Scheduler::parked_other_than`], without those that are before `slot` in the queue and may be admitted.
+    /// As [`Scheduler::parked_other_than`], without sequences before `slot` in the queue that can be admitted.
     pub(super) fn parked_behind(&self, slot: u32) -> Option<u32> {
         let place = seq(&self.slots, slot).place();
         let behind = |s: u32| seq(&self.slots, s).place() > place || self.eligible(s).is_none();
         self.parked_where(|s| s != slot && behind(s))
     }
 
-    /// Whether all pending tokens and the next one fit into `available` blocks beside what runs.
+    /// Whether all pending tokens and the next one fit into `available` blocks in addition to the running sequences.
     pub(super) fn fits(&self, s: &Sequence, shared: bool, available: usize) -> bool {
         let margin = if self.running.is_empty() { 0 } else { self.config.kv_blocks / 50 };
         if s.parked() {

@@ -210,7 +210,8 @@ impl NaiveScheduler {
         true
     }
 
-    /// Of those that hold blocks and have no place: a paused one before others, the last in the queue before others.
+    /// The next sequence with blocks but without a place to take blocks from: a paused one, otherwise the last in the
+    /// queue.
     fn parked(&self, may: impl Fn(&Naive) -> bool) -> Option<u64> {
         let parked = self.live.iter().filter(|s| !s.running && !s.table.is_empty() && may(s));
         parked.max_by_key(|s| (s.paused, s.place())).map(|s| s.id)
