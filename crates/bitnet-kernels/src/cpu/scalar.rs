@@ -19,7 +19,7 @@ type Scalar = Arrays<1, 4, { usize::MAX }, true>;
 kernel_set!(Scalar, []);
 
 // Baseline x86-64 has no instruction for these: each lane is a call or a dozen instructions. One copy of each, instead of
-// one wherever an algorithm is unrolled, makes this level a third of its size at the same speed.
+// one wherever an algorithm is unrolled, makes these kernels a third of their size at the same speed.
 
 #[inline(never)]
 fn fma(a: [f32; 16], b: [f32; 16], c: [f32; 16]) -> [f32; 16] {
