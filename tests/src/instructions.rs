@@ -125,6 +125,9 @@ pub static INSTRUCTIONS: &[Instruction] = &[
     case("cvt.rn.bf16.f32 d, a", H, &[(W, 0x7f7f_ffff)], 0x7f80),
     case("cvt.rn.bf16.f32 d, a", H, &[(W, 0xff80_0001)], 0x7fff),
     case("cvt.rn.bf16x2.f32 d, a, b", W, &[(W, 0x3f80_0000), (W, 0x4000_0000)], 0x3f80_4000),
+    case("cvt.f32.f16 d, a", W, &[(H, 0x3555)], 0x3eaa_a000),
+    case("cvt.f32.f16 d, a", W, &[(H, 0x8001)], 0xb380_0000),
+    case("cvt.f32.f16 d, a", W, &[(H, 0x7bff)], 0x477f_e000),
     // Memory: sign extension, vectors, parts of words, atomics.
     case("red.global.add.u64 [g], b; ld.global.b64 d, [g]", D, &[(D, 0xffff_ffff), (D, 1)], 1 << 32),
     case("red.global.inc.u32 [g], b; ld.global.b32 d, [g]", W, &[(W, 5), (W, 5)], 0),

@@ -18,6 +18,7 @@ pub(crate) enum Type {
     S64,
     Bf16,
     Bf16x2,
+    F16,
     F32,
     F64,
 }
@@ -34,7 +35,7 @@ pub(crate) enum Class {
 use Class::{Bits, Float, Pred, Signed, Unsigned};
 
 // bf16 and the packed types count as bits: PTX 7.4 keeps them in `.b16` and `.b32` registers.
-const TABLE: [(&str, Type, Class, usize); 17] = [
+const TABLE: [(&str, Type, Class, usize); 18] = [
     ("pred", Type::Pred, Pred, 0),
     ("b8", Type::B8, Bits, 1),
     ("b16", Type::B16, Bits, 2),
@@ -50,6 +51,7 @@ const TABLE: [(&str, Type, Class, usize); 17] = [
     ("s64", Type::S64, Signed, 8),
     ("bf16", Type::Bf16, Bits, 2),
     ("bf16x2", Type::Bf16x2, Bits, 4),
+    ("f16", Type::F16, Float, 2),
     ("f32", Type::F32, Float, 4),
     ("f64", Type::F64, Float, 8),
 ];

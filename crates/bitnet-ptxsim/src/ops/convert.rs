@@ -8,6 +8,7 @@ use crate::types::Type;
 pub(crate) fn conversion(round: &str, to: Type, from: Type) -> Option<Shape> {
     let shape = |n: usize, f: AluFn| Some(Shape { f, d: to, s: vec![from; n] });
     match (round, to, from) {
+        ("", Type::F32, Type::F16) => shape(1, lanes!(|a: u16| from_f16(a))),
         ("", Type::F64, Type::F32) => shape(1, lanes!(|a: f32| f64::from(a))),
         ("rn", Type::F32, Type::F64) => shape(1, lanes!(|a: f64| a as f32)),
         ("rn", Type::F32, Type::S32) => shape(1, lanes!(|a: i32| a as f32)),
@@ -49,6 +50,17 @@ pub(crate) fn pack() -> Shape {
 fn to_bf16(x: f32) -> u16 {
     let bits = x.to_bits();
     if x.is_nan() { 0x7fff } else { ((bits + 0x7fff + (bits >> 16 & 1)) >> 16) as u16 }
+}
+
+fn from_f16(bits: u16) -> f32 {
+    let (exponent, fraction) = (i32::from(bits >> 10 & 31), f32::from(bits & 0x3ff));
+    let magnitude = match exponent {
+        0 => fraction * 2f32.powi(-24),
+        31 if fraction == 0.0 => f32::INFINITY,
+        31 => f32::NAN,
+        _ => (fraction + 1024.0) * 2f32.powi(exponent - 25),
+    };
+    if bits >> 15 == 1 { -magnitude } else { magnitude }
 }
 
 pub(crate) fn from_bf16(bits: u16) -> f32 {
