@@ -15,32 +15,53 @@ struct Kernel {
     numbers: Value,
 }
 
-/// All kernels that come from templates.
-fn kernels() -> Vec<Kernel> {
-    let mut kernels = vec![Kernel {
-        name: "sm80_bitlinear_t1_w2a8".into(),
-        template: "bitlinear_dp4a.ptx",
-        numbers: context! { warps => 8, unroll => 4, registers => 80 },
-    }];
-    // A block takes 16 * row_tiles * row_warps rows and 8 * token_tiles * token_warps tokens.
-    for (tokens, purpose, row_tiles, row_warps, token_tiles, token_warps, stages, blocks_per_sm, registers) in [
-        (8, "2 to 8 tokens", 1, 4, 1, 1, 8, 4, 48),
-        (16, "9 to 16 tokens", 1, 4, 2, 1, 6, 4, 56),
-        (32, "17 to 32 tokens", 1, 4, 4, 1, 4, 4, 80),
-        (64, "33 to 64 tokens", 2, 4, 4, 2, 4, 2, 112),
-        (128, "65 tokens and more", 4, 2, 8, 2, 4, 2, 240),
-    ] {
-        let rows = 16 * row_tiles * row_warps;
-        let stage = 32 * rows + 128 * tokens;
+/// BitLinear with a scale a row, and `grouped`: with scales for groups of columns.
+fn linear() -> Vec<Kernel> {
+    let mut kernels = Vec::new();
+    for (name, grouped, registers) in [("bitlinear", false, 80), ("grouped", true, 96)] {
         kernels.push(Kernel {
-            name: format!("sm80_bitlinear_t{tokens}_w2a8"),
+            name: format!("sm80_{name}_t1_w2a8"),
+            template: "bitlinear_dp4a.ptx",
+            numbers: context! { grouped, warps => 8, unroll => 4, registers },
+        });
+    }
+    let purposes =
+        ["2 to 8 tokens", "9 to 16 tokens", "17 to 32 tokens", "33 to 64 tokens", "65 tokens and more"];
+    // A block takes 16 * row_tiles * row_warps rows and 8 * token_tiles * token_warps tokens.
+    for (i, (grouped, row_tiles, row_warps, token_tiles, token_warps, stages, blocks_per_sm, registers)) in [
+        (false, 1, 4, 1, 1, 8, 4, 48),
+        (false, 1, 4, 2, 1, 6, 4, 56),
+        (false, 1, 4, 4, 1, 4, 4, 80),
+        (false, 2, 4, 4, 2, 4, 2, 112),
+        (false, 4, 2, 8, 2, 4, 2, 240),
+        (true, 1, 4, 1, 1, 8, 4, 56),
+        (true, 1, 4, 2, 1, 6, 4, 72),
+        (true, 1, 4, 4, 1, 4, 4, 96),
+        (true, 2, 4, 4, 2, 4, 2, 128),
+        (true, 2, 4, 8, 2, 4, 1, 224),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let (rows, tokens) = (16 * row_tiles * row_warps, 8 * token_tiles * token_warps);
+        let stage = if grouped { 36 * rows + 144 * tokens } else { 32 * rows + 128 * tokens };
+        let name = if grouped { "grouped" } else { "bitlinear" };
+        kernels.push(Kernel {
+            name: format!("sm80_{name}_t{tokens}_w2a8"),
             template: "bitlinear.ptx",
             numbers: context! {
-                purpose, row_tiles, row_warps, token_tiles, token_warps, stages, blocks_per_sm, registers,
+                grouped, row_tiles, row_warps, token_tiles, token_warps, stages, blocks_per_sm, registers,
+                purpose => purposes[i % purposes.len()],
                 shared => (stages * stage).max(tokens * (4 * rows + 32)),
             },
         });
     }
+    kernels
+}
+
+/// All kernels that come from templates.
+fn kernels() -> Vec<Kernel> {
+    let mut kernels = linear();
     for (tokens, purpose, row_tiles, row_warps, token_tiles, token_warps, stages, blocks_per_sm, registers) in [
         (8, "up to 8 tokens", 1, 4, 1, 1, 6, 3, 48),
         (32, "9 to 32 tokens", 2, 4, 4, 1, 4, 2, 112),
@@ -73,6 +94,11 @@ fn kernels() -> Vec<Kernel> {
             },
         });
     }
+    kernels.push(Kernel {
+        name: "sm80_rope_store_bf16".into(),
+        template: "rope_store.ptx",
+        numbers: context! { registers => 40 },
+    });
     for dim in [128, 256] {
         kernels.push(Kernel {
             name: format!("sm80_attention_merge_d{dim}_f32"),

@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use bitnet_kernels::{
     Gate,
-    conformance::{Case, check_rounded, gpu_cases},
+    conformance::{Case, cases, check_rounded},
     gpu::Gpu,
 };
 use bitnet_tensor::DType;
@@ -36,7 +36,7 @@ pub(crate) struct SimKernels {
     out: Option<String>,
 }
 
-/// The matrices of the 2B model at their full height, for one token and for a batch.
+/// The matrices of the 2B model and of a model with group scales at their full height, for one token and for a batch.
 fn full() -> Vec<Case> {
     let (k, ffn) = (2560, 6912);
     let mut cases = Vec::new();
@@ -46,6 +46,10 @@ fn full() -> Vec<Case> {
         cases.push(Case::GateUp { n, k, ffn, gate: Gate::SquaredRelu });
         cases.push(Case::Qkv { start: 0, n, k, heads: 20, kv_heads: 5, head_dim: 128 });
         cases.push(Case::NormQuantize { n, width: ffn, norms: 1 });
+        // Of Ternary Bonsai 8B.
+        cases.push(Case::Grouped { n, k: 12_288, rows: &[4096], group: 128, column: 0, add: true });
+        cases.push(Case::GroupedGateUp { n, k: 4096, ffn: 12_288, group: 128, gate: Gate::Silu });
+        cases.push(Case::HeadNorms { start: 0, n, k: 4096, heads: 32, kv_heads: 8, head_dim: 128 });
     }
     cases.push(Case::Head { n: 1, width: k, vocab: 128_256, dtype: DType::BF16 });
     cases
@@ -59,7 +63,7 @@ fn git(args: &[&str]) -> Result<String> {
 
 impl SimKernels {
     pub(crate) fn run(&self) -> Result<()> {
-        let cases = if self.full { full() } else { gpu_cases() };
+        let cases = if self.full { full() } else { cases() };
         // Checked before the record itself is written.
         let dirty = self.out.is_some() && !git(&["status", "--porcelain"])?.trim().is_empty();
         let (next, rows) = (AtomicUsize::new(0), Mutex::new(Vec::new()));

@@ -191,19 +191,6 @@ impl Case {
     pub fn caches(&self) -> bool {
         matches!(self, Case::Qkv { .. } | Case::HeadNorms { .. } | Case::Attention { .. })
     }
-
-    /// Whether the GPU has kernels for the case.
-    fn runs_on_gpu(&self) -> bool {
-        !matches!(
-            self,
-            Case::Grouped { .. }
-                | Case::QuantizeGroups { .. }
-                | Case::GroupedGateUp { .. }
-                | Case::HeadNorms { .. }
-                | Case::TernaryHead { .. }
-                | Case::Factors { .. }
-        )
-    }
 }
 
 /// All cases: truncated real shapes, every tail, full and partial tiles, and values that overflow or are NaN.
@@ -278,11 +265,6 @@ pub fn cases() -> Vec<Case> {
     }
     grouped_cases(&mut cases);
     cases
-}
-
-/// The cases for which the GPU has kernels.
-pub fn gpu_cases() -> Vec<Case> {
-    cases().into_iter().filter(Case::runs_on_gpu).collect()
 }
 
 /// Adds the cases for a scale per group of columns: whole and partial groups, of both sizes and mixed.

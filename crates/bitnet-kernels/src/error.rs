@@ -47,12 +47,6 @@ pub enum KernelError {
     /// other bits.
     #[error("groups of 64 columns have equal scales in pairs: convert the model again")]
     NotMerged,
-    /// The GPU has no kernels for this.
-    #[error("{what} not built for the GPU yet: use --device cpu")]
-    NotOnGpu {
-        /// What was requested, with its verb.
-        what: &'static str,
-    },
     /// The stored copy of an output head has a scale, norm or error that cannot bound a logit.
     #[error("the copy of the output head holds an invalid value ({value}): convert the model again")]
     Bound {

@@ -488,7 +488,7 @@ impl Backend for Reference {
         Ok(())
     }
 
-    /// Rounds once, after queries and keys are rotated.
+    /// Rounds once, after queries and keys are rotated; where heads have norms, also before the norms.
     fn bit_linear_rope_store(
         &mut self,
         n: usize,
@@ -503,7 +503,7 @@ impl Backend for Reference {
     ) -> Result<(), KernelError> {
         for t in 0..n {
             for (o, y) in qkv.row_mut(t).iter_mut().zip(multiply(x, t, w)) {
-                *o = y;
+                *o = if norms.is_some() { self.between(y) } else { y };
             }
         }
         self.rope_store(runs, blocks, rope, norms, qkv, kv)

@@ -1,7 +1,7 @@
 use bitnet::{Device, SystemMemory, load::Home};
 use bitnet_kernels::{
     Backend, Cpu, Isa,
-    conformance::{Case, Failure, cases, check, check_rounded, gpu_cases},
+    conformance::{Case, Failure, cases, check, check_rounded},
     gpu::{DeviceInfo, Driver},
 };
 use serde::Serialize;
@@ -103,9 +103,9 @@ pub fn examine_all<D: Driver + 'static>(
         Device::Cuda(index) => Ok(machine.gpu(index)?),
         _ => machine.gpu(0).map_err(|why| output::one_line(&why)),
     };
-    let (cases, gpu_cases) = (cases(), gpu_cases());
+    let cases = cases();
     let isas: Vec<Isa> = Isa::available().collect();
-    let on_gpu = if gpu.is_ok() { gpu_cases.len() } else { 0 };
+    let on_gpu = if gpu.is_ok() { cases.len() } else { 0 };
     let bar = Progress::new("checking kernels", cases.len() * isas.len() + on_gpu);
     let mut conformance = Vec::new();
     for &isa in &isas {
@@ -124,7 +124,7 @@ pub fn examine_all<D: Driver + 'static>(
                 facts.name, facts.compute_capability, facts.cuda
             );
             gpus.push(facts);
-            conformance.push(examine(&mut gpu, check_rounded, &gpu_cases, &bar));
+            conformance.push(examine(&mut gpu, check_rounded, &cases, &bar));
         }
         Err(why) => gpu_note.push_str(&why),
     }

@@ -60,7 +60,7 @@ fn a_doctor_judges_a_simulated_gpu_and_each_part_can_fail_it() {
         let outcome = report.conformance.iter().find(|o| o.backend == "simulator" && o.isa == isa).unwrap();
         (outcome.cases, outcome.passed)
     };
-    assert_eq!(of("sm80"), (conformance::gpu_cases().len(), conformance::gpu_cases().len()));
+    assert_eq!(of("sm80"), (conformance::cases().len(), conformance::cases().len()));
     assert!(report.fixtures.len() == 1 && report.fixtures[0].device == "simulator");
     let batched = report.batched.as_ref().unwrap();
     assert!(batched.device == "simulator" && batched.equal == batched.requests);

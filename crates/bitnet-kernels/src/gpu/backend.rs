@@ -6,10 +6,6 @@ use crate::{
     Norm, Norms, RowOrder, RowsKind, Run, StepSize,
 };
 
-const GROUPS: KernelError = KernelError::NotOnGpu { what: "weights with scales for groups of columns are" };
-const HEAD_NORMS: KernelError = KernelError::NotOnGpu { what: "norms of queries and keys are" };
-const FACTORS: KernelError = KernelError::NotOnGpu { what: "factors of embeddings and residuals are" };
-
 /// Calls the methods of [`Gpu`] of the same names.
 impl<D: Driver> Backend for Gpu<D> {
     type Rows = Rows;
@@ -31,22 +27,19 @@ impl<D: Driver> Backend for Gpu<D> {
     }
 
     fn quants(&mut self, rows: usize, width: usize, grouping: Grouping) -> Result<Quants, KernelError> {
-        match grouping {
-            Grouping::Row => Ok(self.quants(rows, width)?),
-            Grouping::Groups => Err(GROUPS),
-        }
+        Ok(self.quants(rows, width, grouping)?)
     }
 
     fn linear(&mut self, weights: &TernaryTensor, order: RowOrder) -> Result<Linear, KernelError> {
         Ok(self.linear(weights, order)?)
     }
 
-    fn grouped(&mut self, _: &GroupedTensor, _: RowOrder) -> Result<Linear, KernelError> {
-        Err(GROUPS)
+    fn grouped(&mut self, weights: &GroupedTensor, order: RowOrder) -> Result<Linear, KernelError> {
+        Ok(self.grouped(weights, order)?)
     }
 
-    fn ternary_table(&mut self, _: &GroupedTensor) -> Result<Table, KernelError> {
-        Err(GROUPS)
+    fn ternary_table(&mut self, weights: &GroupedTensor) -> Result<Table, KernelError> {
+        Ok(self.ternary_table(weights)?)
     }
 
     fn table(&mut self, weights: &BitNetTensor) -> Result<Table, KernelError> {
@@ -72,10 +65,7 @@ impl<D: Driver> Backend for Gpu<D> {
         factor: f32,
         out: &mut Rows,
     ) -> Result<(), KernelError> {
-        if factor != 1.0 {
-            return Err(FACTORS);
-        }
-        Ok(self.embed(table, tokens, out)?)
+        Ok(self.embed(table, tokens, factor, out)?)
     }
 
     fn norm_quantize(
@@ -97,10 +87,7 @@ impl<D: Driver> Backend for Gpu<D> {
         column: usize,
         add: Option<f32>,
     ) -> Result<(), KernelError> {
-        if add.is_some_and(|factor| factor != 1.0) {
-            return Err(FACTORS);
-        }
-        Ok(self.bit_linear(n, x, w, out, column, add.is_some())?)
+        Ok(self.bit_linear(n, x, w, out, column, add)?)
     }
 
     fn rope_store(
@@ -112,10 +99,7 @@ impl<D: Driver> Backend for Gpu<D> {
         qkv: &mut Rows,
         kv: &mut Kv,
     ) -> Result<(), KernelError> {
-        if norms.is_some() {
-            return Err(HEAD_NORMS);
-        }
-        Ok(self.rope_store(runs, blocks, rope, qkv, kv)?)
+        Ok(self.rope_store(runs, blocks, rope, norms, qkv, kv)?)
     }
 
     fn attention(
@@ -155,7 +139,7 @@ impl<D: Driver> Backend for Gpu<D> {
         Ok(self.quantize_gated(n, gate_up, norms, out)?)
     }
 
-    /// Queries and keys are turned where the sums are made.
+    /// Queries and keys without norms are rotated by the kernel that computes the sums.
     fn bit_linear_rope_store(
         &mut self,
         n: usize,
@@ -168,10 +152,7 @@ impl<D: Driver> Backend for Gpu<D> {
         qkv: &mut Rows,
         kv: &mut Kv,
     ) -> Result<(), KernelError> {
-        if norms.is_some() {
-            return Err(HEAD_NORMS);
-        }
-        Ok(self.bit_linear_rope_store(n, x, w, runs, blocks, rope, qkv, kv)?)
+        Ok(self.bit_linear_rope_store(n, x, w, runs, blocks, rope, norms, qkv, kv)?)
     }
 
     fn norm_rows(

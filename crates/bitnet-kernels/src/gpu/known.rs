@@ -10,7 +10,8 @@ use super::{
     table::{
         ARGMAX, ATTENTION_MERGE_D128, ATTENTION_MERGE_D256, ATTENTION_R16_D128, ATTENTION_R16_D256,
         ATTENTION_R32_D256, ATTENTION_R64_D128, BITLINEAR_T1, BITLINEAR_T8, BITLINEAR_T16, BITLINEAR_T32,
-        BITLINEAR_T64, BITLINEAR_T128, COPY_BLOCK, EMBED, HEAD_T8, HEAD_T32, HEAD_T64, Kernel, NORM_QUANTIZE,
+        BITLINEAR_T64, BITLINEAR_T128, COPY_BLOCK, EMBED, EMBED_TERNARY, GROUPED_T1, GROUPED_T8, GROUPED_T16,
+        GROUPED_T32, GROUPED_T64, GROUPED_T128, HEAD_T8, HEAD_T32, HEAD_T64, Kernel, NORM_QUANTIZE,
         NORM_ROWS, ROPE_STORE, SAMPLE,
     },
     upload::Uploads,
@@ -36,6 +37,12 @@ const fn product(n: usize) -> Case {
     Case::BitLinear { n, k: 1100, rows: &[130], column: 3, accumulate: n.is_multiple_of(2) }
 }
 
+/// Several groups of activations; for one token, more tiles than one round adds.
+const fn grouped(n: usize, group: usize) -> Case {
+    let k = if n == 1 { 4300 } else { 500 };
+    Case::Grouped { n, k, rows: &[130], group, column: 3, add: n.is_multiple_of(2) }
+}
+
 const fn head(n: usize) -> Case {
     Case::Head { n, width: 136, vocab: 150, dtype: DType::BF16 }
 }
@@ -44,7 +51,7 @@ const fn attention(head_dim: usize, runs: &'static [(usize, usize)]) -> Case {
     Case::Attention { heads: 4, kv_heads: 2, head_dim, runs, odd: false }
 }
 
-static QUESTIONS: [Question; 22] = [
+static QUESTIONS: [Question; 33] = [
     (&[&NORM_QUANTIZE], Case::NormQuantize { n: 9, width: 641, norms: 2 }),
     (&[&NORM_QUANTIZE], Case::GateQuantize { n: 7, ffn: 300, gate: Gate::SquaredRelu, norms: 1 }),
     (&[&NORM_QUANTIZE], Case::GateQuantize { n: 2, ffn: 300, gate: Gate::Silu, norms: 1 }),
@@ -57,6 +64,15 @@ static QUESTIONS: [Question; 22] = [
     (&[&BITLINEAR_T128], product(70)),
     (&[&BITLINEAR_T1], Case::GateUp { n: 1, k: 200, ffn: 70, gate: Gate::SquaredRelu }),
     (&[&BITLINEAR_T8], Case::GateUp { n: 6, k: 200, ffn: 70, gate: Gate::Silu }),
+    (&[&NORM_QUANTIZE], Case::QuantizeGroups { n: 9, width: 641, norms: 1 }),
+    (&[&GROUPED_T1], grouped(1, 64)),
+    (&[&GROUPED_T1], grouped(1, 128)),
+    (&[&GROUPED_T8], grouped(7, 64)),
+    (&[&GROUPED_T8], grouped(8, 128)),
+    (&[&GROUPED_T16], grouped(13, 128)),
+    (&[&GROUPED_T32], grouped(29, 64)),
+    (&[&GROUPED_T64], grouped(60, 128)),
+    (&[&GROUPED_T128], grouped(70, 64)),
     (&[&EMBED, &NORM_ROWS, &HEAD_T8], head(3)),
     (&[&HEAD_T32], head(21)),
     (&[&HEAD_T64], head(100)),
@@ -66,6 +82,8 @@ static QUESTIONS: [Question; 22] = [
     (&[&ATTENTION_R32_D256], attention(256, &[(30, 40)])),
     (&[&BITLINEAR_T1], Case::Qkv { start: 63, n: 1, k: 100, heads: 3, kv_heads: 1, head_dim: 36 }),
     (&[&BITLINEAR_T16], Case::Qkv { start: 63, n: 9, k: 100, heads: 3, kv_heads: 1, head_dim: 36 }),
+    (&[&EMBED_TERNARY], Case::TernaryHead { n: 3, width: 136, vocab: 150, group: 64 }),
+    (&[&ROPE_STORE], Case::HeadNorms { start: 63, n: 9, k: 100, heads: 3, kv_heads: 1, head_dim: 36 }),
     (&[&BITLINEAR_T128], Case::Qkv { start: 0, n: 70, k: 100, heads: 2, kv_heads: 2, head_dim: 48 }),
 ];
 
@@ -92,6 +110,7 @@ impl<D: Driver> Gpu<D> {
         self.finish()?;
         // What is left behind is not the model's.
         (self.uploads, self.logits, self.drawn) = (Uploads::default(), None, None);
+        (self.head_input, self.head_width) = (None, 0);
         self.counts = Counts::default();
         self.free = self.driver.free_memory()?;
         trusted().push(machine);

@@ -1,14 +1,33 @@
 //! Tables and gains in device memory.
 
-use bitnet_tensor::BitNetTensor;
+use bitnet_tensor::{BitNetTensor, GroupedTensor};
 use half::bf16;
 
-use super::{Buffer, Driver, Gpu, GpuError};
+use super::{Buffer, Driver, Gpu, GpuError, Linear};
+use crate::RowOrder;
 
-/// A dense matrix (embedding, output head) in bf16, `[rows][stride]`; columns after `cols` are zero, so that the
-/// matrix units take whole steps.
+/// An embedding or an output head.
 #[derive(Debug)]
-pub struct Table {
+pub enum Table {
+    /// bf16.
+    Dense(Dense),
+    /// Codes with scales for groups of columns.
+    Ternary(Linear),
+}
+
+impl Table {
+    /// Rows and columns.
+    pub(super) fn shape(&self) -> [usize; 2] {
+        match self {
+            Table::Dense(table) => [table.rows, table.cols],
+            Table::Ternary(table) => [table.rows, table.cols],
+        }
+    }
+}
+
+/// A dense matrix in bf16, `[rows][stride]`; columns after `cols` are zero, so that the matrix units take whole steps.
+#[derive(Debug)]
+pub struct Dense {
     pub(super) rows: usize,
     pub(super) cols: usize,
     pub(super) stride: usize,
@@ -22,7 +41,7 @@ pub struct Gain {
     pub(super) buffer: Buffer,
 }
 
-/// Columns of a [`Table`] are padded to a multiple of this: 128 bytes.
+/// Columns of a [`Dense`] matrix are padded to a multiple of this: 128 bytes.
 const TABLE_COLUMNS: usize = 64;
 
 impl<D: Driver> Gpu<D> {
@@ -43,7 +62,14 @@ impl<D: Driver> Gpu<D> {
             }
             self.send(buffer.address() + (2 * first * stride) as u64, &bytes)?;
         }
-        Ok(Table { rows, cols, stride, buffer })
+        Ok(Table::Dense(Dense { rows, cols, stride, buffer }))
+    }
+
+    /// Takes a ternary matrix with scales for groups of columns. [`Gpu::prepare`] allocates the int8 input that it needs as
+    /// a head.
+    pub fn ternary_table(&mut self, weights: &GroupedTensor) -> Result<Table, GpuError> {
+        self.head_width = self.head_width.max(weights.cols());
+        Ok(Table::Ternary(self.grouped(weights, RowOrder::Plain)?))
     }
 
     /// Takes the gain of a norm.

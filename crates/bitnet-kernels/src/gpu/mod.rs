@@ -27,7 +27,7 @@ pub use ceilings::Ceilings;
 pub use cuda::Cuda;
 pub use driver::{Arg, DeviceInfo, Driver, Entry, Grid, Launch, MARKS};
 pub use error::GpuError;
-pub use layout::{Gain, Table};
+pub use layout::{Dense, Gain, Table};
 pub use memory::Buffer;
 use memory::Returned;
 pub use quants::Quants;
@@ -96,6 +96,9 @@ pub struct Gpu<D: Driver> {
     logits: Option<Rows>,
     /// `{u32 token, u32 status}` a row of them.
     drawn: Option<Buffer>,
+    /// int8 input of a ternary head, and the maximum width of ternary tables; 0 if there are none.
+    head_input: Option<Quants>,
+    head_width: usize,
     /// Bytes of device memory that were free when memory was last taken for steps.
     free: usize,
     counts: Counts,
@@ -137,6 +140,8 @@ impl<D: Driver> Gpu<D> {
             tickets,
             logits: None,
             drawn: None,
+            head_input: None,
+            head_width: 0,
             free,
             counts: Counts::default(),
             lost: None,

@@ -3,7 +3,7 @@ use super::{
     ops::{DRAWN, FEW_ROWS},
     upload::Upload,
 };
-use crate::{RowsKind, StepSize};
+use crate::{Grouping, RowsKind, StepSize};
 
 /// Bytes of an id, a position or a slot.
 const WORD: usize = 4;
@@ -29,6 +29,9 @@ impl<D: Driver> Gpu<D> {
             self.make_room(what, bytes)?;
         }
         self.logits = Some(self.rows(size.logit_rows, size.vocab, RowsKind::Residual)?);
+        if self.head_width > 0 {
+            self.head_input = Some(self.quants(size.logit_rows, self.head_width, Grouping::Groups)?);
+        }
         self.drawn = Some(self.alloc(DRAWN * size.logit_rows, "drawn tokens")?);
         self.free = self.driver.free_memory()?;
         Ok(())

@@ -1,4 +1,5 @@
 use super::{Buffer, Driver, Gpu, GpuError};
+use crate::Grouping;
 
 /// Tokens of an atom: eight rows of [`K_TILE`] bytes whose 16-byte chunks are swizzled, so that a matrix load of
 /// eight rows touches every bank once.
@@ -9,23 +10,37 @@ pub(super) const K_TILE: usize = 128;
 const TOKEN_PADDING: usize = 128;
 
 /// int8 activations in layout XQ: atoms `[k / 128][token / 8]`, in an atom row `token % 8`, chunk
-/// `(k % 128 / 16) ^ (token % 8)`. What pads `width` and the tokens is zero.
+/// `(k % 128 / 16) ^ (token % 8)`. What pads `width` and the tokens is zero. A group of columns is a tile.
 #[derive(Debug)]
 pub struct Quants {
     pub(super) rows: usize,
     pub(super) width: usize,
     /// Atoms along the tokens.
     pub(super) atoms: usize,
+    pub(super) grouping: Grouping,
     /// `[k_tiles][atoms][1024]` s8
     pub(super) values: Buffer,
-    /// `[8 * atoms]` of {f32 multiplier, s32 sum}
+    /// For rows, `[8 * atoms]` of {f32 multiplier, s32 sum}. For groups, `[k_tiles][8 * atoms]` of {f32 scale, s32 sum, s32
+    /// sums of both halves}.
     pub(super) scales: Buffer,
 }
 
-/// Values `[n][width]`, multipliers and sums of rows.
+/// Values `[n][width]`, multipliers (or scales) and sums of rows (or groups).
 type QuantRows = (Vec<i8>, Vec<f32>, Vec<i32>);
 
 impl Quants {
+    /// Offsets in `scales` of those of `n` rows, in the order of [`QuantRows`].
+    fn scale_places(&self, n: usize) -> Vec<usize> {
+        match self.grouping {
+            Grouping::Row => (0..n).map(|t| 8 * t).collect(),
+            Grouping::Groups => {
+                let tiles = self.width.div_ceil(K_TILE);
+                let place = |i: usize| 16 * (i % tiles * self.atoms * ATOM_TOKENS + i / tiles);
+                (0..n * tiles).map(place).collect()
+            }
+        }
+    }
+
     /// Where a value lies.
     fn at(&self, token: usize, k: usize) -> usize {
         let (tile, column) = (k / K_TILE, k % K_TILE);
@@ -37,27 +52,33 @@ impl Quants {
 
 impl<D: Driver> Gpu<D> {
     /// Zeroed int8 activations.
-    pub fn quants(&mut self, rows: usize, width: usize) -> Result<Quants, GpuError> {
+    pub fn quants(&mut self, rows: usize, width: usize, grouping: Grouping) -> Result<Quants, GpuError> {
         let tokens = rows.next_multiple_of(TOKEN_PADDING);
         let values = self.alloc(tokens * width.next_multiple_of(K_TILE), "int8 activations")?;
-        let scales = self.alloc(8 * tokens, "scales of int8 activations")?;
-        Ok(Quants { rows, width, atoms: tokens / ATOM_TOKENS, values, scales })
+        let scales = match grouping {
+            Grouping::Row => 8 * tokens,
+            Grouping::Groups => 16 * tokens * width.div_ceil(K_TILE),
+        };
+        let scales = self.alloc(scales, "scales of int8 activations")?;
+        Ok(Quants { rows, width, atoms: tokens / ATOM_TOKENS, grouping, values, scales })
     }
 
-    /// The first `n` rows: values, multipliers and sums.
+    /// The first `n` rows: values, multipliers and sums, or scales and sums of groups.
     pub fn read_quants(&mut self, x: &Quants, n: usize) -> Result<QuantRows, GpuError> {
         assert!(n <= x.rows, "what is read lies in the buffer");
         let bytes = self.fetch(&x.values, x.values.bytes())?;
         let values =
             (0..n).flat_map(|t| (0..x.width).map(move |k| (t, k))).map(|(t, k)| bytes[x.at(t, k)] as i8);
         let values = values.collect();
-        let scales = self.fetch(&x.scales, 8 * n)?;
-        let (words, _) = scales.as_chunks::<4>();
-        let multipliers = words.iter().step_by(2).map(|&w| f32::from_le_bytes(w)).collect();
-        let sums = words.iter().skip(1).step_by(2).map(|&w| i32::from_le_bytes(w)).collect();
+        let places = x.scale_places(n);
+        let scales = self.fetch(&x.scales, x.scales.bytes())?;
+        let word = |at: usize| [scales[at], scales[at + 1], scales[at + 2], scales[at + 3]];
+        let multipliers = places.iter().map(|&at| f32::from_le_bytes(word(at))).collect();
+        let sums = places.iter().map(|&at| i32::from_le_bytes(word(at + 4))).collect();
         Ok((values, multipliers, sums))
     }
-    /// Writes rows of values (`[n][width]`), multipliers and sums, for tests.
+
+    /// Writes rows of values (`[n][width]`), multipliers and sums of rows, for tests.
     pub fn write_quants(
         &mut self,
         x: &Quants,

@@ -113,12 +113,19 @@ macro_rules! kernels {
 
 kernels! {
     EMBED = "sm80_embed_bf16": ["LDG.E.128", "STG.E.128"];
+    EMBED_TERNARY = "sm80_embed_w2": ["LDG.E", "STG.E.128"];
     BITLINEAR_T1 = generated "sm80_bitlinear_t1_w2a8": ["LDG.E.NA.128", "IDP.4A.U8.S8"];
     BITLINEAR_T8 = generated "sm80_bitlinear_t8_w2a8": ["IMMA.16832.U8.S8", "LDSM.16.M88.4", "LDS.128", "LDGSTS.E.BYPASS"];
     BITLINEAR_T16 = generated "sm80_bitlinear_t16_w2a8": ["IMMA.16832.U8.S8", "LDSM.16.M88.4", "LDS.128", "LDGSTS.E.BYPASS"];
     BITLINEAR_T32 = generated "sm80_bitlinear_t32_w2a8": ["IMMA.16832.U8.S8", "LDSM.16.M88.4", "LDS.128", "LDGSTS.E.BYPASS"];
     BITLINEAR_T64 = generated "sm80_bitlinear_t64_w2a8": ["IMMA.16832.U8.S8", "LDSM.16.M88.4", "LDS.128", "LDGSTS.E.BYPASS"];
     BITLINEAR_T128 = generated "sm80_bitlinear_t128_w2a8": ["IMMA.16832.U8.S8", "LDSM.16.M88.4", "LDS.128", "LDGSTS.E.BYPASS"];
+    GROUPED_T1 = generated "sm80_grouped_t1_w2a8": ["LDG.E.NA.128", "IDP.4A.U8.S8", "FFMA"];
+    GROUPED_T8 = generated "sm80_grouped_t8_w2a8": ["IMMA.16832.U8.S8", "LDSM.16.M88.4", "LDS.128", "LDGSTS.E.BYPASS", "FFMA"];
+    GROUPED_T16 = generated "sm80_grouped_t16_w2a8": ["IMMA.16832.U8.S8", "LDSM.16.M88.4", "LDS.128", "LDGSTS.E.BYPASS", "FFMA"];
+    GROUPED_T32 = generated "sm80_grouped_t32_w2a8": ["IMMA.16832.U8.S8", "LDSM.16.M88.4", "LDS.128", "LDGSTS.E.BYPASS", "FFMA"];
+    GROUPED_T64 = generated "sm80_grouped_t64_w2a8": ["IMMA.16832.U8.S8", "LDSM.16.M88.4", "LDS.128", "LDGSTS.E.BYPASS", "FFMA"];
+    GROUPED_T128 = generated "sm80_grouped_t128_w2a8": ["IMMA.16832.U8.S8", "LDSM.16.M88.4", "LDS.128", "LDGSTS.E.BYPASS", "FFMA"];
     HEAD_T8 = generated "sm80_head_t8_bf16": ["HMMA.16816.F32.BF16", "LDSM.16.M88.4", "LDGSTS.E.BYPASS"];
     HEAD_T32 = generated "sm80_head_t32_bf16": ["HMMA.16816.F32.BF16", "LDSM.16.M88.4", "LDGSTS.E.BYPASS"];
     HEAD_T64 = generated "sm80_head_t64_bf16": ["HMMA.16816.F32.BF16", "LDSM.16.M88.4", "LDGSTS.E.BYPASS"];
@@ -130,7 +137,7 @@ kernels! {
     ATTENTION_MERGE_D256 = generated "sm80_attention_merge_d256_f32": ["FFMA"];
     NORM_QUANTIZE = "sm80_norm_quantize_s8": ["DFMA", "REDUX.MAX", "REDUX.SUM", "IDP.4A", "LDG.E.128", "LDS.128"];
     NORM_ROWS = "sm80_norm_rows_bf16": ["DFMA"];
-    ROPE_STORE = "sm80_rope_store_bf16": ["FFMA"];
+    ROPE_STORE = generated "sm80_rope_store_bf16": ["FFMA"];
     ARGMAX = "sm80_argmax_f32": ["REDUX.MAX"];
     SAMPLE = "sm80_sample_f32": ["REDUX.MAX", "ATOMS", "IMAD.WIDE.U32", "VOTE.ANY"];
     COPY_BLOCK = "sm80_copy_block": ["LDG.E.128", "STG.E.128"];

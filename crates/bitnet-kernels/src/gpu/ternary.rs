@@ -1,16 +1,17 @@
-use bitnet_tensor::TernaryTensor;
+use bitnet_tensor::{GroupedTensor, TernaryTensor};
+use half::f16;
 
 use super::{Buffer, Driver, Gpu, GpuError, quants::K_TILE};
 use crate::RowOrder;
 
 /// Rows in a tile of codes.
 const TILE_ROWS: usize = 16;
-/// Bytes of a tile: 16 rows x 128 codes of 2 bits.
+/// Bytes of a tile's codes: 16 rows x 128 codes of 2 bits.
 const TILE_BYTES: usize = TILE_ROWS * K_TILE / 4;
 /// Rows are padded to a multiple of the largest tile of a kernel, so that no tile reaches past the buffer.
 const ROW_PADDING: usize = 128;
 
-/// A ternary matrix in layout T2F: codes `trit + 1` in tiles of 16 rows x 128 columns, `[row tile][k tile]`, as the
+/// A ternary matrix in layout T2F: codes (the value + 1) in tiles of 16 rows x 128 columns, `[row tile][k tile]`, as the
 /// matrix unit takes them. Of a tile lane `l` owns 16 bytes: word `j` is the columns `32 j ..`, and
 /// `(word >> 2 i) & 0x03030303` is register `i` of operand A:
 ///
@@ -21,15 +22,25 @@ const ROW_PADDING: usize = 128;
 ///
 /// Rows of a tile are pairs `(g, g + 8)`: of neighbours in order [`RowOrder::Plain`], else of rows that belong
 /// together, so that one thread has both.
+///
+/// Scales for groups of 64 or 128 columns are f16 and follow the codes of each tile: `[group of the tile][pair][2]`.
 #[derive(Debug)]
 pub struct Linear {
     pub(super) rows: usize,
     pub(super) cols: usize,
     pub(super) order: RowOrder,
-    /// `[row tiles][k tiles][512]`
+    /// `[row tiles][k tiles][512]`, or 544 or 576 with the scales of groups.
     pub(super) codes: Buffer,
+    pub(super) scales: Scales,
+}
+
+/// The scales of a matrix.
+#[derive(Debug)]
+pub(super) enum Scales {
     /// f32 `[rows padded]`, in the order of the codes.
-    pub(super) scales: Buffer,
+    Rows(Buffer),
+    /// One per row and group of this many columns, stored with the codes.
+    Groups(usize),
 }
 
 impl Linear {
@@ -61,21 +72,25 @@ fn spread(codes: u8) -> u32 {
     (x | x << 6) & 0x0303_0303
 }
 
-/// The tile of 16 rows that starts at `place`, all of its columns. What pads them is of no consequence: activations
-/// are zero there, and such rows are not stored.
-fn pack_tile(w: &TernaryTensor, order: RowOrder, place: usize, out: &mut Vec<u8>) {
-    let rows: [&[u8]; TILE_ROWS] =
-        std::array::from_fn(|i| row_at(order, w.rows(), place + i).map_or(&[][..], |row| w.row_codes(row)));
-    let codes = |row: usize, byte: usize| spread(rows[row].get(byte).copied().unwrap_or(0));
+/// Appends the codes of 128 columns of 16 rows, from byte `first` of each row. The codes of padding may have any value:
+/// activations are zero there, and outputs of padding rows are not stored.
+fn pack_tile(rows: &[&[u8]; TILE_ROWS], first: usize, out: &mut Vec<u8>) {
     // Four columns are a byte.
-    for first in (0..w.cols().div_ceil(4)).step_by(K_TILE / 4) {
-        for (g, q) in (0..32).map(|lane| (lane / 4, lane % 4)) {
-            for near in (0..4).map(|j| first + 8 * j + q) {
-                let far = near + 4;
-                let word =
-                    codes(g, near) | codes(g + 8, near) << 2 | codes(g, far) << 4 | codes(g + 8, far) << 6;
-                out.extend(word.to_le_bytes());
-            }
+    let codes = |row: usize, byte: usize| spread(rows[row].get(byte).copied().unwrap_or(0));
+    for (g, q) in (0..32).map(|lane| (lane / 4, lane % 4)) {
+        for near in (0..4).map(|j| first + 8 * j + q) {
+            let far = near + 4;
+            let word = codes(g, near) | codes(g + 8, near) << 2 | codes(g, far) << 4 | codes(g + 8, far) << 6;
+            out.extend(word.to_le_bytes());
+        }
+    }
+}
+
+/// Appends the scales of the groups `first..first + count` of 16 rows.
+fn pack_scales(rows: &[&[f16]; TILE_ROWS], first: usize, count: usize, out: &mut Vec<u8>) {
+    for group in first..first + count {
+        for row in (0..8).flat_map(|pair| [pair, pair + 8]) {
+            out.extend(rows[row].get(group).copied().unwrap_or(f16::ZERO).to_le_bytes());
         }
     }
 }
@@ -83,27 +98,64 @@ fn pack_tile(w: &TernaryTensor, order: RowOrder, place: usize, out: &mut Vec<u8>
 impl<D: Driver> Gpu<D> {
     /// Packs a ternary matrix.
     pub fn linear(&mut self, weights: &TernaryTensor, order: RowOrder) -> Result<Linear, GpuError> {
-        let (rows, cols) = (weights.rows(), weights.cols());
-        if let RowOrder::Rope { head_dim } = order {
-            assert!(rows.is_multiple_of(head_dim) && head_dim.is_multiple_of(2), "rows are whole heads");
-        }
-        let places = rows.next_multiple_of(ROW_PADDING);
-        let tile_row = cols.div_ceil(K_TILE) * TILE_BYTES;
-        let codes = self.alloc(places / TILE_ROWS * tile_row, "ternary weights")?;
-        let mut bytes = Vec::with_capacity(tile_row);
-        for tile in 0..places / TILE_ROWS {
-            bytes.clear();
-            pack_tile(weights, order, tile * TILE_ROWS, &mut bytes);
-            self.send(codes.address() + (tile * tile_row) as u64, &bytes)?;
-        }
+        let shape = [weights.rows(), weights.cols()];
+        let codes = self.pack(shape, order, TILE_BYTES, |rows, tile, out| {
+            pack_tile(
+                &rows.map(|row| row.map_or(&[][..], |row| weights.row_codes(row))),
+                tile * K_TILE / 4,
+                out,
+            );
+        })?;
         let scale = |place: usize| {
-            let row = row_at(order, rows, place)?;
+            let row = row_at(order, shape[0], place)?;
             let range = weights.scales().iter().find(|range| (range.start..range.end).contains(&row))?;
             Some(range.scale)
         };
+        let places = shape[0].next_multiple_of(ROW_PADDING);
         let scales: Vec<u8> =
             (0..places).flat_map(|place| scale(place).unwrap_or(0.0).to_le_bytes()).collect();
-        let scales = self.store(&scales, "scales of ternary weights")?;
-        Ok(Linear { rows, cols, order, codes, scales })
+        let scales = Scales::Rows(self.store(&scales, "scales of ternary weights")?);
+        Ok(Linear { rows: shape[0], cols: shape[1], order, codes, scales })
+    }
+
+    /// Packs a ternary matrix with scales for groups of columns.
+    pub fn grouped(&mut self, weights: &GroupedTensor, order: RowOrder) -> Result<Linear, GpuError> {
+        let (shape, group) = ([weights.rows(), weights.cols()], weights.group());
+        let groups = K_TILE / group;
+        let bytes = TILE_BYTES + 2 * TILE_ROWS * groups;
+        let codes = self.pack(shape, order, bytes, |rows, tile, out| {
+            pack_tile(
+                &rows.map(|row| row.map_or(&[][..], |row| weights.row_codes(row))),
+                tile * K_TILE / 4,
+                out,
+            );
+            let scales = rows.map(|row| row.map_or(&[][..], |row| weights.row_scales(row)));
+            pack_scales(&scales, tile * groups, groups, out);
+        })?;
+        Ok(Linear { rows: shape[0], cols: shape[1], order, codes, scales: Scales::Groups(group) })
+    }
+
+    /// Stores a matrix as tiles of `bytes` bytes. `pack` appends one tile, given its 16 rows (`None` is padding) and its
+    /// number along the columns.
+    fn pack(
+        &mut self,
+        [rows, cols]: [usize; 2],
+        order: RowOrder,
+        bytes: usize,
+        pack: impl Fn([Option<usize>; TILE_ROWS], usize, &mut Vec<u8>),
+    ) -> Result<Buffer, GpuError> {
+        if let RowOrder::Rope { head_dim } = order {
+            assert!(rows.is_multiple_of(head_dim) && head_dim.is_multiple_of(2), "rows are whole heads");
+        }
+        let (row_tiles, k_tiles) = (rows.next_multiple_of(ROW_PADDING) / TILE_ROWS, cols.div_ceil(K_TILE));
+        let buffer = self.alloc(row_tiles * k_tiles * bytes, "ternary weights")?;
+        let mut packed = Vec::with_capacity(k_tiles * bytes);
+        for tile in 0..row_tiles {
+            packed.clear();
+            let rows = std::array::from_fn(|i| row_at(order, rows, tile * TILE_ROWS + i));
+            (0..k_tiles).for_each(|k_tile| pack(rows, k_tile, &mut packed));
+            self.send(buffer.address() + (tile * k_tiles * bytes) as u64, &packed)?;
+        }
+        Ok(buffer)
     }
 }

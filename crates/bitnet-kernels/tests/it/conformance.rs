@@ -55,30 +55,33 @@ fn extreme_activations_do_not_overflow_any_level() {
 #[test]
 fn extreme_groups_do_not_overflow_any_level() {
     for isa in Isa::available() {
-        for (k, group) in [(128, 128), (192, 64), (16_384, 128), (16_448, 64)] {
-            for n in [1, 2, 6] {
-                for (code, x) in [(0u8, 127), (0, -127), (0xFF, 127), (0xFF, -127)] {
-                    let value = if code == 0 { -1 } else { 2 };
-                    let groups = GroupedTensor::groups(k, group);
-                    // Not all equal, or groups of 64 would be merged to 128.
-                    let scales =
-                        (0..64 * groups).map(|i| f16::from_f32([1.0, 0.5][i % groups % 2])).collect();
-                    let w = GroupedTensor::new(64, k, group, vec![code; 64 * k / 4], scales).unwrap();
-                    assert_eq!(w.group(), group);
-                    let mut b = Cpu::new(isa, 1).unwrap();
-                    let w = b.grouped(&w, RowOrder::Plain).unwrap();
-                    let mut input = b.rows(n, k, RowsKind::Residual).unwrap();
-                    b.write(&mut input, &vec![x as f32; n * k]).unwrap();
-                    let mut q = b.quants(n, k, Grouping::Groups).unwrap();
-                    b.norm_quantize(n, &input, [None, None], &mut q).unwrap();
-                    let mut out = b.rows(n, 64, RowsKind::Residual).unwrap();
-                    b.bit_linear(n, &q, &w, &mut out, 0, None).unwrap();
-                    let scale = |g: usize| [2, 1][g % 2] * (k - g * group).min(group) as i64;
-                    let expected = (0..groups).map(scale).sum::<i64>() * value * x;
-                    let got = b.read(&out, n).unwrap();
-                    assert!(got.iter().all(|&y| y == expected as f32 / 2.0), "{isa:?} k {k} n {n}: {got:?}");
-                }
-            }
+        for n in [1, 2, 6] {
+            extreme_groups(&mut Cpu::new(isa, 1).unwrap(), n, &format!("{isa:?}"));
+        }
+    }
+}
+
+/// Groups of `n` tokens that are as large as they can be, and of either sign, are exact.
+pub fn extreme_groups(b: &mut impl Backend, n: usize, what: &str) {
+    for (k, group) in [(128, 128), (192, 64), (16_384, 128), (16_448, 64)] {
+        for (code, x) in [(0u8, 127), (0, -127), (0xFF, 127), (0xFF, -127)] {
+            let value = if code == 0 { -1 } else { 2 };
+            let groups = GroupedTensor::groups(k, group);
+            // Not all equal, or groups of 64 would become groups of 128.
+            let scales = (0..64 * groups).map(|i| f16::from_f32([1.0, 0.5][i % groups % 2])).collect();
+            let w = GroupedTensor::new(64, k, group, vec![code; 64 * k / 4], scales).unwrap();
+            assert_eq!(w.group(), group);
+            let w = b.grouped(&w, RowOrder::Plain).unwrap();
+            let mut input = b.rows(n, k, RowsKind::Residual).unwrap();
+            b.write(&mut input, &vec![x as f32; n * k]).unwrap();
+            let mut q = b.quants(n, k, Grouping::Groups).unwrap();
+            b.norm_quantize(n, &input, [None, None], &mut q).unwrap();
+            let mut out = b.rows(n, 64, RowsKind::Residual).unwrap();
+            b.bit_linear(n, &q, &w, &mut out, 0, None).unwrap();
+            let scale = |g: usize| [2, 1][g % 2] * (k - g * group).min(group) as i64;
+            let expected = (0..groups).map(scale).sum::<i64>() * value * x;
+            let got = b.read(&out, n).unwrap();
+            assert!(got.iter().all(|&y| y == expected as f32 / 2.0), "{what} k {k} n {n}: {got:?}");
         }
     }
 }

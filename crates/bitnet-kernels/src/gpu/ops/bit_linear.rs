@@ -1,8 +1,12 @@
 use crate::{
-    Gate, RowOrder, RowsKind, Run,
+    Gate, Grouping, HeadNorms, RowOrder, RowsKind, Run,
     gpu::{
-        Arg, Driver, Gpu, GpuError, Kv, Linear, Quants, Rope, Rows,
-        table::{BITLINEAR_T1, BITLINEAR_T8, BITLINEAR_T16, BITLINEAR_T32, BITLINEAR_T64, BITLINEAR_T128},
+        Arg, Driver, Gain, Gpu, GpuError, Kv, Linear, Quants, Rope, Rows,
+        table::{
+            BITLINEAR_T1, BITLINEAR_T8, BITLINEAR_T16, BITLINEAR_T32, BITLINEAR_T64, BITLINEAR_T128,
+            GROUPED_T1, GROUPED_T8, GROUPED_T16, GROUPED_T32, GROUPED_T64, GROUPED_T128,
+        },
+        ternary::Scales,
         upload::Upload,
     },
 };
@@ -17,6 +21,16 @@ static TILES: [Tile; 6] = [
     Tile { kernel: &BITLINEAR_T32, rows: 64, tokens: 32 },
     Tile { kernel: &BITLINEAR_T64, rows: 128, tokens: 64 },
     Tile { kernel: &BITLINEAR_T128, rows: 128, tokens: 128 },
+];
+
+/// With scales for groups of columns.
+static GROUPED_TILES: [Tile; 6] = [
+    Tile { kernel: &GROUPED_T1, rows: 16, tokens: 1 },
+    Tile { kernel: &GROUPED_T8, rows: 64, tokens: 8 },
+    Tile { kernel: &GROUPED_T16, rows: 64, tokens: 16 },
+    Tile { kernel: &GROUPED_T32, rows: 64, tokens: 32 },
+    Tile { kernel: &GROUPED_T64, rows: 128, tokens: 64 },
+    Tile { kernel: &GROUPED_T128, rows: 128, tokens: 128 },
 ];
 
 /// Blocks that a processor can be given at once; splits make up to as many.
@@ -41,18 +55,91 @@ enum Epilogue {
     SquaredRelu = 3,
     Silu = 4,
     Rope = 5,
+    Heads = 6,
 }
 
 /// Where the sums go.
 enum Sink<'a> {
-    Rows { out: &'a mut Rows, column: usize, accumulate: bool },
-    Gate { out: &'a mut Rows, gate: Gate },
-    Heads { out: &'a mut Rows, kv: &'a mut Kv, rope: &'a Rope, positions: u64, slots: u64 },
+    Rows {
+        out: &'a mut Rows,
+        column: usize,
+        add: Option<f32>,
+    },
+    Gate {
+        out: &'a mut Rows,
+        gate: Gate,
+    },
+    /// Heads of this width, whose rows are paired for rotation, stored without rotation.
+    Heads {
+        out: &'a mut Rows,
+        head_dim: usize,
+    },
+    Rotated {
+        out: &'a mut Rows,
+        kv: &'a mut Kv,
+        rope: &'a Rope,
+        positions: u64,
+        slots: u64,
+    },
+}
+
+/// Arguments of the kernels that describe a sink.
+struct Target<'a> {
+    mode: Epilogue,
+    out: &'a Rows,
+    column: usize,
+    factor: f32,
+    /// Rows of the matrix per output row or pair: 1 or 2.
+    rows: usize,
+    /// Cosines, sines, positions, slots, keys and values.
+    addresses: [u64; 6],
+    kv_heads: usize,
+    head_dim: usize,
+    kv_stride: usize,
+}
+
+impl Sink<'_> {
+    fn target(&self) -> Target<'_> {
+        let (Sink::Rows { out, .. }
+        | Sink::Gate { out, .. }
+        | Sink::Heads { out, .. }
+        | Sink::Rotated { out, .. }) = self;
+        let pairs = Target {
+            mode: Epilogue::Heads,
+            out,
+            column: 0,
+            factor: 1.0,
+            rows: 2,
+            addresses: [0; 6],
+            kv_heads: 0,
+            head_dim: 2,
+            kv_stride: 0,
+        };
+        match *self {
+            Sink::Rows { ref out, column, add } => {
+                let mode = match (out.kind, add) {
+                    (RowsKind::Between, _) => Epilogue::Bf16,
+                    (RowsKind::Residual, None) => Epilogue::F32,
+                    (RowsKind::Residual, Some(_)) => Epilogue::AddF32,
+                };
+                Target { mode, column, factor: add.unwrap_or(1.0), rows: 1, ..pairs }
+            }
+            Sink::Gate { gate: Gate::SquaredRelu, .. } => Target { mode: Epilogue::SquaredRelu, ..pairs },
+            Sink::Gate { gate: Gate::Silu, .. } => Target { mode: Epilogue::Silu, ..pairs },
+            Sink::Heads { head_dim, .. } => Target { head_dim, ..pairs },
+            Sink::Rotated { ref kv, rope, positions, slots, .. } => {
+                let (cos, sin) = (rope.cos.address(), rope.sin.address());
+                let addresses = [cos, sin, positions, slots, kv.keys.address(), kv.values.address()];
+                let (kv_heads, head_dim, kv_stride) = (kv.shape.kv_heads, kv.shape.head_dim, kv.stride);
+                Target { mode: Epilogue::Rope, addresses, kv_heads, head_dim, kv_stride, ..pairs }
+            }
+        }
+    }
 }
 
 impl<D: Driver> Gpu<D> {
-    /// `out[t][column + r] (+)= (sum_k x[t][k] * w[r][k]) / multiplier(t) * scale(r)`; only the residual can be added
-    /// to.
+    /// `out[t][column + r] = sum_k x[t][k] * w[r][k]`, scaled as `order.rs` states. With `add`, the product times this factor
+    /// is added to `out`, which must be the residual.
     pub fn bit_linear(
         &mut self,
         n: usize,
@@ -60,12 +147,12 @@ impl<D: Driver> Gpu<D> {
         w: &Linear,
         out: &mut Rows,
         column: usize,
-        accumulate: bool,
+        add: Option<f32>,
     ) -> Result<(), GpuError> {
         assert!(column + w.rows <= out.width && n <= out.rows, "rows fit their buffers");
         assert_eq!(w.order, RowOrder::Plain, "the rows are in order");
-        assert!(!accumulate || out.kind == RowsKind::Residual, "only the residual is added to");
-        self.multiply(n, x, w, Sink::Rows { out, column, accumulate })
+        assert!(add.is_none() || out.kind == RowsKind::Residual, "only the residual is added to");
+        self.multiply(n, x, w, Sink::Rows { out, column, add })
     }
 
     /// `h = gate(x w_gate) * (x w_up)`, rounded to bf16 once; `out` is `[n]` rows at least as wide as `h`.
@@ -83,7 +170,8 @@ impl<D: Driver> Gpu<D> {
         self.multiply(n, x, w, Sink::Gate { out, gate })
     }
 
-    /// Queries and keys are turned, queries go to `qkv`, keys and values to the cache; each is rounded to bf16 once.
+    /// Rotates queries and keys, and stores queries in `qkv` and keys and values in the cache. Each is rounded to bf16 once;
+    /// where heads have norms, queries and keys are also rounded before the norm.
     #[expect(clippy::too_many_arguments, reason = "the arguments of two operations")]
     pub fn bit_linear_rope_store(
         &mut self,
@@ -93,6 +181,7 @@ impl<D: Driver> Gpu<D> {
         runs: &[Run],
         blocks: &[u32],
         rope: &Rope,
+        norms: HeadNorms<'_, Gain>,
         qkv: &mut Rows,
         kv: &mut Kv,
     ) -> Result<(), GpuError> {
@@ -101,8 +190,13 @@ impl<D: Driver> Gpu<D> {
         assert_eq!(rope.head_dim, head_dim, "angles are those of the heads");
         assert!(w.rows == qkv.width && n <= qkv.rows, "rows fit their buffers");
         assert_eq!(qkv.kind, RowsKind::Between, "queries are not the residual");
+        if norms.is_some() {
+            // A norm needs a whole head, and a block of threads may have a part of one.
+            self.multiply(n, x, w, Sink::Heads { out: qkv, head_dim })?;
+            return self.rope_store(runs, blocks, rope, norms, qkv, kv);
+        }
         let (positions, slots) = self.upload_slots(n, runs, blocks, rope, kv)?;
-        self.multiply(n, x, w, Sink::Heads { out: qkv, kv, rope, positions, slots })
+        self.multiply(n, x, w, Sink::Rotated { out: qkv, kv, rope, positions, slots })
     }
 
     /// Position and place in the cache of every token of a step.
@@ -126,69 +220,46 @@ impl<D: Driver> Gpu<D> {
         if n == 0 {
             return Ok(());
         }
-        let tile = Tile::choose(&TILES, n);
-        let blocks = [w.rows.div_ceil(tile.rows), n.div_ceil(tile.tokens)];
-        let (tiles, splits) = self.splits(tile, blocks, w.k_tiles());
-        let zero = [0; 6];
-        let (out, mode, rows, column, [cos, sin, positions, slots, keys, values], shape) = match &sink {
-            Sink::Rows { out, column, accumulate } => {
-                let mode = match (out.kind, accumulate) {
-                    (RowsKind::Between, _) => Epilogue::Bf16,
-                    (RowsKind::Residual, false) => Epilogue::F32,
-                    (RowsKind::Residual, true) => Epilogue::AddF32,
-                };
-                (&**out, mode, w.rows, *column, zero, None)
-            }
-            Sink::Gate { out, gate } => {
-                let mode = match gate {
-                    Gate::SquaredRelu => Epilogue::SquaredRelu,
-                    Gate::Silu => Epilogue::Silu,
-                };
-                (&**out, mode, w.rows / 2, 0, zero, None)
-            }
-            Sink::Heads { out, kv, rope, positions, slots } => {
-                let (cos, sin) = (rope.cos.address(), rope.sin.address());
-                let addresses = [cos, sin, *positions, *slots, kv.keys.address(), kv.values.address()];
-                (&**out, Epilogue::Rope, w.rows / 2, 0, addresses, Some(&**kv))
-            }
+        let (tiles, grouping, group, scales) = match &w.scales {
+            Scales::Rows(scales) => (&TILES, Grouping::Row, 0, scales.address()),
+            Scales::Groups(group) => (&GROUPED_TILES, Grouping::Groups, *group, 0),
         };
-        let (kv_heads, head_dim, kv_stride) =
-            shape.map_or((0, 2, 0), |kv| (kv.shape.kv_heads, kv.shape.head_dim, kv.stride));
-        let heads = (w.rows / head_dim).saturating_sub(2 * kv_heads);
-        let sizes = [
-            mode as usize,
-            n,
-            rows,
-            w.k_tiles(),
-            tiles,
-            x.atoms,
-            out.stride,
-            column,
-            heads,
-            kv_heads,
-            head_dim / 2,
-            kv_stride,
-        ];
-        let addresses = [
+        assert_eq!(x.grouping, grouping, "activations have the grouping of the matrix");
+        let tile = Tile::choose(tiles, n);
+        let blocks = [w.rows.div_ceil(tile.rows), n.div_ceil(tile.tokens)];
+        let (split_tiles, splits) = match grouping {
+            Grouping::Row => self.splits(tile, blocks, w.k_tiles()),
+            Grouping::Groups => (w.k_tiles(), 1),
+        };
+        let to = sink.target();
+        let heads = (w.rows / to.head_dim).saturating_sub(2 * to.kv_heads);
+        let head = [
             w.codes.address(),
-            w.scales.address(),
+            scales,
             x.values.address(),
             x.scales.address(),
-            out.address(),
+            to.out.address(),
             self.parts.address(),
             self.tickets.address(),
-            cos,
-            sin,
-            positions,
-            slots,
-            keys,
-            values,
         ];
-        let args: Vec<Arg> = addresses
-            .into_iter()
-            .map(Arg::U64)
-            .chain(sizes.into_iter().map(|size| Arg::U32(size as u32)))
-            .collect();
+        let sizes = [
+            to.mode as usize,
+            n,
+            w.rows / to.rows,
+            w.k_tiles(),
+            split_tiles,
+            x.atoms,
+            to.out.stride,
+            to.column,
+            heads,
+            to.kv_heads,
+            to.head_dim / 2,
+            to.kv_stride,
+            group,
+        ];
+        let addresses = head.into_iter().chain(to.addresses).map(Arg::U64);
+        let sizes = sizes.into_iter().map(|size| Arg::U32(size as u32));
+        let args: Vec<Arg> = addresses.chain(sizes).chain([Arg::F32(to.factor)]).collect();
         self.launch(tile.kernel, [blocks[0], blocks[1], splits], tile.kernel.dynamic as usize, &args)
     }
 

@@ -18,8 +18,9 @@ impl<D: Driver> Gpu<D> {
         drawn: &mut [Option<Drawn>],
     ) -> Result<(), GpuError> {
         let n = asks.len();
-        assert!(logits.len() == n * table.rows && drawn.len() == n, "logits and a token for each row");
-        let mut rows = self.logit_rows(n, table.rows)?;
+        let [vocab, _] = table.shape();
+        assert!(logits.len() == n * vocab && drawn.len() == n, "logits and a token for each row");
+        let mut rows = self.logit_rows(n, vocab)?;
         let made = self.logits(n, x, table, &mut rows).and_then(|()| self.draw_from(&rows, asks, drawn));
         let read = made.and_then(|()| self.read_rest(&rows, asks, logits));
         self.logits = Some(rows);

@@ -1,26 +1,47 @@
 use crate::{
     RowsKind,
-    gpu::{Arg, Driver, Gpu, GpuError, Rows, Table, table::EMBED, upload::Upload},
+    gpu::{
+        Arg, Driver, Gpu, GpuError, Rows, Table,
+        table::{EMBED, EMBED_TERNARY},
+        ternary::Scales,
+        upload::Upload,
+    },
 };
 
 impl<D: Driver> Gpu<D> {
-    /// Row `i` of `out` becomes row `tokens[i]` of `table`.
-    pub fn embed(&mut self, table: &Table, tokens: &[u32], out: &mut Rows) -> Result<(), GpuError> {
-        assert!(table.cols == out.width && tokens.len() <= out.rows, "rows fit their buffers");
+    /// Row `i` of `out` becomes row `tokens[i]` of `table` times `factor`.
+    pub fn embed(
+        &mut self,
+        table: &Table,
+        tokens: &[u32],
+        factor: f32,
+        out: &mut Rows,
+    ) -> Result<(), GpuError> {
+        let [rows, cols] = table.shape();
+        assert!(cols == out.width && tokens.len() <= out.rows, "rows fit their buffers");
         assert_eq!(out.kind, RowsKind::Residual, "embeddings begin the residual");
-        assert!(tokens.iter().all(|&token| (token as usize) < table.rows), "tokens are rows of the table");
+        assert!(tokens.iter().all(|&token| (token as usize) < rows), "tokens are rows of the table");
         let tokens_at = self.upload(Upload::Tokens, tokens.iter().copied())?;
+        // Where rows lie follows from the stride of a dense table, and from the group size of a ternary one.
+        let (kernel, address, layout) = match table {
+            Table::Dense(table) => (&EMBED, table.buffer.address(), table.stride),
+            Table::Ternary(table) => {
+                let Scales::Groups(group) = table.scales else { panic!("a ternary table has groups") };
+                (&EMBED_TERNARY, table.codes.address(), group)
+            }
+        };
         self.launch(
-            &EMBED,
+            kernel,
             [tokens.len(), 1, 1],
             0,
             &[
-                Arg::U64(table.buffer.address()),
+                Arg::U64(address),
                 Arg::U64(tokens_at),
                 Arg::U64(out.address()),
-                Arg::U32(table.cols as u32),
-                Arg::U32(table.stride as u32),
+                Arg::U32(cols as u32),
+                Arg::U32(layout as u32),
                 Arg::U32(out.stride as u32),
+                Arg::F32(factor),
             ],
         )
     }

@@ -1,7 +1,7 @@
 use crate::{
-    RowsKind,
+    Grouping, RowsKind,
     gpu::{
-        Arg, Driver, Gpu, GpuError, Rows, Table,
+        Arg, Dense, Driver, Gpu, GpuError, Linear, Quants, Rows, Table,
         table::{HEAD_T8, HEAD_T32, HEAD_T64},
     },
 };
@@ -16,17 +16,49 @@ static TILES: [Tile; 3] = [
 ];
 
 impl<D: Driver> Gpu<D> {
-    /// `out[t][v] = sum_k x[t][k] * table[v][k]` for the first `n` rows; `out` is f32 and as wide as the table has rows.
+    /// `out[t][v] = sum_k x[t][k] * table[v][k]` for the first `n` rows; `out` is f32 and as wide as the table has rows. A
+    /// ternary table is multiplied with the quantised rows.
     pub fn logits(&mut self, n: usize, x: &Rows, table: &Table, out: &mut Rows) -> Result<(), GpuError> {
-        assert!(x.width == table.cols && n <= x.rows, "rows have the table's width");
-        assert!(out.width == table.rows && n <= out.rows, "logits fit their buffer");
+        let [vocab, cols] = table.shape();
+        assert!(x.width == cols && n <= x.rows, "rows have the table's width");
+        assert!(out.width == vocab && n <= out.rows, "logits fit their buffer");
         assert!(
             x.kind == RowsKind::Between && out.kind == RowsKind::Residual,
             "the head takes bf16 and makes f32"
         );
-        if n == 0 {
-            return Ok(());
+        match table {
+            _ if n == 0 => Ok(()),
+            Table::Dense(table) => self.dense_logits(n, x, table, out),
+            Table::Ternary(table) => {
+                let mut quants = self.head_input(n, cols)?;
+                let made = self.ternary_logits(n, x, table, &mut quants, out);
+                self.head_input = Some(quants);
+                made
+            }
         }
+    }
+
+    fn ternary_logits(
+        &mut self,
+        n: usize,
+        x: &Rows,
+        table: &Linear,
+        quants: &mut Quants,
+        out: &mut Rows,
+    ) -> Result<(), GpuError> {
+        self.norm_quantize(n, x, [None, None], quants)?;
+        self.bit_linear(n, quants, table, out, 0, None)
+    }
+
+    /// Buffer for the int8 input of a ternary head; allocated again only for a larger step or another width.
+    fn head_input(&mut self, n: usize, width: usize) -> Result<Quants, GpuError> {
+        match self.head_input.take() {
+            Some(quants) if quants.rows >= n && quants.width == width => Ok(quants),
+            _ => self.quants(n, width, Grouping::Groups),
+        }
+    }
+
+    fn dense_logits(&mut self, n: usize, x: &Rows, table: &Dense, out: &mut Rows) -> Result<(), GpuError> {
         let tile = Tile::choose(&TILES, n);
         let blocks = [n.div_ceil(tile.tokens), table.rows.div_ceil(tile.rows), 1];
         let sizes = [table.rows, n, table.stride, x.stride, out.stride];

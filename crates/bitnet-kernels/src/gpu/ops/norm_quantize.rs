@@ -1,5 +1,5 @@
 use crate::{
-    Gate, Norm, Norms, RowsKind,
+    Gate, Grouping, Norm, Norms, RowsKind,
     gpu::{Arg, Driver, Gain, Gpu, GpuError, Quants, Rows, table::NORM_QUANTIZE},
 };
 
@@ -13,7 +13,7 @@ enum Mode {
 }
 
 impl<D: Driver> Gpu<D> {
-    /// Each row through `norms` in turn, then quantised to int8.
+    /// Each row through `norms` in turn, then quantised to int8 with the grouping of `out`.
     pub fn norm_quantize(
         &mut self,
         n: usize,
@@ -89,6 +89,7 @@ impl<D: Driver> Gpu<D> {
                 Arg::U32(width as u32),
                 Arg::U32(x.stride as u32),
                 Arg::U32(mode as u32),
+                Arg::U32(u32::from(out.grouping == Grouping::Groups)),
                 eps(first),
                 eps(second),
                 Arg::F64(1.0 / width as f64),

@@ -1,26 +1,33 @@
 use crate::{
-    RowsKind, Run,
-    gpu::{Arg, Driver, Gpu, GpuError, Kv, Rope, Rows, table::ROPE_STORE},
+    HeadNorms, Norm, RowsKind, Run,
+    gpu::{Arg, Driver, Gain, Gpu, GpuError, Kv, Rope, Rows, table::ROPE_STORE},
 };
 
 impl<D: Driver> Gpu<D> {
-    /// Turns queries and keys by their positions and stores keys and values.
+    /// Applies the norms of query and key heads, if there are any, rotates queries and keys by their positions, and stores
+    /// keys and values.
     pub fn rope_store(
         &mut self,
         runs: &[Run],
         blocks: &[u32],
         rope: &Rope,
+        norms: HeadNorms<'_, Gain>,
         qkv: &mut Rows,
         kv: &mut Kv,
     ) -> Result<(), GpuError> {
         let shape = kv.shape;
         assert_eq!(rope.head_dim, shape.head_dim, "rotary table made for this head");
         assert_eq!(qkv.kind, RowsKind::Between, "queries, keys and values lie between operations");
+        let all_fit = norms.is_none_or(|norms| norms.iter().all(|norm| norm.gain.width == shape.head_dim));
+        assert!(all_fit, "gains have the heads' width");
         let n = runs.iter().map(|run| run.tokens.len()).sum();
         let (positions, slots) = self.upload_slots(n, runs, blocks, rope, kv)?;
         if n == 0 {
             return Ok(());
         }
+        let gain = |norm: &Norm<Gain>| Arg::U64(norm.gain.buffer.address());
+        let gains = norms.map_or([Arg::U64(0); 2], |norms| norms.map(gain));
+        let eps = norms.map_or([0.0; 2], |norms| norms.map(|norm| norm.eps));
         self.launch(
             &ROPE_STORE,
             [n, 1, 1],
@@ -33,11 +40,16 @@ impl<D: Driver> Gpu<D> {
                 Arg::U64(slots),
                 Arg::U64(kv.keys.address()),
                 Arg::U64(kv.values.address()),
+                gains[0],
+                gains[1],
                 Arg::U32(qkv.stride as u32),
                 Arg::U32((qkv.width / shape.head_dim - 2 * shape.kv_heads) as u32),
                 Arg::U32(shape.kv_heads as u32),
                 Arg::U32(shape.head_dim as u32),
                 Arg::U32(kv.stride as u32),
+                Arg::F32(eps[0]),
+                Arg::F32(eps[1]),
+                Arg::F64(1.0 / shape.head_dim as f64),
             ],
         )
     }

@@ -82,10 +82,10 @@ pub fn attend(
         let (e_queries, e_out) = (reference.read(&qkv, n).unwrap(), reference.read(&out, n).unwrap());
 
         let (values, multipliers, sums) = reference.read_quants(&q, n).unwrap();
-        let q = gpu.quants(n, HIDDEN)?;
+        let q = gpu.quants(n, HIDDEN, Grouping::Row)?;
         gpu.write_quants(&q, &values, &multipliers, &sums)?;
         let mut qkv = gpu.rows(n, rows, RowsKind::Between)?;
-        gpu.bit_linear_rope_store(n, &q, &w_gpu, &runs, &blocks, &rope_gpu, &mut qkv, &mut kv_gpu)?;
+        gpu.bit_linear_rope_store(n, &q, &w_gpu, &runs, &blocks, &rope_gpu, None, &mut qkv, &mut kv_gpu)?;
         let mut out = gpu.rows(n, queries * dim, RowsKind::Between)?;
         gpu.attention(&runs, &blocks, &qkv, &kv_gpu, &mut out)?;
         let (a_queries, a_out) = (gpu.read_rows(&qkv, n)?, gpu.read_rows(&out, n)?);

@@ -1,9 +1,11 @@
 use bitnet_kernels::{
-    Gate, RowOrder, RowsKind,
+    Gate, Grouping, RowOrder, RowsKind,
     gpu::{Gpu, GpuError, Quants},
 };
 use bitnet_tensor::TernaryTensor;
 use bitnet_tests::Simulator;
+
+use crate::conformance::extreme_groups;
 
 /// A small generator of repeatable numbers.
 fn numbers(seed: u64) -> impl FnMut() -> u64 {
@@ -57,7 +59,7 @@ impl Product {
     }
 
     fn quants(&self, gpu: &mut Gpu<Simulator>) -> Result<Quants, GpuError> {
-        let x = gpu.quants(self.n, self.k)?;
+        let x = gpu.quants(self.n, self.k, Grouping::Row)?;
         let sums: Vec<i32> =
             self.values.chunks_exact(self.k).map(|row| row.iter().map(|&v| i32::from(v)).sum()).collect();
         gpu.write_quants(&x, &self.values, &self.multipliers, &sums)?;
@@ -73,7 +75,7 @@ impl Product {
         let mut out = gpu.rows(self.n, width, RowsKind::Residual)?;
         for _ in 0..2 {
             gpu.write_rows(&mut out, &vec![2.0; self.n * width])?;
-            gpu.bit_linear(self.n, &x, &w, &mut out, MARGINS[0], accumulate)?;
+            gpu.bit_linear(self.n, &x, &w, &mut out, MARGINS[0], accumulate.then_some(1.0))?;
         }
         gpu.read_rows(&out, self.n)
     }
@@ -142,6 +144,14 @@ fn the_largest_sums_do_not_overflow() {
     }
 }
 
+/// Integers of a group are read as floats, which hold the largest of them.
+#[test]
+fn the_largest_groups_are_exact() {
+    for n in [1, 8, 16, 32, 64, 66] {
+        extreme_groups(&mut Gpu::new(Simulator::default()).unwrap(), n, "simulator");
+    }
+}
+
 /// The quotient is made of a reciprocal and corrections: it must be the division's for all there is to divide by.
 #[test]
 fn quotients_are_those_of_division() {
@@ -207,7 +217,7 @@ fn sums_between_operations_are_rounded_to_bf16_once() {
         let x = product.quants(&mut gpu).unwrap();
         let w = gpu.linear(&product.weights, RowOrder::Plain).unwrap();
         let mut out = gpu.rows(n, 75, RowsKind::Between).unwrap();
-        gpu.bit_linear(n, &x, &w, &mut out, 5, false).unwrap();
+        gpu.bit_linear(n, &x, &w, &mut out, 5, None).unwrap();
         let actual = gpu.read_rows(&out, n).unwrap();
         for (a, e) in actual.chunks_exact(75).zip(product.expected().chunks_exact(70)) {
             assert!(a[..5].iter().all(|&x| x == 0.0), "columns before");

@@ -2,7 +2,7 @@ use std::{sync::Mutex, thread};
 
 use bitnet_kernels::{
     Gate,
-    conformance::{Case, check_rounded, gpu_cases},
+    conformance::{Case, cases, check_rounded},
     gpu::Gpu,
 };
 use bitnet_tests::Simulator;
@@ -29,8 +29,8 @@ fn failures(cases: Vec<Case>) -> Vec<String> {
 #[test]
 fn every_shared_case_equals_the_reference_on_the_simulated_gpu() {
     let started = std::time::Instant::now();
-    let failures = failures(gpu_cases());
-    println!("{} cases on the simulator in {:.0?}", gpu_cases().len(), started.elapsed());
+    let failures = failures(cases());
+    println!("{} cases on the simulator in {:.0?}", cases().len(), started.elapsed());
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
@@ -47,6 +47,10 @@ fn every_number_of_tokens_equals_the_reference_at_the_widths_of_real_models() {
         cases.push(Case::GateUp { n, k: 2560, ffn: 137, gate });
         let (heads, kv_heads, head_dim) = [(2, 1, 128), (2, 1, 100), (3, 1, 48), (1, 1, 256)][i % 4];
         cases.push(Case::Qkv { start: 60 * (i % 3), n, k: 2560, heads, kv_heads, head_dim });
+        let (k, group) = [(2048, 128), (2560, 64), (4096, 128), (9728, 128)][i % 4];
+        cases.push(Case::Grouped { n, k, rows: &[200, 73], group, column: 0, add: i % 2 == 1 });
+        cases.push(Case::GroupedGateUp { n, k: 2048, ffn: 137, group, gate: Gate::Silu });
+        cases.push(Case::HeadNorms { start: 60 * (i % 3), n, k: 2048, heads, kv_heads, head_dim });
     }
     let failures = failures(cases);
     assert!(failures.is_empty(), "{}", failures.join("\n"));

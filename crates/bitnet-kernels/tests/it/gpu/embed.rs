@@ -12,7 +12,7 @@ fn embeddings_are_the_rows_of_the_table_rounded_to_bf16() {
         let mut gpu = Gpu::new(Simulator::default()).unwrap();
         let on_gpu = gpu.table(&table).unwrap();
         let mut out = gpu.rows(5, width, RowsKind::Residual).unwrap();
-        gpu.embed(&on_gpu, &tokens, &mut out).unwrap();
+        gpu.embed(&on_gpu, &tokens, 1.0, &mut out).unwrap();
         let mut reference = Reference::bf16();
         let table = reference.table(&table).unwrap();
         let mut expected = reference.rows(5, width, RowsKind::Residual).unwrap();

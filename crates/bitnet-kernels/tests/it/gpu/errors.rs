@@ -59,7 +59,7 @@ fn heads_wider_than_the_kernels_take_are_refused_with_the_limit() {
 
 #[test]
 fn a_kernels_parameters_are_read_from_its_text() {
-    assert_eq!(EMBED.parameters(), [".u64", ".u64", ".u64", ".u32", ".u32", ".u32"]);
+    assert_eq!(EMBED.parameters(), [".u64", ".u64", ".u64", ".u32", ".u32", ".u32", ".f32"]);
     assert_eq!(ARGMAX.parameters(), [".u64", ".u64", ".u32", ".u32"]);
     assert!(NORM_QUANTIZE.parameters().contains(&".f64"));
     for kernel in KERNELS {

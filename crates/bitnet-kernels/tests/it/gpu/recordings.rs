@@ -1,7 +1,7 @@
 //! When steps are recorded and replayed.
 
 use bitnet_kernels::{
-    BLOCK_TOKENS, KvShape, RowsKind, Run,
+    BLOCK_TOKENS, Grouping, KvShape, RowsKind, Run,
     gpu::{Driver, Gpu, GpuError, Quants, Rows},
 };
 use bitnet_tensor::{BitNetTensor, DType, SharedBytes};
@@ -30,7 +30,7 @@ fn step<D: Driver>(gpu: &mut Gpu<D>, n: usize, x: &Rows, out: &mut Quants) -> Ve
 fn launches_are_recorded_when_they_come_again_and_replayed_only_if_all_are_equal() {
     let mut gpu = Gpu::new(Simulator::default()).unwrap();
     let (a, b) = (rows(&mut gpu, 0.3), rows(&mut gpu, 0.7));
-    let mut out = gpu.quants(ROWS, WIDTH).unwrap();
+    let mut out = gpu.quants(ROWS, WIDTH, Grouping::Row).unwrap();
     let counts = |gpu: &Gpu<Simulator>| (gpu.counts().recordings, gpu.counts().replays);
 
     let of_a = step(&mut gpu, ROWS, &a, &mut out);
@@ -56,7 +56,7 @@ fn launches_that_cannot_be_recorded_run_one_by_one_and_are_counted() {
     let (tap, driver) = Tap::of(Simulator::default());
     let mut gpu = Gpu::new(tap).unwrap();
     let x = rows(&mut gpu, 0.3);
-    let mut out = gpu.quants(ROWS, WIDTH).unwrap();
+    let mut out = gpu.quants(ROWS, WIDTH, Grouping::Row).unwrap();
     let first = step(&mut gpu, ROWS, &x, &mut out);
     let reason = "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED".into();
     driver.fail(Call::Record, GpuError::Failed { during: "cuStreamEndCapture", reason });
@@ -73,7 +73,7 @@ fn launches_that_cannot_be_recorded_run_one_by_one_and_are_counted() {
 fn a_replay_computes_what_lies_there_now() {
     let mut gpu = Gpu::new(Simulator::default()).unwrap();
     let mut x = rows(&mut gpu, 0.3);
-    let mut out = gpu.quants(ROWS, WIDTH).unwrap();
+    let mut out = gpu.quants(ROWS, WIDTH, Grouping::Row).unwrap();
     let before = [0; 2].map(|_| step(&mut gpu, ROWS, &x, &mut out));
     gpu.write_rows(&mut x, &vec![-1.0; ROWS * WIDTH]).unwrap();
     let after = step(&mut gpu, ROWS, &x, &mut out);
@@ -85,7 +85,7 @@ fn a_replay_computes_what_lies_there_now() {
 fn recordings_that_are_not_used_make_room_for_others() {
     let mut gpu = Gpu::new(Simulator::default()).unwrap();
     let x = rows(&mut gpu, 0.3);
-    let mut outs: Vec<Quants> = (0..66).map(|_| gpu.quants(ROWS, WIDTH).unwrap()).collect();
+    let mut outs: Vec<Quants> = (0..66).map(|_| gpu.quants(ROWS, WIDTH, Grouping::Row).unwrap()).collect();
     for out in &mut outs {
         (0..2).for_each(|_| drop(step(&mut gpu, 1, &x, out)));
     }
@@ -115,7 +115,7 @@ fn an_input_that_changes_reaches_only_the_launches_after_it() {
     let lists: [&[u32]; 4] = [&[1, 2], &[3, 4], &[5; 40], &[6; 40]];
     let mut outs = lists.map(|list| gpu.rows(list.len(), WIDTH, RowsKind::Residual).unwrap());
     for (list, out) in lists.iter().zip(&mut outs) {
-        gpu.embed(&table, list, out).unwrap();
+        gpu.embed(&table, list, 1.0, out).unwrap();
     }
     for (list, out) in lists.iter().zip(&outs) {
         let rows = gpu.read_rows(out, list.len()).unwrap();
@@ -129,7 +129,7 @@ fn an_input_that_changes_reaches_only_the_launches_after_it() {
 fn memory_that_a_waiting_launch_reads_is_given_back_after_it() {
     let mut gpu = Gpu::new(Simulator::default()).unwrap();
     let x = rows(&mut gpu, 0.3);
-    let mut out = gpu.quants(ROWS, WIDTH).unwrap();
+    let mut out = gpu.quants(ROWS, WIDTH, Grouping::Row).unwrap();
     gpu.norm_quantize(ROWS, &x, [None, None], &mut out).unwrap();
     drop(x);
     gpu.alloc(1 << 20, "something else").unwrap();

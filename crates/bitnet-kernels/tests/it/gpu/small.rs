@@ -1,11 +1,12 @@
 //! Small launches of every kernel that works on rows, for the mutants.
 
 use bitnet_kernels::{
-    Ask, Gate, KvShape, Norm, RowsKind, Run,
+    Ask, Gate, Grouping, KvShape, Norm, RowOrder, RowsKind, Run,
     gpu::{Gain, Gpu, GpuError, Quants},
 };
-use bitnet_tensor::{BitNetTensor, DType, SharedBytes};
+use bitnet_tensor::{BitNetTensor, DType, GroupedTensor, SharedBytes};
 use bitnet_tests::Simulator;
+use half::f16;
 
 type Bits = Result<Vec<u32>, GpuError>;
 
@@ -35,9 +36,74 @@ pub fn norms(simulator: Simulator) -> Bits {
     let mut x = gpu.rows(n, width, RowsKind::Residual)?;
     gpu.write_rows(&mut x, &wave(n * width, 0.37))?;
     let (first, second) = (norm(&mut gpu, width, 0.11)?, norm(&mut gpu, width, 0.23)?);
-    let mut q = gpu.quants(n, width)?;
+    let mut q = gpu.quants(n, width, Grouping::Row)?;
     gpu.norm_quantize(n, &x, [Some(&first), Some(&second)], &mut q)?;
     quantised(&mut gpu, &q, n)
+}
+
+/// The same by groups, of which one is zero and one is too small for a scale.
+pub fn groups(simulator: Simulator) -> Bits {
+    let (n, width) = (11, 641);
+    let mut gpu = Gpu::new(simulator)?;
+    let mut x = gpu.rows(n, width, RowsKind::Residual)?;
+    let mut values = wave(n * width, 0.37);
+    values[..128].fill(0.0);
+    values[128..256].fill(1e-38);
+    gpu.write_rows(&mut x, &values)?;
+    let mut q = gpu.quants(n, width, Grouping::Groups)?;
+    gpu.norm_quantize(n, &x, [None, None], &mut q)?;
+    let mut all = quantised(&mut gpu, &q, n)?;
+    let norm = norm(&mut gpu, width, 0.11)?;
+    gpu.norm_quantize(n, &x, [Some(&norm), None], &mut q)?;
+    all.extend(quantised(&mut gpu, &q, n)?);
+    Ok(all)
+}
+
+/// 150 rows of codes, with scales for groups.
+fn grouped_weights(k: usize, group: usize) -> GroupedTensor {
+    let rows = 150;
+    let codes = (0..rows * k.div_ceil(4)).map(|i| (i * i * 31 + i / 7) as u8).collect();
+    let scales = (0..rows * GroupedTensor::groups(k, group)).map(|i| 0.01 + (i * 37 % 101) as f32 / 500.0);
+    GroupedTensor::new(rows, k, group, codes, scales.map(f16::from_f32).collect()).unwrap()
+}
+
+/// A product with weights that have scales for groups.
+pub fn grouped<const N: usize, const K: usize, const GROUP: usize>(simulator: Simulator) -> Bits {
+    let mut gpu = Gpu::new(simulator)?;
+    let mut x = gpu.rows(N, K, RowsKind::Residual)?;
+    gpu.write_rows(&mut x, &wave(N * K, 0.37))?;
+    let mut q = gpu.quants(N, K, Grouping::Groups)?;
+    gpu.norm_quantize(N, &x, [None, None], &mut q)?;
+    let w = gpu.grouped(&grouped_weights(K, GROUP), RowOrder::Plain)?;
+    let mut out = gpu.rows(N, 150, RowsKind::Residual)?;
+    gpu.bit_linear(N, &q, &w, &mut out, 0, None)?;
+    Ok(bits(&gpu.read_rows(&out, N)?))
+}
+
+/// Rows of a ternary table with groups of 64.
+pub fn embedded_ternary(simulator: Simulator) -> Bits {
+    let mut gpu = Gpu::new(simulator)?;
+    let table = gpu.ternary_table(&grouped_weights(600, 64))?;
+    let mut out = gpu.rows(3, 600, RowsKind::Residual)?;
+    gpu.embed(&table, &[149, 8, 7], 12.0, &mut out)?;
+    Ok(bits(&gpu.read_rows(&out, 3)?))
+}
+
+/// Heads with norms, turned.
+pub fn normed_heads(simulator: Simulator) -> Bits {
+    let (heads, kv_heads, head_dim, n) = (3, 2, 36, 3);
+    let mut gpu = Gpu::new(simulator)?;
+    let angles = wave(n * head_dim / 2, 0.01);
+    let cos: Vec<f32> = angles.iter().map(|a| 1.0 - a * a / 2.0).collect();
+    let rope = gpu.rope(&cos, &angles, head_dim)?;
+    let mut kv = gpu.kv(KvShape { blocks: 1, kv_heads, head_dim })?;
+    let width = (heads + 2 * kv_heads) * head_dim;
+    let mut qkv = gpu.rows(n, width, RowsKind::Between)?;
+    gpu.write_rows(&mut qkv, &wave(n * width, 0.37))?;
+    let (queries, keys) = (norm(&mut gpu, head_dim, 0.11)?, norm(&mut gpu, head_dim, 0.23)?);
+    let runs = [Run { tokens: 0..n, start: 0, blocks: 0..1 }];
+    gpu.rope_store(&runs, &[0], &rope, Some([&queries, &keys]), &mut qkv, &mut kv)?;
+    Ok(bits(&gpu.read_rows(&qkv, n)?))
 }
 
 fn gated(simulator: Simulator, gate: Gate) -> Bits {
@@ -45,7 +111,7 @@ fn gated(simulator: Simulator, gate: Gate) -> Bits {
     let mut gpu = Gpu::new(simulator)?;
     let mut x = gpu.rows(n, 2 * width, RowsKind::Between)?;
     gpu.write_rows(&mut x, &wave(2 * n * width, 0.37))?;
-    let mut q = gpu.quants(n, width)?;
+    let mut q = gpu.quants(n, width, Grouping::Row)?;
     gpu.gate_quantize(n, &x, gate, [None, None], &mut q)?;
     quantised(&mut gpu, &q, n)
 }
@@ -75,7 +141,7 @@ pub fn embedded(simulator: Simulator) -> Bits {
     let mut gpu = Gpu::new(simulator)?;
     let table = gpu.table(&table)?;
     let mut out = gpu.rows(2, 1100, RowsKind::Residual)?;
-    gpu.embed(&table, &[2, 1], &mut out)?;
+    gpu.embed(&table, &[2, 1], 1.0, &mut out)?;
     Ok(bits(&gpu.read_rows(&out, 2)?))
 }
 
@@ -93,7 +159,7 @@ pub fn turned_and_copied(simulator: Simulator) -> Bits {
     values[3 * width - 1] = f32::INFINITY;
     gpu.write_rows(&mut qkv, &values)?;
     let runs = [Run { tokens: 0..n, start: 0, blocks: 0..2 }];
-    gpu.rope_store(&runs, &[2, 1], &rope, &mut qkv, &mut kv)?;
+    gpu.rope_store(&runs, &[2, 1], &rope, None, &mut qkv, &mut kv)?;
     gpu.copy_block(&mut kv, 2, 3)?;
     let mut out = gpu.rows(n, heads * head_dim, RowsKind::Between)?;
     gpu.attention(&runs, &[3, 1], &qkv, &kv, &mut out)?;
