@@ -33,6 +33,16 @@ fn engine() -> (GpuInferenceEngine, Handle) {
     (GpuInferenceEngine::new(load(tap).unwrap(), EngineConfig::default()).unwrap(), handle)
 }
 
+/// Models with scales for rows, and for groups of columns.
+const MODELS: [&str; 2] = ["tiny", "bonsai-tiny"];
+
+fn engine_of(name: &str) -> (GpuInferenceEngine, Handle) {
+    let (tap, handle) = Tap::of(Simulator::default());
+    let (model, gpu) = (Synthetic::named(name).unwrap(), Gpu::new(tap).unwrap());
+    let model = Transformer::load(model.spec(), &model, gpu, LIMITS, &mut |_, _| {}).unwrap();
+    (GpuInferenceEngine::new(model, EngineConfig::default()).unwrap(), handle)
+}
+
 fn prompt(len: usize, seed: u32) -> Vec<u32> {
     (0..len as u32).map(|i| (i * i + 7 * i + 31 * seed) % 512).collect()
 }
@@ -55,16 +65,18 @@ fn mixed() -> Vec<(Vec<u32>, GenerationConfig)> {
 
 #[test]
 fn f01_f04_each_of_a_mixed_batch_gets_on_a_gpu_what_it_gets_alone() {
-    let (engine, _) = engine();
-    let batch = mixed();
-    let together = engine.process_batch_gpu(&batch).unwrap();
-    let draws = engine.engine().status().draws;
-    assert!(draws.device >= 14 && draws.host >= 12, "{draws:?}");
-    for (request, expected) in batch.iter().zip(&together) {
-        let (alone, _) = self::engine();
-        let one = alone.process_batch_gpu(std::slice::from_ref(request)).unwrap();
-        assert_eq!(&one[0], expected, "{request:?}");
-        assert_eq!(expected.len(), request.1.max_new_tokens);
+    for model in MODELS {
+        let (engine, _) = engine_of(model);
+        let batch = mixed();
+        let together = engine.process_batch_gpu(&batch).unwrap();
+        let draws = engine.engine().status().draws;
+        assert!(draws.device >= 14 && draws.host >= 12, "{draws:?}");
+        for (request, expected) in batch.iter().zip(&together) {
+            let (alone, _) = engine_of(model);
+            let one = alone.process_batch_gpu(std::slice::from_ref(request)).unwrap();
+            assert_eq!(&one[0], expected, "{model}: {request:?}");
+            assert_eq!(expected.len(), request.1.max_new_tokens);
+        }
     }
 }
 
@@ -130,19 +142,24 @@ fn f02_a_step_on_a_gpu_is_one_forward_whose_launches_do_not_depend_on_the_batch(
 
 #[test]
 fn f12_f23_a_step_takes_no_memory_on_the_gpu_and_decoding_is_replayed() {
-    let (engine, driver) = engine();
-    let taken = driver.count(Call::Alloc);
-    assert!(taken > 20);
-    let config = GenerationConfig { max_new_tokens: 12, ignore_eos: true, ..GenerationConfig::default() };
-    let mut batch: Vec<_> = (0..4).map(|i| (prompt(7 * i as usize + 1, i), config.clone())).collect();
-    batch[1].1 = GenerationConfig { temperature: 1.0, seed: Some(1), ..config };
-    engine.process_batch_gpu(&batch).unwrap();
-    assert_eq!(driver.count(Call::Alloc), taken, "neither prompts nor decoding take memory");
-    assert!(driver.count(Call::Record) >= 1 && driver.count(Call::Replay) >= 6, "decoding repeats itself");
-    let before = driver.count(Call::Launch);
-    engine.process_batch_gpu(&batch).unwrap();
-    assert!(driver.count(Call::Launch) > before);
-    assert_eq!(driver.count(Call::Alloc), taken);
+    for model in MODELS {
+        let (engine, driver) = engine_of(model);
+        let taken = driver.count(Call::Alloc);
+        assert!(taken > 20);
+        let config = GenerationConfig { max_new_tokens: 12, ignore_eos: true, ..GenerationConfig::default() };
+        let mut batch: Vec<_> = (0..4).map(|i| (prompt(7 * i as usize + 1, i), config.clone())).collect();
+        batch[1].1 = GenerationConfig { temperature: 1.0, seed: Some(1), ..config };
+        engine.process_batch_gpu(&batch).unwrap();
+        assert_eq!(driver.count(Call::Alloc), taken, "{model}: neither prompts nor decoding take memory");
+        assert!(
+            driver.count(Call::Record) >= 1 && driver.count(Call::Replay) >= 6,
+            "decoding repeats itself"
+        );
+        let before = driver.count(Call::Launch);
+        engine.process_batch_gpu(&batch).unwrap();
+        assert!(driver.count(Call::Launch) > before);
+        assert_eq!(driver.count(Call::Alloc), taken);
+    }
 }
 
 #[test]

@@ -6,7 +6,7 @@ use bitnet_kernels::{Ask, Backend, Drawn, Reference, gpu::Gpu};
 use bitnet_model::{
     Activation, Batch, Checkpoint, Limits, Logits, Model, ModelSpec, Synthetic, Target, Transformer, convert,
 };
-use bitnet_tests::{FORMS, Handle, Simulator, Tap, distances};
+use bitnet_tests::{Handle, Simulator, Tap, all_forms, distances};
 
 use crate::goldens::{PROMPTS, load_on, prefill};
 
@@ -29,6 +29,12 @@ fn odd() -> Synthetic {
         tied_head: false,
         ..tiny().spec().clone()
     })
+}
+
+/// Scales for groups of columns, also in embedding and head, norms of heads, and tails of everything.
+fn grouped() -> Synthetic {
+    let spec = Synthetic::named("bonsai-tiny").unwrap().spec().clone();
+    Synthetic::of(ModelSpec { hidden: 200, ffn: 300, heads: 3, kv_heads: 1, head_dim: 36, vocab: 77, ..spec })
 }
 
 fn load<B: Backend>(source: &Synthetic, backend: B) -> Transformer<B> {
@@ -80,7 +86,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
 fn the_forward_on_a_gpu_is_near_the_reference_that_rounds_where_it_does() {
     // Mistake 43 of the originals: a running maximum overwritten while it is used. The last tokens attend over two
     // tiles of keys.
-    for source in [tiny(), odd()] {
+    for source in [tiny(), odd(), grouped()] {
         let tokens = tokens(&source, 70, 3);
         let actual = steps(&mut gpu(&source, 4), &tokens, &[], &[66, 1]);
         let expected = steps(&mut load(&source, Reference::bf16()), &tokens, &[], &[66, 1]);
@@ -92,7 +98,7 @@ fn the_forward_on_a_gpu_is_near_the_reference_that_rounds_where_it_does() {
 #[test]
 fn a_sequence_on_a_gpu_has_the_same_bits_in_any_chunks_and_beside_any_others() {
     // Mistake 44 of the originals: a decode that reads what a prefill has not written yet.
-    for source in [tiny(), odd()] {
+    for source in [tiny(), odd(), grouped()] {
         let (sequence, other) = (tokens(&source, 74, 1), tokens(&source, 74, 2));
         let whole = bits(&steps(&mut gpu(&source, 1), &sequence, &[], &[74]));
         for (processors, lengths) in [(1, &[60, 5, 1][..]), (16, &[40, 31, 1]), (4, &[7])] {
@@ -172,7 +178,7 @@ fn computed(
 /// A preempted sequence was decoded a token at a time, and is recomputed in one chunk, in other blocks.
 #[test]
 fn recompute_after_preemption_leaves_the_same_keys_values_and_logits() {
-    for source in [tiny(), odd()] {
+    for source in [tiny(), odd(), grouped()] {
         let sequence = tokens(&source, 74, 1);
         let (tap, driver) = Tap::of(Simulator::default());
         let mut model = load(&source, Gpu::new(tap).unwrap());
@@ -187,38 +193,43 @@ fn recompute_after_preemption_leaves_the_same_keys_values_and_logits() {
     }
 }
 
-/// Each operation of the forward pass is one kernel on the GPU, the activations stay there, and the host reads two
-/// words for each drawn token, so the CPU computes nothing.
+/// Each operation of the forward pass is one kernel on the GPU, or two where heads have norms or the head is ternary. The
+/// activations stay there, and the host reads two words for each drawn token, so the CPU computes nothing.
 #[test]
 fn a_forward_on_a_gpu_is_its_kernels_alone_and_the_host_reads_its_tokens_alone() {
-    let source = tiny();
+    let (quantize, attend) = (["sm80_norm_quantize_s8"], ["sm80_attention_r16_d128_bf16"]);
+    for source in [tiny(), grouped()] {
+        let groups = source.spec().grouped.projections;
+        let kernels = |rows: &[&'static str], columns: &[&'static str]| match groups {
+            false => rows.to_vec(),
+            true => columns.to_vec(),
+        };
+        let product = kernels(&["sm80_bitlinear_t8_w2a8"], &["sm80_grouped_t8_w2a8"]);
+        let rotate = kernels(&[], &["sm80_rope_store_bf16"]);
+        let projection = [&quantize[..], &product].concat();
+        let layer = [&projection[..], &rotate, &attend, &projection.repeat(3)].concat();
+        let embed = kernels(&["sm80_embed_bf16"], &["sm80_embed_w2"]);
+        let head = kernels(&["sm80_head_t8_bf16"], &projection);
+        let (norm, draw) = (["sm80_norm_rows_bf16"], ["sm80_argmax_f32"]);
+        let forward = [&embed[..], &layer.repeat(source.spec().layers), &norm, &head, &draw].concat();
+        runs_these_kernels(&source, &forward);
+    }
+}
+
+/// Draws a token for each of three sequences; the step is launched, recorded and replayed.
+fn runs_these_kernels(source: &Synthetic, forward: &[&str]) {
     let (tap, driver) = Tap::of(Simulator::default());
-    let mut model = load(&source, Gpu::new(tap).unwrap());
+    let mut model = load(source, Gpu::new(tap).unwrap());
     let mut batch = Batch::new();
     for sequence in 0..3 {
-        batch.push(&tokens(&source, 1, sequence), 0, &[sequence as u32], 0..1);
+        batch.push(&tokens(source, 1, sequence), 0, &[sequence as u32], 0..1);
     }
-    let layer = [
-        "sm80_norm_quantize_s8",
-        "sm80_bitlinear_t8_w2a8",
-        "sm80_attention_r16_d128_bf16",
-        "sm80_norm_quantize_s8",
-        "sm80_bitlinear_t8_w2a8",
-        "sm80_norm_quantize_s8",
-        "sm80_bitlinear_t8_w2a8",
-        "sm80_norm_quantize_s8",
-        "sm80_bitlinear_t8_w2a8",
-    ];
-    let (first, last) =
-        (["sm80_embed_bf16"], ["sm80_norm_rows_bf16", "sm80_head_t8_bf16", "sm80_argmax_f32"]);
-    let forward = [&first[..], &layer.repeat(source.spec().layers), &last].concat();
     let mut drawn = vec![None; 3];
-    // Launched, recorded and replayed.
     for step in 1..4 {
         let (ran, read) = (driver.kernels().len(), driver.bytes_read());
         let asks = [Some(Ask::GREEDY); 3];
         model.forward_drawing(&batch, &asks, &mut Logits::default(), &mut drawn).unwrap();
-        assert_eq!(driver.kernels()[ran..], forward, "step {step}");
+        assert_eq!(driver.kernels()[ran..], *forward, "step {step}");
         assert_eq!(driver.bytes_read() - read, 3 * 8, "step {step}");
     }
     assert!(drawn.iter().all(|token| matches!(token, Some(Drawn::Token(_)))));
@@ -240,17 +251,19 @@ fn a_step_launches_as_many_kernels_for_many_sequences_as_for_one() {
 #[test]
 fn a_file_of_panels_gives_a_gpu_the_bits_of_the_model_that_was_converted() {
     let folder = tempfile::tempdir().unwrap();
-    let form = FORMS.iter().find(|form| form.path().to_string_lossy().contains("bitnet-odd")).unwrap();
     let path = folder.path().join("model.gguf");
-    convert(&Checkpoint::open(&form.path()).unwrap(), Target::Panels, &path, &mut |_, _| {}).unwrap();
-    let logits = |path: &Path| {
-        let mut model = load_on(path, Gpu::new(Simulator::default()).unwrap());
-        let (mut batch, mut logits) = (Batch::new(), Logits::default());
-        batch.push(&[5, 77, 130], 0, &[2], 0..3);
-        model.forward(&batch, &mut logits).unwrap();
-        (0..3).flat_map(|row| logits.row(row)).map(|x| x.to_bits()).collect::<Vec<_>>()
-    };
-    assert!(logits(&form.path()) == logits(&path));
+    for fixture in ["bitnet-odd", "qwen3-g64"] {
+        let form = all_forms().find(|form| form.folder == fixture).unwrap();
+        convert(&Checkpoint::open(&form.path()).unwrap(), Target::Panels, &path, &mut |_, _| {}).unwrap();
+        let logits = |path: &Path| {
+            let mut model = load_on(path, Gpu::new(Simulator::default()).unwrap());
+            let (mut batch, mut logits) = (Batch::new(), Logits::default());
+            batch.push(&[5, 77, 130], 0, &[2], 0..3);
+            model.forward(&batch, &mut logits).unwrap();
+            (0..3).flat_map(|row| logits.row(row)).map(|x| x.to_bits()).collect::<Vec<_>>()
+        };
+        assert!(logits(&form.path()) == logits(&path), "{fixture}");
+    }
 }
 
 /// A GPU rounds to bf16 where the oracle keeps f32, so some activations round to a neighbouring int8. The reference
@@ -258,8 +271,11 @@ fn a_file_of_panels_gives_a_gpu_the_bits_of_the_model_that_was_converted() {
 #[test]
 fn every_fixture_on_a_gpu_is_near_the_oracle() {
     // Mistake 46 of the originals: a GPU whose results were never computed.
-    for fixture in ["bitnet-packed", "bitnet-odd", "llama-bitlinear", "onebitllm"] {
-        let form = FORMS.iter().find(|form| form.path().to_string_lossy().contains(fixture)).unwrap();
+    let scaled_by_rows = ["bitnet-packed", "bitnet-odd", "llama-bitlinear", "onebitllm"];
+    let scaled_by_groups =
+        ["qwen3-ternary", "qwen3-unpacked", "qwen3-yarn", "qwen3-g64", "minicpm-mup", "minicpm-blocks"];
+    for fixture in scaled_by_rows.into_iter().chain(scaled_by_groups) {
+        let form = all_forms().find(|form| form.folder == fixture).unwrap();
         let golden = form.golden();
         let expected: Vec<f32> = (0..PROMPTS).flat_map(|p| golden.floats(&format!("logits_{p}"))).collect();
         let mut model = load_on(&form.path(), Gpu::new(Simulator::default()).unwrap());

@@ -9,7 +9,8 @@ use clap::Args;
 use crate::{cargo, root, run, target};
 
 /// Fixtures in the bundle: each family, and sizes that do not fit any tile.
-const FIXTURES: [&str; 4] = ["bitnet-packed", "bitnet-odd", "llama-bitlinear", "onebitllm"];
+const FIXTURES: [&str; 6] =
+    ["bitnet-packed", "bitnet-odd", "llama-bitlinear", "onebitllm", "qwen3-unpacked", "minicpm-blocks"];
 /// The program that checks single instructions.
 const INSTRUCTIONS: &str = "gpu-instructions";
 /// Maximum size of the folder in bytes.

@@ -98,7 +98,12 @@ impl Home {
 
     /// Codes of 2 bits, rows and columns padded, and an f16 scale for every group of a row.
     fn grouped(self, rows: usize, cols: usize, group: usize) -> usize {
-        rows.next_multiple_of(64) * (cols.next_multiple_of(16) / 4 + 2 * cols.div_ceil(group))
+        match self {
+            Home::Cpu(_) => {
+                rows.next_multiple_of(64) * (cols.next_multiple_of(16) / 4 + 2 * cols.div_ceil(group))
+            }
+            Home::Gpu => rows.next_multiple_of(128) * cols.div_ceil(128) * (32 + 2 * 128 / group),
+        }
     }
 
     /// Bytes of activations and logits for a step of `tokens` tokens and `rows` rows of logits.
@@ -116,7 +121,14 @@ impl Home {
                 // Lists of blocks, positions, places and pieces; tokens are padded to 128.
                 let lists = 4 * spec.context.div_ceil(Batch::BLOCK_TOKENS) + 128;
                 let token = 5 * spec.hidden + 2 * (q + 2 * kv) + 3 * q + 5 * spec.ffn + lists;
-                tokens.next_multiple_of(128) * token + rows * (2 * spec.hidden + 4 * spec.vocab + 64)
+                // A scale and sums for every 128 columns of int8, and the int8 input of a ternary head.
+                let of = |width: usize| 16 * width.div_ceil(128);
+                let groups =
+                    if spec.grouped.projections { of(spec.hidden) + of(q) + of(spec.ffn) } else { 0 };
+                let head = if spec.grouped.head { spec.hidden + of(spec.hidden) } else { 0 };
+                tokens.next_multiple_of(128) * (token + groups)
+                    + rows * (2 * spec.hidden + 4 * spec.vocab + 64)
+                    + rows.next_multiple_of(128) * head
             }
         };
         bytes as u64
