@@ -31,7 +31,7 @@ fn odd() -> Synthetic {
     })
 }
 
-/// Scales for groups of columns, also in embedding and head, norms of heads, and tails of everything.
+/// A model with group scales, also in the embedding and the head, norms of heads, and tails in every dimension.
 fn grouped() -> Synthetic {
     let spec = Synthetic::named("bonsai-tiny").unwrap().spec().clone();
     Synthetic::of(ModelSpec { hidden: 200, ffn: 300, heads: 3, kv_heads: 1, head_dim: 36, vocab: 77, ..spec })
