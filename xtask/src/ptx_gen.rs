@@ -15,7 +15,7 @@ struct Kernel {
     numbers: Value,
 }
 
-/// BitLinear with a scale a row, and `grouped`: with scales for groups of columns.
+/// BitLinear with a scale per row or, if `grouped`, per group of columns.
 fn linear() -> Vec<Kernel> {
     let mut kernels = Vec::new();
     for (name, grouped, registers) in [("bitlinear", false, 80), ("grouped", true, 96)] {

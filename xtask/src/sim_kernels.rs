@@ -36,7 +36,7 @@ pub(crate) struct SimKernels {
     out: Option<String>,
 }
 
-/// The matrices of the 2B model and of a model with group scales at their full height, for one token and for a batch.
+/// The matrices of the 2B model and of a model with group scales, at full height, for one token and for a batch.
 fn full() -> Vec<Case> {
     let (k, ffn) = (2560, 6912);
     let mut cases = Vec::new();
@@ -46,7 +46,7 @@ fn full() -> Vec<Case> {
         cases.push(Case::GateUp { n, k, ffn, gate: Gate::SquaredRelu });
         cases.push(Case::Qkv { start: 0, n, k, heads: 20, kv_heads: 5, head_dim: 128 });
         cases.push(Case::NormQuantize { n, width: ffn, norms: 1 });
-        // Of Ternary Bonsai 8B.
+        // Ternary Bonsai 8B.
         cases.push(Case::Grouped { n, k: 12_288, rows: &[4096], group: 128, column: 0, add: true });
         cases.push(Case::GroupedGateUp { n, k: 4096, ffn: 12_288, group: 128, gate: Gate::Silu });
         cases.push(Case::HeadNorms { start: 0, n, k: 4096, heads: 32, kv_heads: 8, head_dim: 128 });

@@ -108,7 +108,7 @@ impl<D: Driver> Gpu<D> {
         }
         self.try_draws()?;
         self.finish()?;
-        // What is left behind is not the model's.
+        // The model starts without what the cases left.
         (self.uploads, self.logits, self.drawn) = (Uploads::default(), None, None);
         (self.head_input, self.head_width) = (None, 0);
         self.counts = Counts::default();

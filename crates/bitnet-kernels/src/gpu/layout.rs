@@ -9,9 +9,9 @@ use crate::RowOrder;
 /// An embedding or an output head.
 #[derive(Debug)]
 pub enum Table {
-    /// bf16.
+    /// With bf16 values.
     Dense(Dense),
-    /// Codes with scales for groups of columns.
+    /// With codes, and scales for groups of columns.
     Ternary(Linear),
 }
 
@@ -65,8 +65,8 @@ impl<D: Driver> Gpu<D> {
         Ok(Table::Dense(Dense { rows, cols, stride, buffer }))
     }
 
-    /// Takes a ternary matrix with scales for groups of columns. [`Gpu::prepare`] allocates the int8 input that it needs as
-    /// a head.
+    /// Takes a ternary matrix with scales for groups of columns. [`Gpu::prepare`] allocates the int8 input that it
+    /// needs as a head.
     pub fn ternary_table(&mut self, weights: &GroupedTensor) -> Result<Table, GpuError> {
         self.head_width = self.head_width.max(weights.cols());
         Ok(Table::Ternary(self.grouped(weights, RowOrder::Plain)?))

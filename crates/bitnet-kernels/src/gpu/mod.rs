@@ -94,12 +94,12 @@ pub struct Gpu<D: Driver> {
     tickets: Buffer,
     /// Logits of the last step.
     logits: Option<Rows>,
-    /// `{u32 token, u32 status}` a row of them.
+    /// `{u32 token, u32 status}` per row of logits.
     drawn: Option<Buffer>,
     /// int8 input of a ternary head, and the maximum width of ternary tables; 0 if there are none.
     head_input: Option<Quants>,
     head_width: usize,
-    /// Bytes of device memory that were free when memory was last taken for steps.
+    /// Bytes of device memory that were free after memory was last allocated for steps.
     free: usize,
     counts: Counts,
     /// Why the GPU is no longer used.

@@ -1,27 +1,27 @@
 use super::{Buffer, Driver, Gpu, GpuError};
 use crate::Grouping;
 
-/// Tokens of an atom: eight rows of [`K_TILE`] bytes whose 16-byte chunks are swizzled, so that a matrix load of
-/// eight rows touches every bank once.
+/// Tokens in an atom: eight rows of [`K_TILE`] bytes whose 16-byte chunks are swizzled, so that a matrix load of eight
+/// rows uses every bank once.
 const ATOM_TOKENS: usize = 8;
-/// Features of an atom, and of a tile of weights.
+/// Features in an atom and in a tile of weights.
 pub(super) const K_TILE: usize = 128;
-/// Tokens are padded to the largest tile of a kernel, so that a tile never ends beyond the buffer.
+/// Tokens are padded to a multiple of the largest tile of a kernel, so that no tile reaches past the buffer.
 const TOKEN_PADDING: usize = 128;
 
-/// int8 activations in layout XQ: atoms `[k / 128][token / 8]`, in an atom row `token % 8`, chunk
-/// `(k % 128 / 16) ^ (token % 8)`. What pads `width` and the tokens is zero. A group of columns is a tile.
+/// int8 activations in layout XQ: atoms `[k / 128][token / 8]`, within an atom row `token % 8`, chunk
+/// `(k % 128 / 16) ^ (token % 8)`. The padding of `width` and of the tokens is zero. A group of columns is a tile.
 #[derive(Debug)]
 pub struct Quants {
     pub(super) rows: usize,
     pub(super) width: usize,
-    /// Atoms along the tokens.
+    /// Number of atoms along the tokens.
     pub(super) atoms: usize,
     pub(super) grouping: Grouping,
     /// `[k_tiles][atoms][1024]` s8
     pub(super) values: Buffer,
-    /// For rows, `[8 * atoms]` of {f32 multiplier, s32 sum}. For groups, `[k_tiles][8 * atoms]` of {f32 scale, s32 sum, s32
-    /// sums of both halves}.
+    /// For rows, `[8 * atoms]` of {f32 multiplier, s32 sum}. For groups, `[k_tiles][8 * atoms]` of {f32 scale, s32 sum,
+    /// s32 sums of both halves}.
     pub(super) scales: Buffer,
 }
 
@@ -41,7 +41,7 @@ impl Quants {
         }
     }
 
-    /// Where a value lies.
+    /// Offset of a value in bytes.
     fn at(&self, token: usize, k: usize) -> usize {
         let (tile, column) = (k / K_TILE, k % K_TILE);
         let row = token % ATOM_TOKENS;
@@ -51,7 +51,7 @@ impl Quants {
 }
 
 impl<D: Driver> Gpu<D> {
-    /// Zeroed int8 activations.
+    /// Makes zeroed int8 activations.
     pub fn quants(&mut self, rows: usize, width: usize, grouping: Grouping) -> Result<Quants, GpuError> {
         let tokens = rows.next_multiple_of(TOKEN_PADDING);
         let values = self.alloc(tokens * width.next_multiple_of(K_TILE), "int8 activations")?;
@@ -63,9 +63,9 @@ impl<D: Driver> Gpu<D> {
         Ok(Quants { rows, width, atoms: tokens / ATOM_TOKENS, grouping, values, scales })
     }
 
-    /// The first `n` rows: values, multipliers and sums, or scales and sums of groups.
+    /// Reads the first `n` rows: values, then multipliers and sums of rows, or scales and sums of groups.
     pub fn read_quants(&mut self, x: &Quants, n: usize) -> Result<QuantRows, GpuError> {
-        assert!(n <= x.rows, "what is read lies in the buffer");
+        assert!(n <= x.rows, "the rows must exist");
         let bytes = self.fetch(&x.values, x.values.bytes())?;
         let values =
             (0..n).flat_map(|t| (0..x.width).map(move |k| (t, k))).map(|(t, k)| bytes[x.at(t, k)] as i8);

@@ -11,17 +11,17 @@ const TILE_BYTES: usize = TILE_ROWS * K_TILE / 4;
 /// Rows are padded to a multiple of the largest tile of a kernel, so that no tile reaches past the buffer.
 const ROW_PADDING: usize = 128;
 
-/// A ternary matrix in layout T2F: codes (the value + 1) in tiles of 16 rows x 128 columns, `[row tile][k tile]`, as the
-/// matrix unit takes them. Of a tile lane `l` owns 16 bytes: word `j` is the columns `32 j ..`, and
-/// `(word >> 2 i) & 0x03030303` is register `i` of operand A:
+/// A ternary matrix in layout T2F: codes (the value + 1) in tiles of 16 rows x 128 columns, `[row tile][k tile]`, as
+/// the matrix unit takes them. Each lane of a warp owns 16 bytes of a tile: word `j` has columns `32 j ..`, and `(word
+/// >> 2 i) & 0x03030303` is register `i` of operand A:
 ///
 /// ```text
 /// bits [8b + 2i, 8b + 2i + 1] of word j of lane 4g + q
 ///     = code[row g + 8 (i & 1)][column 32j + 4q + b + 16 (i >> 1)]        b, i = 0..4
 /// ```
 ///
-/// Rows of a tile are pairs `(g, g + 8)`: of neighbours in order [`RowOrder::Plain`], else of rows that belong
-/// together, so that one thread has both.
+/// Rows `g` and `g + 8` of a tile are in one thread. With [`RowOrder::Plain`] the rows are in order; otherwise such a
+/// pair has two rows that are needed together.
 ///
 /// Scales for groups of 64 or 128 columns are f16 and follow the codes of each tile: `[group of the tile][pair][2]`.
 #[derive(Debug)]
@@ -75,7 +75,7 @@ fn spread(codes: u8) -> u32 {
 /// Appends the codes of 128 columns of 16 rows, from byte `first` of each row. The codes of padding may have any value:
 /// activations are zero there, and outputs of padding rows are not stored.
 fn pack_tile(rows: &[&[u8]; TILE_ROWS], first: usize, out: &mut Vec<u8>) {
-    // Four columns are a byte.
+    // A byte has four columns.
     let codes = |row: usize, byte: usize| spread(rows[row].get(byte).copied().unwrap_or(0));
     for (g, q) in (0..32).map(|lane| (lane / 4, lane % 4)) {
         for near in (0..4).map(|j| first + 8 * j + q) {
@@ -135,8 +135,8 @@ impl<D: Driver> Gpu<D> {
         Ok(Linear { rows: shape[0], cols: shape[1], order, codes, scales: Scales::Groups(group) })
     }
 
-    /// Stores a matrix as tiles of `bytes` bytes. `pack` appends one tile, given its 16 rows (`None` is padding) and its
-    /// number along the columns.
+    /// Stores a matrix as tiles of `bytes` bytes. `pack` appends one tile, given its 16 rows (`None` is padding) and
+    /// its number along the columns.
     fn pack(
         &mut self,
         [rows, cols]: [usize; 2],
@@ -145,7 +145,7 @@ impl<D: Driver> Gpu<D> {
         pack: impl Fn([Option<usize>; TILE_ROWS], usize, &mut Vec<u8>),
     ) -> Result<Buffer, GpuError> {
         if let RowOrder::Rope { head_dim } = order {
-            assert!(rows.is_multiple_of(head_dim) && head_dim.is_multiple_of(2), "rows are whole heads");
+            assert!(rows.is_multiple_of(head_dim) && head_dim.is_multiple_of(2), "rows must be whole heads");
         }
         let (row_tiles, k_tiles) = (rows.next_multiple_of(ROW_PADDING) / TILE_ROWS, cols.div_ceil(K_TILE));
         let buffer = self.alloc(row_tiles * k_tiles * bytes, "ternary weights")?;

@@ -61,13 +61,13 @@ fn extreme_groups_do_not_overflow_any_level() {
     }
 }
 
-/// Groups of `n` tokens that are as large as they can be, and of either sign, are exact.
+/// Checks that the largest groups of `n` tokens, of either sign, are exact.
 pub fn extreme_groups(b: &mut impl Backend, n: usize, what: &str) {
     for (k, group) in [(128, 128), (192, 64), (16_384, 128), (16_448, 64)] {
         for (code, x) in [(0u8, 127), (0, -127), (0xFF, 127), (0xFF, -127)] {
             let value = if code == 0 { -1 } else { 2 };
             let groups = GroupedTensor::groups(k, group);
-            // Not all equal, or groups of 64 would become groups of 128.
+            // Not all equal, or groups of 64 would be merged to 128.
             let scales = (0..64 * groups).map(|i| f16::from_f32([1.0, 0.5][i % groups % 2])).collect();
             let w = GroupedTensor::new(64, k, group, vec![code; 64 * k / 4], scales).unwrap();
             assert_eq!(w.group(), group);

@@ -13,7 +13,7 @@ use crate::{
 
 use super::tile::Tile;
 
-/// By the number of tokens.
+/// The kernels, by number of tokens.
 static TILES: [Tile; 6] = [
     Tile { kernel: &BITLINEAR_T1, rows: 16, tokens: 1 },
     Tile { kernel: &BITLINEAR_T8, rows: 64, tokens: 8 },
@@ -23,7 +23,7 @@ static TILES: [Tile; 6] = [
     Tile { kernel: &BITLINEAR_T128, rows: 128, tokens: 128 },
 ];
 
-/// With scales for groups of columns.
+/// The kernels for weights with scales for groups of columns, by number of tokens.
 static GROUPED_TILES: [Tile; 6] = [
     Tile { kernel: &GROUPED_T1, rows: 16, tokens: 1 },
     Tile { kernel: &GROUPED_T8, rows: 64, tokens: 8 },
@@ -33,19 +33,19 @@ static GROUPED_TILES: [Tile; 6] = [
     Tile { kernel: &GROUPED_T128, rows: 128, tokens: 128 },
 ];
 
-/// Blocks that a processor can be given at once; splits make up to as many.
+/// Thread blocks that a multiprocessor takes at once; K is split for up to this many.
 const BLOCKS_PER_PROCESSOR: usize = 2;
-/// Tiles of 128 features that a split has at least: fewer are done before the copies are under way.
+/// Minimum number of tiles of 128 features in a split; fewer would be done before the copies are in flight.
 const SPLIT_TILES: usize = 4;
 
-/// What the parts of split sums need: [`Gpu::new`] takes them for the largest launch that is split.
+/// Bytes of the parts and tickets of split sums; [`Gpu::new`] allocates them for the largest launch that is split.
 pub(in crate::gpu) fn split_bytes(processors: u32) -> [usize; 2] {
     let blocks = BLOCKS_PER_PROCESSOR * processors as usize;
     let tile = TILES.iter().map(|tile| tile.rows * tile.tokens).max().unwrap_or(0);
     [4 * blocks * tile, 4 * blocks]
 }
 
-/// What becomes of the sums: `p_mode` of the kernels.
+/// What to do with the sums: `p_mode` of the kernels.
 #[derive(Clone, Copy)]
 #[repr(u32)]
 enum Epilogue {
@@ -138,8 +138,8 @@ impl Sink<'_> {
 }
 
 impl<D: Driver> Gpu<D> {
-    /// `out[t][column + r] = sum_k x[t][k] * w[r][k]`, scaled as `order.rs` states. With `add`, the product times this factor
-    /// is added to `out`, which must be the residual.
+    /// Computes `out[t][column + r] = sum_k x[t][k] * w[r][k]`, scaled as `order.rs` defines. With `add`, the product
+    /// times this factor is added to `out`, which must be the residual.
     pub fn bit_linear(
         &mut self,
         n: usize,
@@ -149,13 +149,13 @@ impl<D: Driver> Gpu<D> {
         column: usize,
         add: Option<f32>,
     ) -> Result<(), GpuError> {
-        assert!(column + w.rows <= out.width && n <= out.rows, "rows fit their buffers");
-        assert_eq!(w.order, RowOrder::Plain, "the rows are in order");
-        assert!(add.is_none() || out.kind == RowsKind::Residual, "only the residual is added to");
+        assert!(column + w.rows <= out.width && n <= out.rows, "the rows must fit their buffers");
+        assert_eq!(w.order, RowOrder::Plain, "the rows must be in order");
+        assert!(add.is_none() || out.kind == RowsKind::Residual, "only the residual can be added to");
         self.multiply(n, x, w, Sink::Rows { out, column, add })
     }
 
-    /// `h = gate(x w_gate) * (x w_up)`, rounded to bf16 once; `out` is `[n]` rows at least as wide as `h`.
+    /// Computes `h = gate(x w_gate) * (x w_up)`, rounded to bf16 once; the rows of `out` are at least as wide as `h`.
     pub fn bit_linear_gate(
         &mut self,
         n: usize,
@@ -164,14 +164,14 @@ impl<D: Driver> Gpu<D> {
         gate: Gate,
         out: &mut Rows,
     ) -> Result<(), GpuError> {
-        assert!(w.rows / 2 <= out.width && n <= out.rows, "rows fit their buffers");
-        assert_eq!(w.order, RowOrder::GateUp, "the matrix is gate and up");
-        assert_eq!(out.kind, RowsKind::Between, "what is gated is not the residual");
+        assert!(w.rows / 2 <= out.width && n <= out.rows, "the rows must fit their buffers");
+        assert_eq!(w.order, RowOrder::GateUp, "the matrix must be gate and up");
+        assert_eq!(out.kind, RowsKind::Between, "the output must be bf16");
         self.multiply(n, x, w, Sink::Gate { out, gate })
     }
 
-    /// Rotates queries and keys, and stores queries in `qkv` and keys and values in the cache. Each is rounded to bf16 once;
-    /// where heads have norms, queries and keys are also rounded before the norm.
+    /// Rotates queries and keys, and stores queries in `qkv` and keys and values in the cache. Each is rounded to bf16
+    /// once; where heads have norms, queries and keys are also rounded before the norm.
     #[expect(clippy::too_many_arguments, reason = "the arguments of two operations")]
     pub fn bit_linear_rope_store(
         &mut self,
@@ -186,12 +186,12 @@ impl<D: Driver> Gpu<D> {
         kv: &mut Kv,
     ) -> Result<(), GpuError> {
         let head_dim = kv.shape.head_dim;
-        assert_eq!(w.order, RowOrder::Rope { head_dim }, "the matrix is queries, keys and values");
-        assert_eq!(rope.head_dim, head_dim, "angles are those of the heads");
-        assert!(w.rows == qkv.width && n <= qkv.rows, "rows fit their buffers");
-        assert_eq!(qkv.kind, RowsKind::Between, "queries are not the residual");
+        assert_eq!(w.order, RowOrder::Rope { head_dim }, "the matrix must be queries, keys and values");
+        assert_eq!(rope.head_dim, head_dim, "the rotary table must have the heads' width");
+        assert!(w.rows == qkv.width && n <= qkv.rows, "the rows must fit their buffers");
+        assert_eq!(qkv.kind, RowsKind::Between, "queries must be bf16");
         if norms.is_some() {
-            // A norm needs a whole head, and a block of threads may have a part of one.
+            // A norm needs a whole head, but a thread block may have only part of one.
             self.multiply(n, x, w, Sink::Heads { out: qkv, head_dim })?;
             return self.rope_store(runs, blocks, rope, norms, qkv, kv);
         }
@@ -199,7 +199,7 @@ impl<D: Driver> Gpu<D> {
         self.multiply(n, x, w, Sink::Rotated { out: qkv, kv, rope, positions, slots })
     }
 
-    /// Position and place in the cache of every token of a step.
+    /// Uploads the position and the slot of every token of a step, and returns the addresses of both arrays.
     pub(in crate::gpu) fn upload_slots(
         &mut self,
         n: usize,
@@ -209,14 +209,17 @@ impl<D: Driver> Gpu<D> {
         kv: &Kv,
     ) -> Result<(u64, u64), GpuError> {
         let (positions, slots) = slots(n, runs, blocks);
-        assert!(positions.iter().all(|&p| (p as usize) < rope.positions), "positions have angles");
-        assert!(blocks.iter().all(|&b| (b as usize) < kv.shape.blocks), "blocks are the cache's");
+        assert!(
+            positions.iter().all(|&p| (p as usize) < rope.positions),
+            "the rotary table must have all positions"
+        );
+        assert!(blocks.iter().all(|&b| (b as usize) < kv.shape.blocks), "blocks must be in the cache");
         Ok((self.upload(Upload::Positions, positions)?, self.upload(Upload::Slots, slots)?))
     }
 
     fn multiply(&mut self, n: usize, x: &Quants, w: &Linear, sink: Sink<'_>) -> Result<(), GpuError> {
-        assert_eq!(x.width, w.cols, "rows have the matrix's width");
-        assert!(n <= x.rows, "rows fit their buffers");
+        assert_eq!(x.width, w.cols, "rows must be as wide as the matrix");
+        assert!(n <= x.rows, "the rows must fit their buffers");
         if n == 0 {
             return Ok(());
         }
@@ -224,7 +227,7 @@ impl<D: Driver> Gpu<D> {
             Scales::Rows(scales) => (&TILES, Grouping::Row, 0, scales.address()),
             Scales::Groups(group) => (&GROUPED_TILES, Grouping::Groups, *group, 0),
         };
-        assert_eq!(x.grouping, grouping, "activations have the grouping of the matrix");
+        assert_eq!(x.grouping, grouping, "activations and matrix must have the same grouping");
         let tile = Tile::choose(tiles, n);
         let blocks = [w.rows.div_ceil(tile.rows), n.div_ceil(tile.tokens)];
         let (split_tiles, splits) = match grouping {
@@ -263,8 +266,8 @@ impl<D: Driver> Gpu<D> {
         self.launch(tile.kernel, [blocks[0], blocks[1], splits], tile.kernel.dynamic as usize, &args)
     }
 
-    /// Tiles of 128 features of a split, and how many splits: as many as give every processor work. Sums are integers,
-    /// so that it changes no bit.
+    /// Returns the tiles of 128 features per split and the number of splits: enough to give every multiprocessor work.
+    /// Sums are integers, so that the number of splits changes no bit.
     fn splits(&mut self, tile: &Tile, blocks: [usize; 2], k_tiles: usize) -> (usize, usize) {
         let places = BLOCKS_PER_PROCESSOR * self.driver.info().processors as usize;
         let most = if tile.tokens == 1 { 1 } else { places / (blocks[0] * blocks[1]) };
@@ -274,7 +277,7 @@ impl<D: Driver> Gpu<D> {
     }
 }
 
-/// Position, and `64 * block + slot`, of every token.
+/// Returns the position of every token, and its `64 * block + slot`.
 fn slots(n: usize, runs: &[Run], blocks: &[u32]) -> (Vec<u32>, Vec<u32>) {
     let (mut positions, mut slots) = (vec![0; n], vec![0; n]);
     for run in runs {

@@ -19,7 +19,10 @@ impl<D: Driver> Gpu<D> {
     ) -> Result<(), GpuError> {
         let n = asks.len();
         let [vocab, _] = table.shape();
-        assert!(logits.len() == n * vocab && drawn.len() == n, "logits and a token for each row");
+        assert!(
+            logits.len() == n * vocab && drawn.len() == n,
+            "there must be logits and a token for each row"
+        );
         let mut rows = self.logit_rows(n, vocab)?;
         let made = self.logits(n, x, table, &mut rows).and_then(|()| self.draw_from(&rows, asks, drawn));
         let read = made.and_then(|()| self.read_rest(&rows, asks, logits));

@@ -9,7 +9,7 @@ use crate::{
 };
 
 impl<D: Driver> Gpu<D> {
-    /// Row `i` of `out` becomes row `tokens[i]` of `table` times `factor`.
+    /// Sets row `i` of `out` to row `tokens[i]` of `table`, times `factor`.
     pub fn embed(
         &mut self,
         table: &Table,
@@ -18,11 +18,11 @@ impl<D: Driver> Gpu<D> {
         out: &mut Rows,
     ) -> Result<(), GpuError> {
         let [rows, cols] = table.shape();
-        assert!(cols == out.width && tokens.len() <= out.rows, "rows fit their buffers");
-        assert_eq!(out.kind, RowsKind::Residual, "embeddings begin the residual");
-        assert!(tokens.iter().all(|&token| (token as usize) < rows), "tokens are rows of the table");
+        assert!(cols == out.width && tokens.len() <= out.rows, "the rows must fit their buffers");
+        assert_eq!(out.kind, RowsKind::Residual, "embeddings must go to the residual");
+        assert!(tokens.iter().all(|&token| (token as usize) < rows), "tokens must be in the table");
         let tokens_at = self.upload(Upload::Tokens, tokens.iter().copied())?;
-        // Where rows lie follows from the stride of a dense table, and from the group size of a ternary one.
+        // The place of a row follows from the stride of a dense table, or from the group size of a ternary one.
         let (kernel, address, layout) = match table {
             Table::Dense(table) => (&EMBED, table.buffer.address(), table.stride),
             Table::Ternary(table) => {

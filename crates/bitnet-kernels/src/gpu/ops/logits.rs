@@ -8,7 +8,7 @@ use crate::{
 
 use super::tile::Tile;
 
-/// By the number of tokens.
+/// The kernels, by number of tokens.
 static TILES: [Tile; 3] = [
     Tile { kernel: &HEAD_T8, rows: 64, tokens: 8 },
     Tile { kernel: &HEAD_T32, rows: 128, tokens: 32 },
@@ -16,15 +16,15 @@ static TILES: [Tile; 3] = [
 ];
 
 impl<D: Driver> Gpu<D> {
-    /// `out[t][v] = sum_k x[t][k] * table[v][k]` for the first `n` rows; `out` is f32 and as wide as the table has rows. A
-    /// ternary table is multiplied with the quantised rows.
+    /// Computes `out[t][v] = sum_k x[t][k] * table[v][k]` for the first `n` rows; `out` is f32, with a column for each
+    /// row of the table. For a ternary table, the rows are quantised first.
     pub fn logits(&mut self, n: usize, x: &Rows, table: &Table, out: &mut Rows) -> Result<(), GpuError> {
         let [vocab, cols] = table.shape();
-        assert!(x.width == cols && n <= x.rows, "rows have the table's width");
-        assert!(out.width == vocab && n <= out.rows, "logits fit their buffer");
+        assert!(x.width == cols && n <= x.rows, "rows must be as wide as the table");
+        assert!(out.width == vocab && n <= out.rows, "logits must fit their buffer");
         assert!(
             x.kind == RowsKind::Between && out.kind == RowsKind::Residual,
-            "the head takes bf16 and makes f32"
+            "the head takes bf16 and gives f32"
         );
         match table {
             _ if n == 0 => Ok(()),

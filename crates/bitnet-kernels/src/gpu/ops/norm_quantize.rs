@@ -21,7 +21,7 @@ impl<D: Driver> Gpu<D> {
         norms: Norms<'_, Gain>,
         out: &mut Quants,
     ) -> Result<(), GpuError> {
-        assert_eq!(x.width, out.width, "rows as wide as their quantised form");
+        assert_eq!(x.width, out.width, "rows must be as wide as their quantised form");
         let mode = match x.kind {
             RowsKind::Residual => Mode::Residual,
             RowsKind::Between => Mode::Between,

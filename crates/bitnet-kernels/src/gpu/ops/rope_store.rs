@@ -4,8 +4,8 @@ use crate::{
 };
 
 impl<D: Driver> Gpu<D> {
-    /// Applies the norms of query and key heads, if there are any, rotates queries and keys by their positions, and stores
-    /// keys and values.
+    /// Applies the norms of query and key heads, if there are any, rotates queries and keys by their positions, and
+    /// stores keys and values.
     pub fn rope_store(
         &mut self,
         runs: &[Run],
@@ -16,10 +16,10 @@ impl<D: Driver> Gpu<D> {
         kv: &mut Kv,
     ) -> Result<(), GpuError> {
         let shape = kv.shape;
-        assert_eq!(rope.head_dim, shape.head_dim, "rotary table made for this head");
-        assert_eq!(qkv.kind, RowsKind::Between, "queries, keys and values lie between operations");
+        assert_eq!(rope.head_dim, shape.head_dim, "the rotary table must have the heads' width");
+        assert_eq!(qkv.kind, RowsKind::Between, "queries, keys and values must be bf16");
         let all_fit = norms.is_none_or(|norms| norms.iter().all(|norm| norm.gain.width == shape.head_dim));
-        assert!(all_fit, "gains have the heads' width");
+        assert!(all_fit, "gains must be as wide as the heads");
         let n = runs.iter().map(|run| run.tokens.len()).sum();
         let (positions, slots) = self.upload_slots(n, runs, blocks, rope, kv)?;
         if n == 0 {

@@ -7,7 +7,7 @@ use bitnet_tests::Simulator;
 
 use crate::conformance::extreme_groups;
 
-/// A small generator of repeatable numbers.
+/// A small generator of reproducible numbers.
 fn numbers(seed: u64) -> impl FnMut() -> u64 {
     let mut state = seed;
     move || {
@@ -16,7 +16,7 @@ fn numbers(seed: u64) -> impl FnMut() -> u64 {
     }
 }
 
-/// `n` rows of int8 against a matrix of parts that have scales of their own.
+/// `n` rows of int8, and a matrix of parts with separate scales.
 pub struct Product {
     k: usize,
     n: usize,
@@ -25,7 +25,7 @@ pub struct Product {
     weights: TernaryTensor,
 }
 
-/// Columns of the output before and after those of the product.
+/// Columns of the output before and after the product.
 const MARGINS: [usize; 2] = [3, 2];
 
 impl Product {
@@ -66,7 +66,7 @@ impl Product {
         Ok(x)
     }
 
-    /// What the GPU makes of it as f32, or adds to 2, after having done it once before.
+    /// Computes the product on the GPU as f32, or adds it to 2, after having computed it once before.
     pub fn stored(&self, simulator: Simulator, accumulate: bool) -> Result<Vec<f32>, GpuError> {
         let mut gpu = Gpu::new(simulator)?;
         let width = MARGINS[0] + self.weights.rows() + MARGINS[1];
@@ -80,7 +80,7 @@ impl Product {
         gpu.read_rows(&out, self.n)
     }
 
-    /// The values gated, as bf16, when the matrix is gate and up.
+    /// Computes the gated values as bf16, for a matrix of gate and up.
     pub fn gated(&self, simulator: Simulator, gate: Gate) -> Result<Vec<f32>, GpuError> {
         let mut gpu = Gpu::new(simulator)?;
         let x = self.quants(&mut gpu)?;
@@ -90,7 +90,7 @@ impl Product {
         gpu.read_rows(&out, self.n)
     }
 
-    /// Fails where the GPU stores other bits than the plain loops, or touches the margins.
+    /// Fails if the GPU stores other bits than the plain loops, or changes the margins.
     fn check(&self, processors: u32, accumulate: bool) {
         let (expected, rows) = (self.expected(), self.weights.rows());
         let simulator = Simulator::with(|info| info.processors = processors);
@@ -109,7 +109,7 @@ impl Product {
     }
 }
 
-/// Every kernel, whole tiles and tails of tokens, rows and features, one block a tile and several.
+/// Every kernel, with whole tiles and tails of tokens, rows and features, and one or several thread blocks per tile.
 #[test]
 fn sums_and_their_scales_are_exact_at_every_size() {
     for n in [1, 2, 7, 8, 9, 16, 17, 33, 64, 65, 130] {
@@ -121,7 +121,7 @@ fn sums_and_their_scales_are_exact_at_every_size() {
     }
 }
 
-/// Features of real models; rows cut to two tiles and a tail.
+/// Features of real models, with rows cut to two tiles and a tail.
 #[test]
 fn sums_are_exact_at_the_widths_of_real_models() {
     for k in [2560, 3200, 6912, 8640] {
@@ -144,7 +144,7 @@ fn the_largest_sums_do_not_overflow() {
     }
 }
 
-/// Integers of a group are read as floats, which hold the largest of them.
+/// The integer of a group is read as a float, which holds even the largest one.
 #[test]
 fn the_largest_groups_are_exact() {
     for n in [1, 8, 16, 32, 64, 66] {
@@ -152,17 +152,17 @@ fn the_largest_groups_are_exact() {
     }
 }
 
-/// The quotient is made of a reciprocal and corrections: it must be the division's for all there is to divide by.
+/// The quotient comes from a reciprocal and corrections, and must equal division for the whole range of multipliers.
 #[test]
 fn quotients_are_those_of_division() {
     let mut product = Product::new(1500, 8, &[64]);
     let mut next = numbers(3);
     for (t, m) in product.multipliers.iter_mut().enumerate() {
         *m = match t % 5 {
-            // Those of rows whose largest value is the largest float, and the smallest.
+            // Multipliers of rows with the largest and the smallest absolute maximum.
             0 => 1.0 / 3.4e38 * 127.0 * (1.0 + (next() % 1000) as f32 * 0.01),
             1 => 1.0 / 1e-5 * 127.0 / (1.0 + (next() % 1000) as f32 * 0.01),
-            // Any mantissa, and exponents on both sides of the one where the kernel changes its way.
+            // Any mantissa, with exponents on both sides of the one where the kernel changes its method.
             2 => f32::from_bits(0x3f80_0000 | next() as u32 & 0x7f_ffff),
             3 => f32::from_bits((127 - 91 + (next() % 3) as u32) << 23 | next() as u32 & 0x7f_ffff),
             _ => 127.0 / (next() % 4096 + 1) as f32,
@@ -178,7 +178,7 @@ fn gated_values_are_those_of_the_reference_bit_for_bit() {
         for n in [1, 5, 16, 40, 129] {
             for ffn in [1, 67, 128] {
                 let mut product = Product::new(n, 200, &[ffn, ffn]);
-                // Gates from far below zero to far above, and not numbers.
+                // Gates from far below zero to far above, and NaN.
                 for (t, m) in product.multipliers.iter_mut().enumerate() {
                     *m = if t % 7 == 4 { f32::NAN } else { 0.02 * 3f32.powi(t as i32 % 9) };
                 }
@@ -208,7 +208,7 @@ fn expected_gates(product: &Product, gate: Gate) -> Vec<f32> {
         .collect()
 }
 
-/// bf16 rows get the same sums, rounded once.
+/// bf16 rows hold the same sums, rounded once.
 #[test]
 fn sums_between_operations_are_rounded_to_bf16_once() {
     for n in [1, 3, 33] {

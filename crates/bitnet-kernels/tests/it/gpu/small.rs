@@ -41,7 +41,7 @@ pub fn norms(simulator: Simulator) -> Bits {
     quantised(&mut gpu, &q, n)
 }
 
-/// The same by groups, of which one is zero and one is too small for a scale.
+/// The same in groups, one of them zero and one too small for a scale.
 pub fn groups(simulator: Simulator) -> Bits {
     let (n, width) = (11, 641);
     let mut gpu = Gpu::new(simulator)?;
@@ -59,7 +59,7 @@ pub fn groups(simulator: Simulator) -> Bits {
     Ok(all)
 }
 
-/// 150 rows of codes, with scales for groups.
+/// 150 rows of codes with group scales.
 fn grouped_weights(k: usize, group: usize) -> GroupedTensor {
     let rows = 150;
     let codes = (0..rows * k.div_ceil(4)).map(|i| (i * i * 31 + i / 7) as u8).collect();
@@ -67,7 +67,7 @@ fn grouped_weights(k: usize, group: usize) -> GroupedTensor {
     GroupedTensor::new(rows, k, group, codes, scales.map(f16::from_f32).collect()).unwrap()
 }
 
-/// A product with weights that have scales for groups.
+/// A product with weights that have group scales.
 pub fn grouped<const N: usize, const K: usize, const GROUP: usize>(simulator: Simulator) -> Bits {
     let mut gpu = Gpu::new(simulator)?;
     let mut x = gpu.rows(N, K, RowsKind::Residual)?;
@@ -89,7 +89,7 @@ pub fn embedded_ternary(simulator: Simulator) -> Bits {
     Ok(bits(&gpu.read_rows(&out, 3)?))
 }
 
-/// Heads with norms, turned.
+/// Heads with norms, rotated.
 pub fn normed_heads(simulator: Simulator) -> Bits {
     let (heads, kv_heads, head_dim, n) = (3, 2, 36, 3);
     let mut gpu = Gpu::new(simulator)?;
