@@ -35,10 +35,17 @@ pub struct Cli {
 #[command(next_help_heading = "Machine")]
 pub struct Common {
     /// Where to compute: cpu; cuda or cuda:N for an NVIDIA GPU; auto for a GPU if there is a usable one, else the CPU
-    #[arg(long, global = true, default_value = "auto", value_name = "DEVICE")]
+    #[arg(
+        long,
+        global = true,
+        default_value = "auto",
+        value_name = "DEVICE",
+        env = "BITNET_DEVICE",
+        hide_env_values = true
+    )]
     pub device: Device,
     /// Number of threads, 1 to 1024 [default: as many as this machine can run at once]
-    #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(long, global = true, value_name = "N", env = "BITNET_THREADS", hide_env_values = true, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
     /// CPU instruction set: auto (the best) or, for tests, another one; `bitnet doctor` lists them
     #[arg(long, global = true, default_value = "auto", value_name = "ISA")]
@@ -49,8 +56,11 @@ pub struct Common {
     pub kv: Option<KvType>,
     /// Memory for weights, activations and cache: bytes (or K, M, G, KiB, MiB, GiB) or N% of what is available; it
     /// determines the size of the cache and the maximum length of texts [default: what is needed, up to 50%]
-    #[arg(long, global = true, value_name = "SIZE")]
+    #[arg(long, global = true, value_name = "SIZE", env = "BITNET_MEMORY", hide_env_values = true)]
     pub memory: Option<Memory>,
+    /// Print only results and errors: no statistics, notes or progress
+    #[arg(short, long, global = true)]
+    pub quiet: bool,
 }
 
 fn kv_type() -> impl TypedValueParser<Value = KvType> {
@@ -72,6 +82,11 @@ pub enum Command {
     Perplexity(PerplexityArgs),
     Bench(BenchArgs),
     Doctor(DoctorArgs),
+    Pull(PullArgs),
+    List(ListArgs),
+    Rm(RmArgs),
+    Completions(CompletionsArgs),
+    Man(ManArgs),
 }
 
 /// Complete a prompt and stream the text.
@@ -81,11 +96,15 @@ pub enum Command {
 #[derive(Debug, Args)]
 pub struct RunArgs {
     /// The model
+    #[arg(env = "BITNET_MODEL", hide_env_values = true)]
     pub model: String,
-    /// The text to continue or to answer; if missing, it is read from stdin, without the last line end
+    /// The text to continue or to answer; if missing or -, it is read from stdin, without the last line end
     pub prompt: Option<String>,
+    /// Read the prompt from a file; - is stdin
+    #[arg(short, long, value_name = "FILE", conflicts_with = "prompt")]
+    pub file: Option<PathBuf>,
     /// A prompt of token ids instead of a text, like 1,2,3; the model gets exactly these
-    #[arg(long, value_name = "IDS", conflicts_with_all = ["prompt", "system"])]
+    #[arg(long, value_name = "IDS", conflicts_with_all = ["prompt", "file", "system"])]
     pub ids: Option<TokenIds>,
     /// Continue the prompt unchanged, even if the model has a chat template
     #[arg(long)]
@@ -96,6 +115,9 @@ pub struct RunArgs {
     /// Answer without thinking first; the model's chat template must offer this choice
     #[arg(long, conflicts_with = "raw")]
     pub no_thinking: bool,
+    /// Print one JSON object at the end: the text, its tokens and the statistics
+    #[arg(long)]
+    pub json: bool,
     /// Sampling flags.
     #[command(flatten)]
     pub sampling: Sampling,
@@ -149,6 +171,7 @@ pub struct Speculation {
 #[derive(Debug, Args)]
 pub struct ChatArgs {
     /// The model
+    #[arg(env = "BITNET_MODEL", hide_env_values = true)]
     pub model: String,
     /// The system message
     #[arg(long, value_name = "TEXT")]
@@ -207,6 +230,7 @@ pub struct DetokenizeArgs {
 #[derive(Debug, Args)]
 pub struct InspectArgs {
     /// The model
+    #[arg(env = "BITNET_MODEL", hide_env_values = true)]
     pub model: String,
     /// Print one JSON object
     #[arg(long)]
@@ -225,10 +249,10 @@ pub struct InspectArgs {
 pub struct BatchArgs {
     /// The model
     pub model: String,
-    /// The requests, JSON lines
+    /// The requests, JSON lines; - is stdin
     #[arg(value_name = "IN")]
     pub input: PathBuf,
-    /// The answers, JSON lines
+    /// The answers, JSON lines; - is stdout. In a terminal, you are asked before an existing file is replaced
     #[arg(value_name = "OUT")]
     pub output: PathBuf,
     /// Maximum number of sequences computed together
@@ -249,6 +273,7 @@ pub struct BatchArgs {
 #[derive(Debug, Args)]
 pub struct ServeArgs {
     /// The model
+    #[arg(env = "BITNET_MODEL", hide_env_values = true)]
     pub model: String,
     /// Address to listen on, or localhost; other machines can reach only a network address
     #[arg(long, value_name = "IP", default_value = "127.0.0.1", value_parser = host)]
@@ -372,6 +397,8 @@ pub struct PerplexityArgs {
     pub json: bool,
 }
 
+/// Default length of the prompt whose prefill is measured.
+pub const DEFAULT_PROMPT: usize = 512;
 /// Default number of tokens before the first decoded one.
 pub const DEFAULT_DEPTH: usize = 16;
 
@@ -407,14 +434,15 @@ pub struct BenchArgs {
     /// Also write an SVG picture of the distributions of the times
     #[arg(long, value_name = "FILE", requires = "url")]
     pub svg: Option<PathBuf>,
-    /// Prompt lengths for prefill in tokens, like 128,512
-    #[arg(short = 'p', long, value_name = "N", value_delimiter = ',', default_value = "512")]
-    pub prefill: Vec<usize>,
+    /// Prompt lengths for prefill in tokens, like 128,512; with --url, one length
+    /// [default: 512, or half the server's maximum if that is less]
+    #[arg(short = 'p', long, value_name = "N", value_delimiter = ',')]
+    pub prefill: Option<Vec<usize>>,
     /// Tokens that each sequence decodes
     #[arg(short = 'n', long, value_name = "N", default_value_t = 128)]
     pub decode: usize,
     /// Tokens before the first decoded one, like 16,1000; speeds are recorded only for the default
-    #[arg(short = 'd', long, value_name = "N", value_delimiter = ',', default_values_t = [DEFAULT_DEPTH])]
+    #[arg(short = 'd', long, value_name = "N", value_delimiter = ',', conflicts_with = "url", default_values_t = [DEFAULT_DEPTH])]
     pub depth: Vec<usize>,
     /// Sequences decoded together, like 1,4,16
     #[arg(short = 'b', long, value_name = "N", value_delimiter = ',', default_value = "1,2,4,8,16,32")]
@@ -456,6 +484,39 @@ pub struct DoctorArgs {
     #[arg(long)]
     pub json: bool,
 }
+
+/// Download a model from Hugging Face into its cache, without running it.
+#[derive(Debug, Args)]
+pub struct PullArgs {
+    /// The model: org/name, with `@revision` or `:file` if wanted
+    pub model: String,
+}
+
+/// List the models in the Hugging Face cache.
+#[derive(Debug, Args)]
+pub struct ListArgs {
+    /// Print one JSON array
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Remove a model, with all its revisions and files, from the Hugging Face cache.
+#[derive(Debug, Args)]
+pub struct RmArgs {
+    /// The model: org/name
+    pub model: String,
+}
+
+/// Print a script that completes commands and flags in a shell.
+#[derive(Debug, Args)]
+pub struct CompletionsArgs {
+    /// The shell
+    pub shell: clap_complete::Shell,
+}
+
+/// Print the manual page, in roff.
+#[derive(Debug, Args)]
+pub struct ManArgs {}
 
 #[cfg(test)]
 mod tests {

@@ -82,11 +82,18 @@ impl<D: Driver + 'static> Machine<'_, D> {
         for warning in checkpoint.tensors.warnings() {
             output::note(format_args!("warning: {warning}"));
         }
+        // Whoever has no GPU knows it: the note is for those who have one that is not used.
+        let no_gpu = loaded.refused.as_ref().is_some_and(is_absent);
         let refused = loaded.refused.map(|why| output::one_line(&CliError::from(why)));
-        if let Some(why) = &refused {
+        if let Some(why) = refused.as_ref().filter(|_| !no_gpu) {
             output::note(format_args!("computing on the CPU: {why}"));
         }
         let load::Loaded { model, weights, plan, time, .. } = loaded;
         Ok(Loaded { model, weights, plan, time, refused })
     }
+}
+
+/// Whether an error says that the machine has no GPU or no driver for one.
+fn is_absent(error: &bitnet::Error) -> bool {
+    matches!(error, bitnet::Error::Gpu(GpuError::DriverMissing | GpuError::NoDevice { .. }))
 }

@@ -36,6 +36,7 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(e) => return output::usage(&e),
     };
+    output::set_quiet(cli.common.quiet);
     match catch_unwind(AssertUnwindSafe(|| dispatch(cli.command, &cli.common))) {
         Ok(Ok(())) => ExitCode::SUCCESS,
         // The reader of our output has read enough: `bitnet run ... | head` is not a failure.
@@ -65,6 +66,11 @@ fn dispatch(command: Command, common: &Common) -> Result<(), CliError> {
         Command::Perplexity(a) => commands::perplexity::run(common, &a),
         Command::Bench(a) => commands::bench::run(common, &a),
         Command::Doctor(a) => commands::doctor::run(common, &a),
+        Command::Pull(a) => commands::cache::pull(&a),
+        Command::List(a) => commands::cache::list(&a),
+        Command::Rm(a) => commands::cache::remove(&a),
+        Command::Completions(a) => commands::shell::completions(&a),
+        Command::Man(_) => commands::shell::man(),
     }
 }
 

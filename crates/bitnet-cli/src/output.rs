@@ -4,12 +4,26 @@ use std::{
     fmt::Display,
     io::{self, Write},
     process::ExitCode,
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
 };
 
 use clap::error::ErrorKind;
 use serde::Serialize;
 
 use crate::error::CliError;
+
+/// Whether only results and errors are printed.
+static QUIET: AtomicBool = AtomicBool::new(false);
+
+/// Suppresses notes and progress bars.
+pub fn set_quiet(quiet: bool) {
+    QUIET.store(quiet, Relaxed);
+}
+
+/// Whether notes and progress bars are suppressed.
+pub fn is_quiet() -> bool {
+    QUIET.load(Relaxed)
+}
 
 /// Prints a line to stdout.
 pub fn line(text: impl Display) -> Result<(), CliError> {
@@ -25,13 +39,19 @@ pub fn json(value: &impl Serialize) -> Result<(), CliError> {
 
 /// Prints something in addition to the result, such as a statistic or a warning, to stderr.
 pub fn note(text: impl Display) {
+    if !is_quiet() {
+        stderr(text);
+    }
+}
+
+fn stderr(text: impl Display) {
     // If stderr is closed, there is nobody to read it.
     let _ = writeln!(io::stderr().lock(), "{text}");
 }
 
 /// Reports a failure in one line, even if the message has several.
 pub fn error(text: &impl Display) {
-    note(format_args!("error: {}", one_line(text)));
+    stderr(format_args!("error: {}", one_line(text)));
 }
 
 /// Joins the lines of a text into one.
@@ -41,7 +61,7 @@ pub fn one_line(text: &impl Display) -> String {
     words.join(" ")
 }
 
-/// Prints what `clap` reports: help and version unchanged, wrong usage in one line.
+/// Prints what `clap` reports: help and version unchanged, wrong usage in one line, and each hint on a line of its own.
 pub fn usage(error: &clap::Error) -> ExitCode {
     use ErrorKind::{DisplayHelp, DisplayHelpOnMissingArgumentOrSubcommand, DisplayVersion};
     if let DisplayHelp | DisplayVersion | DisplayHelpOnMissingArgumentOrSubcommand = error.kind() {
@@ -51,9 +71,13 @@ pub fn usage(error: &clap::Error) -> ExitCode {
     let text = error.render().to_string();
     let lines = text.lines().map(str::trim);
     let told = lines.take_while(|l| !l.starts_with("Usage:") && !l.starts_with("For more information"));
-    let told: Vec<&str> = told.filter(|l| !l.is_empty()).collect();
+    let (tips, told): (Vec<&str>, Vec<&str>) =
+        told.filter(|l| !l.is_empty()).partition(|l| l.starts_with("tip: "));
     let told = told.join(" ");
     let told = told.strip_prefix("error: ").unwrap_or(&told);
     self::error(&format!("{told} (command line): see bitnet --help, or --help after a command"));
+    for tip in tips {
+        stderr(tip);
+    }
     ExitCode::from(2)
 }

@@ -2,7 +2,9 @@ use std::io::IsTerminal;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// A progress bar on stderr that is removed at the end, and hidden if stderr is not a terminal.
+use crate::output;
+
+/// A progress bar on stderr that is removed at the end, and hidden if stderr is not a terminal or --quiet is set.
 pub struct Progress(ProgressBar);
 
 impl Progress {
@@ -22,7 +24,7 @@ impl Progress {
     }
 
     fn with(template: &str, what: &str, total: usize) -> Self {
-        let target = match std::io::stderr().is_terminal() {
+        let target = match std::io::stderr().is_terminal() && !output::is_quiet() {
             true => ProgressDrawTarget::stderr(),
             false => ProgressDrawTarget::hidden(),
         };

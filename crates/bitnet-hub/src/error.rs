@@ -104,6 +104,14 @@ pub enum HubError {
         /// The unfinished file.
         path: PathBuf,
     },
+    /// The cache does not hold the model.
+    #[error("{repo} is not in the cache ({}): `bitnet list` shows what is", .cache.display())]
+    NotCached {
+        /// The requested repository.
+        repo: String,
+        /// Folder of the cache.
+        cache: PathBuf,
+    },
     /// The cache cannot be used.
     #[error("cannot {action} ({}): {source}: check permissions and free space, or set HF_HUB_CACHE or HF_HOME", .path.display())]
     Cache {

@@ -15,6 +15,25 @@ const CONNECT: Duration = Duration::from_secs(15);
 /// Silence after which a connection is considered broken.
 const SILENCE: Duration = Duration::from_secs(60);
 
+/// TLS with the certificates of public authorities, in pure Rust.
+fn tls() -> TlsConfig {
+    let tls = TlsConfig::builder().provider(TlsProvider::Rustls).root_certs(RootCerts::WebPki);
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+    let tls = tls.unversioned_rustls_crypto_provider(rustls_graviola::default_provider().into());
+    tls.build()
+}
+
+/// Makes an HTTP client that speaks to any server, with TLS if the address asks for it. Statuses are not errors.
+///
+/// # Errors
+/// If `url` needs TLS and this CPU lacks the instructions for it.
+pub fn agent(url: &str) -> Result<Agent, HubError> {
+    if url.starts_with("https:") && !has_tls() {
+        return Err(HubError::NoTls { url: url.into() });
+    }
+    Ok(Agent::config_builder().tls_config(tls()).http_status_as_error(false).build().into())
+}
+
 /// An HTTP client for the hub.
 #[derive(Debug, Clone)]
 pub(crate) struct Client {
@@ -32,13 +51,8 @@ pub(crate) struct Answer {
 
 impl Client {
     pub(crate) fn new(endpoint: &str, token: Option<String>) -> Client {
-        let mut tls = TlsConfig::builder().provider(TlsProvider::Rustls).root_certs(RootCerts::WebPki);
-        #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-        {
-            tls = tls.unversioned_rustls_crypto_provider(rustls_graviola::default_provider().into());
-        }
         let config = Agent::config_builder()
-            .tls_config(tls.build())
+            .tls_config(tls())
             .user_agent(concat!("bitnet/", env!("CARGO_PKG_VERSION")))
             .http_status_as_error(false)
             .max_redirects(0)

@@ -22,7 +22,11 @@ mod error;
 mod http;
 mod hub;
 mod id;
+mod models;
 
 pub use error::HubError;
+pub use http::agent;
 pub use hub::{Fetched, Hub, Settings};
 pub use id::ModelId;
+pub use models::{CachedModel, cached_models, remove_cached};
+pub use ureq;

@@ -1,7 +1,13 @@
-use std::time::{Duration, Instant};
+use std::{
+    fs::File,
+    io::{self, IsTerminal, Write},
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
 
 use bitnet_inference::{BatchSizing, EngineConfig};
 use bitnet_server::{BatchOptions, ServerConfig, run_batch};
+use tempfile::TempDir;
 
 use super::serve;
 use crate::{
@@ -17,6 +23,7 @@ pub fn run(common: &Common, args: &BatchArgs) -> Result<(), CliError> {
         let what = format!("{} is not a valid limit", args.max_batch_size);
         return Err(CliError::usage(what, "--max-batch-size", "give 1 to 65536"));
     }
+    let files = Files::of(args)?;
     // Nobody waits for a single line, so latency does not matter.
     let engine = EngineConfig {
         max_batch_size: args.max_batch_size,
@@ -31,13 +38,14 @@ pub fn run(common: &Common, args: &BatchArgs) -> Result<(), CliError> {
     let bar = Progress::bytes_with_message("answering");
     let begun = Instant::now();
     let options = BatchOptions { return_tokens: args.return_tokens };
-    let done = run_batch(&service, &args.input, &args.output, options, &mut |progress| {
+    let done = run_batch(&service, &files.input, &files.output, options, &mut |progress| {
         let rate = (progress.lines - progress.resumed) as f64 / begun.elapsed().as_secs_f64();
         bar.at(progress.bytes as usize, progress.of_bytes as usize);
         bar.say(format!("{} lines, {rate:.1} per second", progress.lines));
     });
     drop(bar);
     let done = done.map_err(|e| CliError::refused(&e, "batch", e.cure()))?;
+    files.print()?;
     let seconds = begun.elapsed().as_secs_f64();
     let resumed = match done.resumed {
         0 => String::new(),
@@ -51,4 +59,54 @@ pub fn run(common: &Common, args: &BatchArgs) -> Result<(), CliError> {
         done.tokens as f64 / seconds
     ));
     Ok(())
+}
+
+/// The files of a run; temporary ones stand in for stdin and stdout.
+struct Files {
+    input: PathBuf,
+    output: PathBuf,
+    to_stdout: bool,
+    /// Removed at the end.
+    _folder: TempDir,
+}
+
+impl Files {
+    /// Copies stdin, and asks before an existing output is replaced if there is somebody to ask.
+    fn of(args: &BatchArgs) -> Result<Self, CliError> {
+        let dash = |path: &Path| path == Path::new("-");
+        let folder = tempfile::tempdir().map_err(CliError::file("write", std::env::temp_dir()))?;
+        let to_stdout = dash(&args.output);
+        if args.output.is_file() && io::stdin().is_terminal() && !dash(&args.input) {
+            confirm(&args.output)?;
+        }
+        let mut input = args.input.clone();
+        if dash(&input) {
+            input = folder.path().join("in.jsonl");
+            let copy = || io::copy(&mut io::stdin().lock(), &mut File::create(&input)?);
+            copy().map_err(CliError::file("write", &input))?;
+        }
+        let output = if to_stdout { folder.path().join("out.jsonl") } else { args.output.clone() };
+        Ok(Files { input, output, to_stdout, _folder: folder })
+    }
+
+    /// Prints the answers if stdout was requested.
+    fn print(&self) -> Result<(), CliError> {
+        if self.to_stdout {
+            let mut answers = File::open(&self.output).map_err(CliError::file("read", &self.output))?;
+            io::copy(&mut answers, &mut io::stdout().lock()).map_err(CliError::Stdout)?;
+        }
+        Ok(())
+    }
+}
+
+/// Asks whether a file may be replaced.
+fn confirm(file: &Path) -> Result<(), CliError> {
+    // If stderr is closed, nobody sees the question, and no answer means no.
+    let _ = write!(io::stderr().lock(), "{} exists; replace it? [y/N] ", file.display());
+    let mut answer = String::new();
+    io::stdin().read_line(&mut answer).map_err(CliError::file("read", "stdin"))?;
+    match answer.trim() {
+        "y" | "Y" | "yes" => Ok(()),
+        _ => Err(CliError::refused("the file exists", file.display(), "give another name")),
+    }
 }

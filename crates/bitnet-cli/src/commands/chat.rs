@@ -7,7 +7,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering::SeqCst},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use bitnet_inference::{Engine, EngineConfig, GenerationConfig, Request, RequestHandle, Update};
@@ -25,8 +25,8 @@ use crate::{
 
 /// How often to check for Ctrl-C while waiting for an answer.
 const GLANCE: Duration = Duration::from_millis(20);
-const HELP: &str = "/reset starts over, /save FILE writes the conversation as JSON, /help shows this; Ctrl-C stops an \
-                    answer, Ctrl-D ends the chat";
+const HELP: &str = "/undo removes the last turn, /reset starts over, /save FILE writes the conversation as JSON, /help \
+                    shows this; Ctrl-C stops an answer, Ctrl-D ends the chat";
 
 /// `bitnet chat`.
 pub fn run(common: &Common, args: &ChatArgs) -> Result<(), CliError> {
@@ -71,6 +71,10 @@ pub fn run(common: &Common, args: &ChatArgs) -> Result<(), CliError> {
                 chat.reset(args.system.as_deref());
                 Ok(())
             }
+            "/undo" => {
+                chat.undo();
+                Ok(())
+            }
             "/save" => chat.save(rest.trim()),
             _ if command.starts_with('/') => {
                 output::note(format_args!("there is no {command}; {HELP}"));
@@ -101,10 +105,21 @@ impl Chat<'_> {
         self.messages = system.map(|text| Message::new("system", text)).into_iter().collect();
     }
 
+    /// Removes the last message of the user and its answer.
+    fn undo(&mut self) {
+        match self.messages.iter().rposition(|message| message.role == "user") {
+            Some(last) => {
+                self.messages.truncate(last);
+                output::note(format_args!("{} messages are left", self.messages.len()));
+            }
+            None => output::note("there is no turn to remove"),
+        }
+    }
+
     /// Sends a message and prints the answer as it comes. A turn that fails is removed from the conversation.
     fn turn(&mut self, said: &str) -> Result<(), CliError> {
         self.messages.push(Message::new("user", said));
-        let answered = self.prompt().and_then(|prompt| self.answer(prompt));
+        let answered = self.fitting_prompt().and_then(|prompt| self.answer(prompt));
         match answered {
             Ok(answer) => self.messages.push(Message::new("assistant", answer)),
             Err(e) => {
@@ -115,22 +130,48 @@ impl Chat<'_> {
         Ok(())
     }
 
+    /// Returns the conversation as a prompt, without its oldest turns if all of them leave no room for an answer.
+    fn fitting_prompt(&mut self) -> Result<Vec<u32>, CliError> {
+        let context = self.engine.context();
+        let room = self.config.max_new_tokens.min(context / 4);
+        let mut dropped = 0;
+        loop {
+            let ids = self.prompt()?;
+            let oldest = self.messages.iter().position(|message| message.role == "user");
+            let second = oldest.and_then(|first| {
+                let later = self.messages[first + 1..].iter().position(|message| message.role == "user")?;
+                Some(first..first + 1 + later)
+            });
+            match second {
+                Some(turn) if ids.len() + room > context => {
+                    self.messages.drain(turn);
+                    dropped += 1;
+                }
+                _ if ids.len() >= context => {
+                    let what =
+                        format!("the message has {} tokens, and there is room for {context}", ids.len());
+                    return Err(CliError::refused(what, "chat", "give a shorter one"));
+                }
+                _ => {
+                    if dropped > 0 {
+                        output::note(format_args!("the oldest {dropped} turns were dropped to make room"));
+                    }
+                    return Ok(ids);
+                }
+            }
+        }
+    }
+
     /// Returns the conversation as a prompt.
     fn prompt(&self) -> Result<Vec<u32>, CliError> {
         let tokenizer = model_arg::tokenizer(self.checkpoint)?;
-        let ids = match &self.checkpoint.chat {
+        Ok(match &self.checkpoint.chat {
             Some(template) => tokenizer.encode(&template.render(&self.messages, true)?, false)?,
             None => {
                 let contents: Vec<&str> = self.messages.iter().map(|m| m.content.as_str()).collect();
                 tokenizer.encode(&contents.join("\n\n"), true)?
             }
-        };
-        let context = self.engine.context();
-        if ids.len() >= context {
-            let what = format!("the conversation has {} tokens, and there is room for {context}", ids.len());
-            return Err(CliError::refused(what, "chat", "start over with /reset"));
-        }
-        Ok(ids)
+        })
     }
 
     /// Generates and prints the answer until it ends or is stopped. The cache still holds the previous turns.
@@ -140,8 +181,17 @@ impl Chat<'_> {
         let tokenizer = self.checkpoint.tokenizer.as_ref();
         let mut printer = Printer::new(tokenizer);
         self.stop.store(false, SeqCst);
-        let (ids, tail) = read(handle, &self.stop, |token| printer.token(token))?;
+        let (begun, mut first) = (Instant::now(), None);
+        let (ids, tail) = read(handle, &self.stop, |token| {
+            first.get_or_insert_with(Instant::now);
+            printer.token(token)
+        })?;
         printer.end(&tail)?;
+        if let Some(first) = first.filter(|_| ids.len() > 1) {
+            let speed = (ids.len() - 1) as f64 / first.elapsed().as_secs_f64();
+            let wait = (first - begun).as_secs_f64();
+            output::note(format_args!("[{} tokens at {speed:.1} tok/s, first after {wait:.2} s]", ids.len()));
+        }
         let mut text = model_arg::tokenizer(self.checkpoint)?.decode(&ids, true)?;
         text.push_str(&String::from_utf8_lossy(&tail));
         Ok(text)

@@ -2,6 +2,7 @@
 
 pub mod batch;
 pub mod bench;
+pub mod cache;
 pub mod chat;
 pub mod convert;
 pub mod detokenize;
@@ -14,4 +15,5 @@ pub mod logits;
 pub mod perplexity;
 pub mod run;
 pub mod serve;
+pub mod shell;
 pub mod tokenize;

@@ -1,17 +1,21 @@
 use std::{
+    fs::File,
     io::{self, IsTerminal, Write},
     ops::ControlFlow,
+    path::Path,
     sync::Arc,
     time::Duration,
 };
 
 use bitnet_inference::{EngineConfig, Generated, GenerationConfig, TokenText, generate};
 use bitnet_model::{Checkpoint, DecodeStream, GenerationDefaults, Message, Model, Tokenizer};
+use serde_json::json;
 
 use crate::{
     args::{Common, RunArgs, Sampling},
     commands::tokenize::stdin,
     error::CliError,
+    input_text,
     load::{Want, load},
     model_arg, output,
 };
@@ -51,8 +55,12 @@ pub fn run(common: &Common, args: &RunArgs) -> Result<(), CliError> {
         ));
     }
 
-    let mut printer = Printer::new(checkpoint.tokenizer.as_ref());
     let engine = engine_config(&checkpoint, drafts);
+    if args.json {
+        let generated = complete(&mut *model, &prompt, &config, &engine, |_| Ok(()))?;
+        return output::json(&report(&checkpoint, &*model, prompt.len(), &config, &generated)?);
+    }
+    let mut printer = Printer::new(checkpoint.tokenizer.as_ref());
     let generated = complete(&mut *model, &prompt, &config, &engine, |token| printer.token(token))?;
     printer.end(&generated.tail)?;
 
@@ -63,6 +71,41 @@ pub fn run(common: &Common, args: &RunArgs) -> Result<(), CliError> {
         generated.seed, config.temperature, info.kv, info.device, info.isa, info.threads
     ));
     Ok(())
+}
+
+/// Describes a generation as a JSON object; what was not measured is null.
+fn report(
+    checkpoint: &Checkpoint,
+    model: &dyn Model,
+    prompt: usize,
+    config: &GenerationConfig,
+    generated: &Generated,
+) -> Result<serde_json::Value, CliError> {
+    let mut text = match &checkpoint.tokenizer {
+        Some(tokenizer) => Some(tokenizer.decode(&generated.tokens, true)?),
+        None => None,
+    };
+    if let Some(text) = &mut text {
+        text.push_str(&String::from_utf8_lossy(&generated.tail));
+    }
+    let info = model.backend();
+    Ok(json!({
+        "model": checkpoint.name,
+        "text": text,
+        "token_ids": generated.tokens,
+        "finish_reason": generated.finish.to_string(),
+        "prompt_tokens": prompt,
+        "seed": generated.seed,
+        "temperature": config.temperature,
+        "first_token_seconds": generated.first_token.map(|time| time.as_secs_f64()),
+        "decode_seconds": generated.decode.map(|time| time.as_secs_f64()),
+        "drafted": generated.drafted,
+        "accepted": generated.accepted,
+        "device": info.device,
+        "isa": info.isa,
+        "threads": info.threads,
+        "kv": info.kv,
+    }))
 }
 
 /// Reports the number of prompt and generated tokens, with speeds where they were measured.
@@ -143,20 +186,7 @@ fn prompt(args: &RunArgs, checkpoint: &Checkpoint) -> Result<Vec<u32>, CliError>
         let cure = "leave it out, or put it into the prompt";
         return Err(CliError::refused("the model has no chat template for it", "--system", cure));
     }
-    let text = match &args.prompt {
-        Some(text) => text.clone(),
-        None if io::stdin().is_terminal() => {
-            let cure = "give it after the model, or through a pipe";
-            return Err(CliError::usage("there is no prompt", "PROMPT", cure));
-        }
-        None => {
-            let mut text = stdin()?;
-            if text.ends_with('\n') {
-                text.truncate(text.trim_end_matches('\n').len().max(text.len() - 1));
-            }
-            text
-        }
-    };
+    let text = text(args)?;
     let ids = match template {
         Some(template) => {
             let system = args.system.as_ref().map(|text| Message::new("system", text));
@@ -169,6 +199,26 @@ fn prompt(args: &RunArgs, checkpoint: &Checkpoint) -> Result<Vec<u32>, CliError>
         return Err(CliError::usage("the prompt is empty", "PROMPT", "give at least one character"));
     }
     Ok(ids)
+}
+
+/// Returns the text of the prompt: the argument, a file without its last line end, or stdin likewise.
+fn text(args: &RunArgs) -> Result<String, CliError> {
+    let mut text = match (args.prompt.as_deref(), args.file.as_deref()) {
+        (Some(text), _) if text != "-" => return Ok(text.to_owned()),
+        (None, Some(file)) if file != Path::new("-") => {
+            let opened = File::open(file).map_err(CliError::file("read", file))?;
+            input_text::read(opened, file)?
+        }
+        (None, None) if io::stdin().is_terminal() => {
+            let cure = "give it after the model, with --file, or through a pipe";
+            return Err(CliError::usage("there is no prompt", "PROMPT", cure));
+        }
+        _ => stdin()?,
+    };
+    if text.ends_with('\n') {
+        text.pop();
+    }
+    Ok(text)
 }
 
 /// Writes tokens to stdout as they come, as text or, without a tokenizer, as ids.

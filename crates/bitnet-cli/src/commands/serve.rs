@@ -10,6 +10,12 @@ use std::{
 
 use bitnet_inference::{BatchSizing, EngineConfig};
 use bitnet_server::{App, ConnectionLimits, ServedModel, ServerConfig, Service};
+use tracing_subscriber::{
+    Layer,
+    filter::{LevelFilter, Targets},
+    layer::SubscriberExt,
+    util::SubscriberInitExt,
+};
 
 use crate::{
     args::{Common, ServeArgs},
@@ -44,7 +50,7 @@ pub fn run(common: &Common, args: &ServeArgs) -> Result<(), CliError> {
     };
     let listener = TcpListener::bind(address).map_err(cannot)?;
     let address = listener.local_addr().map_err(cannot)?;
-    log(args);
+    log(args)?;
 
     let config = ServerConfig {
         api_key: key,
@@ -143,11 +149,20 @@ pub fn start(
     Ok(service)
 }
 
-/// Logs requests to stderr.
-fn log(args: &ServeArgs) {
-    if args.log != "off" {
-        tracing_subscriber::fmt().with_writer(io::stderr).with_ansi(false).init();
+/// Logs requests to stderr; `RUST_LOG` selects levels and targets, like `warn` or `bitnet_server=debug`.
+fn log(args: &ServeArgs) -> Result<(), CliError> {
+    if args.log == "off" {
+        return Ok(());
     }
+    let targets = match std::env::var("RUST_LOG") {
+        Ok(text) => {
+            text.parse().map_err(|e| CliError::usage(e, "RUST_LOG", "give levels like info or a=debug"))?
+        }
+        Err(_) => Targets::new().with_default(LevelFilter::INFO),
+    };
+    let lines = tracing_subscriber::fmt::layer().with_writer(io::stderr).with_ansi(false);
+    tracing_subscriber::registry().with(lines.with_filter(targets)).init();
+    Ok(())
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@ use std::{fs, path::Path, time::Duration};
 
 use serde_json::{Value, json};
 
-use crate::bitnet::{Outcome, bitnet, command};
+use crate::bitnet::{Outcome, bitnet, bitnet_reading, command};
 
 /// A request that draws its tokens, so that a seed that does not come from its name would be noticed.
 fn line(name: &str, prompt: &[u32], max_tokens: usize) -> String {
@@ -259,4 +259,14 @@ fn a_full_disk_is_an_error_that_loses_nothing() {
     let told = batch(&input, &output, &[]);
     assert!(told.err.contains("by an earlier run"), "{}", told.err);
     assert_eq!(fs::read(&want).unwrap(), fs::read(&output).unwrap());
+}
+
+#[test]
+fn a_dash_is_stdin_or_stdout() {
+    let dir = tempfile::tempdir().unwrap();
+    let (input, output) = (dir.path().join("in.jsonl"), dir.path().join("out.jsonl"));
+    fs::write(&input, lines(5, 4)).unwrap();
+    batch(&input, &output, &[]).success();
+    let piped = bitnet_reading(&lines(5, 4), &["batch", "synthetic:tiny", "-", "-"]).success();
+    assert_eq!(piped, fs::read_to_string(&output).unwrap());
 }

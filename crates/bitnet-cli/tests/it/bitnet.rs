@@ -36,11 +36,12 @@ impl Outcome {
     }
 
     /// The one line of a run that failed with `code`: what, where and cure, with nothing on stdout. Notes about the
-    /// device and the memory of a loaded model may come before it.
+    /// device and the memory of a loaded model may come before it, and hints after it.
     pub fn failure(self, code: i32) -> String {
         assert_eq!(self.code, code, "{self:?}");
         assert_eq!(self.out, "", "{self:?}");
-        let about_loading = |line: &&str| line.starts_with(ON_CPU) || line.starts_with("memory: ");
+        let about_loading =
+            |line: &&str| [ON_CPU, "memory: ", "tip: "].iter().any(|start| line.starts_with(start));
         let told: Vec<&str> = self.err.lines().filter(|line| !about_loading(line)).collect();
         let [error] = told[..] else { panic!("{self:?}") };
         assert!(error.starts_with("error: ") && error.contains("): "), "{self:?}");
@@ -76,6 +77,9 @@ pub fn bitnet_reading<S: AsRef<str>>(input: &str, args: &[S]) -> Outcome {
 pub fn command<S: AsRef<str>>(args: &[S]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_bitnet"));
     command.args(args.iter().map(AsRef::as_ref)).env("BITNET_CACHE", env!("CARGO_TARGET_TMPDIR"));
+    for variable in ["BITNET_DEVICE", "BITNET_THREADS", "BITNET_MEMORY", "BITNET_MODEL"] {
+        command.env_remove(variable);
+    }
     command
 }
 

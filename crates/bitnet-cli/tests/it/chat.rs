@@ -35,3 +35,22 @@ fn a_model_without_a_tokenizer_cannot_talk() {
     let error = bitnet(&["chat", "synthetic:tiny"]).failure(1);
     assert!(error.contains("tokenizer"), "{error}");
 }
+
+#[test]
+fn a_turn_can_be_undone_and_old_turns_make_room_for_new_ones() {
+    let undone = bitnet_reading(
+        "Who goes there?\n/undo\nWho goes there?\n/undo\n/undo\n",
+        &[&["chat"][..], &ARGS].concat(),
+    );
+    assert!(undone.err.contains("0 messages are left"), "{}", undone.err);
+    assert!(undone.err.contains("there is no turn to remove"), "{}", undone.err);
+    assert!(undone.err.contains("tok/s, first after"), "{}", undone.err);
+    let out = undone.success();
+    let (first, second) = out.split_at(out.len() / 2);
+    assert_eq!(first, second, "the second answer knows nothing of the first");
+
+    let long = "speak to me of kings and crowns ".repeat(20);
+    let full = bitnet_reading(&format!("{long}\n{long}\n{long}\n{long}\n"), &[&["chat"][..], &ARGS].concat());
+    assert!(full.err.contains("turns were dropped to make room"), "{}", full.err);
+    assert!(!full.err.contains("error"), "{}", full.err);
+}

@@ -88,3 +88,40 @@ fn a_model_that_the_hub_does_not_have_is_told_in_one_line() {
     let error = bitnet(&["inspect", "org/other"], &gone).failure(1);
     assert!(error.contains("HF_HUB_OFFLINE is set"), "{error}");
 }
+
+#[test]
+fn models_are_pulled_listed_and_removed() {
+    let (home, endpoint) = (tempfile::tempdir().unwrap(), hub());
+    let variables = [("HF_ENDPOINT", endpoint.as_str()), ("HF_HOME", home.path().to_str().unwrap())];
+    let empty = bitnet(&["list"], &variables);
+    assert!(empty.err.contains("bitnet pull"), "{empty:?}");
+    assert_eq!(empty.success(), "");
+    let path = bitnet(&["pull", "org/tiny"], &variables).success();
+    assert!(std::path::Path::new(path.trim()).join("model.safetensors").is_file(), "{path}");
+    let listed = bitnet(&["list", "--json"], &variables).json();
+    assert_eq!(
+        (&listed[0]["model"], &listed[0]["revisions"]),
+        (&"org/tiny".into(), &serde_json::json!(["main"]))
+    );
+    let weights = std::fs::metadata(fixture("bitnet-packed/model.safetensors")).unwrap().len();
+    assert!(listed[0]["bytes"].as_u64().unwrap() > weights, "{listed}");
+    let lines = bitnet(&["list"], &variables).success();
+    assert!(lines.starts_with("org/tiny ") && lines.contains(" MB  main"), "{lines}");
+    assert!(bitnet(&["rm", "org/tiny"], &variables).err.contains("removed org/tiny"));
+    assert!(!home.path().join("hub/models--org--tiny").exists());
+    assert!(bitnet(&["rm", "org/tiny"], &variables).failure(1).contains("bitnet list"));
+    assert!(bitnet(&["pull", "./org"], &variables).failure(2).contains("org/name"));
+}
+
+#[test]
+fn a_model_that_is_being_fetched_is_not_removed() {
+    let home = tempfile::tempdir().unwrap();
+    let blobs = home.path().join("hub/models--org--tiny/blobs");
+    std::fs::create_dir_all(&blobs).unwrap();
+    let unfinished = std::fs::File::create(blobs.join("abc.incomplete")).unwrap();
+    unfinished.try_lock().unwrap();
+    let variables = [("HF_HOME", home.path().to_str().unwrap())];
+    assert!(bitnet(&["rm", "org/tiny"], &variables).failure(1).contains("another process"));
+    drop(unfinished);
+    bitnet(&["rm", "org/tiny"], &variables).success();
+}

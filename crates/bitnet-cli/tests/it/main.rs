@@ -15,4 +15,5 @@ mod memory;
 mod perplexity;
 mod run;
 mod serve;
+mod shell;
 mod tokens;

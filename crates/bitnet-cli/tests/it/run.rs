@@ -129,3 +129,54 @@ fn a_reader_that_goes_away_is_no_failure() {
     assert_eq!(output.status.code(), Some(0));
     assert_eq!(String::from_utf8(output.stderr).unwrap(), "");
 }
+
+#[test]
+fn a_prompt_comes_from_a_file_or_stdin_without_its_last_line_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("prompt");
+    std::fs::write(&file, "Who goes there?\n").unwrap();
+    let run = |input: &str, more: &[&str]| {
+        bitnet_reading(input, &[&["run", "demo", "-n", "6", "--seed", "1"][..], more].concat()).success()
+    };
+    let text = run("", &["Who goes there?"]);
+    assert_eq!(run("", &["-f", file.to_str().unwrap()]), text);
+    for more in [&[][..], &["-"], &["-f", "-"]] {
+        assert_eq!(run("Who goes there?\n", more), text, "{more:?}");
+    }
+    let error = bitnet(&["run", "demo", "-f", "nowhere.txt"]).failure(1);
+    assert!(error.contains("nowhere.txt"), "{error}");
+}
+
+#[test]
+fn a_json_object_has_the_text_and_what_made_it() {
+    let args = ["run", "demo", "Who goes there?", "-n", "6", "--seed", "1"];
+    let text = bitnet(&args).success();
+    let object = bitnet(&with(&args, &["--json", "--threads", "2"])).json();
+    assert_eq!(object["text"].as_str().unwrap().trim_end(), text.trim_end());
+    assert_eq!(object["token_ids"].as_array().unwrap().len(), 6);
+    assert_eq!((&object["finish_reason"], &object["seed"]), (&"length".into(), &1.into()));
+    assert_eq!((&object["threads"], &object["kv"]), (&2.into(), &"f32".into()));
+    assert!(object["decode_seconds"].as_f64().unwrap() > 0.0);
+    let ids = bitnet(&with(&TINY, &["--json"])).json();
+    assert!(ids["text"].is_null(), "{ids}");
+}
+
+#[test]
+fn quiet_leaves_results_and_errors() {
+    let loud = bitnet(&TINY);
+    let quiet = bitnet(&with(&TINY, &["--quiet"]));
+    assert_eq!(quiet.err, "");
+    assert_eq!(quiet.success(), loud.success());
+    assert!(bitnet(&["run", "nowhere.gguf", "x", "-q"]).failure(1).contains("nowhere.gguf"));
+}
+
+#[test]
+fn flags_can_be_set_by_variables_and_the_command_line_wins() {
+    let run = |more: &[&str]| {
+        let mut command = command(&with(&["run", "--ids", "1,2", "-n", "3"], more));
+        command.env("BITNET_MODEL", "synthetic:tiny").env("BITNET_THREADS", "2");
+        String::from_utf8(command.output().unwrap().stderr).unwrap()
+    };
+    assert!(run(&[]).contains("2 threads"), "{}", run(&[]));
+    assert!(run(&["--threads", "1"]).contains("1 threads"));
+}

@@ -170,6 +170,16 @@ fn a_server_is_measured_from_its_clients_side() {
     assert!(of("p50") <= of("p90") && of("p90") <= of("p99") && of("p99") <= of("max"), "{times}");
     assert_eq!(std::fs::read_to_string(&svg).unwrap().matches("<polyline").count(), 2);
 
+    // Without -p, prompts fit the server's context.
+    let short =
+        ["bench", "--url", &url, "--api-key", "k", "--clients", "1", "--requests", "1", "-n", "5", "--json"];
+    let report = bitnet(&short).json();
+    assert_eq!((&report["answered"], &report["prompt_tokens"]), (&1.into(), &256.into()));
+    for more in [["-d", "30"], ["-p", "8,16"]] {
+        bitnet(&[&short[..], &more].concat()).failure(2);
+    }
+    let long = bitnet(&[&short[..], &["-p", "600"]].concat()).failure(1);
+    assert!(long.contains("do not fit the server's 512"), "{long}");
     let refused = bitnet(&["bench", "--url", &url]).failure(1);
     assert!(refused.contains("401"), "{refused}");
 }

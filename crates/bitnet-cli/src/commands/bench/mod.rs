@@ -17,7 +17,7 @@ use report::{Decode, Gpu, Peaks, Prefill, Speed};
 use sequences::Sequences;
 
 use crate::{
-    args::{BenchArgs, Common, DEFAULT_DEPTH},
+    args::{BenchArgs, Common, DEFAULT_DEPTH, DEFAULT_PROMPT},
     error::CliError,
     load::{Loaded, Machine, Want, cpu},
     memory, model_arg, output,
@@ -50,7 +50,7 @@ pub fn run(common: &Common, args: &BenchArgs) -> Result<(), CliError> {
 pub fn measure<D: Driver + 'static>(machine: &Machine<'_, D>, args: &BenchArgs) -> Result<Report, CliError> {
     let common = machine.common;
     let checkpoint = model_arg::open(args.model.as_deref().unwrap_or_default())?;
-    let want = want(args, &checkpoint)?;
+    let (want, prefill) = (want(args, &checkpoint)?, prefill(args));
     let Loaded { mut model, weights, time, refused, .. } = machine.load(&checkpoint, want)?;
     let info = model.backend();
     let mut report = Report {
@@ -85,7 +85,7 @@ pub fn measure<D: Driver + 'static>(machine: &Machine<'_, D>, args: &BenchArgs) 
     sequences.compare(members, args.decode.min(COMPARED), &bar)?;
     drop(bar);
 
-    let bar = Progress::new("measuring", args.prefill.len() + args.depth.len() * args.batch.len());
+    let bar = Progress::new("measuring", prefill.len() + args.depth.len() * args.batch.len());
     for &depth in &args.depth {
         for &batch in &args.batch {
             let begun = sequences.begin(&(0..batch).collect::<Vec<_>>(), depth)?;
@@ -98,7 +98,7 @@ pub fn measure<D: Driver + 'static>(machine: &Machine<'_, D>, args: &BenchArgs) 
             bar.step();
         }
     }
-    for &tokens in &args.prefill {
+    for &tokens in prefill {
         let speed = Speed::of(tokens, repeated(args.runs.into(), || sequences.prefill(tokens))?);
         let first_token_ms = 1e3 * tokens as f64 / speed.tok_s;
         report.prefill.push(Prefill { tokens, speed, first_token_ms });
@@ -135,7 +135,7 @@ fn kernels<D: Driver + 'static>(
     report: &mut Report,
     save: &dyn Fn(&Report) -> Result<(), CliError>,
 ) -> Result<(), CliError> {
-    let longest = args.prefill.iter().copied().max().unwrap_or(1);
+    let longest = prefill(args).iter().copied().max().unwrap_or(1);
     let prompt = longest.min(report.step);
     let mut steps = args.batch.clone();
     steps.push(prompt);
@@ -181,14 +181,19 @@ fn record(report: &Report) {
     }
 }
 
+/// Returns the lengths of the prompts to measure.
+fn prefill(args: &BenchArgs) -> &[usize] {
+    args.prefill.as_deref().unwrap_or(&[DEFAULT_PROMPT])
+}
+
 /// Checks the requested numbers and returns what memory they need.
 fn want(args: &BenchArgs, checkpoint: &Checkpoint) -> Result<Want, CliError> {
     let context = checkpoint.spec.context;
-    let longest = args.prefill.iter().copied().max().unwrap_or(1);
+    let longest = prefill(args).iter().copied().max().unwrap_or(1);
     let deepest = args.depth.iter().copied().max().unwrap_or(0);
     let most_decode = context.saturating_sub(deepest + RAGGED);
     let numbers = [
-        ("-p", args.prefill.as_slice(), context),
+        ("-p", prefill(args), context),
         ("-d", &args.depth, context.saturating_sub(RAGGED + 1)),
         ("-n", &[args.decode][..], most_decode),
         ("-b", args.batch.as_slice(), MAX_BATCH),

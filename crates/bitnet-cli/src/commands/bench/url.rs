@@ -8,11 +8,19 @@ use std::{
     time::{Duration, Instant},
 };
 
+use bitnet::hub;
 use serde::Serialize;
 use serde_json::{Value, json};
 use ureq::{Agent, http::Response};
 
-use crate::{args::BenchArgs, error::CliError, output, output_file::OutputFile, progress::Progress, svg};
+use crate::{
+    args::{BenchArgs, DEFAULT_PROMPT},
+    error::CliError,
+    output,
+    output_file::OutputFile,
+    progress::Progress,
+    svg,
+};
 
 /// Ids that every vocabulary has and that are rarely control tokens.
 const IDS: std::ops::Range<usize> = 3..256;
@@ -66,18 +74,16 @@ pub fn run(url: &str, args: &BenchArgs) -> Result<(), CliError> {
     if args.rate.is_some_and(|rate| !(rate > 0.0 && rate <= 1e6)) {
         return Err(CliError::usage("the rate is not valid", "--rate", "give requests per second above 0"));
     }
-    let server = Server {
-        base: base.into(),
-        key: args.api_key.clone().or_else(|| std::env::var("BITNET_API_KEY").ok()),
-        prompt: args.prefill[0],
-        tokens: args.decode,
-    };
-    let model = server.model()?;
+    let key = args.api_key.clone().or_else(|| std::env::var("BITNET_API_KEY").ok());
+    let agent = hub::agent(base).map_err(bitnet::Error::from)?;
+    let mut server = Server { agent, base: base.into(), key, prompt: 0, tokens: args.decode };
+    let (model, context) = server.model()?;
+    server.prompt = prompt(args, context)?;
     let svg = args.svg.as_deref().map(OutputFile::create).transpose()?;
     let bar = Progress::new("asking", args.requests);
     let (next, start) = (AtomicUsize::new(0), Instant::now());
     let client = || {
-        let (mut seen, agent) = (Seen::default(), agent());
+        let mut seen = Seen::default();
         loop {
             let i = next.fetch_add(1, Relaxed);
             if i >= args.requests {
@@ -87,7 +93,7 @@ pub fn run(url: &str, args: &BenchArgs) -> Result<(), CliError> {
                 let due = start + Duration::from_secs_f64(i as f64 / rate);
                 thread::sleep(due.saturating_duration_since(Instant::now()));
             }
-            server.ask(&agent, i, &mut seen);
+            server.ask(i, &mut seen);
             bar.step();
         }
     };
@@ -129,12 +135,28 @@ pub fn run(url: &str, args: &BenchArgs) -> Result<(), CliError> {
     if args.json { output::json(&report) } else { print(&report) }
 }
 
-fn agent() -> Agent {
-    Agent::new_with_config(Agent::config_builder().http_status_as_error(false).build())
+/// Returns the length of the prompts: as requested, or what leaves room in the server's context.
+fn prompt(args: &BenchArgs, context: Option<usize>) -> Result<usize, CliError> {
+    let prompt = match args.prefill.as_deref() {
+        None => DEFAULT_PROMPT.min(context.map_or(DEFAULT_PROMPT, |context| context / 2)),
+        Some(&[prompt]) => prompt,
+        Some(_) => {
+            return Err(CliError::usage("a server is measured with one length of prompt", "-p", "give one"));
+        }
+    };
+    match context {
+        Some(context) if prompt + args.decode > context => {
+            let what =
+                format!("{prompt} prompt tokens and {} more do not fit the server's {context}", args.decode);
+            Err(CliError::refused(what, "--url", "lower -p or -n"))
+        }
+        _ => Ok(prompt),
+    }
 }
 
 /// The server, and the requests to send.
 struct Server {
+    agent: Agent,
     base: String,
     key: Option<String>,
     prompt: usize,
@@ -146,21 +168,23 @@ impl Server {
         self.key.as_ref().map(|key| format!("Bearer {key}")).unwrap_or_default()
     }
 
-    /// Returns the name of the model, or an error if no server serves one.
-    fn model(&self) -> Result<String, CliError> {
+    /// Returns the name of the model and, if the server reports it, its context; an error if no server serves one.
+    fn model(&self) -> Result<(String, Option<usize>), CliError> {
         let fail = |problem: String| {
             CliError::refused(problem, format!("{}/v1/models", self.base), "start one with `bitnet serve`")
         };
-        let get = agent().get(format!("{}/v1/models", self.base)).header("authorization", self.key());
+        let get = self.agent.get(format!("{}/v1/models", self.base)).header("authorization", self.key());
         let mut reply = get.call().map_err(|e| fail(e.to_string()))?;
         let text = reply.body_mut().read_to_string().map_err(|e| fail(e.to_string()))?;
         let value: Value = serde_json::from_str(&text).unwrap_or_default();
-        let name = value["data"][0]["id"].as_str().map(str::to_owned);
-        name.ok_or_else(|| fail(format!("no model is served ({})", reply.status())))
+        let model = &value["data"][0];
+        let name = model["id"].as_str().map(str::to_owned);
+        let name = name.ok_or_else(|| fail(format!("no model is served ({})", reply.status())))?;
+        Ok((name, model["max_model_len"].as_u64().map(|context| context as usize)))
     }
 
     /// Sends one request and notes a failure.
-    fn ask(&self, agent: &Agent, i: usize, seen: &mut Seen) {
+    fn ask(&self, i: usize, seen: &mut Seen) {
         let ids: Vec<usize> =
             (0..self.prompt).map(|p| IDS.start + (p * 7 + i * 2_654_435_761) % IDS.len()).collect();
         let body = json!({
@@ -168,7 +192,8 @@ impl Server {
             "return_token_ids": true,
         });
         let start = Instant::now();
-        let sent = agent
+        let sent = self
+            .agent
             .post(format!("{}/v1/completions", self.base))
             .header("authorization", self.key())
             .header("content-type", "application/json")
