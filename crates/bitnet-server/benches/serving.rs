@@ -1,7 +1,7 @@
 //! What HTTP costs, and what clients see when there are too many of them.
 //!
-//! Prints one JSON object: each row has what was measured, in which unit, and the goal. `cargo xtask bench` runs it.
-//! Clients, server and engine share the machine; throughputs are compared in turns within one process.
+//! Prints one JSON object, whose rows have what was measured, its value, unit and goal. `cargo xtask bench` runs it.
+//! Clients, server and engine share the machine; throughputs are measured in turns within one process.
 
 #![allow(clippy::print_stdout, reason = "a benchmark reports")]
 
@@ -65,7 +65,7 @@ fn body(i: usize) -> Value {
     json!({"prompt": prompt(i), "max_tokens": NEW, "ignore_eos": true, "temperature": 0, "stream": true})
 }
 
-/// Seconds that clients take, each asking one request after the other.
+/// Returns the seconds that all clients take, each sending one request after the other.
 fn seconds(ask: impl Fn(usize) + Sync) -> f64 {
     let begun = Instant::now();
     thread::scope(|scope| {
@@ -77,7 +77,7 @@ fn seconds(ask: impl Fn(usize) + Sync) -> f64 {
     begun.elapsed().as_secs_f64()
 }
 
-/// Streams of 8 clients over HTTP, as a part of what the same engine gives 8 threads of its own process.
+/// Compares the throughput of 8 clients that stream over HTTP with that of 8 threads that use an engine directly.
 fn throughput() -> Value {
     let engine = Engine::start_boxed(model(), EngineConfig::default()).unwrap();
     let server = server(EngineConfig::default(), ServerConfig::default());
@@ -93,13 +93,13 @@ fn throughput() -> Value {
     row("throughput of 8 streams over HTTP, of that in process", ratios[ROUNDS / 2], "ratio", ">= 0.9")
 }
 
-/// What came of one request that was asked at its time. Times in seconds.
+/// The outcome of one request; times in seconds.
 enum Outcome {
     Answered { first: f64 },
     Refused { after: f64 },
 }
 
-/// Four times as many requests as can be answered, at even times.
+/// Sends four times as many requests as can be answered, at regular intervals.
 fn overload() -> Vec<Value> {
     const GOAL: Duration = Duration::from_millis(1500);
     const BATCH: usize = 8;
@@ -108,8 +108,8 @@ fn overload() -> Vec<Value> {
         EngineConfig { max_batch_size: BATCH, sizing: BatchSizing::Fixed(BATCH), ..EngineConfig::default() };
     let config = ServerConfig { ttft_goal: Some(GOAL), ..ServerConfig::default() };
     let server = server(engine, config);
-    // The peak: as many at once as there are places, and a few more, so that the queue is never empty; in the
-    // background, so that none is refused for a goal.
+    // The peak: a few more requests at a time than there are places, so that the queue is never empty. Their priority
+    // is `batch`, to which the goal does not apply, so none is refused.
     let peak = {
         let (next, begun, requests) = (AtomicUsize::new(0), Instant::now(), 6 * BATCH);
         thread::scope(|scope| {
@@ -144,7 +144,7 @@ fn overload() -> Vec<Value> {
             .collect();
         asked.into_iter().map(|a| a.join().unwrap()).collect()
     });
-    // While all are offered, without the beginning, when there is nobody to wait for.
+    // Only answers while requests are being sent, without the beginning, when nothing waits yet.
     let window = begun + Duration::from_secs(3)..begun + Duration::from_secs_f64(SECONDS);
     let answered =
         |(at, o): &&(Instant, Outcome)| window.contains(at) && matches!(o, Outcome::Answered { .. });
@@ -174,7 +174,7 @@ fn rank(sorted: &[f64], part: f64) -> f64 {
     sorted[((sorted.len() as f64 * part).ceil() as usize).clamp(1, sorted.len()) - 1]
 }
 
-/// One request; anything but 200 and 429 is a fault.
+/// Sends one request and panics unless the status is 200 or 429.
 fn ask(server: &Server, i: usize) -> Outcome {
     let (begun, mut client) = (Instant::now(), server.connect());
     let headers = [("content-type", "application/json")];

@@ -1,16 +1,16 @@
-//! What decides a token beside the request.
+//! Identifies a server by everything besides the request that decides a token.
 
 use std::fmt;
 
 use sha2::{Digest, Sha256};
 
-/// Maximum bytes of a part as it is told; a longer one is told as its hash.
+/// Maximum length of a part in bytes; a longer one is replaced by its hash.
 const MAX_PART: usize = 64;
 
-/// Version, model, type of cached keys and values, and device: another of any may continue a text differently, so a
-/// stream and a file of answers continue only where all are the same.
+/// Version, model, type of cached keys and values, and device. A server that differs in any of them may continue a text
+/// differently, so a stream or a file of answers is only continued where all four are the same.
 ///
-/// It reads `bitnet-VERSION;MODEL;KV;DEVICE`, in characters that a header may hold.
+/// Displayed as `bitnet-VERSION;MODEL;KV;DEVICE`, in characters that a header may contain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Identity {
     parts: [String; 4],
@@ -22,7 +22,7 @@ impl Identity {
         Identity { parts: [version, plain(model), plain(kv), plain(device)] }
     }
 
-    /// Reads what one is displayed as.
+    /// Parses the displayed form.
     pub fn parse(text: &str) -> Option<Identity> {
         let parts: Vec<String> = text.split(';').map(str::to_owned).collect();
         let parts: [String; 4] = parts.try_into().ok()?;
@@ -30,7 +30,7 @@ impl Identity {
         parts.iter().all(sound).then_some(Identity { parts })
     }
 
-    /// What `other` has that this does not, as `kv i8 instead of f32`; nothing if they are the same.
+    /// How `other` differs, such as `kv i8 instead of f32`; `None` if they are equal.
     pub fn difference(&self, other: &Identity) -> Option<String> {
         let names = ["version", "model", "kv", "device"];
         let each = names.iter().zip(self.parts.iter().zip(&other.parts));
@@ -48,7 +48,7 @@ impl fmt::Display for Identity {
     }
 }
 
-/// A text in characters that stand for themselves in headers and in this format.
+/// Escapes a text for headers and for this format; replaces an empty or long text by its hash.
 fn plain(text: &str) -> String {
     let itself = |byte: u8| byte.is_ascii_alphanumeric() || b"._/+-@:".contains(&byte);
     if text.is_empty() || text.len() > MAX_PART {

@@ -1,7 +1,8 @@
-//! An HTTP server for OpenAI clients over one [`Engine`](bitnet_inference::Engine); the only crate that knows async.
+//! An HTTP server for OpenAI clients over one [`Engine`](bitnet_inference::Engine).
 //!
-//! [`Service::start`] puts a model behind it, [`App`] is what the paths share, [`router`] makes them part of any axum
-//! app, and [`run`] is a whole server with signals and drain. [`run_batch`] answers a file of requests instead.
+//! [`Service::start`] starts the engine with a model. [`App`] is the state that all routes share, and [`router`] makes
+//! these routes part of any axum app. [`run`] is a complete server, which drains when a signal ends it. [`run_batch`]
+//! answers a file of requests instead of HTTP.
 //!
 //! ```
 //! use bitnet_inference::EngineConfig;

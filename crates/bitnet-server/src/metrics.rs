@@ -1,4 +1,4 @@
-//! What is counted and measured, for Prometheus. Histograms have vLLM's edges, so that its dashboards fit.
+//! Counters and measurements for Prometheus. Histograms have vLLM's bucket edges, so that its dashboards work.
 
 use std::{sync::Arc, time::Duration};
 
@@ -33,7 +33,7 @@ const ROWS: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 24.0, 32.0, 48.0, 64.0, 96.0, 1
 
 const RATIO: &[f64] = &[0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0];
 
-/// What an engine says when it is asked.
+/// Reads a number from an engine.
 type Ask = fn(&Engine) -> u64;
 
 /// The metrics of one served model.
@@ -57,7 +57,7 @@ pub(crate) struct Metrics {
     step_tokens: Histogram,
     padding: Histogram,
     model_error: Histogram,
-    /// What the engine keeps itself, copied when somebody asks; one at a time.
+    /// Metrics whose numbers the engine keeps, copied when they are requested; the lock makes requests take turns.
     kept: Mutex<Kept>,
 }
 
@@ -69,7 +69,7 @@ struct Kept {
 }
 
 impl Metrics {
-    /// The metrics of a model under the name that clients call it.
+    /// Makes the metrics, with the label `model` for the name that clients use.
     pub fn new(model: &str, weights: &dyn Model, overload: Arc<Overload>) -> Self {
         let labels = [("model".to_owned(), model.to_owned())].into();
         let registry = Registry::new_custom(None, Some(labels)).expect("one label");
@@ -77,40 +77,42 @@ impl Metrics {
         let build = gauge(r, "bitnet_build_info", &format!("Version {}.", env!("CARGO_PKG_VERSION")));
         build.set(1);
         let (backend, device) = (weights.backend(), weights.device().is_some());
-        let computes = Opts::new("bitnet_backend_info", "What computes.");
+        let computes = Opts::new("bitnet_backend_info", "What the model runs on.");
         let computes = computes.const_label("device", backend.device).const_label("isa", backend.isa);
         let computes = computes.const_label("kv", backend.kv);
         registered(r, IntGauge::with_opts(computes).expect("valid labels")).set(1);
-        let usage = prometheus::Gauge::new("vllm:kv_cache_usage_perc", "Part of the cache in use, 0 to 1.");
+        let usage =
+            prometheus::Gauge::new("vllm:kv_cache_usage_perc", "Fraction of the cache in use, 0 to 1.");
         let usage = registered(r, usage.expect("a valid name"));
         let step_age = prometheus::Gauge::new(
             "bitnet_step_age_seconds",
-            "How long the step that runs now has been running; 0 between steps.",
+            "How long the current step has been running; 0 between steps.",
         );
         let step_age = registered(r, step_age.expect("a valid name"));
         let opts = |name, help| Opts::new(name, help);
-        let requests = opts("bitnet_requests_total", "Requests that have ended, by class and by how.");
-        let rejected = opts("bitnet_requests_rejected_total", "Requests that were not taken, by why.");
+        let requests = opts("bitnet_requests_total", "Requests that have ended, by class and reason.");
+        let rejected = opts("bitnet_requests_rejected_total", "Requests that were refused, by reason.");
         Metrics {
             requests: registered(r, IntCounterVec::new(requests, &["class", "reason"]).expect("valid")),
             rejected: registered(r, IntCounterVec::new(rejected, &["reason"]).expect("valid")),
             tokens: [
-                counter(r, "bitnet_prompt_tokens_total", "Tokens of the prompts taken."),
+                counter(r, "bitnet_prompt_tokens_total", "Prompt tokens of accepted requests."),
                 counter(r, "bitnet_generation_tokens_total", "Tokens generated."),
             ],
             steps: counter(r, "bitnet_steps_total", "Forward passes."),
-            pauses: counter(r, "bitnet_slow_reader_pauses_total", "Times a request paused for its reader."),
-            restarts: counter(
-                r,
-                "bitnet_engine_restarts_total",
-                "Times the engine began anew after a fault.",
-            ),
+            pauses: counter(r, "bitnet_slow_reader_pauses_total", "Requests paused for a slow reader."),
+            restarts: counter(r, "bitnet_engine_restarts_total", "Times the engine restarted after a fault."),
             broken_rules: counter(
                 r,
                 "bitnet_invariant_violations_total",
-                "Times the scheduler broke a rule of its own; stays 0.",
+                "Times the scheduler broke one of its own rules; should stay 0.",
             ),
-            queue_time: histogram(r, "bitnet_queue_time_seconds", "Waiting for a place in a batch.", QUEUE),
+            queue_time: histogram(
+                r,
+                "bitnet_queue_time_seconds",
+                "From submission to a place in a batch.",
+                QUEUE,
+            ),
             first_token: histogram(
                 r,
                 "bitnet_time_to_first_token_seconds",
@@ -127,12 +129,12 @@ impl Metrics {
             cancel: histogram(
                 r,
                 "bitnet_cancel_to_free_seconds",
-                "From the wish to cancel a request until its memory is free.",
+                "From the cancellation of a request until its memory is free.",
                 STEP,
             ),
             step: {
-                let what = "Parts of a step: plan, pack, forward, sample, commit, distribute; of forward, on a GPU: \
-                            launch (the host's time to hand kernels over), transfer and device (by the GPU's clock).";
+                let what = "Phases of a step: plan, pack, forward, sample, commit, distribute; on a GPU, also parts of \
+                            forward: launch (host time to launch kernels), transfer and device (both in GPU time).";
                 let opts = HistogramOpts::new("bitnet_step_seconds", what).buckets(STEP.to_vec());
                 registered(r, HistogramVec::new(opts, &["phase"]).expect("valid"))
             },
@@ -141,13 +143,13 @@ impl Metrics {
             padding: histogram(
                 r,
                 "bitnet_step_padding_ratio",
-                "Part of a step's positions that hold no token.",
+                "Fraction of a step's positions that hold no token.",
                 RATIO,
             ),
             model_error: histogram(
                 r,
                 "bitnet_step_model_error_ratio",
-                "How far a step's time was from the prediction, as a part of that time.",
+                "Error of a step's predicted time, as a fraction of its measured time.",
                 RATIO,
             ),
             kept: Mutex::new(Kept {
@@ -161,7 +163,7 @@ impl Metrics {
         }
     }
 
-    /// A request has ended.
+    /// Counts a request that has ended.
     pub fn ended(&self, priority: Priority, reason: &str) {
         let class = match priority {
             Priority::Interactive => "interactive",
@@ -171,12 +173,12 @@ impl Metrics {
         self.requests.with_label_values(&[class, reason]).inc();
     }
 
-    /// A request was not taken.
+    /// Counts a request that was refused.
     pub fn rejected(&self, reason: &str) {
         self.rejected.with_label_values(&[reason]).inc();
     }
 
-    /// Everything, in Prometheus' text format.
+    /// All metrics, in the text format of Prometheus.
     pub fn text(&self, engine: &Engine) -> String {
         let mut text = Vec::new();
         let written = TextEncoder::new().encode(&self.gather(engine), &mut text);
@@ -184,7 +186,7 @@ impl Metrics {
         String::from_utf8_lossy(&text).into_owned()
     }
 
-    /// Everything, as JSON: each name has a list of labels with their value, or with count and sum.
+    /// All metrics, as JSON: under each name a list of objects, each with its labels, and a value or a count and a sum.
     pub fn json(&self, engine: &Engine) -> Value {
         let families = self.gather(engine);
         let rows = |f: &MetricFamily| f.get_metric().iter().map(|m| row(f.get_field_type(), m)).collect();
@@ -220,10 +222,10 @@ fn row(kind: MetricType, metric: &Metric) -> Value {
     labels.chain(numbers).collect::<Map<_, _>>().into()
 }
 
-/// Where the engine reports to, on its own thread.
+/// Receives reports on the engine's own threads.
 impl Recorder for Metrics {
     fn stalled(&self, age: Duration, plans: &str) {
-        tracing::error!(target: "bitnet::server", ?age, plans, "a step does not end: /live fails until it does");
+        tracing::error!(target: "bitnet::server", ?age, plans, "a step takes too long: /live fails until it ends");
     }
 
     fn add(&self, counter: Counter, by: u64) {
@@ -274,19 +276,19 @@ fn gauges(r: &Registry, device: bool) -> Vec<(IntGauge, Ask)> {
     let waiting: Ask = |e| e.queue().sequences as u64;
     let mut all: Vec<(IntGauge, Ask)> = vec![
         (gauge(r, "bitnet_requests_running", "Sequences in the batch."), running),
-        (gauge(r, "bitnet_requests_waiting", "Requests without a place in a batch yet."), waiting),
-        (gauge(r, "bitnet_requests_paused", "Sequences that nobody reads."), |e| e.status().paused as u64),
-        (gauge(r, "vllm:num_requests_running", "As bitnet_requests_running."), running),
-        (gauge(r, "vllm:num_requests_waiting", "As bitnet_requests_waiting."), waiting),
+        (gauge(r, "bitnet_requests_waiting", "Sequences without a place in a batch yet."), waiting),
+        (gauge(r, "bitnet_requests_paused", "Sequences of slow readers."), |e| e.status().paused as u64),
+        (gauge(r, "vllm:num_requests_running", "Same as bitnet_requests_running."), running),
+        (gauge(r, "vllm:num_requests_waiting", "Same as bitnet_requests_waiting."), waiting),
         (gauge(r, "bitnet_queue_tokens", "Prompt tokens of waiting requests."), |e| e.queue().tokens as u64),
-        (gauge(r, "bitnet_batch_target", "Sequences that the batch would hold now."), |e| {
+        (gauge(r, "bitnet_batch_target", "Current limit on running sequences."), |e| {
             e.status().batch_size as u64
         }),
         (gauge(r, "bitnet_kv_blocks_total", "Blocks of the key-value cache."), |e| {
             e.status().kv_blocks as u64
         }),
         (gauge(r, "bitnet_kv_blocks_used", "Blocks in use."), |e| e.status().kv_used as u64),
-        (gauge(r, "bitnet_kv_blocks_cached", "Free blocks that still hold a beginning."), |e| {
+        (gauge(r, "bitnet_kv_blocks_cached", "Free blocks in the prefix cache."), |e| {
             e.status().kv_cached as u64
         }),
     ];
@@ -299,7 +301,7 @@ fn gauges(r: &Registry, device: bool) -> Vec<(IntGauge, Ask)> {
             e.status().device.map_or(0, |d| d.memory_total)
         }));
         all.push((
-            gauge(r, "bitnet_gpu_lost", "1 when the GPU has failed, and nothing is computed any more."),
+            gauge(r, "bitnet_gpu_lost", "1 if the GPU has failed; nothing is computed any more."),
             |e| u64::from(e.lost().is_some()),
         ));
     }
@@ -307,26 +309,24 @@ fn gauges(r: &Registry, device: bool) -> Vec<(IntGauge, Ask)> {
 }
 
 fn counters(r: &Registry, device: bool) -> Vec<(IntCounter, Ask)> {
-    let faults = Opts::new("bitnet_row_faults_total", "Sequences that failed alone, by what failed.");
+    let faults = Opts::new("bitnet_row_faults_total", "Sequences that failed alone, by cause.");
     let faults = registered(r, IntCounterVec::new(faults, &["kind"]).expect("valid"));
     let fault = |kind| faults.with_label_values(&[kind]);
     let mut all: Vec<(IntCounter, Ask)> = vec![
-        (counter(r, "bitnet_preemptions_total", "Sequences that had to give their blocks back."), |e| {
+        (counter(r, "bitnet_preemptions_total", "Times a sequence had to give its blocks back."), |e| {
             e.status().scheduler.preemptions
         }),
-        (counter(r, "bitnet_recomputed_tokens_total", "Tokens computed again after that."), |e| {
+        (counter(r, "bitnet_recomputed_tokens_total", "Tokens computed again after preemptions."), |e| {
             e.status().scheduler.recomputed_tokens
         }),
-        (counter(r, "bitnet_prefix_cache_queries_tokens_total", "Tokens looked for in the cache."), |e| {
+        (counter(r, "bitnet_prefix_cache_queries_tokens_total", "Tokens looked up in the cache."), |e| {
             e.status().scheduler.prefix_tokens
         }),
-        (counter(r, "bitnet_prefix_cache_hits_tokens_total", "Tokens found there."), |e| {
+        (counter(r, "bitnet_prefix_cache_hits_tokens_total", "Tokens found in the cache."), |e| {
             e.status().scheduler.prefix_hits
         }),
-        (counter(r, "bitnet_spec_drafted_tokens_total", "Tokens drafted ahead."), |e| {
-            e.status().scheduler.drafted
-        }),
-        (counter(r, "bitnet_spec_accepted_tokens_total", "Drafted tokens that were right."), |e| {
+        (counter(r, "bitnet_spec_drafted_tokens_total", "Tokens drafted."), |e| e.status().scheduler.drafted),
+        (counter(r, "bitnet_spec_accepted_tokens_total", "Drafted tokens that were accepted."), |e| {
             e.status().scheduler.accepted
         }),
         (fault("forward"), |e| e.status().faults.forward),
@@ -345,10 +345,10 @@ fn counters(r: &Registry, device: bool) -> Vec<(IntCounter, Ask)> {
         all.push((counter(r, "bitnet_gpu_draws_total", "Tokens drawn on the GPU."), |e| {
             e.status().draws.device
         }));
-        all.push((counter(r, "bitnet_gpu_launches_total", "Kernels run."), |e| {
+        all.push((counter(r, "bitnet_gpu_launches_total", "Kernels launched."), |e| {
             e.status().device.map_or(0, |d| d.counts.launches)
         }));
-        all.push((counter(r, "bitnet_gpu_replays_total", "Steps run as one recorded piece of work."), |e| {
+        all.push((counter(r, "bitnet_gpu_replays_total", "Recordings of launches replayed."), |e| {
             e.status().device.map_or(0, |d| d.counts.replays)
         }));
     }

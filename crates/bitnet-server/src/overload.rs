@@ -42,7 +42,7 @@ struct Pace {
     gap: Mean,
 }
 
-/// A mean that forgets: by number, and with time.
+/// A mean in which values count less the more new values there are, and the older they are.
 #[derive(Debug, Default, Clone, Copy)]
 struct Mean {
     weight: f64,
@@ -71,13 +71,13 @@ impl Spread {
     }
 }
 
-/// What a new value leaves of the weight of older ones: about ten count.
+/// Factor by which each new value reduces the weight of the older ones, so that about ten count.
 const KEEP: f64 = 0.9;
-/// Seconds in which values lose two thirds of their weight, at least; long gaps are remembered for ten of them.
+/// Minimum time in seconds in which values lose two thirds of their weight. It is ten times the mean if that is longer.
 const MEMORY: f64 = 5.0;
-/// The same while nobody waits.
+/// Time in seconds in which values lose two thirds of their weight while no request waits.
 const QUIET_MEMORY: f64 = 1.0;
-/// Weight below which a mean says nothing.
+/// Weight below which a mean is no evidence.
 const EVIDENCE: f64 = 0.5;
 
 impl Mean {
@@ -153,8 +153,8 @@ impl State {
         }
     }
 
-    /// How long a new request would wait, and how long it may take when the prediction is off; `None` if it is let
-    /// through whatever happened before.
+    /// Predicts how many seconds a new request would wait, and adds a margin for errors of the prediction; `None` if
+    /// there is no evidence or no request before it.
     fn judge(&self, now: Instant, priority: Priority) -> Option<(f64, Duration)> {
         let ahead: usize = self.waiting[..=priority as usize].iter().sum();
         let expected = self.predict(now, priority, ahead).filter(|_| ahead > 0)?;
@@ -177,8 +177,8 @@ impl Overload {
         self.state.lock().first.add(Instant::now(), seconds);
     }
 
-    /// Refuses a request that would probably come too late, for the server's goal or for its own deadline. Gives the
-    /// seconds that it is expected to wait, if it has to.
+    /// Refuses a request whose first token would probably come too late for the server's goal or for the request's own
+    /// deadline. Returns the predicted wait in seconds, or `None` if there is none.
     pub fn check(
         &self,
         engine: &Engine,
@@ -192,7 +192,7 @@ impl Overload {
         let Some((expected, wait)) = self.state.lock().judge(Instant::now(), priority) else {
             return Ok(None);
         };
-        // What runs in the background has no goal to miss.
+        // The goal does not apply to requests in the background.
         let goal = self.goal.filter(|_| priority != Priority::Background);
         for (limit, code, what) in
             [(deadline, "deadline", "the deadline of the request"), (goal, "overloaded", "the server's goal")]
@@ -205,7 +205,7 @@ impl Overload {
         Ok(Some(expected))
     }
 
-    /// Puts the time until everything that waits now has left the queue into a refusal.
+    /// Raises the retry time of a refusal to the predicted time until the current queue has been served.
     pub fn honest(&self, engine: &Engine, mut error: ApiError) -> ApiError {
         let waiting = engine.queue().sequences;
         let wait = self.state.lock().predict(Instant::now(), Priority::Background, waiting);
@@ -270,11 +270,12 @@ mod tests {
             self.start + Duration::from_millis(self.now)
         }
 
-        /// Requests that come at once and get their first tokens one after the other; how many are refused.
+        /// Sends `count` requests at once, which get their first tokens one after the other; returns the number of
+        /// refusals.
         fn round(&mut self, count: usize, places: usize, each: u64, priority: Priority, goal: u64) -> usize {
             let mut taken = 0;
             for i in 0..count {
-                // As long as places are free nobody is asked.
+                // While places are free, no request is judged.
                 let judged = if i < places { None } else { self.state.judge(self.at(), priority) };
                 if judged.is_none_or(|(_, wait)| wait <= Duration::from_millis(goal)) {
                     self.state.enter(self.at(), priority);
@@ -296,7 +297,7 @@ mod tests {
     fn short_requests_after_a_burst_of_long_work_are_not_refused() {
         for priority in [Priority::Background, Priority::Normal] {
             let mut replay = Replay::new();
-            // A hundred seconds of work of which each piece takes one, and the last ones go on for a while.
+            // A hundred requests that take a second each; the last ones run for a while longer.
             assert_eq!(replay.round(100, 8, 1000, priority, u64::MAX), 0);
             replay.now += 8000;
             for round in 0..5 {
@@ -335,7 +336,7 @@ mod tests {
         replay.state.enter(replay.at(), Priority::Normal);
         let (expected, _) = replay.state.judge(replay.at(), Priority::Normal).unwrap();
         assert!((110.0..=130.0).contains(&expected), "{expected}");
-        // Who is more urgent does not wait for it.
+        // A more urgent request does not wait for it.
         assert_eq!(replay.state.judge(replay.at(), Priority::Interactive), None);
     }
 

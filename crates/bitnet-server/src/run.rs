@@ -1,4 +1,4 @@
-//! A server on a thread that is not async: what the binary calls.
+//! Runs the server on a blocking thread, for the binary.
 
 use std::{io, net::TcpListener, sync::Arc, time::Duration};
 
@@ -11,7 +11,7 @@ use bitnet_inference::DrainReport;
 /// Serves until SIGTERM or SIGINT, then drains; a second signal ends the process at once, with exit code 1.
 ///
 /// # Errors
-/// If the system gives no runtime or no signals.
+/// If the async runtime or the signal handlers cannot be set up, or the listener cannot be used.
 pub fn run(
     listener: TcpListener,
     app: Arc<App>,
@@ -28,7 +28,7 @@ pub fn run(
         let mut signals = Signals::new()?;
         let end = async move {
             signals.next().await;
-            tracing::info!(target: "bitnet::server", "finishing requests; a second signal ends at once");
+            tracing::info!(target: "bitnet::server", "finishing requests; a second signal ends the process at once");
             tokio::spawn(async move {
                 signals.next().await;
                 std::process::exit(1);
@@ -36,12 +36,12 @@ pub fn run(
         };
         serve(listener, app, limits, drain, end).await
     });
-    // What still runs has had its time; waiting for it here would be without end.
+    // Whatever still runs has used up its time. Waiting for it here could take forever.
     runtime.shutdown_background();
     report
 }
 
-/// What tells a server to end: SIGTERM and SIGINT, or Ctrl-C where there are no such.
+/// The signals that end a server: SIGTERM and SIGINT, or Ctrl-C on systems without them.
 struct Signals {
     #[cfg(unix)]
     kinds: [tokio::signal::unix::Signal; 2],
@@ -67,7 +67,7 @@ impl Signals {
 
     #[cfg(not(unix))]
     async fn next(&mut self) {
-        // Without a handler the system ends the process by itself.
+        // Without a handler, Ctrl-C ends the process by itself.
         if tokio::signal::ctrl_c().await.is_err() {
             std::future::pending::<()>().await;
         }

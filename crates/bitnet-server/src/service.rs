@@ -19,21 +19,21 @@ use crate::{
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct ServedModel {
-    /// What clients call it.
+    /// The name that clients use.
     pub name: String,
-    /// When it was made, in seconds since 1970: the time of its files. Streams tell it as the time of their text,
-    /// which is a function of the model and the request and of no other time.
+    /// When the model was made, in seconds since 1970: the time of its files. Streams and batch answers carry this time
+    /// instead of the current one, so that the same request always gives the same bytes.
     pub created: u64,
-    /// Text to ids and back; without one, prompts are token ids.
+    /// Converts text to ids and back; without one, prompts must be token ids.
     pub tokenizer: Option<Tokenizer>,
-    /// How conversations are written.
+    /// The chat template, if the model has one.
     pub chat: Option<ChatTemplate>,
-    /// What the model asks for when a client says nothing, and the tokens that end a text.
+    /// The model's settings for fields that a client does not send, and the tokens that end a text.
     pub defaults: GenerationDefaults,
 }
 
 impl ServedModel {
-    /// A model of token ids only.
+    /// A model without a tokenizer or a chat template, which serves token ids only.
     pub fn new(name: impl Into<String>) -> Self {
         ServedModel {
             name: name.into(),
@@ -44,7 +44,7 @@ impl ServedModel {
         }
     }
 
-    /// What a checkpoint says about itself.
+    /// The name, tokenizer, chat template and defaults of a checkpoint.
     pub fn of(checkpoint: &Checkpoint) -> Self {
         ServedModel {
             tokenizer: checkpoint.tokenizer.clone(),
@@ -54,7 +54,7 @@ impl ServedModel {
         }
     }
 
-    /// With the time of a file or folder, if there is one.
+    /// Sets `created` to the modification time of a file or folder, if it has one.
     pub fn dated(mut self, path: &Path) -> Self {
         let modified = path.metadata().and_then(|about| about.modified()).ok();
         let seconds = modified.and_then(|time| time.duration_since(UNIX_EPOCH).ok());
@@ -63,25 +63,25 @@ impl ServedModel {
     }
 }
 
-/// How requests are treated.
+/// Limits and rules for requests.
 #[derive(Debug, Clone)]
 pub struct ServerConfig {
-    /// What clients must send as `Authorization: Bearer`, on all paths but the page and the probes.
+    /// The key that clients must send as `Authorization: Bearer KEY`, on all paths except the chat page, `/live`,
+    /// `/ready` and `/health`.
     pub api_key: Option<String>,
-    /// Maximum bytes of a body.
+    /// Maximum size of a body in bytes.
     pub body_limit: usize,
-    /// Maximum bytes of all bodies together that have not been read, the first 16 KiB of each aside; further ones
-    /// are refused.
+    /// Maximum size in bytes of all bodies together that arrive or wait to be parsed, not counting the first 16 KiB of
+    /// each; further bodies are refused.
     pub bodies_limit: usize,
     /// Maximum time that a body may take to arrive.
     pub body_timeout: Duration,
-    /// Maximum time that a request may take, from the arrival of its body: reading it and its time in the queue
-    /// included.
+    /// Maximum time that a request may take once its body has arrived, including parsing and the time in the queue.
     pub request_timeout: Duration,
-    /// Host names that are answered beside localhost. A server on a loopback address refuses all others; one on
-    /// another address does if there are any here.
+    /// Host names to answer in addition to localhost. A server on a loopback address refuses all other names; a server
+    /// on another address does so only if this list is not empty.
     pub allow_hosts: Vec<String>,
-    /// Requests that would wait longer than this for their first token are refused.
+    /// Requests that would probably wait longer than this for their first token are refused.
     pub ttft_goal: Option<Duration>,
     /// Whether prompts may appear in the log.
     pub log_prompts: bool,
@@ -102,7 +102,7 @@ impl Default for ServerConfig {
     }
 }
 
-/// A model that is served: the engine, and what belongs to it.
+/// A served model: its engine, and what belongs to it.
 pub struct Service {
     pub(crate) engine: Engine,
     pub(crate) model: Arc<ServedModel>,
@@ -111,13 +111,13 @@ pub struct Service {
     pub(crate) overload: Arc<Overload>,
     pub(crate) config: ServerConfig,
     pub(crate) identity: Identity,
-    /// Maximum requests that wait, here and in the engine's queue.
+    /// Maximum number of requests that wait, either to be parsed or in the engine's queue.
     pub(crate) max_queued_requests: usize,
 }
 
 impl Service {
-    /// Starts the engine. End tokens and texts of tokens are those of `model`, whatever `engine` says, and the
-    /// engine reports to the server's metrics.
+    /// Starts the engine. The end tokens, the tokenizer and the recorder in `engine` are replaced by those of `model`
+    /// and by the server's metrics.
     ///
     /// # Errors
     /// If the engine does not start.
@@ -147,8 +147,8 @@ impl Service {
     }
 }
 
-/// What the paths of the server share. There is no service until the model is loaded; until then only the page and
-/// the probes answer.
+/// The state that all routes share. Until the model is loaded there is no service, and only the page and the probes
+/// answer.
 pub struct App {
     pub(crate) config: ServerConfig,
     pub(crate) bodies: Bodies,
@@ -157,45 +157,45 @@ pub struct App {
 }
 
 impl App {
-    /// An app that is not ready.
+    /// An app without a service, for [`App::install`].
     pub fn new(config: ServerConfig) -> Arc<App> {
         let bodies = Bodies::new(config.bodies_limit.max(config.body_limit));
         Arc::new(App { config, bodies, readers: Readers::new(), service: OnceLock::new() })
     }
 
-    /// An app that is ready.
+    /// An app with a service.
     pub fn ready(service: Service) -> Arc<App> {
         let app = App::new(service.config.clone());
         app.install(service);
         app
     }
 
-    /// Makes it ready.
+    /// Adds the service, once its model is loaded.
     ///
     /// # Panics
-    /// If it is ready already.
+    /// If the app already has a service.
     pub fn install(&self, service: Service) {
         assert!(self.service.set(service).is_ok(), "an app serves one model");
     }
 
-    /// The service that takes requests, or why there is none.
+    /// The service, or an error that says why no requests are accepted.
     pub(crate) fn service(&self) -> Result<&Service, ApiError> {
         match self.service.get() {
             None => Err(ApiError::unavailable("loading", "the model is being loaded")),
             Some(service) if !service.engine.is_open() => Err(match service.engine.lost() {
                 Some(lost) => ApiError::unavailable("device_lost", lost),
-                None => ApiError::unavailable("stopped", "the engine takes no more requests"),
+                None => ApiError::unavailable("stopped", "the engine accepts no more requests"),
             }),
             Some(service) => Ok(service),
         }
     }
 
-    /// The service, whether or not it takes requests.
+    /// The service, whether or not it accepts requests.
     pub(crate) fn loaded(&self) -> Option<&Service> {
         self.service.get()
     }
 
-    /// Takes no more requests, finishes those there are, at most for `timeout`, and ends the rest. Blocks.
+    /// Refuses new requests, finishes the others for at most `timeout`, and ends the rest. Blocks.
     pub fn drain(&self, timeout: Duration) -> DrainReport {
         self.service.get().map_or(DrainReport { complete: true }, |s| s.engine.shutdown(timeout))
     }

@@ -112,7 +112,7 @@ fn told_twice_it_ends_at_once() {
     loop {
         let mut line = String::new();
         assert!(server.log.read_line(&mut line).unwrap() > 0, "it ended by the first signal");
-        if line.contains("a second signal ends at once") {
+        if line.contains("a second signal ends the process at once") {
             break;
         }
     }

@@ -1,4 +1,4 @@
-//! Lines in, lines out.
+//! The format of the lines: reads requests, and writes answers.
 
 use std::io::{self, BufRead, Read};
 
@@ -10,24 +10,24 @@ use sha2::{Digest, Sha256};
 use super::{BatchOptions, seed_header};
 use crate::{http::error::ApiError, identity::Identity, openai::job::Endpoint};
 
-/// Lines of a file, blank ones aside, none of them held longer than it is needed.
+/// Reads the lines of a file one at a time, and skips blank ones.
 pub(super) struct Lines<R> {
     from: R,
     limit: usize,
-    /// Bytes read.
+    /// Bytes read so far.
     at: u64,
 }
 
 /// A line of the input.
 pub(super) struct Line {
-    /// Its bytes without the line end; `None` if they are more than a line may have.
+    /// Its bytes without white space at both ends; `None` if the line is too long.
     text: Option<Vec<u8>>,
-    /// Where the next line begins in the file.
+    /// Offset in the file at which the next line begins.
     pub end: u64,
 }
 
 impl<R: BufRead> Lines<R> {
-    /// Lines of up to `limit` bytes.
+    /// Reads lines of up to `limit` bytes; the text of a longer line is dropped.
     pub fn new(from: R, limit: usize) -> Self {
         Lines { from, limit, at: 0 }
     }
@@ -46,7 +46,7 @@ impl<R: BufRead> Lines<R> {
             if !whole {
                 self.at += self.from.skip_until(b'\n')? as u64;
             }
-            // A file that some editors wrote begins with a byte order mark.
+            // Some editors write a byte order mark at the beginning of a file.
             let text =
                 if self.at == read { text.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(&text) } else { &text };
             let text = whole.then(|| text.trim_ascii().to_vec());
@@ -58,7 +58,7 @@ impl<R: BufRead> Lines<R> {
 }
 
 impl Line {
-    /// A name for what the line asks of whom, the same whenever it is asked.
+    /// An id that follows from the line, the options, and the identity that answers; it is the same in every run.
     pub fn id(&self, whom: &Identity, options: BatchOptions) -> String {
         let BatchOptions { return_tokens } = options;
         let hash = Sha256::new().chain_update(whom.to_string()).chain_update([0, u8::from(return_tokens)]);
@@ -66,7 +66,7 @@ impl Line {
         hash[..12].iter().fold(String::from("batch_req_"), |id, byte| format!("{id}{byte:02x}"))
     }
 
-    /// The line's name, if it has one that can be read.
+    /// The line's `custom_id`, if the line is a JSON object with one.
     pub fn custom_id(&self) -> Option<String> {
         #[derive(Deserialize)]
         struct Named {
@@ -77,11 +77,11 @@ impl Line {
     }
 }
 
-/// A line that was understood; its body was not looked into.
+/// A line that was parsed, except for its body.
 pub(super) struct BatchRequest {
     pub custom_id: String,
     pub endpoint: Endpoint,
-    /// A seed, where the body has none.
+    /// Contains a seed if the body has none.
     pub headers: HeaderMap,
     pub body: Vec<u8>,
 }
@@ -104,7 +104,7 @@ struct Seeded {
     seed: Option<Value>,
 }
 
-/// Reads what is around a body.
+/// Parses a line, except for its body.
 pub(super) fn read(line: &Line) -> Result<BatchRequest, BadLine> {
     let bad = |what: &dyn ToString| BadLine(what.to_string());
     let text = line.text.as_ref().ok_or_else(|| bad(&"the line is longer than a request may be"))?;
@@ -126,19 +126,19 @@ pub(super) fn read(line: &Line) -> Result<BatchRequest, BadLine> {
     Ok(BatchRequest { custom_id, endpoint, headers, body: body.as_bytes().to_vec() })
 }
 
-/// A seed that a line of this name always has, small enough for a client that counts in doubles.
+/// The seed of a line with this `custom_id`, small enough for clients whose numbers are doubles.
 fn seed_of(custom_id: &str) -> u64 {
     let hash = Sha256::digest(custom_id);
     u64::from_le_bytes(hash[..8].try_into().expect("8 bytes")) >> 11
 }
 
-/// What became of a line.
+/// The outcome of a line.
 pub(super) enum Outcome<'a> {
-    /// Its answer.
+    /// It was answered.
     Done { request_id: &'a str, body: &'a str },
-    /// It was understood, and there is no answer.
+    /// Its request was refused, or failed.
     Refused(&'a ApiError),
-    /// It was not understood.
+    /// It could not be parsed.
     Unread(BadLine),
 }
 
@@ -158,7 +158,7 @@ struct Response<'a> {
 }
 
 impl Outcome<'_> {
-    /// The line that tells it, as OpenAI's batch API does.
+    /// The line of the output, in the format of OpenAI's batch API.
     pub fn line(&self, id: &str, custom_id: Option<&str>) -> String {
         let raw = |json: String| RawValue::from_string(json).expect("it was made as JSON");
         let (response, error) = match self {

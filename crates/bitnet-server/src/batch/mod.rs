@@ -1,9 +1,9 @@
-//! A file of requests, answered in order through one engine.
+//! Answers a file of requests in order, through one engine.
 //!
-//! Lines are those of OpenAI's batch API. As many are under way as the engine takes, and as many answers are held as
-//! were read ahead, whatever the length of the file. What is answered is in a file beside the output, a line for each
-//! line of the input; started again after whatever ended it, a run goes on behind the last whole line. A line without
-//! a seed takes one from its `custom_id`, so that the answers are the same however often that happened.
+//! The lines are those of OpenAI's batch API. A run reads only a few batches of lines ahead, so its memory does not
+//! depend on the length of the file. Answers go to a file beside the output, one line for each line of the input. When
+//! an interrupted run is started again, it continues after the last complete line of that file. A line without a seed
+//! gets one that follows from its `custom_id`, so that interruptions do not change any answer.
 
 mod line;
 mod output;
@@ -25,38 +25,38 @@ use crate::{
 use line::{Line, Lines, Outcome};
 use output::Output;
 
-/// What a batch run does beside answering.
+/// Options of a batch run.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct BatchOptions {
     /// Whether every choice carries its token ids.
     pub return_tokens: bool,
 }
 
-/// How far a batch run is.
+/// Progress of a batch run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct BatchProgress {
-    /// Lines answered, those of earlier runs included.
+    /// Lines answered, including those of earlier runs.
     pub lines: u64,
-    /// Lines that an earlier run answered.
+    /// Lines that earlier runs answered.
     pub resumed: u64,
     /// Answers of this run that are errors.
     pub failed: u64,
     /// Tokens that this run generated.
     pub tokens: u64,
-    /// Bytes of the input whose lines are answered.
+    /// Bytes of the input up to the end of the last answered line.
     pub bytes: u64,
     /// Bytes of the input.
     pub of_bytes: u64,
 }
 
-/// Why a batch run ended early. What was answered is kept.
+/// Why a batch run ended early. The answers up to then are kept.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BatchRunError {
     /// A file cannot be read or written.
     #[error("cannot {what} {}: {source}", path.display())]
     File {
-        /// What was tried.
+        /// What was tried: `read` or `write`.
         what: &'static str,
         /// The file.
         path: PathBuf,
@@ -75,25 +75,25 @@ pub enum BatchRunError {
         /// The file.
         path: PathBuf,
     },
-    /// What is there is not what an earlier run of this would have left.
+    /// The existing answers are not from an earlier run of the same input and options.
     #[error("line {line} of {} does not answer line {line} of this input with these options", path.display())]
     OtherRun {
-        /// The file beside the output.
+        /// The file of answers beside the output.
         path: PathBuf,
-        /// Counted from 1, blank lines aside.
+        /// Number of the line, from 1, not counting blank lines.
         line: u64,
     },
-    /// An earlier run answered with something else, which may answer the same line differently.
+    /// An earlier run had another version, model, cache type or device, which may answer the same line differently.
     #[error("line {line} of {} was answered with {difference}", path.display())]
     OtherIdentity {
-        /// The file beside the output.
+        /// The file of answers beside the output.
         path: PathBuf,
-        /// Counted from 1, blank lines aside.
+        /// Number of the line, from 1, not counting blank lines.
         line: u64,
-        /// What it was answered with and what this run has, by name.
+        /// How the earlier run differed from this one, such as `kv i8 instead of f32`.
         difference: String,
     },
-    /// The engine takes no more requests.
+    /// The engine accepts no more requests.
     #[error("the engine has stopped")]
     Stopped,
 }
@@ -108,34 +108,34 @@ impl BatchRunError {
     pub fn cure(&self) -> &'static str {
         match self {
             BatchRunError::File { what: "write", .. } => {
-                "make room for it and start again: whole lines are kept"
+                "make room for it and start again: complete lines are kept"
             }
             BatchRunError::File { .. } => "check the path",
             BatchRunError::SameFile { .. } => "choose another output",
             BatchRunError::Locked { .. } => "wait for it, or choose another output",
             BatchRunError::OtherRun { .. } => {
-                "remove that file to start anew, or repeat the command it belongs to"
+                "remove that file to start over, or repeat the command it belongs to"
             }
             BatchRunError::OtherIdentity { .. } => {
                 "run it with the same model, version, --kv and device as before, or remove the file"
             }
-            BatchRunError::Stopped => "start again: whole lines are kept",
+            BatchRunError::Stopped => "start again: complete lines are kept",
         }
     }
 }
 
-/// A line that was read and not yet answered.
+/// A line that was read and whose answer is not yet written.
 enum Pending {
-    /// It needs no model.
+    /// The answer is an error, and is known without the model.
     Answered(String),
-    /// Its job is under way.
+    /// The engine is computing the answer.
     Running { id: String, custom_id: String, job: Box<Job>, answers: Box<Answers> },
 }
 
-/// Answers the lines of `input` in order; the file `output` appears when all are answered.
+/// Answers the lines of `input` in order. The file `output` appears when all are answered.
 ///
 /// # Errors
-/// If a file fails or the engine stops; a bad line is no error but has one as its answer.
+/// If a file cannot be read or written, or the engine stops. A bad line does not end the run: its answer is an error.
 pub fn run_batch(
     service: &Service,
     input: &Path,
@@ -156,7 +156,7 @@ pub fn run_batch(
 
     let runtime = tokio::runtime::Builder::new_current_thread().build();
     let runtime = runtime.map_err(BatchRunError::file("read", input))?;
-    // Enough that the batch is full while the first of them still runs.
+    // Enough to keep the batch full while the first of these lines still runs.
     let ahead = 4 * service.engine.max_batch_size();
     let mut pending: VecDeque<(Pending, u64)> = VecDeque::with_capacity(ahead);
     let mut over = false;
@@ -201,7 +201,7 @@ fn begin(service: &Service, line: &Line, id: String, options: BatchOptions) -> P
         if job.stream {
             return Err(ApiError::unsupported("stream", "a stream in a file"));
         }
-        // Named by its line, so that the answer is the same whenever it is computed.
+        // The id follows from the line, so that the answer is the same whenever it is computed.
         let name = id.rsplit('_').next().unwrap_or_default();
         let (id, token_ids) = (job.endpoint.id(name), job.token_ids || options.return_tokens);
         Ok(Job { id, token_ids, ..job })
@@ -215,7 +215,7 @@ fn begin(service: &Service, line: &Line, id: String, options: BatchOptions) -> P
     }
 }
 
-/// The line that answers a job, its tokens, and whether it failed.
+/// Waits for a job. Returns the line that answers it, its number of generated tokens, and whether it failed.
 async fn finish(
     service: &Service,
     id: &str,
@@ -227,13 +227,13 @@ async fn finish(
         Ok(gathered) => gathered,
         Err(error) => return (Outcome::Refused(&error).line(id, Some(custom_id)), answers.tokens(), true),
     };
-    // The time of the model's files: the same whenever the line is answered.
+    // The time of the model's files is the same whenever the line is answered.
     let body = generate::shape(service, &job, service.model.created).whole(wholes, usage);
     let done = Outcome::Done { request_id: &job.id, body: &body };
     (done.line(id, Some(custom_id)), answers.tokens(), false)
 }
 
-/// The header that carries a seed where the body has none.
+/// A header with a seed, for a body without one.
 fn seed_header(seed: u64) -> HeaderMap {
     let mut headers = HeaderMap::new();
     headers.insert("x-seed", seed.into());

@@ -1,4 +1,4 @@
-//! The file that answers grow in.
+//! The file that collects answers until a run is complete.
 
 use std::{
     fs::{File, OpenOptions, TryLockError},
@@ -11,7 +11,7 @@ use serde::Deserialize;
 use super::{BatchRunError, line::Line};
 use crate::identity::Identity;
 
-/// Whole lines in a file beside the output, `OUT.partial`, locked against a second run.
+/// The file `OUT.partial` beside the output, with complete lines, locked against a second run.
 pub(super) struct Output {
     place: PathBuf,
     beside: PathBuf,
@@ -19,7 +19,7 @@ pub(super) struct Output {
     lines: u64,
 }
 
-/// What a line of an earlier run tells about itself.
+/// The parts of a line of an earlier run that show what it answers, and what computed it.
 #[derive(Deserialize)]
 struct Told {
     id: String,
@@ -33,12 +33,12 @@ struct Response {
 
 #[derive(Deserialize)]
 struct Body {
-    /// Errors have none.
+    /// Absent in errors.
     system_fingerprint: Option<String>,
 }
 
 impl Told {
-    /// What answered the line, if that is known and not who asks.
+    /// How the identity that answered the line differs from `whom`; `None` if it is the same or unknown.
     fn difference(&self, whom: &Identity) -> Option<String> {
         let told = self.response.as_ref()?.body.system_fingerprint.as_ref()?;
         whom.difference(&Identity::parse(told)?)
@@ -46,7 +46,7 @@ impl Told {
 }
 
 impl Output {
-    /// Opens what an earlier run left, or begins anew.
+    /// Opens the file that an earlier run left, or creates it.
     pub fn open(place: &Path, input: &Path) -> Result<Self, BatchRunError> {
         let fail = |path: &Path| BatchRunError::file("write", path);
         let Some(name) = place.file_name().filter(|_| !place.is_dir()) else {
@@ -71,8 +71,8 @@ impl Output {
         }
     }
 
-    /// Walks through the whole lines that are there beside those of the input that they answer, and cuts off a last
-    /// one that is not whole. Gives the place in the input where they end.
+    /// Checks that the complete lines answer the first lines of the input, and cuts off an incomplete last line.
+    /// Returns the offset in the input at which the answered lines end.
     pub fn resume(
         &mut self,
         whom: &Identity,
@@ -106,12 +106,12 @@ impl Output {
         Ok(at)
     }
 
-    /// Lines that are there.
+    /// Number of complete lines.
     pub fn lines(&self) -> u64 {
         self.lines
     }
 
-    /// Adds a line; if that fails, whole lines are there as before.
+    /// Appends a line. If that fails, the complete lines before it are kept.
     pub fn write(&mut self, line: &str) -> Result<(), BatchRunError> {
         let written = self.file.write_all(format!("{line}\n").as_bytes());
         written.map_err(BatchRunError::file("write", &self.beside))?;
@@ -119,7 +119,7 @@ impl Output {
         Ok(())
     }
 
-    /// Moves the file to its place.
+    /// Renames the file to the output's name.
     pub fn commit(self) -> Result<(), BatchRunError> {
         let done = self.file.sync_all().and_then(|()| std::fs::rename(&self.beside, &self.place));
         done.map_err(BatchRunError::file("write", &self.place))

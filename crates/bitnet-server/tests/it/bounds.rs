@@ -1,4 +1,4 @@
-//! No client can take more than its part, and what could only go wrong is refused by name before it runs.
+//! No client can take more than its share, and a request that could only fail is refused before it runs.
 
 use std::{
     fs,
@@ -187,7 +187,7 @@ fn a_number_in_a_format_has_a_bounded_number_of_digits() {
     assert_eq!(integer, "1".repeat(20));
     let number = ask(json!({"type": "number"}));
     assert!(number.len() < 70 && number.parse::<f64>().is_ok(), "{number}");
-    // A text may have as many digits as it likes, and so may a number that the schema spells out.
+    // The limit on digits does not apply to strings, or to numbers that the schema spells out.
     let digits = ask(json!({"type": "string", "minLength": 30, "maxLength": 30}));
     assert_eq!(digits, format!("\"{}\"", "1".repeat(30)));
     let large: Value = serde_json::from_str("1000000000000000000000000000").unwrap();
@@ -314,13 +314,13 @@ fn bodies_under_way_have_a_total_and_small_ones_are_always_taken() {
         let mut held = server.connect();
         held.write_all(&large[..large.len() - 10]).unwrap();
         let mut client = server.connect();
-        // The server may have had enough before all is sent.
+        // The server may answer and close before everything is sent.
         let _ = client.write_all(&large);
         let reply = Reply::read(client);
         if reply.status != 200 {
             break (held, reply);
         }
-        // The second body arrived first, and the one that was to be held is refused in its place.
+        // The second body arrived first, so the one that was to be held is refused instead.
     };
     assert_eq!((refused.status, refused.json()["error"]["code"].as_str()), (429, Some("bodies_full")));
     assert!(refused.header("retry-after").is_some());

@@ -1,4 +1,4 @@
-//! How requests end that do not come to their own end.
+//! Requests that end early, when a client hangs up or does not read, or when the server shuts down.
 
 use std::{
     io::{Read, Write},
@@ -42,7 +42,7 @@ fn a_client_that_hangs_up_costs_nothing_more_streamed_or_not() {
     assert!(server.metric("bitnet_generation_tokens_total") < 4000.0);
 }
 
-/// What clients saw.
+/// Counts of what clients saw.
 #[derive(Debug, Default)]
 struct Seen {
     /// Answers read to their end, and the tokens in them.
@@ -50,12 +50,12 @@ struct Seen {
     tokens: u64,
     /// Streams left in the middle.
     left: u64,
-    /// Requests left before their answer, which may not have been taken.
+    /// Requests left before their answer, which the server may not have accepted.
     gone: u64,
 }
 
 impl Seen {
-    /// One client, whose doings follow from its number: it reads all, or leaves a long answer.
+    /// Plays one client, whose behaviour follows from its number: it reads everything, or leaves a long answer.
     fn ask(&mut self, server: &Server, i: u64) {
         let (stream, stays, pick) = (i % 3 < 2, mix(i, 1) % 4 < 2, mix(i, 2) % 60);
         let body = json!({

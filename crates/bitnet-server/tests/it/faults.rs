@@ -1,4 +1,4 @@
-//! What fails fails alone, and the next request is answered, or the server says why not.
+//! A failure affects only its own request. The next one is answered, or the server says why not.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,7 +16,7 @@ const COMPLETIONS: &str = "/v1/completions";
 const NAN: u32 = 48;
 /// A step with this token panics.
 const PANICS: u32 = 49;
-/// A step with this token is the GPU's last.
+/// A step with this token loses the GPU.
 const LOSES: u32 = 47;
 
 fn poisoned(batch: &Batch, logits: Option<&mut Logits>) -> Result<(), ForwardError> {
@@ -36,7 +36,7 @@ fn poisoned(batch: &Batch, logits: Option<&mut Logits>) -> Result<(), ForwardErr
 }
 
 fn body(prompt: &[u32], stream: bool) -> Value {
-    // No text leads to the tokens that poison.
+    // The tokens that cause faults are never drawn.
     let never = json!({NAN.to_string(): -100, PANICS.to_string(): -100});
     json!({"prompt": prompt, "max_tokens": 40, "ignore_eos": true, "seed": 3, "stream": stream, "logit_bias": never})
 }
@@ -94,7 +94,7 @@ fn a_poisoned_request_fails_alone_with_a_status_that_says_so() {
     assert_eq!(server.get("/ready").status, 200);
 }
 
-/// A model that panics where nobody expects it: when it copies a block.
+/// A model that panics where the engine does not expect it: when it copies a block.
 struct Dying(HashModel);
 
 impl Model for Dying {

@@ -1,4 +1,4 @@
-//! Whatever is sent, nothing worse than a 4xx comes back, and the next request is answered.
+//! Whatever a client sends, the answer is no worse than a 4xx, and the next request is answered.
 
 use std::{
     fs,
@@ -13,10 +13,10 @@ use serde_json::{Value, json};
 
 use crate::support::*;
 
-/// Sends bytes and gives the status; none if the connection was closed without one.
+/// Sends bytes and returns the status, or `None` if the connection was closed without one.
 fn status(server: &Server, bytes: &[u8], close: bool) -> Option<u16> {
     let mut client = server.connect();
-    // The server may have had enough before all is sent.
+    // The server may answer and close before everything is sent.
     let _ = client.write_all(bytes);
     if close {
         let _ = client.shutdown(Shutdown::Write);
@@ -48,7 +48,7 @@ fn bodies() -> Vec<(&'static str, String)> {
     ]
 }
 
-/// Changes bytes of a text in one of a few ways, by a number.
+/// Damages a text in one of a few ways, chosen by a number.
 fn mutated(text: &str, i: u64) -> Vec<u8> {
     let mut bytes = text.as_bytes().to_vec();
     let pick = |what: u64, n: usize| mix(i, what) as usize % n.max(1);
@@ -99,7 +99,7 @@ fn every_one_of_thousands_of_malformed_batch_lines_has_an_answer_in_its_place() 
     let [input, output] = ["malformed.in", "malformed.out"].map(|name| folder.join(name));
     let sound = |(url, body): (&str, String)| {
         let mut body: Value = serde_json::from_str(&body).unwrap();
-        // Streams are for HTTP.
+        // Batch lines cannot be streamed.
         body.as_object_mut().unwrap().retain(|name, _| !name.starts_with("stream"));
         json!({"custom_id": "r", "method": "POST", "url": url, "body": body}).to_string()
     };

@@ -1,4 +1,4 @@
-//! Keys, sizes, queues, times and priorities.
+//! API keys, size limits, queue limits, deadlines and priorities.
 
 use std::{io::Write, time::Duration};
 
@@ -89,7 +89,7 @@ fn a_body_is_limited_in_size_and_time_and_kind() {
 fn a_full_queue_is_told_with_a_time_to_come_back() {
     let engine = EngineConfig { max_batch_size: 2, max_queued_requests: 3, ..EngineConfig::default() };
     let server = server(Duration::from_millis(5), engine, ServerConfig::default());
-    // The third waits for a place of the first two, so that the pace of the queue is known: about ten a second.
+    // The third waits for one of the two places, so that the pace of the queue is known: about ten a second.
     for _ in 0..3 {
         std::thread::scope(|scope| {
             (0..3).for_each(|_| drop(scope.spawn(|| server.post(COMPLETIONS, &body(40)).ok())));
@@ -154,7 +154,7 @@ fn a_request_that_would_come_too_late_is_refused_at_once() {
     assert!((2..=40).contains(&waiting.len()), "{} wait", waiting.len());
     let hurried = server.post_with(COMPLETIONS, &[("x-deadline-ms", "1")], &body(1));
     assert_eq!((hurried.status, hurried.json()["error"]["code"].as_str()), (429, Some("deadline")));
-    // What has no goal is not refused for missing it.
+    // Background requests have no goal, so they are not refused for missing it.
     let mut background = endless.clone();
     background["priority"] = json!("batch");
     let patient = server.stream_later(COMPLETIONS, &background);

@@ -1,4 +1,4 @@
-//! Streams: the same bytes alone, in a crowd and when they are continued.
+//! Streams have the same bytes alone, in a crowd, and when they are resumed.
 
 use bitnet_inference::EngineConfig;
 use bitnet_server::{ConnectionLimits, ServerConfig};
@@ -107,7 +107,7 @@ fn a_stream_whose_seed_was_drawn_goes_on_with_the_seed_that_was_told() {
 
 #[test]
 fn of_64_streams_at_once_each_gets_the_bytes_it_gets_alone() {
-    // Fewer places than streams, and too few blocks for all: they wait, and some are computed again.
+    // There are fewer places than streams, and too few blocks for all, so streams wait and some are computed again.
     let engine = EngineConfig { max_batch_size: 12, ..EngineConfig::default() };
     let server = Server::start(demo(engine, ServerConfig::default()), ConnectionLimits::default(), SOON);
     let bodies: Vec<Value> = (0..64)

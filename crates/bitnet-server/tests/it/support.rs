@@ -18,7 +18,7 @@ use tokio::sync::oneshot;
 
 pub const SOON: Duration = Duration::from_secs(30);
 
-/// A server on a thread of its own, until it is dropped.
+/// A server on its own thread; dropping it ends it.
 pub struct Server {
     pub address: SocketAddr,
     end: Option<oneshot::Sender<()>>,
@@ -41,7 +41,7 @@ impl Server {
         Server { address, end: Some(end), thread: Some(thread) }
     }
 
-    /// Tells it to end.
+    /// Tells the server to end.
     pub fn end(&mut self) {
         if let Some(end) = self.end.take() {
             let _ = end.send(());
@@ -87,7 +87,7 @@ impl Server {
         Events::open(stream)
     }
 
-    /// Asks for a stream without waiting for its head, which comes with the first token.
+    /// Requests a stream without waiting for its head, which comes with the first token.
     pub fn stream_later(&self, path: &str, body: &Value) -> Events {
         let mut stream = self.connect();
         let headers = [("content-type", "application/json")];
@@ -100,7 +100,7 @@ impl Server {
         self.metric_of(name, "")
     }
 
-    /// A metric whose labels contain a text.
+    /// A metric, summed over the labels that contain a text.
     pub fn metric_of(&self, name: &str, label: &str) -> f64 {
         let text = self.get("/metrics").text();
         let of = |line: &&str| {
@@ -111,7 +111,7 @@ impl Server {
         values.map(|value| value.parse::<f64>().unwrap()).sum()
     }
 
-    /// Waits until a metric has a value.
+    /// Waits until `done` returns true.
     pub fn until(&self, what: &str, done: impl Fn(&Server) -> bool) -> Duration {
         let start = Instant::now();
         while !done(self) {
@@ -175,13 +175,13 @@ impl Reply {
         serde_json::from_slice(&self.body).unwrap_or_else(|e| panic!("{e}: {:?}", self.text()))
     }
 
-    /// The body of a 200.
+    /// The body, if the status is 200; panics otherwise.
     pub fn ok(&self) -> Value {
         assert_eq!(self.status, 200, "{}", self.text());
         self.json()
     }
 
-    /// Status, and parameter of the error.
+    /// The status, and the field that the error names.
     pub fn refusal(&self) -> (u16, Option<String>) {
         let error = &self.json()["error"];
         assert!(error["message"].is_string() && error["type"].is_string(), "{error}");
@@ -205,7 +205,7 @@ fn head(reader: &mut impl BufRead) -> (u16, Vec<(String, String)>) {
     }
 }
 
-/// The next chunk; none at the end.
+/// Reads the next chunk; `None` at the end.
 fn chunk(reader: &mut impl BufRead) -> Option<Vec<u8>> {
     let mut line = String::new();
     reader.read_line(&mut line).ok()?;
@@ -234,14 +234,14 @@ impl Events {
         events
     }
 
-    /// Reads the head, and gives the status.
+    /// Reads the head and returns the status.
     pub fn status(&mut self) -> u16 {
         let (status, headers) = head(&mut self.reader);
         self.headers = headers;
         status
     }
 
-    /// Reads the head of a 200.
+    /// Reads the head, and panics if the status is not 200.
     pub fn read_head(&mut self) {
         let status = self.status();
         if status != 200 {
@@ -252,7 +252,7 @@ impl Events {
     }
 }
 
-/// One event, as it came.
+/// Yields the text of each event, unchanged.
 impl Iterator for Events {
     type Item = String;
 
@@ -266,7 +266,7 @@ pub fn id_of(event: &str) -> Option<&str> {
     event.lines().find_map(|line| line.strip_prefix("id: "))
 }
 
-/// Events without the name that every answer has of its own: what is left of equal requests is equal.
+/// Replaces the unique name of the answer in its events, so that the events of equal requests are equal.
 pub fn unnamed(events: impl IntoIterator<Item = String>) -> Vec<String> {
     let events: Vec<String> = events.into_iter().collect();
     let name = id_of(&events[0]).and_then(|id| id.split(';').nth(1)).unwrap().to_owned();
@@ -279,12 +279,12 @@ pub fn data_of(event: &str) -> Value {
     serde_json::from_str(data).unwrap_or_else(|e| panic!("{e}: {data}"))
 }
 
-/// The trained model.
+/// An app that serves the demo model.
 pub fn demo(engine: EngineConfig, config: ServerConfig) -> Arc<App> {
     App::ready(demo_service(engine, config))
 }
 
-/// The trained model without HTTP.
+/// A service with the demo model.
 pub fn demo_service(engine: EngineConfig, config: ServerConfig) -> Service {
     let checkpoint = Checkpoint::demo().unwrap();
     let served = ServedModel::of(&checkpoint);
@@ -294,7 +294,7 @@ pub fn demo_service(engine: EngineConfig, config: ServerConfig) -> Service {
     Service::start(served, Box::new(model.unwrap()), engine, config).unwrap()
 }
 
-/// The trained model with limits of no importance.
+/// A server with the demo model and default limits.
 pub fn demo_server() -> Server {
     let app = demo(EngineConfig::default(), ServerConfig::default());
     Server::start(app, ConnectionLimits::default(), SOON)
@@ -303,14 +303,14 @@ pub fn demo_server() -> Server {
 pub const VOCAB: usize = 50;
 pub const CONTEXT: usize = 8192;
 
-/// A model without numbers, for requests of token ids; `hook` sees every step.
+/// An app whose model derives tokens from hashes instead of weights, for requests of token ids; `hook` sees every step.
 pub fn hashes(hook: Hook, engine: EngineConfig, config: ServerConfig) -> Arc<App> {
     let limits = Limits { max_tokens: 64, max_logit_rows: 16, kv_blocks: 256 };
     let model: Box<dyn Model> = Box::new(HashModel::new(VOCAB, CONTEXT, limits).with_hook(hook));
     App::ready(Service::start(ServedModel::new("hash"), model, engine, config).unwrap())
 }
 
-/// Steps that take at least this long.
+/// A hook that makes each step take at least this long.
 pub fn slow(each: Duration) -> Hook {
     Box::new(move |_: &Batch, logits: Option<&mut Logits>| {
         if logits.is_none() {
