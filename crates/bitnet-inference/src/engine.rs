@@ -24,8 +24,8 @@ use crate::{
 pub struct EngineConfig {
     /// Maximum number of sequences in a forward pass; others wait.
     pub max_batch_size: usize,
-    /// How many of them run, and how much of a step goes to prompts. By default all run, with chunks of prompts that
-    /// keep the time between two tokens of a sequence below [`BatchSizing::DEFAULT_ITL`].
+    /// How many of these sequences run, and how much of a step goes to prompts. By default all run, and chunks of
+    /// prompts are so small that the time between two tokens of a sequence stays below [`BatchSizing::DEFAULT_ITL`].
     pub sizing: BatchSizing,
     /// How long an idle engine waits for a second request before it starts a step, if one is likely to come.
     pub max_wait_time: Duration,
@@ -40,7 +40,7 @@ pub struct EngineConfig {
     /// Maximum time that a request stays paused because it is not read; then it fails.
     pub slow_reader_timeout: Duration,
     /// How long a step may run before the engine counts as stalled ([`Engine::stalled`]) and its last plans are
-    /// reported. A shutdown waits no longer for such a step.
+    /// reported. A shutdown whose time is over does not wait for a stalled step.
     pub step_limit: Duration,
     /// Tokens that end a text, instead of the model's own.
     pub eos: Option<Vec<u32>>,
@@ -72,7 +72,7 @@ impl Default for EngineConfig {
 /// Time between two checks of a thread that should end.
 const PATIENCE: Duration = Duration::from_millis(20);
 
-/// Maximum number of blocks of a cache, for a thousand million tokens.
+/// Maximum number of blocks in a cache: enough for a billion tokens.
 const MOST_BLOCKS: usize = 1 << 24;
 
 /// Why an engine did not start.
@@ -136,7 +136,7 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// The device has failed: nothing is taken any more.
+    /// Refuses further requests because the device has failed.
     pub fn lose(&self, error: &ForwardError) {
         *self.lost.lock() = Some(error.clone());
         self.close();
@@ -225,7 +225,7 @@ pub struct EngineStatus {
     pub device: Option<DeviceStatus>,
 }
 
-/// Orders to the engine's thread, which go before requests.
+/// Orders to the engine's thread, which obeys them before it accepts requests.
 pub(crate) enum Control {
     Cancel(u64),
     Resume(u64),
@@ -332,7 +332,7 @@ impl Engine {
             eos,
             text: config.text.clone(),
         });
-        // The queue, into which every request is counted first, bounds this channel.
+        // The limits of the queue bound this channel, because every request is first counted there.
         let (ingress, submissions) = unbounded();
         let (control, orders) = unbounded();
         let worker = Worker::new(
@@ -406,7 +406,7 @@ impl Engine {
         self.submitter.clone().in_turn_async(requests)
     }
 
-    /// Checks whether a request is valid.
+    /// Checks that a request is valid.
     pub fn validate(&self, request: &Request) -> Result<(), InvalidRequest> {
         self.submitter.validate(request)
     }

@@ -52,7 +52,7 @@ impl Ticket {
     fn fail(&mut self, error: &RequestError) {
         self.leave_queue(usize::MAX);
         let failed = self.mailbox.close(error);
-        // A recorder that panics now would end the process.
+        // While this thread panics, a second panic, in a recorder, would abort the process.
         if failed > 0 && !std::thread::panicking() {
             self.shared.add(Counter::Failed, failed as u64);
         }
@@ -171,7 +171,8 @@ impl Worker {
         }
     }
 
-    /// Listens, then computes a step or waits. Returns at the end whether every request was finished.
+    /// Listens, then computes a step or waits. At the end of the thread's work, returns whether every request was
+    /// finished; otherwise `None`.
     fn turn(&mut self) -> Option<bool> {
         self.listen();
         if self.draining {
@@ -227,13 +228,13 @@ impl Worker {
         self.shared.watch.end();
         let computed = Instant::now();
         self.outcome.micros = (computed - planned).as_micros() as u64;
-        // Before anyone is told that it failed.
+        // Refuse further requests before any reader learns that the device failed.
         self.stepper.lost().into_iter().for_each(|lost| self.shared.lose(lost));
         let drawn = self.outcome.drawn.len();
         let predicted = self.scheduler.pace().model.predict(self.plan.load);
         self.scheduler.commit(self.now(), &self.plan, &mut self.outcome);
         let committed = Instant::now();
-        // Publish before delivery, so that a reader who sees the end finds the step that ended it counted.
+        // Publish before delivery, so that a reader who sees the end of a request finds its last step counted.
         self.publish_status();
         self.shared.observe(Measure::StepPlan, (planned - begun).as_secs_f64());
         self.shared.observe(Measure::StepCommit, (committed - computed).as_secs_f64());
@@ -366,7 +367,7 @@ impl Worker {
                     self.shared.add(counter, 1);
                     live.open -= 1;
                     let over = live.open == 0;
-                    // Before the reader can know, so that who sees the end finds it counted and room in the queue.
+                    // Before the reader can see the end, so that it then finds the end counted and room in the queue.
                     live.leave_queue(id.choice);
                     if over {
                         self.shared.observe(Measure::EndToEnd, live.at.elapsed().as_secs_f64());
@@ -447,7 +448,7 @@ fn counter_of(end: &Result<crate::End, RequestError>) -> Counter {
     }
 }
 
-/// Refuses further requests once the thread ends, however it ends.
+/// Refuses further requests when the thread ends, in whatever way.
 struct Stopping<'a>(&'a Shared);
 
 impl Drop for Stopping<'_> {

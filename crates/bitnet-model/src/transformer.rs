@@ -85,7 +85,7 @@ impl<B: Backend> Transformer<B> {
             true => None,
             false => Some(read_table(b, tensors, names::head(spec), spec.grouped.head)?),
         };
-        // A ternary head has a quarter of the bytes of the int8 copy that bounds are computed from, so it needs none.
+        // Bounds need an int8 copy of the head. A ternary head has a quarter of its bytes, so bounds would not help.
         if b.screens() && !spec.grouped.head {
             let stored = packed::<B>(tensors).map(PackedSource::screen).transpose()?.flatten();
             b.screen(head.as_mut().unwrap_or(&mut embedding), stored, limits.max_logit_rows)?;
@@ -237,7 +237,7 @@ impl<B: Backend> Buffers<B> {
     }
 }
 
-/// Stands for the file in errors of a source that names none.
+/// The file's name in errors about a source that has no name.
 const SOURCE: &str = "model";
 
 /// Checks that a source has every tensor of the model in the right shape.

@@ -103,7 +103,7 @@ impl Request {
         self
     }
 
-    /// Restricts which tokens may follow by your own rule.
+    /// Restricts by your own rule which tokens may follow.
     pub fn constraint(mut self, constraint: impl Constraint + 'static) -> Self {
         self.constraint = Some(Arc::new(constraint));
         self
@@ -115,20 +115,21 @@ impl Request {
         self
     }
 
-    /// Sets the maximum time, including queueing; then the request fails.
+    /// Sets the maximum time, including the time in the queue, after which the request fails.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
     }
 
-    /// Changes other settings, such as penalties, biases and stop tokens. Temperature, `top_k` and `top_p` keep the
-    /// request's own values.
+    /// Changes other settings, such as penalties, biases and stop tokens. Changes to temperature, `top_k`, `top_p`, `n`
+    /// and `echo` have no effect: the first three have methods of their own, and a request gives one text without its
+    /// prompt.
     pub fn configure(mut self, change: impl FnOnce(&mut GenerationConfig)) -> Self {
         change(&mut self.config);
         self
     }
 
-    /// The configuration for a model with these defaults.
+    /// The configuration, with a model's defaults for what the request does not set.
     pub(crate) fn config(&self, model: &GenerationDefaults) -> GenerationConfig {
         let own = sampling(model);
         GenerationConfig {

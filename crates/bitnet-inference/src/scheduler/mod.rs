@@ -9,8 +9,8 @@
 //! A sequence whose reader pauses gives up its place and waits, but keeps its blocks until others need them. When its
 //! reader resumes, it waits for a free place at its own rank. When blocks run out, waiting sequences give theirs back
 //! first, then the youngest running sequence, which waits again with its tokens and its rank; what it computed is
-//! computed again. So the oldest running sequence never loses anything, and any single sequence fits into the pool
-//! alone: it ends, another becomes the oldest, and in the end all have ended.
+//! computed again. So the oldest running sequence never loses its blocks. Because any single sequence fits into the
+//! pool, the oldest always ends; then another becomes the oldest, until all have ended.
 
 mod check;
 mod commit;
@@ -57,7 +57,7 @@ pub struct SchedulerConfig {
 /// An event of a sequence.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
-    /// It has got its first place, after this many microseconds; reported once.
+    /// It got its first place in the batch, after this many microseconds; reported once.
     Admitted(SeqId, u64),
     /// It has a new token, with its log-probabilities if requested.
     Token(SeqId, u32, Option<TokenLogprobs>),
