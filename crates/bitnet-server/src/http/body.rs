@@ -12,11 +12,11 @@ use crate::{
     service::{App, ServerConfig},
 };
 
-/// Bytes of each body that do not count into the total of all: ordinary requests are never refused for what large
-/// ones take. Connections times this is their own bound.
+/// Bytes of each body that do not count towards the total, so that ordinary requests are never refused because of large
+/// ones. The limit on connections bounds how many such bytes there are.
 const FREE: usize = 16 << 10;
 
-/// The bytes of all bodies together, from their arrival until they have been read.
+/// Limits the bytes of all bodies together, from their arrival until they have been parsed.
 #[derive(Debug)]
 pub(crate) struct Bodies {
     limit: usize,
@@ -30,7 +30,7 @@ impl Bodies {
     }
 }
 
-/// A body, counted until it is dropped.
+/// A received body. Its bytes count towards the limit of [`Bodies`] until it is dropped.
 #[derive(Debug, Default)]
 pub(crate) struct Received {
     pub bytes: Vec<u8>,
@@ -38,7 +38,7 @@ pub(crate) struct Received {
 }
 
 impl Received {
-    /// Adds bytes of a body that has at most `limit`.
+    /// Appends bytes of a body that has at most `limit` bytes.
     fn add(&mut self, more: &Bytes, bodies: &Bodies, limit: usize) -> Result<(), ApiError> {
         let (before, after) = (self.bytes.len(), self.bytes.len() + more.len());
         let counted = after.max(FREE) - before.max(FREE);
@@ -62,8 +62,8 @@ impl Received {
     }
 }
 
-/// The bytes of a JSON body, within the limits of size and time. Other types are refused: a page of another site
-/// can send them without asking.
+/// Receives a JSON body within the limits on size and time. Other content types are refused, because browsers let pages
+/// of other sites send some of them without asking.
 pub(crate) async fn receive(app: &App, headers: &HeaderMap, body: Body) -> Result<Received, ApiError> {
     let kind = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let essence = kind.split(';').next().unwrap_or_default().trim();

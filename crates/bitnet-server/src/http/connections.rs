@@ -1,4 +1,4 @@
-//! From sockets to requests: how many, how long, and how they end.
+//! Accepts connections and serves their requests, within limits of number and time, until the server is told to end.
 
 use std::{io, net::TcpListener, pin::pin, sync::Arc, time::Duration};
 
@@ -27,11 +27,11 @@ use crate::{
 pub struct ConnectionLimits {
     /// Maximum number of connections; further ones wait to be accepted.
     pub connections: usize,
-    /// Maximum time that the head of a request may take, and that a connection may be idle between two.
+    /// Maximum time that the head of a request may take to arrive, and that a connection may be idle between requests.
     pub header_timeout: Duration,
-    /// Maximum time that a client may take nothing of what is written to it.
+    /// Maximum time for which a client may read nothing of what is written to it.
     pub write_timeout: Duration,
-    /// Bytes that the system keeps for a client that does not read; its requests pause when they are full.
+    /// Bytes that the system buffers for a client that does not read; its requests pause when the buffer is full.
     pub send_buffer: usize,
 }
 
@@ -46,19 +46,19 @@ impl Default for ConnectionLimits {
     }
 }
 
-/// Most of a drain's time that is kept for writing.
+/// Maximum part of a drain's time that is reserved for writing answers.
 const WRITING: Duration = Duration::from_secs(2);
-/// What the engine may take longer than it was told, of that time.
+/// Maximum part of that reserve that the engine may use if it overruns its own time.
 const GRACE: Duration = Duration::from_millis(500);
-/// A timer cannot be set further ahead.
+/// Maximum time for which a timer is set.
 const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// Serves until `end` is done; then refuses new requests, finishes those there are, and closes, all within `drain`
-/// even if a step of the model hangs. Until everything is finished the probes answer, so that a proxy can see what
-/// happens.
+/// Serves until `end` completes; then refuses new requests, finishes the others, and closes all connections. This takes
+/// at most `drain`, even if a step of the model hangs. The probes answer until everything is finished, so that a proxy
+/// can see what happens.
 ///
 /// # Errors
-/// If the listener is of no use to the runtime.
+/// If the listener cannot be used with the async runtime.
 pub async fn serve(
     listener: TcpListener,
     app: Arc<App>,
@@ -75,10 +75,10 @@ pub async fn serve(
     let drained = pin!(async {
         end.await;
         let last = Instant::now() + drain.min(FOREVER);
-        // The rest is for writing the last answers, those included that say that the time was over.
+        // The rest is for writing the last answers, including errors for requests that ran out of time.
         let compute = drain - (drain / 5).min(WRITING);
         let drained = tokio::task::spawn_blocking(move || app.drain(compute));
-        // A step that hangs holds the engine's thread, and whoever joins it.
+        // A step that hangs blocks the engine's thread, and therefore also the drain that joins it.
         let report = tokio::time::timeout(compute.min(FOREVER) + GRACE.min(drain / 20), drained).await;
         (report.ok().and_then(Result::ok), last)
     });
@@ -87,7 +87,7 @@ pub async fn serve(
             let place = Arc::clone(&places).acquire_owned().await.expect("the semaphore is never closed");
             match listener.accept().await {
                 Ok((stream, _)) => accept(stream, place, routes.clone(), limits, open.watcher()),
-                // Out of file handles, or the client has gone: others may have more luck.
+                // Out of file handles, or the client has gone: the next connection may succeed.
                 Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
             }
         }
@@ -96,7 +96,7 @@ pub async fn serve(
         () = accepting => unreachable!("accepting never ends"),
         drained = drained => drained,
     };
-    // All answers are there; what is left is to write them.
+    // All answers are complete; only writing them remains.
     drop(listener);
     let written = tokio::time::timeout_at(last, open.shutdown()).await;
     Ok(DrainReport { complete: report.is_some_and(|report| report.complete) && written.is_ok() })
@@ -109,7 +109,7 @@ fn accept(
     limits: ConnectionLimits,
     watcher: Watcher,
 ) {
-    // A token is written when it is there.
+    // Send each token as soon as it is written.
     let _ = stream.set_nodelay(true);
     let _ = socket2::SockRef::from(&stream).set_send_buffer_size(limits.send_buffer);
     let mut stream = TimeoutStream::new(stream);
@@ -125,7 +125,7 @@ fn accept(
         .serve_connection(TokioIo::new(Box::pin(stream)), service);
     let connection = watcher.watch(connection);
     tokio::spawn(async move {
-        // A client that breaks off is its own business.
+        // A broken connection concerns only its own client.
         let _ = connection.await;
         drop(place);
     });

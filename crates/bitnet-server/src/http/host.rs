@@ -1,7 +1,7 @@
-//! Which names a server on this machine alone answers to.
+//! Refuses requests for host names that are not the server's, against DNS rebinding.
 //!
-//! A page of another site can give its own name the address 127.0.0.1 (DNS rebinding); a browser then lets it read
-//! what a server there answers. The browser still sends that name, and by it such requests are refused.
+//! Another site can point its own name at 127.0.0.1; a browser then lets the pages of that site read what a server on
+//! this machine answers. The `Host` header still has the site's name, so such requests can be refused.
 
 use std::net::IpAddr;
 
@@ -9,27 +9,28 @@ use axum::http::{Request, StatusCode, header};
 
 use crate::http::error::ApiError;
 
-/// The names that are answered.
+/// The host names that a server answers to.
 #[derive(Debug, Clone)]
 pub(crate) struct Hosts {
-    /// Names beside those of this machine; `None` lets every name pass.
+    /// Names in addition to those of this machine; `None` allows every name.
     allowed: Option<Vec<String>>,
 }
 
 impl Hosts {
-    /// Every name.
+    /// Allows every name.
     pub fn any() -> Self {
         Hosts { allowed: None }
     }
 
-    /// Those of a server at an address: on a loopback address only the names of this machine and those allowed, on
-    /// another address every name unless some are allowed.
+    /// The names for a server at `address`. On a loopback address, these are the names of this machine and those in
+    /// `allowed`; on another address, the same, but every name if `allowed` is empty.
     pub fn of(address: IpAddr, allowed: &[String]) -> Self {
         let guarded = address.is_loopback() || !allowed.is_empty();
         Hosts { allowed: guarded.then(|| allowed.to_vec()) }
     }
 
-    /// Refuses a request for a name that is not answered. Without a name there was no browser.
+    /// Refuses a request for a name that is not allowed. A request without a name is let through, because no browser
+    /// sends one.
     pub fn check<B>(&self, request: &Request<B>) -> Result<(), ApiError> {
         let Some(allowed) = &self.allowed else { return Ok(()) };
         let target = request.uri().authority().map(|authority| authority.as_str().as_bytes());

@@ -1,4 +1,5 @@
-//! HTTP without OpenAI: sockets and their limits, paths, bodies, errors, and the small endpoints.
+//! The parts of HTTP that do not depend on OpenAI's API: sockets and their limits, paths, bodies, errors, and the
+//! small endpoints.
 
 pub(crate) mod body;
 pub(crate) mod connections;

@@ -1,9 +1,9 @@
-//! From a request to what it asks for: its body is received, and read on a thread that may block, within bounds that
-//! hold for all clients together.
+//! Receives the body of a request and reads it on a thread that may block, within bounds for all clients together.
+//! Reading a body means parsing it, encoding its texts and compiling its grammar.
 //!
-//! Parsing, tokenising and compiling a grammar cost many times the bytes of a body. Large bodies are therefore read
-//! one at a time and small ones a few at a time, so that neither waits for the other. What waits here counts as
-//! waiting in the engine's queue; its time counts as time of the request; and it ends when its client is gone.
+//! Reading can take many times the memory of a body. Large bodies are therefore read one at a time and small ones a few
+//! at a time, so that neither kind waits for the other. Requests that wait here count as waiting in the engine's queue,
+//! the wait counts as time of the request, and a request is dropped when its client has gone.
 
 use std::{
     sync::{
@@ -22,14 +22,14 @@ use crate::{
     service::{App, Service},
 };
 
-/// Bytes of a body up to which it is small.
+/// Maximum bytes of a small body.
 const SMALL: usize = 64 << 10;
-/// Small bodies that are read at once.
+/// Number of small bodies that are read at the same time.
 const SMALL_AT_ONCE: usize = 4;
-/// Larger bodies that are read at once.
+/// Number of larger bodies that are read at the same time.
 const LARGE_AT_ONCE: usize = 1;
 
-/// The places where bodies are read.
+/// The places in which bodies are read, a limited number at a time.
 #[derive(Debug)]
 pub(crate) struct Readers {
     small: Arc<Semaphore>,
@@ -46,7 +46,7 @@ impl Readers {
         }
     }
 
-    /// Waits for a place for a body of so many bytes.
+    /// Waits for a place for a body of this many bytes.
     async fn place(
         &self,
         bytes: usize,
@@ -70,10 +70,10 @@ impl Readers {
     }
 }
 
-/// A timer cannot be set further ahead.
+/// Maximum time for which a timer is set.
 const FAR: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// One that waits, counted until it is dropped.
+/// A request that waits for a place, counted until this is dropped.
 struct Waiting<'r> {
     count: &'r AtomicUsize,
     ahead: usize,
@@ -91,24 +91,24 @@ impl Drop for Waiting<'_> {
     }
 }
 
-/// What reading must keep to: the time of the request, and the wish of a client to have it answered at all.
+/// The conditions under which reading goes on: the request has time left, and its client is still there.
 #[derive(Debug, Clone)]
 pub(crate) struct Reading {
     begun: Instant,
-    /// The time that the request may take in all.
+    /// The total time that the request may take.
     limit: Duration,
-    /// Whether the client asked for that limit.
+    /// Whether the client has set that limit.
     pub hurried: bool,
     gone: Arc<AtomicBool>,
 }
 
 impl Reading {
-    /// Within a limit of time.
+    /// Starts to read within a time limit.
     pub fn within(limit: Duration) -> Self {
         Reading { begun: Instant::now(), limit, hurried: false, gone: Arc::default() }
     }
 
-    /// Within the server's limit, or what the client leaves of it with `X-Deadline-Ms`.
+    /// Starts to read within the server's limit, or within the client's `X-Deadline-Ms` if that is shorter.
     fn of(headers: &HeaderMap, limit: Duration) -> Result<Self, ApiError> {
         let Some(value) = headers.get("x-deadline-ms") else { return Ok(Reading::within(limit)) };
         let millis: Option<u64> = value.to_str().ok().and_then(|text| text.parse().ok());
@@ -128,7 +128,7 @@ impl Reading {
         }
     }
 
-    /// Ends what nobody waits for any more; asked between parts of the work that take long.
+    /// Returns an error if the client has gone or the time is over; called between long parts of the work.
     pub fn go_on(&self) -> Result<(), ApiError> {
         if self.gone.load(Relaxed) {
             return Err(ApiError::malformed("the client has gone"));
@@ -145,7 +145,7 @@ impl Reading {
     }
 }
 
-/// Tells a reader, when dropped, that its client has gone.
+/// When dropped, tells the thread that reads a body that the client has gone.
 struct HangUp(Arc<AtomicBool>);
 
 impl Drop for HangUp {
@@ -171,7 +171,7 @@ pub(crate) async fn read<T: Send + 'static>(
     let app = Arc::clone(app);
     let worked = blocking(move || {
         let worked = work(app.service()?, &head.headers, &received.bytes, &reading);
-        // In this order: whoever has the place next finds the memory free.
+        // Free the memory before the place, so that the next request finds both.
         drop(received);
         drop(place);
         worked
@@ -179,7 +179,7 @@ pub(crate) async fn read<T: Send + 'static>(
     worked.await?
 }
 
-/// Runs what takes long on a thread that may block; a panic there is a fault like any other.
+/// Runs long work on a thread that may block. A panic there is an error of this request only.
 pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, ApiError> {

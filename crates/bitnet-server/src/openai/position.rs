@@ -1,4 +1,4 @@
-//! Where a stream is: the id of an event, and how a client says how far it has come.
+//! Positions in a stream: the ids of events, and the header with which a client resumes after one of them.
 
 use std::fmt;
 
@@ -6,15 +6,15 @@ use axum::http::{HeaderMap, StatusCode};
 
 use crate::{http::error::ApiError, identity::Identity, random::fresh};
 
-/// For each choice, the index of the last event of it that was sent; none if none was.
+/// For each choice, the index of its last event that was sent, or `None` before the first.
 ///
-/// A choice's events are its tokens, then its end, then the token counts. In the id of an event these are the indices
-/// with commas between, `-` for none: of one choice simply the token's index.
+/// The events of a choice are its tokens, then its end, then the token counts. In the id of an event, a position is
+/// these indices separated by commas, with `-` for `None`; with a single choice it is just the index of the event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Position(Vec<Option<usize>>);
 
 impl Position {
-    /// Before the first event.
+    /// The position before the first event.
     pub fn start(choices: usize) -> Self {
         Position(vec![None; choices])
     }
@@ -28,17 +28,17 @@ impl Position {
         (indices.len() == choices).then_some(Position(indices))
     }
 
-    /// Moves on to an event of a choice; the position is then its id.
+    /// Moves to an event of a choice; the position then identifies that event.
     pub fn advance(&mut self, choice: usize, index: usize) {
         self.0[choice] = Some(index);
     }
 
-    /// One further for every choice: where the token counts are.
+    /// The position of the token counts: one event further for every choice.
     pub fn after_all(&self) -> Position {
         Position(self.0.iter().map(|index| Some(index.map_or(0, |i| i + 1))).collect())
     }
 
-    /// Whether an event of a choice comes after this.
+    /// Whether an event of a choice comes after this position.
     pub fn is_before(&self, choice: usize, index: usize) -> bool {
         self.0[choice].is_none_or(|last| last < index)
     }
@@ -57,7 +57,7 @@ impl fmt::Display for Position {
     }
 }
 
-/// Which answer an event belongs to: a number that is drawn for each, and a digest of what was asked.
+/// Names an answer: a random number, and a digest of the request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Name {
     drawn: u64,
@@ -65,7 +65,7 @@ pub(crate) struct Name {
 }
 
 impl Name {
-    /// For a new answer to what has this digest.
+    /// A name for a new answer to a request with this digest.
     pub fn fresh(asked: u32) -> Self {
         Name { drawn: fresh(), asked }
     }
@@ -83,7 +83,7 @@ impl fmt::Display for Name {
     }
 }
 
-/// Where a dropped stream continues.
+/// A stream to resume, and the position after which it continues.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Continued {
     pub after: Position,
@@ -91,7 +91,7 @@ pub(crate) struct Continued {
 }
 
 impl Continued {
-    /// What the header `Last-Event-ID` says, if it is there: `POSITION;NAME;IDENTITY`.
+    /// Parses and checks the header `Last-Event-ID`, if it is present: `POSITION;NAME;IDENTITY`.
     pub fn requested(
         headers: &HeaderMap,
         choices: usize,

@@ -1,4 +1,4 @@
-//! From text to the tokens that the model continues, within bounds.
+//! Encodes the texts of a request as tokens, within bounds.
 
 use axum::http::StatusCode;
 use bitnet_model::Tokenizer;
@@ -9,22 +9,22 @@ use crate::{
     service::ServedModel,
 };
 
-/// Bytes that JSON may need for one byte of a text: `\u0061`.
+/// Maximum number of bytes in JSON for one byte of a text: `\u0061`.
 const ESCAPED: usize = 6;
 
-/// What texts of a request are encoded with.
+/// Encodes the texts of a request.
 pub(crate) struct Encoder<'s> {
     pub model: &'s ServedModel,
-    /// Tokens that a sequence holds.
+    /// Maximum number of tokens in a sequence.
     pub context: usize,
     pub reading: &'s Reading,
 }
 
 impl Encoder<'_> {
-    /// The tokens of a JSON string, which is not even unescaped if it is too long.
+    /// Encodes a JSON string. A string that is too long is refused before it is unescaped.
     pub fn json(&self, value: &RawValue, special: bool, field: &str) -> Result<Vec<u32>, ApiError> {
         let limit = self.limit(self.tokenizer(field)?);
-        // Quotes aside.
+        // Without the quotes.
         let least = (value.get().len() - 2) / ESCAPED;
         if least > limit {
             return Err(self.too_long(format!("over {least}"), limit, field));
@@ -34,8 +34,8 @@ impl Encoder<'_> {
         self.text(&text, special, field)
     }
 
-    /// The tokens of a text. One that must have more tokens than the context, however they fall, is refused before
-    /// anything is spent on it.
+    /// Encodes a text. A text that could not fit into the context even with the longest tokens is refused before any
+    /// work is spent on it.
     pub fn text(&self, text: &str, special: bool, field: &str) -> Result<Vec<u32>, ApiError> {
         self.reading.go_on()?;
         let tokenizer = self.tokenizer(field)?;
@@ -46,12 +46,12 @@ impl Encoder<'_> {
         tokenizer.encode(text, special).map_err(|e| ApiError::field(field, e))
     }
 
-    /// The tokenizer, which the named field needs.
+    /// The tokenizer, or an error that names the field that needs it.
     fn tokenizer(&self, field: &str) -> Result<&Tokenizer, ApiError> {
         tokenizer(self.model, field)
     }
 
-    /// Bytes of the longest text that can fit.
+    /// Maximum number of bytes of a text that can fit into the context.
     fn limit(&self, tokenizer: &Tokenizer) -> usize {
         self.context.saturating_mul(tokenizer.max_token_bytes())
     }
@@ -66,7 +66,7 @@ impl Encoder<'_> {
     }
 }
 
-/// The tokenizer, which the named field needs.
+/// The tokenizer, or an error that names the field that needs it.
 pub(crate) fn tokenizer<'m>(model: &'m ServedModel, field: &str) -> Result<&'m Tokenizer, ApiError> {
     let without = || ApiError::field(field, "this model has no tokenizer: send token ids as `prompt`");
     model.tokenizer.as_ref().ok_or_else(without)

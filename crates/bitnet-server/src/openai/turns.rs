@@ -2,7 +2,7 @@ use std::collections::VecDeque;
 
 use bitnet_inference::{End, TokenLogprobs};
 
-/// What the engine has told of a choice, kept small: thousands may wait for their turn.
+/// An update of a choice, kept small because millions may wait for their turn.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Told {
     Token(u32, Option<Box<TokenLogprobs>>),
@@ -10,19 +10,18 @@ pub(crate) enum Told {
     End(Option<Box<End>>),
 }
 
-/// Puts what is told of several choices in one order: the next update of each choice in turn. The engine tells them
-/// as its batches fall; in this order they are the same however busy it is.
+/// Puts the updates of several choices into a fixed order: the next update of each choice in turn. The engine's own
+/// order depends on its batches, and so on its load.
 ///
-/// A choice may be finished before another begins, so all tokens of all choices but one may have to wait here:
-/// [`MAX_WAITING`] bounds what a request may ask for.
+/// A choice may end before another begins, so the tokens of all choices but one may have to wait here. [`MAX_WAITING`]
+/// bounds their number.
 pub(crate) struct Turns {
-    /// What waits of each choice; none when its end has been handed out.
+    /// The waiting updates of each choice; `None` once its end has been returned.
     choices: Vec<Option<VecDeque<Told>>>,
     at: usize,
 }
 
-/// Maximum tokens that the choices of one stream may have together, if there are several: 64 MiB, and no more than
-/// that wait for their turn.
+/// Maximum number of tokens in all choices of a stream with several choices: waiting updates take at most 64 MiB.
 pub(crate) const MAX_WAITING: usize = 1 << 22;
 
 impl Turns {
@@ -30,12 +29,12 @@ impl Turns {
         Turns { choices: (0..choices).map(|_| Some(VecDeque::new())).collect(), at: 0 }
     }
 
-    /// Takes in what was told.
+    /// Adds an update.
     pub fn put(&mut self, choice: usize, told: Told) {
         self.choices[choice].as_mut().expect("nothing follows the end").push_back(told);
     }
 
-    /// The choice whose turn it is, and what was told of it, if it has come.
+    /// Takes the next update of the choice whose turn it is, if that update has come.
     pub fn take(&mut self) -> Option<(usize, Told)> {
         let count = self.choices.len();
         let open = |i: &usize| self.choices[i % count].is_some();
@@ -58,7 +57,7 @@ mod tests {
         let lengths = [3, 1, 2];
         let all: Vec<(usize, usize)> =
             (0..3).flat_map(|choice| (0..=lengths[choice]).map(move |index| (choice, index))).collect();
-        // As they were generated one after the other, and as rotations and interleavings of that.
+        // The choices one after the other, interleaved, and in reverse.
         let mut orders = vec![all.clone()];
         let mut by_index = all.clone();
         by_index.sort_by_key(|&(choice, index)| (index, 2 - choice));

@@ -1,8 +1,8 @@
-//! A page to talk to the model and to watch the engine: three files that need nothing from elsewhere.
+//! The chat page, which also shows the engine at work: three files that load nothing from elsewhere.
 
 use axum::{http::header, response::IntoResponse};
 
-/// The browser runs and loads only what comes from this server, and shows the page in no frame.
+/// Makes the browser run and load only what comes from this server, and show the page in no frame.
 const POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src data:; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
