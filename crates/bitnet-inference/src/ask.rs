@@ -1,6 +1,6 @@
 use bitnet_kernels::{Ask, Drawn};
 
-use crate::{SampleError, Sequence};
+use crate::{Output, SampleError, Sequence};
 
 /// Maximum size of a vocabulary that a device can draw from.
 const MOST_TOKENS: usize = 1 << 24;
@@ -12,7 +12,11 @@ pub(crate) fn of(s: &Sequence, len: usize, vocab: usize) -> Option<Ask> {
     let untouched = !config.changes_logits() && s.request.constraint.is_none();
     // Before that, tokens that would end the text are banned.
     let may_end = len - s.prompt_len() >= config.min_new_tokens;
-    let plain = s.draws() && untouched && may_end && config.logprobs.is_none() && vocab < MOST_TOKENS;
+    let plain = s.request.output == Output::Tokens
+        && untouched
+        && may_end
+        && config.logprobs.is_none()
+        && vocab < MOST_TOKENS;
     plain.then(|| Ask {
         temperature: config.temperature,
         top_k: u32::try_from(config.top_k).unwrap_or(0),

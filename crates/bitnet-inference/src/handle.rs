@@ -31,6 +31,8 @@ pub struct Completion {
     pub choices: Vec<Choice>,
     /// The logits that follow the prompt, if requested.
     pub logits: Option<Vec<f32>>,
+    /// Log-probabilities of the prompt's tokens from the second on, if requested.
+    pub scored: Vec<TokenLogprobs>,
     /// Seed of the random numbers; the same seed gives the same tokens.
     pub seed: u64,
 }
@@ -99,7 +101,7 @@ impl RequestHandle {
         while let Some(update) = self.recv() {
             all.add(update)?;
         }
-        Ok(all.0)
+        Ok(Completion { scored: self.scored(), ..all.0 })
     }
 
     /// As [`RequestHandle::wait`], on any executor.
@@ -108,7 +110,13 @@ impl RequestHandle {
         while let Some(update) = std::future::poll_fn(|cx| self.poll_recv(cx)).await {
             all.add(update)?;
         }
-        Ok(all.0)
+        Ok(Completion { scored: self.scored(), ..all.0 })
+    }
+
+    /// Takes the log-probabilities of the prompt's tokens, from the second on, if they are wanted: all of them, once a
+    /// token or the end of a choice has been received.
+    pub fn scored(&self) -> Vec<TokenLogprobs> {
+        self.mailbox.take_scored()
     }
 
     fn taken(&self, update: Update, resume: bool) -> Update {
@@ -175,7 +183,12 @@ impl Gather {
         let config = &handle.request.config;
         let tokens = if config.echo { handle.request.prompt.clone() } else { Vec::new() };
         let choice = Choice { tokens, logprobs: Vec::new(), finish: FinishReason::Error, tail: Vec::new() };
-        Gather(Completion { choices: vec![choice; config.n], logits: None, seed: handle.seed })
+        Gather(Completion {
+            choices: vec![choice; config.n],
+            logits: None,
+            scored: Vec::new(),
+            seed: handle.seed,
+        })
     }
 
     fn add(&mut self, update: Update) -> Result<(), RequestError> {

@@ -49,6 +49,8 @@ struct State {
     /// Number of tokens delivered for each choice; `None` when it has ended.
     told: Vec<Option<usize>>,
     paused: bool,
+    /// Log-probabilities of the prompt's tokens, from the second on.
+    scored: Vec<TokenLogprobs>,
 }
 
 impl Mailbox {
@@ -57,7 +59,7 @@ impl Mailbox {
         // Extra room for what a step can add after the pause.
         let room = capacity.min(4096) + 64;
         let updates = VecDeque::with_capacity(tokens.saturating_add(1).saturating_mul(choices).min(room));
-        let state = State { updates, told: vec![Some(0); choices], paused: false };
+        let state = State { updates, told: vec![Some(0); choices], paused: false, scored: Vec::new() };
         Mailbox {
             state: Mutex::new(state),
             arrived: Condvar::new(),
@@ -70,7 +72,7 @@ impl Mailbox {
     /// Adds an update; returns true if the reader is so far behind that the request should pause.
     pub fn push(&self, update: Update) -> bool {
         let mut state = self.state.lock();
-        let State { updates, told, paused } = &mut *state;
+        let State { updates, told, paused, .. } = &mut *state;
         let update = match update {
             Update::Token { choice, token, logprobs, .. } => {
                 let count = told[choice as usize].as_mut().expect("no token follows the end");
@@ -89,6 +91,20 @@ impl Mailbox {
         self.arrived.notify_one();
         self.waker.wake();
         full
+    }
+
+    /// Adds the log-probabilities of the token after `position` of the prompt. Those of a prompt that is computed again
+    /// are there already.
+    pub fn score(&self, position: usize, logprobs: TokenLogprobs) {
+        let scored = &mut self.state.lock().scored;
+        if scored.len() == position {
+            scored.push(logprobs);
+        }
+    }
+
+    /// Takes the log-probabilities of the prompt's tokens.
+    pub fn take_scored(&self) -> Vec<TokenLogprobs> {
+        std::mem::take(&mut self.state.lock().scored)
     }
 
     /// Ends all open choices with `error` and returns their number.

@@ -34,6 +34,9 @@ pub enum Output {
     Tokens,
     /// Only the logits that follow the prompt; nothing is generated.
     Logits,
+    /// The log-probability of every token of the prompt but the first, given those before it, then new tokens. The
+    /// whole prompt is computed, whatever the prefix cache holds. With `max_new_tokens` 0 nothing is generated.
+    Scored,
 }
 
 /// A prompt and how to continue it.
@@ -217,6 +220,6 @@ pub enum RequestError {
 impl Output {
     /// Whether tokens are drawn.
     pub(crate) fn draws(self) -> bool {
-        self == Output::Tokens
+        self != Output::Logits
     }
 }

@@ -2,7 +2,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::blocks::Chain;
-use crate::{Request, StopMatcher, TokenLogprobs};
+use crate::{Output, Request, StopMatcher, TokenLogprobs};
 
 /// Identifies a choice of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -35,6 +35,8 @@ pub struct Sequence {
     pub(crate) drafted: usize,
     /// Number of tokens whose keys and values are in the cache.
     pub(crate) computed: usize,
+    /// Tokens of the prompt, the first aside, whose log-probabilities have been computed.
+    pub(crate) scored: usize,
     /// Block table: token `p` is in block `table[p / BLOCK_TOKENS]`.
     pub table: Vec<u32>,
     /// The chain after each published block.
@@ -106,6 +108,13 @@ impl Sequence {
     /// Number of tokens to compute before the next one can be drawn.
     pub(crate) fn pending(&self) -> usize {
         self.text().len() - self.computed
+    }
+
+    /// Whether the log-probabilities of its prompt are wanted and not all computed. The choices of a request share
+    /// those of the first.
+    pub(crate) fn scores(&self) -> bool {
+        let wanted = self.request.output == Output::Scored && self.id.choice == 0;
+        wanted && self.scored + 1 < self.request.prompt.len()
     }
 
     /// Whether tokens are drawn from it.

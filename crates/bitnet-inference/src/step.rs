@@ -6,7 +6,7 @@ use bitnet_model::{Batch, ForwardError, Logits};
 
 use crate::pace::StepLoad;
 use crate::scheduler::{Drawn, Plan, PlannedRun, RunOutcome, Scheduler, StepOutcome};
-use crate::{Draw, Model, RequestError, Sampler, SeqId, Sequence, TokenSet, ask};
+use crate::{Draw, Model, Output, RequestError, Sampler, SeqId, Sequence, TokenLogprobs, TokenSet, ask};
 
 /// Number of tokens before those of a calibration step; all within the first block.
 const CALIBRATED: usize = 32;
@@ -84,6 +84,9 @@ pub struct Stepper<'m> {
     times: StepTimes,
     /// Logits of the last step, for sequences that requested only logits.
     pub wanted_logits: Vec<(SeqId, Vec<f32>)>,
+    /// Log-probabilities of prompt tokens computed in the last step: the request, the position of the token before, and
+    /// what the model says of the token.
+    pub scored: Vec<(u64, usize, TokenLogprobs)>,
 }
 
 impl<'m> Stepper<'m> {
@@ -104,6 +107,7 @@ impl<'m> Stepper<'m> {
             lost: None,
             times: StepTimes::default(),
             wanted_logits: Vec::new(),
+            scored: Vec::new(),
             model,
         }
     }
@@ -180,6 +184,7 @@ impl<'m> Stepper<'m> {
         outcome.runs.clear();
         outcome.drawn.clear();
         self.wanted_logits.clear();
+        self.scored.clear();
         self.times = StepTimes::default();
         let mut lost = Vec::new();
         for &(from, to) in &plan.copies {
@@ -236,7 +241,7 @@ impl<'m> Stepper<'m> {
             self.asks.extend((0..run.rows).map(|row| ask::of(s, end - run.drafts + row, vocab)));
             let table = &s.table[..end.div_ceil(Batch::BLOCK_TOKENS)];
             self.batch.push(&s.tokens[run.start..end], run.start, table, run.len - run.rows..run.len);
-            if s.draws() && s.request.constraint.is_none() {
+            if s.request.output == Output::Tokens && s.request.constraint.is_none() {
                 let config = &s.request.config;
                 self.batch.only_top(config.looks_at(scheduler.eos().len() + config.stop_tokens.len()));
             }
@@ -300,8 +305,14 @@ impl<'m> Stepper<'m> {
             self.wanted_logits.push((s.id, self.logits.row(row).to_vec()));
             return Ok(());
         }
-        for i in 0..run.rows {
-            let tokens = &s.tokens[..run.start + run.len - run.drafts + i];
+        let end = run.start + run.len;
+        let first = if s.scores() { self.score(s, run, row)? } else { 0 };
+        if s.tokens.len() >= s.end {
+            // Only the scores are wanted.
+            return Ok(());
+        }
+        for i in first..run.rows {
+            let tokens = &s.tokens[..end + 1 + i - run.rows];
             let next = match self.drawn[row + i] {
                 Some(token) => {
                     self.draws.device += 1;
@@ -319,6 +330,19 @@ impl<'m> Stepper<'m> {
             }
         }
         Ok(())
+    }
+
+    /// Computes the log-probability of each prompt token that follows one of a run. Returns the first row to draw from.
+    fn score(&mut self, s: &Sequence, run: &PlannedRun, row: usize) -> Result<usize, RequestError> {
+        let (prompt, top) = (&s.request.prompt, s.request.config.logprobs.unwrap_or(0));
+        for (i, position) in (run.start..run.start + run.len).enumerate() {
+            if let Some(&next) = prompt.get(position + 1) {
+                let logprobs = self.sampler.logprobs(self.logits.row(row + i), next, top)?;
+                self.scored.push((s.id.request, position, logprobs));
+            }
+        }
+        // Nothing is drawn within the prompt.
+        Ok(run.rows - usize::from(run.start + run.len == s.tokens.len()))
     }
 
     /// Draws the token after `tokens` of a sequence, from a row of logits on the host.

@@ -203,6 +203,7 @@ impl Worker {
         self.shared.add(Counter::Restarts, 1);
         self.live.drain().for_each(|(_, mut live)| live.ticket.fail(&error));
         self.stepper.wanted_logits.clear();
+        self.stepper.scored.clear();
         self.scheduler = self.scheduler.renewed();
         (self.plan, self.outcome) = (Plan::default(), StepOutcome::default());
     }
@@ -338,6 +339,11 @@ impl Worker {
         for (id, logits) in self.stepper.wanted_logits.drain(..) {
             if let Some(live) = self.live.get_mut(&id.request) {
                 live.logits = Some(logits);
+            }
+        }
+        for (request, position, logprobs) in self.stepper.scored.drain(..) {
+            if let Some(live) = self.live.get(&request) {
+                live.ticket.mailbox.score(position, logprobs);
             }
         }
         while let Some(event) = self.scheduler.next_event() {

@@ -56,7 +56,11 @@ impl Scheduler {
         for run in &plan.runs {
             let s = seq(&self.slots, run.slot);
             let end = run.start + run.len;
-            if run.start != s.computed || end > s.tokens.len() || (run.rows > 0) != (end == s.tokens.len()) {
+            let rows = match s.scores() {
+                true => run.rows == run.len,
+                false => (run.rows > 0) == (end == s.tokens.len()),
+            };
+            if run.start != s.computed || end > s.tokens.len() || !rows {
                 return Err(format!(
                     "{:?}: run {run:?} of {} tokens, {} computed",
                     s.id,

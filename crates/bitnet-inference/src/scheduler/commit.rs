@@ -63,12 +63,15 @@ impl Scheduler {
         s.computed = run.start + run.len - run.drafts;
         s.tokens.truncate(s.tokens.len() - s.drafted);
         s.drafted = 0;
-        if run.rows == 0 {
+        if s.scores() {
+            s.scored = s.scored.max(s.computed.min(s.request.prompt.len() - 1));
+        }
+        if s.pending() > 0 {
             self.counts.split_prompts += u64::from(run.start == 0);
             self.publish(run.slot);
             return;
         }
-        if !s.draws() {
+        if !s.draws() || s.tokens.len() >= s.end {
             self.publish(run.slot);
             self.end(run.slot, Ok(FinishReason::Length));
             return;

@@ -161,6 +161,7 @@ impl Scheduler {
                 seed,
                 drafted: 0,
                 computed: 0,
+                scored: 0,
                 end,
                 end_is_context: end < wanted,
                 rank: self.next_rank,
@@ -178,7 +179,7 @@ impl Scheduler {
                 drafts_accepted: 0.0,
             };
             self.next_rank += 1;
-            let full = sequence.draws() && asked.prompt.len() >= end;
+            let full = asked.output == crate::Output::Tokens && asked.prompt.len() >= end;
             let slot = self.insert(sequence);
             if full {
                 self.end(slot, Ok(FinishReason::Length));

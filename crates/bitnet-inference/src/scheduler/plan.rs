@@ -105,11 +105,16 @@ impl Scheduler {
         let decode = s.pending() == 1;
         let prefill = if decode { usize::MAX } else { budget.prefill };
         let len = s.pending().min(budget.tokens).min(prefill);
+        // Every token that is scored needs a row; one is left for those that wait for a place.
+        let scores = s.scores();
+        let rows = budget.rows.saturating_sub(usize::from(!self.waiting.is_empty())).max(1).min(budget.rows);
+        let len = if scores { len.min(rows) } else { len };
         let ends = len == s.pending();
         if len == 0 || (ends && budget.rows == 0) || !self.make_room(slot, len, budget, plan) {
             return;
         }
-        let (start, rows) = (seq(&self.slots, slot).computed, usize::from(ends));
+        let start = seq(&self.slots, slot).computed;
+        let rows = if scores { len } else { usize::from(ends) };
         budget.tokens -= len;
         budget.rows -= rows;
         if decode {
@@ -132,6 +137,9 @@ impl Scheduler {
         let sequences = plan.load.decodes.max(1);
         for at in 0..plan.runs.len() {
             let PlannedRun { slot, len: 1, rows: 1, .. } = plan.runs[at] else { continue };
+            if seq(&self.slots, slot).pending() > 1 {
+                continue;
+            }
             let room = self.config.max_draft.min(budget.tokens).min(budget.rows);
             let room = room.min(self.pace.draft_budget(plan.load));
             let drafts = self.draft(slot, room, sequences, budget, plan);
@@ -344,7 +352,8 @@ impl Scheduler {
         let text = s.text();
         let mut from_free = (text.len() + 1).div_ceil(BLOCK);
         let mut chain = Chain::Root(s.request.salt);
-        for tokens in text.chunks_exact(BLOCK) {
+        let cached = if s.scores() { &[] } else { text };
+        for tokens in cached.chunks_exact(BLOCK) {
             let Some((block, after)) = self.pool.find(chain, tokens) else { break };
             from_free -= usize::from(self.pool.refs(block) > 0);
             chain = after;
@@ -382,6 +391,8 @@ impl Scheduler {
                 s.table.iter().for_each(|&block| self.pool.retain(block));
                 s.computed = s.tokens.len();
             }
+            // What is scored is computed anew.
+            _ if s.scores() => {}
             _ => {
                 let mut chain = Chain::Root(s.request.salt);
                 for tokens in s.tokens.chunks_exact(BLOCK) {

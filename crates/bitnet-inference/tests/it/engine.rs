@@ -4,11 +4,12 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use bitnet_inference::generation::{InvalidBatching, QueueError};
-use bitnet_inference::sim::{HashModel, mix};
+use bitnet_inference::sampling::Sampler;
+use bitnet_inference::sim::{HashModel, Oracle, mix};
 use bitnet_inference::{
     BatchSizing, ConstraintError, Elapsed, Engine, EngineConfig, FinishReason, GenerateError,
     GenerationConfig, GenerationError, InvalidRequest, Output, Request, RequestError, RequestHandle,
-    SampleError, StartError, SubmitError, TokenText, Update,
+    SampleError, StartError, SubmitError, TokenLogprobs, TokenText, Update,
     metrics::{Counter, Measure, Recorder},
     names::{BatchError, BenchmarkError, CudaError, EmptySequence, RecordError},
     scheduling::{Plan, Scheduler, SchedulerConfig, StepLoad, StepModel, StepOutcome, Stepper},
@@ -196,10 +197,75 @@ fn the_logits_after_a_prompt_can_be_had_without_a_token() {
     let request = Request { output: Output::Logits, ..Request::new([4, 5, 6], GenerationConfig::default()) };
     let done = engine.submit(request).unwrap().wait().unwrap();
     let mut want = vec![0.0; VOCAB];
-    let mut oracle = bitnet_inference::sim::Oracle::default();
+    let mut oracle = Oracle::default();
     [4, 5, 6].into_iter().for_each(|t| oracle.push(t));
     oracle.logits(&mut want);
     assert_eq!((done.logits.unwrap(), done.choices[0].tokens.len()), (want, 0));
+}
+
+/// What the model says of every token of a prompt but the first.
+fn scored_alone(prompt: &[u32], top: usize) -> Vec<TokenLogprobs> {
+    let (mut oracle, mut sampler, mut row) = (Oracle::default(), Sampler::new(VOCAB), vec![0.0; VOCAB]);
+    let each = prompt.windows(2).map(|pair| {
+        oracle.push(pair[0]);
+        oracle.logits(&mut row);
+        sampler.logprobs(&row, pair[1], top).unwrap()
+    });
+    each.collect()
+}
+
+#[test]
+fn a_prompt_is_scored_alone_as_in_a_crowd_and_its_text_stays_what_it_is() {
+    for max_logit_rows in [1, 2, 5, 16] {
+        let (engine, _) = engine_with(
+            Limits { max_logit_rows, ..limits() },
+            EngineConfig { max_batch_size: max_logit_rows.min(8), ..config() },
+        );
+        let prompts: Vec<Vec<u32>> = (0..12u32)
+            .map(|i| (0..1 + i * 7).map(|t| if i % 3 == 0 { t % 48 } else { (t * 5 + i) % 48 }).collect())
+            .collect();
+        let request = |(i, prompt): (usize, &Vec<u32>)| Request {
+            // Some are also found in the prefix cache, and some ask for no token of their own.
+            output: if i == 5 { Output::Tokens } else { Output::Scored },
+            ..Request::new(
+                prompt.clone(),
+                GenerationConfig {
+                    logprobs: Some(3),
+                    n: 1 + usize::from(i > 6),
+                    ..greedy(if i % 4 == 0 { 0 } else { 9 })
+                },
+            )
+        };
+        for _ in 0..2 {
+            let handles = engine.submit_all(prompts.iter().enumerate().map(request).collect()).unwrap();
+            for ((i, prompt), handle) in prompts.iter().enumerate().zip(handles) {
+                let done = handle.wait().unwrap();
+                let want = if i == 5 { Vec::new() } else { scored_alone(prompt, 3) };
+                assert_eq!(done.scored, want, "{max_logit_rows} rows, prompt {i}");
+                let new = if i % 4 == 0 { 0 } else { 9 };
+                for choice in &done.choices {
+                    assert_eq!(
+                        choice.tokens,
+                        alone(prompt, &greedy(new)),
+                        "{max_logit_rows} rows, prompt {i}"
+                    );
+                    assert_eq!(choice.logprobs.len(), choice.tokens.len());
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn scoring_a_long_prompt_leaves_a_row_for_who_comes_later() {
+    let (engine, counts) = engine(config());
+    let long: Vec<u32> = (0..400).map(|i| i % 48).collect();
+    let scored = Request { output: Output::Scored, ..Request::new(long.clone(), greedy(1)) };
+    let handles = engine.submit_all(vec![scored, Request::new([1, 2], greedy(3))]).unwrap();
+    let done: Vec<_> = handles.into_iter().map(|handle| handle.wait().unwrap()).collect();
+    assert_eq!(done[0].scored, scored_alone(&long, 0));
+    assert_eq!(done[1].choices[0].tokens, alone(&[1, 2], &greedy(3)));
+    assert!(counts.rows.load(Relaxed) >= 400);
 }
 
 #[test]
