@@ -99,7 +99,7 @@ def errors(client, base, key):
     ask = dict(model="demo", prompt="x", max_tokens=1)
     create = client.completions.create
     raises(openai.BadRequestError, "temperature", lambda: create(**ask, temperature=-1))
-    raises(openai.BadRequestError, "echo", lambda: create(**ask, echo=True))
+    raises(openai.BadRequestError, "suffix", lambda: create(**ask, suffix="y"))
     raises(openai.BadRequestError, "foo", lambda: create(**ask, extra_body={"foo": 1}))
     raises(openai.BadRequestError, "prompt", lambda: create(**{**ask, "prompt": "x " * 4000}))
     raises(openai.NotFoundError, "model", lambda: create(**{**ask, "model": "gpt-4"}))
@@ -107,9 +107,9 @@ def errors(client, base, key):
     wrong = openai.OpenAI(base_url=base, api_key=key + "x", max_retries=0)
     raises(openai.AuthenticationError, None, lambda: wrong.models.list())
     messages = [{"role": "user", "content": "x"}]
-    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    tools = [{"type": "custom", "custom": {"name": "f"}}]
     chat = client.chat.completions.create
-    raises(openai.BadRequestError, "tools", lambda: chat(model="demo", messages=messages, tools=tools))
+    raises(openai.BadRequestError, "tools[0].type", lambda: chat(model="demo", messages=messages, tools=tools))
     raises(
         openai.APIStatusError,
         None,

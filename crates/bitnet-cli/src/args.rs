@@ -324,6 +324,9 @@ pub struct ServeArgs {
     /// localhost get 421, so that no other web site can send requests through a browser
     #[arg(long, value_name = "NAME")]
     pub allow_host: Vec<String>,
+    /// Also refuse fields that change no token, such as `store`; unknown fields are always refused
+    #[arg(long)]
+    pub strict: bool,
     /// What to log to stderr: off, requests, or requests with prompts
     #[arg(long, value_name = "WHAT", default_value = "requests", value_parser = ["off", "requests", "prompts"])]
     pub log: String,

@@ -48,7 +48,7 @@ mod tokenizer;
 mod transformer;
 
 pub use batch::{Batch, Logits, Run};
-pub use chat::{ChatTemplate, Message};
+pub use chat::{ChatTemplate, Message, Told, ToolCall};
 pub use checkpoint::{Checkpoint, GenerationDefaults, ModelFiles};
 use config::Config;
 pub use convert::{Target, convert};

@@ -4,6 +4,7 @@ use std::{
     time::{Duration, UNIX_EPOCH},
 };
 
+use bitnet::schema::Schemas;
 use bitnet_inference::{DrainReport, Engine, EngineConfig, StartError, TokenText};
 use bitnet_model::{ChatTemplate, Checkpoint, GenerationDefaults, Model, Tokenizer};
 
@@ -11,7 +12,6 @@ use crate::{
     http::{body::Bodies, error::ApiError, reading::Readers},
     identity::Identity,
     metrics::Metrics,
-    openai::grammar::Grammars,
     overload::Overload,
 };
 
@@ -85,6 +85,8 @@ pub struct ServerConfig {
     pub ttft_goal: Option<Duration>,
     /// Whether prompts may appear in the log.
     pub log_prompts: bool,
+    /// Whether fields that change no token are refused, as unknown ones are.
+    pub strict: bool,
 }
 
 impl Default for ServerConfig {
@@ -98,6 +100,7 @@ impl Default for ServerConfig {
             allow_hosts: Vec::new(),
             ttft_goal: None,
             log_prompts: false,
+            strict: false,
         }
     }
 }
@@ -106,7 +109,7 @@ impl Default for ServerConfig {
 pub struct Service {
     pub(crate) engine: Engine,
     pub(crate) model: Arc<ServedModel>,
-    pub(crate) grammars: Grammars,
+    pub(crate) schemas: Schemas,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) overload: Arc<Overload>,
     pub(crate) config: ServerConfig,
@@ -141,9 +144,9 @@ impl Service {
         let engine = Engine::start_boxed(weights, engine)?;
         let backend = engine.backend();
         let identity = Identity::new(&model.name, backend.kv, &backend.device);
+        let schemas = Schemas::new(model.tokenizer.clone(), &model.defaults.eos, vocab);
         let model = Arc::new(model);
-        let grammars = Grammars::new(Arc::clone(&model), vocab);
-        Ok(Service { engine, model, grammars, metrics, overload, config, identity, max_queued_requests })
+        Ok(Service { engine, model, schemas, metrics, overload, config, identity, max_queued_requests })
     }
 }
 

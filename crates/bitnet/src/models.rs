@@ -45,7 +45,9 @@ impl Model {
         let text = checkpoint.tokenizer.clone().map(|t| Arc::new(t) as Arc<dyn TokenText>);
         let engine = Engine::start_boxed(loaded.model, EngineConfig { text, ..config })?;
         #[cfg(feature = "json")]
-        let schemas = Schemas::new(checkpoint.tokenizer.clone(), &checkpoint.spec);
+        let (spec, tokenizer) = (&checkpoint.spec, checkpoint.tokenizer.clone());
+        #[cfg(feature = "json")]
+        let schemas = Schemas::new(tokenizer, &spec.eos, spec.vocab);
         let inner = Inner {
             checkpoint,
             engine: Arc::new(engine),

@@ -60,6 +60,7 @@ pub fn run(common: &Common, args: &ServeArgs) -> Result<(), CliError> {
         request_timeout: args.request_timeout,
         ttft_goal: args.ttft_goal,
         log_prompts: args.log == "prompts",
+        strict: args.strict,
         ..ServerConfig::default()
     };
     if !args.host.is_loopback() && config.api_key.is_none() {

@@ -5,7 +5,12 @@ mod date;
 mod environment;
 mod meter;
 
-use minijinja::{AutoEscape, context, machinery, value::Value};
+use std::collections::BTreeMap;
+
+use minijinja::{
+    AutoEscape, Error, ErrorKind, context, machinery,
+    value::{Value, merge_maps},
+};
 use serde::Serialize;
 
 use crate::{ModelError, error::one_line};
@@ -23,19 +28,104 @@ const TIMES: usize = 64;
 const TIMES_PER_MESSAGE: usize = 4;
 
 /// A message of a conversation.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Message {
-    /// `system`, `user`, `assistant`, or what else the template knows.
+    /// `system`, `user`, `assistant`, `tool`, or what else the template knows.
     pub role: String,
-    /// The text.
+    /// The text; empty where an assistant did nothing but call tools.
     pub content: String,
+    /// Who speaks, for templates that write it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// The tools that an assistant called.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tool_calls: Vec<ToolCall>,
+    /// Which call a message of role `tool` answers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tool_call_id: Option<String>,
+}
+
+/// A call of a tool by an assistant.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ToolCall {
+    /// The name by which its answer refers to it.
+    pub id: String,
+    /// The tool.
+    pub name: String,
+    /// What it was called with, as JSON.
+    pub arguments: String,
 }
 
 impl Message {
-    /// A message.
+    /// A message that is only a text.
     pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
-        Message { role: role.into(), content: content.into() }
+        Message { role: role.into(), content: content.into(), ..Message::default() }
     }
+
+    /// Bytes of everything that a template may write.
+    fn bytes(&self) -> usize {
+        let calls = self.tool_calls.iter().map(|call| call.id.len() + call.name.len() + call.arguments.len());
+        let names = [&self.name, &self.tool_call_id].into_iter().flatten().map(String::len);
+        self.role.len() + self.content.len() + calls.sum::<usize>() + names.sum::<usize>()
+    }
+
+    /// The message as templates know it, fields that it does not have left undefined.
+    fn value(&self) -> Value {
+        let mut fields = BTreeMap::from([
+            ("role", Value::from(self.role.as_str())),
+            ("content", Value::from(self.content.as_str())),
+        ]);
+        let names = [("name", &self.name), ("tool_call_id", &self.tool_call_id)];
+        fields.extend(names.into_iter().filter_map(|(field, text)| Some((field, text.as_deref()?.into()))));
+        if !self.tool_calls.is_empty() {
+            fields.insert("tool_calls", self.tool_calls.iter().map(ToolCall::value).collect());
+        }
+        Value::from(fields)
+    }
+}
+
+impl ToolCall {
+    /// The call in OpenAI's form. Templates write the arguments as JSON themselves, so they get the object.
+    fn value(&self) -> Value {
+        let arguments = serde_json::from_str(&self.arguments);
+        let arguments = arguments.unwrap_or_else(|_| Value::from(self.arguments.as_str()));
+        let function = context! { name => self.name.as_str(), arguments };
+        context! { id => self.id.as_str(), type => "function", function }
+    }
+}
+
+/// What a template is told beside the messages.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Told {
+    /// Descriptions of tools in OpenAI's form, each a JSON object.
+    pub tools: Vec<String>,
+    /// Variables by name, each as JSON; Hugging Face calls them `chat_template_kwargs`. Names that have a meaning of
+    /// their own keep it.
+    pub variables: Vec<(String, String)>,
+}
+
+impl Told {
+    fn bytes(&self) -> usize {
+        let variables = self.variables.iter().map(|(name, value)| name.len() + value.len());
+        self.tools.iter().map(String::len).sum::<usize>() + variables.sum::<usize>()
+    }
+
+    fn variables(&self) -> Result<Value, Error> {
+        let read = |(name, json): &(String, String)| Ok((name.clone(), parsed(json)?));
+        let variables: Result<BTreeMap<String, Value>, Error> = self.variables.iter().map(read).collect();
+        variables.map(Value::from)
+    }
+
+    fn tools(&self) -> Result<Value, Error> {
+        match self.tools[..] {
+            [] => Ok(Value::UNDEFINED),
+            _ => self.tools.iter().map(|json| parsed(json)).collect(),
+        }
+    }
+}
+
+fn parsed(json: &str) -> Result<Value, Error> {
+    serde_json::from_str(json).map_err(|e| Error::new(ErrorKind::BadSerialization, e.to_string()))
 }
 
 /// How a model wants a conversation to be written.
@@ -78,7 +168,13 @@ impl ChatTemplate {
 
     /// Whether the template reads `enable_thinking`.
     pub fn asks_for_thinking(&self) -> bool {
-        self.source.contains("enable_thinking")
+        self.asks_for("enable_thinking")
+    }
+
+    /// Whether the template asks for a variable of this name.
+    pub fn asks_for(&self, variable: &str) -> bool {
+        let word = |c: char| c.is_ascii_alphanumeric() || c == '_';
+        self.source.split(|c| !word(c)).any(|name| name == variable)
     }
 
     /// The text of a conversation; `add_generation_prompt` opens the assistant's turn.
@@ -86,21 +182,35 @@ impl ChatTemplate {
     /// # Errors
     /// [`ModelError::Template`] with what the template itself raised, or why it could not be rendered.
     pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String, ModelError> {
+        self.render_told(messages, add_generation_prompt, &Told::default())
+    }
+
+    /// As [`ChatTemplate::render`], with tools and variables for the template.
+    ///
+    /// # Errors
+    /// As [`ChatTemplate::render`], and if something in `told` is not JSON.
+    pub fn render_told(
+        &self,
+        messages: &[Message],
+        add_generation_prompt: bool,
+        told: &Told,
+    ) -> Result<String, ModelError> {
         let cure = "check the roles and their order, or run with --raw";
-        let given: usize = messages.iter().map(|m| m.role.len() + m.content.len()).sum();
+        let given = messages.iter().map(Message::bytes).sum::<usize>() + told.bytes();
         let budget = MIN_TEXT + given * (TIMES + TIMES_PER_MESSAGE * messages.len());
         self.on_deep_stack(cure, || {
-            let messages: Vec<Value> = messages
-                .iter()
-                .map(|m| context! { role => m.role.as_str(), content => m.content.as_str() })
-                .collect();
+            let messages: Vec<Value> = messages.iter().map(Message::value).collect();
             let context = context! {
                 messages,
                 add_generation_prompt,
                 bos_token => self.bos_token.as_str(),
                 eos_token => self.eos_token.as_str(),
-                // Templates ask whether it is defined before they ask what it says.
-                enable_thinking => self.thinking.map_or(Value::UNDEFINED, Value::from),
+                // Templates ask whether these are defined before they ask what they say.
+                tools => told.tools()?,
+                ..merge_maps([
+                    context! { enable_thinking => self.thinking.map_or(Value::UNDEFINED, Value::from) },
+                    told.variables()?,
+                ]),
             };
             let compiled = compile::compile(&self.source)?;
             meter::allow(budget);
@@ -121,7 +231,7 @@ impl ChatTemplate {
     fn on_deep_stack<T: Send>(
         &self,
         cure: &'static str,
-        work: impl FnOnce() -> Result<T, minijinja::Error> + Send,
+        work: impl FnOnce() -> Result<T, Error> + Send,
     ) -> Result<T, ModelError> {
         let fail = |problem: String| ModelError::Template { problem, cure };
         let stack = MIN_STACK + STACK_PER_BYTE * self.source.len();

@@ -61,11 +61,17 @@ impl ApiError {
             .about(param)
     }
 
+    /// The same error, with what helps.
+    pub fn advised(mut self, cure: impl ToString) -> Self {
+        self.body.message = shown(format!("{}: {}", self.body.message, cure.to_string()));
+        self
+    }
+
     /// A format that no text can be written in, or none that began like this one.
-    pub fn format(problem: impl ToString) -> Self {
+    pub fn format(param: &str, problem: impl ToString) -> Self {
         let problem = problem.to_string();
         let lines = problem.lines().map(str::trim).filter(|line| !line.starts_with("<non-verbose"));
-        Self::field("response_format", lines.collect::<Vec<_>>().join(" "))
+        Self::field(param, lines.collect::<Vec<_>>().join(" "))
     }
 
     /// The server cannot take it now.
@@ -173,7 +179,7 @@ impl From<RequestError> for ApiError {
         match error {
             RequestError::Timeout => Self::new(StatusCode::REQUEST_TIMEOUT, "timeout", message),
             RequestError::SlowReader => Self::new(StatusCode::REQUEST_TIMEOUT, "slow_reader", message),
-            RequestError::Constraint { message } => Self::format(message),
+            RequestError::Constraint { message } => Self::format("response_format", message),
             RequestError::Stopped => Self::unavailable("stopped", message),
             RequestError::Forward(lost) if lost.is_lost() => Self::unavailable("device_lost", message),
             _ => Self::fault(message),
@@ -202,7 +208,8 @@ mod tests {
 
     #[test]
     fn a_format_says_all_that_is_wrong_with_it_in_one_line() {
-        let error = ApiError::format("regex parse error:\n    [\n    ^\n<non-verbose/>").body;
+        let error =
+            ApiError::format("response_format", "regex parse error:\n    [\n    ^\n<non-verbose/>").body;
         assert_eq!(error.message, "response_format: regex parse error: [ ^");
     }
 

@@ -1,4 +1,8 @@
-use std::{collections::BTreeMap, fmt, marker::PhantomData};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    marker::PhantomData,
+};
 
 use serde::{
     Deserialize, Deserializer,
@@ -12,8 +16,8 @@ use crate::http::error::ApiError;
 /// Maximum number of fields of an object.
 const MAX_FIELDS: usize = 256;
 
-/// A JSON object that is taken apart field by field, so that every error names its field and nothing that was sent
-/// is ignored. `null` counts as absent, as it does for OpenAI.
+/// A JSON object that is taken apart field by field, so that every error names its field. What nobody takes is
+/// refused by [`Fields::finish`]. `null` counts as absent, as it does for OpenAI.
 ///
 /// The values stay the text they came as until somebody takes them: a body never costs more memory than its bytes
 /// and what its fields are limited to.
@@ -22,6 +26,10 @@ pub(crate) struct Fields<'b> {
     map: BTreeMap<String, &'b RawValue>,
     /// Where the object is in the body, with a dot at the end; empty for the body itself.
     path: String,
+    /// The fields that somebody has asked for: those that exist.
+    known: BTreeSet<&'static str>,
+    /// Whether fields that change nothing are refused too.
+    strict: bool,
 }
 
 impl<'b> Fields<'b> {
@@ -32,22 +40,34 @@ impl<'b> Fields<'b> {
         let malformed = |e| ApiError::malformed(format!("the body is not JSON: {e}"));
         let raw: &RawValue = serde_json::from_str(text).map_err(malformed)?;
         match raw.get().starts_with('{') {
-            true => Fields::at(String::new(), raw).map_err(|e| ApiError::malformed(format!("the body: {e}"))),
+            true => Fields::at(String::new(), raw, false)
+                .map_err(|e| ApiError::malformed(format!("the body: {e}"))),
             false => Err(ApiError::malformed("the body is not a JSON object")),
         }
     }
 
-    /// An object that is the value of a field.
-    pub fn inside(path: &str, value: &'b RawValue) -> Result<Fields<'b>, ApiError> {
+    /// The same object, with or without the rule that refuses fields that change nothing.
+    pub fn strictly(self, strict: bool) -> Self {
+        Fields { strict, ..self }
+    }
+
+    /// Whether fields that change nothing are refused.
+    pub fn is_strict(&self) -> bool {
+        self.strict
+    }
+
+    /// An object that is the value at `path`, under the same rule.
+    pub fn inside(&self, path: &str, value: &'b RawValue) -> Result<Fields<'b>, ApiError> {
         match value.get().starts_with('{') {
-            true => Fields::at(format!("{path}."), value).map_err(|problem| ApiError::field(path, problem)),
+            true => Fields::at(format!("{path}."), value, self.strict)
+                .map_err(|problem| ApiError::field(path, problem)),
             false => Err(ApiError::field(path, "it must be an object")),
         }
     }
 
-    fn at(path: String, object: &'b RawValue) -> Result<Fields<'b>, String> {
+    fn at(path: String, object: &'b RawValue, strict: bool) -> Result<Fields<'b>, String> {
         let map = pairs(object, MAX_FIELDS, "fields")?.into_iter().collect();
-        Ok(Fields { map, path })
+        Ok(Fields { map, path, known: BTreeSet::new(), strict })
     }
 
     /// The name of a field as a client would find it.
@@ -68,23 +88,26 @@ impl<'b> Fields<'b> {
     }
 
     /// The text of a field of any kind.
-    pub fn raw(&mut self, field: &str) -> Option<&'b RawValue> {
+    pub fn raw(&mut self, field: &'static str) -> Option<&'b RawValue> {
+        self.known.insert(field);
         self.map.remove(field).filter(|value| !is_null(value))
     }
 
-    /// A field of a type.
-    pub fn take<T: DeserializeOwned>(&mut self, field: &str) -> Result<Option<T>, ApiError> {
-        let value = self.raw(field).map(|raw| serde_json::from_str(raw.get())).transpose();
-        value.map_err(|e| ApiError::field(self.name(field), plainly(&e)))
+    /// A field of a type. A whole number may be written `5.0` or `5e0`, as JSON has one kind of number.
+    pub fn take<T: DeserializeOwned>(&mut self, field: &'static str) -> Result<Option<T>, ApiError> {
+        let Some(raw) = self.raw(field) else { return Ok(None) };
+        let value = serde_json::from_str(raw.get());
+        let value = value.or_else(|e| whole(raw).and_then(|text| serde_json::from_str(&text).ok()).ok_or(e));
+        value.map(Some).map_err(|e| ApiError::field(self.name(field), plainly(&e)))
     }
 
     /// A field that must be there.
-    pub fn need<T: DeserializeOwned>(&mut self, field: &str) -> Result<T, ApiError> {
+    pub fn need<T: DeserializeOwned>(&mut self, field: &'static str) -> Result<T, ApiError> {
         self.take(field)?.ok_or_else(|| self.missing(field))
     }
 
     /// The text of a field that must be there.
-    pub fn need_raw(&mut self, field: &str) -> Result<&'b RawValue, ApiError> {
+    pub fn need_raw(&mut self, field: &'static str) -> Result<&'b RawValue, ApiError> {
         self.raw(field).ok_or_else(|| self.missing(field))
     }
 
@@ -93,7 +116,7 @@ impl<'b> Fields<'b> {
     }
 
     /// A field that is a list of at most `max` entries; absent, it is empty.
-    pub fn list<T: Deserialize<'b>>(&mut self, field: &str, max: usize) -> Result<Vec<T>, ApiError> {
+    pub fn list<T: Deserialize<'b>>(&mut self, field: &'static str, max: usize) -> Result<Vec<T>, ApiError> {
         let listed = self.raw(field).map_or(Ok(Vec::new()), |raw| list(raw, max));
         listed.map_err(|problem| ApiError::field(self.name(field), problem))
     }
@@ -101,7 +124,7 @@ impl<'b> Fields<'b> {
     /// A field that is an object of at most `max` entries; absent, it is empty.
     pub fn pairs<T: Deserialize<'b>>(
         &mut self,
-        field: &str,
+        field: &'static str,
         max: usize,
     ) -> Result<Vec<(String, T)>, ApiError> {
         let paired = self.raw(field).map_or(Ok(Vec::new()), |raw| pairs(raw, max, "entries"));
@@ -109,13 +132,13 @@ impl<'b> Fields<'b> {
     }
 
     /// A field that is an object.
-    pub fn object(&mut self, field: &str) -> Result<Option<Fields<'b>>, ApiError> {
+    pub fn object(&mut self, field: &'static str) -> Result<Option<Fields<'b>>, ApiError> {
         let name = self.name(field);
-        self.raw(field).map(|value| Fields::inside(&name, value)).transpose()
+        self.raw(field).map(|value| self.inside(&name, value)).transpose()
     }
 
-    /// A field of which only one value is supported, that which changes nothing.
-    pub fn only(&mut self, field: &str, neutral: &[Value]) -> Result<(), ApiError> {
+    /// A field that could change tokens and is supported only with the values that ask for nothing.
+    pub fn only(&mut self, field: &'static str, neutral: &[Value]) -> Result<(), ApiError> {
         let Some(raw) = self.raw(field) else { return Ok(()) };
         match serde_json::from_str::<Value>(raw.get()) {
             Ok(value) if neutral.contains(&value) => Ok(()),
@@ -126,13 +149,67 @@ impl<'b> Fields<'b> {
         }
     }
 
-    /// Refuses what has not been taken.
-    pub fn finish(self) -> Result<(), ApiError> {
-        match self.map.iter().find(|(_, value)| !is_null(value)) {
-            Some((field, _)) => Err(ApiError::unsupported(self.name(field), "this field")),
-            None => Ok(()),
+    /// A field that changes no token, and so may have any value; by the strict rule only `neutral` ones.
+    pub fn harmless(&mut self, field: &'static str, neutral: &[Value]) -> Result<(), ApiError> {
+        match self.strict {
+            true => self.only(field, neutral),
+            false => {
+                self.raw(field);
+                Ok(())
+            }
         }
     }
+
+    /// Refuses what nobody has taken, and names the field that was probably meant.
+    pub fn finish(self) -> Result<(), ApiError> {
+        let Some((field, _)) = self.map.iter().find(|(_, value)| !is_null(value)) else { return Ok(()) };
+        let error = ApiError::unsupported(self.name(field), "this field");
+        Err(match nearest(field, &self.known) {
+            Some(known) => error.advised(format!("did you mean `{}`?", self.name(known))),
+            None => error,
+        })
+    }
+}
+
+/// Integers up to here, and no others, are what they seem as a double.
+pub(crate) const EXACT: f64 = 9_007_199_254_740_992.0;
+
+/// An integer that was written with a point or an exponent, as its digits.
+fn whole(raw: &RawValue) -> Option<String> {
+    let number: f64 = raw.get().parse().ok()?;
+    (number.fract() == 0.0 && number.abs() <= EXACT).then(|| (number as i64).to_string())
+}
+
+/// Maximum characters of a name that is compared with others.
+const MAX_COMPARED: usize = 64;
+
+/// The name that differs in the fewest letters, if those are few.
+fn nearest<'k>(name: &str, known: &BTreeSet<&'k str>) -> Option<&'k str> {
+    if name.len() > MAX_COMPARED {
+        return None;
+    }
+    let near = known.iter().map(|known| (distance(name, known), *known)).min()?;
+    (near.0 <= 1 + name.len() / 4).then_some(near.1)
+}
+
+/// Letters to insert, remove, replace or swap with the next to get from one name to the other.
+fn distance(from: &str, to: &str) -> usize {
+    let (from, to): (Vec<char>, Vec<char>) = (from.chars().collect(), to.chars().collect());
+    let mut rows = vec![vec![0; to.len() + 1]; from.len() + 1];
+    for i in 0..=from.len() {
+        for j in 0..=to.len() {
+            rows[i][j] = match (i, j) {
+                (0, n) | (n, 0) => n,
+                _ => {
+                    let replaced = rows[i - 1][j - 1] + usize::from(from[i - 1] != to[j - 1]);
+                    let swaps = i > 1 && j > 1 && from[i - 1] == to[j - 2] && from[i - 2] == to[j - 1];
+                    let swapped = if swaps { rows[i - 2][j - 2] + 1 } else { replaced };
+                    replaced.min(swapped).min(rows[i - 1][j] + 1).min(rows[i][j - 1] + 1)
+                }
+            };
+        }
+    }
+    rows[from.len()][to.len()]
 }
 
 fn is_null(value: &RawValue) -> bool {
@@ -297,6 +374,50 @@ mod tests {
             assert_eq!(fields(text).only("echo", &neutral), Ok(()));
         }
         assert_eq!(param(fields(r#"{"echo": true}"#).only("echo", &neutral)).as_deref(), Some("echo"));
+    }
+
+    #[test]
+    fn a_field_that_changes_nothing_is_taken_as_it_comes_unless_the_rule_is_strict() {
+        for text in [r#"{"store": true}"#, r#"{"store": [1]}"#, r#"{"store": false}"#] {
+            let fields = || Fields::parse(text.as_bytes()).unwrap();
+            assert_eq!(fields().harmless("store", &[Value::Bool(false)]), Ok(()), "{text}");
+            let strict = fields().strictly(true).harmless("store", &[Value::Bool(false)]);
+            assert_eq!(strict.is_ok(), text.contains("false"), "{text}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_field_is_refused_with_the_nearest_name_that_was_asked_for() {
+        for (sent, meant) in [
+            ("temprature", Some("temperature")),
+            ("max_token", Some("max_tokens")),
+            ("Seed", Some("seed")),
+            ("sede", Some("seed")),
+            ("frequency", None),
+            ("x", None),
+        ] {
+            let body = format!("{{\"{sent}\": 1}}");
+            let mut fields = Fields::parse(body.as_bytes()).unwrap();
+            for known in ["temperature", "max_tokens", "seed"] {
+                fields.raw(known);
+            }
+            let message = fields.finish().unwrap_err().body.message;
+            let told = message.split_once("did you mean `").map(|(_, rest)| rest.trim_end_matches("`?"));
+            assert_eq!(told, meant, "{message}");
+        }
+    }
+
+    #[test]
+    fn a_whole_number_may_be_written_with_a_point_or_an_exponent() {
+        fn read(text: &str) -> Result<Option<usize>, ApiError> {
+            Fields::parse(format!("{{\"x\": {text}}}").as_bytes()).unwrap().take("x")
+        }
+        for (text, number) in [("5.0", 5), ("5e0", 5), ("1.5e1", 15), ("0.0", 0), ("-0.0", 0)] {
+            assert_eq!(read(text), Ok(Some(number)), "{text}");
+        }
+        for text in ["5.5", "-5.0", "1e300", "\"5.0\"", "9007199254740993.0e3"] {
+            assert_eq!(param(read(text)).as_deref(), Some("x"), "{text}");
+        }
     }
 
     #[test]

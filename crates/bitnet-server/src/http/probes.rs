@@ -8,6 +8,7 @@ use axum::{
     http::{StatusCode, header},
     response::{IntoResponse, Response},
 };
+use bitnet_model::ChatTemplate;
 use serde_json::{Value, json};
 
 use crate::{
@@ -18,7 +19,7 @@ use crate::{
     },
     openai::{
         chat,
-        job::unknown_model,
+        job::{check_model, unknown_model},
         prompt::{Encoder, tokenizer},
     },
     service::{App, ServedModel},
@@ -114,16 +115,35 @@ pub(crate) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> R
     let tokenized = read(&app, request, |service, _, body, reading| {
         let context = service.engine.context();
         let encoder = Encoder { model: &service.model, context, reading };
-        let mut fields = Fields::parse(body)?;
+        let mut fields = Fields::parse(body)?.strictly(service.config.strict);
+        check_model(&mut fields, &service.model)?;
         let special = fields.take("add_special_tokens")?.unwrap_or(true);
         let tokens = match fields.raw("prompt") {
             Some(text) => encoder.json(text, special, "prompt")?,
-            None => chat::conversation(&mut fields, &encoder)?,
+            None => chat::conversation(&mut fields, &encoder)?.tokens,
         };
         fields.finish()?;
         Ok(Json(json!({"tokens": tokens, "count": tokens.len(), "max_model_len": context})))
     });
     tokenized.await
+}
+
+/// `GET /tokenizer_info`, under the names of Hugging Face's `tokenizer_config.json`.
+pub(crate) async fn tokenizer_info(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
+    let service = app.service()?;
+    let model = &service.model;
+    let tokenizer = tokenizer(model, "tokenizer_info")?;
+    let text = |id: Option<&u32>| {
+        id.and_then(|&id| tokenizer.token_bytes(id)).map(|bytes| String::from_utf8_lossy(bytes).into_owned())
+    };
+    Ok(Json(json!({
+        "bos_token": text(tokenizer.prefix().first()),
+        "eos_token": text(model.defaults.eos.first()),
+        "pad_token": null,
+        "chat_template": model.chat.as_ref().map(ChatTemplate::source),
+        "model_max_length": service.engine.context(),
+        "vocab_size": tokenizer.vocab_size(),
+    })))
 }
 
 /// `POST /detokenize`: the text of `tokens`.
@@ -132,7 +152,8 @@ pub(crate) async fn detokenize(
     request: Request,
 ) -> Result<Json<Value>, ApiError> {
     let detokenized = read(&app, request, |service, _, body, _| {
-        let mut fields = Fields::parse(body)?;
+        let mut fields = Fields::parse(body)?.strictly(service.config.strict);
+        check_model(&mut fields, &service.model)?;
         let tokens: Vec<u32> = list(fields.need_raw("tokens")?, service.engine.context())
             .map_err(|problem| ApiError::field("tokens", problem))?;
         let skip = fields.take("skip_special_tokens")?.unwrap_or(false);

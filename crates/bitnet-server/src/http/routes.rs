@@ -40,6 +40,7 @@ pub(crate) fn router_for(app: Arc<App>, hosts: Hosts) -> Router {
         .route("/v1/models", get(probes::models))
         .route("/v1/models/{*name}", get(probes::model))
         .route("/tokenize", post(probes::tokenize))
+        .route("/tokenizer_info", get(probes::tokenizer_info))
         .route("/detokenize", post(probes::detokenize))
         .route("/metrics", get(probes::metrics))
         .route("/stats", get(probes::stats))

@@ -35,8 +35,40 @@ pub(crate) struct Piece {
     pub text: String,
     /// The token and its log-probabilities; none at the end.
     pub token: Option<(u32, Option<TokenLogprobs>)>,
+    /// Of the first event of a choice, the prompt, if that is told too; `text` begins with its text.
+    pub echo: Option<Arc<Echo>>,
     /// At the end, why.
     pub finish: Option<Finish>,
+}
+
+/// A prompt that is told before what continues it.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Echo {
+    pub text: String,
+    pub ids: Vec<u32>,
+    /// Characters before each token.
+    pub offsets: Vec<usize>,
+    /// Those of each token, if they were asked for; the first has none.
+    pub logprobs: Vec<Option<TokenLogprobs>>,
+}
+
+impl Echo {
+    fn new(ids: &[u32], scored: Vec<TokenLogprobs>, logprobs: bool, stream: Option<DecodeStream>) -> Self {
+        let (mut text, mut stream, mut offsets) = (String::new(), stream, Vec::with_capacity(ids.len()));
+        let mut characters = 0;
+        for &id in ids {
+            offsets.push(characters);
+            let more = stream.as_mut().map(|stream| stream.push(id)).unwrap_or_default();
+            characters += more.chars().count();
+            text += &more;
+        }
+        text += &stream.map(|mut stream| stream.finish()).unwrap_or_default();
+        let logprobs = match logprobs {
+            true => std::iter::once(None).chain(scored.into_iter().map(Some)).collect(),
+            false => Vec::new(),
+        };
+        Echo { text, ids: ids.to_vec(), offsets, logprobs }
+    }
 }
 
 /// Why a choice ended.
@@ -63,7 +95,17 @@ pub(crate) struct Answers {
     keeps_text: bool,
     /// Gone with the first token.
     waiting: Option<Waiting>,
+    /// For each prompt that is told, what is told of it, once that is known.
+    echoes: Option<Echoes>,
     record: Record,
+}
+
+/// The prompts that are told.
+struct Echoes {
+    prompts: Vec<Vec<u32>>,
+    logprobs: bool,
+    told: Vec<Option<Arc<Echo>>>,
+    tokenizer: Option<Tokenizer>,
 }
 
 /// How far a choice is.
@@ -71,6 +113,8 @@ struct Choice {
     text: Option<DecodeStream>,
     tokens: usize,
     offset: usize,
+    /// Whether anything of it has been told.
+    begun: bool,
 }
 
 impl Answers {
@@ -109,7 +153,7 @@ impl Answers {
             }
         };
         let tokenizer = service.model.tokenizer.as_ref();
-        let choice = || Choice { text: tokenizer.map(Tokenizer::stream), tokens: 0, offset: 0 };
+        let choice = || Choice { text: tokenizer.map(Tokenizer::stream), tokens: 0, offset: 0, begun: false };
         let open = job.choices();
         Ok(Answers {
             handles,
@@ -119,6 +163,12 @@ impl Answers {
             turns: (job.stream && open > 1).then(|| Turns::new(open)),
             keeps_text: !job.stream,
             waiting: Some(waiting),
+            echoes: job.echo.then(|| Echoes {
+                prompts: job.requests.iter().map(|request| request.prompt.clone()).collect(),
+                logprobs: job.logprobs,
+                told: vec![None; job.requests.len()],
+                tokenizer: tokenizer.cloned(),
+            }),
             record,
         })
     }
@@ -198,15 +248,33 @@ impl Answers {
         }
     }
 
+    /// The prompt of a choice, before its first piece.
+    fn echo(&mut self, choice: usize) -> Option<Arc<Echo>> {
+        let Echoes { prompts, logprobs, told, tokenizer } = self.echoes.as_mut()?;
+        if std::mem::replace(&mut self.choices[choice].begun, true) {
+            return None;
+        }
+        let prompt = choice / self.n;
+        let echo = told[prompt].get_or_insert_with(|| {
+            let stream = tokenizer.as_ref().map(Tokenizer::stream);
+            let scored = self.handles.get(prompt).map(RequestHandle::scored).unwrap_or_default();
+            Arc::new(Echo::new(&prompts[prompt], scored, *logprobs, stream))
+        });
+        Some(Arc::clone(echo))
+    }
+
     fn piece(&mut self, choice: usize, told: Told) -> Piece {
+        let echo = self.echo(choice);
+        let before = echo.as_ref().map(|echo| echo.text.clone()).unwrap_or_default();
         let state = &mut self.choices[choice];
+        state.offset += before.chars().count();
         let (index, offset) = (state.tokens, state.offset);
         let piece = match told {
             Told::Token(token, logprobs) => {
                 state.tokens += 1;
                 let text = state.text.as_mut().map(|stream| stream.push(token)).unwrap_or_default();
                 let token = Some((token, logprobs.map(|logprobs| *logprobs)));
-                Piece { choice, index, offset, text, token, finish: None }
+                Piece { choice, index, offset, text, token, echo, finish: None }
             }
             Told::End(end) => {
                 let (finish, tail) = match end {
@@ -218,11 +286,11 @@ impl Answers {
                 };
                 let text = state.text.as_mut().map(|stream| stream.push_bytes(&tail) + &stream.finish());
                 let text = text.unwrap_or_default();
-                Piece { choice, index, offset, text, token: None, finish: Some(finish) }
+                Piece { choice, index, offset, text, token: None, echo, finish: Some(finish) }
             }
         };
         state.offset += piece.text.chars().count();
-        piece
+        Piece { text: before + &piece.text, ..piece }
     }
 
     /// One choice that fails ends them all.

@@ -8,7 +8,7 @@ use axum::{
 };
 use bitnet_inference::InvalidRequest;
 use serde::de::IgnoredAny;
-use serde_json::{json, value::RawValue};
+use serde_json::value::RawValue;
 
 use crate::{
     http::{
@@ -28,7 +28,8 @@ pub(crate) async fn completions(State(app): State<Arc<App>>, request: Request) -
 }
 
 /// A text, a list of texts, a list of token ids, or a list of such lists.
-pub(super) fn prompts(value: &RawValue, encoder: &Encoder<'_>) -> Result<Vec<Vec<u32>>, ApiError> {
+pub(super) fn prompts(fields: &mut Fields<'_>, encoder: &Encoder<'_>) -> Result<Vec<Vec<u32>>, ApiError> {
+    let value = fields.need_raw("prompt")?;
     let Some(entries) = value.get().strip_prefix('[') else { return Ok(vec![prompt(value, encoder)?]) };
     if entries.trim_ascii_start().starts_with(|c: char| c == '-' || c.is_ascii_digit()) {
         return Ok(vec![ids(value, encoder)?]);
@@ -64,11 +65,12 @@ fn ids(value: &RawValue, encoder: &Encoder<'_>) -> Result<Vec<u32>, ApiError> {
     }
 }
 
-/// Fields that clients send with the value that changes nothing.
-pub(super) fn ignore_neutral(fields: &mut Fields<'_>) -> Result<(), ApiError> {
-    fields.only("best_of", &[json!(1)])?;
-    fields.only("echo", &[json!(false)])?;
-    fields.only("suffix", &[json!("")])
+/// The best of as many texts as are asked for are all of them.
+pub(super) fn best_of(fields: &mut Fields<'_>, n: usize) -> Result<(), ApiError> {
+    match fields.take::<usize>("best_of")? {
+        Some(best_of) if best_of != n => Err(ApiError::unsupported("best_of", "another number than n")),
+        _ => Ok(()),
+    }
 }
 
 /// The maximum number of new tokens: 16 if nothing is said, as with OpenAI.
@@ -91,7 +93,7 @@ mod tests {
     fn read(text: &str) -> Result<Vec<Vec<u32>>, ApiError> {
         let (model, reading) = (ServedModel::new("ids only"), Reading::within(Duration::MAX));
         let encoder = Encoder { model: &model, context: 8, reading: &reading };
-        prompts(serde_json::from_str(text).unwrap(), &encoder)
+        prompts(&mut Fields::parse(format!("{{\"prompt\": {text}}}").as_bytes()).unwrap(), &encoder)
     }
 
     #[test]

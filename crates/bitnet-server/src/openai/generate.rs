@@ -76,6 +76,7 @@ pub(crate) fn shape(service: &Service, job: &Job, created: u64) -> Shape {
         fingerprint: service.identity.to_string(),
         tokenizer: service.model.tokenizer.clone(),
         logprobs: job.logprobs,
+        calls: job.calls.clone(),
         token_ids: job.token_ids,
         include_usage: job.include_usage,
     }
@@ -104,10 +105,12 @@ async fn streamed(service: &Service, job: Job, mut answers: Answers) -> Result<R
         Ok(first) => first.transpose()?,
         Err(_) => None,
     };
+    let shape = shape(service, &job, service.model.created);
     let events = Events {
         answers,
         first,
-        shape: shape(service, &job, service.model.created),
+        readers: (0..job.choices()).map(|_| shape.reader()).collect(),
+        shape,
         prompt_tokens: job.prompt_tokens(),
         position: Position::start(job.choices()),
         after: job.after.clone().unwrap_or_else(|| Position::start(job.choices())),

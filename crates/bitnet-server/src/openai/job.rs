@@ -3,18 +3,26 @@
 use std::time::Duration;
 
 use axum::http::{HeaderMap, StatusCode};
-use bitnet_inference::{GenerationConfig, Priority, Request};
+use bitnet::schema::Schema;
+use bitnet_inference::{GenerationConfig, Output, Priority, Request};
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
 use crate::{
     http::{error::ApiError, fields::Fields, reading::Reading},
     openai::{
-        chat, completions,
-        grammar::{Format, Grammar},
+        chat::{self, Conversation},
+        completions,
+        grammar::Format,
+        harmless,
         position::{Continued, Name, Position},
         prompt::Encoder,
         sampling,
+        tools::{
+            Offer,
+            form::{Form, Rule, Thoughts},
+            reader::Calls,
+        },
         turns::MAX_WAITING,
     },
     random::fresh,
@@ -23,6 +31,9 @@ use crate::{
 
 /// Maximum number of choices of all prompts of a request together.
 const MAX_CHOICES: usize = GenerationConfig::MAX_CHOICES;
+
+/// Maximum number of log-probabilities that are told of the prompts of a request, likely tokens included.
+const MAX_SCORED: usize = 1 << 21;
 
 /// Which API a request came through.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,6 +54,10 @@ pub(crate) struct Job {
     /// Whether a stream ends with the token counts.
     pub include_usage: bool,
     pub logprobs: bool,
+    /// Whether choices begin with their prompt.
+    pub echo: bool,
+    /// What calls of tools in the answer look like, if there may be any.
+    pub calls: Option<Calls>,
     /// Whether choices carry their token ids.
     pub token_ids: bool,
     pub seed: u64,
@@ -66,13 +81,16 @@ impl Job {
         reading: &Reading,
     ) -> Result<Job, ApiError> {
         let model = &*service.model;
-        let mut fields = Fields::parse(body)?;
+        let mut fields = Fields::parse(body)?.strictly(service.config.strict);
         let asked = fields.digest_without("seed");
         check_model(&mut fields, model)?;
         let encoder = Encoder { model, context: service.engine.context(), reading };
-        let prompts = match endpoint {
-            Endpoint::Completions => completions::prompts(fields.need_raw("prompt")?, &encoder)?,
-            Endpoint::Chat => vec![chat::conversation(&mut fields, &encoder)?],
+        let (prompts, offer) = match endpoint {
+            Endpoint::Completions => (completions::prompts(&mut fields, &encoder)?, None),
+            Endpoint::Chat => {
+                let Conversation { tokens, offer } = chat::conversation(&mut fields, &encoder)?;
+                (vec![tokens], offer)
+            }
         };
         let mut config = sampling::config(&mut fields, &model.defaults)?;
         (config.max_new_tokens, config.logprobs) = match endpoint {
@@ -83,14 +101,22 @@ impl Job {
         };
         let told_seed = seed(config.seed, headers)?;
         let priority = priority(&mut fields)?;
-        let grammar = grammar(&mut fields, service, &config)?;
+        let schema = schema(&mut fields, service, &config, offer.as_ref())?;
+        let calls = offer.map(|(offer, form, _)| Calls {
+            form,
+            names: offer.tools.into_iter().map(|tool| tool.name).collect(),
+        });
         let salt = fields.take::<String>("user")?.map_or(0, |user| salt(&user));
         let stream = fields.take("stream")?.unwrap_or(false);
         let include_usage = stream_options(&mut fields, stream)?;
         let token_ids = fields.take("return_token_ids")?.unwrap_or(false) || model.tokenizer.is_none();
         match endpoint {
-            Endpoint::Completions => completions::ignore_neutral(&mut fields)?,
-            Endpoint::Chat => chat::ignore_neutral(&mut fields)?,
+            Endpoint::Completions => {
+                completions::best_of(&mut fields, config.n)?;
+                config.echo = fields.take("echo")?.unwrap_or(false);
+                harmless::of_completions(&mut fields)?;
+            }
+            Endpoint::Chat => harmless::of_chat(&mut fields)?,
         }
         fields.finish()?;
 
@@ -100,12 +126,13 @@ impl Job {
             Continues { headers, choices: prompts.len() * config.n, stream, seeded: told_seed.is_some() };
         let (name, after) = continues.named(service, asked, &config, seed)?;
         config.seed = Some(seed);
-        let (n, logprobs) = (config.n, config.logprobs.is_some());
+        let (n, logprobs, echo) = (config.n, config.logprobs.is_some(), config.echo);
         let request = |prompt: Vec<u32>| Request {
             priority,
             timeout: Some(reading.remaining()),
             salt,
-            constraint: grammar.as_ref().map(Grammar::constraint),
+            output: if echo && logprobs { Output::Scored } else { Output::Tokens },
+            constraint: schema.as_ref().map(Schema::constraint),
             ..Request::new(prompt, config.clone())
         };
         let requests: Vec<Request> = prompts.into_iter().map(request).collect();
@@ -118,6 +145,8 @@ impl Job {
             stream,
             include_usage,
             logprobs,
+            echo,
+            calls,
             token_ids,
             seed,
             hurried,
@@ -158,21 +187,43 @@ impl Endpoint {
     }
 }
 
-/// The format that the text must have. A text of a format ends where the format does, so nothing may ask for more.
-fn grammar(
+/// What the text must follow: the form of calls, a format, or either. Where it ends, the text does, so nothing may
+/// ask for more.
+fn schema(
     fields: &mut Fields<'_>,
     service: &Service,
     config: &GenerationConfig,
-) -> Result<Option<Grammar>, ApiError> {
-    let format = fields.object("response_format")?.map(Format::read).transpose()?.flatten();
-    let Some(format) = format else { return Ok(None) };
+    offer: Option<&(Offer, Form, Thoughts)>,
+) -> Result<Option<Schema>, ApiError> {
+    let format = Format::take(fields)?;
+    let what = match (offer, &format) {
+        (None, None) => return Ok(None),
+        (Some(_), _) => "tools",
+        (None, Some((field, _))) => *field,
+    };
     for (field, asked) in [("ignore_eos", config.ignore_eos), ("min_tokens", config.min_new_tokens > 0)] {
         if asked {
-            let problem = "it cannot be combined with response_format: a finished text must end";
+            let problem = format!("it cannot be combined with {what}: a finished text must end");
             return Err(ApiError::field(field, problem));
         }
     }
-    service.grammars.compile(format).map(Some)
+    let refused = |error| match error {
+        bitnet::Error::Schema { problem } => ApiError::format(what, problem),
+        other => ApiError::format(what, other),
+    };
+    let Some((offer, form, thoughts)) = offer else {
+        let compiled = format.map(|(_, format)| match format {
+            Format::Json(schema) => service.schemas.compile(&schema.to_string()),
+            Format::Lark(expression) => service.schemas.grammar(&format!("start: {expression}")),
+        });
+        return compiled.transpose().map_err(refused);
+    };
+    let Rule { lark, within } = Rule::new(offer, *form, *thoughts, format.as_ref().map(|(_, format)| format));
+    let schema = service.schemas.grammar(&lark).map_err(refused)?;
+    Ok(Some(match within {
+        Some(within) => schema.within(within),
+        None => schema,
+    }))
 }
 
 /// What decides whether an answer continues a stream.
@@ -223,6 +274,13 @@ fn check_size(requests: &[Request], n: usize, stream: bool, service: &Service) -
         return Err(ApiError::field("n", problem));
     }
     requests.iter().try_for_each(|r| service.engine.validate(r))?;
+    let scored = |r: &Request| r.prompt.len() * (1 + r.config.logprobs.unwrap_or(0)) * r.config.n;
+    let told: usize = requests.iter().filter(|r| r.output == Output::Scored).map(scored).sum();
+    if told > MAX_SCORED {
+        let problem =
+            format!("{told} log-probabilities of prompts are over {MAX_SCORED}: send fewer at a time");
+        return Err(ApiError::field("echo", problem));
+    }
     let room = |r: &Request| (service.engine.context() - r.prompt.len()).min(r.config.max_new_tokens);
     let tokens = n * requests.iter().map(room).sum::<usize>();
     if stream && choices > 1 && tokens > MAX_WAITING {
@@ -232,7 +290,8 @@ fn check_size(requests: &[Request], n: usize, stream: bool, service: &Service) -
     Ok(())
 }
 
-fn check_model(fields: &mut Fields<'_>, model: &ServedModel) -> Result<(), ApiError> {
+/// Takes the name of the model, if there is one.
+pub(crate) fn check_model(fields: &mut Fields<'_>, model: &ServedModel) -> Result<(), ApiError> {
     match fields.take::<String>("model")? {
         Some(name) if name != model.name => Err(unknown_model(&name, model)),
         _ => Ok(()),
@@ -283,7 +342,8 @@ fn stream_options(fields: &mut Fields<'_>, stream: bool) -> Result<bool, ApiErro
         return Err(ApiError::field("stream_options", "it needs stream to be true"));
     }
     let include_usage = options.take("include_usage")?.unwrap_or(false);
-    options.only("include_obfuscation", &[json!(false)])?;
+    options.harmless("include_obfuscation", &[json!(false)])?;
+    options.harmless("continuous_usage_stats", &[json!(false)])?;
     options.finish()?;
     Ok(include_usage)
 }

@@ -8,7 +8,7 @@ use serde_json::Number;
 
 use crate::http::{
     error::ApiError,
-    fields::{Fields, list, plainly},
+    fields::{EXACT, Fields, list, plainly},
 };
 
 /// Where neither the client nor the model says, as with OpenAI.
@@ -60,7 +60,10 @@ fn logit_bias(fields: &mut Fields<'_>) -> Result<Vec<(u32, f32)>, ApiError> {
 /// A seed may be negative; it then stands for the number of the same 64 bits.
 fn seed(fields: &mut Fields<'_>) -> Result<Option<u64>, ApiError> {
     let Some(number) = fields.take::<Number>("seed")? else { return Ok(None) };
-    let seed = number.as_u64().or(number.as_i64().map(i64::cast_unsigned));
+    let seed = number.as_u64().or(number.as_i64().map(i64::cast_unsigned)).or_else(|| {
+        let whole = number.as_f64().filter(|seed| seed.fract() == 0.0 && seed.abs() <= EXACT);
+        whole.map(|seed| (seed as i64).cast_unsigned())
+    });
     seed.map(Some).ok_or_else(|| ApiError::field("seed", "it must be an integer of 64 bits"))
 }
 
@@ -94,6 +97,7 @@ mod tests {
     fn a_seed_is_any_integer_of_64_bits() {
         assert_eq!(read(r#"{"seed": 18446744073709551615}"#).unwrap().seed, Some(u64::MAX));
         assert_eq!(read(r#"{"seed": -1}"#).unwrap().seed, Some(u64::MAX));
+        assert_eq!(read(r#"{"seed": 7.0}"#).unwrap().seed, Some(7));
         for bad in ["1.5", "\"1\"", "18446744073709551616"] {
             let error = read(&format!(r#"{{"seed": {bad}}}"#)).unwrap_err();
             assert_eq!(error.body.param.as_deref(), Some("seed"), "{bad}");

@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 use crate::openai::{
     answers::{Finish, Piece},
     job::Endpoint,
+    tools::reader::{Calls, Reader, Said},
 };
 
 /// Lowest log-probability that is told; JSON has no infinity.
@@ -23,6 +24,8 @@ pub(crate) struct Shape {
     pub fingerprint: String,
     pub tokenizer: Option<Tokenizer>,
     pub logprobs: bool,
+    /// What calls of tools in the text look like, if there may be any.
+    pub calls: Option<Calls>,
     pub token_ids: bool,
     /// Whether objects of a stream have a field for the counts.
     pub include_usage: bool,
@@ -76,14 +79,39 @@ struct Choice {
 struct Delta {
     #[serde(skip_serializing_if = "Option::is_none")]
     role: Option<&'static str>,
-    content: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    content: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tool_calls: Vec<Call>,
 }
 
 #[derive(Serialize)]
 struct Message {
     role: &'static str,
-    content: String,
+    content: Option<String>,
     refusal: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tool_calls: Vec<Call>,
+}
+
+/// A call of a tool, or a part of one in a stream.
+#[derive(Serialize)]
+struct Call {
+    /// In a stream, which call of the message it is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    index: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<String>,
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    kind: Option<&'static str>,
+    function: Function,
+}
+
+#[derive(Default, Serialize)]
+struct Function {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+    arguments: String,
 }
 
 /// All pieces of a choice put together.
@@ -92,19 +120,34 @@ struct Whole {
     text: String,
     ids: Vec<u32>,
     offsets: Vec<usize>,
-    logprobs: Vec<TokenLogprobs>,
+    /// Of each token that has been told; the first of a prompt has none.
+    logprobs: Vec<Option<TokenLogprobs>>,
     finish: Option<Finish>,
 }
 
 impl Whole {
     fn add(&mut self, piece: Piece) {
         self.text.push_str(&piece.text);
+        if let Some(echo) = piece.echo {
+            self.ids.extend(&echo.ids);
+            self.offsets.extend(&echo.offsets);
+            self.logprobs.extend(echo.logprobs.iter().cloned());
+        }
         if let Some((id, logprobs)) = piece.token {
             self.ids.push(id);
             self.offsets.push(piece.offset);
-            self.logprobs.extend(logprobs);
+            self.logprobs.extend(logprobs.map(Some));
         }
         self.finish = self.finish.or(piece.finish);
+    }
+
+    /// What the text says, to a reader of what came before.
+    fn said(&self, reader: &mut Reader) -> Vec<Said> {
+        let mut said = reader.push(&self.text);
+        if self.finish.is_some() {
+            said.extend(reader.finish());
+        }
+        said
     }
 }
 
@@ -123,15 +166,26 @@ impl Wholes {
 }
 
 impl Shape {
-    /// One event of a stream. The first event of a chat carries the role.
-    pub fn chunk(&self, piece: Piece) -> String {
+    /// One event of a stream. The first event of a chat carries the role. `reader` has read the events of the choice
+    /// before this one.
+    pub fn chunk(&self, piece: Piece, reader: &mut Reader) -> String {
         let (index, role) = (piece.choice, (piece.index == 0).then_some("assistant"));
         let mut whole = Whole::default();
         whole.add(piece);
-        let mut choice = self.choice(index, &mut whole);
+        let said = whole.said(reader);
+        let mut choice = self.choice(index, &mut whole, reader.has_called());
         match self.endpoint {
             Endpoint::Completions => choice.text = Some(whole.text),
-            Endpoint::Chat => choice.delta = Some(Delta { role, content: whole.text }),
+            Endpoint::Chat => {
+                let (content, mut tool_calls) = self.told(index, said);
+                for call in &mut tool_calls {
+                    // What has begun in an earlier event is known by its index.
+                    let begins = call.function.name.is_some();
+                    (call.id, call.kind) = (call.id.take().filter(|_| begins), call.kind.filter(|_| begins));
+                }
+                let content = Some(content).filter(|content| !content.is_empty() || tool_calls.is_empty());
+                choice.delta = Some(Delta { role, content, tool_calls });
+            }
         }
         let kind = match self.endpoint {
             Endpoint::Completions => "text_completion",
@@ -152,11 +206,17 @@ impl Shape {
     /// The answer that is not streamed.
     pub fn whole(&self, wholes: Wholes, usage: Usage) -> String {
         let choice = |(index, mut whole): (usize, Whole)| {
-            let choice = self.choice(index, &mut whole);
+            let mut reader = self.reader();
+            let said = whole.said(&mut reader);
+            let choice = self.choice(index, &mut whole, reader.has_called());
             match self.endpoint {
                 Endpoint::Completions => Choice { text: Some(whole.text), ..choice },
                 Endpoint::Chat => {
-                    let message = Message { role: "assistant", content: whole.text, refusal: None };
+                    let (content, mut tool_calls) = self.told(index, said);
+                    tool_calls.iter_mut().for_each(|call| call.index = None);
+                    let content =
+                        Some(content).filter(|content| !content.is_empty() || tool_calls.is_empty());
+                    let message = Message { role: "assistant", content, refusal: None, tool_calls };
                     Choice { message: Some(message), ..choice }
                 }
             }
@@ -182,8 +242,39 @@ impl Shape {
         serde_json::to_string(&object).expect("text and numbers make JSON")
     }
 
+    /// What reads the text of a choice.
+    pub fn reader(&self) -> Reader {
+        Reader::new(self.calls.clone())
+    }
+
+    /// The text in what was said, and the calls. The names of calls are the same whenever an answer is computed.
+    fn told(&self, choice: usize, said: Vec<Said>) -> (String, Vec<Call>) {
+        let (mut content, mut calls) = (String::new(), Vec::<Call>::new());
+        let answer = self.id.rsplit('-').next().unwrap_or_default();
+        for said in said {
+            let (index, name, arguments) = match said {
+                Said::Text(text) => {
+                    content += &text;
+                    continue;
+                }
+                Said::Call(index, name) => (index, Some(name), String::new()),
+                Said::Arguments(index, arguments) => (index, None, arguments),
+            };
+            match calls.iter_mut().find(|call| call.index == Some(index)) {
+                Some(call) => call.function.arguments += &arguments,
+                None => calls.push(Call {
+                    index: Some(index),
+                    id: Some(format!("call_{answer}_{choice}_{index}")),
+                    kind: Some("function"),
+                    function: Function { name, arguments },
+                }),
+            }
+        }
+        (content, calls)
+    }
+
     /// A choice without its text.
-    fn choice(&self, index: usize, whole: &mut Whole) -> Choice {
+    fn choice(&self, index: usize, whole: &mut Whole, called: bool) -> Choice {
         let told = self.logprobs && !whole.logprobs.is_empty();
         Choice {
             index,
@@ -195,6 +286,7 @@ impl Shape {
                 Endpoint::Chat => self.by_token(whole),
             }),
             finish_reason: whole.finish.map(|finish| match finish {
+                Finish::Stop if called => "tool_calls",
                 Finish::Stop => "stop",
                 Finish::Length | Finish::Deadline => "length",
             }),
@@ -206,12 +298,13 @@ impl Shape {
     /// Log-probabilities as completions tell them.
     fn by_column(&self, whole: &Whole) -> Value {
         let tops = whole.logprobs.iter().map(|at| {
+            let Some(at) = at else { return Value::Null };
             let top = at.top.iter().map(|&(id, logprob)| (self.spelled(id), json!(finite(logprob))));
             Value::Object(top.collect::<Map<_, _>>())
         });
         json!({
             "tokens": whole.ids.iter().map(|&id| self.spelled(id)).collect::<Vec<_>>(),
-            "token_logprobs": whole.logprobs.iter().map(|at| finite(at.logprob)).collect::<Vec<_>>(),
+            "token_logprobs": whole.logprobs.iter().map(|at| at.as_ref().map(|at| finite(at.logprob))).collect::<Vec<_>>(),
             "top_logprobs": tops.collect::<Vec<_>>(),
             "text_offset": whole.offsets,
         })
@@ -220,7 +313,7 @@ impl Shape {
     /// Log-probabilities as chats tell them.
     fn by_token(&self, whole: &Whole) -> Value {
         let one = |id: u32, logprob: f32| json!({"token": self.spelled(id), "logprob": finite(logprob), "bytes": self.bytes(id)});
-        let content = whole.ids.iter().zip(&whole.logprobs).map(|(&id, at)| {
+        let content = whole.ids.iter().zip(whole.logprobs.iter().flatten()).map(|(&id, at)| {
             let mut entry = one(id, at.logprob);
             entry["top_logprobs"] = at.top.iter().map(|&(id, logprob)| one(id, logprob)).collect();
             entry

@@ -19,6 +19,7 @@ use crate::{
         answers::{Answers, Piece},
         position::{Name, Position},
         shape::{Shape, Usage},
+        tools::reader::Reader,
     },
 };
 
@@ -31,6 +32,8 @@ pub(crate) struct Events {
     /// What has been read already.
     pub first: Option<Piece>,
     pub shape: Shape,
+    /// What reads each choice.
+    pub readers: Vec<Reader>,
     pub prompt_tokens: usize,
     /// The last event.
     pub position: Position,
@@ -72,7 +75,9 @@ impl Events {
         let (choice, index) = (piece.choice, piece.index);
         self.position.advance(choice, index);
         let new = self.after.is_before(choice, index);
-        new.then(|| Event::default().id(self.id(&self.position)).data(self.shape.chunk(piece)))
+        // What the client has is read too: what follows depends on it.
+        let chunk = self.shape.chunk(piece, &mut self.readers[choice]);
+        new.then(|| Event::default().id(self.id(&self.position)).data(chunk))
     }
 
     /// The event with the counts, one after the end of every choice.

@@ -153,6 +153,92 @@ fn log_probabilities_are_told_in_the_form_of_each_endpoint() {
 }
 
 #[test]
+fn a_prompt_that_is_told_has_the_log_probabilities_that_generation_gives() {
+    let server = demo_server();
+    let ask = |prompt: Value, max_tokens: usize, more: Value| {
+        let mut body = json!({"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "logprobs": 2, "echo": true});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        server.post(COMPLETIONS, &body).ok()
+    };
+    let generated = server
+        .post(
+            COMPLETIONS,
+            &json!({"prompt": "First Citizen:", "max_tokens": 20, "temperature": 0,
+        "logprobs": 2, "return_token_ids": true}),
+        )
+        .ok()["choices"][0]
+        .clone();
+    let start = server.post("/tokenize", &json!({"prompt": "First Citizen:"})).ok()["tokens"].clone();
+    let start: Vec<u32> = serde_json::from_value(start).unwrap();
+    let all = [start.clone(), token_ids(&generated)].concat();
+    let told = ask(json!(all), 0, json!({"return_token_ids": true}))["choices"][0].clone();
+    assert_eq!(token_ids(&told), all);
+    assert_eq!(told["text"], format!("First Citizen:{}", generated["text"].as_str().unwrap()));
+    let text = told["text"].as_str().unwrap().to_owned();
+    let (told, new) = (&told["logprobs"], &generated["logprobs"]);
+    assert_eq!((&told["token_logprobs"][0], &told["top_logprobs"][0]), (&Value::Null, &Value::Null));
+    for field in ["tokens", "token_logprobs", "top_logprobs"] {
+        let told = &told[field].as_array().unwrap()[start.len()..];
+        assert_eq!(told, new[field].as_array().unwrap(), "{field}, bit for bit");
+    }
+    let offsets: Vec<usize> = serde_json::from_value(told["text_offset"].clone()).unwrap();
+    let tokens: Vec<String> = serde_json::from_value(told["tokens"].clone()).unwrap();
+    let whole: Vec<char> = text.chars().collect();
+    // The first token is a control token, which the text does not show.
+    for (offset, token) in offsets.iter().zip(&tokens).skip(1) {
+        assert!(
+            whole[*offset..].iter().collect::<String>().starts_with(token.as_str()),
+            "{offset} {token:?}"
+        );
+    }
+
+    // Several prompts and choices, with what continues them, alone as together, and after they were cached.
+    let prompts = ["First Citizen:", "O", "To be, or not to be: that is the question"];
+    let alone: Vec<Value> =
+        prompts.iter().map(|p| ask(json!(p), 4, json!({}))["choices"][0].clone()).collect();
+    let together = ask(json!(prompts), 4, json!({"n": 2}))["choices"].clone();
+    for (i, choice) in together.as_array().unwrap().iter().enumerate() {
+        assert_eq!(
+            (&choice["text"], &choice["logprobs"]),
+            (&alone[i / 2]["text"], &alone[i / 2]["logprobs"])
+        );
+    }
+    assert!(alone[2]["text"].as_str().unwrap().starts_with(prompts[2]));
+
+    // A stream tells the prompt with its first event.
+    let body = json!({"prompt": prompts[2], "max_tokens": 4, "temperature": 0, "logprobs": 2, "echo": true, "stream": true});
+    let events: Vec<String> = server.stream(COMPLETIONS, &[], &body).collect();
+    let texts = events
+        .iter()
+        .filter(|event| id_of(event).is_some())
+        .map(|event| data_of(event)["choices"][0]["text"].as_str().unwrap().to_owned());
+    assert_eq!(texts.collect::<String>(), alone[2]["text"].as_str().unwrap());
+    let first = &data_of(&events[0])["choices"][0]["logprobs"];
+    assert_eq!(
+        first["tokens"].as_array().unwrap().len(),
+        alone[2]["logprobs"]["tokens"].as_array().unwrap().len() - 3
+    );
+    // Without log-probabilities it is only the text.
+    let plain = server.post(COMPLETIONS, &json!({"prompt": "O", "max_tokens": 0, "echo": true})).ok();
+    assert_eq!((&plain["choices"][0]["text"], &plain["choices"][0]["logprobs"]), (&json!("O"), &Value::Null));
+}
+
+#[test]
+fn the_tokenizer_tells_what_it_adds() {
+    let server = demo_server();
+    let told = server.get("/tokenizer_info").ok();
+    let checkpoint = Checkpoint::demo().unwrap();
+    assert_eq!(told["vocab_size"], checkpoint.tokenizer.as_ref().unwrap().vocab_size());
+    assert_eq!(told["model_max_length"], 512);
+    assert!(told["eos_token"].is_string() && told["chat_template"].is_null(), "{told}");
+    server.post("/tokenize", &json!({"prompt": "x", "model": "demo"})).ok();
+    assert_eq!(
+        server.post("/tokenize", &json!({"prompt": "x", "model": "gpt"})).refusal(),
+        (404, Some("model".into()))
+    );
+}
+
+#[test]
 fn a_bias_forbids_a_token() {
     let server = demo_server();
     let body = json!({"prompt": "O", "max_tokens": 1, "temperature": 0, "return_token_ids": true});
@@ -278,7 +364,7 @@ fn what_is_not_supported_is_refused_by_name() {
         (COMPLETIONS, json!({"prompt": [999_999]}), 400, Some("prompt")),
         (COMPLETIONS, json!({"prompt": vec![1; 600]}), 400, Some("prompt")),
         (COMPLETIONS, json!({"prompt": "x", "model": "gpt-4"}), 404, Some("model")),
-        (COMPLETIONS, json!({"prompt": "x", "echo": true}), 400, Some("echo")),
+        (COMPLETIONS, json!({"prompt": "x", "echo": 1}), 400, Some("echo")),
         (COMPLETIONS, json!({"prompt": "x", "suffix": "y"}), 400, Some("suffix")),
         (COMPLETIONS, json!({"prompt": "x", "best_of": 2}), 400, Some("best_of")),
         (COMPLETIONS, json!({"prompt": "x", "temprature": 1}), 400, Some("temprature")),
@@ -295,10 +381,20 @@ fn what_is_not_supported_is_refused_by_name() {
         (COMPLETIONS, json!({"prompt": "x", "stream_options": {}}), 400, Some("stream_options")),
         (COMPLETIONS, json!({"prompt": "x", "priority": "high"}), 400, Some("priority")),
         (CHAT, json!({"messages": []}), 400, Some("messages")),
-        (CHAT, json!({"messages": messages, "tools": [{"type": "function"}]}), 400, Some("tools")),
+        (
+            CHAT,
+            json!({"messages": messages, "tools": [{"type": "function"}]}),
+            400,
+            Some("tools[0].function"),
+        ),
         (CHAT, json!({"messages": messages, "top_logprobs": 2}), 400, Some("top_logprobs")),
-        (CHAT, json!({"messages": messages, "reasoning_effort": "low"}), 400, Some("reasoning_effort")),
-        (CHAT, json!({"messages": [{"role": "tool", "content": "x"}]}), 400, Some("messages[0].role")),
+        (CHAT, json!({"messages": messages, "audio": {"voice": "ash"}}), 400, Some("audio")),
+        (
+            CHAT,
+            json!({"messages": [{"role": "tool", "content": "x"}]}),
+            400,
+            Some("messages[0].tool_call_id"),
+        ),
         (
             CHAT,
             json!({"messages": messages, "response_format": {"type": "grammar"}}),
@@ -333,6 +429,39 @@ fn what_is_not_supported_is_refused_by_name() {
     assert_eq!(long["error"]["code"], "context_length_exceeded");
     let contradiction = server.post_with(COMPLETIONS, &[("x-seed", "2")], &json!({"prompt": "x", "seed": 1}));
     assert_eq!(contradiction.refusal(), (400, Some("seed".into())));
+}
+
+#[test]
+fn a_text_matches_its_expression_or_is_one_of_the_choices() {
+    let server = demo_server();
+    let ask = |more: Value| {
+        let mut body = json!({"prompt": "O", "max_tokens": 60, "temperature": 1});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        server.post(COMPLETIONS, &body)
+    };
+    let text = |more: Value| {
+        let answer = ask(more).ok();
+        assert_eq!(answer["choices"][0]["finish_reason"], "stop", "{answer}");
+        answer["choices"][0]["text"].as_str().unwrap().to_owned()
+    };
+    let choices = ["to be", "not to be", "a \"quote\"\n/"];
+    for seed in 0..6 {
+        let chosen = text(json!({"guided_choice": choices, "seed": seed}));
+        assert!(choices.contains(&chosen.as_str()), "{chosen:?}");
+        let date = text(json!({"guided_regex": "[0-9]{2}/[0-9]{2}\\/[12][0-9]{3}", "seed": seed}));
+        let parts: Vec<usize> = date.split('/').map(str::len).collect();
+        assert!(parts == [2, 2, 4] && date.chars().all(|c| c.is_ascii_digit() || c == '/'), "{date}");
+    }
+    for (more, param) in [
+        (json!({"guided_regex": "(a"}), "guided_regex"),
+        (json!({"guided_regex": ""}), "guided_regex"),
+        (json!({"guided_regex": "a\\"}), "guided_regex"),
+        (json!({"guided_choice": "yes"}), "guided_choice"),
+        (json!({"guided_choice": ["a"], "guided_regex": "a"}), "guided_choice"),
+        (json!({"guided_choice": ["a"], "min_tokens": 3}), "min_tokens"),
+    ] {
+        assert_eq!(ask(more.clone()).refusal(), (400, Some(param.into())), "{more}");
+    }
 }
 
 #[test]

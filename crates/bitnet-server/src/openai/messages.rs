@@ -1,0 +1,145 @@
+//! The messages of a chat, as they are sent.
+
+use bitnet_model::Message;
+use serde_json::{json, value::RawValue};
+
+use crate::{
+    http::{
+        error::ApiError,
+        fields::{Fields, list, plainly},
+    },
+    openai::tools,
+};
+
+/// Maximum number of messages of a conversation, and of parts of a message.
+const MAX_MESSAGES: usize = 2048;
+
+/// Takes the field.
+pub(crate) fn messages(fields: &mut Fields<'_>) -> Result<Vec<Message>, ApiError> {
+    let messages: &RawValue = fields.need_raw("messages")?;
+    let messages: Vec<&RawValue> =
+        list(messages, MAX_MESSAGES).map_err(|problem| ApiError::field("messages", problem))?;
+    if messages.is_empty() {
+        return Err(ApiError::field("messages", "there must be at least one"));
+    }
+    let message = |(i, value)| message(fields.inside(&format!("messages[{i}]"), value)?);
+    messages.into_iter().enumerate().map(message).collect()
+}
+
+fn message(mut fields: Fields<'_>) -> Result<Message, ApiError> {
+    let role: String = fields.need("role")?;
+    // OpenAI's newer name for the same role; templates know the older one.
+    let role = match role.as_str() {
+        "system" | "developer" => "system",
+        "user" => "user",
+        "assistant" => "assistant",
+        "tool" => "tool",
+        other => return Err(ApiError::unsupported(fields.name("role"), format!("{other:.20?}"))),
+    };
+    let mut message = Message::new(role, "");
+    match fields.is_strict() {
+        true => fields.only("name", &[])?,
+        false => message.name = fields.take("name")?,
+    }
+    match role {
+        "tool" => message.tool_call_id = Some(fields.need("tool_call_id")?),
+        "assistant" => {
+            message.tool_calls = tools::past_calls(&mut fields)?;
+            for field in ["refusal", "audio", "function_call"] {
+                fields.only(field, &[])?;
+            }
+            fields.harmless("annotations", &[json!([])])?;
+        }
+        _ => {}
+    }
+    message.content = match fields.raw("content") {
+        Some(content) => text(&fields, "content", content)?,
+        None if !message.tool_calls.is_empty() => String::new(),
+        None => return Err(ApiError::field(fields.name("content"), "it is missing")),
+    };
+    fields.finish()?;
+    Ok(message)
+}
+
+/// A text, or a list of parts that are texts.
+pub(crate) fn text(fields: &Fields<'_>, field: &str, content: &RawValue) -> Result<String, ApiError> {
+    let name = fields.name(field);
+    match content.get().as_bytes()[0] {
+        b'"' => serde_json::from_str(content.get()).map_err(|e| ApiError::field(&name, plainly(&e))),
+        b'[' => {
+            let parts: Vec<&RawValue> =
+                list(content, MAX_MESSAGES).map_err(|problem| ApiError::field(&name, problem))?;
+            let part = |(i, value)| part(fields.inside(&format!("{name}[{i}]"), value)?);
+            parts.into_iter().enumerate().map(part).collect()
+        }
+        _ => Err(ApiError::field(name, "it must be a text or a list of parts")),
+    }
+}
+
+fn part(mut fields: Fields<'_>) -> Result<String, ApiError> {
+    let kind: String = fields.need("type")?;
+    if kind != "text" {
+        return Err(ApiError::unsupported(fields.name("type"), format!("{kind:.20?}")));
+    }
+    let text = fields.need("text")?;
+    fields.harmless("prompt_cache_breakpoint", &[])?;
+    fields.finish()?;
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<Message, ApiError> {
+        let body = Fields::parse(b"{}").unwrap();
+        message(body.inside("m", serde_json::from_str(text).unwrap()).unwrap())
+    }
+
+    #[test]
+    fn a_message_is_a_text_or_text_parts_and_nothing_else() {
+        let user = |content: &str| Message::new("user", content);
+        assert_eq!(read(r#"{"role": "user", "content": "a"}"#), Ok(user("a")));
+        let parts =
+            r#"{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}"#;
+        assert_eq!(read(parts), Ok(user("ab")));
+        assert_eq!(read(r#"{"role": "developer", "content": "a"}"#), Ok(Message::new("system", "a")));
+        for (bad, param) in [
+            (r#"{"role": "robot", "content": "a"}"#, "m.role"),
+            (r#"{"role": "user"}"#, "m.content"),
+            (r#"{"role": "user", "content": 1}"#, "m.content"),
+            (r#"{"role": "user", "content": "a", "tool_calls": []}"#, "m.tool_calls"),
+            (r#"{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}"#, "m.content[0].type"),
+            (r#"{"role": "assistant", "content": null}"#, "m.content"),
+            (r#"{"role": "assistant", "content": "a", "audio": {"id": "x"}}"#, "m.audio"),
+            (r#"{"role": "tool", "content": "a"}"#, "m.tool_call_id"),
+        ] {
+            assert_eq!(read(bad).unwrap_err().body.param.as_deref(), Some(param), "{bad}");
+        }
+    }
+
+    #[test]
+    fn an_assistant_may_have_called_tools_and_said_nothing() {
+        let sent = r#"{"role": "assistant", "content": null, "refusal": null, "annotations": [], "tool_calls": [
+            {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{\"a\": 1}"}}]}"#;
+        let message = read(sent).unwrap();
+        assert_eq!(message.content, "");
+        let [call] = &message.tool_calls[..] else { panic!("{message:?}") };
+        assert_eq!((&*call.id, &*call.name, &*call.arguments), ("call_1", "f", "{\"a\": 1}"));
+        let answer =
+            read(r#"{"role": "tool", "tool_call_id": "call_1", "content": "2", "name": "f"}"#).unwrap();
+        assert_eq!((answer.tool_call_id.as_deref(), answer.name.as_deref()), (Some("call_1"), Some("f")));
+        for (bad, param) in [
+            (
+                r#"[{"id": "x", "type": "custom", "function": {"name": "f", "arguments": ""}}]"#,
+                "m.tool_calls[0].type",
+            ),
+            (r#"[{"id": "x", "function": {"name": "f"}}]"#, "m.tool_calls[0].function.arguments"),
+            (r#"[{"id": "x"}]"#, "m.tool_calls[0].function"),
+            (r#"[1]"#, "m.tool_calls[0]"),
+        ] {
+            let sent = format!(r#"{{"role": "assistant", "content": null, "tool_calls": {bad}}}"#);
+            assert_eq!(read(&sent).unwrap_err().body.param.as_deref(), Some(param), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! How a model writes calls, and how those of a conversation are written for it.
+
+use bitnet::schema::{Opens, Within};
+use bitnet_model::{ChatTemplate, Message};
+use serde_json::json;
+
+use super::{Offer, Tool};
+use crate::openai::grammar::Format;
+
+/// What a call begins with where it may stand beside text.
+pub(super) const OPEN: &str = "<tool_call>";
+/// What it then ends with.
+pub(super) const CLOSE: &str = "</tool_call>";
+
+/// How calls are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// `<tool_call>`, an object with `name` and `arguments`, `</tool_call>`, anywhere and any number of times: Qwen,
+    /// Hermes, and whatever knows no form of its own.
+    Tagged,
+    /// An object with `name` and `parameters` that is the whole answer: Llama 3.
+    Bare,
+}
+
+impl Form {
+    /// The form of a model, and whether its template writes tools and calls itself.
+    pub fn of(template: Option<&ChatTemplate>) -> (Form, bool) {
+        let Some(template) = template.filter(|template| template.asks_for("tools")) else {
+            return (Form::Tagged, false);
+        };
+        let bare = template.source().contains("\"parameters\"") && template.asks_for("ipython");
+        match template.source().contains(OPEN) {
+            true => (Form::Tagged, true),
+            false if bare => (Form::Bare, true),
+            false => (Form::Tagged, false),
+        }
+    }
+
+    /// The field of a call with its arguments.
+    pub(super) fn arguments(self) -> &'static str {
+        match self {
+            Form::Tagged => "arguments",
+            Form::Bare => "parameters",
+        }
+    }
+}
+
+/// Which tokens an answer may consist of.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Rule {
+    /// A grammar in `llguidance`'s variant of Lark.
+    pub lark: String,
+    /// Where it holds, if the rest of the text is free.
+    pub within: Option<Within>,
+}
+
+impl Rule {
+    /// The rule for an answer that may or must call tools. `thoughts` are those that precede it; `format` is that
+    /// of an answer that calls none.
+    pub fn new(offer: &Offer, form: Form, thoughts: Thoughts, format: Option<&Format>) -> Rule {
+        let calls = calls(offer, form);
+        let free = !offer.required && format.is_none();
+        let (start, within) = match (free, form) {
+            (true, Form::Tagged) => {
+                let within = Within { opens: Opens::After(OPEN.into()), again: offer.parallel };
+                ("call_rest".to_owned(), Some(within))
+            }
+            (true, Form::Bare) => {
+                ("call".to_owned(), Some(Within { opens: Opens::Object("name".into()), again: false }))
+            }
+            (false, form) => {
+                let several = if form == Form::Tagged && offer.parallel { " (\"\\n\" call)*" } else { "" };
+                let format = format.filter(|_| !offer.required);
+                let format = format.map(|format| format!(" | {}", format.lark())).unwrap_or_default();
+                (format!("{}(call{several}{format})", thoughts.lark()), None)
+            }
+        };
+        let thoughts = if within.is_none() { thoughts.rule() } else { "" };
+        Rule { lark: format!("start: {start}\n{thoughts}{calls}"), within }
+    }
+}
+
+/// What a model writes before an answer that must have a form.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Thoughts {
+    /// Nothing.
+    None,
+    /// `<think>`, anything, `</think>`, or nothing.
+    Possible,
+    /// Anything up to `</think>`: the prompt has opened them.
+    Open,
+}
+
+impl Thoughts {
+    /// Those of a conversation with this prompt.
+    pub fn of(template: Option<&ChatTemplate>, prompt: &str) -> Thoughts {
+        let prompt = prompt.trim_end();
+        match template {
+            Some(_) if prompt.ends_with("<think>") => Thoughts::Open,
+            // There have been some, or there are to be none.
+            Some(template) if template.asks_for_thinking() && !prompt.ends_with("</think>") => {
+                Thoughts::Possible
+            }
+            _ => Thoughts::None,
+        }
+    }
+
+    fn lark(self) -> &'static str {
+        match self {
+            Thoughts::None => "",
+            Thoughts::Possible => "(thoughts gap)? ",
+            Thoughts::Open => "thoughts gap ",
+        }
+    }
+
+    fn rule(self) -> &'static str {
+        match self {
+            Thoughts::None => "",
+            Thoughts::Possible => "thoughts[lazy]: /<think>(.|\\n)*<\\/think>/\ngap: (\"\\n\" \"\\n\"?)?\n",
+            Thoughts::Open => "thoughts[lazy]: /(.|\\n)*<\\/think>/\ngap: (\"\\n\" \"\\n\"?)?\n",
+        }
+    }
+}
+
+/// `call`, a call of any of the tools, and `call_rest`, what follows its [`OPEN`].
+fn calls(offer: &Offer, form: Form) -> String {
+    let (open, close) = match form {
+        Form::Tagged => (format!("{:?} ", OPEN), format!(" {:?}", format!("\n{CLOSE}"))),
+        Form::Bare => (String::new(), String::new()),
+    };
+    let space = if form == Form::Tagged { "\"\\n\"? " } else { "" };
+    let each: Vec<String> = (0..offer.tools.len()).map(|i| format!("call_{i}")).collect();
+    let mut lark = format!("call: {open}call_rest\ncall_rest: {space}({}){close}\n", each.join(" | "));
+    for (i, Tool { name, arguments }) in offer.tools.iter().enumerate() {
+        let head = format!("{{\"name\": {}, \"{}\": ", json!(name), form.arguments());
+        lark += &format!("call_{i}: {} %json {arguments} \"}}\"\n", json!(head));
+    }
+    lark
+}
+
+/// A conversation in which calls, their answers and the tools themselves are text, for a template that knows none.
+pub(crate) fn plain(messages: Vec<Message>, tools: &[String]) -> Vec<Message> {
+    let mut plain: Vec<Message> = Vec::with_capacity(messages.len() + 1);
+    if !tools.is_empty() {
+        let told = explained(tools);
+        match messages.first() {
+            Some(first) if first.role == "system" => {}
+            _ => plain.push(Message::new("system", told)),
+        }
+    }
+    for (i, message) in messages.into_iter().enumerate() {
+        match message.role.as_str() {
+            "system" if i == 0 && !tools.is_empty() => {
+                plain.push(Message::new("system", format!("{}\n\n{}", message.content, explained(tools))));
+            }
+            "tool" => answer(&mut plain, &message.content),
+            _ if !message.tool_calls.is_empty() => plain.push(called(&message)),
+            _ => plain.push(message),
+        }
+    }
+    plain
+}
+
+fn explained(tools: &[String]) -> String {
+    format!(
+        "You may call functions to help with what is asked. These are the functions, each as JSON:\n<tools>\n{}\n\
+         </tools>\nTo call one, write its name and its arguments as JSON between tags:\n{OPEN}\n\
+         {{\"name\": NAME, \"arguments\": ARGUMENTS}}\n{CLOSE}",
+        tools.join("\n")
+    )
+}
+
+/// Answers to several calls are one message: templates want the roles to take turns.
+fn answer(plain: &mut Vec<Message>, content: &str) {
+    let text = format!("<tool_response>\n{content}\n</tool_response>");
+    match plain.last_mut() {
+        Some(last) if last.role == "user" && last.content.ends_with("</tool_response>") => {
+            last.content += "\n";
+            last.content += &text;
+        }
+        _ => plain.push(Message::new("user", text)),
+    }
+}
+
+fn called(message: &Message) -> Message {
+    let call = |call: &bitnet_model::ToolCall| {
+        format!("{OPEN}\n{{\"name\": {}, \"arguments\": {}}}\n{CLOSE}", json!(call.name), call.arguments)
+    };
+    let text = Some(message.content.clone()).filter(|text| !text.is_empty());
+    let parts: Vec<String> = text.into_iter().chain(message.tool_calls.iter().map(call)).collect();
+    Message { content: parts.join("\n"), tool_calls: Vec::new(), ..message.clone() }
+}

@@ -1,0 +1,347 @@
+//! From the text of an answer, as it comes, to the text that is told and the calls in it.
+
+use std::sync::Arc;
+
+use super::{
+    MAX_NAME,
+    form::{CLOSE, Form, OPEN},
+};
+
+/// What calls in an answer look like.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Calls {
+    pub form: Form,
+    /// The tools that may be called.
+    pub names: Arc<[String]>,
+}
+
+/// A part of an answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Said {
+    Text(String),
+    /// A call of a tool begins: the next one, counted from 0.
+    Call(usize, String),
+    /// More of the arguments of a call.
+    Arguments(usize, String),
+}
+
+/// Reads one answer. Whatever the pieces of a text are, they say the same together. What is no call is text.
+#[derive(Debug)]
+pub(crate) struct Reader {
+    calls: Option<Calls>,
+    state: State,
+    /// What has come and cannot be told yet.
+    held: String,
+    /// Calls that have begun.
+    count: usize,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum State {
+    /// Nothing but text may follow.
+    Plain,
+    /// Text, until a call is opened.
+    Text,
+    /// A call is opened; this was before its brace.
+    Head(String),
+    Arguments(Depth),
+    /// The arguments have ended, and the call has not.
+    Tail,
+}
+
+/// How deep a JSON text is in braces and brackets.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Depth {
+    depth: usize,
+    quoted: bool,
+    escaped: bool,
+}
+
+impl Reader {
+    /// Reads calls, or only text.
+    pub fn new(calls: Option<Calls>) -> Self {
+        let state = match calls.as_ref().map(|calls| calls.form) {
+            None => State::Plain,
+            Some(Form::Tagged) => State::Text,
+            Some(Form::Bare) => State::Head(String::new()),
+        };
+        Reader { calls, state, held: String::new(), count: 0 }
+    }
+
+    /// Whether there was a call.
+    pub fn has_called(&self) -> bool {
+        self.count > 0
+    }
+
+    /// Reads on.
+    pub fn push(&mut self, text: &str) -> Vec<Said> {
+        self.held.push_str(text);
+        let mut said = Vec::new();
+        while self.step(&mut said) {}
+        said
+    }
+
+    /// The text has ended: what was held is text after all.
+    pub fn finish(&mut self) -> Vec<Said> {
+        let held = std::mem::take(&mut self.held);
+        let text = match std::mem::replace(&mut self.state, State::Plain) {
+            State::Head(before) => before + &held,
+            State::Tail => String::new(),
+            _ if self.has_called() && held.trim().is_empty() => String::new(),
+            _ => held,
+        };
+        if text.is_empty() { Vec::new() } else { vec![Said::Text(text)] }
+    }
+
+    /// Goes on with what is held; whether there may be more to do.
+    fn step(&mut self, said: &mut Vec<Said>) -> bool {
+        match self.state.clone() {
+            State::Plain => {
+                self.tell(self.held.len(), said);
+                false
+            }
+            State::Text => self.text(said),
+            State::Head(before) => self.head(before, said),
+            State::Arguments(depth) => self.arguments(depth, said),
+            State::Tail => self.tail(),
+        }
+    }
+
+    /// Tells the first bytes that are held as text.
+    fn tell(&mut self, bytes: usize, said: &mut Vec<Said>) {
+        if bytes > 0 {
+            said.push(Said::Text(self.held.drain(..bytes).collect()));
+        }
+    }
+
+    /// Text up to what opens a call; white space before it belongs to the call.
+    fn text(&mut self, said: &mut Vec<Said>) -> bool {
+        if let Some(at) = self.held.find(OPEN) {
+            let told = self.held[..at].trim_end().len();
+            self.tell(told, said);
+            let before = self.held.drain(..at - told + OPEN.len()).collect();
+            self.state = State::Head(before);
+            return true;
+        }
+        let begun = (1..OPEN.len()).rev().find(|&n| self.held.ends_with(&OPEN[..n])).unwrap_or(0);
+        let told = self.held[..self.held.len() - begun].trim_end().len();
+        self.tell(told, said);
+        false
+    }
+
+    /// The name, up to the brace of the arguments.
+    fn head(&mut self, before: String, said: &mut Vec<Said>) -> bool {
+        let Some(Calls { form, names }) = &self.calls else { return false };
+        match Head::read(&self.held, form.arguments()) {
+            Head::Incomplete => false,
+            Head::Named { name, bytes } if names.contains(&name) => {
+                self.held.drain(..bytes);
+                said.push(Said::Call(self.count, name));
+                self.count += 1;
+                self.state = State::Arguments(Depth::default());
+                true
+            }
+            Head::Named { .. } | Head::Other => {
+                self.state = if *form == Form::Tagged { State::Text } else { State::Plain };
+                if !before.is_empty() {
+                    said.push(Said::Text(before));
+                }
+                true
+            }
+        }
+    }
+
+    fn arguments(&mut self, mut depth: Depth, said: &mut Vec<Said>) -> bool {
+        let end = self.held.bytes().position(|byte| depth.closes(byte));
+        let told: String = self.held.drain(..end.map_or(self.held.len(), |end| end + 1)).collect();
+        if !told.is_empty() {
+            said.push(Said::Arguments(self.count - 1, told));
+        }
+        self.state = if end.is_some() { State::Tail } else { State::Arguments(depth) };
+        end.is_some()
+    }
+
+    /// The brace of the call, and what closes it. Anything else is dropped with it up to there.
+    fn tail(&mut self) -> bool {
+        let form = self.calls.as_ref().map_or(Form::Bare, |calls| calls.form);
+        let (mut rest, close) = (self.held.as_str(), if form == Form::Tagged { CLOSE } else { "" });
+        for part in ["}", close] {
+            rest = rest.trim_start();
+            match rest.strip_prefix(part) {
+                Some(after) => rest = after,
+                None if part.starts_with(rest) => return false,
+                None => break,
+            }
+        }
+        self.held = rest.to_owned();
+        self.state = if form == Form::Tagged { State::Text } else { State::Plain };
+        true
+    }
+}
+
+impl Depth {
+    /// Reads a byte; whether it closes the value.
+    fn closes(&mut self, byte: u8) -> bool {
+        match byte {
+            _ if self.escaped => self.escaped = false,
+            b'\\' if self.quoted => self.escaped = true,
+            b'"' => self.quoted = !self.quoted,
+            _ if self.quoted => {}
+            b'{' | b'[' => self.depth += 1,
+            b'}' | b']' => {
+                self.depth = self.depth.saturating_sub(1);
+                return self.depth == 0;
+            }
+            _ => {}
+        }
+        false
+    }
+}
+
+/// The beginning of a call, `{"name": "NAME", "arguments": {`, with any white space.
+#[derive(Debug, PartialEq, Eq)]
+enum Head {
+    /// It may still become one.
+    Incomplete,
+    /// It is one; the arguments begin after so many bytes.
+    Named { name: String, bytes: usize },
+    /// It is none.
+    Other,
+}
+
+impl Head {
+    fn read(text: &str, arguments: &str) -> Head {
+        let mut rest = text;
+        for part in ["{", "\"name\"", ":"] {
+            rest = match after(rest, part) {
+                Ok(rest) => rest,
+                Err(head) => return head,
+            };
+        }
+        rest = rest.trim_start();
+        let name = match rest.strip_prefix('"').map(|rest| rest.split_once('"')) {
+            // Names have nothing that is escaped.
+            Some(Some((name, after))) => {
+                rest = after;
+                name
+            }
+            Some(None) if rest.len() <= 1 + MAX_NAME => return Head::Incomplete,
+            None if rest.is_empty() => return Head::Incomplete,
+            _ => return Head::Other,
+        };
+        for part in [",", &format!("\"{arguments}\""), ":"] {
+            rest = match after(rest, part) {
+                Ok(rest) => rest,
+                Err(head) => return head,
+            };
+        }
+        rest = rest.trim_start();
+        match rest.chars().next() {
+            None => Head::Incomplete,
+            Some('{') => Head::Named { name: name.to_owned(), bytes: text.len() - rest.len() },
+            Some(_) => Head::Other,
+        }
+    }
+}
+
+/// What follows a part, after any white space.
+fn after<'t>(text: &'t str, part: &str) -> Result<&'t str, Head> {
+    let text = text.trim_start();
+    match text.strip_prefix(part) {
+        Some(rest) => Ok(rest),
+        None if part.starts_with(text) => Err(Head::Incomplete),
+        None => Err(Head::Other),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reader(form: Form) -> Reader {
+        Reader::new(Some(Calls { form, names: ["add".to_owned(), "now".to_owned()].into() }))
+    }
+
+    /// What is said, with neighbouring parts of one kind put together.
+    fn said(mut reader: Reader, pieces: impl IntoIterator<Item = impl AsRef<str>>) -> Vec<Said> {
+        let mut all: Vec<Said> = Vec::new();
+        let mut add = |parts: Vec<Said>| {
+            for part in parts {
+                match (all.last_mut(), part) {
+                    (Some(Said::Text(text)), Said::Text(more)) => text.push_str(&more),
+                    (Some(Said::Arguments(a, text)), Said::Arguments(b, more)) if *a == b => {
+                        text.push_str(&more);
+                    }
+                    (_, part) => all.push(part),
+                }
+            }
+        };
+        for piece in pieces {
+            add(reader.push(piece.as_ref()));
+        }
+        add(reader.finish());
+        all
+    }
+
+    fn text(text: &str) -> Said {
+        Said::Text(text.into())
+    }
+
+    fn call(index: usize, name: &str, arguments: &str) -> [Said; 2] {
+        [Said::Call(index, name.into()), Said::Arguments(index, arguments.into())]
+    }
+
+    const TWO: &str = "I add.\n<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": \"}\\\"{\", \"b\": [{}]}}\n\
+                       </tool_call>\n<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>\n";
+
+    #[test]
+    fn calls_are_the_same_however_the_text_is_cut() {
+        let mut want = vec![text("I add.")];
+        want.extend(call(0, "add", "{\"a\": \"}\\\"{\", \"b\": [{}]}"));
+        want.extend(call(1, "now", "{}"));
+        assert_eq!(said(reader(Form::Tagged), [TWO]), want);
+        assert_eq!(said(reader(Form::Tagged), TWO.chars().map(String::from)), want);
+        for at in 0..TWO.len() {
+            assert_eq!(said(reader(Form::Tagged), [&TWO[..at], &TWO[at..]]), want, "{at}");
+        }
+    }
+
+    #[test]
+    fn a_whole_answer_is_a_call_where_the_form_has_no_tags() {
+        let answer = "\n{\"name\": \"add\", \"parameters\": {\"a\": 1}}";
+        assert_eq!(said(reader(Form::Bare), [answer]), call(0, "add", "{\"a\": 1}"));
+        assert_eq!(said(reader(Form::Bare), answer.chars().map(String::from)), call(0, "add", "{\"a\": 1}"));
+        let later = format!("Here: {answer}");
+        assert_eq!(said(reader(Form::Bare), [&later]), [text(&later)], "only at the beginning");
+    }
+
+    #[test]
+    fn what_is_no_call_is_text() {
+        for other in [
+            "no call",
+            "a < b <tool_cal",
+            "<tool_call>",
+            "<tool_call>\nhello</tool_call>",
+            "<tool_call>\n{\"name\": \"unknown\", \"arguments\": {}}\n</tool_call>",
+            "<tool_call>\n{\"name\": \"add\", \"arguments\": [1]}\n</tool_call>",
+            "<tool_call>\n{\"arguments\": {}, \"name\": \"add\"}\n</tool_call>",
+            "<tool_call>\n{\"name\": \"add\", \"argu",
+            "{\"name\": \"add\", \"parameters\": {}}",
+            "trailing space \n ",
+        ] {
+            assert_eq!(said(reader(Form::Tagged), [other]), [text(other)], "{other}");
+            assert_eq!(said(reader(Form::Tagged), other.chars().map(String::from)), [text(other)], "{other}");
+        }
+        for other in ["{\"name\": \"other\", \"parameters\": {}}", "{\"a\": 1}", "{", " {\"nam", TWO] {
+            assert_eq!(said(reader(Form::Bare), [other]), [text(other)], "{other}");
+        }
+        assert_eq!(said(Reader::new(None), [TWO]), [text(TWO)], "none was offered");
+    }
+
+    #[test]
+    fn a_call_that_is_cut_off_keeps_the_arguments_that_came() {
+        let cut = "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1";
+        assert_eq!(said(reader(Form::Tagged), [cut]), call(0, "add", "{\"a\": 1"));
+        assert_eq!(said(reader(Form::Tagged), [&format!("{cut}}}}}\n</tool")]), call(0, "add", "{\"a\": 1}"));
+    }
+}

@@ -1,0 +1,198 @@
+//! Texts that follow a JSON schema or a grammar, as constraints on tokens. `llguidance` says which tokens may follow.
+
+mod followed;
+mod number;
+
+use std::{
+    fmt,
+    sync::{Arc, OnceLock},
+};
+
+use bitnet_inference::Constraint;
+use bitnet_model::Tokenizer;
+use llguidance::{
+    Matcher, ParserFactory,
+    api::TopLevelGrammar,
+    toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie},
+};
+use serde_json::{Value, json};
+
+use self::{followed::Followed, number::Digits};
+use crate::Error;
+
+/// Compiles schemas for one vocabulary.
+pub struct Schemas {
+    tokenizer: Option<Tokenizer>,
+    eos: Vec<u32>,
+    vocab: usize,
+    /// The vocabulary as a tree; made when the first schema comes.
+    factory: OnceLock<Result<ParserFactory, String>>,
+    digits: OnceLock<Arc<Digits>>,
+}
+
+/// A compiled schema or grammar, which any number of texts can follow.
+#[derive(Clone)]
+pub struct Schema {
+    start: Arc<Matcher>,
+    digits: Arc<Digits>,
+    vocab: usize,
+    /// Whether JSON in the text may stand in other text.
+    embedded: bool,
+    within: Option<Within>,
+}
+
+/// Where a schema is followed within a text that is otherwise free.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Within {
+    /// What opens the part that follows the schema.
+    pub opens: Opens,
+    /// Whether the text is free again after that part, until the next one; else it ends there.
+    pub again: bool,
+}
+
+/// What opens the part of a text that follows a schema.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Opens {
+    /// These bytes anywhere; the part begins after them.
+    After(Vec<u8>),
+    /// An object with this first key, at the beginning of the text; the part begins with its brace.
+    Object(String),
+}
+
+impl Opens {
+    /// Where the part begins, if the end of a free text opens it.
+    fn find(&self, text: &[u8]) -> Option<usize> {
+        match self {
+            Opens::After(mark) => {
+                let mut ends = mark.len()..=text.len();
+                ends.find(|&end| text[..end].ends_with(mark))
+            }
+            Opens::Object(key) => {
+                let rest = text.trim_ascii_start();
+                let inside = rest.strip_prefix(b"{")?.trim_ascii_start();
+                let key = format!("{key:?}");
+                inside.starts_with(key.as_bytes()).then_some(text.len() - rest.len())
+            }
+        }
+    }
+
+    /// Forgets what opens nothing, whatever follows.
+    fn forget(&self, text: &mut Vec<u8>) {
+        match self {
+            Opens::After(mark) => drop(text.drain(..(text.len() + 1).saturating_sub(mark.len()))),
+            // The beginning of the text decides, and stays as it is.
+            Opens::Object(key) => text.truncate(MAX_SPACE + key.len()),
+        }
+    }
+}
+
+/// Maximum bytes of white space around a brace that opens a part.
+const MAX_SPACE: usize = 64;
+
+impl Schemas {
+    /// For a model with this tokenizer, these end tokens, and logits for `vocab` tokens.
+    pub fn new(tokenizer: Option<Tokenizer>, eos: &[u32], vocab: usize) -> Self {
+        let (factory, digits) = (OnceLock::new(), OnceLock::new());
+        Schemas { tokenizer, eos: eos.to_vec(), vocab, factory, digits }
+    }
+
+    /// Compiles a JSON schema, given as JSON text.
+    ///
+    /// # Errors
+    /// If it is no schema, or no text can follow it, or the model has no tokenizer or end token.
+    pub fn compile(&self, schema: &str) -> Result<Schema, Error> {
+        let refused = |problem: String| Error::Schema { problem };
+        let mut schema: Value = serde_json::from_str(schema).map_err(|e| refused(e.to_string()))?;
+        // White space at will is what small models fill their texts with.
+        match &mut schema {
+            Value::Object(map) => {
+                map.entry("x-guidance").or_insert(json!({"whitespace_flexible": false}));
+            }
+            Value::Bool(_) => {}
+            _ => return Err(refused("it is neither an object nor a boolean".into())),
+        }
+        self.checked(TopLevelGrammar::from_json_schema(schema), false)
+    }
+
+    /// Compiles a grammar in `llguidance`'s variant of Lark, in which `%json {...}` stands for a JSON schema.
+    ///
+    /// # Errors
+    /// As [`Schemas::compile`].
+    pub fn grammar(&self, lark: &str) -> Result<Schema, Error> {
+        self.checked(TopLevelGrammar::from_lark(lark.to_owned()), true)
+    }
+
+    /// Compiles a regular expression that the whole text must match, in the syntax of Rust's `regex`.
+    ///
+    /// # Errors
+    /// As [`Schemas::compile`].
+    pub fn regex(&self, pattern: &str) -> Result<Schema, Error> {
+        self.checked(TopLevelGrammar::from_regex(pattern), true)
+    }
+
+    fn checked(&self, grammar: TopLevelGrammar, embedded: bool) -> Result<Schema, Error> {
+        let refused = |problem: String| Error::Schema { problem };
+        let factory = self.factory.get_or_init(|| self.factory());
+        let factory = factory.as_ref().map_err(|problem| refused(problem.clone()))?;
+        let start = Matcher::new(factory.create_parser(grammar));
+        if let Some(problem) = start.get_error() {
+            return Err(refused(problem));
+        }
+        // Some schemas are sound and still have no text, which shows where the first token is looked for.
+        let first = start.deep_clone().compute_mask_or_eos();
+        first.map_err(|e| refused(format!("no text begins in this format: {e}")))?;
+        let digits = || Arc::new(Digits::new(self.tokenizer.clone(), self.vocab));
+        let digits = Arc::clone(self.digits.get_or_init(digits));
+        Ok(Schema { start: Arc::new(start), digits, vocab: self.vocab, embedded, within: None })
+    }
+
+    fn factory(&self) -> Result<ParserFactory, String> {
+        let tokenizer =
+            self.tokenizer.as_ref().ok_or("this model has no tokenizer, so its texts have no format")?;
+        let [eos, ..] = self.eos[..] else {
+            return Err("this model has no token that ends a text, so a format could not end".into());
+        };
+        let info = TokRxInfo::new(self.vocab as u32, eos);
+        let words: Vec<Vec<u8>> = (0..self.vocab as u32).map(|id| word(tokenizer, id)).collect();
+        let trie = TokTrie::from(&info, &words).with_eos_tokens(&self.eos);
+        let environment: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
+        let mut factory = ParserFactory::new_simple(&environment).map_err(|e| e.to_string())?;
+        factory.quiet();
+        factory.limits_mut().verbose_errors = false;
+        Ok(factory)
+    }
+}
+
+/// What a token spells; control tokens are marked, so that no text spells one.
+fn word(tokenizer: &Tokenizer, id: u32) -> Vec<u8> {
+    let bytes = tokenizer.token_bytes(id).unwrap_or_default();
+    match tokenizer.is_special(id) {
+        true => [&[TokTrie::SPECIAL_TOKEN_MARKER], bytes].concat(),
+        false => bytes.to_vec(),
+    }
+}
+
+impl Schema {
+    /// The same schema, followed in a part of the text only.
+    #[must_use]
+    pub fn within(self, within: Within) -> Self {
+        Schema { within: Some(within), ..self }
+    }
+
+    /// Follows the texts of one request.
+    pub fn constraint(&self) -> Arc<dyn Constraint> {
+        Arc::new(Followed::new(self))
+    }
+}
+
+impl fmt::Debug for Schemas {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Schemas").field("vocab", &self.vocab).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Schema {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Schema").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,109 @@
+use bitnet_model::Tokenizer;
+
+/// Maximum number of digits in a row, before or after the point or in the exponent of a number: any 64-bit integer
+/// fits. Without a limit a model that repeats itself writes digits until its length is used up.
+pub(super) const MAX_DIGITS: usize = 20;
+
+/// Which tokens make a number longer.
+pub(super) struct Digits {
+    tokenizer: Option<Tokenizer>,
+    /// The tokens that begin with a digit, 32 a word, lowest first.
+    leading: Vec<u32>,
+}
+
+impl Digits {
+    pub fn new(tokenizer: Option<Tokenizer>, vocab: usize) -> Self {
+        let mut digits = Digits { tokenizer, leading: vec![0; vocab.div_ceil(32)] };
+        for id in 0..vocab as u32 {
+            if digits.text(id).first().is_some_and(u8::is_ascii_digit) {
+                digits.leading[id as usize / 32] |= 1 << (id % 32);
+            }
+        }
+        digits
+    }
+
+    /// What a token adds to a text: nothing, if it is a control token.
+    pub fn text(&self, id: u32) -> &[u8] {
+        let tokenizer = self.tokenizer.as_ref();
+        tokenizer.filter(|t| !t.is_special(id)).and_then(|t| t.token_bytes(id)).unwrap_or_default()
+    }
+
+    /// What is allowed without the tokens that begin with a digit, unless nothing would be left: a schema may ask for
+    /// a longer number by its value.
+    pub fn ended(&self, allowed: &[u32]) -> Option<Vec<u32>> {
+        let others: Vec<u32> =
+            allowed.iter().zip(&self.leading).map(|(word, digits)| word & !digits).collect();
+        others.iter().any(|&word| word != 0).then_some(others)
+    }
+}
+
+/// How far a JSON text is in a number.
+#[derive(Debug, Default, Clone, Copy)]
+pub(super) struct Number {
+    /// Whether the JSON may stand in other text, and so begins with a brace.
+    embedded: bool,
+    /// Braces that are open.
+    depth: usize,
+    quoted: bool,
+    escaped: bool,
+    /// Digits in a row up to here, outside of strings.
+    digits: usize,
+}
+
+impl Number {
+    pub fn new(embedded: bool) -> Self {
+        Number { embedded, ..Number::default() }
+    }
+
+    pub fn read(&mut self, text: &[u8]) {
+        for byte in text {
+            match byte {
+                _ if self.escaped => self.escaped = false,
+                b'\\' if self.quoted => self.escaped = true,
+                b'"' => self.quoted = !self.quoted,
+                b'{' if !self.quoted => self.depth += 1,
+                b'}' if !self.quoted => self.depth = self.depth.saturating_sub(1),
+                _ => {}
+            }
+            let counts = !self.quoted && (!self.embedded || self.depth > 0);
+            self.digits = if byte.is_ascii_digit() && counts { self.digits + 1 } else { 0 };
+        }
+    }
+
+    /// Whether it must end.
+    pub fn is_full(&self) -> bool {
+        self.digits >= MAX_DIGITS
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_digits_of_a_number_count() {
+        for (text, digits) in [
+            ("", 0),
+            ("{\"a\":12", 2),
+            ("{\"a\":-12.345", 3),
+            ("[1e17", 2),
+            ("[123,", 0),
+            ("{\"123", 0),
+            ("{\"1\\\"23", 0),
+            ("{\"1\\\\\":23", 2),
+        ] {
+            let mut number = Number::default();
+            number.read(text.as_bytes());
+            assert_eq!(number.digits, digits, "{text}");
+        }
+    }
+
+    #[test]
+    fn digits_of_the_text_around_json_do_not_count() {
+        for (text, digits) in [("On 24", 0), ("{\"a\": 24", 2), ("{\"}\": 24", 2), ("{\"a\": 1} 24", 0)] {
+            let mut number = Number::new(true);
+            number.read(text.as_bytes());
+            assert_eq!(number.digits, digits, "{text}");
+        }
+    }
+}
