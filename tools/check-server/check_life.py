@@ -3,6 +3,7 @@
 
     cargo build --release -p bitnet-cli && python check_life.py target/release/bitnet
 """
+import concurrent.futures
 import http.client
 import json
 import pathlib
@@ -13,7 +14,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 
 PATH = "/v1/completions"
@@ -36,10 +36,10 @@ class Server:
         self.process.kill()
         self.process.wait()
 
-    def ask(self, body):
+    def ask(self, body, headers=()):
         """The answer, its body not yet read."""
         connection = http.client.HTTPConnection(self.host, timeout=120)
-        connection.request("POST", PATH, json.dumps(body), {"content-type": "application/json"})
+        connection.request("POST", PATH, json.dumps(body), {"content-type": "application/json", **dict(headers)})
         return connection.getresponse()
 
     def whole(self, body):
@@ -80,16 +80,9 @@ def idle(metrics):
 
 
 def together(calls):
-    """What functions give that run at once."""
-    results = [None] * len(calls)
-
-    def run(i):
-        results[i] = calls[i]()
-
-    threads = [threading.Thread(target=run, args=[i]) for i in range(len(calls))]
-    [thread.start() for thread in threads]
-    [thread.join() for thread in threads]
-    return results
+    """Returns the results of functions that run at once; an error in one is raised here."""
+    with concurrent.futures.ThreadPoolExecutor(len(calls)) as pool:
+        return [one.result() for one in [pool.submit(call) for call in calls]]
 
 
 def stream(seed, tokens, **more):

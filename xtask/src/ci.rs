@@ -2,12 +2,12 @@ use std::time::Instant;
 
 use anyhow::Result;
 
-use crate::{arrows, cargo, neon, ptx_check, rows, run as execute, size, soak};
+use crate::{arrows, cargo, cluster, neon, ptx_check, rows, run as execute, size, soak};
 
 type Check = (&'static str, fn() -> Result<()>);
 
 /// All checks, quick ones first.
-fn checks() -> [Check; 11] {
+fn checks() -> [Check; 12] {
     [
         ("format", || execute(cargo(&["fmt", "--all", "--check"]))),
         ("arrows between crates", arrows::check),
@@ -20,6 +20,7 @@ fn checks() -> [Check; 11] {
         ("assembler of the GPU kernels", ptx_check::install),
         ("tests", || execute(cargo(&["test", "--release", "--workspace"]))),
         ("soak", soak::in_ci),
+        ("replicas behind a proxy", cluster::in_ci),
         ("machine code of the GPU kernels", ptx_check::in_ci),
         ("kernels of 64-bit Arm", neon::in_ci),
         ("documentation", || {

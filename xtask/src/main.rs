@@ -4,6 +4,7 @@
 mod arrows;
 mod bench;
 mod ci;
+mod cluster;
 mod fuzz;
 mod gpu_bundle;
 mod neon;
@@ -53,6 +54,7 @@ enum Task {
     /// Check the kernels against the reference, then measure prefill, decode, kernels, engine and server
     Bench(bench::Bench),
     Soak(soak::Soak),
+    ClusterSmoke(cluster::ClusterSmoke),
     /// Damage model files of every kind and check how they are handled
     Fuzz(fuzz::Fuzz),
     /// Compare every form of the golden checkpoints with its oracle, on every instruction set of this machine
@@ -77,6 +79,7 @@ fn main() -> ExitCode {
         Task::Neon => neon::check(),
         Task::Bench(bench) => bench.run(),
         Task::Soak(soak) => soak.run(),
+        Task::ClusterSmoke(smoke) => smoke.run(),
         Task::Fuzz(fuzz) => fuzz.run(),
         Task::Fixtures { .. } => {
             run(cargo(&["test", "--release", "-p", "bitnet-tests", "--test", "it", "goldens::"]))

@@ -67,7 +67,7 @@ fn find() -> Result<Tools, String> {
 }
 
 /// Programs with this name, in the order of PATH.
-fn on_path(name: &str) -> impl Iterator<Item = PathBuf> {
+pub(crate) fn on_path(name: &str) -> impl Iterator<Item = PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let programs: Vec<PathBuf> = env::split_paths(&path).map(|folder| folder.join(name)).collect();
     programs.into_iter().filter(|program| program.is_file())

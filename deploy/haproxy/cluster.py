@@ -1,0 +1,254 @@
+#!/usr/bin/env python3
+"""Starts several `bitnet serve` replicas of one model, and HAProxy in front of them.
+
+    deploy/haproxy/cluster.py demo --replicas 2 --port 8080
+    deploy/haproxy/cluster.py demo --replicas 1 --join 192.0.2.7:8080 -- --kv int8    # flags after -- go to bitnet
+
+Needs Python 3.9 and HAProxy 2.6. SIGHUP restarts the replicas one after another, each after its requests have ended.
+SIGTERM and Ctrl-C let everything finish and end. A replica that dies is started again. A replica that would answer
+differently (another model, version, type of cache or device) does not join.
+"""
+import argparse
+import http.client
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+START = 600  # seconds that a model may take to load
+PARTS = "version", "model", "kv", "device"
+
+
+class Refused(Exception):
+    """A replica cannot join."""
+
+
+def ask(address, method, path, body=None):
+    """Status and JSON of one request."""
+    key = os.environ.get("BITNET_API_KEY")
+    headers = {"content-type": "application/json", "host": "localhost"}
+    headers |= {"authorization": f"Bearer {key}"} if key else {}
+    connection = http.client.HTTPConnection(address, timeout=60)
+    try:
+        connection.request(method, path, body and json.dumps(body), headers)
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())
+    finally:
+        connection.close()
+
+
+def identity(address, process=None):
+    """What decides a replica's answers; waits until it is ready."""
+    end = time.monotonic() + START
+    while time.monotonic() < end:
+        if process and process.poll() is not None:
+            raise Refused(f"{address} ended with exit code {process.returncode}")
+        try:
+            if ask(address, "GET", "/ready")[0] == 200:
+                break
+        except OSError:
+            pass
+        time.sleep(0.05)
+    status, answer = ask(address, "POST", "/v1/completions", {"prompt": [1], "max_tokens": 1, "temperature": 0})
+    if status != 200:
+        raise Refused(f"{address} answers {status}: {answer['error']['message']}")
+    return answer["system_fingerprint"]
+
+
+def agree(address, theirs, ours):
+    pairs = list(zip(PARTS, theirs.split(";"), ours.split(";")))
+    differ = [f"{part} {their} instead of {our}" for part, their, our in pairs if their != our]
+    if differ:
+        raise Refused(f"{address} has {', '.join(differ)}: give all replicas the same program, model and flags")
+
+
+class Replica:
+    def __init__(self, name, address=None, command=None):
+        self.name, self.address, self.command, self.process = name, address, command, None
+        self.wait, self.again = 1, 0  # seconds before the next start after a death, and when that is
+
+    def start(self):
+        """Starts the process, on the port that it had before if it had one."""
+        port = self.address.split(":")[1] if self.address else "0"
+        # In a session of its own, so that Ctrl-C reaches only this script.
+        command = [*self.command, "--port", port]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        said = []
+        for line in self.process.stderr:
+            if found := re.search(r"is served on http://(\S+)/v1", line):
+                self.address = found.group(1)
+                break
+            said.append(line)
+        else:
+            raise Refused(f"{self.name} did not start: {' '.join(said).strip()}")
+        threading.Thread(target=shutil.copyfileobj, args=(self.process.stderr, sys.stderr), daemon=True).start()
+        print(f"{self.name} is {self.address}, process {self.process.pid}", flush=True)
+
+    def end(self):
+        if self.process and self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            self.process.wait()
+
+
+class Proxy:
+    """HAProxy, run in the foreground from `haproxy.cfg` with the replicas put in."""
+
+    def __init__(self, folder, bind, places, queue, replicas):
+        self.socket = folder / "admin.sock"
+        text = pathlib.Path(__file__).with_name("haproxy.cfg").read_text()
+        text = text.replace("global\n", f"global\n    stats socket {self.socket} mode 600 level admin\n", 1)
+        blocks = re.split(r"((?:^    server .*\n)+)", text, flags=re.M)
+        lines = [f"    server {replica.name} {replica.address}" for replica in replicas]
+        blocks[1] = "".join(line + "\n" for line in lines)
+        blocks[3] = "".join(f"{line} track bitnet/{line.split()[1]}\n" for line in lines)
+        config = folder / "haproxy.cfg"
+        config.write_text("".join(blocks))
+        known = {"BITNET_BIND": bind, "BITNET_PLACES": str(places), "BITNET_QUEUE": str(queue)}
+        command = ["haproxy", "-db", "-q", "-f", config]
+        self.process = subprocess.Popen(command, env=os.environ | known, start_new_session=True)
+
+    def say(self, command):
+        """One command of HAProxy's runtime interface."""
+        with socket.socket(socket.AF_UNIX) as line:
+            line.connect(str(self.socket))
+            line.sendall(command.encode() + b"\n")
+            return b"".join(iter(lambda: line.recv(65536), b"")).decode()
+
+    def state(self, replica, state):
+        # The backend `small` follows.
+        self.say(f"set server bitnet/{replica.name} state {state}")
+
+    def busy(self, replica):
+        """Requests that the replica has through the proxy."""
+        rows = [line.split(",") for line in self.say("show stat").splitlines()]
+        return sum(int(row[4]) for row in rows if row[0] in ("bitnet", "small") and row[1] == replica.name)
+
+    def ready(self):
+        while self.process.poll() is None:
+            if self.socket.exists() and ",UP" in self.say("show stat"):
+                return
+            time.sleep(0.05)
+        raise Refused(f"haproxy ended with exit code {self.process.returncode}")
+
+    def end(self):
+        """Accepts nothing more and lets what has begun finish."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGUSR1)
+            self.process.wait()
+
+
+class Cluster:
+    def __init__(self, options, folder):
+        names = (f"replica{i + 1}" for i in range(options.replicas + len(options.join)))
+        threads = options.threads or max(1, (os.cpu_count() or 1) // max(1, options.replicas))
+        command = [options.binary, "serve", options.model, "--threads", str(threads)]
+        command += ["--max-batch-size", str(options.places), *options.flags]
+        self.own = [Replica(next(names), command=command) for _ in range(options.replicas)]
+        self.replicas = self.own + [Replica(next(names), address) for address in options.join]
+        self.drain, self.proxy, self.identity = options.drain, None, None
+        try:
+            for replica in self.replicas:
+                if replica.command:
+                    replica.start()
+                theirs = identity(replica.address, replica.process)
+                self.identity = self.identity or theirs
+                agree(replica.address, theirs, self.identity)
+            bind = f"{options.host}:{options.port}"
+            self.proxy = Proxy(folder, bind, options.places, options.queue, self.replicas)
+            self.proxy.ready()
+        except BaseException:
+            self.end()
+            raise
+        print(f"{self.identity} in {len(self.replicas)} replicas is served on http://{bind}/v1", flush=True)
+
+    def join(self, replica):
+        """Starts a replica anew and lets it take requests, if it is what the others are."""
+        self.proxy.state(replica, "maint")
+        try:
+            replica.start()
+            agree(replica.address, identity(replica.address, replica.process), self.identity)
+        except Refused as problem:
+            replica.end()
+            replica.wait, replica.again = min(60, 2 * replica.wait), time.monotonic() + replica.wait
+            print(f"error: {problem}: it does not join", file=sys.stderr, flush=True)
+            return False
+        replica.wait = 1
+        self.proxy.state(replica, "ready")
+        print(f"{replica.name} takes requests again", flush=True)
+        return True
+
+    def roll(self):
+        """Restarts the replicas one after another; stops at the first that does not join."""
+        for replica in self.own:
+            self.proxy.state(replica, "drain")
+            end = time.monotonic() + self.drain
+            while self.proxy.busy(replica) and time.monotonic() < end:
+                time.sleep(0.05)
+            replica.end()
+            if not self.join(replica):
+                return
+        print("all replicas were restarted", flush=True)
+
+    def watch(self):
+        """Starts those again that have died."""
+        if self.proxy.process.poll() is not None:
+            raise Refused(f"haproxy ended with exit code {self.proxy.process.returncode}")
+        for replica in self.own:
+            if replica.process.poll() is not None and time.monotonic() >= replica.again:
+                print(f"{replica.name} ended with {replica.process.returncode}", file=sys.stderr, flush=True)
+                self.join(replica)
+
+    def end(self):
+        if self.proxy:
+            self.proxy.end()
+        stops = [threading.Thread(target=replica.end) for replica in self.own]
+        [stop.start() for stop in stops]
+        [stop.join() for stop in stops]
+
+
+def main():
+    args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    args.add_argument("model")
+    args.add_argument("--replicas", type=int, default=2, help="replicas to start here [2]")
+    args.add_argument("--join", action="append", default=[], metavar="HOST:PORT", help="a replica that runs elsewhere")
+    args.add_argument("--host", default="127.0.0.1", help="address of the proxy [127.0.0.1]")
+    args.add_argument("--port", type=int, default=8080, help="port of the proxy [8080]")
+    args.add_argument("--places", type=int, default=32, help="requests that a replica computes together [32]")
+    args.add_argument("--queue", type=int, default=64, help="requests that wait at the proxy; others get 429 [64]")
+    args.add_argument("--threads", type=int, help="threads of a replica [the cores divided by the replicas]")
+    args.add_argument("--drain", type=float, default=600, help="seconds that requests may take in a restart [600]")
+    args.add_argument("--binary", default="bitnet", help="the program [bitnet]")
+    cut = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    options = args.parse_args(sys.argv[1:cut])
+    options.flags = sys.argv[cut + 1 :]
+    asked = set()
+    for name in "SIGTERM", "SIGINT", "SIGHUP":
+        signal.signal(getattr(signal, name), lambda number, _: asked.add(number))
+    try:
+        if not shutil.which("haproxy"):
+            raise Refused("haproxy is not installed (Debian's haproxy)")
+        with tempfile.TemporaryDirectory() as folder:
+            cluster = Cluster(options, pathlib.Path(folder))
+            try:
+                while not asked & {signal.SIGTERM, signal.SIGINT}:
+                    if signal.SIGHUP in asked:
+                        asked.discard(signal.SIGHUP)
+                        cluster.roll()
+                    cluster.watch()
+                    time.sleep(0.1)
+            finally:
+                cluster.end()
+    except (Refused, OSError) as problem:
+        sys.exit(f"error: {problem}")
+
+
+if __name__ == "__main__":
+    main()

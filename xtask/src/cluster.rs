@@ -1,0 +1,55 @@
+use std::{path::PathBuf, process::Command};
+
+use anyhow::{Result, bail};
+use clap::Args;
+
+use crate::{cargo, neon::on_path, root, run, target};
+
+/// Serve the demo from two replicas behind HAProxy and check load, overload, ends, kills, restarts, hang-ups and jobs;
+/// print a line for each and fail if one fails
+#[derive(Args)]
+pub(crate) struct ClusterSmoke {
+    /// Check the answers but not the times; continuous integration runs this
+    #[arg(long)]
+    quick: bool,
+    /// Serve with this program instead of building one
+    #[arg(long, value_name = "FILE")]
+    binary: Option<PathBuf>,
+}
+
+/// For continuous integration: runs the quick form if the tools are installed, otherwise names the missing ones.
+pub(crate) fn in_ci() -> Result<()> {
+    match missing() {
+        None => ClusterSmoke { quick: true, binary: None }.run(),
+        Some(missing) => {
+            println!("skipped: replicas behind a proxy (they need {missing})");
+            Ok(())
+        }
+    }
+}
+
+/// Tools that are not installed.
+fn missing() -> Option<String> {
+    let mut missing = vec!["haproxy", "python3"];
+    missing.retain(|name| on_path(name).next().is_none());
+    (!missing.is_empty()).then(|| missing.join(" and "))
+}
+
+impl ClusterSmoke {
+    pub(crate) fn run(self) -> Result<()> {
+        if let Some(missing) = missing() {
+            bail!("replicas behind a proxy need {missing} (in Debian, packages of the same names)");
+        }
+        let binary = match self.binary {
+            Some(binary) => binary,
+            None => {
+                run(cargo(&["build", "--release", "--quiet", "--package", "bitnet-cli"]))?;
+                target().join("release/bitnet")
+            }
+        };
+        let mut check = Command::new("python3");
+        check.arg(root().join("tools/check-server/check_cluster.py")).arg(binary);
+        check.args(self.quick.then_some("--quick"));
+        run(check)
+    }
+}
