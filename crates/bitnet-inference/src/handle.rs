@@ -31,7 +31,7 @@ pub struct Completion {
     pub choices: Vec<Choice>,
     /// The logits that follow the prompt, if requested.
     pub logits: Option<Vec<f32>>,
-    /// Log-probabilities of the prompt's tokens from the second on, if requested.
+    /// Log-probabilities of the prompt's tokens, from the second on, if requested.
     pub scored: Vec<TokenLogprobs>,
     /// Seed of the random numbers; the same seed gives the same tokens.
     pub seed: u64,
@@ -113,7 +113,7 @@ impl RequestHandle {
         Ok(Completion { scored: self.scored(), ..all.0 })
     }
 
-    /// Takes the log-probabilities of the prompt's tokens, from the second on, if they are wanted: all of them, once a
+    /// Takes the log-probabilities of the prompt's tokens, from the second on, if requested. They are complete once a
     /// token or the end of a choice has been received.
     pub fn scored(&self) -> Vec<TokenLogprobs> {
         self.mailbox.take_scored()

@@ -93,8 +93,8 @@ impl Mailbox {
         full
     }
 
-    /// Adds the log-probabilities of the token after `position` of the prompt. Those of a prompt that is computed again
-    /// are there already.
+    /// Adds the log-probabilities of the prompt's token after `position`, unless they are already there because the
+    /// prompt is being recomputed.
     pub fn score(&self, position: usize, logprobs: TokenLogprobs) {
         let scored = &mut self.state.lock().scored;
         if scored.len() == position {

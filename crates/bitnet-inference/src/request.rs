@@ -34,8 +34,8 @@ pub enum Output {
     Tokens,
     /// Only the logits that follow the prompt; nothing is generated.
     Logits,
-    /// The log-probability of every token of the prompt but the first, given those before it, then new tokens. The
-    /// whole prompt is computed, whatever the prefix cache holds. With `max_new_tokens` 0 nothing is generated.
+    /// The log-probability of every token of the prompt except the first, then new tokens. The whole prompt is
+    /// computed, even if it is in the prefix cache. With `max_new_tokens` 0 nothing is generated.
     Scored,
 }
 

@@ -35,7 +35,7 @@ pub struct Sequence {
     pub(crate) drafted: usize,
     /// Number of tokens whose keys and values are in the cache.
     pub(crate) computed: usize,
-    /// Tokens of the prompt, the first aside, whose log-probabilities have been computed.
+    /// Number of prompt tokens, without the first, whose log-probabilities have been computed.
     pub(crate) scored: usize,
     /// Block table: token `p` is in block `table[p / BLOCK_TOKENS]`.
     pub table: Vec<u32>,
@@ -110,8 +110,8 @@ impl Sequence {
         self.text().len() - self.computed
     }
 
-    /// Whether the log-probabilities of its prompt are wanted and not all computed. The choices of a request share
-    /// those of the first.
+    /// Whether log-probabilities of its prompt are still to be computed. The choices of a request share those of the
+    /// first.
     pub(crate) fn scores(&self) -> bool {
         let wanted = self.request.output == Output::Scored && self.id.choice == 0;
         wanted && self.scored + 1 < self.request.prompt.len()

@@ -84,8 +84,8 @@ pub struct Stepper<'m> {
     times: StepTimes,
     /// Logits of the last step, for sequences that requested only logits.
     pub wanted_logits: Vec<(SeqId, Vec<f32>)>,
-    /// Log-probabilities of prompt tokens computed in the last step: the request, the position of the token before, and
-    /// what the model says of the token.
+    /// Log-probabilities of prompt tokens computed in the last step: the request, the position of the token before,
+    /// and the values.
     pub scored: Vec<(u64, usize, TokenLogprobs)>,
 }
 
@@ -308,7 +308,7 @@ impl<'m> Stepper<'m> {
         let end = run.start + run.len;
         let first = if s.scores() { self.score(s, run, row)? } else { 0 };
         if s.tokens.len() >= s.end {
-            // Only the scores are wanted.
+            // Only the scores are needed.
             return Ok(());
         }
         for i in first..run.rows {

@@ -105,7 +105,7 @@ impl Scheduler {
         let decode = s.pending() == 1;
         let prefill = if decode { usize::MAX } else { budget.prefill };
         let len = s.pending().min(budget.tokens).min(prefill);
-        // Every token that is scored needs a row; one is left for those that wait for a place.
+        // Every scored token needs a row; one is left for sequences that wait for a place.
         let scores = s.scores();
         let rows = budget.rows.saturating_sub(usize::from(!self.waiting.is_empty())).max(1).min(budget.rows);
         let len = if scores { len.min(rows) } else { len };
@@ -391,7 +391,7 @@ impl Scheduler {
                 s.table.iter().for_each(|&block| self.pool.retain(block));
                 s.computed = s.tokens.len();
             }
-            // What is scored is computed anew.
+            // Scored prompts are computed without the prefix cache.
             _ if s.scores() => {}
             _ => {
                 let mut chain = Chain::Root(s.request.salt);

@@ -203,7 +203,7 @@ fn the_logits_after_a_prompt_can_be_had_without_a_token() {
     assert_eq!((done.logits.unwrap(), done.choices[0].tokens.len()), (want, 0));
 }
 
-/// What the model says of every token of a prompt but the first.
+/// The expected log-probabilities of every token of a prompt except the first.
 fn scored_alone(prompt: &[u32], top: usize) -> Vec<TokenLogprobs> {
     let (mut oracle, mut sampler, mut row) = (Oracle::default(), Sampler::new(VOCAB), vec![0.0; VOCAB]);
     let each = prompt.windows(2).map(|pair| {
@@ -225,7 +225,7 @@ fn a_prompt_is_scored_alone_as_in_a_crowd_and_its_text_stays_what_it_is() {
             .map(|i| (0..1 + i * 7).map(|t| if i % 3 == 0 { t % 48 } else { (t * 5 + i) % 48 }).collect())
             .collect();
         let request = |(i, prompt): (usize, &Vec<u32>)| Request {
-            // Some are also found in the prefix cache, and some ask for no token of their own.
+            // Some prompts are also in the prefix cache, and some requests generate no token.
             output: if i == 5 { Output::Tokens } else { Output::Scored },
             ..Request::new(
                 prompt.clone(),

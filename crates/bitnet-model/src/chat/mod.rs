@@ -30,17 +30,17 @@ const TIMES_PER_MESSAGE: usize = 4;
 /// A message of a conversation.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Message {
-    /// `system`, `user`, `assistant`, `tool`, or what else the template knows.
+    /// `system`, `user`, `assistant`, `tool`, or another role that the template knows.
     pub role: String,
-    /// The text; empty where an assistant did nothing but call tools.
+    /// The text; empty if an assistant only called tools.
     pub content: String,
-    /// Who speaks, for templates that write it.
+    /// Name of the speaker, for templates that use it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// The tools that an assistant called.
+    /// The tool calls of an assistant.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tool_calls: Vec<ToolCall>,
-    /// Which call a message of role `tool` answers.
+    /// Id of the call that a message of role `tool` answers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tool_call_id: Option<String>,
 }
@@ -48,28 +48,28 @@ pub struct Message {
 /// A call of a tool by an assistant.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ToolCall {
-    /// The name by which its answer refers to it.
+    /// Id, to which the answer refers.
     pub id: String,
-    /// The tool.
+    /// Name of the tool.
     pub name: String,
-    /// What it was called with, as JSON.
+    /// The arguments, as JSON.
     pub arguments: String,
 }
 
 impl Message {
-    /// A message that is only a text.
+    /// A message with text only.
     pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
         Message { role: role.into(), content: content.into(), ..Message::default() }
     }
 
-    /// Bytes of everything that a template may write.
+    /// Total bytes of everything that a template can write.
     fn bytes(&self) -> usize {
         let calls = self.tool_calls.iter().map(|call| call.id.len() + call.name.len() + call.arguments.len());
         let names = [&self.name, &self.tool_call_id].into_iter().flatten().map(String::len);
         self.role.len() + self.content.len() + calls.sum::<usize>() + names.sum::<usize>()
     }
 
-    /// The message as templates know it, fields that it does not have left undefined.
+    /// The message in the form that templates read; missing fields are undefined.
     fn value(&self) -> Value {
         let mut fields = BTreeMap::from([
             ("role", Value::from(self.role.as_str())),
@@ -85,7 +85,7 @@ impl Message {
 }
 
 impl ToolCall {
-    /// The call in OpenAI's form. Templates write the arguments as JSON themselves, so they get the object.
+    /// The call in OpenAI's form. The arguments are an object, because templates convert them to JSON themselves.
     fn value(&self) -> Value {
         let arguments = serde_json::from_str(&self.arguments);
         let arguments = arguments.unwrap_or_else(|_| Value::from(self.arguments.as_str()));
@@ -94,13 +94,13 @@ impl ToolCall {
     }
 }
 
-/// What a template is told beside the messages.
+/// Input of a template in addition to the messages.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Told {
-    /// Descriptions of tools in OpenAI's form, each a JSON object.
+    /// Tool descriptions in OpenAI's form, each a JSON object.
     pub tools: Vec<String>,
-    /// Variables by name, each as JSON; Hugging Face calls them `chat_template_kwargs`. Names that have a meaning of
-    /// their own keep it.
+    /// Variables by name, each as JSON; Hugging Face calls them `chat_template_kwargs`. They cannot replace the
+    /// template's standard variables.
     pub variables: Vec<(String, String)>,
 }
 
@@ -128,7 +128,7 @@ fn parsed(json: &str) -> Result<Value, Error> {
     serde_json::from_str(json).map_err(|e| Error::new(ErrorKind::BadSerialization, e.to_string()))
 }
 
-/// How a model wants a conversation to be written.
+/// A model's chat template: how a conversation becomes the text of a prompt.
 #[derive(Debug, Clone)]
 pub struct ChatTemplate {
     source: String,
@@ -171,16 +171,16 @@ impl ChatTemplate {
         self.asks_for("enable_thinking")
     }
 
-    /// Whether the template asks for a variable of this name.
+    /// Whether the template reads a variable of this name.
     pub fn asks_for(&self, variable: &str) -> bool {
         let word = |c: char| c.is_ascii_alphanumeric() || c == '_';
         self.source.split(|c| !word(c)).any(|name| name == variable)
     }
 
-    /// The text of a conversation; `add_generation_prompt` opens the assistant's turn.
+    /// Renders a conversation; `add_generation_prompt` opens the assistant's turn.
     ///
     /// # Errors
-    /// [`ModelError::Template`] with what the template itself raised, or why it could not be rendered.
+    /// [`ModelError::Template`] with the error that the template raised, or why it could not be rendered.
     pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String, ModelError> {
         self.render_told(messages, add_generation_prompt, &Told::default())
     }
@@ -188,7 +188,7 @@ impl ChatTemplate {
     /// As [`ChatTemplate::render`], with tools and variables for the template.
     ///
     /// # Errors
-    /// As [`ChatTemplate::render`], and if something in `told` is not JSON.
+    /// As [`ChatTemplate::render`], and if a value in `told` is not JSON.
     pub fn render_told(
         &self,
         messages: &[Message],
@@ -205,7 +205,7 @@ impl ChatTemplate {
                 add_generation_prompt,
                 bos_token => self.bos_token.as_str(),
                 eos_token => self.eos_token.as_str(),
-                // Templates ask whether these are defined before they ask what they say.
+                // Templates test whether these are defined before they read them.
                 tools => told.tools()?,
                 ..merge_maps([
                     context! { enable_thinking => self.thinking.map_or(Value::UNDEFINED, Value::from) },

@@ -9,7 +9,7 @@ use super::{
     number::{Digits, Number},
 };
 
-/// The texts of one request, as far as they have been read.
+/// The texts of a request, as far as they have been read.
 pub(super) struct Followed {
     schema: Schema,
     texts: Mutex<HashMap<u32, Text>>,
@@ -40,17 +40,17 @@ impl fmt::Debug for Followed {
     }
 }
 
-/// A text, and the tokens of it that have been read.
+/// A text, with its tokens that have been read.
 struct Text {
     read: Vec<u32>,
     part: Part,
 }
 
-/// Where a text is.
+/// The state of a text.
 enum Part {
-    /// Where any token may follow. Holds the end of the text, as far as it may belong to what opens the other part.
+    /// In the free part, where any token may follow. Holds the end of the text that may belong to an opening.
     Free(Vec<u8>),
-    /// Where the schema is followed.
+    /// In the part that follows the schema.
     Bound(Box<Bound>),
 }
 
@@ -68,7 +68,7 @@ impl Text {
         Text { read: Vec::new(), part }
     }
 
-    /// Reads on to the end of `tokens`; starts over if they do not begin with what has been read.
+    /// Reads to the end of `tokens`; starts over if they do not begin with the tokens read before.
     fn follow(&mut self, tokens: &[u32], schema: &Schema) -> Result<(), ConstraintError> {
         if !tokens.starts_with(&self.read) {
             *self = Text::new(schema);
@@ -88,7 +88,7 @@ impl Part {
                 end.extend_from_slice(schema.digits.text(token));
                 if let Some(at) = within.opens.find(end) {
                     let rest = end.split_off(at);
-                    // A token that opens the part and goes on in a way that it does not allow opens nothing.
+                    // A token that opens the part but continues in a way that the schema forbids does not open it.
                     match Bound::after(schema, &rest) {
                         Some(bound) => *self = Part::Bound(Box::new(bound)),
                         None => *end = rest,
@@ -116,7 +116,7 @@ impl Bound {
         Bound { matcher: schema.start.deep_clone(), number: Number::new(schema.embedded) }
     }
 
-    /// After these bytes, if the schema allows them.
+    /// The state after these bytes, if the schema allows them.
     fn after(schema: &Schema, bytes: &[u8]) -> Option<Bound> {
         let mut bound = Bound::new(schema);
         if !bytes.is_empty() {

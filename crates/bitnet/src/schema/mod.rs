@@ -1,4 +1,4 @@
-//! Texts that follow a JSON schema or a grammar, as constraints on tokens. `llguidance` says which tokens may follow.
+//! Constraints that make a text follow a JSON schema or a grammar. `llguidance` computes which tokens may follow.
 
 mod followed;
 mod number;
@@ -20,47 +20,47 @@ use serde_json::{Value, json};
 use self::{followed::Followed, number::Digits};
 use crate::Error;
 
-/// Compiles schemas for one vocabulary.
+/// Compiles schemas for a vocabulary.
 pub struct Schemas {
     tokenizer: Option<Tokenizer>,
     eos: Vec<u32>,
     vocab: usize,
-    /// The vocabulary as a tree; made when the first schema comes.
+    /// The vocabulary as a tree, built for the first schema.
     factory: OnceLock<Result<ParserFactory, String>>,
     digits: OnceLock<Arc<Digits>>,
 }
 
-/// A compiled schema or grammar, which any number of texts can follow.
+/// A compiled schema or grammar, for any number of texts.
 #[derive(Clone)]
 pub struct Schema {
     start: Arc<Matcher>,
     digits: Arc<Digits>,
     vocab: usize,
-    /// Whether JSON in the text may stand in other text.
+    /// Whether JSON in the text can be within other text.
     embedded: bool,
     within: Option<Within>,
 }
 
-/// Where a schema is followed within a text that is otherwise free.
+/// Which part of an otherwise free text follows a schema.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Within {
-    /// What opens the part that follows the schema.
+    /// The opening of the part that follows the schema.
     pub opens: Opens,
-    /// Whether the text is free again after that part, until the next one; else it ends there.
+    /// Whether the text is free again after that part, until the next one; otherwise it ends there.
     pub again: bool,
 }
 
-/// What opens the part of a text that follows a schema.
+/// The opening of the part of a text that follows a schema.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Opens {
-    /// These bytes anywhere; the part begins after them.
+    /// These bytes, anywhere; the part begins after them.
     After(Vec<u8>),
-    /// An object with this first key, at the beginning of the text; the part begins with its brace.
+    /// An object with this first key at the start of the text; the part begins with its brace.
     Object(String),
 }
 
 impl Opens {
-    /// Where the part begins, if the end of a free text opens it.
+    /// The start of the part, if the end of a free text opens it.
     fn find(&self, text: &[u8]) -> Option<usize> {
         match self {
             Opens::After(mark) => {
@@ -76,21 +76,21 @@ impl Opens {
         }
     }
 
-    /// Forgets what opens nothing, whatever follows.
+    /// Drops text that cannot become an opening, whatever follows.
     fn forget(&self, text: &mut Vec<u8>) {
         match self {
             Opens::After(mark) => drop(text.drain(..(text.len() + 1).saturating_sub(mark.len()))),
-            // The beginning of the text decides, and stays as it is.
+            // Only the start of the text matters, so it is kept.
             Opens::Object(key) => text.truncate(MAX_SPACE + key.len()),
         }
     }
 }
 
-/// Maximum bytes of white space around a brace that opens a part.
+/// Maximum bytes of white space around an opening brace.
 const MAX_SPACE: usize = 64;
 
 impl Schemas {
-    /// For a model with this tokenizer, these end tokens, and logits for `vocab` tokens.
+    /// Creates a compiler for a model with this tokenizer, these end tokens, and logits for `vocab` tokens.
     pub fn new(tokenizer: Option<Tokenizer>, eos: &[u32], vocab: usize) -> Self {
         let (factory, digits) = (OnceLock::new(), OnceLock::new());
         Schemas { tokenizer, eos: eos.to_vec(), vocab, factory, digits }
@@ -99,11 +99,11 @@ impl Schemas {
     /// Compiles a JSON schema, given as JSON text.
     ///
     /// # Errors
-    /// If it is no schema, or no text can follow it, or the model has no tokenizer or end token.
+    /// If the schema is invalid or no text can follow it, or the model has no tokenizer or end token.
     pub fn compile(&self, schema: &str) -> Result<Schema, Error> {
         let refused = |problem: String| Error::Schema { problem };
         let mut schema: Value = serde_json::from_str(schema).map_err(|e| refused(e.to_string()))?;
-        // White space at will is what small models fill their texts with.
+        // Small models fill their texts with white space if they can.
         match &mut schema {
             Value::Object(map) => {
                 map.entry("x-guidance").or_insert(json!({"whitespace_flexible": false}));
@@ -138,7 +138,7 @@ impl Schemas {
         if let Some(problem) = start.get_error() {
             return Err(refused(problem));
         }
-        // Some schemas are sound and still have no text, which shows where the first token is looked for.
+        // Some valid schemas have no text, which shows when the first token is computed.
         let first = start.deep_clone().compute_mask_or_eos();
         first.map_err(|e| refused(format!("no text begins in this format: {e}")))?;
         let digits = || Arc::new(Digits::new(self.tokenizer.clone(), self.vocab));
@@ -147,10 +147,12 @@ impl Schemas {
     }
 
     fn factory(&self) -> Result<ParserFactory, String> {
-        let tokenizer =
-            self.tokenizer.as_ref().ok_or("this model has no tokenizer, so its texts have no format")?;
+        let tokenizer = self
+            .tokenizer
+            .as_ref()
+            .ok_or("this model has no tokenizer, so its texts cannot follow a format")?;
         let [eos, ..] = self.eos[..] else {
-            return Err("this model has no token that ends a text, so a format could not end".into());
+            return Err("this model has no end token, so a format could not end".into());
         };
         let info = TokRxInfo::new(self.vocab as u32, eos);
         let words: Vec<Vec<u8>> = (0..self.vocab as u32).map(|id| word(tokenizer, id)).collect();
@@ -163,7 +165,7 @@ impl Schemas {
     }
 }
 
-/// What a token spells; control tokens are marked, so that no text spells one.
+/// The bytes of a token. Control tokens are marked, so that no text matches one.
 fn word(tokenizer: &Tokenizer, id: u32) -> Vec<u8> {
     let bytes = tokenizer.token_bytes(id).unwrap_or_default();
     match tokenizer.is_special(id) {
@@ -173,13 +175,13 @@ fn word(tokenizer: &Tokenizer, id: u32) -> Vec<u8> {
 }
 
 impl Schema {
-    /// The same schema, followed in a part of the text only.
+    /// The same schema, for only a part of the text.
     #[must_use]
     pub fn within(self, within: Within) -> Self {
         Schema { within: Some(within), ..self }
     }
 
-    /// Follows the texts of one request.
+    /// A constraint for the texts of a request.
     pub fn constraint(&self) -> Arc<dyn Constraint> {
         Arc::new(Followed::new(self))
     }

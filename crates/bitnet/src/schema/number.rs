@@ -1,13 +1,13 @@
 use bitnet_model::Tokenizer;
 
-/// Maximum number of digits in a row, before or after the point or in the exponent of a number: any 64-bit integer
-/// fits. Without a limit a model that repeats itself writes digits until its length is used up.
+/// Maximum number of digits in a row, before or after the point or in the exponent of a number; enough for any 64-bit
+/// integer. Without a limit, a model that repeats itself writes digits until the maximum length of its text.
 pub(super) const MAX_DIGITS: usize = 20;
 
-/// Which tokens make a number longer.
+/// The tokens that make a number longer.
 pub(super) struct Digits {
     tokenizer: Option<Tokenizer>,
-    /// The tokens that begin with a digit, 32 a word, lowest first.
+    /// Bit set of the tokens that begin with a digit, 32 a word, lowest bit first.
     leading: Vec<u32>,
 }
 
@@ -22,14 +22,14 @@ impl Digits {
         digits
     }
 
-    /// What a token adds to a text: nothing, if it is a control token.
+    /// The bytes that a token adds to a text; none for a control token.
     pub fn text(&self, id: u32) -> &[u8] {
         let tokenizer = self.tokenizer.as_ref();
         tokenizer.filter(|t| !t.is_special(id)).and_then(|t| t.token_bytes(id)).unwrap_or_default()
     }
 
-    /// What is allowed without the tokens that begin with a digit, unless nothing would be left: a schema may ask for
-    /// a longer number by its value.
+    /// The allowed tokens without those that begin with a digit, or `None` if none would be left: a schema may
+    /// require a longer number.
     pub fn ended(&self, allowed: &[u32]) -> Option<Vec<u32>> {
         let others: Vec<u32> =
             allowed.iter().zip(&self.leading).map(|(word, digits)| word & !digits).collect();
@@ -37,16 +37,16 @@ impl Digits {
     }
 }
 
-/// How far a JSON text is in a number.
+/// The position of a JSON text within a number.
 #[derive(Debug, Default, Clone, Copy)]
 pub(super) struct Number {
-    /// Whether the JSON may stand in other text, and so begins with a brace.
+    /// Whether the JSON can be within other text, and so begins with a brace.
     embedded: bool,
-    /// Braces that are open.
+    /// Number of open braces.
     depth: usize,
     quoted: bool,
     escaped: bool,
-    /// Digits in a row up to here, outside of strings.
+    /// Number of digits in a row up to here, outside of strings.
     digits: usize,
 }
 
@@ -70,7 +70,7 @@ impl Number {
         }
     }
 
-    /// Whether it must end.
+    /// Whether the number must end.
     pub fn is_full(&self) -> bool {
         self.digits >= MAX_DIGITS
     }
