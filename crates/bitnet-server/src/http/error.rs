@@ -9,19 +9,19 @@ use bitnet_inference::{InvalidConfig, InvalidRequest, RequestError, SubmitError}
 use bitnet_model::ModelError;
 use serde::Serialize;
 
-/// Most characters of a message or of a field's name: what a client sent is not sent back at any length.
+/// Maximum characters of a message or of a field's name, so that what a client sent is not sent back at any length.
 const MOST_SHOWN: usize = 400;
 
-/// Why a request is not answered, as OpenAI's clients understand it.
+/// Why a request is not answered, in the form that OpenAI's clients understand.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct ApiError {
     pub status: StatusCode,
     pub body: ErrorBody,
-    /// When another try is likely to succeed.
+    /// Time after which another try is likely to succeed.
     pub retry_after: Option<Duration>,
 }
 
-/// The inside of `{"error": ...}`.
+/// The contents of `{"error": ...}`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct ErrorBody {
     pub message: String,
@@ -43,49 +43,49 @@ impl ApiError {
         ApiError { status, body, retry_after: None }
     }
 
-    /// A body that is not what it should be, without a field to name.
+    /// The body is malformed, and no field can be named.
     pub fn malformed(message: impl ToString) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "invalid_body", message)
     }
 
-    /// A field with a value that makes no sense.
+    /// A field has an invalid value.
     pub fn field(param: impl ToString, problem: impl ToString) -> Self {
         let (param, problem) = (param.to_string(), problem.to_string());
         Self::new(StatusCode::BAD_REQUEST, "invalid_value", format!("{param}: {problem}")).about(param)
     }
 
-    /// A field, or a value of one, that this server does not know.
+    /// A field, or its value, is not supported.
     pub fn unsupported(param: impl ToString, what: impl ToString) -> Self {
         let (param, what) = (param.to_string(), what.to_string());
         Self::new(StatusCode::BAD_REQUEST, "unsupported", format!("{param}: {what} is not supported"))
             .about(param)
     }
 
-    /// The same error, with what helps.
+    /// The same error, with advice at the end of its message.
     pub fn advised(mut self, cure: impl ToString) -> Self {
         self.body.message = shown(format!("{}: {}", self.body.message, cure.to_string()));
         self
     }
 
-    /// A format that no text can be written in, or none that began like this one.
+    /// The format allows no text, or none that begins like the text so far.
     pub fn format(param: &str, problem: impl ToString) -> Self {
         let problem = problem.to_string();
         let lines = problem.lines().map(str::trim).filter(|line| !line.starts_with("<non-verbose"));
         Self::field(param, lines.collect::<Vec<_>>().join(" "))
     }
 
-    /// The server cannot take it now.
+    /// The server is too busy for the request.
     pub fn busy(code: &'static str, message: impl ToString, retry_after: Duration) -> Self {
         let error = Self::new(StatusCode::TOO_MANY_REQUESTS, code, message);
         ApiError { retry_after: Some(retry_after), ..error }
     }
 
-    /// A fault of ours.
+    /// The server has a fault.
     pub fn fault(message: impl ToString) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", message)
     }
 
-    /// The server takes nothing.
+    /// The server accepts no requests.
     pub fn unavailable(code: &'static str, message: impl ToString) -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, code, message)
     }
@@ -96,7 +96,7 @@ impl ApiError {
     }
 }
 
-/// The beginning of a text.
+/// Shortens a long text.
 fn shown(text: impl ToString) -> String {
     let mut text = text.to_string();
     if let Some((end, _)) = text.char_indices().nth(MOST_SHOWN) {
@@ -125,7 +125,7 @@ impl IntoResponse for ApiError {
     }
 }
 
-/// `Retry-After` counts whole seconds: rounded up, at least one.
+/// Rounds up to whole seconds, at least one, for `Retry-After`.
 fn whole_seconds(time: Duration) -> u64 {
     (time.as_secs_f64().ceil() as u64).max(1)
 }
@@ -163,7 +163,7 @@ impl From<SubmitError> for ApiError {
         match error {
             SubmitError::Invalid(invalid) => invalid.into(),
             SubmitError::NeverFits { .. } => Self::new(StatusCode::BAD_REQUEST, "never_fits", message),
-            // Whoever knows the pace of the queue puts a better time here.
+            // A default; `Overload::honest` replaces it by a better time.
             SubmitError::QueueFull { .. } => Self::busy("queue_full", message, Duration::from_secs(1)),
             SubmitError::BacklogFull { .. } => Self::busy("backlog_full", message, Duration::from_secs(1)),
             SubmitError::Lost(_) => Self::unavailable("device_lost", message),
@@ -189,7 +189,7 @@ impl From<RequestError> for ApiError {
 
 impl From<ModelError> for ApiError {
     fn from(error: ModelError) -> Self {
-        // The files are read by now: what fails is what the client sent.
+        // The model's files have been read by now, so the error is in what the client sent.
         Self::malformed(error)
     }
 }

@@ -1,4 +1,4 @@
-//! Small endpoints: is it there, what does it serve, how does it count.
+//! The small endpoints: health, the served model, metrics, and tokenising.
 
 use std::{fmt::Write, sync::Arc};
 
@@ -30,7 +30,7 @@ pub(crate) async fn openapi() -> impl IntoResponse {
     ([(header::CONTENT_TYPE, "application/json")], include_str!("openapi.json"))
 }
 
-/// `GET /live`: the process answers, and its engine is in no step that does not end.
+/// `GET /live`: the process answers, and the engine's step is not stalled.
 pub(crate) async fn live(State(app): State<Arc<App>>) -> Response {
     match app.loaded().and_then(|service| service.engine.stalled()) {
         None => Json(json!({"status": "live"})).into_response(),
@@ -41,7 +41,7 @@ pub(crate) async fn live(State(app): State<Arc<App>>) -> Response {
     }
 }
 
-/// `GET /ready`: requests are taken, or why not.
+/// `GET /ready`: requests are accepted, or the reason why not.
 pub(crate) async fn ready(State(app): State<Arc<App>>) -> Response {
     match app.service() {
         Ok(_) => Json(json!({"status": "ready"})).into_response(),
@@ -49,7 +49,7 @@ pub(crate) async fn ready(State(app): State<Arc<App>>) -> Response {
     }
 }
 
-/// `GET /health`: as `/ready`, with what is going on.
+/// `GET /health`: as `/ready`, with the state of the engine.
 pub(crate) async fn health(State(app): State<Arc<App>>) -> Response {
     let Some(service) = app.loaded() else { return ready(State(app)).await };
     let (open, status, queue) = (service.engine.is_open(), service.engine.status(), service.engine.queue());
@@ -69,7 +69,7 @@ pub(crate) async fn health(State(app): State<Arc<App>>) -> Response {
 
 /// `GET /metrics`.
 pub(crate) async fn metrics(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
-    // What has stopped can still be asked how far it came.
+    // A stopped engine still reports its metrics.
     let Some(service) = app.loaded() else { return app.service().map(|_| StatusCode::OK.into_response()) };
     let text = service.metrics.text(&service.engine);
     Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response())
@@ -165,14 +165,14 @@ pub(crate) async fn detokenize(
     detokenized.await
 }
 
-/// Every other path.
+/// Answers every other path.
 pub(crate) async fn nowhere(request: Request) -> ApiError {
     let mut message = String::from("there is nothing at ");
     let _ = write!(message, "{:.100}", request.uri().path());
     ApiError::new(StatusCode::NOT_FOUND, "unknown_path", message)
 }
 
-/// A path with another method.
+/// Answers a known path with the wrong method.
 pub(crate) async fn wrong_method(request: Request) -> ApiError {
     let message = format!("{} does not take {}", request.uri().path(), request.method());
     ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "wrong_method", message)

@@ -19,12 +19,12 @@ use crate::{
     service::App,
 };
 
-/// All paths of the server, for an axum app of one's own too.
+/// All routes of the server, for use in any axum app.
 pub fn router(app: Arc<App>) -> Router {
     router_for(app, Hosts::any())
 }
 
-/// As [`router`], for a server that answers to some host names only.
+/// As [`router`], for a server that answers only to some host names.
 pub(crate) fn router_for(app: Arc<App>, hosts: Hosts) -> Router {
     let open = Router::new()
         .route("/", get(page::html))
@@ -47,18 +47,18 @@ pub(crate) fn router_for(app: Arc<App>, hosts: Hosts) -> Router {
         .route("/openapi.json", get(probes::openapi))
         .method_not_allowed_fallback(probes::wrong_method)
         .fallback(probes::nowhere)
-        // Last, so that nobody learns without the key what is there.
+        // Last, so that clients without the key cannot tell which paths exist.
         .layer(from_fn_with_state(Arc::clone(&app), authorised));
     let all = open.merge(keyed).layer(from_fn_with_state(hosts, addressed));
     guarded(all).with_state(app)
 }
 
-/// Whatever happens to a request, there is an answer, and it has a name.
+/// Makes sure that every request gets an answer with an id, even if a handler panics.
 fn guarded<S: Clone + Send + Sync + 'static>(routes: Router<S>) -> Router<S> {
     routes.layer(CatchPanicLayer::custom(panicked)).layer(from_fn(identified))
 }
 
-/// Lets those pass who have asked for a name of this server.
+/// Refuses requests for host names that are not this server's.
 async fn addressed(State(hosts): State<Hosts>, request: Request, next: Next) -> Response {
     match hosts.check(&request) {
         Ok(()) => next.run(request).await,
@@ -66,7 +66,7 @@ async fn addressed(State(hosts): State<Hosts>, request: Request, next: Next) -> 
     }
 }
 
-/// Lets those pass who know the key, if there is one.
+/// Refuses requests without the API key, if there is one.
 async fn authorised(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     match &app.config.api_key {
         Some(key) if !knows(request.headers(), key) => {
@@ -77,7 +77,7 @@ async fn authorised(State(app): State<Arc<App>>, request: Request, next: Next) -
     }
 }
 
-/// Hashes are compared, and all of them, so that the time tells neither the key nor its length.
+/// Compares whole hashes, so that the time taken reveals neither the key nor its length.
 fn knows(headers: &HeaderMap, key: &str) -> bool {
     let sent = headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes).unwrap_or_default();
     let scheme = sent.get(..7).unwrap_or_default();
@@ -86,7 +86,7 @@ fn knows(headers: &HeaderMap, key: &str) -> bool {
     scheme.eq_ignore_ascii_case(b"bearer ") & bool::from(same)
 }
 
-/// Gives every request a name, that of the client if it is a sound one, and a line in the log.
+/// Gives every request an id (the client's, if that is valid) and a line in the log.
 async fn identified(request: Request, next: Next) -> Response {
     let begun = Instant::now();
     let id = match request.headers().get("x-request-id") {
@@ -102,7 +102,7 @@ async fn identified(request: Request, next: Next) -> Response {
     response
 }
 
-/// The connection and the server go on.
+/// Answers a request whose handler panicked; the connection and the server go on.
 fn panicked(_: Box<dyn std::any::Any + Send>) -> Response {
     ApiError::fault("the request made a handler panic").into_response()
 }

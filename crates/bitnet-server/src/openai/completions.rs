@@ -27,7 +27,7 @@ pub(crate) async fn completions(State(app): State<Arc<App>>, request: Request) -
     generate(Endpoint::Completions, app, request).await
 }
 
-/// A text, a list of texts, a list of token ids, or a list of such lists.
+/// Reads the prompts: a text, a list of texts, a list of token ids, or a list of such lists.
 pub(super) fn prompts(fields: &mut Fields<'_>, encoder: &Encoder<'_>) -> Result<Vec<Vec<u32>>, ApiError> {
     let value = fields.need_raw("prompt")?;
     let Some(entries) = value.get().strip_prefix('[') else { return Ok(vec![prompt(value, encoder)?]) };
@@ -46,7 +46,7 @@ fn prompt(value: &RawValue, encoder: &Encoder<'_>) -> Result<Vec<u32>, ApiError>
         return ids(value, encoder);
     }
     let tokens = encoder.json(value, true, "prompt")?;
-    // Here rather than with the others, so that nothing is spent on the prompts after one that is too long.
+    // Checked here and not with the other limits, so that no work is spent on the prompts after one that is too long.
     match (tokens.len(), encoder.context) {
         (tokens, context) if tokens >= context => Err(InvalidRequest::TooLong { tokens, context }.into()),
         _ => Ok(tokens),
@@ -65,7 +65,7 @@ fn ids(value: &RawValue, encoder: &Encoder<'_>) -> Result<Vec<u32>, ApiError> {
     }
 }
 
-/// The best of as many texts as are asked for are all of them.
+/// Takes `best_of`, which must equal `n`: the best `n` of `n` texts are all of them.
 pub(super) fn best_of(fields: &mut Fields<'_>, n: usize) -> Result<(), ApiError> {
     match fields.take::<usize>("best_of")? {
         Some(best_of) if best_of != n => Err(ApiError::unsupported("best_of", "another number than n")),
@@ -73,12 +73,12 @@ pub(super) fn best_of(fields: &mut Fields<'_>, n: usize) -> Result<(), ApiError>
     }
 }
 
-/// The maximum number of new tokens: 16 if nothing is said, as with OpenAI.
+/// The maximum number of new tokens: 16 by default, as with OpenAI.
 pub(super) fn max_tokens(fields: &mut Fields<'_>) -> Result<usize, ApiError> {
     Ok(fields.take("max_tokens")?.unwrap_or(16))
 }
 
-/// How many likely tokens are told beside each token, if any are.
+/// How many of the most likely tokens are returned with each token; `None` for no log-probabilities.
 pub(super) fn logprobs(fields: &mut Fields<'_>) -> Result<Option<usize>, ApiError> {
     fields.take("logprobs")
 }

@@ -1,4 +1,4 @@
-//! What both generating endpoints do: read a job, submit it, answer it whole or as a stream.
+//! The work of both generating endpoints: reads a job, submits it, and answers it whole or as a stream.
 
 use std::{
     sync::Arc,
@@ -48,7 +48,7 @@ pub(crate) async fn generate(
     Ok(response)
 }
 
-/// Prompts stay out of the log unless somebody asked for them.
+/// Logs the prompts, if the configuration asks for that.
 fn log_prompts(service: &Service, job: &Job) {
     if !service.config.log_prompts {
         return;
@@ -66,7 +66,7 @@ fn start(service: &Service, job: &Job) -> Result<Answers, ApiError> {
     Answers::submit(service, job, expected).map_err(|e| service.overload.honest(&service.engine, e))
 }
 
-/// What all objects of the answer to a job share.
+/// The shape of a job's answer: everything that its JSON objects share.
 pub(crate) fn shape(service: &Service, job: &Job, created: u64) -> Shape {
     Shape {
         endpoint: job.endpoint,
@@ -82,7 +82,7 @@ pub(crate) fn shape(service: &Service, job: &Job, created: u64) -> Shape {
     }
 }
 
-/// All pieces put together, and the tokens that were generated.
+/// Collects all pieces of an answer, and counts its tokens.
 pub(crate) async fn gather(job: &Job, answers: &mut Answers) -> Result<(Wholes, Usage), ApiError> {
     let mut wholes = Wholes::new(job.choices());
     while let Some(piece) = answers.next().await {
@@ -98,8 +98,8 @@ async fn whole(service: &Service, job: Job, mut answers: Answers) -> Result<Resp
     Ok(([(header::CONTENT_TYPE, "application/json")], text).into_response())
 }
 
-/// Waits for the first piece, so that what fails immediately has a status that says so; but not so long that the
-/// client would think that nobody is there.
+/// Starts a stream. Waits for the first piece, so that a request that fails immediately gets a status that says so, but
+/// not so long that the client could think the server is dead.
 async fn streamed(service: &Service, job: Job, mut answers: Answers) -> Result<Response, ApiError> {
     let first: Option<Piece> = match tokio::time::timeout(SILENCE, answers.next()).await {
         Ok(first) => first.transpose()?,
@@ -118,7 +118,7 @@ async fn streamed(service: &Service, job: Job, mut answers: Answers) -> Result<R
         then: Then::Pieces,
     };
     let mut response = events.into_sse().into_response().map(Body::new);
-    // A proxy that collects events would defeat them.
+    // Proxies must not buffer the events.
     response.headers_mut().insert("x-accel-buffering", HeaderValue::from_static("no"));
     Ok(response)
 }

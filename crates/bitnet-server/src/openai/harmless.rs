@@ -5,7 +5,7 @@ use serde_json::json;
 
 use crate::http::{error::ApiError, fields::Fields};
 
-/// Takes those of both endpoints.
+/// Takes those that both endpoints have.
 pub(super) fn of_both(fields: &mut Fields<'_>) -> Result<(), ApiError> {
     for field in [
         "prompt_cache_key",
@@ -21,23 +21,23 @@ pub(super) fn of_both(fields: &mut Fields<'_>) -> Result<(), ApiError> {
     fields.harmless("service_tier", &[json!("auto"), json!("default")])
 }
 
-/// Takes those of chats, and refuses what could change tokens and is not offered here.
+/// Takes those of chats, and refuses fields that could change tokens and are not supported.
 pub(super) fn of_chat(fields: &mut Fields<'_>) -> Result<(), ApiError> {
     of_both(fields)?;
-    // A prediction only makes the same tokens come sooner.
+    // A prediction could only make the same tokens come sooner.
     fields.harmless("prediction", &[])?;
     fields.only("modalities", &[json!(["text"])])?;
     ["audio", "web_search_options", "moderation"].into_iter().try_for_each(|field| fields.only(field, &[]))
 }
 
-/// Takes those of completions, and refuses what could change tokens and is not offered here.
+/// Takes those of completions, and refuses fields that could change tokens and are not supported.
 pub(super) fn of_completions(fields: &mut Fields<'_>) -> Result<(), ApiError> {
     of_both(fields)?;
     fields.only("suffix", &[json!("")])
 }
 
-/// Takes the fields that say how much to reason and to write: variables of templates that ask for them. Others have no
-/// use for them.
+/// Takes the fields that say how much to reason and to write. They are returned as variables for a template that uses
+/// them; without one, they change no token.
 pub(super) fn efforts(
     fields: &mut Fields<'_>,
     template: Option<&ChatTemplate>,

@@ -1,4 +1,4 @@
-//! From the fields of a body to what generation is asked for.
+//! Reads the fields of a body that configure generation.
 
 use std::collections::BTreeMap;
 
@@ -11,14 +11,14 @@ use crate::http::{
     fields::{EXACT, Fields, list, plainly},
 };
 
-/// Where neither the client nor the model says, as with OpenAI.
+/// Temperature if neither the client nor the model sets one, as with OpenAI.
 const TEMPERATURE: f32 = 1.0;
 /// Maximum number of tokens that may be biased, as with OpenAI.
 const MAX_BIASES: usize = 1024;
-/// Maximum number of tokens that end a text, beside the model's own.
+/// Maximum number of tokens that end a text, besides the model's own.
 const MAX_STOP_TOKENS: usize = 256;
 
-/// Takes the fields that both endpoints share, but for limits and log-probabilities.
+/// Takes the fields that both endpoints share, except for limits and log-probabilities.
 pub(crate) fn config(
     fields: &mut Fields<'_>,
     defaults: &GenerationDefaults,
@@ -46,18 +46,18 @@ pub(crate) fn config(
     })
 }
 
-/// Token ids come as the names of JSON fields.
+/// Token ids are the names of the object's fields.
 fn logit_bias(fields: &mut Fields<'_>) -> Result<Vec<(u32, f32)>, ApiError> {
     let one = |(token, bias): (String, f32)| match token.parse() {
         Ok(token) => Ok((token, bias)),
         Err(_) => Err(ApiError::field("logit_bias", format!("{token:.20?} is not a token id"))),
     };
-    // A token that comes twice has its last bias, as in any JSON object.
+    // If a token occurs twice, its last bias counts, as in any JSON object.
     let biases = fields.pairs("logit_bias", MAX_BIASES)?.into_iter().map(one);
     Ok(biases.collect::<Result<BTreeMap<u32, f32>, _>>()?.into_iter().collect())
 }
 
-/// A seed may be negative; it then stands for the number of the same 64 bits.
+/// A negative seed stands for the unsigned number with the same 64 bits.
 fn seed(fields: &mut Fields<'_>) -> Result<Option<u64>, ApiError> {
     let Some(number) = fields.take::<Number>("seed")? else { return Ok(None) };
     let seed = number.as_u64().or(number.as_i64().map(i64::cast_unsigned)).or_else(|| {

@@ -1,4 +1,4 @@
-//! Answers as server-sent events.
+//! Streams an answer as server-sent events.
 
 use std::{
     convert::Infallible,
@@ -23,22 +23,23 @@ use crate::{
     },
 };
 
-/// How long a stream may be silent before it says that it is still there.
+/// Maximum time between events; then a comment keeps the connection alive.
 pub(crate) const SILENCE: Duration = Duration::from_secs(15);
 
-/// An event for each token and for the end of each choice, then the counts if they were asked for, then `[DONE]`.
+/// The events of an answer: one for each token and one for the end of each choice, then the token counts if requested,
+/// then `[DONE]`.
 pub(crate) struct Events {
     pub answers: Answers,
-    /// What has been read already.
+    /// A piece that has been taken from `answers` already.
     pub first: Option<Piece>,
     pub shape: Shape,
-    /// What reads each choice.
+    /// A reader of tool calls for each choice.
     pub readers: Vec<Reader>,
     pub prompt_tokens: usize,
-    /// The last event.
+    /// The position of the last event.
     pub position: Position,
     pub name: Name,
-    /// Events up to here have reached the client before.
+    /// The client already has the events up to this position.
     pub after: Position,
     pub then: Then,
 }
@@ -65,22 +66,22 @@ impl Events {
         }
     }
 
-    /// The id of the event at a position: all that a server needs to continue after it, or to refuse that.
+    /// The id of the event at a position. It has all that a server needs to continue after it, or to refuse to.
     fn id(&self, position: &Position) -> String {
         format!("{position};{};{}", self.name, self.shape.fingerprint)
     }
 
-    /// The event of a piece; none if the client has it.
+    /// The event of a piece, or `None` if the client already has it.
     fn event(&mut self, piece: Piece) -> Option<Event> {
         let (choice, index) = (piece.choice, piece.index);
         self.position.advance(choice, index);
         let new = self.after.is_before(choice, index);
-        // What the client has is read too: what follows depends on it.
+        // Events that the client already has must pass the reader too, because later ones depend on them.
         let chunk = self.shape.chunk(piece, &mut self.readers[choice]);
         new.then(|| Event::default().id(self.id(&self.position)).data(chunk))
     }
 
-    /// The event with the counts, one after the end of every choice.
+    /// The event with the token counts, one position after the end of every choice; `None` if it is not wanted.
     fn counts(&mut self) -> Option<Event> {
         let id = self.position.after_all();
         let new = self.shape.include_usage && self.after != id;
