@@ -4,7 +4,7 @@
     cargo xtask cluster-smoke
     python3 check_cluster.py target/release/bitnet
 
-`--quick` does not judge times. The job over three workers needs the Python packages ray and pyarrow.
+`--quick` does not judge what depends on the speed of the machine. The job over three workers needs the Python packages ray and pyarrow.
 """
 import argparse
 import http.client
@@ -147,7 +147,9 @@ def split(binary, quick):
         clients = [lambda i=i: [cluster.whole(stream(i * 20 + j, 20)) for j in range(20)] for i in range(16)]
         together(clients)
         got = [sizes(one.metrics()) - was for one, was in zip(cluster.replicas(), before)]
-    assert sum(got) == 320 and all(0.4 <= part / 320 <= 0.6 for part in got), got
+    # The slower replica gets less, and on a busy machine one may be much slower.
+    least = 0.2 if quick else 0.4
+    assert sum(got) == 320 and all(part / 320 >= least for part in got), got
     return f"320 requests: {got[0]:.0f} and {got[1]:.0f}"
 
 
@@ -176,7 +178,7 @@ def overload(binary, quick):
 def ends(binary, quick):
     # With places to spare, so that requests are sent to the replica that ends.
     with Cluster(binary, places=12, queue=64) as cluster:
-        bodies, brief = [stream(i, 300) for i in range(16)], stream(0, 1)
+        bodies, brief = [stream(i, 450) for i in range(16)], stream(0, 1)
         want, want_brief = alone(cluster, bodies), cluster.whole(brief)
         begun, ended = threading.Barrier(19, timeout=60), threading.Event()
 

@@ -9,7 +9,7 @@ use crate::{cargo, neon::on_path, root, run, target};
 /// print a line for each and fail if one fails
 #[derive(Args)]
 pub(crate) struct ClusterSmoke {
-    /// Check the answers but not the times; continuous integration runs this
+    /// Check the answers but nothing that depends on speed; continuous integration runs this
     #[arg(long)]
     quick: bool,
     /// Serve with this program instead of building one
