@@ -1,16 +1,15 @@
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::task::Waker;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use bitnet_kernels::{BackendInfo, DeviceStatus};
 use bitnet_model::ForwardError;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 
 use crate::metrics::{Counter, Metrics, Recorder};
+use crate::queue::{Queue, Waiting};
 use crate::submit::{Bounds, Submitter};
 use crate::watch::Watch;
 use crate::worker::Worker;
@@ -109,24 +108,10 @@ pub enum StartError {
     },
 }
 
-/// What has been submitted and has had no place in a batch yet.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub struct Queue {
-    /// Sequences: each choice of a request is one.
-    pub sequences: usize,
-    /// Tokens of their prompts, each prompt counted once however many choices it has.
-    pub tokens: usize,
-}
-
 /// What submitters and the engine's thread share.
 #[derive(Default)]
 pub(crate) struct Shared {
-    pub queue: Mutex<Queue>,
-    /// The queue has become shorter.
-    pub room: Condvar,
-    /// Futures that wait for that.
-    wakers: Mutex<Vec<Waker>>,
-    pub draining: AtomicBool,
+    pub waiting: Waiting,
     pub metrics: Metrics,
     pub recorder: Option<Arc<dyn Recorder>>,
     pub status: Mutex<EngineStatus>,
@@ -139,39 +124,7 @@ impl Shared {
     /// Refuses further requests because the device has failed.
     pub fn lose(&self, error: &ForwardError) {
         *self.lost.lock() = Some(error.clone());
-        self.close();
-    }
-
-    /// Nothing is taken any more.
-    pub fn close(&self) {
-        let queue = self.queue.lock();
-        self.draining.store(true, Relaxed);
-        drop(queue);
-        self.announce_room();
-    }
-
-    /// Takes sequences and tokens out of the queue.
-    pub fn leave_queue(&self, left: Queue) {
-        let mut queue = self.queue.lock();
-        let Queue { sequences, tokens } = *queue;
-        *queue = Queue { sequences: sequences - left.sequences, tokens: tokens - left.tokens };
-        drop(queue);
-        self.announce_room();
-    }
-
-    /// Wakes whoever waits for room in the queue; the queue is not locked.
-    fn announce_room(&self) {
-        self.room.notify_all();
-        let wakers = std::mem::take(&mut *self.wakers.lock());
-        wakers.into_iter().for_each(Waker::wake);
-    }
-
-    /// Has `waker` woken at the next change of the queue, which the caller has locked.
-    pub fn wake_on_room(&self, waker: &Waker) {
-        let mut wakers = self.wakers.lock();
-        if !wakers.iter().any(|known| known.will_wake(waker)) {
-            wakers.push(waker.clone());
-        }
+        self.waiting.close();
     }
 
     /// The error of requests that are unfinished when the engine's thread ends.
@@ -429,12 +382,12 @@ impl Engine {
 
     /// The queue now, including requests on their way to the engine's thread.
     pub fn queue(&self) -> Queue {
-        *self.submitter.shared.queue.lock()
+        self.submitter.shared.waiting.now()
     }
 
     /// Whether requests are accepted; false once the engine shuts down or its thread has ended.
     pub fn is_open(&self) -> bool {
-        !self.submitter.shared.draining.load(Relaxed)
+        !self.submitter.shared.waiting.is_closed()
     }
 
     /// The error of the device, if it failed and the engine therefore accepts nothing.
@@ -466,7 +419,7 @@ impl Engine {
     /// callers shut down, the shorter timeout wins; both get the same report. A stalled step is not waited for beyond
     /// `timeout`; its thread is abandoned.
     pub fn shutdown(&self, timeout: Duration) -> DrainReport {
-        self.submitter.shared.close();
+        self.submitter.shared.waiting.close();
         let until = Instant::now().checked_add(timeout);
         let _ = self.submitter.control.send(Control::Drain(until));
         let mut thread = self.thread.lock();

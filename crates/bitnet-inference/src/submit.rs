@@ -3,14 +3,14 @@
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::task::Poll;
 use std::time::Instant;
 
 use crossbeam_channel::Sender;
 
-use crate::engine::{Control, Queue, Shared};
+use crate::engine::{Control, Shared};
 use crate::mailbox::Mailbox;
 use crate::metrics::{Counter, Recorder};
+use crate::queue::Queue;
 use crate::worker::{Submission, Ticket};
 use crate::{InvalidRequest, Request, RequestHandle, SubmitError};
 
@@ -62,7 +62,8 @@ impl Submitter {
         }
         let valid = requests.iter().try_for_each(|request| self.validate(request));
         let room = valid.map_err(SubmitError::from).and_then(|()| self.can_fit(&requests));
-        let entered = room.and_then(|()| self.wait_for_room(deadline, |queue| self.enter(queue, &requests)));
+        let entered =
+            room.and_then(|()| self.shared.waiting.enter(deadline, |queue| self.enter(queue, &requests)));
         if let Err(refusal) = entered {
             self.shared.add(Counter::Rejected, requests.len() as u64);
             return Err(refusal);
@@ -75,7 +76,7 @@ impl Submitter {
         let mut handles = Vec::with_capacity(requests.len());
         self.check_each(&requests)?;
         while !requests.is_empty() {
-            let entered = self.wait_for_room(None, |queue| self.enter_first(queue, &requests));
+            let entered = self.shared.waiting.enter(None, |queue| self.enter_first(queue, &requests));
             let entered = entered.inspect_err(|_| self.reject(&requests))?;
             handles.extend(self.send_first(&mut requests, entered)?);
         }
@@ -91,7 +92,7 @@ impl Submitter {
         let mut begun = self.check_each(&requests).map(|()| Vec::with_capacity(requests.len()));
         if let Ok(handles) = &mut begun
             && !requests.is_empty()
-            && let Ok(entered) = self.enter_first(&mut self.shared.queue.lock(), &requests)
+            && let Ok(entered) = self.shared.waiting.try_enter(|queue| self.enter_first(queue, &requests))
         {
             match self.send_first(&mut requests, entered) {
                 Ok(first) => handles.extend(first),
@@ -101,17 +102,8 @@ impl Submitter {
         async move {
             let mut handles = begun?;
             while !requests.is_empty() {
-                let entered = poll_fn(|cx| {
-                    let mut queue = self.shared.queue.lock();
-                    match self.enter_first(&mut queue, &requests) {
-                        // Registered under the queue's lock, so that no change of the queue is missed.
-                        Err(refusal) if refusal.is_full() => {
-                            self.shared.wake_on_room(cx.waker());
-                            Poll::Pending
-                        }
-                        result => Poll::Ready(result),
-                    }
-                });
+                let enter = |queue: &mut Queue| self.enter_first(queue, &requests);
+                let entered = poll_fn(|cx| self.shared.waiting.poll_enter(cx, enter));
                 let entered = entered.await.inspect_err(|_| self.reject(&requests))?;
                 handles.extend(self.send_first(&mut requests, entered)?);
             }
@@ -148,7 +140,7 @@ impl Submitter {
 
     /// Counts all requests into the queue or none.
     fn enter(&self, queue: &mut Queue, requests: &[Request]) -> Result<(), SubmitError> {
-        if self.shared.draining.load(Relaxed) {
+        if self.shared.waiting.is_closed() {
             let lost = self.shared.lost.lock().clone();
             return Err(lost.map_or(SubmitError::Draining, SubmitError::Lost));
         }
@@ -176,26 +168,6 @@ impl Submitter {
             }
         }
         Ok(entered)
-    }
-
-    fn wait_for_room<T>(
-        &self,
-        deadline: Option<Instant>,
-        enter: impl Fn(&mut Queue) -> Result<T, SubmitError>,
-    ) -> Result<T, SubmitError> {
-        let mut queue = self.shared.queue.lock();
-        loop {
-            match enter(&mut queue) {
-                Err(refusal) if refusal.is_full() => match deadline {
-                    None => self.shared.room.wait(&mut queue),
-                    Some(at) if self.shared.room.wait_until(&mut queue, at).timed_out() => {
-                        return Err(refusal);
-                    }
-                    Some(_) => {}
-                },
-                result => return result,
-            }
-        }
     }
 
     /// Sends the first requests, which are already counted. They do not pause when unread, so they can be read in any

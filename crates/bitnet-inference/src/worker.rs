@@ -7,9 +7,10 @@ use bitnet_kernels::gpu::Times;
 use crossbeam_channel::{Receiver, select};
 
 use crate::arrivals::Arrivals;
-use crate::engine::{Control, EngineStatus, Queue, Shared};
+use crate::engine::{Control, EngineStatus, Shared};
 use crate::mailbox::Mailbox;
 use crate::metrics::{Counter, Measure, Recorder};
+use crate::queue::Queue;
 use crate::scheduler::{Event, Plan, Scheduler, StepOutcome};
 use crate::step::panic_message;
 use crate::{FinishReason, Request, RequestError, Stepper, Update};
@@ -44,7 +45,7 @@ impl Ticket {
         let left = Queue { sequences: choices.min(self.queued.sequences), ..self.queued };
         if left != Queue::default() {
             self.queued = Queue { sequences: self.queued.sequences - left.sequences, tokens: 0 };
-            self.shared.leave_queue(left);
+            self.shared.waiting.leave(left);
         }
     }
 
@@ -177,7 +178,7 @@ impl Worker {
         self.listen();
         if self.draining {
             // What is counted but has not arrived yet is on its way.
-            let complete = self.scheduler.is_empty() && self.shared.queue.lock().sequences == 0;
+            let complete = self.scheduler.is_empty() && self.shared.waiting.now().sequences == 0;
             if complete || self.until.is_some_and(|until| Instant::now() >= until) {
                 self.scheduler.abort(RequestError::Stopped);
                 self.deliver();
@@ -459,7 +460,7 @@ struct Stopping<'a>(&'a Shared);
 
 impl Drop for Stopping<'_> {
     fn drop(&mut self) {
-        self.0.close();
+        self.0.waiting.close();
     }
 }
 
@@ -492,10 +493,14 @@ mod tests {
             (Arc::new(Shared::default()), unbounded(), unbounded());
         let mut worker =
             Worker::new(scheduler, stepper, submissions, orders, Arc::clone(&shared), (8, Duration::ZERO));
-        *shared.queue.lock() = Queue { sequences: 1, tokens: 2 };
+        let counted = Queue { sequences: 1, tokens: 2 };
+        let enter = |queue: &mut Queue| {
+            *queue = counted;
+            Ok(())
+        };
+        shared.waiting.try_enter(enter).unwrap();
         let mailbox = Arc::new(Mailbox::new(1, 64, 64));
-        let ticket =
-            Ticket::new(Arc::clone(&mailbox), Arc::clone(&shared), Queue { sequences: 1, tokens: 2 });
+        let ticket = Ticket::new(Arc::clone(&mailbox), Arc::clone(&shared), counted);
         let request = Arc::new(Request::new([1, 2], GenerationConfig::default()));
         ingress.send(vec![Submission { id: 0, seed: 0, request, ticket, at: Instant::now() }]).unwrap();
         worker.turn();

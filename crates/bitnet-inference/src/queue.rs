@@ -1,0 +1,110 @@
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::task::{Context, Poll, Waker};
+use std::time::Instant;
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::SubmitError;
+
+/// What has been submitted and has had no place in a batch yet.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Queue {
+    /// Sequences: each choice of a request is one.
+    pub sequences: usize,
+    /// Tokens of their prompts, each prompt counted once however many choices it has.
+    pub tokens: usize,
+}
+
+/// The queue as submitters and the engine's thread share it: who finds no room waits here, on a thread or in a future.
+#[derive(Default)]
+pub(crate) struct Waiting {
+    queue: Mutex<Queue>,
+    /// The queue is shorter, or closed.
+    changed: Condvar,
+    /// Futures that wait for that.
+    wakers: Mutex<Vec<Waker>>,
+    closed: AtomicBool,
+}
+
+impl Waiting {
+    /// What waits now.
+    pub fn now(&self) -> Queue {
+        *self.queue.lock()
+    }
+
+    /// Whether nothing may enter any more.
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Relaxed)
+    }
+
+    /// Has every later attempt to enter refused, and ends those that wait.
+    pub fn close(&self) {
+        let queue = self.queue.lock();
+        self.closed.store(true, Relaxed);
+        drop(queue);
+        self.wake();
+    }
+
+    /// Takes sequences and tokens out of the queue.
+    pub fn leave(&self, left: Queue) {
+        let mut queue = self.queue.lock();
+        let Queue { sequences, tokens } = *queue;
+        *queue = Queue { sequences: sequences - left.sequences, tokens: tokens - left.tokens };
+        drop(queue);
+        self.wake();
+    }
+
+    /// Wakes all that wait; the queue is not locked.
+    fn wake(&self) {
+        self.changed.notify_all();
+        let wakers = std::mem::take(&mut *self.wakers.lock());
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// Enters now or not at all.
+    pub fn try_enter<T>(
+        &self,
+        enter: impl Fn(&mut Queue) -> Result<T, SubmitError>,
+    ) -> Result<T, SubmitError> {
+        enter(&mut self.queue.lock())
+    }
+
+    /// Enters as soon as `enter` finds room, at the latest at `deadline`.
+    pub fn enter<T>(
+        &self,
+        deadline: Option<Instant>,
+        enter: impl Fn(&mut Queue) -> Result<T, SubmitError>,
+    ) -> Result<T, SubmitError> {
+        let mut queue = self.queue.lock();
+        loop {
+            match enter(&mut queue) {
+                Err(refusal) if refusal.is_full() => match deadline {
+                    None => self.changed.wait(&mut queue),
+                    Some(at) if self.changed.wait_until(&mut queue, at).timed_out() => return Err(refusal),
+                    Some(_) => {}
+                },
+                result => return result,
+            }
+        }
+    }
+
+    /// As [`Waiting::enter`], for a future.
+    pub fn poll_enter<T>(
+        &self,
+        cx: &Context<'_>,
+        enter: impl Fn(&mut Queue) -> Result<T, SubmitError>,
+    ) -> Poll<Result<T, SubmitError>> {
+        let mut queue = self.queue.lock();
+        match enter(&mut queue) {
+            Err(refusal) if refusal.is_full() => {
+                // Registered while the queue is locked: no change is missed.
+                let mut wakers = self.wakers.lock();
+                if !wakers.iter().any(|known| known.will_wake(cx.waker())) {
+                    wakers.push(cx.waker().clone());
+                }
+                Poll::Pending
+            }
+            result => Poll::Ready(result),
+        }
+    }
+}
