@@ -1,5 +1,7 @@
 use std::time::Duration;
 
+use crate::Priority;
+
 /// How many sequences run at once, and how much of a step goes to prompts and drafts. It never changes an output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BatchSizing {
@@ -16,7 +18,8 @@ pub enum BatchSizing {
     /// As many sequences as keep the time between a sequence's tokens below `itl`, based on the measured times of
     /// steps; prompts as with [`BatchSizing::Paced`].
     Auto {
-        /// Goal for the time from a request to its first token.
+        /// Goal for the time from a request to its first token. No request but background work is passed over for longer
+        /// than half of it.
         ttft: Duration,
         /// Goal for the time between two tokens of one sequence.
         itl: Duration,
@@ -159,6 +162,17 @@ impl Pace {
     /// Number of sequences to run at once.
     pub fn batch_size(&self) -> usize {
         self.target
+    }
+
+    /// Maximum time that a request of a priority is passed over, in microseconds: that of the priority, but at most half
+    /// of the goal for the first token; the other half is for what is then still before it. Background work has no goal.
+    pub fn patience(&self, priority: Priority) -> u64 {
+        match self.sizing {
+            BatchSizing::Auto { ttft, .. } if priority != Priority::Background => {
+                priority.patience().min(ttft.as_micros().try_into().unwrap_or(u64::MAX) / 2)
+            }
+            _ => priority.patience(),
+        }
     }
 
     /// Maximum time of a step in microseconds; a tenth of the goal is kept as a margin for errors of the model.

@@ -240,7 +240,8 @@ impl Scheduler {
         let mut moved = false;
         for &slot in &self.waiting {
             let s = seq_mut(&mut self.slots, slot);
-            let aged = s.paused.is_none() && now.saturating_sub(s.since) >= s.request.priority.patience();
+            let aged =
+                s.paused.is_none() && now.saturating_sub(s.since) >= self.pace.patience(s.request.priority);
             moved |= aged && !s.aged;
             s.aged |= aged;
         }

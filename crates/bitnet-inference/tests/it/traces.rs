@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bitnet_inference::{
-    BatchSizing, Request,
+    BatchSizing, Priority, Request,
     scheduling::{Drawn, Event, Plan, RunOutcome, Scheduler, SchedulerConfig, StepLoad, StepOutcome},
 };
 
@@ -153,4 +153,47 @@ fn f20_chunks_of_a_long_prompt_shorten_as_its_attention_grows() {
     assert!(first.iter().min() > last.iter().map(|n| n * 3 / 2).max().as_ref(), "{chunks:?}");
     let late: Vec<u64> = beside[beside.len() / 2..].iter().map(|s| s.micros).collect();
     assert!(late.iter().all(|&t| t <= GOAL), "{late:?}");
+}
+
+#[test]
+fn with_a_goal_for_the_first_token_no_request_is_passed_over_for_longer_than_half_of_it() {
+    let (ttft, itl) = (Duration::from_secs(1), Duration::from_millis(500));
+    let mut scheduler = Scheduler::new(SchedulerConfig {
+        max_running: 1,
+        max_tokens: 64,
+        max_rows: 16,
+        kv_blocks: 64,
+        context: CONTEXT,
+        max_draft: 0,
+        sizing: BatchSizing::Auto { ttft, itl },
+        slow_reader: u64::MAX,
+        eos: vec![],
+        text: None,
+    });
+    let (mut plan, mut outcome) = (Plan::default(), StepOutcome::default());
+    let request = |priority| Arc::new(Request { priority, ..Request::new([1, 2, 3], greedy(1)) });
+    scheduler.submit(0, 0, request(Priority::Normal), 0);
+    // A step takes 100 ms, and before each a more urgent request comes.
+    for step in 0..200 {
+        let now = 100_000 * step;
+        scheduler.submit(now, 1 + step, request(Priority::Interactive), 0);
+        scheduler.tick(now);
+        assert!(scheduler.plan(now, &mut plan));
+        for run in &plan.runs {
+            let from = outcome.drawn.len();
+            outcome.drawn.extend((run.rows > 0).then_some(Drawn { token: 1, logprobs: None }));
+            outcome.runs.push(RunOutcome::Done(from..outcome.drawn.len()));
+        }
+        outcome.micros = 100_000;
+        scheduler.commit(now + 100_000, &plan, &mut outcome);
+        while let Some(event) = scheduler.next_event() {
+            if let Event::Admitted(id, waited) = event
+                && id.request == 0
+            {
+                assert!((500_000..=600_000).contains(&waited), "{waited} us");
+                return;
+            }
+        }
+    }
+    panic!("it has not been admitted in 20 s");
 }

@@ -202,7 +202,8 @@ impl World {
     pub(super) fn check_aging(&mut self) -> Result<(), String> {
         for &slot in &self.scheduler.waiting {
             let s = seq(&self.scheduler.slots, slot);
-            let patient = s.paused.is_some() || self.now - s.since < s.request.priority.patience();
+            let patient =
+                s.paused.is_some() || self.now - s.since < self.scheduler.pace.patience(s.request.priority);
             if !patient && !s.aged {
                 return Err(format!("{:?} has waited since {} and is not aged", s.id, s.since));
             }
