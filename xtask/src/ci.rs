@@ -2,17 +2,19 @@ use std::time::Instant;
 
 use anyhow::Result;
 
-use crate::{arrows, cargo, cluster, neon, ptx_check, rows, run as execute, size, soak};
+use crate::{arrows, cargo, cluster, deny, faults, neon, ptx_check, rows, run as execute, size, soak};
 
 type Check = (&'static str, fn() -> Result<()>);
 
 /// All checks, quick ones first.
-fn checks() -> [Check; 12] {
+fn checks() -> [Check; 14] {
     [
         ("format", || execute(cargo(&["fmt", "--all", "--check"]))),
         ("arrows between crates", arrows::check),
         ("size of the repository", size::check),
         ("rows and their tests", rows::check),
+        ("faults and their tests", faults::check),
+        ("dependencies", deny::in_ci),
         ("lints", || {
             let what = ["clippy", "--release", "--workspace", "--all-targets", "--", "-D", "warnings"];
             execute(cargo(&what))

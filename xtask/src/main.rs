@@ -5,12 +5,15 @@ mod arrows;
 mod bench;
 mod ci;
 mod cluster;
+mod deny;
+mod faults;
 mod fuzz;
 mod gpu_bundle;
 mod neon;
 mod ptx_check;
 mod ptx_gen;
 mod rows;
+mod sanitize;
 mod sim;
 mod sim_kernels;
 mod size;
@@ -55,6 +58,11 @@ enum Task {
     Bench(bench::Bench),
     Soak(soak::Soak),
     ClusterSmoke(cluster::ClusterSmoke),
+    /// Cause every fault of the table and check that only the culprit fails
+    Faults,
+    Sanitize(sanitize::Sanitize),
+    /// Check licences, sources, duplicates and known vulnerabilities of all dependencies with cargo-deny
+    Deny,
     /// Damage model files of every kind and check how they are handled
     Fuzz(fuzz::Fuzz),
     /// Compare every form of the golden checkpoints with its oracle, on every instruction set of this machine
@@ -80,6 +88,9 @@ fn main() -> ExitCode {
         Task::Bench(bench) => bench.run(),
         Task::Soak(soak) => soak.run(),
         Task::ClusterSmoke(smoke) => smoke.run(),
+        Task::Faults => faults::run(),
+        Task::Sanitize(sanitize) => sanitize.run(),
+        Task::Deny => deny::check(),
         Task::Fuzz(fuzz) => fuzz.run(),
         Task::Fixtures { .. } => {
             run(cargo(&["test", "--release", "-p", "bitnet-tests", "--test", "it", "goldens::"]))

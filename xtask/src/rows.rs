@@ -97,8 +97,10 @@ const MISTAKES: &[&str] = &[
 ];
 
 /// A test, and the mistakes that its comments name.
-struct Test {
-    name: String,
+pub(crate) struct Test {
+    pub name: String,
+    /// The package that has it.
+    pub package: String,
     mistakes: Vec<usize>,
 }
 
@@ -111,11 +113,7 @@ impl Test {
 
 /// Prints each row and each mistake with the tests that show it; fails if one has none.
 pub(crate) fn check() -> Result<()> {
-    let mut tests = Vec::new();
-    for folder in ["crates", "tests"] {
-        collect(&root().join(folder), &mut tests)?;
-    }
-    tests.sort_by(|a, b| a.name.cmp(&b.name));
+    let tests = tests()?;
     let unknown = tests.iter().find(|test| test.mistakes.iter().any(|n| !(1..=MISTAKES.len()).contains(n)));
     ensure!(unknown.is_none(), "{} names a mistake that is not listed", unknown.map_or("", |t| &t.name));
     let mut gaps = Vec::new();
@@ -130,6 +128,21 @@ pub(crate) fn check() -> Result<()> {
     Ok(())
 }
 
+/// All tests of the workspace, by name.
+pub(crate) fn tests() -> Result<Vec<Test>> {
+    let crates = root().join("crates");
+    let entries = fs::read_dir(&crates).with_context(|| crates.display().to_string())?;
+    let mut packages = vec![("bitnet-tests".to_owned(), root().join("tests"))];
+    for entry in entries {
+        let entry = entry?;
+        packages.push((entry.file_name().to_string_lossy().into_owned(), entry.path()));
+    }
+    let mut tests = Vec::new();
+    packages.iter().try_for_each(|(package, folder)| collect(folder, package, &mut tests))?;
+    tests.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(tests)
+}
+
 fn print<'t>(of: String, what: &str, shown: impl Iterator<Item = &'t Test>, gaps: &mut Vec<String>) {
     println!("{of} {what}");
     let tests = shown.inspect(|test| println!("    {}", test.name)).count();
@@ -142,22 +155,22 @@ fn is_row(part: &str) -> bool {
     part.strip_prefix('f').is_some_and(|n| n.len() == 2 && n.bytes().all(|b| b.is_ascii_digit()))
 }
 
-/// Collects the functions under `folder` that have `#[test]`.
-fn collect(folder: &Path, tests: &mut Vec<Test>) -> Result<()> {
+/// Collects the functions under `folder` that have `#[test]` or `#[tokio::test]`.
+fn collect(folder: &Path, package: &str, tests: &mut Vec<Test>) -> Result<()> {
     let entries = fs::read_dir(folder).with_context(|| folder.display().to_string())?;
     for path in entries.map(|e| e.map(|e| e.path())).collect::<Result<Vec<_>, _>>()? {
         if path.is_dir() {
-            collect(&path, tests)?;
+            collect(&path, package, tests)?;
         } else if path.extension().is_some_and(|e| e == "rs") {
             let text = fs::read_to_string(&path)?;
             let (mut under_test, mut inside) = (false, false);
             for line in text.lines().map(str::trim_start) {
-                under_test |= line.starts_with("#[test]");
-                if let Some(name) = line.strip_prefix("fn ") {
+                under_test |= line.starts_with("#[test]") || line.starts_with("#[tokio::test]");
+                if let Some(name) = line.strip_prefix("async ").unwrap_or(line).strip_prefix("fn ") {
                     inside = std::mem::take(&mut under_test);
                     if inside {
                         let name = name.split('(').next().unwrap_or(name).to_owned();
-                        tests.push(Test { name, mistakes: Vec::new() });
+                        tests.push(Test { name, package: package.to_owned(), mistakes: Vec::new() });
                     }
                 }
                 let mistakes = line.strip_prefix("// Mistake").filter(|_| inside);

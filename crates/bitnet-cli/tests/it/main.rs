@@ -8,6 +8,7 @@ mod convert;
 mod demo;
 mod doctor;
 mod failures;
+mod faults;
 mod hub;
 mod inspect;
 mod logits;

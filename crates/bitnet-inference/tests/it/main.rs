@@ -3,6 +3,7 @@
 
 mod constraint;
 mod engine;
+mod faults;
 mod generate;
 mod names;
 mod overhead;

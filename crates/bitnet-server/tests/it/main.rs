@@ -6,6 +6,7 @@ mod description;
 mod endings;
 mod faults;
 mod fields;
+mod hang_ups;
 mod hostile;
 mod limits;
 mod streams;
