@@ -20,11 +20,11 @@ use super::{
 };
 
 /// Lines per file.
-const LINES: usize = 400;
+const LINES: usize = 200;
 /// Lines of each file that are recomputed alone.
 const SAMPLE: usize = 5;
 /// Maximum time of a run.
-const LIMIT: Duration = Duration::from_secs(300);
+const LIMIT: Duration = Duration::from_secs(900);
 
 /// Results of the batch files.
 #[derive(Debug, Default)]
@@ -112,7 +112,7 @@ fn read(text: &str, asks: Vec<Ask>, all: &mut Batches) -> Result<()> {
 fn start(binary: &Path, input: &Path, output: &Path) -> Result<std::process::Child> {
     // Batch runs have low priority: nobody waits for them.
     let mut command = Command::new("nice");
-    command.args(["-n", "19"]).arg(binary).args(["batch", "demo", "--device", "cpu", "--threads", "1"]);
+    command.args(["-n", "10"]).arg(binary).args(["batch", "demo", "--device", "cpu", "--threads", "1"]);
     command.arg(input).arg(output).stderr(Stdio::null());
     command.spawn().context("starting a batch run")
 }
