@@ -55,7 +55,8 @@ pub struct Common {
     #[arg(long, global = true, value_name = "TYPE", value_parser = kv_type())]
     pub kv: Option<KvType>,
     /// Memory for weights, activations and cache: bytes (or K, M, G, KiB, MiB, GiB) or N% of what is available; it
-    /// determines the size of the cache and the maximum length of texts [default: what is needed, up to 50%]
+    /// determines the size of the cache and the maximum length of texts. The bodies of requests come on top: see
+    /// `serve --bodies-limit` [default: what is needed, up to 50%]
     #[arg(long, global = true, value_name = "SIZE", env = "BITNET_MEMORY", hide_env_values = true)]
     pub memory: Option<Memory>,
     /// Print only results and errors: no statistics, notes or progress
@@ -308,6 +309,9 @@ pub struct ServeArgs {
     /// Maximum time per request, including reading it and queueing
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = time)]
     pub request_timeout: Duration,
+    /// Maximum time of one forward pass; a longer one makes /live fail and is logged with what it computes
+    #[arg(long, value_name = "TIME", default_value = "2m", value_parser = time)]
+    pub step_limit: Duration,
     /// Maximum time for requests to finish when the server is told to end
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time)]
     pub drain_timeout: Duration,
@@ -317,7 +321,8 @@ pub struct ServeArgs {
     /// Maximum size of a request body in bytes
     #[arg(long, value_name = "BYTES", default_value_t = 8 << 20)]
     pub body_limit: usize,
-    /// Maximum total size in bytes of the bodies being received and parsed; further ones over 16 KiB get 429
+    /// Maximum total size in bytes of the bodies being received and parsed; further ones over 16 KiB get 429. Not part of
+    /// --memory, nor is the memory for tokenising; of bodies over 64 KiB only one at a time is tokenised
     #[arg(long, value_name = "BYTES", default_value_t = 64 << 20)]
     pub bodies_limit: usize,
     /// Also answer requests for this host name; may be given several times. On a loopback address, names other than

@@ -122,6 +122,7 @@ fn service(common: &Common, args: &ServeArgs, config: ServerConfig) -> Result<Se
         max_draft: usize::from(args.speculation.speculate),
         max_queued_requests: args.max_queued_requests,
         max_queued_tokens: args.max_queued_tokens,
+        step_limit: args.step_limit,
         sizing,
         ..EngineConfig::default()
     };

@@ -121,6 +121,21 @@ fn told_twice_it_ends_at_once() {
 }
 
 #[test]
+fn a_step_beyond_its_limit_is_reported_with_what_it_computes() {
+    let mut server = Serving::start(&["synthetic:125m", "--step-limit", "1ms"]);
+    // A prompt that takes far longer than the watch sleeps between two looks.
+    let prompt = vec!["1"; 2000].join(",");
+    let _answer = server.ask(&format!(r#"{{"prompt": [{prompt}], "max_tokens": 1}}"#));
+    loop {
+        let mut line = String::new();
+        assert!(server.log.read_line(&mut line).unwrap() > 0, "it ended");
+        if line.contains("a step does not end") && line.contains("prompt tokens") {
+            break;
+        }
+    }
+}
+
+#[test]
 fn what_keeps_it_from_serving_is_told_in_one_line() {
     let server = Serving::start(&["demo"]);
     let port = server.address.rsplit(':').next().unwrap();
