@@ -108,7 +108,7 @@ pub enum StartError {
     },
 }
 
-/// What submitters and the engine's thread share.
+/// State that submitters and the engine's thread share.
 #[derive(Default)]
 pub(crate) struct Shared {
     pub waiting: Waiting,

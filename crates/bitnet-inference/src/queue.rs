@@ -6,7 +6,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::SubmitError;
 
-/// What has been submitted and has had no place in a batch yet.
+/// What has been submitted but has not had a place in a batch yet.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Queue {
     /// Sequences: each choice of a request is one.
@@ -15,29 +15,30 @@ pub struct Queue {
     pub tokens: usize,
 }
 
-/// The queue as submitters and the engine's thread share it: who finds no room waits here, on a thread or in a future.
+/// The queue that submitters and the engine's thread share. A submitter that finds no room waits here, on a thread or
+/// in a future.
 #[derive(Default)]
 pub(crate) struct Waiting {
     queue: Mutex<Queue>,
-    /// The queue is shorter, or closed.
+    /// Notified when the queue has become shorter or is closed.
     changed: Condvar,
-    /// Futures that wait for that.
+    /// Futures to wake at such a change.
     wakers: Mutex<Vec<Waker>>,
     closed: AtomicBool,
 }
 
 impl Waiting {
-    /// What waits now.
+    /// What is in the queue now.
     pub fn now(&self) -> Queue {
         *self.queue.lock()
     }
 
-    /// Whether nothing may enter any more.
+    /// Whether the queue is closed to new requests.
     pub fn is_closed(&self) -> bool {
         self.closed.load(Relaxed)
     }
 
-    /// Has every later attempt to enter refused, and ends those that wait.
+    /// Closes the queue: every later attempt to enter is refused, and submitters that wait are woken to see that.
     pub fn close(&self) {
         let queue = self.queue.lock();
         self.closed.store(true, Relaxed);
@@ -54,14 +55,14 @@ impl Waiting {
         self.wake();
     }
 
-    /// Wakes all that wait; the queue is not locked.
+    /// Wakes all submitters that wait. The caller must not hold the queue's lock.
     fn wake(&self) {
         self.changed.notify_all();
         let wakers = std::mem::take(&mut *self.wakers.lock());
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// Enters now or not at all.
+    /// Enters without waiting.
     pub fn try_enter<T>(
         &self,
         enter: impl Fn(&mut Queue) -> Result<T, SubmitError>,
@@ -97,7 +98,7 @@ impl Waiting {
         let mut queue = self.queue.lock();
         match enter(&mut queue) {
             Err(refusal) if refusal.is_full() => {
-                // Registered while the queue is locked: no change is missed.
+                // The waker is registered while the queue is locked, so that no change is missed.
                 let mut wakers = self.wakers.lock();
                 if !wakers.iter().any(|known| known.will_wake(cx.waker())) {
                     wakers.push(cx.waker().clone());

@@ -3,9 +3,9 @@
 //! Without recent evidence no request is refused, and the one that would be next never is: how long it waits is the
 //! evidence for the others.
 //!
-//! A request waits for those before it, and for others that overtake it: more urgent ones, or less urgent ones that have
-//! waited for long. The second part shows in the pace of its own priority, in which a long time without any first token
-//! counts before it has ended.
+//! A request waits for those before it, and for others that overtake it: more urgent ones, or less urgent ones that
+//! have waited for long. How often that happens shows in the pace of its own priority. There, a long time without any
+//! first token counts even before it ends.
 
 use std::{
     sync::Arc,
@@ -28,13 +28,13 @@ pub(crate) struct Overload {
 struct State {
     /// Requests of each priority that have no token yet.
     waiting: [usize; 3],
-    /// Since when there is no such request.
+    /// When the last such request got its first token or ended, if there is none now.
     quiet: Option<Instant>,
     /// For each priority, the pace of all requests that are at least as urgent.
     pace: [Pace; 3],
     /// The pace of each priority alone.
     own: [Pace; 3],
-    /// Since when the first one of each priority waits to be the next with a token.
+    /// For each priority, since when its first request has been the next to get a token.
     head: [Option<Instant>; 3],
     /// Times from submission to the place in a batch, and to the first token.
     queued: Mean,
@@ -46,9 +46,9 @@ struct State {
 /// How fast requests get their first tokens.
 #[derive(Debug, Default, Clone, Copy)]
 struct Pace {
-    /// When the last one did.
+    /// Time of the last first token.
     last: Option<Instant>,
-    /// Seconds between one and the next.
+    /// Seconds between one first token and the next.
     gap: Mean,
 }
 
@@ -96,7 +96,7 @@ impl Mean {
         *self = Mean { weight: kept + 1.0, sum: kept * mean + value, at: Some(now) };
     }
 
-    /// The weight that is left after so much time.
+    /// The weight that is left at this time.
     fn faded(&self, now: Instant) -> f64 {
         let age = self.at.map_or(0.0, |at| now.saturating_duration_since(at).as_secs_f64());
         let memory = MEMORY.max(10.0 * self.value().unwrap_or(0.0));
@@ -147,7 +147,7 @@ impl State {
         }
     }
 
-    /// No request has waited for so many seconds: what was learned before says less.
+    /// Reduces the weight of what was learned, because no request has waited for this many seconds.
     fn rest(&mut self, seconds: f64) {
         self.pace.iter_mut().chain(&mut self.own).for_each(|pace| pace.gap.rest(seconds));
         [&mut self.queued, &mut self.first].into_iter().for_each(|mean| mean.rest(seconds));
