@@ -1,6 +1,6 @@
-//! The product's own sources for threads: pool, mailbox and queue are included here as they are, with `std` and
-//! `parking_lot` replaced by what shuttle schedules. A deadlock, a lost wake-up or a failed assertion in any schedule
-//! that is tried ends the test, which prints the schedule so that it can be repeated.
+//! Tests the product's own sources for threads: pool, mailbox and queue are included here unchanged, but `std` and
+//! `parking_lot` are replaced by versions that shuttle schedules. If a schedule leads to a deadlock, a lost wake-up or
+//! a failed assertion, the test fails and prints the schedule, so that it can be repeated.
 
 // The sources below find this under the name `std`.
 extern crate stand_in as std;

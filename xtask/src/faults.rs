@@ -64,7 +64,7 @@ pub(crate) const FAULTS: &[Fault] = &[
     },
     Fault {
         fault: "a panic in the bookkeeping, or a broken rule of the scheduler",
-        expected: "running requests fail with a typed error, the scheduler starts anew, waiting requests are served",
+        expected: "running requests fail with a typed error, the scheduler restarts, waiting requests are served",
         tests: &[
             "f16_after_a_panic_in_the_bookkeeping_the_engine_fails_what_runs_and_serves_the_rest",
             "f16_who_comes_in_one_group_with_a_panic_is_served_after_it",
@@ -92,7 +92,7 @@ pub(crate) const FAULTS: &[Fault] = &[
     },
     Fault {
         fault: "a full disk under `batch`",
-        expected: "exit 1; whole lines are kept, and the next run continues",
+        expected: "exit 1; complete lines are kept, and the next run continues",
         tests: &["a_full_disk_is_an_error_that_loses_nothing"],
     },
     Fault {
