@@ -100,7 +100,11 @@ impl Metrics {
                 counter(r, "bitnet_generation_tokens_total", "Tokens generated."),
             ],
             steps: counter(r, "bitnet_steps_total", "Forward passes."),
-            pauses: counter(r, "bitnet_slow_reader_pauses_total", "Requests paused for a slow reader."),
+            pauses: counter(
+                r,
+                "bitnet_slow_reader_pauses_total",
+                "Times a request paused for a slow reader.",
+            ),
             restarts: counter(r, "bitnet_engine_restarts_total", "Times the engine restarted after a fault."),
             broken_rules: counter(
                 r,
