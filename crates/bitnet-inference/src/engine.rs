@@ -116,7 +116,7 @@ pub(crate) struct Shared {
     pub recorder: Option<Arc<dyn Recorder>>,
     pub status: Mutex<EngineStatus>,
     pub watch: Watch,
-    /// Why the engine ended, if its device did.
+    /// The error of the device, if it failed.
     pub lost: Mutex<Option<ForwardError>>,
 }
 

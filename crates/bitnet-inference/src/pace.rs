@@ -18,8 +18,8 @@ pub enum BatchSizing {
     /// As many sequences as keep the time between a sequence's tokens below `itl`, based on the measured times of
     /// steps; prompts as with [`BatchSizing::Paced`].
     Auto {
-        /// Goal for the time from a request to its first token. No request but background work is passed over for longer
-        /// than half of it.
+        /// Goal for the time from a request to its first token. Only background work is passed over for longer than
+        /// half of it.
         ttft: Duration,
         /// Goal for the time between two tokens of one sequence.
         itl: Duration,
@@ -164,8 +164,9 @@ impl Pace {
         self.target
     }
 
-    /// Maximum time that a request of a priority is passed over, in microseconds: that of the priority, but at most half
-    /// of the goal for the first token; the other half is for what is then still before it. Background work has no goal.
+    /// Maximum time that a request is passed over, in microseconds: the limit of its priority, but at most half of
+    /// the goal for the first token, to leave the other half for the work still before it. Background work has no
+    /// goal.
     pub fn patience(&self, priority: Priority) -> u64 {
         match self.sizing {
             BatchSizing::Auto { ttft, .. } if priority != Priority::Background => {

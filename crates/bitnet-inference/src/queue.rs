@@ -9,9 +9,9 @@ use crate::SubmitError;
 /// What has been submitted but has not had a place in a batch yet.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Queue {
-    /// Sequences: each choice of a request is one.
+    /// Number of sequences, one for each choice of a request.
     pub sequences: usize,
-    /// Tokens of their prompts, each prompt counted once however many choices it has.
+    /// Number of prompt tokens; each prompt counts once, however many choices it has.
     pub tokens: usize,
 }
 
@@ -46,7 +46,7 @@ impl Waiting {
         self.wake();
     }
 
-    /// Takes sequences and tokens out of the queue.
+    /// Removes sequences and tokens from the queue.
     pub fn leave(&self, left: Queue) {
         let mut queue = self.queue.lock();
         let Queue { sequences, tokens } = *queue;
@@ -70,7 +70,7 @@ impl Waiting {
         enter(&mut self.queue.lock())
     }
 
-    /// Enters as soon as `enter` finds room, at the latest at `deadline`.
+    /// Enters the queue as soon as `enter` finds room; waits until `deadline`, or without limit if it is `None`.
     pub fn enter<T>(
         &self,
         deadline: Option<Instant>,
@@ -89,7 +89,7 @@ impl Waiting {
         }
     }
 
-    /// As [`Waiting::enter`], for a future.
+    /// As [`Waiting::enter`], for futures.
     pub fn poll_enter<T>(
         &self,
         cx: &Context<'_>,

@@ -1,5 +1,5 @@
-//! Faults made on purpose in every phase of a request: only the culprit fails, with a typed error, all blocks return, and
-//! the tokens of all other requests are what they are alone.
+//! Deliberate faults in every phase of a request: only the request at fault fails, with a typed error, all blocks are
+//! released, and all other requests get the same tokens as alone.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -16,12 +16,12 @@ use bitnet_model::{Batch, ForwardError, Limits, Logits};
 
 use crate::support::*;
 
-/// First token of the culprit's prompt; the prompts of others have lower tokens only.
+/// First token of the culprit's prompt; other prompts have only lower tokens.
 const CULPRIT: u32 = 48;
-/// Tokens of the culprit's prompt: more than a block.
+/// Number of tokens in the culprit's prompt, more than a block.
 const PROMPT: usize = 40;
 
-/// What goes wrong with one request.
+/// The fault of a request.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Fault {
     NanLogits,
@@ -69,7 +69,7 @@ struct Follow {
 }
 
 impl Follow {
-    /// The culprit's run in a step, and its rows of logits.
+    /// The culprit's run in a step and its rows of logits.
     fn find(&mut self, batch: &Batch) -> Option<(usize, std::ops::Range<usize>)> {
         for run in batch.runs().iter().filter(|run| run.start == 0) {
             let first = batch.table(run)[0];
@@ -139,20 +139,20 @@ fn culprit(fault: Fault, at: usize) -> Request {
     Request { constraint, ..Request::new(prompt, greedy(60)) }
 }
 
-/// One fault in one phase. With few blocks, sequences lose and recompute theirs meanwhile.
+/// Runs one fault in one phase. With few blocks, other sequences are preempted and recomputed meanwhile.
 fn strike(fault: Fault, at: usize, max_draft: usize, kv_blocks: usize) {
     let what = format!("{fault:?} at {at}, {max_draft} drafts, {kv_blocks} blocks");
     let engine = Engine::start(model(fault, at, kv_blocks), EngineConfig { max_draft, ..config() }).unwrap();
     let mut mix = mixed(24, 7 * at as u64 + max_draft as u64);
     mix.iter_mut().for_each(|(_, config)| config.max_new_tokens += 20);
     let mut requests: Vec<Request> = mix.iter().map(|(p, c)| Request::new(p.clone(), c.clone())).collect();
-    // The last row is that of the youngest sequence.
+    // The last row belongs to the youngest sequence.
     let place = if fault == Fault::SamplingPanic { requests.len() } else { 5 };
     requests.insert(place, culprit(fault, at));
     let mut handles = engine.submit_all(requests).unwrap();
     let end = handles.remove(place).wait();
     match fault {
-        // The step is repeated, and nobody notices.
+        // The step is repeated without any visible effect.
         Fault::ForwardErrorOnce => {
             let request = culprit(fault, at);
             assert_eq!(end.unwrap().choices[0].tokens, alone(&request.prompt, &request.config), "{what}");
@@ -166,7 +166,7 @@ fn strike(fault: Fault, at: usize, max_draft: usize, kv_blocks: usize) {
     assert_eq!(count(Counter::Failed), u64::from(fault != Fault::ForwardErrorOnce), "{what}");
     assert_eq!((count(Counter::Restarts), count(Counter::BrokenRules)), (0, 0), "{what}");
     until(|| engine.status().kv_used == 0);
-    // A text that needs every block gets them.
+    // A text that needs all blocks gets them.
     let all = CONTEXT.min(kv_blocks * Batch::BLOCK_TOKENS) - 2;
     let done = engine.submit(Request::new([1, 2], greedy(all))).unwrap().wait().unwrap();
     assert_eq!(done.choices[0].tokens, alone(&[1, 2], &greedy(all)), "{what}");
@@ -176,7 +176,7 @@ fn strike(fault: Fault, at: usize, max_draft: usize, kv_blocks: usize) {
 #[test]
 fn a_fault_in_any_phase_fails_the_culprit_alone_and_all_blocks_return() {
     for fault in Fault::ALL {
-        // While the prompt is computed, at the first token, later.
+        // During the prompt, at the first token, and later.
         for at in [0, PROMPT - 1, PROMPT + 9] {
             for (max_draft, kv_blocks) in [(0, 64), (4, 64), (0, 16), (4, 16)] {
                 strike(fault, at, max_draft, kv_blocks);
