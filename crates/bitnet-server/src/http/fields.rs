@@ -16,19 +16,19 @@ use crate::http::error::ApiError;
 /// Maximum number of fields of an object.
 const MAX_FIELDS: usize = 256;
 
-/// A JSON object that is taken apart field by field, so that every error names its field. What nobody takes is
-/// refused by [`Fields::finish`]. `null` counts as absent, as it does for OpenAI.
+/// A JSON object whose fields are taken one by one, so that every error names its field. [`Fields::finish`] refuses
+/// fields that were not taken. `null` counts as absent, as it does for OpenAI.
 ///
-/// The values stay the text they came as until somebody takes them: a body never costs more memory than its bytes
-/// and what its fields are limited to.
+/// Values stay unparsed until they are taken, so a body never takes more memory than its bytes and what the limits of
+/// its fields allow.
 #[derive(Debug)]
 pub(crate) struct Fields<'b> {
     map: BTreeMap<String, &'b RawValue>,
-    /// Where the object is in the body, with a dot at the end; empty for the body itself.
+    /// Path of the object in the body, with a dot at the end; empty for the body itself.
     path: String,
-    /// The fields that somebody has asked for: those that exist.
+    /// The names of all fields that were looked for, present or not.
     known: BTreeSet<&'static str>,
-    /// Whether fields that change nothing are refused too.
+    /// Whether fields that change no token are refused too.
     strict: bool,
 }
 
@@ -46,17 +46,17 @@ impl<'b> Fields<'b> {
         }
     }
 
-    /// The same object, with or without the rule that refuses fields that change nothing.
+    /// Sets whether fields that change no token are refused.
     pub fn strictly(self, strict: bool) -> Self {
         Fields { strict, ..self }
     }
 
-    /// Whether fields that change nothing are refused.
+    /// Whether fields that change no token are refused.
     pub fn is_strict(&self) -> bool {
         self.strict
     }
 
-    /// An object that is the value at `path`, under the same rule.
+    /// The fields of an object inside this one, at `path`, with the same strictness.
     pub fn inside(&self, path: &str, value: &'b RawValue) -> Result<Fields<'b>, ApiError> {
         match value.get().starts_with('{') {
             true => Fields::at(format!("{path}."), value, self.strict)
@@ -70,7 +70,7 @@ impl<'b> Fields<'b> {
         Ok(Fields { map, path, known: BTreeSet::new(), strict })
     }
 
-    /// The name of a field as a client would find it.
+    /// The full name of a field, with its path in the body.
     pub fn name(&self, field: &str) -> String {
         format!("{}{field}", self.path)
     }
@@ -87,13 +87,13 @@ impl<'b> Fields<'b> {
         digest
     }
 
-    /// The text of a field of any kind.
+    /// Takes a field as unparsed JSON.
     pub fn raw(&mut self, field: &'static str) -> Option<&'b RawValue> {
         self.known.insert(field);
         self.map.remove(field).filter(|value| !is_null(value))
     }
 
-    /// A field of a type. A whole number may be written `5.0` or `5e0`, as JSON has one kind of number.
+    /// Takes a field and parses it. A whole number may be written `5.0` or `5e0`, because JSON has one kind of number.
     pub fn take<T: DeserializeOwned>(&mut self, field: &'static str) -> Result<Option<T>, ApiError> {
         let Some(raw) = self.raw(field) else { return Ok(None) };
         let value = serde_json::from_str(raw.get());
@@ -101,12 +101,12 @@ impl<'b> Fields<'b> {
         value.map(Some).map_err(|e| ApiError::field(self.name(field), plainly(&e)))
     }
 
-    /// A field that must be there.
+    /// Takes a required field and parses it.
     pub fn need<T: DeserializeOwned>(&mut self, field: &'static str) -> Result<T, ApiError> {
         self.take(field)?.ok_or_else(|| self.missing(field))
     }
 
-    /// The text of a field that must be there.
+    /// Takes a required field as unparsed JSON.
     pub fn need_raw(&mut self, field: &'static str) -> Result<&'b RawValue, ApiError> {
         self.raw(field).ok_or_else(|| self.missing(field))
     }
@@ -115,13 +115,13 @@ impl<'b> Fields<'b> {
         ApiError::field(self.name(field), "it is missing")
     }
 
-    /// A field that is a list of at most `max` entries; absent, it is empty.
+    /// Takes a list of at most `max` entries; empty if absent.
     pub fn list<T: Deserialize<'b>>(&mut self, field: &'static str, max: usize) -> Result<Vec<T>, ApiError> {
         let listed = self.raw(field).map_or(Ok(Vec::new()), |raw| list(raw, max));
         listed.map_err(|problem| ApiError::field(self.name(field), problem))
     }
 
-    /// A field that is an object of at most `max` entries; absent, it is empty.
+    /// Takes the entries of an object, at most `max` of them; empty if absent.
     pub fn pairs<T: Deserialize<'b>>(
         &mut self,
         field: &'static str,
@@ -131,13 +131,13 @@ impl<'b> Fields<'b> {
         paired.map_err(|problem| ApiError::field(self.name(field), problem))
     }
 
-    /// A field that is an object.
+    /// Takes a field that is an object.
     pub fn object(&mut self, field: &'static str) -> Result<Option<Fields<'b>>, ApiError> {
         let name = self.name(field);
         self.raw(field).map(|value| self.inside(&name, value)).transpose()
     }
 
-    /// A field that could change tokens and is supported only with the values that ask for nothing.
+    /// Takes a field that could change tokens and is supported only with `neutral` values, which ask for nothing.
     pub fn only(&mut self, field: &'static str, neutral: &[Value]) -> Result<(), ApiError> {
         let Some(raw) = self.raw(field) else { return Ok(()) };
         match serde_json::from_str::<Value>(raw.get()) {
@@ -149,7 +149,7 @@ impl<'b> Fields<'b> {
         }
     }
 
-    /// A field that changes no token, and so may have any value; by the strict rule only `neutral` ones.
+    /// Takes a field that changes no token. It may have any value; in strict mode, only `neutral` ones.
     pub fn harmless(&mut self, field: &'static str, neutral: &[Value]) -> Result<(), ApiError> {
         match self.strict {
             true => self.only(field, neutral),
@@ -160,7 +160,7 @@ impl<'b> Fields<'b> {
         }
     }
 
-    /// Refuses what nobody has taken, and names the field that was probably meant.
+    /// Refuses fields that were not taken, and suggests the field that was probably meant.
     pub fn finish(self) -> Result<(), ApiError> {
         let Some((field, _)) = self.map.iter().find(|(_, value)| !is_null(value)) else { return Ok(()) };
         let error = ApiError::unsupported(self.name(field), "this field");
@@ -171,19 +171,19 @@ impl<'b> Fields<'b> {
     }
 }
 
-/// Integers up to here, and no others, are what they seem as a double.
+/// Doubles represent every integer up to this magnitude exactly, and not all larger ones.
 pub(crate) const EXACT: f64 = 9_007_199_254_740_992.0;
 
-/// An integer that was written with a point or an exponent, as its digits.
+/// The digits of an integer that was written with a point or an exponent.
 fn whole(raw: &RawValue) -> Option<String> {
     let number: f64 = raw.get().parse().ok()?;
     (number.fract() == 0.0 && number.abs() <= EXACT).then(|| (number as i64).to_string())
 }
 
-/// Maximum characters of a name that is compared with others.
+/// Maximum bytes of a name that is compared with known names.
 const MAX_COMPARED: usize = 64;
 
-/// The name that differs in the fewest letters, if those are few.
+/// The known name with the smallest distance to `name`, if that is small.
 fn nearest<'k>(name: &str, known: &BTreeSet<&'k str>) -> Option<&'k str> {
     if name.len() > MAX_COMPARED {
         return None;
@@ -192,7 +192,7 @@ fn nearest<'k>(name: &str, known: &BTreeSet<&'k str>) -> Option<&'k str> {
     (near.0 <= 1 + name.len() / 4).then_some(near.1)
 }
 
-/// Letters to insert, remove, replace or swap with the next to get from one name to the other.
+/// Number of characters to insert, remove, replace or swap with the next to turn one name into the other.
 fn distance(from: &str, to: &str) -> usize {
     let (from, to): (Vec<char>, Vec<char>) = (from.chars().collect(), to.chars().collect());
     let mut rows = vec![vec![0; to.len() + 1]; from.len() + 1];
@@ -216,7 +216,7 @@ fn is_null(value: &RawValue) -> bool {
     value.get() == "null"
 }
 
-/// JSON without the white space between its tokens, part by part.
+/// Passes JSON to `each` in parts, without the white space between its tokens.
 fn compact(json: &str, mut each: impl FnMut(&[u8])) {
     let (bytes, mut from) = (json.as_bytes(), 0);
     let (mut quoted, mut escaped) = (false, false);
@@ -235,7 +235,7 @@ fn compact(json: &str, mut each: impl FnMut(&[u8])) {
     each(&bytes[from..]);
 }
 
-/// A list of at most `max` entries; nothing is kept of a longer one.
+/// Parses a list of at most `max` entries; a longer one is refused.
 pub(crate) fn list<'b, T: Deserialize<'b>>(raw: &'b RawValue, max: usize) -> Result<Vec<T>, String> {
     struct List<T>(usize, PhantomData<T>);
 
@@ -265,7 +265,7 @@ pub(crate) fn list<'b, T: Deserialize<'b>>(raw: &'b RawValue, max: usize) -> Res
     json.deserialize_seq(List(max, PhantomData)).map_err(|e| plainly(&e))
 }
 
-/// The entries of an object, at most `max` of them; nothing is kept of a longer one.
+/// Parses an object of at most `max` entries; a longer one is refused.
 fn pairs<'b, T: Deserialize<'b>>(
     raw: &'b RawValue,
     max: usize,
@@ -296,12 +296,12 @@ fn pairs<'b, T: Deserialize<'b>>(
     json.deserialize_map(Pairs(max, entries, PhantomData)).map_err(|e| plainly(&e))
 }
 
-/// What is wrong with a value, in the words of JSON instead of this program's types.
+/// Describes an error in a value in terms of JSON instead of this program's types.
 pub(crate) fn plainly(error: &serde_json::Error) -> String {
     let integer = "an integer of 0 or more";
     let names = [("usize", integer), ("u32", integer), ("f32", "a number"), ("a sequence", "a list")];
     let said = error.to_string();
-    // The place is that in the field, which says nothing to whoever sent a body.
+    // Drop the line and column: they count from the field's beginning, which does not help clients.
     let said = said.rsplit_once(" at line ").map_or(said.as_str(), |(problem, _)| problem);
     let told = names.iter().find_map(|(name, plain)| {
         let problem = said.strip_suffix(name)?.strip_suffix("expected ")?;

@@ -1,4 +1,4 @@
-//! What the engine tells about a request, as pieces of text.
+//! Submits requests to the engine, and turns its updates into pieces of text.
 
 use std::{
     sync::Arc,
@@ -25,30 +25,30 @@ use crate::{
 /// One event of a choice: a token, or its end.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Piece {
-    /// Among the choices of all prompts.
+    /// Index among the choices of all prompts.
     pub choice: usize,
-    /// Events of the choice before this one; for its end, the number of its tokens.
+    /// Number of earlier events of the choice; for its end, the number of its tokens.
     pub index: usize,
-    /// Characters of the choice before this one.
+    /// Number of characters of the choice before this piece.
     pub offset: usize,
-    /// The text that it completes; at the end, what belongs to no token.
+    /// The text that the token completes; at the end, text that belongs to no token.
     pub text: String,
-    /// The token and its log-probabilities; none at the end.
+    /// The token and its log-probabilities; `None` at the end.
     pub token: Option<(u32, Option<TokenLogprobs>)>,
-    /// Of the first event of a choice, the prompt, if that is told too; `text` begins with its text.
+    /// In the first piece of a choice, the prompt, if it is echoed; `text` then begins with the prompt's text.
     pub echo: Option<Arc<Echo>>,
-    /// At the end, why.
+    /// At the end, why the choice ended.
     pub finish: Option<Finish>,
 }
 
-/// A prompt that is told before what continues it.
+/// A prompt that is echoed before its choices.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Echo {
     pub text: String,
     pub ids: Vec<u32>,
-    /// Characters before each token.
+    /// Number of characters before each token.
     pub offsets: Vec<usize>,
-    /// Those of each token, if they were asked for; the first has none.
+    /// Log-probabilities of each token, if requested; the first token has none.
     pub logprobs: Vec<Option<TokenLogprobs>>,
 }
 
@@ -76,31 +76,30 @@ impl Echo {
 pub(crate) enum Finish {
     Stop,
     Length,
-    /// The time of the request was over.
+    /// The time of the request ran out.
     Deadline,
 }
 
-/// The answers to all prompts of a request, as they come. Dropping them cancels what has not ended.
+/// The answers to all prompts of a request, as they are generated. Dropping them cancels unfinished choices.
 pub(crate) struct Answers {
     handles: Vec<RequestHandle>,
     /// Choices for each prompt.
     n: usize,
     choices: Vec<Choice>,
-    /// Choices whose end has not been told.
+    /// Number of choices whose end has not arrived.
     open: usize,
-    /// The order of a stream of several choices.
+    /// Orders the updates of a stream with several choices.
     turns: Option<Turns>,
-    /// Whether a choice ends at the deadline with the text so far. A stream fails instead, so that it can continue
-    /// where it was.
+    /// Whether a choice ends at the deadline with the text so far. A stream fails instead, so that it can be resumed.
     keeps_text: bool,
-    /// Gone with the first token.
+    /// Counts the request as waiting until its first token.
     waiting: Option<Waiting>,
-    /// For each prompt that is told, what is told of it, once that is known.
+    /// The prompts, if they are echoed.
     echoes: Option<Echoes>,
     record: Record,
 }
 
-/// The prompts that are told.
+/// The prompts of a request that echoes them; `told` has their echoes once they are known.
 struct Echoes {
     prompts: Vec<Vec<u32>>,
     logprobs: bool,
@@ -108,17 +107,17 @@ struct Echoes {
     tokenizer: Option<Tokenizer>,
 }
 
-/// How far a choice is.
+/// The state of a choice.
 struct Choice {
     text: Option<DecodeStream>,
     tokens: usize,
     offset: usize,
-    /// Whether anything of it has been told.
+    /// Whether its first piece has been made.
     begun: bool,
 }
 
 impl Answers {
-    /// Submits a request that is expected to wait so many seconds. Of several prompts, all are taken or none is.
+    /// Submits a job that is expected to wait for `expected` seconds. All its prompts are accepted, or none.
     pub fn submit(service: &Service, job: &Job, expected: Option<f64>) -> Result<Answers, ApiError> {
         Self::submit_within(service, job, Duration::ZERO, expected)
     }
@@ -173,7 +172,7 @@ impl Answers {
         })
     }
 
-    /// The next piece; none when all choices have ended.
+    /// The next piece, or `None` when all choices have ended.
     pub async fn next(&mut self) -> Option<Result<Piece, ApiError>> {
         std::future::poll_fn(|cx| self.poll_next(cx)).await
     }
@@ -193,7 +192,7 @@ impl Answers {
         }
     }
 
-    /// Tokens told so far, of all choices.
+    /// Number of tokens so far, in all choices.
     pub fn tokens(&self) -> usize {
         self.record.tokens
     }
@@ -213,7 +212,7 @@ impl Answers {
         if over { Poll::Ready(None) } else { Poll::Pending }
     }
 
-    /// Counts what has come.
+    /// Counts an update, and turns a failure into an error.
     fn told(&mut self, update: Update) -> Result<Told, ApiError> {
         match update {
             Update::Token { token, logprobs, .. } => {
@@ -227,7 +226,7 @@ impl Answers {
                 self.open -= 1;
                 let end = match end {
                     Err(RequestError::Timeout) if self.keeps_text => None,
-                    // Only what is dropped is cancelled.
+                    // A request is cancelled only when it is dropped, so here the engine has stopped.
                     Ok(End { finish: FinishReason::Cancelled | FinishReason::Error, .. }) => {
                         return Err(self.failed(RequestError::Stopped));
                     }
@@ -240,7 +239,7 @@ impl Answers {
                     }
                 }
                 if self.open == 0 {
-                    // Before the client can know: whoever has seen the end finds it counted.
+                    // Before the client can see the end, so that it then finds the end counted.
                     self.record.end("complete");
                 }
                 Ok(Told::End(end))
@@ -248,7 +247,7 @@ impl Answers {
         }
     }
 
-    /// The prompt of a choice, before its first piece.
+    /// The prompt of a choice, for its first piece.
     fn echo(&mut self, choice: usize) -> Option<Arc<Echo>> {
         let Echoes { prompts, logprobs, told, tokenizer } = self.echoes.as_mut()?;
         if std::mem::replace(&mut self.choices[choice].begun, true) {
@@ -293,7 +292,7 @@ impl Answers {
         Piece { text: before + &piece.text, ..piece }
     }
 
-    /// One choice that fails ends them all.
+    /// Ends all choices because one has failed.
     fn failed(&mut self, error: RequestError) -> ApiError {
         self.record.end(match &error {
             RequestError::Timeout => "timeout",
@@ -304,7 +303,7 @@ impl Answers {
         });
         self.handles.clear();
         match error {
-            // It never had a place: the server had too much to do.
+            // Without any token, the request never had a place: the server was too busy.
             RequestError::Timeout if self.record.tokens == 0 => {
                 ApiError::busy("deadline", error, Duration::from_secs(1))
             }
@@ -332,7 +331,7 @@ impl Record {
         }
     }
 
-    /// It was never taken, and is counted as such elsewhere.
+    /// Does not count a request that was refused; that is counted elsewhere.
     fn forget(mut self) {
         self.reason = Some("refused");
     }

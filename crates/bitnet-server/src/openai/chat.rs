@@ -36,14 +36,14 @@ pub(crate) async fn chat(State(app): State<Arc<App>>, request: Request) -> Resul
     Ok(response)
 }
 
-/// A conversation with the assistant's turn opened.
+/// The prompt of a chat, up to the beginning of the assistant's turn.
 pub(crate) struct Conversation {
     pub tokens: Vec<u32>,
     /// The tools that may be called, how calls are written, and what may precede them.
     pub offer: Option<(Offer, Form, Thoughts)>,
 }
 
-/// Takes messages, tools and what else the prompt of a chat is made of.
+/// Takes the messages, the tools and the template's variables, and encodes the prompt of a chat.
 pub(crate) fn conversation(fields: &mut Fields<'_>, encoder: &Encoder<'_>) -> Result<Conversation, ApiError> {
     let messages = messages(fields)?;
     let template = encoder.model.chat.as_ref();
@@ -70,13 +70,13 @@ fn render(template: &ChatTemplate, messages: &[Message], told: Told) -> Result<S
     template.render_told(messages, true, &told).map_err(|e| ApiError::field("messages", e))
 }
 
-/// What stands for a template where the model has none.
+/// The prompt for a model without a template.
 fn joined(messages: &[Message]) -> String {
     let contents: Vec<&str> = messages.iter().map(|m| m.content.as_str()).collect();
     contents.join("\n\n")
 }
 
-/// The maximum number of new tokens: the rest of the context if nothing is said, as with OpenAI.
+/// The maximum number of new tokens: the rest of the context by default, as with OpenAI.
 pub(super) fn max_tokens(fields: &mut Fields<'_>) -> Result<usize, ApiError> {
     match (fields.take("max_tokens")?, fields.take("max_completion_tokens")?) {
         (Some(a), Some(b)) if a != b => {
@@ -86,7 +86,7 @@ pub(super) fn max_tokens(fields: &mut Fields<'_>) -> Result<usize, ApiError> {
     }
 }
 
-/// How many likely tokens are told beside each token, if any are.
+/// How many of the most likely tokens are returned with each token; `None` for no log-probabilities.
 pub(super) fn logprobs(fields: &mut Fields<'_>) -> Result<Option<usize>, ApiError> {
     let wanted = fields.take("logprobs")?.unwrap_or(false);
     match (wanted, fields.take::<usize>("top_logprobs")?) {

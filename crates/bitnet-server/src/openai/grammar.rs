@@ -1,4 +1,4 @@
-//! Texts of a format: `response_format`, `guided_regex` and `guided_choice`.
+//! The fields that ask for a format of the text: `response_format`, `guided_regex` and `guided_choice`.
 
 use serde_json::{Value, json, value::RawValue};
 
@@ -13,17 +13,17 @@ const MAX_SCHEMA: usize = 64 << 10;
 /// Maximum number of texts to choose from.
 const MAX_CHOICES: usize = 1024;
 
-/// What a text must be.
+/// The format that a text must have.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Format {
-    /// JSON of a schema.
+    /// JSON that follows a schema.
     Json(Value),
-    /// What this expression of `llguidance`'s variant of Lark matches.
+    /// A text that matches an expression in `llguidance`'s variant of Lark.
     Lark(String),
 }
 
 impl Format {
-    /// Takes the fields, of which one may ask for something, and says which did.
+    /// Takes the fields, of which at most one may ask for a format. Returns the name of that field with the format.
     pub fn take(fields: &mut Fields<'_>) -> Result<Option<(&'static str, Format)>, ApiError> {
         let json = fields.object("response_format")?.map(Format::read).transpose()?.flatten();
         let asked = [
@@ -45,7 +45,7 @@ impl Format {
 
     fn regex(regex: &str) -> Result<Format, ApiError> {
         check_size("guided_regex", regex.len())?;
-        // Slashes are what the grammar puts around it.
+        // Escape slashes, because the grammar delimits a regular expression by them.
         let (mut lark, mut escaped) = (String::from("/"), false);
         for c in regex.chars() {
             if c == '/' && !escaped {
@@ -73,7 +73,7 @@ impl Format {
             Format::Json(schema) => {
                 let mut schema = schema.clone();
                 if let Some(map) = schema.as_object_mut() {
-                    // White space at will is what small models fill their texts with.
+                    // If any white space is allowed, small models fill their texts with it.
                     map.entry("x-guidance").or_insert(json!({"whitespace_flexible": false}));
                 }
                 format!("%json {schema}")
@@ -89,7 +89,7 @@ impl Format {
             "json_schema" => {
                 let missing = || ApiError::field("response_format.json_schema", "it is missing");
                 let mut inner = fields.object("json_schema")?.ok_or_else(missing)?;
-                // A name and a description are for people; a schema is always kept to, strict or not.
+                // The name and the description are for people. The text always follows the schema, strict or not.
                 inner.take::<String>("name")?;
                 inner.take::<String>("description")?;
                 inner.take::<bool>("strict")?;

@@ -1,4 +1,4 @@
-//! From a body and headers to what the engine is asked.
+//! Reads a body and headers into a job: requests to the engine, and the form of their answer.
 
 use std::time::Duration;
 
@@ -29,10 +29,10 @@ use crate::{
     service::{ServedModel, Service},
 };
 
-/// Maximum number of choices of all prompts of a request together.
+/// Maximum number of choices for all prompts of a request together.
 const MAX_CHOICES: usize = GenerationConfig::MAX_CHOICES;
 
-/// Maximum number of log-probabilities that are told of the prompts of a request, likely tokens included.
+/// Maximum number of log-probabilities returned for the prompts of a request, including those of other likely tokens.
 const MAX_SCORED: usize = 1 << 21;
 
 /// Which API a request came through.
@@ -42,13 +42,13 @@ pub(crate) enum Endpoint {
     Chat,
 }
 
-/// A request that has been understood.
+/// A parsed and validated request.
 #[derive(Debug)]
 pub(crate) struct Job {
     pub endpoint: Endpoint,
-    /// One for each prompt.
+    /// One request for each prompt.
     pub requests: Vec<Request>,
-    /// Choices for each prompt.
+    /// Number of choices for each prompt.
     pub n: usize,
     pub stream: bool,
     /// Whether a stream ends with the token counts.
@@ -56,23 +56,23 @@ pub(crate) struct Job {
     pub logprobs: bool,
     /// Whether choices begin with their prompt.
     pub echo: bool,
-    /// What calls of tools in the answer look like, if there may be any.
+    /// How tool calls are written in the answer, if it may contain any.
     pub calls: Option<Calls>,
     /// Whether choices carry their token ids.
     pub token_ids: bool,
     pub seed: u64,
     /// Whether the client has set a deadline of its own.
     pub hurried: bool,
-    /// Which answer this is; a stream that is continued keeps its name.
+    /// The name of the answer; a resumed stream keeps its name.
     pub name: Name,
-    /// The name as clients see it.
+    /// The answer's id for clients, which contains its name.
     pub id: String,
-    /// Where a dropped stream continues.
+    /// The position after which a dropped stream resumes.
     pub after: Option<Position>,
 }
 
 impl Job {
-    /// Reads a body. Texts are encoded and grammars compiled here, which takes a while: not for an async thread.
+    /// Reads a body. Call this on a thread that may block: it encodes texts and compiles grammars.
     pub fn read(
         endpoint: Endpoint,
         service: &Service,
@@ -120,7 +120,7 @@ impl Job {
         }
         fields.finish()?;
 
-        // Small enough for a client that counts in doubles.
+        // Small enough for clients whose numbers are doubles.
         let seed = told_seed.unwrap_or_else(|| fresh() >> 11);
         let continues =
             Continues { headers, choices: prompts.len() * config.n, stream, seeded: told_seed.is_some() };
@@ -156,22 +156,22 @@ impl Job {
         })
     }
 
-    /// Choices of all prompts.
+    /// Number of choices for all prompts.
     pub fn choices(&self) -> usize {
         self.requests.len() * self.n
     }
 
-    /// Tokens of all prompts.
+    /// Number of tokens in all prompts.
     pub fn prompt_tokens(&self) -> usize {
         self.requests.iter().map(|r| r.prompt.len()).sum()
     }
 
-    /// How urgent it is.
+    /// The priority of all its requests.
     pub fn priority(&self) -> Priority {
         self.requests.first().map_or(Priority::Normal, |r| r.priority)
     }
 
-    /// The longest it may take.
+    /// The maximum time of all its requests.
     pub fn timeout(&self) -> Option<Duration> {
         self.requests.first().and_then(|r| r.timeout)
     }
@@ -187,8 +187,8 @@ impl Endpoint {
     }
 }
 
-/// What the text must follow: the form of calls, a format, or either. Where it ends, the text does, so nothing may
-/// ask for more.
+/// The constraint on the text: tool calls, a format, or either. The text ends where the constraint does, so fields that
+/// ask for a longer text are refused.
 fn schema(
     fields: &mut Fields<'_>,
     service: &Service,
@@ -226,7 +226,7 @@ fn schema(
     }))
 }
 
-/// What decides whether an answer continues a stream.
+/// The parts of a request that decide whether it resumes a stream.
 struct Continues<'h> {
     headers: &'h HeaderMap,
     choices: usize,
@@ -236,8 +236,8 @@ struct Continues<'h> {
 }
 
 impl Continues<'_> {
-    /// The name of the answer, and where it continues, if that is asked for. Without the seed it would continue with
-    /// another text.
+    /// The name of the answer, and the position after which it resumes, if requested. A stream cannot be resumed
+    /// without its seed, because another seed gives another text.
     fn named(
         &self,
         service: &Service,
@@ -266,7 +266,7 @@ impl Continues<'_> {
     }
 }
 
-/// Refuses what could never run, however idle the server is.
+/// Refuses requests that are too large to run, even on an idle server.
 fn check_size(requests: &[Request], n: usize, stream: bool, service: &Service) -> Result<(), ApiError> {
     let (prompts, choices) = (requests.len(), requests.len().saturating_mul(n));
     if choices > MAX_CHOICES {
@@ -290,7 +290,7 @@ fn check_size(requests: &[Request], n: usize, stream: bool, service: &Service) -
     Ok(())
 }
 
-/// Takes the name of the model, if there is one.
+/// Takes the name of the model, and checks it if there is one.
 pub(crate) fn check_model(fields: &mut Fields<'_>, model: &ServedModel) -> Result<(), ApiError> {
     match fields.take::<String>("model")? {
         Some(name) if name != model.name => Err(unknown_model(&name, model)),
@@ -298,13 +298,13 @@ pub(crate) fn check_model(fields: &mut Fields<'_>, model: &ServedModel) -> Resul
     }
 }
 
-/// The model asked for is not the one that is served.
+/// The error for a model that is not served here.
 pub(crate) fn unknown_model(name: &str, model: &ServedModel) -> ApiError {
     let message = format!("the model {name:.100?} is not served here; {:?} is", model.name);
     ApiError::new(StatusCode::NOT_FOUND, "model_not_found", message).about("model")
 }
 
-/// The seed of the body or of the header `X-Seed`.
+/// The seed from the body or from the header `X-Seed`, which must not contradict each other.
 fn seed(body: Option<u64>, headers: &HeaderMap) -> Result<Option<u64>, ApiError> {
     let header = match headers.get("x-seed") {
         None => None,
@@ -330,7 +330,8 @@ fn priority(fields: &mut Fields<'_>) -> Result<Priority, ApiError> {
     }
 }
 
-/// Users do not share computed beginnings, so that nobody can learn from times what others have asked.
+/// The salt of a user's prefix cache. Users do not share cached prefixes, so that nobody can learn from response times
+/// what others have asked.
 fn salt(user: &str) -> u64 {
     let hash = Sha256::digest(user);
     u64::from_le_bytes(hash[..8].try_into().expect("8 bytes")).max(1)

@@ -1,4 +1,4 @@
-//! The messages of a chat, as they are sent.
+//! Reads the messages of a chat.
 
 use bitnet_model::Message;
 use serde_json::{json, value::RawValue};
@@ -14,7 +14,7 @@ use crate::{
 /// Maximum number of messages of a conversation, and of parts of a message.
 const MAX_MESSAGES: usize = 2048;
 
-/// Takes the field.
+/// Takes the field `messages`.
 pub(crate) fn messages(fields: &mut Fields<'_>) -> Result<Vec<Message>, ApiError> {
     let messages: &RawValue = fields.need_raw("messages")?;
     let messages: Vec<&RawValue> =
@@ -61,7 +61,7 @@ fn message(mut fields: Fields<'_>) -> Result<Message, ApiError> {
     Ok(message)
 }
 
-/// A text, or a list of parts that are texts.
+/// Reads a text, or a list of parts that are all texts.
 pub(crate) fn text(fields: &Fields<'_>, field: &str, content: &RawValue) -> Result<String, ApiError> {
     let name = fields.name(field);
     match content.get().as_bytes()[0] {

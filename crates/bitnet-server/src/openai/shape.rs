@@ -1,4 +1,4 @@
-//! Answers in the words of OpenAI's API.
+//! The JSON objects of answers, as OpenAI's API defines them.
 
 use bitnet_inference::TokenLogprobs;
 use bitnet_model::Tokenizer;
@@ -11,27 +11,27 @@ use crate::openai::{
     tools::reader::{Calls, Reader, Said},
 };
 
-/// Lowest log-probability that is told; JSON has no infinity.
+/// Lowest log-probability in an answer, because JSON has no infinity.
 const LOWEST: f32 = -9999.0;
 
-/// What all objects of one answer share.
+/// Everything that the objects of one answer share.
 pub(crate) struct Shape {
     pub endpoint: Endpoint,
     pub id: String,
     pub created: u64,
     pub model: String,
-    /// What computed the text.
+    /// The identity of the server, as `system_fingerprint`.
     pub fingerprint: String,
     pub tokenizer: Option<Tokenizer>,
     pub logprobs: bool,
-    /// What calls of tools in the text look like, if there may be any.
+    /// How tool calls are written in the text, if it may contain any.
     pub calls: Option<Calls>,
     pub token_ids: bool,
-    /// Whether objects of a stream have a field for the counts.
+    /// Whether objects of a stream have a field for the token counts.
     pub include_usage: bool,
 }
 
-/// Tokens of a request.
+/// The token counts of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub(crate) struct Usage {
     prompt_tokens: usize,
@@ -68,7 +68,7 @@ struct Choice {
     message: Option<Message>,
     logprobs: Option<Value>,
     finish_reason: Option<&'static str>,
-    /// What `finish_reason` has no word for.
+    /// A reason for which `finish_reason` has no value: `deadline`.
     #[serde(skip_serializing_if = "Option::is_none")]
     stop_reason: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -94,10 +94,10 @@ struct Message {
     tool_calls: Vec<Call>,
 }
 
-/// A call of a tool, or a part of one in a stream.
+/// A tool call, or a part of one in a stream.
 #[derive(Serialize)]
 struct Call {
-    /// In a stream, which call of the message it is.
+    /// In a stream, the index of the call in its message.
     #[serde(skip_serializing_if = "Option::is_none")]
     index: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -114,13 +114,13 @@ struct Function {
     arguments: String,
 }
 
-/// All pieces of a choice put together.
+/// The pieces of a choice, put together.
 #[derive(Default)]
 struct Whole {
     text: String,
     ids: Vec<u32>,
     offsets: Vec<usize>,
-    /// Of each token that has been told; the first of a prompt has none.
+    /// One for each token of the answer, if requested; the first token of a prompt has none.
     logprobs: Vec<Option<TokenLogprobs>>,
     finish: Option<Finish>,
 }
@@ -141,7 +141,7 @@ impl Whole {
         self.finish = self.finish.or(piece.finish);
     }
 
-    /// What the text says, to a reader of what came before.
+    /// Reads the text with a reader that has read the earlier pieces.
     fn said(&self, reader: &mut Reader) -> Vec<Said> {
         let mut said = reader.push(&self.text);
         if self.finish.is_some() {
@@ -151,7 +151,7 @@ impl Whole {
     }
 }
 
-/// The choices of an answer that is not streamed.
+/// All choices of an answer that is not streamed.
 pub(crate) struct Wholes(Vec<Whole>);
 
 impl Wholes {
@@ -159,15 +159,15 @@ impl Wholes {
         Wholes((0..choices).map(|_| Whole::default()).collect())
     }
 
-    /// Adds what came next of a choice.
+    /// Adds a piece to its choice.
     pub fn add(&mut self, piece: Piece) {
         self.0[piece.choice].add(piece);
     }
 }
 
 impl Shape {
-    /// One event of a stream. The first event of a chat carries the role. `reader` has read the events of the choice
-    /// before this one.
+    /// One event of a stream. The first event of a choice in a chat carries the role. `reader` has read the choice's
+    /// earlier events.
     pub fn chunk(&self, piece: Piece, reader: &mut Reader) -> String {
         let (index, role) = (piece.choice, (piece.index == 0).then_some("assistant"));
         let mut whole = Whole::default();
@@ -179,7 +179,7 @@ impl Shape {
             Endpoint::Chat => {
                 let (content, mut tool_calls) = self.told(index, said);
                 for call in &mut tool_calls {
-                    // What has begun in an earlier event is known by its index.
+                    // A call that began in an earlier event is identified by its index alone.
                     let begins = call.function.name.is_some();
                     (call.id, call.kind) = (call.id.take().filter(|_| begins), call.kind.filter(|_| begins));
                 }
@@ -194,7 +194,7 @@ impl Shape {
         self.object(kind, vec![choice], self.include_usage.then_some(None))
     }
 
-    /// The event with the counts.
+    /// The event with the token counts.
     pub fn counts(&self, usage: Usage) -> String {
         let kind = match self.endpoint {
             Endpoint::Completions => "text_completion",
@@ -242,12 +242,12 @@ impl Shape {
         serde_json::to_string(&object).expect("text and numbers make JSON")
     }
 
-    /// What reads the text of a choice.
+    /// A reader for the text of a choice.
     pub fn reader(&self) -> Reader {
         Reader::new(self.calls.clone())
     }
 
-    /// The text in what was said, and the calls. The names of calls are the same whenever an answer is computed.
+    /// Separates text from calls. The ids of calls are the same whenever the same answer is computed.
     fn told(&self, choice: usize, said: Vec<Said>) -> (String, Vec<Call>) {
         let (mut content, mut calls) = (String::new(), Vec::<Call>::new());
         let answer = self.id.rsplit('-').next().unwrap_or_default();
@@ -295,7 +295,7 @@ impl Shape {
         }
     }
 
-    /// Log-probabilities as completions tell them.
+    /// Log-probabilities in the form of completions.
     fn by_column(&self, whole: &Whole) -> Value {
         let tops = whole.logprobs.iter().map(|at| {
             let Some(at) = at else { return Value::Null };
@@ -310,7 +310,7 @@ impl Shape {
         })
     }
 
-    /// Log-probabilities as chats tell them.
+    /// Log-probabilities in the form of chats.
     fn by_token(&self, whole: &Whole) -> Value {
         let one = |id: u32, logprob: f32| json!({"token": self.spelled(id), "logprob": finite(logprob), "bytes": self.bytes(id)});
         let content = whole.ids.iter().zip(whole.logprobs.iter().flatten()).map(|(&id, at)| {
@@ -325,7 +325,7 @@ impl Shape {
         self.tokenizer.as_ref().and_then(|t| t.token_bytes(id)).unwrap_or_default()
     }
 
-    /// The text of a token; its id where there is none.
+    /// The text of a token, or its id if the model has no tokenizer.
     fn spelled(&self, id: u32) -> String {
         match self.tokenizer {
             Some(_) => String::from_utf8_lossy(self.bytes(id)).into_owned(),

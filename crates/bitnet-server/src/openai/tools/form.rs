@@ -1,4 +1,4 @@
-//! How a model writes calls, and how those of a conversation are written for it.
+//! How a model writes tool calls, and how earlier calls in a conversation are written for it.
 
 use bitnet::schema::{Opens, Within};
 use bitnet_model::{ChatTemplate, Message};
@@ -7,16 +7,16 @@ use serde_json::json;
 use super::{Offer, Tool};
 use crate::openai::grammar::Format;
 
-/// What a call begins with where it may stand beside text.
+/// The beginning of a call that may stand beside text.
 pub(super) const OPEN: &str = "<tool_call>";
-/// What it then ends with.
+/// The end of such a call.
 pub(super) const CLOSE: &str = "</tool_call>";
 
 /// How calls are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Form {
     /// `<tool_call>`, an object with `name` and `arguments`, `</tool_call>`, anywhere and any number of times: Qwen,
-    /// Hermes, and whatever knows no form of its own.
+    /// Hermes, and every model without a form of its own.
     Tagged,
     /// An object with `name` and `parameters` that is the whole answer: Llama 3.
     Bare,
@@ -36,7 +36,7 @@ impl Form {
         }
     }
 
-    /// The field of a call with its arguments.
+    /// The name of the field that holds a call's arguments.
     pub(super) fn arguments(self) -> &'static str {
         match self {
             Form::Tagged => "arguments",
@@ -45,18 +45,18 @@ impl Form {
     }
 }
 
-/// Which tokens an answer may consist of.
+/// The constraint on an answer.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Rule {
     /// A grammar in `llguidance`'s variant of Lark.
     pub lark: String,
-    /// Where it holds, if the rest of the text is free.
+    /// The part of the text to which the grammar applies, if the rest is free.
     pub within: Option<Within>,
 }
 
 impl Rule {
-    /// The rule for an answer that may or must call tools. `thoughts` are those that precede it; `format` is that
-    /// of an answer that calls none.
+    /// The rule for an answer that may or must call tools. `thoughts` may precede the answer; `format` applies to an
+    /// answer without calls.
     pub fn new(offer: &Offer, form: Form, thoughts: Thoughts, format: Option<&Format>) -> Rule {
         let calls = calls(offer, form);
         let free = !offer.required && format.is_none();
@@ -80,24 +80,24 @@ impl Rule {
     }
 }
 
-/// What a model writes before an answer that must have a form.
+/// The thoughts that a model writes before an answer that must follow a grammar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Thoughts {
-    /// Nothing.
+    /// None.
     None,
     /// `<think>`, anything, `</think>`, or nothing.
     Possible,
-    /// Anything up to `</think>`: the prompt has opened them.
+    /// Anything up to `</think>`, because the prompt ends with `<think>`.
     Open,
 }
 
 impl Thoughts {
-    /// Those of a conversation with this prompt.
+    /// The thoughts that may follow a prompt.
     pub fn of(template: Option<&ChatTemplate>, prompt: &str) -> Thoughts {
         let prompt = prompt.trim_end();
         match template {
             Some(_) if prompt.ends_with("<think>") => Thoughts::Open,
-            // There have been some, or there are to be none.
+            // A prompt that ends with `</think>` allows no further thoughts.
             Some(template) if template.asks_for_thinking() && !prompt.ends_with("</think>") => {
                 Thoughts::Possible
             }
@@ -122,7 +122,7 @@ impl Thoughts {
     }
 }
 
-/// `call`, a call of any of the tools, and `call_rest`, what follows its [`OPEN`].
+/// The grammar's rules `call`, a call of any of the tools, and `call_rest`, the part of a call after [`OPEN`].
 fn calls(offer: &Offer, form: Form) -> String {
     let (open, close) = match form {
         Form::Tagged => (format!("{:?} ", OPEN), format!(" {:?}", format!("\n{CLOSE}"))),
@@ -138,7 +138,7 @@ fn calls(offer: &Offer, form: Form) -> String {
     lark
 }
 
-/// A conversation in which calls, their answers and the tools themselves are text, for a template that knows none.
+/// Writes the tools, calls and results of a conversation as text, for a template that does not support tools.
 pub(crate) fn plain(messages: Vec<Message>, tools: &[String]) -> Vec<Message> {
     let mut plain: Vec<Message> = Vec::with_capacity(messages.len() + 1);
     if !tools.is_empty() {
@@ -170,7 +170,8 @@ fn explained(tools: &[String]) -> String {
     )
 }
 
-/// Answers to several calls are one message: templates want the roles to take turns.
+/// Adds the result of a call. The results of several calls become one message, because templates expect the roles to
+/// alternate.
 fn answer(plain: &mut Vec<Message>, content: &str) {
     let text = format!("<tool_response>\n{content}\n</tool_response>");
     match plain.last_mut() {

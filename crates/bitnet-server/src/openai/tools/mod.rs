@@ -17,16 +17,16 @@ const MAX_TOOL: usize = 64 << 10;
 /// Maximum characters of a tool's name, as with OpenAI.
 const MAX_NAME: usize = 64;
 
-/// What an answer may call.
+/// The tools that a request offers to the model.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Offer {
-    /// The tools that the model is told of, in OpenAI's form, as they came.
+    /// The tools that the prompt describes, as JSON in OpenAI's form, unchanged.
     pub told: Vec<String>,
-    /// Those that it may call.
+    /// The tools that the model may call.
     pub tools: Vec<Tool>,
-    /// Whether the answer is a call, and nothing else.
+    /// Whether the answer must be a call and nothing else.
     pub required: bool,
-    /// Whether it may be several calls.
+    /// Whether the answer may contain several calls.
     pub parallel: bool,
 }
 
@@ -34,13 +34,13 @@ pub(crate) struct Offer {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Tool {
     pub name: String,
-    /// What its arguments are: a JSON schema of an object.
+    /// The JSON schema of its arguments, which are an object.
     pub arguments: Value,
 }
 
-/// Takes the fields; no tools, or a choice of `none`, offer nothing.
+/// Takes the fields. Returns `None` if there are no tools, or `tool_choice` is `none`.
 pub(crate) fn offer(fields: &mut Fields<'_>) -> Result<Option<Offer>, ApiError> {
-    // What the API had before tools.
+    // These fields came before `tools`.
     fields.only("functions", &[json!([])]).map_err(|e| e.advised("send them as `tools`"))?;
     fields
         .only("function_call", &[json!("none"), json!("auto")])
@@ -64,7 +64,7 @@ pub(crate) fn offer(fields: &mut Fields<'_>) -> Result<Option<Offer>, ApiError> 
 }
 
 impl Offer {
-    /// What `tool_choice` leaves of it.
+    /// The offer, restricted by `tool_choice`.
     fn chosen(self, fields: &Fields<'_>, choice: &RawValue) -> Result<Option<Offer>, ApiError> {
         if choice.get().starts_with('{') {
             return self.named(fields.inside("tool_choice", choice)?).map(Some);
@@ -86,7 +86,7 @@ impl Offer {
         }
     }
 
-    /// One function by its name, or some of the tools.
+    /// The offer, restricted to one function, or to some of the tools.
     fn named(self, mut fields: Fields<'_>) -> Result<Offer, ApiError> {
         let kind: String = fields.need("type")?;
         let offer = match kind.as_str() {
@@ -95,7 +95,7 @@ impl Offer {
                 let name: String = function.need("name")?;
                 let field = function.name("name");
                 function.finish()?;
-                // One call of one tool.
+                // A named function is called exactly once.
                 Offer { required: true, parallel: false, ..self.only(&[name], &field)? }
             }
             "allowed_tools" => {
@@ -115,7 +115,7 @@ impl Offer {
         Ok(offer)
     }
 
-    /// With these of its tools only.
+    /// The offer with only the tools of these names.
     fn only(self, names: &[String], field: &str) -> Result<Offer, ApiError> {
         if let Some(unknown) = names.iter().find(|&name| self.tools.iter().all(|tool| tool.name != *name)) {
             return Err(ApiError::field(field, format!("there is no tool of the name {unknown:.64?}")));
@@ -130,7 +130,7 @@ fn need_object<'b>(fields: &mut Fields<'b>, field: &'static str) -> Result<Field
     fields.object(field)?.ok_or(missing)
 }
 
-/// `{"type": "function", "function": {"name": ...}}`.
+/// Reads `{"type": "function", "function": {"name": ...}}` and returns the name.
 fn reference(mut fields: Fields<'_>) -> Result<String, ApiError> {
     fields.only("type", &[json!("function")])?;
     let mut function = need_object(&mut fields, "function")?;
@@ -161,7 +161,7 @@ fn tool(parent: &Fields<'_>, path: &str, raw: &RawValue) -> Result<Tool, ApiErro
         return Err(ApiError::field(function.name("name"), problem));
     }
     function.take::<String>("description")?;
-    // A schema is always kept to, strict or not.
+    // Arguments always follow the schema, strict or not.
     function.take::<bool>("strict")?;
     let (field, parameters) = (function.name("parameters"), function.take::<Value>("parameters")?);
     let arguments = arguments(parameters).map_err(|problem| ApiError::field(field, problem))?;
@@ -170,8 +170,8 @@ fn tool(parent: &Fields<'_>, path: &str, raw: &RawValue) -> Result<Tool, ApiErro
     Ok(Tool { name, arguments })
 }
 
-/// The schema that arguments follow. Nothing said, there are none. Fields that a schema does not name are allowed
-/// only if it says so: a model would make them up.
+/// The schema that arguments follow; without `parameters`, there are no arguments. Properties that a schema does not
+/// list are allowed only if it says so, because a model would invent some.
 fn arguments(parameters: Option<Value>) -> Result<Value, &'static str> {
     let Some(parameters) = parameters else { return arguments(Some(json!({"properties": {}}))) };
     let Value::Object(mut schema) = parameters else { return Err("it must be a JSON schema") };
@@ -193,13 +193,13 @@ fn arguments(parameters: Option<Value>) -> Result<Value, &'static str> {
     if named {
         schema.insert("additionalProperties".into(), json!(false));
     }
-    // As models have seen calls written.
+    // Models have seen calls with this white space in training.
     let spaced = json!({"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "});
     schema.insert("x-guidance".into(), spaced);
     Ok(Value::Object(schema))
 }
 
-/// The calls that an assistant made, of a message that is sent back.
+/// The calls in an assistant's message that a client sends back.
 pub(super) fn past_calls(fields: &mut Fields<'_>) -> Result<Vec<bitnet_model::ToolCall>, ApiError> {
     let name = fields.name("tool_calls");
     let listed: Vec<&RawValue> = fields.list("tool_calls", MAX_TOOLS)?;

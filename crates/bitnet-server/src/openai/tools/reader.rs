@@ -1,4 +1,4 @@
-//! From the text of an answer, as it comes, to the text that is told and the calls in it.
+//! Separates the text of an answer from the tool calls in it, as the answer is generated.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use super::{
     form::{CLOSE, Form, OPEN},
 };
 
-/// What calls in an answer look like.
+/// How calls are written in an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Calls {
     pub form: Form,
@@ -19,37 +19,37 @@ pub(crate) struct Calls {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Said {
     Text(String),
-    /// A call of a tool begins: the next one, counted from 0.
+    /// A call begins: its index, counted from 0, and the tool's name.
     Call(usize, String),
-    /// More of the arguments of a call.
+    /// More of the arguments of the call with this index.
     Arguments(usize, String),
 }
 
-/// Reads one answer. Whatever the pieces of a text are, they say the same together. What is no call is text.
+/// Reads one answer. The result does not depend on how the text is split into pieces. Whatever is not a call is text.
 #[derive(Debug)]
 pub(crate) struct Reader {
     calls: Option<Calls>,
     state: State,
-    /// What has come and cannot be told yet.
+    /// Text that was read but may still become part of a call.
     held: String,
-    /// Calls that have begun.
+    /// Number of calls that have begun.
     count: usize,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum State {
-    /// Nothing but text may follow.
+    /// Only text can follow.
     Plain,
-    /// Text, until a call is opened.
+    /// In text, until a call opens.
     Text,
-    /// A call is opened; this was before its brace.
+    /// A call has opened, with this text before its brace.
     Head(String),
     Arguments(Depth),
-    /// The arguments have ended, and the call has not.
+    /// The arguments have ended, but the call has not.
     Tail,
 }
 
-/// How deep a JSON text is in braces and brackets.
+/// The depth of braces and brackets in a JSON text.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Depth {
     depth: usize,
@@ -58,7 +58,7 @@ struct Depth {
 }
 
 impl Reader {
-    /// Reads calls, or only text.
+    /// Makes a reader of calls, or of text only.
     pub fn new(calls: Option<Calls>) -> Self {
         let state = match calls.as_ref().map(|calls| calls.form) {
             None => State::Plain,
@@ -73,7 +73,7 @@ impl Reader {
         self.count > 0
     }
 
-    /// Reads on.
+    /// Reads the next piece of the text.
     pub fn push(&mut self, text: &str) -> Vec<Said> {
         self.held.push_str(text);
         let mut said = Vec::new();
@@ -81,7 +81,7 @@ impl Reader {
         said
     }
 
-    /// The text has ended: what was held is text after all.
+    /// Ends the text: what was held is text after all.
     pub fn finish(&mut self) -> Vec<Said> {
         let held = std::mem::take(&mut self.held);
         let text = match std::mem::replace(&mut self.state, State::Plain) {
@@ -93,7 +93,7 @@ impl Reader {
         if text.is_empty() { Vec::new() } else { vec![Said::Text(text)] }
     }
 
-    /// Goes on with what is held; whether there may be more to do.
+    /// Reads some of the held text; returns whether there may be more to do.
     fn step(&mut self, said: &mut Vec<Said>) -> bool {
         match self.state.clone() {
             State::Plain => {
@@ -107,14 +107,14 @@ impl Reader {
         }
     }
 
-    /// Tells the first bytes that are held as text.
+    /// Releases the first `bytes` held bytes as text.
     fn tell(&mut self, bytes: usize, said: &mut Vec<Said>) {
         if bytes > 0 {
             said.push(Said::Text(self.held.drain(..bytes).collect()));
         }
     }
 
-    /// Text up to what opens a call; white space before it belongs to the call.
+    /// Reads text up to the opening of a call. White space before the opening belongs to the call.
     fn text(&mut self, said: &mut Vec<Said>) -> bool {
         if let Some(at) = self.held.find(OPEN) {
             let told = self.held[..at].trim_end().len();
@@ -129,7 +129,7 @@ impl Reader {
         false
     }
 
-    /// The name, up to the brace of the arguments.
+    /// Reads the name of a call, up to the brace of its arguments.
     fn head(&mut self, before: String, said: &mut Vec<Said>) -> bool {
         let Some(Calls { form, names }) = &self.calls else { return false };
         match Head::read(&self.held, form.arguments()) {
@@ -161,7 +161,7 @@ impl Reader {
         end.is_some()
     }
 
-    /// The brace of the call, and what closes it. Anything else is dropped with it up to there.
+    /// Drops the closing brace of the call and, in the tagged form, the closing tag.
     fn tail(&mut self) -> bool {
         let form = self.calls.as_ref().map_or(Form::Bare, |calls| calls.form);
         let (mut rest, close) = (self.held.as_str(), if form == Form::Tagged { CLOSE } else { "" });
@@ -180,7 +180,7 @@ impl Reader {
 }
 
 impl Depth {
-    /// Reads a byte; whether it closes the value.
+    /// Reads a byte; returns whether it closes the value.
     fn closes(&mut self, byte: u8) -> bool {
         match byte {
             _ if self.escaped => self.escaped = false,
@@ -201,11 +201,11 @@ impl Depth {
 /// The beginning of a call, `{"name": "NAME", "arguments": {`, with any white space.
 #[derive(Debug, PartialEq, Eq)]
 enum Head {
-    /// It may still become one.
+    /// The text may still become the beginning of a call.
     Incomplete,
-    /// It is one; the arguments begin after so many bytes.
+    /// The text begins a call of this tool; its arguments begin after this many bytes.
     Named { name: String, bytes: usize },
-    /// It is none.
+    /// The text does not begin a call.
     Other,
 }
 
@@ -220,7 +220,7 @@ impl Head {
         }
         rest = rest.trim_start();
         let name = match rest.strip_prefix('"').map(|rest| rest.split_once('"')) {
-            // Names have nothing that is escaped.
+            // Names contain nothing that JSON escapes.
             Some(Some((name, after))) => {
                 rest = after;
                 name
@@ -244,7 +244,7 @@ impl Head {
     }
 }
 
-/// What follows a part, after any white space.
+/// Skips white space and `part`, and returns the rest.
 fn after<'t>(text: &'t str, part: &str) -> Result<&'t str, Head> {
     let text = text.trim_start();
     match text.strip_prefix(part) {
