@@ -119,8 +119,9 @@ fn the_judge_counts_the_memory_of_all_threads() {
     let _alone = alone();
     MEMORY.reset_peak_usage();
     let before = MEMORY.current_usage();
-    // Counted but never touched. It is so large that memory still being freed by earlier tests does not matter.
-    std::thread::spawn(|| drop(vec![0u8; 512 << 20])).join().unwrap();
+    // Counted but never touched. It is so large that memory still being freed by earlier tests does not matter. The
+    // compiler would remove an allocation that nobody looks at.
+    std::thread::spawn(|| drop(std::hint::black_box(vec![0u8; 512 << 20]))).join().unwrap();
     let peak = MEMORY.peak_usage();
     assert!(peak >= before + (256 << 20), "{peak} after {before}");
 }
