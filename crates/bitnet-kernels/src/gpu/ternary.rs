@@ -72,10 +72,17 @@ fn spread(codes: u8) -> u32 {
     (x | x << 6) & 0x0303_0303
 }
 
-/// Appends the codes of 128 columns of 16 rows, from byte `first` of each row. The codes of padding may have any value:
-/// activations are zero there, and outputs of padding rows are not stored.
-fn pack_tile(rows: &[&[u8]; TILE_ROWS], first: usize, out: &mut Vec<u8>) {
+/// Appends the codes of 128 columns of 16 rows, in the tile of columns `tile`; `row_codes` gives the codes of a row. The
+/// codes of padding may have any value: activations are zero there, and outputs of padding rows are not stored.
+fn pack_tile<'w>(
+    rows: [Option<usize>; TILE_ROWS],
+    row_codes: impl Fn(usize) -> &'w [u8],
+    tile: usize,
+    out: &mut Vec<u8>,
+) {
+    let rows = rows.map(|row| row.map_or(&[][..], &row_codes));
     // A byte has four columns.
+    let first = tile * K_TILE / 4;
     let codes = |row: usize, byte: usize| spread(rows[row].get(byte).copied().unwrap_or(0));
     for (g, q) in (0..32).map(|lane| (lane / 4, lane % 4)) {
         for near in (0..4).map(|j| first + 8 * j + q) {
@@ -100,11 +107,7 @@ impl<D: Driver> Gpu<D> {
     pub fn linear(&mut self, weights: &TernaryTensor, order: RowOrder) -> Result<Linear, GpuError> {
         let shape = [weights.rows(), weights.cols()];
         let codes = self.pack(shape, order, TILE_BYTES, |rows, tile, out| {
-            pack_tile(
-                &rows.map(|row| row.map_or(&[][..], |row| weights.row_codes(row))),
-                tile * K_TILE / 4,
-                out,
-            );
+            pack_tile(rows, |row| weights.row_codes(row), tile, out);
         })?;
         let scale = |place: usize| {
             let row = row_at(order, shape[0], place)?;
@@ -124,11 +127,7 @@ impl<D: Driver> Gpu<D> {
         let groups = K_TILE / group;
         let bytes = TILE_BYTES + 2 * TILE_ROWS * groups;
         let codes = self.pack(shape, order, bytes, |rows, tile, out| {
-            pack_tile(
-                &rows.map(|row| row.map_or(&[][..], |row| weights.row_codes(row))),
-                tile * K_TILE / 4,
-                out,
-            );
+            pack_tile(rows, |row| weights.row_codes(row), tile, out);
             let scales = rows.map(|row| row.map_or(&[][..], |row| weights.row_scales(row)));
             pack_scales(&scales, tile * groups, groups, out);
         })?;

@@ -68,7 +68,7 @@ pub(crate) use entry;
 macro_rules! kernel_set {
     ($lanes:ty, $features:tt) => {
         $crate::cpu::generic::kernel_set!(@level $lanes, $features, {
-            use $crate::cpu::generic::{attention, dense, rows};
+            use $crate::cpu::generic::{FloatKernels, attention, dense, rows};
             entry!($lanes, $features, rows::norm_quantize(a: &rows::NormQuantize<'_>, rows: Range<usize>, scratch: &mut [f32]));
             entry!($lanes, $features, rows::gate_quantize(a: &rows::GateQuantize<'_>, rows: Range<usize>, scratch: &mut [f32]));
             entry!($lanes, $features, rows::norm_rows(a: &rows::NormRows<'_>));
@@ -91,8 +91,7 @@ macro_rules! kernel_set {
         /// The entry points of this instruction set.
         pub(crate) static KERNELS: $crate::cpu::generic::KernelSet = {
             use std::ops::Range;
-            #[allow(unused_imports, reason = "a set that shares its float kernels names none")]
-            use $crate::cpu::generic::{FloatKernels, KernelSet, entry, grouped, peak, screen, ternary};
+            use $crate::cpu::generic::{KernelSet, entry, grouped, screen, ternary};
 
             entry!($lanes, [$($feature),*], ternary::bit_linear(a: &ternary::BitLinear<'_>, panels: Range<usize>));
             entry!($lanes, [$($feature),*], grouped::grouped(a: &grouped::Grouped<'_>, panels: Range<usize>));

@@ -4,7 +4,7 @@ use crate::{
         Arg, Driver, Gain, Gpu, GpuError, Kv, Linear, Quants, Rope, Rows,
         table::{
             BITLINEAR_T1, BITLINEAR_T8, BITLINEAR_T16, BITLINEAR_T32, BITLINEAR_T64, BITLINEAR_T128,
-            GROUPED_T1, GROUPED_T8, GROUPED_T16, GROUPED_T32, GROUPED_T64, GROUPED_T128,
+            GROUPED_T1, GROUPED_T8, GROUPED_T16, GROUPED_T32, GROUPED_T64, GROUPED_T128, Kernel,
         },
         ternary::Scales,
         upload::Upload,
@@ -14,24 +14,23 @@ use crate::{
 use super::tile::Tile;
 
 /// The kernels, by number of tokens.
-static TILES: [Tile; 6] = [
-    Tile { kernel: &BITLINEAR_T1, rows: 16, tokens: 1 },
-    Tile { kernel: &BITLINEAR_T8, rows: 64, tokens: 8 },
-    Tile { kernel: &BITLINEAR_T16, rows: 64, tokens: 16 },
-    Tile { kernel: &BITLINEAR_T32, rows: 64, tokens: 32 },
-    Tile { kernel: &BITLINEAR_T64, rows: 128, tokens: 64 },
-    Tile { kernel: &BITLINEAR_T128, rows: 128, tokens: 128 },
-];
+static TILES: [Tile; 6] =
+    tiles([&BITLINEAR_T1, &BITLINEAR_T8, &BITLINEAR_T16, &BITLINEAR_T32, &BITLINEAR_T64, &BITLINEAR_T128]);
 
 /// The kernels for weights with scales for groups of columns, by number of tokens.
-static GROUPED_TILES: [Tile; 6] = [
-    Tile { kernel: &GROUPED_T1, rows: 16, tokens: 1 },
-    Tile { kernel: &GROUPED_T8, rows: 64, tokens: 8 },
-    Tile { kernel: &GROUPED_T16, rows: 64, tokens: 16 },
-    Tile { kernel: &GROUPED_T32, rows: 64, tokens: 32 },
-    Tile { kernel: &GROUPED_T64, rows: 128, tokens: 64 },
-    Tile { kernel: &GROUPED_T128, rows: 128, tokens: 128 },
-];
+static GROUPED_TILES: [Tile; 6] =
+    tiles([&GROUPED_T1, &GROUPED_T8, &GROUPED_T16, &GROUPED_T32, &GROUPED_T64, &GROUPED_T128]);
+
+const fn tiles([t1, t8, t16, t32, t64, t128]: [&'static Kernel; 6]) -> [Tile; 6] {
+    [
+        Tile { kernel: t1, rows: 16, tokens: 1 },
+        Tile { kernel: t8, rows: 64, tokens: 8 },
+        Tile { kernel: t16, rows: 64, tokens: 16 },
+        Tile { kernel: t32, rows: 64, tokens: 32 },
+        Tile { kernel: t64, rows: 128, tokens: 64 },
+        Tile { kernel: t128, rows: 128, tokens: 128 },
+    ]
+}
 
 /// Thread blocks that a multiprocessor takes at once; K is split for up to this many.
 const BLOCKS_PER_PROCESSOR: usize = 2;
