@@ -56,6 +56,17 @@ impl TokenSet {
     /// Adds the tokens of a bit set with 32 tokens a word, lowest bit first; ignores those outside the vocabulary.
     pub fn insert_words(&mut self, words: &[u32]) {
         self.words.iter_mut().zip(words).for_each(|(mine, more)| *mine |= more);
+        self.forget_outside();
+    }
+
+    /// Adds all tokens of the vocabulary.
+    pub fn insert_all(&mut self) {
+        self.words.fill(u32::MAX);
+        self.forget_outside();
+    }
+
+    /// Clears the bits after the last token.
+    fn forget_outside(&mut self) {
         if let (Some(last), used @ 1..) = (self.words.last_mut(), self.vocab % 32) {
             *last &= (1 << used) - 1;
         }

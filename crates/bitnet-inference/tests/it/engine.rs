@@ -12,7 +12,7 @@ use bitnet_inference::{
     SampleError, StartError, SubmitError, TokenLogprobs, TokenText, Update,
     metrics::{Counter, Measure, Recorder},
     names::{BatchError, BenchmarkError, CudaError, EmptySequence, RecordError},
-    scheduling::{Plan, Scheduler, SchedulerConfig, StepLoad, StepModel, StepOutcome, Stepper},
+    scheduling::{Plan, Scheduler, StepLoad, StepModel, StepOutcome, Stepper},
 };
 
 use bitnet_model::{Batch, ForwardError, Limits, Logits};
@@ -737,18 +737,7 @@ fn f16_who_comes_in_one_group_with_a_panic_is_served_after_it() {
 #[test]
 fn a_scheduler_that_begins_anew_keeps_what_it_has_learned_and_counted() {
     let sizing = BatchSizing::Auto { ttft: Duration::from_millis(200), itl: Duration::from_millis(10) };
-    let mut scheduler = Scheduler::new(SchedulerConfig {
-        max_running: 8,
-        max_tokens: 64,
-        max_rows: 16,
-        kv_blocks: 64,
-        context: CONTEXT,
-        max_draft: 0,
-        sizing,
-        slow_reader: u64::MAX,
-        eos: vec![],
-        text: None,
-    });
+    let mut scheduler = scheduler(sizing);
     let load = |decodes| StepLoad {
         decodes,
         context: 10 * decodes,

@@ -294,18 +294,7 @@ fn a_clock_that_jumps_and_goes_back_changes_no_token_and_loses_no_request() {
 
 #[test]
 fn a_clock_that_jumps_ends_requests_with_a_timeout_and_no_others() {
-    let mut scheduler = Scheduler::new(SchedulerConfig {
-        max_running: 8,
-        max_tokens: 64,
-        max_rows: 16,
-        kv_blocks: 64,
-        context: CONTEXT,
-        max_draft: 0,
-        sizing: BatchSizing::Fixed(8),
-        slow_reader: u64::MAX,
-        eos: vec![],
-        text: None,
-    });
+    let mut scheduler = scheduler(BatchSizing::Fixed(8));
     let timed = |timeout| Request { timeout, ..Request::new([1, 2, 3], greedy(5)) };
     scheduler.submit(1_000_000, 0, Arc::new(timed(Some(std::time::Duration::from_secs(60)))), 0);
     scheduler.submit(1_000_000, 1, Arc::new(timed(None)), 0);

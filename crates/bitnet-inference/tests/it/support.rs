@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 
 use bitnet_inference::sim::{Counts, HashModel, Oracle, mix};
 use bitnet_inference::{
-    Constraint, Engine, EngineConfig, GenerationConfig, TokenSet, TokenText,
+    BatchSizing, Constraint, Engine, EngineConfig, GenerationConfig, TokenSet, TokenText,
     sampling::{Draw, Sampler},
+    scheduling::{Scheduler, SchedulerConfig},
 };
 use bitnet_model::{Batch, Limits, Logits};
 
@@ -18,6 +19,23 @@ pub const EOS: u32 = 7;
 
 pub fn limits() -> Limits {
     Limits { max_tokens: 64, max_logit_rows: 16, kv_blocks: 64 }
+}
+
+/// A scheduler of eight places without text, end tokens or drafts.
+pub fn scheduler(sizing: BatchSizing) -> Scheduler {
+    let Limits { max_tokens, max_logit_rows, kv_blocks } = limits();
+    Scheduler::new(SchedulerConfig {
+        max_running: 8,
+        max_tokens,
+        max_rows: max_logit_rows,
+        kv_blocks,
+        context: CONTEXT,
+        max_draft: 0,
+        sizing,
+        slow_reader: u64::MAX,
+        eos: vec![],
+        text: None,
+    })
 }
 
 pub fn config() -> EngineConfig {
