@@ -1,10 +1,10 @@
-use std::process::Command;
+use std::{path::Path, process::Command};
 
 use anyhow::{Context, Result};
 use clap::Args;
 use serde_json::{Value, json};
 
-use crate::{cargo, output, root, run, target};
+use crate::{bitnet, cargo, output, root};
 
 /// Runs `bitnet bench` on several models and the benchmarks of kernels, engine and server, and prints one table.
 #[derive(Args)]
@@ -35,9 +35,9 @@ pub(crate) struct Bench {
 impl Bench {
     /// Correctness first: no speed is reported for kernels that disagree with the reference.
     pub(crate) fn run(&self) -> Result<()> {
-        run(cargo(&["build", "--release", "--quiet", "--package", "bitnet-cli"]))?;
+        let bitnet = bitnet()?;
         let device = ["--device", if self.gpu { "cuda" } else { "cpu" }];
-        let doctor = self.bitnet(&[&["doctor", "--json"], &device[..]].concat())?;
+        let doctor = measured(&bitnet, &[&["doctor", "--json"], &device[..]].concat())?;
         let mut results = Vec::new();
         for model in &self.models {
             let (prompt, new) = (self.prompt.to_string(), self.new.to_string());
@@ -47,7 +47,7 @@ impl Bench {
             if let Some(threads) = &threads {
                 args.extend(["--threads", threads]);
             }
-            let result = self.bitnet(&args).with_context(|| format!("measuring {model}"))?;
+            let result = measured(&bitnet, &args).with_context(|| format!("measuring {model}"))?;
             if !self.json {
                 print_row(&result);
             }
@@ -71,12 +71,13 @@ impl Bench {
         }
         Ok(())
     }
+}
 
-    fn bitnet(&self, args: &[&str]) -> Result<Value> {
-        let mut command = Command::new(target().join("release/bitnet"));
-        command.args(args);
-        Ok(serde_json::from_slice(&output(command)?)?)
-    }
+/// Runs `bitnet` and returns the JSON that it prints.
+fn measured(bitnet: &Path, args: &[&str]) -> Result<Value> {
+    let mut command = Command::new(bitnet);
+    command.args(args);
+    Ok(serde_json::from_slice(&output(command)?)?)
 }
 
 fn print_row(result: &Value) {

@@ -3,7 +3,7 @@ use std::{path::PathBuf, process::Command};
 use anyhow::{Result, bail};
 use clap::Args;
 
-use crate::{cargo, neon::on_path, root, run, target};
+use crate::{bitnet, on_path, root, run};
 
 /// Serve the demo from two replicas behind HAProxy and check load, overload, ends, kills, restarts, hang-ups and jobs;
 /// print a line for each and fail if one fails
@@ -42,10 +42,7 @@ impl ClusterSmoke {
         }
         let binary = match self.binary {
             Some(binary) => binary,
-            None => {
-                run(cargo(&["build", "--release", "--quiet", "--package", "bitnet-cli"]))?;
-                target().join("release/bitnet")
-            }
+            None => bitnet()?,
         };
         let mut check = Command::new("python3");
         check.arg(root().join("tools/check-server/check_cluster.py")).arg(binary);

@@ -115,6 +115,19 @@ fn target() -> PathBuf {
     env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), Into::into)
 }
 
+/// Programs with this name, in the order of PATH.
+fn on_path(name: &str) -> impl Iterator<Item = PathBuf> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let programs: Vec<PathBuf> = env::split_paths(&path).map(|folder| folder.join(name)).collect();
+    programs.into_iter().filter(|program| program.is_file())
+}
+
+/// Builds `bitnet` and returns its path.
+fn bitnet() -> Result<PathBuf> {
+    run(cargo(&["build", "--release", "--quiet", "--package", "bitnet-cli"]))?;
+    Ok(target().join("release/bitnet"))
+}
+
 /// A cargo command in the workspace.
 fn cargo(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO"));

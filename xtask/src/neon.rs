@@ -1,8 +1,8 @@
-use std::{env, fs, path::PathBuf, process::Command};
+use std::{fs, path::PathBuf, process::Command};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::{cargo, output, run, target};
+use crate::{bitnet, cargo, on_path, output, run, target};
 
 const TRIPLE: &str = "aarch64-unknown-linux-gnu";
 
@@ -66,13 +66,6 @@ fn find() -> Result<Tools, String> {
     }
 }
 
-/// Programs with this name, in the order of PATH.
-pub(crate) fn on_path(name: &str) -> impl Iterator<Item = PathBuf> {
-    let path = env::var_os("PATH").unwrap_or_default();
-    let programs: Vec<PathBuf> = env::split_paths(&path).map(|folder| folder.join(name)).collect();
-    programs.into_iter().filter(|program| program.is_file())
-}
-
 fn has_standard_library(rustc: &PathBuf) -> bool {
     let mut ask = Command::new(rustc);
     ask.args(["--print", "target-libdir", "--target", TRIPLE]);
@@ -88,8 +81,8 @@ impl Tools {
         test.args(["conformance::", "--", "--skip", "gpu::", "--nocapture"]);
         run(test)?;
         run(self.cargo(&["build", "--package", "bitnet-cli"]))?;
-        run(cargo(&["build", "--release", "--package", "bitnet-cli"]))?;
-        let expected = Answers::of(|| Command::new(target().join("release/bitnet")), "auto")?;
+        let bitnet = bitnet()?;
+        let expected = Answers::of(|| Command::new(&bitnet), "auto")?;
         for (level, processor) in LEVELS {
             let emulated = || {
                 let mut bitnet = Command::new(&self.emulator);

@@ -22,7 +22,7 @@ use std::{
 use anyhow::{Result, anyhow, ensure};
 use clap::Args;
 
-use crate::{cargo, run, target};
+use crate::bitnet;
 use answer::Answer;
 use batch::Batches;
 use http::{Client, request};
@@ -70,8 +70,7 @@ pub(crate) fn in_ci() -> Result<()> {
 
 impl Soak {
     pub(crate) fn run(&self) -> Result<()> {
-        run(cargo(&["build", "--release", "--quiet", "--package", "bitnet-cli"]))?;
-        let binary = target().join("release/bitnet");
+        let binary = bitnet()?;
         let report = self.soak(&binary)?;
         report.print();
         if let Some(file) = &self.save {
