@@ -27,7 +27,7 @@ impl Constraint for Followed {
         let text = texts.entry(choice).or_insert_with(|| Text::new(&self.schema));
         text.follow(generated, &self.schema)?;
         match &mut text.part {
-            Part::Free(_) => allowed.insert_words(&vec![u32::MAX; self.schema.vocab.div_ceil(32)]),
+            Part::Free(_) => allowed.insert_all(),
             Part::Bound(bound) => bound.allow(&self.schema.digits, allowed)?,
         }
         Ok(())

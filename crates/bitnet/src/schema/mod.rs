@@ -35,7 +35,6 @@ pub struct Schemas {
 pub struct Schema {
     start: Arc<Matcher>,
     digits: Arc<Digits>,
-    vocab: usize,
     /// Whether JSON in the text can be within other text.
     embedded: bool,
     within: Option<Within>,
@@ -101,17 +100,18 @@ impl Schemas {
     /// # Errors
     /// If the schema is invalid or no text can follow it, or the model has no tokenizer or end token.
     pub fn compile(&self, schema: &str) -> Result<Schema, Error> {
-        let refused = |problem: String| Error::Schema { problem };
-        let mut schema: Value = serde_json::from_str(schema).map_err(|e| refused(e.to_string()))?;
-        // Small models fill their texts with white space if they can.
-        match &mut schema {
-            Value::Object(map) => {
-                map.entry("x-guidance").or_insert(json!({"whitespace_flexible": false}));
-            }
-            Value::Bool(_) => {}
-            _ => return Err(refused("it is neither an object nor a boolean".into())),
+        self.json(serde_json::from_str(schema).map_err(|e| Error::Schema { problem: e.to_string() })?)
+    }
+
+    /// Compiles a JSON schema.
+    ///
+    /// # Errors
+    /// As [`Schemas::compile`].
+    pub fn json(&self, schema: Value) -> Result<Schema, Error> {
+        if !schema.is_object() && !schema.is_boolean() {
+            return Err(Error::Schema { problem: "it is neither an object nor a boolean".into() });
         }
-        self.checked(TopLevelGrammar::from_json_schema(schema), false)
+        self.checked(TopLevelGrammar::from_json_schema(spaced(schema)), false)
     }
 
     /// Compiles a grammar in `llguidance`'s variant of Lark, in which `%json {...}` stands for a JSON schema.
@@ -143,7 +143,7 @@ impl Schemas {
         first.map_err(|e| refused(format!("no text begins in this format: {e}")))?;
         let digits = || Arc::new(Digits::new(self.tokenizer.clone(), self.vocab));
         let digits = Arc::clone(self.digits.get_or_init(digits));
-        Ok(Schema { start: Arc::new(start), digits, vocab: self.vocab, embedded, within: None })
+        Ok(Schema { start: Arc::new(start), digits, embedded, within: None })
     }
 
     fn factory(&self) -> Result<ParserFactory, String> {
@@ -163,6 +163,14 @@ impl Schemas {
         factory.limits_mut().verbose_errors = false;
         Ok(factory)
     }
+}
+
+/// Allows no white space that the schema does not ask for: small models fill their texts with it if they can.
+pub fn spaced(mut schema: Value) -> Value {
+    if let Value::Object(map) = &mut schema {
+        map.entry("x-guidance").or_insert(json!({"whitespace_flexible": false}));
+    }
+    schema
 }
 
 /// The bytes of a token. Control tokens are marked, so that no text matches one.
