@@ -66,27 +66,31 @@ struct Files {
     input: PathBuf,
     output: PathBuf,
     to_stdout: bool,
-    /// Removed at the end.
-    _folder: TempDir,
+    /// Holds the temporary files, and is removed at the end.
+    _folder: Option<TempDir>,
 }
 
 impl Files {
     /// Copies stdin, and asks before an existing output is replaced if there is somebody to ask.
     fn of(args: &BatchArgs) -> Result<Self, CliError> {
-        let dash = |path: &Path| path == Path::new("-");
-        let folder = tempfile::tempdir().map_err(CliError::file("write", std::env::temp_dir()))?;
-        let to_stdout = dash(&args.output);
-        if args.output.is_file() && io::stdin().is_terminal() && !dash(&args.input) {
+        let [from_stdin, to_stdout] = [&args.input, &args.output].map(|path| path == Path::new("-"));
+        if args.output.is_file() && io::stdin().is_terminal() && !from_stdin {
             confirm(&args.output)?;
         }
-        let mut input = args.input.clone();
-        if dash(&input) {
+        let (mut input, mut output) = (args.input.clone(), args.output.clone());
+        if !from_stdin && !to_stdout {
+            return Ok(Files { input, output, to_stdout, _folder: None });
+        }
+        let folder = tempfile::tempdir().map_err(CliError::file("write", std::env::temp_dir()))?;
+        if from_stdin {
             input = folder.path().join("in.jsonl");
             let copy = || io::copy(&mut io::stdin().lock(), &mut File::create(&input)?);
             copy().map_err(CliError::file("write", &input))?;
         }
-        let output = if to_stdout { folder.path().join("out.jsonl") } else { args.output.clone() };
-        Ok(Files { input, output, to_stdout, _folder: folder })
+        if to_stdout {
+            output = folder.path().join("out.jsonl");
+        }
+        Ok(Files { input, output, to_stdout, _folder: Some(folder) })
     }
 
     /// Prints the answers if stdout was requested.
