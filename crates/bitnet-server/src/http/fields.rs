@@ -10,6 +10,7 @@ use serde::{
 };
 use serde_json::{Value, value::RawValue};
 use sha2::{Digest, Sha256};
+use strsim::osa_distance;
 
 use crate::http::error::ApiError;
 
@@ -137,6 +138,11 @@ impl<'b> Fields<'b> {
         self.raw(field).map(|value| self.inside(&name, value)).transpose()
     }
 
+    /// Takes a required field that is an object.
+    pub fn need_object(&mut self, field: &'static str) -> Result<Fields<'b>, ApiError> {
+        self.object(field)?.ok_or_else(|| self.missing(field))
+    }
+
     /// Takes a field that could change tokens and is supported only with `neutral` values, which ask for nothing.
     pub fn only(&mut self, field: &'static str, neutral: &[Value]) -> Result<(), ApiError> {
         let Some(raw) = self.raw(field) else { return Ok(()) };
@@ -188,28 +194,8 @@ fn nearest<'k>(name: &str, known: &BTreeSet<&'k str>) -> Option<&'k str> {
     if name.len() > MAX_COMPARED {
         return None;
     }
-    let near = known.iter().map(|known| (distance(name, known), *known)).min()?;
+    let near = known.iter().map(|known| (osa_distance(name, known), *known)).min()?;
     (near.0 <= 1 + name.len() / 4).then_some(near.1)
-}
-
-/// Number of characters to insert, remove, replace or swap with the next to turn one name into the other.
-fn distance(from: &str, to: &str) -> usize {
-    let (from, to): (Vec<char>, Vec<char>) = (from.chars().collect(), to.chars().collect());
-    let mut rows = vec![vec![0; to.len() + 1]; from.len() + 1];
-    for i in 0..=from.len() {
-        for j in 0..=to.len() {
-            rows[i][j] = match (i, j) {
-                (0, n) | (n, 0) => n,
-                _ => {
-                    let replaced = rows[i - 1][j - 1] + usize::from(from[i - 1] != to[j - 1]);
-                    let swaps = i > 1 && j > 1 && from[i - 1] == to[j - 2] && from[i - 2] == to[j - 1];
-                    let swapped = if swaps { rows[i - 2][j - 2] + 1 } else { replaced };
-                    replaced.min(swapped).min(rows[i - 1][j] + 1).min(rows[i][j - 1] + 1)
-                }
-            };
-        }
-    }
-    rows[from.len()][to.len()]
 }
 
 fn is_null(value: &RawValue) -> bool {
@@ -233,6 +219,12 @@ fn compact(json: &str, mut each: impl FnMut(&[u8])) {
         }
     }
     each(&bytes[from..]);
+}
+
+/// Refuses a value of too many bytes.
+pub(crate) fn check_size(field: &str, bytes: usize, max: usize) -> Result<(), ApiError> {
+    let problem = || format!("it has {bytes} bytes, and at most {max} are allowed");
+    if bytes > max { Err(ApiError::field(field, problem())) } else { Ok(()) }
 }
 
 /// Parses a list of at most `max` entries; a longer one is refused.

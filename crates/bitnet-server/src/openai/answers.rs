@@ -264,11 +264,10 @@ impl Answers {
 
     fn piece(&mut self, choice: usize, told: Told) -> Piece {
         let echo = self.echo(choice);
-        let before = echo.as_ref().map(|echo| echo.text.clone()).unwrap_or_default();
         let state = &mut self.choices[choice];
-        state.offset += before.chars().count();
+        state.offset += echo.as_ref().map_or(0, |echo| echo.text.chars().count());
         let (index, offset) = (state.tokens, state.offset);
-        let piece = match told {
+        let mut piece = match told {
             Told::Token(token, logprobs) => {
                 state.tokens += 1;
                 let text = state.text.as_mut().map(|stream| stream.push(token)).unwrap_or_default();
@@ -289,7 +288,10 @@ impl Answers {
             }
         };
         state.offset += piece.text.chars().count();
-        Piece { text: before + &piece.text, ..piece }
+        if let Some(echo) = &piece.echo {
+            piece.text.insert_str(0, &echo.text);
+        }
+        piece
     }
 
     /// Ends all choices because one has failed.

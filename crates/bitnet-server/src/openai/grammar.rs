@@ -1,10 +1,11 @@
 //! The fields that ask for a format of the text: `response_format`, `guided_regex` and `guided_choice`.
 
+use bitnet::schema::spaced;
 use serde_json::{Value, json, value::RawValue};
 
 use crate::http::{
     error::ApiError,
-    fields::{Fields, plainly},
+    fields::{Fields, check_size, plainly},
 };
 
 /// Maximum bytes of a format.
@@ -44,7 +45,7 @@ impl Format {
     }
 
     fn regex(regex: &str) -> Result<Format, ApiError> {
-        check_size("guided_regex", regex.len())?;
+        check_size("guided_regex", regex.len(), MAX_SCHEMA)?;
         // Escape slashes, because the grammar delimits a regular expression by them.
         let (mut lark, mut escaped) = (String::from("/"), false);
         for c in regex.chars() {
@@ -61,7 +62,7 @@ impl Format {
     }
 
     fn choice(texts: Vec<String>) -> Result<Option<Format>, ApiError> {
-        check_size("guided_choice", texts.iter().map(String::len).sum())?;
+        check_size("guided_choice", texts.iter().map(String::len).sum(), MAX_SCHEMA)?;
         let each: Vec<String> = texts.iter().map(|text| json!(text).to_string()).collect();
         Ok((!each.is_empty()).then(|| Format::Lark(format!("({})", each.join(" | ")))))
     }
@@ -70,14 +71,7 @@ impl Format {
     pub fn lark(&self) -> String {
         match self {
             Format::Lark(expression) => expression.clone(),
-            Format::Json(schema) => {
-                let mut schema = schema.clone();
-                if let Some(map) = schema.as_object_mut() {
-                    // If any white space is allowed, small models fill their texts with it.
-                    map.entry("x-guidance").or_insert(json!({"whitespace_flexible": false}));
-                }
-                format!("%json {schema}")
-            }
+            Format::Json(schema) => format!("%json {}", spaced(schema.clone())),
         }
     }
 
@@ -87,15 +81,14 @@ impl Format {
             "text" => None,
             "json_object" => Some(Format::Json(json!({"type": "object"}))),
             "json_schema" => {
-                let missing = || ApiError::field("response_format.json_schema", "it is missing");
-                let mut inner = fields.object("json_schema")?.ok_or_else(missing)?;
+                let mut inner = fields.need_object("json_schema")?;
                 // The name and the description are for people. The text always follows the schema, strict or not.
                 inner.take::<String>("name")?;
                 inner.take::<String>("description")?;
                 inner.take::<bool>("strict")?;
                 let schema: &RawValue = inner.need_raw("schema")?;
                 let (name, bytes) = (inner.name("schema"), schema.get().len());
-                check_size(&name, bytes)?;
+                check_size(&name, bytes, MAX_SCHEMA)?;
                 let schema: Value =
                     serde_json::from_str(schema.get()).map_err(|e| ApiError::field(&name, plainly(&e)))?;
                 if !schema.is_object() && !schema.is_boolean() {
@@ -109,9 +102,4 @@ impl Format {
         fields.finish()?;
         Ok(format)
     }
-}
-
-fn check_size(field: &str, bytes: usize) -> Result<(), ApiError> {
-    let problem = || format!("it has {bytes} bytes, and at most {MAX_SCHEMA} are allowed");
-    if bytes > MAX_SCHEMA { Err(ApiError::field(field, problem())) } else { Ok(()) }
 }

@@ -213,7 +213,7 @@ fn schema(
     };
     let Some((offer, form, thoughts)) = offer else {
         let compiled = format.map(|(_, format)| match format {
-            Format::Json(schema) => service.schemas.compile(&schema.to_string()),
+            Format::Json(schema) => service.schemas.json(schema),
             Format::Lark(expression) => service.schemas.grammar(&format!("start: {expression}")),
         });
         return compiled.transpose().map_err(refused);

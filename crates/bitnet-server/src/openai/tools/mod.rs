@@ -7,7 +7,7 @@ use serde_json::{Value, json, value::RawValue};
 
 use crate::http::{
     error::ApiError,
-    fields::{Fields, plainly},
+    fields::{Fields, check_size, plainly},
 };
 
 /// Maximum number of tools of a request, as with OpenAI.
@@ -91,7 +91,7 @@ impl Offer {
         let kind: String = fields.need("type")?;
         let offer = match kind.as_str() {
             "function" => {
-                let mut function = need_object(&mut fields, "function")?;
+                let mut function = fields.need_object("function")?;
                 let name: String = function.need("name")?;
                 let field = function.name("name");
                 function.finish()?;
@@ -99,7 +99,7 @@ impl Offer {
                 Offer { required: true, parallel: false, ..self.only(&[name], &field)? }
             }
             "allowed_tools" => {
-                let mut allowed = need_object(&mut fields, "allowed_tools")?;
+                let mut allowed = fields.need_object("allowed_tools")?;
                 let mode: String = allowed.need("mode")?;
                 let tools: Vec<&RawValue> = allowed.list("tools", MAX_TOOLS)?;
                 let field = allowed.name("tools");
@@ -125,15 +125,10 @@ impl Offer {
     }
 }
 
-fn need_object<'b>(fields: &mut Fields<'b>, field: &'static str) -> Result<Fields<'b>, ApiError> {
-    let missing = ApiError::field(fields.name(field), "it is missing");
-    fields.object(field)?.ok_or(missing)
-}
-
 /// Reads `{"type": "function", "function": {"name": ...}}` and returns the name.
 fn reference(mut fields: Fields<'_>) -> Result<String, ApiError> {
     fields.only("type", &[json!("function")])?;
-    let mut function = need_object(&mut fields, "function")?;
+    let mut function = fields.need_object("function")?;
     let name = function.need("name")?;
     function.finish()?;
     fields.finish()?;
@@ -141,19 +136,13 @@ fn reference(mut fields: Fields<'_>) -> Result<String, ApiError> {
 }
 
 fn tool(parent: &Fields<'_>, path: &str, raw: &RawValue) -> Result<Tool, ApiError> {
-    let bytes = raw.get().len();
-    if bytes > MAX_TOOL {
-        return Err(ApiError::field(
-            path,
-            format!("it has {bytes} bytes, and at most {MAX_TOOL} are allowed"),
-        ));
-    }
+    check_size(path, raw.get().len(), MAX_TOOL)?;
     let mut fields = parent.inside(path, raw)?;
     let kind: String = fields.need("type")?;
     if kind != "function" {
         return Err(ApiError::unsupported(fields.name("type"), format!("{kind:.20?}")));
     }
-    let mut function = need_object(&mut fields, "function")?;
+    let mut function = fields.need_object("function")?;
     let name: String = function.need("name")?;
     let sound = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
     if name.is_empty() || name.len() > MAX_NAME || !name.chars().all(sound) {
@@ -208,7 +197,7 @@ pub(super) fn past_calls(fields: &mut Fields<'_>) -> Result<Vec<bitnet_model::To
         call.only("type", &[json!("function")])?;
         call.harmless("index", &[])?;
         let id = call.need("id")?;
-        let mut function = need_object(&mut call, "function")?;
+        let mut function = call.need_object("function")?;
         let (name, arguments) = (function.need("name")?, function.need("arguments")?);
         function.finish()?;
         call.finish()?;
