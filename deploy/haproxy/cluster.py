@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Starts several `bitnet serve` replicas of one model, and HAProxy in front of them.
+"""Starts several `bitnet serve` replicas of one model behind HAProxy.
 
     deploy/haproxy/cluster.py demo --replicas 2 --port 8080
     deploy/haproxy/cluster.py demo --replicas 1 --join 192.0.2.7:8080 -- --kv int8    # flags after -- go to bitnet
 
 Needs Python 3.9 and HAProxy 2.6. SIGHUP restarts the replicas one after another, each after its requests have ended.
-SIGTERM and Ctrl-C let everything finish and end. A replica that dies is started again. A replica that would answer
-differently (another model, version, type of cache or device) does not join.
+SIGTERM and Ctrl-C let all requests finish and then end everything. A replica that dies is restarted. A replica that
+would answer differently (another model, version, type of cache or device) is not admitted.
 """
 import argparse
 import http.client
@@ -28,11 +28,11 @@ PARTS = "version", "model", "kv", "device"
 
 
 class Refused(Exception):
-    """A replica cannot join."""
+    """A replica cannot be admitted."""
 
 
 def ask(address, method, path, body=None):
-    """Status and JSON of one request."""
+    """Sends a request; returns the status and the JSON of the response."""
     key = os.environ.get("BITNET_API_KEY")
     headers = {"content-type": "application/json", "host": "localhost"}
     headers |= {"authorization": f"Bearer {key}"} if key else {}
@@ -46,7 +46,7 @@ def ask(address, method, path, body=None):
 
 
 def identity(address, process=None):
-    """What decides a replica's answers; waits until it is ready."""
+    """Waits until a replica is ready, and returns what decides its answers."""
     end = time.monotonic() + START
     while time.monotonic() < end:
         if process and process.poll() is not None:
@@ -76,9 +76,9 @@ class Replica:
         self.wait, self.again = 1, 0  # seconds before the next start after a death, and when that is
 
     def start(self):
-        """Starts the process, on the port that it had before if it had one."""
+        """Starts the process, on its previous port if it had one."""
         port = self.address.split(":")[1] if self.address else "0"
-        # In a session of its own, so that Ctrl-C reaches only this script.
+        # In its own process session, so that Ctrl-C reaches only this script.
         command = [*self.command, "--port", port]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
         said = []
@@ -99,7 +99,7 @@ class Replica:
 
 
 class Proxy:
-    """HAProxy, run in the foreground from `haproxy.cfg` with the replicas put in."""
+    """HAProxy in the foreground, configured by `haproxy.cfg` with the replicas added."""
 
     def __init__(self, folder, bind, places, queue, replicas):
         self.socket = folder / "admin.sock"
@@ -116,18 +116,18 @@ class Proxy:
         self.process = subprocess.Popen(command, env=os.environ | known, start_new_session=True)
 
     def say(self, command):
-        """One command of HAProxy's runtime interface."""
+        """Sends a command to HAProxy's runtime interface."""
         with socket.socket(socket.AF_UNIX) as line:
             line.connect(str(self.socket))
             line.sendall(command.encode() + b"\n")
             return b"".join(iter(lambda: line.recv(65536), b"")).decode()
 
     def state(self, replica, state):
-        # The backend `small` follows.
+        # The servers of the backend `small` track these.
         self.say(f"set server bitnet/{replica.name} state {state}")
 
     def busy(self, replica):
-        """Requests that the replica has through the proxy."""
+        """Number of requests that the replica is answering through the proxy."""
         rows = [line.split(",") for line in self.say("show stat").splitlines()]
         return sum(int(row[4]) for row in rows if row[0] in ("bitnet", "small") and row[1] == replica.name)
 
@@ -139,7 +139,7 @@ class Proxy:
         raise Refused(f"haproxy ended with exit code {self.process.returncode}")
 
     def end(self):
-        """Accepts nothing more and lets what has begun finish."""
+        """Stops accepting requests, and lets running ones finish."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGUSR1)
             self.process.wait()
@@ -170,7 +170,7 @@ class Cluster:
         print(f"{self.identity} in {len(self.replicas)} replicas is served on http://{bind}/v1", flush=True)
 
     def join(self, replica):
-        """Starts a replica anew and lets it take requests, if it is what the others are."""
+        """Restarts a replica, and admits it if it would answer as the others do."""
         self.proxy.state(replica, "maint")
         try:
             replica.start()
@@ -186,7 +186,7 @@ class Cluster:
         return True
 
     def roll(self):
-        """Restarts the replicas one after another; stops at the first that does not join."""
+        """Restarts the replicas one after another; stops at the first that is not admitted."""
         for replica in self.own:
             self.proxy.state(replica, "drain")
             end = time.monotonic() + self.drain
@@ -198,7 +198,7 @@ class Cluster:
         print("all replicas were restarted", flush=True)
 
     def watch(self):
-        """Starts those again that have died."""
+        """Restarts replicas that have died."""
         if self.proxy.process.poll() is not None:
             raise Refused(f"haproxy ended with exit code {self.proxy.process.returncode}")
         for replica in self.own:

@@ -5,10 +5,10 @@
     deploy/ray/fleet.py IN.jsonl OUT.jsonl --model demo --engines 3
 
 IN holds OpenAI batch lines (`custom_id`, `url`, `body`), or is Parquet with the columns custom_id, url and body (JSON),
-or custom_id and prompt. OUT has one line for each custom_id, in the order of IN, when the run has ended; until then the
-answers are in OUT.part, and the same command goes on after an interruption. A request without a seed gets one that
-follows from its custom_id, so that its answer depends neither on the engine nor on how often it was begun. Engines that
-would answer differently (another model, version, type of cache or device) are refused by name.
+or custom_id and prompt. When the run has ended, OUT has one line for each custom_id, in the order of IN. Until then the
+answers are in OUT.part, and the same command resumes an interrupted run. A request without a seed gets one that is
+derived from its custom_id, so that its answer depends neither on the engine nor on the number of attempts. An engine
+that would answer differently (another model, version, type of cache or device) is an error that names it.
 """
 import argparse
 import concurrent.futures
@@ -37,7 +37,7 @@ class Refused(Exception):
 
 
 class Engine:
-    """A server and the requests to it. Ray starts it again if it dies, and repeats what it was doing."""
+    """A server and the requests to it. If it dies, Ray restarts it and repeats the unfinished work."""
 
     def __init__(self, command, places):
         self.command, self.places, self.process, self.lock = command, places, None, threading.Lock()
@@ -62,7 +62,7 @@ class Engine:
             threading.Thread(target=shutil.copyfileobj, args=(self.process.stderr, sys.stderr), daemon=True).start()
 
     def ask(self, url, body):
-        """Status and JSON; waits while the server is full, starts it again if it dies."""
+        """Sends a request; returns status and JSON. Waits while the server is full, and restarts it if it dies."""
         deaths = 0
         while True:
             try:
@@ -97,7 +97,7 @@ class Engine:
 
 
 def read(path):
-    """The lines of a file, with seeds."""
+    """The lines of a file; those without a seed get one."""
     if path.suffix == ".parquet":
         import pyarrow.parquet
 
@@ -121,7 +121,7 @@ def read(path):
 
 
 def recover(part):
-    """The answers of an earlier run; a line that was cut off is removed."""
+    """Reads the answers of an earlier run, and removes an incomplete last line."""
     if not part.exists():
         return {}
     text = part.read_bytes()
@@ -164,7 +164,7 @@ def run(options):
     with part.open("a") as out:
         for answers in pool.map_unordered(lambda engine, chunk: engine.answer.remote(chunk), chunks):
             for name, status, body in answers:
-                # Ray may repeat a chunk, but each is handed over once.
+                # Ray may repeat a chunk, but each is yielded only once.
                 assert name not in done, name
                 done[name] = line(name, status, body)
                 out.write(json.dumps(done[name]) + "\n")
@@ -191,7 +191,7 @@ def main():
     options.flags = sys.argv[cut + 1 :]
     options.binary = shutil.which(options.binary) or options.binary
     try:
-        # Without a cluster, as many processors are counted as the engines need.
+        # Without a cluster, tell Ray that there are as many processors as the engines need.
         here = {"num_cpus": options.engines * options.threads, "include_dashboard": False}
         ray.init(options.address, logging_level="warning", **({} if options.address else here))
         run(options)

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Talks through the server's page in headless Chromium at 1280 and 390 pixels, light and dark, and takes pictures.
+"""Chats through the server's page in headless Chromium at 1280 and 390 pixels, light and dark, and takes pictures.
 
     bitnet serve demo --port 8080 &
     python3 tools/check-page/check_page.py http://127.0.0.1:8080 pictures/ [--axe axe.min.js]
 
 Needs the `playwright` package and a Chromium (`--chromium PATH`); with --axe, the file of the npm package axe-core, it
-also checks accessibility. Prints a line a check and fails if one does.
+also checks accessibility. Prints one line per check; fails if a check fails.
 """
 
 import argparse
@@ -84,7 +84,7 @@ def main():
         for width in (1280, 390):
             for scheme in ("light", "dark"):
                 name = f"{width}-{scheme}"
-                # Scripts of the checks are not the page's own, so its policy would refuse them.
+                # The page's content security policy would refuse the scripts of the checks.
                 context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme, bypass_csp=True)
                 page = context.new_page()
                 faults = []

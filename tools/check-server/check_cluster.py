@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Two replicas behind HAProxy: load, overload, ends, kills, restarts and hang-ups. Prints a line for each.
+"""Checks two replicas behind HAProxy under load, overload, shutdown, kills, restarts and hang-ups; prints a line for each.
 
     cargo xtask cluster-smoke
     python3 check_cluster.py target/release/bitnet
@@ -27,11 +27,11 @@ DEPLOY = pathlib.Path(__file__).resolve().parents[2] / "deploy"
 
 
 class Skipped(Exception):
-    """What a check needs is not there."""
+    """Something that a check needs is missing."""
 
 
 class There(Server):
-    """A server that somebody else started."""
+    """A server that this script did not start."""
 
     def __init__(self, host):
         self.host = host
@@ -85,7 +85,7 @@ class Cluster(There):
             time.sleep(0.02)
 
     def signal(self, name, number):
-        """Signals a replica and waits until it has been started again and takes requests."""
+        """Signals a replica, and waits until it has restarted and accepts requests."""
         before = len(self.joins)
         os.kill(self.pids[name], number)
         self.until(lambda: self.joins[before:] == [name])
@@ -96,12 +96,12 @@ def sizes(metrics):
 
 
 def alone(server, bodies):
-    """What each body gives when nothing else runs."""
+    """The answers to the bodies when nothing else runs."""
     return [server.whole(body) for body in bodies]
 
 
 def events(answer):
-    """The whole events of a stream, until it ends or breaks."""
+    """The complete events of a stream, until it ends or breaks off."""
     text, event = [], b""
     try:
         while line := answer.readline():
@@ -115,7 +115,7 @@ def events(answer):
 
 
 def with_resume(server, body, begun, lost):
-    """A stream as a client reads it that continues where it broke; refusals are waited for."""
+    """Reads a stream as a client that resumes it after a break, and retries refused requests later."""
     text, last = [], None
     for _ in range(200):
         more = {"last-event-id": last} if last else {}
@@ -147,7 +147,7 @@ def split(binary, quick):
         clients = [lambda i=i: [cluster.whole(stream(i * 20 + j, 20)) for j in range(20)] for i in range(16)]
         together(clients)
         got = [sizes(one.metrics()) - was for one, was in zip(cluster.replicas(), before)]
-    # The slower replica gets less, and on a busy machine one may be much slower.
+    # The slower replica gets fewer requests, and on a busy machine one may be much slower.
     least = 0.2 if quick else 0.4
     assert sum(got) == 320 and all(part / 320 >= least for part in got), got
     return f"320 requests: {got[0]:.0f} and {got[1]:.0f}"
@@ -176,7 +176,7 @@ def overload(binary, quick):
 
 
 def ends(binary, quick):
-    # With places to spare, so that requests are sent to the replica that ends.
+    # With spare capacity, so that the replica that shuts down also gets requests.
     with Cluster(binary, places=12, queue=64) as cluster:
         bodies, brief = [stream(i, 450) for i in range(16)], stream(0, 1)
         want, want_brief = alone(cluster, bodies), cluster.whole(brief)
@@ -278,7 +278,7 @@ def joins(binary, quick):
 
 
 def job(binary, quick):
-    """A file over three engines: one worker and one server are killed, then the script itself, which goes on."""
+    """Runs a file over three engines; kills a worker, a server and then the script itself, which resumes."""
     if importlib.util.find_spec("ray") is None:
         raise Skipped("it needs the Python package ray")
     with tempfile.TemporaryDirectory() as folder:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Does to servers and batch runs what clients and operators do: crowds, hang-ups, readers that stop, signals, kills.
+"""Subjects servers and batch runs to crowds, hang-ups, readers that stop, signals and kills.
 
     cargo build --release -p bitnet-cli && python check_life.py target/release/bitnet
 """
@@ -20,12 +20,12 @@ PATH = "/v1/completions"
 
 
 class Server:
-    """`bitnet serve`, killed when it is left."""
+    """A `bitnet serve` that is killed at the end of its `with` block."""
 
     def __init__(self, binary, *flags, model="demo"):
         command = [binary, "serve", model, "--port", "0", "--log", "off", *flags]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        # Notes about the machine may come first.
+        # Notes about the machine may be printed first.
         served = map(re.compile(r"is served on http://(\S+)/v1").search, iter(self.process.stderr.readline, ""))
         self.host = next(found for found in served if found).group(1)
 
@@ -37,7 +37,7 @@ class Server:
         self.process.wait()
 
     def ask(self, body, headers=()):
-        """The answer, its body not yet read."""
+        """The response, before its body is read."""
         connection = http.client.HTTPConnection(self.host, timeout=120)
         connection.request("POST", PATH, json.dumps(body), {"content-type": "application/json", **dict(headers)})
         return connection.getresponse()
@@ -50,7 +50,7 @@ class Server:
         return text
 
     def metrics(self):
-        """Each metric by its name, and by its name and each of its labels."""
+        """The metrics by name, and by name and label."""
         connection = http.client.HTTPConnection(self.host, timeout=10)
         connection.request("GET", "/metrics")
         sums = {}
@@ -70,7 +70,7 @@ class Server:
 
 
 def unnamed(text):
-    """A stream without the name that every answer has of its own."""
+    """A stream without the name, which differs in every answer."""
     return re.sub(rb"\b[0-9a-f]{24}\b|(?<=cmpl-)[0-9a-f]{24}", b"NAME", text)
 
 
@@ -80,7 +80,7 @@ def idle(metrics):
 
 
 def together(calls):
-    """Returns the results of functions that run at once; an error in one is raised here."""
+    """Runs functions in parallel and returns their results; raises the error of any."""
     with concurrent.futures.ThreadPoolExecutor(len(calls)) as pool:
         return [one.result() for one in [pool.submit(call) for call in calls]]
 
@@ -149,7 +149,7 @@ def hang_ups(binary):
 
 def slow_readers(binary):
     with Server(binary, "--max-batch-size", "32") as server:
-        # More than buffers hold, and all the places of the batch.
+        # More than buffers can hold, and enough requests to fill the batch.
         long = stream(3, 440, n=32)
         want = server.whole(long)
         stopped = [server.ask(long) for _ in range(3)]

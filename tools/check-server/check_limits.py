@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Is rude to servers, one kind of rudeness after another, and checks that nobody but the rude one notices.
+"""Abuses servers in several ways, one after another, and checks that only the abusive client notices.
 
     cargo build --release -p bitnet-cli && python check_limits.py target/release/bitnet [WORD...]
 
-Each check starts a server of its own on a loopback port, prints one line and takes less than a minute. WORDs pick
-checks by their names. Exits with 1 if a check fails.
+Each check starts its own server on a loopback port, prints one line and takes less than a minute. WORDs select
+checks by name. Exits with 1 if a check fails.
 """
 import contextlib
 import http.client
@@ -22,7 +22,7 @@ CHAT = "/v1/chat/completions"
 
 
 class Refused(AssertionError):
-    """What a check expected is not so."""
+    """An expectation of a check does not hold."""
 
 
 def expect(fact, *told):
@@ -31,7 +31,7 @@ def expect(fact, *told):
 
 
 class Asked(Server):
-    """A server that is asked with headers, and whose memory is looked at."""
+    """A server, with methods that send headers and read its memory use."""
 
     def reply(self, body, path=PATH, headers=None, method="POST", seconds=30):
         """Status, headers and body of an answer."""
@@ -42,7 +42,7 @@ class Asked(Server):
             return answer.status, answer.headers, answer.read()
 
     def refusal(self, body, **how):
-        """Status, and the error's parameter and message."""
+        """The status, and the error's parameter and message."""
         status, _, text = self.reply(body, **how)
         error = json.loads(text).get("error", {}) if text else {}
         return status, error.get("param"), error.get("message", "")
@@ -53,7 +53,7 @@ class Asked(Server):
         return [int(re.search(rf"{name}:\s+(\d+) kB", text)[1]) << 10 for name in ("VmRSS", "VmHWM")]
 
     def begin(self, body, length=None, rcvbuf=None):
-        """A connection on which a request has been sent, and nothing read."""
+        """A connection on which a request was sent and nothing has been read."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         host, port = self.host.split(":")
         client = socket.socket()
@@ -62,14 +62,14 @@ class Asked(Server):
         client.settimeout(30)
         client.connect((host, int(port)))
         head = f"POST {PATH} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close\r\n"
-        # The server may have had enough before all is sent.
+        # The server may close the connection before everything is sent.
         with contextlib.suppress(ConnectionError):
             client.sendall(head.encode() + f"content-length: {length or len(data)}\r\n\r\n".encode() + data)
         return client
 
 
 class Gaps(threading.Thread):
-    """A polite client: one stream after another, and the longest silence in them."""
+    """A well-behaved client that reads one stream after another and measures the longest pause."""
 
     def __init__(self, server, **body):
         super().__init__(daemon=True)
@@ -91,7 +91,7 @@ class Gaps(threading.Thread):
                     break
 
     def measured(self):
-        """The longest silence since the last time."""
+        """The longest pause since the last call."""
         longest, self.longest = self.longest, 0.0
         return longest
 
@@ -101,7 +101,7 @@ def mib(size):
 
 
 def memory(binary):
-    """Point 2: texts that no context holds."""
+    """Point 2: texts that exceed any context."""
     with Asked(binary) as server:
         polite = Gaps(server)
         time.sleep(3)
@@ -125,13 +125,13 @@ def memory(binary):
         expect(answer[0] == 200, "a long prompt that fits", answer)
         told = f"resident {mib(base)}, {mib(peak)} at the peak, {mib(after)} afterwards; silence {before * 1e3:.0f} ms before, {during * 1e3:.0f} ms beside"
         expect(peak < 500 << 20, told)
-        # Wide enough for a busy machine.
+        # A wide margin, for busy machines.
         expect(during < max(0.5, 4 * before), told)
     return f"32 clients with prompts of 8 MB that hang up: {told}"
 
 
 def drafts(binary):
-    """Point 3: drafts beside a request that waits."""
+    """Point 3: drafting while another request waits."""
     with Asked(binary, "--max-batch-size", "8", "--speculate", "4") as server:
         text = "the king is the king is the king is the king is"
         repeating = [Gaps(server, seed=i) for i in range(4)]
@@ -153,7 +153,7 @@ def drafts(binary):
 
 
 def paused(binary):
-    """Point 4: readers that pause and go on."""
+    """Point 4: readers that pause and continue."""
     flags = "--max-batch-size", "8", "--speculate", "0", "--memory", "2G"
     with Asked(binary, *flags, model="synthetic:tiny") as server:
         long = dict(prompt=[1, 2, 3], max_tokens=3000, temperature=1, stream=True, ignore_eos=True)
@@ -203,7 +203,7 @@ def stale(binary):
 
 
 def deadline(binary):
-    """Point 7: a deadline keeps the text."""
+    """Point 7: at a deadline, the text so far is returned."""
     with Asked(binary, model="synthetic:tiny") as server:
         body = dict(prompt=[1, 2, 3], max_tokens=8000, n=8, ignore_eos=True, return_token_ids=True)
         status, _, text = server.reply(body, headers={"x-deadline-ms": "1000"}, seconds=60)
@@ -216,7 +216,7 @@ def deadline(binary):
 
 
 def continued(binary):
-    """Point 8: what a stream continues with."""
+    """Point 8: resuming a stream."""
     body = dict(prompt="O", max_tokens=12, temperature=1, stream=True)
     with Asked(binary) as server:
         _, headers, text = server.reply(body)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Asks a running `bitnet serve demo` with the `openai` client from PyPI, unmodified.
+"""Sends requests to a running `bitnet serve demo` with the `openai` client from PyPI, unmodified.
 
     bitnet serve demo --api-key key --max-batch-size 1 --max-queued-requests 4 --log off &
     pip install openai && python check_openai.py http://127.0.0.1:8080/v1 key
@@ -118,7 +118,7 @@ def errors(client, base, key):
 
 
 def overload(client):
-    """One place and four in the queue: of many at once, some are told to come back."""
+    """With one place in the batch and four in the queue, some of many simultaneous requests get a time to retry."""
     outcomes = []
 
     def ask():

@@ -64,7 +64,7 @@ def streamed(client):
 
 
 def answered(client):
-    """An agent's loop: call, answer, go on."""
+    """An agent's loop: the model calls, the client answers, the model continues."""
     messages = list(ASK["messages"])
     for turn in range(2):
         message = client.chat.completions.create(

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Measures what HTTP costs and what overload does, as rows for `record/`. All by `bitnet bench --url`: a client in
-Python would take the core that the model needs.
+"""Measures what HTTP costs and what overload does, as rows for `record/`. The client is `bitnet bench --url`: one in
+Python would use the core that the model needs.
 
     cargo build --release -p bitnet-cli && python measure.py target/release/bitnet [throughput|overload]
 """
@@ -19,7 +19,7 @@ CLIENTS, ROUNDS = 8, 5
 
 
 def bench(binary, server, requests, clients, new, *flags):
-    """What clients see; nothing but 200 and 429."""
+    """The results that clients see; only statuses 200 and 429 are allowed."""
     shape = ["--requests", str(requests), "--clients", str(clients), "-p", str(PROMPT), "-n", str(new)]
     command = [binary, "bench", "--url", f"http://{server.host}", *shape, *flags, "--json"]
     report = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
@@ -28,13 +28,13 @@ def bench(binary, server, requests, clients, new, *flags):
 
 
 def throughput(binary):
-    """The same requests by 8 clients over HTTP and, in turns, from a file through an engine in its own process."""
+    """Sends the same requests from 8 clients over HTTP and, alternately, from a file through an engine in its own process."""
     requests, new = 4 * CLIENTS, 128
     with tempfile.TemporaryDirectory() as folder, Server(binary, model=MODEL) as server:
         asked, told = (pathlib.Path(folder) / name for name in ("in.jsonl", "out.jsonl"))
         with asked.open("w") as file:
             for i in range(requests):
-                # The prompts and seeds of `bitnet bench --url`.
+                # The same prompts and seeds as `bitnet bench --url`.
                 ids = [3 + (p * 7 + i * 2_654_435_761) % 253 for p in range(PROMPT)]
                 body = dict(prompt=ids, max_tokens=new, ignore_eos=True, seed=i)
                 line = dict(custom_id=f"r{i}", method="POST", url="/v1/completions", body=body)
@@ -53,11 +53,11 @@ def throughput(binary):
 
 
 def overload(binary):
-    """Four times as many requests a second as can be answered."""
+    """Sends four times as many requests per second as can be answered."""
     new, places, seconds = 48, 8, 20
     flags = ["--max-batch-size", str(places), "--ttft-goal", f"{GOAL}s", "--itl-goal", "10s"]
     with Server(binary, *flags, model=MODEL) as server:
-        # A few more clients than places: the queue is never empty, and nobody waits long.
+        # A few more clients than places in the batch: the queue is never empty, and no wait is long.
         peak = bench(binary, server, 8 * places, places + 4, new)
         peak = peak["answered"] / peak["seconds"]
         rate = ["--rate", f"{4 * peak:.2f}"]

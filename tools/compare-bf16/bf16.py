@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""A dense bf16 model of the shapes of bitnet-b1.58-2B-4T in PyTorch: what `bitnet bench` is compared with.
+"""Measures a dense bf16 model with the shapes of bitnet-b1.58-2B-4T in PyTorch, for comparison with `bitnet bench`.
 
     python3 bf16.py [-b 1,32] [-c 128,1024] [-n 64] [-p 2048,512] [--device cuda] [--shape 2b4t]
 
 Random weights, greedy tokens. On a GPU a decode step is a CUDA graph. Each sequence attends to `context` keys; a prompt
-is one step, of which the last token passes the head. A row is a JSON object on a line of its own, printed when it is
-measured: tokens a second of the median of several runs, with the extremes.
+is one step, and only its last token passes through the head. Prints each row as a JSON object on its own line when it
+is measured: tokens per second of the median of several runs, with the extremes.
 """
 
 import argparse
@@ -42,7 +42,7 @@ class Layer:
         else:
             keys.index_copy_(2, slot, k)
             values.index_copy_(2, slot, v)
-            # The query heads of a key head are rows of one query.
+            # The query heads that share a key head are rows of one query.
             q = q.view(batch, kv, h // kv, dim)
             y = F.scaled_dot_product_attention(q, keys, values).view(batch, h, 1, dim)
         y = y.transpose(1, 2).reshape(batch, tokens, h * dim)
@@ -93,7 +93,7 @@ def synchronize(device):
 
 
 def measure(device, tokens, run):
-    """Tokens a second of the median run, and the extremes."""
+    """Tokens per second of the median run, and the extremes."""
     run()
     seconds = []
     for _ in range(RUNS):

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Takes turns between `bitnet` and peers that are built on llama.cpp, and prints what each gives as rows for `record/`:
-medians with the least and the most, and ratios within rounds.
+"""Measures `bitnet` and peers that are built on llama.cpp in turns, and prints rows for `record/`: medians with minimum
+and maximum, and ratios within rounds.
 
     python compare.py --bitnet target/release/bitnet model.gguf --peer NAME FOLDER MODEL [--peer ...] [--rounds 3]
 
-FOLDER holds a peer's `llama-bench` and `llama-batched-bench`. What every process printed goes to --raw, a JSON line each.
+FOLDER holds a peer's `llama-bench` and `llama-batched-bench`. The output of every process goes to --raw, as one JSON line each.
 """
 import argparse
 import json
@@ -19,12 +19,12 @@ import threading
 import time
 
 PROMPT, NEW, BATCHES = 512, 128, (8, 32)
-# llama-batched-bench's prompt and answer of each sequence.
+# Lengths of prompt and answer of each sequence in llama-batched-bench.
 SHORT, FEW = 32, 32
 
 
 def resident(process, peak):
-    """Keeps the most anonymous and mapped memory of a process and its children until it ends."""
+    """Records the peak of anonymous and mapped memory of a process and its children until it ends."""
     while process.poll() is None:
         processes = [process.pid]
         for pid in processes:
@@ -42,7 +42,7 @@ def resident(process, peak):
 
 
 class Run:
-    """A finished process: what it printed, how long it took, how much memory it had."""
+    """A finished process: its output, duration and peak memory."""
 
     def __init__(self, options, name, measure, command):
         command = [*shlex.split(options.before), *map(str, command)]
@@ -122,7 +122,7 @@ class Peer:
         flags = ["-m", self.model, "-c", room, "-b", room, "-ub", 512, "-npp", SHORT, "-ntg", FEW, "-npl", sizes]
         command = [self.folder / "llama-batched-bench", *flags, "-t", threads, "-tb", threads]
         run = Run(self.options, self.name, "together", command)
-        # The table is on one of the two, depending on the peer.
+        # The table is on stdout or stderr, depending on the peer.
         for line in (run.out + run.err).splitlines():
             cells = [cell.strip() for cell in line.split("|")]
             if len(cells) > 9 and cells[3].isdigit():
@@ -162,7 +162,7 @@ def main():
     parser.add_argument("--before", default="", help="a command that runs each process, like taskset -c 0,1; its time counts")
     parser.add_argument("--raw", type=argparse.FileType("a"), default="/dev/null")
     options = parser.parse_args()
-    # bitnet.cpp keeps a matrix on its stack.
+    # bitnet.cpp needs a large stack, where it keeps a matrix.
     resource.setrlimit(resource.RLIMIT_STACK, (resource.getrlimit(resource.RLIMIT_STACK)[1],) * 2)
     ours = Ours(options)
     peers = [Peer(options, *peer) for peer in options.peer]

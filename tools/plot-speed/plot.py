@@ -34,7 +34,7 @@ def rows(path):
 
 
 def measured(path):
-    """{(engine, batch or None for prefill): [tokens a second]} and {batch or None: [limit]}."""
+    """{(engine, batch or None for prefill): [tokens per second]} and {batch or None: [limit]}."""
     speeds, limits = {}, {}
     add = lambda into, key, value: into.setdefault(key, []).append(value)
     isa = None
