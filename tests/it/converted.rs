@@ -45,7 +45,7 @@ fn golden(form: Form, name: &str) -> Option<PathBuf> {
 }
 
 #[test]
-fn f36_every_form_converts_to_every_type_that_it_allows_and_back() {
+fn every_form_converts_to_every_type_that_it_allows_and_back() {
     let folder = tempfile::tempdir().unwrap();
     let (mut converted, mut refused, mut judged) = (0, 0, 0);
     for (number, &form) in FORMS.iter().enumerate() {

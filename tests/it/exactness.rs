@@ -312,7 +312,7 @@ fn assert_same(got: &Completion, want: &Completion, what: &dyn Fn() -> String) {
 }
 
 #[test]
-fn f01_f04_f11_random_mixes_give_every_request_what_it_gets_alone() {
+fn random_mixes_give_every_request_what_it_gets_alone() {
     let number = |name: &str| std::env::var(name).ok().map(|n| n.parse::<u64>().expect(name));
     let cases = number("BITNET_EXACT_SEEDS").unwrap_or(500);
     let first = number("BITNET_EXACT_FIRST").unwrap_or(0);

@@ -38,9 +38,8 @@ pub fn prefill(model: &mut dyn Model, golden: &Tensors) -> Vec<f32> {
 }
 
 #[test]
-fn f35_every_form_is_within_the_oracles_limits_and_every_isa_gives_the_same_bits() {
-    // Mistakes 3, 31, 32 and 40 of the originals: no causal mask, another family's feed-forward, a guessed width of
-    // heads, codes of I2_S judged by their own writer. The oracle is another program.
+fn every_form_is_within_the_oracles_limits_and_every_isa_gives_the_same_bits() {
+    // The oracle is another program.
     for form in all_forms() {
         let golden = form.golden();
         let expected: Vec<f32> = (0..PROMPTS).flat_map(|p| golden.floats(&format!("logits_{p}"))).collect();
@@ -62,7 +61,7 @@ fn f35_every_form_is_within_the_oracles_limits_and_every_isa_gives_the_same_bits
 }
 
 #[test]
-fn f01_all_prompts_of_a_form_in_one_batch_give_the_oracles_greedy_tokens_while_its_margin_is_wide() {
+fn all_prompts_of_a_form_in_one_batch_give_the_oracles_greedy_tokens_while_its_margin_is_wide() {
     for form in all_forms() {
         let golden = form.golden();
         let of = |name: &str, prompt: usize| golden.ids(&format!("{name}_{prompt}"));
@@ -87,9 +86,7 @@ fn f01_all_prompts_of_a_form_in_one_batch_give_the_oracles_greedy_tokens_while_i
 }
 
 #[test]
-fn f11_forward_batch_gives_the_oracles_logits_after_each_prompt() {
-    // Mistakes 30, 31 and 32 of the originals: attention to oneself alone, without positions; another family's
-    // feed-forward; a guessed width of heads.
+fn forward_batch_gives_the_oracles_logits_after_each_prompt() {
     let mut all = Vec::new();
     for form in all_forms() {
         let golden = form.golden();
@@ -105,7 +102,7 @@ fn f11_forward_batch_gives_the_oracles_logits_after_each_prompt() {
 }
 
 #[test]
-fn f37_the_binary_gives_the_oracles_logits_on_every_isa_with_one_and_two_threads() {
+fn the_binary_gives_the_oracles_logits_on_every_isa_with_one_and_two_threads() {
     let dir = tempfile::tempdir().unwrap();
     for form in all_forms() {
         let golden = form.golden();

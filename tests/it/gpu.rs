@@ -39,7 +39,7 @@ proptest! {
     /// Activations of -127 to 127 with a 127 in each row quantise to themselves with multiplier 1, so the results are
     /// the integer sums themselves, below 2^24.
     #[test]
-    fn f33_any_product_on_the_gpu_is_the_integer_of_the_cpu_and_of_plain_loops(
+    fn any_product_on_the_gpu_is_the_integer_of_the_cpu_and_of_plain_loops(
         (n, k, rows, x, trits) in (1usize..40, 1usize..400, 1usize..150).prop_flat_map(|(n, k, rows)| (
             Just(n),
             Just(k),
@@ -48,7 +48,6 @@ proptest! {
             prop::collection::vec(-1i8..=1, rows * k),
         )),
     ) {
-        // Mistakes 41 and 47 of the originals: signed weights in unsigned tiles, zeros where a shape is not known.
         let mut x: Vec<f32> = x.into_iter().map(f32::from).collect();
         x.iter_mut().step_by(k).for_each(|x| *x = 127.0);
         let expected = sums(n, k, rows, &x, &trits);
@@ -61,8 +60,7 @@ proptest! {
 }
 
 #[test]
-fn f26_a_product_has_the_same_integers_wherever_the_threshold_sends_it() {
-    // Mistake 35 of the originals: a context for each call, and a threshold that sends everything to the GPU.
+fn a_product_has_the_same_integers_wherever_the_threshold_sends_it() {
     let (mut cpu, mut gpu) = (Cpu::new(Isa::best(), 1).unwrap(), Gpu::new(Simulator::default()).unwrap());
     for (n, k, rows) in [(1, 64, 16), (3, 100, 70), (33, 130, 65)] {
         let x: Vec<f32> =
@@ -88,7 +86,7 @@ fn f26_a_product_has_the_same_integers_wherever_the_threshold_sends_it() {
 }
 
 #[test]
-fn f33_a_gpu_that_cannot_run_the_kernels_is_an_error_that_names_the_cpu() {
+fn a_gpu_that_cannot_run_the_kernels_is_an_error_that_names_the_cpu() {
     for broken in [
         Gpu::new(Simulator::with(|info| info.capability = (7, 5))).err(),
         Gpu::new(Simulator::with(|info| info.driver = 11_030)).err(),
@@ -100,7 +98,7 @@ fn f33_a_gpu_that_cannot_run_the_kernels_is_an_error_that_names_the_cpu() {
 }
 
 #[test]
-fn f34_without_a_driver_or_gpu_opening_one_says_so_and_skips_aloud() {
+fn without_a_driver_or_gpu_opening_one_says_so_and_skips_aloud() {
     match Cuda::open(0).map(Gpu::new) {
         Ok(Ok(mut gpu)) => {
             let x: Vec<f32> = vec![127.0; 3 * 130];

@@ -64,7 +64,7 @@ fn mixed() -> Vec<(Vec<u32>, GenerationConfig)> {
 }
 
 #[test]
-fn f01_f04_each_of_a_mixed_batch_gets_on_a_gpu_what_it_gets_alone() {
+fn each_of_a_mixed_batch_gets_on_a_gpu_what_it_gets_alone() {
     for model in MODELS {
         let (engine, _) = engine_of(model);
         let batch = mixed();
@@ -82,7 +82,7 @@ fn f01_f04_each_of_a_mixed_batch_gets_on_a_gpu_what_it_gets_alone() {
 
 /// The device's sampler draws the same tokens as the host's from the same logits.
 #[test]
-fn f25_a_token_drawn_on_the_gpu_is_the_one_that_the_host_draws() {
+fn a_token_drawn_on_the_gpu_is_the_one_that_the_host_draws() {
     let warm = mixed().swap_remove(1);
     let seen = (warm.0.clone(), GenerationConfig { logprobs: Some(0), ..warm.1.clone() });
     let tokens = [warm, seen].map(|(prompt, config)| {
@@ -108,7 +108,7 @@ impl Constraint for Only {
 }
 
 #[test]
-fn f25_a_constrained_text_is_drawn_on_the_host() {
+fn a_constrained_text_is_drawn_on_the_host() {
     let (prompt, config) = mixed().swap_remove(0);
     let (engine, _) = engine();
     let request = Request { constraint: Some(Arc::new(Only(77))), ..Request::new(prompt, config) };
@@ -119,7 +119,7 @@ fn f25_a_constrained_text_is_drawn_on_the_host() {
 
 /// Before the minimum, the host bans the tokens that would end the text.
 #[test]
-fn f09_a_token_that_may_not_end_the_text_yet_is_drawn_on_the_host() {
+fn a_token_that_may_not_end_the_text_yet_is_drawn_on_the_host() {
     let (prompt, config) = mixed().swap_remove(1);
     let (engine, _) = engine();
     engine.process_batch_gpu(&[(prompt, GenerationConfig { min_new_tokens: 2, ..config })]).unwrap();
@@ -128,7 +128,7 @@ fn f09_a_token_that_may_not_end_the_text_yet_is_drawn_on_the_host() {
 }
 
 #[test]
-fn f02_a_step_on_a_gpu_is_one_forward_whose_launches_do_not_depend_on_the_batch() {
+fn a_step_on_a_gpu_is_one_forward_whose_launches_do_not_depend_on_the_batch() {
     let config = GenerationConfig { max_new_tokens: 5, ignore_eos: true, ..GenerationConfig::default() };
     let launches = [1, 4].map(|n| {
         let (engine, _) = engine();
@@ -141,7 +141,7 @@ fn f02_a_step_on_a_gpu_is_one_forward_whose_launches_do_not_depend_on_the_batch(
 }
 
 #[test]
-fn f12_f23_a_step_takes_no_memory_on_the_gpu_and_decoding_is_replayed() {
+fn a_step_takes_no_memory_on_the_gpu_and_decoding_is_replayed() {
     for model in MODELS {
         let (engine, driver) = engine_of(model);
         let taken = driver.count(Call::Alloc);
@@ -163,7 +163,7 @@ fn f12_f23_a_step_takes_no_memory_on_the_gpu_and_decoding_is_replayed() {
 }
 
 #[test]
-fn f27_weights_are_on_the_gpu_once_and_warming_up_again_does_nothing() {
+fn weights_are_on_the_gpu_once_and_warming_up_again_does_nothing() {
     let (engine, driver) = engine();
     let device = engine.engine().status().device.unwrap();
     assert_eq!(device.memory_used, driver.memory_used() as u64);
@@ -175,7 +175,7 @@ fn f27_weights_are_on_the_gpu_once_and_warming_up_again_does_nothing() {
 }
 
 #[test]
-fn f29_times_on_a_gpu_come_from_its_clock_and_memory_from_its_driver() {
+fn times_on_a_gpu_come_from_its_clock_and_memory_from_its_driver() {
     let (engine, _) = engine();
     let before = engine.metrics();
     assert_eq!(
@@ -202,7 +202,7 @@ fn f29_times_on_a_gpu_come_from_its_clock_and_memory_from_its_driver() {
 }
 
 #[test]
-fn f28_f30_a_benchmark_on_a_gpu_counts_the_tokens_of_its_results() {
+fn a_benchmark_on_a_gpu_counts_the_tokens_of_its_results() {
     let (engine, _) = engine();
     assert_eq!(engine.batch_throughput_factor(2), None);
     let rows = engine.benchmark(&[3], &[1, 2]).unwrap();
@@ -212,7 +212,7 @@ fn f28_f30_a_benchmark_on_a_gpu_counts_the_tokens_of_its_results() {
 
 /// A single sequence uses a different kernel than two.
 #[test]
-fn f30_a_gpu_whose_batch_differs_from_its_members_is_not_measured() {
+fn a_gpu_whose_batch_differs_from_its_members_is_not_measured() {
     let text = BITLINEAR_T8.text.replacen("shr.u32 a2, w1, 4;", "shr.u32 a2, w1, 6;", 1);
     assert_ne!(text, BITLINEAR_T8.text, "the kernel is another: break it anew");
     let (tap, _) = Tap::of(Simulator::default().replace(&BITLINEAR_T8, text));
@@ -224,7 +224,7 @@ fn f30_a_gpu_whose_batch_differs_from_its_members_is_not_measured() {
 
 /// The recomputed tokens were decoded one at a time before.
 #[test]
-fn f12_a_sequence_that_gave_its_blocks_back_on_a_gpu_goes_on_with_the_same_tokens() {
+fn a_sequence_that_gave_its_blocks_back_on_a_gpu_goes_on_with_the_same_tokens() {
     let config = GenerationConfig { max_new_tokens: 20, ignore_eos: true, ..GenerationConfig::default() };
     // The younger sequence already has its second block when the older needs one.
     let batch = [(prompt(50, 1), config.clone()), (prompt(62, 2), config)];
@@ -248,7 +248,7 @@ type Fault = fn(&Handle);
 
 /// Out of memory, a refused kernel or a GPU that is too old at start: no model, and an error that says what to do.
 #[test]
-fn f23_f32_a_gpu_that_cannot_take_the_model_is_a_typed_error_with_its_cure() {
+fn a_gpu_that_cannot_take_the_model_is_a_typed_error_with_its_cure() {
     let full: Fault = |handle| {
         handle.fail(
             Call::Alloc,
@@ -278,7 +278,7 @@ fn f23_f32_a_gpu_that_cannot_take_the_model_is_a_typed_error_with_its_cure() {
 
 /// Whichever call detects it, all requests fail with the driver's message, and the engine refuses more and says why.
 #[test]
-fn f16_f32_a_lost_gpu_fails_its_requests_and_the_engine_says_so() {
+fn a_lost_gpu_fails_its_requests_and_the_engine_says_so() {
     for call in [Call::Write, Call::Launch, Call::Replay, Call::Read, Call::Synchronize] {
         let (engine, driver) = engine();
         let config = GenerationConfig { max_new_tokens: 40, ignore_eos: true, ..GenerationConfig::default() };
@@ -301,7 +301,7 @@ fn f16_f32_a_lost_gpu_fails_its_requests_and_the_engine_says_so() {
 }
 
 #[test]
-fn f16_requests_that_wait_when_the_gpu_is_lost_are_told_so_too() {
+fn requests_that_wait_when_the_gpu_is_lost_are_told_so_too() {
     let (tap, driver) = Tap::of(Simulator::default());
     let config = EngineConfig { max_batch_size: 1, ..EngineConfig::default() };
     let engine = Engine::start(load(tap).unwrap(), config).unwrap();

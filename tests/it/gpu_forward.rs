@@ -84,8 +84,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
 
 #[test]
 fn the_forward_on_a_gpu_is_near_the_reference_that_rounds_where_it_does() {
-    // Mistake 43 of the originals: a running maximum overwritten while it is used. The last tokens attend over two
-    // tiles of keys.
+    // The last tokens attend over two tiles of keys.
     for source in [tiny(), odd(), grouped()] {
         let tokens = tokens(&source, 70, 3);
         let actual = steps(&mut gpu(&source, 4), &tokens, &[], &[66, 1]);
@@ -97,7 +96,6 @@ fn the_forward_on_a_gpu_is_near_the_reference_that_rounds_where_it_does() {
 
 #[test]
 fn a_sequence_on_a_gpu_has_the_same_bits_in_any_chunks_and_beside_any_others() {
-    // Mistake 44 of the originals: a decode that reads what a prefill has not written yet.
     for source in [tiny(), odd(), grouped()] {
         let (sequence, other) = (tokens(&source, 74, 1), tokens(&source, 74, 2));
         let whole = bits(&steps(&mut gpu(&source, 1), &sequence, &[], &[74]));
@@ -112,7 +110,6 @@ fn a_sequence_on_a_gpu_has_the_same_bits_in_any_chunks_and_beside_any_others() {
 
 #[test]
 fn steps_of_as_many_tokens_but_another_shape_do_not_share_their_launches() {
-    // Mistake 42 of the originals: a recorded step is run again because it has as many tokens.
     let source = tiny();
     let (a, b) = (tokens(&source, 70, 1), tokens(&source, 35, 2));
     let one = |model: &mut dyn Model| bits(&steps(model, &a, &[], &[70]));
@@ -270,7 +267,6 @@ fn a_file_of_panels_gives_a_gpu_the_bits_of_the_model_that_was_converted() {
 /// that rounds at the same points is nearer.
 #[test]
 fn every_fixture_on_a_gpu_is_near_the_oracle() {
-    // Mistake 46 of the originals: a GPU whose results were never computed.
     let scaled_by_rows = ["bitnet-packed", "bitnet-odd", "llama-bitlinear", "onebitllm"];
     let scaled_by_groups =
         ["qwen3-ternary", "qwen3-unpacked", "qwen3-yarn", "qwen3-g64", "minicpm-mup", "minicpm-blocks"];

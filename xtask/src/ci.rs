@@ -2,18 +2,17 @@ use std::time::Instant;
 
 use anyhow::Result;
 
-use crate::{arrows, cargo, cluster, deny, faults, neon, ptx_check, rows, run as execute, size, soak};
+use crate::{arrows, cargo, claims, cluster, deny, neon, ptx_check, run as execute, size, soak};
 
 type Check = (&'static str, fn() -> Result<()>);
 
 /// All checks, quick ones first.
-fn checks() -> [Check; 14] {
+fn checks() -> [Check; 13] {
     [
         ("format", || execute(cargo(&["fmt", "--all", "--check"]))),
         ("arrows between crates", arrows::check),
         ("size of the repository", size::check),
-        ("rows and their tests", rows::check),
-        ("faults and their tests", faults::check),
+        ("claims and their tests", claims::check),
         ("dependencies", deny::in_ci),
         ("lints", || {
             let what = ["clippy", "--release", "--workspace", "--all-targets", "--", "-D", "warnings"];

@@ -4,15 +4,14 @@
 mod arrows;
 mod bench;
 mod ci;
+mod claims;
 mod cluster;
 mod deny;
-mod faults;
 mod fuzz;
 mod gpu_bundle;
 mod neon;
 mod ptx_check;
 mod ptx_gen;
-mod rows;
 mod sanitize;
 mod sim;
 mod sim_kernels;
@@ -46,8 +45,9 @@ enum Task {
     /// Print the unrolled PTX kernels from their templates
     PtxGen,
     PtxCheck(ptx_check::PtxCheck),
-    /// Print the promised features and the tests that show each; fail if one has none
-    Rows,
+    /// Print the product's promises, the mistakes that it must not repeat and the faults that it must survive, each with
+    /// its tests; fail if one has none
+    Claims,
     /// Run the scheduler through random schedules, or real models through random batches
     Sim(sim::Sim),
     SimKernels(sim_kernels::SimKernels),
@@ -80,7 +80,7 @@ fn main() -> ExitCode {
         Task::Size => size::check(),
         Task::PtxCheck(check) => check.run(),
         Task::PtxGen => ptx_gen::write(),
-        Task::Rows => rows::check(),
+        Task::Claims => claims::check(),
         Task::Sim(sim) => sim.run(),
         Task::SimKernels(sim) => sim.run(),
         Task::GpuBundle(bundle) => bundle.run(),
@@ -88,7 +88,7 @@ fn main() -> ExitCode {
         Task::Bench(bench) => bench.run(),
         Task::Soak(soak) => soak.run(),
         Task::ClusterSmoke(smoke) => smoke.run(),
-        Task::Faults => faults::run(),
+        Task::Faults => claims::run_faults(),
         Task::Sanitize(sanitize) => sanitize.run(),
         Task::Deny => deny::check(),
         Task::Fuzz(fuzz) => fuzz.run(),

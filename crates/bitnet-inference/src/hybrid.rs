@@ -117,15 +117,14 @@ mod tests {
     use bitnet_kernels::{Cpu, Isa, Reference};
 
     #[test]
-    fn f26_without_a_gpu_or_a_measurement_the_cpu_computes() {
-        // Mistakes 35 and 37 of the originals: a threshold of 1000 that nobody measured.
+    fn without_a_gpu_or_a_measurement_the_cpu_computes() {
         assert!(!HybridScheduler::with_threshold(false, 1).should_use_gpu(9, 9, 9));
         assert!(!HybridScheduler::new(true).should_use_gpu(1 << 20, 1 << 20, 1));
         assert_eq!(HybridScheduler::new(true).gpu_threshold(), None);
     }
 
     #[test]
-    fn f26_work_beyond_64_bits_is_large_and_not_small() {
+    fn work_beyond_64_bits_is_large_and_not_small() {
         let scheduler = HybridScheduler::with_threshold(true, 1000);
         assert!(scheduler.should_use_gpu(usize::MAX, usize::MAX, 3));
         assert!(scheduler.should_use_gpu(10, 10, 10));
@@ -133,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn f26_a_product_is_timed_on_both_backends() {
+    fn a_product_is_timed_on_both_backends() {
         let (mut fast, mut slow) = (Cpu::new(Isa::best(), 1).unwrap(), Reference::default());
         let shapes = [[1, 256, 64], [9, 256, 300]];
         let measured = shapes.map(|shape| Crossing::measure(&mut fast, &mut slow, shape).unwrap());
@@ -142,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn f26_the_threshold_lies_where_the_gpu_begins_to_win() {
+    fn the_threshold_lies_where_the_gpu_begins_to_win() {
         let at = |work, cpu, gpu| Crossing { work, cpu, gpu };
         let measured = [
             at(10, 1.0, 5.0),

@@ -210,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn f29_what_was_not_measured_is_unknown() {
+    fn what_was_not_measured_is_unknown() {
         let metrics = Metrics::default();
         assert_eq!(metrics.snapshot().measure(Measure::FirstToken).mean(), None);
         assert_eq!(metrics.snapshot().decode_tokens_per_second(), None);

@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn f20_the_batch_grows_with_the_queue_up_to_the_goal() {
+    fn the_batch_grows_with_the_queue_up_to_the_goal() {
         let mut pace = Pace::new(auto(), 64);
         assert_eq!(pace.batch_size(), 4);
         let flood = trace(&mut pace, 100, 50);
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn f20_the_batch_shrinks_when_the_goal_is_broken() {
+    fn the_batch_shrinks_when_the_goal_is_broken() {
         let mut pace = Pace::new(auto(), 64);
         trace(&mut pace, 100, 50);
         let before = pace.batch_size();
@@ -306,13 +306,13 @@ mod tests {
     }
 
     #[test]
-    fn f20_a_trickle_leaves_the_batch_alone() {
+    fn a_trickle_leaves_the_batch_alone() {
         let mut pace = Pace::new(auto(), 64);
         assert!(trace(&mut pace, 100, 0).iter().all(|&size| size == 4));
     }
 
     #[test]
-    fn f20_prompts_get_what_decoding_leaves_of_the_goal() {
+    fn prompts_get_what_decoding_leaves_of_the_goal() {
         let mut pace = Pace::new(auto(), 64);
         trace(&mut pace, 100, 50);
         assert_eq!(pace.prefill_budget(0, 0, 0), usize::MAX);
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn f20_fixed_sizing_is_fixed() {
+    fn fixed_sizing_is_fixed() {
         let mut pace = Pace::new(BatchSizing::Fixed(7), 64);
         assert!(trace(&mut pace, 50, 100).iter().all(|&size| size == 7));
         assert_eq!(pace.prefill_budget(7, 700, 0), usize::MAX);

@@ -76,14 +76,14 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn f04_the_mask_is_true_for_tokens_and_false_for_padding() {
+    fn the_mask_is_true_for_tokens_and_false_for_padding() {
         let batch = PaddedBatch::pack(&[vec![0, 0, 0], vec![5]], &[]).unwrap();
         assert_eq!(batch.mask(), [true, true, true, true, false, false]);
         assert_eq!(batch.waste(), Some(2.0 / 6.0));
     }
 
     #[test]
-    fn f22_the_width_is_the_smallest_bucket_that_holds_the_longest() {
+    fn the_width_is_the_smallest_bucket_that_holds_the_longest() {
         let rows = [vec![1; 5], vec![2; 9]];
         assert_eq!(PaddedBatch::pack(&rows, &[8, 16, 32]).unwrap().width(), 16);
         assert_eq!(PaddedBatch::pack(&rows, &[8]).unwrap().width(), 9);
@@ -92,13 +92,12 @@ mod tests {
 
     #[test]
     fn an_empty_sequence_is_named() {
-        // Mistake 5 of the originals: zero-length prompts give index -1.
         assert_eq!(PaddedBatch::pack(&[vec![1], vec![]], &[]), Err(EmptySequence { index: 1 }));
     }
 
     proptest! {
         #[test]
-        fn f22_unpacking_gives_what_was_packed(
+        fn unpacking_gives_what_was_packed(
             rows in proptest::collection::vec(proptest::collection::vec(0u32..9, 1..20), 0..8),
             bucket in 1usize..40,
         ) {

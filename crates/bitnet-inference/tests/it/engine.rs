@@ -34,7 +34,7 @@ fn idle(engine: &Engine) {
 }
 
 #[test]
-fn f01_every_request_of_a_mix_gets_what_it_gets_alone() {
+fn every_request_of_a_mix_gets_what_it_gets_alone() {
     for (round, draft) in [(0, 0), (1, 4), (2, 0), (3, 4)] {
         let (engine, _) = engine(EngineConfig { max_draft: draft, ..config() });
         let mix = mixed(40, round);
@@ -48,8 +48,7 @@ fn f01_every_request_of_a_mix_gets_what_it_gets_alone() {
 }
 
 #[test]
-fn f02_a_step_serves_all_live_requests_at_once() {
-    // Mistake 29 of the originals: a loop over requests that says it batches.
+fn a_step_serves_all_live_requests_at_once() {
     let (engine, counts) = engine(config());
     let requests = (0..8).map(|i| Request::new([i, 1, 2], greedy(10 + i as usize))).collect();
     engine.submit_all(requests).unwrap().into_iter().for_each(|h| drop(h.wait().unwrap()));
@@ -59,8 +58,7 @@ fn f02_a_step_serves_all_live_requests_at_once() {
 }
 
 #[test]
-fn f05_f12_a_finished_request_costs_nothing_more_and_no_token_is_computed_twice() {
-    // Mistakes 18 and 23 of the originals: the whole sequence forward for each token; the last prompt token fed again.
+fn a_finished_request_costs_nothing_more_and_no_token_is_computed_twice() {
     let (engine, counts) = engine(config());
     let requests = (0..4).map(|i| Request::new([i; 5], greedy(4 * i as usize + 1))).collect();
     engine.submit_all(requests).unwrap().into_iter().for_each(|h| drop(h.wait().unwrap()));
@@ -69,7 +67,7 @@ fn f05_f12_a_finished_request_costs_nothing_more_and_no_token_is_computed_twice(
 }
 
 #[test]
-fn f06_more_requests_than_fit_wait_and_none_is_lost() {
+fn more_requests_than_fit_wait_and_none_is_lost() {
     let (engine, counts) = engine(EngineConfig { max_batch_size: 3, max_queued_requests: 5, ..config() });
     let requests = (0..50).map(|i| Request::new([i % 40, 3], greedy(6))).collect();
     let handles = engine.submit_all(requests).unwrap();
@@ -80,7 +78,7 @@ fn f06_more_requests_than_fit_wait_and_none_is_lost() {
 }
 
 #[test]
-fn f09_no_new_tokens_are_given_without_a_forward() {
+fn no_new_tokens_are_given_without_a_forward() {
     let (engine, counts) = engine(config());
     let done = engine.submit(Request::new([1, 2], greedy(0))).unwrap().wait().unwrap();
     assert_eq!((done.choices[0].tokens.len(), done.choices[0].finish), (0, FinishReason::Length));
@@ -88,7 +86,7 @@ fn f09_no_new_tokens_are_given_without_a_forward() {
 }
 
 #[test]
-fn f09_a_stop_token_drawn_first_gives_an_empty_result() {
+fn a_stop_token_drawn_first_gives_an_empty_result() {
     let (engine, _) = engine(config());
     let first = tokens(engine.submit(Request::new([1, 2], greedy(1))).unwrap())[0];
     let stop = GenerationConfig { stop_tokens: vec![first], ..greedy(5) };
@@ -97,8 +95,7 @@ fn f09_a_stop_token_drawn_first_gives_an_empty_result() {
 }
 
 #[test]
-fn f08_echo_puts_the_prompt_before_the_new_tokens() {
-    // Mistake 28 of the originals: prompt and new tokens returned under a name that promises the new ones.
+fn echo_puts_the_prompt_before_the_new_tokens() {
     let (engine, _) = engine(config());
     let echo = GenerationConfig { echo: true, ..greedy(3) };
     let got = tokens(engine.submit(Request::new([1, 2], echo)).unwrap());
@@ -106,8 +103,7 @@ fn f08_echo_puts_the_prompt_before_the_new_tokens() {
 }
 
 #[test]
-fn f10_the_context_ends_a_text_and_refuses_a_prompt_and_others_do_not_notice() {
-    // Mistake 38 of the originals: everyone bounded by the longest.
+fn the_context_ends_a_text_and_refuses_a_prompt_and_others_do_not_notice() {
     let (engine, _) = engine(config());
     let long = vec![1; CONTEXT - 4];
     let requests = vec![Request::new(long, greedy(100)), Request::new([1], greedy(5))];
@@ -119,7 +115,7 @@ fn f10_the_context_ends_a_text_and_refuses_a_prompt_and_others_do_not_notice() {
 }
 
 #[test]
-fn f11_chunks_of_a_prompt_give_what_the_whole_prompt_gives() {
+fn chunks_of_a_prompt_give_what_the_whole_prompt_gives() {
     let prompt: Vec<u32> = (0..300).map(|i| i % 48).collect();
     let want = alone(&prompt, &greedy(10));
     for max_tokens in [1, 7, 64, 65, 512] {
@@ -132,7 +128,7 @@ fn f11_chunks_of_a_prompt_give_what_the_whole_prompt_gives() {
 }
 
 #[test]
-fn f12_blocks_are_free_again_after_finish_cancel_and_error() {
+fn blocks_are_free_again_after_finish_cancel_and_error() {
     let (engine, _) = engine(config());
     let handles = engine.submit_all((0..6).map(|i| Request::new([i; 70], greedy(200))).collect()).unwrap();
     drop(handles);
@@ -161,7 +157,7 @@ fn the_second_of_two_prompts_computes_its_own_tail_only() {
 }
 
 #[test]
-fn f12_of_two_prompts_that_share_512_tokens_the_second_computes_a_block_and_its_tail_at_most() {
+fn of_two_prompts_that_share_512_tokens_the_second_computes_a_block_and_its_tail_at_most() {
     let model = HashModel::new(VOCAB, 1024, limits());
     let counts = model.counts();
     let engine = Engine::start(model, config()).unwrap();
@@ -269,8 +265,7 @@ fn scoring_a_long_prompt_leaves_a_row_for_who_comes_later() {
 }
 
 #[test]
-fn f16_a_failing_or_panicking_request_fails_alone() {
-    // Mistakes 14 and 39 of the originals: one error for everybody.
+fn a_failing_or_panicking_request_fails_alone() {
     let hook = |batch: &Batch, _: Option<&mut Logits>| {
         let starts =
             |token| batch.runs().iter().any(|r| r.start == 0 && batch.tokens()[r.tokens.start] == token);
@@ -348,8 +343,7 @@ fn what_a_sequence_computed_before_its_logits_were_nan_is_computed_again_by_the_
 }
 
 #[test]
-fn f16_a_bad_request_is_refused_and_says_why() {
-    // Mistakes 5 and 15 of the originals: no validation, `len - 1` of an empty prompt.
+fn a_bad_request_is_refused_and_says_why() {
     let (engine, _) = engine(EngineConfig { text: None, ..config() });
     let refused = |request| engine.submit(request).err().unwrap();
     assert_eq!(refused(Request::new([], greedy(1))), InvalidRequest::EmptyPrompt.into());
@@ -363,7 +357,7 @@ fn f16_a_bad_request_is_refused_and_says_why() {
 }
 
 #[test]
-fn f17_dropping_a_handle_cancels_also_before_the_engine_has_seen_it() {
+fn dropping_a_handle_cancels_also_before_the_engine_has_seen_it() {
     let (engine, _) = slow_engine(config(), Duration::from_millis(1));
     for _ in 0..200 {
         drop(engine.submit(Request::new([1, 2], greedy(400))).unwrap());
@@ -376,7 +370,7 @@ fn f17_dropping_a_handle_cancels_also_before_the_engine_has_seen_it() {
 }
 
 #[test]
-fn f17_a_cancelled_request_says_so_and_keeps_what_it_has() {
+fn a_cancelled_request_says_so_and_keeps_what_it_has() {
     let (engine, _) = slow_engine(config(), Duration::from_millis(1));
     let mut handle = engine.submit(Request::new([1, 2], greedy(400))).unwrap();
     let first: Vec<_> = handle.by_ref().take(3).collect();
@@ -397,8 +391,7 @@ fn f17_a_cancelled_request_says_so_and_keeps_what_it_has() {
 }
 
 #[test]
-fn f18_shutdown_ends_every_handle_and_refuses_new_requests() {
-    // Mistakes 8, 9 and 21 of the originals: replies that hang for ever, a channel that never closes.
+fn shutdown_ends_every_handle_and_refuses_new_requests() {
     let (engine, _) = engine(config());
     let handles = engine.submit_all((0..30).map(|i| Request::new([i], greedy(15))).collect()).unwrap();
     assert!(engine.shutdown(SOON).complete);
@@ -409,7 +402,7 @@ fn f18_shutdown_ends_every_handle_and_refuses_new_requests() {
 }
 
 #[test]
-fn f18_who_shuts_down_at_once_ends_a_patient_shutdown_and_hears_the_same() {
+fn who_shuts_down_at_once_ends_a_patient_shutdown_and_hears_the_same() {
     let (engine, _) = slow_engine(config(), Duration::from_millis(1));
     let handle = engine.submit(Request::new([1], greedy(500))).unwrap();
     std::thread::scope(|scope| {
@@ -423,7 +416,7 @@ fn f18_who_shuts_down_at_once_ends_a_patient_shutdown_and_hears_the_same() {
 }
 
 #[test]
-fn f18_dropping_the_engine_under_load_ends_every_handle_with_an_error() {
+fn dropping_the_engine_under_load_ends_every_handle_with_an_error() {
     let (engine, _) = slow_engine(config(), Duration::from_millis(1));
     let handles = engine.submit_all((0..30).map(|i| Request::new([i], greedy(400))).collect()).unwrap();
     drop(engine);
@@ -433,7 +426,7 @@ fn f18_dropping_the_engine_under_load_ends_every_handle_with_an_error() {
 }
 
 #[test]
-fn f19_a_full_queue_refuses_or_waits_as_asked() {
+fn a_full_queue_refuses_or_waits_as_asked() {
     let gate = Arc::new(parking_lot::Mutex::new(()));
     let inner = gate.clone();
     let hook = move |_: &Batch, logits: Option<&mut Logits>| {
@@ -465,7 +458,7 @@ fn f19_a_full_queue_refuses_or_waits_as_asked() {
 }
 
 #[test]
-fn f24_a_stream_gives_tokens_in_order_and_then_its_end() {
+fn a_stream_gives_tokens_in_order_and_then_its_end() {
     use futures_core::Stream;
     let (engine, _) = engine(EngineConfig { mailbox: 4, ..config() });
     let mut stream = engine.submit(Request::new([1, 2], greedy(50))).unwrap().into_stream();
@@ -517,7 +510,7 @@ fn receiving_with_a_timeout_gives_up_in_time() {
 }
 
 #[test]
-fn f21_a_request_joins_between_the_steps_of_another() {
+fn a_request_joins_between_the_steps_of_another() {
     let (engine, counts) = slow_engine(config(), Duration::from_millis(1));
     let mut long = engine.submit(Request::new([1], greedy(100))).unwrap();
     long.recv();
@@ -528,7 +521,7 @@ fn f21_a_request_joins_between_the_steps_of_another() {
 }
 
 #[test]
-fn f29_counters_agree_with_what_clients_see() {
+fn counters_agree_with_what_clients_see() {
     let (engine, counts) = engine(config());
     let mix = mixed(30, 9);
     let requests = mix.iter().map(|(p, c)| Request::new(p.clone(), c.clone())).collect();
@@ -562,7 +555,7 @@ impl Recorder for Sums {
 }
 
 #[test]
-fn f29_every_measure_was_taken_as_often_as_there_was_something_to_measure() {
+fn every_measure_was_taken_as_often_as_there_was_something_to_measure() {
     let sums = Arc::new(Sums::default());
     let (engine, counts) = engine(EngineConfig { recorder: Some(sums.clone()), ..config() });
     let requests = (1..=6).map(|i| Request::new([i as u32; 10], greedy(10 * i))).collect();
@@ -606,7 +599,7 @@ fn f29_every_measure_was_taken_as_often_as_there_was_something_to_measure() {
 }
 
 #[test]
-fn f29_what_the_device_of_a_model_does_not_tell_is_unknown() {
+fn what_the_device_of_a_model_does_not_tell_is_unknown() {
     let (engine, _) = engine(config());
     assert_eq!(tokens(engine.submit(Request::new([1, 2], greedy(3))).unwrap()).len(), 3);
     idle(&engine);
@@ -617,7 +610,7 @@ fn f29_what_the_device_of_a_model_does_not_tell_is_unknown() {
 }
 
 #[test]
-fn f29_paused_requests_cached_blocks_and_the_time_to_a_free_block_are_told() {
+fn paused_requests_cached_blocks_and_the_time_to_a_free_block_are_told() {
     let (engine, _) = engine(EngineConfig { mailbox: 4, ..config() });
     let asleep = engine.submit(Request::new([1; 70], greedy(100))).unwrap();
     until(|| engine.status().paused == 1);
@@ -631,7 +624,7 @@ fn f29_paused_requests_cached_blocks_and_the_time_to_a_free_block_are_told() {
 }
 
 #[test]
-fn f29_each_kind_of_fault_is_counted_as_such() {
+fn each_kind_of_fault_is_counted_as_such() {
     let hook = |batch: &Batch, logits: Option<&mut Logits>| {
         let with =
             |token| batch.runs().iter().position(|r| r.start == 0 && batch.tokens()[r.tokens.start] == token);
@@ -657,7 +650,7 @@ fn f29_each_kind_of_fault_is_counted_as_such() {
 }
 
 #[test]
-fn f32_errors_can_be_sent_between_threads() {
+fn errors_can_be_sent_between_threads() {
     fn check<T: std::error::Error + Send + Sync + 'static>() {}
     check::<SubmitError>();
     check::<RequestError>();
@@ -689,7 +682,7 @@ impl TokenText for Torn {
 }
 
 #[test]
-fn f16_after_a_panic_in_the_bookkeeping_the_engine_fails_what_runs_and_serves_the_rest() {
+fn after_a_panic_in_the_bookkeeping_the_engine_fails_what_runs_and_serves_the_rest() {
     let (engine, _) = engine(EngineConfig { text: Some(Arc::new(Torn)), max_draft: 2, ..config() });
     let stops = |logit_bias| GenerationConfig { stop_strings: vec!["zz".into()], logit_bias, ..greedy(20) };
     for round in 0..3 {
@@ -722,7 +715,7 @@ impl Recorder for Superstitious {
 }
 
 #[test]
-fn f16_who_comes_in_one_group_with_a_panic_is_served_after_it() {
+fn who_comes_in_one_group_with_a_panic_is_served_after_it() {
     let (engine, _) = engine(EngineConfig { recorder: Some(Arc::new(Superstitious)), ..config() });
     let group = [13, 4, 5].map(|length| Request::new(vec![1; length], greedy(6))).to_vec();
     let mut handles = engine.submit_all(group).unwrap().into_iter();
@@ -760,7 +753,7 @@ fn a_scheduler_that_begins_anew_keeps_what_it_has_learned_and_counted() {
 }
 
 #[test]
-fn f19_a_large_group_enters_as_far_as_there_is_room_beside_others() {
+fn a_large_group_enters_as_far_as_there_is_room_beside_others() {
     let each = Duration::from_millis(1);
     let (engine, _) =
         slow_engine(EngineConfig { max_batch_size: 1, max_queued_requests: 4, ..config() }, each);
@@ -999,7 +992,7 @@ fn a_thousand_cancels_lose_double_and_leak_nothing() {
 }
 
 #[test]
-fn f20_calibration_learns_the_times_of_steps_before_any_request() {
+fn calibration_learns_the_times_of_steps_before_any_request() {
     let hook = |batch: &Batch, logits: Option<&mut Logits>| {
         // The steps of greedy requests.
         assert!(batch.tops().iter().all(|&top| top == 1));

@@ -44,7 +44,7 @@ fn a_prompt_in_chunks_gives_what_it_gives_in_one() {
 }
 
 #[test]
-fn f10_the_context_ends_a_text_and_refuses_a_prompt() {
+fn the_context_ends_a_text_and_refuses_a_prompt() {
     let config = GenerationConfig { max_new_tokens: 400, ignore_eos: true, ..Default::default() };
     let full = run(512, &[1; 290], &config).unwrap();
     assert_eq!((full.tokens.len(), full.finish), (10, FinishReason::Context));
@@ -55,7 +55,7 @@ fn f10_the_context_ends_a_text_and_refuses_a_prompt() {
 }
 
 #[test]
-fn f09_eos_ends_the_text_and_is_not_part_of_it() {
+fn eos_ends_the_text_and_is_not_part_of_it() {
     let config =
         GenerationConfig { max_new_tokens: 250, temperature: 2.0, seed: Some(1), ..Default::default() };
     let ended = run(64, &[1], &config).unwrap();

@@ -37,8 +37,7 @@ fn invalid(error: InvalidRequest) -> GenerationError {
 }
 
 #[test]
-fn f01_a_batch_gives_each_request_what_it_gets_alone_in_order_and_of_any_size() {
-    // Mistakes 1 and 7 of the originals: one forward is not a generation; a batch of one goes another way.
+fn a_batch_gives_each_request_what_it_gets_alone_in_order_and_of_any_size() {
     let (gpu, _) = gpu();
     for size in [1, 2, 7, 8, 9, 64] {
         let batch = mixed(size, size as u64);
@@ -53,8 +52,7 @@ fn f01_a_batch_gives_each_request_what_it_gets_alone_in_order_and_of_any_size() 
 }
 
 #[test]
-fn f01_no_requests_give_no_results_and_no_launch() {
-    // Mistakes 29 and 33 of the originals: an empty batch is an error here, a division by zero there.
+fn no_requests_give_no_results_and_no_launch() {
     let (gpu, counts) = gpu();
     assert_eq!(gpu.process_batch_gpu(&[]), Ok(vec![]));
     assert_eq!(batch_generate_gpu(&gpu, &[], &greedy(4)), Ok(vec![]));
@@ -63,7 +61,7 @@ fn f01_no_requests_give_no_results_and_no_launch() {
 }
 
 #[test]
-fn f02_the_number_of_forwards_is_that_of_the_longest_request() {
+fn the_number_of_forwards_is_that_of_the_longest_request() {
     let (gpu, counts) = gpu();
     let batch: Vec<_> = (1..=8).map(|i| (vec![i; 4], greedy(2 * i as usize))).collect();
     gpu.process_batch_gpu(&batch).unwrap();
@@ -71,8 +69,7 @@ fn f02_the_number_of_forwards_is_that_of_the_longest_request() {
 }
 
 #[test]
-fn f03_requests_of_one_batch_keep_their_own_configurations() {
-    // Mistakes 6, 17 and 28 of the originals: greedy only, one configuration, one random generator for all.
+fn requests_of_one_batch_keep_their_own_configurations() {
     let (gpu, _) = gpu();
     let hot = |seed| GenerationConfig { temperature: 2.0, seed: Some(seed), ..greedy(12) };
     let batch = [greedy(12), hot(1), hot(2), hot(1), greedy(3)].map(|c| (vec![5, 6], c));
@@ -84,7 +81,7 @@ fn f03_requests_of_one_batch_keep_their_own_configurations() {
 }
 
 #[test]
-fn f04_the_length_of_one_request_changes_no_token_of_another() {
+fn the_length_of_one_request_changes_no_token_of_another() {
     let (gpu, _) = gpu();
     let want = alone(&[9, 0, 0], &greedy(10));
     for other in [1, 2, 63, 64, 65, 300] {
@@ -94,8 +91,7 @@ fn f04_the_length_of_one_request_changes_no_token_of_another() {
 }
 
 #[test]
-fn f07_an_empty_prompt_in_a_list_is_named_before_any_work() {
-    // Mistakes 5, 15 and 25 of the originals: underflow, or a panic after an unchecked prefill.
+fn an_empty_prompt_in_a_list_is_named_before_any_work() {
     let (gpu, counts) = gpu();
     let source = invalid(InvalidRequest::EmptyPrompt);
     let error = BatchError { index: 1, source: source.clone(), results: vec![] };
@@ -107,8 +103,7 @@ fn f07_an_empty_prompt_in_a_list_is_named_before_any_work() {
 }
 
 #[test]
-fn f07_a_shared_configuration_gives_what_each_prompt_gets_alone() {
-    // Mistakes 23, 24 and 36 of the originals: prompts go through one path, and their logits are used.
+fn a_shared_configuration_gives_what_each_prompt_gets_alone() {
     let (gpu, _) = gpu();
     let prompts: Vec<_> = (1..40).map(|i| vec![i; i as usize]).collect();
     let want: Vec<_> = prompts.iter().map(|p| alone(p, &greedy(9))).collect();
@@ -117,8 +112,7 @@ fn f07_a_shared_configuration_gives_what_each_prompt_gets_alone() {
 }
 
 #[test]
-fn f16_the_partial_form_gives_the_good_results_beside_the_bad() {
-    // Mistake 22 of the originals: results zipped to requests shift when one is dropped.
+fn the_partial_form_gives_the_good_results_beside_the_bad() {
     let (gpu, _) = gpu();
     let two = GenerationConfig { n: 2, ..greedy(3) };
     let batch = [
@@ -137,7 +131,7 @@ fn f16_the_partial_form_gives_the_good_results_beside_the_bad() {
 }
 
 #[test]
-fn f25_a_nan_in_a_batch_fails_its_request_by_name() {
+fn a_nan_in_a_batch_fails_its_request_by_name() {
     let hook = |batch: &Batch, logits: Option<&mut Logits>| {
         if let Some(logits) = logits
             && let Some(run) =
@@ -160,7 +154,6 @@ fn f25_a_nan_in_a_batch_fails_its_request_by_name() {
 
 #[test]
 fn forward_batch_gives_the_logits_of_each_last_position() {
-    // Mistake 34 of the originals: logits of all positions kept.
     let (gpu, counts) = gpu();
     let prompts = vec![vec![1, 2, 3], vec![4], (0..100).map(|i| i % 48).collect()];
     let want: Vec<_> = prompts.iter().map(|p| logits_after(p)).collect();
@@ -175,7 +168,7 @@ fn forward_batch_gives_the_logits_of_each_last_position() {
 }
 
 #[test]
-fn f31_the_async_names_work_on_any_executor_and_cancel_when_dropped() {
+fn the_async_names_work_on_any_executor_and_cancel_when_dropped() {
     let (gpu, _) = gpu();
     let batch = mixed(12, 4);
     let want: Vec<_> = batch.iter().map(|(p, c)| alone(p, c)).collect();
@@ -204,7 +197,7 @@ fn a_batch_larger_than_the_queue_does_not_hold_the_thread_of_an_executor() {
 }
 
 #[test]
-fn f24_generation_alone_is_a_batch_of_one() {
+fn generation_alone_is_a_batch_of_one() {
     let (gpu, _) = gpu();
     assert_eq!(gpu.generate_tokens_gpu(&[1, 2], &greedy(5)).unwrap(), alone(&[1, 2], &greedy(5)));
     assert_eq!(gpu.metrics().measure(Measure::BatchSize).max, 1.0);
@@ -214,7 +207,7 @@ fn f24_generation_alone_is_a_batch_of_one() {
 }
 
 #[test]
-fn f27_warming_up_twice_computes_once() {
+fn warming_up_twice_computes_once() {
     let (gpu, counts) = gpu();
     assert!(!gpu.is_gpu_cache_warm());
     gpu.warmup_gpu_cache().unwrap();
@@ -224,8 +217,7 @@ fn f27_warming_up_twice_computes_once() {
 }
 
 #[test]
-fn f28_the_throughput_factor_is_what_was_measured_and_unknown_before() {
-    // Mistakes 37 and 45 of the originals: constants.
+fn the_throughput_factor_is_what_was_measured_and_unknown_before() {
     let (gpu, _) = gpu();
     assert_eq!(gpu.batch_throughput_factor(4), None);
     let rows = gpu.benchmark(&[10], &[1, 4]).unwrap();
@@ -236,7 +228,7 @@ fn f28_the_throughput_factor_is_what_was_measured_and_unknown_before() {
 }
 
 #[test]
-fn f28_a_record_of_the_same_backend_gives_the_factor_and_one_of_another_does_not() {
+fn a_record_of_the_same_backend_gives_the_factor_and_one_of_another_does_not() {
     let (gpu, _) = gpu();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("deep/record.json");
@@ -272,7 +264,7 @@ fn f28_a_record_of_the_same_backend_gives_the_factor_and_one_of_another_does_not
 }
 
 #[test]
-fn f30_a_benchmark_counts_the_tokens_it_got() {
+fn a_benchmark_counts_the_tokens_it_got() {
     let (gpu, _) = gpu();
     let rows = gpu.benchmark(&[3, 100], &[1, 3]).unwrap();
     assert_eq!(
@@ -283,7 +275,7 @@ fn f30_a_benchmark_counts_the_tokens_it_got() {
 }
 
 #[test]
-fn f30_a_benchmark_reports_no_speed_when_a_batch_differs_from_its_members() {
+fn a_benchmark_reports_no_speed_when_a_batch_differs_from_its_members() {
     // A model whose logits depend on the number of sequences.
     let hook = |batch: &Batch, logits: Option<&mut Logits>| {
         if let Some(logits) = logits
@@ -301,7 +293,7 @@ fn f30_a_benchmark_reports_no_speed_when_a_batch_differs_from_its_members() {
 }
 
 #[test]
-fn f30_a_benchmark_finds_nothing_computed() {
+fn a_benchmark_finds_nothing_computed() {
     let (gpu, _) = gpu();
     for _ in 0..2 {
         gpu.benchmark(&[130], &[1, 3]).unwrap();

@@ -88,7 +88,7 @@ fn steps(scheduler: &mut Scheduler, stepper: &mut Stepper<'_>, count: u64) -> us
 }
 
 #[test]
-fn f23_a_steady_step_allocates_nothing() {
+fn a_steady_step_allocates_nothing() {
     for max_draft in [0, 2] {
         let (mut scheduler, mut stepper) = running(max_draft);
         steps(&mut scheduler, &mut stepper, 50);
@@ -123,7 +123,7 @@ fn choices_that_wait_share_one_copy_of_their_prompt() {
 }
 
 #[test]
-fn f23_a_forward_pass_on_the_cpu_allocates_nothing_not_even_the_first() {
+fn a_forward_pass_on_the_cpu_allocates_nothing_not_even_the_first() {
     let source = Synthetic::named("tiny").unwrap();
     let limits = Limits { max_tokens: 64, max_logit_rows: 8, kv_blocks: 8 };
     for kv in KvType::ALL {

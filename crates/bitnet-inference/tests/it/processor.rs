@@ -39,13 +39,12 @@ fn fill(queue: &BatchQueue, count: usize) -> Vec<Answer> {
 }
 
 #[test]
-fn f13_a_batch_of_nothing_is_refused() {
+fn a_batch_of_nothing_is_refused() {
     assert_eq!(BatchProcessor::new(0, WAIT).err(), Some(InvalidBatching));
 }
 
 #[test]
-fn f13_a_full_batch_goes_at_once_and_is_never_over_full() {
-    // Mistake 11 of the originals: the inner loop exceeds the size by one.
+fn a_full_batch_goes_at_once_and_is_never_over_full() {
     let processor = BatchProcessor::new(3, Duration::from_secs(60)).unwrap();
     let _answers = fill(&processor.queue(), 7);
     let start = Instant::now();
@@ -55,8 +54,7 @@ fn f13_a_full_batch_goes_at_once_and_is_never_over_full() {
 }
 
 #[test]
-fn f13_a_partial_batch_waits_from_its_first_member_on() {
-    // Mistake 12 of the originals: the window begins before there is a request.
+fn a_partial_batch_waits_from_its_first_member_on() {
     let processor = BatchProcessor::new(3, WAIT).unwrap();
     let _answers = fill(&processor.queue(), 2);
     let start = Instant::now();
@@ -74,7 +72,7 @@ fn f13_a_partial_batch_waits_from_its_first_member_on() {
 }
 
 #[test]
-fn f19_a_full_queue_says_so() {
+fn a_full_queue_says_so() {
     let processor = BatchProcessor::with_capacity(4, WAIT, 2).unwrap();
     let queue = processor.queue();
     let _answers = fill(&queue, 2);
@@ -126,8 +124,7 @@ fn running() -> (BatchHandle, Arc<bitnet_inference::sim::Counts>) {
 }
 
 #[test]
-fn f14_generators_on_threads_share_their_steps_and_get_what_they_get_alone() {
-    // Mistakes 8 and 10 of the originals: nobody processes; one generator, one request, a batch of one for ever.
+fn generators_on_threads_share_their_steps_and_get_what_they_get_alone() {
     let (batching, counts) = running();
     std::thread::scope(|scope| {
         for (i, config) in configs().into_iter().enumerate() {
@@ -195,7 +192,7 @@ fn a_stop_string_ends_a_text_that_is_asked_for_token_by_token() {
 }
 
 #[test]
-fn f24_a_generators_stream_gives_tokens_in_order_and_why_they_end_and_dropping_it_cancels() {
+fn a_generators_stream_gives_tokens_in_order_and_why_they_end_and_dropping_it_cancels() {
     let sampled = GenerationConfig { seed: Some(3), temperature: 1.0, ..greedy(20) };
     let (batching, _) = running();
     let updates: Vec<Update> =
@@ -217,7 +214,7 @@ fn f24_a_generators_stream_gives_tokens_in_order_and_why_they_end_and_dropping_i
 }
 
 #[test]
-fn f17_a_reply_that_nobody_waits_for_costs_the_others_nothing() {
+fn a_reply_that_nobody_waits_for_costs_the_others_nothing() {
     let processor = BatchProcessor::new(4, WAIT).unwrap();
     let mut answers = fill(&processor.queue(), 4);
     drop(answers.remove(1));
@@ -235,7 +232,7 @@ fn f17_a_reply_that_nobody_waits_for_costs_the_others_nothing() {
 }
 
 #[test]
-fn f15_a_request_carries_its_step_and_configuration() {
+fn a_request_carries_its_step_and_configuration() {
     let (engine, _) = engine(config());
     let config = GenerationConfig { presence_penalty: 50.0, ..greedy(5) };
     let (reply, answer) = bounded(1);
@@ -259,7 +256,7 @@ fn oracle(batch: &PaddedBatch) -> Vec<Vec<f32>> {
 }
 
 #[test]
-fn f14_any_function_over_a_batch_can_be_the_forward_pass() {
+fn any_function_over_a_batch_can_be_the_forward_pass() {
     let want = alone(&[3, 4, 5], &greedy(10));
     let widest = Arc::new(AtomicUsize::new(0));
     let seen = Arc::clone(&widest);
@@ -295,8 +292,7 @@ fn f14_any_function_over_a_batch_can_be_the_forward_pass() {
 }
 
 #[test]
-fn f16_an_error_reaches_everyone_it_concerns_and_the_next_batch_is_served() {
-    // Mistakes 13, 14 and 16 of the originals: `?` in a function without a result, an error that cannot be cloned.
+fn an_error_reaches_everyone_it_concerns_and_the_next_batch_is_served() {
     let planted = || ForwardError::StepTooLarge { what: "planted", actual: 1, limit: 0 };
     let mut left = 2 * (2 * 4); // every attempt at the first batch fails, down to single requests
     let forward = move |batch: &PaddedBatch| {
@@ -316,8 +312,7 @@ fn f16_an_error_reaches_everyone_it_concerns_and_the_next_batch_is_served() {
 }
 
 #[test]
-fn f18_dropping_the_last_handle_answers_what_is_pending_and_stops() {
-    // Mistake 9 of the originals: the processor holds its own sender, so the channel never closes.
+fn dropping_the_last_handle_answers_what_is_pending_and_stops() {
     let processor = BatchProcessor::new(4, WAIT).unwrap();
     let answers = fill(&processor.queue(), 10);
     let (engine, _) = engine(config());
@@ -334,7 +329,7 @@ fn f18_dropping_the_last_handle_answers_what_is_pending_and_stops() {
 }
 
 #[test]
-fn f18_a_batch_that_waits_for_company_goes_when_nobody_can_come() {
+fn a_batch_that_waits_for_company_goes_when_nobody_can_come() {
     let processor = BatchProcessor::new(4, Duration::from_secs(3600)).unwrap();
     let (queue, (engine, _)) = (processor.queue(), engine(config()));
     let handle = processor.start_processing(Arc::new(engine)).unwrap();
@@ -346,7 +341,7 @@ fn f18_a_batch_that_waits_for_company_goes_when_nobody_can_come() {
 }
 
 #[test]
-fn f18_a_function_without_vocabulary_or_context_is_refused_with_the_reason() {
+fn a_function_without_vocabulary_or_context_is_refused_with_the_reason() {
     let start = |vocab, context| {
         let processor = BatchProcessor::new(4, WAIT).unwrap();
         processor.start_processing_with(vocab, context, |batch: &PaddedBatch| Ok(oracle(batch))).err()
@@ -357,7 +352,7 @@ fn f18_a_function_without_vocabulary_or_context_is_refused_with_the_reason() {
 }
 
 #[test]
-fn f22_what_is_padded_is_told_and_what_does_not_know_says_nothing() {
+fn what_is_padded_is_told_and_what_does_not_know_says_nothing() {
     let forward = |batch: &PaddedBatch| Ok(oracle(batch));
     let batching =
         BatchProcessor::new(4, WAIT).unwrap().start_processing_with(VOCAB, CONTEXT, forward).unwrap();
@@ -378,7 +373,7 @@ fn f22_what_is_padded_is_told_and_what_does_not_know_says_nothing() {
 }
 
 #[test]
-fn f19_a_generator_on_a_stopped_engine_gets_an_error() {
+fn a_generator_on_a_stopped_engine_gets_an_error() {
     let (batching, _) = running();
     batching.engine.shutdown(Duration::ZERO);
     let generator = AutoregressiveGenerator::new(batching, greedy(5));

@@ -19,7 +19,7 @@ fn submit_until_refused(engine: &Engine) -> SubmitError {
 }
 
 #[test]
-fn f18_whoever_is_let_in_before_a_shutdown_is_served() {
+fn whoever_is_let_in_before_a_shutdown_is_served() {
     for round in 0..200 {
         let (engine, _) = engine(config());
         std::thread::scope(|scope| {

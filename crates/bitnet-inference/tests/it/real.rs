@@ -63,7 +63,7 @@ fn engine(model: Watched, max_batch_size: usize, max_draft: usize) -> Engine {
 }
 
 #[test]
-fn f01_f11_tokens_are_the_same_alone_in_a_batch_in_chunks_and_on_any_number_of_threads() {
+fn tokens_are_the_same_alone_in_a_batch_in_chunks_and_on_any_number_of_threads() {
     let mut batch = mixed(24, 1);
     batch.iter_mut().for_each(|(_, config)| config.max_new_tokens += 60);
     // One request after another, each prompt in one step.
@@ -90,7 +90,7 @@ fn f01_f11_tokens_are_the_same_alone_in_a_batch_in_chunks_and_on_any_number_of_t
 }
 
 #[test]
-fn f04_logits_are_the_same_alone_and_in_a_batch_to_the_last_bit() {
+fn logits_are_the_same_alone_and_in_a_batch_to_the_last_bit() {
     let prompts: Vec<Vec<u32>> = mixed(16, 2).into_iter().map(|m| m.0).collect();
     let single = engine(Watched::tiny("auto", 1, 512, 64), 1, 0);
     let many = engine(Watched::tiny("auto", 2, 70, 96), 16, 0);
@@ -100,9 +100,7 @@ fn f04_logits_are_the_same_alone_and_in_a_batch_to_the_last_bit() {
 }
 
 #[test]
-fn f04_f22_neither_padding_nor_a_longer_neighbour_changes_a_bit_of_a_sequences_logits() {
-    // Mistakes 2, 3, 4 and 19 of the originals: padding with a real token that is attended to, and quantised with
-    // the rest; logits taken at the padded end.
+fn neither_padding_nor_a_longer_neighbour_changes_a_bit_of_a_sequences_logits() {
     let of =
         |threads| GpuInferenceEngine::on(Arc::new(engine(Watched::tiny("auto", threads, 200, 64), 8, 0)));
     let bits = |row: &Vec<f32>| row.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
@@ -155,8 +153,7 @@ impl Model for Flaky {
 }
 
 #[test]
-fn f16_a_step_that_fails_loses_nobodys_cache() {
-    // Mistake 26 of the originals: the caches are taken out for the forward pass, and gone when it fails.
+fn a_step_that_fails_loses_nobodys_cache() {
     let mut batch = mixed(12, 5);
     batch.iter_mut().for_each(|(_, config)| config.max_new_tokens += 20);
     let single = engine(Watched::tiny("auto", 1, 512, 64), 1, 0);
@@ -169,8 +166,7 @@ fn f16_a_step_that_fails_loses_nobodys_cache() {
 }
 
 #[test]
-fn f12_a_request_holds_the_blocks_of_its_own_length_and_not_of_the_longest() {
-    // Mistake 27 of the originals: every cache as large as that of the longest prompt.
+fn a_request_holds_the_blocks_of_its_own_length_and_not_of_the_longest() {
     let prompts: Vec<_> =
         [300, 3, 4, 5, 6, 7].map(|n| (0..n).map(|i| i * 31 % 500).collect::<Vec<u32>>()).into();
     let config = GenerationConfig { max_new_tokens: 8, ignore_eos: true, ..GenerationConfig::default() };
@@ -184,8 +180,7 @@ fn f12_a_request_holds_the_blocks_of_its_own_length_and_not_of_the_longest() {
 }
 
 #[test]
-fn f11_the_logits_after_a_prompt_depend_on_every_token_before_and_on_their_order() {
-    // Mistake 30 of the originals: each token attends to itself alone, and knows no position.
+fn the_logits_after_a_prompt_depend_on_every_token_before_and_on_their_order() {
     let single = engine(Watched::tiny("auto", 1, 512, 64), 4, 0);
     let prompt: Vec<u32> = (1..90).collect();
     let mut others = vec![prompt.clone()];
@@ -204,7 +199,7 @@ fn f11_the_logits_after_a_prompt_depend_on_every_token_before_and_on_their_order
 }
 
 #[test]
-fn f02_kernel_calls_do_not_grow_with_the_number_of_requests() {
+fn kernel_calls_do_not_grow_with_the_number_of_requests() {
     let config = GenerationConfig { max_new_tokens: 10, ..GenerationConfig::default() };
     let calls = |requests: u32| {
         let model = Watched::tiny("auto", 1, 64, 64);
@@ -219,7 +214,7 @@ fn f02_kernel_calls_do_not_grow_with_the_number_of_requests() {
 }
 
 #[test]
-fn f30_a_benchmark_on_real_kernels_finds_batch_and_single_equal() {
+fn a_benchmark_on_real_kernels_finds_batch_and_single_equal() {
     let gpu = GpuInferenceEngine::new(Watched::tiny("auto", 2, 256, 64), EngineConfig::default()).unwrap();
     let rows = gpu.benchmark(&[20], &[1, 8]).unwrap();
     println!("tiny, 8 at once: {:.2} times one", gpu.batch_throughput_factor(8).unwrap());
@@ -227,7 +222,7 @@ fn f30_a_benchmark_on_real_kernels_finds_batch_and_single_equal() {
 }
 
 #[test]
-fn f26_f32_without_a_usable_gpu_the_engine_on_cuda_is_a_typed_error_with_its_cure() {
+fn without_a_usable_gpu_the_engine_on_cuda_is_a_typed_error_with_its_cure() {
     let tiny = Synthetic::named("tiny").unwrap();
     let limits = Limits { max_tokens: 64, max_logit_rows: 8, kv_blocks: 16 };
     let start =

@@ -32,8 +32,8 @@ fn histogram(logits: &[f32], config: &GenerationConfig) -> Vec<usize> {
 }
 
 #[test]
-fn f25_zero_temperature_and_top_k_one_take_the_first_of_equal_maxima() {
-    // Mistake 20 of the originals: `max_by` keeps the last of equal values.
+fn zero_temperature_and_top_k_one_take_the_first_of_equal_maxima() {
+    // `max_by` would keep the last of equal values.
     let row = [1.0, 3.0, -0.0, 3.0, 3.0];
     assert_eq!(draw(&row, &GenerationConfig { temperature: 0.0, ..config() }, 0), Ok(1));
     assert_eq!(draw(&row, &GenerationConfig { top_k: 1, temperature: 5.0, ..config() }, 0), Ok(1));
@@ -41,8 +41,8 @@ fn f25_zero_temperature_and_top_k_one_take_the_first_of_equal_maxima() {
 }
 
 #[test]
-fn f25_a_nan_anywhere_is_an_error_that_names_its_token() {
-    // Mistake 20 of the originals: `partial_cmp().unwrap_or(Equal)` lets NaN win or lose in silence.
+fn a_nan_anywhere_is_an_error_that_names_its_token() {
+    // With `partial_cmp().unwrap_or(Equal)`, a NaN would win or lose without an error.
     for len in [1, 5, 16, 17, 40] {
         for bad in 0..len {
             let mut row = vec![0.5; len];
@@ -67,7 +67,7 @@ fn infinite_logits_have_their_limits() {
 }
 
 #[test]
-fn f25_temperature_sharpens_and_flattens() {
+fn temperature_sharpens_and_flattens() {
     let row = [2.0, 1.0, 0.0];
     for (temperature, want) in [(1.0, [0.665, 0.245, 0.090]), (2.0, [0.506, 0.307, 0.186])] {
         let counts = histogram(&row, &GenerationConfig { temperature, ..config() });
@@ -198,7 +198,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn f25_the_sampler_draws_what_a_sorted_row_would_give(
+    fn the_sampler_draws_what_a_sorted_row_would_give(
         row in proptest::collection::vec(-6i32..6, 1..300),
         noise in any::<u64>(),
         temperature in 0.2f32..3.0,

@@ -97,7 +97,7 @@ fn play(arrivals: &[(u64, usize, usize)]) -> Trace {
 }
 
 #[test]
-fn f20_a_trickle_is_served_at_once_and_moves_nothing() {
+fn a_trickle_is_served_at_once_and_moves_nothing() {
     let arrivals: Vec<_> = (0..50).map(|i| (i * 400_000, 30, 20)).collect();
     let trace = play(&arrivals);
     assert!(trace.steps.iter().all(|s| s.batch_size == 4 && s.load.decodes <= 1), "{:?}", trace.steps);
@@ -107,7 +107,7 @@ fn f20_a_trickle_is_served_at_once_and_moves_nothing() {
 }
 
 #[test]
-fn f20_a_burst_grows_the_batch_by_one_a_step_and_keeps_the_goal() {
+fn a_burst_grows_the_batch_by_one_a_step_and_keeps_the_goal() {
     let arrivals: Vec<_> = (0..40).map(|_| (1000, 20, 60)).collect();
     let trace = play(&arrivals);
     let sizes: Vec<usize> = trace.steps.iter().map(|s| s.batch_size).collect();
@@ -122,7 +122,7 @@ fn f20_a_burst_grows_the_batch_by_one_a_step_and_keeps_the_goal() {
 }
 
 #[test]
-fn f20_a_flood_with_one_long_prompt_keeps_the_goal_and_the_long_one_ends() {
+fn a_flood_with_one_long_prompt_keeps_the_goal_and_the_long_one_ends() {
     let mut arrivals: Vec<_> = (0..120).map(|i| (i * 20_000, 20, 50)).collect();
     arrivals.insert(30, (30 * 20_000, 2048, 10));
     let trace = play(&arrivals);
@@ -141,7 +141,7 @@ fn f20_a_flood_with_one_long_prompt_keeps_the_goal_and_the_long_one_ends() {
 }
 
 #[test]
-fn f20_chunks_of_a_long_prompt_shorten_as_its_attention_grows() {
+fn chunks_of_a_long_prompt_shorten_as_its_attention_grows() {
     let mut arrivals: Vec<_> = (0..4).map(|_| (0, 20, 400)).collect();
     arrivals.push((500_000, 2048, 1));
     let trace = play(&arrivals);

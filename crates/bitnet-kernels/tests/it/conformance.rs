@@ -7,8 +7,7 @@ use half::f16;
 
 #[test]
 fn every_isa_and_thread_count_equals_the_reference_bit_for_bit() {
-    // Mistake 43 of the originals: a running maximum overwritten while it is used. Some cases attend over several
-    // segments, whose maximum scores come in any order.
+    // Some cases attend over several segments, whose maximum scores come in any order.
     for isa in Isa::available() {
         // Other cache types run with one number of threads: stored values do not depend on it.
         let others = KvType::ALL[1..].iter().map(|&kv| (2, kv));
@@ -27,7 +26,6 @@ fn every_isa_and_thread_count_equals_the_reference_bit_for_bit() {
 /// Products of the largest magnitudes of int8 and trits: 16-bit sums must be widened in time.
 #[test]
 fn extreme_activations_do_not_overflow_any_level() {
-    // Mistake 41 of the originals: signed weights in unsigned tiles.
     for isa in Isa::available() {
         // The last exceeds what the sums of one token hold when planes are masked in place.
         for k in [64, 240, 256, 8640, 16384, 1 << 20] {

@@ -51,7 +51,7 @@ fn assert_same(a: &Checkpoint, b: &Checkpoint, target: Target, what: &str) {
 }
 
 #[test]
-fn f36_every_conversion_that_shapes_allow_keeps_trits_scales_and_vocabulary() {
+fn every_conversion_that_shapes_allow_keeps_trits_scales_and_vocabulary() {
     let mut done = Vec::new();
     for path in FOLDERS.into_iter().chain(GGUFS) {
         let from = open(path);

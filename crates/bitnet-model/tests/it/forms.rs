@@ -12,7 +12,7 @@ fn hashes(path: &str) -> Vec<(String, String, f32)> {
 }
 
 #[test]
-fn f36_every_gguf_form_has_the_trits_of_the_safetensors() {
+fn every_gguf_form_has_the_trits_of_the_safetensors() {
     for path in GGUFS {
         let folder = path.split_once('/').unwrap().0;
         let (expected, actual) = (hashes(folder), hashes(path));

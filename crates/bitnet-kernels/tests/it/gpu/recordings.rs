@@ -39,7 +39,6 @@ fn launches_are_recorded_when_they_come_again_and_replayed_only_if_all_are_equal
         assert_eq!(step(&mut gpu, ROWS, &a, &mut out), of_a);
         assert_eq!(counts(&gpu), (1, again));
     }
-    // Mistake 42 of the originals: a recorded step is run again because it is of the same size.
     // Another address, or fewer blocks: each differs in one number, and neither equals the recording.
     let of_b = step(&mut gpu, ROWS, &b, &mut out);
     assert_ne!(of_a, of_b);
