@@ -152,6 +152,7 @@ impl From<InvalidRequest> for ApiError {
                 Self::new(StatusCode::BAD_REQUEST, "context_length_exceeded", message).about("prompt")
             }
             InvalidRequest::NoText => ApiError::field("stop", message),
+            InvalidRequest::NothingPrompted { .. } => ApiError::field("generated_tokens", message),
             _ => ApiError::field("prompt", message),
         }
     }

@@ -7,7 +7,7 @@ use std::{
 };
 
 use bitnet_inference::{
-    End, FinishReason, Priority, RequestError, RequestHandle, SubmitError, TokenLogprobs, Update,
+    End, FinishReason, Priority, Request, RequestError, RequestHandle, SubmitError, TokenLogprobs, Update,
 };
 use bitnet_model::{DecodeStream, Tokenizer};
 
@@ -152,12 +152,22 @@ impl Answers {
             }
         };
         let tokenizer = service.model.tokenizer.as_ref();
-        let choice = || Choice { text: tokenizer.map(Tokenizer::stream), tokens: 0, offset: 0, begun: false };
+        let choice = |request: &Request| {
+            let text = tokenizer.map(|tokenizer| {
+                let mut text = tokenizer.stream();
+                // A character may have begun in them.
+                for &token in &request.prompt[request.prompt.len() - request.generated..] {
+                    text.push(token);
+                }
+                text
+            });
+            Choice { text, tokens: 0, offset: 0, begun: false }
+        };
         let open = job.choices();
         Ok(Answers {
             handles,
             n: job.n,
-            choices: (0..open).map(|_| choice()).collect(),
+            choices: (0..open).map(|i| choice(&job.requests[i / job.n])).collect(),
             open,
             turns: (job.stream && open > 1).then(|| Turns::new(open)),
             keeps_text: !job.stream,

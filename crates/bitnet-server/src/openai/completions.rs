@@ -6,7 +6,7 @@ use axum::{
     extract::{Request, State},
     response::Response,
 };
-use bitnet_inference::InvalidRequest;
+use bitnet_inference::{GenerationConfig, InvalidRequest};
 use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 
@@ -71,6 +71,24 @@ pub(super) fn best_of(fields: &mut Fields<'_>, n: usize) -> Result<(), ApiError>
         Some(best_of) if best_of != n => Err(ApiError::unsupported("best_of", "another number than n")),
         _ => Ok(()),
     }
+}
+
+/// Takes `generated_tokens`: how many of the prompt's last tokens are the beginning of the answer, which another server
+/// has generated. All other fields mean what they meant there.
+pub(super) fn generated(
+    fields: &mut Fields<'_>,
+    prompts: usize,
+    config: &GenerationConfig,
+) -> Result<usize, ApiError> {
+    let problem = match fields.take("generated_tokens")?.unwrap_or(0) {
+        0 => return Ok(0),
+        _ if prompts > 1 => "it needs a single prompt",
+        _ if !config.stop_strings.is_empty() => {
+            "it cannot be combined with stop: a stop string may begin in these tokens"
+        }
+        generated => return Ok(generated),
+    };
+    Err(ApiError::field("generated_tokens", problem))
 }
 
 /// The maximum number of new tokens: 16 by default, as with OpenAI.

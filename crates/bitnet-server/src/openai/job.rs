@@ -110,9 +110,11 @@ impl Job {
         let stream = fields.take("stream")?.unwrap_or(false);
         let include_usage = stream_options(&mut fields, stream)?;
         let token_ids = fields.take("return_token_ids")?.unwrap_or(false) || model.tokenizer.is_none();
+        let mut generated = 0;
         match endpoint {
             Endpoint::Completions => {
                 completions::best_of(&mut fields, config.n)?;
+                generated = completions::generated(&mut fields, prompts.len(), &config)?;
                 config.echo = fields.take("echo")?.unwrap_or(false);
                 harmless::of_completions(&mut fields)?;
             }
@@ -128,6 +130,7 @@ impl Job {
         config.seed = Some(seed);
         let (n, logprobs, echo) = (config.n, config.logprobs.is_some(), config.echo);
         let request = |prompt: Vec<u32>| Request {
+            generated,
             priority,
             timeout: Some(reading.remaining()),
             salt,

@@ -519,3 +519,63 @@ fn paths_and_methods_that_do_not_exist_are_told_as_errors() {
     assert_eq!(server.call("DELETE", "/v1/models", &[], b"").refusal().0, 405);
     assert!(server.get("/").text().contains("<html"));
 }
+
+#[test]
+fn a_server_goes_on_with_the_text_of_another_exactly() {
+    let server = demo_server();
+    let prompt = json!([73, 300, 41]);
+    let asked = |prompt: Value, more: &Value, fields: Value| {
+        let mut body = json!({"prompt": prompt, "max_tokens": 24, "seed": 11, "temperature": 1.2,
+            "return_token_ids": true});
+        for fields in [more, &fields] {
+            body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        }
+        server.post(COMPLETIONS, &body).ok()["choices"][0].clone()
+    };
+    let penalties = json!({"frequency_penalty": 1.5, "presence_penalty": 1.5});
+    let mut forgotten = 0;
+    for more in [
+        json!({}),
+        penalties.clone(),
+        json!({"guided_regex": "[a-z]{3}( [a-z]{3}){2}, [A-Z]{5}"}),
+        json!({"min_tokens": 20, "logit_bias": {"2047": 60}}),
+        json!({"ignore_eos": true, "logprobs": 0}),
+    ] {
+        let whole = asked(prompt.clone(), &more, json!({}));
+        let ids = token_ids(&whole);
+        assert!(ids.len() > 4, "{more}: {whole}");
+        for cut in [1, ids.len() / 2, ids.len() - 1] {
+            let begun: Vec<u32> = serde_json::from_value::<Vec<u32>>(prompt.clone())
+                .unwrap()
+                .into_iter()
+                .chain(ids[..cut].to_vec())
+                .collect();
+            let rest = asked(json!(begun), &more, json!({"generated_tokens": cut}));
+            assert_eq!(token_ids(&rest), ids[cut..], "{more} after {cut}");
+            assert_eq!(rest["finish_reason"], whole["finish_reason"], "{more} after {cut}");
+            assert!(
+                whole["text"].as_str().unwrap().ends_with(rest["text"].as_str().unwrap()),
+                "{whole} {rest}"
+            );
+            if more == penalties {
+                forgotten += usize::from(token_ids(&asked(json!(begun), &more, json!({}))) != ids[cut..]);
+            }
+        }
+    }
+    assert!(forgotten > 0, "the penalties must depend on what has been generated");
+}
+
+#[test]
+fn a_beginning_that_cannot_be_continued_is_refused_by_name() {
+    let server = demo_server();
+    for (body, told) in [
+        (json!({"prompt": [5, 6], "generated_tokens": 2}), "at least one must belong to the prompt"),
+        (json!({"prompt": [[5, 6], [7, 8]], "generated_tokens": 1}), "a single prompt"),
+        (json!({"prompt": [5, 6], "generated_tokens": 1, "stop": "x"}), "cannot be combined with stop"),
+        (json!({"prompt": [5, 6], "generated_tokens": -1}), "generated_tokens"),
+    ] {
+        let reply = server.post(COMPLETIONS, &body);
+        assert_eq!(reply.refusal(), (400, Some("generated_tokens".into())), "{body}");
+        assert!(reply.text().contains(told), "{body}: {}", reply.text());
+    }
+}

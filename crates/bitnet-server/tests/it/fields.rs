@@ -191,6 +191,12 @@ fn cases() -> Vec<Case> {
         case(CHAT, "top_k", json!({"top_k": 5.0}), "honoured"),
         case(COMPLETIONS, "guided_regex", json!({"guided_regex": "[a-z]{3}"}), "honoured"),
         case(COMPLETIONS, "guided_choice", json!({"guided_choice": ["yes", "no"]}), "honoured"),
+        case(
+            COMPLETIONS,
+            "generated_tokens",
+            json!({"prompt": [5, 6, 7], "generated_tokens": 1}),
+            "honoured",
+        ),
         case(COMPLETIONS, "cache_prompt", json!({"cache_prompt": true}), "accepted"),
     ]
 }
