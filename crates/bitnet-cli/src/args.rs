@@ -315,6 +315,9 @@ pub struct ServeArgs {
     /// Maximum time for requests to finish when the server is told to end
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time)]
     pub drain_timeout: Duration,
+    /// Minimum time for which the server still answers after SIGTERM, new requests with 503, so that a proxy notices
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = time)]
+    pub linger: Duration,
     /// Maximum number of open connections
     #[arg(long, value_name = "N", default_value_t = 4096)]
     pub max_connections: usize,

@@ -8,7 +8,8 @@ use crate::{
 };
 use bitnet_inference::DrainReport;
 
-/// Serves until SIGTERM or SIGINT, then drains; a second signal ends the process at once, with exit code 1.
+/// Serves until SIGTERM or SIGINT, then drains; a second signal ends the process at once, with exit code 1. After SIGTERM
+/// it still answers for `linger`, with refusals, so that a proxy notices; SIGINT comes from a person, who need not wait.
 ///
 /// # Errors
 /// If the async runtime or the signal handlers cannot be set up, or the listener cannot be used.
@@ -17,6 +18,7 @@ pub fn run(
     app: Arc<App>,
     limits: ConnectionLimits,
     drain: Duration,
+    linger: Duration,
 ) -> io::Result<DrainReport> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -27,12 +29,13 @@ pub fn run(
     let report = runtime.block_on(async {
         let mut signals = Signals::new()?;
         let end = async move {
-            signals.next().await;
+            let by_hand = signals.next().await;
             tracing::info!(target: "bitnet::server", "finishing requests; a second signal ends the process at once");
             tokio::spawn(async move {
                 signals.next().await;
                 std::process::exit(1);
             });
+            if by_hand { Duration::ZERO } else { linger }
         };
         serve(listener, app, limits, drain, end).await
     });
@@ -54,10 +57,11 @@ impl Signals {
         Ok(Signals { kinds: [signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?] })
     }
 
+    /// Whether the next signal is SIGINT.
     #[cfg(unix)]
-    async fn next(&mut self) {
+    async fn next(&mut self) -> bool {
         let [term, int] = &mut self.kinds;
-        tokio::select! { _ = term.recv() => {}, _ = int.recv() => {} }
+        tokio::select! { _ = term.recv() => false, _ = int.recv() => true }
     }
 
     #[cfg(not(unix))]
@@ -66,10 +70,11 @@ impl Signals {
     }
 
     #[cfg(not(unix))]
-    async fn next(&mut self) {
+    async fn next(&mut self) -> bool {
         // Without a handler, Ctrl-C ends the process by itself.
         if tokio::signal::ctrl_c().await.is_err() {
             std::future::pending::<()>().await;
         }
+        true
     }
 }

@@ -87,8 +87,8 @@ pub fn run(common: &Common, args: &ServeArgs) -> Result<(), CliError> {
             |e| CliError::refused(e, "threads", "close other programs, or raise the limit on threads");
         let load = thread::Builder::new().name("loading".into()).spawn_scoped(scope, load);
         let load = load.map_err(no_thread)?;
-        let report =
-            bitnet_server::run(listener, Arc::clone(&app), limits, args.drain_timeout).map_err(cannot);
+        let report = bitnet_server::run(listener, Arc::clone(&app), limits, args.drain_timeout, args.linger)
+            .map_err(cannot);
         if report.is_ok() && !load.is_finished() {
             // The model is no longer needed, and a download could keep its thread busy for long.
             exit(0);

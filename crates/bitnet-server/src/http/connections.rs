@@ -2,7 +2,14 @@
 
 use std::{io, net::TcpListener, pin::pin, sync::Arc, time::Duration};
 
-use axum::{Router, body::Body};
+use axum::{
+    Router,
+    body::Body,
+    extract::{Request, State},
+    http::{HeaderValue, header},
+    middleware::{Next, from_fn_with_state},
+    response::Response,
+};
 use bitnet_inference::DrainReport;
 use hyper::server::conn::http1;
 use hyper_util::{
@@ -54,8 +61,8 @@ const GRACE: Duration = Duration::from_millis(500);
 const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// Serves until `end` completes; then refuses new requests, finishes the others, and closes all connections. This takes
-/// at most `drain`, even if a step of the model hangs. The probes answer until everything is finished, so that a proxy
-/// can see what happens.
+/// at most `drain`, even if a step of the model hangs, and at least the time that `end` returns. Until then the probes
+/// and the refusals are answered, so that a proxy notices before its next request finds nobody.
 ///
 /// # Errors
 /// If the listener cannot be used with the async runtime.
@@ -64,22 +71,28 @@ pub async fn serve(
     app: Arc<App>,
     limits: ConnectionLimits,
     drain: Duration,
-    end: impl Future<Output = ()>,
+    end: impl Future<Output = Duration>,
 ) -> io::Result<DrainReport> {
     let hosts = Hosts::of(listener.local_addr()?.ip(), &app.config.allow_hosts);
     listener.set_nonblocking(true)?;
     let listener = tokio::net::TcpListener::from_std(listener)?;
     let places = Arc::new(Semaphore::new(limits.connections));
     let open = GracefulShutdown::new();
-    let routes = router_for(Arc::clone(&app), hosts);
+    let routes = router_for(Arc::clone(&app), hosts).layer(from_fn_with_state(Arc::clone(&app), last_answer));
     let drained = pin!(async {
-        end.await;
+        let linger = end.await.min(drain);
+        let noticed = Instant::now() + linger.min(FOREVER);
         let last = Instant::now() + drain.min(FOREVER);
         // The rest is for writing the last answers, including errors for requests that ran out of time.
         let compute = drain - (drain / 5).min(WRITING);
-        let drained = tokio::task::spawn_blocking(move || app.drain(compute));
+        let served = app.loaded().is_some();
+        let ending = Arc::clone(&app);
+        let drained = tokio::task::spawn_blocking(move || ending.drain(compute));
         // A step that hangs blocks the engine's thread, and therefore also the drain that joins it.
         let report = tokio::time::timeout(compute.min(FOREVER) + GRACE.min(drain / 20), drained).await;
+        if served {
+            tokio::time::sleep_until(noticed).await;
+        }
         (report.ok().and_then(Result::ok), last)
     });
     let accepting = async {
@@ -96,10 +109,25 @@ pub async fn serve(
         () = accepting => unreachable!("accepting never ends"),
         drained = drained => drained,
     };
-    // All answers are complete; only writing them remains.
+    // All answers are complete; only writing them remains, and telling clients that are already connected.
+    let listener = listener.into_std()?;
+    while let (Ok((stream, _)), Ok(place)) = (listener.accept(), Arc::clone(&places).try_acquire_owned()) {
+        if let Ok(stream) = TcpStream::from_std(stream) {
+            accept(stream, place, routes.clone(), limits, open.watcher());
+        }
+    }
     drop(listener);
     let written = tokio::time::timeout_at(last, open.shutdown()).await;
     Ok(DrainReport { complete: report.is_some_and(|report| report.complete) && written.is_ok() })
+}
+
+/// Tells clients of a server that ends to send their next request on another connection.
+async fn last_answer(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    let mut response = next.run(request).await;
+    if app.loaded().is_some() && app.service().is_err() {
+        response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    response
 }
 
 fn accept(

@@ -2,7 +2,7 @@
 
 use std::{
     io::{Read, Write},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use bitnet_inference::{EngineConfig, sim::mix};
@@ -196,6 +196,44 @@ fn told_to_end_it_refuses_new_requests_and_finishes_those_it_has() {
     }
     drop(streams);
     assert!(server.join().complete);
+}
+
+#[test]
+fn told_to_end_with_nothing_to_do_it_still_answers_until_a_proxy_has_noticed() {
+    let app = hashes(Box::new(|_, _| Ok(())), EngineConfig::default(), ServerConfig::default());
+    let linger = Duration::from_secs(3);
+    let mut server = Server::lingering(app, ConnectionLimits::default(), SOON, linger);
+    let (mut kept, mut fresh) = (server.connect(), server.connect());
+    let ask = request("GET", "/ready", &[], b"");
+    let ask = String::from_utf8(ask).unwrap().replace("connection: close\r\n", "");
+    kept.write_all(ask.as_bytes()).unwrap();
+    let mut answer = [0; 4096];
+    let length = kept.read(&mut answer).unwrap();
+    assert!(answer[..length].starts_with(b"HTTP/1.1 200"));
+    let begun = Instant::now();
+    server.end();
+    server.until("it is not ready", |s| s.get("/ready").status == 503);
+    assert_eq!(server.post(COMPLETIONS, &json!({"prompt": [1]})).status, 503);
+    // Connections from before are answered once more, and closed.
+    for connection in [&mut kept, &mut fresh] {
+        connection.write_all(ask.as_bytes()).unwrap();
+        let mut answer = String::new();
+        connection.read_to_string(&mut answer).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 503") && answer.contains("connection: close"), "{answer}");
+    }
+    assert!(server.join().complete);
+    assert!(begun.elapsed() >= linger);
+}
+
+#[test]
+fn told_to_end_before_it_has_a_model_it_lingers_for_nobody() {
+    let linger = Duration::from_secs(20);
+    let app = App::new(ServerConfig::default());
+    let server = Server::lingering(app, ConnectionLimits::default(), SOON, linger);
+    assert_eq!(server.get("/live").status, 200);
+    let begun = Instant::now();
+    assert!(server.join().complete);
+    assert!(begun.elapsed() < linger);
 }
 
 #[test]

@@ -27,6 +27,11 @@ pub struct Server {
 
 impl Server {
     pub fn start(app: Arc<App>, limits: ConnectionLimits, drain: Duration) -> Server {
+        Self::lingering(app, limits, drain, Duration::ZERO)
+    }
+
+    /// A server that still answers for `linger` after it is told to end.
+    pub fn lingering(app: Arc<App>, limits: ConnectionLimits, drain: Duration, linger: Duration) -> Server {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let (end, ended) = oneshot::channel();
@@ -35,6 +40,7 @@ impl Server {
             let runtime = { runtime }.worker_threads(2).enable_all().build().unwrap();
             let end = async {
                 let _ = ended.await;
+                linger
             };
             runtime.block_on(serve(listener, app, limits, drain, end)).unwrap()
         });
