@@ -6,8 +6,6 @@ mkdir -p "$image/models" "$image/tmp"
 chmod 1777 "$image/tmp"
 chown 65532:65532 "$image/models"
 cp "$program" "$image/bitnet"
-# Called as `wget` it is nothing else.
-cp /bin/busybox "$image/wget"
 # The libraries at the places where the loader looks for them.
 ldd "$program" | grep -o '/[^ ]*' | while read -r library; do
     mkdir -p "$image$(dirname "$library")"
