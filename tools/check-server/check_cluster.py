@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Checks two replicas behind HAProxy under load, overload, shutdown, kills, restarts and hang-ups; prints a line for each.
+"""Checks two replicas behind HAProxy, and two workers behind NVIDIA Dynamo, under load, overload, shutdown, kills,
+restarts and hang-ups; prints a line for each.
 
     cargo xtask cluster-smoke
     python3 check_cluster.py target/release/bitnet
 
-`--quick` does not judge what depends on the speed of the machine. The job over three workers needs the Python packages ray and pyarrow.
+`--quick` does not judge what depends on the speed of the machine. The checks of Dynamo need its Python packages, as
+deploy/README.md installs them, and the job over three workers needs ray and pyarrow; without them they are skipped.
 """
 import argparse
 import http.client
@@ -36,19 +38,34 @@ class There(Server):
     def __init__(self, host):
         self.host = host
 
+    def plain(self, text):
+        """What an answer says, whichever request asked for it."""
+        return unnamed(text)
+
+    def whole(self, body):
+        answer = self.ask(body)
+        text = answer.read()
+        assert answer.status == 200 and b'"error"' not in text, text
+        return self.plain(text)
+
 
 class Cluster(There):
     """`cluster.py` on a free port."""
 
-    def __init__(self, binary, *flags, places, queue, serve=()):
+    script, names = DEPLOY / "haproxy/cluster.py", ("replica1", "replica2")
+    refusal = {"retry-after"}  # headers
+
+    def __init__(self, binary, *flags, places, queue, serve=(), env={}):
         with socket.create_server(("127.0.0.1", 0)) as free:
             super().__init__(f"127.0.0.1:{free.getsockname()[1]}")
         port = self.host.split(":")[1]
-        command = [sys.executable, DEPLOY / "haproxy/cluster.py", "demo", "--binary", binary, "--port", port]
+        command = [sys.executable, self.script, "demo", "--binary", binary, "--port", port]
         command += ["--threads", "1", "--places", str(places), "--queue", str(queue), *flags]
         command += ["--", "--device", "cpu", "--log", "off", *serve]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        self.pids, self.hosts, self.joins, self.rolls, self.said = {}, {}, [], 0, []
+        self.process = subprocess.Popen(
+            command, env=os.environ | env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        self.pids, self.servers, self.hosts, self.joins, self.rolls, self.said = {}, {}, {}, [], 0, []
         self.up = threading.Event()
         threading.Thread(target=self.errors, daemon=True).start()
         threading.Thread(target=self.listen, daemon=True).start()
@@ -60,7 +77,9 @@ class Cluster(There):
                 self.hosts[found[1]], self.pids[found[1]] = found[2], int(found[3])
             if found := re.match(r"(\w+) takes requests again", line):
                 self.joins.append(found[1])
-            self.rolls += "all replicas were restarted" in line
+            if found := re.search(r"server process (\d+)", line):
+                self.servers[line.split()[0]] = int(found[1])
+            self.rolls += "were restarted" in line
             if "is served on" in line:
                 self.up.set()
         self.up.set()
@@ -84,11 +103,23 @@ class Cluster(There):
             assert time.monotonic() < end, "".join(self.said)
             time.sleep(0.02)
 
-    def signal(self, name, number):
+    def signal(self, name, number, pid=None):
         """Signals a replica, and waits until it has restarted and accepts requests."""
         before = len(self.joins)
-        os.kill(self.pids[name], number)
+        os.kill(pid or self.pids[name], number)
         self.until(lambda: self.joins[before:] == [name])
+
+
+class Workers(Cluster):
+    """The same behind Dynamo, whose answers have other names and the current time."""
+
+    script, names, refusal = DEPLOY / "dynamo/cluster.py", ("worker1", "worker2"), set()
+
+    def ask(self, body, headers=()):
+        return super().ask(body | {"model": "demo"}, headers)
+
+    def plain(self, text):
+        return re.sub(rb"cmpl-[0-9a-f-]{36}", b"NAME", re.sub(rb'"created":\d+', b'"created":0', text))
 
 
 def sizes(metrics):
@@ -141,8 +172,8 @@ def with_resume(server, body, begun, lost):
     raise AssertionError("a stream could not be resumed")
 
 
-def split(binary, quick):
-    with Cluster(binary, places=4, queue=64) as cluster:
+def split(start, binary, quick):
+    with start(binary, places=4, queue=64) as cluster:
         before = [sizes(one.metrics()) for one in cluster.replicas()]
         clients = [lambda i=i: [cluster.whole(stream(i * 20 + j, 20)) for j in range(20)] for i in range(16)]
         together(clients)
@@ -153,8 +184,8 @@ def split(binary, quick):
     return f"320 requests: {got[0]:.0f} and {got[1]:.0f}"
 
 
-def overload(binary, quick):
-    with Cluster(binary, places=4, queue=8) as cluster:
+def overload(start, binary, quick):
+    with start(binary, places=4, queue=8) as cluster:
         bodies = [stream(i, 60) for i in range(64)]
         want = alone(cluster, bodies)
         seen = {}
@@ -165,19 +196,21 @@ def overload(binary, quick):
                 text = answer.read()
                 seen[answer.status] = seen.get(answer.status, 0) + 1
                 if answer.status == 200:
-                    assert unnamed(text) == want[i], text
+                    assert cluster.plain(text) == want[i], text
                 else:
-                    assert answer.headers["retry-after"] and json.loads(text)["error"]["code"], text
+                    assert all(answer.headers[name] for name in start.refusal) and b'"code":' in text, text
                     time.sleep(0.05)
 
         together([lambda i=i: client(i) for i in range(64)])
     assert set(seen) == {200, 429} and sum(seen.values()) == 256, seen
-    return f"64 clients for 16 places and waits: {seen[200]} answered 200 with the right bytes, {seen[429]} refused 429"
+    room = 16 if start is Cluster else 24  # the queue is the proxy's, or each worker's
+    answered = f"{seen[200]} answered 200 with the right bytes, {seen[429]} refused 429"
+    return f"64 clients for {room} places and waits: {answered}"
 
 
-def ends(binary, quick):
+def ends(start, binary, quick):
     # With spare capacity, so that the replica that shuts down also gets requests.
-    with Cluster(binary, places=12, queue=64) as cluster:
+    with start(binary, places=12, queue=64) as cluster:
         bodies, brief = [stream(i, 450) for i in range(16)], stream(0, 1)
         want, want_brief = alone(cluster, bodies), cluster.whole(brief)
         begun, ended = threading.Barrier(19, timeout=60), threading.Event()
@@ -186,7 +219,7 @@ def ends(binary, quick):
             answer = cluster.ask(bodies[i])
             text = answer.readline()
             begun.wait()
-            assert unnamed(text + answer.read()) == want[i], i
+            assert cluster.plain(text + answer.read()) == want[i], i
 
         def short():
             begun.wait()
@@ -199,7 +232,7 @@ def ends(binary, quick):
         def end():
             begun.wait()
             try:
-                cluster.signal("replica1", signal.SIGTERM)
+                cluster.signal(start.names[0], signal.SIGTERM)
             finally:
                 ended.set()
 
@@ -207,8 +240,33 @@ def ends(binary, quick):
     return f"16 streams and {one + two} requests beside them: none failed, all bytes right"
 
 
-def kills(binary, quick):
-    with Cluster(binary, places=16, queue=64) as cluster:
+def idle_ends(start, binary, quick):
+    """SIGTERM to a replica that has little to do, so that requests arrive in the moment in which it ends."""
+    with start(binary, places=12, queue=64) as cluster:
+        brief, ended, rounds = stream(0, 1), threading.Event(), 5
+        want = cluster.whole(brief)
+
+        def client():
+            count = 0
+            while not ended.is_set():
+                assert cluster.whole(brief) == want
+                count += 1
+            return count
+
+        def end():
+            try:
+                for i in range(rounds):
+                    time.sleep(0.2)
+                    cluster.signal(start.names[i % 2], signal.SIGTERM)
+            finally:
+                ended.set()
+
+        *counts, _ = together([*[client] * 6, end])
+    return f"{rounds} times a replica with little to do: none of {sum(counts)} requests failed"
+
+
+def resumes(start, binary, quick):
+    with start(binary, places=16, queue=64) as cluster:
         bodies = [stream(i, 300, temperature=i % 3 / 2, n=1 + i % 2) for i in range(16)]
         want, begun, lost = alone(cluster, bodies), threading.Barrier(17, timeout=60), []
 
@@ -223,8 +281,8 @@ def kills(binary, quick):
     return f"16 streams, {len(lost)} broken and resumed with Last-Event-ID: all have the bytes they have undisturbed"
 
 
-def restarts(binary, quick):
-    with Cluster(binary, places=8, queue=64) as cluster:
+def restarts(start, binary, quick):
+    with start(binary, places=8, queue=64) as cluster:
         bodies = [stream(i, 40 + 10 * i) for i in range(8)]
         want, old, done = alone(cluster, bodies), dict(cluster.pids), threading.Event()
 
@@ -245,13 +303,13 @@ def restarts(binary, quick):
 
         *rounds, _ = together([*(lambda i=i: client(i) for i in range(8)), roll])
         assert all(cluster.pids[name] != old[name] for name in old)
-        assert cluster.joins == ["replica1", "replica2"]
+        assert cluster.joins == list(start.names)
     assert all(rounds), rounds
     return f"both replicas were replaced under {sum(rounds)} streams: none failed, all bytes right"
 
 
-def cancels(binary, quick):
-    with Cluster(binary, places=64, queue=64) as cluster:
+def cancels(start, binary, quick):
+    with start(binary, places=64, queue=64) as cluster:
         held = together([lambda i=i: cluster.ask(stream(i, 480)) for i in range(100)])
         [answer.readline() for answer in held]
         used = sum(one.metrics()["bitnet_kv_blocks_used"] for one in cluster.replicas())
@@ -264,7 +322,7 @@ def cancels(binary, quick):
     return f"100 streams hung up, {gone:.0f} before their ends: {used:.0f} blocks free after {took * 1e3:.0f} ms"
 
 
-def joins(binary, quick):
+def joins(start, binary, quick):
     told = []
     others = {"kv int8 instead of f32": ["--kv", "int8"], "model another instead of demo": ["--name", "another"]}
     for other, flags in others.items():
@@ -277,7 +335,70 @@ def joins(binary, quick):
     return f"refused: {', '.join(told)}"
 
 
-def job(binary, quick):
+def moves(start, binary, quick):
+    """A worker, then a server, is killed under streams of every kind, which go on at the other worker."""
+    kinds = [
+        dict(temperature=0.5),
+        dict(temperature=1, presence_penalty=1, frequency_penalty=1),
+        dict(temperature=0, repetition_penalty=1.3),
+        dict(temperature=1.5, top_p=0.9, top_k=50, stop=["the end of all"]),
+        dict(temperature=1, min_tokens=200, ignore_eos=False),
+        dict(temperature=1, logprobs=0),
+    ]
+    with start(binary, places=32, queue=64) as cluster:
+        bodies = [stream(i, 250) | kinds[i % len(kinds)] for i in range(18)]
+        want, moved = alone(cluster, bodies), 0
+        # Dynamo moves no stream that follows a form: it fails by name, or is right.
+        form = stream(3, 250, temperature=1, guided_regex="([a-z]{3} ){60}[A-Z]{3}") | {"ignore_eos": False}
+        wanted = cluster.whole(form)
+        # Without a seed a stream keeps the one it began with.
+        bodies.append({key: value for key, value in stream(0, 250, temperature=1).items() if key != "seed"})
+        for name, pids in ("worker1", cluster.pids), ("worker2", cluster.servers):
+            begun = threading.Barrier(len(bodies) + 3, timeout=60)
+
+            def read(body):
+                answer = cluster.ask(body)
+                text = answer.readline()
+                begun.wait()
+                text += answer.read()
+                if body is form:
+                    assert cluster.plain(text) == wanted or b'"error"' in text, text
+                    return wanted
+                assert answer.status == 200 and text.endswith(b"data: [DONE]\n\n") and b'"error"' not in text, text
+                return cluster.plain(text)
+
+            def kill():
+                begun.wait()
+                there = There(cluster.hosts[name]).metrics()
+                cluster.signal(name, signal.SIGKILL, pids[name])
+                return int(there["bitnet_requests_running"])
+
+            *got, running = together([*(lambda body=body: read(body) for body in [*bodies, form, form]), kill])
+            assert got[: len(want)] == want, [i for i in range(len(want)) if got[i] != want[i]]
+            assert running, "no stream was at the worker that was killed"
+            moved += running
+    told = f"a worker and a server were killed under {2 * len(bodies)} streams, {moved} moved"
+    return f"{told}: all have the bytes they have undisturbed"
+
+
+def strangers(start, binary, quick):
+    told = []
+    others = {"kv int8 instead of f32": ["--kv", "int8"], "model another instead of demo": ["--name", "another"]}
+    hosts = "DYN_TCP_RPC_HOST", "DYN_TCP_RESPONSE_STREAM_HOST", "DYN_EVENT_PLANE_HOST"
+    with tempfile.TemporaryDirectory() as folder:
+        env = {"DYN_FILE_KV": folder, "HF_HUB_OFFLINE": "1"} | {host: "127.0.0.1" for host in hosts}
+        with start(binary, places=4, queue=4, env=env) as cluster:
+            for other, flags in others.items():
+                command = [sys.executable, DEPLOY / "dynamo/worker.py", "demo", "--binary", binary]
+                command += ["--", "--device", "cpu", "--threads", "1", *flags]
+                refused = subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ | env)
+                assert refused.returncode == 1 and other in refused.stderr, (refused.returncode, refused.stderr)
+                told.append(other)
+            assert cluster.whole(stream(1, 20))
+    return f"refused: {', '.join(told)}"
+
+
+def job(start, binary, quick):
     """Runs a file over three engines; kills a worker, a server and then the script itself, which resumes."""
     if importlib.util.find_spec("ray") is None:
         raise Skipped("it needs the Python package ray")
@@ -323,11 +444,21 @@ CHECKS = {
     "split": split,
     "4 times overload": overload,
     "SIGTERM": ends,
-    "SIGKILL in mid-stream": kills,
+    "idle SIGTERM": idle_ends,
+    "SIGKILL in mid-stream": resumes,
     "rolling restart": restarts,
     "100 cancels": cancels,
     "another replica joins": joins,
     "job over three workers": job,
+}
+DYNAMO = {
+    "Dynamo: split": split,
+    "Dynamo: 4 times overload": overload,
+    "Dynamo: SIGTERM": ends,
+    "Dynamo: SIGKILL": moves,
+    "Dynamo: rolling restart": restarts,
+    "Dynamo: 100 cancels": cancels,
+    "Dynamo: another joins": strangers,
 }
 
 
@@ -338,17 +469,20 @@ def main():
     args.add_argument("--only", help="beginning of a check's name")
     options = args.parse_args()
     failed = 0
-    for name, check in CHECKS.items():
+    for name, check in (CHECKS | DYNAMO).items():
         if not name.startswith(options.only or ""):
             continue
         begun = time.monotonic()
         try:
-            word, told = "pass", check(os.path.abspath(options.binary), options.quick)
+            start = Workers if name in DYNAMO else Cluster
+            if start is Workers and importlib.util.find_spec("dynamo") is None:
+                raise Skipped("it needs the Python package ai-dynamo")
+            word, told = "pass", check(start, os.path.abspath(options.binary), options.quick)
         except Skipped as missing:
             word, told = "skip", missing
         except AssertionError as wrong:
             word, told, failed = "FAIL", str(wrong)[-2000:], failed + 1
-        print(f"{word}  {name:<22}  {told} ({time.monotonic() - begun:.1f} s)", flush=True)
+        print(f"{word}  {name:<24}  {told} ({time.monotonic() - begun:.1f} s)", flush=True)
     sys.exit(1 if failed else 0)
 
 

@@ -5,8 +5,8 @@ use clap::Args;
 
 use crate::{bitnet, on_path, root, run};
 
-/// Serve the demo from two replicas behind HAProxy and check load, overload, ends, kills, restarts, hang-ups and jobs;
-/// print a line for each and fail if one fails
+/// Serve the demo from two replicas behind HAProxy, and behind NVIDIA Dynamo where it is installed, and check load,
+/// overload, ends, kills, restarts, hang-ups and jobs; print a line for each and fail if one fails
 #[derive(Args)]
 pub(crate) struct ClusterSmoke {
     /// Check the answers but nothing that depends on speed; continuous integration runs this
@@ -15,12 +15,15 @@ pub(crate) struct ClusterSmoke {
     /// Serve with this program instead of building one
     #[arg(long, value_name = "FILE")]
     binary: Option<PathBuf>,
+    /// Run the checks with this Python, which may have the packages of Dynamo and Ray
+    #[arg(long, value_name = "FILE", default_value = "python3")]
+    python: PathBuf,
 }
 
 /// For continuous integration: runs the quick form if the tools are installed, otherwise names the missing ones.
 pub(crate) fn in_ci() -> Result<()> {
     match missing() {
-        None => ClusterSmoke { quick: true, binary: None }.run(),
+        None => ClusterSmoke { quick: true, binary: None, python: "python3".into() }.run(),
         Some(missing) => {
             println!("skipped: replicas behind a proxy (they need {missing})");
             Ok(())
@@ -44,7 +47,7 @@ impl ClusterSmoke {
             Some(binary) => binary,
             None => bitnet()?,
         };
-        let mut check = Command::new("python3");
+        let mut check = Command::new(self.python);
         check.arg(root().join("tools/check-server/check_cluster.py")).arg(binary);
         check.args(self.quick.then_some("--quick"));
         run(check)
