@@ -3,7 +3,7 @@
 
 use bitnet_inference::names::{Crossing, HybridScheduler};
 use bitnet_kernels::{
-    Backend, Cpu, Grouping, Isa, Reference, RowOrder, RowsKind,
+    Cpu, Grouping, Inspect, Isa, Reference, RowOrder, RowsKind,
     gpu::{Cuda, Gpu, GpuError},
 };
 use bitnet_tensor::TernaryTensor;
@@ -11,7 +11,7 @@ use bitnet_tests::Simulator;
 use proptest::prelude::*;
 
 /// The int32 sums of a product, read as f32 with scales of one.
-fn product(b: &mut impl Backend, n: usize, k: usize, rows: usize, x: &[f32], trits: &[i8]) -> Vec<f32> {
+fn product(b: &mut impl Inspect, n: usize, k: usize, rows: usize, x: &[f32], trits: &[i8]) -> Vec<f32> {
     let w = TernaryTensor::from_trits(rows, k, trits, 1.0).unwrap();
     let w = b.linear(&w, RowOrder::Plain).unwrap();
     let mut input = b.rows(n, k, RowsKind::Residual).unwrap();

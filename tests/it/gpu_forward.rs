@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use bitnet_kernels::{Ask, Backend, Drawn, Reference, gpu::Gpu};
+use bitnet_kernels::{Ask, Backend, Drawn, Reference, Wanted, gpu::Gpu};
 use bitnet_model::{
     Activation, Batch, Checkpoint, Limits, Logits, Model, ModelSpec, Synthetic, Target, Transformer, convert,
 };
@@ -220,16 +220,16 @@ fn runs_these_kernels(source: &Synthetic, forward: &[&str]) {
     let mut batch = Batch::new();
     for sequence in 0..3 {
         batch.push(&tokens(source, 1, sequence), 0, &[sequence as u32], 0..1);
+        batch.want(|_| Wanted::Token(Ask::GREEDY));
     }
-    let mut drawn = vec![None; 3];
+    let mut logits = Logits::default();
     for step in 1..4 {
         let (ran, read) = (driver.kernels().len(), driver.bytes_read());
-        let asks = [Some(Ask::GREEDY); 3];
-        model.forward_drawing(&batch, &asks, &mut Logits::default(), &mut drawn).unwrap();
+        model.forward(&batch, &mut logits).unwrap();
         assert_eq!(driver.kernels()[ran..], *forward, "step {step}");
         assert_eq!(driver.bytes_read() - read, 3 * 8, "step {step}");
     }
-    assert!(drawn.iter().all(|token| matches!(token, Some(Drawn::Token(_)))));
+    assert!((0..3).all(|row| matches!(logits.drawn(row), Some(Drawn::Token(_)))));
     assert!(model.backend_ref().counts().replays >= 2);
 }
 

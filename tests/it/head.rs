@@ -4,18 +4,18 @@ use bitnet_inference::{
     GenerationConfig,
     sampling::{Draw, Sampler},
 };
-use bitnet_kernels::{Cpu, Isa};
+use bitnet_kernels::{Cpu, Isa, Wanted};
 use bitnet_model::{Batch, Limits, Logits, Model, ModelSpec, Synthetic, Transformer};
 
 const LIMITS: Limits = Limits { max_tokens: 64, max_logit_rows: 64, kv_blocks: 16 };
 
-/// Runs several sequences with the logits of some of their tokens, of which only the `top` highest are needed.
-fn forward(model: &mut dyn Model, sequences: usize, top: usize) -> Logits {
+/// Runs several sequences with the logits of some of their tokens, of which only these are needed.
+fn forward(model: &mut dyn Model, sequences: usize, wanted: Wanted) -> Logits {
     let (mut batch, mut logits) = (Batch::new(), Logits::default());
     for s in 0..sequences {
         let tokens: Vec<u32> = (0..=s % 4).map(|i| (i * 911 + s * 37) as u32).collect();
         batch.push(&tokens, 0, &[s as u32], tokens.len().min(2) - 1..tokens.len());
-        batch.only_top(top);
+        batch.want(|_| wanted);
     }
     model.forward(&batch, &mut logits).unwrap();
     logits
@@ -30,10 +30,10 @@ fn logits_ruled_out_by_bounds_change_no_draw_on_any_isa() {
         let cpu = Cpu::new(isa, 2).unwrap();
         let mut model = Transformer::load(source.spec(), &source, cpu, LIMITS, &mut |_, _| {}).unwrap();
         for sequences in [1, 2, 7, 16] {
-            let all = forward(&mut model, sequences, Batch::ALL);
+            let all = forward(&mut model, sequences, Wanted::All);
             for top in [1, 3, 40] {
                 let before = model.backend_ref().head_work();
-                let some = forward(&mut model, sequences, top);
+                let some = forward(&mut model, sequences, Wanted::Top(top));
                 let work = model.backend_ref().head_work();
                 assert_eq!(some.rows(), all.rows());
                 assert_eq!(work.screened - before.screened, all.rows() as u64, "{isa:?} top {top}");

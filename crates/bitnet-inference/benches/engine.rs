@@ -16,7 +16,7 @@ use bitnet_inference::{
     sampling::{Draw, Sampler, random_u64},
     scheduling::{Plan, Scheduler, SchedulerConfig, StepOutcome, Stepper},
 };
-use bitnet_kernels::{Cpu, Isa, memory_bandwidth};
+use bitnet_kernels::{Cpu, Isa, Wanted, memory_bandwidth};
 use bitnet_model::{
     Batch, Limits, Logits, Model, Synthetic, TensorEntry, TensorKind, TensorSource, Transformer,
 };
@@ -229,7 +229,7 @@ fn decode(model: &mut dyn Model, prompt: &[u32]) -> Vec<u32> {
         batch.clear();
         batch.push(&tokens[start..], start, &[0, 1], tokens.len() - start - 1..tokens.len() - start);
         // The same part of the head as in the engine.
-        batch.only_top(1);
+        batch.want(|_| Wanted::Top(1));
         model.forward(&batch, &mut logits).unwrap();
         let row = logits.row(0);
         let best = (1..row.len()).fold(0, |best, i| if row[i] > row[best] { i } else { best });

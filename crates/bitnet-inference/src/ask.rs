@@ -1,4 +1,4 @@
-use bitnet_kernels::{Ask, Drawn};
+use bitnet_kernels::{Ask, Drawn, Wanted};
 
 use crate::{Output, SampleError, Sequence};
 
@@ -7,7 +7,7 @@ const MOST_TOKENS: usize = 1 << 24;
 
 /// How a device draws the token after the first `len` tokens of a sequence. `None` if nothing is drawn, or if the host
 /// must see the logits: for penalties, biases, bans, constraints and log-probabilities.
-pub(crate) fn of(s: &Sequence, len: usize, vocab: usize) -> Option<Ask> {
+fn of(s: &Sequence, len: usize, vocab: usize) -> Option<Ask> {
     let config = &s.request.config;
     let untouched = !config.changes_logits() && s.request.constraint.is_none();
     // Before that, tokens that would end the text are banned.
@@ -26,6 +26,18 @@ pub(crate) fn of(s: &Sequence, len: usize, vocab: usize) -> Option<Ask> {
         choice: s.id.choice,
         position: len as u32,
     })
+}
+
+/// What is needed of the logits after the first `len` tokens of a sequence.
+pub(crate) fn wanted(s: &Sequence, len: usize, vocab: usize, eos: &[u32]) -> Wanted {
+    let config = &s.request.config;
+    if let Some(ask) = of(s, len, vocab) {
+        Wanted::Token(ask)
+    } else if s.request.output == Output::Tokens && s.request.constraint.is_none() {
+        config.looks_at(eos.len() + config.stop_tokens.len())
+    } else {
+        Wanted::All
+    }
 }
 
 /// The token that a device drew.

@@ -2,7 +2,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bitnet_kernels::{Ask, BackendInfo, DeviceStatus, Drawn};
+use bitnet_kernels::{BackendInfo, DeviceStatus};
 use bitnet_model::{Batch, Logits, ModelSpec};
 
 use crate::{
@@ -147,16 +147,6 @@ impl Model for Borrowed<'_> {
 
     fn forward(&mut self, batch: &Batch, logits: &mut Logits) -> Result<(), ForwardError> {
         self.0.forward(batch, logits)
-    }
-
-    fn forward_drawing(
-        &mut self,
-        batch: &Batch,
-        asks: &[Option<Ask>],
-        logits: &mut Logits,
-        drawn: &mut [Option<Drawn>],
-    ) -> Result<(), ForwardError> {
-        self.0.forward_drawing(batch, asks, logits, drawn)
     }
 
     fn device(&self) -> Option<DeviceStatus> {

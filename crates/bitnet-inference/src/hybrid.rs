@@ -1,6 +1,6 @@
 use std::time::Instant;
 
-use bitnet_kernels::{Backend, Grouping, KernelError, RowOrder, RowsKind};
+use bitnet_kernels::{Grouping, Inspect, KernelError, RowOrder, RowsKind};
 use bitnet_tensor::TernaryTensor;
 
 /// Decides whether a matrix product is worth sending to a GPU. Both sides give the same integers, so only the time
@@ -25,7 +25,7 @@ pub struct Crossing {
 impl Crossing {
     /// Times the product of `[m][k]` and `[k][n]` on both backends, including the transfer of activations and
     /// results; the minimum of several runs.
-    pub fn measure<C: Backend, G: Backend>(
+    pub fn measure<C: Inspect, G: Inspect>(
         cpu: &mut C,
         gpu: &mut G,
         [m, k, n]: [usize; 3],
@@ -36,7 +36,7 @@ impl Crossing {
 }
 
 /// Minimum seconds of several runs of a product, after one to warm up.
-fn time<B: Backend>(backend: &mut B, [m, k, n]: [usize; 3]) -> Result<f64, KernelError> {
+fn time<B: Inspect>(backend: &mut B, [m, k, n]: [usize; 3]) -> Result<f64, KernelError> {
     let trits = (0..n * k).map(|i| (crate::random_u64(i as u64, 0, 0) % 3) as i8 - 1).collect::<Vec<_>>();
     let matrix = TernaryTensor::from_trits(n, k, &trits, 1.0).expect("every trit is one");
     let weights = backend.linear(&matrix, RowOrder::Plain)?;
@@ -71,7 +71,7 @@ impl HybridScheduler {
     ];
 
     /// Creates a scheduler whose threshold is measured now on the two backends.
-    pub fn measured<C: Backend, G: Backend>(cpu: &mut C, gpu: &mut G) -> Result<Self, KernelError> {
+    pub fn measured<C: Inspect, G: Inspect>(cpu: &mut C, gpu: &mut G) -> Result<Self, KernelError> {
         let measured: Result<Vec<_>, _> =
             Self::SHAPES.into_iter().map(|shape| Crossing::measure(cpu, gpu, shape)).collect();
         Ok(Self::from_measurements(true, &measured?))

@@ -9,7 +9,7 @@
 //! exact in any order. So top-p and the draw need no sorted row, and every machine draws the same token, whatever its
 //! order of sums.
 
-use bitnet_model::Batch;
+use bitnet_kernels::Wanted;
 
 use crate::exp::exp;
 use crate::random::{below, random_u64};
@@ -38,16 +38,15 @@ pub struct Draw<'a> {
 }
 
 impl GenerationConfig {
-    /// How many of the highest logits can decide a draw when `banned` tokens are banned. All others may have any
-    /// lower value, unless they equal the last of these.
-    pub(crate) fn looks_at(&self, banned: usize) -> usize {
+    /// The logits that can decide a draw when `banned` tokens are banned.
+    pub(crate) fn looks_at(&self, banned: usize) -> Wanted {
         if self.changes_logits() || self.logprobs.is_some() {
-            return Batch::ALL;
+            return Wanted::All;
         }
         match (self.is_greedy(), self.top_k) {
-            (true, _) => 1 + banned,
-            (false, 0) => Batch::ALL,
-            (false, k) => k.saturating_add(banned),
+            (true, _) => Wanted::Top(1 + banned),
+            (false, 0) => Wanted::All,
+            (false, k) => Wanted::Top(k.saturating_add(banned)),
         }
     }
 }

@@ -1,12 +1,12 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
-use bitnet_kernels::{Ask, DeviceStatus};
+use bitnet_kernels::{DeviceStatus, Wanted};
 use bitnet_model::{Batch, ForwardError, Logits};
 
 use crate::pace::StepLoad;
 use crate::scheduler::{Drawn, Plan, PlannedRun, RunOutcome, Scheduler, StepOutcome};
-use crate::{Draw, Model, Output, RequestError, Sampler, SeqId, Sequence, TokenLogprobs, TokenSet, ask};
+use crate::{Draw, Model, RequestError, Sampler, SeqId, Sequence, TokenLogprobs, TokenSet, ask};
 
 /// Number of tokens before those of a calibration step; all within the first block.
 const CALIBRATED: usize = 32;
@@ -71,9 +71,6 @@ pub struct Stepper<'m> {
     model: Box<dyn Model + 'm>,
     batch: Batch,
     logits: Logits,
-    /// For each row of logits, how a device draws from it, and what it drew.
-    asks: Vec<Option<Ask>>,
-    drawn: Vec<Option<bitnet_kernels::Drawn>>,
     draws: Draws,
     sampler: Sampler,
     banned: Vec<u32>,
@@ -97,8 +94,6 @@ impl<'m> Stepper<'m> {
         Stepper {
             batch: Batch::with_capacity(limits.max_tokens, limits.max_logit_rows, most_blocks.min(1 << 20)),
             logits: Logits::with_capacity(limits.max_logit_rows, vocab),
-            asks: Vec::with_capacity(limits.max_logit_rows),
-            drawn: Vec::with_capacity(limits.max_logit_rows),
             draws: Draws::default(),
             sampler: Sampler::new(vocab),
             banned: Vec::with_capacity(64),
@@ -167,7 +162,7 @@ impl<'m> Stepper<'m> {
                 rows => self.batch.push(&[0; 16][..rows], CALIBRATED, &[0], 0..rows),
             }
             // Like most requests, look only at the highest logits. The cost of others is learned when they arrive.
-            self.batch.only_top(1);
+            self.batch.want(|_| Wanted::Top(1));
             let begun = Instant::now();
             let forward = || self.model.forward(&self.batch, &mut self.logits);
             // A model that fails here will fail its requests later, with an error for each.
@@ -234,24 +229,15 @@ impl<'m> Stepper<'m> {
         let vocab = self.model.spec().vocab;
         let begun = Instant::now();
         self.batch.clear();
-        self.asks.clear();
         for run in runs {
             let s = scheduler.sequence(run);
             let end = run.start + run.len;
-            self.asks.extend((0..run.rows).map(|row| ask::of(s, end - run.drafts + row, vocab)));
             let table = &s.table[..end.div_ceil(Batch::BLOCK_TOKENS)];
             self.batch.push(&s.tokens[run.start..end], run.start, table, run.len - run.rows..run.len);
-            if s.request.output == Output::Tokens && s.request.constraint.is_none() {
-                let config = &s.request.config;
-                self.batch.only_top(config.looks_at(scheduler.eos().len() + config.stop_tokens.len()));
-            }
+            self.batch.want(|row| ask::wanted(s, end - run.drafts + row, vocab, scheduler.eos()));
         }
-        self.drawn.clear();
-        self.drawn.resize(self.asks.len(), None);
         let packed = Instant::now();
-        let result = catch_unwind(AssertUnwindSafe(|| {
-            self.model.forward_drawing(&self.batch, &self.asks, &mut self.logits, &mut self.drawn)
-        }));
+        let result = catch_unwind(AssertUnwindSafe(|| self.model.forward(&self.batch, &mut self.logits)));
         self.times.pack += packed - begun;
         self.times.forward += packed.elapsed();
         let result = match result {
@@ -313,7 +299,7 @@ impl<'m> Stepper<'m> {
         }
         for i in first..run.rows {
             let tokens = &s.tokens[..end + 1 + i - run.rows];
-            let next = match self.drawn[row + i] {
+            let next = match self.logits.drawn(row + i) {
                 Some(token) => {
                     self.draws.device += 1;
                     Drawn { token: ask::token(token)?, logprobs: None }

@@ -8,7 +8,9 @@
 
 use std::time::Instant;
 
-use bitnet_kernels::{BLOCK_TOKENS, Backend, Cpu, Grouping, Isa, KvShape, RowOrder, RowsKind, Run};
+use bitnet_kernels::{
+    BLOCK_TOKENS, Backend, Cpu, Grouping, Inspect, Isa, KvShape, RowOrder, RowsKind, Run, Step, Wanted,
+};
 use bitnet_tensor::{BitNetTensor, DType, GroupedTensor, SharedBytes, TernaryTensor};
 use half::f16;
 use serde_json::{Value, json};
@@ -129,7 +131,7 @@ fn beside(cpu: &mut Cpu, tokens: usize, [rows, cols]: [usize; 2], group: usize) 
     assert_eq!(grouped.group(), group);
     let plain = TernaryTensor::from_codes(rows, cols, codes, 1.0).unwrap();
     let weights =
-        [cpu.linear(&plain, RowOrder::Plain).unwrap(), cpu.grouped(&grouped, RowOrder::Plain).unwrap()];
+        [cpu.linear(&plain, RowOrder::Plain).unwrap(), cpu.linear(&grouped, RowOrder::Plain).unwrap()];
     drop((plain, grouped));
     let mut x = cpu.rows(tokens, cols, RowsKind::Between).unwrap();
     let values: Vec<f32> = (0..tokens * cols).map(|i| (i * 31 % 255) as f32 - 127.0).collect();
@@ -179,15 +181,16 @@ fn head(cpu: &mut Cpu) -> Vec<Value> {
         .collect();
     let weights = BitNetTensor::new(DType::BF16, [vocab, cols], SharedBytes::new(bytes)).unwrap();
     let mut table = cpu.table(&weights).unwrap();
-    cpu.screen(&mut table, None, most).unwrap();
+    cpu.screen(&mut table, None).unwrap();
     let mut x = cpu.rows(most, cols, RowsKind::Between).unwrap();
     let values: Vec<f32> = (0..most * cols).map(|_| (0..4).map(|_| noise() as f32 - 32767.5).sum()).collect();
     cpu.write(&mut x, &values).unwrap();
     let mut logits = vec![0.0; most * vocab];
     let at = |tokens: usize| {
         let made = (tokens * vocab * cols) as f64;
-        let keep = vec![1; tokens];
-        let row = turns(cpu, made, |cpu| cpu.top_logits(tokens, &x, &table, &keep, &mut logits).unwrap());
+        let (wanted, mut drawn) = (vec![Wanted::Top(1); tokens], vec![None; tokens]);
+        let logits = &mut logits[..tokens * vocab];
+        let row = turns(cpu, made, |cpu| cpu.logits(&x, &table, &wanted, logits, &mut drawn).unwrap());
         with(row, json!({ "op": "top_logits", "tokens": tokens, "rows": vocab, "cols": cols }))
     };
     [1, 2, 4, 8, 32].map(at).into()
@@ -207,7 +210,8 @@ fn attend(cpu: &mut Cpu, head_dim: usize, keys: usize) -> Value {
     let runs = [Run { tokens: 0..1, start: keys - 1, blocks: 0..blocks }];
     // Every dimension has one product with the key and one with the value.
     let made = (2 * heads * keys * head_dim) as f64;
-    let row = turns(cpu, made, |cpu| cpu.attention(&runs, &table, &qkv, &kv, &mut out).unwrap());
+    let step = Step { runs: &runs, blocks: &table };
+    let row = turns(cpu, made, |cpu| cpu.attention(step, &qkv, &kv, &mut out).unwrap());
     with(row, json!({ "op": "attention", "keys": keys, "head_dim": head_dim }))
 }
 

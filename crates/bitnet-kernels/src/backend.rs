@@ -2,7 +2,7 @@ use std::ops::Range;
 
 use bitnet_tensor::{BitNetTensor, GroupedTensor, TernaryTensor};
 
-use crate::{Ask, Drawn, GroupedPanels, KernelError, KvShape, Panels, Screen, gpu::Counts};
+use crate::{Drawn, GroupedPanels, KernelError, KvShape, Panels, Screen, Wanted, gpu::Counts};
 
 /// Describes what a backend runs on, for display and records.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -56,6 +56,65 @@ pub struct Run {
     pub blocks: Range<usize>,
 }
 
+/// Where the tokens of a step belong.
+#[derive(Debug, Clone, Copy)]
+pub struct Step<'a> {
+    /// The runs, in order; together they have the first rows of the step's activations, without gaps.
+    pub runs: &'a [Run],
+    /// The block tables of all runs, concatenated.
+    pub blocks: &'a [u32],
+}
+
+impl Step<'_> {
+    /// Number of tokens.
+    pub fn tokens(&self) -> usize {
+        self.runs.last().map_or(0, |run| run.tokens.end)
+    }
+}
+
+/// A ternary matrix for [`Backend::linear`].
+pub enum Weights<'a> {
+    /// With one scale per range of rows.
+    Rows(&'a TernaryTensor),
+    /// With one scale per group of columns.
+    Groups(&'a GroupedTensor),
+    /// [`Weights::Rows`], already packed for the CPU.
+    RowPanels(Panels),
+    /// [`Weights::Groups`], already packed for the CPU.
+    GroupPanels(GroupedPanels),
+}
+
+/// A dense or ternary matrix for [`Backend::table`].
+pub enum TableWeights<'a> {
+    /// Of any float type.
+    Dense(&'a BitNetTensor),
+    /// Ternary, with one scale per group of columns.
+    Groups(&'a GroupedTensor),
+    /// [`TableWeights::Groups`], already packed for the CPU.
+    GroupPanels(GroupedPanels),
+}
+
+/// Makes each of these types an argument of [`Backend::linear`] or [`Backend::table`].
+macro_rules! accepted_as {
+    ($($weights:ident::$form:ident, $from:ty;)*) => {
+        $(impl<'a> From<$from> for $weights<'a> {
+            fn from(weights: $from) -> Self {
+                $weights::$form(weights)
+            }
+        })*
+    };
+}
+
+accepted_as! {
+    Weights::Rows, &'a TernaryTensor;
+    Weights::Groups, &'a GroupedTensor;
+    Weights::RowPanels, Panels;
+    Weights::GroupPanels, GroupedPanels;
+    TableWeights::Dense, &'a BitNetTensor;
+    TableWeights::Groups, &'a GroupedTensor;
+    TableWeights::GroupPanels, GroupedPanels;
+}
+
 /// One RMSNorm: `y = x / sqrt(mean(x^2) + eps) * gain`.
 #[derive(Debug)]
 pub struct Norm<G> {
@@ -74,9 +133,9 @@ pub type HeadNorms<'a, G> = Option<[&'a Norm<G>; 2]>;
 /// Which int8 activations share a scale; the weights that multiply them decide.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Grouping {
-    /// A whole row, for matrices from [`Backend::linear`].
+    /// A whole row, for matrices with one scale per range of rows.
     Row,
-    /// Groups of [`bitnet_tensor::quant::GROUP`] columns, for matrices from [`Backend::grouped`].
+    /// Groups of [`bitnet_tensor::quant::GROUP`] columns, for matrices with one scale per group of columns.
     Groups,
 }
 
@@ -134,8 +193,7 @@ pub trait Backend: Send {
     /// Keys and values of one layer, in blocks of [`crate::BLOCK_TOKENS`] tokens.
     type Kv: Send;
 
-    /// Whether [`Backend::panels`], [`Backend::grouped_panels`], [`Backend::ternary_panels`] and [`Backend::screen`]
-    /// use the bytes of a file in place.
+    /// Whether panels and [`Backend::screen`] use the bytes of a file in place.
     const READS_PANELS: bool = false;
 
     /// Describes what this backend runs on.
@@ -145,32 +203,17 @@ pub trait Backend: Send {
     fn rows(&mut self, rows: usize, width: usize, kind: RowsKind) -> Result<Self::Rows, KernelError>;
     /// Makes zeroed int8 activations.
     fn quants(&mut self, rows: usize, width: usize, grouping: Grouping) -> Result<Self::Quants, KernelError>;
-    /// Packs a matrix for [`Backend::bit_linear`] (order [`RowOrder::Plain`]) or for the operation named by `order`.
-    fn linear(&mut self, weights: &TernaryTensor, order: RowOrder) -> Result<Self::Linear, KernelError>;
-    /// Like [`Backend::linear`], for a matrix with a scale per group of columns. It multiplies activations quantised
-    /// with [`Grouping::Groups`].
-    fn grouped(&mut self, weights: &GroupedTensor, order: RowOrder) -> Result<Self::Linear, KernelError>;
-    /// Like [`Backend::linear`], for a matrix that is already packed for the CPU.
-    fn panels(&mut self, weights: Panels, order: RowOrder) -> Result<Self::Linear, KernelError> {
-        self.linear(&weights.unpack(0..weights.rows())?, order)
-    }
-    /// Like [`Backend::panels`], for a matrix with a scale per group of columns.
-    fn grouped_panels(
+    /// Packs a matrix for [`Backend::bit_linear`] (order [`RowOrder::Plain`]) or for the operation named by `order`. It
+    /// multiplies activations with the [`Grouping`] of its scales.
+    fn linear<'a>(
         &mut self,
-        weights: GroupedPanels,
+        weights: impl Into<Weights<'a>>,
         order: RowOrder,
-    ) -> Result<Self::Linear, KernelError> {
-        self.grouped(&weights.unpack(0..weights.rows())?, order)
-    }
-    /// Takes a dense matrix of any float type, without a copy if the backend can read it in place.
-    fn table(&mut self, weights: &BitNetTensor) -> Result<Self::Table, KernelError>;
-    /// Takes a ternary matrix as a table: [`Backend::embed`] decodes its rows, and [`Backend::logits`] quantises
-    /// activations in groups and multiplies as [`Backend::bit_linear`] does.
-    fn ternary_table(&mut self, weights: &GroupedTensor) -> Result<Self::Table, KernelError>;
-    /// Like [`Backend::ternary_table`], for a matrix that is already packed for the CPU.
-    fn ternary_panels(&mut self, weights: GroupedPanels) -> Result<Self::Table, KernelError> {
-        self.ternary_table(&weights.unpack(0..weights.rows())?)
-    }
+    ) -> Result<Self::Linear, KernelError>;
+    /// Takes an embedding or output head, without a copy if the backend can read it in place. If it is ternary,
+    /// [`Backend::embed`] decodes its rows, and [`Backend::logits`] quantises activations in groups and multiplies as
+    /// [`Backend::bit_linear`] does.
+    fn table<'a>(&mut self, weights: impl Into<TableWeights<'a>>) -> Result<Self::Table, KernelError>;
     /// Takes the gain of a norm.
     fn gain(&mut self, gain: &[f32]) -> Result<Self::Gain, KernelError>;
     /// Takes the cosines and sines of the rotary embedding, `[positions][head_dim / 2]` each.
@@ -217,8 +260,7 @@ pub trait Backend: Send {
     /// dimension `i` with `i + head_dim / 2`, `x' = x cos - y sin`, `y' = y cos + x sin`.
     fn rope_store(
         &mut self,
-        runs: &[Run],
-        blocks: &[u32],
+        step: Step<'_>,
         rope: &Self::Rope,
         norms: HeadNorms<'_, Self::Gain>,
         qkv: &mut Self::Rows,
@@ -230,8 +272,7 @@ pub trait Backend: Send {
     /// Reads the queries from `qkv` (as [`Backend::rope_store`] left them) and writes `[n][heads * head_dim]`.
     fn attention(
         &mut self,
-        runs: &[Run],
-        blocks: &[u32],
+        step: Step<'_>,
         qkv: &Self::Rows,
         kv: &Self::Kv,
         out: &mut Self::Rows,
@@ -271,51 +312,40 @@ pub trait Backend: Send {
     #[expect(clippy::too_many_arguments, reason = "the arguments of two operations")]
     fn bit_linear_rope_store(
         &mut self,
-        n: usize,
+        step: Step<'_>,
         x: &Self::Quants,
         w: &Self::Linear,
-        runs: &[Run],
-        blocks: &[u32],
         rope: &Self::Rope,
         norms: HeadNorms<'_, Self::Gain>,
         qkv: &mut Self::Rows,
         kv: &mut Self::Kv,
     ) -> Result<(), KernelError> {
-        self.bit_linear(n, x, w, qkv, 0, None)?;
-        self.rope_store(runs, blocks, rope, norms, qkv, kv)
+        self.bit_linear(step.tokens(), x, w, qkv, 0, None)?;
+        self.rope_store(step, rope, norms, qkv, kv)
     }
 
-    /// Sets row `i` of `out` to row `wanted[i]` of `x`, normalised by `norm`.
+    /// Sets row `i` of `out` to row `rows[i]` of `x`, normalised by `norm`.
     fn norm_rows(
         &mut self,
-        wanted: &[usize],
+        rows: &[usize],
         x: &Self::Rows,
         norm: &Norm<Self::Gain>,
         out: &mut Self::Rows,
     ) -> Result<(), KernelError>;
 
-    /// Computes `logits[t][v] = sum_k x[t][k] * table[v][k]`; if the table is ternary, `x` is quantised first.
+    /// Computes `logits[t][v] = sum_k x[t][k] * table[v][k]` as far as row `t` of `x` is `wanted`; if the table is
+    /// ternary, `x` is quantised first.
+    ///
+    /// A backend that can draw a token stores it in `drawn` for each row that wants one; the logits of that row are
+    /// then undefined. Others compute the logits that can decide the draw.
     fn logits(
         &mut self,
-        n: usize,
         x: &Self::Rows,
         table: &Self::Table,
+        wanted: &[Wanted],
         logits: &mut [f32],
+        drawn: &mut [Option<Drawn>],
     ) -> Result<(), KernelError>;
-
-    /// Like [`Backend::top_logits`], with one row of `x` for each of `asks`. A backend that can draw tokens itself does
-    /// so for rows with an ask and stores the result in `drawn`; the logits of those rows are then undefined.
-    fn draw(
-        &mut self,
-        x: &Self::Rows,
-        table: &Self::Table,
-        keep: &[usize],
-        asks: &[Option<Ask>],
-        logits: &mut [f32],
-        _drawn: &mut [Option<Drawn>],
-    ) -> Result<(), KernelError> {
-        self.top_logits(asks.len(), x, table, keep, logits)
-    }
 
     /// Reserves everything that steps up to this size need in addition to their buffers, so that no step allocates.
     fn prepare(&mut self, _size: &StepSize) -> Result<(), KernelError> {
@@ -337,42 +367,27 @@ pub trait Backend: Send {
         false
     }
 
-    /// Prepares a table for [`Backend::top_logits`] of up to `rows` rows, with the copy `stored` in a file if given.
-    fn screen(
-        &mut self,
-        table: &mut Self::Table,
-        stored: Option<Screen>,
-        rows: usize,
-    ) -> Result<(), KernelError> {
-        let _ = (table, stored, rows);
+    /// Prepares a table to find the highest logits without computing all, with the int8 copy `stored` in a file if
+    /// given.
+    fn screen(&mut self, table: &mut Self::Table, stored: Option<Screen>) -> Result<(), KernelError> {
+        let _ = (table, stored);
         Ok(())
-    }
-
-    /// Like [`Backend::logits`], for callers that need only the `keep[t]` highest logits of row `t` and those equal to
-    /// the lowest of them; all others may be negative infinity.
-    fn top_logits(
-        &mut self,
-        n: usize,
-        x: &Self::Rows,
-        table: &Self::Table,
-        keep: &[usize],
-        logits: &mut [f32],
-    ) -> Result<(), KernelError> {
-        let _ = keep;
-        self.logits(n, x, table, logits)
     }
 
     /// Copies all keys and values of block `from` to block `to`.
     fn copy_block(&mut self, kv: &mut Self::Kv, from: u32, to: u32) -> Result<(), KernelError>;
+}
 
-    /// Reads back the first `n` rows, `[n][width]`, for tests and diagnosis.
+/// Access to activations, for tests and measurements; no forward pass needs it.
+pub trait Inspect: Backend {
+    /// Reads back the first `n` rows, `[n][width]`.
     fn read(&mut self, x: &Self::Rows, n: usize) -> Result<Vec<f32>, KernelError>;
 
-    /// Overwrites the first rows with `values`, `[n][width]`, for tests.
+    /// Overwrites the first rows with `values`, `[n][width]`.
     fn write(&mut self, x: &mut Self::Rows, values: &[f32]) -> Result<(), KernelError>;
 
-    /// Reads back the first `n` quantised rows, for tests: values, then multipliers and sums per row, or scales and
-    /// sums per group.
+    /// Reads back the first `n` quantised rows: values, then multipliers and sums per row, or scales and sums per
+    /// group.
     #[expect(clippy::type_complexity, reason = "three arrays")]
     fn read_quants(
         &mut self,

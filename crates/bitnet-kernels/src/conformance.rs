@@ -9,8 +9,8 @@ use bitnet_tensor::{BitNetTensor, DType, GroupedTensor, SharedBytes, TernaryTens
 use half::f16;
 
 use crate::{
-    BLOCK_TOKENS, Backend, Cpu, Gate, GroupedPanels, Grouping, HeadNorms, Isa, KernelError, KvShape, Norm,
-    Norms, Panels, Reference, RowOrder, RowsKind, Run, Screen,
+    BLOCK_TOKENS, Backend, Cpu, Gate, GroupedPanels, Grouping, HeadNorms, Inspect, Isa, KernelError, KvShape,
+    Norm, Norms, Panels, Reference, RowOrder, RowsKind, Run, Screen, Step, Wanted,
 };
 
 /// One operation at one shape.
@@ -99,7 +99,7 @@ pub enum Case {
         /// How the table is stored.
         dtype: DType,
     },
-    /// [`Backend::top_logits`] of ordinary and extreme rows; the table has rows of every kind, each of them twice.
+    /// The highest logits, by [`Backend::logits`], of ordinary and extreme rows; the table has rows of every kind, each of them twice.
     Top {
         /// Tokens.
         n: usize,
@@ -163,8 +163,7 @@ pub enum Case {
         /// Width of a head.
         head_dim: usize,
     },
-    /// [`Backend::embed`], [`Backend::norm_rows`], [`Backend::logits`] and [`Backend::top_logits`] with a ternary
-    /// table.
+    /// [`Backend::embed`], [`Backend::norm_rows`], and [`Backend::logits`] with a ternary table.
     TernaryHead {
         /// Tokens.
         n: usize,
@@ -358,7 +357,7 @@ pub fn check(cpu: &mut Cpu, case: Case) -> Result<(), Failure> {
 ///
 /// # Errors
 /// The first value that differs by more than that.
-pub fn check_rounded(backend: &mut impl Backend, case: Case) -> Result<(), Failure> {
+pub fn check_rounded(backend: &mut impl Inspect, case: Case) -> Result<(), Failure> {
     let bound = |what: &str| match what {
         "attention" => Some(1.0 / 128.0),
         "logit" => Some(1.0 / 65536.0),
@@ -370,7 +369,7 @@ pub fn check_rounded(backend: &mut impl Backend, case: Case) -> Result<(), Failu
 /// Compares a backend with the reference. `bound` returns how much the values of an output may differ, as a fraction of
 /// the largest of them, or `None` if all bits must agree.
 fn compare(
-    backend: &mut impl Backend,
+    backend: &mut impl Inspect,
     reference: &mut Reference,
     case: Case,
     bound: impl Fn(&str) -> Option<f64>,
@@ -511,13 +510,13 @@ fn integers(what: &'static str, values: Vec<i32>) -> (&'static str, Vec<f64>, Ve
     (what, values.into_iter().map(f64::from).collect(), bits)
 }
 
-fn quantised<B: Backend>(b: &mut B, x: &B::Quants, n: usize) -> Result<Results, KernelError> {
+fn quantised<B: Inspect>(b: &mut B, x: &B::Quants, n: usize) -> Result<Results, KernelError> {
     let (values, multipliers, sums) = b.read_quants(x, n)?;
     let values = values.into_iter().map(i32::from).collect();
     Ok(vec![integers("int8 value", values), floats("multiplier", multipliers), integers("sum", sums)])
 }
 
-fn norms<B: Backend>(
+fn norms<B: Inspect>(
     b: &mut B,
     v: &mut Values,
     n: usize,
@@ -530,7 +529,7 @@ fn in_order<G>(norms: &[Norm<G>]) -> Norms<'_, G> {
     [norms.first(), norms.get(1)]
 }
 
-fn outputs<B: Backend>(b: &mut B, case: Case) -> Result<Results, KernelError> {
+fn outputs<B: Inspect>(b: &mut B, case: Case) -> Result<Results, KernelError> {
     let v = &mut Values(7);
     match case {
         Case::BitLinear { n, k, rows, column, accumulate } => {
@@ -539,7 +538,7 @@ fn outputs<B: Backend>(b: &mut B, case: Case) -> Result<Results, KernelError> {
             product(b, v, &w, shape, Grouping::Row, column, accumulate.then_some(1.0))
         }
         Case::Grouped { n, k, rows, group, column, add } => {
-            let w = b.grouped(&v.grouped(rows, k, group), RowOrder::Plain)?;
+            let w = b.linear(&v.grouped(rows, k, group), RowOrder::Plain)?;
             let shape = [n, k, rows.iter().sum()];
             product(b, v, &w, shape, Grouping::Groups, column, add.then_some(0.7))
         }
@@ -557,7 +556,7 @@ fn outputs<B: Backend>(b: &mut B, case: Case) -> Result<Results, KernelError> {
         }
         Case::HeadNorms { start, n, k, heads, kv_heads, head_dim } => {
             let parts = [heads * head_dim, kv_heads * head_dim, kv_heads * head_dim];
-            let w = b.grouped(&v.grouped(&parts, k, 128), RowOrder::Rope { head_dim })?;
+            let w = b.linear(&v.grouped(&parts, k, 128), RowOrder::Rope { head_dim })?;
             let norms = norms(b, v, 2, head_dim)?;
             let shape = KvShape { blocks: 0, kv_heads, head_dim };
             let norms = Some([&norms[0], &norms[1]]);
@@ -617,7 +616,7 @@ fn outputs<B: Backend>(b: &mut B, case: Case) -> Result<Results, KernelError> {
 }
 
 /// Multiplies ordinary and extreme rows by a matrix, into columns `column..`.
-fn product<B: Backend>(
+fn product<B: Inspect>(
     b: &mut B,
     v: &mut Values,
     w: &B::Linear,
@@ -638,7 +637,7 @@ fn product<B: Backend>(
     Ok(vec![floats("output", b.read(&out, n)?)])
 }
 
-fn gate_up<B: Backend>(
+fn gate_up<B: Inspect>(
     b: &mut B,
     v: &mut Values,
     w: &B::Linear,
@@ -656,7 +655,7 @@ fn gate_up<B: Backend>(
 
 /// Computes queries, keys and values of one sequence, whose first `start` tokens come in a previous step, and its
 /// attention.
-fn qkv<B: Backend>(
+fn qkv<B: Inspect>(
     b: &mut B,
     v: &mut Values,
     w: &B::Linear,
@@ -674,7 +673,8 @@ fn qkv<B: Backend>(
         let q = input(b, v, (len, k), grouping)?;
         let mut qkv = b.rows(len, width, RowsKind::Between)?;
         let runs = [Run { tokens: 0..len, start: first, blocks: 0..blocks.len() }];
-        b.bit_linear_rope_store(len, &q, w, &runs, &blocks, &rope, norms, &mut qkv, &mut kv)?;
+        let step = Step { runs: &runs, blocks: &blocks };
+        b.bit_linear_rope_store(step, &q, w, &rope, norms, &mut qkv, &mut kv)?;
         Ok::<_, KernelError>((runs, qkv))
     };
     if start > 0 {
@@ -682,14 +682,27 @@ fn qkv<B: Backend>(
     }
     let (runs, qkv) = project(b, start, n)?;
     let mut out = b.rows(n, queries, RowsKind::Between)?;
-    b.attention(&runs, &blocks, &qkv, &kv, &mut out)?;
+    b.attention(Step { runs: &runs, blocks: &blocks }, &qkv, &kv, &mut out)?;
     let turned = b.read(&qkv, n)?;
     let turned = turned.chunks_exact(width).flat_map(|row| &row[..queries]);
     Ok(vec![floats("query", turned.copied().collect()), floats("attention", b.read(&out, n)?)])
 }
 
+/// The logits of the first rows, one for each of `wanted`.
+fn logits<B: Inspect>(
+    b: &mut B,
+    x: &B::Rows,
+    table: &B::Table,
+    wanted: &[Wanted],
+    vocab: usize,
+) -> Result<Vec<f32>, KernelError> {
+    let mut logits = vec![0.0; wanted.len() * vocab];
+    b.logits(x, table, wanted, &mut logits, &mut vec![None; wanted.len()])?;
+    Ok(logits)
+}
+
 /// Embeds tokens with a factor, normalises some of the rows, and computes their logits.
-fn head<B: Backend>(
+fn head<B: Inspect>(
     b: &mut B,
     v: &mut Values,
     table: &B::Table,
@@ -702,17 +715,16 @@ fn head<B: Backend>(
     let mut y = b.rows(n, width, RowsKind::Between)?;
     b.embed(table, &tokens, factor, &mut x)?;
     let embedded = b.read(&x, n)?;
-    let wanted: Vec<usize> = (0..n).rev().step_by(2).collect();
-    b.norm_rows(&wanted, &x, &norm, &mut y)?;
-    let mut logits = vec![0.0; wanted.len() * vocab];
-    b.logits(wanted.len(), &y, table, &mut logits)?;
-    let normed = b.read(&y, wanted.len())?;
+    let rows: Vec<usize> = (0..n).rev().step_by(2).collect();
+    b.norm_rows(&rows, &x, &norm, &mut y)?;
+    let logits = logits(b, &y, table, &vec![Wanted::All; rows.len()], vocab)?;
+    let normed = b.read(&y, rows.len())?;
     Ok(vec![floats("embedding", embedded), floats("norm", normed), floats("logit", logits)])
 }
 
-/// Runs [`head`] and [`Backend::top_logits`] with a ternary table, first packed by the backend, then read as from a
-/// file.
-fn ternary_head<B: Backend>(
+/// Runs [`head`], and finds the highest logits, with a ternary table: first packed by the backend, then read as from
+/// a file.
+fn ternary_head<B: Inspect>(
     b: &mut B,
     v: &mut Values,
     shape: [usize; 3],
@@ -720,20 +732,19 @@ fn ternary_head<B: Backend>(
 ) -> Result<Results, KernelError> {
     let [n, width, vocab] = shape;
     let weights = v.grouped(&[vocab], width, group);
-    let mut table = b.ternary_table(&weights)?;
+    let mut table = b.table(&weights)?;
     let mut results = head(b, v, &table, shape, 12.0)?;
-    table = b.ternary_panels(stored_groups(&weights)?)?;
-    b.screen(&mut table, None, n)?;
+    table = b.table(stored_groups(&weights)?)?;
+    b.screen(&mut table, None)?;
     let mut x = b.rows(n, width, RowsKind::Between)?;
     b.write(&mut x, &v.rows(n, width))?;
-    let mut logits = vec![0.0; n * vocab];
-    b.top_logits(n, &x, &table, &vec![1; n], &mut logits)?;
+    let logits = logits(b, &x, &table, &vec![Wanted::Top(1); n], vocab)?;
     results.push(floats("logit", logits));
     Ok(results)
 }
 
 /// Returns the 1, 2, 5 or all highest logits of each row, highest first and equal ones by id.
-fn top<B: Backend>(
+fn top<B: Inspect>(
     b: &mut B,
     v: &mut Values,
     (n, width, vocab): (usize, usize, usize),
@@ -754,47 +765,47 @@ fn top<B: Backend>(
         DType::F16 => screen_from_file(&weights)?,
         _ => None,
     };
-    b.screen(&mut table, stored, n)?;
+    b.screen(&mut table, stored)?;
     let mut x = b.rows(n, width, RowsKind::Between)?;
     b.write(&mut x, &v.rows(n, width))?;
-    let keep: Vec<usize> = (0..n).map(|t| [1, 2, 5, usize::MAX][t % 4]).collect();
-    let mut logits = vec![0.0; n * vocab];
-    b.top_logits(n, &x, &table, &keep, &mut logits)?;
+    let kinds = [Wanted::Top(1), Wanted::Top(2), Wanted::Top(5), Wanted::All];
+    let wanted: Vec<Wanted> = kinds.into_iter().cycle().take(n).collect();
+    let logits = logits(b, &x, &table, &wanted, vocab)?;
     let (mut ids, mut values) = (Vec::new(), Vec::new());
-    for (row, &keep) in logits.chunks_exact(vocab).zip(&keep) {
+    for (row, wanted) in logits.chunks_exact(vocab).zip(&wanted) {
         let mut order: Vec<usize> = (0..vocab).collect();
         let finite = row.iter().all(|x| !x.is_nan());
         order.sort_by(|&a, &b| if finite { row[b].total_cmp(&row[a]) } else { a.cmp(&b) });
-        order.truncate(keep);
+        order.truncate(wanted.highest());
         ids.extend(order.iter().map(|&id| id as i32));
         values.extend(order.iter().map(|&id| row[id]));
     }
     Ok(vec![integers("token", ids), floats("logit", values)])
 }
 
-/// Calls [`Backend::panels`] with a matrix as stored in a file.
-fn from_file<B: Backend>(
+/// Calls [`Backend::linear`] with panels as stored in a file.
+fn from_file<B: Inspect>(
     b: &mut B,
     weights: &TernaryTensor,
     order: RowOrder,
 ) -> Result<B::Linear, KernelError> {
     let packed = Cpu::new(Isa::named("scalar")?, 1)?.linear(weights, order)?;
     let bytes = SharedBytes::new(packed.stored().concat());
-    b.panels(Panels::from_stored(weights.rows(), weights.cols(), &bytes)?, order)
+    b.linear(Panels::from_stored(weights.rows(), weights.cols(), &bytes)?, order)
 }
 
-/// Calls [`Backend::grouped_panels`] with a matrix as stored in a file.
-fn grouped_from_file<B: Backend>(
+/// Calls [`Backend::linear`] with panels as stored in a file.
+fn grouped_from_file<B: Inspect>(
     b: &mut B,
     weights: &GroupedTensor,
     order: RowOrder,
 ) -> Result<B::Linear, KernelError> {
-    b.grouped_panels(stored_groups(weights)?, order)
+    b.linear(stored_groups(weights)?, order)
 }
 
 /// A matrix with one scale per group of columns, as stored in a file.
 fn stored_groups(weights: &GroupedTensor) -> Result<GroupedPanels, KernelError> {
-    let packed = Cpu::new(Isa::named("scalar")?, 1)?.grouped(weights, RowOrder::Plain)?;
+    let packed = Cpu::new(Isa::named("scalar")?, 1)?.linear(weights, RowOrder::Plain)?;
     let bytes = SharedBytes::new(packed.stored().concat());
     GroupedPanels::from_stored(weights.rows(), weights.cols(), weights.group(), &bytes)
 }
@@ -807,7 +818,7 @@ fn screen_from_file(weights: &BitNetTensor) -> Result<Option<Screen>, KernelErro
 }
 
 /// Quantised ordinary rows.
-fn input<B: Backend>(
+fn input<B: Inspect>(
     b: &mut B,
     v: &mut Values,
     (n, k): (usize, usize),
@@ -820,7 +831,7 @@ fn input<B: Backend>(
     Ok(q)
 }
 
-fn rope<B: Backend>(
+fn rope<B: Inspect>(
     b: &mut B,
     v: &mut Values,
     positions: usize,
@@ -831,7 +842,7 @@ fn rope<B: Backend>(
     b.rope(&cos, &angles, head_dim)
 }
 
-fn attention<B: Backend>(
+fn attention<B: Inspect>(
     b: &mut B,
     v: &mut Values,
     heads: usize,
@@ -862,7 +873,7 @@ fn attention<B: Backend>(
     }
     let mut before = b.rows(past_rows.max(1), width, RowsKind::Between)?;
     b.write(&mut before, &v.many(past_rows * width))?;
-    b.rope_store(&past, &blocks, &rope, None, &mut before, &mut kv)?;
+    b.rope_store(Step { runs: &past, blocks: &blocks }, &rope, None, &mut before, &mut kv)?;
     // Moves the first block: attention must find its keys and values in the copy.
     b.copy_block(&mut kv, blocks[0], count as u32)?;
     blocks[0] = count as u32;
@@ -872,8 +883,9 @@ fn attention<B: Backend>(
         false => v.many(step_rows * width).iter().map(|x| 3.0 * x).collect(),
     };
     b.write(&mut qkv, &values)?;
-    b.rope_store(&step, &blocks, &rope, None, &mut qkv, &mut kv)?;
+    let step = Step { runs: &step, blocks: &blocks };
+    b.rope_store(step, &rope, None, &mut qkv, &mut kv)?;
     let mut out = b.rows(step_rows, heads * dim, RowsKind::Between)?;
-    b.attention(&step, &blocks, &qkv, &kv, &mut out)?;
+    b.attention(step, &qkv, &kv, &mut out)?;
     Ok(vec![floats("query", b.read(&qkv, step_rows)?), floats("attention", b.read(&out, step_rows)?)])
 }

@@ -28,6 +28,38 @@ impl Ask {
     }
 }
 
+/// What is needed of a row of logits.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Wanted {
+    /// All logits.
+    All,
+    /// This many of the highest logits, and those equal to the lowest of them; all others may be negative infinity.
+    Top(usize),
+    /// A token, or the logits from which it can be drawn.
+    Token(Ask),
+}
+
+impl Wanted {
+    /// How many of the highest logits are needed, and those equal to the lowest of them.
+    pub fn highest(&self) -> usize {
+        match self {
+            Wanted::All => usize::MAX,
+            Wanted::Top(count) => *count,
+            Wanted::Token(ask) if ask.is_greedy() => 1,
+            Wanted::Token(Ask { top_k: 0, .. }) => usize::MAX,
+            Wanted::Token(ask) => ask.top_k as usize,
+        }
+    }
+
+    /// How to draw the token, if one is wanted.
+    pub fn ask(&self) -> Option<Ask> {
+        match *self {
+            Wanted::Token(ask) => Some(ask),
+            _ => None,
+        }
+    }
+}
+
 /// Result of drawing from a row of logits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Drawn {

@@ -7,7 +7,7 @@
 //! and [`Reference::bf16`] rounds at the same ones.
 //!
 //! ```
-//! use bitnet_kernels::{Backend, Cpu, Grouping, Isa, RowOrder, RowsKind};
+//! use bitnet_kernels::{Backend, Cpu, Grouping, Inspect, Isa, RowOrder, RowsKind};
 //! use bitnet_tensor::TernaryTensor;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -38,12 +38,12 @@ pub mod order;
 mod reference;
 
 pub use backend::{
-    Backend, BackendInfo, DeviceStatus, Gate, Grouping, HeadNorms, Norm, Norms, RowOrder, RowsKind, Run,
-    StepSize,
+    Backend, BackendInfo, DeviceStatus, Gate, Grouping, HeadNorms, Inspect, Norm, Norms, RowOrder, RowsKind,
+    Run, Step, StepSize, TableWeights, Weights,
 };
 pub use bandwidth::memory_bandwidth;
 pub use cpu::{Cpu, GroupedPanels, HeadWork, Isa, Panels, Screen, on_huge_pages};
-pub use draw::{Ask, Drawn};
+pub use draw::{Ask, Drawn, Wanted};
 pub use error::KernelError;
 pub use kv::{BLOCK_TOKENS, KvShape, KvType};
 pub use reference::Reference;

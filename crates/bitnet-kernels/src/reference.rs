@@ -4,8 +4,8 @@ use bitnet_tensor::{BitNetTensor, DType, GroupedTensor, SharedBytes, TernaryTens
 use half::{bf16, f16};
 
 use crate::{
-    BLOCK_TOKENS, Backend, BackendInfo, Gate, Grouping, HeadNorms, KernelError, KvShape, KvType, Norm, Norms,
-    RowOrder, RowsKind, Run,
+    BLOCK_TOKENS, Backend, BackendInfo, Drawn, Gate, Grouping, HeadNorms, Inspect, KernelError, KvShape,
+    KvType, Norm, Norms, RowOrder, RowsKind, Step, TableWeights, Wanted, Weights,
     order::{SEGMENT, SQUARES, exp, grouped, merge, tree},
 };
 
@@ -232,6 +232,13 @@ fn multiply_groups(q: &[i8], groups: &[quant::GroupQuant], w: &GroupedTensor) ->
     })
 }
 
+/// Rounds a dense matrix to bf16.
+fn rounded(weights: &BitNetTensor) -> BitNetTensor {
+    let bytes: Vec<u8> = weights.to_f32().into_iter().flat_map(|x| bf16::from_f32(x).to_le_bytes()).collect();
+    let shape = [weights.rows(), weights.cols()];
+    BitNetTensor::new(DType::BF16, shape, SharedBytes::new(bytes)).expect("bytes of the shape")
+}
+
 impl Backend for Reference {
     type Rows = Rows;
     type Quants = Quants;
@@ -259,27 +266,26 @@ impl Backend for Reference {
         Ok(Quants { width, values: vec![0; rows * width], scales })
     }
 
-    fn linear(&mut self, weights: &TernaryTensor, _: RowOrder) -> Result<Linear, KernelError> {
-        Ok(Linear::Ternary(weights.clone()))
-    }
-
-    fn grouped(&mut self, weights: &GroupedTensor, _: RowOrder) -> Result<Linear, KernelError> {
-        Ok(Linear::Grouped(weights.clone()))
-    }
-
-    fn ternary_table(&mut self, weights: &GroupedTensor) -> Result<Table, KernelError> {
-        Ok(Table::Ternary(weights.clone()))
-    }
-
-    fn table(&mut self, weights: &BitNetTensor) -> Result<Table, KernelError> {
-        if !self.bf16 {
-            return Ok(Table::Dense(weights.clone()));
+    fn linear<'a>(
+        &mut self,
+        weights: impl Into<Weights<'a>>,
+        order: RowOrder,
+    ) -> Result<Linear, KernelError> {
+        match weights.into() {
+            Weights::Rows(weights) => Ok(Linear::Ternary(weights.clone())),
+            Weights::Groups(weights) => Ok(Linear::Grouped(weights.clone())),
+            Weights::RowPanels(panels) => self.linear(&panels.unpack(0..panels.rows())?, order),
+            Weights::GroupPanels(panels) => self.linear(&panels.unpack(0..panels.rows())?, order),
         }
-        let bytes: Vec<u8> =
-            weights.to_f32().into_iter().flat_map(|x| bf16::from_f32(x).to_le_bytes()).collect();
-        let shape = [weights.rows(), weights.cols()];
-        let rounded = BitNetTensor::new(DType::BF16, shape, SharedBytes::new(bytes));
-        Ok(Table::Dense(rounded.expect("bytes of the shape")))
+    }
+
+    fn table<'a>(&mut self, weights: impl Into<TableWeights<'a>>) -> Result<Table, KernelError> {
+        Ok(match weights.into() {
+            TableWeights::Dense(weights) if self.bf16 => Table::Dense(rounded(weights)),
+            TableWeights::Dense(weights) => Table::Dense(weights.clone()),
+            TableWeights::Groups(weights) => Table::Ternary(weights.clone()),
+            TableWeights::GroupPanels(panels) => Table::Ternary(panels.unpack(0..panels.rows())?),
+        })
     }
 
     fn gain(&mut self, gain: &[f32]) -> Result<Vec<f32>, KernelError> {
@@ -347,8 +353,7 @@ impl Backend for Reference {
 
     fn rope_store(
         &mut self,
-        runs: &[Run],
-        blocks: &[u32],
+        Step { runs, blocks }: Step<'_>,
         rope: &Rope,
         norms: HeadNorms<'_, Vec<f32>>,
         qkv: &mut Rows,
@@ -389,8 +394,7 @@ impl Backend for Reference {
 
     fn attention(
         &mut self,
-        runs: &[Run],
-        blocks: &[u32],
+        Step { runs, blocks }: Step<'_>,
         qkv: &Rows,
         kv: &Kv,
         out: &mut Rows,
@@ -491,32 +495,30 @@ impl Backend for Reference {
     /// Rounds once, after queries and keys are rotated; where heads have norms, also before the norms.
     fn bit_linear_rope_store(
         &mut self,
-        n: usize,
+        step: Step<'_>,
         x: &Quants,
         w: &Linear,
-        runs: &[Run],
-        blocks: &[u32],
         rope: &Rope,
         norms: HeadNorms<'_, Vec<f32>>,
         qkv: &mut Rows,
         kv: &mut Kv,
     ) -> Result<(), KernelError> {
-        for t in 0..n {
+        for t in 0..step.tokens() {
             for (o, y) in qkv.row_mut(t).iter_mut().zip(multiply(x, t, w)) {
                 *o = if norms.is_some() { self.between(y) } else { y };
             }
         }
-        self.rope_store(runs, blocks, rope, norms, qkv, kv)
+        self.rope_store(step, rope, norms, qkv, kv)
     }
 
     fn norm_rows(
         &mut self,
-        wanted: &[usize],
+        rows: &[usize],
         x: &Rows,
         norm: &Norm<Vec<f32>>,
         out: &mut Rows,
     ) -> Result<(), KernelError> {
-        for (i, &row) in wanted.iter().enumerate() {
+        for (i, &row) in rows.iter().enumerate() {
             let o = out.row_mut(i);
             o.copy_from_slice(x.row(row));
             rms_norm(o, norm);
@@ -525,8 +527,16 @@ impl Backend for Reference {
         Ok(())
     }
 
-    fn logits(&mut self, n: usize, x: &Rows, table: &Table, logits: &mut [f32]) -> Result<(), KernelError> {
-        let [vocab, cols] = table.shape();
+    /// Computes all logits, whatever is wanted.
+    fn logits(
+        &mut self,
+        x: &Rows,
+        table: &Table,
+        wanted: &[Wanted],
+        logits: &mut [f32],
+        _: &mut [Option<Drawn>],
+    ) -> Result<(), KernelError> {
+        let (n, [vocab, cols]) = (wanted.len(), table.shape());
         match table {
             Table::Dense(table) => {
                 let mut row = vec![0.0; cols];
@@ -556,7 +566,9 @@ impl Backend for Reference {
         kv.values.copy_within(from..from + n, to);
         Ok(())
     }
+}
 
+impl Inspect for Reference {
     fn read(&mut self, x: &Rows, n: usize) -> Result<Vec<f32>, KernelError> {
         Ok(x.values[..n * x.width].to_vec())
     }

@@ -1,6 +1,7 @@
 use std::ops::Range;
 
 pub use bitnet_kernels::Run;
+use bitnet_kernels::{Drawn, Step, Wanted};
 
 /// The tokens of one step: prompt chunks and single tokens of many sequences side by side, without padding.
 ///
@@ -14,13 +15,10 @@ pub struct Batch {
     blocks: Vec<u32>,
     logit_rows: Vec<usize>,
     /// One for each row of logits.
-    tops: Vec<usize>,
+    wanted: Vec<Wanted>,
 }
 
 impl Batch {
-    /// All logits of the row are needed.
-    pub const ALL: usize = usize::MAX;
-
     /// Tokens in a block of the key-value cache, on every backend.
     pub const BLOCK_TOKENS: usize = bitnet_kernels::BLOCK_TOKENS;
 
@@ -36,7 +34,7 @@ impl Batch {
             runs: Vec::with_capacity(runs),
             blocks: Vec::with_capacity(blocks),
             logit_rows: Vec::with_capacity(tokens),
-            tops: Vec::with_capacity(tokens),
+            wanted: Vec::with_capacity(tokens),
         }
     }
 
@@ -46,11 +44,12 @@ impl Batch {
         self.runs.clear();
         self.blocks.clear();
         self.logit_rows.clear();
-        self.tops.clear();
+        self.wanted.clear();
     }
 
     /// Adds `tokens` at positions `start..` of the sequence whose block table is `blocks`. `logits` selects the
-    /// tokens of this run, counted from its first, whose logits are needed.
+    /// tokens of this run, counted from its first, whose logits are needed: all of them, unless [`Batch::want`] says
+    /// less.
     ///
     /// # Panics
     /// If the run is empty, the table does not cover its last position, or `logits` reaches past its end.
@@ -67,15 +66,17 @@ impl Batch {
         self.blocks.extend_from_slice(blocks);
         self.runs.push(Run { tokens: first..self.tokens.len(), start, blocks: table..self.blocks.len() });
         self.logit_rows.extend(logits.map(|i| first + i));
-        self.tops.resize(self.logit_rows.len(), Self::ALL);
+        self.wanted.resize(self.logit_rows.len(), Wanted::All);
     }
 
-    /// States that only the `top` highest logits, and those equal to the last of them, are needed in each row of the
-    /// last run. All others may become negative infinity, which saves most of the output head's work.
-    pub fn only_top(&mut self, top: usize) {
+    /// States what is needed of each row of logits of the last run, given its number within the run. Fewer logits save
+    /// most of the output head's work.
+    pub fn want(&mut self, wanted: impl Fn(usize) -> Wanted) {
         let Some(run) = self.runs.last() else { return };
-        let rows = self.logit_rows.partition_point(|&row| row < run.tokens.start);
-        self.tops[rows..].fill(top);
+        let first = self.logit_rows.partition_point(|&row| row < run.tokens.start);
+        for (row, to) in self.wanted[first..].iter_mut().enumerate() {
+            *to = wanted(row);
+        }
     }
 
     /// All tokens, run by run.
@@ -103,30 +104,45 @@ impl Batch {
         &self.logit_rows
     }
 
-    /// For each of these rows, how many of its highest logits are needed ([`Batch::ALL`] for the whole row).
-    pub fn tops(&self) -> &[usize] {
-        &self.tops
+    /// What is needed of each of these rows.
+    pub fn wanted(&self) -> &[Wanted] {
+        &self.wanted
+    }
+
+    /// Where the tokens belong.
+    pub fn step(&self) -> Step<'_> {
+        Step { runs: &self.runs, blocks: &self.blocks }
     }
 }
 
-/// The logits of a step, `[rows][vocab]` f32, in the order of [`Batch::logit_rows`].
+/// The logits of a step, `[rows][vocab]` f32, in the order of [`Batch::logit_rows`], and the tokens that a device drew
+/// from them.
 #[derive(Debug, Clone, Default)]
 pub struct Logits {
     vocab: usize,
     values: Vec<f32>,
+    drawn: Vec<Option<Drawn>>,
 }
 
 impl Logits {
     /// No rows yet, with room for `rows` rows of `vocab` logits.
     pub fn with_capacity(rows: usize, vocab: usize) -> Self {
-        Logits { vocab, values: Vec::with_capacity(rows * vocab) }
+        Logits { vocab, values: Vec::with_capacity(rows * vocab), drawn: Vec::with_capacity(rows) }
     }
 
-    /// Sets the size for a step and returns all values for writing; their old contents are unspecified.
+    /// Sets the size for a step, without drawn tokens, and returns all logits for writing; their old values are
+    /// unspecified.
     pub fn resize(&mut self, rows: usize, vocab: usize) -> &mut [f32] {
+        self.resize_with_drawn(rows, vocab).0
+    }
+
+    /// As [`Logits::resize`], with a place for a drawn token per row.
+    pub fn resize_with_drawn(&mut self, rows: usize, vocab: usize) -> (&mut [f32], &mut [Option<Drawn>]) {
         self.vocab = vocab;
         self.values.resize(rows * vocab, 0.0);
-        &mut self.values
+        self.drawn.clear();
+        self.drawn.resize(rows, None);
+        (&mut self.values, &mut self.drawn)
     }
 
     /// Number of rows.
@@ -137,6 +153,11 @@ impl Logits {
     /// The logits of one row, `[vocab]`.
     pub fn row(&self, row: usize) -> &[f32] {
         &self.values[row * self.vocab..][..self.vocab]
+    }
+
+    /// The token that a device drew from this row; the row's logits are then undefined.
+    pub fn drawn(&self, row: usize) -> Option<Drawn> {
+        self.drawn[row]
     }
 
     /// The logits of one row, for a sampler that works in place.

@@ -1,4 +1,4 @@
-use bitnet_kernels::{Backend, Gate, KernelError, Norm, Norms, RowOrder, Run};
+use bitnet_kernels::{Backend, Gate, KernelError, Norm, Norms, RowOrder, Step};
 
 use crate::{
     ModelError, ModelSpec, TensorSource, names,
@@ -72,21 +72,20 @@ impl<B: Backend> Layer<B> {
     pub(crate) fn rope_store(
         &self,
         b: &mut B,
-        n: usize,
+        step: Step<'_>,
         x: &B::Rows,
         q: &mut B::Quants,
-        (runs, blocks): (&[Run], &[u32]),
         rope: &B::Rope,
         qkv: &mut B::Rows,
         kv: &mut B::Kv,
     ) -> Result<(), KernelError> {
-        let norms = self.head_norms.as_ref().map(|[q, k]| [q, k]);
+        let (n, norms) = (step.tokens(), self.head_norms.as_ref().map(|[q, k]| [q, k]));
         if let [stacked] = &self.qkv.matrices[..] {
             b.norm_quantize(n, x, self.qkv.norms(), q)?;
-            return b.bit_linear_rope_store(n, q, &stacked.weights, runs, blocks, rope, norms, qkv, kv);
+            return b.bit_linear_rope_store(step, q, &stacked.weights, rope, norms, qkv, kv);
         }
         self.qkv.apply(b, n, x, q, qkv)?;
-        b.rope_store(runs, blocks, rope, norms, qkv, kv)
+        b.rope_store(step, rope, norms, qkv, kv)
     }
 }
 

@@ -1,4 +1,4 @@
-use bitnet_kernels::{Ask, BackendInfo, DeviceStatus, Drawn, KernelError, gpu::GpuError};
+use bitnet_kernels::{BackendInfo, DeviceStatus, KernelError, gpu::GpuError};
 
 use crate::{Batch, Logits, ModelSpec};
 
@@ -77,8 +77,9 @@ pub trait Model: Send {
     fn backend(&self) -> BackendInfo;
 
     /// Runs one step: stores the keys and values of all its tokens and writes the requested rows of logits, in the
-    /// order of [`Batch::logit_rows`]. Logits that the batch does not need ([`Batch::only_top`]) may be negative
-    /// infinity.
+    /// order of [`Batch::logit_rows`]. Logits that the batch does not need ([`Batch::wanted`]) may be negative
+    /// infinity. A model that can draw a token where it computes logits does so where one is wanted
+    /// ([`Logits::drawn`]).
     ///
     /// A token's logits depend on the tokens of its sequence up to and including it, and on nothing else in the step.
     ///
@@ -86,22 +87,6 @@ pub trait Model: Send {
     /// If the step does not fit, before anything is written. [`ForwardError::Kernel`] if the backend fails; the cached
     /// keys and values of this step's runs are then unspecified.
     fn forward(&mut self, batch: &Batch, logits: &mut Logits) -> Result<(), ForwardError>;
-
-    /// As [`Model::forward`], with an optional [`Ask`] for each row of logits. A model that can sample where it
-    /// computes logits does so for rows with an ask and writes the result to `drawn`; the logits of those rows are
-    /// undefined.
-    ///
-    /// # Errors
-    /// As [`Model::forward`].
-    fn forward_drawing(
-        &mut self,
-        batch: &Batch,
-        _asks: &[Option<Ask>],
-        logits: &mut Logits,
-        _drawn: &mut [Option<Drawn>],
-    ) -> Result<(), ForwardError> {
-        self.forward(batch, logits)
-    }
 
     /// Device status, or `None` on the CPU.
     fn device(&self) -> Option<DeviceStatus> {

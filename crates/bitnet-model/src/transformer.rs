@@ -1,8 +1,7 @@
 use std::collections::HashMap;
 
 use bitnet_kernels::{
-    Ask, Backend, BackendInfo, DeviceStatus, Drawn, Grouping, KernelError, KvShape, Norm, RowOrder, RowsKind,
-    StepSize,
+    Backend, BackendInfo, DeviceStatus, Grouping, KernelError, KvShape, Norm, RowOrder, RowsKind, StepSize,
 };
 use bitnet_tensor::{GroupedTensor, TernaryTensor};
 
@@ -88,7 +87,7 @@ impl<B: Backend> Transformer<B> {
         // Bounds need an int8 copy of the head. A ternary head has a quarter of its bytes, so bounds would not help.
         if b.screens() && !spec.grouped.head {
             let stored = packed::<B>(tensors).map(PackedSource::screen).transpose()?.flatten();
-            b.screen(head.as_mut().unwrap_or(&mut embedding), stored, limits.max_logit_rows)?;
+            b.screen(head.as_mut().unwrap_or(&mut embedding), stored)?;
         }
         let mut gain = tensors.dense("model.norm.weight")?.to_f32();
         gain.iter_mut().for_each(|g| *g /= spec.multipliers.logit_divisor);
@@ -166,27 +165,16 @@ impl<B: Backend> Model for Transformer<B> {
     }
 
     fn forward(&mut self, batch: &Batch, logits: &mut Logits) -> Result<(), ForwardError> {
-        let rows = batch.logit_rows().len();
-        self.forward_drawing(batch, &vec![None; rows], logits, &mut vec![None; rows])
-    }
-
-    fn forward_drawing(
-        &mut self,
-        batch: &Batch,
-        asks: &[Option<Ask>],
-        logits: &mut Logits,
-        drawn: &mut [Option<Drawn>],
-    ) -> Result<(), ForwardError> {
         self.check(batch)?;
-        let (n, runs, blocks) = (batch.tokens().len(), batch.runs(), batch.blocks());
+        let (n, step) = (batch.tokens().len(), batch.step());
         let Transformer { backend: b, spec, buffers: x, .. } = self;
         let factors = spec.multipliers;
 
         b.embed(&self.embedding, batch.tokens(), factors.embedding, &mut x.residual)?;
         for (layer, kv) in self.layers.iter().zip(&mut self.kv) {
             let (r, q) = (&x.residual, &mut x.hidden_q);
-            layer.rope_store(b, n, r, q, (runs, blocks), &self.rope, &mut x.qkv, kv)?;
-            b.attention(runs, blocks, &x.qkv, kv, &mut x.attention)?;
+            layer.rope_store(b, step, r, q, &self.rope, &mut x.qkv, kv)?;
+            b.attention(step, &x.qkv, kv, &mut x.attention)?;
             layer.output.add(b, n, &x.attention, &mut x.attention_q, factors.residual, &mut x.residual)?;
 
             let (r, q, gate) = (&x.residual, &mut x.hidden_q, spec.activation);
@@ -194,11 +182,10 @@ impl<B: Backend> Model for Transformer<B> {
             layer.down.add_quantized(b, n, &x.ffn_q, factors.residual, &mut x.residual)?;
         }
 
-        let wanted = batch.logit_rows();
         let head = self.head.as_ref().unwrap_or(&self.embedding);
-        b.norm_rows(wanted, &x.residual, &self.norm, &mut x.last)?;
-        let logits = logits.resize(wanted.len(), spec.vocab);
-        b.draw(&x.last, head, batch.tops(), asks, logits, drawn)?;
+        b.norm_rows(batch.logit_rows(), &x.residual, &self.norm, &mut x.last)?;
+        let (logits, drawn) = logits.resize_with_drawn(batch.logit_rows().len(), spec.vocab);
+        b.logits(&x.last, head, batch.wanted(), logits, drawn)?;
         Ok(b.finish()?)
     }
 
@@ -270,8 +257,8 @@ fn read_table<B: Backend>(
     }
     let stored = packed::<B>(tensors).map(|packed| packed.grouped_panels(&[name.into()])).transpose()?;
     Ok(match stored.flatten() {
-        Some(panels) => b.ternary_panels(panels)?,
-        None => b.ternary_table(&tensors.grouped(name)?)?,
+        Some(panels) => b.table(panels)?,
+        None => b.table(&tensors.grouped(name)?)?,
     })
 }
 
@@ -287,13 +274,13 @@ pub(crate) fn read_linear<B: Backend>(
     if spec.grouped.projections {
         let stored = packed.map(|packed| packed.grouped_panels(names)).transpose()?;
         return Ok(match stored.flatten() {
-            Some(panels) => b.grouped_panels(panels, order)?,
-            None => b.grouped(&read_stacked_groups(tensors, names)?, order)?,
+            Some(panels) => b.linear(panels, order)?,
+            None => b.linear(&read_stacked_groups(tensors, names)?, order)?,
         });
     }
     let stored = packed.map(|packed| packed.panels(names)).transpose()?;
     Ok(match stored.flatten() {
-        Some(panels) => b.panels(panels, order)?,
+        Some(panels) => b.linear(panels, order)?,
         None => b.linear(&read_stacked(tensors, names)?, order)?,
     })
 }

@@ -15,6 +15,7 @@ use bitnet_inference::{
     scheduling::{Plan, Scheduler, StepLoad, StepModel, StepOutcome, Stepper},
 };
 
+use bitnet_kernels::Wanted;
 use bitnet_model::{Batch, ForwardError, Limits, Logits};
 
 use crate::support::*;
@@ -995,7 +996,7 @@ fn a_thousand_cancels_lose_double_and_leak_nothing() {
 fn calibration_learns_the_times_of_steps_before_any_request() {
     let hook = |batch: &Batch, logits: Option<&mut Logits>| {
         // The steps of greedy requests.
-        assert!(batch.tops().iter().all(|&top| top == 1));
+        assert!(batch.wanted().iter().all(|&wanted| wanted == Wanted::Top(1)));
         if logits.is_none() {
             std::thread::sleep(Duration::from_millis(2) * batch.tokens().len() as u32);
         }

@@ -9,7 +9,7 @@ use bitnet_inference::{
     BatchSizing, Request,
     scheduling::{Plan, Scheduler, SchedulerConfig, StepOutcome, Stepper},
 };
-use bitnet_kernels::{Cpu, Isa, KvType};
+use bitnet_kernels::{Cpu, Isa, KvType, Wanted};
 use bitnet_model::{Batch, Limits, Logits, Model, Synthetic, Transformer};
 
 use crate::support::*;
@@ -132,19 +132,18 @@ fn a_forward_pass_on_the_cpu_allocates_nothing_not_even_the_first() {
         let mut model = Transformer::load(source.spec(), &source, cpu, limits, &mut |_, _| {}).unwrap();
         let mut batch = Batch::with_capacity(64, 8, 8);
         let mut logits = Logits::with_capacity(8, source.spec().vocab);
-        let (asks, mut drawn) = (vec![None; 8], vec![None; 8]);
         // The largest step, then a small one; with bounds, then with all logits.
         for (tokens, start) in [(8, 0), (1, 8)] {
-            for top in [1, Batch::ALL] {
+            for wanted in [Wanted::Top(1), Wanted::All] {
                 batch.clear();
                 for sequence in 0..8 {
                     let ids: [u32; 8] = std::array::from_fn(|i| (31 * i + sequence) as u32);
                     batch.push(&ids[..tokens], start, &[sequence as u32], tokens - 1..tokens);
-                    batch.only_top(top);
+                    batch.want(|_| wanted);
                 }
                 let before = ALLOCATIONS.get();
-                model.forward_drawing(&batch, &asks, &mut logits, &mut drawn).unwrap();
-                assert_eq!(ALLOCATIONS.get() - before, 0, "{kv}, {tokens} tokens a sequence, top {top}");
+                model.forward(&batch, &mut logits).unwrap();
+                assert_eq!(ALLOCATIONS.get() - before, 0, "{kv}, {tokens} tokens a sequence, {wanted:?}");
             }
         }
     }

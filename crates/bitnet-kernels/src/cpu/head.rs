@@ -5,7 +5,7 @@ use std::{mem, sync::atomic::AtomicU64};
 use bitnet_tensor::BitNetTensor;
 
 use crate::{
-    Backend, KernelError,
+    Backend, KernelError, Wanted,
     cpu::{
         Cpu, GroupedPanels, ROW_UNIT, Rows, Table, WEIGHT_UNIT,
         buffer::{Buffer, Shared},
@@ -34,25 +34,65 @@ pub struct HeadWork {
 }
 
 impl Cpu {
-    /// Computes all logits of the first `n` rows.
-    pub(super) fn all_logits(
+    /// Computes the logits that are wanted of the first rows, one for each of `wanted`, using bounds where possible.
+    pub(super) fn head_logits(
         &mut self,
-        n: usize,
         x: &Rows,
         table: &Table,
+        wanted: &[Wanted],
         logits: &mut [f32],
     ) -> Result<(), KernelError> {
-        match table {
-            Table::Dense { weights, .. } => {
-                let mut tokens = mem::take(&mut self.screening.whole);
-                tokens.clear();
-                tokens.extend(0..n);
-                let computed = self.whole_logits(&tokens, x, weights, logits);
-                self.screening.whole = tokens;
-                computed
+        assert!(wanted.len() <= x.rows, "the rows must fit their buffers");
+        let (weights, screen) = match table {
+            Table::Ternary(weights) => return self.ternary_logits(wanted.len(), x, weights, logits),
+            Table::Dense { weights, screen } => (weights, screen.as_ref()),
+        };
+        let mut s = mem::take(&mut self.screening);
+        let done = self.dense_logits(&mut s, x, weights, screen, wanted, logits);
+        self.screening = s;
+        done
+    }
+
+    /// Computes logits with a dense table.
+    fn dense_logits(
+        &mut self,
+        s: &mut Screening,
+        x: &Rows,
+        table: &BitNetTensor,
+        screen: Option<&Screen>,
+        wanted: &[Wanted],
+        logits: &mut [f32],
+    ) -> Result<(), KernelError> {
+        s.clear();
+        let Some(screen) = screen else {
+            s.whole.extend(0..wanted.len());
+            return self.whole_logits(&s.whole, x, table, logits);
+        };
+        assert_eq!(x.width, screen.cols, "the rows must fit the table");
+        s.fit(screen);
+        s.reserve(wanted.len());
+        self.reserve(x.stride)?;
+        let stride = plane_stride(screen.cols);
+        for (token, wanted) in wanted.iter().enumerate() {
+            let keep = wanted.highest().max(1);
+            // With few panels for the number of logits to keep, bounds rule out too little.
+            let split = (keep <= screen.panels() / 8).then(|| {
+                let planes = &mut s.planes[2 * s.tokens.len() * stride..][..2 * stride];
+                let x = &x.values[token * x.stride..][..x.stride];
+                // SAFETY: `isa` proves the instruction set; rows, planes and scratch have the row's stride.
+                unsafe { (self.isa.kernels().split)(x, planes, &mut self.scratch[0]) }
+            });
+            match split.flatten() {
+                Some(split) => {
+                    s.splits.push(split);
+                    s.tokens.push(token);
+                    s.keep.push(keep);
+                }
+                None => s.whole.push(token),
             }
-            Table::Ternary(weights) => self.ternary_logits(n, x, weights, logits),
         }
+        self.screened_logits(s, screen, x, table, logits)?;
+        self.whole_logits(&s.whole, x, table, logits)
     }
 
     /// Quantises the first `n` rows and computes all their logits with a ternary table.
@@ -114,13 +154,9 @@ impl Cpu {
         &mut self,
         table: &mut Table,
         stored: Option<Screen>,
-        rows: usize,
     ) -> Result<(), KernelError> {
-        let (weights, screen) = match table {
-            Table::Dense { weights, screen } => (weights, screen),
-            // An int8 copy would be larger than the ternary table itself.
-            Table::Ternary(weights) => return self.reserve_head_input(rows, weights.cols),
-        };
+        // An int8 copy would be larger than a ternary table itself.
+        let Table::Dense { weights, screen } = table else { return Ok(()) };
         *screen = match stored {
             Some(screen) => Some(screen),
             None => self.screen_of(weights)?,
@@ -128,50 +164,9 @@ impl Cpu {
         if let Some(screen) = screen {
             let shape = (weights.rows(), weights.cols());
             assert_eq!((screen.rows, screen.cols), shape, "a copy must have its table's shape");
-            self.screening.reserve(rows, screen);
+            self.screening.fit(screen);
         }
         Ok(())
-    }
-
-    /// Computes the highest logits of each of the first `n` rows, using bounds where possible.
-    pub(super) fn highest_logits(
-        &mut self,
-        n: usize,
-        x: &Rows,
-        table: &Table,
-        keep: &[usize],
-        logits: &mut [f32],
-    ) -> Result<(), KernelError> {
-        assert!(n <= x.rows && keep.len() == n, "there must be a number of logits to keep for every row");
-        let Table::Dense { weights, screen: Some(screen) } = table else {
-            return self.all_logits(n, x, table, logits);
-        };
-        assert_eq!(x.width, screen.cols, "the rows must fit the table");
-        let mut s = mem::take(&mut self.screening);
-        s.reserve(n, screen);
-        self.reserve(x.stride)?;
-        let stride = plane_stride(screen.cols);
-        for (token, &keep) in keep.iter().enumerate() {
-            // With few panels for the number of logits to keep, bounds rule out too little.
-            let split = (8 * keep.max(1) <= screen.panels()).then(|| {
-                let planes = &mut s.planes[2 * s.tokens.len() * stride..][..2 * stride];
-                let x = &x.values[token * x.stride..][..x.stride];
-                // SAFETY: `isa` proves the instruction set; rows, planes and scratch have the row's stride.
-                unsafe { (self.isa.kernels().split)(x, planes, &mut self.scratch[0]) }
-            });
-            match split.flatten() {
-                Some(split) => {
-                    s.splits.push(split);
-                    s.tokens.push(token);
-                    s.keep.push(keep.max(1));
-                }
-                None => s.whole.push(token),
-            }
-        }
-        let done = self.screened_logits(&mut s, screen, x, weights, logits);
-        let done = done.and_then(|()| self.whole_logits(&s.whole, x, weights, logits));
-        self.screening = s;
-        done
     }
 
     /// Computes all logits of some tokens.

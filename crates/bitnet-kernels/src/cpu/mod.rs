@@ -25,13 +25,13 @@ use std::{
 };
 
 use bitnet_tensor::{
-    BitNetTensor, GroupedTensor, TernaryTensor,
+    BitNetTensor,
     quant::{GROUP, GroupQuant, RowQuant},
 };
 
 use crate::{
-    Backend, BackendInfo, Gate, Grouping, HeadNorms, KernelError, KvShape, KvType, Norm, Norms, RowOrder,
-    RowsKind, Run, StepSize,
+    Backend, BackendInfo, Drawn, Gate, Grouping, HeadNorms, Inspect, KernelError, KvShape, KvType, Norm,
+    Norms, RowOrder, RowsKind, Step, StepSize, TableWeights, Wanted, Weights,
 };
 use buffer::{Arena, Buffer, Shared};
 use generic::{
@@ -383,35 +383,28 @@ impl Backend for Cpu {
         Ok(Quants { rows, width, stride, values, scales })
     }
 
-    fn linear(&mut self, weights: &TernaryTensor, _: RowOrder) -> Result<Linear, KernelError> {
-        Ok(Linear::Rows(Panels::pack(weights, &mut self.pool, &mut self.memory)?))
+    fn linear<'a>(&mut self, weights: impl Into<Weights<'a>>, _: RowOrder) -> Result<Linear, KernelError> {
+        Ok(match weights.into() {
+            Weights::Rows(weights) => Linear::Rows(Panels::pack(weights, &mut self.pool, &mut self.memory)?),
+            Weights::Groups(weights) => {
+                Linear::Groups(GroupedPanels::pack(weights, &mut self.pool, &mut self.memory)?)
+            }
+            Weights::RowPanels(panels) => Linear::Rows(panels),
+            Weights::GroupPanels(panels) => Linear::Groups(panels),
+        })
     }
 
-    fn grouped(&mut self, weights: &GroupedTensor, _: RowOrder) -> Result<Linear, KernelError> {
-        Ok(Linear::Groups(GroupedPanels::pack(weights, &mut self.pool, &mut self.memory)?))
-    }
-
-    fn panels(&mut self, weights: Panels, _: RowOrder) -> Result<Linear, KernelError> {
-        Ok(Linear::Rows(weights))
-    }
-
-    fn grouped_panels(&mut self, weights: GroupedPanels, _: RowOrder) -> Result<Linear, KernelError> {
-        Ok(Linear::Groups(weights))
-    }
-
-    fn table(&mut self, weights: &BitNetTensor) -> Result<Table, KernelError> {
-        self.reserve(dense::scratch(weights))?;
-        Ok(Table::Dense { weights: weights.clone(), screen: None })
-    }
-
-    fn ternary_table(&mut self, weights: &GroupedTensor) -> Result<Table, KernelError> {
-        let panels = GroupedPanels::pack(weights, &mut self.pool, &mut self.memory)?;
-        self.ternary_panels(panels)
-    }
-
-    fn ternary_panels(&mut self, weights: GroupedPanels) -> Result<Table, KernelError> {
-        self.reserve_head_input(1, weights.cols)?;
-        Ok(Table::Ternary(weights))
+    fn table<'a>(&mut self, weights: impl Into<TableWeights<'a>>) -> Result<Table, KernelError> {
+        let panels = match weights.into() {
+            TableWeights::Dense(weights) => {
+                self.reserve(dense::scratch(weights))?;
+                return Ok(Table::Dense { weights: weights.clone(), screen: None });
+            }
+            TableWeights::Groups(weights) => GroupedPanels::pack(weights, &mut self.pool, &mut self.memory)?,
+            TableWeights::GroupPanels(panels) => panels,
+        };
+        self.reserve_head_input(1, panels.cols)?;
+        Ok(Table::Ternary(panels))
     }
 
     fn gain(&mut self, gain: &[f32]) -> Result<Gain, KernelError> {
@@ -487,8 +480,7 @@ impl Backend for Cpu {
 
     fn rope_store(
         &mut self,
-        runs: &[Run],
-        blocks: &[u32],
+        Step { runs, blocks }: Step<'_>,
         rope: &Rope,
         norms: HeadNorms<'_, Gain>,
         qkv: &mut Rows,
@@ -520,8 +512,7 @@ impl Backend for Cpu {
 
     fn attention(
         &mut self,
-        runs: &[Run],
-        blocks: &[u32],
+        Step { runs, blocks }: Step<'_>,
         qkv: &Rows,
         kv: &Kv,
         out: &mut Rows,
@@ -582,32 +573,34 @@ impl Backend for Cpu {
 
     fn norm_rows(
         &mut self,
-        wanted: &[usize],
+        rows: &[usize],
         x: &Rows,
         norm: &Norm<Gain>,
         out: &mut Rows,
     ) -> Result<(), KernelError> {
-        assert!(wanted.len() <= out.rows && x.width == out.width, "the rows must fit their buffers");
+        assert!(rows.len() <= out.rows && x.width == out.width, "the rows must fit their buffers");
         assert_widths([Some(norm), None], x.width);
-        assert!(wanted.iter().all(|&row| row < x.rows), "wanted rows must exist");
-        let a = NormRows {
-            wanted,
-            x: &x.values,
-            stride: x.stride,
-            width: x.width,
-            norm,
-            out: out.values.shared(),
-        };
+        assert!(rows.iter().all(|&row| row < x.rows), "the rows must exist");
+        let a =
+            NormRows { rows, x: &x.values, stride: x.stride, width: x.width, norm, out: out.values.shared() };
         // SAFETY: `isa` proves the instruction set; only this thread has access to the output.
         unsafe { (self.isa.kernels().floats.norm_rows)(&a) }
         Ok(())
     }
 
-    fn logits(&mut self, n: usize, x: &Rows, table: &Table, logits: &mut [f32]) -> Result<(), KernelError> {
-        self.all_logits(n, x, table, logits)
+    fn logits(
+        &mut self,
+        x: &Rows,
+        table: &Table,
+        wanted: &[Wanted],
+        logits: &mut [f32],
+        _: &mut [Option<Drawn>],
+    ) -> Result<(), KernelError> {
+        self.head_logits(x, table, wanted, logits)
     }
 
     fn prepare(&mut self, size: &StepSize) -> Result<(), KernelError> {
+        self.screening.reserve(size.logit_rows);
         match &self.head_input {
             Some(input) => self.reserve_head_input(size.logit_rows, input.width),
             None => Ok(()),
@@ -618,26 +611,17 @@ impl Backend for Cpu {
         self.screens
     }
 
-    fn screen(&mut self, table: &mut Table, stored: Option<Screen>, rows: usize) -> Result<(), KernelError> {
-        self.take_screen(table, stored, rows)
-    }
-
-    fn top_logits(
-        &mut self,
-        n: usize,
-        x: &Rows,
-        table: &Table,
-        keep: &[usize],
-        logits: &mut [f32],
-    ) -> Result<(), KernelError> {
-        self.highest_logits(n, x, table, keep, logits)
+    fn screen(&mut self, table: &mut Table, stored: Option<Screen>) -> Result<(), KernelError> {
+        self.take_screen(table, stored)
     }
 
     fn copy_block(&mut self, kv: &mut Kv, from: u32, to: u32) -> Result<(), KernelError> {
         kv.copy_block(from as usize, to as usize);
         Ok(())
     }
+}
 
+impl Inspect for Cpu {
     fn read(&mut self, x: &Rows, n: usize) -> Result<Vec<f32>, KernelError> {
         Ok(x.values.chunks_exact(x.stride).take(n).flat_map(|row| &row[..x.width]).copied().collect())
     }

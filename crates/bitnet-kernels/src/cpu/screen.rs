@@ -95,9 +95,13 @@ impl Screen {
     }
 }
 
-/// The buffers that a step needs in addition to the copy; grown when a copy is made, so that no step allocates.
+/// The buffers that a step needs in addition to the copy; [`Screening::reserve`] grows them before the first step, so
+/// that no step allocates.
 #[derive(Default)]
 pub(crate) struct Screening {
+    /// Sizes of the largest copy: bytes of a plane of activations, and panels.
+    plane: usize,
+    panels: usize,
     /// Activations as two planes of int8, `[tokens][2][stride]`.
     pub(crate) planes: Vec<i8>,
     /// One per token that is screened.
@@ -115,18 +119,29 @@ pub(crate) struct Screening {
 }
 
 impl Screening {
-    /// Makes room for `tokens` tokens with `screen`.
-    pub(crate) fn reserve(&mut self, tokens: usize, screen: &Screen) {
-        let planes = 2 * tokens * plane_stride(screen.cols);
-        self.planes.resize(self.planes.len().max(planes), 0);
-        self.best.resize(self.best.len().max(tokens * screen.panels()), 0.0);
-        self.splits.clear();
+    /// Takes note of the sizes of a copy.
+    pub(crate) fn fit(&mut self, screen: &Screen) {
+        self.plane = self.plane.max(plane_stride(screen.cols));
+        self.panels = self.panels.max(screen.panels());
+    }
+
+    /// Makes room for `tokens` tokens.
+    pub(crate) fn reserve(&mut self, tokens: usize) {
+        self.planes.resize(self.planes.len().max(2 * tokens * self.plane), 0);
+        self.best.resize(self.best.len().max(tokens * self.panels), 0.0);
         self.splits.reserve(tokens);
-        self.thresholds.clear();
         self.thresholds.reserve(tokens);
         for list in [&mut self.tokens, &mut self.keep, &mut self.whole] {
-            list.clear();
             list.reserve(tokens);
+        }
+    }
+
+    /// Drops the tokens of the last step.
+    pub(crate) fn clear(&mut self) {
+        self.splits.clear();
+        self.thresholds.clear();
+        for list in [&mut self.tokens, &mut self.keep, &mut self.whole] {
+            list.clear();
         }
     }
 

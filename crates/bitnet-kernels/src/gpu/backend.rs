@@ -1,9 +1,7 @@
-use bitnet_tensor::{BitNetTensor, GroupedTensor, TernaryTensor};
-
 use super::{Driver, Gain, Gpu, Kv, Linear, Quants, Rope, Rows, Table};
 use crate::{
-    Ask, Backend, BackendInfo, DeviceStatus, Drawn, Gate, Grouping, HeadNorms, KernelError, KvShape, KvType,
-    Norm, Norms, RowOrder, RowsKind, Run, StepSize,
+    Backend, BackendInfo, DeviceStatus, Drawn, Gate, Grouping, HeadNorms, Inspect, KernelError, KvShape,
+    KvType, Norm, Norms, RowOrder, RowsKind, Step, StepSize, TableWeights, Wanted, Weights,
 };
 
 /// Calls the methods of [`Gpu`] of the same names.
@@ -30,20 +28,25 @@ impl<D: Driver> Backend for Gpu<D> {
         Ok(self.quants(rows, width, grouping)?)
     }
 
-    fn linear(&mut self, weights: &TernaryTensor, order: RowOrder) -> Result<Linear, KernelError> {
-        Ok(self.linear(weights, order)?)
+    fn linear<'a>(
+        &mut self,
+        weights: impl Into<Weights<'a>>,
+        order: RowOrder,
+    ) -> Result<Linear, KernelError> {
+        Ok(match weights.into() {
+            Weights::Rows(weights) => self.linear(weights, order)?,
+            Weights::Groups(weights) => self.grouped(weights, order)?,
+            Weights::RowPanels(panels) => self.linear(&panels.unpack(0..panels.rows())?, order)?,
+            Weights::GroupPanels(panels) => self.grouped(&panels.unpack(0..panels.rows())?, order)?,
+        })
     }
 
-    fn grouped(&mut self, weights: &GroupedTensor, order: RowOrder) -> Result<Linear, KernelError> {
-        Ok(self.grouped(weights, order)?)
-    }
-
-    fn ternary_table(&mut self, weights: &GroupedTensor) -> Result<Table, KernelError> {
-        Ok(self.ternary_table(weights)?)
-    }
-
-    fn table(&mut self, weights: &BitNetTensor) -> Result<Table, KernelError> {
-        Ok(self.table(weights)?)
+    fn table<'a>(&mut self, weights: impl Into<TableWeights<'a>>) -> Result<Table, KernelError> {
+        Ok(match weights.into() {
+            TableWeights::Dense(weights) => self.table(weights)?,
+            TableWeights::Groups(weights) => self.ternary_table(weights)?,
+            TableWeights::GroupPanels(panels) => self.ternary_table(&panels.unpack(0..panels.rows())?)?,
+        })
     }
 
     fn gain(&mut self, gain: &[f32]) -> Result<Gain, KernelError> {
@@ -92,25 +95,17 @@ impl<D: Driver> Backend for Gpu<D> {
 
     fn rope_store(
         &mut self,
-        runs: &[Run],
-        blocks: &[u32],
+        step: Step<'_>,
         rope: &Rope,
         norms: HeadNorms<'_, Gain>,
         qkv: &mut Rows,
         kv: &mut Kv,
     ) -> Result<(), KernelError> {
-        Ok(self.rope_store(runs, blocks, rope, norms, qkv, kv)?)
+        Ok(self.rope_store(step, rope, norms, qkv, kv)?)
     }
 
-    fn attention(
-        &mut self,
-        runs: &[Run],
-        blocks: &[u32],
-        qkv: &Rows,
-        kv: &Kv,
-        out: &mut Rows,
-    ) -> Result<(), KernelError> {
-        Ok(self.attention(runs, blocks, qkv, kv, out)?)
+    fn attention(&mut self, step: Step<'_>, qkv: &Rows, kv: &Kv, out: &mut Rows) -> Result<(), KernelError> {
+        Ok(self.attention(step, qkv, kv, out)?)
     }
 
     fn gate_quantize(
@@ -142,43 +137,36 @@ impl<D: Driver> Backend for Gpu<D> {
     /// Queries and keys without norms are rotated by the kernel that computes the sums.
     fn bit_linear_rope_store(
         &mut self,
-        n: usize,
+        step: Step<'_>,
         x: &Quants,
         w: &Linear,
-        runs: &[Run],
-        blocks: &[u32],
         rope: &Rope,
         norms: HeadNorms<'_, Gain>,
         qkv: &mut Rows,
         kv: &mut Kv,
     ) -> Result<(), KernelError> {
-        Ok(self.bit_linear_rope_store(n, x, w, runs, blocks, rope, norms, qkv, kv)?)
+        Ok(self.bit_linear_rope_store(step, x, w, rope, norms, qkv, kv)?)
     }
 
     fn norm_rows(
         &mut self,
-        wanted: &[usize],
+        rows: &[usize],
         x: &Rows,
         norm: &Norm<Gain>,
         out: &mut Rows,
     ) -> Result<(), KernelError> {
-        Ok(self.norm_rows(wanted, x, norm, out)?)
+        Ok(self.norm_rows(rows, x, norm, out)?)
     }
 
-    fn logits(&mut self, n: usize, x: &Rows, table: &Table, logits: &mut [f32]) -> Result<(), KernelError> {
-        Ok(self.draw(x, table, &vec![None; n], logits, &mut vec![None; n])?)
-    }
-
-    fn draw(
+    fn logits(
         &mut self,
         x: &Rows,
         table: &Table,
-        _keep: &[usize],
-        asks: &[Option<Ask>],
+        wanted: &[Wanted],
         logits: &mut [f32],
         drawn: &mut [Option<Drawn>],
     ) -> Result<(), KernelError> {
-        Ok(self.draw(x, table, asks, logits, drawn)?)
+        Ok(self.logits(x, table, wanted, logits, drawn)?)
     }
 
     fn prepare(&mut self, size: &StepSize) -> Result<(), KernelError> {
@@ -203,7 +191,9 @@ impl<D: Driver> Backend for Gpu<D> {
     fn copy_block(&mut self, kv: &mut Kv, from: u32, to: u32) -> Result<(), KernelError> {
         Ok(self.copy_block(kv, from, to)?)
     }
+}
 
+impl<D: Driver> Inspect for Gpu<D> {
     fn read(&mut self, x: &Rows, n: usize) -> Result<Vec<f32>, KernelError> {
         Ok(self.read_rows(x, n)?)
     }

@@ -23,7 +23,7 @@ impl<D: Driver> Gpu<D> {
             (Upload::Blocks, WORD * size.blocks),
             (Upload::FewRows, PIECE * pieces),
             (Upload::ManyRows, PIECE * pieces),
-            (Upload::Wanted, WORD * size.logit_rows),
+            (Upload::Rows, WORD * size.logit_rows),
             (Upload::Asks, ASK * size.logit_rows),
         ] {
             self.make_room(what, bytes)?;

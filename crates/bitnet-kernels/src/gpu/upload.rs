@@ -8,8 +8,8 @@ pub(super) enum Upload {
     Tokens,
     /// `[n]` of [`super::Ask`].
     Asks,
-    /// u32 `[n]`: rows whose logits are wanted.
-    Wanted,
+    /// u32 `[n]`: indices of the rows whose logits are needed.
+    Rows,
     /// u32 `[n]`: positions of the tokens in their sequences.
     Positions,
     /// u32 `[n]`: `64 * block + slot` of the tokens' keys and values.

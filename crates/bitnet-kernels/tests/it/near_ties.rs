@@ -1,6 +1,6 @@
 //! Highest logits that are nearly equal, which bounds from an int8 copy must not rule out.
 
-use bitnet_kernels::{Backend, Cpu, Isa, RowsKind};
+use bitnet_kernels::{Backend, Cpu, Inspect, Isa, RowsKind, Wanted};
 use bitnet_tensor::BitNetTensor;
 
 const WIDTH: usize = 100;
@@ -50,7 +50,7 @@ fn rows_that_nearly_tie_are_not_ruled_out() {
         for (what, values) in tables() {
             let weights = BitNetTensor::from_f32([VOCAB, WIDTH], &values).unwrap();
             let (plain, mut screened) = (cpu.table(&weights).unwrap(), cpu.table(&weights).unwrap());
-            cpu.screen(&mut screened, None, 33).unwrap();
+            cpu.screen(&mut screened, None).unwrap();
             // With many tokens, one plane of int8 is enough unless one value stands out.
             for (tokens, outlier) in [(1, false), (2, false), (33, false), (33, true)] {
                 let mut next = noise(2);
@@ -60,7 +60,8 @@ fn rows_that_nearly_tie_are_not_ruled_out() {
                 let mut rows = cpu.rows(tokens, WIDTH, RowsKind::Between).unwrap();
                 cpu.write(&mut rows, &x).unwrap();
                 let (mut all, mut top) = (vec![0.0; tokens * VOCAB], vec![0.0; tokens * VOCAB]);
-                cpu.logits(tokens, &rows, &plain, &mut all).unwrap();
+                let mut drawn = vec![None; tokens];
+                cpu.logits(&rows, &plain, &vec![Wanted::All; tokens], &mut all, &mut drawn).unwrap();
                 let below = all.chunks(VOCAB).filter(|row| row.iter().all(|&x| x < 0.0)).count();
                 assert!(
                     tokens < 33 || outlier || what != "nearly one row" || below > 4,
@@ -68,7 +69,8 @@ fn rows_that_nearly_tie_are_not_ruled_out() {
                 );
                 for keep in [1, 2, 5] {
                     let before = cpu.head_work();
-                    cpu.top_logits(tokens, &rows, &screened, &vec![keep; tokens], &mut top).unwrap();
+                    let wanted = vec![Wanted::Top(keep); tokens];
+                    cpu.logits(&rows, &screened, &wanted, &mut top, &mut drawn).unwrap();
                     assert_eq!(cpu.head_work().screened - before.screened, tokens as u64);
                     for (token, (all, top)) in all.chunks(VOCAB).zip(top.chunks(VOCAB)).enumerate() {
                         let case =

@@ -271,7 +271,7 @@ fn put(
         },
         (Content::Stack(parts), Some(cpu)) => {
             let panels = match checkpoint.spec.grouped.projections {
-                true => cpu.grouped(&read_stacked_groups(tensors, parts)?, RowOrder::Plain)?,
+                true => cpu.linear(&read_stacked_groups(tensors, parts)?, RowOrder::Plain)?,
                 false => cpu.linear(&read_stacked(tensors, parts)?, RowOrder::Plain)?,
             };
             panels.stored().iter().try_for_each(|bytes| out.write(bytes))

@@ -1,6 +1,6 @@
 use std::sync::Mutex;
 
-use bitnet_kernels::{Cpu, Isa};
+use bitnet_kernels::{Cpu, Isa, Wanted};
 use bitnet_model::{
     Batch, Limits, Logits, Model, ModelError, PackedSource, Synthetic, TensorEntry, TensorKind, TensorSource,
     Transformer,
@@ -63,7 +63,7 @@ fn who_looks_at_all_logits_loads_no_copy_of_the_head() {
         let mut model = Transformer::load(model.spec(), &model, cpu, limits, &mut |_, _| {}).unwrap();
         let (mut batch, mut logits) = (Batch::new(), Logits::default());
         batch.push(&[3], 0, &[0], 0..1);
-        batch.only_top(1);
+        batch.want(|_| Wanted::Top(1));
         model.forward(&batch, &mut logits).unwrap();
         (model.backend_ref().head_work().screened, logits.row(0).iter().filter(|x| x.is_finite()).count())
     };

@@ -3,7 +3,7 @@
 
 use std::{fs, path::Path, sync::Mutex};
 
-use bitnet_kernels::{Backend, Cpu, Isa, Reference};
+use bitnet_kernels::{Backend, Cpu, Isa, Reference, Wanted};
 use bitnet_model::{
     Batch, Checkpoint, Limits, Logits, Model, ModelError, ModelSpec, Synthetic, Target, TensorSource,
     Transformer, convert,
@@ -36,7 +36,7 @@ fn bits<B: Backend>(model: &Checkpoint, backend: B) -> Vec<u32> {
     let mut bits: Vec<u32> = (0..tokens.len()).flat_map(|t| logits.row(t)).map(|x| x.to_bits()).collect();
     batch.clear();
     batch.push(&[9], tokens.len(), &[0], 0..1);
-    batch.only_top(1);
+    batch.want(|_| Wanted::Top(1));
     model.forward(&batch, &mut logits).unwrap();
     let highest = logits.row(0).iter().copied().fold(f32::NEG_INFINITY, f32::max);
     bits.extend(logits.row(0).iter().enumerate().filter(|(_, x)| **x == highest).map(|(id, _)| id as u32));

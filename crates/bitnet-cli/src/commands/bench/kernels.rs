@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use bitnet_kernels::{Ask, Backend, Cpu, Grouping, KvShape, RowOrder, RowsKind, Run};
+use bitnet_kernels::{Ask, Cpu, Grouping, Inspect, KvShape, RowOrder, RowsKind, Run, Step, Wanted};
 use bitnet_model::{Batch, Checkpoint, ModelSpec};
 use bitnet_tensor::{GroupedTensor, TernaryTensor};
 use half::f16;
@@ -69,7 +69,7 @@ struct Work {
 }
 
 /// Measures every kernel of a layer, and the output head.
-pub fn measure<B: Backend>(
+pub fn measure<B: Inspect>(
     backend: &mut B,
     checkpoint: &Checkpoint,
     sizes: &Sizes<'_>,
@@ -88,7 +88,7 @@ pub fn measure<B: Backend>(
     kernels.attention("prompt", 1, sizes.prompt, sizes.prompt)
 }
 
-struct Kernels<'a, B: Backend> {
+struct Kernels<'a, B: Inspect> {
     backend: &'a mut B,
     spec: &'a ModelSpec,
     bounds: Bounds,
@@ -97,7 +97,7 @@ struct Kernels<'a, B: Backend> {
     each: &'a mut dyn FnMut(Kernel) -> Result<(), CliError>,
 }
 
-impl<B: Backend> Kernels<'_, B> {
+impl<B: Inspect> Kernels<'_, B> {
     fn projections(&mut self, steps: &[usize]) -> Result<(), CliError> {
         let ModelSpec { hidden, ffn, .. } = *self.spec;
         let grouped = self.spec.grouped.projections;
@@ -152,7 +152,7 @@ impl<B: Backend> Kernels<'_, B> {
         let scales = vec![f16::ONE; rows * cols.div_ceil(GroupedTensor::WIDE)];
         let codes = matrix.codes().to_vec();
         let matrix = GroupedTensor::new(rows, cols, GroupedTensor::WIDE, codes, scales).map_err(refused)?;
-        (0..copies).map(|_| Ok(self.backend.grouped(&matrix, RowOrder::Plain)?)).collect()
+        (0..copies).map(|_| Ok(self.backend.linear(&matrix, RowOrder::Plain)?)).collect()
     }
 
     /// Measures the output head with the choice of the most likely token.
@@ -161,11 +161,11 @@ impl<B: Backend> Kernels<'_, B> {
         let name = if tied_head { "model.embed_tokens.weight" } else { "lm_head.weight" };
         let ternary = self.spec.grouped.head;
         let mut table = if ternary {
-            self.backend.ternary_table(&checkpoint.tensors.grouped(name)?)?
+            self.backend.table(&checkpoint.tensors.grouped(name)?)?
         } else {
             self.backend.table(&checkpoint.tensors.dense(name)?)?
         };
-        self.backend.screen(&mut table, None, batches.iter().copied().max().unwrap_or(1))?;
+        self.backend.screen(&mut table, None)?;
         // The CPU reads all of a ternary table; of other tables it reads an int8 copy and a few rows.
         let weights = match self.backend.device() {
             Some(_) => vocab * hidden * self.float,
@@ -175,7 +175,7 @@ impl<B: Backend> Kernels<'_, B> {
         for &n in batches {
             let mut x = self.backend.rows(n, hidden, RowsKind::Between)?;
             self.backend.write(&mut x, &values(n * hidden))?;
-            let (asks, keep) = (vec![Some(Ask::GREEDY); n], vec![1; n]);
+            let wanted = vec![Wanted::Token(Ask::GREEDY); n];
             let (mut logits, mut drawn) = (vec![0.0; n * vocab], vec![None; n]);
             let work = Work {
                 operation: "head, choice",
@@ -185,7 +185,7 @@ impl<B: Backend> Kernels<'_, B> {
                 operations: 2 * n * vocab * hidden,
                 peak: if ternary { self.bounds.integers } else { self.bounds.floats },
             };
-            self.time(work, 1, |b, _| Ok(b.draw(&x, &table, &keep, &asks, &mut logits, &mut drawn)?))?;
+            self.time(work, 1, |b, _| Ok(b.logits(&x, &table, &wanted, &mut logits, &mut drawn)?))?;
         }
         Ok(())
     }
@@ -228,7 +228,8 @@ impl<B: Backend> Kernels<'_, B> {
             operations: 4 * q * pairs,
             peak: self.bounds.floats,
         };
-        self.time(work, caches.len(), |b, i| Ok(b.attention(&runs, &blocks, &qkv, &caches[i], &mut out)?))
+        let step = Step { runs: &runs, blocks: &blocks };
+        self.time(work, caches.len(), |b, i| Ok(b.attention(step, &qkv, &caches[i], &mut out)?))
     }
 
     /// Number of copies of a matrix of `bytes` bytes that together are as large as half of the model's largest

@@ -6,7 +6,7 @@ use std::{
 };
 
 use bitnet_inference::{EngineConfig, Generated, GenerationConfig, generate};
-use bitnet_kernels::{Ask, Drawn};
+use bitnet_kernels::{Ask, Drawn, Wanted};
 use bitnet_model::{Batch, Logits, Model};
 
 use super::{
@@ -66,7 +66,7 @@ impl<'a> Sequences<'a> {
             let last = done + chunk.len() == prompt.len();
             self.batch.clear();
             self.batch.push(chunk, done, table, if last { chunk.len() - 1..chunk.len() } else { 0..0 });
-            self.batch.only_top(1);
+            self.batch.want(|_| Wanted::Token(Ask::GREEDY));
             drawn = self.most_likely()?;
             done += chunk.len();
         }
@@ -97,7 +97,7 @@ impl<'a> Sequences<'a> {
             self.batch.clear();
             for (((table, len), token), out) in tables.iter().zip(&begun.lens).zip(&next).zip(&mut out) {
                 self.batch.push(&[*token], len + step, table, 0..1);
-                self.batch.only_top(1);
+                self.batch.want(|_| Wanted::Token(Ask::GREEDY));
                 out.push(*token);
             }
             next = self.most_likely()?;
@@ -144,16 +144,13 @@ impl<'a> Sequences<'a> {
 
     /// Runs the batch and returns the most likely token of each wanted row, drawn on the device if the model can.
     fn most_likely(&mut self) -> Result<Vec<u32>, CliError> {
-        let rows = self.batch.logit_rows().len();
-        let mut drawn = vec![None; rows];
-        let asks = vec![Some(Ask::GREEDY); rows];
-        self.model.forward_drawing(&self.batch, &asks, &mut self.logits, &mut drawn)?;
-        let token = |(row, drawn): (usize, &Option<Drawn>)| match drawn {
-            Some(Drawn::Token(token)) => Some(*token),
+        self.model.forward(&self.batch, &mut self.logits)?;
+        let token = |row| match self.logits.drawn(row) {
+            Some(Drawn::Token(token)) => Some(token),
             Some(_) => None,
             None => argmax(self.logits.row(row)),
         };
-        let tokens = drawn.iter().enumerate().map(token).collect::<Option<_>>();
+        let tokens = (0..self.logits.rows()).map(token).collect::<Option<_>>();
         tokens.ok_or_else(|| CliError::NotFinite { model: self.name.into() })
     }
 

@@ -211,19 +211,19 @@ unsafe fn gated<L: Lanes>(gate: Gate, g: L::F, u: L::F) -> L::F {
 
 /// Arguments of [`norm_rows`].
 pub(crate) struct NormRows<'a> {
-    pub(crate) wanted: &'a [usize],
+    pub(crate) rows: &'a [usize],
     /// `[..][stride]`, zeros after `width`.
     pub(crate) x: &'a [f32],
     pub(crate) stride: usize,
     pub(crate) width: usize,
     pub(crate) norm: &'a Norm<Gain>,
-    /// `[wanted][stride]`
+    /// `[rows][stride]`
     pub(crate) out: Shared<'a, f32>,
 }
 
 #[inline(always)]
 pub(crate) unsafe fn norm_rows<L: Lanes>(a: &NormRows<'_>) {
-    for (i, &row) in a.wanted.iter().enumerate() {
+    for (i, &row) in a.rows.iter().enumerate() {
         let x = a.x[row * a.stride..][..a.stride].as_ptr();
         normalize::<L>(x, a.out.slice(i * a.stride, a.stride).as_mut_ptr(), a.width, a.norm);
     }

@@ -1,5 +1,5 @@
 use crate::{
-    BLOCK_TOKENS, RowsKind, Run,
+    BLOCK_TOKENS, RowsKind, Run, Step,
     gpu::{
         Arg, Driver, Gpu, GpuError, Kv, Rows,
         table::{
@@ -76,8 +76,7 @@ impl<D: Driver> Gpu<D> {
     /// first columns of `qkv`; `out` is `[n][heads * head_dim]`.
     pub fn attention(
         &mut self,
-        runs: &[Run],
-        blocks: &[u32],
+        Step { runs, blocks }: Step<'_>,
         qkv: &Rows,
         kv: &Kv,
         out: &mut Rows,

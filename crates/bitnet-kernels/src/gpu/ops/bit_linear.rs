@@ -1,5 +1,5 @@
 use crate::{
-    Gate, Grouping, HeadNorms, RowOrder, RowsKind, Run,
+    Gate, Grouping, HeadNorms, RowOrder, RowsKind, Step,
     gpu::{
         Arg, Driver, Gain, Gpu, GpuError, Kv, Linear, Quants, Rope, Rows,
         table::{
@@ -174,17 +174,15 @@ impl<D: Driver> Gpu<D> {
     #[expect(clippy::too_many_arguments, reason = "the arguments of two operations")]
     pub fn bit_linear_rope_store(
         &mut self,
-        n: usize,
+        step: Step<'_>,
         x: &Quants,
         w: &Linear,
-        runs: &[Run],
-        blocks: &[u32],
         rope: &Rope,
         norms: HeadNorms<'_, Gain>,
         qkv: &mut Rows,
         kv: &mut Kv,
     ) -> Result<(), GpuError> {
-        let head_dim = kv.shape.head_dim;
+        let (n, head_dim) = (step.tokens(), kv.shape.head_dim);
         assert_eq!(w.order, RowOrder::Rope { head_dim }, "the matrix must be queries, keys and values");
         assert_eq!(rope.head_dim, head_dim, "the rotary table must have the heads' width");
         assert!(w.rows == qkv.width && n <= qkv.rows, "the rows must fit their buffers");
@@ -192,27 +190,25 @@ impl<D: Driver> Gpu<D> {
         if norms.is_some() {
             // A norm needs a whole head, but a thread block may have only part of one.
             self.multiply(n, x, w, Sink::Heads { out: qkv, head_dim })?;
-            return self.rope_store(runs, blocks, rope, norms, qkv, kv);
+            return self.rope_store(step, rope, norms, qkv, kv);
         }
-        let (positions, slots) = self.upload_slots(n, runs, blocks, rope, kv)?;
+        let (positions, slots) = self.upload_slots(step, rope, kv)?;
         self.multiply(n, x, w, Sink::Rotated { out: qkv, kv, rope, positions, slots })
     }
 
     /// Uploads the position and the slot of every token of a step, and returns the addresses of both arrays.
     pub(in crate::gpu) fn upload_slots(
         &mut self,
-        n: usize,
-        runs: &[Run],
-        blocks: &[u32],
+        step: Step<'_>,
         rope: &Rope,
         kv: &Kv,
     ) -> Result<(u64, u64), GpuError> {
-        let (positions, slots) = slots(n, runs, blocks);
+        let (positions, slots) = slots(step);
         assert!(
             positions.iter().all(|&p| (p as usize) < rope.positions),
             "the rotary table must have all positions"
         );
-        assert!(blocks.iter().all(|&b| (b as usize) < kv.shape.blocks), "blocks must be in the cache");
+        assert!(step.blocks.iter().all(|&b| (b as usize) < kv.shape.blocks), "blocks must be in the cache");
         Ok((self.upload(Upload::Positions, positions)?, self.upload(Upload::Slots, slots)?))
     }
 
@@ -277,12 +273,13 @@ impl<D: Driver> Gpu<D> {
 }
 
 /// Returns the position of every token, and its `64 * block + slot`.
-fn slots(n: usize, runs: &[Run], blocks: &[u32]) -> (Vec<u32>, Vec<u32>) {
+fn slots(step: Step<'_>) -> (Vec<u32>, Vec<u32>) {
+    let n = step.tokens();
     let (mut positions, mut slots) = (vec![0; n], vec![0; n]);
-    for run in runs {
+    for run in step.runs {
         for (i, token) in run.tokens.clone().enumerate() {
             let position = run.start + i;
-            let block = blocks[run.blocks.start + position / crate::BLOCK_TOKENS] as usize;
+            let block = step.blocks[run.blocks.start + position / crate::BLOCK_TOKENS] as usize;
             positions[token] = position as u32;
             slots[token] = (block * crate::BLOCK_TOKENS + position % crate::BLOCK_TOKENS) as u32;
         }

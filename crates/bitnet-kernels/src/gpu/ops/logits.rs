@@ -1,72 +1,88 @@
 use crate::{
-    Grouping, RowsKind,
-    gpu::{
-        Arg, Dense, Driver, Gpu, GpuError, Linear, Quants, Rows, Table,
-        table::{HEAD_T8, HEAD_T32, HEAD_T64},
-    },
+    Ask, Drawn, RowsKind, Wanted,
+    gpu::{Driver, Gpu, GpuError, Rows, Table},
 };
 
-use super::tile::Tile;
-
-/// The kernels, by number of tokens.
-static TILES: [Tile; 3] = [
-    Tile { kernel: &HEAD_T8, rows: 64, tokens: 8 },
-    Tile { kernel: &HEAD_T32, rows: 128, tokens: 32 },
-    Tile { kernel: &HEAD_T64, rows: 128, tokens: 64 },
-];
+/// Bytes of a row's result: {u32 token, u32 status}.
+pub(in crate::gpu) const DRAWN: usize = 8;
 
 impl<D: Driver> Gpu<D> {
-    /// Computes `out[t][v] = sum_k x[t][k] * table[v][k]` for the first `n` rows; `out` is f32, with a column for each
-    /// row of the table. For a ternary table, the rows are quantised first.
-    pub fn logits(&mut self, n: usize, x: &Rows, table: &Table, out: &mut Rows) -> Result<(), GpuError> {
-        let [vocab, cols] = table.shape();
-        assert!(x.width == cols && n <= x.rows, "rows must be as wide as the table");
-        assert!(out.width == vocab && n <= out.rows, "logits must fit their buffer");
-        assert!(
-            x.kind == RowsKind::Between && out.kind == RowsKind::Residual,
-            "the head takes bf16 and gives f32"
-        );
-        match table {
-            _ if n == 0 => Ok(()),
-            Table::Dense(table) => self.dense_logits(n, x, table, out),
-            Table::Ternary(table) => {
-                let mut quants = self.head_input(n, cols)?;
-                let made = self.ternary_logits(n, x, table, &mut quants, out);
-                self.head_input = Some(quants);
-                made
-            }
-        }
-    }
-
-    fn ternary_logits(
+    /// Computes the logits of a row of `x` for each of `wanted`. Where a token is wanted, the GPU draws it, and only that
+    /// is read back, into `drawn`; of the other rows the logits are read back, `[wanted][vocab]`.
+    pub fn logits(
         &mut self,
-        n: usize,
         x: &Rows,
-        table: &Linear,
-        quants: &mut Quants,
-        out: &mut Rows,
+        table: &Table,
+        wanted: &[Wanted],
+        logits: &mut [f32],
+        drawn: &mut [Option<Drawn>],
     ) -> Result<(), GpuError> {
-        self.norm_quantize(n, x, [None, None], quants)?;
-        self.bit_linear(n, quants, table, out, 0, None)
+        let n = wanted.len();
+        let [vocab, _] = table.shape();
+        assert!(
+            logits.len() == n * vocab && drawn.len() == n,
+            "there must be logits and a token for each row"
+        );
+        let mut rows = self.logit_rows(n, vocab)?;
+        let made = self.head(n, x, table, &mut rows).and_then(|()| self.draw_from(&rows, wanted, drawn));
+        let read = made.and_then(|()| self.read_rest(&rows, wanted, logits));
+        self.logits = Some(rows);
+        read
     }
 
-    /// Buffer for the int8 input of a ternary head; allocated again only for a larger step or another width.
-    fn head_input(&mut self, n: usize, width: usize) -> Result<Quants, GpuError> {
-        match self.head_input.take() {
-            Some(quants) if quants.rows >= n && quants.width == width => Ok(quants),
-            _ => self.quants(n, width, Grouping::Groups),
+    fn draw_from(
+        &mut self,
+        logits: &Rows,
+        wanted: &[Wanted],
+        drawn: &mut [Option<Drawn>],
+    ) -> Result<(), GpuError> {
+        let count = wanted.iter().filter_map(Wanted::ask).count();
+        if count == 0 {
+            return Ok(());
         }
+        // Also draws from rows that the host reads, which is cheaper than a list of the others.
+        let asks: Vec<Ask> = wanted.iter().map(|wanted| wanted.ask().unwrap_or(Ask::GREEDY)).collect();
+        let out = match self.drawn.take() {
+            Some(out) if out.bytes() >= DRAWN * asks.len() => out,
+            _ => self.alloc(DRAWN * asks.len(), "drawn tokens")?,
+        };
+        let launched = match asks.iter().all(Ask::is_greedy) {
+            true => self.argmax(asks.len(), logits, out.address()),
+            false => self.sample(&asks, logits, out.address()),
+        };
+        let tokens = launched.and_then(|()| self.fetch(&out, DRAWN * asks.len()));
+        self.drawn = Some(out);
+        for ((to, wanted), &bytes) in drawn.iter_mut().zip(wanted).zip(tokens?.as_chunks().0) {
+            *to = wanted.ask().map(|_| Drawn::read(bytes));
+        }
+        self.counts.drawn += count as u64;
+        Ok(())
     }
 
-    fn dense_logits(&mut self, n: usize, x: &Rows, table: &Dense, out: &mut Rows) -> Result<(), GpuError> {
-        let tile = Tile::choose(&TILES, n);
-        let blocks = [n.div_ceil(tile.tokens), table.rows.div_ceil(tile.rows), 1];
-        let sizes = [table.rows, n, table.stride, x.stride, out.stride];
-        let args: Vec<Arg> = [table.buffer.address(), x.address(), out.address()]
-            .into_iter()
-            .map(Arg::U64)
-            .chain(sizes.into_iter().map(|size| Arg::U32(size as u32)))
-            .collect();
-        self.launch(tile.kernel, blocks, tile.kernel.dynamic as usize, &args)
+    /// Reads the rows of which logits are wanted; adjacent ones are read in one copy.
+    fn read_rest(&mut self, rows: &Rows, wanted: &[Wanted], logits: &mut [f32]) -> Result<(), GpuError> {
+        let is_read = |wanted: &Wanted| wanted.ask().is_none();
+        let mut row = 0;
+        for stretch in wanted.chunk_by(|a, b| is_read(a) == is_read(b)) {
+            if is_read(&stretch[0]) {
+                let mut bytes = vec![0; 4 * stretch.len() * rows.stride];
+                self.receive(rows.address() + (4 * row * rows.stride) as u64, &mut bytes)?;
+                let to = logits[row * rows.width..].chunks_exact_mut(rows.width);
+                for (to, from) in to.zip(bytes.chunks_exact(4 * rows.stride)) {
+                    let from = from.as_chunks().0;
+                    to.iter_mut().zip(from).for_each(|(to, &from)| *to = f32::from_le_bytes(from));
+                }
+            }
+            row += stretch.len();
+        }
+        Ok(())
+    }
+
+    /// Returns the buffer of logits; makes a new one only for a larger step or another vocabulary.
+    fn logit_rows(&mut self, n: usize, vocab: usize) -> Result<Rows, GpuError> {
+        match self.logits.take() {
+            Some(rows) if rows.rows >= n && rows.width == vocab => Ok(rows),
+            _ => self.rows(n, vocab, RowsKind::Residual),
+        }
     }
 }

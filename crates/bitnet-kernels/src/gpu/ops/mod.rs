@@ -3,8 +3,8 @@
 mod attention;
 mod bit_linear;
 mod copy_block;
-mod draw;
 mod embed;
+mod head;
 mod logits;
 mod norm_quantize;
 mod norm_rows;
@@ -14,4 +14,4 @@ mod tile;
 
 pub(super) use attention::FEW as FEW_ROWS;
 pub(super) use bit_linear::split_bytes;
-pub(super) use draw::DRAWN;
+pub(super) use logits::DRAWN;

@@ -4,31 +4,31 @@ use crate::{
 };
 
 impl<D: Driver> Gpu<D> {
-    /// Sets row `i` of `out` to row `wanted[i]` of `x`, normalised by `norm`.
+    /// Sets row `i` of `out` to row `rows[i]` of `x`, normalised by `norm`.
     pub fn norm_rows(
         &mut self,
-        wanted: &[usize],
+        rows: &[usize],
         x: &Rows,
         norm: &Norm<Gain>,
         out: &mut Rows,
     ) -> Result<(), GpuError> {
-        assert!(wanted.len() <= out.rows && x.width == out.width, "the rows must fit their buffers");
-        assert!(wanted.iter().all(|&row| row < x.rows), "wanted rows must exist");
+        assert!(rows.len() <= out.rows && x.width == out.width, "the rows must fit their buffers");
+        assert!(rows.iter().all(|&row| row < x.rows), "the rows must exist");
         assert_eq!(norm.gain.width, x.width, "the gain must be as wide as the rows");
         assert_eq!(
             (x.kind, out.kind),
             (RowsKind::Residual, RowsKind::Between),
             "from the residual to the head"
         );
-        let wanted_at = self.upload(Upload::Wanted, wanted.iter().map(|&row| row as u32))?;
+        let indices = self.upload(Upload::Rows, rows.iter().map(|&row| row as u32))?;
         self.launch(
             &NORM_ROWS,
-            [wanted.len(), 1, 1],
+            [rows.len(), 1, 1],
             0,
             &[
                 Arg::U64(x.address()),
                 Arg::U64(norm.gain.buffer.address()),
-                Arg::U64(wanted_at),
+                Arg::U64(indices),
                 Arg::U64(out.address()),
                 Arg::U32(x.width as u32),
                 Arg::U32(x.stride as u32),

@@ -1,5 +1,5 @@
 use crate::{
-    HeadNorms, Norm, RowsKind, Run,
+    HeadNorms, Norm, RowsKind, Step,
     gpu::{Arg, Driver, Gain, Gpu, GpuError, Kv, Rope, Rows, table::ROPE_STORE},
 };
 
@@ -8,8 +8,7 @@ impl<D: Driver> Gpu<D> {
     /// stores keys and values.
     pub fn rope_store(
         &mut self,
-        runs: &[Run],
-        blocks: &[u32],
+        step: Step<'_>,
         rope: &Rope,
         norms: HeadNorms<'_, Gain>,
         qkv: &mut Rows,
@@ -20,8 +19,8 @@ impl<D: Driver> Gpu<D> {
         assert_eq!(qkv.kind, RowsKind::Between, "queries, keys and values must be bf16");
         let all_fit = norms.is_none_or(|norms| norms.iter().all(|norm| norm.gain.width == shape.head_dim));
         assert!(all_fit, "gains must be as wide as the heads");
-        let n = runs.iter().map(|run| run.tokens.len()).sum();
-        let (positions, slots) = self.upload_slots(n, runs, blocks, rope, kv)?;
+        let n = step.tokens();
+        let (positions, slots) = self.upload_slots(step, rope, kv)?;
         if n == 0 {
             return Ok(());
         }

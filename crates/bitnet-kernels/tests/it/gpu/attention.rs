@@ -1,5 +1,5 @@
 use bitnet_kernels::{
-    BLOCK_TOKENS, Backend, Grouping, KvShape, Reference, RowOrder, RowsKind, Run,
+    BLOCK_TOKENS, Backend, Grouping, Inspect, KvShape, Reference, RowOrder, RowsKind, Run, Step,
     gpu::{Gpu, GpuError},
 };
 use bitnet_tensor::TernaryTensor;
@@ -76,18 +76,19 @@ pub fn attend(
         let mut q = reference.quants(n, HIDDEN, Grouping::Row).unwrap();
         reference.norm_quantize(n, &x, [None, None], &mut q).unwrap();
         let mut qkv = reference.rows(n, rows, RowsKind::Between).unwrap();
-        reference.bit_linear_rope_store(n, &q, &w, &runs, &blocks, &rope, None, &mut qkv, &mut kv).unwrap();
+        let all = Step { runs: &runs, blocks: &blocks };
+        reference.bit_linear_rope_store(all, &q, &w, &rope, None, &mut qkv, &mut kv).unwrap();
         let mut out = reference.rows(n, queries * dim, RowsKind::Between).unwrap();
-        reference.attention(&runs, &blocks, &qkv, &kv, &mut out).unwrap();
+        reference.attention(all, &qkv, &kv, &mut out).unwrap();
         let (e_queries, e_out) = (reference.read(&qkv, n).unwrap(), reference.read(&out, n).unwrap());
 
         let (values, multipliers, sums) = reference.read_quants(&q, n).unwrap();
         let q = gpu.quants(n, HIDDEN, Grouping::Row)?;
         gpu.write_quants(&q, &values, &multipliers, &sums)?;
         let mut qkv = gpu.rows(n, rows, RowsKind::Between)?;
-        gpu.bit_linear_rope_store(n, &q, &w_gpu, &runs, &blocks, &rope_gpu, None, &mut qkv, &mut kv_gpu)?;
+        gpu.bit_linear_rope_store(all, &q, &w_gpu, &rope_gpu, None, &mut qkv, &mut kv_gpu)?;
         let mut out = gpu.rows(n, queries * dim, RowsKind::Between)?;
-        gpu.attention(&runs, &blocks, &qkv, &kv_gpu, &mut out)?;
+        gpu.attention(all, &qkv, &kv_gpu, &mut out)?;
         let (a_queries, a_out) = (gpu.read_rows(&qkv, n)?, gpu.read_rows(&out, n)?);
         for (run, &(s, start, _)) in runs.iter().zip(*step) {
             for (i, t) in run.tokens.clone().enumerate() {

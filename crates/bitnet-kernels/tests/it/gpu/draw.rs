@@ -1,7 +1,7 @@
 //! Logits from which the GPU draws tokens, and those that the host reads.
 
 use bitnet_kernels::{
-    Ask, Drawn, RowsKind,
+    Ask, Drawn, RowsKind, Wanted,
     gpu::{Gpu, Table},
 };
 use bitnet_tensor::{BitNetTensor, DType, SharedBytes};
@@ -20,36 +20,37 @@ fn table(gpu: &mut Gpu<Simulator>, vocab: usize) -> Table {
 /// Steps of one backend grow, shrink and change their vocabulary. Their rows are drawn, greedily or at random, or read by
 /// the host, together and apart.
 #[test]
-fn each_row_is_drawn_or_read_as_it_asks() {
-    let greedy = Some(Ask::GREEDY);
-    let top = Some(Ask { temperature: 1.0, top_k: 1, seed: 7, ..Ask::GREEDY });
-    let steps: [(usize, &[Option<Ask>]); 5] = [
+fn each_row_is_drawn_or_read_as_is_wanted() {
+    let (all, some) = (Wanted::All, Wanted::Top(3));
+    let greedy = Wanted::Token(Ask::GREEDY);
+    let top = Wanted::Token(Ask { temperature: 1.0, top_k: 1, seed: 7, ..Ask::GREEDY });
+    let steps: [(usize, &[Wanted]); 5] = [
         (67, &[greedy]),
-        (67, &[None, greedy, None, None, top, greedy, None]),
-        (130, &[greedy, None, top, None, None]),
-        (67, &[None, None, None]),
+        (67, &[all, greedy, some, all, top, greedy, all]),
+        (130, &[greedy, all, top, all, all]),
+        (67, &[all, some, all]),
         (130, &[greedy, greedy, greedy, greedy, greedy, greedy, greedy, greedy, greedy]),
     ];
     let mut gpu = Gpu::new(Simulator::default()).unwrap();
     let mut asked = 0;
-    for (vocab, asks) in steps {
-        let (n, x) = (asks.len(), values(asks.len() * WIDTH, 0.7));
+    for (vocab, wanted) in steps {
+        let (n, x) = (wanted.len(), values(wanted.len() * WIDTH, 0.7));
         let expected = logits(Simulator::default(), WIDTH, vocab, &x, &values(vocab * WIDTH, 0.3)).unwrap();
         let table = table(&mut gpu, vocab);
         let mut rows = gpu.rows(n, WIDTH, RowsKind::Between).unwrap();
         gpu.write_rows(&mut rows, &x).unwrap();
         let (mut all, mut drawn) = (vec![0.0; n * vocab], vec![None; n]);
-        gpu.draw(&rows, &table, asks, &mut all, &mut drawn).unwrap();
-        for (row, (ask, drawn)) in asks.iter().zip(&drawn).enumerate() {
+        gpu.logits(&rows, &table, wanted, &mut all, &mut drawn).unwrap();
+        for (row, (ask, drawn)) in wanted.iter().map(Wanted::ask).zip(&drawn).enumerate() {
             let expected = &expected[row * vocab..][..vocab];
             // A top-k of one takes the most likely token, whatever the seed.
             let most = (0..vocab).max_by(|&a, &b| expected[a].total_cmp(&expected[b])).unwrap() as u32;
-            assert_eq!(*drawn, ask.map(|_| Drawn::Token(most)), "row {row} of {asks:?}");
+            assert_eq!(*drawn, ask.map(|_| Drawn::Token(most)), "row {row} of {wanted:?}");
             if ask.is_none() {
-                assert_eq!(all[row * vocab..][..vocab], *expected, "row {row} of {asks:?}");
+                assert_eq!(all[row * vocab..][..vocab], *expected, "row {row} of {wanted:?}");
             }
         }
-        asked += asks.iter().flatten().count() as u64;
+        asked += wanted.iter().filter_map(Wanted::ask).count() as u64;
         assert_eq!(gpu.counts().drawn, asked);
     }
 }

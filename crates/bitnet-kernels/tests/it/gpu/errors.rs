@@ -1,5 +1,5 @@
 use bitnet_kernels::{
-    KvShape, RowsKind, Run,
+    KvShape, RowsKind, Run, Step,
     gpu::{
         Arg, Cuda, Driver, Gpu, GpuError,
         table::{ARGMAX, EMBED, KERNELS, NORM_QUANTIZE},
@@ -78,7 +78,7 @@ fn a_block_outside_the_cache_is_stopped_before_the_driver() {
     let qkv = gpu.rows(1, 48, RowsKind::Between).unwrap();
     let mut out = gpu.rows(1, 16, RowsKind::Between).unwrap();
     let run = Run { tokens: 0..1, start: 0, blocks: 0..1 };
-    let _ = gpu.attention(&[run], &[2], &qkv, &kv, &mut out);
+    let _ = gpu.attention(Step { runs: &[run], blocks: &[2] }, &qkv, &kv, &mut out);
 }
 
 #[test]

@@ -27,7 +27,7 @@ pub fn logits(
     let mut rows = gpu.rows(n, width, RowsKind::Between)?;
     gpu.write_rows(&mut rows, x)?;
     let mut out = gpu.rows(n, vocab, RowsKind::Residual)?;
-    gpu.logits(n, &rows, &table, &mut out)?;
+    gpu.head(n, &rows, &table, &mut out)?;
     gpu.read_rows(&out, n)
 }
 

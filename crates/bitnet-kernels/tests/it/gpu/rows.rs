@@ -1,7 +1,7 @@
 //! Operations on one row at a time.
 
 use bitnet_kernels::{
-    Backend, Gate, Grouping, Norm, Reference, RowsKind,
+    Backend, Gate, Grouping, Inspect, Norm, Reference, RowsKind,
     gpu::{Gpu, GpuError, table::NORM_QUANTIZE},
 };
 use bitnet_tests::Simulator;

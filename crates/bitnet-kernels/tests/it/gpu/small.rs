@@ -1,7 +1,7 @@
 //! Small launches of every kernel that works on rows, for the mutants.
 
 use bitnet_kernels::{
-    Ask, Gate, Grouping, KvShape, Norm, RowOrder, RowsKind, Run,
+    Ask, Gate, Grouping, KvShape, Norm, RowOrder, RowsKind, Run, Step,
     gpu::{Gain, Gpu, GpuError, Quants},
 };
 use bitnet_tensor::{BitNetTensor, DType, GroupedTensor, SharedBytes};
@@ -102,7 +102,7 @@ pub fn normed_heads(simulator: Simulator) -> Bits {
     gpu.write_rows(&mut qkv, &wave(n * width, 0.37))?;
     let (queries, keys) = (norm(&mut gpu, head_dim, 0.11)?, norm(&mut gpu, head_dim, 0.23)?);
     let runs = [Run { tokens: 0..n, start: 0, blocks: 0..1 }];
-    gpu.rope_store(&runs, &[0], &rope, Some([&queries, &keys]), &mut qkv, &mut kv)?;
+    gpu.rope_store(Step { runs: &runs, blocks: &[0] }, &rope, Some([&queries, &keys]), &mut qkv, &mut kv)?;
     Ok(bits(&gpu.read_rows(&qkv, n)?))
 }
 
@@ -159,10 +159,10 @@ pub fn turned_and_copied(simulator: Simulator) -> Bits {
     values[3 * width - 1] = f32::INFINITY;
     gpu.write_rows(&mut qkv, &values)?;
     let runs = [Run { tokens: 0..n, start: 0, blocks: 0..2 }];
-    gpu.rope_store(&runs, &[2, 1], &rope, None, &mut qkv, &mut kv)?;
+    gpu.rope_store(Step { runs: &runs, blocks: &[2, 1] }, &rope, None, &mut qkv, &mut kv)?;
     gpu.copy_block(&mut kv, 2, 3)?;
     let mut out = gpu.rows(n, heads * head_dim, RowsKind::Between)?;
-    gpu.attention(&runs, &[3, 1], &qkv, &kv, &mut out)?;
+    gpu.attention(Step { runs: &runs, blocks: &[3, 1] }, &qkv, &kv, &mut out)?;
     let mut all = bits(&gpu.read_rows(&qkv, n)?);
     all.extend(bits(&gpu.read_rows(&out, n)?));
     Ok(all)

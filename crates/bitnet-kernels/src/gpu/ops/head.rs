@@ -1,0 +1,72 @@
+use crate::{
+    Grouping, RowsKind,
+    gpu::{
+        Arg, Dense, Driver, Gpu, GpuError, Linear, Quants, Rows, Table,
+        table::{HEAD_T8, HEAD_T32, HEAD_T64},
+    },
+};
+
+use super::tile::Tile;
+
+/// The kernels, by number of tokens.
+static TILES: [Tile; 3] = [
+    Tile { kernel: &HEAD_T8, rows: 64, tokens: 8 },
+    Tile { kernel: &HEAD_T32, rows: 128, tokens: 32 },
+    Tile { kernel: &HEAD_T64, rows: 128, tokens: 64 },
+];
+
+impl<D: Driver> Gpu<D> {
+    /// Computes `out[t][v] = sum_k x[t][k] * table[v][k]` for the first `n` rows; `out` stays on the device as f32, with
+    /// a column for each row of the table. For a ternary table, the rows are quantised first.
+    pub fn head(&mut self, n: usize, x: &Rows, table: &Table, out: &mut Rows) -> Result<(), GpuError> {
+        let [vocab, cols] = table.shape();
+        assert!(x.width == cols && n <= x.rows, "rows must be as wide as the table");
+        assert!(out.width == vocab && n <= out.rows, "logits must fit their buffer");
+        assert!(
+            x.kind == RowsKind::Between && out.kind == RowsKind::Residual,
+            "the head takes bf16 and gives f32"
+        );
+        match table {
+            _ if n == 0 => Ok(()),
+            Table::Dense(table) => self.dense_logits(n, x, table, out),
+            Table::Ternary(table) => {
+                let mut quants = self.head_input(n, cols)?;
+                let made = self.ternary_logits(n, x, table, &mut quants, out);
+                self.head_input = Some(quants);
+                made
+            }
+        }
+    }
+
+    fn ternary_logits(
+        &mut self,
+        n: usize,
+        x: &Rows,
+        table: &Linear,
+        quants: &mut Quants,
+        out: &mut Rows,
+    ) -> Result<(), GpuError> {
+        self.norm_quantize(n, x, [None, None], quants)?;
+        self.bit_linear(n, quants, table, out, 0, None)
+    }
+
+    /// Buffer for the int8 input of a ternary head; allocated again only for a larger step or another width.
+    fn head_input(&mut self, n: usize, width: usize) -> Result<Quants, GpuError> {
+        match self.head_input.take() {
+            Some(quants) if quants.rows >= n && quants.width == width => Ok(quants),
+            _ => self.quants(n, width, Grouping::Groups),
+        }
+    }
+
+    fn dense_logits(&mut self, n: usize, x: &Rows, table: &Dense, out: &mut Rows) -> Result<(), GpuError> {
+        let tile = Tile::choose(&TILES, n);
+        let blocks = [n.div_ceil(tile.tokens), table.rows.div_ceil(tile.rows), 1];
+        let sizes = [table.rows, n, table.stride, x.stride, out.stride];
+        let args: Vec<Arg> = [table.buffer.address(), x.address(), out.address()]
+            .into_iter()
+            .map(Arg::U64)
+            .chain(sizes.into_iter().map(|size| Arg::U32(size as u32)))
+            .collect();
+        self.launch(tile.kernel, blocks, tile.kernel.dynamic as usize, &args)
+    }
+}
