@@ -36,9 +36,9 @@ pub(crate) struct PanelFile {
     /// For each projection, the index of its matrix and its rows in it.
     projections: HashMap<String, (usize, Range<usize>)>,
     /// The bytes of all matrices.
-    weights: Region,
+    weights: HotBytes,
     /// Shape and bytes of the int8 head, if the head's shape allows one.
-    screen: Option<([usize; 2], Region)>,
+    screen: Option<([usize; 2], HotBytes)>,
 }
 
 /// Projections stacked into one matrix, or a ternary table.
@@ -49,7 +49,7 @@ struct Matrix {
     cols: usize,
     /// Number of columns that share a scale, if groups have scales.
     group: Option<usize>,
-    /// Its place in the region of all matrices.
+    /// Its place in the bytes of all matrices.
     bytes: Range<usize>,
 }
 
@@ -58,16 +58,16 @@ type InStack<'a> = (&'a Matrix, Vec<&'a Range<usize>>);
 
 /// A part of a file that is read in every step.
 #[derive(Debug)]
-struct Region {
+struct HotBytes {
     file: SharedBytes,
     /// The same bytes, on huge pages where possible; filled on first use.
     resident: OnceLock<SharedBytes>,
 }
 
-impl Region {
+impl HotBytes {
     fn new(gguf: &Gguf, range: Range<usize>) -> Self {
         let file = gguf.bytes.slice(range).expect("tensors lie in the file");
-        Region { file, resident: OnceLock::new() }
+        HotBytes { file, resident: OnceLock::new() }
     }
 
     fn resident(&self) -> &SharedBytes {
@@ -118,13 +118,13 @@ impl PanelFile {
         }
         let head = [spec.vocab, spec.hidden];
         let screen = screen_shape(spec).map(|shape| take(SCREEN, &[shape]));
-        let screen = screen.transpose()?.map(|(_, bytes)| (head, Region::new(gguf, bytes)));
+        let screen = screen.transpose()?.map(|(_, bytes)| (head, HotBytes::new(gguf, bytes)));
         let start = matrices.iter().map(|m| m.bytes.start).min().unwrap_or(0);
         let end = matrices.iter().map(|m| m.bytes.end).max().unwrap_or(0);
         for matrix in &mut matrices {
             matrix.bytes = matrix.bytes.start - start..matrix.bytes.end - start;
         }
-        let weights = Region::new(gguf, start..end);
+        let weights = HotBytes::new(gguf, start..end);
         Ok(Some(PanelFile { file: gguf.file.clone(), matrices, projections, weights, screen }))
     }
 
@@ -155,14 +155,14 @@ impl PanelFile {
         Ok((&self.matrices[*matrix], rows))
     }
 
-    fn read(&self, matrix: &Matrix, region: &SharedBytes) -> Result<Panels, ModelError> {
-        let bytes = region.slice(matrix.bytes.clone()).expect("matrices lie in their region");
+    fn read(&self, matrix: &Matrix, weights: &SharedBytes) -> Result<Panels, ModelError> {
+        let bytes = weights.slice(matrix.bytes.clone()).expect("matrices are inside the weights");
         let panels = Panels::from_stored(matrix.rows, matrix.cols, &bytes);
         panels.map_err(|e| self.refused(&matrix.stored_name, e))
     }
 
-    fn read_groups(&self, matrix: &Matrix, region: &SharedBytes) -> Result<GroupedPanels, ModelError> {
-        let bytes = region.slice(matrix.bytes.clone()).expect("matrices lie in their region");
+    fn read_groups(&self, matrix: &Matrix, weights: &SharedBytes) -> Result<GroupedPanels, ModelError> {
+        let bytes = weights.slice(matrix.bytes.clone()).expect("matrices are inside the weights");
         let group = matrix.group.ok_or_else(|| ModelError::MissingTensor {
             file: self.file.clone(),
             tensor: matrix.stored_name.clone(),
@@ -235,8 +235,8 @@ impl PackedSource for PanelFile {
     }
 
     fn screen(&self) -> Result<Option<Screen>, ModelError> {
-        let Some(([rows, cols], region)) = &self.screen else { return Ok(None) };
-        let screen = Screen::from_stored(*rows, *cols, region.resident());
+        let Some(([rows, cols], bytes)) = &self.screen else { return Ok(None) };
+        let screen = Screen::from_stored(*rows, *cols, bytes.resident());
         screen.map(Some).map_err(|e| self.refused(SCREEN, e))
     }
 }

@@ -20,7 +20,7 @@ use crate::{
         buffer::{Arena, Shared},
         panels::{BLOCK, BLOCK_BYTES, PANEL_ROWS, pack_row, unpack_row},
         pool::Pool,
-        stored::{Codes, Stored},
+        stored::LineReader,
     },
 };
 
@@ -34,7 +34,7 @@ pub struct GroupedPanels {
     /// Columns that share a scale: 64 or 128.
     pub(crate) group: usize,
     /// `[panels][panel_bytes]`
-    pub(crate) data: Codes,
+    pub(crate) data: SharedBytes,
 }
 
 impl GroupedPanels {
@@ -48,7 +48,7 @@ impl GroupedPanels {
         let mut data = memory.zeroed(panels * bytes, "packed weights")?;
         let out = data.shared();
         pool.run(panels, &|_, panel| pack_panel(weights, panel, bytes, out));
-        Ok(GroupedPanels { rows, cols, group, data: Codes::Made(data) })
+        Ok(GroupedPanels { rows, cols, group, data: SharedBytes::new(data) })
     }
 
     /// Number of lines, and bytes per line, that a file holds for a matrix of this shape.
@@ -74,8 +74,7 @@ impl GroupedPanels {
         if ![GroupedTensor::NARROW, GroupedTensor::WIDE].contains(&group) {
             return Err(TensorError::Group { group }.into());
         }
-        let stored = Stored::new(bytes, Self::stored_shape(rows, cols, group))?;
-        let data = Codes::Stored(stored.rest());
+        let data = LineReader::new(bytes, Self::stored_shape(rows, cols, group))?.rest();
         let panels = GroupedPanels { rows, cols, group, data };
         let mut merges = group == GroupedTensor::NARROW;
         for row in 0..rows {

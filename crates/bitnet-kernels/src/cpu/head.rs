@@ -2,7 +2,7 @@
 
 use std::{mem, sync::atomic::AtomicU64};
 
-use bitnet_tensor::BitNetTensor;
+use bitnet_tensor::{BitNetTensor, SharedBytes};
 
 use crate::{
     Backend, KernelError, Wanted,
@@ -18,7 +18,6 @@ use crate::{
         panels::PANEL_ROWS,
         screen::{self, Screen, Screening, plane_stride},
         share,
-        stored::Codes,
     },
 };
 
@@ -146,7 +145,7 @@ impl Cpu {
                 unsafe { kernel(&a, panel, scratch) }
             }
         })?;
-        Ok(Some(Screen { rows, cols, codes: Codes::Made(codes), scales, norms, errors }))
+        Ok(Some(Screen { rows, cols, codes: SharedBytes::new(codes), scales, norms, errors }))
     }
 
     /// Gives a table its int8 copy, which is made unless one is `stored`.

@@ -23,11 +23,12 @@ use crate::{
     cpu::{
         buffer::{Arena, Buffer, Shared},
         pool::Pool,
-        stored::{self, Codes, LINE, Stored},
+        stored::{self, LINE, LineReader},
     },
 };
 
-pub(crate) const PANEL_ROWS: usize = 64;
+/// Rows of a panel; a line of a file holds a float for each.
+pub(crate) const PANEL_ROWS: usize = LINE / size_of::<f32>();
 /// Columns in a block.
 pub(crate) const BLOCK: usize = 16;
 pub(crate) const BLOCK_BYTES: usize = PANEL_ROWS * BLOCK / 4;
@@ -37,7 +38,7 @@ pub struct Panels {
     pub(crate) rows: usize,
     pub(crate) cols: usize,
     /// `[panels][blocks][256]`.
-    pub(crate) codes: Codes,
+    pub(crate) codes: SharedBytes,
     /// Scale of every row, padded with zeros to whole panels.
     pub(crate) scales: Buffer<f32>,
 }
@@ -57,7 +58,7 @@ impl Panels {
         }
         let out = codes.shared();
         pool.run(panels, &|_, panel| pack_panel(weights, panel, blocks, out));
-        Ok(Panels { rows, cols, codes: Codes::Made(codes), scales })
+        Ok(Panels { rows, cols, codes: SharedBytes::new(codes), scales })
     }
 
     /// Number of lines, and bytes per line, that a file holds for a matrix of this shape.
@@ -73,7 +74,7 @@ impl Panels {
         if rows == 0 || cols == 0 {
             return Err(TensorError::Empty { rows, cols }.into());
         }
-        let mut stored = Stored::new(bytes, Self::stored_shape(rows, cols))?;
+        let mut stored = LineReader::new(bytes, Self::stored_shape(rows, cols))?;
         let (panels, blocks) = (rows.div_ceil(PANEL_ROWS), cols.div_ceil(BLOCK));
         let codes = stored.codes(panels * blocks);
         if let Some(at) = first_three(&codes) {
@@ -88,7 +89,7 @@ impl Panels {
         if let Some(&scale) = scales.iter().find(|scale| !scale.is_finite()) {
             return Err(TensorError::Scale { scale }.into());
         }
-        Ok(Panels { rows, cols, codes: Codes::Stored(codes), scales })
+        Ok(Panels { rows, cols, codes, scales })
     }
 
     /// The bytes that a file holds for this matrix, in pieces.

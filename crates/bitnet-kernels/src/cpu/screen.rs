@@ -22,7 +22,7 @@ use crate::{
         buffer::Buffer,
         generic::screen::Split,
         panels::PANEL_ROWS,
-        stored::{self, Codes, LINE, Stored},
+        stored::{self, LINE, LineReader},
     },
 };
 
@@ -37,7 +37,7 @@ pub struct Screen {
     pub(crate) rows: usize,
     pub(crate) cols: usize,
     /// `[panels][quads][256]`.
-    pub(crate) codes: Codes,
+    pub(crate) codes: SharedBytes,
     /// Value of one step of each row's codes; padded to whole panels, like the next two.
     pub(crate) scales: Buffer<f32>,
     /// Upper bound on the length of each row.
@@ -65,9 +65,9 @@ impl Screen {
     /// If the length does not match, or a float cannot bound a logit.
     pub fn from_stored(rows: usize, cols: usize, bytes: &SharedBytes) -> Result<Self, KernelError> {
         let shape = Self::stored_shape(rows, cols).ok_or(TensorError::Empty { rows, cols })?;
-        let mut stored = Stored::new(bytes, shape)?;
+        let mut stored = LineReader::new(bytes, shape)?;
         let panels = rows.div_ceil(PANEL_ROWS);
-        let codes = Codes::Stored(stored.codes(panels * cols.div_ceil(4)));
+        let codes = stored.codes(panels * cols.div_ceil(4));
         let mut floats = || stored.floats(panels, "bounds of the output head");
         let copy = Screen { rows, cols, codes, scales: floats()?, norms: floats()?, errors: floats()? };
         let is_length = |value: &f32| value.is_finite() && *value >= 0.0;

@@ -1,48 +1,26 @@
 //! Weights that a file stores in the layout of the kernels: lines of 256 bytes, first codes, then floats for every row.
 
-use std::ops::Deref;
-
 use bitnet_tensor::{DType, SharedBytes, TensorError};
 
-use crate::{
-    KernelError,
-    cpu::{buffer::Buffer, panels::PANEL_ROWS},
-};
+use crate::{KernelError, cpu::buffer::Buffer};
 
 /// Bytes of a line: a block of a panel, a quad of a panel, or one float for every row of a panel.
-pub(crate) const LINE: usize = 4 * PANEL_ROWS;
-
-/// Codes in the layout of the kernels, packed at load or in place in a file.
-pub(crate) enum Codes {
-    Made(Buffer<u8>),
-    Stored(SharedBytes),
-}
-
-impl Deref for Codes {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        match self {
-            Codes::Made(buffer) => buffer,
-            Codes::Stored(bytes) => bytes,
-        }
-    }
-}
+pub(crate) const LINE: usize = 256;
 
 /// Reads a stored matrix piece by piece; holds the rest of its bytes.
-pub(crate) struct Stored(SharedBytes);
+pub(crate) struct LineReader(SharedBytes);
 
-impl Stored {
+impl LineReader {
     /// Starts reading `bytes`, which must have the number of lines given by `shape`.
     pub(crate) fn new(bytes: &SharedBytes, shape: [usize; 2]) -> Result<Self, TensorError> {
         let (expected, actual) = (shape[0].saturating_mul(shape[1]), bytes.len());
         if expected != actual {
             return Err(TensorError::ByteLength { shape: shape.into(), dtype: DType::I8, expected, actual });
         }
-        Ok(Stored(bytes.clone()))
+        Ok(LineReader(bytes.clone()))
     }
 
-    /// Takes the next lines of [`LINE`] bytes, without copying.
+    /// Takes the next lines, without copying.
     pub(crate) fn codes(&mut self, lines: usize) -> SharedBytes {
         let part = |range| self.0.slice(range).expect("the number of lines was checked");
         let (codes, rest) = (part(0..lines * LINE), part(lines * LINE..self.0.len()));
@@ -58,8 +36,8 @@ impl Stored {
     /// Reads the next lines as floats.
     pub(crate) fn floats(&mut self, lines: usize, what: &'static str) -> Result<Buffer<f32>, KernelError> {
         let bytes = self.codes(lines);
-        let mut floats = Buffer::zeroed(lines * PANEL_ROWS, what)?;
-        let (words, _) = bytes.as_chunks::<4>();
+        let (words, _) = bytes.as_chunks();
+        let mut floats = Buffer::zeroed(words.len(), what)?;
         for (float, word) in floats.iter_mut().zip(words) {
             *float = f32::from_le_bytes(*word);
         }

@@ -1,4 +1,4 @@
-use super::{Buffer, Driver, Gpu, GpuError};
+use super::{DeviceBuffer, Driver, Gpu, GpuError};
 use crate::KvShape;
 
 /// Maximum width of a head for the attention kernels.
@@ -12,8 +12,8 @@ pub struct Kv {
     pub(super) shape: KvShape,
     /// Elements of a key: `head_dim` padded to 16 bytes.
     pub(super) stride: usize,
-    pub(super) keys: Buffer,
-    pub(super) values: Buffer,
+    pub(super) keys: DeviceBuffer,
+    pub(super) values: DeviceBuffer,
 }
 
 /// Cosines and sines of the rotary embedding, f32 `[position][head_dim / 2]` each.
@@ -21,8 +21,8 @@ pub struct Kv {
 pub struct Rope {
     pub(super) head_dim: usize,
     pub(super) positions: usize,
-    pub(super) cos: Buffer,
-    pub(super) sin: Buffer,
+    pub(super) cos: DeviceBuffer,
+    pub(super) sin: DeviceBuffer,
 }
 
 impl<D: Driver> Gpu<D> {

@@ -3,7 +3,7 @@
 use bitnet_tensor::{BitNetTensor, GroupedTensor};
 use half::bf16;
 
-use super::{Buffer, Driver, Gpu, GpuError, Linear};
+use super::{DeviceBuffer, Driver, Gpu, GpuError, Linear};
 use crate::RowOrder;
 
 /// An embedding or an output head.
@@ -31,14 +31,14 @@ pub struct Dense {
     pub(super) rows: usize,
     pub(super) cols: usize,
     pub(super) stride: usize,
-    pub(super) buffer: Buffer,
+    pub(super) buffer: DeviceBuffer,
 }
 
 /// The gain of a norm, `[width]` f32.
 #[derive(Debug)]
 pub struct Gain {
     pub(super) width: usize,
-    pub(super) buffer: Buffer,
+    pub(super) buffer: DeviceBuffer,
 }
 
 /// Columns of a [`Dense`] matrix are padded to a multiple of this: 128 bytes.

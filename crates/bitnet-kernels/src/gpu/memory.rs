@@ -14,13 +14,13 @@ impl Returned {
 
 /// Device memory with one owner. When dropped, it is freed by the next allocation.
 #[derive(Debug)]
-pub struct Buffer {
+pub struct DeviceBuffer {
     address: u64,
     bytes: usize,
     returned: Returned,
 }
 
-impl Buffer {
+impl DeviceBuffer {
     /// Allocates zeroed memory, at least 16 bytes, so that every buffer has an address.
     pub(super) fn new(
         driver: &mut impl Driver,
@@ -29,7 +29,7 @@ impl Buffer {
         what: &'static str,
     ) -> Result<Self, GpuError> {
         let address = driver.alloc(bytes.max(16), what)?;
-        Ok(Buffer { address, bytes, returned: returned.clone() })
+        Ok(DeviceBuffer { address, bytes, returned: returned.clone() })
     }
 
     /// Address on the device.
@@ -43,7 +43,7 @@ impl Buffer {
     }
 }
 
-impl Drop for Buffer {
+impl Drop for DeviceBuffer {
     fn drop(&mut self) {
         self.returned.0.lock().unwrap_or_else(PoisonError::into_inner).push(self.address);
     }
@@ -51,7 +51,7 @@ impl Drop for Buffer {
 
 impl<D: Driver> Gpu<D> {
     /// Allocates zeroed device memory.
-    pub fn alloc(&mut self, bytes: usize, what: &'static str) -> Result<Buffer, GpuError> {
+    pub fn alloc(&mut self, bytes: usize, what: &'static str) -> Result<DeviceBuffer, GpuError> {
         let returned = self.returned.take();
         if !returned.is_empty() {
             // Queued launches may still use them.
@@ -61,12 +61,12 @@ impl<D: Driver> Gpu<D> {
             self.driver.free(address);
         }
         self.counts.allocations += 1;
-        let taken = Buffer::new(&mut self.driver, &self.returned, bytes, what);
+        let taken = DeviceBuffer::new(&mut self.driver, &self.returned, bytes, what);
         self.remember(taken)
     }
 
     /// Allocates device memory and copies these bytes into it.
-    pub fn store(&mut self, bytes: &[u8], what: &'static str) -> Result<Buffer, GpuError> {
+    pub fn store(&mut self, bytes: &[u8], what: &'static str) -> Result<DeviceBuffer, GpuError> {
         let buffer = self.alloc(bytes.len(), what)?;
         self.send(buffer.address, bytes)?;
         Ok(buffer)
@@ -76,7 +76,7 @@ impl<D: Driver> Gpu<D> {
     ///
     /// # Panics
     /// If the buffer is shorter.
-    pub fn fetch(&mut self, buffer: &Buffer, bytes: usize) -> Result<Vec<u8>, GpuError> {
+    pub fn fetch(&mut self, buffer: &DeviceBuffer, bytes: usize) -> Result<Vec<u8>, GpuError> {
         assert!(bytes <= buffer.bytes, "the bytes must be inside the buffer");
         let mut host = vec![0; bytes];
         self.receive(buffer.address, &mut host)?;

@@ -28,7 +28,7 @@ pub use cuda::Cuda;
 pub use driver::{Arg, DeviceInfo, Driver, Entry, Grid, Launch, MARKS};
 pub use error::GpuError;
 pub use layout::{Dense, Gain, Table};
-pub use memory::Buffer;
+pub use memory::DeviceBuffer;
 use memory::Returned;
 pub use quants::Quants;
 use queue::Queue;
@@ -90,12 +90,12 @@ pub struct Gpu<D: Driver> {
     returned: Returned,
     uploads: Uploads,
     /// Partial sums of thread blocks that share rows and tokens, and the number of blocks that have stored theirs.
-    parts: Buffer,
-    tickets: Buffer,
+    parts: DeviceBuffer,
+    tickets: DeviceBuffer,
     /// Logits of the last step.
     logits: Option<Rows>,
     /// `{u32 token, u32 status}` per row of logits.
-    drawn: Option<Buffer>,
+    drawn: Option<DeviceBuffer>,
     /// int8 input of a ternary head, and the maximum width of ternary tables; 0 if there are none.
     head_input: Option<Quants>,
     head_width: usize,
@@ -127,8 +127,8 @@ impl<D: Driver> Gpu<D> {
         }
         let returned = Returned::default();
         let [parts, tickets] = ops::split_bytes(driver.info().processors);
-        let parts = Buffer::new(&mut driver, &returned, parts, "parts of sums")?;
-        let tickets = Buffer::new(&mut driver, &returned, tickets, "tickets of sums")?;
+        let parts = DeviceBuffer::new(&mut driver, &returned, parts, "parts of sums")?;
+        let tickets = DeviceBuffer::new(&mut driver, &returned, tickets, "tickets of sums")?;
         let free = driver.free_memory()?;
         let mut gpu = Gpu {
             driver,

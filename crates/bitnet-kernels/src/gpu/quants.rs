@@ -1,4 +1,4 @@
-use super::{Buffer, Driver, Gpu, GpuError};
+use super::{DeviceBuffer, Driver, Gpu, GpuError};
 use crate::Grouping;
 
 /// Tokens in an atom: eight rows of [`K_TILE`] bytes whose 16-byte chunks are swizzled, so that a matrix load of eight
@@ -19,10 +19,10 @@ pub struct Quants {
     pub(super) atoms: usize,
     pub(super) grouping: Grouping,
     /// `[k_tiles][atoms][1024]` s8
-    pub(super) values: Buffer,
+    pub(super) values: DeviceBuffer,
     /// For rows, `[8 * atoms]` of {f32 multiplier, s32 sum}. For groups, `[k_tiles][8 * atoms]` of {f32 scale, s32 sum,
     /// s32 sums of both halves}.
-    pub(super) scales: Buffer,
+    pub(super) scales: DeviceBuffer,
 }
 
 /// Values `[n][width]`, multipliers (or scales) and sums of rows (or groups).

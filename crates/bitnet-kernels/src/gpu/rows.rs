@@ -1,6 +1,6 @@
 use half::bf16;
 
-use super::{Buffer, Driver, Gpu, GpuError};
+use super::{DeviceBuffer, Driver, Gpu, GpuError};
 use crate::RowsKind;
 
 /// Activations, `[rows][stride]`: f32 for the residual, bf16 between operations. Columns after `width` are padding, so
@@ -11,7 +11,7 @@ pub struct Rows {
     pub(super) rows: usize,
     pub(super) width: usize,
     pub(super) stride: usize,
-    pub(super) buffer: Buffer,
+    pub(super) buffer: DeviceBuffer,
 }
 
 impl Rows {

@@ -1,7 +1,7 @@
 use bitnet_tensor::{GroupedTensor, TernaryTensor};
 use half::f16;
 
-use super::{Buffer, Driver, Gpu, GpuError, quants::K_TILE};
+use super::{DeviceBuffer, Driver, Gpu, GpuError, quants::K_TILE};
 use crate::RowOrder;
 
 /// Rows in a tile of codes.
@@ -30,7 +30,7 @@ pub struct Linear {
     pub(super) cols: usize,
     pub(super) order: RowOrder,
     /// `[row tiles][k tiles][512]`, or 544 or 576 with the scales of groups.
-    pub(super) codes: Buffer,
+    pub(super) codes: DeviceBuffer,
     pub(super) scales: Scales,
 }
 
@@ -38,7 +38,7 @@ pub struct Linear {
 #[derive(Debug)]
 pub(super) enum Scales {
     /// f32 `[rows padded]`, in the order of the codes.
-    Rows(Buffer),
+    Rows(DeviceBuffer),
     /// One per row and group of this many columns, stored with the codes.
     Groups(usize),
 }
@@ -142,7 +142,7 @@ impl<D: Driver> Gpu<D> {
         order: RowOrder,
         bytes: usize,
         pack: impl Fn([Option<usize>; TILE_ROWS], usize, &mut Vec<u8>),
-    ) -> Result<Buffer, GpuError> {
+    ) -> Result<DeviceBuffer, GpuError> {
         if let RowOrder::Rope { head_dim } = order {
             assert!(rows.is_multiple_of(head_dim) && head_dim.is_multiple_of(2), "rows must be whole heads");
         }

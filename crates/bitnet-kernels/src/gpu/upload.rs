@@ -1,4 +1,4 @@
-use super::{Buffer, Driver, Gpu, GpuError, layout::u32_bytes};
+use super::{DeviceBuffer, Driver, Gpu, GpuError, layout::u32_bytes};
 
 /// Small arrays that describe a step to the kernels. Each has one place on the device, and is sent only if it differs
 /// from what is there: all layers of a step share what the first one sent.
@@ -34,7 +34,7 @@ pub(super) struct Uploads {
 #[derive(Debug)]
 struct Place {
     host: Vec<u8>,
-    device: Buffer,
+    device: DeviceBuffer,
     /// Whether `host` has yet to be sent.
     stale: bool,
     /// Whether a waiting launch reads it.
