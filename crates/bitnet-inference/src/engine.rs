@@ -4,7 +4,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use bitnet_kernels::{BackendInfo, DeviceStatus};
-use bitnet_model::ForwardError;
+use bitnet_model::{Batch, ForwardError, Limits};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
 use parking_lot::Mutex;
 
@@ -219,6 +219,38 @@ fn watch(shared: &Shared, limit: Duration, engine: &Receiver<()>) {
     }
 }
 
+/// Checks that an engine can run with these limits.
+fn check(
+    config: &EngineConfig,
+    limits: Limits,
+    vocab: usize,
+    context: usize,
+    eos: &[u32],
+) -> Result<(), StartError> {
+    for (field, value) in [
+        ("max_batch_size", config.max_batch_size),
+        ("max_queued_requests", config.max_queued_requests),
+        ("max_queued_tokens", config.max_queued_tokens),
+        ("mailbox", config.mailbox),
+        ("the model's vocabulary", vocab),
+        ("the model's context", context),
+        ("the model's token limit", limits.max_tokens),
+        ("the model's limit of logit rows", limits.max_logit_rows),
+        ("the model's number of key-value blocks", limits.kv_blocks),
+    ] {
+        if value == 0 {
+            return Err(StartError::Zero { field });
+        }
+    }
+    if limits.kv_blocks > MOST_BLOCKS {
+        return Err(StartError::TooManyBlocks { blocks: limits.kv_blocks });
+    }
+    match eos.iter().find(|&&token| token as usize >= vocab) {
+        Some(&token) => Err(StartError::UnknownEos { token, vocab }),
+        None => Ok(()),
+    }
+}
+
 /// Runs many requests through one model, a step at a time, on its own thread. Dropping it ends all requests.
 pub struct Engine {
     submitter: Submitter,
@@ -239,31 +271,10 @@ impl Engine {
     /// As [`Engine::start`], with a boxed model.
     pub fn start_boxed(model: Box<dyn Model>, config: EngineConfig) -> Result<Engine, StartError> {
         let (limits, vocab, backend) = (model.limits(), model.spec().vocab, model.backend());
-        let context =
-            model.spec().context.min(limits.kv_blocks.saturating_mul(bitnet_model::Batch::BLOCK_TOKENS));
-        let max_batch = config.max_batch_size.min(limits.max_tokens).min(limits.max_logit_rows);
-        for (field, value) in [
-            ("max_batch_size", config.max_batch_size),
-            ("max_queued_requests", config.max_queued_requests),
-            ("max_queued_tokens", config.max_queued_tokens),
-            ("mailbox", config.mailbox),
-            ("the model's vocabulary", vocab),
-            ("the model's context", context),
-            ("the model's token limit", limits.max_tokens),
-            ("the model's limit of logit rows", limits.max_logit_rows),
-            ("the model's number of key-value blocks", limits.kv_blocks),
-        ] {
-            if value == 0 {
-                return Err(StartError::Zero { field });
-            }
-        }
-        if limits.kv_blocks > MOST_BLOCKS {
-            return Err(StartError::TooManyBlocks { blocks: limits.kv_blocks });
-        }
+        let context = model.spec().context.min(limits.kv_blocks.saturating_mul(Batch::BLOCK_TOKENS));
         let eos = config.eos.clone().unwrap_or_else(|| model.spec().eos.clone());
-        if let Some(&token) = eos.iter().find(|&&t| t as usize >= vocab) {
-            return Err(StartError::UnknownEos { token, vocab });
-        }
+        check(&config, limits, vocab, context, &eos)?;
+        let max_batch = config.max_batch_size.min(limits.max_tokens).min(limits.max_logit_rows);
         let shared = Arc::new(Shared {
             recorder: config.recorder.clone(),
             status: Mutex::new(EngineStatus {

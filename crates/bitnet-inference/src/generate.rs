@@ -56,7 +56,7 @@ pub fn generate(
     engine: &EngineConfig,
     mut on_token: impl FnMut(u32) -> ControlFlow<()>,
 ) -> Result<Generated, GenerateError> {
-    let began = Instant::now();
+    let mut clock = Clock::start();
     let limits = model.limits();
     let context = model.spec().context.min(limits.kv_blocks * Batch::BLOCK_TOKENS);
     let request = Request::new(prompt, GenerationConfig { n: 1, ..config.clone() });
@@ -75,8 +75,8 @@ pub fn generate(
         text: engine.text.clone(),
     });
     let mut stepper = Stepper::new(Box::new(Borrowed(model)));
-    let (mut plan, mut outcome, mut tokens) = (Plan::default(), StepOutcome::default(), Vec::new());
-    let (mut first_token, mut drawn, mut last_token, mut stopped) = (None, 0, None, false);
+    let (mut plan, mut outcome) = (Plan::default(), StepOutcome::default());
+    let (mut tokens, mut stopped) = (Vec::new(), false);
     scheduler.submit(0, 0, Arc::new(request), seed);
     loop {
         while let Some(event) = scheduler.next_event() {
@@ -94,10 +94,9 @@ pub fn generate(
                 Event::Ended(_, end) => {
                     let cancelled = End { finish: FinishReason::Cancelled, tail: Vec::new() };
                     let End { finish, tail } = if stopped { cancelled } else { end? };
-                    let decode =
-                        last_token.zip(first_token).filter(|_| drawn > 1).map(|(last, first)| last - first);
                     let SchedulerCounts { drafted, accepted, .. } = scheduler.counts();
-                    let seen = Generated {
+                    let (Clock { first_token, drawn, .. }, decode) = (clock, clock.decode());
+                    return Ok(Generated {
                         tokens,
                         finish,
                         tail,
@@ -107,8 +106,7 @@ pub fn generate(
                         decode,
                         drafted,
                         accepted,
-                    };
-                    return Ok(seen);
+                    });
                 }
             }
         }
@@ -116,12 +114,39 @@ pub fn generate(
         assert!(scheduler.plan(0, &mut plan), "a lone sequence always has a step to run");
         stepper.run(&scheduler, &plan, &mut outcome);
         outcome.micros = start.elapsed().as_micros() as u64;
-        if !outcome.drawn.is_empty() {
-            drawn += outcome.drawn.len();
-            last_token = Some(began.elapsed());
-            first_token = first_token.or(last_token);
-        }
+        clock.saw(outcome.drawn.len());
         scheduler.commit(0, &plan, &mut outcome);
+    }
+}
+
+/// When tokens were drawn.
+#[derive(Clone, Copy)]
+struct Clock {
+    began: Instant,
+    drawn: usize,
+    /// Times from the start to the first and the last token.
+    first_token: Option<Duration>,
+    last_token: Option<Duration>,
+}
+
+impl Clock {
+    fn start() -> Self {
+        Clock { began: Instant::now(), drawn: 0, first_token: None, last_token: None }
+    }
+
+    /// Counts tokens that were drawn just now.
+    fn saw(&mut self, tokens: usize) {
+        if tokens > 0 {
+            self.drawn += tokens;
+            self.last_token = Some(self.began.elapsed());
+            self.first_token = self.first_token.or(self.last_token);
+        }
+    }
+
+    /// Time from the first drawn token to the last; `None` if fewer than two were drawn.
+    fn decode(&self) -> Option<Duration> {
+        let times = self.last_token.zip(self.first_token).filter(|_| self.drawn > 1);
+        times.map(|(last, first)| last - first)
     }
 }
 

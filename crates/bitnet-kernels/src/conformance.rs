@@ -233,6 +233,14 @@ pub fn cases() -> Vec<Case> {
     {
         cases.push(Case::Qkv { start, n, k, heads, kv_heads, head_dim });
     }
+    attention_cases(&mut cases);
+    head_cases(&mut cases);
+    grouped_cases(&mut cases);
+    cases
+}
+
+/// Adds sequences that begin, go on and end within blocks and segments, with heads of several widths.
+fn attention_cases(cases: &mut Vec<Case>) {
     let heads =
         [(1, 1, 2), (4, 1, 48), (4, 2, 64), (5, 5, 32), (4, 2, 80), (7, 1, 100), (12, 4, 256), (20, 5, 128)];
     for (heads, kv_heads, head_dim) in heads {
@@ -244,6 +252,10 @@ pub fn cases() -> Vec<Case> {
     for runs in [&[(0, 1); 7][..], &[(0, 2), (0, 2), (0, 2), (0, 1)]] {
         cases.push(Case::Attention { heads: 2, kv_heads: 1, head_dim: 36, runs, odd: true });
     }
+}
+
+/// Adds output heads of every type, with all logits and with the highest.
+fn head_cases(cases: &mut Vec<Case>) {
     for dtype in [DType::F32, DType::F16, DType::BF16] {
         for (n, width, vocab) in [(1, 17, 5), (3, 192, 509), (8, 256, 67), (13, 100, 40)] {
             cases.push(Case::Head { n, width, vocab, dtype });
@@ -262,8 +274,6 @@ pub fn cases() -> Vec<Case> {
     ] {
         cases.push(Case::Top { n, width, vocab, dtype });
     }
-    grouped_cases(&mut cases);
-    cases
 }
 
 /// Adds the cases for a scale per group of columns: whole and partial groups, of both sizes and mixed.
@@ -542,13 +552,8 @@ fn outputs<B: Inspect>(b: &mut B, case: Case) -> Result<Results, KernelError> {
             let shape = [n, k, rows.iter().sum()];
             product(b, v, &w, shape, Grouping::Groups, column, add.then_some(0.7))
         }
-        Case::QuantizeGroups { n, width, norms: count } => {
-            let norms = norms(b, v, count, width)?;
-            let mut x = b.rows(n, width, RowsKind::Residual)?;
-            b.write(&mut x, &v.rows(n, width))?;
-            let mut q = b.quants(n, width, Grouping::Groups)?;
-            b.norm_quantize(n, &x, in_order(&norms), &mut q)?;
-            quantised(b, &q, n)
+        Case::QuantizeGroups { n, width, norms } => {
+            quantize(b, v, [n, width, norms], Grouping::Groups, &[RowsKind::Residual])
         }
         Case::GroupedGateUp { n, k, ffn, group, gate } => {
             let w = grouped_from_file(b, &v.grouped(&[ffn, ffn], k, group), RowOrder::GateUp)?;
@@ -563,28 +568,9 @@ fn outputs<B: Inspect>(b: &mut B, case: Case) -> Result<Results, KernelError> {
             qkv(b, v, &w, [start, n, k, heads], shape, Grouping::Groups, norms)
         }
         Case::TernaryHead { n, width, vocab, group } => ternary_head(b, v, [n, width, vocab], group),
-        Case::Factors { n, width, rows } => {
-            let w = b.linear(&v.ternary(&[rows], width), RowOrder::Plain)?;
-            let mut results = product(b, v, &w, [n, width, rows], Grouping::Row, 1, Some(-1.3))?;
-            let table = b.table(&v.table(rows, width, DType::F16))?;
-            let mut x = b.rows(n, width, RowsKind::Residual)?;
-            let tokens: Vec<u32> = (0..n as u32).map(|i| i * 7 % rows as u32).collect();
-            b.embed(&table, &tokens, 12.0, &mut x)?;
-            results.push(floats("embedding", b.read(&x, n)?));
-            Ok(results)
-        }
-        Case::NormQuantize { n, width, norms: count } => {
-            let norms = norms(b, v, count, width)?;
-            let values = v.rows(n, width);
-            let mut results = Vec::new();
-            for kind in [RowsKind::Residual, RowsKind::Between] {
-                let mut x = b.rows(n, width, kind)?;
-                b.write(&mut x, &values)?;
-                let mut q = b.quants(n, width, Grouping::Row)?;
-                b.norm_quantize(n, &x, in_order(&norms), &mut q)?;
-                results.append(&mut quantised(b, &q, n)?);
-            }
-            Ok(results)
+        Case::Factors { n, width, rows } => factors(b, v, [n, width, rows]),
+        Case::NormQuantize { n, width, norms } => {
+            quantize(b, v, [n, width, norms], Grouping::Row, &[RowsKind::Residual, RowsKind::Between])
         }
         Case::GateQuantize { n, ffn, gate, norms: count } => {
             let norms = norms(b, v, count, ffn)?;
@@ -613,6 +599,43 @@ fn outputs<B: Inspect>(b: &mut B, case: Case) -> Result<Results, KernelError> {
             head(b, v, &table, [n, width, vocab], 1.0)
         }
     }
+}
+
+/// Applies norms to ordinary and extreme rows of each kind, and quantises them.
+fn quantize<B: Inspect>(
+    b: &mut B,
+    v: &mut Values,
+    [n, width, count]: [usize; 3],
+    grouping: Grouping,
+    kinds: &[RowsKind],
+) -> Result<Results, KernelError> {
+    let norms = norms(b, v, count, width)?;
+    let values = v.rows(n, width);
+    let mut results = Vec::new();
+    for &kind in kinds {
+        let mut x = b.rows(n, width, kind)?;
+        b.write(&mut x, &values)?;
+        let mut q = b.quants(n, width, grouping)?;
+        b.norm_quantize(n, &x, in_order(&norms), &mut q)?;
+        results.append(&mut quantised(b, &q, n)?);
+    }
+    Ok(results)
+}
+
+/// Adds products and embeds tokens with factors other than 1.
+fn factors<B: Inspect>(
+    b: &mut B,
+    v: &mut Values,
+    [n, width, rows]: [usize; 3],
+) -> Result<Results, KernelError> {
+    let w = b.linear(&v.ternary(&[rows], width), RowOrder::Plain)?;
+    let mut results = product(b, v, &w, [n, width, rows], Grouping::Row, 1, Some(-1.3))?;
+    let table = b.table(&v.table(rows, width, DType::F16))?;
+    let mut x = b.rows(n, width, RowsKind::Residual)?;
+    let tokens: Vec<u32> = (0..n as u32).map(|i| i * 7 % rows as u32).collect();
+    b.embed(&table, &tokens, 12.0, &mut x)?;
+    results.push(floats("embedding", b.read(&x, n)?));
+    Ok(results)
 }
 
 /// Multiplies ordinary and extreme rows by a matrix, into columns `column..`.

@@ -41,6 +41,89 @@ fn family(architecture: &str) -> Option<Family> {
     })
 }
 
+/// The metadata of a file's architecture.
+struct Keys<'a> {
+    gguf: &'a Gguf,
+    architecture: &'a str,
+}
+
+impl Keys<'_> {
+    fn key(&self, name: &str) -> String {
+        format!("{}.{name}", self.architecture)
+    }
+
+    fn size(&self, name: &str) -> Result<Option<usize>, ModelError> {
+        let value = self.gguf.opt_u64(&self.key(name))?;
+        Ok(value.map(|value| usize::try_from(value).unwrap_or(usize::MAX)))
+    }
+
+    fn float(&self, name: &str) -> Result<Option<f32>, ModelError> {
+        Ok(self.gguf.opt_f64(&self.key(name))?.map(|value| value as f32))
+    }
+
+    fn need<T>(&self, name: &str, value: Option<T>) -> Result<T, ModelError> {
+        value.ok_or_else(|| ModelError::missing_field(&self.gguf.file, self.key(name)))
+    }
+
+    fn need_size(&self, name: &str) -> Result<usize, ModelError> {
+        self.need(name, self.size(name)?)
+    }
+
+    fn need_float(&self, name: &str) -> Result<f32, ModelError> {
+        self.need(name, self.float(name)?)
+    }
+
+    /// The width of a head, which must be the same everywhere.
+    fn head_dim(&self, hidden: usize, heads: usize) -> Result<usize, ModelError> {
+        let file = &self.gguf.file;
+        let head_dim = match self.size("attention.key_length")? {
+            Some(dim) => dim,
+            None if heads > 0 && hidden.is_multiple_of(heads) => hidden / heads,
+            None => {
+                let problem = format!("is {heads}, which does not divide {hidden}");
+                return Err(ModelError::field(file, self.key("attention.head_count"), problem));
+            }
+        };
+        for name in ["attention.value_length", "rope.dimension_count"] {
+            if let Some(dim) = self.size(name)?.filter(|&d| d != head_dim) {
+                let cure = format!("use a model where it is the head width of {head_dim}");
+                return Err(ModelError::unsupported(file, self.key(name), dim, cure));
+            }
+        }
+        Ok(head_dim)
+    }
+
+    fn refuse_experts_and_windows(&self) -> Result<(), ModelError> {
+        for name in ["expert_count", "attention.sliding_window"] {
+            if let Some(n) = self.size(name)?.filter(|&n| n != 0) {
+                let cure = "use a dense model with full attention";
+                return Err(ModelError::unsupported(&self.gguf.file, self.key(name), n, cure));
+            }
+        }
+        Ok(())
+    }
+
+    /// The size of the vocabulary, from the embedding: many files lack the key.
+    fn vocab(&self) -> Result<usize, ModelError> {
+        match self.gguf.tensor("token_embd.weight") {
+            Some(t) => Ok(t.shape[0]),
+            None if self.gguf.tensor(names::EMBEDDING_PANELS).is_some() => self.need_size("vocab_size"),
+            None => {
+                let (file, tensor) = (self.gguf.file.clone(), "token_embd.weight".into());
+                Err(ModelError::MissingTensor { file, tensor })
+            }
+        }
+    }
+
+    fn multipliers(&self) -> Result<Multipliers, ModelError> {
+        Ok(Multipliers {
+            embedding: self.need_float("embedding_scale")?,
+            residual: self.need_float("residual_scale")?,
+            logit_divisor: self.need_float("logit_scale")?,
+        })
+    }
+}
+
 /// The sizes of the model in `gguf`, and whether its q and k rows are stored for interleaved rope.
 pub(crate) fn read(gguf: &Gguf) -> Result<(ModelSpec, bool), ModelError> {
     let file = gguf.file.as_str();
@@ -55,48 +138,11 @@ pub(crate) fn read(gguf: &Gguf) -> Result<(ModelSpec, bool), ModelError> {
         let cure = "use bitnet-b1.58, bitnet-25, bitnet, llama, ternary qwen3 or ternary minicpm";
         ModelError::unsupported(file, "general.architecture", architecture, cure)
     })?;
-    let key = |name: &str| format!("{architecture}.{name}");
-    let size = |name: &str| -> Result<Option<usize>, ModelError> {
-        Ok(gguf.opt_u64(&key(name))?.map(|v| usize::try_from(v).unwrap_or(usize::MAX)))
-    };
-    let need = |name: &str| size(name)?.ok_or_else(|| ModelError::missing_field(file, key(name)));
-    let need_float = |name: &str| {
-        let value = gguf.opt_f64(&key(name))?;
-        value.map(|v| v as f32).ok_or_else(|| ModelError::missing_field(file, key(name)))
-    };
-
-    let (hidden, heads) = (need("embedding_length")?, need("attention.head_count")?);
-    let head_dim = match size("attention.key_length")? {
-        Some(dim) => dim,
-        None if heads > 0 && hidden.is_multiple_of(heads) => hidden / heads,
-        None => {
-            let problem = format!("is {heads}, which does not divide {hidden}");
-            return Err(ModelError::field(file, key("attention.head_count"), problem));
-        }
-    };
-    for name in ["attention.value_length", "rope.dimension_count"] {
-        if let Some(dim) = size(name)?.filter(|&d| d != head_dim) {
-            return Err(ModelError::unsupported(
-                file,
-                key(name),
-                dim,
-                format!("use a model where it is the head width of {head_dim}"),
-            ));
-        }
-    }
-    for name in ["expert_count", "attention.sliding_window"] {
-        if let Some(n) = size(name)?.filter(|&n| n != 0) {
-            return Err(ModelError::unsupported(file, key(name), n, "use a dense model with full attention"));
-        }
-    }
-    // The embedding gives the size of the vocabulary; many files lack the key.
-    let vocab = match gguf.tensor("token_embd.weight") {
-        Some(t) => t.shape[0],
-        None if gguf.tensor(names::EMBEDDING_PANELS).is_some() => need("vocab_size")?,
-        None => {
-            return Err(ModelError::MissingTensor { file: file.into(), tensor: "token_embd.weight".into() });
-        }
-    };
+    let keys = Keys { gguf, architecture };
+    let (hidden, heads) = (keys.need_size("embedding_length")?, keys.need_size("attention.head_count")?);
+    let head_dim = keys.head_dim(hidden, heads)?;
+    keys.refuse_experts_and_windows()?;
+    let vocab = keys.vocab()?;
     let tied_head = ["output.weight", names::HEAD_PANELS].iter().all(|name| gguf.tensor(name).is_none());
     let embedding_groups = is_grouped(gguf, "token_embd.weight", names::EMBEDDING_PANELS);
     let head_groups =
@@ -104,18 +150,15 @@ pub(crate) fn read(gguf: &Gguf) -> Result<(ModelSpec, bool), ModelError> {
     let mut spec = ModelSpec {
         architecture: architecture.into(),
         hidden,
-        ffn: need("feed_forward_length")?,
-        layers: need("block_count")?,
+        ffn: keys.need_size("feed_forward_length")?,
+        layers: keys.need_size("block_count")?,
         heads,
-        kv_heads: size("attention.head_count_kv")?.unwrap_or(heads),
+        kv_heads: keys.size("attention.head_count_kv")?.unwrap_or(heads),
         head_dim,
         vocab,
-        context: need("context_length")?,
-        rms_eps: need_float("attention.layer_norm_rms_epsilon")?,
-        rope: Rope {
-            theta: gguf.opt_f64(&key("rope.freq_base"))?.unwrap_or(10_000.0) as f32,
-            scaling: RopeScaling::None,
-        },
+        context: keys.need_size("context_length")?,
+        rms_eps: keys.need_float("attention.layer_norm_rms_epsilon")?,
+        rope: Rope { theta: keys.float("rope.freq_base")?.unwrap_or(10_000.0), scaling: RopeScaling::None },
         activation: family.activation,
         sub_norms: family.sub_norms,
         linear_norms: None,
@@ -125,14 +168,7 @@ pub(crate) fn read(gguf: &Gguf) -> Result<(ModelSpec, bool), ModelError> {
             embedding: family.grouped && embedding_groups,
             head: family.grouped && head_groups,
         },
-        multipliers: match family.multipliers {
-            true => Multipliers {
-                embedding: need_float("embedding_scale")?,
-                residual: need_float("residual_scale")?,
-                logit_divisor: need_float("logit_scale")?,
-            },
-            false => Multipliers::NONE,
-        },
+        multipliers: if family.multipliers { keys.multipliers()? } else { Multipliers::NONE },
         tied_head,
         // Filled in once the tokenizer is read.
         eos: Vec::new(),

@@ -13,10 +13,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Once};
 use std::time::Duration;
 
-use bitnet_model::{Batch, Logits};
+use bitnet_model::Batch;
 
 use super::*;
-use crate::sim::{HashModel, Oracle, mix};
+use crate::sim::{HashModel, Hook, Oracle, mix};
 use crate::step::Stepper;
 use crate::{
     Draw, ForwardError, GenerationConfig, Limits, Output, Priority, SampleError, Sampler, Scan, TokenText,
@@ -94,6 +94,34 @@ struct World {
     outcome: StepOutcome,
 }
 
+/// Fails steps at random, and those of requests that begin with a planted token.
+fn failures(seed: u64) -> Hook {
+    let mut chance = Rng(mix(seed, 2) >> 1);
+    let mut failed = false; // random failures never happen twice in a row
+    Box::new(move |batch, logits| {
+        let starts = |with| {
+            let at =
+                move |run: &&bitnet_model::Run| run.start == 0 && batch.tokens()[run.tokens.start] == with;
+            batch.runs().iter().filter(at)
+        };
+        let failure = || ForwardError::StepTooLarge { what: "planted", actual: 1, limit: 0 };
+        match logits {
+            None => {
+                failed = !failed && chance.one_in(80);
+                assert!(!failed || !chance.one_in(5), "planted");
+                if failed || starts(FAILS).next().is_some() { Err(failure()) } else { Ok(()) }
+            }
+            Some(logits) => {
+                for run in starts(NAN) {
+                    let row = batch.logit_rows().iter().position(|&r| run.tokens.contains(&r));
+                    row.into_iter().for_each(|row| logits.row_mut(row)[3] = f32::NAN);
+                }
+                Ok(())
+            }
+        }
+    })
+}
+
 impl World {
     fn new(seed: u64, planted: Option<Planted>) -> World {
         let mut rng = Rng(mix(seed, 1) >> 1);
@@ -121,36 +149,11 @@ impl World {
             eos: vec![EOS],
             text: Some(Arc::new(Letters)),
         };
-        let mut chance = Rng(mix(seed, 2) >> 1);
-        let mut failed = false; // random failures never happen twice in a row
-        let hook = Box::new(move |batch: &Batch, logits: Option<&mut Logits>| {
-            let starts = |with| {
-                let at = move |run: &&bitnet_model::Run| {
-                    run.start == 0 && batch.tokens()[run.tokens.start] == with
-                };
-                batch.runs().iter().filter(at)
-            };
-            let failure = || ForwardError::StepTooLarge { what: "planted", actual: 1, limit: 0 };
-            match logits {
-                None => {
-                    failed = !failed && chance.one_in(80);
-                    assert!(!failed || !chance.one_in(5), "planted");
-                    if failed || starts(FAILS).next().is_some() { Err(failure()) } else { Ok(()) }
-                }
-                Some(logits) => {
-                    for run in starts(NAN) {
-                        let row = batch.logit_rows().iter().position(|&r| run.tokens.contains(&r));
-                        row.into_iter().for_each(|row| logits.row_mut(row)[3] = f32::NAN);
-                    }
-                    Ok(())
-                }
-            }
-        });
         World {
             rng,
             now: 0,
             scheduler: Scheduler::new(config),
-            stepper: Stepper::new(Box::new(HashModel::new(VOCAB, context, limits).with_hook(hook))),
+            stepper: Stepper::new(Box::new(HashModel::new(VOCAB, context, limits).with_hook(failures(seed)))),
             requests: BTreeMap::new(),
             told: HashMap::new(),
             cancelled: Vec::new(),

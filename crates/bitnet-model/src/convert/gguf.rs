@@ -342,8 +342,7 @@ fn metadata(
     architecture: &str,
     target: Target,
 ) -> Result<Vec<(String, MetadataValue)>, ModelError> {
-    use MetadataValue::{Bool, F32, String as Text, U32};
-    let (spec, defaults) = (&checkpoint.spec, &checkpoint.defaults);
+    use MetadataValue::{String as Text, U32};
     // LLAMA_FTYPE_MOSTLY_* of bitnet.cpp and llama.cpp.
     let file_type = match target {
         Target::I2S => Some(40),
@@ -362,38 +361,56 @@ fn metadata(
         all.push(("general.alignment".into(), U32(alignment(target) as u32)));
         all.push((panels::VERSION_KEY.into(), U32(panels::VERSION)));
     }
-    let mut add = |key: &str, value| all.push((format!("{architecture}.{key}"), value));
-    add("vocab_size", U32(spec.vocab as u32));
-    add("context_length", U32(spec.context as u32));
-    add("embedding_length", U32(spec.hidden as u32));
-    add("block_count", U32(spec.layers as u32));
-    add("feed_forward_length", U32(spec.ffn as u32));
-    add("attention.head_count", U32(spec.heads as u32));
-    add("attention.head_count_kv", U32(spec.kv_heads as u32));
-    add("attention.layer_norm_rms_epsilon", F32(spec.rms_eps));
-    add("attention.key_length", U32(spec.head_dim as u32));
-    add("attention.value_length", U32(spec.head_dim as u32));
-    add("rope.freq_base", F32(spec.rope.theta));
-    add("rope.dimension_count", U32(spec.head_dim as u32));
+    let sizes = model_metadata(&checkpoint.spec).into_iter();
+    all.extend(sizes.map(|(key, value)| (format!("{architecture}.{key}"), value)));
+    let texts = tokenizer_metadata(checkpoint, target)?.into_iter();
+    all.extend(texts.map(|(key, value)| (format!("tokenizer.{key}"), value)));
+    Ok(all)
+}
+
+/// The sizes and switches of a model, by key within its architecture.
+fn model_metadata(spec: &ModelSpec) -> Vec<(&'static str, MetadataValue)> {
+    use MetadataValue::{F32, U32};
+    let mut all = vec![
+        ("vocab_size", U32(spec.vocab as u32)),
+        ("context_length", U32(spec.context as u32)),
+        ("embedding_length", U32(spec.hidden as u32)),
+        ("block_count", U32(spec.layers as u32)),
+        ("feed_forward_length", U32(spec.ffn as u32)),
+        ("attention.head_count", U32(spec.heads as u32)),
+        ("attention.head_count_kv", U32(spec.kv_heads as u32)),
+        ("attention.layer_norm_rms_epsilon", F32(spec.rms_eps)),
+        ("attention.key_length", U32(spec.head_dim as u32)),
+        ("attention.value_length", U32(spec.head_dim as u32)),
+        ("rope.freq_base", F32(spec.rope.theta)),
+        ("rope.dimension_count", U32(spec.head_dim as u32)),
+    ];
     if spec.multipliers != Multipliers::NONE {
-        add("embedding_scale", F32(spec.multipliers.embedding));
-        add("residual_scale", F32(spec.multipliers.residual));
-        add("logit_scale", F32(spec.multipliers.logit_divisor));
+        all.push(("embedding_scale", F32(spec.multipliers.embedding)));
+        all.push(("residual_scale", F32(spec.multipliers.residual)));
+        all.push(("logit_scale", F32(spec.multipliers.logit_divisor)));
     }
-    for (key, value) in rope_scaling(spec) {
-        add(key, value);
-    }
-    let mut add = |key: &str, value| all.push((format!("tokenizer.{key}"), value));
-    let id = |id: Option<u32>| id.map(U32);
+    all.extend(rope_scaling(spec));
+    all
+}
+
+/// The tokenizer, the tokens that begin and end a text, and the chat template.
+fn tokenizer_metadata(
+    checkpoint: &Checkpoint,
+    target: Target,
+) -> Result<Vec<(&'static str, MetadataValue)>, ModelError> {
+    use MetadataValue::{Bool, F32, I32, String as Text, U32};
+    let (defaults, mut all) = (&checkpoint.defaults, Vec::new());
+    let mut add = |key: &'static str, value| all.push((key, value));
     let mut bos = defaults.bos;
     if let Some(tokenizer) = &checkpoint.tokenizer {
-        let v = tokenizer.to_gguf(spec.vocab)?;
+        let v = tokenizer.to_gguf(checkpoint.spec.vocab)?;
         add("ggml.model", Text(v.model.into()));
         if let Some(pre) = v.pre {
             add("ggml.pre", Text(pre.into()));
         }
         add("ggml.tokens", array(GGUFValueType::String, v.tokens.into_iter().map(Text))?);
-        add("ggml.token_type", array(GGUFValueType::I32, v.types.into_iter().map(MetadataValue::I32))?);
+        add("ggml.token_type", array(GGUFValueType::I32, v.types.into_iter().map(I32))?);
         if let Some(scores) = v.scores {
             add("ggml.scores", array(GGUFValueType::F32, scores.into_iter().map(F32))?);
         }
@@ -411,10 +428,13 @@ fn metadata(
             return Err(refuse(target, "the tokenizer", problem, "convert to packed"));
         }
     }
-    let ids = [("ggml.bos_token_id", bos), ("ggml.eos_token_id", defaults.eos.first().copied())];
-    for (key, value) in ids.into_iter().chain([("ggml.eot_token_id", defaults.eos.get(1).copied())]) {
-        if let Some(value) = id(value) {
-            add(key, value);
+    for (key, id) in [
+        ("ggml.bos_token_id", bos),
+        ("ggml.eos_token_id", defaults.eos.first().copied()),
+        ("ggml.eot_token_id", defaults.eos.get(1).copied()),
+    ] {
+        if let Some(id) = id {
+            add(key, U32(id));
         }
     }
     if defaults.eos.len() > 2 {

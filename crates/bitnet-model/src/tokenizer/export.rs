@@ -94,21 +94,7 @@ impl Tokenizer {
             .iter()
             .filter_map(|m| Some((m[0].as_str()?, m[1].as_str()?)))
             .collect();
-        let unknown = model["unk_token"].as_str();
-        let added = inner.encoder.get_added_tokens_decoder();
-        let (mut tokens, mut types) = (Vec::with_capacity(rows), Vec::with_capacity(rows));
-        for id in 0..rows as u32 {
-            let token = self.token(id);
-            types.push(match (&token, added.get(&id)) {
-                (None, _) => UNUSED,
-                (Some(t), _) if unknown == Some(t.as_str()) => UNKNOWN,
-                (_, Some(added)) if added.special => CONTROL,
-                (_, Some(_)) => USER_DEFINED,
-                (Some(t), _) if inner.spelling == Spelling::SentencePiece && byte_piece(t).is_some() => BYTE,
-                _ => NORMAL,
-            });
-            tokens.push(token.unwrap_or_else(|| format!("[PAD{id}]")));
-        }
+        let (tokens, types) = self.typed_tokens(rows, model["unk_token"].as_str());
         let one = |ids: &[u32]| match ids {
             [] => Ok(None),
             [id] => Ok(Some(*id)),
@@ -135,20 +121,45 @@ impl Tokenizer {
                 vocabulary.merges = Some(merges.iter().map(|(a, b)| format!("{a} {b}")).collect());
             }
             Spelling::SentencePiece => {
-                // The first merge that produces a piece ranks it; pieces without a merge are never chosen by score.
-                let mut scores = vec![-1e9; rows];
-                for (rank, (a, b)) in merges.iter().enumerate().rev() {
-                    let id = self.token_id(&format!("{a}{b}"));
-                    if let Some(score) = id.and_then(|id| scores.get_mut(id as usize)) {
-                        *score = -(rank as f32);
-                    }
-                }
                 vocabulary.model = "llama";
-                vocabulary.scores = Some(scores);
+                vocabulary.scores = Some(self.scores(rows, &merges));
                 vocabulary.space_prefix = Some(inner.leading_space);
             }
         }
         Ok(vocabulary)
+    }
+
+    /// The first `rows` tokens, with GGUF's type of each.
+    fn typed_tokens(&self, rows: usize, unknown: Option<&str>) -> (Vec<String>, Vec<i32>) {
+        let added = self.inner.encoder.get_added_tokens_decoder();
+        let is_byte =
+            |token: &str| self.inner.spelling == Spelling::SentencePiece && byte_piece(token).is_some();
+        let typed = |id| {
+            let token = self.token(id);
+            let kind = match (&token, added.get(&id)) {
+                (None, _) => UNUSED,
+                (Some(t), _) if unknown == Some(t.as_str()) => UNKNOWN,
+                (_, Some(added)) if added.special => CONTROL,
+                (_, Some(_)) => USER_DEFINED,
+                (Some(t), _) if is_byte(t) => BYTE,
+                _ => NORMAL,
+            };
+            (token.unwrap_or_else(|| format!("[PAD{id}]")), kind)
+        };
+        (0..rows as u32).map(typed).unzip()
+    }
+
+    /// The score of each token: the first merge that produces a piece ranks it; pieces without a merge are never chosen
+    /// by score.
+    fn scores(&self, rows: usize, merges: &[(&str, &str)]) -> Vec<f32> {
+        let mut scores = vec![-1e9; rows];
+        for (rank, (a, b)) in merges.iter().enumerate().rev() {
+            let id = self.token_id(&format!("{a}{b}"));
+            if let Some(score) = id.and_then(|id| scores.get_mut(id as usize)) {
+                *score = -(rank as f32);
+            }
+        }
+        scores
     }
 
     /// Whether a pre-tokenizer of GGUF splits text in the same way.

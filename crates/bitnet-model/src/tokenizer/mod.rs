@@ -84,22 +84,26 @@ struct Recipe {
 }
 
 impl Recipe {
-    fn build(mut self) -> Result<Tokenizer, ModelError> {
-        let file = self.file.clone();
-        let fail = |problem: String| ModelError::Tokenizer { file: file.clone(), problem, cure: CURE };
+    fn fail(&self, problem: String) -> ModelError {
+        ModelError::Tokenizer { file: self.file.clone(), problem, cure: CURE }
+    }
+
+    /// Adds the added tokens to the vocabulary, checks everything that the crate does not, and returns the number of
+    /// ids.
+    fn check(&mut self) -> Result<usize, ModelError> {
         let added: usize = self.added.iter().map(|(_, token)| token.content.len()).sum();
         if added > MAX_ADDED {
-            return Err(fail(format!("its added tokens have {added} bytes, more than {MAX_ADDED}")));
+            return Err(self.fail(format!("its added tokens have {added} bytes, more than {MAX_ADDED}")));
         }
         for (id, token) in &self.added {
             let known = *self.vocab.entry(token.content.clone()).or_insert(*id);
             if known != *id {
                 let text = one_line(&token.content);
-                return Err(fail(format!("token {text} has two ids, {known} and {id}")));
+                return Err(self.fail(format!("token {text} has two ids, {known} and {id}")));
             }
         }
         if let Some((token, id)) = self.vocab.iter().find(|(_, id)| **id >= MAX_ID) {
-            return Err(fail(format!("token {} has id {id}, {MAX_ID} or more", one_line(token))));
+            return Err(self.fail(format!("token {} has id {id}, {MAX_ID} or more", one_line(token))));
         }
         // The crate does not check that every merge produces a token of the vocabulary.
         let mut joined = String::new();
@@ -108,17 +112,21 @@ impl Recipe {
             joined.extend([a.as_str(), b.as_str()]);
             if ![a, b, &joined].into_iter().all(|t| self.vocab.contains_key(t)) {
                 let (a, b) = (one_line(a), one_line(b));
-                return Err(fail(format!("merge {a} + {b} has a part that is not in the vocabulary")));
+                return Err(self.fail(format!("merge {a} + {b} has a part that is not in the vocabulary")));
             }
         }
         if let Some(unknown) = self.unknown.as_ref().filter(|u| !self.vocab.contains_key(*u)) {
-            return Err(fail(format!("unknown token {} is not in the vocabulary", one_line(unknown))));
+            return Err(self.fail(format!("unknown token {} is not in the vocabulary", one_line(unknown))));
         }
         let size = self.vocab.values().max().map_or(0, |&id| id as usize + 1);
         if let Some(id) = self.prefix.iter().chain(&self.suffix).find(|&&id| id as usize >= size) {
-            return Err(fail(format!("special token {id} is not in the vocabulary of {size}")));
+            return Err(self.fail(format!("special token {id} is not in the vocabulary of {size}")));
         }
+        Ok(size)
+    }
 
+    fn build(mut self) -> Result<Tokenizer, ModelError> {
+        let size = self.check()?;
         let mut special = vec![false; size];
         let mut literal = vec![false; size];
         for (id, token) in &self.added {
@@ -136,7 +144,12 @@ impl Recipe {
         if let Some(unknown) = self.unknown {
             bpe = bpe.unk_token(unknown);
         }
-        let crate_error = |e: Box<dyn std::error::Error + Send + Sync>| fail(one_line(e));
+        let file = self.file.clone();
+        let crate_error = |e: Box<dyn std::error::Error + Send + Sync>| ModelError::Tokenizer {
+            file: file.clone(),
+            problem: one_line(e),
+            cure: CURE,
+        };
         let mut encoder = tokenizers::Tokenizer::new(bpe.build().map_err(crate_error)?);
         encoder.with_normalizer(self.normalizer).map_err(crate_error)?;
         encoder.with_pre_tokenizer(self.pre_tokenizer);
