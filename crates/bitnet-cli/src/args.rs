@@ -270,7 +270,8 @@ pub struct BatchArgs {
 /// Serve a model to OpenAI clients over HTTP.
 ///
 /// POST /v1/completions and /v1/chat/completions, streamed or not; GET / is a chat page. The first SIGTERM or Ctrl-C
-/// finishes accepted requests, the second ends immediately. For TLS, put a proxy in front.
+/// finishes accepted requests, the second ends immediately. If the GPU is lost, the server ends with exit code 75, so
+/// that a supervisor restarts it. For TLS, put a proxy in front.
 #[derive(Debug, Args)]
 pub struct ServeArgs {
     /// The model

@@ -39,6 +39,12 @@ pub enum CliError {
         /// What helps.
         cure: String,
     },
+    /// The device was lost while the model was served.
+    #[error("{what} (--device): have a supervisor restart `bitnet serve` when it ends with 75")]
+    Lost {
+        /// What the driver reported.
+        what: String,
+    },
     /// A flag has an invalid value.
     #[error("{what} ({flag}): {cure}")]
     Usage {
@@ -97,10 +103,11 @@ pub enum CliError {
 }
 
 impl CliError {
-    /// Exit code of the program: 2 for wrong usage, 1 for everything else.
+    /// Exit code of the program: 2 for wrong usage, 75 (`EX_TEMPFAIL`) for what a restart cures, 1 for everything else.
     pub fn exit_code(&self) -> u8 {
         match self {
             CliError::Usage { .. } | CliError::Backend { usage: true, .. } => 2,
+            CliError::Lost { .. } => 75,
             _ => 1,
         }
     }

@@ -1,7 +1,8 @@
 //! The binary `bitnet`: runs, measures and inspects ternary language models.
 //!
 //! Results go to stdout; progress, statistics and errors go to stderr. A failure is reported in one line,
-//! `error: <what> (<where>): <cure>`. The exit code is 2 for wrong usage and 1 for any other failure.
+//! `error: <what> (<where>): <cure>`. The exit code is 2 for wrong usage, 75 for a server that lost its GPU, and 1 for
+//! any other failure.
 
 #![forbid(unsafe_code)]
 

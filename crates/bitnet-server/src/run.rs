@@ -8,8 +8,12 @@ use crate::{
 };
 use bitnet_inference::DrainReport;
 
-/// Serves until SIGTERM or SIGINT, then drains; a second signal ends the process at once, with exit code 1. After SIGTERM
-/// it still answers for `linger`, with refusals, so that a proxy notices; SIGINT comes from a person, who need not wait.
+/// Time between two looks at the device.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// Serves until SIGTERM or SIGINT, or until the model's device is lost ([`App::lost`]), then drains; a signal during
+/// the drain ends the process at once, with exit code 1. Except after SIGINT, which comes from a person, it still answers
+/// for `linger`, with refusals, so that a proxy notices.
 ///
 /// # Errors
 /// If the async runtime or the signal handlers cannot be set up, or the listener cannot be used.
@@ -28,9 +32,21 @@ pub fn run(
         .build()?;
     let report = runtime.block_on(async {
         let mut signals = Signals::new()?;
+        let watched = Arc::clone(&app);
         let end = async move {
-            let by_hand = signals.next().await;
-            tracing::info!(target: "bitnet::server", "finishing requests; a second signal ends the process at once");
+            let by_hand = tokio::select! {
+                by_hand = signals.next() => {
+                    tracing::info!(
+                        target: "bitnet::server",
+                        "finishing requests; a second signal ends the process at once"
+                    );
+                    by_hand
+                }
+                why = lost(&watched) => {
+                    tracing::error!(target: "bitnet::server", "ending: {why}");
+                    false
+                }
+            };
             tokio::spawn(async move {
                 signals.next().await;
                 std::process::exit(1);
@@ -42,6 +58,17 @@ pub fn run(
     // Whatever still runs has used up its time. Waiting for it here could take forever.
     runtime.shutdown_background();
     report
+}
+
+/// Returns when the model's device is lost, which only a new process can cure.
+async fn lost(app: &App) -> String {
+    let mut clock = tokio::time::interval(LOOK);
+    loop {
+        clock.tick().await;
+        if let Some(why) = app.lost() {
+            return why;
+        }
+    }
 }
 
 /// The signals that end a server: SIGTERM and SIGINT, or Ctrl-C on systems without them.

@@ -193,6 +193,11 @@ impl App {
         }
     }
 
+    /// Why the model's device is lost, if it is. Only a new process cures that.
+    pub fn lost(&self) -> Option<String> {
+        self.service.get()?.engine.lost().map(|lost| lost.to_string())
+    }
+
     /// The service, whether or not it accepts requests.
     pub(crate) fn loaded(&self) -> Option<&Service> {
         self.service.get()

@@ -70,6 +70,7 @@ pub fn run(common: &Common, args: &ServeArgs) -> Result<(), CliError> {
     }
     let app = App::new(config.clone());
     let limits = ConnectionLimits { connections: args.max_connections, ..ConnectionLimits::default() };
+    let watched = Arc::clone(&app);
     let report = thread::scope(|scope| {
         let loading = Arc::clone(&app);
         // The probes report that the model is loading.
@@ -95,6 +96,9 @@ pub fn run(common: &Common, args: &ServeArgs) -> Result<(), CliError> {
         }
         report
     })?;
+    if let Some(what) = watched.lost() {
+        return Err(CliError::Lost { what });
+    }
     if report.complete {
         return Ok(());
     }

@@ -1,6 +1,12 @@
 //! A failure affects only its own request. The next one is answered, or the server says why not.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    io::{Read, Write},
+    net::{TcpListener, TcpStream},
+    sync::Arc,
+    thread,
+    time::Duration,
+};
 
 use bitnet_inference::{EngineConfig, sim::HashModel};
 use bitnet_kernels::{BackendInfo, KernelError, gpu::GpuError};
@@ -73,7 +79,7 @@ fn a_poisoned_request_fails_alone_with_a_status_that_says_so() {
         SOON,
     );
     let want = server.post(COMPLETIONS, &body(&[1, 2], false)).ok();
-    std::thread::scope(|scope| {
+    thread::scope(|scope| {
         let server = &server;
         let ask = |prompt: &'static [u32], stream| {
             scope.spawn(move || server.post(COMPLETIONS, &body(prompt, stream)))
@@ -171,4 +177,23 @@ fn when_the_gpu_is_lost_every_request_and_every_probe_is_told_why() {
     assert_eq!((health.status, health.json()["status"].as_str()), (503, Some("device_lost")));
     assert!(health.json()["reason"].as_str().unwrap().contains("restart the process"));
     assert_eq!(server.get("/live").status, 200);
+}
+
+#[test]
+fn a_server_whose_gpu_is_lost_answers_and_ends_by_itself() {
+    let app = hashes(Box::new(losing), EngineConfig::default(), ServerConfig::default());
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let served = Arc::clone(&app);
+    let server =
+        thread::spawn(move || bitnet_server::run(listener, served, ConnectionLimits::default(), SOON, Duration::ZERO));
+    let body = json!({"prompt": [1, LOSES], "max_tokens": 4}).to_string();
+    let head = "Host: here\r\nContent-Type: application/json\r\nConnection: close";
+    write!(client, "POST {COMPLETIONS} HTTP/1.1\r\n{head}\r\nContent-Length: {}\r\n\r\n{body}", body.len())
+        .unwrap();
+    let mut reply = String::new();
+    client.read_to_string(&mut reply).unwrap();
+    assert!(reply.starts_with("HTTP/1.1 503") && reply.contains("device_lost"), "{reply}");
+    server.join().unwrap().unwrap();
+    assert!(app.lost().unwrap().contains("restart the process"));
 }
