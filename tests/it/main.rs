@@ -3,6 +3,7 @@
 mod converted;
 mod demo;
 mod determinism;
+mod driver;
 mod exactness;
 mod goldens;
 mod gpu;

@@ -166,6 +166,14 @@ pub fn built(package: &str, program: &str) -> PathBuf {
     build(package, &["--bin", program]).join(format!("{program}{}", std::env::consts::EXE_SUFFIX))
 }
 
+/// The stand-in for the NVIDIA driver, built with the profile of the tests.
+///
+/// # Panics
+/// If it cannot be built.
+pub fn standin() -> PathBuf {
+    build("bitnet-standin", &["--lib"]).join("libbitnet_standin.so")
+}
+
 /// Builds a part of a package and returns the folder that holds it.
 fn build(package: &str, part: &[&str]) -> PathBuf {
     let test = std::env::current_exe().expect("path of the test");

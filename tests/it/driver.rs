@@ -1,0 +1,111 @@
+//! The binary with the stand-in for the NVIDIA driver, loaded as the driver is.
+#![cfg(target_os = "linux")]
+
+use std::{
+    path::PathBuf,
+    process::{Command, Output},
+    sync::OnceLock,
+};
+
+use bitnet_tests::{binary, standin};
+
+/// A folder that holds the stand-in under the driver's name.
+fn folder() -> PathBuf {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    let made = FOLDER.get_or_init(|| {
+        let folder = std::env::temp_dir().join(format!("bitnet-standin-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::copy(standin(), folder.join("libcuda.so.1")).unwrap();
+        folder
+    });
+    made.clone()
+}
+
+/// Generates enough tokens for recordings to be used.
+fn run(environment: &[(&str, &str)], flags: &[&str]) -> Output {
+    let mut bitnet = Command::new(binary());
+    bitnet.args([
+        "run",
+        "synthetic:tiny",
+        "--ids",
+        "1,2,3,4,5",
+        "-n",
+        "8",
+        "--device",
+        "cuda",
+        "--threads",
+        "1",
+    ]);
+    bitnet.args(flags).env("LD_LIBRARY_PATH", folder()).envs(environment.iter().copied());
+    bitnet.output().unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Output of a run that must succeed and must not misuse the driver.
+fn printed(environment: &[(&str, &str)], flags: &[&str]) -> String {
+    let output = run(environment, flags);
+    let report = stderr(&output);
+    assert!(output.status.success() && !report.contains("standin:"), "{environment:?}: {report}");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+#[test]
+fn a_forward_pass_misuses_no_driver_call_with_recordings_or_without() {
+    let greedy = ["--temperature", "0"];
+    let tokens = printed(&[], &greedy);
+    assert_eq!(tokens.trim().split([',', ' ']).filter(|token| !token.is_empty()).count(), 8, "{tokens}");
+    assert_eq!(printed(&[("BITNET_GPU", "sync,patience=600")], &greedy), tokens);
+    // Launches that cannot be recorded are issued one by one.
+    for call in ["cuStreamBeginCapture_v2", "cuStreamEndCapture", "cuGraphInstantiateWithFlags"] {
+        assert_eq!(printed(&[("STANDIN_FAIL", &format!("{call}:1:2"))], &greedy), tokens, "{call}");
+    }
+    let drawn = ["--temperature", "1.5", "--seed", "5"];
+    assert_eq!(printed(&[("BITNET_GPU", "no-recordings")], &drawn), printed(&[], &drawn));
+}
+
+#[test]
+fn a_failed_driver_call_ends_the_program_with_an_error_and_no_further_misuse() {
+    let calls = [
+        ("cuInit", "3"),
+        ("cuDeviceGet", "101"),
+        ("cuDevicePrimaryCtxRetain", "2"),
+        ("cuStreamCreate", "2"),
+        ("cuEventCreate", "2"),
+        ("cuMemHostAlloc", "2"),
+        ("cuMemAlloc_v2", "2"),
+        ("cuMemsetD8Async", "700"),
+        ("cuModuleLoadDataEx", "2"),
+        ("cuModuleGetFunction", "500"),
+        ("cuLaunchKernel", "700"),
+        ("cuMemcpyHtoDAsync_v2", "700"),
+        ("cuMemcpyDtoHAsync_v2", "700"),
+        ("cuEventRecord", "700"),
+        ("cuStreamQuery", "700"),
+        ("cuGraphLaunch", "700"),
+    ];
+    for (call, code) in calls {
+        let output = run(&[("STANDIN_FAIL", &format!("{call}:1:{code}"))], &[]);
+        let report = stderr(&output);
+        assert_eq!(output.status.code(), Some(1), "{call}: {report}");
+        assert!(report.contains("error: ") && !report.contains("standin:"), "{call}: {report}");
+        assert!(code != "700" || report.contains("restart the process"), "{call}: {report}");
+    }
+}
+
+#[test]
+fn a_refused_kernel_is_reported_by_name_with_its_log_even_when_loaded_lazily() {
+    let refuse = ("STANDIN_REFUSE", "sm80_embed_bf16");
+    for environment in [&[refuse][..], &[refuse, ("STANDIN_LAZY", "1")]] {
+        let report = stderr(&run(environment, &[]));
+        assert!(report.contains("refused kernel sm80_embed_bf16") && report.contains("line 7"), "{report}");
+    }
+}
+
+#[test]
+fn an_unknown_switch_is_refused_with_the_list_of_switches() {
+    let report = stderr(&run(&[("BITNET_GPU", "fast")], &[]));
+    assert!(report.contains("\"fast\"") && report.contains("no-recordings"), "{report}");
+}
