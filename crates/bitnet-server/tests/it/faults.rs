@@ -185,8 +185,9 @@ fn a_server_whose_gpu_is_lost_answers_and_ends_by_itself() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let served = Arc::clone(&app);
-    let server =
-        thread::spawn(move || bitnet_server::run(listener, served, ConnectionLimits::default(), SOON, Duration::ZERO));
+    let server = thread::spawn(move || {
+        bitnet_server::run(listener, served, ConnectionLimits::default(), SOON, Duration::ZERO)
+    });
     let body = json!({"prompt": [1, LOSES], "max_tokens": 4}).to_string();
     let head = "Host: here\r\nContent-Type: application/json\r\nConnection: close";
     write!(client, "POST {COMPLETIONS} HTTP/1.1\r\n{head}\r\nContent-Length: {}\r\n\r\n{body}", body.len())

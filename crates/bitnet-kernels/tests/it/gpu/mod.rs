@@ -9,6 +9,7 @@ mod embed;
 mod errors;
 mod instructions;
 mod known;
+mod litmus;
 mod logits;
 mod mutants;
 mod recordings;
