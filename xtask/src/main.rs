@@ -7,6 +7,7 @@ mod ci;
 mod claims;
 mod cluster;
 mod deny;
+mod dist;
 mod fuzz;
 mod gpu_bundle;
 mod neon;
@@ -52,6 +53,7 @@ enum Task {
     Sim(sim::Sim),
     SimKernels(sim_kernels::SimKernels),
     GpuBundle(gpu_bundle::GpuBundle),
+    Dist(dist::Dist),
     /// Run the 64-bit Arm kernels under emulation: compare them with the reference, and the demo with this machine
     Neon,
     /// Check the kernels against the reference, then measure prefill, decode, kernels, engine and server
@@ -84,6 +86,7 @@ fn main() -> ExitCode {
         Task::Sim(sim) => sim.run(),
         Task::SimKernels(sim) => sim.run(),
         Task::GpuBundle(bundle) => bundle.run(),
+        Task::Dist(dist) => dist.run(),
         Task::Neon => neon::check(),
         Task::Bench(bench) => bench.run(),
         Task::Soak(soak) => soak.run(),
