@@ -86,6 +86,15 @@ impl Report {
         slope(&points)
     }
 
+    /// Mean resident memory in MiB in each tenth of the run.
+    fn tenths(&self) -> Vec<f64> {
+        let tenth = self.seen.len().div_ceil(10).max(1);
+        let mean = |part: &[(Instant, Usage)]| {
+            part.iter().map(|(_, usage)| usage.resident).sum::<f64>() / part.len() as f64
+        };
+        self.seen.chunks(tenth).map(mean).collect()
+    }
+
     fn rows(&self) -> Vec<Row> {
         let ledger = &self.ledger;
         let row = |what, value: Value, goal: &str, held| Row { what, value, goal: goal.into(), held };
@@ -125,6 +134,7 @@ impl Report {
             ),
             row("p99, interactive and normal", json!(classes), "", None),
             row("resident MiB at rest", json!([resident(before), resident(after)]), "", None),
+            row("resident MiB, mean of each tenth", json!(self.tenths()), "", None),
             row("memory slope, MB/h", json!(slope), "< 1", judged(slope.is_none_or(|mb| mb < 1.0))),
             row("descriptors", json!([before, after].map(|u| u.map(|u| u.descriptors))), "constant", fds),
             row("threads", json!([before, after].map(|u| u.map(|u| u.threads))), "bounded", threads),
