@@ -110,6 +110,10 @@ fn call(name: &'static str, f: impl FnOnce(&mut State) -> Done) -> Code {
         (which == name && *count >= first.parse().ok()?).then(|| code.parse().ok())?
     });
     if let Some(code) = fails.or(state.lost) {
+        if name == "cuStreamEndCapture" {
+            // A capture ends however its end fails.
+            state.capture = None;
+        }
         return code;
     }
     if !state.started && name != "cuInit" {
