@@ -144,7 +144,7 @@ def asked(request, name, context):
     if output.get("prompt_logprobs") is not None:
         raise InvalidArgument("prompt_logprobs: not behind Dynamo: ask a server directly, with echo")
     if (output.get("logprobs") or 0) > 0:
-        raise InvalidArgument("logprobs: behind Dynamo, only 0: the log-probability of each token, without others")
+        raise InvalidArgument("logprobs: behind Dynamo, only 0, or top_logprobs 0 in a chat: no other likely tokens")
     body = {field: sampling[field] for field in SAMPLING if sampling.get(field) is not None}
     generated = begun(request)
     if generated is None:
