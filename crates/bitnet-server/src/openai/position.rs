@@ -151,6 +151,7 @@ mod tests {
         let again = requested(&id("41,-,0"), 3).unwrap().unwrap();
         assert_eq!(again, Continued { after: position, name: NAME });
         let again = again.after;
+        assert_eq!(again.after_all().to_string(), "42,0,1");
         assert!(again.is_before(0, 42) && again.is_before(1, 0) && again.is_before(2, 1));
         assert!(!again.is_before(0, 41) && !again.is_before(2, 0));
         assert_eq!(requested(&id("7"), 1).unwrap().unwrap().after.to_string(), "7");
@@ -162,9 +163,14 @@ mod tests {
         for (at, choices) in [("", 1), ("x", 1), ("-1", 1), ("1,2", 1), ("1", 2), ("1,,2", 3), ("1e3", 1)] {
             assert_eq!(requested(&id(at), choices).unwrap_err().status, 400, "{at}");
         }
-        for text in
-            ["7".to_owned(), format!("7;{NAME}"), format!("7;x;{}", here()), id("7").replace(";f32", "")]
+        let name = NAME.to_string();
+        for wrong in
+            ["x", &name[1..], &format!("0{name}"), &name.replacen('0', "+", 1), &name.replace("70", "é")]
         {
+            let text = format!("7;{wrong};{}", here());
+            assert_eq!(requested(&text, 1).unwrap_err().status, 400, "{text}");
+        }
+        for text in ["7".to_owned(), format!("7;{NAME}"), id("7").replace(";f32", "")] {
             assert_eq!(requested(&text, 1).unwrap_err().status, 400, "{text}");
         }
     }
