@@ -31,13 +31,6 @@ pub enum KernelError {
     Thread { index: usize, reason: String },
 }
 
-mod cpu {
-    /// Divides parts as the kernels do.
-    pub(crate) fn share(parts: usize, members: usize, member: usize) -> std::ops::Range<usize> {
-        parts * member / members..parts * (member + 1) / members
-    }
-}
-
 #[derive(Debug, Clone, PartialEq)]
 pub struct End;
 
@@ -185,7 +178,9 @@ pub fn closing(submitters: usize) {
     let threads: Vec<_> = (0..submitters).map(submit).collect();
     waiting.close();
     let ends = threads.into_iter().map(|thread| thread.join().expect("a submitter"));
-    let entered = ends.filter(|end| end.inspect_err(|refusal| assert_eq!(*refusal, SubmitError::Closed)).is_ok()).count();
+    let entered = ends
+        .filter(|end| end.inspect_err(|refusal| assert_eq!(*refusal, SubmitError::Closed)).is_ok())
+        .count();
     assert_eq!(entered, waiting.now().sequences);
     assert_eq!(enter(&waiting, 9, false), Err(SubmitError::Closed));
 }

@@ -1,7 +1,5 @@
 use std::fmt;
 
-use crate::RequestError;
-
 /// Restricts which tokens may follow a text, for example to a grammar, a schema or a list of answers.
 ///
 /// The answer must be a function of the generated tokens and of nothing else, so that batches, drafts and recomputed
@@ -20,12 +18,6 @@ pub trait Constraint: fmt::Debug + Send + Sync {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct ConstraintError(pub String);
-
-impl From<ConstraintError> for RequestError {
-    fn from(ConstraintError(message): ConstraintError) -> Self {
-        RequestError::Constraint { message }
-    }
-}
 
 /// A set of tokens of a vocabulary.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -3,19 +3,19 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use bitnet_kernels::{BackendInfo, DeviceStatus};
+use bitnet_kernels::BackendInfo;
 use bitnet_model::{Batch, ForwardError, Limits};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
 use parking_lot::Mutex;
 
-use crate::metrics::{Counter, Metrics, Recorder};
-use crate::queue::{Queue, Waiting};
+use crate::metrics::{Metrics, Recorder};
+use crate::queue::Queue;
+use crate::shared::{Control, EngineStatus, Shared};
 use crate::submit::{Bounds, Submitter};
-use crate::watch::Watch;
 use crate::worker::Worker;
 use crate::{
-    BatchSizing, Draws, InvalidRequest, Model, Request, RequestError, RequestHandle, Scheduler,
-    SchedulerConfig, SchedulerCounts, StepFaults, Stepper, SubmitError, TokenText,
+    BatchSizing, InvalidRequest, Model, Request, RequestHandle, Scheduler, SchedulerConfig, Stepper,
+    SubmitError, TokenText,
 };
 
 /// Configuration of an engine. None of it changes a token.
@@ -106,84 +106,6 @@ pub enum StartError {
         /// The system's message.
         message: String,
     },
-}
-
-/// State that submitters and the engine's thread share.
-#[derive(Default)]
-pub(crate) struct Shared {
-    pub waiting: Waiting,
-    pub metrics: Metrics,
-    pub recorder: Option<Arc<dyn Recorder>>,
-    pub status: Mutex<EngineStatus>,
-    pub watch: Watch,
-    /// The error of the device, if it failed.
-    pub lost: Mutex<Option<ForwardError>>,
-}
-
-impl Shared {
-    /// Refuses further requests because the device has failed.
-    pub fn lose(&self, error: &ForwardError) {
-        *self.lost.lock() = Some(error.clone());
-        self.waiting.close();
-    }
-
-    /// The error of requests that are unfinished when the engine's thread ends.
-    pub fn end(&self) -> RequestError {
-        self.lost.lock().clone().map_or(RequestError::Stopped, RequestError::Forward)
-    }
-}
-
-impl Recorder for Shared {
-    fn add(&self, counter: Counter, by: u64) {
-        self.metrics.add(counter, by);
-        self.recorder.iter().for_each(|r| r.add(counter, by));
-    }
-
-    fn observe(&self, measure: crate::Measure, value: f64) {
-        self.metrics.observe(measure, value);
-        self.recorder.iter().for_each(|r| r.observe(measure, value));
-    }
-
-    fn stalled(&self, age: Duration, plans: &str) {
-        self.recorder.iter().for_each(|r| r.stalled(age, plans));
-    }
-}
-
-/// The state of an engine after its last step.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct EngineStatus {
-    /// Number of sequences with a place in the batch.
-    pub running: usize,
-    /// Number of sequences that wait for a place, including paused ones, without those not yet at the engine's thread.
-    pub waiting: usize,
-    /// Number of sequences paused because they are not read.
-    pub paused: usize,
-    /// Current limit on running sequences.
-    pub batch_size: usize,
-    /// Age of the running step; `None` between steps.
-    pub step_age: Option<Duration>,
-    /// Total number of blocks in the key-value cache.
-    pub kv_blocks: usize,
-    /// Number of blocks in use.
-    pub kv_used: usize,
-    /// Number of free blocks in the prefix cache.
-    pub kv_cached: usize,
-    /// The scheduler's counts.
-    pub scheduler: SchedulerCounts,
-    /// Counts of failures.
-    pub faults: StepFaults,
-    /// Where tokens were drawn.
-    pub draws: Draws,
-    /// Device status, or `None` on the CPU.
-    pub device: Option<DeviceStatus>,
-}
-
-/// Orders to the engine's thread, which obeys them before it accepts requests.
-pub(crate) enum Control {
-    Cancel(u64),
-    Resume(u64),
-    /// Finish all requests, at the latest by this time.
-    Drain(Option<Instant>),
 }
 
 /// How an engine ended.

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::Sender;
 use futures_core::Stream;
 
-use crate::engine::Control;
 use crate::mailbox::{Mailbox, Popped};
+use crate::shared::Control;
 use crate::{FinishReason, Request, RequestError, TokenLogprobs, Update};
 
 /// A complete choice.

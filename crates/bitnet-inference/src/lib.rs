@@ -52,6 +52,7 @@ mod request;
 mod sampler;
 mod scheduler;
 mod sequence;
+mod shared;
 #[doc(hidden)]
 pub mod sim;
 mod stateless;
@@ -67,7 +68,7 @@ use bitnet_model::{ForwardError, Limits, Model};
 pub use batch::GenerationError;
 pub use config::{GenerationConfig, InvalidConfig};
 pub use constraint::{Constraint, ConstraintError, TokenSet};
-pub use engine::{DrainReport, Engine, EngineConfig, EngineStatus, StartError};
+pub use engine::{DrainReport, Engine, EngineConfig, StartError};
 pub use finish::FinishReason;
 pub use generate::{GenerateError, Generated, generate};
 pub use handle::{Choice, Completion, Elapsed, RequestHandle, Updates};
@@ -77,6 +78,7 @@ pub use pace::BatchSizing;
 pub use queue::Queue;
 pub use request::{InvalidRequest, Output, Priority, Request, RequestError, SubmitError};
 pub use scheduler::End;
+pub use shared::EngineStatus;
 pub use stop::TokenText;
 
 /// Draws tokens from logits and finds the end of a text, for programs that run a model themselves.

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::{Constraint, ForwardError, GenerationConfig, InvalidConfig, SampleError};
+use crate::{Constraint, ConstraintError, ForwardError, GenerationConfig, InvalidConfig, SampleError};
 
 /// How urgent a request is, and how long it can be passed over before it counts as most urgent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
@@ -215,6 +215,12 @@ pub enum RequestError {
     /// The engine stopped before the request was finished.
     #[error("the engine has stopped")]
     Stopped,
+}
+
+impl From<ConstraintError> for RequestError {
+    fn from(ConstraintError(message): ConstraintError) -> Self {
+        RequestError::Constraint { message }
+    }
 }
 
 impl Output {

@@ -7,10 +7,10 @@ use std::time::Instant;
 
 use crossbeam_channel::Sender;
 
-use crate::engine::{Control, Shared};
 use crate::mailbox::Mailbox;
 use crate::metrics::{Counter, Recorder};
 use crate::queue::Queue;
+use crate::shared::{Control, Shared};
 use crate::worker::{Submission, Ticket};
 use crate::{InvalidRequest, Request, RequestHandle, SubmitError};
 

@@ -7,11 +7,11 @@ use bitnet_kernels::gpu::Times;
 use crossbeam_channel::{Receiver, select};
 
 use crate::arrivals::Arrivals;
-use crate::engine::{Control, EngineStatus, Shared};
 use crate::mailbox::Mailbox;
 use crate::metrics::{Counter, Measure, Recorder};
 use crate::queue::Queue;
 use crate::scheduler::{Event, Plan, Scheduler, StepOutcome};
+use crate::shared::{Control, EngineStatus, Shared};
 use crate::step::panic_message;
 use crate::{FinishReason, Request, RequestError, Stepper, Update};
 

@@ -9,10 +9,9 @@ use serde_json::Value;
 use crate::{
     ChatTemplate, Config, ModelError, ModelSpec, TensorSource, Tokenizer,
     config::{Fields, MAX_JSON, json},
+    file_source::FileSource,
     files::{file_name, gguf, gguf::Gguf, read_small, safetensors},
-    gguf_spec,
-    source::FileSource,
-    tokenizer,
+    gguf_spec, tokenizer,
 };
 
 /// The model's own defaults for generation, used where a request sets nothing.

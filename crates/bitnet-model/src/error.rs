@@ -200,6 +200,24 @@ pub enum ModelError {
     Kernel(#[from] bitnet_kernels::KernelError),
 }
 
+/// Checks the shape of a tensor of a file.
+pub(crate) fn check_shape(
+    file: &str,
+    tensor: &str,
+    expected: &[usize],
+    actual: &[usize],
+) -> Result<(), ModelError> {
+    if expected == actual {
+        return Ok(());
+    }
+    Err(ModelError::TensorShape {
+        file: file.into(),
+        tensor: tensor.into(),
+        expected: expected.into(),
+        actual: actual.into(),
+    })
+}
+
 impl ModelError {
     pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> ModelError {
         move |source| ModelError::Io { action, path: path.into(), source }

@@ -2,7 +2,7 @@ use bitnet_kernels::{Backend, Gate, KernelError, Norm, Norms, RowOrder, Step};
 
 use crate::{
     ModelError, ModelSpec, TensorSource, names,
-    transformer::{read_linear, read_norm},
+    weights::{read_linear, read_norm},
 };
 
 /// The weights of one decoder layer.

@@ -29,6 +29,7 @@ mod config;
 mod convert;
 mod demo;
 mod error;
+mod file_source;
 mod files;
 mod gguf_spec;
 mod inspect;
@@ -46,6 +47,7 @@ mod synthetic;
 mod ternarize;
 mod tokenizer;
 mod transformer;
+mod weights;
 
 pub use batch::{Batch, Logits, Run};
 pub use chat::{ChatTemplate, Message, Told, ToolCall};

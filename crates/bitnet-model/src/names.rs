@@ -4,7 +4,7 @@ use crate::{ModelSpec, source::TensorKind};
 
 /// A tensor that a model needs.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Wanted {
+pub(crate) struct Expected {
     /// Hugging Face name.
     pub name: String,
     pub kind: TensorKind,
@@ -86,11 +86,13 @@ const OUTER: [(&str, &str); 3] = [
 ];
 
 /// All tensors of a model in the order of a forward pass. Lazy, because the number of layers comes from a file.
-pub(crate) fn wanted(spec: &ModelSpec) -> impl Iterator<Item = Wanted> + '_ {
-    let matrix = |name: &str, kind| Wanted { name: name.into(), kind, shape: vec![spec.vocab, spec.hidden] };
+pub(crate) fn expected(spec: &ModelSpec) -> impl Iterator<Item = Expected> + '_ {
+    let matrix =
+        |name: &str, kind| Expected { name: name.into(), kind, shape: vec![spec.vocab, spec.hidden] };
     let table = |grouped| if grouped { TensorKind::Grouped } else { TensorKind::Dense };
     let first = matrix(OUTER[0].0, table(spec.grouped.embedding));
-    let norm = Wanted { name: "model.norm.weight".into(), kind: TensorKind::Norm, shape: vec![spec.hidden] };
+    let norm =
+        Expected { name: "model.norm.weight".into(), kind: TensorKind::Norm, shape: vec![spec.hidden] };
     let head = (!spec.tied_head).then(|| matrix(head(spec), table(spec.grouped.head)));
     let layers =
         (0..spec.layers).flat_map(move |layer| PARTS.iter().flat_map(move |p| part(spec, layer, p.0)));
@@ -124,16 +126,16 @@ pub(crate) fn head(spec: &ModelSpec) -> &'static str {
 }
 
 /// The tensors of one part of a layer: none, a norm, or a projection with the norm before it.
-fn part(spec: &ModelSpec, layer: usize, part: &str) -> impl Iterator<Item = Wanted> + use<> {
+fn part(spec: &ModelSpec, layer: usize, part: &str) -> impl Iterator<Item = Expected> + use<> {
     let (hidden, q) = (spec.hidden, spec.q_width());
     let ternary = if spec.grouped.projections { TensorKind::Grouped } else { TensorKind::Ternary };
     let prefix = format!("model.layers.{layer}.{part}");
-    let norm = |name: String, width| Wanted { name, kind: TensorKind::Norm, shape: vec![width] };
+    let norm = |name: String, width| Expected { name, kind: TensorKind::Norm, shape: vec![width] };
     let weight = format!("{prefix}.weight");
     let wanted = match (projection(spec, part), part) {
         (Some(shape), _) => vec![
             spec.linear_norms.map(|_| norm(format!("{prefix}.rms_norm.weight"), shape[1])),
-            Some(Wanted { name: weight, kind: ternary, shape: shape.into() }),
+            Some(Expected { name: weight, kind: ternary, shape: shape.into() }),
         ],
         (None, "self_attn.attn_sub_norm") => vec![spec.sub_norms.then(|| norm(weight, q))],
         (None, "mlp.ffn_sub_norm") => vec![spec.sub_norms.then(|| norm(weight, spec.ffn))],

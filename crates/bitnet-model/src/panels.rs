@@ -12,13 +12,14 @@ use bitnet_tensor::{GroupedTensor, SharedBytes, TernaryTensor};
 
 use crate::{
     ModelError, ModelSpec,
+    error::check_shape,
     files::{
         ggml_type::GgmlType,
         gguf::{Descriptor, Gguf},
     },
     names::{self, Stacked},
     packing::grouped::GROUPS,
-    source::{PackedSource, check_shape},
+    source::PackedSource,
 };
 
 /// Marks a file of this form and gives the version of its layouts.

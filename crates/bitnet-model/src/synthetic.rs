@@ -7,7 +7,7 @@ use half::f16;
 use crate::{
     Activation, Grouped, ModelError, ModelSpec, Multipliers, Rope, RopeScaling, TensorEntry, TensorKind,
     TensorSource,
-    names::{self, Wanted},
+    names::{self, Expected},
 };
 
 /// Models of the `bitnet` family: name, layers, hidden, ffn, heads, kv heads, vocabulary.
@@ -52,7 +52,7 @@ impl Synthetic {
 
     /// Random weights for any shape.
     pub fn of(spec: ModelSpec) -> Self {
-        let entries = names::wanted(&spec).map(|Wanted { name, kind, shape }| {
+        let entries = names::expected(&spec).map(|Expected { name, kind, shape }| {
             let stored = match kind {
                 TensorKind::Ternary => "random trits",
                 TensorKind::Grouped => "random trits in groups of 128",

@@ -1,15 +1,15 @@
 use std::collections::HashMap;
 
 use bitnet_kernels::{
-    Backend, BackendInfo, DeviceStatus, Grouping, KernelError, KvShape, Norm, RowOrder, RowsKind, StepSize,
+    Backend, BackendInfo, DeviceStatus, Grouping, KernelError, KvShape, Norm, RowsKind, StepSize,
 };
-use bitnet_tensor::{GroupedTensor, TernaryTensor};
 
 use crate::{
     Batch, ForwardError, Limits, Logits, Model, ModelError, ModelSpec, PackedSource, TensorSource,
     layer::Layer,
-    names::{self, Wanted},
+    names::{self, Expected},
     read_ahead, rope,
+    weights::{SOURCE, packed, read_table},
 };
 
 /// The forward pass of all families on any backend: a Llama-shaped decoder with ternary projections, with or without
@@ -224,14 +224,11 @@ impl<B: Backend> Buffers<B> {
     }
 }
 
-/// The file's name in errors about a source that has no name.
-const SOURCE: &str = "model";
-
 /// Checks that a source has every tensor of the model in the right shape.
 fn check_shapes(spec: &ModelSpec, tensors: &dyn TensorSource) -> Result<(), ModelError> {
     let shapes: HashMap<&str, &[usize]> =
         tensors.entries().iter().map(|e| (e.name.as_str(), e.shape.as_slice())).collect();
-    for Wanted { name, shape: expected, .. } in names::wanted(spec) {
+    for Expected { name, shape: expected, .. } in names::expected(spec) {
         let file = SOURCE.to_owned();
         match shapes.get(name.as_str()) {
             None => return Err(ModelError::MissingTensor { file, tensor: name }),
@@ -243,80 +240,4 @@ fn check_shapes(spec: &ModelSpec, tensors: &dyn TensorSource) -> Result<(), Mode
         }
     }
     Ok(())
-}
-
-/// The embedding or the output head.
-fn read_table<B: Backend>(
-    b: &mut B,
-    tensors: &dyn TensorSource,
-    name: &str,
-    grouped: bool,
-) -> Result<B::Table, ModelError> {
-    if !grouped {
-        return Ok(b.table(&tensors.dense(name)?)?);
-    }
-    let stored = packed::<B>(tensors).map(|packed| packed.grouped_panels(&[name.into()])).transpose()?;
-    Ok(match stored.flatten() {
-        Some(panels) => b.table(panels)?,
-        None => b.table(&tensors.grouped(name)?)?,
-    })
-}
-
-/// Reads projections that share an input, stacked into one matrix.
-pub(crate) fn read_linear<B: Backend>(
-    b: &mut B,
-    spec: &ModelSpec,
-    tensors: &dyn TensorSource,
-    names: &[String],
-    order: RowOrder,
-) -> Result<B::Linear, ModelError> {
-    let packed = packed::<B>(tensors);
-    if spec.grouped.projections {
-        let stored = packed.map(|packed| packed.grouped_panels(names)).transpose()?;
-        return Ok(match stored.flatten() {
-            Some(panels) => b.linear(panels, order)?,
-            None => b.linear(&read_stacked_groups(tensors, names)?, order)?,
-        });
-    }
-    let stored = packed.map(|packed| packed.panels(names)).transpose()?;
-    Ok(match stored.flatten() {
-        Some(panels) => b.linear(panels, order)?,
-        None => b.linear(&read_stacked(tensors, names)?, order)?,
-    })
-}
-
-/// Reads the gain of a norm.
-pub(crate) fn read_norm<B: Backend>(
-    b: &mut B,
-    tensors: &dyn TensorSource,
-    name: &str,
-    eps: f32,
-) -> Result<Norm<B::Gain>, ModelError> {
-    Ok(Norm { gain: b.gain(&tensors.dense(name)?.to_f32())?, eps })
-}
-
-/// The weights in `B`'s own layout, if they are stored in it.
-pub(crate) fn packed<B: Backend>(tensors: &dyn TensorSource) -> Option<&dyn PackedSource> {
-    tensors.packed().filter(|_| B::READS_PANELS)
-}
-
-/// Reads ternary matrices that share an input, stacked into one.
-pub(crate) fn read_stacked(
-    tensors: &dyn TensorSource,
-    names: &[String],
-) -> Result<TernaryTensor, ModelError> {
-    let mut parts = names.iter().map(|n| tensors.ternary(n)).collect::<Result<Vec<_>, _>>()?;
-    if parts.len() == 1 {
-        return Ok(parts.remove(0));
-    }
-    TernaryTensor::stack(&parts).map_err(ModelError::data(SOURCE, &names.join(" + ")))
-}
-
-/// Reads matrices with group scales that share an input, stacked into one.
-pub(crate) fn read_stacked_groups(
-    tensors: &dyn TensorSource,
-    names: &[String],
-) -> Result<GroupedTensor, ModelError> {
-    let parts = names.iter().map(|n| tensors.grouped(n)).collect::<Result<Vec<_>, _>>()?;
-    GroupedTensor::stack(&parts).map_err(ModelError::data(SOURCE, &names.join(" + ")))
 }

@@ -46,6 +46,35 @@ impl fmt::Debug for SharedBytes {
     }
 }
 
+/// Sizes of tensors of this shape.
+impl Shape {
+    /// Number of elements.
+    ///
+    /// # Errors
+    /// [`TensorError::Overflow`] if the product does not fit in `usize`; `dtype` is used only in the message.
+    pub fn elements(&self, dtype: DType) -> Result<usize, TensorError> {
+        self.dims()
+            .iter()
+            .try_fold(1usize, |n, &d| n.checked_mul(d))
+            .ok_or_else(|| TensorError::Overflow { shape: self.clone(), dtype })
+    }
+
+    /// Size in bytes of a tensor of this shape and type.
+    ///
+    /// # Errors
+    /// [`TensorError::Overflow`], or [`TensorError::PartialBlock`] if rows do not end on a block boundary.
+    pub fn byte_len(&self, dtype: DType) -> Result<usize, TensorError> {
+        let elements = self.elements(dtype)?;
+        let block = dtype.block_elements();
+        if !self.cols().is_multiple_of(block) {
+            return Err(TensorError::PartialBlock { shape: self.clone(), dtype, block });
+        }
+        (elements / block)
+            .checked_mul(dtype.block_bytes())
+            .ok_or_else(|| TensorError::Overflow { shape: self.clone(), dtype })
+    }
+}
+
 /// A dense tensor: type, shape, and little-endian bytes that may be in a memory-mapped file.
 #[derive(Debug, Clone)]
 pub struct BitNetTensor {

@@ -12,12 +12,12 @@ use crate::{
         generic::{
             self,
             dense::{self, DenseLogits, Settle},
-            screen::{Bounds, CopyRows},
+            screen::{Bounds, CopyRows, Split},
             ternary::Output,
         },
         panels::PANEL_ROWS,
-        screen::{self, Screen, Screening, plane_stride},
-        share,
+        pool::share,
+        screen::{self, Screen},
     },
 };
 
@@ -244,4 +244,72 @@ impl Cpu {
         self.head.rescored += computed.into_inner();
         Ok(())
     }
+}
+
+/// The buffers that a step needs in addition to the copy; [`Screening::reserve`] grows them before the first step, so
+/// that no step allocates.
+#[derive(Default)]
+pub(super) struct Screening {
+    /// Sizes of the largest copy: bytes of a plane of activations, and panels.
+    plane: usize,
+    panels: usize,
+    /// Activations as two planes of int8, `[tokens][2][stride]`.
+    planes: Vec<i8>,
+    /// One per token that is screened.
+    splits: Vec<Split>,
+    /// The row of each of these tokens.
+    tokens: Vec<usize>,
+    /// How many of the highest logits each of these tokens needs.
+    keep: Vec<usize>,
+    /// A logit that at least `keep` rows reach, one per token.
+    thresholds: Vec<f32>,
+    /// Rows of the tokens that need all logits.
+    whole: Vec<usize>,
+    /// The highest lower bound of each panel, `[tokens][panels]`.
+    best: Vec<f32>,
+}
+
+impl Screening {
+    /// Takes note of the sizes of a copy.
+    pub(super) fn fit(&mut self, screen: &Screen) {
+        self.plane = self.plane.max(plane_stride(screen.cols));
+        self.panels = self.panels.max(screen.panels());
+    }
+
+    /// Makes room for `tokens` tokens.
+    pub(super) fn reserve(&mut self, tokens: usize) {
+        self.planes.resize(self.planes.len().max(2 * tokens * self.plane), 0);
+        self.best.resize(self.best.len().max(tokens * self.panels), 0.0);
+        self.splits.reserve(tokens);
+        self.thresholds.reserve(tokens);
+        for list in [&mut self.tokens, &mut self.keep, &mut self.whole] {
+            list.reserve(tokens);
+        }
+    }
+
+    /// Drops the tokens of the last step.
+    fn clear(&mut self) {
+        self.splits.clear();
+        self.thresholds.clear();
+        for list in [&mut self.tokens, &mut self.keep, &mut self.whole] {
+            list.clear();
+        }
+    }
+
+    /// Sets each threshold to the `keep`-th highest of the panels' lower bounds: one row in each of `keep` panels
+    /// reaches it.
+    fn set_thresholds(&mut self, panels: usize) {
+        for (best, &keep) in self.best.chunks_exact_mut(panels).zip(&self.keep) {
+            let threshold = match keep {
+                1 => best.iter().copied().fold(f32::NEG_INFINITY, f32::max),
+                _ => *best.select_nth_unstable_by(keep - 1, |a, b| b.total_cmp(a)).1,
+            };
+            self.thresholds.push(threshold);
+        }
+    }
+}
+
+/// Bytes from one plane of activations to the next.
+fn plane_stride(cols: usize) -> usize {
+    cols.next_multiple_of(64)
 }

@@ -4,7 +4,7 @@
 //! All are `unsafe` for the same reason: the CPU must have the instruction set, which the entry points in its own file
 //! guarantee by their `target_feature`.
 
-use crate::cpu::generic::ternary;
+use crate::cpu::panels::{BLOCK, BLOCK_BYTES};
 
 /// Applies `f` to each of the `N` parts of two vectors.
 #[inline(always)]
@@ -111,15 +111,48 @@ pub(crate) trait Lanes: Copy {
     /// [`Lanes::STEPS`] allows, and prefetches codes `ahead` bytes before their use. Instruction sets that multiply
     /// more than one token per instruction override this.
     #[inline(always)]
+    #[allow(clippy::needless_range_loop, reason = "tiles of registers are indexed by row group and token")]
     unsafe fn dot_blocks<const R: usize, const T: usize>(
-        codes: *const u8,
-        x: *const i8,
+        mut codes: *const u8,
+        mut x: *const i8,
         x_stride: usize,
         blocks: usize,
         ahead: usize,
     ) -> [[Self::Part; R]; T] {
-        // SAFETY: the caller keeps this trait's contract.
-        unsafe { ternary::dot_blocks::<Self, R, T>(codes, x, x_stride, blocks, ahead) }
+        // SAFETY: the caller keeps this trait's contract, and passes whole blocks.
+        unsafe {
+            let mut parts = [[Self::zero_part(); R]; T];
+            // Groups that share a load of activations are unpacked together; one token has nothing to share.
+            let together = if T == 1 { 1 } else { R };
+            for _ in 0..blocks {
+                for first in (0..R).step_by(together) {
+                    let mut v = [Self::load_codes(codes); R];
+                    for r in first..first + together {
+                        v[r] = Self::load_codes(codes.add(64 * r));
+                        Self::prefetch(codes.wrapping_add(64 * r + ahead));
+                    }
+                    for plane in 0..4 {
+                        let mut low = v;
+                        for r in first..first + together {
+                            low[r] = Self::mask_plane(v[r], 0);
+                            if plane < 3 {
+                                v[r] = Self::next_plane(v[r]);
+                            }
+                        }
+                        for t in 0..T {
+                            let quad = x.wrapping_add(t * x_stride + 4 * plane);
+                            for r in first..first + together {
+                                parts[t][r] = Self::dot(parts[t][r], low[r], quad);
+                            }
+                        }
+                    }
+                }
+                // After the last block these may point past the end; they are not dereferenced.
+                codes = codes.wrapping_add(BLOCK_BYTES);
+                x = x.wrapping_add(BLOCK);
+            }
+            parts
+        }
     }
     /// Prefetches the cache line at `p`, which need not be valid.
     unsafe fn prefetch(p: *const u8);

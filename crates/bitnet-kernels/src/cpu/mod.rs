@@ -19,7 +19,6 @@ mod x86_64;
 
 use std::{
     borrow::Cow,
-    ops::Range,
     sync::atomic::{AtomicU64, Ordering::Relaxed},
     time::{Duration, Instant},
 };
@@ -39,22 +38,17 @@ use generic::{
     cache::Kv,
     dense,
     grouped::Grouped,
-    rows::{GateQuantize, NormQuantize, NormRows, QuantOut, RopeStore, ScalesOut},
+    rows::{Gain, GateQuantize, NormQuantize, NormRows, QuantOut, RopeStore, ScalesOut},
     ternary::{BitLinear, Output},
 };
 pub use grouped::GroupedPanels;
 pub use head::HeadWork;
+use head::Screening;
 pub use isa::Isa;
 pub use panels::Panels;
-use pool::Pool;
+use pool::{Pool, share};
 pub use residence::on_huge_pages;
 pub use screen::Screen;
-use screen::Screening;
-
-/// Returns part `part` of `0..total`, split into `parts` parts of nearly equal length.
-fn share(total: usize, parts: usize, part: usize) -> Range<usize> {
-    total * part / parts..total * (part + 1) / parts
-}
 
 /// Rows padded with zeros to whole vectors, `[rows][stride]` f32.
 pub struct Rows {
@@ -105,12 +99,6 @@ impl Linear {
             Linear::Groups(panels) => panels.rows,
         }
     }
-}
-
-/// The gain of a norm, padded with zeros to whole vectors.
-pub struct Gain {
-    width: usize,
-    values: Buffer<f32>,
 }
 
 /// Rotary tables, `[positions][head_dim / 2]` each.

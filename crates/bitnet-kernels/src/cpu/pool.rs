@@ -17,7 +17,12 @@ use std::{
     thread::{self, JoinHandle},
 };
 
-use crate::{KernelError, cpu::share};
+use crate::KernelError;
+
+/// Returns part `part` of `0..total`, split into `parts` parts of nearly equal length.
+pub(crate) fn share(total: usize, parts: usize, part: usize) -> Range<usize> {
+    total * part / parts..total * (part + 1) / parts
+}
 
 /// Spins before a waiting thread yields its core: longer than the gap between two jobs of a step.
 const SPINS: u32 = 10_000;

@@ -10,7 +10,7 @@ use bitnet_tensor::SharedBytes;
 
 use super::{
     buffer::{Buffer, HUGE},
-    share,
+    pool::share,
 };
 
 /// Smaller files are not worth a check.

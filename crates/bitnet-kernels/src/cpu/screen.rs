@@ -1,5 +1,4 @@
-//! An int8 copy of a dense table, and the buffers with which a step finds the rows that cannot have one of the highest
-//! logits.
+//! An int8 copy of a dense table, with which a step finds the rows that cannot have one of the highest logits.
 //!
 //! ```text
 //! panel   64 rows, all columns; panels are contiguous
@@ -20,7 +19,6 @@ use crate::{
     KernelError,
     cpu::{
         buffer::Buffer,
-        generic::screen::Split,
         panels::PANEL_ROWS,
         stored::{self, LINE, LineReader},
     },
@@ -93,74 +91,6 @@ impl Screen {
     pub(crate) fn quads(&self) -> usize {
         self.cols.div_ceil(4)
     }
-}
-
-/// The buffers that a step needs in addition to the copy; [`Screening::reserve`] grows them before the first step, so
-/// that no step allocates.
-#[derive(Default)]
-pub(crate) struct Screening {
-    /// Sizes of the largest copy: bytes of a plane of activations, and panels.
-    plane: usize,
-    panels: usize,
-    /// Activations as two planes of int8, `[tokens][2][stride]`.
-    pub(crate) planes: Vec<i8>,
-    /// One per token that is screened.
-    pub(crate) splits: Vec<Split>,
-    /// The row of each of these tokens.
-    pub(crate) tokens: Vec<usize>,
-    /// How many of the highest logits each of these tokens needs.
-    pub(crate) keep: Vec<usize>,
-    /// A logit that at least `keep` rows reach, one per token.
-    pub(crate) thresholds: Vec<f32>,
-    /// Rows of the tokens that need all logits.
-    pub(crate) whole: Vec<usize>,
-    /// The highest lower bound of each panel, `[tokens][panels]`.
-    pub(crate) best: Vec<f32>,
-}
-
-impl Screening {
-    /// Takes note of the sizes of a copy.
-    pub(crate) fn fit(&mut self, screen: &Screen) {
-        self.plane = self.plane.max(plane_stride(screen.cols));
-        self.panels = self.panels.max(screen.panels());
-    }
-
-    /// Makes room for `tokens` tokens.
-    pub(crate) fn reserve(&mut self, tokens: usize) {
-        self.planes.resize(self.planes.len().max(2 * tokens * self.plane), 0);
-        self.best.resize(self.best.len().max(tokens * self.panels), 0.0);
-        self.splits.reserve(tokens);
-        self.thresholds.reserve(tokens);
-        for list in [&mut self.tokens, &mut self.keep, &mut self.whole] {
-            list.reserve(tokens);
-        }
-    }
-
-    /// Drops the tokens of the last step.
-    pub(crate) fn clear(&mut self) {
-        self.splits.clear();
-        self.thresholds.clear();
-        for list in [&mut self.tokens, &mut self.keep, &mut self.whole] {
-            list.clear();
-        }
-    }
-
-    /// Sets each threshold to the `keep`-th highest of the panels' lower bounds: one row in each of `keep` panels
-    /// reaches it.
-    pub(crate) fn set_thresholds(&mut self, panels: usize) {
-        for (best, &keep) in self.best.chunks_exact_mut(panels).zip(&self.keep) {
-            let threshold = match keep {
-                1 => best.iter().copied().fold(f32::NEG_INFINITY, f32::max),
-                _ => *best.select_nth_unstable_by(keep - 1, |a, b| b.total_cmp(a)).1,
-            };
-            self.thresholds.push(threshold);
-        }
-    }
-}
-
-/// Bytes from one plane of activations to the next.
-pub(crate) fn plane_stride(cols: usize) -> usize {
-    cols.next_multiple_of(64)
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use crate::{
     files::ggml_type::GgmlType,
     names::{self, Stacked},
     packing, panels, rope, rope_freqs,
-    transformer::{read_stacked, read_stacked_groups},
+    weights::{read_stacked, read_stacked_groups},
 };
 
 /// Data begins at a multiple of this many bytes: as other tools expect, or whole cache lines for kernels that read the

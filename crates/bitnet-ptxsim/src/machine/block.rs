@@ -1,7 +1,7 @@
 //! A block: its warps, its shared memory, and which warps can run.
 
 use super::barrier::Barriers;
-use super::step::{Step, lane_of};
+use super::step::{Env, Flow, Step, lane_of};
 use super::warp::{Strand, Wait, Warp};
 use super::{Machine, split};
 use crate::error::{Fault, FaultKind, Space};
@@ -12,37 +12,11 @@ use crate::region::{Region, Trap};
 /// Maximum number of instructions that a warp executes before another warp of its block runs.
 const SLICE: usize = 64;
 
-/// The state that a block's warps share.
-pub(super) struct Env {
-    pub(super) coordinates: [u32; 3],
-    pub(super) shared: Region,
-    pub(super) clocks: Clocks,
-    pub(super) barriers: Barriers,
-}
-
 pub(super) struct Block {
     env: Env,
     warps: Vec<Warp>,
     /// The warps that are neither done nor at a barrier.
     runnable: Vec<usize>,
-}
-
-/// The effect of an instruction on its strand.
-pub(super) enum Flow {
-    Next,
-    Branch {
-        taken: u32,
-        target: usize,
-    },
-    Exit {
-        lanes: u32,
-    },
-    /// Waits until more lanes arrive; lanes of the strand whose guard fails continue.
-    Gather {
-        here: u32,
-    },
-    /// Waits at a barrier.
-    Barrier,
 }
 
 impl Block {

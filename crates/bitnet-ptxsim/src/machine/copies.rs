@@ -1,39 +1,13 @@
 //! `cp.async`: data moves at the wait, not before; until then the target must not be accessed.
 
 use super::step::{Exec, Step};
-use super::warp::lanes;
+use super::warp::{Copy, lanes};
 use crate::error::FaultKind;
-use crate::inst::{Addr, Lanes, Reg, WARP};
+use crate::inst::{Addr, Reg, WARP};
 use crate::race::Kind;
 
 /// Size of a copy in bytes.
 const SIZE: usize = 16;
-
-/// The copies of an instruction, for each lane.
-struct Copy {
-    /// Lanes whose copy is still pending.
-    mask: u32,
-    src: Lanes,
-    src_size: Lanes,
-    dst: Lanes,
-    /// Contents of the source at the issue.
-    value: [u128; WARP],
-    /// The group of the copy, counted for each lane.
-    group: [u32; WARP],
-}
-
-#[derive(Default)]
-pub(super) struct Copies {
-    pending: Vec<Copy>,
-    /// Groups committed so far.
-    groups: [u32; WARP],
-}
-
-impl Copies {
-    pub(super) fn commit(&mut self, mask: u32) {
-        lanes(mask).for_each(|lane| self.groups[lane] += 1);
-    }
-}
 
 impl Step<'_, '_> {
     pub(super) fn copy_issue(&mut self, dst: Addr, src: Addr, src_size: Option<Reg>) -> Exec {

@@ -1,14 +1,41 @@
 //! Executes an instruction of a warp: guards, registers and arithmetic; other kinds are dispatched from here.
 
 use super::Machine;
-use super::block::{Env, Flow};
+use super::barrier::Barriers;
 use super::warp::{Warp, lanes};
 use crate::error::FaultKind;
 use crate::inst::{CONSTANT, Lanes, Op, PredRef, Reg, Special, WARP};
-use crate::region::Trap;
+use crate::race::Clocks;
+use crate::region::{Region, Trap};
 
 /// A trap and the lane that caused it.
 pub(super) type Exec<T = ()> = Result<T, (Trap, usize)>;
+
+/// The state that a block's warps share.
+pub(super) struct Env {
+    pub(super) coordinates: [u32; 3],
+    pub(super) shared: Region,
+    pub(super) clocks: Clocks,
+    pub(super) barriers: Barriers,
+}
+
+/// The effect of an instruction on its strand.
+pub(super) enum Flow {
+    Next,
+    Branch {
+        taken: u32,
+        target: usize,
+    },
+    Exit {
+        lanes: u32,
+    },
+    /// Waits until more lanes arrive; lanes of the strand whose guard fails continue.
+    Gather {
+        here: u32,
+    },
+    /// Waits at a barrier.
+    Barrier,
+}
 
 pub(super) struct Step<'a, 'm> {
     pub(super) machine: &'a mut Machine<'m>,

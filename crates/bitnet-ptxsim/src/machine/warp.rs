@@ -1,10 +1,9 @@
-//! A warp: its registers, and the strands that its threads have split into.
+//! A warp: its registers, its pending copies, and the strands that its threads have split into.
 //!
 //! Threads at the same instruction move together as a *strand*. If there are several, the one furthest back runs, so
 //! that strands meet again where their paths do. From time to time another one runs, so that a strand that waits for
 //! one behind it is served. Strands that meet become one.
 
-use super::copies::Copies;
 use crate::inst::{Entry, Lanes, WARP};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,6 +20,32 @@ pub(super) struct Strand {
     pub(super) pc: usize,
     pub(super) mask: u32,
     pub(super) wait: Wait,
+}
+
+/// The copies of an instruction, for each lane.
+pub(super) struct Copy {
+    /// Lanes whose copy is still pending.
+    pub(super) mask: u32,
+    pub(super) src: Lanes,
+    pub(super) src_size: Lanes,
+    pub(super) dst: Lanes,
+    /// Contents of the source at the issue.
+    pub(super) value: [u128; WARP],
+    /// The group of the copy, counted for each lane.
+    pub(super) group: [u32; WARP],
+}
+
+#[derive(Default)]
+pub(super) struct Copies {
+    pub(super) pending: Vec<Copy>,
+    /// Groups committed so far.
+    pub(super) groups: [u32; WARP],
+}
+
+impl Copies {
+    pub(super) fn commit(&mut self, mask: u32) {
+        lanes(mask).for_each(|lane| self.groups[lane] += 1);
+    }
 }
 
 pub(super) struct Warp {

@@ -1,9 +1,7 @@
 //! Knowledge passed between threads by fences around atomics: snapshots of a thread's view, stored with the location.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::Clocks;
 use super::stamp::Stamp;
 
 /// The view of a thread at a fence.
@@ -41,31 +39,6 @@ pub(super) fn merge(into: &mut Knowledge, from: &Knowledge) {
             Some(old) if old.time < new.time => *old = new.clone(),
             Some(_) => {}
             None => into.push(new.clone()),
-        }
-    }
-}
-
-/// The snapshots of each location. Shared locations include their block's serial.
-#[derive(Default)]
-pub(crate) struct Releases {
-    carried: HashMap<(u32, u64), Knowledge>,
-}
-
-impl Releases {
-    /// Applies a lane's atomic update at `place`: it observes the snapshots of earlier updates and publishes its
-    /// fenced ones.
-    pub(crate) fn meet(
-        &mut self,
-        place: (u32, u64),
-        clocks: &mut Clocks,
-        (warp, lane): (usize, usize),
-        returns: bool,
-    ) {
-        if returns && let Some(known) = self.carried.get(&place) {
-            clocks.observe(warp, lane, known);
-        }
-        if let Some(published) = clocks.fenced(warp, lane) {
-            merge(self.carried.entry(place).or_default(), published);
         }
     }
 }

@@ -6,12 +6,13 @@
 
 mod clocks;
 mod knowledge;
+mod releases;
 mod sets;
 mod shadow;
 mod stamp;
 
 pub(crate) use clocks::Clocks;
-pub(crate) use knowledge::Releases;
+pub(crate) use releases::Releases;
 pub(crate) use sets::ReadSets;
 pub(crate) use shadow::Shadow;
 pub(crate) use stamp::{ANY_LANE, Kind, MAX_SERIAL, Stamp};

@@ -21,7 +21,7 @@ use crate::cpu::{
         store_partial,
     },
     lanes::Lanes,
-    share,
+    pool::share,
 };
 
 /// Rows decoded to scratch at a time.

@@ -21,7 +21,7 @@ use crate::cpu::{
     grouped::{GroupedPanels, SCALE_BYTES},
     lanes::Lanes,
     panels::{BLOCK, BLOCK_BYTES, PANEL_ROWS},
-    share,
+    pool::share,
 };
 
 /// Arguments of [`grouped`].

@@ -11,8 +11,7 @@ use bitnet_tensor::quant::{self, GROUP, GroupQuant, RowQuant};
 use crate::{
     BLOCK_TOKENS, Gate, HeadNorms, KvShape, KvType, Norm, Norms, Run,
     cpu::{
-        Gain,
-        buffer::Shared,
+        buffer::{Buffer, Shared},
         generic::{
             cache::{self, Cached},
             element::{Bf16, F16, F32, Int8},
@@ -22,6 +21,12 @@ use crate::{
     },
     order::SQUARES,
 };
+
+/// The gain of a norm, padded with zeros to whole vectors.
+pub struct Gain {
+    pub(crate) width: usize,
+    pub(crate) values: Buffer<f32>,
+}
 
 /// Where to write quantised rows; every row is written by one thread.
 #[derive(Clone, Copy)]

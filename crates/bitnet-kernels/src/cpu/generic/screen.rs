@@ -28,8 +28,8 @@ use crate::cpu::{
     generic::{dense::decode_row, store_partial, ternary::AHEAD},
     lanes::Lanes,
     panels::PANEL_ROWS,
+    pool::share,
     screen::{QUAD_BYTES, Screen},
-    share,
 };
 
 /// What a pass over a panel prefetches, a quad at a time: some lines of this panel or of the next.

@@ -21,7 +21,7 @@ use crate::cpu::{
     generic::{load_partial, store_partial},
     lanes::Lanes,
     panels::{BLOCK, BLOCK_BYTES, PANEL_ROWS, Panels},
-    share,
+    pool::share,
 };
 
 /// Distance of prefetches in bytes: far enough to hide the latency of memory, near enough to stay in L1.
@@ -140,48 +140,6 @@ unsafe fn tile<L: Lanes, const R: usize, const T: usize>(
             finish::<L>(a, panel, group + r, first + t, sum);
         }
     }
-}
-
-/// [`Lanes::dot_blocks`] for instruction sets that multiply one token at a time.
-#[inline(always)]
-pub(crate) unsafe fn dot_blocks<L: Lanes, const R: usize, const T: usize>(
-    mut codes: *const u8,
-    mut x: *const i8,
-    x_stride: usize,
-    blocks: usize,
-    ahead: usize,
-) -> [[L::Part; R]; T] {
-    let mut parts = [[L::zero_part(); R]; T];
-    // Groups that share a load of activations are unpacked together; one token has nothing to share.
-    let together = if T == 1 { 1 } else { R };
-    for _ in 0..blocks {
-        for first in (0..R).step_by(together) {
-            let mut v = [L::load_codes(codes); R];
-            for r in first..first + together {
-                v[r] = L::load_codes(codes.add(64 * r));
-                L::prefetch(codes.wrapping_add(64 * r + ahead));
-            }
-            for plane in 0..4 {
-                let mut low = v;
-                for r in first..first + together {
-                    low[r] = L::mask_plane(v[r], 0);
-                    if plane < 3 {
-                        v[r] = L::next_plane(v[r]);
-                    }
-                }
-                for t in 0..T {
-                    let quad = x.wrapping_add(t * x_stride + 4 * plane);
-                    for r in first..first + together {
-                        parts[t][r] = L::dot(parts[t][r], low[r], quad);
-                    }
-                }
-            }
-        }
-        // After the last block these may point past the end; they are not dereferenced.
-        codes = codes.wrapping_add(BLOCK_BYTES);
-        x = x.wrapping_add(BLOCK);
-    }
-    parts
 }
 
 /// Multiplies a whole panel by a single token: one mask and one dot product per plane, with the planes' factors (1, 4,
