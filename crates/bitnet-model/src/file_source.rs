@@ -295,11 +295,8 @@ impl FileSource {
                 let problem = "a separate scale for a matrix with group scales is not supported";
                 return Err(ModelError::tensor(&gguf.file, &name, problem, GROUPED_CURE));
             }
-            let interleaved_heads = match wanted.name.rsplit('.').nth(1) {
-                Some("q_proj") if interleaved => Some(spec.heads),
-                Some("k_proj") if interleaved => Some(spec.kv_heads),
-                _ => None,
-            };
+            let rotated = names::Part::of(&wanted.name).and_then(|part| part.rotated_heads(spec));
+            let interleaved_heads = rotated.filter(|_| interleaved);
             let part = Part { bytes: tensor.bytes.clone(), encoding, factor, interleaved_heads };
             source.push(wanted, name, kind.name(), part);
         }

@@ -1,7 +1,8 @@
 use bitnet_kernels::{Backend, Gate, KernelError, Norm, Norms, RowOrder, Step};
 
 use crate::{
-    ModelError, ModelSpec, TensorSource, names,
+    ModelError, ModelSpec, TensorSource,
+    names::{self, Part},
     weights::{read_linear, read_norm},
 };
 
@@ -43,27 +44,25 @@ impl<B: Backend> Layer<B> {
         tensors: &dyn TensorSource,
         index: usize,
     ) -> Result<Self, ModelError> {
-        let name = |part: &str| format!("model.layers.{index}.{part}");
-        let mut head_norm =
-            |part: &str| read_norm(b, tensors, &format!("{}.weight", name(part)), spec.rms_eps);
+        let norm = |b: &mut B, part: Part| {
+            read_norm(b, tensors, &format!("{}.weight", part.path(index)), spec.rms_eps)
+        };
         let head_norms = match spec.head_norms {
-            true => Some([head_norm("self_attn.q_norm")?, head_norm("self_attn.k_norm")?]),
+            true => Some([norm(b, Part::QueryNorm)?, norm(b, Part::KeyNorm)?]),
             false => None,
         };
-        let mut projection = |norm: Option<&str>, stack: names::Stack, order: RowOrder| {
-            let norm = norm
-                .map(|norm| read_norm(b, tensors, &format!("{}.weight", name(norm)), spec.rms_eps))
-                .transpose()?;
-            let parts: Vec<String> = stack.parts.iter().map(|part| name(part)).collect();
+        let mut projection = |before: Option<Part>, stack: names::Stack, order: RowOrder| {
+            let norm = before.map(|part| norm(b, part)).transpose()?;
+            let parts: Vec<String> = stack.parts.iter().map(|part| part.path(index)).collect();
             Projection::load(b, spec, tensors, norm, &parts, order)
         };
         let sub = |norm| spec.sub_norms.then_some(norm);
         Ok(Layer {
             head_norms,
-            qkv: projection(Some("input_layernorm"), names::QKV, RowOrder::Rope { head_dim: spec.head_dim })?,
-            output: projection(sub("self_attn.attn_sub_norm"), names::OUTPUT, RowOrder::Plain)?,
-            gate_up: projection(Some("post_attention_layernorm"), names::GATE_UP, RowOrder::GateUp)?,
-            down: projection(sub("mlp.ffn_sub_norm"), names::DOWN, RowOrder::Plain)?,
+            qkv: projection(Some(Part::InputNorm), names::QKV, RowOrder::Rope { head_dim: spec.head_dim })?,
+            output: projection(sub(Part::AttentionSubNorm), names::OUTPUT, RowOrder::Plain)?,
+            gate_up: projection(Some(Part::FfnNorm), names::GATE_UP, RowOrder::GateUp)?,
+            down: projection(sub(Part::FfnSubNorm), names::DOWN, RowOrder::Plain)?,
         })
     }
 

@@ -12,35 +12,120 @@ pub(crate) struct Expected {
     pub shape: Vec<usize>,
 }
 
-/// Parts of a layer: Hugging Face's name, GGUF's, and 1bitLLM's where it differs.
-const PARTS: [(&str, &str, Option<&str>); 13] = [
-    ("input_layernorm", "attn_norm", None),
-    ("self_attn.q_proj", "attn_q", None),
-    ("self_attn.k_proj", "attn_k", None),
-    ("self_attn.v_proj", "attn_v", None),
-    ("self_attn.q_norm", "attn_q_norm", None),
-    ("self_attn.k_norm", "attn_k_norm", None),
-    ("self_attn.attn_sub_norm", "attn_sub_norm", Some("self_attn.inner_attn_ln")),
-    ("self_attn.o_proj", "attn_output", None),
-    ("post_attention_layernorm", "ffn_norm", None),
-    ("mlp.gate_proj", "ffn_gate", None),
-    ("mlp.up_proj", "ffn_up", None),
-    ("mlp.ffn_sub_norm", "ffn_sub_norm", Some("mlp.ffn_layernorm")),
-    ("mlp.down_proj", "ffn_down", None),
+/// A part of a layer that has a weight: a norm or a projection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Part {
+    InputNorm,
+    Query,
+    Key,
+    Value,
+    QueryNorm,
+    KeyNorm,
+    AttentionSubNorm,
+    Output,
+    FfnNorm,
+    Gate,
+    Up,
+    FfnSubNorm,
+    Down,
+}
+
+/// The parts in the order of a forward pass: Hugging Face's name, GGUF's, and 1bitLLM's where it differs.
+const PARTS: [(Part, &str, &str, Option<&str>); 13] = [
+    (Part::InputNorm, "input_layernorm", "attn_norm", None),
+    (Part::Query, "self_attn.q_proj", "attn_q", None),
+    (Part::Key, "self_attn.k_proj", "attn_k", None),
+    (Part::Value, "self_attn.v_proj", "attn_v", None),
+    (Part::QueryNorm, "self_attn.q_norm", "attn_q_norm", None),
+    (Part::KeyNorm, "self_attn.k_norm", "attn_k_norm", None),
+    (Part::AttentionSubNorm, "self_attn.attn_sub_norm", "attn_sub_norm", Some("self_attn.inner_attn_ln")),
+    (Part::Output, "self_attn.o_proj", "attn_output", None),
+    (Part::FfnNorm, "post_attention_layernorm", "ffn_norm", None),
+    (Part::Gate, "mlp.gate_proj", "ffn_gate", None),
+    (Part::Up, "mlp.up_proj", "ffn_up", None),
+    (Part::FfnSubNorm, "mlp.ffn_sub_norm", "ffn_sub_norm", Some("mlp.ffn_layernorm")),
+    (Part::Down, "mlp.down_proj", "ffn_down", None),
 ];
+
+impl Part {
+    /// The part whose weight has this Hugging Face name.
+    pub(crate) fn of(name: &str) -> Option<Part> {
+        split(name).map(|(_, part)| part)
+    }
+
+    /// Hugging Face's name within a layer.
+    pub(crate) fn name(self) -> &'static str {
+        PARTS[self as usize].1
+    }
+
+    /// Hugging Face's name in a model, without the end of a tensor's name.
+    pub(crate) fn path(self, layer: usize) -> String {
+        format!("model.layers.{layer}.{}", self.name())
+    }
+
+    /// Number of heads in its output, if rope rotates them.
+    pub(crate) fn rotated_heads(self, spec: &ModelSpec) -> Option<usize> {
+        match self {
+            Part::Query => Some(spec.heads),
+            Part::Key => Some(spec.kv_heads),
+            _ => None,
+        }
+    }
+
+    /// `[out][in]` of a projection; `None` for a norm.
+    fn projection(self, spec: &ModelSpec) -> Option<[usize; 2]> {
+        let (hidden, q, kv) = (spec.hidden, spec.q_width(), spec.kv_width());
+        Some(match self {
+            Part::Query => [q, hidden],
+            Part::Key | Part::Value => [kv, hidden],
+            Part::Output => [hidden, q],
+            Part::Gate | Part::Up => [spec.ffn, hidden],
+            Part::Down => [hidden, spec.ffn],
+            _ => return None,
+        })
+    }
+
+    /// Its tensors in a layer: none, a norm, or a projection with the norm before it.
+    fn expected(self, spec: &ModelSpec, layer: usize) -> impl Iterator<Item = Expected> + use<> {
+        let ternary = if spec.grouped.projections { TensorKind::Grouped } else { TensorKind::Ternary };
+        let path = self.path(layer);
+        let weight = format!("{path}.weight");
+        let norm = |name: String, width| Expected { name, kind: TensorKind::Norm, shape: vec![width] };
+        let tensors = if let Some(shape) = self.projection(spec) {
+            let before = spec.linear_norms.map(|_| norm(format!("{path}.rms_norm.weight"), shape[1]));
+            [before, Some(Expected { name: weight, kind: ternary, shape: shape.into() })]
+        } else {
+            let (present, width) = match self {
+                Part::AttentionSubNorm => (spec.sub_norms, spec.q_width()),
+                Part::FfnSubNorm => (spec.sub_norms, spec.ffn),
+                Part::QueryNorm | Part::KeyNorm => (spec.head_norms, spec.head_dim),
+                _ => (true, spec.hidden),
+            };
+            [present.then(|| norm(weight, width)), None]
+        };
+        tensors.into_iter().flatten()
+    }
+}
+
+/// The layer and the part whose weight has this Hugging Face name.
+fn split(name: &str) -> Option<(&str, Part)> {
+    let (layer, part) = name.strip_prefix("model.layers.")?.split_once('.')?;
+    let part = part.strip_suffix(".weight")?;
+    let &(part, ..) = PARTS.iter().find(|(_, hf, ..)| *hf == part)?;
+    Some((layer, part))
+}
 
 /// Projections of a layer that share an input and are stacked into one matrix.
 pub(crate) struct Stack {
     /// Its name in a file of panels.
     name: &'static str,
-    pub parts: &'static [&'static str],
+    pub parts: &'static [Part],
 }
 
-pub(crate) const QKV: Stack =
-    Stack { name: "attn_qkv", parts: &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"] };
-pub(crate) const OUTPUT: Stack = Stack { name: "attn_output", parts: &["self_attn.o_proj"] };
-pub(crate) const GATE_UP: Stack = Stack { name: "ffn_gate_up", parts: &["mlp.gate_proj", "mlp.up_proj"] };
-pub(crate) const DOWN: Stack = Stack { name: "ffn_down", parts: &["mlp.down_proj"] };
+pub(crate) const QKV: Stack = Stack { name: "attn_qkv", parts: &[Part::Query, Part::Key, Part::Value] };
+pub(crate) const OUTPUT: Stack = Stack { name: "attn_output", parts: &[Part::Output] };
+pub(crate) const GATE_UP: Stack = Stack { name: "ffn_gate_up", parts: &[Part::Gate, Part::Up] };
+pub(crate) const DOWN: Stack = Stack { name: "ffn_down", parts: &[Part::Down] };
 
 /// Names of a ternary embedding and of a separate ternary head in a file of panels.
 pub(crate) const EMBEDDING_PANELS: &str = "token_embd.panels";
@@ -61,8 +146,8 @@ pub(crate) fn stacked(spec: &ModelSpec) -> impl Iterator<Item = Stacked> + '_ {
         let name = format!("blk.{layer}.{}.panels", stack.name);
         let mut matrix = Stacked { name, parts: Vec::new(), rows: 0, cols: 0 };
         for part in stack.parts {
-            let [out, inputs] = projection(spec, part).expect("stacks are of projections");
-            matrix.parts.push((format!("model.layers.{layer}.{part}.weight"), out));
+            let [out, inputs] = part.projection(spec).expect("stacks are of projections");
+            matrix.parts.push((format!("{}.weight", part.path(layer)), out));
             (matrix.rows, matrix.cols) = (matrix.rows + out, inputs);
         }
         matrix
@@ -94,22 +179,9 @@ pub(crate) fn expected(spec: &ModelSpec) -> impl Iterator<Item = Expected> + '_ 
     let norm =
         Expected { name: "model.norm.weight".into(), kind: TensorKind::Norm, shape: vec![spec.hidden] };
     let head = (!spec.tied_head).then(|| matrix(head(spec), table(spec.grouped.head)));
-    let layers =
-        (0..spec.layers).flat_map(move |layer| PARTS.iter().flat_map(move |p| part(spec, layer, p.0)));
+    let layers = (0..spec.layers)
+        .flat_map(move |layer| PARTS.iter().flat_map(move |(part, ..)| part.expected(spec, layer)));
     [first].into_iter().chain(layers).chain([norm]).chain(head)
-}
-
-/// `[out][in]` of a part, if it is a projection.
-fn projection(spec: &ModelSpec, part: &str) -> Option<[usize; 2]> {
-    let (hidden, q, kv) = (spec.hidden, spec.q_width(), spec.kv_width());
-    Some(match part {
-        "self_attn.q_proj" => [q, hidden],
-        "self_attn.k_proj" | "self_attn.v_proj" => [kv, hidden],
-        "self_attn.o_proj" => [hidden, q],
-        "mlp.gate_proj" | "mlp.up_proj" => [spec.ffn, hidden],
-        "mlp.down_proj" => [hidden, spec.ffn],
-        _ => return None,
-    })
 }
 
 /// Name of the embedding.
@@ -125,44 +197,20 @@ pub(crate) fn head(spec: &ModelSpec) -> &'static str {
     if spec.tied_head { OUTER[0].0 } else { OUTER[2].0 }
 }
 
-/// The tensors of one part of a layer: none, a norm, or a projection with the norm before it.
-fn part(spec: &ModelSpec, layer: usize, part: &str) -> impl Iterator<Item = Expected> + use<> {
-    let (hidden, q) = (spec.hidden, spec.q_width());
-    let ternary = if spec.grouped.projections { TensorKind::Grouped } else { TensorKind::Ternary };
-    let prefix = format!("model.layers.{layer}.{part}");
-    let norm = |name: String, width| Expected { name, kind: TensorKind::Norm, shape: vec![width] };
-    let weight = format!("{prefix}.weight");
-    let wanted = match (projection(spec, part), part) {
-        (Some(shape), _) => vec![
-            spec.linear_norms.map(|_| norm(format!("{prefix}.rms_norm.weight"), shape[1])),
-            Some(Expected { name: weight, kind: ternary, shape: shape.into() }),
-        ],
-        (None, "self_attn.attn_sub_norm") => vec![spec.sub_norms.then(|| norm(weight, q))],
-        (None, "mlp.ffn_sub_norm") => vec![spec.sub_norms.then(|| norm(weight, spec.ffn))],
-        (None, "self_attn.q_norm" | "self_attn.k_norm") => {
-            vec![spec.head_norms.then(|| norm(weight, spec.head_dim))]
-        }
-        (None, _) => vec![Some(norm(weight, hidden))],
-    };
-    wanted.into_iter().flatten()
-}
-
 /// GGUF's name for a Hugging Face name, or `None` if it has none.
 pub(crate) fn gguf(name: &str) -> Option<String> {
     if let Some((_, gguf)) = OUTER.iter().find(|(hf, _)| *hf == name) {
         return Some((*gguf).into());
     }
-    let (layer, part) = name.strip_prefix("model.layers.")?.split_once('.')?;
-    let part = part.strip_suffix(".weight")?;
-    let (_, gguf, _) = PARTS.iter().find(|(hf, ..)| *hf == part)?;
-    Some(format!("blk.{layer}.{gguf}.weight"))
+    let (layer, part) = split(name)?;
+    Some(format!("blk.{layer}.{}.weight", PARTS[part as usize].2))
 }
 
 /// The name in 1bitLLM's modelling code for a Hugging Face name.
 pub(crate) fn onebitllm(name: &str) -> String {
     PARTS
         .iter()
-        .filter_map(|(hf, _, other)| Some((hf, (*other)?)))
+        .filter_map(|(_, hf, _, other)| Some((hf, (*other)?)))
         .find(|(hf, _)| name.contains(*hf))
         .map_or_else(|| name.into(), |(hf, other)| name.replace(hf, other))
 }
@@ -173,6 +221,7 @@ mod tests {
 
     #[test]
     fn every_part_of_a_layer_has_its_names() {
+        assert!(PARTS.iter().enumerate().all(|(row, (part, ..))| *part as usize == row));
         assert_eq!(gguf("model.layers.7.self_attn.o_proj.weight").unwrap(), "blk.7.attn_output.weight");
         assert_eq!(gguf("lm_head.weight").unwrap(), "output.weight");
         assert_eq!(gguf("model.layers.0.self_attn.q_proj.rms_norm.weight"), None);

@@ -11,7 +11,7 @@ use super::{Output, Target, Unfinished, refuse};
 use crate::{
     Activation, Checkpoint, ModelError, ModelSpec, Multipliers, RopeScaling, TensorEntry, TensorKind,
     files::ggml_type::GgmlType,
-    names::{self, Stacked},
+    names::{self, Part, Stacked},
     packing, panels, rope, rope_freqs,
     weights::{read_stacked, read_stacked_groups},
 };
@@ -296,7 +296,7 @@ fn groups(
     target: Target,
 ) -> Result<Vec<u8>, ModelError> {
     let mut matrix = checkpoint.tensors.grouped(name)?;
-    if interleaved && is_turned(name) {
+    if interleaved && Part::of(name).is_some_and(|part| part.rotated_heads(&checkpoint.spec).is_some()) {
         matrix = matrix.permute_rows(|row| stored_row(row, checkpoint.spec.head_dim));
     }
     let packed = match target {
@@ -304,11 +304,6 @@ fn groups(
         _ => packing::grouped::pack_q2_0(&matrix),
     };
     packed.map_err(|e| refuse(target, name, e, "convert to q2_0"))
-}
-
-/// Whether rope rotates the output of this projection.
-fn is_turned(name: &str) -> bool {
-    name.ends_with("q_proj.weight") || name.ends_with("k_proj.weight")
 }
 
 /// The Hugging Face row that interleaved rope stores at `row`. This is the inverse of reading: row `2 i + h` of a
@@ -326,7 +321,7 @@ fn trits(
     target: Target,
 ) -> Result<Vec<u8>, ModelError> {
     let mut trits = checkpoint.tensors.ternary(name)?;
-    if interleaved && is_turned(name) {
+    if interleaved && Part::of(name).is_some_and(|part| part.rotated_heads(&checkpoint.spec).is_some()) {
         trits = trits.permute_rows(|row| stored_row(row, checkpoint.spec.head_dim));
     }
     let packed = match kind {
