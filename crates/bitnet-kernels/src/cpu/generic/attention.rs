@@ -49,6 +49,8 @@ pub(crate) fn scratch(shape: &KvShape) -> usize {
 pub(crate) unsafe fn attention<L: Lanes>(a: &Attention<'_>, part: usize, parts: usize, scratch: &mut [f32]) {
     let kv_heads = a.kv.shape.kv_heads;
     let group = a.heads / kv_heads;
+    debug_assert!(a.heads.is_multiple_of(kv_heads), "key heads must have equally many query heads");
+    debug_assert!(scratch.len() >= self::scratch(&a.kv.shape), "scratch must hold scores and sums");
     let mut item = 0;
     for run in a.runs {
         let table = &a.blocks[run.blocks.clone()];

@@ -88,6 +88,8 @@ unsafe fn load_rest<L: Lanes, S: Element>(from: *const S::Number, n: usize) -> L
 /// Computes the logits of the rows `rows` of the matrix; `scratch` holds [`DECODED_ROWS`] decoded rows.
 #[inline(always)]
 pub(crate) unsafe fn logits<L: Lanes>(a: &DenseLogits<'_>, rows: Range<usize>, scratch: &mut [f32]) {
+    debug_assert!(rows.end <= a.table.rows(), "the rows must exist");
+    debug_assert!(scratch.len() >= self::scratch(a.table), "scratch must hold decoded rows");
     // A few rows at a time stay in cache while all tokens pass over them.
     let step = if is_decoded(a.table.dtype()) { DECODED_ROWS } else { CACHED_ROWS };
     for first in rows.clone().step_by(step) {

@@ -45,6 +45,10 @@ fn ahead(group_blocks: usize) -> usize {
 /// Multiplies all tokens by some panels.
 #[inline(always)]
 pub(crate) unsafe fn grouped<L: Lanes>(a: &Grouped<'_>, panels: Range<usize>) {
+    debug_assert!(panels.end <= a.w.panels(), "the panels must exist");
+    debug_assert!(a.x_stride >= a.w.blocks() * BLOCK, "rows must be padded to whole blocks");
+    debug_assert!(a.x.len() >= a.n * a.x_stride, "there must be a row for every token");
+    debug_assert!(a.x_groups.len() >= a.n * a.w.cols.div_ceil(GROUP), "every group must have a scale");
     for panel in panels {
         if a.n == 1 {
             // The planes of four row groups need sums in 32 registers.

@@ -165,6 +165,8 @@ pub(crate) struct NormQuantize<'a> {
 
 #[inline(always)]
 pub(crate) unsafe fn norm_quantize<L: Lanes>(a: &NormQuantize<'_>, rows: Range<usize>, scratch: &mut [f32]) {
+    debug_assert!(a.stride >= a.width.next_multiple_of(16), "rows must be padded to whole vectors");
+    debug_assert!(scratch.len() >= a.width.next_multiple_of(16), "scratch must hold a row");
     for row in rows {
         let x = a.x[row * a.stride..][..a.stride].as_ptr();
         quantize::<L>(x, a.width, a.norms, scratch.as_mut_ptr(), row, a.out);
@@ -184,6 +186,7 @@ pub(crate) struct GateQuantize<'a> {
 
 #[inline(always)]
 pub(crate) unsafe fn gate_quantize<L: Lanes>(a: &GateQuantize<'_>, rows: Range<usize>, scratch: &mut [f32]) {
+    debug_assert!(scratch.len() >= a.ffn.next_multiple_of(16), "scratch must hold a row");
     let (whole, rest) = (a.ffn / 16 * 16, a.ffn % 16);
     let y = scratch.as_mut_ptr();
     for row in rows {

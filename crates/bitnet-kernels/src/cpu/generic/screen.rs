@@ -101,6 +101,7 @@ pub(crate) fn scratch(cols: usize) -> usize {
 #[inline(always)]
 pub(crate) unsafe fn copy_rows<L: Lanes>(a: &CopyRows<'_>, panel: usize, scratch: &mut [f32]) {
     let (rows, cols) = (a.table.rows(), a.table.cols());
+    debug_assert!(scratch.len() >= self::scratch(cols), "scratch must hold a row and its codes");
     let (padded, bytes) = (cols.next_multiple_of(16), cols.div_ceil(4) * QUAD_BYTES);
     let out = a.codes.slice(panel * bytes, bytes);
     let at = |all: Shared<'_, f32>| all.slice(panel * PANEL_ROWS, PANEL_ROWS).as_mut_ptr();
@@ -253,6 +254,9 @@ pub(crate) struct Bounds<'a> {
 /// Bounds the logits of all tokens for the rows of `panels`.
 #[inline(always)]
 pub(crate) unsafe fn bounds<L: Lanes>(a: &Bounds<'_>, panels: Range<usize>) {
+    debug_assert!(panels.end <= a.screen.panels(), "the panels must exist");
+    debug_assert!(a.splits.len() == a.tokens.len(), "every token must have planes");
+    debug_assert!(a.x.len() >= 2 * a.tokens.len() * a.stride, "every token must have planes");
     let most = if L::WIDE_REGISTERS { L::TILE.1 } else { 2 };
     let tiles = (a.tokens.len() * a.planes).div_ceil(most);
     let quads = a.screen.quads();

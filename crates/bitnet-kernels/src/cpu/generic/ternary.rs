@@ -56,6 +56,9 @@ pub(crate) struct Output<'a> {
 #[inline(always)]
 pub(crate) unsafe fn bit_linear<L: Lanes>(a: &BitLinear<'_>, panels: Range<usize>) {
     let n = a.x_rows.len();
+    debug_assert!(panels.end <= a.w.panels(), "the panels must exist");
+    debug_assert!(a.x_stride >= a.w.blocks() * BLOCK, "rows must be padded to whole blocks");
+    debug_assert!(a.x.len() >= n * a.x_stride, "there must be a row for every token");
     for panel in panels {
         if n == 1 && L::WIDE_CODES && a.w.cols <= ONE_TOKEN_COLS {
             one_token::<L>(a, panel);
