@@ -47,7 +47,7 @@ mod tests {
     }
 
     #[test]
-    fn company_is_waited_for_a_little_longer_than_it_takes() {
+    fn an_idle_engine_waits_a_little_longer_than_requests_take_to_arrive() {
         let mut arrivals = Arrivals::default();
         for i in 0..100 {
             arrivals.note(i * 1000, i % 8 == 0);

@@ -403,7 +403,7 @@ fn shutdown_ends_every_handle_and_refuses_new_requests() {
 }
 
 #[test]
-fn who_shuts_down_at_once_ends_a_patient_shutdown_and_hears_the_same() {
+fn an_immediate_shutdown_ends_a_patient_one_and_both_get_the_same_report() {
     let (engine, _) = slow_engine(config(), Duration::from_millis(1));
     let handle = engine.submit(Request::new([1], greedy(500))).unwrap();
     std::thread::scope(|scope| {
@@ -600,7 +600,7 @@ fn every_measure_was_taken_as_often_as_there_was_something_to_measure() {
 }
 
 #[test]
-fn what_the_device_of_a_model_does_not_tell_is_unknown() {
+fn device_values_that_a_model_does_not_report_are_unknown() {
     let (engine, _) = engine(config());
     assert_eq!(tokens(engine.submit(Request::new([1, 2], greedy(3))).unwrap()).len(), 3);
     idle(&engine);
@@ -716,7 +716,7 @@ impl Recorder for Superstitious {
 }
 
 #[test]
-fn who_comes_in_one_group_with_a_panic_is_served_after_it() {
+fn requests_grouped_with_a_panicking_one_are_served_after_it() {
     let (engine, _) = engine(EngineConfig { recorder: Some(Arc::new(Superstitious)), ..config() });
     let group = [13, 4, 5].map(|length| Request::new(vec![1; length], greedy(6))).to_vec();
     let mut handles = engine.submit_all(group).unwrap().into_iter();
@@ -926,7 +926,7 @@ fn submitting_asynchronously_waits_for_room_without_holding_its_thread() {
 }
 
 #[test]
-fn limits_without_end_are_no_limits() {
+fn infinite_limits_are_no_limits() {
     let most = usize::MAX;
     let (engine, _) = engine(EngineConfig {
         max_batch_size: most,
@@ -1026,7 +1026,7 @@ fn planted() -> ForwardError {
 }
 
 #[test]
-fn a_time_without_end_is_no_limit() {
+fn an_infinite_time_is_no_limit() {
     let forever = EngineConfig { mailbox: 1, slow_reader_timeout: Duration::MAX, ..config() };
     // One microsecond more than the engine's clock can hold.
     let wraps = Duration::from_micros(u64::MAX) + Duration::from_micros(1);

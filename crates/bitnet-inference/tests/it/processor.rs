@@ -329,7 +329,7 @@ fn dropping_the_last_handle_answers_what_is_pending_and_stops() {
 }
 
 #[test]
-fn a_batch_that_waits_for_company_goes_when_nobody_can_come() {
+fn a_waiting_batch_starts_when_no_request_can_arrive() {
     let processor = BatchProcessor::new(4, Duration::from_secs(3600)).unwrap();
     let (queue, (engine, _)) = (processor.queue(), engine(config()));
     let handle = processor.start_processing(Arc::new(engine)).unwrap();
@@ -352,7 +352,7 @@ fn a_function_without_vocabulary_or_context_is_refused_with_the_reason() {
 }
 
 #[test]
-fn what_is_padded_is_told_and_what_does_not_know_says_nothing() {
+fn padding_is_reported_where_it_is_known() {
     let forward = |batch: &PaddedBatch| Ok(oracle(batch));
     let batching =
         BatchProcessor::new(4, WAIT).unwrap().start_processing_with(VOCAB, CONTEXT, forward).unwrap();

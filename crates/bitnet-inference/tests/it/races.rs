@@ -19,7 +19,7 @@ fn submit_until_refused(engine: &Engine) -> SubmitError {
 }
 
 #[test]
-fn whoever_is_let_in_before_a_shutdown_is_served() {
+fn requests_accepted_before_a_shutdown_are_served() {
     for round in 0..200 {
         let (engine, _) = engine(config());
         std::thread::scope(|scope| {

@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn stored_panels_stay_where_they_lie_and_unpack_to_what_was_packed() {
+    fn stored_panels_are_used_in_place_and_unpack_to_what_was_packed() {
         for (rows, cols, group) in [(101, 301, 64), (101, 301, 128), (3, 40, 128)] {
             let tensor = tensor(rows, cols, group);
             let bytes = stored(&packed(&tensor));

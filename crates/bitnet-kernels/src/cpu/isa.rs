@@ -134,13 +134,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_unknown_level_names_the_known_ones() {
+    fn an_unknown_instruction_set_is_an_error_with_the_known_ones() {
         let err = Isa::named("mmx").unwrap_err().to_string();
         assert!(err.contains("'mmx'") && err.contains("scalar"), "{err}");
     }
 
     #[test]
-    fn every_available_level_is_found_by_its_name() {
+    fn every_available_instruction_set_is_found_by_its_name() {
         for isa in Isa::available() {
             assert_eq!(Isa::named(isa.name()).unwrap(), isa);
         }

@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn stored_panels_stay_where_they_lie_and_unpack_to_what_was_packed() {
+    fn stored_panels_are_used_in_place_and_unpack_to_what_was_packed() {
         let (stack, bytes) = stack();
         assert_eq!([bytes.len() / LINE, LINE], Panels::stored_shape(101, 37));
         let bytes = SharedBytes::new(bytes);
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn stored_panels_that_are_none_are_refused_with_the_place() {
+    fn invalid_stored_panels_are_refused_with_the_place() {
         let (_, good) = stack();
         let refused = |change: &dyn Fn(&mut Vec<u8>)| {
             let mut bytes = good.clone();

@@ -111,7 +111,7 @@ AnonHugePages:      2048 kB
     }
 
     #[test]
-    fn few_bytes_stay_where_they_lie() {
+    fn few_bytes_stay_in_place() {
         let bytes = SharedBytes::new(vec![1; HUGE]);
         assert_eq!(on_huge_pages(&bytes).as_ptr(), bytes.as_ptr());
     }

@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn every_level_makes_the_same_copy_and_a_stored_one_stays_where_it_lies() {
+    fn every_instruction_set_makes_the_same_copy_and_a_stored_one_is_used_in_place() {
         let bytes = stored(Isa::best());
         assert!(Isa::available().all(|isa| stored(isa) == bytes));
         let bytes = SharedBytes::new(bytes);
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stored_copy_whose_bounds_are_none_is_refused() {
+    fn a_stored_copy_with_invalid_bounds_is_refused() {
         let good = stored(Isa::best());
         let refused = |at: usize, value: f32| {
             let mut bytes = good.clone();

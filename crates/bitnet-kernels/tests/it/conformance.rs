@@ -25,7 +25,7 @@ fn every_isa_and_thread_count_equals_the_reference_bit_for_bit() {
 
 /// Products of the largest magnitudes of int8 and trits: 16-bit sums must be widened in time.
 #[test]
-fn extreme_activations_do_not_overflow_any_level() {
+fn extreme_activations_overflow_no_instruction_set() {
     for isa in Isa::available() {
         // The last exceeds what the sums of one token hold when planes are masked in place.
         for k in [64, 240, 256, 8640, 16384, 1 << 20] {
@@ -51,7 +51,7 @@ fn extreme_activations_do_not_overflow_any_level() {
 
 /// Products of the largest magnitudes of int8 and codes, including +2: 16-bit sums must hold a group.
 #[test]
-fn extreme_groups_do_not_overflow_any_level() {
+fn extreme_groups_overflow_no_instruction_set() {
     for isa in Isa::available() {
         for n in [1, 2, 6] {
             extreme_groups(&mut Cpu::new(isa, 1).unwrap(), n, &format!("{isa:?}"));

@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_of_no_layout_or_of_two_are_of_none() {
+    fn bytes_that_fit_no_layout_or_two_have_none() {
         let two = [tensor(GgmlType::Q2_0, 512, 256), tensor(GgmlType::Q2_0Fork, 512, 256)];
         assert_eq!(q2_0_layout(&two, 32), None);
         let short = Q2_0Tensor { room: 100, ..two[0] };

@@ -320,7 +320,7 @@ fn a_git_lfs_pointer_is_called_what_it_is() {
 }
 
 #[test]
-fn a_path_that_is_no_model_is_told_what_would_be() {
+fn a_path_that_is_not_a_model_gets_an_error_with_the_accepted_forms() {
     let folder = tempfile::tempdir().unwrap();
     let open = |name: &str| Checkpoint::open(&folder.path().join(name)).err().unwrap().to_string();
     assert!(open("absent").starts_with("cannot open"));

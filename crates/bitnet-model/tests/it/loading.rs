@@ -56,7 +56,7 @@ fn every_ternary_matrix_is_unpacked_once() {
 }
 
 #[test]
-fn who_looks_at_all_logits_loads_no_copy_of_the_head() {
+fn a_caller_that_needs_all_logits_loads_no_copy_of_the_head() {
     let model = Synthetic::named("tiny").unwrap();
     let screened = |cpu: Cpu| {
         let limits = Limits { max_tokens: 1, max_logit_rows: 1, kv_blocks: 1 };

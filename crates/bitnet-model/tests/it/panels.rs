@@ -44,7 +44,7 @@ fn bits<B: Backend>(model: &Checkpoint, backend: B) -> Vec<u32> {
 }
 
 #[test]
-fn panels_give_the_bits_of_their_source_on_every_level_and_on_the_reference() {
+fn panels_give_the_bits_of_their_source_on_every_instruction_set_and_on_the_reference() {
     let folder = tempfile::tempdir().unwrap();
     // Rows and columns that fill no whole panel or block, every type of head, and interleaved rows.
     for path in [
@@ -69,7 +69,7 @@ fn panels_give_the_bits_of_their_source_on_every_level_and_on_the_reference() {
 }
 
 #[test]
-fn grouped_panels_give_the_bits_of_their_source_on_every_level_and_on_the_reference() {
+fn grouped_panels_give_the_bits_of_their_source_on_every_instruction_set_and_on_the_reference() {
     let folder = tempfile::tempdir().unwrap();
     // A tied and a separate ternary head, groups of 64, and a dense head.
     for path in GROUPED_GGUFS {
@@ -127,7 +127,7 @@ impl TensorSource for Opened {
 }
 
 #[test]
-fn panels_that_go_back_are_the_bytes_that_went_there() {
+fn panels_converted_back_are_the_same_bytes() {
     let folder = tempfile::tempdir().unwrap();
     // The file's name becomes the model's name.
     let place = |name: &str| {

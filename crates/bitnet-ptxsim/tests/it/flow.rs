@@ -53,7 +53,7 @@ OTHER: red.shared.add.u64 [s], 7; st.global.u32 [mo], 1;";
 }
 
 #[test]
-fn barriers_join_all_warps_that_live() {
+fn barriers_join_all_live_warps() {
     let body =
         "mov.u32 r2, s; mad.lo.u32 r1, tid, 4, r2; mul.lo.u32 r3, tid, 5; st.shared.u32 [r1], r3; bar.sync 3;
       xor.b32 r1, tid, 96; mad.lo.u32 r1, r1, 4, r2; ld.shared.u32 r3, [r1]; st.global.u32 [mo], r3;";

@@ -134,7 +134,7 @@ pub fn bits(outputs: &[Vec<[Vec<f32>; 2]>]) -> Vec<u32> {
 /// One prompt in one piece, in chunks, token by token, together with others, and with its keys split over thread
 /// blocks.
 #[test]
-fn attention_has_the_same_bits_however_a_sequence_is_cut_and_whoever_is_beside_it() {
+fn attention_does_not_depend_on_chunks_or_on_other_sequences() {
     for (queries, keys, dim) in [(4, 2, 64), (6, 1, 128), (2, 1, 200)] {
         let heads = Heads { queries, keys, dim };
         let (tokens, other) = (141, sequence(70, 8));

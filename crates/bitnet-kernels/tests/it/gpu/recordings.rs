@@ -69,7 +69,7 @@ fn launches_that_cannot_be_recorded_run_one_by_one_and_are_counted() {
 
 /// The launches are equal, but what they read is not: inputs of a step are not part of a recording.
 #[test]
-fn a_replay_computes_what_lies_there_now() {
+fn a_replay_reads_the_current_contents_of_memory() {
     let mut gpu = Gpu::new(Simulator::default()).unwrap();
     let mut x = rows(&mut gpu, 0.3);
     let mut out = gpu.quants(ROWS, WIDTH, Grouping::Row).unwrap();
