@@ -52,7 +52,12 @@ pub enum Error {
         /// Name of the model.
         model: String,
     },
-    /// The JSON schema cannot be followed.
+    /// The request has tools, but the model's chat template cannot show them to the model.
+    NoTools {
+        /// Name of the model.
+        model: String,
+    },
+    /// The JSON schema, regular expression or choice cannot be followed.
     Schema {
         /// What is wrong with the schema.
         problem: String,
@@ -84,6 +89,7 @@ impl fmt::Display for Error {
             Error::GpuCache { kv } => (format!("a GPU keeps keys and values in bf16, not in {kv}"), "cache"),
             Error::Start(e) => (e.to_string(), "engine"),
             Error::NoTokenizer { model } => ("the model has no tokenizer".into(), model.as_str()),
+            Error::NoTools { model } => ("the model's chat template has no tools".into(), model.as_str()),
             Error::Schema { problem } => (format!("the schema cannot be followed: {problem}"), "schema"),
             Error::Request(e) => (e.to_string(), "request"),
         };
@@ -113,6 +119,7 @@ impl Error {
             Error::NoTokenizer { .. } => {
                 "give token ids, or put the model's tokenizer.json beside its weights"
             }
+            Error::NoTools { .. } => "describe the tools in a system message",
             Error::Schema { .. } => "correct or simplify the schema",
             Error::Request(e) => request_cure(e),
         };

@@ -4,12 +4,18 @@ use bitnet_inference::{self as inference, Engine, EngineConfig, RequestHandle, T
 use bitnet_model::{Checkpoint, Message, Tokenizer};
 
 #[cfg(feature = "json")]
-use crate::schema::Schemas;
+use serde_json::Value;
+
 use crate::{
     Answer, Builder, Error, PieceStream, Pieces, Request,
     load::{Loaded, Plan},
     open::Opened,
     request::Prompt,
+};
+#[cfg(feature = "json")]
+use crate::{
+    request::Format,
+    schema::{Schema, Schemas},
 };
 
 /// A running model. Clones share it; dropping the last clone ends it.
@@ -213,30 +219,50 @@ impl Model {
     /// Converts a request to the engine's form.
     fn request(&self, request: &Request) -> Result<inference::Request, Error> {
         let checkpoint = &self.0.checkpoint;
-        let constraint = match &request.schema {
+        let constraint = match &request.format {
             #[cfg(feature = "json")]
-            Some(schema) => Some(self.0.schemas.compile(schema)?.constraint()),
+            Some(format) => Some(self.schema(format)?.constraint()),
             _ => request.constraint.clone(),
         };
         let request = inference::Request {
             constraint,
             priority: request.priority,
             timeout: request.timeout,
-            ..inference::Request::new(self.prompt(&request.prompt)?, request.config(&checkpoint.defaults))
+            ..inference::Request::new(self.prompt(request)?, request.config(&checkpoint.defaults))
         };
         self.0.engine.validate(&request).map_err(inference::SubmitError::from)?;
         Ok(request)
     }
 
-    /// The token ids of a prompt, including its special tokens.
-    fn prompt(&self, prompt: &Prompt) -> Result<Vec<u32>, Error> {
+    #[cfg(feature = "json")]
+    fn schema(&self, format: &Format) -> Result<Schema, Error> {
+        let schemas = &self.0.schemas;
+        match format {
+            Format::Json(schema) => schemas.compile(schema),
+            Format::Regex(pattern) => schemas.regex(pattern),
+            Format::Choice(texts) if texts.is_empty() => {
+                Err(Error::Schema { problem: "there is nothing to choose from".into() })
+            }
+            Format::Choice(texts) => {
+                let quoted: Vec<String> = texts.iter().map(|text| Value::from(&**text).to_string()).collect();
+                schemas.grammar(&format!("start: {}", quoted.join(" | ")))
+            }
+        }
+    }
+
+    /// The token ids of a request's prompt, including its special tokens.
+    fn prompt(&self, request: &Request) -> Result<Vec<u32>, Error> {
         let Checkpoint { name, tokenizer, chat, .. } = &self.0.checkpoint;
         let tokenizer = || tokenizer.as_ref().ok_or_else(|| Error::NoTokenizer { model: name.clone() });
+        let Request { prompt, told, .. } = request;
+        if !told.tools.is_empty() && !chat.as_ref().is_some_and(|template| template.asks_for("tools")) {
+            return Err(Error::NoTools { model: name.clone() });
+        }
         Ok(match (prompt, chat) {
             (Prompt::Tokens(ids), _) => ids.clone(),
             (Prompt::Text(text), _) => tokenizer()?.encode(text, true)?,
             (Prompt::Chat(messages), Some(template)) => {
-                tokenizer()?.encode(&template.render(messages, true)?, false)?
+                tokenizer()?.encode(&template.render_told(messages, true, told)?, false)?
             }
             (Prompt::Chat(messages), None) => {
                 let contents: Vec<&str> = messages.iter().map(|m| m.content.as_str()).collect();

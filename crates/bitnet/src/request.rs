@@ -1,7 +1,7 @@
 use std::{sync::Arc, time::Duration};
 
 use bitnet_inference::{Constraint, GenerationConfig, Priority};
-use bitnet_model::{GenerationDefaults, Message};
+use bitnet_model::{GenerationDefaults, Message, Told};
 
 /// Temperature if neither the request nor the model sets one.
 const TEMPERATURE: f32 = 0.7;
@@ -10,7 +10,8 @@ const TEMPERATURE: f32 = 0.7;
 #[derive(Debug, Clone)]
 pub struct Request {
     pub(crate) prompt: Prompt,
-    pub(crate) schema: Option<String>,
+    pub(crate) format: Option<Format>,
+    pub(crate) told: Told,
     pub(crate) constraint: Option<Arc<dyn Constraint>>,
     pub(crate) priority: Priority,
     pub(crate) timeout: Option<Duration>,
@@ -25,6 +26,17 @@ pub(crate) enum Prompt {
     Text(String),
     Tokens(Vec<u32>),
     Chat(Vec<Message>),
+}
+
+/// What the whole text must be.
+#[derive(Debug, Clone)]
+pub(crate) enum Format {
+    #[cfg(feature = "json")]
+    Json(String),
+    #[cfg(feature = "json")]
+    Regex(String),
+    #[cfg(feature = "json")]
+    Choice(Vec<String>),
 }
 
 impl Request {
@@ -47,7 +59,8 @@ impl Request {
     fn of(prompt: Prompt) -> Request {
         Request {
             prompt,
-            schema: None,
+            format: None,
+            told: Told::default(),
             constraint: None,
             priority: Priority::default(),
             timeout: None,
@@ -96,10 +109,32 @@ impl Request {
     }
 
     /// Restricts the text to JSON that follows a schema, given as text or anything whose `Display` is JSON, such as a
-    /// `serde_json::Value`.
+    /// `serde_json::Value`. Replaces an earlier schema, regular expression or choice.
     #[cfg(feature = "json")]
     pub fn json_schema(mut self, schema: impl std::fmt::Display) -> Self {
-        self.schema = Some(schema.to_string());
+        self.format = Some(Format::Json(schema.to_string()));
+        self
+    }
+
+    /// Restricts the whole text to what a regular expression matches, in the syntax of Rust's `regex`. Replaces an
+    /// earlier schema, regular expression or choice.
+    #[cfg(feature = "json")]
+    pub fn regex(mut self, pattern: impl Into<String>) -> Self {
+        self.format = Some(Format::Regex(pattern.into()));
+        self
+    }
+
+    /// Restricts the whole text to one of these. Replaces an earlier schema, regular expression or choice.
+    #[cfg(feature = "json")]
+    pub fn choice<T: Into<String>>(mut self, texts: impl IntoIterator<Item = T>) -> Self {
+        self.format = Some(Format::Choice(texts.into_iter().map(Into::into).collect()));
+        self
+    }
+
+    /// Sets the tools and variables for the model's chat template. Without a template there is nothing to set, and
+    /// tools are refused.
+    pub fn told(mut self, told: Told) -> Self {
+        self.told = told;
         self
     }
 

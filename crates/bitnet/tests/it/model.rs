@@ -131,6 +131,32 @@ fn a_text_follows_its_schema() {
     }
 }
 
+#[cfg(feature = "json")]
+#[test]
+fn a_text_matches_its_expression_or_is_one_of_its_choices() {
+    let model = demo();
+    let choices = ["Who's \"there\"?", "Nobody/none\n", "é"];
+    for seed in 0..4 {
+        let text = model.complete(verse(seed).regex("[a-c]{3}/[0-9]")).unwrap().text;
+        let [a, b, c, b'/', digit] = *text.as_bytes() else { panic!("{text:?}") };
+        assert!([a, b, c].iter().all(|c| (b'a'..=b'c').contains(c)) && digit.is_ascii_digit(), "{text:?}");
+        let text = model.complete(verse(seed).choice(choices)).unwrap().text;
+        assert!(choices.contains(&text.as_str()), "{text:?}");
+    }
+    for impossible in [verse(1).regex("("), verse(1).choice([""; 0])] {
+        let error = model.complete(impossible).unwrap_err();
+        assert!(matches!(error, Error::Schema { .. }), "{error}");
+    }
+}
+
+#[test]
+fn tools_that_no_template_shows_to_the_model_are_refused() {
+    let told = bitnet::Told { tools: vec!["{}".into()], ..Default::default() };
+    let error = demo().complete(Request::chat([Message::new("user", "O")]).told(told)).unwrap_err();
+    let cure = "describe the tools in a system message";
+    assert!(matches!(error, Error::NoTools { .. }) && error.cure() == cure, "{error}");
+}
+
 /// Allows only one token.
 #[derive(Debug)]
 struct Only(u32);
