@@ -13,6 +13,7 @@ mod gpu_bundle;
 mod neon;
 mod ptx_check;
 mod ptx_gen;
+mod python;
 mod sanitize;
 mod sim;
 mod sim_kernels;
@@ -58,6 +59,8 @@ enum Task {
     Neon,
     /// Check the kernels against the reference, then measure prefill, decode, kernels, engine and server
     Bench(bench::Bench),
+    /// Build the Python package, install it into a new virtual environment and run its tests there
+    Python,
     Soak(soak::Soak),
     ClusterSmoke(cluster::ClusterSmoke),
     /// Cause every fault of the table and check that only the culprit fails
@@ -89,6 +92,7 @@ fn main() -> ExitCode {
         Task::Dist(dist) => dist.run(),
         Task::Neon => neon::check(),
         Task::Bench(bench) => bench.run(),
+        Task::Python => python::check(),
         Task::Soak(soak) => soak.run(),
         Task::ClusterSmoke(smoke) => smoke.run(),
         Task::Faults => claims::run_faults(),
