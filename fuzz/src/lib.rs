@@ -3,10 +3,14 @@
 use std::path::Path;
 
 use axum::{Router, body::Body, http::Request};
-use bitnet_inference::{EngineConfig, sim::HashModel};
-use bitnet_model::Limits;
 use bitnet_server::{
-    App, BatchOptions, BatchProgress, BatchRunError, ServedModel, ServerConfig, Service, router, run_batch,
+    App, BatchOptions, BatchProgress, BatchRunError, ServerConfig, Service,
+    bitnet::{
+        Model,
+        inference::{EngineConfig, sim::HashModel},
+        model::{Checkpoint, Limits},
+    },
+    router, run_batch,
 };
 use tokio::runtime::Runtime;
 use tower::ServiceExt;
@@ -56,9 +60,8 @@ impl Default for Asked {
 
 fn service() -> Service {
     let limits = Limits { max_tokens: 64, max_logit_rows: 16, kv_blocks: 16 };
-    let mut served = ServedModel::of(&bitnet_model::Checkpoint::demo().expect("the demo"));
-    served.name = "fuzzed".into();
-    let model = HashModel::new(2048, 48, limits);
-    let started = Service::start(served, Box::new(model), EngineConfig::default(), ServerConfig::default());
-    started.expect("an engine")
+    let checkpoint = Checkpoint::demo().expect("the demo");
+    let weights = Box::new(HashModel::new(2048, 48, limits));
+    let model = Model::start(checkpoint, weights, EngineConfig::default()).expect("an engine");
+    Service::new(model, ServerConfig { name: Some("fuzzed".into()), ..ServerConfig::default() })
 }

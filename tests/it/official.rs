@@ -5,8 +5,8 @@ use std::path::Path;
 
 use bitnet_kernels::{Cpu, Isa};
 use bitnet_model::{
-    Batch, Checkpoint, GenerationDefaults, Limits, Logits, Model, ModelSpec, Synthetic, Target, TensorSource,
-    Transformer, convert,
+    Batch, Checkpoint, Limits, Logits, Model, ModelSpec, Synthetic, Target, TensorSource, Transformer,
+    convert,
 };
 
 /// Number of layers in the test. The real model has 30; `BITNET_OFFICIAL_LAYERS=30` runs them all.
@@ -26,16 +26,9 @@ fn logits(spec: &ModelSpec, tensors: &dyn TensorSource) -> Vec<u32> {
 
 /// A model with random weights that begins texts with this token.
 fn synthetic(spec: &ModelSpec, bos: u32) -> Checkpoint {
-    Checkpoint {
-        name: "official".into(),
-        format: "synthetic",
-        spec: spec.clone(),
-        tensors: Box::new(Synthetic::of(spec.clone())),
-        tokenizer: None,
-        chat: None,
-        defaults: GenerationDefaults { bos: Some(bos), eos: spec.eos.clone(), ..Default::default() },
-        warnings: Vec::new(),
-    }
+    let mut checkpoint = Checkpoint::synthetic("official", Synthetic::of(spec.clone()));
+    checkpoint.defaults.bos = Some(bos);
+    checkpoint
 }
 
 fn written(from: &Checkpoint, target: Target, to: &Path) -> Checkpoint {

@@ -1,8 +1,8 @@
 use std::{io, path::PathBuf};
 
-use bitnet_inference::{GenerateError, InvalidConfig};
-use bitnet_kernels::{KernelError, gpu::GpuError};
-use bitnet_model::{ForwardError, ModelError};
+use bitnet::inference::{GenerateError, InvalidConfig};
+use bitnet::kernels::{KernelError, gpu::GpuError};
+use bitnet::model::{ForwardError, ModelError};
 
 /// The error of a command, printed as `<what> (<where>): <cure>`.
 #[derive(Debug, thiserror::Error)]

@@ -3,6 +3,8 @@
 use std::time::Duration;
 
 use bitnet::{
+    Opened,
+    inference::EngineConfig,
     kernels::{
         Cpu, Isa,
         gpu::{Cuda, Driver, Gpu, GpuError},
@@ -82,10 +84,9 @@ impl<D: Driver + 'static> Machine<'_, D> {
         for warning in checkpoint.tensors.warnings() {
             output::note(format_args!("warning: {warning}"));
         }
-        // Whoever has no GPU knows it: the note is for those who have one that is not used.
-        let no_gpu = loaded.refused.as_ref().is_some_and(is_absent);
+        let noted = loaded.unused_gpu().is_some();
         let refused = loaded.refused.map(|why| output::one_line(&CliError::from(why)));
-        if let Some(why) = refused.as_ref().filter(|_| !no_gpu) {
+        if let Some(why) = refused.as_ref().filter(|_| noted) {
             output::note(format_args!("computing on the CPU: {why}"));
         }
         let load::Loaded { model, weights, plan, time, .. } = loaded;
@@ -93,7 +94,12 @@ impl<D: Driver + 'static> Machine<'_, D> {
     }
 }
 
-/// Whether an error says that the machine has no GPU or no driver for one.
-fn is_absent(error: &bitnet::Error) -> bool {
-    matches!(error, bitnet::Error::Gpu(GpuError::DriverMissing | GpuError::NoDevice { .. }))
+/// Loads a model and starts its engine, with room for the maximum length of every sequence in the batch if memory
+/// allows.
+pub fn start(common: &Common, opened: Opened, config: EngineConfig) -> Result<bitnet::Model, CliError> {
+    let want = Want::engine(config.max_batch_size, config.max_draft, opened.checkpoint.spec.context);
+    let Loaded { model, plan, .. } = load(common, &opened.checkpoint, want)?;
+    let model = bitnet::Model::start(opened, model, config)?;
+    output::note(plan);
+    Ok(model)
 }

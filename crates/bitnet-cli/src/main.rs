@@ -27,7 +27,7 @@ use std::{
 };
 
 use args::{Cli, Command, Common};
-use bitnet_kernels::Isa;
+use bitnet::kernels::Isa;
 use clap::Parser;
 use error::CliError;
 

@@ -1,19 +1,21 @@
 //! Opens the checkpoint that the argument MODEL names.
 
-use std::path::PathBuf;
-
-use bitnet::model::{Checkpoint, Tokenizer};
+use bitnet::{
+    Opened,
+    model::{Checkpoint, Tokenizer},
+};
 
 use crate::{error::CliError, output, progress::Progress};
 
 /// Opens MODEL and prints notes about it to stderr.
 pub fn open(model: &str) -> Result<Checkpoint, CliError> {
-    Ok(open_at(model)?.0)
+    Ok(open_files(model)?.checkpoint)
 }
 
-/// Like [`open`], but tells the chat template not to think first unless `thinking` is set.
-pub fn open_thinking(model: &str, thinking: bool) -> Result<Checkpoint, CliError> {
-    let mut checkpoint = open(model)?;
+/// Like [`open_files`], but tells the chat template not to think first unless `thinking` is set.
+pub fn open_thinking(model: &str, thinking: bool) -> Result<Opened, CliError> {
+    let mut opened = open_files(model)?;
+    let checkpoint = &mut opened.checkpoint;
     if !thinking {
         let asks = checkpoint.chat.take_if(|template| template.asks_for_thinking());
         let told = asks.map(|template| template.with_thinking(false));
@@ -21,11 +23,11 @@ pub fn open_thinking(model: &str, thinking: bool) -> Result<Checkpoint, CliError
         let refused = || CliError::refused(what, "--no-thinking", "leave it out");
         checkpoint.chat = Some(told.ok_or_else(refused)?);
     }
-    Ok(checkpoint)
+    Ok(opened)
 }
 
-/// Opens MODEL and returns its path; models without a file of their own are in this program's.
-pub fn open_at(model: &str) -> Result<(Checkpoint, PathBuf), CliError> {
+/// Like [`open`], with the path of the files.
+pub fn open_files(model: &str) -> Result<Opened, CliError> {
     let mut bar: Option<(String, Progress)> = None;
     let opened = bitnet::open_checkpoint(model, &mut |file, have, size| {
         if bar.as_ref().is_none_or(|(name, _)| name != file) {
@@ -38,8 +40,7 @@ pub fn open_at(model: &str) -> Result<(Checkpoint, PathBuf), CliError> {
     drop(bar);
     let opened = opened?;
     opened.notes.iter().for_each(output::note);
-    let program = || std::env::current_exe().unwrap_or_default();
-    Ok((opened.checkpoint, opened.path.unwrap_or_else(program)))
+    Ok(opened)
 }
 
 /// Returns the tokenizer, or an error if the model has none.
@@ -65,23 +66,5 @@ pub fn check_ids(checkpoint: &Checkpoint, ids: &[u32], place: &str) -> Result<()
             Err(CliError::refused(what, place, format!("use ids from 0 to {}", vocab - 1)))
         }
         None => Ok(()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use bitnet_server::ServedModel;
-
-    use super::*;
-
-    #[test]
-    fn a_model_in_no_file_of_its_own_is_as_old_as_the_program() {
-        let program = std::env::current_exe().unwrap();
-        for model in ["demo", "synthetic:tiny"] {
-            let (checkpoint, place) = open_at(model).unwrap();
-            assert_eq!(place, program, "{model}");
-            let served = ServedModel::of(&checkpoint).dated(&place);
-            assert!(served.created > 1_600_000_000, "{model}: {}", served.created);
-        }
     }
 }

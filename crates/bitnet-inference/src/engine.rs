@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use bitnet_kernels::BackendInfo;
 use bitnet_model::{Batch, ForwardError, Limits};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 
 use crate::metrics::{Metrics, Recorder};
 use crate::queue::Queue;
@@ -198,7 +198,7 @@ impl Engine {
         check(&config, limits, vocab, context, &eos)?;
         let max_batch = config.max_batch_size.min(limits.max_tokens).min(limits.max_logit_rows);
         let shared = Arc::new(Shared {
-            recorder: config.recorder.clone(),
+            recorders: RwLock::new(config.recorder.iter().cloned().collect()),
             status: Mutex::new(EngineStatus {
                 kv_blocks: limits.kv_blocks,
                 device: model.device(),
@@ -302,6 +302,11 @@ impl Engine {
         &self.submitter.shared.metrics
     }
 
+    /// Adds a recorder, to which the engine reports from now on. A recorder must not call this itself.
+    pub fn add_recorder(&self, recorder: Arc<dyn Recorder>) {
+        self.submitter.shared.recorders.write().push(recorder);
+    }
+
     /// The state after the last step.
     pub fn status(&self) -> EngineStatus {
         let status = *self.submitter.shared.status.lock();
@@ -331,6 +336,11 @@ impl Engine {
     /// Maximum number of sequences in a step.
     pub fn max_batch_size(&self) -> usize {
         self.max_batch
+    }
+
+    /// Maximum number of waiting sequences.
+    pub fn max_queued_requests(&self) -> usize {
+        self.submitter.bounds.sequences
     }
 
     /// Size of the vocabulary.

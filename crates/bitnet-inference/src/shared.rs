@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use bitnet_kernels::DeviceStatus;
 use bitnet_model::ForwardError;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 
 use crate::metrics::{Counter, Metrics, Recorder};
 use crate::queue::Waiting;
@@ -17,7 +17,7 @@ use crate::{Draws, RequestError, SchedulerCounts, StepFaults};
 pub(crate) struct Shared {
     pub waiting: Waiting,
     pub metrics: Metrics,
-    pub recorder: Option<Arc<dyn Recorder>>,
+    pub recorders: RwLock<Vec<Arc<dyn Recorder>>>,
     pub status: Mutex<EngineStatus>,
     pub watch: Watch,
     /// The error of the device, if it failed.
@@ -40,16 +40,16 @@ impl Shared {
 impl Recorder for Shared {
     fn add(&self, counter: Counter, by: u64) {
         self.metrics.add(counter, by);
-        self.recorder.iter().for_each(|r| r.add(counter, by));
+        self.recorders.read().iter().for_each(|r| r.add(counter, by));
     }
 
     fn observe(&self, measure: crate::Measure, value: f64) {
         self.metrics.observe(measure, value);
-        self.recorder.iter().for_each(|r| r.observe(measure, value));
+        self.recorders.read().iter().for_each(|r| r.observe(measure, value));
     }
 
     fn stalled(&self, age: Duration, plans: &str) {
-        self.recorder.iter().for_each(|r| r.stalled(age, plans));
+        self.recorders.read().iter().for_each(|r| r.stalled(age, plans));
     }
 }
 

@@ -5,8 +5,8 @@ use bitnet_tensor::{BitNetTensor, DType, GroupedTensor, SharedBytes, TernaryTens
 use half::f16;
 
 use crate::{
-    Activation, Grouped, ModelError, ModelSpec, Multipliers, Rope, RopeScaling, TensorEntry, TensorKind,
-    TensorSource,
+    Activation, Checkpoint, GenerationDefaults, Grouped, ModelError, ModelSpec, Multipliers, Rope,
+    RopeScaling, TensorEntry, TensorKind, TensorSource,
     names::{self, Expected},
 };
 
@@ -79,6 +79,23 @@ impl Synthetic {
             .bytes()
             .fold(0xCBF2_9CE4_8422_2325, |h: u64, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01B3));
         Ok((entry, Random(seed)))
+    }
+}
+
+impl Checkpoint {
+    /// A checkpoint of random weights, without a tokenizer. Programs that make a model's weights themselves can take
+    /// it as a base for the rest.
+    pub fn synthetic(name: impl Into<String>, weights: Synthetic) -> Checkpoint {
+        Checkpoint {
+            name: name.into(),
+            format: "synthetic",
+            spec: weights.spec().clone(),
+            defaults: GenerationDefaults { eos: weights.spec().eos.clone(), ..GenerationDefaults::default() },
+            tensors: Box::new(weights),
+            tokenizer: None,
+            chat: None,
+            warnings: Vec::new(),
+        }
     }
 }
 

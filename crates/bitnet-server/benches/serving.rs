@@ -16,12 +16,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bitnet_inference::{BatchSizing, Engine, EngineConfig, GenerationConfig, Request, Update};
-use bitnet_kernels::{Cpu, Isa};
-use bitnet_model::{Limits, Model, Synthetic, Transformer};
-use bitnet_server::{App, ConnectionLimits, ServedModel, ServerConfig, Service};
+use bitnet::inference::{BatchSizing, Engine, EngineConfig, GenerationConfig, Request, Update};
+use bitnet::kernels::{Cpu, Isa};
+use bitnet::model::{Limits, Model, Synthetic, Transformer};
+use bitnet_server::{App, ConnectionLimits, ServerConfig};
 use serde_json::{Value, json};
-use support::{Events, SOON, Server, request};
+use support::{Events, SOON, Server, bare, request, serve_weights};
 
 const CLIENTS: usize = 8;
 const PROMPT: usize = 16;
@@ -53,7 +53,8 @@ fn model() -> Box<dyn Model> {
 }
 
 fn server(engine: EngineConfig, config: ServerConfig) -> Server {
-    let service = Service::start(ServedModel::new("125m"), model(), engine, config).unwrap();
+    let weights = model();
+    let service = serve_weights(bare("125m", &*weights), weights, engine, config);
     Server::start(App::ready(service), ConnectionLimits::default(), SOON)
 }
 

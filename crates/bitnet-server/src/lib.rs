@@ -1,26 +1,18 @@
-//! An HTTP server for OpenAI clients over one [`Engine`](bitnet_inference::Engine).
+//! An HTTP server for OpenAI clients over one [`Engine`](bitnet::inference::Engine).
 //!
 //! [`Service::start`] starts the engine with a model. [`App`] is the state that all routes share, and [`router`] makes
 //! these routes part of any axum app. [`run`] is a complete server, which drains when a signal ends it. [`run_batch`]
 //! answers a file of requests instead of HTTP.
 //!
 //! ```
-//! use bitnet_inference::EngineConfig;
-//! use bitnet_kernels::{Cpu, Isa};
-//! use bitnet_model::{Checkpoint, Limits, Transformer};
-//! use bitnet_server::{App, ServedModel, ServerConfig, Service, router};
+//! use bitnet::Model;
+//! use bitnet_server::{App, ServerConfig, Service, router};
 //!
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let checkpoint = Checkpoint::demo()?;
-//! let limits = Limits { max_tokens: 64, max_logit_rows: 8, kv_blocks: 64 };
-//! let cpu = Cpu::new(Isa::best(), 1)?;
-//! let model = Transformer::load(&checkpoint.spec, &*checkpoint.tensors, cpu, limits, &mut |_, _| {})?;
-//! let (engine, config) = (EngineConfig::default(), ServerConfig::default());
-//! let service = Service::start(ServedModel::of(&checkpoint), Box::new(model), engine, config)?;
+//! let model = Model::builder().batch_size(16).open("demo")?;
+//! let service = Service::new(model, ServerConfig::default());
 //! let routes: axum::Router = router(App::ready(service));
 //! # drop(routes);
-//! # Ok(())
-//! # }
+//! # Ok::<(), bitnet::Error>(())
 //! ```
 
 #![forbid(unsafe_code)]
@@ -41,4 +33,6 @@ pub use http::{
     routes::router,
 };
 pub use run::run;
-pub use service::{App, ServedModel, ServerConfig, Service};
+pub use service::{App, ServerConfig, Service};
+// Types of these crates are part of this one's API.
+pub use {axum, bitnet};

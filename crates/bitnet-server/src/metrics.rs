@@ -2,11 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use bitnet_inference::{
+use bitnet::inference::{
     Engine, Priority,
     metrics::{Counter, Measure, Recorder},
 };
-use bitnet_model::Model;
 use parking_lot::Mutex;
 use prometheus::{
     Encoder, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, Opts, Registry,
@@ -70,15 +69,15 @@ struct Kept {
 
 impl Metrics {
     /// Makes the metrics, with the label `model` for the name that clients use.
-    pub fn new(model: &str, weights: &dyn Model, overload: Arc<Overload>) -> Self {
+    pub fn new(model: &str, engine: &Engine, overload: Arc<Overload>) -> Self {
         let labels = [("model".to_owned(), model.to_owned())].into();
         let registry = Registry::new_custom(None, Some(labels)).expect("one label");
         let r = &registry;
         let build = gauge(r, "bitnet_build_info", &format!("Version {}.", env!("CARGO_PKG_VERSION")));
         build.set(1);
-        let (backend, device) = (weights.backend(), weights.device().is_some());
+        let (backend, device) = (engine.backend(), engine.status().device.is_some());
         let computes = Opts::new("bitnet_backend_info", "What the model runs on.");
-        let computes = computes.const_label("device", backend.device).const_label("isa", backend.isa);
+        let computes = computes.const_label("device", &backend.device).const_label("isa", backend.isa);
         let computes = computes.const_label("kv", backend.kv);
         registered(r, IntGauge::with_opts(computes).expect("valid labels")).set(1);
         let usage =

@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bitnet_inference::{Engine, Priority};
+use bitnet::inference::{Engine, Priority};
 use parking_lot::Mutex;
 
 use crate::http::error::ApiError;

@@ -6,7 +6,7 @@ use crate::{
     http::connections::{ConnectionLimits, serve},
     service::App,
 };
-use bitnet_inference::DrainReport;
+use bitnet::inference::DrainReport;
 
 /// Time between two looks at the device.
 const LOOK: Duration = Duration::from_millis(200);

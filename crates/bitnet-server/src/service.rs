@@ -1,12 +1,16 @@
 use std::{
+    fmt,
     path::Path,
     sync::{Arc, OnceLock},
     time::{Duration, UNIX_EPOCH},
 };
 
-use bitnet::schema::Schemas;
-use bitnet_inference::{DrainReport, Engine, EngineConfig, StartError, TokenText};
-use bitnet_model::{ChatTemplate, Checkpoint, GenerationDefaults, Model, Tokenizer};
+use bitnet::{
+    Model,
+    inference::{DrainReport, Engine},
+    model::{ChatTemplate, Checkpoint, GenerationDefaults, Tokenizer},
+    schema::Schemas,
+};
 
 use crate::{
     http::{body::Bodies, error::ApiError, reading::Readers},
@@ -15,10 +19,9 @@ use crate::{
     overload::Overload,
 };
 
-/// A model as clients see it.
-#[derive(Debug, Clone)]
-#[non_exhaustive]
-pub struct ServedModel {
+/// The model as clients see it.
+#[derive(Debug)]
+pub(crate) struct ServedModel {
     /// The name that clients use.
     pub name: String,
     /// When the model was made, in seconds since 1970: the time of its files. Streams and batch answers carry this time
@@ -28,44 +31,31 @@ pub struct ServedModel {
     pub tokenizer: Option<Tokenizer>,
     /// The chat template, if the model has one.
     pub chat: Option<ChatTemplate>,
-    /// The model's settings for fields that a client does not send, and the tokens that end a text.
+    /// The model's settings for fields that a client does not send.
     pub defaults: GenerationDefaults,
 }
 
 impl ServedModel {
-    /// A model without a tokenizer or a chat template, which serves token ids only.
-    pub fn new(name: impl Into<String>) -> Self {
+    pub fn new(name: Option<&str>, path: Option<&Path>, checkpoint: &Checkpoint) -> Self {
+        // A model without files is part of the program.
+        let file = path.map_or_else(std::env::current_exe, |path| Ok(path.to_owned()));
+        let modified = file.and_then(|file| file.metadata()?.modified()).ok();
+        let seconds = modified.and_then(|time| time.duration_since(UNIX_EPOCH).ok());
         ServedModel {
-            name: name.into(),
-            created: 0,
-            tokenizer: None,
-            chat: None,
-            defaults: GenerationDefaults::default(),
-        }
-    }
-
-    /// The name, tokenizer, chat template and defaults of a checkpoint.
-    pub fn of(checkpoint: &Checkpoint) -> Self {
-        ServedModel {
+            name: name.unwrap_or(&checkpoint.name).to_owned(),
+            created: seconds.map_or(0, |seconds| seconds.as_secs()),
             tokenizer: checkpoint.tokenizer.clone(),
             chat: checkpoint.chat.clone(),
             defaults: checkpoint.defaults.clone(),
-            ..ServedModel::new(checkpoint.name.as_str())
         }
-    }
-
-    /// Sets `created` to the modification time of a file or folder, if it has one.
-    pub fn dated(mut self, path: &Path) -> Self {
-        let modified = path.metadata().and_then(|about| about.modified()).ok();
-        let seconds = modified.and_then(|time| time.duration_since(UNIX_EPOCH).ok());
-        self.created = seconds.map_or(self.created, |s| s.as_secs());
-        self
     }
 }
 
 /// Limits and rules for requests.
 #[derive(Debug, Clone)]
 pub struct ServerConfig {
+    /// The name that clients use for the model, instead of its own.
+    pub name: Option<String>,
     /// The key that clients must send as `Authorization: Bearer KEY`, on all paths except the chat page, `/live`,
     /// `/ready` and `/health`.
     pub api_key: Option<String>,
@@ -92,6 +82,7 @@ pub struct ServerConfig {
 impl Default for ServerConfig {
     fn default() -> Self {
         ServerConfig {
+            name: None,
             api_key: None,
             body_limit: 8 << 20,
             bodies_limit: 64 << 20,
@@ -105,48 +96,39 @@ impl Default for ServerConfig {
     }
 }
 
-/// A served model: its engine, and what belongs to it.
+/// A served model.
 pub struct Service {
-    pub(crate) engine: Engine,
-    pub(crate) model: Arc<ServedModel>,
-    pub(crate) schemas: Schemas,
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) model: ServedModel,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) overload: Arc<Overload>,
     pub(crate) config: ServerConfig,
     pub(crate) identity: Identity,
-    /// Maximum number of requests that wait, either to be parsed or in the engine's queue.
-    pub(crate) max_queued_requests: usize,
+    /// Keeps what the engine does not have, such as schemas.
+    opened: Model,
 }
 
 impl Service {
-    /// Starts the engine. The end tokens, the tokenizer and the recorder in `engine` are replaced by those of `model`
-    /// and by the server's metrics.
-    ///
-    /// # Errors
-    /// If the engine does not start.
-    pub fn start(
-        model: ServedModel,
-        weights: Box<dyn Model>,
-        engine: EngineConfig,
-        config: ServerConfig,
-    ) -> Result<Service, StartError> {
+    /// Serves a running model. The program can go on using it too.
+    pub fn new(model: Model, config: ServerConfig) -> Service {
+        let engine = Arc::clone(model.engine());
+        let served = ServedModel::new(config.name.as_deref(), model.path(), model.checkpoint());
         let overload = Arc::new(Overload::new(config.ttft_goal));
-        let metrics = Arc::new(Metrics::new(&model.name, &*weights, Arc::clone(&overload)));
-        let text = model.tokenizer.clone().map(|t| Arc::new(t) as Arc<dyn TokenText>);
-        let vocab = weights.spec().vocab;
-        let engine = EngineConfig {
-            eos: Some(model.defaults.eos.clone()),
-            text,
-            recorder: Some(Arc::clone(&metrics) as _),
-            ..engine
-        };
-        let max_queued_requests = engine.max_queued_requests;
-        let engine = Engine::start_boxed(weights, engine)?;
-        let backend = engine.backend();
-        let identity = Identity::new(&model.name, backend.kv, &backend.device);
-        let schemas = Schemas::new(model.tokenizer.clone(), &model.defaults.eos, vocab);
-        let model = Arc::new(model);
-        Ok(Service { engine, model, schemas, metrics, overload, config, identity, max_queued_requests })
+        let metrics = Arc::new(Metrics::new(&served.name, &engine, Arc::clone(&overload)));
+        engine.add_recorder(Arc::clone(&metrics) as _);
+        let identity = Identity::new(&served.name, engine.backend().kv, &engine.backend().device);
+        Service { engine, model: served, metrics, overload, config, identity, opened: model }
+    }
+
+    /// Compiles formats for the model's vocabulary.
+    pub(crate) fn schemas(&self) -> &Schemas {
+        self.opened.schemas()
+    }
+}
+
+impl fmt::Debug for Service {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Service").field("model", &self.opened).finish_non_exhaustive()
     }
 }
 
@@ -206,5 +188,26 @@ impl App {
     /// Refuses new requests, finishes the others for at most `timeout`, and ends the rest. Blocks.
     pub fn drain(&self, timeout: Duration) -> DrainReport {
         self.service.get().map_or(DrainReport { complete: true }, |s| s.engine.shutdown(timeout))
+    }
+}
+
+impl fmt::Debug for App {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("App").field("service", &self.service.get()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_model_without_files_is_as_old_as_the_program() {
+        let program = std::env::current_exe().unwrap();
+        let checkpoint = Checkpoint::demo().unwrap();
+        let created = |path: Option<&Path>| ServedModel::new(None, path, &checkpoint).created;
+        assert_eq!(created(None), created(Some(&program)));
+        assert!(created(None) > 1_600_000_000, "{}", created(None));
+        assert_eq!(created(Some(Path::new("/no/such/file"))), 0);
     }
 }

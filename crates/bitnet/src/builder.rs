@@ -6,14 +6,14 @@ use bitnet_kernels::{Isa, KvType};
 use crate::{
     Error, Memory, Model,
     load::{self, Machine, Want},
-    open,
+    open::{self, Opened},
 };
 
 /// Where a model computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Device {
-    /// The first NVIDIA GPU if usable, otherwise the CPU. [`Model::notes`] then says why.
+    /// The first NVIDIA GPU if usable, otherwise the CPU. If there is a GPU, [`Model::notes`] then says why.
     #[default]
     Auto,
     /// The CPU.
@@ -131,22 +131,30 @@ impl Builder {
     /// # Errors
     /// If the model cannot be downloaded, read, held in memory or computed; [`Error::cure`] says what to do.
     pub fn open(mut self, model: &str) -> Result<Model, Error> {
-        let mut opened = open::open_checkpoint(model, &mut self.progress)?;
+        let opened = open::open_checkpoint(model, &mut self.progress)?;
+        self.load(opened)
+    }
+
+    /// As [`Builder::open`], with files that [`open_checkpoint`](crate::open_checkpoint) has opened.
+    ///
+    /// # Errors
+    /// As [`Builder::open`].
+    pub fn load(mut self, mut opened: Opened) -> Result<Model, Error> {
         let spec = &mut opened.checkpoint.spec;
         spec.context = spec.context.min(self.context.unwrap_or(usize::MAX));
         let want = Want::engine(self.batch_size, self.engine.max_draft, spec.context);
         let mut report = |done, all| (self.progress)("loading", done as u64, all as u64);
         let loaded = load::load(&self.machine, &opened.checkpoint, want, &mut report)?;
         let engine = EngineConfig { max_batch_size: self.batch_size, ..self.engine };
-        Model::start(opened, loaded, engine)
+        Model::start_loaded(opened, loaded, engine)
     }
 }
 
 impl fmt::Debug for Builder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Builder { machine, batch_size, context, .. } = self;
-        let mut told = f.debug_struct("Builder");
-        told.field("machine", machine).field("batch_size", batch_size).field("context", context);
-        told.finish_non_exhaustive()
+        let mut shown = f.debug_struct("Builder");
+        shown.field("machine", machine).field("batch_size", batch_size).field("context", context);
+        shown.finish_non_exhaustive()
     }
 }

@@ -34,8 +34,8 @@
 //! [`Model::batch_async`]. All calls, from all threads and clones of a model, share one engine, which computes them
 //! together. Dropping a stream or a future cancels its request.
 //!
-//! For anything that this crate does not wrap, use the crates below it: [`inference`], [`model`] and [`kernels`]. The
-//! names that users of other BitNet engines know are in [`names`].
+//! For anything that this crate does not wrap, use the crates below it: [`inference`], [`model`], [`kernels`] and
+//! [`tensor`]. The names that users of other BitNet engines know are in [`names`].
 
 #![forbid(unsafe_code)]
 #![warn(missing_debug_implementations)]
@@ -66,4 +66,5 @@ pub use bitnet_hub as hub;
 pub use bitnet_inference::{self as inference, Constraint, FinishReason, Priority, TokenSet};
 pub use bitnet_kernels::{self as kernels, KvType};
 pub use bitnet_model::{self as model, Message, Told};
+pub use bitnet_tensor as tensor;
 pub use futures_core::Stream;

@@ -65,11 +65,20 @@ pub struct Loaded {
     pub refused: Option<Error>,
 }
 
+impl Loaded {
+    /// Why a GPU that the machine has is not used. A machine without a GPU, or without a driver for one, needs no note.
+    pub fn unused_gpu(&self) -> Option<&Error> {
+        let absent =
+            |error: &Error| matches!(error, Error::Gpu(GpuError::DriverMissing | GpuError::NoDevice { .. }));
+        self.refused.as_ref().filter(|error| !absent(error))
+    }
+}
+
 impl fmt::Debug for Loaded {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Loaded { weights, plan, refused, .. } = self;
-        let mut told = f.debug_struct("Loaded");
-        told.field("weights", weights).field("plan", plan).field("refused", refused).finish_non_exhaustive()
+        let mut shown = f.debug_struct("Loaded");
+        shown.field("weights", weights).field("plan", plan).field("refused", refused).finish_non_exhaustive()
     }
 }
 
@@ -199,8 +208,8 @@ pub struct Plan {
     pub limits: Limits,
     /// Maximum number of tokens in a sequence, according to the model.
     pub context: usize,
-    /// Total bytes of weights, steps and cache.
-    pub bytes: u64,
+    /// Total bytes of weights, steps and cache; `None` if the model was loaded by other means than this crate's.
+    pub bytes: Option<u64>,
 }
 
 impl Plan {
@@ -213,12 +222,15 @@ impl Plan {
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Limits { max_tokens, kv_blocks, .. } = self.limits;
-        let (megabytes, context, longest) = (self.bytes as f64 / 1e6, self.context, self.longest());
-        let block = Batch::BLOCK_TOKENS;
+        let (block, context, longest) = (Batch::BLOCK_TOKENS, self.context, self.longest());
+        f.write_str("memory: ")?;
+        if let Some(bytes) = self.bytes {
+            write!(f, "{:.0} MB for weights, ", bytes as f64 / 1e6)?;
+        }
         write!(
             f,
-            "memory: {megabytes:.0} MB for weights, steps of {max_tokens} tokens and {kv_blocks} blocks of {block}; \
-             context {context}, longest request {longest} tokens"
+            "steps of {max_tokens} tokens and {kv_blocks} blocks of {block}; context {context}, longest request \
+             {longest} tokens"
         )
     }
 }
@@ -255,7 +267,7 @@ fn plan(
     let room = ((budget - bytes(step, 0)) / block) as usize;
     let kv_blocks = room.min(most_blocks);
     let limits = Limits { max_tokens: step, max_logit_rows: rows(step), kv_blocks };
-    Ok(Plan { limits, context: spec.context, bytes: bytes(step, kv_blocks) })
+    Ok(Plan { limits, context: spec.context, bytes: Some(bytes(step, kv_blocks)) })
 }
 
 #[cfg(test)]
@@ -272,13 +284,29 @@ mod tests {
     }
 
     #[test]
+    fn only_a_gpu_that_exists_and_is_not_used_is_worth_a_note() {
+        let no_device = || GpuError::NoDevice { index: 0, count: 0 };
+        let failed = || GpuError::Failed { during: "cuInit", reason: "gone".into() };
+        let cases: [(&dyn Fn() -> GpuError, bool); 3] =
+            [(&|| GpuError::DriverMissing, false), (&no_device, false), (&failed, true)];
+        for (error, noted) in cases {
+            let checkpoint = Checkpoint::demo().unwrap();
+            let want = Want::engine(1, 0, checkpoint.spec.context);
+            let open = |_| Err::<Cuda, _>(error());
+            let loaded = load_by(&Machine::default(), open, &checkpoint, want, &mut |_, _| {}).unwrap();
+            assert!(loaded.refused.is_some(), "the CPU was not requested");
+            assert_eq!(loaded.unused_gpu().is_some(), noted, "{loaded:?}");
+        }
+    }
+
+    #[test]
     fn a_cache_that_does_not_hold_everything_costs_prompts_nothing_of_their_step() {
         let whole = planned(10_000_000_000, 32).unwrap();
         let part = planned(500_000_000, 32).unwrap();
         assert_eq!((part.limits.max_tokens, whole.limits.max_tokens), (512, 512));
         assert!(part.limits.kv_blocks * 10 > whole.limits.kv_blocks * 7, "{part} {whole}");
         assert!(
-            part.limits.kv_blocks < whole.limits.kv_blocks && part.bytes <= 500_000_000,
+            part.limits.kv_blocks < whole.limits.kv_blocks && part.bytes.unwrap() <= 500_000_000,
             "{part} {whole}"
         );
         assert_eq!((part.context, part.longest()), (8192, 8192));
@@ -289,13 +317,13 @@ mod tests {
         for sequences in [1, 8, 32, 64] {
             let whole = planned(1 << 40, sequences).unwrap();
             let plans = (1..=2000).rev().map_while(|n| {
-                let memory = whole.bytes / 2000 * n;
+                let memory = whole.bytes.unwrap() / 2000 * n;
                 Some((memory, planned(memory, sequences).ok()?))
             });
             let (mut steps, mut before) = (Vec::new(), whole.limits.max_tokens);
             for (memory, plan) in plans {
                 let Limits { max_tokens, kv_blocks, .. } = plan.limits;
-                assert!(plan.bytes <= memory && kv_blocks >= sequences, "{memory}: {plan}");
+                assert!(plan.bytes.unwrap() <= memory && kv_blocks >= sequences, "{memory}: {plan}");
                 assert!(max_tokens <= before, "less memory gives no larger step: {plan}");
                 // Without a chunk, fewer than 8 blocks beyond the minimum are left.
                 let chunk = max_tokens >= sequences + CHUNK;

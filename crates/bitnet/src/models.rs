@@ -1,4 +1,8 @@
-use std::{fmt, sync::Arc};
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use bitnet_inference::{self as inference, Engine, EngineConfig, RequestHandle, TokenText};
 use bitnet_model::{Checkpoint, Message, Tokenizer};
@@ -24,6 +28,7 @@ pub struct Model(Arc<Inner>);
 
 struct Inner {
     checkpoint: Checkpoint,
+    path: Option<PathBuf>,
     engine: Arc<Engine>,
     plan: Plan,
     notes: Vec<String>,
@@ -45,19 +50,49 @@ impl Model {
         Builder::default()
     }
 
-    pub(crate) fn start(opened: Opened, loaded: Loaded, config: EngineConfig) -> Result<Model, Error> {
-        let Opened { checkpoint, mut notes, .. } = opened;
-        notes.extend(loaded.refused.map(|why| format!("computing on the CPU: {}", one_line(&why))));
+    /// Starts a model whose weights are in memory already: loaded by [`load`](crate::load::load), or made by the program
+    /// itself. The engine gets the model's tokenizer, and its end tokens unless `config` has others.
+    ///
+    /// # Errors
+    /// If the engine does not start.
+    pub fn start(
+        opened: impl Into<Opened>,
+        weights: Box<dyn bitnet_model::Model>,
+        config: EngineConfig,
+    ) -> Result<Model, Error> {
+        let plan = Plan { limits: weights.limits(), context: weights.spec().context, bytes: None };
+        Model::start_planned(opened.into(), weights, plan, config)
+    }
+
+    pub(crate) fn start_loaded(
+        mut opened: Opened,
+        loaded: Loaded,
+        config: EngineConfig,
+    ) -> Result<Model, Error> {
+        let unused = loaded.unused_gpu().map(|why| format!("computing on the CPU: {}", one_line(why)));
+        // Some warnings are known only after all weights have been read.
+        let warnings = opened.checkpoint.tensors.warnings();
+        opened.notes.extend(warnings.iter().map(|warning| format!("warning: {warning}")).chain(unused));
+        Model::start_planned(opened, loaded.model, loaded.plan, config)
+    }
+
+    fn start_planned(
+        opened: Opened,
+        weights: Box<dyn bitnet_model::Model>,
+        plan: Plan,
+        config: EngineConfig,
+    ) -> Result<Model, Error> {
+        let Opened { checkpoint, path, notes } = opened;
         let text = checkpoint.tokenizer.clone().map(|t| Arc::new(t) as Arc<dyn TokenText>);
-        let engine = Engine::start_boxed(loaded.model, EngineConfig { text, ..config })?;
+        let eos = config.eos.or_else(|| Some(checkpoint.defaults.eos.clone()));
+        let engine = Engine::start_boxed(weights, EngineConfig { eos, text, ..config })?;
         #[cfg(feature = "json")]
-        let (spec, tokenizer) = (&checkpoint.spec, checkpoint.tokenizer.clone());
-        #[cfg(feature = "json")]
-        let schemas = Schemas::new(tokenizer, &spec.eos, spec.vocab);
+        let schemas = Schemas::new(checkpoint.tokenizer.clone(), &checkpoint.defaults.eos, engine.vocab());
         let inner = Inner {
             checkpoint,
+            path,
             engine: Arc::new(engine),
-            plan: loaded.plan,
+            plan,
             notes,
             #[cfg(feature = "json")]
             schemas,
@@ -157,6 +192,30 @@ impl Model {
         results.into_iter().flatten().collect()
     }
 
+    /// The token ids of a request's prompt, including special tokens.
+    ///
+    /// # Errors
+    /// If the model has no tokenizer for the text, or its chat template refuses the conversation or its tools.
+    pub fn encode(&self, request: &Request) -> Result<Vec<u32>, Error> {
+        let Checkpoint { name, tokenizer, chat, .. } = &self.0.checkpoint;
+        let tokenizer = || tokenizer.as_ref().ok_or_else(|| Error::NoTokenizer { model: name.clone() });
+        let Request { prompt, told, .. } = request;
+        if !told.tools.is_empty() && !chat.as_ref().is_some_and(|template| template.asks_for("tools")) {
+            return Err(Error::NoTools { model: name.clone() });
+        }
+        Ok(match (prompt, chat) {
+            (Prompt::Tokens(ids), _) => ids.clone(),
+            (Prompt::Text(text), _) => tokenizer()?.encode(text, true)?,
+            (Prompt::Chat(messages), Some(template)) => {
+                tokenizer()?.encode(&template.render_told(messages, true, told)?, false)?
+            }
+            (Prompt::Chat(messages), None) => {
+                let contents: Vec<&str> = messages.iter().map(|m| m.content.as_str()).collect();
+                tokenizer()?.encode(&contents.join("\n\n"), true)?
+            }
+        })
+    }
+
     /// The model's tokenizer, if it has one.
     pub fn tokenizer(&self) -> Option<&Tokenizer> {
         self.0.checkpoint.tokenizer.as_ref()
@@ -167,12 +226,23 @@ impl Model {
         &self.0.checkpoint
     }
 
+    /// Path of the model's file or folder; `None` for a model without files.
+    pub fn path(&self) -> Option<&Path> {
+        self.0.path.as_deref()
+    }
+
+    /// Compiles JSON schemas and grammars for the model's vocabulary.
+    #[cfg(feature = "json")]
+    pub fn schemas(&self) -> &Schemas {
+        &self.0.schemas
+    }
+
     /// The plan of the model's memory, including the maximum request that fits. Its `Display` is one line.
     pub fn plan(&self) -> &Plan {
         &self.0.plan
     }
 
-    /// Notes for the user, one line each: warnings about the files, or why no GPU is used.
+    /// Notes for the user, one line each: warnings about the files, or why the machine's GPU is not used.
     pub fn notes(&self) -> &[String] {
         &self.0.notes
     }
@@ -228,7 +298,7 @@ impl Model {
             constraint,
             priority: request.priority,
             timeout: request.timeout,
-            ..inference::Request::new(self.prompt(request)?, request.config(&checkpoint.defaults))
+            ..inference::Request::new(self.encode(request)?, request.config(&checkpoint.defaults))
         };
         self.0.engine.validate(&request).map_err(inference::SubmitError::from)?;
         Ok(request)
@@ -250,27 +320,6 @@ impl Model {
         }
     }
 
-    /// The token ids of a request's prompt, including its special tokens.
-    fn prompt(&self, request: &Request) -> Result<Vec<u32>, Error> {
-        let Checkpoint { name, tokenizer, chat, .. } = &self.0.checkpoint;
-        let tokenizer = || tokenizer.as_ref().ok_or_else(|| Error::NoTokenizer { model: name.clone() });
-        let Request { prompt, told, .. } = request;
-        if !told.tools.is_empty() && !chat.as_ref().is_some_and(|template| template.asks_for("tools")) {
-            return Err(Error::NoTools { model: name.clone() });
-        }
-        Ok(match (prompt, chat) {
-            (Prompt::Tokens(ids), _) => ids.clone(),
-            (Prompt::Text(text), _) => tokenizer()?.encode(text, true)?,
-            (Prompt::Chat(messages), Some(template)) => {
-                tokenizer()?.encode(&template.render_told(messages, true, told)?, false)?
-            }
-            (Prompt::Chat(messages), None) => {
-                let contents: Vec<&str> = messages.iter().map(|m| m.content.as_str()).collect();
-                tokenizer()?.encode(&contents.join("\n\n"), true)?
-            }
-        })
-    }
-
     fn pieces(
         &self,
         handles: Vec<RequestHandle>,
@@ -285,8 +334,8 @@ impl Model {
 impl fmt::Debug for Model {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Inner { checkpoint, plan, .. } = &*self.0;
-        let mut told = f.debug_struct("Model");
-        told.field("name", &checkpoint.name).field("plan", plan).field("backend", self.0.engine.backend());
-        told.finish_non_exhaustive()
+        let mut shown = f.debug_struct("Model");
+        shown.field("name", &checkpoint.name).field("plan", plan).field("backend", self.0.engine.backend());
+        shown.finish_non_exhaustive()
     }
 }

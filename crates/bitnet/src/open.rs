@@ -7,7 +7,7 @@ use std::{
 
 #[cfg(feature = "hub")]
 use bitnet_hub::{Hub, ModelId, Settings};
-use bitnet_model::{Checkpoint, GenerationDefaults, Synthetic};
+use bitnet_model::{Checkpoint, Synthetic};
 
 use crate::Error;
 
@@ -24,8 +24,15 @@ pub struct Opened {
 
 impl fmt::Debug for Opened {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut told = f.debug_struct("Opened");
-        told.field("name", &self.checkpoint.name).field("path", &self.path).finish_non_exhaustive()
+        let mut shown = f.debug_struct("Opened");
+        shown.field("name", &self.checkpoint.name).field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
+impl From<Checkpoint> for Opened {
+    /// A checkpoint from elsewhere, without files.
+    fn from(checkpoint: Checkpoint) -> Opened {
+        Opened { checkpoint, path: None, notes: Vec::new() }
     }
 }
 
@@ -37,7 +44,7 @@ impl fmt::Debug for Opened {
 /// If the model cannot be downloaded or read.
 pub fn open_checkpoint(model: &str, progress: &mut dyn FnMut(&str, u64, u64)) -> Result<Opened, Error> {
     let (checkpoint, path, mut notes) = match model.strip_prefix("synthetic:") {
-        Some(name) => (synthetic(model, name)?, None, Vec::new()),
+        Some(name) => (Checkpoint::synthetic(model, Synthetic::named(name)?), None, Vec::new()),
         None if model == "demo" => (Checkpoint::demo()?, None, Vec::new()),
         None => {
             let (path, notes) =
@@ -63,18 +70,4 @@ fn fetch(model: &str, _: &mut dyn FnMut(&str, u64, u64)) -> Result<(PathBuf, Vec
     let is_path =
         model.starts_with(['.', '/']) || model.matches('/').count() != 1 || model.ends_with(".gguf");
     if is_path { Ok((model.into(), Vec::new())) } else { Err(Error::NoHub { model: model.into() }) }
-}
-
-fn synthetic(model: &str, name: &str) -> Result<Checkpoint, Error> {
-    let synthetic = Synthetic::named(name)?;
-    Ok(Checkpoint {
-        name: model.into(),
-        format: "synthetic",
-        spec: synthetic.spec().clone(),
-        tensors: Box::new(synthetic),
-        tokenizer: None,
-        chat: None,
-        defaults: GenerationDefaults::default(),
-        warnings: Vec::new(),
-    })
 }

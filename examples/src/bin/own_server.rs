@@ -4,21 +4,14 @@
 use std::error::Error;
 
 use axum::{Router, routing::get};
-use bitnet::{
-    inference::EngineConfig,
-    load::{Machine, Want, load},
-};
-use bitnet_server::{App, ServedModel, ServerConfig, Service, router};
+use bitnet::Model;
+use bitnet_server::{App, ServerConfig, Service, router};
 use tokio::net::TcpListener;
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let checkpoint = bitnet::open_checkpoint("demo", &mut |_, _, _| {})?.checkpoint;
-    let want = Want::engine(16, 0, checkpoint.spec.context);
-    let loaded = load(&Machine::default(), &checkpoint, want, &mut |_, _| {})?;
-    let engine = EngineConfig { max_batch_size: 16, ..EngineConfig::default() };
-    let served = ServedModel::of(&checkpoint);
-    let service = Service::start(served, loaded.model, engine, ServerConfig::default())?;
+    let model = Model::builder().batch_size(16).open("demo")?;
+    let service = Service::new(model, ServerConfig::default());
 
     let app = Router::new()
         .route("/hello", get(async || "hello from around the model"))

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bitnet_inference::{BatchSizing, EngineConfig};
+use bitnet::inference::{BatchSizing, EngineConfig};
 use bitnet_server::{BatchOptions, ServerConfig, run_batch};
 use tempfile::TempDir;
 
@@ -34,7 +34,7 @@ pub fn run(common: &Common, args: &BatchArgs) -> Result<(), CliError> {
         ..EngineConfig::default()
     };
     let config = ServerConfig { request_timeout: Duration::MAX, ..ServerConfig::default() };
-    let service = serve::start(common, &args.model, None, engine, config)?;
+    let service = serve::start(common, &args.model, engine, config)?;
     let bar = Progress::bytes_with_message("answering");
     let begun = Instant::now();
     let options = BatchOptions { return_tokens: args.return_tokens };

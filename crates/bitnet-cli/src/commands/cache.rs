@@ -19,8 +19,8 @@ pub fn pull(args: &PullArgs) -> Result<(), CliError> {
         let cure = "give org/name, with @revision or :file if wanted";
         return Err(CliError::usage("this is not the name of a model on a hub", &args.model, cure));
     }
-    let (_, path) = model_arg::open_at(&args.model)?;
-    output::line(path.display())
+    let path = model_arg::open_files(&args.model)?.path;
+    output::line(path.unwrap_or_default().display())
 }
 
 /// `bitnet list`.

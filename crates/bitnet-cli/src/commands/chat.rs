@@ -10,16 +10,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bitnet_inference::{Engine, EngineConfig, GenerationConfig, Request, RequestHandle, Update};
-use bitnet_model::{Checkpoint, Message};
+use bitnet::{
+    Message, Model, Request,
+    inference::{self, EngineConfig, GenerationConfig, RequestHandle, Update},
+};
 use rustyline::{DefaultEditor, error::ReadlineError};
 
-use super::run::{Printer, config, engine_config};
+use super::run::{Printer, config};
 use crate::{
     args::{ChatArgs, Common},
     error::CliError,
-    load::{Loaded, Want, load},
-    model_arg, output,
+    load, model_arg, output,
     output_file::OutputFile,
 };
 
@@ -30,26 +31,22 @@ const HELP: &str = "/undo removes the last turn, /reset starts over, /save FILE 
 
 /// `bitnet chat`.
 pub fn run(common: &Common, args: &ChatArgs) -> Result<(), CliError> {
-    let checkpoint = model_arg::open_thinking(&args.model, !args.no_thinking)?;
-    model_arg::tokenizer(&checkpoint)?;
-    let config = config(&args.sampling, &checkpoint.defaults);
-    config.validate(checkpoint.spec.vocab)?;
-    let drafts = usize::from(args.speculation.speculate);
-    let Loaded { model, plan, .. } =
-        load(common, &checkpoint, Want::engine(1, drafts, checkpoint.spec.context))?;
-    let engine = EngineConfig { max_batch_size: 1, ..engine_config(&checkpoint, drafts) };
-    let engine =
-        Engine::start_boxed(model, engine).map_err(|e| CliError::refused(e, "engine", "report this"))?;
+    let opened = model_arg::open_thinking(&args.model, !args.no_thinking)?;
+    model_arg::tokenizer(&opened.checkpoint)?;
+    let config = config(&args.sampling, &opened.checkpoint.defaults);
+    config.validate(opened.checkpoint.spec.vocab)?;
+    let max_draft = usize::from(args.speculation.speculate);
+    let engine = EngineConfig { max_batch_size: 1, max_draft, ..EngineConfig::default() };
+    let model = load::start(common, opened, engine)?;
     let stop = Arc::new(AtomicBool::new(false));
     let stopped = Arc::clone(&stop);
     let no_signals = |e: ctrlc::Error| CliError::refused(e, "Ctrl-C", "use `bitnet run` instead");
     ctrlc::set_handler(move || stopped.store(true, SeqCst)).map_err(no_signals)?;
 
-    let mut chat = Chat { checkpoint: &checkpoint, engine, config, stop, messages: Vec::new() };
+    let mut chat = Chat { model, config, stop, messages: Vec::new() };
     chat.reset(args.system.as_deref());
     let no_terminal = |e: ReadlineError| CliError::refused(e, "terminal", "use `bitnet run` instead");
     let mut editor = DefaultEditor::new().map_err(no_terminal)?;
-    output::note(plan);
     output::note(HELP);
     loop {
         let line = match editor.readline("> ") {
@@ -92,15 +89,14 @@ pub fn run(common: &Common, args: &ChatArgs) -> Result<(), CliError> {
 }
 
 /// A conversation and the engine that answers.
-struct Chat<'a> {
-    checkpoint: &'a Checkpoint,
-    engine: Engine,
+struct Chat {
+    model: Model,
     config: GenerationConfig,
     stop: Arc<AtomicBool>,
     messages: Vec<Message>,
 }
 
-impl Chat<'_> {
+impl Chat {
     fn reset(&mut self, system: Option<&str>) {
         self.messages = system.map(|text| Message::new("system", text)).into_iter().collect();
     }
@@ -132,11 +128,11 @@ impl Chat<'_> {
 
     /// Returns the conversation as a prompt, without its oldest turns if all of them leave no room for an answer.
     fn fitting_prompt(&mut self) -> Result<Vec<u32>, CliError> {
-        let context = self.engine.context();
+        let context = self.model.engine().context();
         let room = self.config.max_new_tokens.min(context / 4);
         let mut dropped = 0;
         loop {
-            let ids = self.prompt()?;
+            let ids = self.model.encode(&Request::chat(self.messages.clone()))?;
             let oldest = self.messages.iter().position(|message| message.role == "user");
             let second = oldest.and_then(|first| {
                 let later = self.messages[first + 1..].iter().position(|message| message.role == "user")?;
@@ -162,24 +158,11 @@ impl Chat<'_> {
         }
     }
 
-    /// Returns the conversation as a prompt.
-    fn prompt(&self) -> Result<Vec<u32>, CliError> {
-        let tokenizer = model_arg::tokenizer(self.checkpoint)?;
-        Ok(match &self.checkpoint.chat {
-            Some(template) => tokenizer.encode(&template.render(&self.messages, true)?, false)?,
-            None => {
-                let contents: Vec<&str> = self.messages.iter().map(|m| m.content.as_str()).collect();
-                tokenizer.encode(&contents.join("\n\n"), true)?
-            }
-        })
-    }
-
     /// Generates and prints the answer until it ends or is stopped. The cache still holds the previous turns.
     fn answer(&self, prompt: Vec<u32>) -> Result<String, CliError> {
-        let request = Request::new(prompt, self.config.clone());
-        let handle = self.engine.submit(request).map_err(failed)?;
-        let tokenizer = self.checkpoint.tokenizer.as_ref();
-        let mut printer = Printer::new(tokenizer);
+        let request = inference::Request::new(prompt, self.config.clone());
+        let handle = self.model.engine().submit(request).map_err(failed)?;
+        let mut printer = Printer::new(self.model.tokenizer());
         self.stop.store(false, SeqCst);
         let (begun, mut first) = (Instant::now(), None);
         let (ids, tail) = read(handle, &self.stop, |token| {
@@ -192,7 +175,7 @@ impl Chat<'_> {
             let wait = (first - begun).as_secs_f64();
             output::note(format_args!("[{} tokens at {speed:.1} tok/s, first after {wait:.2} s]", ids.len()));
         }
-        let mut text = model_arg::tokenizer(self.checkpoint)?.decode(&ids, true)?;
+        let mut text = model_arg::tokenizer(self.model.checkpoint())?.decode(&ids, true)?;
         text.push_str(&String::from_utf8_lossy(&tail));
         Ok(text)
     }
@@ -245,7 +228,10 @@ fn read(
 mod tests {
     use std::{sync::mpsc::channel, thread};
 
-    use bitnet_inference::names::StatelessForward;
+    use bitnet::inference::{
+        Engine,
+        names::{PaddedBatch, StatelessForward},
+    };
 
     use super::*;
 
@@ -253,7 +239,7 @@ mod tests {
     fn an_answer_is_stopped_while_its_prompt_is_computed() {
         let (begun, has_begun) = channel();
         let (end, may_end) = channel::<()>();
-        let forward = move |_: &bitnet_inference::names::PaddedBatch| {
+        let forward = move |_: &PaddedBatch| {
             begun.send(()).unwrap();
             // Longer than the test, unless told to end.
             let _ = may_end.recv_timeout(Duration::from_secs(600));
@@ -261,7 +247,8 @@ mod tests {
         };
         let engine =
             Engine::start(StatelessForward::new(4, 64, 1, forward), EngineConfig::default()).unwrap();
-        let handle = engine.submit(Request::new(vec![1; 10], GenerationConfig::default())).unwrap();
+        let request = inference::Request::new(vec![1; 10], GenerationConfig::default());
+        let handle = engine.submit(request).unwrap();
         let stop = Arc::new(AtomicBool::new(false));
         let stopping = Arc::clone(&stop);
         let (done, answered) = channel();

@@ -1,4 +1,4 @@
-use bitnet_model::convert;
+use bitnet::model::convert;
 
 use crate::{args::ConvertArgs, error::CliError, model_arg, output, progress::Progress};
 

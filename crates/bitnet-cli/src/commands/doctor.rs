@@ -1,9 +1,9 @@
-use bitnet::{Device, SystemMemory, load::Home};
-use bitnet_kernels::{
+use bitnet::kernels::{
     Backend, Cpu, Isa,
     conformance::{Case, Failure, cases, check, check_rounded},
     gpu::{DeviceInfo, Driver},
 };
+use bitnet::{Device, SystemMemory, load::Home};
 use serde::Serialize;
 
 use super::judge::{self, Batched, Fixture};

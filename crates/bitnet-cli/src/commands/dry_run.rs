@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use bitnet_kernels::{conformance, gpu::GpuError};
+use bitnet::kernels::{conformance, gpu::GpuError};
 use bitnet_tests::{Call, Simulator, Tap, fixture};
 use clap::Parser;
 

@@ -1,4 +1,4 @@
-use bitnet_model::{Inspection, inspect};
+use bitnet::model::{Inspection, inspect};
 
 use crate::{args::InspectArgs, error::CliError, model_arg, output, progress::Progress};
 

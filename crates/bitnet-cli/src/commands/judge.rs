@@ -6,9 +6,9 @@ use std::{
     sync::Arc,
 };
 
-use bitnet_inference::{Engine, EngineConfig, GenerationConfig, names::GpuInferenceEngine};
-use bitnet_kernels::{KvType, gpu::Driver};
-use bitnet_model::Checkpoint;
+use bitnet::inference::{Engine, EngineConfig, GenerationConfig, names::GpuInferenceEngine};
+use bitnet::kernels::{KvType, gpu::Driver};
+use bitnet::model::Checkpoint;
 use safetensors::SafeTensors;
 use serde::Serialize;
 

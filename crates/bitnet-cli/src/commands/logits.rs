@@ -1,4 +1,4 @@
-use bitnet_model::{Batch, Logits, Model};
+use bitnet::model::{Batch, Logits, Model};
 use safetensors::{Dtype, tensor::TensorView};
 
 use crate::{

@@ -2,7 +2,7 @@
 
 use std::{fs::File, path::Path};
 
-use bitnet_model::{Checkpoint, Tokenizer};
+use bitnet::model::{Checkpoint, Tokenizer};
 use serde::Serialize;
 
 use crate::{

@@ -7,8 +7,8 @@ use std::{
     time::Duration,
 };
 
-use bitnet_inference::{EngineConfig, Generated, GenerationConfig, TokenText, generate};
-use bitnet_model::{Checkpoint, DecodeStream, GenerationDefaults, Message, Model, Tokenizer};
+use bitnet::inference::{EngineConfig, Generated, GenerationConfig, TokenText, generate};
+use bitnet::model::{Checkpoint, DecodeStream, GenerationDefaults, Message, Model, Tokenizer};
 use serde_json::json;
 
 use crate::{
@@ -25,7 +25,7 @@ const STEP: usize = 512;
 
 /// `bitnet run`.
 pub fn run(common: &Common, args: &RunArgs) -> Result<(), CliError> {
-    let checkpoint = model_arg::open_thinking(&args.model, !args.no_thinking)?;
+    let checkpoint = model_arg::open_thinking(&args.model, !args.no_thinking)?.checkpoint;
     let config = config(&args.sampling, &checkpoint.defaults);
     config.validate(checkpoint.spec.vocab)?;
     let prompt = prompt(args, &checkpoint)?;

@@ -8,8 +8,8 @@ use std::{
     time::Duration,
 };
 
-use bitnet_inference::{BatchSizing, EngineConfig};
-use bitnet_server::{App, ConnectionLimits, ServedModel, ServerConfig, Service};
+use bitnet::inference::{BatchSizing, EngineConfig};
+use bitnet_server::{App, ConnectionLimits, ServerConfig, Service};
 use tracing_subscriber::{
     Layer,
     filter::{LevelFilter, Targets},
@@ -20,8 +20,7 @@ use tracing_subscriber::{
 use crate::{
     args::{Common, ServeArgs},
     error::CliError,
-    load::{Loaded, Want, load},
-    model_arg, output,
+    load, model_arg, output,
 };
 
 /// Defaults for one goal if only the other is given.
@@ -37,13 +36,7 @@ pub fn run(common: &Common, args: &ServeArgs) -> Result<(), CliError> {
             return Err(CliError::usage(format!("{value} is not a valid limit"), flag, "give 1 to 65536"));
         }
     }
-    let (key, place) = match &args.api_key {
-        Some(key) => (Some(key.clone()), "--api-key"),
-        None => (std::env::var("BITNET_API_KEY").ok(), "BITNET_API_KEY"),
-    };
-    if key.as_ref().is_some_and(|key| key.trim().is_empty()) {
-        return Err(CliError::usage("the key is empty", place, "give a key, or leave it out"));
-    }
+    let config = server_config(args)?;
     let address = SocketAddr::new(args.host, args.port);
     let cannot = |e: io::Error| {
         CliError::refused(format!("cannot listen on {address}: {e}"), "--port", "use another port or --host")
@@ -51,18 +44,6 @@ pub fn run(common: &Common, args: &ServeArgs) -> Result<(), CliError> {
     let listener = TcpListener::bind(address).map_err(cannot)?;
     let address = listener.local_addr().map_err(cannot)?;
     log(args)?;
-
-    let config = ServerConfig {
-        api_key: key,
-        body_limit: args.body_limit,
-        bodies_limit: args.bodies_limit,
-        allow_hosts: args.allow_host.clone(),
-        request_timeout: args.request_timeout,
-        ttft_goal: args.ttft_goal,
-        log_prompts: args.log == "prompts",
-        strict: args.strict,
-        ..ServerConfig::default()
-    };
     if !args.host.is_loopback() && config.api_key.is_none() {
         output::note(
             "warning: anyone who can reach this address can use the server; --api-key requires a key",
@@ -108,6 +89,29 @@ pub fn run(common: &Common, args: &ServeArgs) -> Result<(), CliError> {
     Err(CliError::refused(what, "--drain-timeout", "give more time"))
 }
 
+/// The server's limits and rules, with the key from its flag or else from the environment.
+fn server_config(args: &ServeArgs) -> Result<ServerConfig, CliError> {
+    let (api_key, place) = match &args.api_key {
+        Some(key) => (Some(key.clone()), "--api-key"),
+        None => (std::env::var("BITNET_API_KEY").ok(), "BITNET_API_KEY"),
+    };
+    if api_key.as_ref().is_some_and(|key| key.trim().is_empty()) {
+        return Err(CliError::usage("the key is empty", place, "give a key, or leave it out"));
+    }
+    Ok(ServerConfig {
+        name: args.name.clone(),
+        api_key,
+        body_limit: args.body_limit,
+        bodies_limit: args.bodies_limit,
+        allow_hosts: args.allow_host.clone(),
+        request_timeout: args.request_timeout,
+        ttft_goal: args.ttft_goal,
+        log_prompts: args.log == "prompts",
+        strict: args.strict,
+        ..ServerConfig::default()
+    })
+}
+
 /// Runs `load` and turns a panic into an error, so that a server never reports forever that it is loading.
 fn loaded<T>(load: impl FnOnce() -> Result<T, CliError>) -> Result<T, CliError> {
     // The panic itself is already on stderr.
@@ -130,29 +134,18 @@ fn service(common: &Common, args: &ServeArgs, config: ServerConfig) -> Result<Se
         sizing,
         ..EngineConfig::default()
     };
-    start(common, &args.model, args.name.as_deref(), engine, config)
+    start(common, &args.model, engine, config)
 }
 
-/// Loads a model and starts an engine, with room for the maximum length of every sequence in the batch if memory
-/// allows.
+/// Loads a model and starts its service.
 pub fn start(
     common: &Common,
     model: &str,
-    name: Option<&str>,
     engine: EngineConfig,
     config: ServerConfig,
 ) -> Result<Service, CliError> {
-    let (checkpoint, place) = model_arg::open_at(model)?;
-    let mut served = ServedModel::of(&checkpoint).dated(&place);
-    if let Some(name) = name {
-        name.clone_into(&mut served.name);
-    }
-    let want = Want::engine(engine.max_batch_size, engine.max_draft, checkpoint.spec.context);
-    let Loaded { model: weights, plan, .. } = load(common, &checkpoint, want)?;
-    let service = Service::start(served, weights, engine, config)
-        .map_err(|e| CliError::refused(e, "engine", "every limit must be at least 1"))?;
-    output::note(plan);
-    Ok(service)
+    let model = load::start(common, model_arg::open_files(model)?, engine)?;
+    Ok(Service::new(model, config))
 }
 
 /// Logs requests to stderr; `RUST_LOG` selects levels and targets, like `warn` or `bitnet_server=debug`.

@@ -1,4 +1,4 @@
-use bitnet_inference::names::ThroughputRecord;
+use bitnet::inference::names::ThroughputRecord;
 
 use crate::bitnet::{bitnet, command};
 

@@ -1,4 +1,4 @@
-use bitnet_kernels::{Isa, conformance};
+use bitnet::kernels::{Isa, conformance};
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde_json::json;
 

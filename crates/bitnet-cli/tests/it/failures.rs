@@ -1,7 +1,7 @@
 //! Every mistake gives one line, the right exit code, and no result.
 #![allow(clippy::print_stdout, reason = "what was skipped belongs into the output")]
 
-use bitnet_kernels::gpu::Cuda;
+use bitnet::kernels::gpu::Cuda;
 
 use crate::bitnet::{ON_CPU, bitnet, fixture};
 

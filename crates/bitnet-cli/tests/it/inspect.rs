@@ -50,7 +50,7 @@ fn one_model_in_two_formats_has_the_same_hashes_and_scales() {
 
 #[test]
 fn the_hash_is_that_of_signed_bytes_in_row_major_order() {
-    use bitnet_model::{Synthetic, TensorSource};
+    use bitnet::model::{Synthetic, TensorSource};
     use sha2::{Digest, Sha256};
 
     let name = "model.layers.0.self_attn.k_proj.weight";

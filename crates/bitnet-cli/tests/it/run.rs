@@ -70,7 +70,7 @@ fn temperature_zero_and_top_k_one_take_the_most_likely_token_whatever_the_seed()
 fn no_tokens_asked_for_print_nothing() {
     assert_eq!(bitnet(&["run", "synthetic:tiny", "--ids", "1", "-n", "0"]).success(), "");
     // A prompt that fills whole blocks of the cache leaves no room in them.
-    let ids = vec!["1"; bitnet_model::Batch::BLOCK_TOKENS].join(",");
+    let ids = vec!["1"; bitnet::model::Batch::BLOCK_TOKENS].join(",");
     let outcome = bitnet(&["run", "synthetic:tiny", "--ids", &ids, "-n", "0"]);
     assert_eq!(outcome.success(), "");
 }

@@ -118,7 +118,7 @@ fn rope_scaling_survives_every_format() {
     ] {
         let mut spec = Synthetic::named("tiny").unwrap().spec().clone();
         (spec.sub_norms, spec.activation, spec.rope.scaling) = (false, Activation::Silu, scaling);
-        let from = synthetic(Synthetic::of(spec));
+        let from = Checkpoint::synthetic("synthetic", Synthetic::of(spec));
         for target in TARGETS {
             let folder = tempfile::tempdir().unwrap();
             let to = converted(&from, target, folder.path()).unwrap();
@@ -128,23 +128,9 @@ fn rope_scaling_survives_every_format() {
     }
 }
 
-/// A synthetic model as a checkpoint.
-fn synthetic(synthetic: Synthetic) -> Checkpoint {
-    Checkpoint {
-        name: "synthetic".into(),
-        format: "synthetic",
-        spec: synthetic.spec().clone(),
-        tensors: Box::new(synthetic),
-        tokenizer: None,
-        chat: None,
-        defaults: Default::default(),
-        warnings: Vec::new(),
-    }
-}
-
 #[test]
 fn synthetic_models_convert_to_every_format() {
-    let from = synthetic(Synthetic::named("tiny").unwrap());
+    let from = Checkpoint::synthetic("synthetic", Synthetic::named("tiny").unwrap());
     for target in TARGETS {
         let folder = tempfile::tempdir().unwrap();
         let to = converted(&from, target, folder.path()).unwrap();

@@ -10,7 +10,7 @@ use axum::{
     middleware::{Next, from_fn_with_state},
     response::Response,
 };
-use bitnet_inference::DrainReport;
+use bitnet::inference::DrainReport;
 use hyper::server::conn::http1;
 use hyper_util::{
     rt::{TokioIo, TokioTimer},

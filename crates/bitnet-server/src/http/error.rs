@@ -5,8 +5,8 @@ use axum::{
     http::{HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
-use bitnet_inference::{InvalidConfig, InvalidRequest, RequestError, SubmitError};
-use bitnet_model::ModelError;
+use bitnet::inference::{InvalidConfig, InvalidRequest, RequestError, SubmitError};
+use bitnet::model::ModelError;
 use serde::Serialize;
 
 /// Maximum characters of a message or of a field's name, so that what a client sent is not sent back at any length.

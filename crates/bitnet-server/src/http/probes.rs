@@ -8,7 +8,7 @@ use axum::{
     http::{StatusCode, header},
     response::{IntoResponse, Response},
 };
-use bitnet_model::ChatTemplate;
+use bitnet::model::ChatTemplate;
 use serde_json::{Value, json};
 
 use crate::{

@@ -14,7 +14,7 @@ use std::{
 };
 
 use axum::{extract::Request, http::HeaderMap};
-use bitnet_inference::SubmitError;
+use bitnet::inference::SubmitError;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::{
@@ -58,7 +58,7 @@ impl Readers {
             return Ok(place);
         }
         let waiting = Waiting::one_more(&self.waiting);
-        let limit = service.max_queued_requests;
+        let limit = service.engine.max_queued_requests();
         if waiting.ahead + service.engine.queue().sequences >= limit {
             return Err(service.overload.honest(&service.engine, SubmitError::QueueFull { limit }.into()));
         }
@@ -191,19 +191,20 @@ mod tests {
     use std::sync::mpsc;
 
     use axum::body::Body;
-    use bitnet_inference::{EngineConfig, sim::HashModel};
-    use bitnet_model::Limits;
+    use bitnet::inference::{EngineConfig, sim::HashModel};
+    use bitnet::model::{Checkpoint, Limits, Model, Synthetic};
 
     use super::*;
-    use crate::service::{ServedModel, ServerConfig};
+    use crate::service::ServerConfig;
 
     const SOON: Duration = Duration::from_secs(20);
 
     fn app(max_queued_requests: usize) -> Arc<App> {
         let model = HashModel::new(50, 100, Limits { max_tokens: 8, max_logit_rows: 8, kv_blocks: 8 });
         let engine = EngineConfig { max_queued_requests, ..EngineConfig::default() };
-        let config = ServerConfig::default();
-        App::ready(Service::start(ServedModel::new("hash"), Box::new(model), engine, config).unwrap())
+        let checkpoint = Checkpoint::synthetic("hash", Synthetic::of(model.spec().clone()));
+        let model = bitnet::Model::start(checkpoint, Box::new(model), engine).unwrap();
+        App::ready(Service::new(model, ServerConfig::default()))
     }
 
     fn request(deadline: &str) -> Request {

@@ -6,10 +6,10 @@ use std::{
     time::Duration,
 };
 
-use bitnet_inference::{
+use bitnet::inference::{
     End, FinishReason, Priority, Request, RequestError, RequestHandle, SubmitError, TokenLogprobs, Update,
 };
-use bitnet_model::{DecodeStream, Tokenizer};
+use bitnet::model::{DecodeStream, Tokenizer};
 
 use crate::{
     http::error::ApiError,

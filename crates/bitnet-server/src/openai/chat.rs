@@ -7,7 +7,7 @@ use axum::{
     http::HeaderValue,
     response::Response,
 };
-use bitnet_model::{ChatTemplate, Message, Told};
+use bitnet::model::{ChatTemplate, Message, Told};
 
 use crate::{
     http::{error::ApiError, fields::Fields},

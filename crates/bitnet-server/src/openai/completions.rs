@@ -6,7 +6,7 @@ use axum::{
     extract::{Request, State},
     response::Response,
 };
-use bitnet_inference::{GenerationConfig, InvalidRequest};
+use bitnet::inference::{GenerationConfig, InvalidRequest};
 use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 
@@ -105,11 +105,15 @@ pub(super) fn logprobs(fields: &mut Fields<'_>) -> Result<Option<usize>, ApiErro
 mod tests {
     use std::time::Duration;
 
+    use bitnet::model::{Checkpoint, Synthetic};
+
     use super::*;
     use crate::{http::reading::Reading, service::ServedModel};
 
     fn read(text: &str) -> Result<Vec<Vec<u32>>, ApiError> {
-        let (model, reading) = (ServedModel::new("ids only"), Reading::within(Duration::MAX));
+        let checkpoint = Checkpoint::synthetic("ids only", Synthetic::named("tiny").unwrap());
+        let model = ServedModel::new(None, None, &checkpoint);
+        let reading = Reading::within(Duration::MAX);
         let encoder = Encoder { model: &model, context: 8, reading: &reading };
         prompts(&mut Fields::parse(format!("{{\"prompt\": {text}}}").as_bytes()).unwrap(), &encoder)
     }

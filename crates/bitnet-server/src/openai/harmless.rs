@@ -1,6 +1,6 @@
 //! Fields that change no token: clients send them for OpenAI's own bookkeeping, or out of habit.
 
-use bitnet_model::ChatTemplate;
+use bitnet::model::ChatTemplate;
 use serde_json::json;
 
 use crate::http::{error::ApiError, fields::Fields};

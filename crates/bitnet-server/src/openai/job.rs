@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use axum::http::{HeaderMap, StatusCode};
+use bitnet::inference::{GenerationConfig, Output, Priority, Request};
 use bitnet::schema::Schema;
-use bitnet_inference::{GenerationConfig, Output, Priority, Request};
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
@@ -80,7 +80,7 @@ impl Job {
         body: &[u8],
         reading: &Reading,
     ) -> Result<Job, ApiError> {
-        let model = &*service.model;
+        let model = &service.model;
         let mut fields = Fields::parse(body)?.strictly(service.config.strict);
         let asked = fields.digest_without("seed");
         check_model(&mut fields, model)?;
@@ -216,13 +216,13 @@ fn schema(
     };
     let Some((offer, form, thoughts)) = offer else {
         let compiled = format.map(|(_, format)| match format {
-            Format::Json(schema) => service.schemas.json(schema),
-            Format::Lark(expression) => service.schemas.grammar(&format!("start: {expression}")),
+            Format::Json(schema) => service.schemas().json(schema),
+            Format::Lark(expression) => service.schemas().grammar(&format!("start: {expression}")),
         });
         return compiled.transpose().map_err(refused);
     };
     let Rule { lark, within } = Rule::new(offer, *form, *thoughts, format.as_ref().map(|(_, format)| format));
-    let schema = service.schemas.grammar(&lark).map_err(refused)?;
+    let schema = service.schemas().grammar(&lark).map_err(refused)?;
     Ok(Some(match within {
         Some(within) => schema.within(within),
         None => schema,

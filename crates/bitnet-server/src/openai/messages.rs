@@ -1,6 +1,6 @@
 //! Reads the messages of a chat.
 
-use bitnet_model::Message;
+use bitnet::model::Message;
 use serde_json::{json, value::RawValue};
 
 use crate::{

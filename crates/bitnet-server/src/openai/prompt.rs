@@ -1,7 +1,7 @@
 //! Encodes the texts of a request as tokens, within bounds.
 
 use axum::http::StatusCode;
-use bitnet_model::Tokenizer;
+use bitnet::model::Tokenizer;
 use serde_json::value::RawValue;
 
 use crate::{

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use bitnet_inference::GenerationConfig;
-use bitnet_model::GenerationDefaults;
+use bitnet::inference::GenerationConfig;
+use bitnet::model::GenerationDefaults;
 use serde_json::Number;
 
 use crate::http::{

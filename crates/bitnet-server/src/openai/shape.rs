@@ -1,7 +1,7 @@
 //! The JSON objects of answers, as OpenAI's API defines them.
 
-use bitnet_inference::TokenLogprobs;
-use bitnet_model::Tokenizer;
+use bitnet::inference::TokenLogprobs;
+use bitnet::model::Tokenizer;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 

@@ -1,6 +1,6 @@
 use std::collections::VecDeque;
 
-use bitnet_inference::{End, TokenLogprobs};
+use bitnet::inference::{End, TokenLogprobs};
 
 /// An update of a choice, kept small because millions may wait for their turn.
 #[derive(Debug, PartialEq)]

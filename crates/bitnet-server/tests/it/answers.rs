@@ -1,9 +1,9 @@
 //! What is answered, and what is refused by name.
 
-use bitnet_inference::{EngineConfig, GenerationConfig, generate};
-use bitnet_kernels::{Cpu, Isa};
-use bitnet_model::{ChatTemplate, Checkpoint, Limits, Transformer};
-use bitnet_server::{App, ConnectionLimits, ServedModel, ServerConfig, Service};
+use bitnet::inference::{EngineConfig, GenerationConfig, generate};
+use bitnet::kernels::{Cpu, Isa};
+use bitnet::model::{ChatTemplate, Checkpoint, Limits, Transformer};
+use bitnet_server::{App, ConnectionLimits, ServerConfig};
 use serde_json::{Value, json};
 
 use crate::support::*;
@@ -266,16 +266,10 @@ fn a_chat_without_a_template_joins_its_messages_and_says_so() {
 
 #[test]
 fn a_chat_with_a_template_is_written_by_it() {
-    let checkpoint = Checkpoint::demo().unwrap();
+    let mut checkpoint = Checkpoint::demo().unwrap();
     let template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]";
-    let mut served = ServedModel::of(&checkpoint);
-    served.chat = Some(ChatTemplate::new(template, "", "").unwrap());
-    let cpu = Cpu::new(Isa::named("auto").unwrap(), 1).unwrap();
-    let limits = Limits { max_tokens: 64, max_logit_rows: 4, kv_blocks: 32 };
-    let model =
-        Transformer::load(&checkpoint.spec, &*checkpoint.tensors, cpu, limits, &mut |_, _| {}).unwrap();
-    let service =
-        Service::start(served, Box::new(model), EngineConfig::default(), ServerConfig::default()).unwrap();
+    checkpoint.chat = Some(ChatTemplate::new(template, "", "").unwrap());
+    let service = demo_of(checkpoint, EngineConfig::default(), ServerConfig::default());
     let server = Server::start(App::ready(service), ConnectionLimits::default(), SOON);
     let messages = json!([{"role": "developer", "content": "a"}, {"role": "user", "content": "b"}]);
     let ids = server.post("/tokenize", &json!({"messages": messages})).ok()["tokens"].clone();

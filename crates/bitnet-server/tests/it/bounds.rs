@@ -8,11 +8,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bitnet_inference::{EngineConfig, sim::HashModel};
-use bitnet_model::{Batch, Limits, Logits, Tokenizer};
-use bitnet_server::{
-    App, BatchOptions, ConnectionLimits, ServedModel, ServerConfig, Service, run_batch, serve,
-};
+use bitnet::inference::{EngineConfig, sim::HashModel};
+use bitnet::model::{Batch, Limits, Logits, Tokenizer};
+use bitnet_server::{App, BatchOptions, ConnectionLimits, ServerConfig, run_batch, serve};
 use serde_json::{Value, json};
 
 use crate::support::*;
@@ -195,7 +193,7 @@ fn a_number_in_a_format_has_a_bounded_number_of_digits() {
 }
 
 /// Writes token 0, half a character, and then token 3: its other half and an `x`.
-fn half_characters(batch: &Batch, logits: Option<&mut Logits>) -> Result<(), bitnet_model::ForwardError> {
+fn half_characters(batch: &Batch, logits: Option<&mut Logits>) -> Result<(), bitnet::model::ForwardError> {
     if let Some(logits) = logits {
         let next = if batch.tokens().last() == Some(&0) { 3 } else { 0 };
         let row = logits.row_mut(0);
@@ -212,12 +210,13 @@ fn a_character_that_ends_in_the_token_of_a_stop_string_is_whole() {
         "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
         "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
     });
-    let mut served = ServedModel::new("halves");
-    served.tokenizer = Some(Tokenizer::from_json(spelled.to_string().as_bytes()).unwrap());
     let limits = Limits { max_tokens: 64, max_logit_rows: 16, kv_blocks: 256 };
     let model = HashModel::new(4, CONTEXT, limits).with_hook(Box::new(half_characters));
-    let service = Service::start(served, Box::new(model), EngineConfig::default(), ServerConfig::default());
-    let server = Server::start(App::ready(service.unwrap()), ConnectionLimits::default(), SOON);
+    let mut checkpoint = bare("halves", &model);
+    checkpoint.tokenizer = Some(Tokenizer::from_json(spelled.to_string().as_bytes()).unwrap());
+    let (engine, config) = (EngineConfig::default(), ServerConfig::default());
+    let service = serve_weights(checkpoint, Box::new(model), engine, config);
+    let server = Server::start(App::ready(service), ConnectionLimits::default(), SOON);
     let body = json!({"prompt": [2], "max_tokens": 5, "temperature": 0, "stop": "x"});
     assert_eq!(server.post(COMPLETIONS, &body).ok()["choices"][0]["text"], "\u{e9}");
     let cut = json!({"prompt": [2], "max_tokens": 1, "temperature": 0, "stop": "x"});
@@ -292,9 +291,9 @@ fn the_prompts_of_a_request_run_all_or_not_at_all() {
 fn choices_that_would_wait_for_each_other_without_end_are_refused_by_their_bound() {
     let limits = Limits { max_tokens: 64, max_logit_rows: 16, kv_blocks: 1 << 14 };
     let model = HashModel::new(VOCAB, 1 << 20, limits);
-    let engine = EngineConfig::default();
-    let service = Service::start(ServedModel::new("hash"), Box::new(model), engine, ServerConfig::default());
-    let server = Server::start(App::ready(service.unwrap()), ConnectionLimits::default(), SOON);
+    let (engine, config) = (EngineConfig::default(), ServerConfig::default());
+    let service = serve_weights(bare("hash", &model), Box::new(model), engine, config);
+    let server = Server::start(App::ready(service), ConnectionLimits::default(), SOON);
     let body = |n: usize, tokens: usize| json!({"prompt": [1], "max_tokens": tokens, "n": n, "stream": true, "stop_token_ids": (0..VOCAB).collect::<Vec<_>>()});
     let refused = server.post(COMPLETIONS, &body(128, 1 << 19));
     assert_eq!(refused.refusal(), (400, Some("max_tokens".into())));

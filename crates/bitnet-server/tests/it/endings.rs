@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bitnet_inference::{EngineConfig, sim::mix};
+use bitnet::inference::{EngineConfig, sim::mix};
 use bitnet_server::{App, ConnectionLimits, ServerConfig};
 use serde_json::json;
 

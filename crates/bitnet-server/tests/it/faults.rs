@@ -8,10 +8,10 @@ use std::{
     time::Duration,
 };
 
-use bitnet_inference::{EngineConfig, sim::HashModel};
-use bitnet_kernels::{BackendInfo, KernelError, gpu::GpuError};
-use bitnet_model::{Batch, ForwardError, Limits, Logits, Model, ModelSpec};
-use bitnet_server::{App, ConnectionLimits, ServedModel, ServerConfig, Service};
+use bitnet::inference::{EngineConfig, sim::HashModel};
+use bitnet::kernels::{BackendInfo, KernelError, gpu::GpuError};
+use bitnet::model::{Batch, ForwardError, Limits, Logits, Model, ModelSpec};
+use bitnet_server::{App, ConnectionLimits, ServerConfig};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
@@ -129,9 +129,9 @@ impl Model for Dying {
 fn after_a_fault_of_the_engine_requests_are_answered_or_ready_says_why_not() {
     let limits = Limits { max_tokens: 64, max_logit_rows: 16, kv_blocks: 64 };
     let model = Box::new(Dying(HashModel::new(VOCAB, CONTEXT, limits)));
-    let service =
-        Service::start(ServedModel::new("dying"), model, EngineConfig::default(), ServerConfig::default());
-    let server = Server::start(App::ready(service.unwrap()), ConnectionLimits::default(), SOON);
+    let (engine, config) = (EngineConfig::default(), ServerConfig::default());
+    let service = serve_weights(bare("dying", &*model), model, engine, config);
+    let server = Server::start(App::ready(service), ConnectionLimits::default(), SOON);
     server.post(COMPLETIONS, &body(&[1, 2], false)).ok();
     // Two choices share the block of their prompt until one of them writes.
     let mut two = body(&[1, 2], false);

@@ -7,7 +7,7 @@ use std::{
     path::Path,
 };
 
-use bitnet_inference::{EngineConfig, sim::mix};
+use bitnet::inference::{EngineConfig, sim::mix};
 use bitnet_server::{BatchOptions, ConnectionLimits, ServerConfig, run_batch};
 use serde_json::{Value, json};
 

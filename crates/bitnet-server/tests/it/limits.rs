@@ -2,7 +2,7 @@
 
 use std::{io::Write, time::Duration};
 
-use bitnet_inference::EngineConfig;
+use bitnet::inference::EngineConfig;
 use bitnet_server::{ConnectionLimits, ServerConfig};
 use serde_json::{Value, json};
 

@@ -1,6 +1,6 @@
 //! Streams have the same bytes alone, in a crowd, and when they are resumed.
 
-use bitnet_inference::EngineConfig;
+use bitnet::inference::EngineConfig;
 use bitnet_server::{ConnectionLimits, ServerConfig};
 use serde_json::{Value, json};
 

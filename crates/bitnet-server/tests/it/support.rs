@@ -6,13 +6,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bitnet_inference::{
+use bitnet::inference::{
     DrainReport, EngineConfig,
     sim::{HashModel, Hook},
 };
-use bitnet_kernels::{Cpu, Isa};
-use bitnet_model::{Batch, Checkpoint, Limits, Logits, Model, Transformer};
-use bitnet_server::{App, ConnectionLimits, ServedModel, ServerConfig, Service, serve};
+use bitnet::kernels::{Cpu, Isa};
+use bitnet::model::{Batch, Checkpoint, Limits, Logits, Model, Synthetic, Transformer};
+use bitnet_server::{App, ConnectionLimits, ServerConfig, Service, serve};
 use serde_json::Value;
 use tokio::sync::oneshot;
 
@@ -292,12 +292,30 @@ pub fn demo(engine: EngineConfig, config: ServerConfig) -> Arc<App> {
 
 /// A service with the demo model.
 pub fn demo_service(engine: EngineConfig, config: ServerConfig) -> Service {
-    let checkpoint = Checkpoint::demo().unwrap();
-    let served = ServedModel::of(&checkpoint);
+    demo_of(Checkpoint::demo().unwrap(), engine, config)
+}
+
+/// A service with the demo's weights, in little memory.
+pub fn demo_of(checkpoint: Checkpoint, engine: EngineConfig, config: ServerConfig) -> Service {
     let limits = Limits { max_tokens: 64, max_logit_rows: 16, kv_blocks: 128 };
     let cpu = Cpu::new(Isa::named("auto").unwrap(), 1).unwrap();
     let model = Transformer::load(&checkpoint.spec, &*checkpoint.tensors, cpu, limits, &mut |_, _| {});
-    Service::start(served, Box::new(model.unwrap()), engine, config).unwrap()
+    serve_weights(checkpoint, Box::new(model.unwrap()), engine, config)
+}
+
+/// A service with these weights.
+pub fn serve_weights(
+    checkpoint: Checkpoint,
+    weights: Box<dyn Model>,
+    engine: EngineConfig,
+    config: ServerConfig,
+) -> Service {
+    Service::new(bitnet::Model::start(checkpoint, weights, engine).unwrap(), config)
+}
+
+/// A checkpoint without a tokenizer, for weights that come from elsewhere.
+pub fn bare(name: &str, weights: &dyn Model) -> Checkpoint {
+    Checkpoint::synthetic(name, Synthetic::of(weights.spec().clone()))
 }
 
 /// A server with the demo model and default limits.
@@ -313,7 +331,7 @@ pub const CONTEXT: usize = 8192;
 pub fn hashes(hook: Hook, engine: EngineConfig, config: ServerConfig) -> Arc<App> {
     let limits = Limits { max_tokens: 64, max_logit_rows: 16, kv_blocks: 256 };
     let model: Box<dyn Model> = Box::new(HashModel::new(VOCAB, CONTEXT, limits).with_hook(hook));
-    App::ready(Service::start(ServedModel::new("hash"), model, engine, config).unwrap())
+    App::ready(serve_weights(bare("hash", &*model), model, engine, config))
 }
 
 /// A hook that makes each step take at least this long.

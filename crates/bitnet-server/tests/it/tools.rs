@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 
-use bitnet_inference::{EngineConfig, sim::HashModel};
-use bitnet_model::{Batch, ChatTemplate, Checkpoint, Limits, Logits, Tokenizer};
-use bitnet_server::{App, ConnectionLimits, ServedModel, ServerConfig, Service};
+use bitnet::inference::{EngineConfig, sim::HashModel};
+use bitnet::model::{Batch, ChatTemplate, Checkpoint, Limits, Logits, Tokenizer};
+use bitnet_server::{App, ConnectionLimits, ServerConfig};
 use serde_json::{Value, json};
 
 use crate::support::*;
@@ -50,8 +50,8 @@ fn tokenizer() -> Tokenizer {
 
 /// A model of random numbers with the demo's vocabulary.
 fn random(template: &str, script: Script) -> Server {
-    let mut served = ServedModel::of(&Checkpoint::demo().unwrap());
-    served.chat = Some(ChatTemplate::new(template, "", "").unwrap());
+    let mut checkpoint = Checkpoint::demo().unwrap();
+    checkpoint.chat = Some(ChatTemplate::new(template, "", "").unwrap());
     let vocab = tokenizer().vocab_size();
     let limits = Limits { max_tokens: 64, max_logit_rows: 16, kv_blocks: 512 };
     let hook = Box::new(move |batch: &Batch, logits: Option<&mut Logits>| {
@@ -60,7 +60,7 @@ fn random(template: &str, script: Script) -> Server {
     });
     let model = HashModel::new(vocab, 4096, limits).with_hook(hook);
     let (engine, config) = (EngineConfig::default(), ServerConfig::default());
-    let service = Service::start(served, Box::new(model), engine, config).unwrap();
+    let service = serve_weights(checkpoint, Box::new(model), engine, config);
     Server::start(App::ready(service), ConnectionLimits::default(), SOON)
 }
 

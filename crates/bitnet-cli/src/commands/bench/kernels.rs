@@ -4,9 +4,9 @@
 
 use std::time::{Duration, Instant};
 
-use bitnet_kernels::{Ask, Cpu, Grouping, Inspect, KvShape, RowOrder, RowsKind, Run, Step, Wanted};
-use bitnet_model::{Batch, Checkpoint, ModelSpec};
-use bitnet_tensor::{GroupedTensor, TernaryTensor};
+use bitnet::kernels::{Ask, Cpu, Grouping, Inspect, KvShape, RowOrder, RowsKind, Run, Step, Wanted};
+use bitnet::model::{Batch, Checkpoint, ModelSpec};
+use bitnet::tensor::{GroupedTensor, TernaryTensor};
 use half::f16;
 use serde::Serialize;
 

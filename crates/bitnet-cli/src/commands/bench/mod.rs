@@ -5,12 +5,12 @@ mod url;
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use bitnet_inference::names::ThroughputRecord;
-use bitnet_kernels::{
+use bitnet::inference::names::ThroughputRecord;
+use bitnet::kernels::{
     BackendInfo,
     gpu::{Ceilings, Driver},
 };
-use bitnet_model::Checkpoint;
+use bitnet::model::Checkpoint;
 use kernels::{Bounds, Sizes};
 pub use report::Report;
 use report::{Decode, Gpu, Peaks, Prefill, Speed};

@@ -1,6 +1,6 @@
 //! The measurements, as JSON and as a table.
 
-use bitnet_kernels::{DeviceStatus, gpu::Ceilings};
+use bitnet::kernels::{DeviceStatus, gpu::Ceilings};
 use serde::Serialize;
 
 use super::kernels::Kernel;

@@ -5,9 +5,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bitnet_inference::{EngineConfig, Generated, GenerationConfig, generate};
-use bitnet_kernels::{Ask, Drawn, Wanted};
-use bitnet_model::{Batch, Logits, Model};
+use bitnet::inference::{EngineConfig, Generated, GenerationConfig, generate};
+use bitnet::kernels::{Ask, Drawn, Wanted};
+use bitnet::model::{Batch, Logits, Model};
 
 use super::{
     RAGGED, REPEATS,
@@ -194,8 +194,8 @@ fn argmax(row: &[f32]) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
-    use bitnet_inference::sim::HashModel;
-    use bitnet_model::Limits;
+    use bitnet::inference::sim::HashModel;
+    use bitnet::model::Limits;
 
     use super::*;
 

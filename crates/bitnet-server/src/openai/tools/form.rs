@@ -1,7 +1,7 @@
 //! How a model writes tool calls, and how earlier calls in a conversation are written for it.
 
+use bitnet::model::{ChatTemplate, Message};
 use bitnet::schema::{Opens, Within};
-use bitnet_model::{ChatTemplate, Message};
 use serde_json::json;
 
 use super::{Offer, Tool};
@@ -184,7 +184,7 @@ fn answer(plain: &mut Vec<Message>, content: &str) {
 }
 
 fn called(message: &Message) -> Message {
-    let call = |call: &bitnet_model::ToolCall| {
+    let call = |call: &bitnet::model::ToolCall| {
         format!("{OPEN}\n{{\"name\": {}, \"arguments\": {}}}\n{CLOSE}", json!(call.name), call.arguments)
     };
     let text = Some(message.content.clone()).filter(|text| !text.is_empty());

@@ -189,7 +189,7 @@ fn arguments(parameters: Option<Value>) -> Result<Value, &'static str> {
 }
 
 /// The calls in an assistant's message that a client sends back.
-pub(super) fn past_calls(fields: &mut Fields<'_>) -> Result<Vec<bitnet_model::ToolCall>, ApiError> {
+pub(super) fn past_calls(fields: &mut Fields<'_>) -> Result<Vec<bitnet::model::ToolCall>, ApiError> {
     let name = fields.name("tool_calls");
     let listed: Vec<&RawValue> = fields.list("tool_calls", MAX_TOOLS)?;
     let call = |(i, raw)| {
@@ -201,7 +201,7 @@ pub(super) fn past_calls(fields: &mut Fields<'_>) -> Result<Vec<bitnet_model::To
         let (name, arguments) = (function.need("name")?, function.need("arguments")?);
         function.finish()?;
         call.finish()?;
-        Ok(bitnet_model::ToolCall { id, name, arguments })
+        Ok(bitnet::model::ToolCall { id, name, arguments })
     };
     listed.into_iter().enumerate().map(call).collect()
 }
