@@ -11,7 +11,6 @@ use minijinja::{
     AutoEscape, Error, ErrorKind, context, machinery,
     value::{Value, merge_maps},
 };
-use serde::Serialize;
 
 use crate::{ModelError, error::one_line};
 
@@ -28,25 +27,22 @@ const TIMES: usize = 64;
 const TIMES_PER_MESSAGE: usize = 4;
 
 /// A message of a conversation.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Message {
     /// `system`, `user`, `assistant`, `tool`, or another role that the template knows.
     pub role: String,
     /// The text; empty if an assistant only called tools.
     pub content: String,
     /// Name of the speaker, for templates that use it.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// The tool calls of an assistant.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tool_calls: Vec<ToolCall>,
     /// Id of the call that a message of role `tool` answers.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub tool_call_id: Option<String>,
 }
 
 /// A call of a tool by an assistant.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ToolCall {
     /// Id, to which the answer refers.
     pub id: String,

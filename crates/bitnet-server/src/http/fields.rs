@@ -4,6 +4,7 @@ use std::{
     marker::PhantomData,
 };
 
+use bitnet::schema::StringTracker;
 use serde::{
     Deserialize, Deserializer,
     de::{DeserializeOwned, Error, IgnoredAny, MapAccess, SeqAccess, Visitor},
@@ -204,18 +205,11 @@ fn is_null(value: &RawValue) -> bool {
 
 /// Passes JSON to `each` in parts, without the white space between its tokens.
 fn compact(json: &str, mut each: impl FnMut(&[u8])) {
-    let (bytes, mut from) = (json.as_bytes(), 0);
-    let (mut quoted, mut escaped) = (false, false);
-    for (at, byte) in bytes.iter().enumerate() {
-        match byte {
-            _ if escaped => escaped = false,
-            b'\\' if quoted => escaped = true,
-            b'"' => quoted = !quoted,
-            b' ' | b'\n' | b'\r' | b'\t' if !quoted => {
-                each(&bytes[from..at]);
-                from = at + 1;
-            }
-            _ => {}
+    let (bytes, mut from, mut strings) = (json.as_bytes(), 0, StringTracker::default());
+    for (at, &byte) in bytes.iter().enumerate() {
+        if strings.read(byte) && b" \n\r\t".contains(&byte) {
+            each(&bytes[from..at]);
+            from = at + 1;
         }
     }
     each(&bytes[from..]);

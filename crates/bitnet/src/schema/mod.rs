@@ -2,6 +2,7 @@
 
 mod followed;
 mod number;
+mod strings;
 
 use std::{
     fmt,
@@ -18,6 +19,8 @@ use llguidance::{
 use serde_json::{Value, json};
 
 use self::{followed::Followed, number::Digits};
+#[doc(hidden)]
+pub use strings::StringTracker;
 use crate::Error;
 
 /// Compiles schemas for a vocabulary.

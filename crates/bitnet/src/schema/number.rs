@@ -1,5 +1,7 @@
 use bitnet_model::Tokenizer;
 
+use super::StringTracker;
+
 /// Maximum number of digits in a row, before or after the point or in the exponent of a number; enough for any 64-bit
 /// integer. Without a limit, a model that repeats itself writes digits until the maximum length of its text.
 pub(super) const MAX_DIGITS: usize = 20;
@@ -44,8 +46,7 @@ pub(super) struct Number {
     embedded: bool,
     /// Number of open braces.
     depth: usize,
-    quoted: bool,
-    escaped: bool,
+    strings: StringTracker,
     /// Number of digits in a row up to here, outside of strings.
     digits: usize,
 }
@@ -56,16 +57,14 @@ impl Number {
     }
 
     pub fn read(&mut self, text: &[u8]) {
-        for byte in text {
+        for &byte in text {
+            let outside = self.strings.read(byte);
             match byte {
-                _ if self.escaped => self.escaped = false,
-                b'\\' if self.quoted => self.escaped = true,
-                b'"' => self.quoted = !self.quoted,
-                b'{' if !self.quoted => self.depth += 1,
-                b'}' if !self.quoted => self.depth = self.depth.saturating_sub(1),
+                b'{' if outside => self.depth += 1,
+                b'}' if outside => self.depth = self.depth.saturating_sub(1),
                 _ => {}
             }
-            let counts = !self.quoted && (!self.embedded || self.depth > 0);
+            let counts = outside && (!self.embedded || self.depth > 0);
             self.digits = if byte.is_ascii_digit() && counts { self.digits + 1 } else { 0 };
         }
     }

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use bitnet::schema::StringTracker;
+
 use super::{
     MAX_NAME,
     form::{CLOSE, Form, OPEN},
@@ -53,8 +55,7 @@ enum State {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Depth {
     depth: usize,
-    quoted: bool,
-    escaped: bool,
+    strings: StringTracker,
 }
 
 impl Reader {
@@ -182,13 +183,10 @@ impl Reader {
 impl Depth {
     /// Reads a byte; returns whether it closes the value.
     fn closes(&mut self, byte: u8) -> bool {
+        let outside = self.strings.read(byte);
         match byte {
-            _ if self.escaped => self.escaped = false,
-            b'\\' if self.quoted => self.escaped = true,
-            b'"' => self.quoted = !self.quoted,
-            _ if self.quoted => {}
-            b'{' | b'[' => self.depth += 1,
-            b'}' | b']' => {
+            b'{' | b'[' if outside => self.depth += 1,
+            b'}' | b']' if outside => {
                 self.depth = self.depth.saturating_sub(1);
                 return self.depth == 0;
             }
