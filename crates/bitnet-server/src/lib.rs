@@ -1,6 +1,6 @@
 //! An HTTP server for OpenAI clients over one [`Engine`](bitnet::inference::Engine).
 //!
-//! [`Service::start`] starts the engine with a model. [`App`] is the state that all routes share, and [`router`] makes
+//! [`Service::new`] serves a running model. [`App`] is the state that all routes share, and [`router`] makes
 //! these routes part of any axum app. [`run`] is a complete server, which drains when a signal ends it. [`run_batch`]
 //! answers a file of requests instead of HTTP.
 //!
@@ -18,6 +18,7 @@
 #![forbid(unsafe_code)]
 
 mod batch;
+mod config;
 mod http;
 mod identity;
 mod metrics;
@@ -28,11 +29,13 @@ mod run;
 mod service;
 
 pub use batch::{BatchOptions, BatchProgress, BatchRunError, run_batch};
+pub use config::ServerConfig;
 pub use http::{
+    app::App,
     connections::{ConnectionLimits, serve},
     routes::router,
 };
 pub use run::run;
-pub use service::{App, ServerConfig, Service};
+pub use service::Service;
 // Types of these crates are part of this one's API.
 pub use {axum, bitnet};

@@ -8,8 +8,8 @@ use bitnet::inference::{
 };
 use parking_lot::Mutex;
 use prometheus::{
-    Encoder, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, Opts, Registry,
-    TextEncoder,
+    Encoder, Gauge, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, Opts,
+    Registry, TextEncoder,
     core::{Atomic, Collector, GenericCounter},
     proto::{Metric, MetricFamily, MetricType},
 };
@@ -33,7 +33,7 @@ const ROWS: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 24.0, 32.0, 48.0, 64.0, 96.0, 1
 const RATIO: &[f64] = &[0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0];
 
 /// Reads a number from an engine.
-type Ask = fn(&Engine) -> u64;
+type Read = fn(&Engine) -> u64;
 
 /// The metrics of one served model.
 pub(crate) struct Metrics {
@@ -56,15 +56,30 @@ pub(crate) struct Metrics {
     step_tokens: Histogram,
     padding: Histogram,
     model_error: Histogram,
-    /// Metrics whose numbers the engine keeps, copied when they are requested; the lock makes requests take turns.
-    kept: Mutex<Kept>,
+    /// The lock makes requests for metrics take turns.
+    polled: Mutex<Polled>,
 }
 
-struct Kept {
-    gauges: Vec<(IntGauge, Ask)>,
-    counters: Vec<(IntCounter, Ask)>,
-    usage: prometheus::Gauge,
-    step_age: prometheus::Gauge,
+/// Metrics whose numbers the engine keeps, copied when they are requested.
+struct Polled {
+    gauges: Vec<(IntGauge, Read)>,
+    counters: Vec<(IntCounter, Read)>,
+    usage: Gauge,
+    step_age: Gauge,
+}
+
+impl Polled {
+    fn new(r: &Registry, engine: &Engine) -> Self {
+        let device = engine.status().device.is_some();
+        let float = |name, help| registered(r, Gauge::new(name, help).expect("a valid name"));
+        let age = "How long the current step has been running; 0 between steps.";
+        Polled {
+            gauges: gauges(r, device),
+            counters: counters(r, device),
+            usage: float("vllm:kv_cache_usage_perc", "Fraction of the cache in use, 0 to 1."),
+            step_age: float("bitnet_step_age_seconds", age),
+        }
+    }
 }
 
 impl Metrics {
@@ -73,94 +88,56 @@ impl Metrics {
         let labels = [("model".to_owned(), model.to_owned())].into();
         let registry = Registry::new_custom(None, Some(labels)).expect("one label");
         let r = &registry;
-        let build = gauge(r, "bitnet_build_info", &format!("Version {}.", env!("CARGO_PKG_VERSION")));
-        build.set(1);
-        let (backend, device) = (engine.backend(), engine.status().device.is_some());
-        let computes = Opts::new("bitnet_backend_info", "What the model runs on.");
-        let computes = computes.const_label("device", &backend.device).const_label("isa", backend.isa);
-        let computes = computes.const_label("kv", backend.kv);
-        registered(r, IntGauge::with_opts(computes).expect("valid labels")).set(1);
-        let usage =
-            prometheus::Gauge::new("vllm:kv_cache_usage_perc", "Fraction of the cache in use, 0 to 1.");
-        let usage = registered(r, usage.expect("a valid name"));
-        let step_age = prometheus::Gauge::new(
-            "bitnet_step_age_seconds",
-            "How long the current step has been running; 0 between steps.",
-        );
-        let step_age = registered(r, step_age.expect("a valid name"));
-        let opts = |name, help| Opts::new(name, help);
-        let requests = opts("bitnet_requests_total", "Requests that have ended, by class and reason.");
-        let rejected = opts("bitnet_requests_rejected_total", "Requests that were refused, by reason.");
+        describe(r, engine);
+        let requests = Opts::new("bitnet_requests_total", "Requests that have ended, by class and reason.");
+        let rejected = Opts::new("bitnet_requests_rejected_total", "Requests that were refused, by reason.");
+        let count = |name, help| counter(r, name, help);
+        let measure = |name, help, edges| histogram(r, name, help, edges);
         Metrics {
             requests: registered(r, IntCounterVec::new(requests, &["class", "reason"]).expect("valid")),
             rejected: registered(r, IntCounterVec::new(rejected, &["reason"]).expect("valid")),
             tokens: [
-                counter(r, "bitnet_prompt_tokens_total", "Prompt tokens of accepted requests."),
-                counter(r, "bitnet_generation_tokens_total", "Tokens generated."),
+                count("bitnet_prompt_tokens_total", "Prompt tokens of accepted requests."),
+                count("bitnet_generation_tokens_total", "Tokens generated."),
             ],
-            steps: counter(r, "bitnet_steps_total", "Forward passes."),
-            pauses: counter(
-                r,
-                "bitnet_slow_reader_pauses_total",
-                "Times a request paused for a slow reader.",
-            ),
-            restarts: counter(r, "bitnet_engine_restarts_total", "Times the engine restarted after a fault."),
-            broken_rules: counter(
-                r,
+            steps: count("bitnet_steps_total", "Forward passes."),
+            pauses: count("bitnet_slow_reader_pauses_total", "Times a request paused for a slow reader."),
+            restarts: count("bitnet_engine_restarts_total", "Times the engine restarted after a fault."),
+            broken_rules: count(
                 "bitnet_invariant_violations_total",
                 "Times the scheduler broke one of its own rules; should stay 0.",
             ),
-            queue_time: histogram(
-                r,
-                "bitnet_queue_time_seconds",
-                "From submission to a place in a batch.",
-                QUEUE,
-            ),
-            first_token: histogram(
-                r,
+            queue_time: measure("bitnet_queue_time_seconds", "From submission to a place in a batch.", QUEUE),
+            first_token: measure(
                 "bitnet_time_to_first_token_seconds",
                 "From submission to the first token.",
                 FIRST,
             ),
-            between: histogram(
-                r,
+            between: measure(
                 "bitnet_inter_token_latency_seconds",
                 "Between two tokens of a choice.",
                 BETWEEN,
             ),
-            whole: histogram(r, "bitnet_e2e_latency_seconds", "From submission to the end.", QUEUE),
-            cancel: histogram(
-                r,
+            whole: measure("bitnet_e2e_latency_seconds", "From submission to the end.", QUEUE),
+            cancel: measure(
                 "bitnet_cancel_to_free_seconds",
                 "From the cancellation of a request until its memory is free.",
                 STEP,
             ),
-            step: {
-                let what = "Phases of a step: plan, pack, forward, sample, commit, distribute; on a GPU, also parts of \
-                            forward: launch (host time to launch kernels), transfer and device (both in GPU time).";
-                let opts = HistogramOpts::new("bitnet_step_seconds", what).buckets(STEP.to_vec());
-                registered(r, HistogramVec::new(opts, &["phase"]).expect("valid"))
-            },
-            rows: histogram(r, "bitnet_step_rows", "Sequences in a step.", ROWS),
-            step_tokens: histogram(r, "bitnet_step_tokens", "Tokens in a step.", ROWS),
-            padding: histogram(
-                r,
+            step: phases(r),
+            rows: measure("bitnet_step_rows", "Sequences in a step.", ROWS),
+            step_tokens: measure("bitnet_step_tokens", "Tokens in a step.", ROWS),
+            padding: measure(
                 "bitnet_step_padding_ratio",
                 "Fraction of a step's positions that hold no token.",
                 RATIO,
             ),
-            model_error: histogram(
-                r,
+            model_error: measure(
                 "bitnet_step_model_error_ratio",
                 "Error of a step's predicted time, as a fraction of its measured time.",
                 RATIO,
             ),
-            kept: Mutex::new(Kept {
-                gauges: gauges(r, device),
-                counters: counters(r, device),
-                usage,
-                step_age,
-            }),
+            polled: Mutex::new(Polled::new(r, engine)),
             registry,
             overload,
         }
@@ -197,16 +174,16 @@ impl Metrics {
     }
 
     fn gather(&self, engine: &Engine) -> Vec<MetricFamily> {
-        let kept = self.kept.lock();
-        for (gauge, value) in &kept.gauges {
+        let polled = self.polled.lock();
+        for (gauge, value) in &polled.gauges {
             gauge.set(value(engine).cast_signed());
         }
-        for (counter, value) in &kept.counters {
+        for (counter, value) in &polled.counters {
             set(counter, value(engine));
         }
         let status = engine.status();
-        kept.usage.set(status.kv_used as f64 / status.kv_blocks.max(1) as f64);
-        kept.step_age.set(status.step_age.map_or(0.0, |age| age.as_secs_f64()));
+        polled.usage.set(status.kv_used as f64 / status.kv_blocks.max(1) as f64);
+        polled.step_age.set(status.step_age.map_or(0.0, |age| age.as_secs_f64()));
         self.registry.gather()
     }
 }
@@ -274,10 +251,28 @@ impl Recorder for Metrics {
     }
 }
 
-fn gauges(r: &Registry, device: bool) -> Vec<(IntGauge, Ask)> {
-    let running: Ask = |e| e.status().running as u64;
-    let waiting: Ask = |e| e.queue().sequences as u64;
-    let mut all: Vec<(IntGauge, Ask)> = vec![
+/// Metrics that are always 1, whose labels describe the server.
+fn describe(r: &Registry, engine: &Engine) {
+    let version = format!("Version {}.", env!("CARGO_PKG_VERSION"));
+    gauge(r, "bitnet_build_info", &version).set(1);
+    let backend = engine.backend();
+    let opts = Opts::new("bitnet_backend_info", "What the model runs on.");
+    let opts = opts.const_label("device", &backend.device).const_label("isa", backend.isa);
+    let opts = opts.const_label("kv", backend.kv);
+    registered(r, IntGauge::with_opts(opts).expect("valid labels")).set(1);
+}
+
+fn phases(r: &Registry) -> HistogramVec {
+    let help = "Phases of a step: plan, pack, forward, sample, commit, distribute; on a GPU, also parts of forward: \
+                launch (host time to launch kernels), transfer and device (both in GPU time).";
+    let opts = HistogramOpts::new("bitnet_step_seconds", help).buckets(STEP.to_vec());
+    registered(r, HistogramVec::new(opts, &["phase"]).expect("valid"))
+}
+
+fn gauges(r: &Registry, device: bool) -> Vec<(IntGauge, Read)> {
+    let running: Read = |e| e.status().running as u64;
+    let waiting: Read = |e| e.queue().sequences as u64;
+    let mut all: Vec<(IntGauge, Read)> = vec![
         (gauge(r, "bitnet_requests_running", "Sequences in the batch."), running),
         (gauge(r, "bitnet_requests_waiting", "Sequences without a place in a batch yet."), waiting),
         (gauge(r, "bitnet_requests_paused", "Sequences of slow readers."), |e| e.status().paused as u64),
@@ -311,11 +306,11 @@ fn gauges(r: &Registry, device: bool) -> Vec<(IntGauge, Ask)> {
     all
 }
 
-fn counters(r: &Registry, device: bool) -> Vec<(IntCounter, Ask)> {
+fn counters(r: &Registry, device: bool) -> Vec<(IntCounter, Read)> {
     let faults = Opts::new("bitnet_row_faults_total", "Sequences that failed alone, by cause.");
     let faults = registered(r, IntCounterVec::new(faults, &["kind"]).expect("valid"));
     let fault = |kind| faults.with_label_values(&[kind]);
-    let mut all: Vec<(IntCounter, Ask)> = vec![
+    let mut all: Vec<(IntCounter, Read)> = vec![
         (counter(r, "bitnet_preemptions_total", "Times a sequence had to give its blocks back."), |e| {
             e.status().scheduler.preemptions
         }),

@@ -2,11 +2,12 @@
 
 use std::{io, net::TcpListener, sync::Arc, time::Duration};
 
-use crate::{
-    http::connections::{ConnectionLimits, serve},
-    service::App,
-};
 use bitnet::inference::DrainReport;
+
+use crate::http::{
+    app::App,
+    connections::{ConnectionLimits, serve},
+};
 
 /// Time between two looks at the device.
 const LOOK: Duration = Duration::from_millis(200);

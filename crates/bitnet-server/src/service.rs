@@ -1,23 +1,13 @@
-use std::{
-    fmt,
-    path::Path,
-    sync::{Arc, OnceLock},
-    time::{Duration, UNIX_EPOCH},
-};
+use std::{fmt, path::Path, sync::Arc, time::UNIX_EPOCH};
 
 use bitnet::{
     Model,
-    inference::{DrainReport, Engine},
+    inference::Engine,
     model::{ChatTemplate, Checkpoint, GenerationDefaults, Tokenizer},
     schema::Schemas,
 };
 
-use crate::{
-    http::{body::Bodies, error::ApiError, reading::Readers},
-    identity::Identity,
-    metrics::Metrics,
-    overload::Overload,
-};
+use crate::{config::ServerConfig, identity::Identity, metrics::Metrics, overload::Overload};
 
 /// The model as clients see it.
 #[derive(Debug)]
@@ -47,51 +37,6 @@ impl ServedModel {
             tokenizer: checkpoint.tokenizer.clone(),
             chat: checkpoint.chat.clone(),
             defaults: checkpoint.defaults.clone(),
-        }
-    }
-}
-
-/// Limits and rules for requests.
-#[derive(Debug, Clone)]
-pub struct ServerConfig {
-    /// The name that clients use for the model, instead of its own.
-    pub name: Option<String>,
-    /// The key that clients must send as `Authorization: Bearer KEY`, on all paths except the chat page, `/live`,
-    /// `/ready` and `/health`.
-    pub api_key: Option<String>,
-    /// Maximum size of a body in bytes.
-    pub body_limit: usize,
-    /// Maximum size in bytes of all bodies together that arrive or wait to be parsed, not counting the first 16 KiB of
-    /// each; further bodies are refused.
-    pub bodies_limit: usize,
-    /// Maximum time that a body may take to arrive.
-    pub body_timeout: Duration,
-    /// Maximum time that a request may take once its body has arrived, including parsing and the time in the queue.
-    pub request_timeout: Duration,
-    /// Host names to answer in addition to localhost. A server on a loopback address refuses all other names; a server
-    /// on another address does so only if this list is not empty.
-    pub allow_hosts: Vec<String>,
-    /// Requests that would probably wait longer than this for their first token are refused.
-    pub ttft_goal: Option<Duration>,
-    /// Whether prompts may appear in the log.
-    pub log_prompts: bool,
-    /// Whether fields that change no token are refused, as unknown ones are.
-    pub strict: bool,
-}
-
-impl Default for ServerConfig {
-    fn default() -> Self {
-        ServerConfig {
-            name: None,
-            api_key: None,
-            body_limit: 8 << 20,
-            bodies_limit: 64 << 20,
-            body_timeout: Duration::from_secs(30),
-            request_timeout: Duration::from_secs(600),
-            allow_hosts: Vec::new(),
-            ttft_goal: None,
-            log_prompts: false,
-            strict: false,
         }
     }
 }
@@ -129,71 +74,6 @@ impl Service {
 impl fmt::Debug for Service {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Service").field("model", &self.opened).finish_non_exhaustive()
-    }
-}
-
-/// The state that all routes share. Until the model is loaded there is no service, and only the page and the probes
-/// answer.
-pub struct App {
-    pub(crate) config: ServerConfig,
-    pub(crate) bodies: Bodies,
-    pub(crate) readers: Readers,
-    service: OnceLock<Service>,
-}
-
-impl App {
-    /// An app without a service, for [`App::install`].
-    pub fn new(config: ServerConfig) -> Arc<App> {
-        let bodies = Bodies::new(config.bodies_limit.max(config.body_limit));
-        Arc::new(App { config, bodies, readers: Readers::new(), service: OnceLock::new() })
-    }
-
-    /// An app with a service.
-    pub fn ready(service: Service) -> Arc<App> {
-        let app = App::new(service.config.clone());
-        app.install(service);
-        app
-    }
-
-    /// Adds the service, once its model is loaded.
-    ///
-    /// # Panics
-    /// If the app already has a service.
-    pub fn install(&self, service: Service) {
-        assert!(self.service.set(service).is_ok(), "an app serves one model");
-    }
-
-    /// The service, or an error that says why no requests are accepted.
-    pub(crate) fn service(&self) -> Result<&Service, ApiError> {
-        match self.service.get() {
-            None => Err(ApiError::unavailable("loading", "the model is being loaded")),
-            Some(service) if !service.engine.is_open() => Err(match service.engine.lost() {
-                Some(lost) => ApiError::unavailable("device_lost", lost),
-                None => ApiError::unavailable("stopped", "the engine accepts no more requests"),
-            }),
-            Some(service) => Ok(service),
-        }
-    }
-
-    /// Why the model's device is lost, if it is. Only a new process cures that.
-    pub fn lost(&self) -> Option<String> {
-        self.service.get()?.engine.lost().map(|lost| lost.to_string())
-    }
-
-    /// The service, whether or not it accepts requests.
-    pub(crate) fn loaded(&self) -> Option<&Service> {
-        self.service.get()
-    }
-
-    /// Refuses new requests, finishes the others for at most `timeout`, and ends the rest. Blocks.
-    pub fn drain(&self, timeout: Duration) -> DrainReport {
-        self.service.get().map_or(DrainReport { complete: true }, |s| s.engine.shutdown(timeout))
-    }
-}
-
-impl fmt::Debug for App {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("App").field("service", &self.service.get()).finish_non_exhaustive()
     }
 }
 

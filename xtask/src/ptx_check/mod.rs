@@ -22,9 +22,6 @@ use clap::Args;
 
 pub(crate) use tools::Tools;
 
-/// Architectures that the kernels must assemble for.
-const ARCHITECTURES: [&str; 6] = ["80", "86", "89", "90", "100", "120"];
-
 /// Assemble every text that can reach a GPU, for every architecture: check spills, registers, instructions, and shapes
 /// that the assembler is known to miscompile
 #[derive(Args)]
@@ -43,7 +40,7 @@ impl PtxCheck {
         let found = if self.require || self.versions { Tools::find_or_install()? } else { Tools::find() };
         match found {
             Some(tools) => {
-                check(&tools, &ARCHITECTURES)?;
+                check(&tools, &tools::ARCHITECTURES)?;
                 if self.versions { versions(&tools) } else { Ok(()) }
             }
             None if self.require || self.versions => bail!("no ptxas: {}", tools::CURE),

@@ -11,6 +11,9 @@ use bitnet_kernels::gpu::table::Kernel;
 use super::judge::Code;
 use crate::{output, target};
 
+/// Architectures that the kernels must assemble for.
+pub(super) const ARCHITECTURES: [&str; 6] = ["80", "86", "89", "90", "100", "120"];
+
 /// How to get the assembler.
 pub(super) const CURE: &str = "put it on PATH, name it in $PTXAS, or `pip install nvidia-cuda-nvcc==13.0.88 \
      nvidia-cuda-nvdisasm==13.5.37`";
@@ -34,9 +37,9 @@ pub(super) const VERSIONS: [Version; 8] = [
     Version { package: "nvidia-cuda-nvcc-cu12==12.1.105", architectures: BEFORE_BLACKWELL },
     Version { package: "nvidia-cuda-nvcc-cu12==12.4.131", architectures: BEFORE_BLACKWELL },
     Version { package: "nvidia-cuda-nvcc-cu12==12.6.85", architectures: BEFORE_BLACKWELL },
-    Version { package: "nvidia-cuda-nvcc-cu12==12.9.86", architectures: &super::ARCHITECTURES },
-    Version { package: "nvidia-cuda-nvcc==13.2.78", architectures: &super::ARCHITECTURES },
-    Version { package: "nvidia-cuda-nvcc==13.5.37", architectures: &super::ARCHITECTURES },
+    Version { package: "nvidia-cuda-nvcc-cu12==12.9.86", architectures: &ARCHITECTURES },
+    Version { package: "nvidia-cuda-nvcc==13.2.78", architectures: &ARCHITECTURES },
+    Version { package: "nvidia-cuda-nvcc==13.5.37", architectures: &ARCHITECTURES },
 ];
 
 /// NVIDIA's assembler and disassembler.

@@ -7,8 +7,14 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json, value::RawValue};
 use sha2::{Digest, Sha256};
 
-use super::{BatchOptions, seed_header};
 use crate::{http::error::ApiError, identity::Identity, openai::job::Endpoint};
+
+/// Options of a batch run.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct BatchOptions {
+    /// Whether every choice carries its token ids.
+    pub return_tokens: bool,
+}
 
 /// Reads the lines of a file one at a time, and skips blank ones.
 pub(super) struct Lines<R> {
@@ -130,6 +136,13 @@ pub(super) fn read(line: &Line) -> Result<BatchRequest, BadLine> {
 fn seed_of(custom_id: &str) -> u64 {
     let hash = Sha256::digest(custom_id);
     u64::from_le_bytes(hash[..8].try_into().expect("8 bytes")) >> 11
+}
+
+/// A header with a seed, for a body without one.
+fn seed_header(seed: u64) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    headers.insert("x-seed", seed.into());
+    headers
 }
 
 /// The outcome of a line.

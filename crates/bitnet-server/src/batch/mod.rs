@@ -5,32 +5,21 @@
 //! an interrupted run is started again, it continues after the last complete line of that file. A line without a seed
 //! gets one that follows from its `custom_id`, so that interruptions do not change any answer.
 
+mod error;
 mod line;
 mod output;
 
-use std::{
-    collections::VecDeque,
-    fs::File,
-    io::{self, BufReader},
-    path::{Path, PathBuf},
-};
-
-use axum::http::HeaderMap;
+use std::{collections::VecDeque, fs::File, io::BufReader, path::Path};
 
 use crate::{
     http::{error::ApiError, reading::Reading},
     openai::{answers::Answers, generate, job::Job},
     service::Service,
 };
+pub use error::BatchRunError;
+pub use line::BatchOptions;
 use line::{Line, Lines, Outcome};
 use output::Output;
-
-/// Options of a batch run.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct BatchOptions {
-    /// Whether every choice carries its token ids.
-    pub return_tokens: bool,
-}
 
 /// Progress of a batch run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -47,81 +36,6 @@ pub struct BatchProgress {
     pub bytes: u64,
     /// Bytes of the input.
     pub of_bytes: u64,
-}
-
-/// Why a batch run ended early. The answers up to then are kept.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum BatchRunError {
-    /// A file cannot be read or written.
-    #[error("cannot {what} {}: {source}", path.display())]
-    File {
-        /// What was tried: `read` or `write`.
-        what: &'static str,
-        /// The file.
-        path: PathBuf,
-        /// Why it failed.
-        source: io::Error,
-    },
-    /// The output would overwrite the input.
-    #[error("{} is both input and output", path.display())]
-    SameFile {
-        /// The file.
-        path: PathBuf,
-    },
-    /// Another run is writing the same output.
-    #[error("{} is being written by another run", path.display())]
-    Locked {
-        /// The file.
-        path: PathBuf,
-    },
-    /// The existing answers are not from an earlier run of the same input and options.
-    #[error("line {line} of {} does not answer line {line} of this input with these options", path.display())]
-    OtherRun {
-        /// The file of answers beside the output.
-        path: PathBuf,
-        /// Number of the line, from 1, not counting blank lines.
-        line: u64,
-    },
-    /// An earlier run had another version, model, cache type or device, which may answer the same line differently.
-    #[error("line {line} of {} was answered with {difference}", path.display())]
-    OtherIdentity {
-        /// The file of answers beside the output.
-        path: PathBuf,
-        /// Number of the line, from 1, not counting blank lines.
-        line: u64,
-        /// How the earlier run differed from this one, such as `kv i8 instead of f32`.
-        difference: String,
-    },
-    /// The engine accepts no more requests.
-    #[error("the engine has stopped")]
-    Stopped,
-}
-
-impl BatchRunError {
-    fn file(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self + use<> {
-        let path = path.to_path_buf();
-        move |source| BatchRunError::File { what, path, source }
-    }
-
-    /// What the user can do.
-    pub fn cure(&self) -> &'static str {
-        match self {
-            BatchRunError::File { what: "write", .. } => {
-                "make room for it and start again: complete lines are kept"
-            }
-            BatchRunError::File { .. } => "check the path",
-            BatchRunError::SameFile { .. } => "choose another output",
-            BatchRunError::Locked { .. } => "wait for it, or choose another output",
-            BatchRunError::OtherRun { .. } => {
-                "remove that file to start over, or repeat the command it belongs to"
-            }
-            BatchRunError::OtherIdentity { .. } => {
-                "run it with the same model, version, --kv and device as before, or remove the file"
-            }
-            BatchRunError::Stopped => "start again: complete lines are kept",
-        }
-    }
 }
 
 /// A line that was read and whose answer is not yet written.
@@ -231,11 +145,4 @@ async fn finish(
     let body = generate::shape(service, &job, service.model.created).whole(wholes, usage);
     let done = Outcome::Done { request_id: &job.id, body: &body };
     (done.line(id, Some(custom_id)), answers.tokens(), false)
-}
-
-/// A header with a seed, for a body without one.
-fn seed_header(seed: u64) -> HeaderMap {
-    let mut headers = HeaderMap::new();
-    headers.insert("x-seed", seed.into());
-    headers
 }

@@ -8,7 +8,7 @@ use std::{
 
 use serde::Deserialize;
 
-use super::{BatchRunError, line::Line};
+use super::{error::BatchRunError, line::Line};
 use crate::identity::Identity;
 
 /// The file `OUT.partial` beside the output, with complete lines, locked against a second run.

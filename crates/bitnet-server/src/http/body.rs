@@ -7,10 +7,7 @@ use axum::{
 use http_body_util::BodyExt;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::{
-    http::error::ApiError,
-    service::{App, ServerConfig},
-};
+use crate::{config::ServerConfig, http::error::ApiError};
 
 /// Bytes of each body that do not count towards the total, so that ordinary requests are never refused because of large
 /// ones. The limit on connections bounds how many such bytes there are.
@@ -64,7 +61,12 @@ impl Received {
 
 /// Receives a JSON body within the limits on size and time. Other content types are refused, because browsers let pages
 /// of other sites send some of them without asking.
-pub(crate) async fn receive(app: &App, headers: &HeaderMap, body: Body) -> Result<Received, ApiError> {
+pub(crate) async fn receive(
+    bodies: &Bodies,
+    config: &ServerConfig,
+    headers: &HeaderMap,
+    body: Body,
+) -> Result<Received, ApiError> {
     let kind = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let essence = kind.split(';').next().unwrap_or_default().trim();
     if !essence.eq_ignore_ascii_case("application/json") {
@@ -76,28 +78,33 @@ pub(crate) async fn receive(app: &App, headers: &HeaderMap, body: Body) -> Resul
         return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "content_encoding", message));
     }
     let announced = headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse().ok());
-    if announced.is_some_and(|length: u64| length > app.config.body_limit as u64) {
-        return Err(too_large(&app.config));
+    if announced.is_some_and(|length: u64| length > config.body_limit as u64) {
+        return Err(too_large(config));
     }
-    match tokio::time::timeout(app.config.body_timeout, collect(app, body, announced)).await {
+    match tokio::time::timeout(config.body_timeout, collect(bodies, config, body, announced)).await {
         Ok(received) => received,
         Err(_) => {
-            let message = format!("the body took longer than {:?}", app.config.body_timeout);
+            let message = format!("the body took longer than {:?}", config.body_timeout);
             Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, "body_timeout", message))
         }
     }
 }
 
-async fn collect(app: &App, mut body: Body, announced: Option<u64>) -> Result<Received, ApiError> {
-    let limit = announced.map_or(app.config.body_limit, |length| length as usize);
+async fn collect(
+    bodies: &Bodies,
+    config: &ServerConfig,
+    mut body: Body,
+    announced: Option<u64>,
+) -> Result<Received, ApiError> {
+    let limit = announced.map_or(config.body_limit, |length| length as usize);
     let mut received = Received::default();
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|_| ApiError::malformed("the body did not arrive as announced"))?;
         let Ok(more) = frame.into_data() else { continue };
-        if received.bytes.len() + more.len() > app.config.body_limit {
-            return Err(too_large(&app.config));
+        if received.bytes.len() + more.len() > config.body_limit {
+            return Err(too_large(config));
         }
-        received.add(&more, &app.bodies, limit)?;
+        received.add(&more, bodies, limit)?;
     }
     Ok(received)
 }

@@ -24,10 +24,7 @@ use tokio::{
 };
 use tokio_io_timeout::TimeoutStream;
 
-use crate::{
-    http::{host::Hosts, routes::router_for},
-    service::App,
-};
+use crate::http::{app::App, host::Hosts, routes::router_for};
 
 /// Limits of connections.
 #[derive(Debug, Clone, Copy)]

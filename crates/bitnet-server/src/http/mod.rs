@@ -1,11 +1,12 @@
 //! The parts of HTTP that do not depend on OpenAI's API: sockets and their limits, paths, bodies, errors, and the
 //! small endpoints.
 
-pub(crate) mod body;
+pub(crate) mod app;
+mod body;
 pub(crate) mod connections;
 pub(crate) mod error;
 pub(crate) mod fields;
-pub(crate) mod host;
+mod host;
 mod page;
 mod probes;
 pub(crate) mod reading;

@@ -13,16 +13,16 @@ use serde_json::{Value, json};
 
 use crate::{
     http::{
+        app::{App, read},
         error::ApiError,
         fields::{Fields, list},
-        reading::read,
     },
     openai::{
         chat,
         job::{check_model, unknown_model},
         prompt::{Encoder, tokenizer},
     },
-    service::{App, ServedModel},
+    service::ServedModel,
 };
 
 /// `GET /openapi.json`.

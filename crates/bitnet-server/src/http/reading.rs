@@ -1,5 +1,5 @@
-//! Receives the body of a request and reads it on a thread that may block, within bounds for all clients together.
-//! Reading a body means parsing it, encoding its texts and compiling its grammar.
+//! Bounds the reading of bodies for all clients together. Reading a body means parsing it, encoding its texts and
+//! compiling its grammar.
 //!
 //! Reading can take many times the memory of a body. Large bodies are therefore read one at a time and small ones a few
 //! at a time, so that neither kind waits for the other. Requests that wait here count as waiting in the engine's queue,
@@ -13,28 +13,25 @@ use std::{
     time::{Duration, Instant},
 };
 
-use axum::{extract::Request, http::HeaderMap};
+use axum::http::HeaderMap;
 use bitnet::inference::SubmitError;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::{
-    http::{body::receive, error::ApiError},
-    service::{App, Service},
-};
+use crate::{http::error::ApiError, service::Service};
 
 /// Maximum bytes of a small body.
 const SMALL: usize = 64 << 10;
 /// Number of small bodies that are read at the same time.
-const SMALL_AT_ONCE: usize = 4;
+pub(super) const SMALL_AT_ONCE: usize = 4;
 /// Number of larger bodies that are read at the same time.
 const LARGE_AT_ONCE: usize = 1;
 
 /// The places in which bodies are read, a limited number at a time.
 #[derive(Debug)]
 pub(crate) struct Readers {
-    small: Arc<Semaphore>,
+    pub(super) small: Arc<Semaphore>,
     large: Arc<Semaphore>,
-    waiting: AtomicUsize,
+    pub(super) waiting: AtomicUsize,
 }
 
 impl Readers {
@@ -47,7 +44,7 @@ impl Readers {
     }
 
     /// Waits for a place for a body of this many bytes.
-    async fn place(
+    pub async fn place(
         &self,
         bytes: usize,
         service: &Service,
@@ -99,7 +96,7 @@ pub(crate) struct Reading {
     limit: Duration,
     /// Whether the client has set that limit.
     pub hurried: bool,
-    gone: Arc<AtomicBool>,
+    pub gone: Arc<AtomicBool>,
 }
 
 impl Reading {
@@ -109,7 +106,7 @@ impl Reading {
     }
 
     /// Starts to read within the server's limit, or within the client's `X-Deadline-Ms` if that is shorter.
-    fn of(headers: &HeaderMap, limit: Duration) -> Result<Self, ApiError> {
+    pub fn of(headers: &HeaderMap, limit: Duration) -> Result<Self, ApiError> {
         let Some(value) = headers.get("x-deadline-ms") else { return Ok(Reading::within(limit)) };
         let millis: Option<u64> = value.to_str().ok().and_then(|text| text.parse().ok());
         match millis.map(Duration::from_millis) {
@@ -145,119 +142,9 @@ impl Reading {
     }
 }
 
-/// When dropped, tells the thread that reads a body that the client has gone.
-struct HangUp(Arc<AtomicBool>);
-
-impl Drop for HangUp {
-    fn drop(&mut self) {
-        self.0.store(true, Relaxed);
-    }
-}
-
-/// Receives the body of a request, and reads it on a thread that may block.
-pub(crate) async fn read<T: Send + 'static>(
-    app: &Arc<App>,
-    request: Request,
-    work: impl FnOnce(&Service, &HeaderMap, &[u8], &Reading) -> Result<T, ApiError> + Send + 'static,
-) -> Result<T, ApiError> {
-    let service = app.service()?;
-    let (head, body) = request.into_parts();
-    let received = receive(app, &head.headers, body).await?;
-    let reading = Reading::of(&head.headers, app.config.request_timeout)?;
-    let place = app.readers.place(received.bytes.len(), service, &reading).await;
-    let place =
-        place.inspect_err(|refused| service.metrics.rejected(refused.body.code.unwrap_or("other")))?;
-    let _hang_up = HangUp(Arc::clone(&reading.gone));
-    let app = Arc::clone(app);
-    let worked = blocking(move || {
-        let worked = work(app.service()?, &head.headers, &received.bytes, &reading);
-        // Free the memory before the place, so that the next request finds both.
-        drop(received);
-        drop(place);
-        worked
-    });
-    worked.await?
-}
-
 /// Runs long work on a thread that may block. A panic there is an error of this request only.
 pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, ApiError> {
     tokio::task::spawn_blocking(work).await.map_err(|_| ApiError::fault("the request made a handler panic"))
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::mpsc;
-
-    use axum::body::Body;
-    use bitnet::inference::{EngineConfig, sim::HashModel};
-    use bitnet::model::{Checkpoint, Limits, Model, Synthetic};
-
-    use super::*;
-    use crate::service::ServerConfig;
-
-    const SOON: Duration = Duration::from_secs(20);
-
-    fn app(max_queued_requests: usize) -> Arc<App> {
-        let model = HashModel::new(50, 100, Limits { max_tokens: 8, max_logit_rows: 8, kv_blocks: 8 });
-        let engine = EngineConfig { max_queued_requests, ..EngineConfig::default() };
-        let checkpoint = Checkpoint::synthetic("hash", Synthetic::of(model.spec().clone()));
-        let model = bitnet::Model::start(checkpoint, Box::new(model), engine).unwrap();
-        App::ready(Service::new(model, ServerConfig::default()))
-    }
-
-    fn request(deadline: &str) -> Request {
-        let request = Request::post("/").header("content-type", "application/json");
-        request.header("x-deadline-ms", deadline).body(Body::from("{}")).unwrap()
-    }
-
-    #[tokio::test]
-    async fn reading_ends_when_its_client_is_gone_and_its_place_is_free_again() {
-        let app = app(1);
-        let (ended, end) = mpsc::channel();
-        let reading = read(&app, request("60000"), move |_, _, _, reading| {
-            while reading.go_on().is_ok() {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            ended.send(()).map_err(ApiError::fault)
-        });
-        assert!(tokio::time::timeout(Duration::from_millis(100), reading).await.is_err(), "it goes on");
-        end.recv_timeout(SOON).unwrap();
-        let free = app.readers.small.acquire_many(SMALL_AT_ONCE as u32);
-        drop(tokio::time::timeout(SOON, free).await.unwrap().unwrap());
-    }
-
-    #[tokio::test]
-    async fn what_finds_no_place_waits_within_its_time_and_the_bounds_of_the_queue() {
-        let app = app(2);
-        let (release, released) = mpsc::channel::<()>();
-        let released = Arc::new(parking_lot::Mutex::new(released));
-        let hold = |deadline: &str| {
-            let (app, request, released) = (Arc::clone(&app), request(deadline), Arc::clone(&released));
-            tokio::spawn(async move {
-                let work = move |_: &Service, _: &HeaderMap, _: &[u8], _: &Reading| {
-                    released.lock().recv_timeout(SOON).map_err(ApiError::fault)
-                };
-                read(&app, request, work).await
-            })
-        };
-        let held: Vec<_> = (0..SMALL_AT_ONCE).map(|_| hold("60000")).collect();
-        while app.readers.small.available_permits() > 0 {
-            tokio::task::yield_now().await;
-        }
-        let late = hold("50").await.unwrap().unwrap_err();
-        assert_eq!((late.status.as_u16(), late.body.code), (429, Some("deadline")));
-        let waiting = [hold("60000"), hold("60000")];
-        while app.readers.waiting.load(Relaxed) < 2 {
-            tokio::task::yield_now().await;
-        }
-        let full = hold("60000").await.unwrap().unwrap_err();
-        assert_eq!((full.status.as_u16(), full.body.code), (429, Some("queue_full")));
-        (0..SMALL_AT_ONCE + 2).for_each(|_| release.send(()).unwrap());
-        for reading in held.into_iter().chain(waiting) {
-            assert_eq!(reading.await.unwrap(), Ok(()));
-        }
-        assert_eq!(app.readers.waiting.load(Relaxed), 0);
-    }
 }

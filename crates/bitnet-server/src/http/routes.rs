@@ -13,10 +13,9 @@ use subtle::ConstantTimeEq;
 use tower_http::catch_panic::CatchPanicLayer;
 
 use crate::{
-    http::{error::ApiError, host::Hosts, page, probes},
-    openai::{chat, completions},
+    http::{app::App, error::ApiError, host::Hosts, page, probes},
+    openai::generate,
     random::fresh,
-    service::App,
 };
 
 /// All routes of the server, for use in any axum app.
@@ -35,8 +34,8 @@ pub(crate) fn router_for(app: Arc<App>, hosts: Hosts) -> Router {
         .route("/health", get(probes::health))
         .method_not_allowed_fallback(probes::wrong_method);
     let keyed = Router::new()
-        .route("/v1/completions", post(completions::completions))
-        .route("/v1/chat/completions", post(chat::chat))
+        .route("/v1/completions", post(generate::completions))
+        .route("/v1/chat/completions", post(generate::chat))
         .route("/v1/models", get(probes::models))
         .route("/v1/models/{*name}", get(probes::model))
         .route("/tokenize", post(probes::tokenize))

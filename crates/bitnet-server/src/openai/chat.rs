@@ -1,20 +1,11 @@
-//! `POST /v1/chat/completions`.
+//! What only chats have: messages, tools, and some fields.
 
-use std::sync::Arc;
-
-use axum::{
-    extract::{Request, State},
-    http::HeaderValue,
-    response::Response,
-};
 use bitnet::model::{ChatTemplate, Message, Told};
 
 use crate::{
     http::{error::ApiError, fields::Fields},
     openai::{
-        generate::generate,
         harmless,
-        job::Endpoint,
         messages::messages,
         prompt::{Encoder, tokenizer},
         tools::{
@@ -22,19 +13,7 @@ use crate::{
             form::{self, Form, Thoughts},
         },
     },
-    service::App,
 };
-
-/// The handler.
-pub(crate) async fn chat(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
-    let untemplated = app.service()?.model.chat.is_none();
-    let mut response = generate(Endpoint::Chat, app, request).await?;
-    if untemplated {
-        let joined = HeaderValue::from_static("none; contents joined by blank lines");
-        response.headers_mut().insert("x-chat-template", joined);
-    }
-    Ok(response)
-}
 
 /// The prompt of a chat, up to the beginning of the assistant's turn.
 pub(crate) struct Conversation {

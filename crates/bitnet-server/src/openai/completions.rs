@@ -1,11 +1,5 @@
-//! `POST /v1/completions`.
+//! What only completions have: their forms of prompts, and some fields.
 
-use std::sync::Arc;
-
-use axum::{
-    extract::{Request, State},
-    response::Response,
-};
 use bitnet::inference::{GenerationConfig, InvalidRequest};
 use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
@@ -15,17 +9,11 @@ use crate::{
         error::ApiError,
         fields::{Fields, list},
     },
-    openai::{generate::generate, job::Endpoint, prompt::Encoder},
-    service::App,
+    openai::prompt::Encoder,
 };
 
 /// Maximum number of prompts in one request.
 const MAX_PROMPTS: usize = 128;
-
-/// The handler.
-pub(crate) async fn completions(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
-    generate(Endpoint::Completions, app, request).await
-}
 
 /// Reads the prompts: a text, a list of texts, a list of token ids, or a list of such lists.
 pub(super) fn prompts(fields: &mut Fields<'_>, encoder: &Encoder<'_>) -> Result<Vec<Vec<u32>>, ApiError> {

@@ -1,4 +1,4 @@
-//! The work of both generating endpoints: reads a job, submits it, and answers it whole or as a stream.
+//! The endpoints that generate: reads a job, submits it, and answers it whole or as a stream.
 
 use std::{
     sync::Arc,
@@ -7,13 +7,16 @@ use std::{
 
 use axum::{
     body::Body,
-    extract::Request,
+    extract::{Request, State},
     http::{HeaderValue, header},
     response::{IntoResponse, Response},
 };
 
 use crate::{
-    http::{error::ApiError, reading::read},
+    http::{
+        app::{App, read},
+        error::ApiError,
+    },
     openai::{
         answers::{Answers, Piece},
         job::{Endpoint, Job},
@@ -21,15 +24,26 @@ use crate::{
         shape::{Shape, Usage, Wholes},
         stream::{Events, SILENCE, Then},
     },
-    service::{App, Service},
+    service::Service,
 };
 
-/// Answers a request to an endpoint.
-pub(crate) async fn generate(
-    endpoint: Endpoint,
-    app: Arc<App>,
-    request: Request,
-) -> Result<Response, ApiError> {
+/// The handler of `POST /v1/completions`.
+pub(crate) async fn completions(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
+    generate(Endpoint::Completions, app, request).await
+}
+
+/// The handler of `POST /v1/chat/completions`.
+pub(crate) async fn chat(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
+    let untemplated = app.service()?.model.chat.is_none();
+    let mut response = generate(Endpoint::Chat, app, request).await?;
+    if untemplated {
+        let joined = HeaderValue::from_static("none; contents joined by blank lines");
+        response.headers_mut().insert("x-chat-template", joined);
+    }
+    Ok(response)
+}
+
+async fn generate(endpoint: Endpoint, app: Arc<App>, request: Request) -> Result<Response, ApiError> {
     let job = read(&app, request, move |service, headers, body, reading| {
         Job::read(endpoint, service, headers, body, reading)
     });

@@ -82,7 +82,7 @@ impl Job {
     ) -> Result<Job, ApiError> {
         let model = &service.model;
         let mut fields = Fields::parse(body)?.strictly(service.config.strict);
-        let asked = fields.digest_without("seed");
+        let digest = fields.digest_without("seed");
         check_model(&mut fields, model)?;
         let encoder = Encoder { model, context: service.engine.context(), reading };
         let (prompts, offer) = match endpoint {
@@ -92,14 +92,8 @@ impl Job {
                 (vec![tokens], offer)
             }
         };
-        let mut config = sampling::config(&mut fields, &model.defaults)?;
-        (config.max_new_tokens, config.logprobs) = match endpoint {
-            Endpoint::Completions => {
-                (completions::max_tokens(&mut fields)?, completions::logprobs(&mut fields)?)
-            }
-            Endpoint::Chat => (chat::max_tokens(&mut fields)?, chat::logprobs(&mut fields)?),
-        };
-        let told_seed = seed(config.seed, headers)?;
+        let mut config = config(endpoint, &mut fields, model)?;
+        let given_seed = seed(config.seed, headers)?;
         let priority = priority(&mut fields)?;
         let schema = schema(&mut fields, service, &config, offer.as_ref())?;
         let calls = offer.map(|(offer, form, _)| Calls {
@@ -110,23 +104,14 @@ impl Job {
         let stream = fields.take("stream")?.unwrap_or(false);
         let include_usage = stream_options(&mut fields, stream)?;
         let token_ids = fields.take("return_token_ids")?.unwrap_or(false) || model.tokenizer.is_none();
-        let mut generated = 0;
-        match endpoint {
-            Endpoint::Completions => {
-                completions::best_of(&mut fields, config.n)?;
-                generated = completions::generated(&mut fields, prompts.len(), &config)?;
-                config.echo = fields.take("echo")?.unwrap_or(false);
-                harmless::of_completions(&mut fields)?;
-            }
-            Endpoint::Chat => harmless::of_chat(&mut fields)?,
-        }
-        fields.finish()?;
+        let generated;
+        (config.echo, generated) = last_fields(endpoint, fields, &config, prompts.len())?;
 
         // Small enough for clients whose numbers are doubles.
-        let seed = told_seed.unwrap_or_else(|| fresh() >> 11);
-        let continues =
-            Continues { headers, choices: prompts.len() * config.n, stream, seeded: told_seed.is_some() };
-        let (name, after) = continues.named(service, asked, &config, seed)?;
+        let seed = given_seed.unwrap_or_else(|| fresh() >> 11);
+        let choices = prompts.len() * config.n;
+        let resume = Resume { headers, choices, stream, seeded: given_seed.is_some() };
+        let (name, after) = resume.name(service, digest, &config, seed)?;
         config.seed = Some(seed);
         let (n, logprobs, echo) = (config.n, config.logprobs.is_some(), config.echo);
         let request = |prompt: Vec<u32>| Request {
@@ -190,6 +175,42 @@ impl Endpoint {
     }
 }
 
+/// The settings for generation, except for the seed and the echo.
+fn config(
+    endpoint: Endpoint,
+    fields: &mut Fields<'_>,
+    model: &ServedModel,
+) -> Result<GenerationConfig, ApiError> {
+    let mut config = sampling::config(fields, &model.defaults)?;
+    (config.max_new_tokens, config.logprobs) = match endpoint {
+        Endpoint::Completions => (completions::max_tokens(fields)?, completions::logprobs(fields)?),
+        Endpoint::Chat => (chat::max_tokens(fields)?, chat::logprobs(fields)?),
+    };
+    Ok(config)
+}
+
+/// Takes the fields that nothing else depends on, and refuses all that are left. Returns whether to echo the prompt, and
+/// how many of its tokens are an answer that another server has begun.
+fn last_fields(
+    endpoint: Endpoint,
+    mut fields: Fields<'_>,
+    config: &GenerationConfig,
+    prompts: usize,
+) -> Result<(bool, usize), ApiError> {
+    let (mut echo, mut generated) = (false, 0);
+    match endpoint {
+        Endpoint::Completions => {
+            completions::best_of(&mut fields, config.n)?;
+            generated = completions::generated(&mut fields, prompts, config)?;
+            echo = fields.take("echo")?.unwrap_or(false);
+            harmless::of_completions(&mut fields)?;
+        }
+        Endpoint::Chat => harmless::of_chat(&mut fields)?,
+    }
+    fields.finish()?;
+    Ok((echo, generated))
+}
+
 /// The constraint on the text: tool calls, a format, or either. The text ends where the constraint does, so fields that
 /// ask for a longer text are refused.
 fn schema(
@@ -204,8 +225,8 @@ fn schema(
         (Some(_), _) => "tools",
         (None, Some((field, _))) => *field,
     };
-    for (field, asked) in [("ignore_eos", config.ignore_eos), ("min_tokens", config.min_new_tokens > 0)] {
-        if asked {
+    for (field, given) in [("ignore_eos", config.ignore_eos), ("min_tokens", config.min_new_tokens > 0)] {
+        if given {
             let problem = format!("it cannot be combined with {what}: a finished text must end");
             return Err(ApiError::field(field, problem));
         }
@@ -230,7 +251,7 @@ fn schema(
 }
 
 /// The parts of a request that decide whether it resumes a stream.
-struct Continues<'h> {
+struct Resume<'h> {
     headers: &'h HeaderMap,
     choices: usize,
     stream: bool,
@@ -238,22 +259,22 @@ struct Continues<'h> {
     seeded: bool,
 }
 
-impl Continues<'_> {
+impl Resume<'_> {
     /// The name of the answer, and the position after which it resumes, if requested. A stream cannot be resumed
     /// without its seed, because another seed gives another text.
-    fn named(
+    fn name(
         &self,
         service: &Service,
-        asked: Sha256,
+        digest: Sha256,
         config: &GenerationConfig,
         seed: u64,
     ) -> Result<(Name, Option<Position>), ApiError> {
         // A greedy text does not depend on its seed.
         let seed = if config.is_greedy() { 0 } else { seed };
-        let asked = asked.chain_update(seed.to_le_bytes()).finalize();
-        let asked = u32::from_le_bytes(asked[..4].try_into().expect("4 bytes"));
+        let digest = digest.chain_update(seed.to_le_bytes()).finalize();
+        let digest = u32::from_le_bytes(digest[..4].try_into().expect("4 bytes"));
         if !self.headers.contains_key("last-event-id") {
-            return Ok((Name::fresh(asked), None));
+            return Ok((Name::fresh(digest), None));
         }
         if !self.stream {
             return Err(ApiError::field("Last-Event-ID", "it needs stream to be true"));
@@ -262,9 +283,9 @@ impl Continues<'_> {
             let problem = "it needs the seed of the stream, in `seed` or X-Seed, unless temperature is 0";
             return Err(ApiError::field("Last-Event-ID", problem));
         }
-        match Continued::requested(self.headers, self.choices, asked, &service.identity)? {
+        match Continued::requested(self.headers, self.choices, digest, &service.identity)? {
             Some(Continued { after, name }) => Ok((name, Some(after))),
-            None => Ok((Name::fresh(asked), None)),
+            None => Ok((Name::fresh(digest), None)),
         }
     }
 }
@@ -278,10 +299,10 @@ fn check_size(requests: &[Request], n: usize, stream: bool, service: &Service) -
     }
     requests.iter().try_for_each(|r| service.engine.validate(r))?;
     let scored = |r: &Request| r.prompt.len() * (1 + r.config.logprobs.unwrap_or(0)) * r.config.n;
-    let told: usize = requests.iter().filter(|r| r.output == Output::Scored).map(scored).sum();
-    if told > MAX_SCORED {
+    let total: usize = requests.iter().filter(|r| r.output == Output::Scored).map(scored).sum();
+    if total > MAX_SCORED {
         let problem =
-            format!("{told} log-probabilities of prompts are over {MAX_SCORED}: send fewer at a time");
+            format!("{total} log-probabilities of prompts are over {MAX_SCORED}: send fewer at a time");
         return Err(ApiError::field("echo", problem));
     }
     let room = |r: &Request| (service.engine.context() - r.prompt.len()).min(r.config.max_new_tokens);

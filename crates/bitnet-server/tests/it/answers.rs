@@ -347,11 +347,10 @@ fn json_is_what_its_schema_says_streamed_and_in_a_crowd() {
     assert!(text.starts_with('{'), "{text}");
 }
 
-#[test]
-fn what_is_not_supported_is_refused_by_name() {
-    let server = demo_server();
+/// Paths, bodies, and the status and field of their refusal.
+fn refused_bodies() -> Vec<(&'static str, Value, u16, Option<&'static str>)> {
     let messages = json!([{"role": "user", "content": "O"}]);
-    let cases: Vec<(&str, Value, u16, Option<&str>)> = vec![
+    vec![
         (COMPLETIONS, json!({}), 400, Some("prompt")),
         (COMPLETIONS, json!({"prompt": ""}), 200, None),
         (COMPLETIONS, json!({"prompt": []}), 400, Some("prompt")),
@@ -410,8 +409,13 @@ fn what_is_not_supported_is_refused_by_name() {
         ),
         ("/tokenize", json!({"prompt": "x", "y": 1}), 400, Some("y")),
         ("/detokenize", json!({"tokens": [99_999]}), 400, Some("tokens")),
-    ];
-    for (path, body, status, param) in cases {
+    ]
+}
+
+#[test]
+fn what_is_not_supported_is_refused_by_name() {
+    let server = demo_server();
+    for (path, body, status, param) in refused_bodies() {
         let reply = server.post(path, &body);
         if status == 200 {
             reply.ok();

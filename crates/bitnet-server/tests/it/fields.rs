@@ -12,6 +12,7 @@ const COMPLETIONS: &str = "/v1/completions";
 const CHAT: &str = "/v1/chat/completions";
 
 /// A field of OpenAI's API or of its clients, with a value that asks for something.
+#[derive(Clone)]
 struct Case {
     path: &'static str,
     /// As the table writes it.
@@ -34,9 +35,12 @@ fn call() -> Value {
     json!({"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}})
 }
 
-/// Every field of the request bodies that OpenAI publishes for chats, then for completions, then what other servers
-/// and clients added.
+/// Every field of the request bodies that OpenAI publishes, and what other servers and clients added.
 fn cases() -> Vec<Case> {
+    [messages(), chats(), completions(), extensions()].concat()
+}
+
+fn messages() -> Vec<Case> {
     let user = json!({"role": "user", "content": "x"});
     let after = |message: Value| json!({"messages": [user, message]});
     vec![
@@ -94,6 +98,11 @@ fn cases() -> Vec<Case> {
             after(json!({"role": "assistant", "content": "x", "function_call": {}})),
             "refused",
         ),
+    ]
+}
+
+fn chats() -> Vec<Case> {
+    let mut cases = vec![
         case(CHAT, "audio", json!({"audio": {"voice": "ash", "format": "wav"}}), "refused"),
         case(CHAT, "frequency_penalty", json!({"frequency_penalty": 0.5}), "honoured"),
         case(CHAT, "function_call", json!({"function_call": {"name": "f"}}), "refused"),
@@ -121,6 +130,8 @@ fn cases() -> Vec<Case> {
         case(CHAT, "reasoning_effort", json!({"reasoning_effort": "low"}), "accepted"),
         case(CHAT, "response_format", json!({"response_format": {"type": "json_object"}}), "honoured"),
         case(CHAT, "safety_identifier", json!({"safety_identifier": "s"}), "accepted"),
+    ];
+    cases.extend([
         case(CHAT, "seed", json!({"seed": 7.0}), "honoured"),
         case(CHAT, "service_tier", json!({"service_tier": "flex"}), "accepted"),
         case(CHAT, "stop", json!({"stop": ["x"]}), "honoured"),
@@ -146,6 +157,12 @@ fn cases() -> Vec<Case> {
         case(CHAT, "user", json!({"user": "u"}), "honoured"),
         case(CHAT, "verbosity", json!({"verbosity": "low"}), "accepted"),
         case(CHAT, "web_search_options", json!({"web_search_options": {}}), "refused"),
+    ]);
+    cases
+}
+
+fn completions() -> Vec<Case> {
+    vec![
         case(COMPLETIONS, "model", json!({"model": "demo"}), "honoured"),
         case(COMPLETIONS, "prompt", json!({"prompt": ["x", "y"]}), "honoured"),
         case(COMPLETIONS, "best_of", json!({"best_of": 3}), "refused"),
@@ -169,6 +186,11 @@ fn cases() -> Vec<Case> {
         case(COMPLETIONS, "temperature", json!({"temperature": 0.5}), "honoured"),
         case(COMPLETIONS, "top_p", json!({"top_p": 0.5}), "honoured"),
         case(COMPLETIONS, "user", json!({"user": "u"}), "honoured"),
+    ]
+}
+
+fn extensions() -> Vec<Case> {
+    vec![
         case(
             CHAT,
             "stream_options.continuous_usage_stats",

@@ -1,4 +1,4 @@
-use std::{collections::HashMap, fmt};
+use std::{collections::HashMap, fmt, sync::Arc};
 
 use bitnet_inference::{Constraint, ConstraintError, TokenSet};
 use llguidance::Matcher;
@@ -9,16 +9,17 @@ use super::{
     number::{Digits, Number},
 };
 
-/// The texts of a request, as far as they have been read.
-pub(super) struct Followed {
-    schema: Schema,
-    texts: Mutex<HashMap<u32, Text>>,
+impl Schema {
+    /// A constraint for the texts of a request.
+    pub fn constraint(&self) -> Arc<dyn Constraint> {
+        Arc::new(Followed { schema: self.clone(), texts: Mutex::default() })
+    }
 }
 
-impl Followed {
-    pub fn new(schema: &Schema) -> Self {
-        Followed { schema: schema.clone(), texts: Mutex::default() }
-    }
+/// The texts of a request, as far as they have been read.
+struct Followed {
+    schema: Schema,
+    texts: Mutex<HashMap<u32, Text>>,
 }
 
 impl Constraint for Followed {

@@ -9,7 +9,6 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
-use bitnet_inference::Constraint;
 use bitnet_model::Tokenizer;
 use llguidance::{
     Matcher, ParserFactory,
@@ -18,10 +17,10 @@ use llguidance::{
 };
 use serde_json::{Value, json};
 
-use self::{followed::Followed, number::Digits};
+use self::number::Digits;
+use crate::Error;
 #[doc(hidden)]
 pub use strings::StringTracker;
-use crate::Error;
 
 /// Compiles schemas for a vocabulary.
 pub struct Schemas {
@@ -190,11 +189,6 @@ impl Schema {
     #[must_use]
     pub fn within(self, within: Within) -> Self {
         Schema { within: Some(within), ..self }
-    }
-
-    /// A constraint for the texts of a request.
-    pub fn constraint(&self) -> Arc<dyn Constraint> {
-        Arc::new(Followed::new(self))
     }
 }
 

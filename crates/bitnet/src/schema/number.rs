@@ -1,6 +1,6 @@
 use bitnet_model::Tokenizer;
 
-use super::StringTracker;
+use super::strings::StringTracker;
 
 /// Maximum number of digits in a row, before or after the point or in the exponent of a number; enough for any 64-bit
 /// integer. Without a limit, a model that repeats itself writes digits until the maximum length of its text.

@@ -10,7 +10,7 @@ use bitnet::tensor::{GroupedTensor, TernaryTensor};
 use half::f16;
 use serde::Serialize;
 
-use super::{REPEATS, repeated};
+use super::runs::{REPEATS, repeated};
 use crate::error::CliError;
 
 /// Rounds before the measurement, in which a GPU records its launches.

@@ -1,20 +1,25 @@
 mod kernels;
 mod report;
+mod runs;
 mod sequences;
 mod url;
 
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use bitnet::inference::names::ThroughputRecord;
-use bitnet::kernels::{
-    BackendInfo,
-    gpu::{Ceilings, Driver},
+use bitnet::{
+    inference::names::ThroughputRecord,
+    kernels::{
+        BackendInfo,
+        gpu::{Ceilings, Driver},
+    },
+    load::WeightBytes,
+    model::{Checkpoint, Model},
 };
-use bitnet::model::Checkpoint;
 use kernels::{Bounds, Sizes};
 pub use report::Report;
 use report::{Decode, Gpu, Peaks, Prefill, Speed};
-use sequences::Sequences;
+use runs::repeated;
+use sequences::{RAGGED, Sequences};
 
 use crate::{
     args::{BenchArgs, Common, DEFAULT_DEPTH, DEFAULT_PROMPT},
@@ -27,14 +32,8 @@ use crate::{
 
 /// Maximum number of sequences decoded together.
 const MAX_BATCH: usize = 1024;
-/// Prompts are up to this many tokens longer than the shortest.
-const RAGGED: usize = 5;
 /// Tokens compared between a batch and its members alone.
 const COMPARED: usize = 16;
-/// Number of runs for everything other than prefill and decode speed.
-const REPEATS: usize = 5;
-/// Maximum time for the runs of one measurement; those that begin within it count.
-const PATIENCE: Duration = Duration::from_secs(20);
 
 /// `bitnet bench`.
 pub fn run(common: &Common, args: &BenchArgs) -> Result<(), CliError> {
@@ -52,30 +51,7 @@ pub fn measure<D: Driver + 'static>(machine: &Machine<'_, D>, args: &BenchArgs) 
     let checkpoint = model_arg::open(args.model.as_deref().unwrap_or_default())?;
     let (want, prefill) = (want(args, &checkpoint)?, prefill(args));
     let Loaded { mut model, weights, time, refused, .. } = machine.load(&checkpoint, want)?;
-    let info = model.backend();
-    let mut report = Report {
-        device: info.device,
-        isa: info.isa,
-        threads: info.threads,
-        model: checkpoint.name.clone(),
-        kv: info.kv,
-        gpu_refused: refused,
-        memory_bandwidth_gb_s: None,
-        integer_peak_tops: None,
-        load_seconds: time.as_secs_f64(),
-        peak_memory_bytes: None,
-        weight_layout: weights.layout,
-        weight_bytes: weights.step,
-        trits: weights.trits,
-        gpu: None,
-        step: model.limits().max_tokens,
-        prefill: Vec::new(),
-        decode_tokens: args.decode,
-        decode: Vec::new(),
-        speculation: Vec::new(),
-        kernels: Vec::new(),
-        batch_equals_single: true,
-    };
+    let mut report = unmeasured(args, &checkpoint.name, &*model, (&weights, time), refused);
     let save = |report: &Report| args.save.as_ref().map_or(Ok(()), |file| save_json(file, report));
     let mut sequences = Sequences::new(&checkpoint.name, &mut *model, want.tokens);
 
@@ -106,9 +82,9 @@ pub fn measure<D: Driver + 'static>(machine: &Machine<'_, D>, args: &BenchArgs) 
         bar.step();
     }
     drop(bar);
-    let guesses = args.speculate.map(usize::from);
+    let drafts = args.speculate.map(usize::from);
     report.speculation =
-        guesses.map_or(Ok(Vec::new()), |guesses| sequences.speculation(guesses, args.decode))?;
+        drafts.map_or(Ok(Vec::new()), |drafts| sequences.speculation(drafts, args.decode))?;
     // Before the bandwidth is measured, whose buffer would count too.
     report.peak_memory_bytes = bitnet::peak_memory_bytes();
     let device = model.device();
@@ -125,6 +101,40 @@ pub fn measure<D: Driver + 'static>(machine: &Machine<'_, D>, args: &BenchArgs) 
         kernels(machine, args, &checkpoint, &mut report, &save)?;
     }
     Ok(report)
+}
+
+/// A report of what is known before anything is measured.
+fn unmeasured(
+    args: &BenchArgs,
+    name: &str,
+    model: &dyn Model,
+    (weights, time): (&WeightBytes, Duration),
+    refused: Option<String>,
+) -> Report {
+    let BackendInfo { device, isa, threads, kv } = model.backend();
+    Report {
+        device,
+        isa,
+        threads,
+        model: name.to_owned(),
+        kv,
+        gpu_refused: refused,
+        memory_bandwidth_gb_s: None,
+        integer_peak_tops: None,
+        load_seconds: time.as_secs_f64(),
+        peak_memory_bytes: None,
+        weight_layout: weights.layout,
+        weight_bytes: weights.step,
+        trits: weights.trits,
+        gpu: None,
+        step: model.limits().max_tokens,
+        prefill: Vec::new(),
+        decode_tokens: args.decode,
+        decode: Vec::new(),
+        speculation: Vec::new(),
+        kernels: Vec::new(),
+        batch_equals_single: true,
+    }
 }
 
 /// Measures the kernels of the backend in the report.
@@ -212,13 +222,4 @@ fn want(args: &BenchArgs, checkpoint: &Checkpoint) -> Result<Want, CliError> {
     let step = longest.max(begun).min(args.step).max(sequences);
     let drafts = args.speculate.map_or(0, usize::from);
     Ok(Want { step, all_logits: false, sequences, drafts, tokens, least: tokens })
-}
-
-/// Runs up to `runs` times and returns the times in seconds.
-fn repeated(runs: usize, mut run: impl FnMut() -> Result<Duration, CliError>) -> Result<Vec<f64>, CliError> {
-    let (start, mut times) = (Instant::now(), Vec::with_capacity(runs));
-    while times.is_empty() || (times.len() < runs && start.elapsed() <= PATIENCE) {
-        times.push(run()?.as_secs_f64());
-    }
-    Ok(times)
 }

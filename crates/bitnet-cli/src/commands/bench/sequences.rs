@@ -10,10 +10,13 @@ use bitnet::kernels::{Ask, Drawn, Wanted};
 use bitnet::model::{Batch, Logits, Model};
 
 use super::{
-    RAGGED, REPEATS,
     report::{Speculation, Speed},
+    runs::REPEATS,
 };
 use crate::{args::DEFAULT_DEPTH, error::CliError, progress::Progress};
+
+/// Prompts are up to this many tokens longer than the shortest.
+pub const RAGGED: usize = 5;
 
 /// A model, and the buffers of its steps.
 pub struct Sequences<'a> {
