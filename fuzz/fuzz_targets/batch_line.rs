@@ -2,10 +2,10 @@
 
 use std::{fs, sync::LazyLock};
 
-use bitnet_fuzz_targets::Asked;
+use bitnet_fuzz_targets::TestServer;
 use libfuzzer_sys::fuzz_target;
 
-static ASKED: LazyLock<Asked> = LazyLock::new(Asked::new);
+static ASKED: LazyLock<TestServer> = LazyLock::new(TestServer::new);
 
 fuzz_target!(|bytes: &[u8]| {
     // Every line that is not blank gets one line, whatever it holds; only text that is no text ends the run.

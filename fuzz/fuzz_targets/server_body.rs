@@ -1,11 +1,11 @@
 #![no_main]
 
 use axum::{body::Body, http::Request};
-use bitnet_fuzz_targets::{Asked, PATHS};
+use bitnet_fuzz_targets::{TestServer, PATHS};
 use libfuzzer_sys::fuzz_target;
 use std::sync::LazyLock;
 
-static ASKED: LazyLock<Asked> = LazyLock::new(Asked::new);
+static ASKED: LazyLock<TestServer> = LazyLock::new(TestServer::new);
 
 fuzz_target!(|bytes: &[u8]| {
     let Some((path, body)) = bytes.split_first() else { return };

@@ -19,16 +19,16 @@ use tower::ServiceExt;
 pub const PATHS: [&str; 4] = ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"];
 
 /// What is asked.
-pub struct Asked {
+pub struct TestServer {
     runtime: Runtime,
     routes: Router,
     batch: Service,
 }
 
-impl Asked {
+impl TestServer {
     pub fn new() -> Self {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        Asked {
+        TestServer {
             runtime: runtime.expect("a runtime"),
             routes: router(App::ready(service())),
             batch: service(),
@@ -52,9 +52,9 @@ impl Asked {
     }
 }
 
-impl Default for Asked {
+impl Default for TestServer {
     fn default() -> Self {
-        Asked::new()
+        TestServer::new()
     }
 }
 

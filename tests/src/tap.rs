@@ -32,7 +32,7 @@ pub enum Call {
 
 /// The calls of a driver so far, and how it should fail.
 #[derive(Default)]
-struct Told {
+struct Log {
     calls: Vec<Call>,
     kernels: Vec<&'static str>,
     read: usize,
@@ -43,14 +43,14 @@ struct Told {
 pub struct Tap {
     info: DeviceInfo,
     simulator: Arc<Mutex<Simulator>>,
-    told: Arc<Mutex<Told>>,
+    log: Arc<Mutex<Log>>,
 }
 
 /// The test's end of a [`Tap`].
 #[derive(Clone)]
 pub struct Handle {
     simulator: Arc<Mutex<Simulator>>,
-    told: Arc<Mutex<Told>>,
+    log: Arc<Mutex<Log>>,
 }
 
 fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -60,22 +60,22 @@ fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Handle {
     /// Number of times that a call was made.
     pub fn count(&self, call: Call) -> usize {
-        lock(&self.told).calls.iter().filter(|&&c| c == call).count()
+        lock(&self.log).calls.iter().filter(|&&c| c == call).count()
     }
 
     /// Makes this call fail from now on.
     pub fn fail(&self, call: Call, error: GpuError) {
-        lock(&self.told).fault = Some((call, error));
+        lock(&self.log).fault = Some((call, error));
     }
 
     /// The kernels that have run, whether launched or replayed, in order.
     pub fn kernels(&self) -> Vec<&'static str> {
-        lock(&self.told).kernels.clone()
+        lock(&self.log).kernels.clone()
     }
 
     /// Number of bytes that the host has read.
     pub fn bytes_read(&self) -> usize {
-        lock(&self.told).read
+        lock(&self.log).read
     }
 
     /// Number of allocated bytes on the device.
@@ -94,16 +94,16 @@ impl Tap {
     /// A simulator behind a tap.
     pub fn of(simulator: Simulator) -> (Self, Handle) {
         let info = simulator.info().clone();
-        let (simulator, told) = (Arc::new(Mutex::new(simulator)), Arc::default());
-        let handle = Handle { simulator: Arc::clone(&simulator), told: Arc::clone(&told) };
-        (Tap { info, simulator, told }, handle)
+        let (simulator, log) = (Arc::new(Mutex::new(simulator)), Arc::default());
+        let handle = Handle { simulator: Arc::clone(&simulator), log: Arc::clone(&log) };
+        (Tap { info, simulator, log }, handle)
     }
 
     /// Counts a call, and fails it if requested.
     fn hear(&self, call: Call) -> Result<(), GpuError> {
-        let mut told = lock(&self.told);
-        told.calls.push(call);
-        match &told.fault {
+        let mut log = lock(&self.log);
+        log.calls.push(call);
+        match &log.fault {
             Some((at, error)) if *at == call => Err(error.clone()),
             _ => Ok(()),
         }
@@ -142,7 +142,7 @@ impl Driver for Tap {
 
     fn read(&mut self, address: u64, bytes: &mut [u8]) -> Result<(), GpuError> {
         self.hear(Call::Read)?;
-        lock(&self.told).read += bytes.len();
+        lock(&self.log).read += bytes.len();
         lock(&self.simulator).read(address, bytes)
     }
 
@@ -153,7 +153,7 @@ impl Driver for Tap {
 
     fn launch(&mut self, launch: &Launch, function: &Self::Function) -> Result<(), GpuError> {
         self.hear(Call::Launch)?;
-        lock(&self.told).kernels.push(launch.kernel().name);
+        lock(&self.log).kernels.push(launch.kernel().name);
         lock(&self.simulator).launch(launch, function)
     }
 
@@ -164,7 +164,7 @@ impl Driver for Tap {
 
     fn replay(&mut self, graph: &Self::Graph) -> Result<(), GpuError> {
         self.hear(Call::Replay)?;
-        lock(&self.told).kernels.extend(graph.iter().map(|(launch, _)| launch.kernel().name));
+        lock(&self.log).kernels.extend(graph.iter().map(|(launch, _)| launch.kernel().name));
         lock(&self.simulator).replay(graph)
     }
 

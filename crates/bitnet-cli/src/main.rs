@@ -78,9 +78,9 @@ fn dispatch(command: Command, common: &Common) -> Result<(), CliError> {
 /// Reports a panic, which is a bug of ours, in one line like every failure. A worker's panic also brings down the
 /// thread that waits for it, so only the first one is reported.
 fn one_line_panics() {
-    static TOLD: AtomicBool = AtomicBool::new(false);
+    static REPORTED: AtomicBool = AtomicBool::new(false);
     set_hook(Box::new(|panic| {
-        if !TOLD.swap(true, Ordering::Relaxed) {
+        if !REPORTED.swap(true, Ordering::Relaxed) {
             let place = panic.location().map_or("unknown place".into(), ToString::to_string);
             let what = panic.payload_as_str().unwrap_or("panic");
             output::error(&format!(

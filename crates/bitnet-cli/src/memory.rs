@@ -8,7 +8,7 @@ pub fn bandwidth(threads: usize) -> Option<f64> {
 }
 
 /// The bandwidth as text.
-pub fn bandwidth_told(gb_s: Option<f64>) -> String {
+pub fn bandwidth_text(gb_s: Option<f64>) -> String {
     gb_s.map_or("unknown".into(), |gb_s| format!("{gb_s:.1} GB/s"))
 }
 
@@ -19,7 +19,7 @@ mod tests {
     #[test]
     fn a_bandwidth_that_could_not_be_measured_is_unknown() {
         assert_eq!(
-            (bandwidth_told(None), bandwidth_told(Some(12.34))),
+            (bandwidth_text(None), bandwidth_text(Some(12.34))),
             ("unknown".into(), "12.3 GB/s".into())
         );
     }

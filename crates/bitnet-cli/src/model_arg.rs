@@ -18,10 +18,10 @@ pub fn open_thinking(model: &str, thinking: bool) -> Result<Opened, CliError> {
     let checkpoint = &mut opened.checkpoint;
     if !thinking {
         let asks = checkpoint.chat.take_if(|template| template.asks_for_thinking());
-        let told = asks.map(|template| template.with_thinking(false));
+        let decided = asks.map(|template| template.with_thinking(false));
         let what = "the model's chat template leaves no choice about thinking";
         let refused = || CliError::refused(what, "--no-thinking", "leave it out");
-        checkpoint.chat = Some(told.ok_or_else(refused)?);
+        checkpoint.chat = Some(decided.ok_or_else(refused)?);
     }
     Ok(opened)
 }

@@ -70,12 +70,12 @@ pub fn usage(error: &clap::Error) -> ExitCode {
     }
     let text = error.render().to_string();
     let lines = text.lines().map(str::trim);
-    let told = lines.take_while(|l| !l.starts_with("Usage:") && !l.starts_with("For more information"));
-    let (tips, told): (Vec<&str>, Vec<&str>) =
-        told.filter(|l| !l.is_empty()).partition(|l| l.starts_with("tip: "));
-    let told = told.join(" ");
-    let told = told.strip_prefix("error: ").unwrap_or(&told);
-    self::error(&format!("{told} (command line): see bitnet --help, or --help after a command"));
+    let lines = lines.take_while(|l| !l.starts_with("Usage:") && !l.starts_with("For more information"));
+    let (tips, lines): (Vec<&str>, Vec<&str>) =
+        lines.filter(|l| !l.is_empty()).partition(|l| l.starts_with("tip: "));
+    let text = lines.join(" ");
+    let text = text.strip_prefix("error: ").unwrap_or(&text);
+    self::error(&format!("{text} (command line): see bitnet --help, or --help after a command"));
     for tip in tips {
         stderr(tip);
     }

@@ -208,8 +208,8 @@ impl Hub {
             if begins_at(&answer) != before {
                 unfinished.restart()?;
             }
-            let mut told = |have| progress(file, have, size.unwrap_or(have));
-            let problem = match receive(&mut answer, &mut unfinished, size.unwrap_or(u64::MAX), &mut told) {
+            let mut report = |have| progress(file, have, size.unwrap_or(have));
+            let problem = match receive(&mut answer, &mut unfinished, size.unwrap_or(u64::MAX), &mut report) {
                 Ok(()) if size.is_none_or(|size| unfinished.length == size) => break,
                 Ok(()) => "it ended early".to_string(),
                 Err(Failure::Cache(e)) => return Err(e),

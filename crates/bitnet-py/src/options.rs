@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use bitnet::{Message, Priority, Request, Told, model::ToolCall};
+use bitnet::{Message, Priority, Request, TemplateInput, model::ToolCall};
 use pyo3::{
     exceptions::PyTypeError,
     prelude::*,
@@ -48,7 +48,7 @@ pub(crate) fn one_of_many(prompt: &Bound<'_, PyAny>, options: Options<'_, '_>) -
 
 /// Sets options by name; `None` leaves one as it is.
 fn set(mut request: Request, options: Options<'_, '_>) -> PyResult<Request> {
-    let mut told = Told::default();
+    let mut input = TemplateInput::default();
     for (name, value) in options.into_iter().flatten() {
         let name: String = name.extract()?;
         if value.is_none() {
@@ -56,12 +56,12 @@ fn set(mut request: Request, options: Options<'_, '_>) -> PyResult<Request> {
         }
         let named = |error| named(value.py(), &name, &value, error);
         match name.as_str() {
-            "tools" => told.tools = tools(&value).map_err(named)?,
-            "chat_template_kwargs" => told.variables = variables(&value).map_err(named)?,
+            "tools" => input.tools = tools(&value).map_err(named)?,
+            "chat_template_kwargs" => input.variables = variables(&value).map_err(named)?,
             _ => request = option(request, &name, &value).map_err(named)?,
         }
     }
-    Ok(request.told(told))
+    Ok(request.template_input(input))
 }
 
 fn option(request: Request, name: &str, value: &Bound<'_, PyAny>) -> PyResult<Request> {

@@ -83,8 +83,8 @@ mod tests {
         let mine = Identity::new("demo", "f32", "cpu");
         assert_eq!(mine.difference(&mine), None);
         let theirs = Identity::new("demo", "i8", "cuda:0");
-        let told = mine.difference(&theirs).unwrap();
-        assert_eq!(told, "kv i8 instead of f32, device cuda:0 instead of cpu");
+        let difference = mine.difference(&theirs).unwrap();
+        assert_eq!(difference, "kv i8 instead of f32, device cuda:0 instead of cpu");
         assert_ne!(
             Identity::new(&"x".repeat(400), "f32", "cpu"),
             Identity::new(&"y".repeat(400), "f32", "cpu")

@@ -36,7 +36,7 @@ const RATIO: &[f64] = &[0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 2.
 type Read = fn(&Engine) -> u64;
 
 /// The metrics of one served model.
-pub(crate) struct Metrics {
+pub(crate) struct ServerMetrics {
     registry: Registry,
     overload: Arc<Overload>,
     requests: IntCounterVec,
@@ -60,7 +60,7 @@ pub(crate) struct Metrics {
     polled: Mutex<Polled>,
 }
 
-/// Metrics whose numbers the engine keeps, copied when they are requested.
+/// ServerMetrics whose numbers the engine keeps, copied when they are requested.
 struct Polled {
     gauges: Vec<(IntGauge, Read)>,
     counters: Vec<(IntCounter, Read)>,
@@ -82,7 +82,7 @@ impl Polled {
     }
 }
 
-impl Metrics {
+impl ServerMetrics {
     /// Makes the metrics, with the label `model` for the name that clients use.
     pub fn new(model: &str, engine: &Engine, overload: Arc<Overload>) -> Self {
         let labels = [("model".to_owned(), model.to_owned())].into();
@@ -93,7 +93,7 @@ impl Metrics {
         let rejected = Opts::new("bitnet_requests_rejected_total", "Requests that were refused, by reason.");
         let count = |name, help| counter(r, name, help);
         let measure = |name, help, edges| histogram(r, name, help, edges);
-        Metrics {
+        ServerMetrics {
             requests: registered(r, IntCounterVec::new(requests, &["class", "reason"]).expect("valid")),
             rejected: registered(r, IntCounterVec::new(rejected, &["reason"]).expect("valid")),
             tokens: [
@@ -203,7 +203,7 @@ fn row(kind: MetricType, metric: &Metric) -> Value {
 }
 
 /// Receives reports on the engine's own threads.
-impl Recorder for Metrics {
+impl Recorder for ServerMetrics {
     fn stalled(&self, age: Duration, plans: &str) {
         tracing::error!(target: "bitnet::server", ?age, plans, "a step takes too long: /live fails until it ends");
     }
@@ -251,7 +251,7 @@ impl Recorder for Metrics {
     }
 }
 
-/// Metrics that are always 1, whose labels describe the server.
+/// ServerMetrics that are always 1, whose labels describe the server.
 fn describe(r: &Registry, engine: &Engine) {
     let version = format!("Version {}.", env!("CARGO_PKG_VERSION"));
     gauge(r, "bitnet_build_info", &version).set(1);

@@ -31,9 +31,9 @@ struct State {
     /// When the last such request got its first token or ended, if there is none now.
     quiet: Option<Instant>,
     /// For each priority, the pace of all requests that are at least as urgent.
-    pace: [Pace; 3],
+    pace: [FirstTokenRate; 3],
     /// The pace of each priority alone.
-    own: [Pace; 3],
+    own: [FirstTokenRate; 3],
     /// For each priority, since when its first request has been the next to get a token.
     head: [Option<Instant>; 3],
     /// Times from submission to the place in a batch, and to the first token.
@@ -45,7 +45,7 @@ struct State {
 
 /// How fast requests get their first tokens.
 #[derive(Debug, Default, Clone, Copy)]
-struct Pace {
+struct FirstTokenRate {
     /// Time of the last first token.
     last: Option<Instant>,
     /// Seconds between one first token and the next.
@@ -82,24 +82,24 @@ impl Spread {
 }
 
 /// Factor by which each new value reduces the weight of the older ones, so that about ten count.
-const KEEP: f64 = 0.9;
+const DECAY: f64 = 0.9;
 /// Minimum time in seconds in which values lose two thirds of their weight. It is ten times the mean if that is longer.
-const MEMORY: f64 = 5.0;
+const TIME_CONSTANT: f64 = 5.0;
 /// Time in seconds in which values lose two thirds of their weight while no request waits.
-const QUIET_MEMORY: f64 = 1.0;
+const IDLE_TIME_CONSTANT: f64 = 1.0;
 /// Weight below which a mean is no evidence.
-const EVIDENCE: f64 = 0.5;
+const MIN_WEIGHT: f64 = 0.5;
 
 impl Mean {
     fn add(&mut self, now: Instant, value: f64) {
-        let (kept, mean) = (self.faded(now) * KEEP, self.value().unwrap_or(0.0));
+        let (kept, mean) = (self.faded(now) * DECAY, self.value().unwrap_or(0.0));
         *self = Mean { weight: kept + 1.0, sum: kept * mean + value, at: Some(now) };
     }
 
     /// The weight that is left at this time.
     fn faded(&self, now: Instant) -> f64 {
         let age = self.at.map_or(0.0, |at| now.saturating_duration_since(at).as_secs_f64());
-        let memory = MEMORY.max(10.0 * self.value().unwrap_or(0.0));
+        let memory = TIME_CONSTANT.max(10.0 * self.value().unwrap_or(0.0));
         self.weight * (-age / memory).exp()
     }
 
@@ -116,16 +116,16 @@ impl Mean {
 
     /// The mean, if there is recent evidence for it.
     fn recent(&self, now: Instant) -> Option<f64> {
-        self.value().filter(|_| self.faded(now) >= EVIDENCE)
+        self.value().filter(|_| self.faded(now) >= MIN_WEIGHT)
     }
 
     fn rest(&mut self, seconds: f64) {
-        let kept = (-seconds / QUIET_MEMORY).exp();
+        let kept = (-seconds / IDLE_TIME_CONSTANT).exp();
         (self.weight, self.sum) = (self.weight * kept, self.sum * kept);
     }
 }
 
-impl Pace {
+impl FirstTokenRate {
     /// A request has its first token after `waited` seconds.
     fn note(&mut self, now: Instant, waited: f64) {
         // A request cannot have held up the next one for longer than it was there.
@@ -151,7 +151,7 @@ impl State {
     fn rest(&mut self, seconds: f64) {
         self.pace.iter_mut().chain(&mut self.own).for_each(|pace| pace.gap.rest(seconds));
         [&mut self.queued, &mut self.first].into_iter().for_each(|mean| mean.rest(seconds));
-        if self.pace.iter().all(|pace| pace.gap.weight < EVIDENCE) {
+        if self.pace.iter().all(|pace| pace.gap.weight < MIN_WEIGHT) {
             self.error = Default::default();
         }
     }
@@ -244,7 +244,7 @@ impl Overload {
     }
 
     /// Raises the retry time of a refusal to the predicted time until the current queue has been served.
-    pub fn honest(&self, engine: &Engine, mut error: ApiError) -> ApiError {
+    pub fn with_retry_time(&self, engine: &Engine, mut error: ApiError) -> ApiError {
         let waiting = engine.queue().sequences;
         let wait = self.state.lock().predict(Instant::now(), Priority::Background, waiting);
         let wait = wait.map(Duration::from_secs_f64);
@@ -362,7 +362,7 @@ mod tests {
         }
     }
 
-    struct Asked {
+    struct Simulated {
         priority: Priority,
         at: f64,
         expected: Option<f64>,
@@ -400,8 +400,8 @@ mod tests {
     /// and the part of the places in use.
     fn crowd(seed: u64) -> (Vec<f64>, f64) {
         let (start, mut random, mut state) = (Instant::now(), Random(seed), State::default());
-        let (mut asked, mut queue, mut running) =
-            (Vec::<Asked>::new(), Vec::new(), Vec::<(usize, u64)>::new());
+        let (mut requests, mut queue, mut running) =
+            (Vec::<Simulated>::new(), Vec::new(), Vec::<(usize, u64)>::new());
         let (mut now, mut next, mut waits, mut used, mut steps) = (0.0, 0.0, Vec::new(), 0, 0);
         while now < 60.0 {
             let at = start + Duration::from_secs_f64(now);
@@ -414,20 +414,21 @@ mod tests {
                 if judged.is_none_or(|(_, wait)| wait <= Duration::from_secs(1)) {
                     state.enter(at, priority);
                     let expected = judged.map(|(expected, _)| expected);
-                    queue.push(asked.len());
-                    asked.push(Asked { priority, at: now, expected, sequences, waits: true });
+                    queue.push(requests.len());
+                    requests.push(Simulated { priority, at: now, expected, sequences, waits: true });
                 }
             }
             while running.len() < 8 && !queue.is_empty() {
-                let place = |&i: &usize| (now - asked[queue[i]].at < 0.5, asked[queue[i]].priority, queue[i]);
+                let place =
+                    |&i: &usize| (now - requests[queue[i]].at < 0.5, requests[queue[i]].priority, queue[i]);
                 let first = (0..queue.len()).min_by_key(|i| match place(i) {
                     (false, _, rank) => (false, Priority::Interactive, rank),
                     patient => patient,
                 });
                 let first = first.expect("there is one");
                 let request = queue[first];
-                running.extend(asked[request].sequences.pop().map(|steps| (request, steps)));
-                if asked[request].sequences.is_empty() {
+                running.extend(requests[request].sequences.pop().map(|steps| (request, steps)));
+                if requests[request].sequences.is_empty() {
                     queue.remove(first);
                 }
             }
@@ -435,7 +436,7 @@ mod tests {
             now += 0.002 + 0.003 * running.len() as f64 / 8.0;
             let at = start + Duration::from_secs_f64(now);
             for (request, left) in &mut running {
-                let Asked { priority, at: since, expected, waits: waiting, .. } = &mut asked[*request];
+                let Simulated { priority, at: since, expected, waits: waiting, .. } = &mut requests[*request];
                 if std::mem::take(waiting) {
                     waits.push(now - *since);
                     state.note(at, *priority, now - *since, *expected);

@@ -7,7 +7,7 @@ use bitnet::{
     schema::Schemas,
 };
 
-use crate::{config::ServerConfig, identity::Identity, metrics::Metrics, overload::Overload};
+use crate::{config::ServerConfig, identity::Identity, metrics::ServerMetrics, overload::Overload};
 
 /// The model as clients see it.
 #[derive(Debug)]
@@ -45,7 +45,7 @@ impl ServedModel {
 pub struct Service {
     pub(crate) engine: Arc<Engine>,
     pub(crate) model: ServedModel,
-    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) metrics: Arc<ServerMetrics>,
     pub(crate) overload: Arc<Overload>,
     pub(crate) config: ServerConfig,
     pub(crate) identity: Identity,
@@ -59,7 +59,7 @@ impl Service {
         let engine = Arc::clone(model.engine());
         let served = ServedModel::new(config.name.as_deref(), model.path(), model.checkpoint());
         let overload = Arc::new(Overload::new(config.ttft_goal));
-        let metrics = Arc::new(Metrics::new(&served.name, &engine, Arc::clone(&overload)));
+        let metrics = Arc::new(ServerMetrics::new(&served.name, &engine, Arc::clone(&overload)));
         engine.add_recorder(Arc::clone(&metrics) as _);
         let identity = Identity::new(&served.name, engine.backend().kv, &engine.backend().device);
         Service { engine, model: served, metrics, overload, config, identity, opened: model }

@@ -36,7 +36,7 @@ impl fmt::Display for Answer {
 #[derive(Debug)]
 pub struct Pieces {
     handle: RequestHandle,
-    growing: Growing,
+    partial: PartialAnswer,
 }
 
 /// The pieces of an answer as it is generated, as a [`Stream`] for any executor. Dropping it cancels the request.
@@ -45,7 +45,7 @@ pub struct PieceStream(pub(crate) Pieces);
 
 /// The part of an answer that has been generated so far.
 #[derive(Debug)]
-struct Growing {
+struct PartialAnswer {
     decoder: Option<DecodeStream>,
     answer: Answer,
 }
@@ -54,7 +54,7 @@ impl Pieces {
     pub(crate) fn new(handle: RequestHandle, prompt_tokens: usize, decoder: Option<DecodeStream>) -> Pieces {
         let (text, tokens, seed) = (String::new(), Vec::new(), handle.seed());
         let answer = Answer { text, tokens, prompt_tokens, finish: FinishReason::Error, seed };
-        Pieces { handle, growing: Growing { decoder, answer } }
+        Pieces { handle, partial: PartialAnswer { decoder, answer } }
     }
 
     /// Waits for the end and returns the whole answer, including pieces already taken.
@@ -65,7 +65,7 @@ impl Pieces {
         for piece in self.by_ref() {
             piece?;
         }
-        Ok(self.growing.answer)
+        Ok(self.partial.answer)
     }
 }
 
@@ -74,7 +74,7 @@ impl Iterator for Pieces {
 
     fn next(&mut self) -> Option<Result<String, Error>> {
         loop {
-            let piece = self.growing.add(self.handle.recv()?);
+            let piece = self.partial.add(self.handle.recv()?);
             if piece.as_ref().map_or(true, |piece| !piece.is_empty()) {
                 return Some(piece);
             }
@@ -91,7 +91,7 @@ impl PieceStream {
         while let Some(piece) = std::future::poll_fn(|cx| self.poll_piece(cx)).await {
             piece?;
         }
-        Ok(self.0.growing.answer)
+        Ok(self.0.partial.answer)
     }
 
     fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<String, Error>>> {
@@ -99,7 +99,7 @@ impl PieceStream {
             let Some(update) = std::task::ready!(self.0.handle.poll_recv(cx)) else {
                 return Poll::Ready(None);
             };
-            let piece = self.0.growing.add(update);
+            let piece = self.0.partial.add(update);
             if piece.as_ref().map_or(true, |piece| !piece.is_empty()) {
                 return Poll::Ready(Some(piece));
             }
@@ -115,7 +115,7 @@ impl Stream for PieceStream {
     }
 }
 
-impl Growing {
+impl PartialAnswer {
     /// Adds an update and returns the text it adds, which may be empty.
     fn add(&mut self, update: Update) -> Result<String, Error> {
         let mut piece = String::new();

@@ -65,6 +65,6 @@ pub use request::{Request, sampling};
 pub use bitnet_hub as hub;
 pub use bitnet_inference::{self as inference, Constraint, FinishReason, Priority, TokenSet};
 pub use bitnet_kernels::{self as kernels, KvType};
-pub use bitnet_model::{self as model, Message, Told};
+pub use bitnet_model::{self as model, Message, TemplateInput};
 pub use bitnet_tensor as tensor;
 pub use futures_core::Stream;

@@ -199,15 +199,17 @@ impl Model {
     pub fn encode(&self, request: &Request) -> Result<Vec<u32>, Error> {
         let Checkpoint { name, tokenizer, chat, .. } = &self.0.checkpoint;
         let tokenizer = || tokenizer.as_ref().ok_or_else(|| Error::NoTokenizer { model: name.clone() });
-        let Request { prompt, told, .. } = request;
-        if !told.tools.is_empty() && !chat.as_ref().is_some_and(|template| template.asks_for("tools")) {
+        let Request { prompt, template_input, .. } = request;
+        if !template_input.tools.is_empty()
+            && !chat.as_ref().is_some_and(|template| template.asks_for("tools"))
+        {
             return Err(Error::NoTools { model: name.clone() });
         }
         Ok(match (prompt, chat) {
             (Prompt::Tokens(ids), _) => ids.clone(),
             (Prompt::Text(text), _) => tokenizer()?.encode(text, true)?,
             (Prompt::Chat(messages), Some(template)) => {
-                tokenizer()?.encode(&template.render_told(messages, true, told)?, false)?
+                tokenizer()?.encode(&template.render_with(messages, true, template_input)?, false)?
             }
             (Prompt::Chat(messages), None) => {
                 let contents: Vec<&str> = messages.iter().map(|m| m.content.as_str()).collect();

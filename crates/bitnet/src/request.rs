@@ -1,7 +1,7 @@
 use std::{sync::Arc, time::Duration};
 
 use bitnet_inference::{Constraint, GenerationConfig, Priority};
-use bitnet_model::{GenerationDefaults, Message, Told};
+use bitnet_model::{GenerationDefaults, Message, TemplateInput};
 
 /// Temperature if neither the request nor the model sets one.
 const TEMPERATURE: f32 = 0.7;
@@ -11,7 +11,7 @@ const TEMPERATURE: f32 = 0.7;
 pub struct Request {
     pub(crate) prompt: Prompt,
     pub(crate) format: Option<Format>,
-    pub(crate) told: Told,
+    pub(crate) template_input: TemplateInput,
     pub(crate) constraint: Option<Arc<dyn Constraint>>,
     pub(crate) priority: Priority,
     pub(crate) timeout: Option<Duration>,
@@ -60,7 +60,7 @@ impl Request {
         Request {
             prompt,
             format: None,
-            told: Told::default(),
+            template_input: TemplateInput::default(),
             constraint: None,
             priority: Priority::default(),
             timeout: None,
@@ -133,8 +133,8 @@ impl Request {
 
     /// Sets the tools and variables for the model's chat template. Without a template there is nothing to set, and
     /// tools are refused.
-    pub fn told(mut self, told: Told) -> Self {
-        self.told = told;
+    pub fn template_input(mut self, input: TemplateInput) -> Self {
+        self.template_input = input;
         self
     }
 

@@ -25,7 +25,7 @@ use crate::{
 };
 
 /// How often to check for Ctrl-C while waiting for an answer.
-const GLANCE: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 const HELP: &str = "/undo removes the last turn, /reset starts over, /save FILE writes the conversation as JSON, /help \
                     shows this; Ctrl-C stops an answer, Ctrl-D ends the chat";
 
@@ -113,8 +113,8 @@ impl Chat {
     }
 
     /// Sends a message and prints the answer as it comes. A turn that fails is removed from the conversation.
-    fn turn(&mut self, said: &str) -> Result<(), CliError> {
-        self.messages.push(Message::new("user", said));
+    fn turn(&mut self, message: &str) -> Result<(), CliError> {
+        self.messages.push(Message::new("user", message));
         let answered = self.fitting_prompt().and_then(|prompt| self.answer(prompt));
         match answered {
             Ok(answer) => self.messages.push(Message::new("assistant", answer)),
@@ -211,7 +211,7 @@ fn read(
 ) -> Result<(Vec<u32>, Vec<u8>), CliError> {
     let (mut tokens, mut tail) = (Vec::new(), Vec::new());
     while !stop.load(SeqCst) {
-        match handle.recv_timeout(GLANCE) {
+        match handle.recv_timeout(POLL_INTERVAL) {
             Ok(Some(Update::Token { token, .. })) => {
                 tokens.push(token);
                 print(token).map_err(CliError::Stdout)?;

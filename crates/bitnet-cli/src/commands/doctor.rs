@@ -97,7 +97,7 @@ pub fn examine_all<D: Driver + 'static>(
 ) -> Result<Report, CliError> {
     let common = machine.common;
     let cpu = load::cpu(common)?;
-    let (asked, kv) = (cpu.info(), cpu.kv_type());
+    let (info, kv) = (cpu.info(), cpu.kv_type());
     let gpu = match common.device {
         Device::Cpu => Err("not checked (--device cpu)".to_owned()),
         Device::Cuda(index) => Ok(machine.gpu(index)?),
@@ -109,7 +109,7 @@ pub fn examine_all<D: Driver + 'static>(
     let bar = Progress::new("checking kernels", cases.len() * isas.len() + on_gpu);
     let mut conformance = Vec::new();
     for &isa in &isas {
-        conformance.push(examine(&mut Cpu::new(isa, asked.threads)?.keeping(kv), check, &cases, &bar));
+        conformance.push(examine(&mut Cpu::new(isa, info.threads)?.keeping(kv), check, &cases, &bar));
     }
     // A missing GPU has been reported, and need not be looked for again.
     let device = if gpu.is_ok() { common.device } else { Device::Cpu };
@@ -133,13 +133,13 @@ pub fn examine_all<D: Driver + 'static>(
         version: env!("CARGO_PKG_VERSION"),
         os: std::env::consts::OS,
         cpu: CpuFacts::now(),
-        isa: asked.isa,
+        isa: info.isa,
         isas: isas.iter().map(|isa| isa.name()).collect(),
-        threads: asked.threads,
-        kv: asked.kv,
+        threads: info.threads,
+        kv: info.kv,
         weight_layout: if gpus.is_empty() { Home::Cpu(kv) } else { Home::Gpu }.layout(),
         memory: SystemMemory::now(),
-        memory_bandwidth_gb_s: memory::bandwidth(asked.threads),
+        memory_bandwidth_gb_s: memory::bandwidth(info.threads),
         gpus,
         gpu_note,
         conformance,
@@ -230,7 +230,7 @@ fn print(r: &Report) -> Result<(), CliError> {
         format!("isa        {} of {}, {} threads, kv {}", r.isa, r.isas.join(", "), r.threads, r.kv),
         format!("weights    {}", r.weight_layout),
         format!("memory     {}, {} available", gib(r.memory.total_bytes), gib(r.memory.available_bytes)),
-        format!("bandwidth  {}", memory::bandwidth_told(r.memory_bandwidth_gb_s)),
+        format!("bandwidth  {}", memory::bandwidth_text(r.memory_bandwidth_gb_s)),
         format!("gpus       {}", r.gpu_note),
         "kernels compared with the reference:".into(),
     ];

@@ -70,13 +70,13 @@ fn a_doctor_judges_a_simulated_gpu_and_each_part_can_fail_it() {
         |report| report.fixtures[0].passed = false,
         |report| report.batched.as_mut().unwrap().equal -= 1,
     ];
-    let told = spoil.map(|spoil| {
+    let message = spoil.map(|spoil| {
         let mut wrong = report.clone();
         spoil(&mut wrong);
         doctor::verdict(&wrong).unwrap_err().to_string()
     });
     let parts = ["simulator sm80", "bitnet-odd on simulator", "demo on simulator"];
-    assert!(told.iter().zip(parts).all(|(told, part)| told.contains(part)), "{told:?}");
+    assert!(message.iter().zip(parts).all(|(message, part)| message.contains(part)), "{message:?}");
 }
 
 #[test]
@@ -162,8 +162,8 @@ fn a_gpu_that_is_refused_leaves_the_work_to_the_cpu_with_one_line_that_says_why(
     for (open, why) in REFUSED {
         let loaded = load("auto", open).unwrap();
         assert!(loaded.model.device().is_none() && loaded.model.backend().device == "cpu", "{why}");
-        let told = loaded.refused.expect("the CPU was not asked for");
-        assert!(told.contains(why) && told.contains(": ") && !told.contains('\n'), "{told}");
+        let message = loaded.refused.expect("the CPU was not asked for");
+        assert!(message.contains(why) && message.contains(": ") && !message.contains('\n'), "{message}");
     }
 }
 

@@ -116,12 +116,12 @@ fn pace(prompt: usize, generated: &Generated) -> String {
     });
     // The first token comes from the step of the prompt.
     let decode = decode.map_or(String::new(), |time| format!(" at {}", rate(drawn.saturating_sub(1), time)));
-    let guesses = match drafted {
+    let accepted_drafts = match drafted {
         0 => String::new(),
         _ => format!(", {accepted} of {drafted} draft tokens accepted"),
     };
     format!(
-        "{prompt} prompt tokens{prefill}; {} tokens generated{decode}{guesses}, ended by {finish}",
+        "{prompt} prompt tokens{prefill}; {} tokens generated{decode}{accepted_drafts}, ended by {finish}",
         tokens.len()
     )
 }

@@ -92,7 +92,7 @@ impl ToolCall {
 
 /// Input of a template in addition to the messages.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Told {
+pub struct TemplateInput {
     /// Tool descriptions in OpenAI's form, each a JSON object.
     pub tools: Vec<String>,
     /// Variables by name, each as JSON; Hugging Face calls them `chat_template_kwargs`. They cannot replace the
@@ -100,7 +100,7 @@ pub struct Told {
     pub variables: Vec<(String, String)>,
 }
 
-impl Told {
+impl TemplateInput {
     fn bytes(&self) -> usize {
         let variables = self.variables.iter().map(|(name, value)| name.len() + value.len());
         self.tools.iter().map(String::len).sum::<usize>() + variables.sum::<usize>()
@@ -178,21 +178,21 @@ impl ChatTemplate {
     /// # Errors
     /// [`ModelError::Template`] with the error that the template raised, or why it could not be rendered.
     pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String, ModelError> {
-        self.render_told(messages, add_generation_prompt, &Told::default())
+        self.render_with(messages, add_generation_prompt, &TemplateInput::default())
     }
 
     /// As [`ChatTemplate::render`], with tools and variables for the template.
     ///
     /// # Errors
-    /// As [`ChatTemplate::render`], and if a value in `told` is not JSON.
-    pub fn render_told(
+    /// As [`ChatTemplate::render`], and if a value in `input` is not JSON.
+    pub fn render_with(
         &self,
         messages: &[Message],
         add_generation_prompt: bool,
-        told: &Told,
+        input: &TemplateInput,
     ) -> Result<String, ModelError> {
         let cure = "check the roles and their order, or run with --raw";
-        let given = messages.iter().map(Message::bytes).sum::<usize>() + told.bytes();
+        let given = messages.iter().map(Message::bytes).sum::<usize>() + input.bytes();
         let budget = MIN_TEXT + given * (TIMES + TIMES_PER_MESSAGE * messages.len());
         self.on_deep_stack(cure, || {
             let messages: Vec<Value> = messages.iter().map(Message::value).collect();
@@ -202,10 +202,10 @@ impl ChatTemplate {
                 bos_token => self.bos_token.as_str(),
                 eos_token => self.eos_token.as_str(),
                 // Templates test whether these are defined before they read them.
-                tools => told.tools()?,
+                tools => input.tools()?,
                 ..merge_maps([
                     context! { enable_thinking => self.thinking.map_or(Value::UNDEFINED, Value::from) },
-                    told.variables()?,
+                    input.variables()?,
                 ]),
             };
             let compiled = compile::compile(&self.source)?;

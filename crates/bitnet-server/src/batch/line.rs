@@ -65,9 +65,10 @@ impl<R: BufRead> Lines<R> {
 
 impl Line {
     /// An id that follows from the line, the options, and the identity that answers; it is the same in every run.
-    pub fn id(&self, whom: &Identity, options: BatchOptions) -> String {
+    pub fn id(&self, identity: &Identity, options: BatchOptions) -> String {
         let BatchOptions { return_tokens } = options;
-        let hash = Sha256::new().chain_update(whom.to_string()).chain_update([0, u8::from(return_tokens)]);
+        let hash =
+            Sha256::new().chain_update(identity.to_string()).chain_update([0, u8::from(return_tokens)]);
         let hash = hash.chain_update(self.text.as_deref().unwrap_or_default()).finalize();
         hash[..12].iter().fold(String::from("batch_req_"), |id, byte| format!("{id}{byte:02x}"))
     }
@@ -97,7 +98,7 @@ pub(super) struct BadLine(String);
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Fields<'a> {
+struct RequestLine<'a> {
     custom_id: String,
     method: String,
     url: String,
@@ -114,7 +115,7 @@ struct Seeded {
 pub(super) fn read(line: &Line) -> Result<BatchRequest, BadLine> {
     let bad = |what: &dyn ToString| BadLine(what.to_string());
     let text = line.text.as_ref().ok_or_else(|| bad(&"the line is longer than a request may be"))?;
-    let Fields { custom_id, method, url, body } = serde_json::from_slice(text).map_err(|e| bad(&e))?;
+    let RequestLine { custom_id, method, url, body } = serde_json::from_slice(text).map_err(|e| bad(&e))?;
     if method != "POST" {
         return Err(BadLine(format!("method: {method:.40?} is not supported; POST is")));
     }

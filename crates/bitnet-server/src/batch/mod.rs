@@ -7,7 +7,7 @@
 
 mod error;
 mod line;
-mod output;
+mod partial_file;
 
 use std::{collections::VecDeque, fs::File, io::BufReader, path::Path};
 
@@ -19,7 +19,7 @@ use crate::{
 pub use error::BatchRunError;
 pub use line::BatchOptions;
 use line::{Line, Lines, Outcome};
-use output::Output;
+use partial_file::PartialFile;
 
 /// Progress of a batch run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -61,7 +61,7 @@ pub fn run_batch(
     let of_bytes = file.metadata().map_err(BatchRunError::file("read", input))?.len();
     let mut lines = Lines::new(BufReader::new(file), service.config.body_limit);
     let mut next = || lines.next().map_err(BatchRunError::file("read", input));
-    let mut out = Output::open(output, input)?;
+    let mut out = PartialFile::open(output, input)?;
     let mut progress = BatchProgress { of_bytes, ..BatchProgress::default() };
     let id = |line: &Line| line.id(&service.identity, options);
     progress.bytes = out.resume(&service.identity, id, &mut next)?;

@@ -164,7 +164,7 @@ impl From<SubmitError> for ApiError {
         match error {
             SubmitError::Invalid(invalid) => invalid.into(),
             SubmitError::NeverFits { .. } => Self::new(StatusCode::BAD_REQUEST, "never_fits", message),
-            // A default; `Overload::honest` replaces it by a better time.
+            // A default; `Overload::with_retry_time` replaces it by a better time.
             SubmitError::QueueFull { .. } => Self::busy("queue_full", message, Duration::from_secs(1)),
             SubmitError::BacklogFull { .. } => Self::busy("backlog_full", message, Duration::from_secs(1)),
             SubmitError::Lost(_) => Self::unavailable("device_lost", message),

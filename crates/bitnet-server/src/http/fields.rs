@@ -286,14 +286,14 @@ fn pairs<'b, T: Deserialize<'b>>(
 pub(crate) fn plainly(error: &serde_json::Error) -> String {
     let integer = "an integer of 0 or more";
     let names = [("usize", integer), ("u32", integer), ("f32", "a number"), ("a sequence", "a list")];
-    let said = error.to_string();
+    let text = error.to_string();
     // Drop the line and column: they count from the field's beginning, which does not help clients.
-    let said = said.rsplit_once(" at line ").map_or(said.as_str(), |(problem, _)| problem);
-    let told = names.iter().find_map(|(name, plain)| {
-        let problem = said.strip_suffix(name)?.strip_suffix("expected ")?;
+    let text = text.rsplit_once(" at line ").map_or(text.as_str(), |(problem, _)| problem);
+    let plain_text = names.iter().find_map(|(name, plain)| {
+        let problem = text.strip_suffix(name)?.strip_suffix("expected ")?;
         Some(format!("{problem}expected {plain}"))
     });
-    told.unwrap_or_else(|| said.to_owned())
+    plain_text.unwrap_or_else(|| text.to_owned())
 }
 
 #[cfg(test)]
@@ -321,16 +321,19 @@ mod tests {
 
     #[test]
     fn what_is_wrong_with_a_value_is_told_in_the_words_of_json() {
-        fn told<T: DeserializeOwned + fmt::Debug>(value: &str) -> String {
+        fn message<T: DeserializeOwned + fmt::Debug>(value: &str) -> String {
             let body = format!("{{\"x\": {value}}}");
             let mut fields = Fields::parse(body.as_bytes()).unwrap();
             fields.take::<T>("x").unwrap_err().body.message
         }
-        assert_eq!(told::<usize>("-1"), "x: invalid value: integer `-1`, expected an integer of 0 or more");
-        assert!(told::<u32>("3.5").ends_with("expected an integer of 0 or more"));
-        assert!(told::<f32>("\"hot\"").ends_with("expected a number"));
-        assert!(told::<Vec<u32>>("1").ends_with("expected a list"));
-        assert!(told::<bool>("1").ends_with("expected a boolean"));
+        assert_eq!(
+            message::<usize>("-1"),
+            "x: invalid value: integer `-1`, expected an integer of 0 or more"
+        );
+        assert!(message::<u32>("3.5").ends_with("expected an integer of 0 or more"));
+        assert!(message::<f32>("\"hot\"").ends_with("expected a number"));
+        assert!(message::<Vec<u32>>("1").ends_with("expected a list"));
+        assert!(message::<bool>("1").ends_with("expected a boolean"));
     }
 
     #[test]
@@ -388,8 +391,8 @@ mod tests {
                 fields.raw(known);
             }
             let message = fields.finish().unwrap_err().body.message;
-            let told = message.split_once("did you mean `").map(|(_, rest)| rest.trim_end_matches("`?"));
-            assert_eq!(told, meant, "{message}");
+            let suggested = message.split_once("did you mean `").map(|(_, rest)| rest.trim_end_matches("`?"));
+            assert_eq!(suggested, meant, "{message}");
         }
     }
 

@@ -54,7 +54,7 @@ pub(crate) async fn health(State(app): State<Arc<App>>) -> Response {
     let Some(service) = app.loaded() else { return ready(State(app)).await };
     let (open, status, queue) = (service.engine.is_open(), service.engine.status(), service.engine.queue());
     let lost = service.engine.lost();
-    let told = json!({
+    let report = json!({
         "status": if lost.is_some() { "device_lost" } else if open { "ready" } else { "stopped" },
         "reason": lost.map(|lost| lost.to_string()),
         "model": service.model.name,
@@ -64,7 +64,7 @@ pub(crate) async fn health(State(app): State<Arc<App>>) -> Response {
         "kv_used": status.kv_used,
     });
     let code = if open { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    (code, Json(told)).into_response()
+    (code, Json(report)).into_response()
 }
 
 /// `GET /metrics`.

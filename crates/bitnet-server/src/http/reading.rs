@@ -57,10 +57,12 @@ impl Readers {
         let waiting = Waiting::one_more(&self.waiting);
         let limit = service.engine.max_queued_requests();
         if waiting.ahead + service.engine.queue().sequences >= limit {
-            return Err(service.overload.honest(&service.engine, SubmitError::QueueFull { limit }.into()));
+            return Err(service
+                .overload
+                .with_retry_time(&service.engine, SubmitError::QueueFull { limit }.into()));
         }
         let acquired = Arc::clone(places).acquire_owned();
-        match tokio::time::timeout(reading.remaining().min(FAR), acquired).await {
+        match tokio::time::timeout(reading.remaining().min(MAX_TIMER), acquired).await {
             Ok(place) => Ok(place.expect("the semaphore is never closed")),
             Err(_) => Err(reading.late()),
         }
@@ -68,7 +70,7 @@ impl Readers {
 }
 
 /// Maximum time for which a timer is set.
-const FAR: Duration = Duration::from_secs(365 * 24 * 3600);
+const MAX_TIMER: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// A request that waits for a place, counted until this is dropped.
 struct Waiting<'r> {

@@ -13,10 +13,10 @@ use bitnet::model::{DecodeStream, Tokenizer};
 
 use crate::{
     http::error::ApiError,
-    metrics::Metrics,
+    metrics::ServerMetrics,
     openai::{
         job::Job,
-        turns::{Told, Turns},
+        turns::{ChoiceUpdate, Turns},
     },
     overload::Waiting,
     service::Service,
@@ -99,11 +99,11 @@ pub(crate) struct Answers {
     record: Record,
 }
 
-/// The prompts of a request that echoes them; `told` has their echoes once they are known.
+/// The prompts of a request that echoes them; `echoes` has their echoes once they are known.
 struct Echoes {
     prompts: Vec<Vec<u32>>,
     logprobs: bool,
-    told: Vec<Option<Arc<Echo>>>,
+    echoes: Vec<Option<Arc<Echo>>>,
     tokenizer: Option<Tokenizer>,
 }
 
@@ -175,7 +175,7 @@ impl Answers {
             echoes: job.echo.then(|| Echoes {
                 prompts: job.requests.iter().map(|request| request.prompt.clone()).collect(),
                 logprobs: job.logprobs,
-                told: vec![None; job.requests.len()],
+                echoes: vec![None; job.requests.len()],
                 tokenizer: tokenizer.cloned(),
             }),
             record,
@@ -190,14 +190,14 @@ impl Answers {
     /// As [`Answers::next`].
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Piece, ApiError>>> {
         loop {
-            if let Some((choice, told)) = self.turns.as_mut().and_then(Turns::take) {
-                return Poll::Ready(Some(Ok(self.piece(choice, told))));
+            if let Some((choice, update)) = self.turns.as_mut().and_then(Turns::take) {
+                return Poll::Ready(Some(Ok(self.piece(choice, update))));
             }
             let Some((choice, update)) = ready!(self.poll_update(cx)) else { return Poll::Ready(None) };
-            match (self.told(update), &mut self.turns) {
+            match (self.choice_update(update), &mut self.turns) {
                 (Err(error), _) => return Poll::Ready(Some(Err(error))),
-                (Ok(told), Some(turns)) => turns.put(choice, told),
-                (Ok(told), None) => return Poll::Ready(Some(Ok(self.piece(choice, told)))),
+                (Ok(update), Some(turns)) => turns.put(choice, update),
+                (Ok(update), None) => return Poll::Ready(Some(Ok(self.piece(choice, update)))),
             }
         }
     }
@@ -223,14 +223,14 @@ impl Answers {
     }
 
     /// Counts an update, and turns a failure into an error.
-    fn told(&mut self, update: Update) -> Result<Told, ApiError> {
+    fn choice_update(&mut self, update: Update) -> Result<ChoiceUpdate, ApiError> {
         match update {
             Update::Token { token, logprobs, .. } => {
                 if let Some(waiting) = self.waiting.take() {
                     waiting.over();
                 }
                 self.record.tokens += 1;
-                Ok(Told::Token(token, logprobs.map(Box::new)))
+                Ok(ChoiceUpdate::Token(token, logprobs.map(Box::new)))
             }
             Update::Ended { end, .. } => {
                 self.open -= 1;
@@ -252,19 +252,19 @@ impl Answers {
                     // Before the client can see the end, so that it then finds the end counted.
                     self.record.end("complete");
                 }
-                Ok(Told::End(end))
+                Ok(ChoiceUpdate::End(end))
             }
         }
     }
 
     /// The prompt of a choice, for its first piece.
     fn echo(&mut self, choice: usize) -> Option<Arc<Echo>> {
-        let Echoes { prompts, logprobs, told, tokenizer } = self.echoes.as_mut()?;
+        let Echoes { prompts, logprobs, echoes, tokenizer } = self.echoes.as_mut()?;
         if std::mem::replace(&mut self.choices[choice].begun, true) {
             return None;
         }
         let prompt = choice / self.n;
-        let echo = told[prompt].get_or_insert_with(|| {
+        let echo = echoes[prompt].get_or_insert_with(|| {
             let stream = tokenizer.as_ref().map(Tokenizer::stream);
             let scored = self.handles.get(prompt).map(RequestHandle::scored).unwrap_or_default();
             Arc::new(Echo::new(&prompts[prompt], scored, *logprobs, stream))
@@ -272,19 +272,19 @@ impl Answers {
         Some(Arc::clone(echo))
     }
 
-    fn piece(&mut self, choice: usize, told: Told) -> Piece {
+    fn piece(&mut self, choice: usize, update: ChoiceUpdate) -> Piece {
         let echo = self.echo(choice);
         let state = &mut self.choices[choice];
         state.offset += echo.as_ref().map_or(0, |echo| echo.text.chars().count());
         let (index, offset) = (state.tokens, state.offset);
-        let mut piece = match told {
-            Told::Token(token, logprobs) => {
+        let mut piece = match update {
+            ChoiceUpdate::Token(token, logprobs) => {
                 state.tokens += 1;
                 let text = state.text.as_mut().map(|stream| stream.push(token)).unwrap_or_default();
                 let token = Some((token, logprobs.map(|logprobs| *logprobs)));
                 Piece { choice, index, offset, text, token, echo, finish: None }
             }
-            Told::End(end) => {
+            ChoiceUpdate::End(end) => {
                 let (finish, tail) = match end {
                     None => (Finish::Deadline, Vec::new()),
                     Some(end) => match end.finish {
@@ -326,7 +326,7 @@ impl Answers {
 
 /// Counts a request once, when it ends or is dropped.
 struct Record {
-    metrics: Arc<Metrics>,
+    metrics: Arc<ServerMetrics>,
     priority: Priority,
     prompt_tokens: usize,
     tokens: usize,

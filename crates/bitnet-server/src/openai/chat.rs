@@ -1,6 +1,6 @@
 //! What only chats have: messages, tools, and some fields.
 
-use bitnet::model::{ChatTemplate, Message, Told};
+use bitnet::model::{ChatTemplate, Message, TemplateInput};
 
 use crate::{
     http::{error::ApiError, fields::Fields},
@@ -31,13 +31,13 @@ pub(crate) fn conversation(fields: &mut Fields<'_>, encoder: &Encoder<'_>) -> Re
     variables.extend(tools::variables(fields)?);
     tokenizer(encoder.model, "messages")?;
     let (form, writes_tools) = Form::of(template);
-    let told = offer.as_ref().map_or_else(Vec::new, |offer| offer.told.clone());
+    let described = offer.as_ref().map_or_else(Vec::new, |offer| offer.described.clone());
     let (messages, tools) = match writes_tools {
-        true => (messages, told),
-        false => (form::plain(messages, &told), Vec::new()),
+        true => (messages, described),
+        false => (form::plain(messages, &described), Vec::new()),
     };
     let (text, special) = match template {
-        Some(template) => (render(template, &messages, Told { tools, variables })?, false),
+        Some(template) => (render(template, &messages, TemplateInput { tools, variables })?, false),
         None => (joined(&messages), true),
     };
     let thoughts = Thoughts::of(template, &text);
@@ -45,8 +45,8 @@ pub(crate) fn conversation(fields: &mut Fields<'_>, encoder: &Encoder<'_>) -> Re
     Ok(Conversation { tokens, offer: offer.map(|offer| (offer, form, thoughts)) })
 }
 
-fn render(template: &ChatTemplate, messages: &[Message], told: Told) -> Result<String, ApiError> {
-    template.render_told(messages, true, &told).map_err(|e| ApiError::field("messages", e))
+fn render(template: &ChatTemplate, messages: &[Message], input: TemplateInput) -> Result<String, ApiError> {
+    template.render_with(messages, true, &input).map_err(|e| ApiError::field("messages", e))
 }
 
 /// The prompt for a model without a template.

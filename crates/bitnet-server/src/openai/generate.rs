@@ -22,7 +22,7 @@ use crate::{
         job::{Endpoint, Job},
         position::Position,
         shape::{Shape, Usage, Wholes},
-        stream::{Events, SILENCE, Then},
+        stream::{Events, KEEP_ALIVE, Then},
     },
     service::Service,
 };
@@ -77,7 +77,7 @@ fn log_prompts(service: &Service, job: &Job) {
 fn start(service: &Service, job: &Job) -> Result<Answers, ApiError> {
     let deadline = job.timeout().filter(|_| job.hurried);
     let expected = service.overload.check(&service.engine, job.priority(), deadline)?;
-    Answers::submit(service, job, expected).map_err(|e| service.overload.honest(&service.engine, e))
+    Answers::submit(service, job, expected).map_err(|e| service.overload.with_retry_time(&service.engine, e))
 }
 
 /// The shape of a job's answer: everything that its JSON objects share.
@@ -115,7 +115,7 @@ async fn whole(service: &Service, job: Job, mut answers: Answers) -> Result<Resp
 /// Starts a stream. Waits for the first piece, so that a request that fails immediately gets a status that says so, but
 /// not so long that the client could think the server is dead.
 async fn streamed(service: &Service, job: Job, mut answers: Answers) -> Result<Response, ApiError> {
-    let first: Option<Piece> = match tokio::time::timeout(SILENCE, answers.next()).await {
+    let first: Option<Piece> = match tokio::time::timeout(KEEP_ALIVE, answers.next()).await {
         Ok(first) => first.transpose()?,
         Err(_) => None,
     };

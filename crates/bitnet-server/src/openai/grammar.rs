@@ -27,7 +27,7 @@ impl Format {
     /// Takes the fields, of which at most one may ask for a format. Returns the name of that field with the format.
     pub fn take(fields: &mut Fields<'_>) -> Result<Option<(&'static str, Format)>, ApiError> {
         let json = fields.object("response_format")?.map(Format::read).transpose()?.flatten();
-        let asked = [
+        let formats = [
             ("response_format", json),
             (
                 "guided_regex",
@@ -35,8 +35,8 @@ impl Format {
             ),
             ("guided_choice", Format::choice(fields.list("guided_choice", MAX_CHOICES)?)?),
         ];
-        let mut asked = asked.into_iter().filter_map(|(field, format)| Some((field, format?)));
-        match (asked.next(), asked.next()) {
+        let mut formats = formats.into_iter().filter_map(|(field, format)| Some((field, format?)));
+        match (formats.next(), formats.next()) {
             (Some((one, _)), Some((other, _))) => {
                 Err(ApiError::field(other, format!("it cannot be combined with {one}")))
             }

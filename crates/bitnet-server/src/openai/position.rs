@@ -61,25 +61,25 @@ impl fmt::Display for Position {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Name {
     drawn: u64,
-    asked: u32,
+    digest: u32,
 }
 
 impl Name {
     /// A name for a new answer to a request with this digest.
-    pub fn fresh(asked: u32) -> Self {
-        Name { drawn: fresh(), asked }
+    pub fn fresh(digest: u32) -> Self {
+        Name { drawn: fresh(), digest }
     }
 
     fn parse(text: &str) -> Option<Name> {
         let hex = |text: &str| u64::from_str_radix(text, 16).ok();
         let sound = text.len() == 24 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
-        sound.then(|| Some(Name { drawn: hex(&text[..16])?, asked: hex(&text[16..])? as u32 }))?
+        sound.then(|| Some(Name { drawn: hex(&text[..16])?, digest: hex(&text[16..])? as u32 }))?
     }
 }
 
 impl fmt::Display for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:016x}{:08x}", self.drawn, self.asked)
+        write!(f, "{:016x}{:08x}", self.drawn, self.digest)
     }
 }
 
@@ -95,7 +95,7 @@ impl Continued {
     pub fn requested(
         headers: &HeaderMap,
         choices: usize,
-        asked: u32,
+        digest: u32,
         identity: &Identity,
     ) -> Result<Option<Continued>, ApiError> {
         let Some(value) = headers.get("last-event-id") else { return Ok(None) };
@@ -115,7 +115,7 @@ impl Continued {
         if let Some(difference) = identity.difference(&theirs) {
             return Err(differs(difference));
         }
-        if name.asked != asked {
+        if name.digest != digest {
             return Err(differs("another body or seed".into()));
         }
         Ok(Some(Continued { after, name }))
@@ -126,7 +126,7 @@ impl Continued {
 mod tests {
     use super::*;
 
-    const NAME: Name = Name { drawn: 7, asked: 0xABCD };
+    const NAME: Name = Name { drawn: 7, digest: 0xABCD };
 
     fn here() -> Identity {
         Identity::new("demo", "f32", "cpu")
@@ -135,7 +135,7 @@ mod tests {
     fn requested(text: &str, choices: usize) -> Result<Option<Continued>, ApiError> {
         let mut headers = HeaderMap::new();
         headers.insert("last-event-id", text.parse().unwrap());
-        Continued::requested(&headers, choices, NAME.asked, &here())
+        Continued::requested(&headers, choices, NAME.digest, &here())
     }
 
     fn id(position: &str) -> String {
@@ -177,7 +177,7 @@ mod tests {
 
     #[test]
     fn a_stream_of_another_model_cache_device_or_body_is_refused_with_what_differs() {
-        for (ours, theirs, told) in [
+        for (ours, theirs, difference) in [
             (";demo;", ";other;", "model other instead of demo"),
             (";f32;", ";i8;", "kv i8 instead of f32"),
             (";cpu", ";cuda:0", "device cuda:0 instead of cpu"),
@@ -186,7 +186,7 @@ mod tests {
         ] {
             let error = requested(&id("7").replace(ours, theirs), 1).unwrap_err();
             assert_eq!(error.status, 412);
-            assert!(error.body.message.contains(told), "{:?}", error.body);
+            assert!(error.body.message.contains(difference), "{:?}", error.body);
         }
     }
 }

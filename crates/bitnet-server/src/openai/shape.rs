@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use crate::openai::{
     answers::{Finish, Piece},
     job::Endpoint,
-    tools::reader::{Calls, Reader, Said},
+    tools::reader::{AnswerPart, Calls, Reader},
 };
 
 /// Lowest log-probability in an answer, because JSON has no infinity.
@@ -142,12 +142,12 @@ impl Whole {
     }
 
     /// Reads the text with a reader that has read the earlier pieces.
-    fn said(&self, reader: &mut Reader) -> Vec<Said> {
-        let mut said = reader.push(&self.text);
+    fn parts(&self, reader: &mut Reader) -> Vec<AnswerPart> {
+        let mut parts = reader.push(&self.text);
         if self.finish.is_some() {
-            said.extend(reader.finish());
+            parts.extend(reader.finish());
         }
-        said
+        parts
     }
 }
 
@@ -172,12 +172,12 @@ impl Shape {
         let (index, role) = (piece.choice, (piece.index == 0).then_some("assistant"));
         let mut whole = Whole::default();
         whole.add(piece);
-        let said = whole.said(reader);
+        let parts = whole.parts(reader);
         let mut choice = self.choice(index, &mut whole, reader.has_called());
         match self.endpoint {
             Endpoint::Completions => choice.text = Some(whole.text),
             Endpoint::Chat => {
-                let (content, mut tool_calls) = self.told(index, said);
+                let (content, mut tool_calls) = self.content_and_calls(index, parts);
                 for call in &mut tool_calls {
                     // A call that began in an earlier event is identified by its index alone.
                     let begins = call.function.name.is_some();
@@ -207,12 +207,12 @@ impl Shape {
     pub fn whole(&self, wholes: Wholes, usage: Usage) -> String {
         let choice = |(index, mut whole): (usize, Whole)| {
             let mut reader = self.reader();
-            let said = whole.said(&mut reader);
+            let parts = whole.parts(&mut reader);
             let choice = self.choice(index, &mut whole, reader.has_called());
             match self.endpoint {
                 Endpoint::Completions => Choice { text: Some(whole.text), ..choice },
                 Endpoint::Chat => {
-                    let (content, mut tool_calls) = self.told(index, said);
+                    let (content, mut tool_calls) = self.content_and_calls(index, parts);
                     tool_calls.iter_mut().for_each(|call| call.index = None);
                     let content =
                         Some(content).filter(|content| !content.is_empty() || tool_calls.is_empty());
@@ -248,17 +248,17 @@ impl Shape {
     }
 
     /// Separates text from calls. The ids of calls are the same whenever the same answer is computed.
-    fn told(&self, choice: usize, said: Vec<Said>) -> (String, Vec<Call>) {
+    fn content_and_calls(&self, choice: usize, parts: Vec<AnswerPart>) -> (String, Vec<Call>) {
         let (mut content, mut calls) = (String::new(), Vec::<Call>::new());
         let answer = self.id.rsplit('-').next().unwrap_or_default();
-        for said in said {
-            let (index, name, arguments) = match said {
-                Said::Text(text) => {
+        for part in parts {
+            let (index, name, arguments) = match part {
+                AnswerPart::Text(text) => {
                     content += &text;
                     continue;
                 }
-                Said::Call(index, name) => (index, Some(name), String::new()),
-                Said::Arguments(index, arguments) => (index, None, arguments),
+                AnswerPart::Call(index, name) => (index, Some(name), String::new()),
+                AnswerPart::Arguments(index, arguments) => (index, None, arguments),
             };
             match calls.iter_mut().find(|call| call.index == Some(index)) {
                 Some(call) => call.function.arguments += &arguments,
@@ -275,13 +275,13 @@ impl Shape {
 
     /// A choice without its text.
     fn choice(&self, index: usize, whole: &mut Whole, called: bool) -> Choice {
-        let told = self.logprobs && !whole.logprobs.is_empty();
+        let wanted = self.logprobs && !whole.logprobs.is_empty();
         Choice {
             index,
             text: None,
             delta: None,
             message: None,
-            logprobs: told.then(|| match self.endpoint {
+            logprobs: wanted.then(|| match self.endpoint {
                 Endpoint::Completions => self.by_column(whole),
                 Endpoint::Chat => self.by_token(whole),
             }),

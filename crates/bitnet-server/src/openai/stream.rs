@@ -24,7 +24,7 @@ use crate::{
 };
 
 /// Maximum time between events; then a comment keeps the connection alive.
-pub(crate) const SILENCE: Duration = Duration::from_secs(15);
+pub(crate) const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
 /// The events of an answer: one for each token and one for the end of each choice, then the token counts if requested,
 /// then `[DONE]`.
@@ -56,7 +56,7 @@ pub(crate) enum Then {
 impl Events {
     /// The response body.
     pub fn into_sse(self) -> Sse<KeepAliveStream<Self>> {
-        Sse::new(self).keep_alive(KeepAlive::new().interval(SILENCE))
+        Sse::new(self).keep_alive(KeepAlive::new().interval(KEEP_ALIVE))
     }
 
     fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Piece, ApiError>>> {

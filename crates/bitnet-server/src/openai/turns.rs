@@ -4,7 +4,7 @@ use bitnet::inference::{End, TokenLogprobs};
 
 /// An update of a choice, kept small because millions may wait for their turn.
 #[derive(Debug, PartialEq)]
-pub(crate) enum Told {
+pub(crate) enum ChoiceUpdate {
     Token(u32, Option<Box<TokenLogprobs>>),
     /// Why the choice ended; `None` at the deadline of its request.
     End(Option<Box<End>>),
@@ -17,7 +17,7 @@ pub(crate) enum Told {
 /// bounds their number.
 pub(crate) struct Turns {
     /// The waiting updates of each choice; `None` once its end has been returned.
-    choices: Vec<Option<VecDeque<Told>>>,
+    choices: Vec<Option<VecDeque<ChoiceUpdate>>>,
     at: usize,
 }
 
@@ -30,21 +30,21 @@ impl Turns {
     }
 
     /// Adds an update.
-    pub fn put(&mut self, choice: usize, told: Told) {
-        self.choices[choice].as_mut().expect("nothing follows the end").push_back(told);
+    pub fn put(&mut self, choice: usize, update: ChoiceUpdate) {
+        self.choices[choice].as_mut().expect("nothing follows the end").push_back(update);
     }
 
     /// Takes the next update of the choice whose turn it is, if that update has come.
-    pub fn take(&mut self) -> Option<(usize, Told)> {
+    pub fn take(&mut self) -> Option<(usize, ChoiceUpdate)> {
         let count = self.choices.len();
         let open = |i: &usize| self.choices[i % count].is_some();
         let at = (self.at..self.at + count).find(open)? % count;
-        let told = self.choices[at].as_mut()?.pop_front()?;
-        if matches!(told, Told::End(_)) {
+        let update = self.choices[at].as_mut()?.pop_front()?;
+        if matches!(update, ChoiceUpdate::End(_)) {
             self.choices[at] = None;
         }
         self.at = at + 1;
-        Some((at, told))
+        Some((at, update))
     }
 }
 
@@ -73,14 +73,14 @@ mod tests {
                     turns.put(
                         choice,
                         if index == lengths[choice] {
-                            Told::End(None)
+                            ChoiceUpdate::End(None)
                         } else {
-                            Told::Token(index as u32, None)
+                            ChoiceUpdate::Token(index as u32, None)
                         },
                     );
-                    out.extend(std::iter::from_fn(|| turns.take()).map(|(choice, told)| match told {
-                        Told::Token(token, _) => (choice, token as usize),
-                        Told::End(_) => (choice, lengths[choice]),
+                    out.extend(std::iter::from_fn(|| turns.take()).map(|(choice, update)| match update {
+                        ChoiceUpdate::Token(token, _) => (choice, token as usize),
+                        ChoiceUpdate::End(_) => (choice, lengths[choice]),
                     }));
                 }
                 out
@@ -92,6 +92,6 @@ mod tests {
 
     #[test]
     fn what_waits_for_its_turn_is_small() {
-        assert!(size_of::<Told>() * MAX_WAITING <= 64 << 20, "{}", size_of::<Told>());
+        assert!(size_of::<ChoiceUpdate>() * MAX_WAITING <= 64 << 20, "{}", size_of::<ChoiceUpdate>());
     }
 }

@@ -12,17 +12,17 @@ use super::{
 impl Schema {
     /// A constraint for the texts of a request.
     pub fn constraint(&self) -> Arc<dyn Constraint> {
-        Arc::new(Followed { schema: self.clone(), texts: Mutex::default() })
+        Arc::new(SchemaConstraint { schema: self.clone(), texts: Mutex::default() })
     }
 }
 
 /// The texts of a request, as far as they have been read.
-struct Followed {
+struct SchemaConstraint {
     schema: Schema,
     texts: Mutex<HashMap<u32, Text>>,
 }
 
-impl Constraint for Followed {
+impl Constraint for SchemaConstraint {
     fn allow(&self, choice: u32, generated: &[u32], allowed: &mut TokenSet) -> Result<(), ConstraintError> {
         let mut texts = self.texts.lock();
         let text = texts.entry(choice).or_insert_with(|| Text::new(&self.schema));
@@ -35,9 +35,9 @@ impl Constraint for Followed {
     }
 }
 
-impl fmt::Debug for Followed {
+impl fmt::Debug for SchemaConstraint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Followed").finish_non_exhaustive()
+        f.debug_struct("SchemaConstraint").finish_non_exhaustive()
     }
 }
 

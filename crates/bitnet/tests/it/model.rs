@@ -151,8 +151,9 @@ fn a_text_matches_its_expression_or_is_one_of_its_choices() {
 
 #[test]
 fn tools_that_no_template_shows_to_the_model_are_refused() {
-    let told = bitnet::Told { tools: vec!["{}".into()], ..Default::default() };
-    let error = demo().complete(Request::chat([Message::new("user", "O")]).told(told)).unwrap_err();
+    let input = bitnet::TemplateInput { tools: vec!["{}".into()], ..Default::default() };
+    let error =
+        demo().complete(Request::chat([Message::new("user", "O")]).template_input(input)).unwrap_err();
     let cure = "describe the tools in a system message";
     assert!(matches!(error, Error::NoTools { .. }) && error.cure() == cure, "{error}");
 }

@@ -60,7 +60,7 @@ impl Speed {
         Speed { tok_s: speed(runs / 2), tok_s_min: speed(runs - 1), tok_s_max: speed(0), runs }
     }
 
-    fn told(&self) -> String {
+    fn text(&self) -> String {
         let Speed { tok_s, tok_s_min, tok_s_max, .. } = self;
         format!("{tok_s:9.2} tok/s ({tok_s_min:.2} to {tok_s_max:.2})")
     }
@@ -163,7 +163,7 @@ pub fn print(r: &Report) -> Result<(), CliError> {
         ),
         format!(
             "memory bandwidth {}, integer peak {}, peak memory {}, weights of {:.1} MB per step",
-            memory::bandwidth_told(r.memory_bandwidth_gb_s),
+            memory::bandwidth_text(r.memory_bandwidth_gb_s),
             r.integer_peak_tops.map_or("unknown".into(), |tops| format!("{tops:.2} TOPS")),
             r.peak_memory_bytes.map_or("unknown".into(), |bytes| format!("{:.1} MB", bytes as f64 / 1e6)),
             r.weight_bytes as f64 / 1e6
@@ -185,14 +185,14 @@ pub fn print(r: &Report) -> Result<(), CliError> {
     }
     for p in &r.prefill {
         let of_peak = r.integer_peak_tops.map(|peak| 2e-12 * p.speed.tok_s * r.trits as f64 / peak);
-        let (tokens, speed, of_peak) = (p.tokens, p.speed.told(), percent(of_peak, "integer peak"));
+        let (tokens, speed, of_peak) = (p.tokens, p.speed.text(), percent(of_peak, "integer peak"));
         lines.push(format!(
             "prefill {tokens:5} tokens   {speed}{of_peak}  first token {:.2} ms",
             p.first_token_ms
         ));
     }
     for Decode { batch, depth, speed, gb_s } in &r.decode {
-        let speed = speed.told();
+        let speed = speed.text();
         lines.push(format!(
             "decode  batch {batch:5}    {speed}  {gb_s:7.2} GB/s of weights, after {depth} tokens"
         ));
@@ -201,7 +201,7 @@ pub fn print(r: &Report) -> Result<(), CliError> {
         let Speculation { text, guesses, speed, plain, drafted, accepted } = s;
         lines.push(format!(
             "decode  {guesses:2} drafts      {}, without {:.2}; text that {text}, {accepted} of {drafted} accepted",
-            speed.told(),
+            speed.text(),
             plain.tok_s
         ));
     }

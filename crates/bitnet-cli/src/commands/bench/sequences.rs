@@ -29,7 +29,7 @@ pub struct Sequences<'a> {
 }
 
 /// Sequences whose prompts are in the cache.
-pub struct Begun {
+pub struct Prefilled {
     /// Tokens of each sequence.
     lens: Vec<usize>,
     /// Next token of each sequence.
@@ -79,8 +79,8 @@ impl<'a> Sequences<'a> {
     }
 
     /// Computes the prompts of these members, which differ in length, so that neighbours are at different positions.
-    pub fn begin(&mut self, members: &[usize], prompt: usize) -> Result<Begun, CliError> {
-        let mut begun = Begun { lens: Vec::new(), next: Vec::new() };
+    pub fn begin(&mut self, members: &[usize], prompt: usize) -> Result<Prefilled, CliError> {
+        let mut begun = Prefilled { lens: Vec::new(), next: Vec::new() };
         for (seat, &member) in members.iter().enumerate() {
             let prompt = self.prompt(member, prompt + member % (RAGGED + 1));
             let table = self.table(seat);
@@ -92,7 +92,11 @@ impl<'a> Sequences<'a> {
 
     /// Decodes all sequences together from where they began; returns the time of the steps and the tokens of each
     /// sequence.
-    pub fn decode(&mut self, begun: &Begun, tokens: usize) -> Result<(Duration, Vec<Vec<u32>>), CliError> {
+    pub fn decode(
+        &mut self,
+        begun: &Prefilled,
+        tokens: usize,
+    ) -> Result<(Duration, Vec<Vec<u32>>), CliError> {
         let tables: Vec<Vec<u32>> = (0..begun.lens.len()).map(|seat| self.table(seat)).collect();
         let (mut next, mut out) = (begun.next.clone(), vec![Vec::with_capacity(tokens); tables.len()]);
         let start = Instant::now();

@@ -142,10 +142,10 @@ fn calls(offer: &Offer, form: Form) -> String {
 pub(crate) fn plain(messages: Vec<Message>, tools: &[String]) -> Vec<Message> {
     let mut plain: Vec<Message> = Vec::with_capacity(messages.len() + 1);
     if !tools.is_empty() {
-        let told = explained(tools);
+        let explanation = explained(tools);
         match messages.first() {
             Some(first) if first.role == "system" => {}
-            _ => plain.push(Message::new("system", told)),
+            _ => plain.push(Message::new("system", explanation)),
         }
     }
     for (i, message) in messages.into_iter().enumerate() {

@@ -21,7 +21,7 @@ const MAX_NAME: usize = 64;
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Offer {
     /// The tools that the prompt describes, as JSON in OpenAI's form, unchanged.
-    pub told: Vec<String>,
+    pub described: Vec<String>,
     /// The tools that the model may call.
     pub tools: Vec<Tool>,
     /// Whether the answer must be a call and nothing else.
@@ -49,13 +49,13 @@ pub(crate) fn offer(fields: &mut Fields<'_>) -> Result<Option<Offer>, ApiError> 
     let listed: Vec<&RawValue> = fields.list("tools", MAX_TOOLS)?;
     let read = |(i, raw)| Ok((tool(fields, &format!("tools[{i}]"), raw)?, raw.get().to_owned()));
     let listed: Result<Vec<(Tool, String)>, ApiError> = listed.into_iter().enumerate().map(read).collect();
-    let (tools, told): (Vec<Tool>, Vec<String>) = listed?.into_iter().unzip();
+    let (tools, described): (Vec<Tool>, Vec<String>) = listed?.into_iter().unzip();
     let twice = tools.iter().enumerate().find(|(i, tool)| tools[..*i].iter().any(|t| t.name == tool.name));
     if let Some((i, tool)) = twice {
         let problem = format!("there are two tools of the name {:?}", tool.name);
         return Err(ApiError::field(format!("tools[{i}].function.name"), problem));
     }
-    let offer = Offer { told, tools, required: false, parallel };
+    let offer = Offer { described, tools, required: false, parallel };
     let offer = match fields.raw("tool_choice") {
         Some(choice) => offer.chosen(fields, choice)?,
         None => Some(offer),

@@ -19,7 +19,7 @@ pub(crate) struct Calls {
 
 /// A part of an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Said {
+pub(crate) enum AnswerPart {
     Text(String),
     /// A call begins: its index, counted from 0, and the tool's name.
     Call(usize, String),
@@ -75,15 +75,15 @@ impl Reader {
     }
 
     /// Reads the next piece of the text.
-    pub fn push(&mut self, text: &str) -> Vec<Said> {
+    pub fn push(&mut self, text: &str) -> Vec<AnswerPart> {
         self.held.push_str(text);
-        let mut said = Vec::new();
-        while self.step(&mut said) {}
-        said
+        let mut parts = Vec::new();
+        while self.step(&mut parts) {}
+        parts
     }
 
     /// Ends the text: what was held is text after all.
-    pub fn finish(&mut self) -> Vec<Said> {
+    pub fn finish(&mut self) -> Vec<AnswerPart> {
         let held = std::mem::take(&mut self.held);
         let text = match std::mem::replace(&mut self.state, State::Plain) {
             State::Head(before) => before + &held,
@@ -91,53 +91,53 @@ impl Reader {
             _ if self.has_called() && held.trim().is_empty() => String::new(),
             _ => held,
         };
-        if text.is_empty() { Vec::new() } else { vec![Said::Text(text)] }
+        if text.is_empty() { Vec::new() } else { vec![AnswerPart::Text(text)] }
     }
 
     /// Reads some of the held text; returns whether there may be more to do.
-    fn step(&mut self, said: &mut Vec<Said>) -> bool {
+    fn step(&mut self, parts: &mut Vec<AnswerPart>) -> bool {
         match self.state.clone() {
             State::Plain => {
-                self.tell(self.held.len(), said);
+                self.release(self.held.len(), parts);
                 false
             }
-            State::Text => self.text(said),
-            State::Head(before) => self.head(before, said),
-            State::Arguments(depth) => self.arguments(depth, said),
+            State::Text => self.text(parts),
+            State::Head(before) => self.head(before, parts),
+            State::Arguments(depth) => self.arguments(depth, parts),
             State::Tail => self.tail(),
         }
     }
 
     /// Releases the first `bytes` held bytes as text.
-    fn tell(&mut self, bytes: usize, said: &mut Vec<Said>) {
+    fn release(&mut self, bytes: usize, parts: &mut Vec<AnswerPart>) {
         if bytes > 0 {
-            said.push(Said::Text(self.held.drain(..bytes).collect()));
+            parts.push(AnswerPart::Text(self.held.drain(..bytes).collect()));
         }
     }
 
     /// Reads text up to the opening of a call. White space before the opening belongs to the call.
-    fn text(&mut self, said: &mut Vec<Said>) -> bool {
+    fn text(&mut self, parts: &mut Vec<AnswerPart>) -> bool {
         if let Some(at) = self.held.find(OPEN) {
-            let told = self.held[..at].trim_end().len();
-            self.tell(told, said);
-            let before = self.held.drain(..at - told + OPEN.len()).collect();
+            let end = self.held[..at].trim_end().len();
+            self.release(end, parts);
+            let before = self.held.drain(..at - end + OPEN.len()).collect();
             self.state = State::Head(before);
             return true;
         }
         let begun = (1..OPEN.len()).rev().find(|&n| self.held.ends_with(&OPEN[..n])).unwrap_or(0);
-        let told = self.held[..self.held.len() - begun].trim_end().len();
-        self.tell(told, said);
+        let end = self.held[..self.held.len() - begun].trim_end().len();
+        self.release(end, parts);
         false
     }
 
     /// Reads the name of a call, up to the brace of its arguments.
-    fn head(&mut self, before: String, said: &mut Vec<Said>) -> bool {
+    fn head(&mut self, before: String, parts: &mut Vec<AnswerPart>) -> bool {
         let Some(Calls { form, names }) = &self.calls else { return false };
         match Head::read(&self.held, form.arguments()) {
             Head::Incomplete => false,
             Head::Named { name, bytes } if names.contains(&name) => {
                 self.held.drain(..bytes);
-                said.push(Said::Call(self.count, name));
+                parts.push(AnswerPart::Call(self.count, name));
                 self.count += 1;
                 self.state = State::Arguments(Depth::default());
                 true
@@ -145,18 +145,18 @@ impl Reader {
             Head::Named { .. } | Head::Other => {
                 self.state = if *form == Form::Tagged { State::Text } else { State::Plain };
                 if !before.is_empty() {
-                    said.push(Said::Text(before));
+                    parts.push(AnswerPart::Text(before));
                 }
                 true
             }
         }
     }
 
-    fn arguments(&mut self, mut depth: Depth, said: &mut Vec<Said>) -> bool {
+    fn arguments(&mut self, mut depth: Depth, parts: &mut Vec<AnswerPart>) -> bool {
         let end = self.held.bytes().position(|byte| depth.closes(byte));
-        let told: String = self.held.drain(..end.map_or(self.held.len(), |end| end + 1)).collect();
-        if !told.is_empty() {
-            said.push(Said::Arguments(self.count - 1, told));
+        let text: String = self.held.drain(..end.map_or(self.held.len(), |end| end + 1)).collect();
+        if !text.is_empty() {
+            parts.push(AnswerPart::Arguments(self.count - 1, text));
         }
         self.state = if end.is_some() { State::Tail } else { State::Arguments(depth) };
         end.is_some()
@@ -260,14 +260,14 @@ mod tests {
         Reader::new(Some(Calls { form, names: ["add".to_owned(), "now".to_owned()].into() }))
     }
 
-    /// What is said, with neighbouring parts of one kind put together.
-    fn said(mut reader: Reader, pieces: impl IntoIterator<Item = impl AsRef<str>>) -> Vec<Said> {
-        let mut all: Vec<Said> = Vec::new();
-        let mut add = |parts: Vec<Said>| {
+    /// The parts of an answer, with neighbouring parts of one kind put together.
+    fn parts(mut reader: Reader, pieces: impl IntoIterator<Item = impl AsRef<str>>) -> Vec<AnswerPart> {
+        let mut all: Vec<AnswerPart> = Vec::new();
+        let mut add = |parts: Vec<AnswerPart>| {
             for part in parts {
                 match (all.last_mut(), part) {
-                    (Some(Said::Text(text)), Said::Text(more)) => text.push_str(&more),
-                    (Some(Said::Arguments(a, text)), Said::Arguments(b, more)) if *a == b => {
+                    (Some(AnswerPart::Text(text)), AnswerPart::Text(more)) => text.push_str(&more),
+                    (Some(AnswerPart::Arguments(a, text)), AnswerPart::Arguments(b, more)) if *a == b => {
                         text.push_str(&more);
                     }
                     (_, part) => all.push(part),
@@ -281,12 +281,12 @@ mod tests {
         all
     }
 
-    fn text(text: &str) -> Said {
-        Said::Text(text.into())
+    fn text(text: &str) -> AnswerPart {
+        AnswerPart::Text(text.into())
     }
 
-    fn call(index: usize, name: &str, arguments: &str) -> [Said; 2] {
-        [Said::Call(index, name.into()), Said::Arguments(index, arguments.into())]
+    fn call(index: usize, name: &str, arguments: &str) -> [AnswerPart; 2] {
+        [AnswerPart::Call(index, name.into()), AnswerPart::Arguments(index, arguments.into())]
     }
 
     const TWO: &str = "I add.\n<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": \"}\\\"{\", \"b\": [{}]}}\n\
@@ -297,20 +297,20 @@ mod tests {
         let mut want = vec![text("I add.")];
         want.extend(call(0, "add", "{\"a\": \"}\\\"{\", \"b\": [{}]}"));
         want.extend(call(1, "now", "{}"));
-        assert_eq!(said(reader(Form::Tagged), [TWO]), want);
-        assert_eq!(said(reader(Form::Tagged), TWO.chars().map(String::from)), want);
+        assert_eq!(parts(reader(Form::Tagged), [TWO]), want);
+        assert_eq!(parts(reader(Form::Tagged), TWO.chars().map(String::from)), want);
         for at in 0..TWO.len() {
-            assert_eq!(said(reader(Form::Tagged), [&TWO[..at], &TWO[at..]]), want, "{at}");
+            assert_eq!(parts(reader(Form::Tagged), [&TWO[..at], &TWO[at..]]), want, "{at}");
         }
     }
 
     #[test]
     fn a_whole_answer_is_a_call_where_the_form_has_no_tags() {
         let answer = "\n{\"name\": \"add\", \"parameters\": {\"a\": 1}}";
-        assert_eq!(said(reader(Form::Bare), [answer]), call(0, "add", "{\"a\": 1}"));
-        assert_eq!(said(reader(Form::Bare), answer.chars().map(String::from)), call(0, "add", "{\"a\": 1}"));
+        assert_eq!(parts(reader(Form::Bare), [answer]), call(0, "add", "{\"a\": 1}"));
+        assert_eq!(parts(reader(Form::Bare), answer.chars().map(String::from)), call(0, "add", "{\"a\": 1}"));
         let later = format!("Here: {answer}");
-        assert_eq!(said(reader(Form::Bare), [&later]), [text(&later)], "only at the beginning");
+        assert_eq!(parts(reader(Form::Bare), [&later]), [text(&later)], "only at the beginning");
     }
 
     #[test]
@@ -327,19 +327,26 @@ mod tests {
             "{\"name\": \"add\", \"parameters\": {}}",
             "trailing space \n ",
         ] {
-            assert_eq!(said(reader(Form::Tagged), [other]), [text(other)], "{other}");
-            assert_eq!(said(reader(Form::Tagged), other.chars().map(String::from)), [text(other)], "{other}");
+            assert_eq!(parts(reader(Form::Tagged), [other]), [text(other)], "{other}");
+            assert_eq!(
+                parts(reader(Form::Tagged), other.chars().map(String::from)),
+                [text(other)],
+                "{other}"
+            );
         }
         for other in ["{\"name\": \"other\", \"parameters\": {}}", "{\"a\": 1}", "{", " {\"nam", TWO] {
-            assert_eq!(said(reader(Form::Bare), [other]), [text(other)], "{other}");
+            assert_eq!(parts(reader(Form::Bare), [other]), [text(other)], "{other}");
         }
-        assert_eq!(said(Reader::new(None), [TWO]), [text(TWO)], "none was offered");
+        assert_eq!(parts(Reader::new(None), [TWO]), [text(TWO)], "none was offered");
     }
 
     #[test]
     fn a_call_that_is_cut_off_keeps_the_arguments_that_came() {
         let cut = "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1";
-        assert_eq!(said(reader(Form::Tagged), [cut]), call(0, "add", "{\"a\": 1"));
-        assert_eq!(said(reader(Form::Tagged), [&format!("{cut}}}}}\n</tool")]), call(0, "add", "{\"a\": 1}"));
+        assert_eq!(parts(reader(Form::Tagged), [cut]), call(0, "add", "{\"a\": 1"));
+        assert_eq!(
+            parts(reader(Form::Tagged), [&format!("{cut}}}}}\n</tool")]),
+            call(0, "add", "{\"a\": 1}")
+        );
     }
 }

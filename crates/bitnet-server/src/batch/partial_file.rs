@@ -12,7 +12,7 @@ use super::{error::BatchRunError, line::Line};
 use crate::identity::Identity;
 
 /// The file `OUT.partial` beside the output, with complete lines, locked against a second run.
-pub(super) struct Output {
+pub(super) struct PartialFile {
     place: PathBuf,
     beside: PathBuf,
     file: File,
@@ -21,7 +21,7 @@ pub(super) struct Output {
 
 /// The parts of a line of an earlier run that show what it answers, and what computed it.
 #[derive(Deserialize)]
-struct Told {
+struct EarlierLine {
     id: String,
     response: Option<Response>,
 }
@@ -37,15 +37,15 @@ struct Body {
     system_fingerprint: Option<String>,
 }
 
-impl Told {
-    /// How the identity that answered the line differs from `whom`; `None` if it is the same or unknown.
-    fn difference(&self, whom: &Identity) -> Option<String> {
-        let told = self.response.as_ref()?.body.system_fingerprint.as_ref()?;
-        whom.difference(&Identity::parse(told)?)
+impl EarlierLine {
+    /// How the identity that answered the line differs from `identity`; `None` if it is the same or unknown.
+    fn difference(&self, identity: &Identity) -> Option<String> {
+        let fingerprint = self.response.as_ref()?.body.system_fingerprint.as_ref()?;
+        identity.difference(&Identity::parse(fingerprint)?)
     }
 }
 
-impl Output {
+impl PartialFile {
     /// Opens the file that an earlier run left, or creates it.
     pub fn open(place: &Path, input: &Path) -> Result<Self, BatchRunError> {
         let fail = |path: &Path| BatchRunError::file("write", path);
@@ -65,7 +65,7 @@ impl Output {
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&beside);
         let file = file.map_err(fail(&beside))?;
         match file.try_lock() {
-            Ok(()) => Ok(Output { place: place.into(), beside, file, lines: 0 }),
+            Ok(()) => Ok(PartialFile { place: place.into(), beside, file, lines: 0 }),
             Err(TryLockError::WouldBlock) => Err(BatchRunError::Locked { path: beside }),
             Err(TryLockError::Error(e)) => Err(fail(&beside)(e)),
         }
@@ -75,7 +75,7 @@ impl Output {
     /// Returns the offset in the input at which the answered lines end.
     pub fn resume(
         &mut self,
-        whom: &Identity,
+        identity: &Identity,
         id: impl Fn(&Line) -> String,
         input: &mut dyn FnMut() -> Result<Option<Line>, BatchRunError>,
     ) -> Result<u64, BatchRunError> {
@@ -86,13 +86,13 @@ impl Output {
             let length =
                 read.read_until(b'\n', &mut text).map_err(BatchRunError::file("read", &self.beside))?;
             let Some(answer) = text.strip_suffix(b"\n") else { break };
-            let told = serde_json::from_slice::<Told>(answer).ok();
+            let earlier = serde_json::from_slice::<EarlierLine>(answer).ok();
             let line = input()?;
-            if let Some(difference) = told.as_ref().and_then(|told| told.difference(whom)) {
+            if let Some(difference) = earlier.as_ref().and_then(|earlier| earlier.difference(identity)) {
                 let (path, line) = (self.beside.clone(), self.lines + 1);
                 return Err(BatchRunError::OtherIdentity { path, line, difference });
             }
-            if told.is_none() || told.map(|told| told.id) != line.as_ref().map(&id) {
+            if earlier.is_none() || earlier.map(|earlier| earlier.id) != line.as_ref().map(&id) {
                 return Err(BatchRunError::OtherRun { path: self.beside.clone(), line: self.lines + 1 });
             }
             (whole, at) = (whole + length as u64, line.map_or(at, |line| line.end));
