@@ -270,7 +270,7 @@ fn a_gpu_that_cannot_take_the_model_is_a_typed_error_with_its_cure() {
     for (simulator, fault, tells) in cases {
         let (tap, handle) = Tap::of(simulator);
         fault(&handle);
-        let error = load(tap).err().expect("it cannot be loaded");
+        let error = load(tap).expect_err("it cannot be loaded");
         assert!(matches!(error, ModelError::Kernel(KernelError::Gpu(_))), "{error:?}");
         assert!(error.to_string().contains(tells), "{error}");
     }

@@ -6,6 +6,7 @@ mod tap;
 
 use std::{
     collections::HashMap,
+    fmt,
     path::{Path, PathBuf},
     process::{Command, Output},
     sync::OnceLock,
@@ -230,4 +231,10 @@ fn assert_within(mut distances: Vec<f64>, limit: f64, what: &str) {
     distances.sort_by(f64::total_cmp);
     let (median, worst) = (distances[distances.len() / 2], distances[distances.len() - 1]);
     assert!(median < 1e-5 && worst < limit, "{what}: median {median:.2e}, worst {worst:.2e}");
+}
+
+impl fmt::Debug for Tensors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tensors").field("metadata", &self.metadata).finish_non_exhaustive()
+    }
 }

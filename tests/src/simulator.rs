@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
+    fmt,
     sync::{Arc, LazyLock, Mutex},
     time::{Duration, Instant},
 };
@@ -238,5 +239,11 @@ fn add(all: &mut Stats, one: &Stats) {
     }
     for (line, count) in &one.bank_conflict_lines {
         *all.bank_conflict_lines.entry(*line).or_default() += count;
+    }
+}
+
+impl fmt::Debug for Simulator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Simulator").field("info", &self.info).finish_non_exhaustive()
     }
 }

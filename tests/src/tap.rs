@@ -1,6 +1,7 @@
 //! A driver between the backend and the simulator that counts calls and fails on request.
 
 use std::{
+    fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -183,5 +184,17 @@ impl Driver for Tap {
     fn synchronize(&mut self) -> Result<(), GpuError> {
         self.hear(Call::Synchronize)?;
         lock(&self.simulator).synchronize()
+    }
+}
+
+impl fmt::Debug for Tap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tap").field("info", &self.info).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Handle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Handle").finish_non_exhaustive()
     }
 }

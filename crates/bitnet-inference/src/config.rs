@@ -1,6 +1,7 @@
 use std::fmt;
 
-/// How to generate text for a request. The default is greedy decoding without penalties.
+/// How to generate text for a request. The default is greedy decoding without penalties. Begin with
+/// `..GenerationConfig::default()`: fields may be added.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GenerationConfig {
     /// Maximum number of tokens to generate; 0 gives an empty result without a forward pass.

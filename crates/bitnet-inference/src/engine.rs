@@ -18,7 +18,8 @@ use crate::{
     SubmitError, TokenText,
 };
 
-/// Configuration of an engine. None of it changes a token.
+/// Configuration of an engine. None of it changes a token. Begin with `..EngineConfig::default()`: fields may be
+/// added.
 #[derive(Clone)]
 pub struct EngineConfig {
     /// Maximum number of sequences in a forward pass; others wait.
@@ -389,5 +390,22 @@ impl Drop for Engine {
 impl fmt::Debug for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Engine").field("backend", &self.backend).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for EngineConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EngineConfig")
+            .field("max_batch_size", &self.max_batch_size)
+            .field("sizing", &self.sizing)
+            .field("max_wait_time", &self.max_wait_time)
+            .field("max_queued_requests", &self.max_queued_requests)
+            .field("max_queued_tokens", &self.max_queued_tokens)
+            .field("max_draft", &self.max_draft)
+            .field("mailbox", &self.mailbox)
+            .field("slow_reader_timeout", &self.slow_reader_timeout)
+            .field("step_limit", &self.step_limit)
+            .field("eos", &self.eos)
+            .finish_non_exhaustive()
     }
 }

@@ -2,6 +2,7 @@ use std::fmt;
 
 /// Why a generation ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum FinishReason {
     /// The model drew one of its end tokens.
     Eos,

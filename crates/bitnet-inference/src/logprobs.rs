@@ -9,6 +9,7 @@ pub struct TokenLogprobs {
 
 /// Why no token could be drawn from a row of logits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum SampleError {
     /// A logit is NaN.
     #[error("the logit of token {token} is not a number")]

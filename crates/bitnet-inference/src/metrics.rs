@@ -2,6 +2,7 @@ use parking_lot::Mutex;
 
 /// What an engine counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Counter {
     /// Requests accepted.
     Requests,
@@ -33,6 +34,7 @@ pub enum Counter {
 
 /// What an engine measures. Times are in seconds; unknown values are not recorded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Measure {
     /// From submission to the first place in a batch.
     QueueTime,

@@ -4,6 +4,7 @@ use crate::Priority;
 
 /// How many sequences run at once, and how much of a step goes to prompts and drafts. It never changes an output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum BatchSizing {
     /// Up to this many sequences, with prompts as fast as a step allows.
     Fixed(usize),

@@ -28,6 +28,7 @@ impl Priority {
 
 /// What a request produces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum Output {
     /// New tokens.
     #[default]

@@ -55,6 +55,7 @@ impl Recorder for Shared {
 
 /// The state of an engine after its last step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct EngineStatus {
     /// Number of sequences with a place in the batch.
     pub running: usize,

@@ -4,6 +4,7 @@
 //! logits are a function of all slots that it reads back through the block table. So a wrong table, a lost or
 //! repeated token, a wrong position, or a block written by another sequence changes every later answer.
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -171,5 +172,11 @@ impl Model for HashModel {
         let (from, size) = (from as usize * Batch::BLOCK_TOKENS, Batch::BLOCK_TOKENS);
         self.slots.copy_within(from..from + size, to as usize * size);
         Ok(())
+    }
+}
+
+impl fmt::Debug for HashModel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HashModel").field("limits", &self.limits).finish_non_exhaustive()
     }
 }

@@ -1,3 +1,4 @@
+use std::fmt;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
@@ -144,5 +145,11 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
             Poll::Ready(output) => return output,
             Poll::Pending => std::thread::park(),
         }
+    }
+}
+
+impl<F> fmt::Debug for StatelessForward<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StatelessForward").field("limits", &self.limits).finish_non_exhaustive()
     }
 }

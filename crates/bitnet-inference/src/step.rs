@@ -1,3 +1,4 @@
+use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
@@ -374,4 +375,12 @@ pub(crate) fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|s| s.to_string());
     text.or_else(|| panic.downcast_ref::<String>().cloned())
         .unwrap_or_else(|| "a panic without a message".into())
+}
+
+impl fmt::Debug for Stepper<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Stepper { draws, faults, lost, .. } = self;
+        let mut shown = f.debug_struct("Stepper");
+        shown.field("draws", draws).field("faults", faults).field("lost", lost).finish_non_exhaustive()
+    }
 }

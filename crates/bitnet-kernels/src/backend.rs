@@ -47,6 +47,7 @@ pub struct StepSize {
 }
 
 /// A ternary matrix for [`Backend::linear`].
+#[derive(Debug)]
 pub enum Weights<'a> {
     /// With one scale per range of rows.
     Rows(&'a TernaryTensor),
@@ -59,6 +60,7 @@ pub enum Weights<'a> {
 }
 
 /// A dense or ternary matrix for [`Backend::table`].
+#[derive(Debug)]
 pub enum TableWeights<'a> {
     /// Of any float type.
     Dense(&'a BitNetTensor),

@@ -8,6 +8,7 @@ pub const BLOCK_TOKENS: usize = 64;
 /// Type in which the CPU stores cached keys and values. Attention uses the stored values, in the order of
 /// [`crate::order`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum KvType {
     /// Exact.
     #[default]

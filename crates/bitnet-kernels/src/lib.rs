@@ -26,6 +26,17 @@
 //! # }
 //! ```
 
+/// Implements `Debug` without contents, for memory of kernels and handles of drivers.
+macro_rules! opaque_debug {
+    ($($type:ident $(<$parameter:ident: $bound:path>)?),* $(,)?) => {$(
+        impl $(<$parameter: $bound>)? std::fmt::Debug for $type $(<$parameter>)? {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.debug_struct(stringify!($type)).finish_non_exhaustive()
+            }
+        }
+    )*};
+}
+
 mod backend;
 mod bandwidth;
 pub mod conformance;

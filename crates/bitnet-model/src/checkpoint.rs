@@ -1,6 +1,6 @@
 //! An opened model, from any kind of file.
 
-use std::path::Path;
+use std::{fmt, path::Path};
 
 use bitnet_tensor::SharedBytes;
 use serde::Serialize;
@@ -313,4 +313,12 @@ fn chat(
         let eos = defaults.eos.first().copied();
         ChatTemplate::new(source, &token("bos_token", defaults.bos), &token("eos_token", eos))
     }))
+}
+
+impl fmt::Debug for Checkpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Checkpoint { name, format, spec, .. } = self;
+        let mut shown = f.debug_struct("Checkpoint");
+        shown.field("name", name).field("format", format).field("spec", spec).finish_non_exhaustive()
+    }
 }

@@ -1,4 +1,4 @@
-use std::collections::HashMap;
+use std::{collections::HashMap, fmt};
 
 use bitnet_kernels::{
     Backend, BackendInfo, DeviceStatus, Grouping, KernelError, KvShape, Norm, RowsKind, StepSize,
@@ -240,4 +240,11 @@ fn check_shapes(spec: &ModelSpec, tensors: &dyn TensorSource) -> Result<(), Mode
         }
     }
     Ok(())
+}
+
+impl<B: Backend> fmt::Debug for Transformer<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Transformer { spec, limits, .. } = self;
+        f.debug_struct("Transformer").field("spec", spec).field("limits", limits).finish_non_exhaustive()
+    }
 }

@@ -1,5 +1,7 @@
 //! Device memory: allocations are far apart, so that an address belongs to at most one of them.
 
+use std::fmt;
+
 use crate::error::{FaultKind, MemoryError, Space};
 use crate::race::{MAX_SERIAL, ReadSets};
 use crate::region::{Region, Trap};
@@ -91,4 +93,10 @@ impl Memory {
 
 fn index(address: u64) -> Option<usize> {
     usize::try_from(address >> STRIDE_BITS).ok()?.checked_sub(1)
+}
+
+impl fmt::Debug for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Memory").field("allocations", &self.allocations.len()).finish_non_exhaustive()
+    }
 }

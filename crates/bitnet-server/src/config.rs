@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-/// Limits and rules for requests.
+/// Limits and rules for requests. Begin with `..ServerConfig::default()`: fields may be added.
 #[derive(Debug, Clone)]
 pub struct ServerConfig {
     /// The name that clients use for the model, instead of its own.

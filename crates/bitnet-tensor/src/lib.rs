@@ -34,6 +34,8 @@ mod ternary;
 pub use dtype::DType;
 pub use error::TensorError;
 pub use grouped::GroupedTensor;
+/// The type of the scales of groups.
+pub use half::f16;
 pub use shape::Shape;
 pub use tensor::{BitNetTensor, SharedBytes};
 pub use ternary::{RowScale, TernaryTensor, transpose_codes};

@@ -38,7 +38,6 @@
 //! [`tensor`]. The names that users of other BitNet engines know are in [`names`].
 
 #![forbid(unsafe_code)]
-#![warn(missing_debug_implementations)]
 
 mod answer;
 mod builder;

@@ -7,6 +7,7 @@ use crate::Error;
 
 /// Which memory holds a model, which decides its layout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Home {
     /// The host's memory, with a cache of this type.
     Cpu(KvType),

@@ -36,6 +36,7 @@ pub struct InvalidBatching;
 
 /// Why a request did not enter the queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum QueueError {
     /// The queue is full.
     #[error("the batch queue is full")]

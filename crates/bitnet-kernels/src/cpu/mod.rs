@@ -637,3 +637,5 @@ impl Inspect for Cpu {
         })
     }
 }
+
+opaque_debug!(Cpu, Gain, GroupedPanels, Kv, Linear, Panels, Quants, Rope, Rows, Screen, Table);

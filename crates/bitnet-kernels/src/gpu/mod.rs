@@ -189,3 +189,5 @@ impl<D: Driver> Gpu<D> {
         Ok(())
     }
 }
+
+opaque_debug!(Gpu<D: Driver>);

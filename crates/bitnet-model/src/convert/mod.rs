@@ -15,6 +15,7 @@ use crate::{Checkpoint, ModelError};
 
 /// A format to write models in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Target {
     /// A GGUF file for bitnet.cpp.
     I2S,

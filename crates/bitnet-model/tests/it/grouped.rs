@@ -30,7 +30,7 @@ fn edited(path: &str, edit: impl FnOnce(&mut GgufEdit)) -> Result<Checkpoint, Mo
 }
 
 fn refused(path: &str, edit: impl FnOnce(&mut GgufEdit)) -> String {
-    let error = edited(path, edit).err().expect("opened").to_string();
+    let error = edited(path, edit).expect_err("opened").to_string();
     assert_eq!(error.lines().count(), 1, "{error}");
     error
 }

@@ -164,7 +164,7 @@ fn damaged_panels_are_refused_by_name_on_every_backend() {
         edit(&mut gguf);
         Checkpoint::from_gguf("model.gguf", SharedBytes::new(gguf.write()))
     };
-    let refused = |edit: &dyn Fn(&mut GgufEdit)| opened(edit).err().expect("opened").to_string();
+    let refused = |edit: &dyn Fn(&mut GgufEdit)| opened(edit).expect_err("opened").to_string();
     assert!(opened(&|_| ()).is_ok());
 
     let told = refused(&|g| g.set("bitnet.panels.version", 4, 2u32.to_le_bytes().to_vec()));
@@ -222,7 +222,7 @@ fn damaged_panels_are_refused_by_name_on_every_backend() {
         let at = data.len() - 4;
         data[at..].copy_from_slice(&f32::NAN.to_le_bytes());
     });
-    let error = model.unwrap().tensors.packed().unwrap().screen().err().expect("no bound").to_string();
+    let error = model.unwrap().tensors.packed().unwrap().screen().expect_err("no bound").to_string();
     assert!(error.contains("output.int8"), "{error}");
 }
 

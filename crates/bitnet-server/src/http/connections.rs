@@ -26,7 +26,7 @@ use tokio_io_timeout::TimeoutStream;
 
 use crate::http::{app::App, host::Hosts, routes::router_for};
 
-/// Limits of connections.
+/// Limits of connections. Begin with `..ConnectionLimits::default()`: fields may be added.
 #[derive(Debug, Clone, Copy)]
 pub struct ConnectionLimits {
     /// Maximum number of connections; further ones wait to be accepted.

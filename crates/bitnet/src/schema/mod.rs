@@ -15,7 +15,8 @@ use llguidance::{
     api::TopLevelGrammar,
     toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie},
 };
-use serde_json::{Value, json};
+pub use serde_json::Value;
+use serde_json::json;
 
 use self::number::Digits;
 use crate::Error;
@@ -53,6 +54,7 @@ pub struct Within {
 
 /// The opening of the part of a text that follows a schema.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Opens {
     /// These bytes, anywhere; the part begins after them.
     After(Vec<u8>),

@@ -491,6 +491,8 @@ impl Drop for Cuda {
     }
 }
 
+opaque_debug!(Cuda, Function, Graph);
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -518,7 +520,7 @@ mod tests {
 
     #[test]
     fn a_code_that_no_binding_lists_is_an_error_that_says_its_number() {
-        let error = Cuda::with(library::broken(), Switches::default(), 0).err().expect("nothing works");
+        let error = Cuda::with(library::broken(), Switches::default(), 0).expect_err("nothing works");
         let GpuError::Unavailable { reason } = &error else { panic!("{error}") };
         assert!(reason.starts_with("cuInit: ") && !reason.ends_with(": "), "{reason}");
     }
