@@ -28,7 +28,7 @@ use batch::Batches;
 use http::{Client, request};
 use ledger::Ledger;
 use mix::Ask;
-use report::Report;
+use report::{Phase, Report};
 use server::{Server, Usage};
 
 /// Sequences that the server computes together.
@@ -109,7 +109,9 @@ impl Soak {
             let mut seen = watch.join().unwrap_or_default();
             seen.retain(|(at, _)| (begun..ended).contains(at));
             let batches = batches.join().unwrap_or_default();
-            (Report::new(self, [before, after], under, offered, seen), batches)
+            let goal = Duration::from_millis(self.goal);
+            let report = Report::new((self.quick, goal, self.time()), [before, after], under, offered, seen);
+            (report, batches)
         });
         // One more than at rest, for the connection that asks.
         let metrics = server.idle(rest.map_or(usize::MAX, |usage| usage.descriptors + 1))?;
@@ -153,18 +155,6 @@ struct Books {
     ledger: Ledger,
     /// Numbers of requests, what was read, and whether it was the whole answer.
     sample: Vec<(u64, Answer, bool)>,
-}
-
-/// Results of a phase of the run.
-#[derive(Debug, Default, Clone)]
-struct Phase {
-    seconds: f64,
-    asked: u64,
-    /// Number of whole answers, and of their tokens.
-    answered: u64,
-    tokens: u64,
-    /// Seconds to each first token, and whether the stream is interactive, in order of completion.
-    first: Vec<(f64, bool)>,
 }
 
 impl Crowd<'_> {

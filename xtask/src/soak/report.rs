@@ -1,15 +1,32 @@
-use std::{fs, path::Path, process::Command, time::Instant};
+use std::{
+    fs,
+    path::Path,
+    process::Command,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
-use super::{Phase, Soak, ledger::Ledger, server::Usage};
+use super::{ledger::Ledger, server::Usage};
 use crate::{output, root};
 
 /// Minimum number of requests in the long form.
 const REQUESTS: u64 = 100_000;
 /// Fraction of the run after which memory must not grow any more.
 const WARM: f64 = 0.25;
+
+/// Results of a phase of the run.
+#[derive(Debug, Default, Clone)]
+pub(super) struct Phase {
+    pub seconds: f64,
+    pub asked: u64,
+    /// Number of whole answers, and of their tokens.
+    pub answered: u64,
+    pub tokens: u64,
+    /// Seconds to each first token, and whether the stream is interactive, in order of completion.
+    pub first: Vec<(f64, bool)>,
+}
 
 /// Results of a run, and whether they reach the goals.
 pub(super) struct Report {
@@ -40,16 +57,16 @@ struct Row {
 
 impl Report {
     pub fn new(
-        soak: &Soak,
+        (quick, goal, time): (bool, Duration, Duration),
         peaks: [Phase; 2],
         under: Phase,
         offered: f64,
         seen: Vec<(Instant, Usage)>,
     ) -> Self {
         Report {
-            quick: soak.quick,
-            goal: soak.goal as f64 / 1e3,
-            seconds: soak.time().as_secs_f64(),
+            quick,
+            goal: goal.as_secs_f64(),
+            seconds: time.as_secs_f64(),
             offered,
             peaks,
             under,
