@@ -346,6 +346,10 @@ mod tests {
                 }
                 let uses: Vec<u32> = (0..6).map(|b| used.iter().filter(|&&u| u == b).count() as u32).collect();
                 prop_assert_eq!(pool.check(&uses), Ok(()));
+                prop_assert_eq!(pool.total(), 6);
+                prop_assert_eq!(pool.available(), uses.iter().filter(|&&n| n == 0).count());
+                prop_assert_eq!(pool.cached(), contents.values().filter(|b| !used.contains(b)).count());
+                prop_assert_eq!((0..6).map(|b| pool.refs(b)).collect::<Vec<_>>(), uses);
             }
         }
     }

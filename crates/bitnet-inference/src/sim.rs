@@ -2,7 +2,8 @@
 //!
 //! Each slot of its key-value blocks holds a hash of the slot's token, its position and everything before it. Its
 //! logits are a function of all slots that it reads back through the block table. So a wrong table, a lost or
-//! repeated token, a wrong position, or a block written by another sequence changes every later answer.
+//! repeated token, a wrong position, or a block written by another sequence changes every later answer. Logits that the
+//! caller has said not to look at are minus infinity.
 
 use std::fmt;
 use std::sync::Arc;
@@ -36,6 +37,8 @@ pub struct HashModel {
     spec: ModelSpec,
     limits: Limits,
     slots: Vec<u64>,
+    /// Scratch memory to find the highest logits of a row.
+    order: Vec<f32>,
     counts: Arc<Counts>,
     hook: Option<Hook>,
 }
@@ -65,7 +68,7 @@ impl HashModel {
             eos: Vec::new(),
         };
         let slots = vec![0; limits.kv_blocks * Batch::BLOCK_TOKENS];
-        HashModel { spec, limits, slots, counts: Arc::default(), hook: None }
+        HashModel { spec, limits, slots, order: vec![0.0; vocab], counts: Arc::default(), hook: None }
     }
 
     /// Calls `hook` before each step, without logits, and after it, with them.
@@ -96,6 +99,17 @@ fn fill(row: &mut [f32], state: u64) {
     for (token, logit) in row.iter_mut().enumerate() {
         *logit = (mix(state, token as u64) >> 40) as f32 * (8.0 / (1 << 24) as f32);
     }
+}
+
+/// Lowers all logits below the `top` highest as far as possible, as a model may for a caller who only needs these.
+fn lower_others(row: &mut [f32], top: usize, order: &mut [f32]) {
+    if top >= row.len() {
+        return;
+    }
+    order.copy_from_slice(row);
+    order.sort_unstable_by(|a, b| b.total_cmp(a));
+    let lowest = if top == 0 { f32::INFINITY } else { order[top - 1] };
+    row.iter_mut().filter(|logit| **logit < lowest).for_each(|logit| *logit = f32::NEG_INFINITY);
 }
 
 /// Computes the logits that a [`HashModel`] must return after a text, without a cache.
@@ -139,7 +153,7 @@ impl Model for HashModel {
             hook(batch, None)?;
         }
         let mut rows = logits.resize(batch.logit_rows().len(), vocab).chunks_exact_mut(vocab);
-        let mut wanted = batch.logit_rows().iter().peekable();
+        let mut wanted = batch.logit_rows().iter().zip(batch.wanted()).peekable();
         for run in batch.runs() {
             let table = batch.table(run);
             let slot = |p: usize| {
@@ -151,9 +165,10 @@ impl Model for HashModel {
                 assert!((token as usize) < vocab, "token {token} is not in the vocabulary");
                 self.slots[slot(p)] = slot_value(state, p, token);
                 state = mix(state, self.slots[slot(p)]);
-                if wanted.next_if_eq(&&index).is_some() {
+                if let Some((_, wanted)) = wanted.next_if(|(row, _)| **row == index) {
                     let row = rows.next().expect("one row for each wanted token");
                     fill(row, state);
+                    lower_others(row, wanted.highest(), &mut self.order);
                 }
             }
         }

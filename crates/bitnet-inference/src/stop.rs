@@ -155,6 +155,7 @@ mod tests {
     fn of_stop_strings_that_end_together_the_longest_wins() {
         assert_eq!(feed(&["b", "ab"], &["ab"]).1, Scan::Stop(1));
         assert_eq!(feed(&["abc", "b"], &["abc"]).1, Scan::Stop(1));
+        assert_eq!(feed(&["x", "b", "b"], &["b"]).1, Scan::Stop(1), "the first of equal ones");
     }
 
     proptest! {

@@ -281,7 +281,7 @@ fn a_benchmark_reports_no_speed_when_a_batch_differs_from_its_members() {
         if let Some(logits) = logits
             && batch.runs().len() > 1
         {
-            logits.row_mut(0)[3] += 100.0;
+            logits.row_mut(0)[3] = 100.0;
         }
         Ok(())
     };

@@ -7,6 +7,7 @@ use bitnet_inference::{
     EngineConfig, Priority, Request,
     scheduling::{Drawn, Event, Pace, Plan, RunOutcome, Scheduler, SchedulerConfig, StepLoad, StepOutcome},
 };
+use bitnet_model::Batch;
 
 use crate::support::*;
 
@@ -137,6 +138,24 @@ fn readers_that_go_on_wait_for_a_free_place_and_silence_nobody() {
         world.step();
     }
     assert_eq!(world.scheduler.counts().recomputed_tokens, 0, "they kept their blocks");
+}
+
+#[test]
+fn a_reader_that_goes_on_keeps_its_blocks_and_its_turn_before_those_behind_it() {
+    const BLOCK: usize = Batch::BLOCK_TOKENS;
+    let mut world = Circle::new(SchedulerConfig { kv_blocks: 4, ..limits(2, 4 * BLOCK, 4, 0) }, fast);
+    world.submit(0, BLOCK + 1, 20, Priority::Normal);
+    world.submit(1, 2 * BLOCK - 1, 20, Priority::Normal);
+    assert_eq!(world.step(), [0, 1].into());
+    world.scheduler.pause(world.now, 1);
+    world.submit(2, 1, 1, Priority::Normal);
+    world.scheduler.resume(world.now, 1);
+    // Both other requests need a block, and all blocks are in use. Those of request 1 would be enough for request 2.
+    while !world.ended.contains(&0) {
+        assert_eq!(world.step(), [0].into(), "request 2 goes before request 1");
+    }
+    assert_eq!(world.step(), [1, 2].into());
+    assert_eq!(world.scheduler.counts().recomputed_tokens, 0, "request 1 has lost its blocks");
 }
 
 /// The p95 of step times while streams wait for chunks of a prompt of 2,048 tokens, and the sizes of the chunks.
