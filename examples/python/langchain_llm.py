@@ -1,6 +1,6 @@
 """bitnet as a model of LangChain, in this process: whole, in batches, and as an async stream.
 
-    pip install bitnet langchain-core
+    pip install langchain-core bitnet-*.whl    (the wheel of this repository)
     python langchain_llm.py [MODEL]
 """
 
