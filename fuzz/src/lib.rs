@@ -16,7 +16,16 @@ use tokio::runtime::Runtime;
 use tower::ServiceExt;
 
 /// Where bodies go.
-pub const PATHS: [&str; 4] = ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"];
+pub const PATHS: [&str; 8] = [
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/tokenize",
+    "/detokenize",
+    "/v1/responses",
+    "/v1/messages",
+    "/api/chat",
+    "/api/generate",
+];
 
 /// What is asked.
 pub struct TestServer {

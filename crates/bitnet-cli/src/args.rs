@@ -269,9 +269,10 @@ pub struct BatchArgs {
 
 /// Serve a model to OpenAI clients over HTTP.
 ///
-/// POST /v1/completions and /v1/chat/completions, streamed or not; GET / is a chat page. The first SIGTERM or Ctrl-C
-/// finishes accepted requests, the second ends immediately. If the GPU is lost, the server ends with exit code 75, so
-/// that a supervisor restarts it. For TLS, put a proxy in front.
+/// POST /v1/completions, /v1/chat/completions and /v1/responses, and Ollama's /api/chat and Anthropic's /v1/messages,
+/// streamed or not; GET / is a chat page. The first SIGTERM or Ctrl-C finishes accepted requests, the second ends
+/// immediately. If the GPU is lost, the server ends with exit code 75, so that a supervisor restarts it. For TLS, put a
+/// proxy in front.
 #[derive(Debug, Args)]
 pub struct ServeArgs {
     /// The model
@@ -333,12 +334,27 @@ pub struct ServeArgs {
     /// localhost get 421, so that no other web site can send requests through a browser
     #[arg(long, value_name = "NAME")]
     pub allow_host: Vec<String>,
+    /// Let pages of this origin use the server from a browser, like https://app.example, or * for all; may be given
+    /// several times
+    #[arg(long, value_name = "ORIGIN", value_parser = origin)]
+    pub allow_origin: Vec<String>,
     /// Also refuse fields that change no token, such as `store`; unknown fields are always refused
     #[arg(long)]
     pub strict: bool,
     /// What to log to stderr: off, requests, or requests with prompts
     #[arg(long, value_name = "WHAT", default_value = "requests", value_parser = ["off", "requests", "prompts"])]
     pub log: String,
+}
+
+/// Parses an origin as browsers send it.
+fn origin(text: &str) -> Result<String, String> {
+    let sound =
+        |part: &str| !part.is_empty() && part.chars().all(|c| c.is_ascii_graphic() && !"/?#@,*".contains(c));
+    match text.split_once("://") {
+        Some((scheme, host)) if sound(scheme) && sound(host) => Ok(text.to_ascii_lowercase()),
+        _ if text == "*" => Ok(text.to_owned()),
+        _ => Err("give a scheme and a host, like https://app.example:8443, or *".into()),
+    }
 }
 
 fn host(text: &str) -> Result<IpAddr, String> {
@@ -541,6 +557,24 @@ mod tests {
         }
         for text in ["", "0", "-1s", "s", "1d", "1e3", "1..2s", "1e30h"] {
             assert!(time(text).is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn an_origin_is_what_browsers_send() {
+        for text in ["*", "https://app.example", "http://localhost:3000", "tauri://localhost"] {
+            assert_eq!(origin(text), Ok(text.to_owned()));
+        }
+        assert_eq!(origin("https://App.Example"), Ok("https://app.example".to_owned()));
+        for text in [
+            "",
+            "app.example",
+            "https://",
+            "https://app.example/",
+            "https://a, https://b",
+            "https://*.example",
+        ] {
+            assert!(origin(text).is_err(), "{text:?}");
         }
     }
 }

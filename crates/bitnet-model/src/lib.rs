@@ -50,7 +50,7 @@ mod transformer;
 mod weights;
 
 pub use batch::{Batch, Logits, Run};
-pub use chat::{ChatTemplate, Message, TemplateInput, ToolCall};
+pub use chat::{ChatTemplate, Message, TemplateInput, ToolCall, date};
 pub use checkpoint::{Checkpoint, GenerationDefaults, ModelFiles};
 use config::Config;
 pub use convert::{Target, convert};

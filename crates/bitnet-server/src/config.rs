@@ -5,7 +5,7 @@ use std::time::Duration;
 pub struct ServerConfig {
     /// The name that clients use for the model, instead of its own.
     pub name: Option<String>,
-    /// The key that clients must send as `Authorization: Bearer KEY`, on all paths except the chat page, `/live`,
+    /// The key that clients must send as `Authorization: Bearer KEY` or `X-API-Key: KEY`, on all paths except the chat page, `/live`,
     /// `/ready` and `/health`.
     pub api_key: Option<String>,
     /// Maximum size of a body in bytes.
@@ -20,6 +20,8 @@ pub struct ServerConfig {
     /// Host names to answer in addition to localhost. A server on a loopback address refuses all other names; a server
     /// on another address does so only if this list is not empty.
     pub allow_hosts: Vec<String>,
+    /// Origins whose pages may use the server from a browser, such as `https://app.example`; `*` allows all.
+    pub allow_origins: Vec<String>,
     /// Requests that would probably wait longer than this for their first token are refused.
     pub ttft_goal: Option<Duration>,
     /// Whether prompts may appear in the log.
@@ -38,6 +40,7 @@ impl Default for ServerConfig {
             body_timeout: Duration::from_secs(30),
             request_timeout: Duration::from_secs(600),
             allow_hosts: Vec::new(),
+            allow_origins: Vec::new(),
             ttft_goal: None,
             log_prompts: false,
             strict: false,

@@ -19,6 +19,7 @@
 
 mod batch;
 mod config;
+mod dialects;
 mod http;
 mod identity;
 mod metrics;

@@ -65,6 +65,11 @@ impl Service {
         Service { engine, model: served, metrics, overload, config, identity, opened: model }
     }
 
+    /// The family of the model, as its files call it.
+    pub(crate) fn architecture(&self) -> &str {
+        &self.opened.checkpoint().spec.architecture
+    }
+
     /// Compiles formats for the model's vocabulary.
     pub(crate) fn schemas(&self) -> &Schemas {
         self.opened.schemas()

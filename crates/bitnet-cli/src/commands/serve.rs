@@ -104,6 +104,7 @@ fn server_config(args: &ServeArgs) -> Result<ServerConfig, CliError> {
         body_limit: args.body_limit,
         bodies_limit: args.bodies_limit,
         allow_hosts: args.allow_host.clone(),
+        allow_origins: args.allow_origin.clone(),
         request_timeout: args.request_timeout,
         ttft_goal: args.ttft_goal,
         log_prompts: args.log == "prompts",

@@ -6,7 +6,8 @@ pub(super) fn today(format: &str) -> String {
     date(since.as_secs(), format)
 }
 
-fn date(seconds: u64, format: &str) -> String {
+/// A time in UTC, given in seconds since 1970, with these directives: `%Y %m %d %b %B %H %M %S`.
+pub fn date(seconds: u64, format: &str) -> String {
     const MONTHS: [&str; 12] = [
         "January",
         "February",

@@ -13,6 +13,7 @@ use minijinja::{
 };
 
 use crate::{ModelError, error::one_line};
+pub use date::date;
 
 /// Maximum size in bytes of a template; the largest real ones have about 30 KB.
 const MAX_TEMPLATE: usize = 64 << 10;

@@ -114,6 +114,8 @@ pub(crate) struct Wrapped<'a> {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status, Json(Wrapped { error: &self.body })).into_response();
+        // For paths whose clients expect another form.
+        response.extensions_mut().insert(self.clone());
         let headers = response.headers_mut();
         if let Some(after) = self.retry_after {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(whole_seconds(after)));

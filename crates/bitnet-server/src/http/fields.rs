@@ -95,6 +95,11 @@ impl<'b> Fields<'b> {
         self.map.remove(field).filter(|value| !is_null(value))
     }
 
+    /// Returns a field as unparsed JSON without taking it.
+    pub fn peek(&self, field: &str) -> Option<&'b RawValue> {
+        self.map.get(field).copied().filter(|value| !is_null(value))
+    }
+
     /// Takes a field and parses it. A whole number may be written `5.0` or `5e0`, because JSON has one kind of number.
     pub fn take<T: DeserializeOwned>(&mut self, field: &'static str) -> Result<Option<T>, ApiError> {
         let Some(raw) = self.raw(field) else { return Ok(None) };

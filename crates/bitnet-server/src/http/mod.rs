@@ -7,6 +7,7 @@ pub(crate) mod connections;
 pub(crate) mod error;
 pub(crate) mod fields;
 mod host;
+mod origins;
 mod page;
 mod probes;
 pub(crate) mod reading;

@@ -165,6 +165,15 @@ pub(crate) async fn detokenize(
     detokenized.await
 }
 
+/// `POST /v1/embeddings`, and Ollama's paths for the same.
+pub(crate) async fn embeddings(State(app): State<Arc<App>>) -> Result<(), ApiError> {
+    let name = &app.service()?.model.name;
+    let message = format!(
+        "{name:.100?} is no embedding model: ask it for text, or serve a model for embeddings elsewhere"
+    );
+    Err(ApiError::new(StatusCode::BAD_REQUEST, "no_embeddings", message).about("model"))
+}
+
 /// Answers every other path.
 pub(crate) async fn nowhere(request: Request) -> ApiError {
     let mut message = String::from("there is nothing at ");

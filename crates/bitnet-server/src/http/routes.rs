@@ -13,7 +13,8 @@ use subtle::ConstantTimeEq;
 use tower_http::catch_panic::CatchPanicLayer;
 
 use crate::{
-    http::{app::App, error::ApiError, host::Hosts, page, probes},
+    dialects::{anthropic, errors::in_the_form_of_the_path, ollama, responses},
+    http::{app::App, error::ApiError, host::Hosts, origins, page, probes},
     openai::generate,
     random::fresh,
 };
@@ -36,6 +37,17 @@ pub(crate) fn router_for(app: Arc<App>, hosts: Hosts) -> Router {
     let keyed = Router::new()
         .route("/v1/completions", post(generate::completions))
         .route("/v1/chat/completions", post(generate::chat))
+        .route("/v1/responses", post(responses::responses))
+        .route("/v1/messages", post(anthropic::messages))
+        .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
+        .route("/v1/embeddings", post(probes::embeddings))
+        .route("/api/chat", post(ollama::chat))
+        .route("/api/generate", post(ollama::prompt))
+        .route("/api/show", post(ollama::show))
+        .route("/api/tags", get(ollama::tags))
+        .route("/api/version", get(ollama::version))
+        .route("/api/embed", post(probes::embeddings))
+        .route("/api/embeddings", post(probes::embeddings))
         .route("/v1/models", get(probes::models))
         .route("/v1/models/{*name}", get(probes::model))
         .route("/tokenize", post(probes::tokenize))
@@ -48,13 +60,19 @@ pub(crate) fn router_for(app: Arc<App>, hosts: Hosts) -> Router {
         .fallback(probes::nowhere)
         // Last, so that clients without the key cannot tell which paths exist.
         .layer(from_fn_with_state(Arc::clone(&app), authorised));
-    let all = open.merge(keyed).layer(from_fn_with_state(hosts, addressed));
+    let mut all = open.merge(keyed);
+    if !app.config.allow_origins.is_empty() {
+        // Before the key is checked: browsers ask for permission without it.
+        all = all.layer(origins::allow(&app.config.allow_origins));
+    }
+    let all = all.layer(from_fn_with_state(hosts, addressed));
     guarded(all).with_state(app)
 }
 
 /// Makes sure that every request gets an answer with an id, even if a handler panics.
 fn guarded<S: Clone + Send + Sync + 'static>(routes: Router<S>) -> Router<S> {
-    routes.layer(CatchPanicLayer::custom(panicked)).layer(from_fn(identified))
+    let routes = routes.layer(CatchPanicLayer::custom(panicked));
+    routes.layer(from_fn(in_the_form_of_the_path)).layer(from_fn(identified))
 }
 
 /// Refuses requests for host names that are not this server's.
@@ -69,20 +87,22 @@ async fn addressed(State(hosts): State<Hosts>, request: Request, next: Next) -> 
 async fn authorised(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     match &app.config.api_key {
         Some(key) if !knows(request.headers(), key) => {
-            let message = "send the server's key as `Authorization: Bearer KEY`";
+            let message = "send the server's key as `Authorization: Bearer KEY` or `X-API-Key: KEY`";
             ApiError::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message).into_response()
         }
         _ => next.run(request).await,
     }
 }
 
-/// Compares whole hashes, so that the time taken reveals neither the key nor its length.
+/// Whether the headers have the key, where OpenAI's or where Anthropic's clients send it. Compares whole hashes, so that
+/// the time taken reveals neither the key nor its length.
 fn knows(headers: &HeaderMap, key: &str) -> bool {
-    let sent = headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes).unwrap_or_default();
+    let bytes = |name: &str| headers.get(name).map(HeaderValue::as_bytes).unwrap_or_default();
+    let same = |sent: &[u8]| bool::from(Sha256::digest(sent).ct_eq(&Sha256::digest(key)));
+    let sent = bytes(header::AUTHORIZATION.as_str());
     let scheme = sent.get(..7).unwrap_or_default();
-    let token = sent.get(7..).unwrap_or_default();
-    let same = Sha256::digest(token).ct_eq(&Sha256::digest(key));
-    scheme.eq_ignore_ascii_case(b"bearer ") & bool::from(same)
+    let bearer = scheme.eq_ignore_ascii_case(b"bearer ") & same(sent.get(7..).unwrap_or_default());
+    bearer | (headers.contains_key("x-api-key") & same(bytes("x-api-key")))
 }
 
 /// Gives every request an id (the client's, if that is valid) and a line in the log.
@@ -147,5 +167,9 @@ mod tests {
             assert!(!sent(wrong), "{wrong:?}");
         }
         assert!(!knows(&HeaderMap::new(), ""));
+        for (sent, known) in [("secret", true), ("Bearer secret", false), ("secre", false), ("", false)] {
+            let headers = HeaderMap::from_iter([("x-api-key".parse().unwrap(), sent.parse().unwrap())]);
+            assert_eq!(knows(&headers, "secret"), known, "{sent:?}");
+        }
     }
 }

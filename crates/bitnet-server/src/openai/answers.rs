@@ -75,6 +75,8 @@ impl Echo {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Finish {
     Stop,
+    /// The text reached one of the request's stop strings, given by index.
+    StopString(usize),
     Length,
     /// The time of the request ran out.
     Deadline,
@@ -289,6 +291,7 @@ impl Answers {
                     None => (Finish::Deadline, Vec::new()),
                     Some(end) => match end.finish {
                         FinishReason::Length | FinishReason::Context => (Finish::Length, end.tail),
+                        FinishReason::StopString(index) => (Finish::StopString(index), end.tail),
                         _ => (Finish::Stop, end.tail),
                     },
                 };

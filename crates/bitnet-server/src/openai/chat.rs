@@ -1,6 +1,6 @@
 //! What only chats have: messages, tools, and some fields.
 
-use bitnet::model::{ChatTemplate, Message, TemplateInput};
+use bitnet::model::{Message, TemplateInput};
 
 use crate::{
     http::{error::ApiError, fields::Fields},
@@ -25,11 +25,22 @@ pub(crate) struct Conversation {
 /// Takes the messages, the tools and the template's variables, and encodes the prompt of a chat.
 pub(crate) fn conversation(fields: &mut Fields<'_>, encoder: &Encoder<'_>) -> Result<Conversation, ApiError> {
     let messages = messages(fields)?;
-    let template = encoder.model.chat.as_ref();
-    let offer = tools::offer(fields)?;
-    let mut variables = harmless::efforts(fields, template)?;
+    let offer = tools::offer(fields, false)?;
+    let mut variables = harmless::efforts(fields, encoder.model.chat.as_ref())?;
     variables.extend(tools::variables(fields)?);
-    tokenizer(encoder.model, "messages")?;
+    converse(messages, offer, variables, encoder, "messages")
+}
+
+/// Encodes the prompt of a chat. `field` has the messages, for errors.
+pub(crate) fn converse(
+    messages: Vec<Message>,
+    offer: Option<Offer>,
+    variables: Vec<(String, String)>,
+    encoder: &Encoder<'_>,
+    field: &str,
+) -> Result<Conversation, ApiError> {
+    tokenizer(encoder.model, field)?;
+    let template = encoder.model.chat.as_ref();
     let (form, writes_tools) = Form::of(template);
     let described = offer.as_ref().map_or_else(Vec::new, |offer| offer.described.clone());
     let (messages, tools) = match writes_tools {
@@ -37,16 +48,15 @@ pub(crate) fn conversation(fields: &mut Fields<'_>, encoder: &Encoder<'_>) -> Re
         false => (form::plain(messages, &described), Vec::new()),
     };
     let (text, special) = match template {
-        Some(template) => (render(template, &messages, TemplateInput { tools, variables })?, false),
+        Some(template) => {
+            let rendered = template.render_with(&messages, true, &TemplateInput { tools, variables });
+            (rendered.map_err(|e| ApiError::field(field, e))?, false)
+        }
         None => (joined(&messages), true),
     };
     let thoughts = Thoughts::of(template, &text);
-    let tokens = encoder.text(&text, special, "messages")?;
+    let tokens = encoder.text(&text, special, field)?;
     Ok(Conversation { tokens, offer: offer.map(|offer| (offer, form, thoughts)) })
-}
-
-fn render(template: &ChatTemplate, messages: &[Message], input: TemplateInput) -> Result<String, ApiError> {
-    template.render_with(messages, true, &input).map_err(|e| ApiError::field("messages", e))
 }
 
 /// The prompt for a model without a template.

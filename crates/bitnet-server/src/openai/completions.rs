@@ -9,7 +9,7 @@ use crate::{
         error::ApiError,
         fields::{Fields, list},
     },
-    openai::prompt::Encoder,
+    openai::prompt::{Encoder, tokenizer},
 };
 
 /// Maximum number of prompts in one request.
@@ -53,11 +53,26 @@ fn ids(value: &RawValue, encoder: &Encoder<'_>) -> Result<Vec<u32>, ApiError> {
     }
 }
 
-/// Takes `best_of`, which must equal `n`: the best `n` of `n` texts are all of them.
-pub(super) fn best_of(fields: &mut Fields<'_>, n: usize) -> Result<(), ApiError> {
+/// Takes `best_of`: so many choices are computed, and the `n` best returned. Returns their number if that is smaller.
+pub(super) fn best_of(
+    fields: &mut Fields<'_>,
+    config: &mut GenerationConfig,
+    stream: bool,
+) -> Result<Option<usize>, ApiError> {
+    let (n, most) = (config.n, GenerationConfig::MAX_CHOICES);
     match fields.take::<usize>("best_of")? {
-        Some(best_of) if best_of != n => Err(ApiError::unsupported("best_of", "another number than n")),
-        _ => Ok(()),
+        None => Ok(None),
+        Some(best_of) if best_of == n => Ok(None),
+        Some(best_of) if best_of < n || best_of > most => {
+            Err(ApiError::field("best_of", format!("{best_of} is not from {n}, which is n, to {most}")))
+        }
+        Some(_) if stream => {
+            Err(ApiError::field("best_of", "the best choices are known only at the end: leave out stream"))
+        }
+        Some(best_of) => {
+            config.n = best_of;
+            Ok(Some(n))
+        }
     }
 }
 
@@ -77,6 +92,43 @@ pub(super) fn generated(
         generated => return Ok(generated),
     };
     Err(ApiError::field("generated_tokens", problem))
+}
+
+/// The tokens before the text that precedes a gap, before the text that follows it, and before the text that fills it.
+const FILL: [[&str; 3]; 2] = [
+    // Qwen 2.5, CodeGemma
+    ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"],
+    // StarCoder
+    ["<fim_prefix>", "<fim_suffix>", "<fim_middle>"],
+];
+
+/// Reads prompts that are texts, whose completions fill the gap before `suffix`.
+pub(super) fn gaps(
+    fields: &mut Fields<'_>,
+    suffix: &str,
+    encoder: &Encoder<'_>,
+) -> Result<Vec<Vec<u32>>, ApiError> {
+    let tokenizer = tokenizer(encoder.model, "suffix")?;
+    let id = |token: &str| tokenizer.token_id(token).filter(|&id| tokenizer.is_special(id));
+    let fill = FILL.iter().find_map(|[a, b, c]| Some([id(a)?, id(b)?, id(c)?]));
+    let [before, after, middle] = fill.ok_or_else(|| {
+        let problem = "this model's vocabulary has no tokens to fill in the middle: leave it out";
+        ApiError::field("suffix", problem)
+    })?;
+    let suffix = encoder.text(suffix, false, "suffix")?;
+    let value = fields.need_raw("prompt")?;
+    let texts: Vec<&RawValue> = match value.get().starts_with('[') {
+        true => list(value, MAX_PROMPTS).map_err(|problem| ApiError::field("prompt", problem))?,
+        false => vec![value],
+    };
+    if texts.is_empty() || texts.iter().any(|text| !text.get().starts_with('"')) {
+        return Err(ApiError::field("prompt", "with a suffix, it must be a text or a list of texts"));
+    }
+    let gap = |text: &RawValue| {
+        let prompt = encoder.json(text, false, "prompt")?;
+        Ok([tokenizer.prefix(), &[before], &prompt, &[after], &suffix, &[middle]].concat())
+    };
+    texts.into_iter().map(gap).collect()
 }
 
 /// The maximum number of new tokens: 16 by default, as with OpenAI.

@@ -37,10 +37,15 @@ pub(crate) async fn chat(State(app): State<Arc<App>>, request: Request) -> Resul
     let untemplated = app.service()?.model.chat.is_none();
     let mut response = generate(Endpoint::Chat, app, request).await?;
     if untemplated {
-        let joined = HeaderValue::from_static("none; contents joined by blank lines");
-        response.headers_mut().insert("x-chat-template", joined);
+        mark_untemplated(&mut response);
     }
     Ok(response)
+}
+
+/// Adds the header that tells that the model has no chat template.
+pub(crate) fn mark_untemplated(response: &mut Response) {
+    let joined = HeaderValue::from_static("none; contents joined by blank lines");
+    response.headers_mut().insert("x-chat-template", joined);
 }
 
 async fn generate(endpoint: Endpoint, app: Arc<App>, request: Request) -> Result<Response, ApiError> {
@@ -49,10 +54,7 @@ async fn generate(endpoint: Endpoint, app: Arc<App>, request: Request) -> Result
     });
     let job = job.await?;
     let service = app.service()?;
-    log_prompts(service, &job);
-    let answers = start(service, &job).inspect_err(|refused| {
-        service.metrics.rejected(refused.body.code.unwrap_or("other"));
-    })?;
+    let answers = begin(service, &job)?;
     let seed = job.seed;
     let mut response = match job.stream {
         true => streamed(service, job, answers).await?,
@@ -60,6 +62,18 @@ async fn generate(endpoint: Endpoint, app: Arc<App>, request: Request) -> Result
     };
     response.headers_mut().insert("x-seed", HeaderValue::from(seed));
     Ok(response)
+}
+
+/// Submits a job.
+pub(crate) fn begin(service: &Service, job: &Job) -> Result<Answers, ApiError> {
+    log_prompts(service, job);
+    let deadline = job.timeout().filter(|_| job.hurried);
+    let expected = service.overload.check(&service.engine, job.priority(), deadline);
+    let begun = expected.and_then(|expected| {
+        Answers::submit(service, job, expected)
+            .map_err(|e| service.overload.with_retry_time(&service.engine, e))
+    });
+    begun.inspect_err(|refused| service.metrics.rejected(refused.body.code.unwrap_or("other")))
 }
 
 /// Logs the prompts, if the configuration asks for that.
@@ -72,12 +86,6 @@ fn log_prompts(service: &Service, job: &Job) {
         let prompt = decoded.unwrap_or_else(|| format!("{:?}", request.prompt));
         tracing::info!(target: "bitnet::prompt", id = job.id, prompt);
     }
-}
-
-fn start(service: &Service, job: &Job) -> Result<Answers, ApiError> {
-    let deadline = job.timeout().filter(|_| job.hurried);
-    let expected = service.overload.check(&service.engine, job.priority(), deadline)?;
-    Answers::submit(service, job, expected).map_err(|e| service.overload.with_retry_time(&service.engine, e))
 }
 
 /// The shape of a job's answer: everything that its JSON objects share.
@@ -102,23 +110,34 @@ pub(crate) async fn gather(job: &Job, answers: &mut Answers) -> Result<(Wholes, 
     while let Some(piece) = answers.next().await {
         wholes.add(piece?);
     }
+    if let Some(best) = job.best {
+        wholes.keep_best(job.n, best);
+    }
     Ok((wholes, Usage::new(job.prompt_tokens(), answers.tokens())))
 }
 
 async fn whole(service: &Service, job: Job, mut answers: Answers) -> Result<Response, ApiError> {
     let (wholes, usage) = gather(&job, &mut answers).await?;
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-    let text = shape(service, &job, now).whole(wholes, usage);
+    let text = shape(service, &job, now()).whole(wholes, usage);
     Ok(([(header::CONTENT_TYPE, "application/json")], text).into_response())
 }
 
-/// Starts a stream. Waits for the first piece, so that a request that fails immediately gets a status that says so, but
-/// not so long that the client could think the server is dead.
+/// The time in seconds since 1970.
+pub(crate) fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+/// Waits for the first piece of a stream, so that a request that fails immediately gets a status that says so, but not
+/// so long that the client could think the server is dead.
+pub(crate) async fn first(answers: &mut Answers) -> Result<Option<Piece>, ApiError> {
+    match tokio::time::timeout(KEEP_ALIVE, answers.next()).await {
+        Ok(first) => first.transpose(),
+        Err(_) => Ok(None),
+    }
+}
+
 async fn streamed(service: &Service, job: Job, mut answers: Answers) -> Result<Response, ApiError> {
-    let first: Option<Piece> = match tokio::time::timeout(KEEP_ALIVE, answers.next()).await {
-        Ok(first) => first.transpose()?,
-        Err(_) => None,
-    };
+    let first = first(&mut answers).await?;
     let shape = shape(service, &job, service.model.created);
     let events = Events {
         answers,
@@ -131,8 +150,11 @@ async fn streamed(service: &Service, job: Job, mut answers: Answers) -> Result<R
         name: job.name,
         then: Then::Pieces,
     };
-    let mut response = events.into_sse().into_response().map(Body::new);
-    // Proxies must not buffer the events.
+    Ok(unbuffered(events.into_sse().into_response().map(Body::new)))
+}
+
+/// The response with a header that keeps proxies from buffering its events.
+pub(crate) fn unbuffered(mut response: Response) -> Response {
     response.headers_mut().insert("x-accel-buffering", HeaderValue::from_static("no"));
-    Ok(response)
+    response
 }

@@ -26,7 +26,8 @@ pub(crate) enum Format {
 impl Format {
     /// Takes the fields, of which at most one may ask for a format. Returns the name of that field with the format.
     pub fn take(fields: &mut Fields<'_>) -> Result<Option<(&'static str, Format)>, ApiError> {
-        let json = fields.object("response_format")?.map(Format::read).transpose()?.flatten();
+        let json = fields.object("response_format")?.map(|format| Format::read(format, false));
+        let json = json.transpose()?.flatten();
         let formats = [
             ("response_format", json),
             (
@@ -75,31 +76,44 @@ impl Format {
         }
     }
 
-    fn read(mut fields: Fields<'_>) -> Result<Option<Format>, ApiError> {
+    /// Reads a format. If it is `flat`, the description of a schema is part of it, as in OpenAI's Responses API.
+    pub fn read(mut fields: Fields<'_>, flat: bool) -> Result<Option<Format>, ApiError> {
         let kind: String = fields.need("type")?;
         let format = match kind.as_str() {
             "text" => None,
-            "json_object" => Some(Format::Json(json!({"type": "object"}))),
-            "json_schema" => {
-                let mut inner = fields.need_object("json_schema")?;
-                // The name and the description are for people. The text always follows the schema, strict or not.
-                inner.take::<String>("name")?;
-                inner.take::<String>("description")?;
-                inner.take::<bool>("strict")?;
-                let schema: &RawValue = inner.need_raw("schema")?;
-                let (name, bytes) = (inner.name("schema"), schema.get().len());
-                check_size(&name, bytes, MAX_SCHEMA)?;
-                let schema: Value =
-                    serde_json::from_str(schema.get()).map_err(|e| ApiError::field(&name, plainly(&e)))?;
-                if !schema.is_object() && !schema.is_boolean() {
-                    return Err(ApiError::field(name, "it must be a JSON schema"));
-                }
-                inner.finish()?;
-                Some(Format::Json(schema))
-            }
+            "json_object" => Some(Format::any_object()),
+            "json_schema" if flat => return Format::described(fields).map(Some),
+            "json_schema" => Some(Format::described(fields.need_object("json_schema")?)?),
             other => return Err(ApiError::unsupported(fields.name("type"), format!("{other:.20?}"))),
         };
         fields.finish()?;
         Ok(format)
+    }
+
+    /// Reads a schema and its description.
+    fn described(mut fields: Fields<'_>) -> Result<Format, ApiError> {
+        // The name and the description are for people. The text always follows the schema, strict or not.
+        fields.take::<String>("name")?;
+        fields.take::<String>("description")?;
+        fields.take::<bool>("strict")?;
+        let schema = Format::schema(&fields.name("schema"), fields.need_raw("schema")?)?;
+        fields.finish()?;
+        Ok(schema)
+    }
+
+    /// The format of a JSON schema; `field` is its name in errors.
+    pub fn schema(field: &str, schema: &RawValue) -> Result<Format, ApiError> {
+        check_size(field, schema.get().len(), MAX_SCHEMA)?;
+        let schema: Value =
+            serde_json::from_str(schema.get()).map_err(|e| ApiError::field(field, plainly(&e)))?;
+        match schema.is_object() || schema.is_boolean() {
+            true => Ok(Format::Json(schema)),
+            false => Err(ApiError::field(field, "it must be a JSON schema")),
+        }
+    }
+
+    /// Any JSON object.
+    pub fn any_object() -> Format {
+        Format::Json(json!({"type": "object"}))
     }
 }

@@ -6,7 +6,7 @@ use serde_json::json;
 use crate::http::{error::ApiError, fields::Fields};
 
 /// Takes those that both endpoints have.
-pub(super) fn of_both(fields: &mut Fields<'_>) -> Result<(), ApiError> {
+pub(crate) fn of_both(fields: &mut Fields<'_>) -> Result<(), ApiError> {
     for field in [
         "prompt_cache_key",
         "prompt_cache_retention",
@@ -30,27 +30,26 @@ pub(super) fn of_chat(fields: &mut Fields<'_>) -> Result<(), ApiError> {
     ["audio", "web_search_options", "moderation"].into_iter().try_for_each(|field| fields.only(field, &[]))
 }
 
-/// Takes those of completions, and refuses fields that could change tokens and are not supported.
-pub(super) fn of_completions(fields: &mut Fields<'_>) -> Result<(), ApiError> {
-    of_both(fields)?;
-    fields.only("suffix", &[json!("")])
-}
-
-/// Takes the fields that say how much to reason and to write. They are returned as variables for a template that uses
-/// them; without one, they change no token.
+/// Takes the fields that say how much to reason and to write.
 pub(super) fn efforts(
     fields: &mut Fields<'_>,
     template: Option<&ChatTemplate>,
 ) -> Result<Vec<(String, String)>, ApiError> {
-    let mut variables = Vec::new();
-    for field in ["reasoning_effort", "verbosity"] {
-        match template.is_some_and(|template| template.asks_for(field)) {
-            true => {
-                let effort: Option<String> = fields.take(field)?;
-                variables.extend(effort.map(|effort| (field.to_owned(), json!(effort).to_string())));
-            }
-            false => fields.harmless(field, &[])?,
-        }
+    let taken = ["reasoning_effort", "verbosity"].map(|field| effort(fields, field, field, template));
+    taken.into_iter().filter_map(Result::transpose).collect()
+}
+
+/// Takes a field that says how much to reason or to write. It is returned as this variable for a template that uses it;
+/// without such a template, it changes no token.
+pub(crate) fn effort(
+    fields: &mut Fields<'_>,
+    field: &'static str,
+    variable: &str,
+    template: Option<&ChatTemplate>,
+) -> Result<Option<(String, String)>, ApiError> {
+    if !template.is_some_and(|template| template.asks_for(variable)) {
+        return fields.harmless(field, &[]).map(|()| None);
     }
-    Ok(variables)
+    let effort: Option<String> = fields.take(field)?;
+    Ok(effort.map(|effort| (variable.to_owned(), json!(effort).to_string())))
 }

@@ -42,6 +42,30 @@ pub(crate) enum Endpoint {
     Chat,
 }
 
+/// What a body asks for, in whatever form it came.
+pub(crate) struct Parsed {
+    /// A conversation is one prompt.
+    pub prompts: Vec<Vec<u32>>,
+    /// The settings, with the seed of the body if it has one.
+    pub config: GenerationConfig,
+    /// Of the choices for each prompt, only so many are returned, the best.
+    pub best: Option<usize>,
+    /// Number of the prompt's last tokens that are the beginning of the answer, from another server.
+    pub generated: usize,
+    /// The tools that may be called, how calls are written, and what may precede them.
+    pub offer: Option<(Offer, Form, Thoughts)>,
+    /// The format of the text, after the name of the field that asks for it.
+    pub format: Option<(&'static str, Format)>,
+    pub priority: Priority,
+    /// Requests share cached prefixes only if this is equal.
+    pub salt: u64,
+    pub stream: bool,
+    /// Whether a stream ends with the token counts.
+    pub include_usage: bool,
+    /// Whether choices carry their token ids.
+    pub token_ids: bool,
+}
+
 /// A parsed and validated request.
 #[derive(Debug)]
 pub(crate) struct Job {
@@ -50,6 +74,8 @@ pub(crate) struct Job {
     pub requests: Vec<Request>,
     /// Number of choices for each prompt.
     pub n: usize,
+    /// Number of choices for each prompt that are returned, if not all are.
+    pub best: Option<usize>,
     pub stream: bool,
     /// Whether a stream ends with the token counts.
     pub include_usage: bool,
@@ -80,33 +106,32 @@ impl Job {
         body: &[u8],
         reading: &Reading,
     ) -> Result<Job, ApiError> {
-        let model = &service.model;
         let mut fields = Fields::parse(body)?.strictly(service.config.strict);
         let digest = fields.digest_without("seed");
-        check_model(&mut fields, model)?;
-        let encoder = Encoder { model, context: service.engine.context(), reading };
-        let (prompts, offer) = match endpoint {
-            Endpoint::Completions => (completions::prompts(&mut fields, &encoder)?, None),
-            Endpoint::Chat => {
-                let Conversation { tokens, offer } = chat::conversation(&mut fields, &encoder)?;
-                (vec![tokens], offer)
-            }
-        };
-        let mut config = config(endpoint, &mut fields, model)?;
-        let given_seed = seed(config.seed, headers)?;
-        let priority = priority(&mut fields)?;
-        let schema = schema(&mut fields, service, &config, offer.as_ref())?;
+        check_model(&mut fields, &service.model)?;
+        let encoder = Encoder { model: &service.model, context: service.engine.context(), reading };
+        let parsed = Parsed::read(endpoint, &mut fields, &encoder)?;
+        fields.finish()?;
+        Job::new(endpoint, parsed, digest, service, headers, reading)
+    }
+
+    /// Makes a job of what a body asks for. `digest` is that of the body without its seed.
+    pub fn new(
+        endpoint: Endpoint,
+        parsed: Parsed,
+        digest: Sha256,
+        service: &Service,
+        headers: &HeaderMap,
+        reading: &Reading,
+    ) -> Result<Job, ApiError> {
+        let given_seed = seed(parsed.config.seed, headers)?;
+        let schema = schema(&parsed, service)?;
+        let Parsed { prompts, mut config, best, offer, priority, salt, stream, .. } = parsed;
+        let Parsed { generated, include_usage, token_ids, .. } = parsed;
         let calls = offer.map(|(offer, form, _)| Calls {
             form,
             names: offer.tools.into_iter().map(|tool| tool.name).collect(),
         });
-        let salt = fields.take::<String>("user")?.map_or(0, |user| salt(&user));
-        let stream = fields.take("stream")?.unwrap_or(false);
-        let include_usage = stream_options(&mut fields, stream)?;
-        let token_ids = fields.take("return_token_ids")?.unwrap_or(false) || model.tokenizer.is_none();
-        let generated;
-        (config.echo, generated) = last_fields(endpoint, fields, &config, prompts.len())?;
-
         // Small enough for clients whose numbers are doubles.
         let seed = given_seed.unwrap_or_else(|| fresh() >> 11);
         let choices = prompts.len() * config.n;
@@ -114,6 +139,9 @@ impl Job {
         let (name, after) = resume.name(service, digest, &config, seed)?;
         config.seed = Some(seed);
         let (n, logprobs, echo) = (config.n, config.logprobs.is_some(), config.echo);
+        if best.is_some() {
+            config.logprobs.get_or_insert(0);
+        }
         let request = |prompt: Vec<u32>| Request {
             generated,
             priority,
@@ -130,6 +158,7 @@ impl Job {
             endpoint,
             requests,
             n,
+            best,
             stream,
             include_usage,
             logprobs,
@@ -175,52 +204,85 @@ impl Endpoint {
     }
 }
 
-/// The settings for generation, except for the seed and the echo.
-fn config(
-    endpoint: Endpoint,
-    fields: &mut Fields<'_>,
-    model: &ServedModel,
-) -> Result<GenerationConfig, ApiError> {
-    let mut config = sampling::config(fields, &model.defaults)?;
-    (config.max_new_tokens, config.logprobs) = match endpoint {
-        Endpoint::Completions => (completions::max_tokens(fields)?, completions::logprobs(fields)?),
-        Endpoint::Chat => (chat::max_tokens(fields)?, chat::logprobs(fields)?),
-    };
-    Ok(config)
-}
-
-/// Takes the fields that nothing else depends on, and refuses all that are left. Returns whether to echo the prompt, and
-/// how many of its tokens are an answer that another server has begun.
-fn last_fields(
-    endpoint: Endpoint,
-    mut fields: Fields<'_>,
-    config: &GenerationConfig,
-    prompts: usize,
-) -> Result<(bool, usize), ApiError> {
-    let (mut echo, mut generated) = (false, 0);
-    match endpoint {
-        Endpoint::Completions => {
-            completions::best_of(&mut fields, config.n)?;
-            generated = completions::generated(&mut fields, prompts, config)?;
-            echo = fields.take("echo")?.unwrap_or(false);
-            harmless::of_completions(&mut fields)?;
-        }
-        Endpoint::Chat => harmless::of_chat(&mut fields)?,
+impl Parsed {
+    /// A request for the next turn of a conversation.
+    pub fn turn(conversation: Conversation, config: GenerationConfig) -> Parsed {
+        let Conversation { tokens, offer } = conversation;
+        Parsed { offer, ..Parsed::texts(vec![tokens], config) }
     }
-    fields.finish()?;
-    Ok((echo, generated))
+
+    /// A request for texts that continue prompts.
+    pub fn texts(prompts: Vec<Vec<u32>>, config: GenerationConfig) -> Parsed {
+        Parsed {
+            prompts,
+            config,
+            best: None,
+            generated: 0,
+            offer: None,
+            format: None,
+            priority: Priority::Normal,
+            salt: 0,
+            stream: false,
+            include_usage: false,
+            token_ids: false,
+        }
+    }
+
+    /// Takes the fields of a chat or of completions.
+    fn read(endpoint: Endpoint, fields: &mut Fields<'_>, encoder: &Encoder<'_>) -> Result<Parsed, ApiError> {
+        let default = GenerationConfig::default();
+        let parsed = match endpoint {
+            Endpoint::Completions => {
+                let suffix: Option<String> = fields.take("suffix")?;
+                let prompts = match suffix.filter(|suffix| !suffix.is_empty()) {
+                    Some(suffix) => {
+                        fields.only("echo", &[json!(false)]).map_err(|e| e.advised("leave out suffix"))?;
+                        completions::gaps(fields, &suffix, encoder)?
+                    }
+                    None => completions::prompts(fields, encoder)?,
+                };
+                Parsed::texts(prompts, default)
+            }
+            Endpoint::Chat => Parsed::turn(chat::conversation(fields, encoder)?, default),
+        };
+        let mut config = sampling::config(fields, &encoder.model.defaults)?;
+        let stream = fields.take("stream")?.unwrap_or(false);
+        let (mut best, mut generated) = (None, 0);
+        match endpoint {
+            Endpoint::Completions => {
+                config.max_new_tokens = completions::max_tokens(fields)?;
+                config.logprobs = completions::logprobs(fields)?;
+                config.echo = fields.take("echo")?.unwrap_or(false);
+                best = completions::best_of(fields, &mut config, stream)?;
+                generated = completions::generated(fields, parsed.prompts.len(), &config)?;
+                harmless::of_both(fields)?;
+            }
+            Endpoint::Chat => {
+                config.max_new_tokens = chat::max_tokens(fields)?;
+                config.logprobs = chat::logprobs(fields)?;
+                harmless::of_chat(fields)?;
+            }
+        }
+        Ok(Parsed {
+            config,
+            best,
+            generated,
+            format: Format::take(fields)?,
+            priority: priority(fields)?,
+            salt: salt(fields.take("user")?),
+            stream,
+            include_usage: stream_options(fields, stream)?,
+            token_ids: fields.take("return_token_ids")?.unwrap_or(false) || encoder.model.tokenizer.is_none(),
+            ..parsed
+        })
+    }
 }
 
 /// The constraint on the text: tool calls, a format, or either. The text ends where the constraint does, so fields that
 /// ask for a longer text are refused.
-fn schema(
-    fields: &mut Fields<'_>,
-    service: &Service,
-    config: &GenerationConfig,
-    offer: Option<&(Offer, Form, Thoughts)>,
-) -> Result<Option<Schema>, ApiError> {
-    let format = Format::take(fields)?;
-    let what = match (offer, &format) {
+fn schema(parsed: &Parsed, service: &Service) -> Result<Option<Schema>, ApiError> {
+    let Parsed { offer, format, config, .. } = parsed;
+    let what = match (offer, format) {
         (None, None) => return Ok(None),
         (Some(_), _) => "tools",
         (None, Some((field, _))) => *field,
@@ -236,8 +298,8 @@ fn schema(
         other => ApiError::format(what, other),
     };
     let Some((offer, form, thoughts)) = offer else {
-        let compiled = format.map(|(_, format)| match format {
-            Format::Json(schema) => service.schemas().json(schema),
+        let compiled = format.as_ref().map(|(_, format)| match format {
+            Format::Json(schema) => service.schemas().json(schema.clone()),
             Format::Lark(expression) => service.schemas().grammar(&format!("start: {expression}")),
         });
         return compiled.transpose().map_err(refused);
@@ -356,7 +418,8 @@ fn priority(fields: &mut Fields<'_>) -> Result<Priority, ApiError> {
 
 /// The salt of a user's prefix cache. Users do not share cached prefixes, so that nobody can learn from response times
 /// what others have asked.
-fn salt(user: &str) -> u64 {
+pub(crate) fn salt(user: Option<String>) -> u64 {
+    let Some(user) = user else { return 0 };
     let hash = Sha256::digest(user);
     u64::from_le_bytes(hash[..8].try_into().expect("8 bytes")).max(1)
 }

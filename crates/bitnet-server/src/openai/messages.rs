@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// Maximum number of messages of a conversation, and of parts of a message.
-const MAX_MESSAGES: usize = 2048;
+pub(crate) const MAX_MESSAGES: usize = 2048;
 
 /// Takes the field `messages`.
 pub(crate) fn messages(fields: &mut Fields<'_>) -> Result<Vec<Message>, ApiError> {
@@ -53,7 +53,7 @@ fn message(mut fields: Fields<'_>) -> Result<Message, ApiError> {
         _ => {}
     }
     message.content = match fields.raw("content") {
-        Some(content) => text(&fields, "content", content)?,
+        Some(content) => text(&fields, "content", content, &Parts::CHAT)?,
         None if !message.tool_calls.is_empty() => String::new(),
         None => return Err(ApiError::field(fields.name("content"), "it is missing")),
     };
@@ -61,30 +61,50 @@ fn message(mut fields: Fields<'_>) -> Result<Message, ApiError> {
     Ok(message)
 }
 
+/// The parts of a text.
+pub(crate) struct Parts {
+    /// The values of `type` that have a text.
+    pub kinds: &'static [&'static str],
+    /// Fields that change no token.
+    pub harmless: &'static [&'static str],
+}
+
 /// Reads a text, or a list of parts that are all texts.
-pub(crate) fn text(fields: &Fields<'_>, field: &str, content: &RawValue) -> Result<String, ApiError> {
+pub(crate) fn text(
+    fields: &Fields<'_>,
+    field: &str,
+    content: &RawValue,
+    parts: &Parts,
+) -> Result<String, ApiError> {
     let name = fields.name(field);
     match content.get().as_bytes()[0] {
         b'"' => serde_json::from_str(content.get()).map_err(|e| ApiError::field(&name, plainly(&e))),
         b'[' => {
-            let parts: Vec<&RawValue> =
+            let listed: Vec<&RawValue> =
                 list(content, MAX_MESSAGES).map_err(|problem| ApiError::field(&name, problem))?;
-            let part = |(i, value)| part(fields.inside(&format!("{name}[{i}]"), value)?);
-            parts.into_iter().enumerate().map(part).collect()
+            let part = |(i, value)| parts.read(fields.inside(&format!("{name}[{i}]"), value)?);
+            listed.into_iter().enumerate().map(part).collect()
         }
         _ => Err(ApiError::field(name, "it must be a text or a list of parts")),
     }
 }
 
-fn part(mut fields: Fields<'_>) -> Result<String, ApiError> {
-    let kind: String = fields.need("type")?;
-    if kind != "text" {
-        return Err(ApiError::unsupported(fields.name("type"), format!("{kind:.20?}")));
+impl Parts {
+    const CHAT: Parts = Parts { kinds: &["text"], harmless: &["prompt_cache_breakpoint"] };
+
+    /// Reads the text of a part.
+    pub fn read(&self, mut fields: Fields<'_>) -> Result<String, ApiError> {
+        let kind: String = fields.need("type")?;
+        if !self.kinds.contains(&kind.as_str()) {
+            return Err(ApiError::unsupported(fields.name("type"), format!("{kind:.20?}")));
+        }
+        let text = fields.need("text")?;
+        for field in self.harmless {
+            fields.harmless(field, &[])?;
+        }
+        fields.finish()?;
+        Ok(text)
     }
-    let text = fields.need("text")?;
-    fields.harmless("prompt_cache_breakpoint", &[])?;
-    fields.finish()?;
-    Ok(text)
 }
 
 #[cfg(test)]

@@ -122,6 +122,8 @@ struct Whole {
     offsets: Vec<usize>,
     /// One for each token of the answer, if requested; the first token of a prompt has none.
     logprobs: Vec<Option<TokenLogprobs>>,
+    /// Sum and number of the generated tokens' log-probabilities.
+    sum: (f64, usize),
     finish: Option<Finish>,
 }
 
@@ -134,11 +136,22 @@ impl Whole {
             self.logprobs.extend(echo.logprobs.iter().cloned());
         }
         if let Some((id, logprobs)) = piece.token {
+            if let Some(at) = &logprobs {
+                self.sum = (self.sum.0 + f64::from(at.logprob), self.sum.1 + 1);
+            }
             self.ids.push(id);
             self.offsets.push(piece.offset);
             self.logprobs.extend(logprobs.map(Some));
         }
         self.finish = self.finish.or(piece.finish);
+    }
+
+    /// The mean log-probability of the generated tokens; the lowest of all without any.
+    fn mean(&self) -> f64 {
+        match self.sum {
+            (_, 0) => f64::NEG_INFINITY,
+            (sum, count) => sum / count as f64,
+        }
     }
 
     /// Reads the text with a reader that has read the earlier pieces.
@@ -162,6 +175,16 @@ impl Wholes {
     /// Adds a piece to its choice.
     pub fn add(&mut self, piece: Piece) {
         self.0[piece.choice].add(piece);
+    }
+
+    /// Keeps the `best` of every `of` choices, by their mean log-probability and the best first; of equals, the first.
+    pub fn keep_best(&mut self, of: usize, best: usize) {
+        let mut kept = Vec::new();
+        for choices in self.0.chunks_mut(of) {
+            choices.sort_by(|a, b| b.mean().total_cmp(&a.mean()));
+            kept.extend(choices.iter_mut().take(best).map(std::mem::take));
+        }
+        self.0 = kept;
     }
 }
 
@@ -286,8 +309,8 @@ impl Shape {
                 Endpoint::Chat => self.by_token(whole),
             }),
             finish_reason: whole.finish.map(|finish| match finish {
-                Finish::Stop if called => "tool_calls",
-                Finish::Stop => "stop",
+                Finish::Stop | Finish::StopString(_) if called => "tool_calls",
+                Finish::Stop | Finish::StopString(_) => "stop",
                 Finish::Length | Finish::Deadline => "length",
             }),
             stop_reason: (whole.finish == Some(Finish::Deadline)).then_some("deadline"),

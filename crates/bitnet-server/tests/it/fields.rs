@@ -10,6 +10,10 @@ use crate::support::*;
 
 const COMPLETIONS: &str = "/v1/completions";
 const CHAT: &str = "/v1/chat/completions";
+const RESPONSES: &str = "/v1/responses";
+const OLLAMA: &str = "/api/chat";
+const GENERATE: &str = "/api/generate";
+const ANTHROPIC: &str = "/v1/messages";
 
 /// A field of OpenAI's API or of its clients, with a value that asks for something.
 #[derive(Clone)]
@@ -165,7 +169,7 @@ fn completions() -> Vec<Case> {
     vec![
         case(COMPLETIONS, "model", json!({"model": "demo"}), "honoured"),
         case(COMPLETIONS, "prompt", json!({"prompt": ["x", "y"]}), "honoured"),
-        case(COMPLETIONS, "best_of", json!({"best_of": 3}), "refused"),
+        case(COMPLETIONS, "best_of", json!({"best_of": 3}), "honoured"),
         case(COMPLETIONS, "echo", json!({"echo": true}), "honoured"),
         case(COMPLETIONS, "frequency_penalty", json!({"frequency_penalty": 0.5}), "honoured"),
         case(COMPLETIONS, "logit_bias", json!({"logit_bias": {"7": 1}}), "honoured"),
@@ -182,7 +186,7 @@ fn completions() -> Vec<Case> {
             json!({"stream": true, "stream_options": {"include_usage": true}}),
             "honoured",
         ),
-        case(COMPLETIONS, "suffix", json!({"suffix": "y"}), "refused"),
+        case(COMPLETIONS, "suffix", json!({"suffix": ""}), "honoured"),
         case(COMPLETIONS, "temperature", json!({"temperature": 0.5}), "honoured"),
         case(COMPLETIONS, "top_p", json!({"top_p": 0.5}), "honoured"),
         case(COMPLETIONS, "user", json!({"user": "u"}), "honoured"),
@@ -223,23 +227,135 @@ fn extensions() -> Vec<Case> {
     ]
 }
 
+/// The fields of the other APIs: those that their clients send.
+fn cases_of_other_apis() -> Vec<Case> {
+    let honoured = [
+        (
+            RESPONSES,
+            "input",
+            json!({"input": [{"role": "user", "content": [{"type": "input_text", "text": "x"}]}]}),
+        ),
+        (RESPONSES, "instructions", json!({"instructions": "Be brief."})),
+        (RESPONSES, "model", json!({"model": "demo"})),
+        (RESPONSES, "max_output_tokens", json!({"max_output_tokens": 3})),
+        (RESPONSES, "temperature", json!({"temperature": 0.5})),
+        (RESPONSES, "top_p", json!({"top_p": 0.5})),
+        (RESPONSES, "tools", json!({"tools": [{"type": "function", "name": "f"}]})),
+        (RESPONSES, "parallel_tool_calls", json!({"parallel_tool_calls": false})),
+        (RESPONSES, "text.format", json!({"text": {"format": {"type": "json_object"}}})),
+        (RESPONSES, "stream", json!({"stream": true})),
+        (RESPONSES, "user", json!({"user": "u"})),
+        (OLLAMA, "model", json!({"model": "demo"})),
+        (OLLAMA, "messages", json!({"messages": [{"role": "system", "content": "x"}]})),
+        (OLLAMA, "tools", json!({"tools": [function()]})),
+        (OLLAMA, "stream", json!({"stream": false})),
+        (OLLAMA, "format", json!({"format": "json"})),
+        (OLLAMA, "options.seed", json!({"options": {"seed": 1, "num_predict": 2}})),
+        (OLLAMA, "options.stop", json!({"options": {"stop": ["x"], "num_predict": 2}})),
+        (OLLAMA, "options.num_ctx", json!({"options": {"num_ctx": 64, "num_predict": 2}})),
+        (OLLAMA, "options.repeat_penalty", json!({"options": {"repeat_penalty": 1.1, "num_predict": 2}})),
+        (GENERATE, "prompt", json!({"prompt": "x"})),
+        (GENERATE, "system", json!({"system": "x"})),
+        (GENERATE, "raw", json!({"raw": true})),
+        (ANTHROPIC, "model", json!({"model": "demo"})),
+        (ANTHROPIC, "max_tokens", json!({"max_tokens": 3})),
+        (
+            ANTHROPIC,
+            "messages",
+            json!({"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}]}),
+        ),
+        (
+            ANTHROPIC,
+            "system",
+            json!({"system": [{"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}]}),
+        ),
+        (ANTHROPIC, "top_k", json!({"top_k": 5})),
+        (ANTHROPIC, "stop_sequences", json!({"stop_sequences": ["x"]})),
+        (
+            ANTHROPIC,
+            "tools",
+            json!({"tools": [{"name": "f", "input_schema": {"type": "object", "properties": {}}}]}),
+        ),
+        (ANTHROPIC, "metadata.user_id", json!({"metadata": {"user_id": "u"}})),
+    ];
+    let accepted = [
+        (RESPONSES, "text.verbosity", json!({"text": {"verbosity": "low"}})),
+        (RESPONSES, "reasoning.effort", json!({"reasoning": {"effort": "low"}})),
+        (RESPONSES, "reasoning.summary", json!({"reasoning": {"summary": "auto"}})),
+        (RESPONSES, "store", json!({"store": true})),
+        (RESPONSES, "include", json!({"include": ["reasoning.encrypted_content"]})),
+        (RESPONSES, "max_tool_calls", json!({"max_tool_calls": 3})),
+        (RESPONSES, "metadata", json!({"metadata": {"a": "b"}})),
+        (RESPONSES, "service_tier", json!({"service_tier": "flex"})),
+        (RESPONSES, "safety_identifier", json!({"safety_identifier": "s"})),
+        (RESPONSES, "prompt_cache_key", json!({"prompt_cache_key": "k"})),
+        (OLLAMA, "keep_alive", json!({"keep_alive": "5m"})),
+        (OLLAMA, "think", json!({"think": true})),
+        (OLLAMA, "options.num_thread", json!({"options": {"num_thread": 4, "num_predict": 2}})),
+        (OLLAMA, "options.repeat_last_n", json!({"options": {"repeat_last_n": 64, "num_predict": 2}})),
+        (ANTHROPIC, "thinking", json!({"thinking": {"type": "enabled", "budget_tokens": 1024}})),
+        (ANTHROPIC, "output_config.effort", json!({"output_config": {"effort": "low"}})),
+        (ANTHROPIC, "cache_control", json!({"cache_control": {"type": "ephemeral"}})),
+        (ANTHROPIC, "service_tier", json!({"service_tier": "standard_only"})),
+        (ANTHROPIC, "inference_geo", json!({"inference_geo": "eu"})),
+    ];
+    let refused = [
+        (RESPONSES, "previous_response_id", json!({"previous_response_id": "resp_1"})),
+        (RESPONSES, "conversation", json!({"conversation": "conv_1"})),
+        (RESPONSES, "prompt", json!({"prompt": {"id": "p"}})),
+        (RESPONSES, "background", json!({"background": true})),
+        (RESPONSES, "truncation", json!({"truncation": "auto"})),
+        (RESPONSES, "context_management", json!({"context_management": [{"type": "compaction"}]})),
+        (RESPONSES, "top_logprobs", json!({"top_logprobs": 2})),
+        (
+            OLLAMA,
+            "messages[].images",
+            json!({"messages": [{"role": "user", "content": "x", "images": ["a"]}]}),
+        ),
+        (OLLAMA, "logprobs", json!({"logprobs": true})),
+        (OLLAMA, "options.mirostat", json!({"options": {"mirostat": 1}})),
+        (OLLAMA, "options.typical_p", json!({"options": {"typical_p": 0.5}})),
+        (GENERATE, "suffix", json!({"suffix": "x"})),
+        (GENERATE, "context", json!({"context": [1]})),
+        (ANTHROPIC, "prefill", json!({"prefill": "x"})),
+    ];
+    let ruled = |rule: &'static str| move |(path, field, body)| case(path, field, body, rule);
+    let all = honoured.map(ruled("honoured")).into_iter();
+    all.chain(accepted.map(ruled("accepted"))).chain(refused.map(ruled("refused"))).collect()
+}
+
 fn body(case: &Case) -> Value {
     let mut body = match case.path {
-        CHAT => json!({"messages": [{"role": "user", "content": "x"}], "max_tokens": 2}),
+        CHAT | ANTHROPIC => json!({"messages": [{"role": "user", "content": "x"}], "max_tokens": 2}),
+        OLLAMA => json!({"messages": [{"role": "user", "content": "x"}], "options": {"num_predict": 2}}),
+        GENERATE => json!({"prompt": "x", "options": {"num_predict": 2}}),
+        RESPONSES => json!({"input": "x", "max_output_tokens": 2}),
         _ => json!({"prompt": "x", "max_tokens": 2}),
     };
     body.as_object_mut().unwrap().extend(case.body.as_object().unwrap().clone());
     body
 }
 
-/// Rules by field, as the page says them.
-fn table() -> Vec<(String, String)> {
+/// Whether a row of the page for these endpoints is about a path.
+fn applies(of: &str, path: &str) -> bool {
+    match path {
+        CHAT => ["chat", "both"].contains(&of),
+        COMPLETIONS => ["completions", "both"].contains(&of),
+        RESPONSES => of == "responses",
+        OLLAMA => ["ollama", "ollama chat"].contains(&of),
+        GENERATE => ["ollama", "ollama generate"].contains(&of),
+        _ => of == "anthropic",
+    }
+}
+
+/// Field, endpoints and rule of each row, as the page says them.
+fn table() -> Vec<(String, String, String)> {
     let page = include_str!("../../../../docs/http.md");
     let rows = page.lines().filter(|line| line.starts_with("| `"));
     let each = rows.flat_map(|row| {
         let columns: Vec<&str> = row.split('|').map(str::trim).collect();
         let fields: Vec<String> = columns[1].split('`').skip(1).step_by(2).map(str::to_owned).collect();
-        fields.into_iter().map(move |field| (field, columns[3].to_owned()))
+        fields.into_iter().map(move |field| (field, columns[2].to_owned(), columns[3].to_owned()))
     });
     each.collect()
 }
@@ -248,21 +364,18 @@ fn table() -> Vec<(String, String)> {
 fn every_field_of_openais_requests_is_treated_as_the_page_says() {
     let server = demo_server();
     let table = table();
-    for case in cases() {
-        let told = table.iter().find(|(field, _)| field == case.field);
-        assert_eq!(told.map(|(_, rule)| rule.as_str()), Some(case.rule), "docs/http.md: {}", case.field);
+    for case in cases().into_iter().chain(cases_of_other_apis()) {
+        let told = table.iter().find(|(field, of, _)| field == case.field && applies(of, case.path));
+        assert_eq!(told.map(|(_, _, rule)| rule.as_str()), Some(case.rule), "docs/http.md: {}", case.field);
         let reply = server.post(case.path, &body(&case));
         match case.rule {
             "refused" => {
-                let (status, param) = reply.refusal();
+                // The messages of all forms of errors begin with the field.
+                let error = &reply.json()["error"];
+                let message = error["message"].as_str().or(error.as_str()).unwrap().to_owned();
                 let named = case.field.rsplit('.').next().unwrap();
-                assert_eq!(status, 400, "{}", case.field);
-                assert!(
-                    param.is_some_and(|param| param.ends_with(named)),
-                    "{}: {}",
-                    case.field,
-                    reply.text()
-                );
+                assert_eq!(reply.status, 400, "{}", case.field);
+                assert!(message.split(": ").next().unwrap().ends_with(named), "{}: {message}", case.field);
             }
             _ => assert_eq!(reply.status, 200, "{} {}: {}", case.path, case.field, reply.text()),
         }
@@ -337,8 +450,15 @@ fn an_unknown_field_is_refused_with_the_name_that_was_meant() {
 fn the_described_fields_are_those_of_the_page() {
     let server = demo_server();
     let description = server.get("/openapi.json").ok();
-    let known: BTreeSet<String> = table().into_iter().map(|(field, _)| field).collect();
-    for schema in ["CompletionRequest", "ChatRequest"] {
+    let known: BTreeSet<String> = table().into_iter().map(|(field, _, _)| field).collect();
+    for schema in [
+        "CompletionRequest",
+        "ChatRequest",
+        "ResponseRequest",
+        "OllamaChatRequest",
+        "OllamaGenerateRequest",
+        "MessageRequest",
+    ] {
         for name in description["components"]["schemas"][schema]["properties"].as_object().unwrap().keys() {
             let listed = known.iter().any(|field| field == name || field.starts_with(&format!("{name}.")));
             assert!(listed, "docs/http.md lacks {name}");

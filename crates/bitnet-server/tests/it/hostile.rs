@@ -43,6 +43,29 @@ fn bodies() -> Vec<(&'static str, String)> {
                 "max_tokens": 3, "response_format": format, "logprobs": true, "top_logprobs": 2})
             .to_string(),
         ),
+        (
+            "/v1/responses",
+            json!({"input": [{"role": "user", "content": [{"type": "input_text", "text": "a"}]},
+                {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+                {"type": "function_call_output", "call_id": "c", "output": "1"}],
+                "tools": [{"type": "function", "name": "f"}], "max_output_tokens": 3, "stream": true})
+            .to_string(),
+        ),
+        (
+            "/v1/messages",
+            json!({"messages": [{"role": "user", "content": "a"},
+                {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "f", "input": {}}]},
+                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "1"}]}],
+                "tools": [{"name": "f", "input_schema": {}}], "max_tokens": 3, "stop_sequences": ["x"]})
+            .to_string(),
+        ),
+        (
+            "/api/chat",
+            json!({"messages": [{"role": "user", "content": "a"},
+                {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}],
+                "format": "json", "options": {"num_predict": 3, "num_ctx": 60, "repeat_penalty": 1.1, "stop": "x"}})
+            .to_string(),
+        ),
         ("/tokenize", json!({"prompt": "a\u{0}b", "add_special_tokens": false}).to_string()),
         ("/detokenize", json!({"tokens": [1, 2, 3]}).to_string()),
     ]
@@ -104,7 +127,7 @@ fn every_one_of_thousands_of_malformed_batch_lines_has_an_answer_in_its_place() 
         json!({"custom_id": "r", "method": "POST", "url": url, "body": body}).to_string()
     };
     let sound: Vec<String> =
-        bodies().into_iter().filter(|(path, _)| path.starts_with("/v1")).map(sound).collect();
+        bodies().into_iter().filter(|(path, _)| path.ends_with("completions")).map(sound).collect();
     let line = |i: u64| match (i % 4, &sound[(i / 4) as usize % sound.len()]) {
         (0, sound) => sound.clone().into_bytes(),
         (_, sound) => mutated(sound, i),

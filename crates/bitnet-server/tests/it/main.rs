@@ -1,7 +1,9 @@
 //! The server, asked over TCP.
 
 mod answers;
+mod anthropic;
 mod bounds;
+mod choices;
 mod description;
 mod endings;
 mod faults;
@@ -9,6 +11,9 @@ mod fields;
 mod hang_ups;
 mod hostile;
 mod limits;
+mod ollama;
+mod origins;
+mod responses;
 mod streams;
 mod support;
 mod tools;

@@ -267,6 +267,15 @@ impl Iterator for Events {
     }
 }
 
+/// The kind and the data of each event in a text.
+pub fn typed(text: &str) -> Vec<(String, Value)> {
+    let event = |event: &str| {
+        let kind = event.lines().find_map(|line| line.strip_prefix("event: ")).unwrap();
+        (kind.to_owned(), data_of(event))
+    };
+    text.split_terminator("\n\n").filter(|event| !event.starts_with(':')).map(event).collect()
+}
+
 /// The id of an event.
 pub fn id_of(event: &str) -> Option<&str> {
     event.lines().find_map(|line| line.strip_prefix("id: "))

@@ -2,7 +2,10 @@
 
 use std::collections::HashMap;
 
-use bitnet::inference::{EngineConfig, sim::HashModel};
+use bitnet::inference::{
+    EngineConfig,
+    sim::{HashModel, Hook},
+};
 use bitnet::model::{Batch, ChatTemplate, Checkpoint, Limits, Logits, Tokenizer};
 use bitnet_server::{App, ConnectionLimits, ServerConfig};
 use serde_json::{Value, json};
@@ -12,22 +15,22 @@ use crate::support::*;
 const CHAT: &str = "/v1/chat/completions";
 
 /// As Qwen and Hermes are told.
-const TAGGED: &str = "{% if tools %}[tools]{% for t in tools %}{{ t | tojson }}{% endfor %} <tool_call>{% endif %}\
+pub const TAGGED: &str = "{% if tools %}[tools]{% for t in tools %}{{ t | tojson }}{% endfor %} <tool_call>{% endif %}\
     {% for m in messages %}[{{ m.role }}]{{ m.content }}{% if m.tool_calls %}{% for c in m.tool_calls %}\
     <tool_call>{{ c.function.name }} {{ c.function.arguments | tojson }}{% endfor %}{% endif %}{% endfor %}[assistant]";
 /// As Llama 3 is told.
-const BARE: &str = "{% if tools %}[ipython]{% for t in tools %}{{ t | tojson }}{% endfor %}{\"parameters\"}{% endif %}\
+pub const BARE: &str = "{% if tools %}[ipython]{% for t in tools %}{{ t | tojson }}{% endfor %}{\"parameters\"}{% endif %}\
     {% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]";
 /// A template that knows no tools.
-const PLAIN: &str = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]";
-const TEMPLATES: [&str; 3] = [TAGGED, BARE, PLAIN];
+pub const PLAIN: &str = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]";
+pub const TEMPLATES: [&str; 3] = [TAGGED, BARE, PLAIN];
 
 /// Text that a model writes after a prompt of so many tokens, before it goes on by itself.
 #[derive(Clone, Default)]
-struct Script(HashMap<usize, u32>);
+pub struct Script(HashMap<usize, u32>);
 
 impl Script {
-    fn new(text: &str, prompt: usize) -> Self {
+    pub fn new(text: &str, prompt: usize) -> Self {
         let ids = tokenizer().encode(text, false).unwrap();
         // The token that is drawn after position p is that of p + 1.
         Script(ids.into_iter().enumerate().map(|(i, id)| (prompt + i - 1, id)).collect())
@@ -49,22 +52,29 @@ fn tokenizer() -> Tokenizer {
 }
 
 /// A model of random numbers with the demo's vocabulary.
-fn random(template: &str, script: Script) -> Server {
+pub fn random(template: &str, script: Script) -> Server {
+    hooked(
+        template,
+        Box::new(move |batch: &Batch, logits: Option<&mut Logits>| {
+            logits.into_iter().for_each(|logits| script.lead(batch, logits));
+            Ok(())
+        }),
+    )
+}
+
+/// As [`random`], with a hook that sees every step.
+pub fn hooked(template: &str, hook: Hook) -> Server {
     let mut checkpoint = Checkpoint::demo().unwrap();
     checkpoint.chat = Some(ChatTemplate::new(template, "", "").unwrap());
     let vocab = tokenizer().vocab_size();
     let limits = Limits { max_tokens: 64, max_logit_rows: 16, kv_blocks: 512 };
-    let hook = Box::new(move |batch: &Batch, logits: Option<&mut Logits>| {
-        logits.into_iter().for_each(|logits| script.lead(batch, logits));
-        Ok(())
-    });
     let model = HashModel::new(vocab, 4096, limits).with_hook(hook);
     let (engine, config) = (EngineConfig::default(), ServerConfig::default());
     let service = serve_weights(checkpoint, Box::new(model), engine, config);
     Server::start(App::ready(service), ConnectionLimits::default(), SOON)
 }
 
-fn tools() -> Value {
+pub fn tools() -> Value {
     json!([
         {"type": "function", "function": {"name": "weather", "description": "The weather of a city.", "parameters": {
             "type": "object",

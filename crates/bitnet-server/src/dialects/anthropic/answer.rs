@@ -1,0 +1,129 @@
+//! Writes a message, and its events.
+
+use std::fmt::{Display, Write};
+
+use serde_json::{Value, json, value::RawValue};
+
+use super::input::read_message;
+use crate::{
+    dialects::{
+        dialect::Dialect,
+        errors::anthropic_error,
+        turn::{Change, Item, Turn},
+    },
+    http::{error::ApiError, fields::Fields},
+    openai::{answers::Finish, job::Parsed, prompt::Encoder},
+};
+
+/// The answer of `/v1/messages`.
+pub(crate) struct Messages;
+
+fn event(kind: &str, data: impl Display, out: &mut String) {
+    let _ = write!(out, "event: {kind}\ndata: {data}\n\n");
+}
+
+fn call_id(turn: &Turn, index: usize) -> String {
+    format!("toolu_{}_{index}", turn.name)
+}
+
+/// The message with these content blocks, as JSON.
+fn message(turn: &Turn, blocks: &[String]) -> String {
+    let (reason, sequence) = stopped(turn);
+    let own = json!({
+        "id": format!("{}{}", Messages::ID, turn.name),
+        "type": "message",
+        "role": "assistant",
+        "model": turn.model,
+        "stop_reason": reason,
+        "stop_sequence": sequence,
+        "usage": usage(turn),
+    });
+    format!("{{\"content\":[{}],{}", blocks.join(","), &own.to_string()[1..])
+}
+
+fn usage(turn: &Turn) -> Value {
+    json!({"input_tokens": turn.prompt_tokens, "output_tokens": turn.tokens})
+}
+
+/// Why the turn ended, and the stop sequence at which it did.
+fn stopped(turn: &Turn) -> (Option<&'static str>, Option<&str>) {
+    match turn.finish {
+        None => (None, None),
+        Some(Finish::Length | Finish::Deadline) => (Some("max_tokens"), None),
+        Some(Finish::StopString(index)) => {
+            (Some("stop_sequence"), turn.stop_strings.get(index).map(String::as_str))
+        }
+        Some(Finish::Stop) if turn.calls() => (Some("tool_use"), None),
+        Some(Finish::Stop) => (Some("end_turn"), None),
+    }
+}
+
+/// A content block as JSON; `None` for a call that was cut off, because its input is no object.
+fn block(turn: &Turn, index: usize) -> Option<String> {
+    match &turn.items[index] {
+        Item::Text(text) => Some(json!({"type": "text", "text": text}).to_string()),
+        Item::Call { name, arguments } => {
+            let input: &RawValue = serde_json::from_str(arguments).ok()?;
+            let (id, name) = (json!(call_id(turn, index)), json!(name));
+            Some(format!("{{\"type\":\"tool_use\",\"id\":{id},\"name\":{name},\"input\":{input}}}"))
+        }
+    }
+}
+
+impl Dialect for Messages {
+    const ID: &'static str = "msg_";
+    const STREAM: &'static str = "text/event-stream";
+    const KEEP_ALIVE: &'static str = "event: ping\ndata: {\"type\":\"ping\"}\n\n";
+
+    fn read(fields: &mut Fields<'_>, encoder: &Encoder<'_>) -> Result<(Parsed, Self), ApiError> {
+        Ok((read_message(fields, encoder)?, Messages))
+    }
+
+    fn begin(&mut self, turn: &Turn, out: &mut String) {
+        let message = message(turn, &[]);
+        event("message_start", format_args!("{{\"type\":\"message_start\",\"message\":{message}}}"), out);
+        out.push_str(Self::KEEP_ALIVE);
+    }
+
+    fn change(&mut self, turn: &Turn, change: Change<'_>, out: &mut String) {
+        let (index, last) = turn.last();
+        let (kind, data) = match (change, last) {
+            (Change::Opened, Item::Text(_)) => {
+                ("content_block_start", json!({"content_block": {"type": "text", "text": ""}}))
+            }
+            (Change::Opened, Item::Call { name, .. }) => {
+                let block =
+                    json!({"type": "tool_use", "id": call_id(turn, index), "name": name, "input": {}});
+                ("content_block_start", json!({"content_block": block}))
+            }
+            (Change::More(text), Item::Text(_)) => {
+                ("content_block_delta", json!({"delta": {"type": "text_delta", "text": text}}))
+            }
+            (Change::More(json), Item::Call { .. }) => {
+                ("content_block_delta", json!({"delta": {"type": "input_json_delta", "partial_json": json}}))
+            }
+            (Change::Closed, _) => ("content_block_stop", json!({})),
+        };
+        let mut all = json!({"type": kind, "index": index});
+        if let (Some(all), Value::Object(data)) = (all.as_object_mut(), data) {
+            all.extend(data);
+        }
+        event(kind, all, out);
+    }
+
+    fn end(&mut self, turn: &Turn, out: &mut String) {
+        let (reason, sequence) = stopped(turn);
+        let delta = json!({"stop_reason": reason, "stop_sequence": sequence});
+        event("message_delta", json!({"type": "message_delta", "delta": delta, "usage": usage(turn)}), out);
+        event("message_stop", json!({"type": "message_stop"}), out);
+    }
+
+    fn fail(&mut self, _: &Turn, error: &ApiError, out: &mut String) {
+        event("error", anthropic_error(error), out);
+    }
+
+    fn whole(&self, turn: &Turn) -> String {
+        let blocks: Vec<String> = (0..turn.items.len()).filter_map(|index| block(turn, index)).collect();
+        message(turn, &blocks)
+    }
+}

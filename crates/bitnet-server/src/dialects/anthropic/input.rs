@@ -1,0 +1,323 @@
+//! Reads a request: the conversation, the tools and the settings.
+
+use bitnet::model::{ChatTemplate, Message, ToolCall};
+use serde_json::{json, value::RawValue};
+
+use crate::{
+    http::{
+        error::ApiError,
+        fields::{Fields, list},
+    },
+    openai::{
+        chat::{self, Conversation},
+        grammar::Format,
+        harmless,
+        job::{self, Parsed},
+        messages::{MAX_MESSAGES, Parts, text},
+        prompt::Encoder,
+        sampling,
+        tools::{self, Offer},
+    },
+};
+
+const TEXT: Parts = Parts { kinds: &["text"], harmless: &["cache_control", "citations"] };
+
+/// Takes the fields of a body.
+pub(super) fn read_message(fields: &mut Fields<'_>, encoder: &Encoder<'_>) -> Result<Parsed, ApiError> {
+    let max_tokens: usize = fields.need("max_tokens")?;
+    let mut config = sampling::config(fields, &encoder.model.defaults)?;
+    config.max_new_tokens = max_tokens;
+    config.stop_strings.extend(fields.list::<String>("stop_sequences", 16)?);
+    let mut salt = 0;
+    if let Some(mut metadata) = fields.object("metadata")? {
+        salt = job::salt(metadata.take("user_id")?);
+        metadata.finish()?;
+    }
+    let stream = fields.take("stream")?.unwrap_or(false);
+    let (conversation, format) = conversation(fields, encoder)?;
+    rest(fields)?;
+    let format = format.map(|format| ("output_config.format", format));
+    Ok(Parsed { format, salt, stream, ..Parsed::turn(conversation, config) })
+}
+
+/// Takes the fields that change no token.
+pub(super) fn rest(fields: &mut Fields<'_>) -> Result<(), ApiError> {
+    for field in ["cache_control", "diagnostics", "inference_geo", "user_profile_id", "workspace_id"] {
+        fields.harmless(field, &[])?;
+    }
+    fields.harmless("service_tier", &[json!("auto")])?;
+    fields.harmless("speed", &[json!("standard")])
+}
+
+/// Takes the fields that make the prompt, and the format of the answer.
+pub(super) fn conversation(
+    fields: &mut Fields<'_>,
+    encoder: &Encoder<'_>,
+) -> Result<(Conversation, Option<Format>), ApiError> {
+    let template = encoder.model.chat.as_ref();
+    let mut messages = Vec::new();
+    if let Some(system) = fields.raw("system") {
+        messages.push(Message::new("system", text(fields, "system", system, &TEXT)?));
+    }
+    turns(fields, &mut messages)?;
+    let offer = offer(fields)?;
+    let mut variables: Vec<(String, String)> = thinking(fields, template)?.into_iter().collect();
+    let mut format = None;
+    if let Some(mut output) = fields.object("output_config")? {
+        variables.extend(harmless::effort(&mut output, "effort", "reasoning_effort", template)?);
+        format = output.object("format")?.map(read_format).transpose()?;
+        output.finish()?;
+    }
+    Ok((chat::converse(messages, offer, variables, encoder, "messages")?, format))
+}
+
+fn read_format(mut fields: Fields<'_>) -> Result<Format, ApiError> {
+    let kind: String = fields.need("type")?;
+    if kind != "json_schema" {
+        return Err(ApiError::unsupported(fields.name("type"), format!("{kind:.20?}")));
+    }
+    let format = Format::schema(&fields.name("schema"), fields.need_raw("schema")?)?;
+    fields.finish()?;
+    Ok(format)
+}
+
+/// Takes `thinking`, as a variable of a template that can switch it off. Without such a template, it changes no token.
+fn thinking(
+    fields: &mut Fields<'_>,
+    template: Option<&ChatTemplate>,
+) -> Result<Option<(String, String)>, ApiError> {
+    if !template.is_some_and(ChatTemplate::asks_for_thinking) {
+        return fields.harmless("thinking", &[json!({"type": "disabled"})]).map(|()| None);
+    }
+    let Some(mut thinking) = fields.object("thinking")? else { return Ok(None) };
+    let kind: String = thinking.need("type")?;
+    thinking.only("budget_tokens", &[]).map_err(|e| e.advised("max_tokens limits thoughts too"))?;
+    thinking.harmless("display", &[])?;
+    let on = match kind.as_str() {
+        "enabled" => Some(true),
+        "disabled" => Some(false),
+        "adaptive" => None,
+        other => return Err(ApiError::unsupported(thinking.name("type"), format!("{other:.20?}"))),
+    };
+    thinking.finish()?;
+    Ok(on.map(|on| ("enable_thinking".to_owned(), on.to_string())))
+}
+
+/// Takes the tools, and what may be called of them.
+fn offer(fields: &mut Fields<'_>) -> Result<Option<Offer>, ApiError> {
+    let offer = tools::listed(fields, "name", |mut fields, _| {
+        fields.only("type", &[json!("custom")])?;
+        // Examples would be part of the prompt.
+        fields.only("input_examples", &[json!([])])?;
+        for field in ["allowed_callers", "cache_control", "defer_loading", "eager_input_streaming"] {
+            fields.harmless(field, &[])?;
+        }
+        tools::function(fields, "input_schema")
+    })?;
+    let offer = match fields.object("tool_choice")? {
+        Some(choice) => chosen(offer, choice)?,
+        None => Some(offer),
+    };
+    Ok(offer.filter(|offer| !offer.tools.is_empty()))
+}
+
+fn chosen(offer: Offer, mut choice: Fields<'_>) -> Result<Option<Offer>, ApiError> {
+    let kind: String = choice.need("type")?;
+    let alone = choice.take("disable_parallel_tool_use")?.unwrap_or(false);
+    let field = choice.name("type");
+    let chosen = match kind.as_str() {
+        "none" => None,
+        "auto" => Some(offer),
+        "any" => Some(offer.required(&field)?),
+        "tool" => Some(offer.named(choice.need("name")?, &choice.name("name"))?),
+        other => return Err(ApiError::unsupported(field, format!("{other:.20?}"))),
+    };
+    choice.finish()?;
+    Ok(chosen.map(|offer| Offer { parallel: offer.parallel && !alone, ..offer }))
+}
+
+/// Takes the turns of the conversation.
+fn turns(fields: &mut Fields<'_>, messages: &mut Vec<Message>) -> Result<(), ApiError> {
+    let turns: Vec<&RawValue> = list(fields.need_raw("messages")?, MAX_MESSAGES)
+        .map_err(|problem| ApiError::field("messages", problem))?;
+    fields.only("prefill", &[])?;
+    for (i, raw) in turns.iter().enumerate() {
+        let mut turn = fields.inside(&format!("messages[{i}]"), raw)?;
+        let role: String = turn.need("role")?;
+        match role.as_str() {
+            "user" => user(&mut turn, messages)?,
+            "assistant" if i + 1 == turns.len() => {
+                let problem = "the answer cannot begin with given text: end with a message of the user";
+                return Err(ApiError::field(turn.name("role"), problem));
+            }
+            "assistant" => messages.push(assistant(&mut turn)?),
+            other => return Err(ApiError::unsupported(turn.name("role"), format!("{other:.20?}"))),
+        }
+        turn.finish()?;
+    }
+    match turns.is_empty() {
+        true => Err(ApiError::field("messages", "there must be at least one")),
+        false => Ok(()),
+    }
+}
+
+/// Reads the content blocks of a turn, or one block for a plain text. `read` gets each block with its type.
+fn blocks(
+    turn: &mut Fields<'_>,
+    mut read: impl FnMut(&str, Block<'_>) -> Result<(), ApiError>,
+) -> Result<(), ApiError> {
+    let (name, content) = (turn.name("content"), turn.need_raw("content")?);
+    if !content.get().starts_with('[') {
+        return read("text", Block::Text(text(turn, "content", content, &TEXT)?));
+    }
+    let blocks: Vec<&RawValue> =
+        list(content, MAX_MESSAGES).map_err(|problem| ApiError::field(&name, problem))?;
+    for (i, raw) in blocks.into_iter().enumerate() {
+        let path = format!("{name}[{i}]");
+        let kind: String = turn.inside(&path, raw)?.need("type")?;
+        match kind.as_str() {
+            "text" => read("text", Block::Text(TEXT.read(turn.inside(&path, raw)?)?))?,
+            kind => read(kind, Block::Other(turn.inside(&path, raw)?))?,
+        }
+    }
+    Ok(())
+}
+
+/// A content block.
+enum Block<'b> {
+    Text(String),
+    Other(Fields<'b>),
+}
+
+/// Reads a turn of the user: results of calls, and text.
+fn user(turn: &mut Fields<'_>, messages: &mut Vec<Message>) -> Result<(), ApiError> {
+    let mut own: Option<String> = None;
+    blocks(turn, |kind, block| match block {
+        Block::Text(text) => {
+            own.get_or_insert_default().push_str(&text);
+            Ok(())
+        }
+        Block::Other(fields) if kind == "tool_result" => {
+            messages.push(result(fields)?);
+            Ok(())
+        }
+        Block::Other(fields) => Err(ApiError::unsupported(fields.name("type"), format!("{kind:.40?}"))),
+    })?;
+    messages.extend(own.map(|text| Message::new("user", text)));
+    Ok(())
+}
+
+/// Reads the result of a call. An error is marked in its text, because templates have no place for it.
+fn result(mut fields: Fields<'_>) -> Result<Message, ApiError> {
+    fields.raw("type");
+    let mut result = Message::new("tool", "");
+    result.tool_call_id = Some(fields.need("tool_use_id")?);
+    if fields.take("is_error")?.unwrap_or(false) {
+        result.content.push_str("Error: ");
+    }
+    if let Some(content) = fields.raw("content") {
+        result.content.push_str(&text(&fields, "content", content, &TEXT)?);
+    }
+    fields.harmless("cache_control", &[])?;
+    fields.finish()?;
+    Ok(result)
+}
+
+/// Reads a turn of the assistant: text and calls.
+fn assistant(turn: &mut Fields<'_>) -> Result<Message, ApiError> {
+    let mut message = Message::new("assistant", "");
+    blocks(turn, |kind, block| match block {
+        Block::Text(text) => {
+            message.content.push_str(&text);
+            Ok(())
+        }
+        Block::Other(fields) if kind == "tool_use" => {
+            message.tool_calls.push(call(fields)?);
+            Ok(())
+        }
+        Block::Other(fields) => Err(ApiError::unsupported(fields.name("type"), format!("{kind:.40?}"))),
+    })?;
+    Ok(message)
+}
+
+fn call(mut fields: Fields<'_>) -> Result<ToolCall, ApiError> {
+    fields.raw("type");
+    let (id, name) = (fields.need("id")?, fields.need("name")?);
+    let (field, input) = (fields.name("input"), fields.need_raw("input")?);
+    if !input.get().starts_with('{') {
+        return Err(ApiError::field(field, "it must be an object"));
+    }
+    for field in ["cache_control", "caller"] {
+        fields.harmless(field, &[])?;
+    }
+    fields.finish()?;
+    Ok(ToolCall { id, name, arguments: input.get().to_owned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    fn read_turns(messages: Value) -> Result<Vec<Message>, ApiError> {
+        let (body, mut messages) = (json!({"messages": messages}).to_string(), Vec::new());
+        turns(&mut Fields::parse(body.as_bytes()).unwrap(), &mut messages).map(|()| messages)
+    }
+
+    #[test]
+    fn content_blocks_become_the_messages_of_a_chat() {
+        let messages = read_turns(json!([
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": [
+                {"type": "text", "text": "b", "cache_control": {"type": "ephemeral"}},
+                {"type": "tool_use", "id": "x", "name": "f", "input": {"n": 1}},
+                {"type": "tool_use", "id": "y", "name": "g", "input": {}}]},
+            {"role": "user", "content": [
+                {"type": "tool_result", "tool_use_id": "x", "content": "1"},
+                {"type": "tool_result", "tool_use_id": "y", "content": [{"type": "text", "text": "no"}], "is_error": true},
+                {"type": "text", "text": "c"}, {"type": "text", "text": "d"}]},
+        ]))
+        .unwrap();
+        let call = |id: &str, name: &str, input: &str| ToolCall {
+            id: id.into(),
+            name: name.into(),
+            arguments: input.into(),
+        };
+        let result =
+            |id: &str, text: &str| Message { tool_call_id: Some(id.into()), ..Message::new("tool", text) };
+        let want = [
+            Message::new("user", "a"),
+            Message {
+                tool_calls: vec![call("x", "f", "{\"n\":1}"), call("y", "g", "{}")],
+                ..Message::new("assistant", "b")
+            },
+            result("x", "1"),
+            result("y", "Error: no"),
+            Message::new("user", "cd"),
+        ];
+        assert_eq!(messages, want);
+    }
+
+    #[test]
+    fn every_error_in_a_block_names_its_field() {
+        let block = |role: &str, block: Value| json!([{"role": role, "content": [block]}, {"role": "user", "content": "x"}]);
+        for (messages, param) in [
+            (json!([]), "messages"),
+            (json!([{"role": "system", "content": "a"}]), "messages[0].role"),
+            (json!([{"role": "assistant", "content": "a"}]), "messages[0].role"),
+            (json!([{"role": "user"}]), "messages[0].content"),
+            (block("user", json!({"type": "image", "source": {}})), "messages[0].content[0].type"),
+            (block("user", json!({"type": "tool_result"})), "messages[0].content[0].tool_use_id"),
+            (block("user", json!({"type": "text", "text": "a", "x": 1})), "messages[0].content[0].x"),
+            (block("assistant", json!({"type": "thinking", "thinking": "a"})), "messages[0].content[0].type"),
+            (
+                block("assistant", json!({"type": "tool_use", "id": "x", "name": "f", "input": "{}"})),
+                "messages[0].content[0].input",
+            ),
+        ] {
+            let refused = read_turns(messages.clone()).unwrap_err();
+            assert_eq!(refused.body.param.as_deref(), Some(param), "{messages}");
+        }
+    }
+}

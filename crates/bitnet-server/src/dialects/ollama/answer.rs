@@ -1,0 +1,145 @@
+//! Writes answers: a JSON object, or several in a stream, one a line.
+
+use std::time::Duration;
+
+use bitnet::model::date;
+use serde::Serialize;
+use serde_json::{json, value::RawValue};
+
+use super::input::{read_chat, read_prompt};
+use crate::{
+    dialects::{
+        dialect::Dialect,
+        turn::{Change, Item, Turn},
+    },
+    http::{error::ApiError, fields::Fields},
+    openai::{generate::now, job::Parsed, prompt::Encoder},
+};
+
+/// The format of times.
+pub(super) const TIME: &str = "%Y-%m-%dT%H:%M:%SZ";
+
+/// The answer of `/api/chat`, or else of `/api/generate`.
+pub(crate) struct Ollama<const CHAT: bool>;
+
+#[derive(Serialize)]
+struct Line<'t> {
+    model: &'t str,
+    created_at: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    message: Option<Message<'t>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    response: Option<&'t str>,
+    done: bool,
+    #[serde(flatten)]
+    end: Option<End>,
+}
+
+#[derive(Serialize)]
+struct Message<'t> {
+    role: &'static str,
+    content: &'t str,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tool_calls: Vec<Call<'t>>,
+}
+
+#[derive(Serialize)]
+struct Call<'t> {
+    function: Function<'t>,
+}
+
+#[derive(Serialize)]
+struct Function<'t> {
+    name: &'t str,
+    arguments: &'t RawValue,
+}
+
+/// Entries of the last line. Durations are in nanoseconds.
+#[derive(Serialize)]
+struct End {
+    done_reason: &'static str,
+    total_duration: u64,
+    /// The model is loaded before the server answers.
+    load_duration: u64,
+    prompt_eval_count: usize,
+    prompt_eval_duration: u64,
+    eval_count: usize,
+    eval_duration: u64,
+}
+
+impl End {
+    fn of(turn: &Turn) -> End {
+        let times = turn.times();
+        let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        End {
+            done_reason: if turn.is_cut_off() { "length" } else { "stop" },
+            total_duration: nanos(times.prompt + times.answer),
+            load_duration: 0,
+            prompt_eval_count: turn.prompt_tokens,
+            prompt_eval_duration: nanos(times.prompt),
+            eval_count: turn.tokens,
+            eval_duration: nanos(times.answer),
+        }
+    }
+}
+
+impl<'t> Call<'t> {
+    /// A call, if its arguments are complete: clients expect an object, which a call that was cut off does not have.
+    fn of(item: &'t Item) -> Option<Call<'t>> {
+        let Item::Call { name, arguments } = item else { return None };
+        let arguments = serde_json::from_str(arguments).ok()?;
+        Some(Call { function: Function { name, arguments } })
+    }
+}
+
+impl<const CHAT: bool> Ollama<CHAT> {
+    fn line(turn: &Turn, text: &str, tool_calls: Vec<Call<'_>>, end: Option<End>) -> String {
+        let line = Line {
+            model: &turn.model,
+            created_at: date(now(), TIME),
+            message: CHAT.then_some(Message { role: "assistant", content: text, tool_calls }),
+            response: (!CHAT).then_some(text),
+            done: end.is_some(),
+            end,
+        };
+        serde_json::to_string(&line).expect("text and numbers make JSON") + "\n"
+    }
+}
+
+impl<const CHAT: bool> Dialect for Ollama<CHAT> {
+    const ID: &'static str = "ollama-";
+    const STREAM: &'static str = "application/x-ndjson";
+    const KEEP_ALIVE: &'static str = "";
+
+    fn read(fields: &mut Fields<'_>, encoder: &Encoder<'_>) -> Result<(Parsed, Self), ApiError> {
+        let parsed = if CHAT { read_chat(fields, encoder)? } else { read_prompt(fields, encoder)? };
+        Ok((parsed, Ollama))
+    }
+
+    fn begin(&mut self, _: &Turn, _: &mut String) {}
+
+    fn change(&mut self, turn: &Turn, change: Change<'_>, out: &mut String) {
+        match (change, turn.last().1) {
+            (Change::More(text), Item::Text(_)) => *out += &Self::line(turn, text, Vec::new(), None),
+            (Change::Closed, item) => {
+                if let Some(call) = Call::of(item) {
+                    *out += &Self::line(turn, "", vec![call], None);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn end(&mut self, turn: &Turn, out: &mut String) {
+        *out += &Self::line(turn, "", Vec::new(), Some(End::of(turn)));
+    }
+
+    fn fail(&mut self, _: &Turn, error: &ApiError, out: &mut String) {
+        *out += &format!("{}\n", json!({"error": error.body.message}));
+    }
+
+    fn whole(&self, turn: &Turn) -> String {
+        let calls = turn.items.iter().filter_map(Call::of).collect();
+        Self::line(turn, &turn.text(), calls, Some(End::of(turn)))
+    }
+}

@@ -1,0 +1,181 @@
+//! Reads a request: the conversation or the prompt, and the settings.
+
+use bitnet::model::{ChatTemplate, Message, ToolCall};
+use serde_json::{Value, json, value::RawValue};
+
+use super::options;
+use crate::{
+    http::{
+        error::ApiError,
+        fields::{Fields, list},
+    },
+    openai::{
+        chat::{self, Conversation},
+        grammar::Format,
+        job::Parsed,
+        messages::MAX_MESSAGES,
+        prompt::Encoder,
+        tools::{self, MAX_TOOLS},
+    },
+};
+
+/// Takes the fields of a chat.
+pub(super) fn read_chat(fields: &mut Fields<'_>, encoder: &Encoder<'_>) -> Result<Parsed, ApiError> {
+    let messages = messages(fields)?;
+    let offer = tools::offer(fields, false)?;
+    let variables = think(fields, encoder.model.chat.as_ref())?;
+    let conversation = chat::converse(messages, offer, variables, encoder, "messages")?;
+    finish(fields, conversation, encoder)
+}
+
+/// Takes the fields of a single prompt, which is a message of the user unless it is `raw`.
+pub(super) fn read_prompt(fields: &mut Fields<'_>, encoder: &Encoder<'_>) -> Result<Parsed, ApiError> {
+    fields.only("suffix", &[json!("")])?;
+    fields.only("template", &[json!("")])?;
+    fields.only("context", &[json!([])]).map_err(|e| e.advised("send the conversation to /api/chat"))?;
+    fields.only("images", &[json!([])])?;
+    let system: Option<String> = fields.take("system")?.filter(|text: &String| !text.is_empty());
+    let variables = think(fields, encoder.model.chat.as_ref())?;
+    if fields.take("raw")?.unwrap_or(false) {
+        if system.is_some() {
+            return Err(ApiError::field("system", "a raw prompt has no system message"));
+        }
+        let tokens = encoder.json(fields.need_raw("prompt")?, true, "prompt")?;
+        return finish(fields, Conversation { tokens, offer: None }, encoder);
+    }
+    let prompt = Message::new("user", fields.need::<String>("prompt")?);
+    let messages = system.map(|text| Message::new("system", text)).into_iter().chain([prompt]).collect();
+    let conversation = chat::converse(messages, None, variables, encoder, "prompt")?;
+    finish(fields, conversation, encoder)
+}
+
+/// Takes the fields that both paths have.
+fn finish(
+    fields: &mut Fields<'_>,
+    conversation: Conversation,
+    encoder: &Encoder<'_>,
+) -> Result<Parsed, ApiError> {
+    let config = options::config(fields, &encoder.model.defaults, conversation.tokens.len())?;
+    let format = match fields.raw("format") {
+        None => None,
+        Some(raw) if raw.get() == "\"\"" => None,
+        Some(raw) if raw.get() == "\"json\"" => Some(Format::any_object()),
+        Some(raw) if raw.get().starts_with('{') => Some(Format::schema("format", raw)?),
+        Some(_) => return Err(ApiError::field("format", "it must be `json` or a JSON schema")),
+    };
+    fields.only("logprobs", &[json!(false)])?;
+    fields.only("top_logprobs", &[json!(0)])?;
+    // The model always stays loaded.
+    fields.harmless("keep_alive", &[])?;
+    let stream = fields.take("stream")?.unwrap_or(true);
+    let format = format.map(|format| ("format", format));
+    Ok(Parsed { format, stream, ..Parsed::turn(conversation, config) })
+}
+
+/// Takes `think`, as the variable of a template that uses it; without such a template, it changes no token.
+fn think(
+    fields: &mut Fields<'_>,
+    template: Option<&ChatTemplate>,
+) -> Result<Vec<(String, String)>, ApiError> {
+    let asks_for = |variable: &str| template.is_some_and(|template| template.asks_for(variable));
+    let variable = ["enable_thinking", "reasoning_effort"].into_iter().find(|variable| asks_for(variable));
+    let (Some(variable), Some(think)) = (variable, fields.peek("think")) else {
+        return fields.harmless("think", &[json!(false)]).map(|()| Vec::new());
+    };
+    match (fields.take::<Value>("think")?, variable) {
+        (Some(Value::Bool(_)), "enable_thinking") | (Some(Value::String(_)), "reasoning_effort") => {
+            Ok(vec![(variable.to_owned(), think.get().to_owned())])
+        }
+        (_, "enable_thinking") => Err(ApiError::field("think", "it must be true or false for this model")),
+        _ => Err(ApiError::field("think", "it must be a text for this model, such as low")),
+    }
+}
+
+fn messages(fields: &mut Fields<'_>) -> Result<Vec<Message>, ApiError> {
+    let messages: Vec<&RawValue> = list(fields.need_raw("messages")?, MAX_MESSAGES)
+        .map_err(|problem| ApiError::field("messages", problem))?;
+    if messages.is_empty() {
+        return Err(ApiError::field("messages", "there must be at least one"));
+    }
+    let message = |(i, value)| message(fields.inside(&format!("messages[{i}]"), value)?);
+    messages.into_iter().enumerate().map(message).collect()
+}
+
+fn message(mut fields: Fields<'_>) -> Result<Message, ApiError> {
+    let role: String = fields.need("role")?;
+    if !["system", "user", "assistant", "tool"].contains(&role.as_str()) {
+        return Err(ApiError::unsupported(fields.name("role"), format!("{role:.20?}")));
+    }
+    let mut message = Message::new(role, fields.take::<String>("content")?.unwrap_or_default());
+    fields.only("images", &[json!([])])?;
+    fields.only("thinking", &[json!("")])?;
+    if message.role == "tool" {
+        message.name = fields.take("tool_name")?;
+        message.tool_call_id = fields.take("tool_call_id")?;
+    }
+    if message.role == "assistant" {
+        let name = fields.name("tool_calls");
+        let calls: Vec<&RawValue> = fields.list("tool_calls", MAX_TOOLS)?;
+        let call = |(i, raw)| call(fields.inside(&format!("{name}[{i}]"), raw)?, i);
+        message.tool_calls = calls.into_iter().enumerate().map(call).collect::<Result<_, _>>()?;
+    }
+    fields.finish()?;
+    Ok(message)
+}
+
+/// Reads a call of an earlier message. Its arguments are an object.
+fn call(mut fields: Fields<'_>, index: usize) -> Result<ToolCall, ApiError> {
+    fields.only("type", &[json!("function")])?;
+    let id = fields.take("id")?.unwrap_or_else(|| format!("call_{index}"));
+    let mut function = fields.need_object("function")?;
+    function.harmless("index", &[])?;
+    let name = function.need("name")?;
+    let (field, raw) = (function.name("arguments"), function.need_raw("arguments")?);
+    if !raw.get().starts_with('{') {
+        return Err(ApiError::field(field, "it must be an object"));
+    }
+    function.finish()?;
+    fields.finish()?;
+    Ok(ToolCall { id, name, arguments: raw.get().to_owned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read_messages(messages: Value) -> Result<Vec<Message>, ApiError> {
+        let body = json!({"messages": messages}).to_string();
+        super::messages(&mut Fields::parse(body.as_bytes()).unwrap())
+    }
+
+    #[test]
+    fn messages_are_those_of_a_chat_with_arguments_as_objects() {
+        let messages = read_messages(json!([
+            {"role": "system", "content": "a"},
+            {"role": "assistant", "content": "", "thinking": "", "tool_calls": [{"function": {"name": "f", "arguments": {"a": 1}}}]},
+            {"role": "tool", "content": "2", "tool_name": "f"},
+        ]))
+        .unwrap();
+        let call = ToolCall { id: "call_0".into(), name: "f".into(), arguments: "{\"a\":1}".into() };
+        let want = [
+            Message::new("system", "a"),
+            Message { tool_calls: vec![call], ..Message::new("assistant", "") },
+            Message { name: Some("f".into()), ..Message::new("tool", "2") },
+        ];
+        assert_eq!(messages, want);
+        for (message, param) in [
+            (json!({"content": "a"}), "messages[0].role"),
+            (json!({"role": "robot", "content": "a"}), "messages[0].role"),
+            (json!({"role": "user", "content": [1]}), "messages[0].content"),
+            (json!({"role": "user", "content": "a", "images": ["x"]}), "messages[0].images"),
+            (json!({"role": "user", "content": "a", "tool_calls": []}), "messages[0].tool_calls"),
+            (
+                json!({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}),
+                "messages[0].tool_calls[0].function.arguments",
+            ),
+        ] {
+            let refused = read_messages(json!([message])).unwrap_err();
+            assert_eq!(refused.body.param.as_deref(), Some(param), "{message}");
+        }
+    }
+}

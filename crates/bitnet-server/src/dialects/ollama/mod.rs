@@ -1,0 +1,87 @@
+//! Ollama's API: `POST /api/chat`, `POST /api/generate`, and the small paths that its clients ask first.
+
+mod answer;
+mod input;
+mod options;
+
+use std::sync::Arc;
+
+use axum::{
+    Json,
+    extract::{Request, State},
+    response::Response,
+};
+use bitnet::model::{ChatTemplate, date};
+use serde_json::{Value, json};
+
+use super::generate;
+use crate::{
+    http::{
+        app::{App, read},
+        error::ApiError,
+        fields::Fields,
+    },
+    openai::job::{check_model, unknown_model},
+    service::Service,
+};
+use answer::{Ollama, TIME};
+
+/// `POST /api/chat`.
+pub(crate) async fn chat(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
+    generate::answer::<Ollama<true>>(app, request).await
+}
+
+/// `POST /api/generate`.
+pub(crate) async fn prompt(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
+    generate::answer::<Ollama<false>>(app, request).await
+}
+
+/// `GET /api/version`.
+pub(crate) async fn version() -> Json<Value> {
+    Json(json!({"version": env!("CARGO_PKG_VERSION")}))
+}
+
+/// `GET /api/tags`: the served model.
+pub(crate) async fn tags(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
+    let service = app.service()?;
+    let name = &service.model.name;
+    let model =
+        json!({"name": name, "model": name, "modified_at": modified(service), "details": details(service)});
+    Ok(Json(json!({"models": [model]})))
+}
+
+/// `POST /api/show`: the served model, with its template and what it can do.
+pub(crate) async fn show(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
+    let shown = read(&app, request, |service, _, body, _| {
+        let mut fields = Fields::parse(body)?.strictly(service.config.strict);
+        check_model(&mut fields, &service.model)?;
+        // The older name of `model`.
+        if let Some(name) = fields.take::<String>("name")?.filter(|name| *name != service.model.name) {
+            return Err(unknown_model(&name, &service.model));
+        }
+        fields.harmless("verbose", &[])?;
+        fields.finish()?;
+        let family = service.architecture();
+        let template = service.model.chat.as_ref().map_or("", ChatTemplate::source);
+        Ok(Json(json!({
+            "modified_at": modified(service),
+            "template": template,
+            "details": details(service),
+            "model_info": {
+                "general.architecture": family,
+                format!("{family}.context_length"): service.engine.context(),
+            },
+            "capabilities": ["completion", "tools"],
+        })))
+    });
+    shown.await
+}
+
+fn modified(service: &Service) -> String {
+    date(service.model.created, TIME)
+}
+
+fn details(service: &Service) -> Value {
+    let family = service.architecture();
+    json!({"parent_model": "", "family": family, "families": [family]})
+}

@@ -1,0 +1,229 @@
+//! Writes a response, and its events.
+
+use std::fmt::Write;
+
+use bitnet::inference::GenerationConfig;
+use serde_json::{Value, json};
+
+use super::input;
+use crate::{
+    dialects::{
+        dialect::Dialect,
+        turn::{Change, Item, Turn},
+    },
+    http::{
+        error::{ApiError, ErrorBody},
+        fields::Fields,
+    },
+    openai::{job::Parsed, prompt::Encoder},
+};
+
+/// Fields of a request that its response repeats, each with its value if the request lacks it.
+const REPEATED: [(&str, &str); 13] = [
+    ("instructions", "null"),
+    ("max_output_tokens", "null"),
+    ("max_tool_calls", "null"),
+    ("metadata", "{}"),
+    ("parallel_tool_calls", "true"),
+    ("prompt_cache_key", "null"),
+    ("reasoning", "{\"effort\":null,\"summary\":null}"),
+    ("safety_identifier", "null"),
+    ("text", "{\"format\":{\"type\":\"text\"}}"),
+    ("tool_choice", "\"auto\""),
+    ("tools", "[]"),
+    ("truncation", "\"disabled\""),
+    ("user", "null"),
+];
+
+/// The entries of the response that repeat fields of the request, as JSON with a comma after each.
+fn repeated(fields: &Fields<'_>) -> String {
+    let mut json = String::new();
+    for (field, absent) in REPEATED {
+        let value = fields.peek(field).map_or(absent, |value| value.get());
+        let _ = write!(json, "\"{field}\":{value},");
+    }
+    json
+}
+
+/// The response to a request.
+pub(crate) struct Responses {
+    /// Entries of the response that come from the request, as JSON with a comma after each.
+    repeated: String,
+    /// Number of the next event.
+    sequence: usize,
+}
+
+impl Responses {
+    fn new(repeated: String, config: &GenerationConfig) -> Self {
+        let GenerationConfig { temperature, top_p, .. } = config;
+        let sampling = format!("\"temperature\":{temperature},\"top_p\":{top_p},");
+        Responses { repeated: repeated + &sampling, sequence: 0 }
+    }
+
+    /// The response as JSON.
+    fn response(&self, turn: &Turn, error: Option<&ErrorBody>) -> String {
+        let status = match turn.finish {
+            _ if error.is_some() => "failed",
+            None => "in_progress",
+            Some(_) if turn.is_cut_off() => "incomplete",
+            Some(_) => "completed",
+        };
+        let usage = turn.finish.map(|_| {
+            json!({
+                "input_tokens": turn.prompt_tokens,
+                // Prefixes are cached, but not counted for each request.
+                "input_tokens_details": {"cached_tokens": 0},
+                "output_tokens": turn.tokens,
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": turn.prompt_tokens + turn.tokens,
+            })
+        });
+        let output: Vec<Value> = (0..turn.items.len()).map(|index| item(turn, index)).collect();
+        let own = json!({
+            "id": format!("{}{}", Self::ID, turn.name),
+            "object": "response",
+            "created_at": turn.created,
+            "model": turn.model,
+            "status": status,
+            "background": false,
+            "error": error.map(|error| json!({"code": code(error), "message": error.message})),
+            "incomplete_details": (status == "incomplete").then(|| json!({"reason": "max_output_tokens"})),
+            "output": output,
+            "previous_response_id": null,
+            "store": false,
+            "usage": usage,
+        });
+        format!("{{{}{}", self.repeated, &own.to_string()[1..])
+    }
+
+    /// Writes an event, whose other entries are the JSON in `rest`.
+    fn event(&mut self, kind: &str, rest: &str, out: &mut String) {
+        let sequence = self.sequence;
+        self.sequence += 1;
+        let _ = write!(
+            out,
+            "event: {kind}\ndata: {{\"type\":\"{kind}\",\"sequence_number\":{sequence},{rest}}}\n\n"
+        );
+    }
+
+    /// Writes an event about the last item.
+    fn about_item(&mut self, kind: &str, turn: &Turn, mut entries: Value, out: &mut String) {
+        let (index, last) = turn.last();
+        entries["output_index"] = index.into();
+        if !kind.starts_with("response.output_item") {
+            entries["item_id"] = id(turn, index).into();
+            if matches!(last, Item::Text(_)) {
+                entries["content_index"] = 0.into();
+            }
+        }
+        let json = entries.to_string();
+        self.event(kind, &json[1..json.len() - 1], out);
+    }
+
+    /// Writes an event about the whole response.
+    fn about_all(&mut self, kind: &str, turn: &Turn, error: Option<&ErrorBody>, out: &mut String) {
+        let rest = format!("\"response\":{}", self.response(turn, error));
+        self.event(kind, &rest, out);
+    }
+}
+
+/// The code of an error, one of those that OpenAI's clients know.
+fn code(error: &ErrorBody) -> &'static str {
+    match error.kind {
+        "rate_limit_error" => "rate_limit_exceeded",
+        "invalid_request_error" if error.param.is_some() => "invalid_prompt",
+        _ => "server_error",
+    }
+}
+
+fn id(turn: &Turn, index: usize) -> String {
+    let prefix = if matches!(turn.items[index], Item::Text(_)) { "msg" } else { "fc" };
+    format!("{prefix}_{}_{index}", turn.name)
+}
+
+fn part(text: &str) -> Value {
+    json!({"type": "output_text", "text": text, "annotations": [], "logprobs": []})
+}
+
+/// An item of the output.
+fn item(turn: &Turn, index: usize) -> Value {
+    let last = index + 1 == turn.items.len();
+    let status = match turn.is_open() {
+        true if last => "in_progress",
+        false if last && turn.is_cut_off() => "incomplete",
+        _ => "completed",
+    };
+    let id = id(turn, index);
+    match &turn.items[index] {
+        Item::Text(text) => {
+            // The part has an event of its own.
+            let content = if text.is_empty() && status == "in_progress" { vec![] } else { vec![part(text)] };
+            json!({"type": "message", "id": id, "status": status, "role": "assistant", "content": content})
+        }
+        Item::Call { name, arguments } => json!({
+            "type": "function_call", "id": id, "call_id": format!("call_{}_{index}", turn.name), "name": name,
+            "arguments": arguments, "status": status,
+        }),
+    }
+}
+
+impl Dialect for Responses {
+    const ID: &'static str = "resp_";
+    const STREAM: &'static str = "text/event-stream";
+    const KEEP_ALIVE: &'static str = ":\n\n";
+
+    fn read(fields: &mut Fields<'_>, encoder: &Encoder<'_>) -> Result<(Parsed, Self), ApiError> {
+        let repeated = repeated(fields);
+        let parsed = input::read(fields, encoder)?;
+        let answer = Responses::new(repeated, &parsed.config);
+        Ok((parsed, answer))
+    }
+
+    fn begin(&mut self, turn: &Turn, out: &mut String) {
+        self.about_all("response.created", turn, None, out);
+        self.about_all("response.in_progress", turn, None, out);
+    }
+
+    fn change(&mut self, turn: &Turn, change: Change<'_>, out: &mut String) {
+        let (index, last) = turn.last();
+        match (change, last) {
+            (Change::Opened, item_now) => {
+                self.about_item("response.output_item.added", turn, json!({"item": item(turn, index)}), out);
+                if matches!(item_now, Item::Text(_)) {
+                    self.about_item("response.content_part.added", turn, json!({"part": part("")}), out);
+                }
+            }
+            (Change::More(text), Item::Text(_)) => {
+                let entries = json!({"delta": text, "logprobs": []});
+                self.about_item("response.output_text.delta", turn, entries, out);
+            }
+            (Change::More(text), Item::Call { .. }) => {
+                self.about_item("response.function_call_arguments.delta", turn, json!({"delta": text}), out);
+            }
+            (Change::Closed, Item::Text(text)) => {
+                let done = json!({"text": text, "logprobs": []});
+                self.about_item("response.output_text.done", turn, done, out);
+                self.about_item("response.content_part.done", turn, json!({"part": part(text)}), out);
+                self.about_item("response.output_item.done", turn, json!({"item": item(turn, index)}), out);
+            }
+            (Change::Closed, Item::Call { name, arguments }) => {
+                let done = json!({"name": name, "arguments": arguments});
+                self.about_item("response.function_call_arguments.done", turn, done, out);
+                self.about_item("response.output_item.done", turn, json!({"item": item(turn, index)}), out);
+            }
+        }
+    }
+
+    fn end(&mut self, turn: &Turn, out: &mut String) {
+        let kind = if turn.is_cut_off() { "response.incomplete" } else { "response.completed" };
+        self.about_all(kind, turn, None, out);
+    }
+
+    fn fail(&mut self, turn: &Turn, error: &ApiError, out: &mut String) {
+        self.about_all("response.failed", turn, Some(&error.body), out);
+    }
+
+    fn whole(&self, turn: &Turn) -> String {
+        self.response(turn, None)
+    }
+}
