@@ -189,7 +189,7 @@ fn a_server_whose_gpu_is_lost_answers_and_ends_by_itself() {
         bitnet_server::run(listener, served, ConnectionLimits::default(), SOON, Duration::ZERO)
     });
     let body = json!({"prompt": [1, LOSES], "max_tokens": 4}).to_string();
-    let head = "Host: here\r\nContent-Type: application/json\r\nConnection: close";
+    let head = "Host: localhost\r\nContent-Type: application/json\r\nConnection: close";
     write!(client, "POST {COMPLETIONS} HTTP/1.1\r\n{head}\r\nContent-Length: {}\r\n\r\n{body}", body.len())
         .unwrap();
     let mut reply = String::new();
