@@ -28,8 +28,11 @@ pub(crate) struct Dist {
 impl Dist {
     pub(crate) fn run(&self) -> Result<()> {
         run(cargo(&["build", "--profile", "bundle", "--package", "bitnet-cli"]))?;
+        let program = target().join("bundle/bitnet");
+        let bytes = fs::metadata(&program)?.len();
+        ensure!(bytes < LIMIT, "the program has {bytes} bytes, more than the limit of {LIMIT}");
         let folder = root().join(&self.folder);
-        let archive = pack(&target().join("bundle/bitnet"), &folder)?;
+        let archive = pack(&program, &folder)?;
         let bytes = fs::metadata(folder.join(&archive))?.len();
         println!("{}: {:.1} MB", self.folder.join(archive).display(), bytes as f64 / 1e6);
         Ok(())
@@ -38,8 +41,6 @@ impl Dist {
 
 /// Writes the archive and its checksum, and returns the archive's name.
 fn pack(program: &Path, folder: &Path) -> Result<String> {
-    let bytes = fs::metadata(program)?.len();
-    ensure!(bytes < LIMIT, "the program has {bytes} bytes, more than the limit of {LIMIT}");
     let name =
         format!("bitnet-{}-{}-{}", env!("CARGO_PKG_VERSION"), std::env::consts::ARCH, std::env::consts::OS);
     let inside = folder.join(&name);
