@@ -223,6 +223,16 @@ class Engine(LLMEngine):
         about = {"identity": self.server.identity}
         return EngineConfig(model=self.folder, served_model_name=self.server.name, runtime_data=about, llm=llm)
 
+    async def send(self, body):
+        """Posts a request. One that began at another worker is not refused: it waits until the queue has room."""
+        while True:
+            answer = await self.server.http.post("/v1/completions", json=body)
+            if answer.status != 429 or not body.get("generated_tokens"):
+                return answer
+            wait = float(answer.headers.get("Retry-After") or 1)
+            answer.release()
+            await asyncio.sleep(min(5, wait))
+
     async def generate(self, request, context):
         if ASKS in (request.get("annotations") or []):
             about = {"identity": self.server.identity}
@@ -236,7 +246,7 @@ class Engine(LLMEngine):
             yield {"token_ids": [], "index": 0, "finish_reason": "length"}
             return
         link = {"trace_id": MARK, "span_id": f"{prompt:016x}"}
-        post = asyncio.ensure_future(self.server.http.post("/v1/completions", json=body))
+        post = asyncio.ensure_future(self.send(body))
         gone = asyncio.ensure_future(context.async_killed_or_stopped())
         gone.add_done_callback(lambda _: hang_up(post))
         self.running += 1

@@ -40,7 +40,9 @@ class Engine:
     """A server and the requests to it. If it dies, Ray restarts it and repeats the unfinished work."""
 
     def __init__(self, command, places):
-        self.command, self.places, self.process, self.lock = command, places, None, threading.Lock()
+        self.command, self.process, self.lock = command, None, threading.Lock()
+        # Its threads live as long as the actor: a server is killed when the thread that started it ends.
+        self.pool = concurrent.futures.ThreadPoolExecutor(places)
         self.start()
 
     def start(self):
@@ -88,12 +90,18 @@ class Engine:
 
     def answer(self, lines):
         """The answers to some lines, computed together."""
-        with concurrent.futures.ThreadPoolExecutor(self.places) as pool:
-            answers = pool.map(lambda line: self.ask(line["url"], line["body"]), lines)
-            return [(line["custom_id"], status, body) for line, (status, body) in zip(lines, answers)]
+        answers = self.pool.map(lambda line: self.ask(line["url"], line["body"]), lines)
+        return [(line["custom_id"], status, body) for line, (status, body) in zip(lines, answers)]
 
     def process_ids(self):
         return os.getpid(), self.process.pid
+
+
+def parsed(path, number, text):
+    try:
+        return json.loads(text)
+    except ValueError as problem:
+        raise Refused(f"line {number} of {path} is not JSON: {problem}") from None
 
 
 def read(path):
@@ -104,13 +112,15 @@ def read(path):
         rows = pyarrow.parquet.read_table(path).to_pylist()
         lines = [row if "body" in row else {**row, "body": {"prompt": row["prompt"]}} for row in rows]
     else:
-        lines = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+        lines = [parsed(path, *line) for line in enumerate(path.read_text("utf-8").split("\n"), 1) if line[1].strip()]
     seen, ready = set(), []
     for number, line in enumerate(lines, 1):
         name, body = line.get("custom_id"), line.get("body")
         body = json.loads(body) if isinstance(body, str) else body
         if not isinstance(name, str) or not isinstance(body, dict):
             raise Refused(f"line {number} of {path} needs a custom_id and a body")
+        if body.get("stream"):
+            raise Refused(f"line {number} of {path}: answers are written whole; leave out stream")
         if name in seen:
             raise Refused(f"line {number} of {path}: custom_id {name!r} was there before")
         seen.add(name)
@@ -166,6 +176,9 @@ def run(options):
             for name, status, body in answers:
                 # Ray may repeat a chunk, but each is yielded only once.
                 assert name not in done, name
+                # An engine that was restarted may have changed.
+                if answered_by := body.get("system_fingerprint"):
+                    agree(answered_by, ours, f"the engine that answered {name}")
                 done[name] = line(name, status, body)
                 out.write(json.dumps(done[name]) + "\n")
             out.flush()

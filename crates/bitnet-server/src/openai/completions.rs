@@ -86,6 +86,7 @@ pub(super) fn generated(
     let problem = match fields.take("generated_tokens")?.unwrap_or(0) {
         0 => return Ok(0),
         _ if prompts > 1 => "it needs a single prompt",
+        _ if config.n > 1 => "it needs a single choice: leave out n and best_of",
         _ if !config.stop_strings.is_empty() => {
             "it cannot be combined with stop: a stop string may begin in these tokens"
         }

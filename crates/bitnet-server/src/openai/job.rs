@@ -125,6 +125,9 @@ impl Job {
         reading: &Reading,
     ) -> Result<Job, ApiError> {
         let given_seed = seed(parsed.config.seed, headers)?;
+        if parsed.generated > 0 && given_seed.is_none() && parsed.config.temperature > 0.0 {
+            return Err(ApiError::field("generated_tokens", "it needs the seed of the answer's beginning"));
+        }
         let schema = schema(&parsed, service)?;
         let Parsed { prompts, mut config, best, offer, priority, salt, stream, .. } = parsed;
         let Parsed { generated, include_usage, token_ids, .. } = parsed;

@@ -570,9 +570,15 @@ fn a_server_goes_on_with_the_text_of_another_exactly() {
 fn a_beginning_that_cannot_be_continued_is_refused_by_name() {
     let server = demo_server();
     for (body, told) in [
-        (json!({"prompt": [5, 6], "generated_tokens": 2}), "at least one must belong to the prompt"),
+        (
+            json!({"prompt": [5, 6], "generated_tokens": 2, "seed": 1}),
+            "at least one must belong to the prompt",
+        ),
         (json!({"prompt": [[5, 6], [7, 8]], "generated_tokens": 1}), "a single prompt"),
         (json!({"prompt": [5, 6], "generated_tokens": 1, "stop": "x"}), "cannot be combined with stop"),
+        (json!({"prompt": [5, 6], "generated_tokens": 1, "seed": 1, "n": 2}), "a single choice"),
+        (json!({"prompt": [5, 6], "generated_tokens": 1, "seed": 1, "best_of": 2}), "a single choice"),
+        (json!({"prompt": [5, 6], "generated_tokens": 1}), "needs the seed"),
         (json!({"prompt": [5, 6], "generated_tokens": -1}), "generated_tokens"),
     ] {
         let reply = server.post(COMPLETIONS, &body);

@@ -220,7 +220,7 @@ fn extensions() -> Vec<Case> {
         case(
             COMPLETIONS,
             "generated_tokens",
-            json!({"prompt": [5, 6, 7], "generated_tokens": 1}),
+            json!({"prompt": [5, 6, 7], "generated_tokens": 1, "seed": 1}),
             "honoured",
         ),
         case(COMPLETIONS, "cache_prompt", json!({"cache_prompt": true}), "accepted"),
