@@ -1,6 +1,7 @@
 //! Random models of given shapes, generated in memory from fixed seeds, for benchmarks and tests. They have no
 //! tokenizer.
 
+use bitnet_kernels::KernelError;
 use bitnet_tensor::{BitNetTensor, DType, GroupedTensor, SharedBytes, TernaryTensor};
 use half::f16;
 
@@ -141,7 +142,7 @@ fn qwen3([layers, hidden, ffn, heads, kv_heads, head_dim, vocab]: [usize; 7], ti
 }
 
 /// Random canonical codes, four trits to a byte.
-fn random_codes(random: &mut Random, rows: usize, cols: usize) -> Vec<u8> {
+fn random_codes(random: &mut Random, rows: usize, cols: usize) -> Result<Vec<u8>, KernelError> {
     // Each random byte selects four trits: 256 values map to 81 combinations.
     let four: [u8; 256] = std::array::from_fn(|i| {
         (0..4u32).fold(0, |byte, t| byte | ((i / 3usize.pow(t) % 3) as u8) << (2 * t))
@@ -165,14 +166,17 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    fn bytes(&mut self, len: usize, each: impl Fn(u8) -> u8) -> Vec<u8> {
-        let mut bytes = vec![0; len];
+    fn bytes(&mut self, len: usize, each: impl Fn(u8) -> u8) -> Result<Vec<u8>, KernelError> {
+        let mut bytes = Vec::new();
+        let refused = |_| KernelError::OutOfMemory { what: "random weights", bytes: len };
+        bytes.try_reserve_exact(len).map_err(refused)?;
+        bytes.resize(len, 0);
         for chunk in bytes.chunks_mut(8) {
             for (b, r) in chunk.iter_mut().zip(self.next().to_le_bytes()) {
                 *b = each(r);
             }
         }
-        bytes
+        Ok(bytes)
     }
 }
 
@@ -184,7 +188,7 @@ impl TensorSource for Synthetic {
     fn ternary(&self, name: &str) -> Result<TernaryTensor, ModelError> {
         let (entry, mut random) = self.find(name, &[TensorKind::Ternary])?;
         let (rows, cols) = (entry.shape[0], entry.shape[1]);
-        let codes = random_codes(&mut random, rows, cols);
+        let codes = random_codes(&mut random, rows, cols)?;
         TernaryTensor::from_codes(rows, cols, codes, usual_scale(cols))
             .map_err(ModelError::data("synthetic", name))
     }
@@ -192,12 +196,12 @@ impl TensorSource for Synthetic {
     fn grouped(&self, name: &str) -> Result<GroupedTensor, ModelError> {
         let (entry, mut random) = self.find(name, &[TensorKind::Grouped])?;
         let (rows, cols) = (entry.shape[0], entry.shape[1]);
-        let codes = random_codes(&mut random, rows, cols);
+        let codes = random_codes(&mut random, rows, cols)?;
         let group = GroupedTensor::WIDE;
         // Embeddings of the usual size would be negligible beside the outputs of the layers.
         let usual = if names::is_table(name) { 0.05 } else { usual_scale(cols) };
         let scale = |r: u8| f16::from_f32(usual * (0.75 + f32::from(r) / 512.0));
-        let scales = random.bytes(rows * GroupedTensor::groups(cols, group), |r| r);
+        let scales = random.bytes(rows * GroupedTensor::groups(cols, group), |r| r)?;
         let scales = scales.into_iter().map(scale).collect();
         GroupedTensor::new(rows, cols, group, codes, scales).map_err(ModelError::data("synthetic", name))
     }
@@ -210,7 +214,7 @@ impl TensorSource for Synthetic {
             BitNetTensor::from_f32(entry.shape.clone(), &gains)
         } else {
             // Sign and mantissa are random, the exponent is one of four up to 2^-5.
-            let mut bytes = random.bytes(2 * entry.shape.iter().product::<usize>(), |r| r);
+            let mut bytes = random.bytes(2 * entry.shape.iter().product::<usize>(), |r| r)?;
             for pair in bytes.chunks_exact_mut(2) {
                 let r = u16::from_le_bytes([pair[0], pair[1]]);
                 let exponent = 127 - 5 - (r >> 8 & 3);
