@@ -17,11 +17,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import urllib.error
 import urllib.request
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+from supervise import Cluster, Member, Refused, keep, parse
 
 # Everything stays on this machine, and nothing is looked up elsewhere. What the environment has goes before.
 LOCAL = {
@@ -39,16 +41,12 @@ LOCAL = {
 }
 
 
-class Refused(Exception):
-    """The cluster, or a worker, cannot start."""
-
-
-class Worker:
+class Worker(Member):
     """`worker.py`, and the server that it starts."""
 
     def __init__(self, name, command, env):
-        self.name, self.command, self.env = name, command, env
-        self.wait, self.again = 1, 0  # seconds before the next start after a death, and when that is
+        super().__init__(name)
+        self.command, self.env = command, env
 
     def start(self):
         # In a session of its own, so that Ctrl-C reaches only this script.
@@ -64,13 +62,10 @@ class Worker:
         threading.Thread(target=shutil.copyfileobj, args=(self.process.stdout, sys.stdout), daemon=True).start()
         print(f"{self.name} is {host}, process {self.process.pid}, server process {server}", flush=True)
 
-    def end(self):
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-            self.process.wait()
 
+class Workers(Cluster):
+    kind, front_name = "workers", "the front end"
 
-class Cluster:
     def __init__(self, options, folder):
         env = LOCAL | {"DYN_FILE_KV": str(folder / "discovery")} | os.environ
         env["DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT"] = str(options.drain)
@@ -81,21 +76,19 @@ class Cluster:
         command += ["--binary", options.binary, "--folder", folder / "tokenizers", "--"]
         command += ["--threads", str(threads), "--max-batch-size", str(options.places)]
         command += ["--max-queued-requests", str(options.queue), *options.flags]
-        self.workers = [Worker(f"worker{i + 1}", command, env) for i in range(options.workers)]
+        self.own = [Worker(f"worker{i + 1}", command, env) for i in range(options.workers)]
         front = [sys.executable, "-m", "dynamo.frontend", "--http-host", options.host, "--http-port", str(options.port)]
         front += ["--discovery-backend", "file", "--request-plane", "tcp", "--event-plane", "zmq"]
         front += ["--router-mode", "least-loaded", "--migration-limit", str(options.moves)]
         self.front = subprocess.Popen(front, env=env, start_new_session=True)
-        self.started = []
         try:
-            for worker in self.workers:
-                self.started.append(worker)
+            for worker in self.own:
                 worker.start()
-            self.ready(len(self.workers))
+            self.ready(len(self.own))
         except BaseException:
             self.end()
             raise
-        print(f"{worker.identity} in {len(self.workers)} workers is served on {self.address}/v1", flush=True)
+        print(f"{worker.identity} in {len(self.own)} workers is served on {self.address}/v1", flush=True)
 
     def instances(self):
         """How many workers the front end sends requests to."""
@@ -111,50 +104,19 @@ class Cluster:
     def ready(self, count):
         end = time.monotonic() + 60
         while self.instances() < count:
-            if self.front.poll() is not None:
-                raise Refused(f"the front end ended with exit code {self.front.returncode}")
+            self.check_front()
             if time.monotonic() > end:
                 raise Refused("the front end does not see the workers")
             time.sleep(0.1)
 
-    def join(self, worker):
-        """Starts a worker anew."""
-        try:
-            worker.start()
-            self.ready(sum(one.process.poll() is None for one in self.workers))
-        except Refused as problem:
-            worker.end()
-            worker.wait, worker.again = min(60, 2 * worker.wait), time.monotonic() + worker.wait
-            print(f"error: {problem}: it does not join", file=sys.stderr, flush=True)
-            return False
-        worker.wait = 1
-        print(f"{worker.name} takes requests again", flush=True)
-        return True
+    def admit(self, worker):
+        worker.start()
+        self.ready(sum(one.process.poll() is None for one in self.own))
 
-    def roll(self):
-        """Restarts the workers one after another; stops at the first that does not join."""
-        for worker in self.workers:
-            worker.end()
-            if not self.join(worker):
-                return
-        print("all workers were restarted", flush=True)
-
-    def watch(self):
-        """Starts those again that have died."""
-        if self.front.poll() is not None:
-            raise Refused(f"the front end ended with exit code {self.front.returncode}")
-        for worker in self.workers:
-            if worker.process.poll() is not None and time.monotonic() >= worker.again:
-                print(f"{worker.name} ended with {worker.process.returncode}", file=sys.stderr, flush=True)
-                self.join(worker)
-
-    def end(self):
+    def end_front(self):
         if self.front.poll() is None:
             self.front.send_signal(signal.SIGTERM)
             self.front.wait()
-        stops = [threading.Thread(target=worker.end) for worker in self.started]
-        [stop.start() for stop in stops]
-        [stop.join() for stop in stops]
 
 
 def main():
@@ -169,26 +131,8 @@ def main():
     args.add_argument("--drain", type=int, default=600, help="seconds that requests may take in a restart [600]")
     args.add_argument("--moves", type=int, default=3, help="how often a request may move to another worker [3]")
     args.add_argument("--binary", default="bitnet", help="the program [bitnet]")
-    cut = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
-    options = args.parse_args(sys.argv[1:cut])
-    options.flags = sys.argv[cut + 1 :]
-    asked = set()
-    for name in "SIGTERM", "SIGINT", "SIGHUP":
-        signal.signal(getattr(signal, name), lambda number, _: asked.add(number))
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            cluster = Cluster(options, pathlib.Path(folder))
-            try:
-                while not asked & {signal.SIGTERM, signal.SIGINT}:
-                    if signal.SIGHUP in asked:
-                        asked.discard(signal.SIGHUP)
-                        cluster.roll()
-                    cluster.watch()
-                    time.sleep(0.1)
-            finally:
-                cluster.end()
-    except (Refused, OSError) as problem:
-        sys.exit(f"error: {problem}")
+    options = parse(args)
+    keep(lambda folder: Workers(options, folder))
 
 
 if __name__ == "__main__":

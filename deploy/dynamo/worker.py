@@ -11,12 +11,10 @@ device) does not join.
 """
 import argparse
 import asyncio
-import ctypes
 import hashlib
 import json
 import os
 import pathlib
-import re
 import shutil
 import signal
 import subprocess
@@ -31,8 +29,11 @@ from dynamo.common.backend.worker import WorkerConfig
 from dynamo.llm.exceptions import Disconnected, DynamoException, HttpError, InvalidArgument, Unknown
 from dynamo.runtime import DistributedRuntime
 
-PARTS = "version", "model", "kv", "device"
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+from supervise import Refused, address_of, agree, end_with_parent, parse
+
 ASKS = "bitnet_identity"
+CURE = "give all workers the same program, model and flags"
 # Marks the link that travels with a request that moves: Dynamo passes the last link of the old worker to the new one.
 MARK = b"bitnet".hex().ljust(32, "0")
 PENALTIES = "presence_penalty", "frequency_penalty"
@@ -47,34 +48,15 @@ REFUSED = {
 }
 
 
-class Refused(Exception):
-    """This worker cannot join."""
-
-
-def agree(theirs, ours, what):
-    pairs = zip(PARTS, theirs.split(";"), ours.split(";"))
-    differ = [f"{part} {their} instead of {our}" for part, their, our in pairs if their != our]
-    if differ:
-        raise Refused(f"{what} has {', '.join(differ)}: give all workers the same program, model and flags")
-
-
 class Server:
     """`bitnet serve`, which ends with this process."""
 
     def __init__(self, command):
-        last_wish = lambda: ctypes.CDLL(None).prctl(1, signal.SIGKILL)
         # In a session of its own, so that Ctrl-C reaches only this process, which lets requests finish.
         self.process = subprocess.Popen(
-            command, stderr=subprocess.PIPE, text=True, preexec_fn=last_wish, start_new_session=True
+            command, stderr=subprocess.PIPE, text=True, preexec_fn=end_with_parent, start_new_session=True
         )
-        said = []
-        for line in self.process.stderr:
-            if found := re.search(r"is served on (http://\S+)/v1", line):
-                self.url = found[1]
-                break
-            said.append(line)
-        else:
-            raise Refused(f"the server did not start: {' '.join(said).strip()}")
+        self.address = address_of(self.process, "the server")
         self.wanted = True
         threading.Thread(target=self.watch, daemon=True).start()
 
@@ -91,7 +73,7 @@ class Server:
         key = os.environ.get("BITNET_API_KEY")
         headers = {"authorization": f"Bearer {key}"} if key else {}
         limits = dict(timeout=aiohttp.ClientTimeout(total=None), connector=aiohttp.TCPConnector(limit=0))
-        self.http = aiohttp.ClientSession(self.url, headers=headers, **limits)
+        self.http = aiohttp.ClientSession(f"http://{self.address}", headers=headers, **limits)
         while True:
             async with self.http.get("/ready") as answer:
                 if answer.status == 200:
@@ -200,8 +182,8 @@ class Engine(LLMEngine):
     @classmethod
     async def from_args(cls, argv=None):
         """Starts the server, and refuses to go on where it does not fit in."""
-        options, flags = arguments()
-        server = Server([options.binary, "serve", options.model, "--port", "0", *flags])
+        options = arguments()
+        server = Server([options.binary, "serve", options.model, "--port", "0", *options.flags])
         await server.open()
         await agree_with_peers(options, server)
         folder = described(options, server.identity)
@@ -214,8 +196,7 @@ class Engine(LLMEngine):
             event_plane="zmq",
             enable_kv_routing=False,
         )
-        host = server.url.split("//")[1]
-        print(f"serves {server.identity} at {host}, server process {server.process.pid}", flush=True)
+        print(f"serves {server.identity} at {server.address}, server process {server.process.pid}", flush=True)
         return cls(server, folder), config
 
     async def start(self, worker_id):
@@ -286,7 +267,7 @@ async def agree_with_peers(options, server):
             async with asyncio.timeout(5):
                 async for told in await client.direct({"token_ids": [1], "annotations": [ASKS]}, peer, annotated=False):
                     theirs = (told.get("engine_data") or {}).get("identity", "another program;;;")
-                    agree(server.identity, theirs, "this worker")
+                    agree("this worker", server.identity, theirs, CURE)
         except (DynamoException, TimeoutError):
             continue  # It has just died.
 
@@ -324,8 +305,7 @@ def arguments():
     args.add_argument("--namespace", default="bitnet", help="Dynamo's name for the set of workers [bitnet]")
     args.add_argument("--discovery", default="file", help="file (in the folder DYN_FILE_KV), etcd or kubernetes [file]")
     args.add_argument("--folder", default="/tmp/bitnet-dynamo", help="for the tokenizer; the same on all hosts")
-    cut = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
-    return args.parse_args(sys.argv[1:cut]), sys.argv[cut + 1 :]
+    return parse(args)
 
 
 if __name__ == "__main__":

@@ -19,16 +19,14 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+from supervise import Cluster, Member, Refused, address_of, agree, keep, parse
+
 START = 600  # seconds that a model may take to load
-PARTS = "version", "model", "kv", "device"
-
-
-class Refused(Exception):
-    """A replica cannot be admitted."""
+CURE = "give all replicas the same program, model and flags"
 
 
 def ask(address, method, path, body=None):
@@ -63,17 +61,10 @@ def identity(address, process=None):
     return answer["system_fingerprint"]
 
 
-def agree(address, theirs, ours):
-    pairs = list(zip(PARTS, theirs.split(";"), ours.split(";")))
-    differ = [f"{part} {their} instead of {our}" for part, their, our in pairs if their != our]
-    if differ:
-        raise Refused(f"{address} has {', '.join(differ)}: give all replicas the same program, model and flags")
-
-
-class Replica:
+class Replica(Member):
     def __init__(self, name, address=None, command=None):
-        self.name, self.address, self.command, self.process = name, address, command, None
-        self.wait, self.again = 1, 0  # seconds before the next start after a death, and when that is
+        super().__init__(name)
+        self.address, self.command = address, command
 
     def start(self):
         """Starts the process, on its previous port if it had one."""
@@ -81,21 +72,9 @@ class Replica:
         # In its own process session, so that Ctrl-C reaches only this script.
         command = [*self.command, "--port", port]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
-        said = []
-        for line in self.process.stderr:
-            if found := re.search(r"is served on http://(\S+)/v1", line):
-                self.address = found.group(1)
-                break
-            said.append(line)
-        else:
-            raise Refused(f"{self.name} did not start: {' '.join(said).strip()}")
+        self.address = address_of(self.process, self.name)
         threading.Thread(target=shutil.copyfileobj, args=(self.process.stderr, sys.stderr), daemon=True).start()
         print(f"{self.name} is {self.address}, process {self.process.pid}", flush=True)
-
-    def end(self):
-        if self.process and self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-            self.process.wait()
 
 
 class Proxy:
@@ -145,8 +124,12 @@ class Proxy:
             self.process.wait()
 
 
-class Cluster:
+class Replicas(Cluster):
+    kind, front_name = "replicas", "haproxy"
+
     def __init__(self, options, folder):
+        if not shutil.which("haproxy"):
+            raise Refused("haproxy is not installed (Debian's haproxy)")
         names = (f"replica{i + 1}" for i in range(options.replicas + len(options.join)))
         threads = options.threads or max(1, (os.cpu_count() or 1) // max(1, options.replicas))
         command = [options.binary, "serve", options.model, "--threads", str(threads)]
@@ -160,7 +143,7 @@ class Cluster:
                     replica.start()
                 theirs = identity(replica.address, replica.process)
                 self.identity = self.identity or theirs
-                agree(replica.address, theirs, self.identity)
+                agree(replica.address, theirs, self.identity, CURE)
             bind = f"{options.host}:{options.port}"
             self.proxy = Proxy(folder, bind, options.places, options.queue, self.replicas)
             self.proxy.ready()
@@ -169,49 +152,25 @@ class Cluster:
             raise
         print(f"{self.identity} in {len(self.replicas)} replicas is served on http://{bind}/v1", flush=True)
 
-    def join(self, replica):
-        """Restarts a replica, and admits it if it would answer as the others do."""
+    @property
+    def front(self):
+        return self.proxy.process
+
+    def admit(self, replica):
         self.proxy.state(replica, "maint")
-        try:
-            replica.start()
-            agree(replica.address, identity(replica.address, replica.process), self.identity)
-        except Refused as problem:
-            replica.end()
-            replica.wait, replica.again = min(60, 2 * replica.wait), time.monotonic() + replica.wait
-            print(f"error: {problem}: it does not join", file=sys.stderr, flush=True)
-            return False
-        replica.wait = 1
+        replica.start()
+        agree(replica.address, identity(replica.address, replica.process), self.identity, CURE)
         self.proxy.state(replica, "ready")
-        print(f"{replica.name} takes requests again", flush=True)
-        return True
 
-    def roll(self):
-        """Restarts the replicas one after another; stops at the first that is not admitted."""
-        for replica in self.own:
-            self.proxy.state(replica, "drain")
-            end = time.monotonic() + self.drain
-            while self.proxy.busy(replica) and time.monotonic() < end:
-                time.sleep(0.05)
-            replica.end()
-            if not self.join(replica):
-                return
-        print("all replicas were restarted", flush=True)
+    def leave(self, replica):
+        self.proxy.state(replica, "drain")
+        end = time.monotonic() + self.drain
+        while self.proxy.busy(replica) and time.monotonic() < end:
+            time.sleep(0.05)
 
-    def watch(self):
-        """Restarts replicas that have died."""
-        if self.proxy.process.poll() is not None:
-            raise Refused(f"haproxy ended with exit code {self.proxy.process.returncode}")
-        for replica in self.own:
-            if replica.process.poll() is not None and time.monotonic() >= replica.again:
-                print(f"{replica.name} ended with {replica.process.returncode}", file=sys.stderr, flush=True)
-                self.join(replica)
-
-    def end(self):
+    def end_front(self):
         if self.proxy:
             self.proxy.end()
-        stops = [threading.Thread(target=replica.end) for replica in self.own]
-        [stop.start() for stop in stops]
-        [stop.join() for stop in stops]
 
 
 def main():
@@ -226,28 +185,8 @@ def main():
     args.add_argument("--threads", type=int, help="threads of a replica [the cores divided by the replicas]")
     args.add_argument("--drain", type=float, default=600, help="seconds that requests may take in a restart [600]")
     args.add_argument("--binary", default="bitnet", help="the program [bitnet]")
-    cut = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
-    options = args.parse_args(sys.argv[1:cut])
-    options.flags = sys.argv[cut + 1 :]
-    asked = set()
-    for name in "SIGTERM", "SIGINT", "SIGHUP":
-        signal.signal(getattr(signal, name), lambda number, _: asked.add(number))
-    try:
-        if not shutil.which("haproxy"):
-            raise Refused("haproxy is not installed (Debian's haproxy)")
-        with tempfile.TemporaryDirectory() as folder:
-            cluster = Cluster(options, pathlib.Path(folder))
-            try:
-                while not asked & {signal.SIGTERM, signal.SIGINT}:
-                    if signal.SIGHUP in asked:
-                        asked.discard(signal.SIGHUP)
-                        cluster.roll()
-                    cluster.watch()
-                    time.sleep(0.1)
-            finally:
-                cluster.end()
-    except (Refused, OSError) as problem:
-        sys.exit(f"error: {problem}")
+    options = parse(args)
+    keep(lambda folder: Replicas(options, folder))
 
 
 if __name__ == "__main__":

@@ -12,15 +12,12 @@ that would answer differently (another model, version, type of cache or device) 
 """
 import argparse
 import concurrent.futures
-import ctypes
 import hashlib
 import http.client
 import json
 import os
 import pathlib
-import re
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -28,12 +25,12 @@ import time
 
 import ray
 
-PARTS = "version", "model", "kv", "device"
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+import supervise
+from supervise import Refused, address_of, agree, end_with_parent, parse
+
 LATER = 429, 503
-
-
-class Refused(Exception):
-    """The input, or an engine, cannot be used."""
+CURE = "use the program, model and flags of the first answers"
 
 
 class Engine:
@@ -51,16 +48,10 @@ class Engine:
             if self.process and self.process.poll() is None:
                 return
             # The server must not outlive this process.
-            last_wish = lambda: ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-            self.process = subprocess.Popen(self.command, stderr=subprocess.PIPE, text=True, preexec_fn=last_wish)
-            said = []
-            for line in self.process.stderr:
-                if found := re.search(r"is served on http://(\S+)/v1", line):
-                    self.address = found.group(1)
-                    break
-                said.append(line)
-            else:
-                raise Refused(f"the engine did not start: {' '.join(said).strip()}")
+            self.process = subprocess.Popen(
+                self.command, stderr=subprocess.PIPE, text=True, preexec_fn=end_with_parent
+            )
+            self.address = address_of(self.process, "the engine")
             threading.Thread(target=shutil.copyfileobj, args=(self.process.stderr, sys.stderr), daemon=True).start()
 
     def ask(self, url, body):
@@ -141,12 +132,6 @@ def recover(part):
     return {answer["custom_id"]: answer for answer in map(json.loads, whole.splitlines())}
 
 
-def agree(theirs, ours, what):
-    differ = [f"{part} {a} instead of {b}" for part, a, b in zip(PARTS, theirs.split(";"), ours.split(";")) if a != b]
-    if differ:
-        raise Refused(f"{what} has {', '.join(differ)}: use the program, model and flags of the first answers")
-
-
 def line(name, status, body):
     response = {"status_code": status, "request_id": body.get("id", ""), "body": body}
     return {"id": f"batch_{name}", "custom_id": name, "response": response, "error": None}
@@ -165,7 +150,7 @@ def run(options):
     prints = [answer["response"]["body"].get("system_fingerprint") for answer in done.values()]
     ours = next(filter(None, prints), identities[0])
     for number, identity in enumerate(identities, 1):
-        agree(identity, ours, f"engine {number}")
+        agree(f"engine {number}", identity, ours, CURE)
     for number, pids in enumerate(ray.get([engine.process_ids.remote() for engine in engines]), 1):
         print(f"engine {number}: actor {pids[0]}, server {pids[1]}", flush=True)
     size = 4 * options.places
@@ -178,7 +163,7 @@ def run(options):
                 assert name not in done, name
                 # An engine that was restarted may have changed.
                 if answered_by := body.get("system_fingerprint"):
-                    agree(answered_by, ours, f"the engine that answered {name}")
+                    agree(f"the engine that answered {name}", answered_by, ours, CURE)
                 done[name] = line(name, status, body)
                 out.write(json.dumps(done[name]) + "\n")
             out.flush()
@@ -199,11 +184,11 @@ def main():
     args.add_argument("--places", type=int, default=32, help="requests that one computes together [32]")
     args.add_argument("--binary", default="bitnet", help="the program, on every machine [bitnet]")
     args.add_argument("--address", help="a Ray cluster; without it, Ray is started on this machine")
-    cut = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
-    options = args.parse_args(sys.argv[1:cut])
-    options.flags = sys.argv[cut + 1 :]
+    options = parse(args)
     options.binary = shutil.which(options.binary) or options.binary
     try:
+        # Other machines need not have this folder.
+        ray.cloudpickle.register_pickle_by_value(supervise)
         # Without a cluster, tell Ray that there are as many processors as the engines need.
         here = {"num_cpus": options.engines * options.threads, "include_dashboard": False}
         ray.init(options.address, logging_level="warning", **({} if options.address else here))
