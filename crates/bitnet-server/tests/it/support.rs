@@ -126,6 +126,12 @@ impl Server {
         }
         start.elapsed()
     }
+
+    /// Waits until the one request is cancelled and its memory is free.
+    pub fn until_cancelled(&self) {
+        self.until("it is cancelled", |s| s.metric_of("bitnet_requests_total", "cancelled") == 1.0);
+        self.until("nothing is left", |s| s.metric("bitnet_kv_blocks_used") == 0.0);
+    }
 }
 
 impl Drop for Server {
@@ -265,6 +271,13 @@ impl Iterator for Events {
     fn next(&mut self) -> Option<String> {
         chunk(&mut self.reader).map(|bytes| String::from_utf8(bytes).unwrap())
     }
+}
+
+/// A body with more fields.
+pub fn merged(body: &Value, more: Value) -> Value {
+    let mut body = body.clone();
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body
 }
 
 /// The kind and the data of each event in a text.
