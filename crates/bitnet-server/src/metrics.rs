@@ -60,7 +60,7 @@ pub(crate) struct ServerMetrics {
     polled: Mutex<Polled>,
 }
 
-/// ServerMetrics whose numbers the engine keeps, copied when they are requested.
+/// Metrics whose numbers the engine keeps, copied when they are requested.
 struct Polled {
     gauges: Vec<(IntGauge, Read)>,
     counters: Vec<(IntCounter, Read)>,
@@ -145,12 +145,7 @@ impl ServerMetrics {
 
     /// Counts a request that has ended.
     pub fn ended(&self, priority: Priority, reason: &str) {
-        let class = match priority {
-            Priority::Interactive => "interactive",
-            Priority::Normal => "normal",
-            Priority::Background => "batch",
-        };
-        self.requests.with_label_values(&[class, reason]).inc();
+        self.requests.with_label_values(&[priority.name(), reason]).inc();
     }
 
     /// Counts a request that was refused.
@@ -251,7 +246,7 @@ impl Recorder for ServerMetrics {
     }
 }
 
-/// ServerMetrics that are always 1, whose labels describe the server.
+/// Metrics that are always 1, whose labels describe the server.
 fn describe(r: &Registry, engine: &Engine) {
     let version = format!("Version {}.", env!("CARGO_PKG_VERSION"));
     gauge(r, "bitnet_build_info", &version).set(1);

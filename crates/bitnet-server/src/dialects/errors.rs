@@ -34,6 +34,7 @@ pub(crate) fn anthropic_error(error: &ApiError) -> Value {
     json!({"type": "error", "error": {"type": kind, "message": error.body.message}})
 }
 
-fn ollama_error(error: &ApiError) -> Value {
+/// An error as Ollama's clients read it.
+pub(crate) fn ollama_error(error: &ApiError) -> Value {
     json!({"error": error.body.message})
 }

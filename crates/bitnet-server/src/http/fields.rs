@@ -149,6 +149,15 @@ impl<'b> Fields<'b> {
         self.object(field)?.ok_or_else(|| self.missing(field))
     }
 
+    /// Takes a required field that is an object, as unparsed JSON.
+    pub fn need_raw_object(&mut self, field: &'static str) -> Result<&'b RawValue, ApiError> {
+        let raw = self.need_raw(field)?;
+        match raw.get().starts_with('{') {
+            true => Ok(raw),
+            false => Err(ApiError::field(self.name(field), "it must be an object")),
+        }
+    }
+
     /// Takes a field that could change tokens and is supported only with `neutral` values, which ask for nothing.
     pub fn only(&mut self, field: &'static str, neutral: &[Value]) -> Result<(), ApiError> {
         let Some(raw) = self.raw(field) else { return Ok(()) };

@@ -76,25 +76,6 @@ pub(super) fn best_of(
     }
 }
 
-/// Takes `generated_tokens`: how many of the prompt's last tokens are the beginning of the answer, which another server
-/// has generated. All other fields mean what they meant there.
-pub(super) fn generated(
-    fields: &mut Fields<'_>,
-    prompts: usize,
-    config: &GenerationConfig,
-) -> Result<usize, ApiError> {
-    let problem = match fields.take("generated_tokens")?.unwrap_or(0) {
-        0 => return Ok(0),
-        _ if prompts > 1 => "it needs a single prompt",
-        _ if config.n > 1 => "it needs a single choice: leave out n and best_of",
-        _ if !config.stop_strings.is_empty() => {
-            "it cannot be combined with stop: a stop string may begin in these tokens"
-        }
-        generated => return Ok(generated),
-    };
-    Err(ApiError::field("generated_tokens", problem))
-}
-
 /// The tokens before the text that precedes a gap, before the text that follows it, and before the text that fills it.
 const FILL: [[&str; 3]; 2] = [
     // Qwen 2.5, CodeGemma

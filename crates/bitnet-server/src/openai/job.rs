@@ -125,9 +125,7 @@ impl Job {
         reading: &Reading,
     ) -> Result<Job, ApiError> {
         let given_seed = seed(parsed.config.seed, headers)?;
-        if parsed.generated > 0 && given_seed.is_none() && parsed.config.temperature > 0.0 {
-            return Err(ApiError::field("generated_tokens", "it needs the seed of the answer's beginning"));
-        }
+        check_generated(&parsed, given_seed.is_some())?;
         let schema = schema(&parsed, service)?;
         let Parsed { prompts, mut config, best, offer, priority, salt, stream, .. } = parsed;
         let Parsed { generated, include_usage, token_ids, .. } = parsed;
@@ -257,7 +255,7 @@ impl Parsed {
                 config.logprobs = completions::logprobs(fields)?;
                 config.echo = fields.take("echo")?.unwrap_or(false);
                 best = completions::best_of(fields, &mut config, stream)?;
-                generated = completions::generated(fields, parsed.prompts.len(), &config)?;
+                generated = fields.take("generated_tokens")?.unwrap_or(0);
                 harmless::of_both(fields)?;
             }
             Endpoint::Chat => {
@@ -279,6 +277,22 @@ impl Parsed {
             ..parsed
         })
     }
+}
+
+/// Checks that an answer whose first tokens another server has generated can go on exactly as it would have there.
+fn check_generated(parsed: &Parsed, seeded: bool) -> Result<(), ApiError> {
+    let config = &parsed.config;
+    let problem = match parsed.generated {
+        0 => return Ok(()),
+        _ if parsed.prompts.len() > 1 => "it needs a single prompt",
+        _ if config.n > 1 => "it needs a single choice: leave out n and best_of",
+        _ if !config.stop_strings.is_empty() => {
+            "it cannot be combined with stop: a stop string may begin in these tokens"
+        }
+        _ if !seeded && config.temperature > 0.0 => "it needs the seed of the answer's beginning",
+        _ => return Ok(()),
+    };
+    Err(ApiError::field("generated_tokens", problem))
 }
 
 /// The constraint on the text: tool calls, a format, or either. The text ends where the constraint does, so fields that
@@ -411,12 +425,9 @@ fn seed(body: Option<u64>, headers: &HeaderMap) -> Result<Option<u64>, ApiError>
 }
 
 fn priority(fields: &mut Fields<'_>) -> Result<Priority, ApiError> {
-    match fields.take::<String>("priority")?.as_deref() {
-        Some("interactive") => Ok(Priority::Interactive),
-        None | Some("normal") => Ok(Priority::Normal),
-        Some("batch") => Ok(Priority::Background),
-        Some(_) => Err(ApiError::field("priority", "it must be interactive, normal or batch")),
-    }
+    let Some(name) = fields.take::<String>("priority")? else { return Ok(Priority::Normal) };
+    Priority::named(&name)
+        .ok_or_else(|| ApiError::field("priority", "it must be interactive, normal or batch"))
 }
 
 /// The salt of a user's prefix cache. Users do not share cached prefixes, so that nobody can learn from response times

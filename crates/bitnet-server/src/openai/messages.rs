@@ -16,14 +16,19 @@ pub(crate) const MAX_MESSAGES: usize = 2048;
 
 /// Takes the field `messages`.
 pub(crate) fn messages(fields: &mut Fields<'_>) -> Result<Vec<Message>, ApiError> {
-    let messages: &RawValue = fields.need_raw("messages")?;
-    let messages: Vec<&RawValue> =
-        list(messages, MAX_MESSAGES).map_err(|problem| ApiError::field("messages", problem))?;
-    if messages.is_empty() {
-        return Err(ApiError::field("messages", "there must be at least one"));
-    }
+    let listed = listed(fields)?;
     let message = |(i, value)| message(fields.inside(&format!("messages[{i}]"), value)?);
-    messages.into_iter().enumerate().map(message).collect()
+    listed.into_iter().enumerate().map(message).collect()
+}
+
+/// Takes the items of the field `messages`, of which there must be one.
+pub(crate) fn listed<'b>(fields: &mut Fields<'b>) -> Result<Vec<&'b RawValue>, ApiError> {
+    let listed: Vec<&RawValue> = list(fields.need_raw("messages")?, MAX_MESSAGES)
+        .map_err(|problem| ApiError::field("messages", problem))?;
+    match listed.is_empty() {
+        true => Err(ApiError::field("messages", "there must be at least one")),
+        false => Ok(listed),
+    }
 }
 
 fn message(mut fields: Fields<'_>) -> Result<Message, ApiError> {
@@ -98,6 +103,11 @@ impl Parts {
         if !self.kinds.contains(&kind.as_str()) {
             return Err(ApiError::unsupported(fields.name("type"), format!("{kind:.20?}")));
         }
+        self.rest(fields)
+    }
+
+    /// Reads the text of a part whose type is known.
+    pub fn rest(&self, mut fields: Fields<'_>) -> Result<String, ApiError> {
         let text = fields.need("text")?;
         for field in self.harmless {
             fields.harmless(field, &[])?;

@@ -87,26 +87,27 @@ impl Dialect for Messages {
 
     fn change(&mut self, turn: &Turn, change: Change<'_>, out: &mut String) {
         let (index, last) = turn.last();
-        let (kind, data) = match (change, last) {
+        let (kind, entry) = match (change, last) {
             (Change::Opened, Item::Text(_)) => {
-                ("content_block_start", json!({"content_block": {"type": "text", "text": ""}}))
+                ("content_block_start", Some(("content_block", json!({"type": "text", "text": ""}))))
             }
             (Change::Opened, Item::Call { name, .. }) => {
                 let block =
                     json!({"type": "tool_use", "id": call_id(turn, index), "name": name, "input": {}});
-                ("content_block_start", json!({"content_block": block}))
+                ("content_block_start", Some(("content_block", block)))
             }
             (Change::More(text), Item::Text(_)) => {
-                ("content_block_delta", json!({"delta": {"type": "text_delta", "text": text}}))
+                ("content_block_delta", Some(("delta", json!({"type": "text_delta", "text": text}))))
             }
-            (Change::More(json), Item::Call { .. }) => {
-                ("content_block_delta", json!({"delta": {"type": "input_json_delta", "partial_json": json}}))
-            }
-            (Change::Closed, _) => ("content_block_stop", json!({})),
+            (Change::More(json), Item::Call { .. }) => (
+                "content_block_delta",
+                Some(("delta", json!({"type": "input_json_delta", "partial_json": json}))),
+            ),
+            (Change::Closed, _) => ("content_block_stop", None),
         };
         let mut all = json!({"type": kind, "index": index});
-        if let (Some(all), Value::Object(data)) = (all.as_object_mut(), data) {
-            all.extend(data);
+        if let Some((name, value)) = entry {
+            all[name] = value;
         }
         event(kind, all, out);
     }

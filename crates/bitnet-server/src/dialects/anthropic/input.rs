@@ -13,7 +13,7 @@ use crate::{
         grammar::Format,
         harmless,
         job::{self, Parsed},
-        messages::{MAX_MESSAGES, Parts, text},
+        messages::{MAX_MESSAGES, Parts, listed, text},
         prompt::Encoder,
         sampling,
         tools::{self, Offer},
@@ -138,8 +138,7 @@ fn chosen(offer: Offer, mut choice: Fields<'_>) -> Result<Option<Offer>, ApiErro
 
 /// Takes the turns of the conversation.
 fn turns(fields: &mut Fields<'_>, messages: &mut Vec<Message>) -> Result<(), ApiError> {
-    let turns: Vec<&RawValue> = list(fields.need_raw("messages")?, MAX_MESSAGES)
-        .map_err(|problem| ApiError::field("messages", problem))?;
+    let turns = listed(fields)?;
     fields.only("prefill", &[])?;
     for (i, raw) in turns.iter().enumerate() {
         let mut turn = fields.inside(&format!("messages[{i}]"), raw)?;
@@ -155,10 +154,7 @@ fn turns(fields: &mut Fields<'_>, messages: &mut Vec<Message>) -> Result<(), Api
         }
         turn.finish()?;
     }
-    match turns.is_empty() {
-        true => Err(ApiError::field("messages", "there must be at least one")),
-        false => Ok(()),
-    }
+    Ok(())
 }
 
 /// Reads the content blocks of a turn, or one block for a plain text. `read` gets each block with its type.
@@ -173,17 +169,17 @@ fn blocks(
     let blocks: Vec<&RawValue> =
         list(content, MAX_MESSAGES).map_err(|problem| ApiError::field(&name, problem))?;
     for (i, raw) in blocks.into_iter().enumerate() {
-        let path = format!("{name}[{i}]");
-        let kind: String = turn.inside(&path, raw)?.need("type")?;
+        let mut block = turn.inside(&format!("{name}[{i}]"), raw)?;
+        let kind: String = block.need("type")?;
         match kind.as_str() {
-            "text" => read("text", Block::Text(TEXT.read(turn.inside(&path, raw)?)?))?,
-            kind => read(kind, Block::Other(turn.inside(&path, raw)?))?,
+            "text" => read("text", Block::Text(TEXT.rest(block)?))?,
+            kind => read(kind, Block::Other(block))?,
         }
     }
     Ok(())
 }
 
-/// A content block.
+/// A content block, without its type.
 enum Block<'b> {
     Text(String),
     Other(Fields<'b>),
@@ -209,7 +205,6 @@ fn user(turn: &mut Fields<'_>, messages: &mut Vec<Message>) -> Result<(), ApiErr
 
 /// Reads the result of a call. An error is marked in its text, because templates have no place for it.
 fn result(mut fields: Fields<'_>) -> Result<Message, ApiError> {
-    fields.raw("type");
     let mut result = Message::new("tool", "");
     result.tool_call_id = Some(fields.need("tool_use_id")?);
     if fields.take("is_error")?.unwrap_or(false) {
@@ -241,12 +236,8 @@ fn assistant(turn: &mut Fields<'_>) -> Result<Message, ApiError> {
 }
 
 fn call(mut fields: Fields<'_>) -> Result<ToolCall, ApiError> {
-    fields.raw("type");
     let (id, name) = (fields.need("id")?, fields.need("name")?);
-    let (field, input) = (fields.name("input"), fields.need_raw("input")?);
-    if !input.get().starts_with('{') {
-        return Err(ApiError::field(field, "it must be an object"));
-    }
+    let input = fields.need_raw_object("input")?;
     for field in ["cache_control", "caller"] {
         fields.harmless(field, &[])?;
     }

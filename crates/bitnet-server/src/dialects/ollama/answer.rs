@@ -4,12 +4,13 @@ use std::time::Duration;
 
 use bitnet::model::date;
 use serde::Serialize;
-use serde_json::{json, value::RawValue};
+use serde_json::value::RawValue;
 
 use super::input::{read_chat, read_prompt};
 use crate::{
     dialects::{
         dialect::Dialect,
+        errors::ollama_error,
         turn::{Change, Item, Turn},
     },
     http::{error::ApiError, fields::Fields},
@@ -135,7 +136,7 @@ impl<const CHAT: bool> Dialect for Ollama<CHAT> {
     }
 
     fn fail(&mut self, _: &Turn, error: &ApiError, out: &mut String) {
-        *out += &format!("{}\n", json!({"error": error.body.message}));
+        *out += &format!("{}\n", ollama_error(error));
     }
 
     fn whole(&self, turn: &Turn) -> String {

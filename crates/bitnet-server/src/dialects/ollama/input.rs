@@ -5,15 +5,12 @@ use serde_json::{Value, json, value::RawValue};
 
 use super::options;
 use crate::{
-    http::{
-        error::ApiError,
-        fields::{Fields, list},
-    },
+    http::{error::ApiError, fields::Fields},
     openai::{
         chat::{self, Conversation},
         grammar::Format,
         job::Parsed,
-        messages::MAX_MESSAGES,
+        messages::listed,
         prompt::Encoder,
         tools::{self, MAX_TOOLS},
     },
@@ -92,13 +89,9 @@ fn think(
 }
 
 fn messages(fields: &mut Fields<'_>) -> Result<Vec<Message>, ApiError> {
-    let messages: Vec<&RawValue> = list(fields.need_raw("messages")?, MAX_MESSAGES)
-        .map_err(|problem| ApiError::field("messages", problem))?;
-    if messages.is_empty() {
-        return Err(ApiError::field("messages", "there must be at least one"));
-    }
+    let listed = listed(fields)?;
     let message = |(i, value)| message(fields.inside(&format!("messages[{i}]"), value)?);
-    messages.into_iter().enumerate().map(message).collect()
+    listed.into_iter().enumerate().map(message).collect()
 }
 
 fn message(mut fields: Fields<'_>) -> Result<Message, ApiError> {
@@ -130,13 +123,10 @@ fn call(mut fields: Fields<'_>, index: usize) -> Result<ToolCall, ApiError> {
     let mut function = fields.need_object("function")?;
     function.harmless("index", &[])?;
     let name = function.need("name")?;
-    let (field, raw) = (function.name("arguments"), function.need_raw("arguments")?);
-    if !raw.get().starts_with('{') {
-        return Err(ApiError::field(field, "it must be an object"));
-    }
+    let arguments = function.need_raw_object("arguments")?;
     function.finish()?;
     fields.finish()?;
-    Ok(ToolCall { id, name, arguments: raw.get().to_owned() })
+    Ok(ToolCall { id, name, arguments: arguments.get().to_owned() })
 }
 
 #[cfg(test)]

@@ -106,15 +106,20 @@ impl Responses {
         );
     }
 
-    /// Writes an event about the last item.
+    /// Writes an event that has the whole last item.
+    fn whole_item(&mut self, kind: &str, turn: &Turn, out: &mut String) {
+        let index = turn.last().0;
+        let rest = format!("\"item\":{},\"output_index\":{index}", item(turn, index));
+        self.event(kind, &rest, out);
+    }
+
+    /// Writes an event about a part of the last item.
     fn about_item(&mut self, kind: &str, turn: &Turn, mut entries: Value, out: &mut String) {
         let (index, last) = turn.last();
         entries["output_index"] = index.into();
-        if !kind.starts_with("response.output_item") {
-            entries["item_id"] = id(turn, index).into();
-            if matches!(last, Item::Text(_)) {
-                entries["content_index"] = 0.into();
-            }
+        entries["item_id"] = id(turn, index).into();
+        if matches!(last, Item::Text(_)) {
+            entries["content_index"] = 0.into();
         }
         let json = entries.to_string();
         self.event(kind, &json[1..json.len() - 1], out);
@@ -180,16 +185,17 @@ impl Dialect for Responses {
     }
 
     fn begin(&mut self, turn: &Turn, out: &mut String) {
-        self.about_all("response.created", turn, None, out);
-        self.about_all("response.in_progress", turn, None, out);
+        let rest = format!("\"response\":{}", self.response(turn, None));
+        for kind in ["response.created", "response.in_progress"] {
+            self.event(kind, &rest, out);
+        }
     }
 
     fn change(&mut self, turn: &Turn, change: Change<'_>, out: &mut String) {
-        let (index, last) = turn.last();
-        match (change, last) {
-            (Change::Opened, item_now) => {
-                self.about_item("response.output_item.added", turn, json!({"item": item(turn, index)}), out);
-                if matches!(item_now, Item::Text(_)) {
+        match (change, turn.last().1) {
+            (Change::Opened, item) => {
+                self.whole_item("response.output_item.added", turn, out);
+                if matches!(item, Item::Text(_)) {
                     self.about_item("response.content_part.added", turn, json!({"part": part("")}), out);
                 }
             }
@@ -204,12 +210,12 @@ impl Dialect for Responses {
                 let done = json!({"text": text, "logprobs": []});
                 self.about_item("response.output_text.done", turn, done, out);
                 self.about_item("response.content_part.done", turn, json!({"part": part(text)}), out);
-                self.about_item("response.output_item.done", turn, json!({"item": item(turn, index)}), out);
+                self.whole_item("response.output_item.done", turn, out);
             }
             (Change::Closed, Item::Call { name, arguments }) => {
                 let done = json!({"name": name, "arguments": arguments});
                 self.about_item("response.function_call_arguments.done", turn, done, out);
-                self.about_item("response.output_item.done", turn, json!({"item": item(turn, index)}), out);
+                self.whole_item("response.output_item.done", turn, out);
             }
         }
     }
