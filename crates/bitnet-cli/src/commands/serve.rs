@@ -51,7 +51,6 @@ pub fn run(common: &Common, args: &ServeArgs) -> Result<(), CliError> {
     }
     let app = App::new(config.clone());
     let limits = ConnectionLimits { connections: args.max_connections, ..ConnectionLimits::default() };
-    let watched = Arc::clone(&app);
     let report = thread::scope(|scope| {
         let loading = Arc::clone(&app);
         // The probes report that the model is loading.
@@ -77,14 +76,17 @@ pub fn run(common: &Common, args: &ServeArgs) -> Result<(), CliError> {
         }
         report
     })?;
-    if let Some(what) = watched.lost() {
+    let lost = app.lost();
+    if !report.complete {
+        // The process ends. Dropping the engine would wait for a step that may hang.
+        std::mem::forget(app);
+    }
+    if let Some(what) = lost {
         return Err(CliError::Lost { what });
     }
     if report.complete {
         return Ok(());
     }
-    // The process ends. Dropping the engine would wait for a step that may hang.
-    std::mem::forget(app);
     let what = format!("some requests did not finish within {:?}", args.drain_timeout);
     Err(CliError::refused(what, "--drain-timeout", "give more time"))
 }
