@@ -16,6 +16,23 @@ pub enum Priority {
 }
 
 impl Priority {
+    /// All priorities, most urgent first.
+    pub const ALL: [Priority; 3] = [Priority::Interactive, Priority::Normal, Priority::Background];
+
+    /// Its name in requests and metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Priority::Interactive => "interactive",
+            Priority::Normal => "normal",
+            Priority::Background => "batch",
+        }
+    }
+
+    /// The priority with this name, if there is one.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|priority| priority.name() == name)
+    }
+
     /// Maximum time that a request of this priority is passed over, in microseconds.
     pub(crate) fn patience(self) -> u64 {
         match self {

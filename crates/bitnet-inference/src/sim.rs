@@ -107,8 +107,10 @@ fn lower_others(row: &mut [f32], top: usize, order: &mut [f32]) {
         return;
     }
     order.copy_from_slice(row);
-    order.sort_unstable_by(|a, b| b.total_cmp(a));
-    let lowest = if top == 0 { f32::INFINITY } else { order[top - 1] };
+    let lowest = match top.checked_sub(1) {
+        Some(last) => *order.select_nth_unstable_by(last, |a, b| b.total_cmp(a)).1,
+        None => f32::INFINITY,
+    };
     row.iter_mut().filter(|logit| **logit < lowest).for_each(|logit| *logit = f32::NEG_INFINITY);
 }
 

@@ -162,7 +162,8 @@ impl<'m> Stepper<'m> {
                 0 => self.batch.push(&[0; 48][..load.prefill], 0, &[0], load.prefill - 1..load.prefill),
                 rows => self.batch.push(&[0; 16][..rows], CALIBRATED, &[0], 0..rows),
             }
-            // Like most requests, look only at the highest logits. The cost of others is learned when they arrive.
+            // Look only at the highest logits. The cost of all logits, and of drawing on a device, is learned when
+            // requests arrive.
             self.batch.want(|_| Wanted::Top(1));
             let begun = Instant::now();
             let forward = || self.model.forward(&self.batch, &mut self.logits);

@@ -266,17 +266,13 @@ impl Backend for Reference {
         Ok(Quants { width, values: vec![0; rows * width], scales })
     }
 
-    fn linear<'a>(
-        &mut self,
-        weights: impl Into<Weights<'a>>,
-        order: RowOrder,
-    ) -> Result<Linear, KernelError> {
-        match weights.into() {
-            Weights::Rows(weights) => Ok(Linear::Ternary(weights.clone())),
-            Weights::Groups(weights) => Ok(Linear::Grouped(weights.clone())),
-            Weights::RowPanels(panels) => self.linear(&panels.unpack(0..panels.rows())?, order),
-            Weights::GroupPanels(panels) => self.linear(&panels.unpack(0..panels.rows())?, order),
-        }
+    fn linear<'a>(&mut self, weights: impl Into<Weights<'a>>, _: RowOrder) -> Result<Linear, KernelError> {
+        Ok(match weights.into() {
+            Weights::Rows(weights) => Linear::Ternary(weights.clone()),
+            Weights::Groups(weights) => Linear::Grouped(weights.clone()),
+            Weights::RowPanels(panels) => Linear::Ternary(panels.unpack(0..panels.rows())?),
+            Weights::GroupPanels(panels) => Linear::Grouped(panels.unpack(0..panels.rows())?),
+        })
     }
 
     fn table<'a>(&mut self, weights: impl Into<TableWeights<'a>>) -> Result<Table, KernelError> {

@@ -69,8 +69,8 @@ impl Batch {
         self.wanted.resize(self.logit_rows.len(), Wanted::All);
     }
 
-    /// States what is needed of each row of logits of the last run, given its number within the run. Fewer logits save
-    /// most of the output head's work.
+    /// States what is needed of each row of logits of the last run. `wanted` gets the number of the row among these,
+    /// from 0. Wanting fewer logits saves most of the output head's work.
     pub fn want(&mut self, wanted: impl Fn(usize) -> Wanted) {
         let Some(run) = self.runs.last() else { return };
         let first = self.logit_rows.partition_point(|&row| row < run.tokens.start);

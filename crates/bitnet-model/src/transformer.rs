@@ -6,6 +6,7 @@ use bitnet_kernels::{
 
 use crate::{
     Batch, ForwardError, Limits, Logits, Model, ModelError, ModelSpec, PackedSource, TensorSource,
+    error::check_shape,
     layer::Layer,
     names::{self, Expected},
     read_ahead, rope,
@@ -229,15 +230,10 @@ fn check_shapes(spec: &ModelSpec, tensors: &dyn TensorSource) -> Result<(), Mode
     let shapes: HashMap<&str, &[usize]> =
         tensors.entries().iter().map(|e| (e.name.as_str(), e.shape.as_slice())).collect();
     for Expected { name, shape: expected, .. } in names::expected(spec) {
-        let file = SOURCE.to_owned();
-        match shapes.get(name.as_str()) {
-            None => return Err(ModelError::MissingTensor { file, tensor: name }),
-            Some(&actual) if actual != expected => {
-                let actual = actual.to_vec();
-                return Err(ModelError::TensorShape { file, tensor: name, expected, actual });
-            }
-            Some(_) => {}
-        }
+        let Some(actual) = shapes.get(name.as_str()) else {
+            return Err(ModelError::MissingTensor { file: SOURCE.into(), tensor: name });
+        };
+        check_shape(SOURCE, &name, &expected, actual)?;
     }
     Ok(())
 }

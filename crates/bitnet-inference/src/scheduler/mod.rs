@@ -15,29 +15,6 @@
 mod check;
 mod commit;
 mod plan;
-impl fmt::Debug for SchedulerConfig {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SchedulerConfig")
-            .field("max_running", &self.max_running)
-            .field("max_tokens", &self.max_tokens)
-            .field("max_rows", &self.max_rows)
-            .field("kv_blocks", &self.kv_blocks)
-            .field("context", &self.context)
-            .field("max_draft", &self.max_draft)
-            .field("sizing", &self.sizing)
-            .finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for Scheduler {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Scheduler { config, waiting, running, .. } = self;
-        let mut shown = f.debug_struct("Scheduler");
-        shown.field("config", config).field("waiting", waiting).field("running", running);
-        shown.finish_non_exhaustive()
-    }
-}
-
 #[cfg(test)]
 mod simulation;
 
@@ -432,4 +409,27 @@ fn seq(slots: &[Option<Sequence>], slot: u32) -> &Sequence {
 
 fn seq_mut(slots: &mut [Option<Sequence>], slot: u32) -> &mut Sequence {
     slots[slot as usize].as_mut().expect("the slot is in use")
+}
+
+impl fmt::Debug for SchedulerConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SchedulerConfig")
+            .field("max_running", &self.max_running)
+            .field("max_tokens", &self.max_tokens)
+            .field("max_rows", &self.max_rows)
+            .field("kv_blocks", &self.kv_blocks)
+            .field("context", &self.context)
+            .field("max_draft", &self.max_draft)
+            .field("sizing", &self.sizing)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Scheduler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Scheduler { config, waiting, running, .. } = self;
+        let mut shown = f.debug_struct("Scheduler");
+        shown.field("config", config).field("waiting", waiting).field("running", running);
+        shown.finish_non_exhaustive()
+    }
 }

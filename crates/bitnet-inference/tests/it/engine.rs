@@ -995,7 +995,7 @@ fn a_thousand_cancels_lose_double_and_leak_nothing() {
 #[test]
 fn calibration_learns_the_times_of_steps_before_any_request() {
     let hook = |batch: &Batch, logits: Option<&mut Logits>| {
-        // The steps of greedy requests.
+        // Only the highest logits are looked at.
         assert!(batch.wanted().iter().all(|&wanted| wanted == Wanted::Top(1)));
         if logits.is_none() {
             std::thread::sleep(Duration::from_millis(2) * batch.tokens().len() as u32);

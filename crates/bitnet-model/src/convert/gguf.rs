@@ -296,7 +296,7 @@ fn groups(
     target: Target,
 ) -> Result<Vec<u8>, ModelError> {
     let mut matrix = checkpoint.tensors.grouped(name)?;
-    if interleaved && Part::of(name).is_some_and(|part| part.rotated_heads(&checkpoint.spec).is_some()) {
+    if interleaved && is_rotated(name, &checkpoint.spec) {
         matrix = matrix.permute_rows(|row| stored_row(row, checkpoint.spec.head_dim));
     }
     let packed = match target {
@@ -304,6 +304,11 @@ fn groups(
         _ => packing::grouped::pack_q2_0(&matrix),
     };
     packed.map_err(|e| refuse(target, name, e, "convert to q2_0"))
+}
+
+/// Whether rope rotates the output of this projection.
+fn is_rotated(name: &str, spec: &ModelSpec) -> bool {
+    Part::of(name).is_some_and(|part| part.rotated_heads(spec).is_some())
 }
 
 /// The Hugging Face row that interleaved rope stores at `row`. This is the inverse of reading: row `2 i + h` of a
@@ -321,7 +326,7 @@ fn trits(
     target: Target,
 ) -> Result<Vec<u8>, ModelError> {
     let mut trits = checkpoint.tensors.ternary(name)?;
-    if interleaved && Part::of(name).is_some_and(|part| part.rotated_heads(&checkpoint.spec).is_some()) {
+    if interleaved && is_rotated(name, &checkpoint.spec) {
         trits = trits.permute_rows(|row| stored_row(row, checkpoint.spec.head_dim));
     }
     let packed = match kind {

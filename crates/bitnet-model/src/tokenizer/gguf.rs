@@ -173,7 +173,7 @@ fn sentence_piece(gguf: &Gguf) -> Result<Recipe, ModelError> {
     })
 }
 
-fn fail(file: &str, problem: impl ToString) -> ModelError {
+pub(super) fn fail(file: &str, problem: impl ToString) -> ModelError {
     ModelError::Tokenizer { file: file.into(), problem: one_line(problem), cure: CURE }
 }
 

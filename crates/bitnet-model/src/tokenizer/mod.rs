@@ -145,11 +145,7 @@ impl Recipe {
             bpe = bpe.unk_token(unknown);
         }
         let file = self.file.clone();
-        let crate_error = |e: Box<dyn std::error::Error + Send + Sync>| ModelError::Tokenizer {
-            file: file.clone(),
-            problem: one_line(e),
-            cure: CURE,
-        };
+        let crate_error = |e: Box<dyn std::error::Error + Send + Sync>| gguf::fail(&file, e);
         let mut encoder = tokenizers::Tokenizer::new(bpe.build().map_err(crate_error)?);
         encoder.with_normalizer(self.normalizer).map_err(crate_error)?;
         encoder.with_pre_tokenizer(self.pre_tokenizer);
