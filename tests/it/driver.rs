@@ -2,23 +2,25 @@
 #![cfg(target_os = "linux")]
 
 use std::{
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Command, Output},
-    sync::OnceLock,
+    sync::LazyLock,
 };
 
 use bitnet_tests::{binary, standin};
 
-/// A folder that holds the stand-in under the driver's name.
-fn folder() -> PathBuf {
-    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
-    let made = FOLDER.get_or_init(|| {
-        let folder = std::env::temp_dir().join(format!("bitnet-standin-{}", std::process::id()));
+/// A folder beside the stand-in that holds it under the driver's name.
+fn folder() -> &'static Path {
+    static FOLDER: LazyLock<PathBuf> = LazyLock::new(|| {
+        let library = standin();
+        let folder = library.with_file_name("standin");
         std::fs::create_dir_all(&folder).unwrap();
-        std::fs::copy(standin(), folder.join("libcuda.so.1")).unwrap();
-        folder
+        match std::os::unix::fs::symlink(&library, folder.join("libcuda.so.1")) {
+            Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => panic!("{e}"),
+            _ => folder,
+        }
     });
-    made.clone()
+    &FOLDER
 }
 
 /// Generates enough tokens for recordings to be used.

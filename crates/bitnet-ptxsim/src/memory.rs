@@ -14,17 +14,22 @@ const START: u64 = 256;
 
 /// The global memory of kernels. It records which bytes have been written; reading any other is an error for the host
 /// and a trap for a kernel.
-#[derive(Default)]
 pub struct Memory {
     allocations: Vec<Option<Region>>,
     pub(crate) sets: ReadSets,
     next_serial: u32,
 }
 
+impl Default for Memory {
+    fn default() -> Self {
+        Memory::new()
+    }
+}
+
 impl Memory {
     /// Memory without allocations.
     pub fn new() -> Memory {
-        Memory { next_serial: 1, ..Memory::default() }
+        Memory { allocations: Vec::new(), sets: ReadSets::default(), next_serial: 1 }
     }
 
     /// Allocates `len` unwritten bytes and returns their address.

@@ -2,7 +2,7 @@
 
 use std::{
     alloc::{Layout, alloc_zeroed, dealloc},
-    collections::VecDeque,
+    collections::{BTreeMap, VecDeque},
     ffi::{CStr, c_char, c_void},
     slice,
     sync::Arc,
@@ -26,6 +26,14 @@ fn give<T>(to: *mut T, value: T) -> Done {
     Ok(())
 }
 
+/// Removes an entry by its handle.
+fn remove<T>(from: &mut BTreeMap<usize, T>, handle: usize, what: &str) -> Done {
+    match from.remove(&handle) {
+        Some(_) => Ok(()),
+        None => wrong(INVALID_HANDLE, format_args!("no such {what}")),
+    }
+}
+
 fn pinned_layout(bytes: usize) -> Layout {
     Layout::from_size_align(bytes, 4096).expect("a valid size")
 }
@@ -47,9 +55,6 @@ exports! {
     call cuInit(flags: u32) |s| {
         if flags != 0 {
             return wrong(INVALID_VALUE, "cuInit has no flags");
-        }
-        if !s.started {
-            s.memory = bitnet_ptxsim::Memory::new();
         }
         s.started = true;
         Ok(())
@@ -167,10 +172,10 @@ exports! {
         list.into_iter().try_for_each(|work| s.push(stream, work))
     }
     within cuGraphExecDestroy(executable: usize) |s| {
-        s.executables.remove(&executable).map(drop).ok_or(INVALID_HANDLE).or_else(|c| wrong(c, "no such executable graph"))
+        remove(&mut s.executables, executable, "executable graph")
     }
     within cuGraphDestroy(graph: usize) |s| {
-        s.graphs.remove(&graph).map(drop).ok_or(INVALID_HANDLE).or_else(|c| wrong(c, "no such graph"))
+        remove(&mut s.graphs, graph, "graph")
     }
     within cuEventCreate(event: *mut usize, flags: u32) |s| {
         if !matches!(flags, 0 | 2) {
@@ -205,10 +210,10 @@ exports! {
         }
     }
     within cuEventDestroy_v2(event: usize) |s| {
-        s.events.remove(&event).map(drop).ok_or(INVALID_HANDLE).or_else(|c| wrong(c, "no such event"))
+        remove(&mut s.events, event, "event")
     }
     within cuMemGetInfo_v2(free: *mut usize, total: *mut usize) |s| {
-        give(free, MEMORY - s.allocations.values().sum::<usize>())?;
+        give(free, s.free_memory())?;
         give(total, MEMORY)
     }
     within cuMemAlloc_v2(address: *mut u64, bytes: usize) |s| {
@@ -216,7 +221,7 @@ exports! {
         if bytes == 0 {
             return wrong(INVALID_VALUE, "an allocation of 0 bytes");
         }
-        if bytes > MEMORY - s.allocations.values().sum::<usize>() {
+        if bytes > s.free_memory() {
             return Err(2);
         }
         let at = s.memory.alloc(bytes);
@@ -287,7 +292,7 @@ exports! {
     }
     within cuModuleUnload(module: usize) |s| {
         s.functions.retain(|_, function| function.module != module);
-        s.modules.remove(&module).map(drop).ok_or(INVALID_HANDLE).or_else(|c| wrong(c, "no such module"))
+        remove(&mut s.modules, module, "module")
     }
     within cuModuleGetFunction(function: *mut usize, module: usize, name: *const c_char) |s| {
         // SAFETY: the caller passes a name that ends with a zero byte.

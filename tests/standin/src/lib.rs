@@ -46,6 +46,13 @@ thread_local! {
     static CURRENT: Cell<usize> = const { Cell::new(0) };
 }
 
+/// The function to fail, the number of its first call to do so, and the code.
+static FAILS: LazyLock<Option<(String, u64, Code)>> = LazyLock::new(|| {
+    let text = std::env::var("STANDIN_FAIL").ok()?;
+    let mut parts = text.split(':');
+    Some((parts.next()?.to_owned(), parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+});
+
 static STATE: LazyLock<Mutex<State>> = LazyLock::new(Mutex::default);
 
 /// An event: how many records of it wait in streams, and when the last one was reached.
@@ -93,7 +100,7 @@ struct State {
     seed: u64,
 }
 
-/// Reports a wrong call.
+/// Reports a wrong call, which returns `code`; with 0 it succeeds all the same.
 fn wrong<T>(code: Code, what: impl std::fmt::Display) -> Result<T, Code> {
     eprintln!("standin: {what}");
     Err(code)
@@ -104,12 +111,8 @@ fn call(name: &'static str, f: impl FnOnce(&mut State) -> Done) -> Code {
     let mut state = STATE.lock().unwrap_or_else(PoisonError::into_inner);
     let count = state.calls.entry(name).or_default();
     *count += 1;
-    let fails = std::env::var("STANDIN_FAIL").ok().and_then(|text| {
-        let mut parts = text.split(':');
-        let (which, first, code) = (parts.next()?, parts.next()?, parts.next()?);
-        (which == name && *count >= first.parse().ok()?).then(|| code.parse().ok())?
-    });
-    if let Some(code) = fails.or(state.lost) {
+    let fails = FAILS.as_ref().filter(|(which, first, _)| which == name && *count >= *first);
+    if let Some(code) = fails.map(|(_, _, code)| *code).or(state.lost) {
         if name == "cuStreamEndCapture" {
             // A capture ends however its end fails.
             state.capture = None;
@@ -186,6 +189,11 @@ impl State {
                 Err(code)
             }
         }
+    }
+
+    /// Bytes of device memory that are not allocated.
+    fn free_memory(&self) -> usize {
+        MEMORY - self.allocations.values().sum::<usize>()
     }
 
     /// Whether these bytes are allocated on the device.
