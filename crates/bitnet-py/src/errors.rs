@@ -6,7 +6,7 @@ use bitnet::{
     Error,
     hub::HubError,
     inference::{GenerationError, RequestError, SubmitError},
-    kernels::KernelError,
+    kernels::{KernelError, gpu::GpuError},
     model::ModelError,
 };
 use pyo3::{
@@ -72,7 +72,9 @@ fn class(error: &Error) -> &'static str {
             "ModelNotFound"
         }
         Error::Memory { .. } | Error::MemoryLimit { .. } => "OutOfMemory",
-        Error::Kernel(KernelError::OutOfMemory { .. }) => "OutOfMemory",
+        Error::Kernel(KernelError::OutOfMemory { .. })
+        | Error::Model(ModelError::Kernel(KernelError::OutOfMemory { .. }))
+        | Error::Gpu(GpuError::OutOfMemory { .. }) => "OutOfMemory",
         Error::Request(GenerationError::Request(RequestError::Timeout)) => "RequestTimeout",
         Error::Request(GenerationError::Submit(SubmitError::Invalid(_) | SubmitError::NeverFits { .. })) => {
             "InvalidRequest"

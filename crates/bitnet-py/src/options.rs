@@ -144,15 +144,11 @@ fn seconds(value: &Bound<'_, PyAny>) -> PyResult<Duration> {
 }
 
 fn priority(value: &Bound<'_, PyAny>) -> PyResult<Priority> {
-    match value.extract::<String>()?.as_str() {
-        "interactive" => Ok(Priority::Interactive),
-        "normal" => Ok(Priority::Normal),
-        "batch" => Ok(Priority::Background),
-        other => {
-            let what = format!("there is no priority {other:.40?}");
-            Err(refused(value.py(), what, "priority", "choose interactive, normal or batch"))
-        }
-    }
+    let name: String = value.extract()?;
+    Priority::named(&name).ok_or_else(|| {
+        let what = format!("there is no priority {name:.40?}");
+        refused(value.py(), what, "priority", "choose interactive, normal or batch")
+    })
 }
 
 fn tools(value: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
