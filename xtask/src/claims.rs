@@ -22,22 +22,21 @@ const FAULTS: &str = "# Faults made on purpose, and what may follow";
 /// Prints the table with the packages of the tests; fails if a claim has no test, or a test does not exist.
 pub(crate) fn check() -> Result<()> {
     let packages = packages()?;
-    let (mut missing, mut bare, mut last) = (Vec::new(), Vec::new(), None);
-    for line in TABLE.lines().filter(|line| !line.is_empty()).chain(["#"]) {
-        let claim = Some(line).filter(|line| !line.starts_with([' ', '#']));
-        match (line.strip_prefix("    "), last) {
-            (Some(test), _) => match packages.get(test) {
+    let (mut missing, mut bare, mut untested) = (Vec::new(), Vec::new(), None);
+    for line in TABLE.lines().filter(|line| !line.is_empty()) {
+        if let Some(test) = line.strip_prefix("    ") {
+            untested = None;
+            match packages.get(test) {
                 Some(package) => println!("    {test} ({package})"),
                 None => missing.push(test),
-            },
-            (None, Some(untested)) => bare.push(untested),
-            (None, None) => {}
-        }
-        if !line.starts_with(' ') && line != "#" {
+            }
+        } else {
             println!("{line}");
+            bare.extend(untested.take());
+            untested = Some(line).filter(|line| !line.starts_with('#'));
         }
-        last = claim;
     }
+    bare.extend(untested);
     ensure!(missing.is_empty(), "no such tests: {}", missing.join(", "));
     ensure!(bare.is_empty(), "no test shows: {}", bare.join("; "));
     Ok(())
