@@ -104,3 +104,23 @@ fn the_page_asks_for_nothing_that_is_not_there() {
         assert!(html.contains(&format!("id=\"{id}\"")), "{id}");
     }
 }
+
+#[test]
+fn haproxy_queues_every_path_that_generates() {
+    let short = [
+        "/v1/messages/count_tokens",
+        "/api/show",
+        "/v1/embeddings",
+        "/api/embed",
+        "/api/embeddings",
+        "/tokenize",
+        "/detokenize",
+    ];
+    let description = demo_server().get("/openapi.json").ok();
+    let paths = description["paths"].as_object().unwrap().iter();
+    let posts = paths.filter(|(_, methods)| methods.get("post").is_some()).map(|(path, _)| path.as_str());
+    let generates: Vec<&str> = posts.filter(|path| !short.contains(path)).collect();
+    let proxy = include_str!("../../../../deploy/haproxy/haproxy.cfg");
+    let queued = proxy.lines().find_map(|line| line.trim().strip_prefix("acl generates path ")).unwrap();
+    assert_eq!(queued.split(' ').collect::<Vec<_>>(), generates);
+}
