@@ -1,4 +1,5 @@
 """What the scripts here share: servers of their own, who may join, and clusters of processes that are kept alive."""
+import contextlib
 import ctypes
 import pathlib
 import re
@@ -8,6 +9,7 @@ import tempfile
 import threading
 import time
 
+ENDS = signal.SIGTERM, signal.SIGINT
 PARTS = "version", "model", "kv", "device"
 
 
@@ -26,6 +28,24 @@ def agree(what, theirs, ours, cure):
 def end_with_parent():
     """Before a process begins: lets it be killed when the thread that started it ends."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def noted():
+    """Delays the signals to end until a process that is started with `OWN` is where `Cluster.end` finds it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def unblock():
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)
+
+
+# How a process is started within `noted`: in a session of its own, so that Ctrl-C reaches only this script.
+OWN = {"start_new_session": True, "preexec_fn": unblock}
 
 
 def address_of(server, what):
@@ -115,20 +135,29 @@ def parse(arguments):
 
 def keep(make):
     """Makes a cluster with a folder of its own and keeps it until SIGTERM or Ctrl-C; SIGHUP restarts its members."""
-    asked = set()
-    for name in "SIGTERM", "SIGINT", "SIGHUP":
-        signal.signal(getattr(signal, name), lambda number, _: asked.add(number))
+    rolls, cluster = [], None
+
+    def end(*_):
+        # Also while members start, which may take minutes. The first signal is enough.
+        for number in ENDS:
+            signal.signal(number, signal.SIG_IGN)
+        sys.exit()
+
+    for number in ENDS:
+        signal.signal(number, end)
+    signal.signal(signal.SIGHUP, lambda *_: rolls.append(True))
     try:
         with tempfile.TemporaryDirectory() as folder:
-            cluster = make(pathlib.Path(folder))
             try:
-                while not asked & {signal.SIGTERM, signal.SIGINT}:
-                    if signal.SIGHUP in asked:
-                        asked.discard(signal.SIGHUP)
+                cluster = make(pathlib.Path(folder))
+                while True:
+                    if rolls:
+                        rolls.clear()
                         cluster.roll()
                     cluster.watch()
                     time.sleep(0.1)
             finally:
-                cluster.end()
+                if cluster:
+                    cluster.end()
     except (Refused, OSError) as problem:
         sys.exit(f"error: {problem}")

@@ -23,7 +23,7 @@ import urllib.error
 import urllib.request
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
-from supervise import Cluster, Member, Refused, keep, parse
+from supervise import OWN, Cluster, Member, Refused, keep, noted, parse
 
 # Everything stays on this machine, and nothing is looked up elsewhere. What the environment has goes before.
 LOCAL = {
@@ -49,10 +49,8 @@ class Worker(Member):
         self.command, self.env = command, env
 
     def start(self):
-        # In a session of its own, so that Ctrl-C reaches only this script.
-        self.process = subprocess.Popen(
-            self.command, env=self.env, stdout=subprocess.PIPE, text=True, start_new_session=True
-        )
+        with noted():
+            self.process = subprocess.Popen(self.command, env=self.env, stdout=subprocess.PIPE, text=True, **OWN)
         for line in self.process.stdout:
             if found := re.match(r"serves (\S+) at (\S+), server process (\d+)", line):
                 self.identity, host, server = found.groups()
@@ -76,12 +74,14 @@ class Workers(Cluster):
         command += ["--binary", options.binary, "--folder", folder / "tokenizers", "--"]
         command += ["--threads", str(threads), "--max-batch-size", str(options.places)]
         command += ["--max-queued-requests", str(options.queue), *options.flags]
+        self.front = None
         self.own = [Worker(f"worker{i + 1}", command, env) for i in range(options.workers)]
         front = [sys.executable, "-m", "dynamo.frontend", "--http-host", options.host, "--http-port", str(options.port)]
         front += ["--discovery-backend", "file", "--request-plane", "tcp", "--event-plane", "zmq"]
         front += ["--router-mode", "least-loaded", "--migration-limit", str(options.moves)]
-        self.front = subprocess.Popen(front, env=env, start_new_session=True)
         try:
+            with noted():
+                self.front = subprocess.Popen(front, env=env, **OWN)
             for worker in self.own:
                 worker.start()
             self.ready(len(self.own))
@@ -114,7 +114,7 @@ class Workers(Cluster):
         self.ready(sum(one.process.poll() is None for one in self.own))
 
     def end_front(self):
-        if self.front.poll() is None:
+        if self.front and self.front.poll() is None:
             self.front.send_signal(signal.SIGTERM)
             self.front.wait()
 

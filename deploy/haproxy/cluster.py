@@ -23,7 +23,7 @@ import threading
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
-from supervise import Cluster, Member, Refused, address_of, agree, keep, parse
+from supervise import OWN, Cluster, Member, Refused, address_of, agree, keep, noted, parse
 
 START = 600  # seconds that a model may take to load
 CURE = "give all replicas the same program, model and flags"
@@ -69,9 +69,9 @@ class Replica(Member):
     def start(self):
         """Starts the process, on its previous port if it had one."""
         port = self.address.split(":")[1] if self.address else "0"
-        # In its own process session, so that Ctrl-C reaches only this script.
         command = [*self.command, "--port", port]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        with noted():
+            self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, **OWN)
         self.address = address_of(self.process, self.name)
         threading.Thread(target=shutil.copyfileobj, args=(self.process.stderr, sys.stderr), daemon=True).start()
         print(f"{self.name} is {self.address}, process {self.process.pid}", flush=True)
@@ -92,7 +92,7 @@ class Proxy:
         config.write_text("".join(blocks))
         known = {"BITNET_BIND": bind, "BITNET_PLACES": str(places), "BITNET_QUEUE": str(queue)}
         command = ["haproxy", "-db", "-q", "-f", config]
-        self.process = subprocess.Popen(command, env=os.environ | known, start_new_session=True)
+        self.process = subprocess.Popen(command, env=os.environ | known, **OWN)
 
     def say(self, command):
         """Sends a command to HAProxy's runtime interface."""
@@ -145,7 +145,8 @@ class Replicas(Cluster):
                 self.identity = self.identity or theirs
                 agree(replica.address, theirs, self.identity, CURE)
             bind = f"{options.host}:{options.port}"
-            self.proxy = Proxy(folder, bind, options.places, options.queue, self.replicas)
+            with noted():
+                self.proxy = Proxy(folder, bind, options.places, options.queue, self.replicas)
             self.proxy.ready()
         except BaseException:
             self.end()

@@ -398,6 +398,30 @@ def strangers(start, binary, quick):
     return f"refused: {', '.join(told)}"
 
 
+def early(start, binary, quick):
+    """SIGTERM ends a cluster whose servers have not started yet."""
+    with tempfile.TemporaryDirectory() as folder:
+        slow = pathlib.Path(folder, "slow")
+        slow.write_text(f"#!/bin/sh\necho $$ > {folder}/pid\nexec sleep 600\n")
+        slow.chmod(0o755)
+        command = [sys.executable, start.script, "demo", "--binary", slow]
+        cluster = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        end = time.monotonic() + 60
+        while not (pid := pathlib.Path(folder, "pid")).exists() or not pid.read_text():
+            assert time.monotonic() < end and cluster.poll() is None, cluster.stderr.read()
+            time.sleep(0.05)
+        begun = time.monotonic()
+        cluster.send_signal(signal.SIGTERM)
+        try:
+            assert cluster.wait(60) == 0, cluster.stderr.read()
+        finally:
+            cluster.kill()
+        while pathlib.Path("/proc", pid.read_text().strip()).exists():
+            assert time.monotonic() < begun + 60, "the server still runs"
+            time.sleep(0.05)
+        return f"ended {time.monotonic() - begun:.1f} s after SIGTERM, and no server runs"
+
+
 def job(start, binary, quick):
     """Runs a file over three engines; kills a worker, a server and then the script itself, which resumes."""
     if importlib.util.find_spec("ray") is None:
@@ -449,6 +473,7 @@ CHECKS = {
     "rolling restart": restarts,
     "100 cancels": cancels,
     "another replica joins": joins,
+    "SIGTERM during the start": early,
     "job over three workers": job,
 }
 DYNAMO = {
@@ -459,6 +484,7 @@ DYNAMO = {
     "Dynamo: rolling restart": restarts,
     "Dynamo: 100 cancels": cancels,
     "Dynamo: another joins": strangers,
+    "Dynamo: an early SIGTERM": early,
 }
 
 
