@@ -21,50 +21,19 @@ pub enum CliError {
     Generate(GenerateError),
     /// The backend could not be made.
     #[error("{what} ({flag}): {cure}")]
-    Backend {
-        /// What is wrong.
-        what: String,
-        /// The flag at fault.
-        flag: &'static str,
-        /// What helps.
-        cure: String,
-        /// Whether it is wrong usage on any machine.
-        usage: bool,
-    },
+    Backend { what: String, flag: &'static str, cure: String, usage: bool },
     /// There is no usable GPU, or it failed.
     #[error("{what} (--device): {cure}")]
-    Gpu {
-        /// What is wrong.
-        what: String,
-        /// What helps.
-        cure: String,
-    },
+    Gpu { what: String, cure: String },
     /// The device was lost while the model was served.
     #[error("{what} (--device): have a supervisor restart `bitnet serve` when it ends with 75")]
-    Lost {
-        /// What the driver reported.
-        what: String,
-    },
+    Lost { what: String },
     /// A flag has an invalid value.
     #[error("{what} ({flag}): {cure}")]
-    Usage {
-        /// What is wrong.
-        what: String,
-        /// The flag or argument.
-        flag: String,
-        /// What helps.
-        cure: String,
-    },
+    Usage { what: String, flag: String, cure: String },
     /// The model, the machine or a file does not allow it.
     #[error("{what} ({place}): {cure}")]
-    Refused {
-        /// What is wrong.
-        what: String,
-        /// The flag, argument or file.
-        place: String,
-        /// What helps.
-        cure: String,
-    },
+    Refused { what: String, place: String, cure: String },
     /// The model does not fit into `--memory`.
     #[error("{given} bytes of memory are too few (--memory): this model needs at least {least} bytes here")]
     MemoryTooSmall {
@@ -75,31 +44,16 @@ pub enum CliError {
     },
     /// Logits, or values computed from them, are NaN or infinite.
     #[error("the model gives no finite numbers ({model}): check its file, or report this")]
-    NotFinite {
-        /// Name of the model.
-        model: String,
-    },
+    NotFinite { model: String },
     /// A file could not be read or written.
     #[error("cannot {action}: {source} ({}): check the path, its permissions and the free space", .path.display())]
-    File {
-        /// What was attempted.
-        action: &'static str,
-        /// The file.
-        path: PathBuf,
-        /// The system's error.
-        source: io::Error,
-    },
+    File { action: &'static str, path: PathBuf, source: io::Error },
     /// stdout could not be written.
     #[error("cannot write the output: {0} (stdout): check where the output goes")]
     Stdout(io::Error),
     /// Kernels or batches gave wrong results.
     #[error("{what} ({place}): do not trust results from this machine, and report this")]
-    Wrong {
-        /// What differs.
-        what: String,
-        /// Where it was found.
-        place: String,
-    },
+    Wrong { what: String, place: String },
 }
 
 impl CliError {

@@ -3,6 +3,7 @@ use std::{io, path::PathBuf};
 /// An error in fetching a model, displayed as `<what> (<where>): <cure>`.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "every message names its fields")]
 pub enum HubError {
     /// The hub has no such model or revision.
     #[error(
@@ -11,7 +12,6 @@ pub enum HubError {
     NoModel {
         /// `org/name`.
         repo: String,
-        /// Branch, tag or commit.
         revision: String,
     },
     /// The hub denies access to the model.
@@ -21,7 +21,6 @@ pub enum HubError {
     Denied {
         /// `org/name`.
         repo: String,
-        /// Address of the hub.
         endpoint: String,
     },
     /// The repository does not have the file.
@@ -29,9 +28,7 @@ pub enum HubError {
     NoFile {
         /// `org/name`.
         repo: String,
-        /// The file.
         file: String,
-        /// What to request instead.
         cure: String,
     },
     /// The cache does not have the file, and the network must not be used.
@@ -41,87 +38,46 @@ pub enum HubError {
     Offline {
         /// `org/name`.
         repo: String,
-        /// Branch, tag or commit.
         revision: String,
-        /// The missing file.
         file: String,
     },
     /// The hub could not be reached, or did not answer.
     #[error(
         "no answer from the hub: {problem} ({url}): check the connection, HF_ENDPOINT and proxy; only a model that is in the cache works without the hub"
     )]
-    Network {
-        /// The address.
-        url: String,
-        /// The error of the system or of TLS.
-        problem: String,
-    },
+    Network { url: String, problem: String },
     /// The hub answered with an error status.
     #[error("the hub answered {status} ({url}): {cure}")]
-    Status {
-        /// The address.
-        url: String,
-        /// HTTP status.
-        status: u16,
-        /// What helps.
-        cure: &'static str,
-    },
+    Status { url: String, status: u16, cure: &'static str },
     /// The answer is not one that a hub gives.
     #[error(
         "the answer is not that of a Hugging Face hub: {problem} ({url}): check HF_ENDPOINT and proxy, or try again later"
     )]
-    Answer {
-        /// The address.
-        url: String,
-        /// What is wrong with it.
-        problem: String,
-    },
+    Answer { url: String, problem: String },
     /// A transfer broke and could not be resumed.
     #[error(
         "the transfer broke after {have} of {size} bytes: {problem} ({file}): run the command again to resume it"
     )]
     Broken {
-        /// The file.
         file: String,
         /// Bytes fetched so far.
         have: u64,
         /// Size of the file in bytes.
         size: u64,
-        /// The reason.
         problem: String,
     },
     /// A file differs from what the hub announced.
     #[error("the file arrived damaged: {problem} ({file}): run the command again to fetch it again")]
-    Damaged {
-        /// The file.
-        file: String,
-        /// What differs.
-        problem: String,
-    },
+    Damaged { file: String, problem: String },
     /// Another process is fetching the same file.
     #[error("another process is fetching this file ({}): wait for it, then run the command again", .path.display())]
-    Busy {
-        /// The unfinished file.
-        path: PathBuf,
-    },
+    Busy { path: PathBuf },
     /// The cache does not hold the model.
     #[error("{repo} is not in the cache ({}): `bitnet list` shows what is", .cache.display())]
-    NotCached {
-        /// The requested repository.
-        repo: String,
-        /// Folder of the cache.
-        cache: PathBuf,
-    },
+    NotCached { repo: String, cache: PathBuf },
     /// The cache cannot be used.
     #[error("cannot {action} ({}): {source}: check permissions and free space, or set HF_HUB_CACHE or HF_HOME", .path.display())]
-    Cache {
-        /// What was attempted.
-        action: &'static str,
-        /// The file or folder.
-        path: PathBuf,
-        /// The system's error.
-        source: io::Error,
-    },
+    Cache { action: &'static str, path: PathBuf, source: io::Error },
     /// There is no home folder for the cache.
     #[error(
         "there is no home folder for the cache (HF_HUB_CACHE): set it to a folder that can be written to"
@@ -131,10 +87,7 @@ pub enum HubError {
     #[error(
         "https needs a processor with AES instructions (x86-64 from 2014 or later, or 64-bit Arm) ({url}): download the model elsewhere and give its folder, or set HF_ENDPOINT to a mirror with http"
     )]
-    NoTls {
-        /// The address.
-        url: String,
-    },
+    NoTls { url: String },
 }
 
 impl HubError {

@@ -73,40 +73,27 @@ impl Default for EngineConfig {
 const PATIENCE: Duration = Duration::from_millis(20);
 
 /// Maximum number of blocks in a cache: enough for a billion tokens.
-const MOST_BLOCKS: usize = 1 << 24;
+const MAX_BLOCKS: usize = 1 << 24;
 
 /// Why an engine did not start.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "every message names its fields")]
 pub enum StartError {
     /// A limit that must be positive is 0.
     #[error("{field} is 0: it must be at least 1")]
-    Zero {
-        /// The limit.
-        field: &'static str,
-    },
+    Zero { field: &'static str },
     /// An end token is not in the vocabulary.
     #[error("end token {token} is not in the vocabulary of {vocab} tokens")]
-    UnknownEos {
-        /// The token.
-        token: u32,
-        /// Size of the vocabulary.
-        vocab: usize,
-    },
+    UnknownEos { token: u32, vocab: usize },
     /// The key-value cache has too many blocks.
     #[error(
-        "{blocks} key-value blocks, the maximum is {MOST_BLOCKS}: use fewer sequences or a shorter context"
+        "{blocks} key-value blocks, the maximum is {MAX_BLOCKS}: use fewer sequences or a shorter context"
     )]
-    TooManyBlocks {
-        /// Number of blocks.
-        blocks: usize,
-    },
+    TooManyBlocks { blocks: usize },
     /// The operating system could not start a thread.
     #[error("cannot start a thread: {message}: close other programs, or raise the limit on threads")]
-    Thread {
-        /// The system's message.
-        message: String,
-    },
+    Thread { message: String },
 }
 
 /// How an engine ended.
@@ -165,7 +152,7 @@ fn check(
             return Err(StartError::Zero { field });
         }
     }
-    if limits.kv_blocks > MOST_BLOCKS {
+    if limits.kv_blocks > MAX_BLOCKS {
         return Err(StartError::TooManyBlocks { blocks: limits.kv_blocks });
     }
     match eos.iter().find(|&&token| token as usize >= vocab) {

@@ -46,19 +46,13 @@ impl BenchmarkRow {
 /// Why a benchmark failed.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "every message names its fields")]
 pub enum BenchmarkError {
     /// A batch gives different tokens than its members alone.
     #[error(
         "prompt length {seq_len}, batch of {batch_size}: request {index} gets different tokens than alone"
     )]
-    BatchDiffers {
-        /// Number of tokens in each prompt.
-        seq_len: usize,
-        /// Number of sequences at once.
-        batch_size: usize,
-        /// Index of the first request that differs.
-        index: usize,
-    },
+    BatchDiffers { seq_len: usize, batch_size: usize, index: usize },
     /// A request failed.
     #[error(transparent)]
     Batch(#[from] BatchError),

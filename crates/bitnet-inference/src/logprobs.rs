@@ -10,13 +10,11 @@ pub struct TokenLogprobs {
 /// Why no token could be drawn from a row of logits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "every message names its fields")]
 pub enum SampleError {
     /// A logit is NaN.
     #[error("the logit of token {token} is not a number")]
-    NotANumber {
-        /// The first such token.
-        token: u32,
-    },
+    NotANumber { token: u32 },
     /// Every token has probability zero.
     #[error("every token is forbidden")]
     NothingAllowed,

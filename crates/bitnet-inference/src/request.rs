@@ -110,6 +110,7 @@ impl Request {
 /// What makes a request invalid, regardless of load.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "every message names its fields")]
 pub enum InvalidRequest {
     /// A field of the configuration is out of range.
     #[error(transparent)]
@@ -119,18 +120,10 @@ pub enum InvalidRequest {
     EmptyPrompt,
     /// A token is not in the vocabulary.
     #[error("token {token} at position {position} of the prompt is not in the vocabulary of {vocab} tokens")]
-    UnknownToken {
-        /// The token.
-        token: u32,
-        /// Its index in the prompt.
-        position: usize,
-        /// Size of the vocabulary.
-        vocab: usize,
-    },
+    UnknownToken { token: u32, position: usize, vocab: usize },
     /// The prompt leaves no room for a new token.
     #[error("the prompt has {tokens} tokens, but a sequence holds at most {context}")]
     TooLong {
-        /// Number of tokens in the prompt.
         tokens: usize,
         /// Maximum length of a sequence: the model's context, or the capacity of the key-value cache if that is
         /// smaller.
@@ -138,12 +131,7 @@ pub enum InvalidRequest {
     },
     /// All tokens of the prompt are marked as generated.
     #[error("{generated} of {tokens} tokens are marked as generated: at least one must belong to the prompt")]
-    NothingPrompted {
-        /// Number of tokens marked as generated.
-        generated: usize,
-        /// Total number of tokens.
-        tokens: usize,
-    },
+    NothingPrompted { generated: usize, tokens: usize },
     /// Stop strings need the text of tokens, which the engine does not have.
     #[error("stop strings need a tokenizer, but the engine was started without one")]
     NoText,
@@ -152,6 +140,7 @@ pub enum InvalidRequest {
 /// Why a request was refused.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "every message names its fields")]
 pub enum SubmitError {
     /// The request is invalid.
     #[error(transparent)]
@@ -161,29 +150,17 @@ pub enum SubmitError {
     NeverFits {
         /// What exceeds its limit: `choices` or `prompt tokens`.
         what: &'static str,
-        /// Number in the request.
         asked: usize,
-        /// Maximum number that can wait.
         limit: usize,
     },
     /// Too many sequences are waiting.
     #[error("the queue is full, with {limit} requests (each choice counts as one): try again later")]
-    QueueFull {
-        /// Maximum number of waiting sequences.
-        limit: usize,
-    },
+    QueueFull { limit: usize },
     /// Too many prompt tokens are waiting.
     #[error(
         "{queued} prompt tokens are waiting and {tokens} more would exceed the limit of {limit}: try again later"
     )]
-    BacklogFull {
-        /// Number of waiting tokens.
-        queued: usize,
-        /// Number of tokens in this request.
-        tokens: usize,
-        /// Maximum number of waiting tokens.
-        limit: usize,
-    },
+    BacklogFull { queued: usize, tokens: usize, limit: usize },
     /// The engine is finishing its requests and accepts no new ones.
     #[error("the engine is shutting down")]
     Draining,
@@ -205,6 +182,7 @@ impl SubmitError {
 /// Why an accepted request failed.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "every message names its fields")]
 pub enum RequestError {
     /// It exceeded its maximum time.
     #[error("the request timed out")]
@@ -217,19 +195,13 @@ pub enum RequestError {
     Sample(#[from] SampleError),
     /// Its constraint could not say which tokens may follow.
     #[error("the constraint on the text failed: {message}")]
-    Constraint {
-        /// The constraint's message.
-        message: String,
-    },
+    Constraint { message: String },
     /// The forward pass failed repeatedly, even with this request alone.
     #[error(transparent)]
     Forward(#[from] ForwardError),
     /// Something panicked while the request was processed; other requests continue.
     #[error("internal error: {message}")]
-    Panic {
-        /// The panic's message.
-        message: String,
-    },
+    Panic { message: String },
     /// The engine stopped before the request was finished.
     #[error("the engine has stopped")]
     Stopped,

@@ -13,176 +13,45 @@ use crate::{
     Norm, Norms, Panels, Reference, RowOrder, RowsKind, Run, Screen, Step, Wanted,
 };
 
-/// One operation at one shape.
+/// One operation at one shape: `n` tokens of `k` or `width` input features. `rows` are the output features of each range
+/// with a scale, or of each part of a stack; `column` is the first output column; `group` is 64 or 128 columns; `norms`
+/// is the number of norms before or after the operation. `accumulate` and `add` add the result to the output. `start` is
+/// the position of the first token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the enum describes its fields")]
 pub enum Case {
     /// [`Backend::bit_linear`] into columns `column..`, with one scale for each range in `rows`.
-    BitLinear {
-        /// Tokens.
-        n: usize,
-        /// Input features.
-        k: usize,
-        /// Output features of each scale range.
-        rows: &'static [usize],
-        /// First output column.
-        column: usize,
-        /// Whether the result is added to the output.
-        accumulate: bool,
-    },
-    /// [`Backend::norm_quantize`] with `norms` norms.
-    NormQuantize {
-        /// Tokens.
-        n: usize,
-        /// Features.
-        width: usize,
-        /// Number of norms: 0, 1 or 2.
-        norms: usize,
-    },
-    /// [`Backend::gate_quantize`].
-    GateQuantize {
-        /// Tokens.
-        n: usize,
-        /// Features of gate and up.
-        ffn: usize,
-        /// Which gate.
-        gate: Gate,
-        /// Number of norms after the gate: 0 or 1.
-        norms: usize,
-    },
+    BitLinear { n: usize, k: usize, rows: &'static [usize], column: usize, accumulate: bool },
+    /// [`Backend::norm_quantize`] with 0, 1 or 2 norms.
+    NormQuantize { n: usize, width: usize, norms: usize },
+    /// [`Backend::gate_quantize`] with 0 or 1 norm.
+    GateQuantize { n: usize, ffn: usize, gate: Gate, norms: usize },
     /// [`Backend::bit_linear_gate_quantize`].
-    GateUp {
-        /// Tokens.
-        n: usize,
-        /// Input features.
-        k: usize,
-        /// Features of gate and up.
-        ffn: usize,
-        /// Which gate.
-        gate: Gate,
-    },
+    GateUp { n: usize, k: usize, ffn: usize, gate: Gate },
     /// [`Backend::bit_linear_rope_store`] of one sequence, then [`Backend::attention`] over it.
-    Qkv {
-        /// Position of the first token.
-        start: usize,
-        /// Tokens.
-        n: usize,
-        /// Input features.
-        k: usize,
-        /// Query heads.
-        heads: usize,
-        /// Key-value heads.
-        kv_heads: usize,
-        /// Width of a head.
-        head_dim: usize,
-    },
+    Qkv { start: usize, n: usize, k: usize, heads: usize, kv_heads: usize, head_dim: usize },
     /// [`Backend::rope_store`], [`Backend::copy_block`] and [`Backend::attention`] of several sequences in one step.
-    Attention {
-        /// Query heads.
-        heads: usize,
-        /// Key-value heads.
-        kv_heads: usize,
-        /// Width of a head.
-        head_dim: usize,
-        /// `(start, tokens)` of every sequence in the step; earlier positions are in the cache.
-        runs: &'static [(usize, usize)],
-        /// Whether the step includes rows that are zero, tiny, huge, infinite or NaN.
-        odd: bool,
-    },
+    /// `runs` are `(start, tokens)` of each, with earlier positions in the cache. `odd` adds rows that are zero, tiny,
+    /// huge, infinite or NaN.
+    Attention { heads: usize, kv_heads: usize, head_dim: usize, runs: &'static [(usize, usize)], odd: bool },
     /// [`Backend::embed`], [`Backend::norm_rows`] and [`Backend::logits`] with one table.
-    Head {
-        /// Tokens.
-        n: usize,
-        /// Features.
-        width: usize,
-        /// Rows of the table.
-        vocab: usize,
-        /// How the table is stored.
-        dtype: DType,
-    },
-    /// The highest logits, by [`Backend::logits`], of ordinary and extreme rows; the table has rows of every kind, each of them twice.
-    Top {
-        /// Tokens.
-        n: usize,
-        /// Features.
-        width: usize,
-        /// Rows of the table.
-        vocab: usize,
-        /// How the table is stored.
-        dtype: DType,
-    },
+    Head { n: usize, width: usize, vocab: usize, dtype: DType },
+    /// The highest logits, by [`Backend::logits`], of ordinary and extreme rows; the table has rows of every kind, each
+    /// of them twice.
+    Top { n: usize, width: usize, vocab: usize, dtype: DType },
     /// [`Case::BitLinear`] with a scale per group of columns, and with a factor if `add` is set. Every second part has
     /// groups of 128.
-    Grouped {
-        /// Tokens.
-        n: usize,
-        /// Input features.
-        k: usize,
-        /// Output features of each part of a stack.
-        rows: &'static [usize],
-        /// Columns of a group: 64 or 128.
-        group: usize,
-        /// First output column.
-        column: usize,
-        /// Whether the result is added to the output.
-        add: bool,
-    },
-    /// [`Backend::norm_quantize`] in groups.
-    QuantizeGroups {
-        /// Tokens.
-        n: usize,
-        /// Features.
-        width: usize,
-        /// Number of norms: 0, 1 or 2.
-        norms: usize,
-    },
+    Grouped { n: usize, k: usize, rows: &'static [usize], group: usize, column: usize, add: bool },
+    /// [`Backend::norm_quantize`] in groups, with 0, 1 or 2 norms.
+    QuantizeGroups { n: usize, width: usize, norms: usize },
     /// [`Case::GateUp`] with a scale per group of columns.
-    GroupedGateUp {
-        /// Tokens.
-        n: usize,
-        /// Input features.
-        k: usize,
-        /// Features of gate and up.
-        ffn: usize,
-        /// Columns of a group: 64 or 128.
-        group: usize,
-        /// Which gate.
-        gate: Gate,
-    },
+    GroupedGateUp { n: usize, k: usize, ffn: usize, group: usize, gate: Gate },
     /// [`Case::Qkv`] with a scale per group of 128 columns, and with norms of query and key heads.
-    HeadNorms {
-        /// Position of the first token.
-        start: usize,
-        /// Tokens.
-        n: usize,
-        /// Input features.
-        k: usize,
-        /// Query heads.
-        heads: usize,
-        /// Key-value heads.
-        kv_heads: usize,
-        /// Width of a head.
-        head_dim: usize,
-    },
+    HeadNorms { start: usize, n: usize, k: usize, heads: usize, kv_heads: usize, head_dim: usize },
     /// [`Backend::embed`], [`Backend::norm_rows`], and [`Backend::logits`] with a ternary table.
-    TernaryHead {
-        /// Tokens.
-        n: usize,
-        /// Features.
-        width: usize,
-        /// Rows of the table.
-        vocab: usize,
-        /// Columns of a group: 64 or 128.
-        group: usize,
-    },
+    TernaryHead { n: usize, width: usize, vocab: usize, group: usize },
     /// [`Backend::bit_linear`] and [`Backend::embed`] with factors other than 1.
-    Factors {
-        /// Tokens.
-        n: usize,
-        /// Features.
-        width: usize,
-        /// Output features, and rows of the table.
-        rows: usize,
-    },
+    Factors { n: usize, width: usize, rows: usize },
 }
 
 impl Case {
@@ -323,29 +192,14 @@ fn grouped_cases(cases: &mut Vec<Case>) {
 
 /// A disagreement between a backend and the reference.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[allow(missing_docs, reason = "every message names its fields")]
 pub enum Failure {
     /// A value differs from the reference.
     #[error("{case:?}: {what} {index} is {actual}, the reference says {expected}")]
-    Value {
-        /// The case.
-        case: Case,
-        /// Name of the output.
-        what: &'static str,
-        /// Index of the value in the output.
-        index: usize,
-        /// The backend's value.
-        actual: f64,
-        /// The reference's value.
-        expected: f64,
-    },
+    Value { case: Case, what: &'static str, index: usize, actual: f64, expected: f64 },
     /// The backend could not run the case.
     #[error("{case:?}: {source}")]
-    Backend {
-        /// The case.
-        case: Case,
-        /// The reason.
-        source: KernelError,
-    },
+    Backend { case: Case, source: KernelError },
 }
 
 /// All outputs of a case: name, values, and their bits.

@@ -1,45 +1,23 @@
 /// An error in making or running a backend.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "every message names its fields")]
 pub enum KernelError {
     /// This build knows no instruction set of this name.
     #[error("unknown instruction set '{name}': choose one of auto, {known}")]
-    UnknownIsa {
-        /// Requested name.
-        name: String,
-        /// Names that this build knows.
-        known: String,
-    },
+    UnknownIsa { name: String, known: String },
     /// This CPU does not support the instruction set.
     #[error("this CPU has no {name}: choose one of auto, {available}")]
-    IsaUnavailable {
-        /// Requested instruction set.
-        name: &'static str,
-        /// Names of the instruction sets that this CPU supports.
-        available: String,
-    },
+    IsaUnavailable { name: &'static str, available: String },
     /// The cache has no type of this name.
     #[error("unknown type of cached keys and values '{name}': choose one of f32, f16, bf16, int8")]
-    UnknownKv {
-        /// Requested name.
-        name: String,
-    },
+    UnknownKv { name: String },
     /// The system refused an allocation.
     #[error("no memory for {what} ({bytes} bytes): lower --memory or the context, or free memory")]
-    OutOfMemory {
-        /// Purpose of the allocation.
-        what: &'static str,
-        /// Size of the allocation.
-        bytes: usize,
-    },
+    OutOfMemory { what: &'static str, bytes: usize },
     /// A worker thread could not be started.
     #[error("cannot start worker thread {index}: {reason}: lower --threads")]
-    Thread {
-        /// Number of the worker.
-        index: usize,
-        /// The system's message.
-        reason: String,
-    },
+    Thread { index: usize, reason: String },
     /// The weights are invalid.
     #[error(transparent)]
     Weights(#[from] bitnet_tensor::TensorError),
@@ -49,10 +27,7 @@ pub enum KernelError {
     NotMerged,
     /// The stored copy of an output head has a scale, norm or error that cannot bound a logit.
     #[error("the copy of the output head holds an invalid value ({value}): convert the model again")]
-    Bound {
-        /// The bad value.
-        value: f32,
-    },
+    Bound { value: f32 },
     /// There is no usable GPU, or it failed.
     #[error(transparent)]
     Gpu(#[from] crate::gpu::GpuError),

@@ -8,193 +8,77 @@ use bitnet_tensor::TensorError;
 /// file can break the line.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "every message names its fields")]
 pub enum ModelError {
     /// The operating system reported an error.
     #[error("cannot {action} ({}): {}: check the path and its permissions", .path.display(), one_line(.source))]
     Io {
         /// What failed: `open`, `read`, `map`, `create` or `write`.
         action: &'static str,
-        /// The file or folder.
         path: PathBuf,
-        /// The operating system's error.
         source: std::io::Error,
     },
     /// The path is neither a GGUF file nor a Hugging Face folder.
     #[error("not a model ({}): {problem}: give a .gguf file, or a folder with config.json and *.safetensors", .path.display())]
-    NotAModel {
-        /// The path that was given.
-        path: PathBuf,
-        /// What is wrong with it.
-        problem: &'static str,
-    },
+    NotAModel { path: PathBuf, problem: &'static str },
     /// The file is a Git LFS pointer; its content was never fetched.
     #[error(
         "the file is a Git LFS pointer of {size} bytes ({file}): fetch the content with `git lfs pull`, or download it again"
     )]
-    LfsPointer {
-        /// The file.
-        file: String,
-        /// Its length in bytes.
-        size: usize,
-    },
+    LfsPointer { file: String, size: usize },
     /// A file is larger than any real one.
     #[error(
         "{size} bytes, more than the maximum of {limit} ({file}): this is not a model file; download it again"
     )]
-    TooLarge {
-        /// The file, or the part of it.
-        file: String,
-        /// Its length in bytes.
-        size: u64,
-        /// The limit in bytes.
-        limit: u64,
-    },
+    TooLarge { file: String, size: u64, limit: u64 },
     /// The file is truncated or malformed.
     #[error("damaged file: {problem} ({file}): download or convert it again")]
-    Damaged {
-        /// The file.
-        file: String,
-        /// What is wrong, and where.
-        problem: String,
-    },
+    Damaged { file: String, problem: String },
     /// A metadata field is missing.
     #[error("field {field} is missing ({file}): add it, or convert the model again with a current tool")]
-    MissingField {
-        /// The file.
-        file: String,
-        /// The field or key.
-        field: String,
-    },
+    MissingField { file: String, field: String },
     /// A metadata field has an invalid value.
     #[error("field {field} {problem} ({file}): correct the field, or download the file again")]
-    Field {
-        /// The file.
-        file: String,
-        /// The field or key.
-        field: String,
-        /// What is wrong with its value.
-        problem: String,
-    },
+    Field { file: String, field: String, problem: String },
     /// The model needs something that is not supported.
     #[error("{field} is {value}, which is not supported ({file}): {cure}")]
-    Unsupported {
-        /// The file.
-        file: String,
-        /// The field or key.
-        field: String,
-        /// Its value.
-        value: String,
-        /// What is supported instead.
-        cure: String,
-    },
+    Unsupported { file: String, field: String, value: String, cure: String },
     /// The file lacks a tensor that the architecture needs.
     #[error(
         "tensor {tensor} is missing ({file}): the download is incomplete or the model has a different architecture; download the whole model again"
     )]
-    MissingTensor {
-        /// The file or folder.
-        file: String,
-        /// Hugging Face name.
-        tensor: String,
-    },
+    MissingTensor { file: String, tensor: String },
     /// A tensor's shape disagrees with the metadata.
     #[error(
         "tensor {tensor} has shape {actual:?}, expected {expected:?} ({file}): metadata and weights belong to different models; download both again"
     )]
-    TensorShape {
-        /// The file or folder.
-        file: String,
-        /// Name in the file.
-        tensor: String,
-        /// Shape according to the metadata.
-        expected: Vec<usize>,
-        /// Shape in the file.
-        actual: Vec<usize>,
-    },
+    TensorShape { file: String, tensor: String, expected: Vec<usize>, actual: Vec<usize> },
     /// A tensor is stored in a form that cannot be read.
     #[error("tensor {tensor}: {problem} ({file}): {cure}")]
-    Tensor {
-        /// The file or folder.
-        file: String,
-        /// Name in the file.
-        tensor: String,
-        /// What is wrong.
-        problem: String,
-        /// What to do about it.
-        cure: &'static str,
-    },
+    Tensor { file: String, tensor: String, problem: String, cure: &'static str },
     /// A tensor has a scale for every group of weights, but the architecture uses one scale a tensor.
     #[error(
         "tensor {tensor} is {called} (type {id}), with a scale for every {group} weights ({file}): models of this architecture have one scale a tensor; use a file in I2_S, TQ1_0, TQ2_0 or packed safetensors"
     )]
-    GroupScales {
-        /// The file.
-        file: String,
-        /// Name in the file.
-        tensor: String,
-        /// Name of the type.
-        called: String,
-        /// Id of the type.
-        id: u32,
-        /// Weights in a group.
-        group: usize,
-    },
+    GroupScales { file: String, tensor: String, called: String, id: u32, group: usize },
     /// A tensor holds values that its type does not allow.
     #[error("tensor {tensor}: {source} ({file}): the file is damaged; download or convert it again")]
-    TensorData {
-        /// The file or folder.
-        file: String,
-        /// Name in the file.
-        tensor: String,
-        /// What is wrong.
-        source: TensorError,
-    },
+    TensorData { file: String, tensor: String, source: TensorError },
     /// The tokenizer cannot be built or cannot encode a text.
     #[error("tokenizer: {problem} ({file}): {cure}")]
-    Tokenizer {
-        /// The file.
-        file: String,
-        /// What is wrong.
-        problem: String,
-        /// What to do about it.
-        cure: &'static str,
-    },
+    Tokenizer { file: String, problem: String, cure: &'static str },
     /// A token id outside the vocabulary.
     #[error("token id {id} is not in the vocabulary of {vocab} (token ids): use ids below {vocab}")]
-    TokenId {
-        /// The id.
-        id: u32,
-        /// Size of the vocabulary.
-        vocab: usize,
-    },
+    TokenId { id: u32, vocab: usize },
     /// The chat template does not parse or does not render.
     #[error("chat template: {problem} (chat_template): {cure}")]
-    Template {
-        /// What is wrong.
-        problem: String,
-        /// What to do about it.
-        cure: &'static str,
-    },
+    Template { problem: String, cure: &'static str },
     /// The model cannot be written in the requested format.
     #[error("cannot convert to {format}: {problem} ({what}): {cure}")]
-    Convert {
-        /// The tensor or part that does not fit.
-        what: String,
-        /// The requested format.
-        format: String,
-        /// Why it does not fit, with the shape.
-        problem: String,
-        /// What to do about it.
-        cure: &'static str,
-    },
+    Convert { what: String, format: String, problem: String, cure: &'static str },
     /// There is no synthetic model with this name.
     #[error("no synthetic model '{name}' (synthetic:NAME): choose one of {known}")]
-    UnknownSynthetic {
-        /// The requested name.
-        name: String,
-        /// The names that exist.
-        known: String,
-    },
+    UnknownSynthetic { name: String, known: String },
     /// The backend refused the weights.
     #[error(transparent)]
     Kernel(#[from] bitnet_kernels::KernelError),

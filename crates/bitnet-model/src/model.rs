@@ -16,43 +16,25 @@ pub struct Limits {
 /// Why a step could not run.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "every message names its fields")]
 pub enum ForwardError {
     /// The step is larger than the model's [`Limits`].
     #[error("the step has {actual} {what}, the maximum is {limit}: split it, or raise the limit at start")]
     StepTooLarge {
         /// What exceeds its limit: `tokens` or `logit rows`.
         what: &'static str,
-        /// Number in the step.
         actual: usize,
-        /// Maximum number.
         limit: usize,
     },
     /// A token id is not in the vocabulary.
     #[error("token {token} at index {index} of the step: the vocabulary has {vocab} ids, 0 to {}", .vocab - 1)]
-    TokenOutOfRange {
-        /// Index of the token in the step.
-        index: usize,
-        /// The token's id.
-        token: u32,
-        /// Size of the vocabulary.
-        vocab: usize,
-    },
+    TokenOutOfRange { index: usize, token: u32, vocab: usize },
     /// A position is beyond the model's context.
     #[error("position {position}: the model's context ends at {context}")]
-    ContextExceeded {
-        /// The first position beyond the context.
-        position: usize,
-        /// Maximum length of a sequence in tokens.
-        context: usize,
-    },
+    ContextExceeded { position: usize, context: usize },
     /// A block table names a block that does not exist.
     #[error("block {block}: the cache has {blocks} blocks")]
-    BlockOutOfRange {
-        /// The block's index.
-        block: u32,
-        /// Number of blocks in the cache.
-        blocks: usize,
-    },
+    BlockOutOfRange { block: u32, blocks: usize },
     /// The backend failed.
     #[error(transparent)]
     Kernel(#[from] KernelError),

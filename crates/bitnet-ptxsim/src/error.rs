@@ -19,69 +19,38 @@ pub struct ParseError {
 /// The kinds of parse errors.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "every message names its fields")]
 pub enum ParseErrorKind {
     /// An unexpected word.
     #[error("expected {expected}, found `{found}`")]
-    Expected {
-        /// What was expected.
-        expected: &'static str,
-        /// What was found.
-        found: String,
-    },
+    Expected { expected: &'static str, found: String },
     /// An unsupported version, target or directive.
     #[error("`{directive}` is not supported: this simulator reads `.version 7.4`, `.target sm_80`")]
-    Directive {
-        /// The directive as written.
-        directive: String,
-    },
+    Directive { directive: String },
     /// An unsupported instruction, or combination of modifiers.
     #[error("instruction `{instruction}` is not supported")]
-    Instruction {
-        /// The opcode as written.
-        instruction: String,
-    },
+    Instruction { instruction: String },
     /// A modifier that the instruction does not have.
     #[error("instruction `{instruction}` does not take `.{modifier}` here")]
-    Modifier {
-        /// The opcode as written.
-        instruction: String,
-        /// The extra modifier.
-        modifier: String,
-    },
+    Modifier { instruction: String, modifier: String },
     /// An operand of the wrong kind, size or type.
     #[error("operand {position} of `{instruction}`: expected {expected}, found {found}")]
     Operand {
-        /// The opcode as written.
         instruction: String,
         /// Position of the operand, from one.
         position: usize,
-        /// What was expected.
         expected: String,
-        /// What was found.
         found: String,
     },
     /// Too few or too many operands.
     #[error("`{instruction}` takes {expected} operands, found {found}")]
-    OperandCount {
-        /// The opcode as written.
-        instruction: String,
-        /// Expected number of operands.
-        expected: usize,
-        /// Number of operands found.
-        found: usize,
-    },
+    OperandCount { instruction: String, expected: usize, found: usize },
     /// A name that is not declared.
     #[error("`{name}` is not declared")]
-    Undeclared {
-        /// The name.
-        name: String,
-    },
+    Undeclared { name: String },
     /// A name declared twice.
     #[error("`{name}` is declared twice")]
-    Duplicate {
-        /// The name.
-        name: String,
-    },
+    Duplicate { name: String },
 }
 
 /// An address space.
@@ -105,39 +74,27 @@ impl fmt::Display for Space {
 /// Invalid use of [`Memory`](crate::Memory) by the host.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "every message names its fields")]
 pub enum MemoryError {
     /// The range is not within a live allocation.
     #[error("no allocation holds {len} bytes at {address:#x}")]
-    OutOfBounds {
-        /// First byte.
-        address: u64,
-        /// Length of the range in bytes.
-        len: usize,
-    },
+    OutOfBounds { address: u64, len: usize },
     /// A byte was read before it was written.
     #[error("byte at {address:#x} was never written")]
-    Uninitialised {
-        /// The first such byte.
-        address: u64,
-    },
+    Uninitialised { address: u64 },
 }
 
 /// A launch failed.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "every message names its fields")]
 pub enum LaunchError {
     /// The module has no entry with this name.
     #[error("no entry `{entry}` in {file}")]
-    NoEntry {
-        /// The module's file.
-        file: String,
-        /// The requested name.
-        entry: String,
-    },
+    NoEntry { file: String, entry: String },
     /// The parameters do not match the declaration.
     #[error("entry `{entry}`: parameter {position} is declared with {expected} bytes, given {given}")]
     Parameter {
-        /// The entry.
         entry: String,
         /// Position from zero; the first missing or extra parameter if the counts differ.
         position: usize,
@@ -148,16 +105,7 @@ pub enum LaunchError {
     },
     /// The launch exceeds a limit of the device or the kernel.
     #[error("entry `{entry}`: {what} is {given}, must be 1 to {limit}")]
-    Shape {
-        /// The entry.
-        entry: String,
-        /// The quantity that exceeds its limit.
-        what: &'static str,
-        /// Its value.
-        given: u64,
-        /// Maximum value.
-        limit: u64,
-    },
+    Shape { entry: String, what: &'static str, given: u64, limit: u64 },
     /// The kernel was trapped.
     #[error(transparent)]
     Fault(#[from] Box<Fault>),
@@ -184,69 +132,35 @@ pub struct Fault {
 /// The kinds of traps.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "every message names its fields")]
 pub enum FaultKind {
     /// An access outside of all allocations or of the block's shared memory.
     #[error("{size} bytes at {space} {address:#x} are out of bounds")]
-    OutOfBounds {
-        /// Address space.
-        space: Space,
-        /// First byte.
-        address: u64,
-        /// Bytes accessed.
-        size: usize,
-    },
+    OutOfBounds { space: Space, address: u64, size: usize },
     /// An address that is not a multiple of the access size.
     #[error("{space} {address:#x} is not aligned to {size} bytes")]
-    Misaligned {
-        /// Address space.
-        space: Space,
-        /// First byte.
-        address: u64,
-        /// Bytes accessed.
-        size: usize,
-    },
+    Misaligned { space: Space, address: u64, size: usize },
     /// A register or predicate was read before it was set.
     #[error("register `{register}` was never set")]
-    UninitialisedRegister {
-        /// Name of the register.
-        register: String,
-    },
+    UninitialisedRegister { register: String },
     /// Memory was read before it was written.
     #[error("{space} {address:#x} was never written")]
-    UninitialisedMemory {
-        /// Address space.
-        space: Space,
-        /// The first such byte.
-        address: u64,
-    },
+    UninitialisedMemory { space: Space, address: u64 },
     /// Shared bytes were accessed between a `cp.async` to them and the wait that completes it.
     #[error("shared {address:#x} is the target of a cp.async that has not been waited for")]
-    InFlight {
-        /// The first such byte.
-        address: u64,
-    },
+    InFlight { address: u64 },
     /// The source of a `cp.async` changed before the wait.
     #[error("the source of a cp.async, global {address:#x}, changed before the wait")]
-    CopySource {
-        /// First byte.
-        address: u64,
-    },
+    CopySource { address: u64 },
     /// A `cp.async` of 16 bytes reads more than that from its source.
     #[error("cp.async of 16 bytes reads {src_size} bytes from its source")]
-    CopySize {
-        /// Number of source bytes.
-        src_size: u64,
-    },
+    CopySize { src_size: u64 },
     /// Two accesses without an order, at least one of them a write.
     #[error("race on {space} {address:#x} with an earlier {other} in block {other_block:?}, {other_threads}")]
     Race {
-        /// Address space.
         space: Space,
-        /// First byte of the word.
         address: u64,
-        /// Kind of the other access.
         other: &'static str,
-        /// Block of the other access.
         other_block: [u32; 3],
         /// Thread or threads of the other access, in words.
         other_threads: String,
@@ -254,10 +168,7 @@ pub enum FaultKind {
     /// `ld.global.nc` reads bytes that a kernel has written since the host did: launches may overlap, and the cache
     /// that it reads through is not coherent.
     #[error("global {address:#x} was written by an earlier kernel, so `.nc` may read an old value")]
-    ReadOnly {
-        /// First byte of the word.
-        address: u64,
-    },
+    ReadOnly { address: u64 },
     /// Only part of the warp reaches an aligned instruction.
     #[error("aligned instruction reached by lanes {lanes:#010x} only")]
     Divergent {
@@ -266,10 +177,7 @@ pub enum FaultKind {
     },
     /// A shuffle reads an inactive lane.
     #[error("shuffle reads lane {lane}, which is inactive")]
-    InactiveLane {
-        /// The lane read.
-        lane: u32,
-    },
+    InactiveLane { lane: u32 },
     /// An integer division by zero, whose result the manual does not define.
     #[error("integer division by zero")]
     DivisionByZero,

@@ -9,6 +9,7 @@ use bitnet_model::{ForwardError, ModelError};
 /// Why a model could not be opened or a request failed. Its `Display` is one line, `<what> (<where>): <cure>`.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "every message names its fields")]
 pub enum Error {
     /// The model could not be read.
     Model(#[from] ModelError),
@@ -16,10 +17,7 @@ pub enum Error {
     #[cfg(feature = "hub")]
     Hub(#[from] HubError),
     /// The model was given by name, but this build lacks the feature `hub`.
-    NoHub {
-        /// What was requested.
-        model: String,
-    },
+    NoHub { model: String },
     /// The backend could not be created.
     Kernel(KernelError),
     /// There is no usable GPU, or it failed.
@@ -41,27 +39,15 @@ pub enum Error {
     /// The limit is a percentage, but the system does not report how much memory is available.
     MemoryUnknown,
     /// The requested cache type is not supported on a GPU.
-    GpuCache {
-        /// What was requested.
-        kv: KvType,
-    },
+    GpuCache { kv: KvType },
     /// The engine did not start.
     Start(#[from] StartError),
     /// The request needs a tokenizer, but the model has none.
-    NoTokenizer {
-        /// Name of the model.
-        model: String,
-    },
+    NoTokenizer { model: String },
     /// The request has tools, but the model's chat template cannot show them to the model.
-    NoTools {
-        /// Name of the model.
-        model: String,
-    },
+    NoTools { model: String },
     /// The JSON schema, regular expression or choice cannot be followed.
-    Schema {
-        /// What is wrong with the schema.
-        problem: String,
-    },
+    Schema { problem: String },
     /// The request was refused or failed.
     Request(#[from] GenerationError),
 }

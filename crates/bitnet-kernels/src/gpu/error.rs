@@ -1,22 +1,17 @@
 /// There is no usable GPU, or it failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "every message names its fields")]
 pub enum GpuError {
     /// The driver's library is not on this machine.
     #[error("no NVIDIA driver: libcuda was not found; install the driver, or use --device cpu")]
     DriverMissing,
     /// The driver's library lacks a function.
     #[error("the NVIDIA driver has no {symbol}: install driver 470 or newer, or use --device cpu")]
-    SymbolMissing {
-        /// Name of the function.
-        symbol: String,
-    },
+    SymbolMissing { symbol: String },
     /// The driver is installed but does not start.
     #[error("the NVIDIA driver does not start ({reason}): reinstall it, or use --device cpu")]
-    Unavailable {
-        /// The driver's error.
-        reason: String,
-    },
+    Unavailable { reason: String },
     /// The driver is too old for the kernels.
     #[error(
         "the NVIDIA driver supports CUDA {}.{}, the kernels need 11.4: install driver 470 or newer, or use \
@@ -26,45 +21,23 @@ pub enum GpuError {
         /// Version of CUDA that the driver supports, `1000 * major + 10 * minor`.
         version: i32,
     },
-    /// There is no GPU with this number.
+    /// There is no GPU with this number; the first is 0.
     #[error("no GPU {index}: this machine has {count}; choose another, or use --device cpu")]
-    NoDevice {
-        /// Requested number, from zero.
-        index: usize,
-        /// Number of GPUs in the machine.
-        count: usize,
-    },
+    NoDevice { index: usize, count: usize },
     /// The GPU lacks instructions that the kernels need.
     #[error(
         "{name} has compute capability {major}.{minor}, the kernels need 8.0 (Ampere) or newer: use \
          --device cpu"
     )]
-    TooOld {
-        /// Name of the GPU.
-        name: String,
-        /// Major compute capability.
-        major: u32,
-        /// Minor compute capability.
-        minor: u32,
-    },
+    TooOld { name: String, major: u32, minor: u32 },
     /// The GPU does not have enough memory.
     #[error(
         "no GPU memory for {what} ({bytes} bytes, {free} free): lower --memory or the context, or free memory"
     )]
-    OutOfMemory {
-        /// Purpose of the allocation.
-        what: &'static str,
-        /// Size of the allocation.
-        bytes: usize,
-        /// Bytes free.
-        free: usize,
-    },
+    OutOfMemory { what: &'static str, bytes: usize, free: usize },
     /// The GPU does not have enough memory for the code of a kernel.
     #[error("no GPU memory to load kernel {kernel}: lower --memory or the context, or free memory")]
-    NoRoomForKernel {
-        /// The kernel.
-        kernel: &'static str,
-    },
+    NoRoomForKernel { kernel: &'static str },
     /// The driver was installed without its compiler.
     #[error(
         "the NVIDIA driver's compiler is missing: install libnvidia-ptxjitcompiler in the driver's version, or use \
@@ -73,64 +46,29 @@ pub enum GpuError {
     CompilerMissing,
     /// The driver refused a kernel.
     #[error("the NVIDIA driver refused kernel {kernel}: {log}; update the driver, or use --device cpu")]
-    ModuleRefused {
-        /// The kernel.
-        kernel: &'static str,
-        /// Log of the driver's compiler.
-        log: String,
-    },
+    ModuleRefused { kernel: &'static str, log: String },
     /// Launches could not be recorded; they run without a recording.
     #[error("launches were not recorded: {reason}")]
-    NotRecorded {
-        /// The driver's error.
-        reason: String,
-    },
+    NotRecorded { reason: String },
     /// `BITNET_GPU` contains an unknown switch.
     #[error(
         "{switch:?} in BITNET_GPU is not a switch: give any of no-recordings, sync, patience=SECONDS and \
          optimise=0 to 4, separated by commas"
     )]
-    UnknownSwitch {
-        /// The unknown switch.
-        switch: String,
-    },
+    UnknownSwitch { switch: String },
     /// A kernel's results differ from the reference: the driver's compiler or the GPU is at fault.
     #[error("kernel {kernel} computes wrong results {seen}; update the driver, or use --device cpu")]
-    WrongResult {
-        /// The kernel, or several of which one is wrong.
-        kernel: String,
-        /// The GPU, the driver, and what differs.
-        seen: String,
-    },
+    WrongResult { kernel: String, seen: String },
     /// A row does not fit the shared memory of a block.
     #[error(
         "{kernel} needs {bytes} bytes of shared memory for a row this wide, {name} has {limit}: use \
          --device cpu"
     )]
-    RowTooWide {
-        /// The kernel.
-        kernel: &'static str,
-        /// Bytes needed.
-        bytes: u32,
-        /// Name of the GPU.
-        name: String,
-        /// Shared memory of a block in bytes.
-        limit: u32,
-    },
+    RowTooWide { kernel: &'static str, bytes: u32, name: String, limit: u32 },
     /// The heads are too wide for the attention kernels.
     #[error("heads are {head_dim} wide, the GPU kernels take up to {limit}: use --device cpu")]
-    HeadTooWide {
-        /// Width of a head.
-        head_dim: usize,
-        /// Maximum width for the kernels.
-        limit: usize,
-    },
+    HeadTooWide { head_dim: usize, limit: usize },
     /// The GPU failed. Its context stays broken until the process ends.
     #[error("the GPU failed in {during}: {reason}; restart the process")]
-    Failed {
-        /// The driver function or the kernel.
-        during: &'static str,
-        /// The driver's error.
-        reason: String,
-    },
+    Failed { during: &'static str, reason: String },
 }

@@ -6,33 +6,25 @@ use std::{
 /// Why a batch run ended early. The answers up to then are kept.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "every message names its fields")]
 pub enum BatchRunError {
     /// A file cannot be read or written.
     #[error("cannot {what} {}: {source}", path.display())]
     File {
         /// What was tried: `read` or `write`.
         what: &'static str,
-        /// The file.
         path: PathBuf,
-        /// Why it failed.
         source: io::Error,
     },
     /// The output would overwrite the input.
     #[error("{} is both input and output", path.display())]
-    SameFile {
-        /// The file.
-        path: PathBuf,
-    },
+    SameFile { path: PathBuf },
     /// Another run is writing the same output.
     #[error("{} is being written by another run", path.display())]
-    Locked {
-        /// The file.
-        path: PathBuf,
-    },
+    Locked { path: PathBuf },
     /// The existing answers are not from an earlier run of the same input and options.
     #[error("line {line} of {} does not answer line {line} of this input with these options", path.display())]
     OtherRun {
-        /// The file of answers beside the output.
         path: PathBuf,
         /// Number of the line, from 1, not counting blank lines.
         line: u64,
@@ -40,7 +32,6 @@ pub enum BatchRunError {
     /// An earlier run had another version, model, cache type or device, which may answer the same line differently.
     #[error("line {line} of {} was answered with {difference}", path.display())]
     OtherIdentity {
-        /// The file of answers beside the output.
         path: PathBuf,
         /// Number of the line, from 1, not counting blank lines.
         line: u64,
