@@ -1,7 +1,9 @@
+use std::path::Path;
+
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use crate::{cargo, output};
+use crate::{cargo, circles, output};
 
 /// The crates of the product, lowest first; each may use those before it.
 const LAYERS: [&str; 8] = [
@@ -22,7 +24,7 @@ const FRONT_DOOR: usize = 5;
 const DEVELOPMENT_ONLY: [&str; 6] =
     ["bitnet-ptxsim", "bitnet-tests", "bitnet-standin", "bitnet-fuzz", "bitnet-examples", "xtask"];
 
-/// Reads the dependencies from cargo and fails if one points up.
+/// Reads the dependencies from cargo; fails if one points up, or if two files of a package use each other.
 pub(crate) fn check() -> Result<()> {
     let metadata = output(cargo(&["metadata", "--format-version", "1", "--no-deps"]))?;
     let metadata: Value = serde_json::from_slice(&metadata)?;
@@ -43,9 +45,12 @@ pub(crate) fn check() -> Result<()> {
             );
             arrows += usize::from(rank(to).is_some());
         }
+        let manifest = package["manifest_path"].as_str().context("a package has a manifest")?;
+        let circles = circles::find(&Path::new(manifest).with_file_name("src"))?;
+        ensure!(circles.is_empty(), "files of {name} use each other: {}", circles.join(", "));
     }
     ensure!(arrows > 0, "no dependency between the crates was found: the check looks in the wrong place");
-    println!("{arrows} dependencies between crates, all pointing down");
+    println!("{arrows} dependencies between crates, all pointing down; no two files use each other");
     Ok(())
 }
 

@@ -4,7 +4,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 use serde_json::{Value, json};
 
-use crate::{bitnet, cargo, output, root};
+use crate::{bitnet, cargo, git, output};
 
 /// Runs `bitnet bench` on several models and the benchmarks of kernels, engine and server, and prints one table.
 #[derive(Args)]
@@ -62,10 +62,7 @@ impl Bench {
             print_ratios("server", &server);
         }
         if self.json {
-            let mut git = Command::new("git");
-            git.args(["rev-parse", "HEAD"]).current_dir(root());
-            let commit = String::from_utf8(output(git)?)?;
-            let all = json!({"commit": commit.trim(), "machine": doctor, "results": results, "ops": ops,
+            let all = json!({"commit": git(&["rev-parse", "HEAD"])?, "machine": doctor, "results": results, "ops": ops,
                     "engine": engine, "server": server});
             println!("{}", serde_json::to_string_pretty(&all)?);
         }

@@ -4,10 +4,10 @@ use std::{
     process::Command,
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use clap::Args;
 
-use crate::{cargo, output, root, run, target};
+use crate::{cargo, output, root, run, size::fits, target};
 
 /// Maximum size of the stripped program in bytes.
 const LIMIT: u64 = 25 << 20;
@@ -30,7 +30,7 @@ impl Dist {
         run(cargo(&["build", "--profile", "bundle", "--package", "bitnet-cli"]))?;
         let program = target().join("bundle/bitnet");
         let bytes = fs::metadata(&program)?.len();
-        ensure!(bytes < LIMIT, "the program has {bytes} bytes, more than the limit of {LIMIT}");
+        fits("the program", bytes, LIMIT)?;
         let folder = root().join(&self.folder);
         let archive = pack(&program, &folder)?;
         let bytes = fs::metadata(folder.join(&archive))?.len();
@@ -80,17 +80,16 @@ mod tests {
 
     #[test]
     fn an_archive_holds_a_working_program_and_equals_a_second_one() {
-        let folder = std::env::temp_dir().join(format!("bitnet-dist-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&folder);
-        fs::create_dir_all(&folder).unwrap();
+        let temporary = tempfile::tempdir().unwrap();
+        let folder = temporary.path();
         let program = bitnet_tests::binary();
-        let archive = pack(&program, &folder).unwrap();
+        let archive = pack(&program, folder).unwrap();
         let first = fs::read(folder.join(&archive)).unwrap();
-        pack(&program, &folder).unwrap();
+        pack(&program, folder).unwrap();
         assert!(first == fs::read(folder.join(&archive)).unwrap());
         let in_folder = |program: &str, args: &[&str]| {
             let mut command = Command::new(program);
-            command.args(args).current_dir(&folder);
+            command.args(args).current_dir(folder);
             String::from_utf8(output(command).unwrap()).unwrap()
         };
         assert!(in_folder("sha256sum", &["--check", &format!("{archive}.sha256")]).contains("OK"));
@@ -102,6 +101,5 @@ mod tests {
         for file in TEXTS.into_iter().chain(["bitnet.1", "completions/_bitnet"]) {
             assert!(fs::metadata(folder.join(name).join(file)).unwrap().len() > 100, "{file}");
         }
-        fs::remove_dir_all(folder).unwrap();
     }
 }

@@ -3,10 +3,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use clap::Args;
 
-use crate::{cargo, root, run, target};
+use crate::{cargo, root, run, size::fits, target};
 
 /// Fixtures in the bundle: each family, and sizes that do not fit any tile.
 const FIXTURES: [&str; 6] =
@@ -32,15 +32,10 @@ impl GpuBundle {
         run(cargo(&[&["build", "--profile", "bundle"][..], &what].concat()))?;
         let built = target().join("bundle");
         let bytes = write(&root().join(&self.folder), &built.join("bitnet"), &built.join(INSTRUCTIONS))?;
-        fits(bytes)?;
+        fits("the folder", bytes, LIMIT)?;
         println!("{} holds {:.1} MB", self.folder.display(), bytes as f64 / 1e6);
         Ok(())
     }
-}
-
-fn fits(bytes: u64) -> Result<()> {
-    ensure!(bytes < LIMIT, "the folder holds {bytes} bytes, more than the limit of {LIMIT}");
-    Ok(())
 }
 
 /// Copies everything into the folder, and returns its size in bytes.
@@ -74,25 +69,27 @@ mod tests {
     use super::*;
     use std::process::{Command, Output};
 
-    /// A folder that is removed at the end of the test.
-    struct Bundle(PathBuf);
+    struct Bundle(tempfile::TempDir);
 
     impl Bundle {
-        fn new(name: &str) -> Self {
-            let folder =
-                std::env::temp_dir().join(format!("bitnet-gpu-bundle-{name}-{}", std::process::id()));
+        fn new() -> Self {
+            let folder = tempfile::tempdir().unwrap();
             let [binary, instructions] =
                 [bitnet_tests::binary(), bitnet_tests::built("bitnet-tests", INSTRUCTIONS)];
-            let bytes = write(&folder, &binary, &instructions).unwrap();
+            let bytes = write(folder.path(), &binary, &instructions).unwrap();
             // The programs of the tests contain debug information.
             let programs = [binary, instructions].iter().map(|p| fs::metadata(p).unwrap().len()).sum::<u64>();
-            fits(bytes - programs + LIMIT / 2).unwrap();
+            fits("the folder", bytes - programs + LIMIT / 2, LIMIT).unwrap();
             Bundle(folder)
+        }
+
+        fn file(&self, name: &str) -> PathBuf {
+            self.0.path().join(name)
         }
 
         fn run(&self, device: &str) -> Output {
             let mut sh = Command::new("sh");
-            sh.arg(self.0.join("run.sh")).env("DEVICE", device).env("BITNET_CACHE", &self.0);
+            sh.arg(self.file("run.sh")).env("DEVICE", device).env("BITNET_CACHE", self.0.path());
             sh.env("MODEL", "synthetic:tiny")
                 .env("SIZES", "-b 1,2 -n 4 -p 8")
                 .env("DEPTHS", "16")
@@ -101,20 +98,14 @@ mod tests {
         }
     }
 
-    impl Drop for Bundle {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
-        }
-    }
-
     /// Runs the script on the CPU with a small model. The tests of `bitnet-cli` run the same commands on the simulator.
     #[test]
     fn a_dry_run_of_the_bundle_judges_and_measures_and_a_failure_ends_it() {
-        let bundle = Bundle::new("dry");
+        let bundle = Bundle::new();
         let done = bundle.run("cpu");
         assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
         let report = |name: &str| {
-            let text = fs::read_to_string(bundle.0.join(name)).unwrap();
+            let text = fs::read_to_string(bundle.file(name)).unwrap();
             serde_json::from_str::<serde_json::Value>(&text).unwrap()
         };
         assert_eq!(report("doctor.json")["fixtures"].as_array().unwrap().len(), FIXTURES.len());
@@ -123,40 +114,40 @@ mod tests {
         assert!(!bench["kernels"].as_array().unwrap().is_empty());
         for status in [1, 124] {
             let judges = format!("#!/bin/sh\necho '{{}}' >doctor.json\nexit {status}\n");
-            fs::write(bundle.0.join("bitnet"), judges).unwrap();
+            fs::write(bundle.file("bitnet"), judges).unwrap();
             assert_eq!(bundle.run("cpu").status.code(), Some(status));
         }
     }
 
     #[test]
     fn a_gpu_with_a_wrong_instruction_alone_is_measured_and_marked() {
-        let bundle = Bundle::new("marked");
-        fs::write(bundle.0.join(INSTRUCTIONS), "#!/bin/sh\necho add.u32 differs\nexit 1\n").unwrap();
-        fs::write(bundle.0.join("bitnet"), "#!/bin/sh\necho '{}' >$1.json\n").unwrap();
+        let bundle = Bundle::new();
+        fs::write(bundle.file(INSTRUCTIONS), "#!/bin/sh\necho add.u32 differs\nexit 1\n").unwrap();
+        fs::write(bundle.file("bitnet"), "#!/bin/sh\necho '{}' >$1.json\n").unwrap();
         let done = bundle.run("cuda");
         assert_eq!(done.status.code(), Some(1));
-        assert!(bundle.0.join("bench.json").exists(), "it is measured all the same");
-        let marked = fs::read_to_string(bundle.0.join("not-trusted.txt")).unwrap();
+        assert!(bundle.file("bench.json").exists(), "it is measured all the same");
+        let marked = fs::read_to_string(bundle.file("not-trusted.txt")).unwrap();
         assert!(marked.contains("do not trust any number"), "{marked}");
-        fs::write(bundle.0.join(INSTRUCTIONS), "#!/bin/sh\n").unwrap();
+        fs::write(bundle.file(INSTRUCTIONS), "#!/bin/sh\n").unwrap();
         assert_eq!(bundle.run("cuda").status.code(), Some(0));
-        assert!(!bundle.0.join("not-trusted.txt").exists());
+        assert!(!bundle.file("not-trusted.txt").exists());
     }
 
     #[test]
     fn without_a_gpu_the_bundle_says_so_and_measures_nothing() {
-        let bundle = Bundle::new("bare");
+        let bundle = Bundle::new();
         let done = bundle.run("cuda:999");
         let told = String::from_utf8_lossy(&done.stderr);
         assert_eq!(done.status.code(), Some(3), "{told}");
         assert!(told.contains("no usable GPU") && told.contains("--device"), "{told}");
-        assert!(!bundle.0.join("bench.json").exists());
+        assert!(!bundle.file("bench.json").exists());
     }
 
     #[test]
     fn a_folder_that_is_too_large_to_travel_is_refused_with_its_size() {
-        assert!(fits(LIMIT - 1).is_ok());
-        let error = fits(LIMIT + 7).unwrap_err().to_string();
+        assert!(fits("the folder", LIMIT - 1, LIMIT).is_ok());
+        let error = fits("the folder", LIMIT + 7, LIMIT).unwrap_err().to_string();
         assert!(error.contains("67108871"), "{error}");
     }
 }

@@ -4,6 +4,7 @@
 mod arrows;
 mod bench;
 mod ci;
+mod circles;
 mod claims;
 mod cluster;
 mod deny;
@@ -24,6 +25,11 @@ use std::{
     env,
     path::{Path, PathBuf},
     process::{Command, ExitCode},
+    sync::{
+        Mutex,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    thread,
 };
 
 use anyhow::{Context, Result, ensure};
@@ -40,7 +46,7 @@ struct Args {
 enum Task {
     /// Everything that continuous integration runs: format, lints, arrows, size, tests, docs
     Ci,
-    /// Check that dependencies between the crates point down only
+    /// Check that dependencies between the crates point down only, and that no two files of a crate use each other
     Arrows,
     /// Check that committed files stay small
     Size,
@@ -148,6 +154,29 @@ fn run(mut command: Command) -> Result<()> {
     let status = command.status().with_context(|| what.clone())?;
     ensure!(status.success(), "{what} failed: {status}");
     Ok(())
+}
+
+/// Works on all items, on several threads, and returns the results in any order.
+fn in_parallel<T: Sync, R: Send>(items: &[T], threads: usize, work: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    let (next, results) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    thread::scope(|scope| {
+        for _ in 0..threads.max(1) {
+            scope.spawn(|| {
+                while let Some(item) = items.get(next.fetch_add(1, Relaxed)) {
+                    let result = work(item);
+                    results.lock().expect("no thread panicked").push(result);
+                }
+            });
+        }
+    });
+    results.into_inner().expect("no thread panicked")
+}
+
+/// Runs git in the workspace and returns what it prints, without the last line's end.
+fn git(args: &[&str]) -> Result<String> {
+    let mut git = Command::new("git");
+    git.args(args).current_dir(root());
+    Ok(String::from_utf8(output(git)?)?.trim_end().to_owned())
 }
 
 /// Runs a command and returns what it prints.

@@ -5,9 +5,9 @@ use std::{
     process::{Command, Stdio},
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 
-use crate::{bitnet, root, run, target};
+use crate::{bitnet, root, run, size::fits, target};
 
 /// Maximum size of the wheel in bytes.
 const LIMIT: u64 = 25_000_000;
@@ -30,7 +30,7 @@ pub(crate) fn check() -> Result<()> {
     let wheel = fs::read_dir(&wheels)?.next().context("maturin writes a wheel")??;
     let size = wheel.metadata()?.len();
     println!("{}: {:.1} MB", wheel.file_name().display(), size as f64 / 1e6);
-    ensure!(size < LIMIT, "the wheel has {size} bytes, more than {LIMIT}");
+    fits("the wheel", size, LIMIT)?;
 
     let clean = target().join("python/clean");
     environment(&clean, &["--clear"])?;

@@ -1,12 +1,4 @@
-use std::{
-    fs,
-    sync::{
-        Mutex,
-        atomic::{AtomicUsize, Ordering::Relaxed},
-    },
-    thread,
-    time::Instant,
-};
+use std::{fs, time::Instant};
 
 use anyhow::{Context, Result, ensure};
 use bitnet_kernels::{
@@ -19,7 +11,7 @@ use bitnet_tests::Simulator;
 use clap::Args;
 use serde_json::json;
 
-use crate::{output, root};
+use crate::{git, in_parallel, root};
 
 /// Run the GPU kernels on the simulator and compare them with the reference
 #[derive(Args)]
@@ -55,49 +47,29 @@ fn full() -> Vec<Case> {
     cases
 }
 
-fn git(args: &[&str]) -> Result<String> {
-    let mut git = std::process::Command::new("git");
-    git.args(args).current_dir(root());
-    Ok(String::from_utf8(output(git)?)?)
-}
-
 impl SimKernels {
     pub(crate) fn run(&self) -> Result<()> {
         let cases = if self.full { full() } else { cases() };
         // Checked before the record itself is written.
-        let dirty = self.out.is_some() && !git(&["status", "--porcelain"])?.trim().is_empty();
-        let (next, rows) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+        let dirty = self.out.is_some() && !git(&["status", "--porcelain"])?.is_empty();
         let started = Instant::now();
-        thread::scope(|scope| {
-            for _ in 0..self.threads.max(1) {
-                scope.spawn(|| {
-                    while let Some(&case) = cases.get(next.fetch_add(1, Relaxed)) {
-                        let begun = Instant::now();
-                        let result = Gpu::new(Simulator::default())
-                            .map_err(|e| e.to_string())
-                            .and_then(|mut gpu| check_rounded(&mut gpu, case).map_err(|e| e.to_string()));
-                        let seconds = begun.elapsed().as_secs_f64();
-                        println!(
-                            "{case:?}: {} ({seconds:.1} s)",
-                            result.as_ref().err().map_or("equal", |e| e)
-                        );
-                        let row = json!({
-                            "case": format!("{case:?}"),
-                            "equal": result.is_ok(),
-                            "problem": result.err(),
-                            "seconds": (10.0 * seconds).round() / 10.0,
-                        });
-                        rows.lock().expect("no thread panicked").push(row);
-                    }
-                });
-            }
+        let rows = in_parallel(&cases, self.threads, |&case| {
+            let begun = Instant::now();
+            let gpu = Gpu::new(Simulator::default()).map_err(|e| e.to_string());
+            let result = gpu.and_then(|mut gpu| check_rounded(&mut gpu, case).map_err(|e| e.to_string()));
+            let seconds = begun.elapsed().as_secs_f64();
+            println!("{case:?}: {} ({seconds:.1} s)", result.as_ref().err().map_or("equal", |e| e));
+            json!({
+                "case": format!("{case:?}"),
+                "equal": result.is_ok(),
+                "problem": result.err(),
+                "seconds": (10.0 * seconds).round() / 10.0,
+            })
         });
-        let rows = rows.into_inner().expect("no thread panicked");
         let failed = rows.iter().filter(|row| row["equal"] == false).count();
         if let Some(out) = &self.out {
-            let commit = git(&["rev-parse", "HEAD"])?;
             let all = json!({
-                "commit": commit.trim(),
+                "commit": git(&["rev-parse", "HEAD"])?,
                 "dirty": dirty,
                 "on": "simulator",
                 "full": self.full,

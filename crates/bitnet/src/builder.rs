@@ -1,43 +1,13 @@
-use std::{fmt, str::FromStr};
+use std::fmt;
 
 use bitnet_inference::EngineConfig;
 use bitnet_kernels::{Isa, KvType};
 
 use crate::{
     Error, Memory, Model,
-    load::{self, Machine, Want},
+    load::{self, Device, Machine, Want},
     open::{self, Opened},
 };
-
-/// Where a model computes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub enum Device {
-    /// The first NVIDIA GPU if usable, otherwise the CPU. If there is a GPU, [`Model::notes`] then says why.
-    #[default]
-    Auto,
-    /// The CPU.
-    Cpu,
-    /// An NVIDIA GPU, counting from zero.
-    Cuda(usize),
-}
-
-impl FromStr for Device {
-    type Err = String;
-
-    /// Reads `auto`, `cpu`, `cuda` or `cuda:N`.
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "auto" => Ok(Device::Auto),
-            "cpu" => Ok(Device::Cpu),
-            "cuda" => Ok(Device::Cuda(0)),
-            _ => match text.strip_prefix("cuda:").map(str::parse::<u16>) {
-                Some(Ok(index)) => Ok(Device::Cuda(index.into())),
-                _ => Err("choose auto, cpu, cuda or cuda:N".into()),
-            },
-        }
-    }
-}
 
 /// Options for opening a model. None of them changes a token, except the type of the cache.
 pub struct Builder {
@@ -147,6 +117,21 @@ impl Builder {
         let loaded = load::load(&self.machine, &opened.checkpoint, want, &mut report)?;
         let engine = EngineConfig { max_batch_size: self.batch_size, ..self.engine };
         Model::start_loaded(opened, loaded, engine)
+    }
+}
+
+impl Model {
+    /// Opens a model with settings that suit the machine; see [`Builder::open`].
+    ///
+    /// # Errors
+    /// As [`Builder::open`].
+    pub fn open(model: &str) -> Result<Model, Error> {
+        Model::builder().open(model)
+    }
+
+    /// Sets device, threads, memory and more before a model is opened.
+    pub fn builder() -> Builder {
+        Builder::default()
     }
 }
 

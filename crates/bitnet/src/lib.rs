@@ -53,8 +53,9 @@ pub mod schema;
 mod sizes;
 
 pub use answer::{Answer, PieceStream, Pieces};
-pub use builder::{Builder, Device};
+pub use builder::Builder;
 pub use error::Error;
+pub use load::Device;
 pub use memory::{Memory, SystemMemory, peak_memory_bytes};
 pub use models::Model;
 pub use open::{Opened, open_checkpoint};

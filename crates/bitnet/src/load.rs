@@ -4,6 +4,7 @@
 use std::{
     fmt,
     iter::successors,
+    str::FromStr,
     time::{Duration, Instant},
 };
 
@@ -14,12 +15,12 @@ use bitnet_kernels::{
 use bitnet_model::{Batch, Checkpoint, Limits, Model, ModelSpec, Transformer};
 
 pub use crate::sizes::{Home, WeightBytes};
-use crate::{Device, Error, Memory, SystemMemory, memory::Budget};
+use crate::{Error, Memory, SystemMemory, memory::Budget};
 
 /// Maximum number of tokens in a step of an engine.
 const STEP: usize = 512;
 /// Minimum number of tokens that each sequence of an engine must have room for.
-const LEAST: usize = 64;
+const MIN_TOKENS: usize = 64;
 /// Prompt tokens that a step has room for in addition to one token of every sequence, unless only a smaller step fits.
 pub const CHUNK: usize = 64;
 /// Tokens in the smallest step, used if nothing else fits; its memory is small compared to any weights.
@@ -46,7 +47,7 @@ impl Want {
     /// The needs of an engine that batches `sequences` requests of up to `context` tokens.
     pub fn engine(sequences: usize, drafts: usize, context: usize) -> Want {
         let step = STEP.max(sequences + CHUNK).max(1 + drafts);
-        Want { step, all_logits: false, sequences, drafts, tokens: context, least: LEAST.min(context) }
+        Want { step, all_logits: false, sequences, drafts, tokens: context, least: MIN_TOKENS.min(context) }
     }
 }
 
@@ -79,6 +80,36 @@ impl fmt::Debug for Loaded {
         let Loaded { weights, plan, refused, .. } = self;
         let mut shown = f.debug_struct("Loaded");
         shown.field("weights", weights).field("plan", plan).field("refused", refused).finish_non_exhaustive()
+    }
+}
+
+/// Where a model computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Device {
+    /// The first NVIDIA GPU if usable, otherwise the CPU. If there is a GPU, [`Model::notes`](crate::Model::notes) then says why.
+    #[default]
+    Auto,
+    /// The CPU.
+    Cpu,
+    /// An NVIDIA GPU, counting from zero.
+    Cuda(usize),
+}
+
+impl FromStr for Device {
+    type Err = String;
+
+    /// Reads `auto`, `cpu`, `cuda` or `cuda:N`.
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Device::Auto),
+            "cpu" => Ok(Device::Cpu),
+            "cuda" => Ok(Device::Cuda(0)),
+            _ => match text.strip_prefix("cuda:").map(str::parse::<u16>) {
+                Some(Ok(index)) => Ok(Device::Cuda(index.into())),
+                _ => Err("choose auto, cpu, cuda or cuda:N".into()),
+            },
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use bitnet_model::{Checkpoint, Message, Tokenizer};
 use serde_json::Value;
 
 use crate::{
-    Answer, Builder, Error, PieceStream, Pieces, Request,
+    Answer, Error, PieceStream, Pieces, Request,
     load::{Loaded, Plan},
     open::Opened,
     request::Prompt,
@@ -37,19 +37,6 @@ struct Inner {
 }
 
 impl Model {
-    /// Opens a model with settings that suit the machine; see [`Builder::open`].
-    ///
-    /// # Errors
-    /// As [`Builder::open`].
-    pub fn open(model: &str) -> Result<Model, Error> {
-        Model::builder().open(model)
-    }
-
-    /// Sets device, threads, memory and more before a model is opened.
-    pub fn builder() -> Builder {
-        Builder::default()
-    }
-
     /// Starts a model whose weights are in memory already: loaded by [`load`](crate::load::load), or made by the program
     /// itself. The engine gets the model's tokenizer, and its end tokens unless `config` has others.
     ///

@@ -7,19 +7,14 @@ mod operands;
 mod shapes;
 mod tools;
 
-use std::{
-    sync::{
-        Mutex,
-        atomic::{AtomicUsize, Ordering::Relaxed},
-    },
-    thread,
-};
+use std::thread;
 
 use anyhow::{Context, Result, bail};
 use bitnet_kernels::gpu::table::{KERNELS, Kernel};
 use bitnet_tests::instructions::{HEADER, INSTRUCTIONS};
 use clap::Args;
 
+use crate::in_parallel;
 pub(crate) use tools::Tools;
 
 /// Assemble every text that can reach a GPU, for every architecture: check spills, registers, instructions, and shapes
@@ -83,21 +78,14 @@ fn check(tools: &Tools, architectures: &[&str]) -> Result<()> {
         .iter()
         .flat_map(|&kernel| architectures.iter().map(move |&architecture| (kernel, architecture)))
         .collect();
-    let (next, problems) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
-    thread::scope(|scope| {
-        for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
-            scope.spawn(|| {
-                while let Some(&(kernel, architecture)) = work.get(next.fetch_add(1, Relaxed)) {
-                    let found = tools.assemble(kernel, architecture).map_or_else(
-                        |e| vec![format!("{} for sm_{architecture}: {e:#}", kernel.name)],
-                        |code| judge::problems(kernel, architecture, &code),
-                    );
-                    problems.lock().expect("no thread panicked").extend(found);
-                }
-            });
-        }
+    let threads = thread::available_parallelism().map_or(1, usize::from);
+    let found = in_parallel(&work, threads, |&(kernel, architecture)| {
+        tools.assemble(kernel, architecture).map_or_else(
+            |e| vec![format!("{} for sm_{architecture}: {e:#}", kernel.name)],
+            |code| judge::problems(kernel, architecture, &code),
+        )
     });
-    let mut problems = problems.into_inner().expect("no thread panicked");
+    let mut problems = found.concat();
     let instructions = instructions();
     for architecture in architectures {
         let refused = tools.refusal(&instructions, architecture)?;

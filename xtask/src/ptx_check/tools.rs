@@ -2,7 +2,6 @@ use std::{
     env, fs,
     path::{Path, PathBuf},
     process::Command,
-    sync::atomic::{AtomicUsize, Ordering::Relaxed},
 };
 
 use anyhow::{Context, Result, ensure};
@@ -132,18 +131,10 @@ impl Tools {
 
 /// Writes a text to a file and names another for the output; both are removed afterwards.
 fn with_files<T>(text: &str, f: impl FnOnce(&Path, &Path) -> Result<T>) -> Result<T> {
-    static RUNS: AtomicUsize = AtomicUsize::new(0);
-    let folder = target().join("ptx-check");
-    fs::create_dir_all(&folder)?;
-    let run = format!("{}-{}", std::process::id(), RUNS.fetch_add(1, Relaxed));
-    let [source, binary] = ["ptx", "cubin"].map(|end| folder.join(format!("{run}.{end}")));
+    let folder = tempfile::tempdir()?;
+    let [source, binary] = ["kernel.ptx", "kernel.cubin"].map(|name| folder.path().join(name));
     fs::write(&source, text).with_context(|| source.display().to_string())?;
-    let result = f(&source, &binary);
-    for file in [source, binary] {
-        // The second does not exist if the assembler refused the first.
-        let _ = fs::remove_file(file);
-    }
-    result
+    f(&source, &binary)
 }
 
 fn pip(args: &[&str]) -> Command {

@@ -1,4 +1,4 @@
-//! Batch files that run beside the server: killed, terminated and resumed, with every line accounted for.
+//! Batch files that run at the same time as the server: killed, terminated and resumed, with every line accounted for.
 
 use std::{
     collections::HashMap,

@@ -169,32 +169,32 @@ impl Ledger {
         }
     }
 
-    /// Compares the server's counters, from before and after, with the records.
-    pub fn settle(&mut self, before: &Metrics, after: &Metrics) {
-        let grown = |name: &str, label: &str| after.sum(name, label) - before.sum(name, label);
+    /// Compares the counters of a server with the records of all its clients.
+    pub fn settle(&mut self, metrics: &Metrics) {
+        let counted = |name: &str, label: &str| metrics.sum(name, label);
         let (ended, rejected) = ("bitnet_requests_total", "bitnet_requests_rejected_total");
         let known = self.known();
         let late = self.refused.get("deadline").copied().unwrap_or(0);
         let loose = self.left + self.resumed + self.gone + late;
         let mut rows = vec![
-            ("requests ended or rejected", grown(ended, "") + grown(rejected, ""), known, self.gone),
-            ("requests complete", grown(ended, "complete"), self.complete + self.resumed, loose),
-            ("prompt tokens", grown("bitnet_prompt_tokens_total", ""), self.prompt_tokens, self.perhaps),
-            ("tokens generated", grown("bitnet_generation_tokens_total", ""), self.tokens, self.unread),
+            ("requests ended or rejected", counted(ended, "") + counted(rejected, ""), known, self.gone),
+            ("requests complete", counted(ended, "complete"), self.complete + self.resumed, loose),
+            ("prompt tokens", counted("bitnet_prompt_tokens_total", ""), self.prompt_tokens, self.perhaps),
+            ("tokens generated", counted("bitnet_generation_tokens_total", ""), self.tokens, self.unread),
         ];
         for (code, &count) in self.refused.iter().filter(|(code, _)| *code != "deadline") {
-            rows.push((code, grown(rejected, code), count, self.gone));
+            rows.push((code, counted(rejected, code), count, self.gone));
         }
         for name in [
             "bitnet_row_faults_total",
             "bitnet_step_faults_total",
             "bitnet_engine_restarts_total",
             "bitnet_invariant_violations_total",
+            "bitnet_requests_running",
+            "bitnet_requests_waiting",
+            "bitnet_kv_blocks_used",
         ] {
-            rows.push((name, grown(name, ""), 0, 0));
-        }
-        for name in ["bitnet_requests_running", "bitnet_requests_waiting", "bitnet_kv_blocks_used"] {
-            rows.push((name, after.sum(name, ""), 0, 0));
+            rows.push((name, counted(name, ""), 0, 0));
         }
         let wrong = rows
             .into_iter()
@@ -222,7 +222,7 @@ mod tests {
         ledger.add(&entry(Outcome::Complete, 7));
         ledger.add(&entry(Outcome::Complete, 8));
         ledger.add(&entry(Outcome::Refused("queue_full".into()), 0));
-        ledger.settle(&Metrics::default(), &Metrics::parse(told));
+        ledger.settle(&Metrics::parse(told));
         ledger.problems
     }
 

@@ -45,7 +45,7 @@ const SAMPLED: u64 = 40;
 const QUICK: u64 = 120;
 
 /// Serve the demo to clients that stream, cancel, pause, resume and hang up, at four times the load it can handle and
-/// beside batch files; compare what clients saw with what the server counts, and recompute a sample alone
+/// while batch files run; compare what clients saw with what the server counts, and recompute a sample alone
 #[derive(Args)]
 pub(crate) struct Soak {
     /// Seconds of overload
@@ -90,14 +90,14 @@ impl Soak {
         let goal = format!("{}ms", self.goal);
         let flags = ["--threads", "1", "--max-batch-size", PLACES, "--ttft-goal", &goal];
         let server = Server::start(binary, &[&flags[..], &["--request-timeout", "30s"]].concat())?;
-        let folder = Folder::new()?;
+        let folder = tempfile::tempdir()?;
         let crowd = Crowd { server: &server, next: AtomicU64::new(self.first), books: Mutex::default() };
         let short = (self.time() / 10).clamp(Duration::from_secs(4), Duration::from_secs(60));
         crowd.ask(FEW, Duration::from_secs(3), None);
         let rest = server.usage();
         let stop = AtomicBool::new(false);
         let (mut report, batches) = thread::scope(|scope| {
-            let batches = scope.spawn(|| batch::run(binary, &folder.0, &stop));
+            let batches = scope.spawn(|| batch::run(binary, folder.path(), &stop));
             let watch = scope.spawn(|| watch(&server, &stop));
             let before = crowd.ask(FEW, short, None);
             let offered = CROWD * before.asked as f64 / before.seconds;
@@ -116,30 +116,13 @@ impl Soak {
         // One more than at rest, for the connection that asks.
         let metrics = server.idle(rest.map_or(usize::MAX, |usage| usage.descriptors + 1))?;
         let mut books = crowd.books.into_inner().unwrap_or_default();
-        books.ledger.settle(&server::Metrics::default(), &metrics);
+        books.ledger.settle(&metrics);
         report.rest([rest, server.usage()]);
         drop(server);
         report.pauses = metrics.sum("bitnet_slow_reader_pauses_total", "");
         recompute(binary, books.sample, batches, &mut report, &mut books.ledger)?;
         report.ledger = books.ledger;
         Ok(report)
-    }
-}
-
-/// A private folder that is removed when dropped.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new() -> Result<Self> {
-        let path = std::env::temp_dir().join(format!("bitnet-soak-{}", std::process::id()));
-        std::fs::create_dir_all(&path)?;
-        Ok(Folder(path))
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 

@@ -1,7 +1,6 @@
 use std::{
     fs,
     path::Path,
-    process::Command,
     time::{Duration, Instant},
 };
 
@@ -9,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use super::{ledger::Ledger, server::Usage};
-use crate::{output, root};
+use crate::git;
 
 /// Minimum number of requests in the long form.
 const REQUESTS: u64 = 100_000;
@@ -183,9 +182,6 @@ impl Report {
 
     /// Saves the results as JSON, with a description of the machine.
     pub fn save(&self, file: &Path) -> Result<()> {
-        let mut git = Command::new("git");
-        git.args(["rev-parse", "HEAD"]).current_dir(root());
-        let commit = String::from_utf8(output(git)?)?;
         let processor = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let processor = processor.lines().find_map(|line| line.strip_prefix("model name"));
         let rows: Vec<Value> = self
@@ -194,7 +190,7 @@ impl Report {
             .map(|row| json!({"what": row.what, "value": row.value, "goal": row.goal, "held": row.held}))
             .collect();
         let all = json!({
-            "commit": commit.trim(),
+            "commit": git(&["rev-parse", "HEAD"])?,
             "processor": processor.map(|name| name.trim_start_matches([':', ' ', '\t'])),
             "cores": std::thread::available_parallelism().map_or(0, |n| n.get()),
             "seconds": self.seconds,
