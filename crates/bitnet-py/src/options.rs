@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use bitnet::{Message, Priority, Request, TemplateInput, model::ToolCall};
+use bitnet::{Message, Priority, Request, TemplateInput, inference::GenerationConfig, model::ToolCall};
 use pyo3::{
     exceptions::PyTypeError,
     prelude::*,
@@ -77,40 +77,28 @@ fn option(request: Request, name: &str, value: &Bound<'_, PyAny>) -> PyResult<Re
         "choice" => request.choice(value.extract::<Vec<String>>()?),
         "timeout" => request.timeout(seconds(value)?),
         "priority" => request.priority(priority(value)?),
-        "min_tokens" => {
-            let tokens = value.extract()?;
-            request.configure(|config| config.min_new_tokens = tokens)
+        _ => {
+            let mut done = Ok(());
+            let request = request.configure(|config| done = configure(config, name, value));
+            done.map(|()| request)?
         }
-        "min_p" => {
-            let fraction = value.extract()?;
-            request.configure(|config| config.min_p = fraction)
-        }
-        "repetition_penalty" => {
-            let penalty = value.extract()?;
-            request.configure(|config| config.repetition_penalty = penalty)
-        }
-        "presence_penalty" => {
-            let penalty = value.extract()?;
-            request.configure(|config| config.presence_penalty = penalty)
-        }
-        "frequency_penalty" => {
-            let penalty = value.extract()?;
-            request.configure(|config| config.frequency_penalty = penalty)
-        }
-        "logit_bias" => {
-            let biases: BTreeMap<u32, f32> = value.extract()?;
-            request.configure(|config| config.logit_bias = biases.into_iter().collect())
-        }
-        "stop_token_ids" => {
-            let ids = value.extract()?;
-            request.configure(|config| config.stop_tokens = ids)
-        }
-        "ignore_eos" => {
-            let ignore = value.extract()?;
-            request.configure(|config| config.ignore_eos = ignore)
-        }
-        _ => return Err(unknown(value.py(), name)?),
     })
+}
+
+/// Sets an option for which [`Request`] has no method.
+fn configure(config: &mut GenerationConfig, name: &str, value: &Bound<'_, PyAny>) -> PyResult<()> {
+    match name {
+        "min_tokens" => config.min_new_tokens = value.extract()?,
+        "min_p" => config.min_p = value.extract()?,
+        "repetition_penalty" => config.repetition_penalty = value.extract()?,
+        "presence_penalty" => config.presence_penalty = value.extract()?,
+        "frequency_penalty" => config.frequency_penalty = value.extract()?,
+        "logit_bias" => config.logit_bias = value.extract::<BTreeMap<u32, f32>>()?.into_iter().collect(),
+        "stop_token_ids" => config.stop_tokens = value.extract()?,
+        "ignore_eos" => config.ignore_eos = value.extract()?,
+        _ => return Err(unknown(value.py(), name)?),
+    }
+    Ok(())
 }
 
 /// The error of an option that does not exist, with the name that was probably meant.

@@ -287,7 +287,7 @@ impl Drop for Waiting {
 mod tests {
     use super::*;
 
-    /// Requests against a server of so many places, by a clock of their own.
+    /// Requests against a server with this many places, by a clock of their own.
     struct Replay {
         state: State,
         start: Instant,

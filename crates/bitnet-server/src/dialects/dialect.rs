@@ -4,13 +4,13 @@ use crate::{
     openai::{job::Parsed, prompt::Encoder},
 };
 
-/// An API with its own form of requests and answers. A value writes the answer to one request.
+/// An API with its own form of requests and answers. Each value writes the answer to one request.
 pub(crate) trait Dialect: Send + Unpin + Sized + 'static {
     /// The beginning of an answer's id.
     const ID: &'static str;
     /// The content type of a stream.
     const STREAM: &'static str;
-    /// Sent in a stream when there was nothing else for a while; empty if the form has nothing for that.
+    /// Sent after a silence in a stream; empty if the form has nothing for that.
     const KEEP_ALIVE: &'static str;
 
     /// Takes the fields of a body.

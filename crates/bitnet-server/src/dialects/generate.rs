@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Instant};
 
 use axum::{
     extract::Request,
-    http::{HeaderMap, HeaderValue, header},
+    http::{HeaderMap, header},
     response::{IntoResponse, Response},
 };
 
@@ -19,7 +19,7 @@ use crate::{
     openai::{
         answers::Answers,
         generate,
-        job::{Endpoint, Job, check_model},
+        job::{Endpoint, Job},
         prompt::Encoder,
     },
     service::Service,
@@ -32,15 +32,11 @@ pub(crate) async fn answer<D: Dialect>(app: Arc<App>, request: Request) -> Resul
     let service = app.service()?;
     let answers = generate::begin(service, &job)?;
     let turn = Turn::new(&job, &service.model.name, generate::now(), begun);
-    let mut response = match job.stream {
+    let response = match job.stream {
         true => streamed(turn, answers, dialect).await?,
         false => whole(turn, answers, dialect).await?,
     };
-    response.headers_mut().insert("x-seed", HeaderValue::from(job.seed));
-    if service.model.chat.is_none() {
-        generate::mark_untemplated(&mut response);
-    }
-    Ok(response)
+    Ok(generate::with_headers(response, service, job.endpoint, job.seed))
 }
 
 fn job<D: Dialect>(
@@ -52,16 +48,14 @@ fn job<D: Dialect>(
     if headers.contains_key("last-event-id") {
         return Err(ApiError::unsupported("Last-Event-ID", "to resume a stream of this path"));
     }
-    let mut fields = Fields::parse(body)?.strictly(service.config.strict);
-    let digest = fields.digest_without("seed");
-    check_model(&mut fields, &service.model)?;
-    let encoder = Encoder { model: &service.model, context: service.engine.context(), reading };
-    let (parsed, dialect) = D::read(&mut fields, &encoder)?;
-    fields.finish()?;
-    if parsed.config.n != 1 {
-        return Err(ApiError::unsupported("n", "more than one answer"));
-    }
-    let job = Job::new(Endpoint::Chat, parsed, digest, service, headers, reading)?;
+    let read = |fields: &mut Fields<'_>, encoder: &Encoder<'_>| {
+        let (parsed, dialect) = D::read(fields, encoder)?;
+        match parsed.config.n {
+            1 => Ok((parsed, dialect)),
+            _ => Err(ApiError::unsupported("n", "more than one answer")),
+        }
+    };
+    let (job, dialect) = Job::read_by(read, Endpoint::Chat, service, headers, body, reading)?;
     Ok((Job { id: format!("{}{}", D::ID, job.name), ..job }, dialect))
 }
 

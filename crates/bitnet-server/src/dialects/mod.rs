@@ -1,5 +1,5 @@
-//! Other APIs than completions and chats: a dialect reads a body into what a chat is made of, and writes the answer in
-//! its own form. Everything between is a [`Job`](crate::openai::job::Job) like any other.
+//! APIs other than OpenAI's completions and chats. A dialect reads a body into the parts of a chat, and writes the answer
+//! in its own form; the [`Job`](crate::openai::job::Job) in between is like any other.
 
 pub(crate) mod anthropic;
 mod dialect;

@@ -39,7 +39,7 @@ impl<D: Dialect> Stream<D> {
         Body::from_stream(self)
     }
 
-    /// Writes what comes next; returns whether something has come.
+    /// Writes the next piece; returns whether there was one.
     fn write(&mut self, cx: &mut Context<'_>, out: &mut String) -> bool {
         let Stream { turn, answers, first, dialect, .. } = self;
         let next = match first.take() {

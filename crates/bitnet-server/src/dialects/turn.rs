@@ -15,7 +15,7 @@ pub(crate) struct Turn {
     pub model: String,
     pub prompt_tokens: usize,
     pub items: Vec<Item>,
-    /// Whether the last item goes on.
+    /// Whether the last item may grow.
     open: bool,
     pub finish: Option<Finish>,
     /// Number of generated tokens; set at the end.
@@ -133,7 +133,7 @@ impl Turn {
         (index, &self.items[index])
     }
 
-    /// Whether the last item goes on.
+    /// Whether the last item may grow.
     pub fn is_open(&self) -> bool {
         self.open
     }

@@ -10,7 +10,7 @@ use bitnet::model::ModelError;
 use serde::Serialize;
 
 /// Maximum characters of a message or of a field's name, so that what a client sent is not sent back at any length.
-const MOST_SHOWN: usize = 400;
+const MAX_SHOWN: usize = 400;
 
 /// Why a request is not answered, in the form that OpenAI's clients understand.
 #[derive(Debug, Clone, PartialEq)]
@@ -99,7 +99,7 @@ impl ApiError {
 /// Shortens a long text.
 fn shown(text: impl ToString) -> String {
     let mut text = text.to_string();
-    if let Some((end, _)) = text.char_indices().nth(MOST_SHOWN) {
+    if let Some((end, _)) = text.char_indices().nth(MAX_SHOWN) {
         text.truncate(end);
         text.push('…');
     }
@@ -204,8 +204,8 @@ mod tests {
     #[test]
     fn what_a_client_sent_is_not_sent_back_at_any_length() {
         let error = ApiError::field("é".repeat(9000), "x".repeat(9000)).body;
-        assert_eq!(error.message.chars().count(), MOST_SHOWN + 1);
-        assert_eq!(error.param.unwrap().chars().count(), MOST_SHOWN + 1);
+        assert_eq!(error.message.chars().count(), MAX_SHOWN + 1);
+        assert_eq!(error.param.unwrap().chars().count(), MAX_SHOWN + 1);
         assert_eq!(ApiError::field("stop", "it is long").body.message, "stop: it is long");
     }
 

@@ -90,7 +90,7 @@ impl Drop for Waiting<'_> {
     }
 }
 
-/// The conditions under which reading goes on: the request has time left, and its client is still there.
+/// Reading continues while the request has time left and its client is still there.
 #[derive(Debug, Clone)]
 pub(crate) struct Reading {
     begun: Instant,

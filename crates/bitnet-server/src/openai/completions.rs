@@ -2,7 +2,7 @@
 
 use bitnet::inference::{GenerationConfig, InvalidRequest};
 use serde::de::IgnoredAny;
-use serde_json::value::RawValue;
+use serde_json::{json, value::RawValue};
 
 use crate::{
     http::{
@@ -15,8 +15,12 @@ use crate::{
 /// Maximum number of prompts in one request.
 const MAX_PROMPTS: usize = 128;
 
-/// Reads the prompts: a text, a list of texts, a list of token ids, or a list of such lists.
+/// Reads the prompts: a text, a list of texts, a list of token ids, or a list of such lists; with a suffix, texts.
 pub(super) fn prompts(fields: &mut Fields<'_>, encoder: &Encoder<'_>) -> Result<Vec<Vec<u32>>, ApiError> {
+    if let Some(suffix) = fields.take::<String>("suffix")?.filter(|suffix| !suffix.is_empty()) {
+        fields.only("echo", &[json!(false)]).map_err(|e| e.advised("leave out suffix"))?;
+        return gaps(fields, &suffix, encoder);
+    }
     let value = fields.need_raw("prompt")?;
     let Some(entries) = value.get().strip_prefix('[') else { return Ok(vec![prompt(value, encoder)?]) };
     if entries.trim_ascii_start().starts_with(|c: char| c == '-' || c.is_ascii_digit()) {
@@ -53,7 +57,7 @@ fn ids(value: &RawValue, encoder: &Encoder<'_>) -> Result<Vec<u32>, ApiError> {
     }
 }
 
-/// Takes `best_of`: so many choices are computed, and the `n` best returned. Returns their number if that is smaller.
+/// Takes `best_of`, the number of choices to compute; the `n` best are returned. Returns `n` if it is smaller.
 pub(super) fn best_of(
     fields: &mut Fields<'_>,
     config: &mut GenerationConfig,
@@ -85,11 +89,7 @@ const FILL: [[&str; 3]; 2] = [
 ];
 
 /// Reads prompts that are texts, whose completions fill the gap before `suffix`.
-pub(super) fn gaps(
-    fields: &mut Fields<'_>,
-    suffix: &str,
-    encoder: &Encoder<'_>,
-) -> Result<Vec<Vec<u32>>, ApiError> {
+fn gaps(fields: &mut Fields<'_>, suffix: &str, encoder: &Encoder<'_>) -> Result<Vec<Vec<u32>>, ApiError> {
     let tokenizer = tokenizer(encoder.model, "suffix")?;
     let id = |token: &str| tokenizer.token_id(token).filter(|&id| tokenizer.is_special(id));
     let fill = FILL.iter().find_map(|[a, b, c]| Some([id(a)?, id(b)?, id(c)?]));

@@ -34,18 +34,7 @@ pub(crate) async fn completions(State(app): State<Arc<App>>, request: Request) -
 
 /// The handler of `POST /v1/chat/completions`.
 pub(crate) async fn chat(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
-    let untemplated = app.service()?.model.chat.is_none();
-    let mut response = generate(Endpoint::Chat, app, request).await?;
-    if untemplated {
-        mark_untemplated(&mut response);
-    }
-    Ok(response)
-}
-
-/// Adds the header that tells that the model has no chat template.
-pub(crate) fn mark_untemplated(response: &mut Response) {
-    let joined = HeaderValue::from_static("none; contents joined by blank lines");
-    response.headers_mut().insert("x-chat-template", joined);
+    generate(Endpoint::Chat, app, request).await
 }
 
 async fn generate(endpoint: Endpoint, app: Arc<App>, request: Request) -> Result<Response, ApiError> {
@@ -56,12 +45,27 @@ async fn generate(endpoint: Endpoint, app: Arc<App>, request: Request) -> Result
     let service = app.service()?;
     let answers = begin(service, &job)?;
     let seed = job.seed;
-    let mut response = match job.stream {
+    let response = match job.stream {
         true => streamed(service, job, answers).await?,
         false => whole(service, job, answers).await?,
     };
-    response.headers_mut().insert("x-seed", HeaderValue::from(seed));
-    Ok(response)
+    Ok(with_headers(response, service, endpoint, seed))
+}
+
+/// Adds the headers that tell the answer's seed, and that a chat's prompt was made without a template.
+pub(crate) fn with_headers(
+    mut response: Response,
+    service: &Service,
+    endpoint: Endpoint,
+    seed: u64,
+) -> Response {
+    let headers = response.headers_mut();
+    headers.insert("x-seed", HeaderValue::from(seed));
+    if endpoint == Endpoint::Chat && service.model.chat.is_none() {
+        let joined = HeaderValue::from_static("none; contents joined by blank lines");
+        headers.insert("x-chat-template", joined);
+    }
+    response
 }
 
 /// Submits a job.

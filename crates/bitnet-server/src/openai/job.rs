@@ -48,7 +48,7 @@ pub(crate) struct Parsed {
     pub prompts: Vec<Vec<u32>>,
     /// The settings, with the seed of the body if it has one.
     pub config: GenerationConfig,
-    /// Of the choices for each prompt, only so many are returned, the best.
+    /// How many of the choices for each prompt are returned, the best first; `None` returns all.
     pub best: Option<usize>,
     /// Number of the prompt's last tokens that are the beginning of the answer, from another server.
     pub generated: usize,
@@ -98,7 +98,7 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    /// Reads a body. Call this on a thread that may block: it encodes texts and compiles grammars.
+    /// Reads a body of completions or of a chat.
     pub fn read(
         endpoint: Endpoint,
         service: &Service,
@@ -106,17 +106,33 @@ impl Job {
         body: &[u8],
         reading: &Reading,
     ) -> Result<Job, ApiError> {
+        let read = |fields: &mut Fields<'_>, encoder: &Encoder<'_>| {
+            Parsed::read(endpoint, fields, encoder).map(|parsed| (parsed, ()))
+        };
+        Job::read_by(read, endpoint, service, headers, body, reading).map(|(job, ())| job)
+    }
+
+    /// Reads a body by a function that takes all its fields except the model's name. Call this on a thread that may
+    /// block: it encodes texts and compiles grammars.
+    pub fn read_by<T>(
+        read: impl FnOnce(&mut Fields<'_>, &Encoder<'_>) -> Result<(Parsed, T), ApiError>,
+        endpoint: Endpoint,
+        service: &Service,
+        headers: &HeaderMap,
+        body: &[u8],
+        reading: &Reading,
+    ) -> Result<(Job, T), ApiError> {
         let mut fields = Fields::parse(body)?.strictly(service.config.strict);
         let digest = fields.digest_without("seed");
         check_model(&mut fields, &service.model)?;
         let encoder = Encoder { model: &service.model, context: service.engine.context(), reading };
-        let parsed = Parsed::read(endpoint, &mut fields, &encoder)?;
+        let (parsed, more) = read(&mut fields, &encoder)?;
         fields.finish()?;
-        Job::new(endpoint, parsed, digest, service, headers, reading)
+        Ok((Job::new(endpoint, parsed, digest, service, headers, reading)?, more))
     }
 
     /// Makes a job of what a body asks for. `digest` is that of the body without its seed.
-    pub fn new(
+    fn new(
         endpoint: Endpoint,
         parsed: Parsed,
         digest: Sha256,
@@ -208,18 +224,12 @@ impl Endpoint {
 impl Parsed {
     /// A request for the next turn of a conversation.
     pub fn turn(conversation: Conversation, config: GenerationConfig) -> Parsed {
-        let Conversation { tokens, offer } = conversation;
-        Parsed { offer, ..Parsed::texts(vec![tokens], config) }
-    }
-
-    /// A request for texts that continue prompts.
-    pub fn texts(prompts: Vec<Vec<u32>>, config: GenerationConfig) -> Parsed {
         Parsed {
-            prompts,
+            prompts: vec![conversation.tokens],
             config,
             best: None,
             generated: 0,
-            offer: None,
+            offer: conversation.offer,
             format: None,
             priority: Priority::Normal,
             salt: 0,
@@ -231,20 +241,12 @@ impl Parsed {
 
     /// Takes the fields of a chat or of completions.
     fn read(endpoint: Endpoint, fields: &mut Fields<'_>, encoder: &Encoder<'_>) -> Result<Parsed, ApiError> {
-        let default = GenerationConfig::default();
-        let parsed = match endpoint {
-            Endpoint::Completions => {
-                let suffix: Option<String> = fields.take("suffix")?;
-                let prompts = match suffix.filter(|suffix| !suffix.is_empty()) {
-                    Some(suffix) => {
-                        fields.only("echo", &[json!(false)]).map_err(|e| e.advised("leave out suffix"))?;
-                        completions::gaps(fields, &suffix, encoder)?
-                    }
-                    None => completions::prompts(fields, encoder)?,
-                };
-                Parsed::texts(prompts, default)
+        let (prompts, offer) = match endpoint {
+            Endpoint::Completions => (completions::prompts(fields, encoder)?, None),
+            Endpoint::Chat => {
+                let Conversation { tokens, offer } = chat::conversation(fields, encoder)?;
+                (vec![tokens], offer)
             }
-            Endpoint::Chat => Parsed::turn(chat::conversation(fields, encoder)?, default),
         };
         let mut config = sampling::config(fields, &encoder.model.defaults)?;
         let stream = fields.take("stream")?.unwrap_or(false);
@@ -265,21 +267,22 @@ impl Parsed {
             }
         }
         Ok(Parsed {
+            prompts,
             config,
             best,
             generated,
+            offer,
             format: Format::take(fields)?,
             priority: priority(fields)?,
             salt: salt(fields.take("user")?),
             stream,
             include_usage: stream_options(fields, stream)?,
             token_ids: fields.take("return_token_ids")?.unwrap_or(false) || encoder.model.tokenizer.is_none(),
-            ..parsed
         })
     }
 }
 
-/// Checks that an answer whose first tokens another server has generated can go on exactly as it would have there.
+/// Checks that an answer whose first tokens another server has generated can continue exactly as it would have there.
 fn check_generated(parsed: &Parsed, seeded: bool) -> Result<(), ApiError> {
     let config = &parsed.config;
     let problem = match parsed.generated {

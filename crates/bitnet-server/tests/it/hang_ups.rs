@@ -14,7 +14,7 @@ const COMPLETIONS: &str = "/v1/completions";
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Phase {
     Connected,
-    /// After so many thousandths of the request's bytes.
+    /// After this many thousandths of the request's bytes.
     Asking(usize),
     Asked,
     Queued,
