@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use bitnet_kernels::BackendInfo;
-use bitnet_model::{Activation, Batch, Grouped, Logits, ModelSpec, Multipliers, Rope, RopeScaling};
+use bitnet_model::{Batch, Logits, ModelSpec};
 
 use crate::{ForwardError, Limits, Model};
 
@@ -47,25 +47,13 @@ impl HashModel {
     /// Creates a model of these sizes.
     pub fn new(vocab: usize, context: usize, limits: Limits) -> Self {
         let spec = ModelSpec {
-            architecture: "hash".into(),
             hidden: 4,
             ffn: 4,
             layers: 1,
             heads: 1,
             kv_heads: 1,
             head_dim: 4,
-            vocab,
-            context,
-            rms_eps: 1e-5,
-            rope: Rope { theta: 1e4, scaling: RopeScaling::None },
-            activation: Activation::SquaredRelu,
-            sub_norms: false,
-            linear_norms: None,
-            head_norms: false,
-            grouped: Grouped::default(),
-            multipliers: Multipliers::NONE,
-            tied_head: true,
-            eos: Vec::new(),
+            ..ModelSpec::without_layers("hash", vocab, context)
         };
         let slots = vec![0; limits.kv_blocks * Batch::BLOCK_TOKENS];
         HashModel { spec, limits, slots, order: vec![0.0; vocab], counts: Arc::default(), hook: None }

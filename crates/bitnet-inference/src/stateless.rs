@@ -5,7 +5,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 
 use bitnet_kernels::BackendInfo;
-use bitnet_model::{Activation, Batch, Grouped, Logits, ModelSpec, Multipliers, Rope, RopeScaling};
+use bitnet_model::{Batch, Logits, ModelSpec};
 
 use crate::{ForwardError, Limits, Model, PaddedBatch};
 
@@ -28,27 +28,7 @@ where
     /// Creates a model with `vocab` tokens, sequences of up to `context` tokens and steps of up to `max_batch`
     /// sequences.
     pub fn new(vocab: usize, context: usize, max_batch: usize, forward: F) -> Self {
-        let spec = ModelSpec {
-            architecture: "function".into(),
-            hidden: 0,
-            ffn: 0,
-            layers: 0,
-            heads: 0,
-            kv_heads: 0,
-            head_dim: 0,
-            vocab,
-            context,
-            rms_eps: 0.0,
-            rope: Rope { theta: 1.0, scaling: RopeScaling::None },
-            activation: Activation::Silu,
-            sub_norms: false,
-            linear_norms: None,
-            head_norms: false,
-            grouped: Grouped::default(),
-            multipliers: Multipliers::NONE,
-            tied_head: true,
-            eos: Vec::new(),
-        };
+        let spec = ModelSpec::without_layers("function", vocab, context);
         let blocks = context.div_ceil(Batch::BLOCK_TOKENS).saturating_add(1);
         let kv_blocks = max_batch.saturating_mul(blocks);
         let limits = Limits { max_tokens: max_batch.max(context), max_logit_rows: max_batch, kv_blocks };

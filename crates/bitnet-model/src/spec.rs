@@ -130,6 +130,31 @@ pub struct ModelSpec {
 }
 
 impl ModelSpec {
+    /// A model without layers, for one that computes logits by other means, or as a base for other sizes.
+    pub fn without_layers(architecture: &str, vocab: usize, context: usize) -> Self {
+        ModelSpec {
+            architecture: architecture.into(),
+            hidden: 0,
+            ffn: 0,
+            layers: 0,
+            heads: 0,
+            kv_heads: 0,
+            head_dim: 0,
+            vocab,
+            context,
+            rms_eps: 0.0,
+            rope: Rope { theta: 1.0, scaling: RopeScaling::None },
+            activation: Activation::Silu,
+            sub_norms: false,
+            linear_norms: None,
+            head_norms: false,
+            grouped: Grouped::default(),
+            multipliers: Multipliers::NONE,
+            tied_head: true,
+            eos: Vec::new(),
+        }
+    }
+
     /// Total width of the query heads.
     pub fn q_width(&self) -> usize {
         self.heads * self.head_dim

@@ -6,8 +6,8 @@ use bitnet_tensor::{BitNetTensor, DType, GroupedTensor, SharedBytes, TernaryTens
 use half::f16;
 
 use crate::{
-    Activation, Checkpoint, GenerationDefaults, Grouped, ModelError, ModelSpec, Multipliers, Rope,
-    RopeScaling, TensorEntry, TensorKind, TensorSource,
+    Activation, Checkpoint, GenerationDefaults, Grouped, ModelError, ModelSpec, Rope, RopeScaling,
+    TensorEntry, TensorKind, TensorSource,
     names::{self, Expected},
 };
 
@@ -102,26 +102,18 @@ impl Checkpoint {
 
 fn bitnet([layers, hidden, ffn, heads, kv_heads, vocab]: [usize; 6]) -> ModelSpec {
     ModelSpec {
-        architecture: "bitnet".into(),
         hidden,
         ffn,
         layers,
         heads,
         kv_heads,
         head_dim: hidden / heads,
-        vocab,
-        // Longer than the real models' context; random weights do not care.
-        context: 8192,
         rms_eps: 1e-5,
         rope: Rope { theta: 500_000.0, scaling: RopeScaling::None },
         activation: Activation::SquaredRelu,
         sub_norms: true,
-        linear_norms: None,
-        head_norms: false,
-        grouped: Grouped::default(),
-        multipliers: Multipliers::NONE,
-        tied_head: true,
-        eos: Vec::new(),
+        // Longer than the real models' context; random weights do not care.
+        ..ModelSpec::without_layers("bitnet", vocab, 8192)
     }
 }
 
