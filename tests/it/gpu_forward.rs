@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use bitnet_kernels::{Ask, Backend, Drawn, Reference, Wanted, gpu::Gpu};
+use bitnet_kernels::{Backend, Drawn, Reference, SamplingParams, Wanted, gpu::Gpu};
 use bitnet_model::{
     Activation, Batch, Checkpoint, Limits, Logits, Model, ModelSpec, Synthetic, Target, Transformer, convert,
 };
@@ -220,7 +220,7 @@ fn runs_these_kernels(source: &Synthetic, forward: &[&str]) {
     let mut batch = Batch::new();
     for sequence in 0..3 {
         batch.push(&tokens(source, 1, sequence), 0, &[sequence as u32], 0..1);
-        batch.want(|_| Wanted::Token(Ask::GREEDY));
+        batch.want(|_| Wanted::Token(SamplingParams::GREEDY));
     }
     let mut logits = Logits::default();
     for step in 1..4 {

@@ -4,7 +4,7 @@ use bitnet_inference::{
     GenerationConfig, SampleError,
     sampling::{Draw, Sampler},
 };
-use bitnet_kernels::{Ask, Drawn, RowsKind, gpu::Gpu};
+use bitnet_kernels::{Drawn, RowsKind, SamplingParams, gpu::Gpu};
 use bitnet_tests::Simulator;
 
 /// The CPU's result for a row, in the GPU's form.
@@ -83,7 +83,7 @@ fn the_gpu_draws_the_token_that_the_cpu_draws() {
         for (round, (temperature, top_k, top_p, min_p)) in settings.into_iter().enumerate() {
             let config = GenerationConfig { temperature, top_k, top_p, min_p, ..GenerationConfig::default() };
             let text = vec![0; 3 + 70_000 * (round % 2)];
-            let ask = |row: usize| Ask {
+            let params_of = |row: usize| SamplingParams {
                 temperature,
                 top_k: top_k as u32,
                 top_p,
@@ -92,12 +92,12 @@ fn the_gpu_draws_the_token_that_the_cpu_draws() {
                 choice: round as u32,
                 position: text.len() as u32,
             };
-            let asks: Vec<Ask> = (0..rows.len()).map(ask).collect();
+            let params: Vec<SamplingParams> = (0..rows.len()).map(params_of).collect();
             let expected: Vec<Drawn> = rows
                 .iter()
-                .zip(&asks)
-                .map(|(row, ask)| {
-                    let (seed, choice) = (ask.seed, ask.choice);
+                .zip(&params)
+                .map(|(row, params)| {
+                    let (seed, choice) = (params.seed, params.choice);
                     let draw = Draw {
                         config: &config,
                         tokens: &text,
@@ -110,7 +110,7 @@ fn the_gpu_draws_the_token_that_the_cpu_draws() {
                     expected(&mut sampler, row, &draw)
                 })
                 .collect();
-            let actual = drawn(&mut gpu, rows.len(), |gpu, out| gpu.sample(&asks, &logits, out).unwrap());
+            let actual = drawn(&mut gpu, rows.len(), |gpu, out| gpu.sample(&params, &logits, out).unwrap());
             assert_eq!(actual, expected, "vocabulary {vocab}, {config:?}");
             if config.is_greedy() {
                 let greedy =

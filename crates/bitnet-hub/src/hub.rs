@@ -18,7 +18,7 @@ use crate::{
 const CONFIG: &str = "config.json";
 const INDEX: &str = "model.safetensors.index.json";
 const WEIGHTS: &str = "model.safetensors";
-/// Optional files of a model; all others are not needed.
+/// Files of a model that are fetched if it has them, in addition to the configuration and the weights.
 const OPTIONAL: [&str; 5] = [
     "generation_config.json",
     "tokenizer.json",
@@ -346,11 +346,11 @@ fn shards(index: &Path) -> Result<Vec<String>, HubError> {
 
 /// Makes the error for a missing file, with the files to request instead.
 fn no_file(id: &ModelId, file: &str, files: &[String]) -> HubError {
-    const MOST: usize = 6;
+    const SHOWN: usize = 6;
     let mut ggufs: Vec<_> =
         files.iter().filter(|f| f.ends_with(".gguf")).map(|f| format!("{}:{f}", id.repo)).collect();
-    let more = ggufs.len().saturating_sub(MOST);
-    ggufs.truncate(MOST);
+    let more = ggufs.len().saturating_sub(SHOWN);
+    ggufs.truncate(SHOWN);
     let cure = match (ggufs.is_empty(), more) {
         (true, _) => "check the name; a model is config.json with safetensors, or a .gguf file".into(),
         (false, 0) => format!("give one of {}", ggufs.join(", ")),

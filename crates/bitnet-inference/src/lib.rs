@@ -25,7 +25,6 @@
 #![cfg_attr(test, allow(clippy::print_stdout, reason = "tests report what they covered"))]
 
 mod arrivals;
-mod ask;
 mod batch;
 mod blocks;
 mod config;
@@ -60,6 +59,7 @@ mod step;
 mod stop;
 mod submit;
 mod throughput;
+mod wanted;
 mod watch;
 mod worker;
 
@@ -92,9 +92,10 @@ pub mod sampling {
 pub mod scheduling {
     pub use crate::arrivals::Arrivals;
     pub use crate::blocks::{BlockPool, Chain};
-    pub use crate::pace::{Pace, StepLoad, StepModel};
+    pub use crate::pace::{Pacer, StepLoad, StepModel};
     pub use crate::scheduler::{
-        Drawn, Event, Plan, PlannedRun, RunOutcome, Scheduler, SchedulerConfig, SchedulerCounts, StepOutcome,
+        Event, Plan, PlannedRun, RunOutcome, SampledToken, Scheduler, SchedulerConfig, SchedulerCounts,
+        StepOutcome,
     };
     pub use crate::sequence::{SeqId, Sequence};
     pub use crate::step::{Draws, StepFaults, StepTimes, Stepper};

@@ -47,19 +47,19 @@ pub(crate) struct Mailbox {
 struct State {
     updates: VecDeque<Update>,
     /// Number of tokens delivered for each choice; `None` when it has ended.
-    told: Vec<Option<usize>>,
+    delivered: Vec<Option<usize>>,
     paused: bool,
     /// Log-probabilities of the prompt's tokens, from the second on.
     scored: Vec<TokenLogprobs>,
 }
 
 impl Mailbox {
-    /// Creates a mailbox for so many choices of up to `tokens` tokens each.
+    /// Creates a mailbox for this many choices of up to `tokens` tokens each.
     pub fn new(choices: usize, tokens: usize, capacity: usize) -> Self {
         // Extra room for what a step can add after the pause.
         let room = capacity.min(4096) + 64;
         let updates = VecDeque::with_capacity(tokens.saturating_add(1).saturating_mul(choices).min(room));
-        let state = State { updates, told: vec![Some(0); choices], paused: false, scored: Vec::new() };
+        let state = State { updates, delivered: vec![Some(0); choices], paused: false, scored: Vec::new() };
         Mailbox {
             state: Mutex::new(state),
             arrived: Condvar::new(),
@@ -72,15 +72,15 @@ impl Mailbox {
     /// Adds an update; returns true if the reader is so far behind that the request should pause.
     pub fn push(&self, update: Update) -> bool {
         let mut state = self.state.lock();
-        let State { updates, told, paused, .. } = &mut *state;
+        let State { updates, delivered, paused, .. } = &mut *state;
         let update = match update {
             Update::Token { choice, token, logprobs, .. } => {
-                let count = told[choice as usize].as_mut().expect("no token follows the end");
+                let count = delivered[choice as usize].as_mut().expect("no token follows the end");
                 let index = std::mem::replace(count, *count + 1);
                 Update::Token { choice, index, token, logprobs }
             }
             Update::Ended { choice, .. } => {
-                told[choice as usize].take().expect("a choice ends once");
+                delivered[choice as usize].take().expect("a choice ends once");
                 update
             }
         };
@@ -109,7 +109,7 @@ impl Mailbox {
 
     /// Ends all open choices with `error` and returns their number.
     pub fn close(&self, error: &RequestError) -> usize {
-        let open = |m: &Mailbox| m.state.lock().told.iter().position(Option::is_some);
+        let open = |m: &Mailbox| m.state.lock().delivered.iter().position(Option::is_some);
         let mut closed = 0;
         while let Some(choice) = open(self) {
             self.push(Update::Ended { choice: choice as u32, end: Err(error.clone()), logits: None });
@@ -135,7 +135,7 @@ impl Mailbox {
 
     /// Whether every choice has ended.
     pub fn is_closed(&self) -> bool {
-        self.state.lock().told.iter().all(Option::is_none)
+        self.state.lock().delivered.iter().all(Option::is_none)
     }
 
     /// Takes the next update, waiting for it until `deadline`.
@@ -181,7 +181,7 @@ impl State {
                 self.paused &= !resume;
                 Some(Popped::Update(update, resume))
             }
-            None => self.told.iter().all(Option::is_none).then_some(Popped::Over),
+            None => self.delivered.iter().all(Option::is_none).then_some(Popped::Over),
         }
     }
 }

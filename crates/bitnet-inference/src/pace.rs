@@ -9,7 +9,7 @@ pub enum BatchSizing {
     /// Up to this many sequences, with prompts as fast as a step allows.
     Fixed(usize),
     /// Up to this many sequences, with prompts in chunks that keep the time between a sequence's tokens below `itl`,
-    /// based on the measured times of steps. A chunk has at least [`Pace::MIN_CHUNK`] tokens, even on a slow machine.
+    /// based on the measured times of steps. A chunk has at least [`Pacer::MIN_CHUNK`] tokens, even on a slow machine.
     Paced {
         /// Maximum number of sequences.
         sequences: usize,
@@ -135,7 +135,7 @@ impl StepModel {
 
 /// Decides the batch size and how many prompt tokens and drafts a step computes.
 #[derive(Debug, Clone)]
-pub struct Pace {
+pub struct Pacer {
     sizing: BatchSizing,
     max_running: usize,
     target: usize,
@@ -145,11 +145,11 @@ pub struct Pace {
     pub model: StepModel,
 }
 
-impl Pace {
+impl Pacer {
     /// Minimum number of prompt tokens in a step, if there are any to compute.
     pub const MIN_CHUNK: usize = 16;
 
-    /// Creates a pace for at most `max_running` sequences, whatever `sizing` says.
+    /// Creates a pacer for at most `max_running` sequences, whatever `sizing` says.
     pub fn new(sizing: BatchSizing, max_running: usize) -> Self {
         let (max_running, target) = match sizing {
             BatchSizing::Fixed(n) | BatchSizing::Paced { sequences: n, .. } => {
@@ -157,7 +157,7 @@ impl Pace {
             }
             BatchSizing::Auto { .. } => (max_running, max_running.min(4)),
         };
-        Pace { sizing, max_running, target, largest_chunk: 0, model: StepModel::default() }
+        Pacer { sizing, max_running, target, largest_chunk: 0, model: StepModel::default() }
     }
 
     /// Number of sequences to run at once.
@@ -242,7 +242,7 @@ mod tests {
     }
 
     /// Runs steps with `waiting` requests in the queue; the batch is always filled to its size.
-    fn trace(pace: &mut Pace, steps: usize, waiting: usize) -> Vec<usize> {
+    fn trace(pace: &mut Pacer, steps: usize, waiting: usize) -> Vec<usize> {
         let mut sizes = Vec::new();
         for i in 0..steps {
             let decodes = pace.batch_size().min(1 + waiting);
@@ -283,7 +283,7 @@ mod tests {
 
     #[test]
     fn the_batch_grows_with_the_queue_up_to_the_goal() {
-        let mut pace = Pace::new(auto(), 64);
+        let mut pace = Pacer::new(auto(), 64);
         assert_eq!(pace.batch_size(), 4);
         let flood = trace(&mut pace, 100, 50);
         // 2.0 + 0.5 n ms and a little context stay below 9 ms up to 13.
@@ -294,7 +294,7 @@ mod tests {
 
     #[test]
     fn the_batch_shrinks_when_the_goal_is_broken() {
-        let mut pace = Pace::new(auto(), 64);
+        let mut pace = Pacer::new(auto(), 64);
         trace(&mut pace, 100, 50);
         let before = pace.batch_size();
         for _ in 0..300 {
@@ -308,13 +308,13 @@ mod tests {
 
     #[test]
     fn a_trickle_leaves_the_batch_alone() {
-        let mut pace = Pace::new(auto(), 64);
+        let mut pace = Pacer::new(auto(), 64);
         assert!(trace(&mut pace, 100, 0).iter().all(|&size| size == 4));
     }
 
     #[test]
     fn prompts_get_what_decoding_leaves_of_the_goal() {
-        let mut pace = Pace::new(auto(), 64);
+        let mut pace = Pacer::new(auto(), 64);
         trace(&mut pace, 100, 50);
         assert_eq!(pace.prefill_budget(0, 0, 0), usize::MAX);
         // 9 ms - 2 - 2 * 0.5 - a little context, at 0.1 ms a token and, late in a prompt, as much for attention.
@@ -322,12 +322,12 @@ mod tests {
         assert!((54..=62).contains(&budget), "{budget}");
         let late = pace.prefill_budget(2, 200, 1000);
         assert!((27..=31).contains(&late), "{late}");
-        assert_eq!(pace.prefill_budget(60, 6000, 0), Pace::MIN_CHUNK);
+        assert_eq!(pace.prefill_budget(60, 6000, 0), Pacer::MIN_CHUNK);
     }
 
     #[test]
     fn drafts_never_shrink_the_batch_and_fit_into_the_goal() {
-        let mut pace = Pace::new(auto(), 64);
+        let mut pace = Pacer::new(auto(), 64);
         trace(&mut pace, 100, 50);
         let before = pace.batch_size();
         let draft =
@@ -341,12 +341,12 @@ mod tests {
         let budget = pace.draft_budget(draft(4, 0));
         assert!((8..=10).contains(&budget), "{budget}");
         assert_eq!(pace.draft_budget(draft(16, 0)), 0);
-        assert_eq!(Pace::new(BatchSizing::Fixed(8), 8).draft_budget(draft(8, 0)), usize::MAX);
+        assert_eq!(Pacer::new(BatchSizing::Fixed(8), 8).draft_budget(draft(8, 0)), usize::MAX);
     }
 
     #[test]
     fn a_chunk_is_at_most_twice_the_largest_that_was_timed() {
-        let mut pace = Pace::new(BatchSizing::paced(8), 8);
+        let mut pace = Pacer::new(BatchSizing::paced(8), 8);
         assert_eq!(pace.batch_size(), 8);
         let mut chunks = Vec::new();
         for _ in 0..20 {
@@ -355,7 +355,7 @@ mod tests {
             let load = StepLoad { decodes: 4, context: 400, prefill, ..StepLoad::default() };
             pace.after_step(load, truth(load), 9, 0);
         }
-        assert_eq!(chunks[0], Pace::MIN_CHUNK);
+        assert_eq!(chunks[0], Pacer::MIN_CHUNK);
         assert!(chunks.windows(2).all(|w| w[1] <= 2 * w[0]), "{chunks:?}");
         // 225 ms - 4, at 0.1 ms a token.
         assert!((2000..2400).contains(chunks.last().unwrap()), "{chunks:?}");
@@ -364,7 +364,7 @@ mod tests {
 
     #[test]
     fn fixed_sizing_is_fixed() {
-        let mut pace = Pace::new(BatchSizing::Fixed(7), 64);
+        let mut pace = Pacer::new(BatchSizing::Fixed(7), 64);
         assert!(trace(&mut pace, 50, 100).iter().all(|&size| size == 7));
         assert_eq!(pace.prefill_budget(7, 700, 0), usize::MAX);
     }

@@ -9,8 +9,6 @@
 //! exact in any order. So top-p and the draw need no sorted row, and every machine draws the same token, whatever its
 //! order of sums.
 
-use bitnet_kernels::Wanted;
-
 use crate::exp::exp;
 use crate::random::{below, random_u64};
 use crate::{GenerationConfig, SampleError, TokenLogprobs, TokenSet};
@@ -35,20 +33,6 @@ pub struct Draw<'a> {
     pub seed: u64,
     /// Index of the request's choice.
     pub choice: u32,
-}
-
-impl GenerationConfig {
-    /// The logits that can decide a draw when `banned` tokens are banned.
-    pub(crate) fn looks_at(&self, banned: usize) -> Wanted {
-        if self.changes_logits() || self.logprobs.is_some() {
-            return Wanted::All;
-        }
-        match (self.is_greedy(), self.top_k) {
-            (true, _) => Wanted::Top(1 + banned),
-            (false, 0) => Wanted::All,
-            (false, k) => Wanted::Top(k.saturating_add(banned)),
-        }
-    }
 }
 
 /// Draws tokens, for any number of requests.

@@ -6,8 +6,8 @@ use bitnet_kernels::{DeviceStatus, Wanted};
 use bitnet_model::{Batch, ForwardError, Logits};
 
 use crate::pace::StepLoad;
-use crate::scheduler::{Drawn, Plan, PlannedRun, RunOutcome, Scheduler, StepOutcome};
-use crate::{Draw, Model, RequestError, Sampler, SeqId, Sequence, TokenLogprobs, TokenSet, ask};
+use crate::scheduler::{Plan, PlannedRun, RunOutcome, SampledToken, Scheduler, StepOutcome};
+use crate::{Draw, Model, RequestError, Sampler, SeqId, Sequence, TokenLogprobs, TokenSet, wanted};
 
 /// Number of tokens before those of a calibration step; all within the first block.
 const CALIBRATED: usize = 32;
@@ -236,7 +236,7 @@ impl<'m> Stepper<'m> {
             let end = run.start + run.len;
             let table = &s.table[..end.div_ceil(Batch::BLOCK_TOKENS)];
             self.batch.push(&s.tokens[run.start..end], run.start, table, run.len - run.rows..run.len);
-            self.batch.want(|row| ask::wanted(s, end - run.drafts + row, vocab, scheduler.eos()));
+            self.batch.want(|row| wanted::wanted(s, end - run.drafts + row, vocab, scheduler.eos()));
         }
         let packed = Instant::now();
         let result = catch_unwind(AssertUnwindSafe(|| self.model.forward(&self.batch, &mut self.logits)));
@@ -286,7 +286,7 @@ impl<'m> Stepper<'m> {
         scheduler: &Scheduler,
         run: &PlannedRun,
         row: usize,
-        drawn: &mut Vec<Drawn>,
+        drawn: &mut Vec<SampledToken>,
     ) -> Result<(), RequestError> {
         let s = scheduler.sequence(run);
         if run.rows > 0 && !s.draws() {
@@ -304,7 +304,7 @@ impl<'m> Stepper<'m> {
             let next = match self.logits.drawn(row + i) {
                 Some(token) => {
                     self.draws.device += 1;
-                    Drawn { token: ask::token(token)?, logprobs: None }
+                    SampledToken { token: wanted::token(token)?, logprobs: None }
                 }
                 None => {
                     self.draws.host += 1;
@@ -340,7 +340,7 @@ impl<'m> Stepper<'m> {
         s: &Sequence,
         tokens: &[u32],
         row: usize,
-    ) -> Result<Drawn, RequestError> {
+    ) -> Result<SampledToken, RequestError> {
         let config = &s.request.config;
         self.banned.clear();
         if tokens.len() - s.prompt_len() < config.min_new_tokens {
@@ -367,7 +367,7 @@ impl<'m> Stepper<'m> {
             Some(top) => Some(self.sampler.logprobs(logits, token, top)?),
             None => None,
         };
-        Ok(Drawn { token, logprobs })
+        Ok(SampledToken { token, logprobs })
     }
 }
 

@@ -252,8 +252,8 @@ pub trait Backend: Send {
         out: &mut Self::Rows,
     ) -> Result<(), KernelError>;
 
-    /// Computes `logits[t][v] = sum_k x[t][k] * table[v][k]` as far as row `t` of `x` is `wanted`; if the table is
-    /// ternary, `x` is quantised first.
+    /// Computes `logits[t][v] = sum_k x[t][k] * table[v][k]`, or as many logits of row `t` as `wanted[t]` needs. If the
+    /// table is ternary, `x` is quantised first.
     ///
     /// A backend that can draw a token stores it in `drawn` for each row that wants one; the logits of that row are
     /// then undefined. Others compute the logits that can decide the draw.

@@ -13,7 +13,7 @@ use crate::cpu::buffer::Buffer;
 const PASSES: usize = 5;
 const MIB: usize = 1 << 20;
 /// Minimum size of the buffer; a smaller one would measure caches.
-const LEAST: usize = 64 * MIB;
+const MIN_BYTES: usize = 64 * MIB;
 
 /// Measures the gigabytes (10^9 bytes) per second that `threads` threads read together. Returns `None` if a quarter of
 /// the `available` bytes is too little to measure with.
@@ -27,7 +27,7 @@ pub fn memory_bandwidth(threads: usize, available: Option<u64>) -> Option<f64> {
 }
 
 fn measure_over(bytes: usize, threads: usize) -> Option<f64> {
-    if bytes < LEAST {
+    if bytes < MIN_BYTES {
         return None;
     }
     let share = bytes / 8 / threads;
@@ -95,8 +95,8 @@ mod tests {
 
     #[test]
     fn too_little_memory_gives_no_number_and_enough_gives_one() {
-        assert_eq!(measure_over(LEAST - 1, 2), None);
+        assert_eq!(measure_over(MIN_BYTES - 1, 2), None);
         assert_eq!(memory_bandwidth(1, Some(0)), None);
-        assert!(measure_over(LEAST, 3).is_some());
+        assert!(measure_over(MIN_BYTES, 3).is_some());
     }
 }

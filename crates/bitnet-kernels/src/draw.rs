@@ -1,6 +1,6 @@
 /// How to draw a token from a row of logits.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Ask {
+pub struct SamplingParams {
     /// Divides the logits; 0 always takes the most likely token.
     pub temperature: f32,
     /// Number of most likely tokens to keep; 0 keeps all, 1 always takes the most likely token.
@@ -17,10 +17,17 @@ pub struct Ask {
     pub position: u32,
 }
 
-impl Ask {
+impl SamplingParams {
     /// Takes the most likely token.
-    pub const GREEDY: Self =
-        Ask { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 0, choice: 0, position: 0 };
+    pub const GREEDY: Self = SamplingParams {
+        temperature: 0.0,
+        top_k: 0,
+        top_p: 1.0,
+        min_p: 0.0,
+        seed: 0,
+        choice: 0,
+        position: 0,
+    };
 
     /// Whether this always takes the most likely token.
     pub fn is_greedy(&self) -> bool {
@@ -36,7 +43,7 @@ pub enum Wanted {
     /// This many of the highest logits, and those equal to the lowest of them; all others may be negative infinity.
     Top(usize),
     /// A token, or the logits from which it can be drawn.
-    Token(Ask),
+    Token(SamplingParams),
 }
 
 impl Wanted {
@@ -45,16 +52,16 @@ impl Wanted {
         match self {
             Wanted::All => usize::MAX,
             Wanted::Top(count) => *count,
-            Wanted::Token(ask) if ask.is_greedy() => 1,
-            Wanted::Token(Ask { top_k: 0, .. }) => usize::MAX,
-            Wanted::Token(ask) => ask.top_k as usize,
+            Wanted::Token(params) if params.is_greedy() => 1,
+            Wanted::Token(SamplingParams { top_k: 0, .. }) => usize::MAX,
+            Wanted::Token(params) => params.top_k as usize,
         }
     }
 
     /// How to draw the token, if one is wanted.
-    pub fn ask(&self) -> Option<Ask> {
+    pub fn sampling(&self) -> Option<SamplingParams> {
         match *self {
-            Wanted::Token(ask) => Some(ask),
+            Wanted::Token(params) => Some(params),
             _ => None,
         }
     }

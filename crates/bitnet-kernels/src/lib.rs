@@ -52,7 +52,7 @@ mod reference;
 pub use backend::{Backend, BackendInfo, DeviceStatus, Inspect, StepSize, TableWeights, Weights};
 pub use bandwidth::memory_bandwidth;
 pub use cpu::{Cpu, GroupedPanels, HeadWork, Isa, Panels, Screen, on_huge_pages};
-pub use draw::{Ask, Drawn, Wanted};
+pub use draw::{Drawn, SamplingParams, Wanted};
 pub use error::KernelError;
 pub use kv::{BLOCK_TOKENS, KvShape, KvType};
 pub use operation::{Gate, Grouping, HeadNorms, Norm, Norms, RowOrder, RowsKind, Run, Step};

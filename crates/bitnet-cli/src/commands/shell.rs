@@ -1,4 +1,4 @@
-//! What shells and `man` are told about the commands.
+//! Completion scripts and the manual page.
 
 use std::io::{self, Write};
 

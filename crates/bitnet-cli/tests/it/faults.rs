@@ -21,7 +21,7 @@ enum Phase {
     Started,
     /// Its output is open and empty.
     Opened,
-    /// At least so many lines are answered.
+    /// At least this many lines are answered.
     Answered(usize),
     /// All lines but one are answered.
     Last,

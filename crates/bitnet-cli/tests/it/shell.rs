@@ -1,4 +1,4 @@
-//! What shells and `man` are told.
+//! Completion scripts and the manual page.
 
 use crate::bitnet::bitnet;
 

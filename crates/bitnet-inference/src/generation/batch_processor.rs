@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// Maximum number of sequences in one call of a function.
-const MOST_SEQUENCES: usize = 1024;
+const MAX_SEQUENCES: usize = 1024;
 
 /// A request for one token.
 #[derive(Debug)]
@@ -173,7 +173,7 @@ impl BatchProcessor {
     where
         F: FnMut(&PaddedBatch) -> Result<Vec<Vec<f32>>, ForwardError> + Send + 'static,
     {
-        let max_batch_size = self.max_batch_size.min(MOST_SEQUENCES);
+        let max_batch_size = self.max_batch_size.min(MAX_SEQUENCES);
         let model = StatelessForward::new(vocab, context, max_batch_size, forward);
         let config = EngineConfig { max_batch_size, ..EngineConfig::default() };
         self.start_processing(Arc::new(Engine::start(model, config)?))

@@ -8,7 +8,7 @@ use crate::{FinishReason, RequestError, SampleError, Scan, TokenLogprobs};
 
 /// A token that the sampler drew.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Drawn {
+pub struct SampledToken {
     /// The token.
     pub token: u32,
     /// Its log-probabilities, if requested.
@@ -30,7 +30,7 @@ pub struct StepOutcome {
     /// The outcome of each of the plan's runs, in order.
     pub runs: Vec<RunOutcome>,
     /// All tokens drawn in the step.
-    pub drawn: Vec<Drawn>,
+    pub drawn: Vec<SampledToken>,
     /// Time of the step in microseconds.
     pub micros: u64,
 }
@@ -58,7 +58,7 @@ impl Scheduler {
     }
 
     /// Applies a computed run to its sequence.
-    fn advance(&mut self, run: &PlannedRun, drawn: &mut [Drawn]) {
+    fn advance(&mut self, run: &PlannedRun, drawn: &mut [SampledToken]) {
         let s = seq_mut(&mut self.slots, run.slot);
         s.computed = run.start + run.len - run.drafts;
         s.tokens.truncate(s.tokens.len() - s.drafted);
@@ -99,7 +99,7 @@ impl Scheduler {
     }
 
     /// Appends a drawn token, unless it ends the text.
-    fn append(&mut self, slot: u32, drawn: &mut Drawn) -> Option<FinishReason> {
+    fn append(&mut self, slot: u32, drawn: &mut SampledToken) -> Option<FinishReason> {
         let Scheduler { slots, config: SchedulerConfig { eos, text, .. }, events, released, .. } = self;
         let s = seq_mut(slots, slot);
         let (config, token) = (&s.request.config, drawn.token);

@@ -22,11 +22,11 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 
-pub use commit::{Drawn, RunOutcome, StepOutcome};
+pub use commit::{RunOutcome, SampledToken, StepOutcome};
 pub use plan::{Plan, PlannedRun};
 
 use crate::blocks::BlockPool;
-use crate::pace::{BatchSizing, Pace, StepLoad};
+use crate::pace::{BatchSizing, Pacer, StepLoad};
 use crate::sequence::{SeqId, Sequence};
 use crate::{FinishReason, Request, RequestError, StopMatcher, TokenLogprobs, TokenText};
 
@@ -109,7 +109,7 @@ pub struct Scheduler {
     events: VecDeque<Event>,
     next_rank: u64,
     counts: SchedulerCounts,
-    pace: Pace,
+    pace: Pacer,
     released: Vec<u32>,
 }
 
@@ -133,7 +133,7 @@ impl Scheduler {
             events: VecDeque::with_capacity(4 * config.max_running),
             next_rank: 0,
             counts: SchedulerCounts::default(),
-            pace: Pace::new(config.sizing, config.max_running),
+            pace: Pacer::new(config.sizing, config.max_running),
             released: Vec::new(),
             config,
         }
@@ -300,7 +300,7 @@ impl Scheduler {
     }
 
     /// The pace: batch size and step times.
-    pub fn pace(&self) -> &Pace {
+    pub fn pace(&self) -> &Pacer {
         &self.pace
     }
 

@@ -54,13 +54,13 @@ impl TokenText for Letters {
 
 /// The events of a sequence so far.
 #[derive(Default)]
-struct Told {
+struct Received {
     tokens: Vec<u32>,
     end: Option<Result<End, RequestError>>,
 }
 
 /// Number of schedules that covered each situation; cancellations and timeouts are counted individually.
-type Met = BTreeMap<&'static str, usize>;
+type Coverage = BTreeMap<&'static str, usize>;
 
 const CUT_SHORT: &str = "cancels and time-outs";
 
@@ -70,7 +70,7 @@ struct World {
     scheduler: Scheduler,
     stepper: Stepper<'static>,
     requests: BTreeMap<u64, (Arc<Request>, u64)>,
-    told: HashMap<SeqId, Told>,
+    received: HashMap<SeqId, Received>,
     cancelled: Vec<u64>,
     /// Requests ended by an abort.
     aborted: Vec<u64>,
@@ -155,7 +155,7 @@ impl World {
             scheduler: Scheduler::new(config),
             stepper: Stepper::new(Box::new(HashModel::new(VOCAB, context, limits).with_hook(failures(seed)))),
             requests: BTreeMap::new(),
-            told: HashMap::new(),
+            received: HashMap::new(),
             cancelled: Vec::new(),
             aborted: Vec::new(),
             draining: None,
@@ -241,7 +241,8 @@ impl World {
                     self.scheduler.cancel(id);
                 }
                 self.listen()?;
-                let left = self.told.iter().any(|(seq, told)| seq.request == id && told.end.is_none());
+                let left =
+                    self.received.iter().any(|(seq, received)| seq.request == id && received.end.is_none());
                 if left || self.scheduler.slots.iter().flatten().any(|s| s.id.request == id) {
                     return Err(format!("request {id} lives on after its cancel"));
                 }
@@ -289,7 +290,7 @@ impl World {
     /// Checks that nothing is left over.
     fn check_end(&self, of: &str) -> Result<(), String> {
         let live = self.scheduler.slots.iter().flatten().count();
-        let ended = self.told.values().filter(|t| t.end.is_some()).count();
+        let ended = self.received.values().filter(|t| t.end.is_some()).count();
         let submitted: usize = self.requests.values().map(|(r, _)| r.config.n).sum();
         if live > 0 || ended != submitted {
             return Err(format!("{submitted} were submitted, {ended} have ended, {live} live after {of}"));
@@ -321,15 +322,15 @@ impl World {
         self.sabotage_events();
         while let Some(event) = self.scheduler.next_event() {
             let (Event::Admitted(id, _) | Event::Token(id, ..) | Event::Ended(id, _)) = event;
-            let told = self.told.entry(id).or_default();
-            if told.end.is_some() {
+            let received = self.received.entry(id).or_default();
+            if received.end.is_some() {
                 return Err(format!("{id:?} tells {event:?} after its end"));
             }
             match event {
                 Event::Admitted(..) => {}
-                Event::Token(_, token, _) => told.tokens.push(token),
+                Event::Token(_, token, _) => received.tokens.push(token),
                 Event::Ended(_, end) => {
-                    told.end = Some(end);
+                    received.end = Some(end);
                     self.compare(id)?;
                 }
             }
@@ -353,7 +354,7 @@ impl World {
         self.check_end("the last step")
     }
 
-    fn run(seed: u64, planted: Option<Planted>) -> Result<Met, String> {
+    fn run(seed: u64, planted: Option<Planted>) -> Result<Coverage, String> {
         let mut world = World::new(seed, planted);
         for _ in 0..120 {
             world.act()?;
@@ -361,11 +362,11 @@ impl World {
         world.settle()?;
         let counts = world.scheduler.counts();
         let ended = |matches: fn(&Result<End, RequestError>) -> bool| {
-            world.told.values().filter_map(|t| t.end.as_ref()).filter(|e| matches(e)).count()
+            world.received.values().filter_map(|t| t.end.as_ref()).filter(|e| matches(e)).count()
         };
         let cancelled = ended(|e| matches!(e, Ok(End { finish: FinishReason::Cancelled, .. })));
         let timed_out = ended(|e| matches!(e, Err(RequestError::Timeout)));
-        let met = [
+        let covered = [
             ("preemption", counts.preemptions > 0),
             ("prefix", counts.prefix_hits > 0),
             ("copy", counts.copied_blocks > 0),
@@ -382,8 +383,8 @@ impl World {
             ("drain", world.drained),
             ("abort", !world.aborted.is_empty()),
         ];
-        let met = met.map(|(what, met)| (what, usize::from(met)));
-        Ok(met.into_iter().chain([(CUT_SHORT, cancelled + timed_out)]).collect())
+        let covered = covered.map(|(what, covered)| (what, usize::from(covered)));
+        Ok(covered.into_iter().chain([(CUT_SHORT, cancelled + timed_out)]).collect())
     }
 }
 
@@ -413,19 +414,22 @@ fn quietly<T>(run: impl FnOnce() -> T) -> T {
 fn random_schedules_give_every_request_what_it_gets_alone() {
     let (seeds, first) =
         (number("BITNET_SIM_SEEDS").unwrap_or(2000), number("BITNET_SIM_FIRST").unwrap_or(0));
-    let mut all = Met::new();
+    let mut all = Coverage::new();
     for seed in first..first + seeds {
-        let met = quietly(|| catch_unwind(|| World::run(seed, None)))
+        let covered = quietly(|| catch_unwind(|| World::run(seed, None)))
             .unwrap_or_else(|panic| Err(crate::step::panic_message(panic.as_ref())))
             .unwrap_or_else(|error| panic!("seed {seed}: {error}"));
-        met.into_iter().for_each(|(what, times)| *all.entry(what).or_default() += times);
+        covered.into_iter().for_each(|(what, times)| *all.entry(what).or_default() += times);
     }
     println!("of {seeds}: {all:?}");
     // A few schedules need not cover everything.
     if seeds >= 200 {
         let often =
             |(&what, &times): (&&str, &usize)| times as u64 * if what == CUT_SHORT { 1 } else { 20 } >= seeds;
-        assert!(all.iter().all(often), "met by fewer than 5 %, or fewer cut short than schedules: {all:?}");
+        assert!(
+            all.iter().all(often),
+            "covered by fewer than 5 %, or fewer cut short than schedules: {all:?}"
+        );
     }
 }
 
@@ -476,7 +480,7 @@ fn a_draft_after_a_rejected_one_fits_into_the_blocks_that_it_left() {
     let mut drafts = |scheduler: &mut Scheduler, token| {
         assert!(scheduler.plan(0, &mut plan));
         let runs = vec![RunOutcome::Done(0..1)];
-        let drawn = vec![Drawn { token, logprobs: None }];
+        let drawn = vec![SampledToken { token, logprobs: None }];
         scheduler.commit(0, &plan, &mut StepOutcome { runs, drawn, micros: 0 });
         plan.runs[0].drafts
     };

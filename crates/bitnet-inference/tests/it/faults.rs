@@ -9,7 +9,7 @@ use bitnet_inference::{
     BatchSizing, Constraint, ConstraintError, Engine, EngineConfig, GenerationConfig, Request, RequestError,
     SampleError, TokenSet,
     metrics::Counter,
-    scheduling::{Drawn, Event, Plan, RunOutcome, Scheduler, SchedulerConfig, StepOutcome, Stepper},
+    scheduling::{Event, Plan, RunOutcome, SampledToken, Scheduler, SchedulerConfig, StepOutcome, Stepper},
     sim::HashModel,
 };
 use bitnet_model::{Batch, ForwardError, Limits, Logits};
@@ -306,7 +306,7 @@ fn a_clock_that_jumps_ends_requests_with_a_timeout_and_no_others() {
         if scheduler.plan(now, &mut plan) {
             for run in &plan.runs {
                 let from = outcome.drawn.len();
-                outcome.drawn.extend((run.rows > 0).then_some(Drawn { token: 1, logprobs: None }));
+                outcome.drawn.extend((run.rows > 0).then_some(SampledToken { token: 1, logprobs: None }));
                 outcome.runs.push(RunOutcome::Done(from..outcome.drawn.len()));
             }
             scheduler.commit(now, &plan, &mut outcome);

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use bitnet_inference::{
     EngineConfig, Priority, Request,
-    scheduling::{Drawn, Event, Pace, Plan, RunOutcome, Scheduler, SchedulerConfig, StepLoad, StepOutcome},
+    scheduling::{
+        Event, Pacer, Plan, RunOutcome, SampledToken, Scheduler, SchedulerConfig, StepLoad, StepOutcome,
+    },
 };
 use bitnet_model::Batch;
 
@@ -66,7 +68,7 @@ impl Circle {
             for i in 0..run.rows {
                 let at = run.start + run.len - run.drafts + i;
                 let token = 1 + at as u32 % 4;
-                outcome.drawn.push(Drawn { token, logprobs: None });
+                outcome.drawn.push(SampledToken { token, logprobs: None });
                 if s.tokens.get(at) != Some(&token) {
                     break;
                 }
@@ -183,8 +185,8 @@ fn by_default_a_long_prompt_leaves_streams_a_token_every_quarter_of_a_second() {
     assert!(chunks.len() < 64, "{chunks:?}");
     // A machine that misses the goal even without a prompt.
     let (_, chunks) = beside_a_long_prompt(|load| 300_000 + 9000 * load.prefill as u64);
-    assert!(chunks.iter().all(|&chunk| chunk <= Pace::MIN_CHUNK), "{chunks:?}");
-    assert!(chunks[..chunks.len() - 1].iter().all(|&chunk| chunk == Pace::MIN_CHUNK), "{chunks:?}");
+    assert!(chunks.iter().all(|&chunk| chunk <= Pacer::MIN_CHUNK), "{chunks:?}");
+    assert!(chunks[..chunks.len() - 1].iter().all(|&chunk| chunk == Pacer::MIN_CHUNK), "{chunks:?}");
     // A fast machine uses the whole step.
     let (_, chunks) = beside_a_long_prompt(|load| 5000 + 20 * load.prefill as u64);
     assert!(chunks.contains(&(8 + 512 - 4)), "{chunks:?}");

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bitnet_inference::{
     BatchSizing, End, FinishReason, Priority, Request, RequestError,
-    scheduling::{Drawn, Event, Plan, RunOutcome, Scheduler, SchedulerConfig, SeqId, StepOutcome},
+    scheduling::{Event, Plan, RunOutcome, SampledToken, Scheduler, SchedulerConfig, SeqId, StepOutcome},
 };
 use bitnet_model::Batch;
 use proptest::prelude::*;
@@ -15,7 +15,7 @@ use crate::support::greedy;
 
 const BLOCK: usize = Batch::BLOCK_TOKENS;
 /// How often others can go before a sequence that has no room.
-const MOST_PASSES: usize = 8;
+const MAX_PASSES: usize = 8;
 
 /// An action on a scheduler.
 #[derive(Debug, Clone)]
@@ -228,7 +228,7 @@ impl NaiveScheduler {
             }
             if !self.clear_for(id) {
                 let s = self.of(id);
-                if s.aged || s.passed == MOST_PASSES || without_room.len() == MOST_PASSES {
+                if s.aged || s.passed == MAX_PASSES || without_room.len() == MAX_PASSES {
                     return;
                 }
                 without_room.push(id);
@@ -240,7 +240,7 @@ impl NaiveScheduler {
                 self.of(id).passed += 1;
                 self.of(id).passed
             });
-            if passes.max() == Some(MOST_PASSES) {
+            if passes.max() == Some(MAX_PASSES) {
                 return;
             }
         }
@@ -396,7 +396,7 @@ impl Pair {
         let mut outcome = StepOutcome::default();
         for &(id, start, len, rows) in &runs {
             let first = outcome.drawn.len();
-            let drawn = Drawn { token: token(id, start + len), logprobs: None };
+            let drawn = SampledToken { token: token(id, start + len), logprobs: None };
             outcome.drawn.extend((rows > 0).then_some(drawn));
             outcome.runs.push(RunOutcome::Done(first..outcome.drawn.len()));
         }

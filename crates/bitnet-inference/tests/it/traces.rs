@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bitnet_inference::{
     BatchSizing, Priority, Request,
-    scheduling::{Drawn, Event, Plan, RunOutcome, Scheduler, SchedulerConfig, StepLoad, StepOutcome},
+    scheduling::{Event, Plan, RunOutcome, SampledToken, Scheduler, SchedulerConfig, StepLoad, StepOutcome},
 };
 
 use crate::support::*;
@@ -75,7 +75,7 @@ fn play(arrivals: &[(u64, usize, usize)]) -> Trace {
         for run in &plan.runs {
             let from = outcome.drawn.len();
             if run.rows > 0 {
-                outcome.drawn.push(Drawn { token: 1, logprobs: None });
+                outcome.drawn.push(SampledToken { token: 1, logprobs: None });
             }
             outcome.runs.push(RunOutcome::Done(from..outcome.drawn.len()));
         }
@@ -181,7 +181,7 @@ fn with_a_goal_for_the_first_token_no_request_is_passed_over_for_longer_than_hal
         assert!(scheduler.plan(now, &mut plan));
         for run in &plan.runs {
             let from = outcome.drawn.len();
-            outcome.drawn.extend((run.rows > 0).then_some(Drawn { token: 1, logprobs: None }));
+            outcome.drawn.extend((run.rows > 0).then_some(SampledToken { token: 1, logprobs: None }));
             outcome.runs.push(RunOutcome::Done(from..outcome.drawn.len()));
         }
         outcome.micros = 100_000;

@@ -122,7 +122,7 @@ impl Cpu {
     /// If there is no memory for it.
     pub fn screen_of(&mut self, weights: &BitNetTensor) -> Result<Option<Screen>, KernelError> {
         let (rows, cols) = (weights.rows(), weights.cols());
-        if cols > screen::MOST_COLS {
+        if cols > screen::MAX_COLS {
             return Ok(None);
         }
         let padded = rows.next_multiple_of(PANEL_ROWS);

@@ -24,50 +24,33 @@ impl PartialEq for Level {
 
 impl Eq for Level {}
 
+/// The level of the module with this name.
+macro_rules! level {
+    ($arch:ident, $name:ident) => {
+        Level {
+            name: stringify!($name),
+            present: crate::cpu::$arch::$name::present,
+            kernels: &crate::cpu::$arch::$name::KERNELS,
+        }
+    };
+}
+
 /// All instruction sets of this build, best first.
 static LEVELS: &[Level] = &[
     #[cfg(target_arch = "x86_64")]
-    Level {
-        name: "avx512vnni",
-        present: crate::cpu::x86_64::avx512vnni::present,
-        kernels: &crate::cpu::x86_64::avx512vnni::KERNELS,
-    },
+    level!(x86_64, avx512vnni),
     #[cfg(target_arch = "x86_64")]
-    Level {
-        name: "avx512",
-        present: crate::cpu::x86_64::avx512::present,
-        kernels: &crate::cpu::x86_64::avx512::KERNELS,
-    },
+    level!(x86_64, avx512),
     #[cfg(target_arch = "x86_64")]
-    Level {
-        name: "avxvnni",
-        present: crate::cpu::x86_64::avxvnni::present,
-        kernels: &crate::cpu::x86_64::avxvnni::KERNELS,
-    },
+    level!(x86_64, avxvnni),
     #[cfg(target_arch = "x86_64")]
-    Level {
-        name: "avx2",
-        present: crate::cpu::x86_64::avx2::present,
-        kernels: &crate::cpu::x86_64::avx2::KERNELS,
-    },
+    level!(x86_64, avx2),
     #[cfg(target_arch = "aarch64")]
-    Level {
-        name: "i8mm",
-        present: crate::cpu::aarch64::i8mm::present,
-        kernels: &crate::cpu::aarch64::i8mm::KERNELS,
-    },
+    level!(aarch64, i8mm),
     #[cfg(target_arch = "aarch64")]
-    Level {
-        name: "dotprod",
-        present: crate::cpu::aarch64::dotprod::present,
-        kernels: &crate::cpu::aarch64::dotprod::KERNELS,
-    },
+    level!(aarch64, dotprod),
     #[cfg(target_arch = "aarch64")]
-    Level {
-        name: "neon",
-        present: crate::cpu::aarch64::neon::present,
-        kernels: &crate::cpu::aarch64::neon::KERNELS,
-    },
+    level!(aarch64, neon),
     Level { name: "scalar", present: scalar::present, kernels: &scalar::KERNELS },
 ];
 

@@ -101,7 +101,7 @@ pub(crate) trait Lanes: Copy {
     unsafe fn dot(part: Self::Part, codes: Self::Codes, p: *const i8) -> Self::Part;
     unsafe fn widen(part: Self::Part) -> Self::I;
     /// Maximum magnitude of activations that [`Lanes::dot_bytes`] takes.
-    const MOST_QUANT: i32;
+    const MAX_QUANT: i32;
     /// What [`Lanes::dot_bytes`] multiplies, minus the signed number that the byte stands for: 128, or 0 if bytes are
     /// converted to signed numbers first.
     const BYTE_OFFSET: i32;

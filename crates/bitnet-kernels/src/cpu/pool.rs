@@ -2,7 +2,7 @@
 //!
 //! Each thread has a contiguous share of the parts, so that it reads memory in one stream. A thread that runs out
 //! steals half of what another has left. The caller works too and never waits for a worker that has not begun; on a
-//! busy machine, a worker that the system does not schedule costs no more than its help. Idle workers spin briefly and
+//! busy machine, a worker that the system does not schedule only fails to help. Idle workers spin briefly and
 //! then park, so that an idle engine uses no CPU.
 
 use std::{

@@ -28,7 +28,7 @@ use crate::{
 pub(crate) const QUAD_BYTES: usize = 4 * PANEL_ROWS;
 
 /// Maximum number of columns whose sums fit 32 bits: a column adds at most 255 * 128.
-pub(crate) const MOST_COLS: usize = 1 << 16;
+pub(crate) const MAX_COLS: usize = 1 << 16;
 
 /// The int8 copy of a table, which rules out most logits before they are computed.
 pub struct Screen {
@@ -54,7 +54,7 @@ impl Screen {
     /// table has no copy.
     pub fn stored_shape(rows: usize, cols: usize) -> Option<[usize; 2]> {
         let lines = || rows.div_ceil(PANEL_ROWS).saturating_mul(cols.div_ceil(4) + 3);
-        (cols <= MOST_COLS).then(|| [lines(), LINE])
+        (cols <= MAX_COLS).then(|| [lines(), LINE])
     }
 
     /// Takes a copy as stored in a file, without copying its codes.
@@ -132,6 +132,6 @@ mod tests {
             assert!(matches!(refused(at, value), Some(KernelError::Bound { .. })), "{at} {value}");
         }
         assert!(Screen::from_stored(70, 9, &SharedBytes::new(good[1..].to_vec())).is_err());
-        assert_eq!(Screen::stored_shape(70, MOST_COLS + 1), None);
+        assert_eq!(Screen::stored_shape(70, MAX_COLS + 1), None);
     }
 }

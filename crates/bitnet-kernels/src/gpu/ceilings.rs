@@ -15,7 +15,7 @@ const BLOCKS_PER_PROCESSOR: usize = 4;
 /// Width of the heads whose cache is copied.
 const HEAD_DIM: usize = 128;
 /// Maximum number of bytes to copy.
-const MOST: usize = 1 << 30;
+const MAX_BYTES: usize = 1 << 30;
 
 /// Measured limits of this GPU, which no kernel can exceed.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -46,7 +46,7 @@ impl<D: Driver> Gpu<D> {
             let kv_heads = bytes / (2 * BLOCK_TOKENS * HEAD_DIM);
             let mut kv = self.kv(KvShape { blocks: 2, kv_heads, head_dim: HEAD_DIM })?;
             let taken = self.best(|gpu| gpu.copy_block(&mut kv, 0, 1))?;
-            if taken >= LONG || bytes >= MOST {
+            if taken >= LONG || bytes >= MAX_BYTES {
                 // Keys and values, read and written.
                 return Ok(4.0 * bytes as f64 / taken.as_secs_f64());
             }

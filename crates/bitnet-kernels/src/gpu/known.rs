@@ -17,7 +17,7 @@ use super::{
     upload::Uploads,
 };
 use crate::{
-    Ask, Drawn, Gate, KernelError, RowsKind,
+    Drawn, Gate, KernelError, RowsKind, SamplingParams,
     conformance::{Case, Failure, check_rounded},
 };
 
@@ -120,26 +120,26 @@ impl<D: Driver> Gpu<D> {
     /// Checks rows with a token so likely that every rule draws it.
     fn try_draws(&mut self) -> Result<(), GpuError> {
         let vocab = 5000;
-        let asks = [
-            Ask { temperature: 0.05, top_k: 50, ..Ask::GREEDY },
-            Ask { temperature: 0.05, top_p: 0.9, ..Ask::GREEDY },
-            Ask { temperature: 1.0, min_p: 1.0, ..Ask::GREEDY },
-            Ask { temperature: 0.05, ..Ask::GREEDY },
+        let params = [
+            SamplingParams { temperature: 0.05, top_k: 50, ..SamplingParams::GREEDY },
+            SamplingParams { temperature: 0.05, top_p: 0.9, ..SamplingParams::GREEDY },
+            SamplingParams { temperature: 1.0, min_p: 1.0, ..SamplingParams::GREEDY },
+            SamplingParams { temperature: 0.05, ..SamplingParams::GREEDY },
         ];
         let top = |row: usize| 4999 - 1111 * row;
-        let values = (0..asks.len() * vocab).map(|i| {
+        let values = (0..params.len() * vocab).map(|i| {
             let (row, token) = (i / vocab, i % vocab);
             if token == top(row) { 9.0 } else { ((token * 37 + row) % 101) as f32 / 20.0 }
         });
-        let mut logits = self.rows(asks.len(), vocab, RowsKind::Residual)?;
+        let mut logits = self.rows(params.len(), vocab, RowsKind::Residual)?;
         self.write_rows(&mut logits, &values.collect::<Vec<_>>())?;
-        let out = self.alloc(8 * asks.len(), "drawn tokens")?;
+        let out = self.alloc(8 * params.len(), "drawn tokens")?;
         for kernel in [&ARGMAX, &SAMPLE] {
             match kernel.name == ARGMAX.name {
-                true => self.argmax(asks.len(), &logits, out.address())?,
-                false => self.sample(&asks, &logits, out.address())?,
+                true => self.argmax(params.len(), &logits, out.address())?,
+                false => self.sample(&params, &logits, out.address())?,
             }
-            let drawn = self.fetch(&out, 8 * asks.len())?;
+            let drawn = self.fetch(&out, 8 * params.len())?;
             for (row, &bytes) in drawn.as_chunks().0.iter().enumerate() {
                 let (drawn, expected) = (Drawn::read(bytes), Drawn::Token(top(row) as u32));
                 if drawn != expected {

@@ -9,8 +9,8 @@ use crate::{Grouping, RowsKind, StepSize};
 const WORD: usize = 4;
 /// Bytes of the description of a thread block's piece of a run.
 const PIECE: usize = 32;
-/// Bytes of an [`Ask`](crate::Ask).
-const ASK: usize = 32;
+/// Bytes of [`SamplingParams`](crate::SamplingParams).
+const SAMPLING: usize = 32;
 
 impl<D: Driver> Gpu<D> {
     /// Allocates all memory that steps up to this size need in addition to their buffers.
@@ -24,7 +24,7 @@ impl<D: Driver> Gpu<D> {
             (Upload::FewRows, PIECE * pieces),
             (Upload::ManyRows, PIECE * pieces),
             (Upload::Rows, WORD * size.logit_rows),
-            (Upload::Asks, ASK * size.logit_rows),
+            (Upload::Sampling, SAMPLING * size.logit_rows),
         ] {
             self.make_room(what, bytes)?;
         }

@@ -6,8 +6,8 @@ use super::{DeviceBuffer, Driver, Gpu, GpuError, layout::u32_bytes};
 pub(super) enum Upload {
     /// u32 `[n]`: token ids.
     Tokens,
-    /// `[n]` of [`super::Ask`].
-    Asks,
+    /// `[n]` of [`super::SamplingParams`].
+    Sampling,
     /// u32 `[n]`: indices of the rows whose logits are needed.
     Rows,
     /// u32 `[n]`: positions of the tokens in their sequences.

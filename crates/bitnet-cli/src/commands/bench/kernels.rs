@@ -4,7 +4,9 @@
 
 use std::time::{Duration, Instant};
 
-use bitnet::kernels::{Ask, Cpu, Grouping, Inspect, KvShape, RowOrder, RowsKind, Run, Step, Wanted};
+use bitnet::kernels::{
+    Cpu, Grouping, Inspect, KvShape, RowOrder, RowsKind, Run, SamplingParams, Step, Wanted,
+};
 use bitnet::model::{Batch, Checkpoint, ModelSpec};
 use bitnet::tensor::{GroupedTensor, TernaryTensor};
 use half::f16;
@@ -175,7 +177,7 @@ impl<B: Inspect> Kernels<'_, B> {
         for &n in batches {
             let mut x = self.backend.rows(n, hidden, RowsKind::Between)?;
             self.backend.write(&mut x, &values(n * hidden))?;
-            let wanted = vec![Wanted::Token(Ask::GREEDY); n];
+            let wanted = vec![Wanted::Token(SamplingParams::GREEDY); n];
             let (mut logits, mut drawn) = (vec![0.0; n * vocab], vec![None; n]);
             let work = Work {
                 operation: "head, choice",

@@ -6,7 +6,7 @@ use std::{
 };
 
 use bitnet::inference::{EngineConfig, Generated, GenerationConfig, generate};
-use bitnet::kernels::{Ask, Drawn, Wanted};
+use bitnet::kernels::{Drawn, SamplingParams, Wanted};
 use bitnet::model::{Batch, Logits, Model};
 
 use super::{
@@ -69,7 +69,7 @@ impl<'a> Sequences<'a> {
             let last = done + chunk.len() == prompt.len();
             self.batch.clear();
             self.batch.push(chunk, done, table, if last { chunk.len() - 1..chunk.len() } else { 0..0 });
-            self.batch.want(|_| Wanted::Token(Ask::GREEDY));
+            self.batch.want(|_| Wanted::Token(SamplingParams::GREEDY));
             drawn = self.most_likely()?;
             done += chunk.len();
         }
@@ -104,7 +104,7 @@ impl<'a> Sequences<'a> {
             self.batch.clear();
             for (((table, len), token), out) in tables.iter().zip(&begun.lens).zip(&next).zip(&mut out) {
                 self.batch.push(&[*token], len + step, table, 0..1);
-                self.batch.want(|_| Wanted::Token(Ask::GREEDY));
+                self.batch.want(|_| Wanted::Token(SamplingParams::GREEDY));
                 out.push(*token);
             }
             next = self.most_likely()?;

@@ -6,7 +6,7 @@ impl World {
     /// Compares the events of a sequence, once it has ended.
     pub(super) fn compare(&self, id: SeqId) -> Result<(), String> {
         let (request, seed) = &self.requests[&id.request];
-        let Told { tokens, end } = &self.told[&id];
+        let Received { tokens, end } = &self.received[&id];
         let end = end.as_ref().expect("it has ended");
         let wrong = |what: &str| Err(format!("{id:?} {what}: {tokens:?} {end:?}"));
         let (alone, alone_end) = self.alone(request, *seed, id.choice);

@@ -149,7 +149,7 @@ impl World {
         let prompt = |slot: &&u32| Self::pending(seq(slots, **slot)) > 1 && ran(**slot);
         let Some(&slot) = running.iter().find(prompt) else { return Ok(()) };
         let s = seq(slots, slot);
-        let real = Pace::MIN_CHUNK.min(Self::pending(s)).min(config.max_tokens - plan.load.decodes);
+        let real = Pacer::MIN_CHUNK.min(Self::pending(s)).min(config.max_tokens - plan.load.decodes);
         match plan.runs.iter().find(|run| run.slot == slot) {
             Some(run) if run.len < real => Err(format!("{:?} gets {} tokens of {real}", s.id, run.len)),
             None if self.scheduler.missing(s, Self::pending(s).min(config.max_tokens))

@@ -43,7 +43,7 @@ macro_rules! dot_products {
             part
         }
 
-        const MOST_QUANT: i32 = 127;
+        const MAX_QUANT: i32 = 127;
         const BYTE_OFFSET: i32 = 0;
         #[inline(always)]
         unsafe fn dot_bytes(sum: Self::I, codes: Self::Codes, p: *const i8) -> Self::I {

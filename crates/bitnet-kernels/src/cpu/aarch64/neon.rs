@@ -47,7 +47,7 @@ v128_lanes!(Neon {
         std::array::from_fn(|i| vpaddq_s32(vpaddlq_s16(part[2 * i]), vpaddlq_s16(part[2 * i + 1])))
     }
 
-    const MOST_QUANT: i32 = 127;
+    const MAX_QUANT: i32 = 127;
     const BYTE_OFFSET: i32 = 0;
     #[inline(always)]
     unsafe fn dot_bytes(sum: Self::I, codes: Self::Codes, p: *const i8) -> Self::I {

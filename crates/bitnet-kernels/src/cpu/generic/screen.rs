@@ -216,7 +216,7 @@ pub(crate) unsafe fn split<L: Lanes>(x: &[f32], planes: &mut [i8], scratch: &mut
     if !ORDINARY.contains(&absmax) {
         return None;
     }
-    let most = L::MOST_QUANT as f32;
+    let most = L::MAX_QUANT as f32;
     let coarse = absmax / most;
     let fine = coarse / (2.0 * most);
     let rest = scratch[..padded].as_mut_ptr();

@@ -34,7 +34,7 @@ zmm_lanes!(Avx512 {
     }
 
     /// Keeps a pair of products below 2^15.
-    const MOST_QUANT: i32 = 63;
+    const MAX_QUANT: i32 = 63;
     const BYTE_OFFSET: i32 = 128;
     #[inline(always)]
     unsafe fn dot_bytes(sum: Self::I, codes: Self::Codes, p: *const i8) -> Self::I {

@@ -35,7 +35,7 @@ zmm_lanes!(Avx512Vnni {
     unsafe fn widen(part: Self::Part) -> Self::I {
         part
     }
-    const MOST_QUANT: i32 = 127;
+    const MAX_QUANT: i32 = 127;
     const BYTE_OFFSET: i32 = 128;
     #[inline(always)]
     unsafe fn dot_bytes(sum: Self::I, codes: Self::Codes, p: *const i8) -> Self::I {

@@ -37,7 +37,7 @@ ymm_lanes!(AvxVnni {
     unsafe fn widen(part: Self::Part) -> Self::I {
         part
     }
-    const MOST_QUANT: i32 = 127;
+    const MAX_QUANT: i32 = 127;
     const BYTE_OFFSET: i32 = 128;
     #[inline(always)]
     unsafe fn dot_bytes(sum: Self::I, codes: Self::Codes, p: *const i8) -> Self::I {

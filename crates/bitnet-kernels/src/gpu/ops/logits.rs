@@ -1,5 +1,5 @@
 use crate::{
-    Ask, Drawn, RowsKind, Wanted,
+    Drawn, RowsKind, SamplingParams, Wanted,
     gpu::{Driver, Gpu, GpuError, Rows, Table},
 };
 
@@ -36,24 +36,25 @@ impl<D: Driver> Gpu<D> {
         wanted: &[Wanted],
         drawn: &mut [Option<Drawn>],
     ) -> Result<(), GpuError> {
-        let count = wanted.iter().filter_map(Wanted::ask).count();
+        let count = wanted.iter().filter_map(Wanted::sampling).count();
         if count == 0 {
             return Ok(());
         }
         // Also draws from rows that the host reads, which is cheaper than a list of the others.
-        let asks: Vec<Ask> = wanted.iter().map(|wanted| wanted.ask().unwrap_or(Ask::GREEDY)).collect();
+        let params: Vec<SamplingParams> =
+            wanted.iter().map(|wanted| wanted.sampling().unwrap_or(SamplingParams::GREEDY)).collect();
         let out = match self.drawn.take() {
-            Some(out) if out.bytes() >= DRAWN * asks.len() => out,
-            _ => self.alloc(DRAWN * asks.len(), "drawn tokens")?,
+            Some(out) if out.bytes() >= DRAWN * params.len() => out,
+            _ => self.alloc(DRAWN * params.len(), "drawn tokens")?,
         };
-        let launched = match asks.iter().all(Ask::is_greedy) {
-            true => self.argmax(asks.len(), logits, out.address()),
-            false => self.sample(&asks, logits, out.address()),
+        let launched = match params.iter().all(SamplingParams::is_greedy) {
+            true => self.argmax(params.len(), logits, out.address()),
+            false => self.sample(&params, logits, out.address()),
         };
-        let tokens = launched.and_then(|()| self.fetch(&out, DRAWN * asks.len()));
+        let tokens = launched.and_then(|()| self.fetch(&out, DRAWN * params.len()));
         self.drawn = Some(out);
         for ((to, wanted), &bytes) in drawn.iter_mut().zip(wanted).zip(tokens?.as_chunks().0) {
-            *to = wanted.ask().map(|_| Drawn::read(bytes));
+            *to = wanted.sampling().map(|_| Drawn::read(bytes));
         }
         self.counts.drawn += count as u64;
         Ok(())
@@ -61,7 +62,7 @@ impl<D: Driver> Gpu<D> {
 
     /// Reads the rows of which logits are wanted; adjacent ones are read in one copy.
     fn read_rest(&mut self, rows: &Rows, wanted: &[Wanted], logits: &mut [f32]) -> Result<(), GpuError> {
-        let is_read = |wanted: &Wanted| wanted.ask().is_none();
+        let is_read = |wanted: &Wanted| wanted.sampling().is_none();
         let mut row = 0;
         for stretch in wanted.chunk_by(|a, b| is_read(a) == is_read(b)) {
             if is_read(&stretch[0]) {

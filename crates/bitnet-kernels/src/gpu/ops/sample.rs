@@ -1,5 +1,5 @@
 use crate::{
-    Ask, RowsKind,
+    RowsKind, SamplingParams,
     gpu::{
         Arg, Driver, Gpu, GpuError, Rows,
         table::{ARGMAX, SAMPLE},
@@ -21,29 +21,29 @@ impl<D: Driver> Gpu<D> {
         self.launch(&ARGMAX, [n, 1, 1], 0, &args)
     }
 
-    /// Draws a token from each row of logits with its `ask`; the results are as for [`Gpu::argmax`].
+    /// Draws a token from each row of logits with its parameters; the results are as for [`Gpu::argmax`].
     ///
     /// # Panics
-    /// If the vocabulary has 2^24 tokens or more, or an ask's `top_p` or `min_p` keeps no token.
-    pub fn sample(&mut self, asks: &[Ask], logits: &Rows, drawn: u64) -> Result<(), GpuError> {
-        assert_logits(logits, asks.len());
+    /// If the vocabulary has 2^24 tokens or more, or a `top_p` or `min_p` keeps no token.
+    pub fn sample(&mut self, params: &[SamplingParams], logits: &Rows, drawn: u64) -> Result<(), GpuError> {
+        assert_logits(logits, params.len());
         assert!(logits.width < 1 << 24, "ids must fit 24 bits");
-        let sound = |ask: &Ask| ask.top_p > 0.0 && (0.0..=1.0).contains(&ask.min_p);
-        assert!(asks.iter().all(sound), "the most likely token must be kept");
-        let words = asks.iter().flat_map(|a| {
-            let [temperature, top_p, min_p] = [a.temperature, a.top_p, a.min_p].map(f32::to_bits);
-            let (low, high) = (a.seed as u32, (a.seed >> 32) as u32);
-            [temperature, a.top_k, top_p, min_p, low, high, a.choice, a.position]
+        let sound = |p: &SamplingParams| p.top_p > 0.0 && (0.0..=1.0).contains(&p.min_p);
+        assert!(params.iter().all(sound), "the most likely token must be kept");
+        let words = params.iter().flat_map(|p| {
+            let [temperature, top_p, min_p] = [p.temperature, p.top_p, p.min_p].map(f32::to_bits);
+            let (low, high) = (p.seed as u32, (p.seed >> 32) as u32);
+            [temperature, p.top_k, top_p, min_p, low, high, p.choice, p.position]
         });
-        let asks_at = self.upload(Upload::Asks, words)?;
+        let params_at = self.upload(Upload::Sampling, words)?;
         let args = [
             Arg::U64(logits.address()),
-            Arg::U64(asks_at),
+            Arg::U64(params_at),
             Arg::U64(drawn),
             Arg::U32(logits.width as u32),
             Arg::U32(logits.stride as u32),
         ];
-        self.launch(&SAMPLE, [asks.len(), 1, 1], 0, &args)
+        self.launch(&SAMPLE, [params.len(), 1, 1], 0, &args)
     }
 }
 

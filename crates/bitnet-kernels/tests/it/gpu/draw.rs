@@ -1,7 +1,7 @@
 //! Logits from which the GPU draws tokens, and those that the host reads.
 
 use bitnet_kernels::{
-    Ask, Drawn, RowsKind, Wanted,
+    Drawn, RowsKind, SamplingParams, Wanted,
     gpu::{Gpu, Table},
 };
 use bitnet_tensor::{BitNetTensor, DType, SharedBytes};
@@ -22,8 +22,8 @@ fn table(gpu: &mut Gpu<Simulator>, vocab: usize) -> Table {
 #[test]
 fn each_row_is_drawn_or_read_as_is_wanted() {
     let (all, some) = (Wanted::All, Wanted::Top(3));
-    let greedy = Wanted::Token(Ask::GREEDY);
-    let top = Wanted::Token(Ask { temperature: 1.0, top_k: 1, seed: 7, ..Ask::GREEDY });
+    let greedy = Wanted::Token(SamplingParams::GREEDY);
+    let top = Wanted::Token(SamplingParams { temperature: 1.0, top_k: 1, seed: 7, ..SamplingParams::GREEDY });
     let steps: [(usize, &[Wanted]); 5] = [
         (67, &[greedy]),
         (67, &[all, greedy, some, all, top, greedy, all]),
@@ -32,7 +32,7 @@ fn each_row_is_drawn_or_read_as_is_wanted() {
         (130, &[greedy, greedy, greedy, greedy, greedy, greedy, greedy, greedy, greedy]),
     ];
     let mut gpu = Gpu::new(Simulator::default()).unwrap();
-    let mut asked = 0;
+    let mut drawn_rows = 0;
     for (vocab, wanted) in steps {
         let (n, x) = (wanted.len(), values(wanted.len() * WIDTH, 0.7));
         let expected = logits(Simulator::default(), WIDTH, vocab, &x, &values(vocab * WIDTH, 0.3)).unwrap();
@@ -41,16 +41,16 @@ fn each_row_is_drawn_or_read_as_is_wanted() {
         gpu.write_rows(&mut rows, &x).unwrap();
         let (mut all, mut drawn) = (vec![0.0; n * vocab], vec![None; n]);
         gpu.logits(&rows, &table, wanted, &mut all, &mut drawn).unwrap();
-        for (row, (ask, drawn)) in wanted.iter().map(Wanted::ask).zip(&drawn).enumerate() {
+        for (row, (params, drawn)) in wanted.iter().map(Wanted::sampling).zip(&drawn).enumerate() {
             let expected = &expected[row * vocab..][..vocab];
             // A top-k of one takes the most likely token, whatever the seed.
             let most = (0..vocab).max_by(|&a, &b| expected[a].total_cmp(&expected[b])).unwrap() as u32;
-            assert_eq!(*drawn, ask.map(|_| Drawn::Token(most)), "row {row} of {wanted:?}");
-            if ask.is_none() {
+            assert_eq!(*drawn, params.map(|_| Drawn::Token(most)), "row {row} of {wanted:?}");
+            if params.is_none() {
                 assert_eq!(all[row * vocab..][..vocab], *expected, "row {row} of {wanted:?}");
             }
         }
-        asked += wanted.iter().filter_map(Wanted::ask).count() as u64;
-        assert_eq!(gpu.counts().drawn, asked);
+        drawn_rows += wanted.iter().filter_map(Wanted::sampling).count() as u64;
+        assert_eq!(gpu.counts().drawn, drawn_rows);
     }
 }

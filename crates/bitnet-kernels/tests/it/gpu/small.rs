@@ -1,7 +1,7 @@
 //! Small launches of every kernel that works on rows, for the mutants.
 
 use bitnet_kernels::{
-    Ask, Gate, Grouping, KvShape, Norm, RowOrder, RowsKind, Run, Step,
+    Gate, Grouping, KvShape, Norm, RowOrder, RowsKind, Run, SamplingParams, Step,
     gpu::{Gain, Gpu, GpuError, Quants},
 };
 use bitnet_tensor::{BitNetTensor, DType, GroupedTensor, SharedBytes};
@@ -196,8 +196,8 @@ pub fn drawn(simulator: Simulator) -> Bits {
     let mut gpu = Gpu::new(simulator)?;
     let mut logits = gpu.rows(rows, vocab, RowsKind::Residual)?;
     gpu.write_rows(&mut logits, &wave(vocab, 0.7).repeat(rows))?;
-    let asks: Vec<Ask> = (0..rows as u32)
-        .map(|i| Ask {
+    let params: Vec<SamplingParams> = (0..rows as u32)
+        .map(|i| SamplingParams {
             temperature: 0.9,
             top_k: if i % 2 == 0 { 0 } else { 60 },
             top_p: if i % 3 == 0 { 1.0 } else { 0.8 },
@@ -207,5 +207,5 @@ pub fn drawn(simulator: Simulator) -> Bits {
             position: 9,
         })
         .collect();
-    words(&mut gpu, rows, |gpu, out| gpu.sample(&asks, &logits, out))
+    words(&mut gpu, rows, |gpu, out| gpu.sample(&params, &logits, out))
 }

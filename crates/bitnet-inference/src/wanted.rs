@@ -1,0 +1,47 @@
+use bitnet_kernels::{Drawn, SamplingParams, Wanted};
+
+use crate::{Output, SampleError, Sequence};
+
+/// Vocabularies of this size and more are too large for a device to draw from.
+const VOCAB_LIMIT: usize = 1 << 24;
+
+/// What is needed of the logits after the first `len` tokens of a sequence. Penalties, biases, constraints and
+/// log-probabilities need all of them. Until the text may end, the tokens that would end it are banned, and one more of
+/// the highest logits is needed for each.
+pub(crate) fn wanted(s: &Sequence, len: usize, vocab: usize, eos: &[u32]) -> Wanted {
+    let config = &s.request.config;
+    let plain = s.request.output == Output::Tokens
+        && s.request.constraint.is_none()
+        && !config.changes_logits()
+        && config.logprobs.is_none();
+    if !plain {
+        return Wanted::All;
+    }
+    let may_end = len - s.prompt_len() >= config.min_new_tokens;
+    if may_end && vocab < VOCAB_LIMIT {
+        return Wanted::Token(SamplingParams {
+            temperature: config.temperature,
+            top_k: u32::try_from(config.top_k).unwrap_or(0),
+            top_p: config.top_p,
+            min_p: config.min_p,
+            seed: s.seed,
+            choice: s.id.choice,
+            position: len as u32,
+        });
+    }
+    let banned = eos.len() + config.stop_tokens.len();
+    match (config.is_greedy(), config.top_k) {
+        (true, _) => Wanted::Top(1 + banned),
+        (false, 0) => Wanted::All,
+        (false, k) => Wanted::Top(k.saturating_add(banned)),
+    }
+}
+
+/// The token that a device drew.
+pub(crate) fn token(drawn: Drawn) -> Result<u32, SampleError> {
+    match drawn {
+        Drawn::Token(token) => Ok(token),
+        Drawn::NotANumber(token) => Err(SampleError::NotANumber { token }),
+        Drawn::NothingAllowed => Err(SampleError::NothingAllowed),
+    }
+}
