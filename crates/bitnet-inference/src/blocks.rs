@@ -96,7 +96,7 @@ impl BlockPool {
         Some(block)
     }
 
-    /// Adds a use of a block, by one more table.
+    /// Adds a use of a block, by another table.
     pub fn retain(&mut self, block: u32) {
         if self.blocks[block as usize].refs == 0 {
             self.unlink(block);

@@ -1,11 +1,10 @@
-//! Refuses requests that would get their first token too late. Predictions come from the pace at which earlier requests
-//! got theirs. Each of them counts; old ones count less as time goes by, and much less after a time without any queue.
-//! Without recent evidence no request is refused, and the one that would be next never is: how long it waits is the
-//! evidence for the others.
+//! Refuses requests that would get their first token too late. The prediction comes from the pace at which earlier
+//! requests got theirs. Older ones count less, and much less after a time without a queue. Without recent evidence no
+//! request is refused. The request that would be next is never refused, because its wait is the evidence for the others.
 //!
-//! A request waits for those before it, and for others that overtake it: more urgent ones, or less urgent ones that
-//! have waited for long. How often that happens shows in the pace of its own priority. There, a long time without any
-//! first token counts even before it ends.
+//! A request waits for those before it and for those that overtake it: more urgent ones, and less urgent ones that have
+//! waited long. The pace of its own priority shows how often that happens. In that pace, a time without first tokens
+//! counts even before it ends.
 
 use std::{
     sync::Arc,
