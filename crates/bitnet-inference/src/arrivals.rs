@@ -16,7 +16,7 @@ pub struct Arrivals {
 impl Arrivals {
     /// Records an arrival; `alone` if nothing else is waiting or running.
     pub fn note(&mut self, now: u64, alone: bool) {
-        let gap = self.last.replace(now).map_or(0, |last| now - last) as f64;
+        let gap = self.last.replace(now).map_or(0, |last| now.saturating_sub(last)) as f64;
         self.company += (f64::from(u8::from(!alone)) - self.company) * 0.2;
         if !alone {
             self.gap += (gap - self.gap) * 0.2;
@@ -44,6 +44,15 @@ mod tests {
             arrivals.note(i * 100, true);
             assert_eq!(arrivals.linger(MAX), 0);
         }
+    }
+
+    #[test]
+    fn a_clock_that_goes_back_does_not_change_the_gap_beyond_recognition() {
+        let mut arrivals = Arrivals::default();
+        for i in 0..100 {
+            arrivals.note(if i == 90 { 0 } else { i * 1000 }, false);
+        }
+        assert!(arrivals.linger(MAX) > 0);
     }
 
     #[test]

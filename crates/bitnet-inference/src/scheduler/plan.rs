@@ -372,7 +372,7 @@ impl Scheduler {
         s.follows = false;
         s.running = true;
         if !std::mem::replace(&mut s.admitted, true) {
-            self.events.push_back(Event::Admitted(s.id, now - s.arrived));
+            self.events.push_back(Event::Admitted(s.id, now.saturating_sub(s.arrived)));
         }
         let rank = s.rank;
         let at = self.running.partition_point(|&other| seq(&self.slots, other).rank < rank);

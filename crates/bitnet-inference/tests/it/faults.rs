@@ -322,5 +322,14 @@ fn a_clock_that_jumps_ends_requests_with_a_timeout_and_no_others() {
         })
         .collect();
     assert_eq!(ends, [(0, false), (1, true)]);
+    // Both were admitted at 0, before they arrived according to the clock.
+    let waits: Vec<_> = events
+        .iter()
+        .filter_map(|event| match event {
+            Event::Admitted(id, wait) => Some((id.request, *wait)),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(waits, [(0, 0), (1, 0)]);
     assert!(scheduler.is_empty() && scheduler.check() == Ok(()));
 }

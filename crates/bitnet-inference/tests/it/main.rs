@@ -2,6 +2,7 @@
 #![allow(clippy::print_stdout, reason = "tests report what they covered")]
 
 mod constraint;
+mod edges;
 mod engine;
 mod faults;
 mod generate;
