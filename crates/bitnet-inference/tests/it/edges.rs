@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bitnet_inference::{
     BatchSizing, End, FinishReason, Output, Priority, Request, RequestError,
-    scheduling::{Drawn, Event, Plan, RunOutcome, Scheduler, SchedulerConfig, StepOutcome},
+    scheduling::{Event, Plan, RunOutcome, SampledToken, Scheduler, SchedulerConfig, StepOutcome},
 };
 
 use crate::support::*;
@@ -37,7 +37,7 @@ fn step(scheduler: &mut Scheduler, now: u64) -> Plan {
     assert_eq!(scheduler.check_plan(&plan), Ok(()));
     for run in &plan.runs {
         let from = outcome.drawn.len();
-        outcome.drawn.extend((run.rows > 0).then_some(Drawn { token: 1, logprobs: None }));
+        outcome.drawn.extend((run.rows > 0).then_some(SampledToken { token: 1, logprobs: None }));
         outcome.runs.push(RunOutcome::Done(from..outcome.drawn.len()));
     }
     scheduler.commit(now, &plan, &mut outcome);
