@@ -296,7 +296,7 @@ pub struct ServeArgs {
     /// Speculation flags.
     #[command(flatten)]
     pub speculation: Speculation,
-    /// Maximum number of queued requests; further ones get 429
+    /// Maximum number of queued requests, half of it for those of priority `batch`; further ones get 429
     #[arg(long, value_name = "N", default_value_t = 256)]
     pub max_queued_requests: usize,
     /// Maximum number of queued prompt tokens; further requests get 429

@@ -11,7 +11,7 @@ pub enum Priority {
     /// Passed over for at most 10 seconds.
     #[default]
     Normal,
-    /// Uses spare capacity: passed over for at most 2 minutes.
+    /// Uses spare capacity: passed over for at most 2 minutes, and leaves half of the queue to others.
     Background,
 }
 

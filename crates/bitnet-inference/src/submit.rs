@@ -12,7 +12,7 @@ use crate::metrics::{Counter, Recorder};
 use crate::queue::Queue;
 use crate::shared::{Control, Shared};
 use crate::worker::{Submission, Ticket};
-use crate::{InvalidRequest, Request, RequestHandle, SubmitError};
+use crate::{InvalidRequest, Priority, Request, RequestHandle, SubmitError};
 
 /// What requests are validated against, and how many may wait.
 #[derive(Clone, Copy)]
@@ -138,18 +138,20 @@ impl Submitter {
         Ok(())
     }
 
-    /// Counts all requests into the queue or none.
+    /// Counts all requests into the queue or none. Requests in the background leave half of the queue to others.
     fn enter(&self, queue: &mut Queue, requests: &[Request]) -> Result<(), SubmitError> {
         if self.shared.waiting.is_closed() {
             let lost = self.shared.lost.lock().clone();
             return Err(lost.map_or(SubmitError::Draining, SubmitError::Lost));
         }
         let Queue { sequences, tokens } = size_of(requests);
-        let Bounds { sequences: limit, tokens: limit_tokens, .. } = self.bounds;
-        if queue.sequences.saturating_add(sequences) > limit {
+        let background = requests.iter().any(|request| request.priority == Priority::Background);
+        let part = if background { 2 } else { 1 };
+        let (limit, limit_tokens) = (self.bounds.sequences / part, self.bounds.tokens / part);
+        // An empty queue accepts whatever can ever fit, also what is longer than the limit.
+        if queue.sequences > 0 && queue.sequences.saturating_add(sequences) > limit {
             return Err(SubmitError::QueueFull { limit });
         }
-        // An empty queue accepts a prompt that is longer than the limit.
         if queue.sequences > 0 && queue.tokens.saturating_add(tokens) > limit_tokens {
             return Err(SubmitError::BacklogFull { queued: queue.tokens, tokens, limit: limit_tokens });
         }

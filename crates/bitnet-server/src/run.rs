@@ -2,7 +2,7 @@
 
 use std::{io, net::TcpListener, sync::Arc, time::Duration};
 
-use bitnet::inference::DrainReport;
+use bitnet::{inference::DrainReport, kernels::trim_heap};
 
 use crate::http::{
     app::App,
@@ -11,6 +11,9 @@ use crate::http::{
 
 /// Time between two looks at the device.
 const LOOK: Duration = Duration::from_millis(200);
+
+/// Time between two returns of freed memory to the system.
+const TRIM: Duration = Duration::from_secs(10);
 
 /// Serves until SIGTERM or SIGINT, or until the model's device is lost ([`App::lost`]), then drains; a signal during
 /// the drain ends the process at once, with exit code 1. Except after SIGINT, which comes from a person, it still answers
@@ -33,6 +36,7 @@ pub fn run(
         .build()?;
     let report = runtime.block_on(async {
         let mut signals = Signals::new()?;
+        tokio::spawn(trim());
         let watched = Arc::clone(&app);
         let end = async move {
             let by_hand = tokio::select! {
@@ -59,6 +63,18 @@ pub fn run(
     // Whatever still runs has used up its time. Waiting for it here could take forever.
     runtime.shutdown_background();
     report
+}
+
+/// Returns freed memory to the system, again and again.
+async fn trim() {
+    let mut clock = tokio::time::interval(TRIM);
+    clock.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        clock.tick().await;
+        if tokio::task::spawn_blocking(trim_heap).await.is_err() {
+            return;
+        }
+    }
 }
 
 /// Returns when the model's device is lost, which only a new process can cure.

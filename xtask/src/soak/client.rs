@@ -114,7 +114,10 @@ fn stream(
             break;
         }
         let object = parsed(event.data.as_bytes())?;
-        if ask.deadline.is_some() && object["error"]["code"] == "timeout" {
+        // Its own deadline, or the server's timeout where no goal limits how long it waits.
+        let overdue =
+            object["error"]["code"].as_str().is_some_and(|code| ["timeout", "deadline"].contains(&code));
+        if overdue && (ask.deadline.is_some() || ask.background) {
             entry.leave(ask, &answer);
             return Ok(Outcome::Refused("deadline".into()));
         }

@@ -8,8 +8,8 @@ use bitnet_inference::sampling::Sampler;
 use bitnet_inference::sim::{HashModel, Oracle, mix};
 use bitnet_inference::{
     BatchSizing, ConstraintError, Elapsed, Engine, EngineConfig, FinishReason, GenerateError,
-    GenerationConfig, GenerationError, InvalidRequest, Output, Request, RequestError, RequestHandle,
-    SampleError, StartError, SubmitError, TokenLogprobs, TokenText, Update,
+    GenerationConfig, GenerationError, InvalidRequest, Output, Priority, Request, RequestError,
+    RequestHandle, SampleError, StartError, SubmitError, TokenLogprobs, TokenText, Update,
     metrics::{Counter, Measure, Recorder},
     names::{BatchError, BenchmarkError, CudaError, EmptySequence, RecordError},
     scheduling::{Plan, Scheduler, StepLoad, StepModel, StepOutcome, Stepper},
@@ -426,8 +426,8 @@ fn dropping_the_engine_under_load_ends_every_handle_with_an_error() {
     }
 }
 
-#[test]
-fn a_full_queue_refuses_or_waits_as_asked() {
+/// An engine with one place, whose queue takes so many sequences and 10 tokens; it computes while the gate is open.
+fn gated(max_queued_requests: usize) -> (Engine, Arc<parking_lot::Mutex<()>>) {
     let gate = Arc::new(parking_lot::Mutex::new(()));
     let inner = gate.clone();
     let hook = move |_: &Batch, logits: Option<&mut Logits>| {
@@ -437,9 +437,32 @@ fn a_full_queue_refuses_or_waits_as_asked() {
         Ok(())
     };
     let model = HashModel::new(VOCAB, CONTEXT, limits()).with_hook(Box::new(hook));
-    let config =
-        EngineConfig { max_batch_size: 1, max_queued_requests: 2, max_queued_tokens: 10, ..config() };
-    let engine = Engine::start(model, config).unwrap();
+    let config = EngineConfig { max_batch_size: 1, max_queued_requests, max_queued_tokens: 10, ..config() };
+    (Engine::start(model, config).unwrap(), gate)
+}
+
+#[test]
+fn requests_in_the_background_leave_half_of_the_queue_to_others() {
+    let (engine, gate) = gated(4);
+    let closed = gate.lock();
+    let running = engine.submit(Request::new([1], greedy(3))).unwrap();
+    let asked = |p: u32, priority| Request { priority, ..Request::new([p], greedy(3)) };
+    let (urgent, background) = (Priority::Interactive, Priority::Background);
+    let mut waiting = vec![engine.submit_timeout(asked(2, background), SOON).unwrap()];
+    waiting.extend(engine.submit_timeout(asked(3, background), SOON));
+    assert_eq!(engine.submit(asked(4, background)).err(), Some(SubmitError::QueueFull { limit: 2 }));
+    waiting.extend([4, 5].map(|p| engine.submit(asked(p, urgent)).unwrap()));
+    assert_eq!(engine.submit(asked(6, urgent)).err(), Some(SubmitError::QueueFull { limit: 4 }));
+    drop(closed);
+    assert_eq!(tokens(running), alone(&[1], &greedy(3)));
+    for (p, handle) in (2..).zip(waiting) {
+        assert_eq!(tokens(handle), alone(&[p], &greedy(3)));
+    }
+}
+
+#[test]
+fn a_full_queue_refuses_or_waits_as_asked() {
+    let (engine, gate) = gated(2);
     let closed = gate.lock();
     let running = engine.submit(Request::new([1], greedy(3))).unwrap();
     let start = Instant::now();
