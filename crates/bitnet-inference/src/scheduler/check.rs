@@ -60,7 +60,7 @@ impl Scheduler {
                 true => run.rows == run.len,
                 false => (run.rows > 0) == (end == s.tokens.len()),
             };
-            if run.start != s.computed || end > s.tokens.len() || !rows {
+            if run.len == 0 || run.start != s.computed || end > s.tokens.len() || !rows {
                 return Err(format!(
                     "{:?}: run {run:?} of {} tokens, {} computed",
                     s.id,

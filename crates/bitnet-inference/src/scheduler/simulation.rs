@@ -464,7 +464,7 @@ fn a_draft_after_a_rejected_one_fits_into_the_blocks_that_it_left() {
         max_running: 1,
         max_tokens: 128,
         max_rows: 16,
-        kv_blocks: 4,
+        kv_blocks: 2,
         context: 256,
         max_draft: 4,
         sizing: BatchSizing::Fixed(1),
@@ -490,4 +490,5 @@ fn a_draft_after_a_rejected_one_fits_into_the_blocks_that_it_left() {
     assert_eq!(drafts(&mut scheduler, 9), 4, "into the next block");
     assert_eq!(seq(&scheduler.slots, 0).table.len(), 2);
     assert_eq!(drafts(&mut scheduler, 5), 2, "within the first block");
+    assert_eq!(scheduler.counts().drafted, 6);
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bitnet_inference::{
-    BatchSizing, End, FinishReason, Output, Priority, Request, RequestError,
+    BatchSizing, End, FinishReason, GenerationConfig, Output, Priority, Request, RequestError,
     scheduling::{Event, Plan, RunOutcome, SampledToken, Scheduler, SchedulerConfig, StepOutcome},
 };
 
@@ -12,18 +12,22 @@ use crate::support::*;
 
 /// One place, so that the order of admission shows.
 fn narrow(slow_reader: u64) -> Scheduler {
-    Scheduler::new(SchedulerConfig {
-        max_running: 1,
+    Scheduler::new(limited(1, 16, 64, slow_reader))
+}
+
+fn limited(max_running: usize, max_rows: usize, kv_blocks: usize, slow_reader: u64) -> SchedulerConfig {
+    SchedulerConfig {
+        max_running,
         max_tokens: 64,
-        max_rows: 16,
-        kv_blocks: 64,
+        max_rows,
+        kv_blocks,
         context: CONTEXT,
         max_draft: 0,
-        sizing: BatchSizing::Fixed(1),
+        sizing: BatchSizing::Fixed(max_running),
         slow_reader,
         eos: vec![],
         text: None,
-    })
+    }
 }
 
 fn submit(scheduler: &mut Scheduler, now: u64, id: u64, request: Request) {
@@ -148,4 +152,86 @@ fn only_drafts_and_goals_make_decisions_depend_on_times() {
     let goal = || BatchSizing::Auto { ttft: Duration::from_secs(1), itl: Duration::from_secs(1) };
     assert!(!paced(0, BatchSizing::Fixed(1)));
     assert!(paced(1, BatchSizing::Fixed(1)) && paced(0, goal()) && paced(1, goal()));
+}
+
+#[test]
+fn no_sequence_is_admitted_in_a_step_without_a_row_for_it() {
+    let mut scheduler = Scheduler::new(limited(3, 3, 64, u64::MAX));
+    submit(&mut scheduler, 0, 0, Request { output: Output::Scored, ..Request::new(vec![1; 40], greedy(1)) });
+    submit(&mut scheduler, 0, 1, Request::new([2], greedy(9)));
+    submit(&mut scheduler, 0, 2, Request::new([3], greedy(9)));
+    step(&mut scheduler, 0);
+    assert_eq!(told(&mut scheduler).0, [0, 1]);
+}
+
+#[test]
+fn choices_join_in_the_step_after_their_prompt_and_copy_its_last_block() {
+    let mut scheduler = Scheduler::new(limited(2, 2, 64, u64::MAX));
+    submit(&mut scheduler, 0, 0, Request::new(vec![1; 10], GenerationConfig { n: 2, ..greedy(9) }));
+    assert_eq!(step(&mut scheduler, 0).runs.len(), 1);
+    let plan = step(&mut scheduler, 0);
+    assert_eq!((plan.runs.len(), plan.copies.len()), (2, 1));
+    assert_eq!(scheduler.counts().copied_blocks, 1);
+}
+
+#[test]
+fn a_paused_request_gives_its_blocks_to_a_running_or_a_waiting_one() {
+    // A running sequence needs its second block.
+    let mut scheduler = Scheduler::new(limited(2, 2, 2, u64::MAX));
+    submit(&mut scheduler, 0, 0, Request::new(vec![1; 20], greedy(30)));
+    submit(&mut scheduler, 0, 1, Request::new(vec![2; 40], greedy(30)));
+    step(&mut scheduler, 0);
+    scheduler.pause(0, 0);
+    // Request 1 has computed 40 tokens. In each of these steps one more, of which the last needs the block.
+    (0..25).for_each(|_| assert_eq!(step(&mut scheduler, 0).runs.len(), 1));
+    assert_eq!((scheduler.counts().preemptions, scheduler.counts().recomputed_tokens), (1, 20));
+    // A waiting one needs the only block.
+    let mut scheduler = Scheduler::new(limited(1, 1, 1, u64::MAX));
+    submit(&mut scheduler, 0, 0, Request::new(vec![1; 10], greedy(9)));
+    step(&mut scheduler, 0);
+    scheduler.pause(0, 0);
+    submit(&mut scheduler, 0, 1, Request::new(vec![2; 10], greedy(9)));
+    step(&mut scheduler, 0);
+    assert_eq!((scheduler.counts().preemptions, scheduler.counts().recomputed_tokens), (1, 10));
+}
+
+#[test]
+fn what_a_preempted_sequence_had_of_the_step_goes_to_others() {
+    let mut scheduler = Scheduler::new(limited(2, 2, 3, u64::MAX));
+    // Request 0 is the oldest, but 1 runs first.
+    submit(&mut scheduler, 0, 0, Request::new(vec![1; 127], greedy(9)));
+    scheduler.pause(0, 0);
+    submit(&mut scheduler, 0, 1, Request::new(vec![2; 63], greedy(99)));
+    step(&mut scheduler, 0);
+    scheduler.resume(0, 0);
+    let lengths = |plan: &Plan| plan.runs.iter().map(|run| (run.start, run.len)).collect::<Vec<_>>();
+    assert_eq!(lengths(&step(&mut scheduler, 0)), [(63, 1), (0, 63)]);
+    submit(&mut scheduler, 0, 2, Request::new([3, 4], greedy(9)));
+    // The next token of 1 takes the last block, then 0 takes both from it: one token and one row are left for 2.
+    let plan = step(&mut scheduler, 0);
+    assert_eq!(lengths(&plan), [(63, 63), (0, 1)]);
+    assert_eq!((plan.load.decodes, plan.load.context, plan.load.prefill), (0, 0, 64));
+    assert_eq!((scheduler.counts().preemptions, scheduler.counts().recomputed_tokens), (1, 64));
+}
+
+#[test]
+fn a_prompt_in_chunks_is_counted_once() {
+    let mut scheduler = narrow(u64::MAX);
+    submit(&mut scheduler, 0, 0, Request::new(vec![1; 200], greedy(2)));
+    (0..4).for_each(|_| drop(step(&mut scheduler, 0)));
+    assert_eq!((scheduler.counts().split_prompts, scheduler.counts().prefix_tokens), (1, 200));
+}
+
+#[test]
+fn a_sequence_without_a_share_of_the_step_has_no_run_in_it() {
+    let mut scheduler = Scheduler::new(limited(2, 16, 64, u64::MAX));
+    submit(&mut scheduler, 0, 0, Request::new(vec![1; 200], greedy(9)));
+    scheduler.pause(0, 0);
+    submit(&mut scheduler, 0, 1, Request { output: Output::Scored, ..Request::new(vec![2; 100], greedy(9)) });
+    step(&mut scheduler, 0);
+    scheduler.resume(0, 0);
+    let lengths = |plan: &Plan| plan.runs.iter().map(|run| run.len).collect::<Vec<_>>();
+    assert_eq!(lengths(&step(&mut scheduler, 0)), [15, 49]);
+    // The older one takes all tokens.
+    assert_eq!(lengths(&step(&mut scheduler, 0)), [64]);
 }
