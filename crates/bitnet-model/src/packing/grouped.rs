@@ -183,7 +183,7 @@ mod tests {
     fn ptq1_0_reads_the_digits_of_its_bytes_in_their_order() {
         // Digit n of a byte, by the formula of the specification.
         let digit = |byte: u8, n: u32| ((((u32::from(byte) * 3u32.pow(n)) & 255) * 3) >> 8) as i8 - 1;
-        let mut block: Vec<u8> = (0..26).map(|i| i as u8 * 37 + 11).collect();
+        let mut block: Vec<u8> = (0..26u8).map(|i| i.wrapping_mul(37).wrapping_add(11)).collect();
         block.extend(f16::from_f32(0.5).to_le_bytes());
         let mut expected = vec![9; 128];
         for m in 0..16 {
