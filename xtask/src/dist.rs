@@ -7,7 +7,7 @@ use std::{
 use anyhow::{Context, Result};
 use clap::Args;
 
-use crate::{cargo, output, root, run, size::fits, target};
+use crate::{bitnet, cargo, output, root, run, size::fits, target};
 
 /// Maximum size of the stripped program in bytes.
 const LIMIT: u64 = 25 << 20;
@@ -23,37 +23,75 @@ pub(crate) struct Dist {
     /// The folder for the archive
     #[arg(default_value = "target/dist")]
     folder: PathBuf,
+    /// The platform to compile for, like x86_64-pc-windows-gnu, if not this one; needs its standard library and linker
+    #[arg(long, value_name = "TRIPLE")]
+    target: Option<String>,
 }
 
 impl Dist {
     pub(crate) fn run(&self) -> Result<()> {
-        run(cargo(&["build", "--profile", "bundle", "--package", "bitnet-cli"]))?;
-        let program = target().join("bundle/bitnet");
+        let mut build = cargo(&["build", "--profile", "bundle", "--package", "bitnet-cli"]);
+        build.args(self.target.iter().flat_map(|triple| ["--target", triple]));
+        run(build)?;
+        let platform = Platform::of(self.target.as_deref())?;
+        let place = self.target.as_ref().map_or_else(target, |triple| target().join(triple));
+        let program = place.join("bundle").join(platform.program());
         let bytes = fs::metadata(&program)?.len();
         fits("the program", bytes, LIMIT)?;
+        // Texts are the same on every platform, and only a program for this one runs here.
+        let speaks = if self.target.is_some() { bitnet()? } else { program.clone() };
         let folder = root().join(&self.folder);
-        let archive = pack(&program, &folder)?;
+        let archive = pack(&program, &speaks, &platform, &folder)?;
         let bytes = fs::metadata(folder.join(&archive))?.len();
         println!("{}: {:.1} MB", self.folder.join(archive).display(), bytes as f64 / 1e6);
         Ok(())
     }
 }
 
-/// Writes the archive and its checksum, and returns the archive's name.
-fn pack(program: &Path, folder: &Path) -> Result<String> {
-    let name =
-        format!("bitnet-{}-{}-{}", env!("CARGO_PKG_VERSION"), std::env::consts::ARCH, std::env::consts::OS);
+/// What the archive's name says about the program.
+struct Platform {
+    arch: String,
+    os: String,
+}
+
+impl Platform {
+    /// The platform of a triple like `x86_64-pc-windows-gnu`; without one, this machine's.
+    fn of(triple: Option<&str>) -> Result<Self> {
+        let (arch, os) = match triple {
+            None => (std::env::consts::ARCH, std::env::consts::OS),
+            Some(triple) => {
+                let mut parts = triple.split('-');
+                let arch = parts.next().unwrap_or_default();
+                let os = parts.find_map(|part| match part {
+                    "darwin" => Some("macos"),
+                    "linux" | "windows" => Some(part),
+                    _ => None,
+                });
+                (arch, os.with_context(|| format!("{triple} names no known system"))?)
+            }
+        };
+        Ok(Platform { arch: arch.into(), os: os.into() })
+    }
+
+    fn program(&self) -> &'static str {
+        if self.os == "windows" { "bitnet.exe" } else { "bitnet" }
+    }
+}
+
+/// Writes the archive and its checksum, and returns the archive's name. `speaks` prints the texts.
+fn pack(program: &Path, speaks: &Path, platform: &Platform, folder: &Path) -> Result<String> {
+    let name = format!("bitnet-{}-{}-{}", env!("CARGO_PKG_VERSION"), platform.arch, platform.os);
     let inside = folder.join(&name);
     if inside.exists() {
         fs::remove_dir_all(&inside)?;
     }
     fs::create_dir_all(inside.join("completions"))?;
-    fs::copy(program, inside.join("bitnet"))?;
+    fs::copy(program, inside.join(platform.program()))?;
     for text in TEXTS {
         fs::copy(root().join(text), inside.join(text)).with_context(|| text.to_owned())?;
     }
     let printed = |args: &[&str]| {
-        let mut bitnet = Command::new(program);
+        let mut bitnet = Command::new(speaks);
         bitnet.args(args);
         output(bitnet)
     };
@@ -61,17 +99,82 @@ fn pack(program: &Path, folder: &Path) -> Result<String> {
         fs::write(inside.join("completions").join(file), printed(&["completions", shell])?)?;
     }
     fs::write(inside.join("bitnet.1"), printed(&["man"])?)?;
-    let archive = format!("{name}.tar.gz");
-    // The same files give the same archive.
-    let same =
-        ["--sort=name", "--mtime=@0", "--owner=0", "--group=0", "--numeric-owner", "--mode=u+rwX,go+rX,go-w"];
-    let mut tar = Command::new("tar");
-    tar.args(same).args(["--use-compress-program=gzip -n", "-cf", &archive, &name]).current_dir(folder);
-    run(tar)?;
+    let archive = if platform.os == "windows" { zip(folder, &name)? } else { tar(folder, &name)? };
     let mut sum = Command::new("sha256sum");
     sum.arg(&archive).current_dir(folder);
     fs::write(folder.join(format!("{archive}.sha256")), output(sum)?)?;
     Ok(archive)
+}
+
+/// Packs a folder so that the same files give the same archive.
+fn tar(folder: &Path, name: &str) -> Result<String> {
+    let archive = format!("{name}.tar.gz");
+    let same =
+        ["--sort=name", "--mtime=@0", "--owner=0", "--group=0", "--numeric-owner", "--mode=u+rwX,go+rX,go-w"];
+    let mut tar = Command::new("tar");
+    tar.args(same).args(["--use-compress-program=gzip -n", "-cf", &archive, name]).current_dir(folder);
+    run(tar)?;
+    Ok(archive)
+}
+
+/// As [`tar`], in the format that Windows opens without further programs.
+fn zip(folder: &Path, name: &str) -> Result<String> {
+    let (mut files, mut folders) = (Vec::new(), vec![name.to_owned()]);
+    while let Some(inside) = folders.pop() {
+        for entry in fs::read_dir(folder.join(&inside))? {
+            let entry = entry?;
+            let path = format!("{inside}/{}", entry.file_name().to_string_lossy());
+            if entry.file_type()?.is_dir() { folders.push(path) } else { files.push(path) }
+        }
+    }
+    files.sort_unstable();
+    let (mut bytes, mut directory) = (Vec::new(), Vec::new());
+    for file in &files {
+        let packed = Packed::of(&folder.join(file))?;
+        let place = u32::try_from(bytes.len())?;
+        let about = packed.header(file)?;
+        bytes.extend(b"PK\x03\x04".iter().chain(&about).chain(file.as_bytes()).chain(&packed.deflated));
+        // Made by version 2.0; no comment, first disk, no attributes.
+        directory.extend(b"PK\x01\x02\x14\0".iter().chain(&about).chain(&[0; 10]));
+        directory.extend(place.to_le_bytes().iter().chain(file.as_bytes()));
+    }
+    let (place, count) = (u32::try_from(bytes.len())?, u16::try_from(files.len())?.to_le_bytes());
+    let length = u32::try_from(directory.len())?;
+    bytes.extend(directory.iter().chain(b"PK\x05\x06\0\0\0\0").chain(&count).chain(&count));
+    bytes.extend(length.to_le_bytes().iter().chain(&place.to_le_bytes()).chain(&[0; 2]));
+    let archive = format!("{name}.zip");
+    fs::write(folder.join(&archive), bytes)?;
+    Ok(archive)
+}
+
+/// A file as `gzip` packs it: the same compressed bytes, checksum and size are in a zip archive.
+struct Packed {
+    deflated: Vec<u8>,
+    /// The CRC-32 and the size of the unpacked file, little-endian.
+    about: [u8; 8],
+}
+
+impl Packed {
+    fn of(file: &Path) -> Result<Self> {
+        let mut gzip = Command::new("gzip");
+        gzip.args(["-n", "-9", "-c"]).arg(file);
+        let packed = output(gzip)?;
+        let rest = packed.strip_prefix(&[0x1f, 0x8b, 8, 0]).and_then(|rest| rest.get(6..));
+        let parts = rest.and_then(|rest| rest.split_last_chunk());
+        let (deflated, about) = parts.with_context(|| format!("gzip cannot pack {}", file.display()))?;
+        Ok(Packed { deflated: deflated.into(), about: *about })
+    }
+
+    /// What the file's own header and the directory both say: needs version 2.0, no flags, deflated, at midnight on
+    /// 1980-01-01 so that the same files give the same archive; checksum, sizes, and the length of the name.
+    fn header(&self, name: &str) -> Result<Vec<u8>> {
+        let mut header = vec![0x14, 0, 0, 0, 8, 0, 0, 0, 0x21, 0];
+        let (crc, size) = self.about.split_at(4);
+        let length = u32::try_from(self.deflated.len())?.to_le_bytes();
+        header.extend(crc.iter().chain(&length).chain(size));
+        header.extend(u16::try_from(name.len())?.to_le_bytes().iter().chain(&[0; 2]));
+        Ok(header)
+    }
 }
 
 #[cfg(test)]
@@ -83,9 +186,10 @@ mod tests {
         let temporary = tempfile::tempdir().unwrap();
         let folder = temporary.path();
         let program = bitnet_tests::binary();
-        let archive = pack(&program, folder).unwrap();
+        let here = Platform::of(None).unwrap();
+        let archive = pack(&program, &program, &here, folder).unwrap();
         let first = fs::read(folder.join(&archive)).unwrap();
-        pack(&program, folder).unwrap();
+        pack(&program, &program, &here, folder).unwrap();
         assert!(first == fs::read(folder.join(&archive)).unwrap());
         let in_folder = |program: &str, args: &[&str]| {
             let mut command = Command::new(program);
@@ -101,5 +205,42 @@ mod tests {
         for file in TEXTS.into_iter().chain(["bitnet.1", "completions/_bitnet"]) {
             assert!(fs::metadata(folder.join(name).join(file)).unwrap().len() > 100, "{file}");
         }
+    }
+
+    #[test]
+    fn an_archive_for_windows_is_a_zip_with_an_exe_and_equals_a_second_one() {
+        let temporary = tempfile::tempdir().unwrap();
+        let folder = temporary.path();
+        let windows = Platform::of(Some("x86_64-pc-windows-gnu")).unwrap();
+        let program = folder.join("program");
+        fs::write(&program, b"not a program").unwrap();
+        let packed = || {
+            let archive = pack(&program, Path::new("echo"), &windows, folder).unwrap();
+            (fs::read(folder.join(&archive)).unwrap(), archive)
+        };
+        let (first, archive) = packed();
+        assert_eq!(archive, format!("bitnet-{}-x86_64-windows.zip", env!("CARGO_PKG_VERSION")));
+        assert!(first == packed().0);
+        // The offset of the directory is 6 bytes before the end, and that of a file 4 bytes before its name there.
+        let number = |at: usize| u32::from_le_bytes(*first[at..].first_chunk().unwrap()) as usize;
+        let directory = number(first.len() - 6);
+        for file in ["bitnet.exe", "LICENSE-MIT", "completions/_bitnet.ps1"] {
+            let name = format!("{}/{file}", archive.trim_end_matches(".zip"));
+            let listed = first[directory..].windows(name.len()).position(|bytes| bytes == name.as_bytes());
+            let place = number(directory + listed.unwrap() - 4);
+            let data = place + 30 + name.len();
+            let (crc, length, size) = (number(place + 14), number(place + 18), number(place + 22));
+            assert_eq!(&first[place..place + 4], b"PK\x03\x04");
+            assert_eq!(&first[place + 30..data], name.as_bytes());
+            let trailer = [(crc as u32).to_le_bytes(), (size as u32).to_le_bytes()].concat();
+            let head = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 3];
+            let gz = folder.join("file.gz");
+            fs::write(&gz, [&head[..], &first[data..data + length], &trailer].concat()).unwrap();
+            let mut gunzip = Command::new("gzip");
+            gunzip.arg("-dc").arg(&gz);
+            assert!(output(gunzip).unwrap() == fs::read(folder.join(&name)).unwrap(), "{file}");
+        }
+        assert!(fs::read_to_string(folder.join(format!("{archive}.sha256"))).unwrap().ends_with(".zip\n"));
+        assert!(Platform::of(Some("x86_64-unknown-none")).is_err());
     }
 }

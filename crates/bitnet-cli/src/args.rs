@@ -86,6 +86,7 @@ pub enum Command {
     Pull(PullArgs),
     List(ListArgs),
     Rm(RmArgs),
+    Health(HealthArgs),
     Completions(CompletionsArgs),
     Man(ManArgs),
 }
@@ -533,6 +534,14 @@ pub struct ListArgs {
 pub struct RmArgs {
     /// The model: org/name
     pub model: String,
+}
+
+/// Ask a running server whether it accepts requests; the exit code is 0 if it does.
+#[derive(Debug, Args)]
+pub struct HealthArgs {
+    /// The server's address
+    #[arg(default_value = "http://127.0.0.1:8080")]
+    pub url: String,
 }
 
 /// Print a script that completes commands and flags in a shell.

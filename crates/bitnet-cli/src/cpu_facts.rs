@@ -5,7 +5,7 @@ use serde::Serialize;
 pub struct CpuFacts {
     /// Architecture that this program was built for.
     pub arch: &'static str,
-    /// Model name, if the system reports it.
+    /// Model name, if the CPU tells it to programs.
     pub name: Option<String>,
     /// Number of threads that can run at once.
     pub cores: usize,
@@ -16,16 +16,35 @@ pub struct CpuFacts {
 impl CpuFacts {
     /// Queries the CPU and the system.
     pub fn now() -> Self {
-        let about = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-        let name =
-            about.lines().find_map(|l| l.strip_prefix("model name")?.split_once(':').map(|(_, n)| n.trim()));
         CpuFacts {
             arch: std::env::consts::ARCH,
-            name: name.map(str::to_owned),
+            name: name(),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             features: features(),
         }
     }
+}
+
+/// The name in the CPU's registers, so that it is known on every system.
+#[cfg(target_arch = "x86_64")]
+fn name() -> Option<String> {
+    use std::arch::x86_64::__cpuid;
+    let parts = 0x8000_0002..=0x8000_0004;
+    if __cpuid(0x8000_0000).eax < *parts.end() {
+        return None;
+    }
+    let registers = parts.map(__cpuid).flat_map(|part| [part.eax, part.ebx, part.ecx, part.edx]);
+    let bytes: Vec<u8> = registers.flat_map(u32::to_le_bytes).take_while(|&byte| byte != 0).collect();
+    let name = String::from_utf8_lossy(&bytes).trim().to_owned();
+    Some(name).filter(|name| !name.is_empty())
+}
+
+/// Linux knows the names of a few other CPUs.
+#[cfg(not(target_arch = "x86_64"))]
+fn name() -> Option<String> {
+    let about = std::fs::read_to_string("/proc/cpuinfo").ok()?;
+    let name = about.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'))?.1;
+    Some(name.trim().to_owned())
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -68,4 +87,19 @@ fn features() -> Vec<&'static str> {
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 fn features() -> Vec<&'static str> {
     Vec::new()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[cfg(target_arch = "x86_64")]
+    fn the_cpu_has_the_name_that_linux_knows() {
+        let name = name().expect("every CPU since 2003 has a name");
+        assert!(name.len() > 3 && name.is_ascii() && !name.contains('\0'), "{name:?}");
+        if let Ok(about) = std::fs::read_to_string("/proc/cpuinfo") {
+            assert!(about.contains(&name), "{name:?}");
+        }
+    }
 }

@@ -70,6 +70,7 @@ fn dispatch(command: Command, common: &Common) -> Result<(), CliError> {
         Command::Pull(a) => commands::cache::pull(&a),
         Command::List(a) => commands::cache::list(&a),
         Command::Rm(a) => commands::cache::remove(&a),
+        Command::Health(a) => commands::health::run(&a),
         Command::Completions(a) => commands::shell::completions(&a),
         Command::Man(_) => commands::shell::man(),
     }

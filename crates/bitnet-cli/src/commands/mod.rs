@@ -9,6 +9,7 @@ pub mod detokenize;
 pub mod doctor;
 #[cfg(test)]
 mod dry_run;
+pub mod health;
 pub mod inspect;
 mod judge;
 pub mod logits;

@@ -215,9 +215,9 @@ fn text(args: &RunArgs) -> Result<String, CliError> {
         }
         _ => stdin()?,
     };
-    if text.ends_with('\n') {
-        text.pop();
-    }
+    // Programs on Windows end lines with two characters.
+    let line_end = ["\r\n", "\n"].into_iter().find(|end| text.ends_with(end)).unwrap_or_default();
+    text.truncate(text.len() - line_end.len());
     Ok(text)
 }
 

@@ -88,7 +88,10 @@ fn a_prompt_comes_from_the_argument_or_from_stdin_less_one_line_end() {
     let model = fixture("bitnet-packed");
     let args = ["run", &model, "-n", "20", "--seed", "3", "--raw"];
     let text = bitnet(&with(&args, &["Hello there"])).success();
-    assert_eq!(bitnet_reading("Hello there\n", &args).success(), text);
+    for line_end in ["\n", "\r\n"] {
+        let input = format!("Hello there{line_end}");
+        assert_eq!(bitnet_reading(&input, &args).success(), text, "{line_end:?}");
+    }
     assert_ne!(bitnet_reading("Hello there\n\n", &args).success(), text);
 }
 

@@ -96,6 +96,8 @@ fn told_to_end_while_it_fetches_its_model_it_waits_for_nothing() {
     let mut live = String::new();
     probe.read_to_string(&mut live).unwrap();
     assert!(live.starts_with("HTTP/1.1 200"), "{live}");
+    let health = bitnet(&["health", &format!("http://{free}/v1")]).failure(1);
+    assert!(health.contains("being loaded"), "{health}");
     server.signal();
     assert_eq!(server.end(), (String::new(), Some(0)));
 }
@@ -155,6 +157,16 @@ fn what_keeps_it_from_serving_is_told_in_one_line() {
     for args in [["--ttft-goal", "0"], ["--host", "nowhere"], ["--max-batch-size", "0"], ["--api-key", ""]] {
         bitnet(&[&["serve", "demo"], &args[..]].concat()).failure(2);
     }
+}
+
+#[test]
+fn health_says_whether_a_server_accepts_requests() {
+    let server = Serving::start(&["demo", "--log", "off", "--api-key", "k"]);
+    let url = format!("http://{}", server.address);
+    assert_eq!(bitnet(&["health", &url]).success(), "ready\n");
+    drop(server);
+    let nobody = bitnet(&["health", &url]).failure(1);
+    assert!(nobody.contains(&url) && nobody.contains("start `bitnet serve`"), "{nobody}");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use crate::bitnet::bitnet;
 
-const COMMANDS: [&str; 17] = [
+const COMMANDS: [&str; 18] = [
     "run",
     "chat",
     "logits",
@@ -18,6 +18,7 @@ const COMMANDS: [&str; 17] = [
     "pull",
     "list",
     "rm",
+    "health",
     "completions",
     "man",
 ];
