@@ -49,6 +49,8 @@ mod kv;
 mod operation;
 pub mod order;
 mod reference;
+#[cfg(windows)]
+mod windows;
 
 pub use backend::{Backend, BackendInfo, DeviceStatus, Inspect, StepSize, TableWeights, Weights};
 pub use bandwidth::memory_bandwidth;
@@ -59,3 +61,5 @@ pub use heap::trim_heap;
 pub use kv::{BLOCK_TOKENS, KvShape, KvType};
 pub use operation::{Gate, Grouping, HeadNorms, Norm, Norms, RowOrder, RowsKind, Run, Step};
 pub use reference::Reference;
+#[cfg(windows)]
+pub use windows::{windows_memory, windows_peak_memory};

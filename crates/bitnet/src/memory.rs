@@ -48,14 +48,41 @@ pub struct SystemMemory {
 }
 
 impl SystemMemory {
-    /// Asks the system; only Linux can be asked without foreign code.
+    /// Asks the system. Both values are unknown on systems other than Linux and Windows.
     pub fn now() -> Self {
-        let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-        let field = |name: &str| {
-            let line = meminfo.lines().find_map(|l| l.strip_prefix(name))?;
-            line.trim().trim_end_matches(" kB").trim().parse::<u64>().ok().map(|kib| kib * 1024)
-        };
-        let number = |file| std::fs::read_to_string(file).ok()?.trim().parse::<u64>().ok();
+        system::memory()
+    }
+}
+
+/// Peak memory of this process so far, in bytes, if the system reports it.
+pub fn peak_memory_bytes() -> Option<u64> {
+    system::peak()
+}
+
+#[cfg(windows)]
+mod system {
+    use bitnet_kernels::{windows_memory, windows_peak_memory};
+
+    use super::SystemMemory;
+
+    pub fn memory() -> SystemMemory {
+        let (total_bytes, available_bytes) = windows_memory().unzip();
+        SystemMemory { total_bytes, available_bytes }
+    }
+
+    pub use windows_peak_memory as peak;
+}
+
+/// Reads Linux's files, which no other system has.
+#[cfg(not(windows))]
+mod system {
+    use std::fs::read_to_string;
+
+    use super::SystemMemory;
+
+    pub fn memory() -> SystemMemory {
+        let meminfo = read_to_string("/proc/meminfo").unwrap_or_default();
+        let number = |file| read_to_string(file).ok()?.trim().parse::<u64>().ok();
         let limit = number("/sys/fs/cgroup/memory.max");
         let used = number("/sys/fs/cgroup/memory.current").unwrap_or(0);
         let within = |all: Option<u64>, group: Option<u64>| match (all, group) {
@@ -63,17 +90,20 @@ impl SystemMemory {
             (a, g) => a.or(g),
         };
         SystemMemory {
-            total_bytes: within(field("MemTotal:"), limit),
-            available_bytes: within(field("MemAvailable:"), limit.map(|l| l.saturating_sub(used))),
+            total_bytes: within(field(&meminfo, "MemTotal:"), limit),
+            available_bytes: within(field(&meminfo, "MemAvailable:"), limit.map(|l| l.saturating_sub(used))),
         }
     }
-}
 
-/// Peak memory of this process so far, in bytes, if the system reports it.
-pub fn peak_memory_bytes() -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"))?;
-    line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
+    pub fn peak() -> Option<u64> {
+        field(&read_to_string("/proc/self/status").ok()?, "VmHWM:")
+    }
+
+    /// Bytes of a field that is given in units of 1024 bytes.
+    fn field(text: &str, name: &str) -> Option<u64> {
+        let value = text.lines().find_map(|line| line.strip_prefix(name))?;
+        value.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
+    }
 }
 
 /// Bytes reserved for the program itself: code, stacks, tables. At most a sixteenth of the budget.
@@ -130,6 +160,15 @@ mod tests {
         for text in ["", "-1", "G", "4X", "0%", "101%", "1e9", "4 G", "1..2G"] {
             assert!(text.parse::<Memory>().is_err(), "{text:?}");
         }
+    }
+
+    #[test]
+    #[cfg(any(target_os = "linux", windows))]
+    fn the_system_knows_its_memory_and_what_this_process_has_used() {
+        let SystemMemory { total_bytes, available_bytes } = SystemMemory::now();
+        let (total, available) = (total_bytes.unwrap(), available_bytes.unwrap());
+        let peak = peak_memory_bytes().unwrap();
+        assert!(available <= total && peak > 100_000 && peak < total, "{total} {available} {peak}");
     }
 
     #[test]
