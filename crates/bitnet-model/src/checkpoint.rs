@@ -141,7 +141,7 @@ impl Checkpoint {
             .opt_str("tokenizer.chat_template")?
             .map(|source| ChatTemplate::new(source, &text(bos), &text(eos.first().copied())));
         let chat = template_or_warning(chat, &mut warnings);
-        let defaults = GenerationDefaults { bos, eos: deduplicated(eos), ..Default::default() };
+        let defaults = GenerationDefaults { bos, eos: deduplicated(eos), ..gguf_sampling(&gguf)? };
         let mut checkpoint = Checkpoint {
             name: name.into(),
             format: "gguf",
@@ -265,6 +265,21 @@ fn deduplicated(ids: Vec<u32>) -> Vec<u32> {
 fn token_text(tokenizer: Option<&Tokenizer>, id: Option<u32>) -> String {
     let bytes = id.and_then(|id| tokenizer?.token_bytes(id)).unwrap_or_default();
     String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// A file's defaults for sampling, in llama.cpp's metadata. Temperature 0 means that the model is not meant to be
+/// sampled, and `top_k` up to 0 that all tokens are candidates.
+fn gguf_sampling(gguf: &Gguf) -> Result<GenerationDefaults, ModelError> {
+    let float = |key: &str| Ok::<_, ModelError>(gguf.opt_f64(key)?.map(|v| v as f32));
+    let temperature = float("general.sampling.temp")?;
+    let top_k = gguf.opt_i64("general.sampling.top_k")?;
+    Ok(GenerationDefaults {
+        temperature: temperature.filter(|&t| t != 0.0),
+        top_k: top_k.map(|k| usize::try_from(k).unwrap_or(0)),
+        top_p: float("general.sampling.top_p")?,
+        do_sample: temperature.map(|t| t != 0.0),
+        ..Default::default()
+    })
 }
 
 /// Defaults from `generation_config.json`, completed by `config.json`.

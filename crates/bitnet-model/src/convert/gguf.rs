@@ -6,10 +6,12 @@ use std::{path::Path, thread};
 use bitnet_kernels::{Backend, Cpu, GroupedPanels, Isa, Panels, RowOrder};
 use bitnet_tensor::DType;
 use gguf_rs_lib::format::{GGUFHeader, GGUFValueType, MetadataArray, MetadataValue};
+use half::f16;
 
 use super::{Output, Target, Unfinished, refuse};
 use crate::{
-    Activation, Checkpoint, ModelError, ModelSpec, Multipliers, RopeScaling, TensorEntry, TensorKind,
+    Activation, Checkpoint, GenerationDefaults, ModelError, ModelSpec, Multipliers, RopeScaling, TensorEntry,
+    TensorKind,
     files::ggml_type::GgmlType,
     names::{self, Part, Stacked},
     packing, panels, rope, rope_freqs,
@@ -149,30 +151,21 @@ fn plan(checkpoint: &Checkpoint, target: Target) -> Result<Vec<Planned<'_>>, Mod
     for entry in checkpoint.tensors.entries() {
         let name = names::gguf(&entry.name)
             .ok_or_else(|| refuse(target, &entry.name, "GGUF has no name for it", "convert to packed"))?;
+        let cols = entry.shape.last().copied().unwrap_or(1);
+        let rows = entry.shape.iter().rev().skip(1).product();
         let kind = match (entry.kind, target) {
             (TensorKind::Norm, _) => GgmlType::Dense(DType::F32),
             (TensorKind::Dense, _) => GgmlType::Dense(checkpoint.tensors.dense(&entry.name)?.dtype()),
             (TensorKind::Ternary | TensorKind::Grouped, Target::Panels) => continue,
             (TensorKind::Grouped, Target::Pq2_0) => GgmlType::Pq2_0,
             (TensorKind::Grouped, _) => GgmlType::Q2_0,
-            (TensorKind::Ternary, Target::I2S) => GgmlType::I2S,
-            (TensorKind::Ternary, Target::Tq1_0) => GgmlType::Tq1_0,
-            (TensorKind::Ternary, _) => GgmlType::Tq2_0,
+            (TensorKind::Ternary, _) => ternary_type(checkpoint, &entry.name, cols, target)?,
         };
-        let cols = entry.shape.last().copied().unwrap_or(1);
-        let rows = entry.shape.iter().rev().skip(1).product();
-        // bitnet.cpp's kernels read I2_S row by row, in blocks of 128.
-        let block = if kind == GgmlType::I2S { 128 } else { 1 };
-        let bytes = match cols.is_multiple_of(block) {
-            true => kind.byte_len(rows, cols),
-            false => Err(format!("rows of {cols} weights are not whole blocks of {block}")),
-        };
-        let bytes = bytes.map_err(|e| {
+        let bytes = kind.byte_len(rows, cols).map_err(|e| {
             let problem = format!("shape {:?}: {e}", entry.shape);
             let cure = match target {
                 Target::Pq2_0 => "convert to q2_0, whose blocks hold 64 weights",
-                Target::Q2_0 => "convert to panels, which take any shape",
-                _ => "convert to packed, which takes any shape",
+                _ => "convert to panels, which take any shape",
             };
             refuse(target, &entry.name, problem, cure)
         })?;
@@ -188,6 +181,29 @@ fn plan(checkpoint: &Checkpoint, target: Target) -> Result<Vec<Planned<'_>>, Mod
         plan_panels(checkpoint, &mut planned)?;
     }
     Ok(planned)
+}
+
+/// The type of a projection: the target's own, or floats for rows that are not whole blocks of it. Floats are f16 where
+/// that keeps the scale, which TQ1_0 and TQ2_0 store in f16 themselves, and f32 otherwise.
+fn ternary_type(
+    checkpoint: &Checkpoint,
+    name: &str,
+    cols: usize,
+    target: Target,
+) -> Result<GgmlType, ModelError> {
+    let (kind, block) = match target {
+        // bitnet.cpp's kernels read I2_S row by row, in blocks of 128.
+        Target::I2S => (GgmlType::I2S, 128),
+        Target::Tq1_0 => (GgmlType::Tq1_0, 256),
+        _ => (GgmlType::Tq2_0, 256),
+    };
+    if cols.is_multiple_of(block) {
+        return Ok(kind);
+    }
+    let trits = checkpoint.tensors.ternary(name)?;
+    let scale = packing::one_scale(&trits).map_err(|e| refuse(target, name, e, "convert to packed"))?;
+    let keeps = f16::from_f32(scale).to_f32() == scale;
+    Ok(GgmlType::Dense(if keeps || target != Target::I2S { DType::F16 } else { DType::F32 }))
 }
 
 /// Plans the panels and the int8 head after everything else, in the order of a forward pass, so that they map as one
@@ -332,6 +348,7 @@ fn trits(
     let packed = match kind {
         GgmlType::I2S => packing::i2_s::pack(&trits),
         GgmlType::Tq1_0 => packing::tq1_0::pack(&trits),
+        GgmlType::Dense(dtype) => packing::floats(&trits, dtype),
         _ => packing::tq2_0::pack(&trits),
     };
     packed.map_err(|e| refuse(target, name, e, "convert to packed"))
@@ -361,11 +378,27 @@ fn metadata(
         all.push(("general.alignment".into(), U32(alignment(target) as u32)));
         all.push((panels::VERSION_KEY.into(), U32(panels::VERSION)));
     }
+    all.extend(sampling_metadata(&checkpoint.defaults).map(|(key, value)| (key.into(), value)));
     let sizes = model_metadata(&checkpoint.spec).into_iter();
     all.extend(sizes.map(|(key, value)| (format!("{architecture}.{key}"), value)));
     let texts = tokenizer_metadata(checkpoint, target)?.into_iter();
     all.extend(texts.map(|(key, value)| (format!("tokenizer.{key}"), value)));
     Ok(all)
+}
+
+/// The model's own defaults for sampling. Temperature 0 is how GGUF says that a model is not meant to be sampled.
+fn sampling_metadata(
+    defaults: &GenerationDefaults,
+) -> impl Iterator<Item = (&'static str, MetadataValue)> + use<> {
+    use MetadataValue::{F32, I32};
+    let greedy = (defaults.do_sample == Some(false)).then_some(0.0);
+    let top_k = defaults.top_k.map(|k| i32::try_from(k).unwrap_or(i32::MAX));
+    let all = [
+        ("general.sampling.temp", greedy.or(defaults.temperature).map(F32)),
+        ("general.sampling.top_k", top_k.map(I32)),
+        ("general.sampling.top_p", defaults.top_p.map(F32)),
+    ];
+    all.into_iter().filter_map(|(key, value)| Some((key, value?)))
 }
 
 /// The sizes and switches of a model, by key within its architecture.

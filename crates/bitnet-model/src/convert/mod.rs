@@ -67,8 +67,9 @@ impl FromStr for Target {
 /// Writes `checkpoint` to `destination`: a file for the GGUF formats, a new folder for packed. `progress` receives the
 /// name of each tensor before it is written, and the number of tensors.
 ///
-/// The trits are the same in every format. Scales are exact in I2_S, Q2_0, PQ2_0, panels and packed, and rounded to 16
-/// bits in the TQ formats. A model with a scale for every group of weights can be written as Q2_0, PQ2_0 or panels, any
+/// The trits and the defaults for sampling are the same in every format. Scales are exact in I2_S, Q2_0, PQ2_0, panels
+/// and packed, and rounded to 16 bits in the TQ formats. Matrices whose rows are not whole blocks of 128 (I2_S) or 256
+/// weights (the TQ formats) are stored as floats, with the same trits and scales. A model with a scale for every group of weights can be written as Q2_0, PQ2_0 or panels, any
 /// other as I2_S, TQ1_0, TQ2_0, panels or packed. The result appears under its name only when it is complete.
 ///
 /// # Errors

@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use bitnet_tensor::DType;
+use bitnet_tensor::{DType, TernaryTensor};
+use half::{bf16, f16};
 use serde_json::{Map, Value, json};
 
 use super::{Output, Target, Unfinished, refuse};
@@ -25,13 +26,14 @@ pub(super) fn write(
         let problem = "it holds one scale a tensor, but this model has one for every group of weights";
         return Err(refuse(Target::Packed, "the model", problem, "convert to q2_0 or pq2_0"));
     }
-    let header = header(checkpoint)?;
+    let float = common_type(checkpoint)?;
+    let header = header(checkpoint, float)?;
     let unfinished = Unfinished::beside(destination, true)?;
     let small = |name: &str, text: &str| -> Result<(), ModelError> {
         let path = unfinished.path.join(name);
         std::fs::write(&path, text).map_err(ModelError::io("write", &path))
     };
-    small("config.json", &pretty(config(checkpoint)))?;
+    small("config.json", &pretty(config(checkpoint, float)))?;
     small("generation_config.json", &pretty(generation_config(checkpoint)))?;
     if let Some(tokenizer) = &checkpoint.tokenizer {
         small("tokenizer.json", &tokenizer.to_json())?;
@@ -46,24 +48,16 @@ pub(super) fn write(
         match entry.kind {
             TensorKind::Ternary => {
                 let trits = checkpoint.tensors.ternary(&entry.name)?;
-                let [scale] = trits.scales() else {
-                    return Err(refuse(
-                        Target::Packed,
-                        &entry.name,
-                        "its rows have different scales",
-                        "keep the original",
-                    ));
-                };
                 out.write(&packing::packed::pack(&trits))?;
-                out.write(&scale.scale.to_le_bytes())?;
+                out.write(&float.bytes(one_scale(&entry.name, &trits)?))?;
             }
             TensorKind::Grouped | TensorKind::Dense | TensorKind::Norm => {
                 let tensor = checkpoint.tensors.dense(&entry.name)?;
-                match plain(tensor.dtype()) {
-                    Some(_) => out.write(tensor.bytes())?,
-                    None => {
-                        out.write(&tensor.to_f32().iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<_>>())?
-                    }
+                match tensor.dtype() == float.dtype() {
+                    true => out.write(tensor.bytes())?,
+                    false => out.write(
+                        &tensor.to_f32().into_iter().flat_map(|v| float.bytes(v)).collect::<Vec<_>>(),
+                    )?,
                 }
             }
         }
@@ -76,18 +70,73 @@ fn pretty(json: Value) -> String {
     format!("{json:#}\n")
 }
 
-/// The name of a type in safetensors, or `None` for a type that is written as F32.
-fn plain(dtype: DType) -> Option<&'static str> {
-    match dtype {
-        DType::F32 => Some("F32"),
-        DType::F16 => Some("F16"),
-        DType::BF16 => Some("BF16"),
-        _ => None,
+/// The type of all floats of a folder. transformers 5 computes in the types that it finds, and fails where a weight
+/// and a scale meet in two of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Float {
+    F32,
+    F16,
+    Bf16,
+}
+
+impl Float {
+    fn dtype(self) -> DType {
+        match self {
+            Float::F32 => DType::F32,
+            Float::F16 => DType::F16,
+            Float::Bf16 => DType::BF16,
+        }
+    }
+
+    /// The names of the type in safetensors and in `config.json`.
+    fn names(self) -> (&'static str, &'static str) {
+        match self {
+            Float::F32 => ("F32", "float32"),
+            Float::F16 => ("F16", "float16"),
+            Float::Bf16 => ("BF16", "bfloat16"),
+        }
+    }
+
+    fn bytes(self, value: f32) -> Vec<u8> {
+        match self {
+            Float::F32 => value.to_le_bytes().into(),
+            Float::F16 => f16::from_f32(value).to_le_bytes().into(),
+            Float::Bf16 => bf16::from_f32(value).to_le_bytes().into(),
+        }
+    }
+
+    fn holds(self, value: f32) -> bool {
+        match self {
+            Float::F32 => true,
+            Float::F16 => f16::from_f32(value).to_f32() == value,
+            Float::Bf16 => bf16::from_f32(value).to_f32() == value,
+        }
     }
 }
 
+/// The narrowest type that holds every float of the model: the one in which all are stored, if it also holds the scales,
+/// otherwise f32.
+fn common_type(checkpoint: &Checkpoint) -> Result<Float, ModelError> {
+    let (ternary, floats): (Vec<_>, Vec<_>) =
+        checkpoint.tensors.entries().iter().partition(|entry| entry.kind == TensorKind::Ternary);
+    let stored = floats.iter().map(|entry| Ok(checkpoint.tensors.dense(&entry.name)?.dtype()));
+    let stored = stored.collect::<Result<Vec<_>, ModelError>>()?;
+    let all = |dtype| stored.iter().all(|&other| other == dtype);
+    let mut float = [Float::F16, Float::Bf16].into_iter().find(|float| all(float.dtype()));
+    for entry in ternary {
+        let scale = one_scale(&entry.name, &checkpoint.tensors.ternary(&entry.name)?)?;
+        float = float.filter(|float| float.holds(scale));
+    }
+    Ok(float.unwrap_or(Float::F32))
+}
+
+fn one_scale(name: &str, trits: &TernaryTensor) -> Result<f32, ModelError> {
+    packing::one_scale(trits).map_err(|e| refuse(Target::Packed, name, e, "keep the original"))
+}
+
 /// The JSON header, with the tensors in the order they are written.
-fn header(checkpoint: &Checkpoint) -> Result<String, ModelError> {
+fn header(checkpoint: &Checkpoint, float: Float) -> Result<String, ModelError> {
+    let ((float, _), width) = (float.names(), float.bytes(0.0).len());
     let mut header = Map::new();
     header.insert("__metadata__".into(), json!({"format": "pt"}));
     let mut at = 0;
@@ -101,16 +150,11 @@ fn header(checkpoint: &Checkpoint) -> Result<String, ModelError> {
             TensorKind::Ternary => {
                 let packed = [shape[0].div_ceil(4), shape[1]];
                 add(name.clone(), "U8", &packed, packed[0] * packed[1]);
-                add(format!("{name}_scale"), "F32", &[1], 4);
+                add(format!("{name}_scale"), float, &[1], width);
             }
             TensorKind::Grouped | TensorKind::Dense | TensorKind::Norm => {
                 let tensor = checkpoint.tensors.dense(name)?;
-                let elements = tensor.rows() * tensor.cols();
-                let (dtype, bytes) = match plain(tensor.dtype()) {
-                    Some(dtype) => (dtype, tensor.bytes().len()),
-                    None => ("F32", 4 * elements),
-                };
-                add(name.clone(), dtype, shape, bytes);
+                add(name.clone(), float, shape, width * tensor.rows() * tensor.cols());
             }
         }
     }
@@ -120,7 +164,7 @@ fn header(checkpoint: &Checkpoint) -> Result<String, ModelError> {
     Ok(text)
 }
 
-fn config(checkpoint: &Checkpoint) -> Value {
+fn config(checkpoint: &Checkpoint, floats: Float) -> Value {
     let (spec, defaults) = (&checkpoint.spec, &checkpoint.defaults);
     let (model_type, class) = match spec.sub_norms {
         true => ("bitnet", "BitNetForCausalLM"),
@@ -182,7 +226,7 @@ fn config(checkpoint: &Checkpoint) -> Value {
         "tie_word_embeddings": spec.tied_head,
         "bos_token_id": defaults.bos,
         "eos_token_id": defaults.eos,
-        "torch_dtype": "float32",
+        "torch_dtype": floats.names().1,
         "quantization_config": quantization,
     })
 }

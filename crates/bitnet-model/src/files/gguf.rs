@@ -110,6 +110,10 @@ impl Gguf {
         self.typed(key, "a whole number", Value::as_u64)
     }
 
+    pub(crate) fn opt_i64(&self, key: &str) -> Result<Option<i64>, ModelError> {
+        self.typed(key, "a whole number", Value::as_i64)
+    }
+
     pub(crate) fn opt_f64(&self, key: &str) -> Result<Option<f64>, ModelError> {
         self.typed(key, "a number", |v| v.as_f64().or_else(|| v.as_u64().map(|v| v as f64)))
     }

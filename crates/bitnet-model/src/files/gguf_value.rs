@@ -40,6 +40,11 @@ impl Value {
         v.as_u64().or_else(|| v.as_i64().and_then(|v| v.try_into().ok()))
     }
 
+    pub(crate) fn as_i64(&self) -> Option<i64> {
+        let Value::Scalar(v) = self else { return None };
+        v.as_i64().or_else(|| v.as_u64().and_then(|v| v.try_into().ok()))
+    }
+
     pub(crate) fn as_f64(&self) -> Option<f64> {
         let Value::Scalar(v) = self else { return None };
         v.as_f64()

@@ -7,7 +7,7 @@ pub(crate) mod packed;
 pub(crate) mod tq1_0;
 pub(crate) mod tq2_0;
 
-use bitnet_tensor::TernaryTensor;
+use bitnet_tensor::{DType, TernaryTensor};
 use half::f16;
 
 /// Packs four codes, one in the two low bits of each byte, into one canonical byte, first byte lowest.
@@ -118,8 +118,22 @@ fn pack_blocks<const N: usize>(
     Ok(bytes)
 }
 
+/// The weights as f16 or f32, for rows that are not whole blocks of a ternary type.
+pub(crate) fn floats(tensor: &TernaryTensor, dtype: DType) -> Result<Vec<u8>, String> {
+    let bytes = |value: f32| -> Vec<u8> {
+        match dtype {
+            DType::F16 => f16::from_f32(value).to_le_bytes().into(),
+            _ => value.to_le_bytes().into(),
+        }
+    };
+    let scale = if dtype == DType::F16 { one_f16_scale(tensor)?.to_f32() } else { one_scale(tensor)? };
+    let values = [-scale, 0.0, scale].map(bytes);
+    let trits = (0..tensor.rows()).flat_map(|row| tensor.row_trits(row));
+    Ok(trits.flat_map(|trit| &values[(trit + 1) as usize]).copied().collect())
+}
+
 /// The scale of a tensor, which must be the same for all rows.
-fn one_scale(tensor: &TernaryTensor) -> Result<f32, String> {
+pub(crate) fn one_scale(tensor: &TernaryTensor) -> Result<f32, String> {
     let first = tensor.scales()[0].scale;
     if tensor.scales().iter().any(|s| s.scale.to_bits() != first.to_bits()) {
         return Err("its rows have different scales".into());
