@@ -25,6 +25,7 @@ mod identity;
 mod metrics;
 mod openai;
 mod overload;
+mod process;
 mod random;
 mod run;
 mod service;

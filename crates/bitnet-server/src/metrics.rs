@@ -15,7 +15,7 @@ use prometheus::{
 };
 use serde_json::{Map, Value, json};
 
-use crate::overload::Overload;
+use crate::{overload::Overload, process};
 
 const QUEUE: &[f64] =
     &[0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0];
@@ -41,6 +41,7 @@ pub(crate) struct ServerMetrics {
     overload: Arc<Overload>,
     requests: IntCounterVec,
     rejected: IntCounterVec,
+    answers: IntCounterVec,
     tokens: [IntCounter; 2],
     steps: IntCounter,
     pauses: IntCounter,
@@ -66,6 +67,32 @@ struct Polled {
     counters: Vec<(IntCounter, Read)>,
     usage: Gauge,
     step_age: Gauge,
+    process: Process,
+}
+
+/// Metrics of this process; without members where the system does not tell them.
+#[derive(Default)]
+struct Process {
+    cpu: Option<prometheus::Counter>,
+    gauges: Vec<Gauge>,
+}
+
+impl Process {
+    fn new(r: &Registry) -> Self {
+        let Some([(cpu, help, _), gauges @ ..]) = process::metrics() else { return Process::default() };
+        let cpu = registered(r, prometheus::Counter::new(cpu, help).expect("a valid name"));
+        let float = |(name, help, _)| registered(r, Gauge::new(name, help).expect("a valid name"));
+        Process { cpu: Some(cpu), gauges: gauges.map(float).into() }
+    }
+
+    fn poll(&self) {
+        let (Some(cpu), Some([(_, _, seconds), gauges @ ..])) = (&self.cpu, process::metrics()) else {
+            return;
+        };
+        cpu.reset();
+        cpu.inc_by(seconds);
+        self.gauges.iter().zip(gauges).for_each(|(gauge, (_, _, value))| gauge.set(value));
+    }
 }
 
 impl Polled {
@@ -76,8 +103,9 @@ impl Polled {
         Polled {
             gauges: gauges(r, device),
             counters: counters(r, device),
-            usage: float("vllm:kv_cache_usage_perc", "Fraction of the cache in use, 0 to 1."),
+            usage: float("bitnet_kv_cache_usage_ratio", "Fraction of the cache in use, 0 to 1."),
             step_age: float("bitnet_step_age_seconds", age),
+            process: Process::new(r),
         }
     }
 }
@@ -91,11 +119,18 @@ impl ServerMetrics {
         describe(r, engine);
         let requests = Opts::new("bitnet_requests_total", "Requests that have ended, by class and reason.");
         let rejected = Opts::new("bitnet_requests_rejected_total", "Requests that were refused, by reason.");
+        let answers =
+            "HTTP requests that were answered, by method, route and status. A stream counts when it begins.";
+        let answers = Opts::new("bitnet_http_requests_total", answers);
         let count = |name, help| counter(r, name, help);
         let measure = |name, help, edges| histogram(r, name, help, edges);
         ServerMetrics {
             requests: registered(r, IntCounterVec::new(requests, &["class", "reason"]).expect("valid")),
             rejected: registered(r, IntCounterVec::new(rejected, &["reason"]).expect("valid")),
+            answers: registered(
+                r,
+                IntCounterVec::new(answers, &["method", "path", "status"]).expect("valid"),
+            ),
             tokens: [
                 count("bitnet_prompt_tokens_total", "Prompt tokens of accepted requests."),
                 count("bitnet_generation_tokens_total", "Tokens generated."),
@@ -153,6 +188,11 @@ impl ServerMetrics {
         self.rejected.with_label_values(&[reason]).inc();
     }
 
+    /// Counts an HTTP request that was answered.
+    pub fn answered(&self, method: &str, path: &str, status: &str) {
+        self.answers.with_label_values(&[method, path, status]).inc();
+    }
+
     /// All metrics, in the text format of Prometheus.
     pub fn text(&self, engine: &Engine) -> String {
         let mut text = Vec::new();
@@ -176,6 +216,7 @@ impl ServerMetrics {
         for (counter, value) in &polled.counters {
             set(counter, value(engine));
         }
+        polled.process.poll();
         let status = engine.status();
         polled.usage.set(status.kv_used as f64 / status.kv_blocks.max(1) as f64);
         polled.step_age.set(status.step_age.map_or(0.0, |age| age.as_secs_f64()));
@@ -248,8 +289,9 @@ impl Recorder for ServerMetrics {
 
 /// Metrics that are always 1, whose labels describe the server.
 fn describe(r: &Registry, engine: &Engine) {
-    let version = format!("Version {}.", env!("CARGO_PKG_VERSION"));
-    gauge(r, "bitnet_build_info", &version).set(1);
+    let build =
+        Opts::new("bitnet_build_info", "The program.").const_label("version", env!("CARGO_PKG_VERSION"));
+    registered(r, IntGauge::with_opts(build).expect("valid labels")).set(1);
     let backend = engine.backend();
     let opts = Opts::new("bitnet_backend_info", "What the model runs on.");
     let opts = opts.const_label("device", &backend.device).const_label("isa", backend.isa);
@@ -265,21 +307,17 @@ fn phases(r: &Registry) -> HistogramVec {
 }
 
 fn gauges(r: &Registry, device: bool) -> Vec<(IntGauge, Read)> {
-    let running: Read = |e| e.status().running as u64;
-    let waiting: Read = |e| e.queue().sequences as u64;
     let mut all: Vec<(IntGauge, Read)> = vec![
-        (gauge(r, "bitnet_requests_running", "Sequences in the batch."), running),
-        (gauge(r, "bitnet_requests_waiting", "Sequences without a place in a batch yet."), waiting),
+        (gauge(r, "bitnet_requests_running", "Sequences in the batch."), |e| e.status().running as u64),
+        (gauge(r, "bitnet_requests_waiting", "Sequences without a place in a batch yet."), |e| {
+            e.queue().sequences as u64
+        }),
         (gauge(r, "bitnet_requests_paused", "Sequences of slow readers."), |e| e.status().paused as u64),
-        (gauge(r, "vllm:num_requests_running", "Same as bitnet_requests_running."), running),
-        (gauge(r, "vllm:num_requests_waiting", "Same as bitnet_requests_waiting."), waiting),
         (gauge(r, "bitnet_queue_tokens", "Prompt tokens of waiting requests."), |e| e.queue().tokens as u64),
         (gauge(r, "bitnet_batch_target", "Current limit on running sequences."), |e| {
             e.status().batch_size as u64
         }),
-        (gauge(r, "bitnet_kv_blocks_total", "Blocks of the key-value cache."), |e| {
-            e.status().kv_blocks as u64
-        }),
+        (gauge(r, "bitnet_kv_blocks", "Blocks of the key-value cache."), |e| e.status().kv_blocks as u64),
         (gauge(r, "bitnet_kv_blocks_used", "Blocks in use."), |e| e.status().kv_used as u64),
         (gauge(r, "bitnet_kv_blocks_cached", "Free blocks in the prefix cache."), |e| {
             e.status().kv_cached as u64

@@ -184,6 +184,38 @@ fn prompts_are_in_the_log_only_if_asked_for() {
 }
 
 #[test]
+fn a_generation_is_logged_with_its_request_its_address_and_rounded_times() {
+    let server = Serving::start(&["demo"]);
+    let mut stream = server.ask(r#"{"prompt": "O", "max_tokens": 3, "ignore_eos": true}"#);
+    let address = stream.local_addr().unwrap();
+    stream.read_to_string(&mut String::new()).unwrap();
+    server.signal();
+    let (log, _) = server.end();
+    let line =
+        |target: &str| log.lines().find(|line| line.contains(target)).unwrap_or_else(|| panic!("{log}"));
+    let (generation, request) = (line("bitnet::generation:"), line("bitnet::request:"));
+    let field = |line: &str, name: &str| {
+        let value = line.split(' ').find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
+        value.unwrap_or_else(|| panic!("{name}: {line}")).to_owned()
+    };
+    assert!(field(generation, "id").starts_with("\"req-"), "{generation}");
+    for line in [generation, request] {
+        assert_eq!(field(line, "id"), field(generation, "id"));
+        assert_eq!(field(line, "address"), address.to_string());
+    }
+    assert_eq!(
+        (field(generation, "reason"), field(generation, "tokens")),
+        ("\"complete\"".into(), "3".into())
+    );
+    let times = [(generation, "first_ms"), (generation, "ms"), (request, "ms")].map(|(line, name)| {
+        let text = field(line, name);
+        assert!(text.split_once('.').is_none_or(|(_, digits)| digits.len() == 1), "{line}");
+        text.parse::<f64>().unwrap()
+    });
+    assert!(times.is_sorted(), "{times:?}");
+}
+
+#[test]
 fn a_server_is_measured_from_its_clients_side() {
     let server = Serving::start(&["demo", "--log", "off", "--api-key", "k"]);
     let folder = tempfile::tempdir().unwrap();

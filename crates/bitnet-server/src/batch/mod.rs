@@ -12,7 +12,7 @@ mod partial_file;
 use std::{collections::VecDeque, fs::File, io::BufReader, path::Path};
 
 use crate::{
-    http::{error::ApiError, reading::Reading},
+    http::{caller::Caller, error::ApiError, reading::Reading},
     openai::{answers::Answers, generate, job::Job},
     service::Service,
 };
@@ -109,7 +109,7 @@ fn begin(service: &Service, line: &Line, id: String, options: BatchOptions) -> P
         Err(bad) => return Pending::Answered(Outcome::Unread(bad).line(&id, line.custom_id().as_deref())),
     };
     let custom_id = request.custom_id;
-    let reading = Reading::within(service.config.request_timeout);
+    let reading = Reading::within(service.config.request_timeout, Caller::new(&id, None));
     let job = Job::read(request.endpoint, service, &request.headers, &request.body, &reading);
     let job = job.and_then(|job| {
         if job.stream {

@@ -103,7 +103,7 @@ pub(crate) async fn read<T: Send + 'static>(
     let service = app.service()?;
     let (head, body) = request.into_parts();
     let received = receive(&app.bodies, &app.config, &head.headers, body).await?;
-    let reading = Reading::of(&head.headers, app.config.request_timeout)?;
+    let reading = Reading::of(&head, app.config.request_timeout)?;
     let place = app.readers.place(received.bytes.len(), service, &reading).await;
     let place =
         place.inspect_err(|refused| service.metrics.rejected(refused.body.code.unwrap_or("other")))?;

@@ -5,7 +5,7 @@ use std::{io, net::TcpListener, pin::pin, sync::Arc, time::Duration};
 use axum::{
     Router,
     body::Body,
-    extract::{Request, State},
+    extract::{ConnectInfo, Request, State},
     http::{HeaderValue, header},
     middleware::{Next, from_fn_with_state},
     response::Response,
@@ -137,11 +137,17 @@ fn accept(
     // Send each token as soon as it is written.
     let _ = stream.set_nodelay(true);
     let _ = socket2::SockRef::from(&stream).set_send_buffer_size(limits.send_buffer);
+    let address = stream.peer_addr().ok().map(ConnectInfo);
     let mut stream = TimeoutStream::new(stream);
     stream.set_write_timeout(Some(limits.write_timeout));
     let service = TowerToHyperService::new(tower::ServiceExt::map_request(
         routes,
-        |request: hyper::Request<hyper::body::Incoming>| request.map(Body::new),
+        move |mut request: hyper::Request<hyper::body::Incoming>| {
+            if let Some(address) = address {
+                request.extensions_mut().insert(address);
+            }
+            request.map(Body::new)
+        },
     ));
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())

@@ -3,6 +3,7 @@
 
 pub(crate) mod app;
 mod body;
+pub(crate) mod caller;
 pub(crate) mod connections;
 pub(crate) mod error;
 pub(crate) mod fields;

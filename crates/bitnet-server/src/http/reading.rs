@@ -10,14 +10,17 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
-use axum::http::HeaderMap;
+use axum::http::request::Parts;
 use bitnet::inference::SubmitError;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::{http::error::ApiError, service::Service};
+use crate::{
+    http::{caller::Caller, error::ApiError},
+    service::Service,
+};
 
 /// Maximum bytes of a small body.
 const SMALL: usize = 64 << 10;
@@ -93,7 +96,7 @@ impl Drop for Waiting<'_> {
 /// Reading continues while the request has time left and its client is still there.
 #[derive(Debug, Clone)]
 pub(crate) struct Reading {
-    begun: Instant,
+    pub caller: Caller,
     /// The total time that the request may take.
     limit: Duration,
     /// Whether the client has set that limit.
@@ -102,19 +105,19 @@ pub(crate) struct Reading {
 }
 
 impl Reading {
-    /// Starts to read within a time limit.
-    pub fn within(limit: Duration) -> Self {
-        Reading { begun: Instant::now(), limit, hurried: false, gone: Arc::default() }
+    /// Starts to read the request of `caller` within a time limit.
+    pub fn within(limit: Duration, caller: Caller) -> Self {
+        Reading { caller, limit, hurried: false, gone: Arc::default() }
     }
 
     /// Starts to read within the server's limit, or within the client's `X-Deadline-Ms` if that is shorter.
-    pub fn of(headers: &HeaderMap, limit: Duration) -> Result<Self, ApiError> {
-        let Some(value) = headers.get("x-deadline-ms") else { return Ok(Reading::within(limit)) };
+    pub fn of(head: &Parts, limit: Duration) -> Result<Self, ApiError> {
+        let caller = head.extensions.get().cloned().unwrap_or_else(|| Caller::new("", None));
+        let within = |limit| Reading::within(limit, caller);
+        let Some(value) = head.headers.get("x-deadline-ms") else { return Ok(within(limit)) };
         let millis: Option<u64> = value.to_str().ok().and_then(|text| text.parse().ok());
         match millis.map(Duration::from_millis) {
-            Some(time) if !time.is_zero() => {
-                Ok(Reading { hurried: time < limit, ..Reading::within(limit.min(time)) })
-            }
+            Some(time) if !time.is_zero() => Ok(Reading { hurried: time < limit, ..within(limit.min(time)) }),
             _ => Err(ApiError::field("X-Deadline-Ms", "it must be a positive number of milliseconds")),
         }
     }
@@ -123,7 +126,7 @@ impl Reading {
     pub fn remaining(&self) -> Duration {
         match self.limit {
             Duration::MAX => Duration::MAX,
-            limit => limit.saturating_sub(self.begun.elapsed()),
+            limit => limit.saturating_sub(self.caller.begun.elapsed()),
         }
     }
 

@@ -1,9 +1,9 @@
-use std::{sync::Arc, time::Instant};
+use std::sync::Arc;
 
 use axum::{
     Router,
-    extract::{Request, State},
-    http::{HeaderMap, HeaderValue, StatusCode, header},
+    extract::{ConnectInfo, MatchedPath, Request, State},
+    http::{HeaderMap, HeaderValue, Method, StatusCode, header},
     middleware::{Next, from_fn, from_fn_with_state},
     response::{IntoResponse, Response},
     routing::{get, post},
@@ -14,7 +14,7 @@ use tower_http::catch_panic::CatchPanicLayer;
 
 use crate::{
     dialects::{anthropic, errors::in_the_form_of_the_path, ollama, responses},
-    http::{app::App, error::ApiError, host::Hosts, origins, page, probes},
+    http::{app::App, caller::Caller, error::ApiError, host::Hosts, origins, page, probes},
     openai::generate,
     random::fresh,
 };
@@ -66,7 +66,7 @@ pub(crate) fn router_for(app: Arc<App>, hosts: Hosts) -> Router {
         all = all.layer(origins::allow(&app.config.allow_origins));
     }
     let all = all.layer(from_fn_with_state(hosts, addressed));
-    guarded(all).with_state(app)
+    guarded(all).layer(from_fn_with_state(Arc::clone(&app), counted)).with_state(app)
 }
 
 /// Makes sure that every request gets an answer with an id, even if a handler panics.
@@ -106,18 +106,38 @@ fn knows(headers: &HeaderMap, key: &str) -> bool {
 }
 
 /// Gives every request an id (the client's, if that is valid) and a line in the log.
-async fn identified(request: Request, next: Next) -> Response {
-    let begun = Instant::now();
+async fn identified(mut request: Request, next: Next) -> Response {
     let id = match request.headers().get("x-request-id") {
         Some(id) if (1..=128).contains(&id.len()) && id.to_str().is_ok() => id.clone(),
         _ => HeaderValue::from_str(&format!("req-{:016x}", fresh())).expect("letters and digits"),
     };
+    let address = request.extensions().get().map(|ConnectInfo(address)| *address);
+    let caller = Caller::new(id.to_str().unwrap_or_default(), address);
+    request.extensions_mut().insert(caller.clone());
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let mut response = next.run(request).await;
-    let (status, ms) = (response.status().as_u16(), begun.elapsed().as_secs_f64() * 1e3);
-    let shown = id.to_str().unwrap_or_default();
-    tracing::info!(target: "bitnet::request", id = shown, %method, path, status, ms);
+    let (status, ms) = (response.status().as_u16(), caller.millis());
+    let address = address.map(tracing::field::display);
+    tracing::info!(target: "bitnet::request", id = &*caller.id, address, %method, path, status, ms);
     response.headers_mut().insert("x-request-id", id);
+    response
+}
+
+/// Counts answers by method, route and status; other paths and methods share a label, so that clients cannot make new
+/// ones.
+async fn counted(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    let path = request.extensions().get().map(MatchedPath::as_str).unwrap_or("other").to_owned();
+    let method = match *request.method() {
+        Method::GET => "GET",
+        Method::HEAD => "HEAD",
+        Method::POST => "POST",
+        Method::OPTIONS => "OPTIONS",
+        _ => "other",
+    };
+    let response = next.run(request).await;
+    if let Some(service) = app.loaded() {
+        service.metrics.answered(method, &path, response.status().as_str());
+    }
     response
 }
 

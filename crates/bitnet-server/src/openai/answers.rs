@@ -12,7 +12,7 @@ use bitnet::inference::{
 use bitnet::model::{DecodeStream, Tokenizer};
 
 use crate::{
-    http::error::ApiError,
+    http::{caller::Caller, error::ApiError},
     metrics::ServerMetrics,
     openai::{
         job::Job,
@@ -140,7 +140,9 @@ impl Answers {
             priority: job.priority(),
             prompt_tokens: job.prompt_tokens(),
             tokens: 0,
+            first_ms: None,
             reason: None,
+            caller: job.caller.clone(),
         };
         let waiting = service.overload.wait(job.priority(), expected);
         let handles = match service.engine.submit_together_timeout(job.requests.clone(), wait) {
@@ -231,7 +233,7 @@ impl Answers {
                 if let Some(waiting) = self.waiting.take() {
                     waiting.over();
                 }
-                self.record.tokens += 1;
+                self.record.token();
                 Ok(ChoiceUpdate::Token(token, logprobs.map(Box::new)))
             }
             Update::Ended { end, .. } => {
@@ -333,16 +335,29 @@ struct Record {
     priority: Priority,
     prompt_tokens: usize,
     tokens: usize,
+    /// Milliseconds from the request to its first token.
+    first_ms: Option<f64>,
     reason: Option<&'static str>,
+    caller: Caller,
 }
 
 impl Record {
+    fn token(&mut self) {
+        self.tokens += 1;
+        self.first_ms.get_or_insert_with(|| self.caller.millis());
+    }
+
     fn end(&mut self, reason: &'static str) {
         if self.reason.is_none() {
             self.reason = Some(reason);
             self.metrics.ended(self.priority, reason);
-            let (prompt, tokens) = (self.prompt_tokens, self.tokens);
-            tracing::info!(target: "bitnet::generation", reason, prompt, tokens);
+            let (prompt, tokens, first_ms) = (self.prompt_tokens, self.tokens, self.first_ms);
+            let Caller { id, address, .. } = &self.caller;
+            let (address, ms) = (address.map(tracing::field::display), self.caller.millis());
+            tracing::info!(
+                target: "bitnet::generation",
+                id = &**id, address, reason, prompt, tokens, first_ms, ms
+            );
         }
     }
 

@@ -130,12 +130,15 @@ mod tests {
     use bitnet::model::{Checkpoint, Synthetic};
 
     use super::*;
-    use crate::{http::reading::Reading, service::ServedModel};
+    use crate::{
+        http::{caller::Caller, reading::Reading},
+        service::ServedModel,
+    };
 
     fn read(text: &str) -> Result<Vec<Vec<u32>>, ApiError> {
         let checkpoint = Checkpoint::synthetic("ids only", Synthetic::named("tiny").unwrap());
         let model = ServedModel::new(None, None, &checkpoint);
-        let reading = Reading::within(Duration::MAX);
+        let reading = Reading::within(Duration::MAX, Caller::new("", None));
         let encoder = Encoder { model: &model, context: 8, reading: &reading };
         prompts(&mut Fields::parse(format!("{{\"prompt\": {text}}}").as_bytes()).unwrap(), &encoder)
     }

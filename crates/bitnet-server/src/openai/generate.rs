@@ -88,7 +88,7 @@ fn log_prompts(service: &Service, job: &Job) {
     for request in &job.requests {
         let decoded = service.model.tokenizer.as_ref().and_then(|t| t.decode(&request.prompt, false).ok());
         let prompt = decoded.unwrap_or_else(|| format!("{:?}", request.prompt));
-        tracing::info!(target: "bitnet::prompt", id = job.id, prompt);
+        tracing::info!(target: "bitnet::prompt", id = &*job.caller.id, prompt);
     }
 }
 

@@ -9,7 +9,7 @@ use serde_json::json;
 use sha2::{Digest, Sha256};
 
 use crate::{
-    http::{error::ApiError, fields::Fields, reading::Reading},
+    http::{caller::Caller, error::ApiError, fields::Fields, reading::Reading},
     openai::{
         chat::{self, Conversation},
         completions,
@@ -95,6 +95,8 @@ pub(crate) struct Job {
     pub id: String,
     /// The position after which a dropped stream resumes.
     pub after: Option<Position>,
+    /// Who is answered.
+    pub caller: Caller,
 }
 
 impl Job {
@@ -187,6 +189,7 @@ impl Job {
             name,
             id,
             after,
+            caller: reading.caller.clone(),
         })
     }
 

@@ -1,5 +1,10 @@
 //! `/openapi.json` says what is true.
 
+use std::{
+    io::Write,
+    process::{Command, Stdio},
+};
+
 use serde_json::{Value, json};
 
 use crate::support::*;
@@ -81,6 +86,78 @@ fn stats_are_the_metrics_as_json() {
     let text = server.get("/metrics").text();
     let names = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
     assert!(names.eq(stats.as_object().unwrap().keys()), "{text}");
+}
+
+#[test]
+fn metrics_keep_to_the_conventions_of_prometheus() {
+    let server = demo_server();
+    server.post("/v1/completions", &json!({"prompt": "x", "max_tokens": 2})).ok();
+    server.until("it is counted", |s| s.metric("bitnet_e2e_latency_seconds_count") == 1.0);
+    let text = server.get("/metrics").text();
+    let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
+    let mut families = 0;
+    for (name, kind) in types {
+        assert!(name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_'), "{name}");
+        assert_eq!(name.ends_with("_total"), kind == "counter", "{name}");
+        assert!(
+            !["_count", "_sum", "_bucket", "_info_total"].iter().any(|end| name.ends_with(end)),
+            "{name}"
+        );
+        assert!(text.contains(&format!("# HELP {name} ")), "{name}");
+        families += 1;
+    }
+    assert!(families > 40, "{text}");
+    let version = concat!("bitnet_build_info{version=\"", env!("CARGO_PKG_VERSION"), "\",model=\"demo\"} 1");
+    assert!(text.contains(version), "{text}");
+    promtool(&text);
+}
+
+/// Asks Prometheus' own linter, where it is installed.
+#[allow(clippy::print_stdout, reason = "tests report what they covered")]
+fn promtool(metrics: &str) {
+    let mut check = Command::new("promtool");
+    check.args(["check", "metrics"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let Ok(mut check) = check.spawn() else { return println!("skipped: promtool is not installed") };
+    check.stdin.take().unwrap().write_all(metrics.as_bytes()).unwrap();
+    let told = check.wait_with_output().unwrap();
+    assert!(told.status.success(), "{}", String::from_utf8_lossy(&told.stderr));
+}
+
+#[test]
+fn every_answer_is_counted_by_method_route_and_status() {
+    let server = demo_server();
+    let count = |labels: &str| server.metric_of("bitnet_http_requests_total", labels);
+    server.post("/v1/completions", &json!({"prompt": "x", "max_tokens": 2})).ok();
+    server.post("/v1/completions", &json!({"prompt": "x", "max_tokens": "2"}));
+    server.get("/v1/completions");
+    server.get("/v1/models/demo").ok();
+    for path in ["/v1/models/other", "/nowhere", "/v1/nowhere", "/%22}"] {
+        server.get(path);
+    }
+    server.call("BREW", "/ready", &[], b"");
+    for (labels, expected) in [
+        (r#"method="POST",path="/v1/completions",status="200""#, 1.0),
+        (r#"method="POST",path="/v1/completions",status="400""#, 1.0),
+        (r#"method="GET",path="/v1/completions",status="405""#, 1.0),
+        (r#"method="GET",path="/v1/models/{*name}",status="200""#, 1.0),
+        (r#"method="GET",path="/v1/models/{*name}",status="404""#, 1.0),
+        (r#"method="GET",path="other",status="404""#, 3.0),
+        (r#"method="other",path="/ready",status="405""#, 1.0),
+    ] {
+        assert_eq!(count(labels), expected, "{labels}: {}", server.get("/metrics").text());
+    }
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn the_process_has_its_usual_metrics() {
+    let server = demo_server();
+    for name in ["process_resident_memory_bytes", "process_open_fds", "process_start_time_seconds"] {
+        assert!(server.metric(name) > 0.0, "{name}");
+    }
+    assert!(server.metric("process_open_fds") <= server.metric("process_max_fds"));
+    let before = server.metric("process_cpu_seconds_total");
+    server.until("time passes", |s| s.metric("process_cpu_seconds_total") > before);
 }
 
 #[test]

@@ -422,7 +422,7 @@ function picture(stats, now) {
   before = next;
   at("running").textContent = moment.running;
   at("waiting").textContent = moment.waiting;
-  const blocks = value("bitnet_kv_blocks_total");
+  const blocks = value("bitnet_kv_blocks");
   at("cache").textContent = blocks ? (100 * value("bitnet_kv_blocks_used") / blocks).toFixed(0) + " %" : "–";
   paint();
 }
