@@ -235,3 +235,55 @@ fn a_sequence_without_a_share_of_the_step_has_no_run_in_it() {
     // The older one takes all tokens.
     assert_eq!(lengths(&step(&mut scheduler, 0)), [64]);
 }
+
+#[test]
+fn a_request_without_room_is_passed_over_exactly_eight_times() {
+    let wide = SchedulerConfig { max_tokens: 4096, context: 4096, ..limited(20, 20, 40, u64::MAX) };
+    let mut scheduler = Scheduler::new(wide);
+    submit(&mut scheduler, 0, 0, Request::new(vec![1; 1800], greedy(9)));
+    step(&mut scheduler, 0);
+    // 11 blocks are left; this one needs 21.
+    submit(&mut scheduler, 0, 1, Request::new(vec![2; 1280], greedy(9)));
+    (2..12).for_each(|id| submit(&mut scheduler, 0, id, Request::new([id as u32], greedy(9))));
+    told(&mut scheduler);
+    step(&mut scheduler, 0);
+    assert_eq!(told(&mut scheduler).0, (2..10).collect::<Vec<_>>());
+    step(&mut scheduler, 0);
+    assert!(told(&mut scheduler).0.is_empty());
+}
+
+#[test]
+fn blocks_that_others_use_need_no_room() {
+    let wide = SchedulerConfig { max_tokens: 4096, ..limited(2, 2, 4, u64::MAX) };
+    let mut scheduler = Scheduler::new(wide);
+    submit(&mut scheduler, 0, 0, Request::new(vec![1; 129], greedy(9)));
+    step(&mut scheduler, 0);
+    // The same first two blocks; one of the four is left for the third.
+    submit(&mut scheduler, 0, 1, Request::new([vec![1; 128], vec![2]].concat(), greedy(9)));
+    told(&mut scheduler);
+    step(&mut scheduler, 0);
+    assert_eq!(told(&mut scheduler).0, [1]);
+    assert_eq!(scheduler.counts().prefix_hits, 128);
+}
+
+#[test]
+fn what_waits_and_what_runs_is_counted() {
+    let mut scheduler = Scheduler::new(limited(2, 2, 64, u64::MAX));
+    let counts = |s: &Scheduler| (s.waiting(), s.running(), s.is_empty());
+    assert_eq!(counts(&scheduler), (0, 0, true));
+    (0..4).for_each(|id| submit(&mut scheduler, 0, id, Request::new([1], greedy(1))));
+    assert_eq!(counts(&scheduler), (4, 0, false));
+    assert!(scheduler.plan(0, &mut Plan::default()));
+    assert_eq!(counts(&scheduler), (2, 2, false));
+    (0..4).for_each(|id| scheduler.cancel(id));
+    assert_eq!(counts(&scheduler), (0, 0, true));
+}
+
+#[test]
+fn a_prompt_that_is_only_scored_gets_no_token() {
+    let mut scheduler = narrow(u64::MAX);
+    submit(&mut scheduler, 0, 0, Request { output: Output::Scored, ..Request::new(vec![1; 10], greedy(0)) });
+    step(&mut scheduler, 0);
+    let events: Vec<Event> = std::iter::from_fn(|| scheduler.next_event()).collect();
+    assert!(matches!(events[..], [Event::Admitted(..), Event::Ended(_, Ok(_))]), "{events:?}");
+}

@@ -106,6 +106,18 @@ fn top_p_counts_only_what_top_k_left() {
 }
 
 #[test]
+fn a_min_p_of_1_keeps_the_most_likely_tokens() {
+    let counts = histogram(&[2.0, 1.0, 2.0], &GenerationConfig { min_p: 1.0, ..config() });
+    assert!(counts[0] > 0 && counts[1] == 0 && counts[2] > 0, "{counts:?}");
+}
+
+#[test]
+fn both_zeros_are_equal_and_ordered_by_id() {
+    let at = Sampler::new(2).logprobs(&[-0.0, 0.0], 0, 1).unwrap();
+    assert_eq!(at.top[0].0, 0);
+}
+
+#[test]
 fn min_p_is_relative_to_the_most_likely() {
     let row = [4.0f32.ln(), 2.0f32.ln(), 0.0];
     let counts = histogram(&row, &GenerationConfig { min_p: 0.4, ..config() });
