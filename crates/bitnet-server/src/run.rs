@@ -3,6 +3,10 @@
 use std::{io, net::TcpListener, sync::Arc, time::Duration};
 
 use bitnet::{inference::DrainReport, kernels::trim_heap};
+#[cfg(unix)]
+use tokio::signal::unix;
+#[cfg(windows)]
+use tokio::signal::windows;
 
 use crate::http::{
     app::App,
@@ -88,37 +92,49 @@ async fn lost(app: &App) -> String {
     }
 }
 
-/// The signals that end a server: SIGTERM and SIGINT, or Ctrl-C on systems without them.
+/// The signals that end a server: SIGTERM and SIGINT; on Windows Ctrl-C, Ctrl-Break, the close of the console and the
+/// shutdown of the system.
+#[cfg(unix)]
 struct Signals {
-    #[cfg(unix)]
-    kinds: [tokio::signal::unix::Signal; 2],
+    term: unix::Signal,
+    int: unix::Signal,
 }
 
+#[cfg(unix)]
 impl Signals {
-    #[cfg(unix)]
     fn new() -> io::Result<Self> {
-        use tokio::signal::unix::{SignalKind, signal};
-        Ok(Signals { kinds: [signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?] })
+        use unix::{SignalKind, signal};
+        Ok(Signals { term: signal(SignalKind::terminate())?, int: signal(SignalKind::interrupt())? })
     }
 
-    /// Whether the next signal is SIGINT.
-    #[cfg(unix)]
+    /// Waits for the next signal; true if it comes from a person.
     async fn next(&mut self) -> bool {
-        let [term, int] = &mut self.kinds;
-        tokio::select! { _ = term.recv() => false, _ = int.recv() => true }
+        tokio::select! { _ = self.term.recv() => false, _ = self.int.recv() => true }
     }
+}
 
-    #[cfg(not(unix))]
+#[cfg(windows)]
+struct Signals {
+    int: windows::CtrlC,
+    /// What programs send instead of SIGTERM.
+    stop: windows::CtrlBreak,
+    close: windows::CtrlClose,
+    shutdown: windows::CtrlShutdown,
+}
+
+#[cfg(windows)]
+impl Signals {
     fn new() -> io::Result<Self> {
-        Ok(Signals {})
+        use windows::{ctrl_break, ctrl_c, ctrl_close, ctrl_shutdown};
+        Ok(Signals { int: ctrl_c()?, stop: ctrl_break()?, close: ctrl_close()?, shutdown: ctrl_shutdown()? })
     }
 
-    #[cfg(not(unix))]
     async fn next(&mut self) -> bool {
-        // Without a handler, Ctrl-C ends the process by itself.
-        if tokio::signal::ctrl_c().await.is_err() {
-            std::future::pending::<()>().await;
+        tokio::select! {
+            _ = self.int.recv() => true,
+            _ = self.close.recv() => true,
+            _ = self.stop.recv() => false,
+            _ = self.shutdown.recv() => false,
         }
-        true
     }
 }
