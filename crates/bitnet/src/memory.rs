@@ -61,7 +61,8 @@ pub fn peak_memory_bytes() -> Option<u64> {
 
 #[cfg(windows)]
 mod system {
-    use bitnet_kernels::{windows_memory, windows_peak_memory};
+    use bitnet_kernels::windows_memory;
+    pub use bitnet_kernels::windows_peak_memory as peak;
 
     use super::SystemMemory;
 
@@ -69,8 +70,6 @@ mod system {
         let (total_bytes, available_bytes) = windows_memory().unzip();
         SystemMemory { total_bytes, available_bytes }
     }
-
-    pub use windows_peak_memory as peak;
 }
 
 /// Reads Linux's files, which no other system has.
