@@ -65,17 +65,22 @@ fn told(scheduler: &mut Scheduler) -> (Vec<u64>, Vec<Ended>) {
     (admitted, ended)
 }
 
+/// Checks that request 0 fails at this microsecond, which is the next deadline, and not at the one before.
+fn ends_exactly_at(scheduler: &mut Scheduler, at: u64, why: RequestError) {
+    assert_eq!(scheduler.next_deadline(), Some(at));
+    scheduler.tick(at - 1);
+    assert_eq!(told(scheduler).1, []);
+    scheduler.tick(at);
+    assert_eq!(told(scheduler).1, [(0, Err(why))]);
+}
+
 #[test]
 fn a_deadline_ends_a_request_in_its_microsecond_and_not_before() {
     let mut scheduler = narrow(u64::MAX);
     assert_eq!(scheduler.next_deadline(), None);
     let timeout = Some(Duration::from_micros(60));
     submit(&mut scheduler, 1000, 0, Request { timeout, ..Request::new([1, 2], greedy(9)) });
-    assert_eq!(scheduler.next_deadline(), Some(1060));
-    scheduler.tick(1059);
-    assert_eq!(told(&mut scheduler).1, []);
-    scheduler.tick(1060);
-    assert_eq!(told(&mut scheduler).1, [(0, Err(RequestError::Timeout))]);
+    ends_exactly_at(&mut scheduler, 1060, RequestError::Timeout);
 }
 
 #[test]
@@ -84,11 +89,7 @@ fn a_slow_reader_is_let_go_in_its_microsecond_and_not_before() {
     submit(&mut scheduler, 0, 0, Request::new([1, 2], greedy(9)));
     step(&mut scheduler, 1);
     scheduler.pause(1000, 0);
-    assert_eq!(scheduler.next_deadline(), Some(1500));
-    scheduler.tick(1499);
-    assert_eq!(told(&mut scheduler).1, []);
-    scheduler.tick(1500);
-    assert_eq!(told(&mut scheduler).1, [(0, Err(RequestError::SlowReader))]);
+    ends_exactly_at(&mut scheduler, 1500, RequestError::SlowReader);
 }
 
 #[test]
