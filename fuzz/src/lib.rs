@@ -68,7 +68,7 @@ impl Default for TestServer {
 }
 
 fn service() -> Service {
-    let limits = Limits { max_tokens: 64, max_logit_rows: 16, kv_blocks: 16 };
+    let limits = Limits { max_tokens: 64, max_logit_rows: 16, kv_blocks: 16, state_slots: 0 };
     let checkpoint = Checkpoint::demo().expect("the demo");
     let weights = Box::new(HashModel::new(2048, 48, limits));
     let model = Model::start(checkpoint, weights, EngineConfig::default()).expect("an engine");

@@ -15,7 +15,7 @@ fn load(checkpoint: &Checkpoint) -> Transformer<Cpu> {
 
 fn keeping(kv: KvType, checkpoint: &Checkpoint) -> Transformer<Cpu> {
     let cpu = Cpu::new(Isa::best(), 2).unwrap().keeping(kv);
-    let limits = Limits { max_tokens: 160, max_logit_rows: 160, kv_blocks: 8 };
+    let limits = Limits { max_tokens: 160, max_logit_rows: 160, kv_blocks: 8, state_slots: 0 };
     Transformer::load(&checkpoint.spec, &*checkpoint.tensors, cpu, limits, &mut |_, _| {}).unwrap()
 }
 

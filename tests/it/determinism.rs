@@ -6,7 +6,7 @@ use bitnet_model::{
 };
 use bitnet_tests::fixture;
 
-const LIMITS: Limits = Limits { max_tokens: 600, max_logit_rows: 600, kv_blocks: 40 };
+const LIMITS: Limits = Limits { max_tokens: 600, max_logit_rows: 600, kv_blocks: 40, state_slots: 0 };
 
 fn tiny() -> Synthetic {
     Synthetic::named("tiny").unwrap()
@@ -162,7 +162,7 @@ fn a_step_makes_as_many_projections_whatever_the_number_of_sequences() {
 #[test]
 fn a_step_that_does_not_fit_is_refused_before_anything_is_written() {
     let checkpoint = Checkpoint::open(&fixture("bitnet-odd")).unwrap();
-    let limits = Limits { max_tokens: 4, max_logit_rows: 2, kv_blocks: 1 };
+    let limits = Limits { max_tokens: 4, max_logit_rows: 2, kv_blocks: 1, state_slots: 0 };
     let cpu = Cpu::new(Isa::best(), 1).unwrap();
     let mut model =
         Transformer::load(&checkpoint.spec, &*checkpoint.tensors, cpu, limits, &mut |_, _| {}).unwrap();

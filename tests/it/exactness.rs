@@ -69,7 +69,7 @@ impl Subject {
     fn new(name: &str, (spec, tensors): (ModelSpec, Box<dyn TensorSource>), kv: KvType) -> Self {
         let pool = (0..POOL).map(|i| request(Dice(i + 1), spec.vocab as u64)).collect();
         let mut subject = Subject { name: name.into(), spec, tensors, kv, pool, alone: Vec::new() };
-        let limits = Limits { max_tokens: 512, max_logit_rows: 8, kv_blocks: 32 };
+        let limits = Limits { max_tokens: 512, max_logit_rows: 8, kv_blocks: 32, state_slots: 0 };
         let config = EngineConfig { max_batch_size: 1, ..subject.engine_config() };
         let single = Engine::start(subject.model(Isa::best(), 1, limits), config).unwrap();
         let alone = |(salt, request): (usize, &Request)| {
@@ -244,7 +244,12 @@ fn run(subjects: &[Subject], seed: u64) -> Met {
     let kv_blocks = if dice.one_in(6, 2) { least + dice.below(7, 4) as usize } else { plenty };
     let max_batch_size = (1 + dice.from(8, &[3, 8, 16, 64])).min(chunk);
     let threads = 1 + dice.below(9, 2) as usize;
-    let limits = Limits { max_tokens: chunk, max_logit_rows: chunk.min(72).max(max_batch_size), kv_blocks };
+    let limits = Limits {
+        max_tokens: chunk,
+        max_logit_rows: chunk.min(72).max(max_batch_size),
+        kv_blocks,
+        state_slots: 0,
+    };
     let max_draft = dice.from(10, &[0, 2, 5]);
     let what = || {
         format!(

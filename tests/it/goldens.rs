@@ -18,7 +18,7 @@ pub fn load(path: &Path, isa: Isa, threads: usize) -> Transformer<Cpu> {
 
 pub fn load_on<B: Backend>(path: &Path, backend: B) -> Transformer<B> {
     let checkpoint = Checkpoint::open(path).unwrap();
-    let limits = Limits { max_tokens: 208, max_logit_rows: 208, kv_blocks: 16 };
+    let limits = Limits { max_tokens: 208, max_logit_rows: 208, kv_blocks: 16, state_slots: 0 };
     Transformer::load(&checkpoint.spec, &*checkpoint.tensors, backend, limits, &mut |_, _| {}).unwrap()
 }
 

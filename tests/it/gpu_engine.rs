@@ -15,7 +15,7 @@ use bitnet_kernels::{
 use bitnet_model::{ForwardError, Limits, ModelError, Synthetic, Transformer};
 use bitnet_tests::{Call, Handle, Simulator, Tap};
 
-const LIMITS: Limits = Limits { max_tokens: 32, max_logit_rows: 4, kv_blocks: 8 };
+const LIMITS: Limits = Limits { max_tokens: 32, max_logit_rows: 4, kv_blocks: 8, state_slots: 0 };
 
 fn load_within(limits: Limits, driver: Tap) -> Result<Transformer<Gpu<Tap>>, ModelError> {
     let tiny = Synthetic::named("tiny").unwrap();

@@ -10,7 +10,7 @@ use bitnet_tests::{Handle, Simulator, Tap, all_forms, distances};
 
 use crate::goldens::{PROMPTS, load_on, prefill};
 
-const LIMITS: Limits = Limits { max_tokens: 160, max_logit_rows: 160, kv_blocks: 8 };
+const LIMITS: Limits = Limits { max_tokens: 160, max_logit_rows: 160, kv_blocks: 8, state_slots: 0 };
 
 fn tiny() -> Synthetic {
     Synthetic::named("tiny").unwrap()

@@ -7,7 +7,7 @@ use bitnet_inference::{
 use bitnet_kernels::{Cpu, Isa, Wanted};
 use bitnet_model::{Batch, Limits, Logits, Model, ModelSpec, Synthetic, Transformer};
 
-const LIMITS: Limits = Limits { max_tokens: 64, max_logit_rows: 64, kv_blocks: 16 };
+const LIMITS: Limits = Limits { max_tokens: 64, max_logit_rows: 64, kv_blocks: 16, state_slots: 0 };
 
 /// Runs several sequences with the logits of some of their tokens, of which only these are needed.
 fn forward(model: &mut dyn Model, sequences: usize, wanted: Wanted) -> Logits {

@@ -16,7 +16,7 @@ fn layers() -> usize {
 
 fn logits(spec: &ModelSpec, tensors: &dyn TensorSource) -> Vec<u32> {
     let cpu = Cpu::new(Isa::best(), 2).unwrap();
-    let limits = Limits { max_tokens: 8, max_logit_rows: 1, kv_blocks: 1 };
+    let limits = Limits { max_tokens: 8, max_logit_rows: 1, kv_blocks: 1, state_slots: 0 };
     let mut model = Transformer::load(spec, tensors, cpu, limits, &mut |_, _| {}).unwrap();
     let (mut batch, mut logits) = (Batch::new(), Logits::default());
     batch.push(&[128_000, 791, 4062, 14198, 39935], 0, &[0], 4..5);

@@ -22,7 +22,7 @@ use bitnet_model::{
 };
 use serde_json::{Value, json};
 
-const LIMITS: Limits = Limits { max_tokens: 512, max_logit_rows: 64, kv_blocks: 160 };
+const LIMITS: Limits = Limits { max_tokens: 512, max_logit_rows: 64, kv_blocks: 160, state_slots: 0 };
 const PROMPT: usize = 16;
 const NEW: usize = 48;
 
@@ -85,7 +85,7 @@ fn greedy(max_new_tokens: usize) -> GenerationConfig {
 /// Plan and commit of 256 running sequences.
 fn scheduling() -> Vec<Value> {
     const RUNNING: usize = 256;
-    let limits = Limits { max_tokens: 1024, max_logit_rows: 512, kv_blocks: RUNNING * 9 };
+    let limits = Limits { max_tokens: 1024, max_logit_rows: 512, kv_blocks: RUNNING * 9, state_slots: 0 };
     let mut scheduler = Scheduler::new(SchedulerConfig {
         max_running: RUNNING,
         max_tokens: limits.max_tokens,

@@ -8,7 +8,7 @@
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let checkpoint = Checkpoint::demo()?;
 //! let tokenizer = checkpoint.tokenizer.as_ref().ok_or("no tokenizer")?;
-//! let limits = Limits { max_tokens: 64, max_logit_rows: 4, kv_blocks: 16 };
+//! let limits = Limits { max_tokens: 64, max_logit_rows: 4, kv_blocks: 16, state_slots: 0 };
 //! let cpu = Cpu::new(Isa::best(), 1)?;
 //! let model = Transformer::load(&checkpoint.spec, &*checkpoint.tensors, cpu, limits, &mut |_, _| {})?;
 //! let engine = Engine::start(model, EngineConfig::default())?;

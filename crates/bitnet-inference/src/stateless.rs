@@ -31,7 +31,12 @@ where
         let spec = ModelSpec::without_layers("function", vocab, context);
         let blocks = context.div_ceil(Batch::BLOCK_TOKENS).saturating_add(1);
         let kv_blocks = max_batch.saturating_mul(blocks);
-        let limits = Limits { max_tokens: max_batch.max(context), max_logit_rows: max_batch, kv_blocks };
+        let limits = Limits {
+            max_tokens: max_batch.max(context),
+            max_logit_rows: max_batch,
+            kv_blocks,
+            state_slots: 0,
+        };
         StatelessForward { forward, spec, limits, slots: Vec::new(), waste: None }
     }
 }

@@ -475,7 +475,7 @@ mod tests {
 
     #[test]
     fn a_broken_rule_fails_what_runs_and_the_scheduler_begins_anew() {
-        let limits = Limits { max_tokens: 64, max_logit_rows: 8, kv_blocks: 8 };
+        let limits = Limits { max_tokens: 64, max_logit_rows: 8, kv_blocks: 8, state_slots: 0 };
         let scheduler = Scheduler::new(SchedulerConfig {
             max_running: 8,
             max_tokens: limits.max_tokens,

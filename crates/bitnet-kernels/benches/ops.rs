@@ -207,7 +207,7 @@ fn attend(cpu: &mut Cpu, head_dim: usize, keys: usize) -> Value {
     let qkv = cpu.rows(1, (heads + 2 * kv_heads) * head_dim, RowsKind::Between).unwrap();
     let mut out = cpu.rows(1, heads * head_dim, RowsKind::Between).unwrap();
     let table: Vec<u32> = (0..blocks as u32).collect();
-    let runs = [Run { tokens: 0..1, start: keys - 1, blocks: 0..blocks }];
+    let runs = [Run { tokens: 0..1, start: keys - 1, blocks: 0..blocks, state: 0 }];
     // Every dimension has one product with the key and one with the value.
     let made = (2 * heads * keys * head_dim) as f64;
     let step = Step { runs: &runs, blocks: &table };

@@ -549,7 +549,7 @@ fn qkv<B: Inspect>(
     let mut project = |b: &mut B, first: usize, len: usize| {
         let q = input(b, v, (len, k), grouping)?;
         let mut qkv = b.rows(len, width, RowsKind::Between)?;
-        let runs = [Run { tokens: 0..len, start: first, blocks: 0..blocks.len() }];
+        let runs = [Run { tokens: 0..len, start: first, blocks: 0..blocks.len(), state: 0 }];
         let step = Step { runs: &runs, blocks: &blocks };
         b.bit_linear_rope_store(step, &q, w, &rope, norms, &mut qkv, &mut kv)?;
         Ok::<_, KernelError>((runs, qkv))
@@ -742,10 +742,15 @@ fn attention<B: Inspect>(
         let table = first..first + needed(s);
         first = table.end;
         if start > 0 {
-            past.push(Run { tokens: past_rows..past_rows + start, start: 0, blocks: table.clone() });
+            past.push(Run {
+                tokens: past_rows..past_rows + start,
+                start: 0,
+                blocks: table.clone(),
+                state: 0,
+            });
             past_rows += start;
         }
-        step.push(Run { tokens: step_rows..step_rows + len, start, blocks: table });
+        step.push(Run { tokens: step_rows..step_rows + len, start, blocks: table, state: 0 });
         step_rows += len;
     }
     let mut before = b.rows(past_rows.max(1), width, RowsKind::Between)?;

@@ -11,6 +11,8 @@ pub struct Run {
     pub start: usize,
     /// Part of the step's list of blocks that is the sequence's block table.
     pub blocks: Range<usize>,
+    /// Slot with the recurrent state of the sequence; without meaning in a model that has none.
+    pub state: u32,
 }
 
 /// Where the tokens of a step belong.

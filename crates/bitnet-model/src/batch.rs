@@ -64,9 +64,21 @@ impl Batch {
         let table = self.blocks.len();
         self.tokens.extend_from_slice(tokens);
         self.blocks.extend_from_slice(blocks);
-        self.runs.push(Run { tokens: first..self.tokens.len(), start, blocks: table..self.blocks.len() });
+        self.runs.push(Run {
+            tokens: first..self.tokens.len(),
+            start,
+            blocks: table..self.blocks.len(),
+            state: 0,
+        });
         self.logit_rows.extend(logits.map(|i| first + i));
         self.wanted.resize(self.logit_rows.len(), Wanted::All);
+    }
+
+    /// Sets the slot with the recurrent state of the last run's sequence; 0 unless set.
+    pub fn set_state(&mut self, slot: u32) {
+        if let Some(run) = self.runs.last_mut() {
+            run.state = slot;
+        }
     }
 
     /// States what is needed of each row of logits of the last run. `wanted` gets the number of the row among these,

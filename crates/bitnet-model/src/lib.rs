@@ -7,7 +7,7 @@
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let checkpoint = Checkpoint::demo()?;
 //! let tokens = checkpoint.tokenizer.as_ref().ok_or("no tokenizer")?.encode("First Citizen:", true)?;
-//! let limits = Limits { max_tokens: 16, max_logit_rows: 1, kv_blocks: 1 };
+//! let limits = Limits { max_tokens: 16, max_logit_rows: 1, kv_blocks: 1, state_slots: 0 };
 //! let cpu = Cpu::new(Isa::best(), 1)?;
 //! let mut model = Transformer::load(&checkpoint.spec, &*checkpoint.tensors, cpu, limits, &mut |_, _| {})?;
 //!

@@ -11,6 +11,8 @@ pub struct Limits {
     pub max_logit_rows: usize,
     /// Number of blocks in the key-value cache, of [`Batch::BLOCK_TOKENS`] tokens each.
     pub kv_blocks: usize,
+    /// Number of state slots, in a model with recurrent layers; 0 in others.
+    pub state_slots: usize,
 }
 
 /// Why a step could not run.
@@ -35,6 +37,9 @@ pub enum ForwardError {
     /// A block table names a block that does not exist.
     #[error("block {block}: the cache has {blocks} blocks")]
     BlockOutOfRange { block: u32, blocks: usize },
+    /// A run names a state slot that does not exist.
+    #[error("state slot {slot}: the model has {slots} state slots")]
+    StateOutOfRange { slot: u32, slots: usize },
     /// The backend failed.
     #[error(transparent)]
     Kernel(#[from] KernelError),
@@ -64,6 +69,8 @@ pub trait Model: Send {
     /// ([`Logits::drawn`]).
     ///
     /// A token's logits depend on the tokens of its sequence up to and including it, and on nothing else in the step.
+    /// Recurrent layers read the state of a run's slot as the sequence's previous run left it, zeros if the run starts
+    /// at position 0, and leave the state after the run's last token there.
     ///
     /// # Errors
     /// If the step does not fit, before anything is written. [`ForwardError::Kernel`] if the backend fails; the cached
@@ -85,4 +92,13 @@ pub trait Model: Send {
     /// # Errors
     /// If the backend fails.
     fn copy_block(&mut self, from: u32, to: u32) -> Result<(), ForwardError>;
+
+    /// Copies the recurrent state of all layers from one slot to another. A model without recurrent layers has no
+    /// slots, and this is never called.
+    ///
+    /// # Errors
+    /// If a slot does not exist or the backend fails.
+    fn copy_state(&mut self, from: u32, to: u32) -> Result<(), ForwardError> {
+        Err(ForwardError::StateOutOfRange { slot: from.max(to), slots: self.limits().state_slots })
+    }
 }

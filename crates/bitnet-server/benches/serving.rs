@@ -48,7 +48,7 @@ fn threads() -> usize {
 fn model() -> Box<dyn Model> {
     let synthetic = Synthetic::named("125m").unwrap();
     let cpu = Cpu::new(Isa::best(), threads()).unwrap();
-    let limits = Limits { max_tokens: 512, max_logit_rows: 64, kv_blocks: 160 };
+    let limits = Limits { max_tokens: 512, max_logit_rows: 64, kv_blocks: 160, state_slots: 0 };
     Box::new(Transformer::load(synthetic.spec(), &synthetic, cpu, limits, &mut |_, _| {}).unwrap())
 }
 

@@ -297,7 +297,7 @@ fn plan(
     let step = step.unwrap_or(if fits(chunk, least_blocks) { chunk } else { smallest });
     let room = ((budget - bytes(step, 0)) / block) as usize;
     let kv_blocks = room.min(most_blocks);
-    let limits = Limits { max_tokens: step, max_logit_rows: rows(step), kv_blocks };
+    let limits = Limits { max_tokens: step, max_logit_rows: rows(step), kv_blocks, state_slots: 0 };
     Ok(Plan { limits, context: spec.context, bytes: Some(bytes(step, kv_blocks)) })
 }
 

@@ -12,7 +12,7 @@ use bitnet::{
 fn main() -> Result<(), Box<dyn Error>> {
     let checkpoint = Checkpoint::demo()?;
     let tokenizer = checkpoint.tokenizer.as_ref().ok_or("the model has no tokenizer")?;
-    let limits = Limits { max_tokens: 64, max_logit_rows: 1, kv_blocks: 8 };
+    let limits = Limits { max_tokens: 64, max_logit_rows: 1, kv_blocks: 8, state_slots: 0 };
     let cpu = Cpu::new(Isa::best(), 2)?;
     let mut model = Transformer::load(&checkpoint.spec, &*checkpoint.tensors, cpu, limits, &mut |_, _| {})?;
 

@@ -129,6 +129,7 @@ impl World {
             max_tokens: 4 + rng.below(80),
             max_logit_rows: 4 + rng.below(12),
             kv_blocks: 4 + rng.below(12),
+            state_slots: 0,
         };
         let max_running = 1 + rng.below(limits.max_tokens.min(limits.max_logit_rows));
         let context = 256.min(limits.kv_blocks * Batch::BLOCK_TOKENS);

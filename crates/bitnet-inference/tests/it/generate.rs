@@ -10,7 +10,7 @@ use bitnet_inference::{
 };
 
 fn model(max_tokens: usize) -> HashModel {
-    HashModel::new(50, 300, Limits { max_tokens, max_logit_rows: 1, kv_blocks: 8 })
+    HashModel::new(50, 300, Limits { max_tokens, max_logit_rows: 1, kv_blocks: 8, state_slots: 0 })
 }
 
 fn engine(eos: &[u32]) -> EngineConfig {
@@ -138,7 +138,7 @@ fn a_stop_string_ends_the_text_before_it() {
 
 #[test]
 fn drafts_change_the_steps_of_a_text_and_none_of_its_tokens() {
-    let limits = Limits { max_tokens: 64, max_logit_rows: 5, kv_blocks: 8 };
+    let limits = Limits { max_tokens: 64, max_logit_rows: 5, kv_blocks: 8, state_slots: 0 };
     // Few tokens, so that earlier text often recurs but continues differently.
     let config = GenerationConfig {
         max_new_tokens: 200,

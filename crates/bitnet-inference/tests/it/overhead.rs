@@ -51,7 +51,7 @@ const RUNNING: usize = 256;
 
 /// A scheduler with 256 running sequences, and a stepper for its plans.
 fn running(max_draft: usize) -> (Scheduler, Stepper<'static>) {
-    let limits = Limits { max_tokens: 1024, max_logit_rows: 512, kv_blocks: RUNNING * 9 };
+    let limits = Limits { max_tokens: 1024, max_logit_rows: 512, kv_blocks: RUNNING * 9, state_slots: 0 };
     let mut scheduler = Scheduler::new(SchedulerConfig {
         max_running: RUNNING,
         max_tokens: limits.max_tokens,
@@ -125,7 +125,7 @@ fn choices_that_wait_share_one_copy_of_their_prompt() {
 #[test]
 fn a_forward_pass_on_the_cpu_allocates_nothing_not_even_the_first() {
     let source = Synthetic::named("tiny").unwrap();
-    let limits = Limits { max_tokens: 64, max_logit_rows: 8, kv_blocks: 8 };
+    let limits = Limits { max_tokens: 64, max_logit_rows: 8, kv_blocks: 8, state_slots: 0 };
     for kv in KvType::ALL {
         // One thread, so that all work runs on this one.
         let cpu = Cpu::new(Isa::best(), 1).unwrap().keeping(kv);

@@ -25,7 +25,7 @@ impl Watched {
     fn tiny(isa: &str, threads: usize, max_tokens: usize, kv_blocks: usize) -> Watched {
         let synthetic = Synthetic::named("tiny").unwrap();
         let cpu = Cpu::new(Isa::named(isa).unwrap(), threads).unwrap();
-        let limits = Limits { max_tokens, max_logit_rows: max_tokens.min(16), kv_blocks };
+        let limits = Limits { max_tokens, max_logit_rows: max_tokens.min(16), kv_blocks, state_slots: 0 };
         let model = Transformer::load(synthetic.spec(), &synthetic, cpu, limits, &mut |_, _| {}).unwrap();
         let spec = model.spec().clone();
         Watched(Arc::new(Mutex::new(model)), spec)
@@ -224,7 +224,7 @@ fn a_benchmark_on_real_kernels_finds_batch_and_single_equal() {
 #[test]
 fn without_a_usable_gpu_the_engine_on_cuda_is_a_typed_error_with_its_cure() {
     let tiny = Synthetic::named("tiny").unwrap();
-    let limits = Limits { max_tokens: 64, max_logit_rows: 8, kv_blocks: 16 };
+    let limits = Limits { max_tokens: 64, max_logit_rows: 8, kv_blocks: 16, state_slots: 0 };
     let start =
         |device| GpuInferenceEngine::on_cuda(device, tiny.spec(), &tiny, limits, EngineConfig::default());
     match (Cuda::open(0).and_then(Gpu::new), start(0)) {

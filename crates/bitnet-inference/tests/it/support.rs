@@ -18,12 +18,12 @@ pub const CONTEXT: usize = 512;
 pub const EOS: u32 = 7;
 
 pub fn limits() -> Limits {
-    Limits { max_tokens: 64, max_logit_rows: 16, kv_blocks: 64 }
+    Limits { max_tokens: 64, max_logit_rows: 16, kv_blocks: 64, state_slots: 0 }
 }
 
 /// A scheduler of eight places without text, end tokens or drafts.
 pub fn scheduler(sizing: BatchSizing) -> Scheduler {
-    let Limits { max_tokens, max_logit_rows, kv_blocks } = limits();
+    let Limits { max_tokens, max_logit_rows, kv_blocks, .. } = limits();
     Scheduler::new(SchedulerConfig {
         max_running: 8,
         max_tokens,

@@ -41,7 +41,7 @@ impl<M: TensorSource> TensorSource for Counted<M> {
 fn every_ternary_matrix_is_unpacked_once() {
     for name in ["tiny", "bonsai-tiny"] {
         let source = Counted { model: Synthetic::named(name).unwrap(), asked: Mutex::default() };
-        let limits = Limits { max_tokens: 4, max_logit_rows: 1, kv_blocks: 1 };
+        let limits = Limits { max_tokens: 4, max_logit_rows: 1, kv_blocks: 1, state_slots: 0 };
         let cpu = Cpu::new(Isa::best(), 1).unwrap();
         Transformer::load(source.model.spec(), &source, cpu, limits, &mut |_, _| {}).unwrap();
         let ternary = |kind| matches!(kind, TensorKind::Ternary | TensorKind::Grouped);
@@ -59,7 +59,7 @@ fn every_ternary_matrix_is_unpacked_once() {
 fn a_caller_that_needs_all_logits_loads_no_copy_of_the_head() {
     let model = Synthetic::named("tiny").unwrap();
     let screened = |cpu: Cpu| {
-        let limits = Limits { max_tokens: 1, max_logit_rows: 1, kv_blocks: 1 };
+        let limits = Limits { max_tokens: 1, max_logit_rows: 1, kv_blocks: 1, state_slots: 0 };
         let mut model = Transformer::load(model.spec(), &model, cpu, limits, &mut |_, _| {}).unwrap();
         let (mut batch, mut logits) = (Batch::new(), Logits::default());
         batch.push(&[3], 0, &[0], 0..1);

@@ -22,7 +22,7 @@ fn panels(from: &Checkpoint, to: &Path) -> Checkpoint {
 }
 
 fn load<B: Backend>(spec: &ModelSpec, tensors: &dyn TensorSource, backend: B) -> Transformer<B> {
-    let limits = Limits { max_tokens: 24, max_logit_rows: 24, kv_blocks: 1 };
+    let limits = Limits { max_tokens: 24, max_logit_rows: 24, kv_blocks: 1, state_slots: 0 };
     Transformer::load(spec, tensors, backend, limits, &mut |_, _| {}).unwrap()
 }
 
@@ -206,7 +206,7 @@ fn damaged_panels_are_refused_by_name_on_every_backend() {
     ];
     for (edit, told) in cases {
         let model = opened(edit).unwrap();
-        let limits = Limits { max_tokens: 1, max_logit_rows: 1, kv_blocks: 1 };
+        let limits = Limits { max_tokens: 1, max_logit_rows: 1, kv_blocks: 1, state_slots: 0 };
         let cpu = Cpu::new(Isa::best(), 1).unwrap();
         let on_cpu = Transformer::load(&model.spec, &*model.tensors, cpu, limits, &mut |_, _| {}).err();
         let reference = Reference::default();

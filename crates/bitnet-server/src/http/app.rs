@@ -133,7 +133,11 @@ mod tests {
     const SOON: Duration = Duration::from_secs(20);
 
     fn app(max_queued_requests: usize) -> Arc<App> {
-        let model = HashModel::new(50, 100, Limits { max_tokens: 8, max_logit_rows: 8, kv_blocks: 8 });
+        let model = HashModel::new(
+            50,
+            100,
+            Limits { max_tokens: 8, max_logit_rows: 8, kv_blocks: 8, state_slots: 0 },
+        );
         let engine = EngineConfig { max_queued_requests, ..EngineConfig::default() };
         let checkpoint = Checkpoint::synthetic("hash", Synthetic::of(model.spec().clone()));
         let model = bitnet::Model::start(checkpoint, Box::new(model), engine).unwrap();

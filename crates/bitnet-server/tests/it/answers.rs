@@ -15,7 +15,7 @@ const CHAT: &str = "/v1/chat/completions";
 fn alone(prompt: &str, config: GenerationConfig) -> Vec<u32> {
     let checkpoint = Checkpoint::demo().unwrap();
     let cpu = Cpu::new(Isa::named("auto").unwrap(), 1).unwrap();
-    let limits = Limits { max_tokens: 64, max_logit_rows: 1, kv_blocks: 8 };
+    let limits = Limits { max_tokens: 64, max_logit_rows: 1, kv_blocks: 8, state_slots: 0 };
     let mut model =
         Transformer::load(&checkpoint.spec, &*checkpoint.tensors, cpu, limits, &mut |_, _| {}).unwrap();
     let ids = checkpoint.tokenizer.as_ref().unwrap().encode(prompt, true).unwrap();

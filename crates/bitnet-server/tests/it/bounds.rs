@@ -210,7 +210,7 @@ fn a_character_that_ends_in_the_token_of_a_stop_string_is_whole() {
         "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
         "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
     });
-    let limits = Limits { max_tokens: 64, max_logit_rows: 16, kv_blocks: 256 };
+    let limits = Limits { max_tokens: 64, max_logit_rows: 16, kv_blocks: 256, state_slots: 0 };
     let model = HashModel::new(4, CONTEXT, limits).with_hook(Box::new(half_characters));
     let mut checkpoint = bare("halves", &model);
     checkpoint.tokenizer = Some(Tokenizer::from_json(spelled.to_string().as_bytes()).unwrap());
@@ -289,7 +289,7 @@ fn the_prompts_of_a_request_run_all_or_not_at_all() {
 
 #[test]
 fn choices_that_would_wait_for_each_other_without_end_are_refused_by_their_bound() {
-    let limits = Limits { max_tokens: 64, max_logit_rows: 16, kv_blocks: 1 << 14 };
+    let limits = Limits { max_tokens: 64, max_logit_rows: 16, kv_blocks: 1 << 14, state_slots: 0 };
     let model = HashModel::new(VOCAB, 1 << 20, limits);
     let (engine, config) = (EngineConfig::default(), ServerConfig::default());
     let service = serve_weights(bare("hash", &model), Box::new(model), engine, config);

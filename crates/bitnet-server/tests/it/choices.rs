@@ -73,7 +73,7 @@ fn a_gap_is_filled_where_the_vocabulary_has_tokens_for_it_and_refused_elsewhere(
     let model = HashModel::new(
         tokenizer.vocab_size(),
         512,
-        Limits { max_tokens: 64, max_logit_rows: 16, kv_blocks: 64 },
+        Limits { max_tokens: 64, max_logit_rows: 16, kv_blocks: 64, state_slots: 0 },
     );
     let encode = |text: &str| tokenizer.encode(text, false).unwrap();
     let id = |token: &str| vec![tokenizer.token_id(token).unwrap()];

@@ -127,7 +127,7 @@ impl Model for Dying {
 
 #[test]
 fn after_a_fault_of_the_engine_requests_are_answered_or_ready_says_why_not() {
-    let limits = Limits { max_tokens: 64, max_logit_rows: 16, kv_blocks: 64 };
+    let limits = Limits { max_tokens: 64, max_logit_rows: 16, kv_blocks: 64, state_slots: 0 };
     let model = Box::new(Dying(HashModel::new(VOCAB, CONTEXT, limits)));
     let (engine, config) = (EngineConfig::default(), ServerConfig::default());
     let service = serve_weights(bare("dying", &*model), model, engine, config);

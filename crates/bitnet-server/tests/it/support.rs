@@ -319,7 +319,7 @@ pub fn demo_service(engine: EngineConfig, config: ServerConfig) -> Service {
 
 /// A service with the demo's weights, in little memory.
 pub fn demo_of(checkpoint: Checkpoint, engine: EngineConfig, config: ServerConfig) -> Service {
-    let limits = Limits { max_tokens: 64, max_logit_rows: 16, kv_blocks: 128 };
+    let limits = Limits { max_tokens: 64, max_logit_rows: 16, kv_blocks: 128, state_slots: 0 };
     let cpu = Cpu::new(Isa::named("auto").unwrap(), 1).unwrap();
     let model = Transformer::load(&checkpoint.spec, &*checkpoint.tensors, cpu, limits, &mut |_, _| {});
     serve_weights(checkpoint, Box::new(model.unwrap()), engine, config)
@@ -351,7 +351,7 @@ pub const CONTEXT: usize = 8192;
 
 /// An app whose model derives tokens from hashes instead of weights, for requests of token ids; `hook` sees every step.
 pub fn hashes(hook: Hook, engine: EngineConfig, config: ServerConfig) -> Arc<App> {
-    let limits = Limits { max_tokens: 64, max_logit_rows: 16, kv_blocks: 256 };
+    let limits = Limits { max_tokens: 64, max_logit_rows: 16, kv_blocks: 256, state_slots: 0 };
     let model: Box<dyn Model> = Box::new(HashModel::new(VOCAB, CONTEXT, limits).with_hook(hook));
     App::ready(serve_weights(bare("hash", &*model), model, engine, config))
 }

@@ -67,7 +67,7 @@ pub fn hooked(template: &str, hook: Hook) -> Server {
     let mut checkpoint = Checkpoint::demo().unwrap();
     checkpoint.chat = Some(ChatTemplate::new(template, "", "").unwrap());
     let vocab = tokenizer().vocab_size();
-    let limits = Limits { max_tokens: 64, max_logit_rows: 16, kv_blocks: 512 };
+    let limits = Limits { max_tokens: 64, max_logit_rows: 16, kv_blocks: 512, state_slots: 0 };
     let model = HashModel::new(vocab, 4096, limits).with_hook(hook);
     let (engine, config) = (EngineConfig::default(), ServerConfig::default());
     let service = serve_weights(checkpoint, Box::new(model), engine, config);

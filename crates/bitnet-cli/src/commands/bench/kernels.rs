@@ -202,8 +202,12 @@ impl<B: Inspect> Kernels<'_, B> {
     ) -> Result<(), CliError> {
         let (q, kv_width) = (self.spec.q_width(), self.spec.kv_width());
         let per = context.div_ceil(Batch::BLOCK_TOKENS);
-        let run =
-            |i: usize| Run { tokens: i * n..(i + 1) * n, start: context - n, blocks: i * per..(i + 1) * per };
+        let run = |i: usize| Run {
+            tokens: i * n..(i + 1) * n,
+            start: context - n,
+            blocks: i * per..(i + 1) * per,
+            state: 0,
+        };
         let runs: Vec<Run> = (0..sequences).map(run).collect();
         let blocks: Vec<u32> = (0..(sequences * per) as u32).collect();
         let shape =

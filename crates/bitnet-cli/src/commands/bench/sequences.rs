@@ -208,7 +208,7 @@ mod tests {
 
     #[test]
     fn a_batch_that_differs_from_its_members_alone_is_refused_with_its_first_token() {
-        let limits = Limits { max_tokens: 64, max_logit_rows: 8, kv_blocks: 8 };
+        let limits = Limits { max_tokens: 64, max_logit_rows: 8, kv_blocks: 8, state_slots: 0 };
         let compared = |model: HashModel| {
             let (mut model, bar) = (model, Progress::new("comparing", 1));
             let mut sequences = Sequences::new("m", &mut model, 64);

@@ -77,7 +77,7 @@ fn a_block_outside_the_cache_is_stopped_before_the_driver() {
     let kv = gpu.kv(KvShape { blocks: 2, kv_heads: 1, head_dim: 16 }).unwrap();
     let qkv = gpu.rows(1, 48, RowsKind::Between).unwrap();
     let mut out = gpu.rows(1, 16, RowsKind::Between).unwrap();
-    let run = Run { tokens: 0..1, start: 0, blocks: 0..1 };
+    let run = Run { tokens: 0..1, start: 0, blocks: 0..1, state: 0 };
     let _ = gpu.attention(Step { runs: &[run], blocks: &[2] }, &qkv, &kv, &mut out);
 }
 

@@ -145,7 +145,7 @@ fn a_sequence_that_grows_within_some_tiles_is_replayed() {
     let blocks: Vec<u32> = (0..12).collect();
     for (position, replays) in [(540, 0), (541, 1), (620, 2), (740, 3)] {
         for _ in 0..8 {
-            let run = Run { tokens: 0..1, start: position, blocks: 0..12 };
+            let run = Run { tokens: 0..1, start: position, blocks: 0..12, state: 0 };
             gpu.attention(Step { runs: &[run], blocks: &blocks }, &qkv, &kv, &mut out).unwrap();
         }
         gpu.finish().unwrap();
@@ -161,7 +161,7 @@ fn a_sequence_too_long_for_the_memory_of_its_parts_is_attended_in_one() {
     let qkv = gpu.rows(1, 3 * 128, RowsKind::Between).unwrap();
     let mut out = gpu.rows(1, 128, RowsKind::Between).unwrap();
     let blocks: Vec<u32> = (0..17).collect();
-    let run = Run { tokens: 0..1, start: 17 * BLOCK_TOKENS - 1, blocks: 0..17 };
+    let run = Run { tokens: 0..1, start: 17 * BLOCK_TOKENS - 1, blocks: 0..17, state: 0 };
     gpu.attention(Step { runs: &[run], blocks: &blocks }, &qkv, &kv, &mut out).unwrap();
     gpu.finish().unwrap();
     assert_eq!(gpu.counts().launches, 1, "nothing is merged");

@@ -101,7 +101,7 @@ pub fn normed_heads(simulator: Simulator) -> Bits {
     let mut qkv = gpu.rows(n, width, RowsKind::Between)?;
     gpu.write_rows(&mut qkv, &wave(n * width, 0.37))?;
     let (queries, keys) = (norm(&mut gpu, head_dim, 0.11)?, norm(&mut gpu, head_dim, 0.23)?);
-    let runs = [Run { tokens: 0..n, start: 0, blocks: 0..1 }];
+    let runs = [Run { tokens: 0..n, start: 0, blocks: 0..1, state: 0 }];
     gpu.rope_store(Step { runs: &runs, blocks: &[0] }, &rope, Some([&queries, &keys]), &mut qkv, &mut kv)?;
     Ok(bits(&gpu.read_rows(&qkv, n)?))
 }
@@ -158,7 +158,7 @@ pub fn turned_and_copied(simulator: Simulator) -> Bits {
     let mut values = wave(n * width, 0.37);
     values[3 * width - 1] = f32::INFINITY;
     gpu.write_rows(&mut qkv, &values)?;
-    let runs = [Run { tokens: 0..n, start: 0, blocks: 0..2 }];
+    let runs = [Run { tokens: 0..n, start: 0, blocks: 0..2, state: 0 }];
     gpu.rope_store(Step { runs: &runs, blocks: &[2, 1] }, &rope, None, &mut qkv, &mut kv)?;
     gpu.copy_block(&mut kv, 2, 3)?;
     let mut out = gpu.rows(n, heads * head_dim, RowsKind::Between)?;
