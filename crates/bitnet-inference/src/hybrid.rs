@@ -47,7 +47,7 @@ fn time<B: Inspect>(backend: &mut B, [m, k, n]: [usize; 3]) -> Result<f64, Kerne
     for run in 0..4 {
         let begun = Instant::now();
         backend.write(&mut x, &values)?;
-        backend.norm_quantize(m, &x, [None, None], &mut quants)?;
+        backend.norm_quantize(m, &x, [None, None], None, &mut quants)?;
         backend.bit_linear(m, &quants, &weights, &mut y, 0, None)?;
         let read = backend.read(&y, m)?;
         if run > 0 {

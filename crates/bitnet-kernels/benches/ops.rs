@@ -2,14 +2,15 @@
 //!
 //! Prints one JSON object with a row per measurement: the median, minimum and maximum of runs that take turns with a
 //! register loop of the same products. `cargo xtask bench` runs it. Names of parts (`products`, `grouped`, `head`,
-//! `attention`) select those; `--threads N` and `--isa NAME` set threads and instruction set.
+//! `attention`, `delta`, `rotation`) select those; `--threads N` and `--isa NAME` set threads and instruction set.
 
 #![allow(clippy::print_stdout, reason = "a benchmark reports")]
 
 use std::time::Instant;
 
 use bitnet_kernels::{
-    BLOCK_TOKENS, Backend, Cpu, Grouping, Inspect, Isa, KvShape, RowOrder, RowsKind, Run, Step, Wanted,
+    BLOCK_TOKENS, Backend, Cpu, DeltaShape, DeltaWeights, Grouping, Inspect, Isa, KvShape, Rotate, RowOrder,
+    RowsKind, Run, Step, Wanted, memory_bandwidth,
 };
 use bitnet_tensor::{BitNetTensor, DType, GroupedTensor, SharedBytes, TernaryTensor};
 use half::f16;
@@ -47,6 +48,12 @@ fn main() {
     }
     if wanted("attention") {
         rows.extend(attention(&mut cpu));
+    }
+    if wanted("delta") {
+        rows.extend(delta(&mut cpu, threads));
+    }
+    if wanted("rotation") {
+        rows.extend(rotation(&mut cpu));
     }
     println!("{}", json!({ "threads": threads, "isa": isa.name(), "rows": rows }));
 }
@@ -91,7 +98,7 @@ fn product(cpu: &mut Cpu, tokens: usize, rows: usize, cols: usize) -> Value {
     let values: Vec<f32> = (0..tokens * cols).map(|i| (i * 31 % 255) as f32 - 127.0).collect();
     cpu.write(&mut x, &values).unwrap();
     let mut q = cpu.quants(tokens, cols, Grouping::Row).unwrap();
-    cpu.norm_quantize(tokens, &x, [None, None], &mut q).unwrap();
+    cpu.norm_quantize(tokens, &x, [None, None], None, &mut q).unwrap();
     let mut out = cpu.rows(tokens, rows, RowsKind::Between).unwrap();
     let made = (tokens * rows * cols) as f64;
     let row = turns(cpu, made, |cpu| cpu.bit_linear(tokens, &q, &weights, &mut out, 0, None).unwrap());
@@ -138,7 +145,7 @@ fn beside(cpu: &mut Cpu, tokens: usize, [rows, cols]: [usize; 2], group: usize) 
     cpu.write(&mut x, &values).unwrap();
     let inputs = [Grouping::Row, Grouping::Groups].map(|grouping| {
         let mut q = cpu.quants(tokens, cols, grouping).unwrap();
-        cpu.norm_quantize(tokens, &x, [None, None], &mut q).unwrap();
+        cpu.norm_quantize(tokens, &x, [None, None], None, &mut q).unwrap();
         q
     });
     let mut out = cpu.rows(tokens, rows, RowsKind::Between).unwrap();
@@ -213,6 +220,94 @@ fn attend(cpu: &mut Cpu, head_dim: usize, keys: usize) -> Value {
     let step = Step { runs: &runs, blocks: &table };
     let row = turns(cpu, made, |cpu| cpu.attention(step, &qkv, &kv, &mut out).unwrap());
     with(row, json!({ "op": "attention", "keys": keys, "head_dim": head_dim }))
+}
+
+/// Computes gated-delta layers of a model with 27 billion weights: single tokens of some sequences, and a prompt. Enough
+/// layers take turns that their states exceed the caches.
+fn delta(cpu: &mut Cpu, threads: usize) -> Vec<Value> {
+    let shape = DeltaShape { key_heads: 16, value_heads: 48, head_dim: 128, taps: 4 };
+    let conv: Vec<f32> = (0..shape.channels() * shape.taps).map(|i| (i % 7) as f32 / 7.0 - 0.4).collect();
+    let (heads, norm) = (vec![-0.1; shape.value_heads], vec![1.0; shape.head_dim]);
+    let weights = DeltaWeights { conv: &conv, a: &heads, dt_bias: &heads, norm: &norm, eps: 1e-6 };
+    let layer = cpu.delta(shape, &weights).unwrap();
+    let (layers, most) = (48, 512);
+    let mut states: Vec<_> = (0..layers).map(|_| cpu.state(shape, 8).unwrap()).collect();
+    let mut x = cpu.rows(most, shape.columns(), RowsKind::Between).unwrap();
+    let values: Vec<f32> = (0..most * shape.columns()).map(|i| (i * 31 % 255) as f32 / 127.0 - 1.0).collect();
+    cpu.write(&mut x, &values).unwrap();
+    let mut out = cpu.rows(most, shape.value_width(), RowsKind::Between).unwrap();
+    let bandwidth = 1e9 * memory_bandwidth(threads, None).expect("memory to measure with");
+    let mut measure = |sequences: usize, tokens: usize| {
+        let run = |i: usize| Run {
+            tokens: i * tokens..(i + 1) * tokens,
+            start: if tokens > 1 { 0 } else { 1 },
+            blocks: 0..0,
+            state: i as u32,
+        };
+        let runs: Vec<Run> = (0..sequences).map(run).collect();
+        let step = Step { runs: &runs, blocks: &[] };
+        let mut one = |cpu: &mut Cpu, i: usize| {
+            cpu.gated_delta(step, &x, &layer, &mut states[i % layers], &mut out).unwrap();
+        };
+        // Maps the pages of all states.
+        (0..layers).for_each(|i| one(cpu, i));
+        let mut next = 0;
+        let seconds = median(cpu, |cpu| {
+            next += 1;
+            one(cpu, next);
+        });
+        // A state is read and written.
+        let bytes = (2 * 4 * sequences * shape.state_len()) as f64;
+        let values = (sequences * tokens * shape.value_heads * shape.head_dim * shape.head_dim) as f64;
+        json!({
+            "op": "delta", "sequences": sequences, "tokens": tokens,
+            "microseconds": 1e6 * seconds,
+            "microseconds_a_token": 1e6 * seconds / (sequences * tokens) as f64,
+            "state_gb_s": bytes / seconds / 1e9,
+            "part_of_read_bandwidth": bytes / seconds / bandwidth,
+            "giga_operations_s": 4.0 * values / seconds / 1e9,
+        })
+    };
+    [(1, 1), (8, 1), (1, 16), (1, 512)].map(|(sequences, tokens)| measure(sequences, tokens)).into()
+}
+
+/// Quantises a prompt's rows of the widths of the same model, without and with a transform of blocks of 1,024.
+fn rotation(cpu: &mut Cpu) -> Vec<Value> {
+    let mut rows = Vec::new();
+    for (width, grouped) in [(5120, None), (6144, Some((16, 3))), (17_408, None)] {
+        let (tokens, signs) = (512, vec![-1; width]);
+        let rotate = Rotate { block: 1024, signs: Some(&signs), grouped };
+        let turned = cpu.rotation(width, &rotate).unwrap();
+        let mut x = cpu.rows(tokens, width, RowsKind::Between).unwrap();
+        let values: Vec<f32> = (0..tokens * width).map(|i| (i * 31 % 255) as f32 - 127.0).collect();
+        cpu.write(&mut x, &values).unwrap();
+        let mut q = cpu.quants(tokens, width, Grouping::Groups).unwrap();
+        let [plain, with] = [None, Some(&turned)].map(|rotation| {
+            median(cpu, |cpu| cpu.norm_quantize(tokens, &x, [None, None], rotation, &mut q).unwrap())
+        });
+        rows.push(json!({
+            "op": "rotation", "tokens": tokens, "cols": width,
+            "microseconds_a_token": 1e6 * with / tokens as f64,
+            "microseconds_a_token_without": 1e6 * plain / tokens as f64,
+        }));
+    }
+    rows
+}
+
+/// Median seconds of `op`.
+fn median(cpu: &mut Cpu, mut op: impl FnMut(&mut Cpu)) -> f64 {
+    op(cpu);
+    let mut seconds = Vec::new();
+    for _ in 0..TURNS {
+        let (begun, mut runs) = (Instant::now(), 0);
+        while runs == 0 || begun.elapsed().as_secs_f64() < TURN {
+            op(cpu);
+            runs += 1;
+        }
+        seconds.push(begun.elapsed().as_secs_f64() / f64::from(runs));
+    }
+    seconds.sort_by(f64::total_cmp);
+    seconds[TURNS / 2]
 }
 
 /// Measures `op`, which computes `made` products, in turns with the register loop.

@@ -1,8 +1,8 @@
 use bitnet_tensor::{BitNetTensor, GroupedTensor, TernaryTensor};
 
 use crate::{
-    Drawn, Gate, GroupedPanels, Grouping, HeadNorms, KernelError, KvShape, Norm, Norms, Panels, RowOrder,
-    RowsKind, Screen, Step, Wanted, gpu::Counts,
+    DeltaShape, DeltaWeights, Drawn, Gate, GroupedPanels, Grouping, HeadNorms, KernelError, KvShape, Norm,
+    Norms, Panels, Rotate, RowOrder, RowsKind, Screen, Step, Wanted, gpu::Counts,
 };
 
 /// Describes what a backend runs on, for display and records.
@@ -107,10 +107,16 @@ pub trait Backend: Send {
     type Table: Send;
     /// The gain of a norm, `[width]` f32.
     type Gain: Send;
-    /// Cosines and sines of the rotary embedding, `[positions][head_dim / 2]` each.
+    /// Cosines and sines of the rotary embedding, `[positions][width / 2]` each.
     type Rope: Send;
     /// Keys and values of one layer, in blocks of [`crate::BLOCK_TOKENS`] tokens.
     type Kv: Send;
+    /// The dense parameters of a gated-delta layer.
+    type Delta: Send;
+    /// The recurrent states of one gated-delta layer, in slots: one for each sequence.
+    type State: Send;
+    /// A Walsh-Hadamard transform with signs.
+    type Rotation: Send;
 
     /// Whether panels and [`Backend::screen`] use the bytes of a file in place.
     const READS_PANELS: bool = false;
@@ -135,10 +141,23 @@ pub trait Backend: Send {
     fn table<'a>(&mut self, weights: impl Into<TableWeights<'a>>) -> Result<Self::Table, KernelError>;
     /// Takes the gain of a norm.
     fn gain(&mut self, gain: &[f32]) -> Result<Self::Gain, KernelError>;
-    /// Takes the cosines and sines of the rotary embedding, `[positions][head_dim / 2]` each.
-    fn rope(&mut self, cos: &[f32], sin: &[f32], head_dim: usize) -> Result<Self::Rope, KernelError>;
+    /// Takes the cosines and sines of the rotary embedding of the first `width` dimensions of a head,
+    /// `[positions][width / 2]` each.
+    fn rope(&mut self, cos: &[f32], sin: &[f32], width: usize) -> Result<Self::Rope, KernelError>;
     /// Makes an empty cache.
     fn kv(&mut self, shape: KvShape) -> Result<Self::Kv, KernelError>;
+    /// Takes the dense parameters of a gated-delta layer.
+    fn delta(&mut self, shape: DeltaShape, weights: &DeltaWeights<'_>) -> Result<Self::Delta, KernelError>;
+    /// Makes `slots` recurrent states for one layer.
+    fn state(&mut self, shape: DeltaShape, slots: usize) -> Result<Self::State, KernelError>;
+    /// Takes a transform of rows of `width` columns.
+    fn rotation(&mut self, width: usize, rotate: &Rotate<'_>) -> Result<Self::Rotation, KernelError>;
+    /// Declares that a ternary table contains a transform: [`Backend::embed`] undoes it, and [`Backend::logits`] applies
+    /// it to its input.
+    ///
+    /// # Panics
+    /// If the table is dense.
+    fn rotate_table(&mut self, table: &mut Self::Table, rotation: Self::Rotation);
 
     /// Sets row `i` of `out` to row `tokens[i]` of `table`, times `factor`.
     fn embed(
@@ -149,13 +168,14 @@ pub trait Backend: Send {
         out: &mut Self::Rows,
     ) -> Result<(), KernelError>;
 
-    /// Applies `norms` to each row in turn, then quantises it to int8 ([`bitnet_tensor::quant`]) with the grouping of
-    /// `out`.
+    /// Applies `norms` to each row in turn, then `rotation`, and quantises the result to int8
+    /// ([`bitnet_tensor::quant`]) with the grouping of `out`.
     fn norm_quantize(
         &mut self,
         n: usize,
         x: &Self::Rows,
         norms: Norms<'_, Self::Gain>,
+        rotation: Option<&Self::Rotation>,
         out: &mut Self::Quants,
     ) -> Result<(), KernelError>;
 
@@ -175,11 +195,13 @@ pub trait Backend: Send {
     /// Normalises query and key heads if `norms` are given, rotates them by their positions, and stores keys and
     /// values.
     ///
-    /// `qkv` is `[n][heads * head_dim | kv_heads * head_dim | kv_heads * head_dim]`. Queries are rotated in place:
-    /// dimension `i` with `i + head_dim / 2`, `x' = x cos - y sin`, `y' = y cos + x sin`.
+    /// `qkv` is `[n][heads * head_dim | kv_heads * head_dim | kv_heads * head_dim | ..]`; further columns are left alone.
+    /// Queries are rotated in place: with the width `w` of `rope`, dimension `i` with `i + w / 2`, `x' = x cos - y sin`,
+    /// `y' = y cos + x sin`; dimensions after the first `w` stay as they are.
     fn rope_store(
         &mut self,
         step: Step<'_>,
+        heads: usize,
         rope: &Self::Rope,
         norms: HeadNorms<'_, Self::Gain>,
         qkv: &mut Self::Rows,
@@ -188,7 +210,8 @@ pub trait Backend: Send {
 
     /// Computes causal attention: every token attends to the positions of its sequence up to and including its own.
     ///
-    /// Reads the queries from `qkv` (as [`Backend::rope_store`] left them) and writes `[n][heads * head_dim]`.
+    /// Reads the queries from the first columns of `qkv` (as [`Backend::rope_store`] left them) and writes
+    /// `[n][heads * head_dim]`, the width of `out`.
     fn attention(
         &mut self,
         step: Step<'_>,
@@ -204,6 +227,7 @@ pub trait Backend: Send {
         gate_up: &Self::Rows,
         gate: Gate,
         norms: Norms<'_, Self::Gain>,
+        rotation: Option<&Self::Rotation>,
         out: &mut Self::Quants,
     ) -> Result<(), KernelError>;
 
@@ -218,11 +242,12 @@ pub trait Backend: Send {
         w: &Self::Linear,
         gate: Gate,
         norms: Norms<'_, Self::Gain>,
+        rotation: Option<&Self::Rotation>,
         gate_up: &mut Self::Rows,
         out: &mut Self::Quants,
     ) -> Result<(), KernelError> {
         self.bit_linear(n, x, w, gate_up, 0, None)?;
-        self.gate_quantize(n, gate_up, gate, norms, out)
+        self.gate_quantize(n, gate_up, gate, norms, rotation, out)
     }
 
     /// [`Backend::bit_linear`] with a matrix in [`RowOrder::Rope`], then [`Backend::rope_store`].
@@ -234,14 +259,52 @@ pub trait Backend: Send {
         step: Step<'_>,
         x: &Self::Quants,
         w: &Self::Linear,
+        heads: usize,
         rope: &Self::Rope,
         norms: HeadNorms<'_, Self::Gain>,
         qkv: &mut Self::Rows,
         kv: &mut Self::Kv,
     ) -> Result<(), KernelError> {
         self.bit_linear(step.tokens(), x, w, qkv, 0, None)?;
-        self.rope_store(step, rope, norms, qkv, kv)
+        self.rope_store(step, heads, rope, norms, qkv, kv)
     }
+
+    /// Computes a gated-delta layer between its projections: convolution, norms of queries and keys, the delta rule, the
+    /// norm of each head's output, and the output gate ([`crate::order`] has the formulas).
+    ///
+    /// `x` has the columns that [`DeltaShape`] describes, `out` is `[n][value_width]`. Every run reads its slot of `state`
+    /// and leaves there the state after its last token; no two runs may share a slot.
+    fn gated_delta(
+        &mut self,
+        step: Step<'_>,
+        x: &Self::Rows,
+        w: &Self::Delta,
+        state: &mut Self::State,
+        out: &mut Self::Rows,
+    ) -> Result<(), KernelError>;
+
+    /// Copies slot `from` to slot `to`.
+    fn copy_state(&mut self, state: &mut Self::State, from: u32, to: u32) -> Result<(), KernelError>;
+
+    /// Multiplies `out[t][i]` by `sigmoid(x[t][column + i])`, for every column of `out`.
+    fn sigmoid_gate(
+        &mut self,
+        n: usize,
+        x: &Self::Rows,
+        column: usize,
+        out: &mut Self::Rows,
+    ) -> Result<(), KernelError>;
+
+    /// Computes `out[t][column + r] = sum_k norm(x[t])[k] * w[r][k]` in floats, for all rows `r` of a dense table.
+    fn dense(
+        &mut self,
+        n: usize,
+        x: &Self::Rows,
+        norm: &Norm<Self::Gain>,
+        w: &Self::Table,
+        out: &mut Self::Rows,
+        column: usize,
+    ) -> Result<(), KernelError>;
 
     /// Sets row `i` of `out` to row `rows[i]` of `x`, normalised by `norm`.
     fn norm_rows(
@@ -253,7 +316,7 @@ pub trait Backend: Send {
     ) -> Result<(), KernelError>;
 
     /// Computes `logits[t][v] = sum_k x[t][k] * table[v][k]`, or as many logits of row `t` as `wanted[t]` needs. If the
-    /// table is ternary, `x` is quantised first.
+    /// table is ternary, `x` is quantised first, after the transform that the table contains.
     ///
     /// A backend that can draw a token stores it in `drawn` for each row that wants one; the logits of that row are
     /// then undefined. Others compute the logits that can decide the draw.

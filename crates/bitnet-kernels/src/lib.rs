@@ -17,7 +17,7 @@
 //!
 //! let (mut x, mut x_i8) = (cpu.rows(1, 4, RowsKind::Residual)?, cpu.quants(1, 4, Grouping::Row)?);
 //! cpu.write(&mut x, &[127.0, 0.0, -127.0, 64.0])?;
-//! cpu.norm_quantize(1, &x, [None, None], &mut x_i8)?;
+//! cpu.norm_quantize(1, &x, [None, None], None, &mut x_i8)?;
 //!
 //! let mut y = cpu.rows(1, 2, RowsKind::Residual)?;
 //! cpu.bit_linear(1, &x_i8, &weights, &mut y, 0, None)?;
@@ -59,7 +59,9 @@ pub use draw::{Drawn, SamplingParams, Wanted};
 pub use error::KernelError;
 pub use heap::trim_heap;
 pub use kv::{BLOCK_TOKENS, KvShape, KvType};
-pub use operation::{Gate, Grouping, HeadNorms, Norm, Norms, RowOrder, RowsKind, Run, Step};
+pub use operation::{
+    DeltaShape, DeltaWeights, Gate, Grouping, HeadNorms, Norm, Norms, Rotate, RowOrder, RowsKind, Run, Step,
+};
 pub use reference::Reference;
 #[cfg(windows)]
 pub use windows::{windows_memory, windows_peak_memory};

@@ -11,7 +11,8 @@ pub struct Run {
     pub start: usize,
     /// Part of the step's list of blocks that is the sequence's block table.
     pub blocks: Range<usize>,
-    /// Slot with the recurrent state of the sequence; without meaning in a model that has none.
+    /// Slot with the recurrent state of the sequence; without meaning in a model that has none. A run that starts at
+    /// position 0 begins with zeros, whatever the slot holds.
     pub state: u32,
 }
 
@@ -86,4 +87,90 @@ pub enum RowOrder {
         /// Width of a head.
         head_dim: usize,
     },
+}
+
+/// Sizes of a gated-delta layer: a short convolution over time, then a state for each value head that forgets and learns
+/// with every token.
+///
+/// Its input has the columns `[queries | keys | values | output gates | decays | rates]`, with `key_width`,
+/// `key_width`, `value_width`, `value_width`, `value_heads` and `value_heads` of them. Value head `j` reads key head
+/// `j % key_heads`: the *tiled* order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeltaShape {
+    /// Heads of queries and of keys.
+    pub key_heads: usize,
+    /// Heads of values, each with a state; a multiple of `key_heads`.
+    pub value_heads: usize,
+    /// Width of every head, of keys and of values.
+    pub head_dim: usize,
+    /// Tokens under the convolution, including the present one.
+    pub taps: usize,
+}
+
+impl DeltaShape {
+    /// Columns of all queries, equal to those of all keys.
+    pub fn key_width(&self) -> usize {
+        self.key_heads * self.head_dim
+    }
+
+    /// Columns of all values, equal to those of the output gates and of the layer's output.
+    pub fn value_width(&self) -> usize {
+        self.value_heads * self.head_dim
+    }
+
+    /// Columns under the convolution: queries, keys and values.
+    pub fn channels(&self) -> usize {
+        2 * self.key_width() + self.value_width()
+    }
+
+    /// Columns of the layer's input.
+    pub fn columns(&self) -> usize {
+        self.channels() + self.value_width() + 2 * self.value_heads
+    }
+
+    /// Floats in a slot on the CPU: a state of `[head_dim values][head_dim keys]` for every value head, and the inputs of
+    /// the convolution that the next token needs. Values and channels are padded to whole vectors.
+    pub fn state_len(&self) -> usize {
+        self.value_heads * self.head_len() + self.window_len()
+    }
+
+    /// Floats of one head's state on the CPU.
+    pub(crate) fn head_len(&self) -> usize {
+        self.head_dim.next_multiple_of(16) * self.head_dim
+    }
+
+    /// Floats of the convolution's past inputs on the CPU.
+    pub(crate) fn window_len(&self) -> usize {
+        (self.taps - 1) * self.channels().next_multiple_of(16)
+    }
+}
+
+/// Dense parameters of a gated-delta layer. Value heads and their columns are in tiled order.
+#[derive(Debug, Clone, Copy)]
+pub struct DeltaWeights<'a> {
+    /// Factors of the convolution, `[channels][taps]`; the last tap is the present token.
+    pub conv: &'a [f32],
+    /// Factor of each value head's decay, `-exp(A_log)`.
+    pub a: &'a [f32],
+    /// Added to each value head's decay.
+    pub dt_bias: &'a [f32],
+    /// Gain of the norm of each head's output, `[head_dim]`.
+    pub norm: &'a [f32],
+    /// Added to the mean square of that norm.
+    pub eps: f32,
+}
+
+/// A Walsh-Hadamard transform with signs, which the weights of a matrix already contain on their side.
+///
+/// The input of such a matrix is permuted, multiplied by the signs, and transformed, in this order, before it is
+/// quantised. The rows of such a table are transformed and then multiplied by the signs.
+#[derive(Debug, Clone, Copy)]
+pub struct Rotate<'a> {
+    /// Columns that are transformed together: a power of two that divides the width.
+    pub block: usize,
+    /// `1` or `-1` for every column; `None` stands for `1` everywhere.
+    pub signs: Option<&'a [i8]>,
+    /// Key heads, and value heads per key head, if columns must first be brought from the tiled to the *grouped* order of
+    /// value heads, in which those that read the same key head are neighbours.
+    pub grouped: Option<(usize, usize)>,
 }

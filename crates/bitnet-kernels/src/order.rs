@@ -14,7 +14,23 @@
 //! - **BitLinear**: the exact integer as f32, divided by the activation's multiplier, times the weight's scale. If
 //!   added to a residual, it is first multiplied by the factor; a factor of 1 changes no bit.
 //! - **BitLinear with groups**: see [`grouped`]. Adding to a residual is as above.
-//! - **Embedding**: the value of the row (if ternary, the scale times the code's value), then times the factor.
+//! - **Embedding**: the value of the row (if ternary, the scale times the code's value), if the table contains a transform
+//!   then the transform and the signs, then times the factor.
+//! - **Walsh-Hadamard transform** of a block of `B` values: `(a, b)` becomes `(a + b, a - b)` for values 1 apart, then 2, 4
+//!   and so on to `B / 2`; then every value is multiplied by `1 / sqrt(B)`, rounded to f32 once. Signs are a
+//!   multiplication of their own, before the transform (after it, for the rows of a table).
+//! - **Gated delta rule**, token by token for prompts, chunks and single tokens alike, so that nothing depends on where a
+//!   sequence is cut. With `dot` the dense dot product above:
+//!   - Convolution: `s = fma(conv[c][j], u[t - taps + 1 + j], s)` from 0, oldest token first; tokens before the start are
+//!     left out. Then `s / (1 + exp(-s))`.
+//!   - Queries and keys: `x * r` with `r = 1 / sqrt(dot(x, x) + `[`L2_EPS`]`)`; for queries `r` is first multiplied by
+//!     `1 / sqrt(head_dim)`, rounded to f32.
+//!   - Decay and rate of a value head: `g = exp(a * softplus(x + dt_bias))` ([`softplus`]), `beta = `[`sigmoid`]`(b)`.
+//!   - State `S` of a value head, one row for each value `i`: `d = beta * (v[i] - g * sum_k S[i][k] * key[k])`,
+//!     `S[i][k] = fma(d, key[k], g * S[i][k])`, `o[i] = sum_k S[i][k] * query[k]`. Both sums have [`DELTA_PARTIALS`]
+//!     partials over `k`, as sums along a row have.
+//!   - Output: the RMSNorm of each head as for query and key heads, then times `z / (1 + exp(-z))`.
+//! - **Gate of attention**: the value times [`sigmoid`] of the gate.
 
 use std::ops::Add;
 
@@ -23,6 +39,12 @@ pub const SEGMENT: usize = 256;
 
 /// Number of partial sums for the squares of a row.
 pub const SQUARES: usize = 256;
+
+/// Number of partial sums for the products of a row of a delta state with a key or query.
+pub const DELTA_PARTIALS: usize = 4;
+
+/// Added to the sum of squares of a delta layer's query or key.
+pub const L2_EPS: f32 = 1e-6;
 
 /// Adds one group to the total of a row, in ascending order of columns: `sum` is the group's exact integer,
 /// `activation` and `weight` are its scales.
@@ -67,6 +89,29 @@ pub fn exp(x: f32) -> f32 {
     y * f32::from_bits(((n as i32 + 127) << 23) as u32)
 }
 
+/// Polynomial for `(ln((1 + s) / (1 - s)) - 2s) / s^3` in `s^2` for `s` up to 1/3, highest power first.
+pub(crate) const LN_POLY: [f32; 6] = [2.0 / 13.0, 2.0 / 11.0, 2.0 / 9.0, 2.0 / 7.0, 2.0 / 5.0, 2.0 / 3.0];
+
+/// Returns `ln(1 + x)` for `x` in 0..=1, within 2 units in the last place; NaN stays NaN.
+pub fn ln_1p(x: f32) -> f32 {
+    // ln(1 + x) = ln((1 + s) / (1 - s))
+    let s = x / (2.0 + x);
+    let z = s * s;
+    let p = LN_POLY[1..].iter().fold(LN_POLY[0], |p, &c| p.mul_add(z, c));
+    (s * z).mul_add(p, s + s)
+}
+
+/// Returns `ln(1 + e^x)` as `max(x, 0) + ln(1 + e^-|x|)`; NaN stays NaN.
+pub fn softplus(x: f32) -> f32 {
+    let (positive, negative) = (if 0.0 > x { 0.0 } else { x }, if x < -x { x } else { -x });
+    positive + ln_1p(exp(negative))
+}
+
+/// Returns `1 / (1 + e^-x)`; NaN stays NaN.
+pub fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + exp(-x))
+}
+
 /// Merges the running maximum of an attention row with that of its next segment.
 ///
 /// Returns the new maximum, and the factors by which to scale the running sum and values and those of the segment.
@@ -92,6 +137,32 @@ mod tests {
         assert!(exp(f32::NAN).is_nan());
         assert_eq!(exp(-1e30), exp(-87.0));
         assert!(exp(f32::INFINITY).is_finite());
+    }
+
+    #[test]
+    fn ln_1p_is_within_two_units_in_the_last_place() {
+        let tiny = (0..1000).map(|i| 1e-37 * 1.08f32.powi(i));
+        let worst = (0..=2_000_000)
+            .map(|i| i as f32 / 2e6)
+            .chain(tiny.filter(|&x| x <= 1.0))
+            .map(|x| ln_1p(x).to_bits().abs_diff((f64::from(x).ln_1p() as f32).to_bits()))
+            .max();
+        assert!(worst <= Some(2), "{worst:?} units");
+        assert!(ln_1p(f32::NAN).is_nan());
+    }
+
+    #[test]
+    fn softplus_and_sigmoid_are_close_to_exact_everywhere() {
+        for i in -10_000..=10_000 {
+            let x = i as f32 / 100.0;
+            let wide = f64::from(x);
+            let (plus, one) = (wide.max(0.0) + (-wide.abs()).exp().ln_1p(), 1.0 / (1.0 + (-wide).exp()));
+            // Below -87, `exp` stops at its smallest value.
+            assert!((f64::from(softplus(x)) - plus).abs() <= 4e-7 * plus + 2e-38, "softplus({x})");
+            assert!((f64::from(sigmoid(x)) - one).abs() <= 4e-7 * one + 1e-38, "sigmoid({x})");
+        }
+        assert!(softplus(f32::NAN).is_nan() && sigmoid(f32::NAN).is_nan());
+        assert_eq!(softplus(f32::INFINITY), f32::INFINITY);
     }
 
     #[test]

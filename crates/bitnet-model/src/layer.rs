@@ -10,6 +10,8 @@ use crate::{
 pub(crate) struct Layer<B: Backend> {
     /// Queries, keys and values of the normed residual.
     qkv: Projection<B>,
+    /// Query heads.
+    heads: usize,
     /// Norms of query heads and of key heads, if the model has them.
     head_norms: Option<[Norm<B::Gain>; 2]>,
     /// From all query heads back to the residual.
@@ -60,6 +62,7 @@ impl<B: Backend> Layer<B> {
         Ok(Layer {
             head_norms,
             qkv: projection(Some(Part::InputNorm), names::QKV, RowOrder::Rope { head_dim: spec.head_dim })?,
+            heads: spec.heads,
             output: projection(sub(Part::AttentionSubNorm), names::OUTPUT, RowOrder::Plain)?,
             gate_up: projection(Some(Part::FfnNorm), names::GATE_UP, RowOrder::GateUp)?,
             down: projection(sub(Part::FfnSubNorm), names::DOWN, RowOrder::Plain)?,
@@ -80,11 +83,11 @@ impl<B: Backend> Layer<B> {
     ) -> Result<(), KernelError> {
         let (n, norms) = (step.tokens(), self.head_norms.as_ref().map(|[q, k]| [q, k]));
         if let [stacked] = &self.qkv.matrices[..] {
-            b.norm_quantize(n, x, self.qkv.norms(), q)?;
-            return b.bit_linear_rope_store(step, q, &stacked.weights, rope, norms, qkv, kv);
+            b.norm_quantize(n, x, self.qkv.norms(), None, q)?;
+            return b.bit_linear_rope_store(step, q, &stacked.weights, self.heads, rope, norms, qkv, kv);
         }
         self.qkv.apply(b, n, x, q, qkv)?;
-        b.rope_store(step, rope, norms, qkv, kv)
+        b.rope_store(step, self.heads, rope, norms, qkv, kv)
     }
 }
 
@@ -128,12 +131,12 @@ impl<B: Backend> Projection<B> {
         out: &mut B::Quants,
     ) -> Result<(), KernelError> {
         if let [stacked] = &self.matrices[..] {
-            b.norm_quantize(n, x, self.norms(), q)?;
+            b.norm_quantize(n, x, self.norms(), None, q)?;
             let w = &stacked.weights;
-            return b.bit_linear_gate_quantize(n, q, w, gate, down.norms(), gate_up, out);
+            return b.bit_linear_gate_quantize(n, q, w, gate, down.norms(), None, gate_up, out);
         }
         self.apply(b, n, x, q, gate_up)?;
-        b.gate_quantize(n, gate_up, gate, down.norms(), out)
+        b.gate_quantize(n, gate_up, gate, down.norms(), None, out)
     }
 
     /// `out = W x`; each matrix writes its own columns.
@@ -146,7 +149,7 @@ impl<B: Backend> Projection<B> {
         out: &mut B::Rows,
     ) -> Result<(), KernelError> {
         for matrix in &self.matrices {
-            b.norm_quantize(n, x, matrix.norms(&self.norm), q)?;
+            b.norm_quantize(n, x, matrix.norms(&self.norm), None, q)?;
             b.bit_linear(n, q, &matrix.weights, out, matrix.column, None)?;
         }
         Ok(())
@@ -162,7 +165,7 @@ impl<B: Backend> Projection<B> {
         factor: f32,
         out: &mut B::Rows,
     ) -> Result<(), KernelError> {
-        b.norm_quantize(n, x, self.norms(), q)?;
+        b.norm_quantize(n, x, self.norms(), None, q)?;
         self.add_quantized(b, n, q, factor, out)
     }
 

@@ -12,6 +12,7 @@ use crate::{
         generic::{
             self,
             dense::{self, DenseLogits, Settle},
+            rotate::Rotation,
             screen::{Bounds, CopyRows, Split},
             ternary::Output,
         },
@@ -43,7 +44,9 @@ impl Cpu {
     ) -> Result<(), KernelError> {
         assert!(wanted.len() <= x.rows, "the rows must fit their buffers");
         let (weights, screen) = match table {
-            Table::Ternary(weights) => return self.ternary_logits(wanted.len(), x, weights, logits),
+            Table::Ternary { weights, rotation } => {
+                return self.ternary_logits(wanted.len(), x, (weights, rotation.as_ref()), logits);
+            }
             Table::Dense { weights, screen } => (weights, screen.as_ref()),
         };
         let mut s = mem::take(&mut self.screening);
@@ -94,12 +97,12 @@ impl Cpu {
         self.whole_logits(&s.whole, x, table, logits)
     }
 
-    /// Quantises the first `n` rows and computes all their logits with a ternary table.
+    /// Quantises the first `n` rows and computes all their logits with a ternary table and the transform that it contains.
     fn ternary_logits(
         &mut self,
         n: usize,
         x: &Rows,
-        table: &GroupedPanels,
+        (table, rotation): (&GroupedPanels, Option<&Rotation>),
         logits: &mut [f32],
     ) -> Result<(), KernelError> {
         assert!(
@@ -109,7 +112,7 @@ impl Cpu {
         self.reserve_head_input(n, table.cols)?;
         let mut input = self.head_input.take().expect("reserved");
         let out = Output { values: Shared::new(logits), stride: table.rows, column: 0, add: None };
-        let done = self.norm_quantize(n, x, [None, None], &mut input);
+        let done = self.norm_quantize(n, x, [None, None], rotation, &mut input);
         let done = done.and_then(|()| self.multiply_groups(n, &input, table, out));
         self.head_input = Some(input);
         self.head.whole += n as u64;
@@ -186,13 +189,26 @@ impl Cpu {
             "there must be one logit for every row of the table and token"
         );
         self.head.whole += tokens.len() as u64;
-        let a = DenseLogits { table, x: &x.values, stride: x.stride, tokens, out: Shared::new(logits) };
-        let kernel = self.isa.kernels().floats.logits;
-        let units = (table.bytes().len() * tokens.len() / WEIGHT_UNIT).min(vocab);
-        self.parallel(units, dense::scratch(table), &|part, parts, scratch| {
-            // SAFETY: `isa` proves the instruction set; every row of the table belongs to one part; scratch was
-            // reserved when the table was taken.
-            unsafe { kernel(&a, share(vocab, parts, part), scratch) }
+        let out = Shared::new(logits);
+        self.dense_products(&DenseLogits {
+            table,
+            x: &x.values,
+            stride: x.stride,
+            tokens,
+            out,
+            out_stride: vocab,
+            column: 0,
+        })
+    }
+
+    /// Multiplies rows by all rows of a dense matrix.
+    pub(super) fn dense_products(&mut self, a: &DenseLogits<'_>) -> Result<(), KernelError> {
+        let (kernel, rows) = (self.isa.kernels().floats.logits, a.table.rows());
+        let units = (a.table.bytes().len() * a.tokens.len() / WEIGHT_UNIT).min(rows);
+        self.parallel(units, dense::scratch(a.table), &|part, parts, scratch| {
+            // SAFETY: `isa` proves the instruction set; every row of the table belongs to one part; scratch is as large
+            // as the kernel needs.
+            unsafe { kernel(a, share(rows, parts, part), scratch) }
         })
     }
 
@@ -232,7 +248,8 @@ impl Cpu {
         })?;
         s.set_thresholds(panels);
         let computed = AtomicU64::new(0);
-        let dense = DenseLogits { table, x: &x.values, stride: x.stride, tokens: &s.tokens, out };
+        let (tokens, stride) = (&s.tokens, x.stride);
+        let dense = DenseLogits { table, x: &x.values, stride, tokens, out, out_stride: vocab, column: 0 };
         let a = Settle { dense, thresholds: &s.thresholds, computed: &computed };
         let kernel = self.isa.kernels().floats.settle;
         self.parallel(vocab * n / ROW_UNIT, dense::scratch(table), &|part, parts, scratch| {

@@ -65,6 +65,8 @@ pub(crate) trait Lanes: Copy {
     unsafe fn round(x: Self::F) -> Self::F;
     /// `2^x` for integers `x` in -126..=127.
     unsafe fn pow2(x: Self::F) -> Self::F;
+    /// Lane `i` becomes lane `i ^ APART`, for `APART` 1, 2, 4 or 8.
+    unsafe fn swap<const APART: usize>(x: Self::F) -> Self::F;
     /// [`crate::order::tree`].
     unsafe fn reduce_add(x: Self::F) -> f32;
     /// The largest lane; no lane may be NaN.

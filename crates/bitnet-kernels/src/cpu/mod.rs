@@ -3,6 +3,7 @@
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
 pub(crate) mod buffer;
+mod delta;
 mod generic;
 mod grouped;
 mod head;
@@ -29,16 +30,20 @@ use bitnet_tensor::{
 };
 
 use crate::{
-    Backend, BackendInfo, Drawn, Gate, Grouping, HeadNorms, Inspect, KernelError, KvShape, KvType, Norm,
-    Norms, RowOrder, RowsKind, Step, StepSize, TableWeights, Wanted, Weights,
+    Backend, BackendInfo, DeltaShape, DeltaWeights, Drawn, Gate, Grouping, HeadNorms, Inspect, KernelError,
+    KvShape, KvType, Norm, Norms, Rotate, RowOrder, RowsKind, Run, Step, StepSize, TableWeights, Wanted,
+    Weights,
 };
 use buffer::{Arena, Buffer, Shared};
+use delta::Between;
 use generic::{
     attention::{self, Attention},
     cache::Kv,
+    delta::{Delta, State},
     dense,
     grouped::Grouped,
-    rows::{Gain, GateQuantize, NormQuantize, NormRows, QuantOut, RopeStore, ScalesOut},
+    rotate::Rotation,
+    rows::{Gain, GateQuantize, NormQuantize, NormRows, QuantOut, RopeStore, ScalesOut, quantize_scratch},
     ternary::{BitLinear, Output},
 };
 pub use grouped::GroupedPanels;
@@ -101,11 +106,11 @@ impl Linear {
     }
 }
 
-/// Rotary tables, `[positions][head_dim / 2]` each.
+/// Rotary tables, `[positions][width / 2]` each.
 pub struct Rope {
     cos: Vec<f32>,
     sin: Vec<f32>,
-    head_dim: usize,
+    width: usize,
 }
 
 /// The embedding or the output head.
@@ -118,7 +123,12 @@ pub enum Table {
         screen: Option<Screen>,
     },
     /// Ternary, with one scale per group of columns.
-    Ternary(GroupedPanels),
+    Ternary {
+        /// The matrix.
+        weights: GroupedPanels,
+        /// The transform that it contains.
+        rotation: Option<Rotation>,
+    },
 }
 
 impl Table {
@@ -126,7 +136,7 @@ impl Table {
     fn shape(&self) -> [usize; 2] {
         match self {
             Table::Dense { weights, .. } => [weights.rows(), weights.cols()],
-            Table::Ternary(weights) => [weights.rows, weights.cols],
+            Table::Ternary { weights, .. } => [weights.rows, weights.cols],
         }
     }
 }
@@ -144,6 +154,7 @@ pub struct Cpu {
     screening: Screening,
     /// Quantised input rows of a ternary output head.
     head_input: Option<Quants>,
+    between: Between,
     bit_linear_calls: u64,
     head: HeadWork,
 }
@@ -169,6 +180,7 @@ impl Cpu {
             screens: true,
             screening: Screening::default(),
             head_input: None,
+            between: Between::default(),
             bit_linear_calls: 0,
             head: HeadWork::default(),
         })
@@ -334,8 +346,21 @@ impl Quants {
     }
 }
 
+fn assert_apart(runs: &[Run]) {
+    let ends = runs.iter().scan(0, |end, run| {
+        let apart = run.tokens.start >= *end;
+        *end = run.tokens.end;
+        Some(apart)
+    });
+    assert!(ends.into_iter().all(|apart| apart), "runs must be in order and share no row");
+}
+
 fn assert_widths(norms: Norms<'_, Gain>, width: usize) {
     assert!(norms.iter().flatten().all(|norm| norm.gain.width == width), "gains must be as wide as the rows");
+}
+
+fn assert_turns(rotation: Option<&Rotation>, width: usize) {
+    assert!(rotation.is_none_or(|r| r.width == width), "the transform must be as wide as the rows");
 }
 
 impl Backend for Cpu {
@@ -346,6 +371,9 @@ impl Backend for Cpu {
     type Gain = Gain;
     type Rope = Rope;
     type Kv = Kv;
+    type Delta = Delta;
+    type State = State;
+    type Rotation = Rotation;
 
     const READS_PANELS: bool = true;
 
@@ -386,13 +414,14 @@ impl Backend for Cpu {
         let panels = match weights.into() {
             TableWeights::Dense(weights) => {
                 self.reserve(dense::scratch(weights))?;
+                self.fit_dense(weights.cols());
                 return Ok(Table::Dense { weights: weights.clone(), screen: None });
             }
             TableWeights::Groups(weights) => GroupedPanels::pack(weights, &mut self.pool, &mut self.memory)?,
             TableWeights::GroupPanels(panels) => panels,
         };
         self.reserve_head_input(1, panels.cols)?;
-        Ok(Table::Ternary(panels))
+        Ok(Table::Ternary { weights: panels, rotation: None })
     }
 
     fn gain(&mut self, gain: &[f32]) -> Result<Gain, KernelError> {
@@ -401,13 +430,33 @@ impl Backend for Cpu {
         Ok(Gain { width: gain.len(), values })
     }
 
-    fn rope(&mut self, cos: &[f32], sin: &[f32], head_dim: usize) -> Result<Rope, KernelError> {
-        Ok(Rope { cos: cos.to_vec(), sin: sin.to_vec(), head_dim })
+    fn rope(&mut self, cos: &[f32], sin: &[f32], width: usize) -> Result<Rope, KernelError> {
+        Ok(Rope { cos: cos.to_vec(), sin: sin.to_vec(), width })
     }
 
     fn kv(&mut self, shape: KvShape) -> Result<Kv, KernelError> {
         self.reserve(attention::scratch(&shape))?;
         Kv::zeroed(shape, self.kv)
+    }
+
+    fn delta(&mut self, shape: DeltaShape, weights: &DeltaWeights<'_>) -> Result<Delta, KernelError> {
+        self.make_delta(shape, weights)
+    }
+
+    fn state(&mut self, shape: DeltaShape, slots: usize) -> Result<State, KernelError> {
+        self.make_state(shape, slots)
+    }
+
+    fn rotation(&mut self, width: usize, rotate: &Rotate<'_>) -> Result<Rotation, KernelError> {
+        self.make_rotation(width, rotate)
+    }
+
+    fn rotate_table(&mut self, table: &mut Table, rotation: Rotation) {
+        assert_eq!(table.shape()[1], rotation.width, "the transform must be as wide as the table");
+        let Table::Ternary { rotation: contained, .. } = table else {
+            panic!("only a ternary table can be rotated")
+        };
+        *contained = Some(rotation);
     }
 
     fn embed(
@@ -419,13 +468,19 @@ impl Backend for Cpu {
     ) -> Result<(), KernelError> {
         assert!(table.shape()[1] == out.width && tokens.len() <= out.rows, "the rows must fit their buffers");
         for (&token, row) in tokens.iter().zip(out.values.chunks_exact_mut(out.stride)) {
-            let (token, row) = (token as usize, &mut row[..out.width]);
+            let token = token as usize;
             match table {
-                Table::Dense { weights, .. } => weights.decode_row(token, row),
-                Table::Ternary(weights) => weights.decode_row(token, row),
+                Table::Dense { weights, .. } => weights.decode_row(token, &mut row[..out.width]),
+                Table::Ternary { weights, rotation } => {
+                    weights.decode_row(token, &mut row[..out.width]);
+                    if let Some(rotation) = rotation {
+                        // SAFETY: `isa` proves the instruction set; rows are padded to whole vectors.
+                        unsafe { (self.isa.kernels().floats.undo)(rotation, row) }
+                    }
+                }
             }
             if factor != 1.0 {
-                row.iter_mut().for_each(|x| *x *= factor);
+                row[..out.width].iter_mut().for_each(|x| *x *= factor);
             }
         }
         Ok(())
@@ -436,14 +491,18 @@ impl Backend for Cpu {
         n: usize,
         x: &Rows,
         norms: Norms<'_, Gain>,
+        rotation: Option<&Rotation>,
         out: &mut Quants,
     ) -> Result<(), KernelError> {
         assert!(n <= x.rows && n <= out.rows && x.width == out.width, "the rows must fit their buffers");
         assert_widths(norms, x.width);
-        let a = NormQuantize { x: &x.values, stride: x.stride, width: x.width, norms, out: out.out() };
+        assert_turns(rotation, x.width);
+        let (stride, width) = (x.stride, x.width);
+        let a = NormQuantize { x: &x.values, stride, width, norms, rotation, out: out.out() };
         let kernel = self.isa.kernels().floats.norm_quantize;
-        self.parallel((n * x.width / ROW_UNIT).min(n), x.stride, &|part, parts, scratch| {
-            // SAFETY: `isa` proves the instruction set; every row is written by one part; scratch holds a row.
+        let scratch = quantize_scratch(width, rotation);
+        self.parallel((n * x.width / ROW_UNIT).min(n), scratch, &|part, parts, scratch| {
+            // SAFETY: `isa` proves the instruction set; every row is written by one part; scratch holds what it needs.
             unsafe { kernel(&a, share(n, parts, part), scratch) }
         })
     }
@@ -469,21 +528,24 @@ impl Backend for Cpu {
     fn rope_store(
         &mut self,
         Step { runs, blocks }: Step<'_>,
+        heads: usize,
         rope: &Rope,
         norms: HeadNorms<'_, Gain>,
         qkv: &mut Rows,
         kv: &mut Kv,
     ) -> Result<(), KernelError> {
         let dim = kv.shape.head_dim;
-        assert_eq!(rope.head_dim, dim, "the rotary table must have the heads' width");
+        assert!(rope.width <= dim, "the rotary table must be no wider than the heads");
+        let parts = heads + 2 * kv.shape.kv_heads;
+        assert!(parts * dim <= qkv.width, "the rows must hold queries, keys and values");
         assert_widths(norms.map_or([None; 2], |[queries, keys]| [Some(queries), Some(keys)]), dim);
         self.reserve(dim.next_multiple_of(16))?;
-        let heads = qkv.width / dim - 2 * kv.shape.kv_heads;
         let a = RopeStore {
             runs,
             blocks,
             cos: &rope.cos,
             sin: &rope.sin,
+            width: rope.width,
             heads,
             norms,
             shape: kv.shape,
@@ -506,14 +568,10 @@ impl Backend for Cpu {
         out: &mut Rows,
     ) -> Result<(), KernelError> {
         let shape = kv.shape;
-        let heads = qkv.width / shape.head_dim - 2 * shape.kv_heads;
-        let ends = runs.iter().scan(0, |end, run| {
-            let apart = run.tokens.start >= *end;
-            *end = run.tokens.end;
-            Some(apart)
-        });
-        assert!(ends.into_iter().all(|apart| apart), "runs must be in order and share no row");
-        assert_eq!(out.width, heads * shape.head_dim, "the output must hold all query heads");
+        let heads = out.width / shape.head_dim;
+        assert_apart(runs);
+        let parts = heads + 2 * shape.kv_heads;
+        assert!(parts * shape.head_dim <= qkv.width, "the rows must hold queries, keys and values");
         let a = Attention {
             runs,
             blocks,
@@ -543,6 +601,7 @@ impl Backend for Cpu {
         gate_up: &Rows,
         gate: Gate,
         norms: Norms<'_, Gain>,
+        rotation: Option<&Rotation>,
         out: &mut Quants,
     ) -> Result<(), KernelError> {
         let ffn = out.width;
@@ -551,12 +610,49 @@ impl Backend for Cpu {
             "the rows must fit their buffers"
         );
         assert_widths(norms, ffn);
-        let a = GateQuantize { x: &gate_up.values, stride: gate_up.stride, ffn, gate, norms, out: out.out() };
+        assert_turns(rotation, ffn);
+        let (x, stride) = (&gate_up.values, gate_up.stride);
+        let a = GateQuantize { x, stride, ffn, gate, norms, rotation, out: out.out() };
         let kernel = self.isa.kernels().floats.gate_quantize;
-        self.parallel((n * ffn / ROW_UNIT).min(n), ffn.next_multiple_of(16), &|part, parts, scratch| {
-            // SAFETY: `isa` proves the instruction set; every row is written by one part; scratch holds a row.
+        let scratch = quantize_scratch(ffn, rotation);
+        self.parallel((n * ffn / ROW_UNIT).min(n), scratch, &|part, parts, scratch| {
+            // SAFETY: `isa` proves the instruction set; every row is written by one part; scratch holds what it needs.
             unsafe { kernel(&a, share(n, parts, part), scratch) }
         })
+    }
+
+    fn gated_delta(
+        &mut self,
+        step: Step<'_>,
+        x: &Rows,
+        w: &Delta,
+        state: &mut State,
+        out: &mut Rows,
+    ) -> Result<(), KernelError> {
+        self.delta_rule(step, x, w, state, out)
+    }
+
+    fn copy_state(&mut self, state: &mut State, from: u32, to: u32) -> Result<(), KernelError> {
+        let len = state.shape.state_len();
+        let from = from as usize * len;
+        state.values.copy_within(from..from + len, to as usize * len);
+        Ok(())
+    }
+
+    fn sigmoid_gate(&mut self, n: usize, x: &Rows, column: usize, out: &mut Rows) -> Result<(), KernelError> {
+        self.gate_rows(n, x, column, out)
+    }
+
+    fn dense(
+        &mut self,
+        n: usize,
+        x: &Rows,
+        norm: &Norm<Gain>,
+        w: &Table,
+        out: &mut Rows,
+        column: usize,
+    ) -> Result<(), KernelError> {
+        self.dense_columns(n, x, norm, w, out, column)
     }
 
     fn norm_rows(
@@ -589,6 +685,7 @@ impl Backend for Cpu {
 
     fn prepare(&mut self, size: &StepSize) -> Result<(), KernelError> {
         self.screening.reserve(size.logit_rows);
+        self.reserve_delta(size.tokens)?;
         match &self.head_input {
             Some(input) => self.reserve_head_input(size.logit_rows, input.width),
             None => Ok(()),
@@ -638,4 +735,19 @@ impl Inspect for Cpu {
     }
 }
 
-opaque_debug!(Cpu, Gain, GroupedPanels, Kv, Linear, Panels, Quants, Rope, Rows, Screen, Table);
+opaque_debug!(
+    Cpu,
+    Delta,
+    Gain,
+    GroupedPanels,
+    Kv,
+    Linear,
+    Panels,
+    Quants,
+    Rope,
+    Rotation,
+    Rows,
+    Screen,
+    State,
+    Table,
+);

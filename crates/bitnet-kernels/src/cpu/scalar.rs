@@ -116,6 +116,10 @@ impl<const ROWS: usize, const TOKENS: usize, const STEPS: usize, const WIDE_CODE
         x.map(|x| f32::from_bits(((x as i32 + 127) << 23) as u32))
     }
     #[inline(always)]
+    unsafe fn swap<const APART: usize>(x: Self::F) -> Self::F {
+        std::array::from_fn(|i| x[i ^ APART])
+    }
+    #[inline(always)]
     unsafe fn reduce_add(x: Self::F) -> f32 {
         crate::order::tree(x)
     }

@@ -1,10 +1,30 @@
-use super::{Driver, Gain, Gpu, Kv, Linear, Quants, Rope, Rows, Table};
+use std::convert::Infallible;
+
+use super::{Driver, Gain, Gpu, GpuError, Kv, Linear, Quants, Rope, Rows, Table};
 use crate::{
-    Backend, BackendInfo, DeviceStatus, Drawn, Gate, Grouping, HeadNorms, Inspect, KernelError, KvShape,
-    KvType, Norm, Norms, RowOrder, RowsKind, Step, StepSize, TableWeights, Wanted, Weights,
+    Backend, BackendInfo, DeltaShape, DeltaWeights, DeviceStatus, Drawn, Gate, Grouping, HeadNorms, Inspect,
+    KernelError, KvShape, KvType, Norm, Norms, Rotate, RowOrder, RowsKind, Step, StepSize, TableWeights,
+    Wanted, Weights,
 };
 
-/// Calls the methods of [`Gpu`] of the same names.
+/// Refuses what has no kernel.
+fn no_kernel<T>(what: &'static str) -> Result<T, KernelError> {
+    Err(GpuError::NoKernel { what }.into())
+}
+
+/// Refuses query rows that only a CPU takes: with further columns, or with heads that are rotated in part.
+fn check_heads(heads: usize, rope: &Rope, qkv: &Rows, kv: &Kv) -> Result<(), KernelError> {
+    if rope.head_dim != kv.shape.head_dim {
+        return no_kernel("a rotary embedding of a part of each head");
+    }
+    if qkv.width != (heads + 2 * kv.shape.kv_heads) * kv.shape.head_dim {
+        return no_kernel("rows that hold more than queries, keys and values");
+    }
+    Ok(())
+}
+
+/// Calls the methods of [`Gpu`] of the same names. What recurrent layers need has no kernels yet and is refused when it is
+/// loaded: its types have no values.
 impl<D: Driver> Backend for Gpu<D> {
     type Rows = Rows;
     type Quants = Quants;
@@ -13,6 +33,9 @@ impl<D: Driver> Backend for Gpu<D> {
     type Gain = Gain;
     type Rope = Rope;
     type Kv = Kv;
+    type Delta = Infallible;
+    type State = Infallible;
+    type Rotation = Infallible;
 
     fn info(&self) -> BackendInfo {
         let info = self.driver.info();
@@ -53,12 +76,28 @@ impl<D: Driver> Backend for Gpu<D> {
         Ok(self.gain(gain)?)
     }
 
-    fn rope(&mut self, cos: &[f32], sin: &[f32], head_dim: usize) -> Result<Rope, KernelError> {
-        Ok(self.rope(cos, sin, head_dim)?)
+    fn rope(&mut self, cos: &[f32], sin: &[f32], width: usize) -> Result<Rope, KernelError> {
+        Ok(self.rope(cos, sin, width)?)
     }
 
     fn kv(&mut self, shape: KvShape) -> Result<Kv, KernelError> {
         Ok(self.kv(shape)?)
+    }
+
+    fn delta(&mut self, _: DeltaShape, _: &DeltaWeights<'_>) -> Result<Infallible, KernelError> {
+        no_kernel("gated-delta layers")
+    }
+
+    fn state(&mut self, _: DeltaShape, _: usize) -> Result<Infallible, KernelError> {
+        no_kernel("gated-delta layers")
+    }
+
+    fn rotation(&mut self, _: usize, _: &Rotate<'_>) -> Result<Infallible, KernelError> {
+        no_kernel("Walsh-Hadamard transforms")
+    }
+
+    fn rotate_table(&mut self, _: &mut Table, rotation: Infallible) {
+        match rotation {}
     }
 
     fn embed(
@@ -76,6 +115,7 @@ impl<D: Driver> Backend for Gpu<D> {
         n: usize,
         x: &Rows,
         norms: Norms<'_, Gain>,
+        _: Option<&Infallible>,
         out: &mut Quants,
     ) -> Result<(), KernelError> {
         Ok(self.norm_quantize(n, x, norms, out)?)
@@ -96,11 +136,13 @@ impl<D: Driver> Backend for Gpu<D> {
     fn rope_store(
         &mut self,
         step: Step<'_>,
+        heads: usize,
         rope: &Rope,
         norms: HeadNorms<'_, Gain>,
         qkv: &mut Rows,
         kv: &mut Kv,
     ) -> Result<(), KernelError> {
+        check_heads(heads, rope, qkv, kv)?;
         Ok(self.rope_store(step, rope, norms, qkv, kv)?)
     }
 
@@ -114,6 +156,7 @@ impl<D: Driver> Backend for Gpu<D> {
         gate_up: &Rows,
         gate: Gate,
         norms: Norms<'_, Gain>,
+        _: Option<&Infallible>,
         out: &mut Quants,
     ) -> Result<(), KernelError> {
         Ok(self.gate_quantize(n, gate_up, gate, norms, out)?)
@@ -127,6 +170,7 @@ impl<D: Driver> Backend for Gpu<D> {
         w: &Linear,
         gate: Gate,
         norms: Norms<'_, Gain>,
+        _: Option<&Infallible>,
         gate_up: &mut Rows,
         out: &mut Quants,
     ) -> Result<(), KernelError> {
@@ -140,12 +184,45 @@ impl<D: Driver> Backend for Gpu<D> {
         step: Step<'_>,
         x: &Quants,
         w: &Linear,
+        heads: usize,
         rope: &Rope,
         norms: HeadNorms<'_, Gain>,
         qkv: &mut Rows,
         kv: &mut Kv,
     ) -> Result<(), KernelError> {
+        check_heads(heads, rope, qkv, kv)?;
         Ok(self.bit_linear_rope_store(step, x, w, rope, norms, qkv, kv)?)
+    }
+
+    fn gated_delta(
+        &mut self,
+        _: Step<'_>,
+        _: &Rows,
+        w: &Infallible,
+        _: &mut Infallible,
+        _: &mut Rows,
+    ) -> Result<(), KernelError> {
+        match *w {}
+    }
+
+    fn copy_state(&mut self, state: &mut Infallible, _: u32, _: u32) -> Result<(), KernelError> {
+        match *state {}
+    }
+
+    fn sigmoid_gate(&mut self, _: usize, _: &Rows, _: usize, _: &mut Rows) -> Result<(), KernelError> {
+        no_kernel("gates of attention")
+    }
+
+    fn dense(
+        &mut self,
+        _: usize,
+        _: &Rows,
+        _: &Norm<Gain>,
+        _: &Table,
+        _: &mut Rows,
+        _: usize,
+    ) -> Result<(), KernelError> {
+        no_kernel("dense projections")
     }
 
     fn norm_rows(

@@ -68,6 +68,9 @@ pub enum GpuError {
     /// The heads are too wide for the attention kernels.
     #[error("heads are {head_dim} wide, the GPU kernels take up to {limit}: use --device cpu")]
     HeadTooWide { head_dim: usize, limit: usize },
+    /// There are no kernels for an operation.
+    #[error("there are no GPU kernels for {what}: use --device cpu")]
+    NoKernel { what: &'static str },
     /// The GPU failed. Its context stays broken until the process ends.
     #[error("the GPU failed in {during}: {reason}; restart the process")]
     Failed { during: &'static str, reason: String },

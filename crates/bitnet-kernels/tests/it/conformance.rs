@@ -38,7 +38,7 @@ fn extreme_activations_overflow_no_instruction_set() {
                     let mut input = b.rows(n, k, RowsKind::Residual).unwrap();
                     b.write(&mut input, &vec![x as f32; n * k]).unwrap();
                     let mut q = b.quants(n, k, Grouping::Row).unwrap();
-                    b.norm_quantize(n, &input, [None, None], &mut q).unwrap();
+                    b.norm_quantize(n, &input, [None, None], None, &mut q).unwrap();
                     let mut out = b.rows(n, 64, RowsKind::Residual).unwrap();
                     b.bit_linear(n, &q, &w, &mut out, 0, None).unwrap();
                     let expected = (x * k as i64 * i64::from(sign)) as f32;
@@ -73,7 +73,7 @@ pub fn extreme_groups(b: &mut impl Inspect, n: usize, what: &str) {
             let mut input = b.rows(n, k, RowsKind::Residual).unwrap();
             b.write(&mut input, &vec![x as f32; n * k]).unwrap();
             let mut q = b.quants(n, k, Grouping::Groups).unwrap();
-            b.norm_quantize(n, &input, [None, None], &mut q).unwrap();
+            b.norm_quantize(n, &input, [None, None], None, &mut q).unwrap();
             let mut out = b.rows(n, 64, RowsKind::Residual).unwrap();
             b.bit_linear(n, &q, &w, &mut out, 0, None).unwrap();
             let scale = |g: usize| [2, 1][g % 2] * (k - g * group).min(group) as i64;
@@ -99,7 +99,7 @@ fn groups_of_64_with_equal_scales_give_the_bits_of_groups_of_128() {
             let mut x = b.rows(5, cols, RowsKind::Residual).unwrap();
             b.write(&mut x, &values).unwrap();
             let mut q = b.quants(5, cols, Grouping::Groups).unwrap();
-            b.norm_quantize(5, &x, [None, None], &mut q).unwrap();
+            b.norm_quantize(5, &x, [None, None], None, &mut q).unwrap();
             let mut out = b.rows(5, rows, RowsKind::Residual).unwrap();
             b.bit_linear(5, &q, &w, &mut out, 0, None).unwrap();
             b.read(&out, 5).unwrap().into_iter().map(f32::to_bits).collect::<Vec<_>>()
@@ -124,7 +124,7 @@ fn a_row_with_a_nan_touches_no_other_row() {
             let (mut x, mut q) =
                 (b.rows(n, width, RowsKind::Residual).unwrap(), b.quants(n, width, Grouping::Row).unwrap());
             b.write(&mut x, &values).unwrap();
-            b.norm_quantize(n, &x, [Some(&norm), None], &mut q).unwrap();
+            b.norm_quantize(n, &x, [Some(&norm), None], None, &mut q).unwrap();
             let mut out = b.rows(n, 80, RowsKind::Residual).unwrap();
             b.bit_linear(n, &q, &w, &mut out, 0, None).unwrap();
             b.read(&out, n).unwrap()

@@ -3,5 +3,6 @@
 #![allow(clippy::print_stdout, reason = "what was run and what was skipped belongs into the output")]
 
 mod conformance;
+mod delta;
 mod gpu;
 mod near_ties;

@@ -115,7 +115,7 @@ impl<B: Inspect> Kernels<'_, B> {
                 let mut input = self.backend.rows(n, cols, RowsKind::Between)?;
                 self.backend.write(&mut input, &values(n * cols))?;
                 let mut x = self.backend.quants(n, cols, grouping)?;
-                self.backend.norm_quantize(n, &input, [None, None], &mut x)?;
+                self.backend.norm_quantize(n, &input, [None, None], None, &mut x)?;
                 let mut out = self.backend.rows(n, rows, RowsKind::Between)?;
                 let work = Work {
                     operation,

@@ -118,6 +118,15 @@ macro_rules! v128_lanes {
                 })
             }
             #[inline(always)]
+            unsafe fn swap<const APART: usize>(x: Self::F) -> Self::F {
+                match APART {
+                    1 => x.map(|x| vrev64q_f32(x)),
+                    2 => x.map(|x| vextq_f32::<2>(x, x)),
+                    4 => [x[1], x[0], x[3], x[2]],
+                    _ => [x[2], x[3], x[0], x[1]],
+                }
+            }
+            #[inline(always)]
             unsafe fn reduce_add(x: Self::F) -> f32 {
                 let x = vaddq_f32(vaddq_f32(x[0], x[2]), vaddq_f32(x[1], x[3]));
                 vaddv_f32(vadd_f32(vget_low_f32(x), vget_high_f32(x)))

@@ -38,8 +38,10 @@ pub(crate) struct DenseLogits<'a> {
     pub(crate) stride: usize,
     /// Rows of `x` whose logits are needed.
     pub(crate) tokens: &'a [usize],
-    /// `[n][table.rows()]`
+    /// `[n][out_stride]`, with the logits from `column` on.
     pub(crate) out: Shared<'a, f32>,
+    pub(crate) out_stride: usize,
+    pub(crate) column: usize,
 }
 
 /// Whether rows of this type are decoded to scratch before they are used.
@@ -128,12 +130,12 @@ pub(crate) struct Settle<'a> {
 /// Replaces the upper bounds of the rows `rows` by logits, or by negative infinity if they are below the threshold.
 #[inline(always)]
 pub(crate) unsafe fn settle<L: Lanes>(a: &Settle<'_>, rows: Range<usize>, scratch: &mut [f32]) {
-    let (vocab, mut computed) = (a.dense.table.rows(), 0);
+    let mut computed = 0;
     for (token, &threshold) in a.dense.tokens.iter().zip(a.thresholds) {
         let one = DenseLogits { tokens: &[*token], ..a.dense };
         for first in rows.clone().step_by(16) {
             let some = first..rows.end.min(first + 16);
-            let bounds = one.out.slice(token * vocab + some.start, some.len());
+            let bounds = one.out.slice(token * one.out_stride + one.column + some.start, some.len());
             // A NaN bound rules out nothing.
             let counts: [bool; 16] =
                 array::from_fn(|i| bounds.get(i).is_some_and(|b| *b >= threshold || b.is_nan()));
@@ -218,7 +220,7 @@ unsafe fn tile<L: Lanes, S: Element, const R: usize, const T: usize>(
     }
     for (r, sums) in sums.into_iter().enumerate() {
         for (i, sum) in sums.into_iter().enumerate() {
-            a.out.slice(tokens[i] * a.table.rows() + row + r, 1)[0] = L::reduce_add(sum);
+            a.out.slice(tokens[i] * a.out_stride + a.column + row + r, 1)[0] = L::reduce_add(sum);
         }
     }
 }

@@ -7,10 +7,12 @@
 
 pub(crate) mod attention;
 pub(crate) mod cache;
+pub(crate) mod delta;
 pub(crate) mod dense;
 pub(crate) mod element;
 pub(crate) mod grouped;
 pub(crate) mod peak;
+pub(crate) mod rotate;
 pub(crate) mod rows;
 pub(crate) mod screen;
 pub(crate) mod ternary;
@@ -43,6 +45,11 @@ pub(crate) struct FloatKernels {
     pub(crate) attention: unsafe fn(&attention::Attention<'_>, usize, usize, &mut [f32]),
     pub(crate) logits: unsafe fn(&dense::DenseLogits<'_>, Range<usize>, &mut [f32]),
     pub(crate) settle: unsafe fn(&dense::Settle<'_>, Range<usize>, &mut [f32]),
+    pub(crate) undo: unsafe fn(&rotate::Rotation, &mut [f32]),
+    pub(crate) sigmoid_gate: unsafe fn(&rows::SigmoidGate<'_>, Range<usize>),
+    pub(crate) mix: unsafe fn(&delta::Mix<'_>, Range<usize>),
+    pub(crate) learn: unsafe fn(&delta::Learn<'_>, Range<usize>),
+    pub(crate) close: unsafe fn(&delta::Close<'_>, Range<usize>, &mut [f32]),
 }
 
 #[cfg(target_arch = "aarch64")]
@@ -68,7 +75,7 @@ pub(crate) use entry;
 macro_rules! kernel_set {
     ($lanes:ty, $features:tt) => {
         $crate::cpu::generic::kernel_set!(@level $lanes, $features, {
-            use $crate::cpu::generic::{FloatKernels, attention, dense, rows};
+            use $crate::cpu::generic::{FloatKernels, attention, delta, dense, rotate, rows};
             entry!($lanes, $features, rows::norm_quantize(a: &rows::NormQuantize<'_>, rows: Range<usize>, scratch: &mut [f32]));
             entry!($lanes, $features, rows::gate_quantize(a: &rows::GateQuantize<'_>, rows: Range<usize>, scratch: &mut [f32]));
             entry!($lanes, $features, rows::norm_rows(a: &rows::NormRows<'_>));
@@ -76,7 +83,15 @@ macro_rules! kernel_set {
             entry!($lanes, $features, attention::attention(a: &attention::Attention<'_>, part: usize, parts: usize, scratch: &mut [f32]));
             entry!($lanes, $features, dense::logits(a: &dense::DenseLogits<'_>, rows: Range<usize>, scratch: &mut [f32]));
             entry!($lanes, $features, dense::settle(a: &dense::Settle<'_>, rows: Range<usize>, scratch: &mut [f32]));
-            FloatKernels { norm_quantize, gate_quantize, norm_rows, rope_store, attention, logits, settle }
+            entry!($lanes, $features, rotate::undo(rotation: &rotate::Rotation, row: &mut [f32]));
+            entry!($lanes, $features, rows::sigmoid_gate(a: &rows::SigmoidGate<'_>, rows: Range<usize>));
+            entry!($lanes, $features, delta::mix(a: &delta::Mix<'_>, units: Range<usize>));
+            entry!($lanes, $features, delta::learn(a: &delta::Learn<'_>, units: Range<usize>));
+            entry!($lanes, $features, delta::close(a: &delta::Close<'_>, units: Range<usize>, scratch: &mut [f32]));
+            FloatKernels {
+                norm_quantize, gate_quantize, norm_rows, rope_store, attention, logits, settle, undo, sigmoid_gate, mix,
+                learn, close,
+            }
         });
     };
     ($lanes:ty, $features:tt, floats of $other:ident) => {
@@ -119,6 +134,50 @@ pub(crate) unsafe fn exp<L: Lanes>(x: L::F) -> L::F {
     }
     let y = L::add(L::fma(p, L::mul(r, r), r), L::splat(1.0));
     L::mul(y, L::pow2(n))
+}
+
+/// `x / (1 + exp(-x))`
+#[inline(always)]
+pub(crate) unsafe fn silu<L: Lanes>(x: L::F) -> L::F {
+    L::div(x, L::add(L::splat(1.0), exp::<L>(negated::<L>(x))))
+}
+
+/// [`order::sigmoid`] on 16 lanes.
+#[inline(always)]
+pub(crate) unsafe fn sigmoid<L: Lanes>(x: L::F) -> L::F {
+    let one = L::splat(1.0);
+    L::div(one, L::add(one, exp::<L>(negated::<L>(x))))
+}
+
+/// [`order::softplus`] on 16 lanes.
+#[inline(always)]
+pub(crate) unsafe fn softplus<L: Lanes>(x: L::F) -> L::F {
+    let positive = L::max(L::splat(0.0), x);
+    let u = exp::<L>(L::min(x, negated::<L>(x)));
+    let s = L::div(u, L::add(L::splat(2.0), u));
+    let z = L::mul(s, s);
+    let mut p = L::splat(order::LN_POLY[0]);
+    for c in &order::LN_POLY[1..] {
+        p = L::fma(p, z, L::splat(*c));
+    }
+    L::add(positive, L::fma(L::mul(s, z), p, L::add(s, s)))
+}
+
+#[inline(always)]
+unsafe fn negated<L: Lanes>(x: L::F) -> L::F {
+    L::sub(L::splat(-0.0), x)
+}
+
+/// Loads `n` values, at most 16, and fills the other lanes with zeros.
+#[inline(always)]
+pub(crate) unsafe fn load_up_to<L: Lanes>(p: *const f32, n: usize) -> L::F {
+    if n == 16 { L::load(p) } else { load_partial::<L>(p, n) }
+}
+
+/// Stores the first `n` values, at most 16.
+#[inline(always)]
+pub(crate) unsafe fn store_up_to<L: Lanes>(p: *mut f32, x: L::F, n: usize) {
+    if n == 16 { L::store(p, x) } else { store_partial::<L>(p, x, n) }
 }
 
 /// Loads `n < 16` values and fills the other lanes with zeros.

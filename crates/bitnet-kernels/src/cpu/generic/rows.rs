@@ -15,7 +15,9 @@ use crate::{
         generic::{
             cache::{self, Cached},
             element::{Bf16, F16, F32, Int8},
-            exp, load_partial, store_partial,
+            load_partial,
+            rotate::{self, Rotation},
+            sigmoid, silu, store_partial,
         },
         lanes::Lanes,
     },
@@ -83,13 +85,13 @@ unsafe fn normalize<L: Lanes>(x: *const f32, y: *mut f32, width: usize, norm: &N
     }
 }
 
-/// Applies the norms in turn, then quantises to int8 ([`bitnet_tensor::quant`]). `x` and `scratch` are padded with
-/// zeros.
+/// Applies the norms in turn, then the transform, and quantises to int8 ([`bitnet_tensor::quant`]). `x` and `scratch` are
+/// padded with zeros; the transform needs a second row of scratch.
 #[inline(always)]
 unsafe fn quantize<L: Lanes>(
     mut x: *const f32,
     width: usize,
-    norms: Norms<'_, Gain>,
+    (norms, rotation): (Norms<'_, Gain>, Option<&Rotation>),
     scratch: *mut f32,
     row: usize,
     out: QuantOut<'_>,
@@ -99,6 +101,11 @@ unsafe fn quantize<L: Lanes>(
         x = scratch;
     }
     let padded = width.next_multiple_of(16);
+    if let Some(rotation) = rotation {
+        let turned = scratch.add(padded);
+        rotate::apply::<L>(rotation, x, turned);
+        x = turned;
+    }
     let q = out.values.slice(row * out.stride, padded);
     match out.scales {
         ScalesOut::Rows(rows) => rows.slice(row, 1)[0] = quantize_row::<L>(x, q),
@@ -153,6 +160,11 @@ unsafe fn quantize_group<L: Lanes>(x: *const f32, q: &mut [i8]) -> GroupQuant {
     GroupQuant { scale, sum: halves[0] + halves[1], halves }
 }
 
+/// Floats of scratch that one thread needs to quantise rows.
+pub(crate) fn quantize_scratch(width: usize, rotation: Option<&Rotation>) -> usize {
+    width.next_multiple_of(16) * if rotation.is_some() { 2 } else { 1 }
+}
+
 /// Arguments of [`norm_quantize`].
 pub(crate) struct NormQuantize<'a> {
     /// `[n][stride]`, zeros after `width`.
@@ -160,16 +172,17 @@ pub(crate) struct NormQuantize<'a> {
     pub(crate) stride: usize,
     pub(crate) width: usize,
     pub(crate) norms: Norms<'a, Gain>,
+    pub(crate) rotation: Option<&'a Rotation>,
     pub(crate) out: QuantOut<'a>,
 }
 
 #[inline(always)]
 pub(crate) unsafe fn norm_quantize<L: Lanes>(a: &NormQuantize<'_>, rows: Range<usize>, scratch: &mut [f32]) {
     debug_assert!(a.stride >= a.width.next_multiple_of(16), "rows must be padded to whole vectors");
-    debug_assert!(scratch.len() >= a.width.next_multiple_of(16), "scratch must hold a row");
+    debug_assert!(scratch.len() >= quantize_scratch(a.width, a.rotation), "scratch must hold the rows");
     for row in rows {
         let x = a.x[row * a.stride..][..a.stride].as_ptr();
-        quantize::<L>(x, a.width, a.norms, scratch.as_mut_ptr(), row, a.out);
+        quantize::<L>(x, a.width, (a.norms, a.rotation), scratch.as_mut_ptr(), row, a.out);
     }
 }
 
@@ -181,12 +194,13 @@ pub(crate) struct GateQuantize<'a> {
     pub(crate) ffn: usize,
     pub(crate) gate: Gate,
     pub(crate) norms: Norms<'a, Gain>,
+    pub(crate) rotation: Option<&'a Rotation>,
     pub(crate) out: QuantOut<'a>,
 }
 
 #[inline(always)]
 pub(crate) unsafe fn gate_quantize<L: Lanes>(a: &GateQuantize<'_>, rows: Range<usize>, scratch: &mut [f32]) {
-    debug_assert!(scratch.len() >= a.ffn.next_multiple_of(16), "scratch must hold a row");
+    debug_assert!(scratch.len() >= quantize_scratch(a.ffn, a.rotation), "scratch must hold the rows");
     let (whole, rest) = (a.ffn / 16 * 16, a.ffn % 16);
     let y = scratch.as_mut_ptr();
     for row in rows {
@@ -199,7 +213,7 @@ pub(crate) unsafe fn gate_quantize<L: Lanes>(a: &GateQuantize<'_>, rows: Range<u
             let (g, u) = (load_partial::<L>(gate.add(whole), rest), load_partial::<L>(up.add(whole), rest));
             L::store(y.add(whole), gated::<L>(a.gate, g, u));
         }
-        quantize::<L>(y, a.ffn, a.norms, y, row, a.out);
+        quantize::<L>(y, a.ffn, (a.norms, a.rotation), y, row, a.out);
     }
 }
 
@@ -210,10 +224,7 @@ unsafe fn gated<L: Lanes>(gate: Gate, g: L::F, u: L::F) -> L::F {
             let r = L::max(L::splat(0.0), g);
             L::mul(L::mul(r, r), u)
         }
-        Gate::Silu => {
-            let e = exp::<L>(L::sub(L::splat(-0.0), g));
-            L::mul(L::div(g, L::add(L::splat(1.0), e)), u)
-        }
+        Gate::Silu => L::mul(silu::<L>(g), u),
     }
 }
 
@@ -237,18 +248,49 @@ pub(crate) unsafe fn norm_rows<L: Lanes>(a: &NormRows<'_>) {
     }
 }
 
+/// Arguments of [`sigmoid_gate`].
+pub(crate) struct SigmoidGate<'a> {
+    /// `[n][stride]`, with the gates from `column` on.
+    pub(crate) x: &'a [f32],
+    pub(crate) stride: usize,
+    pub(crate) column: usize,
+    /// `[n][out_stride]`
+    pub(crate) out: Shared<'a, f32>,
+    pub(crate) out_stride: usize,
+    pub(crate) width: usize,
+}
+
+#[inline(always)]
+pub(crate) unsafe fn sigmoid_gate<L: Lanes>(a: &SigmoidGate<'_>, rows: Range<usize>) {
+    let (whole, rest) = (a.width / 16 * 16, a.width % 16);
+    for row in rows {
+        let gate = a.x[row * a.stride + a.column..][..a.width].as_ptr();
+        let out = a.out.slice(row * a.out_stride, a.width).as_mut_ptr();
+        for i in (0..whole).step_by(16) {
+            let y = L::mul(L::load(out.add(i)), sigmoid::<L>(L::load(gate.add(i))));
+            L::store(out.add(i), y);
+        }
+        if rest > 0 {
+            let (x, g) = (load_partial::<L>(out.add(whole), rest), load_partial::<L>(gate.add(whole), rest));
+            store_partial::<L>(out.add(whole), L::mul(x, sigmoid::<L>(g)), rest);
+        }
+    }
+}
+
 /// Arguments of [`rope_store`].
 pub(crate) struct RopeStore<'a> {
     pub(crate) runs: &'a [Run],
     pub(crate) blocks: &'a [u32],
-    /// `[positions][head_dim / 2]`
+    /// `[positions][width / 2]`
     pub(crate) cos: &'a [f32],
     pub(crate) sin: &'a [f32],
+    /// Dimensions of a head that are rotated.
+    pub(crate) width: usize,
     pub(crate) heads: usize,
     pub(crate) norms: HeadNorms<'a, Gain>,
     pub(crate) shape: KvShape,
     pub(crate) kv: KvType,
-    /// `[n][stride]`: queries, keys, values.
+    /// `[n][stride]`: queries, keys, values, and columns that are left alone.
     pub(crate) qkv: Shared<'a, f32>,
     pub(crate) stride: usize,
     /// As in [`cache`].
@@ -269,7 +311,7 @@ pub(crate) unsafe fn rope_store<L: Lanes>(a: &RopeStore<'_>, scratch: &mut [f32]
 
 /// Normalises a head; `scratch` is as long as a head padded to whole vectors.
 #[inline(always)]
-unsafe fn normalize_head<L: Lanes>(head: &mut [f32], norm: &Norm<Gain>, scratch: &mut [f32]) {
+pub(crate) unsafe fn normalize_head<L: Lanes>(head: &mut [f32], norm: &Norm<Gain>, scratch: &mut [f32]) {
     let width = head.len();
     if width.is_multiple_of(16) {
         return normalize::<L>(head.as_ptr(), head.as_mut_ptr(), width, norm);
@@ -289,13 +331,13 @@ unsafe fn rope_store_as<L: Lanes, S: Cached>(a: &RopeStore<'_>, scratch: &mut [f
         for (i, t) in run.tokens.clone().enumerate() {
             let position = run.start + i;
             let row = a.qkv.slice(t * a.stride, (a.heads + 2 * kv_heads) * dim);
-            let table = position * (dim / 2);
-            let (cos, sin) = (&a.cos[table..][..dim / 2], &a.sin[table..][..dim / 2]);
+            let table = position * (a.width / 2);
+            let (cos, sin) = (&a.cos[table..][..a.width / 2], &a.sin[table..][..a.width / 2]);
             for (h, head) in row.chunks_exact_mut(dim).take(a.heads + kv_heads).enumerate() {
                 if let Some([queries, keys]) = a.norms {
                     normalize_head::<L>(head, if h < a.heads { queries } else { keys }, scratch);
                 }
-                let (low, high) = head.split_at_mut(dim / 2);
+                let (low, high) = head[..a.width].split_at_mut(a.width / 2);
                 for ((x, y), (&c, &s)) in low.iter_mut().zip(high).zip(cos.iter().zip(sin)) {
                     (*x, *y) = (x.mul_add(c, -(*y * s)), y.mul_add(c, *x * s));
                 }

@@ -99,6 +99,15 @@ macro_rules! ymm_lanes {
                 })
             }
             #[inline(always)]
+            unsafe fn swap<const APART: usize>(x: Self::F) -> Self::F {
+                match APART {
+                    1 => both!(x, x => _mm256_permute_ps::<0b10_11_00_01>(x)),
+                    2 => both!(x, x => _mm256_permute_ps::<0b01_00_11_10>(x)),
+                    4 => both!(x, x => _mm256_permute2f128_ps::<1>(x, x)),
+                    _ => [x[1], x[0]],
+                }
+            }
+            #[inline(always)]
             unsafe fn reduce_add(x: Self::F) -> f32 {
                 let x = _mm256_add_ps(x[0], x[1]);
                 let x = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));

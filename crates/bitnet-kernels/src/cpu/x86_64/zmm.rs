@@ -78,6 +78,15 @@ macro_rules! zmm_lanes {
                 _mm512_castsi512_ps(_mm512_slli_epi32(biased, 23))
             }
             #[inline(always)]
+            unsafe fn swap<const APART: usize>(x: Self::F) -> Self::F {
+                match APART {
+                    1 => _mm512_permute_ps::<0b10_11_00_01>(x),
+                    2 => _mm512_permute_ps::<0b01_00_11_10>(x),
+                    4 => _mm512_shuffle_f32x4::<0b10_11_00_01>(x, x),
+                    _ => _mm512_shuffle_f32x4::<0b01_00_11_10>(x, x),
+                }
+            }
+            #[inline(always)]
             unsafe fn reduce_add(x: Self::F) -> f32 {
                 let x = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
                 let x = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));

@@ -74,10 +74,10 @@ pub fn attend(
         let mut x = reference.rows(n, HIDDEN, RowsKind::Residual).unwrap();
         reference.write(&mut x, &features).unwrap();
         let mut q = reference.quants(n, HIDDEN, Grouping::Row).unwrap();
-        reference.norm_quantize(n, &x, [None, None], &mut q).unwrap();
+        reference.norm_quantize(n, &x, [None, None], None, &mut q).unwrap();
         let mut qkv = reference.rows(n, rows, RowsKind::Between).unwrap();
         let all = Step { runs: &runs, blocks: &blocks };
-        reference.bit_linear_rope_store(all, &q, &w, &rope, None, &mut qkv, &mut kv).unwrap();
+        reference.bit_linear_rope_store(all, &q, &w, queries, &rope, None, &mut qkv, &mut kv).unwrap();
         let mut out = reference.rows(n, queries * dim, RowsKind::Between).unwrap();
         reference.attention(all, &qkv, &kv, &mut out).unwrap();
         let (e_queries, e_out) = (reference.read(&qkv, n).unwrap(), reference.read(&out, n).unwrap());

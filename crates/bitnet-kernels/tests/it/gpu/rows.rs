@@ -49,7 +49,7 @@ fn quantised_rows_equal_the_reference_bit_for_bit_at_any_width_and_number_of_nor
             let (mut q, mut r) =
                 (gpu.quants(n, width, Grouping::Row).unwrap(), cpu.quants(n, width, Grouping::Row).unwrap());
             gpu.norm_quantize(n, &x, [on_gpu.get(2 - norms), on_gpu.get(3 - norms)], &mut q).unwrap();
-            cpu.norm_quantize(n, &y, [on_cpu.get(2 - norms), on_cpu.get(3 - norms)], &mut r).unwrap();
+            cpu.norm_quantize(n, &y, [on_cpu.get(2 - norms), on_cpu.get(3 - norms)], None, &mut r).unwrap();
             let (a, b) = (gpu.read_quants(&q, n).unwrap(), cpu.read_quants(&r, n).unwrap());
             assert_eq!(
                 (a.0, bits(&a.1), a.2),
@@ -82,7 +82,7 @@ fn gated_rows_equal_the_reference_bit_for_bit() {
             let (mut q, mut r) =
                 (gpu.quants(n, ffn, Grouping::Row).unwrap(), cpu.quants(n, ffn, Grouping::Row).unwrap());
             gpu.gate_quantize(n, &x, gate, [None, Some(&on_gpu)], &mut q).unwrap();
-            cpu.gate_quantize(n, &y, gate, [None, Some(&on_cpu)], &mut r).unwrap();
+            cpu.gate_quantize(n, &y, gate, [None, Some(&on_cpu)], None, &mut r).unwrap();
             let (a, b) = (gpu.read_quants(&q, n).unwrap(), cpu.read_quants(&r, n).unwrap());
             assert_eq!((a.0, bits(&a.1), a.2), (b.0, bits(&b.1), b.2), "ffn {ffn}, {gate:?}");
         }

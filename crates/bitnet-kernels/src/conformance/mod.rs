@@ -5,12 +5,14 @@
 //! is compared with the reference that rounds where it does ([`Reference::bf16`]); attention and logits, which its
 //! matrix units add in an order of their own, may differ within a bound.
 
+mod recurrent;
+
 use bitnet_tensor::{BitNetTensor, DType, GroupedTensor, SharedBytes, TernaryTensor};
 use half::f16;
 
 use crate::{
     BLOCK_TOKENS, Backend, Cpu, Gate, GroupedPanels, Grouping, HeadNorms, Inspect, Isa, KernelError, KvShape,
-    Norm, Norms, Panels, Reference, RowOrder, RowsKind, Run, Screen, Step, Wanted,
+    Norm, Norms, Panels, Reference, RowOrder, RowsKind, Run, Screen, Step, Wanted, gpu::GpuError,
 };
 
 /// One operation at one shape: `n` tokens of `k` or `width` input features. `rows` are the output features of each range
@@ -52,12 +54,68 @@ pub enum Case {
     TernaryHead { n: usize, width: usize, vocab: usize, group: usize },
     /// [`Backend::bit_linear`] and [`Backend::embed`] with factors other than 1.
     Factors { n: usize, width: usize, rows: usize },
+    /// [`Backend::gated_delta`] of several sequences in one step, after [`Backend::copy_state`], and a token more of each.
+    /// `runs` are `(start, tokens)` of each; earlier tokens come in previous steps, of which the last has as many tokens as
+    /// taps less two, so that a run reads inputs from its state and from itself. Slots hold other sequences before. `odd`
+    /// adds rows that are zero, tiny, huge, infinite or NaN.
+    Delta {
+        key_heads: usize,
+        value_heads: usize,
+        head_dim: usize,
+        taps: usize,
+        runs: &'static [(usize, usize)],
+        odd: bool,
+    },
+    /// [`Backend::norm_quantize`], with 0 or 1 norm, and [`Backend::gate_quantize`] with a [`Rotate`](crate::Rotate) of
+    /// `width` columns in blocks; `grouped` are key heads, and value heads per key head.
+    Rotated {
+        n: usize,
+        width: usize,
+        block: usize,
+        signs: bool,
+        grouped: Option<(usize, usize)>,
+        norms: usize,
+        grouping: Grouping,
+    },
+    /// [`Case::TernaryHead`] with a table that contains a transform.
+    RotatedHead { n: usize, width: usize, vocab: usize, group: usize, block: usize },
+    /// [`Backend::sigmoid_gate`] with gates from `column` on.
+    SigmoidGate { n: usize, width: usize, column: usize },
+    /// [`Backend::dense`] into columns `column..`.
+    Dense { n: usize, width: usize, rows: usize, column: usize, dtype: DType },
+    /// [`Backend::rope_store`], with norms, and [`Backend::attention`] of one sequence whose heads are rotated in their
+    /// first `rotary` dimensions, and whose rows end with `more` other columns.
+    PartialRope {
+        start: usize,
+        n: usize,
+        heads: usize,
+        kv_heads: usize,
+        head_dim: usize,
+        rotary: usize,
+        more: usize,
+    },
 }
 
 impl Case {
     /// Whether the case depends on the type of the cache.
     pub fn caches(&self) -> bool {
-        matches!(self, Case::Qkv { .. } | Case::HeadNorms { .. } | Case::Attention { .. })
+        matches!(
+            self,
+            Case::Qkv { .. } | Case::HeadNorms { .. } | Case::Attention { .. } | Case::PartialRope { .. }
+        )
+    }
+
+    /// Whether there are no GPU kernels for the case.
+    fn only_on_cpus(&self) -> bool {
+        matches!(
+            self,
+            Case::Delta { .. }
+                | Case::Rotated { .. }
+                | Case::RotatedHead { .. }
+                | Case::SigmoidGate { .. }
+                | Case::Dense { .. }
+                | Case::PartialRope { .. }
+        )
     }
 }
 
@@ -105,6 +163,7 @@ pub fn cases() -> Vec<Case> {
     attention_cases(&mut cases);
     head_cases(&mut cases);
     grouped_cases(&mut cases);
+    recurrent::add_cases(&mut cases);
     cases
 }
 
@@ -200,6 +259,9 @@ pub enum Failure {
     /// The backend could not run the case.
     #[error("{case:?}: {source}")]
     Backend { case: Case, source: KernelError },
+    /// The backend has no kernels for the case, but did not say so.
+    #[error("{case:?}: a backend without kernels must refuse it")]
+    NotRefused { case: Case },
 }
 
 /// All outputs of a case: name, values, and their bits.
@@ -217,11 +279,19 @@ pub fn check(cpu: &mut Cpu, case: Case) -> Result<(), Failure> {
 /// Runs one case on a backend that stores bf16 between operations, and on [`Reference::bf16`].
 ///
 /// Attention may differ by 2^-7 of the largest value of the case (a value may round to bf16 the other way) and logits
-/// by 2^-16 of it (products are added in another order). Everything else must agree in all bits.
+/// by 2^-16 of it (products are added in another order). Everything else must agree in all bits. Cases that only CPUs
+/// have kernels for must be refused with [`GpuError::NoKernel`].
 ///
 /// # Errors
 /// The first value that differs by more than that.
 pub fn check_rounded(backend: &mut impl Inspect, case: Case) -> Result<(), Failure> {
+    if case.only_on_cpus() {
+        return match outputs(backend, case) {
+            Err(KernelError::Gpu(GpuError::NoKernel { .. })) => Ok(()),
+            Err(source) => Err(Failure::Backend { case, source }),
+            Ok(_) => Err(Failure::NotRefused { case }),
+        };
+    }
     let bound = |what: &str| match what {
         "attention" => Some(1.0 / 128.0),
         "logit" => Some(1.0 / 65536.0),
@@ -431,7 +501,7 @@ fn outputs<B: Inspect>(b: &mut B, case: Case) -> Result<Results, KernelError> {
             let mut x = b.rows(n, 2 * ffn, RowsKind::Between)?;
             b.write(&mut x, &v.rows(n, 2 * ffn))?;
             let mut q = b.quants(n, ffn, Grouping::Row)?;
-            b.gate_quantize(n, &x, gate, in_order(&norms), &mut q)?;
+            b.gate_quantize(n, &x, gate, in_order(&norms), None, &mut q)?;
             quantised(b, &q, n)
         }
         Case::GateUp { n, k, ffn, gate } => {
@@ -452,6 +522,7 @@ fn outputs<B: Inspect>(b: &mut B, case: Case) -> Result<Results, KernelError> {
             let table = b.table(&v.table(vocab, width, dtype))?;
             head(b, v, &table, [n, width, vocab], 1.0)
         }
+        _ => recurrent::outputs(b, v, case),
     }
 }
 
@@ -470,7 +541,7 @@ fn quantize<B: Inspect>(
         let mut x = b.rows(n, width, kind)?;
         b.write(&mut x, &values)?;
         let mut q = b.quants(n, width, grouping)?;
-        b.norm_quantize(n, &x, in_order(&norms), &mut q)?;
+        b.norm_quantize(n, &x, in_order(&norms), None, &mut q)?;
         results.append(&mut quantised(b, &q, n)?);
     }
     Ok(results)
@@ -505,7 +576,7 @@ fn product<B: Inspect>(
     let mut x = b.rows(n, k, RowsKind::Residual)?;
     b.write(&mut x, &v.rows(n, k))?;
     let mut q = b.quants(n, k, grouping)?;
-    b.norm_quantize(n, &x, [None, None], &mut q)?;
+    b.norm_quantize(n, &x, [None, None], None, &mut q)?;
     // Sums are added to the residual; plain products are passed between operations.
     let kind = if add.is_some() { RowsKind::Residual } else { RowsKind::Between };
     let mut out = b.rows(n, column + rows + 3, kind)?;
@@ -526,7 +597,7 @@ fn gate_up<B: Inspect>(
     let q = input(b, v, (n, k), grouping)?;
     let mut gate_up = b.rows(n, 2 * ffn, RowsKind::Between)?;
     let mut out = b.quants(n, ffn, grouping)?;
-    b.bit_linear_gate_quantize(n, &q, w, gate, [Some(&norm), None], &mut gate_up, &mut out)?;
+    b.bit_linear_gate_quantize(n, &q, w, gate, [Some(&norm), None], None, &mut gate_up, &mut out)?;
     quantised(b, &out, n)
 }
 
@@ -551,7 +622,7 @@ fn qkv<B: Inspect>(
         let mut qkv = b.rows(len, width, RowsKind::Between)?;
         let runs = [Run { tokens: 0..len, start: first, blocks: 0..blocks.len(), state: 0 }];
         let step = Step { runs: &runs, blocks: &blocks };
-        b.bit_linear_rope_store(step, &q, w, &rope, norms, &mut qkv, &mut kv)?;
+        b.bit_linear_rope_store(step, &q, w, heads, &rope, norms, &mut qkv, &mut kv)?;
         Ok::<_, KernelError>((runs, qkv))
     };
     if start > 0 {
@@ -704,7 +775,7 @@ fn input<B: Inspect>(
     let mut x = b.rows(n, k, RowsKind::Residual)?;
     b.write(&mut x, &v.many(n * k))?;
     let mut q = b.quants(n, k, grouping)?;
-    b.norm_quantize(n, &x, [None, None], &mut q)?;
+    b.norm_quantize(n, &x, [None, None], None, &mut q)?;
     Ok(q)
 }
 
@@ -755,7 +826,7 @@ fn attention<B: Inspect>(
     }
     let mut before = b.rows(past_rows.max(1), width, RowsKind::Between)?;
     b.write(&mut before, &v.many(past_rows * width))?;
-    b.rope_store(Step { runs: &past, blocks: &blocks }, &rope, None, &mut before, &mut kv)?;
+    b.rope_store(Step { runs: &past, blocks: &blocks }, heads, &rope, None, &mut before, &mut kv)?;
     // Moves the first block: attention must find its keys and values in the copy.
     b.copy_block(&mut kv, blocks[0], count as u32)?;
     blocks[0] = count as u32;
@@ -766,7 +837,7 @@ fn attention<B: Inspect>(
     };
     b.write(&mut qkv, &values)?;
     let step = Step { runs: &step, blocks: &blocks };
-    b.rope_store(step, &rope, None, &mut qkv, &mut kv)?;
+    b.rope_store(step, heads, &rope, None, &mut qkv, &mut kv)?;
     let mut out = b.rows(step_rows, heads * dim, RowsKind::Between)?;
     b.attention(step, &qkv, &kv, &mut out)?;
     Ok(vec![floats("query", b.read(&qkv, step_rows)?), floats("attention", b.read(&out, step_rows)?)])

@@ -1,13 +1,17 @@
 //! The reference: every operation as plain loops over vectors, in the order that [`crate::order`] defines.
 
+mod recurrent;
+
 use bitnet_tensor::{BitNetTensor, DType, GroupedTensor, SharedBytes, TernaryTensor, quant};
 use half::{bf16, f16};
 
 use crate::{
-    BLOCK_TOKENS, Backend, BackendInfo, Drawn, Gate, Grouping, HeadNorms, Inspect, KernelError, KvShape,
-    KvType, Norm, Norms, RowOrder, RowsKind, Step, TableWeights, Wanted, Weights,
-    order::{SEGMENT, SQUARES, exp, grouped, merge, tree},
+    BLOCK_TOKENS, Backend, BackendInfo, DeltaShape, DeltaWeights, Drawn, Gate, Grouping, HeadNorms, Inspect,
+    KernelError, KvShape, KvType, Norm, Norms, Rotate, RowOrder, RowsKind, Step, TableWeights, Wanted,
+    Weights,
+    order::{SEGMENT, SQUARES, exp, grouped, merge, sigmoid, tree},
 };
+pub use recurrent::{Delta, Rotation, State};
 
 /// The scalar backend that all others are compared with. It makes no attempt to be fast.
 ///
@@ -106,12 +110,12 @@ pub enum Linear {
 }
 
 /// An embedding or output head of the reference.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub enum Table {
     /// Rows of floats.
     Dense(BitNetTensor),
-    /// Rows of codes, with one scale per group of columns.
-    Ternary(GroupedTensor),
+    /// Rows of codes, with one scale per group of columns, and the transform that they contain.
+    Ternary(GroupedTensor, Option<Rotation>),
 }
 
 impl Table {
@@ -119,7 +123,7 @@ impl Table {
     fn shape(&self) -> [usize; 2] {
         match self {
             Table::Dense(table) => [table.rows(), table.cols()],
-            Table::Ternary(table) => [table.rows(), table.cols()],
+            Table::Ternary(table, _) => [table.rows(), table.cols()],
         }
     }
 }
@@ -129,7 +133,7 @@ impl Table {
 pub struct Rope {
     cos: Vec<f32>,
     sin: Vec<f32>,
-    head_dim: usize,
+    width: usize,
 }
 
 /// Keys and values of the reference, `[block][slot][kv_head][head_dim]`.
@@ -168,9 +172,18 @@ fn rms_norm(x: &mut [f32], norm: &Norm<Vec<f32>>) {
     }
 }
 
-fn quantize_into(mut x: Vec<f32>, norms: Norms<'_, Vec<f32>>, row: usize, out: &mut Quants) {
+fn quantize_into(
+    mut x: Vec<f32>,
+    norms: Norms<'_, Vec<f32>>,
+    rotation: Option<&Rotation>,
+    row: usize,
+    out: &mut Quants,
+) {
     for norm in norms.into_iter().flatten() {
         rms_norm(&mut x, norm);
+    }
+    if let Some(rotation) = rotation {
+        rotation.apply(&mut x);
     }
     let q = &mut out.values[row * out.width..][..out.width];
     match &mut out.scales {
@@ -247,6 +260,9 @@ impl Backend for Reference {
     type Gain = Vec<f32>;
     type Rope = Rope;
     type Kv = Kv;
+    type Delta = Delta;
+    type State = State;
+    type Rotation = Rotation;
 
     fn info(&self) -> BackendInfo {
         BackendInfo { device: "reference".into(), isa: "scalar", threads: 1, kv: self.kv.name() }
@@ -279,8 +295,8 @@ impl Backend for Reference {
         Ok(match weights.into() {
             TableWeights::Dense(weights) if self.bf16 => Table::Dense(rounded(weights)),
             TableWeights::Dense(weights) => Table::Dense(weights.clone()),
-            TableWeights::Groups(weights) => Table::Ternary(weights.clone()),
-            TableWeights::GroupPanels(panels) => Table::Ternary(panels.unpack(0..panels.rows())?),
+            TableWeights::Groups(weights) => Table::Ternary(weights.clone(), None),
+            TableWeights::GroupPanels(panels) => Table::Ternary(panels.unpack(0..panels.rows())?, None),
         })
     }
 
@@ -288,13 +304,30 @@ impl Backend for Reference {
         Ok(gain.to_vec())
     }
 
-    fn rope(&mut self, cos: &[f32], sin: &[f32], head_dim: usize) -> Result<Rope, KernelError> {
-        Ok(Rope { cos: cos.to_vec(), sin: sin.to_vec(), head_dim })
+    fn rope(&mut self, cos: &[f32], sin: &[f32], width: usize) -> Result<Rope, KernelError> {
+        Ok(Rope { cos: cos.to_vec(), sin: sin.to_vec(), width })
     }
 
     fn kv(&mut self, shape: KvShape) -> Result<Kv, KernelError> {
         let n = shape.blocks * BLOCK_TOKENS * shape.kv_heads * shape.head_dim;
         Ok(Kv { shape, keys: vec![0.0; n], values: vec![0.0; n] })
+    }
+
+    fn delta(&mut self, shape: DeltaShape, weights: &DeltaWeights<'_>) -> Result<Delta, KernelError> {
+        Ok(Delta::new(shape, weights))
+    }
+
+    fn state(&mut self, shape: DeltaShape, slots: usize) -> Result<State, KernelError> {
+        Ok(State::new(shape, slots))
+    }
+
+    fn rotation(&mut self, width: usize, rotate: &Rotate<'_>) -> Result<Rotation, KernelError> {
+        Ok(Rotation::new(width, rotate))
+    }
+
+    fn rotate_table(&mut self, table: &mut Table, rotation: Rotation) {
+        let Table::Ternary(_, contained) = table else { panic!("only a ternary table can be rotated") };
+        *contained = Some(rotation);
     }
 
     fn embed(
@@ -308,7 +341,12 @@ impl Backend for Reference {
             let (token, out) = (token as usize, out.row_mut(i));
             match table {
                 Table::Dense(table) => table.decode_row(token, out),
-                Table::Ternary(table) => table.decode_row(token, out),
+                Table::Ternary(table, rotation) => {
+                    table.decode_row(token, out);
+                    if let Some(rotation) = rotation {
+                        rotation.undo(out);
+                    }
+                }
             }
             out.iter_mut().for_each(|x| *x *= factor);
         }
@@ -320,10 +358,11 @@ impl Backend for Reference {
         n: usize,
         x: &Rows,
         norms: Norms<'_, Vec<f32>>,
+        rotation: Option<&Rotation>,
         out: &mut Quants,
     ) -> Result<(), KernelError> {
         for row in 0..n {
-            quantize_into(x.row(row).to_vec(), norms, row, out);
+            quantize_into(x.row(row).to_vec(), norms, rotation, row, out);
         }
         Ok(())
     }
@@ -350,13 +389,13 @@ impl Backend for Reference {
     fn rope_store(
         &mut self,
         Step { runs, blocks }: Step<'_>,
+        heads: usize,
         rope: &Rope,
         norms: HeadNorms<'_, Vec<f32>>,
         qkv: &mut Rows,
         kv: &mut Kv,
     ) -> Result<(), KernelError> {
         let (dim, kv_heads) = (kv.shape.head_dim, kv.shape.kv_heads);
-        let heads = qkv.width / dim - 2 * kv_heads;
         for run in runs {
             for (i, t) in run.tokens.clone().enumerate() {
                 let position = run.start + i;
@@ -365,9 +404,9 @@ impl Backend for Reference {
                     if let Some([queries, keys]) = norms {
                         rms_norm(head, if h < heads { queries } else { keys });
                     }
-                    let (low, high) = head.split_at_mut(dim / 2);
+                    let (low, high) = head[..rope.width].split_at_mut(rope.width / 2);
                     for (d, (x, y)) in low.iter_mut().zip(high).enumerate() {
-                        let at = position * rope.head_dim / 2 + d;
+                        let at = position * rope.width / 2 + d;
                         let (c, s) = (rope.cos[at], rope.sin[at]);
                         (*x, *y) = (x.mul_add(c, -(*y * s)), y.mul_add(c, *x * s));
                     }
@@ -396,7 +435,7 @@ impl Backend for Reference {
         out: &mut Rows,
     ) -> Result<(), KernelError> {
         let (dim, kv_heads) = (kv.shape.head_dim, kv.shape.kv_heads);
-        let heads = qkv.width / dim - 2 * kv_heads;
+        let heads = out.width / dim;
         let scale = 1.0 / (dim as f32).sqrt();
         // On a GPU, a segment is a block of the cache.
         let length = if self.bf16 { BLOCK_TOKENS } else { SEGMENT };
@@ -458,12 +497,13 @@ impl Backend for Reference {
         gate_up: &Rows,
         gate: Gate,
         norms: Norms<'_, Vec<f32>>,
+        rotation: Option<&Rotation>,
         out: &mut Quants,
     ) -> Result<(), KernelError> {
         for row in 0..n {
             let (g, u) = gate_up.row(row).split_at(gate_up.width / 2);
             let gated = g.iter().zip(u).map(|(&g, &u)| gated(gate, g, u));
-            quantize_into(gated.collect(), norms, row, out);
+            quantize_into(gated.collect(), norms, rotation, row, out);
         }
         Ok(())
     }
@@ -476,6 +516,7 @@ impl Backend for Reference {
         w: &Linear,
         gate: Gate,
         norms: Norms<'_, Vec<f32>>,
+        rotation: Option<&Rotation>,
         _: &mut Rows,
         out: &mut Quants,
     ) -> Result<(), KernelError> {
@@ -483,7 +524,7 @@ impl Backend for Reference {
             let y = multiply(x, row, w);
             let (g, u) = y.split_at(y.len() / 2);
             let h = g.iter().zip(u).map(|(&g, &u)| self.between(gated(gate, g, u))).collect();
-            quantize_into(h, norms, row, out);
+            quantize_into(h, norms, rotation, row, out);
         }
         Ok(())
     }
@@ -494,6 +535,7 @@ impl Backend for Reference {
         step: Step<'_>,
         x: &Quants,
         w: &Linear,
+        heads: usize,
         rope: &Rope,
         norms: HeadNorms<'_, Vec<f32>>,
         qkv: &mut Rows,
@@ -504,7 +546,62 @@ impl Backend for Reference {
                 *o = if norms.is_some() { self.between(y) } else { y };
             }
         }
-        self.rope_store(step, rope, norms, qkv, kv)
+        self.rope_store(step, heads, rope, norms, qkv, kv)
+    }
+
+    fn gated_delta(
+        &mut self,
+        Step { runs, .. }: Step<'_>,
+        x: &Rows,
+        w: &Delta,
+        state: &mut State,
+        out: &mut Rows,
+    ) -> Result<(), KernelError> {
+        for run in runs {
+            w.run(run, x, state, |t, values| {
+                for (i, value) in values.into_iter().enumerate() {
+                    out.values[t * out.width + i] = self.kept(out, value);
+                }
+            });
+        }
+        Ok(())
+    }
+
+    fn copy_state(&mut self, state: &mut State, from: u32, to: u32) -> Result<(), KernelError> {
+        state.slots[to as usize] = state.slots[from as usize].clone();
+        Ok(())
+    }
+
+    fn sigmoid_gate(&mut self, n: usize, x: &Rows, column: usize, out: &mut Rows) -> Result<(), KernelError> {
+        for t in 0..n {
+            for i in 0..out.width {
+                let at = t * out.width + i;
+                out.values[at] = self.kept(out, out.values[at] * sigmoid(x.row(t)[column + i]));
+            }
+        }
+        Ok(())
+    }
+
+    fn dense(
+        &mut self,
+        n: usize,
+        x: &Rows,
+        norm: &Norm<Vec<f32>>,
+        w: &Table,
+        out: &mut Rows,
+        column: usize,
+    ) -> Result<(), KernelError> {
+        let Table::Dense(table) = w else { panic!("the table must be dense") };
+        let mut weights = vec![0.0; table.cols()];
+        for t in 0..n {
+            let mut x = x.row(t).to_vec();
+            rms_norm(&mut x, norm);
+            for r in 0..table.rows() {
+                table.decode_row(r, &mut weights);
+                out.values[t * out.width + column + r] = self.kept(out, dot(&weights, &x));
+            }
+        }
+        Ok(())
     }
 
     fn norm_rows(
@@ -543,9 +640,9 @@ impl Backend for Reference {
                     }
                 }
             }
-            Table::Ternary(table) => {
+            Table::Ternary(table, rotation) => {
                 let mut q = self.quants(n, cols, Grouping::Groups)?;
-                self.norm_quantize(n, x, [None, None], &mut q)?;
+                self.norm_quantize(n, x, [None, None], rotation.as_ref(), &mut q)?;
                 let table = Linear::Grouped(table.clone());
                 for (t, logits) in logits.chunks_exact_mut(vocab).take(n).enumerate() {
                     logits.copy_from_slice(&multiply(&q, t, &table));
