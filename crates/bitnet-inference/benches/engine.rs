@@ -91,6 +91,7 @@ fn scheduling() -> Vec<Value> {
         max_tokens: limits.max_tokens,
         max_rows: limits.max_logit_rows,
         kv_blocks: limits.kv_blocks,
+        state_slots: 0,
         context: 512,
         max_draft: 0,
         sizing: BatchSizing::Fixed(RUNNING),

@@ -22,7 +22,8 @@ use crate::{
 /// added.
 #[derive(Clone)]
 pub struct EngineConfig {
-    /// Maximum number of sequences in a forward pass; others wait.
+    /// Maximum number of sequences in a forward pass; others wait. With recurrent layers, at most seven in eight of
+    /// the state slots are for running sequences; the others keep snapshots for the prefix cache.
     pub max_batch_size: usize,
     /// How many of these sequences run, and how much of a step goes to prompts. By default all run, and chunks of
     /// prompts are so small that the time between two tokens of a sequence stays below [`BatchSizing::DEFAULT_ITL`].
@@ -33,7 +34,8 @@ pub struct EngineConfig {
     pub max_queued_requests: usize,
     /// Maximum number of waiting prompt tokens; further requests are refused.
     pub max_queued_tokens: usize,
-    /// Maximum number of drafted tokens for a sequence in a step; 0 turns drafting off.
+    /// Maximum number of drafted tokens for a sequence in a step; 0 turns drafting off. With recurrent layers, each
+    /// sequence that drafts needs a second state slot during the step.
     pub max_draft: usize,
     /// Number of unread updates at which a request pauses.
     pub mailbox: usize,
@@ -129,6 +131,14 @@ fn watch(shared: &Shared, limit: Duration, engine: &Receiver<()>) {
     }
 }
 
+/// Number of sequences that run side by side if `wanted` are.
+fn places(wanted: usize, limits: Limits) -> usize {
+    match limits.state_slots {
+        0 => wanted,
+        slots => wanted.min(slots - slots / 8),
+    }
+}
+
 /// Checks that an engine can run with these limits.
 fn check(
     config: &EngineConfig,
@@ -184,11 +194,13 @@ impl Engine {
         let context = model.spec().context.min(limits.kv_blocks.saturating_mul(Batch::BLOCK_TOKENS));
         let eos = config.eos.clone().unwrap_or_else(|| model.spec().eos.clone());
         check(&config, limits, vocab, context, &eos)?;
-        let max_batch = config.max_batch_size.min(limits.max_tokens).min(limits.max_logit_rows);
+        let max_batch =
+            places(config.max_batch_size, limits).min(limits.max_tokens).min(limits.max_logit_rows);
         let shared = Arc::new(Shared {
             recorders: RwLock::new(config.recorder.iter().cloned().collect()),
             status: Mutex::new(EngineStatus {
                 kv_blocks: limits.kv_blocks,
+                state_slots: limits.state_slots,
                 device: model.device(),
                 ..EngineStatus::default()
             }),
@@ -199,6 +211,7 @@ impl Engine {
             max_tokens: limits.max_tokens,
             max_rows: limits.max_logit_rows,
             kv_blocks: limits.kv_blocks,
+            state_slots: limits.state_slots,
             context,
             max_draft: config.max_draft.min(limits.max_logit_rows),
             sizing: config.sizing,

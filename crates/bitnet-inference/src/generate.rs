@@ -67,6 +67,7 @@ pub fn generate(
         max_tokens: limits.max_tokens,
         max_rows: limits.max_logit_rows,
         kv_blocks: limits.kv_blocks,
+        state_slots: limits.state_slots,
         context,
         max_draft: engine.max_draft.min(limits.max_logit_rows),
         sizing: BatchSizing::Fixed(1),
@@ -180,5 +181,9 @@ impl Model for Borrowed<'_> {
 
     fn copy_block(&mut self, from: u32, to: u32) -> Result<(), ForwardError> {
         self.0.copy_block(from, to)
+    }
+
+    fn copy_state(&mut self, from: u32, to: u32) -> Result<(), ForwardError> {
+        self.0.copy_state(from, to)
     }
 }

@@ -55,6 +55,7 @@ mod shared;
 #[doc(hidden)]
 pub mod sim;
 mod stateless;
+mod states;
 mod step;
 mod stop;
 mod submit;

@@ -13,13 +13,15 @@ pub struct SeqId {
     pub choice: u32,
 }
 
+const BLOCK: usize = bitnet_model::Batch::BLOCK_TOKENS;
+
 /// One choice of one request.
 ///
 /// `tokens.len() - computed` tokens are pending: the rest of a prompt, or the last drawn token. Prefill and decode
 /// differ in nothing else.
 ///
 /// A sequence either has a place in the batch (`running`) or waits for one. If it waits because its reader paused, it
-/// is parked: it keeps its blocks until others need them.
+/// is parked: it keeps its blocks and its state until others need them.
 #[derive(Debug)]
 pub struct Sequence {
     /// The request and choice.
@@ -41,6 +43,17 @@ pub struct Sequence {
     pub table: Vec<u32>,
     /// The chain after each published block.
     pub(crate) chains: Vec<Chain>,
+    /// The slot with the recurrent state after the computed tokens. A sequence that runs or is parked owns one, if the
+    /// model has any.
+    pub(crate) state: Option<u32>,
+    /// Between plan and commit of drafts, the slot with the state before them.
+    pub(crate) kept: Option<u32>,
+    /// Number of tokens that another cached text shares and after which no snapshot was found, so that one is taken.
+    pub(crate) branch: usize,
+    /// Number of tokens up to which it is computed in passes of its own, because a pass with it has failed; 0 for none.
+    pub(crate) suspect: usize,
+    /// How often its state was lost before it got past these tokens.
+    pub(crate) losses: u32,
     /// Maximum length of the sequence, in tokens.
     pub(crate) end: usize,
     /// Whether `end` is set by the context rather than the request.
@@ -94,10 +107,16 @@ impl Sequence {
             let prompt = &self.request.prompt;
             self.tokens.reserve_exact(self.end.max(prompt.len()) + max_draft + 1);
             self.tokens.extend_from_slice(prompt);
-            let blocks = self.end.div_ceil(bitnet_model::Batch::BLOCK_TOKENS);
+            let blocks = self.end.div_ceil(BLOCK);
             self.table.reserve_exact(blocks + 1);
             self.chains.reserve_exact(blocks);
         }
+    }
+
+    /// The last block boundary in the request's prompt: the longest part that a text can share with it and still have
+    /// a token to compute.
+    pub(crate) fn boundary(&self) -> usize {
+        (self.request.prompt.len() - 1) / BLOCK * BLOCK
     }
 
     /// Whether it holds blocks but has no place.

@@ -73,6 +73,12 @@ pub struct EngineStatus {
     pub kv_used: usize,
     /// Number of free blocks in the prefix cache.
     pub kv_cached: usize,
+    /// Total number of state slots; 0 for a model without recurrent layers.
+    pub state_slots: usize,
+    /// Number of state slots that sequences own.
+    pub states_used: usize,
+    /// Number of snapshots of states, from which later texts can continue.
+    pub states_saved: usize,
     /// The scheduler's counts.
     pub scheduler: SchedulerCounts,
     /// Counts of failures.

@@ -4,13 +4,17 @@
 //! logits are a function of all slots that it reads back through the block table. So a wrong table, a lost or
 //! repeated token, a wrong position, or a block written by another sequence changes every later answer. Logits that the
 //! caller has said not to look at are minus infinity.
+//!
+//! With state slots it also has a recurrent state: a hash of everything before, kept in the slot of a run and nowhere
+//! else, that decides the logits and the contents of blocks too. So a slot that is stale, swapped, or has seen a token
+//! twice changes every later answer. A forward pass that fails midway leaves the states of its runs undefined.
 
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use bitnet_kernels::BackendInfo;
-use bitnet_model::{Batch, Logits, ModelSpec};
+use bitnet_model::{Batch, Logits, ModelSpec, Run};
 
 use crate::{ForwardError, Limits, Model};
 
@@ -27,16 +31,25 @@ pub struct Counts {
     pub widest: AtomicUsize,
     /// Blocks copied.
     pub copies: AtomicUsize,
+    /// States copied.
+    pub state_copies: AtomicUsize,
 }
 
 /// Called before a step, which it can fail, and after it, when it can change the logits.
 pub type Hook = Box<dyn FnMut(&Batch, Option<&mut Logits>) -> Result<(), ForwardError> + Send>;
+
+/// The content of a state slot that nothing has been computed into.
+const UNDEFINED: u64 = 0x00BA_DBAD_BADB_AD00;
 
 /// The model; see the module.
 pub struct HashModel {
     spec: ModelSpec,
     limits: Limits,
     slots: Vec<u64>,
+    /// The recurrent state in each state slot.
+    states: Vec<u64>,
+    /// Those with which the runs of the last step began.
+    taken: Vec<Option<u64>>,
     /// Scratch memory to find the highest logits of a row.
     order: Vec<f32>,
     counts: Arc<Counts>,
@@ -56,13 +69,29 @@ impl HashModel {
             ..ModelSpec::without_layers("hash", vocab, context)
         };
         let slots = vec![0; limits.kv_blocks * Batch::BLOCK_TOKENS];
-        HashModel { spec, limits, slots, order: vec![0.0; vocab], counts: Arc::default(), hook: None }
+        let states = vec![UNDEFINED; limits.state_slots];
+        let (taken, order) = (Vec::with_capacity(limits.max_tokens), vec![0.0; vocab]);
+        HashModel { spec, limits, slots, states, taken, order, counts: Arc::default(), hook: None }
     }
 
     /// Calls `hook` before each step, without logits, and after it, with them.
     pub fn with_hook(mut self, hook: Hook) -> Self {
         self.hook = Some(hook);
         self
+    }
+
+    /// Takes the states of the runs out of their slots, whose contents are undefined until the end of the pass.
+    fn take_states(&mut self, batch: &Batch) {
+        let take = |run: &Run| {
+            self.states.get_mut(run.state as usize).map(|slot| std::mem::replace(slot, UNDEFINED))
+        };
+        self.taken.clear();
+        self.taken.extend(batch.runs().iter().map(take));
+    }
+
+    fn put_state(&mut self, run: &Run, state: Option<u64>) {
+        let slot = self.states.get_mut(run.state as usize);
+        slot.into_iter().zip(state).for_each(|(slot, state)| *slot = state);
     }
 
     /// The counts, which stay readable after the model has moved.
@@ -81,6 +110,21 @@ pub fn mix(a: u64, b: u64) -> u64 {
 
 fn slot_value(state: u64, position: usize, token: u32) -> u64 {
     mix(mix(state, position as u64), u64::from(token))
+}
+
+/// Adds a token to the recurrent state, if there is one; returns the content of the token's slot in its block.
+fn next(state: u64, recurrent: &mut Option<u64>, position: usize, token: u32) -> u64 {
+    let value = slot_value(state, position, token);
+    // Not mixed with the position: the state alone must not tell how often it has seen a token.
+    recurrent.as_mut().map_or(value, |recurrent| {
+        *recurrent = mix(*recurrent, u64::from(token));
+        mix(value, *recurrent)
+    })
+}
+
+/// What the logits are a function of.
+fn seen(state: u64, recurrent: Option<u64>) -> u64 {
+    recurrent.map_or(state, |recurrent| mix(state, recurrent))
 }
 
 fn fill(row: &mut [f32], state: u64) {
@@ -107,18 +151,26 @@ fn lower_others(row: &mut [f32], top: usize, order: &mut [f32]) {
 pub struct Oracle {
     state: u64,
     position: usize,
+    /// The recurrent state of a model that has one.
+    recurrent: Option<u64>,
 }
 
 impl Oracle {
+    /// The oracle of a model with a recurrent state.
+    pub fn recurrent() -> Self {
+        Oracle { recurrent: Some(0), ..Oracle::default() }
+    }
+
     /// Adds a token.
     pub fn push(&mut self, token: u32) {
-        self.state = mix(self.state, slot_value(self.state, self.position, token));
+        let slot = next(self.state, &mut self.recurrent, self.position, token);
+        self.state = mix(self.state, slot);
         self.position += 1;
     }
 
     /// Writes the logits after the tokens so far.
     pub fn logits(&self, row: &mut [f32]) {
-        fill(row, self.state);
+        fill(row, seen(self.state, self.recurrent));
     }
 }
 
@@ -139,28 +191,38 @@ impl Model for HashModel {
         self.counts.tokens.fetch_add(batch.tokens().len(), Relaxed);
         self.counts.rows.fetch_add(batch.logit_rows().len(), Relaxed);
         self.counts.widest.fetch_max(batch.runs().len(), Relaxed);
-        if let Some(hook) = &mut self.hook {
-            hook(batch, None)?;
+        self.take_states(batch);
+        if let Some(hook) = &mut self.hook
+            && let Err(error) = hook(batch, None)
+        {
+            if error.is_refusal() {
+                for (at, run) in batch.runs().iter().enumerate() {
+                    self.put_state(run, self.taken[at]);
+                }
+            }
+            return Err(error);
         }
         let mut rows = logits.resize(batch.logit_rows().len(), vocab).chunks_exact_mut(vocab);
         let mut wanted = batch.logit_rows().iter().zip(batch.wanted()).peekable();
-        for run in batch.runs() {
+        for (at, run) in batch.runs().iter().enumerate() {
             let table = batch.table(run);
             let slot = |p: usize| {
                 table[p / Batch::BLOCK_TOKENS] as usize * Batch::BLOCK_TOKENS + p % Batch::BLOCK_TOKENS
             };
             let mut state = (0..run.start).fold(0, |state, p| mix(state, self.slots[slot(p)]));
+            let mut recurrent = self.taken[at].map(|state| if run.start == 0 { 0 } else { state });
             for (index, p) in run.tokens.clone().zip(run.start..) {
                 let token = batch.tokens()[index];
                 assert!((token as usize) < vocab, "token {token} is not in the vocabulary");
-                self.slots[slot(p)] = slot_value(state, p, token);
+                self.slots[slot(p)] = next(state, &mut recurrent, p, token);
                 state = mix(state, self.slots[slot(p)]);
                 if let Some((_, wanted)) = wanted.next_if(|(row, _)| **row == index) {
                     let row = rows.next().expect("one row for each wanted token");
-                    fill(row, state);
+                    fill(row, seen(state, recurrent));
                     lower_others(row, wanted.highest(), &mut self.order);
                 }
             }
+            self.put_state(run, recurrent);
         }
         match &mut self.hook {
             Some(hook) => hook(batch, Some(logits)),
@@ -176,6 +238,12 @@ impl Model for HashModel {
         self.counts.copies.fetch_add(1, Relaxed);
         let (from, size) = (from as usize * Batch::BLOCK_TOKENS, Batch::BLOCK_TOKENS);
         self.slots.copy_within(from..from + size, to as usize * size);
+        Ok(())
+    }
+
+    fn copy_state(&mut self, from: u32, to: u32) -> Result<(), ForwardError> {
+        self.counts.state_copies.fetch_add(1, Relaxed);
+        self.states[to as usize] = self.states[from as usize];
         Ok(())
     }
 }

@@ -13,6 +13,9 @@ use crate::{Draw, Model, RequestError, Sampler, SeqId, Sequence, TokenLogprobs, 
 const CALIBRATED: usize = 32;
 /// Maximum time for calibration; its last step may exceed it.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// How often a sequence is computed again because a failed pass has left its state undefined. After the first time it
+/// is in passes of its own, so it is at fault if they fail too.
+const MAX_LOSSES: u32 = 2;
 
 /// Counts of failures in steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -21,6 +24,8 @@ pub struct StepFaults {
     pub failed_forwards: u64,
     /// Forward passes tried again after a failure, whole or halved.
     pub retries: u64,
+    /// Sequences computed again because a failed pass left their recurrent states undefined.
+    pub undone: u64,
     /// Sequences that failed because the forward pass failed even with them alone.
     pub forward: u64,
     /// Sequences that failed because no token could be drawn.
@@ -177,9 +182,13 @@ impl<'m> Stepper<'m> {
 
     /// Computes a plan and draws its tokens. A failed pass is tried again, then halved until the sequence at fault is
     /// alone; only that sequence fails. If the device is lost, all fail.
+    ///
+    /// A pass updates recurrent states in place, so one that fails midway cannot be tried again where it continues from
+    /// a state. Those sequences are [`RunOutcome::Undone`], and are computed again by later steps.
     pub fn run(&mut self, scheduler: &Scheduler, plan: &Plan, outcome: &mut StepOutcome) {
         outcome.runs.clear();
         outcome.drawn.clear();
+        outcome.spoiled.clear();
         self.wanted_logits.clear();
         self.scored.clear();
         self.times = StepTimes::default();
@@ -189,11 +198,49 @@ impl<'m> Stepper<'m> {
                 lost.push((to, error));
             }
         }
-        self.attempt(scheduler, &plan.runs, true, outcome);
+        let spoiled = self.copy_states(plan);
+        self.passes(scheduler, &plan.runs, outcome);
         for (block, error) in lost {
             let reads = |run: &PlannedRun| scheduler.sequence(run).table.contains(&block);
             let at = plan.runs.iter().position(reads).expect("a copy is made for a run");
             outcome.runs[at] = self.failed(error.into());
+        }
+        for (state, error) in spoiled {
+            let reads = |run: &PlannedRun| {
+                let s = scheduler.sequence(run);
+                s.kept == Some(state) || s.state == Some(state) && run.start > 0
+            };
+            match plan.runs.iter().position(reads) {
+                Some(at) => {
+                    let id = scheduler.sequence(&plan.runs[at]).id;
+                    self.wanted_logits.retain(|(of, _)| *of != id);
+                    self.scored.retain(|(request, ..)| (*request, 0) != (id.request, id.choice));
+                    outcome.runs[at] = self.undone(scheduler, &plan.runs[at], &error.into());
+                }
+                None => outcome.spoiled.push(state),
+            }
+        }
+    }
+
+    /// Copies states in the order of the plan; returns the slots whose content is then wrong, with the error.
+    fn copy_states(&mut self, plan: &Plan) -> Vec<(u32, ForwardError)> {
+        let mut spoiled: Vec<(u32, ForwardError)> = Vec::new();
+        for &(from, to) in &plan.states {
+            let source = spoiled.iter().find(|(slot, _)| *slot == from).map(|(_, error)| error.clone());
+            spoiled.retain(|(slot, _)| *slot != to);
+            let copied = source.map_or_else(|| self.model.copy_state(from, to), Err);
+            spoiled.extend(copied.err().map(|error| (to, error)));
+        }
+        spoiled
+    }
+
+    /// Computes suspects each in a pass of its own, and the runs between them together.
+    fn passes(&mut self, scheduler: &Scheduler, mut runs: &[PlannedRun], outcome: &mut StepOutcome) {
+        while !runs.is_empty() {
+            let suspect = runs.iter().position(|run| scheduler.sequence(run).suspect > 0);
+            let (now, later) = runs.split_at(suspect.unwrap_or(runs.len()).max(1));
+            self.attempt(scheduler, now, true, outcome);
+            runs = later;
         }
     }
 
@@ -209,6 +256,9 @@ impl<'m> Stepper<'m> {
             Err(error) if self.lost.is_some() => {
                 let failed = runs.iter().map(|_| self.failed(error.clone()));
                 outcome.runs.extend(failed);
+            }
+            Err(error) if self.spoils(&error) && runs.iter().any(|run| run.start > 0) => {
+                self.attempt_beginnings(scheduler, runs, &error, outcome);
             }
             Err(_) if again => {
                 self.faults.retries += 1;
@@ -227,6 +277,41 @@ impl<'m> Stepper<'m> {
         }
     }
 
+    /// Whether a pass that failed with `error` may have changed the states of its runs.
+    fn spoils(&self, error: &RequestError) -> bool {
+        let refused = matches!(error, RequestError::Forward(error) if error.is_refusal());
+        self.model.limits().state_slots > 0 && !refused
+    }
+
+    /// After a pass that has spoiled the states of its runs: those that begin a text need none and are tried again,
+    /// each alone.
+    fn attempt_beginnings(
+        &mut self,
+        scheduler: &Scheduler,
+        runs: &[PlannedRun],
+        error: &RequestError,
+        outcome: &mut StepOutcome,
+    ) {
+        for run in runs {
+            if run.start == 0 {
+                self.faults.retries += 1;
+                self.attempt(scheduler, std::slice::from_ref(run), true, outcome);
+            } else {
+                let undone = self.undone(scheduler, run, error);
+                outcome.runs.push(undone);
+            }
+        }
+    }
+
+    /// The outcome of a run whose state is lost: its sequence is computed again, unless that has been tried before.
+    fn undone(&mut self, scheduler: &Scheduler, run: &PlannedRun, error: &RequestError) -> RunOutcome {
+        if scheduler.sequence(run).losses >= MAX_LOSSES {
+            return self.failed(error.clone());
+        }
+        self.faults.undone += 1;
+        RunOutcome::Undone
+    }
+
     fn forward(&mut self, scheduler: &Scheduler, runs: &[PlannedRun]) -> Result<(), RequestError> {
         let vocab = self.model.spec().vocab;
         let begun = Instant::now();
@@ -236,6 +321,7 @@ impl<'m> Stepper<'m> {
             let end = run.start + run.len;
             let table = &s.table[..end.div_ceil(Batch::BLOCK_TOKENS)];
             self.batch.push(&s.tokens[run.start..end], run.start, table, run.len - run.rows..run.len);
+            s.state.into_iter().for_each(|state| self.batch.set_state(state));
             self.batch.want(|row| wanted::wanted(s, end - run.drafts + row, vocab, scheduler.eos()));
         }
         let packed = Instant::now();

@@ -46,6 +46,11 @@ pub enum ForwardError {
 }
 
 impl ForwardError {
+    /// Whether the step was refused before anything was written, so that keys, values and states are what they were.
+    pub fn is_refusal(&self) -> bool {
+        !matches!(self, ForwardError::Kernel(_))
+    }
+
     /// Whether the device failed and lost its memory, so that no further step can run.
     pub fn is_lost(&self) -> bool {
         matches!(self, ForwardError::Kernel(KernelError::Gpu(GpuError::Failed { .. })))
@@ -74,7 +79,7 @@ pub trait Model: Send {
     ///
     /// # Errors
     /// If the step does not fit, before anything is written. [`ForwardError::Kernel`] if the backend fails; the cached
-    /// keys and values of this step's runs are then unspecified.
+    /// keys and values and the states of this step's runs are then unspecified.
     fn forward(&mut self, batch: &Batch, logits: &mut Logits) -> Result<(), ForwardError>;
 
     /// Device status, or `None` on the CPU.

@@ -101,7 +101,7 @@ impl Polled {
         let float = |name, help| registered(r, Gauge::new(name, help).expect("a valid name"));
         let age = "How long the current step has been running; 0 between steps.";
         Polled {
-            gauges: gauges(r, device),
+            gauges: gauges(r, device, engine.status().state_slots > 0),
             counters: counters(r, device),
             usage: float("bitnet_kv_cache_usage_ratio", "Fraction of the cache in use, 0 to 1."),
             step_age: float("bitnet_step_age_seconds", age),
@@ -306,7 +306,7 @@ fn phases(r: &Registry) -> HistogramVec {
     registered(r, HistogramVec::new(opts, &["phase"]).expect("valid"))
 }
 
-fn gauges(r: &Registry, device: bool) -> Vec<(IntGauge, Read)> {
+fn gauges(r: &Registry, device: bool, recurrent: bool) -> Vec<(IntGauge, Read)> {
     let mut all: Vec<(IntGauge, Read)> = vec![
         (gauge(r, "bitnet_requests_running", "Sequences in the batch."), |e| e.status().running as u64),
         (gauge(r, "bitnet_requests_waiting", "Sequences without a place in a batch yet."), |e| {
@@ -323,6 +323,17 @@ fn gauges(r: &Registry, device: bool) -> Vec<(IntGauge, Read)> {
             e.status().kv_cached as u64
         }),
     ];
+    if recurrent {
+        all.push((gauge(r, "bitnet_state_slots", "Slots of recurrent state."), |e| {
+            e.status().state_slots as u64
+        }));
+        all.push((gauge(r, "bitnet_state_slots_used", "State slots that sequences own."), |e| {
+            e.status().states_used as u64
+        }));
+        all.push((gauge(r, "bitnet_state_snapshots", "State slots that hold snapshots."), |e| {
+            e.status().states_saved as u64
+        }));
+    }
     if device {
         all.push((
             gauge(r, "bitnet_gpu_memory_used_bytes", "GPU memory in use when the model was loaded."),

@@ -4,7 +4,7 @@ use super::{Plan, Scheduler, seq};
 impl Scheduler {
     /// Checks the scheduler's rules, which hold between any two calls.
     pub fn check(&self) -> Result<(), String> {
-        let mut uses = vec![0; self.pool.total()];
+        let (mut uses, mut states) = (vec![0; self.pool.total()], vec![0; self.states.total()]);
         let live = self.slots.iter().flatten().count();
         if live != self.waiting.len() + self.running.len() || live + self.vacant.len() != self.slots.len() {
             return Err(format!(
@@ -15,6 +15,11 @@ impl Scheduler {
         }
         for s in self.slots.iter().flatten() {
             s.table.iter().for_each(|&block| uses[block as usize] += 1);
+            s.state.iter().for_each(|&state| states[state as usize] += 1);
+            let computes = self.states.total() > 0 && (s.running || s.parked());
+            if s.state.is_some() != computes || s.kept.is_some() {
+                return Err(format!("{:?}: state {:?}, before drafts {:?}", s.id, s.state, s.kept));
+            }
             if s.computed >= s.text().len() || s.computed > s.table.len() * BLOCK || s.drafted > 0 {
                 return Err(format!("{:?}: {} of {} tokens computed", s.id, s.computed, s.text().len()));
             }
@@ -43,6 +48,7 @@ impl Scheduler {
         if !self.waiting.is_sorted_by_key(|&slot| seq(&self.slots, slot).place()) {
             return Err("waiting sequences are out of order".into());
         }
+        self.states.check(&states)?;
         self.pool.check(&uses)
     }
 
@@ -53,6 +59,7 @@ impl Scheduler {
             return Err(format!("{tokens} tokens and {rows} rows exceed the limits of a step"));
         }
         let mut written = vec![false; self.pool.total()];
+        let mut states = vec![false; self.states.total()];
         for run in &plan.runs {
             let s = seq(&self.slots, run.slot);
             let end = run.start + run.len;
@@ -66,6 +73,17 @@ impl Scheduler {
                     s.id,
                     s.tokens.len(),
                     s.computed
+                ));
+            }
+            for state in s.state.into_iter().chain(s.kept) {
+                if std::mem::replace(&mut states[state as usize], true) {
+                    return Err(format!("{:?} changes state {state}, which another run changes too", s.id));
+                }
+            }
+            if !states.is_empty() && (s.kept.is_some() != (run.drafts > 0) || s.state.is_none()) {
+                return Err(format!(
+                    "{:?}: {} drafts, state {:?}, kept {:?}",
+                    s.id, run.drafts, s.state, s.kept
                 ));
             }
             for &block in &s.table[run.start / BLOCK..end.div_ceil(BLOCK)] {

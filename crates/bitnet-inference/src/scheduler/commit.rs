@@ -22,6 +22,9 @@ pub enum RunOutcome {
     Done(Range<usize>),
     /// It failed, and so does its sequence.
     Failed(RequestError),
+    /// It failed and left the recurrent state of its sequence undefined, so that the sequence is computed again, from a
+    /// snapshot or from its start.
+    Undone,
 }
 
 /// The outcome of a plan.
@@ -31,6 +34,8 @@ pub struct StepOutcome {
     pub runs: Vec<RunOutcome>,
     /// All tokens drawn in the step.
     pub drawn: Vec<SampledToken>,
+    /// State slots whose copy failed, other than those of the plan's runs.
+    pub spoiled: Vec<u32>,
     /// Time of the step in microseconds.
     pub micros: u64,
 }
@@ -39,6 +44,7 @@ impl Scheduler {
     /// Applies the results of a step. The scheduler must not be changed between [`Scheduler::plan`] and this.
     pub fn commit(&mut self, now: u64, plan: &Plan, outcome: &mut StepOutcome) {
         assert_eq!(plan.runs.len(), outcome.runs.len(), "every planned run has an outcome");
+        outcome.spoiled.drain(..).for_each(|state| self.spoil(state));
         for (run, result) in plan.runs.iter().zip(outcome.runs.drain(..)) {
             match result {
                 RunOutcome::Done(drawn) => self.advance(run, &mut outcome.drawn[drawn]),
@@ -48,6 +54,7 @@ impl Scheduler {
                     }
                     self.end(run.slot, Err(error));
                 }
+                RunOutcome::Undone => self.undo(run),
             }
         }
         outcome.drawn.clear();
@@ -57,28 +64,59 @@ impl Scheduler {
         self.pace.after_step(plan.load, outcome.micros, waiting, now - oldest);
     }
 
+    /// Drops a snapshot that was not copied, or recomputes the sequence whose state it was to become.
+    fn spoil(&mut self, state: u32) {
+        let owner = self.running.iter().find(|&&slot| seq(&self.slots, slot).state == Some(state));
+        match owner.copied() {
+            Some(slot) if seq(&self.slots, slot).computed > 0 => self.preempt(slot),
+            _ => self.states.drop_slot(state),
+        }
+    }
+
+    /// Sends a sequence whose state is lost back to the queue. Until it gets past the tokens of this run, it is computed
+    /// in passes of its own, so that a sequence at fault is found and takes no other with it again.
+    fn undo(&mut self, run: &PlannedRun) {
+        let s = seq_mut(&mut self.slots, run.slot);
+        s.losses += 1;
+        s.suspect = s.suspect.max(run.start + run.len - run.drafts);
+        self.preempt(run.slot);
+    }
+
     /// Applies a computed run to its sequence.
     fn advance(&mut self, run: &PlannedRun, drawn: &mut [SampledToken]) {
         let s = seq_mut(&mut self.slots, run.slot);
         s.computed = run.start + run.len - run.drafts;
         s.tokens.truncate(s.tokens.len() - s.drafted);
         s.drafted = 0;
+        if s.computed >= s.suspect {
+            (s.suspect, s.losses) = (0, 0);
+        }
         if s.scores() {
             s.scored = s.scored.max(s.computed.min(s.request.prompt.len() - 1));
         }
         if s.pending() > 0 {
             self.counts.split_prompts += u64::from(run.start == 0);
             self.publish(run.slot);
+            self.save_state(run.slot);
             return;
         }
         if !s.draws() || s.tokens.len() >= s.end {
             self.publish(run.slot);
+            self.save_state(run.slot);
             self.end(run.slot, Ok(FinishReason::Length));
             return;
         }
         // Each drawn token before the last was drafted correctly, so it is already in the cache.
         let accepted = drawn.len() - 1;
         s.computed += accepted;
+        if let Some(kept) = s.kept.take() {
+            // The state has seen all drafts. If one is rejected, go back to the state before them: the accepted ones,
+            // too, are computed again.
+            let unused =
+                if accepted == run.drafts { kept } else { s.state.replace(kept).expect("it is its copy") };
+            self.states.release(unused);
+            s.computed = if accepted == run.drafts { s.computed } else { run.start };
+        }
         self.counts.accepted += accepted as u64;
         if run.drafts > 0 {
             Lookup::learn(s, run.drafts, accepted);
@@ -91,8 +129,14 @@ impl Scheduler {
             }
         }
         let s = seq_mut(&mut self.slots, run.slot);
-        s.computed = s.computed.min(s.tokens.len());
+        let seen = s.computed;
+        s.computed = seen.min(s.tokens.len());
+        let exact = s.computed == seen;
         self.publish(run.slot);
+        // A text that ends at a draft is shorter than what its state has seen.
+        if exact {
+            self.save_state(run.slot);
+        }
         if let Some(finish) = finish {
             self.end(run.slot, Ok(finish));
         }
@@ -128,10 +172,24 @@ impl Scheduler {
         finish
     }
 
-    /// Removes all blocks of a sequence from the prefix cache: one of them may hold the NaN that it met.
+    /// Removes all blocks and snapshots of a sequence from the prefix cache: one of them may hold the NaN that it met.
     fn unpublish(&mut self, slot: u32) {
-        for &block in &seq(&self.slots, slot).table {
-            self.pool.unpublish(block);
+        let s = seq(&self.slots, slot);
+        s.table.iter().for_each(|&block| self.pool.unpublish(block));
+        s.chains.iter().for_each(|&chain| self.states.drop_saved(chain));
+    }
+
+    /// Takes a snapshot of a sequence's state where its computed tokens fill their blocks: always where one is planned,
+    /// elsewhere if the other running sequences can keep one too. There it replaces the one before, so that the last of
+    /// them is near the end of the text.
+    fn save_state(&mut self, slot: u32) {
+        let s = seq(&self.slots, slot);
+        let full = s.computed > 0 && s.computed.is_multiple_of(BLOCK) && self.takes_snapshots();
+        let (Some(state), Some(&chain), true) = (s.state, s.chains.last(), full) else { return };
+        let planned = s.computed == s.branch || s.computed == s.boundary();
+        if planned || self.states.available() > self.running.len() {
+            let before = s.chains.len().checked_sub(2).map(|at| s.chains[at]);
+            self.states.save(state, chain, before, !planned);
         }
     }
 

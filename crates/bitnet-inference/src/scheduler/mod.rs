@@ -11,6 +11,10 @@
 //! first, then the youngest running sequence, which waits again with its tokens and its rank; what it computed is
 //! computed again. So the oldest running sequence never loses its blocks. Because any single sequence fits into the
 //! pool, the oldest always ends; then another becomes the oldest, until all have ended.
+//!
+//! If the model has recurrent layers, a sequence that holds blocks also owns a slot with its state. There is one for
+//! every place, so only waiting sequences have to give theirs back. Cached blocks are used up to a position where a
+//! snapshot of the state exists; `plan.rs` says where snapshots are taken.
 
 mod check;
 mod commit;
@@ -28,6 +32,7 @@ pub use plan::{Plan, PlannedRun};
 use crate::blocks::BlockPool;
 use crate::pace::{BatchSizing, Pacer, StepLoad};
 use crate::sequence::{SeqId, Sequence};
+use crate::states::StatePool;
 use crate::{FinishReason, Request, RequestError, StopMatcher, TokenLogprobs, TokenText};
 
 /// The limits of a scheduler, and what it knows of the model.
@@ -41,6 +46,9 @@ pub struct SchedulerConfig {
     pub max_rows: usize,
     /// Number of blocks in the key-value cache.
     pub kv_blocks: usize,
+    /// Number of slots of recurrent state, at least one for each place; 0 for a model without recurrent layers. Those
+    /// beyond the places keep snapshots and states before drafts.
+    pub state_slots: usize,
     /// Maximum number of tokens in a sequence.
     pub context: usize,
     /// Maximum number of drafted tokens for a sequence in a step; 0 turns drafting off.
@@ -90,6 +98,8 @@ pub struct SchedulerCounts {
     pub split_prompts: u64,
     /// Shared blocks copied before they were written.
     pub copied_blocks: u64,
+    /// Recurrent states copied: as snapshots, from snapshots, and before drafts.
+    pub copied_states: u64,
     /// Tokens drafted.
     pub drafted: u64,
     /// Drafted tokens that the sampler then drew.
@@ -100,6 +110,7 @@ pub struct SchedulerCounts {
 pub struct Scheduler {
     config: SchedulerConfig,
     pool: BlockPool,
+    states: StatePool,
     slots: Vec<Option<Sequence>>,
     vacant: Vec<u32>,
     /// Slots of waiting sequences, in the order of admission.
@@ -117,15 +128,21 @@ impl Scheduler {
     /// A scheduler without sequences.
     ///
     /// # Panics
-    /// If a limit is 0, or `max_running` exceeds the tokens or rows of a step, so that some sequences could not run.
+    /// If a limit is 0, or `max_running` exceeds the tokens or rows of a step or the state slots of a model that has
+    /// some, so that some sequences could not run.
     pub fn new(config: SchedulerConfig) -> Self {
         assert!(config.max_running > 0 && config.kv_blocks > 0 && config.context > 0, "limits are positive");
         assert!(
             config.max_running <= config.max_tokens.min(config.max_rows),
             "each running sequence has a row"
         );
+        assert!(
+            config.state_slots == 0 || config.max_running <= config.state_slots,
+            "each running sequence has a state"
+        );
         Scheduler {
             pool: BlockPool::new(config.kv_blocks),
+            states: StatePool::new(config.state_slots),
             slots: Vec::new(),
             vacant: Vec::new(),
             waiting: Vec::new(),
@@ -158,6 +175,11 @@ impl Scheduler {
                 tokens: Vec::new(),
                 table: Vec::new(),
                 chains: Vec::new(),
+                state: None,
+                kept: None,
+                branch: 0,
+                suspect: 0,
+                losses: 0,
                 request: Arc::clone(&asked),
                 seed,
                 drafted: 0,
@@ -198,15 +220,19 @@ impl Scheduler {
         self.end_where(|_| true, Err(error));
     }
 
-    /// Pauses a request that is not read. Its choices give up their places but keep their blocks until others need
-    /// them.
+    /// Pauses a request that is not read. Its choices give up their places but keep their blocks and states until
+    /// others need them.
     pub fn pause(&mut self, now: u64, request: u64) {
         for slot in self.slots_of(request) {
             let s = seq_mut(&mut self.slots, slot);
             s.paused.get_or_insert(now);
             if std::mem::take(&mut s.running) {
+                let idle = s.table.is_empty();
                 self.running.retain(|&other| other != slot);
                 self.enqueue(slot);
+                if idle {
+                    self.release(slot);
+                }
             }
         }
     }
@@ -299,6 +325,16 @@ impl Scheduler {
         &self.pool
     }
 
+    /// Number of state slots that sequences own.
+    pub fn states_used(&self) -> usize {
+        self.states.total() - self.states.available()
+    }
+
+    /// Number of snapshots of recurrent states.
+    pub fn states_saved(&self) -> usize {
+        self.states.saved()
+    }
+
     /// The pace: batch size and step times.
     pub fn pace(&self) -> &Pacer {
         &self.pace
@@ -355,7 +391,7 @@ impl Scheduler {
         }
     }
 
-    /// Ends a sequence, running or waiting: frees its blocks and reports its last event.
+    /// Ends a sequence, running or waiting: frees its blocks and its state and reports its last event.
     fn end(&mut self, slot: u32, how: Result<FinishReason, RequestError>) {
         self.leave(slot);
         let mut s = self.slots[slot as usize].take().expect("the slot is in use");
@@ -373,7 +409,7 @@ impl Scheduler {
         self.events.push_back(Event::Ended(s.id, how));
     }
 
-    /// Removes a sequence from the queue or the batch, and releases its blocks.
+    /// Removes a sequence from the queue or the batch, and releases its blocks and its state.
     fn leave(&mut self, slot: u32) {
         let s = seq_mut(&mut self.slots, slot);
         let list = if s.running { &mut self.running } else { &mut self.waiting };
@@ -382,14 +418,18 @@ impl Scheduler {
         s.running = false;
         s.tokens.truncate(s.tokens.len() - s.drafted);
         s.drafted = 0;
-        self.release_blocks(slot);
+        self.release(slot);
     }
 
-    /// Releases the blocks of a sequence, last first, so that the start of a text stays in the prefix cache longest.
-    fn release_blocks(&mut self, slot: u32) {
+    /// Releases what a sequence has computed: its state and its blocks, last first, so that the start of a text stays
+    /// in the prefix cache longest.
+    fn release(&mut self, slot: u32) {
         let s = seq_mut(&mut self.slots, slot);
         for block in s.table.drain(..).rev() {
             self.pool.release(block);
+        }
+        for state in s.state.take().into_iter().chain(s.kept.take()) {
+            self.states.release(state);
         }
         s.chains.clear();
         s.computed = 0;
@@ -418,6 +458,7 @@ impl fmt::Debug for SchedulerConfig {
             .field("max_tokens", &self.max_tokens)
             .field("max_rows", &self.max_rows)
             .field("kv_blocks", &self.kv_blocks)
+            .field("state_slots", &self.state_slots)
             .field("context", &self.context)
             .field("max_draft", &self.max_draft)
             .field("sizing", &self.sizing)

@@ -1,5 +1,9 @@
 //! Plans a step in four phases: running sequences that decode, running sequences with prompt tokens to compute, waiting
 //! sequences, and drafts. Each phase only gets the tokens, rows and blocks that the earlier ones leave.
+//!
+//! A recurrent state is that after the last token of a run, so a snapshot can be taken only where a run ends. Prompts
+//! are therefore cut at their last block boundary, and at the end of what they share with a cached text. Decoding runs
+//! end at every block boundary by themselves, because drafts do not reach beyond one.
 
 use bitnet_model::Batch;
 
@@ -33,6 +37,8 @@ pub struct PlannedRun {
 pub struct Plan {
     /// Blocks to copy first, in this order, as (from, to).
     pub copies: Vec<(u32, u32)>,
+    /// State slots to copy first, in this order, as (from, to).
+    pub states: Vec<(u32, u32)>,
     /// The runs to compute.
     pub runs: Vec<PlannedRun>,
     /// The load, which determines the step's time.
@@ -47,6 +53,7 @@ impl Plan {
 
     fn clear(&mut self) {
         self.copies.clear();
+        self.states.clear();
         self.runs.clear();
         self.load = StepLoad::default();
     }
@@ -70,6 +77,10 @@ impl Scheduler {
         self.plan_prefills(&mut budget, plan);
         self.plan_admissions(now, &mut budget, plan);
         self.plan_drafts(&mut budget, plan);
+        if !plan.runs.is_empty() {
+            self.states.copies_into(&mut plan.states);
+            self.counts.copied_states += plan.states.len() as u64;
+        }
         !plan.runs.is_empty()
     }
 
@@ -104,7 +115,7 @@ impl Scheduler {
         let s = seq(&self.slots, slot);
         let decode = s.pending() == 1;
         let prefill = if decode { usize::MAX } else { budget.prefill };
-        let len = s.pending().min(budget.tokens).min(prefill);
+        let len = s.pending().min(budget.tokens).min(prefill).min(self.until_snapshot(s));
         // Every scored token needs a row; one is left for sequences that wait for a place.
         let scores = s.scores();
         let rows = budget.rows.saturating_sub(usize::from(!self.waiting.is_empty())).max(1).min(budget.rows);
@@ -126,6 +137,18 @@ impl Scheduler {
             plan.load.attended += len * start + len * (len - 1) / 2;
         }
         plan.runs.push(PlannedRun { slot, start, len, drafts: 0, rows });
+    }
+
+    /// Whether slots remain for snapshots when all places are taken.
+    pub(super) fn takes_snapshots(&self) -> bool {
+        self.states.total() > self.config.max_running
+    }
+
+    /// Number of tokens of a sequence until the next position that a snapshot is planned for.
+    pub(super) fn until_snapshot(&self, s: &Sequence) -> usize {
+        let planned =
+            [s.branch, s.boundary()].into_iter().filter(|&at| self.takes_snapshots() && at > s.computed);
+        planned.min().map_or(usize::MAX, |at| at - s.computed)
     }
 
     /// Drafts for decoding sequences, as far as the step's tokens and rows, the goal for the time between tokens and
@@ -161,7 +184,7 @@ impl Scheduler {
         plan: &mut Plan,
     ) -> usize {
         let s = seq(&self.slots, slot);
-        let room = room.min(s.end.saturating_sub(s.tokens.len() + 1));
+        let room = room.min(s.end.saturating_sub(s.tokens.len() + 1)).min(self.draftable(s));
         let depth =
             if s.draws() { Lookup::depth(s, room, plan.load, sequences, &self.pace.model) } else { 0 };
         let Some(from) = Lookup::find(&s.tokens, depth) else { return 0 };
@@ -172,10 +195,21 @@ impl Scheduler {
         }
         self.make_room(slot, 1 + drafts, budget, plan);
         let s = seq_mut(&mut self.slots, slot);
+        s.kept = s.state.and_then(|state| self.states.keep(state));
         s.tokens.extend_from_within(from..from + drafts);
         s.drafted = drafts;
         self.counts.drafted += drafts as u64;
         drafts
+    }
+
+    /// Maximum number of drafts of a sequence. With a recurrent state they need a slot that keeps it, and end where a
+    /// snapshot can be taken.
+    fn draftable(&self, s: &Sequence) -> usize {
+        match s.state {
+            None => usize::MAX,
+            Some(_) if self.states.available() == 0 => 0,
+            Some(_) => BLOCK - 1 - s.computed % BLOCK,
+        }
     }
 
     /// Number of blocks to allocate before the next `len` tokens of a sequence can be written: those that its table
@@ -247,7 +281,7 @@ impl Scheduler {
         plan.copies.retain(|(_, to)| !table.contains(to));
     }
 
-    /// Takes the place and the blocks from a running sequence, which waits again.
+    /// Takes the place, the blocks and the state from a running sequence, which waits again.
     pub(super) fn preempt(&mut self, slot: u32) {
         self.counts.preemptions += 1;
         self.counts.recomputed_tokens += seq(&self.slots, slot).computed as u64;
@@ -255,11 +289,11 @@ impl Scheduler {
         self.enqueue(slot);
     }
 
-    /// Takes the blocks of a parked sequence.
+    /// Takes the blocks and the state of a parked sequence.
     fn reclaim(&mut self, slot: u32) {
         self.counts.preemptions += 1;
         self.counts.recomputed_tokens += seq(&self.slots, slot).computed as u64;
-        self.release_blocks(slot);
+        self.release(slot);
     }
 
     /// Admits waiting sequences in the order of the queue while places, tokens, rows and blocks are free. A sequence
@@ -322,7 +356,8 @@ impl Scheduler {
         self.slots.iter().flatten().find(|s| s.id == leader)
     }
 
-    /// Makes room for a waiting sequence by taking blocks from parked ones behind it; returns whether it fits.
+    /// Makes room for a waiting sequence by taking blocks and states from parked ones behind it; returns whether it
+    /// fits.
     fn clear_for(&mut self, slot: u32, shared: bool) -> bool {
         while !self.fits(seq(&self.slots, slot), shared, self.pool.available()) {
             let Some(parked) = self.parked_behind(slot) else { return false };
@@ -338,29 +373,61 @@ impl Scheduler {
         self.parked_where(|s| s != slot && behind(s))
     }
 
-    /// Whether all pending tokens and the next one fit into `available` blocks in addition to the running sequences.
+    /// Whether all pending tokens and the next one fit into `available` blocks in addition to the running sequences,
+    /// and a state slot is left if the sequence needs one.
     pub(super) fn fits(&self, s: &Sequence, shared: bool, available: usize) -> bool {
         let margin = if self.running.is_empty() { 0 } else { self.config.kv_blocks / 50 };
         if s.parked() {
             let needed = self.missing(s, s.pending() + 1);
             return needed == 0 || needed + margin <= available;
         }
-        if shared {
+        let recurrent = self.states.total() > 0;
+        if recurrent && self.states.available() == 0 {
+            return false;
+        }
+        if shared && !recurrent {
             // A copy of the last block, and possibly one more.
             return available >= 2;
         }
         let text = s.text();
         let mut from_free = (text.len() + 1).div_ceil(BLOCK);
+        let usable = self.usable(s).0;
+        self.cached(s, |index, block, _| {
+            from_free -= usize::from(index < usable && self.pool.refs(block) > 0)
+        });
+        // A prompt that is found entirely still writes its last block, so it may copy it. A recurrent one does not: it
+        // continues after a whole block.
+        let copy = usize::from(text.len().is_multiple_of(BLOCK) && !self.running.is_empty() && !recurrent);
+        from_free + margin + copy <= available
+    }
+
+    /// Calls `each` with the index of every cached block at the beginning of a text, the block, and the chain after it.
+    /// Scored prompts are computed without the prefix cache.
+    fn cached(&self, s: &Sequence, mut each: impl FnMut(usize, u32, Chain)) {
         let mut chain = Chain::Root(s.request.salt);
-        let cached = if s.scores() { &[] } else { text };
-        for tokens in cached.chunks_exact(BLOCK) {
+        let text = if s.scores() { &[] } else { s.text() };
+        for (index, tokens) in text.chunks_exact(BLOCK).enumerate() {
             let Some((block, after)) = self.pool.find(chain, tokens) else { break };
-            from_free -= usize::from(self.pool.refs(block) > 0);
+            each(index, block, after);
             chain = after;
         }
-        // A prompt that is found entirely still writes its last block, so it may copy it.
-        let copy = usize::from(text.len().is_multiple_of(BLOCK) && !self.running.is_empty());
-        from_free + margin + copy <= available
+    }
+
+    /// How many of the cached blocks at the beginning of a text can be used, and the slot of the snapshot after them.
+    /// Without recurrent layers all can.
+    fn usable(&self, s: &Sequence) -> (usize, Option<u32>) {
+        if self.states.total() == 0 {
+            return (usize::MAX, None);
+        }
+        let (mut usable, last) = ((0, None), (s.text().len() - 1) / BLOCK);
+        self.cached(s, |index, _, chain| {
+            if index < last
+                && let Some(state) = self.states.find(chain)
+            {
+                usable = (index + 1, Some(state));
+            }
+        });
+        usable
     }
 
     /// Gives a sequence a place in the batch, after it has been removed from the queue.
@@ -379,29 +446,38 @@ impl Scheduler {
         self.running.insert(at, slot);
     }
 
-    /// Fills the table of a sequence with cached blocks that hold the beginning of its text.
+    /// Fills the table of a sequence with cached blocks that hold the beginning of its text, and gives it a state slot
+    /// if the model has any.
     fn find_computed(&mut self, slot: u32, shared: Option<SeqId>) {
         let mut s = self.slots[slot as usize].take().expect("the slot is in use");
         s.own_text(self.config.max_draft);
+        let recurrent = self.states.total() > 0;
         match shared.and_then(|id| self.leader(id)) {
-            Some(leader) if s.tokens.len() == s.request.prompt.len() => {
+            Some(leader) if s.tokens.len() == s.request.prompt.len() && !recurrent => {
                 let blocks = s.tokens.len().div_ceil(BLOCK);
                 s.table.extend_from_slice(&leader.table[..blocks]);
                 s.chains.extend(leader.chains.iter().take(s.tokens.len() / BLOCK));
                 s.table.iter().for_each(|&block| self.pool.retain(block));
                 s.computed = s.tokens.len();
             }
-            // Scored prompts are computed without the prefix cache.
-            _ if s.scores() => {}
             _ => {
-                let mut chain = Chain::Root(s.request.salt);
-                for tokens in s.tokens.chunks_exact(BLOCK) {
-                    let Some((block, after)) = self.pool.find(chain, tokens) else { break };
-                    self.pool.retain(block);
-                    s.table.push(block);
-                    s.chains.push(after);
-                    chain = after;
-                    s.computed += BLOCK;
+                let (usable, saved) = self.usable(&s);
+                let (mut table, mut chains) = (std::mem::take(&mut s.table), std::mem::take(&mut s.chains));
+                let mut known = 0;
+                self.cached(&s, |index, block, after| {
+                    known = index + 1;
+                    if index < usable {
+                        table.push(block);
+                        chains.push(after);
+                    }
+                });
+                table.iter().for_each(|&block| self.pool.retain(block));
+                s.computed = table.len() * BLOCK;
+                (s.table, s.chains) = (table, chains);
+                if recurrent {
+                    s.branch = known.min((s.tokens.len() - 1) / BLOCK) * BLOCK;
+                    s.state = self.states.take(saved);
+                    assert!(s.state.is_some(), "state slots were counted");
                 }
             }
         }

@@ -1,6 +1,7 @@
 //! Random schedules of submissions, cancellations, pauses, deadlines, drains, aborts and faults under tiny limits, each
 //! reproducible by its seed. After every step the scheduler's rules, including those of its order, are checked, and
-//! every token is compared with the request's result alone. `BITNET_SIM_SEEDS` sets the number of schedules,
+//! every token is compared with the request's result alone. Odd seeds have a model with a recurrent state.
+//! `BITNET_SIM_SEEDS` sets the number of schedules,
 //! `BITNET_SIM_FIRST` the first seed; a failure reports its own.
 
 mod alone;
@@ -13,6 +14,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Once};
 use std::time::Duration;
 
+use bitnet_kernels::KernelError;
 use bitnet_model::Batch;
 
 use super::*;
@@ -94,22 +96,31 @@ struct World {
     outcome: StepOutcome,
 }
 
-/// Fails steps at random, and those of requests that begin with a planted token.
-fn failures(seed: u64) -> Hook {
+/// Fails steps at random, and those of requests that begin with a planted token. Where that leaves a recurrent state
+/// undefined, it happens at random only once, because a sequence that loses its state too often counts as the cause.
+fn failures(seed: u64, recurrent: bool) -> Hook {
     let mut chance = Rng(mix(seed, 2) >> 1);
     let mut failed = false; // random failures never happen twice in a row
+    let mut spoiled = false;
+    let midway = recurrent && seed % 4 == 1;
     Box::new(move |batch, logits| {
         let starts = |with| {
             let at =
                 move |run: &&bitnet_model::Run| run.start == 0 && batch.tokens()[run.tokens.start] == with;
             batch.runs().iter().filter(at)
         };
-        let failure = || ForwardError::StepTooLarge { what: "planted", actual: 1, limit: 0 };
+        let refusal = || ForwardError::StepTooLarge { what: "planted", actual: 1, limit: 0 };
+        let failure = || ForwardError::Kernel(KernelError::OutOfMemory { what: "planted", bytes: 1 });
         match logits {
             None => {
                 failed = !failed && chance.one_in(80);
-                assert!(!failed || !chance.one_in(5), "planted");
-                if failed || starts(FAILS).next().is_some() { Err(failure()) } else { Ok(()) }
+                let panics = failed && chance.one_in(5);
+                assert!(!panics || recurrent && std::mem::replace(&mut spoiled, true), "planted");
+                match starts(FAILS).next() {
+                    Some(_) if midway => Err(failure()),
+                    None if !failed => Ok(()),
+                    _ => Err(refusal()),
+                }
             }
             Some(logits) => {
                 for run in starts(NAN) {
@@ -122,6 +133,15 @@ fn failures(seed: u64) -> Hook {
     })
 }
 
+/// Lets some requests have texts of few tokens, which often recur but continue differently, so that drafts are rejected.
+fn few_tokens(rng: &mut Rng, config: GenerationConfig) -> GenerationConfig {
+    if rng.one_in(4) {
+        let logit_bias = (1..4).map(|token| (token, 100.0)).collect();
+        return GenerationConfig { logit_bias, temperature: 1.0, ..config };
+    }
+    config
+}
+
 impl World {
     fn new(seed: u64, planted: Option<Planted>) -> World {
         let mut rng = Rng(mix(seed, 1) >> 1);
@@ -132,6 +152,9 @@ impl World {
             state_slots: 0,
         };
         let max_running = 1 + rng.below(limits.max_tokens.min(limits.max_logit_rows));
+        let recurrent = seed % 2 == 1;
+        let state_slots = if recurrent { max_running + Rng(mix(seed, 3) >> 1).below(6) } else { 0 };
+        let limits = Limits { state_slots, ..limits };
         let context = 256.min(limits.kv_blocks * Batch::BLOCK_TOKENS);
         let sizing = match rng.below(3) {
             0 => BatchSizing::Auto { ttft: Duration::from_millis(50), itl: Duration::from_millis(5) },
@@ -143,6 +166,7 @@ impl World {
             max_tokens: limits.max_tokens,
             max_rows: limits.max_logit_rows,
             kv_blocks: limits.kv_blocks,
+            state_slots: limits.state_slots,
             context,
             max_draft: rng.below(3) * 2,
             sizing,
@@ -154,7 +178,9 @@ impl World {
             rng,
             now: 0,
             scheduler: Scheduler::new(config),
-            stepper: Stepper::new(Box::new(HashModel::new(VOCAB, context, limits).with_hook(failures(seed)))),
+            stepper: Stepper::new(Box::new(
+                HashModel::new(VOCAB, context, limits).with_hook(failures(seed, recurrent)),
+            )),
             requests: BTreeMap::new(),
             received: HashMap::new(),
             cancelled: Vec::new(),
@@ -210,6 +236,7 @@ impl World {
             n: if rng.one_in(6) { 3 } else { 1 },
             ..GenerationConfig::default()
         };
+        let config = if self.scheduler.config.state_slots > 0 { few_tokens(rng, config) } else { config };
         Request {
             prompt,
             config,
@@ -297,7 +324,10 @@ impl World {
             return Err(format!("{submitted} were submitted, {ended} have ended, {live} live after {of}"));
         }
         let pool = self.scheduler.pool();
-        if pool.available() != pool.total() { Err(format!("blocks are lost after {of}")) } else { Ok(()) }
+        if pool.available() != pool.total() || self.scheduler.states_used() > 0 {
+            return Err(format!("blocks or states are lost after {of}"));
+        }
+        Ok(())
     }
 
     fn step(&mut self) -> Result<(), String> {
@@ -310,7 +340,7 @@ impl World {
             self.outcome.micros =
                 500 + 300 * (plan.load.decodes + plan.load.drafts) as u64 + 20 * plan.load.prefill as u64;
             self.now += self.outcome.micros;
-            self.sabotage_outcome();
+            self.sabotage_outcome(&real);
             self.scheduler.commit(self.now, &real, &mut self.outcome);
             self.sabotage_state();
         }
@@ -361,7 +391,7 @@ impl World {
             world.act()?;
         }
         world.settle()?;
-        let counts = world.scheduler.counts();
+        let (counts, recurrent) = (world.scheduler.counts(), world.scheduler.config.state_slots > 0);
         let ended = |matches: fn(&Result<End, RequestError>) -> bool| {
             world.received.values().filter_map(|t| t.end.as_ref()).filter(|e| matches(e)).count()
         };
@@ -383,6 +413,9 @@ impl World {
             ("drafts beside admission", world.drafted_beside_admission),
             ("drain", world.drained),
             ("abort", !world.aborted.is_empty()),
+            ("snapshot", recurrent && counts.prefix_hits > 0),
+            ("drafts rolled back", recurrent && counts.drafted > counts.accepted),
+            ("lost state", world.stepper.faults().undone > 0),
         ];
         let covered = covered.map(|(what, covered)| (what, usize::from(covered)));
         Ok(covered.into_iter().chain([(CUT_SHORT, cancelled + timed_out)]).collect())
@@ -466,6 +499,7 @@ fn a_draft_after_a_rejected_one_fits_into_the_blocks_that_it_left() {
         max_tokens: 128,
         max_rows: 16,
         kv_blocks: 2,
+        state_slots: 0,
         context: 256,
         max_draft: 4,
         sizing: BatchSizing::Fixed(1),
@@ -482,7 +516,7 @@ fn a_draft_after_a_rejected_one_fits_into_the_blocks_that_it_left() {
         assert!(scheduler.plan(0, &mut plan));
         let runs = vec![RunOutcome::Done(0..1)];
         let drawn = vec![SampledToken { token, logprobs: None }];
-        scheduler.commit(0, &plan, &mut StepOutcome { runs, drawn, micros: 0 });
+        scheduler.commit(0, &plan, &mut StepOutcome { runs, drawn, ..StepOutcome::default() });
         plan.runs[0].drafts
     };
     assert_eq!(drafts(&mut scheduler, 4), 0);

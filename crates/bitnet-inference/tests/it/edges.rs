@@ -21,6 +21,7 @@ fn limited(max_running: usize, max_rows: usize, kv_blocks: usize, slow_reader: u
         max_tokens: 64,
         max_rows,
         kv_blocks,
+        state_slots: 0,
         context: CONTEXT,
         max_draft: 0,
         sizing: BatchSizing::Fixed(max_running),

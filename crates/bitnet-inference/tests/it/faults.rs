@@ -12,6 +12,7 @@ use bitnet_inference::{
     scheduling::{Event, Plan, RunOutcome, SampledToken, Scheduler, SchedulerConfig, StepOutcome, Stepper},
     sim::HashModel,
 };
+use bitnet_kernels::KernelError;
 use bitnet_model::{Batch, ForwardError, Limits, Logits};
 
 use crate::support::*;
@@ -27,6 +28,9 @@ enum Fault {
     NanLogits,
     ForwardErrorOnce,
     ForwardError,
+    /// The pass fails after it has changed the states of its runs.
+    SpoiledOnce,
+    Spoiled,
     ForwardPanic,
     /// The last row of logits is missing.
     SamplingPanic,
@@ -35,10 +39,12 @@ enum Fault {
 }
 
 impl Fault {
-    const ALL: [Fault; 7] = [
+    const ALL: [Fault; 9] = [
         Fault::NanLogits,
         Fault::ForwardErrorOnce,
         Fault::ForwardError,
+        Fault::SpoiledOnce,
+        Fault::Spoiled,
         Fault::ForwardPanic,
         Fault::SamplingPanic,
         Fault::ConstraintError,
@@ -48,7 +54,8 @@ impl Fault {
     fn is_told_as(self, error: &RequestError) -> bool {
         match self {
             Fault::NanLogits => matches!(error, RequestError::Sample(SampleError::NotANumber { .. })),
-            Fault::ForwardErrorOnce => false,
+            Fault::ForwardErrorOnce | Fault::SpoiledOnce => false,
+            Fault::Spoiled => *error == RequestError::Forward(spoiled()),
             Fault::ForwardError => *error == RequestError::Forward(planted()),
             Fault::ConstraintError => *error == RequestError::Constraint { message: "planted".into() },
             Fault::ForwardPanic | Fault::SamplingPanic | Fault::ConstraintPanic => {
@@ -60,6 +67,10 @@ impl Fault {
 
 fn planted() -> ForwardError {
     ForwardError::StepTooLarge { what: "planted", actual: 1, limit: 0 }
+}
+
+fn spoiled() -> ForwardError {
+    ForwardError::Kernel(KernelError::OutOfMemory { what: "planted", bytes: 1 })
 }
 
 /// Recognises the culprit in each step by its first block.
@@ -86,7 +97,7 @@ impl Follow {
 }
 
 /// A model that fails the culprit's run once it reaches position `at`.
-fn model(fault: Fault, at: usize, kv_blocks: usize) -> HashModel {
+fn model(fault: Fault, at: usize, (kv_blocks, state_slots): (usize, usize)) -> HashModel {
     let (mut follow, mut failed) = (Follow::default(), false);
     let hook = move |batch: &Batch, logits: Option<&mut Logits>| {
         let Some((run, rows)) = follow.find(batch) else { return Ok(()) };
@@ -97,6 +108,8 @@ fn model(fault: Fault, at: usize, kv_blocks: usize) -> HashModel {
         match (fault, logits) {
             (Fault::ForwardErrorOnce, None) if !std::mem::replace(&mut failed, true) => Err(planted()),
             (Fault::ForwardError, None) => Err(planted()),
+            (Fault::SpoiledOnce, Some(_)) if !std::mem::replace(&mut failed, true) => Err(spoiled()),
+            (Fault::Spoiled, Some(_)) => Err(spoiled()),
             (Fault::ForwardPanic, None) => panic!("planted"),
             (Fault::NanLogits, Some(logits)) => {
                 rows.for_each(|row| logits.row_mut(row)[20] = f32::NAN);
@@ -109,7 +122,8 @@ fn model(fault: Fault, at: usize, kv_blocks: usize) -> HashModel {
             _ => Ok(()),
         }
     };
-    HashModel::new(VOCAB, CONTEXT, Limits { kv_blocks, ..limits() }).with_hook(Box::new(hook))
+    let limits = Limits { kv_blocks, state_slots, ..limits() };
+    HashModel::new(VOCAB, CONTEXT, limits).with_hook(Box::new(hook))
 }
 
 /// Allows everything until `after` tokens are generated, then fails.
@@ -140,9 +154,11 @@ fn culprit(fault: Fault, at: usize) -> Request {
 }
 
 /// Runs one fault in one phase. With few blocks, other sequences are preempted and recomputed meanwhile.
-fn strike(fault: Fault, at: usize, max_draft: usize, kv_blocks: usize) {
-    let what = format!("{fault:?} at {at}, {max_draft} drafts, {kv_blocks} blocks");
-    let engine = Engine::start(model(fault, at, kv_blocks), EngineConfig { max_draft, ..config() }).unwrap();
+fn strike(fault: Fault, at: usize, max_draft: usize, (kv_blocks, states): (usize, usize)) {
+    let what = format!("{fault:?} at {at}, {max_draft} drafts, {kv_blocks} blocks, {states} states");
+    let model = model(fault, at, (kv_blocks, states));
+    let engine = Engine::start(model, EngineConfig { max_draft, ..config() }).unwrap();
+    let alone = |prompt: &[u32], config: &GenerationConfig| alone_with(states, prompt, config);
     let mut mix = mixed(24, 7 * at as u64 + max_draft as u64);
     mix.iter_mut().for_each(|(_, config)| config.max_new_tokens += 20);
     let mut requests: Vec<Request> = mix.iter().map(|(p, c)| Request::new(p.clone(), c.clone())).collect();
@@ -153,7 +169,7 @@ fn strike(fault: Fault, at: usize, max_draft: usize, kv_blocks: usize) {
     let end = handles.remove(place).wait();
     match fault {
         // The step is repeated without any visible effect.
-        Fault::ForwardErrorOnce => {
+        Fault::ForwardErrorOnce | Fault::SpoiledOnce => {
             let request = culprit(fault, at);
             assert_eq!(end.unwrap().choices[0].tokens, alone(&request.prompt, &request.config), "{what}");
         }
@@ -163,9 +179,10 @@ fn strike(fault: Fault, at: usize, max_draft: usize, kv_blocks: usize) {
         assert_eq!(handle.wait().unwrap().choices[0].tokens, alone(prompt, config), "{what}");
     }
     let count = |counter| engine.metrics().snapshot().get(counter);
-    assert_eq!(count(Counter::Failed), u64::from(fault != Fault::ForwardErrorOnce), "{what}");
+    let heals = matches!(fault, Fault::ForwardErrorOnce | Fault::SpoiledOnce);
+    assert_eq!(count(Counter::Failed), u64::from(!heals), "{what}");
     assert_eq!((count(Counter::Restarts), count(Counter::BrokenRules)), (0, 0), "{what}");
-    until(|| engine.status().kv_used == 0);
+    until(|| engine.status().kv_used + engine.status().states_used == 0);
     // A text that needs all blocks gets them.
     let all = CONTEXT.min(kv_blocks * Batch::BLOCK_TOKENS) - 2;
     let done = engine.submit(Request::new([1, 2], greedy(all))).unwrap().wait().unwrap();
@@ -179,7 +196,10 @@ fn a_fault_in_any_phase_fails_the_culprit_alone_and_all_blocks_return() {
         // During the prompt, at the first token, and later.
         for at in [0, PROMPT - 1, PROMPT + 9] {
             for (max_draft, kv_blocks) in [(0, 64), (4, 64), (0, 16), (4, 16)] {
-                strike(fault, at, max_draft, kv_blocks);
+                // Without recurrent states, with one for each place, and with others for snapshots.
+                for states in [0, 8, 14] {
+                    strike(fault, at, max_draft, (kv_blocks, states));
+                }
             }
         }
     }
@@ -236,6 +256,7 @@ fn a_clock_that_jumps_and_goes_back_changes_no_token_and_loses_no_request() {
             max_tokens: 64,
             max_rows: 16,
             kv_blocks: if round % 2 == 0 { 64 } else { 16 },
+            state_slots: 0,
             context: CONTEXT,
             max_draft: round % 3,
             sizing: BatchSizing::paced(8),

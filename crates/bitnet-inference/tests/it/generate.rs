@@ -160,3 +160,27 @@ fn drafts_change_the_steps_of_a_text_and_none_of_its_tokens() {
     assert!(drafting.drafted > drafting.accepted && drafting.accepted > 0, "{drafting:?}");
     assert_eq!(fewer, steps - drafting.accepted);
 }
+
+#[test]
+fn a_recurrent_model_drafts_where_it_has_a_second_state_and_generates_the_same() {
+    let config = GenerationConfig {
+        max_new_tokens: 200,
+        temperature: 1.0,
+        seed: Some(5),
+        logit_bias: (1..4).map(|token| (token, 100.0)).collect(),
+        ..GenerationConfig::default()
+    };
+    let with = |state_slots, max_draft| {
+        let limits = Limits { max_tokens: 64, max_logit_rows: 5, kv_blocks: 8, state_slots };
+        let engine = EngineConfig { max_draft, ..engine(&[]) };
+        let each = |_| ControlFlow::Continue(());
+        generate(&mut HashModel::new(50, 300, limits), &[1, 2, 3], &config, &engine, each).unwrap()
+    };
+    let plain = with(1, 0);
+    assert_ne!(plain.tokens, with(0, 0).tokens, "the state decides");
+    for (slots, drafts) in [(1, false), (2, true), (4, true)] {
+        let drafted = with(slots, 4);
+        assert_eq!(drafted.tokens, plain.tokens, "{slots} slots");
+        assert_eq!(drafted.drafted > drafted.accepted, drafts, "{slots} slots");
+    }
+}

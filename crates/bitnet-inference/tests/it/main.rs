@@ -11,6 +11,7 @@ mod overhead;
 mod processor;
 mod races;
 mod real;
+mod recurrent;
 mod rude;
 mod sampler;
 mod scheduler;

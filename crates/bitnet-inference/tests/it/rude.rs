@@ -29,6 +29,7 @@ fn limits(max_running: usize, max_tokens: usize, max_rows: usize, max_draft: usi
         max_tokens,
         max_rows,
         kv_blocks: 4000,
+        state_slots: 0,
         context: 4096,
         max_draft,
         sizing: EngineConfig::default().sizing,

@@ -317,6 +317,7 @@ impl Pair {
             max_tokens: max_running + more_tokens,
             max_rows: max_running + more_rows,
             kv_blocks,
+            state_slots: 0,
             context: 256.min(kv_blocks * BLOCK),
             max_draft: 0,
             sizing: BatchSizing::Fixed(max_running),

@@ -29,6 +29,7 @@ pub fn scheduler(sizing: BatchSizing) -> Scheduler {
         max_tokens,
         max_rows: max_logit_rows,
         kv_blocks,
+        state_slots: 0,
         context: CONTEXT,
         max_draft: 0,
         sizing,
@@ -84,13 +85,28 @@ pub fn alone(prompt: &[u32], config: &GenerationConfig) -> Vec<u32> {
     alone_under(None, prompt, config)
 }
 
+/// As [`alone`], from a model with this many state slots.
+pub fn alone_with(state_slots: usize, prompt: &[u32], config: &GenerationConfig) -> Vec<u32> {
+    let oracle = if state_slots > 0 { Oracle::recurrent() } else { Oracle::default() };
+    alone_by(oracle, None, prompt, config)
+}
+
 /// As [`alone`], under a constraint.
 pub fn alone_under(
     constraint: Option<&dyn Constraint>,
     prompt: &[u32],
     config: &GenerationConfig,
 ) -> Vec<u32> {
-    let (mut oracle, mut row, mut sampler) = (Oracle::default(), vec![0.0; VOCAB], Sampler::new(VOCAB));
+    alone_by(Oracle::default(), constraint, prompt, config)
+}
+
+fn alone_by(
+    mut oracle: Oracle,
+    constraint: Option<&dyn Constraint>,
+    prompt: &[u32],
+    config: &GenerationConfig,
+) -> Vec<u32> {
+    let (mut row, mut sampler) = (vec![0.0; VOCAB], Sampler::new(VOCAB));
     let mut tokens = prompt.to_vec();
     tokens.iter().for_each(|&t| oracle.push(t));
     let mut ends = config.stop_tokens.clone();

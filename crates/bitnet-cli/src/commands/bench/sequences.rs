@@ -58,17 +58,18 @@ impl<'a> Sequences<'a> {
         let prompt = self.prompt(0, tokens);
         let table: Vec<u32> = (0..tokens.div_ceil(Batch::BLOCK_TOKENS) as u32).collect();
         let start = Instant::now();
-        self.read(&prompt, &table)?;
+        self.read(0, &prompt, &table)?;
         Ok(start.elapsed())
     }
 
     /// Computes a prompt in the largest steps that the model takes, and draws the next token.
-    fn read(&mut self, prompt: &[u32], table: &[u32]) -> Result<u32, CliError> {
+    fn read(&mut self, seat: u32, prompt: &[u32], table: &[u32]) -> Result<u32, CliError> {
         let (mut done, mut drawn) = (0, Vec::new());
         for chunk in prompt.chunks(self.model.limits().max_tokens) {
             let last = done + chunk.len() == prompt.len();
             self.batch.clear();
             self.batch.push(chunk, done, table, if last { chunk.len() - 1..chunk.len() } else { 0..0 });
+            self.batch.set_state(seat);
             self.batch.want(|_| Wanted::Token(SamplingParams::GREEDY));
             drawn = self.most_likely()?;
             done += chunk.len();
@@ -84,7 +85,7 @@ impl<'a> Sequences<'a> {
         for (seat, &member) in members.iter().enumerate() {
             let prompt = self.prompt(member, prompt + member % (RAGGED + 1));
             let table = self.table(seat);
-            begun.next.push(self.read(&prompt, &table)?);
+            begun.next.push(self.read(seat as u32, &prompt, &table)?);
             begun.lens.push(prompt.len());
         }
         Ok(begun)
@@ -102,10 +103,11 @@ impl<'a> Sequences<'a> {
         let start = Instant::now();
         for step in 0..tokens {
             self.batch.clear();
-            for (((table, len), token), out) in tables.iter().zip(&begun.lens).zip(&next).zip(&mut out) {
+            for (seat, ((table, len), token)) in (0..).zip(tables.iter().zip(&begun.lens).zip(&next)) {
                 self.batch.push(&[*token], len + step, table, 0..1);
+                self.batch.set_state(seat);
                 self.batch.want(|_| Wanted::Token(SamplingParams::GREEDY));
-                out.push(*token);
+                out[seat as usize].push(*token);
             }
             next = self.most_likely()?;
         }

@@ -30,8 +30,12 @@ impl World {
 
     /// The result of a request on an idle model without a cache.
     fn alone(&self, request: &Request, seed: u64, choice: u32) -> (Vec<u32>, End) {
-        let config = &GenerationConfig { logit_bias: vec![], ..request.config.clone() };
-        let (mut oracle, mut row, mut sampler) = (Oracle::default(), vec![0.0; VOCAB], Sampler::new(VOCAB));
+        let mut config = request.config.clone();
+        config.logit_bias.retain(|(token, _)| (*token as usize) < VOCAB);
+        let config = &config;
+        let recurrent = self.scheduler.config.state_slots > 0;
+        let mut oracle = if recurrent { Oracle::recurrent() } else { Oracle::default() };
+        let (mut row, mut sampler) = (vec![0.0; VOCAB], Sampler::new(VOCAB));
         let (mut matcher, mut out) = (StopMatcher::new(&config.stop_strings), Vec::new());
         let mut tokens = request.prompt.clone();
         tokens.iter().for_each(|&t| oracle.push(t));

@@ -142,7 +142,7 @@ impl World {
     }
 
     /// The oldest prompt that had a place before the plan gets a chunk, or all the tokens that decoding sequences
-    /// leave in the step.
+    /// leave in the step. It may end earlier where a snapshot is taken.
     fn check_prefill(&self, plan: &Plan, stood: &[Stood]) -> Result<(), String> {
         let Scheduler { slots, running, config, .. } = &self.scheduler;
         let ran = |slot| stood.iter().any(|s| s.slot == slot && s.running);
@@ -150,6 +150,7 @@ impl World {
         let Some(&slot) = running.iter().find(prompt) else { return Ok(()) };
         let s = seq(slots, slot);
         let real = Pacer::MIN_CHUNK.min(Self::pending(s)).min(config.max_tokens - plan.load.decodes);
+        let real = real.min(self.scheduler.until_snapshot(s));
         match plan.runs.iter().find(|run| run.slot == slot) {
             Some(run) if run.len < real => Err(format!("{:?} gets {} tokens of {real}", s.id, run.len)),
             None if self.scheduler.missing(s, Self::pending(s).min(config.max_tokens))

@@ -32,10 +32,19 @@ pub(super) enum Planted {
     ForgottenDecode,
     ThinChunk,
     CopiedPrompt,
+    UncopiedState,
+    StaleState,
+    SwappedStates,
+    SharedState,
+    StateFreedTwice,
+    LostState,
+    MisplacedSnapshot,
+    ForgottenRollback,
+    TrustedState,
 }
 
 impl Planted {
-    pub(super) const ALL: [Planted; 27] = [
+    pub(super) const ALL: [Planted; 36] = [
         Planted::DoubleFree,
         Planted::LostBlock,
         Planted::UncopiedWrite,
@@ -63,6 +72,15 @@ impl Planted {
         Planted::ForgottenDecode,
         Planted::ThinChunk,
         Planted::CopiedPrompt,
+        Planted::UncopiedState,
+        Planted::StaleState,
+        Planted::SwappedStates,
+        Planted::SharedState,
+        Planted::StateFreedTwice,
+        Planted::LostState,
+        Planted::MisplacedSnapshot,
+        Planted::ForgottenRollback,
+        Planted::TrustedState,
     ];
 }
 
@@ -74,6 +92,9 @@ impl World {
     pub(super) fn sabotage_plan(&mut self, plan: &mut Plan) {
         if self.strikes(Planted::UncopiedWrite) {
             plan.copies.clear();
+        }
+        if self.strikes(Planted::UncopiedState) {
+            plan.states.clear();
         }
         if self.strikes(Planted::PositionOffByOne)
             && let Some(run) = plan.runs.iter_mut().find(|r| r.start > 0)
@@ -159,10 +180,51 @@ impl World {
         }
     }
 
-    pub(super) fn sabotage_outcome(&mut self) {
+    pub(super) fn sabotage_outcome(&mut self, plan: &Plan) {
         let drawn = &mut self.outcome.drawn;
         if drawn.len() >= 2 && self.planted == Some(Planted::SwappedTokens) {
             drawn.swap(0, 1);
+        }
+        for (run, outcome) in plan.runs.iter().zip(&mut self.outcome.runs) {
+            let s = seq_mut(&mut self.scheduler.slots, run.slot);
+            match self.planted {
+                // The states before and after the drafts change places.
+                Some(Planted::ForgottenRollback) if s.kept.is_some() => {
+                    std::mem::swap(&mut s.state, &mut s.kept);
+                }
+                Some(Planted::TrustedState) if *outcome == RunOutcome::Undone && run.rows == 0 => {
+                    *outcome = RunOutcome::Done(0..0);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Applied after a step to the states of sequences.
+    fn sabotage_slots(&mut self) {
+        let Scheduler { states, slots, running, .. } = &mut self.scheduler;
+        let [first, rest @ ..] = running.as_slice() else { return };
+        let of = |slot: u32| seq(slots, slot).state;
+        let (Some(own), other) = (of(*first), rest.first().and_then(|&slot| of(slot))) else { return };
+        let s = seq_mut(slots, *first);
+        match (self.planted, other) {
+            (Some(Planted::StaleState), _) => {
+                if let Some(stale) = states.take(None) {
+                    states.release(own);
+                    s.state = Some(stale);
+                }
+            }
+            (Some(Planted::SwappedStates), Some(other)) => {
+                s.state = Some(other);
+                seq_mut(slots, rest[0]).state = Some(own);
+            }
+            (Some(Planted::SharedState), Some(other)) => s.state = Some(other),
+            (Some(Planted::StateFreedTwice), _) => states.release(own),
+            (Some(Planted::LostState), _) => drop(states.take(None)),
+            (Some(Planted::MisplacedSnapshot), _) => {
+                s.chains.windows(2).rev().for_each(|pair| states.misplace(pair[1], pair[0]));
+            }
+            _ => {}
         }
     }
 
@@ -170,6 +232,7 @@ impl World {
         if self.planted.is_none() || !self.rng.one_in(10) {
             return;
         }
+        self.sabotage_slots();
         let Scheduler { pool, slots, running, waiting, .. } = &mut self.scheduler;
         let some = running.first().map(|&slot| seq_mut(slots, slot));
         match (self.planted, some) {
