@@ -1,5 +1,5 @@
 use bitnet_kernels::{
-    KvShape, RowsKind, Run, Step,
+    Backend, DeltaShape, DeltaWeights, KvShape, Rotate, RowsKind, Run, Step,
     gpu::{
         Arg, Cuda, Driver, Gpu, GpuError,
         table::{ARGMAX, EMBED, KERNELS, NORM_QUANTIZE},
@@ -55,6 +55,25 @@ fn heads_wider_than_the_kernels_take_are_refused_with_the_limit() {
     let wide = gpu.kv(KvShape { blocks: 1, kv_heads: 1, head_dim: 264 }).err().unwrap();
     assert_eq!(wide, GpuError::HeadTooWide { head_dim: 264, limit: 256 });
     assert!(gpu.kv(KvShape { blocks: 1, kv_heads: 1, head_dim: 256 }).is_ok());
+}
+
+/// All other operations of recurrent layers take what these would return.
+#[test]
+fn recurrent_layers_and_transforms_are_refused_when_they_are_loaded_with_the_cure() {
+    let mut gpu = Gpu::new(Simulator::default()).unwrap();
+    let shape = DeltaShape { key_heads: 1, value_heads: 1, head_dim: 16, taps: 4 };
+    let floats = vec![0.0; 192];
+    let (conv, heads, norm) = (&floats[..], &floats[..1], &floats[..16]);
+    let weights = DeltaWeights { conv, a: heads, dt_bias: heads, norm, eps: 1e-6 };
+    let rotate = Rotate { block: 16, signs: None, grouped: None };
+    let refusals = [
+        (gpu.delta(shape, &weights).unwrap_err(), "gated-delta layers"),
+        (gpu.state(shape, 1).unwrap_err(), "gated-delta layers"),
+        (gpu.rotation(16, &rotate).unwrap_err(), "Walsh-Hadamard transforms"),
+    ];
+    for (refusal, what) in refusals {
+        assert_eq!(refusal.to_string(), format!("there are no GPU kernels for {what}: use --device cpu"));
+    }
 }
 
 #[test]
