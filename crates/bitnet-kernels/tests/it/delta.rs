@@ -1,8 +1,11 @@
 //! Gated-delta layers: against a computation in f64 that shares no code with the kernels, and cut in every way.
 
 use bitnet_kernels::{
-    Backend, Cpu, DeltaShape, DeltaWeights, Grouping, Inspect, Isa, Reference, Rotate, RowsKind, Run, Step,
+    Backend, Cpu, DeltaShape, DeltaWeights, Grouping, Inspect, Isa, KvShape, Reference, Rotate, RowsKind,
+    Run, Step,
 };
+use bitnet_tensor::GroupedTensor;
+use half::f16;
 
 fn noise(seed: u64) -> impl FnMut() -> f32 {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
@@ -38,8 +41,16 @@ impl Parameters {
         DeltaWeights { conv, a, dt_bias, norm, eps: 1e-6 }
     }
 
+    /// Input rows, of which some in a row are so small that the constant under a query's or key's length counts.
     fn input(&self, seed: u64, n: usize) -> Vec<f32> {
-        many(seed, n * self.shape.columns(), 2.0)
+        let columns = self.shape.columns();
+        let mut rows = many(seed, n * columns, 2.0);
+        for (t, row) in rows.chunks_exact_mut(columns).enumerate() {
+            if t % 32 >= 20 {
+                row[..self.shape.channels()].iter_mut().for_each(|x| *x *= 1e-3);
+            }
+        }
+        rows
     }
 
     /// The outputs of a whole sequence in f64, from the formulas of the model: `S = g S`, `d = beta (v - S k)`,
@@ -334,6 +345,69 @@ fn a_rotated_row_holds_the_transform_of_its_definition() {
                 let off = (f64::from(q) * step - exact).abs() / step;
                 assert!(off < 0.501, "{isa:?} block {block} {grouped:?} column {i}: {off}");
             }
+        }
+    }
+}
+
+/// `e = s . WHT(z)`, in f64: the transform comes first.
+#[test]
+fn an_embedded_row_of_a_rotated_table_is_transformed_and_then_signed() {
+    let (width, block) = (512, 256);
+    let mut next = noise(31);
+    let signs: Vec<i8> = (0..width).map(|_| if next() < 0.0 { -1 } else { 1 }).collect();
+    let codes: Vec<u8> = (0..3 * width / 4).map(|i| (i * i * 37 % 251) as u8).collect();
+    let scales = (0..3 * width / 128).map(|i| f16::from_f32(0.5 + i as f32 / 64.0)).collect();
+    let weights = GroupedTensor::new(3, width, 128, codes, scales).unwrap();
+    for isa in Isa::available() {
+        let mut b = Cpu::new(isa, 1).unwrap();
+        let mut table = b.table(&weights).unwrap();
+        let rotation = b.rotation(width, &Rotate { block, signs: Some(&signs), grouped: None }).unwrap();
+        b.rotate_table(&mut table, rotation);
+        let mut out = b.rows(3, width, RowsKind::Residual).unwrap();
+        b.embed(&table, &[2, 0, 1], 1.0, &mut out).unwrap();
+        let values = b.read(&out, 3).unwrap();
+        for (row, values) in [2, 0, 1].into_iter().zip(values.chunks_exact(width)) {
+            let mut z = vec![0.0; width];
+            weights.decode_row(row, &mut z);
+            for (i, &value) in values.iter().enumerate() {
+                let first = i / block * block;
+                let term = |j: usize| match ((i - first) & (j - first)).count_ones() % 2 {
+                    0 => f64::from(z[j]),
+                    _ => -f64::from(z[j]),
+                };
+                let sum: f64 = (first..first + block).map(term).sum();
+                let exact = f64::from(signs[i]) * sum / (block as f64).sqrt();
+                assert!((f64::from(value) - exact).abs() < 1e-5, "{isa:?} row {row} column {i}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_rotary_embedding_of_a_part_of_a_head_pairs_within_it_and_leaves_the_rest() {
+    let (heads, dim, width, more) = (3, 20, 8, 5);
+    let columns = (heads + 2) * dim + more;
+    let (x, angle) = (many(41, columns, 1.0), |i: usize| 0.3 + i as f32);
+    let (sin, cos): (Vec<f32>, Vec<f32>) = (0..width / 2).map(|i| angle(i).sin_cos()).unzip();
+    for isa in Isa::available() {
+        let mut b = Cpu::new(isa, 1).unwrap();
+        let rope = b.rope(&cos, &sin, width).unwrap();
+        let mut kv = b.kv(KvShape { blocks: 1, kv_heads: 1, head_dim: dim }).unwrap();
+        let mut qkv = b.rows(1, columns, RowsKind::Between).unwrap();
+        b.write(&mut qkv, &x).unwrap();
+        let runs = [Run { tokens: 0..1, start: 0, blocks: 0..1, state: 0 }];
+        b.rope_store(Step { runs: &runs, blocks: &[0] }, heads, &rope, None, &mut qkv, &mut kv).unwrap();
+        let turned = b.read(&qkv, 1).unwrap();
+        for (at, &value) in turned.iter().enumerate() {
+            let (head, i) = (at / dim, at % dim);
+            let exact = if head > heads || i >= width {
+                x[at]
+            } else if i < width / 2 {
+                x[at] * cos[i] - x[at + width / 2] * sin[i]
+            } else {
+                x[at] * cos[i - width / 2] + x[at - width / 2] * sin[i - width / 2]
+            };
+            assert!((value - exact).abs() < 1e-6, "{isa:?} head {head} dimension {i}: {value} for {exact}");
         }
     }
 }
