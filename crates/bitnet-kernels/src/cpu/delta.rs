@@ -210,6 +210,25 @@ impl Cpu {
         })
     }
 
+    /// Copies slot `from` to slot `to`.
+    pub(super) fn copy_slot(&mut self, state: &mut State, from: usize, to: usize) -> Result<(), KernelError> {
+        assert!(from < state.slots && to < state.slots, "the slots must exist");
+        if from == to {
+            return Ok(());
+        }
+        let len = state.shape.state_len();
+        let values = state.values.shared();
+        self.parallel(len / ROW_UNIT, 0, &|part, parts, _| {
+            let some = share(len, parts, part);
+            // SAFETY: the slots are apart, and every share of them belongs to one part.
+            let (from, to) = unsafe {
+                let at = |slot: usize| values.slice(slot * len + some.start, some.len());
+                (at(from), at(to))
+            };
+            to.copy_from_slice(from);
+        })
+    }
+
     /// Multiplies `out[t][i]` by `sigmoid(x[t][column + i])`.
     pub(super) fn gate_rows(
         &mut self,

@@ -633,10 +633,7 @@ impl Backend for Cpu {
     }
 
     fn copy_state(&mut self, state: &mut State, from: u32, to: u32) -> Result<(), KernelError> {
-        let len = state.shape.state_len();
-        let from = from as usize * len;
-        state.values.copy_within(from..from + len, to as usize * len);
-        Ok(())
+        self.copy_slot(state, from as usize, to as usize)
     }
 
     fn sigmoid_gate(&mut self, n: usize, x: &Rows, column: usize, out: &mut Rows) -> Result<(), KernelError> {
