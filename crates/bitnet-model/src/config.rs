@@ -173,11 +173,14 @@ impl Config {
             vocab: need("vocab_size")?,
             context: need("max_position_embeddings")?,
             rms_eps: c.float("rms_norm_eps")?.unwrap_or(if bitnet { 1e-5 } else { 1e-6 }),
-            rope: Rope { theta: 0.0, scaling: RopeScaling::None },
+            rope: Rope { theta: 0.0, scaling: RopeScaling::None, width: None },
             activation: activation(&c, bitnet)?,
             sub_norms: family.native_bitnet(),
             linear_norms: linear_norms.filter(|_| !family.grouped()),
             head_norms: family == Family::Qwen3,
+            output_gate: false,
+            hybrid: None,
+            rotation: None,
             // Embedding and head are set when the source sees how they are stored.
             grouped: Grouped { projections: family.grouped(), ..Grouped::default() },
             multipliers: match family {
@@ -339,7 +342,7 @@ fn read_rope(c: &Fields<'_>, default_theta: f32, context: &mut usize) -> Result<
             return Err(r.unsupported("rope_type", other, "use default, linear, llama3, yarn or longrope"));
         }
     };
-    Ok(Rope { theta, scaling })
+    Ok(Rope { theta, scaling, width: None })
 }
 
 fn yarn(r: &Fields<'_>, context: usize) -> Result<RopeScaling, ModelError> {

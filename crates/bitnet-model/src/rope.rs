@@ -1,6 +1,6 @@
 use crate::{ModelSpec, RopeScaling};
 
-/// Cosines and sines of all positions up to `context`, `[context][head_dim / 2]` each.
+/// Cosines and sines of all positions up to `context`, `[context][width / 2]` each, for the dimensions that rotate.
 ///
 /// Frequencies and angles are rounded to f32 as in Hugging Face's `LlamaRotaryEmbedding`, because at long distances the
 /// model was trained with that rounding. Sine and cosine themselves are exact to f32.
@@ -35,13 +35,13 @@ pub(crate) fn long_rope_attention_factor(factor: f64, original_context: f64) -> 
     if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / original_context.ln()).sqrt() as f32 }
 }
 
-/// `theta^(-2i / head_dim)` for `i < head_dim / 2`, stretched as the model specifies.
+/// `theta^(-2i / width)` for `i < width / 2`, stretched as the model specifies.
 fn frequencies(spec: &ModelSpec) -> Vec<f32> {
     let power = |i: usize| {
-        let exponent = (2 * i) as f32 / spec.head_dim as f32;
+        let exponent = (2 * i) as f32 / spec.rotary_width() as f32;
         f64::from(spec.rope.theta).powf(f64::from(exponent)) as f32
     };
-    let half = 0..spec.head_dim / 2;
+    let half = 0..spec.rotary_width() / 2;
     match &spec.rope.scaling {
         RopeScaling::None => half.map(|i| 1.0 / power(i)).collect(),
         RopeScaling::Linear { factor } => half.map(|i| 1.0 / power(i) / factor).collect(),
@@ -75,7 +75,7 @@ fn frequencies(spec: &ModelSpec) -> Vec<f32> {
 /// A ramp from 0 at frequencies with at least `fast` turns within the original context to 1 at those with at most
 /// `slow`. Source: `_compute_yarn_parameters` in transformers' `modeling_rope_utils.py`.
 fn yarn_ramp(spec: &ModelSpec, original_context: f32, fast: f32, slow: f32) -> impl Fn(usize) -> f32 {
-    let dim = spec.head_dim as f64;
+    let dim = spec.rotary_width() as f64;
     let dimension = |turns: f32| {
         let context = f64::from(original_context) / (f64::from(turns) * std::f64::consts::TAU);
         dim * context.ln() / (2.0 * f64::from(spec.rope.theta).ln())

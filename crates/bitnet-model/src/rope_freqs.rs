@@ -5,7 +5,7 @@ use crate::{ModelSpec, RopeScaling};
 /// Maximum relative difference between stored f32 divisors and those of matching parameters.
 const TOLERANCE: f32 = 1e-5;
 
-/// The divisors of a model's frequencies, `[head_dim / 2]`; empty if it has no Llama 3 scaling.
+/// The divisors of a model's frequencies, `[width / 2]`; empty if it has no Llama 3 scaling.
 ///
 /// Source: `generate_extra_tensors` of `LlamaModel` in llama.cpp's `convert_hf_to_gguf.py`.
 pub(crate) fn divisors(spec: &ModelSpec) -> Vec<f32> {
@@ -14,7 +14,7 @@ pub(crate) fn divisors(spec: &ModelSpec) -> Vec<f32> {
     else {
         return Vec::new();
     };
-    let half = spec.head_dim / 2;
+    let half = spec.rotary_width() / 2;
     let divisor = |i: usize| {
         let wavelength = std::f64::consts::TAU * f64::from(spec.rope.theta).powf(i as f64 / half as f64);
         let (factor, context) = (f64::from(factor), f64::from(original_context));
@@ -34,7 +34,7 @@ pub(crate) fn divisors(spec: &ModelSpec) -> Vec<f32> {
 /// The parameters that give these divisors: Llama 3's frequency factors of 1 and 4, the largest divisor as the
 /// factor, and the power of two as original context that reproduces all divisors. `None` if there is none.
 pub(crate) fn scaling(divisors: &[f32], spec: &ModelSpec) -> Option<RopeScaling> {
-    if divisors.len() != spec.head_dim / 2 || !divisors.iter().all(|d| d.is_finite() && *d >= 1.0) {
+    if divisors.len() != spec.rotary_width() / 2 || !divisors.iter().all(|d| d.is_finite() && *d >= 1.0) {
         return None;
     }
     let factor = divisors.iter().copied().fold(1.0, f32::max);

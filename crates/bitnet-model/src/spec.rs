@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 pub use bitnet_kernels::Gate as Activation;
 
-use crate::ModelError;
+use crate::{Hybrid, ModelError, Rotation};
 
 /// How rotary frequencies are stretched for contexts longer than the one trained on.
 #[derive(Debug, Clone, PartialEq)]
@@ -41,22 +41,24 @@ pub enum RopeScaling {
     },
     /// LongRoPE: a divisor for each frequency.
     LongRope {
-        /// Divisors of the frequencies, `[head_dim / 2]`: the short ones, because the context is the original one.
+        /// Divisors of the frequencies, `[width / 2]`: the short ones, because the context is the original one.
         factors: Arc<[f32]>,
         /// Multiplies cosines and sines.
         attention_factor: f32,
     },
 }
 
-/// Rotary position embedding: dimensions `i` and `i + head_dim / 2` of a head rotate together.
+/// Rotary position embedding: dimensions `i` and `i + width / 2` of a head rotate together.
 ///
 /// Files with interleaved pairs (GGUF architectures `llama` and `minicpm`) have their q and k rows reordered when read.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rope {
-    /// Base of the frequencies, `theta^(-2i / head_dim)`.
+    /// Base of the frequencies, `theta^(-2i / width)`.
     pub theta: f32,
     /// Stretching for long contexts.
     pub scaling: RopeScaling,
+    /// Number of dimensions of a head that rotate, its first ones; all if `None`.
+    pub width: Option<usize>,
 }
 
 /// Which matrices have a scale for every group of weights.
@@ -119,6 +121,12 @@ pub struct ModelSpec {
     pub linear_norms: Option<f32>,
     /// Whether every query and key head passes an RMSNorm before rope.
     pub head_norms: bool,
+    /// Whether the output of attention is multiplied by the sigmoid of a projection of its input.
+    pub output_gate: bool,
+    /// Gated-delta layers, if the model has them.
+    pub hybrid: Option<Hybrid>,
+    /// The basis of the weights, if it is not the plain one.
+    pub rotation: Option<Arc<Rotation>>,
     /// Which matrices have a scale for every group of weights.
     pub grouped: Grouped,
     /// Constants that scale activations.
@@ -143,11 +151,14 @@ impl ModelSpec {
             vocab,
             context,
             rms_eps: 0.0,
-            rope: Rope { theta: 1.0, scaling: RopeScaling::None },
+            rope: Rope { theta: 1.0, scaling: RopeScaling::None, width: None },
             activation: Activation::Silu,
             sub_norms: false,
             linear_norms: None,
             head_norms: false,
+            output_gate: false,
+            hybrid: None,
+            rotation: None,
             grouped: Grouped::default(),
             multipliers: Multipliers::NONE,
             tied_head: true,
@@ -163,6 +174,27 @@ impl ModelSpec {
     /// Total width of the key heads, and of the value heads.
     pub fn kv_width(&self) -> usize {
         self.kv_heads * self.head_dim
+    }
+
+    /// Number of dimensions of a head that rotary position embedding rotates.
+    pub fn rotary_width(&self) -> usize {
+        self.rope.width.unwrap_or(self.head_dim)
+    }
+
+    /// Whether a layer attends. One that does not has a recurrent state instead of keys and values.
+    pub fn attends(&self, layer: usize) -> bool {
+        self.hybrid.as_ref().is_none_or(|hybrid| hybrid.attends.get(layer) == Some(&true))
+    }
+
+    /// Number of layers that attend, and so keep keys and values.
+    pub fn attention_layers(&self) -> usize {
+        self.hybrid.as_ref().map_or(self.layers, |hybrid| hybrid.attends.iter().filter(|&&a| a).count())
+    }
+
+    /// Bytes of recurrent state that a sequence keeps in all layers; 0 in a model without recurrent layers.
+    pub fn state_bytes(&self) -> usize {
+        let layer = self.hybrid.as_ref().map_or(0, |hybrid| 4 * hybrid.delta.state_len());
+        self.layers.saturating_sub(self.attention_layers()) * layer
     }
 }
 
@@ -200,6 +232,14 @@ impl ModelSpec {
             let problem = format!("is {} with {} heads, not even or too large", self.head_dim, self.heads);
             return Err(ModelError::field(file, "head width", problem));
         }
+        let rotary = self.rotary_width();
+        if !rotary.is_multiple_of(2) || !(2..=self.head_dim).contains(&rotary) {
+            let problem = format!("is {rotary}, not an even part of heads of {}", self.head_dim);
+            return Err(ModelError::field(file, "rotary width", problem));
+        }
+        if let Some(hybrid) = &self.hybrid {
+            hybrid.check(file, self.layers, MAX_WIDTH)?;
+        }
         let mut positive = vec![("RMSNorm epsilon", self.rms_eps), ("rope theta", self.rope.theta)];
         positive.extend(self.linear_norms.map(|eps| ("RMSNorm epsilon of the projections", eps)));
         positive.extend([
@@ -221,8 +261,8 @@ impl ModelSpec {
                 ]);
             }
             RopeScaling::LongRope { ref factors, attention_factor } => {
-                if factors.len() != self.head_dim / 2 {
-                    let problem = format!("has {} values for heads of {}", factors.len(), self.head_dim);
+                if factors.len() != rotary / 2 {
+                    let problem = format!("has {} values for heads of {rotary}", factors.len());
                     return Err(ModelError::field(file, "list of rope factors", problem));
                 }
                 positive.push(("rope attention factor", attention_factor));

@@ -109,7 +109,7 @@ fn bitnet([layers, hidden, ffn, heads, kv_heads, vocab]: [usize; 6]) -> ModelSpe
         kv_heads,
         head_dim: hidden / heads,
         rms_eps: 1e-5,
-        rope: Rope { theta: 500_000.0, scaling: RopeScaling::None },
+        rope: Rope { theta: 500_000.0, scaling: RopeScaling::None, width: None },
         activation: Activation::SquaredRelu,
         sub_norms: true,
         // Longer than the real models' context; random weights do not care.
@@ -123,7 +123,7 @@ fn qwen3([layers, hidden, ffn, heads, kv_heads, head_dim, vocab]: [usize; 7], ti
         head_dim,
         context: 32_768,
         rms_eps: 1e-6,
-        rope: Rope { theta: 1e6, scaling: RopeScaling::None },
+        rope: Rope { theta: 1e6, scaling: RopeScaling::None, width: None },
         activation: Activation::Silu,
         sub_norms: false,
         head_norms: true,

@@ -1,0 +1,76 @@
+//! What a hybrid model has beside attention: gated-delta layers, and weights in a rotated basis.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use bitnet_kernels::DeltaShape;
+
+use crate::ModelError;
+
+/// Gated-delta layers, which keep a recurrent state, and where they stand.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Hybrid {
+    /// Whether each layer attends, `[layers]`. The others are gated-delta layers.
+    pub attends: Arc<[bool]>,
+    /// Sizes of a gated-delta layer.
+    pub delta: DeltaShape,
+    /// Whether the projections to alpha and beta are float matrices. Otherwise they are ternary.
+    pub float_alpha_beta: bool,
+}
+
+/// The basis in which weights are stored: the input of a product passes signs and a Walsh-Hadamard transform first, and
+/// a row of the embedding passes the transform and the signs.
+///
+/// The transform is orthonormal and works on blocks: `y[i] = sum_j (-1)^popcount(i & j) x[j] / sqrt(block)`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rotation {
+    /// Width of a block, a power of two that divides every rotated width.
+    pub block: usize,
+    /// The signs, -1 or 1, for every width of an input; none for inputs that have no signs.
+    pub signs: BTreeMap<usize, Arc<[i8]>>,
+    /// Hugging Face names of the rotated products, among them the output head.
+    pub weights: BTreeSet<String>,
+    /// Whether the rows of the embedding are rotated.
+    pub embedding: bool,
+    /// Whether the inputs of a rotated output of gated-delta layers are in groups of value heads with the same key
+    /// head. Otherwise value head `j` uses key head `j % key_heads`, as everywhere else.
+    pub grouped_values: bool,
+}
+
+/// Maximum number of taps of a convolution; real models have 4.
+const MAX_TAPS: usize = 16;
+
+impl Hybrid {
+    /// Checks the sizes of a model with `layers` layers; `limit` is the maximum of any width.
+    pub(crate) fn check(&self, file: &str, layers: usize, limit: usize) -> Result<(), ModelError> {
+        let DeltaShape { key_heads, value_heads, head_dim, taps } = self.delta;
+        let fail = |field: &str, problem: String| Err(ModelError::field(file, field, problem));
+        if self.attends.len() != layers {
+            let problem = format!("covers {} of {layers} layers", self.attends.len());
+            return fail("list of recurrent layers", problem);
+        }
+        let sizes = [
+            ("number of key heads of gated-delta layers", key_heads, 1),
+            ("number of value heads of gated-delta layers", value_heads, 1),
+            ("head width of gated-delta layers", head_dim, 1),
+            ("width of the convolution", taps, 2),
+        ];
+        for (field, value, least) in sizes {
+            let most = if field == "width of the convolution" { MAX_TAPS } else { limit };
+            if !(least..=most).contains(&value) {
+                return fail(field, format!("is {value}, not within {least} to {most}"));
+            }
+        }
+        if !value_heads.is_multiple_of(key_heads) {
+            let problem = format!("is {value_heads}, not a multiple of {key_heads} key heads");
+            return fail("number of value heads of gated-delta layers", problem);
+        }
+        if value_heads.saturating_mul(head_dim) > limit {
+            let problem = format!("is {head_dim}, too large for {value_heads} heads");
+            return fail("head width of gated-delta layers", problem);
+        }
+        Ok(())
+    }
+}
