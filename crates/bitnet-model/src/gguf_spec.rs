@@ -158,7 +158,11 @@ pub(crate) fn read(gguf: &Gguf) -> Result<(ModelSpec, bool), ModelError> {
         vocab,
         context: keys.need_size("context_length")?,
         rms_eps: keys.need_float("attention.layer_norm_rms_epsilon")?,
-        rope: Rope { theta: keys.float("rope.freq_base")?.unwrap_or(10_000.0), scaling: RopeScaling::None, width: None },
+        rope: Rope {
+            theta: keys.float("rope.freq_base")?.unwrap_or(10_000.0),
+            scaling: RopeScaling::None,
+            width: None,
+        },
         activation: family.activation,
         sub_norms: family.sub_norms,
         linear_norms: None,

@@ -23,6 +23,8 @@ const STEP: usize = 512;
 const MIN_TOKENS: usize = 64;
 /// Prompt tokens that a step has room for in addition to one token of every sequence, unless only a smaller step fits.
 pub const CHUNK: usize = 64;
+/// State slots of an engine, in addition to one for every sequence, for the prefix cache; at least as many as sequences.
+const SNAPSHOTS: usize = 3;
 /// Tokens in the smallest step, used if nothing else fits; its memory is small compared to any weights.
 const SMALLEST_STEP: usize = 32;
 
@@ -41,13 +43,36 @@ pub struct Want {
     pub tokens: usize,
     /// Minimum number of tokens that each sequence must have room for.
     pub least: usize,
+    /// Maximum number of state slots that are of use, if the model has recurrent layers: one for each sequence, and
+    /// others for snapshots and for states before drafts.
+    pub states: usize,
+    /// Minimum number of state slots, if the model has recurrent layers.
+    pub least_states: usize,
 }
 
 impl Want {
     /// The needs of an engine that batches `sequences` requests of up to `context` tokens.
     pub fn engine(sequences: usize, drafts: usize, context: usize) -> Want {
         let step = STEP.max(sequences + CHUNK).max(1 + drafts);
-        Want { step, all_logits: false, sequences, drafts, tokens: context, least: MIN_TOKENS.min(context) }
+        Want {
+            states: sequences + sequences.max(SNAPSHOTS),
+            // With fewer than one for each sequence, others wait.
+            least_states: 1,
+            ..Want::side_by_side(step, sequences, drafts, context, MIN_TOKENS.min(context))
+        }
+    }
+
+    /// The needs of a program that computes `sequences` sequences of up to `tokens` tokens side by side, or continues
+    /// one with `drafts`.
+    pub const fn side_by_side(
+        step: usize,
+        sequences: usize,
+        drafts: usize,
+        tokens: usize,
+        least: usize,
+    ) -> Want {
+        let states = if drafts > 0 { sequences + 1 } else { sequences };
+        Want { step, all_logits: false, sequences, drafts, tokens, least, states, least_states: sequences }
     }
 }
 
@@ -239,8 +264,11 @@ pub struct Plan {
     pub limits: Limits,
     /// Maximum number of tokens in a sequence, according to the model.
     pub context: usize,
-    /// Total bytes of weights, steps and cache; `None` if the model was loaded by other means than this crate's.
+    /// Total bytes of weights, steps, cache and states; `None` if the model was loaded by other means than this
+    /// crate's.
     pub bytes: Option<u64>,
+    /// Bytes of a sequence's recurrent state; 0 in a model without recurrent layers.
+    pub state_bytes: usize,
 }
 
 impl Plan {
@@ -252,7 +280,7 @@ impl Plan {
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Limits { max_tokens, kv_blocks, .. } = self.limits;
+        let Limits { max_tokens, kv_blocks, state_slots, .. } = self.limits;
         let (block, context, longest) = (Batch::BLOCK_TOKENS, self.context, self.longest());
         f.write_str("memory: ")?;
         if let Some(bytes) = self.bytes {
@@ -262,12 +290,18 @@ impl fmt::Display for Plan {
             f,
             "steps of {max_tokens} tokens and {kv_blocks} blocks of {block}; context {context}, longest request \
              {longest} tokens"
-        )
+        )?;
+        if state_slots > 0 {
+            let each = self.state_bytes as f64 / 1e6;
+            write!(f, "; {state_slots} recurrent states of {each:.1} MB, one for each sequence or snapshot")?;
+        }
+        Ok(())
     }
 }
 
 /// Plans the step first: the whole step if that leaves room for a useful cache, otherwise half of it, and so on down
-/// to a chunk of a prompt in addition to a token of every sequence. The cache gets the rest.
+/// to a chunk of a prompt in addition to a token of every sequence. The cache gets the rest. In a model with recurrent
+/// layers, half of the rest goes to states, or more if the cache cannot use its half.
 fn plan(
     (limit, available): (Option<Memory>, Option<u64>),
     home: Home,
@@ -277,8 +311,13 @@ fn plan(
 ) -> Result<Plan, Error> {
     let rows = |step| if want.all_logits { step } else { want.sequences.max(1 + want.drafts) };
     let blocks = |tokens: usize| want.sequences * tokens.div_ceil(Batch::BLOCK_TOKENS);
-    let block = home.block(spec);
-    let bytes = |step, blocks: usize| weights + home.step(spec, step, rows(step)) + blocks as u64 * block;
+    let (block, state) = (home.block(spec), spec.state_bytes() as u64);
+    let (most_states, least_states) = if state > 0 { (want.states, want.least_states) } else { (0, 0) };
+    // A sequence and a snapshot.
+    let useful_states = least_states.max(most_states.min(2));
+    let bytes = |step, blocks: usize, states: usize| {
+        weights + home.step(spec, step, rows(step)) + blocks as u64 * block + states as u64 * state
+    };
     let (most_blocks, least_blocks) = (blocks(want.tokens), blocks(want.least));
     // One request of the maximum length, or the minimum for every sequence if that is more.
     let useful_blocks = least_blocks.max(want.tokens.div_ceil(Batch::BLOCK_TOKENS));
@@ -286,23 +325,33 @@ fn plan(
     let smallest = want.step.min(SMALLEST_STEP.max(want.sequences));
 
     let budget = Budget {
-        needed: bytes(smallest, least_blocks),
-        useful: bytes(chunk, useful_blocks),
-        everything: bytes(want.step, most_blocks),
+        needed: bytes(smallest, least_blocks, least_states),
+        useful: bytes(chunk, useful_blocks, useful_states),
+        everything: bytes(want.step, most_blocks, most_states),
     };
     let budget = budget.within(limit, available)?;
-    let fits = |step, blocks| bytes(step, blocks) <= budget;
+    let useful = |step| bytes(step, useful_blocks, useful_states) <= budget;
     let halves = successors(Some(want.step), |&step| (step > chunk).then(|| (step / 2).max(chunk)));
-    let step = halves.into_iter().find(|&step| fits(step, useful_blocks));
-    let step = step.unwrap_or(if fits(chunk, least_blocks) { chunk } else { smallest });
-    let room = ((budget - bytes(step, 0)) / block) as usize;
+    let step = halves.into_iter().find(|&step| useful(step));
+    let chunk_fits = bytes(chunk, least_blocks, least_states) <= budget;
+    let step = step.unwrap_or(if chunk_fits { chunk } else { smallest });
+    let rest = budget - bytes(step, 0, 0);
+    let beside = |blocks: usize| rest.saturating_sub(blocks as u64 * block).checked_div(state).unwrap_or(0);
+    let states = (rest / 2).checked_div(state).unwrap_or(0).max(beside(most_blocks));
+    let states = states.min(beside(if useful(step) { useful_blocks } else { least_blocks }));
+    let state_slots = (states as usize).clamp(least_states, most_states);
+    let room = ((rest - state_slots as u64 * state) / block) as usize;
     let kv_blocks = room.min(most_blocks);
-    let limits = Limits { max_tokens: step, max_logit_rows: rows(step), kv_blocks, state_slots: 0 };
-    Ok(Plan { limits, context: spec.context, bytes: Some(bytes(step, kv_blocks)) })
+    let limits = Limits { max_tokens: step, max_logit_rows: rows(step), kv_blocks, state_slots };
+    let bytes = Some(bytes(step, kv_blocks, state_slots));
+    Ok(Plan { limits, context: spec.context, bytes, state_bytes: spec.state_bytes() })
 }
 
 #[cfg(test)]
 mod tests {
+    use bitnet_kernels::DeltaShape;
+    use bitnet_model::Hybrid;
+
     use super::*;
 
     fn planned(memory: u64, sequences: usize) -> Result<Plan, Error> {
@@ -310,8 +359,52 @@ mod tests {
         let home = Home::Cpu(KvType::F32);
         let weights = home.weights(&checkpoint, false)?.total;
         let tokens = checkpoint.spec.context;
-        let want = Want { step: 512, all_logits: false, sequences, drafts: 0, tokens, least: 64 };
+        let want = Want::side_by_side(512, sequences, 0, tokens, 64);
         plan((Some(Memory::Bytes(memory)), None), home, &checkpoint.spec, weights, want)
+    }
+
+    /// Plans an engine with a recurrent state of a quarter of a megabyte for each of two layers.
+    fn planned_hybrid(memory: u64, sequences: usize) -> Result<Plan, Error> {
+        let mut spec = crate::open_checkpoint("synthetic:tiny", &mut |_, _, _| {})?.checkpoint.spec;
+        let delta = DeltaShape { key_heads: 2, value_heads: 16, head_dim: 64, taps: 4 };
+        let attends = (0..spec.layers).map(|layer| layer >= 2).collect();
+        spec.hybrid = Some(Hybrid { attends, delta, float_alpha_beta: false });
+        let want = Want::engine(sequences, 0, spec.context);
+        plan((Some(Memory::Bytes(memory)), None), Home::Cpu(KvType::F32), &spec, 10_000_000, want)
+    }
+
+    #[test]
+    fn states_and_blocks_share_the_memory_and_neither_starves() {
+        for sequences in [1, 8, 64] {
+            let whole = planned_hybrid(1 << 40, sequences).unwrap();
+            assert_eq!(whole.limits.state_slots, sequences + sequences.max(SNAPSHOTS));
+            let state = whole.state_bytes as u64;
+            assert!(state > 500_000, "{state}");
+            let plans = (1..=2000).rev().map_while(|n| {
+                let memory = whole.bytes.unwrap() / 2000 * n;
+                Some((memory, planned_hybrid(memory, sequences).ok()?))
+            });
+            let mut fewest = usize::MAX;
+            for (memory, plan) in plans {
+                let Limits { kv_blocks, state_slots, .. } = plan.limits;
+                assert!(plan.bytes.unwrap() <= memory && kv_blocks >= sequences && state_slots > 0, "{plan}");
+                fewest = fewest.min(state_slots);
+            }
+            assert_eq!(fewest, 1, "one sequence after the other is the least");
+            if sequences >= 8 {
+                let part = planned_hybrid(whole.bytes.unwrap() / 4 * 3, sequences).unwrap().limits;
+                assert!(part.state_slots * 3 > whole.limits.state_slots, "{part:?}");
+                assert!(part.kv_blocks * 4 > whole.limits.kv_blocks, "{part:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn only_a_hybrid_model_plans_states_and_mentions_them() {
+        let plain = planned(1 << 40, 8).unwrap();
+        assert_eq!((plain.limits.state_slots, plain.to_string().contains("recurrent")), (0, false));
+        let hybrid = planned_hybrid(1 << 40, 8).unwrap();
+        assert!(hybrid.to_string().contains("; 16 recurrent states of "), "{hybrid}");
     }
 
     #[test]

@@ -47,7 +47,8 @@ impl Model {
         weights: Box<dyn bitnet_model::Model>,
         config: EngineConfig,
     ) -> Result<Model, Error> {
-        let plan = Plan { limits: weights.limits(), context: weights.spec().context, bytes: None };
+        let (limits, spec) = (weights.limits(), weights.spec());
+        let plan = Plan { limits, context: spec.context, bytes: None, state_bytes: spec.state_bytes() };
         Model::start_planned(opened.into(), weights, plan, config)
     }
 

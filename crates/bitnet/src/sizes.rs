@@ -70,14 +70,15 @@ impl Home {
                         (Home::Cpu(_), "synthetic") => 2 * elements,
                         (Home::Cpu(_), _) => checkpoint.tensors.dense(&entry.name)?.bytes().len(),
                     };
-                    let head = checkpoint.spec.tied_head || entry.name == "lm_head.weight";
+                    let table = entry.name == "model.embed_tokens.weight";
+                    let head = entry.name == "lm_head.weight" || table && checkpoint.spec.tied_head;
                     match (self, head) {
                         (Home::Cpu(_), true) if !all_logits => {
                             let copy = Cpu::screen_bytes(entry.shape[0], entry.shape[1]);
                             (size + copy, copy)
                         }
-                        (_, true) => (size, size),
-                        (_, false) => (size, 0),
+                        (_, false) if table => (size, 0),
+                        _ => (size, size),
                     }
                 }
             };
@@ -112,9 +113,15 @@ impl Home {
         let (q, kv) = (spec.q_width(), spec.kv_width());
         let bytes = match self {
             Home::Cpu(_) => {
-                let token = 5 * spec.hidden + 4 * (q + 2 * kv) + 5 * q + 9 * spec.ffn;
+                let gates = if spec.output_gate { q } else { 0 };
+                let delta = spec.hybrid.as_ref().map(|hybrid| hybrid.delta);
+                let (columns, values) = delta.map_or((0, 0), |delta| (delta.columns(), delta.value_width()));
+                let recurrent = 4 * columns + 5 * values;
+                let attention = 4 * (q + 2 * kv + gates) + 5 * q;
+                let token = 5 * spec.hidden + attention + recurrent + 9 * spec.ffn;
                 // A scale and a sum for every 128 columns of int8, and the int8 input of a ternary head.
-                let groups = if spec.grouped.projections { (spec.hidden + q + spec.ffn) / 16 } else { 0 };
+                let int8 = spec.hidden + q + values + spec.ffn;
+                let groups = if spec.grouped.projections { int8 / 16 } else { 0 };
                 let head = if spec.grouped.head { spec.hidden + spec.hidden / 16 } else { 0 };
                 tokens * (token + groups) + rows * (4 * (spec.hidden + spec.vocab) + head)
             }
@@ -142,6 +149,6 @@ impl Home {
             Home::Cpu(kv) => shape.cpu_bytes(kv),
             Home::Gpu => shape.gpu_bytes(),
         };
-        (spec.layers * cache + 4 * Batch::BLOCK_TOKENS * spec.head_dim) as u64
+        (spec.attention_layers() * cache + 4 * Batch::BLOCK_TOKENS * spec.rotary_width()) as u64
     }
 }

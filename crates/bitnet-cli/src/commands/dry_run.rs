@@ -119,7 +119,7 @@ fn a_bench_of_a_simulated_gpu_gives_every_row_that_was_asked_for() {
     }
 }
 
-const WANT: Want = Want { step: 16, all_logits: false, sequences: 1, drafts: 0, tokens: 32, least: 32 };
+const WANT: Want = Want::side_by_side(16, 1, 0, 32, 32);
 
 /// Loads the tiny model with a GPU that `open` opens.
 fn load(device: &str, open: fn(usize) -> Result<Tap, GpuError>) -> Result<Loaded, CliError> {

@@ -1,4 +1,6 @@
-use bitnet::model::{Inspection, inspect};
+use bitnet::kernels::KvType;
+use bitnet::load::Home;
+use bitnet::model::{Batch, Inspection, ModelSpec, inspect};
 
 use crate::{args::InspectArgs, error::CliError, model_arg, output, progress::Progress};
 
@@ -8,10 +10,21 @@ pub fn run(args: &InspectArgs) -> Result<(), CliError> {
     let bar = Progress::new("reading", 0);
     let inspection = inspect(&checkpoint, args.hash, &mut |done, all| bar.at(done, all))?;
     drop(bar);
-    if args.json { output::json(&inspection) } else { print(&inspection) }
+    if args.json { output::json(&inspection) } else { print(&inspection, &checkpoint.spec) }
 }
 
-fn print(r: &Inspection) -> Result<(), CliError> {
+/// What a sequence holds on the CPU, with the default type of cache.
+fn sequence(spec: &ModelSpec) -> String {
+    let kv = KvType::default();
+    let (tokens, block) = (Batch::BLOCK_TOKENS, Home::Cpu(kv).block(spec));
+    let blocks = format!("blocks of {tokens} tokens with {block} bytes each ({kv})");
+    match spec.state_bytes() {
+        0 => blocks,
+        state => format!("{blocks}, and a recurrent state of {state} bytes"),
+    }
+}
+
+fn print(r: &Inspection, spec: &ModelSpec) -> Result<(), CliError> {
     let s = &r.sizes;
     let yes = |b: bool| if b { "yes" } else { "no" };
     let mut lines = vec![
@@ -41,6 +54,7 @@ fn print(r: &Inspection) -> Result<(), CliError> {
         ),
         format!("vocabulary     {}, head tied to the embedding: {}", s.vocab, yes(s.tied_head)),
         format!("context        {} tokens", s.context),
+        format!("sequence       {}", sequence(spec)),
         match &r.tokenizer {
             Some(t) => format!("tokenizer      {} tokens, adds {:?} before a text", t.tokens, t.prefix),
             None => "tokenizer      none".into(),

@@ -51,14 +51,7 @@ pub fn run(common: &Common, args: &PerplexityArgs) -> Result<(), CliError> {
         ));
     }
     model_arg::check_ids(&checkpoint, &ids, "FILE")?;
-    let want = Want {
-        step: window.min(STEP),
-        all_logits: true,
-        sequences: 1,
-        drafts: 0,
-        tokens: window,
-        least: window,
-    };
+    let want = Want { all_logits: true, ..Want::side_by_side(window.min(STEP), 1, 0, window, window) };
     let mut model = load(common, &checkpoint, want)?.model;
 
     let mut loss = Loss::default();
