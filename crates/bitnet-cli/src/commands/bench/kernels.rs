@@ -5,7 +5,8 @@
 use std::time::{Duration, Instant};
 
 use bitnet::kernels::{
-    Cpu, Grouping, Inspect, KvShape, RowOrder, RowsKind, Run, SamplingParams, Step, Wanted,
+    Cpu, DeltaShape, DeltaWeights, Grouping, Inspect, KvShape, Rotate, RowOrder, RowsKind, Run,
+    SamplingParams, Step, Wanted,
 };
 use bitnet::model::{Batch, Checkpoint, ModelSpec};
 use bitnet::tensor::{GroupedTensor, TernaryTensor};
@@ -81,6 +82,13 @@ pub fn measure<B: Inspect>(
     let float = if backend.device().is_some() { 2 } else { 4 };
     let mut kernels = Kernels { backend, spec: &checkpoint.spec, bounds, float, each };
     kernels.projections(sizes.steps)?;
+    kernels.rotations(sizes.steps)?;
+    if let Some(hybrid) = checkpoint.spec.hybrid.as_ref().filter(|_| checkpoint.spec.state_bytes() > 0) {
+        for &batch in sizes.batches {
+            kernels.delta("delta rule", hybrid.delta, batch, 1)?;
+        }
+        kernels.delta("prompt's delta rule", hybrid.delta, 1, sizes.prompt)?;
+    }
     kernels.head(checkpoint, sizes.batches)?;
     for &context in sizes.contexts {
         for &batch in sizes.batches {
@@ -105,9 +113,19 @@ impl<B: Inspect> Kernels<'_, B> {
         let grouped = self.spec.grouped.projections;
         let grouping = if grouped { Grouping::Groups } else { Grouping::Row };
         let (q, kv) = (self.spec.q_width(), self.spec.kv_width());
-        let shapes =
-            [("gate and up", 2 * ffn, hidden), ("down", hidden, ffn), ("q, k, v", q + 2 * kv, hidden)];
-        for (operation, rows, cols) in shapes.into_iter().chain([("output", hidden, q)]) {
+        let gates = if self.spec.output_gate { q } else { 0 };
+        let mut shapes = vec![
+            ("gate and up", 2 * ffn, hidden),
+            ("down", hidden, ffn),
+            ("q, k, v", q + 2 * kv + gates, hidden),
+            ("output", hidden, q),
+        ];
+        if let Some(hybrid) = &self.spec.hybrid {
+            let dense = if hybrid.float_alpha_beta { 2 * hybrid.delta.value_heads } else { 0 };
+            shapes.push(("delta's input", hybrid.delta.columns() - dense, hidden));
+            shapes.push(("delta's output", hidden, hybrid.delta.value_width()));
+        }
+        for (operation, rows, cols) in shapes {
             let bytes =
                 rows * cols / 4 + if grouped { rows * cols.div_ceil(GroupedTensor::WIDE) * 2 } else { 0 };
             let copies = self.matrices(operation, rows, cols, self.copies(bytes))?;
@@ -236,6 +254,69 @@ impl<B: Inspect> Kernels<'_, B> {
         };
         let step = Step { runs: &runs, blocks: &blocks };
         self.time(work, caches.len(), |b, i| Ok(b.attention(step, &qkv, &caches[i], &mut out)?))
+    }
+
+    /// Measures the quantisation of rows with a transform, if the model's weights contain one.
+    fn rotations(&mut self, steps: &[usize]) -> Result<(), CliError> {
+        let Some(rotation) = &self.spec.rotation else { return Ok(()) };
+        let (block, hidden, ffn) = (rotation.block, self.spec.hidden, self.spec.ffn);
+        for width in [hidden, ffn] {
+            let signs = rotation.signs.get(&width).map(|signs| &signs[..]);
+            let turned = self.backend.rotation(width, &Rotate { block, signs, grouped: None })?;
+            for &n in steps {
+                let mut x = self.backend.rows(n, width, RowsKind::Between)?;
+                self.backend.write(&mut x, &values(n * width))?;
+                let mut q = self.backend.quants(n, width, Grouping::Groups)?;
+                let work = Work {
+                    operation: "transform",
+                    shape: format!("{width}/{block}"),
+                    tokens: n,
+                    bytes: n * width * (self.float + 1),
+                    operations: n * width * block.ilog2() as usize,
+                    peak: self.bounds.floats,
+                };
+                self.time(work, 1, |b, _| {
+                    Ok(b.norm_quantize(n, &x, [None, None], Some(&turned), &mut q)?)
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Measures a gated-delta layer, between its projections, for the next `n` tokens of some sequences.
+    fn delta(
+        &mut self,
+        operation: &'static str,
+        shape: DeltaShape,
+        sequences: usize,
+        n: usize,
+    ) -> Result<(), CliError> {
+        let b = &mut *self.backend;
+        let conv = values(shape.channels() * shape.taps);
+        let (heads, norm) = (vec![-0.1; shape.value_heads], vec![1.0; shape.head_dim]);
+        let weights = DeltaWeights { conv: &conv, a: &heads, dt_bias: &heads, norm: &norm, eps: 1e-6 };
+        let layer = b.delta(shape, &weights)?;
+        let layers = self.spec.layers - self.spec.attention_layers();
+        let mut states = (0..layers).map(|_| b.state(shape, sequences)).collect::<Result<Vec<_>, _>>()?;
+        let tokens = sequences * n;
+        let mut x = b.rows(tokens, shape.columns(), RowsKind::Between)?;
+        b.write(&mut x, &values(tokens * shape.columns()))?;
+        let mut out = b.rows(tokens, shape.value_width(), RowsKind::Between)?;
+        let run = |i: usize| Run { tokens: i * n..(i + 1) * n, start: 1, blocks: 0..0, state: i as u32 };
+        let runs: Vec<Run> = (0..sequences).map(run).collect();
+        let step = Step { runs: &runs, blocks: &[] };
+        let work = Work {
+            operation,
+            shape: format!("{}x{}^2", shape.value_heads, shape.head_dim),
+            tokens,
+            // Every state is read and written.
+            bytes: sequences * 2 * 4 * shape.state_len()
+                + tokens * (shape.columns() + shape.value_width()) * self.float,
+            // Two products with the state, its decay and its change.
+            operations: 7 * tokens * shape.value_width() * shape.head_dim,
+            peak: self.bounds.floats,
+        };
+        self.time(work, layers, |b, i| Ok(b.gated_delta(step, &x, &layer, &mut states[i], &mut out)?))
     }
 
     /// Number of copies of a matrix of `bytes` bytes that together are as large as half of the model's largest
