@@ -134,6 +134,12 @@ impl DeltaShape {
         self.value_heads * self.head_len() + self.window_len()
     }
 
+    /// Floats that a step on the CPU keeps for every token between the passes of a layer, once for all layers: queries,
+    /// keys and values after the convolution, then the decays and the rates of all value heads.
+    pub fn between_len(&self) -> usize {
+        self.channels().next_multiple_of(16) + 2 * self.value_heads.next_multiple_of(16)
+    }
+
     /// Floats of one head's state on the CPU.
     pub(crate) fn head_len(&self) -> usize {
         self.head_dim.next_multiple_of(16) * self.head_dim

@@ -116,7 +116,11 @@ impl Home {
                 let gates = if spec.output_gate { q } else { 0 };
                 let delta = spec.hybrid.as_ref().map(|hybrid| hybrid.delta);
                 let (columns, values) = delta.map_or((0, 0), |delta| (delta.columns(), delta.value_width()));
-                let recurrent = 4 * columns + 5 * values;
+                // Dense projections of alpha and beta read normalised rows.
+                let normed =
+                    spec.hybrid.as_ref().filter(|hybrid| hybrid.float_alpha_beta).map_or(0, |_| spec.hidden);
+                let between = delta.map_or(0, |delta| delta.between_len());
+                let recurrent = 4 * (columns + between + normed) + 5 * values;
                 let attention = 4 * (q + 2 * kv + gates) + 5 * q;
                 let token = 5 * spec.hidden + attention + recurrent + 9 * spec.ffn;
                 // A scale and a sum for every 128 columns of int8, and the int8 input of a ternary head.
@@ -150,5 +154,32 @@ impl Home {
             Home::Gpu => shape.gpu_bytes(),
         };
         (spec.attention_layers() * cache + 4 * Batch::BLOCK_TOKENS * spec.rotary_width()) as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bitnet_kernels::DeltaShape;
+    use bitnet_model::Hybrid;
+
+    use super::*;
+
+    /// Numbers of the layers of Ternary Bonsai 27B that have a recurrent state.
+    #[test]
+    fn a_step_counts_what_recurrent_kernels_keep_for_a_token() {
+        let delta = DeltaShape { key_heads: 16, value_heads: 48, head_dim: 128, taps: 4 };
+        for (float_alpha_beta, normed) in [(false, 0), (true, 5120)] {
+            let hybrid = Hybrid { attends: [false].into(), delta, float_alpha_beta };
+            let spec = ModelSpec {
+                hidden: 5120,
+                hybrid: Some(hybrid),
+                ..ModelSpec::without_layers("qwen35", 7, 64)
+            };
+            let step = |tokens| Home::Cpu(KvType::F32).step(&spec, tokens, 0);
+            // Residual and its int8 form; the input of a layer, as f32; what three passes and the norm before dense
+            // projections keep; the output, with its int8 form.
+            let token = 5 * 5120 + 4 * (10_240 + 6144 + 96) + 4 * (10_240 + 96 + normed) + 5 * 6144;
+            assert_eq!(step(10) - step(9), token);
+        }
     }
 }

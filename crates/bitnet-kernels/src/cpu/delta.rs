@@ -6,7 +6,7 @@ use crate::{
         Cpu, ROW_UNIT, Rows, Table,
         buffer::{Buffer, Shared},
         generic::{
-            delta::{Close, Delta, Learn, Mix, State, mixed_heads, mixed_len, run_units},
+            delta::{Close, Delta, Learn, Mix, State, mixed_heads, run_units},
             dense::DenseLogits,
             rotate::Rotation,
             rows::{Gain, NormRows, SigmoidGate},
@@ -95,7 +95,7 @@ impl Cpu {
                 conv[tap * shape.channels() + c] = *factor;
             }
         }
-        self.between.mixed_len = self.between.mixed_len.max(mixed_len(&shape));
+        self.between.mixed_len = self.between.mixed_len.max(shape.between_len());
         self.reserve(head_dim.next_multiple_of(16))?;
         let gain = Gain { width: head_dim, values: padded(w.norm, what)? };
         Ok(Delta {

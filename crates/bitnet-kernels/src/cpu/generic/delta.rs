@@ -53,12 +53,6 @@ pub struct State {
     pub(crate) steps: u64,
 }
 
-/// Floats of a token between the passes: queries, keys and values after the convolution, then the decays and the rates of
-/// all value heads.
-pub(crate) fn mixed_len(shape: &DeltaShape) -> usize {
-    shape.channels().next_multiple_of(16) + 2 * shape.value_heads.next_multiple_of(16)
-}
-
 /// Heads of queries, keys and values together.
 pub(crate) fn mixed_heads(shape: &DeltaShape) -> usize {
     2 * shape.key_heads + shape.value_heads
@@ -105,7 +99,7 @@ pub(crate) struct Mix<'a> {
     pub(crate) w: &'a Delta,
     /// `[slots][state_len]`
     pub(crate) state: &'a [f32],
-    /// `[n][mixed_len]`
+    /// `[n][between_len]`
     pub(crate) mixed: Shared<'a, f32>,
 }
 
@@ -114,7 +108,7 @@ pub(crate) struct Mix<'a> {
 #[inline(always)]
 pub(crate) unsafe fn mix<L: Lanes>(a: &Mix<'_>, units: Range<usize>) {
     let shape = a.w.shape;
-    let (dim, len) = (shape.head_dim, mixed_len(&shape));
+    let (dim, len) = (shape.head_dim, shape.between_len());
     for (place, head) in places(a.runs, mixed_heads(&shape), units) {
         let out = a.mixed.slice(place.token * len + head * dim, dim);
         convolve::<L>(a, &place, head * dim, out);
@@ -183,7 +177,7 @@ unsafe fn decays_and_rates<L: Lanes>(a: &Mix<'_>, token: usize) {
     let (heads, padded) = (shape.value_heads, shape.value_heads.next_multiple_of(16));
     let x = &a.x[token * a.stride + shape.channels() + shape.value_width()..][..2 * heads];
     let (decay_inputs, rate_inputs) = (x.as_ptr(), x[heads..].as_ptr());
-    let at = token * mixed_len(&shape) + shape.channels().next_multiple_of(16);
+    let at = token * shape.between_len() + shape.channels().next_multiple_of(16);
     let (decays, rates) = a.mixed.slice(at, 2 * padded).split_at_mut(padded);
     for i in (0..heads).step_by(16) {
         let n = (heads - i).min(16);
@@ -199,7 +193,7 @@ unsafe fn decays_and_rates<L: Lanes>(a: &Mix<'_>, token: usize) {
 pub(crate) struct Learn<'a> {
     pub(crate) runs: &'a [Run],
     pub(crate) shape: DeltaShape,
-    /// `[n][mixed_len]`
+    /// `[n][between_len]`
     pub(crate) mixed: &'a [f32],
     /// `[slots][state_len]`
     pub(crate) state: Shared<'a, f32>,
@@ -243,7 +237,7 @@ unsafe fn tile<L: Lanes, const P: usize>(
     panel: usize,
     state: &mut [f32],
 ) {
-    let (shape, len) = (a.shape, mixed_len(&a.shape));
+    let (shape, len) = (a.shape, a.shape.between_len());
     let (dim, padded) = (shape.head_dim, shape.value_heads.next_multiple_of(16));
     let state = state.as_mut_ptr();
     for token in run.tokens.clone() {
