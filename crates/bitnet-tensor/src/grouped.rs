@@ -178,10 +178,45 @@ impl GroupedTensor {
     /// # Panics
     /// If `order` returns a row that does not exist.
     pub fn permute_rows(&self, order: impl Fn(usize) -> usize) -> Self {
-        let rows = || (0..self.rows).map(&order);
-        let codes = rows().flat_map(|r| self.row_codes(r).iter().copied()).collect();
-        let scales = rows().flat_map(|r| self.row_scales(r).iter().copied()).collect();
-        GroupedTensor { codes, scales, ..*self }
+        self.select_rows(self.rows, order)
+    }
+
+    /// Returns a matrix of `rows` rows: row `i` of the result is row `order(i)` of `self`.
+    ///
+    /// # Panics
+    /// If `order` returns a row that does not exist.
+    pub fn select_rows(&self, rows: usize, order: impl Fn(usize) -> usize) -> Self {
+        let selected = || (0..rows).map(&order);
+        let codes = selected().flat_map(|r| self.row_codes(r).iter().copied()).collect();
+        let scales = selected().flat_map(|r| self.row_scales(r).iter().copied()).collect();
+        GroupedTensor { rows, codes, scales, ..*self }
+    }
+
+    /// Returns the matrix with blocks of `width` columns reordered: block `i` of the result is block `order(i)` of
+    /// `self`. `None` if that would tear groups apart: blocks must be whole groups, or parts of the only one, and
+    /// columns must be whole blocks of a multiple of four.
+    ///
+    /// # Panics
+    /// If `order` returns a block that does not exist.
+    pub fn permute_columns(&self, width: usize, order: impl Fn(usize) -> usize) -> Option<Self> {
+        let groups = Self::groups(self.cols, self.group);
+        let whole = width.is_multiple_of(4) && width > 0 && self.cols.is_multiple_of(width);
+        if !whole || groups > 1 && !width.is_multiple_of(self.group) {
+            return None;
+        }
+        let blocks = || (0..self.cols / width).map(&order);
+        let mut codes = Vec::with_capacity(self.codes.len());
+        let mut scales = Vec::with_capacity(self.scales.len());
+        for row in 0..self.rows {
+            let (from, per) = (self.row_codes(row), width / 4);
+            codes.extend(blocks().flat_map(|block| &from[block * per..][..per]));
+            let (from, per) = (self.row_scales(row), width / self.group);
+            match groups {
+                1 => scales.extend_from_slice(from),
+                _ => scales.extend(blocks().flat_map(|block| &from[block * per..][..per])),
+            }
+        }
+        Some(GroupedTensor { codes, scales, ..*self })
     }
 }
 
