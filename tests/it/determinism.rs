@@ -1,20 +1,22 @@
 //! A token's logits depend on the tokens before it and on nothing else.
 
-use bitnet_kernels::{Cpu, Isa, KvType, Reference};
+use bitnet_kernels::{Cpu, DeltaShape, Isa, KvType, Reference};
 use bitnet_model::{
-    Activation, Batch, Checkpoint, Limits, Logits, Model, ModelSpec, Multipliers, Synthetic, Transformer,
+    Activation, Batch, Checkpoint, Hybrid, Limits, Logits, Model, ModelSpec, Multipliers, Rope, Synthetic,
+    Transformer,
 };
 use bitnet_tests::fixture;
 
-const LIMITS: Limits = Limits { max_tokens: 600, max_logit_rows: 600, kv_blocks: 40, state_slots: 0 };
+const LIMITS: Limits = Limits { max_tokens: 600, max_logit_rows: 600, kv_blocks: 40, state_slots: 8 };
 
 fn tiny() -> Synthetic {
     Synthetic::named("tiny").unwrap()
 }
 
-/// Models with both kinds of weights: one scale a tensor, and one for every group.
-fn both_kinds() -> [Synthetic; 2] {
-    [tiny(), Synthetic::named("bonsai-tiny").unwrap()]
+/// Models of every kind: with one scale a tensor, with one for every group, and with recurrent layers, whose weights are
+/// plain or rotated.
+fn kinds() -> [Synthetic; 4] {
+    ["tiny", "bonsai-tiny", "hybrid-tiny", "hybrid-tiny-rotated"].map(|name| Synthetic::named(name).unwrap())
 }
 
 fn cpu(source: &Synthetic, isa: Isa, threads: usize) -> Transformer<Cpu> {
@@ -52,7 +54,7 @@ fn any_chunking_equals_one_shot_and_token_by_token_on_every_isa_and_thread_count
     // Longer than one attention segment of 256.
     let tokens = tokens(300, 1);
     let mut seen = Vec::new();
-    for (source, kv) in both_kinds().iter().flat_map(|source| KvType::ALL.map(|kv| (source, kv))) {
+    for (source, kv) in kinds().iter().flat_map(|source| KvType::ALL.map(|kv| (source, kv))) {
         let expected = chunked(&mut keeping(kv, source, Isa::best(), 1), &tokens, &[300]);
         for (isa, threads) in Isa::available().flat_map(|isa| [(isa, 1), (isa, 2)]) {
             let mut model = keeping(kv, source, isa, threads);
@@ -94,7 +96,21 @@ fn the_whole_forward_equals_the_reference_backend_bit_for_bit() {
         multipliers: Multipliers { embedding: 12.0, residual: 0.7, logit_divisor: 1.5 },
         ..grouped.spec().clone()
     };
-    for source in [tiny(), Synthetic::of(odd), grouped, Synthetic::of(odd_grouped)] {
+    let [.., hybrid, rotated] = kinds();
+    let odd_hybrid = ModelSpec {
+        hybrid: hybrid.spec().hybrid.clone().map(|hybrid| Hybrid {
+            delta: DeltaShape { key_heads: 1, value_heads: 3, head_dim: 20, taps: 3 },
+            float_alpha_beta: true,
+            ..hybrid
+        }),
+        rope: Rope { width: Some(6), ..hybrid.spec().rope.clone() },
+        ..odd_grouped.clone()
+    };
+    let odd_hybrid = ModelSpec { layers: 4, output_gate: true, ..odd_hybrid };
+    let odd_grouped = Synthetic::of(odd_grouped);
+    for source in
+        [tiny(), Synthetic::of(odd), grouped, odd_grouped, hybrid, rotated, Synthetic::of(odd_hybrid)]
+    {
         let tokens: Vec<u32> = tokens(40, 3).iter().map(|t| t % source.spec().vocab as u32).collect();
         for kv in KvType::ALL {
             let reference = Reference::keeping(kv);
@@ -112,7 +128,7 @@ fn the_whole_forward_equals_the_reference_backend_bit_for_bit() {
 #[test]
 fn a_sequence_in_a_ragged_batch_has_the_logits_it_has_alone() {
     let lengths = [1, 70, 3, 64, 129, 1, 17];
-    let kinds = both_kinds();
+    let kinds = kinds();
     for (source, isa) in kinds.iter().flat_map(|source| Isa::available().map(move |isa| (source, isa))) {
         let mut model = cpu(source, isa, 2);
         let alone: Vec<Vec<u32>> =
@@ -131,6 +147,7 @@ fn a_sequence_in_a_ragged_batch_has_the_logits_it_has_alone() {
                 let run = if last { n - 1..n } else { 0..n - 1 };
                 if !run.is_empty() {
                     batch.push(&tokens(n, i)[run.clone()], run.start, &table, 0..run.len());
+                    batch.set_state(i as u32);
                     owners.extend(std::iter::repeat_n(i, run.len()));
                 }
             }

@@ -282,3 +282,17 @@ fn every_fixture_on_a_gpu_is_near_the_oracle() {
         assert_near(distances(&actual, &rounded, vocab), 1e-2, 0.1, fixture);
     }
 }
+
+#[test]
+fn a_model_with_recurrent_layers_is_refused_when_it_is_loaded() {
+    for (name, told) in
+        [("hybrid-tiny", "no GPU kernels for gated-delta layers"), ("hybrid-tiny-rotated", "Walsh-Hadamard")]
+    {
+        let source = Synthetic::named(name).unwrap();
+        let gpu = Gpu::new(Simulator::with(|_| {})).unwrap();
+        let limits = Limits { state_slots: 1, ..LIMITS };
+        let refused = Transformer::load(source.spec(), &source, gpu, limits, &mut |_, _| {});
+        let error = refused.err().unwrap().to_string();
+        assert!(error.contains(told) && error.contains("--device cpu"), "{name}: {error}");
+    }
+}

@@ -145,6 +145,15 @@ pub const GROUPED_FORMS: &[Form] = &[
     grouped("minicpm-blocks", "model-TQ2_0.gguf"),
 ];
 
+/// Every form of every checkpoint with recurrent layers. The forms of a checkpoint share a golden file.
+pub const HYBRID_FORMS: &[Form] = &[
+    grouped("qwen35-ternary", ""),
+    grouped("qwen35-ternary", "model-PQ2_0.gguf"),
+    grouped("qwen35-hadamard", "mlx"),
+    grouped("qwen35-hadamard", "model-PQ2_0.gguf"),
+    grouped("qwen35-hadamard", "model-PTQ1_0.gguf"),
+];
+
 /// Every form of every checkpoint.
 pub fn all_forms() -> impl Iterator<Item = Form> {
     FORMS.iter().chain(GROUPED_FORMS).copied()

@@ -43,6 +43,16 @@ pub enum Grouped {
     Unpacked,
     /// `config.json` of MiniCPM.
     Config,
+    /// A GGUF file in PQ2_0 of a hybrid model.
+    HybridPq2_0,
+    /// A GGUF file in PTQ1_0 of a hybrid model with rotated weights.
+    HybridPtq1_0,
+    /// `model.safetensors` of MLX, of a hybrid model with rotated weights.
+    HybridMlx,
+    /// `hadamard.json` of that model.
+    Hadamard,
+    /// `config.json` of that model.
+    HybridConfig,
 }
 
 impl Grouped {
@@ -56,23 +66,35 @@ impl Grouped {
             Grouped::Mlx => ("qwen3-ternary/mlx", "model.safetensors"),
             Grouped::Unpacked => ("qwen3-unpacked", "model.safetensors"),
             Grouped::Config => ("minicpm-blocks", "config.json"),
+            Grouped::HybridPq2_0 => ("qwen35-ternary", "model-PQ2_0.gguf"),
+            Grouped::HybridPtq1_0 => ("qwen35-hadamard", "model-PTQ1_0.gguf"),
+            Grouped::HybridMlx => ("qwen35-hadamard/mlx", "model.safetensors"),
+            Grouped::Hadamard => ("qwen35-hadamard/mlx", "hadamard.json"),
+            Grouped::HybridConfig => ("qwen35-hadamard/mlx", "config.json"),
         }
+    }
+}
+
+impl Grouped {
+    /// Whether the file is text.
+    fn is_text(self) -> bool {
+        matches!(self, Grouped::Config | Grouped::Hadamard | Grouped::HybridConfig)
     }
 }
 
 impl Kind {
     /// All kinds, each with its share of the mutations in percent.
-    pub const ALL: [(Kind, u64); 17] = [
-        (Kind::Gguf(Target::I2S), 6),
-        (Kind::Gguf(Target::Panels), 8),
-        (Kind::Gguf(Target::Tq1_0), 6),
-        (Kind::Gguf(Target::Tq2_0), 6),
-        (Kind::Weights, 12),
-        (Kind::Config, 8),
-        (Kind::Tokenizer, 8),
+    pub const ALL: [(Kind, u64); 22] = [
+        (Kind::Gguf(Target::I2S), 5),
+        (Kind::Gguf(Target::Panels), 6),
+        (Kind::Gguf(Target::Tq1_0), 5),
+        (Kind::Gguf(Target::Tq2_0), 5),
+        (Kind::Weights, 7),
+        (Kind::Config, 6),
+        (Kind::Tokenizer, 7),
         (Kind::TokenizerConfig, 4),
         (Kind::Generation, 4),
-        (Kind::Template, 8),
+        (Kind::Template, 6),
         (Kind::Grouped(Grouped::Q2_0), 5),
         (Kind::Grouped(Grouped::Pq2_0), 5),
         (Kind::Grouped(Grouped::Ptq1_0), 5),
@@ -80,13 +102,18 @@ impl Kind {
         (Kind::Grouped(Grouped::Mlx), 5),
         (Kind::Grouped(Grouped::Unpacked), 2),
         (Kind::Grouped(Grouped::Config), 4),
+        (Kind::Grouped(Grouped::HybridPq2_0), 3),
+        (Kind::Grouped(Grouped::HybridPtq1_0), 4),
+        (Kind::Grouped(Grouped::HybridMlx), 3),
+        (Kind::Grouped(Grouped::Hadamard), 3),
+        (Kind::Grouped(Grouped::HybridConfig), 2),
     ];
 
     /// Whether the file is text.
     pub(crate) fn is_text(self) -> bool {
         match self {
             Kind::Gguf(_) | Kind::Weights => false,
-            Kind::Grouped(form) => form == Grouped::Config,
+            Kind::Grouped(form) => form.is_text(),
             _ => true,
         }
     }
@@ -96,7 +123,7 @@ impl Kind {
         match self {
             Kind::Gguf(_) => 16_000,
             Kind::Weights => 4000,
-            Kind::Grouped(Grouped::Config) => bytes,
+            Kind::Grouped(form) if form.is_text() => bytes,
             Kind::Grouped(Grouped::Mlx | Grouped::Unpacked) => 6000,
             Kind::Grouped(_) => 16_000,
             _ => bytes,
@@ -141,6 +168,7 @@ impl Seed {
             tokenizer_config: Some(read("tokenizer_config.json")?),
             generation_config: Some(read("generation_config.json")?),
             chat_template: None,
+            hadamard: None,
         };
         let weights = read("model.safetensors")?;
         let template = model.chat.as_ref().map_or("{{ messages }}", |chat| chat.source());
@@ -166,9 +194,12 @@ impl Seed {
         let read = |name: &str| std::fs::read(folder.join(name)).map(SharedBytes::new);
         let bytes = read(file)?.to_vec();
         let (mut files, mut weights) = (ModelFiles::default(), SharedBytes::default());
-        if matches!(form, Grouped::Mlx | Grouped::Unpacked | Grouped::Config) {
+        if !file.ends_with(".gguf") {
             files.config = read("config.json")?;
             weights = read("model.safetensors")?;
+            if matches!(form, Grouped::HybridMlx | Grouped::Hadamard | Grouped::HybridConfig) {
+                files.hadamard = Some(read("hadamard.json")?);
+            }
         }
         Ok(Seed { kind: Kind::Grouped(form), bytes, files, weights })
     }
@@ -187,8 +218,11 @@ impl Seed {
         let (bytes, mut files) = (SharedBytes::new(bytes), self.files.clone());
         let mut weights = self.weights.clone();
         match self.kind {
-            Kind::Weights | Kind::Grouped(Grouped::Mlx | Grouped::Unpacked) => weights = bytes,
-            Kind::Config | Kind::Grouped(Grouped::Config) => files.config = bytes,
+            Kind::Weights | Kind::Grouped(Grouped::Mlx | Grouped::Unpacked | Grouped::HybridMlx) => {
+                weights = bytes;
+            }
+            Kind::Config | Kind::Grouped(Grouped::Config | Grouped::HybridConfig) => files.config = bytes,
+            Kind::Grouped(Grouped::Hadamard) => files.hadamard = Some(bytes),
             Kind::Gguf(_) | Kind::Grouped(_) => {
                 return use_all(Checkpoint::from_gguf("mutant.gguf", bytes)?);
             }

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::{
     ChatTemplate, Config, ModelError, ModelSpec, TensorSource, Tokenizer,
-    config::{Fields, MAX_JSON, json},
+    fields::{Fields, MAX_JSON, json},
     file_source::FileSource,
     files::{file_name, gguf, gguf::Gguf, read_small, safetensors},
     gguf_spec, tokenizer,
@@ -49,6 +49,8 @@ pub struct Checkpoint {
     pub defaults: GenerationDefaults,
     /// Warnings for the user, one line each.
     pub warnings: Vec<String>,
+    /// Names of the tensors for images and for the prediction of several tokens, which are not loaded.
+    pub not_loaded: Vec<String>,
 }
 
 /// The files of a Hugging Face folder, in memory.
@@ -64,6 +66,8 @@ pub struct ModelFiles {
     pub generation_config: Option<SharedBytes>,
     /// `chat_template.jinja`.
     pub chat_template: Option<SharedBytes>,
+    /// `hadamard.json`, in MLX's form of a model with rotated weights.
+    pub hadamard: Option<SharedBytes>,
 }
 
 impl Checkpoint {
@@ -88,6 +92,7 @@ impl Checkpoint {
                 tokenizer_config: need("tokenizer_config.json", MAX_JSON)?,
                 generation_config: need("generation_config.json", MAX_JSON)?,
                 chat_template: need("chat_template.jinja", MAX_JSON)?,
+                hadamard: need("hadamard.json", MAX_JSON)?,
             };
             let unconverted = files.tokenizer.is_none() && path.join("tokenizer.model").exists();
             let mut checkpoint = Self::assemble(name, &files, || safetensors::open_folder(path))?;
@@ -119,7 +124,7 @@ impl Checkpoint {
     pub fn from_gguf(name: &str, bytes: SharedBytes) -> Result<Checkpoint, ModelError> {
         let gguf = Gguf::read(name, bytes)?;
         let (spec, interleaved) = gguf_spec::read(&gguf)?;
-        let (source, unused) = FileSource::gguf(&gguf, &spec, interleaved)?;
+        let (source, not_loaded) = FileSource::gguf(&gguf, &spec, interleaved)?;
         let (tokenizer, mut warnings) = Tokenizer::from_gguf(&gguf)?;
         warnings.extend(scale_warning(&source, "convert the original model again"));
         let id = |key: &str| -> Result<Option<u32>, ModelError> {
@@ -151,8 +156,9 @@ impl Checkpoint {
             chat,
             defaults,
             warnings,
+            not_loaded: not_loaded.extras,
         };
-        checkpoint.finish(unused)?;
+        checkpoint.finish(&not_loaded.unknown)?;
         Ok(checkpoint)
     }
 
@@ -174,13 +180,13 @@ impl Checkpoint {
         files: &ModelFiles,
         weights: impl FnOnce() -> Result<Vec<safetensors::Stored>, ModelError>,
     ) -> Result<Checkpoint, ModelError> {
-        let mut config = Config::parse(&files.config)?;
+        let mut config = Config::parse(&files.config, files.hadamard.as_deref())?;
         let tokenizer = files.tokenizer.as_deref().map(Tokenizer::from_json).transpose()?;
         let mut warnings = Vec::new();
         let defaults = defaults(&config, files.generation_config.as_deref())?;
         let chat = template_or_warning(chat(files, tokenizer.as_ref(), &defaults)?, &mut warnings);
         let stored = safetensors::by_name(weights()?)?;
-        let (source, unused) = FileSource::safetensors(&name, &mut config, stored)?;
+        let (source, not_loaded) = FileSource::safetensors(&name, &mut config, stored)?;
         let other = if config.scale_multiplies { "bitlinear" } else { "autobitlinear" };
         let cure = format!("set quantization_config.linear_class to {other} in config.json");
         warnings.extend(scale_warning(&source, &cure));
@@ -193,13 +199,14 @@ impl Checkpoint {
             chat,
             defaults,
             warnings,
+            not_loaded: not_loaded.extras,
         };
-        checkpoint.finish(unused)?;
+        checkpoint.finish(&not_loaded.unknown)?;
         Ok(checkpoint)
     }
 
     /// Checks that the parts fit together.
-    fn finish(&mut self, unused: Vec<String>) -> Result<(), ModelError> {
+    fn finish(&mut self, unused: &[String]) -> Result<(), ModelError> {
         self.spec.eos.clone_from(&self.defaults.eos);
         if let Some(first) = unused.first() {
             let others = match unused.len() {

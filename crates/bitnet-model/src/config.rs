@@ -1,11 +1,19 @@
 //! `config.json` of a Hugging Face folder: the model's sizes, and how its linear layers are stored.
 
+use std::{collections::BTreeSet, sync::Arc};
+
+use bitnet_kernels::DeltaShape;
 use serde_json::Value;
 
-use crate::{Activation, Grouped, ModelError, ModelSpec, Multipliers, Rope, RopeScaling, rope};
+use crate::{
+    Activation, Grouped, Hybrid, ModelError, ModelSpec, Multipliers, Rope, RopeScaling, Rotation,
+    fields::{Fields, json},
+    hadamard,
+    hybrid::attending,
+    names::{self, Part},
+    rope,
+};
 
-/// Maximum size in bytes of a JSON file that describes a model.
-pub(crate) const MAX_JSON: u64 = 4 << 20;
 const FILE: &str = "config.json";
 
 /// The contents of `config.json`.
@@ -18,80 +26,6 @@ pub(crate) struct Config {
     pub onebitllm: bool,
     pub bos: Option<u32>,
     pub eos: Vec<u32>,
-}
-
-/// A JSON object; errors in its fields name the field.
-pub(crate) struct Fields<'a> {
-    pub file: &'a str,
-    /// Path of the object within the file, with a dot at the end.
-    pub prefix: &'a str,
-    pub json: &'a Value,
-}
-
-impl<'a> Fields<'a> {
-    /// The value of a field, if it is present and not null.
-    pub(crate) fn get(&self, field: &str) -> Option<&'a Value> {
-        self.json.get(field).filter(|v| !v.is_null())
-    }
-
-    fn typed<T>(
-        &self,
-        field: &str,
-        kind: &str,
-        read: impl FnOnce(&'a Value) -> Option<T>,
-    ) -> Result<Option<T>, ModelError> {
-        self.get(field).map(|v| read(v).ok_or_else(|| self.bad(field, format!("is not {kind}")))).transpose()
-    }
-
-    pub(crate) fn size(&self, field: &str) -> Result<Option<usize>, ModelError> {
-        self.typed(field, "a whole number", |v| v.as_u64()?.try_into().ok())
-    }
-
-    pub(crate) fn float(&self, field: &str) -> Result<Option<f32>, ModelError> {
-        self.typed(field, "a number", |v| Some(v.as_f64()? as f32))
-    }
-
-    pub(crate) fn text(&self, field: &str) -> Result<Option<&'a str>, ModelError> {
-        self.typed(field, "a string", Value::as_str)
-    }
-
-    pub(crate) fn flag(&self, field: &str) -> Result<Option<bool>, ModelError> {
-        self.typed(field, "true or false", Value::as_bool)
-    }
-
-    /// A token id or a list of them.
-    pub(crate) fn ids(&self, field: &str) -> Result<Vec<u32>, ModelError> {
-        let id = |v: &Value| v.as_u64()?.try_into().ok();
-        let ids = self.typed(field, "a token id or a list of them", |v| match v {
-            Value::Array(list) => list.iter().map(id).collect(),
-            one => Some(vec![id(one)?]),
-        })?;
-        Ok(ids.unwrap_or_default())
-    }
-
-    fn name(&self, field: &str) -> String {
-        format!("{}{field}", self.prefix)
-    }
-
-    pub(crate) fn missing(&self, field: &str) -> ModelError {
-        ModelError::missing_field(self.file, self.name(field))
-    }
-
-    pub(crate) fn bad(&self, field: &str, problem: impl ToString) -> ModelError {
-        ModelError::field(self.file, self.name(field), problem)
-    }
-
-    pub(crate) fn unsupported(&self, field: &str, value: impl ToString, cure: &str) -> ModelError {
-        ModelError::unsupported(self.file, self.name(field), value, cure)
-    }
-}
-
-/// Parses a JSON file.
-pub(crate) fn json(file: &str, bytes: &[u8]) -> Result<Value, ModelError> {
-    if bytes.len() as u64 > MAX_JSON {
-        return Err(ModelError::TooLarge { file: file.into(), size: bytes.len() as u64, limit: MAX_JSON });
-    }
-    serde_json::from_slice(bytes).map_err(|e| ModelError::damaged(file, e))
 }
 
 /// Model families, chosen by `model_type` and class.
@@ -107,6 +41,8 @@ enum Family {
     Qwen3,
     /// Group-scaled ternary weights, with constants that multiply activations.
     MiniCpm,
+    /// Group-scaled ternary weights; attention with output gates, and gated-delta layers.
+    Qwen35,
 }
 
 impl Family {
@@ -119,8 +55,9 @@ impl Family {
             "llama" => Ok(Family::Llama),
             "qwen3" => Ok(Family::Qwen3),
             "minicpm" => Ok(Family::MiniCpm),
+            "qwen3_5" | "qwen3_5_text" | PRISM => Ok(Family::Qwen35),
             other => {
-                let cure = "use bitnet, llama with BitLinear, ternary qwen3 or ternary minicpm";
+                let cure = "use bitnet, llama with BitLinear, or ternary qwen3, qwen3_5 or minicpm";
                 Err(c.unsupported("model_type", other, cure))
             }
         }
@@ -132,20 +69,31 @@ impl Family {
 
     /// Whether every group of weights has its own scale.
     fn grouped(self) -> bool {
-        matches!(self, Family::Qwen3 | Family::MiniCpm)
+        matches!(self, Family::Qwen3 | Family::MiniCpm | Family::Qwen35)
     }
 }
 
+/// MLX's form of a hybrid model with rotated weights.
+const PRISM: &str = "prism_hadamard_qwen35";
+
 impl Config {
-    pub(crate) fn parse(bytes: &[u8]) -> Result<Config, ModelError> {
+    /// Reads `config.json`, and `hadamard.json` if the folder has one.
+    pub(crate) fn parse(bytes: &[u8], hadamard: Option<&[u8]>) -> Result<Config, ModelError> {
         let json = json(FILE, bytes)?;
-        let c = Fields { file: FILE, prefix: "", json: &json };
+        let whole = Fields { file: FILE, prefix: "", json: &json };
+        let family = Family::of(&whole)?;
+        let rotation = read_rotation(&whole, family, hadamard)?;
+        // A model that also reads images wraps the configuration of its language model.
+        let text = whole.get("text_config").filter(|_| family == Family::Qwen35);
+        let c = match text {
+            Some(json) => Fields { file: FILE, prefix: "text_config.", json },
+            None => Fields { file: FILE, prefix: "", json: &json },
+        };
         let need = |field| c.size(field)?.ok_or_else(|| c.missing(field));
 
-        let family = Family::of(&c)?;
         let bitnet = c.text("model_type")? == Some("bitnet");
         let scale_multiplies = if family.grouped() {
-            no_other_quantization(&c)?;
+            no_other_quantization(&whole)?;
             false
         } else {
             quantization(&c, family.native_bitnet())?
@@ -156,12 +104,13 @@ impl Config {
             Some(true) => Some(q.float("rms_norm_eps")?.unwrap_or(1e-6)),
             _ => None,
         };
-        refuse_unsupported(&c)?;
+        refuse_unsupported(&c, family)?;
         let (hidden, heads, layers) =
             (need("hidden_size")?, need("num_attention_heads")?, need("num_hidden_layers")?);
         let mut spec = ModelSpec {
             architecture: match family {
                 Family::OneBitLlm => "bitnet".into(),
+                Family::Qwen35 => "qwen35".into(),
                 _ => c.text("model_type")?.unwrap_or_default().into(),
             },
             hidden,
@@ -177,10 +126,10 @@ impl Config {
             activation: activation(&c, bitnet)?,
             sub_norms: family.native_bitnet(),
             linear_norms: linear_norms.filter(|_| !family.grouped()),
-            head_norms: family == Family::Qwen3,
-            output_gate: false,
-            hybrid: None,
-            rotation: None,
+            head_norms: matches!(family, Family::Qwen3 | Family::Qwen35),
+            output_gate: family == Family::Qwen35,
+            hybrid: if family == Family::Qwen35 { Some(hybrid(&c, layers)?) } else { None },
+            rotation,
             // Embedding and head are set when the source sees how they are stored.
             grouped: Grouped { projections: family.grouped(), ..Grouped::default() },
             multipliers: match family {
@@ -188,11 +137,16 @@ impl Config {
                 _ => Multipliers::NONE,
             },
             // Only MiniCPM's configuration defaults to a tied head.
-            tied_head: c.flag("tie_word_embeddings")?.unwrap_or(family == Family::MiniCpm),
+            tied_head: match c.flag("tie_word_embeddings")? {
+                Some(tied) => tied,
+                None => whole.flag("tie_word_embeddings")?.unwrap_or(family == Family::MiniCpm),
+            },
             // Filled in once the tokenizer is read.
             eos: Vec::new(),
         };
-        spec.rope = read_rope(&c, if bitnet { 500_000.0 } else { 10_000.0 }, &mut spec.context)?;
+        let theta = if bitnet { 500_000.0 } else { 10_000.0 };
+        spec.rope = read_rope(&c, theta, &mut spec.context)?;
+        spec.rope.width = rotary_width(&c, family, spec.head_dim)?;
         spec.check(FILE)?;
         let bos = c.ids("bos_token_id")?.first().copied();
         let onebitllm = family == Family::OneBitLlm;
@@ -200,15 +154,151 @@ impl Config {
     }
 }
 
+/// The rotation that `hadamard.json` describes. MLX's form of a rotated model must have that file, and repeats in
+/// `config.json` what it says.
+fn read_rotation(
+    c: &Fields<'_>,
+    family: Family,
+    hadamard: Option<&[u8]>,
+) -> Result<Option<Arc<Rotation>>, ModelError> {
+    const NAME: &str = "hadamard.json";
+    let prism = c.text("model_type")? == Some(PRISM);
+    let json = hadamard.map(|bytes| json(NAME, bytes)).transpose()?;
+    let rotation = match &json {
+        Some(json) => {
+            let fields = Fields { file: NAME, prefix: "", json };
+            hadamard::read(&fields, family == Family::Qwen35)?
+        }
+        None => None,
+    };
+    let Some(rotation) = rotation else {
+        let missing = || ModelError::missing_field(NAME, "prism.hadamard.version");
+        return if prism { Err(missing()) } else { Ok(None) };
+    };
+    if !rotation.grouped_values
+        && rotation.weights.iter().any(|name| name.ends_with(".linear_attn.out_proj.weight"))
+    {
+        let cure =
+            "value heads of safetensors files are grouped by key head; use the file that was published";
+        return Err(ModelError::unsupported(NAME, "prism.hadamard.gdn_v_grouped", false, cure));
+    }
+    if prism {
+        check_prism(c, &rotation)?;
+    }
+    Ok(Some(rotation))
+}
+
+/// Checks that the `config.json` of MLX's form of a rotated model has no values that this program does not know, and
+/// lists the same modules as `hadamard.json`.
+fn check_prism(c: &Fields<'_>, rotation: &Rotation) -> Result<(), ModelError> {
+    const CURE: &str = "use the model's GGUF file";
+    if let Some(other) = c.size("schema_version")?.filter(|&version| version != 2) {
+        return Err(c.unsupported("schema_version", other, CURE));
+    }
+    for (field, only) in [
+        ("hadamard_config", "hadamard.json"),
+        ("gdn_activation_layout", "grouped"),
+        ("tensor_namespace", "mlx-vlm-qwen3_5"),
+        ("base_model_type", "qwen3_5"),
+    ] {
+        if let Some(other) = c.text(field)?.filter(|&value| value != only) {
+            return Err(c.unsupported(field, other, CURE));
+        }
+    }
+    let Some(modules) = c.get("modules") else { return Ok(()) };
+    let modules = modules.as_array().ok_or_else(|| c.bad("modules", "is not a list"))?;
+    let gate = Part::OutputGate.name();
+    let mut unlisted: BTreeSet<&str> =
+        rotation.weights.iter().map(String::as_str).filter(|name| !name.contains(gate)).collect();
+    unlisted.extend(rotation.embedding.then_some(names::EMBEDDING));
+    for json in modules {
+        let m = Fields { file: FILE, prefix: "modules.", json };
+        let path = m.text("path")?.ok_or_else(|| m.missing("path"))?;
+        let name = format!("{}.weight", names::unwrapped(path));
+        let embedding = m.flag("embedding")?.unwrap_or(false);
+        if !unlisted.remove(name.as_str()) || embedding != (name == names::EMBEDDING) {
+            return Err(
+                m.bad("path", format!("is {path}, which hadamard.json does not name once in that role"))
+            );
+        }
+        if m.size("block")?.is_some_and(|block| block != rotation.block) {
+            return Err(m.bad("block", format!("of {path} is not the block_size of hadamard.json")));
+        }
+    }
+    match unlisted.first() {
+        Some(name) => Err(c.bad("modules", format!("does not list {name}, which hadamard.json names"))),
+        None => Ok(()),
+    }
+}
+
+/// The gated-delta layers of a hybrid model, and where they stand.
+fn hybrid(c: &Fields<'_>, layers: usize) -> Result<Hybrid, ModelError> {
+    let need = |field| c.size(field)?.ok_or_else(|| c.missing(field));
+    if c.flag("attn_output_gate")? == Some(false) {
+        return Err(c.unsupported("attn_output_gate", false, "use a model whose attention has output gates"));
+    }
+    let head_dim = need("linear_key_head_dim")?;
+    let values = need("linear_value_head_dim")?;
+    if values != head_dim {
+        let cure = format!("use a model where it is the width of key heads, {head_dim}");
+        return Err(c.unsupported("linear_value_head_dim", values, &cure));
+    }
+    let kinds = c.list("layer_types", "a list of strings", Value::as_str)?;
+    let attends: Vec<bool> = match kinds {
+        Some(kinds) => kinds.into_iter().map(|kind| kind == FULL_ATTENTION).collect(),
+        None => attending(c.size("full_attention_interval")?.unwrap_or(4), layers)
+            .ok_or_else(|| c.bad("full_attention_interval", "is 0, or the model has too many layers"))?,
+    };
+    Ok(Hybrid {
+        attends: attends.into(),
+        delta: DeltaShape {
+            key_heads: need("linear_num_key_heads")?,
+            value_heads: need("linear_num_value_heads")?,
+            head_dim,
+            taps: need("linear_conv_kernel_dim")?,
+        },
+        // Set when the source sees how they are stored.
+        float_alpha_beta: false,
+    })
+}
+
+/// The kinds of layers in `layer_types`.
+const FULL_ATTENTION: &str = "full_attention";
+const LINEAR_ATTENTION: &str = "linear_attention";
+
+/// Number of dimensions of a head that rotate, where that may be a part of them.
+fn rotary_width(c: &Fields<'_>, family: Family, head_dim: usize) -> Result<Option<usize>, ModelError> {
+    const FIELD: &str = "partial_rotary_factor";
+    let json = c.get("rope_parameters").or(c.get("rope_scaling")).unwrap_or(&Value::Null);
+    let r = Fields { file: FILE, prefix: "rope_parameters.", json };
+    let part = match r.float(FIELD)? {
+        Some(part) => Some(part),
+        None => c.float(FIELD)?,
+    };
+    match part {
+        _ if family == Family::Qwen35 => {
+            // The default of the family's configuration is a quarter.
+            let width = (head_dim as f32 * part.unwrap_or(0.25)) as usize;
+            Ok(Some(width).filter(|&width| width != head_dim))
+        }
+        Some(part) if part != 1.0 => {
+            Err(c.unsupported(FIELD, part, "use a model with rope over whole heads"))
+        }
+        _ => Ok(None),
+    }
+}
+
 /// Refuses switches that would change what the model computes.
-fn refuse_unsupported(c: &Fields<'_>) -> Result<(), ModelError> {
+fn refuse_unsupported(c: &Fields<'_>, family: Family) -> Result<(), ModelError> {
     for field in ["attention_bias", "mlp_bias"] {
         if c.flag(field)? == Some(true) {
             return Err(c.unsupported(field, true, "use a model without biases"));
         }
     }
     let kinds = c.get("layer_types").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
-    let other = kinds.iter().filter_map(Value::as_str).find(|&kind| kind != "full_attention");
+    let linear = family == Family::Qwen35;
+    let known = |kind: &str| kind == FULL_ATTENTION || linear && kind == LINEAR_ATTENTION;
+    let other = kinds.iter().filter_map(Value::as_str).find(|kind| !known(kind));
     if let Some(kind) = other.or((c.flag("use_sliding_window")? == Some(true)).then_some("sliding_attention"))
     {
         return Err(c.unsupported("layer_types", kind, "use a model with full attention"));
@@ -315,13 +405,6 @@ fn read_rope(c: &Fields<'_>, default_theta: f32, context: &mut usize) -> Result<
         Some(theta) => theta,
         None => c.float("rope_theta")?.unwrap_or(default_theta),
     };
-    let partial = match r.float("partial_rotary_factor")? {
-        Some(part) => Some(part),
-        None => c.float("partial_rotary_factor")?,
-    };
-    if let Some(part) = partial.filter(|&p| p != 1.0) {
-        return Err(c.unsupported("partial_rotary_factor", part, "use a model with rope over whole heads"));
-    }
     let need = |field| r.float(field)?.ok_or_else(|| r.missing(field));
     let kind = match r.text("rope_type")? {
         Some(kind) => kind,
@@ -370,9 +453,7 @@ fn yarn(r: &Fields<'_>, context: usize) -> Result<RopeScaling, ModelError> {
 /// Limits texts to the original context, where the short factors apply. With longer texts a token's keys would depend
 /// on how long the text becomes.
 fn long_rope(r: &Fields<'_>, context: &mut usize) -> Result<RopeScaling, ModelError> {
-    let factors = r.typed("short_factor", "a list of numbers", |v| {
-        v.as_array()?.iter().map(|v| Some(v.as_f64()? as f32)).collect::<Option<Vec<f32>>>()
-    })?;
+    let factors = r.list("short_factor", "a list of numbers", |v| Some(v.as_f64()? as f32))?;
     let factors = factors.ok_or_else(|| r.missing("short_factor"))?;
     let original = r.size("original_max_position_embeddings")?.unwrap_or(*context);
     let factor = *context as f64 / original as f64;

@@ -18,6 +18,7 @@ use crate::{
     names::{self, Expected},
     packing,
     panels::PanelFile,
+    reorder::{Convention, Reorder},
     ternarize,
 };
 
@@ -55,8 +56,30 @@ struct Part {
     encoding: Encoding,
     /// Multiplies the encoding's own scale.
     factor: f32,
-    /// Number of heads, if their rows are stored for interleaved rope.
-    interleaved_heads: Option<usize>,
+    /// How its rows or columns become those of the model.
+    reorder: Reorder,
+    /// How its values become those of the model.
+    adjust: Adjust,
+}
+
+/// How stored values become those of the model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Adjust {
+    /// As they are stored.
+    None,
+    /// A gain is stored as what exceeds 1.
+    PlusOne,
+    /// A rate of decay is stored as its logarithm.
+    MinusExp,
+}
+
+/// Names of tensors in a file that are not loaded.
+#[derive(Debug, Default)]
+pub(crate) struct NotLoaded {
+    /// For images, or for the prediction of several tokens.
+    pub extras: Vec<String>,
+    /// Unknown to the architecture.
+    pub unknown: Vec<String>,
 }
 
 /// The tensors of opened files.
@@ -114,16 +137,16 @@ impl TensorSource for FileSource {
         };
         let tensor = TernaryTensor::from_codes(rows, cols, codes, scale * part.factor)
             .map_err(ModelError::data(&self.file, stored))?;
-        Ok(match part.interleaved_heads {
-            Some(heads) => tensor.permute_rows(|row| interleaved_row(row, rows / heads)),
-            None => tensor,
+        Ok(match part.reorder {
+            Reorder::None => tensor,
+            reorder => tensor.permute_rows(|row| reorder.row(row)),
         })
     }
 
     fn grouped(&self, name: &str) -> Result<GroupedTensor, ModelError> {
         let (entry, part) = self.find(name)?;
         let [rows, cols] = entry.shape[..] else { return Err(self.not_a(entry, "matrix")) };
-        let stored = entry.stored_name.as_str();
+        let (stored, stored_rows) = (entry.stored_name.as_str(), part.reorder.stored_rows(rows));
         let fail = |problem: String| ModelError::tensor(&self.file, stored, problem, GROUPED_CURE);
         let parts = match &part.encoding {
             Encoding::Panels => return self.panels.as_ref().ok_or_else(|| self.missing(name))?.grouped(name),
@@ -132,7 +155,7 @@ impl TensorSource for FileSource {
                 packing::grouped::mlx(&part.bytes, scales, biases).map_err(fail)?
             }
             Encoding::Unpacked(dtype) => {
-                let floats = BitNetTensor::new(*dtype, [rows, cols], part.bytes.clone())
+                let floats = BitNetTensor::new(*dtype, [stored_rows, cols], part.bytes.clone())
                     .map_err(ModelError::data(&self.file, stored))?;
                 let (parts, off_grid) = ternarize::recover(&floats).map_err(fail)?;
                 self.off_grid.lock().unwrap_or_else(PoisonError::into_inner).insert(stored.into(), off_grid);
@@ -140,11 +163,16 @@ impl TensorSource for FileSource {
             }
             _ => return Err(self.not_a(entry, "matrix with a scale for every group")),
         };
-        let tensor = GroupedTensor::new(rows, cols, parts.group, parts.codes, parts.scales)
+        let tensor = GroupedTensor::new(stored_rows, cols, parts.group, parts.codes, parts.scales)
             .map_err(ModelError::data(&self.file, stored))?;
-        Ok(match part.interleaved_heads {
-            Some(heads) => tensor.permute_rows(|row| interleaved_row(row, rows / heads)),
-            None => tensor,
+        if let Some((width, order)) = part.reorder.columns() {
+            return tensor.permute_columns(width, order).ok_or_else(|| {
+                fail(format!("value heads of {width} columns are no whole groups of {}", tensor.group()))
+            });
+        }
+        Ok(match part.reorder {
+            Reorder::None => tensor,
+            reorder => tensor.select_rows(rows, |row| reorder.row(row)),
         })
     }
 
@@ -165,8 +193,20 @@ impl TensorSource for FileSource {
     fn dense(&self, name: &str) -> Result<BitNetTensor, ModelError> {
         let (entry, part) = self.find(name)?;
         let Encoding::Dense(dtype) = part.encoding else { return Err(self.not_a(entry, "float tensor")) };
-        BitNetTensor::new(dtype, entry.shape.clone(), part.bytes.clone())
-            .map_err(ModelError::data(&self.file, &entry.stored_name))
+        let damaged = |e| ModelError::data(&self.file, &entry.stored_name)(e);
+        let mut bytes = part.bytes.clone();
+        if part.reorder != Reorder::None {
+            let row = bytes.len() / entry.shape[0];
+            let stored = |to: usize| &bytes[part.reorder.row(to) * row..][..row];
+            bytes = SharedBytes::new((0..entry.shape[0]).flat_map(stored).copied().collect::<Vec<u8>>());
+        }
+        let tensor = BitNetTensor::new(dtype, entry.shape.clone(), bytes).map_err(damaged)?;
+        let adjusted: Vec<f32> = match part.adjust {
+            Adjust::None => return Ok(tensor),
+            Adjust::PlusOne => tensor.to_f32().into_iter().map(|w| 1.0 + w).collect(),
+            Adjust::MinusExp => tensor.to_f32().into_iter().map(|a| -f64::from(a).exp() as f32).collect(),
+        };
+        BitNetTensor::from_f32(entry.shape.clone(), &adjusted).map_err(damaged)
     }
 
     fn packed(&self) -> Option<&dyn PackedSource> {
@@ -176,13 +216,6 @@ impl TensorSource for FileSource {
 
 /// The cure for a matrix with group scales that cannot be read.
 const GROUPED_CURE: &str = "use the model's GGUF file in PQ2_0, PTQ1_0 or Q2_0";
-
-/// The stored position, under interleaved rope, of Hugging Face's `row`: in a head of `head_dim` rows, dimension `i` of
-/// half `h` is at `2 i + h` (`permute` in llama.cpp's `convert_hf_to_gguf.py`).
-fn interleaved_row(row: usize, head_dim: usize) -> usize {
-    let (head, within, half) = (row / head_dim, row % head_dim, head_dim / 2);
-    head * head_dim + 2 * (within % half) + within / half
-}
 
 impl FileSource {
     fn find(&self, name: &str) -> Result<(&TensorEntry, &Part), ModelError> {
@@ -226,53 +259,68 @@ impl FileSource {
         FileSource { file: file.into(), entries, parts, panels, off_grid }
     }
 
-    /// The tensors of safetensors files, and the names that the model does not use.
+    /// The tensors of safetensors files, and the names of those that are not loaded.
     pub(crate) fn safetensors(
         name: &str,
         config: &mut Config,
-        mut stored: HashMap<String, Stored>,
-    ) -> Result<(FileSource, Vec<String>), ModelError> {
-        find_grouped_tables(&mut config.spec, &stored)?;
+        stored: HashMap<String, Stored>,
+    ) -> Result<(FileSource, NotLoaded), ModelError> {
+        let mut stored = if config.spec.hybrid.is_some() { unwrapped(stored)? } else { stored };
+        find_grouped_matrices(&mut config.spec, &stored)?;
+        names::check_rotation(&config.spec, name)?;
+        let spec = &config.spec;
+        // MLX stores taps before the ones between channels and taps, and gains with the 1 already added.
+        let plus_one = stored.values().any(|t| t.name.ends_with(CONVOLUTION) && t.shape.get(1) == Some(&1));
         let mut source = FileSource::empty(name, None);
-        for wanted in names::expected(&config.spec) {
-            let name = if config.onebitllm { names::onebitllm(&wanted.name) } else { wanted.name.clone() };
-            let Some(tensor) = stored.remove(&name) else {
+        for wanted in names::expected(spec) {
+            let part = names::Part::of(&wanted.name);
+            let reorder =
+                part.map_or(Reorder::None, |part| Reorder::of(part, spec, Convention::Grouped, &wanted.name));
+            let adjust = adjust(&wanted, plus_one);
+            let name =
+                if config.onebitllm { names::onebitllm(&wanted.name) } else { names::stored(&wanted.name) };
+            let last = !part.is_some_and(|part| part == names::Part::Query && part.shares_rows(spec));
+            let found = if last { stored.remove(&name) } else { stored.get(&name).cloned() };
+            let Some(tensor) = found else {
                 return Err(ModelError::MissingTensor { file: source.file, tensor: name });
             };
+            let mut shape = wanted.shape.clone();
+            shape[0] = reorder.stored_rows(shape[0]);
             let (encoding, text) = match (wanted.kind, tensor.dtype) {
                 (TensorKind::Ternary, Some(DType::U8)) => {
-                    let packed = [wanted.shape[0].div_ceil(4), wanted.shape[1]];
+                    let packed = [shape[0].div_ceil(4), shape[1]];
                     check_shape(&tensor.file, &name, &packed, &tensor.shape)?;
                     let scale = stored.remove(&format!("{name}_scale"));
                     let scale = packed_scale(&tensor, scale.as_ref(), config.scale_multiplies)?;
                     (Encoding::Packed(scale), "packed u8".into())
                 }
                 (TensorKind::Grouped, Some(DType::U32)) => {
-                    (mlx(&tensor, &wanted.shape, &mut stored)?, "mlx 2-bit".into())
+                    check_signs(&tensor, &name, shape[1], spec, &mut stored, last)?;
+                    (mlx(&tensor, &name, &shape, &mut stored, last)?, "mlx 2-bit".into())
                 }
                 (kind, _) => {
-                    check_shape(&tensor.file, &name, &wanted.shape, &tensor.shape)?;
-                    let dtype = plain_floats(&tensor)?;
-                    match kind {
-                        TensorKind::Ternary => (Encoding::Master(dtype), format!("{dtype} masters")),
-                        TensorKind::Grouped => (Encoding::Unpacked(dtype), format!("{dtype} unpacked")),
-                        TensorKind::Dense | TensorKind::Norm => (Encoding::Dense(dtype), dtype.to_string()),
-                    }
+                    let convolution = name.ends_with(CONVOLUTION) && tensor.shape.len() == 3;
+                    let without_ones: Vec<usize> = match convolution {
+                        true => tensor.shape.iter().copied().filter(|&d| d != 1).collect(),
+                        false => tensor.shape.clone(),
+                    };
+                    check_shape(&tensor.file, &tensor.name, &shape, &without_ones)?;
+                    floats(&tensor, kind)?
                 }
             };
-            let part = Part { bytes: tensor.bytes, encoding, factor: 1.0, interleaved_heads: None };
-            source.push(wanted, name, text, part);
+            let part = Part { bytes: tensor.bytes, encoding, factor: 1.0, reorder, adjust };
+            source.push(wanted, tensor.name, text, part);
         }
-        let unused = unused(stored.into_values().map(|t| (t.file, t.name)))?;
-        Ok((source, unused))
+        let not_loaded = not_loaded(stored.into_values().map(|t| (t.file, t.name)), spec)?;
+        Ok((source, not_loaded))
     }
 
-    /// The tensors of a GGUF file, and the names that the model does not use.
+    /// The tensors of a GGUF file, and the names of those that are not loaded.
     pub(crate) fn gguf(
         gguf: &Gguf,
         spec: &ModelSpec,
         interleaved: bool,
-    ) -> Result<(FileSource, Vec<String>), ModelError> {
+    ) -> Result<(FileSource, NotLoaded), ModelError> {
         let mut stored: HashMap<&str, _> = gguf.tensors.iter().map(|t| (t.name.as_str(), t)).collect();
         let panels = PanelFile::take(gguf, spec, &mut stored)?;
         let mut source = FileSource::empty(&gguf.file, panels);
@@ -280,28 +328,111 @@ impl FileSource {
             let in_panels = source.panels.as_ref().and_then(|panels| panels.stored_name(&wanted.name));
             if let Some(name) = in_panels.map(String::from) {
                 let (bytes, encoding) = (SharedBytes::default(), Encoding::Panels);
-                let part = Part { bytes, encoding, factor: 1.0, interleaved_heads: None };
-                source.push(wanted, name, "panels".into(), part);
+                let (reorder, adjust) = (Reorder::None, Adjust::None);
+                source.push(
+                    wanted,
+                    name,
+                    "panels".into(),
+                    Part { bytes, encoding, factor: 1.0, reorder, adjust },
+                );
                 continue;
             }
-            let name = names::gguf(&wanted.name).unwrap_or_else(|| wanted.name.clone());
-            let Some(tensor) = stored.remove(name.as_str()) else {
+            let part = names::Part::of(&wanted.name);
+            let convention = Convention::Gguf { interleaved };
+            let reorder =
+                part.map_or(Reorder::None, |part| Reorder::of(part, spec, convention, &wanted.name));
+            let name = names::gguf(&wanted.name, spec).unwrap_or_else(|| wanted.name.clone());
+            let last = !part.is_some_and(|part| part == names::Part::Query && part.shares_rows(spec));
+            let found = if last { stored.remove(name.as_str()) } else { stored.get(name.as_str()).copied() };
+            let Some(tensor) = found else {
                 return Err(ModelError::MissingTensor { file: source.file, tensor: name });
             };
             let (kind, encoding) = gguf_encoding(&gguf.file, tensor, wanted.kind)?;
-            check_shape(&gguf.file, &name, &wanted.shape, &tensor.shape)?;
+            let mut shape = wanted.shape.clone();
+            shape[0] = reorder.stored_rows(shape[0]);
+            check_shape(&gguf.file, &name, &shape, &tensor.shape)?;
             let factor = scale_beside(&gguf.file, &name, &mut stored)?;
             if wanted.kind == TensorKind::Grouped && factor != 1.0 {
                 let problem = "a separate scale for a matrix with group scales is not supported";
                 return Err(ModelError::tensor(&gguf.file, &name, problem, GROUPED_CURE));
             }
-            let rotated = names::Part::of(&wanted.name).and_then(|part| part.rotated_heads(spec));
-            let interleaved_heads = rotated.filter(|_| interleaved);
-            let part = Part { bytes: tensor.bytes.clone(), encoding, factor, interleaved_heads };
+            let bytes = tensor.bytes.clone();
+            let part = Part { bytes, encoding, factor, reorder, adjust: Adjust::None };
             source.push(wanted, name, kind.name(), part);
         }
-        let unused = unused(stored.into_keys().map(|name| (gguf.file.clone(), name.to_string())))?;
-        Ok((source, unused))
+        let not_loaded =
+            not_loaded(stored.into_keys().map(|name| (gguf.file.clone(), name.to_string())), spec)?;
+        Ok((source, not_loaded))
+    }
+}
+
+/// The end of the name of a convolution in safetensors files.
+const CONVOLUTION: &str = "linear_attn.conv1d.weight";
+
+/// How the values of a tensor in safetensors become those of the model. Norms of hybrid models are stored as what
+/// exceeds 1, unless `plus_one` says otherwise; the norm of a gated-delta layer never is.
+fn adjust(wanted: &Expected, plus_one: bool) -> Adjust {
+    match names::Part::of(&wanted.name) {
+        Some(names::Part::Decay) => Adjust::MinusExp,
+        Some(names::Part::Convolution | names::Part::TimeBias | names::Part::DeltaNorm) => Adjust::None,
+        _ if plus_one && wanted.kind == TensorKind::Norm => Adjust::PlusOne,
+        _ => Adjust::None,
+    }
+}
+
+/// The tensors of a hybrid model under their usual names.
+fn unwrapped(stored: HashMap<String, Stored>) -> Result<HashMap<String, Stored>, ModelError> {
+    let mut all = HashMap::with_capacity(stored.len());
+    for tensor in stored.into_values() {
+        let usual = names::unwrapped(&tensor.name);
+        if let Some(first) = all.insert(usual, tensor) {
+            let problem = format!("tensor {} is stored twice, under another prefix", one_line(&first.name));
+            return Err(ModelError::damaged(&first.file, problem));
+        }
+    }
+    Ok(all)
+}
+
+/// How to read a tensor of plain floats for the role it has in the model.
+fn floats(tensor: &Stored, kind: TensorKind) -> Result<(Encoding, String), ModelError> {
+    let dtype = plain_floats(tensor)?;
+    Ok(match kind {
+        TensorKind::Ternary => (Encoding::Master(dtype), format!("{dtype} masters")),
+        TensorKind::Grouped => (Encoding::Unpacked(dtype), format!("{dtype} unpacked")),
+        TensorKind::Dense | TensorKind::Norm => (Encoding::Dense(dtype), dtype.to_string()),
+    })
+}
+
+/// Checks that the signs stored beside an MLX matrix are those of the model's rotation.
+fn check_signs(
+    tensor: &Stored,
+    name: &str,
+    width: usize,
+    spec: &ModelSpec,
+    stored: &mut HashMap<String, Stored>,
+    last: bool,
+) -> Result<(), ModelError> {
+    let base = name.strip_suffix(".weight").unwrap_or(name);
+    let beside = format!("{base}.signs");
+    let found = if last { stored.remove(&beside) } else { stored.get(&beside).cloned() };
+    let Some(signs) = found else { return Ok(()) };
+    let fail = |problem: &str| {
+        Err(ModelError::tensor(&tensor.file, &signs.name, problem, "use the files that belong together"))
+    };
+    let rotation = spec.rotation.as_ref();
+    let rotated = rotation.filter(|r| r.weights.contains(name) || name == names::EMBEDDING && r.embedding);
+    let Some(rotation) = rotated else {
+        return fail("hadamard.json does not name the weights of these signs");
+    };
+    check_shape(&signs.file, &signs.name, &[width], &signs.shape)?;
+    if signs.dtype != Some(DType::F32) {
+        return fail("the signs are not f32");
+    }
+    let (values, _) = signs.bytes.as_chunks::<4>();
+    let expected = |i: usize| rotation.signs.get(&width).map_or(1, |signs| signs[i]);
+    match values.iter().enumerate().all(|(i, v)| f32::from_le_bytes(*v) == f32::from(expected(i))) {
+        true => Ok(()),
+        false => fail("the signs are not those of hadamard.json"),
     }
 }
 
@@ -380,9 +511,10 @@ fn plain_floats(tensor: &Stored) -> Result<DType, ModelError> {
     })
 }
 
-/// Detects whether the embedding and the head of a family with group scales have group scales too: MLX's do, and
-/// floats do if a sample of them is ternary. A matrix that only looks ternary is refused when it is read.
-fn find_grouped_tables(spec: &mut ModelSpec, stored: &HashMap<String, Stored>) -> Result<(), ModelError> {
+/// Detects which matrices of a family with group scales have group scales, of those that may be floats: the embedding,
+/// the head, alpha and beta. MLX's have them, and floats do if a sample of them is ternary. A matrix that only looks
+/// ternary is refused when it is read.
+fn find_grouped_matrices(spec: &mut ModelSpec, stored: &HashMap<String, Stored>) -> Result<(), ModelError> {
     if !spec.grouped.projections {
         return Ok(());
     }
@@ -398,21 +530,28 @@ fn find_grouped_tables(spec: &mut ModelSpec, stored: &HashMap<String, Stored>) -
     };
     spec.grouped.embedding = grouped(names::EMBEDDING)?;
     spec.grouped.head = grouped(names::head(spec))?;
+    let first = (0..spec.layers).find(|&layer| !spec.attends(layer));
+    if let (Some(hybrid), Some(layer)) = (&mut spec.hybrid, first) {
+        hybrid.float_alpha_beta = !grouped(&names::Part::Alpha.tensor(layer))?;
+    }
     Ok(())
 }
 
-/// MLX's 2 bits: sixteen codes in 32 bits, with scales and biases in separate tensors.
+/// MLX's 2 bits: sixteen codes in 32 bits, with scales and biases in separate tensors. `last` says that no other part
+/// of the model needs them.
 fn mlx(
     tensor: &Stored,
+    name: &str,
     shape: &[usize],
     stored: &mut HashMap<String, Stored>,
+    last: bool,
 ) -> Result<Encoding, ModelError> {
     let (rows, cols) = (shape[0], shape[1]);
-    let base = tensor.name.strip_suffix(".weight").unwrap_or(&tensor.name);
+    let base = name.strip_suffix(".weight").unwrap_or(name);
     check_shape(&tensor.file, &tensor.name, &[rows, cols.div_ceil(16)], &tensor.shape)?;
     let mut beside = |what: &str| {
         let name = format!("{base}.{what}");
-        let found = stored.remove(&name);
+        let found = if last { stored.remove(&name) } else { stored.get(&name).cloned() };
         let beside =
             found.ok_or(ModelError::MissingTensor { file: tensor.file.clone(), tensor: name.clone() })?;
         let fail = |problem| Err(ModelError::tensor(&tensor.file, &name, problem, GROUPED_CURE));
@@ -465,10 +604,17 @@ fn packed_scale(tensor: &Stored, scale: Option<&Stored>, multiplies: bool) -> Re
     Ok(if multiplies { value } else { 1.0 / value })
 }
 
-/// Lists the tensors that the model does not use. A bias would change every result, so it is an error.
-fn unused(names: impl Iterator<Item = (String, String)>) -> Result<Vec<String>, ModelError> {
-    let mut unused = Vec::new();
+/// Lists the tensors that are not loaded. A bias would change every result, so it is an error.
+fn not_loaded(
+    names: impl Iterator<Item = (String, String)>,
+    spec: &ModelSpec,
+) -> Result<NotLoaded, ModelError> {
+    let mut listed = NotLoaded::default();
     for (file, name) in names {
+        if names::is_for_images_or_drafts(&name, spec) {
+            listed.extras.push(one_line(name));
+            continue;
+        }
         if name.ends_with(".bias") {
             return Err(ModelError::tensor(
                 &file,
@@ -482,21 +628,10 @@ fn unused(names: impl Iterator<Item = (String, String)>) -> Result<Vec<String>, 
             ["rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight", "lm_head.weight"]
                 .contains(&name.as_str());
         if !known && !name.ends_with("rotary_emb.inv_freq") {
-            unused.push(one_line(name));
+            listed.unknown.push(one_line(name));
         }
     }
-    unused.sort_unstable();
-    Ok(unused)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::interleaved_row;
-
-    #[test]
-    fn interleaved_rows_pair_the_halves_of_a_head() {
-        // One head of 6: Hugging Face has halves 0 1 2 | 3 4 5, the file has 0 3 1 4 2 5.
-        let order: Vec<_> = (0..12).map(|row| interleaved_row(row, 6)).collect();
-        assert_eq!(order, [0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11]);
-    }
+    listed.extras.sort_unstable();
+    listed.unknown.sort_unstable();
+    Ok(listed)
 }

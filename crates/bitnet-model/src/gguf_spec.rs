@@ -1,9 +1,14 @@
 //! Reads a model's sizes from the metadata of a GGUF file. Keys begin with the architecture's name.
 
+use bitnet_kernels::DeltaShape;
+use bitnet_tensor::{BitNetTensor, DType};
+
 use crate::{
-    Activation, Grouped, ModelError, ModelSpec, Multipliers, Rope, RopeScaling,
+    Activation, Grouped, Hybrid, ModelError, ModelSpec, Multipliers, Rope, RopeScaling,
     files::{ggml_type::GgmlType, gguf::Gguf},
-    names, rope, rope_freqs,
+    hadamard,
+    hybrid::attending,
+    names, rope, rope_freqs, ternarize,
 };
 
 /// What a GGUF architecture implies.
@@ -17,6 +22,8 @@ struct Family {
     grouped: bool,
     /// Whether constants multiply activations.
     multipliers: bool,
+    /// Whether attention has output gates and rope over a part of a head, and most layers are gated-delta layers.
+    hybrid: bool,
 }
 
 /// The architectures that hold ternary models, as llama.cpp and bitnet.cpp define them.
@@ -28,6 +35,7 @@ fn family(architecture: &str) -> Option<Family> {
         interleaved: true,
         grouped: false,
         multipliers: false,
+        hybrid: false,
     };
     Some(match architecture {
         "bitnet-b1.58" | "bitnet-25" => {
@@ -36,6 +44,7 @@ fn family(architecture: &str) -> Option<Family> {
         "bitnet" => Family { sub_norms: true, interleaved: false, ..LLAMA },
         "llama" => LLAMA,
         "qwen3" => Family { head_norms: true, interleaved: false, grouped: true, ..LLAMA },
+        "qwen35" => Family { head_norms: true, interleaved: false, grouped: true, hybrid: true, ..LLAMA },
         "minicpm" => Family { grouped: true, multipliers: true, ..LLAMA },
         _ => return None,
     })
@@ -73,8 +82,13 @@ impl Keys<'_> {
         self.need(name, self.float(name)?)
     }
 
-    /// The width of a head, which must be the same everywhere.
-    fn head_dim(&self, hidden: usize, heads: usize) -> Result<usize, ModelError> {
+    /// The width of a head, which must be the same everywhere, and how much of it rotates, if that may be a part.
+    fn head_dim(
+        &self,
+        hidden: usize,
+        heads: usize,
+        partial: bool,
+    ) -> Result<(usize, Option<usize>), ModelError> {
         let file = &self.gguf.file;
         let head_dim = match self.size("attention.key_length")? {
             Some(dim) => dim,
@@ -84,13 +98,76 @@ impl Keys<'_> {
                 return Err(ModelError::field(file, self.key("attention.head_count"), problem));
             }
         };
+        let rotary = self.size("rope.dimension_count")?.filter(|&width| partial && width != head_dim);
         for name in ["attention.value_length", "rope.dimension_count"] {
+            if rotary.is_some() && name == "rope.dimension_count" {
+                continue;
+            }
             if let Some(dim) = self.size(name)?.filter(|&d| d != head_dim) {
                 let cure = format!("use a model where it is the head width of {head_dim}");
                 return Err(ModelError::unsupported(file, self.key(name), dim, cure));
             }
         }
-        Ok(head_dim)
+        Ok((head_dim, rotary))
+    }
+
+    /// Number of layers. The last blocks of some files predict further tokens and are not loaded.
+    fn layers(&self) -> Result<usize, ModelError> {
+        let (blocks, extra) =
+            (self.need_size("block_count")?, self.size("nextn_predict_layers")?.unwrap_or(0));
+        blocks.checked_sub(extra).ok_or_else(|| {
+            let problem = format!("is {extra}, more than the {blocks} blocks of the file");
+            ModelError::field(&self.gguf.file, self.key("nextn_predict_layers"), problem)
+        })
+    }
+
+    /// The gated-delta layers of a hybrid model, and where they stand.
+    fn hybrid(&self, layers: usize) -> Result<Hybrid, ModelError> {
+        let file = &self.gguf.file;
+        let (value_heads, head_dim) =
+            (self.need_size("ssm.time_step_rank")?, self.need_size("ssm.state_size")?);
+        let inner = self.need_size("ssm.inner_size")?;
+        if value_heads.checked_mul(head_dim) != Some(inner) {
+            let cure = format!("use a model where it is {value_heads} heads of {head_dim}");
+            return Err(ModelError::unsupported(file, self.key("ssm.inner_size"), inner, cure));
+        }
+        let listed = self.key("attention.recurrent_layers");
+        let attends: Vec<bool> = match self.gguf.opt_array(&listed)? {
+            Some(array) => {
+                let wrong = |problem| ModelError::field(file, &listed, problem);
+                let recurrent = array.bools().ok_or_else(|| wrong("is not a list of booleans"))?;
+                if array.len < layers {
+                    return Err(wrong("is shorter than the list of layers"));
+                }
+                recurrent.take(layers).map(|recurrent| !recurrent).collect()
+            }
+            None => {
+                let interval = self.size("full_attention_interval")?.unwrap_or(4);
+                attending(interval, layers).ok_or_else(|| {
+                    let problem = "is 0, or the model has too many layers";
+                    ModelError::field(file, self.key("full_attention_interval"), problem)
+                })?
+            }
+        };
+        let float_alpha_beta = match attends.iter().position(|attends| !attends) {
+            Some(layer) => !self.is_ternary(&format!("blk.{layer}.ssm_alpha.weight"))?,
+            None => false,
+        };
+        let (key_heads, taps) = (self.need_size("ssm.group_count")?, self.need_size("ssm.conv_kernel")?);
+        let delta = DeltaShape { key_heads, value_heads, head_dim, taps };
+        Ok(Hybrid { attends: attends.into(), delta, float_alpha_beta })
+    }
+
+    /// Whether a projection that may be stored as floats is ternary, by its type or by a sample of its floats. One that
+    /// panels hold is.
+    fn is_ternary(&self, name: &str) -> Result<bool, ModelError> {
+        let Some(tensor) = self.gguf.tensor(name) else { return Ok(true) };
+        let Some(GgmlType::Dense(dtype @ (DType::F32 | DType::F16 | DType::BF16))) = tensor.kind else {
+            return Ok(!matches!(tensor.kind, Some(GgmlType::Dense(_))));
+        };
+        let floats = BitNetTensor::new(dtype, tensor.shape.clone(), tensor.bytes.clone())
+            .map_err(ModelError::data(&self.gguf.file, name))?;
+        Ok(ternarize::looks_ternary(&floats))
     }
 
     fn refuse_experts_and_windows(&self) -> Result<(), ModelError> {
@@ -135,12 +212,13 @@ pub(crate) fn read(gguf: &Gguf) -> Result<(ModelSpec, bool), ModelError> {
         return Err(ModelError::unsupported(file, "split.count", n, cure));
     }
     let family = family(architecture).ok_or_else(|| {
-        let cure = "use bitnet-b1.58, bitnet-25, bitnet, llama, ternary qwen3 or ternary minicpm";
+        let cure = "use bitnet-b1.58, bitnet-25, bitnet or llama, or ternary qwen3, qwen35 or minicpm";
         ModelError::unsupported(file, "general.architecture", architecture, cure)
     })?;
     let keys = Keys { gguf, architecture };
     let (hidden, heads) = (keys.need_size("embedding_length")?, keys.need_size("attention.head_count")?);
-    let head_dim = keys.head_dim(hidden, heads)?;
+    let (head_dim, rotary) = keys.head_dim(hidden, heads, family.hybrid)?;
+    let layers = keys.layers()?;
     keys.refuse_experts_and_windows()?;
     let vocab = keys.vocab()?;
     let tied_head = ["output.weight", names::HEAD_PANELS].iter().all(|name| gguf.tensor(name).is_none());
@@ -151,7 +229,7 @@ pub(crate) fn read(gguf: &Gguf) -> Result<(ModelSpec, bool), ModelError> {
         architecture: architecture.into(),
         hidden,
         ffn: keys.need_size("feed_forward_length")?,
-        layers: keys.need_size("block_count")?,
+        layers,
         heads,
         kv_heads: keys.size("attention.head_count_kv")?.unwrap_or(heads),
         head_dim,
@@ -161,15 +239,15 @@ pub(crate) fn read(gguf: &Gguf) -> Result<(ModelSpec, bool), ModelError> {
         rope: Rope {
             theta: keys.float("rope.freq_base")?.unwrap_or(10_000.0),
             scaling: RopeScaling::None,
-            width: None,
+            width: rotary,
         },
         activation: family.activation,
         sub_norms: family.sub_norms,
         linear_norms: None,
         head_norms: family.head_norms,
-        output_gate: false,
-        hybrid: None,
-        rotation: None,
+        output_gate: family.hybrid,
+        hybrid: if family.hybrid { Some(keys.hybrid(layers)?) } else { None },
+        rotation: hadamard::read(gguf, family.hybrid)?,
         grouped: Grouped {
             projections: family.grouped,
             embedding: family.grouped && embedding_groups,
@@ -182,6 +260,7 @@ pub(crate) fn read(gguf: &Gguf) -> Result<(ModelSpec, bool), ModelError> {
     };
     spec.rope.scaling = scaling(gguf, architecture, &mut spec.context)?;
     spec.check(file)?;
+    names::check_rotation(&spec, file)?;
     let spec = with_stored_divisors(gguf, spec)?;
     Ok((spec, family.interleaved))
 }

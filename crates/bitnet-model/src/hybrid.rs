@@ -39,8 +39,21 @@ pub struct Rotation {
     pub grouped_values: bool,
 }
 
+/// Maximum width of a block of the transform; real models have 1024.
+const MAX_BLOCK: usize = 1 << 15;
+/// Maximum width of a head of a gated-delta layer; real models have 128.
+const MAX_HEAD: usize = 1024;
 /// Maximum number of taps of a convolution; real models have 4.
 const MAX_TAPS: usize = 16;
+
+/// Maximum number of layers of any model; a larger number is damaged.
+pub(crate) const MAX_LAYERS: usize = 1 << 16;
+
+/// Which of `layers` layers attend, if every `interval`-th does. `None` if the numbers are not those of a model.
+pub(crate) fn attending(interval: usize, layers: usize) -> Option<Vec<bool>> {
+    let valid = interval > 0 && layers <= MAX_LAYERS;
+    valid.then(|| (1..=layers).map(|number| number.is_multiple_of(interval)).collect())
+}
 
 impl Hybrid {
     /// Checks the sizes of a model with `layers` layers; `limit` is the maximum of any width.
@@ -52,13 +65,12 @@ impl Hybrid {
             return fail("list of recurrent layers", problem);
         }
         let sizes = [
-            ("number of key heads of gated-delta layers", key_heads, 1),
-            ("number of value heads of gated-delta layers", value_heads, 1),
-            ("head width of gated-delta layers", head_dim, 1),
-            ("width of the convolution", taps, 2),
+            ("number of key heads of gated-delta layers", key_heads, 1, limit),
+            ("number of value heads of gated-delta layers", value_heads, 1, limit),
+            ("head width of gated-delta layers", head_dim, 1, MAX_HEAD),
+            ("width of the convolution", taps, 2, MAX_TAPS),
         ];
-        for (field, value, least) in sizes {
-            let most = if field == "width of the convolution" { MAX_TAPS } else { limit };
+        for (field, value, least, most) in sizes {
             if !(least..=most).contains(&value) {
                 return fail(field, format!("is {value}, not within {least} to {most}"));
             }
@@ -72,5 +84,25 @@ impl Hybrid {
             return fail("head width of gated-delta layers", problem);
         }
         Ok(())
+    }
+}
+
+impl Rotation {
+    /// Checks that the transform fits inputs of this width.
+    pub(crate) fn check(&self, file: &str, width: usize) -> Result<(), ModelError> {
+        let fail = |field: &str, problem: String| Err(ModelError::field(file, field, problem));
+        if !self.block.is_power_of_two() || self.block > MAX_BLOCK {
+            let problem = format!("is {}, not a power of two up to {MAX_BLOCK}", self.block);
+            return fail("prism.hadamard.block_size", problem);
+        }
+        if !width.is_multiple_of(self.block) {
+            let problem = format!("is {}, which does not divide rows of {width} weights", self.block);
+            return fail("prism.hadamard.block_size", problem);
+        }
+        match self.signs.get(&width) {
+            None if self.signs.is_empty() => Ok(()),
+            Some(signs) if signs.len() == width => Ok(()),
+            _ => fail("prism.hadamard.sign_widths", format!("has no signs for rows of {width} weights")),
+        }
     }
 }

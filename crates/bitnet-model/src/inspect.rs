@@ -42,6 +42,9 @@ pub struct Inspection {
     pub warnings: Vec<String>,
     /// All tensors, in the order of a forward pass.
     pub tensors: Vec<TensorInfo>,
+    /// Names of the tensors for images and for the prediction of several tokens, which are not loaded.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub not_loaded: Vec<String>,
 }
 
 /// Sizes and switches of a model.
@@ -77,6 +80,18 @@ pub struct Sizes {
     pub linear_norms: bool,
     /// Whether query and key heads are normed before rope.
     pub head_norms: bool,
+    /// Layers with a recurrent state instead of attention, unless there are none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub recurrent_layers: Option<usize>,
+    /// Bytes of recurrent state of a sequence, unless the model has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub state_bytes: Option<usize>,
+    /// Number of dimensions of a head that rope rotates, unless it is all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rotary_width: Option<usize>,
+    /// Width of the blocks of the Walsh-Hadamard transform for which weights were rotated, unless they are not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hadamard_block: Option<usize>,
     /// Whether every group of weights has its own scale.
     pub group_scales: bool,
     /// Multiplier of embeddings, multiplier of each layer's branches, and divisor of logits, unless all are 1.
@@ -108,7 +123,8 @@ pub struct TensorInfo {
     pub r#type: String,
     /// Its role in the model.
     pub kind: TensorKind,
-    /// SHA-256 of the trits as i8, row-major `[out][in]`, rows in Hugging Face order.
+    /// SHA-256 of the trits as i8, row-major `[out][in]`, in the order of the forward pass: Hugging Face's, except for
+    /// value heads of gated-delta layers, which are in GGUF's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trits_sha256: Option<String>,
     /// The scale of the trits, if the whole tensor has one.
@@ -175,6 +191,7 @@ pub fn inspect(
         generation: checkpoint.defaults.clone(),
         warnings: [checkpoint.warnings.clone(), checkpoint.tensors.warnings()].concat(),
         tensors,
+        not_loaded: checkpoint.not_loaded.clone(),
     })
 }
 
@@ -229,6 +246,10 @@ impl Sizes {
             sub_norms: spec.sub_norms,
             linear_norms: spec.linear_norms.is_some(),
             head_norms: spec.head_norms,
+            recurrent_layers: Some(spec.layers - spec.attention_layers()).filter(|&layers| layers > 0),
+            state_bytes: Some(spec.state_bytes()).filter(|&bytes| bytes > 0),
+            rotary_width: spec.rope.width,
+            hadamard_block: spec.rotation.as_ref().map(|rotation| rotation.block),
             group_scales: spec.grouped.projections,
             multipliers: (spec.multipliers != Multipliers::NONE).then(|| {
                 let Multipliers { embedding, residual, logit_divisor } = spec.multipliers;

@@ -1,31 +1,61 @@
-use bitnet_kernels::{Backend, Gate, KernelError, Norm, Norms, RowOrder, Step};
-
-use crate::{
-    ModelError, ModelSpec, TensorSource,
-    names::{self, Part},
-    weights::{read_linear, read_norm},
+use bitnet_kernels::{
+    Backend, DeltaWeights, Gate, KernelError, KvShape, Norm, Norms, Rotate, RowOrder, Step,
 };
 
-/// The weights of one decoder layer.
+use crate::{
+    Hybrid, Limits, ModelError, ModelSpec, TensorSource,
+    names::{self, Part, Stack},
+    weights::{read_dense_stack, read_linear, read_norm},
+};
+
+/// The weights of one decoder layer, and what its sequences keep in it.
 pub(crate) struct Layer<B: Backend> {
-    /// Queries, keys and values of the normed residual.
-    qkv: Projection<B>,
-    /// Query heads.
-    heads: usize,
-    /// Norms of query heads and of key heads, if the model has them.
-    head_norms: Option<[Norm<B::Gain>; 2]>,
-    /// From all query heads back to the residual.
-    pub(crate) output: Projection<B>,
+    /// How a token learns of earlier ones.
+    pub(crate) mix: Mix<B>,
     /// Gate and up of the normed residual.
     pub(crate) gate_up: Projection<B>,
     /// From the gated activation back to the residual.
     pub(crate) down: Projection<B>,
 }
 
+/// How a token learns of earlier ones.
+pub(crate) enum Mix<B: Backend> {
+    Attention(Attention<B>),
+    Delta(Delta<B>),
+}
+
+/// Attention to the keys and values of all earlier tokens.
+pub(crate) struct Attention<B: Backend> {
+    /// Queries, keys, values and output gates of the normed residual.
+    qkv: Projection<B>,
+    /// Whether rope can be applied while `qkv` is computed.
+    fused: bool,
+    heads: usize,
+    /// Norms of query heads and of key heads, if the model has them.
+    head_norms: Option<[Norm<B::Gain>; 2]>,
+    /// First column of the output gates, if the model has them.
+    gate: Option<usize>,
+    /// From all query heads back to the residual.
+    pub(crate) output: Projection<B>,
+    pub(crate) kv: B::Kv,
+}
+
+/// A recurrent state, updated by the gated delta rule.
+pub(crate) struct Delta<B: Backend> {
+    /// All that the layer computes of the normed residual, but alpha and beta only if they are ternary.
+    input: Projection<B>,
+    /// Alpha and beta as a float matrix, and their first column.
+    alpha_beta: Option<(B::Table, usize)>,
+    pub(crate) weights: B::Delta,
+    /// From all value heads back to the residual.
+    pub(crate) output: Projection<B>,
+    pub(crate) state: B::State,
+}
+
 /// Ternary matrices that share an input.
 ///
-/// They are stacked into one matrix, unless each has its own norm (`use_rms_norm`); then each quantises the input
-/// separately.
+/// They are stacked into one matrix, unless they need the input in different forms: each with its own norm
+/// (`use_rms_norm`), or only some in a rotated basis. Then each quantises the input separately.
 pub(crate) struct Projection<B: Backend> {
     /// Applied to the input before any matrix.
     norm: Option<Norm<B::Gain>>,
@@ -34,85 +64,163 @@ pub(crate) struct Projection<B: Backend> {
 
 struct Matrix<B: Backend> {
     norm: Option<Norm<B::Gain>>,
+    /// Takes the normed input to the basis of the weights.
+    rotation: Option<B::Rotation>,
     weights: B::Linear,
     /// First output column.
     column: usize,
 }
 
+/// Where the weights of a layer come from.
+pub(crate) struct Origin<'a> {
+    pub(crate) spec: &'a ModelSpec,
+    pub(crate) tensors: &'a dyn TensorSource,
+    pub(crate) limits: Limits,
+    /// Number of the layer.
+    pub(crate) index: usize,
+}
+
+impl Origin<'_> {
+    fn norm<B: Backend>(&self, b: &mut B, part: Part) -> Result<Norm<B::Gain>, ModelError> {
+        read_norm(b, self.tensors, &part.tensor(self.index), self.spec.rms_eps)
+    }
+
+    fn floats(&self, part: Part) -> Result<Vec<f32>, ModelError> {
+        Ok(self.tensors.dense(&part.tensor(self.index))?.to_f32())
+    }
+}
+
 impl<B: Backend> Layer<B> {
-    pub(crate) fn load(
-        b: &mut B,
-        spec: &ModelSpec,
-        tensors: &dyn TensorSource,
-        index: usize,
-    ) -> Result<Self, ModelError> {
-        let norm = |b: &mut B, part: Part| {
-            read_norm(b, tensors, &format!("{}.weight", part.path(index)), spec.rms_eps)
+    pub(crate) fn load(b: &mut B, from: &Origin<'_>) -> Result<Self, ModelError> {
+        let spec = from.spec;
+        let mix = match &spec.hybrid {
+            Some(hybrid) if !spec.attends(from.index) => Mix::Delta(Delta::load(b, from, hybrid)?),
+            _ => Mix::Attention(Attention::load(b, from)?),
         };
+        let norm = Some(from.norm(b, Part::FfnNorm)?);
+        let gate_up = Projection::load(b, from, norm, [names::GATE_UP], RowOrder::GateUp)?;
+        let norm = spec.sub_norms.then(|| from.norm(b, Part::FfnSubNorm)).transpose()?;
+        let down = Projection::load(b, from, norm, [names::DOWN], RowOrder::Plain)?;
+        Ok(Layer { mix, gate_up, down })
+    }
+}
+
+impl<B: Backend> Attention<B> {
+    fn load(b: &mut B, from: &Origin<'_>) -> Result<Self, ModelError> {
+        let (spec, head_dim) = (from.spec, from.spec.head_dim);
         let head_norms = match spec.head_norms {
-            true => Some([norm(b, Part::QueryNorm)?, norm(b, Part::KeyNorm)?]),
+            true => Some([from.norm(b, Part::QueryNorm)?, from.norm(b, Part::KeyNorm)?]),
             false => None,
         };
-        let mut projection = |before: Option<Part>, stack: names::Stack, order: RowOrder| {
-            let norm = before.map(|part| norm(b, part)).transpose()?;
-            let parts: Vec<String> = stack.parts.iter().map(|part| part.path(index)).collect();
-            Projection::load(b, spec, tensors, norm, &parts, order)
-        };
-        let sub = |norm| spec.sub_norms.then_some(norm);
-        Ok(Layer {
-            head_norms,
-            qkv: projection(Some(Part::InputNorm), names::QKV, RowOrder::Rope { head_dim: spec.head_dim })?,
-            heads: spec.heads,
-            output: projection(sub(Part::AttentionSubNorm), names::OUTPUT, RowOrder::Plain)?,
-            gate_up: projection(Some(Part::FfnNorm), names::GATE_UP, RowOrder::GateUp)?,
-            down: projection(sub(Part::FfnSubNorm), names::DOWN, RowOrder::Plain)?,
-        })
+        let fused = !spec.output_gate && spec.rotary_width() == head_dim;
+        let order = if fused { RowOrder::Rope { head_dim } } else { RowOrder::Plain };
+        let norm = Some(from.norm(b, Part::InputNorm)?);
+        let qkv = Projection::load(b, from, norm, [names::qkv(spec)], order)?;
+        let norm = spec.sub_norms.then(|| from.norm(b, Part::AttentionSubNorm)).transpose()?;
+        let output = Projection::load(b, from, norm, [names::OUTPUT], RowOrder::Plain)?;
+        let shape = KvShape { blocks: from.limits.kv_blocks, kv_heads: spec.kv_heads, head_dim };
+        let gate = spec.output_gate.then(|| spec.q_width() + 2 * spec.kv_width());
+        Ok(Attention { qkv, fused, heads: spec.heads, head_norms, gate, output, kv: b.kv(shape)? })
     }
 
     /// `qkv = W x`; norms and rotates the queries and keys, and stores the keys and values.
-    #[expect(clippy::too_many_arguments, reason = "the arguments of three operations")]
     pub(crate) fn rope_store(
-        &self,
+        &mut self,
         b: &mut B,
         step: Step<'_>,
         x: &B::Rows,
         q: &mut B::Quants,
         rope: &B::Rope,
         qkv: &mut B::Rows,
-        kv: &mut B::Kv,
     ) -> Result<(), KernelError> {
-        let (n, norms) = (step.tokens(), self.head_norms.as_ref().map(|[q, k]| [q, k]));
-        if let [stacked] = &self.qkv.matrices[..] {
-            b.norm_quantize(n, x, self.qkv.norms(), None, q)?;
-            return b.bit_linear_rope_store(step, q, &stacked.weights, self.heads, rope, norms, qkv, kv);
+        let Attention { heads, head_norms, kv, .. } = self;
+        let (n, norms) = (step.tokens(), head_norms.as_ref().map(|[q, k]| [q, k]));
+        if let ([stacked], true) = (&self.qkv.matrices[..], self.fused) {
+            b.norm_quantize(n, x, self.qkv.norms(), self.qkv.rotation(), q)?;
+            return b.bit_linear_rope_store(step, q, &stacked.weights, *heads, rope, norms, qkv, kv);
         }
         self.qkv.apply(b, n, x, q, qkv)?;
-        b.rope_store(step, self.heads, rope, norms, qkv, kv)
+        b.rope_store(step, *heads, rope, norms, qkv, kv)
+    }
+
+    /// Multiplies the output of attention by the sigmoid of the gates in `qkv`, if the model has gates.
+    pub(crate) fn gate(
+        &self,
+        b: &mut B,
+        n: usize,
+        qkv: &B::Rows,
+        out: &mut B::Rows,
+    ) -> Result<(), KernelError> {
+        self.gate.map_or(Ok(()), |column| b.sigmoid_gate(n, qkv, column, out))
+    }
+}
+
+impl<B: Backend> Delta<B> {
+    fn load(b: &mut B, from: &Origin<'_>, hybrid: &Hybrid) -> Result<Self, ModelError> {
+        let (spec, shape) = (from.spec, hybrid.delta);
+        let norm = Some(from.norm(b, Part::InputNorm)?);
+        let input = Projection::load(b, from, norm, names::delta_inputs(spec), RowOrder::Plain)?;
+        let alpha_beta = match hybrid.float_alpha_beta {
+            true => {
+                let names = [Part::Alpha, Part::Beta].map(|part| part.tensor(from.index));
+                let column = shape.channels() + shape.value_width();
+                Some((b.table(&read_dense_stack(from.tensors, &names)?)?, column))
+            }
+            false => None,
+        };
+        let (conv, a) = (from.floats(Part::Convolution)?, from.floats(Part::Decay)?);
+        let (dt_bias, norm) = (from.floats(Part::TimeBias)?, from.floats(Part::DeltaNorm)?);
+        let weights = DeltaWeights { conv: &conv, a: &a, dt_bias: &dt_bias, norm: &norm, eps: spec.rms_eps };
+        let weights = b.delta(shape, &weights)?;
+        let output = Projection::load(b, from, None, [names::DELTA_OUTPUT], RowOrder::Plain)?;
+        let state = b.state(shape, from.limits.state_slots)?;
+        Ok(Delta { input, alpha_beta, weights, output, state })
+    }
+
+    /// `out = W x` for everything that the layer computes of its input.
+    pub(crate) fn project(
+        &self,
+        b: &mut B,
+        n: usize,
+        x: &B::Rows,
+        q: &mut B::Quants,
+        out: &mut B::Rows,
+    ) -> Result<(), KernelError> {
+        self.input.apply(b, n, x, q, out)?;
+        match (&self.alpha_beta, &self.input.norm) {
+            (Some((table, column)), Some(norm)) => b.dense(n, x, norm, table, out, *column),
+            _ => Ok(()),
+        }
     }
 }
 
 impl<B: Backend> Projection<B> {
     fn load(
         b: &mut B,
-        spec: &ModelSpec,
-        tensors: &dyn TensorSource,
+        from: &Origin<'_>,
         norm: Option<Norm<B::Gain>>,
-        parts: &[String],
+        stacks: impl IntoIterator<Item = Stack>,
         order: RowOrder,
     ) -> Result<Self, ModelError> {
-        let weight = |part: &String| format!("{part}.weight");
-        let Some(eps) = spec.linear_norms else {
-            let names: Vec<String> = parts.iter().map(weight).collect();
-            let weights = read_linear(b, spec, tensors, &names, order)?;
-            return Ok(Projection { norm, matrices: vec![Matrix { norm: None, weights, column: 0 }] });
-        };
+        let (spec, tensors) = (from.spec, from.tensors);
         let mut matrices = Vec::new();
         let mut column = 0;
-        for part in parts {
-            let trits = tensors.ternary(&weight(part))?;
-            let own = read_norm(b, tensors, &format!("{part}.rms_norm.weight"), eps)?;
-            matrices.push(Matrix { norm: Some(own), weights: b.linear(&trits, RowOrder::Plain)?, column });
-            column += trits.rows();
+        for stack in stacks {
+            let Some(eps) = spec.linear_norms else {
+                let names: Vec<String> = stack.parts.iter().map(|part| part.tensor(from.index)).collect();
+                let weights = read_linear(b, spec, tensors, &names, order)?;
+                let rotation = rotation(b, from, stack.parts[0])?;
+                matrices.push(Matrix { norm: None, rotation, weights, column });
+                column += stack.rows(spec);
+                continue;
+            };
+            for part in stack.parts {
+                let trits = tensors.ternary(&part.tensor(from.index))?;
+                let own = read_norm(b, tensors, &format!("{}.rms_norm.weight", part.path(from.index)), eps)?;
+                let weights = b.linear(&trits, RowOrder::Plain)?;
+                matrices.push(Matrix { norm: Some(own), rotation: None, weights, column });
+                column += trits.rows();
+            }
         }
         Ok(Projection { norm, matrices })
     }
@@ -130,13 +238,14 @@ impl<B: Backend> Projection<B> {
         gate_up: &mut B::Rows,
         out: &mut B::Quants,
     ) -> Result<(), KernelError> {
+        let (norms, rotation) = (down.norms(), down.rotation());
         if let [stacked] = &self.matrices[..] {
-            b.norm_quantize(n, x, self.norms(), None, q)?;
+            b.norm_quantize(n, x, self.norms(), self.rotation(), q)?;
             let w = &stacked.weights;
-            return b.bit_linear_gate_quantize(n, q, w, gate, down.norms(), None, gate_up, out);
+            return b.bit_linear_gate_quantize(n, q, w, gate, norms, rotation, gate_up, out);
         }
         self.apply(b, n, x, q, gate_up)?;
-        b.gate_quantize(n, gate_up, gate, down.norms(), None, out)
+        b.gate_quantize(n, gate_up, gate, norms, rotation, out)
     }
 
     /// `out = W x`; each matrix writes its own columns.
@@ -149,7 +258,7 @@ impl<B: Backend> Projection<B> {
         out: &mut B::Rows,
     ) -> Result<(), KernelError> {
         for matrix in &self.matrices {
-            b.norm_quantize(n, x, matrix.norms(&self.norm), None, q)?;
+            b.norm_quantize(n, x, matrix.norms(&self.norm), matrix.rotation.as_ref(), q)?;
             b.bit_linear(n, q, &matrix.weights, out, matrix.column, None)?;
         }
         Ok(())
@@ -165,7 +274,7 @@ impl<B: Backend> Projection<B> {
         factor: f32,
         out: &mut B::Rows,
     ) -> Result<(), KernelError> {
-        b.norm_quantize(n, x, self.norms(), None, q)?;
+        b.norm_quantize(n, x, self.norms(), self.rotation(), q)?;
         self.add_quantized(b, n, q, factor, out)
     }
 
@@ -182,8 +291,13 @@ impl<B: Backend> Projection<B> {
     }
 
     /// The norms of a projection of one matrix.
-    pub(crate) fn norms(&self) -> Norms<'_, B::Gain> {
+    fn norms(&self) -> Norms<'_, B::Gain> {
         self.matrices[0].norms(&self.norm)
+    }
+
+    /// The rotation of a projection of one matrix.
+    fn rotation(&self) -> Option<&B::Rotation> {
+        self.matrices[0].rotation.as_ref()
     }
 }
 
@@ -191,4 +305,17 @@ impl<B: Backend> Matrix<B> {
     fn norms<'a>(&'a self, shared: &'a Option<Norm<B::Gain>>) -> Norms<'a, B::Gain> {
         [shared.as_ref(), self.norm.as_ref()]
     }
+}
+
+/// The rotation of the input of a stack that begins with `part`, if its weights are rotated.
+fn rotation<B: Backend>(b: &mut B, from: &Origin<'_>, part: Part) -> Result<Option<B::Rotation>, ModelError> {
+    let Some(rotation) = &from.spec.rotation else { return Ok(None) };
+    if !rotation.weights.contains(&part.tensor(from.index)) {
+        return Ok(None);
+    }
+    let width = part.input_width(from.spec);
+    let values = from.spec.hybrid.as_ref().filter(|_| rotation.grouped_values && part == Part::DeltaOutput);
+    let grouped = values.map(|h| (h.delta.key_heads, h.delta.value_heads / h.delta.key_heads));
+    let signs = rotation.signs.get(&width).map(|signs| &signs[..]);
+    Ok(Some(b.rotation(width, &Rotate { block: rotation.block, signs, grouped })?))
 }

@@ -40,6 +40,9 @@ pub enum ForwardError {
     /// A run names a state slot that does not exist.
     #[error("state slot {slot}: the model has {slots} state slots")]
     StateOutOfRange { slot: u32, slots: usize },
+    /// Two runs name the same state slot.
+    #[error("state slot {slot} belongs to two runs of the step: give every sequence its own")]
+    StateShared { slot: u32 },
     /// The backend failed.
     #[error(transparent)]
     Kernel(#[from] KernelError),

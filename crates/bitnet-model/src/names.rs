@@ -1,6 +1,8 @@
 //! The names of a model's tensors: Hugging Face's, and those of other tools.
 
-use crate::{ModelSpec, source::TensorKind};
+use bitnet_kernels::DeltaShape;
+
+use crate::{ModelError, ModelSpec, source::TensorKind};
 
 /// A tensor that a model needs.
 #[derive(Debug, Clone, PartialEq)]
@@ -8,21 +10,34 @@ pub(crate) struct Expected {
     /// Hugging Face name.
     pub name: String,
     pub kind: TensorKind,
-    /// `[out][in]` for a matrix, `[width]` for a norm.
+    /// `[out][in]` for a matrix, `[width]` for a norm, `[channels][taps]` for a convolution.
     pub shape: Vec<usize>,
 }
 
-/// A part of a layer that has a weight: a norm or a projection.
+/// A part of a layer that has a weight: a norm, a projection, or a parameter of a gated-delta layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Part {
     InputNorm,
     Query,
     Key,
     Value,
+    /// Gates the output of attention. Files store its rows with those of the queries, head by head.
+    OutputGate,
     QueryNorm,
     KeyNorm,
     AttentionSubNorm,
     Output,
+    /// Queries, keys and values of a gated-delta layer.
+    DeltaInput,
+    DeltaGate,
+    Alpha,
+    Beta,
+    Convolution,
+    /// The factor of the logarithm of the decay: `-exp(A_log)`.
+    Decay,
+    TimeBias,
+    DeltaNorm,
+    DeltaOutput,
     FfnNorm,
     Gate,
     Up,
@@ -31,21 +46,34 @@ pub(crate) enum Part {
 }
 
 /// The parts in the order of a forward pass: Hugging Face's name, GGUF's, and 1bitLLM's where it differs.
-const PARTS: [(Part, &str, &str, Option<&str>); 13] = [
+const PARTS: [(Part, &str, &str, Option<&str>); 23] = [
     (Part::InputNorm, "input_layernorm", "attn_norm", None),
     (Part::Query, "self_attn.q_proj", "attn_q", None),
     (Part::Key, "self_attn.k_proj", "attn_k", None),
     (Part::Value, "self_attn.v_proj", "attn_v", None),
+    (Part::OutputGate, "self_attn.gate_proj", "attn_q", None),
     (Part::QueryNorm, "self_attn.q_norm", "attn_q_norm", None),
     (Part::KeyNorm, "self_attn.k_norm", "attn_k_norm", None),
     (Part::AttentionSubNorm, "self_attn.attn_sub_norm", "attn_sub_norm", Some("self_attn.inner_attn_ln")),
     (Part::Output, "self_attn.o_proj", "attn_output", None),
+    (Part::DeltaInput, "linear_attn.in_proj_qkv", "attn_qkv", None),
+    (Part::DeltaGate, "linear_attn.in_proj_z", "attn_gate", None),
+    (Part::Alpha, "linear_attn.in_proj_a", "ssm_alpha", None),
+    (Part::Beta, "linear_attn.in_proj_b", "ssm_beta", None),
+    (Part::Convolution, "linear_attn.conv1d", "ssm_conv1d", None),
+    (Part::Decay, "linear_attn.A_log", "ssm_a", None),
+    (Part::TimeBias, "linear_attn.dt_bias", "ssm_dt.bias", None),
+    (Part::DeltaNorm, "linear_attn.norm", "ssm_norm", None),
+    (Part::DeltaOutput, "linear_attn.out_proj", "ssm_out", None),
     (Part::FfnNorm, "post_attention_layernorm", "ffn_norm", None),
     (Part::Gate, "mlp.gate_proj", "ffn_gate", None),
     (Part::Up, "mlp.up_proj", "ffn_up", None),
     (Part::FfnSubNorm, "mlp.ffn_sub_norm", "ffn_sub_norm", Some("mlp.ffn_layernorm")),
     (Part::Down, "mlp.down_proj", "ffn_down", None),
 ];
+
+/// GGUF's name of [`Part::FfnNorm`] in hybrid models.
+const HYBRID_FFN_NORM: &str = "post_attention_norm";
 
 impl Part {
     /// The part whose weight has this Hugging Face name.
@@ -63,6 +91,16 @@ impl Part {
         format!("model.layers.{layer}.{}", self.name())
     }
 
+    /// Hugging Face's name of its tensor.
+    pub(crate) fn tensor(self, layer: usize) -> String {
+        format!("{}{}", self.path(layer), self.end())
+    }
+
+    /// The end of a tensor's name, in Hugging Face's form and in GGUF's.
+    fn end(self) -> &'static str {
+        if matches!(self, Part::Decay | Part::TimeBias) { "" } else { ".weight" }
+    }
+
     /// Number of heads in its output, if rope rotates them.
     pub(crate) fn rotated_heads(self, spec: &ModelSpec) -> Option<usize> {
         match self {
@@ -72,47 +110,99 @@ impl Part {
         }
     }
 
-    /// `[out][in]` of a projection; `None` for a norm.
+    /// Whether a file stores its rows in one tensor with those of another part.
+    pub(crate) fn shares_rows(self, spec: &ModelSpec) -> bool {
+        spec.output_gate && matches!(self, Part::Query | Part::OutputGate)
+    }
+
+    /// Whether a layer has this part.
+    fn present(self, spec: &ModelSpec, layer: usize) -> bool {
+        let attends = spec.attends(layer);
+        match self {
+            Part::InputNorm | Part::FfnNorm | Part::Gate | Part::Up | Part::Down => true,
+            Part::FfnSubNorm => spec.sub_norms,
+            Part::Query | Part::Key | Part::Value | Part::Output => attends,
+            Part::OutputGate => attends && spec.output_gate,
+            Part::QueryNorm | Part::KeyNorm => attends && spec.head_norms,
+            Part::AttentionSubNorm => attends && spec.sub_norms,
+            _ => !attends,
+        }
+    }
+
+    /// `[out][in]` of a projection; `None` for anything else.
     fn projection(self, spec: &ModelSpec) -> Option<[usize; 2]> {
-        let (hidden, q, kv) = (spec.hidden, spec.q_width(), spec.kv_width());
+        let (hidden, q, kv, delta) = (spec.hidden, spec.q_width(), spec.kv_width(), delta(spec));
         Some(match self {
-            Part::Query => [q, hidden],
+            Part::Query | Part::OutputGate => [q, hidden],
             Part::Key | Part::Value => [kv, hidden],
             Part::Output => [hidden, q],
+            Part::DeltaInput => [delta.channels(), hidden],
+            Part::DeltaGate => [delta.value_width(), hidden],
+            Part::Alpha | Part::Beta => [delta.value_heads, hidden],
+            Part::DeltaOutput => [hidden, delta.value_width()],
             Part::Gate | Part::Up => [spec.ffn, hidden],
             Part::Down => [hidden, spec.ffn],
             _ => return None,
         })
     }
 
-    /// Its tensors in a layer: none, a norm, or a projection with the norm before it.
+    /// Width of the input of a projection.
+    pub(crate) fn input_width(self, spec: &ModelSpec) -> usize {
+        self.projection(spec).map_or(0, |[_, inputs]| inputs)
+    }
+
+    /// The shape of a norm or a parameter.
+    fn vector(self, spec: &ModelSpec) -> Vec<usize> {
+        let delta = delta(spec);
+        match self {
+            Part::AttentionSubNorm => vec![spec.q_width()],
+            Part::FfnSubNorm => vec![spec.ffn],
+            Part::QueryNorm | Part::KeyNorm => vec![spec.head_dim],
+            Part::Convolution => vec![delta.channels(), delta.taps],
+            Part::Decay | Part::TimeBias => vec![delta.value_heads],
+            Part::DeltaNorm => vec![delta.head_dim],
+            _ => vec![spec.hidden],
+        }
+    }
+
+    /// Whether it is a projection that is stored as floats.
+    fn is_dense(self, spec: &ModelSpec) -> bool {
+        let float = spec.hybrid.as_ref().is_some_and(|hybrid| hybrid.float_alpha_beta);
+        float && matches!(self, Part::Alpha | Part::Beta)
+    }
+
+    /// Its tensors in a layer: none, a vector, or a projection with the norm before it.
     fn expected(self, spec: &ModelSpec, layer: usize) -> impl Iterator<Item = Expected> + use<> {
         let ternary = if spec.grouped.projections { TensorKind::Grouped } else { TensorKind::Ternary };
-        let path = self.path(layer);
-        let weight = format!("{path}.weight");
-        let norm = |name: String, width| Expected { name, kind: TensorKind::Norm, shape: vec![width] };
-        let tensors = if let Some(shape) = self.projection(spec) {
-            let before = spec.linear_norms.map(|_| norm(format!("{path}.rms_norm.weight"), shape[1]));
-            [before, Some(Expected { name: weight, kind: ternary, shape: shape.into() })]
-        } else {
-            let (present, width) = match self {
-                Part::AttentionSubNorm => (spec.sub_norms, spec.q_width()),
-                Part::FfnSubNorm => (spec.sub_norms, spec.ffn),
-                Part::QueryNorm | Part::KeyNorm => (spec.head_norms, spec.head_dim),
-                _ => (true, spec.hidden),
-            };
-            [present.then(|| norm(weight, width)), None]
+        let name = self.tensor(layer);
+        let norm = |name: String, shape| Expected { name, kind: TensorKind::Norm, shape };
+        let tensors = match self.projection(spec) {
+            _ if !self.present(spec, layer) => [None, None],
+            Some(shape) => {
+                let norm_name = || format!("{}.rms_norm.weight", self.path(layer));
+                let before = spec.linear_norms.map(|_| norm(norm_name(), vec![shape[1]]));
+                let kind = if self.is_dense(spec) { TensorKind::Dense } else { ternary };
+                [before, Some(Expected { name, kind, shape: shape.into() })]
+            }
+            None => [Some(norm(name, self.vector(spec))), None],
         };
         tensors.into_iter().flatten()
     }
 }
 
+/// Sizes of the gated-delta layers; zeros in a model that has none.
+fn delta(spec: &ModelSpec) -> DeltaShape {
+    let none = DeltaShape { key_heads: 0, value_heads: 0, head_dim: 0, taps: 0 };
+    spec.hybrid.as_ref().map_or(none, |hybrid| hybrid.delta)
+}
+
 /// The layer and the part whose weight has this Hugging Face name.
 fn split(name: &str) -> Option<(&str, Part)> {
     let (layer, part) = name.strip_prefix("model.layers.")?.split_once('.')?;
-    let part = part.strip_suffix(".weight")?;
-    let &(part, ..) = PARTS.iter().find(|(_, hf, ..)| *hf == part)?;
-    Some((layer, part))
+    let named = |&&(row, hf, ..): &&(Part, &str, &str, Option<&str>)| {
+        part.strip_prefix(hf).is_some_and(|end| end == row.end())
+    };
+    PARTS.iter().find(named).map(|&(part, ..)| (layer, part))
 }
 
 /// Projections of a layer that share an input and are stacked into one matrix.
@@ -122,10 +212,43 @@ pub(crate) struct Stack {
     pub parts: &'static [Part],
 }
 
-pub(crate) const QKV: Stack = Stack { name: "attn_qkv", parts: &[Part::Query, Part::Key, Part::Value] };
+impl Stack {
+    /// Number of rows of the stacked matrix.
+    pub(crate) fn rows(&self, spec: &ModelSpec) -> usize {
+        self.parts.iter().filter_map(|part| part.projection(spec)).map(|[out, _]| out).sum()
+    }
+}
+
 pub(crate) const OUTPUT: Stack = Stack { name: "attn_output", parts: &[Part::Output] };
+pub(crate) const DELTA_OUTPUT: Stack = Stack { name: "delta_output", parts: &[Part::DeltaOutput] };
 pub(crate) const GATE_UP: Stack = Stack { name: "ffn_gate_up", parts: &[Part::Gate, Part::Up] };
 pub(crate) const DOWN: Stack = Stack { name: "ffn_down", parts: &[Part::Down] };
+
+/// What a layer that attends computes of its input.
+pub(crate) fn qkv(spec: &ModelSpec) -> Stack {
+    static PARTS: [Part; 4] = [Part::Query, Part::Key, Part::Value, Part::OutputGate];
+    Stack { name: "attn_qkv", parts: if spec.output_gate { &PARTS } else { &PARTS[..3] } }
+}
+
+/// What a gated-delta layer computes of its input in ternary products: one stack, or two if the first is rotated, which
+/// alpha and beta never are.
+pub(crate) fn delta_inputs(spec: &ModelSpec) -> impl Iterator<Item = Stack> + use<> {
+    static PARTS: [Part; 4] = [Part::DeltaInput, Part::DeltaGate, Part::Alpha, Part::Beta];
+    let (float, rotated) = (Part::Alpha.is_dense(spec), spec.rotation.is_some());
+    let first = if float || rotated { &PARTS[..2] } else { &PARTS };
+    let second = Stack { name: "delta_alpha_beta", parts: &PARTS[2..] };
+    let all = [Some(Stack { name: "delta_input", parts: first }), (rotated && !float).then_some(second)];
+    all.into_iter().flatten()
+}
+
+/// The stacks of a layer, in the order of a forward pass.
+fn stacks(spec: &ModelSpec, layer: usize) -> impl Iterator<Item = Stack> + use<> {
+    let attends = spec.attends(layer);
+    let input = attends.then(|| qkv(spec)).into_iter();
+    let delta = (!attends).then(|| delta_inputs(spec)).into_iter().flatten();
+    let output = if attends { OUTPUT } else { DELTA_OUTPUT };
+    input.chain(delta).chain([output, GATE_UP, DOWN])
+}
 
 /// Names of a ternary embedding and of a separate ternary head in a file of panels.
 pub(crate) const EMBEDDING_PANELS: &str = "token_embd.panels";
@@ -147,7 +270,7 @@ pub(crate) fn stacked(spec: &ModelSpec) -> impl Iterator<Item = Stacked> + '_ {
         let mut matrix = Stacked { name, parts: Vec::new(), rows: 0, cols: 0 };
         for part in stack.parts {
             let [out, inputs] = part.projection(spec).expect("stacks are of projections");
-            matrix.parts.push((format!("{}.weight", part.path(layer)), out));
+            matrix.parts.push((part.tensor(layer), out));
             (matrix.rows, matrix.cols) = (matrix.rows + out, inputs);
         }
         matrix
@@ -157,9 +280,9 @@ pub(crate) fn stacked(spec: &ModelSpec) -> impl Iterator<Item = Stacked> + '_ {
         Stacked { name, parts, rows: spec.vocab, cols: spec.hidden }
     };
     let embedding = spec.grouped.embedding.then(|| table(EMBEDDING_PANELS, EMBEDDING));
-    let head = (spec.grouped.head && !spec.tied_head).then(|| table(HEAD_PANELS, OUTER[2].0));
+    let head = (spec.grouped.head && !spec.tied_head).then(|| table(HEAD_PANELS, HEAD));
     let layers =
-        (0..spec.layers).flat_map(move |layer| [QKV, OUTPUT, GATE_UP, DOWN].map(|stack| of(layer, &stack)));
+        (0..spec.layers).flat_map(move |layer| stacks(spec, layer).map(move |stack| of(layer, &stack)));
     embedding.into_iter().chain(layers).chain(head)
 }
 
@@ -176,34 +299,136 @@ pub(crate) fn expected(spec: &ModelSpec) -> impl Iterator<Item = Expected> + '_ 
         |name: &str, kind| Expected { name: name.into(), kind, shape: vec![spec.vocab, spec.hidden] };
     let table = |grouped| if grouped { TensorKind::Grouped } else { TensorKind::Dense };
     let first = matrix(OUTER[0].0, table(spec.grouped.embedding));
-    let norm =
-        Expected { name: "model.norm.weight".into(), kind: TensorKind::Norm, shape: vec![spec.hidden] };
+    let norm = Expected { name: FINAL_NORM.into(), kind: TensorKind::Norm, shape: vec![spec.hidden] };
     let head = (!spec.tied_head).then(|| matrix(head(spec), table(spec.grouped.head)));
     let layers = (0..spec.layers)
         .flat_map(move |layer| PARTS.iter().flat_map(move |(part, ..)| part.expected(spec, layer)));
     [first].into_iter().chain(layers).chain([norm]).chain(head)
 }
 
+/// Name of the last norm.
+pub(crate) const FINAL_NORM: &str = OUTER[1].0;
+
 /// Name of the embedding.
 pub(crate) const EMBEDDING: &str = OUTER[0].0;
 
+/// Name of a separate output head.
+pub(crate) const HEAD: &str = OUTER[2].0;
+
 /// Whether this is the name of the embedding or of a separate output head.
 pub(crate) fn is_table(name: &str) -> bool {
-    [OUTER[0].0, OUTER[2].0].contains(&name)
+    [EMBEDDING, HEAD].contains(&name)
 }
 
 /// Name of the output head.
 pub(crate) fn head(spec: &ModelSpec) -> &'static str {
-    if spec.tied_head { OUTER[0].0 } else { OUTER[2].0 }
+    if spec.tied_head { EMBEDDING } else { HEAD }
 }
 
 /// GGUF's name for a Hugging Face name, or `None` if it has none.
-pub(crate) fn gguf(name: &str) -> Option<String> {
+pub(crate) fn gguf(name: &str, spec: &ModelSpec) -> Option<String> {
     if let Some((_, gguf)) = OUTER.iter().find(|(hf, _)| *hf == name) {
         return Some((*gguf).into());
     }
     let (layer, part) = split(name)?;
-    Some(format!("blk.{layer}.{}.weight", PARTS[part as usize].2))
+    let stored = match part {
+        Part::FfnNorm if spec.hybrid.is_some() => HYBRID_FFN_NORM,
+        part => PARTS[part as usize].2,
+    };
+    Some(format!("blk.{layer}.{stored}{}", part.end()))
+}
+
+/// The Hugging Face name of a projection or table with this GGUF name, or `None` if it is something else.
+pub(crate) fn from_gguf(name: &str) -> Option<String> {
+    if let Some((hf, _)) = OUTER.iter().find(|(_, gguf)| *gguf == name) {
+        return Some((*hf).into());
+    }
+    let (layer, part) = name.strip_prefix("blk.")?.split_once('.')?;
+    let part = part.strip_suffix(".weight")?;
+    let (part, ..) = PARTS.iter().find(|(_, _, gguf, _)| *gguf == part)?;
+    Some(part.tensor(layer.parse().ok().filter(|n: &usize| n.to_string() == layer)?))
+}
+
+/// The name under which a checkpoint stores a tensor, which may hold the rows of two parts.
+pub(crate) fn stored(name: &str) -> String {
+    name.replace(Part::OutputGate.name(), Part::Query.name())
+}
+
+/// The usual name of a tensor that a wrapper of the language model stores under another.
+pub(crate) fn unwrapped(name: &str) -> String {
+    for (wrapped, usual) in [
+        ("model.language_model.", "model."),
+        ("language_model.model.", "model."),
+        ("language_model.lm_head.", "lm_head."),
+    ] {
+        if let Some(rest) = name.strip_prefix(wrapped) {
+            return format!("{usual}{rest}");
+        }
+    }
+    name.into()
+}
+
+/// Whether a tensor of a hybrid model is for images or for the prediction of several tokens, which are not loaded.
+pub(crate) fn is_for_images_or_drafts(name: &str, spec: &ModelSpec) -> bool {
+    const PREFIXES: [&str; 8] = [
+        "model.visual.",
+        "visual.",
+        "vision_tower.",
+        "v.",
+        "mm.",
+        "mtp.",
+        "model.mtp.",
+        "language_model.mtp.",
+    ];
+    // In a GGUF file they are blocks after the last layer.
+    let block = || name.strip_prefix("blk.")?.split_once('.')?.0.parse::<usize>().ok();
+    spec.hybrid.is_some()
+        && (PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+            || block().is_some_and(|n| n >= spec.layers))
+}
+
+/// Checks that the rotated weights of a model are projections or tables with group scales, that those that share an
+/// input are rotated together, and that the transform fits their widths.
+pub(crate) fn check_rotation(spec: &ModelSpec, file: &str) -> Result<(), ModelError> {
+    let Some(rotation) = &spec.rotation else { return Ok(()) };
+    let refuse = |name: &str, problem: &str| {
+        let named = gguf(name, spec).unwrap_or_else(|| name.into());
+        let cure = "use the file that the model's authors publish";
+        let field = "prism.hadamard.weight_names";
+        Err(ModelError::unsupported(file, field, format!("a list {problem} {named}"), cure))
+    };
+    if rotation.embedding {
+        if spec.tied_head || !spec.grouped.embedding {
+            return refuse(EMBEDDING, "for a model without a ternary head and embedding of their own:");
+        }
+        rotation.check(file, spec.hidden)?;
+    }
+    for name in &rotation.weights {
+        if name == HEAD {
+            if spec.tied_head || !spec.grouped.head {
+                return refuse(HEAD, "for a model without a ternary head of its own:");
+            }
+            rotation.check(file, spec.hidden)?;
+            continue;
+        }
+        let known = split(name).and_then(|(layer, part)| Some((layer.parse().ok()?, part)));
+        let known = known.filter(|&(layer, part)| {
+            layer < spec.layers && part.present(spec, layer) && part.tensor(layer) == *name
+        });
+        let Some((layer, part)) = known else {
+            return refuse(name, "with a tensor that the model does not have:");
+        };
+        if !spec.grouped.projections {
+            return refuse(name, "with a tensor that has no scale for every group of weights:");
+        }
+        rotation.check(file, part.input_width(spec))?;
+        let absent = |mate: &&Part| !rotation.weights.contains(&mate.tensor(layer));
+        let stack = stacks(spec, layer).find(|stack| stack.parts.contains(&part));
+        if let Some(mate) = stack.and_then(|stack| stack.parts.iter().find(absent)) {
+            return refuse(&mate.tensor(layer), "without a tensor that has the same input as others:");
+        }
+    }
+    Ok(())
 }
 
 /// The name in 1bitLLM's modelling code for a Hugging Face name.
@@ -218,11 +443,17 @@ pub(crate) fn onebitllm(name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Synthetic;
 
     #[test]
     fn every_part_of_a_layer_has_its_names() {
         assert!(PARTS.iter().enumerate().all(|(row, (part, ..))| *part as usize == row));
+        let plain = Synthetic::named("tiny").unwrap().spec().clone();
+        let gguf = |name: &str| gguf(name, &plain);
         assert_eq!(gguf("model.layers.7.self_attn.o_proj.weight").unwrap(), "blk.7.attn_output.weight");
+        assert_eq!(gguf("model.layers.7.post_attention_layernorm.weight").unwrap(), "blk.7.ffn_norm.weight");
+        assert_eq!(gguf("model.layers.7.linear_attn.A_log").unwrap(), "blk.7.ssm_a");
+        assert_eq!(gguf("model.layers.7.linear_attn.dt_bias").unwrap(), "blk.7.ssm_dt.bias");
         assert_eq!(gguf("lm_head.weight").unwrap(), "output.weight");
         assert_eq!(gguf("model.layers.0.self_attn.q_proj.rms_norm.weight"), None);
         assert_eq!(
@@ -230,5 +461,17 @@ mod tests {
             "model.layers.3.mlp.ffn_layernorm.weight"
         );
         assert_eq!(onebitllm("model.norm.weight"), "model.norm.weight");
+    }
+
+    #[test]
+    fn names_of_gguf_files_lead_back_and_damaged_ones_lead_nowhere() {
+        let back = |name: &str| from_gguf(name);
+        assert_eq!(back("blk.7.attn_qkv.weight").unwrap(), "model.layers.7.linear_attn.in_proj_qkv.weight");
+        assert_eq!(back("blk.7.attn_q.weight").unwrap(), "model.layers.7.self_attn.q_proj.weight");
+        assert_eq!(back("output.weight").unwrap(), "lm_head.weight");
+        for name in ["blk.07.attn_q.weight", "blk.x.attn_q.weight", "blk.7.attn_q", "blk.7.other.weight", ""]
+        {
+            assert_eq!(back(name), None, "{name}");
+        }
     }
 }

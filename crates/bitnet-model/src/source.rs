@@ -13,9 +13,9 @@ pub enum TensorKind {
     Ternary,
     /// A matrix of 2-bit weights with a scale for every group; a projection, the embedding or the output head.
     Grouped,
-    /// A float matrix; the embedding or the output head.
+    /// A float matrix; the embedding, the output head, or a small projection of a gated-delta layer.
     Dense,
-    /// The gain of an RMSNorm.
+    /// The gain of an RMSNorm, or a parameter of a gated-delta layer.
     Norm,
 }
 
@@ -26,7 +26,8 @@ pub struct TensorEntry {
     pub name: String,
     /// Name in the file.
     pub stored_name: String,
-    /// `[out][in]` for a matrix, `[width]` for a norm; never the shape of packed bytes.
+    /// `[out][in]` for a matrix, `[width]` for a norm, `[channels][taps]` for a convolution; never the shape of packed
+    /// bytes.
     pub shape: Vec<usize>,
     /// The stored form: `packed u8`, `i2_s`, `bf16`, ...
     pub stored: String,
@@ -34,7 +35,9 @@ pub struct TensorEntry {
     pub kind: TensorKind,
 }
 
-/// The tensors of a model, by Hugging Face name.
+/// The tensors of a model, by Hugging Face name, in the forms that all files of a model share: rows of queries and of
+/// their output gates are two tensors (`q_proj` and `gate_proj`), value heads of gated-delta layers are in the order in
+/// which head `j` uses key head `j % key_heads`, gains include the 1, and `A_log` is the factor `-exp(A_log)`.
 pub trait TensorSource: Send + Sync {
     /// All tensors of the model, in the order of a forward pass.
     fn entries(&self) -> &[TensorEntry];

@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 pub use bitnet_kernels::Gate as Activation;
 
-use crate::{Hybrid, ModelError, Rotation};
+use crate::{Hybrid, ModelError, Rotation, hybrid::MAX_LAYERS};
 
 /// How rotary frequencies are stretched for contexts longer than the one trained on.
 #[derive(Debug, Clone, PartialEq)]
@@ -200,7 +200,6 @@ impl ModelSpec {
 
 /// Limits far above any real model; a larger number is damaged.
 const MAX_WIDTH: usize = 1 << 24;
-const MAX_LAYERS: usize = 1 << 16;
 const MAX_CONTEXT: usize = 1 << 30;
 
 impl ModelSpec {

@@ -1,13 +1,18 @@
 //! Random models of given shapes, generated in memory from fixed seeds, for benchmarks and tests. They have no
 //! tokenizer.
 
-use bitnet_kernels::KernelError;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use bitnet_kernels::{DeltaShape, KernelError};
 use bitnet_tensor::{BitNetTensor, DType, GroupedTensor, SharedBytes, TernaryTensor};
 use half::f16;
 
 use crate::{
-    Activation, Checkpoint, GenerationDefaults, Grouped, ModelError, ModelSpec, Rope, RopeScaling,
-    TensorEntry, TensorKind, TensorSource,
+    Activation, Checkpoint, GenerationDefaults, Grouped, Hybrid, ModelError, ModelSpec, Rope, RopeScaling,
+    Rotation, TensorEntry, TensorKind, TensorSource,
     names::{self, Expected},
 };
 
@@ -29,6 +34,16 @@ const QWEN3: [(&str, [usize; 7], bool); 4] = [
     ("bonsai-8b", [36, 4096, 12288, 32, 8, 128, 151_936], false),
 ];
 
+/// Models of the `qwen35` family, in the shapes of Ternary Bonsai 27B, with its weights plain or rotated, and a small
+/// one: name, layers, hidden, ffn, heads, kv heads, head width, key and value heads of gated-delta layers, their width,
+/// vocabulary, and the block of the rotation.
+const QWEN35: [(&str, [usize; 10], Option<usize>); 4] = [
+    ("hybrid-tiny", [4, 256, 512, 4, 2, 64, 4, 8, 32, 512], None),
+    ("hybrid-tiny-rotated", [4, 256, 512, 4, 2, 64, 4, 8, 32, 512], Some(256)),
+    ("bonsai-27b", [64, 5120, 17_408, 24, 4, 256, 16, 48, 128, 248_320], None),
+    ("bonsai-2-27b", [64, 5120, 17_408, 24, 4, 256, 16, 48, 128, 248_320], Some(1024)),
+];
+
 /// Random weights for a [`ModelSpec`].
 #[derive(Debug, Clone)]
 pub struct Synthetic {
@@ -44,8 +59,10 @@ impl Synthetic {
     pub fn named(name: &str) -> Result<Self, ModelError> {
         let bitnet = BITNET.iter().find(|shape| shape.0 == name).map(|shape| bitnet(shape.1));
         let qwen3 = || QWEN3.iter().find(|shape| shape.0 == name).map(|shape| qwen3(shape.1, shape.2));
-        bitnet.or_else(qwen3).map(Self::of).ok_or_else(|| {
+        let qwen35 = || QWEN35.iter().find(|shape| shape.0 == name).map(|shape| qwen35(shape.1, shape.2));
+        bitnet.or_else(qwen3).or_else(qwen35).map(Self::of).ok_or_else(|| {
             let names = BITNET.iter().map(|shape| shape.0).chain(QWEN3.iter().map(|shape| shape.0));
+            let names = names.chain(QWEN35.iter().map(|shape| shape.0));
             let known = names.collect::<Vec<_>>().join(", ");
             ModelError::UnknownSynthetic { name: name.chars().take(40).collect(), known }
         })
@@ -96,6 +113,7 @@ impl Checkpoint {
             tokenizer: None,
             chat: None,
             warnings: Vec::new(),
+            not_loaded: Vec::new(),
         }
     }
 }
@@ -133,6 +151,46 @@ fn qwen3([layers, hidden, ffn, heads, kv_heads, head_dim, vocab]: [usize; 7], ti
     }
 }
 
+fn qwen35(
+    [layers, hidden, ffn, heads, kv_heads, head_dim, key_heads, value_heads, delta_dim, vocab]: [usize; 10],
+    block: Option<usize>,
+) -> ModelSpec {
+    let plain = qwen3([layers, hidden, ffn, heads, kv_heads, head_dim, vocab], false);
+    let attends: Vec<bool> = (1..=layers).map(|number| number % 4 == 0).collect();
+    let mut spec = ModelSpec {
+        architecture: "qwen35".into(),
+        rope: Rope { theta: 1e7, width: Some(head_dim / 4), ..plain.rope },
+        output_gate: true,
+        hybrid: Some(Hybrid {
+            attends: attends.into(),
+            delta: DeltaShape { key_heads, value_heads, head_dim: delta_dim, taps: 4 },
+            // As in the published models.
+            float_alpha_beta: block.is_some(),
+        }),
+        ..plain
+    };
+    spec.rotation = block.map(|block| Arc::new(rotation(&spec, block)));
+    spec
+}
+
+/// A rotation of all weights of a hybrid model, with random signs.
+fn rotation(spec: &ModelSpec, block: usize) -> Rotation {
+    let grouped = names::expected(spec).filter(|tensor| tensor.kind == TensorKind::Grouped);
+    let (mut signs, mut weights) = (BTreeMap::new(), BTreeSet::new());
+    for Expected { name, shape, .. } in grouped {
+        let width = shape[1];
+        let random = || {
+            let mut random = Random(width as u64);
+            (0..width).map(|_| if random.next() & 1 == 0 { 1 } else { -1 }).collect::<Arc<[i8]>>()
+        };
+        signs.entry(width).or_insert_with(random);
+        if name != names::EMBEDDING {
+            weights.insert(name);
+        }
+    }
+    Rotation { block, signs, weights, embedding: true, grouped_values: true }
+}
+
 /// Random canonical codes, four trits to a byte.
 fn random_codes(random: &mut Random, rows: usize, cols: usize) -> Result<Vec<u8>, KernelError> {
     // Each random byte selects four trits: 256 values map to 81 combinations.
@@ -140,6 +198,16 @@ fn random_codes(random: &mut Random, rows: usize, cols: usize) -> Result<Vec<u8>
         (0..4u32).fold(0, |byte, t| byte | ((i / 3usize.pow(t) % 3) as u8) << (2 * t))
     });
     random.bytes(rows * TernaryTensor::row_bytes(cols), |r| four[usize::from(r)])
+}
+
+/// The range of the values of a norm or a parameter. States then forget within tens to thousands of tokens.
+fn usual_range(part: names::Part) -> (f32, f32) {
+    match part {
+        names::Part::Convolution => (-0.5, 0.5),
+        names::Part::Decay => (-4.0, -0.25),
+        names::Part::TimeBias => (-6.0, -1.0),
+        _ => (0.75, 1.25),
+    }
 }
 
 /// A scale that keeps outputs at about the size of the inputs.
@@ -201,9 +269,10 @@ impl TensorSource for Synthetic {
     fn dense(&self, name: &str) -> Result<BitNetTensor, ModelError> {
         let (entry, mut random) = self.find(name, &[TensorKind::Dense, TensorKind::Norm])?;
         let made = if entry.kind == TensorKind::Norm {
-            let gains: Vec<f32> =
-                (0..entry.shape[0]).map(|_| 0.75 + (random.next() >> 40) as f32 / (1 << 25) as f32).collect();
-            BitNetTensor::from_f32(entry.shape.clone(), &gains)
+            let (least, most) = names::Part::of(name).map_or((0.75, 1.25), usual_range);
+            let mut one = || least + (most - least) * ((random.next() >> 40) as f32 / (1 << 24) as f32);
+            let values: Vec<f32> = (0..entry.shape.iter().product()).map(|_| one()).collect();
+            BitNetTensor::from_f32(entry.shape.clone(), &values)
         } else {
             // Sign and mantissa are random, the exponent is one of four up to 2^-5.
             let mut bytes = random.bytes(2 * entry.shape.iter().product::<usize>(), |r| r)?;

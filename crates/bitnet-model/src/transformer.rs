@@ -1,20 +1,18 @@
 use std::{collections::HashMap, fmt};
 
-use bitnet_kernels::{
-    Backend, BackendInfo, DeviceStatus, Grouping, KernelError, KvShape, Norm, RowsKind, StepSize,
-};
+use bitnet_kernels::{Backend, BackendInfo, DeviceStatus, Grouping, KernelError, Norm, RowsKind, StepSize};
 
 use crate::{
     Batch, ForwardError, Limits, Logits, Model, ModelError, ModelSpec, PackedSource, TensorSource,
     error::check_shape,
-    layer::Layer,
+    layer::{Layer, Mix, Origin},
     names::{self, Expected},
     read_ahead, rope,
     weights::{SOURCE, packed, read_table},
 };
 
-/// The forward pass of all families on any backend: a Llama-shaped decoder with ternary projections, with or without
-/// norms before the output projections.
+/// The forward pass of all families on any backend: a decoder with ternary projections, whose layers attend or keep a
+/// recurrent state.
 pub struct Transformer<B: Backend> {
     backend: B,
     spec: ModelSpec,
@@ -25,8 +23,6 @@ pub struct Transformer<B: Backend> {
     layers: Vec<Layer<B>>,
     norm: Norm<B::Gain>,
     rope: B::Rope,
-    /// One for each layer.
-    kv: Vec<B::Kv>,
     buffers: Buffers<B>,
 }
 
@@ -36,18 +32,30 @@ struct Buffers<B: Backend> {
     residual: B::Rows,
     /// `[hidden]` int8 input of a projection
     hidden_q: B::Quants,
-    /// `[q_width + 2 kv_width]`
+    /// `[q_width + 2 kv_width]`, and `[q_width]` more for output gates
     qkv: B::Rows,
     /// `[q_width]`
     attention: B::Rows,
     /// `[q_width]` int8
     attention_q: B::Quants,
+    /// For gated-delta layers, if the model has them.
+    delta: Option<DeltaBuffers<B>>,
     /// `[2 ffn]`
     gate_up: B::Rows,
     /// `[ffn]` int8
     ffn_q: B::Quants,
     /// `[max_logit_rows][hidden]`
     last: B::Rows,
+}
+
+/// Activations of gated-delta layers.
+struct DeltaBuffers<B: Backend> {
+    /// All that a layer computes of its input
+    input: B::Rows,
+    /// `[value_width]`
+    output: B::Rows,
+    /// `[value_width]` int8
+    output_q: B::Quants,
 }
 
 impl<B: Backend> Transformer<B> {
@@ -64,7 +72,12 @@ impl<B: Backend> Transformer<B> {
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<Self, ModelError> {
         spec.check(SOURCE)?;
+        names::check_rotation(spec, SOURCE)?;
         check_shapes(spec, tensors)?;
+        if spec.state_bytes() > 0 && limits.state_slots == 0 {
+            let cure = "this model has recurrent layers; load it with a state slot for every sequence";
+            return Err(ModelError::unsupported(SOURCE, "the number of state slots", 0, cure));
+        }
         if packed::<B>(tensors).is_some() {
             return Self::read(spec, tensors, backend, limits, progress);
         }
@@ -80,29 +93,27 @@ impl<B: Backend> Transformer<B> {
     ) -> Result<Self, ModelError> {
         let b = &mut backend;
         progress(0, spec.layers);
-        let mut embedding = read_table(b, tensors, names::EMBEDDING, spec.grouped.embedding)?;
+        let mut embedding = read_table(b, spec, tensors, names::EMBEDDING)?;
         let mut head = match spec.tied_head {
             true => None,
-            false => Some(read_table(b, tensors, names::head(spec), spec.grouped.head)?),
+            false => Some(read_table(b, spec, tensors, names::head(spec))?),
         };
         // Bounds need an int8 copy of the head. A ternary head has a quarter of its bytes, so bounds would not help.
         if b.screens() && !spec.grouped.head {
             let stored = packed::<B>(tensors).map(PackedSource::screen).transpose()?.flatten();
             b.screen(head.as_mut().unwrap_or(&mut embedding), stored)?;
         }
-        let mut gain = tensors.dense("model.norm.weight")?.to_f32();
+        let mut gain = tensors.dense(names::FINAL_NORM)?.to_f32();
         gain.iter_mut().for_each(|g| *g /= spec.multipliers.logit_divisor);
         let norm = Norm { gain: b.gain(&gain)?, eps: spec.rms_eps };
         let mut layers = Vec::with_capacity(spec.layers);
         for index in 0..spec.layers {
-            layers.push(Layer::load(b, spec, tensors, index)?);
+            layers.push(Layer::load(b, &Origin { spec, tensors, limits, index })?);
             progress(index + 1, spec.layers);
         }
         let context = spec.context.min(limits.kv_blocks.saturating_mul(Batch::BLOCK_TOKENS));
         let (cos, sin) = rope::tables(spec, context);
-        let rope = b.rope(&cos, &sin, spec.head_dim)?;
-        let shape = KvShape { blocks: limits.kv_blocks, kv_heads: spec.kv_heads, head_dim: spec.head_dim };
-        let kv = (0..spec.layers).map(|_| b.kv(shape)).collect::<Result<_, _>>()?;
+        let rope = b.rope(&cos, &sin, spec.rotary_width())?;
         let buffers = Buffers::new(b, spec, limits)?;
         b.prepare(&StepSize {
             tokens: limits.max_tokens,
@@ -112,7 +123,7 @@ impl<B: Backend> Transformer<B> {
             vocab: spec.vocab,
         })?;
         let spec = ModelSpec { context, ..spec.clone() };
-        Ok(Transformer { backend, spec, limits, embedding, head, layers, norm, rope, kv, buffers })
+        Ok(Transformer { backend, spec, limits, embedding, head, layers, norm, rope, buffers })
     }
 
     /// The backend, to read its counters.
@@ -140,7 +151,25 @@ impl<B: Backend> Transformer<B> {
                 return Err(ForwardError::ContextExceeded { position: context, context });
             }
         }
-        batch.blocks().iter().try_for_each(|&block| self.check_block(block))
+        batch.blocks().iter().try_for_each(|&block| self.check_block(block))?;
+        if self.spec.state_bytes() == 0 {
+            return Ok(());
+        }
+        for (i, run) in batch.runs().iter().enumerate() {
+            self.check_slot(run.state)?;
+            if batch.runs()[..i].iter().any(|other| other.state == run.state) {
+                return Err(ForwardError::StateShared { slot: run.state });
+            }
+        }
+        Ok(())
+    }
+
+    fn check_slot(&self, slot: u32) -> Result<(), ForwardError> {
+        let slots = self.limits.state_slots;
+        if slot as usize >= slots {
+            return Err(ForwardError::StateOutOfRange { slot, slots });
+        }
+        Ok(())
     }
 
     fn check_block(&self, block: u32) -> Result<(), ForwardError> {
@@ -172,12 +201,24 @@ impl<B: Backend> Model for Transformer<B> {
         let factors = spec.multipliers;
 
         b.embed(&self.embedding, batch.tokens(), factors.embedding, &mut x.residual)?;
-        for (layer, kv) in self.layers.iter().zip(&mut self.kv) {
+        for layer in &mut self.layers {
             let (r, q) = (&x.residual, &mut x.hidden_q);
-            layer.rope_store(b, step, r, q, &self.rope, &mut x.qkv, kv)?;
-            b.attention(step, &x.qkv, kv, &mut x.attention)?;
-            layer.output.add(b, n, &x.attention, &mut x.attention_q, factors.residual, &mut x.residual)?;
-
+            match &mut layer.mix {
+                Mix::Attention(mix) => {
+                    mix.rope_store(b, step, r, q, &self.rope, &mut x.qkv)?;
+                    b.attention(step, &x.qkv, &mix.kv, &mut x.attention)?;
+                    mix.gate(b, n, &x.qkv, &mut x.attention)?;
+                    let (out, q) = (&x.attention, &mut x.attention_q);
+                    mix.output.add(b, n, out, q, factors.residual, &mut x.residual)?;
+                }
+                Mix::Delta(mix) => {
+                    let d = x.delta.as_mut().expect("a model with gated-delta layers has their buffers");
+                    mix.project(b, n, r, q, &mut d.input)?;
+                    b.gated_delta(step, &d.input, &mix.weights, &mut mix.state, &mut d.output)?;
+                    let (out, q) = (&d.output, &mut d.output_q);
+                    mix.output.add(b, n, out, q, factors.residual, &mut x.residual)?;
+                }
+            }
             let (r, q, gate) = (&x.residual, &mut x.hidden_q, spec.activation);
             layer.gate_up.gate_quantize(b, n, r, q, gate, &layer.down, &mut x.gate_up, &mut x.ffn_q)?;
             layer.down.add_quantized(b, n, &x.ffn_q, factors.residual, &mut x.residual)?;
@@ -201,8 +242,20 @@ impl<B: Backend> Model for Transformer<B> {
 
     fn copy_block(&mut self, from: u32, to: u32) -> Result<(), ForwardError> {
         self.check_block(from.max(to))?;
-        for kv in &mut self.kv {
-            self.backend.copy_block(kv, from, to)?;
+        for layer in &mut self.layers {
+            if let Mix::Attention(mix) = &mut layer.mix {
+                self.backend.copy_block(&mut mix.kv, from, to)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn copy_state(&mut self, from: u32, to: u32) -> Result<(), ForwardError> {
+        self.check_slot(from.max(to))?;
+        for layer in &mut self.layers {
+            if let Mix::Delta(mix) = &mut layer.mix {
+                self.backend.copy_state(&mut mix.state, from, to)?;
+            }
         }
         Ok(())
     }
@@ -212,10 +265,21 @@ impl<B: Backend> Buffers<B> {
     fn new(b: &mut B, spec: &ModelSpec, limits: Limits) -> Result<Self, KernelError> {
         let n = limits.max_tokens;
         let grouping = if spec.grouped.projections { Grouping::Groups } else { Grouping::Row };
+        let gates = if spec.output_gate { spec.q_width() } else { 0 };
+        let recurrent = spec.hybrid.as_ref().filter(|_| spec.state_bytes() > 0);
+        let delta = recurrent.map(|hybrid| {
+            let (columns, values) = (hybrid.delta.columns(), hybrid.delta.value_width());
+            Ok::<_, KernelError>(DeltaBuffers {
+                input: b.rows(n, columns, RowsKind::Between)?,
+                output: b.rows(n, values, RowsKind::Between)?,
+                output_q: b.quants(n, values, grouping)?,
+            })
+        });
         Ok(Buffers {
+            delta: delta.transpose()?,
             residual: b.rows(n, spec.hidden, RowsKind::Residual)?,
             hidden_q: b.quants(n, spec.hidden, grouping)?,
-            qkv: b.rows(n, spec.q_width() + 2 * spec.kv_width(), RowsKind::Between)?,
+            qkv: b.rows(n, spec.q_width() + 2 * spec.kv_width() + gates, RowsKind::Between)?,
             attention: b.rows(n, spec.q_width(), RowsKind::Between)?,
             attention_q: b.quants(n, spec.q_width(), grouping)?,
             gate_up: b.rows(n, 2 * spec.ffn, RowsKind::Between)?,

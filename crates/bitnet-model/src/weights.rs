@@ -1,9 +1,9 @@
 //! Reads weights from a source into the layout of a backend.
 
-use bitnet_kernels::{Backend, Norm, RowOrder};
-use bitnet_tensor::{GroupedTensor, TernaryTensor};
+use bitnet_kernels::{Backend, Norm, Rotate, RowOrder};
+use bitnet_tensor::{BitNetTensor, GroupedTensor, SharedBytes, TernaryTensor};
 
-use crate::{ModelError, ModelSpec, PackedSource, TensorSource};
+use crate::{ModelError, ModelSpec, PackedSource, TensorSource, names};
 
 /// The file's name in errors about a source that has no name.
 pub(crate) const SOURCE: &str = "model";
@@ -11,18 +11,28 @@ pub(crate) const SOURCE: &str = "model";
 /// The embedding or the output head.
 pub(crate) fn read_table<B: Backend>(
     b: &mut B,
+    spec: &ModelSpec,
     tensors: &dyn TensorSource,
     name: &str,
-    grouped: bool,
 ) -> Result<B::Table, ModelError> {
+    let embedding = name == names::EMBEDDING;
+    let grouped = if embedding { spec.grouped.embedding } else { spec.grouped.head };
     if !grouped {
         return Ok(b.table(&tensors.dense(name)?)?);
     }
     let stored = packed::<B>(tensors).map(|packed| packed.grouped_panels(&[name.into()])).transpose()?;
-    Ok(match stored.flatten() {
+    let mut table = match stored.flatten() {
         Some(panels) => b.table(panels)?,
         None => b.table(&tensors.grouped(name)?)?,
-    })
+    };
+    let rotated = |r: &crate::Rotation| if embedding { r.embedding } else { r.weights.contains(name) };
+    if let Some(rotation) = spec.rotation.as_ref().filter(|rotation| rotated(rotation)) {
+        let signs = rotation.signs.get(&spec.hidden).map(|signs| &signs[..]);
+        let rotate = Rotate { block: rotation.block, signs, grouped: None };
+        let rotation = b.rotation(spec.hidden, &rotate)?;
+        b.rotate_table(&mut table, rotation);
+    }
+    Ok(table)
 }
 
 /// Reads projections that share an input, stacked into one matrix.
@@ -82,4 +92,25 @@ pub(crate) fn read_stacked_groups(
 ) -> Result<GroupedTensor, ModelError> {
     let parts = names.iter().map(|n| tensors.grouped(n)).collect::<Result<Vec<_>, _>>()?;
     GroupedTensor::stack(&parts).map_err(ModelError::data(SOURCE, &names.join(" + ")))
+}
+
+/// Reads float matrices that share an input, stacked into one.
+pub(crate) fn read_dense_stack(
+    tensors: &dyn TensorSource,
+    names: &[String],
+) -> Result<BitNetTensor, ModelError> {
+    let parts = names.iter().map(|n| tensors.dense(n)).collect::<Result<Vec<_>, _>>()?;
+    let shape = [parts.iter().map(BitNetTensor::rows).sum::<usize>(), parts[0].cols()];
+    let alike = parts.iter().all(|part| part.dtype() == parts[0].dtype());
+    let stacked = match alike {
+        true => {
+            let bytes = parts.iter().flat_map(|part| part.bytes().iter().copied()).collect::<Vec<_>>();
+            BitNetTensor::new(parts[0].dtype(), shape, SharedBytes::new(bytes))
+        }
+        false => {
+            let values: Vec<f32> = parts.iter().flat_map(BitNetTensor::to_f32).collect();
+            BitNetTensor::from_f32(shape, &values)
+        }
+    };
+    stacked.map_err(ModelError::data(SOURCE, &names.join(" + ")))
 }

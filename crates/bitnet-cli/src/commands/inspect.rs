@@ -76,6 +76,7 @@ fn print(r: &Inspection, spec: &ModelSpec) -> Result<(), CliError> {
         }
         lines.push(line);
     }
+    lines.extend(r.not_loaded.iter().map(|name| format!("{name}  not loaded")));
     lines.extend(r.weights_sha256.as_ref().map(|hash| format!("\ntrits and scales of all tensors  {hash}")));
     output::line(lines.join("\n"))
 }

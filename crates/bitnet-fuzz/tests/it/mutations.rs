@@ -115,6 +115,31 @@ fn mutated_config_of_minicpm_gives_a_model_or_one_error() {
 }
 
 #[test]
+fn mutated_gguf_of_a_hybrid_model_gives_a_model_or_one_error() {
+    mutated(Kind::Grouped(Grouped::HybridPq2_0));
+}
+
+#[test]
+fn mutated_gguf_of_a_rotated_model_gives_a_model_or_one_error() {
+    mutated(Kind::Grouped(Grouped::HybridPtq1_0));
+}
+
+#[test]
+fn mutated_mlx_safetensors_of_a_rotated_model_give_a_model_or_one_error() {
+    mutated(Kind::Grouped(Grouped::HybridMlx));
+}
+
+#[test]
+fn a_mutated_hadamard_contract_gives_a_model_or_one_error() {
+    mutated(Kind::Grouped(Grouped::Hadamard));
+}
+
+#[test]
+fn mutated_config_of_a_rotated_model_gives_a_model_or_one_error() {
+    mutated(Kind::Grouped(Grouped::HybridConfig));
+}
+
+#[test]
 fn the_judge_counts_the_memory_of_all_threads() {
     let _alone = alone();
     MEMORY.reset_peak_usage();

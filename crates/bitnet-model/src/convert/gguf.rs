@@ -10,9 +10,11 @@ use half::f16;
 
 use super::{Output, Target, Unfinished, refuse};
 use crate::{
-    Activation, Checkpoint, GenerationDefaults, ModelError, ModelSpec, Multipliers, RopeScaling, TensorEntry,
-    TensorKind,
+    Activation, Checkpoint, GenerationDefaults, Hybrid, ModelError, ModelSpec, Multipliers, RopeScaling,
+    TensorEntry, TensorKind,
     files::ggml_type::GgmlType,
+    hadamard,
+    hybrid::attending,
     names::{self, Part, Stacked},
     packing, panels, rope, rope_freqs,
     weights::{read_stacked, read_stacked_groups},
@@ -101,10 +103,11 @@ fn grouped_architecture(spec: &ModelSpec, target: Target) -> Result<&'static str
         return Err(refuse(target, "the model", problem, "convert to q2_0 or pq2_0"));
     }
     match (spec.head_norms, spec.multipliers == Multipliers::NONE) {
+        (true, true) if spec.hybrid.is_some() => Ok("qwen35"),
         (true, true) => Ok("qwen3"),
-        (false, _) => Ok("minicpm"),
-        (true, false) => {
-            let problem = "no GGUF architecture has both norms of heads and multipliers";
+        (false, _) if spec.hybrid.is_none() => Ok("minicpm"),
+        _ => {
+            let problem = "no GGUF architecture has these layers together with multipliers";
             Err(refuse(target, "the model", problem, "keep the original"))
         }
     }
@@ -149,10 +152,19 @@ fn architecture(spec: &ModelSpec, target: Target) -> Result<&'static str, ModelE
 fn plan(checkpoint: &Checkpoint, target: Target) -> Result<Vec<Planned<'_>>, ModelError> {
     let mut planned = Vec::new();
     for entry in checkpoint.tensors.entries() {
-        let name = names::gguf(&entry.name)
+        let part = Part::of(&entry.name);
+        if target != Target::Panels && part == Some(Part::OutputGate) {
+            // Its rows are written with those of the queries.
+            continue;
+        }
+        let name = names::gguf(&entry.name, &checkpoint.spec)
             .ok_or_else(|| refuse(target, &entry.name, "GGUF has no name for it", "convert to packed"))?;
-        let cols = entry.shape.last().copied().unwrap_or(1);
-        let rows = entry.shape.iter().rev().skip(1).product();
+        let mut shape = entry.shape.clone();
+        if part.is_some_and(|part| part.shares_rows(&checkpoint.spec)) {
+            shape[0] *= 2;
+        }
+        let cols = shape.last().copied().unwrap_or(1);
+        let rows = shape.iter().rev().skip(1).product();
         let kind = match (entry.kind, target) {
             (TensorKind::Norm, _) => GgmlType::Dense(DType::F32),
             (TensorKind::Dense, _) => GgmlType::Dense(checkpoint.tensors.dense(&entry.name)?.dtype()),
@@ -162,20 +174,14 @@ fn plan(checkpoint: &Checkpoint, target: Target) -> Result<Vec<Planned<'_>>, Mod
             (TensorKind::Ternary, _) => ternary_type(checkpoint, &entry.name, cols, target)?,
         };
         let bytes = kind.byte_len(rows, cols).map_err(|e| {
-            let problem = format!("shape {:?}: {e}", entry.shape);
+            let problem = format!("shape {shape:?}: {e}");
             let cure = match target {
                 Target::Pq2_0 => "convert to q2_0, whose blocks hold 64 weights",
                 _ => "convert to panels, which take any shape",
             };
             refuse(target, &entry.name, problem, cure)
         })?;
-        planned.push(Planned {
-            name,
-            shape: entry.shape.clone(),
-            kind,
-            bytes,
-            content: Content::Entry(entry),
-        });
+        planned.push(Planned { name, shape, kind, bytes, content: Content::Entry(entry) });
     }
     if target == Target::Panels {
         plan_panels(checkpoint, &mut planned)?;
@@ -312,6 +318,16 @@ fn groups(
     target: Target,
 ) -> Result<Vec<u8>, ModelError> {
     let mut matrix = checkpoint.tensors.grouped(name)?;
+    if Part::of(name).is_some_and(|part| part.shares_rows(&checkpoint.spec)) {
+        let gates = name.replace(Part::Query.name(), Part::OutputGate.name());
+        let both = read_stacked_groups(&*checkpoint.tensors, &[name.into(), gates])?;
+        let (queries, head_dim) = (matrix.rows(), checkpoint.spec.head_dim);
+        // The rows of every head of queries, then as many of its gate.
+        matrix = both.permute_rows(|row| {
+            let (head, within) = (row / (2 * head_dim), row % (2 * head_dim));
+            within / head_dim * queries + head * head_dim + within % head_dim
+        });
+    }
     if interleaved && is_rotated(name, &checkpoint.spec) {
         matrix = matrix.permute_rows(|row| stored_row(row, checkpoint.spec.head_dim));
     }
@@ -379,7 +395,8 @@ fn metadata(
         all.push((panels::VERSION_KEY.into(), U32(panels::VERSION)));
     }
     all.extend(sampling_metadata(&checkpoint.defaults).map(|(key, value)| (key.into(), value)));
-    let sizes = model_metadata(&checkpoint.spec).into_iter();
+    all.extend(rotation_metadata(&checkpoint.spec)?);
+    let sizes = model_metadata(&checkpoint.spec)?.into_iter();
     all.extend(sizes.map(|(key, value)| (format!("{architecture}.{key}"), value)));
     let texts = tokenizer_metadata(checkpoint, target)?.into_iter();
     all.extend(texts.map(|(key, value)| (format!("tokenizer.{key}"), value)));
@@ -402,7 +419,7 @@ fn sampling_metadata(
 }
 
 /// The sizes and switches of a model, by key within its architecture.
-fn model_metadata(spec: &ModelSpec) -> Vec<(&'static str, MetadataValue)> {
+fn model_metadata(spec: &ModelSpec) -> Result<Vec<(&'static str, MetadataValue)>, ModelError> {
     use MetadataValue::{F32, U32};
     let mut all = vec![
         ("vocab_size", U32(spec.vocab as u32)),
@@ -416,15 +433,66 @@ fn model_metadata(spec: &ModelSpec) -> Vec<(&'static str, MetadataValue)> {
         ("attention.key_length", U32(spec.head_dim as u32)),
         ("attention.value_length", U32(spec.head_dim as u32)),
         ("rope.freq_base", F32(spec.rope.theta)),
-        ("rope.dimension_count", U32(spec.head_dim as u32)),
+        ("rope.dimension_count", U32(spec.rotary_width() as u32)),
     ];
+    all.extend(hybrid_metadata(spec)?);
     if spec.multipliers != Multipliers::NONE {
         all.push(("embedding_scale", F32(spec.multipliers.embedding)));
         all.push(("residual_scale", F32(spec.multipliers.residual)));
         all.push(("logit_scale", F32(spec.multipliers.logit_divisor)));
     }
     all.extend(rope_scaling(spec));
-    all
+    Ok(all)
+}
+
+/// The sizes of gated-delta layers, and where they stand.
+fn hybrid_metadata(spec: &ModelSpec) -> Result<Vec<(&'static str, MetadataValue)>, ModelError> {
+    use MetadataValue::{Bool, U32};
+    let Some(Hybrid { attends, delta, .. }) = &spec.hybrid else { return Ok(Vec::new()) };
+    let mut all = vec![
+        ("ssm.conv_kernel", U32(delta.taps as u32)),
+        ("ssm.state_size", U32(delta.head_dim as u32)),
+        ("ssm.group_count", U32(delta.key_heads as u32)),
+        ("ssm.time_step_rank", U32(delta.value_heads as u32)),
+        ("ssm.inner_size", U32(delta.value_width() as u32)),
+    ];
+    let interval = attends.iter().position(|&attends| attends).map_or(0, |first| first + 1);
+    if attending(interval, attends.len()).is_some_and(|regular| regular[..] == attends[..]) {
+        all.push(("full_attention_interval", U32(interval as u32)));
+    }
+    let recurrent = attends.iter().map(|&attends| Bool(!attends));
+    all.push(("attention.recurrent_layers", array(GGUFValueType::Bool, recurrent)?));
+    Ok(all)
+}
+
+/// The contract of rotated weights.
+fn rotation_metadata(spec: &ModelSpec) -> Result<Vec<(String, MetadataValue)>, ModelError> {
+    use MetadataValue::{Bool, I32, String as Text, U32};
+    let Some(rotation) = &spec.rotation else { return Ok(Vec::new()) };
+    // A tensor of queries also holds the output gates, which have the same name in the file.
+    let gate = Part::OutputGate.name();
+    let weights = rotation.weights.iter().filter(|name| !name.contains(gate));
+    let weights = weights.filter_map(|name| names::gguf(name, spec)).map(Text);
+    let mut all = vec![
+        ("version", U32(hadamard::VERSION as u32)),
+        ("block_size", U32(rotation.block as u32)),
+        ("transform", Text(hadamard::TRANSFORM.into())),
+        ("axis", Text(hadamard::AXIS.into())),
+        ("sign_mode", Text(if rotation.signs.is_empty() { "identity" } else { "explicit" }.into())),
+        ("weight_names", array(GGUFValueType::String, weights)?),
+        ("gdn_v_grouped", Bool(rotation.grouped_values)),
+    ];
+    if !rotation.signs.is_empty() {
+        let widths = rotation.signs.keys().map(|&width| U32(width as u32));
+        let values = rotation.signs.values().flat_map(|signs| signs.iter().map(|&sign| I32(sign.into())));
+        all.push(("sign_widths", array(GGUFValueType::U32, widths)?));
+        all.push(("sign_values", array(GGUFValueType::I32, values)?));
+    }
+    if rotation.embedding {
+        let table = names::gguf(names::EMBEDDING, spec).map(Text);
+        all.push(("inverse_weight_names", array(GGUFValueType::String, table.into_iter())?));
+    }
+    Ok(all.into_iter().map(|(key, value)| (hadamard::key(key), value)).collect())
 }
 
 /// The tokenizer, the tokens that begin and end a text, and the chat template.

@@ -86,6 +86,10 @@ impl Gguf {
         Ok(Gguf { tensors, ..gguf })
     }
 
+    pub(crate) fn keys(&self) -> impl Iterator<Item = &str> {
+        self.metadata.keys().map(String::as_str)
+    }
+
     pub(crate) fn get(&self, key: &str) -> Option<&Value> {
         self.metadata.get(key)
     }

@@ -73,16 +73,30 @@ impl Array {
         })
     }
 
-    /// The values of an array of 32-bit integers.
+    /// The values of an array of integers of any width; those above the largest `i64` become that.
     pub(crate) fn integers(&self) -> Option<impl Iterator<Item = i64>> {
-        let signed = self.element == GGUFValueType::I32;
-        (signed || self.element == GGUFValueType::U32).then(|| {
-            let (words, _) = self.bytes.as_chunks::<4>();
-            words.iter().map(move |w| match signed {
-                true => i64::from(i32::from_le_bytes(*w)),
-                false => i64::from(u32::from_le_bytes(*w)),
-            })
-        })
+        type Read = fn(&[u8; 8]) -> i64;
+        let (size, read): (usize, Read) = match self.element {
+            GGUFValueType::U8 => (1, |b| i64::from(b[0])),
+            GGUFValueType::I8 => (1, |b| i64::from(b[0] as i8)),
+            GGUFValueType::U16 => (2, |b| i64::from(u16::from_le_bytes([b[0], b[1]]))),
+            GGUFValueType::I16 => (2, |b| i64::from(i16::from_le_bytes([b[0], b[1]]))),
+            GGUFValueType::U32 => (4, |b| i64::from(u32::from_le_bytes([b[0], b[1], b[2], b[3]]))),
+            GGUFValueType::I32 => (4, |b| i64::from(i32::from_le_bytes([b[0], b[1], b[2], b[3]]))),
+            GGUFValueType::U64 => (8, |b| i64::try_from(u64::from_le_bytes(*b)).unwrap_or(i64::MAX)),
+            GGUFValueType::I64 => (8, |b| i64::from_le_bytes(*b)),
+            _ => return None,
+        };
+        Some(self.bytes.chunks_exact(size).map(move |bytes| {
+            let mut word = [0; 8];
+            word[..size].copy_from_slice(bytes);
+            read(&word)
+        }))
+    }
+
+    /// The values of an array of booleans.
+    pub(crate) fn bools(&self) -> Option<impl Iterator<Item = bool>> {
+        (self.element == GGUFValueType::Bool).then(|| self.bytes.iter().map(|&byte| byte != 0))
     }
 
     /// The values of an array of 32-bit floats.

@@ -22,6 +22,8 @@ const USER_DEFINED: i64 = 4;
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 /// Qwen 2's pattern, which splits digits singly.
 const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// Qwen 3.5's pattern, in which combining marks belong to words.
+const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 /// Maximum length in bytes of a SentencePiece piece; real ones stay below 100.
 const MAX_PIECE: usize = 256;
 
@@ -44,7 +46,7 @@ impl Tokenizer {
 }
 
 /// Values of `tokenizer.ggml.pre` that files are written with, one for each way to split.
-pub(super) const PRE_TOKENIZERS: [&str; 2] = ["llama-bpe", "qwen2"];
+pub(super) const PRE_TOKENIZERS: [&str; 3] = ["llama-bpe", "qwen2", "qwen35"];
 
 /// How a byte-level vocabulary splits text.
 pub(super) struct Parts {
@@ -59,12 +61,13 @@ pub(super) fn pre_tokenizer(name: &str) -> Option<Result<Parts, ModelError>> {
     let (pattern, llama3) = match name {
         "llama-bpe" | "llama3" | "llama-v3" | "falcon3" => (LLAMA3, true),
         "qwen2" => (QWEN2, false),
+        "qwen35" => (QWEN35, false),
         _ => return None,
     };
     let split = Split::new(SplitPattern::Regex(pattern.into()), SplitDelimiterBehavior::Isolated, false)
         .map_err(|e| fail("tokenizer.ggml.pre", e));
     Some(split.map(|split| Parts {
-        // Qwen 2 was trained on NFC-normalised text, Llama 3 on text as it is.
+        // Qwen was trained on NFC-normalised text, Llama 3 on text as it is.
         normalizer: (!llama3).then(|| NFC.into()),
         pre_tokenizer: PreTokenizerWrapper::Sequence(Sequence::new(vec![
             PreTokenizerWrapper::Split(split),
@@ -84,7 +87,7 @@ fn byte_level(gguf: &Gguf, warnings: &mut Vec<String>) -> Result<Recipe, ModelEr
         "llama-bpe"
     });
     let Some(parts) = pre_tokenizer(pre) else {
-        let cure = "use llama-bpe, falcon3 or qwen2, or the model's tokenizer.json";
+        let cure = "use llama-bpe, falcon3, qwen2 or qwen35, or the model's tokenizer.json";
         return Err(ModelError::unsupported(file, "tokenizer.ggml.pre", pre, cure));
     };
     let parts = parts?;

@@ -5,6 +5,7 @@ mod families;
 mod forms;
 mod gguf_edit;
 mod grouped;
+mod hybrid;
 mod loading;
 mod panels;
 mod support;

@@ -13,7 +13,7 @@ use bitnet_tensor::SharedBytes;
 use crate::{
     gguf_edit::GgufEdit,
     loading::Counted,
-    support::{GROUPED_GGUFS, fixture, open},
+    support::{GROUPED_GGUFS, HYBRIDS, fixture, open},
 };
 
 fn panels(from: &Checkpoint, to: &Path) -> Checkpoint {
@@ -22,7 +22,7 @@ fn panels(from: &Checkpoint, to: &Path) -> Checkpoint {
 }
 
 fn load<B: Backend>(spec: &ModelSpec, tensors: &dyn TensorSource, backend: B) -> Transformer<B> {
-    let limits = Limits { max_tokens: 24, max_logit_rows: 24, kv_blocks: 1, state_slots: 0 };
+    let limits = Limits { max_tokens: 24, max_logit_rows: 24, kv_blocks: 1, state_slots: 1 };
     Transformer::load(spec, tensors, backend, limits, &mut |_, _| {}).unwrap()
 }
 
@@ -71,8 +71,8 @@ fn panels_give_the_bits_of_their_source_on_every_instruction_set_and_on_the_refe
 #[test]
 fn grouped_panels_give_the_bits_of_their_source_on_every_instruction_set_and_on_the_reference() {
     let folder = tempfile::tempdir().unwrap();
-    // A tied and a separate ternary head, groups of 64, and a dense head.
-    for path in GROUPED_GGUFS {
+    // A tied and a separate ternary head, groups of 64, and a dense head; recurrent layers, and rotated weights.
+    for path in GROUPED_GGUFS.into_iter().chain(HYBRIDS) {
         let from = open(path);
         let to = panels(&from, &folder.path().join("model.gguf"));
         assert_eq!(to.spec, from.spec, "{path}");

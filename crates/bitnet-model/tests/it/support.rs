@@ -57,3 +57,12 @@ pub const GROUPED_GGUFS: [&str; 8] = [
     "minicpm-mup/model-TQ2_0.gguf",
     "minicpm-blocks/model-TQ2_0.gguf",
 ];
+
+/// Forms of models with recurrent layers.
+pub const HYBRIDS: [&str; 5] = [
+    "qwen35-ternary",
+    "qwen35-ternary/model-PQ2_0.gguf",
+    "qwen35-hadamard/mlx",
+    "qwen35-hadamard/model-PQ2_0.gguf",
+    "qwen35-hadamard/model-PTQ1_0.gguf",
+];

@@ -3,7 +3,7 @@
 use bitnet_model::{ChatTemplate, Message, Tokenizer};
 use proptest::prelude::*;
 
-use crate::support::{FOLDERS, GGUFS, GROUPED_FOLDERS, GROUPED_GGUFS, golden_text, open};
+use crate::support::{FOLDERS, GGUFS, GROUPED_FOLDERS, GROUPED_GGUFS, HYBRIDS, golden_text, open};
 
 fn tokenizer(path: &str) -> Tokenizer {
     open(path).tokenizer.unwrap()
@@ -41,7 +41,7 @@ fn texts_encode_to_the_golden_ids() {
 
 #[test]
 fn texts_of_grouped_models_encode_to_the_golden_ids() {
-    for path in GROUPED_FOLDERS.into_iter().chain(GROUPED_GGUFS) {
+    for path in GROUPED_FOLDERS.into_iter().chain(GROUPED_GGUFS).chain(HYBRIDS) {
         let (tokenizer, folder) = (tokenizer(path), path.split('/').next().unwrap());
         assert_eq!(tokenizer.prefix().len(), usize::from(folder.starts_with("minicpm")), "{path}");
         for text in ["text_0", "text_1"] {
@@ -57,6 +57,11 @@ fn texts_of_grouped_models_encode_to_the_golden_ids() {
         assert_eq!(json.encode(text, true).unwrap(), gguf.encode(text, true).unwrap(), "{text:?}");
     }
     assert_eq!(json.encode("e\u{301}", false).unwrap(), json.encode("\u{e9}", false).unwrap());
+    // Qwen 3.5 keeps combining marks in their words.
+    let (json, gguf) = (tokenizer("qwen35-ternary"), tokenizer("qwen35-ternary/model-PQ2_0.gguf"));
+    for text in MIXED.into_iter().chain(["q\u{301}r नमस्ते", "<|im_start|>user\nhi<|im_end|>"]) {
+        assert_eq!(json.encode(text, true).unwrap(), gguf.encode(text, true).unwrap(), "{text:?}");
+    }
 }
 
 /// Qwen3's template without tools: it omits the thoughts of earlier answers, and opens an answer with empty thoughts if
@@ -201,7 +206,7 @@ fn a_stream_holds_a_character_back_until_it_is_whole() {
 
 #[test]
 fn chats_render_as_the_golden_ones() {
-    for path in FOLDERS.into_iter().chain(GGUFS).chain(GROUPED_FOLDERS).chain(GROUPED_GGUFS) {
+    for path in FOLDERS.into_iter().chain(GGUFS).chain(GROUPED_FOLDERS).chain(GROUPED_GGUFS).chain(HYBRIDS) {
         let folder = path.split('/').next().unwrap();
         let chat: Vec<serde_json::Value> = serde_json::from_str(&golden_text(folder, "chat")).unwrap();
         let messages: Vec<Message> = chat

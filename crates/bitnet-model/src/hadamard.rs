@@ -1,0 +1,337 @@
+//! Reads the contract of rotated weights, `prism.hadamard.*`, from the metadata of a GGUF file or from `hadamard.json`.
+//!
+//! Without the transform a model writes fluent nonsense, so every key and value that is not known is refused.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use serde_json::Value;
+
+use crate::{
+    ModelError, Rotation,
+    fields::Fields,
+    files::gguf::Gguf,
+    names::{self, Part},
+};
+
+const PREFIX: &str = "prism.hadamard.";
+pub(crate) const VERSION: u64 = 1;
+pub(crate) const TRANSFORM: &str = "normalized-sylvester-walsh-hadamard";
+pub(crate) const AXIS: &str = "input-last-dimension";
+const KEYS: [&str; 10] = [
+    "version",
+    "block_size",
+    "transform",
+    "axis",
+    "sign_mode",
+    "sign_widths",
+    "sign_values",
+    "weight_names",
+    "inverse_weight_names",
+    "gdn_v_grouped",
+];
+
+/// The products that may be rotated, besides the output head.
+const ROTATED: [Part; 10] = [
+    Part::Query,
+    Part::Key,
+    Part::Value,
+    Part::Output,
+    Part::DeltaInput,
+    Part::DeltaGate,
+    Part::DeltaOutput,
+    Part::Gate,
+    Part::Up,
+    Part::Down,
+];
+
+/// Maximum number of signs; real models have 28,672.
+const MAX_SIGNS: usize = 1 << 20;
+
+/// Metadata that may hold the contract.
+pub(crate) trait Metadata {
+    fn file(&self) -> &str;
+    fn keys(&self) -> Vec<&str>;
+    fn text(&self, key: &str) -> Result<Option<&str>, ModelError>;
+    fn size(&self, key: &str) -> Result<Option<u64>, ModelError>;
+    fn flag(&self, key: &str) -> Result<Option<bool>, ModelError>;
+    fn texts(&self, key: &str) -> Result<Option<Vec<String>>, ModelError>;
+    fn integers(&self, key: &str) -> Result<Option<Vec<i64>>, ModelError>;
+    /// The Hugging Face name of a tensor, if its name in this file has the right form.
+    fn name(&self, stored: &str) -> Option<String>;
+}
+
+impl Metadata for Gguf {
+    fn file(&self) -> &str {
+        &self.file
+    }
+
+    fn keys(&self) -> Vec<&str> {
+        self.keys().collect()
+    }
+
+    fn text(&self, key: &str) -> Result<Option<&str>, ModelError> {
+        self.opt_str(key)
+    }
+
+    fn size(&self, key: &str) -> Result<Option<u64>, ModelError> {
+        self.opt_u64(key)
+    }
+
+    fn flag(&self, key: &str) -> Result<Option<bool>, ModelError> {
+        self.opt_bool(key)
+    }
+
+    fn texts(&self, key: &str) -> Result<Option<Vec<String>>, ModelError> {
+        let wrong = || ModelError::field(&self.file, key, "is not a list of strings");
+        let Some(array) = self.opt_array(key)? else { return Ok(None) };
+        let texts = array.strings().ok_or_else(wrong)?;
+        texts.map(|text| text.map(String::from).ok_or_else(wrong)).collect::<Result<_, _>>().map(Some)
+    }
+
+    fn integers(&self, key: &str) -> Result<Option<Vec<i64>>, ModelError> {
+        let wrong = || ModelError::field(&self.file, key, "is not a list of whole numbers");
+        let Some(array) = self.opt_array(key)? else { return Ok(None) };
+        if array.len > MAX_SIGNS {
+            let problem = format!("has {} values, more than {MAX_SIGNS}", array.len);
+            return Err(ModelError::field(&self.file, key, problem));
+        }
+        Ok(Some(array.integers().ok_or_else(wrong)?.collect()))
+    }
+
+    fn name(&self, stored: &str) -> Option<String> {
+        names::from_gguf(stored)
+    }
+}
+
+impl Metadata for Fields<'_> {
+    fn file(&self) -> &str {
+        self.file
+    }
+
+    fn keys(&self) -> Vec<&str> {
+        self.json.as_object().map(|fields| fields.keys().map(String::as_str).collect()).unwrap_or_default()
+    }
+
+    fn text(&self, key: &str) -> Result<Option<&str>, ModelError> {
+        Fields::text(self, key)
+    }
+
+    fn size(&self, key: &str) -> Result<Option<u64>, ModelError> {
+        Ok(Fields::size(self, key)?.map(|size| size as u64))
+    }
+
+    fn flag(&self, key: &str) -> Result<Option<bool>, ModelError> {
+        Fields::flag(self, key)
+    }
+
+    fn texts(&self, key: &str) -> Result<Option<Vec<String>>, ModelError> {
+        self.list(key, "a list of strings", |v| Some(v.as_str()?.into()))
+    }
+
+    fn integers(&self, key: &str) -> Result<Option<Vec<i64>>, ModelError> {
+        self.list(key, "a list of whole numbers", Value::as_i64)
+    }
+
+    fn name(&self, stored: &str) -> Option<String> {
+        Some(names::unwrapped(stored))
+    }
+}
+
+/// The rotation that metadata describes, or `None` if it has no key of the contract. `output_gate` says whether tensors
+/// of queries also hold output gates.
+pub(crate) fn read(metadata: &impl Metadata, output_gate: bool) -> Result<Option<Arc<Rotation>>, ModelError> {
+    let mut keys = metadata.keys().into_iter().filter_map(|key| key.strip_prefix(PREFIX)).peekable();
+    if keys.peek().is_none() {
+        return Ok(None);
+    }
+    let contract = Contract { metadata };
+    if let Some(unknown) = keys.find(|key| !KEYS.contains(key)) {
+        return Err(contract.unsupported(unknown, "unknown"));
+    }
+    match contract.need("version", metadata.size(&key("version"))?)? {
+        VERSION => {}
+        other => return Err(contract.unsupported("version", other)),
+    }
+    for (name, only) in [("transform", TRANSFORM), ("axis", AXIS)] {
+        let value = contract.need(name, metadata.text(&key(name))?)?;
+        if value != only {
+            return Err(contract.unsupported(name, value));
+        }
+    }
+    let block = contract.need("block_size", metadata.size(&key("block_size"))?)?;
+    let (weights, embedding) = contract.names(output_gate)?;
+    let rotation = Rotation {
+        block: usize::try_from(block).unwrap_or(usize::MAX),
+        signs: contract.signs()?,
+        weights,
+        embedding,
+        grouped_values: metadata.flag(&key("gdn_v_grouped"))?.unwrap_or(false),
+    };
+    Ok(Some(Arc::new(rotation)))
+}
+
+/// The full name of a key of the contract.
+pub(crate) fn key(name: &str) -> String {
+    format!("{PREFIX}{name}")
+}
+
+struct Contract<'a, M> {
+    metadata: &'a M,
+}
+
+impl<M: Metadata> Contract<'_, M> {
+    fn need<T>(&self, name: &str, value: Option<T>) -> Result<T, ModelError> {
+        value.ok_or_else(|| ModelError::missing_field(self.metadata.file(), key(name)))
+    }
+
+    fn unsupported(&self, name: &str, value: impl ToString) -> ModelError {
+        let cure =
+            format!("this program knows version {VERSION} of the contract; use a file of that version");
+        ModelError::unsupported(self.metadata.file(), key(name), value, cure)
+    }
+
+    fn wrong(&self, name: &str, problem: impl ToString) -> ModelError {
+        ModelError::field(self.metadata.file(), key(name), problem)
+    }
+
+    /// The signs of every width.
+    fn signs(&self) -> Result<BTreeMap<usize, Arc<[i8]>>, ModelError> {
+        let mode = self.need("sign_mode", self.metadata.text(&key("sign_mode"))?)?;
+        let widths = self.metadata.integers(&key("sign_widths"))?;
+        let values = self.metadata.integers(&key("sign_values"))?;
+        let (widths, values) = match mode {
+            "explicit" => (self.need("sign_widths", widths)?, self.need("sign_values", values)?),
+            "identity" if widths.is_none_or(|w| w.is_empty()) && values.is_none_or(|v| v.is_empty()) => {
+                return Ok(BTreeMap::new());
+            }
+            "identity" => return Err(self.wrong("sign_values", "is not empty though sign_mode is identity")),
+            other => return Err(self.unsupported("sign_mode", other)),
+        };
+        if let Some(value) = values.iter().find(|value| ![-1, 1].contains(*value)) {
+            return Err(self.wrong("sign_values", format!("holds {value}, not 1 or -1")));
+        }
+        if widths.is_empty() || widths.iter().any(|&w| w <= 0) || widths.windows(2).any(|w| w[0] >= w[1]) {
+            return Err(self.wrong("sign_widths", "is not a list of ascending widths"));
+        }
+        let mut rest: Vec<i8> = values.into_iter().map(|sign| sign as i8).collect();
+        let (length, mut signs) = (rest.len(), BTreeMap::new());
+        for width in widths {
+            let Some(width) = usize::try_from(width).ok().filter(|&width| width <= rest.len()) else {
+                let problem = format!("has {length} values, fewer than the sum of sign_widths");
+                return Err(self.wrong("sign_values", problem));
+            };
+            let later = rest.split_off(width);
+            signs.insert(width, std::mem::replace(&mut rest, later).into());
+        }
+        match rest.len() {
+            0 => Ok(signs),
+            more => {
+                Err(self.wrong("sign_values", format!("has {more} values more than the sum of sign_widths")))
+            }
+        }
+    }
+
+    /// The rotated products, and whether the embedding is rotated.
+    fn names(&self, output_gate: bool) -> Result<(BTreeSet<String>, bool), ModelError> {
+        let listed = |name: &str| self.metadata.texts(&key(name));
+        let mut weights = BTreeSet::new();
+        for stored in self.need("weight_names", listed("weight_names")?)? {
+            let known = self.metadata.name(&stored).filter(|name| {
+                let part = Part::of(name);
+                name == names::HEAD || part.is_some_and(|part| ROTATED.contains(&part))
+            });
+            let Some(name) = known else {
+                return Err(self.unsupported("weight_names", format!("a list with {stored}")));
+            };
+            if output_gate && Part::of(&name) == Some(Part::Query) {
+                weights.insert(name.replace(Part::Query.name(), Part::OutputGate.name()));
+            }
+            if !weights.insert(name) {
+                return Err(self.wrong("weight_names", format!("names {stored} twice")));
+            }
+        }
+        let inverse = listed("inverse_weight_names")?.unwrap_or_default();
+        match &inverse[..] {
+            [] => Ok((weights, false)),
+            [stored] if self.metadata.name(stored).as_deref() == Some(names::EMBEDDING) => {
+                Ok((weights, true))
+            }
+            _ => Err(self.unsupported("inverse_weight_names", format!("a list of {}", inverse.join(", ")))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn rotation(json: &Value) -> Result<Option<Arc<Rotation>>, String> {
+        read(&Fields { file: "hadamard.json", prefix: "", json }, true).map_err(|e| e.to_string())
+    }
+
+    fn contract() -> Value {
+        json!({
+            "prism.hadamard.version": 1,
+            "prism.hadamard.block_size": 2,
+            "prism.hadamard.transform": TRANSFORM,
+            "prism.hadamard.axis": AXIS,
+            "prism.hadamard.sign_mode": "explicit",
+            "prism.hadamard.sign_widths": [2, 4],
+            "prism.hadamard.sign_values": [1, -1, -1, 1, 1, 1],
+            "prism.hadamard.weight_names": [
+                "language_model.model.layers.0.self_attn.q_proj.weight",
+                "language_model.lm_head.weight",
+            ],
+            "prism.hadamard.inverse_weight_names": ["language_model.model.embed_tokens.weight"],
+            "prism.hadamard.gdn_v_grouped": true,
+        })
+    }
+
+    #[test]
+    fn a_contract_is_read_in_full() {
+        let rotation = rotation(&contract()).unwrap().unwrap();
+        assert_eq!((rotation.block, rotation.embedding, rotation.grouped_values), (2, true, true));
+        assert_eq!((&*rotation.signs[&2], &*rotation.signs[&4]), (&[1, -1][..], &[-1, 1, 1, 1][..]));
+        let names: Vec<&str> = rotation.weights.iter().map(String::as_str).collect();
+        let layer = |part: Part| part.tensor(0);
+        assert_eq!(names, [names::HEAD.to_string(), layer(Part::OutputGate), layer(Part::Query)]);
+        assert_eq!(self::rotation(&json!({"other": 1})), Ok(None));
+    }
+
+    #[test]
+    fn whatever_is_unknown_or_does_not_add_up_is_refused_by_its_key() {
+        let cases: [(&str, Value, &str); 20] = [
+            ("version", json!(2), "version is 2, which is not supported"),
+            ("version", Value::Null, "version is missing"),
+            ("transform", json!("fast"), "transform is fast"),
+            ("axis", json!("output"), "axis is output"),
+            ("sign_mode", json!("random"), "sign_mode is random"),
+            ("sign_mode", json!("identity"), "sign_values is not empty"),
+            ("sign_values", json!([1, 0, -1, 1, 1, 1]), "sign_values holds 0"),
+            ("sign_values", json!([1, i64::MIN, -1, 1, 1, 1]), "sign_values holds -9223372036854775808"),
+            ("sign_values", json!([1, -1, 1]), "has 3 values, fewer than the sum"),
+            ("sign_values", json!([1, -1, 1, 1, 1, 1, 1]), "has 1 values more than the sum"),
+            ("sign_values", json!("1"), "sign_values is not a list of whole numbers"),
+            ("sign_values", Value::Null, "sign_values is missing"),
+            ("sign_widths", json!([4, 2]), "sign_widths is not a list of ascending widths"),
+            ("sign_widths", json!([-2, 8]), "sign_widths is not a list of ascending widths"),
+            ("weight_names", json!(["model.layers.0.linear_attn.in_proj_a.weight"]), "in_proj_a.weight"),
+            ("weight_names", json!(["model.embed_tokens.weight"]), "a list with model.embed_tokens.weight"),
+            ("weight_names", json!(["lm_head.weight", "lm_head.weight"]), "names lm_head.weight twice"),
+            ("inverse_weight_names", json!(["lm_head.weight"]), "inverse_weight_names is a list of lm_head"),
+            ("gdn_v_grouped", json!("yes"), "gdn_v_grouped is not true or false"),
+            ("tied_output", json!(true), "tied_output is unknown"),
+        ];
+        for (field, value, told) in cases {
+            let mut json = contract();
+            json[key(field)] = value;
+            let error = rotation(&json).unwrap_err();
+            assert!(error.contains(told) && error.contains("hadamard.json"), "{field}: {error}");
+        }
+    }
+}

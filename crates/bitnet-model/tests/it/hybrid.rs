@@ -1,0 +1,435 @@
+//! Models whose layers keep a recurrent state: every form gives the same model, and what is unknown is refused by name.
+
+use std::path::Path;
+
+use bitnet_kernels::{Cpu, DeltaShape, Isa};
+use bitnet_model::{
+    Batch, Checkpoint, ForwardError, Limits, Logits, Model, ModelError, ModelFiles, Synthetic, Target,
+    TensorKind, Transformer, convert, inspect,
+};
+use bitnet_tensor::SharedBytes;
+use serde_json::{Value, json};
+
+use crate::{
+    gguf_edit::{GgufEdit, Tensor},
+    support::{HYBRIDS, fixture, open},
+};
+
+/// The forms of the fixture with plain weights; `true` for the earlier layout of its GGUF file, under type 42.
+const PLAIN: [(&str, bool); 3] = [
+    ("qwen35-ternary", false),
+    ("qwen35-ternary/model-PQ2_0.gguf", false),
+    ("qwen35-ternary/model-PQ2_0.gguf", true),
+];
+
+fn edited(path: &str, edit: impl FnOnce(&mut GgufEdit)) -> Result<Checkpoint, ModelError> {
+    let mut gguf = GgufEdit::read(&std::fs::read(fixture(path)).unwrap());
+    edit(&mut gguf);
+    Checkpoint::from_gguf("edited.gguf", SharedBytes::new(gguf.write()))
+}
+
+fn refused(path: &str, edit: impl FnOnce(&mut GgufEdit)) -> String {
+    let error = edited(path, edit).expect_err("opened").to_string();
+    assert_eq!(error.lines().count(), 1, "{error}");
+    error
+}
+
+fn plain((path, earlier): (&str, bool)) -> Checkpoint {
+    match earlier {
+        true => {
+            edited(path, |gguf| gguf.tensors.iter_mut().filter(|t| t.kind == 142).for_each(|t| t.kind = 42))
+                .unwrap()
+        }
+        false => open(path),
+    }
+}
+
+fn hash(model: &Checkpoint) -> String {
+    inspect(model, true, &mut |_, _| {}).unwrap().weights_sha256.unwrap()
+}
+
+/// The values of all tensors that are floats.
+fn floats(model: &Checkpoint) -> Vec<(String, Vec<f32>)> {
+    let floats = |kind| matches!(kind, TensorKind::Dense | TensorKind::Norm);
+    let entries = model.tensors.entries().iter().filter(|entry| floats(entry.kind));
+    entries.map(|entry| (entry.name.clone(), model.tensors.dense(&entry.name).unwrap().to_f32())).collect()
+}
+
+/// Checks that two forms hold the same floats, apart from how their writers rounded.
+fn assert_near(a: &Checkpoint, b: &Checkpoint, what: &str) {
+    for ((name, a), (other, b)) in floats(a).into_iter().zip(floats(b)) {
+        assert_eq!((&name, a.len()), (&other, b.len()), "{what}");
+        let near = |(a, b): (&f32, &f32)| (a - b).abs() <= 1e-3 * a.abs().max(1e-3);
+        assert!(a.iter().zip(&b).all(near), "{what}: {name}");
+    }
+}
+
+#[test]
+fn every_form_of_a_hybrid_model_has_one_description_and_one_hash() {
+    let first = plain(PLAIN[0]);
+    for form in PLAIN {
+        let model = plain(form);
+        assert_eq!(model.spec, first.spec, "{form:?}");
+        assert_eq!(hash(&model), hash(&first), "{form:?}");
+        assert_near(&first, &model, form.0);
+        assert_eq!(model.warnings, Vec::<String>::new(), "{form:?}");
+    }
+    let first = open(HYBRIDS[2]);
+    for path in &HYBRIDS[2..] {
+        let model = open(path);
+        assert_eq!(model.spec, first.spec, "{path}");
+        assert_eq!(hash(&model), hash(&first), "{path}");
+        assert_near(&first, &model, path);
+        assert_eq!(model.warnings, Vec::<String>::new(), "{path}");
+    }
+    assert_eq!(plain(PLAIN[2]).tensors.entries()[0].stored, "q2_0 (g128)");
+}
+
+#[test]
+fn the_layers_of_a_hybrid_model_are_described() {
+    let spec = open("qwen35-ternary").spec;
+    let hybrid = spec.hybrid.as_ref().unwrap();
+    assert_eq!(*hybrid.attends, [false, false, false, true]);
+    assert_eq!(hybrid.delta, DeltaShape { key_heads: 2, value_heads: 8, head_dim: 16, taps: 4 });
+    assert!(!hybrid.float_alpha_beta && spec.output_gate && spec.head_norms && spec.rotation.is_none());
+    assert_eq!((spec.rotary_width(), spec.head_dim, spec.rope.theta), (8, 32, 1e7));
+    assert_eq!((spec.attention_layers(), spec.state_bytes()), (1, 3 * 4 * hybrid.delta.state_len()));
+
+    let spec = open("qwen35-hadamard/mlx").spec;
+    let (hybrid, rotation) = (spec.hybrid.as_ref().unwrap(), spec.rotation.as_ref().unwrap());
+    assert_eq!(*hybrid.attends, [false, true, false, true]);
+    assert!(hybrid.float_alpha_beta && rotation.embedding && rotation.grouped_values);
+    assert_eq!((rotation.block, rotation.signs.keys().copied().collect::<Vec<_>>()), (256, vec![256, 512]));
+    assert_eq!(open("qwen3-ternary/mlx").spec.state_bytes(), 0);
+}
+
+#[test]
+fn the_sizes_of_the_27b_are_those_of_the_published_files() {
+    for (name, floats) in [("bonsai-27b", 0), ("bonsai-2-27b", 2 * 48 * 48 * 5120)] {
+        let model = Checkpoint::synthetic(name, Synthetic::named(name).unwrap());
+        let of = |kind| {
+            let entries = model.tensors.entries().iter().filter(move |entry| entry.kind == kind);
+            entries.map(|entry| entry.shape.iter().product::<usize>()).sum::<usize>()
+        };
+        assert_eq!(of(TensorKind::Grouped) + floats, 26_893_352_960, "{name}");
+        assert_eq!(of(TensorKind::Dense), floats, "{name}");
+        assert_eq!(4 * of(TensorKind::Norm), 10_582_016, "{name}");
+        assert_eq!(model.spec.state_bytes(), 150_994_944 + 5_898_240, "{name}");
+        assert_eq!(model.spec.attention_layers(), 16, "{name}");
+    }
+}
+
+#[test]
+fn tensors_for_images_and_for_further_tokens_are_named_and_not_loaded() {
+    let named = inspect(&open("qwen35-ternary"), false, &mut |_, _| {}).unwrap().not_loaded;
+    assert!(matches!(&named[..], [name] if name.starts_with("model.visual.")), "{named:?}");
+
+    const EXTRA: &str = "blk.4.nextn.eh_proj.weight";
+    let model = edited("qwen35-ternary/model-PQ2_0.gguf", |gguf| {
+        gguf.set("qwen35.block_count", 4, 5u32.to_le_bytes().into());
+        gguf.set("qwen35.nextn_predict_layers", 4, 1u32.to_le_bytes().into());
+        gguf.tensors.push(Tensor { name: EXTRA.into(), dims: vec![2], kind: 0, data: vec![0; 8] });
+        gguf.tensors.push(Tensor {
+            name: "blk.4.ssm_dt.bias".into(),
+            dims: vec![2],
+            kind: 0,
+            data: vec![0; 8],
+        });
+    });
+    let model = model.unwrap();
+    assert_eq!(model.not_loaded, [EXTRA, "blk.4.ssm_dt.bias"]);
+    assert_eq!(model.spec, open("qwen35-ternary/model-PQ2_0.gguf").spec);
+    let told = refused("qwen35-ternary/model-PQ2_0.gguf", |gguf| {
+        gguf.set("qwen35.nextn_predict_layers", 4, 5u32.to_le_bytes().into());
+    });
+    assert!(told.contains("qwen35.nextn_predict_layers is 5"), "{told}");
+}
+
+#[test]
+fn a_list_of_recurrent_layers_wins_over_the_interval() {
+    let bools = |values: [u8; 4]| {
+        move |gguf: &mut GgufEdit| {
+            gguf.set("qwen35.full_attention_interval", 4, 2u32.to_le_bytes().into());
+            let head = [7u32.to_le_bytes().as_slice(), &4u64.to_le_bytes()].concat();
+            gguf.set("qwen35.attention.recurrent_layers", 9, [head, values.to_vec()].concat());
+        }
+    };
+    let model = edited("qwen35-ternary/model-PQ2_0.gguf", bools([1, 1, 1, 0])).unwrap();
+    assert_eq!(model.spec, open("qwen35-ternary").spec);
+    let told = refused("qwen35-ternary/model-PQ2_0.gguf", bools([1, 0, 1, 0]));
+    assert!(told.contains("tensor blk.1.attn_q.weight is missing"), "{told}");
+}
+
+#[test]
+fn sizes_that_do_not_fit_together_are_refused_by_their_keys() {
+    let set = |key: &'static str, value: u32| {
+        refused("qwen35-ternary/model-PQ2_0.gguf", move |gguf| {
+            gguf.set(&format!("qwen35.{key}"), 4, value.to_le_bytes().into());
+        })
+    };
+    for (key, value, told) in [
+        ("ssm.inner_size", 100, "qwen35.ssm.inner_size is 100"),
+        ("ssm.group_count", 3, "not a multiple of 3 key heads"),
+        ("ssm.group_count", 0, "key heads of gated-delta layers is 0"),
+        ("ssm.conv_kernel", 1, "width of the convolution is 1"),
+        ("ssm.conv_kernel", 1 << 30, "width of the convolution"),
+        ("full_attention_interval", 0, "qwen35.full_attention_interval is 0"),
+        ("rope.dimension_count", 7, "rotary width is 7"),
+        ("rope.dimension_count", 64, "rotary width is 64"),
+        ("attention.value_length", 16, "qwen35.attention.value_length is 16"),
+    ] {
+        let error = set(key, value);
+        assert!(error.contains(told), "{key} {value}: {error}");
+    }
+}
+
+fn rotated(edit: impl FnOnce(&mut GgufEdit)) -> String {
+    refused("qwen35-hadamard/model-PTQ1_0.gguf", edit)
+}
+
+fn names(gguf: &GgufEdit, key: &str) -> Vec<String> {
+    let raw = &gguf.entries.iter().find(|entry| entry.0 == key).unwrap().2;
+    let (mut at, mut all) = (12, Vec::new());
+    while at < raw.len() {
+        let n = u64::from_le_bytes(*raw[at..].first_chunk().unwrap()) as usize;
+        all.push(String::from_utf8(raw[at + 8..at + 8 + n].to_vec()).unwrap());
+        at += 8 + n;
+    }
+    all
+}
+
+const WEIGHTS: &str = "prism.hadamard.weight_names";
+
+#[test]
+fn an_unknown_value_of_the_hadamard_contract_is_refused_by_name() {
+    for (key, value, told) in [
+        ("transform", "fast", "prism.hadamard.transform is fast"),
+        ("axis", "output", "prism.hadamard.axis is output"),
+        ("sign_mode", "random", "prism.hadamard.sign_mode is random"),
+        ("sign_mode", "identity", "prism.hadamard.sign_values is not empty"),
+        ("seed", "7", "prism.hadamard.seed is unknown"),
+    ] {
+        let error = rotated(|gguf| gguf.set_text(&format!("prism.hadamard.{key}"), value));
+        assert!(error.contains(told) && error.contains("edited.gguf"), "{error}");
+    }
+    for (key, value, told) in [
+        ("version", 2, "prism.hadamard.version is 2"),
+        ("block_size", 24, "block_size is 24, not a power of two"),
+        ("block_size", 512, "block_size is 512, which does not divide rows of 256"),
+        ("block_size", 0, "block_size is 0"),
+    ] {
+        let error =
+            rotated(|gguf| gguf.set(&format!("prism.hadamard.{key}"), 4, u32::to_le_bytes(value).into()));
+        assert!(error.contains(told), "{error}");
+    }
+    let told = rotated(|gguf| {
+        let signs = (0..512).map(|_| 1i32.to_le_bytes());
+        gguf.set_words("prism.hadamard.sign_values", 5, signs);
+        gguf.set_words("prism.hadamard.sign_widths", 4, [512u32.to_le_bytes()].into_iter());
+    });
+    assert!(told.contains("sign_widths has no signs for rows of 256"), "{told}");
+}
+
+#[test]
+fn a_list_of_rotated_weights_that_cannot_be_honoured_is_refused_by_the_weight() {
+    let edit = |change: fn(&mut Vec<String>)| {
+        rotated(|gguf| {
+            let mut listed = names(gguf, WEIGHTS);
+            change(&mut listed);
+            gguf.set_texts(WEIGHTS, &listed);
+        })
+    };
+    for (change, told) in [
+        (
+            (|listed: &mut Vec<String>| listed.retain(|name| name != "blk.0.ffn_up.weight"))
+                as fn(&mut Vec<String>),
+            "without a tensor that has the same input as others: blk.0.ffn_up.weight",
+        ),
+        (|listed| listed.retain(|name| name != "blk.1.attn_q.weight"), "blk.1.attn_q.weight"),
+        (|listed| listed.push("blk.0.ssm_alpha.weight".into()), "a list with blk.0.ssm_alpha.weight"),
+        (|listed| listed.push("blk.0.attn_norm.weight".into()), "a list with blk.0.attn_norm.weight"),
+        (|listed| listed.push("token_embd.weight".into()), "a list with token_embd.weight"),
+        (|listed| listed.push("blk.9.ffn_up.weight".into()), "does not have: blk.9.ffn_up.weight"),
+        (|listed| listed.push("blk.0.attn_k.weight".into()), "does not have: blk.0.attn_k.weight"),
+        (|listed| listed.push("blk.0.ffn_up.weight".into()), "names blk.0.ffn_up.weight twice"),
+    ] {
+        let error = edit(change);
+        assert!(error.contains(told) && error.contains(WEIGHTS), "{told}: {error}");
+    }
+    let told = rotated(|gguf| gguf.tensors.retain(|t| t.name != "output.weight"));
+    assert!(told.contains("ternary head"), "{told}");
+    let told =
+        rotated(|gguf| gguf.set_texts("prism.hadamard.inverse_weight_names", &["output.weight".into()]));
+    assert!(told.contains("inverse_weight_names is a list of output.weight"), "{told}");
+}
+
+#[test]
+fn a_contract_with_fewer_weights_wider_integers_or_no_signs_is_honoured() {
+    let path = "qwen35-hadamard/model-PTQ1_0.gguf";
+    let rotation = |edit: &dyn Fn(&mut GgufEdit)| edited(path, edit).unwrap().spec.rotation;
+    let fewer = rotation(&|gguf| {
+        let mut listed = names(gguf, WEIGHTS);
+        listed.retain(|name| !name.contains("blk.0.ssm_out") && name != "output.weight");
+        gguf.set_texts(WEIGHTS, &listed);
+    });
+    assert_eq!(fewer.unwrap().weights.len() + 2, open(path).spec.rotation.unwrap().weights.len());
+    // Signs as 32-bit integers; the file has them in 8 bits.
+    let wide = rotation(&|gguf| {
+        let entry = gguf.entries.iter().find(|entry| entry.0 == "prism.hadamard.sign_values").unwrap();
+        assert_eq!(entry.2[..4], 1u32.to_le_bytes());
+        let values: Vec<i32> = entry.2[12..].iter().map(|&byte| i32::from(byte as i8)).collect();
+        gguf.set_words("prism.hadamard.sign_values", 5, values.into_iter().map(i32::to_le_bytes));
+    });
+    assert_eq!(wide, open(path).spec.rotation);
+    let identity = rotation(&|gguf| {
+        gguf.set_text("prism.hadamard.sign_mode", "identity");
+        gguf.remove("prism.hadamard.sign_values");
+        gguf.remove("prism.hadamard.sign_widths");
+    });
+    assert!(identity.unwrap().signs.is_empty());
+    let none = rotation(&|gguf| gguf.entries.retain(|entry| !entry.0.starts_with("prism.hadamard.")));
+    assert_eq!(none, None, "files of the first generation have no contract");
+}
+
+/// The MLX fixture with its files changed.
+fn mlx(config: impl FnOnce(&mut Value), hadamard: impl FnOnce(&mut Value)) -> Result<Checkpoint, ModelError> {
+    let read = |name: &str| std::fs::read(fixture("qwen35-hadamard/mlx").join(name)).unwrap();
+    let changed = |name: &str, change: &mut dyn FnMut(&mut Value)| {
+        let mut json: Value = serde_json::from_slice(&read(name)).unwrap();
+        change(&mut json);
+        SharedBytes::new(json.to_string().into_bytes())
+    };
+    let (mut config, mut hadamard) = (Some(config), Some(hadamard));
+    let files = ModelFiles {
+        config: changed("config.json", &mut |json| config.take().unwrap()(json)),
+        hadamard: Some(changed("hadamard.json", &mut |json| hadamard.take().unwrap()(json))),
+        ..Default::default()
+    };
+    Checkpoint::from_files("mlx", &files, SharedBytes::new(read("model.safetensors")))
+}
+
+#[test]
+fn what_mlx_says_of_a_rotated_model_in_two_files_must_agree() {
+    mlx(|_| {}, |_| {}).unwrap();
+    type Change = fn(&mut Value);
+    let cases: [(Change, Change, &str); 9] = [
+        (|c| c["schema_version"] = json!(3), |_| {}, "schema_version is 3"),
+        (|c| c["gdn_activation_layout"] = json!("tiled"), |_| {}, "gdn_activation_layout is tiled"),
+        (|c| c["modules"][3]["block"] = json!(128), |_| {}, "is not the block_size of hadamard.json"),
+        (
+            |c| drop(c["modules"].as_array_mut().unwrap().pop()),
+            |_| {},
+            "modules does not list lm_head.weight",
+        ),
+        (|c| c["modules"][1]["embedding"] = json!(true), |_| {}, "does not name once in that role"),
+        (|_| {}, |h| h["prism.hadamard.gdn_v_grouped"] = json!(false), "gdn_v_grouped is false"),
+        (|_| {}, |h| h["prism.hadamard.version"] = json!(7), "version is 7"),
+        (
+            |_| {},
+            |h| h["prism.hadamard.sign_values"][0] = json!(-1),
+            "the signs are not those of hadamard.json",
+        ),
+        (|_| {}, |h| *h = json!({}), "prism.hadamard.version is missing (hadamard.json)"),
+    ];
+    for (config, hadamard, told) in cases {
+        let error = mlx(config, hadamard).expect_err(told).to_string();
+        assert!(error.contains(told), "{told}: {error}");
+    }
+}
+
+#[test]
+fn a_configuration_that_is_not_computed_is_refused_by_its_field() {
+    for (field, value, told) in [
+        ("attn_output_gate", json!(false), "text_config.attn_output_gate is false"),
+        ("linear_value_head_dim", json!(64), "text_config.linear_value_head_dim is 64"),
+        ("layer_types", json!(["linear_attention", "sliding_attention"]), "layer_types is sliding_attention"),
+        ("layer_types", json!(["linear_attention"]), "list of recurrent layers covers 1 of 4"),
+        ("hidden_act", json!("gelu"), "text_config.hidden_act is gelu"),
+        ("linear_num_key_heads", Value::Null, "text_config.linear_num_key_heads is missing"),
+    ] {
+        let error = mlx(|config| config["text_config"][field] = value, |_| {}).expect_err(told).to_string();
+        assert!(error.contains(told), "{told}: {error}");
+    }
+}
+
+fn converted(from: &Checkpoint, target: Target, folder: &Path) -> Result<Checkpoint, ModelError> {
+    let path = folder.join(format!("{target}.gguf"));
+    convert(from, target, &path, &mut |_, _| {})?;
+    Checkpoint::open(&path)
+}
+
+#[test]
+fn a_hybrid_model_converts_to_every_format_for_group_scales_and_stays_the_same() {
+    let folder = tempfile::tempdir().unwrap();
+    for path in HYBRIDS {
+        let from = open(path);
+        for target in [Target::Q2_0, Target::Pq2_0, Target::Panels] {
+            let to =
+                converted(&from, target, folder.path()).unwrap_or_else(|e| panic!("{path} to {target}: {e}"));
+            assert_eq!(to.spec, from.spec, "{path} to {target}");
+            assert_eq!(hash(&to), hash(&from), "{path} to {target}");
+            assert_eq!(floats(&to), floats(&from), "{path} to {target}");
+            assert_eq!(to.warnings, Vec::<String>::new(), "{path} to {target}");
+            let text = "Don't 12345 stop\n\n\tनमस्ते q\u{301}r 你好";
+            let encode = |model: &Checkpoint| model.tokenizer.as_ref().unwrap().encode(text, true).unwrap();
+            assert_eq!(encode(&to), encode(&from), "{path} to {target}");
+        }
+        for target in [Target::I2S, Target::Tq1_0, Target::Tq2_0, Target::Packed] {
+            let error = converted(&from, target, folder.path()).expect_err("converted").to_string();
+            assert!(error.contains("q2_0"), "{path} to {target}: {error}");
+        }
+    }
+}
+
+const LIMITS: Limits = Limits { max_tokens: 40, max_logit_rows: 40, kv_blocks: 4, state_slots: 3 };
+
+fn load(path: &str, limits: Limits) -> Result<Transformer<Cpu>, ModelError> {
+    let model = open(path);
+    let cpu = Cpu::new(Isa::best(), 1).unwrap();
+    Transformer::load(&model.spec, &*model.tensors, cpu, limits, &mut |_, _| {})
+}
+
+/// Bits of the last row of logits after `tokens` from `start` on, in this block and slot.
+fn step(model: &mut dyn Model, tokens: &[u32], start: usize, block: u32, slot: u32) -> Vec<u32> {
+    let (mut batch, mut logits) = (Batch::new(), Logits::default());
+    batch.push(tokens, start, &[block], tokens.len() - 1..tokens.len());
+    batch.set_state(slot);
+    model.forward(&batch, &mut logits).unwrap();
+    logits.row(0).iter().map(|x| x.to_bits()).collect()
+}
+
+#[test]
+fn a_copied_state_continues_a_text_and_a_text_from_its_start_finds_no_trace_of_another() {
+    let tokens: Vec<u32> = (0..30).map(|i| (i * i * 7 + 3) % 300).collect();
+    for path in ["qwen35-ternary/model-PQ2_0.gguf", "qwen35-hadamard/model-PQ2_0.gguf"] {
+        let mut model = load(path, LIMITS).unwrap();
+        step(&mut model, &tokens[..20], 0, 0, 0);
+        model.copy_state(0, 2).unwrap();
+        model.copy_block(0, 2).unwrap();
+        let expected = step(&mut model, &tokens[20..], 20, 0, 0);
+        assert_eq!(step(&mut model, &tokens[20..], 20, 2, 2), expected, "{path}: after a copy");
+        assert_ne!(step(&mut model, &tokens[20..], 20, 2, 1), expected, "{path}: another state shows");
+        // The slot holds the state of another text.
+        step(&mut model, &tokens[..20], 0, 3, 0);
+        assert_eq!(step(&mut model, &tokens[20..], 20, 3, 0), expected, "{path}: a slot used again");
+    }
+}
+
+#[test]
+fn a_step_names_slots_that_exist_and_none_twice() {
+    let mut model = load("qwen35-ternary/model-PQ2_0.gguf", LIMITS).unwrap();
+    let mut run = |slots: &[u32]| {
+        let mut batch = Batch::new();
+        for (block, &slot) in slots.iter().enumerate() {
+            batch.push(&[1, 2], 0, &[block as u32], 0..1);
+            batch.set_state(slot);
+        }
+        model.forward(&batch, &mut Logits::default())
+    };
+    run(&[2, 0, 1]).unwrap();
+    assert_eq!(run(&[0, 3]), Err(ForwardError::StateOutOfRange { slot: 3, slots: 3 }));
+    assert_eq!(run(&[1, 2, 1]), Err(ForwardError::StateShared { slot: 1 }));
+    assert_eq!(model.copy_state(0, 3), Err(ForwardError::StateOutOfRange { slot: 3, slots: 3 }));
+    let none = load("qwen35-ternary", Limits { state_slots: 0, ..LIMITS }).err().unwrap().to_string();
+    assert!(none.contains("the number of state slots is 0") && none.contains("for every sequence"), "{none}");
+}
