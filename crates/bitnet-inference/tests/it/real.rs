@@ -23,9 +23,13 @@ struct Watched(Arc<Mutex<Transformer<Cpu>>>, ModelSpec);
 
 impl Watched {
     fn tiny(isa: &str, threads: usize, max_tokens: usize, kv_blocks: usize) -> Watched {
-        let synthetic = Synthetic::named("tiny").unwrap();
+        let max_logit_rows = max_tokens.min(16);
+        Self::named("tiny", isa, threads, Limits { max_tokens, max_logit_rows, kv_blocks, state_slots: 0 })
+    }
+
+    fn named(name: &str, isa: &str, threads: usize, limits: Limits) -> Watched {
+        let synthetic = Synthetic::named(name).unwrap();
         let cpu = Cpu::new(Isa::named(isa).unwrap(), threads).unwrap();
-        let limits = Limits { max_tokens, max_logit_rows: max_tokens.min(16), kv_blocks, state_slots: 0 };
         let model = Transformer::load(synthetic.spec(), &synthetic, cpu, limits, &mut |_, _| {}).unwrap();
         let spec = model.spec().clone();
         Watched(Arc::new(Mutex::new(model)), spec)
@@ -55,6 +59,10 @@ impl Model for Watched {
 
     fn copy_block(&mut self, from: u32, to: u32) -> Result<(), ForwardError> {
         self.0.lock().copy_block(from, to)
+    }
+
+    fn copy_state(&mut self, from: u32, to: u32) -> Result<(), ForwardError> {
+        self.0.lock().copy_state(from, to)
     }
 }
 
@@ -86,6 +94,52 @@ fn tokens_are_the_same_alone_in_a_batch_in_chunks_and_on_any_number_of_threads()
         if kv_blocks < 64 {
             assert!(many.status().scheduler.preemptions > 0, "{:?}", many.status());
         }
+    }
+}
+
+#[test]
+fn recurrent_layers_give_the_same_tokens_in_every_schedule() {
+    for name in ["hybrid-tiny", "hybrid-tiny-rotated"] {
+        let mut batch = mixed(16, 6);
+        for (i, (_, config)) in batch.iter_mut().enumerate() {
+            config.max_new_tokens += 50;
+            if i % 3 == 0 {
+                // Few tokens, so that earlier text often recurs but continues differently.
+                config.temperature = 1.0;
+                config.logit_bias = (1..4).map(|token| (token, 100.0)).collect();
+            }
+        }
+        let limits = |max_tokens: usize, kv_blocks, state_slots| Limits {
+            max_tokens,
+            max_logit_rows: max_tokens.min(24),
+            kv_blocks,
+            state_slots,
+        };
+        // One request after another, each prompt in one step, and no snapshots.
+        let single = engine(Watched::named(name, "auto", 1, limits(512, 64, 1)), 1, 0);
+        let want: Vec<_> = process_batch(&single, &batch).into_iter().map(Result::unwrap).collect();
+        assert!(want.iter().map(Vec::len).sum::<usize>() > 500);
+        let (mut rolled_back, mut hits) = (0, 0);
+        for (isa, threads, limits, draft) in [
+            ("auto", 2, limits(512, 64, 20), 0),
+            ("auto", 1, limits(33, 64, 8), 3),
+            ("scalar", 2, limits(100, 64, 12), 2),
+            // Room for a third of the requests, so they are preempted.
+            ("auto", 2, limits(64, 9, 12), 4),
+        ] {
+            let many = engine(Watched::named(name, isa, threads, limits), 8, draft);
+            // The second time, much of it is in the prefix cache.
+            for round in 0..2 {
+                let got: Vec<_> = process_batch(&many, &batch).into_iter().map(Result::unwrap).collect();
+                assert_eq!(got, want, "{name}, {isa}, {threads} threads, {limits:?}, {draft}, round {round}");
+            }
+            let (counts, spare) = (many.status().scheduler, limits.state_slots > many.max_batch_size());
+            assert!(spare || counts.prefix_hits == 0, "{counts:?}");
+            assert!(limits.kv_blocks == 64 || counts.preemptions > 0, "{counts:?}");
+            rolled_back += counts.drafted - counts.accepted;
+            hits += counts.prefix_hits;
+        }
+        assert!(rolled_back > 10 && hits > 100, "{rolled_back} drafts rolled back, {hits} tokens found");
     }
 }
 

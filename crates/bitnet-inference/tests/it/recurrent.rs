@@ -2,10 +2,13 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
 
 use bitnet_inference::{
     Engine, EngineConfig, FinishReason, GenerationConfig, Request,
-    sim::{Counts, HashModel},
+    generation::{AutoregressiveGenerator, BatchProcessor},
+    names::{GpuInferenceEngine, forward_batch},
+    sim::{Counts, HashModel, Oracle},
 };
 use bitnet_kernels::{BackendInfo, KernelError};
 use bitnet_model::{Batch, ForwardError, Limits, Logits, Model, ModelSpec};
@@ -133,6 +136,34 @@ fn choices_share_the_snapshot_of_their_prompt() {
         assert_eq!(choice.tokens, alone_with(SLOTS, &prompt(100, 0), &greedy(12)));
     }
     assert_eq!(counts.tokens.load(Relaxed), 100 + 3 * (100 - 64) + 4 * 11);
+}
+
+#[test]
+fn the_names_of_other_engines_serve_models_with_a_state() {
+    let (engine, counts) = recurrent(SLOTS);
+    let engine = Arc::new(engine);
+    let gpu = GpuInferenceEngine::on(Arc::clone(&engine));
+    let batch = mixed(20, 8);
+    let want: Vec<_> = batch.iter().map(|(prompt, config)| alone_with(SLOTS, prompt, config)).collect();
+    assert_eq!(gpu.process_batch_gpu(&batch).unwrap(), want);
+    let prompts: Vec<_> = batch.iter().map(|(prompt, _)| prompt.clone()).collect();
+    let logits = prompts.iter().map(|prompt| {
+        let (mut oracle, mut row) = (Oracle::recurrent(), vec![0.0; VOCAB]);
+        prompt.iter().for_each(|&token| oracle.push(token));
+        oracle.logits(&mut row);
+        row
+    });
+    assert_eq!(forward_batch(&engine, &prompts).unwrap(), logits.collect::<Vec<_>>());
+    let batching = BatchProcessor::new(6, Duration::from_millis(1)).unwrap();
+    let batching = batching.start_processing(engine).unwrap();
+    let generator = AutoregressiveGenerator::new(batching, greedy(100));
+    let mut text = prompt(30, 0);
+    let before = counts.tokens.load(Relaxed);
+    for step in 0..100 {
+        text.push(generator.generate_token_batched(&text, step).unwrap().unwrap());
+    }
+    assert_eq!(text[30..], alone_with(SLOTS, &prompt(30, 0), &greedy(100)));
+    assert_eq!(counts.tokens.load(Relaxed) - before, 30 + 99, "every token once");
 }
 
 #[test]

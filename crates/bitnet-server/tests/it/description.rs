@@ -5,6 +5,11 @@ use std::{
     process::{Command, Stdio},
 };
 
+use bitnet::{
+    inference::{EngineConfig, sim::HashModel},
+    model::{Limits, Model},
+};
+use bitnet_server::{App, ConnectionLimits, ServerConfig};
 use serde_json::{Value, json};
 
 use crate::support::*;
@@ -110,6 +115,26 @@ fn metrics_keep_to_the_conventions_of_prometheus() {
     let version = concat!("bitnet_build_info{version=\"", env!("CARGO_PKG_VERSION"), "\",model=\"demo\"} 1");
     assert!(text.contains(version), "{text}");
     promtool(&text);
+}
+
+#[test]
+fn a_model_with_recurrent_layers_reports_its_states_and_others_none() {
+    let limits = Limits { max_tokens: 64, max_logit_rows: 16, kv_blocks: 64, state_slots: 9 };
+    let model: Box<dyn Model> = Box::new(HashModel::new(VOCAB, CONTEXT, limits));
+    let (engine, config) =
+        (EngineConfig { max_batch_size: 4, ..Default::default() }, ServerConfig::default());
+    let app = App::ready(serve_weights(bare("hash", &*model), model, engine, config));
+    let server = Server::start(app, ConnectionLimits::default(), SOON);
+    let prompt: Vec<u32> = (0..100).map(|token| token % 50).collect();
+    let body = json!({"prompt": prompt, "max_tokens": 3, "ignore_eos": true});
+    for _ in 0..2 {
+        server.post("/v1/completions", &body).ok();
+    }
+    server.until("its state is free", |s| s.metric("bitnet_state_slots_used") == 0.0);
+    assert_eq!(server.metric("bitnet_state_slots"), 9.0);
+    assert_eq!(server.metric("bitnet_state_snapshots"), 1.0, "at the last block boundary of the prompt");
+    assert_eq!(server.metric("bitnet_prefix_cache_hits_tokens_total"), 64.0);
+    assert!(!demo_server().get("/metrics").text().contains("bitnet_state"));
 }
 
 /// Asks Prometheus' own linter, where it is installed.
