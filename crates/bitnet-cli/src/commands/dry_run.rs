@@ -219,3 +219,33 @@ fn a_bench_without_its_gpu_says_that_it_measured_the_cpu() {
         assert!(rows.next().is_none());
     }
 }
+
+#[test]
+fn a_bench_of_recurrent_layers_counts_their_states_and_transforms() {
+    let (common, args) =
+        bench("bitnet bench synthetic:hybrid-tiny-rotated --device cpu --threads 1 -b 1 -n 2 -p 4 --kernels");
+    let machine = Machine { common: &common, open: |_| Ok(Simulator::default()) };
+    let report = serde_json::to_value(bench::measure(&machine, &args).unwrap()).unwrap();
+    // 3 layers of 4 key heads and 8 value heads of 32: 512 channels under a convolution of 4 taps, 8 states of 32 x 32.
+    let (state, columns, values) = (8 * 32 * 32 + 3 * 512, 512 + 256 + 16, 256);
+    let expected = [
+        ("delta rule", "8x32^2", 1, 8 * state + 4 * (columns + values), 7 * values * 32),
+        ("prompt's delta rule", "8x32^2", 4, 8 * state + 4 * 4 * (columns + values), 4 * 7 * values * 32),
+        ("delta's input", "768x256", 1, 768 * (256 / 4 + 4) + 256 + 4 * 768, 2 * 768 * 256),
+        ("delta's output", "256x256", 4, 256 * (256 / 4 + 4) + 4 * 256 + 4 * 4 * 256, 2 * 4 * 256 * 256),
+        ("q, k, v", "768x256", 1, 768 * (256 / 4 + 4) + 256 + 4 * 768, 2 * 768 * 256),
+        ("transform", "256/256", 1, 256 * 5, 256 * 8),
+        ("transform", "512/256", 4, 4 * 512 * 5, 4 * 512 * 8),
+    ];
+    for (operation, shape, tokens, bytes, operations) in expected {
+        let kernels = report["kernels"].as_array().unwrap().iter();
+        let mut rows = kernels
+            .filter(|row| row["operation"] == operation && row["shape"] == shape && row["tokens"] == tokens);
+        let row = rows.next().unwrap_or_else(|| panic!("no {operation} of {tokens}: {report}"));
+        let number = |key: &str| row[key].as_f64().unwrap();
+        let nanoseconds = 1e3 * number("microseconds");
+        assert!((number("gb_s") * nanoseconds - f64::from(bytes)).abs() < 1.0, "{bytes}: {row}");
+        assert!((1e3 * number("tera_ops_s") * nanoseconds - f64::from(operations)).abs() < 1.0, "{row}");
+        assert!(rows.next().is_none(), "{operation} of {tokens} once");
+    }
+}
