@@ -69,7 +69,8 @@ impl Subject {
     fn new(name: &str, (spec, tensors): (ModelSpec, Box<dyn TensorSource>), kv: KvType) -> Self {
         let pool = (0..POOL).map(|i| request(Dice(i + 1), spec.vocab as u64)).collect();
         let mut subject = Subject { name: name.into(), spec, tensors, kv, pool, alone: Vec::new() };
-        let limits = Limits { max_tokens: 512, max_logit_rows: 8, kv_blocks: 32, state_slots: 0 };
+        let state_slots = subject.state_slots(1);
+        let limits = Limits { max_tokens: 512, max_logit_rows: 8, kv_blocks: 32, state_slots };
         let config = EngineConfig { max_batch_size: 1, ..subject.engine_config() };
         let single = Engine::start(subject.model(Isa::best(), 1, limits), config).unwrap();
         let alone = |(salt, request): (usize, &Request)| {
@@ -86,13 +87,18 @@ impl Subject {
         Transformer::load(&self.spec, &*self.tensors, cpu, limits, &mut |_, _| {}).unwrap()
     }
 
+    /// `wanted`, if its model has recurrent layers.
+    fn state_slots(&self, wanted: usize) -> usize {
+        if self.spec.hybrid.is_some() { wanted } else { 0 }
+    }
+
     fn engine_config(&self) -> EngineConfig {
         EngineConfig { eos: Some(vec![3]), text: Some(Arc::new(Letters)), ..EngineConfig::default() }
     }
 }
 
-/// The models: the demo, fixtures of every family, and random shapes with tails in every dimension. Each runs with an
-/// f32 cache and with one of the other types.
+/// The models: the demo, fixtures of most families, models with recurrent layers, and random shapes with tails in every
+/// dimension. Each runs with an f32 cache and with one of the other types.
 fn subjects() -> Vec<Subject> {
     let mut all = Vec::new();
     let mut add = |name: &str, source: &dyn Fn() -> (ModelSpec, Box<dyn TensorSource>)| {
@@ -116,6 +122,10 @@ fn subjects() -> Vec<Subject> {
         "minicpm-blocks/model-TQ2_0.gguf",
     ] {
         add(name, &|| of(Checkpoint::open(&fixture(name)).unwrap()));
+    }
+    for name in ["hybrid-tiny", "hybrid-tiny-rotated"] {
+        let hybrid = || Synthetic::named(name).unwrap();
+        add(name, &|| (hybrid().spec().clone(), Box::new(hybrid())));
     }
     let (tiny, bonsai) = (Synthetic::named("tiny").unwrap(), Synthetic::named("bonsai-tiny").unwrap());
     let random = |i: u64| {
@@ -248,16 +258,17 @@ fn run(subjects: &[Subject], seed: u64) -> Met {
         max_tokens: chunk,
         max_logit_rows: chunk.min(72).max(max_batch_size),
         kv_blocks,
-        state_slots: 0,
+        state_slots: subject.state_slots(1 + max_batch_size + dice.below(15, 6) as usize),
     };
     let max_draft = dice.from(10, &[0, 2, 5]);
     let what = || {
         format!(
             "seed {seed}: {}, cache of {}, on {} with {threads} threads, {count} requests, {max_batch_size} at once, \
-             steps of {chunk}, {kv_blocks} blocks, drafts of {max_draft}",
+             steps of {chunk}, {kv_blocks} blocks, {} states, drafts of {max_draft}",
             subject.name,
             subject.kv,
-            isa.name()
+            isa.name(),
+            limits.state_slots
         )
     };
     let config = EngineConfig { max_batch_size, max_draft, ..subject.engine_config() };
