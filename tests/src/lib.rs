@@ -156,7 +156,7 @@ pub const HYBRID_FORMS: &[Form] = &[
 
 /// Every form of every checkpoint.
 pub fn all_forms() -> impl Iterator<Item = Form> {
-    FORMS.iter().chain(GROUPED_FORMS).copied()
+    FORMS.iter().chain(GROUPED_FORMS).chain(HYBRID_FORMS).copied()
 }
 
 /// The path of the binary `bitnet`, built with the profile of the tests.
