@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use crate::{
     ModelError, Rotation,
+    error::one_line,
     fields::Fields,
     files::gguf::Gguf,
     names::{self, Part},
@@ -190,7 +191,8 @@ impl<M: Metadata> Contract<'_, M> {
     fn unsupported(&self, name: &str, value: impl ToString) -> ModelError {
         let cure =
             format!("this program knows version {VERSION} of the contract; use a file of that version");
-        ModelError::unsupported(self.metadata.file(), key(name), value, cure)
+        // The name of an unknown key comes from the file.
+        ModelError::unsupported(self.metadata.file(), one_line(key(name)), value, cure)
     }
 
     fn wrong(&self, name: &str, problem: impl ToString) -> ModelError {
@@ -333,5 +335,12 @@ mod tests {
             let error = rotation(&json).unwrap_err();
             assert!(error.contains(told) && error.contains("hadamard.json"), "{field}: {error}");
         }
+        let mut json = contract();
+        json[key(&format!("a\nb{}", "{".repeat(4000)))] = json!(1);
+        let error = rotation(&json).unwrap_err();
+        assert!(
+            error.contains("hadamard.a\\nb") && error.lines().count() == 1 && error.len() < 1000,
+            "{error}"
+        );
     }
 }
