@@ -1,4 +1,5 @@
-//! A server of a model without numbers, whose texts are short.
+//! What several targets share: a server whose model computes nothing and whose texts are short, and a target that opens
+//! models.
 
 use std::path::Path;
 
@@ -14,6 +15,26 @@ use bitnet_server::{
 };
 use tokio::runtime::Runtime;
 use tower::ServiceExt;
+
+#[doc(hidden)]
+pub use {bitnet_fuzz, libfuzzer_sys};
+
+/// A target that opens a model whose file of this kind holds the bytes.
+///
+/// A model or one error is right, a panic is a finding; `-timeout` and `-rss_limit_mb` watch the rest.
+#[macro_export]
+macro_rules! open_target {
+    ($kind:expr) => {
+        use $crate::{bitnet_fuzz::Seed, libfuzzer_sys};
+
+        static SEED: std::sync::LazyLock<Seed> =
+            std::sync::LazyLock::new(|| Seed::new($kind).expect("an undamaged model"));
+
+        libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+            let _either = SEED.open(bytes.to_vec());
+        });
+    };
+}
 
 /// Where bodies go.
 pub const PATHS: [&str; 8] = [

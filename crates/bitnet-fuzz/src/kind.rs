@@ -5,6 +5,8 @@ use bitnet_model::{
 };
 use bitnet_tensor::SharedBytes;
 
+use crate::gguf_edit::GgufEdit;
+
 /// A kind of model file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
@@ -29,8 +31,12 @@ pub enum Kind {
 /// A form of a model with a scale for every group of weights; each has a fixture.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Grouped {
-    /// A GGUF file in Q2_0.
+    /// A GGUF file in Q2_0, with groups of 64.
     Q2_0,
+    /// A GGUF file in the earlier Q2_0, with groups of 128.
+    Q2_0Earlier,
+    /// A GGUF file in Q1_0.
+    Q1_0,
     /// A GGUF file in PQ2_0, with YaRN and a separate head.
     Pq2_0,
     /// A GGUF file in PTQ1_0.
@@ -62,6 +68,7 @@ impl Grouped {
             Grouped::Q2_0 => ("qwen3-g64", "model-Q2_0.gguf"),
             Grouped::Pq2_0 => ("qwen3-yarn", "model-PQ2_0.gguf"),
             Grouped::Ptq1_0 => ("qwen3-ternary", "model-PTQ1_0.gguf"),
+            Grouped::Q2_0Earlier | Grouped::Q1_0 => ("qwen3-ternary", "model-PQ2_0.gguf"),
             Grouped::Tq2_0 => ("minicpm-blocks", "model-TQ2_0.gguf"),
             Grouped::Mlx => ("qwen3-ternary/mlx", "model.safetensors"),
             Grouped::Unpacked => ("qwen3-unpacked", "model.safetensors"),
@@ -72,6 +79,20 @@ impl Grouped {
             Grouped::Hadamard => ("qwen35-hadamard/mlx", "hadamard.json"),
             Grouped::HybridConfig => ("qwen35-hadamard/mlx", "config.json"),
         }
+    }
+
+    /// The file in this form: no fixture is stored as Q1_0 or as the earlier Q2_0, whose blocks are those of PQ2_0.
+    fn stored(self, file: Vec<u8>) -> Vec<u8> {
+        let (kind, convert): (u32, fn(&[u8]) -> Vec<u8>) = match self {
+            Grouped::Q2_0Earlier => (42, <[u8]>::to_vec),
+            Grouped::Q1_0 => (41, |blocks| blocks.chunks_exact(34).flat_map(signs).collect()),
+            _ => return file,
+        };
+        let mut gguf = GgufEdit::read(&file);
+        for tensor in gguf.tensors.iter_mut().filter(|tensor| tensor.kind == 142) {
+            (tensor.kind, tensor.data) = (kind, convert(&tensor.data));
+        }
+        gguf.write()
     }
 }
 
@@ -84,18 +105,20 @@ impl Grouped {
 
 impl Kind {
     /// All kinds, each with its share of the mutations in percent.
-    pub const ALL: [(Kind, u64); 22] = [
-        (Kind::Gguf(Target::I2S), 5),
+    pub const ALL: [(Kind, u64); 24] = [
+        (Kind::Gguf(Target::I2S), 4),
         (Kind::Gguf(Target::Panels), 6),
         (Kind::Gguf(Target::Tq1_0), 5),
         (Kind::Gguf(Target::Tq2_0), 5),
-        (Kind::Weights, 7),
+        (Kind::Weights, 6),
         (Kind::Config, 6),
-        (Kind::Tokenizer, 7),
+        (Kind::Tokenizer, 6),
         (Kind::TokenizerConfig, 4),
         (Kind::Generation, 4),
-        (Kind::Template, 6),
-        (Kind::Grouped(Grouped::Q2_0), 5),
+        (Kind::Template, 5),
+        (Kind::Grouped(Grouped::Q2_0), 4),
+        (Kind::Grouped(Grouped::Q2_0Earlier), 2),
+        (Kind::Grouped(Grouped::Q1_0), 3),
         (Kind::Grouped(Grouped::Pq2_0), 5),
         (Kind::Grouped(Grouped::Ptq1_0), 5),
         (Kind::Grouped(Grouped::Tq2_0), 4),
@@ -192,7 +215,7 @@ impl Seed {
         let (folder, file) = form.file();
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(folder);
         let read = |name: &str| std::fs::read(folder.join(name)).map(SharedBytes::new);
-        let bytes = read(file)?.to_vec();
+        let bytes = form.stored(read(file)?.to_vec());
         let (mut files, mut weights) = (ModelFiles::default(), SharedBytes::default());
         if !file.ends_with(".gguf") {
             files.config = read("config.json")?;
@@ -240,6 +263,15 @@ fn model() -> Result<Checkpoint, ModelError> {
     let demo = Checkpoint::demo()?;
     let spec = ModelSpec { hidden: 256, ffn: 256, layers: 1, ..demo.spec };
     Ok(Checkpoint { spec: spec.clone(), tensors: Box::new(Synthetic::of(spec)), ..demo })
+}
+
+/// A block of Q1_0 from one of PQ2_0: its scale, and whether each code, of two bits, is at least 1.
+fn signs(block: &[u8]) -> impl Iterator<Item = u8> {
+    let (scale, codes) = block.split_at(2);
+    let eight =
+        |codes: &[u8]| (0..8).fold(0, |byte, i| byte | u8::from(codes[i / 4] >> (2 * (i % 4)) & 3 > 0) << i);
+    let signs: Vec<u8> = codes.chunks_exact(2).map(eight).collect();
+    scale.to_vec().into_iter().chain(signs)
 }
 
 fn use_all(model: Checkpoint) -> Result<(), ModelError> {

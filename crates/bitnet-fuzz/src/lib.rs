@@ -6,6 +6,9 @@
 
 #![forbid(unsafe_code)]
 
+#[allow(dead_code, reason = "tests of bitnet-model use all of it")]
+#[path = "../../bitnet-model/tests/it/gguf_edit.rs"]
+mod gguf_edit;
 mod judge;
 mod kind;
 mod mutate;

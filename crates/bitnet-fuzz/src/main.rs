@@ -25,6 +25,9 @@ struct Args {
     /// Stop after this many seconds even if fewer mutations were run
     #[arg(long, value_name = "N")]
     seconds: Option<u64>,
+    /// Damage only files of this kind; may be given several times
+    #[arg(long = "kind", value_name = "NAME")]
+    kinds: Vec<String>,
     /// Number of the first mutation of each kind
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
@@ -40,8 +43,8 @@ fn main() -> Result<()> {
     let args = Args::parse();
     let start = Instant::now();
     let limit = args.seconds.map_or(Duration::MAX, Duration::from_secs);
-    let seeds = Kind::ALL.map(|(kind, share)| Seed::new(kind).map(|seed| (seed, share)));
-    let seeds = seeds.into_iter().collect::<Result<Vec<_>>>()?;
+    let seeds = kinds(&args.kinds)?.into_iter().map(|(kind, share)| Ok((Seed::new(kind)?, share)));
+    let seeds = seeds.collect::<Result<Vec<_>>>()?;
     if let Some(corpus) = &args.corpus {
         return seeds
             .iter()
@@ -69,14 +72,31 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// The name of the libFuzzer target.
+/// The kinds with these names in equal shares, or all if none are named.
+fn kinds(names: &[String]) -> Result<Vec<(Kind, u64)>> {
+    if names.is_empty() {
+        return Ok(Kind::ALL.to_vec());
+    }
+    let named = |wanted: &String| {
+        let kind = Kind::ALL.iter().map(|&(kind, _)| kind).find(|&kind| name(kind) == *wanted);
+        let known = || Kind::ALL.map(|(kind, _)| name(kind)).join(", ");
+        Ok((
+            kind.with_context(|| format!("--kind {wanted}: the kinds are {}", known()))?,
+            ROUND / names.len() as u64,
+        ))
+    };
+    names.iter().map(named).collect()
+}
+
+/// The name of the libFuzzer target, where there is one.
 fn name(kind: Kind) -> String {
     match kind {
         Kind::Gguf(Target::Tq2_0) => "gguf".into(),
         Kind::Gguf(target) => format!("gguf-{target}"),
-        Kind::Grouped(Grouped::Ptq1_0) => "grouped".into(),
-        Kind::Grouped(Grouped::Mlx) => "mlx".into(),
-        Kind::Grouped(form) => format!("grouped-{form:?}").to_lowercase(),
+        Kind::Grouped(Grouped::Q2_0Earlier) => "q2_0_earlier".into(),
+        Kind::Grouped(Grouped::Tq2_0) => "minicpm-tq2_0".into(),
+        Kind::Grouped(Grouped::Config) => "minicpm-config".into(),
+        Kind::Grouped(form) => format!("{form:?}").to_lowercase(),
         Kind::Weights => "safetensors".into(),
         other => format!("{other:?}").to_lowercase(),
     }

@@ -85,6 +85,16 @@ fn mutated_q2_0_gguf_gives_a_model_or_one_error() {
 }
 
 #[test]
+fn mutated_earlier_q2_0_gguf_gives_a_model_or_one_error() {
+    mutated(Kind::Grouped(Grouped::Q2_0Earlier));
+}
+
+#[test]
+fn mutated_q1_0_gguf_gives_a_model_or_one_error() {
+    mutated(Kind::Grouped(Grouped::Q1_0));
+}
+
+#[test]
 fn mutated_pq2_0_gguf_gives_a_model_or_one_error() {
     mutated(Kind::Grouped(Grouped::Pq2_0));
 }
