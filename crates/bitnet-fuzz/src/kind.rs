@@ -83,14 +83,15 @@ impl Grouped {
 
     /// The file in this form: no fixture is stored as Q1_0 or as the earlier Q2_0, whose blocks are those of PQ2_0.
     fn stored(self, file: Vec<u8>) -> Vec<u8> {
-        let (kind, convert): (u32, fn(&[u8]) -> Vec<u8>) = match self {
-            Grouped::Q2_0Earlier => (42, <[u8]>::to_vec),
-            Grouped::Q1_0 => (41, |blocks| blocks.chunks_exact(34).flat_map(signs).collect()),
-            _ => return file,
-        };
+        if !matches!(self, Grouped::Q2_0Earlier | Grouped::Q1_0) {
+            return file;
+        }
         let mut gguf = GgufEdit::read(&file);
         for tensor in gguf.tensors.iter_mut().filter(|tensor| tensor.kind == 142) {
-            (tensor.kind, tensor.data) = (kind, convert(&tensor.data));
+            if self == Grouped::Q1_0 {
+                tensor.data = tensor.data.chunks_exact(34).flat_map(signs).collect();
+            }
+            tensor.kind = if self == Grouped::Q1_0 { 41 } else { 42 };
         }
         gguf.write()
     }
@@ -271,7 +272,7 @@ fn signs(block: &[u8]) -> impl Iterator<Item = u8> {
     let eight =
         |codes: &[u8]| (0..8).fold(0, |byte, i| byte | u8::from(codes[i / 4] >> (2 * (i % 4)) & 3 > 0) << i);
     let signs: Vec<u8> = codes.chunks_exact(2).map(eight).collect();
-    scale.to_vec().into_iter().chain(signs)
+    scale.iter().copied().chain(signs)
 }
 
 fn use_all(model: Checkpoint) -> Result<(), ModelError> {
