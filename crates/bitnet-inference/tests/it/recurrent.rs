@@ -182,6 +182,7 @@ fn a_text_that_ends_among_its_drafts_is_continued_from_the_right_state() {
     // Token 1 over and over, so that all drafts are accepted; the fifth new one completes the stop string.
     let stopping =
         GenerationConfig { logit_bias: vec![(1, 100.0)], stop_strings: vec!["ab".repeat(5)], ..greedy(100) };
+    let mut accepted = 0;
     for len in 52..70 {
         let limits = Limits { state_slots: SLOTS, ..limits() };
         let (engine, _) = engine_with(limits, EngineConfig { max_draft: 6, ..config() });
@@ -193,8 +194,10 @@ fn a_text_that_ends_among_its_drafts_is_continued_from_the_right_state() {
             let done = engine.submit(Request::new(next.clone(), greedy(9))).unwrap().wait().unwrap();
             assert_eq!(done.choices[0].tokens, alone_with(SLOTS, &next, &greedy(9)), "{len}, {more}");
         }
-        assert!(engine.status().scheduler.accepted > 0);
+        accepted += engine.status().scheduler.accepted;
     }
+    // How many are tried depends on the times of steps.
+    assert!(accepted > 0);
 }
 
 #[test]
