@@ -95,9 +95,7 @@ impl Grouped {
         }
         gguf.write()
     }
-}
 
-impl Grouped {
     /// Whether the file is text.
     fn is_text(self) -> bool {
         matches!(self, Grouped::Config | Grouped::Hadamard | Grouped::HybridConfig)

@@ -6,14 +6,8 @@ use half::{bf16, f16};
 
 use crate::{
     gguf_edit::{GgufEdit, Tensor},
-    support::{fixture, open},
+    support::{edited, fixture, open},
 };
-
-fn edited(path: &str, edit: impl FnOnce(&mut GgufEdit)) -> Result<Checkpoint, ModelError> {
-    let mut gguf = GgufEdit::read(&std::fs::read(fixture(path)).unwrap());
-    edit(&mut gguf);
-    Checkpoint::from_gguf("edited.gguf", SharedBytes::new(gguf.write()))
-}
 
 fn hashes(model: &Checkpoint) -> Vec<(String, Option<String>, Option<f32>)> {
     let tensors = inspect(model, true, &mut |_, _| {}).unwrap().tensors.into_iter();

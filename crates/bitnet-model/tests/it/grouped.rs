@@ -12,28 +12,12 @@ use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde_json::{Value, json};
 
 use crate::{
-    gguf_edit::{GgufEdit, Tensor},
-    support::{GROUPED_FOLDERS, GROUPED_GGUFS, fixture, open},
+    gguf_edit::Tensor,
+    support::{GROUPED_FOLDERS, GROUPED_GGUFS, edited, fixture, open, refused, weights_hash},
 };
 
 const Q: &str = "blk.0.attn_q.weight";
 const Q_PROJ: &str = "model.layers.0.self_attn.q_proj.weight";
-
-fn weights_hash(model: &Checkpoint) -> String {
-    inspect(model, true, &mut |_, _| {}).unwrap().weights_sha256.unwrap()
-}
-
-fn edited(path: &str, edit: impl FnOnce(&mut GgufEdit)) -> Result<Checkpoint, ModelError> {
-    let mut gguf = GgufEdit::read(&std::fs::read(fixture(path)).unwrap());
-    edit(&mut gguf);
-    Checkpoint::from_gguf("edited.gguf", SharedBytes::new(gguf.write()))
-}
-
-fn refused(path: &str, edit: impl FnOnce(&mut GgufEdit)) -> String {
-    let error = edited(path, edit).expect_err("opened").to_string();
-    assert_eq!(error.lines().count(), 1, "{error}");
-    error
-}
 
 /// Tensors of a safetensors file: name, type, shape and bytes.
 type Tensors = Vec<(String, Dtype, Vec<usize>, Vec<u8>)>;

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::{
     gguf_edit::{GgufEdit, Tensor},
-    support::{HYBRIDS, fixture, open},
+    support::{HYBRIDS, edited, fixture, open, refused, weights_hash},
 };
 
 /// The forms of the fixture with plain weights; `true` for the earlier layout of its GGUF file, under type 42.
@@ -22,18 +22,6 @@ const PLAIN: [(&str, bool); 3] = [
     ("qwen35-ternary/model-PQ2_0.gguf", true),
 ];
 
-fn edited(path: &str, edit: impl FnOnce(&mut GgufEdit)) -> Result<Checkpoint, ModelError> {
-    let mut gguf = GgufEdit::read(&std::fs::read(fixture(path)).unwrap());
-    edit(&mut gguf);
-    Checkpoint::from_gguf("edited.gguf", SharedBytes::new(gguf.write()))
-}
-
-fn refused(path: &str, edit: impl FnOnce(&mut GgufEdit)) -> String {
-    let error = edited(path, edit).expect_err("opened").to_string();
-    assert_eq!(error.lines().count(), 1, "{error}");
-    error
-}
-
 fn plain((path, earlier): (&str, bool)) -> Checkpoint {
     match earlier {
         true => {
@@ -42,10 +30,6 @@ fn plain((path, earlier): (&str, bool)) -> Checkpoint {
         }
         false => open(path),
     }
-}
-
-fn hash(model: &Checkpoint) -> String {
-    inspect(model, true, &mut |_, _| {}).unwrap().weights_sha256.unwrap()
 }
 
 /// The values of all tensors that are floats.
@@ -70,7 +54,7 @@ fn every_form_of_a_hybrid_model_has_one_description_and_one_hash() {
     for form in PLAIN {
         let model = plain(form);
         assert_eq!(model.spec, first.spec, "{form:?}");
-        assert_eq!(hash(&model), hash(&first), "{form:?}");
+        assert_eq!(weights_hash(&model), weights_hash(&first), "{form:?}");
         assert_near(&first, &model, form.0);
         assert_eq!(model.warnings, Vec::<String>::new(), "{form:?}");
     }
@@ -78,7 +62,7 @@ fn every_form_of_a_hybrid_model_has_one_description_and_one_hash() {
     for path in &HYBRIDS[2..] {
         let model = open(path);
         assert_eq!(model.spec, first.spec, "{path}");
-        assert_eq!(hash(&model), hash(&first), "{path}");
+        assert_eq!(weights_hash(&model), weights_hash(&first), "{path}");
         assert_near(&first, &model, path);
         assert_eq!(model.warnings, Vec::<String>::new(), "{path}");
     }
@@ -367,7 +351,7 @@ fn a_hybrid_model_converts_to_every_format_for_group_scales_and_stays_the_same()
             let to =
                 converted(&from, target, folder.path()).unwrap_or_else(|e| panic!("{path} to {target}: {e}"));
             assert_eq!(to.spec, from.spec, "{path} to {target}");
-            assert_eq!(hash(&to), hash(&from), "{path} to {target}");
+            assert_eq!(weights_hash(&to), weights_hash(&from), "{path} to {target}");
             assert_eq!(floats(&to), floats(&from), "{path} to {target}");
             assert_eq!(to.warnings, Vec::<String>::new(), "{path} to {target}");
             let text = "Don't 12345 stop\n\n\tनमस्ते q\u{301}r 你好";

@@ -2,7 +2,10 @@
 
 use std::path::PathBuf;
 
-use bitnet_model::Checkpoint;
+use bitnet_model::{Checkpoint, ModelError, inspect};
+use bitnet_tensor::SharedBytes;
+
+use crate::gguf_edit::GgufEdit;
 
 /// A file or folder of `fixtures/`.
 pub fn fixture(path: &str) -> PathBuf {
@@ -12,6 +15,25 @@ pub fn fixture(path: &str) -> PathBuf {
 /// An opened fixture.
 pub fn open(path: &str) -> Checkpoint {
     Checkpoint::open(&fixture(path)).unwrap_or_else(|e| panic!("{path}: {e}"))
+}
+
+/// An opened GGUF fixture after an edit.
+pub fn edited(path: &str, edit: impl FnOnce(&mut GgufEdit)) -> Result<Checkpoint, ModelError> {
+    let mut gguf = GgufEdit::read(&std::fs::read(fixture(path)).unwrap());
+    edit(&mut gguf);
+    Checkpoint::from_gguf("edited.gguf", SharedBytes::new(gguf.write()))
+}
+
+/// The error, on one line, of a GGUF fixture that cannot be opened after an edit.
+pub fn refused(path: &str, edit: impl FnOnce(&mut GgufEdit)) -> String {
+    let error = edited(path, edit).expect_err("opened").to_string();
+    assert_eq!(error.lines().count(), 1, "{error}");
+    error
+}
+
+/// The hash of the trits and scales of all weights.
+pub fn weights_hash(model: &Checkpoint) -> String {
+    inspect(model, true, &mut |_, _| {}).unwrap().weights_sha256.unwrap()
 }
 
 /// A value of the metadata of a fixture's `golden.safetensors`.
