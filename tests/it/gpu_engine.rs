@@ -33,13 +33,15 @@ fn engine() -> (GpuInferenceEngine, Handle) {
     (GpuInferenceEngine::new(load(tap).unwrap(), EngineConfig::default()).unwrap(), handle)
 }
 
-/// Models with scales for rows, and for groups of columns.
-const MODELS: [&str; 2] = ["tiny", "bonsai-tiny"];
+/// Models with scales for rows, with scales for groups of columns, and with recurrent layers in a rotated basis.
+const MODELS: [&str; 3] = ["tiny", "bonsai-tiny", "hybrid-tiny-rotated"];
 
 fn engine_of(name: &str) -> (GpuInferenceEngine, Handle) {
     let (tap, handle) = Tap::of(Simulator::default());
     let (model, gpu) = (Synthetic::named(name).unwrap(), Gpu::new(tap).unwrap());
-    let model = Transformer::load(model.spec(), &model, gpu, LIMITS, &mut |_, _| {}).unwrap();
+    let state_slots = if model.spec().state_bytes() > 0 { 10 } else { 0 };
+    let limits = Limits { state_slots, ..LIMITS };
+    let model = Transformer::load(model.spec(), &model, gpu, limits, &mut |_, _| {}).unwrap();
     (GpuInferenceEngine::new(model, EngineConfig::default()).unwrap(), handle)
 }
 

@@ -12,6 +12,9 @@ use crate::goldens::{PROMPTS, load_on, prefill};
 
 const LIMITS: Limits = Limits { max_tokens: 160, max_logit_rows: 160, kv_blocks: 8, state_slots: 0 };
 
+/// Slots of models with recurrent layers.
+const STATES: usize = 4;
+
 fn tiny() -> Synthetic {
     Synthetic::named("tiny").unwrap()
 }
@@ -37,8 +40,20 @@ fn grouped() -> Synthetic {
     Synthetic::of(ModelSpec { hidden: 200, ffn: 300, heads: 3, kv_heads: 1, head_dim: 36, vocab: 77, ..spec })
 }
 
+/// A model with recurrent layers and gated attention.
+fn recurrent() -> Synthetic {
+    Synthetic::named("hybrid-tiny").unwrap()
+}
+
+/// The same in a rotated basis, with float projections to decays and rates.
+fn rotated() -> Synthetic {
+    Synthetic::named("hybrid-tiny-rotated").unwrap()
+}
+
 fn load<B: Backend>(source: &Synthetic, backend: B) -> Transformer<B> {
-    Transformer::load(source.spec(), source, backend, LIMITS, &mut |_, _| {}).unwrap()
+    let state_slots = if source.spec().state_bytes() > 0 { STATES } else { 0 };
+    let limits = Limits { state_slots, ..LIMITS };
+    Transformer::load(source.spec(), source, backend, limits, &mut |_, _| {}).unwrap()
 }
 
 fn gpu(source: &Synthetic, processors: u32) -> Transformer<Gpu<Simulator>> {
@@ -61,8 +76,10 @@ fn steps(model: &mut dyn Model, sequence: &[u32], others: &[&[u32]], lengths: &[
         batch.clear();
         for (s, other) in others.iter().enumerate() {
             batch.push(&other[start..start + len], start, &table(s + 1), 0..0);
+            batch.set_state(s as u32 + 1);
         }
         batch.push(&sequence[start..start + len], start, &table(0), 0..len);
+        batch.set_state(0);
         model.forward(&batch, &mut logits).unwrap();
         (0..len).for_each(|row| all.extend_from_slice(logits.row(row)));
         start += len;
@@ -85,7 +102,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
 #[test]
 fn the_forward_on_a_gpu_is_near_the_reference_that_rounds_where_it_does() {
     // The last tokens attend over two tiles of keys.
-    for source in [tiny(), odd(), grouped()] {
+    for source in [tiny(), odd(), grouped(), recurrent(), rotated()] {
         let tokens = tokens(&source, 70, 3);
         let actual = steps(&mut gpu(&source, 4), &tokens, &[], &[66, 1]);
         let expected = steps(&mut load(&source, Reference::bf16()), &tokens, &[], &[66, 1]);
@@ -96,7 +113,7 @@ fn the_forward_on_a_gpu_is_near_the_reference_that_rounds_where_it_does() {
 
 #[test]
 fn a_sequence_on_a_gpu_has_the_same_bits_in_any_chunks_and_beside_any_others() {
-    for source in [tiny(), odd(), grouped()] {
+    for source in [tiny(), odd(), grouped(), recurrent(), rotated()] {
         let (sequence, other) = (tokens(&source, 74, 1), tokens(&source, 74, 2));
         let whole = bits(&steps(&mut gpu(&source, 1), &sequence, &[], &[74]));
         for (processors, lengths) in [(1, &[60, 5, 1][..]), (16, &[40, 31, 1]), (4, &[7])] {
@@ -143,8 +160,8 @@ fn a_chunk_that_wants_no_logits_leaves_the_prompt_its_bits() {
     assert_eq!(last(&[40, 30]), last(&[70]));
 }
 
-/// Computes a sequence in these blocks, in steps of the given lengths (the last repeats). Returns its logits, and the
-/// keys and values in its blocks for every layer.
+/// Computes a sequence in these blocks, in steps of the given lengths (the last repeats). Returns its logits, the keys
+/// and values in its blocks for every layer that attends, and its state in every other.
 fn computed(
     model: &mut dyn Model,
     driver: &Handle,
@@ -152,12 +169,14 @@ fn computed(
     table: &[u32],
     lengths: &[usize],
 ) -> (Vec<u32>, Vec<Vec<u8>>) {
+    let state = table[0] % STATES as u32;
     let (mut batch, mut logits, mut all) = (Batch::new(), Logits::default(), Vec::new());
     let (mut start, mut step) = (0, 0);
     while start < sequence.len() {
         let len = lengths[step.min(lengths.len() - 1)].min(sequence.len() - start);
         batch.clear();
         batch.push(&sequence[start..start + len], start, table, 0..len);
+        batch.set_state(state);
         model.forward(&batch, &mut logits).unwrap();
         (0..len).for_each(|row| all.extend(bits(logits.row(row))));
         start += len;
@@ -169,18 +188,22 @@ fn computed(
         cache[block as usize * bytes..][..bytes].to_vec()
     };
     let blocks = caches.iter().flat_map(|cache| table.iter().map(|&b| block(cache, b)));
-    (all, blocks.collect())
+    let slot =
+        |states: &Vec<u8>| states[states.len() / STATES * state as usize..][..states.len() / STATES].to_vec();
+    let states = driver.contents("recurrent states");
+    (all, blocks.chain(states.iter().map(slot)).collect())
 }
 
 /// A preempted sequence was decoded a token at a time, and is recomputed in one chunk, in other blocks.
 #[test]
 fn recompute_after_preemption_leaves_the_same_keys_values_and_logits() {
-    for source in [tiny(), odd(), grouped()] {
+    for source in [tiny(), odd(), grouped(), recurrent(), rotated()] {
         let sequence = tokens(&source, 74, 1);
         let (tap, driver) = Tap::of(Simulator::default());
         let mut model = load(&source, Gpu::new(tap).unwrap());
         let decoded = computed(&mut model, &driver, &sequence, &[5, 2], &[50, 1]);
-        assert_eq!(decoded.1.len(), 2 * 2 * source.spec().layers, "keys and values of two blocks a layer");
+        let (layers, attend) = (source.spec().layers, source.spec().attention_layers());
+        assert_eq!(decoded.1.len(), 2 * 2 * attend + layers - attend, "two blocks or a state a layer");
         assert!(decoded.1.iter().all(|block| block.iter().any(|&byte| byte != 0)));
         for (table, chunks) in [([0, 7], &[74][..]), ([3, 1], &[70, 1]), ([6, 4], &[33])] {
             let anew = computed(&mut model, &driver, &sequence, &table, chunks);
@@ -190,7 +213,8 @@ fn recompute_after_preemption_leaves_the_same_keys_values_and_logits() {
     }
 }
 
-/// Each operation of the forward pass is one kernel on the GPU, or two where heads have norms or the head is ternary. The
+/// Each operation of the forward pass is one kernel on the GPU; two where heads have norms, the head is ternary or an
+/// embedding rotated, and three for the rule of a recurrent layer. The
 /// activations stay there, and the host reads two words for each drawn token, so the CPU computes nothing.
 #[test]
 fn a_forward_on_a_gpu_is_its_kernels_alone_and_the_host_reads_its_tokens_alone() {
@@ -213,6 +237,25 @@ fn a_forward_on_a_gpu_is_its_kernels_alone_and_the_host_reads_its_tokens_alone()
     }
 }
 
+/// The same for recurrent layers, gated attention and a rotated basis.
+#[test]
+fn a_recurrent_forward_on_a_gpu_is_its_kernels_alone() {
+    let projection = ["sm80_norm_quantize_s8", "sm80_grouped_t8_w2a8"];
+    let rule = ["sm80_delta_mix_f32", "sm80_delta_learn_f32", "sm80_delta_close_bf16"];
+    let attend = ["sm80_rope_store_bf16", "sm80_attention_r16_d128_bf16", "sm80_sigmoid_gate_bf16"];
+    for (source, in_floats, turned) in
+        [(recurrent(), &[][..], &[][..]), (rotated(), &["sm80_dense_bf16"], &["sm80_hadamard_f32"])]
+    {
+        let feed = projection.repeat(3);
+        let delta = [&projection[..], in_floats, &rule, &feed].concat();
+        let attention = [&projection[..], &attend, &feed].concat();
+        let (embed, head) = (["sm80_embed_w2"], ["sm80_norm_rows_bf16"]);
+        let forward =
+            [&embed[..], turned, &delta.repeat(3), &attention, &head, &projection, &["sm80_argmax_f32"]];
+        runs_these_kernels(&source, &forward.concat());
+    }
+}
+
 /// Draws a token for each of three sequences; the step is launched, recorded and replayed.
 fn runs_these_kernels(source: &Synthetic, forward: &[&str]) {
     let (tap, driver) = Tap::of(Simulator::default());
@@ -220,6 +263,7 @@ fn runs_these_kernels(source: &Synthetic, forward: &[&str]) {
     let mut batch = Batch::new();
     for sequence in 0..3 {
         batch.push(&tokens(source, 1, sequence), 0, &[sequence as u32], 0..1);
+        batch.set_state(sequence as u32);
         batch.want(|_| Wanted::Token(SamplingParams::GREEDY));
     }
     let mut logits = Logits::default();
@@ -270,29 +314,41 @@ fn every_fixture_on_a_gpu_is_near_the_oracle() {
     let scaled_by_rows = ["bitnet-packed", "bitnet-odd", "llama-bitlinear", "onebitllm"];
     let scaled_by_groups =
         ["qwen3-ternary", "qwen3-unpacked", "qwen3-yarn", "qwen3-g64", "minicpm-mup", "minicpm-blocks"];
-    for fixture in scaled_by_rows.into_iter().chain(scaled_by_groups) {
+    let recurrent = ["qwen35-ternary", "qwen35-hadamard"];
+    for fixture in scaled_by_rows.into_iter().chain(scaled_by_groups).chain(recurrent) {
         let form = all_forms().find(|form| form.folder == fixture).unwrap();
         let golden = form.golden();
         let expected: Vec<f32> = (0..PROMPTS).flat_map(|p| golden.floats(&format!("logits_{p}"))).collect();
         let mut model = load_on(&form.path(), Gpu::new(Simulator::default()).unwrap());
         let actual = prefill(&mut model, &golden);
         let vocab = model.spec().vocab;
-        assert_near(distances(&actual, &expected, vocab), 0.08, 0.2, fixture);
+        // What is rounded before a recurrent layer stays in its state.
+        let worst = if recurrent.contains(&fixture) { 0.3 } else { 0.2 };
+        assert_near(distances(&actual, &expected, vocab), 0.08, worst, fixture);
         let rounded = prefill(&mut load_on(&form.path(), Reference::bf16()), &golden);
         assert_near(distances(&actual, &rounded, vocab), 1e-2, 0.1, fixture);
     }
 }
 
+/// A copied state is the state: the copy continues as the original does.
 #[test]
-fn a_model_with_recurrent_layers_is_refused_when_it_is_loaded() {
-    for (name, told) in
-        [("hybrid-tiny", "no GPU kernels for gated-delta layers"), ("hybrid-tiny-rotated", "Walsh-Hadamard")]
-    {
-        let source = Synthetic::named(name).unwrap();
-        let gpu = Gpu::new(Simulator::with(|_| {})).unwrap();
-        let limits = Limits { state_slots: 1, ..LIMITS };
-        let refused = Transformer::load(source.spec(), &source, gpu, limits, &mut |_, _| {});
-        let error = refused.err().unwrap().to_string();
-        assert!(error.contains(told) && error.contains("--device cpu"), "{name}: {error}");
-    }
+fn a_sequence_goes_on_from_a_copy_of_its_state_on_a_gpu() {
+    let source = rotated();
+    let sequence = tokens(&source, 20, 1);
+    let whole = steps(&mut gpu(&source, 4), &sequence, &[], &[20]);
+    let mut model = gpu(&source, 4);
+    let (mut batch, mut logits) = (Batch::new(), Logits::default());
+    batch.push(&sequence[..13], 0, &[0], 0..0);
+    model.forward(&batch, &mut logits).unwrap();
+    model.copy_state(0, 3).unwrap();
+    // Another sequence takes the slot.
+    batch.clear();
+    batch.push(&sequence[5..9], 0, &[1], 0..0);
+    model.forward(&batch, &mut logits).unwrap();
+    batch.clear();
+    batch.push(&sequence[13..], 13, &[0], 0..7);
+    batch.set_state(3);
+    model.forward(&batch, &mut logits).unwrap();
+    let rest: Vec<f32> = (0..7).flat_map(|row| logits.row(row)).copied().collect();
+    assert_eq!(bits(&rest), bits(&whole[13 * source.spec().vocab..]));
 }

@@ -94,11 +94,21 @@ fn kernels() -> Vec<Kernel> {
             },
         });
     }
-    kernels.push(Kernel {
-        name: "sm80_rope_store_bf16".into(),
-        template: "rope_store.ptx",
-        numbers: context! { registers => 40 },
-    });
+    for (name, template, registers) in [
+        ("sm80_rope_store_bf16", "rope_store.ptx", 40),
+        ("sm80_sigmoid_gate_bf16", "sigmoid_gate.ptx", 32),
+        ("sm80_dense_bf16", "dense.ptx", 40),
+        ("sm80_delta_mix_f32", "delta_mix.ptx", 64),
+        ("sm80_delta_close_bf16", "delta_close.ptx", 40),
+    ] {
+        kernels.push(Kernel { name: name.into(), template, numbers: context! { registers } });
+    }
+    for (name, whole, registers) in
+        [("sm80_delta_learn_d128_f32", true, 112), ("sm80_delta_learn_f32", false, 96)]
+    {
+        let numbers = context! { whole, registers };
+        kernels.push(Kernel { name: name.into(), template: "delta_learn.ptx", numbers });
+    }
     for dim in [128, 256] {
         kernels.push(Kernel {
             name: format!("sm80_attention_merge_d{dim}_f32"),

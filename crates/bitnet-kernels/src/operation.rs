@@ -128,8 +128,8 @@ impl DeltaShape {
         self.channels() + self.value_width() + 2 * self.value_heads
     }
 
-    /// Floats in a slot on the CPU: a state of `[head_dim values][head_dim keys]` for every value head, and the inputs of
-    /// the convolution that the next token needs. Values and channels are padded to whole vectors.
+    /// Floats in a slot: a state of `[head_dim values][head_dim keys]` for every value head, and the inputs of the
+    /// convolution that the next token needs. Values (on a GPU, keys) and channels are padded to multiples of 16.
     pub fn state_len(&self) -> usize {
         self.value_heads * self.head_len() + self.window_len()
     }
@@ -140,12 +140,19 @@ impl DeltaShape {
         self.channels().next_multiple_of(16) + 2 * self.value_heads.next_multiple_of(16)
     }
 
-    /// Floats of one head's state on the CPU.
+    /// Floats that the kernels of a layer on a GPU pass to each other for every token, once for all layers: queries, keys
+    /// and values after the convolution, each head padded, then the decays and the rates of all value heads.
+    pub fn gpu_between_len(&self) -> usize {
+        let heads = 2 * self.key_heads + self.value_heads;
+        (heads * self.head_dim.next_multiple_of(16) + 2 * self.value_heads).next_multiple_of(4)
+    }
+
+    /// Floats of one head's state.
     pub(crate) fn head_len(&self) -> usize {
         self.head_dim.next_multiple_of(16) * self.head_dim
     }
 
-    /// Floats of the convolution's past inputs on the CPU.
+    /// Floats of the convolution's past inputs.
     pub(crate) fn window_len(&self) -> usize {
         (self.taps - 1) * self.channels().next_multiple_of(16)
     }

@@ -12,7 +12,7 @@ use half::f16;
 
 use crate::{
     BLOCK_TOKENS, Backend, Cpu, Gate, GroupedPanels, Grouping, HeadNorms, Inspect, Isa, KernelError, KvShape,
-    Norm, Norms, Panels, Reference, RowOrder, RowsKind, Run, Screen, Step, Wanted, gpu::GpuError,
+    Norm, Norms, Panels, Reference, RowOrder, RowsKind, Run, Screen, Step, Wanted,
 };
 
 /// One operation at one shape: `n` tokens of `k` or `width` input features. `rows` are the output features of each range
@@ -102,19 +102,6 @@ impl Case {
         matches!(
             self,
             Case::Qkv { .. } | Case::HeadNorms { .. } | Case::Attention { .. } | Case::PartialRope { .. }
-        )
-    }
-
-    /// Whether there are no GPU kernels for the case.
-    fn only_on_cpus(&self) -> bool {
-        matches!(
-            self,
-            Case::Delta { .. }
-                | Case::Rotated { .. }
-                | Case::RotatedHead { .. }
-                | Case::SigmoidGate { .. }
-                | Case::Dense { .. }
-                | Case::PartialRope { .. }
         )
     }
 }
@@ -259,9 +246,6 @@ pub enum Failure {
     /// The backend could not run the case.
     #[error("{case:?}: {source}")]
     Backend { case: Case, source: KernelError },
-    /// The backend has no kernels for the case, but did not say so.
-    #[error("{case:?}: a backend without kernels must refuse it")]
-    NotRefused { case: Case },
 }
 
 /// All outputs of a case: name, values, and their bits.
@@ -279,19 +263,11 @@ pub fn check(cpu: &mut Cpu, case: Case) -> Result<(), Failure> {
 /// Runs one case on a backend that stores bf16 between operations, and on [`Reference::bf16`].
 ///
 /// Attention may differ by 2^-7 of the largest value of the case (a value may round to bf16 the other way) and logits
-/// by 2^-16 of it (products are added in another order). Everything else must agree in all bits. Cases that only CPUs
-/// have kernels for must be refused with [`GpuError::NoKernel`].
+/// by 2^-16 of it (products are added in another order). Everything else must agree in all bits.
 ///
 /// # Errors
 /// The first value that differs by more than that.
 pub fn check_rounded(backend: &mut impl Inspect, case: Case) -> Result<(), Failure> {
-    if case.only_on_cpus() {
-        return match outputs(backend, case) {
-            Err(KernelError::Gpu(GpuError::NoKernel { .. })) => Ok(()),
-            Err(source) => Err(Failure::Backend { case, source }),
-            Ok(_) => Err(Failure::NotRefused { case }),
-        };
-    }
     let bound = |what: &str| match what {
         "attention" => Some(1.0 / 128.0),
         "logit" => Some(1.0 / 65536.0),

@@ -234,6 +234,7 @@ fn rotated_head<B: Inspect>(
     let mut x = b.rows(n, width, RowsKind::Residual)?;
     b.embed(&table, &tokens, 3.0, &mut x)?;
     let embedded = floats("embedding", b.read(&x, n)?);
+    let mut x = b.rows(n, width, RowsKind::Between)?;
     b.write(&mut x, &v.rows(n, width))?;
     let logits = logits(b, &x, &table, &vec![Wanted::All; n], vocab)?;
     Ok(vec![embedded, floats("logit", logits)])

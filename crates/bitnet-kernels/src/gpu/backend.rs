@@ -1,30 +1,11 @@
-use std::convert::Infallible;
-
-use super::{Driver, Gain, Gpu, GpuError, Kv, Linear, Quants, Rope, Rows, Table};
+use super::{Delta, Driver, Gain, Gpu, Kv, Linear, Quants, Rope, Rotation, Rows, State, Table};
 use crate::{
     Backend, BackendInfo, DeltaShape, DeltaWeights, DeviceStatus, Drawn, Gate, Grouping, HeadNorms, Inspect,
     KernelError, KvShape, KvType, Norm, Norms, Rotate, RowOrder, RowsKind, Step, StepSize, TableWeights,
     Wanted, Weights,
 };
 
-/// Refuses what has no kernel.
-fn no_kernel<T>(what: &'static str) -> Result<T, KernelError> {
-    Err(GpuError::NoKernel { what }.into())
-}
-
-/// Refuses query rows that only a CPU takes: with further columns, or with heads that are rotated in part.
-fn check_heads(heads: usize, rope: &Rope, qkv: &Rows, kv: &Kv) -> Result<(), KernelError> {
-    if rope.head_dim != kv.shape.head_dim {
-        return no_kernel("a rotary embedding of a part of each head");
-    }
-    if qkv.width != (heads + 2 * kv.shape.kv_heads) * kv.shape.head_dim {
-        return no_kernel("rows that hold more than queries, keys and values");
-    }
-    Ok(())
-}
-
-/// Calls the methods of [`Gpu`] of the same names. What recurrent layers need has no kernels yet and is refused when it is
-/// loaded: its types have no values.
+/// Calls the methods of [`Gpu`] of the same names.
 impl<D: Driver> Backend for Gpu<D> {
     type Rows = Rows;
     type Quants = Quants;
@@ -33,9 +14,9 @@ impl<D: Driver> Backend for Gpu<D> {
     type Gain = Gain;
     type Rope = Rope;
     type Kv = Kv;
-    type Delta = Infallible;
-    type State = Infallible;
-    type Rotation = Infallible;
+    type Delta = Delta;
+    type State = State;
+    type Rotation = Rotation;
 
     fn info(&self) -> BackendInfo {
         let info = self.driver.info();
@@ -84,20 +65,21 @@ impl<D: Driver> Backend for Gpu<D> {
         Ok(self.kv(shape)?)
     }
 
-    fn delta(&mut self, _: DeltaShape, _: &DeltaWeights<'_>) -> Result<Infallible, KernelError> {
-        no_kernel("gated-delta layers")
+    fn delta(&mut self, shape: DeltaShape, weights: &DeltaWeights<'_>) -> Result<Delta, KernelError> {
+        Ok(self.delta(shape, weights)?)
     }
 
-    fn state(&mut self, _: DeltaShape, _: usize) -> Result<Infallible, KernelError> {
-        no_kernel("gated-delta layers")
+    fn state(&mut self, shape: DeltaShape, slots: usize) -> Result<State, KernelError> {
+        Ok(self.state(shape, slots)?)
     }
 
-    fn rotation(&mut self, _: usize, _: &Rotate<'_>) -> Result<Infallible, KernelError> {
-        no_kernel("Walsh-Hadamard transforms")
+    fn rotation(&mut self, width: usize, rotate: &Rotate<'_>) -> Result<Rotation, KernelError> {
+        Ok(self.rotation(width, rotate)?)
     }
 
-    fn rotate_table(&mut self, _: &mut Table, rotation: Infallible) {
-        match rotation {}
+    fn rotate_table(&mut self, table: &mut Table, rotation: Rotation) {
+        let Table::Ternary(_, contained) = table else { panic!("only a ternary table can be rotated") };
+        *contained = Some(rotation);
     }
 
     fn embed(
@@ -115,10 +97,10 @@ impl<D: Driver> Backend for Gpu<D> {
         n: usize,
         x: &Rows,
         norms: Norms<'_, Gain>,
-        _: Option<&Infallible>,
+        rotation: Option<&Rotation>,
         out: &mut Quants,
     ) -> Result<(), KernelError> {
-        Ok(self.norm_quantize(n, x, norms, out)?)
+        Ok(self.norm_quantize(n, x, norms, rotation, out)?)
     }
 
     fn bit_linear(
@@ -142,8 +124,7 @@ impl<D: Driver> Backend for Gpu<D> {
         qkv: &mut Rows,
         kv: &mut Kv,
     ) -> Result<(), KernelError> {
-        check_heads(heads, rope, qkv, kv)?;
-        Ok(self.rope_store(step, rope, norms, qkv, kv)?)
+        Ok(self.rope_store(step, heads, rope, norms, qkv, kv)?)
     }
 
     fn attention(&mut self, step: Step<'_>, qkv: &Rows, kv: &Kv, out: &mut Rows) -> Result<(), KernelError> {
@@ -156,10 +137,10 @@ impl<D: Driver> Backend for Gpu<D> {
         gate_up: &Rows,
         gate: Gate,
         norms: Norms<'_, Gain>,
-        _: Option<&Infallible>,
+        rotation: Option<&Rotation>,
         out: &mut Quants,
     ) -> Result<(), KernelError> {
-        Ok(self.gate_quantize(n, gate_up, gate, norms, out)?)
+        Ok(self.gate_quantize(n, gate_up, gate, norms, rotation, out)?)
     }
 
     /// The multiplication applies the gate itself; `gate_up` then holds only the gated values.
@@ -170,12 +151,12 @@ impl<D: Driver> Backend for Gpu<D> {
         w: &Linear,
         gate: Gate,
         norms: Norms<'_, Gain>,
-        _: Option<&Infallible>,
+        rotation: Option<&Rotation>,
         gate_up: &mut Rows,
         out: &mut Quants,
     ) -> Result<(), KernelError> {
         self.bit_linear_gate(n, x, w, gate, gate_up)?;
-        Ok(self.quantize_gated(n, gate_up, norms, out)?)
+        Ok(self.quantize_gated(n, gate_up, norms, rotation, out)?)
     }
 
     /// Queries and keys without norms are rotated by the kernel that computes the sums.
@@ -184,45 +165,44 @@ impl<D: Driver> Backend for Gpu<D> {
         step: Step<'_>,
         x: &Quants,
         w: &Linear,
-        heads: usize,
+        _: usize,
         rope: &Rope,
         norms: HeadNorms<'_, Gain>,
         qkv: &mut Rows,
         kv: &mut Kv,
     ) -> Result<(), KernelError> {
-        check_heads(heads, rope, qkv, kv)?;
         Ok(self.bit_linear_rope_store(step, x, w, rope, norms, qkv, kv)?)
     }
 
     fn gated_delta(
         &mut self,
-        _: Step<'_>,
-        _: &Rows,
-        w: &Infallible,
-        _: &mut Infallible,
-        _: &mut Rows,
+        step: Step<'_>,
+        x: &Rows,
+        w: &Delta,
+        state: &mut State,
+        out: &mut Rows,
     ) -> Result<(), KernelError> {
-        match *w {}
+        Ok(self.gated_delta(step, x, w, state, out)?)
     }
 
-    fn copy_state(&mut self, state: &mut Infallible, _: u32, _: u32) -> Result<(), KernelError> {
-        match *state {}
+    fn copy_state(&mut self, state: &mut State, from: u32, to: u32) -> Result<(), KernelError> {
+        Ok(self.copy_state(state, from, to)?)
     }
 
-    fn sigmoid_gate(&mut self, _: usize, _: &Rows, _: usize, _: &mut Rows) -> Result<(), KernelError> {
-        no_kernel("gates of attention")
+    fn sigmoid_gate(&mut self, n: usize, x: &Rows, column: usize, out: &mut Rows) -> Result<(), KernelError> {
+        Ok(self.sigmoid_gate(n, x, column, out)?)
     }
 
     fn dense(
         &mut self,
-        _: usize,
-        _: &Rows,
-        _: &Norm<Gain>,
-        _: &Table,
-        _: &mut Rows,
-        _: usize,
+        n: usize,
+        x: &Rows,
+        norm: &Norm<Gain>,
+        w: &Table,
+        out: &mut Rows,
+        column: usize,
     ) -> Result<(), KernelError> {
-        no_kernel("dense projections")
+        Ok(self.dense(n, x, norm, w, out, column)?)
     }
 
     fn norm_rows(

@@ -16,10 +16,11 @@ pub struct Kv {
     pub(super) values: DeviceBuffer,
 }
 
-/// Cosines and sines of the rotary embedding, f32 `[position][head_dim / 2]` each.
+/// Cosines and sines of the rotary embedding, f32 `[position][width / 2]` each.
 #[derive(Debug)]
 pub struct Rope {
-    pub(super) head_dim: usize,
+    /// Dimensions of a head that are rotated.
+    pub(super) width: usize,
     pub(super) positions: usize,
     pub(super) cos: DeviceBuffer,
     pub(super) sin: DeviceBuffer,
@@ -41,13 +42,13 @@ impl<D: Driver> Gpu<D> {
         Ok(Kv { shape, stride, keys, values })
     }
 
-    /// Takes cosines and sines, `[positions][head_dim / 2]` each.
-    pub fn rope(&mut self, cos: &[f32], sin: &[f32], head_dim: usize) -> Result<Rope, GpuError> {
+    /// Takes cosines and sines for the first `width` dimensions of a head, `[positions][width / 2]` each.
+    pub fn rope(&mut self, cos: &[f32], sin: &[f32], width: usize) -> Result<Rope, GpuError> {
         assert_eq!(cos.len(), sin.len(), "there must be as many cosines as sines");
         let bytes = |values: &[f32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<_>>();
-        let positions = 2 * cos.len() / head_dim;
+        let positions = 2 * cos.len() / width;
         let cos = self.store(&bytes(cos), "rotary tables")?;
         let sin = self.store(&bytes(sin), "rotary tables")?;
-        Ok(Rope { head_dim, positions, cos, sin })
+        Ok(Rope { width, positions, cos, sin })
     }
 }

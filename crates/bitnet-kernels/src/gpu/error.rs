@@ -65,12 +65,9 @@ pub enum GpuError {
          --device cpu"
     )]
     RowTooWide { kernel: &'static str, bytes: u32, name: String, limit: u32 },
-    /// The heads are too wide for the attention kernels.
+    /// The heads are too wide for the kernels of attention or of gated-delta layers.
     #[error("heads are {head_dim} wide, the GPU kernels take up to {limit}: use --device cpu")]
     HeadTooWide { head_dim: usize, limit: usize },
-    /// There are no kernels for an operation.
-    #[error("there are no GPU kernels for {what}: use --device cpu")]
-    NoKernel { what: &'static str },
     /// The GPU failed. Its context stays broken until the process ends.
     #[error("the GPU failed in {during}: {reason}; restart the process")]
     Failed { during: &'static str, reason: String },

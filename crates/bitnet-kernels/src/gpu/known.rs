@@ -10,14 +10,15 @@ use super::{
     table::{
         ARGMAX, ATTENTION_MERGE_D128, ATTENTION_MERGE_D256, ATTENTION_R16_D128, ATTENTION_R16_D256,
         ATTENTION_R32_D256, ATTENTION_R64_D128, BITLINEAR_T1, BITLINEAR_T8, BITLINEAR_T16, BITLINEAR_T32,
-        BITLINEAR_T64, BITLINEAR_T128, COPY_BLOCK, EMBED, EMBED_TERNARY, GROUPED_T1, GROUPED_T8, GROUPED_T16,
-        GROUPED_T32, GROUPED_T64, GROUPED_T128, HEAD_T8, HEAD_T32, HEAD_T64, Kernel, NORM_QUANTIZE,
-        NORM_ROWS, ROPE_STORE, SAMPLE,
+        BITLINEAR_T64, BITLINEAR_T128, COPY_BLOCK, DELTA_CLOSE, DELTA_LEARN, DELTA_LEARN_D128, DELTA_MIX,
+        DENSE, EMBED, EMBED_TERNARY, GROUPED_T1, GROUPED_T8, GROUPED_T16, GROUPED_T32, GROUPED_T64,
+        GROUPED_T128, HADAMARD, HEAD_T8, HEAD_T32, HEAD_T64, Kernel, NORM_QUANTIZE, NORM_ROWS, ROPE_STORE,
+        SAMPLE, SIGMOID_GATE,
     },
     upload::Uploads,
 };
 use crate::{
-    Drawn, Gate, KernelError, RowsKind, SamplingParams,
+    Drawn, Gate, Grouping, KernelError, RowsKind, SamplingParams,
     conformance::{Case, Failure, check_rounded},
 };
 
@@ -51,7 +52,21 @@ const fn attention(head_dim: usize, runs: &'static [(usize, usize)]) -> Case {
     Case::Attention { heads: 4, kv_heads: 2, head_dim, runs, odd: false }
 }
 
-static QUESTIONS: [Question; 33] = [
+const fn partial_rope() -> Case {
+    Case::PartialRope { start: 63, n: 3, heads: 4, kv_heads: 2, head_dim: 72, rotary: 20, more: 128 }
+}
+
+const fn delta(key_heads: usize, value_heads: usize, head_dim: usize) -> Case {
+    let runs = &[(5, 1), (0, 6)];
+    Case::Delta { key_heads, value_heads, head_dim, taps: 4, runs, odd: false }
+}
+
+/// Columns of value heads in other places, where they are `grouped`, and levels of every kind.
+const fn rotated(grouped: Option<(usize, usize)>, grouping: Grouping) -> Case {
+    Case::Rotated { n: 3, width: 1536, block: 512, signs: true, grouped, norms: 1, grouping }
+}
+
+static QUESTIONS: [Question; 41] = [
     (&[&NORM_QUANTIZE], Case::NormQuantize { n: 9, width: 641, norms: 2 }),
     (&[&NORM_QUANTIZE], Case::GateQuantize { n: 7, ffn: 300, gate: Gate::SquaredRelu, norms: 1 }),
     (&[&NORM_QUANTIZE], Case::GateQuantize { n: 2, ffn: 300, gate: Gate::Silu, norms: 1 }),
@@ -85,6 +100,14 @@ static QUESTIONS: [Question; 33] = [
     (&[&EMBED_TERNARY], Case::TernaryHead { n: 3, width: 136, vocab: 150, group: 64 }),
     (&[&ROPE_STORE], Case::HeadNorms { start: 63, n: 9, k: 100, heads: 3, kv_heads: 1, head_dim: 36 }),
     (&[&BITLINEAR_T128], Case::Qkv { start: 0, n: 70, k: 100, heads: 2, kv_heads: 2, head_dim: 48 }),
+    (&[&ROPE_STORE], partial_rope()),
+    (&[&SIGMOID_GATE], Case::SigmoidGate { n: 5, width: 300, column: 3 }),
+    (&[&NORM_QUANTIZE], rotated(Some((4, 3)), Grouping::Groups)),
+    (&[&NORM_QUANTIZE], rotated(None, Grouping::Row)),
+    (&[&HADAMARD], Case::RotatedHead { n: 3, width: 1024, vocab: 40, group: 128, block: 1024 }),
+    (&[&DELTA_MIX, &DELTA_LEARN, &DELTA_CLOSE], delta(2, 4, 20)),
+    (&[&DELTA_LEARN_D128], delta(1, 2, 128)),
+    (&[&DENSE], Case::Dense { n: 3, width: 300, rows: 33, column: 3, dtype: DType::BF16 }),
 ];
 
 impl<D: Driver> Gpu<D> {
@@ -111,6 +134,7 @@ impl<D: Driver> Gpu<D> {
         // The model starts without what the cases left.
         (self.uploads, self.logits, self.drawn) = (Uploads::default(), None, None);
         (self.head_input, self.head_width) = (None, 0);
+        (self.mixed, self.mixed_len) = (None, 0);
         self.counts = Counts::default();
         self.free = self.driver.free_memory()?;
         trusted().push(machine);

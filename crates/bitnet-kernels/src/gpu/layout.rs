@@ -3,7 +3,7 @@
 use bitnet_tensor::{BitNetTensor, GroupedTensor};
 use half::bf16;
 
-use super::{DeviceBuffer, Driver, Gpu, GpuError, Linear};
+use super::{DeviceBuffer, Driver, Gpu, GpuError, Linear, Rotation};
 use crate::RowOrder;
 
 /// An embedding or an output head.
@@ -11,8 +11,8 @@ use crate::RowOrder;
 pub enum Table {
     /// With bf16 values.
     Dense(Dense),
-    /// With codes, and scales for groups of columns.
-    Ternary(Linear),
+    /// With codes, scales for groups of columns, and the transform that the rows contain.
+    Ternary(Linear, Option<Rotation>),
 }
 
 impl Table {
@@ -20,7 +20,7 @@ impl Table {
     pub(super) fn shape(&self) -> [usize; 2] {
         match self {
             Table::Dense(table) => [table.rows, table.cols],
-            Table::Ternary(table) => [table.rows, table.cols],
+            Table::Ternary(table, _) => [table.rows, table.cols],
         }
     }
 }
@@ -69,7 +69,7 @@ impl<D: Driver> Gpu<D> {
     /// needs as a head.
     pub fn ternary_table(&mut self, weights: &GroupedTensor) -> Result<Table, GpuError> {
         self.head_width = self.head_width.max(weights.cols());
-        Ok(Table::Ternary(self.grouped(weights, RowOrder::Plain)?))
+        Ok(Table::Ternary(self.grouped(weights, RowOrder::Plain)?, None))
     }
 
     /// Takes the gain of a norm.

@@ -6,6 +6,7 @@ mod backend;
 mod cache;
 mod ceilings;
 mod cuda;
+mod delta;
 mod driver;
 mod error;
 mod known;
@@ -15,6 +16,7 @@ mod ops;
 mod prepare;
 mod quants;
 mod queue;
+mod rotation;
 mod rows;
 pub mod table;
 mod ternary;
@@ -25,6 +27,7 @@ use std::{collections::HashMap, time::Duration};
 pub use cache::{Kv, Rope};
 pub use ceilings::Ceilings;
 pub use cuda::Cuda;
+pub use delta::{Delta, State};
 pub use driver::{Arg, DeviceInfo, Driver, Entry, Grid, Launch, MARKS};
 pub use error::GpuError;
 pub use layout::{Dense, Gain, Table};
@@ -32,6 +35,7 @@ pub use memory::DeviceBuffer;
 use memory::Returned;
 pub use quants::Quants;
 use queue::Queue;
+pub use rotation::Rotation;
 pub use rows::Rows;
 use table::{KERNELS, Kernel};
 pub use ternary::Linear;
@@ -99,6 +103,10 @@ pub struct Gpu<D: Driver> {
     /// int8 input of a ternary head, and the maximum width of ternary tables; 0 if there are none.
     head_input: Option<Quants>,
     head_width: usize,
+    /// What the kernels of a gated-delta layer pass to each other, and the maximum of its floats for a token; 0 if there are
+    /// no such layers.
+    mixed: Option<DeviceBuffer>,
+    mixed_len: usize,
     /// Bytes of device memory that were free after memory was last allocated for steps.
     free: usize,
     counts: Counts,
@@ -142,6 +150,8 @@ impl<D: Driver> Gpu<D> {
             drawn: None,
             head_input: None,
             head_width: 0,
+            mixed: None,
+            mixed_len: 0,
             free,
             counts: Counts::default(),
             lost: None,

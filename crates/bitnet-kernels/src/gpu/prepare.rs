@@ -9,6 +9,8 @@ use crate::{Grouping, RowsKind, StepSize};
 const WORD: usize = 4;
 /// Bytes of the description of a thread block's piece of a run.
 const PIECE: usize = 32;
+/// Bytes of the description of a token or a run for gated-delta layers.
+const DELTA: usize = 16;
 /// Bytes of [`SamplingParams`](crate::SamplingParams).
 const SAMPLING: usize = 32;
 
@@ -23,6 +25,8 @@ impl<D: Driver> Gpu<D> {
             (Upload::Blocks, WORD * size.blocks),
             (Upload::FewRows, PIECE * pieces),
             (Upload::ManyRows, PIECE * pieces),
+            (Upload::DeltaTokens, if self.mixed_len > 0 { DELTA * size.tokens } else { 0 }),
+            (Upload::DeltaRuns, if self.mixed_len > 0 { DELTA * size.tokens } else { 0 }),
             (Upload::Rows, WORD * size.logit_rows),
             (Upload::Sampling, SAMPLING * size.logit_rows),
         ] {
@@ -31,6 +35,9 @@ impl<D: Driver> Gpu<D> {
         self.logits = Some(self.rows(size.logit_rows, size.vocab, RowsKind::Residual)?);
         if self.head_width > 0 {
             self.head_input = Some(self.quants(size.logit_rows, self.head_width, Grouping::Groups)?);
+        }
+        if self.mixed_len > 0 {
+            self.make_mixed(size.tokens)?;
         }
         self.drawn = Some(self.alloc(DRAWN * size.logit_rows, "drawn tokens")?);
         self.free = self.driver.free_memory()?;

@@ -138,6 +138,13 @@ kernels! {
     NORM_QUANTIZE = "sm80_norm_quantize_s8": ["DFMA", "REDUX.MAX", "REDUX.SUM", "IDP.4A", "LDG.E.128", "LDS.128"];
     NORM_ROWS = "sm80_norm_rows_bf16": ["DFMA"];
     ROPE_STORE = generated "sm80_rope_store_bf16": ["FFMA"];
+    SIGMOID_GATE = generated "sm80_sigmoid_gate_bf16": ["MUFU.RCP"];
+    DENSE = generated "sm80_dense_bf16": ["DFMA", "FFMA"];
+    HADAMARD = "sm80_hadamard_f32": ["SHFL.BFLY", "LDG.E.128", "STG.E.128"];
+    DELTA_MIX = generated "sm80_delta_mix_f32": ["FFMA", "SHFL.BFLY", "MUFU.RSQ"];
+    DELTA_LEARN_D128 = generated "sm80_delta_learn_d128_f32": ["FFMA", "LDS.128", "LDG.E.128", "STG.E.128"];
+    DELTA_LEARN = generated "sm80_delta_learn_f32": ["FFMA", "LDS.128", "LDG.E.128", "STG.E.128"];
+    DELTA_CLOSE = generated "sm80_delta_close_bf16": ["DADD", "SHFL.BFLY"];
     ARGMAX = "sm80_argmax_f32": ["REDUX.MAX"];
     SAMPLE = "sm80_sample_f32": ["REDUX.MAX", "ATOMS", "IMAD.WIDE.U32", "VOTE.ANY"];
     COPY_BLOCK = "sm80_copy_block": ["LDG.E.128", "STG.E.128"];

@@ -20,10 +20,14 @@ pub(super) enum Upload {
     FewRows,
     /// The same for many rows.
     ManyRows,
+    /// u32 `[n][4]`: what gated-delta layers need to know of each token.
+    DeltaTokens,
+    /// u32 `[runs][4]`: what they need to know of each run.
+    DeltaRuns,
 }
 
 /// Number of kinds.
-const KINDS: usize = Upload::ManyRows as usize + 1;
+const KINDS: usize = Upload::DeltaRuns as usize + 1;
 
 /// The arrays on the device, or to be sent with the next hand-over.
 #[derive(Debug, Default)]

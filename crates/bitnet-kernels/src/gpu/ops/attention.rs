@@ -73,7 +73,7 @@ fn in_steps(tiles: usize) -> usize {
 
 impl<D: Driver> Gpu<D> {
     /// Computes causal attention of every token over its sequence's positions up to its own, with the queries in the
-    /// first columns of `qkv`; `out` is `[n][heads * head_dim]`.
+    /// first columns of `qkv`, which may have further columns; `out` is `[n][heads * head_dim]`.
     pub fn attention(
         &mut self,
         Step { runs, blocks }: Step<'_>,
@@ -87,7 +87,7 @@ impl<D: Driver> Gpu<D> {
             heads * head_dim == out.width && heads.is_multiple_of(kv_heads),
             "rows must have whole heads"
         );
-        assert_eq!(qkv.width, out.width + 2 * kv_heads * head_dim, "rows must have queries, keys and values");
+        assert!(out.width + 2 * kv_heads * head_dim <= qkv.width, "rows must have queries, keys and values");
         assert!(qkv.kind == RowsKind::Between && out.kind == RowsKind::Between, "heads must be bf16");
         let rows = qkv.rows.min(out.rows);
         assert!(runs.iter().all(|run| run.tokens.end <= rows), "the rows must fit their buffers");

@@ -184,13 +184,14 @@ impl<D: Driver> Gpu<D> {
     ) -> Result<(), GpuError> {
         let (n, head_dim) = (step.tokens(), kv.shape.head_dim);
         assert_eq!(w.order, RowOrder::Rope { head_dim }, "the matrix must be queries, keys and values");
-        assert_eq!(rope.head_dim, head_dim, "the rotary table must have the heads' width");
+        assert_eq!(rope.width, head_dim, "whole heads must be rotated");
         assert!(w.rows == qkv.width && n <= qkv.rows, "the rows must fit their buffers");
         assert_eq!(qkv.kind, RowsKind::Between, "queries must be bf16");
         if norms.is_some() {
             // A norm needs a whole head, but a thread block may have only part of one.
             self.multiply(n, x, w, Sink::Heads { out: qkv, head_dim })?;
-            return self.rope_store(step, rope, norms, qkv, kv);
+            let heads = w.rows / head_dim - 2 * kv.shape.kv_heads;
+            return self.rope_store(step, heads, rope, norms, qkv, kv);
         }
         let (positions, slots) = self.upload_slots(step, rope, kv)?;
         self.multiply(n, x, w, Sink::Rotated { out: qkv, kv, rope, positions, slots })

@@ -1,15 +1,15 @@
 use crate::{
     RowsKind,
     gpu::{
-        Arg, Driver, Gpu, GpuError, Rows, Table,
-        table::{EMBED, EMBED_TERNARY},
+        Arg, Driver, Gpu, GpuError, Rotation, Rows, Table,
+        table::{EMBED, EMBED_TERNARY, HADAMARD},
         ternary::Scales,
         upload::Upload,
     },
 };
 
 impl<D: Driver> Gpu<D> {
-    /// Sets row `i` of `out` to row `tokens[i]` of `table`, times `factor`.
+    /// Sets row `i` of `out` to row `tokens[i]` of `table`, without the transform that it contains, times `factor`.
     pub fn embed(
         &mut self,
         table: &Table,
@@ -25,10 +25,14 @@ impl<D: Driver> Gpu<D> {
         // The place of a row follows from the stride of a dense table, or from the group size of a ternary one.
         let (kernel, address, layout) = match table {
             Table::Dense(table) => (&EMBED, table.buffer.address(), table.stride),
-            Table::Ternary(table) => {
+            Table::Ternary(table, _) => {
                 let Scales::Groups(group) = table.scales else { panic!("a ternary table has groups") };
                 (&EMBED_TERNARY, table.codes.address(), group)
             }
+        };
+        let rotation = match table {
+            Table::Ternary(_, rotation) => rotation.as_ref(),
+            Table::Dense(_) => None,
         };
         self.launch(
             kernel,
@@ -41,6 +45,26 @@ impl<D: Driver> Gpu<D> {
                 Arg::U32(cols as u32),
                 Arg::U32(layout as u32),
                 Arg::U32(out.stride as u32),
+                Arg::F32(if rotation.is_some() { 1.0 } else { factor }),
+            ],
+        )?;
+        rotation.map_or(Ok(()), |rotation| self.undo(tokens.len(), rotation, factor, out))
+    }
+
+    /// Undoes a transform in the first `n` rows, and multiplies them by `factor`.
+    fn undo(&mut self, n: usize, rotation: &Rotation, factor: f32, out: &mut Rows) -> Result<(), GpuError> {
+        assert_eq!(rotation.width, out.width, "the transform must be as wide as the rows");
+        self.launch(
+            &HADAMARD,
+            [n, 1, 1],
+            HADAMARD.dynamic as usize * out.width.next_multiple_of(128),
+            &[
+                Arg::U64(out.address()),
+                Arg::U64(rotation.signs.address()),
+                Arg::U32(out.width as u32),
+                Arg::U32(out.stride as u32),
+                Arg::U32(rotation.block as u32),
+                Arg::F32(rotation.scale),
                 Arg::F32(factor),
             ],
         )

@@ -1,7 +1,7 @@
 use crate::{
     Grouping, RowsKind,
     gpu::{
-        Arg, Dense, Driver, Gpu, GpuError, Linear, Quants, Rows, Table,
+        Arg, Dense, Driver, Gpu, GpuError, Linear, Quants, Rotation, Rows, Table,
         table::{HEAD_T8, HEAD_T32, HEAD_T64},
     },
 };
@@ -17,7 +17,8 @@ static TILES: [Tile; 3] = [
 
 impl<D: Driver> Gpu<D> {
     /// Computes `out[t][v] = sum_k x[t][k] * table[v][k]` for the first `n` rows; `out` stays on the device as f32, with
-    /// a column for each row of the table. For a ternary table, the rows are quantised first.
+    /// a column for each row of the table. For a ternary table, the rows are quantised first, after the transform that it
+    /// contains.
     pub fn head(&mut self, n: usize, x: &Rows, table: &Table, out: &mut Rows) -> Result<(), GpuError> {
         let [vocab, cols] = table.shape();
         assert!(x.width == cols && n <= x.rows, "rows must be as wide as the table");
@@ -29,9 +30,9 @@ impl<D: Driver> Gpu<D> {
         match table {
             _ if n == 0 => Ok(()),
             Table::Dense(table) => self.dense_logits(n, x, table, out),
-            Table::Ternary(table) => {
+            Table::Ternary(table, rotation) => {
                 let mut quants = self.head_input(n, cols)?;
-                let made = self.ternary_logits(n, x, table, &mut quants, out);
+                let made = self.ternary_logits(n, x, table, rotation.as_ref(), &mut quants, out);
                 self.head_input = Some(quants);
                 made
             }
@@ -43,10 +44,11 @@ impl<D: Driver> Gpu<D> {
         n: usize,
         x: &Rows,
         table: &Linear,
+        rotation: Option<&Rotation>,
         quants: &mut Quants,
         out: &mut Rows,
     ) -> Result<(), GpuError> {
-        self.norm_quantize(n, x, [None, None], quants)?;
+        self.norm_quantize(n, x, [None, None], rotation, quants)?;
         self.bit_linear(n, quants, table, out, 0, None)
     }
 

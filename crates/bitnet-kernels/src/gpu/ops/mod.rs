@@ -3,13 +3,16 @@
 mod attention;
 mod bit_linear;
 mod copy_block;
+mod dense;
 mod embed;
+mod gated_delta;
 mod head;
 mod logits;
 mod norm_quantize;
 mod norm_rows;
 mod rope_store;
 mod sample;
+mod sigmoid_gate;
 mod tile;
 
 pub(super) use attention::FEW as FEW_ROWS;

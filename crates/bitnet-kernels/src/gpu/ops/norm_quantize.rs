@@ -1,6 +1,6 @@
 use crate::{
     Gate, Grouping, Norm, Norms, RowsKind,
-    gpu::{Arg, Driver, Gain, Gpu, GpuError, Quants, Rows, table::NORM_QUANTIZE},
+    gpu::{Arg, Driver, Gain, Gpu, GpuError, Quants, Rotation, Rows, table::NORM_QUANTIZE},
 };
 
 /// The input of the kernel, as it numbers them.
@@ -13,12 +13,13 @@ enum Mode {
 }
 
 impl<D: Driver> Gpu<D> {
-    /// Each row through `norms` in turn, then quantised to int8 with the grouping of `out`.
+    /// Each row through `norms` in turn, then `rotation`, then quantised to int8 with the grouping of `out`.
     pub fn norm_quantize(
         &mut self,
         n: usize,
         x: &Rows,
         norms: Norms<'_, Gain>,
+        rotation: Option<&Rotation>,
         out: &mut Quants,
     ) -> Result<(), GpuError> {
         assert_eq!(x.width, out.width, "rows must be as wide as their quantised form");
@@ -26,7 +27,7 @@ impl<D: Driver> Gpu<D> {
             RowsKind::Residual => Mode::Residual,
             RowsKind::Between => Mode::Between,
         };
-        self.quantize(n, x, mode, norms, out)
+        self.quantize(n, x, mode, norms, rotation, out)
     }
 
     /// Applies the gate to `gate_up` (`[n][ffn | ffn]`), then does the same as [`Gpu::norm_quantize`].
@@ -36,6 +37,7 @@ impl<D: Driver> Gpu<D> {
         gate_up: &Rows,
         gate: Gate,
         norms: Norms<'_, Gain>,
+        rotation: Option<&Rotation>,
         out: &mut Quants,
     ) -> Result<(), GpuError> {
         assert_eq!(gate_up.width, 2 * out.width, "there must be a gate for every output");
@@ -44,7 +46,7 @@ impl<D: Driver> Gpu<D> {
             Gate::SquaredRelu => Mode::SquaredRelu,
             Gate::Silu => Mode::Silu,
         };
-        self.quantize(n, gate_up, mode, norms, out)
+        self.quantize(n, gate_up, mode, norms, rotation, out)
     }
 
     /// [`Gpu::norm_quantize`] of the result of [`Gpu::bit_linear_gate`] in `gate_up`.
@@ -53,10 +55,11 @@ impl<D: Driver> Gpu<D> {
         n: usize,
         gate_up: &Rows,
         norms: Norms<'_, Gain>,
+        rotation: Option<&Rotation>,
         out: &mut Quants,
     ) -> Result<(), GpuError> {
         assert_eq!(gate_up.width, 2 * out.width, "there must be a gate for every output");
-        self.quantize(n, gate_up, Mode::Between, norms, out)
+        self.quantize(n, gate_up, Mode::Between, norms, rotation, out)
     }
 
     fn quantize(
@@ -65,6 +68,7 @@ impl<D: Driver> Gpu<D> {
         x: &Rows,
         mode: Mode,
         norms: Norms<'_, Gain>,
+        rotation: Option<&Rotation>,
         out: &mut Quants,
     ) -> Result<(), GpuError> {
         assert!(n <= x.rows && n <= out.rows, "the rows must fit their buffers");
@@ -73,23 +77,35 @@ impl<D: Driver> Gpu<D> {
             assert_eq!(norm.gain.width, width, "gains must be as wide as the rows");
         });
         let [first, second] = [present.next(), present.next()];
+        assert!(rotation.is_none_or(|r| r.width == width), "the transform must be as wide as the rows");
         let gain = |norm: Option<&Norm<Gain>>| Arg::U64(norm.map_or(0, |norm| norm.gain.buffer.address()));
         let eps = |norm: Option<&Norm<Gain>>| Arg::F32(norm.map_or(0.0, |norm| norm.eps));
+        let grouped = rotation.and_then(|rotation| rotation.grouped);
+        let (key_heads, per_key) = grouped.unwrap_or((1, 0));
+        let head_dim = width / (key_heads * per_key.max(1));
+        // Columns that change places need a second row.
+        let columns = width.next_multiple_of(128) * if grouped.is_some() { 2 } else { 1 };
         self.launch(
             &NORM_QUANTIZE,
             [n, 1, 1],
-            NORM_QUANTIZE.dynamic as usize * width.next_multiple_of(128),
+            NORM_QUANTIZE.dynamic as usize * columns,
             &[
                 Arg::U64(x.address()),
                 gain(first),
                 gain(second),
                 Arg::U64(out.values.address()),
                 Arg::U64(out.scales.address()),
+                Arg::U64(rotation.map_or(0, |rotation| rotation.signs.address())),
                 Arg::U32(out.atoms as u32),
                 Arg::U32(width as u32),
                 Arg::U32(x.stride as u32),
                 Arg::U32(mode as u32),
                 Arg::U32(u32::from(out.grouping == Grouping::Groups)),
+                Arg::U32(rotation.map_or(1, |rotation| rotation.block) as u32),
+                Arg::U32(key_heads as u32),
+                Arg::U32(per_key as u32),
+                Arg::U32(head_dim as u32),
+                Arg::F32(rotation.map_or(1.0, |rotation| rotation.scale)),
                 eps(first),
                 eps(second),
                 Arg::F64(1.0 / width as f64),

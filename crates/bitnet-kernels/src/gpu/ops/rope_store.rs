@@ -4,18 +4,20 @@ use crate::{
 };
 
 impl<D: Driver> Gpu<D> {
-    /// Applies the norms of query and key heads, if there are any, rotates queries and keys by their positions, and
-    /// stores keys and values.
+    /// Applies the norms of query and key heads, if there are any, rotates queries and keys in their first dimensions by
+    /// their positions, and stores keys and values. `qkv` may have further columns.
     pub fn rope_store(
         &mut self,
         step: Step<'_>,
+        heads: usize,
         rope: &Rope,
         norms: HeadNorms<'_, Gain>,
         qkv: &mut Rows,
         kv: &mut Kv,
     ) -> Result<(), GpuError> {
         let shape = kv.shape;
-        assert_eq!(rope.head_dim, shape.head_dim, "the rotary table must have the heads' width");
+        assert!(rope.width <= shape.head_dim, "the rotary table must not be wider than the heads");
+        assert!((heads + 2 * shape.kv_heads) * shape.head_dim <= qkv.width, "the heads must fit the rows");
         assert_eq!(qkv.kind, RowsKind::Between, "queries, keys and values must be bf16");
         let all_fit = norms.is_none_or(|norms| norms.iter().all(|norm| norm.gain.width == shape.head_dim));
         assert!(all_fit, "gains must be as wide as the heads");
@@ -42,9 +44,10 @@ impl<D: Driver> Gpu<D> {
                 gains[0],
                 gains[1],
                 Arg::U32(qkv.stride as u32),
-                Arg::U32((qkv.width / shape.head_dim - 2 * shape.kv_heads) as u32),
+                Arg::U32(heads as u32),
                 Arg::U32(shape.kv_heads as u32),
                 Arg::U32(shape.head_dim as u32),
+                Arg::U32(rope.width as u32),
                 Arg::U32(kv.stride as u32),
                 Arg::F32(eps[0]),
                 Arg::F32(eps[1]),

@@ -1,5 +1,5 @@
 use bitnet_kernels::{
-    Backend, DeltaShape, DeltaWeights, KvShape, Rotate, RowsKind, Run, Step,
+    DeltaShape, DeltaWeights, KvShape, RowsKind, Run, Step,
     gpu::{
         Arg, Cuda, Driver, Gpu, GpuError,
         table::{ARGMAX, EMBED, KERNELS, NORM_QUANTIZE},
@@ -57,23 +57,37 @@ fn heads_wider_than_the_kernels_take_are_refused_with_the_limit() {
     assert!(gpu.kv(KvShape { blocks: 1, kv_heads: 1, head_dim: 256 }).is_ok());
 }
 
-/// All other operations of recurrent layers take what these would return.
 #[test]
-fn recurrent_layers_and_transforms_are_refused_when_they_are_loaded_with_the_cure() {
+fn heads_of_recurrent_layers_wider_than_the_kernels_take_are_refused_with_the_limit() {
     let mut gpu = Gpu::new(Simulator::default()).unwrap();
-    let shape = DeltaShape { key_heads: 1, value_heads: 1, head_dim: 16, taps: 4 };
-    let floats = vec![0.0; 192];
-    let (conv, heads, norm) = (&floats[..], &floats[..1], &floats[..16]);
-    let weights = DeltaWeights { conv, a: heads, dt_bias: heads, norm, eps: 1e-6 };
-    let rotate = Rotate { block: 16, signs: None, grouped: None };
-    let refusals = [
-        (gpu.delta(shape, &weights).unwrap_err(), "gated-delta layers"),
-        (gpu.state(shape, 1).unwrap_err(), "gated-delta layers"),
-        (gpu.rotation(16, &rotate).unwrap_err(), "Walsh-Hadamard transforms"),
-    ];
-    for (refusal, what) in refusals {
-        assert_eq!(refusal.to_string(), format!("there are no GPU kernels for {what}: use --device cpu"));
+    let floats = vec![0.0; 3 * 129];
+    for (head_dim, fits) in [(128, true), (129, false)] {
+        let shape = DeltaShape { key_heads: 1, value_heads: 1, head_dim, taps: 1 };
+        let (conv, heads, norm) = (&floats[..3 * head_dim], &floats[..1], &floats[..head_dim]);
+        let weights = DeltaWeights { conv, a: heads, dt_bias: heads, norm, eps: 1e-6 };
+        match gpu.delta(shape, &weights) {
+            Ok(_) => assert!(fits),
+            Err(wide) => {
+                assert!(!fits);
+                assert_eq!(wide, GpuError::HeadTooWide { head_dim: 129, limit: 128 });
+                assert!(wide.to_string().contains("--device cpu"));
+            }
+        }
     }
+}
+
+#[test]
+#[should_panic(expected = "no two runs may share a slot")]
+fn two_runs_with_one_state_are_stopped_before_the_driver() {
+    let mut gpu = Gpu::new(Simulator::default()).unwrap();
+    let shape = DeltaShape { key_heads: 1, value_heads: 1, head_dim: 4, taps: 1 };
+    let weights = DeltaWeights { conv: &[0.0; 12], a: &[0.0], dt_bias: &[0.0], norm: &[0.0; 4], eps: 1e-6 };
+    let layer = gpu.delta(shape, &weights).unwrap();
+    let mut state = gpu.state(shape, 2).unwrap();
+    let x = gpu.rows(2, shape.columns(), RowsKind::Between).unwrap();
+    let mut out = gpu.rows(2, 4, RowsKind::Between).unwrap();
+    let runs = [0, 1].map(|i| Run { tokens: i..i + 1, start: 0, blocks: 0..0, state: 1 });
+    let _ = gpu.gated_delta(Step { runs: &runs, blocks: &[] }, &x, &layer, &mut state, &mut out);
 }
 
 #[test]

@@ -20,7 +20,7 @@ fn rows<D: Driver>(gpu: &mut Gpu<D>, seed: f32) -> Rows {
 /// Enough launches for a recording; the last one determines `out`.
 fn step<D: Driver>(gpu: &mut Gpu<D>, n: usize, x: &Rows, out: &mut Quants) -> Vec<i8> {
     for _ in 0..8 {
-        gpu.norm_quantize(n, x, [None, None], out).unwrap();
+        gpu.norm_quantize(n, x, [None, None], None, out).unwrap();
     }
     gpu.finish().unwrap();
     gpu.read_quants(out, ROWS).unwrap().0
@@ -129,7 +129,7 @@ fn memory_that_a_waiting_launch_reads_is_given_back_after_it() {
     let mut gpu = Gpu::new(Simulator::default()).unwrap();
     let x = rows(&mut gpu, 0.3);
     let mut out = gpu.quants(ROWS, WIDTH, Grouping::Row).unwrap();
-    gpu.norm_quantize(ROWS, &x, [None, None], &mut out).unwrap();
+    gpu.norm_quantize(ROWS, &x, [None, None], None, &mut out).unwrap();
     drop(x);
     gpu.alloc(1 << 20, "something else").unwrap();
     assert!(gpu.read_quants(&out, ROWS).unwrap().0.iter().any(|&value| value != 0));

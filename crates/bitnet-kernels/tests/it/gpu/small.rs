@@ -1,8 +1,9 @@
 //! Small launches of every kernel that works on rows, for the mutants.
 
 use bitnet_kernels::{
-    Gate, Grouping, KvShape, Norm, RowOrder, RowsKind, Run, SamplingParams, Step,
-    gpu::{Gain, Gpu, GpuError, Quants},
+    DeltaShape, DeltaWeights, Gate, Grouping, KvShape, Norm, Rotate, RowOrder, RowsKind, Run, SamplingParams,
+    Step,
+    gpu::{Gain, Gpu, GpuError, Quants, Rotation, Table},
 };
 use bitnet_tensor::{BitNetTensor, DType, GroupedTensor, SharedBytes};
 use bitnet_tests::Simulator;
@@ -37,7 +38,7 @@ pub fn norms(simulator: Simulator) -> Bits {
     gpu.write_rows(&mut x, &wave(n * width, 0.37))?;
     let (first, second) = (norm(&mut gpu, width, 0.11)?, norm(&mut gpu, width, 0.23)?);
     let mut q = gpu.quants(n, width, Grouping::Row)?;
-    gpu.norm_quantize(n, &x, [Some(&first), Some(&second)], &mut q)?;
+    gpu.norm_quantize(n, &x, [Some(&first), Some(&second)], None, &mut q)?;
     quantised(&mut gpu, &q, n)
 }
 
@@ -51,11 +52,101 @@ pub fn groups(simulator: Simulator) -> Bits {
     values[128..256].fill(1e-38);
     gpu.write_rows(&mut x, &values)?;
     let mut q = gpu.quants(n, width, Grouping::Groups)?;
-    gpu.norm_quantize(n, &x, [None, None], &mut q)?;
+    gpu.norm_quantize(n, &x, [None, None], None, &mut q)?;
     let mut all = quantised(&mut gpu, &q, n)?;
     let norm = norm(&mut gpu, width, 0.11)?;
-    gpu.norm_quantize(n, &x, [Some(&norm), None], &mut q)?;
+    gpu.norm_quantize(n, &x, [Some(&norm), None], None, &mut q)?;
     all.extend(quantised(&mut gpu, &q, n)?);
+    Ok(all)
+}
+
+/// A transform with signs: near levels, two far ones at a time, and one alone.
+fn rotation(
+    gpu: &mut Gpu<Simulator>,
+    width: usize,
+    grouped: Option<(usize, usize)>,
+) -> Result<Rotation, GpuError> {
+    let signs: Vec<i8> = (0..width).map(|i| if i * i % 7 < 3 { -1 } else { 1 }).collect();
+    gpu.rotation(width, &Rotate { block: 1024, signs: Some(&signs), grouped })
+}
+
+/// Normed and transformed rows, in order and with value heads brought to their key heads.
+pub fn transformed(simulator: Simulator) -> Bits {
+    let (n, width) = (2, 3072);
+    let mut gpu = Gpu::new(simulator)?;
+    let mut x = gpu.rows(n, width, RowsKind::Residual)?;
+    gpu.write_rows(&mut x, &wave(n * width, 0.37))?;
+    let mut q = gpu.quants(n, width, Grouping::Groups)?;
+    let norm = norm(&mut gpu, width, 0.11)?;
+    let mut all = Vec::new();
+    for grouped in [None, Some((4, 6))] {
+        let rotation = rotation(&mut gpu, width, grouped)?;
+        gpu.norm_quantize(n, &x, [Some(&norm), None], Some(&rotation), &mut q)?;
+        all.extend(quantised(&mut gpu, &q, n)?);
+    }
+    Ok(all)
+}
+
+/// Rows of a ternary table that contains a transform.
+pub fn embedded_rotated(simulator: Simulator) -> Bits {
+    let mut gpu = Gpu::new(simulator)?;
+    let mut table = gpu.ternary_table(&grouped_weights(3072, 128))?;
+    let Table::Ternary(_, contained) = &mut table else { panic!("the table is ternary") };
+    *contained = Some(rotation(&mut gpu, 3072, None)?);
+    let mut out = gpu.rows(3, 3072, RowsKind::Residual)?;
+    gpu.embed(&table, &[149, 8, 7], 12.0, &mut out)?;
+    Ok(bits(&gpu.read_rows(&out, 3)?))
+}
+
+/// Two sequences through three steps of a gated-delta layer; one has its state copied.
+pub fn delta<const DIM: usize>(simulator: Simulator) -> Bits {
+    let shape = DeltaShape { key_heads: 2, value_heads: 6, head_dim: DIM, taps: 4 };
+    let mut gpu = Gpu::new(simulator)?;
+    let (conv, heads) = (wave(shape.channels() * shape.taps, 0.13), wave(shape.value_heads, 0.7));
+    let a: Vec<f32> = heads.iter().map(|x| -x * x).collect();
+    let gain = wave(DIM, 0.19);
+    let weights = DeltaWeights { conv: &conv, a: &a, dt_bias: &heads, norm: &gain, eps: 1e-6 };
+    let layer = gpu.delta(shape, &weights)?;
+    let mut state = gpu.state(shape, 3)?;
+    let mut all = Vec::new();
+    for (step, lens) in [[5, 2], [1, 1], [3, 4]].into_iter().enumerate() {
+        let starts = [[0, 0], [5, 2], [6, 3]][step];
+        let slots = [[0, 1], [0, 1], [2, 1]][step];
+        let n = lens[0] + lens[1];
+        let runs = [0, 1].map(|s| {
+            let first = s * lens[0];
+            Run { tokens: first..first + lens[s], start: starts[s], blocks: 0..0, state: slots[s] }
+        });
+        let mut x = gpu.rows(n, shape.columns(), RowsKind::Between)?;
+        gpu.write_rows(&mut x, &wave(n * shape.columns(), 0.37 + step as f32))?;
+        let mut out = gpu.rows(n, shape.value_width(), RowsKind::Between)?;
+        if step == 2 {
+            gpu.copy_state(&mut state, 0, 2)?;
+        }
+        gpu.gated_delta(Step { runs: &runs, blocks: &[] }, &x, &layer, &mut state, &mut out)?;
+        all.extend(bits(&gpu.read_rows(&out, n)?));
+    }
+    Ok(all)
+}
+
+/// A sequence that starts in a slot which another one has used.
+pub fn delta_again(simulator: Simulator) -> Bits {
+    let shape = DeltaShape { key_heads: 1, value_heads: 2, head_dim: 20, taps: 2 };
+    let mut gpu = Gpu::new(simulator)?;
+    let (conv, norm) = (wave(shape.channels() * shape.taps, 0.13), wave(shape.head_dim, 0.19));
+    let weights =
+        DeltaWeights { conv: &conv, a: &[-0.1, -1.0], dt_bias: &[0.1, 0.2], norm: &norm, eps: 1e-6 };
+    let layer = gpu.delta(shape, &weights)?;
+    let mut state = gpu.state(shape, 1)?;
+    let mut x = gpu.rows(3, shape.columns(), RowsKind::Between)?;
+    gpu.write_rows(&mut x, &wave(3 * shape.columns(), 0.37))?;
+    let mut out = gpu.rows(3, shape.value_width(), RowsKind::Between)?;
+    let mut all = Vec::new();
+    for _ in 0..2 {
+        let runs = [Run { tokens: 0..3, start: 0, blocks: 0..0, state: 0 }];
+        gpu.gated_delta(Step { runs: &runs, blocks: &[] }, &x, &layer, &mut state, &mut out)?;
+        all.extend(bits(&gpu.read_rows(&out, 3)?));
+    }
     Ok(all)
 }
 
@@ -73,7 +164,7 @@ pub fn grouped<const N: usize, const K: usize, const GROUP: usize>(simulator: Si
     let mut x = gpu.rows(N, K, RowsKind::Residual)?;
     gpu.write_rows(&mut x, &wave(N * K, 0.37))?;
     let mut q = gpu.quants(N, K, Grouping::Groups)?;
-    gpu.norm_quantize(N, &x, [None, None], &mut q)?;
+    gpu.norm_quantize(N, &x, [None, None], None, &mut q)?;
     let w = gpu.grouped(&grouped_weights(K, GROUP), RowOrder::Plain)?;
     let mut out = gpu.rows(N, 150, RowsKind::Residual)?;
     gpu.bit_linear(N, &q, &w, &mut out, 0, None)?;
@@ -89,6 +180,54 @@ pub fn embedded_ternary(simulator: Simulator) -> Bits {
     Ok(bits(&gpu.read_rows(&out, 3)?))
 }
 
+/// Values multiplied by the gates in the last columns of wider rows.
+pub fn output_gate(simulator: Simulator) -> Bits {
+    let (n, width, column) = (3, 300, 5);
+    let mut gpu = Gpu::new(simulator)?;
+    let mut x = gpu.rows(n, column + width, RowsKind::Between)?;
+    gpu.write_rows(&mut x, &wave(n * (column + width), 0.37))?;
+    let mut out = gpu.rows(n, width, RowsKind::Between)?;
+    gpu.write_rows(&mut out, &wave(n * width, 0.11))?;
+    gpu.sigmoid_gate(n, &x, column, &mut out)?;
+    Ok(bits(&gpu.read_rows(&out, n)?))
+}
+
+/// More rows than a thread block takes, and a width with a tail, into columns in the middle.
+pub fn dense_product(simulator: Simulator) -> Bits {
+    let (n, width, rows, column) = (2, 600, 21, 3);
+    let mut gpu = Gpu::new(simulator)?;
+    let table = BitNetTensor::from_f32([rows, width], &wave(rows * width, 0.23)).unwrap();
+    let table = gpu.table(&table)?;
+    let mut x = gpu.rows(n, width, RowsKind::Residual)?;
+    gpu.write_rows(&mut x, &wave(n * width, 0.37))?;
+    let norm = norm(&mut gpu, width, 0.11)?;
+    let mut out = gpu.rows(n, column + rows + 2, RowsKind::Between)?;
+    gpu.dense(n, &x, &norm, &table, &mut out, column)?;
+    Ok(bits(&gpu.read_rows(&out, n)?))
+}
+
+/// Heads with norms of which only the first dimensions are rotated, in rows with further columns, and attention to them.
+pub fn partly_turned(simulator: Simulator) -> Bits {
+    let (heads, kv_heads, head_dim, rotary, n) = (4, 2, 72, 20, 3);
+    let mut gpu = Gpu::new(simulator)?;
+    let angles = wave(n * rotary / 2, 0.01);
+    let cos: Vec<f32> = angles.iter().map(|a| 1.0 - a * a / 2.0).collect();
+    let rope = gpu.rope(&cos, &angles, rotary)?;
+    let mut kv = gpu.kv(KvShape { blocks: 1, kv_heads, head_dim })?;
+    let width = (heads + 2 * kv_heads) * head_dim + 40;
+    let mut qkv = gpu.rows(n, width, RowsKind::Between)?;
+    gpu.write_rows(&mut qkv, &wave(n * width, 0.37))?;
+    let (queries, keys) = (norm(&mut gpu, head_dim, 0.11)?, norm(&mut gpu, head_dim, 0.23)?);
+    let runs = [Run { tokens: 0..n, start: 0, blocks: 0..1, state: 0 }];
+    let step = Step { runs: &runs, blocks: &[0] };
+    gpu.rope_store(step, heads, &rope, Some([&queries, &keys]), &mut qkv, &mut kv)?;
+    let mut all = bits(&gpu.read_rows(&qkv, n)?);
+    let mut out = gpu.rows(n, heads * head_dim, RowsKind::Between)?;
+    gpu.attention(step, &qkv, &kv, &mut out)?;
+    all.extend(bits(&gpu.read_rows(&out, n)?));
+    Ok(all)
+}
+
 /// Heads with norms, rotated.
 pub fn normed_heads(simulator: Simulator) -> Bits {
     let (heads, kv_heads, head_dim, n) = (3, 2, 36, 3);
@@ -102,7 +241,14 @@ pub fn normed_heads(simulator: Simulator) -> Bits {
     gpu.write_rows(&mut qkv, &wave(n * width, 0.37))?;
     let (queries, keys) = (norm(&mut gpu, head_dim, 0.11)?, norm(&mut gpu, head_dim, 0.23)?);
     let runs = [Run { tokens: 0..n, start: 0, blocks: 0..1, state: 0 }];
-    gpu.rope_store(Step { runs: &runs, blocks: &[0] }, &rope, Some([&queries, &keys]), &mut qkv, &mut kv)?;
+    gpu.rope_store(
+        Step { runs: &runs, blocks: &[0] },
+        heads,
+        &rope,
+        Some([&queries, &keys]),
+        &mut qkv,
+        &mut kv,
+    )?;
     Ok(bits(&gpu.read_rows(&qkv, n)?))
 }
 
@@ -112,7 +258,7 @@ fn gated(simulator: Simulator, gate: Gate) -> Bits {
     let mut x = gpu.rows(n, 2 * width, RowsKind::Between)?;
     gpu.write_rows(&mut x, &wave(2 * n * width, 0.37))?;
     let mut q = gpu.quants(n, width, Grouping::Row)?;
-    gpu.gate_quantize(n, &x, gate, [None, None], &mut q)?;
+    gpu.gate_quantize(n, &x, gate, [None, None], None, &mut q)?;
     quantised(&mut gpu, &q, n)
 }
 
@@ -159,7 +305,7 @@ pub fn turned_and_copied(simulator: Simulator) -> Bits {
     values[3 * width - 1] = f32::INFINITY;
     gpu.write_rows(&mut qkv, &values)?;
     let runs = [Run { tokens: 0..n, start: 0, blocks: 0..2, state: 0 }];
-    gpu.rope_store(Step { runs: &runs, blocks: &[2, 1] }, &rope, None, &mut qkv, &mut kv)?;
+    gpu.rope_store(Step { runs: &runs, blocks: &[2, 1] }, heads, &rope, None, &mut qkv, &mut kv)?;
     gpu.copy_block(&mut kv, 2, 3)?;
     let mut out = gpu.rows(n, heads * head_dim, RowsKind::Between)?;
     gpu.attention(Step { runs: &runs, blocks: &[3, 1] }, &qkv, &kv, &mut out)?;

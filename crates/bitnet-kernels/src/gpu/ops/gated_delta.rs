@@ -1,0 +1,169 @@
+use crate::{
+    RowsKind, Run, Step,
+    gpu::{
+        Arg, Delta, Driver, Gpu, GpuError, Rows, State,
+        table::{COPY_BLOCK, DELTA_CLOSE, DELTA_LEARN, DELTA_LEARN_D128, DELTA_MIX},
+        upload::Upload,
+    },
+};
+
+/// Heads of a thread block of [`DELTA_MIX`].
+const MIX_HEADS: usize = 8;
+/// Lanes that take a head there, and value heads whose decays and rates they take instead.
+const MIX_LANES: usize = 16;
+/// Values of a head, rows of its state, of a thread block of [`DELTA_LEARN`].
+const LEARN_VALUES: usize = 32;
+/// Heads of a thread block of [`DELTA_CLOSE`].
+const CLOSE_HEADS: usize = 4;
+
+/// Position, index in its run, slot, and tokens to the end of its run, of every token.
+fn token_words(runs: &[Run]) -> Vec<u32> {
+    let words = |run: &Run, i: usize| {
+        [run.start + i, i, run.state as usize, run.tokens.len() - i].map(|word| word as u32)
+    };
+    runs.iter().flat_map(|run| (0..run.tokens.len()).flat_map(move |i| words(run, i))).collect()
+}
+
+/// First token, tokens, whether it starts from zeros, and slot, of every run.
+fn run_words(runs: &[Run]) -> Vec<u32> {
+    let words =
+        |run: &Run| [run.tokens.start as u32, run.tokens.len() as u32, u32::from(run.start == 0), run.state];
+    runs.iter().flat_map(words).collect()
+}
+
+/// Checks that tokens of runs follow each other, and that every run has a slot of its own.
+fn check(runs: &[Run], slots: usize) {
+    let mut used: Vec<u32> = runs.iter().map(|run| run.state).collect();
+    used.sort_unstable();
+    assert!(used.iter().all(|&slot| (slot as usize) < slots), "the slot must exist");
+    assert!(used.windows(2).all(|pair| pair[0] != pair[1]), "no two runs may share a slot");
+    let mut end = 0;
+    for run in runs {
+        assert_eq!(run.tokens.start, end, "runs must follow each other without gaps");
+        end = run.tokens.end;
+    }
+}
+
+impl<D: Driver> Gpu<D> {
+    /// Computes a gated-delta layer between its projections, in three kernels: convolution and norms of queries and keys;
+    /// the rule, token by token; norm and gate of the outputs. All numbers between them are f32.
+    pub fn gated_delta(
+        &mut self,
+        step: Step<'_>,
+        x: &Rows,
+        w: &Delta,
+        state: &mut State,
+        out: &mut Rows,
+    ) -> Result<(), GpuError> {
+        let (shape, n) = (w.shape, step.tokens());
+        assert_eq!(shape, state.shape, "states must have the layer's shape");
+        assert!(x.width >= shape.columns() && out.width == shape.value_width(), "rows must fit the layer");
+        assert!(n <= x.rows && n <= out.rows, "the rows must fit their buffers");
+        assert!(x.kind == RowsKind::Between && out.kind == RowsKind::Between, "rows must be bf16");
+        check(step.runs, state.slots);
+        if n == 0 {
+            return Ok(());
+        }
+        let tokens = self.upload(Upload::DeltaTokens, token_words(step.runs))?;
+        let runs = self.upload(Upload::DeltaRuns, run_words(step.runs))?;
+        let mixed = self.make_mixed(n)?;
+        self.mix(n, x, w, state, [tokens, mixed])?;
+        self.learn(step.runs.len(), w, state, [mixed, runs])?;
+        self.close(n, x, w, state, [mixed, tokens], out)
+    }
+
+    /// Heads, width of a head and taps, and the layout of a slot and of what kernels pass to each other.
+    fn delta_sizes(&self, w: &Delta) -> [Arg; 8] {
+        let shape = w.shape;
+        [
+            shape.key_heads,
+            shape.value_heads,
+            shape.head_dim,
+            shape.taps,
+            shape.state_len(),
+            shape.value_heads * shape.head_len(),
+            shape.channels().next_multiple_of(16),
+            self.mixed_len,
+        ]
+        .map(|size| Arg::U32(size as u32))
+    }
+
+    fn mix(
+        &mut self,
+        n: usize,
+        x: &Rows,
+        w: &Delta,
+        state: &State,
+        [tokens, mixed]: [u64; 2],
+    ) -> Result<(), GpuError> {
+        let heads = 2 * w.shape.key_heads + w.shape.value_heads + w.shape.value_heads.div_ceil(MIX_LANES);
+        let weights = [&w.conv, &w.a, &w.dt_bias].map(|buffer| buffer.address());
+        let addresses =
+            [x.address(), state.values.address()].into_iter().chain(weights).chain([tokens, mixed]);
+        let scale = 1.0 / (w.shape.head_dim as f32).sqrt();
+        let args: Vec<Arg> = addresses
+            .map(Arg::U64)
+            .chain([Arg::U32(x.stride as u32)])
+            .chain(self.delta_sizes(w))
+            .chain([Arg::F32(scale)])
+            .collect();
+        self.launch(&DELTA_MIX, [n, heads.div_ceil(MIX_HEADS), 1], 0, &args)
+    }
+
+    fn learn(
+        &mut self,
+        runs: usize,
+        w: &Delta,
+        state: &State,
+        [mixed, listed]: [u64; 2],
+    ) -> Result<(), GpuError> {
+        let shape = w.shape;
+        let kernel = if shape.head_dim == 128 { &DELTA_LEARN_D128 } else { &DELTA_LEARN };
+        let sizes = [shape.key_heads, shape.value_heads, shape.head_dim, shape.state_len(), self.mixed_len];
+        let addresses = [state.values.address(), mixed, listed].map(Arg::U64);
+        let args: Vec<Arg> = addresses.into_iter().chain(sizes.map(|size| Arg::U32(size as u32))).collect();
+        self.launch(kernel, [shape.head_dim.div_ceil(LEARN_VALUES), shape.value_heads, runs], 0, &args)
+    }
+
+    fn close(
+        &mut self,
+        n: usize,
+        x: &Rows,
+        w: &Delta,
+        state: &State,
+        [mixed, tokens]: [u64; 2],
+        out: &Rows,
+    ) -> Result<(), GpuError> {
+        let addresses = [x.address(), state.values.address(), mixed, w.norm.address(), tokens, out.address()];
+        let args: Vec<Arg> = addresses
+            .map(Arg::U64)
+            .into_iter()
+            .chain([x.stride, out.stride].map(|size| Arg::U32(size as u32)))
+            .chain(self.delta_sizes(w))
+            .chain([Arg::F32(w.eps), Arg::F64(1.0 / w.shape.head_dim as f64)])
+            .collect();
+        self.launch(&DELTA_CLOSE, [n, w.shape.value_heads.div_ceil(CLOSE_HEADS), 1], 0, &args)
+    }
+
+    /// Copies slot `from` to slot `to`: the kernel that copies blocks of keys and of values takes the halves of a slot.
+    pub fn copy_state(&mut self, state: &mut State, from: u32, to: u32) -> Result<(), GpuError> {
+        assert!((from.max(to) as usize) < state.slots, "the slots must exist");
+        if from == to {
+            return Ok(());
+        }
+        let half = 2 * state.shape.state_len();
+        let first = state.values.address();
+        self.launch(
+            &COPY_BLOCK,
+            [half.div_ceil(16 * COPY_BLOCK.block as usize), 1, 1],
+            0,
+            &[
+                Arg::U64(first),
+                Arg::U64(first + half as u64),
+                Arg::U32(half as u32),
+                Arg::U32(2 * from),
+                Arg::U32(2 * to),
+            ],
+        )
+    }
+}
