@@ -111,11 +111,11 @@ impl Home {
     /// Bytes of activations and logits for a step of `tokens` tokens and `rows` rows of logits.
     pub fn step(self, spec: &ModelSpec, tokens: usize, rows: usize) -> u64 {
         let (q, kv) = (spec.q_width(), spec.kv_width());
+        let gates = if spec.output_gate { q } else { 0 };
+        let delta = spec.hybrid.as_ref().map(|hybrid| hybrid.delta);
+        let (columns, values) = delta.map_or((0, 0), |delta| (delta.columns(), delta.value_width()));
         let bytes = match self {
             Home::Cpu(_) => {
-                let gates = if spec.output_gate { q } else { 0 };
-                let delta = spec.hybrid.as_ref().map(|hybrid| hybrid.delta);
-                let (columns, values) = delta.map_or((0, 0), |delta| (delta.columns(), delta.value_width()));
                 // Dense projections of alpha and beta read normalised rows.
                 let normed =
                     spec.hybrid.as_ref().filter(|hybrid| hybrid.float_alpha_beta).map_or(0, |_| spec.hidden);
@@ -132,11 +132,15 @@ impl Home {
             Home::Gpu => {
                 // Lists of blocks, positions, places and pieces; tokens are padded to 128.
                 let lists = 4 * spec.context.div_ceil(Batch::BLOCK_TOKENS) + 128;
-                let token = 5 * spec.hidden + 2 * (q + 2 * kv) + 3 * q + 5 * spec.ffn + lists;
+                // Two lists more, and f32 between the kernels of a recurrent layer.
+                let between = delta.map_or(0, |delta| 32 + 4 * delta.gpu_between_len());
+                let recurrent = 2 * columns + between + 3 * values;
+                let attention = 2 * (q + 2 * kv + gates) + 3 * q;
+                let token = 5 * spec.hidden + attention + recurrent + 5 * spec.ffn + lists;
                 // A scale and sums for every 128 columns of int8, and the int8 input of a ternary head.
                 let of = |width: usize| 16 * width.div_ceil(128);
-                let groups =
-                    if spec.grouped.projections { of(spec.hidden) + of(q) + of(spec.ffn) } else { 0 };
+                let all = of(spec.hidden) + of(q) + of(values) + of(spec.ffn);
+                let groups = if spec.grouped.projections { all } else { 0 };
                 let head = if spec.grouped.head { spec.hidden + of(spec.hidden) } else { 0 };
                 tokens.next_multiple_of(128) * (token + groups)
                     + rows * (2 * spec.hidden + 4 * spec.vocab + 64)
@@ -180,6 +184,11 @@ mod tests {
             // projections keep; the output, with its int8 form.
             let token = 5 * 5120 + 4 * (10_240 + 6144 + 96) + 4 * (10_240 + 96 + normed) + 5 * 6144;
             assert_eq!(step(10) - step(9), token);
+            // On a GPU rows are bf16, norms need no memory, and two lists are 32 bytes a token.
+            let lists = 32 + 128 + 4 * (spec.context as u64).div_ceil(Batch::BLOCK_TOKENS as u64);
+            let token = 5 * 5120 + 2 * (10_240 + 6144 + 96) + 4 * (10_240 + 96) + 3 * 6144 + lists;
+            let step = |tokens| Home::Gpu.step(&spec, tokens, 0);
+            assert_eq!(step(256) - step(128), 128 * token);
         }
     }
 }
