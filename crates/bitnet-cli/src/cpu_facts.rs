@@ -89,12 +89,11 @@ fn features() -> Vec<&'static str> {
     Vec::new()
 }
 
-#[cfg(test)]
+#[cfg(all(test, target_arch = "x86_64"))]
 mod tests {
     use super::*;
 
     #[test]
-    #[cfg(target_arch = "x86_64")]
     fn the_cpu_has_the_name_that_linux_knows() {
         let name = name().expect("every CPU since 2003 has a name");
         assert!(name.len() > 3 && name.is_ascii() && !name.contains('\0'), "{name:?}");
