@@ -314,3 +314,21 @@ fn requests_that_wait_when_the_gpu_is_lost_are_told_so_too() {
         assert!(matches!(&end, Err(RequestError::Forward(error)) if error.is_lost()), "{end:?}");
     }
 }
+
+/// A text that begins as an earlier one goes on from a copy of its state.
+#[test]
+fn a_kept_state_changes_no_token_of_a_recurrent_model_on_a_gpu() {
+    let config = GenerationConfig { max_new_tokens: 6, ignore_eos: true, ..GenerationConfig::default() };
+    let complete = |engine: &GpuInferenceEngine, prompt: Vec<u32>| {
+        engine.process_batch_gpu(&[(prompt, config.clone())]).unwrap()
+    };
+    let (first, second) = (prompt(70, 1), [prompt(66, 1), prompt(5, 2)].concat());
+    let (alone, _) = engine_of("hybrid-tiny-rotated");
+    let expected = complete(&alone, second.clone());
+    let (engine, _) = engine_of("hybrid-tiny-rotated");
+    complete(&engine, first);
+    let computed = engine.metrics().get(Counter::PrefillTokens);
+    assert_eq!(complete(&engine, second), expected);
+    let again = engine.metrics().get(Counter::PrefillTokens) - computed;
+    assert_eq!((computed, again), (70, 71 - 64), "the state after the first block is kept");
+}

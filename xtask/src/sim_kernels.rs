@@ -2,7 +2,7 @@ use std::{fs, time::Instant};
 
 use anyhow::{Context, Result, ensure};
 use bitnet_kernels::{
-    Gate,
+    Gate, Grouping,
     conformance::{Case, cases, check_rounded},
     gpu::Gpu,
 };
@@ -28,7 +28,8 @@ pub(crate) struct SimKernels {
     out: Option<String>,
 }
 
-/// The matrices of the 2B model and of a model with group scales, at full height, for one token and for a batch.
+/// The matrices of the 2B model and of a model with group scales, at full height, for one token and for a batch, and the
+/// operations of a model with recurrent layers.
 fn full() -> Vec<Case> {
     let (k, ffn) = (2560, 6912);
     let mut cases = Vec::new();
@@ -43,6 +44,18 @@ fn full() -> Vec<Case> {
         cases.push(Case::GroupedGateUp { n, k: 4096, ffn: 12_288, group: 128, gate: Gate::Silu });
         cases.push(Case::HeadNorms { start: 0, n, k: 4096, heads: 32, kv_heads: 8, head_dim: 128 });
     }
+    // Ternary Bonsai 27B.
+    let (key_heads, value_heads, head_dim) = (16, 48, 128);
+    let runs = &[(5, 1), (0, 3)];
+    cases.push(Case::Delta { key_heads, value_heads, head_dim, taps: 4, runs, odd: false });
+    for (width, grouped) in [(5120, None), (17_408, None), (6144, Some((16, 3)))] {
+        let grouping = Grouping::Groups;
+        cases.push(Case::Rotated { n: 2, width, block: 1024, signs: true, grouped, norms: 0, grouping });
+    }
+    cases.push(Case::Dense { n: 3, width: 5120, rows: 96, column: 16_384, dtype: DType::BF16 });
+    cases.push(Case::SigmoidGate { n: 3, width: 6144, column: 8192 });
+    let (heads, kv_heads, head_dim, rotary) = (24, 4, 256, 64);
+    cases.push(Case::PartialRope { start: 60, n: 9, heads, kv_heads, head_dim, rotary, more: 6144 });
     cases.push(Case::Head { n: 1, width: k, vocab: 128_256, dtype: DType::BF16 });
     cases
 }
