@@ -14,7 +14,7 @@ use std::{
 
 use safetensors::{Dtype, SafeTensors};
 
-pub use simulator::{Simulator, refusal};
+pub use simulator::{Sample, Samples, Simulator, refusal};
 pub use tap::{Call, Handle, Tap};
 
 /// The folder of a fixture.

@@ -11,6 +11,7 @@ mod deny;
 mod dist;
 mod fuzz;
 mod gpu_bundle;
+mod gpu_model;
 mod neon;
 mod ptx_check;
 mod ptx_gen;
@@ -60,6 +61,7 @@ enum Task {
     Sim(sim::Sim),
     SimKernels(sim_kernels::SimKernels),
     GpuBundle(gpu_bundle::GpuBundle),
+    GpuModel(gpu_model::GpuModel),
     Dist(dist::Dist),
     /// Run the 64-bit Arm kernels under emulation: compare them with the reference, and the demo with this machine
     Neon,
@@ -95,6 +97,7 @@ fn main() -> ExitCode {
         Task::Sim(sim) => sim.run(),
         Task::SimKernels(sim) => sim.run(),
         Task::GpuBundle(bundle) => bundle.run(),
+        Task::GpuModel(model) => model.run(),
         Task::Dist(dist) => dist.run(),
         Task::Neon => neon::check(),
         Task::Bench(bench) => bench.run(),

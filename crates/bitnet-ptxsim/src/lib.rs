@@ -64,4 +64,4 @@ pub use error::{Fault, FaultKind, LaunchError, MemoryError, ParseError, ParseErr
 pub use launch::{Launch, Limits, Param};
 pub use memory::Memory;
 pub use parser::Module;
-pub use stats::Stats;
+pub use stats::{Line, Stats};

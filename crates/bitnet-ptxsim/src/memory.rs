@@ -39,6 +39,14 @@ impl Memory {
         base
     }
 
+    /// Allocates `len` zeros, which the system provides when they are touched, and returns their address.
+    pub fn alloc_zeroed(&mut self, len: usize) -> u64 {
+        let base = self.alloc(len);
+        let region = self.region(base).expect("it was just allocated");
+        region.zeroed();
+        base
+    }
+
     /// Frees the allocation that starts at `address`; later accesses are out of bounds.
     pub fn free(&mut self, address: u64) -> Result<(), MemoryError> {
         let missing = MemoryError::OutOfBounds { address, len: 0 };

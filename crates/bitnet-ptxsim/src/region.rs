@@ -23,13 +23,27 @@ pub(crate) struct Region {
     data: Vec<u8>,
     /// For each word, a bit for each byte: low nibble written, high nibble awaiting a `cp.async`.
     state: Vec<u8>,
+    /// 15 if all bytes count as written, else 0.
+    written: u8,
     shadow: Shadow,
 }
 
 impl Region {
     pub(crate) fn new(space: Space, base: u64, len: usize) -> Region {
         let words = len.div_ceil(4);
-        Region { space, base, data: vec![0; len], state: vec![0; words], shadow: Shadow::new(words) }
+        Region {
+            space,
+            base,
+            data: vec![0; len],
+            state: vec![0; words],
+            written: 0,
+            shadow: Shadow::new(words),
+        }
+    }
+
+    /// All bytes count as written, with zeros.
+    pub(crate) fn zeroed(&mut self) {
+        self.written = 15;
     }
 
     /// Forgets all accesses, when block numbers start over.
@@ -64,7 +78,7 @@ impl Region {
     ) -> Result<u128, Trap> {
         let at = self.locate(address, size)?;
         for (word, mask) in words(at, size) {
-            let state = self.state[word];
+            let state = self.state[word] | self.written;
             if state & (mask | mask << 4) != mask {
                 return Err(self.unreadable(word, mask));
             }
@@ -140,7 +154,7 @@ impl Region {
     }
 
     pub(crate) fn host_read(&self, at: usize, len: usize) -> Result<&[u8], usize> {
-        match (at..at + len).find(|byte| self.state[byte / 4] >> (byte % 4) & 1 == 0) {
+        match (at..at + len).find(|byte| (self.state[byte / 4] | self.written) >> (byte % 4) & 1 == 0) {
             Some(unwritten) => Err(unwritten),
             None => Ok(&self.data[at..at + len]),
         }

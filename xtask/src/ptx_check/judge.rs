@@ -1,9 +1,9 @@
 use bitnet_kernels::gpu::table::Kernel;
 
 /// The assembler's report, and the machine code as text.
-pub(super) struct Code {
-    pub(super) report: String,
-    pub(super) listing: String,
+pub(crate) struct Code {
+    pub(crate) report: String,
+    pub(crate) listing: String,
 }
 
 /// Lists where machine code violates its kernel's row.
@@ -41,7 +41,7 @@ pub(super) fn problems(kernel: &Kernel, architecture: &str, code: &Code) -> Vec<
 }
 
 /// Returns the number before a phrase, the largest if there are several.
-fn before(report: &str, phrase: &str) -> Option<u32> {
+pub(crate) fn before(report: &str, phrase: &str) -> Option<u32> {
     let numbers = report.match_indices(phrase).filter_map(|(at, _)| {
         let number = report[..at].split_whitespace().next_back()?;
         number.parse().ok()

@@ -15,6 +15,7 @@ use bitnet_tests::instructions::{HEADER, INSTRUCTIONS};
 use clap::Args;
 
 use crate::in_parallel;
+pub(crate) use judge::before;
 pub(crate) use tools::Tools;
 
 /// Assemble every text that can reach a GPU, for every architecture: check spills, registers, instructions, and shapes

@@ -100,12 +100,12 @@ impl Tools {
         (ptxas.is_file() && nvdisasm.is_file()).then_some(Tools { ptxas, nvdisasm })
     }
 
-    /// Assembles a kernel and lists the machine code.
-    pub(super) fn assemble(&self, kernel: &Kernel, architecture: &str) -> Result<Code> {
+    /// Assembles a kernel and lists the machine code, with the lines of the text that it comes from.
+    pub(crate) fn assemble(&self, kernel: &Kernel, architecture: &str) -> Result<Code> {
         with_files(kernel.text, |source, binary| {
             let report = self.ptxas(source, binary, architecture)?;
             let mut nvdisasm = Command::new(&self.nvdisasm);
-            nvdisasm.arg("-c").arg(binary);
+            nvdisasm.args(["-c", "-gp"]).arg(binary);
             let listing = String::from_utf8_lossy(&output(nvdisasm)?).into_owned();
             Ok(Code { report, listing })
         })
@@ -120,7 +120,12 @@ impl Tools {
 
     fn ptxas(&self, source: &Path, binary: &Path, architecture: &str) -> Result<String> {
         let mut ptxas = Command::new(&self.ptxas);
-        ptxas.arg("-v").arg(format!("-arch=sm_{architecture}")).arg(source).arg("-o").arg(binary);
+        ptxas
+            .args(["-v", "-lineinfo"])
+            .arg(format!("-arch=sm_{architecture}"))
+            .arg(source)
+            .arg("-o")
+            .arg(binary);
         let assembled = ptxas.output().with_context(|| self.ptxas.display().to_string())?;
         let report = String::from_utf8_lossy(&assembled.stderr).into_owned()
             + &String::from_utf8_lossy(&assembled.stdout);

@@ -10,13 +10,13 @@ use crate::race::Kind;
 const SIZE: usize = 16;
 
 impl Step<'_, '_> {
-    pub(super) fn copy_issue(&mut self, dst: Addr, src: Addr, src_size: Option<Reg>) -> Exec {
+    pub(super) fn copy_issue(&mut self, pc: usize, dst: Addr, src: Addr, src_size: Option<Reg>) -> Exec {
         let (dst, src) = (self.addresses(dst, true)?, self.addresses(src, false)?);
         let src_size = match src_size {
             Some(reg) => *self.read(reg)?,
             None => [SIZE as u64; WARP],
         };
-        self.count_sectors(&src);
+        self.count_sectors(pc, &src);
         let mut value = [0; WARP];
         for lane in lanes(self.active) {
             if src_size[lane] > SIZE as u64 {

@@ -1,0 +1,109 @@
+//! Everything that the model assumes, on one screen. The first run on a GPU corrects it.
+
+/// Published numbers of a GPU (datasheets; microbenchmarks of Hopper), and what is usually reached of them.
+pub(super) struct Device {
+    pub(super) name: &'static str,
+    /// Bandwidth that copies reach, in bytes per microsecond.
+    pub(super) memory: f64,
+}
+
+pub(super) const DEVICES: [Device; 2] =
+    [Device { name: "H200", memory: 4.3e6 }, Device { name: "H100", memory: 3.0e6 }];
+/// Bandwidth of the second-level cache, in bytes per microsecond.
+pub(super) const CACHE: f64 = 5.5e6;
+pub(super) const PROCESSORS: u32 = 132;
+/// Cycles per microsecond.
+pub(super) const CLOCK: f64 = 1755.0;
+/// Microseconds between the end of a kernel of a recording and the first instruction of the next.
+pub(super) const GAP: f64 = 1.3;
+/// Threads, registers, bytes of shared memory and blocks that a multiprocessor holds. Each block takes 1 KB more.
+pub(super) const ROOM: [u32; 4] = [2048, 65_536, 228 << 10, 32];
+
+/// Number of kinds of units. Each multiprocessor has four of each, and one path to shared memory.
+pub(super) const UNITS: usize = 7;
+/// What an instruction costs a warp: the unit that executes it, cycles until its result, cycles of the unit.
+pub(super) struct Cost {
+    pub(super) unit: usize,
+    pub(super) latency: f64,
+    pub(super) cycles: f64,
+}
+
+/// By name; the first that fits. Units: 0 integers, 1 floats, 2 f64, 3 special, 4 matrices, 5 loads and stores, 6 dispatch
+/// (a cycle for every instruction). Matrix units reach 60 % of their peak with `mma`. Loads of global memory have the
+/// latency of their place instead.
+const COSTS: [(&[&str], usize, f64, f64); 12] = [
+    (&["IMMA", "HMMA"], 4, 33.0, 6.7),
+    (&["DFMA", "DADD", "DMUL", "DSETP"], 2, 16.0, 2.0),
+    (&["MUFU", "REDUX", "F2F", "FRND"], 3, 23.0, 8.0),
+    (&["I2F", "F2I", "I2FP", "VOTE", "MATCH"], 3, 14.0, 2.0),
+    (&["LDS", "LDSM", "LDC", "S2R", "S2UR", "SHFL"], 5, 29.0, 4.0),
+    (&["ATOMS"], 5, 64.0, 4.0),
+    (&["LDG", "ATOMG", "ATOM"], 5, 262.0, 4.0),
+    (&["STG", "STS", "ST", "RED", "LDGSTS"], 5, 4.0, 4.0),
+    (&["MEMBAR"], 5, 500.0, 1.0),
+    (&["BAR"], 5, 30.0, 1.0),
+    (&["BRA"], 0, 8.0, 1.0),
+    (&["FFMA", "FADD", "FMUL", "MOV"], 1, 4.0, 1.0),
+];
+
+pub(super) fn cost(opcode: &str) -> Cost {
+    let name = opcode.split('.').next().unwrap_or_default();
+    let found = COSTS.iter().find(|(names, ..)| names.contains(&name));
+    found.map_or(Cost { unit: 0, latency: 5.0, cycles: 2.0 }, |&(_, unit, latency, cycles)| Cost {
+        unit,
+        latency,
+        cycles,
+    })
+}
+
+/// Where data is when a kernel begins.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum Place {
+    /// In the second-level cache, because an earlier kernel of the step has written it.
+    Cache,
+    /// In memory: the weights of a step exceed the cache.
+    Memory,
+}
+
+impl Place {
+    /// Cycles of a load.
+    pub(super) fn latency(self) -> f64 {
+        if self == Place::Cache { 262.0 } else { 479.0 }
+    }
+}
+
+/// The place of an allocation, by its purpose.
+pub(super) fn place(purpose: &str) -> Place {
+    let stored = ["weights", "gains", "dense", "cached", "rotary"];
+    if stored.iter().any(|word| purpose.contains(word)) { Place::Memory } else { Place::Cache }
+}
+
+/// Tokens per second that a step of 2B-4T must reach on an H200, and those hoped for.
+pub(super) struct Goal {
+    pub(super) must: f64,
+    pub(super) moonshot: f64,
+}
+
+/// A step: its sequences, the tokens of each, the positions before them, and the goal for 2B-4T.
+pub(super) struct Case {
+    pub(super) sequences: usize,
+    pub(super) tokens: usize,
+    pub(super) context: usize,
+    pub(super) goal: Option<Goal>,
+}
+
+const fn case(sequences: usize, tokens: usize, context: usize, goal: [f64; 2]) -> Case {
+    let [must, moonshot] = goal;
+    let goal = if must > 0.0 { Some(Goal { must, moonshot }) } else { None };
+    Case { sequences, tokens, context, goal }
+}
+
+pub(super) const CASES: [Case; 7] = [
+    case(1, 1, 128, [1.4e3, 2.4e3]),
+    case(8, 1, 128, [0.0; 2]),
+    case(32, 1, 128, [35e3, 60e3]),
+    case(256, 1, 128, [60e3, 105e3]),
+    case(32, 1, 1024, [20e3, 28e3]),
+    case(256, 1, 1024, [25e3, 35e3]),
+    case(1, 2048, 0, [80e3, 140e3]),
+];
