@@ -2,12 +2,12 @@ use std::time::Instant;
 
 use anyhow::Result;
 
-use crate::{arrows, cargo, claims, cluster, deny, neon, ptx_check, run as execute, size, soak};
+use crate::{arrows, cargo, claims, cluster, deny, neon, ptx_check, python, run as execute, size, soak};
 
 type Check = (&'static str, fn() -> Result<()>);
 
 /// All checks, quick ones first.
-fn checks() -> [Check; 13] {
+fn checks() -> [Check; 14] {
     [
         ("format", || execute(cargo(&["fmt", "--all", "--check"]))),
         ("arrows between crates", arrows::check),
@@ -24,6 +24,7 @@ fn checks() -> [Check; 13] {
         ("replicas behind a proxy", cluster::in_ci),
         ("machine code of the GPU kernels", ptx_check::in_ci),
         ("kernels of 64-bit Arm", neon::in_ci),
+        ("the Python package", python::in_ci),
         ("documentation", || {
             let mut doc = cargo(&["doc", "--release", "--workspace", "--no-deps"]);
             doc.env("RUSTDOCFLAGS", "-D warnings");
