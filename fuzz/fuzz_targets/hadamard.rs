@@ -1,0 +1,5 @@
+#![no_main]
+
+use bitnet_fuzz::{Grouped, Kind};
+
+bitnet_fuzz_targets::open_target!(Kind::Grouped(Grouped::Hadamard));
