@@ -230,7 +230,7 @@ mod tests {
     use crate::{
         Cpu, Isa,
         conformance::{cases, check},
-        cpu::generic::kernel_set,
+        cpu::{generic::kernel_set, isa::Level},
     };
 
     mod avx512vnni {
@@ -241,17 +241,20 @@ mod tests {
         super::kernel_set!(super::Arrays<4, 6, 60, false>, [], floats of avx512vnni);
     }
 
+    static LEVELS: [Level; 2] = [
+        Level::of_arrays("tiles of avx512vnni", &avx512vnni::KERNELS),
+        Level::of_arrays("tiles of avx512", &avx512::KERNELS),
+    ];
+
     #[test]
     fn tiles_of_512_bit_levels_equal_the_reference_bit_for_bit() {
-        for (name, present, kernels) in [
-            ("tiles of avx512vnni", avx512vnni::present(), &avx512vnni::KERNELS),
-            ("tiles of avx512", avx512::present(), &avx512::KERNELS),
-        ] {
-            assert!(present, "arrays need no instruction set");
-            let mut cpu = Cpu::new(Isa::of_arrays(name, kernels), 2).unwrap();
+        assert!(avx512vnni::present() && avx512::present(), "arrays need no instruction set");
+        for level in &LEVELS {
+            let isa = Isa::of_arrays(level);
+            let mut cpu = Cpu::new(isa, 2).unwrap();
             let failures: Vec<_> =
                 cases().into_iter().filter_map(|case| check(&mut cpu, case).err()).collect();
-            assert!(failures.is_empty(), "{name}: {failures:#?}");
+            assert!(failures.is_empty(), "{isa:?}: {failures:#?}");
         }
     }
 }
