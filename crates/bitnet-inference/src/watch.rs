@@ -31,6 +31,7 @@ struct Record {
     step: u64,
     load: StepLoad,
     copies: usize,
+    state_copies: usize,
     runs: Vec<(SeqId, PlannedRun)>,
     micros: Option<u128>,
 }
@@ -44,7 +45,8 @@ impl Watch {
         let mut runs = old.map(|old| old.runs).unwrap_or_default();
         runs.clear();
         runs.extend(plan.runs.iter().map(|run| (scheduler.sequence(run).id, *run)));
-        let record = Record { step, load: plan.load, copies: plan.copies.len(), runs, micros: None };
+        let (copies, state_copies) = (plan.copies.len(), plan.states.len());
+        let record = Record { step, load: plan.load, copies, state_copies, runs, micros: None };
         state.plans.push_back(record);
         (state.begun, state.reported) = (Some(Instant::now()), false);
     }
@@ -81,6 +83,9 @@ impl fmt::Display for Record {
         let StepLoad { decodes, drafts, prefill, .. } = self.load;
         write!(f, "step {}: {decodes} decodes, {drafts} drafts, {prefill} prompt tokens", self.step)?;
         write!(f, ", {} copied blocks, ", self.copies)?;
+        if self.state_copies > 0 {
+            write!(f, "{} copied states, ", self.state_copies)?;
+        }
         match self.micros {
             Some(micros) => write!(f, "took {micros} us")?,
             None => f.write_str("running")?,

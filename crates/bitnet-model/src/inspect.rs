@@ -246,7 +246,7 @@ impl Sizes {
             sub_norms: spec.sub_norms,
             linear_norms: spec.linear_norms.is_some(),
             head_norms: spec.head_norms,
-            recurrent_layers: Some(spec.layers - spec.attention_layers()).filter(|&layers| layers > 0),
+            recurrent_layers: Some(spec.recurrent_layers()).filter(|&layers| layers > 0),
             state_bytes: Some(spec.state_bytes()).filter(|&bytes| bytes > 0),
             rotary_width: spec.rope.width,
             hadamard_block: spec.rotation.as_ref().map(|rotation| rotation.block),

@@ -1,5 +1,6 @@
 use std::sync::Arc;
 
+use bitnet_kernels::DeltaShape;
 pub use bitnet_kernels::Gate as Activation;
 
 use crate::{Hybrid, ModelError, Rotation, hybrid::MAX_LAYERS};
@@ -191,10 +192,19 @@ impl ModelSpec {
         self.hybrid.as_ref().map_or(self.layers, |hybrid| hybrid.attends.iter().filter(|&&a| a).count())
     }
 
+    /// Number of layers that have a recurrent state instead of keys and values.
+    pub fn recurrent_layers(&self) -> usize {
+        self.layers.saturating_sub(self.attention_layers())
+    }
+
+    /// Shape of the recurrent layers; `None` in a model without any.
+    pub fn delta(&self) -> Option<DeltaShape> {
+        self.hybrid.as_ref().filter(|_| self.recurrent_layers() > 0).map(|hybrid| hybrid.delta)
+    }
+
     /// Bytes of recurrent state that a sequence keeps in all layers; 0 in a model without recurrent layers.
     pub fn state_bytes(&self) -> usize {
-        let layer = self.hybrid.as_ref().map_or(0, |hybrid| 4 * hybrid.delta.state_len());
-        self.layers.saturating_sub(self.attention_layers()) * layer
+        self.delta().map_or(0, |delta| self.recurrent_layers() * 4 * delta.state_len())
     }
 }
 

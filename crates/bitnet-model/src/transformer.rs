@@ -266,9 +266,8 @@ impl<B: Backend> Buffers<B> {
         let n = limits.max_tokens;
         let grouping = if spec.grouped.projections { Grouping::Groups } else { Grouping::Row };
         let gates = if spec.output_gate { spec.q_width() } else { 0 };
-        let recurrent = spec.hybrid.as_ref().filter(|_| spec.state_bytes() > 0);
-        let delta = recurrent.map(|hybrid| {
-            let (columns, values) = (hybrid.delta.columns(), hybrid.delta.value_width());
+        let delta = spec.delta().map(|delta| {
+            let (columns, values) = (delta.columns(), delta.value_width());
             Ok::<_, KernelError>(DeltaBuffers {
                 input: b.rows(n, columns, RowsKind::Between)?,
                 output: b.rows(n, values, RowsKind::Between)?,

@@ -112,7 +112,7 @@ impl Home {
     pub fn step(self, spec: &ModelSpec, tokens: usize, rows: usize) -> u64 {
         let (q, kv) = (spec.q_width(), spec.kv_width());
         let gates = if spec.output_gate { q } else { 0 };
-        let delta = spec.hybrid.as_ref().map(|hybrid| hybrid.delta);
+        let delta = spec.delta();
         let (columns, values) = delta.map_or((0, 0), |delta| (delta.columns(), delta.value_width()));
         let bytes = match self {
             Home::Cpu(_) => {
@@ -176,6 +176,7 @@ mod tests {
             let hybrid = Hybrid { attends: [false].into(), delta, float_alpha_beta };
             let spec = ModelSpec {
                 hidden: 5120,
+                layers: 1,
                 hybrid: Some(hybrid),
                 ..ModelSpec::without_layers("qwen35", 7, 64)
             };

@@ -83,11 +83,11 @@ pub fn measure<B: Inspect>(
     let mut kernels = Kernels { backend, spec: &checkpoint.spec, bounds, float, each };
     kernels.projections(sizes.steps)?;
     kernels.rotations(sizes.steps)?;
-    if let Some(hybrid) = checkpoint.spec.hybrid.as_ref().filter(|_| checkpoint.spec.state_bytes() > 0) {
+    if let Some(delta) = checkpoint.spec.delta() {
         for &batch in sizes.batches {
-            kernels.delta("delta rule", hybrid.delta, batch, 1)?;
+            kernels.delta("delta rule", delta, batch, 1)?;
         }
-        kernels.delta("prompt's delta rule", hybrid.delta, 1, sizes.prompt)?;
+        kernels.delta("prompt's delta rule", delta, 1, sizes.prompt)?;
     }
     kernels.head(checkpoint, sizes.batches)?;
     for &context in sizes.contexts {
@@ -296,7 +296,7 @@ impl<B: Inspect> Kernels<'_, B> {
         let (heads, norm) = (vec![-0.1; shape.value_heads], vec![1.0; shape.head_dim]);
         let weights = DeltaWeights { conv: &conv, a: &heads, dt_bias: &heads, norm: &norm, eps: 1e-6 };
         let layer = b.delta(shape, &weights)?;
-        let layers = self.spec.layers - self.spec.attention_layers();
+        let layers = self.spec.recurrent_layers();
         let mut states = (0..layers).map(|_| b.state(shape, sequences)).collect::<Result<Vec<_>, _>>()?;
         let tokens = sequences * n;
         let mut x = b.rows(tokens, shape.columns(), RowsKind::Between)?;
