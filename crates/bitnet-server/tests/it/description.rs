@@ -226,3 +226,25 @@ fn haproxy_queues_every_path_that_generates() {
     let queued = proxy.lines().find_map(|line| line.trim().strip_prefix("acl generates path ")).unwrap();
     assert_eq!(queued.split(' ').collect::<Vec<_>>(), generates);
 }
+
+#[test]
+fn a_seed_in_the_header_is_taken_up_to_the_described_maximum() {
+    let server = demo_server();
+    let description = server.get("/openapi.json").ok();
+    let schema = &description["components"]["parameters"]["X-Seed"]["schema"];
+    let (minimum, maximum) = (schema["minimum"].as_i64().unwrap(), schema["maximum"].as_u64().unwrap());
+    for (seed, status) in [
+        (i128::from(minimum), 200),
+        (i128::from(maximum), 200),
+        (i128::from(minimum) - 1, 400),
+        (i128::from(maximum) + 1, 400),
+    ] {
+        for (path, body) in [
+            ("/v1/completions", json!({"prompt": "x", "max_tokens": 1})),
+            ("/api/generate", json!({"prompt": "x", "stream": false, "options": {"num_predict": 1}})),
+        ] {
+            let reply = server.post_with(path, &[("x-seed", &seed.to_string())], &body);
+            assert_eq!(reply.status, status, "{path}, {seed}: {}", reply.text());
+        }
+    }
+}
