@@ -1,4 +1,4 @@
-use super::{DeviceBuffer, Driver, Gpu, GpuError};
+use super::{DeviceBuffer, Driver, Gpu, GpuError, layout::f32_bytes};
 use crate::KvShape;
 
 /// Maximum width of a head for the attention kernels.
@@ -45,10 +45,9 @@ impl<D: Driver> Gpu<D> {
     /// Takes cosines and sines for the first `width` dimensions of a head, `[positions][width / 2]` each.
     pub fn rope(&mut self, cos: &[f32], sin: &[f32], width: usize) -> Result<Rope, GpuError> {
         assert_eq!(cos.len(), sin.len(), "there must be as many cosines as sines");
-        let bytes = |values: &[f32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<_>>();
         let positions = 2 * cos.len() / width;
-        let cos = self.store(&bytes(cos), "rotary tables")?;
-        let sin = self.store(&bytes(sin), "rotary tables")?;
+        let cos = self.store(&f32_bytes(cos), "rotary tables")?;
+        let sin = self.store(&f32_bytes(sin), "rotary tables")?;
         Ok(Rope { width, positions, cos, sin })
     }
 }

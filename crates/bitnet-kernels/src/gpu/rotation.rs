@@ -1,4 +1,4 @@
-use super::{DeviceBuffer, Driver, Gpu, GpuError, quants::K_TILE};
+use super::{DeviceBuffer, Driver, Gpu, GpuError, layout::u32_bytes, quants::K_TILE};
 use crate::Rotate;
 
 /// A Walsh-Hadamard transform with signs.
@@ -27,8 +27,7 @@ impl<D: Driver> Gpu<D> {
         for (i, _) in signs.into_iter().flatten().enumerate().filter(|(_, sign)| **sign < 0) {
             words[i / 32] |= 1 << (i % 32);
         }
-        let bytes: Vec<u8> = words.into_iter().flat_map(u32::to_le_bytes).collect();
-        let signs = self.store(&bytes, "signs")?;
+        let signs = self.store(&u32_bytes(words), "signs")?;
         let scale = (1.0 / (block as f64).sqrt()) as f32;
         Ok(Rotation { width, block, scale, grouped, signs })
     }

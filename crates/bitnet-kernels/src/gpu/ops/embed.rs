@@ -23,16 +23,12 @@ impl<D: Driver> Gpu<D> {
         assert!(tokens.iter().all(|&token| (token as usize) < rows), "tokens must be in the table");
         let tokens_at = self.upload(Upload::Tokens, tokens.iter().copied())?;
         // The place of a row follows from the stride of a dense table, or from the group size of a ternary one.
-        let (kernel, address, layout) = match table {
-            Table::Dense(table) => (&EMBED, table.buffer.address(), table.stride),
-            Table::Ternary(table, _) => {
+        let (kernel, address, layout, rotation) = match table {
+            Table::Dense(table) => (&EMBED, table.buffer.address(), table.stride, None),
+            Table::Ternary(table, rotation) => {
                 let Scales::Groups(group) = table.scales else { panic!("a ternary table has groups") };
-                (&EMBED_TERNARY, table.codes.address(), group)
+                (&EMBED_TERNARY, table.codes.address(), group, rotation.as_ref())
             }
-        };
-        let rotation = match table {
-            Table::Ternary(_, rotation) => rotation.as_ref(),
-            Table::Dense(_) => None,
         };
         self.launch(
             kernel,
