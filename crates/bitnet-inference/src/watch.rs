@@ -97,3 +97,15 @@ impl fmt::Display for Record {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_names_copied_states_if_there_are_any() {
+        let plan = |state_copies| Record { state_copies, ..Record::default() }.to_string();
+        assert!(plan(2).contains(", 2 copied states, "), "{}", plan(2));
+        assert!(!plan(0).contains("states"), "{}", plan(0));
+    }
+}
