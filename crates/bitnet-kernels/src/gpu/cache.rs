@@ -1,4 +1,4 @@
-use super::{DeviceBuffer, Driver, Gpu, GpuError, layout::f32_bytes};
+use super::{DeviceBuffer, Driver, Gpu, GpuError, bytes::f32_bytes};
 use crate::KvShape;
 
 /// Maximum width of a head for the attention kernels.

@@ -1,6 +1,6 @@
 //! What gated-delta layers hold in device memory.
 
-use super::{DeviceBuffer, Driver, Gpu, GpuError, layout::f32_bytes};
+use super::{DeviceBuffer, Driver, Gpu, GpuError, bytes::f32_bytes};
 use crate::{DeltaShape, DeltaWeights};
 
 /// Maximum width of a head for the kernels of gated-delta layers.

@@ -3,7 +3,7 @@
 use bitnet_tensor::{BitNetTensor, GroupedTensor};
 use half::bf16;
 
-use super::{DeviceBuffer, Driver, Gpu, GpuError, Linear, Rotation};
+use super::{DeviceBuffer, Driver, Gpu, GpuError, Linear, Rotation, bytes::f32_bytes};
 use crate::RowOrder;
 
 /// An embedding or an output head.
@@ -77,14 +77,4 @@ impl<D: Driver> Gpu<D> {
         let buffer = self.store(&f32_bytes(gain), "norm gains")?;
         Ok(Gain { width: gain.len(), buffer })
     }
-}
-
-/// Converts floats to little-endian bytes.
-pub(super) fn f32_bytes(values: &[f32]) -> Vec<u8> {
-    values.iter().flat_map(|v| v.to_le_bytes()).collect()
-}
-
-/// Converts integers to little-endian bytes.
-pub(super) fn u32_bytes(values: impl IntoIterator<Item = u32>) -> Vec<u8> {
-    values.into_iter().flat_map(u32::to_le_bytes).collect()
 }

@@ -3,6 +3,7 @@
 //! `docs/dev/kernels.md` describes the layouts, the kernels, and the points where values are rounded to bf16.
 
 mod backend;
+mod bytes;
 mod cache;
 mod ceilings;
 mod cuda;

@@ -1,4 +1,4 @@
-use super::{DeviceBuffer, Driver, Gpu, GpuError, layout::u32_bytes, quants::K_TILE};
+use super::{DeviceBuffer, Driver, Gpu, GpuError, bytes::u32_bytes, quants::K_TILE};
 use crate::Rotate;
 
 /// A Walsh-Hadamard transform with signs.

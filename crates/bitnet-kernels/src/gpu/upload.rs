@@ -1,4 +1,4 @@
-use super::{DeviceBuffer, Driver, Gpu, GpuError, layout::u32_bytes};
+use super::{DeviceBuffer, Driver, Gpu, GpuError, bytes::u32_bytes};
 
 /// Small arrays that describe a step to the kernels. Each has one place on the device, and is sent only if it differs
 /// from what is there: all layers of a step share what the first one sent.
