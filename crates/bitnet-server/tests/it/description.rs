@@ -228,23 +228,55 @@ fn haproxy_queues_every_path_that_generates() {
 }
 
 #[test]
-fn a_seed_in_the_header_is_taken_up_to_the_described_maximum() {
+fn a_header_with_a_number_is_taken_within_its_described_limits() {
     let server = demo_server();
     let description = server.get("/openapi.json").ok();
-    let schema = &description["components"]["parameters"]["X-Seed"]["schema"];
-    let (minimum, maximum) = (schema["minimum"].as_i64().unwrap(), schema["maximum"].as_u64().unwrap());
-    for (seed, status) in [
-        (i128::from(minimum), 200),
-        (i128::from(maximum), 200),
-        (i128::from(minimum) - 1, 400),
-        (i128::from(maximum) + 1, 400),
-    ] {
-        for (path, body) in [
-            ("/v1/completions", json!({"prompt": "x", "max_tokens": 1})),
-            ("/api/generate", json!({"prompt": "x", "stream": false, "options": {"num_predict": 1}})),
+    for header in ["X-Seed", "X-Deadline-Ms"] {
+        let schema = &description["components"]["parameters"][header]["schema"];
+        let (minimum, maximum) = (schema["minimum"].as_i64().unwrap(), schema["maximum"].as_u64().unwrap());
+        for (value, taken) in [
+            (i128::from(minimum), true),
+            (i128::from(maximum), true),
+            (i128::from(minimum) - 1, false),
+            (i128::from(maximum) + 1, false),
         ] {
-            let reply = server.post_with(path, &[("x-seed", &seed.to_string())], &body);
-            assert_eq!(reply.status, status, "{path}, {seed}: {}", reply.text());
+            for (path, body) in [
+                ("/v1/completions", json!({"prompt": "x", "max_tokens": 1})),
+                ("/api/generate", json!({"prompt": "x", "stream": false, "options": {"num_predict": 1}})),
+            ] {
+                let reply = server.post_with(path, &[(header, &value.to_string())], &body);
+                // A deadline of a millisecond is valid, but too short for an answer.
+                let hurried = header == "X-Deadline-Ms" && value == 1 && reply.status == 429;
+                let status = if taken { 200 } else { 400 };
+                assert!(reply.status == status || hurried, "{path}, {header} {value}: {}", reply.text());
+            }
+        }
+    }
+}
+
+#[test]
+fn the_events_of_every_stream_have_the_described_fields() {
+    let server = demo_server();
+    let description = server.get("/openapi.json").ok();
+    let message = json!([{"role": "user", "content": "x"}]);
+    for (path, body) in [
+        ("/v1/completions", json!({"prompt": "x", "max_tokens": 2, "stream": true})),
+        ("/v1/chat/completions", json!({"messages": message, "max_tokens": 2, "stream": true})),
+        ("/v1/responses", json!({"input": "x", "max_output_tokens": 2, "stream": true})),
+        ("/v1/messages", json!({"messages": message, "max_tokens": 2, "stream": true})),
+    ] {
+        let content = &description["paths"][path]["post"]["responses"]["200"]["content"];
+        let reference = content["text/event-stream"]["schema"]["$ref"].as_str().unwrap_or("#");
+        let schema = description.pointer(&reference[1..]).unwrap();
+        assert_eq!((&schema["type"], &schema["required"]), (&json!("object"), &json!(["data"])), "{path}");
+        let reply = server.post(path, &body);
+        assert_eq!((reply.status, reply.header("content-type")), (200, Some("text/event-stream")), "{path}");
+        for event in reply.text().split_terminator("\n\n") {
+            let fields: Vec<&str> = event.lines().map(|line| line.split_once(": ").unwrap().0).collect();
+            assert!(fields.contains(&"data"), "{path}: {event}");
+            for field in fields {
+                assert_eq!(schema["properties"][field]["type"], "string", "{path}: {event}");
+            }
         }
     }
 }
