@@ -8,8 +8,9 @@ use crate::{cargo, output, run, target};
 /// Run the tests of kernels, engine and server under one of the compiler's sanitizers; a stable compiler is enough
 ///
 /// All tests of these packages run, except the GPU kernels on the simulator, which is safe code on one thread, a test that
-/// judges the simulation by planted faults, and one of the system's heap, which sanitizers replace. Random tests get fewer cases: 50 schedules of the scheduler and 16 cases
-/// of each property.
+/// judges the simulation by planted faults, and one of the system's heap, which sanitizers replace. Random tests get fewer
+/// cases: 50 schedules of the scheduler and 16 cases of each property. The thread sanitizer reports tokio's `ScheduledIo`
+/// falsely, because it does not see what goes through epoll.
 #[derive(Args)]
 pub(crate) struct Sanitize {
     /// Which one

@@ -294,9 +294,9 @@ pub fn id_of(event: &str) -> Option<&str> {
     event.lines().find_map(|line| line.strip_prefix("id: "))
 }
 
-/// Replaces the unique name of the answer in its events, so that the events of equal requests are equal.
+/// The events without pings, with the unique name of the answer replaced: equal requests have equal events.
 pub fn unnamed(events: impl IntoIterator<Item = String>) -> Vec<String> {
-    let events: Vec<String> = events.into_iter().collect();
+    let events: Vec<String> = events.into_iter().filter(|event| !event.starts_with(':')).collect();
     let name = id_of(&events[0]).and_then(|id| id.split(';').nth(1)).unwrap().to_owned();
     events.into_iter().map(|event| event.replace(&name, "NAME")).collect()
 }
