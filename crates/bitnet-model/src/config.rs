@@ -122,7 +122,7 @@ impl Config {
             vocab: need("vocab_size")?,
             context: need("max_position_embeddings")?,
             rms_eps: c.float("rms_norm_eps")?.unwrap_or(if bitnet { 1e-5 } else { 1e-6 }),
-            rope: Rope { theta: 0.0, scaling: RopeScaling::None, width: None },
+            rope: Rope { theta: 0.0, scaling: RopeScaling::None, width: None, sections: None },
             activation: activation(&c, bitnet)?,
             sub_norms: family.native_bitnet(),
             linear_norms: linear_norms.filter(|_| !family.grouped()),
@@ -147,6 +147,9 @@ impl Config {
         let theta = if bitnet { 500_000.0 } else { 10_000.0 };
         spec.rope = read_rope(&c, theta, &mut spec.context)?;
         spec.rope.width = rotary_width(&c, family, spec.head_dim)?;
+        if family == Family::Qwen35 {
+            spec.rope.sections = Some(sections(&c, spec.rotary_width())?);
+        }
         spec.check(FILE)?;
         let bos = c.ids("bos_token_id")?.first().copied();
         let onebitllm = family == Family::OneBitLlm;
@@ -266,11 +269,18 @@ fn hybrid(c: &Fields<'_>, layers: usize) -> Result<Hybrid, ModelError> {
 const FULL_ATTENTION: &str = "full_attention";
 const LINEAR_ATTENTION: &str = "linear_attention";
 
+/// The field with the parameters of rope, and its object.
+fn rope_fields<'a>(c: &Fields<'a>) -> (&'static str, &'a Value) {
+    let field = if c.get("rope_parameters").is_some() { "rope_parameters" } else { "rope_scaling" };
+    (field, c.get(field).unwrap_or(&Value::Null))
+}
+
 /// Number of dimensions of a head that rotate, where that may be a part of them.
 fn rotary_width(c: &Fields<'_>, family: Family, head_dim: usize) -> Result<Option<usize>, ModelError> {
     const FIELD: &str = "partial_rotary_factor";
-    let json = c.get("rope_parameters").or(c.get("rope_scaling")).unwrap_or(&Value::Null);
-    let r = Fields { file: FILE, prefix: "rope_parameters.", json };
+    let (name, json) = rope_fields(c);
+    let prefix = format!("{name}.");
+    let r = Fields { file: FILE, prefix: &prefix, json };
     let part = match r.float(FIELD)? {
         Some(part) => Some(part),
         None => c.float(FIELD)?,
@@ -286,6 +296,17 @@ fn rotary_width(c: &Fields<'_>, family: Family, head_dim: usize) -> Result<Optio
         }
         _ => Ok(None),
     }
+}
+
+/// How the rotating pairs of a head of `rotary` dimensions are divided among the coordinates of a position.
+fn sections(c: &Fields<'_>, rotary: usize) -> Result<[u32; 4], ModelError> {
+    const FIELD: &str = "mrope_section";
+    let (name, json) = rope_fields(c);
+    let prefix = format!("{name}.");
+    let r = Fields { file: FILE, prefix: &prefix, json };
+    let stored = r.list(FIELD, "a list of counts", |value| value.as_u64()?.try_into().ok())?;
+    let Some(stored) = stored else { return Ok(rope::usual_sections(rotary)) };
+    rope::checked_sections(&stored).ok_or_else(|| r.bad(FIELD, rope::NOT_SECTIONS))
 }
 
 /// Refuses switches that would change what the model computes.
@@ -398,9 +419,9 @@ fn quantization(c: &Fields<'_>, native: bool) -> Result<bool, ModelError> {
 /// Reads rope from `rope_parameters` (transformers 5) or from `rope_theta` and `rope_scaling`. Lowers `context` where
 /// longer texts would need other frequencies.
 fn read_rope(c: &Fields<'_>, default_theta: f32, context: &mut usize) -> Result<Rope, ModelError> {
-    let field = if c.get("rope_parameters").is_some() { "rope_parameters" } else { "rope_scaling" };
+    let (field, json) = rope_fields(c);
     let prefix = format!("{field}.");
-    let r = Fields { file: FILE, prefix: &prefix, json: c.get(field).unwrap_or(&Value::Null) };
+    let r = Fields { file: FILE, prefix: &prefix, json };
     let theta = match r.float("rope_theta")? {
         Some(theta) => theta,
         None => c.float("rope_theta")?.unwrap_or(default_theta),
@@ -425,7 +446,7 @@ fn read_rope(c: &Fields<'_>, default_theta: f32, context: &mut usize) -> Result<
             return Err(r.unsupported("rope_type", other, "use default, linear, llama3, yarn or longrope"));
         }
     };
-    Ok(Rope { theta, scaling, width: None })
+    Ok(Rope { theta, scaling, width: None, sections: None })
 }
 
 fn yarn(r: &Fields<'_>, context: usize) -> Result<RopeScaling, ModelError> {

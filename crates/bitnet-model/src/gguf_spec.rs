@@ -111,6 +111,16 @@ impl Keys<'_> {
         Ok((head_dim, rotary))
     }
 
+    /// How the rotating pairs of a head of `rotary` dimensions are divided among the coordinates of a position.
+    fn sections(&self, rotary: usize) -> Result<[u32; 4], ModelError> {
+        let key = self.key("rope.dimension_sections");
+        let wrong = || ModelError::field(&self.gguf.file, &key, rope::NOT_SECTIONS);
+        let Some(array) = self.gguf.opt_array(&key)? else { return Ok(rope::usual_sections(rotary)) };
+        let stored = array.integers().filter(|_| array.len <= 4).ok_or_else(wrong)?;
+        let stored: Option<Vec<u32>> = stored.map(|pairs| pairs.try_into().ok()).collect();
+        rope::checked_sections(&stored.ok_or_else(wrong)?).ok_or_else(wrong)
+    }
+
     /// Number of layers. The last blocks of some files predict further tokens and are not loaded.
     fn layers(&self) -> Result<usize, ModelError> {
         let (blocks, extra) =
@@ -240,6 +250,7 @@ pub(crate) fn read(gguf: &Gguf) -> Result<(ModelSpec, bool), ModelError> {
             theta: keys.float("rope.freq_base")?.unwrap_or(10_000.0),
             scaling: RopeScaling::None,
             width: rotary,
+            sections: if family.hybrid { Some(keys.sections(rotary.unwrap_or(head_dim))?) } else { None },
         },
         activation: family.activation,
         sub_norms: family.sub_norms,

@@ -20,6 +20,30 @@ fn amplitude(scaling: &RopeScaling) -> f32 {
     }
 }
 
+/// The sections of a model that names none: the pairs of `width` rotating dimensions in thirds, and none for a fourth
+/// coordinate.
+pub(crate) fn usual_sections(width: usize) -> [u32; 4] {
+    let pairs = (width / 2).min(MAX_SECTION as usize) as u32;
+    let third = |more: u32| (pairs + more) / 3;
+    [third(2), third(1), third(0), 0]
+}
+
+/// Maximum number of pairs in a section; real models have 11.
+const MAX_SECTION: u32 = 1 << 16;
+
+/// The sections of a model that names them: three or four counts.
+pub(crate) fn checked_sections(counts: &[u32]) -> Option<[u32; 4]> {
+    let mut sections = [0; 4];
+    let fit = (3..=4).contains(&counts.len()) && counts.iter().all(|&pairs| pairs <= MAX_SECTION);
+    fit.then(|| {
+        sections[..counts.len()].copy_from_slice(counts);
+        sections
+    })
+}
+
+/// What is wrong with other values of these fields.
+pub(crate) const NOT_SECTIONS: &str = "is not a list of three or four numbers of rotating pairs";
+
 /// YaRN keeps frequencies with at least this many turns, if the model sets no value.
 pub(crate) const YARN_BETA_FAST: f32 = 32.0;
 /// YaRN divides frequencies with at most this many turns by the whole factor, if the model sets no value.

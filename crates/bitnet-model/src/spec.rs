@@ -60,6 +60,9 @@ pub struct Rope {
     pub scaling: RopeScaling,
     /// Number of dimensions of a head that rotate, its first ones; all if `None`.
     pub width: Option<usize>,
+    /// How many of the rotating pairs turn by each coordinate of a position in a picture or video, if the family has
+    /// such positions. All coordinates of a token of text are equal, so these change no result; conversion keeps them.
+    pub sections: Option<[u32; 4]>,
 }
 
 /// Which matrices have a scale for every group of weights.
@@ -152,7 +155,7 @@ impl ModelSpec {
             vocab,
             context,
             rms_eps: 0.0,
-            rope: Rope { theta: 1.0, scaling: RopeScaling::None, width: None },
+            rope: Rope { theta: 1.0, scaling: RopeScaling::None, width: None, sections: None },
             activation: Activation::Silu,
             sub_norms: false,
             linear_norms: None,

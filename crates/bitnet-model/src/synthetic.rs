@@ -14,6 +14,7 @@ use crate::{
     Activation, Checkpoint, GenerationDefaults, Grouped, Hybrid, ModelError, ModelSpec, Rope, RopeScaling,
     Rotation, TensorEntry, TensorKind, TensorSource,
     names::{self, Expected},
+    rope,
 };
 
 /// Models of the `bitnet` family: name, layers, hidden, ffn, heads, kv heads, vocabulary.
@@ -127,7 +128,7 @@ fn bitnet([layers, hidden, ffn, heads, kv_heads, vocab]: [usize; 6]) -> ModelSpe
         kv_heads,
         head_dim: hidden / heads,
         rms_eps: 1e-5,
-        rope: Rope { theta: 500_000.0, scaling: RopeScaling::None, width: None },
+        rope: Rope { theta: 500_000.0, scaling: RopeScaling::None, width: None, sections: None },
         activation: Activation::SquaredRelu,
         sub_norms: true,
         // Longer than the real models' context; random weights do not care.
@@ -141,7 +142,7 @@ fn qwen3([layers, hidden, ffn, heads, kv_heads, head_dim, vocab]: [usize; 7], ti
         head_dim,
         context: 32_768,
         rms_eps: 1e-6,
-        rope: Rope { theta: 1e6, scaling: RopeScaling::None, width: None },
+        rope: Rope { theta: 1e6, scaling: RopeScaling::None, width: None, sections: None },
         activation: Activation::Silu,
         sub_norms: false,
         head_norms: true,
@@ -159,7 +160,12 @@ fn qwen35(
     let attends: Vec<bool> = (1..=layers).map(|number| number % 4 == 0).collect();
     let mut spec = ModelSpec {
         architecture: "qwen35".into(),
-        rope: Rope { theta: 1e7, width: Some(head_dim / 4), ..plain.rope },
+        rope: Rope {
+            theta: 1e7,
+            width: Some(head_dim / 4),
+            sections: Some(rope::usual_sections(head_dim / 4)),
+            ..plain.rope
+        },
         output_gate: true,
         hybrid: Some(Hybrid {
             attends: attends.into(),

@@ -435,6 +435,11 @@ fn model_metadata(spec: &ModelSpec) -> Result<Vec<(&'static str, MetadataValue)>
         ("rope.freq_base", F32(spec.rope.theta)),
         ("rope.dimension_count", U32(spec.rotary_width() as u32)),
     ];
+    if let Some(sections) = spec.rope.sections {
+        // Required by llama.cpp.
+        let pairs = sections.map(|pairs| MetadataValue::I32(i32::try_from(pairs).unwrap_or(i32::MAX)));
+        all.push(("rope.dimension_sections", array(GGUFValueType::I32, pairs.into_iter())?));
+    }
     all.extend(hybrid_metadata(spec)?);
     if spec.multipliers != Multipliers::NONE {
         all.push(("embedding_scale", F32(spec.multipliers.embedding)));
