@@ -335,6 +335,13 @@ mod tests {
             let error = rotation(&json).unwrap_err();
             assert!(error.contains(told) && error.contains("hadamard.json"), "{field}: {error}");
         }
+        // A value of another type, under every key there is.
+        for name in KEYS {
+            let mut json = contract();
+            json[key(name)] = json!({"a": 1});
+            let error = rotation(&json).unwrap_err();
+            assert!(error.contains(&format!("{} is not", key(name))), "{name}: {error}");
+        }
         let mut json = contract();
         json[key(&format!("a\nb{}", "{".repeat(4000)))] = json!(1);
         let error = rotation(&json).unwrap_err();

@@ -3,7 +3,7 @@ use std::{collections::HashMap, fmt};
 use bitnet_kernels::{Backend, BackendInfo, DeviceStatus, Grouping, KernelError, Norm, RowsKind, StepSize};
 
 use crate::{
-    Batch, ForwardError, Limits, Logits, Model, ModelError, ModelSpec, PackedSource, TensorSource,
+    Batch, ForwardError, Limits, Logits, Model, ModelError, ModelSpec, PackedSource, Run, TensorSource,
     error::check_shape,
     layer::{Layer, Mix, Origin},
     names::{self, Expected},
@@ -24,6 +24,30 @@ pub struct Transformer<B: Backend> {
     norm: Norm<B::Gain>,
     rope: B::Rope,
     buffers: Buffers<B>,
+    slots: Slots,
+}
+
+/// Finds a slot that two runs of a step name, in one pass and without allocating.
+struct Slots {
+    /// The last step that named each slot, `[state_slots]`.
+    named: Vec<u64>,
+    /// Number of the step that is being checked.
+    step: u64,
+}
+
+impl Slots {
+    fn check(&mut self, runs: &[Run]) -> Result<(), ForwardError> {
+        self.step += 1;
+        for &Run { state: slot, .. } in runs {
+            let slots = self.named.len();
+            let named =
+                self.named.get_mut(slot as usize).ok_or(ForwardError::StateOutOfRange { slot, slots })?;
+            if std::mem::replace(named, self.step) == self.step {
+                return Err(ForwardError::StateShared { slot });
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Activations of one step, `[max_tokens][...]`.
@@ -123,7 +147,8 @@ impl<B: Backend> Transformer<B> {
             vocab: spec.vocab,
         })?;
         let spec = ModelSpec { context, ..spec.clone() };
-        Ok(Transformer { backend, spec, limits, embedding, head, layers, norm, rope, buffers })
+        let slots = Slots { named: vec![0; limits.state_slots], step: 0 };
+        Ok(Transformer { backend, spec, limits, embedding, head, layers, norm, rope, buffers, slots })
     }
 
     /// The backend, to read its counters.
@@ -131,7 +156,7 @@ impl<B: Backend> Transformer<B> {
         &self.backend
     }
 
-    fn check(&self, batch: &Batch) -> Result<(), ForwardError> {
+    fn check(&mut self, batch: &Batch) -> Result<(), ForwardError> {
         let sizes = [
             ("tokens", batch.tokens().len(), self.limits.max_tokens),
             ("logit rows", batch.logit_rows().len(), self.limits.max_logit_rows),
@@ -152,16 +177,7 @@ impl<B: Backend> Transformer<B> {
             }
         }
         batch.blocks().iter().try_for_each(|&block| self.check_block(block))?;
-        if self.spec.state_bytes() == 0 {
-            return Ok(());
-        }
-        for (i, run) in batch.runs().iter().enumerate() {
-            self.check_slot(run.state)?;
-            if batch.runs()[..i].iter().any(|other| other.state == run.state) {
-                return Err(ForwardError::StateShared { slot: run.state });
-            }
-        }
-        Ok(())
+        if self.spec.state_bytes() == 0 { Ok(()) } else { self.slots.check(batch.runs()) }
     }
 
     fn check_slot(&self, slot: u32) -> Result<(), ForwardError> {

@@ -206,6 +206,20 @@ fn an_unknown_value_of_the_hadamard_contract_is_refused_by_name() {
             rotated(|gguf| gguf.set(&format!("prism.hadamard.{key}"), 4, u32::to_le_bytes(value).into()));
         assert!(error.contains(told), "{error}");
     }
+    // A float is a value of none of the keys.
+    let keys: Vec<String> = {
+        let gguf = GgufEdit::read(&std::fs::read(fixture("qwen35-hadamard/model-PTQ1_0.gguf")).unwrap());
+        gguf.entries
+            .into_iter()
+            .map(|entry| entry.0)
+            .filter(|key| key.starts_with("prism.hadamard."))
+            .collect()
+    };
+    assert_eq!(keys.len(), 10);
+    for key in keys {
+        let error = rotated(|gguf| gguf.set(&key, 6, 0.5f32.to_le_bytes().into()));
+        assert!(error.contains(&format!("{key} is not")), "{key}: {error}");
+    }
     let told = rotated(|gguf| {
         let signs = (0..512).map(|_| 1i32.to_le_bytes());
         gguf.set_words("prism.hadamard.sign_values", 5, signs);
@@ -365,6 +379,65 @@ fn a_hybrid_model_converts_to_every_format_for_group_scales_and_stays_the_same()
     }
 }
 
+const SECTIONS: &str = "qwen35.rope.dimension_sections";
+
+/// The type and the words of the key without which llama.cpp opens no file of this family.
+fn sections(path: &Path) -> (u32, Vec<u8>) {
+    let gguf = GgufEdit::read(&std::fs::read(path).unwrap());
+    let found = gguf.entries.into_iter().find(|entry| entry.0 == SECTIONS);
+    let (_, kind, raw) = found.unwrap_or_else(|| panic!("{} has no {SECTIONS}", path.display()));
+    (kind, raw)
+}
+
+/// Four numbers as GGUF holds them in a list of `i32`.
+fn list_of_words(values: [i32; 4]) -> Vec<u8> {
+    let head = [5u32.to_le_bytes().as_slice(), &4u64.to_le_bytes()].concat();
+    [head, values.iter().flat_map(|value| value.to_le_bytes()).collect()].concat()
+}
+
+fn set_sections(gguf: &mut GgufEdit, values: &[i32]) {
+    gguf.set_words(SECTIONS, 5, values.iter().map(|value| value.to_le_bytes()));
+}
+
+#[test]
+fn a_converted_hybrid_model_has_the_rope_sections_that_llama_cpp_requires() {
+    let folder = tempfile::tempdir().unwrap();
+    let written = |from: &Checkpoint, target: Target| {
+        converted(from, target, folder.path()).unwrap();
+        sections(&folder.path().join(format!("{target}.gguf")))
+    };
+    for path in HYBRIDS {
+        let expected = if path.starts_with("qwen35-ternary") { [2, 1, 1, 0] } else { [3, 3, 2, 0] };
+        for target in [Target::Q2_0, Target::Pq2_0, Target::Panels] {
+            assert_eq!(written(&open(path), target), (9, list_of_words(expected)), "{path} to {target}");
+        }
+    }
+    let path = "qwen35-ternary/model-PQ2_0.gguf";
+    let other = edited(path, |gguf| set_sections(gguf, &[1, 1, 2, 0])).unwrap();
+    assert_eq!(written(&other, Target::Pq2_0), (9, list_of_words([1, 1, 2, 0])), "as the file has them");
+    let none = edited(path, |gguf| gguf.remove(SECTIONS)).unwrap();
+    assert_eq!(written(&none, Target::Pq2_0), (9, list_of_words([2, 1, 1, 0])), "as the family has them");
+    let big = Checkpoint::synthetic("bonsai-27b", Synthetic::named("bonsai-27b").unwrap());
+    assert_eq!(big.spec.rope.sections, Some([11, 11, 10, 0]));
+}
+
+#[test]
+fn rope_sections_that_are_no_counts_are_refused_by_their_key() {
+    for wrong in [&[2, -1, 1, 0][..], &[2, 2], &[1, 1, 1, 1, 1], &[1 << 30, 1, 1, 0]] {
+        let told = refused("qwen35-ternary/model-PQ2_0.gguf", |gguf| set_sections(gguf, wrong));
+        assert!(told.contains(SECTIONS), "{wrong:?}: {told}");
+    }
+    let config = |sections: Value| {
+        let set = |config: &mut Value| config["text_config"]["rope_parameters"]["mrope_section"] = sections;
+        mlx(set, |_| {}).map(|model| model.spec.rope.sections).map_err(|e| e.to_string())
+    };
+    assert_eq!(config(json!([4, 2, 2])), Ok(Some([4, 2, 2, 0])));
+    for wrong in [json!([4, -2, 2]), json!([4, 2.5, 2]), json!([4]), json!("4"), json!([4, 4, 1 << 30])] {
+        let told = config(wrong.clone()).unwrap_err();
+        assert!(told.contains("mrope_section"), "{wrong}: {told}");
+    }
+}
+
 const LIMITS: Limits = Limits { max_tokens: 40, max_logit_rows: 40, kv_blocks: 4, state_slots: 3 };
 
 fn load(path: &str, limits: Limits) -> Result<Transformer<Cpu>, ModelError> {
@@ -413,6 +486,8 @@ fn a_step_names_slots_that_exist_and_none_twice() {
     run(&[2, 0, 1]).unwrap();
     assert_eq!(run(&[0, 3]), Err(ForwardError::StateOutOfRange { slot: 3, slots: 3 }));
     assert_eq!(run(&[1, 2, 1]), Err(ForwardError::StateShared { slot: 1 }));
+    run(&[1, 2]).expect("a refused step takes no slot");
+    assert_eq!(run(&[0, 0]), Err(ForwardError::StateShared { slot: 0 }));
     assert_eq!(model.copy_state(0, 3), Err(ForwardError::StateOutOfRange { slot: 3, slots: 3 }));
     let none = load("qwen35-ternary", Limits { state_slots: 0, ..LIMITS }).err().unwrap().to_string();
     assert!(none.contains("the number of state slots is 0") && none.contains("for every sequence"), "{none}");
