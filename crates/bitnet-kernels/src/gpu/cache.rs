@@ -33,7 +33,8 @@ impl<D: Driver> Gpu<D> {
     /// If there is not enough memory, or the heads are too wide for the kernels.
     pub fn kv(&mut self, shape: KvShape) -> Result<Kv, GpuError> {
         if shape.head_dim > MAX_HEAD_DIM {
-            return Err(GpuError::HeadTooWide { head_dim: shape.head_dim, limit: MAX_HEAD_DIM });
+            let (what, head_dim) = ("attention", shape.head_dim);
+            return Err(GpuError::HeadTooWide { what, head_dim, limit: MAX_HEAD_DIM });
         }
         let stride = shape.head_dim.next_multiple_of(8);
         let bytes = shape.gpu_bytes() / 2;

@@ -38,7 +38,8 @@ impl<D: Driver> Gpu<D> {
     pub fn delta(&mut self, shape: DeltaShape, w: &DeltaWeights<'_>) -> Result<Delta, GpuError> {
         let DeltaShape { key_heads, value_heads, head_dim, taps } = shape;
         if head_dim > MAX_DELTA_HEAD {
-            return Err(GpuError::HeadTooWide { head_dim, limit: MAX_DELTA_HEAD });
+            let what = "recurrent layers";
+            return Err(GpuError::HeadTooWide { what, head_dim, limit: MAX_DELTA_HEAD });
         }
         assert!(taps > 0 && key_heads > 0, "there must be a tap and a head");
         assert!(value_heads.is_multiple_of(key_heads), "every key head must have as many value heads");

@@ -66,8 +66,10 @@ pub enum GpuError {
     )]
     RowTooWide { kernel: &'static str, bytes: u32, name: String, limit: u32 },
     /// The heads are too wide for the kernels of attention or of gated-delta layers.
-    #[error("heads are {head_dim} wide, the GPU kernels take up to {limit}: use --device cpu")]
-    HeadTooWide { head_dim: usize, limit: usize },
+    #[error(
+        "heads of {what} are {head_dim} wide, and the GPU kernels take at most {limit}: use --device cpu"
+    )]
+    HeadTooWide { what: &'static str, head_dim: usize, limit: usize },
     /// The GPU failed. Its context stays broken until the process ends.
     #[error("the GPU failed in {during}: {reason}; restart the process")]
     Failed { during: &'static str, reason: String },

@@ -53,7 +53,7 @@ fn a_kernel_that_the_driver_refuses_is_named_with_its_log() {
 fn heads_wider_than_the_kernels_take_are_refused_with_the_limit() {
     let mut gpu = Gpu::new(Simulator::default()).unwrap();
     let wide = gpu.kv(KvShape { blocks: 1, kv_heads: 1, head_dim: 264 }).err().unwrap();
-    assert_eq!(wide, GpuError::HeadTooWide { head_dim: 264, limit: 256 });
+    assert_eq!(wide, GpuError::HeadTooWide { what: "attention", head_dim: 264, limit: 256 });
     assert!(gpu.kv(KvShape { blocks: 1, kv_heads: 1, head_dim: 256 }).is_ok());
 }
 
@@ -69,8 +69,8 @@ fn heads_of_recurrent_layers_wider_than_the_kernels_take_are_refused_with_the_li
             Ok(_) => assert!(fits),
             Err(wide) => {
                 assert!(!fits);
-                assert_eq!(wide, GpuError::HeadTooWide { head_dim: 129, limit: 128 });
-                assert!(wide.to_string().contains("--device cpu"));
+                let told = "heads of recurrent layers are 129 wide, and the GPU kernels take at most 128";
+                assert_eq!(wide.to_string(), format!("{told}: use --device cpu"));
             }
         }
     }
