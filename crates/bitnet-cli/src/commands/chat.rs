@@ -149,8 +149,10 @@ impl Chat {
                     return Err(CliError::refused(what, "chat", "give a shorter one"));
                 }
                 _ => {
-                    if dropped > 0 {
-                        output::note(format_args!("the oldest {dropped} turns were dropped to make room"));
+                    match dropped {
+                        0 => {}
+                        1 => output::note("the oldest turn was dropped to make room"),
+                        n => output::note(format_args!("the oldest {n} turns were dropped to make room")),
                     }
                     return Ok(ids);
                 }

@@ -24,6 +24,29 @@ fn sequence(spec: &ModelSpec) -> String {
     }
 }
 
+/// What models with recurrent layers or rotated weights have beside others.
+fn hybrid(spec: &ModelSpec) -> Vec<String> {
+    let mut lines = Vec::new();
+    if let Some(delta) = spec.delta() {
+        let (layers, attend) = (spec.recurrent_layers(), spec.attention_layers());
+        lines.push(format!(
+            "recurrent      {layers} gated-delta layers, {attend} that attend; {} key heads and {} value heads of width {}, \
+             convolution over {} tokens",
+            delta.key_heads, delta.value_heads, delta.head_dim, delta.taps
+        ));
+    }
+    if let Some(rotation) = &spec.rotation {
+        let widths: Vec<String> = rotation.signs.keys().map(usize::to_string).collect();
+        let signs =
+            if widths.is_empty() { "no signs".into() } else { format!("signs for {}", widths.join(", ")) };
+        lines.push(format!(
+            "rotated        Walsh-Hadamard transform in blocks of {}, {signs}",
+            rotation.block
+        ));
+    }
+    lines
+}
+
 fn print(r: &Inspection, spec: &ModelSpec) -> Result<(), CliError> {
     let s = &r.sizes;
     let yes = |b: bool| if b { "yes" } else { "no" };
@@ -48,9 +71,11 @@ fn print(r: &Inspection, spec: &ModelSpec) -> Result<(), CliError> {
             if s.group_scales { "one per group of weights" } else { "one per tensor" }
         ),
         format!(
-            "rope           theta {}, scaling {}",
+            "rope           theta {}, scaling {}, over {} of the {} dimensions of a head",
             s.rope_theta,
-            s.rope_scaling.as_deref().unwrap_or("none")
+            s.rope_scaling.as_deref().unwrap_or("none"),
+            spec.rotary_width(),
+            s.head_dim
         ),
         format!("vocabulary     {}, head tied to the embedding: {}", s.vocab, yes(s.tied_head)),
         format!("context        {} tokens", s.context),
@@ -66,6 +91,7 @@ fn print(r: &Inspection, spec: &ModelSpec) -> Result<(), CliError> {
         format!("end of text    {:?}", r.generation.eos),
         String::new(),
     ];
+    lines.splice(5..5, hybrid(spec));
     let width = r.tensors.iter().map(|t| t.name.len()).max().unwrap_or(0);
     for t in &r.tensors {
         let mut line = format!("{:width$}  {:14}  {}", t.name, format!("{:?}", t.shape), t.r#type);
@@ -76,7 +102,7 @@ fn print(r: &Inspection, spec: &ModelSpec) -> Result<(), CliError> {
         }
         lines.push(line);
     }
-    lines.extend(r.not_loaded.iter().map(|name| format!("{name}  not loaded")));
+    lines.extend(r.not_loaded.iter().map(|name| format!("{name:width$}  not loaded")));
     lines.extend(r.weights_sha256.as_ref().map(|hash| format!("\ntrits and scales of all tensors  {hash}")));
     output::line(lines.join("\n"))
 }

@@ -51,6 +51,6 @@ fn a_turn_can_be_undone_and_old_turns_make_room_for_new_ones() {
 
     let long = "speak to me of kings and crowns ".repeat(20);
     let full = bitnet_reading(&format!("{long}\n{long}\n{long}\n{long}\n"), &[&["chat"][..], &ARGS].concat());
-    assert!(full.err.contains("turns were dropped to make room"), "{}", full.err);
+    assert!(full.err.contains("the oldest turn was dropped to make room"), "{}", full.err);
     assert!(!full.err.contains("error"), "{}", full.err);
 }
