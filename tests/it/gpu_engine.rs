@@ -3,16 +3,16 @@
 use std::sync::Arc;
 
 use bitnet_inference::{
-    Constraint, ConstraintError, Engine, EngineConfig, GenerationConfig, GenerationError, Request,
-    RequestError, SubmitError, TokenSet,
+    BatchSizing, Constraint, ConstraintError, Engine, EngineConfig, GenerationConfig, GenerationError,
+    Request, RequestError, SubmitError, TokenSet,
     metrics::Counter,
     names::{BatchError, BenchmarkError, GpuInferenceEngine},
 };
 use bitnet_kernels::{
-    Cpu, Isa, KernelError,
+    Cpu, DeltaShape, Isa, KernelError,
     gpu::{Gpu, GpuError, table::BITLINEAR_T8},
 };
-use bitnet_model::{ForwardError, Limits, ModelError, Synthetic, Transformer};
+use bitnet_model::{ForwardError, Hybrid, Limits, ModelError, ModelSpec, Synthetic, Transformer};
 use bitnet_tests::{Call, Handle, Simulator, Tap};
 
 const LIMITS: Limits = Limits { max_tokens: 32, max_logit_rows: 4, kv_blocks: 8, state_slots: 0 };
@@ -331,4 +331,62 @@ fn a_kept_state_changes_no_token_of_a_recurrent_model_on_a_gpu() {
     assert_eq!(complete(&engine, second), expected);
     let again = engine.metrics().get(Counter::PrefillTokens) - computed;
     assert_eq!((computed, again), (70, 71 - 64), "the state after the first block is kept");
+}
+
+/// A draft that is refused has advanced the state, which goes back to a copy.
+#[test]
+fn drafts_change_no_token_of_a_recurrent_model_on_a_gpu() {
+    let (mut accepted, mut refused) = (0, 0);
+    for name in ["hybrid-tiny", "hybrid-tiny-rotated"] {
+        let source = Synthetic::named(name).unwrap();
+        let tokens = [0, 4].map(|max_draft| {
+            let limits = Limits { state_slots: 10, ..LIMITS };
+            let gpu = Gpu::new(Simulator::default()).unwrap();
+            let model = Transformer::load(source.spec(), &source, gpu, limits, &mut |_, _| {}).unwrap();
+            // The simulator is too slow for drafts within the default goal for the time between tokens.
+            let sizing = BatchSizing::Fixed(2);
+            let config = EngineConfig { max_draft, sizing, ..EngineConfig::default() };
+            let engine = GpuInferenceEngine::new(model, config).unwrap();
+            // Few tokens to draw from, so that what was written often recurs and sometimes goes on differently.
+            let few = GenerationConfig {
+                max_new_tokens: 16,
+                ignore_eos: true,
+                temperature: 1.0,
+                seed: Some(9),
+                logit_bias: vec![(5, 90.0), (6, 90.0)],
+                ..GenerationConfig::default()
+            };
+            let batch = [(prompt(9, 1), few.clone()), ([5, 6, 5, 5].repeat(5), few)];
+            let tokens = engine.process_batch_gpu(&batch).unwrap();
+            (tokens, engine.engine().status().scheduler)
+        });
+        assert_eq!(tokens[0].0, tokens[1].0, "{name}");
+        assert_eq!(tokens[0].1.drafted, 0, "{name}");
+        accepted += tokens[1].1.accepted;
+        refused += tokens[1].1.drafted - tokens[1].1.accepted;
+    }
+    assert!(accepted > 0 && refused > 0, "{accepted} drafts accepted, {refused} refused");
+}
+
+#[test]
+fn a_model_with_recurrent_heads_too_wide_for_the_gpu_is_refused_when_it_is_loaded() {
+    let tiny = Synthetic::named("hybrid-tiny").unwrap();
+    let spec = tiny.spec().clone();
+    let hybrid = spec.hybrid.clone().unwrap();
+    for (head_dim, told) in [(128, None), (136, Some("heads of recurrent layers are 136 wide"))] {
+        let delta = DeltaShape { key_heads: 2, value_heads: 4, head_dim, taps: 4 };
+        let hybrid = Some(Hybrid { delta, ..hybrid.clone() });
+        let wide = Synthetic::of(ModelSpec { hybrid, ..spec.clone() });
+        let limits = Limits { state_slots: 4, ..LIMITS };
+        let gpu = Gpu::new(Simulator::default()).unwrap();
+        let loaded = Transformer::load(wide.spec(), &wide, gpu, limits, &mut |_, _| {});
+        let error = loaded.err().map(|error| error.to_string());
+        match (told, error) {
+            (None, None) => {}
+            (Some(told), Some(error)) => {
+                assert!(error.contains(told) && error.contains("--device cpu"), "{error}");
+            }
+            other => panic!("{head_dim}: {other:?}"),
+        }
+    }
 }

@@ -309,6 +309,13 @@ fn a_file_of_panels_gives_a_gpu_the_bits_of_the_model_that_was_converted() {
 
 /// A GPU rounds to bf16 where the oracle keeps f32, so some activations round to a neighbouring int8. The reference
 /// that rounds at the same points is nearer.
+///
+/// One position of `qwen35-ternary` is off by 0.24, and no operation alone is the cause. With bf16 at a single point of
+/// the reference, the worst position is off by 0.35 (gated activation), 0.25 (outputs of recurrent layers), 0.19 (their
+/// inputs), 0.015 (all of attention) or 0.007 (last norm); with f32 at a single point, still by 0.11 to 0.32. The states
+/// and everything between convolution and norm are f32. What differs are steps of int8: a single one changes the ternary
+/// decays and rates of heads of 16, and stays in their states for the rest of the text. In `qwen35-hadamard`, with heads
+/// of 32 and float decays and rates, no position is off by more than 0.07.
 #[test]
 fn every_fixture_on_a_gpu_is_near_the_oracle() {
     let scaled_by_rows = ["bitnet-packed", "bitnet-odd", "llama-bitlinear", "onebitllm"];
@@ -322,8 +329,7 @@ fn every_fixture_on_a_gpu_is_near_the_oracle() {
         let mut model = load_on(&form.path(), Gpu::new(Simulator::default()).unwrap());
         let actual = prefill(&mut model, &golden);
         let vocab = model.spec().vocab;
-        // What is rounded before a recurrent layer stays in its state.
-        let worst = if recurrent.contains(&fixture) { 0.3 } else { 0.2 };
+        let worst = if fixture == "qwen35-ternary" { 0.3 } else { 0.2 };
         assert_near(distances(&actual, &expected, vocab), 0.08, worst, fixture);
         let rounded = prefill(&mut load_on(&form.path(), Reference::bf16()), &golden);
         assert_near(distances(&actual, &rounded, vocab), 1e-2, 0.1, fixture);

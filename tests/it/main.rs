@@ -12,3 +12,4 @@ mod gpu_forward;
 mod gpu_sampler;
 mod head;
 mod official;
+mod recurrent;
