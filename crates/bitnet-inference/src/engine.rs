@@ -25,8 +25,8 @@ pub struct EngineConfig {
     /// Maximum number of sequences in a forward pass; others wait. With recurrent layers, at most seven in eight of
     /// the state slots are for running sequences; the others keep snapshots for the prefix cache.
     pub max_batch_size: usize,
-    /// How many of these sequences run, and how much of a step goes to prompts. By default all run, and chunks of
-    /// prompts are so small that the time between two tokens of a sequence stays below [`BatchSizing::DEFAULT_ITL`].
+    /// How many of these sequences run, and how much of a step goes to prompts. By default all of them run, and prompt
+    /// chunks are small enough that the time between two tokens of a sequence stays below [`BatchSizing::DEFAULT_ITL`].
     pub sizing: BatchSizing,
     /// How long an idle engine waits for a second request before it starts a step, if one is likely to come.
     pub max_wait_time: Duration,
@@ -42,7 +42,7 @@ pub struct EngineConfig {
     /// Maximum time that a request stays paused because it is not read; then it fails.
     pub slow_reader_timeout: Duration,
     /// How long a step may run before the engine counts as stalled ([`Engine::stalled`]) and its last plans are
-    /// reported. A shutdown whose time is over does not wait for a stalled step.
+    /// reported. A shutdown that has run out of time does not wait for a stalled step.
     pub step_limit: Duration,
     /// Tokens that end a text, instead of the model's own.
     pub eos: Option<Vec<u32>>,
@@ -105,7 +105,7 @@ pub struct DrainReport {
     pub complete: bool,
 }
 
-/// The engine's thread, and after its end whether every request was finished.
+/// The engine's thread; after it ends, its result says whether every request was finished.
 struct EngineThread {
     running: Option<JoinHandle<bool>>,
     /// Disconnects when the thread ends.
@@ -131,7 +131,7 @@ fn watch(shared: &Shared, limit: Duration, engine: &Receiver<()>) {
     }
 }
 
-/// Number of sequences that run side by side if `wanted` are.
+/// Number of sequences that can run side by side if `wanted` are requested.
 fn places(wanted: usize, limits: Limits) -> usize {
     match limits.state_slots {
         0 => wanted,
@@ -303,7 +303,7 @@ impl Engine {
         &self.submitter.shared.metrics
     }
 
-    /// Adds a recorder, to which the engine reports from now on. A recorder must not call this itself.
+    /// Adds a recorder, to which the engine reports from now on. A recorder must not call this method.
     pub fn add_recorder(&self, recorder: Arc<dyn Recorder>) {
         self.submitter.shared.recorders.write().push(recorder);
     }
@@ -329,7 +329,7 @@ impl Engine {
         !self.submitter.shared.waiting.is_closed()
     }
 
-    /// The error of the device, if it failed and the engine therefore accepts nothing.
+    /// The device's error, if the device has failed; the engine then accepts no requests.
     pub fn lost(&self) -> Option<ForwardError> {
         self.submitter.shared.lost.lock().clone()
     }
@@ -360,8 +360,8 @@ impl Engine {
     }
 
     /// Refuses new requests, finishes the others for at most `timeout`, ends the rest and joins the thread. If two
-    /// callers shut down, the shorter timeout wins; both get the same report. A stalled step is not waited for beyond
-    /// `timeout`; its thread is abandoned.
+    /// callers shut down, the shorter timeout wins; both get the same report. If a step is stalled, this does not wait
+    /// longer than `timeout` and abandons the thread.
     pub fn shutdown(&self, timeout: Duration) -> DrainReport {
         self.submitter.shared.waiting.close();
         let until = Instant::now().checked_add(timeout);

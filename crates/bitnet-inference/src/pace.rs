@@ -19,8 +19,8 @@ pub enum BatchSizing {
     /// As many sequences as keep the time between a sequence's tokens below `itl`, based on the measured times of
     /// steps; prompts as with [`BatchSizing::Paced`].
     Auto {
-        /// Goal for the time from a request to its first token. Only background work is passed over for longer than
-        /// half of it.
+        /// Goal for the time from a request to its first token. Only background requests are passed over for longer
+        /// than half of this.
         ttft: Duration,
         /// Goal for the time between two tokens of one sequence.
         itl: Duration,
@@ -45,7 +45,7 @@ impl BatchSizing {
     }
 }
 
-/// The work of a step, as far as its time depends on it.
+/// The work of a step that determines how long it takes.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct StepLoad {
     /// Number of sequences that decode one token, drafts not included.
@@ -215,7 +215,7 @@ impl Pacer {
         let load_of = |decodes| StepLoad { decodes, context: each * decodes, ..StepLoad::default() };
         let with = |decodes| self.model.predict(load_of(decodes));
         let (Some(now), Some(next)) = (with(load.decodes), with(self.target + 1)) else { return };
-        // Use the whole goal while requests wait longer than theirs.
+        // Use the whole goal while requests wait longer than their own goal.
         let margin = if u128::from(oldest_wait) > ttft.as_micros() { 1.0 } else { 0.9 };
         if load.decodes > 1 && now > goal {
             self.target = (load.decodes * 3 / 4).clamp(1, self.max_running);

@@ -74,7 +74,7 @@ pub struct Request {
     pub constraint: Option<Arc<dyn Constraint>>,
     /// Maximum time for the request, including queueing; then it fails with [`RequestError::Timeout`].
     pub timeout: Option<Duration>,
-    /// Requests share the prefix cache only with requests of the same salt.
+    /// Requests share the prefix cache only with requests that have the same salt.
     pub salt: u64,
 }
 
@@ -173,7 +173,7 @@ pub enum SubmitError {
 }
 
 impl SubmitError {
-    /// Whether it may help to wait.
+    /// Whether waiting and trying again may help.
     pub(crate) fn is_full(&self) -> bool {
         matches!(self, SubmitError::QueueFull { .. } | SubmitError::BacklogFull { .. })
     }

@@ -17,8 +17,8 @@ const BLOCK: usize = bitnet_model::Batch::BLOCK_TOKENS;
 
 /// One choice of one request.
 ///
-/// `tokens.len() - computed` tokens are pending: the rest of a prompt, or the last drawn token. Prefill and decode
-/// differ in nothing else.
+/// `tokens.len() - computed` tokens are pending: the rest of a prompt, or the last drawn token. This is the only
+/// difference between prefill and decode.
 ///
 /// A sequence either has a place in the batch (`running`) or waits for one. If it waits because its reader paused, it
 /// is parked: it keeps its blocks and its state until others need them.
@@ -48,9 +48,11 @@ pub struct Sequence {
     pub(crate) state: Option<u32>,
     /// Between plan and commit of drafts, the slot with the state before them.
     pub(crate) kept: Option<u32>,
-    /// Number of tokens that another cached text shares and after which no snapshot was found, so that one is taken.
+    /// Number of tokens shared with another cached text, if no snapshot was found after them; a snapshot is then taken
+    /// there.
     pub(crate) branch: usize,
-    /// Number of tokens up to which it is computed in passes of its own, because a pass with it has failed; 0 for none.
+    /// Number of tokens up to which the sequence is computed alone, in separate passes, because a pass with it has
+    /// failed; 0 if none has.
     pub(crate) suspect: usize,
     /// How often its state was lost before it got past these tokens.
     pub(crate) losses: u32,
@@ -62,16 +64,16 @@ pub struct Sequence {
     pub(crate) rank: u64,
     pub(crate) arrived: u64,
     pub(crate) deadline: Option<u64>,
-    /// When it last began to wait for a place, on arrival or when its reader resumed. Its priority's patience counts
-    /// from here.
+    /// When it last began to wait for a place: on arrival, or when its reader resumed. The maximum time that its
+    /// priority can be passed over counts from here.
     pub(crate) since: u64,
     /// When its reader stopped reading, if it has.
     pub(crate) paused: Option<u64>,
-    /// Whether it has waited so long that it goes before those that have not.
+    /// Whether it has waited so long that it goes ahead of sequences that have not.
     pub(crate) aged: bool,
     /// Whether its admission has been reported.
     pub(crate) admitted: bool,
-    /// How often a later request was admitted before it.
+    /// How often a later request was admitted ahead of it.
     pub(crate) bypassed: u32,
     /// Whether the first choice of its request computes the prompt for it.
     pub(crate) follows: bool,
@@ -113,8 +115,8 @@ impl Sequence {
         }
     }
 
-    /// The last block boundary in the request's prompt: the longest part that a text can share with it and still have
-    /// a token to compute.
+    /// The last block boundary in the request's prompt: the longest prefix that another text can share and still have a
+    /// token to compute.
     pub(crate) fn boundary(&self) -> usize {
         (self.request.prompt.len() - 1) / BLOCK * BLOCK
     }
@@ -136,7 +138,7 @@ impl Sequence {
         wanted && self.scored + 1 < self.request.prompt.len()
     }
 
-    /// Whether tokens are drawn from it.
+    /// Whether tokens are drawn from its logits.
     pub fn draws(&self) -> bool {
         self.request.output.draws()
     }

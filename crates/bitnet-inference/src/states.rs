@@ -6,7 +6,8 @@ use crate::blocks::Chain;
 #[derive(Debug, Clone)]
 struct Saved {
     chain: Chain,
-    /// Whether the next snapshot of the same sequence may replace it. One that another sequence has used stays.
+    /// Whether the next snapshot of the same sequence may replace it. A snapshot that another sequence has used is not
+    /// replaced.
     passing: bool,
     /// When it was last taken or used.
     used: u64,
@@ -22,11 +23,11 @@ struct Slot {
 ///
 /// A sequence owns a slot as long as it has computed tokens to continue from. Other slots keep snapshots until they are
 /// needed: empty slots go first, then the least recently used snapshots. A snapshot is tied to the chain after a
-/// published block, whose number is never given out again. So it is found exactly by texts that begin with the tokens
-/// it has seen.
+/// published block. The block's number is never reused, so exactly the texts that begin with the tokens that the state
+/// has seen find the snapshot.
 ///
-/// The pool decides about contents that the model holds. Its decisions take effect as copies, in their order, before
-/// the next forward pass, which alone changes the states of owned slots.
+/// The pool only decides; the model holds the states. The pool's decisions take effect as copies, made in order before
+/// the next forward pass. Apart from these copies, only forward passes change the states of owned slots.
 #[derive(Debug, Clone)]
 pub(crate) struct StatePool {
     slots: Vec<Slot>,
@@ -102,8 +103,8 @@ impl StatePool {
         self.available += 1;
     }
 
-    /// Keeps a snapshot of the state in `from`, which the tokens up to `chain` have led to. A passing one replaces the
-    /// passing one after `before`. Without a slot to put it in, nothing is kept.
+    /// Keeps a snapshot of the state in `from`, the state after the tokens up to `chain`. A passing snapshot replaces
+    /// the passing one after `before`. If no slot is available, nothing is kept.
     pub fn save(&mut self, from: u32, chain: Chain, before: Option<Chain>, passing: bool) {
         self.clock += 1;
         let used = self.clock;
@@ -246,7 +247,7 @@ mod tests {
         pool.save(own, Chain::After(3), Some(Chain::After(2)), true);
         let found = |pool: &StatePool| [1, 2, 3, 4, 5].map(|n| pool.find(Chain::After(n)).is_some());
         assert_eq!(found(&pool), [true, false, true, false, false]);
-        // Used by another, so it passes no longer.
+        // Another sequence has used it, so it is no longer passing.
         let used = pool.take(pool.find(Chain::After(3))).unwrap();
         pool.release(used);
         pool.save(own, Chain::After(4), Some(Chain::After(3)), true);

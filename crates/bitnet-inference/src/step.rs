@@ -13,8 +13,8 @@ use crate::{Draw, Model, RequestError, Sampler, SeqId, Sequence, TokenLogprobs, 
 const CALIBRATED: usize = 32;
 /// Maximum time for calibration; its last step may exceed it.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// How often a sequence is computed again because a failed pass has left its state undefined. After the first time it
-/// is in passes of its own, so it is at fault if they fail too.
+/// How often a sequence is computed again because a failed pass has left its state undefined. After the first failure
+/// the sequence is computed alone, so it is at fault if that fails too.
 const MAX_LOSSES: u32 = 2;
 
 /// Counts of failures in steps.
@@ -87,7 +87,7 @@ pub struct Stepper<'m> {
     times: StepTimes,
     /// Logits of the last step, for sequences that requested only logits.
     pub wanted_logits: Vec<(SeqId, Vec<f32>)>,
-    /// Log-probabilities of prompt tokens computed in the last step: the request, the position of the token before,
+    /// Log-probabilities of prompt tokens computed in the last step: the request, the position of the preceding token,
     /// and the values.
     pub scored: Vec<(u64, usize, TokenLogprobs)>,
 }
@@ -172,7 +172,7 @@ impl<'m> Stepper<'m> {
             self.batch.want(|_| Wanted::Top(1));
             let begun = Instant::now();
             let forward = || self.model.forward(&self.batch, &mut self.logits);
-            // A model that fails here will fail its requests later, with an error for each.
+            // A model that fails here will also fail on requests, each of which then gets its own error.
             let Ok(Ok(())) = catch_unwind(AssertUnwindSafe(forward)) else { return };
             if step > 0 {
                 observe(load, begun.elapsed().as_micros() as u64);
@@ -183,8 +183,8 @@ impl<'m> Stepper<'m> {
     /// Computes a plan and draws its tokens. A failed pass is tried again, then halved until the sequence at fault is
     /// alone; only that sequence fails. If the device is lost, all fail.
     ///
-    /// A pass updates recurrent states in place, so one that fails midway cannot be tried again where it continues from
-    /// a state. Those sequences are [`RunOutcome::Undone`], and are computed again by later steps.
+    /// A pass updates recurrent states in place, so after a failure midway, runs that continue from a state cannot be
+    /// tried again. Their sequences are [`RunOutcome::Undone`], and later steps compute them again.
     pub fn run(&mut self, scheduler: &Scheduler, plan: &Plan, outcome: &mut StepOutcome) {
         outcome.runs.clear();
         outcome.drawn.clear();
@@ -222,7 +222,8 @@ impl<'m> Stepper<'m> {
         }
     }
 
-    /// Copies states in the order of the plan; returns the slots whose content is then wrong, with the error.
+    /// Copies states in the order of the plan; returns the slots whose content is wrong because a copy failed, with the
+    /// error.
     fn copy_states(&mut self, plan: &Plan) -> Vec<(u32, ForwardError)> {
         let mut spoiled: Vec<(u32, ForwardError)> = Vec::new();
         for &(from, to) in &plan.states {
@@ -234,7 +235,7 @@ impl<'m> Stepper<'m> {
         spoiled
     }
 
-    /// Computes suspects each in a pass of its own, and the runs between them together.
+    /// Computes each suspect in a separate pass, and the runs between suspects together.
     fn passes(&mut self, scheduler: &Scheduler, mut runs: &[PlannedRun], outcome: &mut StepOutcome) {
         while !runs.is_empty() {
             let suspect = runs.iter().position(|run| scheduler.sequence(run).suspect > 0);
@@ -283,8 +284,8 @@ impl<'m> Stepper<'m> {
         self.model.limits().state_slots > 0 && !refused
     }
 
-    /// After a pass that has spoiled the states of its runs: those that begin a text need none and are tried again,
-    /// each alone.
+    /// Handles a pass that has spoiled the states of its runs. Runs that begin a text need no state, so they are tried
+    /// again, each alone.
     fn attempt_beginnings(
         &mut self,
         scheduler: &Scheduler,

@@ -32,7 +32,7 @@ pub(crate) struct Submission {
 pub(crate) struct Ticket {
     mailbox: Arc<Mailbox>,
     shared: Arc<Shared>,
-    /// Its share of the queue: choices that have had no place yet, and the prompt until the first choice gets one.
+    /// Its share of the queue: choices that have not had a place yet, and the prompt until the first choice gets one.
     queued: Queue,
 }
 
@@ -153,7 +153,7 @@ impl Worker {
 
     /// Works until told to stop; returns true if every request was finished.
     pub fn run(mut self) -> bool {
-        // However this thread ends, further requests are refused.
+        // However this thread ends, it must refuse further requests.
         let shared = Arc::clone(&self.shared);
         let _stopping = Stopping(&shared);
         if self.scheduler.paces_itself() {
@@ -177,7 +177,7 @@ impl Worker {
     fn turn(&mut self) -> Option<bool> {
         self.listen();
         if self.draining {
-            // What is counted but has not arrived yet is on its way.
+            // Requests that are counted but have not arrived yet are on their way.
             let complete = self.scheduler.is_empty() && self.shared.waiting.now().sequences == 0;
             if complete || self.until.is_some_and(|until| Instant::now() >= until) {
                 self.scheduler.abort(RequestError::Stopped);
@@ -236,7 +236,8 @@ impl Worker {
         let predicted = self.scheduler.pace().model.predict(self.plan.load);
         self.scheduler.commit(self.now(), &self.plan, &mut self.outcome);
         let committed = Instant::now();
-        // Publish before delivery, so that a reader who sees the end of a request finds its last step counted.
+        // Publish before delivery, so that a reader who sees the end of a request finds that its last step has been
+        // counted.
         self.publish_status();
         self.shared.observe(Measure::StepPlan, (planned - begun).as_secs_f64());
         self.shared.observe(Measure::StepCommit, (committed - computed).as_secs_f64());
@@ -374,7 +375,8 @@ impl Worker {
                     self.shared.add(counter, 1);
                     live.open -= 1;
                     let over = live.open == 0;
-                    // Before the reader can see the end, so that it then finds the end counted and room in the queue.
+                    // Count the end before the reader can see it. The reader then finds it counted, and finds room in
+                    // the queue.
                     live.leave_queue(id.choice);
                     if over {
                         self.shared.observe(Measure::EndToEnd, live.at.elapsed().as_secs_f64());
@@ -393,7 +395,7 @@ impl Worker {
         }
     }
 
-    /// Reports a step that computed for `seconds`, where `predicted` microseconds were expected.
+    /// Reports a step that took `seconds` and was predicted to take `predicted` microseconds.
     fn report(&mut self, seconds: f64, predicted: Option<f64>, drawn: usize) {
         let (load, times, shared) = (self.plan.load, self.stepper.times(), &self.shared);
         shared.add(Counter::Steps, 1);

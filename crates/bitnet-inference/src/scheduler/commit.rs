@@ -18,11 +18,11 @@ pub struct SampledToken {
 /// The outcome of a planned run.
 #[derive(Debug, Clone, PartialEq)]
 pub enum RunOutcome {
-    /// It is computed, and these tokens were drawn, in order: one, and one more for each accepted draft.
+    /// The run was computed, and these tokens were drawn, in order: one, and one more for each accepted draft.
     Done(Range<usize>),
-    /// It failed, and so does its sequence.
+    /// The run failed, and so does its sequence.
     Failed(RequestError),
-    /// It failed and left the recurrent state of its sequence undefined, so that the sequence is computed again, from a
+    /// The run failed and left the recurrent state of its sequence undefined. The sequence is computed again, from a
     /// snapshot or from its start.
     Undone,
 }
@@ -73,8 +73,8 @@ impl Scheduler {
         }
     }
 
-    /// Sends a sequence whose state is lost back to the queue. Until it gets past the tokens of this run, it is computed
-    /// in passes of its own, so that a sequence at fault is found and takes no other with it again.
+    /// Sends a sequence whose state is lost back to the queue. Until it gets past the tokens of this run, it is
+    /// computed alone, in separate passes. So a sequence at fault is found and cannot make others fail again.
     fn undo(&mut self, run: &PlannedRun) {
         let s = seq_mut(&mut self.slots, run.slot);
         s.losses += 1;
@@ -179,9 +179,9 @@ impl Scheduler {
         s.chains.iter().for_each(|&chain| self.states.drop_saved(chain));
     }
 
-    /// Takes a snapshot of a sequence's state where its computed tokens fill their blocks: always where one is planned,
-    /// elsewhere if the other running sequences can keep one too. There it replaces the one before, so that the last of
-    /// them is near the end of the text.
+    /// Takes a snapshot of a sequence's state if its computed tokens fill whole blocks: always where a snapshot is
+    /// planned, elsewhere only if the other running sequences can keep one too. An unplanned snapshot replaces the
+    /// previous unplanned one, so the latest is near the end of the text.
     fn save_state(&mut self, slot: u32) {
         let s = seq(&self.slots, slot);
         let full = s.computed > 0 && s.computed.is_multiple_of(BLOCK) && self.takes_snapshots();

@@ -1,20 +1,20 @@
 //! Decides which sequences run in each step. A state machine without clock, threads, I/O or randomness: time is an
 //! argument, and the same calls give the same plans, so that a simulation can search its states.
 //!
-//! Sequences wait or run; a running one has one of the batch's places, of which there are at most `max_running`. Each
-//! step computes the pending tokens, or a chunk of them, of every running sequence, then admits waiting sequences,
-//! and spends the rest on drafts. The first in the queue is admitted in the first step that has a free place, blocks
-//! and capacity for it; neither drafts nor paused readers take these away.
+//! A sequence waits or runs. A running sequence has one of the batch's `max_running` places. Each step first computes
+//! pending tokens of every running sequence, or a chunk of them; then it admits waiting sequences, and spends what
+//! remains on drafts. The first sequence in the queue is admitted in the first step that has a place, blocks and
+//! capacity for it; neither drafts nor paused readers take these away.
 //!
 //! A sequence whose reader pauses gives up its place and waits, but keeps its blocks until others need them. When its
 //! reader resumes, it waits for a free place at its own rank. When blocks run out, waiting sequences give theirs back
-//! first, then the youngest running sequence, which waits again with its tokens and its rank; what it computed is
+//! first. Then the youngest running sequence does: it waits again with its tokens and its rank, and what it computed is
 //! computed again. So the oldest running sequence never loses its blocks. Because any single sequence fits into the
-//! pool, the oldest always ends; then another becomes the oldest, until all have ended.
+//! pool, the oldest always finishes; then another becomes the oldest, until all have finished.
 //!
-//! If the model has recurrent layers, a sequence that holds blocks also owns a slot with its state. There is one for
-//! every place, so only waiting sequences have to give theirs back. Cached blocks are used up to a position where a
-//! snapshot of the state exists; `plan.rs` says where snapshots are taken.
+//! If the model has recurrent layers, a sequence that holds blocks also owns a slot with its state. There is one slot
+//! for every place, so only waiting sequences have to give theirs back. Cached blocks are used up to the last position
+//! that has a snapshot of the state; `plan.rs` says where snapshots are taken.
 
 mod check;
 mod commit;
@@ -35,7 +35,7 @@ use crate::sequence::{SeqId, Sequence};
 use crate::states::StatePool;
 use crate::{FinishReason, Request, RequestError, StopMatcher, TokenLogprobs, TokenText};
 
-/// The limits of a scheduler, and what it knows of the model.
+/// The limits of a scheduler, and what it knows about the model.
 #[derive(Clone)]
 pub struct SchedulerConfig {
     /// Maximum number of running sequences: the places of the batch.
@@ -46,8 +46,8 @@ pub struct SchedulerConfig {
     pub max_rows: usize,
     /// Number of blocks in the key-value cache.
     pub kv_blocks: usize,
-    /// Number of slots of recurrent state, at least one for each place; 0 for a model without recurrent layers. Those
-    /// beyond the places keep snapshots and states before drafts.
+    /// Number of slots of recurrent state, at least one for each place; 0 for a model without recurrent layers. Slots
+    /// beyond the places keep snapshots, and copies of states made before drafts.
     pub state_slots: usize,
     /// Maximum number of tokens in a sequence.
     pub context: usize,
@@ -86,7 +86,7 @@ pub struct End {
 /// Counts of what the scheduler has done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SchedulerCounts {
-    /// Times that a sequence had to give its blocks back.
+    /// Number of times that a sequence had to give its blocks back.
     pub preemptions: u64,
     /// Computed tokens that were lost and must be computed again.
     pub recomputed_tokens: u64,
@@ -106,7 +106,7 @@ pub struct SchedulerCounts {
     pub accepted: u64,
 }
 
-/// The state machine; see the module.
+/// The state machine that the module describes.
 pub struct Scheduler {
     config: SchedulerConfig,
     pool: BlockPool,
@@ -156,7 +156,7 @@ impl Scheduler {
         }
     }
 
-    /// A scheduler without sequences on an empty cache, that keeps this one's counts and learned step times.
+    /// A scheduler without sequences, on an empty cache, that keeps the counts and learned step times of this one.
     pub fn renewed(&self) -> Self {
         Scheduler { counts: self.counts, pace: self.pace.clone(), ..Scheduler::new(self.config.clone()) }
     }

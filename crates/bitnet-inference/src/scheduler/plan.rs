@@ -1,9 +1,9 @@
 //! Plans a step in four phases: running sequences that decode, running sequences with prompt tokens to compute, waiting
-//! sequences, and drafts. Each phase only gets the tokens, rows and blocks that the earlier ones leave.
+//! sequences, and drafts. Each phase gets only the tokens, rows and blocks that the earlier phases leave.
 //!
-//! A recurrent state is that after the last token of a run, so a snapshot can be taken only where a run ends. Prompts
-//! are therefore cut at their last block boundary, and at the end of what they share with a cached text. Decoding runs
-//! end at every block boundary by themselves, because drafts do not reach beyond one.
+//! A slot holds the recurrent state after the last token of a run, so a snapshot can be taken only where a run ends.
+//! Prompts are therefore cut at their last block boundary, and at the end of what they share with a cached text.
+//! Decoding runs need no extra cut: drafts never cross a block boundary, so some run ends at each one.
 
 use bitnet_model::Batch;
 
@@ -15,7 +15,7 @@ use crate::sequence::{SeqId, Sequence};
 
 pub(super) const BLOCK: usize = Batch::BLOCK_TOKENS;
 
-/// How often others can be admitted before a request that has no room; after that, room is kept free for it.
+/// How often others can be admitted ahead of a request that does not fit; after that, room is kept free for it.
 pub(super) const MAX_BYPASS: u32 = 8;
 
 /// Consecutive tokens of one sequence to compute.
@@ -26,9 +26,10 @@ pub struct PlannedRun {
     pub start: usize,
     /// Number of tokens, drafts included.
     pub len: usize,
-    /// How many of the last tokens are drafts.
+    /// Number of drafts at the end of the run.
     pub drafts: usize,
-    /// How many of the last tokens need logits: none within a prompt, otherwise the last and one for each draft.
+    /// Number of tokens at the end that need logits: none within a prompt, otherwise the last one and one for each
+    /// draft.
     pub rows: usize,
 }
 
@@ -84,7 +85,7 @@ impl Scheduler {
         !plan.runs.is_empty()
     }
 
-    /// Plans one token for each running sequence whose prompt is computed. Every step has room for all of them.
+    /// Plans one token for each running sequence whose prompt has been computed. Every step has room for all of them.
     fn plan_decodes(&mut self, budget: &mut Budget, plan: &mut Plan) {
         let mut at = 0;
         // Only younger sequences, which are later in the list, can be preempted.
@@ -144,15 +145,15 @@ impl Scheduler {
         self.states.total() > self.config.max_running
     }
 
-    /// Number of tokens of a sequence until the next position that a snapshot is planned for.
+    /// Number of tokens of a sequence until the next position where a snapshot is planned.
     pub(super) fn until_snapshot(&self, s: &Sequence) -> usize {
         let planned =
             [s.branch, s.boundary()].into_iter().filter(|&at| self.takes_snapshots() && at > s.computed);
         planned.min().map_or(usize::MAX, |at| at - s.computed)
     }
 
-    /// Drafts for decoding sequences, as far as the step's tokens and rows, the goal for the time between tokens and
-    /// the free blocks allow. A draft takes nothing from another sequence.
+    /// Plans drafts for decoding sequences, within the step's tokens and rows, the goal for the time between tokens,
+    /// and the free blocks. A draft takes nothing from another sequence.
     fn plan_drafts(&mut self, budget: &mut Budget, plan: &mut Plan) {
         if self.config.max_draft == 0 {
             return;
@@ -202,8 +203,8 @@ impl Scheduler {
         drafts
     }
 
-    /// Maximum number of drafts of a sequence. With a recurrent state they need a slot that keeps it, and end where a
-    /// snapshot can be taken.
+    /// Maximum number of drafts of a sequence. With a recurrent state, drafts need a slot that keeps the state before
+    /// them, and end where a snapshot can be taken.
     fn draftable(&self, s: &Sequence) -> usize {
         match s.state {
             None => usize::MAX,
@@ -281,7 +282,7 @@ impl Scheduler {
         plan.copies.retain(|(_, to)| !table.contains(to));
     }
 
-    /// Takes the place, the blocks and the state from a running sequence, which waits again.
+    /// Takes its place, blocks and state from a running sequence, which then waits again.
     pub(super) fn preempt(&mut self, slot: u32) {
         self.counts.preemptions += 1;
         self.counts.recomputed_tokens += seq(&self.slots, slot).computed as u64;
@@ -289,7 +290,7 @@ impl Scheduler {
         self.enqueue(slot);
     }
 
-    /// Takes the blocks and the state of a parked sequence.
+    /// Takes its blocks and state from a parked sequence.
     fn reclaim(&mut self, slot: u32) {
         self.counts.preemptions += 1;
         self.counts.recomputed_tokens += seq(&self.slots, slot).computed as u64;
@@ -297,9 +298,9 @@ impl Scheduler {
     }
 
     /// Admits waiting sequences in the order of the queue while places, tokens, rows and blocks are free. A sequence
-    /// without room is passed over, but only a limited number of times.
+    /// that does not fit is passed over, but only a limited number of times.
     fn plan_admissions(&mut self, now: u64, budget: &mut Budget, plan: &mut Plan) {
-        // The sequences without room in this step, in the order of the queue.
+        // The sequences that do not fit in this step, in the order of the queue.
         let (mut passed, mut passes) = ([0; MAX_BYPASS as usize], 0);
         let mut at = 0;
         while at < self.waiting.len()
@@ -340,8 +341,9 @@ impl Scheduler {
         }
     }
 
-    /// Whether a waiting sequence can be admitted now, and whose prompt it then shares. Its reader must not be
-    /// paused, and the first choice of its request must be past the prompt and must not wait for a place itself.
+    /// `Some` if a waiting sequence can be admitted now, with the sequence whose prompt it then shares, if any. Its
+    /// reader must not be paused, and the first choice of its request must be past the prompt and must not itself wait
+    /// for a place.
     pub(super) fn eligible(&self, slot: u32) -> Option<Option<SeqId>> {
         let s = seq(&self.slots, slot);
         let leader = if s.follows { self.leader(s.id) } else { None };
@@ -366,7 +368,7 @@ impl Scheduler {
         true
     }
 
-    /// As [`Scheduler::parked_other_than`], without sequences before `slot` in the queue that can be admitted.
+    /// As [`Scheduler::parked_other_than`], but spares sequences before `slot` in the queue that can be admitted.
     pub(super) fn parked_behind(&self, slot: u32) -> Option<u32> {
         let place = seq(&self.slots, slot).place();
         let behind = |s: u32| seq(&self.slots, s).place() > place || self.eligible(s).is_none();
@@ -395,8 +397,8 @@ impl Scheduler {
         self.cached(s, |index, block, _| {
             from_free -= usize::from(index < usable && self.pool.refs(block) > 0)
         });
-        // A prompt that is found entirely still writes its last block, so it may copy it. A recurrent one does not: it
-        // continues after a whole block.
+        // A prompt that is found entirely still writes to its last block, so it may have to copy that block. With a
+        // recurrent state it does not, because it continues after a whole block.
         let copy = usize::from(text.len().is_multiple_of(BLOCK) && !self.running.is_empty() && !recurrent);
         from_free + margin + copy <= available
     }
@@ -413,8 +415,8 @@ impl Scheduler {
         }
     }
 
-    /// How many of the cached blocks at the beginning of a text can be used, and the slot of the snapshot after them.
-    /// Without recurrent layers all can.
+    /// Number of cached blocks at the beginning of a text that can be used, and the slot of the snapshot after them.
+    /// Without recurrent layers, all can be used.
     fn usable(&self, s: &Sequence) -> (usize, Option<u32>) {
         if self.states.total() == 0 {
             return (usize::MAX, None);
