@@ -319,7 +319,7 @@ pub trait Backend: Send {
     /// table is ternary, `x` is quantised first, after the transform that the table contains.
     ///
     /// A backend that can draw a token stores it in `drawn` for each row that wants one; the logits of that row are
-    /// then undefined. Others compute the logits that can decide the draw.
+    /// then undefined. Other backends compute the logits that can decide the draw.
     fn logits(
         &mut self,
         x: &Self::Rows,
@@ -349,8 +349,8 @@ pub trait Backend: Send {
         false
     }
 
-    /// Prepares a table to find the highest logits without computing all, with the int8 copy `stored` in a file if
-    /// given.
+    /// Prepares a table so that the highest logits can be found without computing all of them, using the int8 copy
+    /// `stored` in a file if given.
     fn screen(&mut self, table: &mut Self::Table, stored: Option<Screen>) -> Result<(), KernelError> {
         let _ = (table, stored);
         Ok(())

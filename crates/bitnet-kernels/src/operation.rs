@@ -11,8 +11,8 @@ pub struct Run {
     pub start: usize,
     /// Part of the step's list of blocks that is the sequence's block table.
     pub blocks: Range<usize>,
-    /// Slot with the recurrent state of the sequence; without meaning in a model that has none. A run that starts at
-    /// position 0 begins with zeros, whatever the slot holds.
+    /// Slot with the recurrent state of the sequence; meaningless in a model without recurrent layers. A run that
+    /// starts at position 0 begins with zeros, whatever the slot holds.
     pub state: u32,
 }
 
@@ -89,8 +89,8 @@ pub enum RowOrder {
     },
 }
 
-/// Sizes of a gated-delta layer: a short convolution over time, then a state for each value head that forgets and learns
-/// with every token.
+/// Sizes of a gated-delta layer: a short convolution over time, then a state for each value head that decays and is
+/// updated with every token.
 ///
 /// Its input has the columns `[queries | keys | values | output gates | decays | rates]`, with `key_width`,
 /// `key_width`, `value_width`, `value_width`, `value_heads` and `value_heads` of them. Value head `j` reads key head
@@ -103,7 +103,7 @@ pub struct DeltaShape {
     pub value_heads: usize,
     /// Width of every head, of keys and of values.
     pub head_dim: usize,
-    /// Tokens under the convolution, including the present one.
+    /// Tokens that the convolution covers, including the current one.
     pub taps: usize,
 }
 
@@ -118,7 +118,7 @@ impl DeltaShape {
         self.value_heads * self.head_dim
     }
 
-    /// Columns under the convolution: queries, keys and values.
+    /// Columns that the convolution covers: queries, keys and values.
     pub fn channels(&self) -> usize {
         2 * self.key_width() + self.value_width()
     }
@@ -161,7 +161,7 @@ impl DeltaShape {
 /// Dense parameters of a gated-delta layer. Value heads and their columns are in tiled order.
 #[derive(Debug, Clone, Copy)]
 pub struct DeltaWeights<'a> {
-    /// Factors of the convolution, `[channels][taps]`; the last tap is the present token.
+    /// Factors of the convolution, `[channels][taps]`; the last tap is the current token.
     pub conv: &'a [f32],
     /// Factor of each value head's decay, `-exp(A_log)`.
     pub a: &'a [f32],
@@ -173,7 +173,7 @@ pub struct DeltaWeights<'a> {
     pub eps: f32,
 }
 
-/// A Walsh-Hadamard transform with signs, which the weights of a matrix already contain on their side.
+/// A Walsh-Hadamard transform with signs; the weights of a matrix have already been transformed to match it.
 ///
 /// The input of such a matrix is permuted, multiplied by the signs, and transformed, in this order, before it is
 /// quantised. The rows of such a table are transformed and then multiplied by the signs.

@@ -47,9 +47,9 @@ impl Batch {
         self.wanted.clear();
     }
 
-    /// Adds `tokens` at positions `start..` of the sequence whose block table is `blocks`. `logits` selects the
-    /// tokens of this run, counted from its first, whose logits are needed: all of them, unless [`Batch::want`] says
-    /// less.
+    /// Adds `tokens` at positions `start..` of the sequence whose block table is `blocks`. `logits` selects the tokens
+    /// of this run, counted from its first, whose logits are needed: all logits of each, unless [`Batch::want`] asks
+    /// for fewer.
     ///
     /// # Panics
     /// If the run is empty, the table does not cover its last position, or `logits` reaches past its end.
@@ -81,8 +81,8 @@ impl Batch {
         }
     }
 
-    /// States what is needed of each row of logits of the last run. `wanted` gets the number of the row among these,
-    /// from 0. Wanting fewer logits saves most of the output head's work.
+    /// Sets what is needed of each row of logits of the last run. `wanted` receives the row's number within the run,
+    /// from 0. Needing fewer logits saves most of the output head's work.
     pub fn want(&mut self, wanted: impl Fn(usize) -> Wanted) {
         let Some(run) = self.runs.last() else { return };
         let first = self.logit_rows.partition_point(|&row| row < run.tokens.start);

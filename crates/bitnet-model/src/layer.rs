@@ -8,13 +8,13 @@ use crate::{
     weights::{read_dense_stack, read_linear, read_norm},
 };
 
-/// The weights of one decoder layer, and what its sequences keep in it.
+/// The weights of one decoder layer, and the keys, values or states that sequences keep in it.
 pub(crate) struct Layer<B: Backend> {
     /// How a token learns of earlier ones.
     pub(crate) mix: Mix<B>,
-    /// Gate and up of the normed residual.
+    /// Gate and up projections, applied to the normed residual.
     pub(crate) gate_up: Projection<B>,
-    /// From the gated activation back to the residual.
+    /// Projection from the gated activation back to the residual.
     pub(crate) down: Projection<B>,
 }
 
@@ -26,7 +26,7 @@ pub(crate) enum Mix<B: Backend> {
 
 /// Attention to the keys and values of all earlier tokens.
 pub(crate) struct Attention<B: Backend> {
-    /// Queries, keys, values and output gates of the normed residual.
+    /// Projections from the normed residual to queries, keys, values and output gates.
     qkv: Projection<B>,
     /// Whether rope can be applied while `qkv` is computed.
     fused: bool,
@@ -35,19 +35,19 @@ pub(crate) struct Attention<B: Backend> {
     head_norms: Option<[Norm<B::Gain>; 2]>,
     /// First column of the output gates, if the model has them.
     gate: Option<usize>,
-    /// From all query heads back to the residual.
+    /// Projection from all query heads back to the residual.
     pub(crate) output: Projection<B>,
     pub(crate) kv: B::Kv,
 }
 
 /// A recurrent state, updated by the gated delta rule.
 pub(crate) struct Delta<B: Backend> {
-    /// All that the layer computes of the normed residual, but alpha and beta only if they are ternary.
+    /// All projections of the normed residual, including alpha and beta if they are ternary.
     input: Projection<B>,
     /// Alpha and beta as a float matrix, and their first column.
     alpha_beta: Option<(B::Table, usize)>,
     pub(crate) weights: B::Delta,
-    /// From all value heads back to the residual.
+    /// Projection from all value heads back to the residual.
     pub(crate) output: Projection<B>,
     pub(crate) state: B::State,
 }
@@ -64,7 +64,7 @@ pub(crate) struct Projection<B: Backend> {
 
 struct Matrix<B: Backend> {
     norm: Option<Norm<B::Gain>>,
-    /// Takes the normed input to the basis of the weights.
+    /// Rotates the normed input into the basis of the weights.
     rotation: Option<B::Rotation>,
     weights: B::Linear,
     /// First output column.

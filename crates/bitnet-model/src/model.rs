@@ -49,7 +49,7 @@ pub enum ForwardError {
 }
 
 impl ForwardError {
-    /// Whether the step was refused before anything was written, so that keys, values and states are what they were.
+    /// Whether the step was refused before anything was written, so that keys, values and states are unchanged.
     pub fn is_refusal(&self) -> bool {
         !matches!(self, ForwardError::Kernel(_))
     }
@@ -73,8 +73,8 @@ pub trait Model: Send {
 
     /// Runs one step: stores the keys and values of all its tokens and writes the requested rows of logits, in the
     /// order of [`Batch::logit_rows`]. Logits that the batch does not need ([`Batch::wanted`]) may be negative
-    /// infinity. A model that can draw a token where it computes logits does so where one is wanted
-    /// ([`Logits::drawn`]).
+    /// infinity. If the batch asks for a token to be drawn and the model can draw it on the device that computes the
+    /// logits, it does ([`Logits::drawn`]).
     ///
     /// A token's logits depend on the tokens of its sequence up to and including it, and on nothing else in the step.
     /// Recurrent layers read the state of a run's slot as the sequence's previous run left it, zeros if the run starts

@@ -74,7 +74,7 @@ struct Buffers<B: Backend> {
 
 /// Activations of gated-delta layers.
 struct DeltaBuffers<B: Backend> {
-    /// All that a layer computes of its input
+    /// All projections of a layer's input
     input: B::Rows,
     /// `[value_width]`
     output: B::Rows,
@@ -83,8 +83,8 @@ struct DeltaBuffers<B: Backend> {
 }
 
 impl<B: Backend> Transformer<B> {
-    /// Reads all weights into the layout of `backend`, unless they are stored in it, and allocates memory for steps
-    /// up to `limits`. `progress` receives the number of layers done and the total.
+    /// Converts all weights to the layout of `backend`, unless they are already stored in it, and allocates memory for
+    /// steps up to `limits`. `progress` receives the number of layers done and the total.
     ///
     /// # Errors
     /// If a tensor is missing or damaged, or the backend runs out of memory.
@@ -122,7 +122,8 @@ impl<B: Backend> Transformer<B> {
             true => None,
             false => Some(read_table(b, spec, tensors, names::head(spec))?),
         };
-        // Bounds need an int8 copy of the head. A ternary head has a quarter of its bytes, so bounds would not help.
+        // Bounds need an int8 copy of the head. A ternary head has a quarter of the bytes of such a copy, so bounds
+        // would not help.
         if b.screens() && !spec.grouped.head {
             let stored = packed::<B>(tensors).map(PackedSource::screen).transpose()?.flatten();
             b.screen(head.as_mut().unwrap_or(&mut embedding), stored)?;

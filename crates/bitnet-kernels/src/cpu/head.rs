@@ -34,7 +34,8 @@ pub struct HeadWork {
 }
 
 impl Cpu {
-    /// Computes the logits that are wanted of the first rows, one for each of `wanted`, using bounds where possible.
+    /// Computes the logits of the first rows that `wanted` asks for, one entry for each row, using bounds where
+    /// possible.
     pub(super) fn head_logits(
         &mut self,
         x: &Rows,
@@ -226,7 +227,7 @@ impl Cpu {
         if n == 0 {
             return Ok(());
         }
-        // A few tokens are bound by memory, so that a second plane costs nothing.
+        // With few tokens, memory bandwidth is the limit, so a second plane costs nothing.
         let planes = if n > 2 && s.splits.iter().all(|split| split.is_coarse_enough()) { 1 } else { 2 };
         let out = Shared::new(logits);
         let a = Bounds {
@@ -287,7 +288,7 @@ pub(super) struct Screening {
 }
 
 impl Screening {
-    /// Takes note of the sizes of a copy.
+    /// Records the sizes of a copy.
     pub(super) fn fit(&mut self, screen: &Screen) {
         self.plane = self.plane.max(plane_stride(screen.cols));
         self.panels = self.panels.max(screen.panels());

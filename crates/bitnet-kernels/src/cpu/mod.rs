@@ -231,7 +231,7 @@ impl Cpu {
         self.head
     }
 
-    /// Number of calls of [`Backend::bit_linear`] so far, which must not grow with the requests in a step.
+    /// Number of calls of [`Backend::bit_linear`] so far. It must not grow with the number of requests in a step.
     pub fn bit_linear_calls(&self) -> u64 {
         self.bit_linear_calls
     }
@@ -331,9 +331,9 @@ impl<T> PerThread<T> {
 
 /// Maximum number of parts of a job per thread.
 const PARTS: usize = 64;
-/// Values of rows that are worth a part of their own.
+/// Minimum number of row values that justifies a separate part.
 const ROW_UNIT: usize = 1 << 14;
-/// Bytes of weights that are worth a part of their own.
+/// Minimum bytes of weights that justify a separate part.
 const WEIGHT_UNIT: usize = 1 << 14;
 
 impl Quants {

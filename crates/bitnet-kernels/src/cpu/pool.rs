@@ -1,9 +1,9 @@
 //! A persistent pool of threads that take the parts of a job one by one.
 //!
-//! Each thread has a contiguous share of the parts, so that it reads memory in one stream. A thread that runs out
-//! steals half of what another has left. The caller works too and never waits for a worker that has not begun; on a
-//! busy machine, a worker that the system does not schedule only fails to help. Idle workers spin briefly and
-//! then park, so that an idle engine uses no CPU.
+//! Each thread has a contiguous share of the parts, so that it reads memory in one stream. A thread that runs out of
+//! parts steals half of another thread's remaining parts. The caller works too and never waits for a worker that has
+//! not begun; on a busy machine, a worker that the system does not schedule gives no help but causes no delay. Idle
+//! workers spin briefly and then park, so that an idle engine uses no CPU.
 
 use std::{
     cell::UnsafeCell,
@@ -53,7 +53,7 @@ unsafe impl Sync for Shared {}
 // SAFETY: the pointer in `job` is only dereferenced while the caller is inside `Pool::run`.
 unsafe impl Send for Shared {}
 
-/// The parts that a member has left, on a separate cache line: the first in the upper half, the end in the lower half.
+/// A member's remaining parts, on a separate cache line: the first in the upper half, the end in the lower half.
 #[derive(Default)]
 #[repr(align(128))]
 struct Left(AtomicU64);

@@ -104,8 +104,8 @@ pub struct Gpu<D: Driver> {
     /// int8 input of a ternary head, and the maximum width of ternary tables; 0 if there are none.
     head_input: Option<Quants>,
     head_width: usize,
-    /// What the kernels of a gated-delta layer pass to each other, and the maximum of its floats for a token; 0 if there are
-    /// no such layers.
+    /// Values that the kernels of a gated-delta layer pass to each other, and the maximum number of these floats for a
+    /// token; 0 if there are no such layers.
     mixed: Option<DeviceBuffer>,
     mixed_len: usize,
     /// Bytes of device memory that were free after memory was last allocated for steps.

@@ -1,5 +1,5 @@
-//! Queues the work of a step until somebody waits for it, and then hands it to the driver at once: the inputs that
-//! changed, and all launches.
+//! Queues the work of a step until the caller waits for it, then hands everything to the driver at once: the inputs
+//! that changed, and all launches.
 
 use std::time::Instant;
 
@@ -39,7 +39,7 @@ pub(super) struct Queue<G> {
     marked: bool,
     /// Whether results have been read since.
     read: bool,
-    /// Whether the driver failed to record; it is then not asked again.
+    /// Whether the driver failed to record; if so, it is not asked to record again.
     unrecorded: bool,
 }
 

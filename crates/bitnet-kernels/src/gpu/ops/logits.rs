@@ -7,8 +7,8 @@ use crate::{
 pub(in crate::gpu) const DRAWN: usize = 8;
 
 impl<D: Driver> Gpu<D> {
-    /// Computes the logits of a row of `x` for each of `wanted`. Where a token is wanted, the GPU draws it, and only that
-    /// is read back, into `drawn`; of the other rows the logits are read back, `[wanted][vocab]`.
+    /// Computes the logits of a row of `x` for each of `wanted`. If `wanted` asks for a token, the GPU draws it, and
+    /// only the token is read back, into `drawn`. For the other rows, the logits are read back, `[wanted][vocab]`.
     pub fn logits(
         &mut self,
         x: &Rows,
@@ -60,7 +60,7 @@ impl<D: Driver> Gpu<D> {
         Ok(())
     }
 
-    /// Reads the rows of which logits are wanted; adjacent ones are read in one copy.
+    /// Reads back the rows whose logits are needed; adjacent rows are read in one copy.
     fn read_rest(&mut self, rows: &Rows, wanted: &[Wanted], logits: &mut [f32]) -> Result<(), GpuError> {
         let is_read = |wanted: &Wanted| wanted.sampling().is_none();
         let mut row = 0;
