@@ -1,10 +1,11 @@
-//! Refuses requests that would get their first token too late. The prediction comes from the pace at which earlier
-//! requests got theirs. Older ones count less, and much less after a time without a queue. Without recent evidence no
-//! request is refused. The request that would be next is never refused, because its wait is the evidence for the others.
+//! Refuses requests that would get their first token too late. The prediction is based on the pace at which earlier
+//! requests got their first tokens. Older requests count less, and much less after a time without a queue. Without
+//! recent evidence, no request is refused. The request that would be served next is never refused, because its wait is
+//! the evidence for the others.
 //!
 //! A request waits for those before it and for those that overtake it: more urgent ones, and less urgent ones that have
-//! waited long. The pace of its own priority shows how often that happens. In that pace, a time without first tokens
-//! counts even before it ends.
+//! waited long. The pace of its own priority shows how often that happens. A gap without first tokens counts in that
+//! pace even before the gap ends.
 
 use std::{
     sync::Arc,
@@ -33,12 +34,12 @@ struct State {
     pace: [FirstTokenRate; 3],
     /// The pace of each priority alone.
     own: [FirstTokenRate; 3],
-    /// For each priority, since when its first request has been the next to get a token.
+    /// For each priority, when its first request became the next to get a token.
     head: [Option<Instant>; 3],
     /// Times from submission to the place in a batch, and to the first token.
     queued: Mean,
     first: Mean,
-    /// By how much predictions for each priority were too low.
+    /// How much too low the predictions for each priority were.
     error: [Spread; 3],
 }
 
@@ -95,7 +96,7 @@ impl Mean {
         *self = Mean { weight: kept + 1.0, sum: kept * mean + value, at: Some(now) };
     }
 
-    /// The weight that is left at this time.
+    /// The remaining weight at this time.
     fn faded(&self, now: Instant) -> f64 {
         let age = self.at.map_or(0.0, |at| now.saturating_duration_since(at).as_secs_f64());
         let memory = TIME_CONSTANT.max(10.0 * self.value().unwrap_or(0.0));
@@ -106,8 +107,8 @@ impl Mean {
         (self.weight > 0.0).then(|| self.sum / self.weight)
     }
 
-    /// The mean with one more value, of which only the part so far is known: the best estimate of the mean of times
-    /// between independent events.
+    /// The mean with one more value that is still growing: the best estimate of the mean time between independent
+    /// events.
     fn with(&self, now: Instant, so_far: f64) -> f64 {
         let weight = self.faded(now);
         (weight * self.value().unwrap_or(0.0) + so_far) / weight.max(1.0)
@@ -127,7 +128,7 @@ impl Mean {
 impl FirstTokenRate {
     /// A request has its first token after `waited` seconds.
     fn note(&mut self, now: Instant, waited: f64) {
-        // A request cannot have held up the next one for longer than it was there.
+        // If the request arrived after the last first token, the gap counts only from its arrival.
         let since = self.last.replace(now).map(|last| now.saturating_duration_since(last).as_secs_f64());
         self.gap.add(now, since.map_or(waited, |since| since.min(waited)));
     }
@@ -229,7 +230,7 @@ impl Overload {
         let Some((expected, wait)) = self.state.lock().judge(Instant::now(), priority) else {
             return Ok(None);
         };
-        // The goal does not apply to requests in the background.
+        // The goal does not apply to background requests.
         let goal = self.goal.filter(|_| priority != Priority::Background);
         for (limit, code, what) in
             [(deadline, "deadline", "the deadline of the request"), (goal, "overloaded", "the server's goal")]
@@ -286,7 +287,7 @@ impl Drop for Waiting {
 mod tests {
     use super::*;
 
-    /// Requests against a server with this many places, by a clock of their own.
+    /// Simulates requests to a server with this many places, on a simulated clock.
     struct Replay {
         state: State,
         start: Instant,
@@ -344,7 +345,7 @@ mod tests {
     fn a_stale_pace_is_unlearned_from_the_requests_that_are_let_through() {
         let mut replay = Replay::new();
         replay.round(100, 8, 1000, Priority::Normal, u64::MAX);
-        // Without a rest the first round is judged by the pace of the burst.
+        // Without a pause, the first round would be judged by the pace of the burst.
         let refused: Vec<usize> = (0..6).map(|_| replay.round(200, 8, 1, Priority::Normal, 1000)).collect();
         assert!(refused[0] > 100, "{refused:?}");
         assert_eq!(refused[4..], [0, 0], "{refused:?}");
@@ -394,9 +395,9 @@ mod tests {
         }
     }
 
-    /// Eight places under eight times the load that they can bear, for a minute: a quarter of the requests interactive,
-    /// the others normal, moved up after half of the goal of 1 s. Seconds to the first token of each that was taken,
-    /// and the part of the places in use.
+    /// Runs eight places under eight times the load that they can carry, for a minute. A quarter of the requests are
+    /// interactive; the others are normal and move up after half of the goal of 1 s. Returns the seconds to the first
+    /// token of each accepted request, and the fraction of the places in use.
     fn crowd(seed: u64) -> (Vec<f64>, f64) {
         let (start, mut random, mut state) = (Instant::now(), Random(seed), State::default());
         let (mut requests, mut queue, mut running) =

@@ -49,12 +49,12 @@ pub struct Service {
     pub(crate) overload: Arc<Overload>,
     pub(crate) config: ServerConfig,
     pub(crate) identity: Identity,
-    /// Keeps what the engine does not have, such as schemas.
+    /// Holds what the engine lacks, such as schemas.
     opened: Model,
 }
 
 impl Service {
-    /// Serves a running model. The program can go on using it too.
+    /// Serves a running model. The program can keep using it as well.
     pub fn new(model: Model, config: ServerConfig) -> Service {
         let engine = Arc::clone(model.engine());
         let served = ServedModel::new(config.name.as_deref(), model.path(), model.checkpoint());
@@ -65,7 +65,7 @@ impl Service {
         Service { engine, model: served, metrics, overload, config, identity, opened: model }
     }
 
-    /// The family of the model, as its files call it.
+    /// The family of the model, as named in its files.
     pub(crate) fn architecture(&self) -> &str {
         &self.opened.checkpoint().spec.architecture
     }

@@ -9,7 +9,7 @@ use crate::{
     open::{self, Opened},
 };
 
-/// Options for opening a model. None of them changes a token, except the type of the cache.
+/// Options for opening a model. None of them changes a token, except the cache type.
 pub struct Builder {
     machine: Machine,
     batch_size: usize,
@@ -46,7 +46,8 @@ impl Builder {
         self
     }
 
-    /// Limits the memory for weights, activations and cache; by default as much as needed, up to half of the available.
+    /// Limits the memory for weights, activations and cache; by default as much as needed, up to half of the available
+    /// memory.
     pub fn memory(mut self, memory: Memory) -> Self {
         self.machine.memory = Some(memory);
         self

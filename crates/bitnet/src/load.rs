@@ -43,8 +43,8 @@ pub struct Want {
     pub tokens: usize,
     /// Minimum number of tokens that each sequence must have room for.
     pub least: usize,
-    /// Maximum number of state slots that are of use, if the model has recurrent layers: one for each sequence, and
-    /// others for snapshots and for states before drafts.
+    /// Maximum number of useful state slots, if the model has recurrent layers: one for each sequence, and others for
+    /// snapshots and for copies of states made before drafts.
     pub states: usize,
     /// Minimum number of state slots, if the model has recurrent layers.
     pub least_states: usize,
@@ -56,7 +56,7 @@ impl Want {
         let step = STEP.max(sequences + CHUNK).max(1 + drafts);
         Want {
             states: sequences + sequences.max(SNAPSHOTS),
-            // With fewer than one for each sequence, others wait.
+            // With fewer slots than sequences, some sequences wait.
             least_states: 1,
             ..Want::side_by_side(step, sequences, drafts, context, MIN_TOKENS.min(context))
         }
@@ -149,7 +149,7 @@ pub struct Machine {
     pub isa: Isa,
     /// Type of cached keys and values; `None` for the device's default.
     pub kv: Option<KvType>,
-    /// Limit on memory; `None` for as much as needed, up to half of the available.
+    /// Limit on memory; `None` for as much as needed, up to half of the available memory.
     pub memory: Option<Memory>,
 }
 
@@ -264,8 +264,7 @@ pub struct Plan {
     pub limits: Limits,
     /// Maximum number of tokens in a sequence, according to the model.
     pub context: usize,
-    /// Total bytes of weights, steps, cache and states; `None` if the model was loaded by other means than this
-    /// crate's.
+    /// Total bytes of weights, steps, cache and states; `None` if the model was not loaded by this crate.
     pub bytes: Option<u64>,
     /// Bytes of a sequence's recurrent state; 0 in a model without recurrent layers.
     pub state_bytes: usize,
@@ -299,8 +298,8 @@ impl fmt::Display for Plan {
     }
 }
 
-/// Plans the step first: the whole step if that leaves room for a useful cache, otherwise half of it, and so on down
-/// to a chunk of a prompt in addition to a token of every sequence. The cache gets the rest. In a model with recurrent
+/// Plans the step first: the full size if that leaves room for a useful cache, otherwise half of it, and so on down to
+/// one prompt chunk in addition to one token of every sequence. The cache gets the rest. In a model with recurrent
 /// layers, half of the rest goes to states, or more if the cache cannot use its half.
 fn plan(
     (limit, available): (Option<Memory>, Option<u64>),

@@ -1,4 +1,4 @@
-//! Limits on memory, and what the system has.
+//! Limits on memory, and how much the system has.
 
 use std::str::FromStr;
 

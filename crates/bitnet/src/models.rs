@@ -114,7 +114,7 @@ impl Model {
     }
 
     /// Returns the pieces of an answer as they are generated, as a blocking iterator. [`Pieces::answer`] returns the
-    /// whole.
+    /// whole answer.
     ///
     /// # Errors
     /// If the request is invalid. Later failures are returned with the pieces.
@@ -124,7 +124,7 @@ impl Model {
         Ok(self.pieces(self.0.engine.submit_all(vec![request])?, [tokens]).remove(0))
     }
 
-    /// Answers many requests in the same steps. Each gets the same tokens as alone, or its own error.
+    /// Answers many requests in the same steps. Each gets the same tokens as it would alone, or its own error.
     pub fn batch<R: Into<Request>>(
         &self,
         requests: impl IntoIterator<Item = R>,
@@ -227,7 +227,7 @@ impl Model {
         &self.0.schemas
     }
 
-    /// The plan of the model's memory, including the maximum request that fits. Its `Display` is one line.
+    /// The plan of the model's memory, including the largest request that fits. Its `Display` is one line.
     pub fn plan(&self) -> &Plan {
         &self.0.plan
     }
@@ -252,14 +252,14 @@ fn one_line(error: &Error) -> String {
 
 type Results = Vec<Option<Result<Answer, Error>>>;
 
-/// Puts answers into the empty places, in order.
+/// Fills the empty places with answers, in order.
 fn fill(results: &mut Results, answers: impl IntoIterator<Item = Result<Answer, Error>>) {
     let open = results.iter_mut().filter(|result| result.is_none());
     open.zip(answers).for_each(|(open, answer)| *open = Some(answer));
 }
 
 impl Model {
-    /// The valid requests, and for every request its error or an empty place for the answer.
+    /// Returns the valid requests, and for each request its error or an empty place for the answer.
     fn requests<R: Into<Request>>(
         &self,
         requests: impl IntoIterator<Item = R>,

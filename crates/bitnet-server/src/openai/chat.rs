@@ -1,4 +1,4 @@
-//! What only chats have: messages, tools, and some fields.
+//! What is specific to chats: messages, tools, and some fields.
 
 use bitnet::model::{Message, TemplateInput};
 

@@ -52,7 +52,7 @@ async fn generate(endpoint: Endpoint, app: Arc<App>, request: Request) -> Result
     Ok(with_headers(response, service, endpoint, seed))
 }
 
-/// Adds the headers that tell the answer's seed, and that a chat's prompt was made without a template.
+/// Adds the headers that give the answer's seed, and say whether a chat's prompt was made without a template.
 pub(crate) fn with_headers(
     mut response: Response,
     service: &Service,
@@ -131,7 +131,7 @@ pub(crate) fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
-/// Waits for the first piece of a stream, so that a request that fails immediately gets a status that says so, but not
+/// Waits for the first piece of a stream, so that a request that fails immediately gets an error status. Does not wait
 /// so long that the client could think the server is dead.
 pub(crate) async fn first(answers: &mut Answers) -> Result<Option<Piece>, ApiError> {
     match tokio::time::timeout(KEEP_ALIVE, answers.next()).await {
