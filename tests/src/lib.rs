@@ -1,6 +1,7 @@
-//! Shared by tests: fixtures with their golden values, the binary, and a simulated GPU.
+//! Shared by tests: fixtures with their golden values, the binary, and GPU drivers: simulated, tapped, and null.
 
 pub mod instructions;
+mod null;
 mod simulator;
 mod tap;
 
@@ -14,6 +15,7 @@ use std::{
 
 use safetensors::{Dtype, SafeTensors};
 
+pub use null::Null;
 pub use simulator::{Sample, Samples, Simulator, refusal};
 pub use tap::{Call, Handle, Tap};
 

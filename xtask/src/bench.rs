@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 
 use crate::{bitnet, cargo, git, output};
 
-/// Runs `bitnet bench` on several models and the benchmarks of kernels, engine and server, and prints one table.
+/// Runs `bitnet bench` on several models and the benchmarks of kernels, engine, server and the host of a GPU, and prints
+/// one table.
 #[derive(Args)]
 pub(crate) struct Bench {
     /// Models to measure
@@ -56,14 +57,16 @@ impl Bench {
         let ops = ratios("bitnet-kernels", "ops")?;
         let engine = ratios("bitnet-inference", "engine")?;
         let server = ratios("bitnet-server", "serving")?;
+        let host = ratios("bitnet-tests", "host")?;
         if !self.json {
             print_ops(&ops);
             print_ratios("engine", &engine);
             print_ratios("server", &server);
+            print_ratios("host", &host);
         }
         if self.json {
             let all = json!({"commit": git(&["rev-parse", "HEAD"])?, "machine": doctor, "results": results, "ops": ops,
-                    "engine": engine, "server": server});
+                    "engine": engine, "server": server, "host": host});
             println!("{}", serde_json::to_string_pretty(&all)?);
         }
         Ok(())

@@ -1,0 +1,99 @@
+use std::{fmt, time::Duration};
+
+use bitnet_kernels::gpu::{DeviceInfo, Driver, GpuError, Launch, table::Kernel};
+
+/// Space between the addresses of two allocations.
+const APART: u64 = 1 << 40;
+
+/// A driver that does nothing: launches do not run, and all memory reads as zeros. What a step takes on it is the time
+/// of the host.
+pub struct Null {
+    info: DeviceInfo,
+    allocations: u64,
+}
+
+impl Default for Null {
+    /// As large as an H200.
+    fn default() -> Self {
+        Null {
+            info: DeviceInfo {
+                name: "null".to_owned(),
+                capability: (9, 0),
+                driver: 13_000,
+                memory: 140 << 30,
+                shared: 227 << 10,
+                processors: 132,
+            },
+            allocations: 0,
+        }
+    }
+}
+
+impl Driver for Null {
+    type Function = ();
+    type Graph = ();
+
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn compiles(&self) -> bool {
+        false
+    }
+
+    fn free_memory(&self) -> Result<usize, GpuError> {
+        Ok(self.info.memory)
+    }
+
+    fn alloc(&mut self, _bytes: usize, _what: &'static str) -> Result<u64, GpuError> {
+        self.allocations += 1;
+        Ok(self.allocations * APART)
+    }
+
+    fn free(&mut self, _address: u64) {}
+
+    fn write(&mut self, _address: u64, _bytes: &[u8]) -> Result<(), GpuError> {
+        Ok(())
+    }
+
+    fn read(&mut self, _address: u64, bytes: &mut [u8]) -> Result<(), GpuError> {
+        bytes.fill(0);
+        Ok(())
+    }
+
+    fn load(&mut self, _kernel: &'static Kernel) -> Result<(), GpuError> {
+        Ok(())
+    }
+
+    fn launch(&mut self, _launch: &Launch, _function: &()) -> Result<(), GpuError> {
+        Ok(())
+    }
+
+    fn record(&mut self, _launches: &[(&Launch, &())]) -> Result<(), GpuError> {
+        Ok(())
+    }
+
+    fn replay(&mut self, _graph: &()) -> Result<(), GpuError> {
+        Ok(())
+    }
+
+    fn discard(&mut self, _graph: ()) {}
+
+    fn mark(&mut self, _mark: usize) -> Result<(), GpuError> {
+        Ok(())
+    }
+
+    fn between(&mut self, _from: usize, _to: usize) -> Result<Duration, GpuError> {
+        Ok(Duration::ZERO)
+    }
+
+    fn synchronize(&mut self) -> Result<(), GpuError> {
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Null {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Null").finish_non_exhaustive()
+    }
+}
