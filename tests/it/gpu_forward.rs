@@ -338,7 +338,7 @@ fn every_fixture_on_a_gpu_is_near_the_oracle() {
 
 /// A copied state is the state: the copy continues as the original does.
 #[test]
-fn a_sequence_goes_on_from_a_copy_of_its_state_on_a_gpu() {
+fn a_sequence_continues_from_a_copy_of_its_state_on_a_gpu() {
     let source = rotated();
     let sequence = tokens(&source, 20, 1);
     let whole = steps(&mut gpu(&source, 4), &sequence, &[], &[20]);

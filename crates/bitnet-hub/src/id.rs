@@ -43,7 +43,7 @@ mod tests {
     use super::ModelId;
 
     #[test]
-    fn ids_are_told_from_paths() {
+    fn ids_are_distinguished_from_paths() {
         let id = |text: &str| {
             let id = ModelId::parse(text)?;
             Some(format!("{} {} {}", id.repo, id.revision, id.file.unwrap_or_default()))

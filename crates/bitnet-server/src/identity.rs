@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn every_part_that_differs_is_told() {
+    fn every_part_that_differs_is_named() {
         let mine = Identity::new("demo", "f32", "cpu");
         assert_eq!(mine.difference(&mine), None);
         let theirs = Identity::new("demo", "i8", "cuda:0");

@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chunk_beside_a_full_batch_is_given_up_only_where_nothing_else_fits() {
+    fn a_chunk_in_addition_to_a_full_batch_is_given_up_only_if_nothing_else_fits() {
         for sequences in [1, 8, 32, 64] {
             let whole = planned(1 << 40, sequences).unwrap();
             let plans = (1..=2000).rev().map_while(|n| {

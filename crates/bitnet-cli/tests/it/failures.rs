@@ -15,7 +15,7 @@ fn fails(code: i32, line: &str, tells: &[&str]) {
 }
 
 #[test]
-fn wrong_usage_is_told_in_one_line_with_exit_code_2() {
+fn wrong_usage_is_reported_in_one_line_with_exit_code_2() {
     fails(2, "--foo", &["--foo"]);
     fails(2, "run", &["<MODEL>"]);
     fails(2, "frobnicate synthetic:tiny", &["frobnicate"]);
@@ -56,7 +56,7 @@ fn wrong_usage_is_told_in_one_line_with_exit_code_2() {
 }
 
 #[test]
-fn a_mistyped_word_is_answered_with_the_nearest_one_on_a_line_of_its_own() {
+fn a_mistyped_word_gets_the_nearest_one_on_a_separate_line() {
     for (line, tip) in [("sevre demo", "'serve'"), ("run demo hi --sed 4", "'--seed'")] {
         let outcome = bitnet(&line.split(' ').collect::<Vec<_>>());
         let tips: Vec<&str> = outcome.err.lines().filter(|line| line.starts_with("tip: ")).collect();
@@ -66,12 +66,12 @@ fn a_mistyped_word_is_answered_with_the_nearest_one_on_a_line_of_its_own() {
 }
 
 #[test]
-fn thinking_that_a_template_does_not_ask_about_is_told() {
+fn a_thinking_option_that_the_template_ignores_is_reported() {
     fails(1, "run demo hi --no-thinking", &["leaves no choice about thinking", "--no-thinking"]);
 }
 
 #[test]
-fn a_model_that_is_not_there_is_told_with_what_could_be_given() {
+fn a_missing_model_is_reported_with_what_can_be_given() {
     fails(1, "run synthetic:9t --ids 1", &["9t", "2b4t"]);
     fails(1, "inspect no-such-file.gguf", &["no-such-file.gguf"]);
     fails(1, "inspect ./no/such/folder", &["./no/such/folder"]);
@@ -80,7 +80,7 @@ fn a_model_that_is_not_there_is_told_with_what_could_be_given() {
 }
 
 #[test]
-fn what_a_model_cannot_do_is_told_with_a_cure() {
+fn what_a_model_cannot_do_is_reported_with_a_cure() {
     fails(1, "run synthetic:tiny hello", &["no tokenizer", "--ids"]);
     fails(1, "tokenize synthetic:tiny hello", &["no tokenizer"]);
     fails(1, "detokenize synthetic:tiny 1", &["no tokenizer"]);
@@ -121,7 +121,7 @@ fn an_empty_text_is_continued_from_the_token_that_begins_every_text() {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn an_output_that_takes_nothing_is_told_in_one_line() {
+fn an_output_that_accepts_nothing_is_reported_in_one_line() {
     use std::{fs::OpenOptions, process::Stdio};
 
     let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
@@ -133,7 +133,7 @@ fn an_output_that_takes_nothing_is_told_in_one_line() {
 }
 
 #[test]
-fn a_model_whose_numbers_are_not_finite_is_told_and_gives_no_result() {
+fn a_model_with_numbers_that_are_not_finite_is_reported_and_gives_no_result() {
     let folder = tempfile::tempdir().unwrap();
     for file in ["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"] {
         std::fs::copy(fixture(&format!("bitnet-packed/{file}")), folder.path().join(file)).unwrap();

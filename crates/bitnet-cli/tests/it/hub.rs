@@ -77,7 +77,7 @@ fn a_model_is_run_by_its_name_and_then_without_the_network() {
 }
 
 #[test]
-fn a_model_that_the_hub_does_not_have_is_told_in_one_line() {
+fn a_model_that_the_hub_lacks_is_reported_in_one_line() {
     let (home, endpoint) = (tempfile::tempdir().unwrap(), hub());
     let variables = [("HF_ENDPOINT", endpoint.as_str()), ("HF_HOME", home.path().to_str().unwrap())];
     let error = bitnet(&["inspect", "org/other"], &variables).failure(1);

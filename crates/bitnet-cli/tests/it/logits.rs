@@ -55,7 +55,7 @@ fn long_inputs_in_many_steps_give_the_same_bits_on_every_level_and_number_of_thr
 }
 
 #[test]
-fn a_failure_leaves_the_old_file_and_nothing_beside_it() {
+fn a_failure_leaves_the_old_file_and_no_other() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("out.safetensors");
     std::fs::write(&file, "old").unwrap();
@@ -78,7 +78,7 @@ fn more_logits_than_a_file_should_hold_are_refused_before_any_work() {
 }
 
 #[test]
-fn a_place_that_cannot_be_written_to_is_told_before_any_work() {
+fn an_output_that_cannot_be_written_is_reported_before_any_work() {
     let folder = tempfile::tempdir().unwrap();
     let missing = folder.path().join("missing/out.safetensors");
     for out in [missing.to_str().unwrap(), folder.path().to_str().unwrap()] {

@@ -78,7 +78,7 @@ fn a_text_that_never_ends_is_refused() {
 }
 
 #[test]
-fn texts_and_windows_that_cannot_be_scored_are_told() {
+fn texts_and_windows_that_cannot_be_scored_are_reported() {
     let folder = tempfile::tempdir().unwrap();
     let model = fixture("bitnet-odd");
     let file = text(&folder, b"too short");

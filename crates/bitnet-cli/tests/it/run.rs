@@ -29,7 +29,7 @@ fn one_seed_gives_one_text_on_every_level_and_number_of_threads() {
 }
 
 #[test]
-fn a_drawn_seed_is_printed_and_gives_the_same_text_again() {
+fn a_chosen_seed_is_printed_and_gives_the_same_text_again() {
     let args = ["run", "synthetic:tiny", "--ids", "5", "-n", "10", "--temperature", "2"];
     let first = bitnet(&args);
     let seed = first.err.split("seed ").nth(1).and_then(|s| s.split(',').next()).unwrap().to_string();
@@ -84,7 +84,7 @@ fn the_text_ends_where_the_context_ends() {
 }
 
 #[test]
-fn a_prompt_comes_from_the_argument_or_from_stdin_less_one_line_end() {
+fn a_prompt_comes_from_the_argument_or_from_stdin_without_its_last_newline() {
     let model = fixture("bitnet-packed");
     let args = ["run", &model, "-n", "20", "--seed", "3", "--raw"];
     let text = bitnet(&with(&args, &["Hello there"])).success();

@@ -78,7 +78,7 @@ fn told_to_end_it_finishes_what_it_has_and_exits_with_0() {
 }
 
 #[test]
-fn told_to_end_while_it_fetches_its_model_it_waits_for_nothing() {
+fn a_server_told_to_end_while_it_fetches_its_model_does_not_wait() {
     let hub = TcpListener::bind("127.0.0.1:0").unwrap();
     let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let home = tempfile::tempdir().unwrap();
@@ -143,7 +143,7 @@ fn a_step_beyond_its_limit_is_reported_with_what_it_computes() {
 }
 
 #[test]
-fn what_keeps_it_from_serving_is_told_in_one_line() {
+fn what_keeps_it_from_serving_is_reported_in_one_line() {
     let server = Serving::start(&["demo"]);
     let port = server.address.rsplit(':').next().unwrap();
     for (args, place) in [

@@ -30,7 +30,7 @@ fn control_tokens_are_shown_only_when_asked_for() {
 }
 
 #[test]
-fn stdin_that_is_not_text_is_told_in_one_line() {
+fn stdin_that_is_not_text_is_reported_in_one_line() {
     use std::{fs, process::Stdio};
 
     let folder = tempfile::tempdir().unwrap();

@@ -96,7 +96,7 @@ fn time_is_bounded_where_nothing_grows() {
 }
 
 #[test]
-fn a_long_conversation_has_a_budget_of_its_own() {
+fn a_long_conversation_has_its_own_budget() {
     let _alone = alone();
     let chat = ChatTemplate::new(
         "{% set ns = namespace(text='') %}{% for m in messages %}{% if '<x>' in m.content %}no{% endif %}\

@@ -92,7 +92,7 @@ fn a_file_inside_a_repository_is_fetched_alone() {
 }
 
 #[test]
-fn a_repository_of_gguf_files_tells_which_there_are() {
+fn the_gguf_files_of_a_repository_are_listed() {
     let cache = tempfile::tempdir().unwrap();
     let mut repository = whole();
     repository.files.retain(|name, _| !name.ends_with(".json"));
@@ -116,7 +116,7 @@ fn the_token_goes_to_the_hub_and_not_where_it_redirects_to() {
 }
 
 #[test]
-fn a_broken_transfer_goes_on_where_it_was() {
+fn a_broken_transfer_resumes_where_it_stopped() {
     let cache = tempfile::tempdir().unwrap();
     let hub = server::Hub::start(Repository { breaks: 3, redirect: true, ..whole() });
     let mut told = Vec::new();
@@ -135,7 +135,7 @@ fn a_broken_transfer_goes_on_where_it_was() {
 }
 
 #[test]
-fn a_transfer_that_another_run_began_goes_on_where_it_was() {
+fn a_transfer_that_another_run_began_is_resumed() {
     let cache = tempfile::tempdir().unwrap();
     let weights = whole().files["model.safetensors"].clone();
     // Content that another run has left: bytes that this one would not send again.
@@ -172,7 +172,7 @@ fn content_without_a_length_is_read_to_its_end() {
 }
 
 #[test]
-fn a_transfer_that_breaks_again_and_again_is_told_and_what_came_is_kept() {
+fn a_transfer_that_keeps_breaking_is_reported_and_keeps_what_arrived() {
     let cache = tempfile::tempdir().unwrap();
     let hub = server::Hub::start(Repository { breaks: usize::MAX, no_ranges: true, ..whole() });
     let told = failure(hub.settings(cache.path()), NAME);
@@ -199,7 +199,7 @@ fn a_file_that_arrives_damaged_is_refused_and_removed() {
 }
 
 #[test]
-fn a_model_or_revision_that_is_not_there_is_told() {
+fn a_missing_model_or_revision_is_reported() {
     let cache = tempfile::tempdir().unwrap();
     let hub = server::Hub::start(whole());
     for id in ["org/other", "org/name@v2"] {
@@ -210,7 +210,7 @@ fn a_model_or_revision_that_is_not_there_is_told() {
 }
 
 #[test]
-fn an_answer_that_is_no_success_is_told_with_its_status() {
+fn an_unsuccessful_response_is_reported_with_its_status() {
     for (status, cure) in [(500, "try again"), (503, "try again"), (429, "HF_TOKEN"), (418, "HF_ENDPOINT")] {
         let cache = tempfile::tempdir().unwrap();
         let hub = server::Hub::start(Repository { status: Some(status), ..whole() });
@@ -223,7 +223,7 @@ fn an_answer_that_is_no_success_is_told_with_its_status() {
 }
 
 #[test]
-fn a_hub_that_is_not_there_is_told_with_the_address() {
+fn an_unreachable_hub_is_reported_with_its_address() {
     let cache = tempfile::tempdir().unwrap();
     // A port that was free a moment ago.
     let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
@@ -267,7 +267,7 @@ fn without_the_network_the_cache_is_used_and_that_is_said() {
 }
 
 #[test]
-fn offline_uses_the_cache_and_asks_nobody() {
+fn offline_uses_the_cache_and_sends_no_request() {
     let cache = tempfile::tempdir().unwrap();
     let hub = server::Hub::start(whole());
     let offline = || Settings { offline: true, ..hub.settings(cache.path()) };

@@ -212,7 +212,7 @@ fn scored_alone(prompt: &[u32], top: usize) -> Vec<TokenLogprobs> {
 }
 
 #[test]
-fn a_prompt_is_scored_alone_as_in_a_crowd_and_its_text_stays_what_it_is() {
+fn a_prompt_gets_the_same_scores_and_text_alone_and_in_a_crowd() {
     for max_logit_rows in [1, 2, 5, 16] {
         let (engine, _) = engine_with(
             Limits { max_logit_rows, ..limits() },
@@ -752,7 +752,7 @@ fn requests_grouped_with_a_panicking_one_are_served_after_it() {
 }
 
 #[test]
-fn a_scheduler_that_begins_anew_keeps_what_it_has_learned_and_counted() {
+fn a_restarted_scheduler_keeps_what_it_has_learned_and_counted() {
     let sizing = BatchSizing::Auto { ttft: Duration::from_millis(200), itl: Duration::from_millis(10) };
     let mut scheduler = scheduler(sizing);
     let load = |decodes| StepLoad {

@@ -160,7 +160,7 @@ fn a_text_that_is_asked_for_token_by_token_is_computed_once() {
 }
 
 #[test]
-fn a_text_that_its_caller_changes_goes_on_from_the_change() {
+fn a_text_that_its_caller_changes_continues_from_the_change() {
     let (batching, _) = running();
     let sampled = GenerationConfig { seed: Some(5), temperature: 1.0, presence_penalty: 0.5, ..greedy(40) };
     let generator = AutoregressiveGenerator::new(batching, sampled.clone());

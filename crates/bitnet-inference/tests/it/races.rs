@@ -35,7 +35,7 @@ fn requests_accepted_before_a_shutdown_are_served() {
 }
 
 #[test]
-fn a_paused_request_goes_on_when_half_of_what_it_holds_is_read() {
+fn a_paused_request_resumes_when_half_of_its_updates_are_read() {
     let (engine, _) = engine(EngineConfig { mailbox: 8, ..config() });
     let mut handle = engine.submit(Request::new([1, 2], greedy(160))).unwrap();
     let mut read = 0;

@@ -94,7 +94,7 @@ fn fast(load: StepLoad) -> u64 {
 }
 
 #[test]
-fn texts_that_repeat_themselves_keep_nobody_waiting_with_drafts() {
+fn drafts_of_repetitive_texts_keep_no_other_request_waiting() {
     let mut world = Circle::new(limits(8, 64, 8, 4), fast);
     (0..4).for_each(|id| world.submit(id, 20, 2000, Priority::Normal));
     (0..50).for_each(|_| drop(world.step()));
@@ -123,7 +123,7 @@ fn a_prompt_beside_31_streams_with_drafts_gets_a_real_chunk_in_every_step() {
 }
 
 #[test]
-fn readers_that_go_on_wait_for_a_free_place_and_silence_nobody() {
+fn readers_that_resume_wait_for_a_free_place_and_displace_no_other() {
     let mut world = Circle::new(limits(8, 256, 32, 0), fast);
     (0..8).for_each(|id| world.submit(id, 20, 300, Priority::Normal));
     (0..10).for_each(|_| drop(world.step()));
@@ -133,7 +133,7 @@ fn readers_that_go_on_wait_for_a_free_place_and_silence_nobody() {
     assert_eq!(world.step(), fresh, "a paused reader leaves its place to others");
     (0..8).for_each(|id| world.scheduler.resume(world.now, id));
     while world.ended.is_empty() {
-        assert_eq!(world.step(), fresh, "nobody who runs is silenced by those that go on");
+        assert_eq!(world.step(), fresh, "resumed readers displace no running sequence");
     }
     // All end together; the waiting requests take their places.
     assert_eq!(world.step(), (0..8).collect());
@@ -144,7 +144,7 @@ fn readers_that_go_on_wait_for_a_free_place_and_silence_nobody() {
 }
 
 #[test]
-fn a_reader_that_goes_on_keeps_its_blocks_and_its_turn_before_those_behind_it() {
+fn a_reader_that_resumes_keeps_its_blocks_and_its_turn() {
     const BLOCK: usize = Batch::BLOCK_TOKENS;
     let mut world = Circle::new(SchedulerConfig { kv_blocks: 4, ..limits(2, 4 * BLOCK, 4, 0) }, fast);
     world.submit(0, BLOCK + 1, 20, Priority::Normal);

@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_s_parts_wait_for_who_is_held() {
+    fn no_parts_wait_for_a_member_that_is_held() {
         let mut pool = Pool::new(2).unwrap();
         let caller = thread::current().id();
         for hold_caller in [false, true] {

@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn type_42_is_told_apart_by_its_bytes() {
+    fn type_42_is_recognised_by_its_bytes() {
         for kind in Q2_0_LAYOUTS {
             let tensors = [tensor(kind, 512, 256), tensor(kind, 256, 768)];
             assert_eq!(q2_0_layout(&tensors, 32), Some(kind));

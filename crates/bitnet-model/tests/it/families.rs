@@ -118,7 +118,7 @@ fn tq_blocks_of_zeros_may_have_any_scale_and_scale_zero_means_zeros() {
 }
 
 #[test]
-fn a_scale_beside_a_gguf_weight_multiplies() {
+fn a_separate_scale_multiplies_a_gguf_weight() {
     let model = edited("bitnet-packed/model-TQ2_0.gguf", |g| {
         let data = 4.0f32.to_le_bytes().to_vec();
         g.tensors.push(Tensor { name: "blk.0.attn_q.scale".into(), dims: vec![1], kind: 0, data });
@@ -259,7 +259,7 @@ fn q2_0_is_refused_with_its_group_of_64() {
 }
 
 #[test]
-fn q2_0_of_a_fork_is_told_by_its_size_for_groups_of_128() {
+fn q2_0_of_a_fork_is_recognised_by_its_size_for_groups_of_128() {
     let error = stored_as(42, |n| n / 128 * 34);
     assert!(matches!(error, ModelError::GroupScales { id: 42, group: 128, .. }), "{error}");
     assert!(error.to_string().contains("q2_0 (g128)"), "{error}");
@@ -294,7 +294,7 @@ fn a_missing_tensor_or_another_shape_is_named() {
 }
 
 #[test]
-fn a_git_lfs_pointer_is_called_what_it_is() {
+fn a_git_lfs_pointer_is_recognised_and_named() {
     let pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1187801280\n";
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("model.gguf");

@@ -315,7 +315,7 @@ fn weights_that_are_not_ternary_are_refused_by_tensor_and_type() {
 }
 
 #[test]
-fn an_embedding_of_floats_beside_ternary_projections_stays_what_it_is() {
+fn a_float_embedding_with_ternary_projections_stays_float() {
     let gguf = edited("qwen3-ternary/model-PQ2_0.gguf", |gguf| {
         let table = gguf.tensor("token_embd.weight");
         let values = 0..table.dims.iter().product::<u64>();

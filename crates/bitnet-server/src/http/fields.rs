@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_a_value_is_told_in_the_words_of_json() {
+    fn errors_about_values_use_the_words_of_json() {
         fn message<T: DeserializeOwned + fmt::Debug>(value: &str) -> String {
             let body = format!("{{\"x\": {value}}}");
             let mut fields = Fields::parse(body.as_bytes()).unwrap();
@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn a_field_that_changes_nothing_is_taken_as_it_comes_unless_the_rule_is_strict() {
+    fn a_field_that_changes_nothing_is_accepted_unless_the_rule_is_strict() {
         for text in [r#"{"store": true}"#, r#"{"store": [1]}"#, r#"{"store": false}"#] {
             let fields = || Fields::parse(text.as_bytes()).unwrap();
             assert_eq!(fields().harmless("store", &[Value::Bool(false)]), Ok(()), "{text}");

@@ -73,7 +73,7 @@ fn the_curl_lines_of_the_readme_are_answered() {
 }
 
 #[test]
-fn a_seed_that_was_drawn_is_told_and_gives_the_same_again() {
+fn a_chosen_seed_is_reported_and_gives_the_same_answer_again() {
     let server = demo_server();
     let body = json!({"prompt": "O", "max_tokens": 20, "temperature": 1});
     let first = server.post(COMPLETIONS, &body);
@@ -121,7 +121,7 @@ fn stop_strings_end_a_text_before_them() {
 }
 
 #[test]
-fn log_probabilities_are_told_in_the_form_of_each_endpoint() {
+fn log_probabilities_have_the_form_of_each_endpoint() {
     let server = demo_server();
     let body = json!({"prompt": "O", "max_tokens": 5, "temperature": 0, "logprobs": 3});
     let answer = server.post(COMPLETIONS, &body).ok();
@@ -153,7 +153,7 @@ fn log_probabilities_are_told_in_the_form_of_each_endpoint() {
 }
 
 #[test]
-fn a_prompt_that_is_told_has_the_log_probabilities_that_generation_gives() {
+fn an_echoed_prompt_has_the_log_probabilities_that_generation_gives() {
     let server = demo_server();
     let ask = |prompt: Value, max_tokens: usize, more: Value| {
         let mut body = json!({"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "logprobs": 2, "echo": true});
@@ -224,7 +224,7 @@ fn a_prompt_that_is_told_has_the_log_probabilities_that_generation_gives() {
 }
 
 #[test]
-fn the_tokenizer_tells_what_it_adds() {
+fn the_tokenizer_reports_what_it_adds() {
     let server = demo_server();
     let told = server.get("/tokenizer_info").ok();
     let checkpoint = Checkpoint::demo().unwrap();
@@ -513,7 +513,7 @@ fn the_model_is_listed_and_found_by_its_name() {
 }
 
 #[test]
-fn paths_and_methods_that_do_not_exist_are_told_as_errors() {
+fn paths_and_methods_that_do_not_exist_are_errors() {
     let server = demo_server();
     assert_eq!(server.get("/v1/nothing").refusal().0, 404);
     assert_eq!(server.get(COMPLETIONS).refusal().0, 405);
@@ -522,7 +522,7 @@ fn paths_and_methods_that_do_not_exist_are_told_as_errors() {
 }
 
 #[test]
-fn a_server_goes_on_with_the_text_of_another_exactly() {
+fn a_server_continues_the_text_of_another_exactly() {
     let server = demo_server();
     let prompt = json!([73, 300, 41]);
     let asked = |prompt: Value, more: &Value, fields: Value| {

@@ -193,7 +193,7 @@ fn followed(events: &[(String, Value)]) -> (Vec<Value>, Value) {
 }
 
 #[test]
-fn a_stream_tells_the_message_in_typed_events() {
+fn a_stream_sends_the_message_in_typed_events() {
     let server = random(TAGGED, Script::default());
     for more in [
         json!({"max_tokens": 12}),

@@ -224,7 +224,7 @@ fn a_character_that_ends_in_the_token_of_a_stop_string_is_whole() {
 }
 
 #[test]
-fn told_to_end_it_ends_in_its_time_even_if_a_step_hangs() {
+fn a_server_told_to_end_ends_in_time_even_if_a_step_hangs() {
     let app = hashes(slow(Duration::from_secs(5)), EngineConfig::default(), ServerConfig::default());
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();

@@ -186,7 +186,7 @@ fn the_process_has_its_usual_metrics() {
 }
 
 #[test]
-fn the_page_asks_for_nothing_that_is_not_there() {
+fn the_page_uses_only_what_the_server_has() {
     let server = demo_server();
     let (html, script) = (server.get("/").text(), server.get("/page.js").text());
     for (attribute, path) in [("href=\"", "page.css"), ("src=\"", "page.js")] {

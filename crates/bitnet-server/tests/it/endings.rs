@@ -226,7 +226,7 @@ fn told_to_end_with_nothing_to_do_it_still_answers_until_a_proxy_has_noticed() {
 }
 
 #[test]
-fn told_to_end_before_it_has_a_model_it_lingers_for_nobody() {
+fn a_server_told_to_end_before_it_has_a_model_does_not_linger() {
     let linger = Duration::from_secs(20);
     let app = App::new(ServerConfig::default());
     let server = Server::lingering(app, ConnectionLimits::default(), SOON, linger);
@@ -237,7 +237,7 @@ fn told_to_end_before_it_has_a_model_it_lingers_for_nobody() {
 }
 
 #[test]
-fn what_does_not_finish_in_time_is_told_so() {
+fn requests_that_do_not_finish_in_time_get_an_error() {
     let app = hashes(slow(Duration::from_millis(5)), EngineConfig::default(), ServerConfig::default());
     let mut server = Server::start(app, ConnectionLimits::default(), Duration::from_millis(100));
     let mut stream = server.stream(COMPLETIONS, &[], &long(true));

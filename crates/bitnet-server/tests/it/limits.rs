@@ -86,7 +86,7 @@ fn a_body_is_limited_in_size_and_time_and_kind() {
 }
 
 #[test]
-fn a_full_queue_is_told_with_a_time_to_come_back() {
+fn a_full_queue_is_reported_with_a_time_to_retry() {
     let engine = EngineConfig { max_batch_size: 2, max_queued_requests: 3, ..EngineConfig::default() };
     let server = server(Duration::from_millis(5), engine, ServerConfig::default());
     // The third waits for one of the two places, so that the pace of the queue is known: about ten a second.

@@ -125,7 +125,7 @@ fn a_format_is_followed() {
 }
 
 #[test]
-fn the_small_paths_tell_what_is_served() {
+fn the_small_paths_report_what_is_served() {
     let server = random(TAGGED, Script::default());
     assert_eq!(server.get("/api/version").ok(), json!({"version": env!("CARGO_PKG_VERSION")}));
     let tags = server.get("/api/tags").ok();

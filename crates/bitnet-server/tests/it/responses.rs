@@ -182,7 +182,7 @@ fn unnamed(answer: &Value) -> Value {
 }
 
 #[test]
-fn a_stream_tells_the_answer_in_typed_events() {
+fn a_stream_sends_the_answer_in_typed_events() {
     let server = random(TAGGED, Script::default());
     let bodies = [
         json!({"input": "Hello", "max_output_tokens": 12}),

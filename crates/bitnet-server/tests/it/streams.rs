@@ -65,7 +65,7 @@ fn a_chat_stream_begins_with_the_role_and_ends_with_the_counts_if_asked() {
 }
 
 #[test]
-fn a_dropped_stream_goes_on_byte_for_byte_after_any_event() {
+fn a_dropped_stream_resumes_byte_for_byte_after_any_event() {
     let server = demo_server();
     let bodies = [
         (COMPLETIONS, json!({"prompt": "First Citizen:", "max_tokens": 10, "seed": 4, "stream": true})),
@@ -94,7 +94,7 @@ fn a_dropped_stream_goes_on_byte_for_byte_after_any_event() {
 }
 
 #[test]
-fn a_stream_whose_seed_was_drawn_goes_on_with_the_seed_that_was_told() {
+fn a_stream_without_a_seed_resumes_with_the_reported_seed() {
     let server = demo_server();
     let body = json!({"prompt": "O", "max_tokens": 9, "temperature": 1, "stream": true});
     let mut first = server.stream(COMPLETIONS, &[], &body);

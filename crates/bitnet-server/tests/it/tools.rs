@@ -211,7 +211,7 @@ fn together(events: &[String]) -> (String, Vec<Value>, String) {
 }
 
 #[test]
-fn a_stream_tells_the_same_calls_piece_by_piece_and_can_be_continued() {
+fn a_stream_sends_the_same_calls_piece_by_piece_and_can_be_resumed() {
     for template in TEMPLATES {
         let server = random(template, Script::default());
         let named = json!({"type": "function", "function": {"name": "weather"}});
@@ -290,7 +290,7 @@ fn an_answer_that_calls_nothing_is_the_same_text_as_without_tools() {
 }
 
 #[test]
-fn a_call_that_is_cut_off_tells_what_there_is_and_why() {
+fn a_call_that_is_cut_off_returns_what_there_is_and_why() {
     let server = random(TAGGED, Script::default());
     let named = json!({"type": "function", "function": {"name": "weather"}});
     let whole = server.post(CHAT, &ask(json!({"tool_choice": named, "seed": 2}))).ok();

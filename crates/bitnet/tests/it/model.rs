@@ -85,7 +85,7 @@ fn a_batch_gives_each_request_what_it_gets_alone_and_each_its_own_error() {
 }
 
 #[test]
-fn an_end_token_ends_a_text_although_nobody_asked() {
+fn an_end_token_ends_a_text_by_default() {
     let model = demo();
     let eos = model.checkpoint().spec.eos.clone();
     assert!(!eos.is_empty());
@@ -176,7 +176,7 @@ fn a_rule_of_ones_own_says_which_tokens_may_follow() {
 }
 
 #[test]
-fn dropping_a_stream_cancels_it_and_dropping_a_model_waits_for_nobody() {
+fn dropping_a_stream_cancels_it_and_dropping_a_model_does_not_wait() {
     let model = demo();
     let long = Request::new("O").max_tokens(400).configure(|config| config.ignore_eos = true);
     let mut stream = model.stream(&long).unwrap();
@@ -196,7 +196,7 @@ fn dropping_a_stream_cancels_it_and_dropping_a_model_waits_for_nobody() {
 }
 
 #[test]
-fn a_prompt_of_a_thousand_tokens_takes_two_steps_although_the_cache_is_not_whole() {
+fn a_prompt_of_a_thousand_tokens_takes_two_steps_with_a_reduced_cache() {
     let model =
         Model::builder().memory(Memory::Bytes(500_000_000)).batch_size(32).open("synthetic:tiny").unwrap();
     assert!(model.plan().to_string().contains("longest request 8192 tokens"), "{}", model.plan());

@@ -3,7 +3,7 @@
 use bitnet::{Device, Error, KvType, Memory, Model, Request};
 
 #[test]
-fn what_cannot_be_opened_is_told_in_one_line_with_its_cure() {
+fn what_cannot_be_opened_is_reported_in_one_line_with_its_cure() {
     let gpu = Model::builder().device(Device::Cuda(0)).cache(KvType::F32);
     let cases: [(&str, Result<Model, Error>); 4] = [
         ("no-such-folder", Model::open("no-such-folder")),

@@ -223,7 +223,7 @@ mod tests {
     use super::Speed;
 
     #[test]
-    fn a_speed_is_the_median_of_its_runs_and_tells_their_extremes() {
+    fn a_speed_is_the_median_of_its_runs_and_shows_their_extremes() {
         let Speed { tok_s, tok_s_min, tok_s_max, runs } = Speed::of(60, vec![3.0, 1.0, 2.0, 6.0, 5.0]);
         assert_eq!((tok_s, tok_s_min, tok_s_max, runs), (20.0, 10.0, 60.0, 5));
     }

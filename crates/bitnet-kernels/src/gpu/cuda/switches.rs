@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn switches_are_read_and_an_unknown_one_is_refused_with_what_there_is() {
+    fn switches_are_read_and_an_unknown_one_is_refused_with_the_known_ones() {
         assert_eq!(Switches::parse(""), Ok(Switches::default()));
         let all = Switches::parse("sync, patience=3600,optimise=0").unwrap();
         assert!(all.sync && !all.recordings && all.optimise == Some(0));

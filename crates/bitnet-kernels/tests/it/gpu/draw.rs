@@ -20,7 +20,7 @@ fn table(gpu: &mut Gpu<Simulator>, vocab: usize) -> Table {
 /// Steps of one backend grow, shrink and change their vocabulary. Their rows are drawn, greedily or at random, or read by
 /// the host, together and apart.
 #[test]
-fn each_row_is_drawn_or_read_as_is_wanted() {
+fn each_row_is_drawn_or_read_back_as_requested() {
     let (all, some) = (Wanted::All, Wanted::Top(3));
     let greedy = Wanted::Token(SamplingParams::GREEDY);
     let top = Wanted::Token(SamplingParams { temperature: 1.0, top_k: 1, seed: 7, ..SamplingParams::GREEDY });

@@ -8,7 +8,7 @@ use bitnet_kernels::{
 use bitnet_tests::Simulator;
 
 #[test]
-fn a_machine_without_a_driver_is_told_so_and_does_not_panic() {
+fn a_missing_driver_is_reported_without_a_panic() {
     match Cuda::open(0) {
         Err(GpuError::DriverMissing) => {}
         Err(GpuError::NoDevice { index: 0, count: 0 } | GpuError::Unavailable { .. }) => {

@@ -108,7 +108,7 @@ fn a_row_wider_than_shared_memory_is_refused_with_its_cure() {
 }
 
 #[test]
-fn normed_rows_are_those_wanted_in_their_order() {
+fn normed_rows_are_the_requested_ones_in_their_order() {
     for width in [1, 17, 256, 2560] {
         let values = adversarial(7, width);
         let (mut gpu, mut cpu) = (Gpu::new(Simulator::default()).unwrap(), Reference::bf16());
