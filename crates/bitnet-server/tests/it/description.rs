@@ -280,3 +280,15 @@ fn the_events_of_every_stream_have_the_described_fields() {
         }
     }
 }
+
+#[test]
+fn a_null_list_of_allowed_tools_is_taken_as_described() {
+    let server = demo_server();
+    let description = server.get("/openapi.json").ok();
+    let pointer = "/components/schemas/ToolChoice/anyOf/2/properties/allowed_tools/properties/tools/type";
+    assert_eq!(description.pointer(pointer), Some(&json!(["array", "null"])));
+    let choice = json!({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": null}});
+    let body =
+        json!({"messages": [{"role": "user", "content": "x"}], "tool_choice": choice, "max_tokens": 1});
+    server.post("/v1/chat/completions", &body).ok();
+}
