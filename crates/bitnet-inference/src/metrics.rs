@@ -28,7 +28,7 @@ pub enum Counter {
     Pauses,
     /// Times that the engine restarted after a panic in its bookkeeping or a broken rule.
     Restarts,
-    /// Times that the bookkeeping was found to have broken one of its own rules.
+    /// Number of times that the bookkeeping was found to have broken one of its own rules.
     BrokenRules,
 }
 

@@ -6,7 +6,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::SubmitError;
 
-/// What has been submitted but has not had a place in a batch yet.
+/// Requests that have been submitted but have not had a place in a batch yet.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Queue {
     /// Number of sequences, one for each choice of a request.

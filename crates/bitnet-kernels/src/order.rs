@@ -16,9 +16,9 @@
 //! - **BitLinear with groups**: see [`grouped`]. Adding to a residual is as above.
 //! - **Embedding**: the value of the row (if ternary, the scale times the code's value), if the table contains a transform
 //!   then the transform and the signs, then times the factor.
-//! - **Walsh-Hadamard transform** of a block of `B` values: `(a, b)` becomes `(a + b, a - b)` for values 1 apart, then 2, 4
-//!   and so on to `B / 2`; then every value is multiplied by `1 / sqrt(B)`, rounded to f32 once. Signs are a
-//!   multiplication of their own, before the transform (after it, for the rows of a table).
+//! - **Walsh-Hadamard transform** of a block of `B` values: `(a, b)` becomes `(a + b, a - b)` for values 1 apart, then
+//!   2, 4 and so on to `B / 2`; then every value is multiplied by `1 / sqrt(B)`, rounded to f32 once. Signs are a
+//!   separate multiplication, before the transform (after it, for the rows of a table).
 //! - **Gated delta rule**, token by token for prompts, chunks and single tokens alike, so that nothing depends on where a
 //!   sequence is cut. With `dot` the dense dot product above:
 //!   - Convolution: `s = fma(conv[c][j], u[t - taps + 1 + j], s)` from 0, oldest token first; tokens before the start are

@@ -1,9 +1,9 @@
 //! Files in the layout of the CPU kernels, so that loading packs nothing.
 //!
 //! Such a file is a GGUF file whose ternary matrices are panels, with projections stacked as a layer uses them
-//! ([`names::stacked`]), and that also holds the int8 copy of a dense output head. GGUF has no type for either, so
-//! they are stored as I8, in lines of 256 bytes (128 with group scales), under names of their own. Everything else is
-//! as in other files. Rows are in Hugging Face's order for every architecture.
+//! ([`names::stacked`]), and that also holds the int8 copy of a dense output head. GGUF has no type for either, so they
+//! are stored as I8, in lines of 256 bytes (128 with group scales), under names that only such files use. Everything
+//! else is as in other files. Rows are in Hugging Face's order for every architecture.
 
 use std::{collections::HashMap, ops::Range, sync::OnceLock};
 
@@ -50,7 +50,7 @@ struct Matrix {
     cols: usize,
     /// Number of columns that share a scale, if groups have scales.
     group: Option<usize>,
-    /// Its place in the bytes of all matrices.
+    /// Its range in the bytes of all matrices.
     bytes: Range<usize>,
 }
 

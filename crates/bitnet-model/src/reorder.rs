@@ -34,7 +34,7 @@ impl ValueHeads {
     }
 }
 
-/// What decides how a file orders its rows.
+/// The facts that decide how a file orders its rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Convention {
     /// GGUF, with rows of queries and keys for interleaved rope or not.

@@ -1,4 +1,4 @@
-//! Identifies a server by everything besides the request that decides a token.
+//! Identifies a server by everything, apart from the request, that decides a token.
 
 use std::fmt;
 

@@ -3,7 +3,7 @@
 //! Tests run it for every instruction set and several thread counts, and `bitnet doctor` runs it on the user's machine.
 //! The CPU passes a case if integers, scales and floats equal the reference bit for bit (any NaN equals any NaN). A GPU
 //! is compared with the reference that rounds where it does ([`Reference::bf16`]); attention and logits, which its
-//! matrix units add in an order of their own, may differ within a bound.
+//! matrix units add in their own order, may differ within a bound.
 
 mod recurrent;
 

@@ -64,7 +64,7 @@ impl State {
         Ok(State { shape, slots, values: Buffer::zeroed(len, what)?, used: vec![0; slots], steps: 0 })
     }
 
-    /// Checks that every run of a step has a slot of its own.
+    /// Checks that no two runs of a step share a slot.
     fn claim(&mut self, runs: &[Run]) {
         self.steps += 1;
         for run in runs {

@@ -620,7 +620,7 @@ impl Backend for Reference {
         Ok(())
     }
 
-    /// Computes all logits, whatever is wanted.
+    /// Computes all logits, however few are requested.
     fn logits(
         &mut self,
         x: &Rows,

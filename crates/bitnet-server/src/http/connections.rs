@@ -33,7 +33,7 @@ pub struct ConnectionLimits {
     pub connections: usize,
     /// Maximum time that the head of a request may take to arrive, and that a connection may be idle between requests.
     pub header_timeout: Duration,
-    /// Maximum time for which a client may read nothing of what is written to it.
+    /// Maximum time that a client may go without reading any of what is written to it.
     pub write_timeout: Duration,
     /// Bytes that the system buffers for a client that does not read; its requests pause when the buffer is full.
     pub send_buffer: usize,
@@ -58,8 +58,8 @@ const GRACE: Duration = Duration::from_millis(500);
 const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// Serves until `end` completes; then refuses new requests, finishes the others, and closes all connections. This takes
-/// at most `drain`, even if a step of the model hangs, and at least the time that `end` returns. Until then the probes
-/// and the refusals are answered, so that a proxy notices before its next request finds nobody.
+/// at most `drain`, even if a step of the model hangs, and at least the time that `end` returns. Until then, probes and
+/// new requests still get answers, so that a proxy notices the shutdown before the port closes.
 ///
 /// # Errors
 /// If the listener cannot be used with the async runtime.

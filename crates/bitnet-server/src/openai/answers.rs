@@ -253,7 +253,7 @@ impl Answers {
                     }
                 }
                 if self.open == 0 {
-                    // Before the client can see the end, so that it then finds the end counted.
+                    // Count the end before the client can see it.
                     self.record.end("complete");
                 }
                 Ok(ChoiceUpdate::End(end))

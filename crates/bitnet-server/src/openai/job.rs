@@ -42,7 +42,7 @@ pub(crate) enum Endpoint {
     Chat,
 }
 
-/// What a body asks for, in whatever form it came.
+/// What a body asks for, in any API.
 pub(crate) struct Parsed {
     /// A conversation is one prompt.
     pub prompts: Vec<Vec<u32>>,
@@ -50,7 +50,7 @@ pub(crate) struct Parsed {
     pub config: GenerationConfig,
     /// How many of the choices for each prompt are returned, the best first; `None` returns all.
     pub best: Option<usize>,
-    /// Number of the prompt's last tokens that are the beginning of the answer, from another server.
+    /// Number of tokens at the end of the prompt that another server has generated and that belong to the answer.
     pub generated: usize,
     /// The tools that may be called, how calls are written, and what may precede them.
     pub offer: Option<(Offer, Form, Thoughts)>,
@@ -87,7 +87,7 @@ pub(crate) struct Job {
     /// Whether choices carry their token ids.
     pub token_ids: bool,
     pub seed: u64,
-    /// Whether the client has set a deadline of its own.
+    /// Whether the client has set a deadline.
     pub hurried: bool,
     /// The name of the answer; a resumed stream keeps its name.
     pub name: Name,

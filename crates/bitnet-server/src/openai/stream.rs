@@ -66,7 +66,8 @@ impl Events {
         }
     }
 
-    /// The id of the event at a position. It has all that a server needs to continue after it, or to refuse to.
+    /// The id of the event at a position. It contains all that a server needs to continue after that event, or to
+    /// refuse to.
     fn id(&self, position: &Position) -> String {
         format!("{position};{};{}", self.name, self.shape.fingerprint)
     }
@@ -81,7 +82,7 @@ impl Events {
         new.then(|| Event::default().id(self.id(&self.position)).data(chunk))
     }
 
-    /// The event with the token counts, one position after the end of every choice; `None` if it is not wanted.
+    /// The event with the token counts, one position after the end of every choice; `None` if it was not requested.
     fn counts(&mut self) -> Option<Event> {
         let id = self.position.after_all();
         let new = self.shape.include_usage && self.after != id;

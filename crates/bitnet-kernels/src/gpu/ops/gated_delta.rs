@@ -31,7 +31,7 @@ fn run_words(runs: &[Run]) -> Vec<u32> {
     runs.iter().flat_map(words).collect()
 }
 
-/// Checks that tokens of runs follow each other, and that every run has a slot of its own.
+/// Checks that the tokens of runs follow each other without gaps, and that no two runs share a slot.
 fn check(runs: &[Run], slots: usize) {
     let mut used: Vec<u32> = runs.iter().map(|run| run.state).collect();
     used.sort_unstable();
