@@ -6,7 +6,7 @@
 
 Needs Python 3.9 and HAProxy 2.6. SIGHUP restarts the replicas one after another, each after its requests have ended.
 SIGTERM and Ctrl-C let all requests finish and then end everything. A replica that dies is restarted. A replica that
-would answer differently (another model, version, type of cache or device) is not admitted.
+would answer differently (another model, version, cache type or device) is not admitted.
 """
 import argparse
 import http.client

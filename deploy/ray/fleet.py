@@ -8,7 +8,7 @@ IN holds OpenAI batch lines (`custom_id`, `url`, `body`), or is Parquet with the
 or custom_id and prompt. When the run has ended, OUT has one line for each custom_id, in the order of IN. Until then the
 answers are in OUT.part, and the same command resumes an interrupted run. A request without a seed gets one that is
 derived from its custom_id, so that its answer depends neither on the engine nor on the number of attempts. An engine
-that would answer differently (another model, version, type of cache or device) is an error that names it.
+that would answer differently (another model, version, cache type or device) is an error that names it.
 """
 import argparse
 import concurrent.futures

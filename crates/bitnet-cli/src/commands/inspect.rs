@@ -13,7 +13,7 @@ pub fn run(args: &InspectArgs) -> Result<(), CliError> {
     if args.json { output::json(&inspection) } else { print(&inspection, &checkpoint.spec) }
 }
 
-/// What a sequence holds on the CPU, with the default type of cache.
+/// What a sequence holds on the CPU, with the default cache type.
 fn sequence(spec: &ModelSpec) -> String {
     let kv = KvType::default();
     let (tokens, block) = (Batch::BLOCK_TOKENS, Home::Cpu(kv).block(spec));

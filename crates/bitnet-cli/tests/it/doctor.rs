@@ -6,7 +6,7 @@ use crate::bitnet::{Outcome, bitnet, fixture};
 
 #[test]
 fn every_level_of_this_machine_passes_every_case() {
-    // The default type of cache, and another one.
+    // The default cache type, and another one.
     judged(&["doctor", "--json", "--threads", "2", "--device", "cpu"], "f32");
     judged(&["doctor", "--json", "--threads", "2", "--device", "cpu", "--kv", "int8"], "int8");
 }
