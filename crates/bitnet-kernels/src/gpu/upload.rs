@@ -1,4 +1,4 @@
-use super::{DeviceBuffer, Driver, Gpu, GpuError, bytes::u32_bytes};
+use super::{DeviceBuffer, Driver, Gpu, GpuError};
 
 /// Small arrays that describe a step to the kernels. Each has one place on the device, and is sent only if it differs
 /// from what is there: all layers of a step share what the first one sent.
@@ -33,11 +33,14 @@ const KINDS: usize = Upload::DeltaRuns as usize + 1;
 #[derive(Debug, Default)]
 pub(super) struct Uploads {
     places: [Option<Place>; KINDS],
+    /// Memory for the words of an upload, and for the bytes of what is sent, kept from step to step.
+    words: Vec<u32>,
+    bytes: Vec<u8>,
 }
 
 #[derive(Debug)]
 struct Place {
-    host: Vec<u8>,
+    host: Vec<u32>,
     device: DeviceBuffer,
     /// Whether `host` has yet to be sent.
     stale: bool,
@@ -49,7 +52,10 @@ impl Uploads {
     /// Sends the arrays that have changed.
     pub(super) fn send(&mut self, driver: &mut impl Driver) -> Result<(), GpuError> {
         for place in self.places.iter_mut().flatten().filter(|place| place.stale) {
-            driver.write(place.device.address(), &place.host)?;
+            self.bytes.resize(4 * place.host.len(), 0);
+            let bytes = self.bytes.as_chunks_mut().0;
+            bytes.iter_mut().zip(&place.host).for_each(|(bytes, word)| *bytes = word.to_le_bytes());
+            driver.write(place.device.address(), &self.bytes)?;
             place.stale = false;
         }
         Ok(())
@@ -65,23 +71,28 @@ impl Uploads {
 }
 
 impl<D: Driver> Gpu<D> {
-    /// Ensures that `words` are on the device before the next launch, and returns their address.
+    /// Ensures that `words` are on the device before the next launch, and returns their address. Every layer uploads the
+    /// same, so all but the first only compare.
     pub(super) fn upload(
         &mut self,
         what: Upload,
         words: impl IntoIterator<Item = u32>,
     ) -> Result<u64, GpuError> {
-        let bytes = u32_bytes(words);
+        let mut uploaded = std::mem::take(&mut self.uploads.words);
+        uploaded.clear();
+        uploaded.extend(words);
         let known = self.uploads.places[what as usize].as_ref();
-        if known.is_some_and(|place| place.host != bytes && place.awaited) {
+        if known.is_some_and(|place| place.awaited && place.host != uploaded) {
             self.hand_over()?;
         }
-        self.make_room(what, bytes.len())?;
+        self.make_room(what, 4 * uploaded.len())?;
         let place = self.uploads.places[what as usize].as_mut().expect("room was made");
-        place.stale |= place.host != bytes;
-        place.host = bytes;
+        place.stale |= place.host != uploaded;
         place.awaited = true;
-        Ok(place.device.address())
+        std::mem::swap(&mut place.host, &mut uploaded);
+        let address = place.device.address();
+        self.uploads.words = uploaded;
+        Ok(address)
     }
 
     /// Ensures that there is device memory for an input of `bytes` bytes.

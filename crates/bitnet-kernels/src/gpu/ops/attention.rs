@@ -46,7 +46,7 @@ const BLOCKS_PER_PROCESSOR: usize = 2;
 /// block table, first row, 0, 0, 0}.
 #[derive(Default)]
 struct Work {
-    pieces: Vec<[usize; 5]>,
+    pieces: Vec<[u32; 8]>,
     /// Maximum number of tiles of 64 keys that a piece attends to.
     tiles: usize,
 }
@@ -56,13 +56,14 @@ impl Work {
         let tokens = run.tokens.len();
         // The last rows have the most keys, so they start first.
         for first_row in (0..tokens * group).step_by(rows).rev() {
-            self.pieces.push([run.tokens.start, tokens, run.start, run.blocks.start, first_row]);
+            let piece = [run.tokens.start, tokens, run.start, run.blocks.start, first_row, 0, 0, 0];
+            self.pieces.push(piece.map(|x| x as u32));
         }
         self.tiles = self.tiles.max((run.start + tokens).div_ceil(BLOCK_TOKENS));
     }
 
     fn words(&self) -> impl Iterator<Item = u32> {
-        self.pieces.iter().flat_map(|piece| piece.iter().map(|&x| x as u32).chain([0; 3]))
+        self.pieces.as_flattened().iter().copied()
     }
 }
 
