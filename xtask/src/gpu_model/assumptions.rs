@@ -72,19 +72,25 @@ impl Place {
     }
 }
 
+/// The purpose of recurrent states. A step reads all of a sequence's and writes all.
+pub(super) const STATES: &str = "recurrent states";
+
 /// The place of an allocation, by its purpose.
 pub(super) fn place(purpose: &str) -> Place {
-    let stored = ["weights", "gains", "dense", "cached", "rotary"];
+    let stored = ["weights", "gains", "dense", "cached", "rotary", STATES, "parameters of recurrent"];
     if stored.iter().any(|word| purpose.contains(word)) { Place::Memory } else { Place::Cache }
 }
 
-/// Tokens per second that a step of 2B-4T must reach on an H200, and those hoped for.
+/// Tokens per second that a step must reach on an H200, and those hoped for, 0 if there are none.
 pub(super) struct Goal {
     pub(super) must: f64,
     pub(super) moonshot: f64,
 }
 
-/// A step: its sequences, the tokens of each, the positions before them, and the goal for 2B-4T.
+/// Models with goals.
+pub(super) const JUDGED: [&str; 2] = ["2b4t", "bonsai-27b"];
+
+/// A step: its sequences, the tokens of each, the positions before them, and the goal of the model that has one.
 pub(super) struct Case {
     pub(super) sequences: usize,
     pub(super) tokens: usize,
@@ -97,6 +103,20 @@ const fn case(sequences: usize, tokens: usize, context: usize, goal: [f64; 2]) -
     let goal = if must > 0.0 { Some(Goal { must, moonshot }) } else { None };
     Case { sequences, tokens, context, goal }
 }
+
+/// The steps of a model. Goals are those of 2B-4T and of the ternary 27B.
+pub(super) fn cases(model: &str) -> &'static [Case] {
+    if model.ends_with("-27b") { &RECURRENT } else { &CASES }
+}
+
+/// Steps of models with recurrent layers.
+pub(super) const RECURRENT: [Case; 5] = [
+    case(1, 1, 128, [300.0, 0.0]),
+    case(8, 1, 128, [2e3, 0.0]),
+    case(64, 1, 128, [6e3, 0.0]),
+    case(64, 1, 1024, [0.0; 2]),
+    case(1, 512, 0, [0.0; 2]),
+];
 
 pub(super) const CASES: [Case; 7] = [
     case(1, 1, 128, [1.4e3, 2.4e3]),

@@ -10,7 +10,7 @@ use bitnet_kernels::{
     SamplingParams, Wanted,
     gpu::{Gpu, table::Kernel},
 };
-use bitnet_model::{Batch, Limits, Logits, Model, ModelSpec, Synthetic, Transformer};
+use bitnet_model::{Batch, Hybrid, Limits, Logits, Model, ModelSpec, Synthetic, Transformer};
 use bitnet_tests::{Sample, Samples, Simulator};
 use clap::Args;
 
@@ -19,7 +19,9 @@ use crate::{
     ptx_check::{Tools, before},
     root,
 };
-use assumptions::{CACHE, CASES, CLOCK, Case, DEVICES, Device, GAP, PROCESSORS, Place, ROOM, UNITS, place};
+use assumptions::{
+    CACHE, CLOCK, Case, DEVICES, Device, GAP, JUDGED, PROCESSORS, Place, ROOM, STATES, UNITS, cases, place,
+};
 use sass::{Path, path};
 
 /// Predict the time of each kernel, a layer and a step on a GPU that is not there, from machine code, the launches of
@@ -27,7 +29,7 @@ use sass::{Path, path};
 #[derive(Args)]
 pub(crate) struct GpuModel {
     /// Models to predict
-    #[arg(default_values = ["2b4t", "bonsai-8b"])]
+    #[arg(default_values = ["2b4t", "bonsai-8b", "bonsai-27b"])]
     models: Vec<String>,
     /// Print the kernels of a layer and the rest of the step, too
     #[arg(long)]
@@ -56,29 +58,32 @@ impl GpuModel {
         let mut codes = BTreeMap::new();
         let mut text = String::new();
         for name in &self.models {
-            let source = Synthetic::named(name)?;
-            let layers = source.spec().layers;
-            // All layers launch the same.
-            let one = Synthetic::of(ModelSpec { layers: 1, ..source.spec().clone() });
-            let (mut model, samples) = load(&one)?;
+            let mut kinds = kinds(Synthetic::named(name)?.spec(), cases(name))?;
             writeln!(text, "{name}: us, tokens/s")?;
-            for case in &CASES {
-                let step = launches(&mut model, &samples, case)?;
-                for sample in &step {
+            for case in cases(name) {
+                let steps: Vec<Vec<Sample>> =
+                    kinds.iter_mut().map(|kind| kind.launches(case)).collect::<Result<_>>()?;
+                for sample in steps.iter().flatten() {
                     let kernel = sample.launch.kernel();
                     if !codes.contains_key(kernel.name) {
                         codes.insert(kernel.name, code(&tools, kernel)?);
                     }
                 }
-                let paths: Vec<Path> =
-                    step.iter().map(|s| path(&codes[s.launch.kernel().name].listing, s)).collect();
+                let path = |sample: &Sample| path(&codes[sample.launch.kernel().name].listing, sample);
+                let paths: Vec<Vec<Path>> =
+                    steps.iter().map(|step| step.iter().map(path).collect()).collect();
                 for device in &DEVICES {
                     let timed = |(sample, path): (&Sample, &Path)| {
                         time(sample, path, codes[sample.launch.kernel().name].registers, device)
                     };
-                    let times: Vec<Time> = step.iter().zip(&paths).map(timed).collect();
+                    let parts: Vec<Part> = (kinds.iter().zip(steps.iter().zip(&paths)))
+                        .map(|(kind, (step, paths))| Part {
+                            layers: kind.layers,
+                            times: step.iter().zip(paths).map(timed).collect(),
+                        })
+                        .collect();
                     let listed = self.kernels && device.name == DEVICES[0].name;
-                    report(&mut text, case, device, &times, layers, name == "2b4t", listed)?;
+                    report(&mut text, case, device, &parts, JUDGED.contains(&name.as_str()), listed)?;
                 }
             }
         }
@@ -102,31 +107,58 @@ fn code(tools: &Tools, kernel: &'static Kernel) -> Result<Code> {
     Ok(Code { listing: code.listing, registers })
 }
 
-fn load(source: &Synthetic) -> Result<(Transformer<Gpu<Simulator>>, Samples)> {
-    let (simulator, samples) = Simulator::sampled(|info| {
-        (info.processors, info.memory, info.shared) = (PROCESSORS, 80 << 30, 227 << 10);
-    });
-    let blocks = CASES.iter().map(|case| case.sequences * case.blocks()).max().unwrap_or(0);
-    let tokens = CASES.iter().map(|case| case.sequences * case.tokens).max().unwrap_or(0);
-    let limits = Limits { max_tokens: tokens, max_logit_rows: 256, kv_blocks: blocks, state_slots: 0 };
-    let model = Transformer::load(source.spec(), source, Gpu::new(simulator)?, limits, &mut |_, _| {})?;
-    Ok((model, samples))
+/// A model with one layer, and the number of such layers in the whole model, which all launch the same.
+struct Kind {
+    layers: usize,
+    model: Transformer<Gpu<Simulator>>,
+    samples: Samples,
 }
 
-/// The launches of a step of a model with one layer.
-fn launches(model: &mut dyn Model, samples: &Samples, case: &Case) -> Result<Vec<Sample>> {
-    let mut batch = Batch::new();
-    for sequence in 0..case.sequences {
-        let blocks: Vec<u32> =
-            (0..case.blocks()).map(|block| (sequence * case.blocks() + block) as u32).collect();
-        batch.push(&vec![1; case.tokens], case.context, &blocks, case.tokens - 1..case.tokens);
-        batch.want(|_| Wanted::Token(SamplingParams::GREEDY));
+/// A model with one layer for each kind of layer: all are alike, or some attend and the others have a state.
+fn kinds(spec: &ModelSpec, cases: &[Case]) -> Result<Vec<Kind>> {
+    let one = ModelSpec { layers: 1, ..spec.clone() };
+    let Some(hybrid) = &spec.hybrid else { return Ok(vec![Kind::load(spec.layers, one, cases)?]) };
+    let of = |attends: bool| ModelSpec {
+        hybrid: Some(Hybrid { attends: [attends].into(), ..hybrid.clone() }),
+        ..one.clone()
+    };
+    let numbers = [(spec.recurrent_layers(), false), (spec.attention_layers(), true)];
+    numbers.into_iter().map(|(layers, attends)| Kind::load(layers, of(attends), cases)).collect()
+}
+
+impl Kind {
+    fn load(layers: usize, spec: ModelSpec, cases: &[Case]) -> Result<Kind> {
+        let (simulator, samples) = Simulator::sampled(|info| {
+            (info.processors, info.memory, info.shared) = (PROCESSORS, 80 << 30, 227 << 10);
+        });
+        let largest = |of: fn(&Case) -> usize| cases.iter().map(of).max().unwrap_or(0);
+        let limits = Limits {
+            max_tokens: largest(|case| case.sequences * case.tokens),
+            max_logit_rows: 256,
+            kv_blocks: largest(|case| case.sequences * case.blocks()),
+            state_slots: if spec.hybrid.is_some() { largest(|case| case.sequences) } else { 0 },
+        };
+        let source = Synthetic::of(spec);
+        let model = Transformer::load(source.spec(), &source, Gpu::new(simulator)?, limits, &mut |_, _| {})?;
+        Ok(Kind { layers, model, samples })
     }
-    samples.lock().expect("nothing panicked").clear();
-    model.forward(&batch, &mut Logits::default())?;
-    let step = std::mem::take(&mut *samples.lock().expect("nothing panicked"));
-    ensure!(!step.is_empty(), "a step launches kernels");
-    Ok(step)
+
+    /// The launches of a step.
+    fn launches(&mut self, case: &Case) -> Result<Vec<Sample>> {
+        let mut batch = Batch::new();
+        for sequence in 0..case.sequences {
+            let blocks: Vec<u32> =
+                (0..case.blocks()).map(|block| (sequence * case.blocks() + block) as u32).collect();
+            batch.push(&vec![1; case.tokens], case.context, &blocks, case.tokens - 1..case.tokens);
+            batch.set_state(sequence as u32);
+            batch.want(|_| Wanted::Token(SamplingParams::GREEDY));
+        }
+        self.samples.lock().expect("nothing panicked").clear();
+        self.model.forward(&batch, &mut Logits::default())?;
+        let step = std::mem::take(&mut *self.samples.lock().expect("nothing panicked"));
+        ensure!(!step.is_empty(), "a step launches kernels");
+        Ok(step)
+    }
 }
 
 impl Case {
@@ -162,7 +194,7 @@ fn time(sample: &Sample, path: &Path, registers: u32, device: &Device) -> Time {
     }
     let cached: f64 = bytes.values().map(|place| place.2).sum();
     let stored = bytes.values().filter(|(what, ..)| place(what) == Place::Memory);
-    let stored: f64 = stored.map(|&(_, size, read)| read.min(size as f64)).sum();
+    let stored: f64 = stored.map(|&(what, size, moved)| moved.min(passes_over(what) * size as f64)).sum();
     let units = ["integers", "floats", "f64", "special", "matrices", "loads", "dispatch"];
     let mut bounds = vec![
         ("its chain", chain / CLOCK),
@@ -175,41 +207,74 @@ fn time(sample: &Sample, path: &Path, registers: u32, device: &Device) -> Time {
     Time { kernel: kernel.name, us: GAP + us, bound }
 }
 
+/// How often a step moves an allocation between memory and cache, at most: states are read and written.
+fn passes_over(what: &str) -> f64 {
+    if what == STATES { 2.0 } else { 1.0 }
+}
+
+/// The times of a step of a model with one layer, and the number of such layers.
+struct Part {
+    layers: usize,
+    times: Vec<Time>,
+}
+
+impl Part {
+    /// The kernels of the layer: what lies between the embedding and the norm of the wanted rows.
+    fn layer(&self) -> Result<&[Time]> {
+        let embeds = |time: &Time| ["embed", "sm80_hadamard"].iter().any(|name| time.kernel.contains(name));
+        let start = self.times.iter().take_while(|time| embeds(time)).count();
+        let end = self.times.iter().position(|time| time.kernel.contains("norm_rows"));
+        let layer = end.and_then(|end| self.times.get(start..end));
+        layer.context("a step embeds, has a layer, and ends with a norm")
+    }
+}
+
+fn sum(times: &[Time]) -> f64 {
+    times.iter().map(|time| time.us).sum()
+}
+
 /// Adds a row for a step, and its kernels if they are to be listed.
 fn report(
     text: &mut String,
     case: &Case,
     device: &Device,
-    times: &[Time],
-    layers: usize,
+    parts: &[Part],
     goals: bool,
     listed: bool,
 ) -> Result<()> {
-    // A layer is what lies between the embedding and the norm of the wanted rows.
-    let end =
-        times.iter().position(|time| time.kernel.contains("norm_rows")).context("a step ends with a norm")?;
-    let sum = |times: &[Time]| times.iter().map(|time| time.us).sum::<f64>();
-    let layer = sum(&times[1..end]);
-    let step = sum(times) + (layers - 1) as f64 * layer;
+    let layers: Vec<f64> = parts.iter().map(|part| Ok(sum(part.layer()?))).collect::<Result<_>>()?;
+    let first = parts.first().context("a model has layers")?;
+    let around = sum(&first.times) - layers[0];
+    let step = around + parts.iter().zip(&layers).map(|(part, us)| part.layers as f64 * us).sum::<f64>();
     let speed = (case.sequences * case.tokens) as f64 / step * 1e6;
     let goal = case.goal.as_ref().filter(|_| goals && device.name == "H200");
-    let goal =
-        goal.map_or(String::new(), |g| format!("  must {:>6.0}  moonshot {:>6.0}", g.must, g.moonshot));
+    let goal = goal.map_or(String::new(), |goal| {
+        let hoped = format!("  moonshot {:>6.0}", goal.moonshot);
+        format!("  must {:>6.0}{}", goal.must, if goal.moonshot > 0.0 { &hoped } else { "" })
+    });
     let shape = format!("{} x {} after {}", case.sequences, case.tokens, case.context);
     writeln!(
         text,
-        "  {}  {shape:<17} step {step:>8.0}  layer {layer:>7.1}  {speed:>7.0} tokens/s{goal}",
-        device.name
+        "  {}  {shape:<17} step {step:>8.0}  layer {}  {speed:>7.0} tokens/s{goal}",
+        device.name,
+        layers.iter().map(|us| format!("{us:>7.1}")).collect::<Vec<_>>().join(" and "),
     )?;
-    for time in times.iter().filter(|_| listed) {
-        writeln!(text, "      {:<32} {:>7.1}  {}", time.kernel, time.us, time.bound)?;
+    for (number, part) in parts.iter().enumerate().filter(|_| listed) {
+        // What surrounds the layers is the same for all kinds.
+        let times = if number == 0 { &part.times[..] } else { part.layer()? };
+        for time in times {
+            writeln!(text, "      {:<32} {:>7.1}  {}", time.kernel, time.us, time.bound)?;
+        }
     }
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{
+        assumptions::{CASES, RECURRENT},
+        *,
+    };
 
     #[test]
     fn a_step_is_its_layers_and_what_surrounds_them() {
@@ -217,17 +282,17 @@ mod tests {
         let times =
             [of("embed", 2.0), of("product", 10.0), of("norm", 5.0), of("norm_rows", 3.0), of("head", 100.0)];
         let mut text = String::new();
-        report(&mut text, &CASES[0], &DEVICES[0], &times, 30, true, false).unwrap();
+        let parts = [Part { layers: 30, times: times.into() }];
+        report(&mut text, &CASES[0], &DEVICES[0], &parts, true, false).unwrap();
         // 2 + 30 * 15 + 103
         assert!(text.contains("step      555  layer    15.0     1802 tokens/s  must   1400"), "{text}");
     }
 
     #[test]
     fn a_launch_takes_as_long_as_the_longest_of_chain_units_and_bytes() {
-        let source = Synthetic::named("tiny").unwrap();
-        let (mut model, samples) = load(&source).unwrap();
+        let mut kinds = kinds(Synthetic::named("tiny").unwrap().spec(), &CASES).unwrap();
         let case = CASES.iter().find(|case| case.sequences == 256).unwrap();
-        let step = launches(&mut model, &samples, case).unwrap();
+        let step = kinds[0].launches(case).unwrap();
         let norm = step.iter().find(|s| s.launch.kernel().name.contains("norm_quantize")).unwrap();
         let path = |chain, integers| Path { chain, busy: [integers, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0] };
         let time = |path: Path| time(norm, &path, 40, &DEVICES[0]);
@@ -243,5 +308,54 @@ mod tests {
         // A row of 256 floats, its gain and 1 KB for each token.
         let bytes = time(path(0.0, 0.0));
         assert!(["cache", "shared memory"].contains(&bytes.bound) && bytes.us < GAP + 1.0, "{}", bytes.us);
+    }
+
+    #[test]
+    fn a_step_of_a_recurrent_model_reads_and_writes_the_states_of_its_sequences() {
+        let spec = Synthetic::named("hybrid-tiny").unwrap().spec().clone();
+        let kinds = kinds(&spec, &RECURRENT).unwrap();
+        assert_eq!(kinds.iter().map(|kind| kind.layers).collect::<Vec<_>>(), [3, 1]);
+        let [mut recurrent, mut attention] = kinds.try_into().map_err(|_| "two kinds").unwrap();
+        let case = RECURRENT.iter().find(|case| case.sequences == 64).unwrap();
+        let moved = |kind: &mut Kind| -> f64 {
+            let step = kind.launches(case).unwrap();
+            let lines = step.iter().flat_map(|sample| {
+                let all = 32.0 * f64::from(sample.launch.grid().blocks.iter().product::<u32>());
+                let states = sample.places.iter().filter(|(_, place)| place.0 == STATES);
+                states.map(move |(line, _)| {
+                    sample.stats.lines[line].sectors as f64 * all / f64::from(sample.blocks)
+                })
+            });
+            lines.sum()
+        };
+        let delta = spec.delta().unwrap();
+        let heads = delta.value_heads * delta.head_dim * delta.head_dim;
+        let twice = (64 * 2 * 4 * heads) as f64;
+        let inputs = (64 * 2 * 4 * (delta.state_len() - heads)) as f64;
+        let moved = (moved(&mut recurrent), moved(&mut attention));
+        assert!((twice..=twice + 2.0 * inputs).contains(&moved.0), "{moved:?} {twice} {inputs}");
+        assert_eq!(moved.1, 0.0);
+        assert_eq!((place(STATES), passes_over(STATES)), (Place::Memory, 2.0));
+    }
+
+    #[test]
+    fn a_step_has_as_many_layers_of_each_kind_as_the_model() {
+        let of = |kernel, us| Time { kernel, us, bound: "memory" };
+        let around = |kernel, us| {
+            let times = [of("embed", 2.0), of(kernel, us), of("norm_rows", 3.0), of("head", 100.0)];
+            times.into_iter().collect()
+        };
+        let parts = [
+            Part { layers: 48, times: around("delta", 20.0) },
+            Part { layers: 16, times: around("attention", 10.0) },
+        ];
+        let mut text = String::new();
+        report(&mut text, &RECURRENT[0], &DEVICES[0], &parts, true, true).unwrap();
+        // 105 + 48 * 20 + 16 * 10
+        assert!(
+            text.contains("step     1225  layer    20.0 and    10.0      816 tokens/s  must    300\n"),
+            "{text}"
+        );
+        assert_eq!(text.matches("embed").count(), 1);
     }
 }
