@@ -269,18 +269,19 @@ fn hybrid(c: &Fields<'_>, layers: usize) -> Result<Hybrid, ModelError> {
 const FULL_ATTENTION: &str = "full_attention";
 const LINEAR_ATTENTION: &str = "linear_attention";
 
-/// The field with the parameters of rope, and its object.
-fn rope_fields<'a>(c: &Fields<'a>) -> (&'static str, &'a Value) {
-    let field = if c.get("rope_parameters").is_some() { "rope_parameters" } else { "rope_scaling" };
-    (field, c.get(field).unwrap_or(&Value::Null))
+/// The parameters of rope: `rope_parameters` (transformers 5) or `rope_scaling`.
+fn rope_fields<'a>(c: &Fields<'a>) -> Fields<'a> {
+    let [field, prefix] = match c.get("rope_parameters") {
+        Some(_) => ["rope_parameters", "rope_parameters."],
+        None => ["rope_scaling", "rope_scaling."],
+    };
+    Fields { file: FILE, prefix, json: c.get(field).unwrap_or(&Value::Null) }
 }
 
 /// Number of dimensions of a head that rotate, where that may be a part of them.
 fn rotary_width(c: &Fields<'_>, family: Family, head_dim: usize) -> Result<Option<usize>, ModelError> {
     const FIELD: &str = "partial_rotary_factor";
-    let (name, json) = rope_fields(c);
-    let prefix = format!("{name}.");
-    let r = Fields { file: FILE, prefix: &prefix, json };
+    let r = rope_fields(c);
     let part = match r.float(FIELD)? {
         Some(part) => Some(part),
         None => c.float(FIELD)?,
@@ -301,9 +302,7 @@ fn rotary_width(c: &Fields<'_>, family: Family, head_dim: usize) -> Result<Optio
 /// How the rotating pairs of a head of `rotary` dimensions are divided among the coordinates of a position.
 fn sections(c: &Fields<'_>, rotary: usize) -> Result<[u32; 4], ModelError> {
     const FIELD: &str = "mrope_section";
-    let (name, json) = rope_fields(c);
-    let prefix = format!("{name}.");
-    let r = Fields { file: FILE, prefix: &prefix, json };
+    let r = rope_fields(c);
     let stored = r.list(FIELD, "a list of counts", |value| value.as_u64()?.try_into().ok())?;
     let Some(stored) = stored else { return Ok(rope::usual_sections(rotary)) };
     rope::checked_sections(&stored).ok_or_else(|| r.bad(FIELD, rope::NOT_SECTIONS))
@@ -419,9 +418,7 @@ fn quantization(c: &Fields<'_>, native: bool) -> Result<bool, ModelError> {
 /// Reads rope from `rope_parameters` (transformers 5) or from `rope_theta` and `rope_scaling`. Lowers `context` where
 /// longer texts would need other frequencies.
 fn read_rope(c: &Fields<'_>, default_theta: f32, context: &mut usize) -> Result<Rope, ModelError> {
-    let (field, json) = rope_fields(c);
-    let prefix = format!("{field}.");
-    let r = Fields { file: FILE, prefix: &prefix, json };
+    let r = rope_fields(c);
     let theta = match r.float("rope_theta")? {
         Some(theta) => theta,
         None => c.float("rope_theta")?.unwrap_or(default_theta),

@@ -38,15 +38,19 @@ struct Slots {
 impl Slots {
     fn check(&mut self, runs: &[Run]) -> Result<(), ForwardError> {
         self.step += 1;
+        let step = self.step;
         for &Run { state: slot, .. } in runs {
-            let slots = self.named.len();
-            let named =
-                self.named.get_mut(slot as usize).ok_or(ForwardError::StateOutOfRange { slot, slots })?;
-            if std::mem::replace(named, self.step) == self.step {
+            if std::mem::replace(self.entry(slot)?, step) == step {
                 return Err(ForwardError::StateShared { slot });
             }
         }
         Ok(())
+    }
+
+    /// The last step that named `slot`, if there is such a slot.
+    fn entry(&mut self, slot: u32) -> Result<&mut u64, ForwardError> {
+        let slots = self.named.len();
+        self.named.get_mut(slot as usize).ok_or(ForwardError::StateOutOfRange { slot, slots })
     }
 }
 
@@ -181,14 +185,6 @@ impl<B: Backend> Transformer<B> {
         if self.spec.state_bytes() == 0 { Ok(()) } else { self.slots.check(batch.runs()) }
     }
 
-    fn check_slot(&self, slot: u32) -> Result<(), ForwardError> {
-        let slots = self.limits.state_slots;
-        if slot as usize >= slots {
-            return Err(ForwardError::StateOutOfRange { slot, slots });
-        }
-        Ok(())
-    }
-
     fn check_block(&self, block: u32) -> Result<(), ForwardError> {
         let blocks = self.limits.kv_blocks;
         if block as usize >= blocks {
@@ -268,7 +264,7 @@ impl<B: Backend> Model for Transformer<B> {
     }
 
     fn copy_state(&mut self, from: u32, to: u32) -> Result<(), ForwardError> {
-        self.check_slot(from.max(to))?;
+        self.slots.entry(from.max(to))?;
         for layer in &mut self.layers {
             if let Mix::Delta(mix) = &mut layer.mix {
                 self.backend.copy_state(&mut mix.state, from, to)?;
