@@ -27,7 +27,9 @@ impl<D: Driver> Gpu<D> {
         for (i, _) in signs.into_iter().flatten().enumerate().filter(|(_, sign)| **sign < 0) {
             words[i / 32] |= 1 << (i % 32);
         }
-        let signs = self.store(&u32_bytes(words), "signs")?;
+        let mut bytes = Vec::new();
+        u32_bytes(&words, &mut bytes);
+        let signs = self.store(&bytes, "signs")?;
         let scale = (1.0 / (block as f64).sqrt()) as f32;
         Ok(Rotation { width, block, scale, grouped, signs })
     }

@@ -1,4 +1,4 @@
-use super::{DeviceBuffer, Driver, Gpu, GpuError};
+use super::{DeviceBuffer, Driver, Gpu, GpuError, bytes::u32_bytes};
 
 /// Small arrays that describe a step to the kernels. Each has one place on the device, and is sent only if it differs
 /// from what is there: all layers of a step share what the first one sent.
@@ -52,9 +52,7 @@ impl Uploads {
     /// Sends the arrays that have changed.
     pub(super) fn send(&mut self, driver: &mut impl Driver) -> Result<(), GpuError> {
         for place in self.places.iter_mut().flatten().filter(|place| place.stale) {
-            self.bytes.resize(4 * place.host.len(), 0);
-            let bytes = self.bytes.as_chunks_mut().0;
-            bytes.iter_mut().zip(&place.host).for_each(|(bytes, word)| *bytes = word.to_le_bytes());
+            u32_bytes(&place.host, &mut self.bytes);
             driver.write(place.device.address(), &self.bytes)?;
             place.stale = false;
         }
