@@ -59,6 +59,9 @@ fn print(r: &Inspection, spec: &ModelSpec) -> Result<(), CliError> {
             s.layers, s.hidden, s.ffn, s.activation
         ),
         format!("attention      {} heads of width {}, {} key-value heads", s.heads, s.head_dim, s.kv_heads),
+    ];
+    lines.extend(hybrid(spec));
+    lines.extend([
         format!(
             "norms          eps {}, sub-norms {}, projection norms {}, head norms {}",
             s.rms_eps,
@@ -90,8 +93,7 @@ fn print(r: &Inspection, spec: &ModelSpec) -> Result<(), CliError> {
         ),
         format!("end of text    {:?}", r.generation.eos),
         String::new(),
-    ];
-    lines.splice(5..5, hybrid(spec));
+    ]);
     let width = r.tensors.iter().map(|t| t.name.len()).max().unwrap_or(0);
     for t in &r.tensors {
         let mut line = format!("{:width$}  {:14}  {}", t.name, format!("{:?}", t.shape), t.r#type);
