@@ -1,14 +1,14 @@
 //! Models with recurrent layers as users meet them: every form through every command of the binary, and through a server.
 
 use std::{
-    io::{BufRead, BufReader, Read, Write},
+    io::{BufReader, Read, Write},
     net::TcpStream,
     path::Path,
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
 
-use bitnet_tests::{binary, fixture};
+use bitnet_tests::{binary, fixture, served_at};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -140,13 +140,7 @@ impl Serving {
         let args = ["serve", model.to_str().unwrap(), "--port", "0", "--max-batch-size", "6"];
         let mut child = command(folder, &args).spawn().unwrap();
         let mut log = BufReader::new(child.stderr.take().unwrap());
-        let address = loop {
-            let mut line = String::new();
-            assert!(log.read_line(&mut line).unwrap() > 0, "the server starts");
-            if let Some((_, url)) = line.split_once(" is served on http://") {
-                break url.trim_end().trim_end_matches("/v1").to_owned();
-            }
-        };
+        let address = served_at(&mut log).unwrap();
         // Its log must not fill the pipe.
         std::thread::spawn(move || std::io::copy(&mut log, &mut std::io::sink()));
         Serving { child, address }

@@ -8,6 +8,7 @@ mod tap;
 use std::{
     collections::HashMap,
     fmt,
+    io::BufRead,
     path::{Path, PathBuf},
     process::{Command, Output},
     sync::OnceLock,
@@ -168,6 +169,24 @@ pub fn all_forms() -> impl Iterator<Item = Form> {
 pub fn binary() -> PathBuf {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
     BINARY.get_or_init(|| built("bitnet-cli", "bitnet")).clone()
+}
+
+/// Reads the log of `bitnet serve` up to the line with its address, and returns that.
+///
+/// # Errors
+/// What the server said, if it ended before.
+pub fn served_at(log: &mut impl BufRead) -> Result<String, String> {
+    let mut said = String::new();
+    loop {
+        let before = said.len();
+        let read = log.read_line(&mut said);
+        if let Some((_, url)) = said[before..].split_once(" is served on http://") {
+            return Ok(url.trim_end().trim_end_matches("/v1").to_owned());
+        }
+        if !read.is_ok_and(|bytes| bytes > 0) {
+            return Err(said);
+        }
+    }
 }
 
 /// The path of a package's program, built with the profile of the tests.

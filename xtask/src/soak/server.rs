@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     fs,
-    io::{BufRead, BufReader, Read},
+    io::{BufReader, Read},
     net::SocketAddr,
     path::Path,
     process::{Child, Command, Stdio},
@@ -11,7 +11,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail};
+use bitnet_tests::served_at;
 
 use super::http::{Client, request};
 
@@ -31,18 +32,10 @@ impl Server {
         command.args(["serve", "demo", "--device", "cpu", "--port", "0", "--log", "off"]).args(flags);
         let mut process = command.stderr(Stdio::piped()).spawn().context("starting the server")?;
         let mut said = BufReader::new(process.stderr.take().context("the server's words")?);
-        let mut address = None;
-        let mut all = String::new();
-        while address.is_none() {
-            let mut line = String::new();
-            ensure!(said.read_line(&mut line)? > 0, "the server did not start: {all}");
-            let after = line.split_once(" is served on http://").map(|(_, after)| after.trim());
-            address = after.and_then(|url| url.strip_suffix("/v1").unwrap_or(url).parse().ok());
-            all += &line;
-        }
+        let address = served_at(&mut said).map_err(|all| anyhow!("the server did not start: {all}"))?;
         // Later output must not fill a pipe that nobody reads.
         thread::spawn(move || said.read_to_end(&mut Vec::new()));
-        Ok(Server { process, address: address.context("an address")? })
+        Ok(Server { process, address: address.parse()? })
     }
 
     /// Reads `/metrics`.

@@ -7,6 +7,8 @@ use std::{
     process::{Child, ChildStderr, Command, Stdio},
 };
 
+use bitnet_tests::served_at;
+
 use crate::bitnet::bitnet;
 
 /// A server that is killed at the end of the test.
@@ -22,13 +24,7 @@ impl Serving {
         command.arg("serve").args(args).args(["--port", "0", "--threads", "2"]);
         let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
         let mut log = BufReader::new(child.stderr.take().unwrap());
-        let address = loop {
-            let mut line = String::new();
-            assert!(log.read_line(&mut line).unwrap() > 0, "it ended");
-            if let Some((_, url)) = line.split_once(" is served on http://") {
-                break url.trim_end().trim_end_matches("/v1").to_owned();
-            }
-        };
+        let address = served_at(&mut log).unwrap();
         Serving { child, log, address }
     }
 
