@@ -20,6 +20,8 @@ pub(super) struct Choice {
     ids: Vec<u64>,
     logprobs: Vec<Value>,
     pub finish: Option<String>,
+    /// Whether a deadline or the server's timeout ended the text.
+    pub cut: bool,
 }
 
 impl Answer {
@@ -58,6 +60,7 @@ impl Answer {
             choice.logprobs.extend(list.as_array().into_iter().flatten().cloned());
         }
         choice.finish = told["finish_reason"].as_str().map(str::to_owned);
+        choice.cut = told["stop_reason"] == "deadline";
         // An event carries a token or an end.
         self.tokens += u64::from(choice.finish.is_none());
         Ok(())
@@ -102,7 +105,10 @@ impl Choice {
         let finish = self.finish.as_deref().ok_or("it has no end")?;
         let (body, count) = (&ask.body, self.ids.len());
         let told = body["return_token_ids"] == true;
-        if told && finish == "length" && count != ask.max_tokens() && ask.deadline.is_none() {
+        if self.cut && !ask.may_be_cut() {
+            return Err(format!("a deadline ended it after {count} tokens, but it has none"));
+        }
+        if told && finish == "length" && count != ask.max_tokens() && !self.cut {
             return Err(format!("it ended by length with {count} tokens of {}", ask.max_tokens()));
         }
         if told && finish == "stop" && (count as u64) < body["min_tokens"].as_u64().unwrap_or(0) {
@@ -155,7 +161,14 @@ mod tests {
     fn asked() -> Ask {
         let mut ask = ask(0);
         ask.body = json!({"prompt": [1, 2, 3], "max_tokens": 2, "stream": true, "return_token_ids": true});
-        Ask { choices: 1, prompt_tokens: Some(3), deadline: None, manner: Manner::Reads, ..ask }
+        Ask {
+            choices: 1,
+            prompt_tokens: Some(3),
+            background: false,
+            deadline: None,
+            manner: Manner::Reads,
+            ..ask
+        }
     }
 
     #[test]
@@ -177,6 +190,18 @@ mod tests {
         let begun = read(&[a]).unwrap();
         assert!(begun.compare(&alone, false).is_ok() && begun.compare(&alone, true).is_err());
         assert!(read(&[b]).unwrap().compare(&alone, false).is_err());
+    }
+
+    #[test]
+    fn only_a_request_that_may_wait_until_its_time_is_over_is_cut_short() {
+        let judged = |background: bool, reason: Value| {
+            let mut told = end();
+            told["choices"][0]["stop_reason"] = reason;
+            read(&[event("a", 7), told, counts(1)]).unwrap().judge(&Ask { background, ..asked() })
+        };
+        assert_eq!(judged(true, json!("deadline")), Ok(()));
+        assert!(judged(true, Value::Null).is_err(), "too short for no reason");
+        assert!(judged(false, json!("deadline")).is_err(), "a goal limits how long it waits");
     }
 
     #[test]

@@ -72,7 +72,7 @@ fn refused(reply: Reply<'_>, ask: &Ask) -> Result<Outcome, String> {
         (400, Manner::Errs) if object["error"]["param"] == "no_such_field" => told(Outcome::Invalid),
         (429, _) if again && !code.is_empty() => told(Outcome::Refused(code.to_owned())),
         // It waited until its own deadline or the server's timeout.
-        (408, _) if ask.deadline.is_some() || ask.background => told(Outcome::Refused("deadline".into())),
+        (408, _) if ask.may_be_cut() => told(Outcome::Refused("deadline".into())),
         _ => Err(format!("{status} {object}")),
     }
 }
@@ -117,7 +117,7 @@ fn stream(
         // Its own deadline, or the server's timeout where no goal limits how long it waits.
         let overdue =
             object["error"]["code"].as_str().is_some_and(|code| ["timeout", "deadline"].contains(&code));
-        if overdue && (ask.deadline.is_some() || ask.background) {
+        if overdue && ask.may_be_cut() {
             entry.leave(ask, &answer);
             return Ok(Outcome::Refused("deadline".into()));
         }
@@ -126,7 +126,7 @@ fn stream(
             return Err(format!("event {id:?} was followed by event {:?}", event.id));
         }
         (events, id) = (events + 1, event.id);
-        if events == 1 && !goes_on && ask.deadline.is_none() && !ask.background {
+        if events == 1 && !goes_on && !ask.may_be_cut() {
             entry.first = Some(begun.elapsed().as_secs_f64());
         }
         match ask.manner {

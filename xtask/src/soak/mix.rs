@@ -54,6 +54,12 @@ impl Ask {
         self.body["stream"] == true
     }
 
+    /// Whether its time may be over before its answer is whole: by its own deadline, or by the server's timeout where
+    /// no goal limits how long it waits.
+    pub fn may_be_cut(&self) -> bool {
+        self.deadline.is_some() || self.background
+    }
+
     /// Body of the same request without streaming or priority.
     pub fn alone(&self) -> Value {
         let mut body = self.body.clone();

@@ -196,7 +196,8 @@ impl Crowd<'_> {
         books.ledger.add(&entry);
         if let Some(answer) = entry.answer.take().filter(|_| number.is_multiple_of(SAMPLED)) {
             // A deadline ends a text at any point.
-            let whole = entry.outcome != ledger::Outcome::Left && ask.deadline.is_none();
+            let whole =
+                entry.outcome != ledger::Outcome::Left && !answer.choices.iter().any(|choice| choice.cut);
             books.sample.push((number, answer, whole));
         }
     }
