@@ -6,7 +6,7 @@
 Tokens come in as ids and go out as ids. A request that moves here from another worker arrives with the tokens that it
 already has at the end of its prompt, and continues with exactly the tokens that it would have had there: logits depend
 on the tokens before and nothing else, and random numbers on the seed and the position. What would not continue exactly
-is refused by name. A worker that would answer differently from those that run (another version, model, type of cache or
+is refused by name. A worker that would answer differently from those that run (another version, model, cache type or
 device) does not join.
 """
 import argparse

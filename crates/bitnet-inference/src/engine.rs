@@ -72,7 +72,7 @@ impl Default for EngineConfig {
 }
 
 /// Time between two checks of a thread that should end.
-const PATIENCE: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Maximum number of blocks in a cache: enough for a billion tokens.
 const MAX_BLOCKS: usize = 1 << 24;
@@ -372,7 +372,7 @@ impl Engine {
         if let Some(running) = thread.running.take_if(elsewhere) {
             let over = || until.is_some_and(|until| Instant::now() >= until);
             let mut abandoned = false;
-            while !abandoned && thread.alive.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
+            while !abandoned && thread.alive.recv_timeout(POLL_INTERVAL) == Err(RecvTimeoutError::Timeout) {
                 abandoned = over() && self.stalled().is_some();
             }
             thread.complete = !abandoned && running.join().unwrap_or(false);

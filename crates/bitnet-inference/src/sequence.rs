@@ -144,7 +144,7 @@ impl Sequence {
     }
 
     /// Key for the order of admission: aged sequences first, then by priority, then by arrival.
-    pub(crate) fn place(&self) -> (bool, crate::Priority, u64) {
+    pub(crate) fn admission_key(&self) -> (bool, crate::Priority, u64) {
         let priority = if self.aged { crate::Priority::Interactive } else { self.request.priority };
         (!self.aged, priority, self.rank)
     }

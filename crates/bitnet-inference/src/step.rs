@@ -12,7 +12,7 @@ use crate::{Draw, Model, RequestError, Sampler, SeqId, Sequence, TokenLogprobs, 
 /// Number of tokens before those of a calibration step; all within the first block.
 const CALIBRATED: usize = 32;
 /// Maximum time for calibration; its last step may exceed it.
-const PATIENCE: Duration = Duration::from_secs(1);
+const CALIBRATION_TIME: Duration = Duration::from_secs(1);
 /// How often a sequence is computed again because a failed pass has left its state undefined. After the first failure
 /// the sequence is computed alone, so it is at fault if that fails too.
 const MAX_LOSSES: u32 = 2;
@@ -158,7 +158,7 @@ impl<'m> Stepper<'m> {
         // The first step runs with cold caches and is not counted.
         let shown = loads.first().into_iter().chain(loads.iter().cycle().take(2 * loads.len()));
         for (step, &load) in shown.enumerate() {
-            if start.elapsed() > PATIENCE {
+            if start.elapsed() > CALIBRATION_TIME {
                 return;
             }
             self.batch.clear();
@@ -184,7 +184,7 @@ impl<'m> Stepper<'m> {
     /// alone; only that sequence fails. If the device is lost, all fail.
     ///
     /// A pass updates recurrent states in place, so after a failure midway, runs that continue from a state cannot be
-    /// tried again. Their sequences are [`RunOutcome::Undone`], and later steps compute them again.
+    /// tried again. Their sequences are [`RunOutcome::RolledBack`], and later steps compute them again.
     pub fn run(&mut self, scheduler: &Scheduler, plan: &Plan, outcome: &mut StepOutcome) {
         outcome.runs.clear();
         outcome.drawn.clear();
@@ -215,7 +215,7 @@ impl<'m> Stepper<'m> {
                     let id = scheduler.sequence(&plan.runs[at]).id;
                     self.wanted_logits.retain(|(of, _)| *of != id);
                     self.scored.retain(|(request, ..)| (*request, 0) != (id.request, id.choice));
-                    outcome.runs[at] = self.undone(scheduler, &plan.runs[at], &error.into());
+                    outcome.runs[at] = self.rolled_back(scheduler, &plan.runs[at], &error.into());
                 }
                 None => outcome.spoiled.push(state),
             }
@@ -298,19 +298,19 @@ impl<'m> Stepper<'m> {
                 self.faults.retries += 1;
                 self.attempt(scheduler, std::slice::from_ref(run), true, outcome);
             } else {
-                let undone = self.undone(scheduler, run, error);
+                let undone = self.rolled_back(scheduler, run, error);
                 outcome.runs.push(undone);
             }
         }
     }
 
     /// The outcome of a run whose state is lost: its sequence is computed again, unless that has been tried before.
-    fn undone(&mut self, scheduler: &Scheduler, run: &PlannedRun, error: &RequestError) -> RunOutcome {
+    fn rolled_back(&mut self, scheduler: &Scheduler, run: &PlannedRun, error: &RequestError) -> RunOutcome {
         if scheduler.sequence(run).losses >= MAX_LOSSES {
             return self.failed(error.clone());
         }
         self.faults.undone += 1;
-        RunOutcome::Undone
+        RunOutcome::RolledBack
     }
 
     fn forward(&mut self, scheduler: &Scheduler, runs: &[PlannedRun]) -> Result<(), RequestError> {

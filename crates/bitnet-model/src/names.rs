@@ -399,14 +399,17 @@ pub(crate) fn check_rotation(spec: &ModelSpec, file: &str) -> Result<(), ModelEr
     };
     if rotation.embedding {
         if spec.tied_head || !spec.grouped.embedding {
-            return refuse(EMBEDDING, "for a model without a ternary head and embedding of their own:");
+            return refuse(
+                EMBEDDING,
+                "for a model whose embedding and output head are not separate ternary tensors:",
+            );
         }
         rotation.check(file, spec.hidden)?;
     }
     for name in &rotation.weights {
         if name == HEAD {
             if spec.tied_head || !spec.grouped.head {
-                return refuse(HEAD, "for a model without a ternary head of its own:");
+                return refuse(HEAD, "for a model whose output head is not a separate ternary tensor:");
             }
             rotation.check(file, spec.hidden)?;
             continue;

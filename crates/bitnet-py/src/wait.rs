@@ -9,8 +9,8 @@ use std::{
 
 use pyo3::prelude::*;
 
-/// Time between two looks for Ctrl-C.
-const PATIENCE: Duration = Duration::from_millis(50);
+/// Time between two checks for Ctrl-C.
+const SIGNAL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Waits for a future while other Python threads run. A signal whose handler raises, such as Ctrl-C, drops the future,
 /// which cancels its requests.
@@ -23,7 +23,7 @@ where
     let waker = Waker::from(Arc::new(Unpark(thread::current())));
     loop {
         let polled = py.detach(|| {
-            let (mut cx, until) = (Context::from_waker(&waker), Instant::now() + PATIENCE);
+            let (mut cx, until) = (Context::from_waker(&waker), Instant::now() + SIGNAL_INTERVAL);
             loop {
                 let polled = future.as_mut().poll(&mut cx);
                 let left = until.saturating_duration_since(Instant::now());

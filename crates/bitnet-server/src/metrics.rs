@@ -140,7 +140,7 @@ impl ServerMetrics {
             restarts: count("bitnet_engine_restarts_total", "Times the engine restarted after a fault."),
             broken_rules: count(
                 "bitnet_invariant_violations_total",
-                "Times the scheduler broke one of its own rules; should stay 0.",
+                "Violated scheduler invariants, each a bug; always 0 in a correct program.",
             ),
             queue_time: measure("bitnet_queue_time_seconds", "From submission to a place in a batch.", QUEUE),
             first_token: measure(

@@ -127,7 +127,7 @@ impl Mean {
 
 impl FirstTokenRate {
     /// A request has its first token after `waited` seconds.
-    fn note(&mut self, now: Instant, waited: f64) {
+    fn record(&mut self, now: Instant, waited: f64) {
         // If the request arrived after the last first token, the gap counts only from its arrival.
         let since = self.last.replace(now).map(|last| now.saturating_duration_since(last).as_secs_f64());
         self.gap.add(now, since.map_or(waited, |since| since.min(waited)));
@@ -136,10 +136,10 @@ impl FirstTokenRate {
 
 impl State {
     /// A request has its first token after `waited` seconds, of which `expected` were predicted.
-    fn note(&mut self, now: Instant, priority: Priority, waited: f64, expected: Option<f64>) {
+    fn record(&mut self, now: Instant, priority: Priority, waited: f64, expected: Option<f64>) {
         let class = priority as usize;
-        self.pace[class..].iter_mut().for_each(|pace| pace.note(now, waited));
-        self.own[class].note(now, waited);
+        self.pace[class..].iter_mut().for_each(|pace| pace.record(now, waited));
+        self.own[class].record(now, waited);
         self.head[class] = Some(now);
         if let Some(expected) = expected {
             // A request that is served early needs no margin.
@@ -273,7 +273,7 @@ impl Waiting {
     pub fn over(self) {
         let now = Instant::now();
         let waited = now.saturating_duration_since(self.since).as_secs_f64();
-        self.overload.state.lock().note(now, self.priority, waited, self.expected);
+        self.overload.state.lock().record(now, self.priority, waited, self.expected);
     }
 }
 
@@ -320,7 +320,7 @@ mod tests {
             for _ in 0..taken {
                 self.now += each;
                 let waited = (self.now - begun) as f64 / 1e3;
-                self.state.note(self.at(), priority, waited, None);
+                self.state.record(self.at(), priority, waited, None);
                 self.state.leave(self.at(), priority);
             }
             count - taken
@@ -439,7 +439,7 @@ mod tests {
                 let Simulated { priority, at: since, expected, waits: waiting, .. } = &mut requests[*request];
                 if std::mem::take(waiting) {
                     waits.push(now - *since);
-                    state.note(at, *priority, now - *since, *expected);
+                    state.record(at, *priority, now - *since, *expected);
                     state.leave(at, *priority);
                 }
                 *left -= 1;

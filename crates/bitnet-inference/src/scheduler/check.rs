@@ -45,7 +45,7 @@ impl Scheduler {
         if !self.running.is_sorted_by_key(|&slot| seq(&self.slots, slot).rank) {
             return Err("running sequences are out of order".into());
         }
-        if !self.waiting.is_sorted_by_key(|&slot| seq(&self.slots, slot).place()) {
+        if !self.waiting.is_sorted_by_key(|&slot| seq(&self.slots, slot).admission_key()) {
             return Err("waiting sequences are out of order".into());
         }
         self.states.check(&states)?;

@@ -24,7 +24,7 @@ pub enum RunOutcome {
     Failed(RequestError),
     /// The run failed and left the recurrent state of its sequence undefined. The sequence is computed again, from a
     /// snapshot or from its start.
-    Undone,
+    RolledBack,
 }
 
 /// The outcome of a plan.
@@ -54,7 +54,7 @@ impl Scheduler {
                     }
                     self.end(run.slot, Err(error));
                 }
-                RunOutcome::Undone => self.undo(run),
+                RunOutcome::RolledBack => self.roll_back(run),
             }
         }
         outcome.drawn.clear();
@@ -75,7 +75,7 @@ impl Scheduler {
 
     /// Sends a sequence whose state is lost back to the queue. Until it gets past the tokens of this run, it is
     /// computed alone, in separate passes. So a sequence at fault is found and cannot make others fail again.
-    fn undo(&mut self, run: &PlannedRun) {
+    fn roll_back(&mut self, run: &PlannedRun) {
         let s = seq_mut(&mut self.slots, run.slot);
         s.losses += 1;
         s.suspect = s.suspect.max(run.start + run.len - run.drafts);

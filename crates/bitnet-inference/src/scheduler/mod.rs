@@ -274,7 +274,7 @@ impl Scheduler {
         }
         if moved {
             let slots = &self.slots;
-            self.waiting.sort_by_key(|&slot| seq(slots, slot).place());
+            self.waiting.sort_by_key(|&slot| seq(slots, slot).admission_key());
         }
     }
 
@@ -378,8 +378,8 @@ impl Scheduler {
     }
 
     fn enqueue(&mut self, slot: u32) {
-        let place = seq(&self.slots, slot).place();
-        let at = self.waiting.partition_point(|&other| seq(&self.slots, other).place() < place);
+        let key = seq(&self.slots, slot).admission_key();
+        let at = self.waiting.partition_point(|&other| seq(&self.slots, other).admission_key() < key);
         self.waiting.insert(at, slot);
     }
 

@@ -92,7 +92,7 @@ impl Scheduler {
         while let Some(&slot) = self.running.get(at) {
             at += 1;
             if seq(&self.slots, slot).pending() == 1 {
-                self.place(slot, budget, plan);
+                self.plan_run(slot, budget, plan);
             }
         }
     }
@@ -106,13 +106,13 @@ impl Scheduler {
         while let Some(&slot) = self.running.get(at) {
             at += 1;
             if seq(&self.slots, slot).pending() > 1 {
-                self.place(slot, budget, plan);
+                self.plan_run(slot, budget, plan);
             }
         }
     }
 
     /// Gives a running sequence its share of the step.
-    fn place(&mut self, slot: u32, budget: &mut Budget, plan: &mut Plan) {
+    fn plan_run(&mut self, slot: u32, budget: &mut Budget, plan: &mut Plan) {
         let s = seq(&self.slots, slot);
         let decode = s.pending() == 1;
         let prefill = if decode { usize::MAX } else { budget.prefill };
@@ -309,10 +309,11 @@ impl Scheduler {
             && budget.rows > 0
         {
             let slot = self.waiting[at];
-            let Some(shared) = self.eligible(slot) else {
+            if !self.eligible(slot) {
                 at += 1;
                 continue;
-            };
+            }
+            let shared = self.prompt_leader(slot).map(|leader| leader.id);
             // A sequence with one pending token, such as a parked one, needs no prompt budget.
             if budget.prefill == 0 && seq(&self.slots, slot).pending() > 1 {
                 return;
@@ -328,7 +329,7 @@ impl Scheduler {
             }
             self.waiting.remove(at);
             self.start(slot, shared, now);
-            self.place(slot, budget, plan);
+            self.plan_run(slot, budget, plan);
             let mut patient = true;
             for &slot in &passed[..passes] {
                 let s = seq_mut(&mut self.slots, slot);
@@ -341,15 +342,18 @@ impl Scheduler {
         }
     }
 
-    /// `Some` if a waiting sequence can be admitted now, with the sequence whose prompt it then shares, if any. Its
-    /// reader must not be paused, and the first choice of its request must be past the prompt and must not itself wait
-    /// for a place.
-    pub(super) fn eligible(&self, slot: u32) -> Option<Option<SeqId>> {
+    /// Whether a waiting sequence can be admitted now. Its reader must not be paused, and the first choice of its
+    /// request must be past the prompt and must not itself wait for a place.
+    pub(super) fn eligible(&self, slot: u32) -> bool {
         let s = seq(&self.slots, slot);
-        let leader = if s.follows { self.leader(s.id) } else { None };
-        let behind = |l: &Sequence| l.parked() || l.computed < s.request.prompt.len();
-        let waits = s.paused.is_some() || leader.is_some_and(behind);
-        (!waits).then(|| leader.map(|l| l.id))
+        let behind = |leader: &Sequence| leader.parked() || leader.computed < s.request.prompt.len();
+        s.paused.is_none() && !self.prompt_leader(slot).is_some_and(behind)
+    }
+
+    /// The sequence whose prompt a waiting sequence shares when it is admitted.
+    pub(super) fn prompt_leader(&self, slot: u32) -> Option<&Sequence> {
+        let s = seq(&self.slots, slot);
+        if s.follows { self.leader(s.id) } else { None }
     }
 
     /// The first choice of a request, whose prompt the others share.
@@ -370,8 +374,8 @@ impl Scheduler {
 
     /// As [`Scheduler::parked_other_than`], but spares sequences before `slot` in the queue that can be admitted.
     pub(super) fn parked_behind(&self, slot: u32) -> Option<u32> {
-        let place = seq(&self.slots, slot).place();
-        let behind = |s: u32| seq(&self.slots, s).place() > place || self.eligible(s).is_none();
+        let key = seq(&self.slots, slot).admission_key();
+        let behind = |s: u32| seq(&self.slots, s).admission_key() > key || !self.eligible(s);
         self.parked_where(|s| s != slot && behind(s))
     }
 

@@ -2,17 +2,17 @@
 #![allow(clippy::print_stdout, reason = "tests report what they covered")]
 
 mod constraint;
-mod edges;
+mod demanding_load;
 mod engine;
 mod faults;
 mod generate;
+mod limits;
 mod names;
 mod overhead;
 mod processor;
 mod races;
-mod real;
+mod real_kernels;
 mod recurrent;
-mod rude;
 mod sampler;
 mod scheduler;
 mod support;

@@ -54,7 +54,7 @@ struct Naive {
 }
 
 impl Naive {
-    fn place(&self) -> (bool, Priority, u64) {
+    fn admission_key(&self) -> (bool, Priority, u64) {
         (!self.aged, if self.aged { Priority::Interactive } else { self.priority }, self.id)
     }
 }
@@ -214,12 +214,12 @@ impl NaiveScheduler {
     /// queue.
     fn parked(&self, may: impl Fn(&Naive) -> bool) -> Option<u64> {
         let parked = self.live.iter().filter(|s| !s.running && !s.table.is_empty() && may(s));
-        parked.max_by_key(|s| (s.paused, s.place())).map(|s| s.id)
+        parked.max_by_key(|s| (s.paused, s.admission_key())).map(|s| s.id)
     }
 
     fn admit(&mut self, now: u64, left: &mut Left) {
         let mut waiting: Vec<_> = self.live.iter().filter(|s| !s.running && !s.paused).collect();
-        waiting.sort_by_key(|s| s.place());
+        waiting.sort_by_key(|s| s.admission_key());
         let mut without_room: Vec<u64> = vec![];
         for id in waiting.into_iter().map(|s| s.id).collect::<Vec<_>>() {
             let active = self.ids(|s| s.running).len();
@@ -256,8 +256,8 @@ impl NaiveScheduler {
             if (held > 0 && needed == 0) || needed + spare <= self.free.len() {
                 return true;
             }
-            let place = self.of(id).place();
-            let Some(parked) = self.parked(|s| s.id != id && (s.paused || s.place() > place)) else {
+            let place = self.of(id).admission_key();
+            let Some(parked) = self.parked(|s| s.id != id && (s.paused || s.admission_key() > place)) else {
                 return false;
             };
             self.leave(parked);

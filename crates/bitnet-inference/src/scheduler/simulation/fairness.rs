@@ -8,7 +8,7 @@ struct Stood {
     slot: u32,
     id: SeqId,
     rank: u64,
-    place: (bool, Priority, u64),
+    key: (bool, Priority, u64),
     running: bool,
     parked: bool,
     paused: bool,
@@ -49,7 +49,7 @@ impl World {
             slot,
             id: s.id,
             rank: s.rank,
-            place: s.place(),
+            key: s.admission_key(),
             running: s.running,
             parked: s.parked(),
             paused: s.paused.is_some(),
@@ -86,18 +86,20 @@ impl World {
     fn check_waiting(&mut self, stood: &[Stood]) -> Result<(), String> {
         let Scheduler { slots, .. } = &self.scheduler;
         let went = stood.iter().filter(|s| !s.running && seq(slots, s.slot).running);
-        let Some(last) = went.clone().map(|s| s.place).max() else { return Ok(()) };
-        for s in stood.iter().filter(|s| !s.running && !s.paused && s.place < last) {
+        let Some(last) = went.clone().map(|s| s.key).max() else { return Ok(()) };
+        for s in stood.iter().filter(|s| !s.running && !s.paused && s.key < last) {
             let waits = seq(slots, s.slot);
-            let Some(leader) = self.could_go(s.slot, stood).filter(|_| !waits.running) else { continue };
+            if waits.running || !self.could_go(s.slot, stood) {
+                continue;
+            }
             // The other choices of a request wait for the first one, whose prompt they share.
             let first = SeqId { choice: 0, ..s.id };
-            let ahead =
-                went.clone().filter(|other| other.place > s.place && other.id != first).count() as u32;
+            let ahead = went.clone().filter(|other| other.key > s.key && other.id != first).count() as u32;
             let times = self.overtaken.entry(s.id).or_default();
             *times += ahead;
             let available = self.scheduler.pool.available();
-            let (aged, fits) = (waits.aged, self.scheduler.fits(waits, leader.is_some(), available));
+            let shares = self.scheduler.prompt_leader(s.slot).is_some();
+            let (aged, fits) = (waits.aged, self.scheduler.fits(waits, shares, available));
             if ahead > 0 && (aged || fits || *times > MAX_BYPASS) {
                 return Err(format!("{:?} was overtaken {times} times; aged: {aged}, fits: {fits}", s.id));
             }
@@ -105,11 +107,10 @@ impl World {
         Ok(())
     }
 
-    /// Whether a waiting sequence could have been admitted when the plan was made, and whose prompt it would share.
-    /// The first choice of its request must not have been admitted by the same plan.
-    fn could_go(&self, slot: u32, stood: &[Stood]) -> Option<Option<SeqId>> {
-        let ran = |id: &SeqId| stood.iter().any(|s| s.id == *id && s.running);
-        self.scheduler.eligible(slot).filter(|leader| leader.iter().all(ran))
+    /// Whether a waiting sequence could have been admitted when the plan was made. The first choice of its request must not have been admitted by the same plan.
+    fn could_go(&self, slot: u32, stood: &[Stood]) -> bool {
+        let ran = |leader: &Sequence| stood.iter().any(|s| s.id == leader.id && s.running);
+        self.scheduler.eligible(slot) && self.scheduler.prompt_leader(slot).is_none_or(ran)
     }
 
     /// Number of blocks that would be free if the plan had no drafts.
@@ -168,10 +169,9 @@ impl World {
         let drafts = plan.load.drafts;
         let began = |run: &PlannedRun| stood.iter().any(|s| s.slot == run.slot && !s.running);
         self.drafted_beside_admission |= drafts > 0 && plan.runs.iter().any(began);
-        let first = waiting.iter().copied().find(|&slot| self.scheduler.eligible(slot).is_some());
-        let could_go = |slot| Some((slot, self.could_go(slot, stood)?));
-        let Some((slot, leader)) = first.and_then(could_go) else { return Ok(()) };
-        let (s, shared) = (seq(slots, slot), leader.is_some());
+        let first = waiting.iter().copied().find(|&slot| self.scheduler.eligible(slot));
+        let Some(slot) = first.filter(|&slot| self.could_go(slot, stood)) else { return Ok(()) };
+        let (s, shared) = (seq(slots, slot), self.scheduler.prompt_leader(slot).is_some());
         let rows: usize = plan.runs.iter().map(|run| run.rows).sum();
         let capacity = plan.tokens() - drafts < config.max_tokens && rows - drafts < config.max_rows;
         // Other prompts may use up the prompt tokens that the goal between tokens allows.

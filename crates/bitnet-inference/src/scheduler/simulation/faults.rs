@@ -192,7 +192,7 @@ impl World {
                 Some(Planted::ForgottenRollback) if s.kept.is_some() => {
                     std::mem::swap(&mut s.state, &mut s.kept);
                 }
-                Some(Planted::TrustedState) if *outcome == RunOutcome::Undone && run.rows == 0 => {
+                Some(Planted::TrustedState) if *outcome == RunOutcome::RolledBack && run.rows == 0 => {
                     *outcome = RunOutcome::Done(0..0);
                 }
                 _ => {}
