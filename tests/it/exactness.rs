@@ -188,10 +188,11 @@ fn request(dice: Dice, vocab: u64) -> Request {
         echo: dice.one_in(20, 8),
     };
     let prompt: Vec<u32> = (0..length).map(|p| token(p) as u32).collect();
-    match dice.one_in(21, 6) {
-        // Requests for logits have no configuration.
-        true => Request { output: Output::Logits, ..Request::new(prompt, GenerationConfig::default()) },
-        false => Request::new(prompt, config),
+    match dice.below(21, 12) {
+        // Requests for logits or hidden states have no configuration.
+        0 => Request { output: Output::Logits, ..Request::new(prompt, GenerationConfig::default()) },
+        6 => Request::hidden(prompt),
+        _ => Request::new(prompt, config),
     }
 }
 

@@ -3,10 +3,10 @@
 use std::path::Path;
 
 use bitnet_inference::{
-    Engine, EngineConfig, GenerationConfig,
+    Engine, EngineConfig, GenerationConfig, Request,
     names::{GpuInferenceEngine, forward_batch},
 };
-use bitnet_kernels::{Backend, Cpu, Isa};
+use bitnet_kernels::{Backend, Cpu, Isa, Reference};
 use bitnet_model::{Batch, Checkpoint, Limits, Logits, Model, Transformer};
 use bitnet_tests::{Tensors, all_forms, assert_close, bitnet, distances};
 
@@ -17,9 +17,13 @@ pub fn load(path: &Path, isa: Isa, threads: usize) -> Transformer<Cpu> {
 }
 
 pub fn load_on<B: Backend>(path: &Path, backend: B) -> Transformer<B> {
+    load_within(path, backend, 208)
+}
+
+fn load_within<B: Backend>(path: &Path, backend: B, max_tokens: usize) -> Transformer<B> {
     let checkpoint = Checkpoint::open(path).unwrap();
     let state_slots = if checkpoint.spec.state_bytes() > 0 { 8 } else { 0 };
-    let limits = Limits { max_tokens: 208, max_logit_rows: 208, kv_blocks: 16, state_slots };
+    let limits = Limits { max_tokens, max_logit_rows: max_tokens, kv_blocks: 16, state_slots };
     Transformer::load(&checkpoint.spec, &*checkpoint.tensors, backend, limits, &mut |_, _| {}).unwrap()
 }
 
@@ -100,6 +104,35 @@ fn forward_batch_gives_the_oracles_logits_after_each_prompt() {
     }
     // All forms together, because a single one has few last positions.
     assert_close(all, "last positions");
+}
+
+#[test]
+fn the_hidden_state_of_a_prompt_is_the_oracles_whatever_the_chunks_and_the_backend() {
+    let mut all = Vec::new();
+    // Only these files have hidden states.
+    for form in all_forms().filter(|form| form.golden == "golden.safetensors") {
+        let golden = form.golden();
+        let [layers, tokens, width] = golden.shape("hidden_7")[..] else { panic!("{form:?}") };
+        let (ids, spec) = (golden.ids("ids_2"), Checkpoint::open(&form.path()).unwrap().spec);
+        assert_eq!((layers, tokens), (spec.layers + 1, ids.len()), "{form:?}");
+        let expected = &golden.floats("hidden_7")[(layers * tokens - 1) * width..];
+        let expected: Vec<f32> = expected.iter().map(|x| x / spec.multipliers.logit_divisor).collect();
+        let mut states = Vec::new();
+        for max_tokens in [1, 3, 7, 208] {
+            let config = EngineConfig { max_batch_size: 1, ..EngineConfig::default() };
+            let cpu = Cpu::new(Isa::best(), 2).unwrap();
+            let engine = Engine::start(load_within(&form.path(), cpu, max_tokens), config).unwrap();
+            let done = engine.submit(Request::hidden(ids.clone())).unwrap().wait().unwrap();
+            states.push(done.logits.unwrap());
+        }
+        let engine = load_on(&form.path(), Reference::default());
+        let engine = Engine::start(engine, EngineConfig::default()).unwrap();
+        states.push(engine.submit(Request::hidden(ids)).unwrap().wait().unwrap().logits.unwrap());
+        assert!(states.iter().all(|state| *state == states[0]), "{form:?}");
+        all.extend(distances(&states[0], &expected, width));
+    }
+    // All forms together, because each has one position.
+    assert_close(all, "hidden states");
 }
 
 #[test]

@@ -28,7 +28,7 @@ pub enum Update {
         choice: u32,
         /// How it ended, or why it failed.
         end: Result<End, RequestError>,
-        /// The logits that follow the prompt, if requested.
+        /// The logits that follow the prompt, or its hidden state, as requested.
         logits: Option<Vec<f32>>,
     },
 }

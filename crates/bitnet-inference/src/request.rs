@@ -52,6 +52,8 @@ pub enum Output {
     Tokens,
     /// Only the logits that follow the prompt; nothing is generated.
     Logits,
+    /// Only the hidden state of the prompt's last token: what the output head reads. Nothing is generated.
+    Hidden,
     /// The log-probability of every token of the prompt except the first, then new tokens. The whole prompt is
     /// computed, even if it is in the prefix cache. With `max_new_tokens` 0 nothing is generated.
     Scored,
@@ -82,6 +84,12 @@ impl Request {
     /// A request of normal priority.
     pub fn new(prompt: impl Into<Vec<u32>>, config: GenerationConfig) -> Self {
         Request { prompt: prompt.into(), config, ..Request::default() }
+    }
+
+    /// A request for the hidden state of the prompt's last token.
+    pub fn hidden(prompt: impl Into<Vec<u32>>) -> Self {
+        let config = GenerationConfig { max_new_tokens: 0, ..GenerationConfig::default() };
+        Request { output: Output::Hidden, ..Request::new(prompt, config) }
     }
 
     /// Checks the request against a model, without regard to load. `text` says whether the text of tokens is known.
@@ -193,6 +201,9 @@ pub enum RequestError {
     /// No token could be drawn from its logits.
     #[error(transparent)]
     Sample(#[from] SampleError),
+    /// Its hidden state is not a vector of finite numbers.
+    #[error("value {index} of the hidden state is not a finite number: the weights may be damaged")]
+    NotFinite { index: usize },
     /// Its constraint could not say which tokens may follow.
     #[error("the constraint on the text failed: {message}")]
     Constraint { message: String },
@@ -216,6 +227,6 @@ impl From<ConstraintError> for RequestError {
 impl Output {
     /// Whether tokens are drawn.
     pub(crate) fn draws(self) -> bool {
-        self != Output::Logits
+        !matches!(self, Output::Logits | Output::Hidden)
     }
 }

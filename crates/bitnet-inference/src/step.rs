@@ -7,7 +7,7 @@ use bitnet_model::{Batch, ForwardError, Logits};
 
 use crate::pace::StepLoad;
 use crate::scheduler::{Plan, PlannedRun, RunOutcome, SampledToken, Scheduler, StepOutcome};
-use crate::{Draw, Model, RequestError, Sampler, SeqId, Sequence, TokenLogprobs, TokenSet, wanted};
+use crate::{Draw, Model, Output, RequestError, Sampler, SeqId, Sequence, TokenLogprobs, TokenSet, wanted};
 
 /// Number of tokens before those of a calibration step; all within the first block.
 const CALIBRATED: usize = 32;
@@ -85,7 +85,7 @@ pub struct Stepper<'m> {
     /// The error of a lost device, after which no step can run.
     lost: Option<ForwardError>,
     times: StepTimes,
-    /// Logits of the last step, for sequences that requested only logits.
+    /// Rows of the last step for sequences that requested only logits or a hidden state.
     pub wanted_logits: Vec<(SeqId, Vec<f32>)>,
     /// Log-probabilities of prompt tokens computed in the last step: the request, the position of the preceding token,
     /// and the values.
@@ -377,7 +377,12 @@ impl<'m> Stepper<'m> {
     ) -> Result<(), RequestError> {
         let s = scheduler.sequence(run);
         if run.rows > 0 && !s.draws() {
-            self.wanted_logits.push((s.id, self.logits.row(row).to_vec()));
+            let row = match s.request.output {
+                Output::Hidden => self.hidden(row)?,
+                _ => self.logits.row(row),
+            }
+            .to_vec();
+            self.wanted_logits.push((s.id, row));
             return Ok(());
         }
         let end = run.start + run.len;
@@ -405,6 +410,15 @@ impl<'m> Stepper<'m> {
             }
         }
         Ok(())
+    }
+
+    /// The hidden state of a row, whose values are all finite.
+    fn hidden(&self, row: usize) -> Result<&[f32], RequestError> {
+        let hidden = self.logits.hidden(row).ok_or(ForwardError::NoHiddenState)?;
+        match hidden.iter().position(|value| !value.is_finite()) {
+            Some(index) => Err(RequestError::NotFinite { index }),
+            None => Ok(hidden),
+        }
     }
 
     /// Computes the log-probability of each prompt token that follows one of a run. Returns the first row to draw from.

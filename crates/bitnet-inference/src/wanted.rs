@@ -9,6 +9,9 @@ const VOCAB_LIMIT: usize = 1 << 24;
 /// log-probabilities need all of them. Until the text may end, the tokens that would end it are banned, and one more of
 /// the highest logits is needed for each.
 pub(crate) fn wanted(s: &Sequence, len: usize, vocab: usize, eos: &[u32]) -> Wanted {
+    if s.request.output == Output::Hidden {
+        return Wanted::Hidden;
+    }
     let config = &s.request.config;
     let plain = s.request.output == Output::Tokens
         && s.request.constraint.is_none()

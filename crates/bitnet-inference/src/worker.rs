@@ -72,7 +72,7 @@ struct Live {
     ticket: Ticket,
     at: Instant,
     choices: Vec<Progress>,
-    /// The logits, if requested instead of tokens.
+    /// The logits or the hidden state, if requested instead of tokens.
     logits: Option<Vec<f32>>,
     /// Number of choices that have not ended.
     open: usize,

@@ -329,6 +329,9 @@ pub trait Backend: Send {
         drawn: &mut [Option<Drawn>],
     ) -> Result<(), KernelError>;
 
+    /// Reads back the first `n` rows, `[n][width]`, with the precision of their [`RowsKind`].
+    fn read(&mut self, x: &Self::Rows, n: usize) -> Result<Vec<f32>, KernelError>;
+
     /// Reserves everything that steps up to this size need in addition to their buffers, so that no step allocates.
     fn prepare(&mut self, _size: &StepSize) -> Result<(), KernelError> {
         Ok(())
@@ -362,9 +365,6 @@ pub trait Backend: Send {
 
 /// Access to activations, for tests and measurements; no forward pass needs it.
 pub trait Inspect: Backend {
-    /// Reads back the first `n` rows, `[n][width]`.
-    fn read(&mut self, x: &Self::Rows, n: usize) -> Result<Vec<f32>, KernelError>;
-
     /// Overwrites the first rows with `values`, `[n][width]`.
     fn write(&mut self, x: &mut Self::Rows, values: &[f32]) -> Result<(), KernelError>;
 

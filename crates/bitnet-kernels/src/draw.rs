@@ -44,6 +44,8 @@ pub enum Wanted {
     Top(usize),
     /// A token, or the logits from which it can be drawn.
     Token(SamplingParams),
+    /// No logits, but the row of which the head computes them: the hidden state after the final norm.
+    Hidden,
 }
 
 impl Wanted {
@@ -51,6 +53,7 @@ impl Wanted {
     pub fn highest(&self) -> usize {
         match self {
             Wanted::All => usize::MAX,
+            Wanted::Hidden => 0,
             Wanted::Top(count) => *count,
             Wanted::Token(params) if params.is_greedy() => 1,
             Wanted::Token(SamplingParams { top_k: 0, .. }) => usize::MAX,

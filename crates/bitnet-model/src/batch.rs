@@ -127,19 +127,22 @@ impl Batch {
     }
 }
 
-/// The logits of a step, `[rows][vocab]` f32, in the order of [`Batch::logit_rows`], and the tokens that a device drew
-/// from them.
+/// The logits of a step, `[rows][vocab]` f32, in the order of [`Batch::logit_rows`], with the tokens that a device drew
+/// from them and the hidden states that were wanted instead.
 #[derive(Debug, Clone, Default)]
 pub struct Logits {
     vocab: usize,
     values: Vec<f32>,
     drawn: Vec<Option<Drawn>>,
+    /// `[rows][hidden]`; empty unless a row wants its hidden state.
+    hidden: Vec<f32>,
 }
 
 impl Logits {
     /// No rows yet, with room for `rows` rows of `vocab` logits.
     pub fn with_capacity(rows: usize, vocab: usize) -> Self {
-        Logits { vocab, values: Vec::with_capacity(rows * vocab), drawn: Vec::with_capacity(rows) }
+        let (values, drawn) = (Vec::with_capacity(rows * vocab), Vec::with_capacity(rows));
+        Logits { vocab, values, drawn, hidden: Vec::new() }
     }
 
     /// Sets the size for a step, without drawn tokens, and returns all logits for writing; their old values are
@@ -152,6 +155,7 @@ impl Logits {
     pub fn resize_with_drawn(&mut self, rows: usize, vocab: usize) -> (&mut [f32], &mut [Option<Drawn>]) {
         self.vocab = vocab;
         self.values.resize(rows * vocab, 0.0);
+        self.hidden.clear();
         self.drawn.clear();
         self.drawn.resize(rows, None);
         (&mut self.values, &mut self.drawn)
@@ -170,6 +174,18 @@ impl Logits {
     /// The token that a device drew from this row; the row's logits are then undefined.
     pub fn drawn(&self, row: usize) -> Option<Drawn> {
         self.drawn[row]
+    }
+
+    /// Sets the hidden states of all rows, `[rows][hidden]`.
+    pub fn set_hidden(&mut self, values: Vec<f32>) {
+        self.hidden = values;
+    }
+
+    /// The hidden state of one row, `[hidden]`, if the model has set it for a row that wants it ([`Wanted::Hidden`]).
+    /// The row's logits are then undefined.
+    pub fn hidden(&self, row: usize) -> Option<&[f32]> {
+        let width = self.hidden.len().checked_div(self.drawn.len()).filter(|&width| width > 0)?;
+        self.hidden.get(row * width..)?.get(..width)
     }
 
     /// The logits of one row, for a sampler that works in place.

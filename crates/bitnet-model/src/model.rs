@@ -43,6 +43,9 @@ pub enum ForwardError {
     /// Two runs name the same state slot.
     #[error("state slot {slot} belongs to two runs of the step: give every sequence its own")]
     StateShared { slot: u32 },
+    /// A hidden state is wanted of a model that computes logits by other means.
+    #[error("this model gives no hidden states: ask it for logits or tokens")]
+    NoHiddenState,
     /// The backend failed.
     #[error(transparent)]
     Kernel(#[from] KernelError),
@@ -74,7 +77,9 @@ pub trait Model: Send {
     /// Runs one step: stores the keys and values of all its tokens and writes the requested rows of logits, in the
     /// order of [`Batch::logit_rows`]. Logits that the batch does not need ([`Batch::wanted`]) may be negative
     /// infinity. If the batch asks for a token to be drawn and the model can draw it on the device that computes the
-    /// logits, it does ([`Logits::drawn`]).
+    /// logits, it does ([`Logits::drawn`]). If the batch wants a hidden state and the model has one, it sets it
+    /// ([`Logits::hidden`]): the output of the final norm over the logit divisor, `[hidden]` f32, on a GPU
+    /// rounded to bf16.
     ///
     /// A token's logits depend on the tokens of its sequence up to and including it, and on nothing else in the step.
     /// Recurrent layers read the state of a run's slot as the sequence's previous run left it, zeros if the run starts

@@ -1,6 +1,8 @@
 use std::{collections::HashMap, fmt};
 
-use bitnet_kernels::{Backend, BackendInfo, DeviceStatus, Grouping, KernelError, Norm, RowsKind, StepSize};
+use bitnet_kernels::{
+    Backend, BackendInfo, DeviceStatus, Grouping, KernelError, Norm, RowsKind, StepSize, Wanted,
+};
 
 use crate::{
     Batch, ForwardError, Limits, Logits, Model, ModelError, ModelSpec, PackedSource, Run, TensorSource,
@@ -239,8 +241,14 @@ impl<B: Backend> Model for Transformer<B> {
 
         let head = self.head.as_ref().unwrap_or(&self.embedding);
         b.norm_rows(batch.logit_rows(), &x.residual, &self.norm, &mut x.last)?;
-        let (logits, drawn) = logits.resize_with_drawn(batch.logit_rows().len(), spec.vocab);
-        b.logits(&x.last, head, batch.wanted(), logits, drawn)?;
+        let (rows, wanted) = (batch.logit_rows().len(), batch.wanted());
+        let (values, drawn) = logits.resize_with_drawn(rows, spec.vocab);
+        if wanted.iter().any(|&wanted| wanted != Wanted::Hidden) {
+            b.logits(&x.last, head, wanted, values, drawn)?;
+        }
+        if wanted.contains(&Wanted::Hidden) {
+            logits.set_hidden(b.read(&x.last, rows)?);
+        }
         Ok(b.finish()?)
     }
 

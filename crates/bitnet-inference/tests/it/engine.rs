@@ -314,6 +314,36 @@ fn a_nan_row_fails_its_request_and_no_other() {
 }
 
 #[test]
+fn a_hidden_state_with_a_nan_fails_its_request_and_no_other() {
+    // The hidden state of a sequence is its first token, three times; that of token 48 holds a NaN.
+    let hook = |batch: &Batch, logits: Option<&mut Logits>| {
+        if let Some(logits) = logits {
+            let first = |&row: &usize| batch.runs().iter().find(|run| run.tokens.contains(&row));
+            let state = |row| {
+                let token = batch.tokens()[first(row).unwrap().tokens.start] as f32;
+                [token, if token == 48.0 { f32::NAN } else { token }, token]
+            };
+            logits.set_hidden(batch.logit_rows().iter().flat_map(state).collect());
+        }
+        Ok(())
+    };
+    let model = HashModel::new(VOCAB, CONTEXT, limits()).with_hook(Box::new(hook));
+    let engine = Engine::start(model, config()).unwrap();
+    let handles = engine.submit_all([1, 48, 2].map(|p| Request::hidden([p, 9])).to_vec()).unwrap();
+    let [a, b, c] = handles.try_into().ok().unwrap();
+    assert_eq!(a.wait().unwrap().logits.unwrap(), [1.0; 3]);
+    assert_eq!(b.wait().unwrap_err(), RequestError::NotFinite { index: 1 });
+    assert_eq!(c.wait().unwrap().logits.unwrap(), [2.0; 3]);
+}
+
+#[test]
+fn a_hidden_state_of_a_model_without_any_is_refused_by_name() {
+    let (engine, _) = engine(config());
+    let error = engine.submit(Request::hidden([4, 5])).unwrap().wait().unwrap_err();
+    assert_eq!(error, RequestError::Forward(ForwardError::NoHiddenState));
+}
+
+#[test]
 fn what_a_sequence_computed_before_its_logits_were_nan_is_computed_again_by_the_next() {
     // A single NaN, after several blocks of the prompt are computed and published.
     let mut poisoned = false;

@@ -697,6 +697,10 @@ impl Backend for Cpu {
         self.take_screen(table, stored)
     }
 
+    fn read(&mut self, x: &Rows, n: usize) -> Result<Vec<f32>, KernelError> {
+        Ok(x.values.chunks_exact(x.stride).take(n).flat_map(|row| &row[..x.width]).copied().collect())
+    }
+
     fn copy_block(&mut self, kv: &mut Kv, from: u32, to: u32) -> Result<(), KernelError> {
         kv.copy_block(from as usize, to as usize);
         Ok(())
@@ -704,10 +708,6 @@ impl Backend for Cpu {
 }
 
 impl Inspect for Cpu {
-    fn read(&mut self, x: &Rows, n: usize) -> Result<Vec<f32>, KernelError> {
-        Ok(x.values.chunks_exact(x.stride).take(n).flat_map(|row| &row[..x.width]).copied().collect())
-    }
-
     fn write(&mut self, x: &mut Rows, values: &[f32]) -> Result<(), KernelError> {
         assert!(values.len() <= x.rows * x.width, "values must fit the rows");
         for (to, from) in x.values.chunks_exact_mut(x.stride).zip(values.chunks_exact(x.width)) {

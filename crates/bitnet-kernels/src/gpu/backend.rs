@@ -245,16 +245,16 @@ impl<D: Driver> Backend for Gpu<D> {
         })
     }
 
+    fn read(&mut self, x: &Rows, n: usize) -> Result<Vec<f32>, KernelError> {
+        Ok(self.read_rows(x, n)?)
+    }
+
     fn copy_block(&mut self, kv: &mut Kv, from: u32, to: u32) -> Result<(), KernelError> {
         Ok(self.copy_block(kv, from, to)?)
     }
 }
 
 impl<D: Driver> Inspect for Gpu<D> {
-    fn read(&mut self, x: &Rows, n: usize) -> Result<Vec<f32>, KernelError> {
-        Ok(self.read_rows(x, n)?)
-    }
-
     fn write(&mut self, x: &mut Rows, values: &[f32]) -> Result<(), KernelError> {
         Ok(self.write_rows(x, values)?)
     }

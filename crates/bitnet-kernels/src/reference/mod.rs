@@ -652,6 +652,10 @@ impl Backend for Reference {
         Ok(())
     }
 
+    fn read(&mut self, x: &Rows, n: usize) -> Result<Vec<f32>, KernelError> {
+        Ok(x.values[..n * x.width].to_vec())
+    }
+
     fn copy_block(&mut self, kv: &mut Kv, from: u32, to: u32) -> Result<(), KernelError> {
         let n = kv.at(1, 0, 0);
         let (from, to) = (kv.at(from, 0, 0), kv.at(to, 0, 0));
@@ -662,10 +666,6 @@ impl Backend for Reference {
 }
 
 impl Inspect for Reference {
-    fn read(&mut self, x: &Rows, n: usize) -> Result<Vec<f32>, KernelError> {
-        Ok(x.values[..n * x.width].to_vec())
-    }
-
     fn write(&mut self, x: &mut Rows, values: &[f32]) -> Result<(), KernelError> {
         for (i, &value) in values.iter().enumerate() {
             x.values[i] = self.kept(x, value);

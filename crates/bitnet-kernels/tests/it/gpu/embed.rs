@@ -1,4 +1,4 @@
-use bitnet_kernels::{Backend, Inspect, Reference, RowsKind, gpu::Gpu};
+use bitnet_kernels::{Backend, Reference, RowsKind, gpu::Gpu};
 use bitnet_tensor::{BitNetTensor, DType, SharedBytes};
 use bitnet_tests::Simulator;
 
