@@ -1,4 +1,8 @@
-use std::{ptr, time::Duration};
+use std::{
+    mem::{Discriminant, discriminant},
+    ptr,
+    time::Duration,
+};
 
 use super::{GpuError, table::Kernel};
 
@@ -57,13 +61,21 @@ pub struct Grid {
 #[derive(Debug, Clone)]
 pub struct Entry {
     kernel: &'static Kernel,
-    parameters: Vec<&'static str>,
+    /// `None` for a type that no argument has.
+    parameters: Vec<Option<Discriminant<Arg>>>,
 }
 
 impl Entry {
     /// Reads a kernel's parameters.
     pub fn of(kernel: &'static Kernel) -> Self {
-        Entry { kernel, parameters: kernel.parameters() }
+        let all = [Arg::U32(0), Arg::U64(0), Arg::F32(0.0), Arg::F64(0.0)];
+        let of = |declared| all.iter().find(|arg| arg.declared() == declared).map(discriminant);
+        Entry { kernel, parameters: kernel.parameters().into_iter().map(of).collect() }
+    }
+
+    /// The kernel.
+    pub fn kernel(&self) -> &'static Kernel {
+        self.kernel
     }
 
     /// Makes a launch of the kernel.
@@ -72,10 +84,10 @@ impl Entry {
     /// If number or types of the arguments differ from the declaration in the kernel's text.
     pub fn launch(&self, grid: Grid, args: &[Arg]) -> Launch {
         assert!(
-            args.iter().map(|arg| arg.declared()).eq(self.parameters.iter().copied()),
+            args.iter().map(|arg| Some(discriminant(arg))).eq(self.parameters.iter().copied()),
             "{} takes {:?}, not {args:?}",
             self.kernel.name,
-            self.parameters
+            self.kernel.parameters()
         );
         Launch { kernel: self.kernel, grid, args: args.to_vec() }
     }

@@ -23,7 +23,7 @@ pub mod table;
 mod ternary;
 mod upload;
 
-use std::{collections::HashMap, time::Duration};
+use std::{ptr, time::Duration};
 
 pub use cache::{Kv, Rope};
 pub use ceilings::Ceilings;
@@ -40,7 +40,7 @@ pub use rotation::Rotation;
 pub use rows::Rows;
 use table::{KERNELS, Kernel};
 pub use ternary::Linear;
-use upload::Uploads;
+use upload::{Described, Uploads};
 
 /// Oldest version of CUDA whose drivers can read the kernels (`.version 7.4`).
 const OLDEST_DRIVER: i32 = 11_040;
@@ -51,6 +51,17 @@ const OLDEST_CAPABILITY: (u32, u32) = (8, 0);
 struct Loaded<F> {
     entry: Entry,
     function: F,
+}
+
+/// All kernels, in the order of their addresses.
+struct Kernels<F>(Vec<Loaded<F>>);
+
+impl<F> Kernels<F> {
+    /// Finds a kernel. A step looks up hundreds, so this is a search by address and not by name.
+    fn get(&self, kernel: &'static Kernel) -> &Loaded<F> {
+        let at = self.0.binary_search_by_key(&ptr::from_ref(kernel), |loaded| loaded.entry.kernel());
+        &self.0[at.expect("all kernels are loaded")]
+    }
 }
 
 /// Counts of what a GPU has done since it was opened.
@@ -89,11 +100,12 @@ pub struct Times {
 /// together.
 pub struct Gpu<D: Driver> {
     driver: D,
-    /// All kernels, by name.
-    kernels: HashMap<&'static str, Loaded<D::Function>>,
+    kernels: Kernels<D::Function>,
     queue: Queue<D::Graph>,
     returned: Returned,
     uploads: Uploads,
+    /// The runs that the last uploads describe.
+    step: Described,
     /// Partial sums of thread blocks that share rows and tokens, and the number of blocks that have stored theirs.
     parts: DeviceBuffer,
     tickets: DeviceBuffer,
@@ -129,11 +141,12 @@ impl<D: Driver> Gpu<D> {
             let (major, minor) = info.capability;
             return Err(GpuError::TooOld { name: info.name.clone(), major, minor });
         }
-        let mut kernels = HashMap::new();
-        for &kernel in KERNELS {
-            let loaded = Loaded { entry: Entry::of(kernel), function: driver.load(kernel)? };
-            kernels.insert(kernel.name, loaded);
-        }
+        let load = |&kernel: &&'static Kernel| {
+            Ok(Loaded { entry: Entry::of(kernel), function: driver.load(kernel)? })
+        };
+        let mut kernels = KERNELS.iter().map(load).collect::<Result<Vec<_>, GpuError>>()?;
+        kernels.sort_by_key(|loaded| ptr::from_ref(loaded.entry.kernel()));
+        let kernels = Kernels(kernels);
         let returned = Returned::default();
         let [parts, tickets] = ops::split_bytes(driver.info().processors);
         let parts = DeviceBuffer::new(&mut driver, &returned, parts, "parts of sums")?;
@@ -145,6 +158,7 @@ impl<D: Driver> Gpu<D> {
             queue: Queue::default(),
             returned,
             uploads: Uploads::default(),
+            step: Described::default(),
             parts,
             tickets,
             logits: None,
@@ -194,7 +208,7 @@ impl<D: Driver> Gpu<D> {
             return Err(GpuError::RowTooWide { kernel: kernel.name, bytes, name, limit });
         }
         let grid = Grid { blocks: blocks.map(narrow), shared: narrow(shared) };
-        let launch = self.kernels[kernel.name].entry.launch(grid, args);
+        let launch = self.kernels.get(kernel).entry.launch(grid, args);
         self.queue.push(launch);
         self.counts.launches += 1;
         Ok(())

@@ -89,7 +89,7 @@ impl<D: Driver> Gpu<D> {
             self.counts.replays += 1;
         } else {
             for launch in &launches {
-                self.driver.launch(launch, &self.kernels[launch.kernel().name].function)?;
+                self.driver.launch(launch, &self.kernels.get(launch.kernel()).function)?;
             }
             self.queue.last = launches;
         }
@@ -112,7 +112,7 @@ impl<D: Driver> Gpu<D> {
             self.driver.discard(recordings.swap_remove(oldest).graph);
         }
         let loaded: Vec<_> =
-            launches.iter().map(|launch| (launch, &self.kernels[launch.kernel().name].function)).collect();
+            launches.iter().map(|launch| (launch, &self.kernels.get(launch.kernel()).function)).collect();
         let graph = self.driver.record(&loaded);
         match graph {
             Ok(_) => self.counts.recordings += 1,

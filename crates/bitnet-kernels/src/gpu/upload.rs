@@ -1,4 +1,5 @@
-use super::{DeviceBuffer, Driver, Gpu, GpuError, bytes::u32_bytes};
+use super::{DeviceBuffer, Driver, Gpu, GpuError, bytes::u32_bytes, ops::Pieces};
+use crate::{Run, Step};
 
 /// Small arrays that describe a step to the kernels. Each has one place on the device, and is sent only if it differs
 /// from what is there: all layers of a step share what the first one sent.
@@ -46,6 +47,18 @@ struct Place {
     stale: bool,
     /// Whether a waiting launch reads it.
     awaited: bool,
+    /// Number of the description that it follows from, if it follows from one.
+    of: Option<u64>,
+}
+
+/// The runs of a step, kept so that what follows from them is computed by the first layer and not by each.
+#[derive(Debug, Default)]
+pub(super) struct Described {
+    runs: Vec<Run>,
+    blocks: Vec<u32>,
+    number: u64,
+    /// The pieces of the runs for attention.
+    pieces: Option<Pieces>,
 }
 
 impl Uploads {
@@ -69,8 +82,57 @@ impl Uploads {
 }
 
 impl<D: Driver> Gpu<D> {
-    /// Ensures that `words` are on the device before the next launch, and returns their address. Every layer uploads the
-    /// same, so all but the first only compare.
+    /// Takes a step as the one that later calls of [`Gpu::upload_once`] describe.
+    pub(super) fn describe(&mut self, Step { runs, blocks }: Step<'_>) {
+        let known = &mut self.step;
+        if known.runs != runs || known.blocks != blocks {
+            known.runs.clear();
+            known.runs.extend_from_slice(runs);
+            known.blocks.clear();
+            known.blocks.extend_from_slice(blocks);
+            known.number += 1;
+            known.pieces = None;
+        }
+    }
+
+    /// The described step's pieces for attention with `group` query heads per key head, in thread blocks of at most
+    /// `rows` rows.
+    pub(super) fn pieces(&mut self, group: usize, rows: usize) -> Pieces {
+        match self.step.pieces.take() {
+            Some(pieces) if pieces.fit(group, rows) => pieces,
+            // The words on the device, if any, are of other pieces.
+            _ => {
+                self.step.number += 1;
+                Pieces::of(&self.step.runs, group, rows)
+            }
+        }
+    }
+
+    /// Keeps the pieces for the next layer.
+    pub(super) fn keep(&mut self, pieces: Pieces) {
+        self.step.pieces = Some(pieces);
+    }
+
+    /// As [`Gpu::upload`], for words that follow from the described step and nothing else: they are made only if those on
+    /// the device follow from another one.
+    pub(super) fn upload_once<I: IntoIterator<Item = u32>>(
+        &mut self,
+        what: Upload,
+        make: impl FnOnce() -> I,
+    ) -> Result<u64, GpuError> {
+        let of = Some(self.step.number);
+        if let Some(place) = self.uploads.places[what as usize].as_mut().filter(|place| place.of == of) {
+            place.awaited = true;
+            return Ok(place.device.address());
+        }
+        let address = self.upload(what, make())?;
+        let place = self.uploads.places[what as usize].as_mut();
+        place.expect("it was uploaded").of = of;
+        Ok(address)
+    }
+
+    /// Ensures that `words` are on the device before the next launch, and returns their address. Words that are there
+    /// already are not sent again.
     pub(super) fn upload(
         &mut self,
         what: Upload,
@@ -86,7 +148,7 @@ impl<D: Driver> Gpu<D> {
         self.make_room(what, 4 * uploaded.len())?;
         let place = self.uploads.places[what as usize].as_mut().expect("room was made");
         place.stale |= place.host != uploaded;
-        place.awaited = true;
+        (place.awaited, place.of) = (true, None);
         std::mem::swap(&mut place.host, &mut uploaded);
         let address = place.device.address();
         self.uploads.words = uploaded;
@@ -99,7 +161,7 @@ impl<D: Driver> Gpu<D> {
             // Waiting launches may use the old memory.
             self.hand_over()?;
             let device = self.alloc(bytes.next_power_of_two(), "the inputs of a step")?;
-            let place = Place { host: Vec::new(), device, stale: false, awaited: false };
+            let place = Place { host: Vec::new(), device, stale: false, awaited: false, of: None };
             self.uploads.places[what as usize] = Some(place);
         }
         Ok(())

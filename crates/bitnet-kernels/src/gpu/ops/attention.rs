@@ -42,9 +42,9 @@ const TILE_STEP: usize = 8;
 /// Thread blocks that a multiprocessor takes at once; keys are split into chunks for up to this many.
 const BLOCKS_PER_PROCESSOR: usize = 2;
 
-/// The pieces of a step's runs. For every thread block: {first token, tokens, position of the first token, start of the
-/// block table, first row, 0, 0, 0}.
-#[derive(Default)]
+/// Pieces of runs. For every thread block: {first token, tokens, position of the first token, start of the block table,
+/// first row, 0, 0, 0}.
+#[derive(Debug, Default)]
 struct Work {
     pieces: Vec<[u32; 8]>,
     /// Maximum number of tiles of 64 keys that a piece attends to.
@@ -67,6 +67,36 @@ impl Work {
     }
 }
 
+/// The pieces of all runs of a step.
+#[derive(Debug)]
+pub(in crate::gpu) struct Pieces {
+    group: usize,
+    rows: usize,
+    few: Work,
+    many: Work,
+}
+
+impl Pieces {
+    /// Cuts runs into pieces for `group` query heads per key head and thread blocks of [`FEW`] or of `rows` rows.
+    pub(in crate::gpu) fn of(runs: &[Run], group: usize, rows: usize) -> Self {
+        let (mut few, mut many) = (Work::default(), Work::default());
+        for run in runs.iter().filter(|run| !run.tokens.is_empty()) {
+            if run.tokens.len() == 1 || run.tokens.len() * group <= FEW {
+                few.add(run, group, FEW);
+            } else {
+                many.add(run, group, rows);
+            }
+        }
+        few.tiles = in_steps(few.tiles);
+        Pieces { group, rows, few, many }
+    }
+
+    /// Whether they are for this number of query heads per key head and this size of thread blocks.
+    pub(in crate::gpu) fn fit(&self, group: usize, rows: usize) -> bool {
+        (self.group, self.rows) == (group, rows)
+    }
+}
+
 /// Rounds the number of tiles up; tiles without keys for a row change nothing.
 fn in_steps(tiles: usize) -> usize {
     if tiles < TILE_STEP { tiles.next_power_of_two() } else { tiles.next_multiple_of(TILE_STEP) }
@@ -75,13 +105,8 @@ fn in_steps(tiles: usize) -> usize {
 impl<D: Driver> Gpu<D> {
     /// Computes causal attention of every token over its sequence's positions up to its own, with the queries in the
     /// first columns of `qkv`, which may have further columns; `out` is `[n][heads * head_dim]`.
-    pub fn attention(
-        &mut self,
-        Step { runs, blocks }: Step<'_>,
-        qkv: &Rows,
-        kv: &Kv,
-        out: &mut Rows,
-    ) -> Result<(), GpuError> {
+    pub fn attention(&mut self, step: Step<'_>, qkv: &Rows, kv: &Kv, out: &mut Rows) -> Result<(), GpuError> {
+        let Step { runs, blocks } = step;
         let (kv_heads, head_dim) = (kv.shape.kv_heads, kv.shape.head_dim);
         let heads = out.width / head_dim;
         assert!(
@@ -95,38 +120,33 @@ impl<D: Driver> Gpu<D> {
         let group = heads / kv_heads;
         let width = WIDTHS.iter().find(|width| head_dim <= width.head_dim);
         let width = width.expect("a cache has heads that a kernel takes");
-        let (mut few, mut many) = (Work::default(), Work::default());
-        for run in runs.iter().filter(|run| !run.tokens.is_empty()) {
-            let listed = run.blocks.len() * BLOCK_TOKENS;
-            assert!(
-                run.start + run.tokens.len() <= listed && run.blocks.end <= blocks.len(),
-                "all keys must have blocks"
-            );
-            if run.tokens.len() == 1 || run.tokens.len() * group <= FEW {
-                few.add(run, group, FEW);
-            } else {
-                many.add(run, group, width.many.1);
-            }
-        }
+        let listed = |run: &Run| run.start + run.tokens.len() <= run.blocks.len() * BLOCK_TOKENS;
+        assert!(
+            runs.iter().all(|run| run.tokens.is_empty() || listed(run) && run.blocks.end <= blocks.len()),
+            "all keys must have blocks"
+        );
         assert!(blocks.iter().all(|&b| (b as usize) < kv.shape.blocks), "blocks must be in the cache");
-        let listed = self.upload(Upload::Blocks, blocks.iter().copied())?;
+        self.describe(step);
+        let pieces = self.pieces(group, width.many.1);
+        let listed = self.upload_once(Upload::Blocks, || blocks.iter().copied())?;
         let common = [qkv.address(), kv.keys.address(), kv.values.address(), listed];
         let scale = 1.0 / (head_dim as f32).sqrt();
         let sizes = [qkv.stride, out.stride, kv.stride, head_dim, group];
         let tail: Vec<Arg> =
             sizes.iter().map(|&size| Arg::U32(size as u32)).chain([Arg::F32(scale)]).collect();
+        let Pieces { few, many, .. } = &pieces;
         if !many.pieces.is_empty() {
-            let work = self.upload(Upload::ManyRows, many.words())?;
+            let work = self.upload_once(Upload::ManyRows, || many.words())?;
             let head = common.into_iter().chain([work, out.address()]).map(Arg::U64);
             let args: Vec<Arg> = head.chain(tail.iter().copied()).collect();
             let kernel = width.many.0;
             self.launch(kernel, [many.pieces.len(), kv_heads, 1], kernel.dynamic as usize, &args)?;
         }
         if few.pieces.is_empty() {
+            self.keep(pieces);
             return Ok(());
         }
-        let work = self.upload(Upload::FewRows, few.words())?;
-        few.tiles = in_steps(few.tiles);
+        let work = self.upload_once(Upload::FewRows, || few.words())?;
         let (tiles, chunks) = self.chunks(few.pieces.len() * kv_heads, few.tiles, width.head_dim);
         let parts = self.parts.address();
         let head = common.into_iter().chain([work, out.address(), parts]).map(Arg::U64);
@@ -134,12 +154,14 @@ impl<D: Driver> Gpu<D> {
         let args: Vec<Arg> = head.chain(split).chain(tail).collect();
         let kernel = width.few;
         self.launch(kernel, [few.pieces.len(), kv_heads, chunks], kernel.dynamic as usize, &args)?;
+        let (tiles, count) = (few.tiles, few.pieces.len());
+        self.keep(pieces);
         if chunks == 1 {
             return Ok(());
         }
-        let sizes = [few.tiles, out.stride, head_dim, group].map(|size| Arg::U32(size as u32));
+        let sizes = [tiles, out.stride, head_dim, group].map(|size| Arg::U32(size as u32));
         let args: Vec<Arg> = [parts, work, out.address()].into_iter().map(Arg::U64).chain(sizes).collect();
-        self.launch(width.merge, [few.pieces.len(), kv_heads, FEW], 0, &args)
+        self.launch(width.merge, [count, kv_heads, FEW], 0, &args)
     }
 
     /// Returns the tiles of 64 keys per chunk and the number of chunks: enough to give every multiprocessor work. Parts

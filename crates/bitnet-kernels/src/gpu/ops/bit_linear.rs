@@ -1,5 +1,5 @@
 use crate::{
-    Gate, Grouping, HeadNorms, RowOrder, RowsKind, Step,
+    BLOCK_TOKENS, Gate, Grouping, HeadNorms, RowOrder, RowsKind, Run, Step,
     gpu::{
         Arg, Driver, Gain, Gpu, GpuError, Kv, Linear, Quants, Rope, Rows,
         table::{
@@ -204,13 +204,14 @@ impl<D: Driver> Gpu<D> {
         rope: &Rope,
         kv: &Kv,
     ) -> Result<(u64, u64), GpuError> {
-        let (positions, slots) = slots(step);
         assert!(
-            positions.iter().all(|&p| (p as usize) < rope.positions),
+            step.runs.iter().all(|run| run.start + run.tokens.len() <= rope.positions),
             "the rotary table must have all positions"
         );
         assert!(step.blocks.iter().all(|&b| (b as usize) < kv.shape.blocks), "blocks must be in the cache");
-        Ok((self.upload(Upload::Positions, positions)?, self.upload(Upload::Slots, slots)?))
+        self.describe(step);
+        let positions = self.upload_once(Upload::Positions, || positions(step))?;
+        Ok((positions, self.upload_once(Upload::Slots, || slots(step))?))
     }
 
     fn multiply(&mut self, n: usize, x: &Quants, w: &Linear, sink: Sink<'_>) -> Result<(), GpuError> {
@@ -273,17 +274,17 @@ impl<D: Driver> Gpu<D> {
     }
 }
 
-/// Returns the position of every token, and its `64 * block + slot`.
-fn slots(step: Step<'_>) -> (Vec<u32>, Vec<u32>) {
-    let n = step.tokens();
-    let (mut positions, mut slots) = (vec![0; n], vec![0; n]);
-    for run in step.runs {
-        for (i, token) in run.tokens.clone().enumerate() {
-            let position = run.start + i;
-            let block = step.blocks[run.blocks.start + position / crate::BLOCK_TOKENS] as usize;
-            positions[token] = position as u32;
-            slots[token] = (block * crate::BLOCK_TOKENS + position % crate::BLOCK_TOKENS) as u32;
-        }
-    }
-    (positions, slots)
+/// The position of every token.
+fn positions(step: Step<'_>) -> impl Iterator<Item = u32> {
+    step.runs.iter().flat_map(|run| (run.start..run.start + run.tokens.len()).map(|position| position as u32))
+}
+
+/// `64 * block + slot` of every token.
+fn slots(step: Step<'_>) -> impl Iterator<Item = u32> {
+    let slot = move |run: &Run, position: usize| {
+        let block = step.blocks[run.blocks.start + position / BLOCK_TOKENS] as usize;
+        (block * BLOCK_TOKENS + position % BLOCK_TOKENS) as u32
+    };
+    let positions = |run: &Run| run.start..run.start + run.tokens.len();
+    step.runs.iter().flat_map(move |run| positions(run).map(move |position| slot(run, position)))
 }

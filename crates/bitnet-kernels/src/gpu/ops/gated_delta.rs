@@ -64,8 +64,9 @@ impl<D: Driver> Gpu<D> {
         if n == 0 {
             return Ok(());
         }
-        let tokens = self.upload(Upload::DeltaTokens, token_words(step.runs))?;
-        let runs = self.upload(Upload::DeltaRuns, run_words(step.runs))?;
+        self.describe(step);
+        let tokens = self.upload_once(Upload::DeltaTokens, || token_words(step.runs))?;
+        let runs = self.upload_once(Upload::DeltaRuns, || run_words(step.runs))?;
         let mixed = self.make_mixed(n)?;
         self.mix(n, x, w, state, [tokens, mixed])?;
         self.learn(step.runs.len(), w, state, [mixed, runs])?;
