@@ -123,7 +123,7 @@ fn subjects() -> Vec<Subject> {
     ] {
         add(name, &|| of(Checkpoint::open(&fixture(name)).unwrap()));
     }
-    for name in ["hybrid-tiny", "hybrid-tiny-rotated"] {
+    for name in ["embedding-tiny", "hybrid-tiny", "hybrid-tiny-rotated"] {
         let hybrid = || Synthetic::named(name).unwrap();
         add(name, &|| (hybrid().spec().clone(), Box::new(hybrid())));
     }

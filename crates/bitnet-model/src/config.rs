@@ -39,6 +39,8 @@ enum Family {
     Llama,
     /// Group-scaled ternary weights, with RMSNorms on query and key heads.
     Qwen3,
+    /// BitNet embedding models: Qwen3 without a head, with one scale a matrix and an RMSNorm before every projection.
+    Qwen3Embedding,
     /// Group-scaled ternary weights, with constants that multiply activations.
     MiniCpm,
     /// Group-scaled ternary weights; attention with output gates, and gated-delta layers.
@@ -53,6 +55,7 @@ impl Family {
             "bitnet" | "llama" | "bitnet_158" if class == "BitnetForCausalLM" => Ok(Family::OneBitLlm),
             "bitnet" => Ok(Family::Bitnet),
             "llama" => Ok(Family::Llama),
+            "qwen3" if class == "Qwen3Model" => Ok(Family::Qwen3Embedding),
             "qwen3" => Ok(Family::Qwen3),
             "minicpm" => Ok(Family::MiniCpm),
             "qwen3_5" | "qwen3_5_text" | PRISM => Ok(Family::Qwen35),
@@ -92,17 +95,19 @@ impl Config {
         let need = |field| c.size(field)?.ok_or_else(|| c.missing(field));
 
         let bitnet = c.text("model_type")? == Some("bitnet");
+        let embeds = family == Family::Qwen3Embedding;
+        let rms_eps = c.float("rms_norm_eps")?.unwrap_or(if bitnet { 1e-5 } else { 1e-6 });
         let scale_multiplies = if family.grouped() {
             no_other_quantization(&whole)?;
             false
         } else {
-            quantization(&c, family.native_bitnet())?
+            quantization(&c, family.native_bitnet() || embeds)?
         };
         let quantization = c.get("quantization_config").unwrap_or(&Value::Null);
         let q = Fields { file: FILE, prefix: "quantization_config.", json: quantization };
         let linear_norms = match q.flag("use_rms_norm")? {
             Some(true) => Some(q.float("rms_norm_eps")?.unwrap_or(1e-6)),
-            _ => None,
+            _ => embeds.then_some(rms_eps),
         };
         refuse_unsupported(&c, family)?;
         let (hidden, heads, layers) =
@@ -121,12 +126,12 @@ impl Config {
             head_dim: head_dim(&c, hidden, heads)?,
             vocab: need("vocab_size")?,
             context: need("max_position_embeddings")?,
-            rms_eps: c.float("rms_norm_eps")?.unwrap_or(if bitnet { 1e-5 } else { 1e-6 }),
+            rms_eps,
             rope: Rope { theta: 0.0, scaling: RopeScaling::None, width: None, sections: None },
             activation: activation(&c, bitnet)?,
             sub_norms: family.native_bitnet(),
             linear_norms: linear_norms.filter(|_| !family.grouped()),
-            head_norms: matches!(family, Family::Qwen3 | Family::Qwen35),
+            head_norms: matches!(family, Family::Qwen3 | Family::Qwen3Embedding | Family::Qwen35),
             output_gate: family == Family::Qwen35,
             hybrid: if family == Family::Qwen35 { Some(hybrid(&c, layers)?) } else { None },
             rotation,
@@ -138,9 +143,11 @@ impl Config {
             },
             // Only MiniCPM's configuration defaults to a tied head.
             tied_head: match c.flag("tie_word_embeddings")? {
+                _ if embeds => true,
                 Some(tied) => tied,
                 None => whole.flag("tie_word_embeddings")?.unwrap_or(family == Family::MiniCpm),
             },
+            embeds,
             // Filled in once the tokenizer is read.
             eos: Vec::new(),
         };

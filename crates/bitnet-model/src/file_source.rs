@@ -265,7 +265,11 @@ impl FileSource {
         config: &mut Config,
         stored: HashMap<String, Stored>,
     ) -> Result<(FileSource, NotLoaded), ModelError> {
-        let mut stored = if config.spec.hybrid.is_some() { unwrapped(stored)? } else { stored };
+        let mut stored = match &config.spec {
+            spec if spec.embeds => renamed(stored, names::of_embedding_model)?,
+            spec if spec.hybrid.is_some() => renamed(stored, names::unwrapped)?,
+            _ => stored,
+        };
         find_grouped_matrices(&mut config.spec, &stored)?;
         names::check_rotation(&config.spec, name)?;
         let spec = &config.spec;
@@ -380,12 +384,14 @@ fn adjust(wanted: &Expected, plus_one: bool) -> Adjust {
     }
 }
 
-/// The tensors of a hybrid model under their usual names.
-fn unwrapped(stored: HashMap<String, Stored>) -> Result<HashMap<String, Stored>, ModelError> {
+/// The tensors of a model under their usual names.
+fn renamed(
+    stored: HashMap<String, Stored>,
+    usual: fn(&str) -> String,
+) -> Result<HashMap<String, Stored>, ModelError> {
     let mut all = HashMap::with_capacity(stored.len());
     for tensor in stored.into_values() {
-        let usual = names::unwrapped(&tensor.name);
-        if let Some(first) = all.insert(usual, tensor) {
+        if let Some(first) = all.insert(usual(&tensor.name), tensor) {
             let problem = format!("tensor {} is stored twice, under another prefix", one_line(&first.name));
             return Err(ModelError::damaged(&first.file, problem));
         }

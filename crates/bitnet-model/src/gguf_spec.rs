@@ -180,6 +180,20 @@ impl Keys<'_> {
         Ok(ternarize::looks_ternary(&floats))
     }
 
+    /// Whether every projection has a norm before it, as in BitNet embedding models, and whether the model embeds texts.
+    fn embedding(&self) -> Result<(bool, bool), ModelError> {
+        const LAST: usize = 3;
+        let norms = self.architecture == "qwen3" && self.gguf.tensor("blk.0.attn_q_norm_in.weight").is_some();
+        match self.size("pooling_type")? {
+            None | Some(0) => Ok((norms, norms)),
+            Some(LAST) => Ok((norms, true)),
+            Some(other) => {
+                let (key, cure) = (self.key("pooling_type"), "use a model that pools the last token, type 3");
+                Err(ModelError::unsupported(&self.gguf.file, key, other, cure))
+            }
+        }
+    }
+
     fn refuse_experts_and_windows(&self) -> Result<(), ModelError> {
         for name in ["expert_count", "attention.sliding_window"] {
             if let Some(n) = self.size(name)?.filter(|&n| n != 0) {
@@ -235,6 +249,10 @@ pub(crate) fn read(gguf: &Gguf) -> Result<(ModelSpec, bool), ModelError> {
     let embedding_groups = is_grouped(gguf, "token_embd.weight", names::EMBEDDING_PANELS);
     let head_groups =
         if tied_head { embedding_groups } else { is_grouped(gguf, "output.weight", names::HEAD_PANELS) };
+    let (linear_norms, embeds) = keys.embedding()?;
+    // A norm before every projection belongs to a model with one scale a matrix.
+    let grouped = family.grouped && !linear_norms;
+    let rms_eps = keys.need_float("attention.layer_norm_rms_epsilon")?;
     let mut spec = ModelSpec {
         architecture: architecture.into(),
         hidden,
@@ -245,7 +263,7 @@ pub(crate) fn read(gguf: &Gguf) -> Result<(ModelSpec, bool), ModelError> {
         head_dim,
         vocab,
         context: keys.need_size("context_length")?,
-        rms_eps: keys.need_float("attention.layer_norm_rms_epsilon")?,
+        rms_eps,
         rope: Rope {
             theta: keys.float("rope.freq_base")?.unwrap_or(10_000.0),
             scaling: RopeScaling::None,
@@ -254,18 +272,19 @@ pub(crate) fn read(gguf: &Gguf) -> Result<(ModelSpec, bool), ModelError> {
         },
         activation: family.activation,
         sub_norms: family.sub_norms,
-        linear_norms: None,
+        linear_norms: linear_norms.then_some(rms_eps),
         head_norms: family.head_norms,
         output_gate: family.hybrid,
         hybrid: if family.hybrid { Some(keys.hybrid(layers)?) } else { None },
         rotation: hadamard::read(gguf, family.hybrid)?,
         grouped: Grouped {
-            projections: family.grouped,
-            embedding: family.grouped && embedding_groups,
-            head: family.grouped && head_groups,
+            projections: grouped,
+            embedding: grouped && embedding_groups,
+            head: grouped && head_groups,
         },
         multipliers: if family.multipliers { keys.multipliers()? } else { Multipliers::NONE },
         tied_head,
+        embeds,
         // Filled in once the tokenizer is read.
         eos: Vec::new(),
     };

@@ -325,10 +325,27 @@ pub(crate) fn head(spec: &ModelSpec) -> &'static str {
     if spec.tied_head { EMBEDDING } else { HEAD }
 }
 
+/// The end of the name of a norm before a projection.
+const LINEAR_NORM: &str = ".rms_norm.weight";
+
+/// The usual name of a tensor of a BitNet embedding model, which has no head and so no `model.` before its names.
+pub(crate) fn of_embedding_model(name: &str) -> String {
+    let name = name.strip_prefix("model.").unwrap_or(name);
+    match name.strip_suffix("_proj.norm.weight") {
+        Some(path) => format!("model.{path}_proj{LINEAR_NORM}"),
+        None => format!("model.{name}"),
+    }
+}
+
 /// GGUF's name for a Hugging Face name, or `None` if it has none.
 pub(crate) fn gguf(name: &str, spec: &ModelSpec) -> Option<String> {
     if let Some((_, gguf)) = OUTER.iter().find(|(hf, _)| *hf == name) {
         return Some((*gguf).into());
+    }
+    if let Some(path) = name.strip_suffix(LINEAR_NORM) {
+        let weight = format!("{path}.weight");
+        let (layer, part) = split(&weight)?;
+        return Some(format!("blk.{layer}.{}_norm_in.weight", PARTS[part as usize].2));
     }
     let (layer, part) = split(name)?;
     let stored = match part {
@@ -458,7 +475,10 @@ mod tests {
         assert_eq!(gguf("model.layers.7.linear_attn.A_log").unwrap(), "blk.7.ssm_a");
         assert_eq!(gguf("model.layers.7.linear_attn.dt_bias").unwrap(), "blk.7.ssm_dt.bias");
         assert_eq!(gguf("lm_head.weight").unwrap(), "output.weight");
-        assert_eq!(gguf("model.layers.0.self_attn.q_proj.rms_norm.weight"), None);
+        let norm = "model.layers.0.self_attn.q_proj.rms_norm.weight";
+        assert_eq!(gguf(norm).unwrap(), "blk.0.attn_q_norm_in.weight");
+        assert_eq!(of_embedding_model("layers.0.self_attn.q_proj.norm.weight"), norm);
+        assert_eq!(of_embedding_model("norm.weight"), "model.norm.weight");
         assert_eq!(
             onebitllm("model.layers.3.mlp.ffn_sub_norm.weight"),
             "model.layers.3.mlp.ffn_layernorm.weight"

@@ -137,6 +137,8 @@ pub struct ModelSpec {
     pub multipliers: Multipliers,
     /// Whether the embedding is also the output head.
     pub tied_head: bool,
+    /// Whether the model embeds texts: the hidden state of the last token, normalised to length 1, is the embedding.
+    pub embeds: bool,
     /// Tokens that end a text. They are part of the model so that no program can forget them.
     pub eos: Vec<u32>,
 }
@@ -166,6 +168,7 @@ impl ModelSpec {
             grouped: Grouped::default(),
             multipliers: Multipliers::NONE,
             tied_head: true,
+            embeds: false,
             eos: Vec::new(),
         }
     }

@@ -35,6 +35,13 @@ const QWEN3: [(&str, [usize; 7], bool); 4] = [
     ("bonsai-8b", [36, 4096, 12288, 32, 8, 128, 151_936], false),
 ];
 
+/// BitNet embedding models, in the shape of the published one and a small one: as for `qwen3`, with an embedding of
+/// floats, which is the head.
+const EMBEDDING: [(&str, [usize; 7]); 2] = [
+    ("embedding-tiny", [2, 256, 768, 4, 2, 96, 512]),
+    ("embedding-0.6b", [28, 1024, 3072, 16, 8, 128, 151_936]),
+];
+
 /// Models of the `qwen35` family, in the shapes of Ternary Bonsai 27B, with its weights plain or rotated, and a small
 /// one: name, layers, hidden, ffn, heads, kv heads, head width, key and value heads of gated-delta layers, their width,
 /// vocabulary, and the block of the rotation.
@@ -61,8 +68,10 @@ impl Synthetic {
         let bitnet = BITNET.iter().find(|shape| shape.0 == name).map(|shape| bitnet(shape.1));
         let qwen3 = || QWEN3.iter().find(|shape| shape.0 == name).map(|shape| qwen3(shape.1, shape.2));
         let qwen35 = || QWEN35.iter().find(|shape| shape.0 == name).map(|shape| qwen35(shape.1, shape.2));
-        bitnet.or_else(qwen3).or_else(qwen35).map(Self::of).ok_or_else(|| {
+        let embedding = || EMBEDDING.iter().find(|shape| shape.0 == name).map(|shape| embedding(shape.1));
+        bitnet.or_else(qwen3).or_else(embedding).or_else(qwen35).map(Self::of).ok_or_else(|| {
             let names = BITNET.iter().map(|shape| shape.0).chain(QWEN3.iter().map(|shape| shape.0));
+            let names = names.chain(EMBEDDING.iter().map(|shape| shape.0));
             let names = names.chain(QWEN35.iter().map(|shape| shape.0));
             let known = names.collect::<Vec<_>>().join(", ");
             ModelError::UnknownSynthetic { name: name.chars().take(40).collect(), known }
@@ -150,6 +159,10 @@ fn qwen3([layers, hidden, ffn, heads, kv_heads, head_dim, vocab]: [usize; 7], ti
         tied_head,
         ..bitnet([layers, hidden, ffn, heads, kv_heads, vocab])
     }
+}
+
+fn embedding(shape: [usize; 7]) -> ModelSpec {
+    ModelSpec { linear_norms: Some(1e-6), grouped: Grouped::default(), embeds: true, ..qwen3(shape, true) }
 }
 
 fn qwen35(

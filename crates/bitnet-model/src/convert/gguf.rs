@@ -129,13 +129,15 @@ fn architecture(spec: &ModelSpec, target: Target) -> Result<&'static str, ModelE
             "convert to i2_s, tq1_0 or tq2_0, or convert to packed",
         ));
     }
-    if spec.linear_norms.is_some() {
-        let problem = "no GGUF architecture has a norm before every projection";
+    if spec.linear_norms.is_some() && (!spec.embeds || target == Target::Panels) {
+        let problem =
+            "no GGUF architecture has a norm before every projection, except that of embedding models";
         return Err(refuse(target, "the model", problem, cure));
     }
     let architecture = match (spec.activation, spec.sub_norms) {
         (Activation::SquaredRelu, true) => "bitnet-b1.58",
         (Activation::Silu, true) => "bitnet",
+        (Activation::Silu, false) if spec.embeds => "qwen3",
         (Activation::Silu, false) => "llama",
         (Activation::SquaredRelu, false) => {
             let problem = "no GGUF architecture has squared ReLU without inner norms";
@@ -445,6 +447,10 @@ fn model_metadata(spec: &ModelSpec) -> Result<Vec<(&'static str, MetadataValue)>
         all.push(("embedding_scale", F32(spec.multipliers.embedding)));
         all.push(("residual_scale", F32(spec.multipliers.residual)));
         all.push(("logit_scale", F32(spec.multipliers.logit_divisor)));
+    }
+    if spec.embeds {
+        // The last token's.
+        all.push(("pooling_type", U32(3)));
     }
     all.extend(rope_scaling(spec));
     Ok(all)

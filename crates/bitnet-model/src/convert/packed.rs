@@ -167,6 +167,7 @@ fn header(checkpoint: &Checkpoint, float: Float) -> Result<String, ModelError> {
 fn config(checkpoint: &Checkpoint, floats: Float) -> Value {
     let (spec, defaults) = (&checkpoint.spec, &checkpoint.defaults);
     let (model_type, class) = match spec.sub_norms {
+        _ if spec.embeds => ("qwen3", "Qwen3Model"),
         true => ("bitnet", "BitNetForCausalLM"),
         false => ("llama", "LlamaForCausalLM"),
     };

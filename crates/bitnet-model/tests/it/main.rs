@@ -1,6 +1,7 @@
 //! The crate's claims about files, as test names.
 
 mod converted;
+mod embedding;
 mod families;
 mod forms;
 mod gguf_edit;
