@@ -46,6 +46,8 @@ pub enum Error {
     NoTokenizer { model: String },
     /// The request has tools, but the model's chat template cannot show them to the model.
     NoTools { model: String },
+    /// The model does not embed texts.
+    NoEmbeddings { model: String },
     /// The JSON schema, regular expression or choice cannot be followed.
     Schema { problem: String },
     /// The request was refused or failed.
@@ -76,6 +78,7 @@ impl fmt::Display for Error {
             Error::Start(e) => (e.to_string(), "engine"),
             Error::NoTokenizer { model } => ("the model has no tokenizer".into(), model.as_str()),
             Error::NoTools { model } => ("the model's chat template has no tools".into(), model.as_str()),
+            Error::NoEmbeddings { model } => ("the model does not embed texts".into(), model.as_str()),
             Error::Schema { problem } => (format!("the schema cannot be followed: {problem}"), "schema"),
             Error::Request(e) => (e.to_string(), "request"),
         };
@@ -106,6 +109,7 @@ impl Error {
                 "give token ids, or put the model's tokenizer.json beside its weights"
             }
             Error::NoTools { .. } => "describe the tools in a system message",
+            Error::NoEmbeddings { .. } => "ask it for text, or open an embedding model",
             Error::Schema { .. } => "correct or simplify the schema",
             Error::Request(e) => request_cure(e),
         };

@@ -41,6 +41,7 @@
 
 mod answer;
 mod builder;
+mod embedding;
 mod error;
 pub mod load;
 mod memory;
@@ -54,6 +55,7 @@ mod sizes;
 
 pub use answer::{Answer, PieceStream, Pieces};
 pub use builder::Builder;
+pub use embedding::Embedding;
 pub use error::Error;
 pub use load::Device;
 pub use memory::{Memory, SystemMemory, peak_memory_bytes};

@@ -205,3 +205,25 @@ fn a_prompt_of_a_thousand_tokens_takes_two_steps_with_a_reduced_cache() {
     let steps = model.engine().metrics().snapshot().get(Counter::Steps);
     assert!(steps <= 3, "{steps} steps");
 }
+
+#[test]
+fn texts_are_embedded_together_as_alone_and_only_by_a_model_for_that() {
+    let model = Model::open("synthetic:embedding-tiny").unwrap();
+    let text = |i: u32| Request::tokens((0..1 + 37 * i).map(|p| (p * p + i) % 512).collect::<Vec<u32>>());
+    let together = model.embed_batch((0..6).map(text));
+    for (i, embedding) in (0..).zip(together) {
+        let embedding = embedding.unwrap();
+        assert_eq!((embedding.values.len(), embedding.prompt_tokens), (256, 1 + 37 * i as usize));
+        assert_eq!(model.embed(text(i)).unwrap(), embedding, "{i}");
+        let length = |values: &[f32]| values.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>();
+        assert!((length(&embedding.values) - 1.0).abs() < 1e-6);
+        let whole = embedding.values.clone();
+        let short = embedding.truncated(10).values;
+        assert!((length(&short) - 1.0).abs() < 1e-6 && short.len() == 10);
+        let ratio = short[0] / whole[0];
+        assert!(short.iter().zip(&whole).all(|(s, w)| (s - w * ratio).abs() < 1e-6));
+    }
+    assert!(matches!(model.embed(Request::tokens([512])), Err(Error::Request(_))));
+    let error = demo().embed("ROMEO:").unwrap_err().to_string();
+    assert!(error.contains("does not embed") && error.contains("demo"), "{error}");
+}

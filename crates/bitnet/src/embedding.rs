@@ -1,0 +1,101 @@
+use bitnet_inference::{self as inference, Completion, SubmitError};
+
+use crate::{Error, Model, Request};
+
+/// The embedding of a text: a vector of length 1. Similar texts have embeddings with a large dot product.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct Embedding {
+    /// The vector, of the width of the model's hidden state unless truncated.
+    pub values: Vec<f32>,
+    /// Number of tokens in the text.
+    pub prompt_tokens: usize,
+}
+
+impl Embedding {
+    /// The embedding whose direction is a hidden state, such as the result of [`inference::Request::hidden`].
+    pub fn new(hidden: Vec<f32>, prompt_tokens: usize) -> Embedding {
+        let mut embedding = Embedding { values: hidden, prompt_tokens };
+        embedding.normalise();
+        embedding
+    }
+
+    /// Keeps the first `dimensions` values, if there are more, and normalises them again.
+    pub fn truncated(mut self, dimensions: usize) -> Embedding {
+        if dimensions < self.values.len() {
+            self.values.truncate(dimensions);
+            self.normalise();
+        }
+        self
+    }
+
+    /// Divides the values by the square root of the sum of their squares, which are added in f64 from the first to the
+    /// last. Zeros stay zeros.
+    fn normalise(&mut self) {
+        let sum = self.values.iter().fold(0.0, |sum, &value| sum + f64::from(value) * f64::from(value));
+        if sum > 0.0 {
+            let length = sum.sqrt();
+            self.values.iter_mut().for_each(|value| *value = (f64::from(*value) / length) as f32);
+        }
+    }
+}
+
+impl Model {
+    /// Embeds a text: the hidden state of its last token, normalised to length 1. The options of the request for how to
+    /// continue the text do not matter.
+    ///
+    /// ```
+    /// use bitnet::{Model, Request};
+    ///
+    /// let model = Model::open("synthetic:embedding-tiny")?;
+    /// let [a, b] = [[1, 2, 3], [1, 2, 4]].map(|ids| model.embed(Request::tokens(ids)));
+    /// let (a, b) = (a?.values, b?.values);
+    /// let similarity: f32 = a.iter().zip(&b).map(|(a, b)| a * b).sum();
+    /// assert!(similarity < 0.9999);
+    /// # Ok::<(), bitnet::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::NoEmbeddings`] if the model does not embed texts, or another if the request is invalid or fails.
+    pub fn embed(&self, text: impl Into<Request>) -> Result<Embedding, Error> {
+        self.embed_batch([text]).remove(0)
+    }
+
+    /// Embeds many texts in the same steps. Each gets the same embedding as it would alone, or its own error.
+    pub fn embed_batch<R: Into<Request>>(
+        &self,
+        texts: impl IntoIterator<Item = R>,
+    ) -> Vec<Result<Embedding, Error>> {
+        let requests = texts.into_iter().map(|text| self.embedding_request(&text.into()));
+        let handles: Vec<_> = requests
+            .map(|request| {
+                let request = request?;
+                let tokens = request.prompt.len();
+                Ok((self.engine().submit_all(vec![request])?.remove(0), tokens))
+            })
+            .collect();
+        let wait = |(handle, tokens): (inference::RequestHandle, usize)| {
+            let Completion { logits, .. } = handle.wait()?;
+            Ok(Embedding::new(logits.unwrap_or_default(), tokens))
+        };
+        handles.into_iter().map(|handle| handle.and_then(wait)).collect()
+    }
+
+    /// Whether the model embeds texts.
+    pub fn embeds(&self) -> bool {
+        self.checkpoint().spec.embeds
+    }
+
+    fn embedding_request(&self, text: &Request) -> Result<inference::Request, Error> {
+        if !self.embeds() {
+            return Err(Error::NoEmbeddings { model: self.checkpoint().name.clone() });
+        }
+        let request = inference::Request {
+            priority: text.priority,
+            timeout: text.timeout,
+            ..inference::Request::hidden(self.encode(text)?)
+        };
+        self.engine().validate(&request).map_err(SubmitError::from)?;
+        Ok(request)
+    }
+}
