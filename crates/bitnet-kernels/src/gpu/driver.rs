@@ -83,13 +83,20 @@ impl Entry {
     /// # Panics
     /// If number or types of the arguments differ from the declaration in the kernel's text.
     pub fn launch(&self, grid: Grid, args: &[Arg]) -> Launch {
+        self.launch_in(Vec::new(), grid, args)
+    }
+
+    /// As [`Entry::launch`], with memory for the arguments.
+    pub(super) fn launch_in(&self, mut memory: Vec<Arg>, grid: Grid, args: &[Arg]) -> Launch {
         assert!(
             args.iter().map(|arg| Some(discriminant(arg))).eq(self.parameters.iter().copied()),
             "{} takes {:?}, not {args:?}",
             self.kernel.name,
             self.kernel.parameters()
         );
-        Launch { kernel: self.kernel, grid, args: args.to_vec() }
+        memory.clear();
+        memory.extend_from_slice(args);
+        Launch { kernel: self.kernel, grid, args: memory }
     }
 }
 
@@ -103,6 +110,11 @@ pub struct Launch {
 }
 
 impl Launch {
+    /// The memory of its arguments.
+    pub(super) fn into_memory(self) -> Vec<Arg> {
+        self.args
+    }
+
     /// The kernel to run.
     pub fn kernel(&self) -> &'static Kernel {
         self.kernel

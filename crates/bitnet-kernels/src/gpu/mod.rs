@@ -208,8 +208,7 @@ impl<D: Driver> Gpu<D> {
             return Err(GpuError::RowTooWide { kernel: kernel.name, bytes, name, limit });
         }
         let grid = Grid { blocks: blocks.map(narrow), shared: narrow(shared) };
-        let launch = self.kernels.get(kernel).entry.launch(grid, args);
-        self.queue.push(launch);
+        self.queue.push(&self.kernels.get(kernel).entry, grid, args);
         self.counts.launches += 1;
         Ok(())
     }

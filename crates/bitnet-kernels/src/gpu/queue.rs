@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use super::{Driver, Gpu, GpuError, Launch};
+use super::{Arg, Driver, Entry, Gpu, GpuError, Grid, Launch};
 
 /// Minimum number of launches to record.
 const WORTH: usize = 8;
@@ -31,6 +31,8 @@ struct Recording<G> {
 /// Waiting launches, and recordings of previous ones.
 pub(super) struct Queue<G> {
     waiting: Vec<Launch>,
+    /// Launches that ran, whose memory the next ones take.
+    spare: Vec<Launch>,
     /// The launches that were last handed over without a recording.
     last: Vec<Launch>,
     recordings: Vec<Recording<G>>,
@@ -45,14 +47,23 @@ pub(super) struct Queue<G> {
 
 impl<G> Default for Queue<G> {
     fn default() -> Self {
-        let (waiting, last, recordings) = (Vec::new(), Vec::new(), Vec::new());
-        Queue { waiting, last, recordings, handed_over: 0, marked: false, read: false, unrecorded: false }
+        Queue {
+            waiting: Vec::new(),
+            spare: Vec::new(),
+            last: Vec::new(),
+            recordings: Vec::new(),
+            handed_over: 0,
+            marked: false,
+            read: false,
+            unrecorded: false,
+        }
     }
 }
 
 impl<G> Queue<G> {
-    pub(super) fn push(&mut self, launch: Launch) {
-        self.waiting.push(launch);
+    pub(super) fn push(&mut self, entry: &Entry, grid: Grid, args: &[Arg]) {
+        let memory = self.spare.pop().map(Launch::into_memory).unwrap_or_default();
+        self.waiting.push(entry.launch_in(memory, grid, args));
     }
 }
 
@@ -82,6 +93,7 @@ impl<D: Driver> Gpu<D> {
             known.used = now;
             self.driver.replay(&known.graph)?;
             self.counts.replays += 1;
+            self.queue.spare = launches;
         } else if let Some(graph) = self.record(&launches) {
             let replayed = self.driver.replay(&graph);
             self.queue.recordings.push(Recording { launches, graph, used: now });

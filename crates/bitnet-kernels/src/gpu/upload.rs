@@ -1,5 +1,5 @@
 use super::{DeviceBuffer, Driver, Gpu, GpuError, bytes::u32_bytes, ops::Pieces};
-use crate::{Run, Step};
+use crate::{BLOCK_TOKENS, Run, Step};
 
 /// Small arrays that describe a step to the kernels. Each has one place on the device, and is sent only if it differs
 /// from what is there: all layers of a step share what the first one sent.
@@ -57,6 +57,11 @@ pub(super) struct Described {
     runs: Vec<Run>,
     blocks: Vec<u32>,
     number: u64,
+    /// Number of positions that the runs reach, and of blocks that their lists reach.
+    pub(super) positions: usize,
+    pub(super) reached: usize,
+    /// Whether every run lists the blocks of its keys.
+    pub(super) listed: bool,
     /// The pieces of the runs for attention.
     pieces: Option<Pieces>,
 }
@@ -92,6 +97,15 @@ impl<D: Driver> Gpu<D> {
             known.blocks.extend_from_slice(blocks);
             known.number += 1;
             known.pieces = None;
+            let ends = || {
+                runs.iter()
+                    .filter(|run| !run.tokens.is_empty())
+                    .map(|run| (run, run.start + run.tokens.len()))
+            };
+            known.positions = ends().map(|(_, end)| end).max().unwrap_or(0);
+            known.reached = blocks.iter().max().map_or(0, |&block| block as usize + 1);
+            known.listed = ends()
+                .all(|(run, end)| end <= run.blocks.len() * BLOCK_TOKENS && run.blocks.end <= blocks.len());
         }
     }
 

@@ -106,7 +106,6 @@ impl<D: Driver> Gpu<D> {
     /// Computes causal attention of every token over its sequence's positions up to its own, with the queries in the
     /// first columns of `qkv`, which may have further columns; `out` is `[n][heads * head_dim]`.
     pub fn attention(&mut self, step: Step<'_>, qkv: &Rows, kv: &Kv, out: &mut Rows) -> Result<(), GpuError> {
-        let Step { runs, blocks } = step;
         let (kv_heads, head_dim) = (kv.shape.kv_heads, kv.shape.head_dim);
         let heads = out.width / head_dim;
         assert!(
@@ -116,19 +115,15 @@ impl<D: Driver> Gpu<D> {
         assert!(out.width + 2 * kv_heads * head_dim <= qkv.width, "rows must have queries, keys and values");
         assert!(qkv.kind == RowsKind::Between && out.kind == RowsKind::Between, "heads must be bf16");
         let rows = qkv.rows.min(out.rows);
-        assert!(runs.iter().all(|run| run.tokens.end <= rows), "the rows must fit their buffers");
+        assert!(step.tokens() <= rows, "the rows must fit their buffers");
         let group = heads / kv_heads;
         let width = WIDTHS.iter().find(|width| head_dim <= width.head_dim);
         let width = width.expect("a cache has heads that a kernel takes");
-        let listed = |run: &Run| run.start + run.tokens.len() <= run.blocks.len() * BLOCK_TOKENS;
-        assert!(
-            runs.iter().all(|run| run.tokens.is_empty() || listed(run) && run.blocks.end <= blocks.len()),
-            "all keys must have blocks"
-        );
-        assert!(blocks.iter().all(|&b| (b as usize) < kv.shape.blocks), "blocks must be in the cache");
         self.describe(step);
+        assert!(self.step.listed, "all keys must have blocks");
+        assert!(self.step.reached <= kv.shape.blocks, "blocks must be in the cache");
         let pieces = self.pieces(group, width.many.1);
-        let listed = self.upload_once(Upload::Blocks, || blocks.iter().copied())?;
+        let listed = self.upload_once(Upload::Blocks, || step.blocks.iter().copied())?;
         let common = [qkv.address(), kv.keys.address(), kv.values.address(), listed];
         let scale = 1.0 / (head_dim as f32).sqrt();
         let sizes = [qkv.stride, out.stride, kv.stride, head_dim, group];

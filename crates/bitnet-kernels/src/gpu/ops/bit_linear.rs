@@ -204,12 +204,9 @@ impl<D: Driver> Gpu<D> {
         rope: &Rope,
         kv: &Kv,
     ) -> Result<(u64, u64), GpuError> {
-        assert!(
-            step.runs.iter().all(|run| run.start + run.tokens.len() <= rope.positions),
-            "the rotary table must have all positions"
-        );
-        assert!(step.blocks.iter().all(|&b| (b as usize) < kv.shape.blocks), "blocks must be in the cache");
         self.describe(step);
+        assert!(self.step.positions <= rope.positions, "the rotary table must have all positions");
+        assert!(self.step.reached <= kv.shape.blocks, "blocks must be in the cache");
         let positions = self.upload_once(Upload::Positions, || positions(step))?;
         Ok((positions, self.upload_once(Upload::Slots, || slots(step))?))
     }
