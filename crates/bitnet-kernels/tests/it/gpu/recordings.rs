@@ -166,3 +166,39 @@ fn a_sequence_too_long_for_the_memory_of_its_parts_is_attended_in_one() {
     gpu.finish().unwrap();
     assert_eq!(gpu.counts().launches, 1, "nothing is merged");
 }
+
+/// What follows from a step's runs is computed once. Another step, and another number of heads in the same step, need
+/// other pieces.
+#[test]
+fn layers_that_share_a_step_or_not_attend_as_alone() {
+    const DIM: usize = 16;
+    let blocks = [1, 0, 2];
+    let (short, long) = ([0..8, 8..9], [0..2, 2..9]);
+    let runs = [short, long].map(|tokens| {
+        let of = |(i, tokens): (usize, std::ops::Range<usize>)| Run {
+            tokens,
+            start: 3 * i,
+            blocks: i..3,
+            state: 0,
+        };
+        tokens.into_iter().enumerate().map(of).collect::<Vec<_>>()
+    });
+    let attend = |gpu: &mut Gpu<Simulator>, runs: &[Run], heads: usize| {
+        let mut kv = gpu.kv(KvShape { blocks: 3, kv_heads: 1, head_dim: DIM }).unwrap();
+        let rope = gpu.rope(&[0.5; 10 * DIM / 2], &[0.25; 10 * DIM / 2], DIM).unwrap();
+        let mut qkv = gpu.rows(9, (heads + 2) * DIM, RowsKind::Between).unwrap();
+        let values: Vec<f32> = (0..9 * (heads + 2) * DIM).map(|i| (0.3 * i as f32).sin()).collect();
+        gpu.write_rows(&mut qkv, &values).unwrap();
+        let mut out = gpu.rows(9, heads * DIM, RowsKind::Between).unwrap();
+        let step = Step { runs, blocks: &blocks };
+        gpu.rope_store(step, heads, &rope, None, &mut qkv, &mut kv).unwrap();
+        gpu.attention(step, &qkv, &kv, &mut out).unwrap();
+        gpu.read_rows(&out, 9).unwrap()
+    };
+    let mut gpu = Gpu::new(Simulator::default()).unwrap();
+    for (step, heads) in [(0, 1), (0, 4), (0, 4), (1, 4), (0, 4), (1, 1)] {
+        let alone = attend(&mut Gpu::new(Simulator::default()).unwrap(), &runs[step], heads);
+        assert_eq!(attend(&mut gpu, &runs[step], heads), alone, "step {step}, {heads} heads");
+        assert!(alone.iter().all(|value| *value != 0.0), "step {step}, {heads} heads");
+    }
+}
