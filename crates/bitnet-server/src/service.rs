@@ -70,6 +70,16 @@ impl Service {
         &self.opened.checkpoint().spec.architecture
     }
 
+    /// Whether the model embeds texts.
+    pub(crate) fn embeds(&self) -> bool {
+        self.opened.embeds()
+    }
+
+    /// Width of a hidden state.
+    pub(crate) fn width(&self) -> usize {
+        self.opened.checkpoint().spec.hidden
+    }
+
     /// Compiles formats for the model's vocabulary.
     pub(crate) fn schemas(&self) -> &Schemas {
         self.opened.schemas()

@@ -19,6 +19,7 @@ use crate::{
     },
     openai::{
         chat,
+        embeddings::no_embeddings,
         job::{check_model, unknown_model},
         prompt::{Encoder, tokenizer},
     },
@@ -165,13 +166,13 @@ pub(crate) async fn detokenize(
     detokenized.await
 }
 
-/// `POST /v1/embeddings`, and Ollama's paths for the same.
+/// Ollama's paths for embeddings.
 pub(crate) async fn embeddings(State(app): State<Arc<App>>) -> Result<(), ApiError> {
-    let name = &app.service()?.model.name;
-    let message = format!(
-        "{name:.100?} is no embedding model: ask it for text, or serve a model for embeddings elsewhere"
-    );
-    Err(ApiError::new(StatusCode::BAD_REQUEST, "no_embeddings", message).about("model"))
+    let service = app.service()?;
+    if service.embeds() {
+        return Err(ApiError::unsupported("path", "embeddings in Ollama's form: send POST /v1/embeddings"));
+    }
+    Err(no_embeddings(&service.model.name))
 }
 
 /// Answers every other path.

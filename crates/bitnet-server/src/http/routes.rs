@@ -15,7 +15,7 @@ use tower_http::catch_panic::CatchPanicLayer;
 use crate::{
     dialects::{anthropic, errors::in_the_form_of_the_path, ollama, responses},
     http::{app::App, caller::Caller, error::ApiError, host::Hosts, origins, page, probes},
-    openai::generate,
+    openai::{embeddings, generate},
     random::fresh,
 };
 
@@ -40,7 +40,7 @@ pub(crate) fn router_for(app: Arc<App>, hosts: Hosts) -> Router {
         .route("/v1/responses", post(responses::responses))
         .route("/v1/messages", post(anthropic::messages))
         .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
-        .route("/v1/embeddings", post(probes::embeddings))
+        .route("/v1/embeddings", post(embeddings::embeddings))
         .route("/api/chat", post(ollama::chat))
         .route("/api/generate", post(ollama::prompt))
         .route("/api/show", post(ollama::show))

@@ -21,23 +21,34 @@ pub(super) fn prompts(fields: &mut Fields<'_>, encoder: &Encoder<'_>) -> Result<
         fields.only("echo", &[json!(false)]).map_err(|e| e.advised("leave out suffix"))?;
         return gaps(fields, &suffix, encoder);
     }
-    let value = fields.need_raw("prompt")?;
-    let Some(entries) = value.get().strip_prefix('[') else { return Ok(vec![prompt(value, encoder)?]) };
+    texts_or_ids(fields, "prompt", encoder)
+}
+
+/// Reads a field that is a text, a list of texts, a list of token ids, or a list of such lists.
+pub(super) fn texts_or_ids(
+    fields: &mut Fields<'_>,
+    field: &'static str,
+    encoder: &Encoder<'_>,
+) -> Result<Vec<Vec<u32>>, ApiError> {
+    let value = fields.need_raw(field)?;
+    let Some(entries) = value.get().strip_prefix('[') else {
+        return Ok(vec![prompt(value, field, encoder)?]);
+    };
     if entries.trim_ascii_start().starts_with(|c: char| c == '-' || c.is_ascii_digit()) {
-        return Ok(vec![ids(value, encoder)?]);
+        return Ok(vec![ids(value, field, encoder)?]);
     }
     let items: Vec<&RawValue> = list(value, MAX_PROMPTS).unwrap_or_default();
     if items.is_empty() {
-        return Err(ApiError::field("prompt", format!("a list of prompts holds 1 to {MAX_PROMPTS}")));
+        return Err(ApiError::field(field, format!("a list of prompts holds 1 to {MAX_PROMPTS}")));
     }
-    items.into_iter().map(|item| prompt(item, encoder)).collect()
+    items.into_iter().map(|item| prompt(item, field, encoder)).collect()
 }
 
-fn prompt(value: &RawValue, encoder: &Encoder<'_>) -> Result<Vec<u32>, ApiError> {
+fn prompt(value: &RawValue, field: &str, encoder: &Encoder<'_>) -> Result<Vec<u32>, ApiError> {
     if !value.get().starts_with('"') {
-        return ids(value, encoder);
+        return ids(value, field, encoder);
     }
-    let tokens = encoder.json(value, true, "prompt")?;
+    let tokens = encoder.json(value, true, field)?;
     // Checked here and not with the other limits, so that no work is spent on the prompts after one that is too long.
     match (tokens.len(), encoder.context) {
         (tokens, context) if tokens >= context => Err(InvalidRequest::TooLong { tokens, context }.into()),
@@ -45,10 +56,10 @@ fn prompt(value: &RawValue, encoder: &Encoder<'_>) -> Result<Vec<u32>, ApiError>
     }
 }
 
-fn ids(value: &RawValue, encoder: &Encoder<'_>) -> Result<Vec<u32>, ApiError> {
+fn ids(value: &RawValue, field: &str, encoder: &Encoder<'_>) -> Result<Vec<u32>, ApiError> {
     let unlike = |_| {
         let kinds = "a text, a list of texts, a list of token ids, or a list of such lists";
-        ApiError::field("prompt", format!("it must be {kinds}"))
+        ApiError::field(field, format!("it must be {kinds}"))
     };
     let tokens = list::<IgnoredAny>(value, usize::MAX).map_err(unlike)?.len();
     match encoder.context {

@@ -430,7 +430,7 @@ fn seed(body: Option<u64>, headers: &HeaderMap) -> Result<Option<u64>, ApiError>
     }
 }
 
-fn priority(fields: &mut Fields<'_>) -> Result<Priority, ApiError> {
+pub(crate) fn priority(fields: &mut Fields<'_>) -> Result<Priority, ApiError> {
     let Some(name) = fields.take::<String>("priority")? else { return Ok(Priority::Normal) };
     Priority::named(&name)
         .ok_or_else(|| ApiError::field("priority", "it must be interactive, normal or batch"))

@@ -3,6 +3,7 @@
 pub(crate) mod answers;
 pub(crate) mod chat;
 pub(crate) mod completions;
+pub(crate) mod embeddings;
 pub(crate) mod generate;
 pub(crate) mod grammar;
 pub(crate) mod harmless;

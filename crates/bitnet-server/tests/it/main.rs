@@ -5,6 +5,7 @@ mod anthropic;
 mod bounds;
 mod choices;
 mod description;
+mod embeddings;
 mod endings;
 mod faults;
 mod fields;
