@@ -14,6 +14,7 @@ mod known;
 mod layout;
 mod memory;
 mod ops;
+mod pieces;
 mod prepare;
 mod quants;
 mod queue;

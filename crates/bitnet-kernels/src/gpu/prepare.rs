@@ -1,8 +1,4 @@
-use super::{
-    Driver, Gpu, GpuError,
-    ops::{DRAWN, FEW_ROWS},
-    upload::Upload,
-};
+use super::{Driver, Gpu, GpuError, ops::DRAWN, pieces::FEW, upload::Upload};
 use crate::{Grouping, RowsKind, StepSize};
 
 /// Bytes of an id, a position or a slot.
@@ -17,7 +13,7 @@ const SAMPLING: usize = 32;
 impl<D: Driver> Gpu<D> {
     /// Allocates all memory that steps up to this size need in addition to their buffers.
     pub fn prepare(&mut self, size: &StepSize) -> Result<(), GpuError> {
-        let pieces = size.tokens * size.group.div_ceil(FEW_ROWS);
+        let pieces = size.tokens * size.group.div_ceil(FEW);
         for (what, bytes) in [
             (Upload::Tokens, WORD * size.tokens),
             (Upload::Positions, WORD * size.tokens),

@@ -1,4 +1,4 @@
-use super::{DeviceBuffer, Driver, Gpu, GpuError, bytes::u32_bytes, ops::Pieces};
+use super::{DeviceBuffer, Driver, Gpu, GpuError, bytes::u32_bytes, pieces::Pieces};
 use crate::{BLOCK_TOKENS, Run, Step};
 
 /// Small arrays that describe a step to the kernels. Each has one place on the device, and is sent only if it differs

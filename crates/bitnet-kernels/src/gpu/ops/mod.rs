@@ -15,6 +15,5 @@ mod sample;
 mod sigmoid_gate;
 mod tile;
 
-pub(super) use attention::{FEW as FEW_ROWS, Pieces};
 pub(super) use bit_linear::split_bytes;
 pub(super) use logits::DRAWN;

@@ -1,0 +1,70 @@
+//! Cuts the runs of a step into pieces for the thread blocks of attention.
+
+use crate::{BLOCK_TOKENS, Run};
+
+/// Rows of a thread block for few rows.
+pub(super) const FEW: usize = 16;
+/// Tiles by which the launch for a growing sequence grows, so that the next steps launch the same.
+const TILE_STEP: usize = 8;
+/// Pieces of runs. For every thread block: {first token, tokens, position of the first token, start of the block table,
+/// first row, 0, 0, 0}.
+#[derive(Debug, Default)]
+pub(super) struct Work {
+    pub(super) pieces: Vec<[u32; 8]>,
+    /// Maximum number of tiles of 64 keys that a piece attends to.
+    pub(super) tiles: usize,
+}
+
+impl Work {
+    fn add(&mut self, run: &Run, group: usize, rows: usize) {
+        let tokens = run.tokens.len();
+        // The last rows have the most keys, so they start first.
+        for first_row in (0..tokens * group).step_by(rows).rev() {
+            let piece = [run.tokens.start, tokens, run.start, run.blocks.start, first_row, 0, 0, 0];
+            self.pieces.push(piece.map(|x| x as u32));
+        }
+        self.tiles = self.tiles.max((run.start + tokens).div_ceil(BLOCK_TOKENS));
+    }
+
+    /// The words that the kernels read.
+    pub(super) fn words(&self) -> impl Iterator<Item = u32> {
+        self.pieces.as_flattened().iter().copied()
+    }
+}
+
+/// The pieces of all runs of a step.
+#[derive(Debug)]
+pub(super) struct Pieces {
+    group: usize,
+    rows: usize,
+    /// Those of few rows, for thread blocks of [`FEW`].
+    pub(super) few: Work,
+    /// The others.
+    pub(super) many: Work,
+}
+
+impl Pieces {
+    /// Cuts runs into pieces for `group` query heads per key head and thread blocks of [`FEW`] or of `rows` rows.
+    pub(super) fn of(runs: &[Run], group: usize, rows: usize) -> Self {
+        let (mut few, mut many) = (Work::default(), Work::default());
+        for run in runs.iter().filter(|run| !run.tokens.is_empty()) {
+            if run.tokens.len() == 1 || run.tokens.len() * group <= FEW {
+                few.add(run, group, FEW);
+            } else {
+                many.add(run, group, rows);
+            }
+        }
+        few.tiles = in_steps(few.tiles);
+        Pieces { group, rows, few, many }
+    }
+
+    /// Whether they are for this number of query heads per key head and this size of thread blocks.
+    pub(super) fn fit(&self, group: usize, rows: usize) -> bool {
+        (self.group, self.rows) == (group, rows)
+    }
+}
+
+/// Rounds the number of tiles up; tiles without keys for a row change nothing.
+fn in_steps(tiles: usize) -> usize {
+    if tiles < TILE_STEP { tiles.next_power_of_two() } else { tiles.next_multiple_of(TILE_STEP) }
+}
