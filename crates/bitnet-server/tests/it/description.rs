@@ -212,7 +212,6 @@ fn haproxy_queues_every_path_that_generates() {
     let short = [
         "/v1/messages/count_tokens",
         "/api/show",
-        "/v1/embeddings",
         "/api/embed",
         "/api/embeddings",
         "/tokenize",
