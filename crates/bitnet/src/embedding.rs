@@ -1,4 +1,4 @@
-use bitnet_inference::{self as inference, Completion, SubmitError};
+use bitnet_inference::{self as inference, Completion, RequestHandle, SubmitError};
 
 use crate::{Error, Model, Request};
 
@@ -67,18 +67,55 @@ impl Model {
         texts: impl IntoIterator<Item = R>,
     ) -> Vec<Result<Embedding, Error>> {
         let requests = texts.into_iter().map(|text| self.embedding_request(&text.into()));
-        let handles: Vec<_> = requests
-            .map(|request| {
-                let request = request?;
-                let tokens = request.prompt.len();
-                Ok((self.engine().submit_all(vec![request])?.remove(0), tokens))
-            })
-            .collect();
-        let wait = |(handle, tokens): (inference::RequestHandle, usize)| {
-            let Completion { logits, .. } = handle.wait()?;
-            Ok(Embedding::new(logits.unwrap_or_default(), tokens))
+        let submit = |request: Result<inference::Request, Error>| {
+            let request = request?;
+            let tokens = request.prompt.len();
+            Ok((self.engine().submit_all(vec![request])?.remove(0), tokens))
         };
+        let handles: Vec<Result<_, Error>> = requests.map(submit).collect();
+        let wait = |(handle, tokens): (RequestHandle, usize)| Ok(embedding(handle.wait()?, tokens));
         handles.into_iter().map(|handle| handle.and_then(wait)).collect()
+    }
+
+    /// As [`Model::embed`], on any executor.
+    ///
+    /// # Errors
+    /// As [`Model::embed`].
+    pub async fn embed_async(&self, text: impl Into<Request>) -> Result<Embedding, Error> {
+        self.embed_batch_async([text.into()]).await.remove(0)
+    }
+
+    /// As [`Model::embed_batch`], on any executor.
+    pub async fn embed_batch_async<R: Into<Request>>(
+        &self,
+        texts: impl IntoIterator<Item = R>,
+    ) -> Vec<Result<Embedding, Error>> {
+        let texts = texts.into_iter().map(|text| self.embedding_request(&text.into()));
+        let requests: Vec<_> = texts.collect();
+        let mut handles = Vec::with_capacity(requests.len());
+        for request in requests {
+            handles.push(match request {
+                Ok(request) => self.submit_embedding(request).await,
+                Err(error) => Err(error),
+            });
+        }
+        let mut embeddings = Vec::with_capacity(handles.len());
+        for handle in handles {
+            embeddings.push(match handle {
+                Ok((handle, tokens)) => {
+                    let done = handle.wait_async().await.map_err(Error::from);
+                    done.map(|completion| embedding(completion, tokens))
+                }
+                Err(error) => Err(error),
+            });
+        }
+        embeddings
+    }
+
+    async fn submit_embedding(&self, request: inference::Request) -> Result<(RequestHandle, usize), Error> {
+        let tokens = request.prompt.len();
+        let mut handles = self.engine().submit_all_async(vec![request]).await?;
+        Ok((handles.remove(0), tokens))
     }
 
     /// Whether the model embeds texts.
@@ -98,4 +135,9 @@ impl Model {
         self.engine().validate(&request).map_err(SubmitError::from)?;
         Ok(request)
     }
+}
+
+/// The embedding of a text of so many tokens.
+fn embedding(completion: Completion, tokens: usize) -> Embedding {
+    Embedding::new(completion.logits.unwrap_or_default(), tokens)
 }

@@ -31,8 +31,8 @@
 //! ```
 //!
 //! Every call has an async form for any executor: [`Model::complete_async`], [`Model::stream_async`],
-//! [`Model::batch_async`]. All calls, from all threads and clones of a model, share one engine, which computes them
-//! together. Dropping a stream or a future cancels its request.
+//! [`Model::batch_async`], [`Model::embed_async`]. All calls, from all threads and clones of a model, share one engine,
+//! which computes them together. Dropping a stream or a future cancels its request.
 //!
 //! For anything that this crate does not wrap, use the crates below it: [`inference`], [`model`], [`kernels`] and
 //! [`tensor`]. The names that users of other BitNet engines know are in [`names`].

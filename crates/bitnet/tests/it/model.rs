@@ -211,10 +211,13 @@ fn texts_are_embedded_together_as_alone_and_only_by_a_model_for_that() {
     let model = Model::open("synthetic:embedding-tiny").unwrap();
     let text = |i: u32| Request::tokens((0..1 + 37 * i).map(|p| (p * p + i) % 512).collect::<Vec<u32>>());
     let together = model.embed_batch((0..6).map(text));
-    for (i, embedding) in (0..).zip(together) {
+    let in_turn = block_on(model.embed_batch_async((0..6).map(text)));
+    for (i, (embedding, in_turn)) in (0..).zip(together.into_iter().zip(in_turn)) {
         let embedding = embedding.unwrap();
         assert_eq!((embedding.values.len(), embedding.prompt_tokens), (256, 1 + 37 * i as usize));
         assert_eq!(model.embed(text(i)).unwrap(), embedding, "{i}");
+        assert_eq!(block_on(model.embed_async(text(i))).unwrap(), embedding, "{i}");
+        assert_eq!(in_turn.unwrap(), embedding, "{i}");
         let length = |values: &[f32]| values.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>();
         assert!((length(&embedding.values) - 1.0).abs() < 1e-6);
         let whole = embedding.values.clone();
@@ -224,6 +227,10 @@ fn texts_are_embedded_together_as_alone_and_only_by_a_model_for_that() {
         assert!(short.iter().zip(&whole).all(|(s, w)| (s - w * ratio).abs() < 1e-6));
     }
     assert!(matches!(model.embed(Request::tokens([512])), Err(Error::Request(_))));
+    let mixed = [Request::tokens([512]), text(1)];
+    for each in [model.embed_batch(&mixed), block_on(model.embed_batch_async(&mixed))] {
+        assert!(matches!(&each[..], [Err(Error::Request(_)), Ok(_)]), "{each:?}");
+    }
     let error = demo().embed("ROMEO:").unwrap_err().to_string();
     assert!(error.contains("does not embed") && error.contains("demo"), "{error}");
 }
