@@ -19,7 +19,6 @@ use crate::{
     },
     openai::{
         chat,
-        embeddings::no_embeddings,
         job::{check_model, unknown_model},
         prompt::{Encoder, tokenizer},
     },
@@ -164,15 +163,6 @@ pub(crate) async fn detokenize(
         Ok(Json(json!({"prompt": text})))
     });
     detokenized.await
-}
-
-/// Ollama's paths for embeddings.
-pub(crate) async fn embeddings(State(app): State<Arc<App>>) -> Result<(), ApiError> {
-    let service = app.service()?;
-    if service.embeds() {
-        return Err(ApiError::unsupported("path", "embeddings in Ollama's form: send POST /v1/embeddings"));
-    }
-    Err(no_embeddings(&service.model.name))
 }
 
 /// Answers every other path.

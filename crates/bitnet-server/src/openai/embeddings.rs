@@ -18,7 +18,6 @@ use crate::{
         app::{App, read},
         error::ApiError,
         fields::Fields,
-        reading::Reading,
     },
     openai::{
         completions,
@@ -33,87 +32,125 @@ pub(crate) async fn embeddings(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Json<List>, ApiError> {
-    let name = &app.service()?.model.name;
-    if !app.service()?.embeds() {
-        return Err(no_embeddings(name));
-    }
-    let asked = read(&app, request, |service, _, body, reading| Asked::read(service, body, reading)).await?;
+    let (texts, coded) = read_texts(&app, request, |fields, encoder, service| {
+        let texts = Texts::take("input", fields, encoder, service)?;
+        match fields.take::<String>("encoding_format")?.as_deref() {
+            None | Some("float") => Ok((texts, false)),
+            Some("base64") => Ok((texts, true)),
+            Some(_) => Err(ApiError::field("encoding_format", "it must be float or base64")),
+        }
+    })
+    .await?;
     let service = app.service()?;
-    let refused = |error: &ApiError| service.metrics.rejected(error.body.code.unwrap_or("other"));
-    let (hidden, tokens) = asked.compute(service).await.inspect_err(refused)?;
-    let data = hidden.into_iter().enumerate().map(|(index, hidden)| {
-        let values = Embedding::new(hidden, 0).truncated(asked.dimensions).values;
-        let embedding = if asked.base64 { Values::Base64(base64(&values)) } else { Values::Floats(values) };
+    let embeddings = texts.embed(service).await?;
+    let tokens = embeddings.iter().map(|embedding| embedding.prompt_tokens).sum();
+    let data = embeddings.into_iter().enumerate().map(|(index, Embedding { values, .. })| {
+        let embedding = if coded { Values::Base64(base64(&values)) } else { Values::Floats(values) };
         Item { object: "embedding", index, embedding }
     });
     let usage = Usage { prompt_tokens: tokens, total_tokens: tokens };
-    Ok(Json(List { object: "list", data: data.collect(), model: name.clone(), usage }))
+    Ok(Json(List { object: "list", data: data.collect(), model: service.model.name.clone(), usage }))
+}
+
+/// Reads a body by a function that takes all its fields except the model's name. Refuses every body if the model does
+/// not embed texts.
+pub(crate) async fn read_texts<T: Send + 'static>(
+    app: &Arc<App>,
+    request: Request,
+    take: fn(&mut Fields<'_>, &Encoder<'_>, &Service) -> Result<T, ApiError>,
+) -> Result<T, ApiError> {
+    let service = app.service()?;
+    if !service.embeds() {
+        return Err(no_embeddings(&service.model.name));
+    }
+    let taken = read(app, request, move |service, _, body, reading| {
+        let mut fields = Fields::parse(body)?.strictly(service.config.strict);
+        check_model(&mut fields, &service.model)?;
+        let encoder = Encoder { model: &service.model, context: service.engine.context(), reading };
+        let taken = take(&mut fields, &encoder, service)?;
+        fields.finish()?;
+        Ok(taken)
+    });
+    taken.await
 }
 
 /// The model does not embed texts.
-pub(crate) fn no_embeddings(name: &str) -> ApiError {
+fn no_embeddings(name: &str) -> ApiError {
     let message = format!(
         "{name:.100?} is no embedding model: ask it for text, or serve a model for embeddings elsewhere"
     );
     ApiError::new(StatusCode::BAD_REQUEST, "no_embeddings", message).about("model")
 }
 
-/// A parsed and validated request.
-struct Asked {
+/// Texts to embed, as valid requests.
+pub(crate) struct Texts {
     requests: Vec<inference::Request>,
     dimensions: usize,
-    base64: bool,
     /// Whether the client has set a deadline.
     hurried: bool,
 }
 
-impl Asked {
-    fn read(service: &Service, body: &[u8], reading: &Reading) -> Result<Asked, ApiError> {
-        let mut fields = Fields::parse(body)?.strictly(service.config.strict);
-        check_model(&mut fields, &service.model)?;
-        let encoder = Encoder { model: &service.model, context: service.engine.context(), reading };
-        let texts = completions::texts_or_ids(&mut fields, "input", &encoder)?;
-        let base64 = match fields.take::<String>("encoding_format")?.as_deref() {
-            None | Some("float") => false,
-            Some("base64") => true,
-            Some(_) => return Err(ApiError::field("encoding_format", "it must be float or base64")),
-        };
+impl Texts {
+    /// Takes the texts of `field`, and the other fields that decide how they are embedded.
+    pub fn take(
+        field: &'static str,
+        fields: &mut Fields<'_>,
+        encoder: &Encoder<'_>,
+        service: &Service,
+    ) -> Result<Texts, ApiError> {
+        let texts = completions::texts_or_ids(fields, field, encoder)?;
         let width = service.width();
         let dimensions = fields.take("dimensions")?.unwrap_or(width);
         if !(1..=width).contains(&dimensions) {
             return Err(ApiError::field("dimensions", format!("{dimensions} is not from 1 to {width}")));
         }
-        let (priority, salt) = (priority(&mut fields)?, salt(fields.take("user")?));
-        fields.finish()?;
-        let timeout = Some(reading.remaining());
+        let (priority, salt) = (priority(fields)?, salt(fields.take("user")?));
+        let timeout = Some(encoder.reading.remaining());
         let request =
             |text| inference::Request { priority, salt, timeout, ..inference::Request::hidden(text) };
         let requests: Vec<_> = texts.into_iter().map(request).collect();
         requests
             .iter()
             .try_for_each(|request| service.engine.validate(request))
-            .map_err(|error| ApiError::from(error).about("input"))?;
-        Ok(Asked { requests, dimensions, base64, hurried: reading.hurried })
+            .map_err(|error| ApiError::from(error).about(field))?;
+        Ok(Texts { requests, dimensions, hurried: encoder.reading.hurried })
     }
 
-    /// The hidden states of all texts, which are admitted together or not at all, and their number of tokens.
-    async fn compute(&self, service: &Service) -> Result<(Vec<Vec<f32>>, usize), ApiError> {
+    /// Number of texts.
+    pub fn len(&self) -> usize {
+        self.requests.len()
+    }
+
+    /// Number of tokens of the longest text.
+    pub fn longest(&self) -> usize {
+        self.requests.iter().map(|request| request.prompt.len()).max().unwrap_or(0)
+    }
+
+    /// The embeddings of all texts, which are admitted together or not at all.
+    pub async fn embed(self, service: &Service) -> Result<Vec<Embedding>, ApiError> {
+        let refused = |error: &ApiError| service.metrics.rejected(error.body.code.unwrap_or("other"));
+        self.compute(service).await.inspect_err(refused)
+    }
+
+    async fn compute(self, service: &Service) -> Result<Vec<Embedding>, ApiError> {
         let (first, overload) = (&self.requests[0], &service.overload);
-        let deadline = first.timeout.filter(|_| self.hurried);
-        let expected = overload.check(&service.engine, first.priority, deadline)?;
-        let waiting = overload.wait(first.priority, expected);
-        let handles = service.engine.submit_together_timeout(self.requests.clone(), Duration::ZERO);
+        let (priority, deadline) = (first.priority, first.timeout.filter(|_| self.hurried));
+        let expected = overload.check(&service.engine, priority, deadline)?;
+        let waiting = overload.wait(priority, expected);
+        let lengths: Vec<usize> = self.requests.iter().map(|request| request.prompt.len()).collect();
+        let handles = service.engine.submit_together_timeout(self.requests, Duration::ZERO);
         let handles = handles.map_err(|refused| {
             let never = matches!(refused, SubmitError::NeverFits { .. });
             let error = overload.with_retry_time(&service.engine, ApiError::from(refused));
             if never { error.about("input") } else { error }
         })?;
-        let mut hidden = Vec::with_capacity(handles.len());
-        for handle in handles {
-            hidden.push(handle.wait_async().await.map_err(ApiError::from)?.logits.unwrap_or_default());
+        let mut embeddings = Vec::with_capacity(handles.len());
+        for (handle, tokens) in handles.into_iter().zip(lengths) {
+            let hidden = handle.wait_async().await.map_err(ApiError::from)?.logits.unwrap_or_default();
+            embeddings.push(Embedding::new(hidden, tokens).truncated(self.dimensions));
         }
         waiting.over();
-        Ok((hidden, self.requests.iter().map(|request| request.prompt.len()).sum()))
+        Ok(embeddings)
     }
 }
 

@@ -1,4 +1,4 @@
-//! `POST /v1/embeddings` of an embedding model.
+//! `POST /v1/embeddings`, and Ollama's paths for the same, of an embedding model.
 
 use std::time::Duration;
 
@@ -54,6 +54,69 @@ fn what_cannot_be_embedded_is_refused_by_its_field() {
         let reply = server.post("/v1/embeddings", &body);
         let error: Value = serde_json::from_str(&reply.text()).unwrap();
         assert_eq!((reply.status, error["error"]["param"].as_str()), (400, Some(field)), "{body}: {error}");
+    }
+}
+
+#[test]
+fn ollamas_paths_give_the_same_embeddings() {
+    let (server, model) = server();
+    let texts = [vec![1u32, 2, 3], vec![7; 40]];
+    let want: Vec<_> = texts.iter().map(|ids| model.embed(Request::tokens(ids.clone())).unwrap()).collect();
+    let many = server.post("/api/embed", &json!({"input": texts, "truncate": true, "keep_alive": "5m"})).ok();
+    assert_eq!((&many["prompt_eval_count"], &many["load_duration"]), (&json!(43), &json!(0)));
+    assert_eq!(many["model"], server.get("/v1/models").ok()["data"][0]["id"]);
+    assert!(many["total_duration"].as_u64().unwrap() > 0);
+    for (i, embedding) in want.iter().enumerate() {
+        assert_eq!(floats(&many["embeddings"][i]), embedding.values, "{i}");
+        let body = json!({"prompt": texts[i], "options": {"num_ctx": 41}});
+        assert_eq!(floats(&server.post("/api/embeddings", &body).ok()["embedding"]), embedding.values, "{i}");
+    }
+    let short = server.post("/api/embed", &json!({"input": [1, 2, 3], "dimensions": 5})).ok();
+    assert_eq!(floats(&short["embeddings"][0]), want[0].clone().truncated(5).values);
+    assert_eq!(server.post("/api/show", &json!({})).ok()["capabilities"], json!(["embedding"]));
+}
+
+#[test]
+fn ollamas_paths_refuse_what_cannot_be_embedded_by_its_field() {
+    let (server, _) = server();
+    for (path, body, begins) in [
+        ("/api/embed", json!({}), "input: it is missing"),
+        ("/api/embed", json!({"input": []}), "input: "),
+        ("/api/embed", json!({"input": vec![1; 50_000]}), "the prompt has 50000 tokens"),
+        ("/api/embed", json!({"input": [1, 2], "options": {"num_ctx": 2}}), "options.num_ctx: "),
+        ("/api/embed", json!({"input": [1], "options": {"temperature": 200}}), "temperature: "),
+        ("/api/embed", json!({"input": [1], "options": {"n": 2}}), "options.n: "),
+        ("/api/embed", json!({"input": [1], "truncated": true}), "truncated: "),
+        ("/api/embed", json!({"input": [1], "dimensions": 257}), "dimensions: "),
+        ("/api/embeddings", json!({}), "prompt: it is missing"),
+        ("/api/embeddings", json!({"prompt": [[1], [2]]}), "prompt: it must be one text"),
+        ("/api/embeddings", json!({"prompt": [1], "input": [1]}), "input: "),
+    ] {
+        let reply = server.post(path, &body);
+        let error = reply.json();
+        let message = error["error"].as_str().unwrap_or_else(|| panic!("{error}"));
+        assert!(reply.status == 400 && message.starts_with(begins), "{} {body}: {message}", reply.status);
+    }
+}
+
+#[test]
+fn the_described_fields_of_embeddings_are_those_that_are_taken() {
+    let (server, _) = server();
+    let description = server.get("/openapi.json").ok();
+    for (path, schema, needed) in [
+        ("/v1/embeddings", "EmbeddingRequest", "input"),
+        ("/api/embed", "OllamaEmbedRequest", "input"),
+        ("/api/embeddings", "OllamaEmbeddingsRequest", "prompt"),
+    ] {
+        let fields = description["components"]["schemas"][schema]["properties"].as_object().unwrap();
+        assert!(fields.len() >= 6, "{fields:?}");
+        for name in fields.keys() {
+            let mut body = json!({needed: [1]});
+            body[name] = json!({"no": ["such", "value"]});
+            let reply = server.post(path, &body);
+            let unknown = reply.text().contains(&format!("{name}: this field is not supported"));
+            assert!(reply.status == 200 || (!unknown && reply.text().contains(&**name)), "{}", reply.text());
+        }
     }
 }
 

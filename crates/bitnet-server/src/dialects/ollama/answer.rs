@@ -68,10 +68,14 @@ struct End {
     eval_duration: u64,
 }
 
+/// A duration in nanoseconds.
+pub(super) fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
 impl End {
     fn of(turn: &Turn) -> End {
         let times = turn.times();
-        let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         End {
             done_reason: if turn.is_cut_off() { "length" } else { "stop" },
             total_duration: nanos(times.prompt + times.answer),

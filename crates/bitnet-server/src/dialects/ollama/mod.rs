@@ -1,6 +1,8 @@
-//! Ollama's API: `POST /api/chat`, `POST /api/generate`, and the small paths that its clients ask first.
+//! Ollama's API: `POST /api/chat`, `POST /api/generate`, `POST /api/embed`, and the small paths that its clients ask
+//! first.
 
 mod answer;
+pub(crate) mod embed;
 mod input;
 mod options;
 
@@ -71,7 +73,7 @@ pub(crate) async fn show(State(app): State<Arc<App>>, request: Request) -> Resul
                 "general.architecture": family,
                 format!("{family}.context_length"): service.engine.context(),
             },
-            "capabilities": ["completion", "tools"],
+            "capabilities": if service.embeds() { &["embedding"][..] } else { &["completion", "tools"] },
         })))
     });
     shown.await
