@@ -5,6 +5,7 @@
 
 mod answer;
 mod bridge;
+mod embeddings;
 mod errors;
 mod logits;
 mod model;

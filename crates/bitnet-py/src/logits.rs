@@ -18,13 +18,7 @@ pub(crate) fn after<'py>(
     model: &bitnet::Model,
     prompt: &Bound<'py, PyAny>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let ids = |prompt: &Bound<'py, PyAny>| ids(py, model, prompt);
-    let one =
-        prompt.extract::<&str>().is_ok() || prompt.extract::<Vec<u32>>().is_ok_and(|ids| !ids.is_empty());
-    let prompts: Vec<Vec<u32>> = match one {
-        true => vec![ids(prompt)?],
-        false => prompt.try_iter()?.map(|prompt| ids(&prompt?)).collect::<PyResult<_>>()?,
-    };
+    let (prompts, one) = one_or_many(py, model, prompt)?;
     let (rows, vocab) = (prompts.len(), model.engine().vocab());
     let done = wait(py, completions(model, prompts, Output::Logits))?.or_raise(py)?;
     let logits = done.into_iter().flat_map(|completion| completion.logits.unwrap_or_default());
@@ -42,6 +36,21 @@ pub(crate) fn within<'py>(
     let scored: Vec<f32> = done.iter().flat_map(|done| &done.scored).map(|token| token.logprob).collect();
     let shape = (scored.len(),);
     array(py, scored, shape)
+}
+
+/// The token ids of a prompt or of several, and whether it is one.
+pub(crate) fn one_or_many(
+    py: Python<'_>,
+    model: &bitnet::Model,
+    prompt: &Bound<'_, PyAny>,
+) -> PyResult<(Vec<Vec<u32>>, bool)> {
+    let one =
+        prompt.extract::<&str>().is_ok() || prompt.extract::<Vec<u32>>().is_ok_and(|ids| !ids.is_empty());
+    if one {
+        return Ok((vec![ids(py, model, prompt)?], true));
+    }
+    let prompts = prompt.try_iter()?.map(|prompt| ids(py, model, &prompt?));
+    Ok((prompts.collect::<PyResult<_>>()?, false))
 }
 
 fn ids(py: Python<'_>, model: &bitnet::Model, prompt: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
@@ -68,7 +77,8 @@ async fn completions(
     Ok(done)
 }
 
-fn array<'py>(
+/// A new NumPy array of float32.
+pub(crate) fn array<'py>(
     py: Python<'py>,
     values: impl IntoIterator<Item = f32>,
     shape: impl IntoPyObject<'py>,

@@ -20,6 +20,7 @@ use pyo3::{
 use crate::{
     answer::Answer,
     bridge::Bridge,
+    embeddings,
     errors::{OrRaise, raised, refused, unusable},
     logits, options,
     process::Mine,
@@ -216,6 +217,19 @@ impl Model {
     /// `(tokens - 1,)`.
     fn score<'py>(&self, py: Python<'py>, prompt: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         logits::within(py, &self.get(py)?, prompt)
+    }
+
+    /// Returns the embedding of a text, with shape `(hidden,)`, or each of several texts, with shape `(texts, hidden)`.
+    /// An embedding has length 1, also if `dimensions` keeps only its first values. Several texts are computed together,
+    /// and each has the same embedding as alone.
+    #[pyo3(signature = (texts, *, dimensions=None))]
+    fn embed<'py>(
+        &self,
+        py: Python<'py>,
+        texts: &Bound<'py, PyAny>,
+        dimensions: Option<usize>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        embeddings::of(py, &self.get(py)?, texts, dimensions)
     }
 
     /// Converts a text to token ids, with the model's special tokens around it unless `special` is false.

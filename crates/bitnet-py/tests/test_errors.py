@@ -121,7 +121,8 @@ def test_progress_is_reported_and_can_stop_loading():
 
 INTERRUPTED = """
 import asyncio, bitnet, sys
-model = bitnet.Model.load("synthetic:tiny", device="cpu", threads=1)
+name = "synthetic:embedding-tiny" if sys.argv[1] == "embed" else "synthetic:tiny"
+model = bitnet.Model.load(name, device="cpu", threads=1)
 endless = dict(max_tokens=8000, ignore_eos=True, seed=1)
 def forever(*_):
     print("begun", flush=True)
@@ -134,6 +135,7 @@ forms = {
     "stream": lambda: [list(model.stream([1, 2], **endless)) for _ in range(1000)],
     "async": lambda: [asyncio.run(read()) for _ in range(1000)],
     "score": lambda: [model.score([1] * 8000) for _ in range(1000)],
+    "embed": lambda: [model.embed([[i + 1] * 8000 for i in range(9)]) for _ in range(1000)],
     "load": lambda: bitnet.Model.load("synthetic:700m", device="cpu", progress=lambda *_: print("begun", flush=True)),
 }
 form = forms[sys.argv[1]]
@@ -146,7 +148,7 @@ except KeyboardInterrupt:
 """
 
 
-@pytest.mark.parametrize("form", ["generate", "batch", "stream", "async", "score", "load"])
+@pytest.mark.parametrize("form", ["generate", "batch", "stream", "async", "score", "embed", "load"])
 def test_ctrl_c_ends_every_form_of_waiting_and_the_model_goes_on(form):
     run = [sys.executable, "-c", INTERRUPTED, form]
     with subprocess.Popen(run, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as python:

@@ -128,6 +128,12 @@ class Model:
     def score(self, prompt: str | Sequence[int]) -> NDArray[np.float32]:
         """Returns the log-probability (natural logarithm) of every token of a prompt except the first, with shape
         `(tokens - 1,)`."""
+    def embed(
+        self, texts: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]], *, dimensions: int | None = None
+    ) -> NDArray[np.float32]:
+        """Returns the embedding of a text, with shape `(hidden,)`, or each of several texts, with shape
+        `(texts, hidden)`. An embedding has length 1, also if `dimensions` keeps only its first values. Several texts
+        are computed together, and each has the same embedding as alone."""
     def tokenize(self, text: str, *, special: bool = True) -> list[int]:
         """Converts a text to token ids, with the model's special tokens around it unless `special` is false."""
     def detokenize(self, ids: Sequence[int], *, special: bool = False) -> str:
