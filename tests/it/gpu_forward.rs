@@ -318,7 +318,7 @@ fn a_file_of_panels_gives_a_gpu_the_bits_of_the_model_that_was_converted() {
 /// of 32 and float decays and rates, no position is off by more than 0.07.
 #[test]
 fn every_fixture_on_a_gpu_is_near_the_oracle() {
-    let scaled_by_rows = ["bitnet-packed", "bitnet-odd", "llama-bitlinear", "onebitllm"];
+    let scaled_by_rows = ["bitnet-packed", "bitnet-odd", "llama-bitlinear", "onebitllm", "qwen3-embedding"];
     let scaled_by_groups =
         ["qwen3-ternary", "qwen3-unpacked", "qwen3-yarn", "qwen3-g64", "minicpm-mup", "minicpm-blocks"];
     let recurrent = ["qwen35-ternary", "qwen35-hadamard"];
