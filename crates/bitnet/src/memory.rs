@@ -105,12 +105,12 @@ mod system {
     }
 }
 
-/// Bytes reserved for the program itself: code, stacks, tables. At most a sixteenth of the budget.
+/// Bytes reserved for the program itself: code, stacks, tables. At most a twelfth of the limit.
 const PROGRAM: u64 = 12_000_000;
 
 /// Sizes, in bytes, between which a model can use memory.
 pub(crate) struct Budget {
-    /// Minimum to run at all.
+    /// Minimum that the model needs to run at all.
     pub needed: u64,
     /// Enough for prompts in real chunks and one request of the maximum length.
     pub useful: u64,
@@ -130,11 +130,13 @@ impl Budget {
             (None, Some(bytes)) => (bytes / 2).max(self.useful).min(bytes),
             (None, None) => self.everything,
         };
-        let kept = PROGRAM.min(given / 16);
+        let left = given - PROGRAM.min(given / 12);
+        // The smallest value of `given` that leaves what is needed.
+        let needed = self.needed + PROGRAM.min(self.needed.saturating_sub(1) / 11);
         match limit {
-            _ if given >= self.needed => Ok((given - kept).clamp(self.needed, self.everything)),
-            Some(_) => Err(Error::MemoryLimit { given, needed: self.needed }),
-            None => Err(Error::Memory { available: given, needed: self.needed }),
+            _ if left >= self.needed => Ok(left.min(self.everything)),
+            Some(_) => Err(Error::MemoryLimit { given, needed }),
+            None => Err(Error::Memory { available: given, needed }),
         }
     }
 }
@@ -181,8 +183,8 @@ mod tests {
     #[test]
     fn a_limit_below_what_is_needed_names_what_is_needed() {
         let within = |bytes| BUDGET.within(Some(Memory::Bytes(bytes)), None);
-        assert!(within(10).unwrap_err().cure().contains("1000"));
-        assert_eq!((within(1000).ok(), within(1600).ok()), (Some(1000), Some(1500)));
+        assert!(within(10).unwrap_err().cure().contains("1090"));
+        assert_eq!([1089, 1090, 1200].map(|bytes| within(bytes).ok()), [None, Some(1000), Some(1100)]);
         assert_eq!(within(9000).ok(), Some(4000));
         assert!(matches!(BUDGET.within(Some(Memory::Percent(50.0)), None), Err(Error::MemoryUnknown)));
     }
@@ -190,8 +192,8 @@ mod tests {
     #[test]
     fn without_a_limit_half_is_taken_and_more_only_where_it_makes_the_model_useful() {
         let taken = |available| BUDGET.within(None, Some(available)).ok();
-        let cases = [(999, None), (1000, Some(1000)), (1440, Some(1350)), (2000, Some(1407))];
-        for (available, expected) in cases.into_iter().chain([(6400, Some(3000)), (20_000, Some(4000))]) {
+        let cases = [(1089, None), (1090, Some(1000)), (1440, Some(1320)), (2000, Some(1375))];
+        for (available, expected) in cases.into_iter().chain([(6000, Some(2750)), (20_000, Some(4000))]) {
             assert_eq!(taken(available), expected, "{available}");
         }
     }
