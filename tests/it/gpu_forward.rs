@@ -2,11 +2,12 @@
 
 use std::path::Path;
 
+use bitnet_inference::sampling::random_u64;
 use bitnet_kernels::{Backend, Drawn, Reference, SamplingParams, Wanted, gpu::Gpu};
 use bitnet_model::{
     Activation, Batch, Checkpoint, Limits, Logits, Model, ModelSpec, Synthetic, Target, Transformer, convert,
 };
-use bitnet_tests::{Handle, Simulator, Tap, all_forms, distances};
+use bitnet_tests::{Handle, Null, Simulator, Tap, all_forms, distances};
 
 use crate::goldens::{PROMPTS, load_on, prefill};
 
@@ -357,4 +358,39 @@ fn a_sequence_continues_from_a_copy_of_its_state_on_a_gpu() {
     model.forward(&batch, &mut logits).unwrap();
     let rest: Vec<f32> = (0..7).flat_map(|row| logits.row(row)).copied().collect();
     assert_eq!(bits(&rest), bits(&whole[13 * source.spec().vocab..]));
+}
+
+/// A batch of another size at every step: what comes again, however much later, is replayed.
+#[test]
+fn a_server_whose_batch_changes_size_all_the_time_replays_nine_steps_in_ten() {
+    const STEPS: usize = 2000;
+    const BLOCKS: usize = 16;
+    let large = Synthetic::named("2b4t").unwrap();
+    let small =
+        Synthetic::of(ModelSpec { hidden: 128, ffn: 128, vocab: 512, layers: 2, ..large.spec().clone() });
+    let limits = Limits { max_tokens: 64, max_logit_rows: 64, kv_blocks: 64 * BLOCKS, state_slots: 0 };
+    let gpu = Gpu::new(Null::default()).unwrap();
+    let mut model = Transformer::load(small.spec(), &small, gpu, limits, &mut |_, _| {}).unwrap();
+    let (mut batch, mut logits) = (Batch::new(), Logits::default());
+    let random = |step, what| random_u64(7, what, step as u64) as usize;
+    let mut lengths = [0; 64].map(|_: usize| 0);
+    let (mut size, mut changes) = (40, 0);
+    for step in 0..STEPS {
+        let before = size;
+        // Some requests end and others begin, so that between 24 and 56 run.
+        size = (size + random(step, 0) % 7).saturating_sub(3).clamp(24, 56);
+        changes += usize::from(size != before);
+        batch.clear();
+        for (sequence, length) in lengths[..size].iter_mut().enumerate() {
+            let ends = *length + 1 == BLOCKS * 64 || random(step, 1 + sequence as u32) % 300 == 0;
+            *length = if ends { 0 } else { *length + 1 };
+            let blocks: Vec<u32> = (0..BLOCKS).map(|block| (sequence * BLOCKS + block) as u32).collect();
+            batch.push(&[1], *length, &blocks, 0..1);
+            batch.want(|_| Wanted::Token(SamplingParams::GREEDY));
+        }
+        model.forward(&batch, &mut logits).unwrap();
+    }
+    let replays = model.backend_ref().counts().replays as usize;
+    assert!(changes * 10 > STEPS * 7, "{changes} changes");
+    assert!(replays * 10 >= STEPS * 9, "{replays} of {STEPS}");
 }

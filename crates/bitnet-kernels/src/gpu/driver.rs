@@ -46,6 +46,16 @@ impl Arg {
             Arg::F64(_) => ".f64",
         }
     }
+
+    /// The bits of the value, the lowest first.
+    pub(super) fn bits(&self) -> u64 {
+        match *self {
+            Arg::U32(x) => u64::from(x),
+            Arg::U64(x) => x,
+            Arg::F32(x) => u64::from(x.to_bits()),
+            Arg::F64(x) => x.to_bits(),
+        }
+    }
 }
 
 /// Shape of a launch; the kernel determines the size of a block.
@@ -115,6 +125,19 @@ impl Launch {
         self.args
     }
 
+    /// Whether this is the launch of `kernel` with this grid and these arguments.
+    pub(super) fn is(&self, kernel: &'static Kernel, grid: Grid, args: &[Arg]) -> bool {
+        ptr::eq(self.kernel, kernel) && self.grid == grid && self.args == args
+    }
+
+    /// Continues the hash of the launches before this one.
+    pub(super) fn hash(&self, before: u64) -> u64 {
+        let [x, y, z] = self.grid.blocks.map(u64::from);
+        let head = [ptr::from_ref(self.kernel).addr() as u64, x, y, z, u64::from(self.grid.shared)];
+        let words = head.into_iter().chain(self.args.iter().map(Arg::bits));
+        words.fold(before, |hash, word| (hash.rotate_left(5) ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15))
+    }
+
     /// The kernel to run.
     pub fn kernel(&self) -> &'static Kernel {
         self.kernel
@@ -134,7 +157,7 @@ impl Launch {
 /// Launches are equal if kernel, grid and arguments are: they then do the same to the same memory.
 impl PartialEq for Launch {
     fn eq(&self, other: &Self) -> bool {
-        ptr::eq(self.kernel, other.kernel) && self.grid == other.grid && self.args == other.args
+        self.is(other.kernel, other.grid, &other.args)
     }
 }
 

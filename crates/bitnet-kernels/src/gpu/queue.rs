@@ -1,14 +1,16 @@
 //! Queues the work of a step until the caller waits for it, then hands everything to the driver at once: the inputs
 //! that changed, and all launches.
 
-use std::time::Instant;
+use std::{collections::VecDeque, time::Instant};
 
 use super::{Arg, Driver, Entry, Gpu, GpuError, Grid, Launch};
 
 /// Minimum number of launches to record.
 const WORTH: usize = 8;
 /// Maximum number of recordings; the least recently used one is dropped for a new one.
-const KEPT: usize = 64;
+const KEPT: usize = 128;
+/// Number of earlier hand-overs of which one that comes again is recorded.
+const REMEMBERED: usize = 256;
 
 /// Mark in the driver's queue: before the inputs of a step.
 const BEGIN: usize = 0;
@@ -23,6 +25,7 @@ const READ: usize = 3;
 /// kernel, grid, address and number.
 struct Recording<G> {
     launches: Vec<Launch>,
+    hash: u64,
     graph: G,
     /// Number of the hand-over that last used it.
     used: u64,
@@ -31,39 +34,91 @@ struct Recording<G> {
 /// Waiting launches, and recordings of previous ones.
 pub(super) struct Queue<G> {
     waiting: Vec<Launch>,
+    /// Index of the recording whose first `followed` launches wait instead, because what was launched equals them. Most
+    /// steps equal the one before, and comparing launches costs less than keeping them.
+    following: Option<usize>,
+    followed: usize,
     /// Launches that ran, whose memory the next ones take.
     spare: Vec<Launch>,
-    /// The launches that were last handed over without a recording.
-    last: Vec<Launch>,
     recordings: Vec<Recording<G>>,
+    /// Hashes of the launches that were last handed over without a recording.
+    unrecorded: VecDeque<u64>,
     handed_over: u64,
     /// Whether a hand-over has marks that are not read yet.
     marked: bool,
     /// Whether results have been read since.
     read: bool,
     /// Whether the driver failed to record; if so, it is not asked to record again.
-    unrecorded: bool,
+    refused: bool,
 }
 
 impl<G> Default for Queue<G> {
     fn default() -> Self {
         Queue {
             waiting: Vec::new(),
+            following: None,
+            followed: 0,
             spare: Vec::new(),
-            last: Vec::new(),
             recordings: Vec::new(),
+            unrecorded: VecDeque::new(),
             handed_over: 0,
             marked: false,
             read: false,
-            unrecorded: false,
+            refused: false,
         }
     }
 }
 
 impl<G> Queue<G> {
     pub(super) fn push(&mut self, entry: &Entry, grid: Grid, args: &[Arg]) {
+        if let Some(at) = self.following {
+            let next = self.recordings[at].launches.get(self.followed);
+            if next.is_some_and(|next| next.is(entry.kernel(), grid, args)) {
+                self.followed += 1;
+                return;
+            }
+            self.leave();
+        }
         let memory = self.spare.pop().map(Launch::into_memory).unwrap_or_default();
         self.waiting.push(entry.launch_in(memory, grid, args));
+    }
+
+    fn is_empty(&self) -> bool {
+        self.waiting.is_empty() && self.followed == 0
+    }
+
+    /// Stops following a recording: the launches that equal its first ones are kept as launches of their own.
+    fn leave(&mut self) {
+        if let Some(at) = self.following.take() {
+            let followed = std::mem::take(&mut self.followed);
+            self.waiting.extend_from_slice(&self.recordings[at].launches[..followed]);
+        }
+    }
+
+    /// The index of the recording that equals what waits, or what waits, with its hash. Nothing waits any more.
+    fn take(&mut self) -> Result<usize, (Vec<Launch>, u64)> {
+        if let Some(at) = self.following.filter(|&at| self.followed == self.recordings[at].launches.len()) {
+            self.followed = 0;
+            return Ok(at);
+        }
+        self.leave();
+        let launches = std::mem::take(&mut self.waiting);
+        let hash = launches.iter().fold(0, |hash, launch| launch.hash(hash));
+        let equal = |known: &Recording<G>| known.hash == hash && known.launches == launches;
+        match self.recordings.iter().position(equal) {
+            Some(at) => {
+                self.spare = launches;
+                Ok(at)
+            }
+            None => Err((launches, hash)),
+        }
+    }
+
+    /// Makes room for another recording. Returns the one to discard, if there are too many.
+    fn make_room(&mut self) -> Option<G> {
+        let oldest = self.recordings.iter().enumerate().min_by_key(|(_, r)| r.used).map(|(at, _)| at);
+        let oldest = oldest.filter(|_| self.recordings.len() == KEPT)?;
+        Some(self.recordings.swap_remove(oldest).graph)
     }
 }
 
@@ -73,37 +128,30 @@ impl<D: Driver> Gpu<D> {
         if let Some(lost) = &self.lost {
             return Err(lost.clone());
         }
-        if self.queue.waiting.is_empty() {
+        if self.queue.is_empty() {
             return Ok(());
         }
-        let launches = std::mem::take(&mut self.queue.waiting);
-        let done = self.run(launches);
+        let done = self.run();
         self.uploads.handed_over(done.is_ok());
         self.remember(done)
     }
 
-    fn run(&mut self, launches: Vec<Launch>) -> Result<(), GpuError> {
+    fn run(&mut self) -> Result<(), GpuError> {
         self.driver.mark(BEGIN)?;
         self.uploads.send(&mut self.driver)?;
         self.driver.mark(SENT)?;
         let begun = Instant::now();
         self.queue.handed_over += 1;
-        let now = self.queue.handed_over;
-        if let Some(known) = self.queue.recordings.iter_mut().find(|known| known.launches == launches) {
-            known.used = now;
-            self.driver.replay(&known.graph)?;
+        let recorded = match self.queue.take() {
+            Ok(at) => Some(at),
+            Err((launches, hash)) => self.record_or_launch(launches, hash)?,
+        };
+        if let Some(at) = recorded {
+            let recording = &mut self.queue.recordings[at];
+            recording.used = self.queue.handed_over;
+            self.driver.replay(&recording.graph)?;
             self.counts.replays += 1;
-            self.queue.spare = launches;
-        } else if let Some(graph) = self.record(&launches) {
-            let replayed = self.driver.replay(&graph);
-            self.queue.recordings.push(Recording { launches, graph, used: now });
-            replayed?;
-            self.counts.replays += 1;
-        } else {
-            for launch in &launches {
-                self.driver.launch(launch, &self.kernels.get(launch.kernel()).function)?;
-            }
-            self.queue.last = launches;
+            self.queue.following = recorded;
         }
         self.counts.times.launch += begun.elapsed();
         self.driver.mark(COMPUTED)?;
@@ -111,17 +159,33 @@ impl<D: Driver> Gpu<D> {
         Ok(())
     }
 
-    /// Records launches that equal those of the previous hand-over. If the driver cannot record them, they are launched
-    /// one by one, which reports any other error.
-    fn record(&mut self, launches: &[Launch]) -> Option<D::Graph> {
-        let again = launches.len() >= WORTH && launches == self.queue.last;
-        if !again || self.queue.unrecorded {
+    /// Records launches that were handed over before, and returns the index of the recording. Others run one by one.
+    fn record_or_launch(&mut self, launches: Vec<Launch>, hash: u64) -> Result<Option<usize>, GpuError> {
+        if let Some(graph) = self.record(&launches, hash) {
+            self.queue.recordings.push(Recording { launches, hash, graph, used: 0 });
+            return Ok(Some(self.queue.recordings.len() - 1));
+        }
+        for launch in &launches {
+            self.driver.launch(launch, &self.kernels.get(launch.kernel()).function)?;
+        }
+        let queue = &mut self.queue;
+        if queue.unrecorded.len() == REMEMBERED {
+            queue.unrecorded.pop_front();
+        }
+        queue.unrecorded.push_back(hash);
+        queue.spare = launches;
+        Ok(None)
+    }
+
+    /// Records launches whose hash equals that of a previous hand-over. If the driver cannot record them, they are
+    /// launched one by one, which reports any other error.
+    fn record(&mut self, launches: &[Launch], hash: u64) -> Option<D::Graph> {
+        let again = launches.len() >= WORTH && self.queue.unrecorded.contains(&hash);
+        if !again || self.queue.refused {
             return None;
         }
-        let recordings = &mut self.queue.recordings;
-        if recordings.len() == KEPT {
-            let oldest = recordings.iter().enumerate().min_by_key(|(_, r)| r.used).map_or(0, |(i, _)| i);
-            self.driver.discard(recordings.swap_remove(oldest).graph);
+        if let Some(unused) = self.queue.make_room() {
+            self.driver.discard(unused);
         }
         let loaded: Vec<_> =
             launches.iter().map(|launch| (launch, &self.kernels.get(launch.kernel()).function)).collect();
@@ -130,7 +194,7 @@ impl<D: Driver> Gpu<D> {
             Ok(_) => self.counts.recordings += 1,
             Err(_) => {
                 self.counts.unrecorded += 1;
-                self.queue.unrecorded = true;
+                self.queue.refused = true;
             }
         }
         graph.ok()

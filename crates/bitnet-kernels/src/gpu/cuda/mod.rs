@@ -196,13 +196,7 @@ impl Cuda {
     fn issue(&self, launch: &Launch, function: &Function) -> Result<(), GpuError> {
         let kernel = launch.kernel();
         assert!(ptr::eq(kernel, function.kernel), "a launch must run its own kernel");
-        let value = |&arg: &Arg| match arg {
-            Arg::U32(x) => u64::from(x),
-            Arg::U64(x) => x,
-            Arg::F32(x) => u64::from(x.to_bits()),
-            Arg::F64(x) => x.to_bits(),
-        };
-        let mut values: Vec<u64> = launch.args().iter().map(value).collect();
+        let mut values: Vec<u64> = launch.args().iter().map(Arg::bits).collect();
         let mut pointers: Vec<*mut c_void> = values.iter_mut().map(|v| ptr::from_mut(v).cast()).collect();
         let grid = launch.grid();
         let [x, y, z] = grid.blocks;

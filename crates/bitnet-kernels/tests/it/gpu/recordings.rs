@@ -48,6 +48,19 @@ fn launches_are_recorded_when_they_come_again_and_replayed_only_if_all_are_equal
     assert!(first[..WIDTH] == of_a[..WIDTH] && first[WIDTH..] == of_b[WIDTH..], "one row was quantised");
     assert_eq!(step(&mut gpu, ROWS, &a, &mut out), of_a);
     assert_eq!(counts(&gpu), (1, 3), "what was recorded is still there");
+    let replays = [(&b, ROWS, (2, 4)), (&a, 1, (3, 5)), (&b, ROWS, (3, 6))];
+    for (x, n, expected) in replays {
+        step(&mut gpu, n, x, &mut out);
+        assert_eq!(counts(&gpu), expected, "what comes again is recorded, whatever came between");
+    }
+    // The same launches up to the last; then the same, with another at the end.
+    for more in [0, 1] {
+        for _ in 0..7 + 2 * more {
+            gpu.norm_quantize(ROWS, &a, [None, None], None, &mut out).unwrap();
+        }
+        assert_eq!(step(&mut gpu, ROWS, &a, &mut out), of_a);
+        assert_eq!(counts(&gpu), (3, 6), "others than those that were recorded");
+    }
 }
 
 #[test]
@@ -84,24 +97,22 @@ fn a_replay_reads_the_current_contents_of_memory() {
 fn recordings_that_are_not_used_make_room_for_others() {
     let mut gpu = Gpu::new(Simulator::default()).unwrap();
     let x = rows(&mut gpu, 0.3);
-    let mut outs: Vec<Quants> = (0..66).map(|_| gpu.quants(ROWS, WIDTH, Grouping::Row).unwrap()).collect();
+    let mut outs: Vec<Quants> = (0..130).map(|_| gpu.quants(ROWS, WIDTH, Grouping::Row).unwrap()).collect();
     for out in &mut outs {
         (0..2).for_each(|_| drop(step(&mut gpu, 1, &x, out)));
     }
-    let replays = gpu.counts().replays;
-    step(&mut gpu, 1, &x, &mut outs[65]);
-    assert_eq!(gpu.counts().replays, replays + 1, "the last is kept");
-    step(&mut gpu, 1, &x, &mut outs[0]);
-    assert_eq!(gpu.counts().replays, replays + 1, "the first made room");
-    // The third is the oldest, but was just used.
-    step(&mut gpu, 1, &x, &mut outs[2]);
-    assert_eq!(gpu.counts().replays, replays + 2);
-    (0..2).for_each(|_| drop(step(&mut gpu, 1, &x, &mut outs[1])));
-    let replays = gpu.counts().replays;
-    step(&mut gpu, 1, &x, &mut outs[2]);
-    assert_eq!(gpu.counts().replays, replays + 1, "what was used last is kept");
-    step(&mut gpu, 1, &x, &mut outs[3]);
-    assert_eq!(gpu.counts().replays, replays + 1, "what was unused for longest made room");
+    // The first two made room. The fourth is then the oldest, but used again, and so the fifth makes room.
+    for (at, recordings, what) in [
+        (129, 130, "the last is kept"),
+        (0, 131, "the first made room"),
+        (3, 131, "the fourth is still kept"),
+        (1, 132, "the second made room"),
+        (3, 132, "what was used last is kept"),
+        (4, 133, "what was unused for longest made room"),
+    ] {
+        step(&mut gpu, 1, &x, &mut outs[at]);
+        assert_eq!(gpu.counts().recordings, recordings, "{what}");
+    }
 }
 
 /// Both lists of tokens are uploaded before either launch runs; the longer one needs a new place.
