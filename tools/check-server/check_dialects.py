@@ -13,6 +13,8 @@ import anthropic
 import ollama
 import openai
 
+from refusal import refused
+
 SCHEMA = {
     "type": "object",
     "properties": {"to": {"type": "string", "enum": ["left", "right"]}, "steps": {"type": "integer", "minimum": 1, "maximum": 9}},
@@ -25,14 +27,6 @@ ASK = "Who goes there?"
 def checked(name, arguments):
     assert name == "turn" and arguments["to"] in ("left", "right") and 1 <= arguments["steps"] <= 9, arguments
     return arguments
-
-
-def refused(call, error):
-    try:
-        call()
-    except error as refusal:
-        return str(refusal)
-    raise AssertionError("it was not refused")
 
 
 def chat(client, model):

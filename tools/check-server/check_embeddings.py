@@ -14,15 +14,9 @@ import ollama
 import openai
 from safetensors.numpy import load_file
 
+from refusal import refused
+
 TEXTS = ["First Citizen:", "O Romeo, Romeo! wherefore art thou Romeo?", "caf\u00e9"]
-
-
-def refused(call, error):
-    try:
-        call()
-    except error as refusal:
-        return str(refusal)
-    raise AssertionError("it was not refused")
 
 
 def main():

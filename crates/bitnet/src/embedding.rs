@@ -92,19 +92,15 @@ impl Model {
     ) -> Vec<Result<Embedding, Error>> {
         let texts = texts.into_iter().map(|text| self.embedding_request(&text.into()));
         let requests: Vec<_> = texts.collect();
-        let mut handles = Vec::with_capacity(requests.len());
+        let mut submitted = Vec::with_capacity(requests.len());
         for request in requests {
-            handles.push(match request {
-                Ok(request) => self.submit_embedding(request).await,
-                Err(error) => Err(error),
-            });
+            submitted.push(self.submit_embedding(request).await);
         }
-        let mut embeddings = Vec::with_capacity(handles.len());
-        for handle in handles {
-            embeddings.push(match handle {
+        let mut embeddings = Vec::with_capacity(submitted.len());
+        for text in submitted {
+            embeddings.push(match text {
                 Ok((handle, tokens)) => {
-                    let done = handle.wait_async().await.map_err(Error::from);
-                    done.map(|completion| embedding(completion, tokens))
+                    handle.wait_async().await.map(|done| embedding(done, tokens)).map_err(Error::from)
                 }
                 Err(error) => Err(error),
             });
@@ -112,10 +108,13 @@ impl Model {
         embeddings
     }
 
-    async fn submit_embedding(&self, request: inference::Request) -> Result<(RequestHandle, usize), Error> {
+    async fn submit_embedding(
+        &self,
+        request: Result<inference::Request, Error>,
+    ) -> Result<(RequestHandle, usize), Error> {
+        let request = request?;
         let tokens = request.prompt.len();
-        let mut handles = self.engine().submit_all_async(vec![request]).await?;
-        Ok((handles.remove(0), tokens))
+        Ok((self.engine().submit_all_async(vec![request]).await?.remove(0), tokens))
     }
 
     /// Whether the model embeds texts.

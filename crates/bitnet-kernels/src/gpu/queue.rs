@@ -9,7 +9,7 @@ use super::{Arg, Driver, Entry, Gpu, GpuError, Grid, Launch};
 const WORTH: usize = 8;
 /// Maximum number of recordings; the least recently used one is dropped for a new one.
 const KEPT: usize = 128;
-/// Number of earlier hand-overs of which one that comes again is recorded.
+/// Number of earlier hand-overs that are remembered, to record those that come again.
 const REMEMBERED: usize = 256;
 
 /// Mark in the driver's queue: before the inputs of a step.
@@ -41,8 +41,8 @@ pub(super) struct Queue<G> {
     /// Launches that ran, whose memory the next ones take.
     spare: Vec<Launch>,
     recordings: Vec<Recording<G>>,
-    /// Hashes of the launches that were last handed over without a recording.
-    unrecorded: VecDeque<u64>,
+    /// Hashes of the last hand-overs that are worth a recording but ran without one.
+    seen: VecDeque<u64>,
     handed_over: u64,
     /// Whether a hand-over has marks that are not read yet.
     marked: bool,
@@ -60,7 +60,7 @@ impl<G> Default for Queue<G> {
             followed: 0,
             spare: Vec::new(),
             recordings: Vec::new(),
-            unrecorded: VecDeque::new(),
+            seen: VecDeque::new(),
             handed_over: 0,
             marked: false,
             read: false,
@@ -168,20 +168,21 @@ impl<D: Driver> Gpu<D> {
         for launch in &launches {
             self.driver.launch(launch, &self.kernels.get(launch.kernel()).function)?;
         }
-        let queue = &mut self.queue;
-        if queue.unrecorded.len() == REMEMBERED {
-            queue.unrecorded.pop_front();
+        let Queue { seen, spare, .. } = &mut self.queue;
+        if launches.len() >= WORTH {
+            if seen.len() == REMEMBERED {
+                seen.pop_front();
+            }
+            seen.push_back(hash);
         }
-        queue.unrecorded.push_back(hash);
-        queue.spare = launches;
+        *spare = launches;
         Ok(None)
     }
 
     /// Records launches whose hash equals that of a previous hand-over. If the driver cannot record them, they are
     /// launched one by one, which reports any other error.
     fn record(&mut self, launches: &[Launch], hash: u64) -> Option<D::Graph> {
-        let again = launches.len() >= WORTH && self.queue.unrecorded.contains(&hash);
-        if !again || self.queue.refused {
+        if self.queue.refused || !self.queue.seen.contains(&hash) {
             return None;
         }
         if let Some(unused) = self.queue.make_room() {
