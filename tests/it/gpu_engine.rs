@@ -157,9 +157,12 @@ fn a_step_takes_no_memory_on_the_gpu_and_decoding_is_replayed() {
             driver.count(Call::Record) >= 1 && driver.count(Call::Replay) >= 6,
             "decoding repeats itself"
         );
-        let before = driver.count(Call::Launch);
+        let counts = || engine.engine().status().device.unwrap().counts;
+        let (once, launched) = (counts(), driver.count(Call::Launch));
         engine.process_batch_gpu(&batch).unwrap();
-        assert!(driver.count(Call::Launch) > before);
+        assert_eq!(counts().launches, 2 * once.launches, "{model}: the same kernels again");
+        assert_eq!(driver.count(Call::Launch), launched, "{model}: a step that comes again is not launched");
+        assert!(counts().replays > once.replays);
         assert_eq!(driver.count(Call::Alloc), taken);
     }
 }
