@@ -17,7 +17,7 @@ import tokens
 from model import Config, ternarise
 
 HERE = Path(__file__).resolve().parent
-CONTEXT = 512  # the longest window seen in training
+CONTEXT = 2048  # the longest window seen in training
 
 
 def pack(trits):
@@ -56,6 +56,7 @@ def main():
     master = torch.load(args.run / "checkpoint.pt")["model"]
     save_file(packed_tensors(master), args.out / "model.safetensors", metadata={"format": "pt"})
     shutil.copyfile(args.run / "tokenizer.json", args.out / "tokenizer.json")
+    shutil.copyfile(HERE / "chat_template.jinja", args.out / "chat_template.jinja")
     write_json(
         args.out / "config.json",
         {

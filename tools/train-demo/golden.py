@@ -22,7 +22,7 @@ from model import Config
 HERE = Path(__file__).resolve().parent
 PROMPTS = (1, 2, 7, 33, 130)
 GREEDY = 24
-WINDOW = 512
+WINDOW = 2048
 TEXTS = (
     "First Citizen:\nBefore we proceed any further, hear me speak.",
     "O Romeo, Romeo! wherefore art thou Romeo?\n\n  3.14159 \tcaf\u00e9 \u2014 End.",

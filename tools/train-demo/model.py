@@ -11,7 +11,7 @@ from torch import nn
 
 
 # The text is read several times over: without it the last passes are learnt by heart.
-DROPOUT = 0.05
+DROPOUT = 0.08
 
 
 @dataclass
@@ -40,7 +40,7 @@ def ternarise(weight):
 class TernaryMatmul(torch.autograd.Function):
     """y = (sum x_i8 * t) * s_x * s_w; gradients pass straight through both roundings.
 
-    int8 values and trits are exact in bf16, so a bf16 product with f32 sums is the integer product.
+    int8 values, trits and their sums are exact in f32, so the product is the integer product.
     """
 
     @staticmethod
@@ -48,19 +48,17 @@ class TernaryMatmul(torch.autograd.Function):
         trits, weight_scale = ternarise(weight)
         x = x.float()
         scale = 127 / x.abs().amax(-1, keepdim=True).clamp(min=1e-5)
-        x_int = (x * scale).round().clamp(-128, 127).bfloat16()
-        trits = trits.bfloat16()
+        x_int = (x * scale).round().clamp(-128, 127)
         ctx.save_for_backward(x_int, scale, trits, weight_scale)
-        return F.linear(x_int, trits) * (weight_scale / scale).bfloat16()
+        return F.linear(x_int, trits) * (weight_scale / scale)
 
     @staticmethod
     def backward(ctx, grad):
         x_int, scale, trits, weight_scale = ctx.saved_tensors
-        grad = grad.bfloat16()
-        grad_x = (grad @ trits) * weight_scale.bfloat16()
-        x = x_int / scale.bfloat16()
+        grad_x = (grad @ trits) * weight_scale
+        x = x_int / scale
         grad_w = grad.flatten(0, -2).T @ x.flatten(0, -2)
-        return grad_x, grad_w.float()
+        return grad_x, grad_w
 
 
 class BitLinear(nn.Module):
@@ -152,16 +150,16 @@ class BitNet(nn.Module):
         self.model = Body(c)
 
     def forward(self, ids):
-        """Logits in bf16, [batch][length][vocab]."""
+        """Logits, [batch][length][vocab]."""
         c = self.c
         frequency = c.rope_theta ** (-torch.arange(0, c.head_dim, 2).float() / c.head_dim)
         angle = torch.outer(torch.arange(ids.shape[1]).float(), frequency)
         angle = torch.cat((angle, angle), -1)
-        cos, sin = angle.cos().bfloat16(), angle.sin().bfloat16()
+        cos, sin = angle.cos(), angle.sin()
         x = self.model.embed_tokens(ids)
         for layer in self.model.layers:
             x = layer(x, cos, sin)
-        return F.linear(self.model.norm(x).bfloat16(), self.model.embed_tokens.weight.bfloat16())
+        return F.linear(self.model.norm(x), self.model.embed_tokens.weight)
 
     def loss(self, ids, reduction="mean"):
         logits = self(ids[:, :-1]).float()

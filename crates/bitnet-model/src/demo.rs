@@ -14,7 +14,7 @@ impl Checkpoint {
             tokenizer: part(include_bytes!("../demo/tokenizer.json")),
             tokenizer_config: part(include_bytes!("../demo/tokenizer_config.json")),
             generation_config: part(include_bytes!("../demo/generation_config.json")),
-            chat_template: None,
+            chat_template: part(include_bytes!("../demo/chat_template.jinja")),
             hadamard: None,
         };
         let weights = SharedBytes::new(include_bytes!("../demo/model.safetensors"));

@@ -5,7 +5,7 @@ use std::time::Duration;
 use fastrand::Rng;
 use serde_json::{Value, json};
 
-/// Maximum length of a text of the demo in tokens, including the prompt.
+/// Maximum length of a text of the demo in tokens, including the prompt; its context is longer.
 const CONTEXT: usize = 512;
 /// Token ids of text; those that follow are control tokens.
 const IDS: std::ops::Range<u32> = 3..2000;

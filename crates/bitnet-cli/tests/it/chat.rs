@@ -1,5 +1,6 @@
 use std::fs;
 
+use bitnet::model::Checkpoint;
 use serde_json::{Value, json};
 
 use crate::bitnet::{bitnet, bitnet_reading};
@@ -19,13 +20,19 @@ fn a_conversation_remembers_what_was_said_until_it_is_reset_and_can_be_saved() {
     let roles: Vec<&Value> = messages.iter().map(|m| &m["role"]).collect();
     assert_eq!(roles, ["user", "assistant", "user", "assistant"]);
     assert_eq!(messages[0]["content"], json!("Who goes there?"));
-    // Without a template, the first answer completes the prompt, and the second everything so far.
-    let run = |prompt: &str| bitnet(&[&["run", ARGS[0], prompt][..], &ARGS[1..]].concat()).success();
     let content = |i: usize| messages[i]["content"].as_str().unwrap();
-    let first = run("Who goes there?");
+    let first = bitnet(&[&["run", ARGS[0], "Who goes there?"][..], &ARGS[1..]].concat()).success();
     assert_eq!(content(1).trim_end(), first.trim_end());
-    let all = (0..3).map(content).collect::<Vec<_>>().join("\n\n");
-    assert_eq!(content(3).trim_end(), run(&all).trim_end());
+    // The second answer follows everything so far, as the demo's template writes it.
+    let [a, b, c] = [0, 1, 2].map(|i| content(i).trim());
+    let turns = format!(
+        "<|begin_of_text|><|eot_id|>First Citizen:\n{a}<|eot_id|>Second Citizen:\n{b}<|eot_id|>First Citizen:\n{c}\
+         <|eot_id|>Second Citizen:\n"
+    );
+    let ids = Checkpoint::demo().unwrap().tokenizer.unwrap().encode(&turns, false).unwrap();
+    let ids = ids.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+    let second = bitnet(&[&["run", ARGS[0], "--ids", &ids][..], &ARGS[1..]].concat()).success();
+    assert_eq!(content(3).trim_end(), second.trim_end());
     let out = chat.success();
     assert!(out.ends_with(&first), "after a reset the same question gets the same answer: {out}");
 }
@@ -49,7 +56,7 @@ fn a_turn_can_be_undone_and_old_turns_make_room_for_new_ones() {
     let (first, second) = out.split_at(out.len() / 2);
     assert_eq!(first, second, "the second answer knows nothing of the first");
 
-    let long = "speak to me of kings and crowns ".repeat(20);
+    let long = "speak to me of kings and crowns ".repeat(80);
     let full = bitnet_reading(&format!("{long}\n{long}\n{long}\n{long}\n"), &[&["chat"][..], &ARGS].concat());
     assert!(full.err.contains("the oldest turn was dropped to make room"), "{}", full.err);
     assert!(!full.err.contains("error"), "{}", full.err);

@@ -234,12 +234,12 @@ fn a_server_is_measured_from_its_clients_side() {
     let short =
         ["bench", "--url", &url, "--api-key", "k", "--clients", "1", "--requests", "1", "-n", "5", "--json"];
     let report = bitnet(&short).json();
-    assert_eq!((&report["answered"], &report["prompt_tokens"]), (&1.into(), &256.into()));
+    assert_eq!((&report["answered"], &report["prompt_tokens"]), (&1.into(), &512.into()));
     for more in [["-d", "30"], ["-p", "8,16"]] {
         bitnet(&[&short[..], &more].concat()).failure(2);
     }
-    let long = bitnet(&[&short[..], &["-p", "600"]].concat()).failure(1);
-    assert!(long.contains("do not fit the server's 512"), "{long}");
+    let long = bitnet(&[&short[..], &["-p", "2100"]].concat()).failure(1);
+    assert!(long.contains("do not fit the server's 2048"), "{long}");
     let refused = bitnet(&["bench", "--url", &url]).failure(1);
     assert!(refused.contains("401"), "{refused}");
 }

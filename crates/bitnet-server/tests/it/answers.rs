@@ -229,8 +229,8 @@ fn the_tokenizer_reports_what_it_adds() {
     let told = server.get("/tokenizer_info").ok();
     let checkpoint = Checkpoint::demo().unwrap();
     assert_eq!(told["vocab_size"], checkpoint.tokenizer.as_ref().unwrap().vocab_size());
-    assert_eq!(told["model_max_length"], 512);
-    assert!(told["eos_token"].is_string() && told["chat_template"].is_null(), "{told}");
+    assert_eq!(told["model_max_length"], 2048);
+    assert!(told["eos_token"].is_string() && told["chat_template"].is_string(), "{told}");
     server.post("/tokenize", &json!({"prompt": "x", "model": "demo"})).ok();
     assert_eq!(
         server.post("/tokenize", &json!({"prompt": "x", "model": "gpt"})).refusal(),
@@ -250,7 +250,9 @@ fn a_bias_forbids_a_token() {
 
 #[test]
 fn a_chat_without_a_template_joins_its_messages_and_says_so() {
-    let server = demo_server();
+    let checkpoint = Checkpoint { chat: None, ..Checkpoint::demo().unwrap() };
+    let service = demo_of(checkpoint, EngineConfig::default(), ServerConfig::default());
+    let server = Server::start(App::ready(service), ConnectionLimits::default(), SOON);
     let body = json!({
         "messages": [{"role": "system", "content": "Speak."}, {"role": "user", "content": "O"}],
         "max_tokens": 10, "seed": 5,
@@ -289,7 +291,7 @@ fn limits_default_as_with_openai() {
     assert_eq!(answer["choices"][0]["finish_reason"], "length");
     let messages = json!([{"role": "user", "content": "O"}]);
     let answer = server.post(CHAT, &json!({"messages": messages, "ignore_eos": true})).ok();
-    assert_eq!(answer["usage"]["total_tokens"], 512, "the rest of the context");
+    assert_eq!(answer["usage"]["total_tokens"], 2048, "the rest of the context");
     let body = json!({"messages": messages, "max_completion_tokens": 3, "ignore_eos": true});
     assert_eq!(server.post(CHAT, &body).ok()["usage"]["completion_tokens"], 3);
 }
@@ -355,7 +357,7 @@ fn refused_bodies() -> Vec<(&'static str, Value, u16, Option<&'static str>)> {
         (COMPLETIONS, json!({"prompt": ""}), 200, None),
         (COMPLETIONS, json!({"prompt": []}), 400, Some("prompt")),
         (COMPLETIONS, json!({"prompt": [999_999]}), 400, Some("prompt")),
-        (COMPLETIONS, json!({"prompt": vec![1; 600]}), 400, Some("prompt")),
+        (COMPLETIONS, json!({"prompt": vec![1; 2100]}), 400, Some("prompt")),
         (COMPLETIONS, json!({"prompt": "x", "model": "gpt-4"}), 404, Some("model")),
         (COMPLETIONS, json!({"prompt": "x", "echo": 1}), 400, Some("echo")),
         (COMPLETIONS, json!({"prompt": "x", "suffix": "y"}), 400, Some("suffix")),
@@ -426,7 +428,7 @@ fn what_is_not_supported_is_refused_by_name() {
             assert_eq!(reply.refusal(), (status, param.map(str::to_owned)), "{path} {body}");
         }
     }
-    let long = server.post(COMPLETIONS, &json!({"prompt": vec![1; 600]})).json();
+    let long = server.post(COMPLETIONS, &json!({"prompt": vec![1; 2100]})).json();
     assert_eq!(long["error"]["code"], "context_length_exceeded");
     let contradiction = server.post_with(COMPLETIONS, &[("x-seed", "2")], &json!({"prompt": "x", "seed": 1}));
     assert_eq!(contradiction.refusal(), (400, Some("seed".into())));

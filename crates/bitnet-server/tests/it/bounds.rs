@@ -37,10 +37,10 @@ fn a_text_that_no_context_holds_is_refused_by_its_bytes_before_it_is_tokenised()
         let reply = server.post(path, &body);
         assert_eq!(reply.refusal(), (400, Some(param.into())), "{path}");
         let told = message(&reply);
-        assert!(told.contains("bytes, and the context of 512 tokens holds at most"), "{told}");
+        assert!(told.contains("bytes, and the context of 2048 tokens holds at most"), "{told}");
     }
-    let fits = json!({"prompt": "First Citizen:\n".repeat(160), "max_tokens": 1});
-    assert!(server.post(COMPLETIONS, &fits).ok()["usage"]["prompt_tokens"].as_u64().unwrap() > 400);
+    let fits = json!({"prompt": "First Citizen:\n".repeat(640), "max_tokens": 1});
+    assert!(server.post(COMPLETIONS, &fits).ok()["usage"]["prompt_tokens"].as_u64().unwrap() > 1600);
 }
 
 #[test]

@@ -108,10 +108,12 @@ fn a_text_stops_before_a_string_and_a_conversation_is_answered() {
     assert_eq!(stopped.text, whole[..whole.find(stop).unwrap()]);
     assert_eq!(stopped.finish, FinishReason::StopString(0));
 
-    // The demo has no template, so the contents of messages are joined by blank lines.
-    let said = [Message::new("system", "First"), Message::new("user", "Citizen:")];
+    let said = [Message::new("system", "Be brief."), Message::new("user", "Who goes there?")];
     let answer = model.complete(Request::chat(said).max_tokens(8).seed(1)).unwrap();
-    let joined = model.complete(Request::new("First\n\nCitizen:").max_tokens(8).seed(1)).unwrap();
+    let template = "<|begin_of_text|><|eot_id|>Chorus:\nBe brief.<|eot_id|>First Citizen:\nWho goes there?<|eot_id|>\
+                    Second Citizen:\n";
+    let ids = model.tokenizer().unwrap().encode(template, false).unwrap();
+    let joined = model.complete(Request::tokens(ids).max_tokens(8).seed(1)).unwrap();
     assert_eq!(answer, joined);
 }
 
