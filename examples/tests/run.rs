@@ -17,7 +17,7 @@ fn generate_and_stream_print_the_same_verse_up_to_the_stop() {
     let whole = printed(env!("CARGO_BIN_EXE_generate"));
     let streamed = printed(env!("CARGO_BIN_EXE_stream"));
     let (text, end) = streamed.trim_end().rsplit_once('\n').expect("a text and its end");
-    assert!(whole.starts_with(text) && text.len() > 20, "{whole:?} {streamed:?}");
+    assert!(whole.starts_with(text) && text.len() > 10, "{whole:?} {streamed:?}");
     assert!(["[stop]", "[length]"].contains(&end), "{end}");
 }
 
