@@ -4,6 +4,7 @@ mod converted;
 mod demo;
 mod determinism;
 mod driver;
+mod embeddings;
 mod exactness;
 mod goldens;
 mod gpu;

@@ -130,8 +130,10 @@ fn architecture(spec: &ModelSpec, target: Target) -> Result<&'static str, ModelE
         ));
     }
     if spec.linear_norms.is_some() && (!spec.embeds || target == Target::Panels) {
-        let problem =
-            "no GGUF architecture has a norm before every projection, except that of embedding models";
+        let problem = match target {
+            Target::Panels => "panels hold no models with a norm before every projection",
+            _ => "no GGUF architecture has a norm before every projection, except that of embedding models",
+        };
         return Err(refuse(target, "the model", problem, cure));
     }
     let architecture = match (spec.activation, spec.sub_norms) {
