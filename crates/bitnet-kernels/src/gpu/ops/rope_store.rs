@@ -3,6 +3,9 @@ use crate::{
     gpu::{Arg, Driver, Gain, Gpu, GpuError, Kv, Rope, Rows, table::ROPE_STORE},
 };
 
+/// Blocks of a launch for each processor, from which on more are no faster than longer ones.
+const BLOCKS_PER_PROCESSOR: usize = 12;
+
 impl<D: Driver> Gpu<D> {
     /// Applies the norms of query and key heads, if there are any, rotates queries and keys in their first dimensions by
     /// their positions, and stores keys and values. `qkv` may have further columns.
@@ -29,9 +32,14 @@ impl<D: Driver> Gpu<D> {
         let gain = |norm: &Norm<Gain>| Arg::U64(norm.gain.buffer.address());
         let gains = norms.map_or([Arg::U64(0); 2], |norms| norms.map(gain));
         let eps = norms.map_or([0.0; 2], |norms| norms.map(|norm| norm.eps));
+        // A warp takes a head, or several in turn where tokens alone make blocks enough.
+        let groups = (heads + 2 * shape.kv_heads).div_ceil(ROPE_STORE.block as usize / 32);
+        let places = BLOCKS_PER_PROCESSOR * self.driver.info().processors as usize;
+        let turns = (n * groups).div_ceil(places).min(groups);
+        let blocks = groups.div_ceil(turns);
         self.launch(
             &ROPE_STORE,
-            [n, 1, 1],
+            [n, blocks, 1],
             0,
             &[
                 Arg::U64(qkv.address()),

@@ -6,6 +6,8 @@ use bitnet_kernels::{
 };
 use bitnet_tests::Simulator;
 
+use super::small;
+
 /// Rows that are ordinary, zero, tiny, huge or all equal, or have an infinity or a NaN.
 fn adversarial(rows: usize, width: usize) -> Vec<f32> {
     let mut values: Vec<f32> = (0..rows * width).map(|i| ((i * i) as f32 * 0.37).sin()).collect();
@@ -129,4 +131,10 @@ fn normed_rows_are_the_requested_ones_in_their_order() {
             "width {width}"
         );
     }
+}
+
+#[test]
+fn heads_that_a_warp_takes_in_turn_equal_heads_side_by_side() {
+    let wide = Simulator::with(|info| info.processors = 100);
+    assert_eq!(small::normed_heads_in_turns(Simulator::default()), small::normed_heads_in_turns(wide));
 }

@@ -228,9 +228,18 @@ pub fn partly_turned(simulator: Simulator) -> Bits {
     Ok(all)
 }
 
-/// Heads with norms, rotated.
+/// Heads with norms, rotated: one head a warp.
 pub fn normed_heads(simulator: Simulator) -> Bits {
-    let (heads, kv_heads, head_dim, n) = (3, 2, 36, 3);
+    normed(simulator, 3, 3)
+}
+
+/// The same with so many tokens and heads that a warp takes several heads on the simulator's four processors.
+pub fn normed_heads_in_turns(simulator: Simulator) -> Bits {
+    normed(simulator, 60, 7)
+}
+
+fn normed(simulator: Simulator, n: usize, heads: usize) -> Bits {
+    let (kv_heads, head_dim) = (2, 36);
     let mut gpu = Gpu::new(simulator)?;
     let angles = wave(n * head_dim / 2, 0.01);
     let cos: Vec<f32> = angles.iter().map(|a| 1.0 - a * a / 2.0).collect();
@@ -249,7 +258,11 @@ pub fn normed_heads(simulator: Simulator) -> Bits {
         &mut qkv,
         &mut kv,
     )?;
-    Ok(bits(&gpu.read_rows(&qkv, n)?))
+    let mut all = bits(&gpu.read_rows(&qkv, n)?);
+    for what in ["cached keys", "cached values"] {
+        all.extend(gpu.driver().contents(what).concat().into_iter().map(u32::from));
+    }
+    Ok(all)
 }
 
 fn gated(simulator: Simulator, gate: Gate) -> Bits {
