@@ -93,8 +93,9 @@ pub fn generate(
                     }
                 }
                 Event::Ended(_, end) => {
-                    let cancelled = End { finish: FinishReason::Cancelled, tail: Vec::new() };
-                    let End { finish, tail } = if stopped { cancelled } else { end? };
+                    let cancelled =
+                        End { finish: FinishReason::Cancelled, tail: Vec::new(), end_token: None };
+                    let End { finish, tail, .. } = if stopped { cancelled } else { end? };
                     let SchedulerCounts { drafted, accepted, .. } = scheduler.counts();
                     let (Clock { first_token, drawn, .. }, decode) = (clock, clock.decode());
                     return Ok(Generated {

@@ -82,6 +82,8 @@ pub struct Sequence {
     pub(crate) matcher: StopMatcher,
     /// Log-probabilities of the tokens that the matcher holds back.
     pub(crate) held_logprobs: VecDeque<TokenLogprobs>,
+    /// The drawn token that ends the text, with its log-probabilities if requested.
+    pub(crate) end_token: Option<(u32, Option<TokenLogprobs>)>,
     /// Drafts tried and accepted; recent ones count more.
     pub(crate) drafts_tried: f32,
     pub(crate) drafts_accepted: f32,

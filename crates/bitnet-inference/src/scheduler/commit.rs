@@ -152,6 +152,9 @@ impl Scheduler {
             finish = Some(FinishReason::Eos);
         } else if config.stop_tokens.contains(&token) {
             finish = Some(FinishReason::StopToken(token));
+        }
+        if finish.is_some() {
+            s.end_token = Some((token, drawn.logprobs.take()));
         } else {
             let watched = !config.stop_strings.is_empty() && s.generated() >= config.min_new_tokens;
             match text {

@@ -75,12 +75,15 @@ pub enum Event {
 }
 
 /// How a sequence ended.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct End {
     /// Why it ended.
     pub finish: FinishReason,
     /// Bytes before a stop string that belong to no returned token.
     pub tail: Vec<u8>,
+    /// The end token or stop token that was drawn, with its log-probabilities if requested. It is not returned as a
+    /// token.
+    pub end_token: Option<(u32, Option<TokenLogprobs>)>,
 }
 
 /// Counts of what the scheduler has done.
@@ -198,6 +201,7 @@ impl Scheduler {
                 follows: choice > 0,
                 running: false,
                 held_logprobs: VecDeque::new(),
+                end_token: None,
                 drafts_tried: 0.0,
                 drafts_accepted: 0.0,
             };
@@ -398,13 +402,15 @@ impl Scheduler {
         self.vacant.push(slot);
         let how = how.map(|finish| {
             match finish {
-                FinishReason::StopString(_) => return End { finish, tail: s.matcher.tail().to_vec() },
+                FinishReason::StopString(_) => {
+                    return End { finish, tail: s.matcher.tail().to_vec(), end_token: None };
+                }
                 // The tokens held back may begin a stop string, so they are dropped.
                 FinishReason::Cancelled => {}
                 _ => s.matcher.flush(&mut self.released),
             }
             tell_released(&mut self.events, &mut self.released, &mut s);
-            End { finish, tail: Vec::new() }
+            End { finish, tail: Vec::new(), end_token: s.end_token.take() }
         });
         self.events.push_back(Event::Ended(s.id, how));
     }

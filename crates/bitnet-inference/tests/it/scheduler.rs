@@ -121,7 +121,8 @@ impl NaiveScheduler {
     fn end(&mut self, id: u64, how: Result<FinishReason, RequestError>) {
         self.leave(id);
         self.live.retain(|s| s.id != id);
-        self.events.push(Event::Ended(seq_id(id), how.map(|finish| End { finish, tail: vec![] })));
+        self.events
+            .push(Event::Ended(seq_id(id), how.map(|finish| End { finish, tail: vec![], end_token: None })));
     }
 
     /// The earlier a block is in its text, the longer it can be found.

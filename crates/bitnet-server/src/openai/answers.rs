@@ -39,6 +39,17 @@ pub(crate) struct Piece {
     pub echo: Option<Arc<Echo>>,
     /// At the end, why the choice ended.
     pub finish: Option<Finish>,
+    /// At the end, the token that ended the choice, if one did and log-probabilities are requested.
+    pub end_token: Option<EndToken>,
+}
+
+/// A token that ended a choice. The text does not show it.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct EndToken {
+    pub id: u32,
+    /// Number of characters before it.
+    pub offset: usize,
+    pub logprobs: TokenLogprobs,
 }
 
 /// A prompt that is echoed before its choices.
@@ -286,20 +297,23 @@ impl Answers {
                 state.tokens += 1;
                 let text = state.text.as_mut().map(|stream| stream.push(token)).unwrap_or_default();
                 let token = Some((token, logprobs.map(|logprobs| *logprobs)));
-                Piece { choice, index, offset, text, token, echo, finish: None }
+                Piece { choice, index, offset, text, token, echo, finish: None, end_token: None }
             }
             ChoiceUpdate::End(end) => {
-                let (finish, tail) = match end {
-                    None => (Finish::Deadline, Vec::new()),
-                    Some(end) => match end.finish {
-                        FinishReason::Length | FinishReason::Context => (Finish::Length, end.tail),
-                        FinishReason::StopString(index) => (Finish::StopString(index), end.tail),
-                        _ => (Finish::Stop, end.tail),
-                    },
+                let finish = match end.as_ref().map(|end| end.finish) {
+                    None => Finish::Deadline,
+                    Some(FinishReason::Length | FinishReason::Context) => Finish::Length,
+                    Some(FinishReason::StopString(index)) => Finish::StopString(index),
+                    Some(_) => Finish::Stop,
                 };
+                let (tail, end_token) = end.map(|end| (end.tail, end.end_token)).unwrap_or_default();
                 let text = state.text.as_mut().map(|stream| stream.push_bytes(&tail) + &stream.finish());
                 let text = text.unwrap_or_default();
-                Piece { choice, index, offset, text, token: None, echo, finish: Some(finish) }
+                let offset_of_end = offset + text.chars().count();
+                let end_token = end_token.and_then(|(id, logprobs)| {
+                    Some(EndToken { id, offset: offset_of_end, logprobs: logprobs? })
+                });
+                Piece { choice, index, offset, text, token: None, echo, finish: Some(finish), end_token }
             }
         };
         state.offset += piece.text.chars().count();

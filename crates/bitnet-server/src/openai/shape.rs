@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use crate::openai::{
-    answers::{Finish, Piece},
+    answers::{EndToken, Finish, Piece},
     job::Endpoint,
     tools::reader::{AnswerPart, Calls, Reader},
 };
@@ -125,6 +125,7 @@ struct Whole {
     /// Sum and number of the generated tokens' log-probabilities.
     sum: (f64, usize),
     finish: Option<Finish>,
+    end_token: Option<EndToken>,
 }
 
 impl Whole {
@@ -144,6 +145,7 @@ impl Whole {
             self.logprobs.extend(logprobs.map(Some));
         }
         self.finish = self.finish.or(piece.finish);
+        self.end_token = piece.end_token;
     }
 
     /// The mean log-probability of the generated tokens; the lowest of all without any.
@@ -298,13 +300,14 @@ impl Shape {
 
     /// A choice without its text.
     fn choice(&self, index: usize, whole: &mut Whole, called: bool) -> Choice {
-        let wanted = self.logprobs && !whole.logprobs.is_empty();
+        let completes = matches!(self.endpoint, Endpoint::Completions);
+        let wanted = !whole.logprobs.is_empty() || completes && whole.end_token.is_some();
         Choice {
             index,
             text: None,
             delta: None,
             message: None,
-            logprobs: wanted.then(|| match self.endpoint {
+            logprobs: (self.logprobs && wanted).then(|| match self.endpoint {
                 Endpoint::Completions => self.by_column(whole),
                 Endpoint::Chat => self.by_token(whole),
             }),
@@ -318,18 +321,23 @@ impl Shape {
         }
     }
 
-    /// Log-probabilities in the form of completions.
+    /// Log-probabilities in the form of completions, with the token that ended the choice: an evaluation that scores a
+    /// prompt takes the last entry for a generated token.
     fn by_column(&self, whole: &Whole) -> Value {
-        let tops = whole.logprobs.iter().map(|at| {
+        let end = whole.end_token.as_ref();
+        let ids = whole.ids.iter().copied().chain(end.map(|end| end.id));
+        let offsets = whole.offsets.iter().copied().chain(end.map(|end| end.offset));
+        let logprobs = whole.logprobs.iter().map(Option::as_ref).chain(end.map(|end| Some(&end.logprobs)));
+        let tops = logprobs.clone().map(|at| {
             let Some(at) = at else { return Value::Null };
             let top = at.top.iter().map(|&(id, logprob)| (self.spelled(id), json!(finite(logprob))));
             Value::Object(top.collect::<Map<_, _>>())
         });
         json!({
-            "tokens": whole.ids.iter().map(|&id| self.spelled(id)).collect::<Vec<_>>(),
-            "token_logprobs": whole.logprobs.iter().map(|at| at.as_ref().map(|at| finite(at.logprob))).collect::<Vec<_>>(),
+            "tokens": ids.map(|id| self.spelled(id)).collect::<Vec<_>>(),
+            "token_logprobs": logprobs.map(|at| at.map(|at| finite(at.logprob))).collect::<Vec<_>>(),
             "top_logprobs": tops.collect::<Vec<_>>(),
-            "text_offset": whole.offsets,
+            "text_offset": offsets.collect::<Vec<_>>(),
         })
     }
 

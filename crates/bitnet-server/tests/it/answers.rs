@@ -223,6 +223,36 @@ fn an_echoed_prompt_has_the_log_probabilities_that_generation_gives() {
     assert_eq!((&plain["choices"][0]["text"], &plain["choices"][0]["logprobs"]), (&json!("O"), &Value::Null));
 }
 
+/// An evaluation asks for one token and drops the last entry, so an end token must have one.
+#[test]
+fn the_token_that_ends_a_text_has_log_probabilities_and_no_text() {
+    let server = demo_server();
+    let body = |more: Value| {
+        let mut body = json!({"prompt": "First Citizen:", "max_tokens": 3, "temperature": 0, "logprobs": 2});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    let whole = server.post(COMPLETIONS, &body(json!({"return_token_ids": true}))).ok()["choices"][0].clone();
+    let last = token_ids(&whole)[2];
+    for echo in [false, true] {
+        let open = server.post(COMPLETIONS, &body(json!({"echo": echo}))).ok()["choices"][0].clone();
+        let asked = body(json!({"echo": echo, "stop_token_ids": [last], "return_token_ids": true}));
+        let ended = server.post(COMPLETIONS, &asked).ok();
+        assert_eq!(ended["usage"]["completion_tokens"], 2);
+        let ended = &ended["choices"][0];
+        assert_eq!(ended["finish_reason"], "stop");
+        assert_eq!(ended["logprobs"], open["logprobs"], "echo: {echo}");
+        assert!(open["text"].as_str().unwrap().len() > ended["text"].as_str().unwrap().len());
+        assert_eq!(token_ids(ended).last(), Some(&token_ids(&whole)[1]));
+    }
+    let streamed = body(json!({"stop_token_ids": [last], "stream": true}));
+    let mut tokens = Vec::new();
+    for event in server.stream(COMPLETIONS, &[], &streamed).filter(|event| id_of(event).is_some()) {
+        tokens.extend(data_of(&event)["choices"][0]["logprobs"]["tokens"].as_array().unwrap().clone());
+    }
+    assert_eq!(json!(tokens), whole["logprobs"]["tokens"]);
+}
+
 #[test]
 fn the_tokenizer_reports_what_it_adds() {
     let server = demo_server();

@@ -41,7 +41,7 @@ impl World {
         tokens.iter().for_each(|&t| oracle.push(t));
         let mut ends = config.stop_tokens.clone();
         ends.extend((!config.ignore_eos).then_some(EOS));
-        let end = |finish, tail: &[u8]| End { finish, tail: tail.to_vec() };
+        let end = |finish, tail: &[u8]| End { finish, tail: tail.to_vec(), end_token: None };
         loop {
             let generated = tokens.len() - request.prompt.len();
             if generated == config.max_new_tokens || !request.output.draws() {
@@ -67,7 +67,8 @@ impl World {
             if ends.contains(&token) {
                 matcher.flush(&mut out);
                 let eos = token == EOS && !config.ignore_eos;
-                return (out, end(if eos { FinishReason::Eos } else { FinishReason::StopToken(token) }, b""));
+                let finish = if eos { FinishReason::Eos } else { FinishReason::StopToken(token) };
+                return (out, End { end_token: Some((token, None)), ..end(finish, b"") });
             }
             tokens.push(token);
             oracle.push(token);
