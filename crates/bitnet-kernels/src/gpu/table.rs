@@ -135,8 +135,8 @@ kernels! {
     ATTENTION_R16_D256 = generated "sm80_attention_r16_d256_bf16": ["HMMA.16816.F32.BF16", "LDSM.16.M88.4", "LDGSTS.E.BYPASS", "LDSM.16.MT88.4"];
     ATTENTION_R32_D256 = generated "sm80_attention_r32_d256_bf16": ["HMMA.16816.F32.BF16", "LDSM.16.M88.4", "LDGSTS.E.BYPASS", "LDSM.16.MT88.4"];
     ATTENTION_MERGE_D256 = generated "sm80_attention_merge_d256_f32": ["FFMA"];
-    NORM_QUANTIZE = generated "sm80_norm_quantize_s8": ["DFMA", "REDUX.MAX", "REDUX.SUM", "IDP.4A", "LDG.E.128", "LDS.128"];
-    NORM_ROWS = "sm80_norm_rows_bf16": ["DFMA"];
+    NORM_QUANTIZE = generated "sm80_norm_quantize_s8": ["DFMA", "REDUX.MAX", "REDUX.SUM", "IDP.4A", "LDGSTS.E.BYPASS.128", "LDS.128"];
+    NORM_ROWS = generated "sm80_norm_rows_bf16": ["DFMA"];
     ROPE_STORE = generated "sm80_rope_store_bf16": ["FFMA"];
     SIGMOID_GATE = generated "sm80_sigmoid_gate_bf16": ["MUFU.RCP"];
     DENSE = generated "sm80_dense_bf16": ["DFMA", "FFMA"];

@@ -83,8 +83,9 @@ impl<D: Driver> Gpu<D> {
         let grouped = rotation.and_then(|rotation| rotation.grouped);
         let (key_heads, per_key) = grouped.unwrap_or((1, 0));
         let head_dim = width / (key_heads * per_key.max(1));
-        // Columns that change places need a second row.
-        let columns = width.next_multiple_of(128) * if grouped.is_some() { 2 } else { 1 };
+        // Gains, and later columns that change places, need rows of their own.
+        let gains = usize::from(first.is_some()) + usize::from(second.is_some());
+        let columns = width.next_multiple_of(1024) * (1 + gains.max(usize::from(grouped.is_some())));
         self.launch(
             &NORM_QUANTIZE,
             [n, 1, 1],

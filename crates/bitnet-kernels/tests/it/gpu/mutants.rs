@@ -525,16 +525,16 @@ const MUTANTS: &[Mutant] = &[
     ),
     (
         &NORM_QUANTIZE,
-        "the row used before all of it is there",
-        "loaded:\n  bar.sync 0;\n",
-        "loaded:\n",
+        "gains used before all are there",
+        "  cp.async.wait_all;\n  bar.sync 0;\n",
+        "  bar.sync 0;\n",
         small::norms,
     ),
     (
         &NORM_QUANTIZE,
         "squares added before all are there",
-        "st.shared.f64 [at], sum;\n  bar.sync 0;\n",
-        "st.shared.f64 [at], sum;\n",
+        "  cp.async.wait_all;\n  bar.sync 0;\n",
+        "  cp.async.wait_all;\n",
         small::norms,
     ),
     (
@@ -558,7 +558,7 @@ const MUTANTS: &[Mutant] = &[
         "add.u32 parts, parts, 0;",
         small::norms,
     ),
-    (&NORM_QUANTIZE, "half of the lanes left out", "mov.u32 k, 16;", "mov.u32 k, 8;", small::norms),
+    (&NORM_QUANTIZE, "half of the lanes left out", "o_lo, lo, 16,", "o_lo, lo, 8,", small::norms),
     (&NORM_QUANTIZE, "no swizzle", "xor.b32 j, j, k;\n", "", small::norms),
     (&NORM_QUANTIZE, "atoms of four tokens", "shr.u32 j, t, 3;", "shr.u32 j, t, 2;", small::norms),
     (
@@ -578,8 +578,15 @@ const MUTANTS: &[Mutant] = &[
     (
         &NORM_QUANTIZE,
         "the gain before the factor",
-        "mul.rn.f32 y, y, r;\n  mul.rn.f32 y, y, g;",
-        "mul.rn.f32 y, y, g;\n  mul.rn.f32 y, y, r;",
+        "mul.rn.f32 v0, v0, r;\n  mul.rn.f32 v0, v0, x0;",
+        "mul.rn.f32 v0, v0, x0;\n  mul.rn.f32 v0, v0, r;",
+        small::norms,
+    ),
+    (
+        &NORM_QUANTIZE,
+        "the gains of the first norm for both",
+        "add.u32 gains, gains, span;",
+        "add.u32 gains, gains, 0;",
         small::norms,
     ),
     (
@@ -597,13 +604,7 @@ const MUTANTS: &[Mutant] = &[
         "st.shared.f64 [at], sum;\n",
         small::wanted,
     ),
-    (
-        &NORM_ROWS,
-        "a column left out",
-        "setp.ge.u32 p, i, width;\n  @p bra squared;",
-        "setp.gt.u32 p, i, 598;\n  @p bra squared;",
-        small::wanted,
-    ),
+    (&NORM_ROWS, "a column left out", "@p ld.global.f32 v1, [x+1024];", "", small::wanted),
     (
         &EMBED,
         "the halves of a pair exchanged",
