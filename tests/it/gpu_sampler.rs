@@ -73,8 +73,11 @@ fn the_gpu_draws_the_token_that_the_cpu_draws() {
         (1.0, 50, 0.95, 0.1),
         (0.05, 0, 0.5, 0.0),
         (100.0, 2, 1e-6, 1.0),
+        (1.1, 2000, 0.9, 0.0),
+        (1e10, 0, 0.9, 0.0),
     ];
-    for vocab in [5, 32, 1000, 1025, 4100] {
+    // The list of likely tokens has room for 4096.
+    for vocab in [5, 32, 1000, 1025, 4100, 9003] {
         let rows = rows(vocab);
         let mut gpu = Gpu::new(Simulator::default()).unwrap();
         let mut logits = gpu.rows(rows.len(), vocab, RowsKind::Residual).unwrap();

@@ -133,6 +133,8 @@ pub static INSTRUCTIONS: &[Instruction] = &[
     case("red.global.inc.u32 [g], b; ld.global.b32 d, [g]", W, &[(W, 5), (W, 5)], 0),
 
     case("atom.global.inc.u32 d, [g], b; ld.global.b32 a, [g]; mad.lo.u32 d, d, 1000, a", W, &[(W, 5), (W, 7)], 5006),
+    case("st.shared.b32 [s], a; red.shared.add.u32 [s], b; ld.shared.b32 d, [s]", W, &[(W, 0xffff_ffff), (W, 2)], 1),
+    case("st.shared.b32 [s], a; atom.shared.add.u32 c, [s], b; ld.shared.b32 e, [s]; mad.lo.u32 d, c, 1000, e", W, &[(W, 5), (W, 7), (W, 0), (W, 0)], 5012),
     case("st.shared.b64 [s], a; red.shared.add.u64 [s], b; ld.shared.b64 d, [s]", D, &[(D, 0xffff_ffff), (D, 1)], 1 << 32),
     // At least one case for every opcode that computes in a kernel.
     case("add.s32 d, a, b", W, &[(W, 0x7fff_ffff), (W, 1)], 1 << 31),

@@ -103,6 +103,7 @@ fn kernels() -> Vec<Kernel> {
         ("sm80_dense_bf16", "dense.ptx", 40),
         ("sm80_delta_mix_f32", "delta_mix.ptx", 64),
         ("sm80_delta_close_bf16", "delta_close.ptx", 40),
+        ("sm80_sample_f32", "sample.ptx", 64),
     ] {
         kernels.push(Kernel { name: name.into(), template, numbers: context! { registers } });
     }

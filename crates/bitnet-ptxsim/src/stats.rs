@@ -11,8 +11,8 @@ pub struct Stats {
     pub thread_instructions: u64,
     /// Executed instructions by opcode as written, counted once for each warp.
     pub opcodes: BTreeMap<String, u64>,
-    /// Minimum passes over shared memory: one for a warp's 32-bit access, two for 64-bit, four for 128-bit, and one
-    /// for each matrix of `ldmatrix`.
+    /// Minimum passes over shared memory: one for a warp's 32-bit access, two for 64-bit, four for 128-bit, one for
+    /// each matrix of `ldmatrix`, and for an atomic as many as lanes that update the same bank.
     pub shared_passes: u64,
     /// Additional passes, because lanes access different words of the same bank.
     pub bank_conflicts: u64,

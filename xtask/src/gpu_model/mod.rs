@@ -1,6 +1,7 @@
 //! Predicts the time of a step on a GPU from the machine code of its kernels, for as long as no GPU has measured it.
 
 mod assumptions;
+mod sampling;
 mod sass;
 
 use std::{collections::BTreeMap, fmt::Write, fs};
@@ -87,6 +88,7 @@ impl GpuModel {
                 }
             }
         }
+        text += &sampling::report(&tools)?;
         print!("{text}");
         let Some(out) = &self.out else { return Ok(()) };
         let made = format!(

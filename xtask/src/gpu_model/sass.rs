@@ -285,6 +285,19 @@ pub(super) fn path(listing: &str, sample: &Sample) -> Path {
     walked(listing, &executed, latency)
 }
 
+/// The same for code whose loops overlap, so that it cannot be walked: each instruction as often as its line, also the
+/// copies of unrolled loops, and no chain. The warp never waits: a bound from below if all units had enough warps.
+pub(super) fn counted(listing: &str, sample: &Sample) -> Path {
+    let mut busy = [0.0; UNITS];
+    for inst in read(listing) {
+        let times = sample.stats.lines.get(&inst.line).map_or(0.0, |counts| counts.longest as f64);
+        let cost = cost(&inst.opcode);
+        busy[cost.unit] += times * cost.cycles;
+        busy[UNITS - 1] += times;
+    }
+    Path { chain: 0.0, busy }
+}
+
 fn walked(listing: &str, executed: &BTreeMap<u32, u64>, latency: BTreeMap<u32, f64>) -> Path {
     let code = read(listing);
     let last = code.len().saturating_sub(1);

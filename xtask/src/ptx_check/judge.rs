@@ -32,6 +32,10 @@ pub(super) fn problems(kernel: &Kernel, architecture: &str, code: &Code) -> Vec<
             found.push(format!("{local}: registers spill to local memory"));
         }
     }
+    // An atomic that this memory lacks: threads try again until nobody came in between.
+    if code.listing.contains("CAST.SPIN") {
+        found.push("CAST.SPIN: an atomic in shared memory waits in a loop; add 32 bits at a time".to_owned());
+    }
     for wanted in kernel.machine {
         if !code.listing.contains(wanted) {
             found.push(format!("no {wanted} in the machine code"));
@@ -101,11 +105,20 @@ mod tests {
     }
 
     #[test]
+    fn an_atomic_that_spins_is_reported() {
+        let halves = "@in atom.shared.add.u32 old, [at], lo;";
+        assert!(SAMPLE.text.contains(halves));
+        plant(&SAMPLE.text.replace(halves, "@in red.shared.add.u64 [at], w;"), SAMPLE, &["CAST.SPIN"]);
+    }
+
+    #[test]
     fn a_report_is_read_without_an_assembler() {
         let report = "ptxas info : Function properties for k\n 16 bytes stack frame, 8 bytes spill stores, 0 bytes \
-                      spill loads\nptxas info : Used 80 registers, used 1 barriers, 2944 bytes smem, 384 bytes cmem[0]";
-        let code =
-            Code { report: report.into(), listing: "REDUX.MAX ATOMS IMAD.WIDE.U32 VOTE.ANY STL [R1]".into() };
+                      spill loads\nptxas info : Used 80 registers, used 1 barriers, 36384 bytes smem, 384 bytes cmem[0]";
+        let code = Code {
+            report: report.into(),
+            listing: "REDUX.MAX REDUX.SUM ATOMS.ADD LDG.E.128 FMNMX.NAN STL [R1]".into(),
+        };
         let found = problems(&SAMPLE, "80", &code);
         assert_eq!(found.len(), 4, "{found:?}");
         let silent = Code { report: String::new(), listing: String::new() };

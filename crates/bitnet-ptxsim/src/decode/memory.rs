@@ -52,12 +52,12 @@ pub(super) fn store(args: &mut Args<'_>) -> Result<Op> {
     Ok(Op::Store { shared, at: args.addr(0, shared)?, s: s?, ty })
 }
 
-/// `atom` and `red`, of device scope, relaxed: `.inc.u32` and `.add.u64`
+/// `atom` and `red`, of device scope, relaxed: `.inc.u32`, `.add.u32` and `.add.u64`
 pub(super) fn atomic(args: &mut Args<'_>, returns: bool) -> Result<Op> {
     let shared = is_shared(args)?;
     let (op, ty) = match (args.take("inc"), args.take("add"), args.ty()?) {
         (true, false, Type::U32) => (AtomOp::Inc, Type::U32),
-        (false, true, Type::U64) => (AtomOp::Add, Type::U64),
+        (false, true, ty @ (Type::U32 | Type::U64)) => (AtomOp::Add, ty),
         _ => return Err(args.unsupported()),
     };
     let first = usize::from(returns);

@@ -77,7 +77,9 @@ impl Step<'_, '_> {
         let addresses = self.addresses(at, shared)?;
         let b = *self.read(b)?;
         let (first, active) = (self.machine.rng.below(WARP), self.active);
-        if !shared {
+        if shared {
+            self.count_updates(&addresses);
+        } else {
             self.count_sectors(pc, &addresses);
         }
         for lane in (first..first + WARP).map(|lane| lane % WARP).filter(|lane| active >> lane & 1 == 1) {
@@ -143,6 +145,13 @@ impl Step<'_, '_> {
     pub(super) fn count_pass(&mut self, pc: usize, words: impl Iterator<Item = u64> + Clone) {
         self.machine.stats.shared_passes += 1;
         self.machine.counts[pc].conflicts += stats::passes(words) - 1;
+    }
+
+    /// Updates of a bank come one after the other, also those of one word.
+    fn count_updates(&mut self, addresses: &Lanes) {
+        let mut in_bank = [0; 32];
+        lanes(self.active).for_each(|lane| in_bank[(addresses[lane] / 4 % 32) as usize] += 1);
+        self.machine.stats.shared_passes += in_bank.into_iter().max().unwrap_or(0);
     }
 
     pub(super) fn count_sectors(&mut self, pc: usize, addresses: &Lanes) {

@@ -23,7 +23,7 @@ fn unknown_instructions_and_modifiers_are_named() {
         "add.f32 f0, f1, f2",
         "prmt.b32 r0, r1, r2, r3",
         "match.any.sync.b32 r0, r1, 0xffffffff",
-        "red.global.add.u32 [gi], r0",
+        "red.global.add.s32 [gi], r0",
         "cvt.s32.f32 r0, f0",
         "fma.f32 f0, f0, f0, f0",
         "shfl.idx.b32 r0, r1, 0, 0x1f",

@@ -44,6 +44,18 @@ fn bank_conflicts_are_counted_by_word_and_bank() {
 }
 
 #[test]
+fn atomics_of_a_bank_take_a_pass_each() {
+    let add = |stride: u32| {
+        let each = format!("mov.u32 r0, s; mad.lo.u32 r0, tid, {stride}, r0;");
+        conflicts(&format!("{each} st.shared.u32 [r0], tid; bar.sync 0; red.shared.add.u32 [r0], 1;"))
+    };
+    assert_eq!(add(4), (1 + 1, 0));
+    assert_eq!(add(8), (1 + 2, 1));
+    let one = "setp.eq.u32 p, tid, 0; @p st.shared.u32 [s], tid; bar.sync 0; red.shared.add.u32 [s], 1;";
+    assert_eq!(conflicts(one), (1 + 32, 0));
+}
+
+#[test]
 fn conflicts_of_matrix_loads_name_their_line() {
     let fill = "mov.u32 r0, s; mad.lo.u32 r1, tid, 128, r0; mov.u64 d1, 0; st.shared.v2.b64 [r1], {d1, d1}; bar.sync 0;";
     let body = format!("{fill}\nldmatrix.sync.aligned.m8n8.x4.shared.b16 {{a0, a1, a2, a3}}, [r1];");
