@@ -39,5 +39,6 @@ fn a_rows_numbers_are_those_of_the_header() {
     assert_eq!(numbers(&NORM_QUANTIZE), [256, 4160, 4, 48]);
     assert_eq!(numbers(&SAMPLE), [1024, 36384, 0, 64]);
     assert_eq!(numbers(&ATTENTION_R32_D256), [128, 0, 91_136, 255]);
-    assert!(KERNELS.iter().all(|kernel| kernel.conflicts == 0));
+    // Where likely tokens go in the list depends on their order.
+    assert!(KERNELS.iter().all(|kernel| kernel.conflicts == u64::from(kernel.name == SAMPLE.name)));
 }
