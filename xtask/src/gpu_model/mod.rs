@@ -179,10 +179,8 @@ fn time(sample: &Sample, path: &Path, registers: u32, device: &Device) -> Time {
     let resident = f64::from(ROOM.iter().zip(each).map(|(room, each)| room / each).min().unwrap_or(1).max(1));
     let per_processor = (blocks / f64::from(PROCESSORS)).ceil();
     // Blocks that ran were the longest and the shortest.
-    let counts = sample.stats.lines.values();
-    let longest: u64 = counts.clone().map(|line| line.longest).sum();
+    let mean = path.mean;
     let warps = f64::from(kernel.block / 32);
-    let mean = sample.stats.warp_instructions as f64 / (longest as f64 * f64::from(sample.blocks) * warps);
     let rounds = (per_processor / resident).ceil();
     let chain = path.chain * (1.0 + (rounds - 1.0) * mean.min(1.0));
     let busy = path.busy.map(|cycles| cycles * mean * warps * per_processor / 4.0);
@@ -275,6 +273,7 @@ fn report(
 mod tests {
     use super::{
         assumptions::{CASES, RECURRENT},
+        sass::mean,
         *,
     };
 
@@ -296,15 +295,13 @@ mod tests {
         let case = CASES.iter().find(|case| case.sequences == 256).unwrap();
         let step = kinds[0].launches(case).unwrap();
         let norm = step.iter().find(|s| s.launch.kernel().name.contains("norm_quantize")).unwrap();
-        let path = |chain, integers| Path { chain, busy: [integers, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0] };
+        let mean = mean(norm);
+        assert!((0.5..=1.0).contains(&mean), "{mean}");
+        let path = |chain, integers| Path { chain, busy: [integers, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0], mean };
         let time = |path: Path| time(norm, &path, 40, &DEVICES[0]);
         // 256 blocks of 8 warps on 132 multiprocessors: two blocks on one, at once.
         let (chain, units) = (time(path(17_550.0, 0.0)), time(path(0.0, 17_550.0)));
         assert_eq!((chain.bound, chain.us), ("its chain", GAP + 10.0));
-        let mean = norm.stats.warp_instructions as f64
-            / (norm.stats.lines.values().map(|l| l.longest).sum::<u64>() as f64
-                * 8.0
-                * f64::from(norm.blocks));
         assert_eq!(units.bound, "integers");
         assert!((units.us - GAP - 10.0 * mean * 2.0 * 8.0 / 4.0).abs() < 1e-9, "{}", units.us);
         // A row of 256 floats, its gain and 1 KB for each token.

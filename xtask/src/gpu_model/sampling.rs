@@ -37,7 +37,7 @@ const ASKS: [Ask; 5] = [
 /// The times of each ask for 1 and 32 rows.
 pub(super) fn report(tools: &Tools) -> Result<String> {
     let code = code(tools, &SAMPLE)?;
-    let mut text = format!("drawing from {VOCABULARY} logits: us\n");
+    let mut text = format!("drawing from {VOCABULARY} logits: us, without waits\n");
     for ask in &ASKS {
         for rows in [1, 32] {
             let sample = launch(ask, rows)?;

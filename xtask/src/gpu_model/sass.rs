@@ -123,6 +123,8 @@ pub(super) struct Path {
     pub(super) chain: f64,
     /// For which it occupies each unit, then the dispatch.
     pub(super) busy: [f64; UNITS],
+    /// The work of the mean warp, as a share of this one's.
+    pub(super) mean: f64,
 }
 
 struct Walk {
@@ -282,20 +284,45 @@ impl Walk {
 pub(super) fn path(listing: &str, sample: &Sample) -> Path {
     let executed = sample.stats.lines.iter().map(|(&line, counts)| (line, counts.longest)).collect();
     let latency = sample.places.iter().map(|(&line, at)| (line, place(at.0).latency())).collect();
-    walked(listing, &executed, latency)
+    Path { mean: mean(sample), ..walked(listing, &executed, latency) }
 }
 
-/// The same for code whose loops overlap, so that it cannot be walked: each instruction as often as its line, also the
-/// copies of unrolled loops, and no chain. The warp never waits: a bound from below if all units had enough warps.
+/// The same for code whose loops overlap, so that it cannot be walked: each instruction as often as its line by the mean
+/// warp, also the copies of unrolled loops, and no chain. The warp never waits: a bound from below if all units had
+/// enough warps.
 pub(super) fn counted(listing: &str, sample: &Sample) -> Path {
+    let kernel = sample.launch.kernel();
+    let warps = f64::from(sample.blocks) * f64::from(kernel.block / 32);
+    let statements = statements(kernel.text);
     let mut busy = [0.0; UNITS];
     for inst in read(listing) {
-        let times = sample.stats.lines.get(&inst.line).map_or(0.0, |counts| counts.longest as f64);
+        let all = sample.stats.lines.get(&inst.line).map_or(0.0, |counts| counts.warps as f64);
+        let times = all / of_line(&statements, inst.line) / warps;
         let cost = cost(&inst.opcode);
         busy[cost.unit] += times * cost.cycles;
         busy[UNITS - 1] += times;
     }
-    Path { chain: 0.0, busy }
+    Path { chain: 0.0, busy, mean: 1.0 }
+}
+
+/// Statements of each line of a text: the simulator adds up their executions.
+fn statements(text: &str) -> Vec<f64> {
+    let code = text.lines().map(|line| line.split("//").next().unwrap_or_default());
+    code.map(|code| code.matches(';').count().max(1) as f64).collect()
+}
+
+fn of_line(statements: &[f64], line: u32) -> f64 {
+    (line as usize).checked_sub(1).and_then(|at| statements.get(at)).copied().unwrap_or(1.0)
+}
+
+/// What the mean warp executes, as a share of what the longest would if it were the longest at each line.
+pub(super) fn mean(sample: &Sample) -> f64 {
+    let kernel = sample.launch.kernel();
+    let statements = statements(kernel.text);
+    let lines = sample.stats.lines.iter();
+    let longest: f64 = lines.map(|(&line, counts)| counts.longest as f64 * of_line(&statements, line)).sum();
+    let warps = f64::from(sample.blocks) * f64::from(kernel.block / 32);
+    sample.stats.warp_instructions as f64 / (longest * warps)
 }
 
 fn walked(listing: &str, executed: &BTreeMap<u32, u64>, latency: BTreeMap<u32, f64>) -> Path {
@@ -315,7 +342,7 @@ fn walked(listing: &str, executed: &BTreeMap<u32, u64>, latency: BTreeMap<u32, f
     };
     walk.count(executed);
     walk.walk(0, last, 1.0, None);
-    Path { chain: walk.clock, busy: walk.busy }
+    Path { chain: walk.clock, busy: walk.busy, mean: 1.0 }
 }
 
 #[cfg(test)]
@@ -371,6 +398,12 @@ mod tests {
             assert!(near(chain(&plain, &executed)), "{} {expected}", chain(&plain, &executed));
             assert!(near(chain(&unrolled, &executed)), "{} {expected}", chain(&unrolled, &executed));
         }
+    }
+
+    #[test]
+    fn a_line_has_as_many_statements_as_it_ends() {
+        let statements = statements("a; b; // c;\nlabel:\n  d;\n");
+        assert_eq!([1, 2, 3, 4].map(|line| of_line(&statements, line)), [2.0, 1.0, 1.0, 1.0]);
     }
 
     #[test]
