@@ -97,6 +97,7 @@ fn kernels() -> Vec<Kernel> {
     for (name, template, registers) in [
         ("sm80_rope_store_bf16", "rope_store.ptx", 80),
         ("sm80_norm_quantize_s8", "norm_quantize.ptx", 48),
+        ("sm80_argmax_f32", "argmax.ptx", 48),
         ("sm80_norm_rows_bf16", "norm_rows.ptx", 64),
         ("sm80_hadamard_f32", "hadamard.ptx", 40),
         ("sm80_sigmoid_gate_bf16", "sigmoid_gate.ptx", 32),

@@ -145,7 +145,7 @@ kernels! {
     DELTA_LEARN_D128 = generated "sm80_delta_learn_d128_f32": ["FFMA", "LDS.128", "LDG.E.128", "STG.E.128"];
     DELTA_LEARN = generated "sm80_delta_learn_f32": ["FFMA", "LDS.128", "LDG.E.128", "STG.E.128"];
     DELTA_CLOSE = generated "sm80_delta_close_bf16": ["DADD", "SHFL.BFLY"];
-    ARGMAX = "sm80_argmax_f32": ["REDUX.MAX"];
+    ARGMAX = generated "sm80_argmax_f32": ["REDUX.MAX"];
     SAMPLE = generated "sm80_sample_f32": ["REDUX.MAX", "REDUX.SUM", "ATOMS.ADD", "LDG.E.128", "FMNMX.NAN"];
     COPY_BLOCK = "sm80_copy_block": ["LDG.E.128", "STG.E.128"];
     PEAK_W2A8 = "sm80_peak_w2a8": ["IMMA.16832.U8.S8"];

@@ -840,8 +840,8 @@ const MUTANTS: &[Mutant] = &[
     (
         &ARGMAX,
         "the last of equals",
-        "setp.gt.u32 p, hi, key_hi;",
-        "setp.ge.u32 p, hi, key_hi;",
+        "not.b32 key_lo, lo;",
+        "mov.b32 key_lo, lo;",
         small::greedy,
     ),
     (
@@ -851,7 +851,7 @@ const MUTANTS: &[Mutant] = &[
         "@q st.shared.b32 [at+256], nan;\n",
         small::greedy,
     ),
-    (&ARGMAX, "a NaN not seen", "setp.nan.f32 p, x, x;", "setp.lt.f32 p, x, x;", small::greedy),
+    (&ARGMAX, "a NaN not seen", "setp.nan.f32 p, m0, m0;", "setp.lt.f32 p, m0, m0;", small::greedy),
     (
         &SAMPLE,
         "the histogram filled while it is searched",

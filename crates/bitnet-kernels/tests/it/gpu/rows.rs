@@ -138,3 +138,38 @@ fn heads_that_a_warp_takes_in_turn_equal_heads_side_by_side() {
     let wide = Simulator::with(|info| info.processors = 100);
     assert_eq!(small::normed_heads_in_turns(Simulator::default()), small::normed_heads_in_turns(wide));
 }
+
+/// A thread reads 16 logits at a time, of which the last may be fewer.
+#[test]
+fn the_highest_logit_is_the_lowest_of_its_equals_at_any_size() {
+    for vocab in [1, 3, 4, 5, 4099, 16_384, 16_385, 40_001] {
+        let spread = |i: usize| ((i * 7919) % 1013) as f32 - 1200.0;
+        let mut rows = vec![(0..vocab).map(spread).collect::<Vec<_>>(); 6];
+        rows[1].fill(f32::NEG_INFINITY);
+        // Equal to the bit, or as zeros of both signs, in the same and in other turns of a thread.
+        for at in [vocab / 2, vocab - 1] {
+            rows[2][at] = 7.0;
+        }
+        for (at, zero) in [(vocab / 3, -0.0), (vocab.saturating_sub(2), 0.0), (vocab - 1, 0.0)] {
+            rows[3][at] = zero;
+        }
+        for at in [vocab / 3, vocab - 1] {
+            rows[4][at] = f32::NAN;
+        }
+        rows[5].fill(f32::NEG_INFINITY);
+        rows[5][vocab - 1] = f32::MIN;
+        let expected: Vec<u32> = rows.iter().flat_map(|row| chosen(row)).collect();
+        let found = small::highest(Simulator::default(), vocab, &rows.concat()).unwrap();
+        assert_eq!(found, expected, "{vocab}");
+    }
+}
+
+/// The token and its status, by a plain loop.
+fn chosen(row: &[f32]) -> [u32; 2] {
+    if let Some(at) = row.iter().position(|x| x.is_nan()) {
+        return [at as u32, 1];
+    }
+    let best = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let at = row.iter().position(|&x| x == best).expect("a row is not empty");
+    [at as u32, if best == f32::NEG_INFINITY { 2 } else { 0 }]
+}

@@ -341,12 +341,18 @@ fn words(
 /// A row in which every value occurs many times in each thread, and one with a NaN.
 pub fn greedy(simulator: Simulator) -> Bits {
     let vocab = 2100;
-    let mut gpu = Gpu::new(simulator)?;
-    let mut logits = gpu.rows(2, vocab, RowsKind::Residual)?;
     let mut values: Vec<f32> = (0..2 * vocab).map(|i| (i * 7 % 16) as f32).collect();
     values[vocab + 2000] = f32::NAN;
-    gpu.write_rows(&mut logits, &values)?;
-    words(&mut gpu, 2, |gpu, out| gpu.argmax(2, &logits, out))
+    highest(simulator, vocab, &values)
+}
+
+/// Token and status of each row of `vocab` logits.
+pub fn highest(simulator: Simulator, vocab: usize, values: &[f32]) -> Bits {
+    let n = values.len() / vocab;
+    let mut gpu = Gpu::new(simulator)?;
+    let mut logits = gpu.rows(n, vocab, RowsKind::Residual)?;
+    gpu.write_rows(&mut logits, values)?;
+    words(&mut gpu, n, |gpu, out| gpu.argmax(n, &logits, out))
 }
 
 /// Many draws from one row.
