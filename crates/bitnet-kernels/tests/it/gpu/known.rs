@@ -32,7 +32,7 @@ fn every_kernel_is_tried_when_a_gpu_is_opened_and_once_a_process() {
 #[test]
 fn a_kernel_that_computes_wrong_results_is_refused_by_name() {
     for (kernel, right, wrong) in [
-        (&BITLINEAR_T16, "  sub.s32 s1, s1, sum;\n", ""),
+        (&BITLINEAR_T16, "  sub.s32 s1, s1, sum_x0;\n", ""),
         (&SAMPLE, "setp.ge.u64 in, w, floor;", "setp.ge.u64 in, w, w;"),
     ] {
         let text = kernel.text.replace(right, wrong);

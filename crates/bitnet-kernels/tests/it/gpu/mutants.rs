@@ -132,7 +132,13 @@ const MUTANTS: &[Mutant] = &[
         "shr.u32 t2, warp, 2;",
         whole_product::<60>,
     ),
-    (&BITLINEAR_T8, "the sum of the activations left in", "  sub.s32 s1, s1, sum;\n", "", whole_product::<5>),
+    (
+        &BITLINEAR_T8,
+        "the sum of the activations left in",
+        "  sub.s32 s1, s1, sum_x0;\n",
+        "",
+        whole_product::<5>,
+    ),
     (
         &BITLINEAR_T8,
         "the scale before the division",
@@ -143,8 +149,8 @@ const MUTANTS: &[Mutant] = &[
     (
         &BITLINEAR_T128,
         "a quotient without its corrections",
-        "  fma.rn.f32 y0, r0, reciprocal, q0;\n",
-        "  mul.rn.f32 y0, y0, reciprocal;\n",
+        "  fma.rn.f32 y0, r0, reciprocal0, p;\n",
+        "  mul.rn.f32 y0, y0, reciprocal0;\n",
         whole_product::<70>,
     ),
     (
@@ -156,9 +162,16 @@ const MUTANTS: &[Mutant] = &[
     ),
     (
         &BITLINEAR_T32,
-        "one token too many",
-        "setp.ge.u32 p0, token, n;",
-        "setp.gt.u32 p0, token, n;",
+        "the last token taken for the one before",
+        "sub.u32 last, n, 1;",
+        "sub.u32 last, n, 2;",
+        whole_product::<20>,
+    ),
+    (
+        &BITLINEAR_T32,
+        "a token in flight taken for another",
+        "min.u32 tok1, t0, last;",
+        "mov.u32 tok1, tok0;",
         whole_product::<20>,
     ),
     (&BITLINEAR_T64, "parts not released", "  membar.gl;\n  atom", "  atom", split_product::<60>),
@@ -180,8 +193,8 @@ const MUTANTS: &[Mutant] = &[
     (
         &BITLINEAR_T16,
         "a part of another split",
-        "mul.wide.u32 d0, split, 4096;",
-        "mul.wide.u32 d0, split, 2048;",
+        "mad.lo.u32 t0, split, 16, t;",
+        "mad.lo.u32 t0, split, 8, t;",
         split_product::<11>,
     ),
     (
@@ -227,11 +240,17 @@ const MUTANTS: &[Mutant] = &[
         "  mul.rn.f32 q1",
         prompt,
     ),
-    (&BITLINEAR_T128, "values put into the wrong slot", "and.b32 t2, t0, 63;", "and.b32 t2, t0, 31;", prompt),
+    (
+        &BITLINEAR_T128,
+        "values put into the wrong slot",
+        "and.b32 t2, slot0, 63;",
+        "and.b32 t2, slot0, 31;",
+        prompt,
+    ),
     (
         &BITLINEAR_T128,
         "values that are not finite",
-        "  min.f32 y1, y1, 0f7F7F0000;\n  max.f32 y1, y1, 0fFF7F0000;\n",
+        "  min.f32 y9, y9, 0f7F7F0000;\n  max.f32 y9, y9, 0fFF7F0000;\n",
         "",
         poisoned_prompt,
     ),
@@ -837,13 +856,7 @@ const MUTANTS: &[Mutant] = &[
         "sub.u32 n, n, 16;\n  setp.ge.u32 p, i, n;",
         small::turned_and_copied,
     ),
-    (
-        &ARGMAX,
-        "the last of equals",
-        "not.b32 key_lo, lo;",
-        "mov.b32 key_lo, lo;",
-        small::greedy,
-    ),
+    (&ARGMAX, "the last of equals", "not.b32 key_lo, lo;", "mov.b32 key_lo, lo;", small::greedy),
     (
         &ARGMAX,
         "warps' best read before all gave theirs",
