@@ -33,7 +33,9 @@ def test_texts_are_those_of_bitnet_run(model, bitnet_run, options):
         for each in value if isinstance(value, list) else [value]:
             flags += [f"--{name.replace('_', '-')}", each]
     for prompt in PROMPTS[:2]:
-        same(model.generate(prompt, **options), bitnet_run("demo", prompt, *flags))
+        same(model.generate(prompt, **options), bitnet_run("demo", prompt, "--raw", *flags))
+        chat = model.chat([{"role": "user", "content": prompt}], **options)
+        same(chat, bitnet_run("demo", prompt, *flags))
 
 
 def test_token_ids_and_conversations_are_prompts_too(model, bitnet_run):
