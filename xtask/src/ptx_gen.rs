@@ -21,7 +21,7 @@ fn linear() -> Vec<Kernel> {
     for (name, grouped, registers) in [("bitlinear", false, 96), ("grouped", true, 96)] {
         kernels.push(Kernel {
             name: format!("sm80_{name}_t1_w2a8"),
-            template: "bitlinear_dp4a.ptx",
+            template: "bitlinear_t1.ptx",
             numbers: context! { grouped, warps => 8, unroll => 4, registers },
         });
     }

@@ -132,6 +132,8 @@ struct Walk {
     loops: Vec<Loop>,
     /// How often each instruction is executed.
     times: Vec<f64>,
+    /// Executions of each instruction that are due, where a branch leaves it out now and then.
+    due: Vec<f64>,
     /// For each line that reads global memory, the latency of its place.
     latency: BTreeMap<u32, f64>,
     clock: f64,
@@ -227,7 +229,9 @@ impl Walk {
                 self.repeat(i, whole as usize);
                 continue;
             }
-            if self.times[at] >= 0.5 * entered {
+            self.due[at] += (self.times[at] / entered).min(1.0);
+            if self.due[at] > 1.0 - 1e-6 {
+                self.due[at] -= 1.0;
                 self.issue(at);
             }
             at += 1;
@@ -331,6 +335,7 @@ fn walked(listing: &str, executed: &BTreeMap<u32, u64>, latency: BTreeMap<u32, f
     let mut walk = Walk {
         loops: Vec::new(),
         times: Vec::new(),
+        due: vec![0.0; code.len()],
         latency,
         clock: 0.0,
         ready: vec![0.0; 1024],

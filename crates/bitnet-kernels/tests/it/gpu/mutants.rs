@@ -200,8 +200,8 @@ const MUTANTS: &[Mutant] = &[
     (
         &BITLINEAR_T1,
         "a product with the wrong activations",
-        "dp4a.u32.s32 high0, c1, x2, high0;",
-        "dp4a.u32.s32 high0, c1, x3, high0;",
+        "{a0, a1, a2, a3}, {x2, x3}",
+        "{a0, a1, a2, a3}, {x3, x2}",
         whole_product::<1>,
     ),
     (
@@ -214,9 +214,9 @@ const MUTANTS: &[Mutant] = &[
     (&BITLINEAR_T1, "no barrier before warps are added", "  bar.sync 0;\n", "", whole_product::<1>),
     (
         &BITLINEAR_T1,
-        "lanes that are not added",
-        "shfl.sync.bfly.b32 t0, high0, 2,",
-        "shfl.sync.bfly.b32 t0, high0, 1,",
+        "rows that stay four times as large",
+        "shr.s32 c2, c2, 2;",
+        "shr.s32 c2, c2, 1;",
         whole_product::<1>,
     ),
     (
@@ -342,8 +342,8 @@ const MUTANTS: &[Mutant] = &[
     (
         &GROUPED_T1,
         "half of a wide group",
-        "  @!narrow add.s32 s0, s0, t0;\n",
-        "",
+        "add.s32 t1, s0, s1;",
+        "mov.b32 t1, s0;",
         small::grouped::<1, 300, 128>,
     ),
     (
@@ -356,8 +356,8 @@ const MUTANTS: &[Mutant] = &[
     (
         &GROUPED_T1,
         "halves of the other row",
-        "selp.b32 s1, high1, low1, second;",
-        "selp.b32 s1, low1, high1, second;",
+        "selp.b32 s1, c6, c4, second;",
+        "selp.b32 s1, c4, c6, second;",
         small::grouped::<1, 300, 64>,
     ),
     (
