@@ -51,7 +51,17 @@ pub const L2_EPS: f32 = 1e-6;
 ///
 /// A group has as many columns as the weights' groups; the last one of a row may have fewer.
 pub fn grouped(total: f32, sum: i32, activation: f32, weight: f32) -> f32 {
-    (sum as f32).mul_add(activation * weight, total)
+    fused(sum as f32, activation * weight, total)
+}
+
+/// Returns `a * b + c`, rounded once.
+#[inline]
+pub fn fused(a: f32, b: f32, c: f32) -> f32 {
+    // The C library of Windows' GNU tools rounds twice, and in other threads otherwise than in the first.
+    #[cfg(all(windows, target_env = "gnu"))]
+    return libm::fmaf(a, b, c);
+    #[cfg(not(all(windows, target_env = "gnu")))]
+    a.mul_add(b, c)
 }
 
 /// Adds `N` partial sums, a power of two: adds the upper half to the lower half until one value is left.
@@ -82,10 +92,10 @@ pub fn exp(x: f32) -> f32 {
     let x = if EXP_MIN > x { EXP_MIN } else { x };
     let x = if EXP_MAX < x { EXP_MAX } else { x };
     let n = (x * LOG2_E).round_ties_even();
-    let r = n.mul_add(-LN2_HIGH, x);
-    let r = n.mul_add(-LN2_LOW, r);
-    let p = EXP_POLY[1..].iter().fold(EXP_POLY[0], |p, &c| p.mul_add(r, c));
-    let y = p.mul_add(r * r, r) + 1.0;
+    let r = fused(n, -LN2_HIGH, x);
+    let r = fused(n, -LN2_LOW, r);
+    let p = EXP_POLY[1..].iter().fold(EXP_POLY[0], |p, &c| fused(p, r, c));
+    let y = fused(p, r * r, r) + 1.0;
     y * f32::from_bits(((n as i32 + 127) << 23) as u32)
 }
 
@@ -97,8 +107,8 @@ pub fn ln_1p(x: f32) -> f32 {
     // ln(1 + x) = ln((1 + s) / (1 - s))
     let s = x / (2.0 + x);
     let z = s * s;
-    let p = LN_POLY[1..].iter().fold(LN_POLY[0], |p, &c| p.mul_add(z, c));
-    (s * z).mul_add(p, s + s)
+    let p = LN_POLY[1..].iter().fold(LN_POLY[0], |p, &c| fused(p, z, c));
+    fused(s * z, p, s + s)
 }
 
 /// Returns `ln(1 + e^x)` as `max(x, 0) + ln(1 + e^-|x|)`; NaN stays NaN.

@@ -57,6 +57,11 @@ pub(crate) trait Lanes: Copy {
     unsafe fn div(a: Self::F, b: Self::F) -> Self::F;
     /// `a * b + c`, rounded once.
     unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    /// The same for one number.
+    #[inline(always)]
+    fn fused(a: f32, b: f32, c: f32) -> f32 {
+        a.mul_add(b, c)
+    }
     /// `if a > b { a } else { b }`.
     unsafe fn max(a: Self::F, b: Self::F) -> Self::F;
     /// `if a < b { a } else { b }`.

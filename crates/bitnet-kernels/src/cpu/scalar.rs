@@ -4,9 +4,12 @@
 
 use half::{bf16, f16};
 
-use crate::cpu::{
-    generic::kernel_set,
-    lanes::{Lanes, each},
+use crate::{
+    cpu::{
+        generic::kernel_set,
+        lanes::{Lanes, each},
+    },
+    order,
 };
 
 /// 16 lanes as an array, in tiles of `ROWS` row groups by `TOKENS` tokens. Tests use the tiles and limits of other
@@ -23,12 +26,13 @@ kernel_set!(Scalar, []);
 
 #[inline(never)]
 fn fma(a: [f32; 16], b: [f32; 16], c: [f32; 16]) -> [f32; 16] {
-    std::array::from_fn(|i| a[i].mul_add(b[i], c[i]))
+    std::array::from_fn(|i| order::fused(a[i], b[i], c[i]))
 }
 
 #[inline(never)]
 fn add_square(sum: [f64; 16], x: [f32; 16]) -> [f64; 16] {
-    each(sum, x, |sum, x| f64::from(x).mul_add(f64::from(x), sum))
+    // The product is exact.
+    each(sum, x, |sum, x| f64::from(x) * f64::from(x) + sum)
 }
 
 #[inline(never)]
@@ -99,6 +103,9 @@ impl<const ROWS: usize, const TOKENS: usize, const STEPS: usize, const WIDE_CODE
     unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F {
         fma(a, b, c)
     }
+    fn fused(a: f32, b: f32, c: f32) -> f32 {
+        order::fused(a, b, c)
+    }
     #[inline(always)]
     unsafe fn max(a: Self::F, b: Self::F) -> Self::F {
         each(a, b, |a, b| if a > b { a } else { b })
@@ -121,7 +128,7 @@ impl<const ROWS: usize, const TOKENS: usize, const STEPS: usize, const WIDE_CODE
     }
     #[inline(always)]
     unsafe fn reduce_add(x: Self::F) -> f32 {
-        crate::order::tree(x)
+        order::tree(x)
     }
     #[inline(always)]
     unsafe fn reduce_max(x: Self::F) -> f32 {
@@ -141,7 +148,7 @@ impl<const ROWS: usize, const TOKENS: usize, const STEPS: usize, const WIDE_CODE
     }
     #[inline(always)]
     unsafe fn reduce_add_d(x: Self::D) -> f64 {
-        crate::order::tree(x)
+        order::tree(x)
     }
     #[inline(always)]
     unsafe fn zero_i() -> Self::I {

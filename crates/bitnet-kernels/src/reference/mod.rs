@@ -9,7 +9,7 @@ use crate::{
     BLOCK_TOKENS, Backend, BackendInfo, DeltaShape, DeltaWeights, Drawn, Gate, Grouping, HeadNorms, Inspect,
     KernelError, KvShape, KvType, Norm, Norms, Rotate, RowOrder, RowsKind, Step, TableWeights, Wanted,
     Weights,
-    order::{SEGMENT, SQUARES, exp, grouped, merge, sigmoid, tree},
+    order::{SEGMENT, SQUARES, exp, fused, grouped, merge, sigmoid, tree},
 };
 pub use recurrent::{Delta, Rotation, State};
 
@@ -155,7 +155,7 @@ impl Kv {
 fn dot(a: &[f32], b: &[f32]) -> f32 {
     let mut partial = [0.0f32; 16];
     for (i, (&a, &b)) in a.iter().zip(b).enumerate() {
-        partial[i % 16] = a.mul_add(b, partial[i % 16]);
+        partial[i % 16] = fused(a, b, partial[i % 16]);
     }
     tree(partial)
 }
@@ -163,7 +163,7 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
 fn rms_norm(x: &mut [f32], norm: &Norm<Vec<f32>>) {
     let mut partial = [0.0f64; SQUARES];
     for (i, &x) in x.iter().enumerate() {
-        partial[i % SQUARES] = f64::from(x).mul_add(f64::from(x), partial[i % SQUARES]);
+        partial[i % SQUARES] += f64::from(x) * f64::from(x);
     }
     let mean = (tree(partial) * (1.0 / x.len() as f64)) as f32;
     let r = 1.0 / (mean + norm.eps).sqrt();
@@ -408,7 +408,7 @@ impl Backend for Reference {
                     for (d, (x, y)) in low.iter_mut().zip(high).enumerate() {
                         let at = position * rope.width / 2 + d;
                         let (c, s) = (rope.cos[at], rope.sin[at]);
-                        (*x, *y) = (x.mul_add(c, -(*y * s)), y.mul_add(c, *x * s));
+                        (*x, *y) = (fused(*x, c, -(*y * s)), fused(*y, c, *x * s));
                     }
                 }
                 row.iter_mut().for_each(|x| *x = self.between(*x));
@@ -455,7 +455,7 @@ impl Backend for Reference {
                             .clone()
                             .map(|key| {
                                 let k = &kv.keys[at(key, kv_head)..][..dim];
-                                q.iter().zip(k).fold(0.0f32, |s, (&q, &k)| q.mul_add(k, s)) * scale
+                                q.iter().zip(k).fold(0.0f32, |s, (&q, &k)| fused(q, k, s)) * scale
                             })
                             .collect();
                         let max = scores.iter().fold(f32::NEG_INFINITY, |m, &s| if m > s { m } else { s });
@@ -466,7 +466,7 @@ impl Backend for Reference {
                             partial[j % 16] += p;
                             let v = &kv.values[at(key, kv_head)..][..dim];
                             for (o, &v) in values.iter_mut().zip(v) {
-                                *o = self.between(p).mul_add(v, *o);
+                                *o = fused(self.between(p), v, *o);
                             }
                         }
                         let sum = tree(partial);
@@ -475,9 +475,9 @@ impl Backend for Reference {
                             Some((m, l, mut running)) => {
                                 let (max, a, b) = merge(m, max);
                                 for (r, v) in running.iter_mut().zip(values) {
-                                    *r = r.mul_add(a, v * b);
+                                    *r = fused(*r, a, v * b);
                                 }
-                                (max, l.mul_add(a, sum * b), running)
+                                (max, fused(l, a, sum * b), running)
                             }
                         });
                     }

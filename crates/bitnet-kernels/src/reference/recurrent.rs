@@ -3,7 +3,7 @@
 use super::{Rows, dot, gated, rms_norm};
 use crate::{
     DeltaShape, DeltaWeights, Gate, Norm, Rotate, Run,
-    order::{DELTA_PARTIALS, L2_EPS, exp, sigmoid, softplus, tree},
+    order::{DELTA_PARTIALS, L2_EPS, exp, fused, sigmoid, softplus, tree},
 };
 
 /// The dense parameters of a gated-delta layer.
@@ -87,7 +87,7 @@ impl Delta {
         let taps = self.shape.taps;
         let channel = |(c, factors): (usize, &[f32])| {
             let factors = &factors[taps - inputs.len()..];
-            let sum = factors.iter().zip(inputs).fold(0.0f32, |sum, (&w, input)| w.mul_add(input[c], sum));
+            let sum = factors.iter().zip(inputs).fold(0.0f32, |sum, (&w, input)| fused(w, input[c], sum));
             gated(Gate::Silu, sum, 1.0)
         };
         self.conv.chunks_exact(taps).enumerate().map(channel).collect()
@@ -105,13 +105,13 @@ fn learn(state: &mut [f32], query: &[f32], key: &[f32], value: &[f32], decay: f3
     let sum = |row: &[f32], by: &[f32]| {
         let mut partial = [0.0f32; DELTA_PARTIALS];
         for (k, (&s, &by)) in row.iter().zip(by).enumerate() {
-            partial[k % DELTA_PARTIALS] = s.mul_add(by, partial[k % DELTA_PARTIALS]);
+            partial[k % DELTA_PARTIALS] = fused(s, by, partial[k % DELTA_PARTIALS]);
         }
         tree(partial)
     };
     let answer = |(row, &v): (&mut [f32], &f32)| {
         let d = rate * (v - decay * sum(row, key));
-        row.iter_mut().zip(key).for_each(|(s, &k)| *s = d.mul_add(k, decay * *s));
+        row.iter_mut().zip(key).for_each(|(s, &k)| *s = fused(d, k, decay * *s));
         sum(row, query)
     };
     state.chunks_exact_mut(key.len()).zip(value).map(answer).collect()

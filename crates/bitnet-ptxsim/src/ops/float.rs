@@ -1,5 +1,9 @@
 //! `f32` and `f64` arithmetic. Everything rounds to nearest even and keeps subnormals.
 
+// The C library of Windows' GNU tools rounds these twice.
+#[cfg(all(windows, target_env = "gnu"))]
+use libm::{fma, fmaf};
+
 use super::{Shape, lanes};
 use crate::inst::AluFn;
 use crate::types::Type;
@@ -15,7 +19,7 @@ pub(crate) fn single(name: &str) -> Option<Shape> {
         "add.rn" => shape(2, lanes!(|a: f32, b: f32| a + b)),
         "sub.rn" => shape(2, lanes!(|a: f32, b: f32| a - b)),
         "mul.rn" => shape(2, lanes!(|a: f32, b: f32| a * b)),
-        "fma.rn" => shape(3, lanes!(|a: f32, b: f32, c: f32| a.mul_add(b, c))),
+        "fma.rn" => shape(3, lanes!(|a: f32, b: f32, c: f32| fmaf(a, b, c))),
         "div.rn" => shape(2, lanes!(|a: f32, b: f32| a / b)),
         "rcp.rn" => shape(1, lanes!(|a: f32| 1.0 / a)),
         "sqrt.rn" => shape(1, lanes!(|a: f32| a.sqrt())),
@@ -36,7 +40,7 @@ pub(crate) fn double(name: &str) -> Option<Shape> {
     match name {
         "add.rn" => shape(2, lanes!(|a: f64, b: f64| a + b)),
         "mul.rn" => shape(2, lanes!(|a: f64, b: f64| a * b)),
-        "fma.rn" => shape(3, lanes!(|a: f64, b: f64, c: f64| a.mul_add(b, c))),
+        "fma.rn" => shape(3, lanes!(|a: f64, b: f64, c: f64| fma(a, b, c))),
         _ => None,
     }
 }
@@ -54,4 +58,14 @@ fn least(a: f32, b: f32) -> f32 {
     } else {
         b
     }
+}
+
+#[cfg(not(all(windows, target_env = "gnu")))]
+fn fma(a: f64, b: f64, c: f64) -> f64 {
+    a.mul_add(b, c)
+}
+
+#[cfg(not(all(windows, target_env = "gnu")))]
+fn fmaf(a: f32, b: f32, c: f32) -> f32 {
+    a.mul_add(b, c)
 }

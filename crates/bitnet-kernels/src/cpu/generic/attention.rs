@@ -134,7 +134,7 @@ unsafe fn some_heads<L: Lanes>(
                 continue;
             }
             let (joint, old, new) = order::merge(max[h], m);
-            (max[h], sum[h]) = (joint, sum[h].mul_add(old, l * new));
+            (max[h], sum[h]) = (joint, L::fused(sum[h], old, l * new));
             let (old, new) = (L::splat(old), L::splat(new));
             for d in (0..wide).step_by(16) {
                 let r = running.as_mut_ptr().add(h * wide + d);

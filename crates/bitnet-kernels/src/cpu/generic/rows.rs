@@ -339,7 +339,7 @@ unsafe fn rope_store_as<L: Lanes, S: Cached>(a: &RopeStore<'_>, scratch: &mut [f
                 }
                 let (low, high) = head[..a.width].split_at_mut(a.width / 2);
                 for ((x, y), (&c, &s)) in low.iter_mut().zip(high).zip(cos.iter().zip(sin)) {
-                    (*x, *y) = (x.mul_add(c, -(*y * s)), y.mul_add(c, *x * s));
+                    (*x, *y) = (L::fused(*x, c, -(*y * s)), L::fused(*y, c, *x * s));
                 }
             }
             let block = a.blocks[run.blocks.start + position / BLOCK_TOKENS] as usize;
