@@ -296,7 +296,7 @@ fn a_file_of_panels_gives_a_gpu_the_bits_of_the_model_that_was_converted() {
     let path = folder.path().join("model.gguf");
     for fixture in ["bitnet-odd", "qwen3-g64"] {
         let form = all_forms().find(|form| form.folder == fixture).unwrap();
-        convert(&Checkpoint::open(&form.path()).unwrap(), Target::Panels, &path, &mut |_, _| {}).unwrap();
+        convert(Checkpoint::open(&form.path()).unwrap(), Target::Panels, &path, &mut |_, _| {}).unwrap();
         let logits = |path: &Path| {
             let mut model = load_on(path, Gpu::new(Simulator::default()).unwrap());
             let (mut batch, mut logits) = (Batch::new(), Logits::default());

@@ -7,7 +7,7 @@ pub fn run(args: &ConvertArgs) -> Result<(), CliError> {
     let checkpoint = model_arg::open(&args.model)?;
     let bar = Progress::new("converting", 0);
     let mut done = 0;
-    convert(&checkpoint, args.to, &args.destination, &mut |_, all| {
+    convert(checkpoint, args.to, &args.destination, &mut |_, all| {
         bar.at(done, all);
         done += 1;
     })?;

@@ -88,7 +88,6 @@ fn a_bad_line_gets_an_error_in_its_place_and_the_others_their_answers() {
     }
 }
 
-#[cfg(unix)]
 #[test]
 fn killed_at_any_point_and_started_again_it_loses_and_doubles_nothing() {
     let dir = tempfile::tempdir().unwrap();

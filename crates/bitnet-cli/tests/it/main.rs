@@ -17,4 +17,5 @@ mod perplexity;
 mod run;
 mod serve;
 mod shell;
+mod signals;
 mod tokens;

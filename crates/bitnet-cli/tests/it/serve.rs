@@ -1,5 +1,4 @@
 //! `bitnet serve` from start to end, and `bitnet bench --url` as its client.
-#![cfg(unix)]
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
@@ -9,7 +8,7 @@ use std::{
 
 use bitnet_tests::served_at;
 
-use crate::bitnet::bitnet;
+use crate::{bitnet::bitnet, signals};
 
 /// A server that is killed at the end of the test.
 struct Serving {
@@ -22,7 +21,7 @@ impl Serving {
     fn start(args: &[&str]) -> Serving {
         let mut command = Command::new(env!("CARGO_BIN_EXE_bitnet"));
         command.arg("serve").args(args).args(["--port", "0", "--threads", "2"]);
-        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+        let mut child = signals::prepare(&mut command).stderr(Stdio::piped()).spawn().unwrap();
         let mut log = BufReader::new(child.stderr.take().unwrap());
         let address = served_at(&mut log).unwrap();
         Serving { child, log, address }
@@ -38,8 +37,7 @@ impl Serving {
     }
 
     fn signal(&self) {
-        let pid = self.child.id().to_string();
-        assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+        signals::send("TERM", self.child.id());
     }
 
     /// Returns the rest of its log and its exit code.
@@ -82,7 +80,7 @@ fn a_server_told_to_end_while_it_fetches_its_model_does_not_wait() {
     command.args(["serve", "org/name", "--log", "off", "--port", &free.port().to_string()]);
     command.env("HF_ENDPOINT", format!("http://{}", hub.local_addr().unwrap()));
     command.env("HF_HOME", home.path()).env_remove("HF_HUB_OFFLINE");
-    let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+    let mut child = signals::prepare(&mut command).stderr(Stdio::piped()).spawn().unwrap();
     let log = BufReader::new(child.stderr.take().unwrap());
     let server = Serving { child, log, address: free.to_string() };
     // A hub that never answers.
@@ -124,10 +122,10 @@ fn a_step_beyond_its_limit_is_reported_with_what_it_computes() {
     let prompt = vec!["1"; 2000].join(",");
     let mut answer = server.ask(&format!(r#"{{"prompt": [{prompt}], "max_tokens": 1}}"#));
     // If it is answered without a report, the end of the server ends the log and so the test.
-    let pid = server.child.id().to_string();
+    let id = server.child.id();
     std::thread::spawn(move || {
         let _ = answer.read_to_string(&mut String::new());
-        let _ = Command::new("kill").args(["-TERM", &pid]).status();
+        signals::send("TERM", id);
     });
     loop {
         let mut line = String::new();

@@ -53,7 +53,7 @@ pub(super) fn write(
     target: Target,
     destination: &Path,
     progress: &mut dyn FnMut(&str, usize),
-) -> Result<(), ModelError> {
+) -> Result<Unfinished, ModelError> {
     let spec = &checkpoint.spec;
     let architecture = architecture(spec, target)?;
     let mut planned = plan(checkpoint, target)?;
@@ -81,7 +81,7 @@ pub(super) fn write(
     }
     out.align(alignment(target))?;
     out.finish()?;
-    unfinished.finish()
+    Ok(unfinished)
 }
 
 /// The divisors of rotary frequencies, by tensor name.

@@ -4,6 +4,7 @@ mod gguf;
 mod packed;
 
 use std::{
+    borrow::Borrow,
     fmt,
     fs::File,
     io::Write,
@@ -69,22 +70,26 @@ impl FromStr for Target {
 ///
 /// The trits and the defaults for sampling are the same in every format. Scales are exact in I2_S, Q2_0, PQ2_0, panels
 /// and packed, and rounded to 16 bits in the TQ formats. Matrices whose rows are not whole blocks of 128 (I2_S) or 256
-/// weights (the TQ formats) are stored as floats, with the same trits and scales. A model with a scale for every group of weights can be written as Q2_0, PQ2_0 or panels, any
-/// other as I2_S, TQ1_0, TQ2_0, panels or packed. The result appears under its name only when it is complete.
+/// weights (the TQ formats) are stored as floats, with the same trits and scales. A model with a scale for every group of
+/// weights can be written as Q2_0, PQ2_0 or panels, any other as I2_S, TQ1_0, TQ2_0, panels or packed. The result appears
+/// under its name only when it is complete. To write over the checkpoint's own file, pass the checkpoint by value: Windows
+/// does not replace a file that is mapped.
 ///
 /// # Errors
 /// [`ModelError::Convert`] if the format cannot hold the model, before anything is written; otherwise any error of
 /// reading or writing.
 pub fn convert(
-    checkpoint: &Checkpoint,
+    checkpoint: impl Borrow<Checkpoint>,
     target: Target,
     destination: &Path,
     progress: &mut dyn FnMut(&str, usize),
 ) -> Result<(), ModelError> {
-    match target {
-        Target::Packed => packed::write(checkpoint, destination, progress),
-        _ => gguf::write(checkpoint, target, destination, progress),
-    }
+    let unfinished = match target {
+        Target::Packed => packed::write(checkpoint.borrow(), destination, progress)?,
+        _ => gguf::write(checkpoint.borrow(), target, destination, progress)?,
+    };
+    drop(checkpoint);
+    unfinished.finish()
 }
 
 /// The error for something that a target cannot hold.

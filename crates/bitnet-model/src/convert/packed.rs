@@ -16,7 +16,7 @@ pub(super) fn write(
     checkpoint: &Checkpoint,
     destination: &Path,
     progress: &mut dyn FnMut(&str, usize),
-) -> Result<(), ModelError> {
+) -> Result<Unfinished, ModelError> {
     if destination.exists() {
         let problem = "the destination already exists";
         let what = destination.display().to_string();
@@ -63,7 +63,7 @@ pub(super) fn write(
         }
     }
     out.finish()?;
-    unfinished.finish()
+    Ok(unfinished)
 }
 
 fn pretty(json: Value) -> String {

@@ -190,7 +190,7 @@ fn what_a_format_does_not_hold_is_refused_with_its_name_and_cure() {
     assert!(refused("llama-rmsnorm", Target::Tq2_0).contains("a norm before every projection"));
     let destination = folder.path().join("taken");
     std::fs::create_dir(&destination).unwrap();
-    let error = convert(&open("bitnet-odd"), Target::Packed, &destination, &mut |_, _| {}).unwrap_err();
+    let error = convert(open("bitnet-odd"), Target::Packed, &destination, &mut |_, _| {}).unwrap_err();
     assert!(error.to_string().contains("already exists"), "{error}");
 }
 

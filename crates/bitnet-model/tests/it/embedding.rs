@@ -82,7 +82,7 @@ fn the_published_names_and_masters_are_read() {
 fn a_model_that_pools_otherwise_is_refused_by_name() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("model.gguf");
-    convert(&tiny(), Target::I2S, &path, &mut |_, _| {}).unwrap();
+    convert(tiny(), Target::I2S, &path, &mut |_, _| {}).unwrap();
     let mut gguf = GgufEdit::read(&std::fs::read(&path).unwrap());
     gguf.set("qwen3.pooling_type", 4, 1u32.to_le_bytes().into());
     let error = Checkpoint::from_gguf("mean.gguf", SharedBytes::new(gguf.write())).unwrap_err().to_string();

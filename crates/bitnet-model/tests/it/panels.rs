@@ -142,7 +142,7 @@ fn panels_converted_back_are_the_same_bytes() {
             ["source", "direct", "there", "back", "again"].map(|name| place(&format!("{name}-{i}")));
         fs::copy(fixture(path), &source).unwrap();
         let to = |from: &Path, target, to: &Path| {
-            convert(&Checkpoint::open(from).unwrap(), target, to, &mut |_, _| {}).unwrap();
+            convert(Checkpoint::open(from).unwrap(), target, to, &mut |_, _| {}).unwrap();
         };
         to(&source, Target::I2S, &direct);
         to(&source, Target::Panels, &there);
@@ -157,7 +157,7 @@ fn panels_converted_back_are_the_same_bytes() {
 fn damaged_panels_are_refused_by_name_on_every_backend() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");
-    convert(&open("bitnet-packed"), Target::Panels, &path, &mut |_, _| {}).unwrap();
+    convert(open("bitnet-packed"), Target::Panels, &path, &mut |_, _| {}).unwrap();
     let good = fs::read(&path).unwrap();
     let opened = |edit: &dyn Fn(&mut GgufEdit)| {
         let mut gguf = GgufEdit::read(&good);

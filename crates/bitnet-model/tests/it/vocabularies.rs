@@ -113,7 +113,7 @@ fn vocabularies_survive_conversion_to_tokenizer_json_and_back() {
         });
         let folder = tempfile::tempdir().unwrap();
         let (packed, gguf) = (folder.path().join("packed"), folder.path().join("model.gguf"));
-        convert(&from.unwrap(), Target::Packed, &packed, &mut |_, _| {}).unwrap();
+        convert(from.unwrap(), Target::Packed, &packed, &mut |_, _| {}).unwrap();
         let middle = Checkpoint::open(&packed).unwrap();
         assert_golden(middle.tokenizer.as_ref().unwrap(), &golden);
         convert(&middle, Target::Tq1_0, &gguf, &mut |_, _| {}).unwrap();
