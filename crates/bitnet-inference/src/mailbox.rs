@@ -3,7 +3,6 @@ use std::sync::OnceLock;
 use std::task::Waker;
 use std::time::Instant;
 
-use atomic_waker::AtomicWaker;
 use parking_lot::{Condvar, Mutex};
 
 use crate::{End, RequestError, TokenLogprobs};
@@ -37,7 +36,6 @@ pub enum Update {
 pub(crate) struct Mailbox {
     state: Mutex<State>,
     arrived: Condvar,
-    waker: AtomicWaker,
     /// Number of unread updates at which the request pauses, until half are read.
     capacity: usize,
     /// Time of cancellation.
@@ -51,6 +49,8 @@ struct State {
     paused: bool,
     /// Log-probabilities of the prompt's tokens, from the second on.
     scored: Vec<TokenLogprobs>,
+    /// The reader's, if it waits.
+    waker: Option<Waker>,
 }
 
 impl Mailbox {
@@ -59,14 +59,9 @@ impl Mailbox {
         // Extra room for what a step can add after the pause.
         let room = capacity.min(4096) + 64;
         let updates = VecDeque::with_capacity(tokens.saturating_add(1).saturating_mul(choices).min(room));
-        let state = State { updates, delivered: vec![Some(0); choices], paused: false, scored: Vec::new() };
-        Mailbox {
-            state: Mutex::new(state),
-            arrived: Condvar::new(),
-            waker: AtomicWaker::new(),
-            capacity,
-            cancelled: OnceLock::new(),
-        }
+        let delivered = vec![Some(0); choices];
+        let state = State { updates, delivered, paused: false, scored: Vec::new(), waker: None };
+        Mailbox { state: Mutex::new(state), arrived: Condvar::new(), capacity, cancelled: OnceLock::new() }
     }
 
     /// Adds an update; returns true if the reader is so far behind that the request should pause.
@@ -87,9 +82,10 @@ impl Mailbox {
         updates.push_back(update);
         let full =
             updates.len() >= self.capacity && !std::mem::replace(paused, updates.len() >= self.capacity);
+        let waker = state.waker.take();
         drop(state);
         self.arrived.notify_one();
-        self.waker.wake();
+        waker.into_iter().for_each(Waker::wake);
         full
     }
 
@@ -158,8 +154,11 @@ impl Mailbox {
 
     /// Takes the next update, or registers `waker` to be woken when there is one.
     pub fn poll(&self, waker: &Waker) -> Popped {
-        self.waker.register(waker);
-        self.state.lock().take(self.capacity).unwrap_or(Popped::Nothing)
+        let mut state = self.state.lock();
+        state.take(self.capacity).unwrap_or_else(|| {
+            state.waker = Some(waker.clone());
+            Popped::Nothing
+        })
     }
 }
 

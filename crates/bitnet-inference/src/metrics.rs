@@ -127,7 +127,8 @@ impl Distribution {
         self.count += 1;
         self.sum += value;
         self.max = self.max.max(value);
-        let bucket = (value / unit).max(1.0).log2() as usize;
+        // The exponent of a float is the logarithm, rounded down.
+        let bucket = ((value / unit).max(1.0).to_bits() >> 52) as usize - 1023;
         self.buckets[bucket.min(39)] += 1;
     }
 

@@ -348,6 +348,7 @@ impl Worker {
                 live.ticket.mailbox.score(position, logprobs);
             }
         }
+        let (now, mut tokens) = (Instant::now(), 0);
         while let Some(event) = self.scheduler.next_event() {
             let (Event::Admitted(id, _) | Event::Token(id, ..) | Event::Ended(id, _)) = event;
             let Some(live) = self.live.get_mut(&id.request) else { continue };
@@ -357,13 +358,12 @@ impl Worker {
                     self.shared.observe(Measure::QueueTime, micros as f64 / 1e6);
                 }
                 Event::Token(_, token, logprobs) => {
-                    let now = Instant::now();
                     let (measure, since) = match live.choices[id.choice as usize].last.replace(now) {
                         Some(last) => (Measure::InterToken, last),
                         None => (Measure::FirstToken, live.at),
                     };
                     self.shared.observe(measure, (now - since).as_secs_f64());
-                    self.shared.add(Counter::GeneratedTokens, 1);
+                    tokens += 1;
                     let update = Update::Token { choice: id.choice, index: 0, token, logprobs };
                     if live.ticket.mailbox.push(update) {
                         self.shared.add(Counter::Pauses, 1);
@@ -371,12 +371,13 @@ impl Worker {
                     }
                 }
                 Event::Ended(_, end) => {
+                    // Count tokens and end before the reader can see the end. The reader then finds them counted, and
+                    // finds room in the queue.
+                    self.shared.add(Counter::GeneratedTokens, std::mem::take(&mut tokens));
                     let counter = counter_of(&end);
                     self.shared.add(counter, 1);
                     live.open -= 1;
                     let over = live.open == 0;
-                    // Count the end before the reader can see it. The reader then finds it counted, and finds room in
-                    // the queue.
                     live.leave_queue(id.choice);
                     if over {
                         self.shared.observe(Measure::EndToEnd, live.at.elapsed().as_secs_f64());
@@ -392,6 +393,9 @@ impl Worker {
                     }
                 }
             }
+        }
+        if tokens > 0 {
+            self.shared.add(Counter::GeneratedTokens, tokens);
         }
     }
 
