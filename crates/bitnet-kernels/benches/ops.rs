@@ -217,7 +217,7 @@ fn attend(cpu: &mut Cpu, head_dim: usize, keys: usize) -> Value {
     let runs = [Run { tokens: 0..1, start: keys - 1, blocks: 0..blocks, state: 0 }];
     // Every dimension has one product with the key and one with the value.
     let made = (2 * heads * keys * head_dim) as f64;
-    let step = Step { runs: &runs, blocks: &table };
+    let step = Step::new(&runs, &table);
     let row = turns(cpu, made, |cpu| cpu.attention(step, &qkv, &kv, &mut out).unwrap());
     with(row, json!({ "op": "attention", "keys": keys, "head_dim": head_dim }))
 }
@@ -245,7 +245,7 @@ fn delta(cpu: &mut Cpu, threads: usize) -> Vec<Value> {
             state: i as u32,
         };
         let runs: Vec<Run> = (0..sequences).map(run).collect();
-        let step = Step { runs: &runs, blocks: &[] };
+        let step = Step::new(&runs, &[]);
         let mut one = |cpu: &mut Cpu, i: usize| {
             cpu.gated_delta(step, &x, &layer, &mut states[i % layers], &mut out).unwrap();
         };

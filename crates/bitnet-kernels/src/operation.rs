@@ -1,6 +1,9 @@
 //! The arguments of operations that all backends share.
 
-use std::ops::Range;
+use std::{
+    ops::Range,
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+};
 
 /// Consecutive tokens of one sequence within a step.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,13 +22,21 @@ pub struct Run {
 /// Where the tokens of a step belong.
 #[derive(Debug, Clone, Copy)]
 pub struct Step<'a> {
-    /// The runs, in order; together they have the first rows of the step's activations, without gaps.
-    pub runs: &'a [Run],
-    /// The block tables of all runs, concatenated.
-    pub blocks: &'a [u32],
+    pub(crate) runs: &'a [Run],
+    pub(crate) blocks: &'a [u32],
+    /// Every call of [`Step::new`] has another one, so that what follows from a step is computed by the first layer and
+    /// not by each.
+    pub(crate) number: u64,
 }
 
-impl Step<'_> {
+impl<'a> Step<'a> {
+    /// Makes a step of `runs`, in order, which together have the first rows of the step's activations, without gaps.
+    /// `blocks` are the block tables of all runs, concatenated.
+    pub fn new(runs: &'a [Run], blocks: &'a [u32]) -> Self {
+        static STEPS: AtomicU64 = AtomicU64::new(1);
+        Step { runs, blocks, number: STEPS.fetch_add(1, Relaxed) }
+    }
+
     /// Number of tokens.
     pub fn tokens(&self) -> usize {
         self.runs.last().map_or(0, |run| run.tokens.end)

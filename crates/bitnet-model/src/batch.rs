@@ -123,7 +123,7 @@ impl Batch {
 
     /// Where the tokens belong.
     pub fn step(&self) -> Step<'_> {
-        Step { runs: &self.runs, blocks: &self.blocks }
+        Step::new(&self.runs, &self.blocks)
     }
 }
 

@@ -597,7 +597,7 @@ fn qkv<B: Inspect>(
         let q = input(b, v, (len, k), grouping)?;
         let mut qkv = b.rows(len, width, RowsKind::Between)?;
         let runs = [Run { tokens: 0..len, start: first, blocks: 0..blocks.len(), state: 0 }];
-        let step = Step { runs: &runs, blocks: &blocks };
+        let step = Step::new(&runs, &blocks);
         b.bit_linear_rope_store(step, &q, w, heads, &rope, norms, &mut qkv, &mut kv)?;
         Ok::<_, KernelError>((runs, qkv))
     };
@@ -606,7 +606,7 @@ fn qkv<B: Inspect>(
     }
     let (runs, qkv) = project(b, start, n)?;
     let mut out = b.rows(n, queries, RowsKind::Between)?;
-    b.attention(Step { runs: &runs, blocks: &blocks }, &qkv, &kv, &mut out)?;
+    b.attention(Step::new(&runs, &blocks), &qkv, &kv, &mut out)?;
     let turned = b.read(&qkv, n)?;
     let turned = turned.chunks_exact(width).flat_map(|row| &row[..queries]);
     Ok(vec![floats("query", turned.copied().collect()), floats("attention", b.read(&out, n)?)])
@@ -802,7 +802,7 @@ fn attention<B: Inspect>(
     }
     let mut before = b.rows(past_rows.max(1), width, RowsKind::Between)?;
     b.write(&mut before, &v.many(past_rows * width))?;
-    b.rope_store(Step { runs: &past, blocks: &blocks }, heads, &rope, None, &mut before, &mut kv)?;
+    b.rope_store(Step::new(&past, &blocks), heads, &rope, None, &mut before, &mut kv)?;
     // Moves the first block: attention must find its keys and values in the copy.
     b.copy_block(&mut kv, blocks[0], count as u32)?;
     blocks[0] = count as u32;
@@ -812,7 +812,7 @@ fn attention<B: Inspect>(
         false => v.many(step_rows * width).iter().map(|x| 3.0 * x).collect(),
     };
     b.write(&mut qkv, &values)?;
-    let step = Step { runs: &step, blocks: &blocks };
+    let step = Step::new(&step, &blocks);
     b.rope_store(step, heads, &rope, None, &mut qkv, &mut kv)?;
     let mut out = b.rows(step_rows, heads * dim, RowsKind::Between)?;
     b.attention(step, &qkv, &kv, &mut out)?;

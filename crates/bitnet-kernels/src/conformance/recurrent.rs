@@ -168,7 +168,7 @@ impl<B: Inspect> Sequences<B> {
         let mut x = b.rows(n.max(1), columns, RowsKind::Between)?;
         b.write(&mut x, &if odd { v.rows(n, columns) } else { v.many(n * columns) })?;
         let mut out = b.rows(n.max(1), self.shape.value_width(), RowsKind::Between)?;
-        let step = Step { runs: &runs, blocks: &[] };
+        let step = Step::new(&runs, &[]);
         b.gated_delta(step, &x, &self.layer, &mut self.state, &mut out)?;
         Ok(floats("delta", b.read(&out, n)?))
     }
@@ -258,7 +258,7 @@ fn partial_rope<B: Inspect>(
         let mut qkv = b.rows(len.max(1), width, RowsKind::Between)?;
         b.write(&mut qkv, &v.many(len * width))?;
         let runs = [Run { tokens: 0..len, start: first, blocks: 0..blocks.len(), state: 0 }];
-        let step = Step { runs: &runs, blocks: &blocks };
+        let step = Step::new(&runs, &blocks);
         b.rope_store(step, heads, &rope, Some([&norms[0], &norms[1]]), &mut qkv, &mut kv)?;
         results.push(floats("rows", b.read(&qkv, len)?));
         if first == start && len == n {

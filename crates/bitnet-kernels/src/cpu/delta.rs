@@ -327,7 +327,7 @@ mod tests {
         cpu.prepare(&StepSize { tokens: n, logit_rows: 1, blocks: 1, group: 1, vocab: 8 }).unwrap();
         let before = memory(&cpu);
         let runs = [Run { tokens: 0..n, start: 0, blocks: 0..0, state: 0 }];
-        let step = Step { runs: &runs, blocks: &[] };
+        let step = Step::new(&runs, &[]);
         cpu.dense(n, &residual, &gain, &table, &mut x, shape.columns() - 8).unwrap();
         cpu.gated_delta(step, &x, &layer, &mut state, &mut out).unwrap();
         cpu.sigmoid_gate(n, &x, 0, &mut out).unwrap();

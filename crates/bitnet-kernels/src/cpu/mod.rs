@@ -527,7 +527,7 @@ impl Backend for Cpu {
 
     fn rope_store(
         &mut self,
-        Step { runs, blocks }: Step<'_>,
+        Step { runs, blocks, .. }: Step<'_>,
         heads: usize,
         rope: &Rope,
         norms: HeadNorms<'_, Gain>,
@@ -562,7 +562,7 @@ impl Backend for Cpu {
 
     fn attention(
         &mut self,
-        Step { runs, blocks }: Step<'_>,
+        Step { runs, blocks, .. }: Step<'_>,
         qkv: &Rows,
         kv: &Kv,
         out: &mut Rows,

@@ -209,7 +209,9 @@ impl<D: Driver> Gpu<D> {
             return Err(GpuError::RowTooWide { kernel: kernel.name, bytes, name, limit });
         }
         let grid = Grid { blocks: blocks.map(narrow), shared: narrow(shared) };
-        self.queue.push(&self.kernels.get(kernel).entry, grid, args);
+        if !self.queue.follow(kernel, grid, args) {
+            self.queue.push(&self.kernels.get(kernel).entry, grid, args);
+        }
         self.counts.launches += 1;
         Ok(())
     }

@@ -3,7 +3,7 @@
 
 use std::{collections::VecDeque, time::Instant};
 
-use super::{Arg, Driver, Entry, Gpu, GpuError, Grid, Launch};
+use super::{Arg, Driver, Entry, Gpu, GpuError, Grid, Launch, table::Kernel};
 
 /// Minimum number of launches to record.
 const WORTH: usize = 8;
@@ -70,15 +70,19 @@ impl<G> Default for Queue<G> {
 }
 
 impl<G> Queue<G> {
-    pub(super) fn push(&mut self, entry: &Entry, grid: Grid, args: &[Arg]) {
-        if let Some(at) = self.following {
-            let next = self.recordings[at].launches.get(self.followed);
-            if next.is_some_and(|next| next.is(entry.kernel(), grid, args)) {
-                self.followed += 1;
-                return;
-            }
-            self.leave();
+    /// Whether a launch is the next one of the recording that was followed so far; if so, nothing is left to do for it.
+    pub(super) fn follow(&mut self, kernel: &'static Kernel, grid: Grid, args: &[Arg]) -> bool {
+        let Some(at) = self.following else { return false };
+        let next = self.recordings[at].launches.get(self.followed);
+        let follows = next.is_some_and(|next| next.is(kernel, grid, args));
+        match follows {
+            true => self.followed += 1,
+            false => self.leave(),
         }
+        follows
+    }
+
+    pub(super) fn push(&mut self, entry: &Entry, grid: Grid, args: &[Arg]) {
         let memory = self.spare.pop().map(Launch::into_memory).unwrap_or_default();
         self.waiting.push(entry.launch_in(memory, grid, args));
     }

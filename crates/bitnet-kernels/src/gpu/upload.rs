@@ -54,8 +54,9 @@ struct Place {
 /// The runs of a step, kept so that what follows from them is computed by the first layer and not by each.
 #[derive(Debug, Default)]
 pub(super) struct Described {
+    /// Number of the step.
+    step: u64,
     runs: Vec<Run>,
-    blocks: Vec<u32>,
     number: u64,
     /// Number of positions that the runs reach, and of blocks that their lists reach.
     pub(super) positions: usize,
@@ -88,13 +89,12 @@ impl Uploads {
 
 impl<D: Driver> Gpu<D> {
     /// Takes a step as the one that later calls of [`Gpu::upload_once`] describe.
-    pub(super) fn describe(&mut self, Step { runs, blocks }: Step<'_>) {
+    pub(super) fn describe(&mut self, Step { runs, blocks, number }: Step<'_>) {
         let known = &mut self.step;
-        if known.runs != runs || known.blocks != blocks {
+        if known.step != number {
+            known.step = number;
             known.runs.clear();
             known.runs.extend_from_slice(runs);
-            known.blocks.clear();
-            known.blocks.extend_from_slice(blocks);
             known.number += 1;
             known.pieces = None;
             let ends = || {

@@ -388,7 +388,7 @@ impl Backend for Reference {
 
     fn rope_store(
         &mut self,
-        Step { runs, blocks }: Step<'_>,
+        Step { runs, blocks, .. }: Step<'_>,
         heads: usize,
         rope: &Rope,
         norms: HeadNorms<'_, Vec<f32>>,
@@ -429,7 +429,7 @@ impl Backend for Reference {
 
     fn attention(
         &mut self,
-        Step { runs, blocks }: Step<'_>,
+        Step { runs, blocks, .. }: Step<'_>,
         qkv: &Rows,
         kv: &Kv,
         out: &mut Rows,

@@ -137,7 +137,7 @@ impl<B: Inspect> Layer<B> {
         let mut x = self.b.rows(n, columns, RowsKind::Between).unwrap();
         self.b.write(&mut x, &values).unwrap();
         let mut out = self.b.rows(n, width, RowsKind::Between).unwrap();
-        let step = Step { runs: &runs, blocks: &[] };
+        let step = Step::new(&runs, &[]);
         self.b.gated_delta(step, &x, &self.layer, &mut self.state, &mut out).unwrap();
         let values = self.b.read(&out, n).unwrap();
         runs.iter().map(|run| values[run.tokens.start * width..run.tokens.end * width].to_vec()).collect()
@@ -396,7 +396,7 @@ fn a_rotary_embedding_of_a_part_of_a_head_pairs_within_it_and_leaves_the_rest() 
         let mut qkv = b.rows(1, columns, RowsKind::Between).unwrap();
         b.write(&mut qkv, &x).unwrap();
         let runs = [Run { tokens: 0..1, start: 0, blocks: 0..1, state: 0 }];
-        b.rope_store(Step { runs: &runs, blocks: &[0] }, heads, &rope, None, &mut qkv, &mut kv).unwrap();
+        b.rope_store(Step::new(&runs, &[0]), heads, &rope, None, &mut qkv, &mut kv).unwrap();
         let turned = b.read(&qkv, 1).unwrap();
         for (at, &value) in turned.iter().enumerate() {
             let (head, i) = (at / dim, at % dim);

@@ -252,7 +252,7 @@ impl<B: Inspect> Kernels<'_, B> {
             operations: 4 * q * pairs,
             peak: self.bounds.floats,
         };
-        let step = Step { runs: &runs, blocks: &blocks };
+        let step = Step::new(&runs, &blocks);
         self.time(work, caches.len(), |b, i| Ok(b.attention(step, &qkv, &caches[i], &mut out)?))
     }
 
@@ -304,7 +304,7 @@ impl<B: Inspect> Kernels<'_, B> {
         let mut out = b.rows(tokens, shape.value_width(), RowsKind::Between)?;
         let run = |i: usize| Run { tokens: i * n..(i + 1) * n, start: 1, blocks: 0..0, state: i as u32 };
         let runs: Vec<Run> = (0..sequences).map(run).collect();
-        let step = Step { runs: &runs, blocks: &[] };
+        let step = Step::new(&runs, &[]);
         let work = Work {
             operation,
             shape: format!("{}x{}^2", shape.value_heads, shape.head_dim),

@@ -256,7 +256,8 @@ impl<D: Driver> Gpu<D> {
         ];
         let addresses = head.into_iter().chain(to.addresses).map(Arg::U64);
         let sizes = sizes.into_iter().map(|size| Arg::U32(size as u32));
-        let args: Vec<Arg> = addresses.chain(sizes).chain([Arg::F32(to.factor)]).collect();
+        let mut args = [Arg::F32(to.factor); 7 + 6 + 13 + 1];
+        args.iter_mut().zip(addresses.chain(sizes)).for_each(|(to, arg)| *to = arg);
         self.launch(tile.kernel, [blocks[0], blocks[1], splits], tile.kernel.dynamic as usize, &args)
     }
 

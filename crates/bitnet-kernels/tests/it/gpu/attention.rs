@@ -76,7 +76,7 @@ pub fn attend(
         let mut q = reference.quants(n, HIDDEN, Grouping::Row).unwrap();
         reference.norm_quantize(n, &x, [None, None], None, &mut q).unwrap();
         let mut qkv = reference.rows(n, rows, RowsKind::Between).unwrap();
-        let all = Step { runs: &runs, blocks: &blocks };
+        let all = Step::new(&runs, &blocks);
         reference.bit_linear_rope_store(all, &q, &w, queries, &rope, None, &mut qkv, &mut kv).unwrap();
         let mut out = reference.rows(n, queries * dim, RowsKind::Between).unwrap();
         reference.attention(all, &qkv, &kv, &mut out).unwrap();

@@ -87,7 +87,7 @@ fn two_runs_with_one_state_are_stopped_before_the_driver() {
     let x = gpu.rows(2, shape.columns(), RowsKind::Between).unwrap();
     let mut out = gpu.rows(2, 4, RowsKind::Between).unwrap();
     let runs = [0, 1].map(|i| Run { tokens: i..i + 1, start: 0, blocks: 0..0, state: 1 });
-    let _ = gpu.gated_delta(Step { runs: &runs, blocks: &[] }, &x, &layer, &mut state, &mut out);
+    let _ = gpu.gated_delta(Step::new(&runs, &[]), &x, &layer, &mut state, &mut out);
 }
 
 #[test]
@@ -111,7 +111,7 @@ fn a_block_outside_the_cache_is_stopped_before_the_driver() {
     let qkv = gpu.rows(1, 48, RowsKind::Between).unwrap();
     let mut out = gpu.rows(1, 16, RowsKind::Between).unwrap();
     let run = Run { tokens: 0..1, start: 0, blocks: 0..1, state: 0 };
-    let _ = gpu.attention(Step { runs: &[run], blocks: &[2] }, &qkv, &kv, &mut out);
+    let _ = gpu.attention(Step::new(&[run], &[2]), &qkv, &kv, &mut out);
 }
 
 #[test]

@@ -157,7 +157,7 @@ fn a_sequence_that_grows_within_some_tiles_is_replayed() {
     for (position, replays) in [(540, 0), (541, 1), (620, 2), (740, 3)] {
         for _ in 0..8 {
             let run = Run { tokens: 0..1, start: position, blocks: 0..12, state: 0 };
-            gpu.attention(Step { runs: &[run], blocks: &blocks }, &qkv, &kv, &mut out).unwrap();
+            gpu.attention(Step::new(&[run], &blocks), &qkv, &kv, &mut out).unwrap();
         }
         gpu.finish().unwrap();
         assert_eq!(gpu.counts().replays, replays, "position {position}");
@@ -173,7 +173,7 @@ fn a_sequence_too_long_for_the_memory_of_its_parts_is_attended_in_one() {
     let mut out = gpu.rows(1, 128, RowsKind::Between).unwrap();
     let blocks: Vec<u32> = (0..17).collect();
     let run = Run { tokens: 0..1, start: 17 * BLOCK_TOKENS - 1, blocks: 0..17, state: 0 };
-    gpu.attention(Step { runs: &[run], blocks: &blocks }, &qkv, &kv, &mut out).unwrap();
+    gpu.attention(Step::new(&[run], &blocks), &qkv, &kv, &mut out).unwrap();
     gpu.finish().unwrap();
     assert_eq!(gpu.counts().launches, 1, "nothing is merged");
 }
@@ -201,7 +201,7 @@ fn layers_that_share_a_step_or_not_attend_as_alone() {
         let values: Vec<f32> = (0..9 * (heads + 2) * DIM).map(|i| (0.3 * i as f32).sin()).collect();
         gpu.write_rows(&mut qkv, &values).unwrap();
         let mut out = gpu.rows(9, heads * DIM, RowsKind::Between).unwrap();
-        let step = Step { runs, blocks: &blocks };
+        let step = Step::new(runs, &blocks);
         gpu.rope_store(step, heads, &rope, None, &mut qkv, &mut kv).unwrap();
         gpu.attention(step, &qkv, &kv, &mut out).unwrap();
         gpu.read_rows(&out, 9).unwrap()

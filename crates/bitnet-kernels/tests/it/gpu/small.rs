@@ -123,7 +123,7 @@ pub fn delta<const DIM: usize>(simulator: Simulator) -> Bits {
         if step == 2 {
             gpu.copy_state(&mut state, 0, 2)?;
         }
-        gpu.gated_delta(Step { runs: &runs, blocks: &[] }, &x, &layer, &mut state, &mut out)?;
+        gpu.gated_delta(Step::new(&runs, &[]), &x, &layer, &mut state, &mut out)?;
         all.extend(bits(&gpu.read_rows(&out, n)?));
     }
     Ok(all)
@@ -144,7 +144,7 @@ pub fn delta_again(simulator: Simulator) -> Bits {
     let mut all = Vec::new();
     for _ in 0..2 {
         let runs = [Run { tokens: 0..3, start: 0, blocks: 0..0, state: 0 }];
-        gpu.gated_delta(Step { runs: &runs, blocks: &[] }, &x, &layer, &mut state, &mut out)?;
+        gpu.gated_delta(Step::new(&runs, &[]), &x, &layer, &mut state, &mut out)?;
         all.extend(bits(&gpu.read_rows(&out, 3)?));
     }
     Ok(all)
@@ -219,7 +219,7 @@ pub fn partly_turned(simulator: Simulator) -> Bits {
     gpu.write_rows(&mut qkv, &wave(n * width, 0.37))?;
     let (queries, keys) = (norm(&mut gpu, head_dim, 0.11)?, norm(&mut gpu, head_dim, 0.23)?);
     let runs = [Run { tokens: 0..n, start: 0, blocks: 0..1, state: 0 }];
-    let step = Step { runs: &runs, blocks: &[0] };
+    let step = Step::new(&runs, &[0]);
     gpu.rope_store(step, heads, &rope, Some([&queries, &keys]), &mut qkv, &mut kv)?;
     let mut all = bits(&gpu.read_rows(&qkv, n)?);
     let mut out = gpu.rows(n, heads * head_dim, RowsKind::Between)?;
@@ -250,14 +250,7 @@ fn normed(simulator: Simulator, n: usize, heads: usize) -> Bits {
     gpu.write_rows(&mut qkv, &wave(n * width, 0.37))?;
     let (queries, keys) = (norm(&mut gpu, head_dim, 0.11)?, norm(&mut gpu, head_dim, 0.23)?);
     let runs = [Run { tokens: 0..n, start: 0, blocks: 0..1, state: 0 }];
-    gpu.rope_store(
-        Step { runs: &runs, blocks: &[0] },
-        heads,
-        &rope,
-        Some([&queries, &keys]),
-        &mut qkv,
-        &mut kv,
-    )?;
+    gpu.rope_store(Step::new(&runs, &[0]), heads, &rope, Some([&queries, &keys]), &mut qkv, &mut kv)?;
     let mut all = bits(&gpu.read_rows(&qkv, n)?);
     for what in ["cached keys", "cached values"] {
         all.extend(gpu.driver().contents(what).concat().into_iter().map(u32::from));
@@ -318,10 +311,10 @@ pub fn turned_and_copied(simulator: Simulator) -> Bits {
     values[3 * width - 1] = f32::INFINITY;
     gpu.write_rows(&mut qkv, &values)?;
     let runs = [Run { tokens: 0..n, start: 0, blocks: 0..2, state: 0 }];
-    gpu.rope_store(Step { runs: &runs, blocks: &[2, 1] }, heads, &rope, None, &mut qkv, &mut kv)?;
+    gpu.rope_store(Step::new(&runs, &[2, 1]), heads, &rope, None, &mut qkv, &mut kv)?;
     gpu.copy_block(&mut kv, 2, 3)?;
     let mut out = gpu.rows(n, heads * head_dim, RowsKind::Between)?;
-    gpu.attention(Step { runs: &runs, blocks: &[3, 1] }, &qkv, &kv, &mut out)?;
+    gpu.attention(Step::new(&runs, &[3, 1]), &qkv, &kv, &mut out)?;
     let mut all = bits(&gpu.read_rows(&qkv, n)?);
     all.extend(bits(&gpu.read_rows(&out, n)?));
     Ok(all)
