@@ -25,7 +25,9 @@ pub enum ParseErrorKind {
     #[error("expected {expected}, found `{found}`")]
     Expected { expected: &'static str, found: String },
     /// An unsupported version, target or directive.
-    #[error("`{directive}` is not supported: this simulator reads `.version 7.4`, `.target sm_80`")]
+    #[error(
+        "`{directive}` is not supported: this simulator reads `.version 7.4`, `.target sm_80` and `.version 8.0`, `.target sm_90`"
+    )]
     Directive { directive: String },
     /// An unsupported instruction, or combination of modifiers.
     #[error("instruction `{instruction}` is not supported")]
@@ -169,6 +171,19 @@ pub enum FaultKind {
     /// that it reads through is not coherent.
     #[error("global {address:#x} was written by an earlier kernel, so `.nc` may read an old value")]
     ReadOnly { address: u64 },
+    /// A read before `griddepcontrol.wait` of what an earlier kernel writes, perhaps later.
+    #[error(
+        "global {address:#x} is written by an earlier kernel, which need not have ended before griddepcontrol.wait"
+    )]
+    EarlyRead { address: u64 },
+    /// A write before `griddepcontrol.wait`, perhaps of what an earlier kernel still reads or writes.
+    #[error(
+        "global {address:#x} is written before griddepcontrol.wait, when earlier kernels may still use it"
+    )]
+    EarlyWrite { address: u64 },
+    /// A thread of an overlapped launch that ends without a wait; launches after it would then not wait for earlier ones.
+    #[error("a thread of an overlapped launch ends without griddepcontrol.wait")]
+    NoWait,
     /// Only part of the warp reaches an aligned instruction.
     #[error("aligned instruction reached by lanes {lanes:#010x} only")]
     Divergent {

@@ -141,6 +141,15 @@ pub(crate) enum Op {
         src_size: Option<Reg>,
     },
     CopyCommit,
+    /// Asks for bytes that are read later.
+    Prefetch {
+        at: Addr,
+        bytes: Reg,
+    },
+    /// Waits until all launches before this one have ended and their writes can be seen.
+    GridWait,
+    /// Lets the next launch begin when all threads are here or have ended.
+    LaunchDependents,
     /// Waits for all but the newest `keep` groups; `None` waits for everything, committed or not.
     CopyWait {
         keep: Option<u32>,

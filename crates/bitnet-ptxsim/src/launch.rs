@@ -65,6 +65,9 @@ pub struct Launch {
     pub dynamic_shared: usize,
     /// The parameters, in the declared order and sizes.
     pub params: Vec<Param>,
+    /// Whether the launch may begin before earlier launches have ended; each thread must then wait for them
+    /// (`griddepcontrol.wait`) before it writes to global memory or reads what kernels write.
+    pub overlapped: bool,
     /// Seed for the order of blocks and warps.
     pub seed: u64,
     /// Limits on instructions and resident blocks.
@@ -85,6 +88,7 @@ impl Launch {
             block: [threads, 1, 1],
             dynamic_shared: 0,
             params: Vec::new(),
+            overlapped: false,
             seed: 0,
             limits: Limits::default(),
         }

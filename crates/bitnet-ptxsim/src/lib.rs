@@ -1,4 +1,5 @@
-//! An interpreter for the PTX dialect of our kernels (`.version 7.4`, `.target sm_80`).
+//! An interpreter for the PTX dialect of our kernels (`.version 7.4` for `.target sm_80`, `.version 8.0` for
+//! `.target sm_90`).
 //!
 //! It runs a grid instruction by instruction, a warp at a time, and *traps* errors that hardware forgives: accesses
 //! that are out of bounds, misaligned or of bytes never written, registers read before they are set, data races in
@@ -36,6 +37,9 @@
 //! - Lanes meet only at the same `.sync` instruction.
 //! - Two lanes that write the same byte race, even if they write the same value.
 //! - `ld.global.nc` must not read anything that a kernel has written since the host did.
+//! - In an overlapped launch, a thread before `griddepcontrol.wait` reads nothing that a kernel has written since the host
+//!   did, and writes nothing to global memory; and no thread ends without the wait. The part before the wait thus does the
+//!   same however early it runs, and what follows a launch follows all launches before it.
 //!
 //! # Determinism and limits
 //! A launch is a function of the module, the memory and the `Launch`, including its seed, which orders blocks and

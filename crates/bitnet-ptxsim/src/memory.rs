@@ -47,6 +47,15 @@ impl Memory {
         base
     }
 
+    /// Says that kernels write what others read in the allocation at `address`: no overlapped launch may read it before its
+    /// wait, not even what the host wrote.
+    ///
+    /// # Panics
+    /// If there is no allocation.
+    pub fn produced(&mut self, address: u64) {
+        self.region(address).expect("there is an allocation").produced();
+    }
+
     /// Frees the allocation that starts at `address`; later accesses are out of bounds.
     pub fn free(&mut self, address: u64) -> Result<(), MemoryError> {
         let missing = MemoryError::OutOfBounds { address, len: 0 };

@@ -20,7 +20,7 @@ impl Module {
     /// Parses `text`; `file` is its name in faults and errors.
     pub fn parse(file: &str, text: &str) -> Result<Module, ParseError> {
         let tokens = tokens(file, text)?;
-        let mut parser = Parser { text, tokens: &tokens, at: 0, dynamic: None };
+        let mut parser = Parser { text, tokens: &tokens, at: 0, dynamic: None, newer: false };
         match parser.module() {
             Ok(entries) => Ok(Module { file: file.into(), entries }),
             Err(kind) => Err(ParseError { file: file.into(), line: parser.line(), kind }),
@@ -50,6 +50,8 @@ struct Parser<'t> {
     at: usize,
     /// The module's `.extern .shared` array: name and alignment.
     dynamic: Option<(&'t str, usize)>,
+    /// Whether the target is sm_90, which has more instructions.
+    newer: bool,
 }
 
 /// An entry while its body is being parsed.
@@ -111,8 +113,14 @@ impl<'t> Parser<'t> {
         let (mut version, mut target) = (false, false);
         while self.at < self.tokens.len() {
             match self.next() {
-                ".version" => version = self.only(".version", |v| v == "7.4")?,
-                ".target" => target = self.only(".target", |t| t == "sm_80")?,
+                ".version" => {
+                    self.newer = self.peek() == "8.0";
+                    version = self.only(".version", |v| ["7.4", "8.0"].contains(&v))?;
+                }
+                ".target" => {
+                    let wanted = if self.newer { "sm_90" } else { "sm_80" };
+                    target = self.only(".target", |t| version && t == wanted)?;
+                }
                 ".address_size" => _ = self.only(".address_size", |size| size == "64")?,
                 ".extern" => self.dynamic_shared()?,
                 ".visible" => {
@@ -295,6 +303,9 @@ impl<'t> Parser<'t> {
                     cursor.expect(",")?;
                 }
                 operands.push(body.scope.operand(cursor)?);
+            }
+            if !self.newer && decode::needs_sm_90(opcode) {
+                return Err(ParseErrorKind::Instruction { instruction: opcode.into() });
             }
             decode::decode(opcode, operands, &mut body.scope)?
         };

@@ -25,6 +25,8 @@ pub(crate) struct Region {
     state: Vec<u8>,
     /// 15 if all bytes count as written, else 0.
     written: u8,
+    /// Whether kernels write what others read here, so that even what the host wrote is not read early.
+    produced: bool,
     shadow: Shadow,
 }
 
@@ -37,6 +39,7 @@ impl Region {
             data: vec![0; len],
             state: vec![0; words],
             written: 0,
+            produced: false,
             shadow: Shadow::new(words),
         }
     }
@@ -44,6 +47,11 @@ impl Region {
     /// All bytes count as written, with zeros.
     pub(crate) fn zeroed(&mut self) {
         self.written = 15;
+    }
+
+    /// Kernels write here what others read.
+    pub(crate) fn produced(&mut self) {
+        self.produced = true;
     }
 
     /// Forgets all accesses, when block numbers start over.
@@ -175,11 +183,21 @@ impl Region {
     #[inline]
     fn touch(&mut self, word: usize, mask: u8, kind: Kind, who: &mut Who<'_>) -> Result<(), Trap> {
         let address = self.base + 4 * word as u64;
+        let kind = if who.early { self.early(address, kind)? } else { kind };
         self.shadow.touch(word, mask, kind, who).map_err(|with| Trap::Race {
             space: self.space,
             address,
             with,
         })
+    }
+
+    /// An access before earlier launches have ended: only a read of what none of them writes.
+    fn early(&self, address: u64, kind: Kind) -> Result<Kind, Trap> {
+        match kind {
+            Kind::READ | Kind::PROMISE if !self.produced => Ok(Kind::PROMISE),
+            Kind::READ | Kind::PROMISE => Err(FaultKind::EarlyRead { address }.into()),
+            _ => Err(FaultKind::EarlyWrite { address }.into()),
+        }
     }
 
     fn refuse_in_flight(&self, word: usize, mask: u8) -> Result<(), Trap> {

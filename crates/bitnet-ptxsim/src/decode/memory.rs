@@ -72,9 +72,17 @@ pub(super) fn fence(args: &mut Args<'_>) -> Result<Op> {
     args.count(0).map(|()| Op::Fence)
 }
 
-/// `cp.async.cg.shared.global [dst], [src], 16{, src_size}` and its commits and waits
+/// `cp.async.cg.shared.global [dst], [src], 16{, src_size}`, its commits and waits, and
+/// `cp.async.bulk.prefetch.L2.global [address], bytes`
 pub(super) fn copy_async(args: &mut Args<'_>) -> Result<Op> {
     args.need("async")?;
+    if args.take("bulk") {
+        for fixed in ["prefetch", "L2", "global"] {
+            args.need(fixed)?;
+        }
+        args.count(2)?;
+        return Ok(Op::Prefetch { at: args.addr(0, false)?, bytes: args.source(1, Type::U32)? });
+    }
     if args.take("commit_group") {
         return args.count(0).map(|()| Op::CopyCommit);
     }

@@ -12,6 +12,11 @@ use crate::types::{Class, Type};
 
 type Result<T, E = ParseErrorKind> = std::result::Result<T, E>;
 
+/// Whether an instruction exists only for `.target sm_90`.
+pub(crate) fn needs_sm_90(opcode: &str) -> bool {
+    opcode.starts_with("griddepcontrol") || opcode.starts_with("cp.async.bulk")
+}
+
 /// Decodes an instruction.
 pub(crate) fn decode(opcode: &str, operands: Vec<Operand>, scope: &mut Scope) -> Result<Op> {
     let mut parts = opcode.split('.');
@@ -28,6 +33,7 @@ pub(crate) fn decode(opcode: &str, operands: Vec<Operand>, scope: &mut Scope) ->
         "membar" => memory::fence(&mut args),
         "cp" => memory::copy_async(&mut args),
         "bar" => warp::barrier(&mut args),
+        "griddepcontrol" => warp::overlap(&mut args),
         "shfl" => warp::shuffle(&mut args),
         "vote" => warp::vote(&mut args),
         "redux" => warp::redux(&mut args),

@@ -22,6 +22,15 @@ pub(super) fn barrier(args: &mut Args<'_>) -> Result<Op> {
     Ok(Op::Barrier { id: id as usize })
 }
 
+/// `griddepcontrol.wait` and `griddepcontrol.launch_dependents`
+pub(super) fn overlap(args: &mut Args<'_>) -> Result<Op> {
+    args.count(0)?;
+    if args.take("wait") {
+        return Ok(Op::GridWait);
+    }
+    args.need("launch_dependents").map(|()| Op::LaunchDependents)
+}
+
 /// `shfl.sync.mode.b32 d{|p}, a, b, c, 0xffffffff`
 pub(super) fn shuffle(args: &mut Args<'_>) -> Result<Op> {
     args.need("sync")?;

@@ -113,13 +113,14 @@ impl Step<'_, '_> {
         lane: usize,
         access: impl FnOnce(&mut crate::region::Region, &mut Who<'_>) -> Result<T, Trap>,
     ) -> Exec<T> {
+        let early = !shared && self.early(1 << (lane % WARP)) != 0;
         let (clocks, warp) = (&self.env.clocks, self.warp.index);
         let result = if shared {
             let sets = &mut self.machine.memory.sets;
-            access(&mut self.env.shared, &mut Who { clocks, sets, warp, lane })
+            access(&mut self.env.shared, &mut Who { clocks, sets, warp, lane, early })
         } else {
             let found = self.machine.memory.for_access(address, size);
-            found.and_then(|(region, sets)| access(region, &mut Who { clocks, sets, warp, lane }))
+            found.and_then(|(region, sets)| access(region, &mut Who { clocks, sets, warp, lane, early }))
         };
         // An access of the whole warp is reported for its first thread.
         result.map_err(|trap| (trap, lane % WARP))

@@ -130,8 +130,12 @@ impl Block {
         let inst = &machine.entry.insts[pc];
         let shape = machine.launch.block;
         let thread = |warp: usize, lane: usize| split((warp * WARP + lane) as u32, shape);
+        let early = machine.launch.overlapped && warp.waited >> lane & 1 == 0;
         let kind = match trap {
             Trap::Kind(kind) => kind,
+            Trap::Race { address, with, .. } if with.serial() < machine.first_serial && early => {
+                FaultKind::EarlyRead { address }
+            }
             Trap::Race { address, with, .. } if with.serial() < machine.first_serial => {
                 FaultKind::ReadOnly { address }
             }

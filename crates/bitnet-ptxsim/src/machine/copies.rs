@@ -43,6 +43,20 @@ impl Step<'_, '_> {
         Ok(())
     }
 
+    /// A prefetch changes nothing, but its bytes must exist: whole pieces of 16.
+    pub(super) fn prefetch(&mut self, at: Addr, bytes: Reg) -> Exec {
+        let (addresses, bytes) = (self.addresses(at, false)?, *self.read(bytes)?);
+        for lane in lanes(self.active) {
+            let (address, size) = (addresses[lane], bytes[lane] as usize);
+            self.at_lane(false, address, size, lane, |region, _| {
+                region.check_aligned(address, SIZE)?;
+                region.check_aligned(size as u64, SIZE)?;
+                region.peek(address + size as u64, 0).map(|_| ())
+            })?;
+        }
+        Ok(())
+    }
+
     /// Completes the copies of the active lanes, except for their newest `keep` groups.
     pub(super) fn copy_wait(&mut self, keep: Option<u32>) -> Exec {
         let mut pending = std::mem::take(&mut self.warp.copies.pending);

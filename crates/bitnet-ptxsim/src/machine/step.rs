@@ -65,6 +65,9 @@ impl Step<'_, '_> {
         self.count(pc);
         match &inst.op {
             Op::Branch { target } => return Ok(Flow::Branch { taken: self.active, target: *target }),
+            Op::Exit if self.early(self.active) != 0 => {
+                return Err((FaultKind::NoWait.into(), lane_of(self.early(self.active))));
+            }
             Op::Exit => return Ok(Flow::Exit { lanes: self.active }),
             Op::Barrier { id } => {
                 let warps = self.machine.launch.block.iter().product::<u32>().div_ceil(WARP as u32);
@@ -94,6 +97,11 @@ impl Step<'_, '_> {
             Op::Shuffle { .. } | Op::Ballot { .. } | Op::Redux { .. } | Op::WarpSync => Some(self.warp.live),
             _ => None,
         }
+    }
+
+    /// Of these lanes those that run before the launches on which they depend may have ended.
+    pub(super) fn early(&self, lanes: u32) -> u32 {
+        if self.machine.launch.overlapped { lanes & !self.warp.waited } else { 0 }
     }
 
     fn compute(&mut self, op: &Op, pc: usize) -> Exec {
@@ -144,6 +152,9 @@ impl Step<'_, '_> {
             Op::Atomic { .. } => self.atomic(pc, op)?,
             Op::Fence => lanes(self.active).for_each(|lane| self.env.clocks.fence(self.warp.index, lane)),
             Op::CopyAsync { dst, src, src_size } => self.copy_issue(pc, *dst, *src, *src_size)?,
+            Op::Prefetch { at, bytes } => self.prefetch(*at, *bytes)?,
+            Op::GridWait => self.warp.waited |= self.active,
+            Op::LaunchDependents => {}
             Op::CopyCommit => self.warp.copies.commit(self.active),
             Op::CopyWait { keep } => self.copy_wait(*keep)?,
             Op::Shuffle { .. } => self.shuffle(op)?,

@@ -58,6 +58,8 @@ pub(super) struct Warp {
     pub(super) preds_set: Vec<u32>,
     /// Lanes that exist in this warp, given the block's shape.
     pub(super) exist: u32,
+    /// Lanes that have waited for earlier launches.
+    pub(super) waited: u32,
     /// Lanes that have not exited.
     pub(super) live: u32,
     pub(super) strands: Vec<Strand>,
@@ -78,6 +80,7 @@ impl Warp {
             preds: vec![0; entry.preds.len()],
             preds_set: vec![0; entry.preds.len()],
             exist,
+            waited: 0,
             live: exist,
             strands: vec![Strand { pc: 0, mask: exist, wait: Wait::Ready }],
             steps: 0,

@@ -23,4 +23,6 @@ pub(crate) struct Who<'a> {
     pub(crate) sets: &'a mut ReadSets,
     pub(crate) warp: usize,
     pub(crate) lane: usize,
+    /// Whether the access is of global memory, before the launches on which the thread depends may have ended.
+    pub(crate) early: bool,
 }

@@ -6,6 +6,7 @@ mod flow;
 mod host;
 mod matrices;
 mod memory_model;
+mod overlap;
 mod parsing;
 mod statistics;
 mod support;

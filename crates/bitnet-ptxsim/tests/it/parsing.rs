@@ -127,6 +127,7 @@ fn grammar_errors_name_what_was_expected() {
 fn other_targets_and_directives_are_refused() {
     let text = kernel("");
     for (from, to) in [
+        (".version 7.4", ".version 8.1"),
         (".version 7.4", ".version 8.0"),
         (".target sm_80", ".target sm_90a"),
         (".address_size 64", ".address_size 32"),
@@ -138,8 +139,9 @@ fn other_targets_and_directives_are_refused() {
         assert!(matches!(error.kind, ParseErrorKind::Directive { .. }), "{to}: {error}");
     }
     assert_eq!(
-        Module::parse("bad.ptx", "\n\n.version 8.0").unwrap_err().to_string(),
-        "bad.ptx:3: `.version 8.0` is not supported: this simulator reads `.version 7.4`, `.target sm_80`"
+        Module::parse("bad.ptx", "\n\n.version 8.1").unwrap_err().to_string(),
+        "bad.ptx:3: `.version 8.1` is not supported: this simulator reads `.version 7.4`, `.target sm_80` and \
+         `.version 8.0`, `.target sm_90`"
     );
     assert!(Module::parse("bad.ptx", &text.replace(".version 7.4", "")).is_err());
 }
