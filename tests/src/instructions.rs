@@ -216,7 +216,7 @@ impl Instruction {
             driver.write(at, &bits.to_le_bytes())?;
         }
         let launch =
-            Entry::of(kernel).launch(Grid { blocks: [1; 3], shared: 0 }, &[Arg::U64(g), Arg::U64(o)]);
+            Entry::of(kernel).launch(Grid { blocks: [1; 3], shared: 0 }, &[Arg::u64(g), Arg::u64(o)]);
         driver.launch(&launch, &function)?;
         let mut bytes = [0; 8];
         driver.read(o, &mut bytes)?;

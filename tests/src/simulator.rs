@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bitnet_kernels::gpu::{Arg, DeviceInfo, Driver, GpuError, Launch, MARKS, table::Kernel};
+use bitnet_kernels::gpu::{DeviceInfo, Driver, GpuError, Launch, MARKS, table::Kernel};
 use bitnet_ptxsim::{Memory, MemoryError, Module, Param, Stats};
 
 /// Kernels by text, each parsed once for all simulators of a process.
@@ -226,12 +226,8 @@ impl Driver for Simulator {
             return Err(failed(kernel.name, format!("{:?} blocks", grid.blocks)));
         }
         self.seed += 1;
-        let params = launch.args().iter().map(|&arg| match arg {
-            Arg::U32(x) => Param::from(x),
-            Arg::U64(x) => Param::from(x),
-            Arg::F32(x) => Param::from(x),
-            Arg::F64(x) => Param::from(x.to_bits()),
-        });
+        let params =
+            launch.args().iter().map(|arg| Param::from_bytes(&arg.bits().to_le_bytes()[..arg.size()]));
         let [x, y, z] = grid.blocks;
         let corners = (0..z).flat_map(|z| [0, x - 1].map(|at| at + z * x * y));
         let mut blocks: Vec<u32> = if self.samples.is_some() { corners.collect() } else { Vec::new() };

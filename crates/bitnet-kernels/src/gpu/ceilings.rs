@@ -60,7 +60,7 @@ impl<D: Driver> Gpu<D> {
         let out = self.alloc(4 * blocks * kernel.block as usize, "totals of products")?;
         let mut rounds = 1u32;
         loop {
-            let args = [Arg::U64(out.address()), Arg::U32(rounds)];
+            let args = [Arg::u64(out.address()), Arg::u32(rounds)];
             let taken = self.best(|gpu| gpu.launch(kernel, [blocks, 1, 1], 0, &args))?;
             if taken >= LONG || rounds >= 1 << 24 {
                 let warps = blocks * kernel.block as usize / 32;

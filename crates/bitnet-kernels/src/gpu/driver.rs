@@ -1,8 +1,4 @@
-use std::{
-    mem::{Discriminant, discriminant},
-    ptr,
-    time::Duration,
-};
+use std::{ptr, time::Duration};
 
 use super::{GpuError, table::Kernel};
 
@@ -23,37 +19,68 @@ pub struct DeviceInfo {
     pub processors: u32,
 }
 
-/// One argument of a kernel, with the declared type of its parameter.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Arg {
-    /// `.u32`
-    U32(u32),
-    /// `.u64`, or a device address.
-    U64(u64),
-    /// `.f32`
-    F32(f32),
-    /// `.f64`
-    F64(f64),
+/// One argument of a kernel, with the declared type of its parameter. A step compares thousands with recorded ones, so
+/// every type has the same form.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Arg {
+    bits: u64,
+    declared: Declared,
+}
+
+/// Declared type of a parameter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u64)]
+enum Declared {
+    U32,
+    U64,
+    F32,
+    F64,
+}
+
+impl Declared {
+    /// The type with this name, if an argument can have it.
+    fn named(name: &str) -> Option<Self> {
+        match name {
+            ".u32" => Some(Declared::U32),
+            ".u64" => Some(Declared::U64),
+            ".f32" => Some(Declared::F32),
+            ".f64" => Some(Declared::F64),
+            _ => None,
+        }
+    }
 }
 
 impl Arg {
-    /// Declared type of the parameter.
-    pub fn declared(self) -> &'static str {
-        match self {
-            Arg::U32(_) => ".u32",
-            Arg::U64(_) => ".u64",
-            Arg::F32(_) => ".f32",
-            Arg::F64(_) => ".f64",
-        }
+    /// `.u32`
+    pub fn u32(value: u32) -> Self {
+        Arg { bits: u64::from(value), declared: Declared::U32 }
     }
 
-    /// The bits of the value, the lowest first.
-    pub(super) fn bits(&self) -> u64 {
-        match *self {
-            Arg::U32(x) => u64::from(x),
-            Arg::U64(x) => x,
-            Arg::F32(x) => u64::from(x.to_bits()),
-            Arg::F64(x) => x.to_bits(),
+    /// `.u64`, or a device address.
+    pub fn u64(value: u64) -> Self {
+        Arg { bits: value, declared: Declared::U64 }
+    }
+
+    /// `.f32`
+    pub fn f32(value: f32) -> Self {
+        Arg { bits: u64::from(value.to_bits()), declared: Declared::F32 }
+    }
+
+    /// `.f64`
+    pub fn f64(value: f64) -> Self {
+        Arg { bits: value.to_bits(), declared: Declared::F64 }
+    }
+
+    /// The bits of the value; those of 32-bit types are the low ones.
+    pub fn bits(&self) -> u64 {
+        self.bits
+    }
+
+    /// Size of the type in bytes.
+    pub fn size(&self) -> usize {
+        match self.declared {
+            Declared::U32 | Declared::F32 => 4,
+            Declared::U64 | Declared::F64 => 8,
         }
     }
 }
@@ -72,15 +99,13 @@ pub struct Grid {
 pub struct Entry {
     kernel: &'static Kernel,
     /// `None` for a type that no argument has.
-    parameters: Vec<Option<Discriminant<Arg>>>,
+    parameters: Vec<Option<Declared>>,
 }
 
 impl Entry {
     /// Reads a kernel's parameters.
     pub fn of(kernel: &'static Kernel) -> Self {
-        let all = [Arg::U32(0), Arg::U64(0), Arg::F32(0.0), Arg::F64(0.0)];
-        let of = |declared| all.iter().find(|arg| arg.declared() == declared).map(discriminant);
-        Entry { kernel, parameters: kernel.parameters().into_iter().map(of).collect() }
+        Entry { kernel, parameters: kernel.parameters().into_iter().map(Declared::named).collect() }
     }
 
     /// The kernel.
@@ -99,7 +124,7 @@ impl Entry {
     /// As [`Entry::launch`], with memory for the arguments.
     pub(super) fn launch_in(&self, mut memory: Vec<Arg>, grid: Grid, args: &[Arg]) -> Launch {
         assert!(
-            args.iter().map(|arg| Some(discriminant(arg))).eq(self.parameters.iter().copied()),
+            args.iter().map(|arg| Some(arg.declared)).eq(self.parameters.iter().copied()),
             "{} takes {:?}, not {args:?}",
             self.kernel.name,
             self.kernel.parameters()
@@ -127,7 +152,12 @@ impl Launch {
 
     /// Whether this is the launch of `kernel` with this grid and these arguments.
     pub(super) fn is(&self, kernel: &'static Kernel, grid: Grid, args: &[Arg]) -> bool {
-        ptr::eq(self.kernel, kernel) && self.grid == grid && self.args == args
+        // Without branches, so that several are compared at once.
+        let differs = |a: &Arg, b: &Arg| (a.bits ^ b.bits) | (a.declared as u64 ^ b.declared as u64);
+        ptr::eq(self.kernel, kernel)
+            && self.grid == grid
+            && self.args.len() == args.len()
+            && self.args.iter().zip(args).fold(0, |all, (a, b)| all | differs(a, b)) == 0
     }
 
     /// Continues the hash of the launches before this one.

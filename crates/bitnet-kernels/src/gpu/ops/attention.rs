@@ -65,11 +65,11 @@ impl<D: Driver> Gpu<D> {
         let scale = 1.0 / (head_dim as f32).sqrt();
         let sizes = [qkv.stride, out.stride, kv.stride, head_dim, group];
         let tail: Vec<Arg> =
-            sizes.iter().map(|&size| Arg::U32(size as u32)).chain([Arg::F32(scale)]).collect();
+            sizes.iter().map(|&size| Arg::u32(size as u32)).chain([Arg::f32(scale)]).collect();
         let Pieces { few, many, .. } = &pieces;
         if !many.pieces.is_empty() {
             let work = self.upload_once(Upload::ManyRows, || many.words())?;
-            let head = common.into_iter().chain([work, out.address()]).map(Arg::U64);
+            let head = common.into_iter().chain([work, out.address()]).map(Arg::u64);
             let args: Vec<Arg> = head.chain(tail.iter().copied()).collect();
             let kernel = width.many.0;
             self.launch(kernel, [many.pieces.len(), kv_heads, 1], kernel.dynamic as usize, &args)?;
@@ -81,8 +81,8 @@ impl<D: Driver> Gpu<D> {
         let work = self.upload_once(Upload::FewRows, || few.words())?;
         let (tiles, chunks) = self.chunks(few.pieces.len() * kv_heads, few.tiles, width.head_dim);
         let parts = self.parts.address();
-        let head = common.into_iter().chain([work, out.address(), parts]).map(Arg::U64);
-        let split = [few.tiles, tiles].map(|size| Arg::U32(size as u32));
+        let head = common.into_iter().chain([work, out.address(), parts]).map(Arg::u64);
+        let split = [few.tiles, tiles].map(|size| Arg::u32(size as u32));
         let args: Vec<Arg> = head.chain(split).chain(tail).collect();
         let kernel = width.few;
         self.launch(kernel, [few.pieces.len(), kv_heads, chunks], kernel.dynamic as usize, &args)?;
@@ -91,8 +91,8 @@ impl<D: Driver> Gpu<D> {
         if chunks == 1 {
             return Ok(());
         }
-        let sizes = [tiles, out.stride, head_dim, group].map(|size| Arg::U32(size as u32));
-        let args: Vec<Arg> = [parts, work, out.address()].into_iter().map(Arg::U64).chain(sizes).collect();
+        let sizes = [tiles, out.stride, head_dim, group].map(|size| Arg::u32(size as u32));
+        let args: Vec<Arg> = [parts, work, out.address()].into_iter().map(Arg::u64).chain(sizes).collect();
         self.launch(width.merge, [count, kv_heads, FEW], 0, &args)
     }
 

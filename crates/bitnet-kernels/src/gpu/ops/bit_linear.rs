@@ -230,34 +230,37 @@ impl<D: Driver> Gpu<D> {
         };
         let to = sink.target();
         let heads = (w.rows / to.head_dim).saturating_sub(2 * to.kv_heads);
-        let head = [
-            w.codes.address(),
-            scales,
-            x.values.address(),
-            x.scales.address(),
-            to.out.address(),
-            self.parts.address(),
-            self.tickets.address(),
+        let [cos, sin, positions, slots, keys, values] = to.addresses.map(Arg::u64);
+        let size = |size: usize| Arg::u32(size as u32);
+        let args = [
+            Arg::u64(w.codes.address()),
+            Arg::u64(scales),
+            Arg::u64(x.values.address()),
+            Arg::u64(x.scales.address()),
+            Arg::u64(to.out.address()),
+            Arg::u64(self.parts.address()),
+            Arg::u64(self.tickets.address()),
+            cos,
+            sin,
+            positions,
+            slots,
+            keys,
+            values,
+            size(to.mode as usize),
+            size(n),
+            size(w.rows / to.rows),
+            size(w.k_tiles()),
+            size(split_tiles),
+            size(x.atoms),
+            size(to.out.stride),
+            size(to.column),
+            size(heads),
+            size(to.kv_heads),
+            size(to.head_dim / 2),
+            size(to.kv_stride),
+            size(group),
+            Arg::f32(to.factor),
         ];
-        let sizes = [
-            to.mode as usize,
-            n,
-            w.rows / to.rows,
-            w.k_tiles(),
-            split_tiles,
-            x.atoms,
-            to.out.stride,
-            to.column,
-            heads,
-            to.kv_heads,
-            to.head_dim / 2,
-            to.kv_stride,
-            group,
-        ];
-        let addresses = head.into_iter().chain(to.addresses).map(Arg::U64);
-        let sizes = sizes.into_iter().map(|size| Arg::U32(size as u32));
-        let mut args = [Arg::F32(to.factor); 7 + 6 + 13 + 1];
-        args.iter_mut().zip(addresses.chain(sizes)).for_each(|(to, arg)| *to = arg);
         self.launch(tile.kernel, [blocks[0], blocks[1], splits], tile.kernel.dynamic as usize, &args)
     }
 

@@ -13,11 +13,11 @@ impl<D: Driver> Gpu<D> {
             [bytes.div_ceil(16 * COPY_BLOCK.block as usize), 1, 1],
             0,
             &[
-                Arg::U64(kv.keys.address()),
-                Arg::U64(kv.values.address()),
-                Arg::U32(bytes as u32),
-                Arg::U32(from),
-                Arg::U32(to),
+                Arg::u64(kv.keys.address()),
+                Arg::u64(kv.values.address()),
+                Arg::u32(bytes as u32),
+                Arg::u32(from),
+                Arg::u32(to),
             ],
         )
     }

@@ -35,13 +35,13 @@ impl<D: Driver> Gpu<D> {
             [tokens.len(), 1, 1],
             0,
             &[
-                Arg::U64(address),
-                Arg::U64(tokens_at),
-                Arg::U64(out.address()),
-                Arg::U32(cols as u32),
-                Arg::U32(layout as u32),
-                Arg::U32(out.stride as u32),
-                Arg::F32(if rotation.is_some() { 1.0 } else { factor }),
+                Arg::u64(address),
+                Arg::u64(tokens_at),
+                Arg::u64(out.address()),
+                Arg::u32(cols as u32),
+                Arg::u32(layout as u32),
+                Arg::u32(out.stride as u32),
+                Arg::f32(if rotation.is_some() { 1.0 } else { factor }),
             ],
         )?;
         rotation.map_or(Ok(()), |rotation| self.undo(tokens.len(), rotation, factor, out))
@@ -55,13 +55,13 @@ impl<D: Driver> Gpu<D> {
             [n, 1, 1],
             HADAMARD.dynamic as usize * out.width.next_multiple_of(128),
             &[
-                Arg::U64(out.address()),
-                Arg::U64(rotation.signs.address()),
-                Arg::U32(out.width as u32),
-                Arg::U32(out.stride as u32),
-                Arg::U32(rotation.block as u32),
-                Arg::F32(rotation.scale),
-                Arg::F32(factor),
+                Arg::u64(out.address()),
+                Arg::u64(rotation.signs.address()),
+                Arg::u32(out.width as u32),
+                Arg::u32(out.stride as u32),
+                Arg::u32(rotation.block as u32),
+                Arg::f32(rotation.scale),
+                Arg::f32(factor),
             ],
         )
     }

@@ -86,7 +86,7 @@ impl<D: Driver> Gpu<D> {
             shape.channels().next_multiple_of(16),
             self.mixed_len,
         ]
-        .map(|size| Arg::U32(size as u32))
+        .map(|size| Arg::u32(size as u32))
     }
 
     fn mix(
@@ -103,10 +103,10 @@ impl<D: Driver> Gpu<D> {
             [x.address(), state.values.address()].into_iter().chain(weights).chain([tokens, mixed]);
         let scale = 1.0 / (w.shape.head_dim as f32).sqrt();
         let args: Vec<Arg> = addresses
-            .map(Arg::U64)
-            .chain([Arg::U32(x.stride as u32)])
+            .map(Arg::u64)
+            .chain([Arg::u32(x.stride as u32)])
             .chain(self.delta_sizes(w))
-            .chain([Arg::F32(scale)])
+            .chain([Arg::f32(scale)])
             .collect();
         self.launch(&DELTA_MIX, [n, heads.div_ceil(MIX_HEADS), 1], 0, &args)
     }
@@ -121,8 +121,8 @@ impl<D: Driver> Gpu<D> {
         let shape = w.shape;
         let kernel = if shape.head_dim == 128 { &DELTA_LEARN_D128 } else { &DELTA_LEARN };
         let sizes = [shape.key_heads, shape.value_heads, shape.head_dim, shape.state_len(), self.mixed_len];
-        let addresses = [state.values.address(), mixed, listed].map(Arg::U64);
-        let args: Vec<Arg> = addresses.into_iter().chain(sizes.map(|size| Arg::U32(size as u32))).collect();
+        let addresses = [state.values.address(), mixed, listed].map(Arg::u64);
+        let args: Vec<Arg> = addresses.into_iter().chain(sizes.map(|size| Arg::u32(size as u32))).collect();
         self.launch(kernel, [shape.head_dim.div_ceil(LEARN_VALUES), shape.value_heads, runs], 0, &args)
     }
 
@@ -137,11 +137,11 @@ impl<D: Driver> Gpu<D> {
     ) -> Result<(), GpuError> {
         let addresses = [x.address(), state.values.address(), mixed, w.norm.address(), tokens, out.address()];
         let args: Vec<Arg> = addresses
-            .map(Arg::U64)
+            .map(Arg::u64)
             .into_iter()
-            .chain([x.stride, out.stride].map(|size| Arg::U32(size as u32)))
+            .chain([x.stride, out.stride].map(|size| Arg::u32(size as u32)))
             .chain(self.delta_sizes(w))
-            .chain([Arg::F32(w.eps), Arg::F64(1.0 / w.shape.head_dim as f64)])
+            .chain([Arg::f32(w.eps), Arg::f64(1.0 / w.shape.head_dim as f64)])
             .collect();
         self.launch(&DELTA_CLOSE, [n, w.shape.value_heads.div_ceil(CLOSE_HEADS), 1], 0, &args)
     }
@@ -159,11 +159,11 @@ impl<D: Driver> Gpu<D> {
             [half.div_ceil(16 * COPY_BLOCK.block as usize), 1, 1],
             0,
             &[
-                Arg::U64(first),
-                Arg::U64(first + half as u64),
-                Arg::U32(half as u32),
-                Arg::U32(2 * from),
-                Arg::U32(2 * to),
+                Arg::u64(first),
+                Arg::u64(first + half as u64),
+                Arg::u32(half as u32),
+                Arg::u32(2 * from),
+                Arg::u32(2 * to),
             ],
         )
     }

@@ -66,8 +66,8 @@ impl<D: Driver> Gpu<D> {
         let sizes = [table.rows, n, table.stride, x.stride, out.stride];
         let args: Vec<Arg> = [table.buffer.address(), x.address(), out.address()]
             .into_iter()
-            .map(Arg::U64)
-            .chain(sizes.into_iter().map(|size| Arg::U32(size as u32)))
+            .map(Arg::u64)
+            .chain(sizes.into_iter().map(|size| Arg::u32(size as u32)))
             .collect();
         self.launch(tile.kernel, blocks, tile.kernel.dynamic as usize, &args)
     }

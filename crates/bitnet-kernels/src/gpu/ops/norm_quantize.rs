@@ -78,8 +78,8 @@ impl<D: Driver> Gpu<D> {
         });
         let [first, second] = [present.next(), present.next()];
         assert!(rotation.is_none_or(|r| r.width == width), "the transform must be as wide as the rows");
-        let gain = |norm: Option<&Norm<Gain>>| Arg::U64(norm.map_or(0, |norm| norm.gain.buffer.address()));
-        let eps = |norm: Option<&Norm<Gain>>| Arg::F32(norm.map_or(0.0, |norm| norm.eps));
+        let gain = |norm: Option<&Norm<Gain>>| Arg::u64(norm.map_or(0, |norm| norm.gain.buffer.address()));
+        let eps = |norm: Option<&Norm<Gain>>| Arg::f32(norm.map_or(0.0, |norm| norm.eps));
         let grouped = rotation.and_then(|rotation| rotation.grouped);
         let (key_heads, per_key) = grouped.unwrap_or((1, 0));
         let head_dim = width / (key_heads * per_key.max(1));
@@ -91,25 +91,25 @@ impl<D: Driver> Gpu<D> {
             [n, 1, 1],
             NORM_QUANTIZE.dynamic as usize * columns,
             &[
-                Arg::U64(x.address()),
+                Arg::u64(x.address()),
                 gain(first),
                 gain(second),
-                Arg::U64(out.values.address()),
-                Arg::U64(out.scales.address()),
-                Arg::U64(rotation.map_or(0, |rotation| rotation.signs.address())),
-                Arg::U32(out.atoms as u32),
-                Arg::U32(width as u32),
-                Arg::U32(x.stride as u32),
-                Arg::U32(mode as u32),
-                Arg::U32(u32::from(out.grouping == Grouping::Groups)),
-                Arg::U32(rotation.map_or(1, |rotation| rotation.block) as u32),
-                Arg::U32(key_heads as u32),
-                Arg::U32(per_key as u32),
-                Arg::U32(head_dim as u32),
-                Arg::F32(rotation.map_or(1.0, |rotation| rotation.scale)),
+                Arg::u64(out.values.address()),
+                Arg::u64(out.scales.address()),
+                Arg::u64(rotation.map_or(0, |rotation| rotation.signs.address())),
+                Arg::u32(out.atoms as u32),
+                Arg::u32(width as u32),
+                Arg::u32(x.stride as u32),
+                Arg::u32(mode as u32),
+                Arg::u32(u32::from(out.grouping == Grouping::Groups)),
+                Arg::u32(rotation.map_or(1, |rotation| rotation.block) as u32),
+                Arg::u32(key_heads as u32),
+                Arg::u32(per_key as u32),
+                Arg::u32(head_dim as u32),
+                Arg::f32(rotation.map_or(1.0, |rotation| rotation.scale)),
                 eps(first),
                 eps(second),
-                Arg::F64(1.0 / width as f64),
+                Arg::f64(1.0 / width as f64),
             ],
         )
     }

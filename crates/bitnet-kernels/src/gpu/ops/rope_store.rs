@@ -29,8 +29,8 @@ impl<D: Driver> Gpu<D> {
         if n == 0 {
             return Ok(());
         }
-        let gain = |norm: &Norm<Gain>| Arg::U64(norm.gain.buffer.address());
-        let gains = norms.map_or([Arg::U64(0); 2], |norms| norms.map(gain));
+        let gain = |norm: &Norm<Gain>| Arg::u64(norm.gain.buffer.address());
+        let gains = norms.map_or([Arg::u64(0); 2], |norms| norms.map(gain));
         let eps = norms.map_or([0.0; 2], |norms| norms.map(|norm| norm.eps));
         // A warp takes a head, or several in turn where tokens alone make blocks enough.
         let groups = (heads + 2 * shape.kv_heads).div_ceil(ROPE_STORE.block as usize / 32);
@@ -42,24 +42,24 @@ impl<D: Driver> Gpu<D> {
             [n, blocks, 1],
             0,
             &[
-                Arg::U64(qkv.address()),
-                Arg::U64(rope.cos.address()),
-                Arg::U64(rope.sin.address()),
-                Arg::U64(positions),
-                Arg::U64(slots),
-                Arg::U64(kv.keys.address()),
-                Arg::U64(kv.values.address()),
+                Arg::u64(qkv.address()),
+                Arg::u64(rope.cos.address()),
+                Arg::u64(rope.sin.address()),
+                Arg::u64(positions),
+                Arg::u64(slots),
+                Arg::u64(kv.keys.address()),
+                Arg::u64(kv.values.address()),
                 gains[0],
                 gains[1],
-                Arg::U32(qkv.stride as u32),
-                Arg::U32(heads as u32),
-                Arg::U32(shape.kv_heads as u32),
-                Arg::U32(shape.head_dim as u32),
-                Arg::U32(rope.width as u32),
-                Arg::U32(kv.stride as u32),
-                Arg::F32(eps[0]),
-                Arg::F32(eps[1]),
-                Arg::F64(1.0 / shape.head_dim as f64),
+                Arg::u32(qkv.stride as u32),
+                Arg::u32(heads as u32),
+                Arg::u32(shape.kv_heads as u32),
+                Arg::u32(shape.head_dim as u32),
+                Arg::u32(rope.width as u32),
+                Arg::u32(kv.stride as u32),
+                Arg::f32(eps[0]),
+                Arg::f32(eps[1]),
+                Arg::f64(1.0 / shape.head_dim as f64),
             ],
         )
     }

@@ -13,10 +13,10 @@ impl<D: Driver> Gpu<D> {
     pub fn argmax(&mut self, n: usize, logits: &Rows, drawn: u64) -> Result<(), GpuError> {
         assert_logits(logits, n);
         let args = [
-            Arg::U64(logits.address()),
-            Arg::U64(drawn),
-            Arg::U32(logits.width as u32),
-            Arg::U32(logits.stride as u32),
+            Arg::u64(logits.address()),
+            Arg::u64(drawn),
+            Arg::u32(logits.width as u32),
+            Arg::u32(logits.stride as u32),
         ];
         self.launch(&ARGMAX, [n, 1, 1], 0, &args)
     }
@@ -37,11 +37,11 @@ impl<D: Driver> Gpu<D> {
         });
         let params_at = self.upload(Upload::Sampling, words)?;
         let args = [
-            Arg::U64(logits.address()),
-            Arg::U64(params_at),
-            Arg::U64(drawn),
-            Arg::U32(logits.width as u32),
-            Arg::U32(logits.stride as u32),
+            Arg::u64(logits.address()),
+            Arg::u64(params_at),
+            Arg::u64(drawn),
+            Arg::u32(logits.width as u32),
+            Arg::u32(logits.stride as u32),
         ];
         self.launch(&SAMPLE, [params.len(), 1, 1], 0, &args)
     }

@@ -23,12 +23,12 @@ impl<D: Driver> Gpu<D> {
             [n, out.width.div_ceil(SIGMOID_GATE.block as usize), 1],
             0,
             &[
-                Arg::U64(x.address()),
-                Arg::U64(out.address()),
-                Arg::U32(out.width as u32),
-                Arg::U32(column as u32),
-                Arg::U32(x.stride as u32),
-                Arg::U32(out.stride as u32),
+                Arg::u64(x.address()),
+                Arg::u64(out.address()),
+                Arg::u32(out.width as u32),
+                Arg::u32(column as u32),
+                Arg::u32(x.stride as u32),
+                Arg::u32(out.stride as u32),
             ],
         )
     }

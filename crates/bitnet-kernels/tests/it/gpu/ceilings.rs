@@ -8,7 +8,7 @@ use bitnet_tests::Simulator;
 fn totals(kernel: &'static Kernel, rounds: u32) -> Vec<[u8; 4]> {
     let mut gpu = Gpu::new(Simulator::default()).unwrap();
     let out = gpu.alloc(4 * 2 * 128, "totals").unwrap();
-    gpu.launch(kernel, [2, 1, 1], 0, &[Arg::U64(out.address()), Arg::U32(rounds)]).unwrap();
+    gpu.launch(kernel, [2, 1, 1], 0, &[Arg::u64(out.address()), Arg::u32(rounds)]).unwrap();
     gpu.fetch(&out, 4 * 2 * 128).unwrap().as_chunks().0.to_vec()
 }
 

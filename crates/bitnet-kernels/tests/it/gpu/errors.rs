@@ -118,6 +118,6 @@ fn a_block_outside_the_cache_is_stopped_before_the_driver() {
 #[should_panic(expected = "sm80_argmax_f32 takes")]
 fn a_launch_with_an_argument_too_few_is_stopped_before_the_driver() {
     let mut gpu = Gpu::new(Simulator::default()).unwrap();
-    let few = vec![Arg::U64(0); ARGMAX.parameters().len() - 1];
+    let few = vec![Arg::u64(0); ARGMAX.parameters().len() - 1];
     let _ = gpu.launch(&ARGMAX, [1, 1, 1], 0, &few);
 }
