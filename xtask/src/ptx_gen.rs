@@ -18,11 +18,11 @@ struct Kernel {
 /// BitLinear with a scale per row or, if `grouped`, per group of columns.
 fn linear() -> Vec<Kernel> {
     let mut kernels = Vec::new();
-    for (name, grouped, registers) in [("bitlinear", false, 96), ("grouped", true, 96)] {
+    for (name, grouped, registers) in [("bitlinear", false, 80), ("grouped", true, 80)] {
         kernels.push(Kernel {
             name: format!("sm80_{name}_t1_w2a8"),
             template: "bitlinear_t1.ptx",
-            numbers: context! { grouped, warps => 8, unroll => 4, registers },
+            numbers: context! { grouped, warps => 4, ahead => 3, blocks_per_sm => 6, registers },
         });
     }
     let purposes =

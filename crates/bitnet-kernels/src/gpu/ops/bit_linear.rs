@@ -2,6 +2,7 @@ use crate::{
     BLOCK_TOKENS, Gate, Grouping, HeadNorms, RowOrder, RowsKind, Run, Step,
     gpu::{
         Arg, Driver, Gain, Gpu, GpuError, Kv, Linear, Quants, Rope, Rows,
+        quants::K_TILE,
         table::{
             BITLINEAR_T1, BITLINEAR_T8, BITLINEAR_T16, BITLINEAR_T32, BITLINEAR_T64, BITLINEAR_T128,
             GROUPED_T1, GROUPED_T8, GROUPED_T16, GROUPED_T32, GROUPED_T64, GROUPED_T128, Kernel,
@@ -42,6 +43,20 @@ pub(in crate::gpu) fn split_bytes(processors: u32) -> [usize; 2] {
     let blocks = BLOCKS_PER_PROCESSOR * processors as usize;
     let tile = TILES.iter().map(|tile| tile.rows * tile.tokens).max().unwrap_or(0);
     [4 * blocks * tile, 4 * blocks]
+}
+
+/// Bytes of a group's sums of 16 rows with their scales, and of four more for the banks.
+const GROUP_BYTES: usize = 160;
+
+/// Dynamic shared memory of a block. The kernels for one token hold the whole row, in pairs of tiles, and with scales for
+/// groups of columns also the sums of all groups.
+fn shared_bytes(tile: &Tile, k_tiles: usize, group: usize) -> usize {
+    let dynamic = tile.kernel.dynamic as usize;
+    if tile.tokens > 1 {
+        return dynamic;
+    }
+    let groups = K_TILE.checked_div(group).map_or(0, |each| k_tiles * each);
+    dynamic * k_tiles.next_multiple_of(2) + GROUP_BYTES * groups.next_multiple_of(8)
 }
 
 /// What to do with the sums: `p_mode` of the kernels.
@@ -261,7 +276,8 @@ impl<D: Driver> Gpu<D> {
             size(group),
             Arg::f32(to.factor),
         ];
-        self.launch(tile.kernel, [blocks[0], blocks[1], splits], tile.kernel.dynamic as usize, &args)
+        let shared = shared_bytes(tile, w.k_tiles(), group);
+        self.launch(tile.kernel, [blocks[0], blocks[1], splits], shared, &args)
     }
 
     /// Returns the tiles of 128 features per split and the number of splits: enough to give every multiprocessor work.
