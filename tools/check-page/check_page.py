@@ -1,15 +1,19 @@
 #!/usr/bin/env python3
-"""Chats through the server's page in headless Chromium at 1280 and 390 pixels, light and dark, and takes pictures.
+"""Chats through the page of `bitnet serve demo` in headless Chromium at 1280 and 390 pixels, light and dark, and takes
+pictures.
 
-    bitnet serve demo --port 8080 &
-    python3 tools/check-page/check_page.py http://127.0.0.1:8080 pictures/ [--axe axe.min.js]
+    cargo xtask page
+    python3 tools/check-page/check_page.py target/release/bitnet pictures/ [--axe axe.min.js]
 
 Needs the `playwright` package and a Chromium (`--chromium PATH`); with --axe, the file of the npm package axe-core, it
 also checks accessibility. Prints one line per check; fails if a check fails.
 """
 
 import argparse
+import contextlib
 import pathlib
+import re
+import subprocess
 import sys
 
 from playwright.sync_api import sync_playwright
@@ -71,15 +75,27 @@ def markdown(page, name, folder, axe):
         check(f"{name}: axe finds nothing {violations}", not violations)
 
 
+@contextlib.contextmanager
+def serving(program):
+    """The address of a server of the demo."""
+    command = [program, "serve", "demo", "--port", "0", "--log", "off"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            said = next((line for line in server.stderr if "is served on" in line), "")
+            yield re.search(r"http://[^/]+", said)[0]
+        finally:
+            server.terminate()
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("url")
+    parser.add_argument("program")
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("--axe")
     parser.add_argument("--chromium", default="/usr/bin/chromium")
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
-    with sync_playwright() as playwright:
+    with serving(args.program) as url, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=args.chromium, args=["--no-sandbox"])
         for width in (1280, 390):
             for scheme in ("light", "dark"):
@@ -89,7 +105,7 @@ def main():
                 page = context.new_page()
                 faults = []
                 page.on("pageerror", lambda fault, faults=faults: faults.append(str(fault)))
-                page.goto(args.url)
+                page.goto(url)
                 talk(page, name, args.folder)
                 markdown(page, name, args.folder, args.axe)
                 check(f"{name}: no script failed {faults}", not faults)

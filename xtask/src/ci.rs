@@ -2,12 +2,14 @@ use std::time::Instant;
 
 use anyhow::Result;
 
-use crate::{arrows, cargo, claims, cluster, deny, neon, ptx_check, python, run as execute, size, soak};
+use crate::{
+    arrows, cargo, claims, cluster, deny, neon, page, ptx_check, python, run as execute, size, soak,
+};
 
 type Check = (&'static str, fn() -> Result<()>);
 
 /// All checks, quick ones first.
-fn checks() -> [Check; 14] {
+fn checks() -> [Check; 15] {
     [
         ("format", || execute(cargo(&["fmt", "--all", "--check"]))),
         ("arrows between crates", arrows::check),
@@ -22,6 +24,7 @@ fn checks() -> [Check; 14] {
         ("tests", || execute(cargo(&["test", "--release", "--workspace"]))),
         ("soak", soak::in_ci),
         ("replicas behind a proxy", cluster::in_ci),
+        ("the chat page", page::in_ci),
         ("machine code of the GPU kernels", ptx_check::in_ci),
         ("kernels of 64-bit Arm", neon::in_ci),
         ("the Python package", python::in_ci),

@@ -13,6 +13,7 @@ mod fuzz;
 mod gpu_bundle;
 mod gpu_model;
 mod neon;
+mod page;
 mod ptx_check;
 mod ptx_gen;
 mod python;
@@ -71,6 +72,7 @@ enum Task {
     Python,
     Soak(soak::Soak),
     ClusterSmoke(cluster::ClusterSmoke),
+    Page(page::Page),
     /// Cause every fault of the table and check that only the culprit fails
     Faults,
     Sanitize(sanitize::Sanitize),
@@ -104,6 +106,7 @@ fn main() -> ExitCode {
         Task::Python => python::check(),
         Task::Soak(soak) => soak.run(),
         Task::ClusterSmoke(smoke) => smoke.run(),
+        Task::Page(page) => page.run(),
         Task::Faults => claims::run_faults(),
         Task::Sanitize(sanitize) => sanitize.run(),
         Task::Deny => deny::check(),
