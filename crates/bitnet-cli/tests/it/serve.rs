@@ -37,7 +37,7 @@ impl Serving {
     }
 
     fn signal(&self) {
-        signals::send("TERM", self.child.id());
+        assert!(signals::send("TERM", self.child.id()));
     }
 
     /// Returns the rest of its log and its exit code.
