@@ -21,7 +21,7 @@ pub struct DeviceInfo {
 
 /// One argument of a kernel, with the declared type of its parameter. A step compares thousands with recorded ones, so
 /// every type has the same form.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 pub struct Arg {
     bits: u64,
     declared: Declared,

@@ -82,6 +82,7 @@ impl<G> Queue<G> {
         follows
     }
 
+    /// Adds a launch that [`Queue::follow`] did not find in a recording.
     pub(super) fn push(&mut self, entry: &Entry, grid: Grid, args: &[Arg]) {
         let memory = self.spare.pop().map(Launch::into_memory).unwrap_or_default();
         self.waiting.push(entry.launch_in(memory, grid, args));

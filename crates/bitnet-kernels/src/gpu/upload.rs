@@ -1,5 +1,5 @@
 use super::{DeviceBuffer, Driver, Gpu, GpuError, bytes::u32_bytes, pieces::Pieces};
-use crate::{BLOCK_TOKENS, Run, Step};
+use crate::{BLOCK_TOKENS, Step};
 
 /// Small arrays that describe a step to the kernels. Each has one place on the device, and is sent only if it differs
 /// from what is there: all layers of a step share what the first one sent.
@@ -51,12 +51,12 @@ struct Place {
     of: Option<u64>,
 }
 
-/// The runs of a step, kept so that what follows from them is computed by the first layer and not by each.
+/// What follows from the runs of a step, kept so that the first layer computes it and not each.
 #[derive(Debug, Default)]
 pub(super) struct Described {
     /// Number of the step.
     step: u64,
-    runs: Vec<Run>,
+    /// Number of what the words on the device follow from: the step and its pieces.
     number: u64,
     /// Number of positions that the runs reach, and of blocks that their lists reach.
     pub(super) positions: usize,
@@ -93,8 +93,6 @@ impl<D: Driver> Gpu<D> {
         let known = &mut self.step;
         if known.step != number {
             known.step = number;
-            known.runs.clear();
-            known.runs.extend_from_slice(runs);
             known.number += 1;
             known.pieces = None;
             let ends = || {
@@ -111,13 +109,13 @@ impl<D: Driver> Gpu<D> {
 
     /// The described step's pieces for attention with `group` query heads per key head, in thread blocks of at most
     /// `rows` rows.
-    pub(super) fn pieces(&mut self, group: usize, rows: usize) -> Pieces {
+    pub(super) fn pieces(&mut self, Step { runs, .. }: Step<'_>, group: usize, rows: usize) -> Pieces {
         match self.step.pieces.take() {
             Some(pieces) if pieces.fit(group, rows) => pieces,
             // The words on the device, if any, are of other pieces.
             _ => {
                 self.step.number += 1;
-                Pieces::of(&self.step.runs, group, rows)
+                Pieces::of(runs, group, rows)
             }
         }
     }

@@ -59,7 +59,7 @@ impl<D: Driver> Gpu<D> {
         self.describe(step);
         assert!(self.step.listed, "all keys must have blocks");
         assert!(self.step.reached <= kv.shape.blocks, "blocks must be in the cache");
-        let pieces = self.pieces(group, width.many.1);
+        let pieces = self.pieces(step, group, width.many.1);
         let listed = self.upload_once(Upload::Blocks, || step.blocks.iter().copied())?;
         let common = [qkv.address(), kv.keys.address(), kv.values.address(), listed];
         let scale = 1.0 / (head_dim as f32).sqrt();
