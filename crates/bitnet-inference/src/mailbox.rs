@@ -184,3 +184,35 @@ impl State {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+    use std::task::Wake;
+
+    use super::*;
+
+    struct Calls(AtomicUsize);
+
+    impl Wake for Calls {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Relaxed);
+        }
+    }
+
+    #[test]
+    fn a_reader_that_found_nothing_is_woken_by_the_next_update() {
+        let (mailbox, calls) = (Mailbox::new(1, 4, 4), Arc::new(Calls(AtomicUsize::new(0))));
+        let push = || mailbox.push(Update::Token { choice: 0, index: 0, token: 7, logprobs: None });
+        let waker = Waker::from(Arc::clone(&calls));
+        push();
+        assert!(matches!(mailbox.poll(&waker), Popped::Update(..)));
+        push();
+        assert_eq!(calls.0.load(Relaxed), 0, "it did not wait");
+        assert!(matches!(mailbox.poll(&waker), Popped::Update(..)));
+        assert!(matches!(mailbox.poll(&waker), Popped::Nothing));
+        push();
+        assert_eq!(calls.0.load(Relaxed), 1);
+    }
+}

@@ -652,6 +652,34 @@ fn every_measure_was_taken_as_often_as_there_was_something_to_measure() {
     assert_eq!(*sums.0.lock(), [all.map(|counter| snapshot.get(counter)).sum(), observed]);
 }
 
+/// A recorder that keeps how many tokens had been counted at the end of each choice.
+#[derive(Default)]
+struct Ends(parking_lot::Mutex<(u64, Vec<u64>)>);
+
+impl Recorder for Ends {
+    fn add(&self, counter: Counter, by: u64) {
+        let (tokens, ends) = &mut *self.0.lock();
+        match counter {
+            Counter::GeneratedTokens => *tokens += by,
+            Counter::Finished => ends.push(*tokens),
+            _ => {}
+        }
+    }
+
+    fn observe(&self, _: Measure, _: f64) {}
+}
+
+#[test]
+fn tokens_are_counted_before_the_end_that_follows_them() {
+    let ends = Arc::new(Ends::default());
+    let (engine, _) = engine(EngineConfig { recorder: Some(ends.clone()), ..config() });
+    for new in [1, 5, 3] {
+        assert_eq!(tokens(engine.submit(Request::new([1, 2], greedy(new))).unwrap()).len(), new);
+    }
+    engine.shutdown(SOON);
+    assert_eq!(ends.0.lock().1, [1, 6, 9]);
+}
+
 #[test]
 fn device_values_that_a_model_does_not_report_are_unknown() {
     let (engine, _) = engine(config());
