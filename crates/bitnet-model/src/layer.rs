@@ -4,22 +4,21 @@ use bitnet_kernels::{
 
 use crate::{
     Hybrid, Limits, ModelError, ModelSpec, TensorSource,
-    names::{self, Part, Stack},
+    names::{self, Part, StackedProjections},
     weights::{read_dense_stack, read_linear, read_norm},
 };
 
 /// The weights of one decoder layer, and the keys, values or states that sequences keep in it.
 pub(crate) struct Layer<B: Backend> {
-    /// How a token learns of earlier ones.
-    pub(crate) mix: Mix<B>,
+    pub(crate) mixer: Mixer<B>,
     /// Gate and up projections, applied to the normed residual.
     pub(crate) gate_up: Projection<B>,
     /// Projection from the gated activation back to the residual.
     pub(crate) down: Projection<B>,
 }
 
-/// How a token learns of earlier ones.
-pub(crate) enum Mix<B: Backend> {
+/// The token mixer: the part of a layer in which a token depends on the tokens before it.
+pub(crate) enum Mixer<B: Backend> {
     Attention(Attention<B>),
     Delta(Delta<B>),
 }
@@ -71,7 +70,7 @@ struct Matrix<B: Backend> {
     column: usize,
 }
 
-/// Where the weights of a layer come from.
+/// What loading a layer needs to know.
 pub(crate) struct Origin<'a> {
     pub(crate) spec: &'a ModelSpec,
     pub(crate) tensors: &'a dyn TensorSource,
@@ -93,15 +92,15 @@ impl Origin<'_> {
 impl<B: Backend> Layer<B> {
     pub(crate) fn load(b: &mut B, from: &Origin<'_>) -> Result<Self, ModelError> {
         let spec = from.spec;
-        let mix = match &spec.hybrid {
-            Some(hybrid) if !spec.attends(from.index) => Mix::Delta(Delta::load(b, from, hybrid)?),
-            _ => Mix::Attention(Attention::load(b, from)?),
+        let mixer = match &spec.hybrid {
+            Some(hybrid) if !spec.attends(from.index) => Mixer::Delta(Delta::load(b, from, hybrid)?),
+            _ => Mixer::Attention(Attention::load(b, from)?),
         };
         let norm = Some(from.norm(b, Part::FfnNorm)?);
         let gate_up = Projection::load(b, from, norm, [names::GATE_UP], RowOrder::GateUp)?;
         let norm = spec.sub_norms.then(|| from.norm(b, Part::FfnSubNorm)).transpose()?;
         let down = Projection::load(b, from, norm, [names::DOWN], RowOrder::Plain)?;
-        Ok(Layer { mix, gate_up, down })
+        Ok(Layer { mixer, gate_up, down })
     }
 }
 
@@ -199,7 +198,7 @@ impl<B: Backend> Projection<B> {
         b: &mut B,
         from: &Origin<'_>,
         norm: Option<Norm<B::Gain>>,
-        stacks: impl IntoIterator<Item = Stack>,
+        stacks: impl IntoIterator<Item = StackedProjections>,
         order: RowOrder,
     ) -> Result<Self, ModelError> {
         let (spec, tensors) = (from.spec, from.tensors);
@@ -307,7 +306,7 @@ impl<B: Backend> Matrix<B> {
     }
 }
 
-/// The rotation of the input of a stack that begins with `part`, if its weights are rotated.
+/// The rotation of the input of stacked projections that begin with `part`, if their weights are rotated.
 fn rotation<B: Backend>(b: &mut B, from: &Origin<'_>, part: Part) -> Result<Option<B::Rotation>, ModelError> {
     let Some(rotation) = &from.spec.rotation else { return Ok(None) };
     if !rotation.weights.contains(&part.tensor(from.index)) {

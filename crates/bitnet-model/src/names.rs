@@ -206,43 +206,49 @@ fn split(name: &str) -> Option<(&str, Part)> {
 }
 
 /// Projections of a layer that share an input and are stacked into one matrix.
-pub(crate) struct Stack {
+pub(crate) struct StackedProjections {
     /// Its name in a file of panels.
     name: &'static str,
     pub parts: &'static [Part],
 }
 
-impl Stack {
+impl StackedProjections {
     /// Number of rows of the stacked matrix.
     pub(crate) fn rows(&self, spec: &ModelSpec) -> usize {
         self.parts.iter().filter_map(|part| part.projection(spec)).map(|[out, _]| out).sum()
     }
 }
 
-pub(crate) const OUTPUT: Stack = Stack { name: "attn_output", parts: &[Part::Output] };
-pub(crate) const DELTA_OUTPUT: Stack = Stack { name: "delta_output", parts: &[Part::DeltaOutput] };
-pub(crate) const GATE_UP: Stack = Stack { name: "ffn_gate_up", parts: &[Part::Gate, Part::Up] };
-pub(crate) const DOWN: Stack = Stack { name: "ffn_down", parts: &[Part::Down] };
+pub(crate) const OUTPUT: StackedProjections =
+    StackedProjections { name: "attn_output", parts: &[Part::Output] };
+pub(crate) const DELTA_OUTPUT: StackedProjections =
+    StackedProjections { name: "delta_output", parts: &[Part::DeltaOutput] };
+pub(crate) const GATE_UP: StackedProjections =
+    StackedProjections { name: "ffn_gate_up", parts: &[Part::Gate, Part::Up] };
+pub(crate) const DOWN: StackedProjections = StackedProjections { name: "ffn_down", parts: &[Part::Down] };
 
 /// What a layer that attends computes of its input.
-pub(crate) fn qkv(spec: &ModelSpec) -> Stack {
+pub(crate) fn qkv(spec: &ModelSpec) -> StackedProjections {
     static PARTS: [Part; 4] = [Part::Query, Part::Key, Part::Value, Part::OutputGate];
-    Stack { name: "attn_qkv", parts: if spec.output_gate { &PARTS } else { &PARTS[..3] } }
+    StackedProjections { name: "attn_qkv", parts: if spec.output_gate { &PARTS } else { &PARTS[..3] } }
 }
 
 /// What a gated-delta layer computes of its input in ternary products: one stack, or two if the first is rotated, which
 /// alpha and beta never are.
-pub(crate) fn delta_inputs(spec: &ModelSpec) -> impl Iterator<Item = Stack> + use<> {
+pub(crate) fn delta_inputs(spec: &ModelSpec) -> impl Iterator<Item = StackedProjections> + use<> {
     static PARTS: [Part; 4] = [Part::DeltaInput, Part::DeltaGate, Part::Alpha, Part::Beta];
     let (float, rotated) = (Part::Alpha.is_dense(spec), spec.rotation.is_some());
     let first = if float || rotated { &PARTS[..2] } else { &PARTS };
-    let second = Stack { name: "delta_alpha_beta", parts: &PARTS[2..] };
-    let all = [Some(Stack { name: "delta_input", parts: first }), (rotated && !float).then_some(second)];
+    let second = StackedProjections { name: "delta_alpha_beta", parts: &PARTS[2..] };
+    let all = [
+        Some(StackedProjections { name: "delta_input", parts: first }),
+        (rotated && !float).then_some(second),
+    ];
     all.into_iter().flatten()
 }
 
 /// The stacks of a layer, in the order of a forward pass.
-fn stacks(spec: &ModelSpec, layer: usize) -> impl Iterator<Item = Stack> + use<> {
+fn stacks(spec: &ModelSpec, layer: usize) -> impl Iterator<Item = StackedProjections> + use<> {
     let attends = spec.attends(layer);
     let input = attends.then(|| qkv(spec)).into_iter();
     let delta = (!attends).then(|| delta_inputs(spec)).into_iter().flatten();
@@ -255,7 +261,7 @@ pub(crate) const EMBEDDING_PANELS: &str = "token_embd.panels";
 pub(crate) const HEAD_PANELS: &str = "output.panels";
 
 /// A matrix of a file of panels.
-pub(crate) struct Stacked {
+pub(crate) struct PanelMatrix {
     pub name: String,
     /// The stacked projections, or a table, from top to bottom: Hugging Face's name and the number of rows.
     pub parts: Vec<(String, usize)>,
@@ -264,10 +270,10 @@ pub(crate) struct Stacked {
 }
 
 /// All matrices of a file of panels, in the order of a forward pass.
-pub(crate) fn stacked(spec: &ModelSpec) -> impl Iterator<Item = Stacked> + '_ {
-    let of = |layer: usize, stack: &Stack| {
+pub(crate) fn panel_matrices(spec: &ModelSpec) -> impl Iterator<Item = PanelMatrix> + '_ {
+    let of = |layer: usize, stack: &StackedProjections| {
         let name = format!("blk.{layer}.{}.panels", stack.name);
-        let mut matrix = Stacked { name, parts: Vec::new(), rows: 0, cols: 0 };
+        let mut matrix = PanelMatrix { name, parts: Vec::new(), rows: 0, cols: 0 };
         for part in stack.parts {
             let [out, inputs] = part.projection(spec).expect("stacks are of projections");
             matrix.parts.push((part.tensor(layer), out));
@@ -277,7 +283,7 @@ pub(crate) fn stacked(spec: &ModelSpec) -> impl Iterator<Item = Stacked> + '_ {
     };
     let table = |name: &str, tensor: &str| {
         let (name, parts) = (name.into(), vec![(tensor.into(), spec.vocab)]);
-        Stacked { name, parts, rows: spec.vocab, cols: spec.hidden }
+        PanelMatrix { name, parts, rows: spec.vocab, cols: spec.hidden }
     };
     let embedding = spec.grouped.embedding.then(|| table(EMBEDDING_PANELS, EMBEDDING));
     let head = (spec.grouped.head && !spec.tied_head).then(|| table(HEAD_PANELS, HEAD));

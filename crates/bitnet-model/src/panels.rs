@@ -1,7 +1,7 @@
 //! Files in the layout of the CPU kernels, so that loading packs nothing.
 //!
 //! Such a file is a GGUF file whose ternary matrices are panels, with projections stacked as a layer uses them
-//! ([`names::stacked`]), and that also holds the int8 copy of a dense output head. GGUF has no type for either, so they
+//! ([`names::panel_matrices`]), and that also holds the int8 copy of a dense output head. GGUF has no type for either, so they
 //! are stored as I8, in lines of 256 bytes (128 with group scales), under names that only such files use. Everything
 //! else is as in other files. Rows are in Hugging Face's order for every architecture.
 
@@ -17,7 +17,7 @@ use crate::{
         ggml_type::GgmlType,
         gguf::{Descriptor, Gguf},
     },
-    names::{self, Stacked},
+    names::{self, PanelMatrix},
     packing::grouped::GROUPS,
     source::PackedSource,
 };
@@ -101,7 +101,7 @@ impl PanelFile {
             Ok((which.unwrap_or(0), tensor.start..tensor.start + tensor.bytes.len()))
         };
         let (mut matrices, mut projections) = (Vec::new(), HashMap::new());
-        for Stacked { name: stored_name, parts, rows, cols } in names::stacked(spec) {
+        for PanelMatrix { name: stored_name, parts, rows, cols } in names::panel_matrices(spec) {
             let mut end = 0;
             for (projection, rows) in parts {
                 projections.insert(projection, (matrices.len(), end..end + rows));

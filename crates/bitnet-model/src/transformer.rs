@@ -7,7 +7,7 @@ use bitnet_kernels::{
 use crate::{
     Batch, ForwardError, Limits, Logits, Model, ModelError, ModelSpec, PackedSource, Run, TensorSource,
     error::check_shape,
-    layer::{Layer, Mix, Origin},
+    layer::{Layer, Mixer, Origin},
     names::{self, Expected},
     read_ahead, rope,
     weights::{SOURCE, packed, read_table},
@@ -218,20 +218,20 @@ impl<B: Backend> Model for Transformer<B> {
         b.embed(&self.embedding, batch.tokens(), factors.embedding, &mut x.residual)?;
         for layer in &mut self.layers {
             let (r, q) = (&x.residual, &mut x.hidden_q);
-            match &mut layer.mix {
-                Mix::Attention(mix) => {
-                    mix.rope_store(b, step, r, q, &self.rope, &mut x.qkv)?;
-                    b.attention(step, &x.qkv, &mix.kv, &mut x.attention)?;
-                    mix.gate(b, n, &x.qkv, &mut x.attention)?;
+            match &mut layer.mixer {
+                Mixer::Attention(attention) => {
+                    attention.rope_store(b, step, r, q, &self.rope, &mut x.qkv)?;
+                    b.attention(step, &x.qkv, &attention.kv, &mut x.attention)?;
+                    attention.gate(b, n, &x.qkv, &mut x.attention)?;
                     let (out, q) = (&x.attention, &mut x.attention_q);
-                    mix.output.add(b, n, out, q, factors.residual, &mut x.residual)?;
+                    attention.output.add(b, n, out, q, factors.residual, &mut x.residual)?;
                 }
-                Mix::Delta(mix) => {
+                Mixer::Delta(delta) => {
                     let d = x.delta.as_mut().expect("a model with gated-delta layers has their buffers");
-                    mix.project(b, n, r, q, &mut d.input)?;
-                    b.gated_delta(step, &d.input, &mix.weights, &mut mix.state, &mut d.output)?;
+                    delta.project(b, n, r, q, &mut d.input)?;
+                    b.gated_delta(step, &d.input, &delta.weights, &mut delta.state, &mut d.output)?;
                     let (out, q) = (&d.output, &mut d.output_q);
-                    mix.output.add(b, n, out, q, factors.residual, &mut x.residual)?;
+                    delta.output.add(b, n, out, q, factors.residual, &mut x.residual)?;
                 }
             }
             let (r, q, gate) = (&x.residual, &mut x.hidden_q, spec.activation);
@@ -264,8 +264,8 @@ impl<B: Backend> Model for Transformer<B> {
     fn copy_block(&mut self, from: u32, to: u32) -> Result<(), ForwardError> {
         self.check_block(from.max(to))?;
         for layer in &mut self.layers {
-            if let Mix::Attention(mix) = &mut layer.mix {
-                self.backend.copy_block(&mut mix.kv, from, to)?;
+            if let Mixer::Attention(attention) = &mut layer.mixer {
+                self.backend.copy_block(&mut attention.kv, from, to)?;
             }
         }
         Ok(())
@@ -274,8 +274,8 @@ impl<B: Backend> Model for Transformer<B> {
     fn copy_state(&mut self, from: u32, to: u32) -> Result<(), ForwardError> {
         self.slots.entry(from.max(to))?;
         for layer in &mut self.layers {
-            if let Mix::Delta(mix) = &mut layer.mix {
-                self.backend.copy_state(&mut mix.state, from, to)?;
+            if let Mixer::Delta(delta) = &mut layer.mixer {
+                self.backend.copy_state(&mut delta.state, from, to)?;
             }
         }
         Ok(())

@@ -15,10 +15,10 @@ use crate::{
     },
 };
 
-/// Memory of a step that recurrent layers share; [`Cpu::reserve_delta`] grows it before the first step, so that no step
-/// allocates.
+/// The memory that all recurrent layers share during a step. [`Cpu::reserve_delta`] grows it before the first step, so
+/// that no step allocates.
 #[derive(Default)]
-pub(super) struct Between {
+pub(super) struct RecurrentScratch {
     /// Floats of a token in the widest layer, and in the widest input of a dense table.
     mixed_len: usize,
     normed_len: usize,
@@ -30,7 +30,7 @@ pub(super) struct Between {
     tokens: Vec<usize>,
 }
 
-impl Between {
+impl RecurrentScratch {
     /// Makes room for `tokens` tokens.
     fn reserve(&mut self, tokens: usize) -> Result<(), KernelError> {
         grow(&mut self.mixed, tokens * self.mixed_len)?;
@@ -95,7 +95,7 @@ impl Cpu {
                 conv[tap * shape.channels() + c] = *factor;
             }
         }
-        self.between.mixed_len = self.between.mixed_len.max(shape.between_len());
+        self.recurrent.mixed_len = self.recurrent.mixed_len.max(shape.between_len());
         self.reserve(head_dim.next_multiple_of(16))?;
         let gain = Gain { width: head_dim, values: padded(w.norm, what)? };
         Ok(Delta {
@@ -133,12 +133,12 @@ impl Cpu {
 
     /// Makes room for steps of `tokens` tokens, if there are recurrent layers.
     pub(super) fn reserve_delta(&mut self, tokens: usize) -> Result<(), KernelError> {
-        if self.between.mixed_len > 0 { self.between.reserve(tokens) } else { Ok(()) }
+        if self.recurrent.mixed_len > 0 { self.recurrent.reserve(tokens) } else { Ok(()) }
     }
 
     /// Takes note of a dense table, whose input may have to be normalised.
     pub(super) fn fit_dense(&mut self, cols: usize) {
-        self.between.normed_len = self.between.normed_len.max(cols.next_multiple_of(16));
+        self.recurrent.normed_len = self.recurrent.normed_len.max(cols.next_multiple_of(16));
     }
 
     /// The three passes of a layer.
@@ -160,10 +160,10 @@ impl Cpu {
         assert!(n <= x.rows && n <= out.rows, "the rows must fit their buffers");
         super::assert_apart(runs);
         state.claim(runs);
-        self.between.reserve(n)?;
-        let mut mixed = self.between.mixed.take().expect("reserved");
+        self.recurrent.reserve(n)?;
+        let mut mixed = self.recurrent.mixed.take().expect("reserved");
         let done = self.passes(n, runs, x, w, state, out, &mut mixed);
-        self.between.mixed = Some(mixed);
+        self.recurrent.mixed = Some(mixed);
         done
     }
 
@@ -263,9 +263,9 @@ impl Cpu {
         assert!(n <= x.rows && n <= out.rows && x.width == table.cols(), "the rows must fit their buffers");
         assert!(column + table.rows() <= out.width, "the output columns must fit the rows");
         super::assert_widths([Some(norm), None], x.width);
-        self.between.reserve(n)?;
-        let mut normed = self.between.normed.take().expect("reserved");
-        let tokens = std::mem::take(&mut self.between.tokens);
+        self.recurrent.reserve(n)?;
+        let mut normed = self.recurrent.normed.take().expect("reserved");
+        let tokens = std::mem::take(&mut self.recurrent.tokens);
         let (stride, width) = (x.stride, x.width);
         let shared = normed.shared();
         let kernel = self.isa.kernels().floats.norm_rows;
@@ -289,7 +289,7 @@ impl Cpu {
             column,
         };
         let done = done.and_then(|()| self.dense_products(&a));
-        (self.between.normed, self.between.tokens) = (Some(normed), tokens);
+        (self.recurrent.normed, self.recurrent.tokens) = (Some(normed), tokens);
         done
     }
 }
@@ -306,7 +306,7 @@ mod tests {
 
     /// Addresses and lengths of everything that a step could grow.
     fn memory(cpu: &Cpu) -> Vec<(usize, usize)> {
-        let Between { mixed, normed, tokens, .. } = &cpu.between;
+        let RecurrentScratch { mixed, normed, tokens, .. } = &cpu.recurrent;
         let floats = cpu.scratch.iter().chain(mixed).chain(normed).map(|b| (b.as_ptr() as usize, b.len()));
         floats.chain([(tokens.as_ptr() as usize, tokens.len())]).collect()
     }

@@ -35,7 +35,7 @@ use crate::{
     Weights,
 };
 use buffer::{Arena, Buffer, Shared};
-use delta::Between;
+use delta::RecurrentScratch;
 use generic::{
     attention::{self, Attention},
     cache::Kv,
@@ -154,7 +154,7 @@ pub struct Cpu {
     screening: Screening,
     /// Quantised input rows of a ternary output head.
     head_input: Option<Quants>,
-    between: Between,
+    recurrent: RecurrentScratch,
     bit_linear_calls: u64,
     head: HeadWork,
 }
@@ -180,7 +180,7 @@ impl Cpu {
             screens: true,
             screening: Screening::default(),
             head_input: None,
-            between: Between::default(),
+            recurrent: RecurrentScratch::default(),
             bit_linear_calls: 0,
             head: HeadWork::default(),
         })

@@ -100,7 +100,8 @@ fn unit(x: Vec<f32>, scale: f32) -> Vec<f32> {
     x.into_iter().map(|x| x * r).collect()
 }
 
-/// One step of the delta rule: lets the state of a head forget, teaches it the value of the key, and asks it the query.
+/// One step of the delta rule: decays the state of a head, moves its product with the key towards `value`, and returns
+/// its product with the query.
 fn learn(state: &mut [f32], query: &[f32], key: &[f32], value: &[f32], decay: f32, rate: f32) -> Vec<f32> {
     let sum = |row: &[f32], by: &[f32]| {
         let mut partial = [0.0f32; DELTA_PARTIALS];
@@ -109,12 +110,12 @@ fn learn(state: &mut [f32], query: &[f32], key: &[f32], value: &[f32], decay: f3
         }
         tree(partial)
     };
-    let answer = |(row, &v): (&mut [f32], &f32)| {
+    let output = |(row, &v): (&mut [f32], &f32)| {
         let d = rate * (v - decay * sum(row, key));
         row.iter_mut().zip(key).for_each(|(s, &k)| *s = fused(d, k, decay * *s));
         sum(row, query)
     };
-    state.chunks_exact_mut(key.len()).zip(value).map(answer).collect()
+    state.chunks_exact_mut(key.len()).zip(value).map(output).collect()
 }
 
 /// A Walsh-Hadamard transform with signs.

@@ -15,7 +15,7 @@ use crate::{
     files::ggml_type::GgmlType,
     hadamard,
     hybrid::attending,
-    names::{self, Part, Stacked},
+    names::{self, PanelMatrix, Part},
     packing, panels, rope, rope_freqs,
     weights::{read_stacked, read_stacked_groups},
 };
@@ -224,7 +224,7 @@ fn plan_panels(checkpoint: &Checkpoint, planned: &mut Vec<Planned<'_>>) -> Resul
         let (shape, kind, bytes) = (vec![lines, bytes], GgmlType::I8, lines * bytes);
         planned.push(Planned { name, shape, kind, bytes, content });
     };
-    for Stacked { name, parts, rows, cols } in names::stacked(spec) {
+    for PanelMatrix { name, parts, rows, cols } in names::panel_matrices(spec) {
         let parts: Vec<String> = parts.into_iter().map(|(projection, _)| projection).collect();
         let shape = match spec.grouped.projections {
             // The width of the groups is known only once the scales are read.

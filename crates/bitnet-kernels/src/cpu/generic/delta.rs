@@ -170,7 +170,7 @@ unsafe fn unit_length<L: Lanes>(head: &mut [f32], scale: f32) {
     }
 }
 
-/// Computes how much the state of each value head forgets, and how much it learns.
+/// Computes the decay and the learning rate of the state of each value head.
 #[inline(always)]
 unsafe fn decays_and_rates<L: Lanes>(a: &Mix<'_>, token: usize) {
     let shape = a.w.shape;
@@ -248,18 +248,18 @@ unsafe fn tile<L: Lanes, const P: usize>(
         let gates = &mixed[shape.channels().next_multiple_of(16)..];
         let (decay, rate) = (L::splat(gates[head]), L::splat(gates[padded + head]));
 
-        let kept = ask::<L, P>(state, key);
+        let product = multiply_state::<L, P>(state, key);
         let mut change = [decay; P];
         for p in 0..P {
             let n = (value.len() - 16 * p).min(16);
-            let known = L::mul(decay, kept[p]);
-            change[p] = L::mul(rate, L::sub(load_up_to::<L>(value.as_ptr().add(16 * p), n), known));
+            let predicted = L::mul(decay, product[p]);
+            change[p] = L::mul(rate, L::sub(load_up_to::<L>(value.as_ptr().add(16 * p), n), predicted));
         }
-        let answers = teach::<L, P>(state, decay, change, key, query);
+        let outputs = update_state::<L, P>(state, decay, change, key, query);
         let out = a.out.slice(token * a.out_stride + head * dim + 16 * panel, value.len().min(16 * P));
         for p in 0..P {
             let n = (value.len() - 16 * p).min(16);
-            store_up_to::<L>(out.as_mut_ptr().add(16 * p), answers[p], n);
+            store_up_to::<L>(out.as_mut_ptr().add(16 * p), outputs[p], n);
         }
     }
 }
@@ -280,24 +280,24 @@ unsafe fn tree<L: Lanes, const P: usize>(partials: Partials<L::F, P>) -> [L::F; 
 
 /// Computes `sum_k state[p][k] * by[k]` for `P` panels.
 #[inline(always)]
-unsafe fn ask<L: Lanes, const P: usize>(state: *const f32, by: &[f32]) -> [L::F; P] {
+unsafe fn multiply_state<L: Lanes, const P: usize>(state: *const f32, by: &[f32]) -> [L::F; P] {
     let mut partials = [[L::splat(0.0); DELTA_PARTIALS]; P];
     let whole = by.len() / DELTA_PARTIALS * DELTA_PARTIALS;
     for first in (0..whole).step_by(DELTA_PARTIALS) {
         for i in 0..DELTA_PARTIALS {
-            ask_one::<L, P>(state, by, first + i, i, &mut partials);
+            multiply_column::<L, P>(state, by, first + i, i, &mut partials);
         }
     }
     for i in 0..DELTA_PARTIALS - 1 {
         if whole + i < by.len() {
-            ask_one::<L, P>(state, by, whole + i, i, &mut partials);
+            multiply_column::<L, P>(state, by, whole + i, i, &mut partials);
         }
     }
     tree::<L, P>(partials)
 }
 
 #[inline(always)]
-unsafe fn ask_one<L: Lanes, const P: usize>(
+unsafe fn multiply_column<L: Lanes, const P: usize>(
     state: *const f32,
     by: &[f32],
     k: usize,
@@ -313,7 +313,7 @@ unsafe fn ask_one<L: Lanes, const P: usize>(
 
 /// Sets `state[p][k] = decay * state[p][k] + change[p] * key[k]` and computes `sum_k state[p][k] * query[k]`.
 #[inline(always)]
-unsafe fn teach<L: Lanes, const P: usize>(
+unsafe fn update_state<L: Lanes, const P: usize>(
     state: *mut f32,
     decay: L::F,
     change: [L::F; P],
@@ -324,19 +324,19 @@ unsafe fn teach<L: Lanes, const P: usize>(
     let whole = key.len() / DELTA_PARTIALS * DELTA_PARTIALS;
     for first in (0..whole).step_by(DELTA_PARTIALS) {
         for i in 0..DELTA_PARTIALS {
-            teach_one::<L, P>(state, decay, change, [key, query], first + i, i, &mut partials);
+            update_column::<L, P>(state, decay, change, [key, query], first + i, i, &mut partials);
         }
     }
     for i in 0..DELTA_PARTIALS - 1 {
         if whole + i < key.len() {
-            teach_one::<L, P>(state, decay, change, [key, query], whole + i, i, &mut partials);
+            update_column::<L, P>(state, decay, change, [key, query], whole + i, i, &mut partials);
         }
     }
     tree::<L, P>(partials)
 }
 
 #[inline(always)]
-unsafe fn teach_one<L: Lanes, const P: usize>(
+unsafe fn update_column<L: Lanes, const P: usize>(
     state: *mut f32,
     decay: L::F,
     change: [L::F; P],
@@ -345,12 +345,12 @@ unsafe fn teach_one<L: Lanes, const P: usize>(
     i: usize,
     partials: &mut Partials<L::F, P>,
 ) {
-    let (by, question) = (L::splat(*key.as_ptr().add(k)), L::splat(*query.as_ptr().add(k)));
+    let (key_k, query_k) = (L::splat(*key.as_ptr().add(k)), L::splat(*query.as_ptr().add(k)));
     for p in 0..P {
         let s = state.add(16 * (p * key.len() + k));
-        let new = L::fma(change[p], by, L::mul(decay, L::load(s)));
+        let new = L::fma(change[p], key_k, L::mul(decay, L::load(s)));
         L::store(s, new);
-        partials[p][i] = L::fma(new, question, partials[p][i]);
+        partials[p][i] = L::fma(new, query_k, partials[p][i]);
     }
 }
 

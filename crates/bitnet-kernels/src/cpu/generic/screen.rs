@@ -61,7 +61,7 @@ impl Ahead {
     }
 
     #[inline(always)]
-    unsafe fn ask<L: Lanes>(&mut self) {
+    unsafe fn prefetch<L: Lanes>(&mut self) {
         for line in 0..self.lines {
             L::prefetch(self.from.wrapping_add(line * LINE));
         }
@@ -344,7 +344,7 @@ unsafe fn dots<L: Lanes, const R: usize, const M: usize>(
     let mut sums = [[L::zero_i(); R]; M];
     for _ in 0..quads {
         let mut v = [L::load_codes(codes); R];
-        ahead.ask::<L>();
+        ahead.prefetch::<L>();
         for r in 0..R {
             v[r] = L::load_codes(codes.add(64 * r));
         }
