@@ -259,7 +259,7 @@ pub struct BatchArgs {
     #[arg(value_name = "OUT")]
     pub output: PathBuf,
     /// Maximum number of sequences computed together
-    #[arg(long, value_name = "N", default_value_t = 32)]
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = limit)]
     pub max_batch_size: usize,
     /// Add token_ids to every choice
     #[arg(long)]
@@ -293,7 +293,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
     /// Maximum number of sequences computed together
-    #[arg(long, value_name = "N", default_value_t = 32)]
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = limit)]
     pub max_batch_size: usize,
     /// Speculation flags.
     #[command(flatten)]
@@ -323,7 +323,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = time)]
     pub linger: Duration,
     /// Maximum number of open connections
-    #[arg(long, value_name = "N", default_value_t = 4096)]
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = limit)]
     pub max_connections: usize,
     /// Maximum size of a request body in bytes
     #[arg(long, value_name = "BYTES", default_value_t = 8 << 20)]
@@ -346,6 +346,10 @@ pub struct ServeArgs {
     /// What to log to stderr: off, requests, or requests with prompts
     #[arg(long, value_name = "WHAT", default_value = "requests", value_parser = ["off", "requests", "prompts"])]
     pub log: String,
+}
+
+fn limit(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|n| (1..=1 << 16).contains(n)).ok_or_else(|| "give 1 to 65536".into())
 }
 
 /// Parses an origin as browsers send it.

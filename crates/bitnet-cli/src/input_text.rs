@@ -1,9 +1,14 @@
-use std::{io::Read, path::Path};
+use std::{fs::File, io::Read, path::Path};
 
 use crate::error::CliError;
 
 /// Maximum size of a text in bytes.
 const MAX_TEXT: u64 = 1 << 28;
+
+/// Reads a file as text.
+pub fn read_file(path: &Path) -> Result<String, CliError> {
+    read(File::open(path).map_err(CliError::file("read", path))?, path)
+}
 
 /// Reads all of `input` as text; `place` names it in errors. It reads no further than the maximum size, because a pipe
 /// or a device may never end.

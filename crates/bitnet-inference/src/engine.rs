@@ -10,7 +10,7 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::metrics::{Metrics, Recorder};
 use crate::queue::Queue;
-use crate::shared::{Control, EngineStatus, Shared};
+use crate::shared::{Command, EngineStatus, Shared};
 use crate::submit::{Bounds, Submitter};
 use crate::worker::Worker;
 use crate::{
@@ -221,12 +221,12 @@ impl Engine {
         });
         // The limits of the queue bound this channel, because every request is first counted there.
         let (ingress, submissions) = unbounded();
-        let (control, orders) = unbounded();
+        let (control, commands) = unbounded();
         let worker = Worker::new(
             scheduler,
             Stepper::new(model),
             submissions,
-            orders,
+            commands,
             Arc::clone(&shared),
             (max_batch, config.max_wait_time),
         );
@@ -365,7 +365,7 @@ impl Engine {
     pub fn shutdown(&self, timeout: Duration) -> DrainReport {
         self.submitter.shared.waiting.close();
         let until = Instant::now().checked_add(timeout);
-        let _ = self.submitter.control.send(Control::Drain(until));
+        let _ = self.submitter.control.send(Command::Drain(until));
         let mut thread = self.thread.lock();
         // A callback on the engine's own thread may drop the engine; that thread cannot join itself.
         let elsewhere = |t: &mut JoinHandle<bool>| t.thread().id() != std::thread::current().id();

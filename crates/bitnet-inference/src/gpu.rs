@@ -206,16 +206,16 @@ impl GpuInferenceEngine {
         for &seq_len in seq_lens {
             for &batch_size in batch_sizes {
                 let batch = self.benchmark_batch(seq_len, batch_size);
-                let want = self.compute_anew(&batch)?;
+                let want = self.compute_uncached(&batch)?;
                 for (index, request) in batch.iter().enumerate() {
-                    if self.compute_anew(std::slice::from_ref(request))?[0] != want[index] {
+                    if self.compute_uncached(std::slice::from_ref(request))?[0] != want[index] {
                         return Err(BenchmarkError::BatchDiffers { seq_len, batch_size, index });
                     }
                 }
                 let mut times = [0.0; 3];
                 for time in &mut times {
                     let start = Instant::now();
-                    self.compute_anew(&batch)?;
+                    self.compute_uncached(&batch)?;
                     *time = start.elapsed().as_secs_f64();
                 }
                 times.sort_by(f64::total_cmp);
@@ -258,7 +258,7 @@ impl GpuInferenceEngine {
     }
 
     /// As [`Self::process_batch_gpu`], with a new salt for each request, so that nothing comes from the prefix cache.
-    fn compute_anew(&self, batch: &[(Vec<u32>, GenerationConfig)]) -> Result<Vec<Vec<u32>>, BatchError> {
+    fn compute_uncached(&self, batch: &[(Vec<u32>, GenerationConfig)]) -> Result<Vec<Vec<u32>>, BatchError> {
         static SALT: AtomicU64 = AtomicU64::new(1 << 63);
         let requests = batch.iter().map(|(prompt, config)| Request {
             salt: SALT.fetch_add(1, Relaxed),

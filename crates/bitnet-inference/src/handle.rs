@@ -8,7 +8,7 @@ use crossbeam_channel::Sender;
 use futures_core::Stream;
 
 use crate::mailbox::{Mailbox, Popped};
-use crate::shared::Control;
+use crate::shared::Command;
 use crate::{FinishReason, Request, RequestError, TokenLogprobs, Update};
 
 /// A complete choice.
@@ -44,7 +44,7 @@ pub struct RequestHandle {
     pub(crate) seed: u64,
     pub(crate) request: Arc<Request>,
     pub(crate) mailbox: Arc<Mailbox>,
-    pub(crate) control: Sender<Control>,
+    pub(crate) control: Sender<Command>,
 }
 
 impl RequestHandle {
@@ -61,7 +61,7 @@ impl RequestHandle {
     /// Cancels the request. Updates already sent and the end can still be read.
     pub fn cancel(&self) {
         self.mailbox.cancel();
-        let _ = self.control.send(Control::Cancel(self.id));
+        let _ = self.control.send(Command::Cancel(self.id));
     }
 
     /// Waits for the next update; `None` when every choice has ended.
@@ -121,7 +121,7 @@ impl RequestHandle {
 
     fn taken(&self, update: Update, resume: bool) -> Update {
         if resume {
-            let _ = self.control.send(Control::Resume(self.id));
+            let _ = self.control.send(Command::Resume(self.id));
         }
         update
     }

@@ -89,8 +89,8 @@ pub struct EngineStatus {
     pub device: Option<DeviceStatus>,
 }
 
-/// Orders to the engine's thread, which obeys them before it accepts requests.
-pub(crate) enum Control {
+/// Commands to the engine's thread, which executes them before it accepts requests.
+pub(crate) enum Command {
     Cancel(u64),
     Resume(u64),
     /// Finish all requests, at the latest by this time.

@@ -25,7 +25,7 @@ pub struct StepFaults {
     /// Forward passes tried again after a failure, whole or halved.
     pub retries: u64,
     /// Sequences computed again because a failed pass left their recurrent states undefined.
-    pub undone: u64,
+    pub rolled_back: u64,
     /// Sequences that failed because the forward pass failed even with them alone.
     pub forward: u64,
     /// Sequences that failed because no token could be drawn.
@@ -188,24 +188,24 @@ impl<'m> Stepper<'m> {
     pub fn run(&mut self, scheduler: &Scheduler, plan: &Plan, outcome: &mut StepOutcome) {
         outcome.runs.clear();
         outcome.drawn.clear();
-        outcome.spoiled.clear();
+        outcome.failed_copies.clear();
         self.wanted_logits.clear();
         self.scored.clear();
         self.times = StepTimes::default();
-        let mut lost = Vec::new();
+        let mut failed_blocks = Vec::new();
         for &(from, to) in &plan.copies {
             if let Err(error) = self.model.copy_block(from, to) {
-                lost.push((to, error));
+                failed_blocks.push((to, error));
             }
         }
-        let spoiled = self.copy_states(plan);
+        let failed_states = self.copy_states(plan);
         self.passes(scheduler, &plan.runs, outcome);
-        for (block, error) in lost {
+        for (block, error) in failed_blocks {
             let reads = |run: &PlannedRun| scheduler.sequence(run).table.contains(&block);
             let at = plan.runs.iter().position(reads).expect("a copy is made for a run");
             outcome.runs[at] = self.failed(error.into());
         }
-        for (state, error) in spoiled {
+        for (state, error) in failed_states {
             let reads = |run: &PlannedRun| {
                 let s = scheduler.sequence(run);
                 s.kept == Some(state) || s.state == Some(state) && run.start > 0
@@ -217,7 +217,7 @@ impl<'m> Stepper<'m> {
                     self.scored.retain(|(request, ..)| (*request, 0) != (id.request, id.choice));
                     outcome.runs[at] = self.rolled_back(scheduler, &plan.runs[at], &error.into());
                 }
-                None => outcome.spoiled.push(state),
+                None => outcome.failed_copies.push(state),
             }
         }
     }
@@ -225,14 +225,14 @@ impl<'m> Stepper<'m> {
     /// Copies states in the order of the plan; returns the slots whose content is wrong because a copy failed, with the
     /// error.
     fn copy_states(&mut self, plan: &Plan) -> Vec<(u32, ForwardError)> {
-        let mut spoiled: Vec<(u32, ForwardError)> = Vec::new();
+        let mut failed: Vec<(u32, ForwardError)> = Vec::new();
         for &(from, to) in &plan.states {
-            let source = spoiled.iter().find(|(slot, _)| *slot == from).map(|(_, error)| error.clone());
-            spoiled.retain(|(slot, _)| *slot != to);
+            let source = failed.iter().find(|(slot, _)| *slot == from).map(|(_, error)| error.clone());
+            failed.retain(|(slot, _)| *slot != to);
             let copied = source.map_or_else(|| self.model.copy_state(from, to), Err);
-            spoiled.extend(copied.err().map(|error| (to, error)));
+            failed.extend(copied.err().map(|error| (to, error)));
         }
-        spoiled
+        failed
     }
 
     /// Computes each suspect in a separate pass, and the runs between suspects together.
@@ -258,8 +258,8 @@ impl<'m> Stepper<'m> {
                 let failed = runs.iter().map(|_| self.failed(error.clone()));
                 outcome.runs.extend(failed);
             }
-            Err(error) if self.spoils(&error) && runs.iter().any(|run| run.start > 0) => {
-                self.attempt_beginnings(scheduler, runs, &error, outcome);
+            Err(error) if self.may_change_states(&error) && runs.iter().any(|run| run.start > 0) => {
+                self.retry_beginnings(scheduler, runs, &error, outcome);
             }
             Err(_) if again => {
                 self.faults.retries += 1;
@@ -279,14 +279,14 @@ impl<'m> Stepper<'m> {
     }
 
     /// Whether a pass that failed with `error` may have changed the states of its runs.
-    fn spoils(&self, error: &RequestError) -> bool {
+    fn may_change_states(&self, error: &RequestError) -> bool {
         let refused = matches!(error, RequestError::Forward(error) if error.is_refusal());
         self.model.limits().state_slots > 0 && !refused
     }
 
-    /// Handles a pass that has spoiled the states of its runs. Runs that begin a text need no state, so they are tried
-    /// again, each alone.
-    fn attempt_beginnings(
+    /// Handles a failed pass that may have changed the states of its runs. Runs that begin a text need no state, so
+    /// they are tried again, each alone; the others are rolled back.
+    fn retry_beginnings(
         &mut self,
         scheduler: &Scheduler,
         runs: &[PlannedRun],
@@ -298,8 +298,8 @@ impl<'m> Stepper<'m> {
                 self.faults.retries += 1;
                 self.attempt(scheduler, std::slice::from_ref(run), true, outcome);
             } else {
-                let undone = self.rolled_back(scheduler, run, error);
-                outcome.runs.push(undone);
+                let outcome_of_run = self.rolled_back(scheduler, run, error);
+                outcome.runs.push(outcome_of_run);
             }
         }
     }
@@ -309,7 +309,7 @@ impl<'m> Stepper<'m> {
         if scheduler.sequence(run).losses >= MAX_LOSSES {
             return self.failed(error.clone());
         }
-        self.faults.undone += 1;
+        self.faults.rolled_back += 1;
         RunOutcome::RolledBack
     }
 

@@ -10,7 +10,7 @@ use crossbeam_channel::Sender;
 use crate::mailbox::Mailbox;
 use crate::metrics::{Counter, Recorder};
 use crate::queue::Queue;
-use crate::shared::{Control, Shared};
+use crate::shared::{Command, Shared};
 use crate::worker::{Submission, Ticket};
 use crate::{InvalidRequest, Priority, Request, RequestHandle, SubmitError};
 
@@ -31,7 +31,7 @@ pub(crate) struct Bounds {
 #[derive(Clone)]
 pub(crate) struct Submitter {
     pub ingress: Sender<Vec<Submission>>,
-    pub control: Sender<Control>,
+    pub control: Sender<Command>,
     pub shared: Arc<Shared>,
     pub next_id: Arc<AtomicU64>,
     pub bounds: Bounds,

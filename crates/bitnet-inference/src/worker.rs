@@ -11,7 +11,7 @@ use crate::mailbox::Mailbox;
 use crate::metrics::{Counter, Measure, Recorder};
 use crate::queue::Queue;
 use crate::scheduler::{Event, Plan, Scheduler, StepOutcome};
-use crate::shared::{Control, EngineStatus, Shared};
+use crate::shared::{Command, EngineStatus, Shared};
 use crate::step::panic_message;
 use crate::{FinishReason, Request, RequestError, Stepper, Update};
 
@@ -101,7 +101,7 @@ pub(crate) struct Worker {
     scheduler: Scheduler,
     stepper: Stepper<'static>,
     submissions: Receiver<Vec<Submission>>,
-    orders: Receiver<Control>,
+    commands: Receiver<Command>,
     shared: Arc<Shared>,
     /// Requests received from the channel but not yet passed to the scheduler.
     arriving: VecDeque<Submission>,
@@ -126,7 +126,7 @@ impl Worker {
         scheduler: Scheduler,
         stepper: Stepper<'static>,
         submissions: Receiver<Vec<Submission>>,
-        orders: Receiver<Control>,
+        commands: Receiver<Command>,
         shared: Arc<Shared>,
         (max_batch, max_wait): (usize, Duration),
     ) -> Self {
@@ -134,7 +134,7 @@ impl Worker {
             scheduler,
             stepper,
             submissions,
-            orders,
+            commands,
             shared,
             arriving: VecDeque::new(),
             live: HashMap::new(),
@@ -205,7 +205,7 @@ impl Worker {
         self.live.drain().for_each(|(_, mut live)| live.ticket.fail(&error));
         self.stepper.wanted_logits.clear();
         self.stepper.scored.clear();
-        self.scheduler = self.scheduler.renewed();
+        self.scheduler = self.scheduler.restarted();
         (self.plan, self.outcome) = (Plan::default(), StepOutcome::default());
     }
 
@@ -249,10 +249,10 @@ impl Worker {
         true
     }
 
-    /// Receives orders, then requests.
+    /// Receives commands, then requests.
     fn listen(&mut self) {
-        while let Ok(order) = self.orders.try_recv() {
-            self.obey(order);
+        while let Ok(command) = self.commands.try_recv() {
+            self.execute(command);
         }
         self.arriving.extend(self.submissions.try_iter().flatten());
         self.accept();
@@ -261,16 +261,16 @@ impl Worker {
         self.publish_status();
     }
 
-    fn obey(&mut self, order: Control) {
-        match order {
-            Control::Cancel(id) => self.scheduler.cancel(id),
+    fn execute(&mut self, command: Command) {
+        match command {
+            Command::Cancel(id) => self.scheduler.cancel(id),
             // Unless the reader has fallen behind again.
-            Control::Resume(id) => {
+            Command::Resume(id) => {
                 if self.live.get(&id).is_some_and(|live| !live.ticket.mailbox.is_paused()) {
                     self.scheduler.resume(self.now(), id);
                 }
             }
-            Control::Drain(until) => self.drain(until),
+            Command::Drain(until) => self.drain(until),
         }
     }
 
@@ -282,7 +282,7 @@ impl Worker {
     /// Passes new requests to the scheduler, one at a time, so that a panic loses only one.
     fn accept(&mut self) {
         while let Some(Submission { id, seed, request, ticket, at }) = self.arriving.pop_front() {
-            // A cancel order that came before the request found nothing to cancel.
+            // A cancel command that came before the request found nothing to cancel.
             let cancelled = ticket.mailbox.cancelled().is_some();
             let (n, alone) = (request.config.n, self.live.is_empty());
             let choices = vec![Progress { queued: true, last: None }; n];
@@ -314,14 +314,14 @@ impl Worker {
         {}
     }
 
-    /// Waits for an order or a group of requests; returns false if none arrives by `until`.
+    /// Waits for a command or a group of requests; returns false if none arrives by `until`.
     fn receive(&mut self, until: Option<Instant>) -> bool {
         let timeout = until.map_or(crossbeam_channel::never(), crossbeam_channel::at);
-        let (orders, submissions) = (self.orders.clone(), self.submissions.clone());
+        let (commands, submissions) = (self.commands.clone(), self.submissions.clone());
         select! {
-            recv(orders) -> order => match order {
-                Ok(order) => self.obey(order),
-                // The engine was dropped without an order: no one needs the results.
+            recv(commands) -> command => match command {
+                Ok(command) => self.execute(command),
+                // The engine was dropped without a command: no one needs the results.
                 Err(_) => self.drain(Some(Instant::now())),
             },
             recv(submissions) -> group => match group {
@@ -483,7 +483,7 @@ mod tests {
     use crate::{BatchSizing, GenerationConfig, Limits, SchedulerConfig};
 
     #[test]
-    fn a_broken_rule_fails_what_runs_and_the_scheduler_begins_anew() {
+    fn a_broken_rule_fails_what_runs_and_the_scheduler_starts_again() {
         let limits = Limits { max_tokens: 64, max_logit_rows: 8, kv_blocks: 8, state_slots: 0 };
         let scheduler = Scheduler::new(SchedulerConfig {
             max_running: 8,
@@ -499,10 +499,10 @@ mod tests {
             text: None,
         });
         let stepper = Stepper::new(Box::new(HashModel::new(50, 500, limits)));
-        let (shared, (ingress, submissions), (_control, orders)) =
+        let (shared, (ingress, submissions), (_control, commands)) =
             (Arc::new(Shared::default()), unbounded(), unbounded());
         let mut worker =
-            Worker::new(scheduler, stepper, submissions, orders, Arc::clone(&shared), (8, Duration::ZERO));
+            Worker::new(scheduler, stepper, submissions, commands, Arc::clone(&shared), (8, Duration::ZERO));
         let counted = Queue { sequences: 1, tokens: 2 };
         let enter = |queue: &mut Queue| {
             *queue = counted;

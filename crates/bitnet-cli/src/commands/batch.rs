@@ -19,10 +19,6 @@ use crate::{
 
 /// `bitnet batch`.
 pub fn run(common: &Common, args: &BatchArgs) -> Result<(), CliError> {
-    if !(1..=1 << 16).contains(&args.max_batch_size) {
-        let what = format!("{} is not a valid limit", args.max_batch_size);
-        return Err(CliError::usage(what, "--max-batch-size", "give 1 to 65536"));
-    }
     let files = Files::of(args)?;
     // Nobody waits for a single line, so latency does not matter.
     let engine = EngineConfig {

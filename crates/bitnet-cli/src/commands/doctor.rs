@@ -1,5 +1,5 @@
 use bitnet::kernels::{
-    Backend, Cpu, Isa,
+    Backend, BackendInfo, Cpu, Isa,
     conformance::{Case, Failure, cases, check, check_rounded},
     gpu::{DeviceInfo, Driver},
 };
@@ -190,28 +190,15 @@ fn examine<B: Backend>(
     cases: &[Case],
     bar: &Progress,
 ) -> Outcome {
-    let failures = cases.iter().filter_map(|&case| {
-        let failure = check(backend, case).err();
+    let mut failures: Vec<String> = Vec::new();
+    for &case in cases {
+        failures.extend(check(backend, case).err().map(|failure| failure.to_string()));
         bar.step();
-        failure.map(|f| f.to_string())
-    });
-    let failures = failures.collect();
-    let info = backend.info();
-    Outcome::of(info.device, info.isa, info.threads, cases.len(), failures)
-}
-
-impl Outcome {
-    fn of(
-        backend: String,
-        isa: &'static str,
-        threads: usize,
-        cases: usize,
-        mut failures: Vec<String>,
-    ) -> Self {
-        let failed = failures.len();
-        failures.truncate(SHOWN);
-        Outcome { backend, isa, threads, cases, passed: cases - failed, failed, failures }
     }
+    let (info, cases, failed) = (backend.info(), cases.len(), failures.len());
+    failures.truncate(SHOWN);
+    let BackendInfo { device: backend, isa, threads, .. } = info;
+    Outcome { backend, isa, threads, cases, passed: cases - failed, failed, failures }
 }
 
 fn print(r: &Report) -> Result<(), CliError> {

@@ -1,7 +1,5 @@
 //! Measures how well a model predicts a text; the command's help ([`PerplexityArgs`]) has the definition.
 
-use std::{fs::File, path::Path};
-
 use bitnet::model::{Checkpoint, Tokenizer};
 use serde::Serialize;
 
@@ -41,7 +39,7 @@ pub fn run(common: &Common, args: &PerplexityArgs) -> Result<(), CliError> {
     let checkpoint = model_arg::open(&args.model)?;
     let tokenizer = model_arg::tokenizer(&checkpoint)?;
     let window = window(args, &checkpoint)?;
-    let ids = tokenizer.encode(&text(&args.file)?, true)?;
+    let ids = tokenizer.encode(&input_text::read_file(&args.file)?, true)?;
     if ids.len() < window {
         let what = format!("the text has {} tokens, fewer than a window of {window}", ids.len());
         return Err(CliError::refused(
@@ -111,10 +109,6 @@ fn window(args: &PerplexityArgs, checkpoint: &Checkpoint) -> Result<usize, CliEr
         return Err(CliError::refused(what, "--context", format!("give at most {context}")));
     }
     Ok(window)
-}
-
-fn text(file: &Path) -> Result<String, CliError> {
-    input_text::read(File::open(file).map_err(CliError::file("read", file))?, file)
 }
 
 /// Loss of a row of logits for the actual next token: `-ln softmax(row)[token]`.

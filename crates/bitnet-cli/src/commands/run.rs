@@ -1,5 +1,4 @@
 use std::{
-    fs::File,
     io::{self, IsTerminal, Write},
     ops::ControlFlow,
     path::Path,
@@ -205,10 +204,7 @@ fn prompt(args: &RunArgs, checkpoint: &Checkpoint) -> Result<Vec<u32>, CliError>
 fn text(args: &RunArgs) -> Result<String, CliError> {
     let mut text = match (args.prompt.as_deref(), args.file.as_deref()) {
         (Some(text), _) if text != "-" => return Ok(text.to_owned()),
-        (None, Some(file)) if file != Path::new("-") => {
-            let opened = File::open(file).map_err(CliError::file("read", file))?;
-            input_text::read(opened, file)?
-        }
+        (None, Some(file)) if file != Path::new("-") => input_text::read_file(file)?,
         (None, None) if io::stdin().is_terminal() => {
             let cure = "give it after the model, with --file, or through a pipe";
             return Err(CliError::usage("there is no prompt", "PROMPT", cure));

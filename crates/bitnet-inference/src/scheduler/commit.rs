@@ -1,7 +1,7 @@
 use std::ops::Range;
 
 use super::plan::BLOCK;
-use super::{Event, Plan, PlannedRun, Scheduler, SchedulerConfig, seq, seq_mut, tell_released};
+use super::{Event, Plan, PlannedRun, Scheduler, SchedulerConfig, report_released, seq, seq_mut};
 use crate::blocks::Chain;
 use crate::lookup::Lookup;
 use crate::{FinishReason, RequestError, SampleError, Scan, TokenLogprobs};
@@ -35,7 +35,7 @@ pub struct StepOutcome {
     /// All tokens drawn in the step.
     pub drawn: Vec<SampledToken>,
     /// State slots whose copy failed, other than those of the plan's runs.
-    pub spoiled: Vec<u32>,
+    pub failed_copies: Vec<u32>,
     /// Time of the step in microseconds.
     pub micros: u64,
 }
@@ -44,7 +44,7 @@ impl Scheduler {
     /// Applies the results of a step. The scheduler must not be changed between [`Scheduler::plan`] and this.
     pub fn commit(&mut self, now: u64, plan: &Plan, outcome: &mut StepOutcome) {
         assert_eq!(plan.runs.len(), outcome.runs.len(), "every planned run has an outcome");
-        outcome.spoiled.drain(..).for_each(|state| self.spoil(state));
+        outcome.failed_copies.drain(..).for_each(|state| self.drop_failed_copy(state));
         for (run, result) in plan.runs.iter().zip(outcome.runs.drain(..)) {
             match result {
                 RunOutcome::Done(drawn) => self.advance(run, &mut outcome.drawn[drawn]),
@@ -65,7 +65,7 @@ impl Scheduler {
     }
 
     /// Drops a snapshot that was not copied, or recomputes the sequence whose state it was to become.
-    fn spoil(&mut self, state: u32) {
+    fn drop_failed_copy(&mut self, state: u32) {
         let owner = self.running.iter().find(|&&slot| seq(&self.slots, slot).state == Some(state));
         match owner.copied() {
             Some(slot) if seq(&self.slots, slot).computed > 0 => self.preempt(slot),
@@ -166,7 +166,7 @@ impl Scheduler {
                 }
                 _ => events.push_back(Event::Token(s.id, token, drawn.logprobs.take())),
             }
-            tell_released(events, released, s);
+            report_released(events, released, s);
             s.tokens.push(token);
             if finish.is_none() && s.tokens.len() >= s.end {
                 finish = Some(if s.end_is_context { FinishReason::Context } else { FinishReason::Length });

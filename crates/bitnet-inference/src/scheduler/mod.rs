@@ -160,21 +160,21 @@ impl Scheduler {
     }
 
     /// A scheduler without sequences, on an empty cache, that keeps the counts and learned step times of this one.
-    pub fn renewed(&self) -> Self {
+    pub fn restarted(&self) -> Self {
         Scheduler { counts: self.counts, pace: self.pace.clone(), ..Scheduler::new(self.config.clone()) }
     }
 
     /// Adds a validated request; each of its choices becomes a sequence.
-    pub fn submit(&mut self, now: u64, request: u64, asked: Arc<Request>, seed: u64) {
+    pub fn submit(&mut self, now: u64, id: u64, request: Arc<Request>, seed: u64) {
         let deadline =
-            asked.timeout.map(|t| now.saturating_add(t.as_micros().try_into().unwrap_or(u64::MAX)));
-        for choice in 0..asked.config.n as u32 {
-            let given = asked.prompt.len() - asked.generated;
-            let wanted = given.saturating_add(asked.config.max_new_tokens);
+            request.timeout.map(|t| now.saturating_add(t.as_micros().try_into().unwrap_or(u64::MAX)));
+        for choice in 0..request.config.n as u32 {
+            let given = request.prompt.len() - request.generated;
+            let wanted = given.saturating_add(request.config.max_new_tokens);
             let end = wanted.min(self.config.context);
             let sequence = Sequence {
-                id: SeqId { request, choice },
-                matcher: StopMatcher::new(&asked.config.stop_strings),
+                id: SeqId { request: id, choice },
+                matcher: StopMatcher::new(&request.config.stop_strings),
                 tokens: Vec::new(),
                 table: Vec::new(),
                 chains: Vec::new(),
@@ -183,7 +183,7 @@ impl Scheduler {
                 branch: 0,
                 suspect: 0,
                 losses: 0,
-                request: Arc::clone(&asked),
+                request: Arc::clone(&request),
                 seed,
                 drafted: 0,
                 computed: 0,
@@ -206,7 +206,7 @@ impl Scheduler {
                 drafts_accepted: 0.0,
             };
             self.next_rank += 1;
-            let full = asked.output == crate::Output::Tokens && asked.prompt.len() >= end;
+            let full = request.output == crate::Output::Tokens && request.prompt.len() >= end;
             let slot = self.insert(sequence);
             if full {
                 self.end(slot, Ok(FinishReason::Length));
@@ -409,7 +409,7 @@ impl Scheduler {
                 FinishReason::Cancelled => {}
                 _ => s.matcher.flush(&mut self.released),
             }
-            tell_released(&mut self.events, &mut self.released, &mut s);
+            report_released(&mut self.events, &mut self.released, &mut s);
             End { finish, tail: Vec::new(), end_token: s.end_token.take() }
         });
         self.events.push_back(Event::Ended(s.id, how));
@@ -443,7 +443,7 @@ impl Scheduler {
 }
 
 /// Reports the tokens that the matcher has released.
-fn tell_released(events: &mut VecDeque<Event>, released: &mut Vec<u32>, s: &mut Sequence) {
+fn report_released(events: &mut VecDeque<Event>, released: &mut Vec<u32>, s: &mut Sequence) {
     for token in released.drain(..) {
         events.push_back(Event::Token(s.id, token, s.held_logprobs.pop_front()));
     }

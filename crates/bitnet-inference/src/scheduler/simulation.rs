@@ -101,7 +101,7 @@ struct World {
 fn failures(seed: u64, recurrent: bool) -> Hook {
     let mut chance = Rng(mix(seed, 2) >> 1);
     let mut failed = false; // random failures never happen twice in a row
-    let mut spoiled = false;
+    let mut panicked = false;
     let midway = recurrent && seed % 4 == 1;
     Box::new(move |batch, logits| {
         let starts = |with| {
@@ -115,7 +115,7 @@ fn failures(seed: u64, recurrent: bool) -> Hook {
             None => {
                 failed = !failed && chance.one_in(80);
                 let panics = failed && chance.one_in(5);
-                assert!(!panics || recurrent && std::mem::replace(&mut spoiled, true), "planted");
+                assert!(!panics || recurrent && std::mem::replace(&mut panicked, true), "planted");
                 match starts(FAILS).next() {
                     Some(_) if midway => Err(failure()),
                     None if !failed => Ok(()),
@@ -415,7 +415,7 @@ impl World {
             ("abort", !world.aborted.is_empty()),
             ("snapshot", recurrent && counts.prefix_hits > 0),
             ("drafts rolled back", recurrent && counts.drafted > counts.accepted),
-            ("lost state", world.stepper.faults().undone > 0),
+            ("lost state", world.stepper.faults().rolled_back > 0),
         ];
         let covered = covered.map(|(what, covered)| (what, usize::from(covered)));
         Ok(covered.into_iter().chain([(CUT_SHORT, cancelled + timed_out)]).collect())

@@ -826,12 +826,12 @@ fn a_restarted_scheduler_keeps_what_it_has_learned_and_counted() {
     assert!(scheduler.plan(0, &mut plan));
     stepper.run(&scheduler, &plan, &mut outcome);
     scheduler.commit(0, &plan, &mut outcome);
-    let anew = scheduler.renewed();
-    assert!(anew.is_empty() && anew.pool().available() == 64 && !scheduler.is_empty());
-    assert_eq!(anew.counts(), scheduler.counts());
-    assert_eq!(anew.counts().prefix_tokens, 3);
+    let restarted = scheduler.restarted();
+    assert!(restarted.is_empty() && restarted.pool().available() == 64 && !scheduler.is_empty());
+    assert_eq!(restarted.counts(), scheduler.counts());
+    assert_eq!(restarted.counts().prefix_tokens, 3);
     let predicted = |s: &Scheduler| s.pace().model.predict(load(5)).unwrap();
-    assert_eq!(predicted(&anew), predicted(&scheduler));
+    assert_eq!(predicted(&restarted), predicted(&scheduler));
 }
 
 #[test]

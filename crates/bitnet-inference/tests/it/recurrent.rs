@@ -202,7 +202,7 @@ fn a_text_that_ends_among_its_drafts_is_continued_from_the_right_state() {
 
 #[test]
 fn a_pass_that_fails_midway_advances_no_state_twice() {
-    let mut undone = 0;
+    let mut rolled_back = 0;
     for at in 0..60 {
         let passes = AtomicUsize::new(0);
         let hook = move |_: &Batch, logits: Option<&mut Logits>| {
@@ -222,9 +222,9 @@ fn a_pass_that_fails_midway_advances_no_state_twice() {
             let got = handle.wait().unwrap().choices.remove(0).tokens;
             assert_eq!(got, alone_with(1, prompt, config), "pass {at}");
         }
-        undone += engine.status().faults.undone;
+        rolled_back += engine.status().faults.rolled_back;
     }
-    assert!(undone > 100, "{undone}");
+    assert!(rolled_back > 100, "{rolled_back}");
 }
 
 fn failure() -> ForwardError {

@@ -3,6 +3,7 @@
 use std::{sync::Arc, time::Instant};
 
 use axum::{
+    body::Body,
     extract::Request,
     http::{HeaderMap, header},
     response::{IntoResponse, Response},
@@ -69,6 +70,6 @@ async fn whole<D: Dialect>(mut turn: Turn, mut answers: Answers, dialect: D) -> 
 
 async fn streamed<D: Dialect>(turn: Turn, mut answers: Answers, dialect: D) -> Result<Response, ApiError> {
     let first = generate::first(&mut answers).await?;
-    let body = Stream::new(turn, answers, first, dialect).into_body();
+    let body = Body::from_stream(Stream::new(turn, answers, first, dialect));
     Ok(generate::unbuffered(([(header::CONTENT_TYPE, D::STREAM)], body).into_response()))
 }

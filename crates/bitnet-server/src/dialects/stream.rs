@@ -4,7 +4,6 @@ use std::{
     task::{Context, Poll},
 };
 
-use axum::body::Body;
 use bytes::Bytes;
 use tokio::time::{Instant, Sleep, sleep};
 
@@ -33,10 +32,6 @@ impl<D: Dialect> Stream<D> {
     pub fn new(turn: Turn, answers: Answers, first: Option<Piece>, dialect: D) -> Self {
         let timer = Box::pin(sleep(stream::KEEP_ALIVE));
         Stream { turn, answers, first, dialect, begun: false, over: false, timer }
-    }
-
-    pub fn into_body(self) -> Body {
-        Body::from_stream(self)
     }
 
     /// Writes the next piece; returns whether there was one.

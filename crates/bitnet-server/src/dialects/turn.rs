@@ -46,15 +46,6 @@ pub(crate) enum Change<'t> {
     Closed,
 }
 
-/// Durations for clients that show them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Times {
-    /// From the arrival of the request to the first token.
-    pub prompt: Duration,
-    /// From the first token to now.
-    pub answer: Duration,
-}
-
 impl Turn {
     /// The beginning of the answer to a job that arrived at `begun`.
     pub fn new(job: &Job, model: &str, created: u64, begun: Instant) -> Turn {
@@ -157,8 +148,9 @@ impl Turn {
         matches!(self.finish, Some(Finish::Length | Finish::Deadline))
     }
 
-    pub fn times(&self) -> Times {
+    /// The times from the arrival of the request to the first token, and from the first token to now.
+    pub fn times(&self) -> (Duration, Duration) {
         let first = self.first.unwrap_or_else(Instant::now);
-        Times { prompt: first - self.begun, answer: first.elapsed() }
+        (first - self.begun, first.elapsed())
     }
 }

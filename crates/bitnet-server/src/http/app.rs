@@ -154,7 +154,7 @@ mod tests {
         let app = app(1);
         let (ended, end) = mpsc::channel();
         let reading = read(&app, request("60000"), move |_, _, _, reading| {
-            while reading.go_on().is_ok() {
+            while reading.check().is_ok() {
                 std::thread::sleep(Duration::from_millis(1));
             }
             ended.send(()).map_err(ApiError::fault)

@@ -12,15 +12,11 @@ use bitnet::model::ChatTemplate;
 use serde_json::{Value, json};
 
 use crate::{
-    http::{
-        app::{App, read},
-        error::ApiError,
-        fields::{Fields, list},
-    },
+    http::{app::App, error::ApiError, fields::list},
     openai::{
         chat,
-        job::{check_model, unknown_model},
-        prompt::{Encoder, tokenizer},
+        job::{read_fields, unknown_model},
+        prompt::tokenizer,
     },
     service::ServedModel,
 };
@@ -112,18 +108,13 @@ fn card(model: &ServedModel, context: usize) -> Value {
 
 /// `POST /tokenize`: a `prompt`, or the `messages` of a chat.
 pub(crate) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
-    let tokenized = read(&app, request, |service, _, body, reading| {
-        let context = service.engine.context();
-        let encoder = Encoder { model: &service.model, context, reading };
-        let mut fields = Fields::parse(body)?.strictly(service.config.strict);
-        check_model(&mut fields, &service.model)?;
+    let tokenized = read_fields(&app, request, |fields, encoder, _| {
         let special = fields.take("add_special_tokens")?.unwrap_or(true);
         let tokens = match fields.raw("prompt") {
             Some(text) => encoder.json(text, special, "prompt")?,
-            None => chat::conversation(&mut fields, &encoder)?.tokens,
+            None => chat::conversation(fields, encoder)?.tokens,
         };
-        fields.finish()?;
-        Ok(Json(json!({"tokens": tokens, "count": tokens.len(), "max_model_len": context})))
+        Ok(Json(json!({"tokens": tokens, "count": tokens.len(), "max_model_len": encoder.context})))
     });
     tokenized.await
 }
@@ -151,14 +142,11 @@ pub(crate) async fn detokenize(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Json<Value>, ApiError> {
-    let detokenized = read(&app, request, |service, _, body, _| {
-        let mut fields = Fields::parse(body)?.strictly(service.config.strict);
-        check_model(&mut fields, &service.model)?;
-        let tokens: Vec<u32> = list(fields.need_raw("tokens")?, service.engine.context())
+    let detokenized = read_fields(&app, request, |fields, encoder, _| {
+        let tokens: Vec<u32> = list(fields.need_raw("tokens")?, encoder.context)
             .map_err(|problem| ApiError::field("tokens", problem))?;
         let skip = fields.take("skip_special_tokens")?.unwrap_or(false);
-        fields.finish()?;
-        let tokenizer = tokenizer(&service.model, "tokens")?;
+        let tokenizer = tokenizer(encoder.model, "tokens")?;
         let text = tokenizer.decode(&tokens, skip).map_err(|e| ApiError::field("tokens", e))?;
         Ok(Json(json!({"prompt": text})))
     });

@@ -93,21 +93,21 @@ impl Drop for Waiting<'_> {
     }
 }
 
-/// Reading continues while the request has time left and its client is still there.
+/// The limits within which a request is read: its time, and the presence of its client.
 #[derive(Debug, Clone)]
 pub(crate) struct Reading {
     pub caller: Caller,
     /// The total time that the request may take.
     limit: Duration,
-    /// Whether the client has set that limit.
-    pub hurried: bool,
+    /// Whether that limit is the deadline of the client.
+    pub has_deadline: bool,
     pub gone: Arc<AtomicBool>,
 }
 
 impl Reading {
     /// Starts to read the request of `caller` within a time limit.
     pub fn within(limit: Duration, caller: Caller) -> Self {
-        Reading { caller, limit, hurried: false, gone: Arc::default() }
+        Reading { caller, limit, has_deadline: false, gone: Arc::default() }
     }
 
     /// Starts to read within the server's limit, or within the client's `X-Deadline-Ms` if that is shorter.
@@ -117,7 +117,9 @@ impl Reading {
         let Some(value) = head.headers.get("x-deadline-ms") else { return Ok(within(limit)) };
         let millis: Option<u64> = value.to_str().ok().and_then(|text| text.parse().ok());
         match millis.map(Duration::from_millis) {
-            Some(time) if !time.is_zero() => Ok(Reading { hurried: time < limit, ..within(limit.min(time)) }),
+            Some(time) if !time.is_zero() => {
+                Ok(Reading { has_deadline: time < limit, ..within(limit.min(time)) })
+            }
             _ => Err(ApiError::field("X-Deadline-Ms", "it must be a positive number of milliseconds")),
         }
     }
@@ -130,8 +132,8 @@ impl Reading {
         }
     }
 
-    /// Returns an error if the client has gone or the time is over; called between long parts of the work.
-    pub fn go_on(&self) -> Result<(), ApiError> {
+    /// Returns an error if the client has disconnected or the time is over; called between long parts of the work.
+    pub fn check(&self) -> Result<(), ApiError> {
         if self.gone.load(Relaxed) {
             return Err(ApiError::malformed("the client has gone"));
         }

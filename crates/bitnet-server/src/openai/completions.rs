@@ -124,16 +124,6 @@ fn gaps(fields: &mut Fields<'_>, suffix: &str, encoder: &Encoder<'_>) -> Result<
     texts.into_iter().map(gap).collect()
 }
 
-/// The maximum number of new tokens: 16 by default, as with OpenAI.
-pub(super) fn max_tokens(fields: &mut Fields<'_>) -> Result<usize, ApiError> {
-    Ok(fields.take("max_tokens")?.unwrap_or(16))
-}
-
-/// How many of the most likely tokens are returned with each token; `None` for no log-probabilities.
-pub(super) fn logprobs(fields: &mut Fields<'_>) -> Result<Option<usize>, ApiError> {
-    fields.take("logprobs")
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::Duration;

@@ -14,14 +14,10 @@ use bitnet::{
 use serde::Serialize;
 
 use crate::{
-    http::{
-        app::{App, read},
-        error::ApiError,
-        fields::Fields,
-    },
+    http::{app::App, error::ApiError, fields::Fields},
     openai::{
         completions,
-        job::{check_model, priority, salt},
+        job::{priority, read_fields, salt},
         prompt::Encoder,
     },
     service::Service,
@@ -52,8 +48,7 @@ pub(crate) async fn embeddings(
     Ok(Json(List { object: "list", data: data.collect(), model: service.model.name.clone(), usage }))
 }
 
-/// Reads a body by a function that takes all its fields except the model's name. Refuses every body if the model does
-/// not embed texts.
+/// As [`read_fields`]. Refuses every body if the model does not embed texts.
 pub(crate) async fn read_texts<T: Send + 'static>(
     app: &Arc<App>,
     request: Request,
@@ -63,15 +58,7 @@ pub(crate) async fn read_texts<T: Send + 'static>(
     if !service.embeds() {
         return Err(no_embeddings(&service.model.name));
     }
-    let taken = read(app, request, move |service, _, body, reading| {
-        let mut fields = Fields::parse(body)?.strictly(service.config.strict);
-        check_model(&mut fields, &service.model)?;
-        let encoder = Encoder { model: &service.model, context: service.engine.context(), reading };
-        let taken = take(&mut fields, &encoder, service)?;
-        fields.finish()?;
-        Ok(taken)
-    });
-    taken.await
+    read_fields(app, request, take).await
 }
 
 /// The model does not embed texts.
@@ -87,7 +74,7 @@ pub(crate) struct Texts {
     requests: Vec<inference::Request>,
     dimensions: usize,
     /// Whether the client has set a deadline.
-    hurried: bool,
+    has_deadline: bool,
 }
 
 impl Texts {
@@ -113,7 +100,7 @@ impl Texts {
             .iter()
             .try_for_each(|request| service.engine.validate(request))
             .map_err(|error| ApiError::from(error).about(field))?;
-        Ok(Texts { requests, dimensions, hurried: encoder.reading.hurried })
+        Ok(Texts { requests, dimensions, has_deadline: encoder.reading.has_deadline })
     }
 
     /// Number of texts.
@@ -134,7 +121,7 @@ impl Texts {
 
     async fn compute(self, service: &Service) -> Result<Vec<Embedding>, ApiError> {
         let (first, overload) = (&self.requests[0], &service.overload);
-        let (priority, deadline) = (first.priority, first.timeout.filter(|_| self.hurried));
+        let (priority, deadline) = (first.priority, first.timeout.filter(|_| self.has_deadline));
         let expected = overload.check(&service.engine, priority, deadline)?;
         let waiting = overload.wait(priority, expected);
         let lengths: Vec<usize> = self.requests.iter().map(|request| request.prompt.len()).collect();

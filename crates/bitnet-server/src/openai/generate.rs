@@ -22,7 +22,7 @@ use crate::{
         job::{Endpoint, Job},
         position::Position,
         shape::{Shape, Usage, Wholes},
-        stream::{Events, KEEP_ALIVE, Then},
+        stream::{Events, KEEP_ALIVE, Phase},
     },
     service::Service,
 };
@@ -71,7 +71,7 @@ pub(crate) fn with_headers(
 /// Submits a job.
 pub(crate) fn begin(service: &Service, job: &Job) -> Result<Answers, ApiError> {
     log_prompts(service, job);
-    let deadline = job.timeout().filter(|_| job.hurried);
+    let deadline = job.timeout().filter(|_| job.has_deadline);
     let expected = service.overload.check(&service.engine, job.priority(), deadline);
     let begun = expected.and_then(|expected| {
         Answers::submit(service, job, expected)
@@ -152,7 +152,7 @@ async fn streamed(service: &Service, job: Job, mut answers: Answers) -> Result<R
         position: Position::start(job.choices()),
         after: job.after.clone().unwrap_or_else(|| Position::start(job.choices())),
         name: job.name,
-        then: Then::Pieces,
+        phase: Phase::Pieces,
     };
     Ok(unbuffered(events.into_sse().into_response().map(Body::new)))
 }

@@ -1,15 +1,24 @@
 //! Reads a body and headers into a job: requests to the engine, and the form of their answer.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
-use axum::http::{HeaderMap, StatusCode};
+use axum::{
+    extract,
+    http::{HeaderMap, StatusCode},
+};
 use bitnet::inference::{GenerationConfig, Output, Priority, Request};
 use bitnet::schema::Schema;
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
 use crate::{
-    http::{caller::Caller, error::ApiError, fields::Fields, reading::Reading},
+    http::{
+        app::{self, App},
+        caller::Caller,
+        error::ApiError,
+        fields::Fields,
+        reading::Reading,
+    },
     openai::{
         chat::{self, Conversation},
         completions,
@@ -88,14 +97,14 @@ pub(crate) struct Job {
     pub token_ids: bool,
     pub seed: u64,
     /// Whether the client has set a deadline.
-    pub hurried: bool,
+    pub has_deadline: bool,
     /// The name of the answer; a resumed stream keeps its name.
     pub name: Name,
     /// The answer's id for clients, which contains its name.
     pub id: String,
     /// The position after which a dropped stream resumes.
     pub after: Option<Position>,
-    /// Who is answered.
+    /// The client that gets the answer.
     pub caller: Caller,
 }
 
@@ -172,7 +181,7 @@ impl Job {
         };
         let requests: Vec<Request> = prompts.into_iter().map(request).collect();
         check_size(&requests, n, stream, service)?;
-        let (id, hurried) = (endpoint.id(name), reading.hurried);
+        let (id, has_deadline) = (endpoint.id(name), reading.has_deadline);
         Ok(Job {
             endpoint,
             requests,
@@ -185,7 +194,7 @@ impl Job {
             calls,
             token_ids,
             seed,
-            hurried,
+            has_deadline,
             name,
             id,
             after,
@@ -256,8 +265,9 @@ impl Parsed {
         let (mut best, mut generated) = (None, 0);
         match endpoint {
             Endpoint::Completions => {
-                config.max_new_tokens = completions::max_tokens(fields)?;
-                config.logprobs = completions::logprobs(fields)?;
+                // 16 by default, as with OpenAI.
+                config.max_new_tokens = fields.take("max_tokens")?.unwrap_or(16);
+                config.logprobs = fields.take("logprobs")?;
                 config.echo = fields.take("echo")?.unwrap_or(false);
                 best = completions::best_of(fields, &mut config, stream)?;
                 generated = fields.take("generated_tokens")?.unwrap_or(0);
@@ -399,8 +409,25 @@ fn check_size(requests: &[Request], n: usize, stream: bool, service: &Service) -
     Ok(())
 }
 
+/// Receives a body and reads it by a function that takes all its fields except the model's name.
+pub(crate) async fn read_fields<T: Send + 'static>(
+    app: &Arc<App>,
+    request: extract::Request,
+    take: fn(&mut Fields<'_>, &Encoder<'_>, &Service) -> Result<T, ApiError>,
+) -> Result<T, ApiError> {
+    let taken = app::read(app, request, move |service, _, body, reading| {
+        let mut fields = Fields::parse(body)?.strictly(service.config.strict);
+        check_model(&mut fields, &service.model)?;
+        let encoder = Encoder { model: &service.model, context: service.engine.context(), reading };
+        let taken = take(&mut fields, &encoder, service)?;
+        fields.finish()?;
+        Ok(taken)
+    });
+    taken.await
+}
+
 /// Takes the name of the model, and checks it if there is one.
-pub(crate) fn check_model(fields: &mut Fields<'_>, model: &ServedModel) -> Result<(), ApiError> {
+fn check_model(fields: &mut Fields<'_>, model: &ServedModel) -> Result<(), ApiError> {
     match fields.take::<String>("model")? {
         Some(name) if name != model.name => Err(unknown_model(&name, model)),
         _ => Ok(()),

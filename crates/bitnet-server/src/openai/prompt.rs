@@ -23,7 +23,7 @@ pub(crate) struct Encoder<'s> {
 impl Encoder<'_> {
     /// Encodes a JSON string. A string that is too long is refused before it is unescaped.
     pub fn json(&self, value: &RawValue, special: bool, field: &str) -> Result<Vec<u32>, ApiError> {
-        let limit = self.limit(self.tokenizer(field)?);
+        let limit = self.limit(tokenizer(self.model, field)?);
         // Without the quotes.
         let least = (value.get().len() - 2) / ESCAPED;
         if least > limit {
@@ -37,18 +37,13 @@ impl Encoder<'_> {
     /// Encodes a text. A text that could not fit into the context even with the longest tokens is refused before any
     /// work is spent on it.
     pub fn text(&self, text: &str, special: bool, field: &str) -> Result<Vec<u32>, ApiError> {
-        self.reading.go_on()?;
-        let tokenizer = self.tokenizer(field)?;
+        self.reading.check()?;
+        let tokenizer = tokenizer(self.model, field)?;
         let limit = self.limit(tokenizer);
         if text.len() > limit {
             return Err(self.too_long(text.len().to_string(), limit, field));
         }
         tokenizer.encode(text, special).map_err(|e| ApiError::field(field, e))
-    }
-
-    /// The tokenizer, or an error that names the field that needs it.
-    fn tokenizer(&self, field: &str) -> Result<&Tokenizer, ApiError> {
-        tokenizer(self.model, field)
     }
 
     /// Maximum number of bytes of a text that can fit into the context.

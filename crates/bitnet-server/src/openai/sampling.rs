@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_model_says_stands_where_the_client_says_nothing() {
+    fn the_settings_of_the_model_are_the_defaults_of_the_fields() {
         let defaults = GenerationDefaults { temperature: Some(0.6), top_k: Some(5), ..Default::default() };
         let read = |body: &str| config(&mut Fields::parse(body.as_bytes()).unwrap(), &defaults).unwrap();
         assert_eq!((read("{}").temperature, read("{}").top_k), (0.6, 5));

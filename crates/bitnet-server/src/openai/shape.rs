@@ -212,20 +212,19 @@ impl Shape {
                 choice.delta = Some(Delta { role, content, tool_calls });
             }
         }
-        let kind = match self.endpoint {
-            Endpoint::Completions => "text_completion",
-            Endpoint::Chat => "chat.completion.chunk",
-        };
-        self.object(kind, vec![choice], self.include_usage.then_some(None))
+        self.object(self.kind_of_chunk(), vec![choice], self.include_usage.then_some(None))
     }
 
     /// The event with the token counts.
     pub fn counts(&self, usage: Usage) -> String {
-        let kind = match self.endpoint {
+        self.object(self.kind_of_chunk(), Vec::new(), Some(Some(usage)))
+    }
+
+    fn kind_of_chunk(&self) -> &'static str {
+        match self.endpoint {
             Endpoint::Completions => "text_completion",
             Endpoint::Chat => "chat.completion.chunk",
-        };
-        self.object(kind, Vec::new(), Some(Some(usage)))
+        }
     }
 
     /// The answer that is not streamed.

@@ -41,12 +41,12 @@ pub(crate) struct Events {
     pub name: Name,
     /// The client already has the events up to this position.
     pub after: Position,
-    pub then: Then,
+    pub phase: Phase,
 }
 
-/// What a stream does next.
+/// What a stream sends next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Then {
+pub(crate) enum Phase {
     Pieces,
     Counts,
     Done,
@@ -96,28 +96,28 @@ impl Stream for Events {
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         loop {
-            let event = match self.then {
-                Then::Pieces => match ready!(self.poll_piece(cx)) {
+            let event = match self.phase {
+                Phase::Pieces => match ready!(self.poll_piece(cx)) {
                     Some(Ok(piece)) => self.event(piece),
                     Some(Err(error)) => {
-                        self.then = Then::Nothing;
+                        self.phase = Phase::Nothing;
                         let wrapped = Wrapped { error: &error.body };
                         Some(Event::default().json_data(wrapped).expect("text makes JSON"))
                     }
                     None => {
-                        self.then = Then::Counts;
+                        self.phase = Phase::Counts;
                         None
                     }
                 },
-                Then::Counts => {
-                    self.then = Then::Done;
+                Phase::Counts => {
+                    self.phase = Phase::Done;
                     self.counts()
                 }
-                Then::Done => {
-                    self.then = Then::Nothing;
+                Phase::Done => {
+                    self.phase = Phase::Nothing;
                     Some(Event::default().data("[DONE]"))
                 }
-                Then::Nothing => return Poll::Ready(None),
+                Phase::Nothing => return Poll::Ready(None),
             };
             if let Some(event) = event {
                 return Poll::Ready(Some(Ok(event)));

@@ -14,12 +14,8 @@ use serde_json::{Value, json};
 
 use super::generate;
 use crate::{
-    http::{
-        app::{App, read},
-        error::ApiError,
-        fields::Fields,
-    },
-    openai::{chat::Conversation, job::check_model, prompt::Encoder},
+    http::{app::App, error::ApiError},
+    openai::{chat::Conversation, job::read_fields},
 };
 use answer::Messages;
 use input::{conversation, rest};
@@ -34,13 +30,9 @@ pub(crate) async fn count_tokens(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Json<Value>, ApiError> {
-    let counted = read(&app, request, |service, _, body, reading| {
-        let mut fields = Fields::parse(body)?.strictly(service.config.strict);
-        check_model(&mut fields, &service.model)?;
-        let encoder = Encoder { model: &service.model, context: service.engine.context(), reading };
-        let (Conversation { tokens, .. }, _) = conversation(&mut fields, &encoder)?;
-        rest(&mut fields)?;
-        fields.finish()?;
+    let counted = read_fields(&app, request, |fields, encoder, _| {
+        let (Conversation { tokens, .. }, _) = conversation(fields, encoder)?;
+        rest(fields)?;
         Ok(Json(json!({"input_tokens": tokens.len()})))
     });
     counted.await

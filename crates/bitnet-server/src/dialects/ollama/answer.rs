@@ -75,15 +75,15 @@ pub(super) fn nanos(time: Duration) -> u64 {
 
 impl End {
     fn of(turn: &Turn) -> End {
-        let times = turn.times();
+        let (prompt, answer) = turn.times();
         End {
             done_reason: if turn.is_cut_off() { "length" } else { "stop" },
-            total_duration: nanos(times.prompt + times.answer),
+            total_duration: nanos(prompt + answer),
             load_duration: 0,
             prompt_eval_count: turn.prompt_tokens,
-            prompt_eval_duration: nanos(times.prompt),
+            prompt_eval_duration: nanos(prompt),
             eval_count: turn.tokens,
-            eval_duration: nanos(times.answer),
+            eval_duration: nanos(answer),
         }
     }
 }

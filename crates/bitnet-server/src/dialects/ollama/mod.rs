@@ -18,12 +18,8 @@ use serde_json::{Value, json};
 
 use super::generate;
 use crate::{
-    http::{
-        app::{App, read},
-        error::ApiError,
-        fields::Fields,
-    },
-    openai::job::{check_model, unknown_model},
+    http::{app::App, error::ApiError},
+    openai::job::{read_fields, unknown_model},
     service::Service,
 };
 use answer::{Ollama, TIME};
@@ -54,15 +50,12 @@ pub(crate) async fn tags(State(app): State<Arc<App>>) -> Result<Json<Value>, Api
 
 /// `POST /api/show`: the served model, with its template and what it can do.
 pub(crate) async fn show(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
-    let shown = read(&app, request, |service, _, body, _| {
-        let mut fields = Fields::parse(body)?.strictly(service.config.strict);
-        check_model(&mut fields, &service.model)?;
+    let shown = read_fields(&app, request, |fields, _, service| {
         // The older name of `model`.
         if let Some(name) = fields.take::<String>("name")?.filter(|name| *name != service.model.name) {
             return Err(unknown_model(&name, &service.model));
         }
         fields.harmless("verbose", &[])?;
-        fields.finish()?;
         let family = service.architecture();
         let template = service.model.chat.as_ref().map_or("", ChatTemplate::source);
         Ok(Json(json!({
