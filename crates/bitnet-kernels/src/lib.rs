@@ -49,6 +49,7 @@ mod kv;
 mod operation;
 pub mod order;
 mod reference;
+mod scales;
 #[cfg(windows)]
 mod windows;
 

@@ -1,7 +1,9 @@
 //! The tensors of opened files, in whatever file and form they are stored.
 
 use std::{
+    borrow::Borrow,
     collections::{BTreeMap, HashMap},
+    hash::Hash,
     sync::{Mutex, PoisonError},
 };
 
@@ -284,8 +286,7 @@ impl FileSource {
             let name =
                 if config.onebitllm { names::onebitllm(&wanted.name) } else { names::stored(&wanted.name) };
             let last = !part.is_some_and(|part| part == names::Part::Query && part.shares_rows(spec));
-            let found = if last { stored.remove(&name) } else { stored.get(&name).cloned() };
-            let Some(tensor) = found else {
+            let Some(tensor) = take(&mut stored, &name, last) else {
                 return Err(ModelError::MissingTensor { file: source.file, tensor: name });
             };
             let mut shape = wanted.shape.clone();
@@ -347,8 +348,7 @@ impl FileSource {
                 part.map_or(Reorder::None, |part| Reorder::of(part, spec, convention, &wanted.name));
             let name = names::gguf(&wanted.name, spec).unwrap_or_else(|| wanted.name.clone());
             let last = !part.is_some_and(|part| part == names::Part::Query && part.shares_rows(spec));
-            let found = if last { stored.remove(name.as_str()) } else { stored.get(name.as_str()).copied() };
-            let Some(tensor) = found else {
+            let Some(tensor) = take(&mut stored, name.as_str(), last) else {
                 return Err(ModelError::MissingTensor { file: source.file, tensor: name });
             };
             let (kind, encoding) = gguf_encoding(&gguf.file, tensor, wanted.kind)?;
@@ -368,6 +368,15 @@ impl FileSource {
             not_loaded(stored.into_keys().map(|name| (gguf.file.clone(), name.to_string())), spec)?;
         Ok((source, not_loaded))
     }
+}
+
+/// Takes a stored tensor, or a copy of it unless this is the last part of the model that needs it.
+fn take<K: Borrow<str> + Eq + Hash, T: Clone>(
+    stored: &mut HashMap<K, T>,
+    name: &str,
+    last: bool,
+) -> Option<T> {
+    if last { stored.remove(name) } else { stored.get(name).cloned() }
 }
 
 /// The end of the name of a convolution in safetensors files.
@@ -420,8 +429,7 @@ fn check_signs(
 ) -> Result<(), ModelError> {
     let base = name.strip_suffix(".weight").unwrap_or(name);
     let beside = format!("{base}.signs");
-    let found = if last { stored.remove(&beside) } else { stored.get(&beside).cloned() };
-    let Some(signs) = found else { return Ok(()) };
+    let Some(signs) = take(stored, &beside, last) else { return Ok(()) };
     let fail = |problem: &str| {
         Err(ModelError::tensor(&tensor.file, &signs.name, problem, "use the files that belong together"))
     };
@@ -557,9 +565,8 @@ fn mlx(
     check_shape(&tensor.file, &tensor.name, &[rows, cols.div_ceil(16)], &tensor.shape)?;
     let mut beside = |what: &str| {
         let name = format!("{base}.{what}");
-        let found = if last { stored.remove(&name) } else { stored.get(&name).cloned() };
-        let beside =
-            found.ok_or(ModelError::MissingTensor { file: tensor.file.clone(), tensor: name.clone() })?;
+        let beside = take(stored, &name, last)
+            .ok_or(ModelError::MissingTensor { file: tensor.file.clone(), tensor: name.clone() })?;
         let fail = |problem| Err(ModelError::tensor(&tensor.file, &name, problem, GROUPED_CURE));
         if beside.dtype != Some(DType::F16) {
             return fail(format!("type {} is not f16", beside.dtype_name));

@@ -1,6 +1,9 @@
 use half::f16;
 
-use crate::{DType, TensorError, TernaryTensor};
+use crate::{
+    DType, TensorError,
+    codes::{check_length, clear_padding, row_bytes, values},
+};
 
 /// A matrix of 2-bit codes with a scale per group of 64 or 128 columns of a row:
 /// `w[r][k] = scale[r][k / group] * (code[r][k] - 1)`.
@@ -10,8 +13,9 @@ use crate::{DType, TensorError, TernaryTensor};
 /// scales [rows][ceil(cols / group)] f16
 /// ```
 ///
-/// Codes are laid out as in [`TernaryTensor`]. Code 3 stands for +2: released files do not use it, but their formats
-/// define it. The unused codes at the end of a row are 0. Rows are output features, columns are input features.
+/// Codes are laid out as in [`TernaryTensor`](crate::TernaryTensor). Code 3 stands for +2: released files do not use it,
+/// but their formats define it. The unused codes at the end of a row are 0. Rows are output features, columns are input
+/// features.
 ///
 /// If the scales of groups of 64 are equal in pairs, [`GroupedTensor::new`] merges them to groups of 128, so that both
 /// storage forms of a matrix become the same tensor and give the same bits.
@@ -52,16 +56,12 @@ impl GroupedTensor {
         if ![Self::NARROW, Self::WIDE].contains(&group) {
             return Err(TensorError::Group { group });
         }
-        let stride = TernaryTensor::row_bytes(cols);
-        check_length([rows, stride], DType::U8, codes.len())?;
+        check_length([rows, row_bytes(cols)], DType::U8, codes.len())?;
         check_length([rows, Self::groups(cols, group)], DType::F16, scales.len() * size_of::<f16>())?;
         if let Some(scale) = scales.iter().find(|scale| !scale.is_finite()) {
             return Err(TensorError::Scale { scale: scale.to_f32() });
         }
-        if !cols.is_multiple_of(4) {
-            let mask = (1u8 << (2 * (cols % 4))) - 1;
-            codes.iter_mut().skip(stride - 1).step_by(stride).for_each(|b| *b &= mask);
-        }
+        clear_padding(&mut codes, cols);
         let mut tensor = GroupedTensor { rows, cols, group, codes, scales };
         tensor.merge();
         Ok(tensor)
@@ -137,7 +137,7 @@ impl GroupedTensor {
 
     /// The codes of one row.
     pub fn row_codes(&self, row: usize) -> &[u8] {
-        let stride = TernaryTensor::row_bytes(self.cols);
+        let stride = row_bytes(self.cols);
         &self.codes[row * stride..][..stride]
     }
 
@@ -154,11 +154,7 @@ impl GroupedTensor {
 
     /// The values of one row before scaling, in column order: -1, 0, 1, or 2.
     pub fn row_values(&self, row: usize) -> impl Iterator<Item = i8> + '_ {
-        self.row_codes(row)
-            .iter()
-            .flat_map(|&b| [b & 3, b >> 2 & 3, b >> 4 & 3, b >> 6])
-            .take(self.cols)
-            .map(|c| c as i8 - 1)
+        values(self.row_codes(row), self.cols)
     }
 
     /// Decodes one row to f32: each value times the scale of its group.
@@ -218,16 +214,6 @@ impl GroupedTensor {
         }
         Some(GroupedTensor { codes, scales, ..*self })
     }
-}
-
-/// Returns an error unless `actual` is the number of bytes that the shape needs.
-fn check_length(shape: [usize; 2], dtype: DType, actual: usize) -> Result<(), TensorError> {
-    let bytes = shape[0].checked_mul(shape[1]).and_then(|n| n.checked_mul(dtype.block_bytes()));
-    let expected = bytes.ok_or_else(|| TensorError::Overflow { shape: shape.into(), dtype })?;
-    if actual != expected {
-        return Err(TensorError::ByteLength { shape: shape.into(), dtype, expected, actual });
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -23,6 +23,7 @@
 #![forbid(unsafe_code)]
 
 mod blocks;
+mod codes;
 mod dtype;
 mod error;
 mod grouped;
@@ -31,6 +32,7 @@ mod shape;
 mod tensor;
 mod ternary;
 
+pub use codes::find_code_three;
 pub use dtype::DType;
 pub use error::TensorError;
 pub use grouped::GroupedTensor;

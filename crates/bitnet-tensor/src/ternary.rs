@@ -1,4 +1,7 @@
-use crate::TensorError;
+use crate::{
+    DType, TensorError,
+    codes::{check_length, clear_padding, find_code_three, row_bytes, values},
+};
 
 /// The weight scale of a range of rows.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -31,7 +34,7 @@ pub struct TernaryTensor {
 impl TernaryTensor {
     /// Bytes of one row of codes.
     pub const fn row_bytes(cols: usize) -> usize {
-        cols.div_ceil(4)
+        row_bytes(cols)
     }
 
     /// Makes a tensor from codes in the canonical layout, with one scale for all rows. Codes after the last column are
@@ -46,31 +49,11 @@ impl TernaryTensor {
         if !scale.is_finite() {
             return Err(TensorError::Scale { scale });
         }
-        let stride = Self::row_bytes(cols);
-        let shape = || [rows, stride].into();
-        let expected = rows
-            .checked_mul(stride)
-            .ok_or_else(|| TensorError::Overflow { shape: shape(), dtype: crate::DType::U8 })?;
-        if codes.len() != expected {
-            return Err(TensorError::ByteLength {
-                shape: shape(),
-                dtype: crate::DType::U8,
-                expected,
-                actual: codes.len(),
-            });
-        }
-        if !cols.is_multiple_of(4) {
-            let mask = (1u8 << (2 * (cols % 4))) - 1;
-            codes.iter_mut().skip(stride - 1).step_by(stride).for_each(|b| *b &= mask);
-        }
-        // A code is 3 if and only if both of its bits are set. One pass over all codes comes first; the search for the
-        // bad one runs only if there is one.
-        let both = |b: u8| b & (b >> 1) & 0x55;
-        if codes.iter().fold(0, |seen, &b| seen | both(b)) != 0
-            && let Some(at) = codes.iter().position(|&b| both(b) != 0)
-        {
-            let col = 4 * (at % stride) + both(codes[at]).trailing_zeros() as usize / 2;
-            return Err(TensorError::InvalidCode { row: at / stride, col });
+        let stride = row_bytes(cols);
+        check_length([rows, stride], DType::U8, codes.len())?;
+        clear_padding(&mut codes, cols);
+        if let Some((at, field)) = find_code_three(&codes) {
+            return Err(TensorError::InvalidCode { row: at / stride, col: 4 * (at % stride) + field });
         }
         Ok(TernaryTensor { rows, cols, codes, scales: vec![RowScale { start: 0, end: rows, scale }] })
     }
@@ -86,7 +69,7 @@ impl TernaryTensor {
         if rows.checked_mul(cols) != Some(trits.len()) {
             return Err(TensorError::ByteLength {
                 shape: [rows, cols].into(),
-                dtype: crate::DType::I8,
+                dtype: DType::I8,
                 expected: rows.saturating_mul(cols),
                 actual: trits.len(),
             });
@@ -150,7 +133,7 @@ impl TernaryTensor {
 
     /// The codes of one row.
     pub fn row_codes(&self, row: usize) -> &[u8] {
-        let stride = Self::row_bytes(self.cols);
+        let stride = row_bytes(self.cols);
         &self.codes[row * stride..][..stride]
     }
 
@@ -162,11 +145,7 @@ impl TernaryTensor {
 
     /// The values of one row, in column order.
     pub fn row_trits(&self, row: usize) -> impl Iterator<Item = i8> + '_ {
-        self.row_codes(row)
-            .iter()
-            .flat_map(|&b| [b & 3, b >> 2 & 3, b >> 4 & 3, b >> 6])
-            .take(self.cols)
-            .map(|c| c as i8 - 1)
+        values(self.row_codes(row), self.cols)
     }
 
     /// Returns the matrix with its rows reordered: row `i` of the result is row `order(i)` of `self`.

@@ -607,9 +607,9 @@ fn qkv<B: Inspect>(
     let (runs, qkv) = project(b, start, n)?;
     let mut out = b.rows(n, queries, RowsKind::Between)?;
     b.attention(Step::new(&runs, &blocks), &qkv, &kv, &mut out)?;
-    let turned = b.read(&qkv, n)?;
-    let turned = turned.chunks_exact(width).flat_map(|row| &row[..queries]);
-    Ok(vec![floats("query", turned.copied().collect()), floats("attention", b.read(&out, n)?)])
+    let rotated = b.read(&qkv, n)?;
+    let rotated = rotated.chunks_exact(width).flat_map(|row| &row[..queries]);
+    Ok(vec![floats("query", rotated.copied().collect()), floats("attention", b.read(&out, n)?)])
 }
 
 /// The logits of the first rows, one for each of `wanted`.

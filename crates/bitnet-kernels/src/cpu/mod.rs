@@ -24,15 +24,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bitnet_tensor::{
-    BitNetTensor,
-    quant::{GROUP, GroupQuant, RowQuant},
-};
+use bitnet_tensor::BitNetTensor;
 
 use crate::{
     Backend, BackendInfo, DeltaShape, DeltaWeights, Drawn, Gate, Grouping, HeadNorms, Inspect, KernelError,
     KvShape, KvType, Norm, Norms, Rotate, RowOrder, RowsKind, Run, Step, StepSize, TableWeights, Wanted,
-    Weights,
+    Weights, scales::Scales,
 };
 use buffer::{Arena, Buffer, Shared};
 use delta::RecurrentScratch;
@@ -70,14 +67,6 @@ pub struct Quants {
     stride: usize,
     values: Buffer<i8>,
     scales: Scales,
-}
-
-/// Scales and sums of quantised values.
-enum Scales {
-    /// `[rows]`
-    Rows(Vec<RowQuant>),
-    /// `[rows][groups]`
-    Groups(Vec<GroupQuant>),
 }
 
 /// A matrix in panels.
@@ -359,7 +348,7 @@ fn assert_widths(norms: Norms<'_, Gain>, width: usize) {
     assert!(norms.iter().flatten().all(|norm| norm.gain.width == width), "gains must be as wide as the rows");
 }
 
-fn assert_turns(rotation: Option<&Rotation>, width: usize) {
+fn assert_rotation(rotation: Option<&Rotation>, width: usize) {
     assert!(rotation.is_none_or(|r| r.width == width), "the transform must be as wide as the rows");
 }
 
@@ -392,10 +381,7 @@ impl Backend for Cpu {
         // Whole cache lines, so that threads never share one.
         let stride = width.next_multiple_of(64);
         let values = Buffer::zeroed(rows * stride, "int8 activations")?;
-        let scales = match grouping {
-            Grouping::Row => Scales::Rows(vec![RowQuant { multiplier: 0.0, sum: 0 }; rows]),
-            Grouping::Groups => Scales::Groups(vec![GroupQuant::default(); rows * width.div_ceil(GROUP)]),
-        };
+        let scales = Scales::zeroed(rows, width, grouping);
         Ok(Quants { rows, width, stride, values, scales })
     }
 
@@ -496,7 +482,7 @@ impl Backend for Cpu {
     ) -> Result<(), KernelError> {
         assert!(n <= x.rows && n <= out.rows && x.width == out.width, "the rows must fit their buffers");
         assert_widths(norms, x.width);
-        assert_turns(rotation, x.width);
+        assert_rotation(rotation, x.width);
         let (stride, width) = (x.stride, x.width);
         let a = NormQuantize { x: &x.values, stride, width, norms, rotation, out: out.out() };
         let kernel = self.isa.kernels().floats.norm_quantize;
@@ -610,7 +596,7 @@ impl Backend for Cpu {
             "the rows must fit their buffers"
         );
         assert_widths(norms, ffn);
-        assert_turns(rotation, ffn);
+        assert_rotation(rotation, ffn);
         let (x, stride) = (&gate_up.values, gate_up.stride);
         let a = GateQuantize { x, stride, ffn, gate, norms, rotation, out: out.out() };
         let kernel = self.isa.kernels().floats.gate_quantize;
@@ -718,17 +704,8 @@ impl Inspect for Cpu {
 
     fn read_quants(&mut self, x: &Quants, n: usize) -> Result<(Vec<i8>, Vec<f32>, Vec<i32>), KernelError> {
         let values = x.values.chunks_exact(x.stride).take(n).flat_map(|row| &row[..x.width]);
-        let values = values.copied().collect();
-        Ok(match &x.scales {
-            Scales::Rows(rows) => {
-                let rows = &rows[..n];
-                (values, rows.iter().map(|r| r.multiplier).collect(), rows.iter().map(|r| r.sum).collect())
-            }
-            Scales::Groups(groups) => {
-                let groups = &groups[..n * x.width.div_ceil(GROUP)];
-                (values, groups.iter().map(|g| g.scale).collect(), groups.iter().map(|g| g.sum).collect())
-            }
-        })
+        let (scales, sums) = x.scales.read(n, x.width);
+        Ok((values.copied().collect(), scales, sums))
     }
 }
 

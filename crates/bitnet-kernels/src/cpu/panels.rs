@@ -16,7 +16,7 @@
 
 use std::{borrow::Cow, ops::Range};
 
-use bitnet_tensor::{SharedBytes, TensorError, TernaryTensor, transpose_codes};
+use bitnet_tensor::{SharedBytes, TensorError, TernaryTensor, find_code_three, transpose_codes};
 
 use crate::{
     KernelError,
@@ -77,13 +77,11 @@ impl Panels {
         let mut stored = LineReader::new(bytes, Self::stored_shape(rows, cols))?;
         let (panels, blocks) = (rows.div_ceil(PANEL_ROWS), cols.div_ceil(BLOCK));
         let codes = stored.codes(panels * blocks);
-        if let Some(at) = first_three(&codes) {
+        if let Some((at, plane)) = find_code_three(&codes) {
             let (line, byte) = (at / LINE, at % LINE);
             let row = line / blocks * PANEL_ROWS + byte / 4;
-            let plane = (codes[at] & codes[at] >> 1 & 0x55).trailing_zeros() as usize / 2;
-            return Err(
-                TensorError::InvalidCode { row, col: line % blocks * BLOCK + 4 * plane + byte % 4 }.into()
-            );
+            let col = line % blocks * BLOCK + 4 * plane + byte % 4;
+            return Err(TensorError::InvalidCode { row, col }.into());
         }
         let scales = stored.floats(panels, "weight scales")?;
         if let Some(&scale) = scales.iter().find(|scale| !scale.is_finite()) {
@@ -147,15 +145,6 @@ impl Panels {
         let bytes = self.blocks() * BLOCK_BYTES;
         self.codes[panel * bytes..][..bytes].as_ptr()
     }
-}
-
-/// Returns the index of the first byte with a code 3.
-fn first_three(codes: &[u8]) -> Option<usize> {
-    // A code is 3 if and only if both of its bits are set. One pass over all codes comes first; the search for the
-    // bad one runs only if there is one.
-    let three = |b: u8| b & (b >> 1) & 0x55;
-    let any = codes.iter().fold(0, |seen, &b| seen | three(b)) != 0;
-    any.then(|| codes.iter().position(|&b| three(b) != 0)).flatten()
 }
 
 fn pack_panel(weights: &TernaryTensor, panel: usize, blocks: usize, out: Shared<'_, u8>) {

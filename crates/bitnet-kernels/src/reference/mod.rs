@@ -10,6 +10,7 @@ use crate::{
     KernelError, KvShape, KvType, Norm, Norms, Rotate, RowOrder, RowsKind, Step, TableWeights, Wanted,
     Weights,
     order::{SEGMENT, SQUARES, exp, fused, grouped, merge, sigmoid, tree},
+    scales::Scales,
 };
 pub use recurrent::{Delta, Rotation, State};
 
@@ -90,14 +91,6 @@ pub struct Quants {
     width: usize,
     values: Vec<i8>,
     scales: Scales,
-}
-
-#[derive(Debug, Clone)]
-enum Scales {
-    /// `[rows]`
-    Rows(Vec<quant::RowQuant>),
-    /// `[rows][groups]`
-    Groups(Vec<quant::GroupQuant>),
 }
 
 /// A matrix of the reference.
@@ -273,12 +266,7 @@ impl Backend for Reference {
     }
 
     fn quants(&mut self, rows: usize, width: usize, grouping: Grouping) -> Result<Quants, KernelError> {
-        let scales = match grouping {
-            Grouping::Row => Scales::Rows(vec![quant::RowQuant { multiplier: 0.0, sum: 0 }; rows]),
-            Grouping::Groups => {
-                Scales::Groups(vec![quant::GroupQuant::default(); rows * width.div_ceil(quant::GROUP)])
-            }
-        };
+        let scales = Scales::zeroed(rows, width, grouping);
         Ok(Quants { width, values: vec![0; rows * width], scales })
     }
 
@@ -674,16 +662,7 @@ impl Inspect for Reference {
     }
 
     fn read_quants(&mut self, x: &Quants, n: usize) -> Result<(Vec<i8>, Vec<f32>, Vec<i32>), KernelError> {
-        let values = x.values[..n * x.width].to_vec();
-        Ok(match &x.scales {
-            Scales::Rows(rows) => {
-                let rows = &rows[..n];
-                (values, rows.iter().map(|r| r.multiplier).collect(), rows.iter().map(|r| r.sum).collect())
-            }
-            Scales::Groups(groups) => {
-                let groups = &groups[..n * x.width.div_ceil(quant::GROUP)];
-                (values, groups.iter().map(|g| g.scale).collect(), groups.iter().map(|g| g.sum).collect())
-            }
-        })
+        let (scales, sums) = x.scales.read(n, x.width);
+        Ok((x.values[..n * x.width].to_vec(), scales, sums))
     }
 }
