@@ -64,6 +64,12 @@ fn a_forward_pass_misuses_no_driver_call_with_recordings_or_without() {
     for call in ["cuStreamBeginCapture_v2", "cuStreamEndCapture", "cuGraphInstantiateWithFlags"] {
         assert_eq!(printed(&[("STANDIN_FAIL", &format!("{call}:1:2"))], &greedy), tokens, "{call}");
     }
+    // Where launches do not overlap, other texts compute the same.
+    assert_eq!(printed(&[("STANDIN_OLD", "1")], &greedy), tokens);
+    for apart in [("STANDIN_OLD", "1"), ("BITNET_GPU", "no-overlap")] {
+        let failed = stderr(&run(&[apart, ("STANDIN_FAIL", "cuLaunchKernel:2:700")], &greedy));
+        assert!(failed.contains("restart the process"), "{apart:?}: {failed}");
+    }
     let drawn = ["--temperature", "1.5", "--seed", "5"];
     assert_eq!(printed(&[("BITNET_GPU", "no-recordings")], &drawn), printed(&[], &drawn));
 }
@@ -81,7 +87,7 @@ fn a_failed_driver_call_ends_the_program_with_an_error_and_no_further_misuse() {
         ("cuMemsetD8Async", "700"),
         ("cuModuleLoadDataEx", "2"),
         ("cuModuleGetFunction", "500"),
-        ("cuLaunchKernel", "700"),
+        ("cuLaunchKernelEx", "700"),
         ("cuMemcpyHtoDAsync_v2", "700"),
         ("cuMemcpyDtoHAsync_v2", "700"),
         ("cuEventRecord", "700"),

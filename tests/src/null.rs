@@ -23,6 +23,7 @@ impl Default for Null {
                 memory: 140 << 30,
                 shared: 227 << 10,
                 processors: 132,
+                overlap: true,
             },
             allocations: 0,
         }

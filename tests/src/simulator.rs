@@ -10,8 +10,13 @@ use std::{
 use bitnet_kernels::gpu::{DeviceInfo, Driver, GpuError, Launch, MARKS, table::Kernel};
 use bitnet_ptxsim::{Memory, MemoryError, Module, Param, Stats};
 
-/// Kernels by text, each parsed once for all simulators of a process.
-static MODULES: LazyLock<Mutex<HashMap<&'static str, Arc<Module>>>> = LazyLock::new(Mutex::default);
+/// Kernels by text, and by whether launches overlap, each parsed once for all simulators of a process.
+static MODULES: LazyLock<Mutex<Modules>> = LazyLock::new(Mutex::default);
+type Modules = HashMap<(&'static str, bool), Arc<Module>>;
+
+/// Words of the purposes of memory that no kernel of a step writes, so that it may be read before earlier launches end.
+const CONSTANTS: [&str; 7] =
+    ["weights", "matrix", "gains", "tables", "signs", "parameters of", "inputs of a step"];
 
 /// A simulated GPU.
 pub struct Simulator {
@@ -50,11 +55,12 @@ impl Default for Simulator {
         Simulator {
             info: DeviceInfo {
                 name: "simulator".to_owned(),
-                capability: (8, 0),
-                driver: 11_040,
+                capability: (9, 0),
+                driver: 12_040,
                 memory: 4 << 30,
                 shared: 163 << 10,
                 processors: 4,
+                overlap: true,
             },
             memory: Memory::new(),
             allocations: BTreeMap::new(),
@@ -74,6 +80,11 @@ impl Simulator {
         let mut simulator = Simulator::default();
         info(&mut simulator.info);
         simulator
+    }
+
+    /// A GPU whose launches do not overlap, as old as can be.
+    pub fn older() -> Self {
+        Simulator::with(|info| (info.capability, info.driver, info.overlap) = ((8, 0), 11_040, false))
     }
 
     /// Sets the seed for the order of blocks and warps.
@@ -169,6 +180,9 @@ impl Driver for Simulator {
         }
         let address = self.memory.alloc_zeroed(bytes);
         self.allocations.insert(address, (what, bytes));
+        if !CONSTANTS.iter().any(|constant| what.contains(constant)) {
+            self.memory.produced(address);
+        }
         if self.samples.is_some() && what == "scales of int8 activations" {
             // Only the first and the last row are quantised, and a multiplier of zero takes another path.
             self.memory
@@ -199,7 +213,7 @@ impl Driver for Simulator {
 
     fn load(&mut self, kernel: &'static Kernel) -> Result<Arc<Module>, GpuError> {
         let parse = |text: &str| {
-            let module = Module::parse(&format!("{}.ptx", kernel.name), text);
+            let module = Module::parse(&format!("{}.ptx", kernel.name), &self.info.text_for(text));
             module
                 .map(Arc::new)
                 .map_err(|e| GpuError::ModuleRefused { kernel: kernel.name, log: e.to_string() })
@@ -208,11 +222,12 @@ impl Driver for Simulator {
             return parse(text);
         }
         let mut modules = MODULES.lock().expect("no test panics while it parses");
-        match modules.get(kernel.text) {
+        let key = (kernel.text, self.info.overlap);
+        match modules.get(&key) {
             Some(module) => Ok(Arc::clone(module)),
             None => {
                 let module = parse(kernel.text)?;
-                modules.insert(kernel.text, Arc::clone(&module));
+                modules.insert(key, Arc::clone(&module));
                 Ok(module)
             }
         }
@@ -240,6 +255,7 @@ impl Driver for Simulator {
             dynamic_shared: grid.shared as usize,
             params: params.collect(),
             seed: self.seed,
+            overlapped: self.info.overlaps(self.texts.get(kernel.name).map_or(kernel.text, String::as_str)),
             ..bitnet_ptxsim::Launch::new(1, kernel.block)
         };
         let stats =

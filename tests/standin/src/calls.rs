@@ -11,10 +11,30 @@ use std::{
 use bitnet_ptxsim::{Module, Param};
 
 use super::{
-    CAPTURE_INVALIDATED, CONTEXT, CURRENT, Code, DEVICE, Done, Event, Function, INVALID_CONTEXT,
+    CAPABILITY, CAPTURE_INVALIDATED, CONTEXT, CURRENT, Code, DEVICE, Done, Event, Function, INVALID_CONTEXT,
     INVALID_HANDLE, INVALID_PTX, INVALID_VALUE, Loaded, MEMORY, NOT_READY, State, call, within, work::Work,
     wrong,
 };
+
+/// The kind of attribute that lets a kernel begin before the one before it has ended.
+const OVERLAPS: u32 = 6;
+
+/// An attribute of a launch.
+#[repr(C)]
+pub struct Attribute {
+    id: u32,
+    pad: u32,
+    value: [u32; 16],
+}
+
+/// A launch with attributes: blocks, threads and shared memory, then the stream.
+#[repr(C)]
+pub struct Config {
+    shape: [u32; 7],
+    stream: usize,
+    attributes: *const Attribute,
+    count: u32,
+}
 
 /// Writes a result.
 fn give<T>(to: *mut T, value: T) -> Done {
@@ -75,8 +95,8 @@ exports! {
     }
     call cuDeviceGetAttribute(value: *mut i32, attribute: i32, device: i32) |_s| {
         match (device, attribute) {
-            (DEVICE, 75) => give(value, 8),
-            (DEVICE, 76) => give(value, 0),
+            (DEVICE, 75) => give(value, CAPABILITY.0),
+            (DEVICE, 76) => give(value, CAPABILITY.1),
             (DEVICE, 97) => give(value, 163 << 10),
             (DEVICE, 16) => give(value, 4),
             _ => wrong(INVALID_VALUE, format_args!("attribute {attribute} of device {device}")),
@@ -316,32 +336,25 @@ exports! {
     }
     within cuLaunchKernel(function: usize, x: u32, y: u32, z: u32, threads_x: u32, threads_y: u32, threads_z: u32,
                           shared: u32, stream: usize, parameters: *mut *mut c_void, extra: *mut *mut c_void) |s| {
-        compiled(s, function)?;
-        let Some(known) = s.functions.get(&function) else { return wrong(INVALID_HANDLE, "no such function") };
-        let loaded = &s.modules[&known.module];
-        if [x, y, z, threads_x].contains(&0) || [threads_y, threads_z] != [1, 1] || !extra.is_null() {
-            return wrong(INVALID_VALUE, format_args!("the shape of a launch of {}", loaded.name));
+        let shape = [x, y, z, threads_x, threads_y, threads_z, shared];
+        launch(s, function, shape, stream, parameters, extra, false)
+    }
+    within cuLaunchKernelEx(config: *const Config, function: usize, parameters: *mut *mut c_void,
+                            extra: *mut *mut c_void) |s| {
+        if config.is_null() || !config.is_aligned() {
+            return wrong(INVALID_VALUE, "no configuration of a launch");
         }
-        if shared as usize > known.dynamic {
-            return wrong(INVALID_VALUE, format_args!("{shared} bytes of shared memory for {}", loaded.name));
+        // SAFETY: the caller passes a pointer to a configuration.
+        let config = unsafe { &*config };
+        if config.count != 1 || config.attributes.is_null() || CAPABILITY.0 < 9 {
+            return wrong(INVALID_VALUE, format_args!("{} attributes of a launch", config.count));
         }
-        let sizes = loaded.module.params(&loaded.name).unwrap_or_default();
-        // SAFETY: the caller passes a pointer for each parameter that the PTX declares, to a value of its size.
-        let params = unsafe { slice::from_raw_parts(parameters, sizes.len()) };
-        let params = params.iter().zip(&sizes).map(|(&at, &size)| {
-            // SAFETY: as above.
-            let bytes = unsafe { slice::from_raw_parts(at.cast::<u8>(), size) };
-            Param::from_bytes(bytes)
-        });
-        let work = Work::Launch {
-            module: Arc::clone(&loaded.module),
-            name: loaded.name.clone(),
-            grid: [x, y, z],
-            block: threads_x,
-            dynamic: shared as usize,
-            params: params.collect(),
-        };
-        s.push(stream, work)
+        // SAFETY: the caller passes a pointer to as many attributes.
+        let attribute = unsafe { &*config.attributes };
+        if (attribute.id, attribute.value[0]) != (OVERLAPS, 1) {
+            return wrong(INVALID_VALUE, format_args!("attribute {} of a launch", attribute.id));
+        }
+        launch(s, function, config.shape, config.stream, parameters, extra, true)
     }
 }
 
@@ -357,6 +370,46 @@ pub extern "C" fn cuGetErrorName(code: Code, name: *mut *const c_char) -> Code {
         _ => return INVALID_VALUE,
     };
     give(name, text.as_ptr()).err().unwrap_or(0)
+}
+
+/// Puts the launch of a kernel into a stream: blocks, threads and bytes of shared memory.
+fn launch(
+    s: &mut State,
+    function: usize,
+    shape: [u32; 7],
+    stream: usize,
+    parameters: *mut *mut c_void,
+    extra: *mut *mut c_void,
+    overlapped: bool,
+) -> Done {
+    compiled(s, function)?;
+    let [x, y, z, threads_x, threads_y, threads_z, shared] = shape;
+    let Some(known) = s.functions.get(&function) else { return wrong(INVALID_HANDLE, "no such function") };
+    let loaded = &s.modules[&known.module];
+    if [x, y, z, threads_x].contains(&0) || [threads_y, threads_z] != [1, 1] || !extra.is_null() {
+        return wrong(INVALID_VALUE, format_args!("the shape of a launch of {}", loaded.name));
+    }
+    if shared as usize > known.dynamic {
+        return wrong(INVALID_VALUE, format_args!("{shared} bytes of shared memory for {}", loaded.name));
+    }
+    let sizes = loaded.module.params(&loaded.name).unwrap_or_default();
+    // SAFETY: the caller passes a pointer for each parameter that the PTX declares, to a value of its size.
+    let params = unsafe { slice::from_raw_parts(parameters, sizes.len()) };
+    let params = params.iter().zip(&sizes).map(|(&at, &size)| {
+        // SAFETY: as above.
+        let bytes = unsafe { slice::from_raw_parts(at.cast::<u8>(), size) };
+        Param::from_bytes(bytes)
+    });
+    let work = Work::Launch {
+        module: Arc::clone(&loaded.module),
+        name: loaded.name.clone(),
+        grid: [x, y, z],
+        block: threads_x,
+        dynamic: shared as usize,
+        params: params.collect(),
+        overlapped,
+    };
+    s.push(stream, work)
 }
 
 fn load(s: &mut State, module: *mut usize, text: &str, log: (usize, usize)) -> Done {

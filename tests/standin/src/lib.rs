@@ -5,6 +5,7 @@
 //!
 //! - `STANDIN_FAIL=NAME:N:CODE`: the Nth and all later calls of a function return this code.
 //! - `STANDIN_REFUSE=KERNEL`: the compiler refuses this kernel, with a log.
+//! - `STANDIN_OLD=1`: the GPU is of compute capability 8.0 and not 9.0.
 //! - `STANDIN_LAZY=1`: it refuses on first use of the function instead of when the module is loaded.
 #![allow(non_snake_case, reason = "the driver's names")]
 #![allow(clippy::print_stderr, reason = "a driver has no other channel for reports")]
@@ -37,6 +38,9 @@ const CAPTURE_INVALIDATED: Code = 901;
 /// The one context, and the one device's ordinal.
 const CONTEXT: usize = 0xC0;
 const DEVICE: i32 = 0;
+/// Compute capability: that of `STANDIN_OLD` cannot overlap launches.
+static CAPABILITY: LazyLock<(i32, i32)> =
+    LazyLock::new(|| if std::env::var_os("STANDIN_OLD").is_some() { (8, 0) } else { (9, 0) });
 /// Bytes of device memory.
 const MEMORY: usize = 4 << 30;
 /// Queries for each piece of work that gets done.
@@ -89,6 +93,8 @@ struct State {
     allocations: BTreeMap<u64, usize>,
     pinned: BTreeMap<usize, usize>,
     streams: BTreeMap<usize, VecDeque<Work>>,
+    /// Whether the last work put into a stream was the launch of a kernel.
+    after_kernel: BTreeMap<usize, bool>,
     /// The captured stream with its work so far; `None` after a forbidden call.
     capture: Option<(usize, Option<Vec<Work>>)>,
     graphs: BTreeMap<usize, Vec<Work>>,
@@ -154,6 +160,17 @@ impl State {
 
     /// Puts work into a stream, or into its capture.
     fn push(&mut self, stream: usize, work: Work) -> Done {
+        let kernel = matches!(work, Work::Launch { .. });
+        let early = matches!(work, Work::Launch { overlapped: true, .. });
+        let before = match &self.capture {
+            Some((captured, list)) if *captured == stream => {
+                matches!(list.as_ref().and_then(|list| list.last()), Some(Work::Launch { .. }))
+            }
+            _ => self.after_kernel.insert(stream, kernel).unwrap_or(false),
+        };
+        if early && !before {
+            return wrong(INVALID_VALUE, "a launch that overlaps with something other than a kernel");
+        }
         if let Some((captured, list)) = &mut self.capture
             && *captured == stream
         {

@@ -15,6 +15,7 @@ pub(super) enum Work {
         block: u32,
         dynamic: usize,
         params: Vec<Param>,
+        overlapped: bool,
     },
     Set {
         address: u64,
@@ -50,13 +51,14 @@ impl Work {
 impl State {
     pub(super) fn run(&mut self, work: Work) -> Done {
         match work {
-            Work::Launch { module, name, grid, block, dynamic, params } => {
+            Work::Launch { module, name, grid, block, dynamic, params, overlapped } => {
                 self.seed += 1;
                 let launch = Launch {
                     grid,
                     dynamic_shared: dynamic,
                     params,
                     seed: self.seed,
+                    overlapped,
                     ..Launch::new(1, block)
                 };
                 match module.launch(&name, &mut self.memory, &launch) {

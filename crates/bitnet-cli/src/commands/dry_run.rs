@@ -60,13 +60,13 @@ fn a_doctor_judges_a_simulated_gpu_and_each_part_can_fail_it() {
         let outcome = report.conformance.iter().find(|o| o.backend == "simulator" && o.isa == isa).unwrap();
         (outcome.cases, outcome.passed)
     };
-    assert_eq!(of("sm80"), (conformance::cases().len(), conformance::cases().len()));
+    assert_eq!(of("sm90"), (conformance::cases().len(), conformance::cases().len()));
     assert!(report.fixtures.len() == 1 && report.fixtures[0].device == "simulator");
     let batched = report.batched.as_ref().unwrap();
     assert!(batched.device == "simulator" && batched.equal == batched.requests);
 
     let spoil: [fn(&mut doctor::Report); 3] = [
-        |report| report.conformance.iter_mut().find(|o| o.isa == "sm80").unwrap().failed = 1,
+        |report| report.conformance.iter_mut().find(|o| o.isa == "sm90").unwrap().failed = 1,
         |report| report.fixtures[0].passed = false,
         |report| report.batched.as_mut().unwrap().equal -= 1,
     ];
@@ -75,7 +75,7 @@ fn a_doctor_judges_a_simulated_gpu_and_each_part_can_fail_it() {
         spoil(&mut wrong);
         doctor::verdict(&wrong).unwrap_err().to_string()
     });
-    let parts = ["simulator sm80", "bitnet-odd on simulator", "demo on simulator"];
+    let parts = ["simulator sm90", "bitnet-odd on simulator", "demo on simulator"];
     assert!(message.iter().zip(parts).all(|(message, part)| message.contains(part)), "{message:?}");
 }
 

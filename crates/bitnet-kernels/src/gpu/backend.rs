@@ -21,7 +21,7 @@ impl<D: Driver> Backend for Gpu<D> {
     fn info(&self) -> BackendInfo {
         let info = self.driver.info();
         let (device, threads) = (info.name.clone(), info.processors as usize);
-        BackendInfo { device, isa: "sm80", threads, kv: KvType::Bf16.name() }
+        BackendInfo { device, isa: info.texts(), threads, kv: KvType::Bf16.name() }
     }
 
     fn rows(&mut self, rows: usize, width: usize, kind: RowsKind) -> Result<Rows, KernelError> {

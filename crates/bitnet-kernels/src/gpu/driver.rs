@@ -1,6 +1,9 @@
-use std::{ptr, time::Duration};
+use std::{borrow::Cow, ptr, time::Duration};
 
-use super::{GpuError, table::Kernel};
+use super::{
+    GpuError,
+    table::{Kernel, overlapped, waits},
+};
 
 /// Properties of a GPU, as its driver reports them.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,6 +20,25 @@ pub struct DeviceInfo {
     pub shared: u32,
     /// Number of multiprocessors.
     pub processors: u32,
+    /// Whether a launch may begin before the launches before it have ended. Kernels then wait for these themselves.
+    pub overlap: bool,
+}
+
+impl DeviceInfo {
+    /// The name of the set of texts that the GPU loads.
+    pub fn texts(&self) -> &'static str {
+        if self.overlap { "sm90" } else { "sm80" }
+    }
+
+    /// Whether launches of the kernel with this text overlap with those before.
+    pub fn overlaps(&self, text: &str) -> bool {
+        self.overlap && waits(text)
+    }
+
+    /// What the GPU loads of the kernel with this text.
+    pub fn text_for<'a>(&self, text: &'a str) -> Cow<'a, str> {
+        if self.overlaps(text) { overlapped(text).into() } else { text.into() }
+    }
 }
 
 /// One argument of a kernel, with the declared type of its parameter. A step compares thousands with recorded ones, so

@@ -22,9 +22,9 @@ use crate::{
     conformance::{Case, Failure, check_rounded},
 };
 
-/// What determines the machine code: GPU, compute capability, and CUDA version of the driver. The texts are part of the
-/// program.
-type Machine = (String, (u32, u32), i32);
+/// What determines the machine code: GPU, compute capability, CUDA version of the driver, and which set of texts, which are
+/// part of the program.
+type Machine = (String, (u32, u32), i32, bool);
 
 /// Machines that have passed all cases in this process. Nothing is stored on disk: the compiler of a driver can be
 /// replaced without a change of version, and the cases take little time compared with the compilation.
@@ -117,7 +117,7 @@ impl<D: Driver> Gpu<D> {
     /// The name of the first kernel whose results differ from the reference.
     pub(super) fn try_kernels(&mut self) -> Result<(), GpuError> {
         let info = self.driver.info();
-        let machine = (info.name.clone(), info.capability, info.driver);
+        let machine = (info.name.clone(), info.capability, info.driver, info.overlap);
         let trusted = || TRUSTED.lock().unwrap_or_else(PoisonError::into_inner);
         if !self.driver.compiles() || trusted().contains(&machine) {
             return Ok(());
@@ -178,7 +178,8 @@ impl<D: Driver> Gpu<D> {
         let info = self.driver.info();
         let names: Vec<&str> = kernels.iter().map(|kernel| kernel.name).collect();
         let (major, minor) = (info.driver / 1000, info.driver % 1000 / 10);
-        let seen = format!("on {} with the driver for CUDA {major}.{minor} ({problem})", info.name);
+        let (name, texts) = (&info.name, info.texts());
+        let seen = format!("on {name} with the driver for CUDA {major}.{minor} and {texts} ({problem})");
         GpuError::WrongResult { kernel: names.join(" or "), seen }
     }
 }

@@ -38,6 +38,21 @@ impl Kernel {
     }
 }
 
+/// What a text says to GPUs whose launches overlap: lines after this mark are comments for all others.
+const NEWER: &str = "//sm_90 ";
+
+/// Whether a kernel's text has such lines, so that its launches can overlap with those before.
+pub fn waits(text: &str) -> bool {
+    text.contains(NEWER)
+}
+
+/// Makes the text for launches that overlap, `.target sm_90`, of a kernel's text: the lines marked `//sm_90` count, too.
+/// They ask for weights and let the next launch begin, then wait for the launches before this one. Lines keep their numbers.
+pub fn overlapped(text: &str) -> String {
+    let text = text.replacen(".version 7.4", ".version 8.0", 1).replacen(".target sm_80", ".target sm_90", 1);
+    text.replace(NEWER, "")
+}
+
 /// Reads a number that follows a word in a header: `block 128`, `regs <= 40`.
 const fn stated(text: &str, word: &str) -> u32 {
     let (text, word) = (text.as_bytes(), word.as_bytes());

@@ -12,7 +12,7 @@ use std::{
 
 use cudarc::driver::sys::{
     self, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction, CUfunction_attribute,
-    CUgraph, CUgraphExec, CUjit_option, CUmodule, CUresult, CUstream, CUstreamCaptureMode,
+    CUgraph, CUgraphExec, CUjit_option, CUlaunchConfig, CUmodule, CUresult, CUstream, CUstreamCaptureMode,
 };
 
 use crate::gpu::GpuError;
@@ -137,6 +137,19 @@ functions! {
     cuLaunchKernel(function: CUfunction, x: c_uint, y: c_uint, z: c_uint, threads_x: c_uint, threads_y: c_uint,
                    threads_z: c_uint, shared: c_uint, stream: CUstream, parameters: *mut *mut c_void,
                    extra: *mut *mut c_void);
+}
+
+/// The driver function that launches with attributes; drivers before CUDA 11.8 have none.
+pub(super) type LaunchEx =
+    unsafe extern "C" fn(*const CUlaunchConfig, CUfunction, *mut *mut c_void, *mut *mut c_void) -> Code;
+
+/// Looks for the function that launches with attributes.
+pub(super) fn launch_ex() -> Option<LaunchEx> {
+    // Compiles only if the signature equals that of the bindings, except for the type of the code.
+    type Bound = unsafe fn(*const CUlaunchConfig, CUfunction, *mut *mut c_void, *mut *mut c_void) -> CUresult;
+    let _: Bound = sys::cuLaunchKernelEx;
+    // SAFETY: the driver's function of this name has this signature, with an `int` for its enum of codes.
+    unsafe { driver()?.get::<LaunchEx>(b"cuLaunchKernelEx\0") }.ok().map(|found| *found)
 }
 
 /// The driver function that names a code, including codes newer than the bindings.

@@ -5,14 +5,14 @@ mod staging;
 mod switches;
 
 use std::{
-    cell::UnsafeCell,
+    cell::{Cell, UnsafeCell},
     ffi::{CString, c_char, c_int, c_void},
     ptr,
     time::{Duration, Instant},
 };
 
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
-use library::{Code, Library};
+use library::{Code, LaunchEx, Library};
 use staging::Staging;
 use switches::Switches;
 
@@ -20,6 +20,8 @@ use super::{Arg, DeviceInfo, Driver, GpuError, Launch, MARKS, table::Kernel};
 
 /// Maximum size of the compiler's log of a kernel, in bytes.
 const LOG: usize = 4096;
+/// Oldest compute capability whose launches can overlap, and oldest version of CUDA whose drivers record that.
+const OVERLAPS: ((u32, u32), i32) = ((9, 0), 12_030);
 /// Time for which a wait polls without sleeping.
 const EAGER: Duration = Duration::from_millis(20);
 /// Time to sleep between polls after that.
@@ -37,6 +39,10 @@ pub struct Cuda {
     allocations: Vec<u64>,
     modules: Vec<Module>,
     graphs: Vec<sys::CUgraphExec>,
+    /// Launches a kernel that may begin before earlier ones have ended, if launches overlap.
+    overlapping: Option<LaunchEx>,
+    /// Whether a kernel is the last work in the stream, or in its capture. A launch overlaps with nothing else.
+    after_kernel: Cell<bool>,
     switches: Switches,
 }
 
@@ -60,6 +66,8 @@ pub struct Function {
     kernel: &'static Kernel,
     /// Index of its module.
     module: usize,
+    /// Whether it was loaded to wait for earlier launches itself.
+    overlaps: bool,
 }
 
 /// Recorded launches, valid as long as their [`Cuda`], which also owns their memory and kernels.
@@ -127,6 +135,7 @@ impl Cuda {
     ///
     /// | switch | effect |
     /// |---|---|
+    /// | `no-overlap` | begins each kernel when the one before has ended, also from compute capability 9.0 on, and loads the kernels of older GPUs |
     /// | `no-recordings` | hands launches to the driver one by one |
     /// | `sync` | the same, and waits for each launch, so that a failure names its kernel |
     /// | `patience=SECONDS` | time after which a GPU counts as lost (default 60), for example for `compute-sanitizer` |
@@ -154,7 +163,10 @@ impl Cuda {
         let mut device = 0;
         // SAFETY: the pointer is to a local that lives through the call.
         absence("cuDeviceGet", unsafe { (l.cuDeviceGet)(&mut device, ordinal) }, index, gpus)?;
-        let info = DeviceInfo { driver, ..describe(l, device)? };
+        let mut info = DeviceInfo { driver, ..describe(l, device)? };
+        let overlaps = switches.overlap && (info.capability >= OVERLAPS.0) && driver >= OVERLAPS.1;
+        let overlapping = overlaps.then(library::launch_ex).flatten();
+        info.overlap = overlapping.is_some();
         let mut context = ptr::null_mut();
         // SAFETY: the device came from the driver; the pointer is to a local that lives through the call.
         let retained = unsafe { (l.cuDevicePrimaryCtxRetain)(&mut context, device) };
@@ -171,6 +183,8 @@ impl Cuda {
             allocations: Vec::new(),
             modules: Vec::new(),
             graphs: Vec::new(),
+            overlapping,
+            after_kernel: Cell::new(false),
             switches,
         };
         cuda.bind()?;
@@ -200,6 +214,27 @@ impl Cuda {
         let mut pointers: Vec<*mut c_void> = values.iter_mut().map(|v| ptr::from_mut(v).cast()).collect();
         let grid = launch.grid();
         let [x, y, z] = grid.blocks;
+        let after_kernel = self.after_kernel.replace(true);
+        if let Some(overlapping) = self.overlapping.filter(|_| function.overlaps && after_kernel) {
+            let mut attribute = overlap();
+            let config = sys::CUlaunchConfig {
+                gridDimX: x,
+                gridDimY: y,
+                gridDimZ: z,
+                blockDimX: kernel.block,
+                blockDimY: 1,
+                blockDimZ: 1,
+                sharedMemBytes: grid.shared,
+                hStream: self.stream,
+                attrs: &mut attribute,
+                numAttrs: 1,
+            };
+            // SAFETY: as below; configuration and attribute live through the call. The text that was loaded waits for
+            // earlier launches.
+            let code =
+                unsafe { overlapping(&config, function.handle, pointers.as_mut_ptr(), ptr::null_mut()) };
+            return self.launched(function, code);
+        }
         // SAFETY: the function's module is loaded, and the function is the launch's kernel, as asserted. The driver
         // reads a pointer for each declared parameter: a launch has as many, each to 8 little-endian bytes, at least
         // the size of any type, and they are read before the call returns. The kernel can use addresses only on the
@@ -238,10 +273,12 @@ impl Cuda {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: `self` owns the stream, and nothing else captures it.
         check("cuStreamBeginCapture", unsafe { (l.cuStreamBeginCapture_v2)(self.stream, mode) })?;
+        self.after_kernel.set(false);
         let issued = launches.iter().try_for_each(|(launch, function)| self.issue(launch, function));
         let mut graph = ptr::null_mut();
         // SAFETY: the stream is being captured; the pointer is to a local that lives through the call.
         let ended = check("cuStreamEndCapture", unsafe { (l.cuStreamEndCapture)(self.stream, &mut graph) });
+        self.after_kernel.set(false);
         issued.and(ended).map(|()| graph).inspect_err(|_| {
             if !graph.is_null() {
                 // SAFETY: the graph was just made, and nothing else refers to it.
@@ -249,6 +286,14 @@ impl Cuda {
             }
         })
     }
+}
+
+/// Lets a kernel begin before the one before it in the stream has ended.
+fn overlap() -> sys::CUlaunchAttribute {
+    let mut value = sys::CUlaunchAttributeValue { pad: [0; 64] };
+    value.programmaticStreamSerializationAllowed = 1;
+    let id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+    sys::CUlaunchAttribute { id, pad: [0; 4], value }
 }
 
 fn describe(l: Library, device: sys::CUdevice) -> Result<DeviceInfo, GpuError> {
@@ -276,6 +321,7 @@ fn describe(l: Library, device: sys::CUdevice) -> Result<DeviceInfo, GpuError> {
         memory,
         shared: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
         processors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+        overlap: false,
     })
 }
 
@@ -310,6 +356,7 @@ impl Driver for Cuda {
             code => check("cuMemAlloc", code)?,
         }
         self.allocations.push(address);
+        self.after_kernel.set(false);
         // SAFETY: `address` is the start of `bytes` bytes that were just allocated.
         let zeroed = unsafe { (self.library.cuMemsetD8Async)(address, 0, bytes, self.stream) };
         check("cuMemsetD8Async", zeroed)?;
@@ -328,11 +375,13 @@ impl Driver for Cuda {
 
     fn write(&mut self, address: u64, bytes: &[u8]) -> Result<(), GpuError> {
         self.bind()?;
+        self.after_kernel.set(false);
         self.staging.write(self.library, self.stream, address, bytes)
     }
 
     fn read(&mut self, address: u64, bytes: &mut [u8]) -> Result<(), GpuError> {
         self.bind()?;
+        self.after_kernel.set(false);
         self.staging.read(self.library, self.stream, address, bytes)
     }
 
@@ -340,7 +389,7 @@ impl Driver for Cuda {
         self.bind()?;
         let l = self.library;
         let refused = |code, log: &[u8]| refusal(kernel.name, code, log, self.info.driver);
-        let Ok(text) = CString::new(kernel.text) else {
+        let Ok(text) = CString::new(self.info.text_for(kernel.text).into_owned()) else {
             return Err(refused(library::INVALID_PTX, b"the text contains a zero byte"));
         };
         let log = Box::new(UnsafeCell::new([0; LOG]));
@@ -372,7 +421,8 @@ impl Driver for Cuda {
         }
         self.modules.push(module);
         let name = CString::new(kernel.name).unwrap_or_default();
-        let mut function = Function { handle: ptr::null_mut(), kernel, module: self.modules.len() - 1 };
+        let (module, overlaps) = (self.modules.len() - 1, self.info.overlaps(kernel.text));
+        let mut function = Function { handle: ptr::null_mut(), kernel, module, overlaps };
         // SAFETY: the module was just loaded; the name ends with a zero byte.
         let found = unsafe { (l.cuModuleGetFunction)(&mut function.handle, handle, name.as_ptr()) };
         self.launched(&function, found)?;
@@ -414,6 +464,7 @@ impl Driver for Cuda {
 
     fn replay(&mut self, graph: &Graph) -> Result<(), GpuError> {
         self.bind()?;
+        self.after_kernel.set(false);
         // SAFETY: made by `record`; its kernels stay loaded, and the caller of `record` vouches for its addresses as
         // for those of a launch.
         check("cuGraphLaunch", unsafe { (self.library.cuGraphLaunch)(graph.0, self.stream) })
@@ -431,6 +482,7 @@ impl Driver for Cuda {
 
     fn mark(&mut self, mark: usize) -> Result<(), GpuError> {
         self.bind()?;
+        self.after_kernel.set(false);
         // SAFETY: event and stream were made when the GPU was opened.
         check("cuEventRecord", unsafe { (self.library.cuEventRecord)(self.marks[mark], self.stream) })
     }

@@ -10,6 +10,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Switches for bringing up a GPU, as [`super::Cuda::open`] describes them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Switches {
+    pub(super) overlap: bool,
     pub(super) recordings: bool,
     pub(super) sync: bool,
     pub(super) patience: Duration,
@@ -19,7 +20,7 @@ pub(super) struct Switches {
 
 impl Default for Switches {
     fn default() -> Self {
-        Switches { recordings: true, sync: false, patience: PATIENCE, optimise: None }
+        Switches { overlap: true, recordings: true, sync: false, patience: PATIENCE, optimise: None }
     }
 }
 
@@ -34,6 +35,7 @@ impl Switches {
         for switch in text.split(',').map(str::trim).filter(|switch| !switch.is_empty()) {
             let unknown = || GpuError::UnknownSwitch { switch: switch.to_owned() };
             match switch.split_once('=') {
+                None if switch == "no-overlap" => switches.overlap = false,
                 None if switch == "no-recordings" => switches.recordings = false,
                 None if switch == "sync" => (switches.sync, switches.recordings) = (true, false),
                 Some(("patience", seconds)) => {
@@ -61,6 +63,8 @@ mod tests {
         let all = Switches::parse("sync, patience=3600,optimise=0").unwrap();
         assert!(all.sync && !all.recordings && all.optimise == Some(0));
         assert_eq!(all.patience, Duration::from_secs(3600));
+        let one = Switches::parse("no-overlap").unwrap();
+        assert!(all.overlap && !one.overlap && one.recordings);
         assert!(!Switches::parse("no-recordings").unwrap().recordings);
         for wrong in ["synch", "patience", "patience=0", "optimise=5", "sync=1"] {
             let error = Switches::parse(wrong).unwrap_err().to_string();

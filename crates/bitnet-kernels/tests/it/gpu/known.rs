@@ -14,7 +14,13 @@ fn compiling(name: &'static str) -> Simulator {
 
 #[test]
 fn every_kernel_is_tried_when_a_gpu_is_opened_and_once_a_process() {
-    let (tap, driver) = Tap::of(compiling("right"));
+    for driver in [|| compiling("right"), || Simulator::older().compiling()] {
+        tried_once(driver);
+    }
+}
+
+fn tried_once(simulator: fn() -> Simulator) {
+    let (tap, driver) = Tap::of(simulator());
     let mut gpu = Gpu::new(tap).unwrap();
     let tried: BTreeSet<&str> = driver.kernels().into_iter().collect();
     // The others measure the matrix units and are not part of a forward pass.
@@ -23,7 +29,7 @@ fn every_kernel_is_tried_when_a_gpu_is_opened_and_once_a_process() {
     assert_eq!((gpu.counts().launches, gpu.counts().allocations), (0, 0), "a model begins at zero");
     gpu.alloc(16, "what is dropped is freed with the next").unwrap();
     let used = driver.memory_used();
-    let (tap, driver) = Tap::of(compiling("right"));
+    let (tap, driver) = Tap::of(simulator());
     Gpu::new(tap).unwrap().alloc(16, "the same").unwrap();
     assert!(driver.kernels().is_empty(), "the same GPU and driver are not asked again");
     assert_eq!(driver.memory_used(), used);
@@ -41,7 +47,7 @@ fn a_kernel_that_computes_wrong_results_is_refused_by_name() {
         assert!(matches!(&refused, GpuError::WrongResult { .. }), "{refused}");
         let told = refused.to_string();
         assert!(
-            told.contains(kernel.name) && told.contains("on wrong with the driver for CUDA 11.4"),
+            told.contains(kernel.name) && told.contains("on wrong with the driver for CUDA 12.4 and sm90"),
             "{told}"
         );
     }

@@ -1,5 +1,7 @@
 //! Kernels with one defect each, which must fault or give other values: a defect that no test notices is not tested.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use bitnet_kernels::{
     Gate,
     gpu::{
@@ -9,7 +11,7 @@ use bitnet_kernels::{
             BITLINEAR_T16, BITLINEAR_T32, BITLINEAR_T64, BITLINEAR_T128, COPY_BLOCK, DELTA_CLOSE,
             DELTA_LEARN, DELTA_LEARN_D128, DELTA_MIX, DENSE, EMBED, EMBED_TERNARY, GROUPED_T1, GROUPED_T8,
             GROUPED_T16, GROUPED_T32, GROUPED_T64, GROUPED_T128, HADAMARD, HEAD_T8, HEAD_T32, HEAD_T64,
-            Kernel, NORM_QUANTIZE, NORM_ROWS, ROPE_STORE, SAMPLE, SIGMOID_GATE,
+            KERNELS, Kernel, NORM_QUANTIZE, NORM_ROWS, ROPE_STORE, SAMPLE, SIGMOID_GATE,
         },
     },
 };
@@ -982,4 +984,37 @@ fn every_mutant_is_caught() {
     }
     assert!(missed.is_empty(), "not noticed:\n{}", missed.join("\n"));
     println!("{} mutants caught", MUTANTS.len());
+}
+
+const WAIT: &str = "  //sm_90 griddepcontrol.wait;\n";
+
+/// Ends each path of a kernel with a wait, and has none before.
+fn waiting_last(text: &str) -> String {
+    let line = |line: &str| match line.trim_start().strip_prefix('@').and_then(|rest| rest.split_once(' ')) {
+        Some((guard, "ret;" | "exit;")) => format!("  //sm_90 @{guard} griddepcontrol.wait;\n{line}\n"),
+        _ if ["ret;", "exit;"].contains(&line.trim()) => format!("{WAIT}{line}\n"),
+        _ => format!("{line}\n"),
+    };
+    text.replace(WAIT, "").lines().map(line).collect()
+}
+
+#[test]
+fn every_kernel_that_waits_too_late_or_never_is_caught() {
+    let runs: BTreeMap<&str, (&Kernel, Run)> =
+        MUTANTS.iter().map(|&(kernel, .., run)| (kernel.name, (kernel, run))).collect();
+    // Those that measure the matrix units are launched alone; attention to wide heads has the template of the other.
+    let none = |name: &str| ["peak", "d256"].iter().any(|part| name.contains(part));
+    let all = KERNELS.iter().map(|kernel| kernel.name).filter(|name| !none(name));
+    assert_eq!(runs.keys().copied().collect::<BTreeSet<_>>(), all.collect());
+    let mut written_early = 0;
+    for (name, (kernel, run)) in runs {
+        let fault = |text| run(Simulator::default().replace(kernel, text)).expect_err(name).to_string();
+        let never = fault(kernel.text.replace(WAIT, ""));
+        assert!(never.contains("griddepcontrol.wait"), "{name}: {never}");
+        let late = fault(waiting_last(kernel.text));
+        let (read, written) = (late.contains("is written by an earlier"), late.contains("is written before"));
+        assert!(read || written, "{name}: {late}");
+        written_early += usize::from(written);
+    }
+    assert!(written_early > 0, "some kernel reads only what no kernel writes");
 }

@@ -1,4 +1,6 @@
-use bitnet_kernels::gpu::table::{ATTENTION_R32_D256, BITLINEAR_T8, KERNELS, Kernel, NORM_QUANTIZE, SAMPLE};
+use bitnet_kernels::gpu::table::{
+    ATTENTION_R32_D256, BITLINEAR_T8, KERNELS, Kernel, NORM_QUANTIZE, SAMPLE, overlapped, waits,
+};
 
 /// Without `.rn`, the driver's compiler may fuse a multiplication and an addition, so that drivers could differ.
 #[test]
@@ -41,4 +43,18 @@ fn a_rows_numbers_are_those_of_the_header() {
     assert_eq!(numbers(&ATTENTION_R32_D256), [128, 0, 91_136, 255]);
     // Where likely tokens go in the list depends on their order.
     assert!(KERNELS.iter().all(|kernel| kernel.conflicts == u64::from(kernel.name == SAMPLE.name)));
+}
+
+/// A kernel of a step without a wait would let those after it begin before those before it have ended.
+#[test]
+fn every_kernel_of_a_step_waits_and_lets_the_next_one_begin() {
+    for kernel in KERNELS.iter().filter(|kernel| !kernel.name.contains("peak")) {
+        assert!(waits(kernel.text), "{}", kernel.name);
+        let newer = overlapped(kernel.text);
+        let first = newer.lines().position(|line| line.contains("griddepcontrol")).unwrap();
+        assert_eq!(newer.lines().nth(first), Some("  griddepcontrol.launch_dependents;"), "{}", kernel.name);
+        assert!(newer.contains("\n  griddepcontrol.wait;\n") && !waits(&newer), "{}", kernel.name);
+        assert_eq!(newer.lines().count(), kernel.text.lines().count(), "lines keep their numbers");
+    }
+    assert!(KERNELS.iter().filter(|kernel| kernel.name.contains("peak")).all(|kernel| !waits(kernel.text)));
 }
