@@ -16,6 +16,14 @@ pub(super) const PROCESSORS: u32 = 132;
 pub(super) const CLOCK: f64 = 1755.0;
 /// Microseconds between the end of a kernel of a recording and the first instruction of the next.
 pub(super) const GAP: f64 = 1.3;
+/// The same where launches overlap: from the end of a kernel to the end of the next one's wait. NVIDIA's programming guide
+/// (programmatic dependent launch) says what such a launch hides, its start and the part before the wait, and what remains,
+/// the flush of the earlier kernel's writes and the release of the wait, but no times. This is a little more than half.
+pub(super) const OVERLAPPED_GAP: f64 = 0.7;
+/// Kernels that ask the cache for all their weights before the wait.
+pub(super) const ASKS_FOR_ALL: &str = "_t1_w2a8";
+/// The purpose of these weights.
+pub(super) const WEIGHTS: &str = "ternary weights";
 /// Threads, registers, bytes of shared memory and blocks that a multiprocessor holds. Each block takes 1 KB more.
 pub(super) const ROOM: [u32; 4] = [2048, 65_536, 228 << 10, 32];
 

@@ -4,12 +4,19 @@ mod assumptions;
 mod sampling;
 mod sass;
 
-use std::{collections::BTreeMap, fmt::Write, fs};
+use std::{
+    collections::{BTreeMap, btree_map::Entry},
+    fmt::Write,
+    fs,
+};
 
 use anyhow::{Context, Result, ensure};
 use bitnet_kernels::{
     SamplingParams, Wanted,
-    gpu::{Gpu, table::Kernel},
+    gpu::{
+        Gpu,
+        table::{Kernel, overlapped, waits},
+    },
 };
 use bitnet_model::{Batch, Hybrid, Limits, Logits, Model, ModelSpec, Synthetic, Transformer};
 use bitnet_tests::{Sample, Samples, Simulator};
@@ -21,7 +28,8 @@ use crate::{
     root,
 };
 use assumptions::{
-    CACHE, CLOCK, Case, DEVICES, Device, GAP, JUDGED, PROCESSORS, Place, ROOM, STATES, UNITS, cases, place,
+    CACHE, CLOCK, Case, DEVICES, Device, GAP, JUDGED, OVERLAPPED_GAP, PROCESSORS, Place, ROOM, STATES, UNITS,
+    cases, place,
 };
 use sass::{Path, path};
 
@@ -44,6 +52,8 @@ pub(crate) struct GpuModel {
 struct Code {
     listing: String,
     registers: u32,
+    /// Whether it waits for earlier kernels itself.
+    overlapped: bool,
 }
 
 /// What bounds a launch: the wait of its longest warp for itself, its units, or its bytes; with the microseconds.
@@ -66,25 +76,27 @@ impl GpuModel {
                     kinds.iter_mut().map(|kind| kind.launches(case)).collect::<Result<_>>()?;
                 for sample in steps.iter().flatten() {
                     let kernel = sample.launch.kernel();
-                    if !codes.contains_key(kernel.name) {
-                        codes.insert(kernel.name, code(&tools, kernel)?);
+                    for overlapped in [false, true] {
+                        let known = codes.entry((kernel.name, overlapped));
+                        if let Entry::Vacant(new) = known {
+                            new.insert(code(&tools, kernel, overlapped)?);
+                        }
                     }
                 }
-                let path = |sample: &Sample| path(&codes[sample.launch.kernel().name].listing, sample);
-                let paths: Vec<Vec<Path>> =
-                    steps.iter().map(|step| step.iter().map(path).collect()).collect();
-                for device in &DEVICES {
-                    let timed = |(sample, path): (&Sample, &Path)| {
-                        time(sample, path, codes[sample.launch.kernel().name].registers, device)
-                    };
-                    let parts: Vec<Part> = (kinds.iter().zip(steps.iter().zip(&paths)))
-                        .map(|(kind, (step, paths))| Part {
+                for (device, overlapped) in
+                    DEVICES.iter().flat_map(|device| [(device, false), (device, true)])
+                {
+                    let of = |sample: &Sample| &codes[&(sample.launch.kernel().name, overlapped)];
+                    let timed = |sample: &Sample| time(sample, &path(of(sample), sample), of(sample), device);
+                    let parts: Vec<Part> = (kinds.iter().zip(&steps))
+                        .map(|(kind, step)| Part {
                             layers: kind.layers,
-                            times: step.iter().zip(paths).map(timed).collect(),
+                            times: step.iter().map(timed).collect(),
                         })
                         .collect();
-                    let listed = self.kernels && device.name == DEVICES[0].name;
-                    report(&mut text, case, device, &parts, JUDGED.contains(&name.as_str()), listed)?;
+                    let listed = self.kernels && overlapped && device.name == DEVICES[0].name;
+                    let how = if overlapped { "overlapped" } else { "apart" };
+                    report(&mut text, case, (device, how), &parts, JUDGED.contains(&name.as_str()), listed)?;
                 }
             }
         }
@@ -103,10 +115,12 @@ impl GpuModel {
     }
 }
 
-fn code(tools: &Tools, kernel: &'static Kernel) -> Result<Code> {
-    let code = tools.assemble(kernel, "90")?;
+fn code(tools: &Tools, kernel: &'static Kernel, overlap: bool) -> Result<Code> {
+    let overlap = overlap && waits(kernel.text);
+    let text = if overlap { overlapped(kernel.text) } else { kernel.text.to_owned() };
+    let code = tools.assemble(&text, "90")?;
     let registers = before(&code.report, "registers").context("the assembler reports no registers")?;
-    Ok(Code { listing: code.listing, registers })
+    Ok(Code { listing: code.listing, registers, overlapped: overlap })
 }
 
 /// A model with one layer, and the number of such layers in the whole model, which all launch the same.
@@ -171,11 +185,11 @@ impl Case {
 }
 
 /// The time of a launch: a gap, then whatever takes longest.
-fn time(sample: &Sample, path: &Path, registers: u32, device: &Device) -> Time {
+fn time(sample: &Sample, path: &Path, code: &Code, device: &Device) -> Time {
     let (kernel, grid) = (sample.launch.kernel(), sample.launch.grid());
     let blocks = f64::from(grid.blocks.iter().product::<u32>());
     let shared = kernel.shared + grid.shared + 1024;
-    let each = [kernel.block, registers.next_multiple_of(8) * kernel.block, shared, 1];
+    let each = [kernel.block, code.registers.next_multiple_of(8) * kernel.block, shared, 1];
     let resident = f64::from(ROOM.iter().zip(each).map(|(room, each)| room / each).min().unwrap_or(1).max(1));
     let per_processor = (blocks / f64::from(PROCESSORS)).ceil();
     // Blocks that ran were the longest and the shortest.
@@ -204,7 +218,8 @@ fn time(sample: &Sample, path: &Path, registers: u32, device: &Device) -> Time {
     ];
     bounds.extend((0..UNITS).map(|unit| (units[unit], busy[unit] / CLOCK)));
     let (bound, us) = bounds.into_iter().max_by(|a, b| a.1.total_cmp(&b.1)).expect("there are bounds");
-    Time { kernel: kernel.name, us: GAP + us, bound }
+    let gap = if code.overlapped { OVERLAPPED_GAP } else { GAP };
+    Time { kernel: kernel.name, us: gap + us, bound }
 }
 
 /// How often a step moves an allocation between memory and cache, at most: states are read and written.
@@ -237,7 +252,7 @@ fn sum(times: &[Time]) -> f64 {
 fn report(
     text: &mut String,
     case: &Case,
-    device: &Device,
+    (device, how): (&Device, &str),
     parts: &[Part],
     goals: bool,
     listed: bool,
@@ -255,7 +270,7 @@ fn report(
     let shape = format!("{} x {} after {}", case.sequences, case.tokens, case.context);
     writeln!(
         text,
-        "  {}  {shape:<17} step {step:>8.0}  layer {}  {speed:>7.0} tokens/s{goal}",
+        "  {}  {shape:<17} {how:<10} step {step:>8.0}  layer {}  {speed:>7.0} tokens/s{goal}",
         device.name,
         layers.iter().map(|us| format!("{us:>7.1}")).collect::<Vec<_>>().join(" and "),
     )?;
@@ -284,7 +299,7 @@ mod tests {
             [of("embed", 2.0), of("product", 10.0), of("norm", 5.0), of("norm_rows", 3.0), of("head", 100.0)];
         let mut text = String::new();
         let parts = [Part { layers: 30, times: times.into() }];
-        report(&mut text, &CASES[0], &DEVICES[0], &parts, true, false).unwrap();
+        report(&mut text, &CASES[0], (&DEVICES[0], "apart"), &parts, true, false).unwrap();
         // 2 + 30 * 15 + 103
         assert!(text.contains("step      555  layer    15.0     1802 tokens/s  must   1400"), "{text}");
     }
@@ -298,8 +313,11 @@ mod tests {
         let mean = mean(norm);
         assert!((0.5..=1.0).contains(&mean), "{mean}");
         let path = |chain, integers| Path { chain, busy: [integers, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0], mean };
-        let time = |path: Path| time(norm, &path, 40, &DEVICES[0]);
+        let code = |overlapped| Code { listing: String::new(), registers: 40, overlapped };
+        let time = |path: Path| time(norm, &path, &code(false), &DEVICES[0]);
         // 256 blocks of 8 warps on 132 multiprocessors: two blocks on one, at once.
+        let overlapped = super::time(norm, &path(17_550.0, 0.0), &code(true), &DEVICES[0]);
+        assert!((overlapped.us - OVERLAPPED_GAP - 10.0).abs() < 1e-9 && OVERLAPPED_GAP < GAP);
         let (chain, units) = (time(path(17_550.0, 0.0)), time(path(0.0, 17_550.0)));
         assert_eq!((chain.bound, chain.us), ("its chain", GAP + 10.0));
         assert_eq!(units.bound, "integers");

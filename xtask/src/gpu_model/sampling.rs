@@ -36,13 +36,13 @@ const ASKS: [Ask; 5] = [
 
 /// The times of each ask for 1 and 32 rows.
 pub(super) fn report(tools: &Tools) -> Result<String> {
-    let code = code(tools, &SAMPLE)?;
+    let code = code(tools, &SAMPLE, false)?;
     let mut text = format!("drawing from {VOCABULARY} logits: us, without waits\n");
     for ask in &ASKS {
         for rows in [1, 32] {
             let sample = launch(ask, rows)?;
             let path: Path = counted(&code.listing, &sample);
-            let time = time(&sample, &path, code.registers, &DEVICES[0]);
+            let time = time(&sample, &path, &code, &DEVICES[0]);
             text += &format!("  {:<24} {rows:>3} rows {:>7.1}  {}\n", ask.name, time.us, time.bound);
         }
     }

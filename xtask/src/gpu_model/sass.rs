@@ -4,7 +4,10 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use bitnet_tests::Sample;
 
-use super::assumptions::{UNITS, cost, place};
+use super::{
+    Code,
+    assumptions::{ASKS_FOR_ALL, Place, UNITS, WEIGHTS, cost, place},
+};
 
 /// An instruction of the machine code.
 struct Inst {
@@ -119,7 +122,7 @@ struct Loop {
 /// What a warp does alone, in cycles.
 #[derive(Debug, Default, Clone, PartialEq)]
 pub(super) struct Path {
-    /// From the first instruction to the last.
+    /// From the first instruction, or the wait for earlier kernels, to the last.
     pub(super) chain: f64,
     /// For which it occupies each unit, then the dispatch.
     pub(super) busy: [f64; UNITS],
@@ -142,6 +145,8 @@ struct Walk {
     /// When the copies of each group are done, and those of the next.
     groups: VecDeque<f64>,
     copied: f64,
+    /// When the wait for earlier kernels began, if there is one.
+    waited: Option<f64>,
     busy: [f64; UNITS],
 }
 
@@ -264,6 +269,14 @@ impl Walk {
         let latency = latency.copied().unwrap_or(cost.latency);
         let operands = inst.uses.iter().map(|&register| self.ready[usize::from(register)]);
         let mut start = operands.fold(self.clock.max(self.free[cost.unit]), f64::max);
+        if inst.is("ACQBULK") && self.waited.is_none() {
+            // What was asked for before has come while earlier kernels ran.
+            let arrived = |at: &mut f64| *at = at.min(self.clock);
+            self.ready.iter_mut().chain(&mut self.free).chain(&mut self.groups).for_each(arrived);
+            self.copied = self.copied.min(self.clock);
+            self.waited = Some(self.clock);
+            return;
+        }
         if inst.is("DEPBAR") {
             while self.groups.len() > inst.keep {
                 start = start.max(self.groups.pop_front().unwrap_or_default());
@@ -285,10 +298,12 @@ impl Walk {
 }
 
 /// The path of the warp that executes most.
-pub(super) fn path(listing: &str, sample: &Sample) -> Path {
+pub(super) fn path(code: &Code, sample: &Sample) -> Path {
     let executed = sample.stats.lines.iter().map(|(&line, counts)| (line, counts.longest)).collect();
+    let asked = code.overlapped && sample.launch.kernel().name.ends_with(ASKS_FOR_ALL);
+    let place = |what: &str| if asked && what == WEIGHTS { Place::Cache } else { place(what) };
     let latency = sample.places.iter().map(|(&line, at)| (line, place(at.0).latency())).collect();
-    Path { mean: mean(sample), ..walked(listing, &executed, latency) }
+    Path { mean: mean(sample), ..walked(&code.listing, &executed, latency) }
 }
 
 /// The same for code whose loops overlap, so that it cannot be walked: each instruction as often as its line by the mean
@@ -342,18 +357,18 @@ fn walked(listing: &str, executed: &BTreeMap<u32, u64>, latency: BTreeMap<u32, f
         free: [0.0; UNITS],
         groups: VecDeque::new(),
         copied: 0.0,
+        waited: None,
         busy: [0.0; UNITS],
         code,
     };
     walk.count(executed);
     walk.walk(0, last, 1.0, None);
-    Path { chain: walk.clock, busy: walk.busy, mean: 1.0 }
+    Path { chain: walk.clock - walk.waited.unwrap_or(0.0), busy: walk.busy, mean: 1.0 }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gpu_model::assumptions::Place;
 
     /// Lines of the text and instructions, as the disassembler prints them.
     fn listing(code: &[(u32, &str)]) -> String {
@@ -415,6 +430,15 @@ mod tests {
     fn a_path_that_was_not_taken_costs_nothing() {
         let code = [(1, "MUFU.RCP R2, R3"), (2, "DFMA R4, R4, R4, R4"), (3, "IADD3 R6, R2, R2, RZ")];
         assert_eq!(chain(&code, &[(1, 1), (3, 1)]), 23.0 + 1.0);
+    }
+
+    #[test]
+    fn what_comes_before_the_wait_for_earlier_kernels_takes_no_time() {
+        let load = (1, "LDG.E R2, desc[UR4][R8.64]");
+        let add = (3, "IADD3 R6, R2, R2, RZ");
+        let once: Vec<_> = (1..=3).map(|line| (line, 1)).collect();
+        assert_eq!(chain(&[load, (2, "ACQBULK"), add], &once), 1.0);
+        assert_eq!(chain(&[(2, "ACQBULK"), load, add], &once), Place::Memory.latency() + 1.0);
     }
 
     #[test]

@@ -7,7 +7,7 @@ pub(crate) struct Code {
 }
 
 /// Lists where machine code violates its kernel's row.
-pub(super) fn problems(kernel: &Kernel, architecture: &str, code: &Code) -> Vec<String> {
+pub(super) fn problems(kernel: &Kernel, target: &str, code: &Code) -> Vec<String> {
     let mut found = Vec::new();
     let limits = [
         ("bytes stack frame", 0),
@@ -41,7 +41,7 @@ pub(super) fn problems(kernel: &Kernel, architecture: &str, code: &Code) -> Vec<
             found.push(format!("no {wanted} in the machine code"));
         }
     }
-    found.iter().map(|what| format!("{} for sm_{architecture}: {what}", kernel.name)).collect()
+    found.iter().map(|what| format!("{} for {target}: {what}", kernel.name)).collect()
 }
 
 /// Returns the number before a phrase, the largest if there are several.
@@ -66,8 +66,8 @@ mod tests {
         };
         assert!(KERNELS.iter().any(|k| k.name == kernel.name));
         let kernel = Kernel { text: Box::leak(text.into()), ..kernel };
-        let code = tools.assemble(&kernel, "80").expect("the kernel assembles");
-        Some(problems(&kernel, "80", &code).join("\n"))
+        let code = tools.assemble(kernel.text, "80").expect("the kernel assembles");
+        Some(problems(&kernel, "sm_80", &code).join("\n"))
     }
 
     fn plant(text: &str, kernel: Kernel, expected: &[&str]) {

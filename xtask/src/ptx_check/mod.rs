@@ -10,7 +10,7 @@ mod tools;
 use std::thread;
 
 use anyhow::{Context, Result, bail};
-use bitnet_kernels::gpu::table::{KERNELS, Kernel};
+use bitnet_kernels::gpu::table::{KERNELS, overlapped, waits};
 use bitnet_tests::instructions::{HEADER, INSTRUCTIONS};
 use clap::Args;
 
@@ -36,7 +36,7 @@ impl PtxCheck {
         let found = if self.require || self.versions { Tools::find_or_install()? } else { Tools::find() };
         match found {
             Some(tools) => {
-                check(&tools, &tools::ARCHITECTURES)?;
+                check(&tools, &tools::ARCHITECTURES, true)?;
                 if self.versions { versions(&tools) } else { Ok(()) }
             }
             None if self.require || self.versions => bail!("no ptxas: {}", tools::CURE),
@@ -69,21 +69,28 @@ fn texts() -> Result<()> {
 fn versions(tools: &Tools) -> Result<()> {
     for version in &tools::VERSIONS {
         println!("{}:", version.package);
-        check(&tools.of_version(version)?, version.architectures).context(version.package)?;
+        check(&tools.of_version(version)?, version.architectures, version.overlaps)
+            .context(version.package)?;
     }
     Ok(())
 }
 
-fn check(tools: &Tools, architectures: &[&str]) -> Result<()> {
-    let work: Vec<(&Kernel, &str)> = KERNELS
-        .iter()
-        .flat_map(|&kernel| architectures.iter().map(move |&architecture| (kernel, architecture)))
-        .collect();
+fn check(tools: &Tools, architectures: &[&str], overlaps: bool) -> Result<()> {
+    let mut work = Vec::new();
+    for (&kernel, &architecture) in
+        KERNELS.iter().flat_map(|kernel| architectures.iter().map(move |architecture| (kernel, architecture)))
+    {
+        work.push((kernel, kernel.text.to_owned(), architecture, format!("sm_{architecture}")));
+        if overlaps && architecture.parse().is_ok_and(|number: u32| number >= 90) && waits(kernel.text) {
+            let target = format!("sm_{architecture}, overlapped");
+            work.push((kernel, overlapped(kernel.text), architecture, target));
+        }
+    }
     let threads = thread::available_parallelism().map_or(1, usize::from);
-    let found = in_parallel(&work, threads, |&(kernel, architecture)| {
-        tools.assemble(kernel, architecture).map_or_else(
-            |e| vec![format!("{} for sm_{architecture}: {e:#}", kernel.name)],
-            |code| judge::problems(kernel, architecture, &code),
+    let found = in_parallel(&work, threads, |(kernel, text, architecture, target)| {
+        tools.assemble(text, architecture).map_or_else(
+            |e| vec![format!("{} for {target}: {e:#}", kernel.name)],
+            |code| judge::problems(kernel, target, &code),
         )
     });
     let mut problems = found.concat();
@@ -95,7 +102,8 @@ fn check(tools: &Tools, architectures: &[&str]) -> Result<()> {
     }
     report(problems)?;
     println!(
-        "{} kernels and {} instructions assemble for sm_{}",
+        "{} texts of {} kernels and {} instructions assemble for sm_{}",
+        work.len(),
         KERNELS.len(),
         INSTRUCTIONS.len(),
         architectures.join(", ")

@@ -4,11 +4,9 @@ use std::{
     process::Command,
 };
 
-use anyhow::{Context, Result, ensure};
-use bitnet_kernels::gpu::table::Kernel;
-
 use super::judge::Code;
 use crate::{output, target};
+use anyhow::{Context, Result, ensure};
 
 /// Architectures that the kernels must assemble for.
 pub(super) const ARCHITECTURES: [&str; 6] = ["80", "86", "89", "90", "100", "120"];
@@ -27,18 +25,20 @@ const BEFORE_BLACKWELL: &[&str] = &["80", "86", "89", "90"];
 pub(super) struct Version {
     pub(super) package: &'static str,
     pub(super) architectures: &'static [&'static str],
+    /// Whether its driver overlaps launches, and so compiles the texts for that, too.
+    pub(super) overlaps: bool,
 }
 
 /// Versions with which the kernels must assemble before a release. A driver has the compiler of its version of CUDA.
 pub(super) const VERSIONS: [Version; 8] = [
-    Version { package: "nvidia-cuda-nvcc-cu11==11.7.99", architectures: &["80", "86"] },
-    Version { package: "nvidia-cuda-nvcc-cu11==11.8.89", architectures: BEFORE_BLACKWELL },
-    Version { package: "nvidia-cuda-nvcc-cu12==12.1.105", architectures: BEFORE_BLACKWELL },
-    Version { package: "nvidia-cuda-nvcc-cu12==12.4.131", architectures: BEFORE_BLACKWELL },
-    Version { package: "nvidia-cuda-nvcc-cu12==12.6.85", architectures: BEFORE_BLACKWELL },
-    Version { package: "nvidia-cuda-nvcc-cu12==12.9.86", architectures: &ARCHITECTURES },
-    Version { package: "nvidia-cuda-nvcc==13.2.78", architectures: &ARCHITECTURES },
-    Version { package: "nvidia-cuda-nvcc==13.5.37", architectures: &ARCHITECTURES },
+    Version { package: "nvidia-cuda-nvcc-cu11==11.7.99", architectures: &["80", "86"], overlaps: false },
+    Version { package: "nvidia-cuda-nvcc-cu11==11.8.89", architectures: BEFORE_BLACKWELL, overlaps: false },
+    Version { package: "nvidia-cuda-nvcc-cu12==12.1.105", architectures: BEFORE_BLACKWELL, overlaps: false },
+    Version { package: "nvidia-cuda-nvcc-cu12==12.4.131", architectures: BEFORE_BLACKWELL, overlaps: true },
+    Version { package: "nvidia-cuda-nvcc-cu12==12.6.85", architectures: BEFORE_BLACKWELL, overlaps: true },
+    Version { package: "nvidia-cuda-nvcc-cu12==12.9.86", architectures: &ARCHITECTURES, overlaps: true },
+    Version { package: "nvidia-cuda-nvcc==13.2.78", architectures: &ARCHITECTURES, overlaps: true },
+    Version { package: "nvidia-cuda-nvcc==13.5.37", architectures: &ARCHITECTURES, overlaps: true },
 ];
 
 /// NVIDIA's assembler and disassembler.
@@ -100,9 +100,9 @@ impl Tools {
         (ptxas.is_file() && nvdisasm.is_file()).then_some(Tools { ptxas, nvdisasm })
     }
 
-    /// Assembles a kernel and lists the machine code, with the lines of the text that it comes from.
-    pub(crate) fn assemble(&self, kernel: &Kernel, architecture: &str) -> Result<Code> {
-        with_files(kernel.text, |source, binary| {
+    /// Assembles a kernel's text and lists the machine code, with the lines of the text that it comes from.
+    pub(crate) fn assemble(&self, text: &str, architecture: &str) -> Result<Code> {
+        with_files(text, |source, binary| {
             let report = self.ptxas(source, binary, architecture)?;
             let mut nvdisasm = Command::new(&self.nvdisasm);
             nvdisasm.args(["-c", "-gp"]).arg(binary);
