@@ -367,7 +367,7 @@ mod tests {
             Part { layers: 16, times: around("attention", 10.0) },
         ];
         let mut text = String::new();
-        report(&mut text, &RECURRENT[0], &DEVICES[0], &parts, true, true).unwrap();
+        report(&mut text, &RECURRENT[0], (&DEVICES[0], "apart"), &parts, true, true).unwrap();
         // 105 + 48 * 20 + 16 * 10
         assert!(
             text.contains("step     1225  layer    20.0 and    10.0      816 tokens/s  must    300\n"),
