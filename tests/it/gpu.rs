@@ -98,7 +98,7 @@ fn a_gpu_that_cannot_run_the_kernels_is_an_error_that_names_the_cpu() {
 }
 
 #[test]
-fn without_a_driver_or_gpu_opening_one_says_so_and_skips_aloud() {
+fn without_a_driver_or_gpu_opening_one_is_an_error_and_the_skip_is_printed() {
     match Cuda::open(0).map(Gpu::new) {
         Ok(Ok(mut gpu)) => {
             let x: Vec<f32> = vec![127.0; 3 * 130];

@@ -229,7 +229,7 @@ fn a_gpu_whose_batch_differs_from_its_members_is_not_measured() {
 
 /// The recomputed tokens were decoded one at a time before.
 #[test]
-fn a_sequence_that_gave_its_blocks_back_on_a_gpu_goes_on_with_the_same_tokens() {
+fn a_preempted_sequence_on_a_gpu_continues_with_the_same_tokens() {
     let config = GenerationConfig { max_new_tokens: 20, ignore_eos: true, ..GenerationConfig::default() };
     // The younger sequence already has its second block when the older needs one.
     let batch = [(prompt(50, 1), config.clone()), (prompt(62, 2), config)];
@@ -283,7 +283,7 @@ fn a_gpu_that_cannot_take_the_model_is_a_typed_error_with_its_cure() {
 
 /// Whichever call detects it, all requests fail with the driver's message, and the engine refuses more and says why.
 #[test]
-fn a_lost_gpu_fails_its_requests_and_the_engine_says_so() {
+fn a_lost_gpu_fails_its_requests_and_the_engine_reports_it() {
     for call in [Call::Write, Call::Launch, Call::Replay, Call::Read, Call::Synchronize] {
         let (engine, driver) = engine();
         let config = GenerationConfig { max_new_tokens: 40, ignore_eos: true, ..GenerationConfig::default() };
@@ -306,7 +306,7 @@ fn a_lost_gpu_fails_its_requests_and_the_engine_says_so() {
 }
 
 #[test]
-fn requests_that_wait_when_the_gpu_is_lost_are_told_so_too() {
+fn requests_that_wait_when_the_gpu_is_lost_get_the_error_too() {
     let (tap, driver) = Tap::of(Simulator::default());
     let config = EngineConfig { max_batch_size: 1, ..EngineConfig::default() };
     let engine = Engine::start(load(tap).unwrap(), config).unwrap();

@@ -1,4 +1,4 @@
-//! The table of claims in `xtask/claims.txt`: promises of the product, mistakes that it must not repeat, and faults made
+//! The table of claims in `xtask/claims.txt`: promises of the product, known mistakes of other engines, and faults caused
 //! on purpose, each with the tests that show it.
 
 use std::{
@@ -15,8 +15,8 @@ use crate::{cargo, root};
 /// Sections begin with `#`, claims at the start of a line, and tests with four spaces.
 const TABLE: &str = include_str!("../claims.txt");
 
-/// The section of faults. In all of them, only the culprit fails, its error is typed, its blocks return, and the tokens
-/// of all other requests do not change.
+/// The section of faults. In all of them, only the request at fault fails, its error is typed, its blocks are freed, and
+/// the tokens of all other requests do not change.
 const FAULTS: &str = "# Faults made on purpose, and what may follow";
 
 /// Prints the table with the packages of the tests; fails if a claim has no test, or a test does not exist.

@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_gpu_the_bundle_says_so_and_measures_nothing() {
+    fn without_a_gpu_the_bundle_reports_that_and_measures_nothing() {
         let bundle = Bundle::new();
         let done = bundle.run("cuda:999");
         let told = String::from_utf8_lossy(&done.stderr);

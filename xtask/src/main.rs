@@ -55,8 +55,8 @@ enum Task {
     /// Print the unrolled PTX kernels from their templates
     PtxGen,
     PtxCheck(ptx_check::PtxCheck),
-    /// Print the product's promises, the mistakes that it must not repeat and the faults that it must survive, each with
-    /// its tests; fail if one has none
+    /// Print the product's promises, known mistakes of other engines and the faults that it must survive, each with its
+    /// tests; fail if one has none
     Claims,
     /// Run the scheduler through random schedules, or real models through random batches
     Sim(sim::Sim),
@@ -73,7 +73,7 @@ enum Task {
     Soak(soak::Soak),
     ClusterSmoke(cluster::ClusterSmoke),
     Page(page::Page),
-    /// Cause every fault of the table and check that only the culprit fails
+    /// Cause every fault of the table and check that only the request at fault fails
     Faults,
     Sanitize(sanitize::Sanitize),
     /// Check licences, sources, duplicates and known vulnerabilities of all dependencies with cargo-deny

@@ -507,7 +507,7 @@ pub struct BenchArgs {
 /// Also generates from the demo model in a batch and alone, and compares the tokens.
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
-    /// Also compare the models in the folders of this folder with the golden.safetensors beside each
+    /// Also compare the models in the folders of this folder with the golden.safetensors next to each
     #[arg(long, value_name = "FOLDER")]
     pub fixtures: Option<PathBuf>,
     /// Also write the JSON object to a file; it is updated after every part, so that an interrupted run keeps its

@@ -48,7 +48,7 @@ pub fn tokenizer(checkpoint: &Checkpoint) -> Result<&Tokenizer, CliError> {
     checkpoint.tokenizer.as_ref().ok_or_else(|| {
         let cure = match checkpoint.format {
             "synthetic" => "use a trained model, or a command that takes token ids (--ids)",
-            _ => "put the model's tokenizer.json beside its weights",
+            _ => "put the model's tokenizer.json next to its weights",
         };
         CliError::refused("the model has no tokenizer", &checkpoint.name, cure)
     })

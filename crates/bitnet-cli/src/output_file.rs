@@ -10,8 +10,8 @@ use crate::error::CliError;
 /// A file that is written under a temporary name and renamed when it is complete.
 pub struct OutputFile {
     place: PathBuf,
-    /// The temporary file; `None` if there is none, or once it is renamed.
-    beside: Option<PathBuf>,
+    /// `None` if there is none, or once it is renamed.
+    temporary: Option<PathBuf>,
 }
 
 impl OutputFile {
@@ -21,31 +21,33 @@ impl OutputFile {
         let fail = CliError::file("write", place);
         // A device or a pipe must not be replaced by a file.
         if fs::metadata(place).is_ok_and(|about| !about.is_file() && !about.is_dir()) {
-            return Ok(OutputFile { place: place.into(), beside: None });
+            return Ok(OutputFile { place: place.into(), temporary: None });
         }
         let Some(name) = place.file_name().filter(|_| !place.is_dir()) else {
             return Err(fail(std::io::Error::other("it is a folder")));
         };
-        let mut beside = std::ffi::OsString::from(".");
-        beside.push(name);
-        beside.push(format!(".{}.tmp", std::process::id()));
-        let beside = place.with_file_name(beside);
-        fs::File::create(&beside).map_err(fail)?;
-        Ok(OutputFile { place: place.into(), beside: Some(beside) })
+        let mut temporary = std::ffi::OsString::from(".");
+        temporary.push(name);
+        temporary.push(format!(".{}.tmp", std::process::id()));
+        let temporary = place.with_file_name(temporary);
+        fs::File::create(&temporary).map_err(fail)?;
+        Ok(OutputFile { place: place.into(), temporary: Some(temporary) })
     }
 
     /// The path to write to.
     pub fn path(&self) -> &Path {
-        self.beside.as_ref().unwrap_or(&self.place)
+        self.temporary.as_ref().unwrap_or(&self.place)
     }
 
     /// Renames the finished file.
     pub fn commit(mut self) -> Result<(), CliError> {
-        match &self.beside {
-            Some(beside) => fs::rename(beside, &self.place).map_err(CliError::file("write", &self.place))?,
+        match &self.temporary {
+            Some(temporary) => {
+                fs::rename(temporary, &self.place).map_err(CliError::file("write", &self.place))?
+            }
             None => return Ok(()),
         }
-        self.beside = None;
+        self.temporary = None;
         Ok(())
     }
 }
@@ -61,9 +63,9 @@ pub fn save_json(place: &Path, value: &impl Serialize) -> Result<(), CliError> {
 
 impl Drop for OutputFile {
     fn drop(&mut self) {
-        if let Some(beside) = &self.beside {
+        if let Some(temporary) = &self.temporary {
             // If this fails, a hidden file is left, and nothing more can be done about it here.
-            let _ = fs::remove_file(beside);
+            let _ = fs::remove_file(temporary);
         }
     }
 }

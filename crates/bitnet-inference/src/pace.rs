@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trickle_leaves_the_batch_alone() {
+    fn a_low_load_leaves_the_batch_size_alone() {
         let mut pace = Pacer::new(auto(), 64);
         assert!(trace(&mut pace, 100, 0).iter().all(|&size| size == 4));
     }

@@ -220,7 +220,7 @@ mod tests {
         let other = pool.take(Some(saved)).unwrap();
         assert_eq!(copies(&mut pool), [(saved, other)]);
         assert_eq!((pool.available(), pool.saved()), (1, 1));
-        // The last slot without an owner: the snapshot gives way.
+        // The last slot without an owner: the snapshot is dropped.
         assert_eq!(pool.take(None), Some(saved));
         assert_eq!((pool.find(Chain::After(1)), pool.take(None)), (None, None));
         assert_eq!(pool.check(&[1, 1, 1]), Ok(()));

@@ -63,11 +63,11 @@ impl ThroughputRecord {
 
     /// Writes the record to a temporary file, then renames it over the old one.
     pub fn write(&self, path: &Path) -> Result<(), RecordError> {
-        let beside = path.with_extension("new");
+        let temporary = path.with_extension("new");
         let write = || {
             fs::create_dir_all(path.parent().unwrap_or(Path::new(".")))?;
-            fs::write(&beside, serde_json::to_vec_pretty(self)?)?;
-            fs::rename(&beside, path)
+            fs::write(&temporary, serde_json::to_vec_pretty(self)?)?;
+            fs::rename(&temporary, path)
         };
         write().map_err(|source| RecordError { path: path.into(), source })
     }

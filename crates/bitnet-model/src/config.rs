@@ -164,8 +164,8 @@ impl Config {
     }
 }
 
-/// The rotation that `hadamard.json` describes. MLX's form of a rotated model must have that file, and repeats in
-/// `config.json` what it says.
+/// The rotation that `hadamard.json` describes. MLX's form of a rotated model must have that file, and repeats its
+/// contents in `config.json`.
 fn read_rotation(
     c: &Fields<'_>,
     family: Family,

@@ -355,7 +355,7 @@ impl FileSource {
             let mut shape = wanted.shape.clone();
             shape[0] = reorder.stored_rows(shape[0]);
             check_shape(&gguf.file, &name, &shape, &tensor.shape)?;
-            let factor = scale_beside(&gguf.file, &name, &mut stored)?;
+            let factor = separate_scale(&gguf.file, &name, &mut stored)?;
             if wanted.kind == TensorKind::Grouped && factor != 1.0 {
                 let problem = "a separate scale for a matrix with group scales is not supported";
                 return Err(ModelError::tensor(&gguf.file, &name, problem, GROUPED_CURE));
@@ -418,7 +418,7 @@ fn floats(tensor: &Stored, kind: TensorKind) -> Result<(Encoding, String), Model
     })
 }
 
-/// Checks that the signs stored beside an MLX matrix are those of the model's rotation.
+/// Checks that the signs stored with an MLX matrix are those of the model's rotation.
 fn check_signs(
     tensor: &Stored,
     name: &str,
@@ -428,8 +428,8 @@ fn check_signs(
     last: bool,
 ) -> Result<(), ModelError> {
     let base = name.strip_suffix(".weight").unwrap_or(name);
-    let beside = format!("{base}.signs");
-    let Some(signs) = take(stored, &beside, last) else { return Ok(()) };
+    let companion = format!("{base}.signs");
+    let Some(signs) = take(stored, &companion, last) else { return Ok(()) };
     let fail = |problem: &str| {
         Err(ModelError::tensor(&tensor.file, &signs.name, problem, "use the files that belong together"))
     };
@@ -499,17 +499,17 @@ fn gguf_encoding(
 }
 
 /// The separate scale tensor by which llama.cpp's BitNet graphs multiply a weight; 1 if there is none.
-fn scale_beside(
+fn separate_scale(
     file: &str,
     weight: &str,
     stored: &mut HashMap<&str, &Descriptor>,
 ) -> Result<f32, ModelError> {
-    let beside = weight.replace(".weight", ".scale");
-    match stored.remove(beside.as_str()) {
+    let companion = weight.replace(".weight", ".scale");
+    match stored.remove(companion.as_str()) {
         Some(scale) if scale.type_id == 0 && scale.shape == [1] => Ok(first_f32(&scale.bytes)),
         Some(_) => {
             let problem = "a scale must be one f32";
-            Err(ModelError::tensor(file, &beside, problem, "convert the model again"))
+            Err(ModelError::tensor(file, &companion, problem, "convert the model again"))
         }
         None => Ok(1.0),
     }
@@ -563,24 +563,25 @@ fn mlx(
     let (rows, cols) = (shape[0], shape[1]);
     let base = name.strip_suffix(".weight").unwrap_or(name);
     check_shape(&tensor.file, &tensor.name, &[rows, cols.div_ceil(16)], &tensor.shape)?;
-    let mut beside = |what: &str| {
+    let mut companion = |what: &str| {
         let name = format!("{base}.{what}");
-        let beside = take(stored, &name, last)
+        let companion = take(stored, &name, last)
             .ok_or(ModelError::MissingTensor { file: tensor.file.clone(), tensor: name.clone() })?;
         let fail = |problem| Err(ModelError::tensor(&tensor.file, &name, problem, GROUPED_CURE));
-        if beside.dtype != Some(DType::F16) {
-            return fail(format!("type {} is not f16", beside.dtype_name));
+        if companion.dtype != Some(DType::F16) {
+            return fail(format!("type {} is not f16", companion.dtype_name));
         }
-        let groups = packing::grouped::GROUPS.into_iter().find(|group| beside.shape == [rows, cols / group]);
+        let groups =
+            packing::grouped::GROUPS.into_iter().find(|group| companion.shape == [rows, cols / group]);
         match groups.filter(|group| cols.is_multiple_of(*group)) {
-            Some(_) => Ok(beside),
+            Some(_) => Ok(companion),
             None => fail(format!(
                 "shape {:?} is not one value for every 128 or 64 of {rows} x {cols} weights",
-                beside.shape
+                companion.shape
             )),
         }
     };
-    let (scales, biases) = (beside("scales")?, beside("biases")?);
+    let (scales, biases) = (companion("scales")?, companion("biases")?);
     check_shape(&tensor.file, &biases.name, &scales.shape, &biases.shape)?;
     Ok(Encoding::Mlx { scales: scales.bytes, biases: biases.bytes })
 }

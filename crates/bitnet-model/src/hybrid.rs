@@ -1,4 +1,4 @@
-//! What a hybrid model has beside attention: gated-delta layers, and weights in a rotated basis.
+//! What a hybrid model has in addition to attention: gated-delta layers, and weights in a rotated basis.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

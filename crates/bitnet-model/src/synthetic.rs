@@ -277,7 +277,7 @@ impl TensorSource for Synthetic {
         let (rows, cols) = (entry.shape[0], entry.shape[1]);
         let codes = random_codes(&mut random, rows, cols)?;
         let group = GroupedTensor::WIDE;
-        // Embeddings of the usual size would be negligible beside the outputs of the layers.
+        // Embeddings of the usual size would be negligible compared with the outputs of the layers.
         let usual = if names::is_table(name) { 0.05 } else { usual_scale(cols) };
         let scale = |r: u8| f16::from_f32(usual * (0.75 + f32::from(r) / 512.0));
         let scales = random.bytes(rows * GroupedTensor::groups(cols, group), |r| r)?;

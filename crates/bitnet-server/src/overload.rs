@@ -450,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_taken_under_a_crowd_of_all_priorities_is_in_time_and_keeps_all_places_busy() {
+    fn requests_accepted_under_overload_are_in_time_and_keep_all_places_busy() {
         for seed in 1..5 {
             let (mut waits, used) = crowd(seed);
             waits.sort_by(f64::total_cmp);
@@ -482,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_is_counted_until_it_is_let_go() {
+    fn a_request_is_counted_until_it_is_dropped() {
         let overload = Arc::new(Overload::new(None));
         let waiting = || overload.state.lock().waiting;
         let (a, b) = (overload.wait(Priority::Normal, None), overload.wait(Priority::Background, None));

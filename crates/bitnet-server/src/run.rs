@@ -20,7 +20,7 @@ const LOOK: Duration = Duration::from_millis(200);
 const TRIM: Duration = Duration::from_secs(10);
 
 /// Serves until SIGTERM or SIGINT, or until the model's device is lost ([`App::lost`]), then drains; a signal during
-/// the drain ends the process at once, with exit code 1. Except after SIGINT, which comes from a person, it still answers
+/// the drain ends the process immediately, with exit code 1. Except after SIGINT, which comes from a person, it still answers
 /// for `linger`, with refusals, so that a proxy notices.
 ///
 /// # Errors
@@ -47,7 +47,7 @@ pub fn run(
                 by_hand = signals.next() => {
                     tracing::info!(
                         target: "bitnet::server",
-                        "finishing requests; a second signal ends the process at once"
+                        "finishing requests; a second signal ends the process immediately"
                     );
                     by_hand
                 }
@@ -69,7 +69,7 @@ pub fn run(
     report
 }
 
-/// Returns freed memory to the system, again and again.
+/// Returns freed memory to the system at regular intervals.
 async fn trim() {
     let mut clock = tokio::time::interval(TRIM);
     clock.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);

@@ -136,7 +136,7 @@ impl Model {
     }
 }
 
-/// The embedding of a text of so many tokens.
+/// The embedding of a text with this many tokens.
 fn embedding(completion: Completion, tokens: usize) -> Embedding {
     Embedding::new(completion.logits.unwrap_or_default(), tokens)
 }

@@ -106,7 +106,7 @@ impl Error {
             Error::GpuCache { .. } => "leave the type unset, or compute on the CPU",
             Error::Start(_) => "give at least 1 for every limit",
             Error::NoTokenizer { .. } => {
-                "give token ids, or put the model's tokenizer.json beside its weights"
+                "give token ids, or put the model's tokenizer.json next to its weights"
             }
             Error::NoTools { .. } => "describe the tools in a system message",
             Error::NoEmbeddings { .. } => "ask it for text, or open an embedding model",

@@ -43,7 +43,7 @@ fn hang_up(client: &Client, ask: &Ask, sent: usize) -> Result<Outcome, String> {
     let sent = bytes.len() * sent / 1000;
     client.hang_up_after(&bytes[..sent]).map_err(|e| e.to_string())?;
     // Half a request is never accepted; a whole one may be, before the server notices that the client is gone.
-    Ok(if sent < bytes.len() { Outcome::Unsaid } else { Outcome::Gone })
+    Ok(if sent < bytes.len() { Outcome::NotSent } else { Outcome::Gone })
 }
 
 fn once(client: &mut Client, ask: &Ask, entry: &mut Entry) -> Result<Outcome, String> {
@@ -104,7 +104,7 @@ fn stream(
     begun: Instant,
     before: Option<Answer>,
 ) -> Result<Outcome, String> {
-    let goes_on = before.is_some();
+    let resumes = before.is_some();
     let mut answer = before.unwrap_or_else(|| Answer::new(ask.choices));
     let (mut events, mut id) = (0, String::new());
     loop {
@@ -126,7 +126,7 @@ fn stream(
             return Err(format!("event {id:?} was followed by event {:?}", event.id));
         }
         (events, id) = (events + 1, event.id);
-        if events == 1 && !goes_on && !ask.may_be_cut() {
+        if events == 1 && !resumes && !ask.may_be_cut() {
             entry.first = Some(begun.elapsed().as_secs_f64());
         }
         match ask.manner {
@@ -135,7 +135,7 @@ fn stream(
                 entry.answer = Some(answer);
                 return Ok(Outcome::Left);
             }
-            Manner::Resumes { after } if events == after && !goes_on => {
+            Manner::Resumes { after } if events == after && !resumes => {
                 entry.leave(ask, &answer);
                 entry.last_event = id;
                 entry.answer = Some(answer);

@@ -19,7 +19,7 @@ pub(super) enum Outcome {
     /// The client hung up before any answer, so its outcome on the server is unknown.
     Gone,
     /// The client hung up before it had sent the whole request.
-    Unsaid,
+    NotSent,
     /// 429 with this code, or a timeout while it was queued.
     Refused(String),
     /// 400, as expected for an invalid request.
@@ -84,7 +84,7 @@ pub(super) struct Ledger {
     pub resumed: u64,
     pub left: u64,
     pub gone: u64,
-    unsaid: u64,
+    not_sent: u64,
     invalid: u64,
     pub refused: BTreeMap<String, u64>,
     /// Seconds to the first token of each stream that has a goal, and whether it is interactive, in order of
@@ -96,7 +96,7 @@ pub(super) struct Ledger {
     tokens: u64,
     unread: u64,
     /// Prompt tokens of requests that may not have been accepted.
-    perhaps: u64,
+    possible_prompt_tokens: u64,
     wrong: u64,
     pub problems: Vec<String>,
 }
@@ -104,7 +104,7 @@ pub(super) struct Ledger {
 impl Ledger {
     /// Number of requests sent, including those after a refusal or a hang-up.
     pub fn sent(&self) -> u64 {
-        self.known() + self.gone + self.unsaid + self.invalid + self.wrong
+        self.known() + self.gone + self.not_sent + self.invalid + self.wrong
     }
 
     /// Number of requests that the server must have counted as answered, left or refused.
@@ -140,15 +140,15 @@ impl Ledger {
             Outcome::Gone => {
                 self.gone += 1;
                 self.unread += entry.unread;
-                self.perhaps += entry.prompt_tokens;
+                self.possible_prompt_tokens += entry.prompt_tokens;
             }
-            Outcome::Unsaid => self.unsaid += 1,
+            Outcome::NotSent => self.not_sent += 1,
             Outcome::Invalid => self.invalid += 1,
             Outcome::Refused(code) => {
                 *self.refused.entry(code.clone()).or_default() += 1;
                 // A request that timed out may have begun.
                 if code == "deadline" {
-                    self.perhaps += entry.prompt_tokens;
+                    self.possible_prompt_tokens += entry.prompt_tokens;
                     self.tokens += entry.tokens;
                     self.unread += entry.unread;
                 }
@@ -170,7 +170,7 @@ impl Ledger {
     }
 
     /// Compares the counters of a server with the records of all its clients.
-    pub fn settle(&mut self, metrics: &Metrics) {
+    pub fn reconcile(&mut self, metrics: &Metrics) {
         let counted = |name: &str, label: &str| metrics.sum(name, label);
         let (ended, rejected) = ("bitnet_requests_total", "bitnet_requests_rejected_total");
         let known = self.known();
@@ -179,7 +179,12 @@ impl Ledger {
         let mut rows = vec![
             ("requests ended or rejected", counted(ended, "") + counted(rejected, ""), known, self.gone),
             ("requests complete", counted(ended, "complete"), self.complete + self.resumed, loose),
-            ("prompt tokens", counted("bitnet_prompt_tokens_total", ""), self.prompt_tokens, self.perhaps),
+            (
+                "prompt tokens",
+                counted("bitnet_prompt_tokens_total", ""),
+                self.prompt_tokens,
+                self.possible_prompt_tokens,
+            ),
             ("tokens generated", counted("bitnet_generation_tokens_total", ""), self.tokens, self.unread),
         ];
         for (code, &count) in self.refused.iter().filter(|(code, _)| *code != "deadline") {
@@ -217,12 +222,12 @@ mod tests {
         Entry { outcome, tokens, prompt_tokens: 5, ..Entry::new(&ask(0)) }
     }
 
-    fn books(told: &str) -> Vec<String> {
+    fn records(told: &str) -> Vec<String> {
         let mut ledger = Ledger::default();
         ledger.add(&entry(Outcome::Complete, 7));
         ledger.add(&entry(Outcome::Complete, 8));
         ledger.add(&entry(Outcome::Refused("queue_full".into()), 0));
-        ledger.settle(&Metrics::parse(told));
+        ledger.reconcile(&Metrics::parse(told));
         ledger.problems
     }
 
@@ -231,7 +236,7 @@ mod tests {
         let told = "bitnet_requests_total{class=\"normal\",reason=\"complete\"} 2\n\
                     bitnet_requests_rejected_total{reason=\"queue_full\"} 1\n\
                     bitnet_prompt_tokens_total 10\nbitnet_generation_tokens_total 15\n";
-        assert_eq!(books(told), [""; 0]);
+        assert_eq!(records(told), [""; 0]);
         for (right, wrong) in [
             ("\"complete\"} 2", "\"complete\"} 3"),
             ("\"queue_full\"} 1", "\"queue_full\"} 0"),
@@ -241,7 +246,7 @@ mod tests {
             ("_tokens_total 15\n", "_tokens_total 15\nbitnet_kv_blocks_used 1\n"),
             ("_tokens_total 15\n", "_tokens_total 15\nbitnet_row_faults_total{kind=\"panic\"} 1\n"),
         ] {
-            assert!(told.contains(right) && !books(&told.replace(right, wrong)).is_empty(), "{wrong}");
+            assert!(told.contains(right) && !records(&told.replace(right, wrong)).is_empty(), "{wrong}");
         }
     }
 }

@@ -91,7 +91,7 @@ impl Soak {
         let flags = ["--threads", "1", "--max-batch-size", PLACES, "--ttft-goal", &goal];
         let server = Server::start(binary, &[&flags[..], &["--request-timeout", "30s"]].concat())?;
         let folder = tempfile::tempdir()?;
-        let crowd = Crowd { server: &server, next: AtomicU64::new(self.first), books: Mutex::default() };
+        let crowd = Crowd { server: &server, next: AtomicU64::new(self.first), records: Mutex::default() };
         let short = (self.time() / 10).clamp(Duration::from_secs(4), Duration::from_secs(60));
         crowd.ask(FEW, Duration::from_secs(3), None);
         let rest = server.usage();
@@ -115,13 +115,13 @@ impl Soak {
         });
         // One more than at rest, for the connection that asks.
         let metrics = server.idle(rest.map_or(usize::MAX, |usage| usage.descriptors + 1))?;
-        let mut books = crowd.books.into_inner().unwrap_or_default();
-        books.ledger.settle(&metrics);
+        let mut records = crowd.records.into_inner().unwrap_or_default();
+        records.ledger.reconcile(&metrics);
         report.rest([rest, server.usage()]);
         drop(server);
         report.pauses = metrics.sum("bitnet_slow_reader_pauses_total", "");
-        recompute(binary, books.sample, batches, &mut report, &mut books.ledger)?;
-        report.ledger = books.ledger;
+        recompute(binary, records.sample, batches, &mut report, &mut records.ledger)?;
+        report.ledger = records.ledger;
         Ok(report)
     }
 }
@@ -130,11 +130,11 @@ impl Soak {
 struct Crowd<'s> {
     server: &'s Server,
     next: AtomicU64,
-    books: Mutex<Books>,
+    records: Mutex<Records>,
 }
 
 #[derive(Default)]
-struct Books {
+struct Records {
     ledger: Ledger,
     /// Numbers of requests, what was read, and whether it was the whole answer.
     sample: Vec<(u64, Answer, bool)>,
@@ -180,25 +180,25 @@ impl Crowd<'_> {
         }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Books> {
-        self.books.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    fn lock(&self) -> std::sync::MutexGuard<'_, Records> {
+        self.records.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     fn answered(&self) -> (u64, u64) {
-        let books = self.lock();
-        (books.ledger.complete + books.ledger.resumed, books.ledger.answered_tokens)
+        let records = self.lock();
+        (records.ledger.complete + records.ledger.resumed, records.ledger.answered_tokens)
     }
 
     fn one(&self, client: &mut Client, number: u64) {
         let ask = mix::ask(number);
         let mut entry = client::ask(client, number, &ask);
-        let mut books = self.lock();
-        books.ledger.add(&entry);
+        let mut records = self.lock();
+        records.ledger.add(&entry);
         if let Some(answer) = entry.answer.take().filter(|_| number.is_multiple_of(SAMPLED)) {
             // A deadline ends a text at any point.
             let whole =
                 entry.outcome != ledger::Outcome::Left && !answer.choices.iter().any(|choice| choice.cut);
-            books.sample.push((number, answer, whole));
+            records.sample.push((number, answer, whole));
         }
     }
 }

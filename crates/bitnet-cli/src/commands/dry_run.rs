@@ -158,7 +158,7 @@ const REFUSED: [(Open, &str); 6] = [
 ];
 
 #[test]
-fn a_gpu_that_is_refused_leaves_the_work_to_the_cpu_with_one_line_that_says_why() {
+fn a_gpu_that_cannot_be_used_leaves_the_work_to_the_cpu_with_one_line_of_reasons() {
     for (open, why) in REFUSED {
         let loaded = load("auto", open).unwrap();
         assert!(loaded.model.device().is_none() && loaded.model.backend().device == "cpu", "{why}");

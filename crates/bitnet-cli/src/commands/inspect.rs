@@ -24,7 +24,7 @@ fn sequence(spec: &ModelSpec) -> String {
     }
 }
 
-/// What models with recurrent layers or rotated weights have beside others.
+/// What models with recurrent layers or rotated weights have in addition to others.
 fn hybrid(spec: &ModelSpec) -> Vec<String> {
     let mut lines = Vec::new();
     if let Some(delta) = spec.delta() {

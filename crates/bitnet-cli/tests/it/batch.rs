@@ -89,7 +89,7 @@ fn a_bad_line_gets_an_error_in_its_place_and_the_others_their_answers() {
 }
 
 #[test]
-fn killed_at_any_point_and_started_again_it_loses_and_doubles_nothing() {
+fn a_batch_killed_at_any_point_and_restarted_loses_and_repeats_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let (input, whole, broken) = (dir.path().join("in"), dir.path().join("whole"), dir.path().join("broken"));
     fs::write(&input, lines(400, 40)).unwrap();

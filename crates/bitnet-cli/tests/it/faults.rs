@@ -45,7 +45,7 @@ fn reached(phase: Phase, partial: &Path, output: &Path) -> bool {
 }
 
 #[test]
-fn a_batch_ended_by_any_signal_in_any_phase_goes_on_byte_for_byte() {
+fn a_batch_ended_by_any_signal_in_any_phase_continues_byte_for_byte() {
     let dir = tempfile::tempdir().unwrap();
     let (input, whole) = (dir.path().join("in"), dir.path().join("whole"));
     let line = |i: usize| {

@@ -1,7 +1,7 @@
 use crate::bitnet::bitnet;
 
 #[test]
-fn too_little_memory_names_the_least_that_works_and_that_works() {
+fn too_little_memory_names_the_minimum_and_the_minimum_works() {
     let args = |memory: &str| {
         let ids = vec!["3"; 200].join(",");
         bitnet(&["run", "synthetic:tiny", "--ids", &ids, "-n", "500", "--seed", "1", "--memory", memory])

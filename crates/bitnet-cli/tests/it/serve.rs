@@ -58,7 +58,7 @@ impl Drop for Serving {
 const LONG: &str = r#"{"prompt": "O", "max_tokens": 480, "ignore_eos": true, "stream": true, "n": 16}"#;
 
 #[test]
-fn told_to_end_it_finishes_what_it_has_and_exits_with_0() {
+fn a_server_told_to_stop_finishes_its_requests_and_exits_with_0() {
     let server = Serving::start(&["demo", "--log", "off", "--host", "localhost"]);
     let mut stream = server.ask(LONG);
     let mut first = [0];
@@ -97,7 +97,7 @@ fn a_server_told_to_end_while_it_fetches_its_model_does_not_wait() {
 }
 
 #[test]
-fn told_twice_it_ends_at_once() {
+fn a_second_signal_ends_the_server_immediately() {
     // Enough work for much longer than the test takes.
     let server = Serving::start(&["synthetic:125m", "--log", "requests"]);
     let body = r#"{"prompt": [1], "max_tokens": 4000, "ignore_eos": true, "stream": true, "n": 32}"#;
@@ -108,7 +108,7 @@ fn told_twice_it_ends_at_once() {
     loop {
         let mut line = String::new();
         assert!(server.log.read_line(&mut line).unwrap() > 0, "it ended by the first signal");
-        if line.contains("a second signal ends the process at once") {
+        if line.contains("a second signal ends the process immediately") {
             break;
         }
     }

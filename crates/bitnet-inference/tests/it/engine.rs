@@ -374,7 +374,7 @@ fn what_a_sequence_computed_before_its_logits_were_nan_is_computed_again_by_the_
 }
 
 #[test]
-fn a_bad_request_is_refused_and_says_why() {
+fn an_invalid_request_is_refused_with_the_reason() {
     let (engine, _) = engine(EngineConfig { text: None, ..config() });
     let refused = |request| engine.submit(request).err().unwrap();
     assert_eq!(refused(Request::new([], greedy(1))), InvalidRequest::EmptyPrompt.into());
@@ -401,7 +401,7 @@ fn dropping_a_handle_cancels_also_before_the_engine_has_seen_it() {
 }
 
 #[test]
-fn a_cancelled_request_says_so_and_keeps_what_it_has() {
+fn a_cancelled_request_reports_it_and_keeps_its_tokens() {
     let (engine, _) = slow_engine(config(), Duration::from_millis(1));
     let mut handle = engine.submit(Request::new([1, 2], greedy(400))).unwrap();
     let first: Vec<_> = handle.by_ref().take(3).collect();
@@ -491,7 +491,7 @@ fn requests_in_the_background_leave_half_of_the_queue_to_others() {
 }
 
 #[test]
-fn a_full_queue_refuses_or_waits_as_asked() {
+fn a_full_queue_refuses_or_waits_as_requested() {
     let (engine, gate) = gated(2);
     let closed = gate.lock();
     let running = engine.submit(Request::new([1], greedy(3))).unwrap();
@@ -609,7 +609,7 @@ impl Recorder for Sums {
 }
 
 #[test]
-fn every_measure_was_taken_as_often_as_there_was_something_to_measure() {
+fn every_measure_has_one_value_for_each_event() {
     let sums = Arc::new(Sums::default());
     let (engine, counts) = engine(EngineConfig { recorder: Some(sums.clone()), ..config() });
     let requests = (1..=6).map(|i| Request::new([i as u32; 10], greedy(10 * i))).collect();
@@ -692,7 +692,7 @@ fn device_values_that_a_model_does_not_report_are_unknown() {
 }
 
 #[test]
-fn paused_requests_cached_blocks_and_the_time_to_a_free_block_are_told() {
+fn paused_requests_cached_blocks_and_the_time_to_a_free_block_are_reported() {
     let (engine, _) = engine(EngineConfig { mailbox: 4, ..config() });
     let asleep = engine.submit(Request::new([1; 70], greedy(100))).unwrap();
     until(|| engine.status().paused == 1);
@@ -835,7 +835,7 @@ fn a_restarted_scheduler_keeps_what_it_has_learned_and_counted() {
 }
 
 #[test]
-fn a_large_group_enters_as_far_as_there_is_room_beside_others() {
+fn as_much_of_a_large_group_enters_the_queue_as_others_leave_room_for() {
     let each = Duration::from_millis(1);
     let (engine, _) =
         slow_engine(EngineConfig { max_batch_size: 1, max_queued_requests: 4, ..config() }, each);
@@ -1047,7 +1047,7 @@ fn an_engine_without_room_for_anything_does_not_start() {
 }
 
 #[test]
-fn a_thousand_cancels_lose_double_and_leak_nothing() {
+fn a_thousand_cancellations_lose_repeat_and_leak_nothing() {
     let (engine, _) = engine(EngineConfig { max_draft: 3, ..config() });
     let mix_of = mixed(1000, 77);
     std::thread::scope(|scope| {

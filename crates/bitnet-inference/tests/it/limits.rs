@@ -85,7 +85,7 @@ fn a_deadline_ends_a_request_in_its_microsecond_and_not_before() {
 }
 
 #[test]
-fn a_slow_reader_is_let_go_in_its_microsecond_and_not_before() {
+fn a_slow_reader_fails_at_its_time_limit_and_not_before() {
     let mut scheduler = narrow(500);
     submit(&mut scheduler, 0, 0, Request::new([1, 2], greedy(9)));
     step(&mut scheduler, 1);

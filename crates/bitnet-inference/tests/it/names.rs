@@ -112,7 +112,7 @@ fn a_shared_configuration_gives_what_each_prompt_gets_alone() {
 }
 
 #[test]
-fn the_partial_form_gives_the_good_results_beside_the_bad() {
+fn the_partial_form_returns_results_and_errors_side_by_side() {
     let (gpu, _) = gpu();
     let two = GenerationConfig { n: 2, ..greedy(3) };
     let batch = [
@@ -293,7 +293,7 @@ fn a_benchmark_reports_no_speed_when_a_batch_differs_from_its_members() {
 }
 
 #[test]
-fn a_benchmark_finds_nothing_computed() {
+fn a_benchmark_takes_nothing_from_the_prefix_cache() {
     let (gpu, _) = gpu();
     for _ in 0..2 {
         gpu.benchmark(&[130], &[1, 3]).unwrap();

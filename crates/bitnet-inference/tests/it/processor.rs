@@ -39,12 +39,12 @@ fn fill(queue: &BatchQueue, count: usize) -> Vec<Answer> {
 }
 
 #[test]
-fn a_batch_of_nothing_is_refused() {
+fn a_maximum_batch_size_of_0_is_refused() {
     assert_eq!(BatchProcessor::new(0, WAIT).err(), Some(InvalidBatching));
 }
 
 #[test]
-fn a_full_batch_goes_at_once_and_is_never_over_full() {
+fn a_full_batch_starts_immediately_and_never_exceeds_the_maximum() {
     let processor = BatchProcessor::new(3, Duration::from_secs(60)).unwrap();
     let _answers = fill(&processor.queue(), 7);
     let start = Instant::now();
@@ -54,7 +54,7 @@ fn a_full_batch_goes_at_once_and_is_never_over_full() {
 }
 
 #[test]
-fn a_partial_batch_waits_from_its_first_member_on() {
+fn the_wait_of_a_partial_batch_counts_from_its_first_request() {
     let processor = BatchProcessor::new(3, WAIT).unwrap();
     let _answers = fill(&processor.queue(), 2);
     let start = Instant::now();
@@ -72,7 +72,7 @@ fn a_partial_batch_waits_from_its_first_member_on() {
 }
 
 #[test]
-fn a_full_queue_says_so() {
+fn a_full_queue_is_reported() {
     let processor = BatchProcessor::with_capacity(4, WAIT, 2).unwrap();
     let queue = processor.queue();
     let _answers = fill(&queue, 2);

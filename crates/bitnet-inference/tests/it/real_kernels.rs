@@ -207,7 +207,7 @@ impl Model for Flaky {
 }
 
 #[test]
-fn a_step_that_fails_loses_nobodys_cache() {
+fn a_failed_step_loses_no_cached_keys_or_values() {
     let mut batch = mixed(12, 5);
     batch.iter_mut().for_each(|(_, config)| config.max_new_tokens += 20);
     let single = engine(Watched::tiny("auto", 1, 512, 64), 1, 0);

@@ -98,7 +98,7 @@ fn play(arrivals: &[(u64, usize, usize)]) -> Trace {
 }
 
 #[test]
-fn a_trickle_is_served_at_once_and_moves_nothing() {
+fn a_low_load_is_served_immediately_and_leaves_the_batch_size_alone() {
     let arrivals: Vec<_> = (0..50).map(|i| (i * 400_000, 30, 20)).collect();
     let trace = play(&arrivals);
     assert!(trace.steps.iter().all(|s| s.batch_size == 4 && s.load.decodes <= 1), "{:?}", trace.steps);

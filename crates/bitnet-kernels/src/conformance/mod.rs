@@ -154,7 +154,7 @@ pub fn cases() -> Vec<Case> {
     cases
 }
 
-/// Adds sequences that begin, go on and end within blocks and segments, with heads of several widths.
+/// Adds sequences that begin, continue and end within blocks and segments, with heads of several widths.
 fn attention_cases(cases: &mut Vec<Case>) {
     let heads =
         [(1, 1, 2), (4, 1, 48), (4, 2, 64), (5, 5, 32), (4, 2, 80), (7, 1, 100), (12, 4, 256), (20, 5, 128)];

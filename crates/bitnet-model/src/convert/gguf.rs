@@ -70,7 +70,7 @@ pub(super) fn write(
         _ => None,
     };
 
-    let unfinished = Unfinished::beside(destination, false)?;
+    let unfinished = Unfinished::create(destination, false)?;
     let mut out = Output::create(&unfinished.path)?;
     out.write(&head(&planned, &metadata, alignment(target))?)?;
     for tensor in &planned {

@@ -106,7 +106,7 @@ struct Unfinished {
 }
 
 impl Unfinished {
-    fn beside(name: &Path, folder: bool) -> Result<Self, ModelError> {
+    fn create(name: &Path, folder: bool) -> Result<Self, ModelError> {
         let mut hidden = std::ffi::OsString::from(".");
         hidden.push(name.file_name().unwrap_or_default());
         hidden.push(format!(".{}.unfinished", std::process::id()));

@@ -28,7 +28,7 @@ pub(super) fn write(
     }
     let float = common_type(checkpoint)?;
     let header = header(checkpoint, float)?;
-    let unfinished = Unfinished::beside(destination, true)?;
+    let unfinished = Unfinished::create(destination, true)?;
     let small = |name: &str, text: &str| -> Result<(), ModelError> {
         let path = unfinished.path.join(name);
         std::fs::write(&path, text).map_err(ModelError::io("write", &path))

@@ -90,7 +90,7 @@ fn shards(index: &[u8]) -> Result<Vec<String>, ModelError> {
             ModelError::field(INDEX, format!("weight_map.{}", crate::error::one_line(tensor)), problem)
         };
         let file = file.as_str().ok_or_else(|| bad("is not a file name"))?;
-        // Shards must lie beside the index; a path could lead anywhere.
+        // Shards must be in the folder of the index; a path could lead anywhere.
         if file.is_empty() || file == ".." || file.contains(['/', '\\']) {
             return Err(bad("is not a plain file name"));
         }

@@ -307,7 +307,7 @@ fn mlx(config: impl FnOnce(&mut Value), hadamard: impl FnOnce(&mut Value)) -> Re
 }
 
 #[test]
-fn what_mlx_says_of_a_rotated_model_in_two_files_must_agree() {
+fn the_two_files_of_a_rotated_mlx_model_must_agree() {
     mlx(|_| {}, |_| {}).unwrap();
     type Change = fn(&mut Value);
     let cases: [(Change, Change, &str); 9] = [

@@ -118,7 +118,7 @@ const QWEN3: &str = r#"{%- if messages[0].role == 'system' %}
 {%- endif %}"#;
 
 #[test]
-fn a_template_that_asks_is_told_whether_to_think() {
+fn a_template_with_the_choice_gets_the_choice_to_think() {
     let chat = ChatTemplate::new(QWEN3, "", "<|im_end|>").unwrap();
     let messages = [
         Message::new("system", "Be brief."),

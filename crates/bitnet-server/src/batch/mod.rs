@@ -1,7 +1,7 @@
 //! Answers a file of requests in order, through one engine.
 //!
 //! The lines are those of OpenAI's batch API. A run reads only a few batches of lines ahead, so its memory does not
-//! depend on the length of the file. Answers go to a file beside the output, one line for each line of the input. When
+//! depend on the length of the file. Answers go to a file next to the output, one line for each line of the input. When
 //! an interrupted run is started again, it continues after the last complete line of that file. A line without a seed
 //! gets one that follows from its `custom_id`, so that interruptions do not change any answer.
 

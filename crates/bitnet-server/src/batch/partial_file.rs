@@ -11,10 +11,10 @@ use serde::Deserialize;
 use super::{error::BatchRunError, line::Line};
 use crate::identity::Identity;
 
-/// The file `OUT.partial` beside the output, with complete lines, locked against a second run.
+/// The file `OUT.partial` next to the output, with complete lines, locked against a second run.
 pub(super) struct PartialFile {
     place: PathBuf,
-    beside: PathBuf,
+    partial: PathBuf,
     file: File,
     lines: u64,
 }
@@ -52,22 +52,22 @@ impl PartialFile {
         let Some(name) = place.file_name().filter(|_| !place.is_dir()) else {
             return Err(fail(place)(std::io::Error::other("it is a folder")));
         };
-        let mut beside = name.to_owned();
-        beside.push(".partial");
-        let beside = place.with_file_name(beside);
+        let mut partial = name.to_owned();
+        partial.push(".partial");
+        let partial = place.with_file_name(partial);
         let same =
             |path: &Path| path.canonicalize().is_ok_and(|p| input.canonicalize().is_ok_and(|i| p == i));
-        for path in [place, &beside] {
+        for path in [place, &partial] {
             if same(path) {
                 return Err(BatchRunError::SameFile { path: path.into() });
             }
         }
-        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&beside);
-        let file = file.map_err(fail(&beside))?;
+        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&partial);
+        let file = file.map_err(fail(&partial))?;
         match file.try_lock() {
-            Ok(()) => Ok(PartialFile { place: place.into(), beside, file, lines: 0 }),
-            Err(TryLockError::WouldBlock) => Err(BatchRunError::Locked { path: beside }),
-            Err(TryLockError::Error(e)) => Err(fail(&beside)(e)),
+            Ok(()) => Ok(PartialFile { place: place.into(), partial, file, lines: 0 }),
+            Err(TryLockError::WouldBlock) => Err(BatchRunError::Locked { path: partial }),
+            Err(TryLockError::Error(e)) => Err(fail(&partial)(e)),
         }
     }
 
@@ -84,16 +84,16 @@ impl PartialFile {
         loop {
             text.clear();
             let length =
-                read.read_until(b'\n', &mut text).map_err(BatchRunError::file("read", &self.beside))?;
+                read.read_until(b'\n', &mut text).map_err(BatchRunError::file("read", &self.partial))?;
             let Some(answer) = text.strip_suffix(b"\n") else { break };
             let earlier = serde_json::from_slice::<EarlierLine>(answer).ok();
             let line = input()?;
             if let Some(difference) = earlier.as_ref().and_then(|earlier| earlier.difference(identity)) {
-                let (path, line) = (self.beside.clone(), self.lines + 1);
+                let (path, line) = (self.partial.clone(), self.lines + 1);
                 return Err(BatchRunError::OtherIdentity { path, line, difference });
             }
             if earlier.is_none() || earlier.map(|earlier| earlier.id) != line.as_ref().map(&id) {
-                return Err(BatchRunError::OtherRun { path: self.beside.clone(), line: self.lines + 1 });
+                return Err(BatchRunError::OtherRun { path: self.partial.clone(), line: self.lines + 1 });
             }
             (whole, at) = (whole + length as u64, line.map_or(at, |line| line.end));
             self.lines += 1;
@@ -102,7 +102,7 @@ impl PartialFile {
             file.set_len(whole)?;
             file.seek(SeekFrom::Start(whole))
         };
-        cut(&self.file).map_err(BatchRunError::file("write", &self.beside))?;
+        cut(&self.file).map_err(BatchRunError::file("write", &self.partial))?;
         Ok(at)
     }
 
@@ -114,14 +114,14 @@ impl PartialFile {
     /// Appends a line. If that fails, the complete lines before it are kept.
     pub fn write(&mut self, line: &str) -> Result<(), BatchRunError> {
         let written = self.file.write_all(format!("{line}\n").as_bytes());
-        written.map_err(BatchRunError::file("write", &self.beside))?;
+        written.map_err(BatchRunError::file("write", &self.partial))?;
         self.lines += 1;
         Ok(())
     }
 
     /// Renames the file to the output's name.
     pub fn commit(self) -> Result<(), BatchRunError> {
-        let done = self.file.sync_all().and_then(|()| std::fs::rename(&self.beside, &self.place));
+        let done = self.file.sync_all().and_then(|()| std::fs::rename(&self.partial, &self.place));
         done.map_err(BatchRunError::file("write", &self.place))
     }
 }

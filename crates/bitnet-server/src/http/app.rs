@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_finds_no_place_waits_within_its_time_and_the_bounds_of_the_queue() {
+    async fn a_body_without_a_place_waits_within_its_time_and_the_bounds_of_the_queue() {
         let app = app(2);
         let (release, released) = mpsc::channel::<()>();
         let released = Arc::new(parking_lot::Mutex::new(released));

@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_format_says_all_that_is_wrong_with_it_in_one_line() {
+    fn the_problems_of_a_format_are_joined_into_one_line() {
         let error =
             ApiError::format("response_format", "regex parse error:\n    [\n    ^\n<non-verbose/>").body;
         assert_eq!(error.message, "response_format: regex parse error: [ ^");

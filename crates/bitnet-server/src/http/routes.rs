@@ -141,7 +141,7 @@ async fn counted(State(app): State<Arc<App>>, request: Request, next: Next) -> R
     response
 }
 
-/// Answers a request whose handler panicked; the connection and the server go on.
+/// Answers a request whose handler panicked; the connection and the server continue.
 fn panicked(_: Box<dyn std::any::Any + Send>) -> Response {
     ApiError::fault("the request made a handler panic").into_response()
 }

@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_for_its_turn_is_small() {
+    fn a_waiting_update_is_small() {
         assert!(size_of::<ChoiceUpdate>() * MAX_WAITING <= 64 << 20, "{}", size_of::<ChoiceUpdate>());
     }
 }

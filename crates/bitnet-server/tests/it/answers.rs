@@ -279,7 +279,7 @@ fn a_bias_forbids_a_token() {
 }
 
 #[test]
-fn a_chat_without_a_template_joins_its_messages_and_says_so() {
+fn a_chat_without_a_template_joins_its_messages_and_reports_it() {
     let checkpoint = Checkpoint { chat: None, ..Checkpoint::demo().unwrap() };
     let service = demo_of(checkpoint, EngineConfig::default(), ServerConfig::default());
     let server = Server::start(App::ready(service), ConnectionLimits::default(), SOON);

@@ -118,7 +118,7 @@ fn calls_are_those_of_a_chat_with_their_input_as_an_object() {
 }
 
 #[test]
-fn a_conversation_with_calls_goes_on_as_in_a_chat() {
+fn a_conversation_with_calls_continues_as_in_a_chat() {
     let server = random(TAGGED, Script::default());
     let shared = json!({"temperature": 1, "seed": 5, "max_tokens": 12});
     let chat = server
@@ -308,7 +308,7 @@ fn a_client_that_hangs_up_cancels_its_answer() {
 }
 
 #[test]
-fn a_stream_that_fails_ends_with_an_event_that_says_so() {
+fn a_stream_that_fails_ends_with_an_error_event() {
     let server = hooked(PLAIN, slow(Duration::from_millis(2)));
     let body = json!({"max_tokens": 4000, "ignore_eos": true, "stream": true, "messages": [{"role": "user", "content": "x"}]});
     let reply = server.post_with(MESSAGES, &[("x-deadline-ms", "150")], &body);

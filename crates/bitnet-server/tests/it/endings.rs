@@ -153,7 +153,7 @@ fn a_reader_that_stops_pauses_its_own_request_and_no_other_and_loses_no_token() 
 }
 
 #[test]
-fn a_client_that_reads_nothing_for_long_is_let_go() {
+fn a_client_that_reads_nothing_for_too_long_is_disconnected() {
     let engine = EngineConfig { mailbox: 16, ..EngineConfig::default() };
     let limits = ConnectionLimits {
         send_buffer: 8 << 10,
@@ -174,7 +174,7 @@ fn a_client_that_reads_nothing_for_long_is_let_go() {
 }
 
 #[test]
-fn told_to_end_it_refuses_new_requests_and_finishes_those_it_has() {
+fn a_server_told_to_stop_refuses_new_requests_and_finishes_the_others() {
     let mut server = slow_server(2, EngineConfig { max_batch_size: 4, ..EngineConfig::default() });
     let body =
         |i: u64| json!({"prompt": [i, 2], "max_tokens": 100, "ignore_eos": true, "seed": i, "stream": true});
@@ -199,7 +199,7 @@ fn told_to_end_it_refuses_new_requests_and_finishes_those_it_has() {
 }
 
 #[test]
-fn told_to_end_with_nothing_to_do_it_still_answers_until_a_proxy_has_noticed() {
+fn an_idle_server_told_to_stop_answers_until_a_proxy_has_noticed() {
     let app = hashes(Box::new(|_, _| Ok(())), EngineConfig::default(), ServerConfig::default());
     let linger = Duration::from_secs(3);
     let mut server = Server::lingering(app, ConnectionLimits::default(), SOON, linger);
@@ -249,7 +249,7 @@ fn requests_that_do_not_finish_in_time_get_an_error() {
 }
 
 #[test]
-fn until_the_model_is_loaded_the_probes_say_so() {
+fn the_probes_report_that_the_model_is_being_loaded() {
     let server = Server::start(App::new(ServerConfig::default()), ConnectionLimits::default(), SOON);
     assert_eq!((server.get("/live").status, server.get("/").status), (200, 200));
     for path in ["/ready", "/health", "/metrics", "/stats", "/v1/models"] {

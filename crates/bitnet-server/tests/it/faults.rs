@@ -72,7 +72,7 @@ fn a_forward_pass_that_hangs_is_no_longer_live_until_it_ends() {
 }
 
 #[test]
-fn a_poisoned_request_fails_alone_with_a_status_that_says_so() {
+fn a_request_at_fault_fails_alone_with_an_error_status() {
     let server = Server::start(
         hashes(Box::new(poisoned), EngineConfig::default(), ServerConfig::default()),
         ConnectionLimits::default(),
@@ -126,7 +126,7 @@ impl Model for Dying {
 }
 
 #[test]
-fn after_a_fault_of_the_engine_requests_are_answered_or_ready_says_why_not() {
+fn after_a_fault_of_the_engine_requests_are_answered_or_ready_reports_why_not() {
     let limits = Limits { max_tokens: 64, max_logit_rows: 16, kv_blocks: 64, state_slots: 0 };
     let model = Box::new(Dying(HashModel::new(VOCAB, CONTEXT, limits)));
     let (engine, config) = (EngineConfig::default(), ServerConfig::default());
@@ -155,7 +155,7 @@ fn losing(batch: &Batch, _: Option<&mut Logits>) -> Result<(), ForwardError> {
 }
 
 #[test]
-fn when_the_gpu_is_lost_every_request_and_every_probe_is_told_why() {
+fn when_the_gpu_is_lost_every_request_and_every_probe_gets_the_reason() {
     let app = hashes(Box::new(losing), EngineConfig::default(), ServerConfig::default());
     let server = Server::start(app, ConnectionLimits::default(), SOON);
     let never = json!({LOSES.to_string(): -100});

@@ -124,7 +124,7 @@ fn a_queue_is_limited_in_tokens_too() {
 }
 
 #[test]
-fn a_request_that_would_come_too_late_is_refused_at_once() {
+fn a_request_that_would_miss_its_goal_is_refused_immediately() {
     let engine = EngineConfig { max_batch_size: 1, ..EngineConfig::default() };
     let config = ServerConfig { ttft_goal: Some(Duration::from_secs(2)), ..ServerConfig::default() };
     let server = server(Duration::from_millis(2), engine, config);

@@ -191,7 +191,7 @@ fn a_client_that_hangs_up_cancels_its_answer() {
 }
 
 #[test]
-fn a_stream_that_fails_ends_with_a_line_that_says_so() {
+fn a_stream_that_fails_ends_with_an_error_line() {
     let server = hooked(PLAIN, slow(Duration::from_millis(2)));
     let body = json!({"prompt": "x", "options": {"num_predict": 4000, "ignore_eos": true}});
     let last = lines(&server.post_with(GENERATE, &[("x-deadline-ms", "150")], &body)).pop().unwrap();

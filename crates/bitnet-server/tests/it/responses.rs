@@ -119,7 +119,7 @@ fn calls_are_those_of_a_chat_and_follow_their_schema() {
 }
 
 #[test]
-fn a_conversation_with_calls_goes_on_as_in_a_chat() {
+fn a_conversation_with_calls_continues_as_in_a_chat() {
     let server = random(TAGGED, Script::default());
     let shared = json!({"temperature": 1, "seed": 5});
     let chat = server
@@ -271,7 +271,7 @@ fn a_client_that_hangs_up_cancels_its_answer() {
 }
 
 #[test]
-fn a_stream_that_fails_ends_with_an_event_that_says_so() {
+fn a_stream_that_fails_ends_with_an_error_event() {
     let server = hooked(PLAIN, slow(Duration::from_millis(2)));
     let body = json!({"input": "x", "max_output_tokens": 4000, "ignore_eos": true, "stream": true});
     let reply = server.post_with(RESPONSES, &[("x-deadline-ms", "150")], &body);

@@ -20,7 +20,7 @@ fn what_cannot_be_opened_is_reported_in_one_line_with_its_cure() {
 }
 
 #[test]
-fn a_model_without_a_tokenizer_takes_token_ids_and_says_so() {
+fn a_model_without_a_tokenizer_takes_token_ids_and_reports_it() {
     let model = Model::open("synthetic:tiny").unwrap();
     let error = model.complete("words").unwrap_err();
     assert!(matches!(error, Error::NoTokenizer { .. }), "{error}");

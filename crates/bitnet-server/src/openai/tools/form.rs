@@ -7,7 +7,7 @@ use serde_json::json;
 use super::{Offer, Tool};
 use crate::openai::grammar::Format;
 
-/// The beginning of a call that may stand beside text.
+/// The beginning of a call that may have text around it.
 pub(super) const OPEN: &str = "<tool_call>";
 /// The end of such a call.
 pub(super) const CLOSE: &str = "</tool_call>";

@@ -39,7 +39,7 @@ pub(crate) struct Tool {
 }
 
 /// Takes the fields. Returns `None` if there are no tools, or `tool_choice` is `none`. If the tools are `flat`, names
-/// stand beside `type`, as in OpenAI's Responses API.
+/// are next to `type`, as in OpenAI's Responses API.
 pub(crate) fn offer(fields: &mut Fields<'_>, flat: bool) -> Result<Option<Offer>, ApiError> {
     // These fields came before `tools`.
     fields.only("functions", &[json!([])]).map_err(|e| e.advised("send them as `tools`"))?;
