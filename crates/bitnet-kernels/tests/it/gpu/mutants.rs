@@ -93,8 +93,8 @@ const MUTANTS: &[Mutant] = &[
     (
         &BITLINEAR_T8,
         "a wait that lets one copy more be under way",
-        "wait_group 6;",
-        "wait_group 7;",
+        "wait_group 4;",
+        "wait_group 5;",
         split_product::<5>,
     ),
     (
@@ -286,8 +286,8 @@ const MUTANTS: &[Mutant] = &[
     (
         &GROUPED_T8,
         "a wait that lets one copy more be under way",
-        "wait_group 6;",
-        "wait_group 7;",
+        "wait_group 4;",
+        "wait_group 5;",
         small::grouped::<5, 1500, 128>,
     ),
     (
@@ -311,13 +311,28 @@ const MUTANTS: &[Mutant] = &[
         "@feeds cp.async.cg.shared.global [t0+3072], [address], 16;",
         small::grouped::<5, 300, 128>,
     ),
-    (&GROUPED_T16, "wide groups cut in two", "  @!narrow bra WHOLE;\n", "", small::grouped::<11, 300, 128>),
+    (&GROUPED_T32, "wide groups cut in two", "  @!narrow bra WHOLE;\n", "", small::grouped::<20, 300, 128>),
     (
-        &GROUPED_T16,
+        &GROUPED_T32,
         "narrow groups not cut",
         "@!narrow bra WHOLE;",
         "bra WHOLE;",
-        small::grouped::<11, 300, 64>,
+        small::grouped::<20, 300, 64>,
+    ),
+    (
+        &GROUPED_T16,
+        "wide groups cut in two",
+        "@narrow bra NARROW;",
+        "bra NARROW;",
+        small::grouped::<11, 300, 128>,
+    ),
+    (&GROUPED_T16, "narrow groups not cut", "  @narrow bra NARROW;\n", "", small::grouped::<11, 300, 64>),
+    (
+        &GROUPED_T8,
+        "the stages beyond the last four left out",
+        "  @p0 bra SUMS;\n",
+        "  bra SUMS;\n",
+        small::grouped::<5, 1400, 128>,
     ),
     (
         &GROUPED_T32,
