@@ -27,33 +27,28 @@ fn linear() -> Vec<Kernel> {
     }
     let purposes =
         ["2 to 8 tokens", "9 to 16 tokens", "17 to 32 tokens", "33 to 64 tokens", "65 tokens and more"];
-    // A block takes 16 * row_tiles * row_warps rows and 8 * token_tiles * token_warps tokens, `unroll` stages at once. Its
-    // epilogue has `ahead` tokens of a warp in flight.
+    // A block takes 16 * row_tiles * row_warps rows and 8 * token_tiles * token_warps tokens. It has memory for `stages`
+    // stages, and multiplies `unroll` at once. Its epilogue has `ahead` tokens of a warp in flight.
     for (
         i,
         (
             grouped,
-            row_tiles,
-            row_warps,
-            token_tiles,
-            token_warps,
-            stages,
-            unroll,
-            blocks_per_sm,
-            ahead,
+            [row_tiles, row_warps, token_tiles, token_warps],
+            [stages, unroll],
+            [blocks_per_sm, ahead],
             registers,
         ),
     ) in [
-        (false, 1, 4, 1, 1, 8, 2, 4, 2, 72),
-        (false, 1, 4, 2, 1, 6, 2, 4, 2, 88),
-        (false, 1, 4, 4, 1, 4, 1, 4, 4, 120),
-        (false, 2, 4, 4, 2, 4, 1, 2, 4, 124),
-        (false, 4, 2, 8, 2, 4, 1, 2, 8, 240),
-        (true, 1, 4, 1, 1, 12, 4, 4, 2, 96),
-        (true, 1, 4, 2, 1, 6, 2, 4, 2, 112),
-        (true, 1, 4, 4, 1, 4, 1, 4, 4, 96),
-        (true, 2, 4, 4, 2, 4, 1, 2, 4, 128),
-        (true, 2, 4, 8, 2, 4, 1, 1, 8, 224),
+        (false, [1, 4, 1, 1], [8, 2], [4, 2], 72),
+        (false, [1, 4, 2, 1], [6, 2], [4, 2], 88),
+        (false, [1, 4, 4, 1], [4, 1], [4, 4], 120),
+        (false, [2, 4, 4, 2], [4, 1], [2, 4], 124),
+        (false, [4, 2, 8, 2], [4, 1], [2, 8], 240),
+        (true, [1, 4, 1, 1], [12, 4], [4, 2], 96),
+        (true, [1, 4, 2, 1], [6, 2], [4, 2], 112),
+        (true, [1, 4, 4, 1], [4, 1], [4, 4], 96),
+        (true, [2, 4, 4, 2], [4, 1], [2, 4], 128),
+        (true, [2, 4, 8, 2], [4, 1], [1, 8], 224),
     ]
     .into_iter()
     .enumerate()

@@ -1,9 +1,9 @@
 //! Files in the layout of the CPU kernels, so that loading packs nothing.
 //!
 //! Such a file is a GGUF file whose ternary matrices are panels, with projections stacked as a layer uses them
-//! ([`names::panel_matrices`]), and that also holds the int8 copy of a dense output head. GGUF has no type for either, so they
-//! are stored as I8, in lines of 256 bytes (128 with group scales), under names that only such files use. Everything
-//! else is as in other files. Rows are in Hugging Face's order for every architecture.
+//! ([`names::panel_matrices`]), and that also holds the int8 copy of a dense output head. GGUF has no type for either, so
+//! they are stored as I8, in lines of 256 bytes (128 with group scales), under names that only such files use.
+//! Everything else is as in other files. Rows are in Hugging Face's order for every architecture.
 
 use std::{collections::HashMap, ops::Range, sync::OnceLock};
 

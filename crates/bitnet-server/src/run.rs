@@ -20,8 +20,8 @@ const LOOK: Duration = Duration::from_millis(200);
 const TRIM: Duration = Duration::from_secs(10);
 
 /// Serves until SIGTERM or SIGINT, or until the model's device is lost ([`App::lost`]), then drains; a signal during
-/// the drain ends the process immediately, with exit code 1. Except after SIGINT, which comes from a person, it still answers
-/// for `linger`, with refusals, so that a proxy notices.
+/// the drain ends the process immediately, with exit code 1. Except after SIGINT, which comes from a person, it still
+/// answers for `linger`, with refusals, so that a proxy notices.
 ///
 /// # Errors
 /// If the async runtime or the signal handlers cannot be set up, or the listener cannot be used.

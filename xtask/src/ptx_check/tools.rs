@@ -4,9 +4,10 @@ use std::{
     process::Command,
 };
 
+use anyhow::{Context, Result, ensure};
+
 use super::judge::Code;
 use crate::{output, target};
-use anyhow::{Context, Result, ensure};
 
 /// Architectures that the kernels must assemble for.
 pub(super) const ARCHITECTURES: [&str; 6] = ["80", "86", "89", "90", "100", "120"];

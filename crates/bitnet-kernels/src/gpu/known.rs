@@ -22,8 +22,8 @@ use crate::{
     conformance::{Case, Failure, check_rounded},
 };
 
-/// What determines the machine code: GPU, compute capability, CUDA version of the driver, and which set of texts, which are
-/// part of the program.
+/// What determines the machine code: GPU, compute capability, CUDA version of the driver, and which set of texts is
+/// loaded. The texts are part of the program.
 type Machine = (String, (u32, u32), i32, bool);
 
 /// Machines that have passed all cases in this process. Nothing is stored on disk: the compiler of a driver can be

@@ -46,8 +46,9 @@ pub fn waits(text: &str) -> bool {
     text.contains(NEWER)
 }
 
-/// Makes the text for launches that overlap, `.target sm_90`, of a kernel's text: the lines marked `//sm_90` count, too.
-/// They ask for weights and let the next launch begin, then wait for the launches before this one. Lines keep their numbers.
+/// Makes the text for launches that overlap, `.target sm_90`, of a kernel's text: the lines marked `//sm_90` become
+/// instructions. They ask for weights and let the next launch begin, then wait for the launches before this one. Lines keep
+/// their numbers.
 pub fn overlapped(text: &str) -> String {
     let text = text.replacen(".version 7.4", ".version 8.0", 1).replacen(".target sm_80", ".target sm_90", 1);
     text.replace(NEWER, "")

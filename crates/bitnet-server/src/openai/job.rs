@@ -133,12 +133,9 @@ impl Job {
         body: &[u8],
         reading: &Reading,
     ) -> Result<(Job, T), ApiError> {
-        let mut fields = Fields::parse(body)?.strictly(service.config.strict);
+        let fields = Fields::parse(body)?.strictly(service.config.strict);
         let digest = fields.digest_without("seed");
-        check_model(&mut fields, &service.model)?;
-        let encoder = Encoder { model: &service.model, context: service.engine.context(), reading };
-        let (parsed, more) = read(&mut fields, &encoder)?;
-        fields.finish()?;
+        let (parsed, more) = take_all(fields, service, reading, read)?;
         Ok((Job::new(endpoint, parsed, digest, service, headers, reading)?, more))
     }
 
@@ -416,14 +413,24 @@ pub(crate) async fn read_fields<T: Send + 'static>(
     take: fn(&mut Fields<'_>, &Encoder<'_>, &Service) -> Result<T, ApiError>,
 ) -> Result<T, ApiError> {
     let taken = app::read(app, request, move |service, _, body, reading| {
-        let mut fields = Fields::parse(body)?.strictly(service.config.strict);
-        check_model(&mut fields, &service.model)?;
-        let encoder = Encoder { model: &service.model, context: service.engine.context(), reading };
-        let taken = take(&mut fields, &encoder, service)?;
-        fields.finish()?;
-        Ok(taken)
+        let fields = Fields::parse(body)?.strictly(service.config.strict);
+        take_all(fields, service, reading, |fields, encoder| take(fields, encoder, service))
     });
     taken.await
+}
+
+/// Takes the model's name, and all other fields by a function.
+fn take_all<T>(
+    mut fields: Fields<'_>,
+    service: &Service,
+    reading: &Reading,
+    take: impl FnOnce(&mut Fields<'_>, &Encoder<'_>) -> Result<T, ApiError>,
+) -> Result<T, ApiError> {
+    check_model(&mut fields, &service.model)?;
+    let encoder = Encoder { model: &service.model, context: service.engine.context(), reading };
+    let taken = take(&mut fields, &encoder)?;
+    fields.finish()?;
+    Ok(taken)
 }
 
 /// Takes the name of the model, and checks it if there is one.

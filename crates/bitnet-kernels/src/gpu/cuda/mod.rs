@@ -164,7 +164,7 @@ impl Cuda {
         // SAFETY: the pointer is to a local that lives through the call.
         absence("cuDeviceGet", unsafe { (l.cuDeviceGet)(&mut device, ordinal) }, index, gpus)?;
         let mut info = DeviceInfo { driver, ..describe(l, device)? };
-        let overlaps = switches.overlap && (info.capability >= OVERLAPS.0) && driver >= OVERLAPS.1;
+        let overlaps = switches.overlap && info.capability >= OVERLAPS.0 && driver >= OVERLAPS.1;
         let overlapping = overlaps.then(library::launch_ex).flatten();
         info.overlap = overlapping.is_some();
         let mut context = ptr::null_mut();
