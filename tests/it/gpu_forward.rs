@@ -123,6 +123,12 @@ fn a_sequence_on_a_gpu_has_the_same_bits_in_any_chunks_and_beside_any_others() {
         }
         let beside = bits(&steps(&mut gpu(&source, 4), &sequence, &[&other], &[70, 1]));
         assert!(beside == whole, "beside another");
+        for processors in [1, 132] {
+            let planned = Simulator::with(|info| (info.processors, info.tiles_by_size) = (processors, false));
+            let planned =
+                bits(&steps(&mut load(&source, Gpu::new(planned).unwrap()), &sequence, &[], &[60, 14]));
+            assert!(planned == whole, "the fastest tiles of {processors} processors");
+        }
     }
 }
 

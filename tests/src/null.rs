@@ -24,6 +24,7 @@ impl Default for Null {
                 shared: 227 << 10,
                 processors: 132,
                 overlap: true,
+                tiles_by_size: false,
             },
             allocations: 0,
         }

@@ -61,6 +61,7 @@ impl Default for Simulator {
                 shared: 163 << 10,
                 processors: 4,
                 overlap: true,
+                tiles_by_size: true,
             },
             memory: Memory::new(),
             allocations: BTreeMap::new(),
@@ -105,7 +106,8 @@ impl Simulator {
     /// This shows how often a block executes each instruction, even for the largest models, but computes no results.
     pub fn sampled(info: impl FnOnce(&mut DeviceInfo)) -> (Self, Samples) {
         let samples = Samples::default();
-        let simulator = Simulator { samples: Some(Arc::clone(&samples)), ..Simulator::with(info) };
+        let mut simulator = Simulator { samples: Some(Arc::clone(&samples)), ..Simulator::with(info) };
+        simulator.info.tiles_by_size = false;
         (simulator, samples)
     }
 

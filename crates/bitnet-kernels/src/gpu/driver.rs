@@ -22,6 +22,9 @@ pub struct DeviceInfo {
     pub processors: u32,
     /// Whether a launch may begin before the launches before it have ended. Kernels then wait for these themselves.
     pub overlap: bool,
+    /// Whether a product takes the tile of its number of tokens and not the one that is estimated to take the least
+    /// time, so that tests reach every kernel. Results have the same bits.
+    pub tiles_by_size: bool,
 }
 
 impl DeviceInfo {

@@ -52,8 +52,8 @@ pub enum GpuError {
     NotRecorded { reason: String },
     /// `BITNET_GPU` contains an unknown switch.
     #[error(
-        "{switch:?} in BITNET_GPU is not a switch: give any of no-overlap, no-recordings, sync, patience=SECONDS and \
-         optimise=0 to 4, separated by commas"
+        "{switch:?} in BITNET_GPU is not a switch: give any of no-overlap, tiles-by-size, no-recordings, sync, \
+         patience=SECONDS and optimise=0 to 4, separated by commas"
     )]
     UnknownSwitch { switch: String },
     /// A kernel's results differ from the reference: the driver's compiler or the GPU is at fault.

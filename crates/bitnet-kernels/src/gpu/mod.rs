@@ -35,6 +35,7 @@ pub use error::GpuError;
 pub use layout::{Dense, Gain, Table};
 pub use memory::DeviceBuffer;
 use memory::Returned;
+use ops::Plans;
 pub use quants::Quants;
 use queue::Queue;
 pub use rotation::Rotation;
@@ -107,6 +108,7 @@ pub struct Gpu<D: Driver> {
     uploads: Uploads,
     /// The runs that the last uploads describe.
     step: Described,
+    plans: Plans,
     /// Partial sums of thread blocks that share rows and tokens, and the number of blocks that have stored theirs.
     parts: DeviceBuffer,
     tickets: DeviceBuffer,
@@ -160,6 +162,8 @@ impl<D: Driver> Gpu<D> {
             returned,
             uploads: Uploads::default(),
             step: Described::default(),
+            // The kernels are tried with sizes at which each has its turn.
+            plans: Plans::new(true),
             parts,
             tickets,
             logits: None,
@@ -173,6 +177,7 @@ impl<D: Driver> Gpu<D> {
             lost: None,
         };
         gpu.try_kernels()?;
+        gpu.plans = Plans::new(gpu.driver.info().tiles_by_size);
         Ok(gpu)
     }
 

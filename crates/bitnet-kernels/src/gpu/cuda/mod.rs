@@ -136,6 +136,7 @@ impl Cuda {
     /// | switch | effect |
     /// |---|---|
     /// | `no-overlap` | begins each kernel when the one before has ended, also from compute capability 9.0 on, and loads the kernels of older GPUs |
+    /// | `tiles-by-size` | multiplies with the kernel for the number of tokens, not with the one that is estimated to take the least time |
     /// | `no-recordings` | hands launches to the driver one by one |
     /// | `sync` | the same, and waits for each launch, so that a failure names its kernel |
     /// | `patience=SECONDS` | time after which a GPU counts as lost (default 60), for example for `compute-sanitizer` |
@@ -167,6 +168,7 @@ impl Cuda {
         let overlaps = switches.overlap && info.capability >= OVERLAPS.0 && driver >= OVERLAPS.1;
         let overlapping = overlaps.then(library::launch_ex).flatten();
         info.overlap = overlapping.is_some();
+        info.tiles_by_size = switches.tiles_by_size;
         let mut context = ptr::null_mut();
         // SAFETY: the device came from the driver; the pointer is to a local that lives through the call.
         let retained = unsafe { (l.cuDevicePrimaryCtxRetain)(&mut context, device) };
@@ -322,6 +324,7 @@ fn describe(l: Library, device: sys::CUdevice) -> Result<DeviceInfo, GpuError> {
         shared: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
         processors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
         overlap: false,
+        tiles_by_size: false,
     })
 }
 

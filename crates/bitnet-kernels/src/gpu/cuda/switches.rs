@@ -11,6 +11,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Switches {
     pub(super) overlap: bool,
+    pub(super) tiles_by_size: bool,
     pub(super) recordings: bool,
     pub(super) sync: bool,
     pub(super) patience: Duration,
@@ -20,7 +21,14 @@ pub(super) struct Switches {
 
 impl Default for Switches {
     fn default() -> Self {
-        Switches { overlap: true, recordings: true, sync: false, patience: PATIENCE, optimise: None }
+        Switches {
+            overlap: true,
+            tiles_by_size: false,
+            recordings: true,
+            sync: false,
+            patience: PATIENCE,
+            optimise: None,
+        }
     }
 }
 
@@ -36,6 +44,7 @@ impl Switches {
             let unknown = || GpuError::UnknownSwitch { switch: switch.to_owned() };
             match switch.split_once('=') {
                 None if switch == "no-overlap" => switches.overlap = false,
+                None if switch == "tiles-by-size" => switches.tiles_by_size = true,
                 None if switch == "no-recordings" => switches.recordings = false,
                 None if switch == "sync" => (switches.sync, switches.recordings) = (true, false),
                 Some(("patience", seconds)) => {
@@ -66,6 +75,7 @@ mod tests {
         let one = Switches::parse("no-overlap").unwrap();
         assert!(all.overlap && !one.overlap && one.recordings);
         assert!(!Switches::parse("no-recordings").unwrap().recordings);
+        assert!(Switches::parse("tiles-by-size").unwrap().tiles_by_size && !one.tiles_by_size);
         for wrong in ["synch", "patience", "patience=0", "optimise=5", "sync=1"] {
             let error = Switches::parse(wrong).unwrap_err().to_string();
             assert!(error.contains(wrong) && error.contains("no-recordings"), "{error}");

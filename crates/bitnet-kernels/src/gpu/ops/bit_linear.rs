@@ -12,36 +12,56 @@ use crate::{
     },
 };
 
-use super::tile::Tile;
+use super::{
+    plan::{Plan, Shape, TimedTile, split_blocks},
+    tile::Tile,
+};
 
-/// The kernels, by number of tokens.
-static TILES: [Tile; 6] =
-    tiles([&BITLINEAR_T1, &BITLINEAR_T8, &BITLINEAR_T16, &BITLINEAR_T32, &BITLINEAR_T64, &BITLINEAR_T128]);
+/// The kernels for one token.
+static ONE_TOKEN: Tile = Tile { kernel: &BITLINEAR_T1, rows: 16, tokens: 1 };
+static ONE_GROUPED_TOKEN: Tile = Tile { kernel: &GROUPED_T1, rows: 16, tokens: 1 };
 
-/// The kernels for weights with scales for groups of columns, by number of tokens.
-static GROUPED_TILES: [Tile; 6] =
-    tiles([&GROUPED_T1, &GROUPED_T8, &GROUPED_T16, &GROUPED_T32, &GROUPED_T64, &GROUPED_T128]);
+/// The kernels for more, by number of tokens.
+static TILES: [TimedTile; 5] = [
+    summed(&BITLINEAR_T8, [64, 8], 7, [2160, 129, 77], [2300, 0]),
+    summed(&BITLINEAR_T16, [64, 16], 5, [2740, 139, 77], [3600, 0]),
+    summed(&BITLINEAR_T32, [64, 32], 4, [3090, 258, 144], [3700, 0]),
+    summed(&BITLINEAR_T64, [128, 64], 2, [4390, 369, 428], [4100, 400]),
+    summed(&BITLINEAR_T128, [128, 128], 2, [9560, 1068, 857], [900, 2800]),
+];
 
-const fn tiles([t1, t8, t16, t32, t64, t128]: [&'static Kernel; 6]) -> [Tile; 6] {
-    [
-        Tile { kernel: t1, rows: 16, tokens: 1 },
-        Tile { kernel: t8, rows: 64, tokens: 8 },
-        Tile { kernel: t16, rows: 64, tokens: 16 },
-        Tile { kernel: t32, rows: 64, tokens: 32 },
-        Tile { kernel: t64, rows: 128, tokens: 64 },
-        Tile { kernel: t128, rows: 128, tokens: 128 },
-    ]
+/// The kernels for more and for weights with scales for groups of columns, by number of tokens.
+static GROUPED_TILES: [TimedTile; 5] = [
+    grouped(&GROUPED_T8, [64, 8], 5, [1400, 143, 99]),
+    grouped(&GROUPED_T16, [64, 16], 4, [2020, 195, 115]),
+    grouped(&GROUPED_T32, [64, 32], 5, [1970, 388, 214]),
+    grouped(&GROUPED_T64, [128, 64], 2, [2800, 559, 546]),
+    grouped(&GROUPED_T128, [128, 128], 1, [3160, 878, 878]),
+];
+
+const fn summed(
+    kernel: &'static Kernel,
+    [rows, tokens]: [usize; 2],
+    resident: usize,
+    [fixed, stage, busy]: [usize; 3],
+    split: [usize; 2],
+) -> TimedTile {
+    TimedTile { tile: Tile { kernel, rows, tokens }, resident, fixed, stage, busy, split, bytes: [32, 128] }
 }
 
-/// Thread blocks that a multiprocessor takes at once; K is split for up to this many.
-const BLOCKS_PER_PROCESSOR: usize = 2;
-/// Minimum number of tiles of 128 features in a split; fewer would be done before the copies are in flight.
-const SPLIT_TILES: usize = 4;
+const fn grouped(
+    kernel: &'static Kernel,
+    size: [usize; 2],
+    resident: usize,
+    cycles: [usize; 3],
+) -> TimedTile {
+    TimedTile { bytes: [36, 144], ..summed(kernel, size, resident, cycles, [0, 0]) }
+}
 
 /// Bytes of the parts and tickets of split sums; [`Gpu::new`] allocates them for the largest launch that is split.
 pub(in crate::gpu) fn split_bytes(processors: u32) -> [usize; 2] {
-    let blocks = BLOCKS_PER_PROCESSOR * processors as usize;
-    let tile = TILES.iter().map(|tile| tile.rows * tile.tokens).max().unwrap_or(0);
+    let blocks = split_blocks(processors as usize);
+    let tile = TILES.iter().map(|timed| timed.tile.rows * timed.tile.tokens).max().unwrap_or(0);
     [4 * blocks * tile, 4 * blocks]
 }
 
@@ -232,17 +252,16 @@ impl<D: Driver> Gpu<D> {
         if n == 0 {
             return Ok(());
         }
-        let (tiles, grouping, group, scales) = match &w.scales {
-            Scales::Rows(scales) => (&TILES, Grouping::Row, 0, scales.address()),
-            Scales::Groups(group) => (&GROUPED_TILES, Grouping::Groups, *group, 0),
+        let (grouping, group, scales) = match &w.scales {
+            Scales::Rows(scales) => (Grouping::Row, 0, scales.address()),
+            Scales::Groups(group) => (Grouping::Groups, *group, 0),
         };
         assert_eq!(x.grouping, grouping, "activations and matrix must have the same grouping");
-        let tile = Tile::choose(tiles, n);
-        let blocks = [w.rows.div_ceil(tile.rows), n.div_ceil(tile.tokens)];
-        let (split_tiles, splits) = match grouping {
-            Grouping::Row => self.splits(tile, blocks, w.k_tiles()),
-            Grouping::Groups => (w.k_tiles(), 1),
-        };
+        let shape = Shape { rows: w.rows, k_tiles: w.k_tiles(), tokens: n, grouping };
+        let Plan { tile, splits } = self.plan(shape);
+        let blocks = tile.blocks(shape);
+        let split_tiles = shape.k_tiles.div_ceil(splits);
+        let splits = shape.k_tiles.div_ceil(split_tiles);
         let to = sink.target();
         let heads = (w.rows / to.head_dim).saturating_sub(2 * to.kv_heads);
         let [cos, sin, positions, slots, keys, values] = to.addresses.map(Arg::u64);
@@ -280,14 +299,23 @@ impl<D: Driver> Gpu<D> {
         self.launch(tile.kernel, [blocks[0], blocks[1], splits], shared, &args)
     }
 
-    /// Returns the tiles of 128 features per split and the number of splits: enough to give every multiprocessor work.
-    /// Sums are integers, so that the number of splits changes no bit.
-    fn splits(&mut self, tile: &Tile, blocks: [usize; 2], k_tiles: usize) -> (usize, usize) {
-        let places = BLOCKS_PER_PROCESSOR * self.driver.info().processors as usize;
-        let most = if tile.tokens == 1 { 1 } else { places / (blocks[0] * blocks[1]) };
-        let splits = most.min(k_tiles / SPLIT_TILES).max(1);
-        let tiles = k_tiles.div_ceil(splits);
-        (tiles, k_tiles.div_ceil(tiles))
+    /// Returns how to launch a product. A step multiplies by few shapes again and again, so plans are kept.
+    fn plan(&mut self, shape: Shape) -> Plan {
+        if let Some(plan) = self.plans.get(shape) {
+            return plan;
+        }
+        let processors = self.driver.info().processors as usize;
+        let (one, tiles) = match shape.grouping {
+            Grouping::Row => (&ONE_TOKEN, &TILES),
+            Grouping::Groups => (&ONE_GROUPED_TOKEN, &GROUPED_TILES),
+        };
+        let plan = match shape.tokens {
+            1 => Plan { tile: one, splits: 1 },
+            _ if self.plans.by_size => Plan::by_size(tiles, shape, processors),
+            _ => Plan::by_time(tiles, shape, processors),
+        };
+        self.plans.keep(shape, plan);
+        plan
     }
 }
 
@@ -304,4 +332,52 @@ fn slots(step: Step<'_>) -> impl Iterator<Item = u32> {
     };
     let positions = |run: &Run| run.start..run.start + run.tokens.len();
     step.runs.iter().flat_map(move |run| positions(run).map(move |position| slot(run, position)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shape(rows: usize, k_tiles: usize, tokens: usize, grouping: Grouping) -> Shape {
+        Shape { rows, k_tiles, tokens, grouping }
+    }
+
+    #[test]
+    fn a_product_takes_large_tiles_only_if_there_is_work_for_all_multiprocessors() {
+        let row =
+            |rows, k_tiles, tokens| Plan::by_time(&TILES, shape(rows, k_tiles, tokens, Grouping::Row), 132);
+        // Gate and up of 2B-4T in a prompt, its queries beside 31 others, its second projection beside 7.
+        assert_eq!(row(13_824, 20, 2048), Plan { tile: &TILES[4].tile, splits: 1 });
+        assert_eq!(row(3840, 20, 32), Plan { tile: &TILES[0].tile, splits: 1 });
+        let down = row(2560, 54, 8);
+        assert!(down.tile == &TILES[0].tile && down.splits > 1, "{down:?}");
+        // The 27B with 64 sequences: few rows, then many.
+        let groups =
+            |rows, k_tiles| Plan::by_time(&GROUPED_TILES, shape(rows, k_tiles, 64, Grouping::Groups), 132);
+        assert_eq!(groups(5120, 136), Plan { tile: &GROUPED_TILES[2].tile, splits: 1 });
+        assert_eq!(groups(34_816, 40), Plan { tile: &GROUPED_TILES[3].tile, splits: 1 });
+    }
+
+    #[test]
+    fn split_sums_fit_their_memory_whatever_the_shape_and_the_gpu() {
+        let of = |rows| {
+            [1, 7, 20, 54, 300]
+                .map(|k_tiles| [2, 8, 9, 33, 70, 2048].map(|n| shape(rows, k_tiles, n, Grouping::Row)))
+        };
+        for shape in [1, 130, 2560, 13_824].map(of).into_iter().flatten().flatten() {
+            for processors in [1, 4, 16, 132] {
+                let plans = [Plan::by_time, Plan::by_size].map(|plan| plan(&TILES, shape, processors));
+                for Plan { tile, splits } in plans {
+                    let blocks = tile.blocks(shape).iter().product::<usize>();
+                    assert!(splits <= shape.k_tiles, "{shape:?}: {splits} splits");
+                    let [parts, tickets] = split_bytes(processors as u32);
+                    let fit = 4 * blocks * splits * tile.rows * tile.tokens <= parts && 4 * blocks <= tickets;
+                    assert!(
+                        splits == 1 || fit,
+                        "{shape:?} on {processors}: {blocks} blocks, {splits} splits"
+                    );
+                }
+            }
+        }
+    }
 }

@@ -10,6 +10,7 @@ mod head;
 mod logits;
 mod norm_quantize;
 mod norm_rows;
+mod plan;
 mod rope_store;
 mod sample;
 mod sigmoid_gate;
@@ -17,3 +18,4 @@ mod tile;
 
 pub(super) use bit_linear::split_bytes;
 pub(super) use logits::DRAWN;
+pub(super) use plan::Plans;

@@ -1,0 +1,122 @@
+//! Which tile of a product takes the least time: large ones load least, and small ones give every multiprocessor work.
+
+use crate::Grouping;
+
+use super::tile::Tile;
+
+/// Thread blocks that a multiprocessor takes at once, when K is split.
+const BLOCKS_PER_PROCESSOR: usize = 2;
+/// Minimum number of stages of 128 features in a split; fewer would be done before the copies are in flight.
+const SPLIT_STAGES: usize = 4;
+/// Bytes that the second-level cache gives a multiprocessor in a cycle: 5.3 TB/s for 132 of them at 1.755 GHz.
+const CACHE_BYTES: usize = 23;
+
+/// Thread blocks that the memory for split sums has room for.
+pub(super) fn split_blocks(processors: usize) -> usize {
+    BLOCKS_PER_PROCESSOR * processors
+}
+
+/// A tile, and the cycles that it takes. The numbers come from the machine code for compute capability 9.0, as
+/// `cargo xtask gpu-model` reads it, until a GPU has measured them.
+pub(super) struct TimedTile {
+    pub(super) tile: Tile,
+    /// Blocks that a multiprocessor holds.
+    pub(super) resident: usize,
+    /// Cycles of a block before its first stage and after its last.
+    pub(super) fixed: usize,
+    /// Cycles of a stage of 128 features, for a block alone on its multiprocessor.
+    pub(super) stage: usize,
+    /// Cycles of a stage for which a block occupies the multiprocessor's busiest unit.
+    pub(super) busy: usize,
+    /// Cycles of a block whose sums others add, and more for each of these blocks.
+    pub(super) split: [usize; 2],
+    /// Bytes of a stage for each row and for each token.
+    pub(super) bytes: [usize; 2],
+}
+
+/// Sizes of a product: rows of the matrix, tiles of 128 features, tokens. Only sums of whole rows are split.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Shape {
+    pub(super) rows: usize,
+    pub(super) k_tiles: usize,
+    pub(super) tokens: usize,
+    pub(super) grouping: Grouping,
+}
+
+/// How a product is launched: its tile, and the number of blocks that share the features of each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Plan {
+    pub(super) tile: &'static Tile,
+    pub(super) splits: usize,
+}
+
+impl TimedTile {
+    /// The maximum number of blocks that can share the features of a tile.
+    fn most_splits(&self, shape: Shape, processors: usize) -> usize {
+        let blocks: usize = self.tile.blocks(shape).iter().product();
+        match shape.grouping {
+            Grouping::Row => (split_blocks(processors) / blocks).min(shape.k_tiles / SPLIT_STAGES).max(1),
+            Grouping::Groups => 1,
+        }
+    }
+
+    /// Estimated cycles of a launch: until its longest chain of blocks, the busiest unit and the cache are done.
+    fn cycles(&self, shape: Shape, splits: usize, processors: usize) -> usize {
+        let blocks = self.tile.blocks(shape).iter().product::<usize>() * splits;
+        let stages = shape.k_tiles.div_ceil(splits);
+        let on_each = blocks.div_ceil(processors);
+        let addition = if splits == 1 { 0 } else { self.split[0] + splits * self.split[1] };
+        let chain = (self.fixed + stages * self.stage + addition) * on_each.div_ceil(self.resident);
+        let units = on_each * stages * self.busy;
+        let loaded = self.bytes[0] * self.tile.rows + self.bytes[1] * self.tile.tokens;
+        let moved = blocks * stages * loaded + 8 * shape.rows * shape.tokens;
+        let cache = moved / (CACHE_BYTES * processors);
+        chain.max(units).max(cache)
+    }
+}
+
+impl Plan {
+    /// Returns the plan with the fewest estimated cycles; among equals, the one with the smallest tile and fewest splits.
+    pub(super) fn by_time(tiles: &'static [TimedTile], shape: Shape, processors: usize) -> Self {
+        let plans = tiles.iter().flat_map(|timed| {
+            let splits = 1..=timed.most_splits(shape, processors);
+            splits.map(|splits| (Plan { tile: &timed.tile, splits }, timed.cycles(shape, splits, processors)))
+        });
+        plans.min_by_key(|&(_, cycles)| cycles).expect("there are tiles").0
+    }
+
+    /// Returns the smallest tile that takes all tokens at once, or else the largest, split as often as possible.
+    pub(super) fn by_size(tiles: &'static [TimedTile], shape: Shape, processors: usize) -> Self {
+        let timed =
+            tiles.iter().find(|timed| shape.tokens <= timed.tile.tokens).unwrap_or(&tiles[tiles.len() - 1]);
+        Plan { tile: &timed.tile, splits: timed.most_splits(shape, processors) }
+    }
+}
+
+/// The rule by which products are planned, and the plans of recent ones.
+#[derive(Debug)]
+pub(in crate::gpu) struct Plans {
+    pub(super) by_size: bool,
+    recent: Vec<(Shape, Plan)>,
+}
+
+impl Plans {
+    /// More than a step of any model has.
+    const MOST: usize = 32;
+
+    pub(in crate::gpu) fn new(by_size: bool) -> Self {
+        Plans { by_size, recent: Vec::new() }
+    }
+
+    pub(super) fn get(&self, shape: Shape) -> Option<Plan> {
+        self.recent.iter().find(|known| known.0 == shape).map(|known| known.1)
+    }
+
+    /// Adds the plan of a new shape, and forgets all others if there are too many.
+    pub(super) fn keep(&mut self, shape: Shape, plan: Plan) {
+        if self.recent.len() == Self::MOST {
+            self.recent.clear();
+        }
+        self.recent.push((shape, plan));
+    }
+}
