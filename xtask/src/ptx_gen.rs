@@ -112,8 +112,8 @@ fn kernels() -> Vec<Kernel> {
         ("sm80_hadamard_f32", "hadamard.ptx", 40),
         ("sm80_sigmoid_gate_bf16", "sigmoid_gate.ptx", 32),
         ("sm80_dense_bf16", "dense.ptx", 40),
-        ("sm80_delta_mix_f32", "delta_mix.ptx", 64),
-        ("sm80_delta_close_bf16", "delta_close.ptx", 40),
+        ("sm80_delta_mix_f32", "delta_mix.ptx", 144),
+        ("sm80_delta_close_bf16", "delta_close.ptx", 48),
         ("sm80_sample_f32", "sample.ptx", 64),
     ] {
         kernels.push(Kernel { name: name.into(), template, numbers: context! { registers } });

@@ -794,15 +794,15 @@ const MUTANTS: &[Mutant] = &[
     (
         &DELTA_MIX,
         "an input too early taken from the state",
-        "setp.gt.u32 old, back, index;",
-        "setp.ge.u32 old, back, index;",
+        "add.u32 next, index, 1;",
+        "mov.u32 next, index;",
         small::delta::<20>,
     ),
     (
         &DELTA_MIX,
         "a ring with a row for each tap",
-        "  rem.u32 j, j, i;\n  ld.param.u32 i, [p_window_row];",
-        "  rem.u32 j, j, taps;\n  ld.param.u32 i, [p_window_row];",
+        "  rem.u32 j, j, i;\n  mad.lo.u32 j, j, window_row",
+        "  rem.u32 j, j, taps;\n  mad.lo.u32 j, j, window_row",
         small::delta::<20>,
     ),
     (
@@ -878,9 +878,16 @@ const MUTANTS: &[Mutant] = &[
     (
         &DELTA_CLOSE,
         "inputs that are not kept",
-        "setp.ge.u32 p, rest, i;",
-        "setp.ge.u32 p, rest, 3;",
+        "setp.lt.u32 p, rest, taps;",
+        "setp.lt.u32 p, rest, 3;",
         small::delta::<20>,
+    ),
+    (
+        &DELTA_CLOSE,
+        "only the first inputs kept",
+        "  setp.ge.u32 p, channel, rest;\n  @p ret;\n  mov.u32 i, channel;",
+        "  ret;\n  mov.u32 i, channel;",
+        small::delta::<128>,
     ),
     (
         &DELTA_CLOSE,
