@@ -151,7 +151,9 @@ impl<D: Driver> Gpu<D> {
         kernels.sort_by_key(|loaded| ptr::from_ref(loaded.entry.kernel()));
         let kernels = Kernels(kernels);
         let returned = Returned::default();
-        let [parts, tickets] = ops::split_bytes(driver.info().processors);
+        let processors = driver.info().processors;
+        let [parts, tickets] = ops::split_bytes(processors);
+        let parts = parts.max(ops::parts_bytes(processors));
         let parts = DeviceBuffer::new(&mut driver, &returned, parts, "parts of sums")?;
         let tickets = DeviceBuffer::new(&mut driver, &returned, tickets, "tickets of sums")?;
         let free = driver.free_memory()?;

@@ -19,6 +19,8 @@ struct Width {
     /// For thread blocks of more rows, with their number.
     many: (&'static Kernel, usize),
     merge: &'static Kernel,
+    /// Thread blocks of few rows that a multiprocessor takes at once; keys are split into chunks for up to this many.
+    resident: usize,
 }
 
 static WIDTHS: [Width; 2] = [
@@ -27,17 +29,29 @@ static WIDTHS: [Width; 2] = [
         few: &ATTENTION_R16_D128,
         many: (&ATTENTION_R64_D128, 64),
         merge: &ATTENTION_MERGE_D128,
+        resident: 3,
     },
     Width {
         head_dim: 256,
         few: &ATTENTION_R16_D256,
         many: (&ATTENTION_R32_D256, 32),
         merge: &ATTENTION_MERGE_D256,
+        resident: 2,
     },
 ];
 
-/// Thread blocks that a multiprocessor takes at once; keys are split into chunks for up to this many.
-const BLOCKS_PER_PROCESSOR: usize = 2;
+/// Tiles of keys, times key heads of 128, that have room for their parts, for each multiprocessor.
+const TILES_PER_PROCESSOR: usize = 64;
+
+/// Bytes of the sums of [`FEW`] rows, with the maximum and the total of each.
+const fn part_bytes(head_dim: usize) -> usize {
+    4 * FEW * (head_dim + 2)
+}
+
+/// Bytes of the parts of tiles.
+pub(in crate::gpu) fn parts_bytes(processors: u32) -> usize {
+    TILES_PER_PROCESSOR * processors as usize * part_bytes(WIDTHS[0].head_dim)
+}
 
 impl<D: Driver> Gpu<D> {
     /// Computes causal attention of every token over its sequence's positions up to its own, with the queries in the
@@ -79,7 +93,7 @@ impl<D: Driver> Gpu<D> {
             return Ok(());
         }
         let work = self.upload_once(Upload::FewRows, || few.words())?;
-        let (tiles, chunks) = self.chunks(few.pieces.len() * kv_heads, few.tiles, width.head_dim);
+        let (tiles, chunks) = self.chunks(few.pieces.len() * kv_heads, few.tiles, width);
         let parts = self.parts.address();
         let head = common.into_iter().chain([work, out.address(), parts]).map(Arg::u64);
         let split = [few.tiles, tiles].map(|size| Arg::u32(size as u32));
@@ -98,11 +112,9 @@ impl<D: Driver> Gpu<D> {
 
     /// Returns the tiles of 64 keys per chunk and the number of chunks: enough to give every multiprocessor work. Parts
     /// are merged in order, so that the number of chunks changes no bit.
-    fn chunks(&mut self, blocks: usize, tiles: usize, head_dim: usize) -> (usize, usize) {
-        let places = BLOCKS_PER_PROCESSOR * self.driver.info().processors as usize;
-        // The sums of 16 rows, with the maximum and the total of each.
-        let part = 4 * FEW * (head_dim + 2);
-        if blocks * tiles * part > self.parts.bytes() {
+    fn chunks(&mut self, blocks: usize, tiles: usize, width: &Width) -> (usize, usize) {
+        let places = width.resident * self.driver.info().processors as usize;
+        if blocks * tiles * part_bytes(width.head_dim) > self.parts.bytes() {
             return (tiles, 1);
         }
         let chunk = tiles.div_ceil((places / blocks).clamp(1, tiles));

@@ -16,6 +16,7 @@ mod sample;
 mod sigmoid_gate;
 mod tile;
 
+pub(super) use attention::parts_bytes;
 pub(super) use bit_linear::split_bytes;
 pub(super) use logits::DRAWN;
 pub(super) use plan::Plans;

@@ -76,10 +76,10 @@ fn poisoned_prompt(simulator: Simulator) -> Result<Vec<u32>, GpuError> {
     Ok(bits(&attend(simulator, HEADS, &[tokens], &[&[(0, 0, 90)]])?.0))
 }
 
-/// Single tokens after a prompt; with several processors, their keys are split.
+/// Single tokens after a prompt of seven tiles of keys; with several processors, they are split.
 fn decode(simulator: Simulator) -> Result<Vec<u32>, GpuError> {
-    let steps: &[&[_]] = &[&[(0, 0, 190), (1, 0, 20)], &[(0, 190, 191), (1, 20, 21)], &[(0, 191, 192)]];
-    Ok(bits(&attend(simulator, HEADS, &[sequence(192, 1), sequence(21, 2)], steps)?.0))
+    let steps: &[&[_]] = &[&[(0, 0, 390), (1, 0, 20)], &[(0, 390, 391), (1, 20, 21)], &[(0, 391, 392)]];
+    Ok(bits(&attend(simulator, HEADS, &[sequence(392, 1), sequence(21, 2)], steps)?.0))
 }
 
 const MUTANTS: &[Mutant] = &[
@@ -590,15 +590,15 @@ const MUTANTS: &[Mutant] = &[
     (
         &ATTENTION_MERGE_D128,
         "tiles merged in another order",
-        "sub.rn.f32 keep, max, m;\n  sub.rn.f32 add, tile_max, m;",
-        "sub.rn.f32 add, max, m;\n  sub.rn.f32 keep, tile_max, m;",
+        "sub.rn.f32 keep, max, m;\n  sub.rn.f32 add, tile_max0, m;",
+        "sub.rn.f32 add, max, m;\n  sub.rn.f32 keep, tile_max0, m;",
         decode,
     ),
     (
         &ATTENTION_MERGE_D128,
         "the last tile left out",
-        "setp.gt.u32 p0, tiles, 0;",
-        "setp.gt.u32 p0, tiles, 1;",
+        "setp.ge.s32 has2, tiles, 2;",
+        "setp.gt.s32 has2, tiles, 2;",
         decode,
     ),
     (

@@ -164,15 +164,15 @@ fn a_sequence_that_grows_within_some_tiles_is_replayed() {
     }
 }
 
-/// One processor has memory for the parts of fifteen tiles.
+/// One processor has memory for the parts of 64 tiles.
 #[test]
 fn a_sequence_too_long_for_the_memory_of_its_parts_is_attended_in_one() {
     let mut gpu = Gpu::new(Simulator::with(|info| info.processors = 1)).unwrap();
-    let kv = gpu.kv(KvShape { blocks: 17, kv_heads: 1, head_dim: 128 }).unwrap();
+    let kv = gpu.kv(KvShape { blocks: 65, kv_heads: 1, head_dim: 128 }).unwrap();
     let qkv = gpu.rows(1, 3 * 128, RowsKind::Between).unwrap();
     let mut out = gpu.rows(1, 128, RowsKind::Between).unwrap();
-    let blocks: Vec<u32> = (0..17).collect();
-    let run = Run { tokens: 0..1, start: 17 * BLOCK_TOKENS - 1, blocks: 0..17, state: 0 };
+    let blocks: Vec<u32> = (0..65).collect();
+    let run = Run { tokens: 0..1, start: 65 * BLOCK_TOKENS - 1, blocks: 0..65, state: 0 };
     gpu.attention(Step::new(&[run], &blocks), &qkv, &kv, &mut out).unwrap();
     gpu.finish().unwrap();
     assert_eq!(gpu.counts().launches, 1, "nothing is merged");
