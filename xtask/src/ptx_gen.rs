@@ -128,7 +128,7 @@ fn kernels() -> Vec<Kernel> {
         kernels.push(Kernel {
             name: format!("sm80_attention_merge_d{dim}_f32"),
             template: "attention_merge.ptx",
-            numbers: context! { dim, threads => 64, ahead => 4, registers => 64 },
+            numbers: context! { dim, threads => 64, ahead => 8, registers => 64 },
         });
     }
     kernels

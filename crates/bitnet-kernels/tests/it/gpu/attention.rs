@@ -157,6 +157,17 @@ fn attention_does_not_depend_on_chunks_or_on_other_sequences() {
     }
 }
 
+/// A warp merges the parts of 32 tiles of keys at a time; here are 34.
+#[test]
+fn one_token_after_more_tiles_than_a_warp_merges_at_once_is_attended_as_in_a_prompt() {
+    let heads = Heads { queries: 1, keys: 1, dim: 16 };
+    let (tokens, one) = (34 * 64, [sequence(34 * 64, 7)]);
+    let whole = bits(&attend(Simulator::default(), heads, &one, &[&[(0, 0, tokens)]]).unwrap().0);
+    let last: &[&[Piece]] = &[&[(0, 0, tokens - 1)], &[(0, tokens - 1, tokens)]];
+    let (outputs, _) = attend(Simulator::default(), heads, &one, last).unwrap();
+    assert!(bits(&outputs) == whole);
+}
+
 #[test]
 fn a_token_behind_one_that_is_not_a_number_is_not_touched() {
     let heads = Heads { queries: 2, keys: 1, dim: 32 };

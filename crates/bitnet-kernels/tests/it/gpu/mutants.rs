@@ -590,17 +590,11 @@ const MUTANTS: &[Mutant] = &[
     (
         &ATTENTION_MERGE_D128,
         "tiles merged in another order",
-        "sub.rn.f32 keep, max, m;\n  sub.rn.f32 add, tile_max0, m;",
-        "sub.rn.f32 add, max, m;\n  sub.rn.f32 keep, tile_max0, m;",
+        "sub.rn.f32 keep, before, after;\n  sub.rn.f32 add, tile_max, after;",
+        "sub.rn.f32 add, before, after;\n  sub.rn.f32 keep, tile_max, after;",
         decode,
     ),
-    (
-        &ATTENTION_MERGE_D128,
-        "the last tile left out",
-        "setp.ge.s32 has2, tiles, 2;",
-        "setp.gt.s32 has2, tiles, 2;",
-        decode,
-    ),
+    (&ATTENTION_MERGE_D128, "the last tile left out", "  add.u32 tiles, tiles, 1;\n", "", decode),
     (
         &NORM_QUANTIZE,
         "gains used before all are there",
