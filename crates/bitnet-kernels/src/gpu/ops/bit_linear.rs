@@ -13,8 +13,8 @@ use crate::{
 };
 
 use super::{
-    plan::{Plan, Shape, TimedTile, split_blocks},
-    tile::Tile,
+    plan::{Plan, TimedTile, split_blocks},
+    tile::{Shape, Tile},
 };
 
 /// The kernels for one token.

@@ -2,7 +2,7 @@
 
 use crate::Grouping;
 
-use super::tile::Tile;
+use super::tile::{Shape, Tile};
 
 /// Thread blocks that a multiprocessor takes at once, when K is split.
 const BLOCKS_PER_PROCESSOR: usize = 2;
@@ -32,15 +32,6 @@ pub(super) struct TimedTile {
     pub(super) split: [usize; 2],
     /// Bytes of a stage for each row and for each token.
     pub(super) bytes: [usize; 2],
-}
-
-/// Sizes of a product: rows of the matrix, tiles of 128 features, tokens. Only sums of whole rows are split.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Shape {
-    pub(super) rows: usize,
-    pub(super) k_tiles: usize,
-    pub(super) tokens: usize,
-    pub(super) grouping: Grouping,
 }
 
 /// How a product is launched: its tile, and the number of blocks that share the features of each.
@@ -95,7 +86,7 @@ impl Plan {
 
 /// The rule by which products are planned, and the plans of recent ones.
 #[derive(Debug)]
-pub(in crate::gpu) struct Plans {
+pub(crate) struct Plans {
     pub(super) by_size: bool,
     recent: Vec<(Shape, Plan)>,
 }
@@ -104,7 +95,7 @@ impl Plans {
     /// More than a step of any model has.
     const MOST: usize = 32;
 
-    pub(in crate::gpu) fn new(by_size: bool) -> Self {
+    pub(crate) fn new(by_size: bool) -> Self {
         Plans { by_size, recent: Vec::new() }
     }
 

@@ -1,6 +1,13 @@
-use crate::gpu::table::Kernel;
+use crate::{Grouping, gpu::table::Kernel};
 
-use super::plan::Shape;
+/// Sizes of a product: rows of the matrix, tiles of 128 features, tokens. Only sums of whole rows are split.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Shape {
+    pub(super) rows: usize,
+    pub(super) k_tiles: usize,
+    pub(super) tokens: usize,
+    pub(super) grouping: Grouping,
+}
 
 /// A kernel that multiplies, and the matrix rows and tokens that each of its blocks takes.
 #[derive(Debug, PartialEq, Eq)]
