@@ -1,6 +1,9 @@
 use bitnet_kernels::{
     Gate, Grouping, RowOrder, RowsKind,
-    gpu::{Gpu, GpuError, Quants},
+    gpu::{
+        Gpu, GpuError, Quants,
+        table::{BITLINEAR_T8, BITLINEAR_T64},
+    },
 };
 use bitnet_tensor::TernaryTensor;
 use bitnet_tests::Simulator;
@@ -117,6 +120,24 @@ fn sums_and_their_scales_are_exact_at_every_size() {
             let product = Product::new(n, k, parts);
             product.check(1, false);
             product.check(8, true);
+        }
+    }
+}
+
+/// A matrix of 167 rows gives 132 processors work only if each block takes few tokens.
+#[test]
+fn a_gpu_multiplies_with_the_tile_of_the_least_time_unless_it_is_told_to_go_by_size() {
+    for (by_size, expected) in [(false, &BITLINEAR_T8), (true, &BITLINEAR_T64)] {
+        let mut gpu =
+            Gpu::new(Simulator::with(|info| (info.processors, info.tiles_by_size) = (132, by_size))).unwrap();
+        let product = Product::new(60, 800, &[128, 39]);
+        let x = product.quants(&mut gpu).unwrap();
+        let w = gpu.linear(&product.weights, RowOrder::Plain).unwrap();
+        let mut out = gpu.rows(60, 167, RowsKind::Residual).unwrap();
+        gpu.bit_linear(60, &x, &w, &mut out, 0, None).unwrap();
+        gpu.finish().unwrap();
+        for kernel in [&BITLINEAR_T8, &BITLINEAR_T64] {
+            assert_eq!(gpu.driver().stats(kernel).is_some(), kernel == expected, "{}", kernel.name);
         }
     }
 }

@@ -172,10 +172,14 @@ fn a_sequence_too_long_for_the_memory_of_its_parts_is_attended_in_one() {
     let qkv = gpu.rows(1, 3 * 128, RowsKind::Between).unwrap();
     let mut out = gpu.rows(1, 128, RowsKind::Between).unwrap();
     let blocks: Vec<u32> = (0..65).collect();
-    let run = Run { tokens: 0..1, start: 65 * BLOCK_TOKENS - 1, blocks: 0..65, state: 0 };
-    gpu.attention(Step::new(&[run], &blocks), &qkv, &kv, &mut out).unwrap();
-    gpu.finish().unwrap();
-    assert_eq!(gpu.counts().launches, 1, "nothing is merged");
+    let mut attend = |tiles: usize| {
+        let run = Run { tokens: 0..1, start: tiles * BLOCK_TOKENS - 1, blocks: 0..65, state: 0 };
+        gpu.attention(Step::new(&[run], &blocks), &qkv, &kv, &mut out).unwrap();
+        gpu.finish().unwrap();
+        gpu.counts().launches
+    };
+    assert_eq!(attend(65), 1, "nothing is merged");
+    assert_eq!(attend(64) - 1, 2, "chunks are merged");
 }
 
 /// What follows from a step's runs is computed once. Another step, and another number of heads in the same step, need
