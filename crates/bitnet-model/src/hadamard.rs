@@ -18,10 +18,9 @@ use crate::{
 };
 
 const PREFIX: &str = "prism.hadamard.";
-pub(crate) const VERSION: u64 = 1;
 pub(crate) const TRANSFORM: &str = "normalized-sylvester-walsh-hadamard";
 pub(crate) const AXIS: &str = "input-last-dimension";
-const KEYS: [&str; 10] = [
+const KEYS: [&str; 11] = [
     "version",
     "block_size",
     "transform",
@@ -31,6 +30,7 @@ const KEYS: [&str; 10] = [
     "sign_values",
     "weight_names",
     "inverse_weight_names",
+    "tied_output",
     "gdn_v_grouped",
 ];
 
@@ -152,10 +152,7 @@ pub(crate) fn read(metadata: &impl Metadata, output_gate: bool) -> Result<Option
     if let Some(unknown) = keys.find(|key| !KEYS.contains(key)) {
         return Err(contract.unsupported(unknown, "unknown"));
     }
-    match contract.need("version", metadata.size(&key("version"))?)? {
-        VERSION => {}
-        other => return Err(contract.unsupported("version", other)),
-    }
+    let tied_output = contract.tied_output()?;
     for (name, only) in [("transform", TRANSFORM), ("axis", AXIS)] {
         let value = contract.need(name, metadata.text(&key(name))?)?;
         if value != only {
@@ -164,11 +161,20 @@ pub(crate) fn read(metadata: &impl Metadata, output_gate: bool) -> Result<Option
     }
     let block = contract.need("block_size", metadata.size(&key("block_size"))?)?;
     let (weights, embedding) = contract.names(output_gate)?;
+    if tied_output && !embedding {
+        return Err(
+            contract.wrong("inverse_weight_names", "does not name the embedding, though tied_output is true")
+        );
+    }
+    if tied_output && weights.contains(names::HEAD) {
+        return Err(contract.wrong("weight_names", "names the output head, though tied_output is true"));
+    }
     let rotation = Rotation {
         block: usize::try_from(block).unwrap_or(usize::MAX),
         signs: contract.signs()?,
         weights,
         embedding,
+        tied_output,
         grouped_values: metadata.flag(&key("gdn_v_grouped"))?.unwrap_or(false),
     };
     Ok(Some(Arc::new(rotation)))
@@ -189,14 +195,26 @@ impl<M: Metadata> Contract<'_, M> {
     }
 
     fn unsupported(&self, name: &str, value: impl ToString) -> ModelError {
-        let cure =
-            format!("this program knows version {VERSION} of the contract; use a file of that version");
+        let cure = "this program knows versions 1 and 2 of the contract; use a file of one of them";
         // The name of an unknown key comes from the file.
         ModelError::unsupported(self.metadata.file(), one_line(key(name)), value, cure)
     }
 
     fn wrong(&self, name: &str, problem: impl ToString) -> ModelError {
         ModelError::field(self.metadata.file(), key(name), problem)
+    }
+
+    /// Whether the rotated embedding is also the output head. That, and nothing else, makes a contract version 2.
+    fn tied_output(&self) -> Result<bool, ModelError> {
+        let version = self.need("version", self.metadata.size(&key("version"))?)?;
+        let tied_output = self.metadata.flag(&key("tied_output"))?.unwrap_or(false);
+        match (version, tied_output) {
+            (1, false) | (2, true) => Ok(tied_output),
+            (1 | 2, _) => {
+                Err(self.wrong("tied_output", format!("is {tied_output}, though version is {version}")))
+            }
+            _ => Err(self.unsupported("version", version)),
+        }
     }
 
     /// The signs of every width.
@@ -307,8 +325,9 @@ mod tests {
 
     #[test]
     fn whatever_is_unknown_or_does_not_add_up_is_refused_by_its_key() {
-        let cases: [(&str, Value, &str); 20] = [
-            ("version", json!(2), "version is 2, which is not supported"),
+        let cases: [(&str, Value, &str); 22] = [
+            ("version", json!(3), "version is 3, which is not supported"),
+            ("version", json!(2), "tied_output is false, though version is 2"),
             ("version", Value::Null, "version is missing"),
             ("transform", json!("fast"), "transform is fast"),
             ("axis", json!("output"), "axis is output"),
@@ -327,7 +346,8 @@ mod tests {
             ("weight_names", json!(["lm_head.weight", "lm_head.weight"]), "names lm_head.weight twice"),
             ("inverse_weight_names", json!(["lm_head.weight"]), "inverse_weight_names is a list of lm_head"),
             ("gdn_v_grouped", json!("yes"), "gdn_v_grouped is not true or false"),
-            ("tied_output", json!(true), "tied_output is unknown"),
+            ("tied_output", json!(true), "tied_output is true, though version is 1"),
+            ("seed", json!(7), "seed is unknown"),
         ];
         for (field, value, told) in cases {
             let mut json = contract();

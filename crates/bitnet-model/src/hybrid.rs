@@ -34,6 +34,8 @@ pub struct Rotation {
     pub weights: BTreeSet<String>,
     /// Whether the rows of the embedding are rotated.
     pub embedding: bool,
+    /// Whether the rotated embedding is also the output head.
+    pub tied_output: bool,
     /// Whether the inputs of a rotated output of gated-delta layers are in groups of value heads with the same key
     /// head. Otherwise value head `j` uses key head `j % key_heads`, as everywhere else.
     pub grouped_values: bool,

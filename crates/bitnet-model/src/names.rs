@@ -421,11 +421,13 @@ pub(crate) fn check_rotation(spec: &ModelSpec, file: &str) -> Result<(), ModelEr
         Err(ModelError::unsupported(file, field, format!("a list {problem} {named}"), cure))
     };
     if rotation.embedding {
-        if spec.tied_head || !spec.grouped.embedding {
-            return refuse(
-                EMBEDDING,
-                "for a model whose embedding and output head are not separate ternary tensors:",
-            );
+        if !spec.grouped.embedding {
+            return refuse(EMBEDDING, "for a model whose embedding is not ternary:");
+        }
+        if rotation.tied_output != spec.tied_head {
+            let (is, has) = if spec.tied_head { (false, "no") } else { (true, "an") };
+            let problem = format!("is {is}, but the model has {has} output head besides the embedding");
+            return Err(ModelError::field(file, "prism.hadamard.tied_output", problem));
         }
         rotation.check(file, spec.hidden)?;
     }

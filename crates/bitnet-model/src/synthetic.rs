@@ -207,7 +207,7 @@ fn rotation(spec: &ModelSpec, block: usize) -> Rotation {
             weights.insert(name);
         }
     }
-    Rotation { block, signs, weights, embedding: true, grouped_values: true }
+    Rotation { block, signs, weights, embedding: true, tied_output: spec.tied_head, grouped_values: true }
 }
 
 /// Random canonical codes, four trits to a byte.

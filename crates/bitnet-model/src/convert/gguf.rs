@@ -487,7 +487,7 @@ fn rotation_metadata(spec: &ModelSpec) -> Result<Vec<(String, MetadataValue)>, M
     let weights = rotation.weights.iter().filter(|name| !name.contains(gate));
     let weights = weights.filter_map(|name| names::gguf(name, spec)).map(Text);
     let mut all = vec![
-        ("version", U32(hadamard::VERSION as u32)),
+        ("version", U32(if rotation.tied_output { 2 } else { 1 })),
         ("block_size", U32(rotation.block as u32)),
         ("transform", Text(hadamard::TRANSFORM.into())),
         ("axis", Text(hadamard::AXIS.into())),
@@ -495,6 +495,9 @@ fn rotation_metadata(spec: &ModelSpec) -> Result<Vec<(String, MetadataValue)>, M
         ("weight_names", array(GGUFValueType::String, weights)?),
         ("gdn_v_grouped", Bool(rotation.grouped_values)),
     ];
+    if rotation.tied_output {
+        all.push(("tied_output", Bool(true)));
+    }
     if !rotation.signs.is_empty() {
         let widths = rotation.signs.keys().map(|&width| U32(width as u32));
         let values = rotation.signs.values().flat_map(|signs| signs.iter().map(|&sign| I32(sign.into())));

@@ -197,7 +197,8 @@ fn an_unknown_value_of_the_hadamard_contract_is_refused_by_name() {
         assert!(error.contains(told) && error.contains("edited.gguf"), "{error}");
     }
     for (key, value, told) in [
-        ("version", 2, "prism.hadamard.version is 2"),
+        ("version", 3, "prism.hadamard.version is 3"),
+        ("version", 2, "prism.hadamard.tied_output is false, though version is 2"),
         ("block_size", 24, "block_size is 24, not a power of two"),
         ("block_size", 512, "block_size is 512, which does not divide rows of 256"),
         ("block_size", 0, "block_size is 0"),
@@ -255,7 +256,7 @@ fn a_list_of_rotated_weights_that_cannot_be_honoured_is_refused_by_the_weight() 
         assert!(error.contains(told) && error.contains(WEIGHTS), "{told}: {error}");
     }
     let told = rotated(|gguf| gguf.tensors.retain(|t| t.name != "output.weight"));
-    assert!(told.contains("output head are not separate ternary tensors"), "{told}");
+    assert!(told.contains("tied_output is false, but the model has no output head"), "{told}");
     let told =
         rotated(|gguf| gguf.set_texts("prism.hadamard.inverse_weight_names", &["output.weight".into()]));
     assert!(told.contains("inverse_weight_names is a list of output.weight"), "{told}");
@@ -289,6 +290,74 @@ fn a_contract_with_fewer_weights_wider_integers_or_no_signs_is_honoured() {
     assert_eq!(none, None, "files of the first generation have no contract");
 }
 
+/// A file whose embedding is also its output head, in `GgufEdit`.
+fn tied(gguf: &mut GgufEdit) {
+    let listed: Vec<_> = names(gguf, WEIGHTS).into_iter().filter(|name| name != HEAD).collect();
+    gguf.set_texts(WEIGHTS, &listed);
+    gguf.tensors.retain(|tensor| tensor.name != HEAD);
+    gguf.set("prism.hadamard.version", 4, 2u32.to_le_bytes().into());
+    gguf.set("prism.hadamard.tied_output", 7, vec![1]);
+}
+
+const HEAD: &str = "output.weight";
+
+#[test]
+fn a_rotated_embedding_that_is_also_the_head_gives_the_logits_of_a_head_with_the_same_weights() {
+    let path = "qwen35-hadamard/model-PQ2_0.gguf";
+    let logits = |model: Checkpoint| {
+        let cpu = Cpu::new(Isa::best(), 1).unwrap();
+        let mut loaded =
+            Transformer::load(&model.spec, &*model.tensors, cpu, LIMITS, &mut |_, _| {}).unwrap();
+        step(&mut loaded, &[5, 3, 200, 17, 330], 0, 0, 0)
+    };
+    let copied = edited(path, |gguf| {
+        let data = |name: &str| gguf.tensors.iter().position(|tensor| tensor.name == name).unwrap();
+        let (embedding, head) = (data("token_embd.weight"), data(HEAD));
+        gguf.tensors[head].data = gguf.tensors[embedding].data.clone();
+        gguf.set("prism.hadamard.tied_output", 7, vec![0]);
+    });
+    let expected = logits(copied.unwrap());
+    assert_ne!(logits(open(path)), expected, "the file's own head is another matrix");
+    let shared = edited(path, tied).unwrap();
+    assert!(shared.spec.tied_head && shared.spec.rotation.as_ref().unwrap().tied_output);
+    // What `convert` writes is read as the same model.
+    let folder = tempfile::tempdir().unwrap();
+    for target in [Target::Pq2_0, Target::Panels] {
+        let file = folder.path().join("tied.gguf");
+        convert(&shared, target, &file, &mut |_, _| {}).unwrap();
+        let written = Checkpoint::open(&file).unwrap();
+        assert_eq!(written.spec, shared.spec, "{target:?}");
+        assert_eq!(logits(written), expected, "{target:?}");
+    }
+    assert_eq!(logits(shared), expected);
+}
+
+#[test]
+fn a_head_that_the_contract_and_the_tensors_disagree_about_is_refused() {
+    let both = rotated(|gguf| {
+        let head = gguf.tensors.iter().find(|tensor| tensor.name == HEAD).unwrap().clone();
+        tied(gguf);
+        gguf.tensors.push(head);
+    });
+    assert!(both.contains("tied_output is true, but the model has an output head"), "{both}");
+    let listed = rotated(|gguf| {
+        let listed = names(gguf, WEIGHTS);
+        tied(gguf);
+        gguf.set_texts(WEIGHTS, &listed);
+    });
+    assert!(listed.contains("weight_names names the output head, though tied_output is true"), "{listed}");
+    let plain = rotated(|gguf| {
+        tied(gguf);
+        gguf.remove("prism.hadamard.inverse_weight_names");
+    });
+    assert!(plain.contains("inverse_weight_names does not name the embedding"), "{plain}");
+    let early = rotated(|gguf| {
+        tied(gguf);
+        gguf.set("prism.hadamard.version", 4, 1u32.to_le_bytes().into());
+    });
+    assert!(early.contains("tied_output is true, though version is 1"), "{early}");
+}
+
 /// The MLX fixture with its files changed.
 fn mlx(config: impl FnOnce(&mut Value), hadamard: impl FnOnce(&mut Value)) -> Result<Checkpoint, ModelError> {
     let read = |name: &str| std::fs::read(fixture("qwen35-hadamard/mlx").join(name)).unwrap();
@@ -309,6 +378,21 @@ fn mlx(config: impl FnOnce(&mut Value), hadamard: impl FnOnce(&mut Value)) -> Re
 #[test]
 fn the_two_files_of_a_rotated_mlx_model_must_agree() {
     mlx(|_| {}, |_| {}).unwrap();
+    let without_head = |list: &mut Value| {
+        list.as_array_mut().unwrap().retain(|item| !item.to_string().contains("lm_head"));
+    };
+    let shared = mlx(
+        |c| {
+            c["text_config"]["tie_word_embeddings"] = json!(true);
+            without_head(&mut c["modules"]);
+        },
+        |h| {
+            h["prism.hadamard.version"] = json!(2);
+            h["prism.hadamard.tied_output"] = json!(true);
+            without_head(&mut h["prism.hadamard.weight_names"]);
+        },
+    );
+    assert!(shared.unwrap().spec.tied_head);
     type Change = fn(&mut Value);
     let cases: [(Change, Change, &str); 9] = [
         (|c| c["schema_version"] = json!(3), |_| {}, "schema_version is 3"),
