@@ -18,12 +18,12 @@ use crate::{
     SubmitError, TokenText,
 };
 
-/// Configuration of an engine. None of it changes a token. Begin with `..EngineConfig::default()`: fields may be
-/// added.
+/// Configuration of an engine. No setting changes a token; only `eos` decides where a text ends. Take the other fields
+/// from `..EngineConfig::default()`, because fields may be added.
 #[derive(Clone)]
 pub struct EngineConfig {
-    /// Maximum number of sequences in a forward pass; others wait. With recurrent layers, at most seven in eight of
-    /// the state slots are for running sequences; the others keep snapshots for the prefix cache.
+    /// Maximum number of sequences in a forward pass; others wait. With recurrent layers, at most seven eighths of the
+    /// state slots are for running sequences; the others keep snapshots for the prefix cache.
     pub max_batch_size: usize,
     /// How many of these sequences run, and how much of a step goes to prompts. By default all of them run, and prompt
     /// chunks are small enough that the time between two tokens of a sequence stays below [`BatchSizing::DEFAULT_ITL`].
@@ -42,13 +42,13 @@ pub struct EngineConfig {
     /// Maximum time that a request stays paused because it is not read; then it fails.
     pub slow_reader_timeout: Duration,
     /// How long a step may run before the engine counts as stalled ([`Engine::stalled`]) and its last plans are
-    /// reported. A shutdown that has run out of time does not wait for a stalled step.
+    /// reported. When the time of a shutdown is over, it does not wait for a stalled step.
     pub step_limit: Duration,
     /// Tokens that end a text, instead of the model's own.
     pub eos: Option<Vec<u32>>,
     /// Maps tokens to text; needed only for stop strings.
     pub text: Option<Arc<dyn TokenText>>,
-    /// Where to report to, in addition to [`Engine::metrics`].
+    /// Recorder to report to, in addition to [`Engine::metrics`].
     pub recorder: Option<Arc<dyn Recorder>>,
 }
 
@@ -264,7 +264,7 @@ impl Engine {
     }
 
     /// Submits all requests or none, without waiting. Requests that together exceed the queue's limits are refused with
-    /// [`SubmitError::NeverFits`], however idle the engine is.
+    /// [`SubmitError::NeverFits`], even if the engine is idle.
     pub fn submit_together(&self, requests: Vec<Request>) -> Result<Vec<RequestHandle>, SubmitError> {
         self.submit_together_timeout(requests, Duration::ZERO)
     }
@@ -359,9 +359,9 @@ impl Engine {
         &self.backend
     }
 
-    /// Refuses new requests, finishes the others for at most `timeout`, ends the rest and joins the thread. If two
-    /// callers shut down, the shorter timeout wins; both get the same report. If a step is stalled, this does not wait
-    /// longer than `timeout` and abandons the thread.
+    /// Refuses new requests, lets the others finish for at most `timeout`, ends the rest and joins the thread. If two
+    /// callers shut down, the shorter timeout applies, and both get the same report. If a step is stalled, this does
+    /// not wait longer than `timeout` and abandons the thread.
     pub fn shutdown(&self, timeout: Duration) -> DrainReport {
         self.submitter.shared.waiting.close();
         let until = Instant::now().checked_add(timeout);

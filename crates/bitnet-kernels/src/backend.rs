@@ -21,7 +21,7 @@ pub struct BackendInfo {
 /// Status of a device that has its own memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeviceStatus {
-    /// Bytes of device memory that all programs used when memory was last reserved for steps.
+    /// Bytes of device memory that all programs together used when memory was last reserved for steps.
     pub memory_used: u64,
     /// Bytes of device memory.
     pub memory_total: u64,
@@ -135,25 +135,25 @@ pub trait Backend: Send {
         weights: impl Into<Weights<'a>>,
         order: RowOrder,
     ) -> Result<Self::Linear, KernelError>;
-    /// Takes an embedding or output head, without a copy if the backend can read it in place. If it is ternary,
+    /// Loads an embedding or output head, without a copy if the backend can read it in place. If it is ternary,
     /// [`Backend::embed`] decodes its rows, and [`Backend::logits`] quantises activations in groups and multiplies as
     /// [`Backend::bit_linear`] does.
     fn table<'a>(&mut self, weights: impl Into<TableWeights<'a>>) -> Result<Self::Table, KernelError>;
-    /// Takes the gain of a norm.
+    /// Loads the gain of a norm.
     fn gain(&mut self, gain: &[f32]) -> Result<Self::Gain, KernelError>;
-    /// Takes the cosines and sines of the rotary embedding of the first `width` dimensions of a head,
+    /// Loads the cosines and sines of the rotary embedding of the first `width` dimensions of a head,
     /// `[positions][width / 2]` each.
     fn rope(&mut self, cos: &[f32], sin: &[f32], width: usize) -> Result<Self::Rope, KernelError>;
     /// Makes an empty cache.
     fn kv(&mut self, shape: KvShape) -> Result<Self::Kv, KernelError>;
-    /// Takes the dense parameters of a gated-delta layer.
+    /// Loads the dense parameters of a gated-delta layer.
     fn delta(&mut self, shape: DeltaShape, weights: &DeltaWeights<'_>) -> Result<Self::Delta, KernelError>;
     /// Makes `slots` recurrent states for one layer.
     fn state(&mut self, shape: DeltaShape, slots: usize) -> Result<Self::State, KernelError>;
-    /// Takes a transform of rows of `width` columns.
+    /// Loads a transform of rows of `width` columns.
     fn rotation(&mut self, width: usize, rotate: &Rotate<'_>) -> Result<Self::Rotation, KernelError>;
-    /// Declares that a ternary table contains a transform: [`Backend::embed`] undoes it, and [`Backend::logits`] applies
-    /// it to its input.
+    /// Declares that a ternary table contains a transform: [`Backend::embed`] undoes it, and [`Backend::logits`]
+    /// applies it to its input.
     ///
     /// # Panics
     /// If the table is dense.
@@ -195,9 +195,9 @@ pub trait Backend: Send {
     /// Normalises query and key heads if `norms` are given, rotates them by their positions, and stores keys and
     /// values.
     ///
-    /// `qkv` is `[n][heads * head_dim | kv_heads * head_dim | kv_heads * head_dim | ..]`; further columns are left alone.
-    /// Queries are rotated in place: with the width `w` of `rope`, dimension `i` with `i + w / 2`, `x' = x cos - y sin`,
-    /// `y' = y cos + x sin`; dimensions after the first `w` stay as they are.
+    /// `qkv` is `[n][heads * head_dim | kv_heads * head_dim | kv_heads * head_dim | ..]`; further columns stay as they
+    /// are. Queries are rotated in place. With the width `w` of `rope`, `x` in dimension `i` and `y` in dimension
+    /// `i + w / 2` become `x' = x cos - y sin` and `y' = y cos + x sin`; dimensions after the first `w` stay as they are.
     fn rope_store(
         &mut self,
         step: Step<'_>,
@@ -269,11 +269,11 @@ pub trait Backend: Send {
         self.rope_store(step, heads, rope, norms, qkv, kv)
     }
 
-    /// Computes a gated-delta layer between its projections: convolution, norms of queries and keys, the delta rule, the
-    /// norm of each head's output, and the output gate ([`crate::order`] has the formulas).
+    /// Computes a gated-delta layer between its projections: convolution, norms of queries and keys, the delta rule,
+    /// the norm of each head's output, and the output gate ([`crate::order`] has the formulas).
     ///
-    /// `x` has the columns that [`DeltaShape`] describes, `out` is `[n][value_width]`. Every run reads its slot of `state`
-    /// and leaves there the state after its last token; no two runs may share a slot.
+    /// `x` has the columns that [`DeltaShape`] describes, and `out` is `[n][value_width]`. Every run reads its slot of
+    /// `state` and writes the state after its last token to it; no two runs may share a slot.
     fn gated_delta(
         &mut self,
         step: Step<'_>,

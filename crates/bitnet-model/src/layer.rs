@@ -75,7 +75,7 @@ pub(crate) struct Origin<'a> {
     pub(crate) spec: &'a ModelSpec,
     pub(crate) tensors: &'a dyn TensorSource,
     pub(crate) limits: Limits,
-    /// Number of the layer.
+    /// Index of the layer.
     pub(crate) index: usize,
 }
 
@@ -122,7 +122,7 @@ impl<B: Backend> Attention<B> {
         Ok(Attention { qkv, fused, heads: spec.heads, head_norms, gate, output, kv: b.kv(shape)? })
     }
 
-    /// `qkv = W x`; norms and rotates the queries and keys, and stores the keys and values.
+    /// `qkv = W x`; normalises and rotates the queries and keys, and stores the keys and values.
     pub(crate) fn rope_store(
         &mut self,
         b: &mut B,
@@ -176,7 +176,7 @@ impl<B: Backend> Delta<B> {
         Ok(Delta { input, alpha_beta, weights, output, state })
     }
 
-    /// `out = W x` for everything that the layer computes of its input.
+    /// `out = W x` for all projections of the layer's input.
     pub(crate) fn project(
         &self,
         b: &mut B,
@@ -224,7 +224,7 @@ impl<B: Backend> Projection<B> {
         Ok(Projection { norm, matrices })
     }
 
-    /// `gate_up = W x`; gates it and quantises the result for `down`.
+    /// `gate_up = W x`; applies the gate and quantises the result for `down`.
     #[expect(clippy::too_many_arguments, reason = "the arguments of three operations")]
     pub(crate) fn gate_quantize(
         &self,

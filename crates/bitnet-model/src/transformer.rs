@@ -29,7 +29,7 @@ pub struct Transformer<B: Backend> {
     slots: Slots,
 }
 
-/// Finds a slot that two runs of a step name, in one pass and without allocating.
+/// Checks that no two runs of a step name the same slot, in one pass and without allocating.
 struct Slots {
     /// The last step that named each slot, `[state_slots]`.
     named: Vec<u64>,

@@ -23,7 +23,8 @@ const STEP: usize = 512;
 const MIN_TOKENS: usize = 64;
 /// Prompt tokens that a step has room for in addition to one token of every sequence, unless only a smaller step fits.
 pub const CHUNK: usize = 64;
-/// State slots of an engine, in addition to one for every sequence, for the prefix cache; at least as many as sequences.
+/// Minimum number of state slots that an engine wants for the prefix cache, in addition to one for every sequence. With
+/// more sequences than this, it wants as many as sequences.
 const SNAPSHOTS: usize = 3;
 /// Tokens in the smallest step, used if nothing else fits; its memory is small compared to any weights.
 const SMALLEST_STEP: usize = 32;
@@ -43,8 +44,8 @@ pub struct Want {
     pub tokens: usize,
     /// Minimum number of tokens that each sequence must have room for.
     pub least: usize,
-    /// Maximum number of useful state slots, if the model has recurrent layers: one for each sequence, and others for
-    /// snapshots and for copies of states made before drafts.
+    /// Maximum number of state slots that are useful if the model has recurrent layers: one for each sequence, and
+    /// others for snapshots and for copies of states made before drafts.
     pub states: usize,
     /// Minimum number of state slots, if the model has recurrent layers.
     pub least_states: usize,
@@ -63,7 +64,7 @@ impl Want {
     }
 
     /// The needs of a program that computes `sequences` sequences of up to `tokens` tokens side by side, or continues
-    /// one with `drafts`.
+    /// one sequence with `drafts`.
     pub const fn side_by_side(
         step: usize,
         sequences: usize,
@@ -112,7 +113,8 @@ impl fmt::Debug for Loaded {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Device {
-    /// The first NVIDIA GPU if usable, otherwise the CPU. If there is a GPU, [`Model::notes`](crate::Model::notes) then says why.
+    /// The first NVIDIA GPU if it is usable, otherwise the CPU. If the machine has a GPU that is not usable,
+    /// [`Model::notes`](crate::Model::notes) says why.
     #[default]
     Auto,
     /// The CPU.
@@ -191,7 +193,7 @@ pub fn load(
     load_by(machine, Cuda::open, checkpoint, want, progress)
 }
 
-/// As [`load`], with a GPU opened through any driver; `open` gets its number.
+/// As [`load`], with a GPU opened through any driver; `open` gets the number of the GPU.
 ///
 /// # Errors
 /// As [`load`].
@@ -312,7 +314,7 @@ fn plan(
     let blocks = |tokens: usize| want.sequences * tokens.div_ceil(Batch::BLOCK_TOKENS);
     let (block, state) = (home.block(spec), spec.state_bytes() as u64);
     let (most_states, least_states) = if state > 0 { (want.states, want.least_states) } else { (0, 0) };
-    // A sequence and a snapshot.
+    // One for a sequence and one for a snapshot.
     let useful_states = least_states.max(most_states.min(2));
     let bytes = |step, blocks: usize, states: usize| {
         weights + home.step(spec, step, rows(step)) + blocks as u64 * block + states as u64 * state

@@ -108,19 +108,19 @@ mod system {
 /// Bytes reserved for the program itself: code, stacks, tables. At most a twelfth of the limit.
 const PROGRAM: u64 = 12_000_000;
 
-/// Sizes, in bytes, between which a model can use memory.
+/// Amounts of memory, in bytes, from which a model's share is chosen.
 pub(crate) struct Budget {
     /// Minimum that the model needs to run at all.
     pub needed: u64,
-    /// Enough for prompts in real chunks and one request of the maximum length.
+    /// Enough for prompt chunks of a useful size and one request of the maximum length.
     pub useful: u64,
     /// Maximum that the model can use.
     pub everything: u64,
 }
 
 impl Budget {
-    /// The bytes that the model gets. Without a limit that is half of those `available`, or more if necessary to make
-    /// the model useful.
+    /// The bytes that the model gets. Without a limit, this is half of those `available`, or more if the model needs
+    /// more to be useful.
     pub fn within(&self, limit: Option<Memory>, available: Option<u64>) -> Result<u64, Error> {
         let given = match (limit, available) {
             (Some(Memory::Bytes(bytes)), _) => bytes,

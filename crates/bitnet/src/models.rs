@@ -37,8 +37,8 @@ struct Inner {
 }
 
 impl Model {
-    /// Starts a model whose weights are in memory already: loaded by [`load`](crate::load::load), or made by the program
-    /// itself. The engine gets the model's tokenizer, and its end tokens unless `config` has others.
+    /// Starts a model whose weights are already in memory: loaded by [`load`](crate::load::load), or made by the
+    /// program itself. The engine gets the model's tokenizer, and its end tokens unless `config` has others.
     ///
     /// # Errors
     /// If the engine does not start.
@@ -117,14 +117,14 @@ impl Model {
     /// whole answer.
     ///
     /// # Errors
-    /// If the request is invalid. Later failures are returned with the pieces.
+    /// If the request is invalid. The iterator returns later failures.
     pub fn stream(&self, request: impl Into<Request>) -> Result<Pieces, Error> {
         let request = self.request(&request.into())?;
         let tokens = request.prompt.len();
         Ok(self.pieces(self.0.engine.submit_all(vec![request])?, [tokens]).remove(0))
     }
 
-    /// Answers many requests in the same steps. Each gets the same tokens as it would alone, or its own error.
+    /// Answers many requests in one batch. Each gets the same tokens as it would alone, or its own error.
     pub fn batch<R: Into<Request>>(
         &self,
         requests: impl IntoIterator<Item = R>,
@@ -252,7 +252,7 @@ fn one_line(error: &Error) -> String {
 
 type Results = Vec<Option<Result<Answer, Error>>>;
 
-/// Fills the empty places with answers, in order.
+/// Fills the empty places with the answers, in order.
 fn fill(results: &mut Results, answers: impl IntoIterator<Item = Result<Answer, Error>>) {
     let open = results.iter_mut().filter(|result| result.is_none());
     open.zip(answers).for_each(|(open, answer)| *open = Some(answer));

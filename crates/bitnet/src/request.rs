@@ -28,7 +28,7 @@ pub(crate) enum Prompt {
     Chat(Vec<Message>),
 }
 
-/// What the whole text must be.
+/// The format that the whole text must have.
 #[derive(Debug, Clone)]
 pub(crate) enum Format {
     #[cfg(feature = "json")]
@@ -138,19 +138,19 @@ impl Request {
         self
     }
 
-    /// Restricts by your own rule which tokens may follow.
+    /// Restricts which tokens may follow, by your own rule.
     pub fn constraint(mut self, constraint: impl Constraint + 'static) -> Self {
         self.constraint = Some(Arc::new(constraint));
         self
     }
 
-    /// Sets how urgent the request is, compared to other requests to the model.
+    /// Sets how urgent the request is compared to other requests to the model.
     pub fn priority(mut self, priority: Priority) -> Self {
         self.priority = priority;
         self
     }
 
-    /// Sets the maximum time, including the time in the queue, after which the request fails.
+    /// Sets the maximum time that the request may take, including the time in the queue; after that, it fails.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self

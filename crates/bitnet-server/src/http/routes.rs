@@ -24,7 +24,7 @@ pub fn router(app: Arc<App>) -> Router {
     router_for(app, Hosts::any())
 }
 
-/// As [`router`], for a server that answers only to some host names.
+/// As [`router`], for a server that answers only requests for some host names.
 pub(crate) fn router_for(app: Arc<App>, hosts: Hosts) -> Router {
     let open = Router::new()
         .route("/", get(page::html))
@@ -94,8 +94,8 @@ async fn authorised(State(app): State<Arc<App>>, request: Request, next: Next) -
     }
 }
 
-/// Whether the headers have the key, where OpenAI's or where Anthropic's clients send it. Compares whole hashes, so that
-/// the time taken reveals neither the key nor its length.
+/// Whether the headers have the key, where OpenAI's or Anthropic's clients send it. Compares whole hashes, so that the
+/// time taken reveals neither the key nor its length.
 fn knows(headers: &HeaderMap, key: &str) -> bool {
     let bytes = |name: &str| headers.get(name).map(HeaderValue::as_bytes).unwrap_or_default();
     let same = |sent: &[u8]| bool::from(Sha256::digest(sent).ct_eq(&Sha256::digest(key)));
@@ -123,8 +123,8 @@ async fn identified(mut request: Request, next: Next) -> Response {
     response
 }
 
-/// Counts answers by method, route and status; other paths and methods share a label, so that clients cannot make new
-/// ones.
+/// Counts answers by method, route and status. Unknown paths and methods share one label, so that clients cannot create
+/// new labels.
 async fn counted(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let path = request.extensions().get().map(MatchedPath::as_str).unwrap_or("other").to_owned();
     let method = match *request.method() {
@@ -141,7 +141,7 @@ async fn counted(State(app): State<Arc<App>>, request: Request, next: Next) -> R
     response
 }
 
-/// Answers a request whose handler panicked; the connection and the server continue.
+/// Answers a request whose handler panicked; the connection and the server go on working.
 fn panicked(_: Box<dyn std::any::Any + Send>) -> Response {
     ApiError::fault("the request made a handler panic").into_response()
 }
