@@ -197,7 +197,8 @@ pub trait Backend: Send {
     ///
     /// `qkv` is `[n][heads * head_dim | kv_heads * head_dim | kv_heads * head_dim | ..]`; further columns stay as they
     /// are. Queries are rotated in place. With the width `w` of `rope`, `x` in dimension `i` and `y` in dimension
-    /// `i + w / 2` become `x' = x cos - y sin` and `y' = y cos + x sin`; dimensions after the first `w` stay as they are.
+    /// `i + w / 2` become `x' = x cos - y sin` and `y' = y cos + x sin`; dimensions after the first `w` stay as they
+    /// are.
     fn rope_store(
         &mut self,
         step: Step<'_>,
