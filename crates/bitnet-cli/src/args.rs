@@ -19,7 +19,7 @@ use crate::token_ids::TokenIds;
 /// MODEL is a .gguf file; a folder with config.json, *.safetensors and tokenizer.json; `org/name` on Hugging Face,
 /// optionally with `@revision` or `:file`; `demo`, a small trained model inside this program; or `synthetic:NAME`,
 /// random weights without a tokenizer (tiny, 125m, 700m, 2b4t, bonsai-tiny, bonsai-1.7b, bonsai-4b, bonsai-8b,
-/// bonsai-27b, bonsai-2-27b, hybrid-tiny, hybrid-tiny-rotated).
+/// bonsai-27b, bonsai-2-27b, hybrid-tiny, hybrid-tiny-rotated, embedding-tiny, embedding-0.6b).
 #[derive(Debug, Parser)]
 #[command(name = "bitnet", version, arg_required_else_help = true, max_term_width = 100)]
 pub struct Cli {
