@@ -85,7 +85,7 @@ impl<D: Driver + 'static> Machine<'_, D> {
             output::note(format_args!("warning: {warning}"));
         }
         let noted = loaded.unused_gpu().is_some();
-        let refused = loaded.refused.map(|why| output::one_line(&CliError::from(why)));
+        let refused = loaded.refused.map(|why| CliError::from(why).to_string());
         if let Some(why) = refused.as_ref().filter(|_| noted) {
             output::note(format_args!("computing on the CPU: {why}"));
         }

@@ -101,7 +101,7 @@ pub fn examine_all<D: Driver + 'static>(
     let gpu = match common.device {
         Device::Cpu => Err("not checked (--device cpu)".to_owned()),
         Device::Cuda(index) => Ok(machine.gpu(index)?),
-        _ => machine.gpu(0).map_err(|why| output::one_line(&why)),
+        _ => machine.gpu(0).map_err(|why| why.to_string()),
     };
     let cases = cases();
     let isas: Vec<Isa> = Isa::available().collect();
