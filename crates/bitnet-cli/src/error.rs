@@ -1,6 +1,6 @@
 use std::{io, path::PathBuf};
 
-use bitnet::inference::{GenerateError, InvalidConfig};
+use bitnet::inference::{GenerationError, InvalidConfig};
 use bitnet::kernels::{KernelError, gpu::GpuError};
 use bitnet::model::{ForwardError, ModelError};
 
@@ -18,7 +18,7 @@ pub enum CliError {
     Forward(#[from] ForwardError),
     /// Generation failed.
     #[error("{0} (generation): check the model with `bitnet inspect`, or report this")]
-    Generate(GenerateError),
+    Generate(GenerationError),
     /// The backend could not be made.
     #[error("{what} ({flag}): {cure}")]
     Backend { what: String, flag: &'static str, cure: String, usage: bool },
