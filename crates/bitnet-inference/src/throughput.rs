@@ -3,6 +3,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use bitnet_kernels::BackendInfo;
+use bitnet_model::OutputFile;
 use serde::{Deserialize, Serialize};
 
 /// The results of a benchmark of a model on one backend, kept in a file.
@@ -61,13 +62,11 @@ impl ThroughputRecord {
         }
     }
 
-    /// Writes the record to a temporary file, then renames it over the old one.
+    /// Writes the record, in place of an older one.
     pub fn write(&self, path: &Path) -> Result<(), RecordError> {
-        let temporary = path.with_extension("new");
         let write = || {
             fs::create_dir_all(path.parent().unwrap_or(Path::new(".")))?;
-            fs::write(&temporary, serde_json::to_vec_pretty(self)?)?;
-            fs::rename(&temporary, path)
+            OutputFile::create(path)?.write(serde_json::to_vec_pretty(self)?)
         };
         write().map_err(|source| RecordError { path: path.into(), source })
     }
