@@ -6,18 +6,14 @@ use bitnet_kernels::BackendInfo;
 use bitnet_model::OutputFile;
 use serde::{Deserialize, Serialize};
 
-/// The results of a benchmark of a model on one backend, kept in a file.
+/// The results of a benchmark of a model on one backend ([`BackendInfo`]), kept in a file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "as in `BackendInfo`")]
 pub struct ThroughputRecord {
-    /// The model's name.
     pub model: String,
-    /// [`BackendInfo::device`].
     pub device: String,
-    /// [`BackendInfo::isa`].
     pub isa: String,
-    /// [`BackendInfo::threads`].
     pub threads: usize,
-    /// [`BackendInfo::kv`].
     pub kv: String,
     /// Time of the measurement, in seconds since 1970.
     pub unix_time: u64,
@@ -28,10 +24,9 @@ pub struct ThroughputRecord {
 /// A record cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 #[error("{}: {source}: run `bitnet bench` again, or set BITNET_CACHE to a writable folder", path.display())]
+#[allow(missing_docs, reason = "the message names the fields")]
 pub struct RecordError {
-    /// The file.
     pub path: PathBuf,
-    /// The error.
     pub source: io::Error,
 }
 

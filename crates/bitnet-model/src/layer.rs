@@ -75,7 +75,6 @@ pub(crate) struct Origin<'a> {
     pub(crate) spec: &'a ModelSpec,
     pub(crate) tensors: &'a dyn TensorSource,
     pub(crate) limits: Limits,
-    /// Number of the layer.
     pub(crate) index: usize,
 }
 

@@ -27,7 +27,6 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 const HELP: &str = "/undo removes the last turn, /reset starts over, /save FILE writes the conversation as JSON, /help \
                     shows this; Ctrl-C stops an answer, Ctrl-D ends the chat";
 
-/// `bitnet chat`.
 pub fn run(common: &Common, args: &ChatArgs) -> Result<(), CliError> {
     let opened = model_arg::open_thinking(&args.model, !args.no_thinking)?;
     model_arg::tokenizer(&opened.checkpoint)?;

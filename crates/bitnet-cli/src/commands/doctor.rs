@@ -33,7 +33,6 @@ pub struct Report {
     weight_layout: &'static str,
     memory: SystemMemory,
     memory_bandwidth_gb_s: Option<f64>,
-    /// The GPU that was found, if any.
     gpus: Vec<GpuFacts>,
     /// Description of the GPU, or why there is none.
     gpu_note: String,
@@ -74,11 +73,9 @@ pub struct Outcome {
     pub cases: usize,
     pub passed: usize,
     pub failed: usize,
-    /// The first failures.
     failures: Vec<String>,
 }
 
-/// `bitnet doctor`.
 pub fn run(common: &Common, args: &DoctorArgs) -> Result<(), CliError> {
     let report = examine_all(&Machine::of(common), args)?;
     if args.json {

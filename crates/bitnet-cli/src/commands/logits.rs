@@ -13,7 +13,6 @@ const MAX_BYTES: usize = 1 << 30;
 /// Tokens in a step. Each has a row of logits, which may take half a megabyte.
 const STEP: usize = 128;
 
-/// `bitnet logits`.
 pub fn run(common: &Common, args: &LogitsArgs) -> Result<(), CliError> {
     let checkpoint = model_arg::open(&args.model)?;
     let (ids, spec) = (&args.ids.0, &checkpoint.spec);

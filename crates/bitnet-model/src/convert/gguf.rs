@@ -38,7 +38,6 @@ struct Planned<'a> {
 
 /// The source of a tensor's bytes.
 enum Content<'a> {
-    /// A tensor of the model.
     Entry(&'a TensorEntry),
     /// Projections, stacked into one matrix of panels.
     Stack(Vec<String>),

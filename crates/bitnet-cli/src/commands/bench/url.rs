@@ -62,7 +62,6 @@ struct Seen {
     between: Vec<f64>,
     refusals: Vec<f64>,
     failed: usize,
-    /// The first failure.
     problem: Option<String>,
 }
 
@@ -152,7 +151,6 @@ fn prompt(args: &BenchArgs, context: Option<usize>) -> Result<usize, CliError> {
     }
 }
 
-/// The server, and the requests to send.
 struct Server {
     agent: Agent,
     base: String,
