@@ -1,6 +1,5 @@
 use serde::Serialize;
 
-/// Describes the CPU.
 #[derive(Debug, Clone, Serialize)]
 pub struct CpuFacts {
     /// Architecture that this program was built for.

@@ -1,31 +1,24 @@
 use std::{io, path::PathBuf};
 
-use bitnet::inference::{GenerateError, InvalidConfig};
+use bitnet::inference::{GenerationError, InvalidConfig};
 use bitnet::kernels::{KernelError, gpu::GpuError};
 use bitnet::model::{ForwardError, ModelError};
 
 /// The error of a command, printed as `<what> (<where>): <cure>`.
 #[derive(Debug, thiserror::Error)]
 pub enum CliError {
-    /// The model could not be read.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// The model could not be opened.
     #[error(transparent)]
     Open(bitnet::Error),
-    /// A forward pass failed.
     #[error("{0} (forward pass): give the model more memory with --memory, or report this")]
     Forward(#[from] ForwardError),
-    /// Generation failed.
     #[error("{0} (generation): check the model with `bitnet inspect`, or report this")]
-    Generate(GenerateError),
-    /// The backend could not be made.
+    Generate(GenerationError),
     #[error("{what} ({flag}): {cure}")]
     Backend { what: String, flag: &'static str, cure: String, usage: bool },
-    /// There is no usable GPU, or it failed.
     #[error("{what} (--device): {cure}")]
     Gpu { what: String, cure: String },
-    /// The device was lost while the model was served.
     #[error("{what} (--device): have a supervisor restart `bitnet serve` when it ends with 75")]
     Lost { what: String },
     /// A flag has an invalid value.
@@ -34,24 +27,14 @@ pub enum CliError {
     /// The model, the machine or a file does not allow it.
     #[error("{what} ({place}): {cure}")]
     Refused { what: String, place: String, cure: String },
-    /// The model does not fit into `--memory`.
     #[error("{given} bytes of memory are too few (--memory): this model needs at least {least} bytes here")]
-    MemoryTooSmall {
-        /// Bytes allowed.
-        given: u64,
-        /// Bytes needed.
-        least: u64,
-    },
-    /// Logits, or values computed from them, are NaN or infinite.
+    MemoryTooSmall { given: u64, least: u64 },
     #[error("the model gives no finite numbers ({model}): check its file, or report this")]
     NotFinite { model: String },
-    /// A file could not be read or written.
     #[error("cannot {action}: {source} ({}): check the path, its permissions and the free space", .path.display())]
     File { action: &'static str, path: PathBuf, source: io::Error },
-    /// stdout could not be written.
     #[error("cannot write the output: {0} (stdout): check where the output goes")]
     Stdout(io::Error),
-    /// Kernels or batches gave wrong results.
     #[error("{what} ({place}): do not trust results from this machine, and report this")]
     Wrong { what: String, place: String },
 }
@@ -66,7 +49,6 @@ impl CliError {
         }
     }
 
-    /// Makes an error for wrong usage.
     pub fn usage(what: impl ToString, flag: impl ToString, cure: impl ToString) -> Self {
         CliError::Usage { what: what.to_string(), flag: flag.to_string(), cure: cure.to_string() }
     }

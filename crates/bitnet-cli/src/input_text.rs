@@ -5,7 +5,6 @@ use crate::error::CliError;
 /// Maximum size of a text in bytes.
 const MAX_TEXT: u64 = 1 << 28;
 
-/// Reads a file as text.
 pub fn read_file(path: &Path) -> Result<String, CliError> {
     read(File::open(path).map_err(CliError::file("read", path))?, path)
 }

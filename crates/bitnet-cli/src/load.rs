@@ -25,7 +25,6 @@ pub struct Loaded {
     pub weights: WeightBytes,
     /// How the memory was divided.
     pub plan: Plan,
-    /// Time to load the model.
     pub time: Duration,
     /// Why the model is not on a GPU, if one was tried.
     pub refused: Option<String>,
@@ -33,7 +32,6 @@ pub struct Loaded {
 
 /// The machine that a command computes on: the CPU, and GPUs behind a driver.
 pub struct Machine<'a, D> {
-    /// The flags.
     pub common: &'a Common,
     /// Opens the GPU with this number.
     pub open: fn(usize) -> Result<D, GpuError>,
@@ -85,7 +83,7 @@ impl<D: Driver + 'static> Machine<'_, D> {
             output::note(format_args!("warning: {warning}"));
         }
         let noted = loaded.unused_gpu().is_some();
-        let refused = loaded.refused.map(|why| output::one_line(&CliError::from(why)));
+        let refused = loaded.refused.map(|why| CliError::from(why).to_string());
         if let Some(why) = refused.as_ref().filter(|_| noted) {
             output::note(format_args!("computing on the CPU: {why}"));
         }

@@ -7,7 +7,6 @@ pub fn bandwidth(threads: usize) -> Option<f64> {
     kernels::memory_bandwidth(threads, SystemMemory::now().available_bytes)
 }
 
-/// The bandwidth as text.
 pub fn bandwidth_text(gb_s: Option<f64>) -> String {
     gb_s.map_or("unknown".into(), |gb_s| format!("{gb_s:.1} GB/s"))
 }

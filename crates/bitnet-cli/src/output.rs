@@ -51,14 +51,9 @@ fn stderr(text: impl Display) {
 
 /// Reports a failure in one line, even if the message has several.
 pub fn error(text: &impl Display) {
-    stderr(format_args!("error: {}", one_line(text)));
-}
-
-/// Joins the lines of a text into one.
-pub fn one_line(text: &impl Display) -> String {
     let text = text.to_string();
-    let words: Vec<&str> = text.split(['\n', '\r']).map(str::trim).filter(|l| !l.is_empty()).collect();
-    words.join(" ")
+    let lines: Vec<&str> = text.split(['\n', '\r']).map(str::trim).filter(|l| !l.is_empty()).collect();
+    stderr(format_args!("error: {}", lines.join(" ")));
 }
 
 /// Prints what `clap` reports: help and version unchanged, wrong usage in one line, and each hint on a line of its own.

@@ -41,7 +41,6 @@ impl Progress {
         self.0.set_position(done as u64);
     }
 
-    /// Sets the message.
     pub fn say(&self, message: String) {
         self.0.set_message(message);
     }

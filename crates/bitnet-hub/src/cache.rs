@@ -11,7 +11,6 @@ use sha2::{Digest, Sha256};
 
 use crate::{HubError, ModelId, id::is_plain};
 
-/// One repository in the cache.
 pub(crate) struct Folder {
     cache: CacheRepo,
     revision: String,
@@ -23,7 +22,6 @@ impl Folder {
         Folder { cache: Cache::new(cache.into()).repo(repo), revision: id.revision.clone() }
     }
 
-    /// Returns the folder of a commit.
     pub(crate) fn snapshot(&self, commit: &str) -> PathBuf {
         self.cache.pointer_path(commit)
     }

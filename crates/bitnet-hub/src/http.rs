@@ -34,7 +34,6 @@ pub fn agent(url: &str) -> Result<Agent, HubError> {
     Ok(Agent::config_builder().tls_config(tls()).http_status_as_error(false).build().into())
 }
 
-/// An HTTP client for the hub.
 #[derive(Debug, Clone)]
 pub(crate) struct Client {
     agent: Agent,

@@ -155,7 +155,6 @@ pub(crate) fn tokens(handle: RequestHandle) -> Result<Vec<u32>, GenerationError>
     Ok(only_choice(handle.wait()?))
 }
 
-/// The tokens of a completion with one choice.
 pub(crate) fn only_choice(mut done: Completion) -> Vec<u32> {
     std::mem::take(&mut done.choices[0].tokens)
 }

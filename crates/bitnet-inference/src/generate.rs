@@ -2,13 +2,11 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bitnet_kernels::{BackendInfo, DeviceStatus};
-use bitnet_model::{Batch, Logits, ModelSpec};
+use bitnet_model::Batch;
 
 use crate::{
-    BatchSizing, End, EngineConfig, Event, FinishReason, ForwardError, GenerationConfig, InvalidRequest,
-    Limits, Model, Plan, Request, RequestError, Scheduler, SchedulerConfig, SchedulerCounts, StepOutcome,
-    Stepper,
+    BatchSizing, End, EngineConfig, Event, FinishReason, GenerationConfig, GenerationError, Model, Plan,
+    Request, Scheduler, SchedulerConfig, SchedulerCounts, StepOutcome, Stepper,
 };
 
 /// The result of [`generate`].
@@ -34,18 +32,6 @@ pub struct Generated {
     pub accepted: u64,
 }
 
-/// Why generation failed.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum GenerateError {
-    /// The request is invalid.
-    #[error(transparent)]
-    Invalid(#[from] InvalidRequest),
-    /// The request failed.
-    #[error(transparent)]
-    Request(#[from] RequestError),
-}
-
 /// Continues a prompt with a borrowed model on the calling thread, with the engine's scheduler and steps but not its
 /// thread. Of `engine`, only `eos`, `text` and `max_draft` apply. `on_token` is called with each token as soon as it is
 /// final, and can end the text; later tokens are dropped.
@@ -55,7 +41,7 @@ pub fn generate(
     config: &GenerationConfig,
     engine: &EngineConfig,
     mut on_token: impl FnMut(u32) -> ControlFlow<()>,
-) -> Result<Generated, GenerateError> {
+) -> Result<Generated, GenerationError> {
     let mut clock = Clock::start();
     let limits = model.limits();
     let context = model.spec().context.min(limits.kv_blocks * Batch::BLOCK_TOKENS);
@@ -75,7 +61,7 @@ pub fn generate(
         eos: engine.eos.clone().unwrap_or_else(|| model.spec().eos.clone()),
         text: engine.text.clone(),
     });
-    let mut stepper = Stepper::new(Box::new(Borrowed(model)));
+    let mut stepper = Stepper::new(Box::new(model));
     let (mut plan, mut outcome) = (Plan::default(), StepOutcome::default());
     let (mut tokens, mut stopped) = (Vec::new(), false);
     scheduler.submit(0, 0, Arc::new(request), seed);
@@ -149,42 +135,5 @@ impl Clock {
     fn decode(&self) -> Option<Duration> {
         let times = self.last_token.zip(self.first_token).filter(|_| self.drawn > 1);
         times.map(|(last, first)| last - first)
-    }
-}
-
-/// A borrowed model.
-struct Borrowed<'m>(&'m mut dyn Model);
-
-impl Model for Borrowed<'_> {
-    fn spec(&self) -> &ModelSpec {
-        self.0.spec()
-    }
-
-    fn limits(&self) -> Limits {
-        self.0.limits()
-    }
-
-    fn backend(&self) -> BackendInfo {
-        self.0.backend()
-    }
-
-    fn padding(&self) -> Option<f64> {
-        self.0.padding()
-    }
-
-    fn forward(&mut self, batch: &Batch, logits: &mut Logits) -> Result<(), ForwardError> {
-        self.0.forward(batch, logits)
-    }
-
-    fn device(&self) -> Option<DeviceStatus> {
-        self.0.device()
-    }
-
-    fn copy_block(&mut self, from: u32, to: u32) -> Result<(), ForwardError> {
-        self.0.copy_block(from, to)
-    }
-
-    fn copy_state(&mut self, from: u32, to: u32) -> Result<(), ForwardError> {
-        self.0.copy_state(from, to)
     }
 }

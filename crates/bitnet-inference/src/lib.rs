@@ -71,7 +71,7 @@ pub use config::{GenerationConfig, InvalidConfig};
 pub use constraint::{Constraint, ConstraintError, TokenSet};
 pub use engine::{DrainReport, Engine, EngineConfig, StartError};
 pub use finish::FinishReason;
-pub use generate::{GenerateError, Generated, generate};
+pub use generate::{Generated, generate};
 pub use handle::{Choice, Completion, Elapsed, RequestHandle, Updates};
 pub use logprobs::{SampleError, TokenLogprobs};
 pub use mailbox::Update;

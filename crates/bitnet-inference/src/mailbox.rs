@@ -7,23 +7,21 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::{End, RequestError, TokenLogprobs};
 
-/// An update of a request.
+/// An update of a request; `choice` is the index of a choice.
 #[derive(Debug, Clone, PartialEq)]
+#[allow(missing_docs, reason = "the enum describes `choice`, and its name `token`")]
 pub enum Update {
     /// A choice has a new token.
     Token {
-        /// Index of the choice.
         choice: u32,
         /// Index of the token in its choice, without gaps.
         index: usize,
-        /// The token.
         token: u32,
         /// Its log-probabilities, if requested.
         logprobs: Option<TokenLogprobs>,
     },
     /// A choice has ended; this is its last update.
     Ended {
-        /// Index of the choice.
         choice: u32,
         /// How it ended, or why it failed.
         end: Result<End, RequestError>,

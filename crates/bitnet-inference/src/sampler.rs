@@ -40,7 +40,6 @@ pub struct Draw<'a> {
 pub struct Sampler {
     /// The row after penalties and bias.
     row: Vec<f32>,
-    /// The weight of each token.
     weights: Vec<u64>,
     /// Order keys of the tokens that a filter keeps.
     keys: Vec<u64>,

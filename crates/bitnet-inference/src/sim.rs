@@ -122,7 +122,6 @@ fn next(state: u64, recurrent: &mut Option<u64>, position: usize, token: u32) ->
     })
 }
 
-/// What the logits are a function of.
 fn seen(state: u64, recurrent: Option<u64>) -> u64 {
     recurrent.map_or(state, |recurrent| mix(state, recurrent))
 }

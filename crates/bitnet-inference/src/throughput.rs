@@ -3,20 +3,17 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use bitnet_kernels::BackendInfo;
+use bitnet_model::OutputFile;
 use serde::{Deserialize, Serialize};
 
-/// The results of a benchmark of a model on one backend, kept in a file.
+/// The results of a benchmark of a model on one backend ([`BackendInfo`]), kept in a file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "as in `BackendInfo`")]
 pub struct ThroughputRecord {
-    /// The model's name.
     pub model: String,
-    /// [`BackendInfo::device`].
     pub device: String,
-    /// [`BackendInfo::isa`].
     pub isa: String,
-    /// [`BackendInfo::threads`].
     pub threads: usize,
-    /// [`BackendInfo::kv`].
     pub kv: String,
     /// Time of the measurement, in seconds since 1970.
     pub unix_time: u64,
@@ -27,10 +24,9 @@ pub struct ThroughputRecord {
 /// A record cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 #[error("{}: {source}: run `bitnet bench` again, or set BITNET_CACHE to a writable folder", path.display())]
+#[allow(missing_docs, reason = "the message names the fields")]
 pub struct RecordError {
-    /// The file.
     pub path: PathBuf,
-    /// The error.
     pub source: io::Error,
 }
 
@@ -61,13 +57,11 @@ impl ThroughputRecord {
         }
     }
 
-    /// Writes the record to a temporary file, then renames it over the old one.
+    /// Writes the record, in place of an older one.
     pub fn write(&self, path: &Path) -> Result<(), RecordError> {
-        let temporary = path.with_extension("new");
         let write = || {
             fs::create_dir_all(path.parent().unwrap_or(Path::new(".")))?;
-            fs::write(&temporary, serde_json::to_vec_pretty(self)?)?;
-            fs::rename(&temporary, path)
+            OutputFile::create(path)?.write(serde_json::to_vec_pretty(self)?)
         };
         write().map_err(|source| RecordError { path: path.into(), source })
     }

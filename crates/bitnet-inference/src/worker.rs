@@ -78,7 +78,6 @@ struct Live {
     open: usize,
 }
 
-/// The progress of a choice.
 #[derive(Clone)]
 struct Progress {
     /// Whether it still counts in the queue.

@@ -83,7 +83,6 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// Parses a JSON file.
 pub(crate) fn json(file: &str, bytes: &[u8]) -> Result<Value, ModelError> {
     if bytes.len() as u64 > MAX_JSON {
         return Err(ModelError::TooLarge { file: file.into(), size: bytes.len() as u64, limit: MAX_JSON });

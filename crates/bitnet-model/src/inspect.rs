@@ -47,26 +47,18 @@ pub struct Inspection {
     pub not_loaded: Vec<String>,
 }
 
-/// Sizes and switches of a model.
+/// Sizes and switches of a model: fields of [`ModelSpec`] by their names, and what follows from them.
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[allow(missing_docs, reason = "as in `ModelSpec`")]
 pub struct Sizes {
-    /// Width of the residual stream.
     pub hidden: usize,
-    /// Width of the feed-forward layer.
     pub ffn: usize,
-    /// Transformer layers.
     pub layers: usize,
-    /// Query heads.
     pub heads: usize,
-    /// Key and value heads.
     pub kv_heads: usize,
-    /// Width of a head.
     pub head_dim: usize,
-    /// Rows of the embedding.
     pub vocab: usize,
-    /// Maximum length of a sequence, in tokens.
     pub context: usize,
-    /// Epsilon of the RMSNorms.
     pub rms_eps: f32,
     /// Base of the rotary frequencies.
     pub rope_theta: f32,
@@ -74,11 +66,8 @@ pub struct Sizes {
     pub rope_scaling: Option<String>,
     /// `relu2` or `silu`.
     pub activation: &'static str,
-    /// Whether the attention output and the gated activation are normed before their projection.
     pub sub_norms: bool,
-    /// Whether every projection has its own norm.
     pub linear_norms: bool,
-    /// Whether query and key heads are normed before rope.
     pub head_norms: bool,
     /// Layers with a recurrent state instead of attention, unless there are none.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -97,7 +86,6 @@ pub struct Sizes {
     /// Multiplier of embeddings, multiplier of each layer's branches, and divisor of logits, unless all are 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub multipliers: Option<[f32; 3]>,
-    /// Whether the embedding is the output head.
     pub tied_head: bool,
 }
 

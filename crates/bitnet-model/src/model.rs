@@ -115,3 +115,37 @@ pub trait Model: Send {
         Err(ForwardError::StateOutOfRange { slot: from.max(to), slots: self.limits().state_slots })
     }
 }
+
+impl<M: Model + ?Sized> Model for &mut M {
+    fn spec(&self) -> &ModelSpec {
+        (**self).spec()
+    }
+
+    fn limits(&self) -> Limits {
+        (**self).limits()
+    }
+
+    fn backend(&self) -> BackendInfo {
+        (**self).backend()
+    }
+
+    fn forward(&mut self, batch: &Batch, logits: &mut Logits) -> Result<(), ForwardError> {
+        (**self).forward(batch, logits)
+    }
+
+    fn device(&self) -> Option<DeviceStatus> {
+        (**self).device()
+    }
+
+    fn padding(&self) -> Option<f64> {
+        (**self).padding()
+    }
+
+    fn copy_block(&mut self, from: u32, to: u32) -> Result<(), ForwardError> {
+        (**self).copy_block(from, to)
+    }
+
+    fn copy_state(&mut self, from: u32, to: u32) -> Result<(), ForwardError> {
+        (**self).copy_state(from, to)
+    }
+}

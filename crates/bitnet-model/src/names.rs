@@ -115,7 +115,6 @@ impl Part {
         spec.output_gate && matches!(self, Part::Query | Part::OutputGate)
     }
 
-    /// Whether a layer has this part.
     fn present(self, spec: &ModelSpec, layer: usize) -> bool {
         let attends = spec.attends(layer);
         match self {
@@ -146,7 +145,6 @@ impl Part {
         })
     }
 
-    /// Width of the input of a projection.
     pub(crate) fn input_width(self, spec: &ModelSpec) -> usize {
         self.projection(spec).map_or(0, |[_, inputs]| inputs)
     }
@@ -260,7 +258,6 @@ fn stacks(spec: &ModelSpec, layer: usize) -> impl Iterator<Item = StackedProject
 pub(crate) const EMBEDDING_PANELS: &str = "token_embd.panels";
 pub(crate) const HEAD_PANELS: &str = "output.panels";
 
-/// A matrix of a file of panels.
 pub(crate) struct PanelMatrix {
     pub name: String,
     /// The stacked projections, or a table, from top to bottom: Hugging Face's name and the number of rows.
@@ -312,10 +309,8 @@ pub(crate) fn expected(spec: &ModelSpec) -> impl Iterator<Item = Expected> + '_ 
     [first].into_iter().chain(layers).chain([norm]).chain(head)
 }
 
-/// Name of the last norm.
 pub(crate) const FINAL_NORM: &str = OUTER[1].0;
 
-/// Name of the embedding.
 pub(crate) const EMBEDDING: &str = OUTER[0].0;
 
 /// Name of a separate output head.
@@ -326,7 +321,6 @@ pub(crate) fn is_table(name: &str) -> bool {
     [EMBEDDING, HEAD].contains(&name)
 }
 
-/// Name of the output head.
 pub(crate) fn head(spec: &ModelSpec) -> &'static str {
     if spec.tied_head { EMBEDDING } else { HEAD }
 }

@@ -36,7 +36,6 @@ pub(crate) struct PanelFile {
     matrices: Vec<Matrix>,
     /// For each projection, the index of its matrix and its rows in it.
     projections: HashMap<String, (usize, Range<usize>)>,
-    /// The bytes of all matrices.
     weights: HotBytes,
     /// Shape and bytes of the int8 head, if the head's shape allows one.
     screen: Option<([usize; 2], HotBytes)>,

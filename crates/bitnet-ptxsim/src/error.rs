@@ -19,23 +19,18 @@ pub struct ParseError {
 /// The kinds of parse errors.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
-#[allow(missing_docs, reason = "every message names its fields")]
+#[allow(missing_docs, reason = "the messages say what happened, and name the fields")]
 pub enum ParseErrorKind {
-    /// An unexpected word.
     #[error("expected {expected}, found `{found}`")]
     Expected { expected: &'static str, found: String },
-    /// An unsupported version, target or directive.
     #[error(
         "`{directive}` is not supported: this simulator reads `.version 7.4`, `.target sm_80` and `.version 8.0`, `.target sm_90`"
     )]
     Directive { directive: String },
-    /// An unsupported instruction, or combination of modifiers.
     #[error("instruction `{instruction}` is not supported")]
     Instruction { instruction: String },
-    /// A modifier that the instruction does not have.
     #[error("instruction `{instruction}` does not take `.{modifier}` here")]
     Modifier { instruction: String, modifier: String },
-    /// An operand of the wrong kind, size or type.
     #[error("operand {position} of `{instruction}`: expected {expected}, found {found}")]
     Operand {
         instruction: String,
@@ -44,13 +39,10 @@ pub enum ParseErrorKind {
         expected: String,
         found: String,
     },
-    /// Too few or too many operands.
     #[error("`{instruction}` takes {expected} operands, found {found}")]
     OperandCount { instruction: String, expected: usize, found: usize },
-    /// A name that is not declared.
     #[error("`{name}` is not declared")]
     Undeclared { name: String },
-    /// A name declared twice.
     #[error("`{name}` is declared twice")]
     Duplicate { name: String },
 }
@@ -76,12 +68,10 @@ impl fmt::Display for Space {
 /// Invalid use of [`Memory`](crate::Memory) by the host.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
-#[allow(missing_docs, reason = "every message names its fields")]
+#[allow(missing_docs, reason = "the messages say what happened, and name the fields")]
 pub enum MemoryError {
-    /// The range is not within a live allocation.
     #[error("no allocation holds {len} bytes at {address:#x}")]
     OutOfBounds { address: u64, len: usize },
-    /// A byte was read before it was written.
     #[error("byte at {address:#x} was never written")]
     Uninitialised { address: u64 },
 }
@@ -89,12 +79,10 @@ pub enum MemoryError {
 /// A launch failed.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
-#[allow(missing_docs, reason = "every message names its fields")]
+#[allow(missing_docs, reason = "the messages say what happened, and name the fields")]
 pub enum LaunchError {
-    /// The module has no entry with this name.
     #[error("no entry `{entry}` in {file}")]
     NoEntry { file: String, entry: String },
-    /// The parameters do not match the declaration.
     #[error("entry `{entry}`: parameter {position} is declared with {expected} bytes, given {given}")]
     Parameter {
         entry: String,
@@ -134,27 +122,22 @@ pub struct Fault {
 /// The kinds of traps.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
-#[allow(missing_docs, reason = "every message names its fields")]
+#[allow(missing_docs, reason = "the messages say what happened, and name the fields")]
 pub enum FaultKind {
     /// An access outside of all allocations or of the block's shared memory.
     #[error("{size} bytes at {space} {address:#x} are out of bounds")]
     OutOfBounds { space: Space, address: u64, size: usize },
-    /// An address that is not a multiple of the access size.
     #[error("{space} {address:#x} is not aligned to {size} bytes")]
     Misaligned { space: Space, address: u64, size: usize },
-    /// A register or predicate was read before it was set.
     #[error("register `{register}` was never set")]
     UninitialisedRegister { register: String },
-    /// Memory was read before it was written.
     #[error("{space} {address:#x} was never written")]
     UninitialisedMemory { space: Space, address: u64 },
     /// Shared bytes were accessed between a `cp.async` to them and the wait that completes it.
     #[error("shared {address:#x} is the target of a cp.async that has not been waited for")]
     InFlight { address: u64 },
-    /// The source of a `cp.async` changed before the wait.
     #[error("the source of a cp.async, global {address:#x}, changed before the wait")]
     CopySource { address: u64 },
-    /// A `cp.async` of 16 bytes reads more than that from its source.
     #[error("cp.async of 16 bytes reads {src_size} bytes from its source")]
     CopySize { src_size: u64 },
     /// Two accesses without an order, at least one of them a write.
@@ -184,13 +167,8 @@ pub enum FaultKind {
     /// A thread of an overlapped launch that ends without a wait; launches after it would then not wait for earlier ones.
     #[error("a thread of an overlapped launch ends without griddepcontrol.wait")]
     NoWait,
-    /// Only part of the warp reaches an aligned instruction.
     #[error("aligned instruction reached by lanes {lanes:#010x} only")]
-    Divergent {
-        /// Mask of the lanes that wait at it.
-        lanes: u32,
-    },
-    /// A shuffle reads an inactive lane.
+    Divergent { lanes: u32 },
     #[error("shuffle reads lane {lane}, which is inactive")]
     InactiveLane { lane: u32 },
     /// An integer division by zero, whose result the manual does not define.
@@ -199,10 +177,6 @@ pub enum FaultKind {
     /// All threads of the block wait.
     #[error("deadlock: the wait can never end")]
     Deadlock,
-    /// A warp executed more instructions than allowed.
     #[error("warp still runs after {limit} instructions")]
-    StepLimit {
-        /// The limit in [`Limits`](crate::Limits).
-        limit: u64,
-    },
+    StepLimit { limit: u64 },
 }

@@ -127,7 +127,6 @@ impl Launch {
         Ok(())
     }
 
-    /// The parameter block of `entry`.
     pub(crate) fn param_block(&self, entry: &Entry) -> Vec<u8> {
         let mut block = Vec::new();
         for (param, &(offset, bytes)) in self.params.iter().zip(&entry.params) {

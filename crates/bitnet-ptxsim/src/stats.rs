@@ -49,7 +49,6 @@ impl Line {
     }
 }
 
-/// Counts of an instruction.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Count {
     pub(crate) threads: u64,

@@ -32,8 +32,137 @@ const ROWS: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 24.0, 32.0, 48.0, 64.0, 96.0, 1
 
 const RATIO: &[f64] = &[0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0];
 
-/// Reads a number from an engine.
+/// What an engine counts.
+const COUNTERS: [(Counter, &str, &str); 6] = [
+    (Counter::PromptTokens, "bitnet_prompt_tokens_total", "Prompt tokens of accepted requests."),
+    (Counter::GeneratedTokens, "bitnet_generation_tokens_total", "Tokens generated."),
+    (Counter::Steps, "bitnet_steps_total", "Forward passes."),
+    (Counter::Pauses, "bitnet_slow_reader_pauses_total", "Times a request paused for a slow reader."),
+    (Counter::Restarts, "bitnet_engine_restarts_total", "Times the engine restarted after a fault."),
+    (
+        Counter::BrokenRules,
+        "bitnet_invariant_violations_total",
+        "Violated scheduler invariants, each a bug; always 0 in a correct program.",
+    ),
+];
+
+/// What an engine measures, and the edges of the buckets.
+const MEASURES: [(Measure, &str, &str, &[f64]); 9] = [
+    (Measure::QueueTime, "bitnet_queue_time_seconds", "From submission to a place in a batch.", QUEUE),
+    (Measure::FirstToken, "bitnet_time_to_first_token_seconds", "From submission to the first token.", FIRST),
+    (Measure::InterToken, "bitnet_inter_token_latency_seconds", "Between two tokens of a choice.", BETWEEN),
+    (Measure::EndToEnd, "bitnet_e2e_latency_seconds", "From submission to the end.", QUEUE),
+    (
+        Measure::CancelToFree,
+        "bitnet_cancel_to_free_seconds",
+        "From the cancellation of a request until its memory is free.",
+        STEP,
+    ),
+    (Measure::BatchSize, "bitnet_step_rows", "Sequences in a step.", ROWS),
+    (Measure::StepTokens, "bitnet_step_tokens", "Tokens in a step.", ROWS),
+    (
+        Measure::Padding,
+        "bitnet_step_padding_ratio",
+        "Fraction of a step's positions that hold no token.",
+        RATIO,
+    ),
+    (
+        Measure::StepModelError,
+        "bitnet_step_model_error_ratio",
+        "Error of a step's predicted time, as a fraction of its measured time.",
+        RATIO,
+    ),
+];
+
+/// The phases of a step, by their label.
+const PHASES: [(Measure, &str); 9] = [
+    (Measure::StepPlan, "plan"),
+    (Measure::StepPack, "pack"),
+    (Measure::StepForward, "forward"),
+    (Measure::StepSample, "sample"),
+    (Measure::StepCommit, "commit"),
+    (Measure::StepDistribute, "distribute"),
+    (Measure::KernelLaunch, "launch"),
+    (Measure::MemoryTransfer, "transfer"),
+    (Measure::DeviceCompute, "device"),
+];
+
+/// Reads a number that an engine keeps.
 type Read = fn(&Engine) -> u64;
+/// A name, a description, and the number itself.
+type Kept = (&'static str, &'static str, Read);
+
+const GAUGES: [Kept; 8] = [
+    ("bitnet_requests_running", "Sequences in the batch.", |e| e.status().running as u64),
+    ("bitnet_requests_waiting", "Sequences without a place in a batch yet.", |e| e.queue().sequences as u64),
+    ("bitnet_requests_paused", "Sequences of slow readers.", |e| e.status().paused as u64),
+    ("bitnet_queue_tokens", "Prompt tokens of waiting requests.", |e| e.queue().tokens as u64),
+    ("bitnet_batch_target", "Current limit on running sequences.", |e| e.status().batch_size as u64),
+    ("bitnet_kv_blocks", "Blocks of the key-value cache.", |e| e.status().kv_blocks as u64),
+    ("bitnet_kv_blocks_used", "Blocks in use.", |e| e.status().kv_used as u64),
+    ("bitnet_kv_blocks_cached", "Free blocks in the prefix cache.", |e| e.status().kv_cached as u64),
+];
+
+/// Only of a model with recurrent layers.
+const STATE_GAUGES: [Kept; 3] = [
+    ("bitnet_state_slots", "Slots of recurrent state.", |e| e.status().state_slots as u64),
+    ("bitnet_state_slots_used", "State slots that sequences own.", |e| e.status().states_used as u64),
+    ("bitnet_state_snapshots", "State slots that hold snapshots.", |e| e.status().states_saved as u64),
+];
+
+/// Only of a GPU.
+const GPU_GAUGES: [Kept; 3] = [
+    ("bitnet_gpu_memory_used_bytes", "GPU memory in use when the model was loaded.", |e| {
+        e.status().device.map_or(0, |d| d.memory_used)
+    }),
+    ("bitnet_gpu_memory_total_bytes", "GPU memory.", |e| e.status().device.map_or(0, |d| d.memory_total)),
+    ("bitnet_gpu_lost", "1 if the GPU has failed; nothing is computed any more.", |e| {
+        u64::from(e.lost().is_some())
+    }),
+];
+
+const KEPT_COUNTERS: [Kept; 9] = [
+    ("bitnet_preemptions_total", "Times a sequence had to give its blocks back.", |e| {
+        e.status().scheduler.preemptions
+    }),
+    ("bitnet_recomputed_tokens_total", "Tokens computed again after preemptions.", |e| {
+        e.status().scheduler.recomputed_tokens
+    }),
+    ("bitnet_prefix_cache_queries_tokens_total", "Tokens looked up in the cache.", |e| {
+        e.status().scheduler.prefix_tokens
+    }),
+    ("bitnet_prefix_cache_hits_tokens_total", "Tokens found in the cache.", |e| {
+        e.status().scheduler.prefix_hits
+    }),
+    ("bitnet_spec_drafted_tokens_total", "Tokens drafted.", |e| e.status().scheduler.drafted),
+    ("bitnet_spec_accepted_tokens_total", "Drafted tokens that were accepted.", |e| {
+        e.status().scheduler.accepted
+    }),
+    ("bitnet_step_faults_total", "Forward passes that failed.", |e| e.status().faults.failed_forwards),
+    ("bitnet_step_retries_total", "Forward passes tried again, whole or halved.", |e| {
+        e.status().faults.retries
+    }),
+    ("bitnet_host_draws_total", "Tokens drawn on the host.", |e| e.status().draws.host),
+];
+
+/// Only of a GPU.
+const GPU_COUNTERS: [Kept; 3] = [
+    ("bitnet_gpu_draws_total", "Tokens drawn on the GPU.", |e| e.status().draws.device),
+    ("bitnet_gpu_launches_total", "Kernels launched.", |e| {
+        e.status().device.map_or(0, |d| d.counts.launches)
+    }),
+    ("bitnet_gpu_replays_total", "Recordings of launches replayed.", |e| {
+        e.status().device.map_or(0, |d| d.counts.replays)
+    }),
+];
+
+/// Causes for which sequences fail alone.
+const FAULTS: [(&str, Read); 4] = [
+    ("forward", |e| e.status().faults.forward),
+    ("sampling", |e| e.status().faults.sampling),
+    ("constraint", |e| e.status().faults.constraint),
+    ("panic", |e| e.status().faults.panics),
+];
 
 /// The metrics of one served model.
 pub(crate) struct ServerMetrics {
@@ -42,21 +171,10 @@ pub(crate) struct ServerMetrics {
     requests: IntCounterVec,
     rejected: IntCounterVec,
     answers: IntCounterVec,
-    tokens: [IntCounter; 2],
-    steps: IntCounter,
-    pauses: IntCounter,
-    restarts: IntCounter,
-    broken_rules: IntCounter,
-    queue_time: Histogram,
-    first_token: Histogram,
-    between: Histogram,
-    whole: Histogram,
-    cancel: Histogram,
-    step: HistogramVec,
-    rows: Histogram,
-    step_tokens: Histogram,
-    padding: Histogram,
-    model_error: Histogram,
+    counters: Vec<(Counter, IntCounter)>,
+    measures: Vec<(Measure, Histogram)>,
+    /// Has an entry for each phase that was measured.
+    phases: HistogramVec,
     /// The lock makes requests for metrics take turns.
     polled: Mutex<Polled>,
 }
@@ -122,8 +240,6 @@ impl ServerMetrics {
         let answers =
             "HTTP requests that were answered, by method, route and status. A stream counts when it begins.";
         let answers = Opts::new("bitnet_http_requests_total", answers);
-        let count = |name, help| counter(r, name, help);
-        let measure = |name, help, edges| histogram(r, name, help, edges);
         ServerMetrics {
             requests: registered(r, IntCounterVec::new(requests, &["class", "reason"]).expect("valid")),
             rejected: registered(r, IntCounterVec::new(rejected, &["reason"]).expect("valid")),
@@ -131,47 +247,9 @@ impl ServerMetrics {
                 r,
                 IntCounterVec::new(answers, &["method", "path", "status"]).expect("valid"),
             ),
-            tokens: [
-                count("bitnet_prompt_tokens_total", "Prompt tokens of accepted requests."),
-                count("bitnet_generation_tokens_total", "Tokens generated."),
-            ],
-            steps: count("bitnet_steps_total", "Forward passes."),
-            pauses: count("bitnet_slow_reader_pauses_total", "Times a request paused for a slow reader."),
-            restarts: count("bitnet_engine_restarts_total", "Times the engine restarted after a fault."),
-            broken_rules: count(
-                "bitnet_invariant_violations_total",
-                "Violated scheduler invariants, each a bug; always 0 in a correct program.",
-            ),
-            queue_time: measure("bitnet_queue_time_seconds", "From submission to a place in a batch.", QUEUE),
-            first_token: measure(
-                "bitnet_time_to_first_token_seconds",
-                "From submission to the first token.",
-                FIRST,
-            ),
-            between: measure(
-                "bitnet_inter_token_latency_seconds",
-                "Between two tokens of a choice.",
-                BETWEEN,
-            ),
-            whole: measure("bitnet_e2e_latency_seconds", "From submission to the end.", QUEUE),
-            cancel: measure(
-                "bitnet_cancel_to_free_seconds",
-                "From the cancellation of a request until its memory is free.",
-                STEP,
-            ),
-            step: phases(r),
-            rows: measure("bitnet_step_rows", "Sequences in a step.", ROWS),
-            step_tokens: measure("bitnet_step_tokens", "Tokens in a step.", ROWS),
-            padding: measure(
-                "bitnet_step_padding_ratio",
-                "Fraction of a step's positions that hold no token.",
-                RATIO,
-            ),
-            model_error: measure(
-                "bitnet_step_model_error_ratio",
-                "Error of a step's predicted time, as a fraction of its measured time.",
-                RATIO,
-            ),
+            counters: COUNTERS.map(|(count, name, help)| (count, counter(r, name, help))).into(),
+            measures: MEASURES.map(|(of, name, help, edges)| (of, histogram(r, name, help, edges))).into(),
+            phases: phases(r),
             polled: Mutex::new(Polled::new(r, engine)),
             registry,
             overload,
@@ -245,44 +323,22 @@ impl Recorder for ServerMetrics {
     }
 
     fn add(&self, counter: Counter, by: u64) {
-        match counter {
-            Counter::PromptTokens => self.tokens[0].inc_by(by),
-            Counter::GeneratedTokens => self.tokens[1].inc_by(by),
-            Counter::Steps => self.steps.inc_by(by),
-            Counter::Pauses => self.pauses.inc_by(by),
-            Counter::Restarts => self.restarts.inc_by(by),
-            Counter::BrokenRules => self.broken_rules.inc_by(by),
-            _ => {}
+        if let Some((_, counter)) = self.counters.iter().find(|(counted, _)| *counted == counter) {
+            counter.inc_by(by);
         }
     }
 
     fn observe(&self, measure: Measure, value: f64) {
         match measure {
-            Measure::QueueTime => {
-                self.queue_time.observe(value);
-                self.overload.admitted(value);
-            }
-            Measure::FirstToken => {
-                self.first_token.observe(value);
-                self.overload.first_token(value);
-            }
-            Measure::InterToken => self.between.observe(value),
-            Measure::EndToEnd => self.whole.observe(value),
-            Measure::CancelToFree => self.cancel.observe(value),
-            Measure::StepPlan => self.step.with_label_values(&["plan"]).observe(value),
-            Measure::StepPack => self.step.with_label_values(&["pack"]).observe(value),
-            Measure::StepForward => self.step.with_label_values(&["forward"]).observe(value),
-            Measure::StepSample => self.step.with_label_values(&["sample"]).observe(value),
-            Measure::StepCommit => self.step.with_label_values(&["commit"]).observe(value),
-            Measure::StepDistribute => self.step.with_label_values(&["distribute"]).observe(value),
-            Measure::KernelLaunch => self.step.with_label_values(&["launch"]).observe(value),
-            Measure::MemoryTransfer => self.step.with_label_values(&["transfer"]).observe(value),
-            Measure::DeviceCompute => self.step.with_label_values(&["device"]).observe(value),
-            Measure::BatchSize => self.rows.observe(value),
-            Measure::StepTokens => self.step_tokens.observe(value),
-            Measure::Padding => self.padding.observe(value),
-            Measure::StepModelError => self.model_error.observe(value),
+            Measure::QueueTime => self.overload.admitted(value),
+            Measure::FirstToken => self.overload.first_token(value),
             _ => {}
+        }
+        if let Some((_, histogram)) = self.measures.iter().find(|(measured, _)| *measured == measure) {
+            histogram.observe(value);
+        }
+        if let Some((_, phase)) = PHASES.iter().find(|(measured, _)| *measured == measure) {
+            self.phases.with_label_values(&[*phase]).observe(value);
         }
     }
 }
@@ -307,94 +363,19 @@ fn phases(r: &Registry) -> HistogramVec {
 }
 
 fn gauges(r: &Registry, device: bool, recurrent: bool) -> Vec<(IntGauge, Read)> {
-    let mut all: Vec<(IntGauge, Read)> = vec![
-        (gauge(r, "bitnet_requests_running", "Sequences in the batch."), |e| e.status().running as u64),
-        (gauge(r, "bitnet_requests_waiting", "Sequences without a place in a batch yet."), |e| {
-            e.queue().sequences as u64
-        }),
-        (gauge(r, "bitnet_requests_paused", "Sequences of slow readers."), |e| e.status().paused as u64),
-        (gauge(r, "bitnet_queue_tokens", "Prompt tokens of waiting requests."), |e| e.queue().tokens as u64),
-        (gauge(r, "bitnet_batch_target", "Current limit on running sequences."), |e| {
-            e.status().batch_size as u64
-        }),
-        (gauge(r, "bitnet_kv_blocks", "Blocks of the key-value cache."), |e| e.status().kv_blocks as u64),
-        (gauge(r, "bitnet_kv_blocks_used", "Blocks in use."), |e| e.status().kv_used as u64),
-        (gauge(r, "bitnet_kv_blocks_cached", "Free blocks in the prefix cache."), |e| {
-            e.status().kv_cached as u64
-        }),
-    ];
-    if recurrent {
-        all.push((gauge(r, "bitnet_state_slots", "Slots of recurrent state."), |e| {
-            e.status().state_slots as u64
-        }));
-        all.push((gauge(r, "bitnet_state_slots_used", "State slots that sequences own."), |e| {
-            e.status().states_used as u64
-        }));
-        all.push((gauge(r, "bitnet_state_snapshots", "State slots that hold snapshots."), |e| {
-            e.status().states_saved as u64
-        }));
-    }
-    if device {
-        all.push((
-            gauge(r, "bitnet_gpu_memory_used_bytes", "GPU memory in use when the model was loaded."),
-            |e| e.status().device.map_or(0, |d| d.memory_used),
-        ));
-        all.push((gauge(r, "bitnet_gpu_memory_total_bytes", "GPU memory."), |e| {
-            e.status().device.map_or(0, |d| d.memory_total)
-        }));
-        all.push((
-            gauge(r, "bitnet_gpu_lost", "1 if the GPU has failed; nothing is computed any more."),
-            |e| u64::from(e.lost().is_some()),
-        ));
-    }
-    all
+    let of_states = STATE_GAUGES.into_iter().filter(|_| recurrent);
+    let of_gpu = GPU_GAUGES.into_iter().filter(|_| device);
+    let all = GAUGES.into_iter().chain(of_states).chain(of_gpu);
+    all.map(|(name, help, read)| (gauge(r, name, help), read)).collect()
 }
 
 fn counters(r: &Registry, device: bool) -> Vec<(IntCounter, Read)> {
     let faults = Opts::new("bitnet_row_faults_total", "Sequences that failed alone, by cause.");
     let faults = registered(r, IntCounterVec::new(faults, &["kind"]).expect("valid"));
-    let fault = |kind| faults.with_label_values(&[kind]);
-    let mut all: Vec<(IntCounter, Read)> = vec![
-        (counter(r, "bitnet_preemptions_total", "Times a sequence had to give its blocks back."), |e| {
-            e.status().scheduler.preemptions
-        }),
-        (counter(r, "bitnet_recomputed_tokens_total", "Tokens computed again after preemptions."), |e| {
-            e.status().scheduler.recomputed_tokens
-        }),
-        (counter(r, "bitnet_prefix_cache_queries_tokens_total", "Tokens looked up in the cache."), |e| {
-            e.status().scheduler.prefix_tokens
-        }),
-        (counter(r, "bitnet_prefix_cache_hits_tokens_total", "Tokens found in the cache."), |e| {
-            e.status().scheduler.prefix_hits
-        }),
-        (counter(r, "bitnet_spec_drafted_tokens_total", "Tokens drafted."), |e| e.status().scheduler.drafted),
-        (counter(r, "bitnet_spec_accepted_tokens_total", "Drafted tokens that were accepted."), |e| {
-            e.status().scheduler.accepted
-        }),
-        (fault("forward"), |e| e.status().faults.forward),
-        (fault("sampling"), |e| e.status().faults.sampling),
-        (fault("constraint"), |e| e.status().faults.constraint),
-        (fault("panic"), |e| e.status().faults.panics),
-        (counter(r, "bitnet_step_faults_total", "Forward passes that failed."), |e| {
-            e.status().faults.failed_forwards
-        }),
-        (counter(r, "bitnet_step_retries_total", "Forward passes tried again, whole or halved."), |e| {
-            e.status().faults.retries
-        }),
-        (counter(r, "bitnet_host_draws_total", "Tokens drawn on the host."), |e| e.status().draws.host),
-    ];
-    if device {
-        all.push((counter(r, "bitnet_gpu_draws_total", "Tokens drawn on the GPU."), |e| {
-            e.status().draws.device
-        }));
-        all.push((counter(r, "bitnet_gpu_launches_total", "Kernels launched."), |e| {
-            e.status().device.map_or(0, |d| d.counts.launches)
-        }));
-        all.push((counter(r, "bitnet_gpu_replays_total", "Recordings of launches replayed."), |e| {
-            e.status().device.map_or(0, |d| d.counts.replays)
-        }));
-    }
-    all
+    let faults = FAULTS.into_iter().map(|(kind, read)| (faults.with_label_values(&[kind]), read));
+    let of_gpu = GPU_COUNTERS.into_iter().filter(|_| device);
+    let kept = KEPT_COUNTERS.into_iter().chain(of_gpu);
+    kept.map(|(name, help, read)| (counter(r, name, help), read)).chain(faults).collect()
 }
 
 fn registered<C: Collector + Clone + 'static>(registry: &Registry, metric: C) -> C {

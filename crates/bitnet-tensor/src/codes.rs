@@ -2,7 +2,6 @@
 
 use crate::{DType, TensorError};
 
-/// Bytes of one row of codes.
 pub(crate) const fn row_bytes(cols: usize) -> usize {
     cols.div_ceil(4)
 }

@@ -57,7 +57,7 @@ impl Model {
         loaded: Loaded,
         config: EngineConfig,
     ) -> Result<Model, Error> {
-        let unused = loaded.unused_gpu().map(|why| format!("computing on the CPU: {}", one_line(why)));
+        let unused = loaded.unused_gpu().map(|why| format!("computing on the CPU: {why}"));
         // Some warnings are known only after all weights have been read.
         let warnings = opened.checkpoint.tensors.warnings();
         opened.notes.extend(warnings.iter().map(|warning| format!("warning: {warning}")).chain(unused));
@@ -241,13 +241,6 @@ impl Model {
     pub fn engine(&self) -> &Arc<Engine> {
         &self.0.engine
     }
-}
-
-/// Joins the lines of an error, because messages of drivers may have several.
-fn one_line(error: &Error) -> String {
-    let text = error.to_string();
-    let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-    lines.join(" ")
 }
 
 type Results = Vec<Option<Result<Answer, Error>>>;

@@ -17,7 +17,6 @@ use crate::{
     progress::Progress,
 };
 
-/// `bitnet batch`.
 pub fn run(common: &Common, args: &BatchArgs) -> Result<(), CliError> {
     let files = Files::of(args)?;
     // Nobody waits for a single line, so latency does not matter.

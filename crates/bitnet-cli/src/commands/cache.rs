@@ -13,7 +13,6 @@ fn settings() -> Result<Settings, CliError> {
     Settings::from_env().map_err(|e| bitnet::Error::from(e).into())
 }
 
-/// `bitnet pull`.
 pub fn pull(args: &PullArgs) -> Result<(), CliError> {
     if ModelId::parse(&args.model).is_none() {
         let cure = "give org/name, with @revision or :file if wanted";
@@ -23,7 +22,6 @@ pub fn pull(args: &PullArgs) -> Result<(), CliError> {
     output::line(path.unwrap_or_default().display())
 }
 
-/// `bitnet list`.
 pub fn list(args: &ListArgs) -> Result<(), CliError> {
     let settings = settings()?;
     let models = cached_models(&settings).map_err(bitnet::Error::from)?;
@@ -47,7 +45,6 @@ pub fn list(args: &ListArgs) -> Result<(), CliError> {
     Ok(())
 }
 
-/// `bitnet rm`.
 pub fn remove(args: &RmArgs) -> Result<(), CliError> {
     let removed = remove_cached(&settings()?, &args.model).map_err(bitnet::Error::from)?;
     output::note(format_args!("removed {}, {}", removed.repo, size(&removed)));

@@ -1,7 +1,6 @@
 use std::{
     fmt::Display,
-    fs,
-    io::{self, Write},
+    io,
     path::Path,
     sync::{
         Arc,
@@ -20,8 +19,7 @@ use super::run::{Printer, config};
 use crate::{
     args::{ChatArgs, Common},
     error::CliError,
-    load, model_arg, output,
-    output_file::OutputFile,
+    load, model_arg, output, output_file,
 };
 
 /// How often to check for Ctrl-C while waiting for an answer.
@@ -29,7 +27,6 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 const HELP: &str = "/undo removes the last turn, /reset starts over, /save FILE writes the conversation as JSON, /help \
                     shows this; Ctrl-C stops an answer, Ctrl-D ends the chat";
 
-/// `bitnet chat`.
 pub fn run(common: &Common, args: &ChatArgs) -> Result<(), CliError> {
     let opened = model_arg::open_thinking(&args.model, !args.no_thinking)?;
     model_arg::tokenizer(&opened.checkpoint)?;
@@ -190,11 +187,8 @@ impl Chat {
         let messages: Vec<_> = (self.messages.iter())
             .map(|m| serde_json::json!({"role": m.role, "content": m.content}))
             .collect();
-        let file = OutputFile::create(Path::new(path))?;
         let text = serde_json::to_vec_pretty(&messages).map_err(|e| CliError::Stdout(e.into()))?;
-        let write = || fs::File::create(file.path())?.write_all(&text);
-        write().map_err(CliError::file("write", path))?;
-        file.commit()?;
+        output_file::save(Path::new(path), &text)?;
         output::note(format_args!("{} messages in {path}", messages.len()));
         Ok(())
     }

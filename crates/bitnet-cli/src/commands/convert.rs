@@ -2,7 +2,6 @@ use bitnet::model::convert;
 
 use crate::{args::ConvertArgs, error::CliError, model_arg, output, progress::Progress};
 
-/// `bitnet convert`.
 pub fn run(args: &ConvertArgs) -> Result<(), CliError> {
     let checkpoint = model_arg::open(&args.model)?;
     let bar = Progress::new("converting", 0);

@@ -1,6 +1,5 @@
 use crate::{args::DetokenizeArgs, error::CliError, model_arg, output};
 
-/// `bitnet detokenize`.
 pub fn run(args: &DetokenizeArgs) -> Result<(), CliError> {
     let checkpoint = model_arg::open(&args.model)?;
     let tokenizer = model_arg::tokenizer(&checkpoint)?;

@@ -33,7 +33,6 @@ pub struct Report {
     weight_layout: &'static str,
     memory: SystemMemory,
     memory_bandwidth_gb_s: Option<f64>,
-    /// The GPU that was found, if any.
     gpus: Vec<GpuFacts>,
     /// Description of the GPU, or why there is none.
     gpu_note: String,
@@ -74,11 +73,9 @@ pub struct Outcome {
     pub cases: usize,
     pub passed: usize,
     pub failed: usize,
-    /// The first failures.
     failures: Vec<String>,
 }
 
-/// `bitnet doctor`.
 pub fn run(common: &Common, args: &DoctorArgs) -> Result<(), CliError> {
     let report = examine_all(&Machine::of(common), args)?;
     if args.json {
@@ -101,7 +98,7 @@ pub fn examine_all<D: Driver + 'static>(
     let gpu = match common.device {
         Device::Cpu => Err("not checked (--device cpu)".to_owned()),
         Device::Cuda(index) => Ok(machine.gpu(index)?),
-        _ => machine.gpu(0).map_err(|why| output::one_line(&why)),
+        _ => machine.gpu(0).map_err(|why| why.to_string()),
     };
     let cases = cases();
     let isas: Vec<Isa> = Isa::available().collect();

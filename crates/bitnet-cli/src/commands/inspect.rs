@@ -4,7 +4,6 @@ use bitnet::model::{Batch, Inspection, ModelSpec, inspect};
 
 use crate::{args::InspectArgs, error::CliError, model_arg, output, progress::Progress};
 
-/// `bitnet inspect`.
 pub fn run(args: &InspectArgs) -> Result<(), CliError> {
     let checkpoint = model_arg::open(&args.model)?;
     let bar = Progress::new("reading", 0);

@@ -18,9 +18,7 @@ use crate::{
     load::{Machine, Want},
 };
 
-/// Requests in the batch.
 const REQUESTS: usize = 8;
-/// Tokens that each request generates.
 const TOKENS: usize = 24;
 
 /// Relative distances of a fixture's logits from the oracle's.

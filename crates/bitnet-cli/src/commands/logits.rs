@@ -5,8 +5,7 @@ use crate::{
     args::{Common, LogitsArgs},
     error::CliError,
     load::{Want, load},
-    model_arg,
-    output_file::OutputFile,
+    model_arg, output_file,
 };
 
 /// Maximum size of the logits in one file, in bytes.
@@ -14,7 +13,6 @@ const MAX_BYTES: usize = 1 << 30;
 /// Tokens in a step. Each has a row of logits, which may take half a megabyte.
 const STEP: usize = 128;
 
-/// `bitnet logits`.
 pub fn run(common: &Common, args: &LogitsArgs) -> Result<(), CliError> {
     let checkpoint = model_arg::open(&args.model)?;
     let (ids, spec) = (&args.ids.0, &checkpoint.spec);
@@ -29,7 +27,7 @@ pub fn run(common: &Common, args: &LogitsArgs) -> Result<(), CliError> {
         let cure = format!("give at most {} ids for this vocabulary", MAX_BYTES / 4 / spec.vocab);
         return Err(CliError::refused(what, "--ids", cure));
     }
-    let file = OutputFile::create(&args.out)?;
+    let file = output_file::create(&args.out)?;
     let want = Want { all_logits: true, ..Want::side_by_side(tokens.min(STEP), 1, 0, tokens, tokens) };
     let mut model = load(common, &checkpoint, want)?.model;
 
@@ -41,8 +39,7 @@ pub fn run(common: &Common, args: &LogitsArgs) -> Result<(), CliError> {
     let view = TensorView::new(Dtype::F32, vec![tokens, spec.vocab], &bytes).map_err(fail)?;
     // Not `serialize_to_file`, which makes files that only their owner can read.
     let whole = safetensors::serialize([("logits", view)], None).map_err(fail)?;
-    std::fs::write(file.path(), whole).map_err(CliError::file("write", &args.out))?;
-    file.commit()
+    file.write(whole).map_err(CliError::file("write", &args.out))
 }
 
 /// Runs `ids` from position 0 in the largest steps that the model takes, and passes the logits of each token to `each`.

@@ -34,7 +34,6 @@ struct Report {
     bits_per_character: f64,
 }
 
-/// `bitnet perplexity`.
 pub fn run(common: &Common, args: &PerplexityArgs) -> Result<(), CliError> {
     let checkpoint = model_arg::open(&args.model)?;
     let tokenizer = model_arg::tokenizer(&checkpoint)?;

@@ -22,7 +22,6 @@ use crate::{
 /// Maximum number of prompt tokens in one step.
 const STEP: usize = 512;
 
-/// `bitnet run`.
 pub fn run(common: &Common, args: &RunArgs) -> Result<(), CliError> {
     let checkpoint = model_arg::open_thinking(&args.model, !args.no_thinking)?.checkpoint;
     let config = config(&args.sampling, &checkpoint.defaults);
@@ -173,7 +172,6 @@ pub(super) fn config(args: &Sampling, defaults: &GenerationDefaults) -> Generati
     }
 }
 
-/// Returns the token ids of the prompt.
 fn prompt(args: &RunArgs, checkpoint: &Checkpoint) -> Result<Vec<u32>, CliError> {
     if let Some(ids) = &args.ids {
         model_arg::check_ids(checkpoint, &ids.0, "--ids")?;

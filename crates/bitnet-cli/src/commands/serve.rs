@@ -27,7 +27,6 @@ use crate::{
 const TTFT_GOAL: Duration = Duration::from_secs(5);
 const ITL_GOAL: Duration = Duration::from_millis(500);
 
-/// `bitnet serve`.
 pub fn run(common: &Common, args: &ServeArgs) -> Result<(), CliError> {
     let config = server_config(args)?;
     let address = SocketAddr::new(args.host, args.port);

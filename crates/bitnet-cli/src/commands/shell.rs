@@ -9,7 +9,6 @@ use crate::{
     error::CliError,
 };
 
-/// `bitnet completions`.
 pub fn completions(args: &CompletionsArgs) -> Result<(), CliError> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "bitnet", &mut script);

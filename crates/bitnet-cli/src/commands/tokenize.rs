@@ -1,6 +1,5 @@
 use crate::{args::TokenizeArgs, error::CliError, input_text, model_arg, output};
 
-/// `bitnet tokenize`.
 pub fn run(args: &TokenizeArgs) -> Result<(), CliError> {
     let checkpoint = model_arg::open(&args.model)?;
     let tokenizer = model_arg::tokenizer(&checkpoint)?;

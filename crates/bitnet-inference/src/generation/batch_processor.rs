@@ -73,7 +73,6 @@ pub struct BatchHandle {
     _thread: Arc<Running>,
 }
 
-/// The thread of a processor.
 #[derive(Debug)]
 struct Running {
     stopped: Arc<AtomicBool>,

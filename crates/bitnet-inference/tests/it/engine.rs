@@ -7,9 +7,9 @@ use bitnet_inference::generation::{InvalidBatching, QueueError};
 use bitnet_inference::sampling::Sampler;
 use bitnet_inference::sim::{HashModel, Oracle, mix};
 use bitnet_inference::{
-    BatchSizing, ConstraintError, Elapsed, Engine, EngineConfig, FinishReason, GenerateError,
-    GenerationConfig, GenerationError, InvalidRequest, Output, Priority, Request, RequestError,
-    RequestHandle, SampleError, StartError, SubmitError, TokenLogprobs, TokenText, Update,
+    BatchSizing, ConstraintError, Elapsed, Engine, EngineConfig, FinishReason, GenerationConfig,
+    GenerationError, InvalidRequest, Output, Priority, Request, RequestError, RequestHandle, SampleError,
+    StartError, SubmitError, TokenLogprobs, TokenText, Update,
     metrics::{Counter, Measure, Recorder},
     names::{BatchError, BenchmarkError, CudaError, EmptySequence, RecordError},
     scheduling::{Plan, Scheduler, StepLoad, StepModel, StepOutcome, Stepper},
@@ -744,7 +744,7 @@ fn errors_can_be_sent_between_threads() {
     check::<BenchmarkError>();
     check::<CudaError>();
     check::<RecordError>();
-    check::<GenerateError>();
+    check::<GenerationError>();
     check::<SampleError>();
     check::<ConstraintError>();
     check::<EmptySequence>();

@@ -5,7 +5,7 @@ use bitnet_model::Limits;
 
 use bitnet_inference::sim::HashModel;
 use bitnet_inference::{
-    EngineConfig, FinishReason, GenerateError, Generated, GenerationConfig, InvalidRequest, TokenText,
+    EngineConfig, FinishReason, Generated, GenerationConfig, GenerationError, InvalidRequest, TokenText,
     generate,
 };
 
@@ -21,7 +21,7 @@ fn spelled() -> EngineConfig {
     EngineConfig { text: Some(Arc::new(Digits)), ..EngineConfig::default() }
 }
 
-fn run(max_tokens: usize, prompt: &[u32], config: &GenerationConfig) -> Result<Generated, GenerateError> {
+fn run(max_tokens: usize, prompt: &[u32], config: &GenerationConfig) -> Result<Generated, GenerationError> {
     generate(&mut model(max_tokens), prompt, config, &engine(&[7]), |_| ControlFlow::Continue(()))
 }
 

@@ -31,7 +31,6 @@ pub(super) struct RecurrentScratch {
 }
 
 impl RecurrentScratch {
-    /// Makes room for `tokens` tokens.
     fn reserve(&mut self, tokens: usize) -> Result<(), KernelError> {
         grow(&mut self.mixed, tokens * self.mixed_len)?;
         grow(&mut self.normed, tokens * self.normed_len)?;
@@ -210,7 +209,6 @@ impl Cpu {
         })
     }
 
-    /// Copies slot `from` to slot `to`.
     pub(super) fn copy_slot(&mut self, state: &mut State, from: usize, to: usize) -> Result<(), KernelError> {
         assert!(from < state.slots && to < state.slots, "the slots must exist");
         if from == to {

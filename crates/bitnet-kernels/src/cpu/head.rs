@@ -294,7 +294,6 @@ impl Screening {
         self.panels = self.panels.max(screen.panels());
     }
 
-    /// Makes room for `tokens` tokens.
     pub(super) fn reserve(&mut self, tokens: usize) {
         self.planes.resize(self.planes.len().max(2 * tokens * self.plane), 0);
         self.best.resize(self.best.len().max(tokens * self.panels), 0.0);

@@ -16,6 +16,19 @@ pub(crate) fn each<T: Copy, U: Copy, R, const N: usize>(
     std::array::from_fn(|i| f(a[i], b[i]))
 }
 
+/// Defines functions of [`Lanes`] as a list: `fn name(arguments) -> result = expression;`.
+macro_rules! instructions {
+    ($(fn $name:ident $(<const $n:ident: usize>)? ($($args:tt)*) $(-> $result:ty)? = $body:expr;)*) => {
+        $(
+            #[inline(always)]
+            unsafe fn $name $(<const $n: usize>)? ($($args)*) $(-> $result)? {
+                $body
+            }
+        )*
+    };
+}
+pub(crate) use instructions;
+
 /// An instruction set.
 ///
 /// # Safety

@@ -135,7 +135,6 @@ pub struct Cpu {
     isa: Isa,
     kv: KvType,
     pool: Pool,
-    /// Memory of the weights.
     memory: Arena,
     /// One per thread, grown when buffers are made.
     scratch: Vec<Buffer<f32>>,

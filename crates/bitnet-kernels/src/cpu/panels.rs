@@ -140,7 +140,6 @@ impl Panels {
         self.cols.div_ceil(BLOCK)
     }
 
-    /// The codes of a panel.
     pub(crate) fn panel(&self, panel: usize) -> *const u8 {
         let bytes = self.blocks() * BLOCK_BYTES;
         self.codes[panel * bytes..][..bytes].as_ptr()

@@ -7,7 +7,7 @@ use half::{bf16, f16};
 use crate::{
     cpu::{
         generic::kernel_set,
-        lanes::{Lanes, each},
+        lanes::{Lanes, each, instructions},
     },
     order,
 };
@@ -58,176 +58,69 @@ impl<const ROWS: usize, const TOKENS: usize, const STEPS: usize, const WIDE_CODE
     const GROUP_TOKENS: usize = if ROWS == 4 { 5 } else { TOKENS };
     const WIDE_REGISTERS: bool = ROWS == 4;
     const WIDE_CODES: bool = WIDE_CODES;
+    const MAX_QUANT: i32 = 127;
+    const BYTE_OFFSET: i32 = 128;
 
-    #[inline(always)]
-    unsafe fn splat(x: f32) -> Self::F {
-        [x; 16]
+    instructions! {
+        fn splat(x: f32) -> Self::F = [x; 16];
+        fn load(p: *const f32) -> Self::F = p.cast::<Self::F>().read_unaligned();
+        fn load_bf16(p: *const u16) -> Self::F = {
+            p.cast::<[u16; 16]>().read_unaligned().map(|b| bf16::from_bits(b).to_f32())
+        };
+        fn load_f16(p: *const u16) -> Self::F = f16_to_f32(p.cast::<[u16; 16]>().read_unaligned());
+        fn load_i8(p: *const i8) -> Self::F = p.cast::<[i8; 16]>().read_unaligned().map(f32::from);
+        fn store(p: *mut f32, x: Self::F) = p.cast::<Self::F>().write_unaligned(x);
+        fn add(a: Self::F, b: Self::F) -> Self::F = each(a, b, |a, b| a + b);
+        fn sub(a: Self::F, b: Self::F) -> Self::F = each(a, b, |a, b| a - b);
+        fn mul(a: Self::F, b: Self::F) -> Self::F = each(a, b, |a, b| a * b);
+        fn div(a: Self::F, b: Self::F) -> Self::F = each(a, b, |a, b| a / b);
+        fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F = fma(a, b, c);
+        fn max(a: Self::F, b: Self::F) -> Self::F = each(a, b, |a, b| if a > b { a } else { b });
+        fn min(a: Self::F, b: Self::F) -> Self::F = each(a, b, |a, b| if a < b { a } else { b });
+        fn round(x: Self::F) -> Self::F = round(x);
+        fn pow2(x: Self::F) -> Self::F = x.map(|x| f32::from_bits(((x as i32 + 127) << 23) as u32));
+        fn swap<const APART: usize>(x: Self::F) -> Self::F = std::array::from_fn(|i| x[i ^ APART]);
+        fn reduce_add(x: Self::F) -> f32 = order::tree(x);
+        fn reduce_max(x: Self::F) -> f32 = x.into_iter().fold(f32::NEG_INFINITY, |a, b| if a > b { a } else { b });
+        fn zero_d() -> Self::D = [0.0; 16];
+        fn add_square(sum: Self::D, x: Self::F) -> Self::D = add_square(sum, x);
+        fn add_d(a: Self::D, b: Self::D) -> Self::D = each(a, b, |a, b| a + b);
+        fn reduce_add_d(x: Self::D) -> f64 = order::tree(x);
+        fn zero_i() -> Self::I = [0; 16];
+        fn max_abs_bits(a: Self::I, x: Self::F) -> Self::I = {
+            each(a, x, |a, x| (a as u32).max(x.abs().to_bits()) as i32)
+        };
+        fn reduce_max_u(x: Self::I) -> u32 = x.into_iter().map(|x| x as u32).fold(0, u32::max);
+        fn quantize(p: *mut i8, x: Self::F, sum: Self::I) -> Self::I = {
+            let q = round(x).map(|x| x.clamp(-128.0, 127.0) as i8);
+            p.cast::<[i8; 16]>().write_unaligned(q);
+            each(sum, q, |s, q| s + i32::from(q))
+        };
+        fn reduce_add_i(x: Self::I) -> i32 = x.into_iter().sum();
+        fn splat_i(x: i32) -> Self::I = [x; 16];
+        fn add_i(a: Self::I, b: Self::I) -> Self::I = each(a, b, |a, b| a + b);
+        fn sub_i(a: Self::I, b: Self::I) -> Self::I = each(a, b, |a, b| a - b);
+        fn shift_plane(x: Self::I, plane: usize) -> Self::I = x.map(|x| x >> (2 * plane));
+        fn to_f32(x: Self::I) -> Self::F = x.map(|x| x as f32);
+        fn load_codes(p: *const u8) -> Self::Codes = p.cast::<Self::Codes>().read_unaligned();
+        fn mask_plane(codes: Self::Codes, plane: usize) -> Self::Codes = codes.map(|c| c & (3 << (2 * plane)));
+        fn next_plane(codes: Self::Codes) -> Self::Codes = codes.map(|c| c >> 2);
+        fn zero_part() -> Self::Part = [0; 16];
+        fn dot(part: Self::Part, codes: Self::Codes, p: *const i8) -> Self::Part = {
+            let quad = p.cast::<[i8; 4]>().read_unaligned();
+            std::array::from_fn(|row| {
+                let products = (0..4).map(|j| i32::from(codes[4 * row + j]) * i32::from(quad[j]));
+                part[row] + products.sum::<i32>()
+            })
+        };
+        fn widen(part: Self::Part) -> Self::I = part;
+        fn dot_bytes(sum: Self::I, codes: Self::Codes, p: *const i8) -> Self::I = Self::dot(sum, codes, p);
+        fn prefetch(_: *const u8) = ();
     }
-    #[inline(always)]
-    unsafe fn load(p: *const f32) -> Self::F {
-        p.cast::<Self::F>().read_unaligned()
-    }
-    #[inline(always)]
-    unsafe fn load_bf16(p: *const u16) -> Self::F {
-        p.cast::<[u16; 16]>().read_unaligned().map(|b| bf16::from_bits(b).to_f32())
-    }
-    #[inline(always)]
-    unsafe fn load_f16(p: *const u16) -> Self::F {
-        f16_to_f32(p.cast::<[u16; 16]>().read_unaligned())
-    }
-    #[inline(always)]
-    unsafe fn load_i8(p: *const i8) -> Self::F {
-        p.cast::<[i8; 16]>().read_unaligned().map(f32::from)
-    }
-    #[inline(always)]
-    unsafe fn store(p: *mut f32, x: Self::F) {
-        p.cast::<Self::F>().write_unaligned(x);
-    }
-    #[inline(always)]
-    unsafe fn add(a: Self::F, b: Self::F) -> Self::F {
-        each(a, b, |a, b| a + b)
-    }
-    #[inline(always)]
-    unsafe fn sub(a: Self::F, b: Self::F) -> Self::F {
-        each(a, b, |a, b| a - b)
-    }
-    #[inline(always)]
-    unsafe fn mul(a: Self::F, b: Self::F) -> Self::F {
-        each(a, b, |a, b| a * b)
-    }
-    #[inline(always)]
-    unsafe fn div(a: Self::F, b: Self::F) -> Self::F {
-        each(a, b, |a, b| a / b)
-    }
-    #[inline(always)]
-    unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F {
-        fma(a, b, c)
-    }
+
     fn fused(a: f32, b: f32, c: f32) -> f32 {
         order::fused(a, b, c)
     }
-    #[inline(always)]
-    unsafe fn max(a: Self::F, b: Self::F) -> Self::F {
-        each(a, b, |a, b| if a > b { a } else { b })
-    }
-    #[inline(always)]
-    unsafe fn min(a: Self::F, b: Self::F) -> Self::F {
-        each(a, b, |a, b| if a < b { a } else { b })
-    }
-    #[inline(always)]
-    unsafe fn round(x: Self::F) -> Self::F {
-        round(x)
-    }
-    #[inline(always)]
-    unsafe fn pow2(x: Self::F) -> Self::F {
-        x.map(|x| f32::from_bits(((x as i32 + 127) << 23) as u32))
-    }
-    #[inline(always)]
-    unsafe fn swap<const APART: usize>(x: Self::F) -> Self::F {
-        std::array::from_fn(|i| x[i ^ APART])
-    }
-    #[inline(always)]
-    unsafe fn reduce_add(x: Self::F) -> f32 {
-        order::tree(x)
-    }
-    #[inline(always)]
-    unsafe fn reduce_max(x: Self::F) -> f32 {
-        x.into_iter().fold(f32::NEG_INFINITY, |a, b| if a > b { a } else { b })
-    }
-    #[inline(always)]
-    unsafe fn zero_d() -> Self::D {
-        [0.0; 16]
-    }
-    #[inline(always)]
-    unsafe fn add_square(sum: Self::D, x: Self::F) -> Self::D {
-        add_square(sum, x)
-    }
-    #[inline(always)]
-    unsafe fn add_d(a: Self::D, b: Self::D) -> Self::D {
-        each(a, b, |a, b| a + b)
-    }
-    #[inline(always)]
-    unsafe fn reduce_add_d(x: Self::D) -> f64 {
-        order::tree(x)
-    }
-    #[inline(always)]
-    unsafe fn zero_i() -> Self::I {
-        [0; 16]
-    }
-    #[inline(always)]
-    unsafe fn max_abs_bits(a: Self::I, x: Self::F) -> Self::I {
-        each(a, x, |a, x| (a as u32).max(x.abs().to_bits()) as i32)
-    }
-    #[inline(always)]
-    unsafe fn reduce_max_u(x: Self::I) -> u32 {
-        x.into_iter().map(|x| x as u32).fold(0, u32::max)
-    }
-    #[inline(always)]
-    unsafe fn quantize(p: *mut i8, x: Self::F, sum: Self::I) -> Self::I {
-        let q = round(x).map(|x| x.clamp(-128.0, 127.0) as i8);
-        p.cast::<[i8; 16]>().write_unaligned(q);
-        each(sum, q, |s, q| s + i32::from(q))
-    }
-    #[inline(always)]
-    unsafe fn reduce_add_i(x: Self::I) -> i32 {
-        x.into_iter().sum()
-    }
-    #[inline(always)]
-    unsafe fn splat_i(x: i32) -> Self::I {
-        [x; 16]
-    }
-    #[inline(always)]
-    unsafe fn add_i(a: Self::I, b: Self::I) -> Self::I {
-        each(a, b, |a, b| a + b)
-    }
-    #[inline(always)]
-    unsafe fn sub_i(a: Self::I, b: Self::I) -> Self::I {
-        each(a, b, |a, b| a - b)
-    }
-    #[inline(always)]
-    unsafe fn shift_plane(x: Self::I, plane: usize) -> Self::I {
-        x.map(|x| x >> (2 * plane))
-    }
-    #[inline(always)]
-    unsafe fn to_f32(x: Self::I) -> Self::F {
-        x.map(|x| x as f32)
-    }
-    #[inline(always)]
-    unsafe fn load_codes(p: *const u8) -> Self::Codes {
-        p.cast::<Self::Codes>().read_unaligned()
-    }
-    #[inline(always)]
-    unsafe fn mask_plane(codes: Self::Codes, plane: usize) -> Self::Codes {
-        codes.map(|c| c & (3 << (2 * plane)))
-    }
-    #[inline(always)]
-    unsafe fn next_plane(codes: Self::Codes) -> Self::Codes {
-        codes.map(|c| c >> 2)
-    }
-    #[inline(always)]
-    unsafe fn zero_part() -> Self::Part {
-        [0; 16]
-    }
-    #[inline(always)]
-    unsafe fn dot(part: Self::Part, codes: Self::Codes, p: *const i8) -> Self::Part {
-        let quad = p.cast::<[i8; 4]>().read_unaligned();
-        std::array::from_fn(|row| {
-            let products = (0..4).map(|j| i32::from(codes[4 * row + j]) * i32::from(quad[j]));
-            part[row] + products.sum::<i32>()
-        })
-    }
-    #[inline(always)]
-    unsafe fn widen(part: Self::Part) -> Self::I {
-        part
-    }
-    const MAX_QUANT: i32 = 127;
-    const BYTE_OFFSET: i32 = 128;
-    #[inline(always)]
-    unsafe fn dot_bytes(sum: Self::I, codes: Self::Codes, p: *const i8) -> Self::I {
-        Self::dot(sum, codes, p)
-    }
-    #[inline(always)]
-    unsafe fn prefetch(_: *const u8) {}
 }
 
 /// Runs all algorithms with the tiles and limits of 512-bit vectors, which many machines lack.

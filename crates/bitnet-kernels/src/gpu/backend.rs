@@ -5,7 +5,17 @@ use crate::{
     Wanted, Weights,
 };
 
-/// Calls the methods of [`Gpu`] of the same names.
+/// Implements operations by the methods of [`Gpu`] of the same names, in `ops/` and in the files of the types.
+macro_rules! by_methods {
+    ($(fn $name:ident($($arg:ident: $type:ty),*) $(-> $result:ty)?;)*) => {
+        $(fn $name(&mut self, $($arg: $type),*) -> Result<by_methods!(@result $($result)?), KernelError> {
+            Ok(Gpu::$name(self, $($arg),*)?)
+        })*
+    };
+    (@result) => { () };
+    (@result $result:ty) => { $result };
+}
+
 impl<D: Driver> Backend for Gpu<D> {
     type Rows = Rows;
     type Quants = Quants;
@@ -18,18 +28,45 @@ impl<D: Driver> Backend for Gpu<D> {
     type State = State;
     type Rotation = Rotation;
 
+    by_methods! {
+        fn rows(rows: usize, width: usize, kind: RowsKind) -> Rows;
+        fn quants(rows: usize, width: usize, grouping: Grouping) -> Quants;
+        fn gain(gain: &[f32]) -> Gain;
+        fn rope(cos: &[f32], sin: &[f32], width: usize) -> Rope;
+        fn kv(shape: KvShape) -> Kv;
+        fn delta(shape: DeltaShape, weights: &DeltaWeights<'_>) -> Delta;
+        fn state(shape: DeltaShape, slots: usize) -> State;
+        fn rotation(width: usize, rotate: &Rotate<'_>) -> Rotation;
+        fn embed(table: &Table, tokens: &[u32], factor: f32, out: &mut Rows);
+        fn norm_quantize(
+            n: usize, x: &Rows, norms: Norms<'_, Gain>, rotation: Option<&Rotation>, out: &mut Quants
+        );
+        fn bit_linear(n: usize, x: &Quants, w: &Linear, out: &mut Rows, column: usize, add: Option<f32>);
+        fn rope_store(
+            step: Step<'_>, heads: usize, rope: &Rope, norms: HeadNorms<'_, Gain>, qkv: &mut Rows, kv: &mut Kv
+        );
+        fn attention(step: Step<'_>, qkv: &Rows, kv: &Kv, out: &mut Rows);
+        fn gate_quantize(
+            n: usize, gate_up: &Rows, gate: Gate, norms: Norms<'_, Gain>, rotation: Option<&Rotation>,
+            out: &mut Quants
+        );
+        fn gated_delta(step: Step<'_>, x: &Rows, w: &Delta, state: &mut State, out: &mut Rows);
+        fn copy_state(state: &mut State, from: u32, to: u32);
+        fn sigmoid_gate(n: usize, x: &Rows, column: usize, out: &mut Rows);
+        fn dense(n: usize, x: &Rows, norm: &Norm<Gain>, w: &Table, out: &mut Rows, column: usize);
+        fn norm_rows(rows: &[usize], x: &Rows, norm: &Norm<Gain>, out: &mut Rows);
+        fn logits(
+            x: &Rows, table: &Table, wanted: &[Wanted], logits: &mut [f32], drawn: &mut [Option<Drawn>]
+        );
+        fn prepare(size: &StepSize);
+        fn finish();
+        fn copy_block(kv: &mut Kv, from: u32, to: u32);
+    }
+
     fn info(&self) -> BackendInfo {
         let info = self.driver.info();
         let (device, threads) = (info.name.clone(), info.processors as usize);
         BackendInfo { device, isa: info.texts(), threads, kv: KvType::Bf16.name() }
-    }
-
-    fn rows(&mut self, rows: usize, width: usize, kind: RowsKind) -> Result<Rows, KernelError> {
-        Ok(self.rows(rows, width, kind)?)
-    }
-
-    fn quants(&mut self, rows: usize, width: usize, grouping: Grouping) -> Result<Quants, KernelError> {
-        Ok(self.quants(rows, width, grouping)?)
     }
 
     fn linear<'a>(
@@ -53,94 +90,9 @@ impl<D: Driver> Backend for Gpu<D> {
         })
     }
 
-    fn gain(&mut self, gain: &[f32]) -> Result<Gain, KernelError> {
-        Ok(self.gain(gain)?)
-    }
-
-    fn rope(&mut self, cos: &[f32], sin: &[f32], width: usize) -> Result<Rope, KernelError> {
-        Ok(self.rope(cos, sin, width)?)
-    }
-
-    fn kv(&mut self, shape: KvShape) -> Result<Kv, KernelError> {
-        Ok(self.kv(shape)?)
-    }
-
-    fn delta(&mut self, shape: DeltaShape, weights: &DeltaWeights<'_>) -> Result<Delta, KernelError> {
-        Ok(self.delta(shape, weights)?)
-    }
-
-    fn state(&mut self, shape: DeltaShape, slots: usize) -> Result<State, KernelError> {
-        Ok(self.state(shape, slots)?)
-    }
-
-    fn rotation(&mut self, width: usize, rotate: &Rotate<'_>) -> Result<Rotation, KernelError> {
-        Ok(self.rotation(width, rotate)?)
-    }
-
     fn rotate_table(&mut self, table: &mut Table, rotation: Rotation) {
         let Table::Ternary(_, contained) = table else { panic!("only a ternary table can be rotated") };
         *contained = Some(rotation);
-    }
-
-    fn embed(
-        &mut self,
-        table: &Table,
-        tokens: &[u32],
-        factor: f32,
-        out: &mut Rows,
-    ) -> Result<(), KernelError> {
-        Ok(self.embed(table, tokens, factor, out)?)
-    }
-
-    fn norm_quantize(
-        &mut self,
-        n: usize,
-        x: &Rows,
-        norms: Norms<'_, Gain>,
-        rotation: Option<&Rotation>,
-        out: &mut Quants,
-    ) -> Result<(), KernelError> {
-        Ok(self.norm_quantize(n, x, norms, rotation, out)?)
-    }
-
-    fn bit_linear(
-        &mut self,
-        n: usize,
-        x: &Quants,
-        w: &Linear,
-        out: &mut Rows,
-        column: usize,
-        add: Option<f32>,
-    ) -> Result<(), KernelError> {
-        Ok(self.bit_linear(n, x, w, out, column, add)?)
-    }
-
-    fn rope_store(
-        &mut self,
-        step: Step<'_>,
-        heads: usize,
-        rope: &Rope,
-        norms: HeadNorms<'_, Gain>,
-        qkv: &mut Rows,
-        kv: &mut Kv,
-    ) -> Result<(), KernelError> {
-        Ok(self.rope_store(step, heads, rope, norms, qkv, kv)?)
-    }
-
-    fn attention(&mut self, step: Step<'_>, qkv: &Rows, kv: &Kv, out: &mut Rows) -> Result<(), KernelError> {
-        Ok(self.attention(step, qkv, kv, out)?)
-    }
-
-    fn gate_quantize(
-        &mut self,
-        n: usize,
-        gate_up: &Rows,
-        gate: Gate,
-        norms: Norms<'_, Gain>,
-        rotation: Option<&Rotation>,
-        out: &mut Quants,
-    ) -> Result<(), KernelError> {
-        Ok(self.gate_quantize(n, gate_up, gate, norms, rotation, out)?)
     }
 
     /// The multiplication applies the gate itself; `gate_up` then holds only the gated values.
@@ -174,66 +126,6 @@ impl<D: Driver> Backend for Gpu<D> {
         Ok(self.bit_linear_rope_store(step, x, w, rope, norms, qkv, kv)?)
     }
 
-    fn gated_delta(
-        &mut self,
-        step: Step<'_>,
-        x: &Rows,
-        w: &Delta,
-        state: &mut State,
-        out: &mut Rows,
-    ) -> Result<(), KernelError> {
-        Ok(self.gated_delta(step, x, w, state, out)?)
-    }
-
-    fn copy_state(&mut self, state: &mut State, from: u32, to: u32) -> Result<(), KernelError> {
-        Ok(self.copy_state(state, from, to)?)
-    }
-
-    fn sigmoid_gate(&mut self, n: usize, x: &Rows, column: usize, out: &mut Rows) -> Result<(), KernelError> {
-        Ok(self.sigmoid_gate(n, x, column, out)?)
-    }
-
-    fn dense(
-        &mut self,
-        n: usize,
-        x: &Rows,
-        norm: &Norm<Gain>,
-        w: &Table,
-        out: &mut Rows,
-        column: usize,
-    ) -> Result<(), KernelError> {
-        Ok(self.dense(n, x, norm, w, out, column)?)
-    }
-
-    fn norm_rows(
-        &mut self,
-        rows: &[usize],
-        x: &Rows,
-        norm: &Norm<Gain>,
-        out: &mut Rows,
-    ) -> Result<(), KernelError> {
-        Ok(self.norm_rows(rows, x, norm, out)?)
-    }
-
-    fn logits(
-        &mut self,
-        x: &Rows,
-        table: &Table,
-        wanted: &[Wanted],
-        logits: &mut [f32],
-        drawn: &mut [Option<Drawn>],
-    ) -> Result<(), KernelError> {
-        Ok(self.logits(x, table, wanted, logits, drawn)?)
-    }
-
-    fn prepare(&mut self, size: &StepSize) -> Result<(), KernelError> {
-        Ok(self.prepare(size)?)
-    }
-
-    fn finish(&mut self) -> Result<(), KernelError> {
-        Ok(self.finish()?)
-    }
-
     fn device(&self) -> Option<DeviceStatus> {
         let (total, counts) = (self.driver.info().memory, self.counts);
         let used = total.saturating_sub(self.free);
@@ -247,10 +139,6 @@ impl<D: Driver> Backend for Gpu<D> {
 
     fn read(&mut self, x: &Rows, n: usize) -> Result<Vec<f32>, KernelError> {
         Ok(self.read_rows(x, n)?)
-    }
-
-    fn copy_block(&mut self, kv: &mut Kv, from: u32, to: u32) -> Result<(), KernelError> {
-        Ok(self.copy_block(kv, from, to)?)
     }
 }
 

@@ -45,7 +45,10 @@ pub enum GpuError {
     )]
     CompilerMissing,
     /// The driver refused a kernel.
-    #[error("the NVIDIA driver refused kernel {kernel}: {log}; update the driver, or use --device cpu")]
+    #[error(
+        "the NVIDIA driver refused kernel {kernel}: {}; update the driver, or use --device cpu",
+        joined(log)
+    )]
     ModuleRefused { kernel: &'static str, log: String },
     /// Launches could not be recorded; they run without a recording.
     #[error("launches were not recorded: {reason}")]
@@ -73,4 +76,10 @@ pub enum GpuError {
     /// The GPU failed. Its context stays broken until the process ends.
     #[error("the GPU failed in {during}: {reason}; restart the process")]
     Failed { during: &'static str, reason: String },
+}
+
+/// The lines of a driver's log as one, because an error is one line.
+fn joined(log: &str) -> String {
+    let lines: Vec<&str> = log.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    lines.join(" ")
 }

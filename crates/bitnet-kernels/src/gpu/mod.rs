@@ -49,7 +49,6 @@ const OLDEST_DRIVER: i32 = 11_040;
 /// Oldest compute capability that has the instructions of the kernels.
 const OLDEST_CAPABILITY: (u32, u32) = (8, 0);
 
-/// A kernel that the driver has loaded.
 struct Loaded<F> {
     entry: Entry,
     function: F,

@@ -15,12 +15,10 @@ pub struct Rows {
 }
 
 impl Rows {
-    /// Bytes of an element.
     fn element(&self) -> usize {
         element(self.kind)
     }
 
-    /// Address of the first row.
     pub(super) fn address(&self) -> u64 {
         self.buffer.address()
     }

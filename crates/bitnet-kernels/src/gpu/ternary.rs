@@ -34,7 +34,6 @@ pub struct Linear {
     pub(super) scales: Scales,
 }
 
-/// The scales of a matrix.
 #[derive(Debug)]
 pub(super) enum Scales {
     /// f32 `[rows padded]`, in the order of the codes.

@@ -27,7 +27,6 @@ pub(super) enum Upload {
     DeltaRuns,
 }
 
-/// Number of kinds.
 const KINDS: usize = Upload::DeltaRuns as usize + 1;
 
 /// The arrays on the device, or to be sent with the next hand-over.
@@ -54,7 +53,6 @@ struct Place {
 /// What follows from the runs of a step, kept so that the first layer computes it and not each.
 #[derive(Debug, Default)]
 pub(super) struct Described {
-    /// Number of the step.
     step: u64,
     /// Number of what the words on the device follow from: the step and its pieces.
     number: u64,

@@ -20,7 +20,6 @@ const NAME: &str = "chat";
 /// Maximum size in bytes of a constant that the compiler folds.
 const MAX_CONSTANT: u128 = 1 << 20;
 
-/// A compiled template.
 pub(super) struct Compiled<'a> {
     pub main: Instructions<'a>,
     pub blocks: BTreeMap<&'a str, Instructions<'a>>,

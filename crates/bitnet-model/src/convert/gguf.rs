@@ -8,10 +8,10 @@ use bitnet_tensor::DType;
 use gguf_rs_lib::format::{GGUFHeader, GGUFValueType, MetadataArray, MetadataValue};
 use half::f16;
 
-use super::{Output, Target, Unfinished, refuse};
+use super::{Output, Target, refuse};
 use crate::{
-    Activation, Checkpoint, GenerationDefaults, Hybrid, ModelError, ModelSpec, Multipliers, RopeScaling,
-    TensorEntry, TensorKind,
+    Activation, Checkpoint, GenerationDefaults, Hybrid, ModelError, ModelSpec, Multipliers, OutputFile,
+    RopeScaling, TensorEntry, TensorKind,
     files::ggml_type::GgmlType,
     hadamard,
     hybrid::attending,
@@ -38,7 +38,6 @@ struct Planned<'a> {
 
 /// The source of a tensor's bytes.
 enum Content<'a> {
-    /// A tensor of the model.
     Entry(&'a TensorEntry),
     /// Projections, stacked into one matrix of panels.
     Stack(Vec<String>),
@@ -53,7 +52,7 @@ pub(super) fn write(
     target: Target,
     destination: &Path,
     progress: &mut dyn FnMut(&str, usize),
-) -> Result<Unfinished, ModelError> {
+) -> Result<OutputFile, ModelError> {
     let spec = &checkpoint.spec;
     let architecture = architecture(spec, target)?;
     let mut planned = plan(checkpoint, target)?;
@@ -70,8 +69,8 @@ pub(super) fn write(
         _ => None,
     };
 
-    let unfinished = Unfinished::create(destination, false)?;
-    let mut out = Output::create(&unfinished.path)?;
+    let file = OutputFile::create(destination).map_err(ModelError::io("create", destination))?;
+    let mut out = Output::create(file.path())?;
     out.write(&head(&planned, &metadata, alignment(target))?)?;
     for tensor in &planned {
         out.align(alignment(target))?;
@@ -81,7 +80,7 @@ pub(super) fn write(
     }
     out.align(alignment(target))?;
     out.finish()?;
-    Ok(unfinished)
+    Ok(file)
 }
 
 /// The divisors of rotary frequencies, by tensor name.

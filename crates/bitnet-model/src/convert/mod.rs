@@ -84,52 +84,18 @@ pub fn convert(
     destination: &Path,
     progress: &mut dyn FnMut(&str, usize),
 ) -> Result<(), ModelError> {
-    let unfinished = match target {
+    let output = match target {
         Target::Packed => packed::write(checkpoint.borrow(), destination, progress)?,
         _ => gguf::write(checkpoint.borrow(), target, destination, progress)?,
     };
     drop(checkpoint);
-    unfinished.finish()
+    output.commit().map_err(ModelError::io("write", destination))
 }
 
 /// The error for something that a target cannot hold.
 fn refuse(target: Target, what: &str, problem: impl ToString, cure: &'static str) -> ModelError {
     let (what, problem) = (crate::error::one_line(what), crate::error::one_line(problem));
     ModelError::Convert { what, format: target.to_string(), problem, cure }
-}
-
-/// A file or folder that is renamed to its final name when complete, and deleted otherwise.
-struct Unfinished {
-    path: PathBuf,
-    name: PathBuf,
-    folder: bool,
-}
-
-impl Unfinished {
-    fn create(name: &Path, folder: bool) -> Result<Self, ModelError> {
-        let mut hidden = std::ffi::OsString::from(".");
-        hidden.push(name.file_name().unwrap_or_default());
-        hidden.push(format!(".{}.unfinished", std::process::id()));
-        let unfinished = Unfinished { path: name.with_file_name(hidden), name: name.into(), folder };
-        if folder {
-            std::fs::create_dir(&unfinished.path).map_err(ModelError::io("create", &unfinished.path))?;
-        }
-        Ok(unfinished)
-    }
-
-    fn finish(self) -> Result<(), ModelError> {
-        std::fs::rename(&self.path, &self.name).map_err(ModelError::io("write", &self.name))
-    }
-}
-
-impl Drop for Unfinished {
-    fn drop(&mut self) {
-        // After `finish` nothing has this name. A failure to clean up cannot be reported.
-        let _ = match self.folder {
-            true => std::fs::remove_dir_all(&self.path),
-            false => std::fs::remove_file(&self.path),
-        };
-    }
 }
 
 /// Bytes written at a time: a file written in whole huge pages is cached and mapped in huge pages.

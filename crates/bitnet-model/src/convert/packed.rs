@@ -6,8 +6,8 @@ use bitnet_tensor::{DType, TernaryTensor};
 use half::{bf16, f16};
 use serde_json::{Map, Value, json};
 
-use super::{Output, Target, Unfinished, refuse};
-use crate::{Activation, Checkpoint, ModelError, RopeScaling, TensorEntry, TensorKind, packing};
+use super::{Output, Target, refuse};
+use crate::{Activation, Checkpoint, ModelError, OutputFile, RopeScaling, TensorEntry, TensorKind, packing};
 
 /// Data begins at a multiple of this many bytes, so that readers can map it as numbers.
 const ALIGNMENT: usize = 8;
@@ -16,7 +16,7 @@ pub(super) fn write(
     checkpoint: &Checkpoint,
     destination: &Path,
     progress: &mut dyn FnMut(&str, usize),
-) -> Result<Unfinished, ModelError> {
+) -> Result<OutputFile, ModelError> {
     if destination.exists() {
         let problem = "the destination already exists";
         let what = destination.display().to_string();
@@ -28,9 +28,9 @@ pub(super) fn write(
     }
     let float = common_type(checkpoint)?;
     let header = header(checkpoint, float)?;
-    let unfinished = Unfinished::create(destination, true)?;
+    let folder = OutputFile::create_folder(destination).map_err(ModelError::io("create", destination))?;
     let small = |name: &str, text: &str| -> Result<(), ModelError> {
-        let path = unfinished.path.join(name);
+        let path = folder.path().join(name);
         std::fs::write(&path, text).map_err(ModelError::io("write", &path))
     };
     small("config.json", &pretty(config(checkpoint, float)))?;
@@ -39,7 +39,7 @@ pub(super) fn write(
         small("tokenizer.json", &tokenizer.to_json())?;
         small("tokenizer_config.json", &pretty(tokenizer_config(checkpoint)))?;
     }
-    let mut out = Output::create(&unfinished.path.join("model.safetensors"))?;
+    let mut out = Output::create(&folder.path().join("model.safetensors"))?;
     out.write(&(header.len() as u64).to_le_bytes())?;
     out.write(header.as_bytes())?;
     let entries = checkpoint.tensors.entries();
@@ -63,7 +63,7 @@ pub(super) fn write(
         }
     }
     out.finish()?;
-    Ok(unfinished)
+    Ok(folder)
 }
 
 fn pretty(json: Value) -> String {

@@ -23,25 +23,21 @@ const MAX_KEY: usize = 65_535;
 const MAX_NAME: usize = 1024;
 const MAX_DIMS: u32 = 4;
 
-/// An opened file.
 #[derive(Debug)]
 pub(crate) struct Gguf {
     /// Name for messages.
     pub file: String,
-    /// The whole file.
     pub bytes: SharedBytes,
     metadata: HashMap<String, Value>,
     /// In the order of the file.
     pub tensors: Vec<Descriptor>,
 }
 
-/// A tensor as stored in the file.
 #[derive(Debug, Clone)]
 pub(crate) struct Descriptor {
     pub name: String,
     /// Outermost dimension first, the reverse of the file's order.
     pub shape: Vec<usize>,
-    /// Raw type id.
     pub type_id: u32,
     /// The type, if known.
     pub kind: Option<GgmlType>,

@@ -9,7 +9,6 @@ use gguf_rs_lib::format::{GGUFValueType, MetadataValue};
 /// Maximum depth of nested arrays; no model nests them deeper than two.
 const MAX_DEPTH: usize = 8;
 
-/// A value of the metadata.
 #[derive(Debug, Clone)]
 pub(crate) enum Value {
     /// A number, boolean or string.

@@ -15,7 +15,6 @@ const MAX_HEADER: u64 = 4 << 20;
 const MAX_INDEX: u64 = 8 << 20;
 const INDEX: &str = "model.safetensors.index.json";
 
-/// A tensor as stored in the file.
 #[derive(Debug, Clone)]
 pub(crate) struct Stored {
     /// Name of its file.

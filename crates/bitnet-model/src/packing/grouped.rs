@@ -21,7 +21,6 @@ use crate::files::ggml_type::GgmlType;
 /// Possible numbers of weights that share a scale.
 pub(crate) const GROUPS: [usize; 2] = [128, 64];
 
-/// The parts of a [`GroupedTensor`].
 #[derive(Debug, PartialEq)]
 pub(crate) struct Parts {
     pub group: usize,
@@ -136,12 +135,10 @@ pub(crate) fn mlx(bytes: &[u8], scales: &[u8], biases: &[u8]) -> Result<Parts, S
     Ok(Parts { group, codes, scales })
 }
 
-/// The bytes of a tensor in Q2_0.
 pub(crate) fn pack_q2_0(tensor: &GroupedTensor) -> Result<Vec<u8>, String> {
     pack(tensor, 64)
 }
 
-/// The bytes of a tensor in PQ2_0.
 pub(crate) fn pack_pq2_0(tensor: &GroupedTensor) -> Result<Vec<u8>, String> {
     if tensor.group() != 128 {
         return Err("it has a scale for every 64 weights, but this type has one for every 128".into());

@@ -49,7 +49,6 @@ pub(super) fn digits<const W: usize>(from: &[u8], runs: &[(usize, usize, usize, 
     }
 }
 
-/// The bytes of a tensor.
 pub(crate) fn pack(tensor: &TernaryTensor) -> Result<Vec<u8>, String> {
     pack_blocks::<54>(tensor, |from, to| {
         let mut wide = [0u8; 256];

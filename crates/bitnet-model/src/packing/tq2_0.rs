@@ -25,7 +25,6 @@ pub(super) fn decode(from: &[u8; 66], to: &mut [u8]) {
     }
 }
 
-/// The bytes of a tensor.
 pub(crate) fn pack(tensor: &TernaryTensor) -> Result<Vec<u8>, String> {
     pack_blocks::<66>(tensor, |from, to| {
         for (half, from) in from.chunks_exact(32).enumerate() {

@@ -17,7 +17,6 @@ pub(crate) fn needs_sm_90(opcode: &str) -> bool {
     opcode.starts_with("griddepcontrol") || opcode.starts_with("cp.async.bulk")
 }
 
-/// Decodes an instruction.
 pub(crate) fn decode(opcode: &str, operands: Vec<Operand>, scope: &mut Scope) -> Result<Op> {
     let mut parts = opcode.split('.');
     let name = parts.next().unwrap_or_default();

@@ -6,7 +6,6 @@ use crate::error::FaultKind;
 use crate::inst::{Addr, Reg, WARP};
 use crate::race::Kind;
 
-/// Size of a copy in bytes.
 const SIZE: usize = 16;
 
 impl Step<'_, '_> {

@@ -33,7 +33,6 @@ pub(super) enum Flow {
     Gather {
         here: u32,
     },
-    /// Waits at a barrier.
     Barrier,
 }
 

@@ -55,7 +55,6 @@ impl ReadSets {
         self.list(reads).map(|node| node.stamp).find(|&stamp| wanted(stamp))
     }
 
-    /// Adds an access to `reads`.
     #[inline]
     pub(super) fn add(reads: Reads, new: Stamp, who: &mut Who<'_>) -> Reads {
         // A promise that memory is only read covers every single read.

@@ -1,6 +1,5 @@
 //! An access in 63 bits: block, time, warp, lane, kind. Zero is no access; bit 63 is for the tables' tags.
 
-/// The kind of an access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Kind(u64);
 

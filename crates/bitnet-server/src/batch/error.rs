@@ -6,9 +6,8 @@ use std::{
 /// Why a batch run ended early. The answers up to then are kept.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-#[allow(missing_docs, reason = "every message names its fields")]
+#[allow(missing_docs, reason = "the messages say what happened, and name the fields")]
 pub enum BatchRunError {
-    /// A file cannot be read or written.
     #[error("cannot {what} {}: {source}", path.display())]
     File {
         /// What was tried: `read` or `write`.
@@ -16,10 +15,8 @@ pub enum BatchRunError {
         path: PathBuf,
         source: io::Error,
     },
-    /// The output would overwrite the input.
     #[error("{} is both input and output", path.display())]
     SameFile { path: PathBuf },
-    /// Another run is writing the same output.
     #[error("{} is being written by another run", path.display())]
     Locked { path: PathBuf },
     /// The existing answers are not from an earlier run of the same input and options.
@@ -38,7 +35,6 @@ pub enum BatchRunError {
         /// How the earlier run differed from this one, such as `kv i8 instead of f32`.
         difference: String,
     },
-    /// The engine accepts no more requests.
     #[error("the engine has stopped")]
     Stopped,
 }

@@ -24,7 +24,6 @@ pub(super) struct Lines<R> {
     at: u64,
 }
 
-/// A line of the input.
 pub(super) struct Line {
     /// Its bytes without white space at both ends; `None` if the line is too long.
     text: Option<Vec<u8>>,
@@ -93,7 +92,6 @@ pub(super) struct BatchRequest {
     pub body: Vec<u8>,
 }
 
-/// What is wrong with a line.
 pub(super) struct BadLine(String);
 
 #[derive(Deserialize)]
@@ -146,10 +144,11 @@ fn seed_header(seed: u64) -> HeaderMap {
     headers
 }
 
-/// The outcome of a line.
 pub(super) enum Outcome<'a> {
-    /// It was answered.
-    Done { request_id: &'a str, body: &'a str },
+    Done {
+        request_id: &'a str,
+        body: &'a str,
+    },
     /// Its request was refused, or failed.
     Refused(&'a ApiError),
     /// It could not be parsed.

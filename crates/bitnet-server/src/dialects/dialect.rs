@@ -13,7 +13,6 @@ pub(crate) trait Dialect: Send + Unpin + Sized + 'static {
     /// Sent after a silence in a stream; empty if the form has nothing for that.
     const KEEP_ALIVE: &'static str;
 
-    /// Takes the fields of a body.
     fn read(fields: &mut Fields<'_>, encoder: &Encoder<'_>) -> Result<(Parsed, Self), ApiError>;
 
     /// Writes the beginning of a stream.

@@ -26,7 +26,6 @@ use crate::{
     service::Service,
 };
 
-/// Answers a request in a dialect.
 pub(crate) async fn answer<D: Dialect>(app: Arc<App>, request: Request) -> Result<Response, ApiError> {
     let begun = Instant::now();
     let (job, dialect) = read(&app, request, job::<D>).await?;

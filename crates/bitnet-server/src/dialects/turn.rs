@@ -26,7 +26,6 @@ pub(crate) struct Turn {
     first: Option<Instant>,
 }
 
-/// A part of a turn.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Item {
     Text(String),

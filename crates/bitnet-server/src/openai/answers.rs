@@ -107,7 +107,6 @@ pub(crate) struct Answers {
     keeps_text: bool,
     /// Counts the request as waiting until its first token.
     waiting: Option<Waiting>,
-    /// The prompts, if they are echoed.
     echoes: Option<Echoes>,
     record: Record,
 }
@@ -120,7 +119,6 @@ struct Echoes {
     tokenizer: Option<Tokenizer>,
 }
 
-/// The state of a choice.
 struct Choice {
     text: Option<DecodeStream>,
     tokens: usize,

@@ -68,7 +68,6 @@ pub(crate) fn with_headers(
     response
 }
 
-/// Submits a job.
 pub(crate) fn begin(service: &Service, job: &Job) -> Result<Answers, ApiError> {
     log_prompts(service, job);
     let deadline = job.timeout().filter(|_| job.has_deadline);

@@ -79,7 +79,6 @@ pub(crate) struct Parsed {
 #[derive(Debug)]
 pub(crate) struct Job {
     pub endpoint: Endpoint,
-    /// One request for each prompt.
     pub requests: Vec<Request>,
     /// Number of choices for each prompt.
     pub n: usize,

@@ -14,7 +14,6 @@ use crate::{
 /// Maximum number of messages of a conversation, and of parts of a message.
 pub(crate) const MAX_MESSAGES: usize = 2048;
 
-/// Takes the field `messages`.
 pub(crate) fn messages(fields: &mut Fields<'_>) -> Result<Vec<Message>, ApiError> {
     let listed = listed(fields)?;
     let message = |(i, value)| message(fields.inside(&format!("messages[{i}]"), value)?);
@@ -66,7 +65,6 @@ fn message(mut fields: Fields<'_>) -> Result<Message, ApiError> {
     Ok(message)
 }
 
-/// The parts of a text.
 pub(crate) struct Parts {
     /// The values of `type` that have a text.
     pub kinds: &'static [&'static str],

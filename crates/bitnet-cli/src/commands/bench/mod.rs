@@ -35,7 +35,6 @@ const MAX_BATCH: usize = 1024;
 /// Tokens compared between a batch and its members alone.
 const COMPARED: usize = 16;
 
-/// `bitnet bench`.
 pub fn run(common: &Common, args: &BenchArgs) -> Result<(), CliError> {
     if let Some(url) = &args.url {
         return url::run(url, args);

@@ -23,7 +23,6 @@ pub struct Report {
     pub load_seconds: f64,
     /// Peak resident memory, including weights and cache; null if the system does not report it.
     pub peak_memory_bytes: Option<u64>,
-    /// Layout of the weights in memory.
     pub weight_layout: &'static str,
     /// Bytes of weights that a step reads.
     pub weight_bytes: u64,

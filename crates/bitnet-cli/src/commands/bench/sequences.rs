@@ -30,9 +30,7 @@ pub struct Sequences<'a> {
 
 /// Sequences whose prompts are in the cache.
 pub struct Prefilled {
-    /// Tokens of each sequence.
     lens: Vec<usize>,
-    /// Next token of each sequence.
     next: Vec<u32>,
 }
 

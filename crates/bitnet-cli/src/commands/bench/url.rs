@@ -1,7 +1,6 @@
 //! `bitnet bench --url`: measures what clients of a running server see.
 
 use std::{
-    fs,
     io::{BufRead, BufReader},
     sync::atomic::{AtomicUsize, Ordering::Relaxed},
     thread,
@@ -16,8 +15,7 @@ use ureq::{Agent, http::Response};
 use crate::{
     args::{BenchArgs, DEFAULT_PROMPT},
     error::CliError,
-    output,
-    output_file::OutputFile,
+    output, output_file,
     progress::Progress,
     svg,
 };
@@ -64,7 +62,6 @@ struct Seen {
     between: Vec<f64>,
     refusals: Vec<f64>,
     failed: usize,
-    /// The first failure.
     problem: Option<String>,
 }
 
@@ -79,7 +76,8 @@ pub fn run(url: &str, args: &BenchArgs) -> Result<(), CliError> {
     let mut server = Server { agent, base: base.into(), key, prompt: 0, tokens: args.decode };
     let (model, context) = server.model()?;
     server.prompt = prompt(args, context)?;
-    let svg = args.svg.as_deref().map(OutputFile::create).transpose()?;
+    let svg = args.svg.as_deref().map(|place| output_file::create(place).map(|file| (place, file)));
+    let svg = svg.transpose()?;
     let bar = Progress::new("asking", args.requests);
     let (next, start) = (AtomicUsize::new(0), Instant::now());
     let client = || {
@@ -123,11 +121,10 @@ pub fn run(url: &str, args: &BenchArgs) -> Result<(), CliError> {
         inter_token_ms: percentiles(&mut seen.between),
         refusal_ms: percentiles(&mut seen.refusals),
     };
-    if let Some(file) = svg {
+    if let Some((place, file)) = svg {
         let curves = [("first token", &seen.first[..]), ("between tokens", &seen.between)];
         let picture = svg::distributions("milliseconds", &curves);
-        fs::write(file.path(), picture).map_err(CliError::file("write", file.path()))?;
-        file.commit()?;
+        file.write(picture).map_err(CliError::file("write", place))?;
     }
     if let Some(problem) = &seen.problem {
         output::note(format_args!("warning: {} requests failed, the first with: {problem}", seen.failed));
@@ -154,7 +151,6 @@ fn prompt(args: &BenchArgs, context: Option<usize>) -> Result<usize, CliError> {
     }
 }
 
-/// The server, and the requests to send.
 struct Server {
     agent: Agent,
     base: String,

@@ -28,26 +28,19 @@ macro_rules! dot_products {
         const STEPS: usize = usize::MAX;
         const TILE: (usize, usize) = (1, 4);
         const WIDE_CODES: bool = false;
-
-        #[inline(always)]
-        unsafe fn zero_part() -> Self::Part {
-            [vdupq_n_s32(0); 4]
-        }
-        #[inline(always)]
-        unsafe fn dot(part: Self::Part, codes: Self::Codes, p: *const i8) -> Self::Part {
-            let quad = splat_quad(p);
-            each(part, codes, |part, codes| sdot(part, codes, quad))
-        }
-        #[inline(always)]
-        unsafe fn widen(part: Self::Part) -> Self::I {
-            part
-        }
-
         const MAX_QUANT: i32 = 127;
         const BYTE_OFFSET: i32 = 0;
-        #[inline(always)]
-        unsafe fn dot_bytes(sum: Self::I, codes: Self::Codes, p: *const i8) -> Self::I {
-            Self::dot(sum, codes.map(|c| vreinterpretq_u8_s8(signed(c))), p)
+
+        $crate::cpu::lanes::instructions! {
+            fn zero_part() -> Self::Part = [vdupq_n_s32(0); 4];
+            fn dot(part: Self::Part, codes: Self::Codes, p: *const i8) -> Self::Part = {
+                let quad = splat_quad(p);
+                each(part, codes, |part, codes| sdot(part, codes, quad))
+            };
+            fn widen(part: Self::Part) -> Self::I = part;
+            fn dot_bytes(sum: Self::I, codes: Self::Codes, p: *const i8) -> Self::I = {
+                Self::dot(sum, codes.map(|c| vreinterpretq_u8_s8(signed(c))), p)
+            };
         }
     };
 }

@@ -11,7 +11,7 @@ use std::arch::aarch64::*;
 use crate::cpu::{
     aarch64::v128::{signed, splat_quad, v128_lanes},
     generic::kernel_set,
-    lanes::each,
+    lanes::{each, instructions},
 };
 
 #[derive(Clone, Copy)]
@@ -25,38 +25,33 @@ v128_lanes!(Neon {
     const STEPS: usize = 124;
     const TILE: (usize, usize) = (1, 2);
     const WIDE_CODES: bool = false;
-
-    #[inline(always)]
-    unsafe fn zero_part() -> Self::Part {
-        [vdupq_n_s16(0); 8]
-    }
-    #[inline(always)]
-    unsafe fn dot(part: Self::Part, codes: Self::Codes, p: *const i8) -> Self::Part {
-        let quad = splat_quad(p);
-        std::array::from_fn(|i| {
-            let codes = vreinterpretq_s8_u8(codes[i / 2]);
-            if i % 2 == 0 {
-                vmlal_s8(part[i], vget_low_s8(codes), vget_low_s8(quad))
-            } else {
-                vmlal_high_s8(part[i], codes, quad)
-            }
-        })
-    }
-    #[inline(always)]
-    unsafe fn widen(part: Self::Part) -> Self::I {
-        std::array::from_fn(|i| vpaddq_s32(vpaddlq_s16(part[2 * i]), vpaddlq_s16(part[2 * i + 1])))
-    }
-
     const MAX_QUANT: i32 = 127;
     const BYTE_OFFSET: i32 = 0;
-    #[inline(always)]
-    unsafe fn dot_bytes(sum: Self::I, codes: Self::Codes, p: *const i8) -> Self::I {
-        let quad = splat_quad(p);
-        each(sum, codes, |sum, codes| {
-            let q = signed(codes);
-            // Two products of 127 * 127 stay below 2^15.
-            let pairs = vpaddq_s16(vmull_s8(vget_low_s8(q), vget_low_s8(quad)), vmull_high_s8(q, quad));
-            vpadalq_s16(sum, pairs)
-        })
+
+    instructions! {
+        fn zero_part() -> Self::Part = [vdupq_n_s16(0); 8];
+        fn dot(part: Self::Part, codes: Self::Codes, p: *const i8) -> Self::Part = {
+            let quad = splat_quad(p);
+            std::array::from_fn(|i| {
+                let codes = vreinterpretq_s8_u8(codes[i / 2]);
+                if i % 2 == 0 {
+                    vmlal_s8(part[i], vget_low_s8(codes), vget_low_s8(quad))
+                } else {
+                    vmlal_high_s8(part[i], codes, quad)
+                }
+            })
+        };
+        fn widen(part: Self::Part) -> Self::I = {
+            std::array::from_fn(|i| vpaddq_s32(vpaddlq_s16(part[2 * i]), vpaddlq_s16(part[2 * i + 1])))
+        };
+        fn dot_bytes(sum: Self::I, codes: Self::Codes, p: *const i8) -> Self::I = {
+            let quad = splat_quad(p);
+            each(sum, codes, |sum, codes| {
+                let q = signed(codes);
+                // Two products of 127 * 127 stay below 2^15.
+                let pairs = vpaddq_s16(vmull_s8(vget_low_s8(q), vget_low_s8(quad)), vmull_high_s8(q, quad));
+                vpadalq_s16(sum, pairs)
+            })
+        };
     }
 });

@@ -25,7 +25,6 @@ const _: () = assert!(SEGMENT.is_multiple_of(BLOCK_TOKENS) && BLOCK_TOKENS.is_mu
 /// Query heads that share one pass over keys and values.
 const HEADS: usize = 4;
 
-/// Arguments of [`attention`].
 pub(crate) struct Attention<'a> {
     pub(crate) runs: &'a [Run],
     pub(crate) blocks: &'a [u32],

@@ -90,7 +90,6 @@ fn places(runs: &[Run], per: usize, units: Range<usize>) -> impl Iterator<Item =
     })
 }
 
-/// Arguments of [`mix`].
 pub(crate) struct Mix<'a> {
     pub(crate) runs: &'a [Run],
     /// `[n][stride]`
@@ -189,7 +188,6 @@ unsafe fn decays_and_rates<L: Lanes>(a: &Mix<'_>, token: usize) {
     }
 }
 
-/// Arguments of [`learn`].
 pub(crate) struct Learn<'a> {
     pub(crate) runs: &'a [Run],
     pub(crate) shape: DeltaShape,
@@ -354,7 +352,6 @@ unsafe fn update_column<L: Lanes, const P: usize>(
     }
 }
 
-/// Arguments of [`close`].
 pub(crate) struct Close<'a> {
     pub(crate) runs: &'a [Run],
     /// `[n][stride]`

@@ -30,7 +30,6 @@ const DECODED_ROWS: usize = 8;
 /// Rows that stay in cache while tokens pass over them.
 const CACHED_ROWS: usize = 32;
 
-/// Arguments of [`logits`].
 pub(crate) struct DenseLogits<'a> {
     pub(crate) table: &'a BitNetTensor,
     /// `[n][stride]`, zeros after the last column.
@@ -117,7 +116,6 @@ unsafe fn some_rows<L: Lanes>(a: &DenseLogits<'_>, rows: Range<usize>, scratch: 
     }
 }
 
-/// Arguments of [`settle`].
 pub(crate) struct Settle<'a> {
     /// Its `out` holds upper bounds.
     pub(crate) dense: DenseLogits<'a>,

@@ -24,7 +24,6 @@ use crate::cpu::{
     pool::share,
 };
 
-/// Arguments of [`grouped`].
 pub(crate) struct Grouped<'a> {
     pub(crate) w: &'a GroupedPanels,
     /// `[n][x_stride]`, zeros after the last column.

@@ -165,7 +165,6 @@ pub(crate) fn quantize_scratch(width: usize, rotation: Option<&Rotation>) -> usi
     width.next_multiple_of(16) * if rotation.is_some() { 2 } else { 1 }
 }
 
-/// Arguments of [`norm_quantize`].
 pub(crate) struct NormQuantize<'a> {
     /// `[n][stride]`, zeros after `width`.
     pub(crate) x: &'a [f32],
@@ -186,7 +185,6 @@ pub(crate) unsafe fn norm_quantize<L: Lanes>(a: &NormQuantize<'_>, rows: Range<u
     }
 }
 
-/// Arguments of [`gate_quantize`].
 pub(crate) struct GateQuantize<'a> {
     /// `[n][stride]`: gate, then up, `ffn` each.
     pub(crate) x: &'a [f32],
@@ -228,7 +226,6 @@ unsafe fn gated<L: Lanes>(gate: Gate, g: L::F, u: L::F) -> L::F {
     }
 }
 
-/// Arguments of [`norm_rows`].
 pub(crate) struct NormRows<'a> {
     pub(crate) rows: &'a [usize],
     /// `[..][stride]`, zeros after `width`.
@@ -248,7 +245,6 @@ pub(crate) unsafe fn norm_rows<L: Lanes>(a: &NormRows<'_>) {
     }
 }
 
-/// Arguments of [`sigmoid_gate`].
 pub(crate) struct SigmoidGate<'a> {
     /// `[n][stride]`, with the gates from `column` on.
     pub(crate) x: &'a [f32],
@@ -277,7 +273,6 @@ pub(crate) unsafe fn sigmoid_gate<L: Lanes>(a: &SigmoidGate<'_>, rows: Range<usi
     }
 }
 
-/// Arguments of [`rope_store`].
 pub(crate) struct RopeStore<'a> {
     pub(crate) runs: &'a [Run],
     pub(crate) blocks: &'a [u32],

@@ -82,7 +82,6 @@ fn rounded_up(length: f64) -> f32 {
     (length * (1.0 + 1e-6)) as f32
 }
 
-/// Arguments of [`copy_rows`].
 pub(crate) struct CopyRows<'a> {
     pub(crate) table: &'a BitNetTensor,
     /// See [`Screen`].
@@ -233,7 +232,6 @@ pub(crate) unsafe fn split<L: Lanes>(x: &[f32], planes: &mut [i8], scratch: &mut
     })
 }
 
-/// Arguments of [`bounds`].
 pub(crate) struct Bounds<'a> {
     pub(crate) screen: &'a Screen,
     /// Planes used of each token: 1 or 2.

@@ -31,7 +31,6 @@ pub(crate) const AHEAD: usize = 8192;
 /// 4 * 128 * 128 to a sum.
 const ONE_TOKEN_COLS: usize = 16 * ((1 << 31) / (4 * 128 * 128) - 1);
 
-/// Arguments of [`bit_linear`].
 pub(crate) struct BitLinear<'a> {
     pub(crate) w: &'a Panels,
     /// `[n][x_stride]`, zeros after the last column.

@@ -9,6 +9,7 @@ use std::arch::x86_64::*;
 
 use crate::cpu::{
     generic::kernel_set,
+    lanes::instructions,
     x86_64::ymm::{both, ymm_lanes},
 };
 
@@ -24,30 +25,23 @@ ymm_lanes!(Avx2 {
     /// A fifth token would spill sums to memory.
     const GROUP_TOKENS: usize = 4;
     const WIDE_CODES: bool = false;
-
-    #[inline(always)]
-    unsafe fn zero_part() -> Self::Part {
-        [_mm256_setzero_si256(); 2]
-    }
-    #[inline(always)]
-    unsafe fn dot(part: Self::Part, codes: Self::Codes, p: *const i8) -> Self::Part {
-        let quad = _mm256_set1_epi32(p.cast::<i32>().read_unaligned());
-        [
-            _mm256_add_epi16(part[0], _mm256_maddubs_epi16(codes[0], quad)),
-            _mm256_add_epi16(part[1], _mm256_maddubs_epi16(codes[1], quad)),
-        ]
-    }
-    #[inline(always)]
-    unsafe fn widen(part: Self::Part) -> Self::I {
-        both!(part, p => _mm256_madd_epi16(p, _mm256_set1_epi16(1)))
-    }
-
     /// Keeps a pair of products below 2^15.
     const MAX_QUANT: i32 = 63;
     const BYTE_OFFSET: i32 = 128;
-    #[inline(always)]
-    unsafe fn dot_bytes(sum: Self::I, codes: Self::Codes, p: *const i8) -> Self::I {
-        let quad = _mm256_set1_epi32(p.cast::<i32>().read_unaligned());
-        Self::add_i(sum, Self::widen(both!(codes, c => _mm256_maddubs_epi16(c, quad))))
+
+    instructions! {
+        fn zero_part() -> Self::Part = [_mm256_setzero_si256(); 2];
+        fn dot(part: Self::Part, codes: Self::Codes, p: *const i8) -> Self::Part = {
+            let quad = _mm256_set1_epi32(p.cast::<i32>().read_unaligned());
+            [
+                _mm256_add_epi16(part[0], _mm256_maddubs_epi16(codes[0], quad)),
+                _mm256_add_epi16(part[1], _mm256_maddubs_epi16(codes[1], quad)),
+            ]
+        };
+        fn widen(part: Self::Part) -> Self::I = both!(part, p => _mm256_madd_epi16(p, _mm256_set1_epi16(1)));
+        fn dot_bytes(sum: Self::I, codes: Self::Codes, p: *const i8) -> Self::I = {
+            let quad = _mm256_set1_epi32(p.cast::<i32>().read_unaligned());
+            Self::add_i(sum, Self::widen(both!(codes, c => _mm256_maddubs_epi16(c, quad))))
+        };
     }
 });

@@ -6,7 +6,7 @@
 
 use std::arch::x86_64::*;
 
-use crate::cpu::{generic::kernel_set, x86_64::zmm::zmm_lanes};
+use crate::cpu::{generic::kernel_set, lanes::instructions, x86_64::zmm::zmm_lanes};
 
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512;
@@ -18,27 +18,20 @@ zmm_lanes!(Avx512 {
     type Part = __m512i;
     const STEPS: usize = 60;
     const WIDE_CODES: bool = false;
-
-    #[inline(always)]
-    unsafe fn zero_part() -> Self::Part {
-        _mm512_setzero_si512()
-    }
-    #[inline(always)]
-    unsafe fn dot(part: Self::Part, codes: Self::Codes, p: *const i8) -> Self::Part {
-        let quad = _mm512_set1_epi32(p.cast::<i32>().read_unaligned());
-        _mm512_add_epi16(part, _mm512_maddubs_epi16(codes, quad))
-    }
-    #[inline(always)]
-    unsafe fn widen(part: Self::Part) -> Self::I {
-        _mm512_madd_epi16(part, _mm512_set1_epi16(1))
-    }
-
     /// Keeps a pair of products below 2^15.
     const MAX_QUANT: i32 = 63;
     const BYTE_OFFSET: i32 = 128;
-    #[inline(always)]
-    unsafe fn dot_bytes(sum: Self::I, codes: Self::Codes, p: *const i8) -> Self::I {
-        let quad = _mm512_set1_epi32(p.cast::<i32>().read_unaligned());
-        Self::add_i(sum, Self::widen(_mm512_maddubs_epi16(codes, quad)))
+
+    instructions! {
+        fn zero_part() -> Self::Part = _mm512_setzero_si512();
+        fn dot(part: Self::Part, codes: Self::Codes, p: *const i8) -> Self::Part = {
+            let quad = _mm512_set1_epi32(p.cast::<i32>().read_unaligned());
+            _mm512_add_epi16(part, _mm512_maddubs_epi16(codes, quad))
+        };
+        fn widen(part: Self::Part) -> Self::I = _mm512_madd_epi16(part, _mm512_set1_epi16(1));
+        fn dot_bytes(sum: Self::I, codes: Self::Codes, p: *const i8) -> Self::I = {
+            let quad = _mm512_set1_epi32(p.cast::<i32>().read_unaligned());
+            Self::add_i(sum, Self::widen(_mm512_maddubs_epi16(codes, quad)))
+        };
     }
 });

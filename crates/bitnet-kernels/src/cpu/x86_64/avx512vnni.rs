@@ -7,7 +7,7 @@
 
 use std::arch::x86_64::*;
 
-use crate::cpu::{generic::kernel_set, x86_64::zmm::zmm_lanes};
+use crate::cpu::{generic::kernel_set, lanes::instructions, x86_64::zmm::zmm_lanes};
 
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512Vnni;
@@ -22,23 +22,15 @@ zmm_lanes!(Avx512Vnni {
     type Part = __m512i;
     const STEPS: usize = usize::MAX;
     const WIDE_CODES: bool = true;
-
-    #[inline(always)]
-    unsafe fn zero_part() -> Self::Part {
-        _mm512_setzero_si512()
-    }
-    #[inline(always)]
-    unsafe fn dot(part: Self::Part, codes: Self::Codes, p: *const i8) -> Self::Part {
-        _mm512_dpbusd_epi32(part, codes, _mm512_set1_epi32(p.cast::<i32>().read_unaligned()))
-    }
-    #[inline(always)]
-    unsafe fn widen(part: Self::Part) -> Self::I {
-        part
-    }
     const MAX_QUANT: i32 = 127;
     const BYTE_OFFSET: i32 = 128;
-    #[inline(always)]
-    unsafe fn dot_bytes(sum: Self::I, codes: Self::Codes, p: *const i8) -> Self::I {
-        Self::dot(sum, codes, p)
+
+    instructions! {
+        fn zero_part() -> Self::Part = _mm512_setzero_si512();
+        fn dot(part: Self::Part, codes: Self::Codes, p: *const i8) -> Self::Part = {
+            _mm512_dpbusd_epi32(part, codes, _mm512_set1_epi32(p.cast::<i32>().read_unaligned()))
+        };
+        fn widen(part: Self::Part) -> Self::I = part;
+        fn dot_bytes(sum: Self::I, codes: Self::Codes, p: *const i8) -> Self::I = Self::dot(sum, codes, p);
     }
 });

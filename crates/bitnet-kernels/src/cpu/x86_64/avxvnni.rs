@@ -8,6 +8,7 @@ use std::arch::x86_64::*;
 
 use crate::cpu::{
     generic::kernel_set,
+    lanes::instructions,
     x86_64::ymm::{both, ymm_lanes},
 };
 
@@ -20,27 +21,19 @@ ymm_lanes!(AvxVnni {
     type Part = [__m256i; 2];
     const STEPS: usize = usize::MAX;
     const WIDE_CODES: bool = true;
-
-    #[inline(always)]
-    unsafe fn zero_part() -> Self::Part {
-        [_mm256_setzero_si256(); 2]
-    }
-    #[inline(always)]
-    unsafe fn dot(part: Self::Part, codes: Self::Codes, p: *const i8) -> Self::Part {
-        let quad = _mm256_set1_epi32(p.cast::<i32>().read_unaligned());
-        [
-            _mm256_dpbusd_avx_epi32(part[0], codes[0], quad),
-            _mm256_dpbusd_avx_epi32(part[1], codes[1], quad),
-        ]
-    }
-    #[inline(always)]
-    unsafe fn widen(part: Self::Part) -> Self::I {
-        part
-    }
     const MAX_QUANT: i32 = 127;
     const BYTE_OFFSET: i32 = 128;
-    #[inline(always)]
-    unsafe fn dot_bytes(sum: Self::I, codes: Self::Codes, p: *const i8) -> Self::I {
-        Self::dot(sum, codes, p)
+
+    instructions! {
+        fn zero_part() -> Self::Part = [_mm256_setzero_si256(); 2];
+        fn dot(part: Self::Part, codes: Self::Codes, p: *const i8) -> Self::Part = {
+            let quad = _mm256_set1_epi32(p.cast::<i32>().read_unaligned());
+            [
+                _mm256_dpbusd_avx_epi32(part[0], codes[0], quad),
+                _mm256_dpbusd_avx_epi32(part[1], codes[1], quad),
+            ]
+        };
+        fn widen(part: Self::Part) -> Self::I = part;
+        fn dot_bytes(sum: Self::I, codes: Self::Codes, p: *const i8) -> Self::I = Self::dot(sum, codes, p);
     }
 });

@@ -15,7 +15,6 @@ use crate::{
     openai::{answers::Finish, job::Parsed, prompt::Encoder},
 };
 
-/// The answer of `/v1/messages`.
 pub(crate) struct Messages;
 
 fn event(kind: &str, data: impl Display, out: &mut String) {

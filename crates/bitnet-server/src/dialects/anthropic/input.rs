@@ -22,7 +22,6 @@ use crate::{
 
 const TEXT: Parts = Parts { kinds: &["text"], harmless: &["cache_control", "citations"] };
 
-/// Takes the fields of a body.
 pub(super) fn read_message(fields: &mut Fields<'_>, encoder: &Encoder<'_>) -> Result<Parsed, ApiError> {
     let max_tokens: usize = fields.need("max_tokens")?;
     let mut config = sampling::config(fields, &encoder.model.defaults)?;
@@ -136,7 +135,6 @@ fn chosen(offer: Offer, mut choice: Fields<'_>) -> Result<Option<Offer>, ApiErro
     Ok(chosen.map(|offer| Offer { parallel: offer.parallel && !alone, ..offer }))
 }
 
-/// Takes the turns of the conversation.
 fn turns(fields: &mut Fields<'_>, messages: &mut Vec<Message>) -> Result<(), ApiError> {
     let turns = listed(fields)?;
     fields.only("prefill", &[])?;

@@ -16,7 +16,6 @@ use crate::{
     },
 };
 
-/// Takes the fields of a chat.
 pub(super) fn read_chat(fields: &mut Fields<'_>, encoder: &Encoder<'_>) -> Result<Parsed, ApiError> {
     let messages = messages(fields)?;
     let offer = tools::offer(fields, false)?;

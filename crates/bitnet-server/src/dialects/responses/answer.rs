@@ -45,7 +45,6 @@ fn repeated(fields: &Fields<'_>) -> String {
     json
 }
 
-/// The response to a request.
 pub(crate) struct Responses {
     /// Entries of the response that come from the request, as JSON with a comma after each.
     repeated: String,
@@ -60,7 +59,6 @@ impl Responses {
         Responses { repeated: repeated + &sampling, sequence: 0 }
     }
 
-    /// The response as JSON.
     fn response(&self, turn: &Turn, error: Option<&ErrorBody>) -> String {
         let status = match turn.finish {
             _ if error.is_some() => "failed",
@@ -150,7 +148,6 @@ fn part(text: &str) -> Value {
     json!({"type": "output_text", "text": text, "annotations": [], "logprobs": []})
 }
 
-/// An item of the output.
 fn item(turn: &Turn, index: usize) -> Value {
     let last = index + 1 == turn.items.len();
     let status = match turn.is_open() {

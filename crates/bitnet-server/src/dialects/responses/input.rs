@@ -35,7 +35,6 @@ const NOTHING_TO_INCLUDE: [&str; 7] = [
     "web_search_call.results",
 ];
 
-/// Takes the fields of a body.
 pub(super) fn read(fields: &mut Fields<'_>, encoder: &Encoder<'_>) -> Result<Parsed, ApiError> {
     let template = encoder.model.chat.as_ref();
     let mut messages = input(fields)?;

@@ -14,7 +14,6 @@ use super::generate;
 use crate::http::{app::App, error::ApiError};
 use answer::Responses;
 
-/// The handler.
 pub(crate) async fn responses(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
     generate::answer::<Responses>(app, request).await
 }

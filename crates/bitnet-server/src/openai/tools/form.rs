@@ -83,7 +83,6 @@ impl Rule {
 /// The thoughts that a model writes before an answer that must follow a grammar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Thoughts {
-    /// None.
     None,
     /// `<think>`, anything, `</think>`, or nothing.
     Possible,

@@ -30,7 +30,6 @@ pub(crate) struct Offer {
     pub parallel: bool,
 }
 
-/// A tool.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Tool {
     pub name: String,

@@ -17,7 +17,6 @@ pub(crate) struct Calls {
     pub names: Arc<[String]>,
 }
 
-/// A part of an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum AnswerPart {
     Text(String),
