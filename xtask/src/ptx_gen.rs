@@ -95,7 +95,7 @@ fn kernels() -> Vec<Kernel> {
         (256, 2, "runs of more rows", 2, 255),
     ] {
         let rows = 16 * row_warps;
-        let scores = if row_warps < 4 { 288 * rows } else { 0 };
+        let scores = if row_warps < 4 { (288 + 16 / row_warps) * rows } else { 0 };
         kernels.push(Kernel {
             name: format!("sm80_attention_r{rows}_d{dim}_bf16"),
             template: "attention.ptx",
