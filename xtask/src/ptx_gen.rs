@@ -39,13 +39,13 @@ fn linear() -> Vec<Kernel> {
             registers,
         ),
     ) in [
-        (false, [1, 4, 1, 1], [8, 2], [4, 2], 72),
-        (false, [1, 4, 2, 1], [6, 2], [4, 2], 88),
-        (false, [1, 4, 4, 1], [4, 1], [4, 4], 120),
+        (false, [1, 4, 1, 1], [8, 2], [4, 2], 104),
+        (false, [1, 4, 2, 1], [6, 2], [4, 4], 128),
+        (false, [1, 8, 4, 1], [4, 1], [2, 4], 120),
         (false, [2, 4, 4, 2], [4, 1], [2, 4], 124),
         (false, [4, 2, 8, 2], [4, 1], [2, 8], 240),
-        (true, [1, 4, 1, 1], [12, 4], [4, 2], 96),
-        (true, [1, 4, 2, 1], [6, 2], [4, 2], 112),
+        (true, [1, 4, 1, 1], [12, 4], [4, 2], 128),
+        (true, [1, 4, 2, 1], [6, 2], [4, 4], 128),
         (true, [1, 4, 4, 1], [4, 1], [4, 4], 96),
         (true, [2, 4, 4, 2], [4, 1], [2, 4], 128),
         (true, [2, 4, 8, 2], [4, 1], [1, 8], 224),
@@ -95,7 +95,7 @@ fn kernels() -> Vec<Kernel> {
         (256, 2, "runs of more rows", 2, 255),
     ] {
         let rows = 16 * row_warps;
-        let scores = if row_warps < 4 { 288 * rows } else { 0 };
+        let scores = if row_warps < 4 { (288 + 16 / row_warps) * rows } else { 0 };
         kernels.push(Kernel {
             name: format!("sm80_attention_r{rows}_d{dim}_bf16"),
             template: "attention.ptx",

@@ -105,7 +105,30 @@ fn read(listing: &str) -> Vec<Inst> {
     for (from, to) in jumps {
         code[from].target = labels.get(&to).copied();
     }
-    code
+    converged(code)
+}
+
+/// Leaves out what a warp executes only if its threads have diverged: from the target of `BRA.DIV` to the next branch,
+/// which leads back and would look like the end of a loop.
+fn converged(code: Vec<Inst>) -> Vec<Inst> {
+    let mut kept = vec![true; code.len()];
+    for at in 0..code.len() {
+        let Some(first) = code[at].target.filter(|_| code[at].opcode == "BRA.DIV") else { continue };
+        let back = code[first..].iter().position(|inst| inst.opcode == "BRA" && inst.uses.is_empty());
+        let last = back.map_or(code.len() - 1, |n| first + n);
+        kept[at] = false;
+        kept[first..=last].fill(false);
+    }
+    let before: Vec<usize> = kept
+        .iter()
+        .scan(0, |n, &kept| {
+            let at = *n;
+            *n += usize::from(kept);
+            Some(at)
+        })
+        .collect();
+    let kept = code.into_iter().zip(kept).filter(|(_, kept)| *kept);
+    kept.map(|(inst, _)| Inst { target: inst.target.map(|to| before[to]), ..inst }).collect()
 }
 
 /// A loop of the machine code, from the target of a branch back to the branch.
@@ -424,6 +447,31 @@ mod tests {
     fn a_line_has_as_many_statements_as_it_ends() {
         let statements = statements("a; b; // c;\nlabel:\n  d;\n");
         assert_eq!([1, 2, 3, 4].map(|line| of_line(&statements, line)), [2.0, 1.0, 1.0, 1.0]);
+    }
+
+    #[test]
+    fn code_for_threads_that_diverged_is_no_loop_and_hides_nothing() {
+        let code = [
+            (0, ".L_x_0:"),
+            (1, "LDG.E R2, desc[UR4][R2.64]"),
+            (2, "@P0 BRA `(.L_x_0)"),
+            (3, "BRA.DIV UR4, `(.L_x_1)"),
+            (4, "SHFL.BFLY PT, R4, R2, 0x10, 0x1f"),
+            (0, ".L_x_2:"),
+            (5, "IADD3 R6, R4, R4, RZ"),
+            (6, "EXIT"),
+            (0, ".L_x_1:"),
+            (4, "WARPSYNC.COLLECTIVE R9, `(.L_x_3)"),
+            (0, ".L_x_3:"),
+            (4, "SHFL.BFLY PT, R4, R2, 0x10, 0x1f"),
+            (4, "BRA `(.L_x_2)"),
+        ];
+        let straight = [code[1], code[2], code[4], code[6], code[7]];
+        let executed = [(1, 1), (2, 1), (4, 1), (5, 1), (6, 1)];
+        assert_eq!(chain(&code, &executed), chain(&straight, &executed));
+        // A loop that is not entered, and that the branch back would extend to the end.
+        let never = [(1, 0), (2, 0), (4, 1), (5, 1), (6, 1)];
+        assert_eq!(chain(&code, &never), chain(&straight[2..], &never));
     }
 
     #[test]

@@ -80,7 +80,7 @@ impl Step<'_, '_> {
         if shared {
             self.count_updates(&addresses);
         } else {
-            self.count_sectors(pc, &addresses);
+            self.count_sectors(pc, self.active, &addresses);
         }
         for lane in (first..first + WARP).map(|lane| lane % WARP).filter(|lane| active >> lane & 1 == 1) {
             let f = |old: u64| match op {
@@ -128,7 +128,7 @@ impl Step<'_, '_> {
 
     fn count_access(&mut self, pc: usize, shared: bool, addresses: &Lanes, size: usize) {
         if !shared {
-            return self.count_sectors(pc, addresses);
+            return self.count_sectors(pc, self.active, addresses);
         }
         // A pass moves 128 bytes, so wider accesses split the warp into parts.
         let width = size.max(4);
@@ -155,10 +155,14 @@ impl Step<'_, '_> {
         self.machine.stats.shared_passes += in_bank.into_iter().max().unwrap_or(0);
     }
 
-    pub(super) fn count_sectors(&mut self, pc: usize, addresses: &Lanes) {
+    /// Counts what the lanes of a mask move.
+    pub(super) fn count_sectors(&mut self, pc: usize, mask: u32, addresses: &Lanes) {
         let mut sectors = [0; WARP];
         let mut len = 0;
-        for lane in lanes(self.active) {
+        if mask == 0 {
+            return;
+        }
+        for lane in lanes(mask) {
             sectors[len] = addresses[lane] / 32;
             len += 1;
         }
@@ -172,7 +176,7 @@ impl Step<'_, '_> {
         let line = &mut self.machine.counts[pc].line;
         line.sectors += changes as u64 + 1;
         if line.address == 0
-            && let Some(lane) = lanes(self.active).next()
+            && let Some(lane) = lanes(mask).next()
         {
             line.address = addresses[lane];
         }

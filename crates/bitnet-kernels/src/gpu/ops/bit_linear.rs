@@ -23,9 +23,9 @@ static ONE_GROUPED_TOKEN: Tile = Tile { kernel: &GROUPED_T1, rows: 16, tokens: 1
 
 /// The kernels for more, by number of tokens.
 static TILES: [TimedTile; 5] = [
-    summed(&BITLINEAR_T8, [64, 8], 7, [2160, 129, 77], [2300, 0]),
-    summed(&BITLINEAR_T16, [64, 16], 5, [2740, 139, 77], [3600, 0]),
-    summed(&BITLINEAR_T32, [64, 32], 4, [3090, 258, 144], [3700, 0]),
+    summed(&BITLINEAR_T8, [64, 8], 5, [1500, 129, 77], [2300, 0]),
+    summed(&BITLINEAR_T16, [64, 16], 4, [1900, 139, 77], [3600, 0]),
+    summed(&BITLINEAR_T32, [128, 32], 2, [3090, 258, 214], [3700, 0]),
     summed(&BITLINEAR_T64, [128, 64], 2, [4390, 369, 428], [4100, 400]),
     summed(&BITLINEAR_T128, [128, 128], 2, [9560, 1068, 857], [900, 2800]),
 ];
