@@ -31,6 +31,15 @@ impl Default for Null {
     }
 }
 
+impl Null {
+    /// A GPU with other properties.
+    pub fn with(change: impl FnOnce(&mut DeviceInfo)) -> Self {
+        let mut null = Null::default();
+        change(&mut null.info);
+        null
+    }
+}
+
 impl Driver for Null {
     type Function = ();
     type Graph = ();

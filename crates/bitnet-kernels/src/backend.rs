@@ -2,7 +2,7 @@ use bitnet_tensor::{BitNetTensor, GroupedTensor, TernaryTensor};
 
 use crate::{
     DeltaShape, DeltaWeights, Drawn, Gate, GroupedPanels, Grouping, HeadNorms, KernelError, KvShape, Norm,
-    Norms, Panels, Rotate, RowOrder, RowsKind, Screen, Step, Wanted, gpu::Counts,
+    Norms, Panels, Rotate, RowOrder, RowsKind, SamplingParams, Screen, Step, Wanted, gpu::Counts,
 };
 
 /// Describes what a backend runs on, for display and records.
@@ -377,4 +377,14 @@ pub trait Inspect: Backend {
         x: &Self::Quants,
         n: usize,
     ) -> Result<(Vec<i8>, Vec<f32>, Vec<i32>), KernelError>;
+
+    /// Draws a token from each row of logits, if this backend draws from all logits of a row. Returns whether it does.
+    fn draw(&mut self, _logits: &Self::Rows, _params: &[SamplingParams]) -> Result<bool, KernelError> {
+        Ok(false)
+    }
+
+    /// Names of the kernels of the last step that was handed to a GPU, each once. [`Backend::finish`] ends a step.
+    fn kernels(&self) -> Vec<&'static str> {
+        Vec::new()
+    }
 }

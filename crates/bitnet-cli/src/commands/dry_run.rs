@@ -3,11 +3,23 @@
 
 use std::path::Path;
 
-use bitnet::kernels::{conformance, gpu::GpuError};
-use bitnet_tests::{Call, Simulator, Tap, fixture};
+use bitnet::{
+    kernels::{
+        DeltaShape, conformance,
+        gpu::{Gpu, GpuError, table::KERNELS},
+    },
+    model::{Checkpoint, Grouped, Hybrid, ModelSpec, Synthetic},
+};
+use bitnet_tests::{Call, Null, Simulator, Tap, fixture};
 use clap::Parser;
 
-use super::{bench, doctor};
+use super::{
+    bench::{
+        self,
+        kernels::{self, Bounds, Sizes},
+    },
+    doctor,
+};
 use crate::{
     args::{BenchArgs, Cli, Command, Common, DoctorArgs},
     error::CliError,
@@ -110,12 +122,71 @@ fn a_bench_of_a_simulated_gpu_gives_every_row_that_was_asked_for() {
     for count in ["replays", "drawn", "copy_gb_s", "int8_tops", "bf16_tflops"] {
         assert!(gpu[count].as_f64().unwrap() > 0.0, "{count}: {gpu}");
     }
-    // Four projections for 1, 2 and 32 tokens; the head for 1 and 2; attention for both at both depths, and of a
-    // prompt.
-    assert_eq!(rows("kernels").len(), 4 * 3 + 2 + 4 + 1);
+    // Four projections, two other quantisations and the embedding for 1, 2 and 32 tokens; the last norm, the head and
+    // five draws for 1 and 2; attention for both at both depths, and of a prompt.
+    assert_eq!(rows("kernels").len(), 7 * 3 + 7 * 2 + 4 + 1);
     for kernel in rows("kernels") {
         let numbers = ["microseconds", "gb_s", "tera_ops_s", "of_bandwidth", "of_peak"];
         assert!(numbers.iter().all(|n| kernel[n].as_f64().is_some_and(|x| x > 0.0)), "{kernel}");
+    }
+}
+
+/// Measures the operations of a model on a GPU that does nothing, with the product's tile for each number of tokens,
+/// and returns each row's operation and kernels.
+fn operations(spec: ModelSpec) -> Vec<(&'static str, Vec<&'static str>)> {
+    let mut gpu = Gpu::new(Null::with(|info| info.tiles_by_size = true)).unwrap();
+    let checkpoint = Checkpoint::synthetic("tiny", Synthetic::of(spec));
+    let sizes =
+        Sizes { steps: &[1, 8, 16, 32, 64, 128], batches: &[1, 9, 33], contexts: &[4000], prompt: 100 };
+    let mut rows = Vec::new();
+    kernels::measure(&mut gpu, &checkpoint, &sizes, Bounds::default(), &mut |row| {
+        rows.push((row.operation, row.kernels));
+        Ok(())
+    })
+    .unwrap();
+    rows
+}
+
+#[test]
+fn a_bench_measures_every_kernel_and_the_products_with_every_tile() {
+    let named = |name| Synthetic::named(name).unwrap().spec().clone();
+    let wide = |spec: ModelSpec| {
+        let hybrid = spec.hybrid.clone().map(|hybrid| {
+            let delta = DeltaShape { head_dim: 128, key_heads: 1, value_heads: 2, ..hybrid.delta };
+            Hybrid { delta, ..hybrid }
+        });
+        ModelSpec { head_dim: 256, hybrid, ..spec }
+    };
+    let rows_scaled = ["gate and up", "q, k, v", "down", "output"];
+    let apart = ["gate or up", "q", "k or v", "down", "output"];
+    let recurrent = ["gate and up", "q, k, v", "down", "output", "delta's input", "delta's output"];
+    let models = [
+        (named("tiny"), "bitlinear", &rows_scaled[..]),
+        // Its gate is another one, and its heads have norms.
+        (ModelSpec { grouped: Grouped::default(), ..named("bonsai-tiny") }, "bitlinear", &rows_scaled),
+        (named("bonsai-tiny"), "grouped", &rows_scaled),
+        (ModelSpec { head_norms: false, ..named("bonsai-tiny") }, "grouped", &rows_scaled),
+        (named("embedding-tiny"), "bitlinear", &apart),
+        (named("hybrid-tiny-rotated"), "grouped", &recurrent),
+        (wide(named("hybrid-tiny")), "grouped", &recurrent),
+    ];
+    let mut measured = Vec::new();
+    for (spec, product, operations_of_it) in models {
+        let rows = operations(spec);
+        for tile in ["t1", "t8", "t16", "t32", "t64", "t128"] {
+            let kernel = format!("sm80_{product}_{tile}_w2a8");
+            for operation in operations_of_it {
+                let takes = |row: &(&str, Vec<&str>)| row.0 == *operation && row.1.contains(&&*kernel);
+                assert!(rows.iter().any(takes), "{operation} by {kernel}: {rows:?}");
+            }
+        }
+        assert!(rows.iter().all(|(_, kernels)| !kernels.is_empty()), "{rows:?}");
+        measured.extend(rows);
+    }
+    // These give the limits beside which the others are shown.
+    let limits = ["sm80_copy_block", "sm80_peak_w2a8", "sm80_peak_bf16"];
+    for kernel in KERNELS.iter().map(|kernel| kernel.name).filter(|name| !limits.contains(name)) {
+        assert!(measured.iter().any(|(_, kernels)| kernels.contains(&kernel)), "no row measures {kernel}");
     }
 }
 
@@ -190,12 +261,13 @@ fn a_bench_without_its_gpu_says_that_it_measured_the_cpu() {
     let report = serde_json::to_value(bench::measure(&machine, &args).unwrap()).unwrap();
     assert!(report["device"] == "cpu" && report["gpu"].is_null(), "{report}");
     assert!(report["gpu_refused"].as_str().unwrap().contains("compute capability 7.5"), "{report}");
-    // Bytes and operations of `synthetic:tiny`: two bits per trit; the head's copy has a byte per weight and three
-    // floats per row; f32 between operations; a product counts as two operations.
+    // Bytes and operations of `synthetic:tiny`: two bits per trit; the gated values leave as int8; the residual is read
+    // and written; the head's copy has a byte per weight and three floats per row; f32 between operations; a product
+    // counts as two operations.
     let attended = 17;
     let expected = [
-        ("gate and up", 1, 1536 * 256 / 4 + 256 + 4 * 1536, 2 * 1536 * 256),
-        ("down", 4, 256 * 768 / 4 + 4 * 768 + 4 * 4 * 256, 2 * 4 * 256 * 768),
+        ("gate and up", 1, 1536 * 256 / 4 + 256 + 768, 2 * 1536 * 256),
+        ("down", 4, 256 * 768 / 4 + 4 * 768 + 2 * 4 * 4 * 256, 2 * 4 * 256 * 768),
         ("head, choice", 1, 512 * (256 + 12) + 4 * 256 + 2 * 4 * 512, 2 * 512 * 256),
         ("attention", 1, 4 * 2 * 128 * attended + 2 * 4 * 256, 4 * 256 * attended),
     ];
@@ -232,7 +304,7 @@ fn a_bench_of_recurrent_layers_counts_their_states_and_transforms() {
         ("delta rule", "8x32^2", 1, 8 * state + 4 * (columns + values), 7 * values * 32),
         ("prompt's delta rule", "8x32^2", 4, 8 * state + 4 * 4 * (columns + values), 4 * 7 * values * 32),
         ("delta's input", "768x256", 1, 768 * (256 / 4 + 4) + 256 + 4 * 768, 2 * 768 * 256),
-        ("delta's output", "256x256", 4, 256 * (256 / 4 + 4) + 4 * 256 + 4 * 4 * 256, 2 * 4 * 256 * 256),
+        ("delta's output", "256x256", 4, 256 * (256 / 4 + 4) + 4 * 256 + 2 * 4 * 4 * 256, 2 * 4 * 256 * 256),
         ("q, k, v", "768x256", 1, 768 * (256 / 4 + 4) + 256 + 4 * 768, 2 * 768 * 256),
         ("transform", "256/256", 1, 256 * 5, 256 * 8),
         ("transform", "512/256", 4, 4 * 512 * 5, 4 * 512 * 8),

@@ -1,8 +1,8 @@
 use super::{Delta, Driver, Gain, Gpu, Kv, Linear, Quants, Rope, Rotation, Rows, State, Table};
 use crate::{
     Backend, BackendInfo, DeltaShape, DeltaWeights, DeviceStatus, Drawn, Gate, Grouping, HeadNorms, Inspect,
-    KernelError, KvShape, KvType, Norm, Norms, Rotate, RowOrder, RowsKind, Step, StepSize, TableWeights,
-    Wanted, Weights,
+    KernelError, KvShape, KvType, Norm, Norms, Rotate, RowOrder, RowsKind, SamplingParams, Step, StepSize,
+    TableWeights, Wanted, Weights,
 };
 
 /// Implements operations by the methods of [`Gpu`] of the same names, in `ops/` and in the files of the types.
@@ -149,5 +149,14 @@ impl<D: Driver> Inspect for Gpu<D> {
 
     fn read_quants(&mut self, x: &Quants, n: usize) -> Result<(Vec<i8>, Vec<f32>, Vec<i32>), KernelError> {
         Ok(self.read_quants(x, n)?)
+    }
+
+    fn draw(&mut self, logits: &Rows, params: &[SamplingParams]) -> Result<bool, KernelError> {
+        self.draw_rows(params, logits)?;
+        Ok(true)
+    }
+
+    fn kernels(&self) -> Vec<&'static str> {
+        self.queue.last()
     }
 }

@@ -88,6 +88,18 @@ impl<G> Queue<G> {
         self.waiting.push(entry.launch_in(memory, grid, args));
     }
 
+    /// Names of the kernels that were handed over last, each once. Nothing may wait.
+    pub(super) fn last(&self) -> Vec<&'static str> {
+        let launches = self.following.map_or(&self.spare, |at| &self.recordings[at].launches);
+        let mut names = Vec::new();
+        for name in launches.iter().map(|launch| launch.kernel().name) {
+            if !names.contains(&name) {
+                names.push(name);
+            }
+        }
+        names
+    }
+
     fn is_empty(&self) -> bool {
         self.waiting.is_empty() && self.followed == 0
     }

@@ -1,4 +1,4 @@
-mod kernels;
+pub mod kernels;
 mod report;
 mod runs;
 mod sequences;

@@ -205,10 +205,11 @@ pub fn print(r: &Report) -> Result<(), CliError> {
         ));
     }
     for k in &r.kernels {
-        let Kernel { operation, shape, tokens, microseconds, gb_s, tera_ops_s, .. } = k;
+        let Kernel { operation, shape, kernels, tokens, microseconds, gb_s, tera_ops_s, .. } = k;
+        let kernels = kernels.iter().map(|name| format!("  {name}")).collect::<String>();
         lines.push(format!(
-            "kernel  {operation:15} {shape:>12} {tokens:5} tokens  {microseconds:9.2} us  {gb_s:7.1} GB/s{}  \
-             {tera_ops_s:7.2} Tops/s{}",
+            "kernel  {operation:22} {shape:>12} {tokens:5} tokens  {microseconds:9.2} us  {gb_s:7.1} GB/s{}  \
+             {tera_ops_s:7.2} Tops/s{}{kernels}",
             percent(k.of_bandwidth, "bandwidth"),
             percent(k.of_peak, "peak")
         ));

@@ -43,21 +43,31 @@ impl<D: Driver> Gpu<D> {
         // Also draws from rows that the host reads, which is cheaper than a list of the others.
         let params: Vec<SamplingParams> =
             wanted.iter().map(|wanted| wanted.sampling().unwrap_or(SamplingParams::GREEDY)).collect();
+        let tokens = self.draw_rows(&params, logits)?;
+        for ((to, wanted), &bytes) in drawn.iter_mut().zip(wanted).zip(tokens.as_chunks().0) {
+            *to = wanted.sampling().map(|_| Drawn::read(bytes));
+        }
+        self.counts.drawn += count as u64;
+        Ok(())
+    }
+
+    /// Draws from the first rows of logits, and returns [`DRAWN`] bytes for each.
+    pub(in crate::gpu) fn draw_rows(
+        &mut self,
+        params: &[SamplingParams],
+        logits: &Rows,
+    ) -> Result<Vec<u8>, GpuError> {
         let out = match self.drawn.take() {
             Some(out) if out.bytes() >= DRAWN * params.len() => out,
             _ => self.alloc(DRAWN * params.len(), "drawn tokens")?,
         };
         let launched = match params.iter().all(SamplingParams::is_greedy) {
             true => self.argmax(params.len(), logits, out.address()),
-            false => self.sample(&params, logits, out.address()),
+            false => self.sample(params, logits, out.address()),
         };
         let tokens = launched.and_then(|()| self.fetch(&out, DRAWN * params.len()));
         self.drawn = Some(out);
-        for ((to, wanted), &bytes) in drawn.iter_mut().zip(wanted).zip(tokens?.as_chunks().0) {
-            *to = wanted.sampling().map(|_| Drawn::read(bytes));
-        }
-        self.counts.drawn += count as u64;
-        Ok(())
+        tokens
     }
 
     /// Reads back the rows whose logits are needed; adjacent rows are read in one copy.

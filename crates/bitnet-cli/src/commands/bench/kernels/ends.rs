@@ -1,0 +1,160 @@
+//! What comes before the first layer and after the last.
+
+use bitnet::kernels::{Cpu, Inspect, RowsKind, SamplingParams, Wanted};
+use bitnet::model::{Checkpoint, ModelSpec};
+use bitnet::tensor::GroupedTensor;
+
+use super::{Kernels, RUNS, Sizes, Work, values};
+use crate::error::CliError;
+
+const EMBEDDING: &str = "model.embed_tokens.weight";
+
+/// Ways to draw a token.
+const DRAWS: [(&str, SamplingParams); 5] = [
+    ("draw, most likely", SamplingParams::GREEDY),
+    ("draw, any", WARM),
+    ("draw, top-k", SamplingParams { top_k: 50, ..WARM }),
+    ("draw, top-p", SamplingParams { top_p: 0.9, ..WARM }),
+    ("draw, min-p", SamplingParams { min_p: 0.05, ..WARM }),
+];
+const WARM: SamplingParams = SamplingParams { temperature: 0.8, ..SamplingParams::GREEDY };
+
+/// Logits whose probabilities follow a power law, as those of texts roughly do.
+fn logits(n: usize, vocab: usize) -> Vec<f32> {
+    // Neighbours have very different ranks.
+    let rank = |token: usize| 1 + token * 7919 % vocab;
+    (0..n * vocab).map(|i| -1.1 * (rank(i % vocab) as f32).ln()).collect()
+}
+
+impl<B: Inspect> Kernels<'_, B> {
+    /// Measures embedding, the last norm, the output head and draws.
+    pub(super) fn ends(&mut self, checkpoint: &Checkpoint, sizes: &Sizes<'_>) -> Result<(), CliError> {
+        let ModelSpec { tied_head, ref grouped, ref rotation, .. } = *self.spec;
+        let turned = rotation.as_ref().is_some_and(|rotation| rotation.embedding);
+        let mut table = self.table(checkpoint, EMBEDDING, grouped.embedding, turned)?;
+        self.embed(&table, sizes.steps)?;
+        if !tied_head {
+            let name = "lm_head.weight";
+            let turned = rotation.as_ref().is_some_and(|rotation| rotation.weights.contains(name));
+            table = self.table(checkpoint, name, grouped.head, turned)?;
+        }
+        self.backend.screen(&mut table, None)?;
+        for &n in sizes.batches {
+            self.last_norm(n)?;
+            self.head(&table, n)?;
+            self.draws(n)?;
+        }
+        Ok(())
+    }
+
+    /// Reads a table, which may be ternary, and may contain a transform.
+    fn table(
+        &mut self,
+        checkpoint: &Checkpoint,
+        name: &str,
+        ternary: bool,
+        turned: bool,
+    ) -> Result<B::Table, CliError> {
+        if !ternary {
+            return Ok(self.backend.table(&checkpoint.tensors.dense(name)?)?);
+        }
+        let mut table = self.backend.table(&checkpoint.tensors.grouped(name)?)?;
+        if let Some(rotation) = self.rotation(self.spec.hidden)?.filter(|_| turned) {
+            self.backend.rotate_table(&mut table, rotation);
+        }
+        Ok(table)
+    }
+
+    fn embed(&mut self, table: &B::Table, steps: &[usize]) -> Result<(), CliError> {
+        let ModelSpec { hidden, vocab, ref grouped, .. } = *self.spec;
+        // The rows of the table are bf16 on a GPU, and as they are stored on the CPU, which is also bf16 mostly.
+        let row = if grouped.embedding { ternary_row(hidden) } else { 2 * hidden };
+        for &n in steps {
+            let tokens: Vec<u32> = (0..n).map(|i| (i * 7919 % vocab) as u32).collect();
+            let mut out = self.backend.rows(n, hidden, RowsKind::Residual)?;
+            let work = Work {
+                operation: "embedding",
+                shape: hidden.to_string(),
+                tokens: n,
+                bytes: n * (row + size_of::<f32>() * hidden),
+                operations: n * hidden,
+                peak: self.bounds.floats,
+            };
+            self.time(work, RUNS, |b, _| b.embed(table, &tokens, 1.0, &mut out))?;
+        }
+        Ok(())
+    }
+
+    fn last_norm(&mut self, n: usize) -> Result<(), CliError> {
+        let hidden = self.spec.hidden;
+        let (rows, norm): (Vec<usize>, _) = ((0..n).collect(), self.norm(hidden)?);
+        let mut x = self.backend.rows(n, hidden, RowsKind::Residual)?;
+        self.backend.write(&mut x, &values(n * hidden))?;
+        let mut out = self.backend.rows(n, hidden, RowsKind::Between)?;
+        let work = Work {
+            operation: "last norm",
+            shape: hidden.to_string(),
+            tokens: n,
+            bytes: n * hidden * (size_of::<f32>() + self.float) + size_of::<f32>() * hidden,
+            // The square, its sum and two products.
+            operations: 4 * n * hidden,
+            peak: self.bounds.floats,
+        };
+        self.time(work, RUNS, |b, _| b.norm_rows(&rows, &x, &norm, &mut out))
+    }
+
+    /// Measures the output head with the choice of the most likely token.
+    fn head(&mut self, table: &B::Table, n: usize) -> Result<(), CliError> {
+        let ModelSpec { hidden, vocab, .. } = *self.spec;
+        let ternary = self.spec.grouped.head;
+        // The CPU reads all of a ternary table; of other tables it reads an int8 copy and a few rows.
+        let weights = match self.backend.device() {
+            _ if ternary => vocab * ternary_row(hidden),
+            Some(_) => vocab * hidden * self.float,
+            None => Cpu::screen_bytes(vocab, hidden),
+        };
+        let mut x = self.backend.rows(n, hidden, RowsKind::Between)?;
+        self.backend.write(&mut x, &values(n * hidden))?;
+        let wanted = vec![Wanted::Token(SamplingParams::GREEDY); n];
+        let (mut logits, mut drawn) = (vec![0.0; n * vocab], vec![None; n]);
+        let work = Work {
+            operation: "head, choice",
+            shape: format!("{vocab}x{hidden}"),
+            tokens: n,
+            bytes: weights + n * hidden * self.float + 2 * 4 * n * vocab,
+            operations: 2 * n * vocab * hidden,
+            peak: if ternary { self.bounds.integers } else { self.bounds.floats },
+        };
+        self.time(work, 1, |b, _| b.logits(&x, table, &wanted, &mut logits, &mut drawn))
+    }
+
+    /// Measures draws from logits, if the backend draws from all logits of a row. The CPU does so only where its bounds
+    /// decide nothing.
+    fn draws(&mut self, n: usize) -> Result<(), CliError> {
+        let vocab = self.spec.vocab;
+        let mut rows = self.backend.rows(n, vocab, RowsKind::Residual)?;
+        self.backend.write(&mut rows, &logits(n, vocab))?;
+        for (operation, params) in DRAWS {
+            let params: Vec<SamplingParams> =
+                (0..n).map(|row| SamplingParams { position: row as u32, ..params }).collect();
+            if !self.backend.draw(&rows, &params)? {
+                return Ok(());
+            }
+            let work = Work {
+                operation,
+                shape: vocab.to_string(),
+                tokens: n,
+                bytes: size_of::<f32>() * n * vocab,
+                operations: n * vocab,
+                peak: self.bounds.floats,
+            };
+            self.time(work, 1, |b, _| b.draw(&rows, &params).map(|_| ()))?;
+        }
+        Ok(())
+    }
+}
+
+/// Bytes of a row of a ternary table.
+fn ternary_row(cols: usize) -> usize {
+    cols / 4 + 2 * cols.div_ceil(GroupedTensor::WIDE)
+}

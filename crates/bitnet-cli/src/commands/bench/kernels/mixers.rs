@@ -1,0 +1,89 @@
+use bitnet::kernels::{DeltaShape, DeltaWeights, Inspect, KvShape, RowsKind, Run, Step};
+use bitnet::model::Batch;
+
+use super::{Kernels, Work, values};
+use crate::error::CliError;
+
+impl<B: Inspect> Kernels<'_, B> {
+    /// Measures attention of the last `n` tokens of sequences of `context` tokens.
+    pub(super) fn attention(
+        &mut self,
+        operation: &'static str,
+        sequences: usize,
+        n: usize,
+        context: usize,
+    ) -> Result<(), CliError> {
+        let (q, kv_width) = (self.spec.q_width(), self.spec.kv_width());
+        let per = context.div_ceil(Batch::BLOCK_TOKENS);
+        let run = |i: usize| Run {
+            tokens: i * n..(i + 1) * n,
+            start: context - n,
+            blocks: i * per..(i + 1) * per,
+            state: 0,
+        };
+        let runs: Vec<Run> = (0..sequences).map(run).collect();
+        let blocks: Vec<u32> = (0..(sequences * per) as u32).collect();
+        let shape =
+            KvShape { blocks: blocks.len(), kv_heads: self.spec.kv_heads, head_dim: self.spec.head_dim };
+        let (info, device) = (self.backend.info(), self.backend.device().is_some());
+        let whole = match info.kv.parse() {
+            Ok(kv) if !device => shape.cpu_bytes(kv),
+            _ => shape.gpu_bytes(),
+        };
+        let cached = whole * context / (per * Batch::BLOCK_TOKENS);
+        let caches = (0..self.copies(cached).min(self.spec.layers))
+            .map(|_| self.backend.kv(shape))
+            .collect::<Result<Vec<_>, _>>()?;
+        let tokens = sequences * n;
+        let qkv = self.backend.rows(tokens, q + 2 * kv_width, RowsKind::Between)?;
+        let mut out = self.backend.rows(tokens, q, RowsKind::Between)?;
+        // Each token attends to those before it and to itself, with one product for the score and one for the value.
+        let pairs = sequences * (n * (context - n) + n * (n + 1) / 2);
+        let work = Work {
+            operation,
+            shape: format!("{n}x{context}"),
+            tokens,
+            bytes: cached + 2 * tokens * q * self.float,
+            operations: 4 * q * pairs,
+            peak: self.bounds.floats,
+        };
+        let step = Step::new(&runs, &blocks);
+        self.time(work, caches.len(), |b, i| b.attention(step, &qkv, &caches[i], &mut out))
+    }
+
+    /// Measures a gated-delta layer, between its projections, for the next `n` tokens of some sequences.
+    pub(super) fn delta(
+        &mut self,
+        operation: &'static str,
+        shape: DeltaShape,
+        sequences: usize,
+        n: usize,
+    ) -> Result<(), CliError> {
+        let b = &mut *self.backend;
+        let conv = values(shape.channels() * shape.taps);
+        let (heads, norm) = (vec![-0.1; shape.value_heads], vec![1.0; shape.head_dim]);
+        let weights = DeltaWeights { conv: &conv, a: &heads, dt_bias: &heads, norm: &norm, eps: 1e-6 };
+        let layer = b.delta(shape, &weights)?;
+        let layers = self.spec.recurrent_layers();
+        let mut states = (0..layers).map(|_| b.state(shape, sequences)).collect::<Result<Vec<_>, _>>()?;
+        let tokens = sequences * n;
+        let mut x = b.rows(tokens, shape.columns(), RowsKind::Between)?;
+        b.write(&mut x, &values(tokens * shape.columns()))?;
+        let mut out = b.rows(tokens, shape.value_width(), RowsKind::Between)?;
+        let run = |i: usize| Run { tokens: i * n..(i + 1) * n, start: 1, blocks: 0..0, state: i as u32 };
+        let runs: Vec<Run> = (0..sequences).map(run).collect();
+        let step = Step::new(&runs, &[]);
+        let work = Work {
+            operation,
+            shape: format!("{}x{}^2", shape.value_heads, shape.head_dim),
+            tokens,
+            // Every state is read and written.
+            bytes: sequences * 2 * 4 * shape.state_len()
+                + tokens * (shape.columns() + shape.value_width()) * self.float,
+            // Two products with the state, its decay and its change.
+            operations: 7 * tokens * shape.value_width() * shape.head_dim,
+            peak: self.bounds.floats,
+        };
+        self.time(work, layers, |b, i| b.gated_delta(step, &x, &layer, &mut states[i], &mut out))
+    }
+}

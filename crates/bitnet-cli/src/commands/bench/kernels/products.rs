@@ -1,0 +1,156 @@
+use bitnet::kernels::{Inspect, KvShape, RowOrder, RowsKind, Run, Step};
+use bitnet::model::{Batch, ModelSpec};
+use bitnet::tensor::{GroupedTensor, TernaryTensor};
+use half::f16;
+
+use super::{Kernels, Work, values};
+use crate::error::CliError;
+
+/// What a model does with the sums of a product.
+#[derive(Clone, Copy)]
+enum Then {
+    /// Stores them.
+    Store,
+    /// Adds them to the residual.
+    Add,
+    /// Gates them and quantises the result.
+    Gate,
+    /// Norms and rotates queries and keys, and stores keys and values in the cache.
+    Rotate,
+}
+
+/// A product: its name, the rows and columns of its matrix, and what follows.
+type Product = (&'static str, usize, usize, Then);
+
+/// The products of a layer.
+fn products(spec: &ModelSpec) -> Vec<Product> {
+    let ModelSpec { hidden, ffn, .. } = *spec;
+    let (q, kv) = (spec.q_width(), spec.kv_width());
+    let mut products = if spec.linear_norms.is_some() {
+        // Each matrix has its own input.
+        let apart = [("gate or up", ffn), ("q", q), ("k or v", kv)];
+        apart.map(|(name, rows)| (name, rows, hidden, Then::Store)).to_vec()
+    } else {
+        let gates = if spec.output_gate { q } else { 0 };
+        let whole = !spec.output_gate && spec.rotary_width() == spec.head_dim;
+        let then = if whole { Then::Rotate } else { Then::Store };
+        vec![("gate and up", 2 * ffn, hidden, Then::Gate), ("q, k, v", q + 2 * kv + gates, hidden, then)]
+    };
+    products.extend([("down", hidden, ffn, Then::Add), ("output", hidden, q, Then::Add)]);
+    if let Some(hybrid) = &spec.hybrid {
+        let dense = if hybrid.float_alpha_beta { 2 * hybrid.delta.value_heads } else { 0 };
+        products.push(("delta's input", hybrid.delta.columns() - dense, hidden, Then::Store));
+        products.push(("delta's output", hidden, hybrid.delta.value_width(), Then::Add));
+    }
+    products
+}
+
+impl<B: Inspect> Kernels<'_, B> {
+    /// Measures the products of a layer with the operations that follow each directly.
+    pub(super) fn projections(&mut self, steps: &[usize]) -> Result<(), CliError> {
+        let (spec, grouping) = (self.spec, self.grouping);
+        let ModelSpec { ffn, heads, kv_heads, head_dim, .. } = *spec;
+        let grouped = spec.grouped.projections;
+        for (operation, rows, cols, then) in products(spec) {
+            let weights =
+                rows * cols / 4 + if grouped { rows * cols.div_ceil(GroupedTensor::WIDE) * 2 } else { 0 };
+            let order = match then {
+                Then::Gate => RowOrder::GateUp,
+                Then::Rotate => RowOrder::Rope { head_dim },
+                Then::Store | Then::Add => RowOrder::Plain,
+            };
+            let copies = self.matrices(operation, [rows, cols], order, self.copies(weights))?;
+            for &n in steps {
+                let mut input = self.backend.rows(n, cols, RowsKind::Between)?;
+                self.backend.write(&mut input, &values(n * cols))?;
+                let mut x = self.backend.quants(n, cols, grouping)?;
+                self.backend.norm_quantize(n, &input, [None, None], None, &mut x)?;
+                let results = match then {
+                    Then::Store | Then::Rotate => rows * self.float,
+                    // The residual is read and written.
+                    Then::Add => 2 * rows * size_of::<f32>(),
+                    // Of the gated values only the int8 form is needed.
+                    Then::Gate => ffn,
+                };
+                let work = Work {
+                    operation,
+                    shape: format!("{rows}x{cols}"),
+                    tokens: n,
+                    bytes: weights + n * cols + n * results,
+                    operations: 2 * n * rows * cols,
+                    peak: self.bounds.integers,
+                };
+                let count = copies.len();
+                match then {
+                    Then::Store | Then::Add => {
+                        let (kind, factor) = match then {
+                            Then::Add => (RowsKind::Residual, Some(1.0)),
+                            _ => (RowsKind::Between, None),
+                        };
+                        let mut out = self.backend.rows(n, rows, kind)?;
+                        let run = |b: &mut B, i: usize| b.bit_linear(n, &x, &copies[i], &mut out, 0, factor);
+                        self.time(work, count, run)?;
+                    }
+                    Then::Gate => {
+                        let norm = spec.sub_norms.then(|| self.norm(ffn)).transpose()?;
+                        let rotation = self.rotation(ffn)?;
+                        let mut out = self.backend.rows(n, rows, RowsKind::Between)?;
+                        let mut q = self.backend.quants(n, ffn, grouping)?;
+                        let (norms, gate) = ([norm.as_ref(), None], spec.activation);
+                        self.time(work, count, |b, i| {
+                            let (out, q) = (&mut out, &mut q);
+                            b.bit_linear_gate_quantize(
+                                n,
+                                &x,
+                                &copies[i],
+                                gate,
+                                norms,
+                                rotation.as_ref(),
+                                out,
+                                q,
+                            )
+                        })?;
+                    }
+                    Then::Rotate => {
+                        let norms = spec.head_norms.then(|| Ok([self.norm(head_dim)?, self.norm(head_dim)?]));
+                        let norms = norms.transpose().map_err(|e: CliError| e)?;
+                        let norms = norms.as_ref().map(|[q, k]| [q, k]);
+                        let blocks: Vec<u32> = (0..n.div_ceil(Batch::BLOCK_TOKENS) as u32).collect();
+                        let mut kv = self.backend.kv(KvShape { blocks: blocks.len(), kv_heads, head_dim })?;
+                        let angles = vec![0.6; n * head_dim / 2];
+                        let rope = self.backend.rope(&angles, &angles, head_dim)?;
+                        let mut out = self.backend.rows(n, rows, RowsKind::Between)?;
+                        let run = [Run { tokens: 0..n, start: 0, blocks: 0..blocks.len(), state: 0 }];
+                        let step = Step::new(&run, &blocks);
+                        self.time(work, count, |b, i| {
+                            let (out, kv) = (&mut out, &mut kv);
+                            b.bit_linear_rope_store(step, &x, &copies[i], heads, &rope, norms, out, kv)
+                        })?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes copies of a matrix of this shape with the model's kind of scales: one per row, or one per 128 columns.
+    fn matrices(
+        &mut self,
+        operation: &'static str,
+        [rows, cols]: [usize; 2],
+        order: RowOrder,
+        copies: usize,
+    ) -> Result<Vec<B::Linear>, CliError> {
+        let refused = |e| CliError::refused(e, operation, "report this");
+        let trits: Vec<i8> = (0..rows * cols).map(|i| (i * i % 7 % 3) as i8 - 1).collect();
+        let matrix = TernaryTensor::from_trits(rows, cols, &trits, 1.0).map_err(refused)?;
+        drop(trits);
+        if !self.spec.grouped.projections {
+            return (0..copies).map(|_| Ok(self.backend.linear(&matrix, order)?)).collect();
+        }
+        let scales = vec![f16::ONE; rows * cols.div_ceil(GroupedTensor::WIDE)];
+        let codes = matrix.codes().to_vec();
+        let matrix = GroupedTensor::new(rows, cols, GroupedTensor::WIDE, codes, scales).map_err(refused)?;
+        (0..copies).map(|_| Ok(self.backend.linear(&matrix, order)?)).collect()
+    }
+}
