@@ -141,9 +141,10 @@ fn on_path(name: &str) -> impl Iterator<Item = PathBuf> {
     programs.into_iter().filter(|program| program.is_file())
 }
 
-/// Builds `bitnet` and returns its path.
+/// Builds `bitnet` and returns its path. Builds what the tests build too: for the program alone, cargo would choose other
+/// features of its dependencies, and compile most crates a second time.
 fn bitnet() -> Result<PathBuf> {
-    run(cargo(&["build", "--release", "--quiet", "--package", "bitnet-cli"]))?;
+    run(cargo(&["build", "--release", "--quiet", "--workspace", "--bins", "--examples"]))?;
     Ok(target().join("release/bitnet"))
 }
 

@@ -84,6 +84,7 @@ pub use stop::TokenText;
 
 /// Draws tokens from logits and finds the end of a text, for programs that run a model themselves.
 pub mod sampling {
+    pub use crate::logprobs::loss_in_nats;
     pub use crate::random::{philox4x32, random_u64};
     pub use crate::sampler::{Draw, Sampler};
     pub use crate::stop::{Scan, StopMatcher};

@@ -1,5 +1,6 @@
 //! Measures how well a model predicts a text; the command's help ([`PerplexityArgs`]) has the definition.
 
+use bitnet::inference::sampling::loss_in_nats;
 use bitnet::model::{Checkpoint, Tokenizer};
 use serde::Serialize;
 
@@ -57,7 +58,7 @@ pub fn run(common: &Common, args: &PerplexityArgs) -> Result<(), CliError> {
     for ids in ids.chunks_exact(window) {
         prefill(&mut *model, ids, |i, row| {
             if let Some(&next) = ids.get(i + 1) {
-                loss.add(nats(row, next));
+                loss.add(loss_in_nats(row, next));
             }
         })?;
         if !loss.mean().exp().is_finite() {
@@ -110,13 +111,6 @@ fn window(args: &PerplexityArgs, checkpoint: &Checkpoint) -> Result<usize, CliEr
     Ok(window)
 }
 
-/// Loss of a row of logits for the actual next token: `-ln softmax(row)[token]`.
-fn nats(row: &[f32], token: u32) -> f64 {
-    let max = f64::from(row.iter().copied().fold(f32::NEG_INFINITY, f32::max));
-    let sum: f64 = row.iter().map(|&x| (f64::from(x) - max).exp()).sum();
-    sum.ln() + max - f64::from(row[token as usize])
-}
-
 fn count_characters(tokenizer: &Tokenizer, ids: &[u32]) -> Result<usize, CliError> {
     // A padded vocabulary may have ids without text, but tokenised text contains none of them.
     Ok(tokenizer.decode(ids, true)?.chars().count())
@@ -153,12 +147,6 @@ impl Loss {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn equal_logits_lose_the_logarithm_of_their_number() {
-        assert!((nats(&[3.0; 8], 5) - 8f64.ln()).abs() < 1e-12);
-        assert!((nats(&[1e30, 0.0], 0)).abs() < 1e-12);
-    }
 
     #[test]
     fn the_standard_error_is_that_of_the_mean() {

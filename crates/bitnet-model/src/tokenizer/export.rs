@@ -1,6 +1,7 @@
 //! Exports a vocabulary to another format.
 
 use serde_json::{Value, json};
+use tokenizers::{ModelWrapper, models::bpe::BPE};
 
 use super::{Spelling, Tokenizer, byte_piece, gguf};
 use crate::ModelError;
@@ -40,8 +41,7 @@ impl Tokenizer {
     /// This tokenizer as the text of a `tokenizer.json`.
     pub(crate) fn to_json(&self) -> String {
         let inner = &*self.inner;
-        let mut json = serde_json::to_value(&inner.encoder).unwrap_or_default();
-        json["decoder"] = match inner.spelling {
+        let decoder = match inner.spelling {
             Spelling::ByteLevel => {
                 json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true})
             }
@@ -68,9 +68,40 @@ impl Tokenizer {
             Some((text.clone(), json!({"id": text, "ids": [id], "tokens": [text]})))
         });
         let tokens: serde_json::Map<_, _> = tokens.collect();
-        json["post_processor"] =
-            json!({"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": tokens});
-        json.to_string()
+        let mut added: Vec<_> = inner.encoder.get_added_tokens_decoder().into_iter().collect();
+        added.sort_unstable_by_key(|&(id, _)| id);
+        let added = added.into_iter().map(|(id, token)| {
+            json!({
+                "id": id,
+                "content": token.content,
+                "single_word": token.single_word,
+                "lstrip": token.lstrip,
+                "rstrip": token.rstrip,
+                "normalized": token.normalized,
+                "special": token.special,
+            })
+        });
+        // Part by part, so that the code that writes other kinds of models and decoders is not compiled.
+        json!({
+            "version": "1.0",
+            "truncation": null,
+            "padding": null,
+            "added_tokens": added.collect::<Vec<_>>(),
+            "normalizer": inner.encoder.get_normalizer(),
+            "pre_tokenizer": inner.encoder.get_pre_tokenizer(),
+            "post_processor":
+                {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": tokens},
+            "decoder": decoder,
+            "model": self.model(),
+        })
+        .to_string()
+    }
+
+    fn model(&self) -> &BPE {
+        match self.inner.encoder.get_model() {
+            ModelWrapper::BPE(model) => model,
+            _ => unreachable!("every recipe builds byte-pair encoding"),
+        }
     }
 
     /// A token in the vocabulary's own spelling.
@@ -87,7 +118,7 @@ impl Tokenizer {
             problem: problem.into(),
             cure: "convert to packed, which keeps tokenizer.json",
         };
-        let model = serde_json::to_value(inner.encoder.get_model()).unwrap_or_default();
+        let model = serde_json::to_value(self.model()).unwrap_or_default();
         let merges: Vec<(&str, &str)> = model["merges"]
             .as_array()
             .map(Vec::as_slice)

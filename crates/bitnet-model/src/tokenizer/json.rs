@@ -3,9 +3,9 @@
 //! The `tokenizers` crate parses the parts that split text. Vocabulary, merges and special tokens are read here,
 //! because that crate does not validate them.
 
-use serde::{Deserialize, de::DeserializeOwned};
-use serde_json::Value;
-use tokenizers::{AddedToken, models::bpe::Vocab};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokenizers::{AddedToken, NormalizerWrapper, PreTokenizerWrapper, models::bpe::Vocab};
 
 use super::{CURE, Recipe, Spelling};
 use crate::{ModelError, error::one_line};
@@ -105,13 +105,14 @@ pub(super) fn read(bytes: &[u8]) -> Result<Recipe, ModelError> {
         Some(processor) => around(processor)?,
         None => Default::default(),
     };
+    let (normalizer, pre_tokenizer) = splitters(json.normalizer, json.pre_tokenizer)?;
     Ok(Recipe {
         file: FILE.into(),
         vocab: model.vocab,
         merges,
         added: json.added_tokens.into_iter().map(|a| (a.id, a.token)).collect(),
-        normalizer: part(json.normalizer)?,
-        pre_tokenizer: part(json.pre_tokenizer)?,
+        normalizer,
+        pre_tokenizer,
         ignore_merges: model.ignore_merges,
         unknown: model.unk_token,
         fuse_unknown: model.fuse_unk,
@@ -122,8 +123,16 @@ pub(super) fn read(bytes: &[u8]) -> Result<Recipe, ModelError> {
     })
 }
 
-fn part<T: DeserializeOwned>(json: Option<Value>) -> Result<Option<T>, ModelError> {
-    json.map(|v| serde_json::from_value(v).map_err(fail)).transpose()
+/// The parts that split text. They are parsed as those of a tokenizer without tokens, because the crate has this parser
+/// compiled; a parser for each part would be compiled here again.
+fn splitters(
+    normalizer: Option<Value>,
+    pre_tokenizer: Option<Value>,
+) -> Result<(Option<NormalizerWrapper>, Option<PreTokenizerWrapper>), ModelError> {
+    let model = json!({"type": "BPE", "vocab": {}, "merges": []});
+    let json = json!({"normalizer": normalizer, "pre_tokenizer": pre_tokenizer, "model": model});
+    let empty: tokenizers::Tokenizer = json.to_string().parse().map_err(fail)?;
+    Ok((empty.get_normalizer().cloned(), empty.get_pre_tokenizer().cloned()))
 }
 
 /// Derives from the decoder how the vocabulary is spelled, and whether encoding puts a space before a text.

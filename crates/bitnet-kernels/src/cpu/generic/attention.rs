@@ -19,8 +19,8 @@ use crate::{
     order::{self, SEGMENT},
 };
 
-/// A segment has whole blocks, and a block has whole vectors.
-const _: () = assert!(SEGMENT.is_multiple_of(BLOCK_TOKENS) && BLOCK_TOKENS.is_multiple_of(16));
+/// A segment has whole blocks, and a block has whole pairs of vectors.
+const _: () = assert!(SEGMENT.is_multiple_of(BLOCK_TOKENS) && BLOCK_TOKENS.is_multiple_of(32));
 
 /// Query heads that share one pass over keys and values.
 const HEADS: usize = 4;
@@ -148,7 +148,7 @@ unsafe fn some_heads<L: Lanes>(
     }
 }
 
-/// Computes the scores of `groups` groups of 16 keys; lanes after the last key hold garbage.
+/// Computes the scores of `groups` groups of 16 keys, by pairs; lanes after the last key hold garbage.
 #[inline(always)]
 unsafe fn scores<L: Lanes, S: Cached, const H: usize>(
     a: &Attention<'_>,
@@ -171,13 +171,8 @@ unsafe fn scores<L: Lanes, S: Cached, const H: usize>(
             values: values.add(first * dim).cast(),
         }
     };
-    let mut group = 0;
-    while group + 1 < groups {
-        score::<L, S, H, 2>(dim, q, [key(group), key(group + 1)], group, weights);
-        group += 2;
-    }
-    if group < groups {
-        score::<L, S, H, 1>(dim, q, [key(group)], group, weights);
+    for group in (0..groups).step_by(2) {
+        score::<L, S, H>(dim, q, [key(group), key(group + 1)], group, weights);
     }
 }
 
@@ -192,20 +187,20 @@ struct Keys<S: Cached> {
 }
 
 #[inline(always)]
-unsafe fn score<L: Lanes, S: Cached, const H: usize, const G: usize>(
+unsafe fn score<L: Lanes, S: Cached, const H: usize>(
     dim: usize,
     q: *const f32,
-    keys: [Keys<S>; G],
+    keys: [Keys<S>; 2],
     group: usize,
     weights: &mut [f32],
 ) {
-    let mut scales = [L::splat(1.0); G];
+    let mut scales = [L::splat(1.0); 2];
     if S::KV.scaled() {
         for (scales, keys) in scales.iter_mut().zip(&keys) {
             *scales = L::load(keys.scales);
         }
     }
-    let mut sums = [[L::splat(0.0); G]; H];
+    let mut sums = [[L::splat(0.0); 2]; H];
     let bytes = 16 * size_of::<S::Number>();
     for d in 0..dim {
         for (g, keys) in keys.iter().enumerate() {
