@@ -192,9 +192,6 @@ pub fn load(
 }
 
 /// As [`load`], with a GPU opened through any driver; `open` gets its number.
-///
-/// # Errors
-/// As [`load`].
 pub fn load_by<D: Driver + 'static>(
     machine: &Machine,
     open: impl Fn(usize) -> Result<D, GpuError>,
