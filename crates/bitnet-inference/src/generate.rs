@@ -43,24 +43,11 @@ pub fn generate(
     mut on_token: impl FnMut(u32) -> ControlFlow<()>,
 ) -> Result<Generated, GenerationError> {
     let mut clock = Clock::start();
-    let limits = model.limits();
-    let context = model.spec().context.min(limits.kv_blocks * Batch::BLOCK_TOKENS);
+    let context = model.spec().context.min(model.limits().kv_blocks * Batch::BLOCK_TOKENS);
     let request = Request::new(prompt, GenerationConfig { n: 1, ..config.clone() });
     request.validate(model.spec().vocab, context, engine.text.is_some())?;
     let seed = config.seed.unwrap_or_else(crate::random::fresh_seed);
-    let mut scheduler = Scheduler::new(SchedulerConfig {
-        max_running: 1,
-        max_tokens: limits.max_tokens,
-        max_rows: limits.max_logit_rows,
-        kv_blocks: limits.kv_blocks,
-        state_slots: limits.state_slots,
-        context,
-        max_draft: engine.max_draft.min(limits.max_logit_rows),
-        sizing: BatchSizing::Fixed(1),
-        slow_reader: u64::MAX,
-        eos: engine.eos.clone().unwrap_or_else(|| model.spec().eos.clone()),
-        text: engine.text.clone(),
-    });
+    let mut scheduler = Scheduler::new(for_one(model, context, engine));
     let mut stepper = Stepper::new(Box::new(model));
     let (mut plan, mut outcome) = (Plan::default(), StepOutcome::default());
     let (mut tokens, mut stopped) = (Vec::new(), false);
@@ -104,6 +91,24 @@ pub fn generate(
         outcome.micros = start.elapsed().as_micros() as u64;
         clock.saw(outcome.drawn.len());
         scheduler.commit(0, &plan, &mut outcome);
+    }
+}
+
+/// The scheduler's configuration for a single sequence.
+fn for_one(model: &dyn Model, context: usize, engine: &EngineConfig) -> SchedulerConfig {
+    let limits = model.limits();
+    SchedulerConfig {
+        max_running: 1,
+        max_tokens: limits.max_tokens,
+        max_rows: limits.max_logit_rows,
+        kv_blocks: limits.kv_blocks,
+        state_slots: limits.state_slots,
+        context,
+        max_draft: engine.max_draft.min(limits.max_logit_rows),
+        sizing: BatchSizing::Fixed(1),
+        slow_reader: u64::MAX,
+        eos: engine.eos.clone().unwrap_or_else(|| model.spec().eos.clone()),
+        text: engine.text.clone(),
     }
 }
 

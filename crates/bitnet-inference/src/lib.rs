@@ -29,6 +29,7 @@ mod batch;
 mod blocks;
 mod config;
 mod constraint;
+mod draft;
 mod engine;
 mod exp;
 mod finish;
@@ -38,7 +39,6 @@ mod gpu;
 mod handle;
 mod hybrid;
 mod logprobs;
-mod lookup;
 mod mailbox;
 /// An engine's counters and measurements, and how to record them elsewhere.
 pub mod metrics;

@@ -66,6 +66,15 @@ impl Family {
         }
     }
 
+    /// The name of the architecture, where it is not `model_type`.
+    fn architecture(self) -> Option<&'static str> {
+        match self {
+            Family::OneBitLlm => Some("bitnet"),
+            Family::Qwen35 => Some("qwen35"),
+            _ => None,
+        }
+    }
+
     fn native_bitnet(self) -> bool {
         matches!(self, Family::Bitnet | Family::OneBitLlm)
     }
@@ -103,21 +112,12 @@ impl Config {
         } else {
             quantization(&c, family.native_bitnet() || embeds)?
         };
-        let quantization = c.get("quantization_config").unwrap_or(&Value::Null);
-        let q = Fields { file: FILE, prefix: "quantization_config.", json: quantization };
-        let linear_norms = match q.flag("use_rms_norm")? {
-            Some(true) => Some(q.float("rms_norm_eps")?.unwrap_or(1e-6)),
-            _ => embeds.then_some(rms_eps),
-        };
+        let linear_norms = linear_norms(&c, family, rms_eps)?;
         refuse_unsupported(&c, family)?;
         let (hidden, heads, layers) =
             (need("hidden_size")?, need("num_attention_heads")?, need("num_hidden_layers")?);
         let mut spec = ModelSpec {
-            architecture: match family {
-                Family::OneBitLlm => "bitnet".into(),
-                Family::Qwen35 => "qwen35".into(),
-                _ => c.text("model_type")?.unwrap_or_default().into(),
-            },
+            architecture: family.architecture().or(c.text("model_type")?).unwrap_or_default().into(),
             hidden,
             ffn: need("intermediate_size")?,
             layers,
@@ -130,7 +130,7 @@ impl Config {
             rope: Rope { theta: 0.0, scaling: RopeScaling::None, width: None, sections: None },
             activation: activation(&c, bitnet)?,
             sub_norms: family.native_bitnet(),
-            linear_norms: linear_norms.filter(|_| !family.grouped()),
+            linear_norms,
             head_norms: matches!(family, Family::Qwen3 | Family::Qwen3Embedding | Family::Qwen35),
             output_gate: family == Family::Qwen35,
             hybrid: if family == Family::Qwen35 { Some(hybrid(&c, layers)?) } else { None },
@@ -141,12 +141,7 @@ impl Config {
                 Family::MiniCpm => multipliers(&c, hidden, layers)?,
                 _ => Multipliers::NONE,
             },
-            // Only MiniCPM's configuration defaults to a tied head.
-            tied_head: match c.flag("tie_word_embeddings")? {
-                _ if embeds => true,
-                Some(tied) => tied,
-                None => whole.flag("tie_word_embeddings")?.unwrap_or(family == Family::MiniCpm),
-            },
+            tied_head: tied_head(&c, &whole, family)?,
             embeds,
             // Filled in once the tokenizer is read.
             eos: Vec::new(),
@@ -162,6 +157,26 @@ impl Config {
         let onebitllm = family == Family::OneBitLlm;
         Ok(Config { spec, scale_multiplies, onebitllm, bos, eos: c.ids("eos_token_id")? })
     }
+}
+
+/// Whether the embedding is the output head. Only MiniCPM's configuration defaults to that.
+fn tied_head(c: &Fields<'_>, whole: &Fields<'_>, family: Family) -> Result<bool, ModelError> {
+    Ok(match c.flag("tie_word_embeddings")? {
+        _ if family == Family::Qwen3Embedding => true,
+        Some(tied) => tied,
+        None => whole.flag("tie_word_embeddings")?.unwrap_or(family == Family::MiniCpm),
+    })
+}
+
+/// Epsilon of the RMSNorm before every projection, if the model has them.
+fn linear_norms(c: &Fields<'_>, family: Family, rms_eps: f32) -> Result<Option<f32>, ModelError> {
+    let json = c.get("quantization_config").unwrap_or(&Value::Null);
+    let q = Fields { file: FILE, prefix: "quantization_config.", json };
+    let eps = match q.flag("use_rms_norm")? {
+        Some(true) => Some(q.float("rms_norm_eps")?.unwrap_or(1e-6)),
+        _ => (family == Family::Qwen3Embedding).then_some(rms_eps),
+    };
+    Ok(eps.filter(|_| !family.grouped()))
 }
 
 /// The rotation that `hadamard.json` describes. MLX's form of a rotated model must have that file, and repeats its

@@ -262,6 +262,18 @@ impl ModelSpec {
             ("residual multiplier", self.multipliers.residual),
             ("logit divisor", self.multipliers.logit_divisor),
         ]);
+        positive.extend(self.positive_of_rope(file)?);
+        for (field, value) in positive {
+            if !(value.is_finite() && value > 0.0) {
+                return Err(ModelError::field(file, field, format!("is {value}, not a positive number")));
+            }
+        }
+        Ok(())
+    }
+
+    /// The values of rope scaling that must be positive, after a check of the list of its factors.
+    fn positive_of_rope(&self, file: &str) -> Result<Vec<(&'static str, f32)>, ModelError> {
+        let (rotary, mut positive) = (self.rotary_width(), Vec::new());
         match self.rope.scaling {
             RopeScaling::None => {}
             RopeScaling::Linear { factor } => positive.push(("rope factor", factor)),
@@ -293,11 +305,6 @@ impl ModelSpec {
                 ]);
             }
         }
-        for (field, value) in positive {
-            if !(value.is_finite() && value > 0.0) {
-                return Err(ModelError::field(file, field, format!("is {value}, not a positive number")));
-            }
-        }
-        Ok(())
+        Ok(positive)
     }
 }

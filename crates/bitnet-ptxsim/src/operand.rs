@@ -43,35 +43,51 @@ impl Operand {
     }
 }
 
-/// The tokens of a statement.
+/// Reads tokens one after the other: those of a file or of a statement.
 pub(crate) struct Cursor<'t> {
     tokens: &'t [Token<'t>],
+    pub(crate) at: usize,
+    /// Stands in errors for the token after the last.
+    end: &'static str,
 }
 
 impl<'t> Cursor<'t> {
-    pub(crate) fn new(tokens: &'t [Token<'t>]) -> Cursor<'t> {
-        Cursor { tokens }
+    pub(crate) fn file(tokens: &'t [Token<'t>]) -> Cursor<'t> {
+        Cursor { tokens, at: 0, end: "end of file" }
     }
 
-    pub(crate) fn peek(&self) -> &'t str {
-        self.tokens.first().map_or("end of statement", |token| token.text)
+    pub(crate) fn statement(tokens: &'t [Token<'t>]) -> Cursor<'t> {
+        Cursor { tokens, at: 0, end: "end of statement" }
+    }
+
+    /// The tokens that are left.
+    pub(crate) fn rest(&self) -> &'t [Token<'t>] {
+        self.tokens.get(self.at..).unwrap_or_default()
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.tokens.is_empty()
+        self.rest().is_empty()
+    }
+
+    /// Line of the next token, or of the last one at the end.
+    pub(crate) fn line(&self) -> u32 {
+        let token = self.rest().first().or(self.tokens.last());
+        token.map_or(1, |token| token.line)
+    }
+
+    pub(crate) fn peek(&self) -> &'t str {
+        self.rest().first().map_or(self.end, |token| token.text)
     }
 
     pub(crate) fn next(&mut self) -> &'t str {
         let text = self.peek();
-        self.tokens = self.tokens.get(1..).unwrap_or_default();
+        self.at += 1;
         text
     }
 
     pub(crate) fn take(&mut self, text: &str) -> bool {
         let found = self.peek() == text;
-        if found {
-            self.next();
-        }
+        self.at += usize::from(found);
         found
     }
 
@@ -84,7 +100,7 @@ impl<'t> Cursor<'t> {
     }
 
     pub(crate) fn word(&mut self, expected: &'static str) -> Result<&'t str, ParseErrorKind> {
-        match self.tokens.first() {
+        match self.rest().first() {
             Some(token) if token.is_word() => Ok(self.next()),
             _ => Err(self.expected(expected)),
         }
@@ -95,6 +111,18 @@ impl<'t> Cursor<'t> {
         let value = integer(self.peek()).ok_or_else(|| self.expected("a number"))?;
         self.next();
         Ok(if negative { -value } else { value })
+    }
+
+    /// Takes a type that `allowed` accepts.
+    pub(crate) fn ty(
+        &mut self,
+        expected: &'static str,
+        allowed: impl Fn(Type) -> bool,
+    ) -> Result<Type, ParseErrorKind> {
+        let ty = self.peek().strip_prefix('.').and_then(Type::parse).filter(|&ty| allowed(ty));
+        let ty = ty.ok_or_else(|| self.expected(expected))?;
+        self.next();
+        Ok(ty)
     }
 }
 

@@ -7,7 +7,6 @@ use crate::error::{ParseError, ParseErrorKind};
 use crate::inst::{Entry, Inst, Op, Reg};
 use crate::lexer::{Token, tokens};
 use crate::operand::{Cursor, Scope};
-use crate::types::Type;
 
 /// A parsed PTX file. Several threads can launch it, each with its own memory.
 #[derive(Debug)]
@@ -20,10 +19,10 @@ impl Module {
     /// Parses `text`; `file` is its name in faults and errors.
     pub fn parse(file: &str, text: &str) -> Result<Module, ParseError> {
         let tokens = tokens(file, text)?;
-        let mut parser = Parser { text, tokens: &tokens, at: 0, dynamic: None, newer: false };
+        let mut parser = Parser { text, cursor: Cursor::file(&tokens), dynamic: None, newer: false };
         match parser.module() {
             Ok(entries) => Ok(Module { file: file.into(), entries }),
-            Err(kind) => Err(ParseError { file: file.into(), line: parser.line(), kind }),
+            Err(kind) => Err(ParseError { file: file.into(), line: parser.cursor.line(), kind }),
         }
     }
 
@@ -46,8 +45,7 @@ type Result<T, E = ParseErrorKind> = std::result::Result<T, E>;
 
 struct Parser<'t> {
     text: &'t str,
-    tokens: &'t [Token<'t>],
-    at: usize,
+    cursor: Cursor<'t>,
     /// The module's `.extern .shared` array: name and alignment.
     dynamic: Option<(&'t str, usize)>,
     /// Whether the target is sm_90, which has more instructions.
@@ -64,57 +62,27 @@ struct Body {
 }
 
 impl<'t> Parser<'t> {
-    fn line(&self) -> u32 {
-        let token = self.tokens.get(self.at).or(self.tokens.last());
-        token.map_or(1, |token| token.line)
-    }
-
-    fn peek(&self) -> &'t str {
-        self.tokens.get(self.at).map_or("end of file", |token| token.text)
-    }
-
-    fn next(&mut self) -> &'t str {
-        let text = self.peek();
-        self.at += 1;
-        text
-    }
-
-    fn take(&mut self, text: &str) -> bool {
-        let found = self.peek() == text;
-        self.at += usize::from(found);
-        found
-    }
-
-    fn expect(&mut self, text: &'static str) -> Result<()> {
-        if self.take(text) { Ok(()) } else { Err(self.expected(text)) }
-    }
-
-    fn expected(&self, expected: &'static str) -> ParseErrorKind {
-        ParseErrorKind::Expected { expected, found: self.peek().into() }
-    }
-
     fn number(&mut self) -> Result<u64> {
-        let value = self.peek().parse().map_err(|_| self.expected("a number"))?;
-        self.at += 1;
-        Ok(value)
+        let expected = self.cursor.expected("a number");
+        u64::try_from(self.cursor.number()?).map_err(|_| expected)
     }
 
     /// Takes the tokens up to the next semicolon, and skips it.
     fn statement(&mut self) -> Result<&'t [Token<'t>]> {
-        let rest = &self.tokens[self.at..];
+        let rest = self.cursor.rest();
         let end = rest.iter().position(|token| token.text == ";");
         let end = end.ok_or(ParseErrorKind::Expected { expected: ";", found: "end of file".into() })?;
-        self.at += end + 1;
+        self.cursor.at += end + 1;
         Ok(&rest[..end])
     }
 
     fn module(&mut self) -> Result<Vec<Entry>> {
         let mut entries: Vec<Entry> = Vec::new();
         let (mut version, mut target) = (false, false);
-        while self.at < self.tokens.len() {
-            match self.next() {
+        while !self.cursor.is_empty() {
+            match self.cursor.next() {
                 ".version" => {
-                    self.newer = self.peek() == "8.0";
+                    self.newer = self.cursor.peek() == "8.0";
                     version = self.only(".version", |v| ["7.4", "8.0"].contains(&v))?;
                 }
                 ".target" => {
@@ -124,9 +92,9 @@ impl<'t> Parser<'t> {
                 ".address_size" => _ = self.only(".address_size", |size| size == "64")?,
                 ".extern" => self.dynamic_shared()?,
                 ".visible" => {
-                    self.expect(".entry")?;
+                    self.cursor.expect(".entry")?;
                     if !(version && target) {
-                        return Err(self.expected(".version and .target before the first entry"));
+                        return Err(self.cursor.expected(".version and .target before the first entry"));
                     }
                     let entry = self.entry()?;
                     if entries.iter().any(|other| other.name == entry.name) {
@@ -135,7 +103,7 @@ impl<'t> Parser<'t> {
                     entries.push(entry);
                 }
                 other => {
-                    self.at -= 1;
+                    self.cursor.at -= 1;
                     return Err(ParseErrorKind::Directive { directive: other.into() });
                 }
             }
@@ -144,18 +112,18 @@ impl<'t> Parser<'t> {
     }
 
     fn only(&mut self, directive: &str, known: impl Fn(&str) -> bool) -> Result<bool> {
-        let value = self.peek();
+        let value = self.cursor.peek();
         if !known(value) {
             return Err(ParseErrorKind::Directive { directive: format!("{directive} {value}") });
         }
-        self.at += 1;
+        self.cursor.at += 1;
         Ok(true)
     }
 
     /// `.extern .shared .align 16 .b8 name[];`
     fn dynamic_shared(&mut self) -> Result<()> {
-        self.expect(".shared")?;
-        let mut cursor = Cursor::new(self.statement()?);
+        self.cursor.expect(".shared")?;
+        let mut cursor = Cursor::statement(self.statement()?);
         let (name, align, bytes) = shared_array(&mut cursor)?;
         if bytes.is_some() {
             return Err(cursor.expected("an array without length"));
@@ -167,7 +135,7 @@ impl<'t> Parser<'t> {
     }
 
     fn entry(&mut self) -> Result<Entry> {
-        let name = self.next().to_string();
+        let name = self.cursor.next().to_string();
         let mut body = Body {
             scope: Scope::default(),
             entry: Entry {
@@ -190,50 +158,43 @@ impl<'t> Parser<'t> {
             Some((name, _)) => Some(body.scope.declare_symbol(name, 0)?),
             None => None,
         };
-        self.expect("{")?;
-        while !self.take("}") {
+        self.cursor.expect("{")?;
+        while !self.cursor.take("}") {
             self.body_item(&mut body)?;
         }
         self.finish(body, dynamic)
     }
 
     fn params(&mut self, body: &mut Body) -> Result<()> {
-        if !self.take("(") || self.take(")") {
+        if !self.cursor.take("(") || self.cursor.take(")") {
             return Ok(());
         }
         loop {
-            self.expect(".param")?;
-            let ty = self.ty()?;
+            self.cursor.expect(".param")?;
+            let ty = self.cursor.ty("a type", |ty| ty.bytes() > 0)?;
             let end = body.entry.params.last().map_or(0, |&(at, bytes)| at + bytes);
             let at = end.next_multiple_of(ty.bytes());
-            body.scope.declare_param(self.peek(), at, ty.bytes())?;
-            self.at += 1;
+            body.scope.declare_param(self.cursor.peek(), at, ty.bytes())?;
+            self.cursor.at += 1;
             body.entry.params.push((at, ty.bytes()));
-            if self.take(")") {
+            if self.cursor.take(")") {
                 return Ok(());
             }
-            self.expect(",")?;
+            self.cursor.expect(",")?;
         }
-    }
-
-    fn ty(&mut self) -> Result<Type> {
-        let ty = self.peek().strip_prefix('.').and_then(Type::parse);
-        let ty = ty.filter(|ty| ty.bytes() > 0).ok_or_else(|| self.expected("a type"))?;
-        self.at += 1;
-        Ok(ty)
     }
 
     /// `.maxntid` and similar directives, between parameters and body.
     fn bounds(&mut self, entry: &mut Entry) -> Result<()> {
         loop {
-            let directive = self.peek();
+            let directive = self.cursor.peek();
             let dims = match directive {
                 ".maxntid" | ".minnctapersm" => {
-                    self.at += 1;
+                    self.cursor.next();
                     let mut dims = [1; 3];
                     dims[0] = self.number()?;
                     for dim in &mut dims[1..] {
-                        if self.take(",") {
+                        if self.cursor.take(",") {
                             *dim = self.number()?;
                         }
                     }
@@ -249,18 +210,18 @@ impl<'t> Parser<'t> {
     }
 
     fn body_item(&mut self, body: &mut Body) -> Result<()> {
-        let first = self.peek();
-        if self.tokens.get(self.at + 1).is_some_and(|token| token.text == ":") {
+        let first = self.cursor.peek();
+        if self.cursor.rest().get(1).is_some_and(|token| token.text == ":") {
             if body.labels.insert(first.into(), body.entry.insts.len()).is_some() {
                 return Err(ParseErrorKind::Duplicate { name: first.into() });
             }
-            self.at += 2;
+            self.cursor.at += 2;
             return Ok(());
         }
-        let start = self.at;
+        let start = self.cursor.at;
         let statement = self.statement()?;
-        let end = std::mem::replace(&mut self.at, start);
-        let mut cursor = Cursor::new(statement);
+        let end = std::mem::replace(&mut self.cursor.at, start);
+        let mut cursor = Cursor::statement(statement);
         match first {
             ".reg" => declare_regs(&mut cursor, &mut body.scope)?,
             ".shared" => {
@@ -275,12 +236,12 @@ impl<'t> Parser<'t> {
                 return Err(ParseErrorKind::Directive { directive: first.into() });
             }
             _ => {
-                let source = &self.text[self.tokens[start].at..self.tokens[end - 1].at];
+                let source = &self.text[self.cursor.rest()[0].at..self.cursor.rest()[end - start - 1].at];
                 let text = source.split_whitespace().collect::<Vec<_>>().join(" ");
                 self.instruction(&mut cursor, text, body)?;
             }
         }
-        self.at = end;
+        self.cursor.at = end;
         Ok(())
     }
 
@@ -294,7 +255,7 @@ impl<'t> Parser<'t> {
         let opcode = cursor.word("an instruction")?;
         let op = if opcode == "bra" {
             let label = cursor.word("a label")?.to_string();
-            body.branches.push((body.entry.insts.len(), label, self.at));
+            body.branches.push((body.entry.insts.len(), label, self.cursor.at));
             Op::Branch { target: 0 }
         } else {
             let mut operands = Vec::new();
@@ -312,7 +273,7 @@ impl<'t> Parser<'t> {
         if !cursor.is_empty() {
             return Err(cursor.expected(";"));
         }
-        body.entry.insts.push(Inst { op, guard, line: self.line(), text });
+        body.entry.insts.push(Inst { op, guard, line: self.cursor.line(), text });
         Ok(())
     }
 
@@ -320,7 +281,7 @@ impl<'t> Parser<'t> {
         let Body { mut scope, mut entry, labels, branches } = body;
         for (index, label, at) in branches {
             let Some(&to) = labels.get(&label) else {
-                self.at = at;
+                self.cursor.at = at;
                 return Err(ParseErrorKind::Undeclared { name: label });
             };
             if let Op::Branch { target } = &mut entry.insts[index].op {
@@ -332,8 +293,8 @@ impl<'t> Parser<'t> {
             .last()
             .is_none_or(|i| i.guard.is_some() || !matches!(i.op, Op::Exit | Op::Branch { .. }));
         if runs_off || labels.values().any(|&to| to == entry.insts.len()) {
-            self.at -= 1;
-            return Err(self.expected("`ret` at the end of the kernel"));
+            self.cursor.at -= 1;
+            return Err(self.cursor.expected("`ret` at the end of the kernel"));
         }
         if let Some(slot) = dynamic {
             scope.set_constant(slot, entry.dynamic_base() as u64);
@@ -346,9 +307,7 @@ impl<'t> Parser<'t> {
 /// `.align 16 .b32 name[64]`: name, alignment and bytes, `None` for `[]`.
 fn shared_array<'t>(cursor: &mut Cursor<'t>) -> Result<(&'t str, usize, Option<usize>)> {
     let align = if cursor.take(".align") { Some(cursor.number()?) } else { None };
-    let ty = cursor.peek().strip_prefix('.').and_then(Type::parse).filter(|ty| ty.bytes() > 0);
-    let ty = ty.ok_or_else(|| cursor.expected("a type"))?;
-    cursor.next();
+    let ty = cursor.ty("a type", |ty| ty.bytes() > 0)?;
     let align = align.unwrap_or(ty.bytes() as i128);
     if !(1..=1024).contains(&align) || align.count_ones() != 1 {
         let found = align.to_string();
@@ -375,9 +334,7 @@ fn shared_array<'t>(cursor: &mut Cursor<'t>) -> Result<(&'t str, usize, Option<u
 fn declare_regs(cursor: &mut Cursor<'_>, scope: &mut Scope) -> Result<()> {
     cursor.next();
     // Registers of one byte have almost no instructions, so they are not supported.
-    let ty = cursor.peek().strip_prefix('.').and_then(Type::parse).filter(|ty| ty.bytes() != 1);
-    let ty = ty.ok_or_else(|| cursor.expected("a register type"))?;
-    cursor.next();
+    let ty = cursor.ty("a register type", |ty| ty.bytes() != 1)?;
     loop {
         let name = cursor.word("a name")?;
         if cursor.take("<") {

@@ -107,9 +107,6 @@ impl Builder {
     }
 
     /// As [`Builder::open`], with files that [`open_checkpoint`](crate::open_checkpoint) has opened.
-    ///
-    /// # Errors
-    /// As [`Builder::open`].
     pub fn load(mut self, mut opened: Opened) -> Result<Model, Error> {
         let spec = &mut opened.checkpoint.spec;
         spec.context = spec.context.min(self.context.unwrap_or(usize::MAX));

@@ -78,9 +78,6 @@ impl Model {
     }
 
     /// As [`Model::embed`], on any executor.
-    ///
-    /// # Errors
-    /// As [`Model::embed`].
     pub async fn embed_async(&self, text: impl Into<Request>) -> Result<Embedding, Error> {
         self.embed_batch_async([text.into()]).await.remove(0)
     }

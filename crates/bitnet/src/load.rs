@@ -194,9 +194,6 @@ pub fn load(
 }
 
 /// As [`load`], with a GPU opened through any driver; `open` gets the number of the GPU.
-///
-/// # Errors
-/// As [`load`].
 pub fn load_by<D: Driver + 'static>(
     machine: &Machine,
     open: impl Fn(usize) -> Result<D, GpuError>,

@@ -142,17 +142,11 @@ impl Model {
     }
 
     /// As [`Model::complete`], on any executor.
-    ///
-    /// # Errors
-    /// As [`Model::complete`].
     pub async fn complete_async(&self, request: impl Into<Request>) -> Result<Answer, Error> {
         self.stream_async(request).await?.answer().await
     }
 
     /// As [`Model::stream`], on any executor.
-    ///
-    /// # Errors
-    /// As [`Model::stream`].
     pub async fn stream_async(&self, request: impl Into<Request>) -> Result<PieceStream, Error> {
         let request = self.request(&request.into())?;
         let tokens = request.prompt.len();

@@ -74,7 +74,7 @@ fn decode_speeds_are_recorded_for_the_throughput_factor() {
 }
 
 #[test]
-fn guesses_are_counted_where_a_text_repeats_itself_and_where_it_does_not() {
+fn drafts_are_counted_where_a_text_repeats_itself_and_where_it_does_not() {
     let args = ["bench", "synthetic:tiny", "-p", "8", "-n", "100", "-b", "1", "--speculate", "4", "--json"];
     let report = bitnet(&args).json();
     let rows = report["speculation"].as_array().unwrap();

@@ -3,7 +3,7 @@ use std::ops::Range;
 use super::plan::BLOCK;
 use super::{Event, Plan, PlannedRun, Scheduler, SchedulerConfig, report_released, seq, seq_mut};
 use crate::blocks::Chain;
-use crate::lookup::Lookup;
+use crate::draft;
 use crate::{FinishReason, RequestError, SampleError, Scan, TokenLogprobs};
 
 /// A token that the sampler drew.
@@ -119,7 +119,7 @@ impl Scheduler {
         }
         self.counts.accepted += accepted as u64;
         if run.drafts > 0 {
-            Lookup::learn(s, run.drafts, accepted);
+            draft::learn(s, run.drafts, accepted);
         }
         let mut finish = None;
         for drawn in drawn {

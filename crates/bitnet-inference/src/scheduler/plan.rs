@@ -9,7 +9,7 @@ use bitnet_model::Batch;
 
 use super::{Event, Scheduler, seq, seq_mut};
 use crate::blocks::Chain;
-use crate::lookup::Lookup;
+use crate::draft;
 use crate::pace::StepLoad;
 use crate::sequence::{SeqId, Sequence};
 
@@ -186,9 +186,8 @@ impl Scheduler {
     ) -> usize {
         let s = seq(&self.slots, slot);
         let room = room.min(s.end.saturating_sub(s.tokens.len() + 1)).min(self.draftable(s));
-        let depth =
-            if s.draws() { Lookup::depth(s, room, plan.load, sequences, &self.pace.model) } else { 0 };
-        let Some(from) = Lookup::find(&s.tokens, depth) else { return 0 };
+        let depth = if s.draws() { draft::depth(s, room, plan.load, sequences, &self.pace.model) } else { 0 };
+        let Some(from) = draft::find(&s.tokens, depth) else { return 0 };
         let drafts = depth.min(s.tokens.len() - from);
         // Rejected drafts leave their blocks in the table, so it may be longer than necessary.
         if drafts == 0 || self.missing(s, 1 + drafts) > self.pool.available() {

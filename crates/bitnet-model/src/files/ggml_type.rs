@@ -32,99 +32,90 @@ pub(crate) enum GgmlType {
 /// The layouts of type id 42, which three projects use differently.
 const Q2_0_LAYOUTS: [GgmlType; 3] = [GgmlType::Q2_0, GgmlType::Q2_0Fork, GgmlType::Stq1_0];
 
+/// The ids of float types.
+const DENSE: [(DType, u32); 6] = [
+    (DType::F32, 0),
+    (DType::F16, 1),
+    (DType::BF16, 30),
+    (DType::Q8_0, 8),
+    (DType::Q6K, 14),
+    (DType::Q4K, 12),
+];
+
+/// A type that is not of floats.
+struct Packed {
+    kind: GgmlType,
+    id: u32,
+    name: &'static str,
+    /// Weights and bytes of a block.
+    block: usize,
+    bytes: usize,
+    /// Number of weights that share a scale, if the type was made for group scales.
+    group: Option<usize>,
+}
+
+const PACKED: [Packed; 10] = [
+    Packed { kind: GgmlType::I8, id: 24, name: "i8", block: 1, bytes: 1, group: None },
+    Packed { kind: GgmlType::I2S, id: 36, name: "i2_s", block: 128, bytes: 32, group: None },
+    Packed { kind: GgmlType::Tq1_0, id: 34, name: "tq1_0", block: 256, bytes: 54, group: None },
+    Packed { kind: GgmlType::Tq2_0, id: 35, name: "tq2_0", block: 256, bytes: 66, group: None },
+    Packed { kind: GgmlType::Q2_0, id: 42, name: "q2_0", block: 64, bytes: 18, group: Some(64) },
+    Packed { kind: GgmlType::Q2_0Fork, id: 42, name: "q2_0 (g128)", block: 128, bytes: 34, group: Some(128) },
+    Packed { kind: GgmlType::Stq1_0, id: 42, name: "stq1_0", block: 256, bytes: 42, group: None },
+    Packed { kind: GgmlType::Pq2_0, id: 142, name: "pq2_0", block: 128, bytes: 34, group: Some(128) },
+    Packed { kind: GgmlType::Ptq1_0, id: 143, name: "ptq1_0", block: 128, bytes: 28, group: Some(128) },
+    Packed { kind: GgmlType::Q1_0, id: 41, name: "q1_0", block: 128, bytes: 18, group: Some(128) },
+];
+
 impl GgmlType {
-    pub(crate) const ALL: [GgmlType; 16] = [
-        GgmlType::Dense(DType::F32),
-        GgmlType::Dense(DType::F16),
-        GgmlType::Dense(DType::BF16),
-        GgmlType::Dense(DType::Q8_0),
-        GgmlType::Dense(DType::Q6K),
-        GgmlType::Dense(DType::Q4K),
-        GgmlType::I8,
-        GgmlType::I2S,
-        GgmlType::Tq1_0,
-        GgmlType::Tq2_0,
-        GgmlType::Q2_0,
-        GgmlType::Q2_0Fork,
-        GgmlType::Stq1_0,
-        GgmlType::Pq2_0,
-        GgmlType::Ptq1_0,
-        GgmlType::Q1_0,
-    ];
+    fn packed(self) -> &'static Packed {
+        PACKED.iter().find(|packed| packed.kind == self).expect("every type that is not of floats has a row")
+    }
 
     /// The id in the file, or `None` for a dense type that GGUF lacks.
     pub(crate) fn id(self) -> Option<u32> {
-        Some(match self {
-            GgmlType::Dense(DType::F32) => 0,
-            GgmlType::Dense(DType::F16) => 1,
-            GgmlType::Dense(DType::Q8_0) => 8,
-            GgmlType::Dense(DType::Q4K) => 12,
-            GgmlType::Dense(DType::Q6K) => 14,
-            GgmlType::I8 => 24,
-            GgmlType::Dense(DType::BF16) => 30,
-            GgmlType::Tq1_0 => 34,
-            GgmlType::Tq2_0 => 35,
-            GgmlType::I2S => 36,
-            GgmlType::Q1_0 => 41,
-            GgmlType::Q2_0 | GgmlType::Q2_0Fork | GgmlType::Stq1_0 => 42,
-            GgmlType::Pq2_0 => 142,
-            GgmlType::Ptq1_0 => 143,
-            GgmlType::Dense(_) => return None,
-        })
+        match self {
+            GgmlType::Dense(dtype) => DENSE.iter().find(|row| row.0 == dtype).map(|row| row.1),
+            _ => Some(self.packed().id),
+        }
     }
 
     /// The type with this id. Only the sizes in a file distinguish the three types with id 42 ([`q2_0_layout`]).
     pub(crate) fn from_id(id: u32) -> Option<GgmlType> {
-        Self::ALL.into_iter().find(|t| t.id() == Some(id))
+        let dense = DENSE.iter().find(|row| row.1 == id).map(|row| GgmlType::Dense(row.0));
+        dense.or_else(|| PACKED.iter().find(|packed| packed.id == id).map(|packed| packed.kind))
     }
 
     /// Size in bytes of `rows` rows of `cols` elements, or why there is no such tensor.
     pub(crate) fn byte_len(self, rows: usize, cols: usize) -> Result<usize, String> {
         let elements = rows.checked_mul(cols).ok_or("the number of elements overflows")?;
-        let (unit, block, bytes, extra) = match self {
+        let (unit, block, bytes, tail) = match self {
             GgmlType::Dense(t) => (cols, t.block_elements(), t.block_bytes(), 0),
-            GgmlType::I8 => (elements, 1, 1, 0),
-            GgmlType::I2S => (elements, 128, 32, 32),
-            GgmlType::Tq1_0 => (cols, 256, 54, 0),
-            GgmlType::Tq2_0 => (cols, 256, 66, 0),
-            GgmlType::Q2_0 => (cols, 64, 18, 0),
-            GgmlType::Q2_0Fork | GgmlType::Pq2_0 => (cols, 128, 34, 0),
-            GgmlType::Stq1_0 => (cols, 256, 42, 0),
-            GgmlType::Ptq1_0 => (cols, 128, 28, 0),
-            GgmlType::Q1_0 => (cols, 128, 18, 0),
+            // Its blocks go over the whole tensor.
+            GgmlType::I2S => (elements, self.packed().block, self.packed().bytes, 32),
+            _ => (cols, self.packed().block, self.packed().bytes, 0),
         };
         if !unit.is_multiple_of(block) {
             return Err(format!("{unit} elements of {} are not whole blocks of {block}", self.name()));
         }
         (elements / block)
             .checked_mul(bytes)
-            .and_then(|n| n.checked_add(extra))
+            .and_then(|n| n.checked_add(tail))
             .ok_or_else(|| "the number of bytes overflows".into())
     }
 
     pub(crate) fn name(self) -> String {
-        let name = match self {
-            GgmlType::Dense(t) => return t.to_string(),
-            GgmlType::I8 => "i8",
-            GgmlType::I2S => "i2_s",
-            GgmlType::Tq1_0 => "tq1_0",
-            GgmlType::Tq2_0 => "tq2_0",
-            GgmlType::Q2_0 => "q2_0",
-            GgmlType::Q2_0Fork => "q2_0 (g128)",
-            GgmlType::Stq1_0 => "stq1_0",
-            GgmlType::Pq2_0 => "pq2_0",
-            GgmlType::Ptq1_0 => "ptq1_0",
-            GgmlType::Q1_0 => "q1_0",
-        };
-        name.into()
+        match self {
+            GgmlType::Dense(dtype) => dtype.to_string(),
+            _ => self.packed().name.into(),
+        }
     }
 
     /// Number of weights that share a scale, for the types made for group scales.
     pub(crate) fn group(self) -> Option<usize> {
         match self {
-            GgmlType::Q2_0 => Some(64),
-            GgmlType::Q2_0Fork | GgmlType::Pq2_0 | GgmlType::Ptq1_0 | GgmlType::Q1_0 => Some(128),
-            _ => None,
+            GgmlType::Dense(_) => None,
+            _ => self.packed().group,
         }
     }
 }

@@ -85,7 +85,7 @@ impl fmt::Debug for App {
     }
 }
 
-/// When dropped, tells the thread that reads a body that the client has gone.
+/// When dropped, tells the thread that reads a body that the client has disconnected.
 struct HangUp(Arc<AtomicBool>);
 
 impl Drop for HangUp {

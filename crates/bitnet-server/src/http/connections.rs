@@ -97,7 +97,7 @@ pub async fn serve(
             let place = Arc::clone(&places).acquire_owned().await.expect("the semaphore is never closed");
             match listener.accept().await {
                 Ok((stream, _)) => accept(stream, place, routes.clone(), limits, open.watcher()),
-                // Out of file handles, or the client has gone: the next connection may succeed.
+                // Out of file handles, or the client has disconnected: the next connection may succeed.
                 Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
             }
         }

@@ -85,6 +85,11 @@ impl ApiError {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", message)
     }
 
+    /// A handler panicked.
+    pub fn panicked() -> Self {
+        Self::fault("this request failed because of a fault in the server; other requests are not affected")
+    }
+
     /// The server accepts no requests.
     pub fn unavailable(code: &'static str, message: impl ToString) -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, code, message)

@@ -3,7 +3,7 @@
 //!
 //! Reading can take many times the memory of a body. Large bodies are therefore read one at a time and small ones a few
 //! at a time, so that neither kind waits for the other. Requests that wait here count as waiting in the engine's queue,
-//! the wait counts as time of the request, and a request is dropped when its client has gone.
+//! the wait counts as time of the request, and a request is dropped when its client disconnects.
 
 use std::{
     sync::{
@@ -135,7 +135,7 @@ impl Reading {
     /// Returns an error if the client has disconnected or the time is over; called between long parts of the work.
     pub fn check(&self) -> Result<(), ApiError> {
         if self.gone.load(Relaxed) {
-            return Err(ApiError::malformed("the client has gone"));
+            return Err(ApiError::malformed("the client disconnected before its request was read"));
         }
         if self.remaining().is_zero() {
             return Err(self.late());
@@ -153,5 +153,5 @@ impl Reading {
 pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, ApiError> {
-    tokio::task::spawn_blocking(work).await.map_err(|_| ApiError::fault("the request made a handler panic"))
+    tokio::task::spawn_blocking(work).await.map_err(|_| ApiError::panicked())
 }

@@ -15,7 +15,7 @@ use tower_http::catch_panic::CatchPanicLayer;
 use crate::{
     dialects::{anthropic, errors::in_the_form_of_the_path, ollama, responses},
     http::{app::App, caller::Caller, error::ApiError, host::Hosts, origins, page, probes},
-    openai::{embeddings, generate},
+    openai::{embeddings, generate, tokens},
     random::fresh,
 };
 
@@ -50,9 +50,9 @@ pub(crate) fn router_for(app: Arc<App>, hosts: Hosts) -> Router {
         .route("/api/embeddings", post(ollama::embed::embed_one))
         .route("/v1/models", get(probes::models))
         .route("/v1/models/{*name}", get(probes::model))
-        .route("/tokenize", post(probes::tokenize))
-        .route("/tokenizer_info", get(probes::tokenizer_info))
-        .route("/detokenize", post(probes::detokenize))
+        .route("/tokenize", post(tokens::tokenize))
+        .route("/tokenizer_info", get(tokens::tokenizer_info))
+        .route("/detokenize", post(tokens::detokenize))
         .route("/metrics", get(probes::metrics))
         .route("/stats", get(probes::stats))
         .route("/openapi.json", get(probes::openapi))
@@ -143,7 +143,7 @@ async fn counted(State(app): State<Arc<App>>, request: Request, next: Next) -> R
 
 /// Answers a request whose handler panicked; the connection and the server go on working.
 fn panicked(_: Box<dyn std::any::Any + Send>) -> Response {
-    ApiError::fault("the request made a handler panic").into_response()
+    ApiError::panicked().into_response()
 }
 
 #[cfg(test)]

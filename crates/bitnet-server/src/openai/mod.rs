@@ -14,5 +14,6 @@ pub(crate) mod prompt;
 pub(crate) mod sampling;
 pub(crate) mod shape;
 pub(crate) mod stream;
+pub(crate) mod tokens;
 pub(crate) mod tools;
 mod turns;

@@ -129,7 +129,7 @@ pub struct Prefill {
 pub struct Speculation {
     pub text: &'static str,
     /// Maximum number of draft tokens in a step.
-    pub guesses: usize,
+    pub drafts: usize,
     #[serde(flatten)]
     pub speed: Speed,
     /// The same without draft tokens.
@@ -197,9 +197,9 @@ pub fn print(r: &Report) -> Result<(), CliError> {
         ));
     }
     for s in &r.speculation {
-        let Speculation { text, guesses, speed, plain, drafted, accepted } = s;
+        let Speculation { text, drafts, speed, plain, drafted, accepted } = s;
         lines.push(format!(
-            "decode  {guesses:2} drafts      {}, without {:.2}; text that {text}, {accepted} of {drafted} accepted",
+            "decode  {drafts:2} drafts      {}, without {:.2}; text that {text}, {accepted} of {drafted} accepted",
             speed.text(),
             plain.tok_s
         ));

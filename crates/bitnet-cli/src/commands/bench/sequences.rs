@@ -112,9 +112,9 @@ impl<'a> Sequences<'a> {
         Ok((start.elapsed(), out))
     }
 
-    /// Decodes one sequence with and without up to `guesses` draft tokens per step, for a text that repeats itself and
+    /// Decodes one sequence with and without up to `drafts` draft tokens per step, for a text that repeats itself and
     /// for one whose repetitions continue differently.
-    pub fn speculation(&mut self, guesses: usize, tokens: usize) -> Result<Vec<Speculation>, CliError> {
+    pub fn speculation(&mut self, drafts: usize, tokens: usize) -> Result<Vec<Speculation>, CliError> {
         let prompt = self.prompt(0, DEFAULT_DEPTH);
         let repeating = GenerationConfig { logit_bias: vec![(1, 100.0)], ..GenerationConfig::default() };
         let varying = GenerationConfig {
@@ -126,10 +126,10 @@ impl<'a> Sequences<'a> {
         let mut rows = Vec::new();
         for (text, config) in [("repeats itself", repeating), ("varies", varying)] {
             let config = GenerationConfig { max_new_tokens: tokens, ignore_eos: true, ..config };
-            let (mut last, mut plain, mut guessed) = (None, Vec::new(), Vec::new());
+            let (mut last, mut plain, mut with_drafts) = (None, Vec::new(), Vec::new());
             // In turns, so that a disturbance affects both.
             for _ in 0..REPEATS {
-                for (max_draft, times) in [(0, &mut plain), (guesses, &mut guessed)] {
+                for (max_draft, times) in [(0, &mut plain), (drafts, &mut with_drafts)] {
                     let engine = EngineConfig { max_draft, ..EngineConfig::default() };
                     let each = |_| ControlFlow::Continue(());
                     let done = generate(self.model, &prompt, &config, &engine, each);
@@ -138,13 +138,13 @@ impl<'a> Sequences<'a> {
                     last = Some(done);
                 }
             }
-            let (Some(last), false) = (last, plain.is_empty() || guessed.is_empty()) else {
+            let (Some(last), false) = (last, plain.is_empty() || with_drafts.is_empty()) else {
                 return Err(CliError::usage("one token leaves nothing to draft", "-n", "give at least 2"));
             };
             let decoded = last.drawn - 1;
-            let (speed, plain) = (Speed::of(decoded, guessed), Speed::of(decoded, plain));
+            let (speed, plain) = (Speed::of(decoded, with_drafts), Speed::of(decoded, plain));
             let Generated { drafted, accepted, .. } = last;
-            rows.push(Speculation { text, guesses, speed, plain, drafted, accepted });
+            rows.push(Speculation { text, drafts, speed, plain, drafted, accepted });
         }
         Ok(rows)
     }
