@@ -41,12 +41,12 @@ fn linear() -> Vec<Kernel> {
     ) in [
         (false, [1, 4, 1, 1], [8, 2], [4, 2], 104),
         (false, [1, 4, 2, 1], [6, 2], [4, 4], 128),
-        (false, [1, 8, 4, 1], [4, 1], [2, 4], 120),
+        (false, [1, 8, 4, 1], [8, 1], [2, 4], 112),
         (false, [2, 4, 4, 2], [4, 1], [2, 4], 124),
         (false, [4, 2, 8, 2], [4, 1], [2, 8], 240),
         (true, [1, 4, 1, 1], [12, 4], [4, 2], 128),
         (true, [1, 4, 2, 1], [6, 2], [4, 4], 128),
-        (true, [1, 4, 4, 1], [4, 1], [4, 4], 96),
+        (true, [1, 4, 4, 1], [4, 1], [4, 4], 104),
         (true, [2, 4, 4, 2], [4, 1], [2, 4], 128),
         (true, [2, 4, 8, 2], [4, 1], [1, 8], 224),
     ]
@@ -106,7 +106,7 @@ fn kernels() -> Vec<Kernel> {
     }
     for (name, template, registers) in [
         ("sm80_rope_store_bf16", "rope_store.ptx", 80),
-        ("sm80_norm_quantize_s8", "norm_quantize.ptx", 48),
+        ("sm80_norm_quantize_s8", "norm_quantize.ptx", 80),
         ("sm80_argmax_f32", "argmax.ptx", 48),
         ("sm80_norm_rows_bf16", "norm_rows.ptx", 64),
         ("sm80_hadamard_f32", "hadamard.ptx", 40),

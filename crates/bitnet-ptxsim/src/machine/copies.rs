@@ -15,7 +15,8 @@ impl Step<'_, '_> {
             Some(reg) => *self.read(reg)?,
             None => [SIZE as u64; WARP],
         };
-        let moves = lanes(self.active).filter(|&lane| src_size[lane] > 0).fold(0, |mask, lane| mask | 1 << lane);
+        let moves =
+            lanes(self.active).filter(|&lane| src_size[lane] > 0).fold(0, |mask, lane| mask | 1 << lane);
         self.count_sectors(pc, moves, &src);
         let mut value = [0; WARP];
         for lane in lanes(self.active) {

@@ -80,6 +80,12 @@ fn sectors_and_requests_are_counted() {
         "mul.lo.u32 r0, tid, 5; and.b32 r0, r0, 31; mul.wide.u32 d1, r0, 16; add.u64 d1, go, d1; st.global.u32 [d1], tid;",
     );
     assert_eq!(back.global_sectors, 16);
+    // Of 32 copies to shared memory, those after the eighth fill with zeros and read nothing.
+    let copied = stats(
+        "mov.u32 r0, s; mad.lo.u32 r0, tid, 16, r0; mul.wide.u32 d1, tid, 16; add.u64 d1, gi, d1; setp.lt.u32 p, tid, 8;
+        selp.b32 r1, 16, 0, p; cp.async.cg.shared.global [r0], [d1], 16, r1; cp.async.wait_all;",
+    );
+    assert_eq!(copied.global_sectors, 4);
 }
 
 #[test]
