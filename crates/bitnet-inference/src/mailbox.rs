@@ -40,8 +40,36 @@ pub(crate) struct Mailbox {
     cancelled: OnceLock<Instant>,
 }
 
+/// An update on its way. Most are tokens without log-probabilities, which take 16 bytes here instead of more than 100.
+enum Posted {
+    Token { choice: u32, index: u32, token: u32 },
+    Other(Box<Update>),
+}
+
+impl From<Update> for Posted {
+    fn from(update: Update) -> Self {
+        if let Update::Token { choice, index, token, logprobs: None } = update
+            && let Ok(index) = u32::try_from(index)
+        {
+            return Posted::Token { choice, index, token };
+        }
+        Posted::Other(Box::new(update))
+    }
+}
+
+impl From<Posted> for Update {
+    fn from(posted: Posted) -> Self {
+        match posted {
+            Posted::Token { choice, index, token } => {
+                Update::Token { choice, index: index as usize, token, logprobs: None }
+            }
+            Posted::Other(update) => *update,
+        }
+    }
+}
+
 struct State {
-    updates: VecDeque<Update>,
+    updates: VecDeque<Posted>,
     /// Number of tokens delivered for each choice; `None` when it has ended.
     delivered: Vec<Option<usize>>,
     paused: bool,
@@ -77,7 +105,7 @@ impl Mailbox {
                 update
             }
         };
-        updates.push_back(update);
+        updates.push_back(update.into());
         let full =
             updates.len() >= self.capacity && !std::mem::replace(paused, updates.len() >= self.capacity);
         let waker = state.waker.take();
@@ -176,7 +204,7 @@ impl State {
             Some(update) => {
                 let resume = self.paused && self.updates.len() <= capacity / 2;
                 self.paused &= !resume;
-                Some(Popped::Update(update, resume))
+                Some(Popped::Update(update.into(), resume))
             }
             None => self.delivered.iter().all(Option::is_none).then_some(Popped::Over),
         }

@@ -192,6 +192,12 @@ impl Metrics {
         self.0.lock().clone()
     }
 
+    /// Records values of `measure`.
+    pub(crate) fn observe_all(&self, measure: Measure, values: &[f64]) {
+        let distribution = &mut self.0.lock().measures[measure as usize];
+        values.iter().for_each(|&value| distribution.add(value, measure.unit()));
+    }
+
     /// Resets all counts and measurements to zero.
     pub fn reset(&self) {
         *self.0.lock() = Snapshot::default();

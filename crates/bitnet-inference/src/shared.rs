@@ -37,6 +37,17 @@ impl Shared {
     }
 }
 
+impl Shared {
+    /// Records values of `measure`.
+    pub fn observe_all(&self, measure: crate::Measure, values: &[f64]) {
+        if !values.is_empty() {
+            self.metrics.observe_all(measure, values);
+            let recorders = self.recorders.read();
+            recorders.iter().for_each(|r| values.iter().for_each(|&value| r.observe(measure, value)));
+        }
+    }
+}
+
 impl Recorder for Shared {
     fn add(&self, counter: Counter, by: u64) {
         self.metrics.add(counter, by);

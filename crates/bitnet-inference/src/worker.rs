@@ -1,4 +1,5 @@
 use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasherDefault, Hasher};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -95,6 +96,25 @@ impl Live {
     }
 }
 
+/// Hashes the engine's ids of requests, which count up from 0, so that nobody can choose them to collide.
+#[derive(Default)]
+struct IdHasher(u64);
+
+impl Hasher for IdHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|&byte| self.write_u64(self.0 ^ u64::from(byte)));
+    }
+
+    fn write_u64(&mut self, id: u64) {
+        // The table takes the lowest and the highest bits.
+        self.0 = id.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
 /// The engine's thread, which owns the model, the cache and the scheduler.
 pub(crate) struct Worker {
     scheduler: Scheduler,
@@ -104,7 +124,11 @@ pub(crate) struct Worker {
     shared: Arc<Shared>,
     /// Requests received from the channel but not yet passed to the scheduler.
     arriving: VecDeque<Submission>,
-    live: HashMap<u64, Live>,
+    live: HashMap<u64, Live, BuildHasherDefault<IdHasher>>,
+    /// Times between tokens in seconds, to be observed together.
+    between: Vec<f64>,
+    /// Whether commands, requests or slow readers have changed the scheduler since its status was published.
+    changed: bool,
     start: Instant,
     steps: u64,
     plan: Plan,
@@ -136,7 +160,9 @@ impl Worker {
             commands,
             shared,
             arriving: VecDeque::new(),
-            live: HashMap::new(),
+            live: HashMap::default(),
+            between: Vec::new(),
+            changed: true,
             start: Instant::now(),
             steps: 0,
             plan: Plan::default(),
@@ -206,6 +232,7 @@ impl Worker {
         self.stepper.scored.clear();
         self.scheduler = self.scheduler.restarted();
         (self.plan, self.outcome) = (Plan::default(), StepOutcome::default());
+        self.changed = true;
     }
 
     /// Restarts if the scheduler has broken one of its rules, because sequences might then read others' blocks.
@@ -256,11 +283,14 @@ impl Worker {
         self.arriving.extend(self.submissions.try_iter().flatten());
         self.accept();
         self.scheduler.tick(self.now());
-        self.deliver();
-        self.publish_status();
+        // Otherwise the status is that of the last step.
+        if self.deliver() | std::mem::take(&mut self.changed) {
+            self.publish_status();
+        }
     }
 
     fn execute(&mut self, command: Command) {
+        self.changed = true;
         match command {
             Command::Cancel(id) => self.scheduler.cancel(id),
             // Unless the reader has fallen behind again.
@@ -281,6 +311,7 @@ impl Worker {
     /// Passes new requests to the scheduler, one at a time, so that a panic loses only one.
     fn accept(&mut self) {
         while let Some(Submission { id, seed, request, ticket, at }) = self.arriving.pop_front() {
+            self.changed = true;
             // A cancel command that came before the request found nothing to cancel.
             let cancelled = ticket.mailbox.cancelled().is_some();
             let (n, alone) = (request.config.n, self.live.is_empty());
@@ -335,8 +366,8 @@ impl Worker {
         true
     }
 
-    /// Delivers the scheduler's events to the readers.
-    fn deliver(&mut self) {
+    /// Delivers the scheduler's events to the readers; returns whether there were any.
+    fn deliver(&mut self) -> bool {
         for (id, logits) in self.stepper.wanted_logits.drain(..) {
             if let Some(live) = self.live.get_mut(&id.request) {
                 live.logits = Some(logits);
@@ -347,9 +378,10 @@ impl Worker {
                 live.ticket.mailbox.score(position, logprobs);
             }
         }
-        let (now, mut tokens) = (Instant::now(), 0);
+        let (now, mut tokens, mut any) = (Instant::now(), 0, false);
         while let Some(event) = self.scheduler.next_event() {
             let (Event::Admitted(id, _) | Event::Token(id, ..) | Event::Ended(id, _)) = event;
+            any = true;
             let Some(live) = self.live.get_mut(&id.request) else { continue };
             match event {
                 Event::Admitted(_, micros) => {
@@ -357,22 +389,24 @@ impl Worker {
                     self.shared.observe(Measure::QueueTime, micros as f64 / 1e6);
                 }
                 Event::Token(_, token, logprobs) => {
-                    let (measure, since) = match live.choices[id.choice as usize].last.replace(now) {
-                        Some(last) => (Measure::InterToken, last),
-                        None => (Measure::FirstToken, live.at),
-                    };
-                    self.shared.observe(measure, (now - since).as_secs_f64());
+                    match live.choices[id.choice as usize].last.replace(now) {
+                        Some(last) => self.between.push((now - last).as_secs_f64()),
+                        None => self.shared.observe(Measure::FirstToken, (now - live.at).as_secs_f64()),
+                    }
                     tokens += 1;
                     let update = Update::Token { choice: id.choice, index: 0, token, logprobs };
                     if live.ticket.mailbox.push(update) {
                         self.shared.add(Counter::Pauses, 1);
                         self.scheduler.pause(self.start.elapsed().as_micros() as u64, id.request);
+                        self.changed = true;
                     }
                 }
                 Event::Ended(_, end) => {
                     // Count tokens and end before the reader can see the end. The reader then finds them counted, and
                     // finds room in the queue.
                     self.shared.add(Counter::GeneratedTokens, std::mem::take(&mut tokens));
+                    self.shared.observe_all(Measure::InterToken, &self.between);
+                    self.between.clear();
                     let counter = counter_of(&end);
                     self.shared.add(counter, 1);
                     live.open -= 1;
@@ -396,6 +430,9 @@ impl Worker {
         if tokens > 0 {
             self.shared.add(Counter::GeneratedTokens, tokens);
         }
+        self.shared.observe_all(Measure::InterToken, &self.between);
+        self.between.clear();
+        any
     }
 
     /// Reports a step that took `seconds` and was predicted to take `predicted` microseconds.

@@ -48,6 +48,9 @@ impl Scheduler {
         if !self.waiting.is_sorted_by_key(|&slot| seq(&self.slots, slot).admission_key()) {
             return Err("waiting sequences are out of order".into());
         }
+        if self.next_deadline().is_some_and(|at| at < self.due) {
+            return Err("a deadline is earlier than the next look at deadlines".into());
+        }
         self.states.check(&states)?;
         self.pool.check(&uses)
     }

@@ -121,6 +121,8 @@ pub struct Scheduler {
     /// Slots of running sequences, oldest first.
     running: Vec<u32>,
     events: VecDeque<Event>,
+    /// A time at or before the earliest at which [`Scheduler::tick`] has something to end.
+    due: u64,
     next_rank: u64,
     counts: SchedulerCounts,
     pace: Pacer,
@@ -151,6 +153,7 @@ impl Scheduler {
             waiting: Vec::new(),
             running: Vec::with_capacity(config.max_running),
             events: VecDeque::with_capacity(4 * config.max_running),
+            due: u64::MAX,
             next_rank: 0,
             counts: SchedulerCounts::default(),
             pace: Pacer::new(config.sizing, config.max_running),
@@ -168,6 +171,7 @@ impl Scheduler {
     pub fn submit(&mut self, now: u64, id: u64, request: Arc<Request>, seed: u64) {
         let deadline =
             request.timeout.map(|t| now.saturating_add(t.as_micros().try_into().unwrap_or(u64::MAX)));
+        self.due = self.due.min(deadline.unwrap_or(u64::MAX));
         for choice in 0..request.config.n as u32 {
             let given = request.prompt.len() - request.generated;
             let wanted = given.saturating_add(request.config.max_new_tokens);
@@ -227,6 +231,7 @@ impl Scheduler {
     /// Pauses a request that is not read. Its choices give up their places but keep their blocks and states until
     /// others need them.
     pub fn pause(&mut self, now: u64, request: u64) {
+        self.due = self.due.min(now.saturating_add(self.config.slow_reader));
         for slot in self.slots_of(request) {
             let s = seq_mut(&mut self.slots, slot);
             s.paused.get_or_insert(now);
@@ -263,11 +268,14 @@ impl Scheduler {
     /// Ends sequences that have run out of time, and moves up those that have waited as long as their priority allows.
     pub fn tick(&mut self, now: u64) {
         let slow = self.config.slow_reader;
-        self.end_where(|s| s.deadline.is_some_and(|d| d <= now), Err(RequestError::Timeout));
-        self.end_where(
-            |s| s.paused.is_some_and(|p| p.saturating_add(slow) <= now),
-            Err(RequestError::SlowReader),
-        );
+        if self.due <= now {
+            self.end_where(|s| s.deadline.is_some_and(|d| d <= now), Err(RequestError::Timeout));
+            self.end_where(
+                |s| s.paused.is_some_and(|p| p.saturating_add(slow) <= now),
+                Err(RequestError::SlowReader),
+            );
+            self.due = self.next_deadline().unwrap_or(u64::MAX);
+        }
         let mut moved = false;
         for &slot in &self.waiting {
             let s = seq_mut(&mut self.slots, slot);
@@ -291,7 +299,12 @@ impl Scheduler {
 
     /// Takes the oldest event.
     pub fn next_event(&mut self) -> Option<Event> {
-        self.events.pop_front()
+        let event = self.events.pop_front();
+        if self.events.is_empty() {
+            // The next ones then use the same memory, which is in the cache.
+            self.events.clear();
+        }
+        event
     }
 
     /// Whether all sequences have ended.
@@ -309,9 +322,9 @@ impl Scheduler {
         self.running.len()
     }
 
-    /// Number of sequences paused because they are not read.
+    /// Number of sequences paused because they are not read; all of them wait.
     pub fn paused(&self) -> usize {
-        self.slots.iter().flatten().filter(|s| s.paused.is_some()).count()
+        self.waiting.iter().filter(|&&slot| seq(&self.slots, slot).paused.is_some()).count()
     }
 
     /// The sequence of a planned run.

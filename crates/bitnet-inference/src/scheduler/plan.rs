@@ -147,8 +147,10 @@ impl Scheduler {
 
     /// Number of tokens of a sequence until the next position where a snapshot is planned.
     pub(super) fn until_snapshot(&self, s: &Sequence) -> usize {
-        let planned =
-            [s.branch, s.boundary()].into_iter().filter(|&at| self.takes_snapshots() && at > s.computed);
+        if !self.takes_snapshots() {
+            return usize::MAX;
+        }
+        let planned = [s.branch, s.boundary()].into_iter().filter(|&at| at > s.computed);
         planned.min().map_or(usize::MAX, |at| at - s.computed)
     }
 
