@@ -379,8 +379,8 @@ const MUTANTS: &[Mutant] = &[
     (
         &GROUPED_T128,
         "groups rounded before they are added",
-        "fma.rn.f32 sum0, q0, q1, sum0;",
-        "mul.rn.f32 q0, q0, q1;\n  add.rn.f32 sum0, q0, sum0;",
+        "fma.rn.f32 sum0, e, p, sum0;",
+        "mul.rn.f32 e, e, p;\n  add.rn.f32 sum0, e, sum0;",
         small::grouped::<70, 300, 64>,
     ),
     (
