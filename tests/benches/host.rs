@@ -25,7 +25,7 @@ const LIMITS: Limits =
 fn main() {
     let forward = SEQUENCES.iter().map(|&(sequences, _)| forward(sequences));
     let engine = SEQUENCES.iter().map(|&(sequences, goal)| engine(sequences, goal));
-    let rows: Vec<Value> = forward.chain(engine).collect();
+    let rows: Vec<Value> = forward.chain([prompt()]).chain(engine).collect();
     println!("{}", json!({ "threads": 1, "isa": "a GPU that does nothing", "rows": rows }));
 }
 
@@ -61,6 +61,26 @@ fn forward(sequences: usize) -> Value {
         times.push(begun.elapsed().as_secs_f64() * 1e6);
     }
     row(format!("forward pass, sequences at once: {sequences}"), times.split_off(STEPS / 10), "no goal")
+}
+
+/// The forward pass of 32 sequences and a prompt, of another length in every step, so that no recording equals it.
+fn prompt() -> Value {
+    const SEQUENCES: usize = 32;
+    let mut model = load();
+    let (mut batch, mut logits) = (Batch::new(), Logits::default());
+    let times = (1..200).map(|length| {
+        batch.clear();
+        for sequence in 0..=SEQUENCES {
+            let blocks: Vec<u32> = (0..BLOCKS).map(|block| (sequence * BLOCKS + block) as u32).collect();
+            let (tokens, start) = if sequence == SEQUENCES { (1 + length, 0) } else { (1, CONTEXT) };
+            batch.push(&vec![1; tokens], start, &blocks, tokens - 1..tokens);
+            batch.want(|_| Wanted::Token(SamplingParams::GREEDY));
+        }
+        let begun = Instant::now();
+        model.forward(&batch, &mut logits).unwrap();
+        begun.elapsed().as_secs_f64() * 1e6
+    });
+    row("forward pass, a prompt of a new length beside 32 sequences".to_owned(), times.collect(), "no goal")
 }
 
 /// A step of the engine: the additional time of requests for more tokens, divided by the additional steps.

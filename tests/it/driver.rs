@@ -7,6 +7,10 @@ use std::{
     sync::LazyLock,
 };
 
+use bitnet_kernels::gpu::{
+    cubins,
+    table::{KERNELS, Kernel},
+};
 use bitnet_tests::{binary, standin};
 
 /// A folder beside the stand-in that holds it under the driver's name.
@@ -110,6 +114,73 @@ fn a_refused_kernel_is_reported_by_name_with_its_log_even_when_loaded_lazily() {
         let report = stderr(&run(environment, &[]));
         assert!(report.contains("refused kernel sm80_embed_bf16") && report.contains("line 7"), "{report}");
     }
+}
+
+/// A copy of the program in a folder of its own, beside which machine code can be.
+struct Program(tempfile::TempDir);
+
+impl Program {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::copy(binary(), folder.path().join("bitnet")).unwrap();
+        Program(folder)
+    }
+
+    /// Puts machine code of every kernel beside the program, made of the text that `assemble` returns.
+    fn ship(&self, assemble: impl Fn(&Kernel, &str) -> String) {
+        let made: Vec<(u32, String, String)> = cubins::texts()
+            .into_iter()
+            .map(|(architecture, kernel, text)| {
+                let code = format!("\x7fELF{}\0", assemble(kernel, &text));
+                (architecture, text, code)
+            })
+            .collect();
+        let parts = made.iter().map(|(architecture, text, code)| (*architecture, &**text, code.as_bytes()));
+        std::fs::write(self.0.path().join(cubins::FILE), cubins::pack(parts)).unwrap();
+    }
+
+    /// What `run` prints, and the report on stderr.
+    fn run(&self, environment: &[(&str, &str)]) -> (String, String) {
+        let mut bitnet = Command::new(self.0.path().join("bitnet"));
+        bitnet.args(["run", "synthetic:tiny", "--ids", "1,2,3,4,5", "-n", "8", "--device", "cuda"]);
+        bitnet.args(["--threads", "1", "--temperature", "0"]);
+        let output =
+            bitnet.env("LD_LIBRARY_PATH", folder()).envs(environment.iter().copied()).output().unwrap();
+        (String::from_utf8_lossy(&output.stdout).into_owned(), stderr(&output))
+    }
+}
+
+#[test]
+fn shipped_machine_code_is_used_for_its_own_text_only_and_everything_else_is_compiled() {
+    let tokens = printed(&[], &["--temperature", "0"]);
+    let program = Program::new();
+    program.ship(|_, text| text.to_owned());
+    let broken = ("STANDIN_REFUSE", KERNELS[0].name);
+    // The stand-in cannot compile this kernel, but takes its code.
+    for environment in [&[][..], &[("STANDIN_OLD", "1")], &[("STANDIN_FAIL", "cuModuleLoadDataEx:39:218")]] {
+        assert_eq!(program.run(environment).0, tokens, "{environment:?}");
+    }
+    // Code that the driver refuses is compiled instead.
+    let refused = ("STANDIN_REFUSE_CODE", KERNELS[0].name);
+    assert_eq!(program.run(&[refused]).0, tokens);
+    let report = program.run(&[refused, broken]).1;
+    assert!(report.contains("refused kernel"), "{report}");
+    let report = program.run(&[("BITNET_GPU", "compile"), broken]).1;
+    assert!(report.contains("refused kernel"), "{report}");
+}
+
+#[test]
+fn shipped_machine_code_with_wrong_results_is_refused_by_the_name_of_its_kernel() {
+    let program = Program::new();
+    let wrong = "sm80_argmax_f32";
+    program.ship(|kernel, text| match kernel.name == wrong {
+        true => text.replacen("redux.sync.max", "redux.sync.min", 1),
+        false => text.to_owned(),
+    });
+    let report = program.run(&[]).1;
+    assert!(report.contains(wrong) && report.contains("wrong results"), "{report}");
+    assert!(report.contains("bitnet.cubins, which BITNET_GPU=compile ignores"), "{report}");
+    assert!(!program.run(&[("BITNET_GPU", "compile")]).0.is_empty());
 }
 
 #[test]

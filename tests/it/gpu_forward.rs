@@ -3,7 +3,10 @@
 use std::path::Path;
 
 use bitnet_inference::sampling::random_u64;
-use bitnet_kernels::{Backend, Drawn, Reference, SamplingParams, Wanted, gpu::Gpu};
+use bitnet_kernels::{
+    Backend, Drawn, Reference, SamplingParams, Wanted,
+    gpu::{Counts, Gpu},
+};
 use bitnet_model::{
     Activation, Batch, Checkpoint, Limits, Logits, Model, ModelSpec, Synthetic, Target, Transformer, convert,
 };
@@ -366,21 +369,30 @@ fn a_sequence_continues_from_a_copy_of_its_state_on_a_gpu() {
     assert_eq!(bits(&rest), bits(&whole[13 * source.spec().vocab..]));
 }
 
-/// A batch of another size at every step: what comes again, however much later, is replayed.
-#[test]
-fn a_server_whose_batch_changes_size_all_the_time_replays_nine_steps_in_ten() {
+/// What a server did whose batch changes its size at every step.
+struct Served {
+    steps: usize,
+    changes: usize,
+    /// Steps with a prompt.
+    prompts: usize,
+    counts: Counts,
+}
+
+/// Runs between 24 and 56 sequences on a GPU that does nothing. A sequence begins with a prompt of at most `prompt` tokens,
+/// of another length than most before.
+fn serve(prompt: usize) -> Served {
     const STEPS: usize = 2000;
     const BLOCKS: usize = 16;
     let large = Synthetic::named("2b4t").unwrap();
     let small =
         Synthetic::of(ModelSpec { hidden: 128, ffn: 128, vocab: 512, layers: 2, ..large.spec().clone() });
-    let limits = Limits { max_tokens: 64, max_logit_rows: 64, kv_blocks: 64 * BLOCKS, state_slots: 0 };
+    let limits = Limits { max_tokens: 4096, max_logit_rows: 64, kv_blocks: 64 * BLOCKS, state_slots: 0 };
     let gpu = Gpu::new(Null::default()).unwrap();
     let mut model = Transformer::load(small.spec(), &small, gpu, limits, &mut |_, _| {}).unwrap();
     let (mut batch, mut logits) = (Batch::new(), Logits::default());
     let random = |step, what| random_u64(7, what, step as u64) as usize;
     let mut lengths = [0; 64].map(|_: usize| 0);
-    let (mut size, mut changes) = (40, 0);
+    let (mut size, mut changes, mut prompts) = (40, 0, 0);
     for step in 0..STEPS {
         let before = size;
         // Some requests end and others begin, so that between 24 and 56 run.
@@ -389,14 +401,31 @@ fn a_server_whose_batch_changes_size_all_the_time_replays_nine_steps_in_ten() {
         batch.clear();
         for (sequence, length) in lengths[..size].iter_mut().enumerate() {
             let ends = *length + 1 == BLOCKS * 64 || random(step, 1 + sequence as u32) % 300 == 0;
-            *length = if ends { 0 } else { *length + 1 };
+            let tokens = if ends { 1 + random(step, 100 + sequence as u32) % prompt } else { 1 };
+            let start = if ends { 0 } else { *length };
+            *length = start + tokens;
             let blocks: Vec<u32> = (0..BLOCKS).map(|block| (sequence * BLOCKS + block) as u32).collect();
-            batch.push(&[1], *length, &blocks, 0..1);
+            batch.push(&vec![1; tokens], start, &blocks, tokens - 1..tokens);
             batch.want(|_| Wanted::Token(SamplingParams::GREEDY));
         }
+        prompts += usize::from(batch.tokens().len() > size);
         model.forward(&batch, &mut logits).unwrap();
     }
-    let replays = model.backend_ref().counts().replays as usize;
-    assert!(changes * 10 > STEPS * 7, "{changes} changes");
-    assert!(replays * 10 >= STEPS * 9, "{replays} of {STEPS}");
+    Served { steps: STEPS, changes, prompts, counts: model.backend_ref().counts() }
+}
+
+/// What comes again, however much later, is replayed.
+#[test]
+fn a_server_whose_batch_changes_size_all_the_time_replays_nine_steps_in_ten() {
+    let Served { steps, changes, counts, .. } = serve(1);
+    assert!(changes * 10 > steps * 7, "{changes} changes");
+    assert!(counts.replays * 10 >= 9 * steps as u64, "{counts:?}");
+}
+
+/// Decision 020: such steps run without a recording, and take no recordings from the others.
+#[test]
+fn prompts_of_ever_new_lengths_leave_nine_in_ten_of_the_other_steps_replayed() {
+    let Served { steps, prompts, counts, .. } = serve(500);
+    assert!(prompts * 10 > steps, "{prompts} steps with prompts");
+    assert!(counts.replays * 10 >= 9 * (steps - prompts) as u64, "{counts:?}, {prompts} steps with prompts");
 }

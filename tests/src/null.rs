@@ -1,6 +1,6 @@
 use std::{fmt, time::Duration};
 
-use bitnet_kernels::gpu::{DeviceInfo, Driver, GpuError, Launch, table::Kernel};
+use bitnet_kernels::gpu::{DeviceInfo, Driver, GpuError, Launch, LoadedCode, table::Kernel};
 
 /// Space between the addresses of two allocations.
 const APART: u64 = 1 << 40;
@@ -25,6 +25,7 @@ impl Default for Null {
                 processors: 132,
                 overlap: true,
                 tiles_by_size: false,
+                code: LoadedCode::default(),
             },
             allocations: 0,
         }

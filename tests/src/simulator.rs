@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bitnet_kernels::gpu::{DeviceInfo, Driver, GpuError, Launch, MARKS, table::Kernel};
+use bitnet_kernels::gpu::{DeviceInfo, Driver, GpuError, Launch, LoadedCode, MARKS, table::Kernel};
 use bitnet_ptxsim::{Memory, MemoryError, Module, Param, Stats};
 
 /// Kernels by text, and by whether launches overlap, each parsed once for all simulators of a process.
@@ -62,6 +62,7 @@ impl Default for Simulator {
                 processors: 4,
                 overlap: true,
                 tiles_by_size: true,
+                code: LoadedCode::default(),
             },
             memory: Memory::new(),
             allocations: BTreeMap::new(),

@@ -5,9 +5,10 @@ use std::{
 };
 
 use anyhow::{Context, Result};
+use bitnet_kernels::gpu::cubins::FILE;
 use clap::Args;
 
-use crate::{bitnet, cargo, output, root, run, size::fits, target};
+use crate::{bitnet, cargo, cubins, output, root, run, size::fits, target};
 
 /// Maximum size of the stripped program in bytes.
 const LIMIT: u64 = 20_000_000;
@@ -43,7 +44,9 @@ impl Dist {
         // Texts are the same on every platform, and only a program for this one runs here.
         let speaks = if self.target.is_some() { bitnet()? } else { program.clone() };
         let folder = root().join(&self.folder);
-        let archive = pack(&program, &speaks, &platform, &folder)?;
+        let place = program.parent().context("a program is in a folder")?;
+        let code = cubins::write(place)?.map(|_| place.join(FILE));
+        let archive = pack(&program, code.as_deref(), &speaks, &platform, &folder)?;
         let bytes = fs::metadata(folder.join(&archive))?.len();
         println!("{}: {:.1} MB", self.folder.join(archive).display(), bytes as f64 / 1e6);
         Ok(())
@@ -80,8 +83,15 @@ impl Platform {
     }
 }
 
-/// Writes the archive and its checksum, and returns the archive's name. `speaks` prints the texts.
-fn pack(program: &Path, speaks: &Path, platform: &Platform, folder: &Path) -> Result<String> {
+/// Writes the archive and its checksum, and returns the archive's name. `code` is machine code for GPUs; `speaks` prints
+/// the texts.
+fn pack(
+    program: &Path,
+    code: Option<&Path>,
+    speaks: &Path,
+    platform: &Platform,
+    folder: &Path,
+) -> Result<String> {
     let name = format!("bitnet-{}-{}-{}", env!("CARGO_PKG_VERSION"), platform.arch, platform.os);
     let inside = folder.join(&name);
     if inside.exists() {
@@ -89,6 +99,9 @@ fn pack(program: &Path, speaks: &Path, platform: &Platform, folder: &Path) -> Re
     }
     fs::create_dir_all(inside.join("completions"))?;
     fs::copy(program, inside.join(platform.program()))?;
+    if let Some(code) = code {
+        fs::copy(code, inside.join(FILE)).with_context(|| code.display().to_string())?;
+    }
     for text in TEXTS {
         fs::copy(root().join(text), inside.join(text)).with_context(|| text.to_owned())?;
     }
@@ -189,9 +202,11 @@ mod tests {
         let folder = temporary.path();
         let program = bitnet_tests::binary();
         let here = Platform::of(None).unwrap();
-        let archive = pack(&program, &program, &here, folder).unwrap();
+        let code = folder.join(FILE);
+        fs::write(&code, b"not machine code").unwrap();
+        let archive = pack(&program, Some(&code), &program, &here, folder).unwrap();
         let first = fs::read(folder.join(&archive)).unwrap();
-        pack(&program, &program, &here, folder).unwrap();
+        pack(&program, Some(&code), &program, &here, folder).unwrap();
         assert!(first == fs::read(folder.join(&archive)).unwrap());
         let in_folder = |program: &str, args: &[&str]| {
             let mut command = Command::new(program);
@@ -204,6 +219,7 @@ mod tests {
         in_folder("tar", &["-xf", &archive]);
         let version = in_folder(&format!("./{name}/bitnet"), &["--version"]);
         assert!(version.contains(env!("CARGO_PKG_VERSION")), "{version}");
+        assert_eq!(fs::read(folder.join(name).join(FILE)).unwrap(), b"not machine code");
         for file in TEXTS.into_iter().chain(["bitnet.1", "completions/_bitnet"]) {
             assert!(fs::metadata(folder.join(name).join(file)).unwrap().len() > 100, "{file}");
         }
@@ -217,7 +233,7 @@ mod tests {
         let program = folder.join("program");
         fs::write(&program, b"not a program").unwrap();
         let packed = || {
-            let archive = pack(&program, Path::new("echo"), &windows, folder).unwrap();
+            let archive = pack(&program, None, Path::new("echo"), &windows, folder).unwrap();
             (fs::read(folder.join(&archive)).unwrap(), archive)
         };
         let (first, archive) = packed();

@@ -6,7 +6,7 @@ use std::{
 use anyhow::{Context, Result};
 use clap::Args;
 
-use crate::{cargo, root, run, size::fits, target};
+use crate::{cargo, cubins, root, run, size::fits, target};
 
 /// Fixtures in the bundle: each family, and sizes that do not fit any tile.
 const FIXTURES: [&str; 6] =
@@ -32,6 +32,7 @@ impl GpuBundle {
         run(cargo(&[&["build", "--profile", "bundle"][..], &what].concat()))?;
         let built = target().join("bundle");
         let bytes = write(&root().join(&self.folder), &built.join("bitnet"), &built.join(INSTRUCTIONS))?;
+        let bytes = bytes + cubins::write(&root().join(&self.folder))?.unwrap_or(0);
         fits("the folder", bytes, LIMIT)?;
         println!("{} holds {:.1} MB", self.folder.display(), bytes as f64 / 1e6);
         Ok(())

@@ -7,6 +7,7 @@ mod ci;
 mod circles;
 mod claims;
 mod cluster;
+mod cubins;
 mod deny;
 mod dist;
 mod fuzz;
@@ -55,6 +56,7 @@ enum Task {
     /// Print the unrolled PTX kernels from their templates
     PtxGen,
     PtxCheck(ptx_check::PtxCheck),
+    Cubins(cubins::Cubins),
     /// Print the product's promises, known mistakes of other engines and the faults that it must survive, each with its
     /// tests; fail if one has none
     Claims,
@@ -94,6 +96,7 @@ fn main() -> ExitCode {
         Task::Arrows => arrows::check(),
         Task::Size => size::check(),
         Task::PtxCheck(check) => check.run(),
+        Task::Cubins(cubins) => cubins.run(),
         Task::PtxGen => ptx_gen::write(),
         Task::Claims => claims::check(),
         Task::Sim(sim) => sim.run(),

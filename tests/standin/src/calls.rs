@@ -12,8 +12,8 @@ use bitnet_ptxsim::{Module, Param};
 
 use super::{
     CAPABILITY, CAPTURE_INVALIDATED, CONTEXT, CURRENT, Code, DEVICE, Done, Event, Function, INVALID_CONTEXT,
-    INVALID_HANDLE, INVALID_PTX, INVALID_VALUE, Loaded, MEMORY, NOT_READY, State, call, within, work::Work,
-    wrong,
+    INVALID_HANDLE, INVALID_IMAGE, INVALID_PTX, INVALID_VALUE, Loaded, MEMORY, NOT_READY, State, call,
+    within, work::Work, wrong,
 };
 
 /// The kind of attribute that lets a kernel begin before the one before it has ended.
@@ -302,7 +302,7 @@ exports! {
     within cuModuleLoadDataEx(module: *mut usize, image: *const c_void, n: u32, options: *mut i32,
                               values: *mut *mut c_void) |s| {
         s.not_captured("cuModuleLoadDataEx")?;
-        // SAFETY: the caller passes PTX that ends with a zero byte.
+        // SAFETY: the caller passes PTX, or what the tests use as machine code: both end with a zero byte.
         let text = unsafe { CStr::from_ptr(image.cast()) }.to_string_lossy().into_owned();
         // SAFETY: the caller passes `n` options and `n` values.
         let (options, values) =
@@ -412,7 +412,9 @@ fn launch(
     s.push(stream, work)
 }
 
-fn load(s: &mut State, module: *mut usize, text: &str, log: (usize, usize)) -> Done {
+fn load(s: &mut State, module: *mut usize, image: &str, log: (usize, usize)) -> Done {
+    let code = image.strip_prefix("\x7fELF");
+    let text = code.unwrap_or(image);
     let parsed = match Module::parse("driver.ptx", text) {
         Ok(parsed) => parsed,
         Err(e) => {
@@ -421,7 +423,10 @@ fn load(s: &mut State, module: *mut usize, text: &str, log: (usize, usize)) -> D
         }
     };
     let name = parsed.entries().next().unwrap_or_default().to_owned();
-    let refused = std::env::var("STANDIN_REFUSE").is_ok_and(|refused| refused == name);
+    if code.is_some() && std::env::var("STANDIN_REFUSE_CODE").is_ok_and(|refused| refused == name) {
+        return Err(INVALID_IMAGE);
+    }
+    let refused = code.is_none() && std::env::var("STANDIN_REFUSE").is_ok_and(|refused| refused == name);
     if refused && std::env::var_os("STANDIN_LAZY").is_none() {
         write_log(log, "ptxas error : line 7");
         return Err(INVALID_PTX);

@@ -5,6 +5,8 @@
 //!
 //! - `STANDIN_FAIL=NAME:N:CODE`: the Nth and all later calls of a function return this code.
 //! - `STANDIN_REFUSE=KERNEL`: the compiler refuses this kernel, with a log.
+//! - `STANDIN_REFUSE_CODE=KERNEL`: the machine code of this kernel is of a form that the driver does not know. Machine
+//!   code is ELF's first four bytes and a text.
 //! - `STANDIN_OLD=1`: the GPU is of compute capability 8.0 and not 9.0.
 //! - `STANDIN_LAZY=1`: it refuses on first use of the function instead of when the module is loaded.
 #![allow(non_snake_case, reason = "the driver's names")]
@@ -27,6 +29,7 @@ type Code = i32;
 type Done = Result<(), Code>;
 
 const INVALID_VALUE: Code = 1;
+const INVALID_IMAGE: Code = 200;
 const INVALID_CONTEXT: Code = 201;
 const INVALID_PTX: Code = 218;
 const INVALID_HANDLE: Code = 400;

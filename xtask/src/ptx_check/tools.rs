@@ -95,6 +95,24 @@ impl Tools {
         Ok(Tools { ptxas, nvdisasm: self.nvdisasm.clone() })
     }
 
+    /// The oldest version that knows every architecture, since drivers refuse machine code of assemblers that are much
+    /// newer; this version if pip cannot install that one.
+    pub(crate) fn for_old_drivers(self) -> Result<Self> {
+        let oldest = VERSIONS.iter().find(|version| version.architectures.len() == ARCHITECTURES.len());
+        match oldest.filter(|_| has_pip()) {
+            Some(version) => self.of_version(version),
+            None => Ok(self),
+        }
+    }
+
+    /// Assembles a kernel's text to machine code.
+    pub(crate) fn machine_code(&self, text: &str, architecture: u32) -> Result<Vec<u8>> {
+        with_files(text, |source, binary| {
+            self.ptxas(source, binary, &architecture.to_string(), &[])?;
+            fs::read(binary).with_context(|| binary.display().to_string())
+        })
+    }
+
     fn in_folder(folder: &Path) -> Option<Self> {
         let [ptxas, nvdisasm] =
             ["ptxas", "nvdisasm"].map(|name| folder.join(name).with_extension(env::consts::EXE_EXTENSION));
@@ -104,7 +122,7 @@ impl Tools {
     /// Assembles a kernel's text and lists the machine code, with the lines of the text that it comes from.
     pub(crate) fn assemble(&self, text: &str, architecture: &str) -> Result<Code> {
         with_files(text, |source, binary| {
-            let report = self.ptxas(source, binary, architecture)?;
+            let report = self.ptxas(source, binary, architecture, &["-v", "-lineinfo"])?;
             let mut nvdisasm = Command::new(&self.nvdisasm);
             nvdisasm.args(["-c", "-gp"]).arg(binary);
             let listing = String::from_utf8_lossy(&output(nvdisasm)?).into_owned();
@@ -115,18 +133,13 @@ impl Tools {
     /// Returns the assembler's errors about a text, or `None` if it accepts the text.
     pub(super) fn refusal(&self, text: &str, architecture: &str) -> Result<Option<String>> {
         with_files(text, |source, binary| {
-            Ok(self.ptxas(source, binary, architecture).err().map(|e| e.to_string()))
+            Ok(self.ptxas(source, binary, architecture, &[]).err().map(|e| e.to_string()))
         })
     }
 
-    fn ptxas(&self, source: &Path, binary: &Path, architecture: &str) -> Result<String> {
+    fn ptxas(&self, source: &Path, binary: &Path, architecture: &str, flags: &[&str]) -> Result<String> {
         let mut ptxas = Command::new(&self.ptxas);
-        ptxas
-            .args(["-v", "-lineinfo"])
-            .arg(format!("-arch=sm_{architecture}"))
-            .arg(source)
-            .arg("-o")
-            .arg(binary);
+        ptxas.args(flags).arg(format!("-arch=sm_{architecture}")).arg(source).arg("-o").arg(binary);
         let assembled = ptxas.output().with_context(|| self.ptxas.display().to_string())?;
         let report = String::from_utf8_lossy(&assembled.stderr).into_owned()
             + &String::from_utf8_lossy(&assembled.stdout);

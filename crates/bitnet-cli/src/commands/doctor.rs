@@ -1,7 +1,7 @@
 use bitnet::kernels::{
     Backend, BackendInfo, Cpu, Isa,
     conformance::{Case, Failure, cases, check, check_rounded},
-    gpu::{DeviceInfo, Driver},
+    gpu::{DeviceInfo, Driver, cubins::FILE},
 };
 use bitnet::{Device, SystemMemory, load::Home};
 use serde::Serialize;
@@ -50,6 +50,12 @@ struct GpuFacts {
     cuda: String,
     memory_bytes: usize,
     processors: u32,
+    /// Number of kernels whose machine code came from the file beside the program.
+    kernels_shipped: usize,
+    /// Number of kernels that the driver compiled.
+    kernels_compiled: usize,
+    /// Why it did.
+    compiled_because: Option<String>,
 }
 
 impl GpuFacts {
@@ -60,6 +66,18 @@ impl GpuFacts {
             cuda: format!("{}.{}", info.driver / 1000, info.driver % 1000 / 10),
             memory_bytes: info.memory,
             processors: info.processors,
+            kernels_shipped: info.code.shipped,
+            kernels_compiled: info.code.compiled,
+            compiled_because: info.code.reason.clone(),
+        }
+    }
+
+    /// Where the machine code of its kernels came from.
+    fn code(&self) -> String {
+        let GpuFacts { kernels_shipped: shipped, kernels_compiled: compiled, compiled_because, .. } = self;
+        match compiled_because {
+            Some(why) => format!("{shipped} kernels from {FILE}, {compiled} compiled by the driver: {why}"),
+            None => format!("{shipped} kernels from {FILE}"),
         }
     }
 }
@@ -216,8 +234,9 @@ fn print(r: &Report) -> Result<(), CliError> {
         format!("memory     {}, {} available", gib(r.memory.total_bytes), gib(r.memory.available_bytes)),
         format!("bandwidth  {}", memory::bandwidth_text(r.memory_bandwidth_gb_s)),
         format!("gpus       {}", r.gpu_note),
-        "kernels compared with the reference:".into(),
     ];
+    lines.extend(r.gpus.iter().map(|gpu| format!("gpu code   {}", gpu.code())));
+    lines.push("kernels compared with the reference:".into());
     for o in &r.conformance {
         let Outcome { backend, isa, threads, cases, passed, .. } = o;
         lines.push(format!("  {backend} {isa:11} {threads} threads  {passed} of {cases} cases equal"));
@@ -231,4 +250,26 @@ fn print(r: &Report) -> Result<(), CliError> {
         format!("demo on {device}: {equal} of {requests} requests get the same tokens in a batch as alone")
     }));
     output::line(lines.join("\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gpu_tells_where_its_machine_code_came_from_and_why() {
+        let facts = |shipped, compiled, why: Option<&str>| GpuFacts {
+            name: "gpu".into(),
+            compute_capability: "9.0".into(),
+            cuda: "12.4".into(),
+            memory_bytes: 0,
+            processors: 1,
+            kernels_shipped: shipped,
+            kernels_compiled: compiled,
+            compiled_because: why.map(str::to_owned),
+        };
+        assert_eq!(facts(38, 0, None).code(), "38 kernels from bitnet.cubins");
+        let some = facts(37, 1, Some("bitnet.cubins is damaged")).code();
+        assert_eq!(some, "37 kernels from bitnet.cubins, 1 compiled by the driver: bitnet.cubins is damaged");
+    }
 }

@@ -25,6 +25,19 @@ pub struct DeviceInfo {
     /// Whether a product takes the tile of its number of tokens and not the one that is estimated to take the least
     /// time, so that tests reach every kernel. Results have the same bits.
     pub tiles_by_size: bool,
+    /// Where the machine code of the kernels that are loaded came from.
+    pub code: LoadedCode,
+}
+
+/// Where the machine code of loaded kernels came from.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LoadedCode {
+    /// Number of kernels from the file beside the program ([`super::cubins`]).
+    pub shipped: usize,
+    /// Number of kernels that the driver has compiled.
+    pub compiled: usize,
+    /// Why the driver has compiled the first of them.
+    pub reason: Option<String>,
 }
 
 impl DeviceInfo {

@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use bitnet_tensor::DType;
 
 use super::{
-    Counts, Driver, Gpu, GpuError,
+    Counts, Driver, Gpu, GpuError, LoadedCode, cubins,
     table::{
         ARGMAX, ATTENTION_MERGE_D128, ATTENTION_MERGE_D256, ATTENTION_R16_D128, ATTENTION_R16_D256,
         ATTENTION_R32_D256, ATTENTION_R64_D128, BITLINEAR_T1, BITLINEAR_T8, BITLINEAR_T16, BITLINEAR_T32,
@@ -22,9 +22,9 @@ use crate::{
     conformance::{Case, Failure, check_rounded},
 };
 
-/// What determines the machine code: GPU, compute capability, CUDA version of the driver, and which set of texts is
-/// loaded. The texts are part of the program.
-type Machine = (String, (u32, u32), i32, bool);
+/// What determines the machine code: GPU, compute capability, CUDA version of the driver, which set of texts is loaded,
+/// and who compiled it. The texts are part of the program.
+type Machine = (String, (u32, u32), i32, bool, LoadedCode);
 
 /// Machines that have passed all cases in this process. Nothing is stored on disk: the compiler of a driver can be
 /// replaced without a change of version, and the cases take little time compared with the compilation.
@@ -117,7 +117,7 @@ impl<D: Driver> Gpu<D> {
     /// The name of the first kernel whose results differ from the reference.
     pub(super) fn try_kernels(&mut self) -> Result<(), GpuError> {
         let info = self.driver.info();
-        let machine = (info.name.clone(), info.capability, info.driver, info.overlap);
+        let machine = (info.name.clone(), info.capability, info.driver, info.overlap, info.code.clone());
         let trusted = || TRUSTED.lock().unwrap_or_else(PoisonError::into_inner);
         if !self.driver.compiles() || trusted().contains(&machine) {
             return Ok(());
@@ -179,7 +179,12 @@ impl<D: Driver> Gpu<D> {
         let names: Vec<&str> = kernels.iter().map(|kernel| kernel.name).collect();
         let (major, minor) = (info.driver / 1000, info.driver % 1000 / 10);
         let (name, texts) = (&info.name, info.texts());
-        let seen = format!("on {name} with the driver for CUDA {major}.{minor} and {texts} ({problem})");
+        let code = match info.code.shipped {
+            0 => String::new(),
+            _ => format!(" from {}, which BITNET_GPU=compile ignores", cubins::FILE),
+        };
+        let seen =
+            format!("on {name} with the driver for CUDA {major}.{minor} and {texts}{code} ({problem})");
         GpuError::WrongResult { kernel: names.join(" or "), seen }
     }
 }

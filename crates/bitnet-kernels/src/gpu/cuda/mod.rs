@@ -6,8 +6,9 @@ mod switches;
 
 use std::{
     cell::{Cell, UnsafeCell},
+    env,
     ffi::{CString, c_char, c_int, c_void},
-    ptr,
+    fs, ptr,
     time::{Duration, Instant},
 };
 
@@ -16,8 +17,14 @@ use library::{Code, LaunchEx, Library};
 use staging::Staging;
 use switches::Switches;
 
-use super::{Arg, DeviceInfo, Driver, GpuError, Launch, MARKS, table::Kernel};
+use super::{
+    Arg, DeviceInfo, Driver, GpuError, Launch, LoadedCode, MARKS,
+    cubins::{self, Cubins},
+    table::Kernel,
+};
 
+/// First bytes of machine code.
+const ELF: &[u8] = b"\x7fELF";
 /// Maximum size of the compiler's log of a kernel, in bytes.
 const LOG: usize = 4096;
 /// Oldest compute capability whose launches can overlap, and oldest version of CUDA whose drivers record that.
@@ -39,6 +46,8 @@ pub struct Cuda {
     allocations: Vec<u64>,
     modules: Vec<Module>,
     graphs: Vec<sys::CUgraphExec>,
+    /// Machine code of the kernels, or why there is none.
+    cubins: Result<Cubins, String>,
     /// Launches a kernel that may begin before earlier ones have ended, if launches overlap.
     overlapping: Option<LaunchEx>,
     /// Whether a kernel is the last work in the stream, or in its capture. A launch overlaps with nothing else.
@@ -137,10 +146,11 @@ impl Cuda {
     /// |---|---|
     /// | `no-overlap` | begins each kernel when the one before has ended, also from compute capability 9.0 on, and loads the kernels of older GPUs |
     /// | `tiles-by-size` | multiplies with the kernel for the number of tokens, not with the one that is estimated to take the least time |
+    /// | `compile` | compiles the kernels, even if their machine code is in `bitnet.cubins` beside the program |
     /// | `no-recordings` | hands launches to the driver one by one |
     /// | `sync` | the same, and waits for each launch, so that a failure names its kernel |
     /// | `patience=SECONDS` | time after which a GPU counts as lost (default 60), for example for `compute-sanitizer` |
-    /// | `optimise=LEVEL` | optimisation level of the driver's compiler, 0 to 4 |
+    /// | `optimise=LEVEL` | the same as `compile`, with this optimisation level, 0 to 4 |
     ///
     /// # Errors
     /// If there is no driver or no such GPU, or the driver does not start.
@@ -185,6 +195,7 @@ impl Cuda {
             allocations: Vec::new(),
             modules: Vec::new(),
             graphs: Vec::new(),
+            cubins: shipped(switches),
             overlapping,
             after_kernel: Cell::new(false),
             switches,
@@ -259,6 +270,59 @@ impl Cuda {
         self.launched(function, code)
     }
 
+    /// Makes a module of a kernel: of machine code, or of a text that ends with a zero byte.
+    fn module(&mut self, kernel: &'static Kernel, image: Vec<u8>) -> Result<Function, GpuError> {
+        self.bind()?;
+        let l = self.library;
+        let refused = |code, log: &[u8]| refusal(kernel.name, code, log, self.info.driver);
+        let end = image.iter().position(|&byte| byte == 0).map(|end| end + 1);
+        if !image.starts_with(ELF) && end != Some(image.len()) {
+            return Err(refused(library::INVALID_PTX, b"the text contains a zero byte"));
+        }
+        let log = Box::new(UnsafeCell::new([0; LOG]));
+        let mut options = vec![
+            sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER,
+            sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
+        ];
+        // Numbers are passed as pointers.
+        let mut values = vec![log.get().cast::<c_void>(), ptr::without_provenance_mut(LOG)];
+        if let Some(level) = self.switches.optimise {
+            options.push(sys::CUjit_option::CU_JIT_OPTIMIZATION_LEVEL);
+            values.push(ptr::without_provenance_mut(level as usize));
+        }
+        let mut handle = ptr::null_mut();
+        // SAFETY: the image is a text that ends with a zero byte, or whole machine code, whose hash was checked and whose
+        // header says how long it is; there are as many values as options, and `log`, to which they point, lives as long
+        // as the module.
+        let code = unsafe {
+            (l.cuModuleLoadDataEx)(
+                &mut handle,
+                image.as_ptr().cast(),
+                options.len() as u32,
+                options.as_mut_ptr(),
+                values.as_mut_ptr(),
+            )
+        };
+        let module = Module { handle, log };
+        if code != 0 {
+            return Err(refused(code, &module.log()));
+        }
+        // Modules are unloaded when the GPU is closed, also those whose function cannot be used.
+        self.modules.push(module);
+        let name = CString::new(kernel.name).unwrap_or_default();
+        let (module, overlaps) = (self.modules.len() - 1, self.info.overlaps(kernel.text));
+        let mut function = Function { handle: ptr::null_mut(), kernel, module, overlaps };
+        // SAFETY: the module was just loaded; the name ends with a zero byte.
+        let found = unsafe { (l.cuModuleGetFunction)(&mut function.handle, handle, name.as_ptr()) };
+        self.launched(&function, found)?;
+        let dynamic = self.info.shared.saturating_sub(kernel.shared) as c_int;
+        let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        // SAFETY: the function belongs to the module.
+        let set = unsafe { (l.cuFuncSetAttribute)(function.handle, attribute, dynamic) };
+        self.launched(&function, set)?;
+        Ok(function)
+    }
+
     /// Turns the return value of a call that used a kernel into a result. With lazy loading, a refusal may come this
     /// late.
     fn launched(&self, function: &Function, code: Code) -> Result<(), GpuError> {
@@ -325,7 +389,19 @@ fn describe(l: Library, device: sys::CUdevice) -> Result<DeviceInfo, GpuError> {
         processors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
         overlap: false,
         tiles_by_size: false,
+        code: LoadedCode::default(),
     })
+}
+
+/// Reads the machine code of the kernels from beside the program, or says why the driver has to compile them.
+fn shipped(switches: Switches) -> Result<Cubins, String> {
+    if switches.compile {
+        return Err("BITNET_GPU says so".to_owned());
+    }
+    let program = env::current_exe().map_err(|e| format!("the program's folder is unknown: {e}"))?;
+    let path = program.with_file_name(cubins::FILE);
+    let bytes = fs::read(&path).map_err(|e| format!("{}: {e}", path.display()))?;
+    Cubins::parse(bytes).ok_or_else(|| format!("{} is damaged", path.display()))
 }
 
 impl Driver for Cuda {
@@ -388,52 +464,32 @@ impl Driver for Cuda {
         self.staging.read(self.library, self.stream, address, bytes)
     }
 
+    /// Takes the machine code of the kernel's text from beside the program, or has the driver compile the text.
     fn load(&mut self, kernel: &'static Kernel) -> Result<Function, GpuError> {
-        self.bind()?;
-        let l = self.library;
-        let refused = |code, log: &[u8]| refusal(kernel.name, code, log, self.info.driver);
-        let Ok(text) = CString::new(self.info.text_for(kernel.text).into_owned()) else {
-            return Err(refused(library::INVALID_PTX, b"the text contains a zero byte"));
+        let text = self.info.text_for(kernel.text).into_owned();
+        let code = match &self.cubins {
+            Ok(cubins) => match cubins.find(self.info.capability, &text) {
+                Ok(code) => Ok(code.to_vec()),
+                Err(why) => Err(format!("{} {why}", cubins::FILE)),
+            },
+            Err(why) => Err(why.clone()),
         };
-        let log = Box::new(UnsafeCell::new([0; LOG]));
-        let mut options = vec![
-            sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER,
-            sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
-        ];
-        // Numbers are passed as pointers.
-        let mut values = vec![log.get().cast::<c_void>(), ptr::without_provenance_mut(LOG)];
-        if let Some(level) = self.switches.optimise {
-            options.push(sys::CUjit_option::CU_JIT_OPTIMIZATION_LEVEL);
-            values.push(ptr::without_provenance_mut(level as usize));
-        }
-        let mut handle = ptr::null_mut();
-        // SAFETY: the text ends with a zero byte; there are as many values as options, and `log`, to which they point,
-        // lives as long as the module.
-        let code = unsafe {
-            (l.cuModuleLoadDataEx)(
-                &mut handle,
-                text.as_ptr().cast(),
-                options.len() as u32,
-                options.as_mut_ptr(),
-                values.as_mut_ptr(),
-            )
+        let why = match code {
+            Ok(code) => match self.module(kernel, code) {
+                Err(full @ GpuError::NoRoomForKernel { .. }) => return Err(full),
+                Err(refused) => refused.to_string(),
+                Ok(function) => {
+                    self.info.code.shipped += 1;
+                    return Ok(function);
+                }
+            },
+            Err(why) => why,
         };
-        let module = Module { handle, log };
-        if code != 0 {
-            return Err(refused(code, &module.log()));
-        }
-        self.modules.push(module);
-        let name = CString::new(kernel.name).unwrap_or_default();
-        let (module, overlaps) = (self.modules.len() - 1, self.info.overlaps(kernel.text));
-        let mut function = Function { handle: ptr::null_mut(), kernel, module, overlaps };
-        // SAFETY: the module was just loaded; the name ends with a zero byte.
-        let found = unsafe { (l.cuModuleGetFunction)(&mut function.handle, handle, name.as_ptr()) };
-        self.launched(&function, found)?;
-        let dynamic = self.info.shared.saturating_sub(kernel.shared) as c_int;
-        let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-        // SAFETY: the function belongs to the module.
-        let set = unsafe { (l.cuFuncSetAttribute)(function.handle, attribute, dynamic) };
-        self.launched(&function, set)?;
+        let mut text = text.into_bytes();
+        text.push(0);
+        let function = self.module(kernel, text)?;
+        self.info.code.compiled += 1;
+        self.info.code.reason.get_or_insert(why);
         Ok(function)
     }
 

@@ -12,6 +12,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub(super) struct Switches {
     pub(super) overlap: bool,
     pub(super) tiles_by_size: bool,
+    /// Whether the driver compiles the kernels even if their machine code is at hand.
+    pub(super) compile: bool,
     pub(super) recordings: bool,
     pub(super) sync: bool,
     pub(super) patience: Duration,
@@ -24,6 +26,7 @@ impl Default for Switches {
         Switches {
             overlap: true,
             tiles_by_size: false,
+            compile: false,
             recordings: true,
             sync: false,
             patience: PATIENCE,
@@ -45,6 +48,7 @@ impl Switches {
             match switch.split_once('=') {
                 None if switch == "no-overlap" => switches.overlap = false,
                 None if switch == "tiles-by-size" => switches.tiles_by_size = true,
+                None if switch == "compile" => switches.compile = true,
                 None if switch == "no-recordings" => switches.recordings = false,
                 None if switch == "sync" => (switches.sync, switches.recordings) = (true, false),
                 Some(("patience", seconds)) => {
@@ -53,7 +57,7 @@ impl Switches {
                 }
                 Some(("optimise", level)) => {
                     let level = level.parse().ok().filter(|&l: &u32| l <= 4).ok_or_else(unknown)?;
-                    switches.optimise = Some(level);
+                    (switches.optimise, switches.compile) = (Some(level), true);
                 }
                 _ => return Err(unknown()),
             }
@@ -76,6 +80,7 @@ mod tests {
         assert!(all.overlap && !one.overlap && one.recordings);
         assert!(!Switches::parse("no-recordings").unwrap().recordings);
         assert!(Switches::parse("tiles-by-size").unwrap().tiles_by_size && !one.tiles_by_size);
+        assert!(Switches::parse("compile").unwrap().compile && all.compile && !one.compile);
         for wrong in ["synch", "patience", "patience=0", "optimise=5", "sync=1"] {
             let error = Switches::parse(wrong).unwrap_err().to_string();
             assert!(error.contains(wrong) && error.contains("no-recordings"), "{error}");
