@@ -9,12 +9,12 @@ use crate::pace::StepLoad;
 use crate::scheduler::{Plan, PlannedRun, RunOutcome, SampledToken, Scheduler, StepOutcome};
 use crate::{Draw, Model, Output, RequestError, Sampler, SeqId, Sequence, TokenLogprobs, TokenSet, wanted};
 
-/// Number of tokens before those of a calibration step; all within the first block.
+/// Number of tokens before those of a calibration step; all in the first block.
 const CALIBRATED: usize = 32;
 /// Maximum time for calibration; its last step may exceed it.
 const CALIBRATION_TIME: Duration = Duration::from_secs(1);
-/// How often a sequence is computed again because a failed pass has left its state undefined. After the first failure
-/// the sequence is computed alone, so it is at fault if that fails too.
+/// Maximum number of times that a sequence is computed again because a failed pass has left its state undefined. After
+/// the first failure the sequence is computed alone, so it is at fault if that fails too.
 const MAX_LOSSES: u32 = 2;
 
 /// Counts of failures in steps.

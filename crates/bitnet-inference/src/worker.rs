@@ -16,7 +16,7 @@ use crate::shared::{Command, EngineStatus, Shared};
 use crate::step::panic_message;
 use crate::{FinishReason, Request, RequestError, Stepper, Update};
 
-/// Steps between two checks of the scheduler's rules, rare enough to cost nothing.
+/// Steps between two checks of the scheduler's rules, rare enough that their cost does not matter.
 const INSPECTION: u64 = 1024;
 
 /// A request on its way to the engine's thread.
@@ -33,7 +33,7 @@ pub(crate) struct Submission {
 pub(crate) struct Ticket {
     mailbox: Arc<Mailbox>,
     shared: Arc<Shared>,
-    /// Its share of the queue: choices that have not had a place yet, and the prompt until the first choice gets one.
+    /// Its share of the queue: choices that have not been admitted yet, and the prompt until the first of them is.
     queued: Queue,
 }
 
@@ -81,7 +81,7 @@ struct Live {
 
 #[derive(Clone)]
 struct Progress {
-    /// Whether it still counts in the queue.
+    /// Whether the choice is still counted in the queue.
     queued: bool,
     /// Time of its last token.
     last: Option<Instant>,
@@ -293,7 +293,7 @@ impl Worker {
         self.changed = true;
         match command {
             Command::Cancel(id) => self.scheduler.cancel(id),
-            // Unless the reader has fallen behind again.
+            // Resume, unless the reader has fallen behind again.
             Command::Resume(id) => {
                 if self.live.get(&id).is_some_and(|live| !live.ticket.mailbox.is_paused()) {
                     self.scheduler.resume(self.now(), id);
@@ -500,7 +500,7 @@ fn counter_of(end: &Result<crate::End, RequestError>) -> Counter {
     }
 }
 
-/// Refuses further requests when the thread ends, in whatever way.
+/// Refuses further requests when the thread ends, however it ends.
 struct Stopping<'a>(&'a Shared);
 
 impl Drop for Stopping<'_> {
