@@ -45,7 +45,7 @@ fn linear() -> Vec<Kernel> {
         (false, [2, 4, 4, 2], [4, 1], [2, 4], 124),
         (false, [4, 2, 8, 2], [4, 1], [2, 8], 240),
         (true, [1, 4, 1, 1], [12, 4], [4, 2], 128),
-        (true, [1, 4, 2, 1], [6, 2], [4, 4], 128),
+        (true, [1, 4, 2, 1], [6, 2], [3, 4], 160),
         (true, [1, 4, 4, 1], [4, 1], [4, 4], 104),
         (true, [2, 4, 4, 2], [4, 1], [2, 4], 128),
         (true, [2, 4, 8, 2], [4, 1], [1, 8], 224),
@@ -128,7 +128,7 @@ fn kernels() -> Vec<Kernel> {
         kernels.push(Kernel {
             name: format!("sm80_attention_merge_d{dim}_f32"),
             template: "attention_merge.ptx",
-            numbers: context! { dim, threads => 64, ahead => 8, registers => 64 },
+            numbers: context! { dim, threads => 64, ahead => 8, registers => if dim == 256 { 72 } else { 64 } },
         });
     }
     kernels

@@ -33,7 +33,7 @@ static TILES: [TimedTile; 5] = [
 /// The kernels for more and for weights with scales for groups of columns, by number of tokens.
 static GROUPED_TILES: [TimedTile; 5] = [
     grouped(&GROUPED_T8, [64, 8], 4, [1400, 143, 99]),
-    grouped(&GROUPED_T16, [64, 16], 4, [2020, 195, 115]),
+    grouped(&GROUPED_T16, [64, 16], 3, [2020, 195, 115]),
     grouped(&GROUPED_T32, [64, 32], 5, [1970, 388, 214]),
     grouped(&GROUPED_T64, [128, 64], 2, [2800, 559, 546]),
     grouped(&GROUPED_T128, [128, 128], 1, [3160, 878, 878]),
