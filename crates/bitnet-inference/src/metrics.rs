@@ -210,7 +210,7 @@ impl Recorder for Metrics {
     }
 
     fn observe(&self, measure: Measure, value: f64) {
-        self.0.lock().measures[measure as usize].add(value, measure.unit());
+        self.observe_all(measure, &[value]);
     }
 }
 

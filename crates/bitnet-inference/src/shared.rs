@@ -7,7 +7,7 @@ use bitnet_kernels::DeviceStatus;
 use bitnet_model::ForwardError;
 use parking_lot::{Mutex, RwLock};
 
-use crate::metrics::{Counter, Metrics, Recorder};
+use crate::metrics::{Counter, Measure, Metrics, Recorder};
 use crate::queue::Waiting;
 use crate::watch::Watch;
 use crate::{Draws, RequestError, SchedulerCounts, StepFaults};
@@ -35,11 +35,9 @@ impl Shared {
     pub fn end(&self) -> RequestError {
         self.lost.lock().clone().map_or(RequestError::Stopped, RequestError::Forward)
     }
-}
 
-impl Shared {
     /// Records values of `measure`.
-    pub fn observe_all(&self, measure: crate::Measure, values: &[f64]) {
+    pub fn observe_all(&self, measure: Measure, values: &[f64]) {
         if !values.is_empty() {
             self.metrics.observe_all(measure, values);
             let recorders = self.recorders.read();
@@ -54,9 +52,8 @@ impl Recorder for Shared {
         self.recorders.read().iter().for_each(|r| r.add(counter, by));
     }
 
-    fn observe(&self, measure: crate::Measure, value: f64) {
-        self.metrics.observe(measure, value);
-        self.recorders.read().iter().for_each(|r| r.observe(measure, value));
+    fn observe(&self, measure: Measure, value: f64) {
+        self.observe_all(measure, &[value]);
     }
 
     fn stalled(&self, age: Duration, plans: &str) {

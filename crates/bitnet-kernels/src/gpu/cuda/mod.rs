@@ -396,7 +396,7 @@ fn describe(l: Library, device: sys::CUdevice) -> Result<DeviceInfo, GpuError> {
 /// Reads the machine code of the kernels from beside the program, or says why the driver has to compile them.
 fn shipped(switches: Switches) -> Result<Cubins, String> {
     if switches.compile {
-        return Err("BITNET_GPU says so".to_owned());
+        return Err("BITNET_GPU asks for it".to_owned());
     }
     let program = env::current_exe().map_err(|e| format!("the program's folder is unknown: {e}"))?;
     let path = program.with_file_name(cubins::FILE);
