@@ -104,7 +104,7 @@ pub mod scheduling {
 }
 
 // Inside the crate, every name is available at the root.
-use metrics::{Measure, Snapshot};
+use metrics::Snapshot;
 use padded::PaddedBatch;
 use random::random_u64;
 use sampler::{Draw, Sampler};
