@@ -10,6 +10,7 @@ use std::{
 use bitnet_kernels::gpu::{
     cubins,
     table::{KERNELS, Kernel},
+    tilings,
 };
 use bitnet_tests::{binary, standin};
 
@@ -181,6 +182,21 @@ fn shipped_machine_code_with_wrong_results_is_refused_by_the_name_of_its_kernel(
     assert!(report.contains(wrong) && report.contains("wrong results"), "{report}");
     assert!(report.contains("bitnet.cubins, which BITNET_GPU=compile ignores"), "{report}");
     assert!(!program.run(&[("BITNET_GPU", "compile")]).0.is_empty());
+}
+
+#[test]
+fn measured_launches_beside_the_program_are_used_and_a_line_that_is_none_is_refused() {
+    let program = Program::new();
+    let with = |lines: &str| {
+        std::fs::write(program.0.path().join(tilings::FILE), lines).unwrap();
+        program.run(&[])
+    };
+    let tokens = printed(&[], &["--temperature", "0"]);
+    assert_eq!(with("# a comment\nrow 128 128 8 8 1 stand-in\nrow 9 9 9 9 9 another GPU\n").0, tokens);
+    let impossible = with("row 128 128 8 9 1 stand-in\n").1;
+    assert!(impossible.contains("cannot launch \"row 128 128 8 9 1\""), "{impossible}");
+    let unreadable = with("row 128 128 8 stand-in\n").1;
+    assert!(unreadable.contains("cannot read \"row 128 128 8 stand-in\""), "{unreadable}");
 }
 
 #[test]

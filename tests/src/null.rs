@@ -25,6 +25,7 @@ impl Default for Null {
                 processors: 132,
                 overlap: true,
                 tiles_by_size: false,
+                tilings: Vec::new(),
                 code: LoadedCode::default(),
             },
             allocations: 0,

@@ -62,6 +62,7 @@ impl Default for Simulator {
                 processors: 4,
                 overlap: true,
                 tiles_by_size: true,
+                tilings: Vec::new(),
                 code: LoadedCode::default(),
             },
             memory: Memory::new(),

@@ -1,6 +1,7 @@
 #!/bin/sh
 # Checks the GPU of this machine, then measures it, in under ten minutes. Tables go to the screen. Results are written
-# to doctor.json, bench.json and bf16.jsonl beside this script as they come, so that an interrupted run keeps them.
+# to doctor.json, bench.json, tuned.json and bf16.jsonl beside this script as they come, so that an interrupted run
+# keeps them.
 # No speed is measured on a GPU whose kernels compute wrong results. If only single instructions are wrong,
 # not-trusted.txt reports it, and speeds are measured anyway.
 # Exits with 3 if there is no usable GPU, 124 if a part took too long, and 1 if something is wrong.
@@ -15,7 +16,7 @@ depths=${DEPTHS:-96,992}
 step=${STEP:-2048}
 result=0
 # Results of an earlier run must not be mistaken for this one's.
-rm -f doctor.json bench.json bf16.jsonl not-trusted.txt
+rm -f doctor.json bench.json tuned.json bitnet.tiles bf16.jsonl not-trusted.txt
 
 # limit SECONDS COMMAND: ends it after that time, if the system has `timeout`.
 limit() {
@@ -51,7 +52,7 @@ if [ "$device" != cpu ]; then
 fi
 
 echo "kernels, fixtures, and a batch compared with its members:"
-limit 150 ./bitnet doctor --device "$device" --fixtures fixtures --save doctor.json
+limit 120 ./bitnet doctor --device "$device" --fixtures fixtures --save doctor.json
 status=$?
 if [ $status = 1 ] && [ ! -e doctor.json ]; then
     echo "no usable GPU: nothing was checked or measured" >&2
@@ -63,16 +64,26 @@ ended "the check" $status
 echo "speeds of $model:"
 # The sizes are several arguments.
 # shellcheck disable=SC2086
-limit 300 ./bitnet bench "$model" --device "$device" $sizes -d "$depths" --step "$step" --kernels --save bench.json
+limit 270 ./bitnet bench "$model" --device "$device" $sizes -d "$depths" --step "$step" --kernels --save bench.json
 status=$?
 ended "the measurement" $status
 [ $status = 0 ] || result=$status
 [ ! -e not-trusted.txt ] || cat not-trusted.txt >&2
 
+if [ "$device" != cpu ]; then
+    # Programs in this folder use it from then on.
+    echo "the best launch of each product, for bitnet.tiles:"
+    limit 60 ./bitnet bench "$model" --device "$device" -b 1,32,256 -n 16 -p 512 --step "$step" --kernels \
+        --tune bitnet.tiles --save tuned.json
+    status=$?
+    ended "tuning" $status
+    [ $status = 0 ] || result=$status
+fi
+
 if python3 -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
     echo "a bf16 model of the same shapes in PyTorch:"
     # shellcheck disable=SC2086
-    limit 130 python3 bf16.py $sizes >bf16.jsonl
+    limit 90 python3 bf16.py $sizes >bf16.jsonl
     status=$?
     cat bf16.jsonl
     ended "PyTorch" $status

@@ -493,6 +493,10 @@ pub struct BenchArgs {
     /// Also measure single kernels at the model's shapes, and compare them with the limits of memory and arithmetic
     #[arg(long, conflicts_with = "url")]
     pub kernels: bool,
+    /// First measure how each product is best launched on this GPU, and write that to a file, which may have lines for
+    /// other models and GPUs; as bitnet.tiles beside the program, it is used from then on
+    #[arg(long, value_name = "FILE", requires = "kernels")]
+    pub tune: Option<PathBuf>,
     /// Also write the JSON object to a file; it is updated after every row, so that an interrupted run keeps its
     /// results
     #[arg(long, value_name = "FILE", conflicts_with = "url")]

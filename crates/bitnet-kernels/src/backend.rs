@@ -2,7 +2,8 @@ use bitnet_tensor::{BitNetTensor, GroupedTensor, TernaryTensor};
 
 use crate::{
     DeltaShape, DeltaWeights, Drawn, Gate, GroupedPanels, Grouping, HeadNorms, KernelError, KvShape, Norm,
-    Norms, Panels, Rotate, RowOrder, RowsKind, SamplingParams, Screen, Step, Wanted, gpu::Counts,
+    Norms, Panels, Rotate, RowOrder, RowsKind, SamplingParams, Screen, Step, Wanted,
+    gpu::{Counts, tilings::Tiling},
 };
 
 /// Describes what a backend runs on, for display and records.
@@ -386,5 +387,15 @@ pub trait Inspect: Backend {
     /// Names of the kernels of the last step that was handed to a GPU, each once. [`Backend::finish`] ends a step.
     fn kernels(&self) -> Vec<&'static str> {
         Vec::new()
+    }
+
+    /// Ways to launch a product with `w` for `n` rows that are worth measuring, if there are several.
+    fn tilings(&self, _w: &Self::Linear, _n: usize) -> Vec<Tiling> {
+        Vec::new()
+    }
+
+    /// Launches products as `tilings` say, which must come from [`Inspect::tilings`], in place of earlier ones.
+    fn use_tilings(&mut self, _tilings: &[Tiling]) -> Result<(), KernelError> {
+        Ok(())
     }
 }

@@ -1,7 +1,7 @@
 use bitnet::kernels::{
     Backend, BackendInfo, Cpu, Isa,
     conformance::{Case, Failure, cases, check, check_rounded},
-    gpu::{DeviceInfo, Driver, cubins::FILE},
+    gpu::{DeviceInfo, Driver, cubins::FILE, tilings},
 };
 use bitnet::{Device, SystemMemory, load::Home};
 use serde::Serialize;
@@ -56,6 +56,8 @@ struct GpuFacts {
     kernels_compiled: usize,
     /// Why it did.
     compiled_because: Option<String>,
+    /// Number of products that are launched as a tuning run has measured.
+    products_tuned: usize,
 }
 
 impl GpuFacts {
@@ -69,6 +71,7 @@ impl GpuFacts {
             kernels_shipped: info.code.shipped,
             kernels_compiled: info.code.compiled,
             compiled_because: info.code.reason.clone(),
+            products_tuned: info.tilings.len(),
         }
     }
 
@@ -78,6 +81,14 @@ impl GpuFacts {
         match compiled_because {
             Some(why) => format!("{shipped} kernels from {FILE}, {compiled} compiled by the driver: {why}"),
             None => format!("{shipped} kernels from {FILE}"),
+        }
+    }
+
+    /// How it is decided which tiles a product has.
+    fn tiles(&self) -> String {
+        match self.products_tuned {
+            0 => format!("estimated, since no {} has any for this GPU", tilings::FILE),
+            tuned => format!("measured for {tuned} products ({}), otherwise estimated", tilings::FILE),
         }
     }
 }
@@ -235,7 +246,9 @@ fn print(r: &Report) -> Result<(), CliError> {
         format!("bandwidth  {}", memory::bandwidth_text(r.memory_bandwidth_gb_s)),
         format!("gpus       {}", r.gpu_note),
     ];
-    lines.extend(r.gpus.iter().map(|gpu| format!("gpu code   {}", gpu.code())));
+    for gpu in &r.gpus {
+        lines.extend([format!("gpu code   {}", gpu.code()), format!("gpu tiles  {}", gpu.tiles())]);
+    }
     lines.push("kernels compared with the reference:".into());
     for o in &r.conformance {
         let Outcome { backend, isa, threads, cases, passed, .. } = o;
@@ -267,9 +280,12 @@ mod tests {
             kernels_shipped: shipped,
             kernels_compiled: compiled,
             compiled_because: why.map(str::to_owned),
+            products_tuned: compiled,
         };
         assert_eq!(facts(38, 0, None).code(), "38 kernels from bitnet.cubins");
         let some = facts(37, 1, Some("bitnet.cubins is damaged")).code();
+        assert_eq!(facts(38, 0, None).tiles(), "estimated, since no bitnet.tiles has any for this GPU");
+        assert_eq!(facts(37, 1, None).tiles(), "measured for 1 products (bitnet.tiles), otherwise estimated");
         assert_eq!(some, "37 kernels from bitnet.cubins, 1 compiled by the driver: bitnet.cubins is damaged");
     }
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use bitnet::{
     kernels::{
         DeltaShape, conformance,
-        gpu::{Gpu, GpuError, table::KERNELS},
+        gpu::{Gpu, GpuError, table::KERNELS, tilings},
     },
     model::{Checkpoint, Grouped, Hybrid, ModelSpec, Synthetic},
 };
@@ -16,7 +16,7 @@ use clap::Parser;
 use super::{
     bench::{
         self,
-        kernels::{self, Bounds, Sizes},
+        kernels::{self, Bounds, Sizes, TUNED},
     },
     doctor,
 };
@@ -139,7 +139,7 @@ fn operations(spec: ModelSpec) -> Vec<(&'static str, Vec<&'static str>)> {
     let sizes =
         Sizes { steps: &[1, 8, 16, 32, 64, 128], batches: &[1, 9, 33], contexts: &[4000], prompt: 100 };
     let mut rows = Vec::new();
-    kernels::measure(&mut gpu, &checkpoint, &sizes, Bounds::default(), &mut |row| {
+    kernels::measure(&mut gpu, &checkpoint, &sizes, Bounds::default(), false, &mut |row| {
         rows.push((row.operation, row.kernels));
         Ok(())
     })
@@ -188,6 +188,33 @@ fn a_bench_measures_every_kernel_and_the_products_with_every_tile() {
     for kernel in KERNELS.iter().map(|kernel| kernel.name).filter(|name| !limits.contains(name)) {
         assert!(measured.iter().any(|(_, kernels)| kernels.contains(&kernel)), "no row measures {kernel}");
     }
+}
+
+#[test]
+fn a_bench_writes_how_each_product_is_best_launched_and_a_gpu_does_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("bitnet.tiles");
+    let of_another = "row 128 128 8 8 1 another GPU";
+    std::fs::write(&file, of_another).unwrap();
+    let line = format!(
+        "bitnet bench synthetic:tiny --device cuda -b 1 -n 4 -p 8 --kernels --tune {}",
+        file.display()
+    );
+    let (common, args) = bench(&line);
+    bench::measure(&Machine { common: &common, open: |_| Ok(Null::default()) }, &args).unwrap();
+
+    let mut lines = tilings::parse(&std::fs::read_to_string(&file).unwrap()).map_err(str::to_owned).unwrap();
+    assert_eq!(lines.remove(0).to_string(), of_another);
+    // Four products, each for all numbers of tokens.
+    assert_eq!(lines.len(), 4 * TUNED.len());
+    assert!(lines.iter().all(|line| line.gpu == "null"));
+    let measured: Vec<_> = lines.into_iter().map(|line| line.tiling).collect();
+    Gpu::new(Null::with(|info| info.tilings = measured)).unwrap();
+
+    let (common, args) = bench(&line.replace("cuda", "cpu"));
+    let error =
+        bench::measure(&Machine { common: &common, open: |_| Ok(Null::default()) }, &args).err().unwrap();
+    assert!(error.to_string().contains("--tune"), "{error}");
 }
 
 const WANT: Want = Want::side_by_side(16, 1, 0, 32, 32);

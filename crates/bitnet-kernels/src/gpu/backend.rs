@@ -1,4 +1,6 @@
-use super::{Delta, Driver, Gain, Gpu, Kv, Linear, Quants, Rope, Rotation, Rows, State, Table};
+use super::{
+    Delta, Driver, Gain, Gpu, Kv, Linear, Quants, Rope, Rotation, Rows, State, Table, tilings::Tiling,
+};
 use crate::{
     Backend, BackendInfo, DeltaShape, DeltaWeights, DeviceStatus, Drawn, Gate, Grouping, HeadNorms, Inspect,
     KernelError, KvShape, KvType, Norm, Norms, Rotate, RowOrder, RowsKind, SamplingParams, Step, StepSize,
@@ -158,5 +160,13 @@ impl<D: Driver> Inspect for Gpu<D> {
 
     fn kernels(&self) -> Vec<&'static str> {
         self.queue.last()
+    }
+
+    fn tilings(&self, w: &Linear, n: usize) -> Vec<Tiling> {
+        self.tilings(w, n)
+    }
+
+    fn use_tilings(&mut self, tilings: &[Tiling]) -> Result<(), KernelError> {
+        Ok(self.use_tilings(tilings)?)
     }
 }

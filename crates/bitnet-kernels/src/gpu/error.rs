@@ -1,3 +1,5 @@
+use super::tilings::FILE;
+
 /// There is no usable GPU, or it failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -59,6 +61,11 @@ pub enum GpuError {
          patience=SECONDS and optimise=0 to 4, separated by commas"
     )]
     UnknownSwitch { switch: String },
+    /// The file of measured launches cannot be read, or is for other kernels.
+    #[error(
+        "{FILE} beside the program: {reason}; write it again with `bitnet bench --kernels --tune`, or delete it"
+    )]
+    Tilings { reason: String },
     /// A kernel's results differ from the reference: the driver's compiler or the GPU is at fault.
     #[error("kernel {kernel} computes wrong results {seen}; update the driver, or use --device cpu")]
     WrongResult { kernel: String, seen: String },

@@ -23,6 +23,7 @@ mod rotation;
 mod rows;
 pub mod table;
 mod ternary;
+pub mod tilings;
 mod upload;
 
 use std::{ptr, time::Duration};
@@ -180,6 +181,7 @@ impl<D: Driver> Gpu<D> {
         };
         gpu.try_kernels()?;
         gpu.plans = Plans::new(gpu.driver.info().tiles_by_size);
+        gpu.use_tilings(&gpu.driver.info().tilings.clone())?;
         Ok(gpu)
     }
 

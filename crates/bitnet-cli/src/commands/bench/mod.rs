@@ -4,13 +4,20 @@ mod runs;
 mod sequences;
 mod url;
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::{
+    fs, io,
+    path::Path,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 use bitnet::{
     inference::names::ThroughputRecord,
     kernels::{
         BackendInfo,
-        gpu::{Ceilings, Driver},
+        gpu::{
+            Ceilings, Driver,
+            tilings::{self, Line, Tiling},
+        },
     },
     load::WeightBytes,
     model::{Checkpoint, Model},
@@ -26,7 +33,7 @@ use crate::{
     error::CliError,
     load::{Loaded, Machine, Want, cpu},
     memory, model_arg, output,
-    output_file::save_json,
+    output_file::{save, save_json},
     progress::Progress,
 };
 
@@ -50,6 +57,10 @@ pub fn measure<D: Driver + 'static>(machine: &Machine<'_, D>, args: &BenchArgs) 
     let checkpoint = model_arg::open(args.model.as_deref().unwrap_or_default())?;
     let (want, prefill) = (want(args, &checkpoint)?, prefill(args));
     let Loaded { mut model, weights, time, refused, .. } = machine.load(&checkpoint, want)?;
+    if args.tune.is_some() && model.device().is_none() {
+        let what = "only a GPU can launch a product in several ways";
+        return Err(CliError::usage(what, "--tune", "give --device cuda, or leave it out"));
+    }
     let mut report = unmeasured(args, &checkpoint.name, &*model, (&weights, time), refused);
     let save = |report: &Report| args.save.as_ref().map_or(Ok(()), |file| save_json(file, report));
     let mut sequences = Sequences::new(&checkpoint.name, &mut *model, want.tokens);
@@ -158,18 +169,35 @@ fn kernels<D: Driver + 'static>(
         gpu.ceilings = Some(Peaks::from(ceilings));
         let Ceilings { copy, int8, bf16 } = ceilings;
         let bounds = Bounds { memory: Some(copy), integers: Some(int8), floats: Some(bf16) };
-        return kernels::measure(&mut backend, checkpoint, &sizes, bounds, &mut |kernel| {
+        let tune = args.tune.is_some();
+        let tuned = kernels::measure(&mut backend, checkpoint, &sizes, bounds, tune, &mut |kernel| {
             report.kernels.push(kernel);
             save(report)
-        });
+        })?;
+        let gpu = &backend.driver().info().name;
+        return args.tune.as_ref().map_or(Ok(()), |file| save_tilings(file, gpu, tuned));
     }
     let memory = report.memory_bandwidth_gb_s.map(|gb_s| 1e9 * gb_s);
     let integers = report.integer_peak_tops.map(|tops| 1e12 * tops);
     let bounds = Bounds { memory, integers, floats: None };
-    kernels::measure(&mut cpu(machine.common)?, checkpoint, &sizes, bounds, &mut |kernel| {
+    kernels::measure(&mut cpu(machine.common)?, checkpoint, &sizes, bounds, false, &mut |kernel| {
         report.kernels.push(kernel);
         save(report)
     })
+    .map(|_| ())
+}
+
+/// Adds measured launches to a file, in place of those for the same products on the same GPU.
+fn save_tilings(file: &Path, gpu: &str, tuned: Vec<Tiling>) -> Result<(), CliError> {
+    let old = match fs::read_to_string(file) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => String::new(),
+        text => text.map_err(CliError::file("read", file))?,
+    };
+    let refused =
+        |line| CliError::refused(format!("cannot read {line:?}"), file.display(), "delete the file");
+    let old = tilings::parse(&old).map_err(refused)?;
+    let new = tuned.into_iter().map(|tiling| Line { tiling, gpu: gpu.to_owned() }).collect();
+    save(file, tilings::format(&tilings::merge(old, new)).as_bytes())
 }
 
 /// Saves the decode speeds for `batch_throughput_factor`. A failure is only a warning.

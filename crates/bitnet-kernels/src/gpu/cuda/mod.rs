@@ -8,7 +8,7 @@ use std::{
     cell::{Cell, UnsafeCell},
     env,
     ffi::{CString, c_char, c_int, c_void},
-    fs, ptr,
+    fs, io, ptr,
     time::{Duration, Instant},
 };
 
@@ -21,6 +21,7 @@ use super::{
     Arg, DeviceInfo, Driver, GpuError, Launch, LoadedCode, MARKS,
     cubins::{self, Cubins},
     table::Kernel,
+    tilings::{self, Tiling},
 };
 
 /// First bytes of machine code.
@@ -179,6 +180,7 @@ impl Cuda {
         let overlapping = overlaps.then(library::launch_ex).flatten();
         info.overlap = overlapping.is_some();
         info.tiles_by_size = switches.tiles_by_size;
+        info.tilings = measured(&info.name)?;
         let mut context = ptr::null_mut();
         // SAFETY: the device came from the driver; the pointer is to a local that lives through the call.
         let retained = unsafe { (l.cuDevicePrimaryCtxRetain)(&mut context, device) };
@@ -389,6 +391,7 @@ fn describe(l: Library, device: sys::CUdevice) -> Result<DeviceInfo, GpuError> {
         processors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
         overlap: false,
         tiles_by_size: false,
+        tilings: Vec::new(),
         code: LoadedCode::default(),
     })
 }
@@ -402,6 +405,18 @@ fn shipped(switches: Switches) -> Result<Cubins, String> {
     let path = program.with_file_name(cubins::FILE);
     let bytes = fs::read(&path).map_err(|e| format!("{}: {e}", path.display()))?;
     Cubins::parse(bytes).ok_or_else(|| format!("{} is damaged", path.display()))
+}
+
+/// Reads the measured launches for this GPU from beside the program; there need not be any.
+fn measured(gpu: &str) -> Result<Vec<Tiling>, GpuError> {
+    let Ok(program) = env::current_exe() else { return Ok(Vec::new()) };
+    let refused = |reason| GpuError::Tilings { reason };
+    let text = match fs::read_to_string(program.with_file_name(tilings::FILE)) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        text => text.map_err(|e| refused(e.to_string()))?,
+    };
+    let lines = tilings::parse(&text).map_err(|line| refused(format!("cannot read {line:?}")))?;
+    Ok(lines.into_iter().filter(|line| line.gpu == gpu).map(|line| line.tiling).collect())
 }
 
 impl Driver for Cuda {

@@ -8,6 +8,7 @@ use crate::{
             GROUPED_T1, GROUPED_T8, GROUPED_T16, GROUPED_T32, GROUPED_T64, GROUPED_T128, Kernel,
         },
         ternary::Scales,
+        tilings::Tiling,
         upload::Upload,
     },
 };
@@ -56,6 +57,20 @@ const fn grouped(
     cycles: [usize; 3],
 ) -> TimedTile {
     TimedTile { bytes: [36, 144], ..summed(kernel, size, resident, cycles, [0, 0]) }
+}
+
+fn one_token(grouping: Grouping) -> &'static Tile {
+    match grouping {
+        Grouping::Row => &ONE_TOKEN,
+        Grouping::Groups => &ONE_GROUPED_TOKEN,
+    }
+}
+
+fn tiles(grouping: Grouping) -> &'static [TimedTile] {
+    match grouping {
+        Grouping::Row => &TILES,
+        Grouping::Groups => &GROUPED_TILES,
+    }
 }
 
 /// Bytes of the parts and tickets of split sums; [`Gpu::new`] allocates them for the largest launch that is split.
@@ -299,20 +314,56 @@ impl<D: Driver> Gpu<D> {
         self.launch(tile.kernel, [blocks[0], blocks[1], splits], shared, &args)
     }
 
+    /// Ways to launch a product with `w` for `n` tokens that are worth measuring; none if there is only one.
+    pub fn tilings(&self, w: &Linear, n: usize) -> Vec<Tiling> {
+        let grouping = match w.scales {
+            Scales::Rows(_) => Grouping::Row,
+            Scales::Groups(_) => Grouping::Groups,
+        };
+        if n < 2 {
+            return Vec::new();
+        }
+        let (rows, cols, tokens) = (w.rows, K_TILE * w.k_tiles(), n);
+        let shape = Shape { rows, k_tiles: w.k_tiles(), tokens, grouping };
+        let plans = Plan::likely(tiles(grouping), shape, self.driver.info().processors as usize);
+        let tiling =
+            |Plan { tile, splits }| Tiling { grouping, rows, cols, tokens, tile: tile.tokens, splits };
+        plans.into_iter().map(tiling).collect()
+    }
+
+    /// Launches products as `tilings` say: each for its number of tokens and, where no other is nearer, down to half
+    /// of it. Other products are launched as estimated. Forgets the tilings of an earlier call.
+    ///
+    /// # Errors
+    /// If these kernels cannot launch one of them.
+    pub fn use_tilings(&mut self, tilings: &[Tiling]) -> Result<(), GpuError> {
+        let processors = self.driver.info().processors as usize;
+        let plan = |&tiling: &Tiling| {
+            let Tiling { grouping, rows, cols, tokens, tile, splits } = tiling;
+            let shape = Shape { rows, k_tiles: cols / K_TILE, tokens, grouping };
+            let tiles = tiles(grouping);
+            let tile = tiles.iter().map(|timed| &timed.tile).find(|known| known.tokens == tile);
+            let plan = tile.map(|tile| Plan { tile, splits }).filter(|_| tokens > 1 && cols % K_TILE == 0);
+            let fits = plan.filter(|plan| plan.fits(tiles, shape, processors));
+            let reason = || format!("the kernels cannot launch {:?}", tiling.to_string());
+            fits.map(|plan| (shape, plan)).ok_or_else(|| GpuError::Tilings { reason: reason() })
+        };
+        let measured = tilings.iter().map(plan).collect::<Result<_, _>>()?;
+        self.plans.measure(measured);
+        Ok(())
+    }
+
     /// Returns how to launch a product. A step multiplies by few shapes again and again, so plans are kept.
     fn plan(&mut self, shape: Shape) -> Plan {
         if let Some(plan) = self.plans.get(shape) {
             return plan;
         }
         let processors = self.driver.info().processors as usize;
-        let (one, tiles) = match shape.grouping {
-            Grouping::Row => (&ONE_TOKEN, &TILES),
-            Grouping::Groups => (&ONE_GROUPED_TOKEN, &GROUPED_TILES),
-        };
+        let (one, tiles) = (one_token(shape.grouping), tiles(shape.grouping));
         let plan = match shape.tokens {
             1 => Plan { tile: one, splits: 1 },
             _ if self.plans.by_size => Plan::by_size(tiles, shape, processors),
-            _ => Plan::by_time(tiles, shape, processors),
+            _ => self.plans.measured(shape).unwrap_or_else(|| Plan::by_time(tiles, shape, processors)),
         };
         self.plans.keep(shape, plan);
         plan

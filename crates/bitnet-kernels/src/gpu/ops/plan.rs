@@ -11,6 +11,9 @@ const SPLIT_STAGES: usize = 4;
 /// Bytes that the second-level cache gives a multiprocessor in a cycle: 5.3 TB/s for 132 of them at 1.755 GHz.
 const CACHE_BYTES: usize = 23;
 
+/// Factor by which an estimate may be wrong: plans that are estimated to take longer are not measured.
+const TRUSTED: usize = 3;
+
 /// Thread blocks that the memory for split sums has room for.
 pub(super) fn split_blocks(processors: usize) -> usize {
     BLOCKS_PER_PROCESSOR * processors
@@ -67,12 +70,35 @@ impl TimedTile {
 }
 
 impl Plan {
+    /// All plans for a product and their estimated cycles, smaller tiles and fewer splits first.
+    fn all(
+        tiles: &'static [TimedTile],
+        shape: Shape,
+        processors: usize,
+    ) -> impl Iterator<Item = (Self, usize)> {
+        tiles.iter().flat_map(move |timed| {
+            let splits = 1..=timed.most_splits(shape, processors);
+            splits.map(move |splits| {
+                (Plan { tile: &timed.tile, splits }, timed.cycles(shape, splits, processors))
+            })
+        })
+    }
+
+    /// All plans that a measurement should compare: those whose estimate is not far above the least.
+    pub(super) fn likely(tiles: &'static [TimedTile], shape: Shape, processors: usize) -> Vec<Self> {
+        let least = Plan::all(tiles, shape, processors).map(|(_, cycles)| cycles).min().unwrap_or(0);
+        let all = Plan::all(tiles, shape, processors);
+        all.filter(|&(_, cycles)| cycles <= TRUSTED * least).map(|(plan, _)| plan).collect()
+    }
+
+    /// Whether a product can be launched with this plan.
+    pub(super) fn fits(self, tiles: &'static [TimedTile], shape: Shape, processors: usize) -> bool {
+        Plan::all(tiles, shape, processors).any(|(plan, _)| plan == self)
+    }
+
     /// Returns the plan with the fewest estimated cycles; among equals, the one with the smallest tile and fewest splits.
     pub(super) fn by_time(tiles: &'static [TimedTile], shape: Shape, processors: usize) -> Self {
-        let plans = tiles.iter().flat_map(|timed| {
-            let splits = 1..=timed.most_splits(shape, processors);
-            splits.map(|splits| (Plan { tile: &timed.tile, splits }, timed.cycles(shape, splits, processors)))
-        });
+        let plans = Plan::all(tiles, shape, processors);
         plans.min_by_key(|&(_, cycles)| cycles).expect("there are tiles").0
     }
 
@@ -84,10 +110,11 @@ impl Plan {
     }
 }
 
-/// The rule by which products are planned, and the plans of recent ones.
+/// The rule by which products are planned, measured plans, and the plans of recent products.
 #[derive(Debug)]
 pub(crate) struct Plans {
     pub(super) by_size: bool,
+    measured: Vec<(Shape, Plan)>,
     recent: Vec<(Shape, Plan)>,
 }
 
@@ -96,7 +123,20 @@ impl Plans {
     const MOST: usize = 32;
 
     pub(crate) fn new(by_size: bool) -> Self {
-        Plans { by_size, recent: Vec::new() }
+        Plans { by_size, measured: Vec::new(), recent: Vec::new() }
+    }
+
+    /// Takes measured plans in place of those before.
+    pub(super) fn measure(&mut self, measured: Vec<(Shape, Plan)>) {
+        *self = Plans { measured, ..Plans::new(self.by_size) };
+    }
+
+    /// The plan measured with as many tokens, or with the next larger number if that is at most twice as large.
+    pub(super) fn measured(&self, shape: Shape) -> Option<Plan> {
+        let near = |known: &Shape| (shape.tokens..=2 * shape.tokens).contains(&known.tokens);
+        let fits = |known: &Shape| near(known) && Shape { tokens: shape.tokens, ..*known } == shape;
+        let measured = self.measured.iter().filter(|(known, _)| fits(known));
+        measured.min_by_key(|(known, _)| known.tokens).map(|&(_, plan)| plan)
     }
 
     pub(super) fn get(&self, shape: Shape) -> Option<Plan> {

@@ -2,7 +2,8 @@ use bitnet_kernels::{
     Gate, Grouping, RowOrder, RowsKind,
     gpu::{
         Gpu, GpuError, Quants,
-        table::{BITLINEAR_T8, BITLINEAR_T64},
+        table::{BITLINEAR_T8, BITLINEAR_T64, BITLINEAR_T128},
+        tilings::Tiling,
     },
 };
 use bitnet_tensor::TernaryTensor;
@@ -139,6 +140,54 @@ fn a_gpu_multiplies_with_the_tile_of_the_least_time_unless_it_is_told_to_go_by_s
         for kernel in [&BITLINEAR_T8, &BITLINEAR_T64] {
             assert_eq!(gpu.driver().stats(kernel).is_some(), kernel == expected, "{}", kernel.name);
         }
+    }
+}
+
+/// A matrix of 167 rows and 800 columns, which are rounded up to 896.
+const MEASURED: Tiling =
+    Tiling { grouping: Grouping::Row, rows: 167, cols: 896, tokens: 60, tile: 64, splits: 1 };
+
+#[test]
+fn a_gpu_multiplies_as_measured_for_the_number_of_tokens_and_down_to_half_of_it() {
+    let larger = Tiling { tokens: 100, tile: 128, ..MEASURED };
+    let other = Tiling { rows: 168, tile: 128, ..MEASURED };
+    let [t64, t128] = [Some(&BITLINEAR_T64), Some(&BITLINEAR_T128)];
+    // The estimate takes neither.
+    for (n, expected) in [(60, t64), (30, t64), (61, t128), (29, None)] {
+        let mut gpu = Gpu::new(Simulator::with(|info| {
+            (info.processors, info.tiles_by_size) = (132, false);
+            info.tilings = vec![other, larger, MEASURED];
+        }))
+        .unwrap();
+        let product = Product::new(n, 800, &[128, 39]);
+        let x = product.quants(&mut gpu).unwrap();
+        let w = gpu.linear(&product.weights, RowOrder::Plain).unwrap();
+        let mut out = gpu.rows(n, 167, RowsKind::Residual).unwrap();
+        gpu.bit_linear(n, &x, &w, &mut out, 0, None).unwrap();
+        gpu.finish().unwrap();
+        for kernel in [&BITLINEAR_T64, &BITLINEAR_T128] {
+            assert_eq!(
+                gpu.driver().stats(kernel).is_some(),
+                Some(kernel) == expected,
+                "{n}: {}",
+                kernel.name
+            );
+        }
+    }
+}
+
+#[test]
+fn a_measured_launch_that_the_kernels_cannot_make_is_refused() {
+    let wrong = [
+        Tiling { tile: 24, ..MEASURED },
+        Tiling { splits: 300, ..MEASURED },
+        Tiling { cols: 800, ..MEASURED },
+        Tiling { tokens: 1, ..MEASURED },
+        Tiling { grouping: Grouping::Groups, splits: 2, ..MEASURED },
+    ];
+    for tiling in wrong {
+        let error = Gpu::new(Simulator::with(|info| info.tilings = vec![tiling])).unwrap_err().to_string();
+        assert!(error.contains(&tiling.to_string()) && error.contains("bitnet.tiles"), "{error}");
     }
 }
 

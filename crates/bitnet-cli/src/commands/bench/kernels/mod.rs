@@ -11,7 +11,7 @@ mod rows;
 
 use std::time::{Duration, Instant};
 
-use bitnet::kernels::{Grouping, Inspect, KernelError, Norm, Rotate};
+use bitnet::kernels::{Grouping, Inspect, KernelError, Norm, Rotate, gpu::tilings::Tiling};
 use bitnet::model::{Checkpoint, ModelSpec};
 use serde::Serialize;
 
@@ -22,6 +22,9 @@ use crate::error::CliError;
 const WARM: usize = 2;
 /// Runs in a round of an operation that reads no weights: as many launches as a GPU records.
 const RUNS: usize = 8;
+
+/// Numbers of tokens for which launches are measured: the launch for a number of tokens is also used down to half of it.
+pub const TUNED: [usize; 16] = [2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024, 2048];
 
 /// An operation at one shape. Times are per run.
 #[derive(Serialize)]
@@ -77,19 +80,21 @@ struct Work {
     peak: Option<f64>,
 }
 
-/// Measures every operation of the forward pass.
+/// Measures every operation of the forward pass. With `tune`, first measures how each product is best launched, and
+/// launches it like that.
 pub fn measure<B: Inspect>(
     backend: &mut B,
     checkpoint: &Checkpoint,
     sizes: &Sizes<'_>,
     bounds: Bounds,
+    tune: bool,
     each: &mut dyn FnMut(Kernel) -> Result<(), CliError>,
-) -> Result<(), CliError> {
+) -> Result<Vec<Tiling>, CliError> {
     let float = if backend.device().is_some() { 2 } else { 4 };
     let spec = &checkpoint.spec;
     let grouping = if spec.grouped.projections { Grouping::Groups } else { Grouping::Row };
-    let mut kernels = Kernels { backend, spec, bounds, float, grouping, each };
-    kernels.projections(sizes.steps)?;
+    let mut kernels = Kernels { backend, spec, bounds, float, grouping, tuned: Vec::new(), each };
+    kernels.projections(sizes.steps, if tune { &TUNED } else { &[] })?;
     kernels.rows_of_layers(sizes.steps)?;
     if let Some(delta) = spec.delta() {
         for &batch in sizes.batches {
@@ -103,7 +108,8 @@ pub fn measure<B: Inspect>(
             kernels.attention("attention", batch, 1, context)?;
         }
     }
-    kernels.attention("prompt's attention", 1, sizes.prompt, sizes.prompt)
+    kernels.attention("prompt's attention", 1, sizes.prompt, sizes.prompt)?;
+    Ok(kernels.tuned)
 }
 
 struct Kernels<'a, B: Inspect> {
@@ -114,6 +120,8 @@ struct Kernels<'a, B: Inspect> {
     float: usize,
     /// Which activations of a projection share a scale.
     grouping: Grouping,
+    /// How products are best launched.
+    tuned: Vec<Tiling>,
     each: &'a mut dyn FnMut(Kernel) -> Result<(), CliError>,
 }
 
@@ -145,20 +153,7 @@ impl<B: Inspect> Kernels<'_, B> {
         runs: usize,
         mut run: impl FnMut(&mut B, usize) -> Result<(), KernelError>,
     ) -> Result<(), CliError> {
-        let computed = |b: &B| b.device().map(|device| device.counts.times.compute);
-        let mut round = || {
-            self.backend.finish()?;
-            let (before, start) = (computed(self.backend), Instant::now());
-            (0..runs).try_for_each(|i| run(self.backend, i))?;
-            self.backend.finish()?;
-            let elapsed = start.elapsed();
-            Ok(computed(self.backend).zip(before).map_or(elapsed, |(after, before)| after - before))
-        };
-        for _ in 0..WARM {
-            round()?;
-        }
-        let mut times = repeated(REPEATS, || round().map(|time: Duration| time / runs as u32))?;
-        times.sort_by(f64::total_cmp);
+        let times = self.times(runs, &mut run)?;
         let (seconds, least, most) = (times[times.len() / 2], times[0], times[times.len() - 1]);
         let Work { operation, shape, tokens, bytes, operations, peak } = work;
         let (bytes, operations) = (bytes as f64 / seconds, operations as f64 / seconds);
@@ -175,6 +170,29 @@ impl<B: Inspect> Kernels<'_, B> {
             tera_ops_s: operations / 1e12,
             of_peak: peak.map(|most| operations / most),
         })
+    }
+
+    /// Seconds per run, in ascending order.
+    fn times(
+        &mut self,
+        runs: usize,
+        run: &mut dyn FnMut(&mut B, usize) -> Result<(), KernelError>,
+    ) -> Result<Vec<f64>, CliError> {
+        let computed = |b: &B| b.device().map(|device| device.counts.times.compute);
+        let mut round = || {
+            self.backend.finish()?;
+            let (before, start) = (computed(self.backend), Instant::now());
+            (0..runs).try_for_each(|i| run(self.backend, i))?;
+            self.backend.finish()?;
+            let elapsed = start.elapsed();
+            Ok(computed(self.backend).zip(before).map_or(elapsed, |(after, before)| after - before))
+        };
+        for _ in 0..WARM {
+            round()?;
+        }
+        let mut times = repeated(REPEATS, || round().map(|time: Duration| time / runs as u32))?;
+        times.sort_by(f64::total_cmp);
+        Ok(times)
     }
 }
 

@@ -1,4 +1,4 @@
-use bitnet::kernels::{Inspect, KvShape, RowOrder, RowsKind, Run, Step};
+use bitnet::kernels::{Inspect, KernelError, KvShape, RowOrder, RowsKind, Run, Step, gpu::tilings::Tiling};
 use bitnet::model::{Batch, ModelSpec};
 use bitnet::tensor::{GroupedTensor, TernaryTensor};
 use half::f16;
@@ -46,8 +46,9 @@ fn products(spec: &ModelSpec) -> Vec<Product> {
 }
 
 impl<B: Inspect> Kernels<'_, B> {
-    /// Measures the products of a layer with the operations that follow each directly.
-    pub(super) fn projections(&mut self, steps: &[usize]) -> Result<(), CliError> {
+    /// Measures the products of a layer with the operations that follow each directly, after the choice of how each is
+    /// launched for the numbers of tokens in `tuned`.
+    pub(super) fn projections(&mut self, steps: &[usize], tuned: &[usize]) -> Result<(), CliError> {
         let (spec, grouping) = (self.spec, self.grouping);
         let ModelSpec { ffn, heads, kv_heads, head_dim, .. } = *spec;
         let grouped = spec.grouped.projections;
@@ -60,7 +61,8 @@ impl<B: Inspect> Kernels<'_, B> {
                 Then::Store | Then::Add => RowOrder::Plain,
             };
             let copies = self.matrices(operation, [rows, cols], order, self.copies(weights))?;
-            for &n in steps {
+            for (i, &n) in tuned.iter().chain(steps).enumerate() {
+                let tune = i < tuned.len();
                 let mut input = self.backend.rows(n, cols, RowsKind::Between)?;
                 self.backend.write(&mut input, &values(n * cols))?;
                 let mut x = self.backend.quants(n, cols, grouping)?;
@@ -80,7 +82,6 @@ impl<B: Inspect> Kernels<'_, B> {
                     operations: 2 * n * rows * cols,
                     peak: self.bounds.integers,
                 };
-                let count = copies.len();
                 match then {
                     Then::Store | Then::Add => {
                         let (kind, factor) = match then {
@@ -89,7 +90,7 @@ impl<B: Inspect> Kernels<'_, B> {
                         };
                         let mut out = self.backend.rows(n, rows, kind)?;
                         let run = |b: &mut B, i: usize| b.bit_linear(n, &x, &copies[i], &mut out, 0, factor);
-                        self.time(work, count, run)?;
+                        self.product(work, &copies, tune, run)?;
                     }
                     Then::Gate => {
                         let norm = spec.sub_norms.then(|| self.norm(ffn)).transpose()?;
@@ -97,7 +98,7 @@ impl<B: Inspect> Kernels<'_, B> {
                         let mut out = self.backend.rows(n, rows, RowsKind::Between)?;
                         let mut q = self.backend.quants(n, ffn, grouping)?;
                         let (norms, gate) = ([norm.as_ref(), None], spec.activation);
-                        self.time(work, count, |b, i| {
+                        self.product(work, &copies, tune, |b, i| {
                             let (out, q) = (&mut out, &mut q);
                             b.bit_linear_gate_quantize(
                                 n,
@@ -122,7 +123,7 @@ impl<B: Inspect> Kernels<'_, B> {
                         let mut out = self.backend.rows(n, rows, RowsKind::Between)?;
                         let run = [Run { tokens: 0..n, start: 0, blocks: 0..blocks.len(), state: 0 }];
                         let step = Step::new(&run, &blocks);
-                        self.time(work, count, |b, i| {
+                        self.product(work, &copies, tune, |b, i| {
                             let (out, kv) = (&mut out, &mut kv);
                             b.bit_linear_rope_store(step, &x, &copies[i], heads, &rope, norms, out, kv)
                         })?;
@@ -131,6 +132,33 @@ impl<B: Inspect> Kernels<'_, B> {
             }
         }
         Ok(())
+    }
+
+    /// Measures a product; with `tune`, only finds out which launch takes the least time.
+    fn product(
+        &mut self,
+        work: Work,
+        copies: &[B::Linear],
+        tune: bool,
+        mut run: impl FnMut(&mut B, usize) -> Result<(), KernelError>,
+    ) -> Result<(), CliError> {
+        if !tune {
+            return self.time(work, copies.len(), run);
+        }
+        let mut best: Option<(f64, Tiling)> = None;
+        for tiling in self.backend.tilings(&copies[0], work.tokens) {
+            if self.tuned.iter().any(|known| known.is_for_product_of(&tiling)) {
+                return Ok(());
+            }
+            self.backend.use_tilings(&[tiling])?;
+            let times = self.times(copies.len(), &mut run)?;
+            let seconds = times[times.len() / 2];
+            if best.is_none_or(|(least, _)| seconds < least) {
+                best = Some((seconds, tiling));
+            }
+        }
+        self.tuned.extend(best.map(|(_, tiling)| tiling));
+        Ok(self.backend.use_tilings(&self.tuned)?)
     }
 
     /// Makes copies of a matrix of this shape with the model's kind of scales: one per row, or one per 128 columns.
