@@ -5,47 +5,23 @@ use bitnet_tensor::{BitNetTensor, DType};
 
 use crate::{
     Activation, Grouped, Hybrid, ModelError, ModelSpec, Multipliers, Rope, RopeScaling,
+    family::Family,
     files::{ggml_type::GgmlType, gguf::Gguf},
     hadamard,
     hybrid::attending,
     names, rope, rope_freqs, ternarize,
 };
 
-/// What a GGUF architecture implies.
-struct Family {
-    activation: Activation,
-    sub_norms: bool,
-    head_norms: bool,
-    /// Whether rope rotates neighbouring dimensions together, so that q and k rows are stored in another order.
-    interleaved: bool,
-    /// Whether every group of weights has its own scale.
-    grouped: bool,
-    /// Whether constants multiply activations.
-    multipliers: bool,
-    /// Whether attention has output gates and rope over a part of a head, and most layers are gated-delta layers.
-    hybrid: bool,
-}
-
-/// The architectures that hold ternary models, as llama.cpp and bitnet.cpp define them.
-fn family(architecture: &str) -> Option<Family> {
-    const LLAMA: Family = Family {
-        activation: Activation::Silu,
-        sub_norms: false,
-        head_norms: false,
-        interleaved: true,
-        grouped: false,
-        multipliers: false,
-        hybrid: false,
-    };
+/// The family of a GGUF architecture, as llama.cpp and bitnet.cpp define it, and whether its rope rotates neighbouring
+/// dimensions together, so that q and k rows are stored in another order.
+pub(crate) fn family(architecture: &str) -> Option<(Family, bool)> {
     Some(match architecture {
-        "bitnet-b1.58" | "bitnet-25" => {
-            Family { activation: Activation::SquaredRelu, sub_norms: true, interleaved: false, ..LLAMA }
-        }
-        "bitnet" => Family { sub_norms: true, interleaved: false, ..LLAMA },
-        "llama" => LLAMA,
-        "qwen3" => Family { head_norms: true, interleaved: false, grouped: true, ..LLAMA },
-        "qwen35" => Family { head_norms: true, interleaved: false, grouped: true, hybrid: true, ..LLAMA },
-        "minicpm" => Family { grouped: true, multipliers: true, ..LLAMA },
+        "bitnet-b1.58" | "bitnet-25" => (Family::BITNET, false),
+        "bitnet" => (Family { activation: Activation::Silu, ..Family::BITNET }, false),
+        "llama" => (Family::LLAMA, true),
+        "qwen3" => (Family::QWEN3, false),
+        "qwen35" => (Family::QWEN35, false),
+        "minicpm" => (Family::MINICPM, true),
         _ => return None,
     })
 }
@@ -70,8 +46,20 @@ impl Keys<'_> {
         Ok(self.gguf.opt_f64(&self.key(name))?.map(|value| value as f32))
     }
 
+    fn text(&self, name: &str) -> Result<Option<&str>, ModelError> {
+        self.gguf.opt_str(&self.key(name))
+    }
+
     fn need<T>(&self, name: &str, value: Option<T>) -> Result<T, ModelError> {
         value.ok_or_else(|| ModelError::missing_field(&self.gguf.file, self.key(name)))
+    }
+
+    fn bad(&self, name: &str, problem: impl ToString) -> ModelError {
+        ModelError::field(&self.gguf.file, self.key(name), problem)
+    }
+
+    fn unsupported(&self, name: &str, value: impl ToString, cure: &str) -> ModelError {
+        ModelError::unsupported(&self.gguf.file, self.key(name), value, cure)
     }
 
     fn need_size(&self, name: &str) -> Result<usize, ModelError> {
@@ -89,13 +77,12 @@ impl Keys<'_> {
         heads: usize,
         partial: bool,
     ) -> Result<(usize, Option<usize>), ModelError> {
-        let file = &self.gguf.file;
         let head_dim = match self.size("attention.key_length")? {
             Some(dim) => dim,
             None if heads > 0 && hidden.is_multiple_of(heads) => hidden / heads,
             None => {
                 let problem = format!("is {heads}, which does not divide {hidden}");
-                return Err(ModelError::field(file, self.key("attention.head_count"), problem));
+                return Err(self.bad("attention.head_count", problem));
             }
         };
         let rotary = self.size("rope.dimension_count")?.filter(|&width| partial && width != head_dim);
@@ -105,7 +92,7 @@ impl Keys<'_> {
             }
             if let Some(dim) = self.size(name)?.filter(|&d| d != head_dim) {
                 let cure = format!("use a model where it is the head width of {head_dim}");
-                return Err(ModelError::unsupported(file, self.key(name), dim, cure));
+                return Err(self.unsupported(name, dim, &cure));
             }
         }
         Ok((head_dim, rotary))
@@ -113,9 +100,10 @@ impl Keys<'_> {
 
     /// How the rotating pairs of a head of `rotary` dimensions are divided among the coordinates of a position.
     fn sections(&self, rotary: usize) -> Result<[u32; 4], ModelError> {
-        let key = self.key("rope.dimension_sections");
-        let wrong = || ModelError::field(&self.gguf.file, &key, rope::NOT_SECTIONS);
-        let Some(array) = self.gguf.opt_array(&key)? else { return Ok(rope::usual_sections(rotary)) };
+        const NAME: &str = "rope.dimension_sections";
+        let wrong = || self.bad(NAME, rope::NOT_SECTIONS);
+        let stored = self.gguf.opt_array(&self.key(NAME))?;
+        let Some(array) = stored else { return Ok(rope::usual_sections(rotary)) };
         let stored = array.integers().filter(|_| array.len <= 4).ok_or_else(wrong)?;
         let stored: Option<Vec<u32>> = stored.map(|pairs| pairs.try_into().ok()).collect();
         rope::checked_sections(&stored.ok_or_else(wrong)?).ok_or_else(wrong)
@@ -127,24 +115,23 @@ impl Keys<'_> {
             (self.need_size("block_count")?, self.size("nextn_predict_layers")?.unwrap_or(0));
         blocks.checked_sub(extra).ok_or_else(|| {
             let problem = format!("is {extra}, more than the {blocks} blocks of the file");
-            ModelError::field(&self.gguf.file, self.key("nextn_predict_layers"), problem)
+            self.bad("nextn_predict_layers", problem)
         })
     }
 
     /// The gated-delta layers of a hybrid model, and where they stand.
     fn hybrid(&self, layers: usize) -> Result<Hybrid, ModelError> {
-        let file = &self.gguf.file;
         let (value_heads, head_dim) =
             (self.need_size("ssm.time_step_rank")?, self.need_size("ssm.state_size")?);
         let inner = self.need_size("ssm.inner_size")?;
         if value_heads.checked_mul(head_dim) != Some(inner) {
             let cure = format!("use a model where it is {value_heads} heads of {head_dim}");
-            return Err(ModelError::unsupported(file, self.key("ssm.inner_size"), inner, cure));
+            return Err(self.unsupported("ssm.inner_size", inner, &cure));
         }
-        let listed = self.key("attention.recurrent_layers");
-        let attends: Vec<bool> = match self.gguf.opt_array(&listed)? {
+        const LISTED: &str = "attention.recurrent_layers";
+        let attends: Vec<bool> = match self.gguf.opt_array(&self.key(LISTED))? {
             Some(array) => {
-                let wrong = |problem| ModelError::field(file, &listed, problem);
+                let wrong = |problem: &str| self.bad(LISTED, problem);
                 let recurrent = array.bools().ok_or_else(|| wrong("is not a list of booleans"))?;
                 if array.len < layers {
                     return Err(wrong("is shorter than the list of layers"));
@@ -153,10 +140,8 @@ impl Keys<'_> {
             }
             None => {
                 let interval = self.size("full_attention_interval")?.unwrap_or(4);
-                attending(interval, layers).ok_or_else(|| {
-                    let problem = "is 0, or the model has too many layers";
-                    ModelError::field(file, self.key("full_attention_interval"), problem)
-                })?
+                let wrong = "is 0, or the model has too many layers";
+                attending(interval, layers).ok_or_else(|| self.bad("full_attention_interval", wrong))?
             }
         };
         let float_alpha_beta = match attends.iter().position(|attends| !attends) {
@@ -188,8 +173,8 @@ impl Keys<'_> {
             None | Some(0) => Ok((norms, norms)),
             Some(LAST) => Ok((norms, true)),
             Some(other) => {
-                let (key, cure) = (self.key("pooling_type"), "use a model that pools the last token, type 3");
-                Err(ModelError::unsupported(&self.gguf.file, key, other, cure))
+                let cure = "use a model that pools the last token, type 3";
+                Err(self.unsupported("pooling_type", other, cure))
             }
         }
     }
@@ -198,7 +183,7 @@ impl Keys<'_> {
         for name in ["expert_count", "attention.sliding_window"] {
             if let Some(n) = self.size(name)?.filter(|&n| n != 0) {
                 let cure = "use a dense model with full attention";
-                return Err(ModelError::unsupported(&self.gguf.file, self.key(name), n, cure));
+                return Err(self.unsupported(name, n, cure));
             }
         }
         Ok(())
@@ -223,6 +208,69 @@ impl Keys<'_> {
             logit_divisor: self.need_float("logit_scale")?,
         })
     }
+
+    /// Reads how rope is stretched. Lowers `context` where longer texts would need other frequencies.
+    fn scaling(&self, context: &mut usize) -> Result<RopeScaling, ModelError> {
+        const FACTOR: &str = "rope.scaling.factor";
+        let factor = match self.float(FACTOR)? {
+            Some(factor) => Some(factor),
+            None => self.float("rope.scale_linear")?,
+        };
+        match self.text("rope.scaling.type")? {
+            Some("none") => Ok(RopeScaling::None),
+            Some("linear") => Ok(RopeScaling::Linear { factor: self.need(FACTOR, factor)? }),
+            Some("yarn") => self.yarn(self.need(FACTOR, factor)?, *context),
+            Some("longrope") => self.long_rope(context),
+            None => Ok(match factor {
+                Some(factor) if factor != 1.0 => RopeScaling::Linear { factor },
+                _ => RopeScaling::None,
+            }),
+            Some(other) => {
+                Err(self.unsupported("rope.scaling.type", other, "use none, linear, yarn or longrope"))
+            }
+        }
+    }
+
+    fn yarn(&self, factor: f32, context: usize) -> Result<RopeScaling, ModelError> {
+        let attention_factor = match self.float("rope.scaling.yarn_attn_factor")? {
+            Some(factor) => factor,
+            // llama.cpp multiplies the usual factor by this one.
+            None => {
+                let more = self.float("rope.scaling.attn_factor")?.unwrap_or(1.0);
+                more * rope::yarn_attention_factor(factor)
+            }
+        };
+        let original = self.float("rope.scaling.original_context_length")?;
+        Ok(RopeScaling::Yarn {
+            factor,
+            original_context: original.unwrap_or(context as f32),
+            beta_fast: self.float("rope.scaling.yarn_beta_fast")?.unwrap_or(rope::YARN_BETA_FAST),
+            beta_slow: self.float("rope.scaling.yarn_beta_slow")?.unwrap_or(rope::YARN_BETA_SLOW),
+            attention_factor,
+        })
+    }
+
+    /// Reads LongRoPE's short factors from their tensor. Limits texts to the original context, where they apply.
+    fn long_rope(&self, context: &mut usize) -> Result<RopeScaling, ModelError> {
+        const NAME: &str = "rope_factors_short.weight";
+        let file = &self.gguf.file;
+        let missing = || ModelError::MissingTensor { file: file.clone(), tensor: NAME.into() };
+        let stored = self.gguf.tensor(NAME).ok_or_else(missing)?;
+        if stored.type_id != 0 {
+            let problem = format!("type {} is not f32", stored.type_id);
+            return Err(ModelError::tensor(file, NAME, problem, "convert the model again"));
+        }
+        let (words, _) = stored.bytes.as_chunks::<4>();
+        let factors: Vec<f32> = words.iter().map(|w| f32::from_le_bytes(*w)).collect();
+        let original = self.size("rope.scaling.original_context_length")?.unwrap_or(*context);
+        let factor = *context as f64 / original as f64;
+        *context = original.min(*context);
+        let attention_factor = match self.float("rope.scaling.attn_factor")? {
+            Some(factor) => factor,
+            None => rope::long_rope_attention_factor(factor, original as f64),
+        };
+        Ok(RopeScaling::LongRope { factors: factors.into(), attention_factor })
+    }
 }
 
 /// The sizes of the model in `gguf`, and whether its q and k rows are stored for interleaved rope.
@@ -235,7 +283,7 @@ pub(crate) fn read(gguf: &Gguf) -> Result<(ModelSpec, bool), ModelError> {
         let cure = "join the parts with llama.cpp's `llama-gguf-split --merge`";
         return Err(ModelError::unsupported(file, "split.count", n, cure));
     }
-    let family = family(architecture).ok_or_else(|| {
+    let (family, interleaved) = family(architecture).ok_or_else(|| {
         let cure = "use bitnet-b1.58, bitnet-25, bitnet or llama, or ternary qwen3, qwen35 or minicpm";
         ModelError::unsupported(file, "general.architecture", architecture, cure)
     })?;
@@ -254,7 +302,6 @@ pub(crate) fn read(gguf: &Gguf) -> Result<(ModelSpec, bool), ModelError> {
     let grouped = family.grouped && !linear_norms;
     let rms_eps = keys.need_float("attention.layer_norm_rms_epsilon")?;
     let mut spec = ModelSpec {
-        architecture: architecture.into(),
         hidden,
         ffn: keys.need_size("feed_forward_length")?,
         layers,
@@ -270,11 +317,7 @@ pub(crate) fn read(gguf: &Gguf) -> Result<(ModelSpec, bool), ModelError> {
             width: rotary,
             sections: if family.hybrid { Some(keys.sections(rotary.unwrap_or(head_dim))?) } else { None },
         },
-        activation: family.activation,
-        sub_norms: family.sub_norms,
         linear_norms: linear_norms.then_some(rms_eps),
-        head_norms: family.head_norms,
-        output_gate: family.hybrid,
         hybrid: if family.hybrid { Some(keys.hybrid(layers)?) } else { None },
         rotation: hadamard::read(gguf, family.hybrid)?,
         grouped: Grouped {
@@ -285,14 +328,14 @@ pub(crate) fn read(gguf: &Gguf) -> Result<(ModelSpec, bool), ModelError> {
         multipliers: if family.multipliers { keys.multipliers()? } else { Multipliers::NONE },
         tied_head,
         embeds,
-        // Filled in once the tokenizer is read.
-        eos: Vec::new(),
+        // End tokens are filled in once the tokenizer is read.
+        ..family.spec(architecture)
     };
-    spec.rope.scaling = scaling(gguf, architecture, &mut spec.context)?;
+    spec.rope.scaling = keys.scaling(&mut spec.context)?;
     spec.check(file)?;
     names::check_rotation(&spec, file)?;
     let spec = with_stored_divisors(gguf, spec)?;
-    Ok((spec, family.interleaved))
+    Ok((spec, interleaved))
 }
 
 /// Reads Llama 3's scaling, which llama.cpp stores as a tensor of divisors.
@@ -320,70 +363,4 @@ fn is_grouped(gguf: &Gguf, name: &str, panels: &str) -> bool {
     kind.map_or(gguf.tensor(panels).is_some(), |kind| {
         kind.group().is_some() || matches!(kind, GgmlType::Tq1_0 | GgmlType::Tq2_0)
     })
-}
-
-/// Reads how rope is stretched. Lowers `context` where longer texts would need other frequencies.
-fn scaling(gguf: &Gguf, architecture: &str, context: &mut usize) -> Result<RopeScaling, ModelError> {
-    let file = gguf.file.as_str();
-    let factor_key = format!("{architecture}.rope.scaling.factor");
-    let factor = match gguf.opt_f64(&factor_key)? {
-        Some(factor) => Some(factor),
-        None => gguf.opt_f64(&format!("{architecture}.rope.scale_linear"))?,
-    };
-    let need = || factor.map(|f| f as f32).ok_or_else(|| ModelError::missing_field(file, &factor_key));
-    let kind_key = format!("{architecture}.rope.scaling.type");
-    match gguf.opt_str(&kind_key)? {
-        Some("none") => Ok(RopeScaling::None),
-        Some("linear") => Ok(RopeScaling::Linear { factor: need()? }),
-        Some("yarn") => yarn(gguf, architecture, need()?, *context),
-        Some("longrope") => long_rope(gguf, architecture, context),
-        None => Ok(match factor {
-            Some(factor) if factor != 1.0 => RopeScaling::Linear { factor: factor as f32 },
-            _ => RopeScaling::None,
-        }),
-        Some(other) => {
-            Err(ModelError::unsupported(file, kind_key, other, "use none, linear, yarn or longrope"))
-        }
-    }
-}
-
-fn yarn(gguf: &Gguf, architecture: &str, factor: f32, context: usize) -> Result<RopeScaling, ModelError> {
-    let float = |name: &str| -> Result<Option<f32>, ModelError> {
-        Ok(gguf.opt_f64(&format!("{architecture}.rope.scaling.{name}"))?.map(|v| v as f32))
-    };
-    let attention_factor = match float("yarn_attn_factor")? {
-        Some(factor) => factor,
-        // llama.cpp multiplies the usual factor by this one.
-        None => float("attn_factor")?.unwrap_or(1.0) * rope::yarn_attention_factor(factor),
-    };
-    Ok(RopeScaling::Yarn {
-        factor,
-        original_context: float("original_context_length")?.unwrap_or(context as f32),
-        beta_fast: float("yarn_beta_fast")?.unwrap_or(rope::YARN_BETA_FAST),
-        beta_slow: float("yarn_beta_slow")?.unwrap_or(rope::YARN_BETA_SLOW),
-        attention_factor,
-    })
-}
-
-/// Reads LongRoPE's short factors from their tensor. Limits texts to the original context, where they apply.
-fn long_rope(gguf: &Gguf, architecture: &str, context: &mut usize) -> Result<RopeScaling, ModelError> {
-    const NAME: &str = "rope_factors_short.weight";
-    let key = |name: &str| format!("{architecture}.rope.scaling.{name}");
-    let missing = || ModelError::MissingTensor { file: gguf.file.clone(), tensor: NAME.into() };
-    let stored = gguf.tensor(NAME).ok_or_else(missing)?;
-    if stored.type_id != 0 {
-        let problem = format!("type {} is not f32", stored.type_id);
-        return Err(ModelError::tensor(&gguf.file, NAME, problem, "convert the model again"));
-    }
-    let (words, _) = stored.bytes.as_chunks::<4>();
-    let factors: Vec<f32> = words.iter().map(|w| f32::from_le_bytes(*w)).collect();
-    let original = gguf.opt_u64(&key("original_context_length"))?;
-    let original = original.map_or(*context, |v| usize::try_from(v).unwrap_or(usize::MAX));
-    let factor = *context as f64 / original as f64;
-    *context = original.min(*context);
-    let attention_factor = match gguf.opt_f64(&key("attn_factor"))? {
-        Some(factor) => factor as f32,
-        None => rope::long_rope_attention_factor(factor, original as f64),
-    };
-    Ok(RopeScaling::LongRope { factors: factors.into(), attention_factor })
 }
