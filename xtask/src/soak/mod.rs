@@ -66,7 +66,7 @@ pub(crate) struct Soak {
 }
 
 /// The form for continuous integration.
-pub(crate) fn in_ci() -> Result<()> {
+pub(crate) fn quick() -> Result<()> {
     Soak { seconds: QUICK, quick: true, goal: 1000, first: 0, save: None }.run()
 }
 
