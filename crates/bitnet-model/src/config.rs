@@ -7,10 +7,10 @@ use serde_json::Value;
 
 use crate::{
     Activation, Hybrid, ModelError, ModelSpec, Multipliers, Rope, RopeScaling, Rotation,
-    family::Family,
+    family::{Family, head_dim},
     fields::{Fields, json},
     hadamard,
-    hybrid::attending,
+    hybrid::attending_by_interval,
     names::{self, Part},
     rope,
 };
@@ -81,8 +81,6 @@ impl Config {
             Some(json) => Fields { file: FILE, prefix: "text_config.", json },
             None => Fields { file: FILE, prefix: "", json: &json },
         };
-        let need = |field| c.size(field)?.ok_or_else(|| c.missing(field));
-
         let bitnet = c.text("model_type")? == Some("bitnet");
         let rms_eps = c.float("rms_norm_eps")?.unwrap_or(if bitnet { 1e-5 } else { 1e-6 });
         let scale_multiplies = if family.grouped {
@@ -94,17 +92,20 @@ impl Config {
         };
         let linear_norms = linear_norms(&c, family, embeds.then_some(rms_eps))?;
         refuse_unsupported(&c, family)?;
-        let (hidden, heads, layers) =
-            (need("hidden_size")?, need("num_attention_heads")?, need("num_hidden_layers")?);
+        let (hidden, heads, layers) = (
+            c.need_size("hidden_size")?,
+            c.need_size("num_attention_heads")?,
+            c.need_size("num_hidden_layers")?,
+        );
         let mut spec = ModelSpec {
             hidden,
-            ffn: need("intermediate_size")?,
+            ffn: c.need_size("intermediate_size")?,
             layers,
             heads,
             kv_heads: c.size("num_key_value_heads")?.unwrap_or(heads),
-            head_dim: head_dim(&c, hidden, heads)?,
-            vocab: need("vocab_size")?,
-            context: need("max_position_embeddings")?,
+            head_dim: head_dim(&c, ["head_dim", "num_attention_heads"], hidden, heads)?,
+            vocab: c.need_size("vocab_size")?,
+            context: c.need_size("max_position_embeddings")?,
             rms_eps,
             rope: Rope { theta: 0.0, scaling: RopeScaling::None, width: None, sections: None },
             activation: activation(&c, bitnet)?,
@@ -126,7 +127,8 @@ impl Config {
         spec.rope = read_rope(&c, theta, &mut spec.context)?;
         spec.rope.width = rotary_width(&c, family, spec.head_dim)?;
         if family.hybrid {
-            spec.rope.sections = Some(sections(&c, spec.rotary_width())?);
+            spec.rope.sections =
+                Some(rope::sections(&rope_fields(&c), "mrope_section", spec.rotary_width())?);
         }
         spec.check(FILE)?;
         let bos = c.ids("bos_token_id")?.first().copied();
@@ -165,10 +167,7 @@ fn read_rotation(
     let prism = c.text("model_type")? == Some(PRISM);
     let json = hadamard.map(|bytes| json(NAME, bytes)).transpose()?;
     let rotation = match &json {
-        Some(json) => {
-            let fields = Fields { file: NAME, prefix: "", json };
-            hadamard::read(&fields, family.hybrid)?
-        }
+        Some(json) => hadamard::of_json(NAME, json, family.hybrid)?,
         None => None,
     };
     let Some(rotation) = rotation else {
@@ -233,12 +232,11 @@ fn check_prism(c: &Fields<'_>, rotation: &Rotation) -> Result<(), ModelError> {
 
 /// The gated-delta layers of a hybrid model, and where they stand.
 fn hybrid(c: &Fields<'_>, layers: usize) -> Result<Hybrid, ModelError> {
-    let need = |field| c.size(field)?.ok_or_else(|| c.missing(field));
     if c.flag("attn_output_gate")? == Some(false) {
         return Err(c.unsupported("attn_output_gate", false, "use a model whose attention has output gates"));
     }
-    let head_dim = need("linear_key_head_dim")?;
-    let values = need("linear_value_head_dim")?;
+    let head_dim = c.need_size("linear_key_head_dim")?;
+    let values = c.need_size("linear_value_head_dim")?;
     if values != head_dim {
         let cure = format!("use a model where it is the width of key heads, {head_dim}");
         return Err(c.unsupported("linear_value_head_dim", values, &cure));
@@ -246,16 +244,15 @@ fn hybrid(c: &Fields<'_>, layers: usize) -> Result<Hybrid, ModelError> {
     let kinds = c.list("layer_types", "a list of strings", Value::as_str)?;
     let attends: Vec<bool> = match kinds {
         Some(kinds) => kinds.into_iter().map(|kind| kind == FULL_ATTENTION).collect(),
-        None => attending(c.size("full_attention_interval")?.unwrap_or(4), layers)
-            .ok_or_else(|| c.bad("full_attention_interval", "is 0, or the model has too many layers"))?,
+        None => attending_by_interval(c, layers)?,
     };
     Ok(Hybrid {
         attends: attends.into(),
         delta: DeltaShape {
-            key_heads: need("linear_num_key_heads")?,
-            value_heads: need("linear_num_value_heads")?,
+            key_heads: c.need_size("linear_num_key_heads")?,
+            value_heads: c.need_size("linear_num_value_heads")?,
             head_dim,
-            taps: need("linear_conv_kernel_dim")?,
+            taps: c.need_size("linear_conv_kernel_dim")?,
         },
         // Set when the source sees how they are stored.
         float_alpha_beta: false,
@@ -296,15 +293,6 @@ fn rotary_width(c: &Fields<'_>, family: Family, head_dim: usize) -> Result<Optio
     }
 }
 
-/// How the rotating pairs of a head of `rotary` dimensions are divided among the coordinates of a position.
-fn sections(c: &Fields<'_>, rotary: usize) -> Result<[u32; 4], ModelError> {
-    const FIELD: &str = "mrope_section";
-    let r = rope_fields(c);
-    let stored = r.list(FIELD, "a list of counts", |value| value.as_u64()?.try_into().ok())?;
-    let Some(stored) = stored else { return Ok(rope::usual_sections(rotary)) };
-    rope::checked_sections(&stored).ok_or_else(|| r.bad(FIELD, rope::NOT_SECTIONS))
-}
-
 /// Refuses switches that would change what the model computes.
 fn refuse_unsupported(c: &Fields<'_>, family: Family) -> Result<(), ModelError> {
     for field in ["attention_bias", "mlp_bias"] {
@@ -332,22 +320,13 @@ fn activation(c: &Fields<'_>, bitnet: bool) -> Result<Activation, ModelError> {
     }
 }
 
-fn head_dim(c: &Fields<'_>, hidden: usize, heads: usize) -> Result<usize, ModelError> {
-    match c.size("head_dim")? {
-        Some(dim) => Ok(dim),
-        None if heads > 0 && hidden.is_multiple_of(heads) => Ok(hidden / heads),
-        None => Err(c.bad("num_attention_heads", format!("is {heads}, which does not divide {hidden}"))),
-    }
-}
-
 /// MiniCPM's constants (`modeling_minicpm.py`): `scale_emb` multiplies embeddings, `scale_depth / sqrt(layers)`
 /// multiplies branches, `hidden_size / dim_model_base` divides logits. The quotients are rounded to f32 once.
 fn multipliers(c: &Fields<'_>, hidden: usize, layers: usize) -> Result<Multipliers, ModelError> {
-    let need = |field| c.float(field)?.ok_or_else(|| c.missing(field));
     let depth = c.get("scale_depth").and_then(Value::as_f64).ok_or_else(|| c.missing("scale_depth"))?;
-    let base = c.size("dim_model_base")?.ok_or_else(|| c.missing("dim_model_base"))?;
+    let base = c.need_size("dim_model_base")?;
     Ok(Multipliers {
-        embedding: need("scale_emb")?,
+        embedding: c.need_float("scale_emb")?,
         residual: (depth / (layers as f64).sqrt()) as f32,
         logit_divisor: (hidden as f64 / base as f64) as f32,
     })
@@ -419,19 +398,18 @@ fn read_rope(c: &Fields<'_>, default_theta: f32, context: &mut usize) -> Result<
         Some(theta) => theta,
         None => c.float("rope_theta")?.unwrap_or(default_theta),
     };
-    let need = |field| r.float(field)?.ok_or_else(|| r.missing(field));
     let kind = match r.text("rope_type")? {
         Some(kind) => kind,
         None => r.text("type")?.unwrap_or("default"),
     };
     let scaling = match kind {
         "default" => RopeScaling::None,
-        "linear" => RopeScaling::Linear { factor: need("factor")? },
+        "linear" => RopeScaling::Linear { factor: r.need_float("factor")? },
         "llama3" => RopeScaling::Llama3 {
-            factor: need("factor")?,
-            low_freq_factor: need("low_freq_factor")?,
-            high_freq_factor: need("high_freq_factor")?,
-            original_context: need("original_max_position_embeddings")?,
+            factor: r.need_float("factor")?,
+            low_freq_factor: r.need_float("low_freq_factor")?,
+            high_freq_factor: r.need_float("high_freq_factor")?,
+            original_context: r.need_float("original_max_position_embeddings")?,
         },
         "yarn" => yarn(&r, *context)?,
         "longrope" | "su" => long_rope(&r, context)?,
@@ -451,7 +429,7 @@ fn yarn(r: &Fields<'_>, context: usize) -> Result<RopeScaling, ModelError> {
     if r.flag("truncate")? == Some(false) {
         return Err(r.unsupported("truncate", false, "use YaRN with truncated dimensions"));
     }
-    let factor = r.float("factor")?.ok_or_else(|| r.missing("factor"))?;
+    let factor = r.need_float("factor")?;
     Ok(RopeScaling::Yarn {
         factor,
         original_context: r.float("original_max_position_embeddings")?.unwrap_or(context as f32),

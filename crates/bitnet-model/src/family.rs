@@ -1,4 +1,4 @@
-use crate::{Activation, Grouped, ModelSpec};
+use crate::{Activation, Grouped, ModelError, ModelSpec, fields::Fields};
 
 /// What the models of a family compute, whatever file they come from and however large they are.
 #[derive(Debug, Clone, Copy)]
@@ -46,5 +46,19 @@ impl Family {
             grouped: Grouped { projections: self.grouped, ..Grouped::default() },
             ..ModelSpec::without_layers(architecture, 0, 0)
         }
+    }
+}
+
+/// The width of a head, from the first of these fields or, without it, the number of heads, which the second has.
+pub(crate) fn head_dim(
+    c: &Fields<'_>,
+    fields: [&str; 2],
+    hidden: usize,
+    heads: usize,
+) -> Result<usize, ModelError> {
+    match c.size(fields[0])? {
+        Some(dim) => Ok(dim),
+        None if heads > 0 && hidden.is_multiple_of(heads) => Ok(hidden / heads),
+        None => Err(c.bad(fields[1], format!("is {heads}, which does not divide {hidden}"))),
     }
 }
