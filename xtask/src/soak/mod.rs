@@ -25,7 +25,7 @@ use clap::Args;
 use crate::bitnet;
 use answer::Answer;
 use batch::Batches;
-use http::{Client, request};
+use http::Client;
 use ledger::Ledger;
 use mix::Ask;
 use report::{Phase, Report};
@@ -156,7 +156,7 @@ impl Crowd<'_> {
         let (answered, tokens) = self.answered();
         let firsts = self.lock().ledger.first.len();
         let client = || {
-            let mut client = Client::new(self.server.address);
+            let client = Client::new(self.server.address);
             loop {
                 if rate.is_none() && begun.elapsed() >= time {
                     return;
@@ -169,7 +169,7 @@ impl Crowd<'_> {
                     }
                     thread::sleep(due.saturating_sub(begun.elapsed()));
                 }
-                self.one(&mut client, i);
+                self.one(&client, i);
             }
         };
         thread::scope(|scope| {
@@ -198,7 +198,7 @@ impl Crowd<'_> {
         (records.ledger.complete + records.ledger.resumed, records.ledger.answered_tokens)
     }
 
-    fn one(&self, client: &mut Client, number: u64) {
+    fn one(&self, client: &Client, number: u64) {
         let ask = mix::ask(number);
         let mut entry = client::ask(client, number, &ask);
         let mut records = self.lock();
@@ -231,12 +231,12 @@ fn recompute(
     ledger: &mut Ledger,
 ) -> Result<u64> {
     let alone = Server::start(binary, &["--max-batch-size", "1", "--speculate", "0"])?;
-    let mut client = Client::new(alone.address);
+    let client = Client::new(alone.address);
     let asked = sample.into_iter().map(|(number, answer, whole)| (mix::ask(number), answer, whole));
     let lines = batches.sample.into_iter().map(|(ask, answer)| (ask, answer, true));
     let mut recomputed = 0;
     for (ask, answer, whole) in asked.chain(lines) {
-        let same = answer_of(&mut client, &ask)?;
+        let same = answer_of(&client, &ask)?;
         recomputed += 1;
         if let Err(problem) = answer.compare(&same, whole) {
             ledger.fault(format!("{problem}: {}", ask.body));
@@ -246,8 +246,8 @@ fn recompute(
     Ok(recomputed)
 }
 
-fn answer_of(client: &mut Client, ask: &Ask) -> Result<Answer> {
-    let reply = client.ask(&request("POST", ask.path, &[], &ask.alone().to_string()))?;
+fn answer_of(client: &Client, ask: &Ask) -> Result<Answer> {
+    let reply = client.post(ask.path, &[], &ask.alone().to_string())?;
     let status = reply.status;
     let body = reply.rest()?;
     ensure!(status == 200, "alone, it gets {status}: {}", String::from_utf8_lossy(&body));
