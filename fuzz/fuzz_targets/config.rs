@@ -1,5 +1,3 @@
 #![no_main]
 
-use bitnet_fuzz::Kind;
-
-bitnet_fuzz_targets::open_target!(Kind::Config);
+bitnet_fuzz_targets::open_target!("config");

@@ -1,6 +1,3 @@
 #![no_main]
 
-use bitnet_fuzz::Kind;
-use bitnet_model::Target;
-
-bitnet_fuzz_targets::open_target!(Kind::Gguf(Target::Tq2_0));
+bitnet_fuzz_targets::open_target!("gguf");

@@ -1,5 +1,3 @@
 #![no_main]
 
-use bitnet_fuzz::{Grouped, Kind};
-
-bitnet_fuzz_targets::open_target!(Kind::Grouped(Grouped::Ptq1_0));
+bitnet_fuzz_targets::open_target!("ptq1_0");

@@ -1,5 +1,3 @@
 #![no_main]
 
-use bitnet_fuzz::{Grouped, Kind};
-
-bitnet_fuzz_targets::open_target!(Kind::Grouped(Grouped::Q2_0Earlier));
+bitnet_fuzz_targets::open_target!("q2_0_earlier");

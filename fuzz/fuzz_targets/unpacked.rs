@@ -1,5 +1,3 @@
 #![no_main]
 
-use bitnet_fuzz::{Grouped, Kind};
-
-bitnet_fuzz_targets::open_target!(Kind::Grouped(Grouped::Unpacked));
+bitnet_fuzz_targets::open_target!("unpacked");

@@ -19,16 +19,20 @@ use tower::ServiceExt;
 #[doc(hidden)]
 pub use {bitnet_fuzz, libfuzzer_sys};
 
-/// A target that opens a model whose file of this kind holds the bytes.
+/// A target that opens a model whose file of the kind with this name holds the bytes.
 ///
 /// A model or one error is right, a panic is a finding; `-timeout` and `-rss_limit_mb` watch the rest.
 #[macro_export]
 macro_rules! open_target {
-    ($kind:expr) => {
-        use $crate::{bitnet_fuzz::Seed, libfuzzer_sys};
+    ($name:expr) => {
+        use $crate::{
+            bitnet_fuzz::{Kind, Seed},
+            libfuzzer_sys,
+        };
 
-        static SEED: std::sync::LazyLock<Seed> =
-            std::sync::LazyLock::new(|| Seed::new($kind).expect("an undamaged model"));
+        static SEED: std::sync::LazyLock<Seed> = std::sync::LazyLock::new(|| {
+            Seed::new(Kind::named($name).expect("a kind")).expect("an undamaged model")
+        });
 
         libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
             let _either = SEED.open(bytes.to_vec());

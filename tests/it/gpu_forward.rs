@@ -251,7 +251,7 @@ fn a_forward_on_a_gpu_is_its_kernels_alone_and_the_host_reads_its_tokens_alone()
 #[test]
 fn a_recurrent_forward_on_a_gpu_is_its_kernels_alone() {
     let projection = ["sm80_norm_quantize_s8", "sm80_grouped_t8_w2a8"];
-    let rule = ["sm80_delta_mix_f32", "sm80_delta_learn_f32", "sm80_delta_close_bf16"];
+    let rule = ["sm80_delta_inputs_f32", "sm80_delta_rule_f32", "sm80_delta_outputs_bf16"];
     let attend = ["sm80_rope_store_bf16", "sm80_attention_r16_d128_bf16", "sm80_sigmoid_gate_bf16"];
     for (source, in_floats, turned) in
         [(recurrent(), &[][..], &[][..]), (rotated(), &["sm80_dense_bf16"], &["sm80_hadamard_f32"])]

@@ -1,13 +1,13 @@
-use std::{path::Path, process::Command};
+use std::process::Command;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Args;
 use serde_json::{Value, json};
 
-use crate::{bitnet, cargo, git, output};
+use crate::{bitnet, cargo, git, output, run};
 
 /// Runs `bitnet bench` on several models and the benchmarks of kernels, engine, server and the host of a GPU, and prints
-/// one table.
+/// their tables.
 #[derive(Args)]
 pub(crate) struct Bench {
     /// Models to measure
@@ -28,7 +28,7 @@ pub(crate) struct Bench {
     /// Measure models on a GPU, which must be present, instead of the CPU
     #[arg(long)]
     gpu: bool,
-    /// Print one JSON object with commit and processor instead of a table
+    /// Print one JSON object with commit and processor instead of tables
     #[arg(long)]
     json: bool,
 }
@@ -38,21 +38,21 @@ impl Bench {
     pub(crate) fn run(&self) -> Result<()> {
         let bitnet = bitnet()?;
         let device = ["--device", if self.gpu { "cuda" } else { "cpu" }];
-        let doctor = measured(&bitnet, &[&["doctor", "--json"], &device[..]].concat())?;
+        let mut doctor = Command::new(&bitnet);
+        doctor.args(["doctor", "--json"]).args(device);
+        let doctor: Value = serde_json::from_slice(&output(doctor)?)?;
         let mut results = Vec::new();
+        let (prompt, new) = (self.prompt.to_string(), self.new.to_string());
         for model in &self.models {
-            let (prompt, new) = (self.prompt.to_string(), self.new.to_string());
-            let mut args = vec!["bench", model, "-p", &prompt, "-n", &new, "-b", &self.batch, "--json"];
-            args.extend(device);
-            let threads = self.threads.map(|t| t.to_string());
-            if let Some(threads) = &threads {
-                args.extend(["--threads", threads]);
+            let mut bench = Command::new(&bitnet);
+            bench.args(["bench", model, "-p", &prompt, "-n", &new, "-b", &self.batch]).args(device);
+            bench.args(self.threads.iter().flat_map(|n| ["--threads".to_owned(), n.to_string()]));
+            if self.json {
+                bench.arg("--json");
+                results.push(serde_json::from_slice::<Value>(&output(bench)?)?);
+            } else {
+                run(bench)?;
             }
-            let result = measured(&bitnet, &args).with_context(|| format!("measuring {model}"))?;
-            if !self.json {
-                print_row(&result);
-            }
-            results.push(result);
         }
         let ops = ratios("bitnet-kernels", "ops")?;
         let engine = ratios("bitnet-inference", "engine")?;
@@ -70,40 +70,6 @@ impl Bench {
             println!("{}", serde_json::to_string_pretty(&all)?);
         }
         Ok(())
-    }
-}
-
-/// Runs `bitnet` and returns the JSON that it prints.
-fn measured(bitnet: &Path, args: &[&str]) -> Result<Value> {
-    let mut command = Command::new(bitnet);
-    command.args(args);
-    Ok(serde_json::from_slice(&output(command)?)?)
-}
-
-fn print_row(result: &Value) {
-    let text = |key: &str| result[key].as_str().unwrap_or("?").to_owned();
-    println!("{} ({}, {} threads)", text("model"), text("isa"), result["threads"]);
-    let (bandwidth, peak) = (&result["memory_bandwidth_gb_s"], &result["integer_peak_tops"]);
-    println!("  memory bandwidth {} GB/s, integer peak {} TOPS", number(bandwidth), number(peak));
-    for prefill in result["prefill"].as_array().into_iter().flatten() {
-        let of = |x: &Value, y: &Value| Some(x.as_f64()? * y.as_f64()?);
-        let tops = of(&prefill["tok_s"], &result["trits"]).map(|products| 2e-12 * products);
-        let of_peak =
-            tops.zip(peak.as_f64()).map_or("unknown".into(), |(t, p)| format!("{:.0} %", 100.0 * t / p));
-        println!(
-            "  prefill {:>5} tokens  {:>10} tok/s, {of_peak} of the integer peak",
-            count(&prefill["tokens"]),
-            number(&prefill["tok_s"])
-        );
-    }
-    for decode in result["decode"].as_array().into_iter().flatten() {
-        let (speed, bytes) = (number(&decode["tok_s"]), number(&decode["gb_s"]));
-        let of_bandwidth = decode["gb_s"].as_f64().zip(result["memory_bandwidth_gb_s"].as_f64());
-        let floor = of_bandwidth.map_or("unknown".into(), |(b, all)| format!("{:.0} %", 100.0 * b / all));
-        let batch = count(&decode["batch"]);
-        println!(
-            "  decode  batch {batch:>4}    {speed:>10} tok/s  {bytes:>6} GB/s, {floor} of the bandwidth"
-        );
     }
 }
 
@@ -136,10 +102,6 @@ fn print_ratios(what: &str, measured: &Value) {
         let median = value("value").unwrap_or("unknown".into());
         println!("  {median:>9} {:<6} ({}{spread}): {}", text("unit"), text("goal"), text("what"));
     }
-}
-
-fn count(value: &Value) -> String {
-    value.as_u64().map_or("?".into(), |n| n.to_string())
 }
 
 /// The value with one decimal, or `unknown`.

@@ -30,12 +30,14 @@ fn lists() -> Vec<PathBuf> {
     folders.filter(|folder| folder.join(".git").exists()).collect()
 }
 
-/// The part that needs no network; skipped with a note where `cargo-deny` is not installed.
-pub(crate) fn in_ci() -> Result<()> {
-    if on_path("cargo-deny").next().is_none() {
-        println!("skipped: licences, sources and duplicates of dependencies (cargo install cargo-deny)");
-        return Ok(());
-    }
+/// What continuous integration lacks.
+pub(crate) fn missing() -> Option<String> {
+    let installed = on_path("cargo-deny").next().is_some();
+    (!installed).then(|| "needs cargo-deny: cargo install cargo-deny".into())
+}
+
+/// The part that needs no network.
+pub(crate) fn offline() -> Result<()> {
     println!(
         "skipped: known vulnerabilities of dependencies (their list comes over the network: cargo xtask deny)"
     );

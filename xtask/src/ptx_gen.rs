@@ -112,17 +112,17 @@ fn kernels() -> Vec<Kernel> {
         ("sm80_hadamard_f32", "hadamard.ptx", 40),
         ("sm80_sigmoid_gate_bf16", "sigmoid_gate.ptx", 32),
         ("sm80_dense_bf16", "dense.ptx", 40),
-        ("sm80_delta_mix_f32", "delta_mix.ptx", 144),
-        ("sm80_delta_close_bf16", "delta_close.ptx", 48),
+        ("sm80_delta_inputs_f32", "delta_inputs.ptx", 144),
+        ("sm80_delta_outputs_bf16", "delta_outputs.ptx", 48),
         ("sm80_sample_f32", "sample.ptx", 64),
     ] {
         kernels.push(Kernel { name: name.into(), template, numbers: context! { registers } });
     }
     for (name, whole, registers) in
-        [("sm80_delta_learn_d128_f32", true, 112), ("sm80_delta_learn_f32", false, 96)]
+        [("sm80_delta_rule_d128_f32", true, 112), ("sm80_delta_rule_f32", false, 96)]
     {
         let numbers = context! { whole, registers };
-        kernels.push(Kernel { name: name.into(), template: "delta_learn.ptx", numbers });
+        kernels.push(Kernel { name: name.into(), template: "delta_rule.ptx", numbers });
     }
     for dim in [128, 256] {
         kernels.push(Kernel {

@@ -12,25 +12,14 @@ use crate::{bitnet, on_path, output, root, run, size::fits, target};
 /// Maximum size of the wheel in bytes.
 const LIMIT: u64 = 25_000_000;
 
-/// As [`check`] where maturin is installed; skipped with a note elsewhere, because it compiles the crates a second time.
-pub(crate) fn in_ci() -> Result<()> {
-    match missing() {
-        None => check(),
-        Some(missing) => {
-            println!("skipped: the Python package ({missing}; cargo xtask python checks it)");
-            Ok(())
-        }
-    }
-}
-
 /// What continuous integration lacks to build and test the wheel.
-fn missing() -> Option<&'static str> {
+pub(crate) fn missing() -> Option<String> {
     let [Some(_), Some(python)] = ["maturin", "python3"].map(|name| on_path(name).next()) else {
-        return Some("it needs python3 and maturin");
+        return Some("needs python3 and maturin; cargo xtask python installs maturin".into());
     };
     let mut venv = Command::new(python);
     venv.args(["-c", "import ensurepip, venv"]);
-    output(venv).is_err().then_some("it needs Python's venv")
+    output(venv).is_err().then(|| "needs Python's venv".into())
 }
 
 /// Builds the wheel, installs it into a new environment and runs its tests there.

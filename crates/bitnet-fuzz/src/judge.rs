@@ -91,7 +91,7 @@ pub fn judge(seed: &Seed, bytes: Vec<u8>, tally: &mut Tally) -> Result<(), Strin
 pub fn run(seed: &Seed, first: u64, count: u64, tally: &mut Tally) -> Result<(), Box<Finding>> {
     for number in first..first + count {
         let mut bytes = seed.bytes.clone();
-        let head = seed.kind.head(bytes.len());
+        let head = seed.kind.head.min(bytes.len());
         mutate(&mut Rng::with_seed(number), &mut bytes, head, seed.kind.is_text());
         // A copy of the file for the report, made before the judge starts to count memory.
         let copy = bytes.clone();

@@ -5,13 +5,28 @@ use bitnet_model::{
 };
 use bitnet_tensor::SharedBytes;
 
+use Source::{Fixture, Retyped, Written};
+
 use crate::gguf_edit::GgufEdit;
 
 /// A kind of model file.
+#[derive(Debug)]
+pub struct Kind {
+    /// Its name, and that of its libFuzzer target if there is one.
+    pub name: &'static str,
+    /// Its share of the mutations in percent.
+    pub share: u64,
+    /// Number of bytes at the beginning that describe the rest; most damage is done there.
+    pub(crate) head: usize,
+    file: File,
+    source: Source,
+}
+
+/// The file of a model that is damaged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
-    /// A GGUF file with weights of this type.
-    Gguf(Target),
+enum File {
+    /// A GGUF file, which is the whole model.
+    Gguf,
     /// `model.safetensors`.
     Weights,
     /// `config.json`.
@@ -24,132 +39,77 @@ pub enum Kind {
     Generation,
     /// `chat_template.jinja`.
     Template,
-    /// A file of a model with a scale for every group of weights.
-    Grouped(Grouped),
-}
-
-/// A form of a model with a scale for every group of weights; each has a fixture.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Grouped {
-    /// A GGUF file in Q2_0, with groups of 64.
-    Q2_0,
-    /// A GGUF file in the earlier Q2_0, with groups of 128.
-    Q2_0Earlier,
-    /// A GGUF file in Q1_0.
-    Q1_0,
-    /// A GGUF file in PQ2_0, with YaRN and a separate head.
-    Pq2_0,
-    /// A GGUF file in PTQ1_0.
-    Ptq1_0,
-    /// A GGUF file of MiniCPM in TQ2_0.
-    Tq2_0,
-    /// `model.safetensors` of MLX.
-    Mlx,
-    /// `model.safetensors` with floats that are ternary.
-    Unpacked,
-    /// `config.json` of MiniCPM.
-    Config,
-    /// A GGUF file in PQ2_0 of a hybrid model.
-    HybridPq2_0,
-    /// A GGUF file in PTQ1_0 of a hybrid model with rotated weights.
-    HybridPtq1_0,
-    /// `model.safetensors` of MLX, of a hybrid model with rotated weights.
-    HybridMlx,
-    /// `hadamard.json` of that model.
+    /// `hadamard.json`.
     Hadamard,
-    /// `config.json` of that model.
-    HybridConfig,
 }
 
-impl Grouped {
-    /// The fixture's folder, and the name of the file.
-    fn file(self) -> (&'static str, &'static str) {
-        match self {
-            Grouped::Q2_0 => ("qwen3-g64", "model-Q2_0.gguf"),
-            Grouped::Pq2_0 => ("qwen3-yarn", "model-PQ2_0.gguf"),
-            Grouped::Ptq1_0 => ("qwen3-ternary", "model-PTQ1_0.gguf"),
-            Grouped::Q2_0Earlier | Grouped::Q1_0 => ("qwen3-ternary", "model-PQ2_0.gguf"),
-            Grouped::Tq2_0 => ("minicpm-blocks", "model-TQ2_0.gguf"),
-            Grouped::Mlx => ("qwen3-ternary/mlx", "model.safetensors"),
-            Grouped::Unpacked => ("qwen3-unpacked", "model.safetensors"),
-            Grouped::Config => ("minicpm-blocks", "config.json"),
-            Grouped::HybridPq2_0 => ("qwen35-ternary", "model-PQ2_0.gguf"),
-            Grouped::HybridPtq1_0 => ("qwen35-hadamard", "model-PTQ1_0.gguf"),
-            Grouped::HybridMlx => ("qwen35-hadamard/mlx", "model.safetensors"),
-            Grouped::Hadamard => ("qwen35-hadamard/mlx", "hadamard.json"),
-            Grouped::HybridConfig => ("qwen35-hadamard/mlx", "config.json"),
-        }
-    }
-
-    /// The file in this form: no fixture is stored as Q1_0 or as the earlier Q2_0, whose blocks are those of PQ2_0.
-    fn stored(self, file: Vec<u8>) -> Vec<u8> {
-        if !matches!(self, Grouped::Q2_0Earlier | Grouped::Q1_0) {
-            return file;
-        }
-        let mut gguf = GgufEdit::read(&file);
-        for tensor in gguf.tensors.iter_mut().filter(|tensor| tensor.kind == 142) {
-            if self == Grouped::Q1_0 {
-                tensor.data = tensor.data.chunks_exact(34).flat_map(signs).collect();
-            }
-            tensor.kind = if self == Grouped::Q1_0 { 41 } else { 42 };
-        }
-        gguf.write()
-    }
-
-    /// Whether the file is text.
-    fn is_text(self) -> bool {
-        matches!(self, Grouped::Config | Grouped::Hadamard | Grouped::HybridConfig)
-    }
+/// Where the undamaged file comes from.
+#[derive(Debug)]
+enum Source {
+    /// A small model with random weights and the demo's vocabulary and template, written as this.
+    Written(Target),
+    /// A file under `fixtures`.
+    Fixture(&'static str),
+    /// A GGUF file under `fixtures` in PQ2_0, whose tensors get this type: no fixture is stored in it.
+    Retyped(&'static str, u32),
 }
+
+/// The type of Q1_0 in GGUF files.
+const Q1_0: u32 = 41;
+/// The type of the earlier Q2_0, with groups of 128 and the blocks of PQ2_0.
+const Q2_0_EARLIER: u32 = 42;
+/// The type of PQ2_0.
+const PQ2_0: u32 = 142;
+
+/// The fixture whose tensors get other types.
+const TERNARY: &str = "qwen3-ternary/model-PQ2_0.gguf";
+
+/// The head of a text, which is all of it.
+const ALL: usize = usize::MAX;
 
 impl Kind {
-    /// All kinds, each with its share of the mutations in percent.
-    pub const ALL: [(Kind, u64); 24] = [
-        (Kind::Gguf(Target::I2S), 4),
-        (Kind::Gguf(Target::Panels), 6),
-        (Kind::Gguf(Target::Tq1_0), 5),
-        (Kind::Gguf(Target::Tq2_0), 5),
-        (Kind::Weights, 6),
-        (Kind::Config, 6),
-        (Kind::Tokenizer, 6),
-        (Kind::TokenizerConfig, 4),
-        (Kind::Generation, 4),
-        (Kind::Template, 5),
-        (Kind::Grouped(Grouped::Q2_0), 4),
-        (Kind::Grouped(Grouped::Q2_0Earlier), 2),
-        (Kind::Grouped(Grouped::Q1_0), 3),
-        (Kind::Grouped(Grouped::Pq2_0), 5),
-        (Kind::Grouped(Grouped::Ptq1_0), 5),
-        (Kind::Grouped(Grouped::Tq2_0), 4),
-        (Kind::Grouped(Grouped::Mlx), 5),
-        (Kind::Grouped(Grouped::Unpacked), 2),
-        (Kind::Grouped(Grouped::Config), 4),
-        (Kind::Grouped(Grouped::HybridPq2_0), 3),
-        (Kind::Grouped(Grouped::HybridPtq1_0), 4),
-        (Kind::Grouped(Grouped::HybridMlx), 3),
-        (Kind::Grouped(Grouped::Hadamard), 3),
-        (Kind::Grouped(Grouped::HybridConfig), 2),
+    /// All kinds.
+    pub const ALL: &'static [Kind] = &[
+        Kind::of("gguf-i2_s", 4, 16_000, File::Gguf, Written(Target::I2S)),
+        Kind::of("gguf-panels", 6, 16_000, File::Gguf, Written(Target::Panels)),
+        Kind::of("gguf-tq1_0", 5, 16_000, File::Gguf, Written(Target::Tq1_0)),
+        Kind::of("gguf", 5, 16_000, File::Gguf, Written(Target::Tq2_0)),
+        Kind::of("safetensors", 6, 4000, File::Weights, Written(Target::Packed)),
+        Kind::of("config", 6, ALL, File::Config, Written(Target::Packed)),
+        Kind::of("tokenizer", 6, ALL, File::Tokenizer, Written(Target::Packed)),
+        Kind::of("tokenizer_config", 4, ALL, File::TokenizerConfig, Written(Target::Packed)),
+        Kind::of("generation", 4, ALL, File::Generation, Written(Target::Packed)),
+        Kind::of("template", 5, ALL, File::Template, Written(Target::Packed)),
+        Kind::of("q2_0", 4, 16_000, File::Gguf, Fixture("qwen3-g64/model-Q2_0.gguf")),
+        Kind::of("q2_0_earlier", 2, 16_000, File::Gguf, Retyped(TERNARY, Q2_0_EARLIER)),
+        Kind::of("q1_0", 3, 16_000, File::Gguf, Retyped(TERNARY, Q1_0)),
+        // With YaRN and a separate head.
+        Kind::of("pq2_0", 5, 16_000, File::Gguf, Fixture("qwen3-yarn/model-PQ2_0.gguf")),
+        Kind::of("ptq1_0", 5, 16_000, File::Gguf, Fixture("qwen3-ternary/model-PTQ1_0.gguf")),
+        Kind::of("minicpm-tq2_0", 4, 16_000, File::Gguf, Fixture("minicpm-blocks/model-TQ2_0.gguf")),
+        Kind::of("mlx", 5, 6000, File::Weights, Fixture("qwen3-ternary/mlx/model.safetensors")),
+        Kind::of("unpacked", 2, 6000, File::Weights, Fixture("qwen3-unpacked/model.safetensors")),
+        Kind::of("minicpm-config", 4, ALL, File::Config, Fixture("minicpm-blocks/config.json")),
+        Kind::of("hybrid_pq2_0", 3, 16_000, File::Gguf, Fixture("qwen35-ternary/model-PQ2_0.gguf")),
+        // With rotated weights, as the rest.
+        Kind::of("hybrid_ptq1_0", 4, 16_000, File::Gguf, Fixture("qwen35-hadamard/model-PTQ1_0.gguf")),
+        Kind::of("hybrid_mlx", 3, 16_000, File::Weights, Fixture("qwen35-hadamard/mlx/model.safetensors")),
+        Kind::of("hadamard", 3, ALL, File::Hadamard, Fixture("qwen35-hadamard/mlx/hadamard.json")),
+        Kind::of("hybrid_config", 2, ALL, File::Config, Fixture("qwen35-hadamard/mlx/config.json")),
     ];
 
-    /// Whether the file is text.
-    pub(crate) fn is_text(self) -> bool {
-        match self {
-            Kind::Gguf(_) | Kind::Weights => false,
-            Kind::Grouped(form) => form.is_text(),
-            _ => true,
-        }
+    const fn of(name: &'static str, share: u64, head: usize, file: File, source: Source) -> Kind {
+        Kind { name, share, head, file, source }
     }
 
-    /// Number of bytes at the beginning that describe the rest; most damage is done there.
-    pub(crate) fn head(self, bytes: usize) -> usize {
-        match self {
-            Kind::Gguf(_) => 16_000,
-            Kind::Weights => 4000,
-            Kind::Grouped(form) if form.is_text() => bytes,
-            Kind::Grouped(Grouped::Mlx | Grouped::Unpacked) => 6000,
-            Kind::Grouped(_) => 16_000,
-            _ => bytes,
-        }
+    /// The kind of this name.
+    pub fn named(name: &str) -> Option<&'static Kind> {
+        Kind::ALL.iter().find(|kind| kind.name == name)
+    }
+
+    /// Whether the file is text.
+    pub(crate) fn is_text(&self) -> bool {
+        !matches!(self.file, File::Gguf | File::Weights)
     }
 }
 
@@ -157,7 +117,7 @@ impl Kind {
 #[derive(Debug)]
 pub struct Seed {
     /// Kind of the file to damage.
-    pub kind: Kind,
+    pub kind: &'static Kind,
     /// The undamaged file.
     pub bytes: Vec<u8>,
     files: ModelFiles,
@@ -165,24 +125,31 @@ pub struct Seed {
 }
 
 impl Seed {
-    /// Makes the files of a model with random weights and the demo's vocabulary and template, or reads those of a
-    /// fixture.
+    /// Writes the files of a model, or reads those of a fixture.
     ///
     /// # Errors
     /// If they cannot be written or read.
-    pub fn new(kind: Kind) -> Result<Seed, anyhow::Error> {
-        if let Kind::Grouped(form) = kind {
-            return Seed::of_fixture(form);
+    pub fn new(kind: &'static Kind) -> Result<Seed, anyhow::Error> {
+        match kind.source {
+            Written(target) => Seed::written(kind, target),
+            Fixture(path) => Seed::of_fixture(kind, path),
+            Retyped(path, to) => {
+                let mut seed = Seed::of_fixture(kind, path)?;
+                seed.bytes = retyped(&seed.bytes, to);
+                Ok(seed)
+            }
         }
+    }
+
+    fn written(kind: &'static Kind, target: Target) -> Result<Seed, anyhow::Error> {
         let model = model()?;
         let folder = tempfile::tempdir()?;
         let path = folder.path().join("seed");
-        if let Kind::Gguf(target) = kind {
-            convert(&model, target, &path, &mut |_, _| {})?;
-            let (files, weights) = (ModelFiles::default(), SharedBytes::new(Vec::new()));
+        convert(&model, target, &path, &mut |_, _| {})?;
+        if kind.file == File::Gguf {
+            let (files, weights) = (ModelFiles::default(), SharedBytes::default());
             return Ok(Seed { kind, bytes: std::fs::read(path)?, files, weights });
         }
-        convert(&model, Target::Packed, &path, &mut |_, _| {})?;
         let read = |name: &str| std::fs::read(path.join(name)).map(SharedBytes::new);
         let mut files = ModelFiles {
             config: read("config.json")?,
@@ -194,36 +161,33 @@ impl Seed {
         };
         let weights = read("model.safetensors")?;
         let template = model.chat.as_ref().map_or("{{ messages }}", |chat| chat.source());
-        let part = |file: &Option<SharedBytes>| file.as_deref().unwrap_or_default().to_vec();
-        let bytes = match kind {
-            Kind::Config => files.config.to_vec(),
-            Kind::Tokenizer => part(&files.tokenizer),
-            Kind::TokenizerConfig => part(&files.tokenizer_config),
-            Kind::Generation => part(&files.generation_config),
-            Kind::Template => template.as_bytes().to_vec(),
-            Kind::Weights | Kind::Gguf(_) | Kind::Grouped(_) => weights.to_vec(),
+        let damaged = match kind.file {
+            File::Config => Some(&files.config),
+            File::Tokenizer => files.tokenizer.as_ref(),
+            File::TokenizerConfig => files.tokenizer_config.as_ref(),
+            File::Generation => files.generation_config.as_ref(),
+            File::Template | File::Hadamard | File::Gguf => None,
+            File::Weights => Some(&weights),
         };
-        if matches!(kind, Kind::Weights | Kind::Generation | Kind::Template) {
+        let bytes = damaged.map_or(template.as_bytes(), |file| file).to_vec();
+        if matches!(kind.file, File::Weights | File::Generation | File::Template) {
             // Reading it would take most of the time, and these files do not depend on it.
             files.tokenizer = None;
         }
         Ok(Seed { kind, bytes, files, weights })
     }
 
-    fn of_fixture(form: Grouped) -> Result<Seed, anyhow::Error> {
-        let (folder, file) = form.file();
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(folder);
-        let read = |name: &str| std::fs::read(folder.join(name)).map(SharedBytes::new);
-        let bytes = form.stored(read(file)?.to_vec());
+    fn of_fixture(kind: &'static Kind, path: &str) -> Result<Seed, anyhow::Error> {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(path);
+        let bytes = std::fs::read(&path)?;
         let (mut files, mut weights) = (ModelFiles::default(), SharedBytes::default());
-        if !file.ends_with(".gguf") {
+        if kind.file != File::Gguf {
+            let read = |name: &str| std::fs::read(path.with_file_name(name)).map(SharedBytes::new);
             files.config = read("config.json")?;
             weights = read("model.safetensors")?;
-            if matches!(form, Grouped::HybridMlx | Grouped::Hadamard | Grouped::HybridConfig) {
-                files.hadamard = Some(read("hadamard.json")?);
-            }
+            files.hadamard = read("hadamard.json").ok();
         }
-        Ok(Seed { kind: Kind::Grouped(form), bytes, files, weights })
+        Ok(Seed { kind, bytes, files, weights })
     }
 
     /// Bytes of the whole model if the file has `bytes` bytes.
@@ -239,22 +203,30 @@ impl Seed {
     pub fn open(&self, bytes: Vec<u8>) -> Result<(), ModelError> {
         let (bytes, mut files) = (SharedBytes::new(bytes), self.files.clone());
         let mut weights = self.weights.clone();
-        match self.kind {
-            Kind::Weights | Kind::Grouped(Grouped::Mlx | Grouped::Unpacked | Grouped::HybridMlx) => {
-                weights = bytes;
-            }
-            Kind::Config | Kind::Grouped(Grouped::Config | Grouped::HybridConfig) => files.config = bytes,
-            Kind::Grouped(Grouped::Hadamard) => files.hadamard = Some(bytes),
-            Kind::Gguf(_) | Kind::Grouped(_) => {
-                return use_all(Checkpoint::from_gguf("mutant.gguf", bytes)?);
-            }
-            Kind::Tokenizer => files.tokenizer = Some(bytes),
-            Kind::TokenizerConfig => files.tokenizer_config = Some(bytes),
-            Kind::Generation => files.generation_config = Some(bytes),
-            Kind::Template => files.chat_template = Some(bytes),
+        match self.kind.file {
+            File::Gguf => return use_all(Checkpoint::from_gguf("mutant.gguf", bytes)?),
+            File::Weights => weights = bytes,
+            File::Config => files.config = bytes,
+            File::Tokenizer => files.tokenizer = Some(bytes),
+            File::TokenizerConfig => files.tokenizer_config = Some(bytes),
+            File::Generation => files.generation_config = Some(bytes),
+            File::Template => files.chat_template = Some(bytes),
+            File::Hadamard => files.hadamard = Some(bytes),
         }
         use_all(Checkpoint::from_files("mutant", &files, weights)?)
     }
+}
+
+/// A GGUF file whose tensors in PQ2_0 have another type.
+fn retyped(file: &[u8], to: u32) -> Vec<u8> {
+    let mut gguf = GgufEdit::read(file);
+    for tensor in gguf.tensors.iter_mut().filter(|tensor| tensor.kind == PQ2_0) {
+        if to == Q1_0 {
+            tensor.data = tensor.data.chunks_exact(34).flat_map(signs).collect();
+        }
+        tensor.kind = to;
+    }
+    gguf.write()
 }
 
 /// A small model with random weights.

@@ -14,7 +14,7 @@ mod kind;
 mod mutate;
 
 pub use judge::{Finding, Tally, judge, run};
-pub use kind::{Grouped, Kind, Seed};
+pub use kind::{Kind, Seed};
 
 /// Counts the allocations of the process.
 pub static MEMORY: peak_alloc::PeakAlloc = peak_alloc::PeakAlloc;

@@ -9,8 +9,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use bitnet_fuzz::{Grouped, Kind, Seed, Tally, run};
-use bitnet_model::Target;
+use bitnet_fuzz::{Kind, Seed, Tally, run};
 use clap::Parser;
 
 #[global_allocator]
@@ -48,7 +47,7 @@ fn main() -> Result<()> {
     if let Some(corpus) = &args.corpus {
         return seeds
             .iter()
-            .try_for_each(|(seed, _)| save(&corpus.join(name(seed.kind)).join("seed"), &seed.bytes));
+            .try_for_each(|(seed, _)| save(&corpus.join(seed.kind.name).join("seed"), &seed.bytes));
     }
     let mut tallies = vec![Tally::default(); seeds.len()];
     // Every round covers all kinds, so that a run that ends early has covered them too.
@@ -56,15 +55,16 @@ fn main() -> Result<()> {
         for ((seed, share), tally) in seeds.iter().zip(&mut tallies) {
             let count = ROUND.min(args.count) * share / 100;
             if let Err(finding) = run(seed, args.seed + tally.judged, count, tally) {
-                let file = std::env::temp_dir().join(format!("{}-{}", name(seed.kind), finding.seed));
+                let name = seed.kind.name;
+                let file = std::env::temp_dir().join(format!("{name}-{}", finding.seed));
                 save(&file, &finding.bytes)?;
-                bail!("{:?}, mutation {}: {} ({})", seed.kind, finding.seed, finding.problem, file.display());
+                bail!("{name}, mutation {}: {} ({})", finding.seed, finding.problem, file.display());
             }
         }
     }
     let mut all = Tally::default();
     for ((seed, _), tally) in seeds.iter().zip(&tallies) {
-        report(&name(seed.kind), tally);
+        report(seed.kind.name, tally);
         all.add(*tally);
     }
     report("all", &all);
@@ -72,34 +72,18 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// The kinds with these names in equal shares, or all if none are named.
-fn kinds(names: &[String]) -> Result<Vec<(Kind, u64)>> {
+/// The kinds with these names in equal shares, or all in their own if none are named.
+fn kinds(names: &[String]) -> Result<Vec<(&'static Kind, u64)>> {
     if names.is_empty() {
-        return Ok(Kind::ALL.to_vec());
+        return Ok(Kind::ALL.iter().map(|kind| (kind, kind.share)).collect());
     }
     let named = |wanted: &String| {
-        let kind = Kind::ALL.iter().map(|&(kind, _)| kind).find(|&kind| name(kind) == *wanted);
-        let known = || Kind::ALL.map(|(kind, _)| name(kind)).join(", ");
-        Ok((
-            kind.with_context(|| format!("--kind {wanted}: the kinds are {}", known()))?,
-            ROUND / names.len() as u64,
-        ))
+        let known = || Kind::ALL.iter().map(|kind| kind.name).collect::<Vec<_>>().join(", ");
+        let kind =
+            Kind::named(wanted).with_context(|| format!("--kind {wanted}: the kinds are {}", known()))?;
+        Ok((kind, ROUND / names.len() as u64))
     };
     names.iter().map(named).collect()
-}
-
-/// The name of the libFuzzer target, where there is one.
-fn name(kind: Kind) -> String {
-    match kind {
-        Kind::Gguf(Target::Tq2_0) => "gguf".into(),
-        Kind::Gguf(target) => format!("gguf-{target}"),
-        Kind::Grouped(Grouped::Q2_0Earlier) => "q2_0_earlier".into(),
-        Kind::Grouped(Grouped::Tq2_0) => "minicpm-tq2_0".into(),
-        Kind::Grouped(Grouped::Config) => "minicpm-config".into(),
-        Kind::Grouped(form) => format!("{form:?}").to_lowercase(),
-        Kind::Weights => "safetensors".into(),
-        other => format!("{other:?}").to_lowercase(),
-    }
 }
 
 fn save(file: &Path, bytes: &[u8]) -> Result<()> {

@@ -6,10 +6,11 @@ use bitnet_kernels::DeltaShape;
 use serde_json::Value;
 
 use crate::{
-    Activation, Grouped, Hybrid, ModelError, ModelSpec, Multipliers, Rope, RopeScaling, Rotation,
+    Activation, Hybrid, ModelError, ModelSpec, Multipliers, Rope, RopeScaling, Rotation,
+    family::{Family, head_dim},
     fields::{Fields, json},
     hadamard,
-    hybrid::attending,
+    hybrid::attending_by_interval,
     names::{self, Part},
     rope,
 };
@@ -28,60 +29,39 @@ pub(crate) struct Config {
     pub eos: Vec<u32>,
 }
 
-/// Model families, chosen by `model_type` and class.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Family {
-    /// BitNet b1.58, ternary by definition.
-    Bitnet,
-    /// BitNet b1.58 under 1bitLLM's names.
-    OneBitLlm,
-    /// Llama with BitLinear.
-    Llama,
-    /// Group-scaled ternary weights, with RMSNorms on query and key heads.
-    Qwen3,
-    /// BitNet embedding models: Qwen3 without a head, with one scale a matrix and an RMSNorm before every projection.
-    Qwen3Embedding,
-    /// Group-scaled ternary weights, with constants that multiply activations.
-    MiniCpm,
-    /// Group-scaled ternary weights; attention with output gates, and gated-delta layers.
-    Qwen35,
+/// What `model_type` and class say about a model.
+struct Named {
+    family: Family,
+    architecture: &'static str,
+    /// Whether it is BitNet b1.58 under 1bitLLM's names.
+    onebitllm: bool,
+    /// Whether it is a BitNet embedding model: without a head, with one scale a matrix and an RMSNorm before every
+    /// projection.
+    embeds: bool,
 }
 
-impl Family {
-    fn of(c: &Fields<'_>) -> Result<Family, ModelError> {
+impl Named {
+    fn read(c: &Fields<'_>) -> Result<Named, ModelError> {
         let model_type = c.text("model_type")?.ok_or_else(|| c.missing("model_type"))?;
         let class = c.get("architectures").and_then(|a| a.get(0)?.as_str()).unwrap_or_default();
-        match model_type {
-            "bitnet" | "llama" | "bitnet_158" if class == "BitnetForCausalLM" => Ok(Family::OneBitLlm),
-            "bitnet" => Ok(Family::Bitnet),
-            "llama" => Ok(Family::Llama),
-            "qwen3" if class == "Qwen3Model" => Ok(Family::Qwen3Embedding),
-            "qwen3" => Ok(Family::Qwen3),
-            "minicpm" => Ok(Family::MiniCpm),
-            "qwen3_5" | "qwen3_5_text" | PRISM => Ok(Family::Qwen35),
+        let of = |architecture, family| Named { family, architecture, onebitllm: false, embeds: false };
+        Ok(match model_type {
+            "bitnet" | "llama" | "bitnet_158" if class == "BitnetForCausalLM" => {
+                Named { onebitllm: true, ..of("bitnet", Family::BITNET) }
+            }
+            "bitnet" => of("bitnet", Family::BITNET),
+            "llama" => of("llama", Family::LLAMA),
+            "qwen3" if class == "Qwen3Model" => {
+                Named { embeds: true, ..of("qwen3", Family { grouped: false, ..Family::QWEN3 }) }
+            }
+            "qwen3" => of("qwen3", Family::QWEN3),
+            "minicpm" => of("minicpm", Family::MINICPM),
+            "qwen3_5" | "qwen3_5_text" | PRISM => of("qwen35", Family::QWEN35),
             other => {
                 let cure = "use bitnet, llama with BitLinear, or ternary qwen3, qwen3_5 or minicpm";
-                Err(c.unsupported("model_type", other, cure))
+                return Err(c.unsupported("model_type", other, cure));
             }
-        }
-    }
-
-    /// The name of the architecture, where it is not `model_type`.
-    fn architecture(self) -> Option<&'static str> {
-        match self {
-            Family::OneBitLlm => Some("bitnet"),
-            Family::Qwen35 => Some("qwen35"),
-            _ => None,
-        }
-    }
-
-    fn native_bitnet(self) -> bool {
-        matches!(self, Family::Bitnet | Family::OneBitLlm)
-    }
-
-    /// Whether every group of weights has its own scale.
-    fn grouped(self) -> bool {
-        matches!(self, Family::Qwen3 | Family::MiniCpm | Family::Qwen35)
+        })
     }
 }
 
@@ -93,90 +73,87 @@ impl Config {
     pub(crate) fn parse(bytes: &[u8], hadamard: Option<&[u8]>) -> Result<Config, ModelError> {
         let json = json(FILE, bytes)?;
         let whole = Fields { file: FILE, prefix: "", json: &json };
-        let family = Family::of(&whole)?;
+        let Named { family, architecture, onebitllm, embeds } = Named::read(&whole)?;
         let rotation = read_rotation(&whole, family, hadamard)?;
         // A model that also reads images wraps the configuration of its language model.
-        let text = whole.get("text_config").filter(|_| family == Family::Qwen35);
+        let text = whole.get("text_config").filter(|_| family.hybrid);
         let c = match text {
             Some(json) => Fields { file: FILE, prefix: "text_config.", json },
             None => Fields { file: FILE, prefix: "", json: &json },
         };
-        let need = |field| c.size(field)?.ok_or_else(|| c.missing(field));
-
         let bitnet = c.text("model_type")? == Some("bitnet");
-        let embeds = family == Family::Qwen3Embedding;
         let rms_eps = c.float("rms_norm_eps")?.unwrap_or(if bitnet { 1e-5 } else { 1e-6 });
-        let scale_multiplies = if family.grouped() {
+        let scale_multiplies = if family.grouped {
             no_other_quantization(&whole)?;
             false
         } else {
-            quantization(&c, family.native_bitnet() || embeds)?
+            // Both are ternary by definition.
+            quantization(&c, family.sub_norms || embeds)?
         };
-        let linear_norms = linear_norms(&c, family, rms_eps)?;
+        let linear_norms = linear_norms(&c, family, embeds.then_some(rms_eps))?;
         refuse_unsupported(&c, family)?;
-        let (hidden, heads, layers) =
-            (need("hidden_size")?, need("num_attention_heads")?, need("num_hidden_layers")?);
+        let (hidden, heads, layers) = (
+            c.need_size("hidden_size")?,
+            c.need_size("num_attention_heads")?,
+            c.need_size("num_hidden_layers")?,
+        );
         let mut spec = ModelSpec {
-            architecture: family.architecture().or(c.text("model_type")?).unwrap_or_default().into(),
             hidden,
-            ffn: need("intermediate_size")?,
+            ffn: c.need_size("intermediate_size")?,
             layers,
             heads,
             kv_heads: c.size("num_key_value_heads")?.unwrap_or(heads),
-            head_dim: head_dim(&c, hidden, heads)?,
-            vocab: need("vocab_size")?,
-            context: need("max_position_embeddings")?,
+            head_dim: head_dim(&c, ["head_dim", "num_attention_heads"], hidden, heads)?,
+            vocab: c.need_size("vocab_size")?,
+            context: c.need_size("max_position_embeddings")?,
             rms_eps,
             rope: Rope { theta: 0.0, scaling: RopeScaling::None, width: None, sections: None },
             activation: activation(&c, bitnet)?,
-            sub_norms: family.native_bitnet(),
             linear_norms,
-            head_norms: matches!(family, Family::Qwen3 | Family::Qwen3Embedding | Family::Qwen35),
-            output_gate: family == Family::Qwen35,
-            hybrid: if family == Family::Qwen35 { Some(hybrid(&c, layers)?) } else { None },
+            hybrid: if family.hybrid { Some(hybrid(&c, layers)?) } else { None },
             rotation,
-            // Embedding and head are set when the source sees how they are stored.
-            grouped: Grouped { projections: family.grouped(), ..Grouped::default() },
-            multipliers: match family {
-                Family::MiniCpm => multipliers(&c, hidden, layers)?,
-                _ => Multipliers::NONE,
+            multipliers: if family.multipliers {
+                multipliers(&c, hidden, layers)?
+            } else {
+                Multipliers::NONE
             },
-            tied_head: tied_head(&c, &whole, family)?,
+            tied_head: tied_head(&c, &whole, family)? || embeds,
             embeds,
-            // Filled in once the tokenizer is read.
-            eos: Vec::new(),
+            // Group scales of embedding and head are set when the source sees how they are stored, and end tokens once
+            // the tokenizer is read.
+            ..family.spec(architecture)
         };
         let theta = if bitnet { 500_000.0 } else { 10_000.0 };
         spec.rope = read_rope(&c, theta, &mut spec.context)?;
         spec.rope.width = rotary_width(&c, family, spec.head_dim)?;
-        if family == Family::Qwen35 {
-            spec.rope.sections = Some(sections(&c, spec.rotary_width())?);
+        if family.hybrid {
+            spec.rope.sections =
+                Some(rope::sections(&rope_fields(&c), "mrope_section", spec.rotary_width())?);
         }
         spec.check(FILE)?;
         let bos = c.ids("bos_token_id")?.first().copied();
-        let onebitllm = family == Family::OneBitLlm;
         Ok(Config { spec, scale_multiplies, onebitllm, bos, eos: c.ids("eos_token_id")? })
     }
 }
 
 /// Whether the embedding is the output head. Only MiniCPM's configuration defaults to that.
 fn tied_head(c: &Fields<'_>, whole: &Fields<'_>, family: Family) -> Result<bool, ModelError> {
-    Ok(match c.flag("tie_word_embeddings")? {
-        _ if family == Family::Qwen3Embedding => true,
-        Some(tied) => tied,
-        None => whole.flag("tie_word_embeddings")?.unwrap_or(family == Family::MiniCpm),
-    })
+    let tied = match c.flag("tie_word_embeddings")? {
+        Some(tied) => Some(tied),
+        None => whole.flag("tie_word_embeddings")?,
+    };
+    Ok(tied.unwrap_or(family.multipliers))
 }
 
-/// Epsilon of the RMSNorm before every projection, if the model has them.
-fn linear_norms(c: &Fields<'_>, family: Family, rms_eps: f32) -> Result<Option<f32>, ModelError> {
+/// Epsilon of the RMSNorm before every projection, if the model has them; `usual` is the family's.
+fn linear_norms(c: &Fields<'_>, family: Family, usual: Option<f32>) -> Result<Option<f32>, ModelError> {
     let json = c.get("quantization_config").unwrap_or(&Value::Null);
     let q = Fields { file: FILE, prefix: "quantization_config.", json };
     let eps = match q.flag("use_rms_norm")? {
         Some(true) => Some(q.float("rms_norm_eps")?.unwrap_or(1e-6)),
-        _ => (family == Family::Qwen3Embedding).then_some(rms_eps),
+        _ => usual,
     };
-    Ok(eps.filter(|_| !family.grouped()))
+    Ok(eps.filter(|_| !family.grouped))
 }
 
 /// The rotation that `hadamard.json` describes. MLX's form of a rotated model must have that file, and repeats its
@@ -190,10 +167,7 @@ fn read_rotation(
     let prism = c.text("model_type")? == Some(PRISM);
     let json = hadamard.map(|bytes| json(NAME, bytes)).transpose()?;
     let rotation = match &json {
-        Some(json) => {
-            let fields = Fields { file: NAME, prefix: "", json };
-            hadamard::read(&fields, family == Family::Qwen35)?
-        }
+        Some(json) => hadamard::of_json(NAME, json, family.hybrid)?,
         None => None,
     };
     let Some(rotation) = rotation else {
@@ -258,12 +232,11 @@ fn check_prism(c: &Fields<'_>, rotation: &Rotation) -> Result<(), ModelError> {
 
 /// The gated-delta layers of a hybrid model, and where they stand.
 fn hybrid(c: &Fields<'_>, layers: usize) -> Result<Hybrid, ModelError> {
-    let need = |field| c.size(field)?.ok_or_else(|| c.missing(field));
     if c.flag("attn_output_gate")? == Some(false) {
         return Err(c.unsupported("attn_output_gate", false, "use a model whose attention has output gates"));
     }
-    let head_dim = need("linear_key_head_dim")?;
-    let values = need("linear_value_head_dim")?;
+    let head_dim = c.need_size("linear_key_head_dim")?;
+    let values = c.need_size("linear_value_head_dim")?;
     if values != head_dim {
         let cure = format!("use a model where it is the width of key heads, {head_dim}");
         return Err(c.unsupported("linear_value_head_dim", values, &cure));
@@ -271,16 +244,15 @@ fn hybrid(c: &Fields<'_>, layers: usize) -> Result<Hybrid, ModelError> {
     let kinds = c.list("layer_types", "a list of strings", Value::as_str)?;
     let attends: Vec<bool> = match kinds {
         Some(kinds) => kinds.into_iter().map(|kind| kind == FULL_ATTENTION).collect(),
-        None => attending(c.size("full_attention_interval")?.unwrap_or(4), layers)
-            .ok_or_else(|| c.bad("full_attention_interval", "is 0, or the model has too many layers"))?,
+        None => attending_by_interval(c, layers)?,
     };
     Ok(Hybrid {
         attends: attends.into(),
         delta: DeltaShape {
-            key_heads: need("linear_num_key_heads")?,
-            value_heads: need("linear_num_value_heads")?,
+            key_heads: c.need_size("linear_num_key_heads")?,
+            value_heads: c.need_size("linear_num_value_heads")?,
             head_dim,
-            taps: need("linear_conv_kernel_dim")?,
+            taps: c.need_size("linear_conv_kernel_dim")?,
         },
         // Set when the source sees how they are stored.
         float_alpha_beta: false,
@@ -309,7 +281,7 @@ fn rotary_width(c: &Fields<'_>, family: Family, head_dim: usize) -> Result<Optio
         None => c.float(FIELD)?,
     };
     match part {
-        _ if family == Family::Qwen35 => {
+        _ if family.hybrid => {
             // The default of the family's configuration is a quarter.
             let width = (head_dim as f32 * part.unwrap_or(0.25)) as usize;
             Ok(Some(width).filter(|&width| width != head_dim))
@@ -321,15 +293,6 @@ fn rotary_width(c: &Fields<'_>, family: Family, head_dim: usize) -> Result<Optio
     }
 }
 
-/// How the rotating pairs of a head of `rotary` dimensions are divided among the coordinates of a position.
-fn sections(c: &Fields<'_>, rotary: usize) -> Result<[u32; 4], ModelError> {
-    const FIELD: &str = "mrope_section";
-    let r = rope_fields(c);
-    let stored = r.list(FIELD, "a list of counts", |value| value.as_u64()?.try_into().ok())?;
-    let Some(stored) = stored else { return Ok(rope::usual_sections(rotary)) };
-    rope::checked_sections(&stored).ok_or_else(|| r.bad(FIELD, rope::NOT_SECTIONS))
-}
-
 /// Refuses switches that would change what the model computes.
 fn refuse_unsupported(c: &Fields<'_>, family: Family) -> Result<(), ModelError> {
     for field in ["attention_bias", "mlp_bias"] {
@@ -338,8 +301,7 @@ fn refuse_unsupported(c: &Fields<'_>, family: Family) -> Result<(), ModelError> 
         }
     }
     let kinds = c.get("layer_types").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
-    let linear = family == Family::Qwen35;
-    let known = |kind: &str| kind == FULL_ATTENTION || linear && kind == LINEAR_ATTENTION;
+    let known = |kind: &str| kind == FULL_ATTENTION || family.hybrid && kind == LINEAR_ATTENTION;
     let other = kinds.iter().filter_map(Value::as_str).find(|kind| !known(kind));
     if let Some(kind) = other.or((c.flag("use_sliding_window")? == Some(true)).then_some("sliding_attention"))
     {
@@ -358,22 +320,13 @@ fn activation(c: &Fields<'_>, bitnet: bool) -> Result<Activation, ModelError> {
     }
 }
 
-fn head_dim(c: &Fields<'_>, hidden: usize, heads: usize) -> Result<usize, ModelError> {
-    match c.size("head_dim")? {
-        Some(dim) => Ok(dim),
-        None if heads > 0 && hidden.is_multiple_of(heads) => Ok(hidden / heads),
-        None => Err(c.bad("num_attention_heads", format!("is {heads}, which does not divide {hidden}"))),
-    }
-}
-
 /// MiniCPM's constants (`modeling_minicpm.py`): `scale_emb` multiplies embeddings, `scale_depth / sqrt(layers)`
 /// multiplies branches, `hidden_size / dim_model_base` divides logits. The quotients are rounded to f32 once.
 fn multipliers(c: &Fields<'_>, hidden: usize, layers: usize) -> Result<Multipliers, ModelError> {
-    let need = |field| c.float(field)?.ok_or_else(|| c.missing(field));
     let depth = c.get("scale_depth").and_then(Value::as_f64).ok_or_else(|| c.missing("scale_depth"))?;
-    let base = c.size("dim_model_base")?.ok_or_else(|| c.missing("dim_model_base"))?;
+    let base = c.need_size("dim_model_base")?;
     Ok(Multipliers {
-        embedding: need("scale_emb")?,
+        embedding: c.need_float("scale_emb")?,
         residual: (depth / (layers as f64).sqrt()) as f32,
         logit_divisor: (hidden as f64 / base as f64) as f32,
     })
@@ -445,19 +398,18 @@ fn read_rope(c: &Fields<'_>, default_theta: f32, context: &mut usize) -> Result<
         Some(theta) => theta,
         None => c.float("rope_theta")?.unwrap_or(default_theta),
     };
-    let need = |field| r.float(field)?.ok_or_else(|| r.missing(field));
     let kind = match r.text("rope_type")? {
         Some(kind) => kind,
         None => r.text("type")?.unwrap_or("default"),
     };
     let scaling = match kind {
         "default" => RopeScaling::None,
-        "linear" => RopeScaling::Linear { factor: need("factor")? },
+        "linear" => RopeScaling::Linear { factor: r.need_float("factor")? },
         "llama3" => RopeScaling::Llama3 {
-            factor: need("factor")?,
-            low_freq_factor: need("low_freq_factor")?,
-            high_freq_factor: need("high_freq_factor")?,
-            original_context: need("original_max_position_embeddings")?,
+            factor: r.need_float("factor")?,
+            low_freq_factor: r.need_float("low_freq_factor")?,
+            high_freq_factor: r.need_float("high_freq_factor")?,
+            original_context: r.need_float("original_max_position_embeddings")?,
         },
         "yarn" => yarn(&r, *context)?,
         "longrope" | "su" => long_rope(&r, context)?,
@@ -477,7 +429,7 @@ fn yarn(r: &Fields<'_>, context: usize) -> Result<RopeScaling, ModelError> {
     if r.flag("truncate")? == Some(false) {
         return Err(r.unsupported("truncate", false, "use YaRN with truncated dimensions"));
     }
-    let factor = r.float("factor")?.ok_or_else(|| r.missing("factor"))?;
+    let factor = r.need_float("factor")?;
     Ok(RopeScaling::Yarn {
         factor,
         original_context: r.float("original_max_position_embeddings")?.unwrap_or(context as f32),

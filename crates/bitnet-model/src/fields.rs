@@ -1,4 +1,4 @@
-//! JSON files that describe a model.
+//! JSON that describes a model: files, and the metadata of a GGUF file.
 
 use serde_json::Value;
 
@@ -10,7 +10,7 @@ pub(crate) const MAX_JSON: u64 = 4 << 20;
 /// A JSON object; errors in its fields name the field.
 pub(crate) struct Fields<'a> {
     pub file: &'a str,
-    /// Path of the object within the file, with a dot at the end.
+    /// Path of the object within the file, with a dot at the end; in a GGUF file, what its keys begin with.
     pub prefix: &'a str,
     pub json: &'a Value,
 }
@@ -44,6 +44,14 @@ impl<'a> Fields<'a> {
 
     pub(crate) fn flag(&self, field: &str) -> Result<Option<bool>, ModelError> {
         self.typed(field, "true or false", Value::as_bool)
+    }
+
+    pub(crate) fn need_size(&self, field: &str) -> Result<usize, ModelError> {
+        self.size(field)?.ok_or_else(|| self.missing(field))
+    }
+
+    pub(crate) fn need_float(&self, field: &str) -> Result<f32, ModelError> {
+        self.float(field)?.ok_or_else(|| self.missing(field))
     }
 
     /// A list whose elements `read` accepts.

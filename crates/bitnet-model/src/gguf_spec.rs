@@ -2,86 +2,45 @@
 
 use bitnet_kernels::DeltaShape;
 use bitnet_tensor::{BitNetTensor, DType};
+use serde_json::Value;
 
 use crate::{
     Activation, Grouped, Hybrid, ModelError, ModelSpec, Multipliers, Rope, RopeScaling,
+    family::{Family, head_dim},
+    fields::Fields,
     files::{ggml_type::GgmlType, gguf::Gguf},
     hadamard,
-    hybrid::attending,
+    hybrid::attending_by_interval,
     names, rope, rope_freqs, ternarize,
 };
 
-/// What a GGUF architecture implies.
-struct Family {
-    activation: Activation,
-    sub_norms: bool,
-    head_norms: bool,
-    /// Whether rope rotates neighbouring dimensions together, so that q and k rows are stored in another order.
-    interleaved: bool,
-    /// Whether every group of weights has its own scale.
-    grouped: bool,
-    /// Whether constants multiply activations.
-    multipliers: bool,
-    /// Whether attention has output gates and rope over a part of a head, and most layers are gated-delta layers.
-    hybrid: bool,
-}
-
-/// The architectures that hold ternary models, as llama.cpp and bitnet.cpp define them.
-fn family(architecture: &str) -> Option<Family> {
-    const LLAMA: Family = Family {
-        activation: Activation::Silu,
-        sub_norms: false,
-        head_norms: false,
-        interleaved: true,
-        grouped: false,
-        multipliers: false,
-        hybrid: false,
-    };
+/// The family of a GGUF architecture, as llama.cpp and bitnet.cpp define it, and whether its rope rotates neighbouring
+/// dimensions together, so that q and k rows are stored in another order.
+pub(crate) fn family(architecture: &str) -> Option<(Family, bool)> {
     Some(match architecture {
-        "bitnet-b1.58" | "bitnet-25" => {
-            Family { activation: Activation::SquaredRelu, sub_norms: true, interleaved: false, ..LLAMA }
-        }
-        "bitnet" => Family { sub_norms: true, interleaved: false, ..LLAMA },
-        "llama" => LLAMA,
-        "qwen3" => Family { head_norms: true, interleaved: false, grouped: true, ..LLAMA },
-        "qwen35" => Family { head_norms: true, interleaved: false, grouped: true, hybrid: true, ..LLAMA },
-        "minicpm" => Family { grouped: true, multipliers: true, ..LLAMA },
+        "bitnet-b1.58" | "bitnet-25" => (Family::BITNET, false),
+        "bitnet" => (Family { activation: Activation::Silu, ..Family::BITNET }, false),
+        "llama" => (Family::LLAMA, true),
+        "qwen3" => (Family::QWEN3, false),
+        "qwen35" => (Family::QWEN35, false),
+        "minicpm" => (Family::MINICPM, true),
         _ => return None,
     })
 }
 
-/// The metadata of a file's architecture.
+/// A file, and the metadata of its architecture.
 struct Keys<'a> {
     gguf: &'a Gguf,
     architecture: &'a str,
+    c: Fields<'a>,
 }
 
+/// Lists in the metadata of an architecture that are read.
+const LISTS: [&str; 2] = [SECTIONS, RECURRENT];
+const SECTIONS: &str = "rope.dimension_sections";
+const RECURRENT: &str = "attention.recurrent_layers";
+
 impl Keys<'_> {
-    fn key(&self, name: &str) -> String {
-        format!("{}.{name}", self.architecture)
-    }
-
-    fn size(&self, name: &str) -> Result<Option<usize>, ModelError> {
-        let value = self.gguf.opt_u64(&self.key(name))?;
-        Ok(value.map(|value| usize::try_from(value).unwrap_or(usize::MAX)))
-    }
-
-    fn float(&self, name: &str) -> Result<Option<f32>, ModelError> {
-        Ok(self.gguf.opt_f64(&self.key(name))?.map(|value| value as f32))
-    }
-
-    fn need<T>(&self, name: &str, value: Option<T>) -> Result<T, ModelError> {
-        value.ok_or_else(|| ModelError::missing_field(&self.gguf.file, self.key(name)))
-    }
-
-    fn need_size(&self, name: &str) -> Result<usize, ModelError> {
-        self.need(name, self.size(name)?)
-    }
-
-    fn need_float(&self, name: &str) -> Result<f32, ModelError> {
-        self.need(name, self.float(name)?)
-    }
-
     /// The width of a head, which must be the same everywhere, and how much of it rotates, if that may be a part.
     fn head_dim(
         &self,
@@ -89,81 +48,52 @@ impl Keys<'_> {
         heads: usize,
         partial: bool,
     ) -> Result<(usize, Option<usize>), ModelError> {
-        let file = &self.gguf.file;
-        let head_dim = match self.size("attention.key_length")? {
-            Some(dim) => dim,
-            None if heads > 0 && hidden.is_multiple_of(heads) => hidden / heads,
-            None => {
-                let problem = format!("is {heads}, which does not divide {hidden}");
-                return Err(ModelError::field(file, self.key("attention.head_count"), problem));
-            }
-        };
-        let rotary = self.size("rope.dimension_count")?.filter(|&width| partial && width != head_dim);
+        let fields = ["attention.key_length", "attention.head_count"];
+        let head_dim = head_dim(&self.c, fields, hidden, heads)?;
+        let rotary = self.c.size("rope.dimension_count")?.filter(|&width| partial && width != head_dim);
         for name in ["attention.value_length", "rope.dimension_count"] {
             if rotary.is_some() && name == "rope.dimension_count" {
                 continue;
             }
-            if let Some(dim) = self.size(name)?.filter(|&d| d != head_dim) {
+            if let Some(dim) = self.c.size(name)?.filter(|&d| d != head_dim) {
                 let cure = format!("use a model where it is the head width of {head_dim}");
-                return Err(ModelError::unsupported(file, self.key(name), dim, cure));
+                return Err(self.c.unsupported(name, dim, &cure));
             }
         }
         Ok((head_dim, rotary))
     }
 
-    /// How the rotating pairs of a head of `rotary` dimensions are divided among the coordinates of a position.
-    fn sections(&self, rotary: usize) -> Result<[u32; 4], ModelError> {
-        let key = self.key("rope.dimension_sections");
-        let wrong = || ModelError::field(&self.gguf.file, &key, rope::NOT_SECTIONS);
-        let Some(array) = self.gguf.opt_array(&key)? else { return Ok(rope::usual_sections(rotary)) };
-        let stored = array.integers().filter(|_| array.len <= 4).ok_or_else(wrong)?;
-        let stored: Option<Vec<u32>> = stored.map(|pairs| pairs.try_into().ok()).collect();
-        rope::checked_sections(&stored.ok_or_else(wrong)?).ok_or_else(wrong)
-    }
-
     /// Number of layers. The last blocks of some files predict further tokens and are not loaded.
     fn layers(&self) -> Result<usize, ModelError> {
         let (blocks, extra) =
-            (self.need_size("block_count")?, self.size("nextn_predict_layers")?.unwrap_or(0));
+            (self.c.need_size("block_count")?, self.c.size("nextn_predict_layers")?.unwrap_or(0));
         blocks.checked_sub(extra).ok_or_else(|| {
             let problem = format!("is {extra}, more than the {blocks} blocks of the file");
-            ModelError::field(&self.gguf.file, self.key("nextn_predict_layers"), problem)
+            self.c.bad("nextn_predict_layers", problem)
         })
     }
 
     /// The gated-delta layers of a hybrid model, and where they stand.
     fn hybrid(&self, layers: usize) -> Result<Hybrid, ModelError> {
-        let file = &self.gguf.file;
         let (value_heads, head_dim) =
-            (self.need_size("ssm.time_step_rank")?, self.need_size("ssm.state_size")?);
-        let inner = self.need_size("ssm.inner_size")?;
+            (self.c.need_size("ssm.time_step_rank")?, self.c.need_size("ssm.state_size")?);
+        let inner = self.c.need_size("ssm.inner_size")?;
         if value_heads.checked_mul(head_dim) != Some(inner) {
             let cure = format!("use a model where it is {value_heads} heads of {head_dim}");
-            return Err(ModelError::unsupported(file, self.key("ssm.inner_size"), inner, cure));
+            return Err(self.c.unsupported("ssm.inner_size", inner, &cure));
         }
-        let listed = self.key("attention.recurrent_layers");
-        let attends: Vec<bool> = match self.gguf.opt_array(&listed)? {
-            Some(array) => {
-                let wrong = |problem| ModelError::field(file, &listed, problem);
-                let recurrent = array.bools().ok_or_else(|| wrong("is not a list of booleans"))?;
-                if array.len < layers {
-                    return Err(wrong("is shorter than the list of layers"));
-                }
-                recurrent.take(layers).map(|recurrent| !recurrent).collect()
+        let attends = match self.c.list(RECURRENT, "a list of booleans", Value::as_bool)? {
+            Some(listed) if listed.len() < layers => {
+                return Err(self.c.bad(RECURRENT, "is shorter than the list of layers"));
             }
-            None => {
-                let interval = self.size("full_attention_interval")?.unwrap_or(4);
-                attending(interval, layers).ok_or_else(|| {
-                    let problem = "is 0, or the model has too many layers";
-                    ModelError::field(file, self.key("full_attention_interval"), problem)
-                })?
-            }
+            Some(listed) => listed.into_iter().take(layers).map(|recurrent| !recurrent).collect(),
+            None => attending_by_interval(&self.c, layers)?,
         };
         let float_alpha_beta = match attends.iter().position(|attends| !attends) {
             Some(layer) => !self.is_ternary(&format!("blk.{layer}.ssm_alpha.weight"))?,
             None => false,
         };
-        let (key_heads, taps) = (self.need_size("ssm.group_count")?, self.need_size("ssm.conv_kernel")?);
+        let (key_heads, taps) = (self.c.need_size("ssm.group_count")?, self.c.need_size("ssm.conv_kernel")?);
         let delta = DeltaShape { key_heads, value_heads, head_dim, taps };
         Ok(Hybrid { attends: attends.into(), delta, float_alpha_beta })
     }
@@ -184,21 +114,21 @@ impl Keys<'_> {
     fn embedding(&self) -> Result<(bool, bool), ModelError> {
         const LAST: usize = 3;
         let norms = self.architecture == "qwen3" && self.gguf.tensor("blk.0.attn_q_norm_in.weight").is_some();
-        match self.size("pooling_type")? {
+        match self.c.size("pooling_type")? {
             None | Some(0) => Ok((norms, norms)),
             Some(LAST) => Ok((norms, true)),
             Some(other) => {
-                let (key, cure) = (self.key("pooling_type"), "use a model that pools the last token, type 3");
-                Err(ModelError::unsupported(&self.gguf.file, key, other, cure))
+                let cure = "use a model that pools the last token, type 3";
+                Err(self.c.unsupported("pooling_type", other, cure))
             }
         }
     }
 
     fn refuse_experts_and_windows(&self) -> Result<(), ModelError> {
         for name in ["expert_count", "attention.sliding_window"] {
-            if let Some(n) = self.size(name)?.filter(|&n| n != 0) {
+            if let Some(n) = self.c.size(name)?.filter(|&n| n != 0) {
                 let cure = "use a dense model with full attention";
-                return Err(ModelError::unsupported(&self.gguf.file, self.key(name), n, cure));
+                return Err(self.c.unsupported(name, n, cure));
             }
         }
         Ok(())
@@ -208,7 +138,7 @@ impl Keys<'_> {
     fn vocab(&self) -> Result<usize, ModelError> {
         match self.gguf.tensor("token_embd.weight") {
             Some(t) => Ok(t.shape[0]),
-            None if self.gguf.tensor(names::EMBEDDING_PANELS).is_some() => self.need_size("vocab_size"),
+            None if self.gguf.tensor(names::EMBEDDING_PANELS).is_some() => self.c.need_size("vocab_size"),
             None => {
                 let (file, tensor) = (self.gguf.file.clone(), "token_embd.weight".into());
                 Err(ModelError::MissingTensor { file, tensor })
@@ -218,10 +148,74 @@ impl Keys<'_> {
 
     fn multipliers(&self) -> Result<Multipliers, ModelError> {
         Ok(Multipliers {
-            embedding: self.need_float("embedding_scale")?,
-            residual: self.need_float("residual_scale")?,
-            logit_divisor: self.need_float("logit_scale")?,
+            embedding: self.c.need_float("embedding_scale")?,
+            residual: self.c.need_float("residual_scale")?,
+            logit_divisor: self.c.need_float("logit_scale")?,
         })
+    }
+
+    /// Reads how rope is stretched. Lowers `context` where longer texts would need other frequencies.
+    fn scaling(&self, context: &mut usize) -> Result<RopeScaling, ModelError> {
+        const FACTOR: &str = "rope.scaling.factor";
+        let factor = match self.c.float(FACTOR)? {
+            Some(factor) => Some(factor),
+            None => self.c.float("rope.scale_linear")?,
+        };
+        let need = || factor.ok_or_else(|| self.c.missing(FACTOR));
+        match self.c.text("rope.scaling.type")? {
+            Some("none") => Ok(RopeScaling::None),
+            Some("linear") => Ok(RopeScaling::Linear { factor: need()? }),
+            Some("yarn") => self.yarn(need()?, *context),
+            Some("longrope") => self.long_rope(context),
+            None => Ok(match factor {
+                Some(factor) if factor != 1.0 => RopeScaling::Linear { factor },
+                _ => RopeScaling::None,
+            }),
+            Some(other) => {
+                Err(self.c.unsupported("rope.scaling.type", other, "use none, linear, yarn or longrope"))
+            }
+        }
+    }
+
+    fn yarn(&self, factor: f32, context: usize) -> Result<RopeScaling, ModelError> {
+        let attention_factor = match self.c.float("rope.scaling.yarn_attn_factor")? {
+            Some(factor) => factor,
+            // llama.cpp multiplies the usual factor by this one.
+            None => {
+                let more = self.c.float("rope.scaling.attn_factor")?.unwrap_or(1.0);
+                more * rope::yarn_attention_factor(factor)
+            }
+        };
+        let original = self.c.float("rope.scaling.original_context_length")?;
+        Ok(RopeScaling::Yarn {
+            factor,
+            original_context: original.unwrap_or(context as f32),
+            beta_fast: self.c.float("rope.scaling.yarn_beta_fast")?.unwrap_or(rope::YARN_BETA_FAST),
+            beta_slow: self.c.float("rope.scaling.yarn_beta_slow")?.unwrap_or(rope::YARN_BETA_SLOW),
+            attention_factor,
+        })
+    }
+
+    /// Reads LongRoPE's short factors from their tensor. Limits texts to the original context, where they apply.
+    fn long_rope(&self, context: &mut usize) -> Result<RopeScaling, ModelError> {
+        const NAME: &str = "rope_factors_short.weight";
+        let file = &self.gguf.file;
+        let missing = || ModelError::MissingTensor { file: file.clone(), tensor: NAME.into() };
+        let stored = self.gguf.tensor(NAME).ok_or_else(missing)?;
+        if stored.type_id != 0 {
+            let problem = format!("type {} is not f32", stored.type_id);
+            return Err(ModelError::tensor(file, NAME, problem, "convert the model again"));
+        }
+        let (words, _) = stored.bytes.as_chunks::<4>();
+        let factors: Vec<f32> = words.iter().map(|w| f32::from_le_bytes(*w)).collect();
+        let original = self.c.size("rope.scaling.original_context_length")?.unwrap_or(*context);
+        let factor = *context as f64 / original as f64;
+        *context = original.min(*context);
+        let attention_factor = match self.c.float("rope.scaling.attn_factor")? {
+            Some(factor) => factor,
+            None => rope::long_rope_attention_factor(factor, original as f64),
+        };
+        Ok(RopeScaling::LongRope { factors: factors.into(), attention_factor })
     }
 }
 
@@ -235,12 +229,16 @@ pub(crate) fn read(gguf: &Gguf) -> Result<(ModelSpec, bool), ModelError> {
         let cure = "join the parts with llama.cpp's `llama-gguf-split --merge`";
         return Err(ModelError::unsupported(file, "split.count", n, cure));
     }
-    let family = family(architecture).ok_or_else(|| {
+    let (family, interleaved) = family(architecture).ok_or_else(|| {
         let cure = "use bitnet-b1.58, bitnet-25, bitnet or llama, or ternary qwen3, qwen35 or minicpm";
         ModelError::unsupported(file, "general.architecture", architecture, cure)
     })?;
-    let keys = Keys { gguf, architecture };
-    let (hidden, heads) = (keys.need_size("embedding_length")?, keys.need_size("attention.head_count")?);
+    let prefix = format!("{architecture}.");
+    let json = gguf.json(&prefix, &LISTS);
+    let c = Fields { file, prefix: &prefix, json: &json };
+    let keys = Keys { gguf, architecture, c };
+    let c = &keys.c;
+    let (hidden, heads) = (c.need_size("embedding_length")?, c.need_size("attention.head_count")?);
     let (head_dim, rotary) = keys.head_dim(hidden, heads, family.hybrid)?;
     let layers = keys.layers()?;
     keys.refuse_experts_and_windows()?;
@@ -252,31 +250,30 @@ pub(crate) fn read(gguf: &Gguf) -> Result<(ModelSpec, bool), ModelError> {
     let (linear_norms, embeds) = keys.embedding()?;
     // A norm before every projection belongs to a model with one scale a matrix.
     let grouped = family.grouped && !linear_norms;
-    let rms_eps = keys.need_float("attention.layer_norm_rms_epsilon")?;
+    let rms_eps = c.need_float("attention.layer_norm_rms_epsilon")?;
     let mut spec = ModelSpec {
-        architecture: architecture.into(),
         hidden,
-        ffn: keys.need_size("feed_forward_length")?,
+        ffn: c.need_size("feed_forward_length")?,
         layers,
         heads,
-        kv_heads: keys.size("attention.head_count_kv")?.unwrap_or(heads),
+        kv_heads: c.size("attention.head_count_kv")?.unwrap_or(heads),
         head_dim,
         vocab,
-        context: keys.need_size("context_length")?,
+        context: c.need_size("context_length")?,
         rms_eps,
         rope: Rope {
-            theta: keys.float("rope.freq_base")?.unwrap_or(10_000.0),
+            theta: c.float("rope.freq_base")?.unwrap_or(10_000.0),
             scaling: RopeScaling::None,
             width: rotary,
-            sections: if family.hybrid { Some(keys.sections(rotary.unwrap_or(head_dim))?) } else { None },
+            sections: if family.hybrid {
+                Some(rope::sections(c, SECTIONS, rotary.unwrap_or(head_dim))?)
+            } else {
+                None
+            },
         },
-        activation: family.activation,
-        sub_norms: family.sub_norms,
         linear_norms: linear_norms.then_some(rms_eps),
-        head_norms: family.head_norms,
-        output_gate: family.hybrid,
         hybrid: if family.hybrid { Some(keys.hybrid(layers)?) } else { None },
-        rotation: hadamard::read(gguf, family.hybrid)?,
+        rotation: hadamard::of_gguf(gguf, family.hybrid)?,
         grouped: Grouped {
             projections: grouped,
             embedding: grouped && embedding_groups,
@@ -285,14 +282,14 @@ pub(crate) fn read(gguf: &Gguf) -> Result<(ModelSpec, bool), ModelError> {
         multipliers: if family.multipliers { keys.multipliers()? } else { Multipliers::NONE },
         tied_head,
         embeds,
-        // Filled in once the tokenizer is read.
-        eos: Vec::new(),
+        // End tokens are filled in once the tokenizer is read.
+        ..family.spec(architecture)
     };
-    spec.rope.scaling = scaling(gguf, architecture, &mut spec.context)?;
+    spec.rope.scaling = keys.scaling(&mut spec.context)?;
     spec.check(file)?;
     names::check_rotation(&spec, file)?;
     let spec = with_stored_divisors(gguf, spec)?;
-    Ok((spec, family.interleaved))
+    Ok((spec, interleaved))
 }
 
 /// Reads Llama 3's scaling, which llama.cpp stores as a tensor of divisors.
@@ -320,70 +317,4 @@ fn is_grouped(gguf: &Gguf, name: &str, panels: &str) -> bool {
     kind.map_or(gguf.tensor(panels).is_some(), |kind| {
         kind.group().is_some() || matches!(kind, GgmlType::Tq1_0 | GgmlType::Tq2_0)
     })
-}
-
-/// Reads how rope is stretched. Lowers `context` where longer texts would need other frequencies.
-fn scaling(gguf: &Gguf, architecture: &str, context: &mut usize) -> Result<RopeScaling, ModelError> {
-    let file = gguf.file.as_str();
-    let factor_key = format!("{architecture}.rope.scaling.factor");
-    let factor = match gguf.opt_f64(&factor_key)? {
-        Some(factor) => Some(factor),
-        None => gguf.opt_f64(&format!("{architecture}.rope.scale_linear"))?,
-    };
-    let need = || factor.map(|f| f as f32).ok_or_else(|| ModelError::missing_field(file, &factor_key));
-    let kind_key = format!("{architecture}.rope.scaling.type");
-    match gguf.opt_str(&kind_key)? {
-        Some("none") => Ok(RopeScaling::None),
-        Some("linear") => Ok(RopeScaling::Linear { factor: need()? }),
-        Some("yarn") => yarn(gguf, architecture, need()?, *context),
-        Some("longrope") => long_rope(gguf, architecture, context),
-        None => Ok(match factor {
-            Some(factor) if factor != 1.0 => RopeScaling::Linear { factor: factor as f32 },
-            _ => RopeScaling::None,
-        }),
-        Some(other) => {
-            Err(ModelError::unsupported(file, kind_key, other, "use none, linear, yarn or longrope"))
-        }
-    }
-}
-
-fn yarn(gguf: &Gguf, architecture: &str, factor: f32, context: usize) -> Result<RopeScaling, ModelError> {
-    let float = |name: &str| -> Result<Option<f32>, ModelError> {
-        Ok(gguf.opt_f64(&format!("{architecture}.rope.scaling.{name}"))?.map(|v| v as f32))
-    };
-    let attention_factor = match float("yarn_attn_factor")? {
-        Some(factor) => factor,
-        // llama.cpp multiplies the usual factor by this one.
-        None => float("attn_factor")?.unwrap_or(1.0) * rope::yarn_attention_factor(factor),
-    };
-    Ok(RopeScaling::Yarn {
-        factor,
-        original_context: float("original_context_length")?.unwrap_or(context as f32),
-        beta_fast: float("yarn_beta_fast")?.unwrap_or(rope::YARN_BETA_FAST),
-        beta_slow: float("yarn_beta_slow")?.unwrap_or(rope::YARN_BETA_SLOW),
-        attention_factor,
-    })
-}
-
-/// Reads LongRoPE's short factors from their tensor. Limits texts to the original context, where they apply.
-fn long_rope(gguf: &Gguf, architecture: &str, context: &mut usize) -> Result<RopeScaling, ModelError> {
-    const NAME: &str = "rope_factors_short.weight";
-    let key = |name: &str| format!("{architecture}.rope.scaling.{name}");
-    let missing = || ModelError::MissingTensor { file: gguf.file.clone(), tensor: NAME.into() };
-    let stored = gguf.tensor(NAME).ok_or_else(missing)?;
-    if stored.type_id != 0 {
-        let problem = format!("type {} is not f32", stored.type_id);
-        return Err(ModelError::tensor(&gguf.file, NAME, problem, "convert the model again"));
-    }
-    let (words, _) = stored.bytes.as_chunks::<4>();
-    let factors: Vec<f32> = words.iter().map(|w| f32::from_le_bytes(*w)).collect();
-    let original = gguf.opt_u64(&key("original_context_length"))?;
-    let original = original.map_or(*context, |v| usize::try_from(v).unwrap_or(usize::MAX));
-    let factor = *context as f64 / original as f64;
-    *context = original.min(*context);
-    let attention_factor = match gguf.opt_f64(&key("attn_factor"))? {
-        Some(factor) => factor as f32,
-        None => rope::long_rope_attention_factor(factor, original as f64),
-    };
-    Ok(RopeScaling::LongRope { factors: factors.into(), attention_factor })
 }

@@ -7,7 +7,7 @@ use std::{
     sync::Arc,
 };
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::{
     ModelError, Rotation,
@@ -48,136 +48,22 @@ const ROTATED: [Part; 10] = [
     Part::Down,
 ];
 
-/// Maximum number of signs; real models have 28,672.
-const MAX_SIGNS: usize = 1 << 20;
-
-/// Metadata that may hold the contract.
-pub(crate) trait Metadata {
-    fn file(&self) -> &str;
-    fn keys(&self) -> Vec<&str>;
-    fn text(&self, key: &str) -> Result<Option<&str>, ModelError>;
-    fn size(&self, key: &str) -> Result<Option<u64>, ModelError>;
-    fn flag(&self, key: &str) -> Result<Option<bool>, ModelError>;
-    fn texts(&self, key: &str) -> Result<Option<Vec<String>>, ModelError>;
-    fn integers(&self, key: &str) -> Result<Option<Vec<i64>>, ModelError>;
-    /// The Hugging Face name of a tensor, if its name in this file has the right form.
-    fn name(&self, stored: &str) -> Option<String>;
+/// The rotation that `hadamard.json` describes, or `None` if it has no key of the contract. `output_gate` says whether
+/// tensors of queries also hold output gates.
+pub(crate) fn of_json(
+    file: &str,
+    json: &Value,
+    output_gate: bool,
+) -> Result<Option<Arc<Rotation>>, ModelError> {
+    let keys = json.as_object().into_iter().flatten();
+    let keys = keys.filter_map(|(key, value)| Some((key.strip_prefix(PREFIX)?.to_owned(), value.clone())));
+    read(file, Value::Object(keys.collect()), |stored| Some(names::unwrapped(stored)), output_gate)
 }
 
-impl Metadata for Gguf {
-    fn file(&self) -> &str {
-        &self.file
-    }
-
-    fn keys(&self) -> Vec<&str> {
-        self.keys().collect()
-    }
-
-    fn text(&self, key: &str) -> Result<Option<&str>, ModelError> {
-        self.opt_str(key)
-    }
-
-    fn size(&self, key: &str) -> Result<Option<u64>, ModelError> {
-        self.opt_u64(key)
-    }
-
-    fn flag(&self, key: &str) -> Result<Option<bool>, ModelError> {
-        self.opt_bool(key)
-    }
-
-    fn texts(&self, key: &str) -> Result<Option<Vec<String>>, ModelError> {
-        let wrong = || ModelError::field(&self.file, key, "is not a list of strings");
-        let Some(array) = self.opt_array(key)? else { return Ok(None) };
-        let texts = array.strings().ok_or_else(wrong)?;
-        texts.map(|text| text.map(String::from).ok_or_else(wrong)).collect::<Result<_, _>>().map(Some)
-    }
-
-    fn integers(&self, key: &str) -> Result<Option<Vec<i64>>, ModelError> {
-        let wrong = || ModelError::field(&self.file, key, "is not a list of whole numbers");
-        let Some(array) = self.opt_array(key)? else { return Ok(None) };
-        if array.len > MAX_SIGNS {
-            let problem = format!("has {} values, more than {MAX_SIGNS}", array.len);
-            return Err(ModelError::field(&self.file, key, problem));
-        }
-        Ok(Some(array.integers().ok_or_else(wrong)?.collect()))
-    }
-
-    fn name(&self, stored: &str) -> Option<String> {
-        names::from_gguf(stored)
-    }
-}
-
-impl Metadata for Fields<'_> {
-    fn file(&self) -> &str {
-        self.file
-    }
-
-    fn keys(&self) -> Vec<&str> {
-        self.json.as_object().map(|fields| fields.keys().map(String::as_str).collect()).unwrap_or_default()
-    }
-
-    fn text(&self, key: &str) -> Result<Option<&str>, ModelError> {
-        Fields::text(self, key)
-    }
-
-    fn size(&self, key: &str) -> Result<Option<u64>, ModelError> {
-        Ok(Fields::size(self, key)?.map(|size| size as u64))
-    }
-
-    fn flag(&self, key: &str) -> Result<Option<bool>, ModelError> {
-        Fields::flag(self, key)
-    }
-
-    fn texts(&self, key: &str) -> Result<Option<Vec<String>>, ModelError> {
-        self.list(key, "a list of strings", |v| Some(v.as_str()?.into()))
-    }
-
-    fn integers(&self, key: &str) -> Result<Option<Vec<i64>>, ModelError> {
-        self.list(key, "a list of whole numbers", Value::as_i64)
-    }
-
-    fn name(&self, stored: &str) -> Option<String> {
-        Some(names::unwrapped(stored))
-    }
-}
-
-/// The rotation that metadata describes, or `None` if it has no key of the contract. `output_gate` says whether tensors
-/// of queries also hold output gates.
-pub(crate) fn read(metadata: &impl Metadata, output_gate: bool) -> Result<Option<Arc<Rotation>>, ModelError> {
-    let mut keys = metadata.keys().into_iter().filter_map(|key| key.strip_prefix(PREFIX)).peekable();
-    if keys.peek().is_none() {
-        return Ok(None);
-    }
-    let contract = Contract { metadata };
-    if let Some(unknown) = keys.find(|key| !KEYS.contains(key)) {
-        return Err(contract.unsupported(unknown, "unknown"));
-    }
-    let tied_output = contract.tied_output()?;
-    for (name, only) in [("transform", TRANSFORM), ("axis", AXIS)] {
-        let value = contract.need(name, metadata.text(&key(name))?)?;
-        if value != only {
-            return Err(contract.unsupported(name, value));
-        }
-    }
-    let block = contract.need("block_size", metadata.size(&key("block_size"))?)?;
-    let (weights, embedding) = contract.names(output_gate)?;
-    if tied_output && !embedding {
-        return Err(
-            contract.wrong("inverse_weight_names", "does not name the embedding, though tied_output is true")
-        );
-    }
-    if tied_output && weights.contains(names::HEAD) {
-        return Err(contract.wrong("weight_names", "names the output head, though tied_output is true"));
-    }
-    let rotation = Rotation {
-        block: usize::try_from(block).unwrap_or(usize::MAX),
-        signs: contract.signs()?,
-        weights,
-        embedding,
-        tied_output,
-        grouped_values: metadata.flag(&key("gdn_v_grouped"))?.unwrap_or(false),
-    };
-    Ok(Some(Arc::new(rotation)))
+/// As [`of_json`], for the metadata of a GGUF file.
+pub(crate) fn of_gguf(gguf: &Gguf, output_gate: bool) -> Result<Option<Arc<Rotation>>, ModelError> {
+    let lists = ["sign_widths", "sign_values", "weight_names", "inverse_weight_names"];
+    read(&gguf.file, gguf.json(PREFIX, &lists), names::from_gguf, output_gate)
 }
 
 /// The full name of a key of the contract.
@@ -185,33 +71,78 @@ pub(crate) fn key(name: &str) -> String {
     format!("{PREFIX}{name}")
 }
 
-struct Contract<'a, M> {
-    metadata: &'a M,
+/// Reads the keys of the contract, without their prefix. `name` returns the Hugging Face name of a tensor, if its name in
+/// this file has the right form.
+fn read(
+    file: &str,
+    json: Value,
+    name: fn(&str) -> Option<String>,
+    output_gate: bool,
+) -> Result<Option<Arc<Rotation>>, ModelError> {
+    if json.as_object().is_none_or(Map::is_empty) {
+        return Ok(None);
+    }
+    let contract = Contract { fields: Fields { file, prefix: PREFIX, json: &json }, name };
+    let fields = &contract.fields;
+    if let Some(unknown) =
+        json.as_object().and_then(|keys| keys.keys().find(|key| !KEYS.contains(&key.as_str())))
+    {
+        // The name of an unknown key comes from the file.
+        return Err(contract.unsupported(&one_line(unknown), "unknown"));
+    }
+    let tied_output = contract.tied_output()?;
+    for (name, only) in [("transform", TRANSFORM), ("axis", AXIS)] {
+        let value = contract.need(name, fields.text(name)?)?;
+        if value != only {
+            return Err(contract.unsupported(name, value));
+        }
+    }
+    let block = contract.need("block_size", fields.size("block_size")?)?;
+    let (weights, embedding) = contract.names(output_gate)?;
+    if tied_output && !embedding {
+        let problem = "does not name the embedding, though tied_output is true";
+        return Err(fields.bad("inverse_weight_names", problem));
+    }
+    if tied_output && weights.contains(names::HEAD) {
+        return Err(fields.bad("weight_names", "names the output head, though tied_output is true"));
+    }
+    let grouped_values = fields.flag("gdn_v_grouped")?.unwrap_or(false);
+    let signs = contract.signs()?;
+    Ok(Some(Arc::new(Rotation { block, signs, weights, embedding, tied_output, grouped_values })))
 }
 
-impl<M: Metadata> Contract<'_, M> {
+struct Contract<'a> {
+    fields: Fields<'a>,
+    name: fn(&str) -> Option<String>,
+}
+
+impl Contract<'_> {
     fn need<T>(&self, name: &str, value: Option<T>) -> Result<T, ModelError> {
-        value.ok_or_else(|| ModelError::missing_field(self.metadata.file(), key(name)))
+        value.ok_or_else(|| self.fields.missing(name))
     }
 
     fn unsupported(&self, name: &str, value: impl ToString) -> ModelError {
         let cure = "this program knows versions 1 and 2 of the contract; use a file of one of them";
-        // The name of an unknown key comes from the file.
-        ModelError::unsupported(self.metadata.file(), one_line(key(name)), value, cure)
+        self.fields.unsupported(name, value, cure)
     }
 
-    fn wrong(&self, name: &str, problem: impl ToString) -> ModelError {
-        ModelError::field(self.metadata.file(), key(name), problem)
+    fn texts(&self, name: &str) -> Result<Option<Vec<&str>>, ModelError> {
+        self.fields.list(name, "a list of strings", Value::as_str)
+    }
+
+    fn integers(&self, name: &str) -> Result<Option<Vec<i64>>, ModelError> {
+        self.fields.list(name, "a list of whole numbers", Value::as_i64)
     }
 
     /// Whether the rotated embedding is also the output head. That, and nothing else, makes a contract version 2.
     fn tied_output(&self) -> Result<bool, ModelError> {
-        let version = self.need("version", self.metadata.size(&key("version"))?)?;
-        let tied_output = self.metadata.flag(&key("tied_output"))?.unwrap_or(false);
+        let version = self.need("version", self.fields.size("version")?)?;
+        let tied_output = self.fields.flag("tied_output")?.unwrap_or(false);
         match (version, tied_output) {
             (1, false) | (2, true) => Ok(tied_output),
             (1 | 2, _) => {
-                Err(self.wrong("tied_output", format!("is {tied_output}, though version is {version}")))
+                let problem = format!("is {tied_output}, though version is {version}");
+                Err(self.fields.bad("tied_output", problem))
             }
             _ => Err(self.unsupported("version", version)),
         }
@@ -219,47 +150,47 @@ impl<M: Metadata> Contract<'_, M> {
 
     /// The signs of every width.
     fn signs(&self) -> Result<BTreeMap<usize, Arc<[i8]>>, ModelError> {
-        let mode = self.need("sign_mode", self.metadata.text(&key("sign_mode"))?)?;
-        let widths = self.metadata.integers(&key("sign_widths"))?;
-        let values = self.metadata.integers(&key("sign_values"))?;
+        let mode = self.need("sign_mode", self.fields.text("sign_mode")?)?;
+        let (widths, values) = (self.integers("sign_widths")?, self.integers("sign_values")?);
         let (widths, values) = match mode {
             "explicit" => (self.need("sign_widths", widths)?, self.need("sign_values", values)?),
             "identity" if widths.is_none_or(|w| w.is_empty()) && values.is_none_or(|v| v.is_empty()) => {
                 return Ok(BTreeMap::new());
             }
-            "identity" => return Err(self.wrong("sign_values", "is not empty though sign_mode is identity")),
+            "identity" => {
+                return Err(self.fields.bad("sign_values", "is not empty though sign_mode is identity"));
+            }
             other => return Err(self.unsupported("sign_mode", other)),
         };
         if let Some(value) = values.iter().find(|value| ![-1, 1].contains(*value)) {
-            return Err(self.wrong("sign_values", format!("holds {value}, not 1 or -1")));
+            return Err(self.fields.bad("sign_values", format!("holds {value}, not 1 or -1")));
         }
         if widths.is_empty() || widths.iter().any(|&w| w <= 0) || widths.windows(2).any(|w| w[0] >= w[1]) {
-            return Err(self.wrong("sign_widths", "is not a list of ascending widths"));
+            return Err(self.fields.bad("sign_widths", "is not a list of ascending widths"));
         }
         let mut rest: Vec<i8> = values.into_iter().map(|sign| sign as i8).collect();
         let (length, mut signs) = (rest.len(), BTreeMap::new());
         for width in widths {
             let Some(width) = usize::try_from(width).ok().filter(|&width| width <= rest.len()) else {
                 let problem = format!("has {length} values, fewer than the sum of sign_widths");
-                return Err(self.wrong("sign_values", problem));
+                return Err(self.fields.bad("sign_values", problem));
             };
             let later = rest.split_off(width);
             signs.insert(width, std::mem::replace(&mut rest, later).into());
         }
         match rest.len() {
             0 => Ok(signs),
-            more => {
-                Err(self.wrong("sign_values", format!("has {more} values more than the sum of sign_widths")))
-            }
+            more => Err(self
+                .fields
+                .bad("sign_values", format!("has {more} values more than the sum of sign_widths"))),
         }
     }
 
     /// The rotated products, and whether the embedding is rotated.
     fn names(&self, output_gate: bool) -> Result<(BTreeSet<String>, bool), ModelError> {
-        let listed = |name: &str| self.metadata.texts(&key(name));
         let mut weights = BTreeSet::new();
-        for stored in self.need("weight_names", listed("weight_names")?)? {
-            let known = self.metadata.name(&stored).filter(|name| {
+        for stored in self.need("weight_names", self.texts("weight_names")?)? {
+            let known = (self.name)(stored).filter(|name| {
                 let part = Part::of(name);
                 name == names::HEAD || part.is_some_and(|part| ROTATED.contains(&part))
             });
@@ -270,15 +201,13 @@ impl<M: Metadata> Contract<'_, M> {
                 weights.insert(name.replace(Part::Query.name(), Part::OutputGate.name()));
             }
             if !weights.insert(name) {
-                return Err(self.wrong("weight_names", format!("names {stored} twice")));
+                return Err(self.fields.bad("weight_names", format!("names {stored} twice")));
             }
         }
-        let inverse = listed("inverse_weight_names")?.unwrap_or_default();
+        let inverse = self.texts("inverse_weight_names")?.unwrap_or_default();
         match &inverse[..] {
             [] => Ok((weights, false)),
-            [stored] if self.metadata.name(stored).as_deref() == Some(names::EMBEDDING) => {
-                Ok((weights, true))
-            }
+            [stored] if (self.name)(stored).as_deref() == Some(names::EMBEDDING) => Ok((weights, true)),
             _ => Err(self.unsupported("inverse_weight_names", format!("a list of {}", inverse.join(", ")))),
         }
     }
@@ -291,7 +220,7 @@ mod tests {
     use super::*;
 
     fn rotation(json: &Value) -> Result<Option<Arc<Rotation>>, String> {
-        read(&Fields { file: "hadamard.json", prefix: "", json }, true).map_err(|e| e.to_string())
+        of_json("hadamard.json", json, true).map_err(|e| e.to_string())
     }
 
     fn contract() -> Value {

@@ -7,7 +7,7 @@ use std::{
 
 use bitnet_kernels::DeltaShape;
 
-use crate::ModelError;
+use crate::{ModelError, fields::Fields};
 
 /// Gated-delta layers, which keep a recurrent state, and where they stand.
 #[derive(Debug, Clone, PartialEq)]
@@ -55,6 +55,13 @@ pub(crate) const MAX_LAYERS: usize = 1 << 16;
 pub(crate) fn attending(interval: usize, layers: usize) -> Option<Vec<bool>> {
     let valid = interval > 0 && layers <= MAX_LAYERS;
     valid.then(|| (1..=layers).map(|number| number.is_multiple_of(interval)).collect())
+}
+
+/// Which layers attend, if every `full_attention_interval`-th does.
+pub(crate) fn attending_by_interval(c: &Fields<'_>, layers: usize) -> Result<Vec<bool>, ModelError> {
+    const INTERVAL: &str = "full_attention_interval";
+    attending(c.size(INTERVAL)?.unwrap_or(4), layers)
+        .ok_or_else(|| c.bad(INTERVAL, "is 0, or the model has too many layers"))
 }
 
 impl Hybrid {

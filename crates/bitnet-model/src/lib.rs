@@ -29,6 +29,7 @@ mod config;
 mod convert;
 mod demo;
 mod error;
+mod family;
 mod fields;
 mod file_source;
 mod files;

@@ -1,4 +1,6 @@
-use crate::{ModelSpec, RopeScaling};
+use serde_json::Value;
+
+use crate::{ModelError, ModelSpec, RopeScaling, fields::Fields};
 
 /// Cosines and sines of all positions up to `context`, `[context][width / 2]` each, for the dimensions that rotate.
 ///
@@ -31,18 +33,19 @@ pub(crate) fn usual_sections(width: usize) -> [u32; 4] {
 /// Maximum number of pairs in a section; real models have 11.
 const MAX_SECTION: u32 = 1 << 16;
 
-/// The sections of a model that names them: three or four counts.
-pub(crate) fn checked_sections(counts: &[u32]) -> Option<[u32; 4]> {
-    let mut sections = [0; 4];
-    let fit = (3..=4).contains(&counts.len()) && counts.iter().all(|&pairs| pairs <= MAX_SECTION);
-    fit.then(|| {
-        sections[..counts.len()].copy_from_slice(counts);
-        sections
-    })
+/// How the rotating pairs of a head, of which `width` dimensions rotate, are divided among the coordinates of a
+/// position: three or four counts.
+pub(crate) fn sections(c: &Fields<'_>, field: &str, width: usize) -> Result<[u32; 4], ModelError> {
+    let wrong = || c.bad(field, "is not a list of three or four numbers of rotating pairs");
+    let count = |value: &Value| value.as_u64()?.try_into().ok().filter(|&pairs: &u32| pairs <= MAX_SECTION);
+    let Some(stored) = c.get(field) else { return Ok(usual_sections(width)) };
+    let stored: Option<Vec<u32>> = stored.as_array().and_then(|list| list.iter().map(count).collect());
+    match stored.as_deref() {
+        Some(&[a, b, c]) => Ok([a, b, c, 0]),
+        Some(&[a, b, c, d]) => Ok([a, b, c, d]),
+        _ => Err(wrong()),
+    }
 }
-
-/// What is wrong with other values of these fields.
-pub(crate) const NOT_SECTIONS: &str = "is not a list of three or four numbers of rotating pairs";
 
 /// YaRN keeps frequencies with at least this many turns, if the model sets no value.
 pub(crate) const YARN_BETA_FAST: f32 = 32.0;

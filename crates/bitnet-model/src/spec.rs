@@ -7,6 +7,7 @@ use crate::{Hybrid, ModelError, Rotation, hybrid::MAX_LAYERS};
 
 /// How rotary frequencies are stretched for contexts longer than the one trained on.
 #[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
 pub enum RopeScaling {
     /// No stretching.
     None,

@@ -17,39 +17,31 @@ use crate::{
     rope,
 };
 
-/// Models of the `bitnet` family: name, layers, hidden, ffn, heads, kv heads, vocabulary.
-const BITNET: [(&str, [usize; 6]); 4] = [
-    ("tiny", [2, 256, 768, 4, 2, 512]),
-    ("125m", [12, 768, 2048, 12, 4, 32768]),
-    ("700m", [24, 1536, 4096, 24, 8, 32768]),
-    // The shapes of microsoft/bitnet-b1.58-2B-4T.
-    ("2b4t", [30, 2560, 6912, 20, 5, 128_256]),
-];
+/// A name, and the model that has it.
+type Named = (&'static str, fn() -> ModelSpec);
 
-/// Models of the `qwen3` family, in the shapes of Ternary Bonsai and a small one: name, layers, hidden, ffn, heads,
-/// kv heads, head width, vocabulary, and whether the head is tied.
-const QWEN3: [(&str, [usize; 7], bool); 4] = [
-    ("bonsai-tiny", [2, 256, 768, 4, 2, 96, 512], true),
-    ("bonsai-1.7b", [28, 2048, 6144, 16, 8, 128, 151_936], true),
-    ("bonsai-4b", [36, 2560, 9728, 32, 8, 128, 151_936], true),
-    ("bonsai-8b", [36, 4096, 12288, 32, 8, 128, 151_936], false),
-];
-
-/// BitNet embedding models, in the shape of the published one and a small one: as for `qwen3`, with an embedding of
-/// floats, which is the head.
-const EMBEDDING: [(&str, [usize; 7]); 2] = [
-    ("embedding-tiny", [2, 256, 768, 4, 2, 96, 512]),
-    ("embedding-0.6b", [28, 1024, 3072, 16, 8, 128, 151_936]),
-];
-
-/// Models of the `qwen35` family, in the shapes of Ternary Bonsai 27B, with its weights plain or rotated, and a small
-/// one: name, layers, hidden, ffn, heads, kv heads, head width, key and value heads of gated-delta layers, their width,
-/// vocabulary, and the block of the rotation.
-const QWEN35: [(&str, [usize; 10], Option<usize>); 4] = [
-    ("hybrid-tiny", [4, 256, 512, 4, 2, 64, 4, 8, 32, 512], None),
-    ("hybrid-tiny-rotated", [4, 256, 512, 4, 2, 64, 4, 8, 32, 512], Some(256)),
-    ("bonsai-27b", [64, 5120, 17_408, 24, 4, 256, 16, 48, 128, 248_320], None),
-    ("bonsai-2-27b", [64, 5120, 17_408, 24, 4, 256, 16, 48, 128, 248_320], Some(1024)),
+/// All models: small ones, and others in the shapes of published models.
+const MODELS: [Named; 14] = [
+    // Layers, hidden, ffn, heads, kv heads, vocabulary.
+    ("tiny", || bitnet([2, 256, 768, 4, 2, 512])),
+    ("125m", || bitnet([12, 768, 2048, 12, 4, 32768])),
+    ("700m", || bitnet([24, 1536, 4096, 24, 8, 32768])),
+    // microsoft/bitnet-b1.58-2B-4T
+    ("2b4t", || bitnet([30, 2560, 6912, 20, 5, 128_256])),
+    // Layers, hidden, ffn, heads, kv heads, head width, vocabulary, and whether the head is tied.
+    ("bonsai-tiny", || qwen3([2, 256, 768, 4, 2, 96, 512], true)),
+    ("bonsai-1.7b", || qwen3([28, 2048, 6144, 16, 8, 128, 151_936], true)),
+    ("bonsai-4b", || qwen3([36, 2560, 9728, 32, 8, 128, 151_936], true)),
+    ("bonsai-8b", || qwen3([36, 4096, 12288, 32, 8, 128, 151_936], false)),
+    // BitNet embedding models: the same, with an embedding of floats, which is the head.
+    ("embedding-tiny", || embedding([2, 256, 768, 4, 2, 96, 512])),
+    ("embedding-0.6b", || embedding([28, 1024, 3072, 16, 8, 128, 151_936])),
+    // Layers, hidden, ffn, heads, kv heads, head width, key and value heads of gated-delta layers, their width,
+    // vocabulary, and the block of the rotation of the weights.
+    ("hybrid-tiny", || qwen35([4, 256, 512, 4, 2, 64, 4, 8, 32, 512], None)),
+    ("hybrid-tiny-rotated", || qwen35([4, 256, 512, 4, 2, 64, 4, 8, 32, 512], Some(256))),
+    ("bonsai-27b", || qwen35([64, 5120, 17_408, 24, 4, 256, 16, 48, 128, 248_320], None)),
+    ("bonsai-2-27b", || qwen35([64, 5120, 17_408, 24, 4, 256, 16, 48, 128, 248_320], Some(1024))),
 ];
 
 /// Random weights for a [`ModelSpec`].
@@ -65,15 +57,9 @@ impl Synthetic {
     /// # Errors
     /// If there is no such name; the message lists them.
     pub fn named(name: &str) -> Result<Self, ModelError> {
-        let bitnet = BITNET.iter().find(|shape| shape.0 == name).map(|shape| bitnet(shape.1));
-        let qwen3 = || QWEN3.iter().find(|shape| shape.0 == name).map(|shape| qwen3(shape.1, shape.2));
-        let qwen35 = || QWEN35.iter().find(|shape| shape.0 == name).map(|shape| qwen35(shape.1, shape.2));
-        let embedding = || EMBEDDING.iter().find(|shape| shape.0 == name).map(|shape| embedding(shape.1));
-        bitnet.or_else(qwen3).or_else(embedding).or_else(qwen35).map(Self::of).ok_or_else(|| {
-            let names = BITNET.iter().map(|shape| shape.0).chain(QWEN3.iter().map(|shape| shape.0));
-            let names = names.chain(EMBEDDING.iter().map(|shape| shape.0));
-            let names = names.chain(QWEN35.iter().map(|shape| shape.0));
-            let known = names.collect::<Vec<_>>().join(", ");
+        let model = MODELS.iter().find(|(known, _)| *known == name);
+        model.map(|(_, spec)| Self::of(spec())).ok_or_else(|| {
+            let known = MODELS.map(|(known, _)| known).join(", ");
             ModelError::UnknownSynthetic { name: name.chars().take(40).collect(), known }
         })
     }

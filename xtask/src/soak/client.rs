@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::{
     answer::Answer,
-    http::{Client, Reply, request},
+    http::{Client, Reply},
     ledger::{Entry, Outcome},
     mix::{Ask, Manner},
 };
@@ -19,7 +19,7 @@ use super::{
 const RETURNS: usize = 5;
 
 /// Sends a request and records its outcome.
-pub(super) fn ask(client: &mut Client, number: u64, ask: &Ask) -> Entry {
+pub(super) fn ask(client: &Client, number: u64, ask: &Ask) -> Entry {
     let mut entry = Entry::new(ask);
     let outcome = match ask.manner {
         Manner::HangsUp { sent } => hang_up(client, ask, sent),
@@ -30,25 +30,21 @@ pub(super) fn ask(client: &mut Client, number: u64, ask: &Ask) -> Entry {
     entry
 }
 
-fn bytes(ask: &Ask, more: &[(&str, String)]) -> Vec<u8> {
+fn send(client: &Client, ask: &Ask, more: &[(&str, String)]) -> Result<Reply, String> {
     let mut headers = more.to_vec();
-    if let Some(deadline) = ask.deadline {
-        headers.push(("x-deadline-ms", deadline.as_millis().to_string()));
-    }
-    request("POST", ask.path, &headers, &ask.body.to_string())
+    headers.extend(ask.deadline.map(|deadline| ("x-deadline-ms", deadline.as_millis().to_string())));
+    client.post(ask.path, &headers, &ask.body.to_string()).map_err(|e| e.to_string())
 }
 
 fn hang_up(client: &Client, ask: &Ask, sent: usize) -> Result<Outcome, String> {
-    let bytes = bytes(ask, &[]);
-    let sent = bytes.len() * sent / 1000;
-    client.hang_up_after(&bytes[..sent]).map_err(|e| e.to_string())?;
+    let whole = client.hang_up(ask.path, &ask.body.to_string(), sent).map_err(|e| e.to_string())?;
     // Half a request is never accepted; a whole one may be, before the server notices that the client is gone.
-    Ok(if sent < bytes.len() { Outcome::NotSent } else { Outcome::Gone })
+    Ok(if whole { Outcome::Gone } else { Outcome::NotSent })
 }
 
-fn once(client: &mut Client, ask: &Ask, entry: &mut Entry) -> Result<Outcome, String> {
+fn once(client: &Client, ask: &Ask, entry: &mut Entry) -> Result<Outcome, String> {
     let begun = Instant::now();
-    let reply = client.ask(&bytes(ask, &[])).map_err(|e| e.to_string())?;
+    let reply = send(client, ask, &[])?;
     if reply.status != 200 {
         return refused(reply, ask);
     }
@@ -60,8 +56,8 @@ fn once(client: &mut Client, ask: &Ask, entry: &mut Entry) -> Result<Outcome, St
 }
 
 /// Returns the outcome for a status other than 200.
-fn refused(reply: Reply<'_>, ask: &Ask) -> Result<Outcome, String> {
-    let (status, again) = (reply.status, reply.header("retry-after").is_some());
+fn refused(reply: Reply, ask: &Ask) -> Result<Outcome, String> {
+    let (status, again) = (reply.status, reply.has_header("retry-after"));
     let object = parsed(&reply.rest().map_err(|e| e.to_string())?)?;
     let code = object["error"]["code"].as_str().unwrap_or_default();
     let told = |outcome| match object["error"]["message"].as_str() {
@@ -98,7 +94,7 @@ fn close(answer: Answer, ask: &Ask, entry: &mut Entry) -> Result<Outcome, String
 
 /// Reads a stream, or the second part of one.
 fn stream(
-    mut reply: Reply<'_>,
+    mut reply: Reply,
     ask: &Ask,
     entry: &mut Entry,
     begun: Instant,
@@ -157,7 +153,7 @@ fn broken(error: &io::Error, events: usize) -> String {
 }
 
 /// Leaves a stream and resumes it; both requests are recorded.
-fn resumed(client: &mut Client, ask: &Ask, after: usize, entry: &mut Entry) -> Result<Outcome, String> {
+fn resumed(client: &Client, ask: &Ask, after: usize, entry: &mut Entry) -> Result<Outcome, String> {
     let first = once(client, ask, entry)?;
     if first != Outcome::Left {
         // It was refused, or so short that it was read to its end.
@@ -167,7 +163,7 @@ fn resumed(client: &mut Client, ask: &Ask, after: usize, entry: &mut Entry) -> R
     let position = [("last-event-id", entry.last_event.clone())];
     for _ in 0..RETURNS {
         let begun = Instant::now();
-        let reply = client.ask(&bytes(ask, &position)).map_err(|e| e.to_string())?;
+        let reply = send(client, ask, &position)?;
         if reply.status == 200 {
             let (prompt, tokens) = (entry.prompt_tokens, entry.tokens);
             let outcome = stream(reply, ask, entry, begun, Some(before))

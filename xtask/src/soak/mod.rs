@@ -25,7 +25,7 @@ use clap::Args;
 use crate::bitnet;
 use answer::Answer;
 use batch::Batches;
-use http::{Client, request};
+use http::Client;
 use ledger::Ledger;
 use mix::Ask;
 use report::{Phase, Report};
@@ -66,7 +66,7 @@ pub(crate) struct Soak {
 }
 
 /// The form for continuous integration.
-pub(crate) fn in_ci() -> Result<()> {
+pub(crate) fn quick() -> Result<()> {
     Soak { seconds: QUICK, quick: true, goal: 1000, first: 0, save: None }.run()
 }
 
@@ -96,7 +96,7 @@ impl Soak {
         crowd.ask(FEW, Duration::from_secs(3), None);
         let rest = server.usage();
         let stop = AtomicBool::new(false);
-        let (mut report, batches) = thread::scope(|scope| {
+        let (peaks, under, offered, seen, batches) = thread::scope(|scope| {
             let batches = scope.spawn(|| batch::run(binary, folder.path(), &stop));
             let watch = scope.spawn(|| watch(&server, &stop));
             let before = crowd.ask(FEW, short, None);
@@ -108,21 +108,30 @@ impl Soak {
             stop.store(true, Relaxed);
             let mut seen = watch.join().unwrap_or_default();
             seen.retain(|(at, _)| (begun..ended).contains(at));
-            let batches = batches.join().unwrap_or_default();
-            let goal = Duration::from_millis(self.goal);
-            let report = Report::new((self.quick, goal, self.time()), [before, after], under, offered, seen);
-            (report, batches)
+            ([before, after], under, offered, seen, batches.join().unwrap_or_default())
         });
         // One more than at rest, for the connection that asks.
         let metrics = server.idle(rest.map_or(usize::MAX, |usage| usage.descriptors + 1))?;
         let mut records = crowd.records.into_inner().unwrap_or_default();
         records.ledger.reconcile(&metrics);
-        report.rest([rest, server.usage()]);
+        let at_rest = [rest, server.usage()];
         drop(server);
-        report.pauses = metrics.sum("bitnet_slow_reader_pauses_total", "");
-        recompute(binary, records.sample, batches, &mut report, &mut records.ledger)?;
-        report.ledger = records.ledger;
-        Ok(report)
+        let counts = [batches.files, batches.lines, batches.kills];
+        let recomputed = recompute(binary, records.sample, batches, &mut records.ledger)?;
+        Ok(Report {
+            quick: self.quick,
+            goal: Duration::from_millis(self.goal),
+            time: self.time(),
+            offered,
+            peaks,
+            under,
+            seen,
+            at_rest,
+            ledger: records.ledger,
+            recomputed,
+            pauses: metrics.sum("bitnet_slow_reader_pauses_total", ""),
+            batches: counts,
+        })
     }
 }
 
@@ -147,7 +156,7 @@ impl Crowd<'_> {
         let (answered, tokens) = self.answered();
         let firsts = self.lock().ledger.first.len();
         let client = || {
-            let mut client = Client::new(self.server.address);
+            let client = Client::new(self.server.address);
             loop {
                 if rate.is_none() && begun.elapsed() >= time {
                     return;
@@ -160,7 +169,7 @@ impl Crowd<'_> {
                     }
                     thread::sleep(due.saturating_sub(begun.elapsed()));
                 }
-                self.one(&mut client, i);
+                self.one(&client, i);
             }
         };
         thread::scope(|scope| {
@@ -189,7 +198,7 @@ impl Crowd<'_> {
         (records.ledger.complete + records.ledger.resumed, records.ledger.answered_tokens)
     }
 
-    fn one(&self, client: &mut Client, number: u64) {
+    fn one(&self, client: &Client, number: u64) {
         let ask = mix::ask(number);
         let mut entry = client::ask(client, number, &ask);
         let mut records = self.lock();
@@ -213,32 +222,32 @@ fn watch(server: &Server, stop: &AtomicBool) -> Vec<(Instant, Usage)> {
     seen
 }
 
-/// Sends the sample to another server, one request at a time, in batches of one and without draft tokens.
+/// Sends the sample to another server, one request at a time, in batches of one and without draft tokens. Returns the
+/// number of answers that were compared.
 fn recompute(
     binary: &Path,
     sample: Vec<(u64, Answer, bool)>,
     batches: Batches,
-    report: &mut Report,
     ledger: &mut Ledger,
-) -> Result<()> {
+) -> Result<u64> {
     let alone = Server::start(binary, &["--max-batch-size", "1", "--speculate", "0"])?;
-    let mut client = Client::new(alone.address);
+    let client = Client::new(alone.address);
     let asked = sample.into_iter().map(|(number, answer, whole)| (mix::ask(number), answer, whole));
     let lines = batches.sample.into_iter().map(|(ask, answer)| (ask, answer, true));
+    let mut recomputed = 0;
     for (ask, answer, whole) in asked.chain(lines) {
-        let same = answer_of(&mut client, &ask)?;
-        report.recomputed += 1;
+        let same = answer_of(&client, &ask)?;
+        recomputed += 1;
         if let Err(problem) = answer.compare(&same, whole) {
             ledger.fault(format!("{problem}: {}", ask.body));
         }
     }
     batches.problems.into_iter().for_each(|problem| ledger.fault(problem));
-    report.batches = [batches.files, batches.lines, batches.kills];
-    Ok(())
+    Ok(recomputed)
 }
 
-fn answer_of(client: &mut Client, ask: &Ask) -> Result<Answer> {
-    let reply = client.ask(&request("POST", ask.path, &[], &ask.alone().to_string()))?;
+fn answer_of(client: &Client, ask: &Ask) -> Result<Answer> {
+    let reply = client.post(ask.path, &[], &ask.alone().to_string())?;
     let status = reply.status;
     let body = reply.rest()?;
     ensure!(status == 200, "alone, it gets {status}: {}", String::from_utf8_lossy(&body));

@@ -29,15 +29,21 @@ pub(super) struct Phase {
 
 /// Results of a run, and whether they reach the goals.
 pub(super) struct Report {
-    quick: bool,
-    goal: f64,
-    seconds: f64,
-    offered: f64,
+    /// Whether only counts are judged, and no speeds.
+    pub quick: bool,
+    /// Goal for the time to the first token.
+    pub goal: Duration,
+    /// Time of overload.
+    pub time: Duration,
+    /// Requests offered per second of overload.
+    pub offered: f64,
     /// Phases without overload, before and after.
-    peaks: [Phase; 2],
-    under: Phase,
-    seen: Vec<(Instant, Usage)>,
-    at_rest: [Option<Usage>; 2],
+    pub peaks: [Phase; 2],
+    pub under: Phase,
+    /// What the server used under overload.
+    pub seen: Vec<(Instant, Usage)>,
+    /// What the idle server used, before and after.
+    pub at_rest: [Option<Usage>; 2],
     pub ledger: Ledger,
     pub recomputed: u64,
     pub pauses: f64,
@@ -55,34 +61,6 @@ struct Row {
 }
 
 impl Report {
-    pub fn new(
-        (quick, goal, time): (bool, Duration, Duration),
-        peaks: [Phase; 2],
-        under: Phase,
-        offered: f64,
-        seen: Vec<(Instant, Usage)>,
-    ) -> Self {
-        Report {
-            quick,
-            goal: goal.as_secs_f64(),
-            seconds: time.as_secs_f64(),
-            offered,
-            peaks,
-            under,
-            seen,
-            at_rest: [None; 2],
-            ledger: Ledger::default(),
-            recomputed: 0,
-            pauses: 0.0,
-            batches: [0; 3],
-        }
-    }
-
-    /// Sets what the idle server used, before and after.
-    pub fn rest(&mut self, at_rest: [Option<Usage>; 2]) {
-        self.at_rest = at_rest;
-    }
-
     /// Tokens of whole answers per second, under overload and without.
     fn goodput(&self) -> [f64; 2] {
         let speed = |phase: &Phase| phase.tokens as f64 / phase.seconds;
@@ -161,7 +139,7 @@ impl Report {
     fn first(&self, p: f64, interactive: Option<bool>) -> Option<f64> {
         let own =
             self.under.first.iter().filter(|(_, class)| interactive.is_none_or(|wanted| wanted == *class));
-        let mut times: Vec<f64> = own.map(|(seconds, _)| seconds / self.goal).collect();
+        let mut times: Vec<f64> = own.map(|(seconds, _)| seconds / self.goal.as_secs_f64()).collect();
         times.sort_by(f64::total_cmp);
         rank(&times, p)
     }
@@ -173,7 +151,7 @@ impl Report {
 
     /// Prints a table.
     pub fn print(&self) {
-        println!("| measured over {} s | value | goal | held |\n|---|---|---|---|", self.seconds);
+        println!("| measured over {} s | value | goal | held |\n|---|---|---|---|", self.time.as_secs_f64());
         for row in self.rows() {
             let held = row.held.map_or("", |held| if held { "yes" } else { "NO" });
             println!("| {} | {} | {} | {held} |", row.what, shown(&row.value), row.goal);
@@ -193,7 +171,7 @@ impl Report {
             "commit": git(&["rev-parse", "HEAD"])?,
             "processor": processor.map(|name| name.trim_start_matches([':', ' ', '\t'])),
             "cores": std::thread::available_parallelism().map_or(0, |n| n.get()),
-            "seconds": self.seconds,
+            "seconds": self.time.as_secs_f64(),
             "rows": rows,
         });
         fs::write(file, serde_json::to_string_pretty(&all)? + "\n")

@@ -14,7 +14,7 @@ use std::{
 use anyhow::{Context, Result, anyhow, bail};
 use bitnet_tests::served_at;
 
-use super::http::{Client, request};
+use super::http::Client;
 
 /// Maximum time for a server to become idle.
 const IDLE: Duration = Duration::from_secs(60);
@@ -40,8 +40,7 @@ impl Server {
 
     /// Reads `/metrics`.
     pub fn metrics(&self) -> Result<Metrics> {
-        let mut client = Client::new(self.address);
-        let reply = client.ask(&request("GET", "/metrics", &[], "")).context("asking for metrics")?;
+        let reply = Client::new(self.address).get("/metrics").context("asking for metrics")?;
         Ok(Metrics::parse(&String::from_utf8_lossy(&reply.rest()?)))
     }
 

@@ -6,7 +6,7 @@ use crate::{
         Cpu, ROW_UNIT, Rows, Table,
         buffer::{Buffer, Shared},
         generic::{
-            delta::{Close, Delta, Learn, Mix, State, mixed_heads, run_units},
+            delta::{Delta, Inputs, Outputs, Rule, State, mixed_heads, run_units},
             dense::DenseLogits,
             rotate::Rotation,
             rows::{Gain, NormRows, SigmoidGate},
@@ -182,30 +182,31 @@ impl Cpu {
         // Exponentials and quotients make a value several times as expensive as in a norm.
         let units = |values: usize| EXPENSIVE * n * values / ROW_UNIT;
 
-        let a = Mix { runs, x: &x.values, stride: x.stride, w, state: &state.values, mixed: mixed.shared() };
+        let a =
+            Inputs { runs, x: &x.values, stride: x.stride, w, state: &state.values, mixed: mixed.shared() };
         let total = tokens * mixed_heads(&shape);
         self.parallel(units(shape.channels()).min(total), 0, &|part, parts, _| {
             // SAFETY: `isa` proves the instruction set; every head of every token belongs to one part; all other
             // indices are checked where slices are taken.
-            unsafe { (kernels.mix)(&a, share(total, parts, part)) }
+            unsafe { (kernels.delta_inputs)(&a, share(total, parts, part)) }
         })?;
 
         let (values, out_stride) = (out.values.shared(), out.stride);
-        let a = Learn { runs, shape, mixed, state: state.values.shared(), out: values, out_stride };
+        let a = Rule { runs, shape, mixed, state: state.values.shared(), out: values, out_stride };
         let total = runs.len() * run_units(&shape);
         let work = tokens * shape.value_heads * shape.head_len();
         self.parallel((work / ROW_UNIT).min(total), 0, &|part, parts, _| {
             // SAFETY: as above; no two runs share a slot, so every panel of a state and its outputs belong to one part.
-            unsafe { (kernels.learn)(&a, share(total, parts, part)) }
+            unsafe { (kernels.delta_rule)(&a, share(total, parts, part)) }
         })?;
 
         let (x, stride) = (&x.values, x.stride);
-        let a = Close { runs, x, stride, w, state: state.values.shared(), out: values, out_stride };
+        let a = Outputs { runs, x, stride, w, state: state.values.shared(), out: values, out_stride };
         let total = tokens * shape.value_heads;
         let scratch = shape.head_dim.next_multiple_of(16);
         self.parallel(units(shape.value_width()).min(total), scratch, &|part, parts, scratch| {
             // SAFETY: as above; every head's outputs belong to one part, and so does every share of every kept input.
-            unsafe { (kernels.close)(&a, share(total, parts, part), scratch) }
+            unsafe { (kernels.delta_outputs)(&a, share(total, parts, part), scratch) }
         })
     }
 

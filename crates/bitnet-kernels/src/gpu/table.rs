@@ -157,10 +157,10 @@ kernels! {
     SIGMOID_GATE = generated "sm80_sigmoid_gate_bf16": ["MUFU.RCP"];
     DENSE = generated "sm80_dense_bf16": ["DFMA", "FFMA"];
     HADAMARD = generated "sm80_hadamard_f32": ["SHFL.BFLY", "LDG.E.128", "STG.E.128"];
-    DELTA_MIX = generated "sm80_delta_mix_f32": ["FFMA", "SHFL.BFLY", "MUFU.RSQ"];
-    DELTA_LEARN_D128 = generated "sm80_delta_learn_d128_f32": ["FFMA", "LDS.128", "LDG.E.128", "STG.E.128"];
-    DELTA_LEARN = generated "sm80_delta_learn_f32": ["FFMA", "LDS.128", "LDG.E.128", "STG.E.128"];
-    DELTA_CLOSE = generated "sm80_delta_close_bf16": ["DADD", "SHFL.BFLY"];
+    DELTA_INPUTS = generated "sm80_delta_inputs_f32": ["FFMA", "SHFL.BFLY", "MUFU.RSQ"];
+    DELTA_RULE_D128 = generated "sm80_delta_rule_d128_f32": ["FFMA", "LDS.128", "LDG.E.128", "STG.E.128"];
+    DELTA_RULE = generated "sm80_delta_rule_f32": ["FFMA", "LDS.128", "LDG.E.128", "STG.E.128"];
+    DELTA_OUTPUTS = generated "sm80_delta_outputs_bf16": ["DADD", "SHFL.BFLY"];
     ARGMAX = generated "sm80_argmax_f32": ["REDUX.MAX"];
     SAMPLE = generated "sm80_sample_f32": ["REDUX.MAX", "REDUX.SUM", "ATOMS.ADD", "LDG.E.128", "FMNMX.NAN"];
     COPY_BLOCK = "sm80_copy_block": ["LDG.E.128", "STG.E.128"];

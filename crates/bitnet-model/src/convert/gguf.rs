@@ -13,6 +13,7 @@ use crate::{
     Activation, Checkpoint, GenerationDefaults, Hybrid, ModelError, ModelSpec, Multipliers, OutputFile,
     RopeScaling, TensorEntry, TensorKind,
     files::ggml_type::GgmlType,
+    gguf_spec::family,
     hadamard,
     hybrid::attending,
     names::{self, PanelMatrix, Part},
@@ -62,6 +63,7 @@ pub(super) fn write(
         planned.push(Planned { name: name.into(), shape, kind, bytes, content });
     }
     let metadata = metadata(checkpoint, architecture, target)?;
+    let interleaved = family(architecture).is_some_and(|(_, interleaved)| interleaved);
     let mut packer = match target {
         Target::Panels => {
             Some(Cpu::new(Isa::best(), thread::available_parallelism().map_or(1, usize::from))?)
@@ -75,7 +77,6 @@ pub(super) fn write(
     for tensor in &planned {
         out.align(alignment(target))?;
         progress(&tensor.name, planned.len());
-        let interleaved = ["llama", "minicpm"].contains(&architecture);
         put(&mut out, checkpoint, tensor, interleaved, target, packer.as_mut())?;
     }
     out.align(alignment(target))?;

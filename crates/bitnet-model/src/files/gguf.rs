@@ -22,6 +22,8 @@ const DEFAULT_ALIGNMENT: u64 = 32;
 const MAX_KEY: usize = 65_535;
 const MAX_NAME: usize = 1024;
 const MAX_DIMS: u32 = 4;
+/// Maximum number of values in the lists that describe a model; real models have 29,000.
+const MAX_LISTED: usize = 1 << 20;
 
 #[derive(Debug)]
 pub(crate) struct Gguf {
@@ -82,10 +84,6 @@ impl Gguf {
         Ok(Gguf { tensors, ..gguf })
     }
 
-    pub(crate) fn keys(&self) -> impl Iterator<Item = &str> {
-        self.metadata.keys().map(String::as_str)
-    }
-
     pub(crate) fn get(&self, key: &str) -> Option<&Value> {
         self.metadata.get(key)
     }
@@ -124,6 +122,25 @@ impl Gguf {
 
     pub(crate) fn opt_array(&self, key: &str) -> Result<Option<&Array>, ModelError> {
         self.typed(key, "an array", Value::as_array)
+    }
+
+    /// The metadata whose keys begin with `prefix`, by the rest of the keys, as JSON. Of the lists, only `lists` are read,
+    /// and only [`MAX_LISTED`] values; any other is a list of nothing.
+    pub(crate) fn json(&self, prefix: &str, lists: &[&str]) -> serde_json::Value {
+        let (mut fields, mut room) = (serde_json::Map::new(), MAX_LISTED);
+        for (key, value) in &self.metadata {
+            if let Some(name) = key.strip_prefix(prefix) {
+                fields.insert(name.to_owned(), value.to_json());
+            }
+        }
+        for &name in lists {
+            let Some(Value::Array(array)) = self.get(&format!("{prefix}{name}")) else { continue };
+            if let Some(rest) = room.checked_sub(array.len) {
+                room = rest;
+                fields.insert(name.to_owned(), array.to_json());
+            }
+        }
+        fields.into()
     }
 
     pub(crate) fn tensor(&self, name: &str) -> Option<&Descriptor> {

@@ -60,6 +60,20 @@ impl Value {
             Value::Scalar(_) => None,
         }
     }
+
+    /// This value as JSON; a number that JSON lacks, or an array, is a list of nothing.
+    pub(crate) fn to_json(&self) -> serde_json::Value {
+        let text = self.as_str().map(serde_json::Value::from);
+        let flag = || self.as_bool().map(serde_json::Value::from);
+        let whole = || self.as_u64().map(Into::into).or(self.as_i64().map(Into::into));
+        let number = || self.as_f64().filter(|number| number.is_finite()).map(Into::into);
+        text.or_else(flag).or_else(whole).or_else(number).unwrap_or_else(nothing)
+    }
+}
+
+/// A list of nothing, which is no value that any field has.
+fn nothing() -> serde_json::Value {
+    serde_json::json!([null])
 }
 
 impl Array {
@@ -93,9 +107,13 @@ impl Array {
         }))
     }
 
-    /// The values of an array of booleans.
-    pub(crate) fn bools(&self) -> Option<impl Iterator<Item = bool>> {
-        (self.element == GGUFValueType::Bool).then(|| self.bytes.iter().map(|&byte| byte != 0))
+    /// The texts, whole numbers or booleans of an array as JSON; a list of nothing for any other array.
+    pub(crate) fn to_json(&self) -> serde_json::Value {
+        if self.element == GGUFValueType::Bool {
+            return self.bytes.iter().map(|&byte| byte != 0).collect();
+        }
+        let texts = self.strings().map(|texts| texts.collect());
+        texts.or_else(|| self.integers().map(|integers| integers.collect())).unwrap_or_else(nothing)
     }
 
     /// The values of an array of 32-bit floats.

@@ -22,6 +22,7 @@ use crate::{
         generate,
         job::{Endpoint, Job},
         prompt::Encoder,
+        stream::KEEP_ALIVE,
     },
     service::Service,
 };
@@ -68,7 +69,7 @@ async fn whole<D: Dialect>(mut turn: Turn, mut answers: Answers, dialect: D) -> 
 }
 
 async fn streamed<D: Dialect>(turn: Turn, mut answers: Answers, dialect: D) -> Result<Response, ApiError> {
-    let first = generate::first(&mut answers).await?;
-    let body = Body::from_stream(Stream::new(turn, answers, first, dialect));
+    answers.wait_for_first(KEEP_ALIVE).await?;
+    let body = Body::from_stream(Stream::new(turn, answers, dialect));
     Ok(generate::unbuffered(([(header::CONTENT_TYPE, D::STREAM)], body).into_response()))
 }

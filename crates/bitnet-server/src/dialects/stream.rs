@@ -11,17 +11,12 @@ use super::{
     dialect::Dialect,
     turn::{Change, Turn},
 };
-use crate::openai::{
-    answers::{Answers, Piece},
-    stream,
-};
+use crate::openai::{answers::Answers, stream};
 
 /// The stream of an answer in a dialect. Dropping it cancels the answer.
 pub(super) struct Stream<D> {
     turn: Turn,
     answers: Answers,
-    /// A piece that has been taken from `answers` already.
-    first: Option<Piece>,
     dialect: D,
     begun: bool,
     over: bool,
@@ -29,19 +24,15 @@ pub(super) struct Stream<D> {
 }
 
 impl<D: Dialect> Stream<D> {
-    pub fn new(turn: Turn, answers: Answers, first: Option<Piece>, dialect: D) -> Self {
+    pub fn new(turn: Turn, answers: Answers, dialect: D) -> Self {
         let timer = Box::pin(sleep(stream::KEEP_ALIVE));
-        Stream { turn, answers, first, dialect, begun: false, over: false, timer }
+        Stream { turn, answers, dialect, begun: false, over: false, timer }
     }
 
     /// Writes the next piece; returns whether there was one.
     fn write(&mut self, cx: &mut Context<'_>, out: &mut String) -> bool {
-        let Stream { turn, answers, first, dialect, .. } = self;
-        let next = match first.take() {
-            Some(piece) => Poll::Ready(Some(Ok(piece))),
-            None => answers.poll_next(cx),
-        };
-        match next {
+        let Stream { turn, answers, dialect, .. } = self;
+        match answers.poll_next(cx) {
             Poll::Pending => return false,
             Poll::Ready(Some(Ok(piece))) => {
                 turn.add(&piece, &mut |turn, change: Change<'_>| dialect.change(turn, change, out));

@@ -181,6 +181,11 @@ impl<'b> Fields<'b> {
         }
     }
 
+    /// Takes fields that change no token. They may have any value; in strict mode, they must be absent.
+    pub fn ignore(&mut self, fields: &[&'static str]) -> Result<(), ApiError> {
+        fields.iter().try_for_each(|field| self.harmless(field, &[]))
+    }
+
     /// Refuses fields that were not taken, and suggests the field that was probably meant.
     pub fn finish(self) -> Result<(), ApiError> {
         let Some((field, _)) = self.map.iter().find(|(_, value)| !is_null(value)) else { return Ok(()) };

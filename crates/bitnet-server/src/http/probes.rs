@@ -1,20 +1,16 @@
-//! What describes the server: its health, its metrics and its model.
+//! What reports on the server: its health, its metrics and the description of its paths.
 
-use std::{fmt::Write, sync::Arc};
+use std::sync::Arc;
 
 use axum::{
     Json,
-    extract::{Path, Request, State},
+    extract::State,
     http::{StatusCode, header},
     response::{IntoResponse, Response},
 };
-use serde_json::{Value, json};
+use serde_json::json;
 
-use crate::{
-    http::{app::App, error::ApiError},
-    openai::job::unknown_model,
-    service::ServedModel,
-};
+use crate::http::{app::App, error::ApiError};
 
 /// `GET /openapi.json`.
 pub(crate) async fn openapi() -> impl IntoResponse {
@@ -70,46 +66,4 @@ pub(crate) async fn metrics(State(app): State<Arc<App>>) -> Result<Response, Api
 pub(crate) async fn stats(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
     let Some(service) = app.loaded() else { return app.service().map(|_| StatusCode::OK.into_response()) };
     Ok(Json(service.metrics.json(&service.engine)).into_response())
-}
-
-/// `GET /v1/models`.
-pub(crate) async fn models(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
-    let service = app.service()?;
-    let model = card(&service.model, service.engine.context());
-    Ok(Json(json!({"object": "list", "data": [model]})))
-}
-
-/// `GET /v1/models/{name}`.
-pub(crate) async fn model(
-    State(app): State<Arc<App>>,
-    Path(name): Path<String>,
-) -> Result<Json<Value>, ApiError> {
-    let service = app.service()?;
-    match name == service.model.name {
-        true => Ok(Json(card(&service.model, service.engine.context()))),
-        false => Err(unknown_model(&name, &service.model)),
-    }
-}
-
-fn card(model: &ServedModel, context: usize) -> Value {
-    json!({
-        "id": model.name,
-        "object": "model",
-        "created": model.created,
-        "owned_by": "bitnet",
-        "max_model_len": context,
-    })
-}
-
-/// Answers every other path.
-pub(crate) async fn nowhere(request: Request) -> ApiError {
-    let mut message = String::from("there is nothing at ");
-    let _ = write!(message, "{:.100}", request.uri().path());
-    ApiError::new(StatusCode::NOT_FOUND, "unknown_path", message)
-}
-
-/// Answers a known path with the wrong method.
-pub(crate) async fn wrong_method(request: Request) -> ApiError {
-    let message = format!("{} does not take {}", request.uri().path(), request.method());
-    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "wrong_method", message)
 }

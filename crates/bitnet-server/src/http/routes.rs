@@ -15,7 +15,7 @@ use tower_http::catch_panic::CatchPanicLayer;
 use crate::{
     dialects::{anthropic, errors::in_the_form_of_the_path, ollama, responses},
     http::{app::App, caller::Caller, error::ApiError, host::Hosts, origins, page, probes},
-    openai::{embeddings, generate, tokens},
+    openai::{embeddings, generate, models, tokens},
     random::fresh,
 };
 
@@ -33,7 +33,7 @@ pub(crate) fn router_for(app: Arc<App>, hosts: Hosts) -> Router {
         .route("/live", get(probes::live))
         .route("/ready", get(probes::ready))
         .route("/health", get(probes::health))
-        .method_not_allowed_fallback(probes::wrong_method);
+        .method_not_allowed_fallback(wrong_method);
     let keyed = Router::new()
         .route("/v1/completions", post(generate::completions))
         .route("/v1/chat/completions", post(generate::chat))
@@ -48,16 +48,16 @@ pub(crate) fn router_for(app: Arc<App>, hosts: Hosts) -> Router {
         .route("/api/version", get(ollama::version))
         .route("/api/embed", post(ollama::embed::embed))
         .route("/api/embeddings", post(ollama::embed::embed_one))
-        .route("/v1/models", get(probes::models))
-        .route("/v1/models/{*name}", get(probes::model))
+        .route("/v1/models", get(models::models))
+        .route("/v1/models/{*name}", get(models::model))
         .route("/tokenize", post(tokens::tokenize))
         .route("/tokenizer_info", get(tokens::tokenizer_info))
         .route("/detokenize", post(tokens::detokenize))
         .route("/metrics", get(probes::metrics))
         .route("/stats", get(probes::stats))
         .route("/openapi.json", get(probes::openapi))
-        .method_not_allowed_fallback(probes::wrong_method)
-        .fallback(probes::nowhere)
+        .method_not_allowed_fallback(wrong_method)
+        .fallback(nowhere)
         // Last, so that clients without the key cannot tell which paths exist.
         .layer(from_fn_with_state(Arc::clone(&app), authorised));
     let mut all = open.merge(keyed);
@@ -67,6 +67,18 @@ pub(crate) fn router_for(app: Arc<App>, hosts: Hosts) -> Router {
     }
     let all = all.layer(from_fn_with_state(hosts, addressed));
     guarded(all).layer(from_fn_with_state(Arc::clone(&app), counted)).with_state(app)
+}
+
+/// Answers every other path.
+async fn nowhere(request: Request) -> ApiError {
+    let message = format!("there is nothing at {:.100}", request.uri().path());
+    ApiError::new(StatusCode::NOT_FOUND, "unknown_path", message)
+}
+
+/// Answers a known path with the wrong method.
+async fn wrong_method(request: Request) -> ApiError {
+    let message = format!("{} does not take {}", request.uri().path(), request.method());
+    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "wrong_method", message)
 }
 
 /// Makes sure that every request gets an answer with an id, even if a handler panics.

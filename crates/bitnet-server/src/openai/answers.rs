@@ -107,6 +107,8 @@ pub(crate) struct Answers {
     keeps_text: bool,
     /// Counts the request as waiting until its first token.
     waiting: Option<Waiting>,
+    /// The next piece, if it was waited for already.
+    ahead: Option<Piece>,
     echoes: Option<Echoes>,
     record: Record,
 }
@@ -185,6 +187,7 @@ impl Answers {
             turns: (job.stream && open > 1).then(|| Turns::new(open)),
             keeps_text: !job.stream,
             waiting: Some(waiting),
+            ahead: None,
             echoes: job.echo.then(|| Echoes {
                 prompts: job.requests.iter().map(|request| request.prompt.clone()).collect(),
                 logprobs: job.logprobs,
@@ -195,6 +198,15 @@ impl Answers {
         })
     }
 
+    /// Waits for the first piece, so that a request that fails immediately gets an error status. Does not wait so long
+    /// that the client could think the server is dead.
+    pub async fn wait_for_first(&mut self, limit: Duration) -> Result<(), ApiError> {
+        if let Ok(first) = tokio::time::timeout(limit, self.next()).await {
+            self.ahead = first.transpose()?;
+        }
+        Ok(())
+    }
+
     /// The next piece, or `None` when all choices have ended.
     pub async fn next(&mut self) -> Option<Result<Piece, ApiError>> {
         std::future::poll_fn(|cx| self.poll_next(cx)).await
@@ -202,6 +214,9 @@ impl Answers {
 
     /// As [`Answers::next`].
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Piece, ApiError>>> {
+        if let Some(piece) = self.ahead.take() {
+            return Poll::Ready(Some(Ok(piece)));
+        }
         loop {
             if let Some((choice, update)) = self.turns.as_mut().and_then(Turns::take) {
                 return Poll::Ready(Some(Ok(self.piece(choice, update))));

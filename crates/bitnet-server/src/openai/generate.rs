@@ -18,7 +18,7 @@ use crate::{
         error::ApiError,
     },
     openai::{
-        answers::{Answers, Piece},
+        answers::Answers,
         job::{Endpoint, Job},
         position::Position,
         shape::{Shape, Usage, Wholes},
@@ -130,21 +130,11 @@ pub(crate) fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
-/// Waits for the first piece of a stream, so that a request that fails immediately gets an error status. Does not wait
-/// so long that the client could think the server is dead.
-pub(crate) async fn first(answers: &mut Answers) -> Result<Option<Piece>, ApiError> {
-    match tokio::time::timeout(KEEP_ALIVE, answers.next()).await {
-        Ok(first) => first.transpose(),
-        Err(_) => Ok(None),
-    }
-}
-
 async fn streamed(service: &Service, job: Job, mut answers: Answers) -> Result<Response, ApiError> {
-    let first = first(&mut answers).await?;
+    answers.wait_for_first(KEEP_ALIVE).await?;
     let shape = shape(service, &job, service.model.created);
     let events = Events {
         answers,
-        first,
         readers: (0..job.choices()).map(|_| shape.reader()).collect(),
         shape,
         prompt_tokens: job.prompt_tokens(),

@@ -7,15 +7,13 @@ use crate::http::{error::ApiError, fields::Fields};
 
 /// Takes those that both endpoints have.
 pub(crate) fn of_both(fields: &mut Fields<'_>) -> Result<(), ApiError> {
-    for field in [
+    fields.ignore(&[
         "prompt_cache_key",
         "prompt_cache_retention",
         "prompt_cache_options",
         "safety_identifier",
         "cache_prompt",
-    ] {
-        fields.harmless(field, &[])?;
-    }
+    ])?;
     fields.harmless("store", &[json!(false)])?;
     fields.harmless("metadata", &[json!({})])?;
     fields.harmless("service_tier", &[json!("auto"), json!("default")])

@@ -2,10 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use axum::{
-    extract,
-    http::{HeaderMap, StatusCode},
-};
+use axum::{extract, http::HeaderMap};
 use bitnet::inference::{GenerationConfig, Output, Priority, Request};
 use bitnet::schema::Schema;
 use serde_json::json;
@@ -24,6 +21,7 @@ use crate::{
         completions,
         grammar::Format,
         harmless,
+        models::unknown_model,
         position::{Continued, Name, Position},
         prompt::Encoder,
         sampling,
@@ -438,12 +436,6 @@ fn check_model(fields: &mut Fields<'_>, model: &ServedModel) -> Result<(), ApiEr
         Some(name) if name != model.name => Err(unknown_model(&name, model)),
         _ => Ok(()),
     }
-}
-
-/// The error for a model that is not served here.
-pub(crate) fn unknown_model(name: &str, model: &ServedModel) -> ApiError {
-    let message = format!("the model {name:.100?} is not served here; {:?} is", model.name);
-    ApiError::new(StatusCode::NOT_FOUND, "model_not_found", message).about("model")
 }
 
 /// The seed from the body or from the header `X-Seed`, which must not contradict each other.

@@ -107,9 +107,7 @@ impl Parts {
     /// Reads the text of a part whose type is known.
     pub fn rest(&self, mut fields: Fields<'_>) -> Result<String, ApiError> {
         let text = fields.need("text")?;
-        for field in self.harmless {
-            fields.harmless(field, &[])?;
-        }
+        fields.ignore(self.harmless)?;
         fields.finish()?;
         Ok(text)
     }

@@ -9,6 +9,7 @@ pub(crate) mod grammar;
 pub(crate) mod harmless;
 pub(crate) mod job;
 pub(crate) mod messages;
+pub(crate) mod models;
 mod position;
 pub(crate) mod prompt;
 pub(crate) mod sampling;

@@ -14,7 +14,7 @@ use axum::response::{
 use futures_core::Stream;
 
 use crate::{
-    http::error::{ApiError, Wrapped},
+    http::error::Wrapped,
     openai::{
         answers::{Answers, Piece},
         position::{Name, Position},
@@ -30,8 +30,6 @@ pub(crate) const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// then `[DONE]`.
 pub(crate) struct Events {
     pub answers: Answers,
-    /// A piece that has been taken from `answers` already.
-    pub first: Option<Piece>,
     pub shape: Shape,
     /// A reader of tool calls for each choice.
     pub readers: Vec<Reader>,
@@ -57,13 +55,6 @@ impl Events {
     /// The response body.
     pub fn into_sse(self) -> Sse<KeepAliveStream<Self>> {
         Sse::new(self).keep_alive(KeepAlive::new().interval(KEEP_ALIVE))
-    }
-
-    fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Piece, ApiError>>> {
-        match self.first.take() {
-            Some(piece) => Poll::Ready(Some(Ok(piece))),
-            None => self.answers.poll_next(cx),
-        }
     }
 
     /// The id of the event at a position. It contains all that a server needs to continue after that event, or to
@@ -97,7 +88,7 @@ impl Stream for Events {
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         loop {
             let event = match self.phase {
-                Phase::Pieces => match ready!(self.poll_piece(cx)) {
+                Phase::Pieces => match ready!(self.answers.poll_next(cx)) {
                     Some(Ok(piece)) => self.event(piece),
                     Some(Err(error)) => {
                         self.phase = Phase::Nothing;

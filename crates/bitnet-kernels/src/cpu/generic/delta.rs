@@ -28,7 +28,7 @@ use crate::{
     order::{DELTA_PARTIALS, L2_EPS},
 };
 
-/// Panels of 16 values in one unit of [`learn`].
+/// Panels of 16 values in one unit of [`delta_rule`].
 const UNIT: usize = 2;
 
 /// The dense parameters of a layer.
@@ -58,7 +58,7 @@ pub(crate) fn mixed_heads(shape: &DeltaShape) -> usize {
     2 * shape.key_heads + shape.value_heads
 }
 
-/// Units of [`learn`] in one run.
+/// Units of [`delta_rule`] in one run.
 pub(crate) fn run_units(shape: &DeltaShape) -> usize {
     shape.value_heads * shape.head_dim.div_ceil(16).div_ceil(UNIT)
 }
@@ -90,7 +90,7 @@ fn places(runs: &[Run], per: usize, units: Range<usize>) -> impl Iterator<Item =
     })
 }
 
-pub(crate) struct Mix<'a> {
+pub(crate) struct Inputs<'a> {
     pub(crate) runs: &'a [Run],
     /// `[n][stride]`
     pub(crate) x: &'a [f32],
@@ -105,7 +105,7 @@ pub(crate) struct Mix<'a> {
 /// Computes some of the heads of queries, keys and values, [`mixed_heads`] for each token; with the first head of a token
 /// also its decays and rates.
 #[inline(always)]
-pub(crate) unsafe fn mix<L: Lanes>(a: &Mix<'_>, units: Range<usize>) {
+pub(crate) unsafe fn delta_inputs<L: Lanes>(a: &Inputs<'_>, units: Range<usize>) {
     let shape = a.w.shape;
     let (dim, len) = (shape.head_dim, shape.between_len());
     for (place, head) in places(a.runs, mixed_heads(&shape), units) {
@@ -124,7 +124,7 @@ pub(crate) unsafe fn mix<L: Lanes>(a: &Mix<'_>, units: Range<usize>) {
 
 /// Convolves the channels of a head over the last tokens of its sequence, and applies the activation.
 #[inline(always)]
-unsafe fn convolve<L: Lanes>(a: &Mix<'_>, place: &Place<'_>, channel: usize, out: &mut [f32]) {
+unsafe fn convolve<L: Lanes>(a: &Inputs<'_>, place: &Place<'_>, channel: usize, out: &mut [f32]) {
     let shape = a.w.shape;
     let (dim, channels) = (shape.head_dim, shape.channels());
     let (position, to) = (place.position(), out.as_mut_ptr());
@@ -171,7 +171,7 @@ unsafe fn unit_length<L: Lanes>(head: &mut [f32], scale: f32) {
 
 /// Computes the decay and the learning rate of the state of each value head.
 #[inline(always)]
-unsafe fn decays_and_rates<L: Lanes>(a: &Mix<'_>, token: usize) {
+unsafe fn decays_and_rates<L: Lanes>(a: &Inputs<'_>, token: usize) {
     let shape = a.w.shape;
     let (heads, padded) = (shape.value_heads, shape.value_heads.next_multiple_of(16));
     let x = &a.x[token * a.stride + shape.channels() + shape.value_width()..][..2 * heads];
@@ -188,7 +188,7 @@ unsafe fn decays_and_rates<L: Lanes>(a: &Mix<'_>, token: usize) {
     }
 }
 
-pub(crate) struct Learn<'a> {
+pub(crate) struct Rule<'a> {
     pub(crate) runs: &'a [Run],
     pub(crate) shape: DeltaShape,
     /// `[n][between_len]`
@@ -202,7 +202,7 @@ pub(crate) struct Learn<'a> {
 
 /// Takes some panels of some heads through all tokens of their run; each run has [`run_units`] units.
 #[inline(always)]
-pub(crate) unsafe fn learn<L: Lanes>(a: &Learn<'_>, units: Range<usize>) {
+pub(crate) unsafe fn delta_rule<L: Lanes>(a: &Rule<'_>, units: Range<usize>) {
     let per = run_units(&a.shape);
     let (panel, panels) = (16 * a.shape.head_dim, a.shape.head_dim.div_ceil(16));
     for unit in units {
@@ -229,7 +229,7 @@ pub(crate) unsafe fn learn<L: Lanes>(a: &Learn<'_>, units: Range<usize>) {
 /// Takes `P` panels of a head through all tokens of their run.
 #[inline(always)]
 unsafe fn tile<L: Lanes, const P: usize>(
-    a: &Learn<'_>,
+    a: &Rule<'_>,
     run: &Run,
     head: usize,
     panel: usize,
@@ -352,7 +352,7 @@ unsafe fn update_column<L: Lanes, const P: usize>(
     }
 }
 
-pub(crate) struct Close<'a> {
+pub(crate) struct Outputs<'a> {
     pub(crate) runs: &'a [Run],
     /// `[n][stride]`
     pub(crate) x: &'a [f32],
@@ -368,7 +368,7 @@ pub(crate) struct Close<'a> {
 /// Normalises and gates the outputs of some value heads, and keeps an equal share of the last inputs of their run for the
 /// next; each token has as many units as there are value heads. `scratch` holds a head padded to whole vectors.
 #[inline(always)]
-pub(crate) unsafe fn close<L: Lanes>(a: &Close<'_>, units: Range<usize>, scratch: &mut [f32]) {
+pub(crate) unsafe fn delta_outputs<L: Lanes>(a: &Outputs<'_>, units: Range<usize>, scratch: &mut [f32]) {
     let shape = a.w.shape;
     let (dim, channels) = (shape.head_dim, shape.channels());
     for (place, head) in places(a.runs, shape.value_heads, units) {
@@ -389,7 +389,7 @@ pub(crate) unsafe fn close<L: Lanes>(a: &Close<'_>, units: Range<usize>, scratch
 
 /// Keeps some channels of a token's input, one of the last `taps - 1` of its run.
 #[inline(always)]
-unsafe fn keep_input(a: &Close<'_>, place: &Place<'_>, channels: Range<usize>) {
+unsafe fn keep_input(a: &Outputs<'_>, place: &Place<'_>, channels: Range<usize>) {
     let shape = a.w.shape;
     let window = place.run.state as usize * shape.state_len() + shape.value_heads * shape.head_len();
     let row = place.position() % (shape.taps - 1) * shape.channels().next_multiple_of(16);

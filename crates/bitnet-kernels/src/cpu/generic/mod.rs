@@ -47,9 +47,9 @@ pub(crate) struct FloatKernels {
     pub(crate) settle: unsafe fn(&dense::Settle<'_>, Range<usize>, &mut [f32]),
     pub(crate) undo: unsafe fn(&rotate::Rotation, &mut [f32]),
     pub(crate) sigmoid_gate: unsafe fn(&rows::SigmoidGate<'_>, Range<usize>),
-    pub(crate) mix: unsafe fn(&delta::Mix<'_>, Range<usize>),
-    pub(crate) learn: unsafe fn(&delta::Learn<'_>, Range<usize>),
-    pub(crate) close: unsafe fn(&delta::Close<'_>, Range<usize>, &mut [f32]),
+    pub(crate) delta_inputs: unsafe fn(&delta::Inputs<'_>, Range<usize>),
+    pub(crate) delta_rule: unsafe fn(&delta::Rule<'_>, Range<usize>),
+    pub(crate) delta_outputs: unsafe fn(&delta::Outputs<'_>, Range<usize>, &mut [f32]),
 }
 
 #[cfg(target_arch = "aarch64")]
@@ -85,12 +85,12 @@ macro_rules! kernel_set {
             entry!($lanes, $features, dense::settle(a: &dense::Settle<'_>, rows: Range<usize>, scratch: &mut [f32]));
             entry!($lanes, $features, rotate::undo(rotation: &rotate::Rotation, row: &mut [f32]));
             entry!($lanes, $features, rows::sigmoid_gate(a: &rows::SigmoidGate<'_>, rows: Range<usize>));
-            entry!($lanes, $features, delta::mix(a: &delta::Mix<'_>, units: Range<usize>));
-            entry!($lanes, $features, delta::learn(a: &delta::Learn<'_>, units: Range<usize>));
-            entry!($lanes, $features, delta::close(a: &delta::Close<'_>, units: Range<usize>, scratch: &mut [f32]));
+            entry!($lanes, $features, delta::delta_inputs(a: &delta::Inputs<'_>, units: Range<usize>));
+            entry!($lanes, $features, delta::delta_rule(a: &delta::Rule<'_>, units: Range<usize>));
+            entry!($lanes, $features, delta::delta_outputs(a: &delta::Outputs<'_>, units: Range<usize>, scratch: &mut [f32]));
             FloatKernels {
-                norm_quantize, gate_quantize, norm_rows, rope_store, attention, logits, settle, undo, sigmoid_gate, mix,
-                learn, close,
+                norm_quantize, gate_quantize, norm_rows, rope_store, attention, logits, settle, undo, sigmoid_gate, delta_inputs,
+                delta_rule, delta_outputs,
             }
         });
     };

@@ -2,19 +2,19 @@ use crate::{
     RowsKind, Run, Step,
     gpu::{
         Arg, Delta, Driver, Gpu, GpuError, Rows, State,
-        table::{COPY_BLOCK, DELTA_CLOSE, DELTA_LEARN, DELTA_LEARN_D128, DELTA_MIX},
+        table::{COPY_BLOCK, DELTA_INPUTS, DELTA_OUTPUTS, DELTA_RULE, DELTA_RULE_D128},
         upload::Upload,
     },
 };
 
-/// Heads of a thread block of [`DELTA_MIX`].
-const MIX_HEADS: usize = 8;
+/// Heads of a thread block of [`DELTA_INPUTS`].
+const INPUT_HEADS: usize = 8;
 /// Lanes that take a head there, and value heads whose decays and rates they take instead.
-const MIX_LANES: usize = 16;
-/// Values of a head, rows of its state, of a thread block of [`DELTA_LEARN`].
-const LEARN_VALUES: usize = 32;
-/// Heads of a thread block of [`DELTA_CLOSE`].
-const CLOSE_HEADS: usize = 4;
+const INPUT_LANES: usize = 16;
+/// Values of a head, rows of its state, of a thread block of [`DELTA_RULE`].
+const RULE_VALUES: usize = 32;
+/// Heads of a thread block of [`DELTA_OUTPUTS`].
+const OUTPUT_HEADS: usize = 4;
 
 /// Position, index in its run, slot, and tokens to the end of its run, of every token.
 fn token_words(runs: &[Run]) -> Vec<u32> {
@@ -68,9 +68,9 @@ impl<D: Driver> Gpu<D> {
         let tokens = self.upload_once(Upload::DeltaTokens, || token_words(step.runs))?;
         let runs = self.upload_once(Upload::DeltaRuns, || run_words(step.runs))?;
         let mixed = self.make_mixed(n)?;
-        self.mix(n, x, w, state, [tokens, mixed])?;
-        self.learn(step.runs.len(), w, state, [mixed, runs])?;
-        self.close(n, x, w, state, [mixed, tokens], out)
+        self.delta_inputs(n, x, w, state, [tokens, mixed])?;
+        self.delta_rule(step.runs.len(), w, state, [mixed, runs])?;
+        self.delta_outputs(n, x, w, state, [mixed, tokens], out)
     }
 
     /// Heads, width of a head and taps, and the layout of a slot and of what kernels pass to each other.
@@ -89,7 +89,7 @@ impl<D: Driver> Gpu<D> {
         .map(|size| Arg::u32(size as u32))
     }
 
-    fn mix(
+    fn delta_inputs(
         &mut self,
         n: usize,
         x: &Rows,
@@ -97,7 +97,7 @@ impl<D: Driver> Gpu<D> {
         state: &State,
         [tokens, mixed]: [u64; 2],
     ) -> Result<(), GpuError> {
-        let heads = 2 * w.shape.key_heads + w.shape.value_heads + w.shape.value_heads.div_ceil(MIX_LANES);
+        let heads = 2 * w.shape.key_heads + w.shape.value_heads + w.shape.value_heads.div_ceil(INPUT_LANES);
         let weights = [&w.conv, &w.a, &w.dt_bias].map(|buffer| buffer.address());
         let addresses =
             [x.address(), state.values.address()].into_iter().chain(weights).chain([tokens, mixed]);
@@ -108,10 +108,10 @@ impl<D: Driver> Gpu<D> {
             .chain(self.delta_sizes(w))
             .chain([Arg::f32(scale)])
             .collect();
-        self.launch(&DELTA_MIX, [n, heads.div_ceil(MIX_HEADS), 1], 0, &args)
+        self.launch(&DELTA_INPUTS, [n, heads.div_ceil(INPUT_HEADS), 1], 0, &args)
     }
 
-    fn learn(
+    fn delta_rule(
         &mut self,
         runs: usize,
         w: &Delta,
@@ -119,14 +119,14 @@ impl<D: Driver> Gpu<D> {
         [mixed, listed]: [u64; 2],
     ) -> Result<(), GpuError> {
         let shape = w.shape;
-        let kernel = if shape.head_dim == 128 { &DELTA_LEARN_D128 } else { &DELTA_LEARN };
+        let kernel = if shape.head_dim == 128 { &DELTA_RULE_D128 } else { &DELTA_RULE };
         let sizes = [shape.key_heads, shape.value_heads, shape.head_dim, shape.state_len(), self.mixed_len];
         let addresses = [state.values.address(), mixed, listed].map(Arg::u64);
         let args: Vec<Arg> = addresses.into_iter().chain(sizes.map(|size| Arg::u32(size as u32))).collect();
-        self.launch(kernel, [shape.head_dim.div_ceil(LEARN_VALUES), shape.value_heads, runs], 0, &args)
+        self.launch(kernel, [shape.head_dim.div_ceil(RULE_VALUES), shape.value_heads, runs], 0, &args)
     }
 
-    fn close(
+    fn delta_outputs(
         &mut self,
         n: usize,
         x: &Rows,
@@ -143,7 +143,7 @@ impl<D: Driver> Gpu<D> {
             .chain(self.delta_sizes(w))
             .chain([Arg::f32(w.eps), Arg::f64(1.0 / w.shape.head_dim as f64)])
             .collect();
-        self.launch(&DELTA_CLOSE, [n, w.shape.value_heads.div_ceil(CLOSE_HEADS), 1], 0, &args)
+        self.launch(&DELTA_OUTPUTS, [n, w.shape.value_heads.div_ceil(OUTPUT_HEADS), 1], 0, &args)
     }
 
     /// Copies slot `from` to slot `to`: the kernel that copies blocks of keys and of values takes the halves of a slot.

@@ -41,9 +41,7 @@ pub(super) fn read_message(fields: &mut Fields<'_>, encoder: &Encoder<'_>) -> Re
 
 /// Takes the fields that change no token.
 pub(super) fn rest(fields: &mut Fields<'_>) -> Result<(), ApiError> {
-    for field in ["cache_control", "diagnostics", "inference_geo", "user_profile_id", "workspace_id"] {
-        fields.harmless(field, &[])?;
-    }
+    fields.ignore(&["cache_control", "diagnostics", "inference_geo", "user_profile_id", "workspace_id"])?;
     fields.harmless("service_tier", &[json!("auto")])?;
     fields.harmless("speed", &[json!("standard")])
 }
@@ -108,9 +106,7 @@ fn offer(fields: &mut Fields<'_>) -> Result<Option<Offer>, ApiError> {
         fields.only("type", &[json!("custom")])?;
         // Examples would be part of the prompt.
         fields.only("input_examples", &[json!([])])?;
-        for field in ["allowed_callers", "cache_control", "defer_loading", "eager_input_streaming"] {
-            fields.harmless(field, &[])?;
-        }
+        fields.ignore(&["allowed_callers", "cache_control", "defer_loading", "eager_input_streaming"])?;
         tools::function(fields, "input_schema")
     })?;
     let offer = match fields.object("tool_choice")? {
@@ -236,9 +232,7 @@ fn assistant(turn: &mut Fields<'_>) -> Result<Message, ApiError> {
 fn call(mut fields: Fields<'_>) -> Result<ToolCall, ApiError> {
     let (id, name) = (fields.need("id")?, fields.need("name")?);
     let input = fields.need_raw_object("input")?;
-    for field in ["cache_control", "caller"] {
-        fields.harmless(field, &[])?;
-    }
+    fields.ignore(&["cache_control", "caller"])?;
     fields.finish()?;
     Ok(ToolCall { id, name, arguments: input.get().to_owned() })
 }

@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use super::generate;
 use crate::{
     http::{app::App, error::ApiError},
-    openai::job::{read_fields, unknown_model},
+    openai::{job::read_fields, models::unknown_model},
     service::Service,
 };
 use answer::{Ollama, TIME};

@@ -66,9 +66,7 @@ fn rest(options: &mut Fields<'_>, penalised: bool) -> Result<(), ApiError> {
         options.only("repeat_last_n", &[json!(-1)])?;
         options.only("penalize_newline", &[json!(true)])?;
     }
-    for field in ["repeat_last_n", "penalize_newline"] {
-        options.harmless(field, &[])?;
-    }
+    options.ignore(&["repeat_last_n", "penalize_newline"])?;
     let neutral: [(&'static str, &[Value]); 3] = [
         ("mirostat", &[json!(0), json!(0.0)]),
         ("tfs_z", &[json!(1), json!(1.0)]),
@@ -77,10 +75,8 @@ fn rest(options: &mut Fields<'_>, penalised: bool) -> Result<(), ApiError> {
     for (field, neutral) in neutral {
         options.only(field, neutral)?;
     }
-    for field in ["mirostat_tau", "mirostat_eta", "num_keep"].into_iter().chain(OF_THE_MACHINE) {
-        options.harmless(field, &[])?;
-    }
-    Ok(())
+    options.ignore(&["mirostat_tau", "mirostat_eta", "num_keep"])?;
+    options.ignore(&OF_THE_MACHINE)
 }
 
 #[cfg(test)]

@@ -51,7 +51,7 @@ pub(super) fn read(fields: &mut Fields<'_>, encoder: &Encoder<'_>) -> Result<Par
     }
     if let Some(mut reasoning) = fields.object("reasoning")? {
         variables.extend(harmless::effort(&mut reasoning, "effort", "reasoning_effort", template)?);
-        ["summary", "generate_summary"].iter().try_for_each(|field| reasoning.harmless(field, &[]))?;
+        reasoning.ignore(&["summary", "generate_summary"])?;
         reasoning.finish()?;
     }
     let mut config = sampling::config(fields, &encoder.model.defaults)?;
@@ -111,9 +111,7 @@ fn input(fields: &mut Fields<'_>) -> Result<Vec<Message>, ApiError> {
 /// Reads an item. A call belongs to the message of the assistant before it.
 fn item(mut fields: Fields<'_>, messages: &mut Vec<Message>) -> Result<(), ApiError> {
     let kind: Option<String> = fields.take("type")?;
-    for field in ["id", "status"] {
-        fields.harmless(field, &[])?;
-    }
+    fields.ignore(&["id", "status"])?;
     match kind.as_deref().unwrap_or("message") {
         "message" => messages.push(message(&mut fields)?),
         "function_call" => {
