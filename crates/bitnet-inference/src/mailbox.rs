@@ -40,38 +40,19 @@ pub(crate) struct Mailbox {
     cancelled: OnceLock<Instant>,
 }
 
-/// An update on its way. Most are tokens without log-probabilities, which take 16 bytes here instead of more than 100.
+/// An update on its way, without the index of a token. Most are tokens without log-probabilities, which take 16 bytes
+/// here instead of more than 100.
 enum Posted {
-    Token { choice: u32, index: u32, token: u32 },
+    Token { choice: u32, token: u32 },
     Other(Box<Update>),
-}
-
-impl From<Update> for Posted {
-    fn from(update: Update) -> Self {
-        if let Update::Token { choice, index, token, logprobs: None } = update
-            && let Ok(index) = u32::try_from(index)
-        {
-            return Posted::Token { choice, index, token };
-        }
-        Posted::Other(Box::new(update))
-    }
-}
-
-impl From<Posted> for Update {
-    fn from(posted: Posted) -> Self {
-        match posted {
-            Posted::Token { choice, index, token } => {
-                Update::Token { choice, index: index as usize, token, logprobs: None }
-            }
-            Posted::Other(update) => *update,
-        }
-    }
 }
 
 struct State {
     updates: VecDeque<Posted>,
-    /// Number of tokens delivered for each choice; `None` when it has ended.
-    delivered: Vec<Option<usize>>,
+    /// The choices that have not ended, a bit for each.
+    open: u128,
+    /// Number of tokens that the reader has taken, for each choice.
+    taken: Vec<usize>,
     paused: bool,
     /// Log-probabilities of the prompt's tokens, from the second on.
     scored: Vec<TokenLogprobs>,
@@ -80,32 +61,33 @@ struct State {
 }
 
 impl Mailbox {
-    /// Creates a mailbox for this many choices of up to `tokens` tokens each.
+    /// Maximum number of choices.
+    pub const MAX_CHOICES: usize = u128::BITS as usize;
+
+    /// Creates a mailbox for this many choices, at least one, of up to `tokens` tokens each.
     pub fn new(choices: usize, tokens: usize, capacity: usize) -> Self {
         // Extra room for what a step can add after the pause.
         let room = capacity.min(4096) + 64;
         let updates = VecDeque::with_capacity(tokens.saturating_add(1).saturating_mul(choices).min(room));
-        let delivered = vec![Some(0); choices];
-        let state = State { updates, delivered, paused: false, scored: Vec::new(), waker: None };
+        let (open, taken) = (u128::MAX >> (Self::MAX_CHOICES - choices), vec![0; choices]);
+        let state = State { updates, open, taken, paused: false, scored: Vec::new(), waker: None };
         Mailbox { state: Mutex::new(state), arrived: Condvar::new(), capacity, cancelled: OnceLock::new() }
     }
 
     /// Adds an update; returns true if the reader is so far behind that the request should pause.
     pub fn push(&self, update: Update) -> bool {
         let mut state = self.state.lock();
-        let State { updates, delivered, paused, .. } = &mut *state;
-        let update = match update {
-            Update::Token { choice, token, logprobs, .. } => {
-                let count = delivered[choice as usize].as_mut().expect("no token follows the end");
-                let index = std::mem::replace(count, *count + 1);
-                Update::Token { choice, index, token, logprobs }
+        let State { updates, open, paused, .. } = &mut *state;
+        let (Update::Token { choice, .. } | Update::Ended { choice, .. }) = update;
+        assert!(*open >> choice & 1 == 1, "nothing follows the end of a choice");
+        updates.push_back(match update {
+            Update::Token { choice, token, logprobs: None, .. } => Posted::Token { choice, token },
+            Update::Token { .. } => Posted::Other(Box::new(update)),
+            Update::Ended { .. } => {
+                *open ^= 1 << choice;
+                Posted::Other(Box::new(update))
             }
-            Update::Ended { choice, .. } => {
-                delivered[choice as usize].take().expect("a choice ends once");
-                update
-            }
-        };
-        updates.push_back(update.into());
+        });
         let full =
             updates.len() >= self.capacity && !std::mem::replace(paused, updates.len() >= self.capacity);
         let waker = state.waker.take();
@@ -131,10 +113,11 @@ impl Mailbox {
 
     /// Ends all open choices with `error` and returns their number.
     pub fn close(&self, error: &RequestError) -> usize {
-        let open = |m: &Mailbox| m.state.lock().delivered.iter().position(Option::is_some);
+        let open =
+            |m: &Mailbox| Some(m.state.lock().open).filter(|&open| open != 0).map(u128::trailing_zeros);
         let mut closed = 0;
         while let Some(choice) = open(self) {
-            self.push(Update::Ended { choice: choice as u32, end: Err(error.clone()), logits: None });
+            self.push(Update::Ended { choice, end: Err(error.clone()), logits: None });
             closed += 1;
         }
         closed
@@ -157,7 +140,7 @@ impl Mailbox {
 
     /// Whether every choice has ended.
     pub fn is_closed(&self) -> bool {
-        self.state.lock().delivered.iter().all(Option::is_none)
+        self.state.lock().open == 0
     }
 
     /// Takes the next update, waiting for it until `deadline`.
@@ -201,12 +184,22 @@ pub(crate) enum Popped {
 impl State {
     fn take(&mut self, capacity: usize) -> Option<Popped> {
         match self.updates.pop_front() {
-            Some(update) => {
+            Some(posted) => {
+                let mut update = match posted {
+                    Posted::Token { choice, token } => {
+                        Update::Token { choice, index: 0, token, logprobs: None }
+                    }
+                    Posted::Other(update) => *update,
+                };
+                if let Update::Token { choice, index, .. } = &mut update {
+                    *index = self.taken[*choice as usize];
+                    self.taken[*choice as usize] += 1;
+                }
                 let resume = self.paused && self.updates.len() <= capacity / 2;
                 self.paused &= !resume;
-                Some(Popped::Update(update.into(), resume))
+                Some(Popped::Update(update, resume))
             }
-            None => self.delivered.iter().all(Option::is_none).then_some(Popped::Over),
+            None => (self.open == 0).then_some(Popped::Over),
         }
     }
 }

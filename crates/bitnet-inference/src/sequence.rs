@@ -1,8 +1,10 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use bitnet_kernels::Wanted;
+
 use crate::blocks::Chain;
-use crate::{Output, Request, StopMatcher, TokenLogprobs};
+use crate::{Request, StopMatcher, TokenLogprobs};
 
 /// Identifies a choice of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -22,25 +24,46 @@ const BLOCK: usize = bitnet_model::Batch::BLOCK_TOKENS;
 ///
 /// A sequence either has a place in the batch (`running`) or waits for one. If it waits because its reader paused, it
 /// is parked: it keeps its blocks and its state until others need them.
+///
+/// Several passes of each step go over all sequences. The fields that they read come first, in few cache lines, and
+/// include what a step needs to know of the request.
 #[derive(Debug)]
+#[repr(C, align(64))]
 pub struct Sequence {
     /// The request and choice.
     pub id: SeqId,
-    /// The request.
-    pub request: Arc<Request>,
-    /// Seed of the random numbers.
-    pub seed: u64,
     /// Prompt and generated tokens, and drafts between plan and commit. Empty until the sequence first gets a place,
     /// so that the waiting choices of a request share its prompt.
     pub tokens: Vec<u32>,
-    /// Number of drafts at the end of `tokens`.
-    pub(crate) drafted: usize,
     /// Number of tokens whose keys and values are in the cache.
     pub(crate) computed: usize,
+    /// Number of drafts at the end of `tokens`.
+    pub(crate) drafted: usize,
     /// Number of prompt tokens, without the first, whose log-probabilities have been computed.
     pub(crate) scored: usize,
+    /// Of these, how many are needed. The choices of a request share those of the first.
+    pub(crate) to_score: usize,
     /// Block table: token `p` is in block `table[p / BLOCK_TOKENS]`.
     pub table: Vec<u32>,
+    /// Maximum length of the sequence, in tokens.
+    pub(crate) end: usize,
+    /// Number of tokens up to which the sequence is computed alone, in separate passes, because a pass with it has
+    /// failed; 0 if none has.
+    pub(crate) suspect: usize,
+    /// The length from which the text may end.
+    pub(crate) may_end: usize,
+    /// Whether tokens are drawn from its logits.
+    pub(crate) draws: bool,
+    /// Whether the model's end tokens end the text.
+    pub(crate) ends_at_eos: bool,
+    /// Whether the request has stop tokens or stop strings.
+    pub(crate) stops: bool,
+    /// Whether `end` is set by the context rather than the request.
+    pub(crate) end_is_context: bool,
+    /// Whether it holds a place in the batch.
+    pub(crate) running: bool,
+    /// What is needed of its logits once the text may end.
+    pub(crate) wanted: Wanted,
     /// The chain after each published block.
     pub(crate) chains: Vec<Chain>,
     /// The slot with the recurrent state after the computed tokens. A sequence that runs or is parked owns one, if the
@@ -48,18 +71,15 @@ pub struct Sequence {
     pub(crate) state: Option<u32>,
     /// Between plan and commit of drafts, the slot with the state before them.
     pub(crate) kept: Option<u32>,
+    /// The request.
+    pub request: Arc<Request>,
+    /// Seed of the random numbers.
+    pub seed: u64,
     /// Number of tokens shared with another cached text, if no snapshot was found after them; a snapshot is then taken
     /// there.
     pub(crate) branch: usize,
-    /// Number of tokens up to which the sequence is computed alone, in separate passes, because a pass with it has
-    /// failed; 0 if none has.
-    pub(crate) suspect: usize,
     /// How often its state was lost before it got past these tokens.
     pub(crate) losses: u32,
-    /// Maximum length of the sequence, in tokens.
-    pub(crate) end: usize,
-    /// Whether `end` is set by the context rather than the request.
-    pub(crate) end_is_context: bool,
     /// Place in the order of arrival; kept through preemption.
     pub(crate) rank: u64,
     pub(crate) arrived: u64,
@@ -77,8 +97,6 @@ pub struct Sequence {
     pub(crate) bypassed: u32,
     /// Whether the first choice of its request computes the prompt for it.
     pub(crate) follows: bool,
-    /// Whether it holds a place in the batch.
-    pub(crate) running: bool,
     pub(crate) matcher: StopMatcher,
     /// Log-probabilities of the tokens that the matcher holds back.
     pub(crate) held_logprobs: VecDeque<TokenLogprobs>,
@@ -89,15 +107,12 @@ pub struct Sequence {
     pub(crate) drafts_accepted: f32,
 }
 
+const _: () = assert!(std::mem::offset_of!(Sequence, request) <= 4 * 64, "a step reads four cache lines");
+
 impl Sequence {
     /// Number of the request's tokens that were not generated.
     pub fn prompt_len(&self) -> usize {
         self.request.prompt.len() - self.request.generated
-    }
-
-    /// Number of tokens generated so far, including those that the request marked as generated.
-    pub fn generated(&self) -> usize {
-        self.text().len() - self.drafted - self.prompt_len()
     }
 
     /// Its tokens, or the request's prompt before it first gets a place.
@@ -133,16 +148,9 @@ impl Sequence {
         self.text().len() - self.computed
     }
 
-    /// Whether log-probabilities of its prompt are still to be computed. The choices of a request share those of the
-    /// first.
+    /// Whether log-probabilities of its prompt are still to be computed.
     pub(crate) fn scores(&self) -> bool {
-        let wanted = self.request.output == Output::Scored && self.id.choice == 0;
-        wanted && self.scored + 1 < self.request.prompt.len()
-    }
-
-    /// Whether tokens are drawn from its logits.
-    pub fn draws(&self) -> bool {
-        self.request.output.draws()
+        self.scored < self.to_score
     }
 
     /// Key for the order of admission: aged sequences first, then by priority, then by arrival.

@@ -238,8 +238,8 @@ impl<'m> Stepper<'m> {
     /// Computes each suspect in a separate pass, and the runs between suspects together.
     fn passes(&mut self, scheduler: &Scheduler, mut runs: &[PlannedRun], outcome: &mut StepOutcome) {
         while !runs.is_empty() {
-            let suspect = runs.iter().position(|run| scheduler.sequence(run).suspect > 0);
-            let (now, later) = runs.split_at(suspect.unwrap_or(runs.len()).max(1));
+            let alone = runs.iter().position(|run| run.alone);
+            let (now, later) = runs.split_at(alone.unwrap_or(runs.len()).max(1));
             self.attempt(scheduler, now, true, outcome);
             runs = later;
         }
@@ -376,7 +376,7 @@ impl<'m> Stepper<'m> {
         drawn: &mut Vec<SampledToken>,
     ) -> Result<(), RequestError> {
         let s = scheduler.sequence(run);
-        if run.rows > 0 && !s.draws() {
+        if run.rows > 0 && !s.draws {
             let row = match s.request.output {
                 Output::Hidden => self.hidden(row)?,
                 _ => self.logits.row(row),

@@ -12,7 +12,10 @@ use crate::metrics::{Counter, Recorder};
 use crate::queue::Queue;
 use crate::shared::{Command, Shared};
 use crate::worker::{Submission, Ticket};
-use crate::{InvalidRequest, Priority, Request, RequestHandle, SubmitError};
+use crate::{GenerationConfig, InvalidRequest, Priority, Request, RequestHandle, SubmitError};
+
+const _: () =
+    assert!(GenerationConfig::MAX_CHOICES <= Mailbox::MAX_CHOICES, "a mailbox has room for all choices");
 
 /// What requests are validated against, and how many may wait.
 #[derive(Clone, Copy)]

@@ -1,37 +1,39 @@
 use bitnet_kernels::{Drawn, SamplingParams, Wanted};
 
-use crate::{Output, SampleError, Sequence};
+use crate::{Output, Request, SampleError, Sequence};
 
 /// Vocabularies of this size and more are too large for a device to draw from.
 const VOCAB_LIMIT: usize = 1 << 24;
 
-/// What is needed of the logits after the first `len` tokens of a sequence. Penalties, biases, constraints and
-/// log-probabilities need all of them. Until the text may end, the tokens that would end it are banned, and one more of
-/// the highest logits is needed for each.
+/// What is needed of the logits of a choice once its text may end. Penalties, biases, constraints and log-probabilities
+/// need all of them.
+pub(crate) fn of(request: &Request, seed: u64, choice: u32) -> Wanted {
+    let Request { config, output, constraint, .. } = request;
+    match output {
+        Output::Hidden => Wanted::Hidden,
+        Output::Tokens if constraint.is_none() && !config.changes_logits() && config.logprobs.is_none() => {
+            Wanted::Token(SamplingParams {
+                temperature: config.temperature,
+                top_k: u32::try_from(config.top_k).unwrap_or(0),
+                top_p: config.top_p,
+                min_p: config.min_p,
+                seed,
+                choice,
+                position: 0,
+            })
+        }
+        _ => Wanted::All,
+    }
+}
+
+/// What is needed of the logits after the first `len` tokens of a sequence. Until the text may end, the tokens that
+/// would end it are banned, and one more of the highest logits is needed for each.
 pub(crate) fn wanted(s: &Sequence, len: usize, vocab: usize, eos: &[u32]) -> Wanted {
-    if s.request.output == Output::Hidden {
-        return Wanted::Hidden;
+    let Wanted::Token(params) = s.wanted else { return s.wanted };
+    if len >= s.may_end && vocab < VOCAB_LIMIT {
+        return Wanted::Token(SamplingParams { position: len as u32, ..params });
     }
     let config = &s.request.config;
-    let plain = s.request.output == Output::Tokens
-        && s.request.constraint.is_none()
-        && !config.changes_logits()
-        && config.logprobs.is_none();
-    if !plain {
-        return Wanted::All;
-    }
-    let may_end = len - s.prompt_len() >= config.min_new_tokens;
-    if may_end && vocab < VOCAB_LIMIT {
-        return Wanted::Token(SamplingParams {
-            temperature: config.temperature,
-            top_k: u32::try_from(config.top_k).unwrap_or(0),
-            top_p: config.top_p,
-            min_p: config.min_p,
-            seed: s.seed,
-            choice: s.id.choice,
-            position: len as u32,
-        });
-    }
     let banned = eos.len() + config.stop_tokens.len();
     match (config.is_greedy(), config.top_k) {
         (true, _) => Wanted::Top(1 + banned),

@@ -2,12 +2,13 @@
 
 use std::collections::VecDeque;
 use std::fmt::{self, Write};
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
 use crate::pace::StepLoad;
-use crate::scheduler::{Plan, PlannedRun, Scheduler};
+use crate::scheduler::{Plan, PlannedRun};
 use crate::sequence::SeqId;
 
 /// Number of plans to keep.
@@ -32,19 +33,21 @@ struct Record {
     load: StepLoad,
     copies: usize,
     state_copies: usize,
-    runs: Vec<(SeqId, PlannedRun)>,
+    /// The sequence and positions of each run.
+    runs: Vec<(SeqId, Range<u32>)>,
     micros: Option<u128>,
 }
 
 impl Watch {
     /// Records the start of a step.
-    pub fn begin(&self, step: u64, scheduler: &Scheduler, plan: &Plan) {
+    pub fn begin(&self, step: u64, plan: &Plan) {
         let mut state = self.0.lock();
         // Reuse the oldest record's memory.
         let old = if state.plans.len() == KEPT { state.plans.pop_front() } else { None };
         let mut runs = old.map(|old| old.runs).unwrap_or_default();
         runs.clear();
-        runs.extend(plan.runs.iter().map(|run| (scheduler.sequence(run).id, *run)));
+        let positions = |run: &PlannedRun| run.start as u32..(run.start + run.len) as u32;
+        runs.extend(plan.runs.iter().map(|run| (run.id, positions(run))));
         let (copies, state_copies) = (plan.copies.len(), plan.states.len());
         let record = Record { step, load: plan.load, copies, state_copies, runs, micros: None };
         state.plans.push_back(record);
@@ -90,9 +93,8 @@ impl fmt::Display for Record {
             Some(micros) => write!(f, "took {micros} us")?,
             None => f.write_str("running")?,
         }
-        for (id, run) in &self.runs {
-            let (end, SeqId { request, choice }) = (run.start + run.len, id);
-            write!(f, ", request {request}.{choice} tokens {}..{end}", run.start)?;
+        for (SeqId { request, choice }, positions) in &self.runs {
+            write!(f, ", request {request}.{choice} tokens {positions:?}")?;
         }
         Ok(())
     }

@@ -183,7 +183,7 @@ impl Worker {
         let _stopping = Stopping(&shared);
         if self.scheduler.paces_itself() {
             let rows = self.max_batch.max(1 + self.scheduler.config().max_draft);
-            self.shared.watch.begin(0, &self.scheduler, &Plan::default());
+            self.shared.watch.begin(0, &Plan::default());
             self.stepper.calibrate(rows, |load, micros| self.scheduler.learn(load, micros));
             self.shared.watch.end();
             self.times = self.stepper.device().map_or(Times::default(), |device| device.counts.times);
@@ -251,7 +251,7 @@ impl Worker {
         }
         self.deliver();
         let planned = Instant::now();
-        self.shared.watch.begin(self.steps, &self.scheduler, &self.plan);
+        self.shared.watch.begin(self.steps, &self.plan);
         self.stepper.run(&self.scheduler, &self.plan, &mut self.outcome);
         self.shared.watch.end();
         let computed = Instant::now();

@@ -85,7 +85,8 @@ impl Batch {
     /// from 0. Needing fewer logits saves most of the output head's work.
     pub fn want(&mut self, wanted: impl Fn(usize) -> Wanted) {
         let Some(run) = self.runs.last() else { return };
-        let first = self.logit_rows.partition_point(|&row| row < run.tokens.start);
+        let before = self.logit_rows.iter().rposition(|&row| row < run.tokens.start);
+        let first = before.map_or(0, |row| row + 1);
         for (row, to) in self.wanted[first..].iter_mut().enumerate() {
             *to = wanted(row);
         }

@@ -92,7 +92,7 @@ impl Scheduler {
             (s.suspect, s.losses) = (0, 0);
         }
         if s.scores() {
-            s.scored = s.scored.max(s.computed.min(s.request.prompt.len() - 1));
+            s.scored = s.scored.max(s.computed.min(s.to_score));
         }
         if s.pending() > 0 {
             self.counts.split_prompts += u64::from(run.start == 0);
@@ -100,7 +100,7 @@ impl Scheduler {
             self.save_state(run.slot);
             return;
         }
-        if !s.draws() || s.tokens.len() >= s.end {
+        if !s.draws || s.tokens.len() >= s.end {
             self.publish(run.slot);
             self.save_state(run.slot);
             self.end(run.slot, Ok(FinishReason::Length));
@@ -148,15 +148,15 @@ impl Scheduler {
         let s = seq_mut(slots, slot);
         let (config, token) = (&s.request.config, drawn.token);
         let mut finish = None;
-        if !config.ignore_eos && eos.contains(&token) {
+        if s.ends_at_eos && eos.contains(&token) {
             finish = Some(FinishReason::Eos);
-        } else if config.stop_tokens.contains(&token) {
+        } else if s.stops && config.stop_tokens.contains(&token) {
             finish = Some(FinishReason::StopToken(token));
         }
         if finish.is_some() {
             s.end_token = Some((token, drawn.logprobs.take()));
         } else {
-            let watched = !config.stop_strings.is_empty() && s.generated() >= config.min_new_tokens;
+            let watched = s.stops && !config.stop_strings.is_empty() && s.tokens.len() >= s.may_end;
             match text {
                 Some(text) if watched => {
                     s.held_logprobs.extend(drawn.logprobs.take());

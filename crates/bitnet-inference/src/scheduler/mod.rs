@@ -33,7 +33,7 @@ use crate::blocks::BlockPool;
 use crate::pace::{BatchSizing, Pacer, StepLoad};
 use crate::sequence::{SeqId, Sequence};
 use crate::states::StatePool;
-use crate::{FinishReason, Request, RequestError, StopMatcher, TokenLogprobs, TokenText};
+use crate::{FinishReason, Output, Request, RequestError, StopMatcher, TokenLogprobs, TokenText, wanted};
 
 /// The limits of a scheduler, and what it knows about the model.
 #[derive(Clone)]
@@ -172,6 +172,7 @@ impl Scheduler {
         let deadline =
             request.timeout.map(|t| now.saturating_add(t.as_micros().try_into().unwrap_or(u64::MAX)));
         self.due = self.due.min(deadline.unwrap_or(u64::MAX));
+        let scored = request.output == Output::Scored;
         for choice in 0..request.config.n as u32 {
             let given = request.prompt.len() - request.generated;
             let wanted = given.saturating_add(request.config.max_new_tokens);
@@ -187,11 +188,17 @@ impl Scheduler {
                 branch: 0,
                 suspect: 0,
                 losses: 0,
+                wanted: wanted::of(&request, seed, choice),
+                may_end: given.saturating_add(request.config.min_new_tokens),
+                draws: request.output.draws(),
+                ends_at_eos: !request.config.ignore_eos,
+                stops: !(request.config.stop_tokens.is_empty() && request.config.stop_strings.is_empty()),
                 request: Arc::clone(&request),
                 seed,
                 drafted: 0,
                 computed: 0,
                 scored: 0,
+                to_score: if scored && choice == 0 { request.prompt.len() - 1 } else { 0 },
                 end,
                 end_is_context: end < wanted,
                 rank: self.next_rank,
@@ -210,7 +217,7 @@ impl Scheduler {
                 drafts_accepted: 0.0,
             };
             self.next_rank += 1;
-            let full = request.output == crate::Output::Tokens && request.prompt.len() >= end;
+            let full = request.output == Output::Tokens && request.prompt.len() >= end;
             let slot = self.insert(sequence);
             if full {
                 self.end(slot, Ok(FinishReason::Length));

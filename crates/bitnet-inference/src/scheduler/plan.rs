@@ -22,6 +22,10 @@ pub(super) const MAX_BYPASS: u32 = 8;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PlannedRun {
     pub(crate) slot: u32,
+    /// Whether it is computed in a separate pass.
+    pub(crate) alone: bool,
+    /// The sequence.
+    pub id: SeqId,
     /// Position of the first token.
     pub start: usize,
     /// Number of tokens, drafts included.
@@ -99,10 +103,12 @@ impl Scheduler {
 
     /// Plans chunks of the prompts of running sequences, oldest first.
     fn plan_prefills(&mut self, budget: &mut Budget, plan: &mut Plan) {
-        let in_prompt = |slot: &&u32| seq(&self.slots, **slot).pending() > 1;
-        let position = self.running.iter().find(in_prompt).map_or(0, |&slot| seq(&self.slots, slot).computed);
+        let in_prompt = |slot: &u32| seq(&self.slots, *slot).pending() > 1;
+        let decoding = plan.load.decodes == self.running.len();
+        let first = if decoding { None } else { self.running.iter().position(in_prompt) };
+        let position = first.map_or(0, |at| seq(&self.slots, self.running[at]).computed);
         budget.prefill = self.pace.prefill_budget(plan.load.decodes, plan.load.context, position);
-        let mut at = 0;
+        let mut at = first.unwrap_or(self.running.len());
         while let Some(&slot) = self.running.get(at) {
             at += 1;
             if seq(&self.slots, slot).pending() > 1 {
@@ -125,7 +131,7 @@ impl Scheduler {
         if len == 0 || (ends && budget.rows == 0) || !self.make_room(slot, len, budget, plan) {
             return;
         }
-        let start = seq(&self.slots, slot).computed;
+        let &Sequence { id, computed: start, suspect, .. } = seq(&self.slots, slot);
         let rows = if scores { len } else { usize::from(ends) };
         budget.tokens -= len;
         budget.rows -= rows;
@@ -137,7 +143,7 @@ impl Scheduler {
             plan.load.prefill += len;
             plan.load.attended += len * start + len * (len - 1) / 2;
         }
-        plan.runs.push(PlannedRun { slot, start, len, drafts: 0, rows });
+        plan.runs.push(PlannedRun { slot, alone: suspect > 0, id, start, len, drafts: 0, rows });
     }
 
     /// Whether slots remain for snapshots when all places are taken.
@@ -188,7 +194,7 @@ impl Scheduler {
     ) -> usize {
         let s = seq(&self.slots, slot);
         let room = room.min(s.end.saturating_sub(s.tokens.len() + 1)).min(self.draftable(s));
-        let depth = if s.draws() { draft::depth(s, room, plan.load, sequences, &self.pace.model) } else { 0 };
+        let depth = if s.draws { draft::depth(s, room, plan.load, sequences, &self.pace.model) } else { 0 };
         let Some(from) = draft::find(&s.tokens, depth) else { return 0 };
         let drafts = depth.min(s.tokens.len() - from);
         // Rejected drafts leave their blocks in the table, so it may be longer than necessary.
