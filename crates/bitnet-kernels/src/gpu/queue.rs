@@ -145,6 +145,7 @@ impl<D: Driver> Gpu<D> {
         if let Some(lost) = &self.lost {
             return Err(lost.clone());
         }
+        self.launch_norm()?;
         if self.queue.is_empty() {
             return Ok(());
         }

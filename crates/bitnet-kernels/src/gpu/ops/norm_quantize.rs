@@ -12,7 +12,31 @@ enum Mode {
     Silu = 3,
 }
 
+/// Maximum width of a row whose norm a product can include.
+const INCLUDED_WIDTH: usize = 7168;
+
+/// A norm of one row, quantised for a product. If this product comes next, its kernel includes the norm; otherwise the norm
+/// is launched before whatever comes next. Memory and results are the same.
+pub(in crate::gpu) struct WaitingNorm {
+    /// Address of the row.
+    pub(super) row: u64,
+    /// Address of the int8 values.
+    pub(super) out: u64,
+    /// The first arguments of a product that includes it.
+    pub(super) args: [Arg; 6],
+    shared: usize,
+    alone: [Arg; 19],
+}
+
 impl<D: Driver> Gpu<D> {
+    /// Launches the norm that waits, if there is one.
+    pub(in crate::gpu) fn launch_norm(&mut self) -> Result<(), GpuError> {
+        match self.norm.take() {
+            Some(WaitingNorm { shared, alone, .. }) => self.launch(&NORM_QUANTIZE, [1, 1, 1], shared, &alone),
+            None => Ok(()),
+        }
+    }
+
     /// Each row through `norms` in turn, then `rotation`, then quantised to int8 with the grouping of `out`.
     pub fn norm_quantize(
         &mut self,
@@ -86,31 +110,41 @@ impl<D: Driver> Gpu<D> {
         // Gains, and later columns that change places, need rows of their own.
         let gains = usize::from(first.is_some()) + usize::from(second.is_some());
         let columns = width.next_multiple_of(1024) * (1 + gains.max(usize::from(grouped.is_some())));
-        self.launch(
-            &NORM_QUANTIZE,
-            [n, 1, 1],
-            NORM_QUANTIZE.dynamic as usize * columns,
-            &[
-                Arg::u64(x.address()),
-                gain(first),
-                gain(second),
-                Arg::u64(out.values.address()),
-                Arg::u64(out.scales.address()),
-                Arg::u64(rotation.map_or(0, |rotation| rotation.signs.address())),
-                Arg::u32(out.atoms as u32),
-                Arg::u32(width as u32),
-                Arg::u32(x.stride as u32),
-                Arg::u32(mode as u32),
-                Arg::u32(u32::from(out.grouping == Grouping::Groups)),
-                Arg::u32(rotation.map_or(1, |rotation| rotation.block) as u32),
-                Arg::u32(key_heads as u32),
-                Arg::u32(per_key as u32),
-                Arg::u32(head_dim as u32),
-                Arg::f32(rotation.map_or(1.0, |rotation| rotation.scale)),
-                eps(first),
-                eps(second),
-                Arg::f64(1.0 / width as f64),
-            ],
-        )
+        let shared = NORM_QUANTIZE.dynamic as usize * columns;
+        let (row, reciprocal) = (Arg::u64(x.address()), Arg::f64(1.0 / width as f64));
+        let alone = [
+            row,
+            gain(first),
+            gain(second),
+            Arg::u64(out.values.address()),
+            Arg::u64(out.scales.address()),
+            Arg::u64(rotation.map_or(0, |rotation| rotation.signs.address())),
+            Arg::u32(out.atoms as u32),
+            Arg::u32(width as u32),
+            Arg::u32(x.stride as u32),
+            Arg::u32(mode as u32),
+            Arg::u32(u32::from(out.grouping == Grouping::Groups)),
+            Arg::u32(rotation.map_or(1, |rotation| rotation.block) as u32),
+            Arg::u32(key_heads as u32),
+            Arg::u32(per_key as u32),
+            Arg::u32(head_dim as u32),
+            Arg::f32(rotation.map_or(1.0, |rotation| rotation.scale)),
+            eps(first),
+            eps(second),
+            reciprocal,
+        ];
+        let wide = match mode {
+            Mode::Residual => 1,
+            Mode::Between => 0,
+            Mode::SquaredRelu | Mode::Silu => return self.launch(&NORM_QUANTIZE, [n, 1, 1], shared, &alone),
+        };
+        let one = n == 1 && gains == 1 && rotation.is_none() && out.grouping == Grouping::Row;
+        if !one || width > INCLUDED_WIDTH {
+            return self.launch(&NORM_QUANTIZE, [n, 1, 1], shared, &alone);
+        }
+        self.launch_norm()?;
+        let args = [row, gain(first), Arg::u32(width as u32), Arg::u32(wide), eps(first), reciprocal];
+        self.norm = Some(WaitingNorm { row: x.address(), out: out.values.address(), args, shared, alone });
+        Ok(())
     }
 }
