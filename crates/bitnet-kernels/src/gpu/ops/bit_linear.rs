@@ -3,6 +3,7 @@ use crate::{
     gpu::{
         Arg, Driver, Gain, Gpu, GpuError, Kv, Linear, Quants, Rope, Rows,
         quants::K_TILE,
+        queue::WaitingNorm,
         table::{
             BITLINEAR_T1, BITLINEAR_T8, BITLINEAR_T16, BITLINEAR_T32, BITLINEAR_T64, BITLINEAR_T128,
             GROUPED_T1, GROUPED_T8, GROUPED_T16, GROUPED_T32, GROUPED_T64, GROUPED_T128, Kernel,
@@ -14,7 +15,6 @@ use crate::{
 };
 
 use super::{
-    norm_quantize::WaitingNorm,
     plan::{Plan, TimedTile, split_blocks},
     tile::{Shape, Tile},
 };

@@ -19,5 +19,4 @@ mod tile;
 pub(super) use attention::parts_bytes;
 pub(super) use bit_linear::split_bytes;
 pub(super) use logits::DRAWN;
-pub(super) use norm_quantize::WaitingNorm;
 pub(super) use plan::Plans;

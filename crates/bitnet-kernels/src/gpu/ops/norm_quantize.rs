@@ -1,6 +1,8 @@
 use crate::{
     Gate, Grouping, Norm, Norms, RowsKind,
-    gpu::{Arg, Driver, Gain, Gpu, GpuError, Quants, Rotation, Rows, table::NORM_QUANTIZE},
+    gpu::{
+        Arg, Driver, Gain, Gpu, GpuError, Quants, Rotation, Rows, queue::WaitingNorm, table::NORM_QUANTIZE,
+    },
 };
 
 /// The input of the kernel, as it numbers them.
@@ -15,28 +17,7 @@ enum Mode {
 /// Maximum width of a row whose norm a product can include.
 const INCLUDED_WIDTH: usize = 7168;
 
-/// A norm of one row, quantised for a product. If this product comes next, its kernel includes the norm; otherwise the norm
-/// is launched before whatever comes next. Memory and results are the same.
-pub(in crate::gpu) struct WaitingNorm {
-    /// Address of the row.
-    pub(super) row: u64,
-    /// Address of the int8 values.
-    pub(super) out: u64,
-    /// The first arguments of a product that includes it.
-    pub(super) args: [Arg; 6],
-    shared: usize,
-    alone: [Arg; 19],
-}
-
 impl<D: Driver> Gpu<D> {
-    /// Launches the norm that waits, if there is one.
-    pub(in crate::gpu) fn launch_norm(&mut self) -> Result<(), GpuError> {
-        match self.norm.take() {
-            Some(WaitingNorm { shared, alone, .. }) => self.launch(&NORM_QUANTIZE, [1, 1, 1], shared, &alone),
-            None => Ok(()),
-        }
-    }
-
     /// Each row through `norms` in turn, then `rotation`, then quantised to int8 with the grouping of `out`.
     pub fn norm_quantize(
         &mut self,
@@ -133,15 +114,12 @@ impl<D: Driver> Gpu<D> {
             eps(second),
             reciprocal,
         ];
-        let wide = match mode {
-            Mode::Residual => 1,
-            Mode::Between => 0,
-            Mode::SquaredRelu | Mode::Silu => return self.launch(&NORM_QUANTIZE, [n, 1, 1], shared, &alone),
-        };
         let one = n == 1 && gains == 1 && rotation.is_none() && out.grouping == Grouping::Row;
-        if !one || width > INCLUDED_WIDTH {
-            return self.launch(&NORM_QUANTIZE, [n, 1, 1], shared, &alone);
-        }
+        let wide = match mode {
+            Mode::Residual if one && width <= INCLUDED_WIDTH => 1,
+            Mode::Between if one && width <= INCLUDED_WIDTH => 0,
+            _ => return self.launch(&NORM_QUANTIZE, [n, 1, 1], shared, &alone),
+        };
         self.launch_norm()?;
         let args = [row, gain(first), Arg::u32(width as u32), Arg::u32(wide), eps(first), reciprocal];
         self.norm = Some(WaitingNorm { row: x.address(), out: out.values.address(), args, shared, alone });
