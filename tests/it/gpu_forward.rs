@@ -243,8 +243,19 @@ fn a_forward_on_a_gpu_is_its_kernels_alone_and_the_host_reads_its_tokens_alone()
         let head = kernels(&["sm80_head_t8_bf16"], &projection);
         let (norm, draw) = (["sm80_norm_rows_bf16"], ["sm80_argmax_f32"]);
         let forward = [&embed[..], &layer.repeat(source.spec().layers), &norm, &head, &draw].concat();
-        runs_these_kernels(&source, &forward);
+        runs_these_kernels(Simulator::default(), &source, 3, &forward);
     }
+}
+
+/// Products of one token include the norm before them.
+#[test]
+fn a_forward_of_one_token_on_a_gpu_needs_no_launches_for_norms() {
+    let (few, many) = ("sm80_normed_t1_w2a8", "sm80_normed_rows_t1_w2a8");
+    let layer = [many, "sm80_attention_r16_d128_bf16", few, many, few];
+    let end = ["sm80_norm_rows_bf16", "sm80_head_t8_bf16", "sm80_argmax_f32"];
+    let source = tiny();
+    let forward = [&["sm80_embed_bf16"][..], &layer.repeat(source.spec().layers), &end].concat();
+    runs_these_kernels(Simulator::default(), &source, 1, &forward);
 }
 
 /// The same for recurrent layers, gated attention and a rotated basis.
@@ -262,16 +273,16 @@ fn a_recurrent_forward_on_a_gpu_is_its_kernels_alone() {
         let (embed, head) = (["sm80_embed_w2"], ["sm80_norm_rows_bf16"]);
         let forward =
             [&embed[..], turned, &delta.repeat(3), &attention, &head, &projection, &["sm80_argmax_f32"]];
-        runs_these_kernels(&source, &forward.concat());
+        runs_these_kernels(Simulator::default(), &source, 3, &forward.concat());
     }
 }
 
-/// Draws a token for each of three sequences; the step is launched, recorded and replayed.
-fn runs_these_kernels(source: &Synthetic, forward: &[&str]) {
-    let (tap, driver) = Tap::of(Simulator::default());
+/// Draws a token for each sequence; the step is launched, recorded and replayed.
+fn runs_these_kernels(simulator: Simulator, source: &Synthetic, sequences: usize, forward: &[&str]) {
+    let (tap, driver) = Tap::of(simulator);
     let mut model = load(source, Gpu::new(tap).unwrap());
     let mut batch = Batch::new();
-    for sequence in 0..3 {
+    for sequence in 0..sequences {
         batch.push(&tokens(source, 1, sequence), 0, &[sequence as u32], 0..1);
         batch.set_state(sequence as u32);
         batch.want(|_| Wanted::Token(SamplingParams::GREEDY));
@@ -281,14 +292,15 @@ fn runs_these_kernels(source: &Synthetic, forward: &[&str]) {
         let (ran, read) = (driver.kernels().len(), driver.bytes_read());
         model.forward(&batch, &mut logits).unwrap();
         assert_eq!(driver.kernels()[ran..], *forward, "step {step}");
-        assert_eq!(driver.bytes_read() - read, 3 * 8, "step {step}");
+        assert_eq!(driver.bytes_read() - read, 8 * sequences, "step {step}");
     }
-    assert!((0..3).all(|row| matches!(logits.drawn(row), Some(Drawn::Token(_)))));
+    assert!((0..sequences).all(|row| matches!(logits.drawn(row), Some(Drawn::Token(_)))));
     assert!(model.backend_ref().counts().replays >= 2);
 }
 
+/// One sequence needs no launches for the four norms of a layer, in each of its steps.
 #[test]
-fn a_step_launches_as_many_kernels_for_many_sequences_as_for_one() {
+fn a_step_launches_as_many_kernels_for_many_sequences_as_for_two() {
     let source = tiny();
     let sequence = tokens(&source, 3, 1);
     let launches = |others: &[&[u32]]| {
@@ -296,7 +308,9 @@ fn a_step_launches_as_many_kernels_for_many_sequences_as_for_one() {
         steps(&mut model, &sequence, others, &[1]);
         model.backend_ref().counts().launches
     };
-    assert_eq!(launches(&[]), launches(&[&sequence[..]; 6]));
+    let many = launches(&[&sequence[..]; 6]);
+    assert_eq!(launches(&[&sequence[..]]), many);
+    assert_eq!(launches(&[]) + (4 * source.spec().layers * sequence.len()) as u64, many);
 }
 
 #[test]

@@ -18,11 +18,20 @@ struct Kernel {
 /// BitLinear with a scale per row or, if `grouped`, per group of columns.
 fn linear() -> Vec<Kernel> {
     let mut kernels = Vec::new();
-    for (name, grouped, registers) in [("bitlinear", false, 80), ("grouped", true, 80)] {
+    // `share` of a block's warps share 16 rows; with `normed`, all its warps norm the token first.
+    for (name, [grouped, normed], [warps, share, blocks_per_sm], registers) in [
+        ("bitlinear", [false, false], [4, 4, 6], 80),
+        ("normed", [false, true], [8, 4, 2], 128),
+        ("normed_rows", [false, true], [8, 1, 2], 128),
+        ("grouped", [true, false], [4, 4, 6], 80),
+    ] {
         kernels.push(Kernel {
             name: format!("sm80_{name}_t1_w2a8"),
             template: "bitlinear_t1.ptx",
-            numbers: context! { grouped, warps => 4, ahead => 3, blocks_per_sm => 6, registers },
+            numbers: context! {
+                grouped, normed, warps, share, shares => u32::ilog2(share), ahead => 3, blocks_per_sm,
+                columns => 28, registers,
+            },
         });
     }
     let purposes =

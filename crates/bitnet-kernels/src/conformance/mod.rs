@@ -26,6 +26,9 @@ pub enum Case {
     BitLinear { n: usize, k: usize, rows: &'static [usize], column: usize, accumulate: bool },
     /// [`Backend::norm_quantize`] with 0, 1 or 2 norms.
     NormQuantize { n: usize, width: usize, norms: usize },
+    /// [`Backend::norm_quantize`] of one row with one norm, then two products of it, of which the second is added: a GPU may
+    /// compute the norm in the first.
+    NormedProduct { k: usize, rows: usize },
     /// [`Backend::gate_quantize`] with 0 or 1 norm.
     GateQuantize { n: usize, ffn: usize, gate: Gate, norms: usize },
     /// [`Backend::bit_linear_gate_quantize`].
@@ -127,6 +130,11 @@ pub fn cases() -> Vec<Case> {
             let column = if n % 3 == 0 { 5 } else { 0 };
             cases.push(Case::BitLinear { n, k, rows, column, accumulate: n % 2 == 0 });
         }
+    }
+    for (k, rows) in
+        [(1, 1), (17, 4), (300, 130), (1025, 40), (1100, 300), (2560, 65), (6912, 20), (8640, 16)]
+    {
+        cases.push(Case::NormedProduct { k, rows });
     }
     for width in [1, 15, 16, 17, 192, 256, 2560, 6912, 8640] {
         for norms in 0..3 {
@@ -477,6 +485,10 @@ fn outputs<B: Inspect>(b: &mut B, case: Case) -> Result<Results, KernelError> {
         Case::NormQuantize { n, width, norms } => {
             quantize(b, v, [n, width, norms], Grouping::Row, &[RowsKind::Residual, RowsKind::Between])
         }
+        Case::NormedProduct { k, rows } => {
+            let w = b.linear(&v.ternary(&[rows], k), RowOrder::Plain)?;
+            normed_product(b, v, &w, [k, rows])
+        }
         Case::GateQuantize { n, ffn, gate, norms: count } => {
             let norms = norms(b, v, count, ffn)?;
             let mut x = b.rows(n, 2 * ffn, RowsKind::Between)?;
@@ -524,6 +536,32 @@ fn quantize<B: Inspect>(
         let mut q = b.quants(n, width, grouping)?;
         b.norm_quantize(n, &x, in_order(&norms), None, &mut q)?;
         results.append(&mut quantised(b, &q, n)?);
+    }
+    Ok(results)
+}
+
+/// Multiplies ordinary and extreme rows of each kind by a matrix, one at a time and twice, after a norm.
+fn normed_product<B: Inspect>(
+    b: &mut B,
+    v: &mut Values,
+    w: &B::Linear,
+    [k, rows]: [usize; 2],
+) -> Result<Results, KernelError> {
+    let norm = norms(b, v, 1, k)?.remove(0);
+    let values = v.rows(8, k);
+    let mut results = Vec::new();
+    for kind in [RowsKind::Residual, RowsKind::Between] {
+        let mut x = b.rows(1, k, kind)?;
+        let mut q = b.quants(1, k, Grouping::Row)?;
+        let mut out = b.rows(1, rows, RowsKind::Residual)?;
+        for row in values.chunks_exact(k) {
+            b.write(&mut x, row)?;
+            b.norm_quantize(1, &x, [Some(&norm), None], None, &mut q)?;
+            b.bit_linear(1, &q, w, &mut out, 0, None)?;
+            b.bit_linear(1, &q, w, &mut out, 0, Some(0.7))?;
+            results.push(floats("output", b.read(&out, 1)?));
+            results.append(&mut quantised(b, &q, 1)?);
+        }
     }
     Ok(results)
 }

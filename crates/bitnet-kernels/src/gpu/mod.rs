@@ -39,7 +39,7 @@ pub use memory::DeviceBuffer;
 use memory::Returned;
 use ops::Plans;
 pub use quants::Quants;
-use queue::Queue;
+use queue::{Queue, WaitingNorm};
 pub use rotation::Rotation;
 pub use rows::Rows;
 use table::{KERNELS, Kernel};
@@ -105,6 +105,8 @@ pub struct Gpu<D: Driver> {
     driver: D,
     kernels: Kernels<D::Function>,
     queue: Queue<D::Graph>,
+    /// The norm of one row that the next launch may include.
+    norm: Option<WaitingNorm>,
     returned: Returned,
     uploads: Uploads,
     /// The runs that the last uploads describe.
@@ -162,6 +164,7 @@ impl<D: Driver> Gpu<D> {
             driver,
             kernels,
             queue: Queue::default(),
+            norm: None,
             returned,
             uploads: Uploads::default(),
             step: Described::default(),
@@ -195,8 +198,8 @@ impl<D: Driver> Gpu<D> {
         self.counts
     }
 
-    /// Queues a kernel with `shared` bytes of dynamic shared memory. A launch without blocks, which drivers refuse,
-    /// does nothing.
+    /// Queues a kernel with `shared` bytes of dynamic shared memory, after a norm that waits. A launch without blocks,
+    /// which drivers refuse, does nothing.
     ///
     /// # Panics
     /// If number or types of the arguments differ from the declaration in the kernel's text.
@@ -207,6 +210,7 @@ impl<D: Driver> Gpu<D> {
         shared: usize,
         args: &[Arg],
     ) -> Result<(), GpuError> {
+        self.launch_norm()?;
         if blocks.contains(&0) {
             return Ok(());
         }

@@ -3,7 +3,10 @@
 
 use std::{collections::VecDeque, time::Instant};
 
-use super::{Arg, Driver, Entry, Gpu, GpuError, Grid, Launch, table::Kernel};
+use super::{
+    Arg, Driver, Entry, Gpu, GpuError, Grid, Launch,
+    table::{Kernel, NORM_QUANTIZE},
+};
 
 /// Minimum number of launches to record.
 const WORTH: usize = 8;
@@ -139,12 +142,34 @@ impl<G> Queue<G> {
     }
 }
 
+/// A norm of one row, quantised for a product. If this product comes next, its kernel includes the norm; otherwise the norm
+/// is launched before whatever comes next. Memory and results are the same.
+pub(super) struct WaitingNorm {
+    /// Address of the row.
+    pub(super) row: u64,
+    /// Address of the int8 values.
+    pub(super) out: u64,
+    /// The first arguments of a product that includes it.
+    pub(super) args: [Arg; 6],
+    pub(super) shared: usize,
+    pub(super) alone: [Arg; 19],
+}
+
 impl<D: Driver> Gpu<D> {
+    /// Launches the norm that waits, if there is one.
+    pub(super) fn launch_norm(&mut self) -> Result<(), GpuError> {
+        match self.norm.take() {
+            Some(WaitingNorm { shared, alone, .. }) => self.launch(&NORM_QUANTIZE, [1, 1, 1], shared, &alone),
+            None => Ok(()),
+        }
+    }
+
     /// Hands all waiting work to the driver, and returns without waiting for it.
     pub(super) fn hand_over(&mut self) -> Result<(), GpuError> {
         if let Some(lost) = &self.lost {
             return Err(lost.clone());
         }
+        self.launch_norm()?;
         if self.queue.is_empty() {
             return Ok(());
         }

@@ -131,6 +131,8 @@ kernels! {
     EMBED = "sm80_embed_bf16": ["LDG.E.128", "STG.E.128"];
     EMBED_TERNARY = "sm80_embed_w2": ["LDG.E", "STG.E.128"];
     BITLINEAR_T1 = generated "sm80_bitlinear_t1_w2a8": ["LDG.E.NA.128", "IMMA.16832.U8.S8"];
+    NORMED_T1 = generated "sm80_normed_t1_w2a8": ["LDG.E.NA.128", "IMMA.16832.U8.S8", "DFMA", "REDUX.MAX", "REDUX.SUM"];
+    NORMED_ROWS_T1 = generated "sm80_normed_rows_t1_w2a8": ["LDG.E.NA.128", "IMMA.16832.U8.S8", "DFMA", "REDUX.MAX", "REDUX.SUM"];
     BITLINEAR_T8 = generated "sm80_bitlinear_t8_w2a8": ["IMMA.16832.U8.S8", "LDSM.16.M88.4", "LDS.128", "LDGSTS.E.BYPASS"];
     BITLINEAR_T16 = generated "sm80_bitlinear_t16_w2a8": ["IMMA.16832.U8.S8", "LDSM.16.M88.4", "LDS.128", "LDGSTS.E.BYPASS"];
     BITLINEAR_T32 = generated "sm80_bitlinear_t32_w2a8": ["IMMA.16832.U8.S8", "LDSM.16.M88.4", "LDS.128", "LDGSTS.E.BYPASS"];

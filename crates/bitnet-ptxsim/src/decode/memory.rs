@@ -45,10 +45,13 @@ pub(super) fn load(args: &mut Args<'_>) -> Result<Op> {
 
 pub(super) fn store(args: &mut Args<'_>) -> Result<Op> {
     let shared = is_shared(args)?;
-    let (len, ty) = vector_type(args)?;
+    // A byte is the low one of a 16-bit register.
+    let byte = args.take("b8");
+    let (len, register) = if byte { (1, Type::B16) } else { vector_type(args)? };
     args.count(2)?;
     let parts = args.vector(1, len)?;
-    let s: Result<Box<[_]>> = parts.iter().map(|part| args.source_of(1, part, ty)).collect();
+    let s: Result<Box<[_]>> = parts.iter().map(|part| args.source_of(1, part, register)).collect();
+    let ty = if byte { Type::B8 } else { register };
     Ok(Op::Store { shared, at: args.addr(0, shared)?, s: s?, ty })
 }
 

@@ -70,6 +70,13 @@ fn dynamic_shared_memory_lies_behind_the_static_and_is_as_large_as_launched() {
 }
 
 #[test]
+fn a_byte_is_stored_from_the_low_half_of_its_register() {
+    let body = "mov.u32 r0, 0x11223344; st.shared.u32 [s], r0; mov.u32 r0, 0x5566; cvt.u16.u32 h0, r0;
+      st.shared.b8 [s+1], h0; ld.shared.u32 r1, [s]; st.global.u32 [go], r1;";
+    assert_eq!(run(body, &Launch::new(1, 1), &[0], 1), [0x1122_6644]);
+}
+
+#[test]
 fn shared_addresses_are_32_bits_wide() {
     // A base below the array, as in a loop that counts up to zero.
     let body = "st.shared.u32 [s], 7; mov.u32 r0, s; sub.u32 r0, r0, 16; ld.shared.u32 r1, [r0+16]; st.global.u32 [go], r1;";

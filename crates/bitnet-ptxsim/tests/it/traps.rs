@@ -136,6 +136,8 @@ fn races_in_global_memory_trap() {
     let halves =
         "mul.wide.u32 d1, tid, @@; add.u64 d1, go, d1; cvt.u16.u32 h0, tid; st.global.b16 [d1], h0; //!";
     traps(&block(64), halves, "0", "2", race);
+    // So do its bytes, which come from 16-bit registers.
+    traps(&block(64), &halves.replace("global.b16", "global.b8"), "0", "1", race);
     // Memory read through the read-only path must not be written by any thread, in any order.
     let promise = "ld.global@@.u32 r0, [gi]; ld.global.u32 r0, [gi]; st.global.u32 [gi], r0; //!";
     traps(&block(1), promise, ".nc", "", race);

@@ -3,9 +3,11 @@ use crate::{
     gpu::{
         Arg, Driver, Gain, Gpu, GpuError, Kv, Linear, Quants, Rope, Rows,
         quants::K_TILE,
+        queue::WaitingNorm,
         table::{
             BITLINEAR_T1, BITLINEAR_T8, BITLINEAR_T16, BITLINEAR_T32, BITLINEAR_T64, BITLINEAR_T128,
             GROUPED_T1, GROUPED_T8, GROUPED_T16, GROUPED_T32, GROUPED_T64, GROUPED_T128, Kernel,
+            NORMED_ROWS_T1, NORMED_T1,
         },
         ternary::Scales,
         tilings::Tiling,
@@ -21,6 +23,11 @@ use super::{
 /// The kernels for one token.
 static ONE_TOKEN: Tile = Tile { kernel: &BITLINEAR_T1, rows: 16, tokens: 1 };
 static ONE_GROUPED_TOKEN: Tile = Tile { kernel: &GROUPED_T1, rows: 16, tokens: 1 };
+/// The kernels for one token that include its norm, for few rows and for many.
+static ONE_NORMED_TOKEN: [Tile; 2] = [
+    Tile { kernel: &NORMED_T1, rows: 32, tokens: 1 },
+    Tile { kernel: &NORMED_ROWS_T1, rows: 128, tokens: 1 },
+];
 
 /// The kernels for more, by number of tokens.
 static TILES: [TimedTile; 5] = [
@@ -83,15 +90,15 @@ pub(in crate::gpu) fn split_bytes(processors: u32) -> [usize; 2] {
 /// Bytes of a group's sums of 16 rows with their scales, and of four more for the banks.
 const GROUP_BYTES: usize = 160;
 
-/// Dynamic shared memory of a block. The kernels for one token hold the whole row, in pairs of tiles, and with scales for
-/// groups of columns also the sums of all groups.
+/// Dynamic shared memory of a block. The kernels for one token hold the whole row, some in turns of eight tiles, and with
+/// scales for groups of columns also the sums of all groups.
 fn shared_bytes(tile: &Tile, k_tiles: usize, group: usize) -> usize {
     let dynamic = tile.kernel.dynamic as usize;
     if tile.tokens > 1 {
         return dynamic;
     }
     let groups = K_TILE.checked_div(group).map_or(0, |each| k_tiles * each);
-    dynamic * k_tiles.next_multiple_of(2) + GROUP_BYTES * groups.next_multiple_of(8)
+    dynamic * k_tiles.next_multiple_of(8) + GROUP_BYTES * groups.next_multiple_of(8)
 }
 
 /// What to do with the sums: `p_mode` of the kernels.
@@ -273,15 +280,33 @@ impl<D: Driver> Gpu<D> {
         };
         assert_eq!(x.grouping, grouping, "activations and matrix must have the same grouping");
         let shape = Shape { rows: w.rows, k_tiles: w.k_tiles(), tokens: n, grouping };
-        let Plan { tile, splits } = self.plan(shape);
-        let blocks = tile.blocks(shape);
+        let Plan { mut tile, splits } = self.plan(shape);
         let split_tiles = shape.k_tiles.div_ceil(splits);
         let splits = shape.k_tiles.div_ceil(split_tiles);
         let to = sink.target();
+        // Each block repeats the norm, so that no block may write what others still read.
+        let included =
+            |norm: &mut WaitingNorm| norm.out == x.values.address() && norm.row != to.out.address();
+        let norm = self.norm.take_if(|norm| n == 1 && included(norm));
+        if norm.is_some() {
+            // Blocks of few rows as long as all can run at once.
+            let at_once = if self.plans.by_size { 8 } else { 2 * self.driver.info().processors as usize };
+            let [few, many] = &ONE_NORMED_TOKEN;
+            tile = if few.blocks(shape)[0] <= at_once { few } else { many };
+        }
+        let blocks = tile.blocks(shape);
         let heads = (w.rows / to.head_dim).saturating_sub(2 * to.kv_heads);
         let [cos, sin, positions, slots, keys, values] = to.addresses.map(Arg::u64);
         let size = |size: usize| Arg::u32(size as u32);
+        let [row, gain, width, wide, eps, reciprocal] =
+            norm.as_ref().map_or([Arg::u64(0); 6], |norm| norm.args);
         let args = [
+            row,
+            gain,
+            width,
+            wide,
+            eps,
+            reciprocal,
             Arg::u64(w.codes.address()),
             Arg::u64(scales),
             Arg::u64(x.values.address()),
@@ -311,7 +336,8 @@ impl<D: Driver> Gpu<D> {
             Arg::f32(to.factor),
         ];
         let shared = shared_bytes(tile, w.k_tiles(), group);
-        self.launch(tile.kernel, [blocks[0], blocks[1], splits], shared, &args)
+        let args = if norm.is_some() { &args[..] } else { &args[6..] };
+        self.launch(tile.kernel, [blocks[0], blocks[1], splits], shared, args)
     }
 
     /// Ways to launch a product with `w` for `n` tokens that are worth measuring; none if there is only one.

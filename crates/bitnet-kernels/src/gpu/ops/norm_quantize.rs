@@ -1,6 +1,8 @@
 use crate::{
     Gate, Grouping, Norm, Norms, RowsKind,
-    gpu::{Arg, Driver, Gain, Gpu, GpuError, Quants, Rotation, Rows, table::NORM_QUANTIZE},
+    gpu::{
+        Arg, Driver, Gain, Gpu, GpuError, Quants, Rotation, Rows, queue::WaitingNorm, table::NORM_QUANTIZE,
+    },
 };
 
 /// The input of the kernel, as it numbers them.
@@ -11,6 +13,9 @@ enum Mode {
     SquaredRelu = 2,
     Silu = 3,
 }
+
+/// Maximum width of a row whose norm a product can include.
+const INCLUDED_WIDTH: usize = 7168;
 
 impl<D: Driver> Gpu<D> {
     /// Each row through `norms` in turn, then `rotation`, then quantised to int8 with the grouping of `out`.
@@ -86,31 +91,38 @@ impl<D: Driver> Gpu<D> {
         // Gains, and later columns that change places, need rows of their own.
         let gains = usize::from(first.is_some()) + usize::from(second.is_some());
         let columns = width.next_multiple_of(1024) * (1 + gains.max(usize::from(grouped.is_some())));
-        self.launch(
-            &NORM_QUANTIZE,
-            [n, 1, 1],
-            NORM_QUANTIZE.dynamic as usize * columns,
-            &[
-                Arg::u64(x.address()),
-                gain(first),
-                gain(second),
-                Arg::u64(out.values.address()),
-                Arg::u64(out.scales.address()),
-                Arg::u64(rotation.map_or(0, |rotation| rotation.signs.address())),
-                Arg::u32(out.atoms as u32),
-                Arg::u32(width as u32),
-                Arg::u32(x.stride as u32),
-                Arg::u32(mode as u32),
-                Arg::u32(u32::from(out.grouping == Grouping::Groups)),
-                Arg::u32(rotation.map_or(1, |rotation| rotation.block) as u32),
-                Arg::u32(key_heads as u32),
-                Arg::u32(per_key as u32),
-                Arg::u32(head_dim as u32),
-                Arg::f32(rotation.map_or(1.0, |rotation| rotation.scale)),
-                eps(first),
-                eps(second),
-                Arg::f64(1.0 / width as f64),
-            ],
-        )
+        let shared = NORM_QUANTIZE.dynamic as usize * columns;
+        let (row, reciprocal) = (Arg::u64(x.address()), Arg::f64(1.0 / width as f64));
+        let alone = [
+            row,
+            gain(first),
+            gain(second),
+            Arg::u64(out.values.address()),
+            Arg::u64(out.scales.address()),
+            Arg::u64(rotation.map_or(0, |rotation| rotation.signs.address())),
+            Arg::u32(out.atoms as u32),
+            Arg::u32(width as u32),
+            Arg::u32(x.stride as u32),
+            Arg::u32(mode as u32),
+            Arg::u32(u32::from(out.grouping == Grouping::Groups)),
+            Arg::u32(rotation.map_or(1, |rotation| rotation.block) as u32),
+            Arg::u32(key_heads as u32),
+            Arg::u32(per_key as u32),
+            Arg::u32(head_dim as u32),
+            Arg::f32(rotation.map_or(1.0, |rotation| rotation.scale)),
+            eps(first),
+            eps(second),
+            reciprocal,
+        ];
+        let one = n == 1 && gains == 1 && rotation.is_none() && out.grouping == Grouping::Row;
+        let wide = match mode {
+            Mode::Residual if one && width <= INCLUDED_WIDTH => 1,
+            Mode::Between if one && width <= INCLUDED_WIDTH => 0,
+            _ => return self.launch(&NORM_QUANTIZE, [n, 1, 1], shared, &alone),
+        };
+        self.launch_norm()?;
+        let args = [row, gain(first), Arg::u32(width as u32), Arg::u32(wide), eps(first), reciprocal];
+        self.norm = Some(WaitingNorm { row: x.address(), out: out.values.address(), args, shared, alone });
+        Ok(())
     }
 }

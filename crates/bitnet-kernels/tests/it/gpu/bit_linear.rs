@@ -1,8 +1,11 @@
 use bitnet_kernels::{
-    Gate, Grouping, RowOrder, RowsKind,
+    Gate, Grouping, Inspect, Norm, Reference, RowOrder, RowsKind,
     gpu::{
         Gpu, GpuError, Quants,
-        table::{BITLINEAR_T8, BITLINEAR_T64, BITLINEAR_T128},
+        table::{
+            BITLINEAR_T1, BITLINEAR_T8, BITLINEAR_T64, BITLINEAR_T128, NORM_QUANTIZE, NORMED_ROWS_T1,
+            NORMED_T1,
+        },
         tilings::Tiling,
     },
 };
@@ -188,6 +191,38 @@ fn a_measured_launch_that_the_kernels_cannot_make_is_refused() {
     for tiling in wrong {
         let error = Gpu::new(Simulator::with(|info| info.tilings = vec![tiling])).unwrap_err().to_string();
         assert!(error.contains(&tiling.to_string()) && error.contains("bitnet.tiles"), "{error}");
+    }
+}
+
+/// A product of one normed row, stored or added to the row itself.
+fn normed<B: Inspect>(b: &mut B, onto: bool) -> Vec<u32> {
+    let (width, mut next) = (128, numbers(5));
+    let trits: Vec<i8> = (0..width * width).map(|_| (next() % 3) as i8 - 1).collect();
+    let w = TernaryTensor::from_trits(width, width, &trits, 0.7).unwrap();
+    let w = b.linear(&w, RowOrder::Plain).unwrap();
+    let mut many = || (0..width).map(|_| (next() % 1000) as f32 * 0.01 - 5.0).collect::<Vec<f32>>();
+    let norm = Norm { gain: b.gain(&many()).unwrap(), eps: 1e-5 };
+    let mut rows = [(); 2].map(|()| b.rows(1, width, RowsKind::Residual).unwrap());
+    let mut q = b.quants(1, width, Grouping::Row).unwrap();
+    b.write(&mut rows[0], &many()).unwrap();
+    b.write(&mut rows[1], &many()).unwrap();
+    b.norm_quantize(1, &rows[0], [Some(&norm), None], None, &mut q).unwrap();
+    let out = &mut rows[usize::from(!onto)];
+    b.bit_linear(1, &q, &w, out, 0, Some(1.0)).unwrap();
+    b.read(out, 1).unwrap().iter().map(|value| value.to_bits()).collect()
+}
+
+/// Every block of the product repeats the norm, so it must not read what another block has changed.
+#[test]
+fn a_product_of_one_token_includes_its_norm_unless_it_changes_the_normed_row() {
+    let included = [(2, [NORMED_T1.name]), (1, [NORMED_ROWS_T1.name])];
+    let included = included.map(|(processors, names)| (processors, false, names.to_vec()));
+    let apart = (2, true, vec![NORM_QUANTIZE.name, BITLINEAR_T1.name]);
+    for (processors, onto, kernels) in included.into_iter().chain([apart]) {
+        let simulator = Simulator::with(|info| (info.processors, info.tiles_by_size) = (processors, false));
+        let mut gpu = Gpu::new(simulator).unwrap();
+        assert_eq!(normed(&mut gpu, onto), normed(&mut Reference::bf16(), onto));
+        assert_eq!(gpu.kernels(), kernels);
     }
 }
 

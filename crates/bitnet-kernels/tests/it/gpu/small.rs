@@ -5,7 +5,7 @@ use bitnet_kernels::{
     Step,
     gpu::{Gain, Gpu, GpuError, Quants, Rotation, Table},
 };
-use bitnet_tensor::{BitNetTensor, DType, GroupedTensor, SharedBytes};
+use bitnet_tensor::{BitNetTensor, DType, GroupedTensor, SharedBytes, TernaryTensor};
 use bitnet_tests::Simulator;
 use half::f16;
 
@@ -40,6 +40,32 @@ pub fn norms(simulator: Simulator) -> Bits {
     let mut q = gpu.quants(n, width, Grouping::Row)?;
     gpu.norm_quantize(n, &x, [Some(&first), Some(&second)], None, &mut q)?;
     quantised(&mut gpu, &q, n)
+}
+
+/// A product that includes the norm of its row, and one that reads what the first has stored; then the same of a row with
+/// an infinity.
+pub fn normed_product<const ROWS: usize>(simulator: Simulator) -> Bits {
+    let width = 1025;
+    let mut gpu = Gpu::new(simulator)?;
+    let trits: Vec<i8> = (0..ROWS * width).map(|i| (i * i % 11 % 3) as i8 - 1).collect();
+    let trits = TernaryTensor::from_trits(ROWS, width, &trits, 0.3).expect("trits");
+    let w = gpu.linear(&trits, RowOrder::Plain)?;
+    let norm = norm(&mut gpu, width, 0.11)?;
+    let mut x = gpu.rows(1, width, RowsKind::Residual)?;
+    let mut q = gpu.quants(1, width, Grouping::Row)?;
+    let mut out = gpu.rows(1, ROWS, RowsKind::Residual)?;
+    let mut all = Vec::new();
+    for scale in [1.0, f32::INFINITY] {
+        let mut values = wave(width, 0.37);
+        values[700] *= scale;
+        gpu.write_rows(&mut x, &values)?;
+        gpu.norm_quantize(1, &x, [Some(&norm), None], None, &mut q)?;
+        gpu.bit_linear(1, &q, &w, &mut out, 0, None)?;
+        gpu.bit_linear(1, &q, &w, &mut out, 0, Some(0.7))?;
+        all.extend(bits(&gpu.read_rows(&out, 1)?));
+        all.extend(quantised(&mut gpu, &q, 1)?);
+    }
+    Ok(all)
 }
 
 /// The same in groups, one of them zero and one too small for a scale.

@@ -70,6 +70,7 @@ pub struct Bounds {
 }
 
 /// The work of one run of an operation.
+#[derive(Clone)]
 struct Work {
     operation: &'static str,
     shape: String,

@@ -89,6 +89,16 @@ impl<B: Inspect> Kernels<'_, B> {
                             _ => (RowsKind::Between, None),
                         };
                         let mut out = self.backend.rows(n, rows, kind)?;
+                        if n == 1 && !grouped {
+                            // A GPU may compute both in one kernel.
+                            let (norm, work) =
+                                (self.norm(cols)?, Work { operation: "norm and product", ..work.clone() });
+                            let mut x = self.backend.quants(1, cols, grouping)?;
+                            self.time(work, count, |b, i| {
+                                b.norm_quantize(1, &input, [Some(&norm), None], None, &mut x)?;
+                                b.bit_linear(1, &x, &copies[i], &mut out, 0, factor)
+                            })?;
+                        }
                         let run = |b: &mut B, i: usize| b.bit_linear(n, &x, &copies[i], &mut out, 0, factor);
                         self.product(work, &copies, tune, run)?;
                     }
