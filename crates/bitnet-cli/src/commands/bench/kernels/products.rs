@@ -90,14 +90,7 @@ impl<B: Inspect> Kernels<'_, B> {
                         };
                         let mut out = self.backend.rows(n, rows, kind)?;
                         if n == 1 && !grouped {
-                            // A GPU may compute both in one kernel.
-                            let (norm, work) =
-                                (self.norm(cols)?, Work { operation: "norm and product", ..work.clone() });
-                            let mut x = self.backend.quants(1, cols, grouping)?;
-                            self.time(work, count, |b, i| {
-                                b.norm_quantize(1, &input, [Some(&norm), None], None, &mut x)?;
-                                b.bit_linear(1, &x, &copies[i], &mut out, 0, factor)
-                            })?;
+                            self.normed_product(work.clone(), cols, &input, &copies, &mut out, factor)?;
                         }
                         let run = |b: &mut B, i: usize| b.bit_linear(n, &x, &copies[i], &mut out, 0, factor);
                         self.product(work, &copies, tune, run)?;
@@ -142,6 +135,24 @@ impl<B: Inspect> Kernels<'_, B> {
             }
         }
         Ok(())
+    }
+
+    /// Measures the norm of one token and the product after it, which a GPU may compute in one kernel.
+    fn normed_product(
+        &mut self,
+        work: Work,
+        cols: usize,
+        input: &B::Rows,
+        copies: &[B::Linear],
+        out: &mut B::Rows,
+        factor: Option<f32>,
+    ) -> Result<(), CliError> {
+        let norm = self.norm(cols)?;
+        let mut x = self.backend.quants(1, cols, self.grouping)?;
+        self.time(Work { operation: "norm and product", ..work }, copies.len(), |b, i| {
+            b.norm_quantize(1, input, [Some(&norm), None], None, &mut x)?;
+            b.bit_linear(1, &x, &copies[i], out, 0, factor)
+        })
     }
 
     /// Measures a product; with `tune`, only finds out which launch takes the least time.
