@@ -157,8 +157,9 @@ fn shipped_machine_code_is_used_for_its_own_text_only_and_everything_else_is_com
     let program = Program::new();
     program.ship(|_, text| text.to_owned());
     let broken = ("STANDIN_REFUSE", KERNELS[0].name);
+    let after_all_kernels = format!("cuModuleLoadDataEx:{}:218", KERNELS.len() + 1);
     // The stand-in cannot compile this kernel, but takes its code.
-    for environment in [&[][..], &[("STANDIN_OLD", "1")], &[("STANDIN_FAIL", "cuModuleLoadDataEx:39:218")]] {
+    for environment in [&[][..], &[("STANDIN_OLD", "1")], &[("STANDIN_FAIL", &after_all_kernels)]] {
         assert_eq!(program.run(environment).0, tokens, "{environment:?}");
     }
     // Code that the driver refuses is compiled instead.

@@ -129,17 +129,20 @@ fn a_token_that_may_not_end_the_text_yet_is_drawn_on_the_host() {
     assert_eq!((draws.device, draws.host), (4, 2));
 }
 
+/// One sequence needs fewer launches, since products of one token include the norms before them.
 #[test]
 fn a_step_on_a_gpu_is_one_forward_whose_launches_do_not_depend_on_the_batch() {
     let config = GenerationConfig { max_new_tokens: 5, ignore_eos: true, ..GenerationConfig::default() };
-    let launches = [1, 4].map(|n| {
+    let launches = [1, 2, 4].map(|n| {
         let (engine, _) = engine();
         let batch: Vec<_> = (0..n).map(|i| (prompt(4, i), config.clone())).collect();
         engine.process_batch_gpu(&batch).unwrap();
         assert_eq!(engine.metrics().get(Counter::Steps), 5, "a prompt's step and four of decoding");
         engine.engine().status().device.unwrap().counts.launches
     });
-    assert_eq!(launches[0], launches[1]);
+    assert_eq!(launches[1], launches[2]);
+    // Four norms a layer in each step of decoding.
+    assert_eq!(launches[0] + 4 * 4 * Synthetic::named("tiny").unwrap().spec().layers as u64, launches[1]);
 }
 
 #[test]

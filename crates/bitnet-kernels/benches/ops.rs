@@ -94,12 +94,12 @@ fn product(cpu: &mut Cpu, tokens: usize, rows: usize, cols: usize) -> Value {
     let trits: Vec<i8> = (0..rows * cols).map(|i| (i * i % 7 % 3) as i8 - 1).collect();
     let weights = TernaryTensor::from_trits(rows, cols, &trits, 1.0).unwrap();
     let weights = cpu.linear(&weights, RowOrder::Plain).unwrap();
-    let mut x = cpu.rows(tokens, cols, RowsKind::Between).unwrap();
+    let mut x = cpu.rows(tokens, cols, RowsKind::Intermediate).unwrap();
     let values: Vec<f32> = (0..tokens * cols).map(|i| (i * 31 % 255) as f32 - 127.0).collect();
     cpu.write(&mut x, &values).unwrap();
     let mut q = cpu.quants(tokens, cols, Grouping::Row).unwrap();
     cpu.norm_quantize(tokens, &x, [None, None], None, &mut q).unwrap();
-    let mut out = cpu.rows(tokens, rows, RowsKind::Between).unwrap();
+    let mut out = cpu.rows(tokens, rows, RowsKind::Intermediate).unwrap();
     let made = (tokens * rows * cols) as f64;
     let row = turns(cpu, made, |cpu| cpu.bit_linear(tokens, &q, &weights, &mut out, 0, None).unwrap());
     with(row, json!({ "op": "bit_linear", "tokens": tokens, "rows": rows, "cols": cols }))
@@ -140,7 +140,7 @@ fn beside(cpu: &mut Cpu, tokens: usize, [rows, cols]: [usize; 2], group: usize) 
     let weights =
         [cpu.linear(&plain, RowOrder::Plain).unwrap(), cpu.linear(&grouped, RowOrder::Plain).unwrap()];
     drop((plain, grouped));
-    let mut x = cpu.rows(tokens, cols, RowsKind::Between).unwrap();
+    let mut x = cpu.rows(tokens, cols, RowsKind::Intermediate).unwrap();
     let values: Vec<f32> = (0..tokens * cols).map(|i| (i * 31 % 255) as f32 - 127.0).collect();
     cpu.write(&mut x, &values).unwrap();
     let inputs = [Grouping::Row, Grouping::Groups].map(|grouping| {
@@ -148,7 +148,7 @@ fn beside(cpu: &mut Cpu, tokens: usize, [rows, cols]: [usize; 2], group: usize) 
         cpu.norm_quantize(tokens, &x, [None, None], None, &mut q).unwrap();
         q
     });
-    let mut out = cpu.rows(tokens, rows, RowsKind::Between).unwrap();
+    let mut out = cpu.rows(tokens, rows, RowsKind::Intermediate).unwrap();
     let mut seconds = [f64::INFINITY; 2];
     let begun = Instant::now();
     while begun.elapsed().as_secs_f64() < 10.0 * TURN || seconds[1] == f64::INFINITY {
@@ -189,7 +189,7 @@ fn head(cpu: &mut Cpu) -> Vec<Value> {
     let weights = BitNetTensor::new(DType::BF16, [vocab, cols], SharedBytes::new(bytes)).unwrap();
     let mut table = cpu.table(&weights).unwrap();
     cpu.screen(&mut table, None).unwrap();
-    let mut x = cpu.rows(most, cols, RowsKind::Between).unwrap();
+    let mut x = cpu.rows(most, cols, RowsKind::Intermediate).unwrap();
     let values: Vec<f32> = (0..most * cols).map(|_| (0..4).map(|_| noise() as f32 - 32767.5).sum()).collect();
     cpu.write(&mut x, &values).unwrap();
     let mut logits = vec![0.0; most * vocab];
@@ -211,8 +211,8 @@ fn attention(cpu: &mut Cpu) -> Vec<Value> {
 fn attend(cpu: &mut Cpu, head_dim: usize, keys: usize) -> Value {
     let (heads, kv_heads, blocks) = (20, 5, keys / BLOCK_TOKENS);
     let kv = cpu.kv(KvShape { blocks, kv_heads, head_dim }).unwrap();
-    let qkv = cpu.rows(1, (heads + 2 * kv_heads) * head_dim, RowsKind::Between).unwrap();
-    let mut out = cpu.rows(1, heads * head_dim, RowsKind::Between).unwrap();
+    let qkv = cpu.rows(1, (heads + 2 * kv_heads) * head_dim, RowsKind::Intermediate).unwrap();
+    let mut out = cpu.rows(1, heads * head_dim, RowsKind::Intermediate).unwrap();
     let table: Vec<u32> = (0..blocks as u32).collect();
     let runs = [Run { tokens: 0..1, start: keys - 1, blocks: 0..blocks, state: 0 }];
     // Every dimension has one product with the key and one with the value.
@@ -232,10 +232,10 @@ fn delta(cpu: &mut Cpu, threads: usize) -> Vec<Value> {
     let layer = cpu.delta(shape, &weights).unwrap();
     let (layers, most) = (48, 512);
     let mut states: Vec<_> = (0..layers).map(|_| cpu.state(shape, 8).unwrap()).collect();
-    let mut x = cpu.rows(most, shape.columns(), RowsKind::Between).unwrap();
+    let mut x = cpu.rows(most, shape.columns(), RowsKind::Intermediate).unwrap();
     let values: Vec<f32> = (0..most * shape.columns()).map(|i| (i * 31 % 255) as f32 / 127.0 - 1.0).collect();
     cpu.write(&mut x, &values).unwrap();
-    let mut out = cpu.rows(most, shape.value_width(), RowsKind::Between).unwrap();
+    let mut out = cpu.rows(most, shape.value_width(), RowsKind::Intermediate).unwrap();
     let bandwidth = 1e9 * memory_bandwidth(threads, None).expect("memory to measure with");
     let mut measure = |sequences: usize, tokens: usize| {
         let run = |i: usize| Run {
@@ -278,7 +278,7 @@ fn rotation(cpu: &mut Cpu) -> Vec<Value> {
         let (tokens, signs) = (512, vec![-1; width]);
         let rotate = Rotate { block: 1024, signs: Some(&signs), grouped };
         let turned = cpu.rotation(width, &rotate).unwrap();
-        let mut x = cpu.rows(tokens, width, RowsKind::Between).unwrap();
+        let mut x = cpu.rows(tokens, width, RowsKind::Intermediate).unwrap();
         let values: Vec<f32> = (0..tokens * width).map(|i| (i * 31 % 255) as f32 - 127.0).collect();
         cpu.write(&mut x, &values).unwrap();
         let mut q = cpu.quants(tokens, width, Grouping::Groups).unwrap();

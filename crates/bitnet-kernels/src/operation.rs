@@ -82,7 +82,7 @@ pub enum RowsKind {
     /// The residual that every layer adds to: f32 on every backend.
     Residual,
     /// Output of one operation and input of the next: f32 on the CPU, bf16 on a GPU.
-    Between,
+    Intermediate,
 }
 
 /// Which rows of a matrix the next operation needs together; a backend may store them side by side.

@@ -290,8 +290,8 @@ impl<B: Backend> Buffers<B> {
         let delta = spec.delta().map(|delta| {
             let (columns, values) = (delta.columns(), delta.value_width());
             Ok::<_, KernelError>(DeltaBuffers {
-                input: b.rows(n, columns, RowsKind::Between)?,
-                output: b.rows(n, values, RowsKind::Between)?,
+                input: b.rows(n, columns, RowsKind::Intermediate)?,
+                output: b.rows(n, values, RowsKind::Intermediate)?,
                 output_q: b.quants(n, values, grouping)?,
             })
         });
@@ -299,12 +299,12 @@ impl<B: Backend> Buffers<B> {
             delta: delta.transpose()?,
             residual: b.rows(n, spec.hidden, RowsKind::Residual)?,
             hidden_q: b.quants(n, spec.hidden, grouping)?,
-            qkv: b.rows(n, spec.q_width() + 2 * spec.kv_width() + gates, RowsKind::Between)?,
-            attention: b.rows(n, spec.q_width(), RowsKind::Between)?,
+            qkv: b.rows(n, spec.q_width() + 2 * spec.kv_width() + gates, RowsKind::Intermediate)?,
+            attention: b.rows(n, spec.q_width(), RowsKind::Intermediate)?,
             attention_q: b.quants(n, spec.q_width(), grouping)?,
-            gate_up: b.rows(n, 2 * spec.ffn, RowsKind::Between)?,
+            gate_up: b.rows(n, 2 * spec.ffn, RowsKind::Intermediate)?,
             ffn_q: b.quants(n, spec.ffn, grouping)?,
-            last: b.rows(limits.max_logit_rows, spec.hidden, RowsKind::Between)?,
+            last: b.rows(limits.max_logit_rows, spec.hidden, RowsKind::Intermediate)?,
         })
     }
 }

@@ -483,7 +483,7 @@ fn outputs<B: Inspect>(b: &mut B, case: Case) -> Result<Results, KernelError> {
         Case::TernaryHead { n, width, vocab, group } => ternary_head(b, v, [n, width, vocab], group),
         Case::Factors { n, width, rows } => factors(b, v, [n, width, rows]),
         Case::NormQuantize { n, width, norms } => {
-            quantize(b, v, [n, width, norms], Grouping::Row, &[RowsKind::Residual, RowsKind::Between])
+            quantize(b, v, [n, width, norms], Grouping::Row, &[RowsKind::Residual, RowsKind::Intermediate])
         }
         Case::NormedProduct { k, rows } => {
             let w = b.linear(&v.ternary(&[rows], k), RowOrder::Plain)?;
@@ -491,7 +491,7 @@ fn outputs<B: Inspect>(b: &mut B, case: Case) -> Result<Results, KernelError> {
         }
         Case::GateQuantize { n, ffn, gate, norms: count } => {
             let norms = norms(b, v, count, ffn)?;
-            let mut x = b.rows(n, 2 * ffn, RowsKind::Between)?;
+            let mut x = b.rows(n, 2 * ffn, RowsKind::Intermediate)?;
             b.write(&mut x, &v.rows(n, 2 * ffn))?;
             let mut q = b.quants(n, ffn, Grouping::Row)?;
             b.gate_quantize(n, &x, gate, in_order(&norms), None, &mut q)?;
@@ -550,7 +550,7 @@ fn normed_product<B: Inspect>(
     let norm = norms(b, v, 1, k)?.remove(0);
     let values = v.rows(8, k);
     let mut results = Vec::new();
-    for kind in [RowsKind::Residual, RowsKind::Between] {
+    for kind in [RowsKind::Residual, RowsKind::Intermediate] {
         let mut x = b.rows(1, k, kind)?;
         let mut q = b.quants(1, k, Grouping::Row)?;
         let mut out = b.rows(1, rows, RowsKind::Residual)?;
@@ -597,7 +597,7 @@ fn product<B: Inspect>(
     let mut q = b.quants(n, k, grouping)?;
     b.norm_quantize(n, &x, [None, None], None, &mut q)?;
     // Sums are added to the residual; plain products are passed between operations.
-    let kind = if add.is_some() { RowsKind::Residual } else { RowsKind::Between };
+    let kind = if add.is_some() { RowsKind::Residual } else { RowsKind::Intermediate };
     let mut out = b.rows(n, column + rows + 3, kind)?;
     b.write(&mut out, &v.many(n * (column + rows + 3)))?;
     b.bit_linear(n, &q, w, &mut out, column, add)?;
@@ -614,7 +614,7 @@ fn gate_up<B: Inspect>(
 ) -> Result<Results, KernelError> {
     let norm = norms(b, v, 1, ffn)?.remove(0);
     let q = input(b, v, (n, k), grouping)?;
-    let mut gate_up = b.rows(n, 2 * ffn, RowsKind::Between)?;
+    let mut gate_up = b.rows(n, 2 * ffn, RowsKind::Intermediate)?;
     let mut out = b.quants(n, ffn, grouping)?;
     b.bit_linear_gate_quantize(n, &q, w, gate, [Some(&norm), None], None, &mut gate_up, &mut out)?;
     quantised(b, &out, n)
@@ -638,7 +638,7 @@ fn qkv<B: Inspect>(
     let mut kv = b.kv(KvShape { blocks: blocks.len(), ..shape })?;
     let mut project = |b: &mut B, first: usize, len: usize| {
         let q = input(b, v, (len, k), grouping)?;
-        let mut qkv = b.rows(len, width, RowsKind::Between)?;
+        let mut qkv = b.rows(len, width, RowsKind::Intermediate)?;
         let runs = [Run { tokens: 0..len, start: first, blocks: 0..blocks.len(), state: 0 }];
         let step = Step::new(&runs, &blocks);
         b.bit_linear_rope_store(step, &q, w, heads, &rope, norms, &mut qkv, &mut kv)?;
@@ -648,7 +648,7 @@ fn qkv<B: Inspect>(
         project(b, 0, start)?;
     }
     let (runs, qkv) = project(b, start, n)?;
-    let mut out = b.rows(n, queries, RowsKind::Between)?;
+    let mut out = b.rows(n, queries, RowsKind::Intermediate)?;
     b.attention(Step::new(&runs, &blocks), &qkv, &kv, &mut out)?;
     let rotated = b.read(&qkv, n)?;
     let rotated = rotated.chunks_exact(width).flat_map(|row| &row[..queries]);
@@ -679,7 +679,7 @@ fn head<B: Inspect>(
     let norm = norms(b, v, 1, width)?.remove(0);
     let tokens: Vec<u32> = (0..n).map(|_| (v.bits() % vocab as u64) as u32).collect();
     let mut x = b.rows(n, width, RowsKind::Residual)?;
-    let mut y = b.rows(n, width, RowsKind::Between)?;
+    let mut y = b.rows(n, width, RowsKind::Intermediate)?;
     b.embed(table, &tokens, factor, &mut x)?;
     let embedded = b.read(&x, n)?;
     let rows: Vec<usize> = (0..n).rev().step_by(2).collect();
@@ -703,7 +703,7 @@ fn ternary_head<B: Inspect>(
     let mut results = head(b, v, &table, shape, 12.0)?;
     table = b.table(stored_groups(&weights)?)?;
     b.screen(&mut table, None)?;
-    let mut x = b.rows(n, width, RowsKind::Between)?;
+    let mut x = b.rows(n, width, RowsKind::Intermediate)?;
     b.write(&mut x, &v.rows(n, width))?;
     let logits = logits(b, &x, &table, &vec![Wanted::Top(1); n], vocab)?;
     results.push(floats("logit", logits));
@@ -733,7 +733,7 @@ fn top<B: Inspect>(
         _ => None,
     };
     b.screen(&mut table, stored)?;
-    let mut x = b.rows(n, width, RowsKind::Between)?;
+    let mut x = b.rows(n, width, RowsKind::Intermediate)?;
     b.write(&mut x, &v.rows(n, width))?;
     let kinds = [Wanted::Top(1), Wanted::Top(2), Wanted::Top(5), Wanted::All];
     let wanted: Vec<Wanted> = kinds.into_iter().cycle().take(n).collect();
@@ -843,13 +843,13 @@ fn attention<B: Inspect>(
         step.push(Run { tokens: step_rows..step_rows + len, start, blocks: table, state: 0 });
         step_rows += len;
     }
-    let mut before = b.rows(past_rows.max(1), width, RowsKind::Between)?;
+    let mut before = b.rows(past_rows.max(1), width, RowsKind::Intermediate)?;
     b.write(&mut before, &v.many(past_rows * width))?;
     b.rope_store(Step::new(&past, &blocks), heads, &rope, None, &mut before, &mut kv)?;
     // Moves the first block: attention must find its keys and values in the copy.
     b.copy_block(&mut kv, blocks[0], count as u32)?;
     blocks[0] = count as u32;
-    let mut qkv = b.rows(step_rows, width, RowsKind::Between)?;
+    let mut qkv = b.rows(step_rows, width, RowsKind::Intermediate)?;
     let values = match odd {
         true => v.rows(step_rows, width),
         false => v.many(step_rows * width).iter().map(|x| 3.0 * x).collect(),
@@ -857,7 +857,7 @@ fn attention<B: Inspect>(
     b.write(&mut qkv, &values)?;
     let step = Step::new(&step, &blocks);
     b.rope_store(step, heads, &rope, None, &mut qkv, &mut kv)?;
-    let mut out = b.rows(step_rows, heads * dim, RowsKind::Between)?;
+    let mut out = b.rows(step_rows, heads * dim, RowsKind::Intermediate)?;
     b.attention(step, &qkv, &kv, &mut out)?;
     Ok(vec![floats("query", b.read(&qkv, step_rows)?), floats("attention", b.read(&out, step_rows)?)])
 }

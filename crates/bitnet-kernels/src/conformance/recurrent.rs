@@ -99,9 +99,9 @@ pub(super) fn outputs<B: Inspect>(b: &mut B, v: &mut Values, case: Case) -> Resu
             rotated_head(b, v, [n, width, vocab], group, rotation)
         }
         Case::SigmoidGate { n, width, column } => {
-            let mut x = b.rows(n, column + width, RowsKind::Between)?;
+            let mut x = b.rows(n, column + width, RowsKind::Intermediate)?;
             b.write(&mut x, &v.rows(n, column + width))?;
-            let mut out = b.rows(n, width, RowsKind::Between)?;
+            let mut out = b.rows(n, width, RowsKind::Intermediate)?;
             b.write(&mut out, &v.many(n * width))?;
             b.sigmoid_gate(n, &x, column, &mut out)?;
             Ok(vec![floats("gated", b.read(&out, n)?)])
@@ -111,7 +111,7 @@ pub(super) fn outputs<B: Inspect>(b: &mut B, v: &mut Values, case: Case) -> Resu
             let norm = norms(b, v, 1, width)?.remove(0);
             let mut x = b.rows(n, width, RowsKind::Residual)?;
             b.write(&mut x, &v.rows(n, width))?;
-            let mut out = b.rows(n, column + rows + 2, RowsKind::Between)?;
+            let mut out = b.rows(n, column + rows + 2, RowsKind::Intermediate)?;
             b.write(&mut out, &v.many(n * (column + rows + 2)))?;
             b.dense(n, &x, &norm, &table, &mut out, column)?;
             Ok(vec![floats("output", b.read(&out, n)?)])
@@ -166,9 +166,9 @@ impl<B: Inspect> Sequences<B> {
             n += len;
         }
         let columns = self.shape.columns();
-        let mut x = b.rows(n.max(1), columns, RowsKind::Between)?;
+        let mut x = b.rows(n.max(1), columns, RowsKind::Intermediate)?;
         b.write(&mut x, &if odd { v.rows(n, columns) } else { v.many(n * columns) })?;
-        let mut out = b.rows(n.max(1), self.shape.value_width(), RowsKind::Between)?;
+        let mut out = b.rows(n.max(1), self.shape.value_width(), RowsKind::Intermediate)?;
         let step = Step::new(&runs, &[]);
         b.gated_delta(step, &x, &self.layer, &mut self.state, &mut out)?;
         Ok(floats("delta", b.read(&out, n)?))
@@ -214,7 +214,7 @@ fn rotated<B: Inspect>(
     let mut q = b.quants(n, width, grouping)?;
     b.norm_quantize(n, &x, norms, Some(rotation), &mut q)?;
     let mut results = quantised(b, &q, n)?;
-    let mut gate_up = b.rows(n, 2 * width, RowsKind::Between)?;
+    let mut gate_up = b.rows(n, 2 * width, RowsKind::Intermediate)?;
     b.write(&mut gate_up, &v.rows(n, 2 * width))?;
     b.gate_quantize(n, &gate_up, Gate::Silu, norms, Some(rotation), &mut q)?;
     results.append(&mut quantised(b, &q, n)?);
@@ -235,7 +235,7 @@ fn rotated_head<B: Inspect>(
     let mut x = b.rows(n, width, RowsKind::Residual)?;
     b.embed(&table, &tokens, 3.0, &mut x)?;
     let embedded = floats("embedding", b.read(&x, n)?);
-    let mut x = b.rows(n, width, RowsKind::Between)?;
+    let mut x = b.rows(n, width, RowsKind::Intermediate)?;
     b.write(&mut x, &v.rows(n, width))?;
     let logits = logits(b, &x, &table, &vec![Wanted::All; n], vocab)?;
     Ok(vec![embedded, floats("logit", logits)])
@@ -253,10 +253,10 @@ fn partial_rope<B: Inspect>(
     let norms = norms(b, v, 2, shape.head_dim)?;
     let blocks: Vec<u32> = (0..shape.blocks as u32).rev().collect();
     let mut kv = b.kv(shape)?;
-    let mut out = b.rows(n, heads * shape.head_dim, RowsKind::Between)?;
+    let mut out = b.rows(n, heads * shape.head_dim, RowsKind::Intermediate)?;
     let mut results = Vec::new();
     for (first, len) in [(0, start), (start, n)] {
-        let mut qkv = b.rows(len.max(1), width, RowsKind::Between)?;
+        let mut qkv = b.rows(len.max(1), width, RowsKind::Intermediate)?;
         b.write(&mut qkv, &v.many(len * width))?;
         let runs = [Run { tokens: 0..len, start: first, blocks: 0..blocks.len(), state: 0 }];
         let step = Step::new(&runs, &blocks);

@@ -321,8 +321,8 @@ mod tests {
         let table = cpu.table(&BitNetTensor::from_f32([8, hidden], &vec![0.1; 8 * hidden]).unwrap()).unwrap();
         let gain = Norm { gain: cpu.gain(&vec![1.0; hidden]).unwrap(), eps: 1e-6 };
         let residual = cpu.rows(n, hidden, RowsKind::Residual).unwrap();
-        let mut x = cpu.rows(n, shape.columns(), RowsKind::Between).unwrap();
-        let mut out = cpu.rows(n, shape.value_width(), RowsKind::Between).unwrap();
+        let mut x = cpu.rows(n, shape.columns(), RowsKind::Intermediate).unwrap();
+        let mut out = cpu.rows(n, shape.value_width(), RowsKind::Intermediate).unwrap();
         cpu.prepare(&StepSize { tokens: n, logit_rows: 1, blocks: 1, group: 1, vocab: 8 }).unwrap();
         let before = memory(&cpu);
         let runs = [Run { tokens: 0..n, start: 0, blocks: 0..0, state: 0 }];

@@ -27,7 +27,7 @@ impl Rows {
 fn element(kind: RowsKind) -> usize {
     match kind {
         RowsKind::Residual => 4,
-        RowsKind::Between => 2,
+        RowsKind::Intermediate => 2,
     }
 }
 
@@ -44,7 +44,7 @@ impl<D: Driver> Gpu<D> {
         let bytes = self.fetch(&x.buffer, n * x.stride * x.element())?;
         let values: Vec<f32> = match x.kind {
             RowsKind::Residual => bytes.as_chunks().0.iter().map(|&b| f32::from_le_bytes(b)).collect(),
-            RowsKind::Between => {
+            RowsKind::Intermediate => {
                 bytes.as_chunks().0.iter().map(|&b| bf16::from_le_bytes(b).to_f32()).collect()
             }
         };
@@ -58,7 +58,9 @@ impl<D: Driver> Gpu<D> {
         for row in values.chunks_exact(x.width) {
             match x.kind {
                 RowsKind::Residual => bytes.extend(row.iter().flat_map(|v| v.to_le_bytes())),
-                RowsKind::Between => bytes.extend(row.iter().flat_map(|&v| bf16::from_f32(v).to_le_bytes())),
+                RowsKind::Intermediate => {
+                    bytes.extend(row.iter().flat_map(|&v| bf16::from_f32(v).to_le_bytes()))
+                }
             }
             bytes.resize(bytes.len() + (x.stride - x.width) * x.element(), 0);
         }

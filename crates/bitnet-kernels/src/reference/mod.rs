@@ -63,7 +63,7 @@ impl Reference {
 
     /// Rounds a value as `rows` store it.
     fn kept(&self, rows: &Rows, x: f32) -> f32 {
-        if rows.kind == RowsKind::Between { self.between(x) } else { x }
+        if rows.kind == RowsKind::Intermediate { self.between(x) } else { x }
     }
 }
 

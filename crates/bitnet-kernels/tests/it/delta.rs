@@ -134,9 +134,9 @@ impl<B: Inspect> Layer<B> {
             n += len;
             values.extend_from_slice(rows);
         }
-        let mut x = self.b.rows(n, columns, RowsKind::Between).unwrap();
+        let mut x = self.b.rows(n, columns, RowsKind::Intermediate).unwrap();
         self.b.write(&mut x, &values).unwrap();
-        let mut out = self.b.rows(n, width, RowsKind::Between).unwrap();
+        let mut out = self.b.rows(n, width, RowsKind::Intermediate).unwrap();
         let step = Step::new(&runs, &[]);
         self.b.gated_delta(step, &x, &self.layer, &mut self.state, &mut out).unwrap();
         let values = self.b.read(&out, n).unwrap();
@@ -393,7 +393,7 @@ fn a_rotary_embedding_of_a_part_of_a_head_pairs_within_it_and_leaves_the_rest() 
         let mut b = Cpu::new(isa, 1).unwrap();
         let rope = b.rope(&cos, &sin, width).unwrap();
         let mut kv = b.kv(KvShape { blocks: 1, kv_heads: 1, head_dim: dim }).unwrap();
-        let mut qkv = b.rows(1, columns, RowsKind::Between).unwrap();
+        let mut qkv = b.rows(1, columns, RowsKind::Intermediate).unwrap();
         b.write(&mut qkv, &x).unwrap();
         let runs = [Run { tokens: 0..1, start: 0, blocks: 0..1, state: 0 }];
         b.rope_store(Step::new(&runs, &[0]), heads, &rope, None, &mut qkv, &mut kv).unwrap();

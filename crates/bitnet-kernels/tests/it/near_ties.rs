@@ -57,7 +57,7 @@ fn rows_that_nearly_tie_are_not_ruled_out() {
                 let stands_out = |i: usize| outlier && i % WIDTH == OUTLIER;
                 let x: Vec<f32> =
                     (0..tokens * WIDTH).map(|i| next() * if stands_out(i) { 40.0 } else { 1.0 }).collect();
-                let mut rows = cpu.rows(tokens, WIDTH, RowsKind::Between).unwrap();
+                let mut rows = cpu.rows(tokens, WIDTH, RowsKind::Intermediate).unwrap();
                 cpu.write(&mut rows, &x).unwrap();
                 let (mut all, mut top) = (vec![0.0; tokens * VOCAB], vec![0.0; tokens * VOCAB]);
                 let mut drawn = vec![None; tokens];

@@ -64,7 +64,10 @@ impl<D: Driver> Gpu<D> {
             "rows must have whole heads"
         );
         assert!(out.width + 2 * kv_heads * head_dim <= qkv.width, "rows must have queries, keys and values");
-        assert!(qkv.kind == RowsKind::Between && out.kind == RowsKind::Between, "heads must be bf16");
+        assert!(
+            qkv.kind == RowsKind::Intermediate && out.kind == RowsKind::Intermediate,
+            "heads must be bf16"
+        );
         let rows = qkv.rows.min(out.rows);
         assert!(step.tokens() <= rows, "the rows must fit their buffers");
         let group = heads / kv_heads;

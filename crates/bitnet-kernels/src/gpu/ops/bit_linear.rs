@@ -174,7 +174,7 @@ impl Sink<'_> {
         match *self {
             Sink::Rows { ref out, column, add } => {
                 let mode = match (out.kind, add) {
-                    (RowsKind::Between, _) => Epilogue::Bf16,
+                    (RowsKind::Intermediate, _) => Epilogue::Bf16,
                     (RowsKind::Residual, None) => Epilogue::F32,
                     (RowsKind::Residual, Some(_)) => Epilogue::AddF32,
                 };
@@ -222,7 +222,7 @@ impl<D: Driver> Gpu<D> {
     ) -> Result<(), GpuError> {
         assert!(w.rows / 2 <= out.width && n <= out.rows, "the rows must fit their buffers");
         assert_eq!(w.order, RowOrder::GateUp, "the matrix must be gate and up");
-        assert_eq!(out.kind, RowsKind::Between, "the output must be bf16");
+        assert_eq!(out.kind, RowsKind::Intermediate, "the output must be bf16");
         self.multiply(n, x, w, Sink::Gate { out, gate })
     }
 
@@ -243,7 +243,7 @@ impl<D: Driver> Gpu<D> {
         assert_eq!(w.order, RowOrder::Rope { head_dim }, "the matrix must be queries, keys and values");
         assert_eq!(rope.width, head_dim, "whole heads must be rotated");
         assert!(w.rows == qkv.width && n <= qkv.rows, "the rows must fit their buffers");
-        assert_eq!(qkv.kind, RowsKind::Between, "queries must be bf16");
+        assert_eq!(qkv.kind, RowsKind::Intermediate, "queries must be bf16");
         if norms.is_some() {
             // A norm needs a whole head, but a thread block may have only part of one.
             self.multiply(n, x, w, Sink::Heads { out: qkv, head_dim })?;

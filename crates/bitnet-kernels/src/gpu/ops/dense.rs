@@ -21,7 +21,11 @@ impl<D: Driver> Gpu<D> {
         assert!(n <= x.rows && n <= out.rows && x.width == w.cols, "the rows must fit their buffers");
         assert!(column + w.rows <= out.width, "the output columns must fit the rows");
         assert_eq!(norm.gain.width, x.width, "the gain must be as wide as the rows");
-        assert_eq!((x.kind, out.kind), (RowsKind::Residual, RowsKind::Between), "from the residual to bf16");
+        assert_eq!(
+            (x.kind, out.kind),
+            (RowsKind::Residual, RowsKind::Intermediate),
+            "from the residual to bf16"
+        );
         self.launch(
             &DENSE,
             [n, w.rows.div_ceil(ROWS), 1],

@@ -59,7 +59,7 @@ impl<D: Driver> Gpu<D> {
         assert_eq!(shape, state.shape, "states must have the layer's shape");
         assert!(x.width >= shape.columns() && out.width == shape.value_width(), "rows must fit the layer");
         assert!(n <= x.rows && n <= out.rows, "the rows must fit their buffers");
-        assert!(x.kind == RowsKind::Between && out.kind == RowsKind::Between, "rows must be bf16");
+        assert!(x.kind == RowsKind::Intermediate && out.kind == RowsKind::Intermediate, "rows must be bf16");
         check(step.runs, state.slots);
         if n == 0 {
             return Ok(());

@@ -24,7 +24,7 @@ impl<D: Driver> Gpu<D> {
         assert!(x.width == cols && n <= x.rows, "rows must be as wide as the table");
         assert!(out.width == vocab && n <= out.rows, "logits must fit their buffer");
         assert!(
-            x.kind == RowsKind::Between && out.kind == RowsKind::Residual,
+            x.kind == RowsKind::Intermediate && out.kind == RowsKind::Residual,
             "the head takes bf16 and gives f32"
         );
         match table {

@@ -9,7 +9,7 @@ use crate::{
 #[derive(Clone, Copy)]
 enum Mode {
     Residual = 0,
-    Between = 1,
+    Intermediate = 1,
     SquaredRelu = 2,
     Silu = 3,
 }
@@ -30,7 +30,7 @@ impl<D: Driver> Gpu<D> {
         assert_eq!(x.width, out.width, "rows must be as wide as their quantised form");
         let mode = match x.kind {
             RowsKind::Residual => Mode::Residual,
-            RowsKind::Between => Mode::Between,
+            RowsKind::Intermediate => Mode::Intermediate,
         };
         self.quantize(n, x, mode, norms, rotation, out)
     }
@@ -46,7 +46,7 @@ impl<D: Driver> Gpu<D> {
         out: &mut Quants,
     ) -> Result<(), GpuError> {
         assert_eq!(gate_up.width, 2 * out.width, "there must be a gate for every output");
-        assert_eq!(gate_up.kind, RowsKind::Between, "gate and up must be bf16");
+        assert_eq!(gate_up.kind, RowsKind::Intermediate, "gate and up must be bf16");
         let mode = match gate {
             Gate::SquaredRelu => Mode::SquaredRelu,
             Gate::Silu => Mode::Silu,
@@ -64,7 +64,7 @@ impl<D: Driver> Gpu<D> {
         out: &mut Quants,
     ) -> Result<(), GpuError> {
         assert_eq!(gate_up.width, 2 * out.width, "there must be a gate for every output");
-        self.quantize(n, gate_up, Mode::Between, norms, rotation, out)
+        self.quantize(n, gate_up, Mode::Intermediate, norms, rotation, out)
     }
 
     fn quantize(
@@ -117,7 +117,7 @@ impl<D: Driver> Gpu<D> {
         let one = n == 1 && gains == 1 && rotation.is_none() && out.grouping == Grouping::Row;
         let wide = match mode {
             Mode::Residual if one && width <= INCLUDED_WIDTH => 1,
-            Mode::Between if one && width <= INCLUDED_WIDTH => 0,
+            Mode::Intermediate if one && width <= INCLUDED_WIDTH => 0,
             _ => return self.launch(&NORM_QUANTIZE, [n, 1, 1], shared, &alone),
         };
         self.launch_norm()?;

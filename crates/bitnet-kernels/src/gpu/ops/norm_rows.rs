@@ -17,7 +17,7 @@ impl<D: Driver> Gpu<D> {
         assert_eq!(norm.gain.width, x.width, "the gain must be as wide as the rows");
         assert_eq!(
             (x.kind, out.kind),
-            (RowsKind::Residual, RowsKind::Between),
+            (RowsKind::Residual, RowsKind::Intermediate),
             "from the residual to the head"
         );
         let indices = self.upload(Upload::Rows, rows.iter().map(|&row| row as u32))?;

@@ -21,7 +21,7 @@ impl<D: Driver> Gpu<D> {
         let shape = kv.shape;
         assert!(rope.width <= shape.head_dim, "the rotary table must not be wider than the heads");
         assert!((heads + 2 * shape.kv_heads) * shape.head_dim <= qkv.width, "the heads must fit the rows");
-        assert_eq!(qkv.kind, RowsKind::Between, "queries, keys and values must be bf16");
+        assert_eq!(qkv.kind, RowsKind::Intermediate, "queries, keys and values must be bf16");
         let all_fit = norms.is_none_or(|norms| norms.iter().all(|norm| norm.gain.width == shape.head_dim));
         assert!(all_fit, "gains must be as wide as the heads");
         let n = step.tokens();

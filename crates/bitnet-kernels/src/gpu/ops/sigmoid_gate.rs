@@ -15,7 +15,7 @@ impl<D: Driver> Gpu<D> {
         assert!(n <= x.rows && n <= out.rows, "the rows must fit their buffers");
         assert!(column + out.width <= x.width, "there must be a gate for every column");
         assert!(
-            x.kind == RowsKind::Between && out.kind == RowsKind::Between,
+            x.kind == RowsKind::Intermediate && out.kind == RowsKind::Intermediate,
             "gates and values must be bf16"
         );
         self.launch(

@@ -75,19 +75,19 @@ pub fn attend(
         reference.write(&mut x, &features).unwrap();
         let mut q = reference.quants(n, HIDDEN, Grouping::Row).unwrap();
         reference.norm_quantize(n, &x, [None, None], None, &mut q).unwrap();
-        let mut qkv = reference.rows(n, rows, RowsKind::Between).unwrap();
+        let mut qkv = reference.rows(n, rows, RowsKind::Intermediate).unwrap();
         let all = Step::new(&runs, &blocks);
         reference.bit_linear_rope_store(all, &q, &w, queries, &rope, None, &mut qkv, &mut kv).unwrap();
-        let mut out = reference.rows(n, queries * dim, RowsKind::Between).unwrap();
+        let mut out = reference.rows(n, queries * dim, RowsKind::Intermediate).unwrap();
         reference.attention(all, &qkv, &kv, &mut out).unwrap();
         let (e_queries, e_out) = (reference.read(&qkv, n).unwrap(), reference.read(&out, n).unwrap());
 
         let (values, multipliers, sums) = reference.read_quants(&q, n).unwrap();
         let q = gpu.quants(n, HIDDEN, Grouping::Row)?;
         gpu.write_quants(&q, &values, &multipliers, &sums)?;
-        let mut qkv = gpu.rows(n, rows, RowsKind::Between)?;
+        let mut qkv = gpu.rows(n, rows, RowsKind::Intermediate)?;
         gpu.bit_linear_rope_store(all, &q, &w_gpu, &rope_gpu, None, &mut qkv, &mut kv_gpu)?;
-        let mut out = gpu.rows(n, queries * dim, RowsKind::Between)?;
+        let mut out = gpu.rows(n, queries * dim, RowsKind::Intermediate)?;
         gpu.attention(all, &qkv, &kv_gpu, &mut out)?;
         let (a_queries, a_out) = (gpu.read_rows(&qkv, n)?, gpu.read_rows(&out, n)?);
         for (run, &(s, start, _)) in runs.iter().zip(*step) {

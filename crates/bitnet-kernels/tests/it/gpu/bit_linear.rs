@@ -92,7 +92,7 @@ impl Product {
         let mut gpu = Gpu::new(simulator)?;
         let x = self.quants(&mut gpu)?;
         let w = gpu.linear(&self.weights, RowOrder::GateUp)?;
-        let mut out = gpu.rows(self.n, self.weights.rows() / 2, RowsKind::Between)?;
+        let mut out = gpu.rows(self.n, self.weights.rows() / 2, RowsKind::Intermediate)?;
         gpu.bit_linear_gate(self.n, &x, &w, gate, &mut out)?;
         gpu.read_rows(&out, self.n)
     }
@@ -321,7 +321,7 @@ fn sums_between_operations_are_rounded_to_bf16_once() {
         let mut gpu = Gpu::new(Simulator::default()).unwrap();
         let x = product.quants(&mut gpu).unwrap();
         let w = gpu.linear(&product.weights, RowOrder::Plain).unwrap();
-        let mut out = gpu.rows(n, 75, RowsKind::Between).unwrap();
+        let mut out = gpu.rows(n, 75, RowsKind::Intermediate).unwrap();
         gpu.bit_linear(n, &x, &w, &mut out, 5, None).unwrap();
         let actual = gpu.read_rows(&out, n).unwrap();
         for (a, e) in actual.chunks_exact(75).zip(product.expected().chunks_exact(70)) {

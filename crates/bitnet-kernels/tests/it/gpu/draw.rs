@@ -37,7 +37,7 @@ fn each_row_is_drawn_or_read_back_as_requested() {
         let (n, x) = (wanted.len(), values(wanted.len() * WIDTH, 0.7));
         let expected = logits(Simulator::default(), WIDTH, vocab, &x, &values(vocab * WIDTH, 0.3)).unwrap();
         let table = table(&mut gpu, vocab);
-        let mut rows = gpu.rows(n, WIDTH, RowsKind::Between).unwrap();
+        let mut rows = gpu.rows(n, WIDTH, RowsKind::Intermediate).unwrap();
         gpu.write_rows(&mut rows, &x).unwrap();
         let (mut all, mut drawn) = (vec![0.0; n * vocab], vec![None; n]);
         gpu.logits(&rows, &table, wanted, &mut all, &mut drawn).unwrap();

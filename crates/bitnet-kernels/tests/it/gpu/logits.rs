@@ -24,7 +24,7 @@ pub fn logits(
     let n = x.len() / width;
     let mut gpu = Gpu::new(simulator)?;
     let table = gpu.table(&table)?;
-    let mut rows = gpu.rows(n, width, RowsKind::Between)?;
+    let mut rows = gpu.rows(n, width, RowsKind::Intermediate)?;
     gpu.write_rows(&mut rows, x)?;
     let mut out = gpu.rows(n, vocab, RowsKind::Residual)?;
     gpu.head(n, &rows, &table, &mut out)?;

@@ -151,8 +151,8 @@ fn memory_that_a_waiting_launch_reads_is_given_back_after_it() {
 fn a_sequence_that_grows_within_some_tiles_is_replayed() {
     let mut gpu = Gpu::new(Simulator::default()).unwrap();
     let kv = gpu.kv(KvShape { blocks: 12, kv_heads: 1, head_dim: 16 }).unwrap();
-    let qkv = gpu.rows(1, 48, RowsKind::Between).unwrap();
-    let mut out = gpu.rows(1, 16, RowsKind::Between).unwrap();
+    let qkv = gpu.rows(1, 48, RowsKind::Intermediate).unwrap();
+    let mut out = gpu.rows(1, 16, RowsKind::Intermediate).unwrap();
     let blocks: Vec<u32> = (0..12).collect();
     for (position, replays) in [(540, 0), (541, 1), (620, 2), (740, 3)] {
         for _ in 0..8 {
@@ -169,8 +169,8 @@ fn a_sequence_that_grows_within_some_tiles_is_replayed() {
 fn a_sequence_too_long_for_the_memory_of_its_parts_is_attended_in_one() {
     let mut gpu = Gpu::new(Simulator::with(|info| info.processors = 1)).unwrap();
     let kv = gpu.kv(KvShape { blocks: 65, kv_heads: 1, head_dim: 128 }).unwrap();
-    let qkv = gpu.rows(1, 3 * 128, RowsKind::Between).unwrap();
-    let mut out = gpu.rows(1, 128, RowsKind::Between).unwrap();
+    let qkv = gpu.rows(1, 3 * 128, RowsKind::Intermediate).unwrap();
+    let mut out = gpu.rows(1, 128, RowsKind::Intermediate).unwrap();
     let blocks: Vec<u32> = (0..65).collect();
     let mut attend = |tiles: usize| {
         let run = Run { tokens: 0..1, start: tiles * BLOCK_TOKENS - 1, blocks: 0..65, state: 0 };
@@ -201,10 +201,10 @@ fn layers_that_share_a_step_or_not_attend_as_alone() {
     let attend = |gpu: &mut Gpu<Simulator>, runs: &[Run], heads: usize| {
         let mut kv = gpu.kv(KvShape { blocks: 3, kv_heads: 1, head_dim: DIM }).unwrap();
         let rope = gpu.rope(&[0.5; 10 * DIM / 2], &[0.25; 10 * DIM / 2], DIM).unwrap();
-        let mut qkv = gpu.rows(9, (heads + 2) * DIM, RowsKind::Between).unwrap();
+        let mut qkv = gpu.rows(9, (heads + 2) * DIM, RowsKind::Intermediate).unwrap();
         let values: Vec<f32> = (0..9 * (heads + 2) * DIM).map(|i| (0.3 * i as f32).sin()).collect();
         gpu.write_rows(&mut qkv, &values).unwrap();
-        let mut out = gpu.rows(9, heads * DIM, RowsKind::Between).unwrap();
+        let mut out = gpu.rows(9, heads * DIM, RowsKind::Intermediate).unwrap();
         let step = Step::new(runs, &blocks);
         gpu.rope_store(step, heads, &rope, None, &mut qkv, &mut kv).unwrap();
         gpu.attention(step, &qkv, &kv, &mut out).unwrap();

@@ -38,8 +38,9 @@ fn quantised_rows_equal_the_reference_bit_for_bit_at_any_width_and_number_of_nor
     let n = 9;
     for width in [1, 3, 8, 100, 127, 256, 257, 1025, 2560, 8640] {
         let values = adversarial(n, width);
-        for (norms, kind) in
-            [0, 1, 2].into_iter().flat_map(|n| [RowsKind::Residual, RowsKind::Between].map(|kind| (n, kind)))
+        for (norms, kind) in [0, 1, 2]
+            .into_iter()
+            .flat_map(|n| [RowsKind::Residual, RowsKind::Intermediate].map(|kind| (n, kind)))
         {
             let (mut gpu, mut cpu) = (Gpu::new(Simulator::default()).unwrap(), Reference::bf16());
             let (mut x, mut y) = (gpu.rows(n, width, kind).unwrap(), cpu.rows(n, width, kind).unwrap());
@@ -73,7 +74,7 @@ fn gated_rows_equal_the_reference_bit_for_bit() {
                 *x = (i % 400) as f32 - 200.0;
             }
             let (mut gpu, mut cpu) = (Gpu::new(Simulator::default()).unwrap(), Reference::bf16());
-            let kind = RowsKind::Between;
+            let kind = RowsKind::Intermediate;
             let mut x = gpu.rows(n, 2 * ffn, kind).unwrap();
             let mut y = cpu.rows(n, 2 * ffn, kind).unwrap();
             gpu.write_rows(&mut x, &values).unwrap();
@@ -120,8 +121,8 @@ fn normed_rows_are_the_requested_ones_in_their_order() {
         cpu.write(&mut y, &values).unwrap();
         let [gain, _] = gains(width);
         let on_gpu = Norm { gain: gpu.gain(&gain).unwrap(), eps: 1e-5 };
-        let mut out = gpu.rows(4, width, RowsKind::Between).unwrap();
-        let mut expected = cpu.rows(4, width, RowsKind::Between).unwrap();
+        let mut out = gpu.rows(4, width, RowsKind::Intermediate).unwrap();
+        let mut expected = cpu.rows(4, width, RowsKind::Intermediate).unwrap();
         let wanted = [6, 0, 3, 0];
         gpu.norm_rows(&wanted, &x, &on_gpu, &mut out).unwrap();
         cpu.norm_rows(&wanted, &y, &Norm { gain, eps: 1e-5 }, &mut expected).unwrap();

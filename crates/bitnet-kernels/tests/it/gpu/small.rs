@@ -145,9 +145,9 @@ pub fn delta<const DIM: usize>(simulator: Simulator) -> Bits {
             let first = s * lens[0];
             Run { tokens: first..first + lens[s], start: starts[s], blocks: 0..0, state: slots[s] }
         });
-        let mut x = gpu.rows(n, shape.columns(), RowsKind::Between)?;
+        let mut x = gpu.rows(n, shape.columns(), RowsKind::Intermediate)?;
         gpu.write_rows(&mut x, &wave(n * shape.columns(), 0.37 + step as f32))?;
-        let mut out = gpu.rows(n, shape.value_width(), RowsKind::Between)?;
+        let mut out = gpu.rows(n, shape.value_width(), RowsKind::Intermediate)?;
         if step == 2 {
             gpu.copy_state(&mut state, 0, 2)?;
         }
@@ -166,9 +166,9 @@ pub fn delta_again(simulator: Simulator) -> Bits {
         DeltaWeights { conv: &conv, a: &[-0.1, -1.0], dt_bias: &[0.1, 0.2], norm: &norm, eps: 1e-6 };
     let layer = gpu.delta(shape, &weights)?;
     let mut state = gpu.state(shape, 1)?;
-    let mut x = gpu.rows(3, shape.columns(), RowsKind::Between)?;
+    let mut x = gpu.rows(3, shape.columns(), RowsKind::Intermediate)?;
     gpu.write_rows(&mut x, &wave(3 * shape.columns(), 0.37))?;
-    let mut out = gpu.rows(3, shape.value_width(), RowsKind::Between)?;
+    let mut out = gpu.rows(3, shape.value_width(), RowsKind::Intermediate)?;
     let mut all = Vec::new();
     for _ in 0..2 {
         let runs = [Run { tokens: 0..3, start: 0, blocks: 0..0, state: 0 }];
@@ -212,9 +212,9 @@ pub fn embedded_ternary(simulator: Simulator) -> Bits {
 pub fn output_gate(simulator: Simulator) -> Bits {
     let (n, width, column) = (3, 300, 5);
     let mut gpu = Gpu::new(simulator)?;
-    let mut x = gpu.rows(n, column + width, RowsKind::Between)?;
+    let mut x = gpu.rows(n, column + width, RowsKind::Intermediate)?;
     gpu.write_rows(&mut x, &wave(n * (column + width), 0.37))?;
-    let mut out = gpu.rows(n, width, RowsKind::Between)?;
+    let mut out = gpu.rows(n, width, RowsKind::Intermediate)?;
     gpu.write_rows(&mut out, &wave(n * width, 0.11))?;
     gpu.sigmoid_gate(n, &x, column, &mut out)?;
     Ok(bits(&gpu.read_rows(&out, n)?))
@@ -229,7 +229,7 @@ pub fn dense_product(simulator: Simulator) -> Bits {
     let mut x = gpu.rows(n, width, RowsKind::Residual)?;
     gpu.write_rows(&mut x, &wave(n * width, 0.37))?;
     let norm = norm(&mut gpu, width, 0.11)?;
-    let mut out = gpu.rows(n, column + rows + 2, RowsKind::Between)?;
+    let mut out = gpu.rows(n, column + rows + 2, RowsKind::Intermediate)?;
     gpu.dense(n, &x, &norm, &table, &mut out, column)?;
     Ok(bits(&gpu.read_rows(&out, n)?))
 }
@@ -243,14 +243,14 @@ pub fn partly_turned(simulator: Simulator) -> Bits {
     let rope = gpu.rope(&cos, &angles, rotary)?;
     let mut kv = gpu.kv(KvShape { blocks: 1, kv_heads, head_dim })?;
     let width = (heads + 2 * kv_heads) * head_dim + 40;
-    let mut qkv = gpu.rows(n, width, RowsKind::Between)?;
+    let mut qkv = gpu.rows(n, width, RowsKind::Intermediate)?;
     gpu.write_rows(&mut qkv, &wave(n * width, 0.37))?;
     let (queries, keys) = (norm(&mut gpu, head_dim, 0.11)?, norm(&mut gpu, head_dim, 0.23)?);
     let runs = [Run { tokens: 0..n, start: 0, blocks: 0..1, state: 0 }];
     let step = Step::new(&runs, &[0]);
     gpu.rope_store(step, heads, &rope, Some([&queries, &keys]), &mut qkv, &mut kv)?;
     let mut all = bits(&gpu.read_rows(&qkv, n)?);
-    let mut out = gpu.rows(n, heads * head_dim, RowsKind::Between)?;
+    let mut out = gpu.rows(n, heads * head_dim, RowsKind::Intermediate)?;
     gpu.attention(step, &qkv, &kv, &mut out)?;
     all.extend(bits(&gpu.read_rows(&out, n)?));
     Ok(all)
@@ -274,7 +274,7 @@ fn normed(simulator: Simulator, n: usize, heads: usize) -> Bits {
     let rope = gpu.rope(&cos, &angles, head_dim)?;
     let mut kv = gpu.kv(KvShape { blocks: 1, kv_heads, head_dim })?;
     let width = (heads + 2 * kv_heads) * head_dim;
-    let mut qkv = gpu.rows(n, width, RowsKind::Between)?;
+    let mut qkv = gpu.rows(n, width, RowsKind::Intermediate)?;
     gpu.write_rows(&mut qkv, &wave(n * width, 0.37))?;
     let (queries, keys) = (norm(&mut gpu, head_dim, 0.11)?, norm(&mut gpu, head_dim, 0.23)?);
     let runs = [Run { tokens: 0..n, start: 0, blocks: 0..1, state: 0 }];
@@ -289,7 +289,7 @@ fn normed(simulator: Simulator, n: usize, heads: usize) -> Bits {
 fn gated(simulator: Simulator, gate: Gate) -> Bits {
     let (n, width) = (3, 300);
     let mut gpu = Gpu::new(simulator)?;
-    let mut x = gpu.rows(n, 2 * width, RowsKind::Between)?;
+    let mut x = gpu.rows(n, 2 * width, RowsKind::Intermediate)?;
     gpu.write_rows(&mut x, &wave(2 * n * width, 0.37))?;
     let mut q = gpu.quants(n, width, Grouping::Row)?;
     gpu.gate_quantize(n, &x, gate, [None, None], None, &mut q)?;
@@ -310,7 +310,7 @@ pub fn wanted(simulator: Simulator) -> Bits {
     let mut x = gpu.rows(3, width, RowsKind::Residual)?;
     gpu.write_rows(&mut x, &wave(3 * width, 0.37))?;
     let norm = norm(&mut gpu, width, 0.11)?;
-    let mut out = gpu.rows(2, width, RowsKind::Between)?;
+    let mut out = gpu.rows(2, width, RowsKind::Intermediate)?;
     gpu.norm_rows(&[2, 0], &x, &norm, &mut out)?;
     Ok(bits(&gpu.read_rows(&out, 2)?))
 }
@@ -334,14 +334,14 @@ pub fn turned_and_copied(simulator: Simulator) -> Bits {
     let rope = gpu.rope(&cos, &angles, head_dim)?;
     let mut kv = gpu.kv(KvShape { blocks: 4, kv_heads, head_dim })?;
     let width = (heads + 2 * kv_heads) * head_dim;
-    let mut qkv = gpu.rows(n, width, RowsKind::Between)?;
+    let mut qkv = gpu.rows(n, width, RowsKind::Intermediate)?;
     let mut values = wave(n * width, 0.37);
     values[3 * width - 1] = f32::INFINITY;
     gpu.write_rows(&mut qkv, &values)?;
     let runs = [Run { tokens: 0..n, start: 0, blocks: 0..2, state: 0 }];
     gpu.rope_store(Step::new(&runs, &[2, 1]), heads, &rope, None, &mut qkv, &mut kv)?;
     gpu.copy_block(&mut kv, 2, 3)?;
-    let mut out = gpu.rows(n, heads * head_dim, RowsKind::Between)?;
+    let mut out = gpu.rows(n, heads * head_dim, RowsKind::Intermediate)?;
     gpu.attention(Step::new(&runs, &[3, 1]), &qkv, &kv, &mut out)?;
     let mut all = bits(&gpu.read_rows(&qkv, n)?);
     all.extend(bits(&gpu.read_rows(&out, n)?));

@@ -90,7 +90,7 @@ impl<B: Inspect> Kernels<'_, B> {
         let (rows, norm): (Vec<usize>, _) = ((0..n).collect(), self.norm(hidden)?);
         let mut x = self.backend.rows(n, hidden, RowsKind::Residual)?;
         self.backend.write(&mut x, &values(n * hidden))?;
-        let mut out = self.backend.rows(n, hidden, RowsKind::Between)?;
+        let mut out = self.backend.rows(n, hidden, RowsKind::Intermediate)?;
         let work = Work {
             operation: "last norm",
             shape: hidden.to_string(),
@@ -113,7 +113,7 @@ impl<B: Inspect> Kernels<'_, B> {
             Some(_) => vocab * hidden * self.float,
             None => Cpu::screen_bytes(vocab, hidden),
         };
-        let mut x = self.backend.rows(n, hidden, RowsKind::Between)?;
+        let mut x = self.backend.rows(n, hidden, RowsKind::Intermediate)?;
         self.backend.write(&mut x, &values(n * hidden))?;
         let wanted = vec![Wanted::Token(SamplingParams::GREEDY); n];
         let (mut logits, mut drawn) = (vec![0.0; n * vocab], vec![None; n]);

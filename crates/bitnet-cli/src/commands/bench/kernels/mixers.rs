@@ -35,8 +35,8 @@ impl<B: Inspect> Kernels<'_, B> {
             .map(|_| self.backend.kv(shape))
             .collect::<Result<Vec<_>, _>>()?;
         let tokens = sequences * n;
-        let qkv = self.backend.rows(tokens, q + 2 * kv_width, RowsKind::Between)?;
-        let mut out = self.backend.rows(tokens, q, RowsKind::Between)?;
+        let qkv = self.backend.rows(tokens, q + 2 * kv_width, RowsKind::Intermediate)?;
+        let mut out = self.backend.rows(tokens, q, RowsKind::Intermediate)?;
         // Each token attends to those before it and to itself, with one product for the score and one for the value.
         let pairs = sequences * (n * (context - n) + n * (n + 1) / 2);
         let work = Work {
@@ -67,9 +67,9 @@ impl<B: Inspect> Kernels<'_, B> {
         let layers = self.spec.recurrent_layers();
         let mut states = (0..layers).map(|_| b.state(shape, sequences)).collect::<Result<Vec<_>, _>>()?;
         let tokens = sequences * n;
-        let mut x = b.rows(tokens, shape.columns(), RowsKind::Between)?;
+        let mut x = b.rows(tokens, shape.columns(), RowsKind::Intermediate)?;
         b.write(&mut x, &values(tokens * shape.columns()))?;
-        let mut out = b.rows(tokens, shape.value_width(), RowsKind::Between)?;
+        let mut out = b.rows(tokens, shape.value_width(), RowsKind::Intermediate)?;
         let run = |i: usize| Run { tokens: i * n..(i + 1) * n, start: 1, blocks: 0..0, state: i as u32 };
         let runs: Vec<Run> = (0..sequences).map(run).collect();
         let step = Step::new(&runs, &[]);

@@ -63,7 +63,7 @@ impl<B: Inspect> Kernels<'_, B> {
             let copies = self.matrices(operation, [rows, cols], order, self.copies(weights))?;
             for (i, &n) in tuned.iter().chain(steps).enumerate() {
                 let tune = i < tuned.len();
-                let mut input = self.backend.rows(n, cols, RowsKind::Between)?;
+                let mut input = self.backend.rows(n, cols, RowsKind::Intermediate)?;
                 self.backend.write(&mut input, &values(n * cols))?;
                 let mut x = self.backend.quants(n, cols, grouping)?;
                 self.backend.norm_quantize(n, &input, [None, None], None, &mut x)?;
@@ -86,7 +86,7 @@ impl<B: Inspect> Kernels<'_, B> {
                     Then::Store | Then::Add => {
                         let (kind, factor) = match then {
                             Then::Add => (RowsKind::Residual, Some(1.0)),
-                            _ => (RowsKind::Between, None),
+                            _ => (RowsKind::Intermediate, None),
                         };
                         let mut out = self.backend.rows(n, rows, kind)?;
                         if n == 1 && !grouped {
@@ -98,7 +98,7 @@ impl<B: Inspect> Kernels<'_, B> {
                     Then::Gate => {
                         let norm = spec.sub_norms.then(|| self.norm(ffn)).transpose()?;
                         let rotation = self.rotation(ffn)?;
-                        let mut out = self.backend.rows(n, rows, RowsKind::Between)?;
+                        let mut out = self.backend.rows(n, rows, RowsKind::Intermediate)?;
                         let mut q = self.backend.quants(n, ffn, grouping)?;
                         let (norms, gate) = ([norm.as_ref(), None], spec.activation);
                         self.product(work, &copies, tune, |b, i| {
@@ -123,7 +123,7 @@ impl<B: Inspect> Kernels<'_, B> {
                         let mut kv = self.backend.kv(KvShape { blocks: blocks.len(), kv_heads, head_dim })?;
                         let angles = vec![0.6; n * head_dim / 2];
                         let rope = self.backend.rope(&angles, &angles, head_dim)?;
-                        let mut out = self.backend.rows(n, rows, RowsKind::Between)?;
+                        let mut out = self.backend.rows(n, rows, RowsKind::Intermediate)?;
                         let run = [Run { tokens: 0..n, start: 0, blocks: 0..blocks.len(), state: 0 }];
                         let step = Step::new(&run, &blocks);
                         self.product(work, &copies, tune, |b, i| {

@@ -13,9 +13,9 @@ impl<B: Inspect> Kernels<'_, B> {
         for &n in steps {
             let own = usize::from(spec.linear_norms.is_some());
             self.quantise(n, spec.hidden, RowsKind::Residual, 1 + own)?;
-            self.quantise(n, q, RowsKind::Between, sub_norms + own)?;
+            self.quantise(n, q, RowsKind::Intermediate, sub_norms + own)?;
             if let Some(delta) = spec.delta() {
-                self.quantise(n, delta.value_width(), RowsKind::Between, 0)?;
+                self.quantise(n, delta.value_width(), RowsKind::Intermediate, 0)?;
             }
             if spec.linear_norms.is_some() {
                 self.gate(n)?;
@@ -70,7 +70,7 @@ impl<B: Inspect> Kernels<'_, B> {
 
     /// Measures the quantisation of rows with a transform.
     fn transform(&mut self, n: usize, width: usize) -> Result<(), CliError> {
-        let x = self.filled(n, width, RowsKind::Between)?;
+        let x = self.filled(n, width, RowsKind::Intermediate)?;
         let rotation = self.rotation(width)?;
         let block = self.spec.rotation.as_ref().map_or(1, |rotation| rotation.block);
         let mut q = self.backend.quants(n, width, self.grouping)?;
@@ -88,7 +88,7 @@ impl<B: Inspect> Kernels<'_, B> {
     /// Measures a gate whose halves are products of their own.
     fn gate(&mut self, n: usize) -> Result<(), CliError> {
         let ModelSpec { ffn, activation, .. } = *self.spec;
-        let x = self.filled(n, 2 * ffn, RowsKind::Between)?;
+        let x = self.filled(n, 2 * ffn, RowsKind::Intermediate)?;
         let norm = self.norm(ffn)?;
         let mut q = self.backend.quants(n, ffn, self.grouping)?;
         let work = Work {
@@ -107,7 +107,7 @@ impl<B: Inspect> Kernels<'_, B> {
         let spec = self.spec;
         let ModelSpec { heads, kv_heads, head_dim, .. } = *spec;
         let (q, kv_width, rotary) = (spec.q_width(), spec.kv_width(), spec.rotary_width());
-        let mut qkv = self.filled(n, q + 2 * kv_width, RowsKind::Between)?;
+        let mut qkv = self.filled(n, q + 2 * kv_width, RowsKind::Intermediate)?;
         let norms = if spec.head_norms { Some([self.norm(head_dim)?, self.norm(head_dim)?]) } else { None };
         let norms = norms.as_ref().map(|[q, k]| [q, k]);
         let blocks: Vec<u32> = (0..n.div_ceil(Batch::BLOCK_TOKENS) as u32).collect();
@@ -130,8 +130,8 @@ impl<B: Inspect> Kernels<'_, B> {
 
     fn output_gate(&mut self, n: usize) -> Result<(), CliError> {
         let width = self.spec.q_width();
-        let x = self.filled(n, width, RowsKind::Between)?;
-        let mut out = self.filled(n, width, RowsKind::Between)?;
+        let x = self.filled(n, width, RowsKind::Intermediate)?;
+        let mut out = self.filled(n, width, RowsKind::Intermediate)?;
         let work = Work {
             operation: "output gate",
             shape: width.to_string(),
@@ -149,7 +149,7 @@ impl<B: Inspect> Kernels<'_, B> {
         let refused = |e| CliError::refused(e, "decays and rates", "report this");
         let weights = BitNetTensor::from_f32([rows, hidden], &values(rows * hidden)).map_err(refused)?;
         let (x, table) = (self.filled(n, hidden, RowsKind::Residual)?, self.backend.table(&weights)?);
-        let (norm, mut out) = (self.norm(hidden)?, self.backend.rows(n, rows, RowsKind::Between)?);
+        let (norm, mut out) = (self.norm(hidden)?, self.backend.rows(n, rows, RowsKind::Intermediate)?);
         let work = Work {
             operation: "decays and rates",
             shape: format!("{rows}x{hidden}"),
