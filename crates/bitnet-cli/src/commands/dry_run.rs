@@ -136,10 +136,15 @@ fn a_bench_of_a_simulated_gpu_gives_every_row_that_was_asked_for() {
 fn operations(spec: ModelSpec) -> Vec<(&'static str, Vec<&'static str>)> {
     let mut gpu = Gpu::new(Null::with(|info| info.tiles_by_size = true)).unwrap();
     let checkpoint = Checkpoint::synthetic("tiny", Synthetic::of(spec));
-    let sizes =
-        Sizes { steps: &[1, 8, 16, 32, 64, 128], batches: &[1, 9, 33], contexts: &[4000], prompt: 100 };
+    let sizes = Sizes {
+        tuned: &[],
+        steps: &[1, 8, 16, 32, 64, 128],
+        batches: &[1, 9, 33],
+        contexts: &[4000],
+        prompt: 100,
+    };
     let mut rows = Vec::new();
-    kernels::measure(&mut gpu, &checkpoint, &sizes, Bounds::default(), false, &mut |row| {
+    kernels::measure(&mut gpu, &checkpoint, &sizes, Bounds::default(), &mut |row| {
         rows.push((row.operation, row.kernels));
         Ok(())
     })

@@ -22,7 +22,7 @@ use bitnet::{
     load::WeightBytes,
     model::{Checkpoint, Model},
 };
-use kernels::{Bounds, Sizes};
+use kernels::{Bounds, Sizes, TUNED};
 pub use report::Report;
 use report::{Decode, Gpu, Peaks, Prefill, Speed};
 use runs::repeated;
@@ -161,7 +161,8 @@ fn kernels<D: Driver + 'static>(
     steps.push(prompt);
     // On average, half of the decoded tokens are before a token.
     let contexts: Vec<usize> = args.depth.iter().map(|depth| depth + args.decode / 2).collect();
-    let sizes = Sizes { steps: &steps, batches: &args.batch, contexts: &contexts, prompt };
+    let tuned: &[usize] = if args.tune.is_some() { &TUNED } else { &[] };
+    let sizes = Sizes { tuned, steps: &steps, batches: &args.batch, contexts: &contexts, prompt };
     if let Some(gpu) = &mut report.gpu {
         let index = if let bitnet::Device::Cuda(index) = machine.common.device { index } else { 0 };
         let mut backend = machine.gpu(index)?;
@@ -169,8 +170,7 @@ fn kernels<D: Driver + 'static>(
         gpu.ceilings = Some(Peaks::from(ceilings));
         let Ceilings { copy, int8, bf16 } = ceilings;
         let bounds = Bounds { memory: Some(copy), integers: Some(int8), floats: Some(bf16) };
-        let tune = args.tune.is_some();
-        let tuned = kernels::measure(&mut backend, checkpoint, &sizes, bounds, tune, &mut |kernel| {
+        let tuned = kernels::measure(&mut backend, checkpoint, &sizes, bounds, &mut |kernel| {
             report.kernels.push(kernel);
             save(report)
         })?;
@@ -180,11 +180,11 @@ fn kernels<D: Driver + 'static>(
     let memory = report.memory_bandwidth_gb_s.map(|gb_s| 1e9 * gb_s);
     let integers = report.integer_peak_tops.map(|tops| 1e12 * tops);
     let bounds = Bounds { memory, integers, floats: None };
-    kernels::measure(&mut cpu(machine.common)?, checkpoint, &sizes, bounds, false, &mut |kernel| {
+    kernels::measure(&mut cpu(machine.common)?, checkpoint, &sizes, bounds, &mut |kernel| {
         report.kernels.push(kernel);
         save(report)
     })
-    .map(|_| ())
+    .map(drop)
 }
 
 /// Adds measured launches to a file, in place of those for the same products on the same GPU.

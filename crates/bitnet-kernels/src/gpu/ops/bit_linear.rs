@@ -66,6 +66,15 @@ const fn grouped(
     TimedTile { bytes: [36, 144], ..summed(kernel, size, resident, cycles, [0, 0]) }
 }
 
+/// The sizes of a product of `tokens` tokens with `w`.
+fn shape(w: &Linear, tokens: usize) -> Shape {
+    let grouping = match w.scales {
+        Scales::Rows(_) => Grouping::Row,
+        Scales::Groups(_) => Grouping::Groups,
+    };
+    Shape { rows: w.rows, k_tiles: w.k_tiles(), tokens, grouping }
+}
+
 fn one_token(grouping: Grouping) -> &'static Tile {
     match grouping {
         Grouping::Row => &ONE_TOKEN,
@@ -274,12 +283,12 @@ impl<D: Driver> Gpu<D> {
         if n == 0 {
             return Ok(());
         }
-        let (grouping, group, scales) = match &w.scales {
-            Scales::Rows(scales) => (Grouping::Row, 0, scales.address()),
-            Scales::Groups(group) => (Grouping::Groups, *group, 0),
+        let shape = shape(w, n);
+        assert_eq!(x.grouping, shape.grouping, "activations and matrix must have the same grouping");
+        let (group, scales) = match &w.scales {
+            Scales::Rows(scales) => (0, scales.address()),
+            Scales::Groups(group) => (*group, 0),
         };
-        assert_eq!(x.grouping, grouping, "activations and matrix must have the same grouping");
-        let shape = Shape { rows: w.rows, k_tiles: w.k_tiles(), tokens: n, grouping };
         let Plan { mut tile, splits } = self.plan(shape);
         let split_tiles = shape.k_tiles.div_ceil(splits);
         let splits = shape.k_tiles.div_ceil(split_tiles);
@@ -342,18 +351,16 @@ impl<D: Driver> Gpu<D> {
 
     /// Ways to launch a product with `w` for `n` tokens that are worth measuring; none if there is only one.
     pub fn tilings(&self, w: &Linear, n: usize) -> Vec<Tiling> {
-        let grouping = match w.scales {
-            Scales::Rows(_) => Grouping::Row,
-            Scales::Groups(_) => Grouping::Groups,
-        };
         if n < 2 {
             return Vec::new();
         }
-        let (rows, cols, tokens) = (w.rows, K_TILE * w.k_tiles(), n);
-        let shape = Shape { rows, k_tiles: w.k_tiles(), tokens, grouping };
+        let shape = shape(w, n);
+        let Shape { rows, k_tiles, tokens, grouping } = shape;
         let plans = Plan::likely(tiles(grouping), shape, self.driver.info().processors as usize);
-        let tiling =
-            |Plan { tile, splits }| Tiling { grouping, rows, cols, tokens, tile: tile.tokens, splits };
+        let tiling = |Plan { tile, splits }| {
+            let cols = K_TILE * k_tiles;
+            Tiling { grouping, rows, cols, tokens, tile: tile.tokens, splits }
+        };
         plans.into_iter().map(tiling).collect()
     }
 
@@ -367,12 +374,10 @@ impl<D: Driver> Gpu<D> {
         let plan = |&tiling: &Tiling| {
             let Tiling { grouping, rows, cols, tokens, tile, splits } = tiling;
             let shape = Shape { rows, k_tiles: cols / K_TILE, tokens, grouping };
-            let tiles = tiles(grouping);
-            let tile = tiles.iter().map(|timed| &timed.tile).find(|known| known.tokens == tile);
-            let plan = tile.map(|tile| Plan { tile, splits }).filter(|_| tokens > 1 && cols % K_TILE == 0);
-            let fits = plan.filter(|plan| plan.fits(tiles, shape, processors));
+            let plan = Plan::of(tiles(grouping), shape, processors, [tile, splits]);
+            let plan = plan.filter(|_| tokens > 1 && cols % K_TILE == 0);
             let reason = || format!("the kernels cannot launch {:?}", tiling.to_string());
-            fits.map(|plan| (shape, plan)).ok_or_else(|| GpuError::Tilings { reason: reason() })
+            plan.map(|plan| (shape, plan)).ok_or_else(|| GpuError::Tilings { reason: reason() })
         };
         let measured = tilings.iter().map(plan).collect::<Result<_, _>>()?;
         self.plans.measure(measured);

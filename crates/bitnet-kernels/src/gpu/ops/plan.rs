@@ -91,9 +91,16 @@ impl Plan {
         all.filter(|&(_, cycles)| cycles <= TRUSTED * least).map(|(plan, _)| plan).collect()
     }
 
-    /// Whether a product can be launched with this plan.
-    pub(super) fn fits(self, tiles: &'static [TimedTile], shape: Shape, processors: usize) -> bool {
-        Plan::all(tiles, shape, processors).any(|(plan, _)| plan == self)
+    /// The plan with the tile for `tokens` tokens and this number of splits, if a product can be launched with it.
+    pub(super) fn of(
+        tiles: &'static [TimedTile],
+        shape: Shape,
+        processors: usize,
+        [tokens, splits]: [usize; 2],
+    ) -> Option<Self> {
+        let timed = tiles.iter().find(|timed| timed.tile.tokens == tokens)?;
+        let fits = (1..=timed.most_splits(shape, processors)).contains(&splits);
+        fits.then_some(Plan { tile: &timed.tile, splits })
     }
 
     /// Returns the plan with the fewest estimated cycles; among equals, the one with the smallest tile and fewest splits.

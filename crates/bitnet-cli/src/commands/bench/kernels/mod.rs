@@ -51,6 +51,8 @@ pub struct Kernel {
 
 /// The sizes to measure.
 pub struct Sizes<'a> {
+    /// Tokens in a product for which it is first measured how it is best launched.
+    pub tuned: &'a [usize],
     /// Tokens in a step.
     pub steps: &'a [usize],
     /// Sequences decoded together.
@@ -81,21 +83,20 @@ struct Work {
     peak: Option<f64>,
 }
 
-/// Measures every operation of the forward pass. With `tune`, first measures how each product is best launched, and
-/// launches it like that.
+/// Measures every operation of the forward pass. Returns how products are best launched for the numbers of tokens in
+/// [`Sizes::tuned`]; all others are launched as that says.
 pub fn measure<B: Inspect>(
     backend: &mut B,
     checkpoint: &Checkpoint,
     sizes: &Sizes<'_>,
     bounds: Bounds,
-    tune: bool,
     each: &mut dyn FnMut(Kernel) -> Result<(), CliError>,
 ) -> Result<Vec<Tiling>, CliError> {
     let float = if backend.device().is_some() { 2 } else { 4 };
     let spec = &checkpoint.spec;
     let grouping = if spec.grouped.projections { Grouping::Groups } else { Grouping::Row };
     let mut kernels = Kernels { backend, spec, bounds, float, grouping, tuned: Vec::new(), each };
-    kernels.projections(sizes.steps, if tune { &TUNED } else { &[] })?;
+    kernels.projections(sizes)?;
     kernels.rows_of_layers(sizes.steps)?;
     if let Some(delta) = spec.delta() {
         for &batch in sizes.batches {
@@ -155,7 +156,7 @@ impl<B: Inspect> Kernels<'_, B> {
         mut run: impl FnMut(&mut B, usize) -> Result<(), KernelError>,
     ) -> Result<(), CliError> {
         let times = self.times(runs, &mut run)?;
-        let (seconds, least, most) = (times[times.len() / 2], times[0], times[times.len() - 1]);
+        let (seconds, least, most) = (median(&times), times[0], times[times.len() - 1]);
         let Work { operation, shape, tokens, bytes, operations, peak } = work;
         let (bytes, operations) = (bytes as f64 / seconds, operations as f64 / seconds);
         (self.each)(Kernel {
@@ -195,6 +196,11 @@ impl<B: Inspect> Kernels<'_, B> {
         times.sort_by(f64::total_cmp);
         Ok(times)
     }
+}
+
+/// The median of values in ascending order.
+fn median(values: &[f64]) -> f64 {
+    values[values.len() / 2]
 }
 
 fn values(n: usize) -> Vec<f32> {

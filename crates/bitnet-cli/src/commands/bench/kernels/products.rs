@@ -3,7 +3,7 @@ use bitnet::model::{Batch, ModelSpec};
 use bitnet::tensor::{GroupedTensor, TernaryTensor};
 use half::f16;
 
-use super::{Kernels, Work, values};
+use super::{Kernels, Sizes, Work, median, values};
 use crate::error::CliError;
 
 /// What a model does with the sums of a product.
@@ -47,8 +47,8 @@ fn products(spec: &ModelSpec) -> Vec<Product> {
 
 impl<B: Inspect> Kernels<'_, B> {
     /// Measures the products of a layer with the operations that follow each directly, after the choice of how each is
-    /// launched for the numbers of tokens in `tuned`.
-    pub(super) fn projections(&mut self, steps: &[usize], tuned: &[usize]) -> Result<(), CliError> {
+    /// launched.
+    pub(super) fn projections(&mut self, &Sizes { tuned, steps, .. }: &Sizes<'_>) -> Result<(), CliError> {
         let (spec, grouping) = (self.spec, self.grouping);
         let ModelSpec { ffn, heads, kv_heads, head_dim, .. } = *spec;
         let grouped = spec.grouped.projections;
@@ -172,8 +172,7 @@ impl<B: Inspect> Kernels<'_, B> {
                 return Ok(());
             }
             self.backend.use_tilings(&[tiling])?;
-            let times = self.times(copies.len(), &mut run)?;
-            let seconds = times[times.len() / 2];
+            let seconds = median(&self.times(copies.len(), &mut run)?);
             if best.is_none_or(|(least, _)| seconds < least) {
                 best = Some((seconds, tiling));
             }
