@@ -45,6 +45,16 @@ fn products(spec: &ModelSpec) -> Vec<Product> {
     products
 }
 
+/// Returns the tiling that takes the fewest seconds; among equals, the first.
+fn fastest(
+    tilings: Vec<Tiling>,
+    mut seconds: impl FnMut(Tiling) -> Result<f64, CliError>,
+) -> Result<Option<Tiling>, CliError> {
+    let timed = tilings.into_iter().map(|tiling| Ok((seconds(tiling)?, tiling)));
+    let timed = timed.collect::<Result<Vec<_>, CliError>>()?;
+    Ok(timed.into_iter().min_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, tiling)| tiling))
+}
+
 impl<B: Inspect> Kernels<'_, B> {
     /// Measures the products of a layer with the operations that follow each directly, after the choice of how each is
     /// launched.
@@ -166,18 +176,15 @@ impl<B: Inspect> Kernels<'_, B> {
         if !tune {
             return self.time(work, copies.len(), run);
         }
-        let mut best: Option<(f64, Tiling)> = None;
-        for tiling in self.backend.tilings(&copies[0], work.tokens) {
-            if self.tuned.iter().any(|known| known.is_for_product_of(&tiling)) {
-                return Ok(());
-            }
-            self.backend.use_tilings(&[tiling])?;
-            let seconds = median(&self.times(copies.len(), &mut run)?);
-            if best.is_none_or(|(least, _)| seconds < least) {
-                best = Some((seconds, tiling));
-            }
+        let tilings = self.backend.tilings(&copies[0], work.tokens);
+        if tilings.iter().any(|tiling| self.tuned.iter().any(|known| known.is_for_product_of(tiling))) {
+            return Ok(());
         }
-        self.tuned.extend(best.map(|(_, tiling)| tiling));
+        let best = fastest(tilings, |tiling| {
+            self.backend.use_tilings(&[tiling])?;
+            Ok(median(&self.times(copies.len(), &mut run)?))
+        })?;
+        self.tuned.extend(best);
         Ok(self.backend.use_tilings(&self.tuned)?)
     }
 
@@ -200,5 +207,22 @@ impl<B: Inspect> Kernels<'_, B> {
         let codes = matrix.codes().to_vec();
         let matrix = GroupedTensor::new(rows, cols, GroupedTensor::WIDE, codes, scales).map_err(refused)?;
         (0..copies).map(|_| Ok(self.backend.linear(&matrix, order)?)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bitnet::kernels::Grouping;
+
+    use super::*;
+
+    #[test]
+    fn the_launch_that_takes_the_least_time_is_kept_and_the_first_of_equals() {
+        let tiling =
+            |tile| Tiling { grouping: Grouping::Row, rows: 64, cols: 128, tokens: 32, tile, splits: 1 };
+        let tilings = [8, 16, 32, 64].map(tiling).to_vec();
+        let seconds = |tiling: Tiling| Ok([4.0, 2.0, 2.0, 3.0][tiling.tile.ilog2() as usize - 3]);
+        assert_eq!(fastest(tilings, seconds).unwrap(), Some(tiling(16)));
+        assert_eq!(fastest(Vec::new(), seconds).unwrap(), None);
     }
 }
