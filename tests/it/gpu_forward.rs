@@ -223,9 +223,12 @@ fn recompute_after_preemption_leaves_the_same_keys_values_and_logits() {
     }
 }
 
+/// The head for a few greedy rows: bounds, then the logits that they do not rule out.
+const BOUNDED: [&str; 3] = ["sm80_split_s8", "sm80_bounds_t4_s8", "sm80_settle_bf16"];
+
 /// Each operation of the forward pass is one kernel on the GPU; two where heads have norms, the head is ternary or an
-/// embedding rotated, and three for the rule of a recurrent layer. The
-/// activations stay there, and the host reads two words for each drawn token, so the CPU computes nothing.
+/// embedding rotated, three for a dense head and for the rule of a recurrent layer. The activations stay there, and the
+/// host reads two words for each drawn token, so the CPU computes nothing.
 #[test]
 fn a_forward_on_a_gpu_is_its_kernels_alone_and_the_host_reads_its_tokens_alone() {
     let (quantize, attend) = (["sm80_norm_quantize_s8"], ["sm80_attention_r16_d128_bf16"]);
@@ -240,10 +243,37 @@ fn a_forward_on_a_gpu_is_its_kernels_alone_and_the_host_reads_its_tokens_alone()
         let projection = [&quantize[..], &product].concat();
         let layer = [&projection[..], &rotate, &attend, &projection.repeat(3)].concat();
         let embed = kernels(&["sm80_embed_bf16"], &["sm80_embed_w2"]);
-        let head = kernels(&["sm80_head_t8_bf16"], &projection);
+        let head = kernels(&BOUNDED, &projection);
         let (norm, draw) = (["sm80_norm_rows_bf16"], ["sm80_argmax_f32"]);
         let forward = [&embed[..], &layer.repeat(source.spec().layers), &norm, &head, &draw].concat();
         runs_these_kernels(Simulator::default(), &source, 3, &forward);
+    }
+}
+
+/// Greedy rows, and rows that draw from their likeliest tokens, alone and together, get the tokens that they would get
+/// from all logits.
+#[test]
+fn logits_ruled_out_by_bounds_change_no_draw_on_a_gpu() {
+    let source = Synthetic::of(ModelSpec { vocab: 5000, ..tiny().spec().clone() });
+    let drawn = |screens: bool, rows: usize| {
+        let gpu = Gpu::new(Simulator::with(|info| info.screens = screens)).unwrap();
+        let mut model = load(&source, gpu);
+        let mut batch = Batch::new();
+        for row in 0..rows {
+            batch.push(&tokens(&source, 3, row), 0, &[row as u32], 2..3);
+            let likely = SamplingParams { temperature: 1.0, top_k: 9, seed: 7, ..SamplingParams::GREEDY };
+            batch.want(|_| Wanted::Token(if row % 2 == 0 { SamplingParams::GREEDY } else { likely }));
+        }
+        let mut logits = Logits::default();
+        model.forward(&batch, &mut logits).unwrap();
+        let work = model.backend_mut().head_work().unwrap();
+        let (whole, screened) = if screens { (0, rows) } else { (rows, 0) };
+        assert_eq!((work.whole, work.screened), (whole as u64, screened as u64), "{rows} rows");
+        assert!(work.rescored < (rows * 1000) as u64, "{} of {rows} rows computed", work.rescored);
+        (0..rows).map(|row| logits.drawn(row)).collect::<Vec<_>>()
+    };
+    for rows in [1, 2, 5, 8] {
+        assert_eq!(drawn(true, rows), drawn(false, rows), "{rows} rows");
     }
 }
 
@@ -252,9 +282,10 @@ fn a_forward_on_a_gpu_is_its_kernels_alone_and_the_host_reads_its_tokens_alone()
 fn a_forward_of_one_token_on_a_gpu_needs_no_launches_for_norms() {
     let (few, many) = ("sm80_normed_t1_w2a8", "sm80_normed_rows_t1_w2a8");
     let layer = [many, "sm80_attention_r16_d128_bf16", few, many, few];
-    let end = ["sm80_norm_rows_bf16", "sm80_head_t8_bf16", "sm80_argmax_f32"];
+    let (norm, draw) = (["sm80_norm_rows_bf16"], ["sm80_argmax_f32"]);
     let source = tiny();
-    let forward = [&["sm80_embed_bf16"][..], &layer.repeat(source.spec().layers), &end].concat();
+    let layers = layer.repeat(source.spec().layers);
+    let forward = [&["sm80_embed_bf16"][..], &layers, &norm, &BOUNDED, &draw].concat();
     runs_these_kernels(Simulator::default(), &source, 1, &forward);
 }
 

@@ -25,6 +25,7 @@ impl Default for Null {
                 processors: 132,
                 overlap: true,
                 tiles_by_size: false,
+                screens: true,
                 tilings: Vec::new(),
                 code: LoadedCode::default(),
             },

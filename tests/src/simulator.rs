@@ -62,6 +62,7 @@ impl Default for Simulator {
                 processors: 4,
                 overlap: true,
                 tiles_by_size: true,
+                screens: true,
                 tilings: Vec::new(),
                 code: LoadedCode::default(),
             },
@@ -80,9 +81,14 @@ impl Default for Simulator {
 impl Simulator {
     /// A GPU with other properties.
     pub fn with(info: impl FnOnce(&mut DeviceInfo)) -> Self {
-        let mut simulator = Simulator::default();
-        info(&mut simulator.info);
-        simulator
+        Simulator::default().set(info)
+    }
+
+    /// The same GPU with other properties.
+    #[must_use]
+    pub fn set(mut self, info: impl FnOnce(&mut DeviceInfo)) -> Self {
+        info(&mut self.info);
+        self
     }
 
     /// A GPU whose launches do not overlap, as old as can be.

@@ -81,21 +81,51 @@ fn linear() -> Vec<Kernel> {
 /// All kernels that come from templates.
 fn kernels() -> Vec<Kernel> {
     let mut kernels = linear();
-    for (tokens, purpose, row_tiles, row_warps, token_tiles, token_warps, stages, blocks_per_sm, registers) in [
-        (8, "up to 8 tokens", 1, 4, 1, 1, 6, 3, 48),
-        (32, "9 to 32 tokens", 2, 4, 4, 1, 4, 2, 112),
-        (64, "33 tokens and more", 4, 2, 4, 2, 4, 2, 152),
+    for (
+        bounds,
+        purpose,
+        [row_tiles, row_warps, token_tiles, token_warps],
+        [stages, blocks_per_sm],
+        registers,
+    ) in [
+        (false, "up to 8 tokens", [1, 4, 1, 1], [6, 3], 48),
+        (false, "9 to 32 tokens", [2, 4, 4, 1], [4, 2], 112),
+        (false, "33 tokens and more", [4, 2, 4, 2], [4, 2], 152),
+        (true, "up to 4 tokens", [1, 4, 1, 1], [6, 3], 56),
+        (true, "5 to 16 tokens", [2, 4, 4, 1], [4, 2], 120),
+        (true, "17 tokens and more with little shared memory", [4, 2, 4, 2], [4, 2], 152),
+        (true, "17 tokens and more", [4, 4, 8, 2], [3, 1], 255),
     ] {
-        let rows = 16 * row_tiles * row_warps;
+        let (rows, tokens) = (16 * row_tiles * row_warps, 8 * token_tiles * token_warps);
+        let name = if bounds { format!("bounds_t{}_s8", tokens / 2) } else { format!("head_t{tokens}_bf16") };
         kernels.push(Kernel {
-            name: format!("sm80_head_t{tokens}_bf16"),
+            name: format!("sm80_{name}"),
             template: "head.ptx",
             numbers: context! {
-                purpose, row_tiles, row_warps, token_tiles, token_warps, stages, blocks_per_sm, registers,
+                bounds, purpose, row_tiles, row_warps, token_tiles, token_warps, stages, blocks_per_sm,
+                registers, tiny => format!("0f{:08X}", 1e-37f32.to_bits()),
                 shared => stages * 128 * (rows + tokens),
             },
         });
     }
+    // Bounds are made for rows whose largest value lies between these.
+    let bits = |value: f32| value.to_bits();
+    kernels.push(Kernel {
+        name: "sm80_split_s8".into(),
+        template: "split.ptx",
+        numbers: context! {
+            smallest => bits(1e-15), largest => bits(1e15), slack => format!("0f{:08X}", bits(1.0001)),
+            registers => 56,
+        },
+    });
+    kernels.push(Kernel {
+        name: "sm80_settle_bf16".into(),
+        template: "settle.ptx",
+        numbers: context! {
+            threads => 128, groups => 1024, stages => 3, piece => 2048, blocks_per_sm => 3, registers => 128,
+            shared => 4 * 3 * 4096 + 8 * 2048,
+        },
+    });
     // 4 / row_warps warps share 16 rows.
     for (dim, row_warps, purpose, blocks_per_sm, registers) in [
         (128, 1, "runs of up to 16 rows: decoding", 4, 128),
@@ -153,6 +183,7 @@ fn environment() -> Result<Environment<'static>> {
             .build()?,
     );
     env.set_undefined_behavior(UndefinedBehavior::Strict);
+    env.add_function("log", u32::ilog2);
     env.add_function("regs", |prefix: &str, first: usize, count: usize| {
         (first..first + count).map(|i| format!("{prefix}{i}")).collect::<Vec<_>>().join(", ")
     });

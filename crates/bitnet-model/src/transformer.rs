@@ -163,6 +163,11 @@ impl<B: Backend> Transformer<B> {
         &self.backend
     }
 
+    /// The backend, which must keep what the model has made on it.
+    pub fn backend_mut(&mut self) -> &mut B {
+        &mut self.backend
+    }
+
     fn check(&mut self, batch: &Batch) -> Result<(), ForwardError> {
         let sizes = [
             ("tokens", batch.tokens().len(), self.limits.max_tokens),

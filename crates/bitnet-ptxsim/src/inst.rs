@@ -52,8 +52,8 @@ pub(crate) enum ReduxOp {
 /// The operand types of an `mma`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum MmaKind {
-    /// m16n8k32, u8 and s8.
-    Int,
+    /// m16n8k32, u8 (or s8 if `signed`) and s8.
+    Int { signed: bool },
     /// m16n8k16.
     Bf16,
 }

@@ -237,6 +237,9 @@ fn on_gpu<D: Driver + 'static>(
         return Err(Error::GpuCache { kv });
     }
     let mut gpu = driver.and_then(Gpu::new)?;
+    if want.all_logits {
+        gpu = gpu.for_all_logits();
+    }
     let available = gpu.driver().free_memory()?;
     on(gpu, Home::Gpu, (machine.memory, Some(available as u64)), checkpoint, want, progress)
 }
@@ -250,7 +253,7 @@ fn on<B: Backend + 'static>(
     progress: Progress<'_>,
 ) -> Result<Loaded, Error> {
     let start = Instant::now();
-    let (spec, weights) = (&checkpoint.spec, home.weights(checkpoint, want.all_logits)?);
+    let (spec, weights) = (&checkpoint.spec, home.weights(checkpoint, !backend.screens())?);
     let plan = plan(memory, home, spec, weights.total, want)?;
     let model = Transformer::load(spec, &*checkpoint.tensors, backend, plan.limits, progress)?;
     Ok(Loaded { model: Box::new(model), weights, plan, time: start.elapsed(), refused: None })

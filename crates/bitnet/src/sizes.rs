@@ -1,6 +1,6 @@
 //! Sizes of a model's weights, activations and cache in a device's memory.
 
-use bitnet_kernels::{Cpu, KvShape, KvType};
+use bitnet_kernels::{Cpu, KvShape, KvType, gpu};
 use bitnet_model::{Batch, Checkpoint, ModelSpec, TensorKind};
 
 use crate::Error;
@@ -22,7 +22,7 @@ pub struct WeightBytes {
     pub layout: &'static str,
     /// Bytes of all weights.
     pub total: u64,
-    /// Bytes that a greedy step reads in full: trits, norms, and the output head (on the CPU its int8 copy).
+    /// Bytes that a greedy step reads in full: trits, norms, and the int8 copy of the output head.
     pub step: u64,
     /// Number of trits that each token is multiplied with.
     pub trits: u64,
@@ -35,7 +35,7 @@ impl Home {
             Home::Cpu(_) => {
                 "trits in 2 bits, the output head as int8 for bounds and as stored for exact logits"
             }
-            Home::Gpu => "trits in 2 bits, the output head as bf16",
+            Home::Gpu => "trits in 2 bits, the output head as int8 for bounds and as bf16 for exact logits",
         }
     }
 
@@ -73,8 +73,8 @@ impl Home {
                     let table = entry.name == "model.embed_tokens.weight";
                     let head = entry.name == "lm_head.weight" || table && checkpoint.spec.tied_head;
                     match (self, head) {
-                        (Home::Cpu(_), true) if !all_logits => {
-                            let copy = Cpu::screen_bytes(entry.shape[0], entry.shape[1]);
+                        (_, true) if !all_logits => {
+                            let copy = self.copy(entry.shape[0], entry.shape[1]);
                             (size + copy, copy)
                         }
                         (_, false) if table => (size, 0),
@@ -86,6 +86,14 @@ impl Home {
             bytes.step += read as u64;
         }
         Ok(bytes)
+    }
+
+    /// Bytes of the int8 copy of a dense output head.
+    fn copy(self, rows: usize, cols: usize) -> usize {
+        match self {
+            Home::Cpu(_) => Cpu::screen_bytes(rows, cols),
+            Home::Gpu => gpu::copy_bytes(rows, cols),
+        }
     }
 
     /// Bytes of a matrix of 2-bit trits with padded rows and columns, and a scale for each row.
@@ -142,8 +150,9 @@ impl Home {
                 let all = of(spec.hidden) + of(q) + of(values) + of(spec.ffn);
                 let groups = if spec.grouped.projections { all } else { 0 };
                 let head = if spec.grouped.head { spec.hidden + of(spec.hidden) } else { 0 };
+                let bounds = if spec.grouped.head { 0 } else { gpu::bound_bytes(spec.vocab, spec.hidden) };
                 tokens.next_multiple_of(128) * (token + groups)
-                    + rows * (2 * spec.hidden + 4 * spec.vocab + 64)
+                    + rows * (2 * spec.hidden + 4 * spec.vocab + bounds + 64)
                     + rows.next_multiple_of(128) * head
             }
         };

@@ -3,6 +3,7 @@
 mod assumptions;
 mod sampling;
 mod sass;
+mod settle;
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},
@@ -15,7 +16,7 @@ use bitnet_kernels::{
     SamplingParams, Wanted,
     gpu::{
         Gpu,
-        table::{Kernel, overlapped, waits},
+        table::{Kernel, SETTLE, overlapped, waits},
     },
 };
 use bitnet_model::{Batch, Hybrid, Limits, Logits, Model, ModelSpec, Synthetic, Transformer};
@@ -171,8 +172,13 @@ impl Kind {
         }
         self.samples.lock().expect("nothing panicked").clear();
         self.model.forward(&batch, &mut Logits::default())?;
-        let step = std::mem::take(&mut *self.samples.lock().expect("nothing panicked"));
+        let mut step = std::mem::take(&mut *self.samples.lock().expect("nothing panicked"));
         ensure!(!step.is_empty(), "a step launches kernels");
+        let spec = self.model.spec();
+        let settles = |sample: &&mut Sample| sample.launch.kernel().name == SETTLE.name;
+        if let Some(sample) = step.iter_mut().find(settles) {
+            *sample = settle::launch(case.sequences, [spec.vocab, spec.hidden])?;
+        }
         Ok(step)
     }
 }

@@ -42,8 +42,8 @@ pub enum Case {
     /// [`Backend::embed`], [`Backend::norm_rows`] and [`Backend::logits`] with one table.
     Head { n: usize, width: usize, vocab: usize, dtype: DType },
     /// The highest logits, by [`Backend::logits`], of ordinary and extreme rows; the table has rows of every kind, each
-    /// of them twice.
-    Top { n: usize, width: usize, vocab: usize, dtype: DType },
+    /// of them twice. With `all`, every fourth row needs all logits.
+    Top { n: usize, width: usize, vocab: usize, dtype: DType, all: bool },
     /// [`Case::BitLinear`] with a scale per group of columns, and with a factor if `add` is set. Every second part has
     /// groups of 128.
     Grouped { n: usize, k: usize, rows: &'static [usize], group: usize, column: usize, add: bool },
@@ -195,7 +195,10 @@ fn head_cases(cases: &mut Vec<Case>) {
         (33, 64, 2048, DType::BF16),
         (3, 512, 1030, DType::Q8_0),
     ] {
-        cases.push(Case::Top { n, width, vocab, dtype });
+        cases.push(Case::Top { n, width, vocab, dtype, all: true });
+    }
+    for (n, width, vocab) in [(4, 200, 2700), (9, 264, 5200), (33, 130, 5121)] {
+        cases.push(Case::Top { n, width, vocab, dtype: DType::BF16, all: false });
     }
 }
 
@@ -510,7 +513,7 @@ fn outputs<B: Inspect>(b: &mut B, case: Case) -> Result<Results, KernelError> {
         Case::Attention { heads, kv_heads, head_dim, runs, odd } => {
             attention(b, v, heads, KvShape { blocks: 0, kv_heads, head_dim }, runs, odd)
         }
-        Case::Top { n, width, vocab, dtype } => top(b, v, (n, width, vocab), dtype),
+        Case::Top { n, width, vocab, dtype, all } => top(b, v, [n, width, vocab], dtype, all),
         Case::Head { n, width, vocab, dtype } => {
             let table = b.table(&v.table(vocab, width, dtype))?;
             head(b, v, &table, [n, width, vocab], 1.0)
@@ -714,8 +717,9 @@ fn ternary_head<B: Inspect>(
 fn top<B: Inspect>(
     b: &mut B,
     v: &mut Values,
-    (n, width, vocab): (usize, usize, usize),
+    [n, width, vocab]: [usize; 3],
     dtype: DType,
+    all: bool,
 ) -> Result<Results, KernelError> {
     let mut weights = v.table(vocab.div_ceil(2), width, dtype);
     let row_bytes = weights.row_bytes();
@@ -736,7 +740,8 @@ fn top<B: Inspect>(
     let mut x = b.rows(n, width, RowsKind::Intermediate)?;
     b.write(&mut x, &v.rows(n, width))?;
     let kinds = [Wanted::Top(1), Wanted::Top(2), Wanted::Top(5), Wanted::All];
-    let wanted: Vec<Wanted> = kinds.into_iter().cycle().take(n).collect();
+    let kinds = if all { &kinds[..] } else { &kinds[..3] };
+    let wanted: Vec<Wanted> = kinds.iter().copied().cycle().take(n).collect();
     let logits = logits(b, &x, &table, &wanted, vocab)?;
     let (mut ids, mut values) = (Vec::new(), Vec::new());
     for (row, wanted) in logits.chunks_exact(vocab).zip(&wanted) {

@@ -3,8 +3,8 @@ use super::{
 };
 use crate::{
     Backend, BackendInfo, DeltaShape, DeltaWeights, DeviceStatus, Drawn, Gate, Grouping, HeadNorms, Inspect,
-    KernelError, KvShape, KvType, Norm, Norms, Rotate, RowOrder, RowsKind, SamplingParams, Step, StepSize,
-    TableWeights, Wanted, Weights,
+    KernelError, KvShape, KvType, Norm, Norms, Rotate, RowOrder, RowsKind, SamplingParams, Screen, Step,
+    StepSize, TableWeights, Wanted, Weights,
 };
 
 /// Implements operations by the methods of [`Gpu`] of the same names, in `ops/` and in the files of the types.
@@ -126,6 +126,15 @@ impl<D: Driver> Backend for Gpu<D> {
         kv: &mut Kv,
     ) -> Result<(), KernelError> {
         Ok(self.bit_linear_rope_store(step, x, w, rope, norms, qkv, kv)?)
+    }
+
+    fn screens(&self) -> bool {
+        self.screens
+    }
+
+    /// Makes the copy from the table on the device, because a file's copy has the layout of the CPU kernels.
+    fn screen(&mut self, table: &mut Table, _: Option<Screen>) -> Result<(), KernelError> {
+        self.copy_table(table)
     }
 
     fn device(&self) -> Option<DeviceStatus> {

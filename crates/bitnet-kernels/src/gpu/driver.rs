@@ -26,6 +26,8 @@ pub struct DeviceInfo {
     /// Whether a product takes the tile of its number of tokens and not the one that is estimated to take the least
     /// time, so that tests reach every kernel. Results have the same bits.
     pub tiles_by_size: bool,
+    /// Whether the highest logits are found by bounds. Tokens are the same.
+    pub screens: bool,
     /// How products are launched that a tuning run has measured on this GPU; other launches are estimated.
     pub tilings: Vec<Tiling>,
     /// Where the machine code of the kernels that are loaded came from.

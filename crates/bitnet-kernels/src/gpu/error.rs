@@ -57,7 +57,7 @@ pub enum GpuError {
     NotRecorded { reason: String },
     /// `BITNET_GPU` contains an unknown switch.
     #[error(
-        "{switch:?} in BITNET_GPU is not a switch: give any of no-overlap, tiles-by-size, compile, no-recordings, sync, \
+        "{switch:?} in BITNET_GPU is not a switch: give any of no-overlap, no-bounds, tiles-by-size, compile, no-recordings, sync, \
          patience=SECONDS and optimise=0 to 4, separated by commas"
     )]
     UnknownSwitch { switch: String },

@@ -7,18 +7,20 @@ use bitnet_tensor::DType;
 
 use super::{
     Counts, Driver, Gpu, GpuError, LoadedCode, cubins,
+    screen::CopySize,
     table::{
         ARGMAX, ATTENTION_MERGE_D128, ATTENTION_MERGE_D256, ATTENTION_R16_D128, ATTENTION_R16_D256,
         ATTENTION_R32_D256, ATTENTION_R64_D128, BITLINEAR_T1, BITLINEAR_T8, BITLINEAR_T16, BITLINEAR_T32,
-        BITLINEAR_T64, BITLINEAR_T128, COPY_BLOCK, DELTA_INPUTS, DELTA_OUTPUTS, DELTA_RULE, DELTA_RULE_D128,
-        DENSE, EMBED, EMBED_TERNARY, GROUPED_T1, GROUPED_T8, GROUPED_T16, GROUPED_T32, GROUPED_T64,
-        GROUPED_T128, HADAMARD, HEAD_T8, HEAD_T32, HEAD_T64, Kernel, NORM_QUANTIZE, NORM_ROWS,
-        NORMED_ROWS_T1, NORMED_T1, ROPE_STORE, SAMPLE, SIGMOID_GATE,
+        BITLINEAR_T64, BITLINEAR_T128, BOUNDS_T4, BOUNDS_T16, BOUNDS_T32, BOUNDS_T64, COPY_BLOCK,
+        DELTA_INPUTS, DELTA_OUTPUTS, DELTA_RULE, DELTA_RULE_D128, DENSE, EMBED, EMBED_TERNARY, GROUPED_T1,
+        GROUPED_T8, GROUPED_T16, GROUPED_T32, GROUPED_T64, GROUPED_T128, HADAMARD, HEAD_T8, HEAD_T32,
+        HEAD_T64, Kernel, NORM_QUANTIZE, NORM_ROWS, NORMED_ROWS_T1, NORMED_T1, ROPE_STORE, SAMPLE, SETTLE,
+        SIGMOID_GATE, SPLIT,
     },
     upload::Uploads,
 };
 use crate::{
-    Drawn, Gate, Grouping, KernelError, RowsKind, SamplingParams,
+    Drawn, Gate, Grouping, HeadWork, KernelError, RowsKind, SamplingParams,
     conformance::{Case, Failure, check_rounded},
 };
 
@@ -48,6 +50,12 @@ const fn head(n: usize) -> Case {
     Case::Head { n, width: 136, vocab: 150, dtype: DType::BF16 }
 }
 
+/// A row, and enough columns that bounds find the five highest logits.
+const fn highest(n: usize) -> Case {
+    let vocab = if n <= 4 { 2600 } else { 5130 };
+    Case::Top { n, width: 136, vocab, dtype: DType::BF16, all: false }
+}
+
 const fn attention(head_dim: usize, runs: &'static [(usize, usize)]) -> Case {
     Case::Attention { heads: 4, kv_heads: 2, head_dim, runs, odd: false }
 }
@@ -66,7 +74,7 @@ const fn rotated(grouped: Option<(usize, usize)>, grouping: Grouping) -> Case {
     Case::Rotated { n: 3, width: 1536, block: 512, signs: true, grouped, norms: 1, grouping }
 }
 
-static QUESTIONS: [Question; 43] = [
+static QUESTIONS: [Question; 46] = [
     (&[&NORM_QUANTIZE], Case::NormQuantize { n: 9, width: 641, norms: 2 }),
     (&[&NORM_QUANTIZE], Case::GateQuantize { n: 7, ffn: 300, gate: Gate::SquaredRelu, norms: 1 }),
     (&[&NORM_QUANTIZE], Case::GateQuantize { n: 2, ffn: 300, gate: Gate::Silu, norms: 1 }),
@@ -93,6 +101,9 @@ static QUESTIONS: [Question; 43] = [
     (&[&EMBED, &NORM_ROWS, &HEAD_T8], head(3)),
     (&[&HEAD_T32], head(21)),
     (&[&HEAD_T64], head(100)),
+    (&[&SPLIT, &BOUNDS_T4, &SETTLE], highest(3)),
+    (&[&BOUNDS_T16], highest(9)),
+    (&[&BOUNDS_T32, &BOUNDS_T64], highest(20)),
     (&[&ROPE_STORE, &COPY_BLOCK, &ATTENTION_R16_D128, &ATTENTION_MERGE_D128], attention(128, &[(300, 1)])),
     (&[&ATTENTION_R64_D128], attention(128, &[(30, 70)])),
     (&[&ATTENTION_R16_D256, &ATTENTION_MERGE_D256], attention(256, &[(300, 1)])),
@@ -136,6 +147,8 @@ impl<D: Driver> Gpu<D> {
         // The model starts without what the cases left.
         (self.uploads, self.logits, self.drawn) = (Uploads::default(), None, None);
         (self.head_input, self.head_width) = (None, 0);
+        (self.screening, self.copied, self.head) = (None, CopySize::default(), HeadWork::default());
+        self.send(self.computed.address(), &[0; 8])?;
         (self.mixed, self.mixed_len) = (None, 0);
         self.counts = Counts::default();
         self.free = self.driver.free_memory()?;

@@ -3,7 +3,7 @@
 use bitnet_tensor::{BitNetTensor, GroupedTensor};
 use half::bf16;
 
-use super::{DeviceBuffer, Driver, Gpu, GpuError, Linear, Rotation, bytes::f32_bytes};
+use super::{DeviceBuffer, Driver, Gpu, GpuError, Linear, Rotation, bytes::f32_bytes, screen::Copied};
 use crate::RowOrder;
 
 /// An embedding or an output head.
@@ -32,6 +32,8 @@ pub struct Dense {
     pub(super) cols: usize,
     pub(super) stride: usize,
     pub(super) buffer: DeviceBuffer,
+    /// The int8 copy, if steps may use bounds.
+    pub(super) copy: Option<Copied>,
 }
 
 /// The gain of a norm, `[width]` f32.
@@ -62,7 +64,7 @@ impl<D: Driver> Gpu<D> {
             }
             self.send(buffer.address() + (2 * first * stride) as u64, &bytes)?;
         }
-        Ok(Table::Dense(Dense { rows, cols, stride, buffer }))
+        Ok(Table::Dense(Dense { rows, cols, stride, buffer, copy: None }))
     }
 
     /// Takes a ternary matrix with scales for groups of columns. [`Gpu::prepare`] allocates the int8 input that it

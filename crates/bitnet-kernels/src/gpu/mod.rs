@@ -21,12 +21,15 @@ mod quants;
 mod queue;
 mod rotation;
 mod rows;
+mod screen;
 pub mod table;
 mod ternary;
 pub mod tilings;
 mod upload;
 
 use std::{ptr, time::Duration};
+
+use crate::HeadWork;
 
 pub use cache::{Kv, Rope};
 pub use ceilings::Ceilings;
@@ -42,6 +45,8 @@ pub use quants::Quants;
 use queue::{Queue, WaitingNorm};
 pub use rotation::Rotation;
 pub use rows::Rows;
+use screen::{CopySize, Screening};
+pub use screen::{bound_bytes, copy_bytes};
 use table::{KERNELS, Kernel};
 pub use ternary::Linear;
 use upload::{Described, Uploads};
@@ -122,6 +127,13 @@ pub struct Gpu<D: Driver> {
     /// int8 input of a ternary head, and the maximum width of ternary tables; 0 if there are none.
     head_input: Option<Quants>,
     head_width: usize,
+    /// Bounds of the logits of a step, the maximum sizes of int8 copies of tables, and whether there are to be any.
+    screening: Option<Screening>,
+    copied: CopySize,
+    screens: bool,
+    /// Rows of logits of dense tables so far. The device counts the logits that bounds did not rule out, as a u64.
+    head: HeadWork,
+    computed: DeviceBuffer,
     /// Values that the kernels of a gated-delta layer pass to each other, and the maximum number of these floats for a
     /// token; 0 if there are no such layers.
     mixed: Option<DeviceBuffer>,
@@ -159,6 +171,7 @@ impl<D: Driver> Gpu<D> {
         let parts = parts.max(ops::parts_bytes(processors));
         let parts = DeviceBuffer::new(&mut driver, &returned, parts, "parts of sums")?;
         let tickets = DeviceBuffer::new(&mut driver, &returned, tickets, "tickets of sums")?;
+        let computed = DeviceBuffer::new(&mut driver, &returned, 8, "number of computed logits")?;
         let free = driver.free_memory()?;
         let mut gpu = Gpu {
             driver,
@@ -176,6 +189,11 @@ impl<D: Driver> Gpu<D> {
             drawn: None,
             head_input: None,
             head_width: 0,
+            screening: None,
+            copied: CopySize::default(),
+            screens: true,
+            head: HeadWork::default(),
+            computed,
             mixed: None,
             mixed_len: 0,
             free,
@@ -184,8 +202,14 @@ impl<D: Driver> Gpu<D> {
         };
         gpu.try_kernels()?;
         gpu.plans = Plans::new(gpu.driver.info().tiles_by_size);
+        gpu.screens = gpu.driver.info().screens;
         gpu.use_tilings(&gpu.driver.info().tilings.clone())?;
         Ok(gpu)
+    }
+
+    /// Makes no int8 copy of the output head, for callers that need all logits.
+    pub fn for_all_logits(self) -> Self {
+        Gpu { screens: false, ..self }
     }
 
     /// The driver.

@@ -1,4 +1,4 @@
-use super::{Driver, Gpu, GpuError, ops::DRAWN, pieces::FEW, upload::Upload};
+use super::{Driver, Gpu, GpuError, ops::DRAWN, pieces::FEW, screen::CopySize, upload::Upload};
 use crate::{Grouping, RowsKind, StepSize};
 
 /// Bytes of an id, a position or a slot.
@@ -24,11 +24,15 @@ impl<D: Driver> Gpu<D> {
             (Upload::DeltaTokens, if self.mixed_len > 0 { DELTA * size.tokens } else { 0 }),
             (Upload::DeltaRuns, if self.mixed_len > 0 { DELTA * size.tokens } else { 0 }),
             (Upload::Rows, WORD * size.logit_rows),
+            (Upload::Highest, WORD * size.logit_rows),
             (Upload::Sampling, SAMPLING * size.logit_rows),
         ] {
             self.make_room(what, bytes)?;
         }
         self.logits = Some(self.rows(size.logit_rows, size.vocab, RowsKind::Residual)?);
+        if self.copied != CopySize::default() {
+            self.screening = Some(self.screening(size.logit_rows)?);
+        }
         if self.head_width > 0 {
             self.head_input = Some(self.quants(size.logit_rows, self.head_width, Grouping::Groups)?);
         }

@@ -147,6 +147,12 @@ kernels! {
     HEAD_T8 = generated "sm80_head_t8_bf16": ["HMMA.16816.F32.BF16", "LDSM.16.M88.4", "LDGSTS.E.BYPASS"];
     HEAD_T32 = generated "sm80_head_t32_bf16": ["HMMA.16816.F32.BF16", "LDSM.16.M88.4", "LDGSTS.E.BYPASS"];
     HEAD_T64 = generated "sm80_head_t64_bf16": ["HMMA.16816.F32.BF16", "LDSM.16.M88.4", "LDGSTS.E.BYPASS"];
+    SPLIT = generated "sm80_split_s8": ["LDG.E.128", "REDUX.MAX"];
+    BOUNDS_T4 = generated "sm80_bounds_t4_s8": ["IMMA.16832.S8.S8", "LDSM.16.M88.4", "LDGSTS.E.BYPASS"];
+    BOUNDS_T16 = generated "sm80_bounds_t16_s8": ["IMMA.16832.S8.S8", "LDSM.16.M88.4", "LDGSTS.E.BYPASS"];
+    BOUNDS_T32 = generated "sm80_bounds_t32_s8": ["IMMA.16832.S8.S8", "LDSM.16.M88.4", "LDGSTS.E.BYPASS"];
+    BOUNDS_T64 = generated "sm80_bounds_t64_s8": ["IMMA.16832.S8.S8", "LDSM.16.M88.4", "LDGSTS.E.BYPASS"];
+    SETTLE = generated "sm80_settle_bf16": ["HMMA.16816.F32.BF16", "LDSM.16.M88.4", "LDGSTS.E.BYPASS", "REDUX.SUM"];
     ATTENTION_R16_D128 = generated "sm80_attention_r16_d128_bf16": ["HMMA.16816.F32.BF16", "LDSM.16.M88.4", "LDGSTS.E.BYPASS", "LDSM.16.MT88.4"];
     ATTENTION_R64_D128 = generated "sm80_attention_r64_d128_bf16": ["HMMA.16816.F32.BF16", "LDSM.16.M88.4", "LDGSTS.E.BYPASS", "LDSM.16.MT88.4"];
     ATTENTION_MERGE_D128 = generated "sm80_attention_merge_d128_f32": ["FFMA"];

@@ -94,7 +94,9 @@ pub(super) fn mma(args: &mut Args<'_>) -> Result<Op> {
     let (k16, k32) = (args.take("m16n8k16"), args.take("m16n8k32"));
     let types = [args.ty()?, args.ty()?, args.ty()?, args.ty()?];
     let kind = match types {
-        [Type::S32, Type::U8, Type::S8, Type::S32] if k32 => MmaKind::Int,
+        [Type::S32, a @ (Type::U8 | Type::S8), Type::S8, Type::S32] if k32 => {
+            MmaKind::Int { signed: a == Type::S8 }
+        }
         [Type::F32, Type::Bf16, Type::Bf16, Type::F32] if k16 => MmaKind::Bf16,
         _ => return Err(args.unsupported()),
     };

@@ -47,14 +47,11 @@ impl Step<'_, '_> {
             *sum = *self.read(reg)?;
         }
         match kind {
-            MmaKind::Int => {
+            MmaKind::Int { signed } => {
                 let byte = |word: u32, i: usize| (word >> (8 * i)) as u8;
-                let (a, b) = self.operands::<i16, 32>(
-                    a,
-                    b,
-                    |word, i| i16::from(byte(word, i)),
-                    |word, i| i16::from(byte(word, i) as i8),
-                )?;
+                let number = |word, i| i16::from(byte(word, i) as i8);
+                let first = |word, i| if signed { number(word, i) } else { i16::from(byte(word, i)) };
+                let (a, b) = self.operands::<i16, 32>(a, b, first, number)?;
                 accumulate(&mut sum, |row, column, old| {
                     let products = a[row].iter().zip(&b[column]).map(|(&x, &y)| i32::from(x) * i32::from(y));
                     i32::get(old).wrapping_add(products.sum()).put()

@@ -44,13 +44,16 @@ proptest! {
     #[test]
     fn integer_mma_equals_plain_loops(mut bytes in prop::collection::vec(any::<u8>(), 768)) {
         bytes.resize(1024, 0);
-        let got = run(&bytes_kernel("m16n8k32.row.col.s32.u8.s8.s32"), &Launch::new(1, 32), &words(&bytes), 128);
-        for row in 0..16 {
-            for column in 0..8 {
-                let product = |k| i32::from(bytes[32 * row + k]) * i32::from(bytes[512 + 32 * column + k] as i8);
-                // Run twice over the same accumulator.
-                let expected = 2 * (0..32).map(product).sum::<i32>();
-                prop_assert_eq!(got[8 * row + column] as i32, expected, "row {} column {}", row, column);
+        for (first, number) in [("u8", i32::from as fn(u8) -> i32), ("s8", |byte| i32::from(byte as i8))] {
+            let kernel = bytes_kernel(&format!("m16n8k32.row.col.s32.{first}.s8.s32"));
+            let got = run(&kernel, &Launch::new(1, 32), &words(&bytes), 128);
+            for row in 0..16 {
+                for column in 0..8 {
+                    let product = |k| number(bytes[32 * row + k]) * i32::from(bytes[512 + 32 * column + k] as i8);
+                    // Run twice over the same accumulator.
+                    let expected = 2 * (0..32).map(product).sum::<i32>();
+                    prop_assert_eq!(got[8 * row + column] as i32, expected, "{} row {} column {}", first, row, column);
+                }
             }
         }
     }

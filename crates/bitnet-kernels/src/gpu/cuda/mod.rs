@@ -146,6 +146,7 @@ impl Cuda {
     /// | switch | effect |
     /// |---|---|
     /// | `no-overlap` | begins each kernel when the one before has ended, also from compute capability 9.0 on, and loads the kernels of older GPUs |
+    /// | `no-bounds` | computes all logits, and makes no int8 copy of the output head |
     /// | `tiles-by-size` | multiplies with the kernel for the number of tokens, not with the one that is estimated to take the least time |
     /// | `compile` | compiles the kernels, even if their machine code is in `bitnet.cubins` beside the program |
     /// | `no-recordings` | hands launches to the driver one by one |
@@ -180,6 +181,7 @@ impl Cuda {
         let overlapping = overlaps.then(library::launch_ex).flatten();
         info.overlap = overlapping.is_some();
         info.tiles_by_size = switches.tiles_by_size;
+        info.screens = switches.screens;
         info.tilings = measured(&info.name)?;
         let mut context = ptr::null_mut();
         // SAFETY: the device came from the driver; the pointer is to a local that lives through the call.
@@ -391,6 +393,7 @@ fn describe(l: Library, device: sys::CUdevice) -> Result<DeviceInfo, GpuError> {
         processors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
         overlap: false,
         tiles_by_size: false,
+        screens: true,
         tilings: Vec::new(),
         code: LoadedCode::default(),
     })

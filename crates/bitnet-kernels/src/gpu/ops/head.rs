@@ -61,6 +61,7 @@ impl<D: Driver> Gpu<D> {
     }
 
     fn dense_logits(&mut self, n: usize, x: &Rows, table: &Dense, out: &mut Rows) -> Result<(), GpuError> {
+        self.head.whole += n as u64;
         let tile = Tile::choose(&TILES, n);
         let blocks = [n.div_ceil(tile.tokens), table.rows.div_ceil(tile.rows), 1];
         let sizes = [table.rows, n, table.stride, x.stride, out.stride];

@@ -1,6 +1,6 @@
 use crate::{
     Drawn, RowsKind, SamplingParams, Wanted,
-    gpu::{Driver, Gpu, GpuError, Rows, Table},
+    gpu::{Dense, Driver, Gpu, GpuError, Rows, Table},
 };
 
 /// Bytes of a row's result: {u32 token, u32 status}.
@@ -24,7 +24,13 @@ impl<D: Driver> Gpu<D> {
             "there must be logits and a token for each row"
         );
         let mut rows = self.logit_rows(n, vocab)?;
-        let made = self.head(n, x, table, &mut rows).and_then(|()| self.draw_from(&rows, wanted, drawn));
+        let made = match table {
+            Table::Dense(dense @ Dense { copy: Some(copy), .. }) if self.is_bounded(vocab, wanted) => {
+                self.highest_logits(x, (dense, copy), wanted, &mut rows)
+            }
+            _ => self.head(n, x, table, &mut rows),
+        };
+        let made = made.and_then(|()| self.draw_from(&rows, wanted, drawn));
         let read = made.and_then(|()| self.read_rest(&rows, wanted, logits));
         self.logits = Some(rows);
         read

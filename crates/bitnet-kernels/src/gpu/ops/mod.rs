@@ -2,6 +2,7 @@
 
 mod attention;
 mod bit_linear;
+mod bounds;
 mod copy_block;
 mod dense;
 mod embed;

@@ -1,8 +1,8 @@
 //! Small launches of every kernel that works on rows, for the mutants.
 
 use bitnet_kernels::{
-    DeltaShape, DeltaWeights, Gate, Grouping, KvShape, Norm, Rotate, RowOrder, RowsKind, Run, SamplingParams,
-    Step,
+    Backend, DeltaShape, DeltaWeights, Gate, Grouping, KernelError, KvShape, Norm, Rotate, RowOrder,
+    RowsKind, Run, SamplingParams, Step, Wanted,
     gpu::{Gain, Gpu, GpuError, Quants, Rotation, Table},
 };
 use bitnet_tensor::{BitNetTensor, DType, GroupedTensor, SharedBytes, TernaryTensor};
@@ -15,12 +15,52 @@ fn wave(n: usize, step: f32) -> Vec<f32> {
     (0..n).map(|i| 3.0 * (i as f32 * step).sin()).collect()
 }
 
+fn noise(n: usize, mut state: u64) -> Vec<f32> {
+    let mut next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 40) as f32 / (1 << 23) as f32 - 1.0
+    };
+    (0..n).map(|_| next()).collect()
+}
+
 fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|v| v.to_bits()).collect()
 }
 
 fn norm(gpu: &mut Gpu<Simulator>, width: usize, step: f32) -> Result<Norm<Gain>, GpuError> {
     Ok(Norm { gain: gpu.gain(&wave(width, step))?, eps: 1e-5 })
+}
+
+/// The one or two highest logits of each row, and how many were computed for them. Half the rows of the table are close to
+/// each other.
+pub fn bounded<const N: usize, const WIDTH: usize>(simulator: Simulator) -> Bits {
+    let (width, vocab) = (WIDTH, 1100);
+    let mut gpu = Gpu::new(simulator)?;
+    let mut values = noise(vocab * width, 1);
+    for row in 1..vocab / 2 {
+        let (first, rest) = values.split_at_mut(width);
+        let others = &mut rest[(row - 1) * width..][..width];
+        others.iter_mut().zip(first).for_each(|(x, first)| *x = *first + 0.1 * *x);
+    }
+    let values = BitNetTensor::from_f32([vocab, width], &values).expect("a table");
+    let mut table = gpu.table(&values)?;
+    match Backend::screen(&mut gpu, &mut table, None) {
+        Err(KernelError::Gpu(error)) => return Err(error),
+        copied => copied.expect("memory"),
+    }
+    let mut x = gpu.rows(N, width, RowsKind::Intermediate)?;
+    gpu.write_rows(&mut x, &noise(N * width, 2))?;
+    let wanted: Vec<Wanted> = (0..N).map(|row| Wanted::Top(1 + row % 2)).collect();
+    let (mut logits, mut drawn) = (vec![0.0; N * vocab], vec![None; N]);
+    gpu.logits(&x, &table, &wanted, &mut logits, &mut drawn)?;
+    let mut all = bits(&logits);
+    all.push(gpu.head_work()?.rescored as u32);
+    Ok(all)
+}
+
+/// The same on a GPU with little shared memory.
+pub fn bounded_in_little<const N: usize, const WIDTH: usize>(simulator: Simulator) -> Bits {
+    bounded::<N, WIDTH>(simulator.set(|info| info.shared = 99 << 10))
 }
 
 fn quantised(gpu: &mut Gpu<Simulator>, q: &Quants, n: usize) -> Bits {

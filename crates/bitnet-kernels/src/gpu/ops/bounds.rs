@@ -1,0 +1,157 @@
+use crate::{
+    RowsKind, Wanted,
+    gpu::{
+        Arg, Dense, Driver, Gpu, GpuError, Rows, Table,
+        screen::{Copied, Screening, panels},
+        table::{BOUNDS_T4, BOUNDS_T16, BOUNDS_T32, BOUNDS_T64, SETTLE, SPLIT},
+        upload::Upload,
+    },
+};
+
+use super::tile::Tile;
+
+/// The kernels of bounds, by number of tokens, for GPUs with much shared memory.
+static TILES: [Tile; 3] = [
+    Tile { kernel: &BOUNDS_T4, rows: 64, tokens: 4 },
+    Tile { kernel: &BOUNDS_T16, rows: 128, tokens: 16 },
+    Tile { kernel: &BOUNDS_T64, rows: 256, tokens: 64 },
+];
+/// The same for GPUs with little.
+static SMALL_TILES: [Tile; 3] = [
+    Tile { kernel: &BOUNDS_T4, rows: 64, tokens: 4 },
+    Tile { kernel: &BOUNDS_T16, rows: 128, tokens: 16 },
+    Tile { kernel: &BOUNDS_T32, rows: 128, tokens: 32 },
+];
+
+/// Number of maxima from which the kernel chooses a threshold, as its text says.
+const MAXIMA: usize = 1024;
+/// There are at least this many maxima for each logit that is needed; fewer would rule out too little.
+const SPARE: usize = 8;
+/// Blocks of [`SETTLE`] that a multiprocessor takes at once.
+const RESIDENT: usize = 3;
+/// Columns of a block are a multiple of this, which keeps all its threads busy.
+const COLUMNS: usize = 512;
+
+impl<D: Driver> Gpu<D> {
+    fn tiles(&self) -> &'static [Tile] {
+        if self.has_little() { &SMALL_TILES } else { &TILES }
+    }
+
+    /// Whether blocks have too little shared memory for the largest tile.
+    fn has_little(&self) -> bool {
+        BOUNDS_T64.dynamic > self.driver.info().shared
+    }
+
+    /// Whether bounds find the logits that are needed, with less work than computing all of them. If one row needs all
+    /// logits, the others cost little more.
+    pub(super) fn is_bounded(&self, vocab: usize, wanted: &[Wanted]) -> bool {
+        let maxima = panels(vocab).min(MAXIMA);
+        // Two small tiles move as many bytes as the table itself.
+        let few = !self.has_little() || wanted.len() <= SMALL_TILES[2].tokens;
+        few && wanted.iter().all(|wanted| SPARE * wanted.highest().max(1) <= maxima)
+    }
+
+    /// Computes the logits of each row of `x` that may be among the highest that `wanted` needs, with a table's copy; all
+    /// others are negative infinity. `out` is as for [`Gpu::head`].
+    pub(super) fn highest_logits(
+        &mut self,
+        x: &Rows,
+        table: (&Dense, &Copied),
+        wanted: &[Wanted],
+        out: &mut Rows,
+    ) -> Result<(), GpuError> {
+        let screening = self.screening(wanted.len())?;
+        let bound = self.bound(wanted.len(), x, table, &screening, out);
+        let made = bound.and_then(|()| self.settle_dense(x, table.0, wanted, &screening.best, out));
+        self.screening = Some(screening);
+        self.head.screened += wanted.len() as u64;
+        made
+    }
+
+    /// Sets the first `n` rows of `out` to upper bounds of their logits, and `best` to the highest lower bounds of panels.
+    fn bound(
+        &mut self,
+        n: usize,
+        x: &Rows,
+        (table, copy): (&Dense, &Copied),
+        screening: &Screening,
+        out: &Rows,
+    ) -> Result<(), GpuError> {
+        check(n, x, table, out);
+        let Screening { planes, limits, best, .. } = screening;
+        // A value differs from its planes by at most half a step of the second, which is 1/254 of the first.
+        let rest = 0.51 / 254.0 * (table.cols as f32).sqrt();
+        // The matrix units round after every few products; 64 more are for the few steps of a bound itself.
+        let roundings = (table.stride + 64) as f32 * 2f32.powi(-22);
+        let args = [
+            addresses([x.address(), planes.address(), limits.address()]),
+            words([x.stride, copy.stride]),
+            vec![Arg::f32(rest), Arg::f32(roundings)],
+        ];
+        self.launch(&SPLIT, [n, 1, 1], 0, &args.concat())?;
+        let tile = Tile::choose(self.tiles(), n);
+        let args = [
+            addresses([copy.codes.address(), planes.address(), out.address()]),
+            addresses([copy.rows.address(), limits.address(), best.address()]),
+            words([table.rows, 2 * n, copy.stride, copy.stride, best.stride, out.stride]),
+        ];
+        let blocks = [n.div_ceil(tile.tokens), table.rows.div_ceil(tile.rows), 1];
+        self.launch(tile.kernel, blocks, tile.kernel.dynamic as usize, &args.concat())
+    }
+
+    /// Replaces upper bounds in the rows of `out`, one for each of `wanted`, by logits, or by negative infinity where they
+    /// are below what `wanted` needs. `best` has the highest lower bound of each panel of 64 rows of the table.
+    ///
+    /// # Panics
+    /// If the table is ternary.
+    pub fn settle(
+        &mut self,
+        x: &Rows,
+        table: &Table,
+        wanted: &[Wanted],
+        best: &Rows,
+        out: &mut Rows,
+    ) -> Result<(), GpuError> {
+        let Table::Dense(table) = table else { panic!("only dense tables have bounds") };
+        self.settle_dense(x, table, wanted, best, out)
+    }
+
+    fn settle_dense(
+        &mut self,
+        x: &Rows,
+        table: &Dense,
+        wanted: &[Wanted],
+        best: &Rows,
+        out: &Rows,
+    ) -> Result<(), GpuError> {
+        let n = wanted.len();
+        check(n, x, table, out);
+        let panels = panels(table.rows);
+        assert!(panels <= best.width && n <= best.rows, "every panel must have a bound");
+        let highest = self.upload(Upload::Highest, wanted.iter().map(|w| w.highest().max(1) as u32))?;
+        let places = RESIDENT * self.driver.info().processors as usize;
+        let columns = (table.rows * n).div_ceil(places).next_multiple_of(COLUMNS);
+        let args = [
+            addresses([out.address(), best.address(), highest]),
+            addresses([table.buffer.address(), x.address(), self.computed.address()]),
+            words([table.rows, panels, columns, best.stride, out.stride, table.stride, x.stride]),
+        ];
+        let shared = SETTLE.dynamic as usize + 2 * table.stride.next_multiple_of(128);
+        self.launch(&SETTLE, [table.rows.div_ceil(columns), n, 1], shared, &args.concat())
+    }
+}
+
+fn check(n: usize, x: &Rows, table: &Dense, out: &Rows) {
+    assert!(x.width == table.cols && n <= x.rows, "rows must be as wide as the table");
+    assert!(out.width == table.rows && n <= out.rows, "logits must fit their buffer");
+    let kinds = (x.kind, out.kind);
+    assert_eq!(kinds, (RowsKind::Intermediate, RowsKind::Residual), "the head takes bf16 and gives f32");
+}
+
+fn addresses<const N: usize>(all: [u64; N]) -> Vec<Arg> {
+    all.map(Arg::u64).to_vec()
+}
+
+fn words<const N: usize>(all: [usize; N]) -> Vec<Arg> {
+    all.map(|word| Arg::u32(word as u32)).to_vec()
+}

@@ -1,0 +1,120 @@
+//! An int8 copy of a dense table, with which a step finds the rows that cannot have one of the highest logits.
+//!
+//! `docs/dev/kernels.md` has the bound.
+
+use std::{num::NonZero, thread};
+
+use bitnet_tensor::{BitNetTensor, DType, SharedBytes};
+
+use super::{Dense, DeviceBuffer, Driver, Gpu, GpuError, Rows, Table, bytes::f32_bytes};
+use crate::{Cpu, HeadWork, Isa, KernelError, RowsKind};
+
+/// Rows of the copy, and of tokens that are multiplied with it, are padded to a multiple of this many bytes.
+const COLUMNS: usize = 128;
+/// Floats of rows are padded to a multiple of this: the rows of the largest thread block.
+const ROWS: usize = 256;
+/// Limits of tokens are padded to a multiple of this: the tokens of the largest thread block.
+const TOKENS: usize = 64;
+/// Rows that are copied at a time, so that the host never holds a whole table.
+const PIECE: usize = 4096;
+/// Rows of a table in a panel, which has one lower bound.
+const PANEL: usize = 64;
+
+/// Number of panels of a table.
+pub(super) fn panels(rows: usize) -> usize {
+    rows.div_ceil(PANEL)
+}
+
+/// The int8 copy of a dense table.
+#[derive(Debug)]
+pub(super) struct Copied {
+    /// s8 `[rows][stride]`
+    pub(super) codes: DeviceBuffer,
+    pub(super) stride: usize,
+    /// f32 `{scale, length, length of the error, 0}` of each row.
+    pub(super) rows: DeviceBuffer,
+}
+
+/// The maximum sizes of the copies of a GPU's tables: bytes of a row, and panels.
+pub(super) type CopySize = [usize; 2];
+
+/// What a step needs in addition to the copy.
+#[derive(Debug)]
+pub(super) struct Screening {
+    size: CopySize,
+    /// s8 `[2 tokens][stride]`: two planes for each token.
+    pub(super) planes: DeviceBuffer,
+    /// f32 `[tokens][4]`: values of a plane's steps, and how far bounds are from a logit.
+    pub(super) limits: DeviceBuffer,
+    /// `[tokens][panels]`: the highest lower bound of each panel.
+    pub(super) best: Rows,
+}
+
+/// Bytes of the int8 copy of a dense table of this shape.
+pub fn copy_bytes(rows: usize, cols: usize) -> usize {
+    rows * cols.next_multiple_of(COLUMNS) + 16 * rows.next_multiple_of(ROWS)
+}
+
+/// Bytes that a step needs for the bounds of each row of logits.
+pub fn bound_bytes(rows: usize, cols: usize) -> usize {
+    2 * cols.next_multiple_of(COLUMNS) + 16 + 4 * panels(rows)
+}
+
+impl<D: Driver> Gpu<D> {
+    /// Makes the int8 copy of a dense table from the values on the device.
+    ///
+    /// # Errors
+    /// If there is no memory for it.
+    pub(super) fn copy_table(&mut self, table: &mut Table) -> Result<(), KernelError> {
+        // An int8 copy would be larger than a ternary table itself.
+        let Table::Dense(Dense { rows, stride: columns, buffer, copy, .. }) = table else { return Ok(()) };
+        let (rows, columns) = (*rows, *columns);
+        let mut cpu = Cpu::new(Isa::best(), thread::available_parallelism().map_or(1, NonZero::get))?;
+        let stride = columns.next_multiple_of(COLUMNS);
+        let codes = self.alloc(rows * stride, "int8 weights of the output head")?;
+        let mut floats = Vec::with_capacity(4 * rows.next_multiple_of(ROWS));
+        for first in (0..rows).step_by(PIECE) {
+            let count = PIECE.min(rows - first);
+            let mut values = vec![0; 2 * count * columns];
+            self.receive(buffer.address() + (2 * first * columns) as u64, &mut values)?;
+            let values = BitNetTensor::new(DType::BF16, [count, columns], SharedBytes::new(values))?;
+            let Some(piece) = cpu.screen_of(&values)? else { return Ok(()) };
+            let mut bytes = vec![0; count * stride];
+            piece.unpack(&mut bytes, stride);
+            self.send(codes.address() + (first * stride) as u64, &bytes)?;
+            let of = |row| [piece.scales[row], piece.norms[row], piece.errors[row], 0.0];
+            floats.extend((0..count).flat_map(of));
+        }
+        // No bound of a row of the padding may be the best.
+        let padding = [0.0, 0.0, f32::INFINITY, 0.0];
+        floats.extend(padding.iter().cycle().take(4 * (rows.next_multiple_of(ROWS) - rows)));
+        let floats = self.store(&f32_bytes(&floats), "int8 weights of the output head")?;
+        self.copied = [self.copied[0].max(stride), self.copied[1].max(panels(rows))];
+        *copy = Some(Copied { codes, stride, rows: floats });
+        Ok(())
+    }
+
+    /// Returns the memory for bounds of `tokens` tokens; makes it only for a larger step or another table.
+    pub(super) fn screening(&mut self, tokens: usize) -> Result<Screening, GpuError> {
+        let size @ [stride, panels] = self.copied;
+        match self.screening.take() {
+            Some(screening) if screening.best.rows >= tokens && screening.size == size => Ok(screening),
+            _ => Ok(Screening {
+                size,
+                planes: self.alloc(2 * tokens * stride, "planes of activations")?,
+                limits: self.alloc(16 * tokens.next_multiple_of(TOKENS), "limits of bounds")?,
+                best: self.rows(tokens, panels, RowsKind::Residual)?,
+            }),
+        }
+    }
+
+    /// The work of dense output heads so far.
+    ///
+    /// # Errors
+    /// If the GPU fails.
+    pub fn head_work(&mut self) -> Result<HeadWork, GpuError> {
+        let mut bytes = [0; 8];
+        self.receive(self.computed.address(), &mut bytes)?;
+        Ok(HeadWork { rescored: u64::from_le_bytes(bytes), ..self.head })
+    }
+}
