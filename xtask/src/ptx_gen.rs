@@ -24,13 +24,15 @@ fn linear() -> Vec<Kernel> {
         ("normed", [false, true], [8, 4, 2], 128),
         ("normed_rows", [false, true], [8, 1, 2], 128),
         ("grouped", [true, false], [4, 4, 6], 80),
+        ("grouped_normed", [true, true], [8, 4, 2], 128),
+        ("grouped_normed_rows", [true, true], [8, 1, 2], 128),
     ] {
         kernels.push(Kernel {
             name: format!("sm80_{name}_t1_w2a8"),
             template: "bitlinear_t1.ptx",
             numbers: context! {
                 grouped, normed, warps, share, shares => u32::ilog2(share), ahead => 3, blocks_per_sm,
-                columns => 28, registers,
+                columns => if grouped { 24 } else { 28 }, registers,
             },
         });
     }

@@ -29,6 +29,8 @@ pub enum Case {
     /// [`Backend::norm_quantize`] of one row with one norm, then two products of it, of which the second is added: a GPU may
     /// compute the norm in the first.
     NormedProduct { k: usize, rows: usize },
+    /// [`Case::NormedProduct`] with a scale per group of columns, after a norm of the residual or none of other rows.
+    GroupedNormedProduct { k: usize, rows: usize, group: usize },
     /// [`Backend::gate_quantize`] with 0 or 1 norm.
     GateQuantize { n: usize, ffn: usize, gate: Gate, norms: usize },
     /// [`Backend::bit_linear_gate_quantize`].
@@ -135,6 +137,13 @@ pub fn cases() -> Vec<Case> {
         [(1, 1), (17, 4), (300, 130), (1025, 40), (1100, 300), (2560, 65), (6912, 20), (8640, 16)]
     {
         cases.push(Case::NormedProduct { k, rows });
+    }
+    for (k, rows) in
+        [(4, 1), (128, 17), (300, 130), (1028, 40), (1100, 300), (4096, 20), (6144, 16), (8644, 33)]
+    {
+        for group in [64, 128] {
+            cases.push(Case::GroupedNormedProduct { k, rows, group });
+        }
     }
     for width in [1, 15, 16, 17, 192, 256, 2560, 6912, 8640] {
         for norms in 0..3 {
@@ -490,7 +499,11 @@ fn outputs<B: Inspect>(b: &mut B, case: Case) -> Result<Results, KernelError> {
         }
         Case::NormedProduct { k, rows } => {
             let w = b.linear(&v.ternary(&[rows], k), RowOrder::Plain)?;
-            normed_product(b, v, &w, [k, rows])
+            normed_product(b, v, &w, [k, rows], Grouping::Row)
+        }
+        Case::GroupedNormedProduct { k, rows, group } => {
+            let w = b.linear(&v.grouped(&[rows], k, group), RowOrder::Plain)?;
+            normed_product(b, v, &w, [k, rows], Grouping::Groups)
         }
         Case::GateQuantize { n, ffn, gate, norms: count } => {
             let norms = norms(b, v, count, ffn)?;
@@ -543,23 +556,26 @@ fn quantize<B: Inspect>(
     Ok(results)
 }
 
-/// Multiplies ordinary and extreme rows of each kind by a matrix, one at a time and twice, after a norm.
+/// Multiplies ordinary and extreme rows of each kind by a matrix, one at a time and twice, after a norm; in groups, rows that
+/// are not the residual have none.
 fn normed_product<B: Inspect>(
     b: &mut B,
     v: &mut Values,
     w: &B::Linear,
     [k, rows]: [usize; 2],
+    grouping: Grouping,
 ) -> Result<Results, KernelError> {
     let norm = norms(b, v, 1, k)?.remove(0);
     let values = v.rows(8, k);
     let mut results = Vec::new();
     for kind in [RowsKind::Residual, RowsKind::Intermediate] {
         let mut x = b.rows(1, k, kind)?;
-        let mut q = b.quants(1, k, Grouping::Row)?;
+        let mut q = b.quants(1, k, grouping)?;
         let mut out = b.rows(1, rows, RowsKind::Residual)?;
+        let norm = (kind == RowsKind::Residual || grouping == Grouping::Row).then_some(&norm);
         for row in values.chunks_exact(k) {
             b.write(&mut x, row)?;
-            b.norm_quantize(1, &x, [Some(&norm), None], None, &mut q)?;
+            b.norm_quantize(1, &x, [norm, None], None, &mut q)?;
             b.bit_linear(1, &q, w, &mut out, 0, None)?;
             b.bit_linear(1, &q, w, &mut out, 0, Some(0.7))?;
             results.push(floats("output", b.read(&out, 1)?));

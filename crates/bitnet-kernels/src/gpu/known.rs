@@ -12,10 +12,10 @@ use super::{
         ARGMAX, ATTENTION_MERGE_D128, ATTENTION_MERGE_D256, ATTENTION_R16_D128, ATTENTION_R16_D256,
         ATTENTION_R32_D256, ATTENTION_R64_D128, BITLINEAR_T1, BITLINEAR_T8, BITLINEAR_T16, BITLINEAR_T32,
         BITLINEAR_T64, BITLINEAR_T128, BOUNDS_T4, BOUNDS_T16, BOUNDS_T32, BOUNDS_T64, COPY_BLOCK,
-        DELTA_INPUTS, DELTA_OUTPUTS, DELTA_RULE, DELTA_RULE_D128, DENSE, EMBED, EMBED_TERNARY, GROUPED_T1,
-        GROUPED_T8, GROUPED_T16, GROUPED_T32, GROUPED_T64, GROUPED_T128, HADAMARD, HEAD_T8, HEAD_T32,
-        HEAD_T64, Kernel, NORM_QUANTIZE, NORM_ROWS, NORMED_ROWS_T1, NORMED_T1, ROPE_STORE, SAMPLE, SETTLE,
-        SIGMOID_GATE, SPLIT,
+        DELTA_INPUTS, DELTA_OUTPUTS, DELTA_RULE, DELTA_RULE_D128, DENSE, EMBED, EMBED_TERNARY,
+        GROUPED_NORMED_ROWS_T1, GROUPED_NORMED_T1, GROUPED_T1, GROUPED_T8, GROUPED_T16, GROUPED_T32,
+        GROUPED_T64, GROUPED_T128, HADAMARD, HEAD_T8, HEAD_T32, HEAD_T64, Kernel, NORM_QUANTIZE, NORM_ROWS,
+        NORMED_ROWS_T1, NORMED_T1, ROPE_STORE, SAMPLE, SETTLE, SIGMOID_GATE, SPLIT,
     },
     upload::Uploads,
 };
@@ -74,7 +74,7 @@ const fn rotated(grouped: Option<(usize, usize)>, grouping: Grouping) -> Case {
     Case::Rotated { n: 3, width: 1536, block: 512, signs: true, grouped, norms: 1, grouping }
 }
 
-static QUESTIONS: [Question; 46] = [
+static QUESTIONS: [Question; 49] = [
     (&[&NORM_QUANTIZE], Case::NormQuantize { n: 9, width: 641, norms: 2 }),
     (&[&NORM_QUANTIZE], Case::GateQuantize { n: 7, ffn: 300, gate: Gate::SquaredRelu, norms: 1 }),
     (&[&NORM_QUANTIZE], Case::GateQuantize { n: 2, ffn: 300, gate: Gate::Silu, norms: 1 }),
@@ -92,6 +92,9 @@ static QUESTIONS: [Question; 46] = [
     (&[&NORM_QUANTIZE], Case::QuantizeGroups { n: 9, width: 641, norms: 1 }),
     (&[&GROUPED_T1], grouped(1, 64)),
     (&[&GROUPED_T1], grouped(1, 128)),
+    (&[&GROUPED_NORMED_T1], Case::GroupedNormedProduct { k: 1100, rows: 100, group: 64 }),
+    (&[&GROUPED_NORMED_ROWS_T1], Case::GroupedNormedProduct { k: 1100, rows: 300, group: 64 }),
+    (&[&GROUPED_NORMED_ROWS_T1], Case::GroupedNormedProduct { k: 1100, rows: 300, group: 128 }),
     (&[&GROUPED_T8], grouped(7, 64)),
     (&[&GROUPED_T8], grouped(8, 128)),
     (&[&GROUPED_T16], grouped(13, 128)),

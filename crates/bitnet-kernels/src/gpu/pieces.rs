@@ -11,7 +11,11 @@ const TILE_STEP: usize = 8;
 #[derive(Debug, Default)]
 pub(super) struct Work {
     pub(super) pieces: Vec<[u32; 8]>,
+    /// Keys of all runs.
+    pub(super) keys: usize,
     /// Maximum number of tiles of 64 keys that a piece attends to.
+    pub(super) longest: usize,
+    /// The same in steps.
     pub(super) tiles: usize,
 }
 
@@ -23,7 +27,9 @@ impl Work {
             let piece = [run.tokens.start, tokens, run.start, run.blocks.start, first_row, 0, 0, 0];
             self.pieces.push(piece.map(|x| x as u32));
         }
-        self.tiles = self.tiles.max((run.start + tokens).div_ceil(BLOCK_TOKENS));
+        let keys = run.start + tokens;
+        self.keys += keys;
+        self.longest = self.longest.max(keys.div_ceil(BLOCK_TOKENS));
     }
 
     /// The words that the kernels read.
@@ -54,7 +60,7 @@ impl Pieces {
                 many.add(run, group, rows);
             }
         }
-        few.tiles = in_steps(few.tiles);
+        few.tiles = in_steps(few.longest);
         Pieces { group, rows, few, many }
     }
 

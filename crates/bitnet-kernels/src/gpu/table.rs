@@ -139,6 +139,8 @@ kernels! {
     BITLINEAR_T64 = generated "sm80_bitlinear_t64_w2a8": ["IMMA.16832.U8.S8", "LDSM.16.M88.4", "LDS.128", "LDGSTS.E.BYPASS"];
     BITLINEAR_T128 = generated "sm80_bitlinear_t128_w2a8": ["IMMA.16832.U8.S8", "LDSM.16.M88.4", "LDS.128", "LDGSTS.E.BYPASS"];
     GROUPED_T1 = generated "sm80_grouped_t1_w2a8": ["LDG.E.NA.128", "IMMA.16832.U8.S8", "FFMA"];
+    GROUPED_NORMED_T1 = generated "sm80_grouped_normed_t1_w2a8": ["LDG.E.NA.128", "IMMA.16832.U8.S8", "DFMA", "REDUX.MAX", "REDUX.SUM", "IDP.4A"];
+    GROUPED_NORMED_ROWS_T1 = generated "sm80_grouped_normed_rows_t1_w2a8": ["LDG.E.NA.128", "IMMA.16832.U8.S8", "DFMA", "REDUX.MAX", "REDUX.SUM", "IDP.4A"];
     GROUPED_T8 = generated "sm80_grouped_t8_w2a8": ["IMMA.16832.U8.S8", "LDSM.16.M88.4", "LDS.128", "LDGSTS.E.BYPASS", "FFMA"];
     GROUPED_T16 = generated "sm80_grouped_t16_w2a8": ["IMMA.16832.U8.S8", "LDSM.16.M88.4", "LDS.128", "LDGSTS.E.BYPASS", "FFMA"];
     GROUPED_T32 = generated "sm80_grouped_t32_w2a8": ["IMMA.16832.U8.S8", "LDSM.16.M88.4", "LDS.128", "LDGSTS.E.BYPASS", "FFMA"];

@@ -2,7 +2,7 @@ use crate::{
     RowsKind, Step,
     gpu::{
         Arg, Driver, Gpu, GpuError, Kv, Rows,
-        pieces::{FEW, Pieces},
+        pieces::{FEW, Pieces, Work},
         table::{
             ATTENTION_MERGE_D128, ATTENTION_MERGE_D256, ATTENTION_R16_D128, ATTENTION_R16_D256,
             ATTENTION_R32_D256, ATTENTION_R64_D128, Kernel,
@@ -21,7 +21,26 @@ struct Width {
     merge: &'static Kernel,
     /// Thread blocks of few rows that a multiprocessor takes at once; keys are split into chunks for up to this many.
     resident: usize,
+    cycles: Cycles,
 }
+
+/// Cycles of attention for few rows. The numbers come from the machine code for compute capability 9.0, as `cargo xtask
+/// gpu-model` reads it, until a GPU has measured them.
+struct Cycles {
+    /// Of a tile of keys, for the longest chain of a thread block.
+    tile: usize,
+    /// Of a thread block beside its tiles, if it has all of them and divides the sums itself.
+    whole: usize,
+    /// The same if it has a chunk of them.
+    chunk: usize,
+    /// Of the merge, and more for each 8 tiles.
+    merge: [usize; 2],
+}
+
+/// Cycles from the end of the chunks to the beginning of their merge, which overlap: 0.7 us at 1.755 GHz.
+const LAUNCH: usize = 1230;
+/// Bytes of memory for each multiprocessor in a cycle: 4.3 TB/s for 132 of them at 1.755 GHz.
+const MEMORY_BYTES: usize = 18;
 
 static WIDTHS: [Width; 2] = [
     Width {
@@ -30,6 +49,7 @@ static WIDTHS: [Width; 2] = [
         many: (&ATTENTION_R64_D128, 64),
         merge: &ATTENTION_MERGE_D128,
         resident: 3,
+        cycles: Cycles { tile: 1670, whole: 2160, chunk: 980, merge: [400, 920] },
     },
     Width {
         head_dim: 256,
@@ -37,6 +57,7 @@ static WIDTHS: [Width; 2] = [
         many: (&ATTENTION_R32_D256, 32),
         merge: &ATTENTION_MERGE_D256,
         resident: 2,
+        cycles: Cycles { tile: 2170, whole: 3200, chunk: 1100, merge: [530, 1110] },
     },
 ];
 
@@ -96,7 +117,12 @@ impl<D: Driver> Gpu<D> {
             return Ok(());
         }
         let work = self.upload_once(Upload::FewRows, || few.words())?;
-        let (tiles, chunks) = self.chunks(few.pieces.len() * kv_heads, few.tiles, width);
+        let processors = self.driver.info().processors as usize;
+        let parts = few.pieces.len() * kv_heads * few.tiles * part_bytes(width.head_dim);
+        let (tiles, chunks) = match parts <= self.parts.bytes() {
+            true => width.chunks(few, kv_heads, kv.stride, processors),
+            false => (few.tiles, 1),
+        };
         let parts = self.parts.address();
         let head = common.into_iter().chain([work, out.address(), parts]).map(Arg::u64);
         let split = [few.tiles, tiles].map(|size| Arg::u32(size as u32));
@@ -112,15 +138,50 @@ impl<D: Driver> Gpu<D> {
         let args: Vec<Arg> = [parts, work, out.address()].into_iter().map(Arg::u64).chain(sizes).collect();
         self.launch(width.merge, [count, kv_heads, FEW], 0, &args)
     }
+}
 
-    /// Returns the tiles of 64 keys per chunk and the number of chunks: enough to give every multiprocessor work. Parts
-    /// are merged in order, so that the number of chunks changes no bit.
-    fn chunks(&mut self, blocks: usize, tiles: usize, width: &Width) -> (usize, usize) {
-        let places = width.resident * self.driver.info().processors as usize;
-        if blocks * tiles * part_bytes(width.head_dim) > self.parts.bytes() {
-            return (tiles, 1);
+impl Width {
+    /// Returns the tiles of 64 keys per chunk and the number of chunks: enough to give every multiprocessor work, or one
+    /// if that takes less time, because the loads of all blocks take longer than a chain or because the merge takes
+    /// longer than the tiles that it saves. Parts are merged in order, so that the number of chunks changes no bit.
+    fn chunks(&self, work: &Work, kv_heads: usize, kv_stride: usize, processors: usize) -> (usize, usize) {
+        let (blocks, tiles) = (work.pieces.len() * kv_heads, work.tiles);
+        let chunk = tiles.div_ceil((self.resident * processors / blocks).clamp(1, tiles));
+        // Bytes of bf16 keys and values.
+        let loads = 4 * work.keys * kv_heads * kv_stride / (MEMORY_BYTES * processors);
+        let Cycles { tile, whole, chunk: part, merge } = self.cycles;
+        let merge = LAUNCH + merge[0] + work.longest.div_ceil(8) * merge[1];
+        let whole = loads.max(whole + work.longest * tile);
+        let split = loads.max(part + chunk.min(work.longest) * tile) + merge;
+        if split < whole { (chunk, tiles.div_ceil(chunk)) } else { (tiles, 1) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{BLOCK_TOKENS, Run};
+
+    /// Chunks for sequences after so many tokens, which decode one more each, on 132 multiprocessors.
+    fn chunks(width: &Width, kv_heads: usize, before: &[usize]) -> usize {
+        let of = |(i, &start): (usize, &usize)| Run { tokens: i..i + 1, start, blocks: 0..0, state: 0 };
+        let runs: Vec<Run> = before.iter().enumerate().map(of).collect();
+        let pieces = Pieces::of(&runs, 4, width.many.1);
+        width.chunks(&pieces.few, kv_heads, width.head_dim, 132).1
+    }
+
+    #[test]
+    fn keys_are_split_only_where_the_tiles_saved_take_longer_than_the_merge() {
+        let [narrow, wide] = &WIDTHS;
+        for before in [BLOCK_TOKENS, 128, 1024, 30_000] {
+            assert!(chunks(narrow, 5, &[before]) > 1 && chunks(wide, 4, &[before]) > 1, "one after {before}");
         }
-        let chunk = tiles.div_ceil((places / blocks).clamp(1, tiles));
-        (chunk, tiles.div_ceil(chunk))
+        assert!(chunks(narrow, 5, &[1024; 8]) > 1 && chunks(wide, 4, &[1024; 8]) > 1);
+        // The chain of one block takes less time than the loads of all.
+        assert_eq!((chunks(narrow, 5, &[1024; 32]), chunks(wide, 4, &[1024; 32])), (1, 1));
+        // One is as long as these, and the others are not.
+        let mut one_long = [10; 32];
+        one_long[9] = 1024;
+        assert_eq!((chunks(narrow, 5, &one_long), chunks(wide, 4, &one_long)), (2, 2));
     }
 }

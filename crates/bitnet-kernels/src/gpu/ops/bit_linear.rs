@@ -6,8 +6,8 @@ use crate::{
         queue::WaitingNorm,
         table::{
             BITLINEAR_T1, BITLINEAR_T8, BITLINEAR_T16, BITLINEAR_T32, BITLINEAR_T64, BITLINEAR_T128,
-            GROUPED_T1, GROUPED_T8, GROUPED_T16, GROUPED_T32, GROUPED_T64, GROUPED_T128, Kernel,
-            NORMED_ROWS_T1, NORMED_T1,
+            GROUPED_NORMED_ROWS_T1, GROUPED_NORMED_T1, GROUPED_T1, GROUPED_T8, GROUPED_T16, GROUPED_T32,
+            GROUPED_T64, GROUPED_T128, Kernel, NORMED_ROWS_T1, NORMED_T1,
         },
         ternary::Scales,
         tilings::Tiling,
@@ -27,6 +27,10 @@ static ONE_GROUPED_TOKEN: Tile = Tile { kernel: &GROUPED_T1, rows: 16, tokens: 1
 static ONE_NORMED_TOKEN: [Tile; 2] = [
     Tile { kernel: &NORMED_T1, rows: 32, tokens: 1 },
     Tile { kernel: &NORMED_ROWS_T1, rows: 128, tokens: 1 },
+];
+static ONE_GROUPED_NORMED_TOKEN: [Tile; 2] = [
+    Tile { kernel: &GROUPED_NORMED_T1, rows: 32, tokens: 1 },
+    Tile { kernel: &GROUPED_NORMED_ROWS_T1, rows: 128, tokens: 1 },
 ];
 
 /// The kernels for more, by number of tokens.
@@ -82,6 +86,15 @@ fn one_token(grouping: Grouping) -> &'static Tile {
     }
 }
 
+/// Returns the kernel for one token that includes its norm: that of few rows as long as all its blocks can run at once.
+fn one_normed_token(shape: Shape, at_once: usize) -> &'static Tile {
+    let [few, many] = match shape.grouping {
+        Grouping::Row => &ONE_NORMED_TOKEN,
+        Grouping::Groups => &ONE_GROUPED_NORMED_TOKEN,
+    };
+    if few.blocks(shape)[0] <= at_once { few } else { many }
+}
+
 fn tiles(grouping: Grouping) -> &'static [TimedTile] {
     match grouping {
         Grouping::Row => &TILES,
@@ -100,14 +113,14 @@ pub(in crate::gpu) fn split_bytes(processors: u32) -> [usize; 2] {
 const GROUP_BYTES: usize = 160;
 
 /// Dynamic shared memory of a block. The kernels for one token hold the whole row, some in turns of eight tiles, and with
-/// scales for groups of columns also the sums of all groups.
+/// scales for groups of columns also the sums of all groups, for each 16 rows.
 fn shared_bytes(tile: &Tile, k_tiles: usize, group: usize) -> usize {
     let dynamic = tile.kernel.dynamic as usize;
     if tile.tokens > 1 {
         return dynamic;
     }
     let groups = K_TILE.checked_div(group).map_or(0, |each| k_tiles * each);
-    dynamic * k_tiles.next_multiple_of(8) + GROUP_BYTES * groups.next_multiple_of(8)
+    dynamic * k_tiles.next_multiple_of(8) + GROUP_BYTES * groups.next_multiple_of(8) * (tile.rows / 16)
 }
 
 /// What to do with the sums: `p_mode` of the kernels.
@@ -293,15 +306,16 @@ impl<D: Driver> Gpu<D> {
         let split_tiles = shape.k_tiles.div_ceil(splits);
         let splits = shape.k_tiles.div_ceil(split_tiles);
         let to = sink.target();
+        let at_once = if self.plans.by_size { 8 } else { 2 * self.driver.info().processors as usize };
+        let normed = one_normed_token(shape, at_once);
+        let room = self.driver.info().shared as usize;
+        let fits = shared_bytes(normed, w.k_tiles(), group) + normed.kernel.shared as usize <= room;
         // Each block repeats the norm, so that no block may write what others still read.
         let included =
             |norm: &mut WaitingNorm| norm.out == x.values.address() && norm.row != to.out.address();
-        let norm = self.norm.take_if(|norm| n == 1 && included(norm));
+        let norm = self.norm.take_if(|norm| n == 1 && fits && included(norm));
         if norm.is_some() {
-            // Blocks of few rows as long as all can run at once.
-            let at_once = if self.plans.by_size { 8 } else { 2 * self.driver.info().processors as usize };
-            let [few, many] = &ONE_NORMED_TOKEN;
-            tile = if few.blocks(shape)[0] <= at_once { few } else { many };
+            tile = normed;
         }
         let blocks = tile.blocks(shape);
         let heads = (w.rows / to.head_dim).saturating_sub(2 * to.kv_heads);

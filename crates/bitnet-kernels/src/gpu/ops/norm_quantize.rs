@@ -14,8 +14,9 @@ enum Mode {
     Silu = 3,
 }
 
-/// Maximum width of a row whose norm a product can include.
+/// Maximum width of a row whose norm a product can include, and of one that it quantises in groups.
 const INCLUDED_WIDTH: usize = 7168;
+const INCLUDED_GROUPED_WIDTH: usize = 6144;
 
 impl<D: Driver> Gpu<D> {
     /// Each row through `norms` in turn, then `rotation`, then quantised to int8 with the grouping of `out`.
@@ -114,10 +115,13 @@ impl<D: Driver> Gpu<D> {
             eps(second),
             reciprocal,
         ];
-        let one = n == 1 && gains == 1 && rotation.is_none() && out.grouping == Grouping::Row;
+        let one = n == 1 && rotation.is_none();
+        let whole = out.grouping == Grouping::Row && gains == 1 && width <= INCLUDED_WIDTH;
+        // In groups, a product can include the norm of a residual, or no norm of anything else.
+        let fours = out.grouping == Grouping::Groups && width.is_multiple_of(4);
         let wide = match mode {
-            Mode::Residual if one && width <= INCLUDED_WIDTH => 1,
-            Mode::Intermediate if one && width <= INCLUDED_WIDTH => 0,
+            Mode::Residual if one && (whole || fours && gains == 1 && width <= INCLUDED_GROUPED_WIDTH) => 1,
+            Mode::Intermediate if one && (whole || fours && gains == 0) => 0,
             _ => return self.launch(&NORM_QUANTIZE, [n, 1, 1], shared, &alone),
         };
         self.launch_norm()?;

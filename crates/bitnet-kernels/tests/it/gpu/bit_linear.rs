@@ -3,14 +3,15 @@ use bitnet_kernels::{
     gpu::{
         Gpu, GpuError, Quants,
         table::{
-            BITLINEAR_T1, BITLINEAR_T8, BITLINEAR_T64, BITLINEAR_T128, NORM_QUANTIZE, NORMED_ROWS_T1,
-            NORMED_T1,
+            BITLINEAR_T1, BITLINEAR_T8, BITLINEAR_T64, BITLINEAR_T128, GROUPED_NORMED_ROWS_T1,
+            GROUPED_NORMED_T1, GROUPED_T1, NORM_QUANTIZE, NORMED_ROWS_T1, NORMED_T1,
         },
         tilings::Tiling,
     },
 };
-use bitnet_tensor::TernaryTensor;
+use bitnet_tensor::{GroupedTensor, TernaryTensor};
 use bitnet_tests::Simulator;
+use half::f16;
 
 use crate::conformance::extreme_groups;
 
@@ -223,6 +224,51 @@ fn a_product_of_one_token_includes_its_norm_unless_it_changes_the_normed_row() {
         let mut gpu = Gpu::new(simulator).unwrap();
         assert_eq!(normed(&mut gpu, onto), normed(&mut Reference::bf16(), onto));
         assert_eq!(gpu.kernels(), kernels);
+    }
+}
+
+/// A product with groups of columns of one row, after a norm or none.
+fn grouped<B: Inspect>(b: &mut B, kind: RowsKind, width: usize, normed: bool) -> Vec<u32> {
+    let (rows, mut next) = (200, numbers(9));
+    let codes = (0..rows * width.div_ceil(4)).map(|_| next() as u8).collect();
+    let scales = (0..rows * width.div_ceil(128)).map(|_| f16::from_f32((1 + next() % 100) as f32 * 0.01));
+    let w = GroupedTensor::new(rows, width, 128, codes, scales.collect()).unwrap();
+    let w = b.linear(&w, RowOrder::Plain).unwrap();
+    let mut many = || (0..width).map(|_| (next() % 1000) as f32 * 0.01 - 5.0).collect::<Vec<f32>>();
+    let norm = Norm { gain: b.gain(&many()).unwrap(), eps: 1e-5 };
+    let mut x = b.rows(1, width, kind).unwrap();
+    b.write(&mut x, &many()).unwrap();
+    let mut q = b.quants(1, width, Grouping::Groups).unwrap();
+    let mut out = b.rows(1, rows, RowsKind::Residual).unwrap();
+    b.norm_quantize(1, &x, [normed.then_some(&norm), None], None, &mut q).unwrap();
+    b.bit_linear(1, &q, &w, &mut out, 0, None).unwrap();
+    b.read(&out, 1).unwrap().iter().map(|value| value.to_bits()).collect()
+}
+
+#[test]
+fn a_grouped_product_of_one_token_includes_what_its_kernels_can_norm_or_quantise() {
+    use RowsKind::{Intermediate, Residual};
+    let (few, many) = (vec![GROUPED_NORMED_T1.name], vec![GROUPED_NORMED_ROWS_T1.name]);
+    let apart = || vec![NORM_QUANTIZE.name, GROUPED_T1.name];
+    for (kind, width, normed, processors, shared, kernels) in [
+        (Residual, 256, true, 4, 99, few.clone()),
+        (Intermediate, 256, false, 4, 99, few),
+        (Residual, 256, true, 3, 99, many.clone()),
+        (Intermediate, 8000, false, 3, 99, many),
+        // A wide norm, a width that is no multiple of four, another norm, none, and too many groups for the shared memory.
+        (Residual, 6148, true, 4, 99, apart()),
+        (Residual, 255, true, 4, 99, apart()),
+        (Intermediate, 256, true, 4, 99, apart()),
+        (Residual, 256, false, 4, 99, apart()),
+        (Intermediate, 8000, false, 3, 48, apart()),
+    ] {
+        let simulator = Simulator::with(|info| {
+            (info.processors, info.shared, info.tiles_by_size) = (processors, shared << 10, false);
+        });
+        let mut gpu = Gpu::new(simulator).unwrap();
+        let expected = grouped(&mut Reference::bf16(), kind, width, normed);
+        assert_eq!(grouped(&mut gpu, kind, width, normed), expected);
+        assert_eq!(gpu.kernels(), kernels, "{kind:?} {width} {normed}");
     }
 }
 

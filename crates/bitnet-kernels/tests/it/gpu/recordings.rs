@@ -168,9 +168,9 @@ fn a_sequence_that_grows_within_some_tiles_is_replayed() {
 #[test]
 fn a_sequence_too_long_for_the_memory_of_its_parts_is_attended_in_one() {
     let mut gpu = Gpu::new(Simulator::with(|info| info.processors = 1)).unwrap();
-    let kv = gpu.kv(KvShape { blocks: 65, kv_heads: 1, head_dim: 128 }).unwrap();
-    let qkv = gpu.rows(1, 3 * 128, RowsKind::Intermediate).unwrap();
-    let mut out = gpu.rows(1, 128, RowsKind::Intermediate).unwrap();
+    let kv = gpu.kv(KvShape { blocks: 65, kv_heads: 1, head_dim: 16 }).unwrap();
+    let qkv = gpu.rows(1, 3 * 16, RowsKind::Intermediate).unwrap();
+    let mut out = gpu.rows(1, 16, RowsKind::Intermediate).unwrap();
     let blocks: Vec<u32> = (0..65).collect();
     let mut attend = |tiles: usize| {
         let run = Run { tokens: 0..1, start: tiles * BLOCK_TOKENS - 1, blocks: 0..65, state: 0 };

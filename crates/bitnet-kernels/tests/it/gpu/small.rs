@@ -108,6 +108,38 @@ pub fn normed_product<const ROWS: usize>(simulator: Simulator) -> Bits {
     Ok(all)
 }
 
+/// Products of one row with groups of `GROUP` columns that include its quantisation, and products that read what the first have
+/// stored: of the residual after a norm and of a longer row without one, whole, then with groups that are zero, too small for
+/// a scale and infinite.
+pub fn grouped_normed_product<const ROWS: usize, const GROUP: usize>(simulator: Simulator) -> Bits {
+    let mut gpu = Gpu::new(simulator)?;
+    let mut all = Vec::new();
+    for (kind, width) in [(RowsKind::Residual, 1028), (RowsKind::Intermediate, 7304)] {
+        let w = gpu.grouped(&grouped_weights(ROWS, width, GROUP), RowOrder::Plain)?;
+        let norm = norm(&mut gpu, width, 0.11)?;
+        let norm = (kind == RowsKind::Residual).then_some(&norm);
+        let mut x = gpu.rows(1, width, kind)?;
+        let mut q = gpu.quants(1, width, Grouping::Groups)?;
+        let mut out = gpu.rows(1, ROWS, RowsKind::Residual)?;
+        for odd in [false, true] {
+            let mut values = wave(width, 0.37);
+            if odd {
+                values[..128].fill(0.0);
+                values[128..256].fill(1e-38);
+                values[700] = if norm.is_some() { 1e30 } else { f32::INFINITY };
+            }
+            gpu.write_rows(&mut x, &values)?;
+            gpu.norm_quantize(1, &x, [norm, None], None, &mut q)?;
+            gpu.bit_linear(1, &q, &w, &mut out, 0, None)?;
+            all.extend(bits(&gpu.read_rows(&out, 1)?));
+            gpu.bit_linear(1, &q, &w, &mut out, 0, Some(0.7))?;
+            all.extend(bits(&gpu.read_rows(&out, 1)?));
+            all.extend(quantised(&mut gpu, &q, 1)?);
+        }
+    }
+    Ok(all)
+}
+
 /// The same in groups, one of them zero and one too small for a scale.
 pub fn groups(simulator: Simulator) -> Bits {
     let (n, width) = (11, 641);
@@ -156,7 +188,7 @@ pub fn transformed(simulator: Simulator) -> Bits {
 /// Rows of a ternary table that contains a transform.
 pub fn embedded_rotated(simulator: Simulator) -> Bits {
     let mut gpu = Gpu::new(simulator)?;
-    let mut table = gpu.ternary_table(&grouped_weights(3072, 128))?;
+    let mut table = gpu.ternary_table(&grouped_weights(150, 3072, 128))?;
     let Table::Ternary(_, contained) = &mut table else { panic!("the table is ternary") };
     *contained = Some(rotation(&mut gpu, 3072, None)?);
     let mut out = gpu.rows(3, 3072, RowsKind::Residual)?;
@@ -218,9 +250,8 @@ pub fn delta_again(simulator: Simulator) -> Bits {
     Ok(all)
 }
 
-/// 150 rows of codes with group scales.
-fn grouped_weights(k: usize, group: usize) -> GroupedTensor {
-    let rows = 150;
+/// Codes with group scales.
+fn grouped_weights(rows: usize, k: usize, group: usize) -> GroupedTensor {
     let codes = (0..rows * k.div_ceil(4)).map(|i| (i * i * 31 + i / 7) as u8).collect();
     let scales = (0..rows * GroupedTensor::groups(k, group)).map(|i| 0.01 + (i * 37 % 101) as f32 / 500.0);
     GroupedTensor::new(rows, k, group, codes, scales.map(f16::from_f32).collect()).unwrap()
@@ -233,7 +264,7 @@ pub fn grouped<const N: usize, const K: usize, const GROUP: usize>(simulator: Si
     gpu.write_rows(&mut x, &wave(N * K, 0.37))?;
     let mut q = gpu.quants(N, K, Grouping::Groups)?;
     gpu.norm_quantize(N, &x, [None, None], None, &mut q)?;
-    let w = gpu.grouped(&grouped_weights(K, GROUP), RowOrder::Plain)?;
+    let w = gpu.grouped(&grouped_weights(150, K, GROUP), RowOrder::Plain)?;
     let mut out = gpu.rows(N, 150, RowsKind::Residual)?;
     gpu.bit_linear(N, &q, &w, &mut out, 0, None)?;
     Ok(bits(&gpu.read_rows(&out, N)?))
@@ -242,7 +273,7 @@ pub fn grouped<const N: usize, const K: usize, const GROUP: usize>(simulator: Si
 /// Rows of a ternary table with groups of 64.
 pub fn embedded_ternary(simulator: Simulator) -> Bits {
     let mut gpu = Gpu::new(simulator)?;
-    let table = gpu.ternary_table(&grouped_weights(600, 64))?;
+    let table = gpu.ternary_table(&grouped_weights(150, 600, 64))?;
     let mut out = gpu.rows(3, 600, RowsKind::Residual)?;
     gpu.embed(&table, &[149, 8, 7], 12.0, &mut out)?;
     Ok(bits(&gpu.read_rows(&out, 3)?))
