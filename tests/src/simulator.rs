@@ -193,8 +193,9 @@ impl Driver for Simulator {
         if !CONSTANTS.iter().any(|constant| what.contains(constant)) {
             self.memory.produced(address);
         }
-        if self.samples.is_some() && what == "scales of int8 activations" {
-            // Only the first and the last row are quantised, and a multiplier of zero takes another path.
+        if self.samples.is_some() && ["scales of int8 activations", "lower bounds"].contains(&what) {
+            // Only the first and the last row are quantised, and a multiplier of zero takes another path. Only the first
+            // and the last logits are bounded, and lower bounds of zero would rule out none.
             self.memory
                 .write(address, &1f32.to_le_bytes().repeat(bytes / 4))
                 .map_err(|e| failed("alloc", e))?;

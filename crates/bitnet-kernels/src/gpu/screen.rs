@@ -99,12 +99,14 @@ impl<D: Driver> Gpu<D> {
         let size @ [stride, panels] = self.copied;
         match self.screening.take() {
             Some(screening) if screening.best.rows >= tokens && screening.size == size => Ok(screening),
-            _ => Ok(Screening {
-                size,
-                planes: self.alloc(2 * tokens * stride, "planes of activations")?,
-                limits: self.alloc(16 * tokens.next_multiple_of(TOKENS), "limits of bounds")?,
-                best: self.rows(tokens, panels, RowsKind::Residual)?,
-            }),
+            _ => {
+                let planes = self.alloc(2 * tokens * stride, "planes of activations")?;
+                let limits = self.alloc(16 * tokens.next_multiple_of(TOKENS), "limits of bounds")?;
+                let buffer = self.alloc(4 * tokens * panels, "lower bounds")?;
+                let kind = RowsKind::Residual;
+                let best = Rows { kind, rows: tokens, width: panels, stride: panels, buffer };
+                Ok(Screening { size, planes, limits, best })
+            }
         }
     }
 

@@ -578,7 +578,7 @@ const MUTANTS: &[Mutant] = &[
     (
         &SETTLE,
         "counts of a bit where some warp still reads those before",
-        "  xor.b32 others, others, 16;\n",
+        "  xor.b32 others, others, 48;\n",
         "",
         small::bounded::<3, 580>,
     ),
@@ -592,8 +592,8 @@ const MUTANTS: &[Mutant] = &[
     (
         &SETTLE,
         "a list used before it is whole",
-        "  bar.sync 0;\n  mov.u32 at, found;\n  ld.shared.u32 count, [at];\n",
-        "  mov.u32 at, found;\n  ld.shared.u32 count, [at];\n",
+        "  bar.sync 0;\n  ld.shared.u32 count, [found];\n",
+        "  ld.shared.u32 count, [found];\n",
         small::bounded::<3, 580>,
     ),
     (
