@@ -49,7 +49,7 @@ static WIDTHS: [Width; 2] = [
         many: (&ATTENTION_R64_D128, 64),
         merge: &ATTENTION_MERGE_D128,
         resident: 3,
-        cycles: Cycles { tile: 1670, whole: 2160, chunk: 980, merge: [400, 920] },
+        cycles: Cycles { tile: 1670, whole: 1660, chunk: 980, merge: [400, 920] },
     },
     Width {
         head_dim: 256,
@@ -57,7 +57,7 @@ static WIDTHS: [Width; 2] = [
         many: (&ATTENTION_R32_D256, 32),
         merge: &ATTENTION_MERGE_D256,
         resident: 2,
-        cycles: Cycles { tile: 2170, whole: 3200, chunk: 1100, merge: [530, 1110] },
+        cycles: Cycles { tile: 2170, whole: 2200, chunk: 1100, merge: [530, 1110] },
     },
 ];
 

@@ -37,7 +37,7 @@ static ONE_GROUPED_NORMED_TOKEN: [Tile; 2] = [
 static TILES: [TimedTile; 5] = [
     summed(&BITLINEAR_T8, [64, 8], 5, [1130, 129, 77], [2100, 0]),
     summed(&BITLINEAR_T16, [64, 16], 4, [1420, 139, 77], [2000, 0]),
-    summed(&BITLINEAR_T32, [128, 32], 2, [2080, 256, 214], [3700, 0]),
+    summed(&BITLINEAR_T32, [128, 32], 2, [2300, 200, 288], [3700, 0]),
     summed(&BITLINEAR_T64, [128, 64], 2, [4390, 369, 428], [4100, 400]),
     summed(&BITLINEAR_T128, [128, 128], 2, [9560, 1068, 857], [900, 2800]),
 ];
