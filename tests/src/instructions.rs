@@ -178,6 +178,7 @@ pub static INSTRUCTIONS: &[Instruction] = &[
     case("setp.eq.u32 q, c, 1; setp.ge.or.f32 p, a, b, q; selp.b32 d, 1, 0, p", W, &[(W, 0x7fc0_0000), (W, 0), (W, 1)], 1),
     case("setp.eq.u32 q, c, 1; setp.lt.or.f32 p, a, b, q; selp.b32 d, 1, 0, p", W, &[(W, 0), (W, 0x7fc0_0000), (W, 0)], 0),
     case("setp.eq.u32 q, c, 1; setp.nan.or.f32 p, a, b, q; selp.b32 d, 1, 0, p", W, &[(W, 0), (W, 0x7fc0_0000), (W, 0)], 1),
+    case("setp.nan.f32 p, a, b; selp.b32 d, 1, 0, p", W, &[(W, 0x7f80_0000), (W, 0x7fc0_0000)], 1),
     case("setp.gt.s32 p, a, b; selp.b32 d, 1, 0, p", W, &[(W, 0xffff_ffff), (W, 1)], 0),
     case("setp.eq.u64 p, a, b; selp.b32 d, 1, 0, p", W, &[(D, 1 << 40), (D, 0)], 0),
     case("setp.ne.u64 p, a, b; selp.b32 d, 1, 0, p", W, &[(D, 1 << 40), (D, 0)], 1),
