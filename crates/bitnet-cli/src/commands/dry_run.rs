@@ -122,9 +122,9 @@ fn a_bench_of_a_simulated_gpu_gives_every_row_that_was_asked_for() {
     for count in ["replays", "drawn", "copy_gb_s", "int8_tops", "bf16_tflops"] {
         assert!(gpu[count].as_f64().unwrap() > 0.0, "{count}: {gpu}");
     }
-    // Four projections, two other quantisations and the embedding for 1, 2 and 32 tokens; the last norm, the head and
+    // Four projections, two other quantisations and the embedding for 1, 2 and 32 tokens; the last norm, two heads and
     // five draws for 1 and 2; two projections with their norms for 1; attention for both at both depths, and of a prompt.
-    assert_eq!(rows("kernels").len(), 7 * 3 + 7 * 2 + 2 + 4 + 1);
+    assert_eq!(rows("kernels").len(), 7 * 3 + 8 * 2 + 2 + 4 + 1);
     for kernel in rows("kernels") {
         let numbers = ["microseconds", "gb_s", "tera_ops_s", "of_bandwidth", "of_peak"];
         assert!(numbers.iter().all(|n| kernel[n].as_f64().is_some_and(|x| x > 0.0)), "{kernel}");
@@ -132,14 +132,14 @@ fn a_bench_of_a_simulated_gpu_gives_every_row_that_was_asked_for() {
 }
 
 /// Measures the operations of a model on a GPU that does nothing, with the product's tile for each number of tokens,
-/// and returns each row's operation and kernels.
-fn operations(spec: ModelSpec) -> Vec<(&'static str, Vec<&'static str>)> {
-    let mut gpu = Gpu::new(Null::with(|info| info.tiles_by_size = true)).unwrap();
+/// and returns each row's operation and kernels. Its blocks have `shared` bytes of shared memory.
+fn operations(spec: ModelSpec, shared: u32) -> Vec<(&'static str, Vec<&'static str>)> {
+    let mut gpu = Gpu::new(Null::with(|info| (info.tiles_by_size, info.shared) = (true, shared))).unwrap();
     let checkpoint = Checkpoint::synthetic("tiny", Synthetic::of(spec));
     let sizes = Sizes {
         tuned: &[],
         steps: &[1, 8, 16, 32, 64, 128],
-        batches: &[1, 9, 33],
+        batches: &[1, 9, 32, 33],
         contexts: &[4000],
         prompt: 100,
     };
@@ -175,9 +175,9 @@ fn a_bench_measures_every_kernel_and_the_products_with_every_tile() {
         (named("hybrid-tiny-rotated"), "grouped", &recurrent),
         (wide(named("hybrid-tiny")), "grouped", &recurrent),
     ];
-    let mut measured = Vec::new();
+    let mut measured = operations(named("tiny"), 99 << 10);
     for (spec, product, operations_of_it) in models {
-        let rows = operations(spec);
+        let rows = operations(spec, 227 << 10);
         for tile in ["t1", "t8", "t16", "t32", "t64", "t128"] {
             let kernel = format!("sm80_{product}_{tile}_w2a8");
             for operation in operations_of_it {

@@ -1,8 +1,9 @@
 //! What comes before the first layer and after the last.
 
-use bitnet::kernels::{Cpu, Inspect, RowsKind, SamplingParams, Wanted};
+use bitnet::kernels::{Cpu, Inspect, RowsKind, SamplingParams, Wanted, gpu};
 use bitnet::model::{Checkpoint, ModelSpec};
 use bitnet::tensor::GroupedTensor;
+use half::bf16;
 
 use super::{Kernels, RUNS, Sizes, Work, values};
 use crate::error::CliError;
@@ -41,7 +42,7 @@ impl<B: Inspect> Kernels<'_, B> {
         self.backend.screen(&mut table, None)?;
         for &n in sizes.batches {
             self.last_norm(n)?;
-            self.head(&table, n)?;
+            self.heads(&table, n)?;
             self.draws(n)?;
         }
         Ok(())
@@ -103,22 +104,42 @@ impl<B: Inspect> Kernels<'_, B> {
         self.time(work, RUNS, |b, _| b.norm_rows(&rows, &x, &norm, &mut out))
     }
 
-    /// Measures the output head with the choice of the most likely token.
-    fn head(&mut self, table: &B::Table, n: usize) -> Result<(), CliError> {
-        let ModelSpec { hidden, vocab, .. } = *self.spec;
-        let ternary = self.spec.grouped.head;
-        // The CPU reads all of a ternary table; of other tables it reads an int8 copy and a few rows.
-        let weights = match self.backend.device() {
-            _ if ternary => vocab * ternary_row(hidden),
-            Some(_) => vocab * hidden * self.float,
+    /// Measures the output head with the choice of the most likely token and, unless it is ternary, with all logits.
+    fn heads(&mut self, table: &B::Table, n: usize) -> Result<(), CliError> {
+        let ModelSpec { hidden, vocab, ref grouped, .. } = *self.spec;
+        if grouped.head {
+            return self.head(
+                table,
+                n,
+                ("head, choice", SamplingParams::GREEDY),
+                vocab * ternary_row(hidden),
+            );
+        }
+        // Bounds read an int8 copy, and a few rows of the table.
+        let copy = match self.backend.device() {
+            Some(_) => gpu::copy_bytes(vocab, hidden),
             None => Cpu::screen_bytes(vocab, hidden),
         };
+        self.head(table, n, ("head, choice", SamplingParams::GREEDY), copy)?;
+        self.head(table, n, ("head, all logits", WARM), vocab * hidden * size_of::<bf16>())
+    }
+
+    /// Measures the output head, which reads this many bytes of weights, with the logits that a draw needs.
+    fn head(
+        &mut self,
+        table: &B::Table,
+        n: usize,
+        (operation, draw): (&'static str, SamplingParams),
+        weights: usize,
+    ) -> Result<(), CliError> {
+        let ModelSpec { hidden, vocab, .. } = *self.spec;
+        let ternary = self.spec.grouped.head;
         let mut x = self.backend.rows(n, hidden, RowsKind::Intermediate)?;
         self.backend.write(&mut x, &values(n * hidden))?;
-        let wanted = vec![Wanted::Token(SamplingParams::GREEDY); n];
+        let wanted = vec![Wanted::Token(draw); n];
         let (mut logits, mut drawn) = (vec![0.0; n * vocab], vec![None; n]);
         let work = Work {
-            operation: "head, choice",
+            operation,
             shape: format!("{vocab}x{hidden}"),
             tokens: n,
             bytes: weights + n * hidden * self.float + 2 * 4 * n * vocab,

@@ -99,8 +99,8 @@ impl<B: Inspect> Kernels<'_, B> {
                             _ => (RowsKind::Intermediate, None),
                         };
                         let mut out = self.backend.rows(n, rows, kind)?;
-                        if n == 1 && !grouped {
-                            self.normed_product(work.clone(), cols, &input, &copies, &mut out, factor)?;
+                        if n == 1 {
+                            self.quantised_product(work.clone(), cols, &copies, &mut out, factor)?;
                         }
                         let run = |b: &mut B, i: usize| b.bit_linear(n, &x, &copies[i], &mut out, 0, factor);
                         self.product(work, &copies, tune, run)?;
@@ -147,20 +147,28 @@ impl<B: Inspect> Kernels<'_, B> {
         Ok(())
     }
 
-    /// Measures the norm of one token and the product after it, which a GPU may compute in one kernel.
-    fn normed_product(
+    /// Measures the quantisation of one token, with a norm if the model has one there, and the product after it, which a
+    /// GPU may compute in one kernel.
+    fn quantised_product(
         &mut self,
         work: Work,
         cols: usize,
-        input: &B::Rows,
         copies: &[B::Linear],
         out: &mut B::Rows,
         factor: Option<f32>,
     ) -> Result<(), CliError> {
-        let norm = self.norm(cols)?;
+        // What is added to the residual comes from within a layer; the input of others is the residual and has a norm.
+        let (kind, normed) = match factor {
+            Some(_) => (RowsKind::Intermediate, self.spec.sub_norms),
+            None => (RowsKind::Residual, true),
+        };
+        let mut input = self.backend.rows(1, cols, kind)?;
+        self.backend.write(&mut input, &values(cols))?;
+        let norm = normed.then(|| self.norm(cols)).transpose()?;
+        let operation = if norm.is_some() { "norm and product" } else { "int8 and product" };
         let mut x = self.backend.quants(1, cols, self.grouping)?;
-        self.time(Work { operation: "norm and product", ..work }, copies.len(), |b, i| {
-            b.norm_quantize(1, input, [Some(&norm), None], None, &mut x)?;
+        self.time(Work { operation, ..work }, copies.len(), |b, i| {
+            b.norm_quantize(1, &input, [norm.as_ref(), None], None, &mut x)?;
             b.bit_linear(1, &x, &copies[i], out, 0, factor)
         })
     }
