@@ -255,8 +255,7 @@ fn a_forward_on_a_gpu_is_its_kernels_alone_and_the_host_reads_its_tokens_alone()
 #[test]
 fn logits_ruled_out_by_bounds_change_no_draw_on_a_gpu() {
     let source = Synthetic::of(ModelSpec { vocab: 5000, ..tiny().spec().clone() });
-    let drawn = |screens: bool, rows: usize| {
-        let gpu = Gpu::new(Simulator::with(|info| info.screens = screens)).unwrap();
+    let drawn = |gpu: Gpu<Simulator>, screens: bool, rows: usize| {
         let mut model = load(&source, gpu);
         let mut batch = Batch::new();
         for row in 0..rows {
@@ -273,7 +272,11 @@ fn logits_ruled_out_by_bounds_change_no_draw_on_a_gpu() {
         (0..rows).map(|row| logits.drawn(row)).collect::<Vec<_>>()
     };
     for rows in [1, 2, 5, 8] {
-        assert_eq!(drawn(true, rows), drawn(false, rows), "{rows} rows");
+        let bounded = drawn(Gpu::new(Simulator::default()).unwrap(), true, rows);
+        let all = Gpu::new(Simulator::default()).unwrap().for_all_logits();
+        assert_eq!(bounded, drawn(all, false, rows), "{rows} rows");
+        let switched_off = Gpu::new(Simulator::with(|info| info.screens = false)).unwrap();
+        assert_eq!(bounded, drawn(switched_off, false, rows), "{rows} rows");
     }
 }
 

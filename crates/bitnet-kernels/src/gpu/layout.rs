@@ -3,7 +3,7 @@
 use bitnet_tensor::{BitNetTensor, GroupedTensor};
 use half::bf16;
 
-use super::{DeviceBuffer, Driver, Gpu, GpuError, Linear, Rotation, bytes::f32_bytes, screen::Copied};
+use super::{DeviceBuffer, Driver, Gpu, GpuError, Linear, Rotation, bytes::f32_bytes};
 use crate::RowOrder;
 
 /// An embedding or an output head.
@@ -34,6 +34,16 @@ pub struct Dense {
     pub(super) buffer: DeviceBuffer,
     /// The int8 copy, if steps may use bounds.
     pub(super) copy: Option<Copied>,
+}
+
+/// The int8 copy of a dense matrix, from which its products are bounded.
+#[derive(Debug)]
+pub(super) struct Copied {
+    /// s8 `[rows][stride]`
+    pub(super) codes: DeviceBuffer,
+    pub(super) stride: usize,
+    /// f32 `{scale, length, length of the error, 0}` of each row.
+    pub(super) rows: DeviceBuffer,
 }
 
 /// The gain of a norm, `[width]` f32.

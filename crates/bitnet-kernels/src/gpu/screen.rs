@@ -6,7 +6,9 @@ use std::{num::NonZero, thread};
 
 use bitnet_tensor::{BitNetTensor, DType, SharedBytes};
 
-use super::{Dense, DeviceBuffer, Driver, Gpu, GpuError, Rows, Table, bytes::f32_bytes};
+use super::{
+    Dense, DeviceBuffer, Driver, Gpu, GpuError, Rows, Table, bytes::f32_bytes, layout::Copied, table::SETTLE,
+};
 use crate::{Cpu, HeadWork, Isa, KernelError, RowsKind};
 
 /// Rows of the copy, and of tokens that are multiplied with it, are padded to a multiple of this many bytes.
@@ -25,14 +27,9 @@ pub(super) fn panels(rows: usize) -> usize {
     rows.div_ceil(PANEL)
 }
 
-/// The int8 copy of a dense table.
-#[derive(Debug)]
-pub(super) struct Copied {
-    /// s8 `[rows][stride]`
-    pub(super) codes: DeviceBuffer,
-    pub(super) stride: usize,
-    /// f32 `{scale, length, length of the error, 0}` of each row.
-    pub(super) rows: DeviceBuffer,
+/// Shared memory of a block of [`SETTLE`], which holds a row of the head's input.
+pub(super) fn settle_bytes(stride: usize) -> usize {
+    SETTLE.dynamic as usize + 2 * stride.next_multiple_of(128)
 }
 
 /// The maximum sizes of the copies of a GPU's tables: bytes of a row, and panels.
@@ -61,7 +58,7 @@ pub fn bound_bytes(rows: usize, cols: usize) -> usize {
 }
 
 impl<D: Driver> Gpu<D> {
-    /// Makes the int8 copy of a dense table from the values on the device.
+    /// Makes the int8 copy of a dense table from the values on the device, unless its rows are too wide for bounds.
     ///
     /// # Errors
     /// If there is no memory for it.
@@ -69,6 +66,9 @@ impl<D: Driver> Gpu<D> {
         // An int8 copy would be larger than a ternary table itself.
         let Table::Dense(Dense { rows, stride: columns, buffer, copy, .. }) = table else { return Ok(()) };
         let (rows, columns) = (*rows, *columns);
+        if settle_bytes(columns) > self.driver.info().shared as usize {
+            return Ok(());
+        }
         let mut cpu = Cpu::new(Isa::best(), thread::available_parallelism().map_or(1, NonZero::get))?;
         let stride = columns.next_multiple_of(COLUMNS);
         let codes = self.alloc(rows * stride, "int8 weights of the output head")?;

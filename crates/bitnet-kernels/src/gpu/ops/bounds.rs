@@ -2,7 +2,8 @@ use crate::{
     RowsKind, Wanted,
     gpu::{
         Arg, Dense, Driver, Gpu, GpuError, Rows, Table,
-        screen::{Copied, Screening, panels},
+        layout::Copied,
+        screen::{Screening, panels, settle_bytes},
         table::{BOUNDS_T4, BOUNDS_T16, BOUNDS_T32, BOUNDS_T64, SETTLE, SPLIT},
         upload::Upload,
     },
@@ -136,8 +137,8 @@ impl<D: Driver> Gpu<D> {
             addresses([table.buffer.address(), x.address(), self.computed.address()]),
             words([table.rows, panels, columns, best.stride, out.stride, table.stride, x.stride]),
         ];
-        let shared = SETTLE.dynamic as usize + 2 * table.stride.next_multiple_of(128);
-        self.launch(&SETTLE, [table.rows.div_ceil(columns), n, 1], shared, &args.concat())
+        let blocks = [table.rows.div_ceil(columns), n, 1];
+        self.launch(&SETTLE, blocks, settle_bytes(table.stride), &args.concat())
     }
 }
 

@@ -1,5 +1,5 @@
 use bitnet_kernels::{
-    RowsKind,
+    Backend, RowsKind, Wanted,
     gpu::{Gpu, GpuError},
 };
 use bitnet_tensor::{BitNetTensor, DType, SharedBytes};
@@ -50,5 +50,24 @@ fn logits_are_dot_products_whose_bits_depend_on_no_other_token() {
             let few = logits(Simulator::default(), width, vocab, &x[x.len() - n * width..], &table).unwrap();
             assert!(few == all[all.len() - n * vocab..], "{width} x {vocab}: {n} tokens alone differ");
         }
+    }
+}
+
+/// A block needs a row of the head's input in shared memory, which a wide one does not fit.
+#[test]
+fn a_row_too_wide_for_bounds_gets_all_logits() {
+    let (width, vocab) = (300, 700);
+    let table = BitNetTensor::from_f32([vocab, width], &values(vocab * width, 0.3)).unwrap();
+    for (shared, screened) in [(99 << 10, 1), (64 << 10, 0)] {
+        let mut gpu = Gpu::new(Simulator::with(|info| info.shared = shared)).unwrap();
+        let mut table = gpu.table(&table).unwrap();
+        Backend::screen(&mut gpu, &mut table, None).unwrap();
+        let mut x = gpu.rows(1, width, RowsKind::Intermediate).unwrap();
+        gpu.write_rows(&mut x, &values(width, 0.7)).unwrap();
+        let mut logits = vec![0.0; vocab];
+        gpu.logits(&x, &table, &[Wanted::Top(1)], &mut logits, &mut [None]).unwrap();
+        let work = gpu.head_work().unwrap();
+        assert_eq!((work.screened, work.whole), (screened, 1 - screened), "{shared} bytes");
+        assert_eq!(logits.iter().all(|x| x.is_finite()), screened == 0);
     }
 }
