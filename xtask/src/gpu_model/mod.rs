@@ -143,11 +143,16 @@ fn kinds(spec: &ModelSpec, cases: &[Case]) -> Result<Vec<Kind>> {
     numbers.into_iter().map(|(layers, attends)| Kind::load(layers, of(attends), cases)).collect()
 }
 
+/// A simulator with the sizes of the modelled GPUs, and what it samples.
+fn sampled() -> (Simulator, Samples) {
+    Simulator::sampled(|info| {
+        (info.processors, info.memory, info.shared) = (PROCESSORS, 80 << 30, 227 << 10);
+    })
+}
+
 impl Kind {
     fn load(layers: usize, spec: ModelSpec, cases: &[Case]) -> Result<Kind> {
-        let (simulator, samples) = Simulator::sampled(|info| {
-            (info.processors, info.memory, info.shared) = (PROCESSORS, 80 << 30, 227 << 10);
-        });
+        let (simulator, samples) = sampled();
         let largest = |of: fn(&Case) -> usize| cases.iter().map(of).max().unwrap_or(0);
         let limits = Limits {
             max_tokens: largest(|case| case.sequences * case.tokens),

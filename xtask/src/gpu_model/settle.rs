@@ -7,15 +7,13 @@ use bitnet_kernels::{
     gpu::{Gpu, table::SETTLE},
 };
 use bitnet_tensor::{BitNetTensor, DType, SharedBytes};
-use bitnet_tests::{Sample, Simulator};
+use bitnet_tests::Sample;
 
-use super::assumptions::{CANDIDATES, PROCESSORS};
+use super::{assumptions::CANDIDATES, sampled};
 
 /// The launch for `n` greedy rows of a table.
 pub(super) fn launch(n: usize, [vocab, width]: [usize; 2]) -> Result<Sample> {
-    let (simulator, samples) = Simulator::sampled(|info| {
-        (info.processors, info.memory, info.shared) = (PROCESSORS, 80 << 30, 227 << 10);
-    });
+    let (simulator, samples) = sampled();
     let mut gpu = Gpu::new(simulator)?;
     let values = SharedBytes::new(vec![0; 2 * vocab * width]);
     let table = gpu.table(&BitNetTensor::new(DType::BF16, [vocab, width], values)?)?;

@@ -10,7 +10,8 @@ const VOCAB: usize = 5150;
 /// The column whose activations may stand out.
 const OUTLIER: usize = 7;
 
-fn noise(seed: u64) -> impl FnMut() -> f32 {
+/// Values from -1 to 1.
+pub fn noise(seed: u64) -> impl FnMut() -> f32 {
     let mut state = seed;
     move || {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

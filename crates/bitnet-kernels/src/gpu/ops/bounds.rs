@@ -1,5 +1,5 @@
 use crate::{
-    RowsKind, Wanted,
+    Wanted,
     gpu::{
         Arg, Dense, Driver, Gpu, GpuError, Rows, Table,
         layout::Copied,
@@ -9,20 +9,14 @@ use crate::{
     },
 };
 
-use super::tile::Tile;
+use super::{head::assert_head, tile::Tile};
 
-/// The kernels of bounds, by number of tokens, for GPUs with much shared memory.
-static TILES: [Tile; 3] = [
-    Tile { kernel: &BOUNDS_T4, rows: 64, tokens: 4 },
-    Tile { kernel: &BOUNDS_T16, rows: 128, tokens: 16 },
-    Tile { kernel: &BOUNDS_T64, rows: 256, tokens: 64 },
-];
-/// The same for GPUs with little.
-static SMALL_TILES: [Tile; 3] = [
-    Tile { kernel: &BOUNDS_T4, rows: 64, tokens: 4 },
-    Tile { kernel: &BOUNDS_T16, rows: 128, tokens: 16 },
-    Tile { kernel: &BOUNDS_T32, rows: 128, tokens: 32 },
-];
+/// The kernels of bounds for few tokens, by number of tokens.
+static FEW: [Tile; 2] =
+    [Tile { kernel: &BOUNDS_T4, rows: 64, tokens: 4 }, Tile { kernel: &BOUNDS_T16, rows: 128, tokens: 16 }];
+/// The kernel for more, and the one that takes its place where a block has little shared memory.
+static MANY: Tile = Tile { kernel: &BOUNDS_T64, rows: 256, tokens: 64 };
+static MANY_IN_LITTLE: Tile = Tile { kernel: &BOUNDS_T32, rows: 128, tokens: 32 };
 
 /// Number of maxima from which the kernel chooses a threshold, as its text says.
 const MAXIMA: usize = 1024;
@@ -34,21 +28,18 @@ const RESIDENT: usize = 3;
 const COLUMNS: usize = 512;
 
 impl<D: Driver> Gpu<D> {
-    fn tiles(&self) -> &'static [Tile] {
-        if self.has_little() { &SMALL_TILES } else { &TILES }
-    }
-
-    /// Whether blocks have too little shared memory for the largest tile.
-    fn has_little(&self) -> bool {
-        BOUNDS_T64.dynamic > self.driver.info().shared
+    /// Returns the kernel for more tokens than [`FEW`] take.
+    fn many(&self) -> &'static Tile {
+        if MANY.kernel.dynamic > self.driver.info().shared { &MANY_IN_LITTLE } else { &MANY }
     }
 
     /// Whether bounds find the logits that are needed, with less work than computing all of them. If one row needs all
     /// logits, the others cost little more.
     pub(super) fn is_bounded(&self, vocab: usize, wanted: &[Wanted]) -> bool {
         let maxima = panels(vocab).min(MAXIMA);
+        let many = self.many();
         // Two small tiles move as many bytes as the table itself.
-        let few = !self.has_little() || wanted.len() <= SMALL_TILES[2].tokens;
+        let few = *many != MANY_IN_LITTLE || wanted.len() <= many.tokens;
         few && wanted.iter().all(|wanted| SPARE * wanted.highest().max(1) <= maxima)
     }
 
@@ -78,7 +69,7 @@ impl<D: Driver> Gpu<D> {
         screening: &Screening,
         out: &Rows,
     ) -> Result<(), GpuError> {
-        check(n, x, table, out);
+        assert_head(n, x, [table.rows, table.cols], out);
         let Screening { planes, limits, best, .. } = screening;
         // A value differs from its planes by at most half a step of the second, which is 1/254 of the first.
         let rest = 0.51 / 254.0 * (table.cols as f32).sqrt();
@@ -90,7 +81,7 @@ impl<D: Driver> Gpu<D> {
             vec![Arg::f32(rest), Arg::f32(roundings)],
         ];
         self.launch(&SPLIT, [n, 1, 1], 0, &args.concat())?;
-        let tile = Tile::choose(self.tiles(), n);
+        let tile = FEW.iter().find(|tile| n <= tile.tokens).unwrap_or(self.many());
         let args = [
             addresses([copy.codes.address(), planes.address(), out.address()]),
             addresses([copy.rows.address(), limits.address(), best.address()]),
@@ -126,7 +117,7 @@ impl<D: Driver> Gpu<D> {
         out: &Rows,
     ) -> Result<(), GpuError> {
         let n = wanted.len();
-        check(n, x, table, out);
+        assert_head(n, x, [table.rows, table.cols], out);
         let panels = panels(table.rows);
         assert!(panels <= best.width && n <= best.rows, "every panel must have a bound");
         let highest = self.upload(Upload::Highest, wanted.iter().map(|w| w.highest().max(1) as u32))?;
@@ -140,13 +131,6 @@ impl<D: Driver> Gpu<D> {
         let blocks = [table.rows.div_ceil(columns), n, 1];
         self.launch(&SETTLE, blocks, settle_bytes(table.stride), &args.concat())
     }
-}
-
-fn check(n: usize, x: &Rows, table: &Dense, out: &Rows) {
-    assert!(x.width == table.cols && n <= x.rows, "rows must be as wide as the table");
-    assert!(out.width == table.rows && n <= out.rows, "logits must fit their buffer");
-    let kinds = (x.kind, out.kind);
-    assert_eq!(kinds, (RowsKind::Intermediate, RowsKind::Residual), "the head takes bf16 and gives f32");
 }
 
 fn addresses<const N: usize>(all: [u64; N]) -> Vec<Arg> {

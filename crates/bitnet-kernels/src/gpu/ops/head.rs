@@ -15,18 +15,23 @@ static TILES: [Tile; 3] = [
     Tile { kernel: &HEAD_T64, rows: 128, tokens: 64 },
 ];
 
+/// Checks that the first `n` rows of `x` can be multiplied by a table of this shape, into rows of `out`.
+pub(super) fn assert_head(n: usize, x: &Rows, [vocab, cols]: [usize; 2], out: &Rows) {
+    assert!(x.width == cols && n <= x.rows, "rows must be as wide as the table");
+    assert!(out.width == vocab && n <= out.rows, "logits must fit their buffer");
+    assert!(
+        x.kind == RowsKind::Intermediate && out.kind == RowsKind::Residual,
+        "the head takes bf16 and gives f32"
+    );
+}
+
 impl<D: Driver> Gpu<D> {
     /// Computes `out[t][v] = sum_k x[t][k] * table[v][k]` for the first `n` rows; `out` stays on the device as f32, with
     /// a column for each row of the table. For a ternary table, the rows are quantised first, after the transform that it
     /// contains.
     pub fn head(&mut self, n: usize, x: &Rows, table: &Table, out: &mut Rows) -> Result<(), GpuError> {
-        let [vocab, cols] = table.shape();
-        assert!(x.width == cols && n <= x.rows, "rows must be as wide as the table");
-        assert!(out.width == vocab && n <= out.rows, "logits must fit their buffer");
-        assert!(
-            x.kind == RowsKind::Intermediate && out.kind == RowsKind::Residual,
-            "the head takes bf16 and gives f32"
-        );
+        let [_, cols] = table.shape();
+        assert_head(n, x, table.shape(), out);
         match table {
             _ if n == 0 => Ok(()),
             Table::Dense(table) => self.dense_logits(n, x, table, out),

@@ -9,18 +9,16 @@ use bitnet_tensor::{BitNetTensor, DType, GroupedTensor, SharedBytes, TernaryTens
 use bitnet_tests::Simulator;
 use half::f16;
 
+use crate::near_ties;
+
 type Bits = Result<Vec<u32>, GpuError>;
 
 fn wave(n: usize, step: f32) -> Vec<f32> {
     (0..n).map(|i| 3.0 * (i as f32 * step).sin()).collect()
 }
 
-fn noise(n: usize, mut state: u64) -> Vec<f32> {
-    let mut next = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 40) as f32 / (1 << 23) as f32 - 1.0
-    };
-    (0..n).map(|_| next()).collect()
+fn noise(n: usize, seed: u64) -> Vec<f32> {
+    std::iter::repeat_with(near_ties::noise(seed)).take(n).collect()
 }
 
 fn bits(values: &[f32]) -> Vec<u32> {
