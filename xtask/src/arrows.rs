@@ -1,9 +1,10 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
+use bitnet_workspace::{cargo, output};
 use serde_json::Value;
 
-use crate::{cargo, circles, output};
+use crate::circles;
 
 /// The crates of the product, lowest first; each may use those before it.
 const LAYERS: [&str; 8] = [
@@ -21,8 +22,18 @@ const LAYERS: [&str; 8] = [
 const FRONT_DOOR: usize = 5;
 
 /// Crates that only tests and each other may use, lowest first.
-const DEVELOPMENT_ONLY: [&str; 6] =
-    ["bitnet-ptxsim", "bitnet-tests", "bitnet-standin", "bitnet-fuzz", "bitnet-examples", "xtask"];
+const DEVELOPMENT_ONLY: [&str; 10] = [
+    "bitnet-ptxsim",
+    "bitnet-tests",
+    "bitnet-workspace",
+    "bitnet-standin",
+    "bitnet-fuzz",
+    "bitnet-ptx-check",
+    "bitnet-gpu-model",
+    "bitnet-soak",
+    "bitnet-examples",
+    "xtask",
+];
 
 /// Reads the dependencies from cargo; fails if one points up, or if two files of a package use each other.
 pub(crate) fn check() -> Result<()> {

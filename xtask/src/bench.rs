@@ -1,10 +1,9 @@
 use std::process::Command;
 
 use anyhow::Result;
+use bitnet_workspace::{bitnet, cargo, git, output, run};
 use clap::Args;
 use serde_json::{Value, json};
-
-use crate::{bitnet, cargo, git, output, run};
 
 /// Runs `bitnet bench` on several models and the benchmarks of kernels, engine, server and the host of a GPU, and prints
 /// their tables.

@@ -1,10 +1,9 @@
 use std::time::Instant;
 
 use anyhow::Result;
+use bitnet_workspace::{cargo, run as execute};
 
-use crate::{
-    arrows, cargo, claims, cluster, deny, neon, page, ptx_check, python, run as execute, size, soak,
-};
+use crate::{arrows, claims, cluster, deny, neon, page, python, size};
 
 /// A check: its name, what it lacks on this machine, and the check itself.
 type Check = (&'static str, fn() -> Option<String>, fn() -> Result<()>);
@@ -26,12 +25,12 @@ fn checks() -> [Check; 15] {
             let what = ["clippy", "--release", "--workspace", "--all-targets", "--", "-D", "warnings"];
             execute(cargo(&what))
         }),
-        ("assembler of the GPU kernels", nothing, ptx_check::install),
+        ("assembler of the GPU kernels", nothing, bitnet_ptx_check::install),
         ("tests", nothing, || execute(cargo(&["test", "--release", "--workspace"]))),
-        ("soak", nothing, soak::quick),
+        ("soak", nothing, bitnet_soak::quick),
         ("replicas behind a proxy", cluster::missing, cluster::quick),
         ("the chat page", page::missing, page::check),
-        ("machine code of the GPU kernels", nothing, ptx_check::in_ci),
+        ("machine code of the GPU kernels", nothing, bitnet_ptx_check::in_ci),
         ("kernels of 64-bit Arm", neon::missing, neon::check),
         // It compiles the crates a second time, so it runs only where maturin is installed.
         ("the Python package", python::missing, python::check),

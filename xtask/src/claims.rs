@@ -9,8 +9,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-
-use crate::{cargo, root};
+use bitnet_workspace::{cargo, root};
 
 /// Sections begin with `#`, claims at the start of a line, and tests with four spaces.
 const TABLE: &str = include_str!("../claims.txt");
@@ -73,10 +72,11 @@ fn passed(report: &str, name: &str) -> bool {
 /// The packages of all tests of the workspace, by the test's name.
 fn packages() -> Result<BTreeMap<String, String>> {
     let mut packages = BTreeMap::new();
-    let crates = root().join("crates");
-    for entry in fs::read_dir(&crates).with_context(|| crates.display().to_string())? {
-        let entry = entry?;
-        collect(&entry.path(), &entry.file_name().to_string_lossy(), &mut packages)?;
+    for folder in ["crates", "proof"].map(|name| root().join(name)) {
+        for entry in fs::read_dir(&folder).with_context(|| folder.display().to_string())? {
+            let entry = entry?;
+            collect(&entry.path(), &entry.file_name().to_string_lossy(), &mut packages)?;
+        }
     }
     collect(&root().join("tests"), "bitnet-tests", &mut packages)?;
     Ok(packages)

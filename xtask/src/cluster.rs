@@ -1,9 +1,8 @@
 use std::{path::PathBuf, process::Command};
 
 use anyhow::{Result, bail};
+use bitnet_workspace::{bitnet, on_path, root, run};
 use clap::Args;
-
-use crate::{bitnet, on_path, root, run};
 
 /// Serve the demo from two replicas behind HAProxy, and behind NVIDIA Dynamo where it is installed, and check load,
 /// overload, ends, kills, restarts, hang-ups and jobs; print a line for each and fail if one fails

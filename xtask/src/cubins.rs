@@ -8,9 +8,9 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use bitnet_kernels::gpu::cubins::{FILE, pack, texts};
+use bitnet_ptx_check::Tools;
+use bitnet_workspace::{in_parallel, root};
 use clap::Args;
-
-use crate::{in_parallel, ptx_check::Tools, root};
 
 /// Assemble the GPU kernels for common GPUs into a file for beside the program; needs ptxas, which pip installs
 #[derive(Args)]

@@ -1,8 +1,7 @@
 use std::{env, fs, path::PathBuf, process::Command};
 
 use anyhow::Result;
-
-use crate::{on_path, output, root, run};
+use bitnet_workspace::{on_path, output, root, run};
 
 /// Checks all dependencies by `deny.toml`: licences, sources, duplicates, and known vulnerabilities, whose list comes over
 /// the network. Then says how recent that list is, because a mirror may be years behind.

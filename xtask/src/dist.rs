@@ -6,9 +6,10 @@ use std::{
 
 use anyhow::{Context, Result};
 use bitnet_kernels::gpu::cubins::FILE;
+use bitnet_workspace::{bitnet, cargo, output, root, run, target};
 use clap::Args;
 
-use crate::{bitnet, cargo, cubins, output, root, run, size::fits, target};
+use crate::{cubins, size::fits};
 
 /// Maximum size of the stripped program in bytes.
 const LIMIT: u64 = 20_000_000;

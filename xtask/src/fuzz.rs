@@ -1,7 +1,6 @@
 use anyhow::Result;
+use bitnet_workspace::{cargo, run};
 use clap::Args;
-
-use crate::{cargo, run};
 
 /// Default length of a run without a number of mutations, in seconds.
 const SECONDS: u64 = 60;

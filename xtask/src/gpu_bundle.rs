@@ -4,9 +4,10 @@ use std::{
 };
 
 use anyhow::{Context, Result};
+use bitnet_workspace::{cargo, root, run, target};
 use clap::Args;
 
-use crate::{cargo, cubins, root, run, size::fits, target};
+use crate::{cubins, size::fits};
 
 /// Fixtures in the bundle: each family, and sizes that do not fit any tile.
 const FIXTURES: [&str; 6] =

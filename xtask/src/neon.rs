@@ -1,8 +1,7 @@
 use std::{fs, path::PathBuf, process::Command};
 
 use anyhow::{Context, Result, bail, ensure};
-
-use crate::{bitnet, cargo, on_path, output, run, target};
+use bitnet_workspace::{bitnet, cargo, on_path, output, run, target};
 
 const TRIPLE: &str = "aarch64-unknown-linux-gnu";
 

@@ -4,9 +4,8 @@ use std::{
 };
 
 use anyhow::{Result, bail};
+use bitnet_workspace::{bitnet, on_path, output, root, run, target};
 use clap::Args;
-
-use crate::{bitnet, on_path, output, root, run, target};
 
 /// Use the chat page in headless Chromium, wide and narrow, light and dark; print a line for each check and fail if one
 /// fails

@@ -189,7 +189,7 @@ fn environment() -> Result<Environment<'static>> {
     env.add_function("regs", |prefix: &str, first: usize, count: usize| {
         (first..first + count).map(|i| format!("{prefix}{i}")).collect::<Vec<_>>().join(", ")
     });
-    let folder = crate::root().join(PTX).join("templates");
+    let folder = bitnet_workspace::root().join(PTX).join("templates");
     env.set_loader(move |name| Ok(fs::read_to_string(folder.join(name)).ok()));
     Ok(env)
 }
@@ -206,7 +206,7 @@ fn texts() -> Result<Vec<(PathBuf, String)>> {
         // Removes what loops and macros leave behind.
         let lines = rendered.lines().filter(|line| !line.trim().is_empty());
         let text = lines.map(|line| format!("{}\n", line.trim_end())).collect();
-        Ok((crate::root().join(PTX).join(format!("generated/{name}.ptx")), text))
+        Ok((bitnet_workspace::root().join(PTX).join(format!("generated/{name}.ptx")), text))
     };
     kernels().into_iter().map(text).collect()
 }

@@ -6,8 +6,9 @@ use std::{
 };
 
 use anyhow::{Context, Result};
+use bitnet_workspace::{bitnet, on_path, output, root, run, target};
 
-use crate::{bitnet, on_path, output, root, run, size::fits, target};
+use crate::size::fits;
 
 /// Maximum size of the wheel in bytes.
 const LIMIT: u64 = 25_000_000;

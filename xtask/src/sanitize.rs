@@ -1,9 +1,8 @@
 use std::{path::Path, process::Command};
 
 use anyhow::{Context, Result, ensure};
+use bitnet_workspace::{cargo, output, run, target};
 use clap::{Args, ValueEnum};
-
-use crate::{cargo, output, run, target};
 
 /// Run the tests of kernels, engine and server under one of the compiler's sanitizers; a stable compiler is enough
 ///

@@ -1,7 +1,6 @@
 use anyhow::Result;
+use bitnet_workspace::{cargo, run};
 use clap::Args;
-
-use crate::{cargo, run};
 
 /// Runs the simulation tests of continuous integration with more seeds. A failure names its seed.
 #[derive(Args)]

@@ -8,10 +8,9 @@ use bitnet_kernels::{
 };
 use bitnet_tensor::DType;
 use bitnet_tests::Simulator;
+use bitnet_workspace::{git, in_parallel, root};
 use clap::Args;
 use serde_json::json;
-
-use crate::{git, in_parallel, root};
 
 /// Run the GPU kernels on the simulator and compare them with the reference
 #[derive(Args)]

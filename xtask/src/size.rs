@@ -1,9 +1,17 @@
-use anyhow::{Result, ensure};
+//! What the repository weighs: bytes of committed files, and lines of code that ship and that show they are right.
 
-use crate::{git, root};
+use std::{collections::BTreeMap, fs, path::Path};
+
+use anyhow::{Context, Result, ensure};
+use bitnet_workspace::{git, root};
 
 /// Maximum total size of committed files in bytes.
 const LIMIT: u64 = 40 << 20;
+/// How far the numbers of lines in the README may be from the truth.
+const TOLERANCE: f64 = 0.05;
+/// The README's sentence about both sizes, with two numbers in thousands of lines.
+const SENTENCE: [&str; 3] =
+    ["The product is about ", ",000 lines of code, and about ", ",000 more show that it is right"];
 
 /// Fails if something has too many bytes.
 pub(crate) fn fits(what: &str, bytes: u64, limit: u64) -> Result<()> {
@@ -11,13 +19,123 @@ pub(crate) fn fits(what: &str, bytes: u64, limit: u64) -> Result<()> {
     Ok(())
 }
 
-/// Adds up the committed files.
+/// Adds up the committed files, counts lines, and compares them with the README.
 pub(crate) fn check() -> Result<()> {
     let files = git(&["ls-files", "-z"])?;
+    let files = || files.split_terminator('\0');
     // A deleted file that is still in the index has no size.
     let size = |name| root().join(name).symlink_metadata().map_or(0, |about| about.len());
-    let total = files.split_terminator('\0').map(size).sum();
+    let total = files().map(size).sum();
     fits("all committed files together", total, LIMIT)?;
     println!("{:.1} MiB of {} MiB", total as f64 / f64::from(1 << 20), LIMIT >> 20);
+    let mut lines = BTreeMap::<Part, usize>::new();
+    for name in files().filter(|name| is_code(name)) {
+        let Ok(text) = fs::read_to_string(root().join(name)) else { continue };
+        let (code, tests) = count(&text);
+        *lines.entry(part(name)).or_default() += code;
+        *lines.entry(Part::Proof).or_default() += tests;
+    }
+    for (part, lines) in &lines {
+        println!("{lines:>7} lines of code without blanks and comments: {}", part.name());
+    }
+    let of = |part| lines.get(&part).copied().unwrap_or(0);
+    let readme = fs::read_to_string(root().join("README.md"))?;
+    agrees(&readme, [of(Part::Product), of(Part::Proof)])
+}
+
+/// What code is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Part {
+    /// It ships.
+    Product,
+    /// It shows that the product is right.
+    Proof,
+    /// It builds, checks and releases, or shows how to use the product.
+    Tools,
+}
+
+impl Part {
+    fn name(self) -> &'static str {
+        match self {
+            Part::Product => "the product (crates/)",
+            Part::Proof => "what shows that it is right (proof/, tests/, and tests in crates/)",
+            Part::Tools => "tools and examples (xtask/, tools/, examples/, deploy/)",
+        }
+    }
+}
+
+/// Whether a file holds code that somebody wrote.
+fn is_code(name: &str) -> bool {
+    let written = !name.contains("/ptx/generated/") && !name.starts_with("fixtures/");
+    written && Path::new(name).extension().is_some_and(|end| ["rs", "ptx", "py"].iter().any(|&e| end == e))
+}
+
+/// The part to which a file belongs, by its path.
+fn part(name: &str) -> Part {
+    let folders: Vec<&str> = name.split('/').collect();
+    match folders[..] {
+        ["proof" | "tests", ..] => Part::Proof,
+        ["crates", _, "tests" | "benches", ..] => Part::Proof,
+        ["crates", ..] => Part::Product,
+        _ => Part::Tools,
+    }
+}
+
+/// Lines that are neither blank nor a comment: before the module of tests that ends a file, and in it.
+fn count(text: &str) -> (usize, usize) {
+    let (code, tests) = text.split_once("\n#[cfg(test)]\nmod tests {").unwrap_or((text, ""));
+    let counts = |line: &&str| {
+        !(line.is_empty() || line.starts_with("//") || line.starts_with('#') && !line.starts_with("#["))
+    };
+    let lines = |text: &str| text.lines().map(str::trim).filter(counts).count();
+    (lines(code), lines(tests))
+}
+
+/// Fails if the README's numbers are not those that were counted.
+fn agrees(readme: &str, counted: [usize; 2]) -> Result<()> {
+    let text = readme.split_whitespace().collect::<Vec<_>>().join(" ");
+    let [begin, middle, end] = SENTENCE;
+    let said = text.split_once(begin).and_then(|(_, rest)| {
+        let (product, rest) = rest.split_once(middle)?;
+        let (proof, _) = rest.split_once(end)?;
+        Some([product.parse::<f64>().ok()?, proof.parse::<f64>().ok()?])
+    });
+    let said = said.with_context(|| format!("README.md does not say \"{begin}N{middle}N{end}\""))?;
+    for (said, counted) in said.into_iter().zip(counted) {
+        let off = (said * 1000.0 - counted as f64).abs();
+        ensure!(
+            off <= TOLERANCE * counted as f64,
+            "README.md says {said},000 lines of code; there are {counted}"
+        );
+    }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_code_are_counted_where_they_belong() {
+        let text = "//! Doc.\n\n#[derive(Debug)]\nstruct A; // why\n\n#[cfg(test)]\nmod tests {\n    // no\n    fn a() {}\n}\n";
+        assert_eq!(count(text), (2, 2));
+        assert_eq!(count("# a comment of Python\nimport os\n"), (1, 0));
+        assert_eq!(part("crates/bitnet/src/lib.rs"), Part::Product);
+        assert_eq!(part("crates/bitnet/tests/it/main.rs"), Part::Proof);
+        assert_eq!(part("proof/soak/src/lib.rs"), Part::Proof);
+        assert_eq!(part("xtask/src/main.rs"), Part::Tools);
+        assert!(
+            is_code("crates/a/ptx/a.ptx") && !is_code("crates/a/ptx/generated/a.ptx") && !is_code("a.md")
+        );
+    }
+
+    #[test]
+    fn a_readme_with_other_numbers_is_refused() {
+        let readme =
+            "The product is about 40,000 lines of\ncode, and about 39,000 more show that it is right.";
+        assert!(agrees(readme, [40_400, 38_100]).is_ok());
+        let error = agrees(readme, [43_000, 39_000]).unwrap_err().to_string();
+        assert!(error.contains("40,000") && error.contains("43000"), "{error}");
+        assert!(agrees("", [1, 1]).unwrap_err().to_string().contains("README.md"));
+    }
 }
