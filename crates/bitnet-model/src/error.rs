@@ -1,3 +1,6 @@
+//! The one error type of this crate: [`ModelError`], one line a message.
+//! Text that comes from a file is escaped by [`one_line`].
+
 use std::path::{Path, PathBuf};
 
 use bitnet_tensor::TensorError;

@@ -1,4 +1,5 @@
-//! Describes a model, for people and programs.
+//! Describes a model for people and programs ([`inspect`]): sizes, tensors, vocabulary, defaults, and hashes of the
+//! trits, which are equal in every format of one model.
 
 use serde::Serialize;
 use sha2::{Digest, Sha256};
@@ -6,7 +7,9 @@ use sha2::{Digest, Sha256};
 use bitnet_tensor::{GroupedTensor, TernaryTensor};
 
 use crate::{
-    Activation, Checkpoint, GenerationDefaults, ModelError, ModelSpec, Multipliers, RopeScaling, TensorKind,
+    ModelError,
+    files::{Checkpoint, GenerationDefaults, TensorKind},
+    spec::{Activation, ModelSpec, Multipliers, RopeScaling},
 };
 
 /// Number of weights for each scale in the hash of scales: the narrowest groups of any file.

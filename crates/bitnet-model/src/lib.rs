@@ -22,51 +22,28 @@
 
 #![deny(unsafe_code)]
 
-mod batch;
 mod chat;
-mod checkpoint;
-mod config;
 mod convert;
-mod demo;
 mod error;
-mod family;
-mod fields;
-mod file_source;
 mod files;
-mod gguf_spec;
-mod hadamard;
-mod hybrid;
 mod inspect;
-mod layer;
-mod model;
 mod names;
-mod output_file;
+mod net;
 mod packing;
-mod panels;
-mod read_ahead;
-mod reorder;
-mod rope;
-mod rope_freqs;
-mod source;
 mod spec;
 mod synthetic;
 mod ternarize;
 mod tokenizer;
-mod transformer;
-mod weights;
 
-pub use batch::{Batch, Logits, Run};
 pub use chat::{ChatTemplate, Message, TemplateInput, ToolCall, date};
-pub use checkpoint::{Checkpoint, GenerationDefaults, ModelFiles};
-use config::Config;
 pub use convert::{Target, convert};
 pub use error::ModelError;
-pub use hybrid::{Hybrid, Rotation};
+pub use files::{
+    Checkpoint, GenerationDefaults, ModelFiles, OutputFile, PackedSource, TensorEntry, TensorKind,
+    TensorSource,
+};
 pub use inspect::{Inspection, Sizes, TensorInfo, TokenizerInfo, inspect, trits_sha256};
-pub use model::{ForwardError, Limits, Model};
-pub use output_file::OutputFile;
-pub use source::{PackedSource, TensorEntry, TensorKind, TensorSource};
-pub use spec::{Activation, Grouped, ModelSpec, Multipliers, Rope, RopeScaling};
+pub use net::{Batch, ForwardError, Limits, Logits, Model, Run, Transformer};
+pub use spec::{Activation, Grouped, Hybrid, ModelSpec, Multipliers, Rope, RopeScaling, Rotation};
 pub use synthetic::Synthetic;
 pub use tokenizer::{DecodeStream, Tokenizer};
-pub use transformer::Transformer;

@@ -1,8 +1,9 @@
-//! The names of a model's tensors: Hugging Face's, and those of other tools.
+//! The names of a model's tensors, Hugging Face's and those of other tools, from one table of the parts of a layer.
+//! [`expected`] lists the tensors that a model must have.
 
 use bitnet_kernels::DeltaShape;
 
-use crate::{ModelError, ModelSpec, source::TensorKind};
+use crate::{ModelError, files::TensorKind, spec::ModelSpec};
 
 /// A tensor that a model needs.
 #[derive(Debug, Clone, PartialEq)]
@@ -465,7 +466,7 @@ pub(crate) fn onebitllm(name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Synthetic;
+    use crate::synthetic::Synthetic;
 
     #[test]
     fn every_part_of_a_layer_has_its_names() {

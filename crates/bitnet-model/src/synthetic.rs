@@ -1,5 +1,5 @@
-//! Random models of given shapes, generated in memory from fixed seeds, for benchmarks and tests. They have no
-//! tokenizer.
+//! Random models of given shapes, made in memory from fixed seeds, for benchmarks and tests ([`Synthetic`]).
+//! They have no tokenizer.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,10 +11,10 @@ use bitnet_tensor::{BitNetTensor, DType, GroupedTensor, SharedBytes, TernaryTens
 use half::f16;
 
 use crate::{
-    Activation, Checkpoint, GenerationDefaults, Grouped, Hybrid, ModelError, ModelSpec, Rope, RopeScaling,
-    Rotation, TensorEntry, TensorKind, TensorSource,
+    ModelError,
+    files::{Checkpoint, GenerationDefaults, TensorEntry, TensorKind, TensorSource},
     names::{self, Expected},
-    rope,
+    spec::{Activation, Grouped, Hybrid, ModelSpec, Rope, RopeScaling, Rotation, rope},
 };
 
 /// A name, and the model that has it.

@@ -1,4 +1,5 @@
-//! Converts float weights to trits when they are read.
+//! Converts float weights to trits when they are read: master weights as training did ([`masters`]), floats that are
+//! already ternary without loss ([`exact`], [`recover`]).
 
 use bitnet_tensor::{BitNetTensor, TensorError, TernaryTensor};
 use half::f16;

@@ -10,15 +10,15 @@ use half::f16;
 
 use super::{Output, Target, refuse};
 use crate::{
-    Activation, Checkpoint, GenerationDefaults, Hybrid, ModelError, ModelSpec, Multipliers, OutputFile,
-    RopeScaling, TensorEntry, TensorKind,
-    files::ggml_type::GgmlType,
-    gguf_spec::family,
-    hadamard,
-    hybrid::attending,
+    ModelError,
+    files::{
+        Checkpoint, GenerationDefaults, OutputFile, TensorEntry, TensorKind, ggml_type::GgmlType,
+        gguf_spec::family, panels, rope_freqs,
+    },
     names::{self, PanelMatrix, Part},
-    packing, panels, rope, rope_freqs,
-    weights::{read_stacked, read_stacked_groups},
+    net::weights::{read_stacked, read_stacked_groups},
+    packing,
+    spec::{Activation, Hybrid, ModelSpec, Multipliers, RopeScaling, hadamard, hybrid::attending, rope},
 };
 
 /// Data begins at a multiple of this many bytes: as other tools expect, or whole cache lines for kernels that read the

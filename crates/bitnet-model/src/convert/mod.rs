@@ -1,4 +1,5 @@
-//! Writes a model in another format, so that the format's own tools can read it.
+//! Writes a model in another format, so that the format's own tools can read it ([`convert`]).
+//! A result appears under its name only when it is complete.
 
 mod gguf;
 mod packed;
@@ -12,7 +13,7 @@ use std::{
     str::FromStr,
 };
 
-use crate::{Checkpoint, ModelError};
+use crate::{ModelError, files::Checkpoint};
 
 /// A format to write models in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

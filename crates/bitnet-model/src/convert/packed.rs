@@ -1,4 +1,5 @@
-//! Hugging Face folders with packed uint8 weights, as transformers reads them.
+//! Writes a Hugging Face folder with packed uint8 weights, as transformers reads it ([`write`]).
+//! All floats of a folder have one type.
 
 use std::path::Path;
 
@@ -7,7 +8,12 @@ use half::{bf16, f16};
 use serde_json::{Map, Value, json};
 
 use super::{Output, Target, refuse};
-use crate::{Activation, Checkpoint, ModelError, OutputFile, RopeScaling, TensorEntry, TensorKind, packing};
+use crate::{
+    ModelError,
+    files::{Checkpoint, OutputFile, TensorEntry, TensorKind},
+    packing,
+    spec::{Activation, RopeScaling},
+};
 
 /// Data begins at a multiple of this many bytes, so that readers can map it as numbers.
 const ALIGNMENT: usize = 8;

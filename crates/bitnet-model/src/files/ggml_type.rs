@@ -1,4 +1,5 @@
-//! The tensor types of GGUF files: ids, names, block geometry.
+//! The tensor types of GGUF files: ids, names and block geometry ([`GgmlType`]).
+//! Three projects use id 42 differently; the sizes in the file tell which.
 
 use bitnet_tensor::DType;
 

@@ -1,14 +1,27 @@
-//! Containers: the contents of a file, before they are interpreted.
+//! What reads and writes model files: containers (GGUF, safetensors), the tensors in them, and an opened model.
 
+mod checkpoint;
+mod demo;
+mod file_source;
 pub(crate) mod ggml_type;
 pub(crate) mod gguf;
-pub(crate) mod gguf_value;
-pub(crate) mod map;
-pub(crate) mod safetensors;
+pub(crate) mod gguf_spec;
+mod gguf_value;
+mod map;
+mod output_file;
+pub(crate) mod panels;
+pub(crate) mod read_ahead;
+mod reorder;
+pub(crate) mod rope_freqs;
+mod safetensors;
+mod source;
 
 use std::path::Path;
 
 use bitnet_tensor::SharedBytes;
+pub use checkpoint::{Checkpoint, GenerationDefaults, ModelFiles};
+pub use output_file::OutputFile;
+pub use source::{PackedSource, TensorEntry, TensorKind, TensorSource};
 
 use crate::ModelError;
 

@@ -1,4 +1,5 @@
 //! The safetensors container: a single file, or several with an index.
+//! [`open_folder`] maps them; nothing is copied.
 
 use std::{collections::HashMap, path::Path};
 

@@ -1,4 +1,5 @@
-//! Exports a vocabulary to another format.
+//! Exports a vocabulary to `tokenizer.json` ([`Tokenizer::to_json`]) and to GGUF's metadata ([`Tokenizer::to_gguf`]).
+//! A vocabulary that the format cannot hold is refused.
 
 use serde_json::{Value, json};
 use tokenizers::{ModelWrapper, models::bpe::BPE};

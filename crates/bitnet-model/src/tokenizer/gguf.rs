@@ -1,4 +1,5 @@
-//! Reads the vocabulary in a GGUF file (`tokenizer.ggml.*`).
+//! Reads the vocabulary in a GGUF file (`tokenizer.ggml.*`): byte-level BPE and SentencePiece.
+//! [`Tokenizer::from_gguf`] gives the same type as `tokenizer.json` does.
 
 use tokenizers::{
     AddedToken, NormalizerWrapper, PreTokenizerWrapper, SplitDelimiterBehavior,

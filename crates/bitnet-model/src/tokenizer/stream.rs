@@ -1,4 +1,4 @@
-use crate::Tokenizer;
+use crate::tokenizer::Tokenizer;
 
 /// Decodes ids one at a time, without splitting characters.
 ///

@@ -1,3 +1,6 @@
+//! The forward pass of every family on every backend, on one screen: [`Transformer::forward`].
+//! The rest of the file loads the model, allocates its buffers and checks a step before it runs.
+
 use std::{collections::HashMap, fmt};
 
 use bitnet_kernels::{
@@ -5,12 +8,16 @@ use bitnet_kernels::{
 };
 
 use crate::{
-    Batch, ForwardError, Limits, Logits, Model, ModelError, ModelSpec, PackedSource, Run, TensorSource,
+    ModelError,
     error::check_shape,
-    layer::{Layer, Mixer, Origin},
+    files::{PackedSource, TensorSource, read_ahead},
     names::{self, Expected},
-    read_ahead, rope,
-    weights::{SOURCE, packed, read_table},
+    net::{
+        Batch, ForwardError, Limits, Logits, Model, Run,
+        layer::{Layer, Mixer, Origin},
+        weights::{SOURCE, packed, read_table},
+    },
+    spec::{ModelSpec, rope},
 };
 
 /// The forward pass of all families on any backend: a decoder with ternary projections, whose layers attend or keep a
@@ -58,34 +65,34 @@ impl Slots {
 
 /// Activations of one step, `[max_tokens][...]`.
 struct Buffers<B: Backend> {
-    /// `[hidden]` residual stream
+    /// Residual stream, `[hidden]`.
     residual: B::Rows,
-    /// `[hidden]` int8 input of a projection
-    hidden_q: B::Quants,
-    /// `[q_width + 2 kv_width]`, and `[q_width]` more for output gates
+    /// Normed residual in int8, the input of projections, `[hidden]`.
+    input_quants: B::Quants,
+    /// Queries, keys and values, `[q_width + 2 kv_width]`, and `[q_width]` more for output gates.
     qkv: B::Rows,
-    /// `[q_width]`
-    attention: B::Rows,
-    /// `[q_width]` int8
-    attention_q: B::Quants,
-    /// For gated-delta layers, if the model has them.
+    /// Output of attention, `[q_width]`.
+    attended: B::Rows,
+    /// The same in int8, the input of the output projection.
+    attended_quants: B::Quants,
+    /// Buffers of gated-delta layers, if the model has any.
     delta: Option<DeltaBuffers<B>>,
-    /// `[2 ffn]`
+    /// Gate and up projections, `[2 ffn]`.
     gate_up: B::Rows,
-    /// `[ffn]` int8
-    ffn_q: B::Quants,
-    /// `[max_logit_rows][hidden]`
-    last: B::Rows,
+    /// Gated activation in int8, the input of the down projection, `[ffn]`.
+    gated_quants: B::Quants,
+    /// Normed rows whose logits are needed, `[max_logit_rows][hidden]`.
+    head_rows: B::Rows,
 }
 
 /// Activations of gated-delta layers.
 struct DeltaBuffers<B: Backend> {
-    /// All projections of a layer's input
-    input: B::Rows,
-    /// `[value_width]`
+    /// All projections of a layer's input, `[columns]`.
+    projected: B::Rows,
+    /// Output of the recurrence, `[value_width]`.
     output: B::Rows,
-    /// `[value_width]` int8
-    output_q: B::Quants,
+    /// The same in int8, the input of the output projection.
+    output_quants: B::Quants,
 }
 
 impl<B: Backend> Transformer<B> {
@@ -216,45 +223,57 @@ impl<B: Backend> Model for Transformer<B> {
 
     fn forward(&mut self, batch: &Batch, logits: &mut Logits) -> Result<(), ForwardError> {
         self.check(batch)?;
-        let (n, step) = (batch.tokens().len(), batch.step());
-        let Transformer { backend: b, spec, buffers: x, .. } = self;
+        let (tokens, step) = (batch.tokens().len(), batch.step());
+        let Transformer { backend, spec, buffers, .. } = self;
         let factors = spec.multipliers;
 
-        b.embed(&self.embedding, batch.tokens(), factors.embedding, &mut x.residual)?;
+        backend.embed(&self.embedding, batch.tokens(), factors.embedding, &mut buffers.residual)?;
         for layer in &mut self.layers {
-            let (r, q) = (&x.residual, &mut x.hidden_q);
+            let (residual, input) = (&mut buffers.residual, &mut buffers.input_quants);
             match &mut layer.mixer {
                 Mixer::Attention(attention) => {
-                    attention.rope_store(b, step, r, q, &self.rope, &mut x.qkv)?;
-                    b.attention(step, &x.qkv, &attention.kv, &mut x.attention)?;
-                    attention.gate(b, n, &x.qkv, &mut x.attention)?;
-                    let (out, q) = (&x.attention, &mut x.attention_q);
-                    attention.output.add(b, n, out, q, factors.residual, &mut x.residual)?;
+                    let (qkv, attended) = (&mut buffers.qkv, &mut buffers.attended);
+                    attention.project_rope_store(backend, step, residual, input, &self.rope, qkv)?;
+                    backend.attention(step, qkv, &attention.kv, attended)?;
+                    attention.gate(backend, tokens, qkv, attended)?;
+                    let quants = &mut buffers.attended_quants;
+                    attention.output.project_add(
+                        backend,
+                        tokens,
+                        attended,
+                        quants,
+                        factors.residual,
+                        residual,
+                    )?;
                 }
                 Mixer::Delta(delta) => {
-                    let d = x.delta.as_mut().expect("a model with gated-delta layers has their buffers");
-                    delta.project(b, n, r, q, &mut d.input)?;
-                    b.gated_delta(step, &d.input, &delta.weights, &mut delta.state, &mut d.output)?;
-                    let (out, q) = (&d.output, &mut d.output_q);
-                    delta.output.add(b, n, out, q, factors.residual, &mut x.residual)?;
+                    let own =
+                        buffers.delta.as_mut().expect("a model with gated-delta layers has their buffers");
+                    let (projected, output) = (&mut own.projected, &mut own.output);
+                    delta.project(backend, tokens, residual, input, projected)?;
+                    backend.gated_delta(step, projected, &delta.weights, &mut delta.state, output)?;
+                    let quants = &mut own.output_quants;
+                    delta.output.project_add(backend, tokens, output, quants, factors.residual, residual)?;
                 }
             }
-            let (r, q, gate) = (&x.residual, &mut x.hidden_q, spec.activation);
-            layer.gate_up.gate_quantize(b, n, r, q, gate, &layer.down, &mut x.gate_up, &mut x.ffn_q)?;
-            layer.down.add_quantized(b, n, &x.ffn_q, factors.residual, &mut x.residual)?;
+            let (gate_up, gated) = (&mut buffers.gate_up, &mut buffers.gated_quants);
+            let Layer { gate_up: projection, down, .. } = layer;
+            let gate = spec.activation;
+            projection.project_gate_quantize(backend, tokens, residual, input, gate, down, gate_up, gated)?;
+            down.add_quantized(backend, tokens, gated, factors.residual, residual)?;
         }
 
         let head = self.head.as_ref().unwrap_or(&self.embedding);
-        b.norm_rows(batch.logit_rows(), &x.residual, &self.norm, &mut x.last)?;
+        backend.norm_rows(batch.logit_rows(), &buffers.residual, &self.norm, &mut buffers.head_rows)?;
         let (rows, wanted) = (batch.logit_rows().len(), batch.wanted());
         let (values, drawn) = logits.resize_with_drawn(rows, spec.vocab);
         if wanted.iter().any(|&wanted| wanted != Wanted::Hidden) {
-            b.logits(&x.last, head, wanted, values, drawn)?;
+            backend.logits(&buffers.head_rows, head, wanted, values, drawn)?;
         }
         if wanted.contains(&Wanted::Hidden) {
-            logits.set_hidden(b.read(&x.last, rows)?);
+            logits.set_hidden(backend.read(&buffers.head_rows, rows)?);
         }
-        Ok(b.finish()?)
+        Ok(backend.finish()?)
     }
 
     fn device(&self) -> Option<DeviceStatus> {
@@ -295,21 +314,21 @@ impl<B: Backend> Buffers<B> {
         let delta = spec.delta().map(|delta| {
             let (columns, values) = (delta.columns(), delta.value_width());
             Ok::<_, KernelError>(DeltaBuffers {
-                input: b.rows(n, columns, RowsKind::Intermediate)?,
+                projected: b.rows(n, columns, RowsKind::Intermediate)?,
                 output: b.rows(n, values, RowsKind::Intermediate)?,
-                output_q: b.quants(n, values, grouping)?,
+                output_quants: b.quants(n, values, grouping)?,
             })
         });
         Ok(Buffers {
             delta: delta.transpose()?,
             residual: b.rows(n, spec.hidden, RowsKind::Residual)?,
-            hidden_q: b.quants(n, spec.hidden, grouping)?,
+            input_quants: b.quants(n, spec.hidden, grouping)?,
             qkv: b.rows(n, spec.q_width() + 2 * spec.kv_width() + gates, RowsKind::Intermediate)?,
-            attention: b.rows(n, spec.q_width(), RowsKind::Intermediate)?,
-            attention_q: b.quants(n, spec.q_width(), grouping)?,
+            attended: b.rows(n, spec.q_width(), RowsKind::Intermediate)?,
+            attended_quants: b.quants(n, spec.q_width(), grouping)?,
             gate_up: b.rows(n, 2 * spec.ffn, RowsKind::Intermediate)?,
-            ffn_q: b.quants(n, spec.ffn, grouping)?,
-            last: b.rows(limits.max_logit_rows, spec.hidden, RowsKind::Intermediate)?,
+            gated_quants: b.quants(n, spec.ffn, grouping)?,
+            head_rows: b.rows(limits.max_logit_rows, spec.hidden, RowsKind::Intermediate)?,
         })
     }
 }

@@ -1,4 +1,10 @@
-use crate::{Activation, Grouped, ModelError, ModelSpec, fields::Fields};
+//! What the models of a family have in common, whatever file they come from.
+//! A new family is one constant of [`Family`].
+
+use crate::{
+    ModelError,
+    spec::{Activation, Grouped, ModelSpec, fields::Fields},
+};
 
 /// What the models of a family compute, whatever file they come from and however large they are.
 #[derive(Debug, Clone, Copy)]

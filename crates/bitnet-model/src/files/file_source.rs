@@ -1,4 +1,5 @@
-//! The tensors of opened files, in whatever file and form they are stored.
+//! The tensors of opened files, whatever type and order they are stored in: [`FileSource`].
+//! Bytes stay in the mapped file until a tensor is read.
 
 use std::{
     borrow::Borrow,
@@ -10,19 +11,32 @@ use std::{
 use bitnet_tensor::{BitNetTensor, DType, GroupedTensor, SharedBytes, TernaryTensor};
 
 use crate::{
-    Config, ModelError, ModelSpec, PackedSource, TensorEntry, TensorKind, TensorSource,
+    ModelError,
     error::{check_shape, one_line},
     files::{
+        PackedSource, TensorEntry, TensorKind, TensorSource,
         ggml_type::{GgmlType, foreign},
         gguf::{Descriptor, Gguf},
+        panels::PanelFile,
+        reorder::{Convention, Reorder},
         safetensors::Stored,
     },
     names::{self, Expected},
     packing,
-    panels::PanelFile,
-    reorder::{Convention, Reorder},
+    spec::{Config, ModelSpec},
     ternarize,
 };
+
+/// The tensors of opened files.
+#[derive(Debug)]
+pub(crate) struct FileSource {
+    file: String,
+    entries: Vec<TensorEntry>,
+    parts: HashMap<String, Part>,
+    panels: Option<PanelFile>,
+    /// Number of weights off their group's grid, by stored name, for the tensors read so far.
+    off_grid: Mutex<BTreeMap<String, usize>>,
+}
 
 /// How the bytes of a tensor are decoded.
 #[derive(Debug)]
@@ -82,17 +96,6 @@ pub(crate) struct NotLoaded {
     pub extras: Vec<String>,
     /// Unknown to the architecture.
     pub unknown: Vec<String>,
-}
-
-/// The tensors of opened files.
-#[derive(Debug)]
-pub(crate) struct FileSource {
-    file: String,
-    entries: Vec<TensorEntry>,
-    parts: HashMap<String, Part>,
-    panels: Option<PanelFile>,
-    /// Number of weights off their group's grid, by stored name, for the tensors read so far.
-    off_grid: Mutex<BTreeMap<String, usize>>,
 }
 
 impl TensorSource for FileSource {

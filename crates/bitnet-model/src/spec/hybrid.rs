@@ -1,4 +1,5 @@
-//! What a hybrid model has in addition to attention: gated-delta layers, and weights in a rotated basis.
+//! What a hybrid model has besides attention: gated-delta layers ([`Hybrid`]), and weights in a rotated basis
+//! ([`Rotation`]).
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -7,7 +8,7 @@ use std::{
 
 use bitnet_kernels::DeltaShape;
 
-use crate::{ModelError, fields::Fields};
+use crate::{ModelError, spec::fields::Fields};
 
 /// Gated-delta layers, which keep a recurrent state, and where they stand.
 #[derive(Debug, Clone, PartialEq)]

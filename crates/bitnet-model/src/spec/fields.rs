@@ -1,4 +1,5 @@
-//! JSON that describes a model: files, and the metadata of a GGUF file.
+//! Typed access to the fields of a JSON object: a file that describes a model, or the metadata of a GGUF file.
+//! An error names the file, the field and the cure.
 
 use serde_json::Value;
 

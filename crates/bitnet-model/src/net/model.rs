@@ -1,67 +1,12 @@
+//! The trait between scheduling and numbers: [`Model`] runs a step of many sequences.
+//! Its limits are fixed at load, and a step beyond them is refused before anything is written.
+
 use bitnet_kernels::{BackendInfo, DeviceStatus, KernelError, gpu::GpuError};
 
-use crate::{Batch, Logits, ModelSpec};
-
-/// The sizes that a model was loaded for. All memory is allocated at load, so they never change.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
-    /// Maximum number of tokens in a step.
-    pub max_tokens: usize,
-    /// Maximum number of rows of logits in a step.
-    pub max_logit_rows: usize,
-    /// Number of blocks in the key-value cache, of [`Batch::BLOCK_TOKENS`] tokens each.
-    pub kv_blocks: usize,
-    /// Number of state slots, in a model with recurrent layers; 0 in others.
-    pub state_slots: usize,
-}
-
-/// Why a step could not run.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-#[allow(missing_docs, reason = "every message names its fields")]
-pub enum ForwardError {
-    /// The step is larger than the model's [`Limits`].
-    #[error("the step has {actual} {what}, the maximum is {limit}: split it, or raise the limit at start")]
-    StepTooLarge {
-        /// What exceeds its limit: `tokens` or `logit rows`.
-        what: &'static str,
-        actual: usize,
-        limit: usize,
-    },
-    /// A token id is not in the vocabulary.
-    #[error("token {token} at index {index} of the step: the vocabulary has {vocab} ids, 0 to {}", .vocab - 1)]
-    TokenOutOfRange { index: usize, token: u32, vocab: usize },
-    /// A position is beyond the model's context.
-    #[error("position {position}: the model's context ends at {context}")]
-    ContextExceeded { position: usize, context: usize },
-    /// A block table names a block that does not exist.
-    #[error("block {block}: the cache has {blocks} blocks")]
-    BlockOutOfRange { block: u32, blocks: usize },
-    /// A run names a state slot that does not exist.
-    #[error("state slot {slot}: the model has {slots} state slots")]
-    StateOutOfRange { slot: u32, slots: usize },
-    /// Two runs name the same state slot.
-    #[error("state slot {slot} belongs to two runs of the step: give every sequence its own")]
-    StateShared { slot: u32 },
-    /// A hidden state is wanted of a model that computes logits by other means.
-    #[error("this model gives no hidden states: ask it for logits or tokens")]
-    NoHiddenState,
-    /// The backend failed.
-    #[error(transparent)]
-    Kernel(#[from] KernelError),
-}
-
-impl ForwardError {
-    /// Whether the step was refused before anything was written, so that keys, values and states are unchanged.
-    pub fn is_refusal(&self) -> bool {
-        !matches!(self, ForwardError::Kernel(_))
-    }
-
-    /// Whether the device failed and lost its memory, so that no further step can run.
-    pub fn is_lost(&self) -> bool {
-        matches!(self, ForwardError::Kernel(KernelError::Gpu(GpuError::Failed { .. })))
-    }
-}
+use crate::{
+    net::{Batch, Logits},
+    spec::ModelSpec,
+};
 
 /// A language model with its weights and key-value cache: the one dynamic boundary between scheduling and numbers.
 pub trait Model: Send {
@@ -147,5 +92,66 @@ impl<M: Model + ?Sized> Model for &mut M {
 
     fn copy_state(&mut self, from: u32, to: u32) -> Result<(), ForwardError> {
         (**self).copy_state(from, to)
+    }
+}
+
+/// The sizes that a model was loaded for. All memory is allocated at load, so they never change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Maximum number of tokens in a step.
+    pub max_tokens: usize,
+    /// Maximum number of rows of logits in a step.
+    pub max_logit_rows: usize,
+    /// Number of blocks in the key-value cache, of [`Batch::BLOCK_TOKENS`] tokens each.
+    pub kv_blocks: usize,
+    /// Number of state slots, in a model with recurrent layers; 0 in others.
+    pub state_slots: usize,
+}
+
+/// Why a step could not run.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "every message names its fields")]
+pub enum ForwardError {
+    /// The step is larger than the model's [`Limits`].
+    #[error("the step has {actual} {what}, the maximum is {limit}: split it, or raise the limit at start")]
+    StepTooLarge {
+        /// What exceeds its limit: `tokens` or `logit rows`.
+        what: &'static str,
+        actual: usize,
+        limit: usize,
+    },
+    /// A token id is not in the vocabulary.
+    #[error("token {token} at index {index} of the step: the vocabulary has {vocab} ids, 0 to {}", .vocab - 1)]
+    TokenOutOfRange { index: usize, token: u32, vocab: usize },
+    /// A position is beyond the model's context.
+    #[error("position {position}: the model's context ends at {context}")]
+    ContextExceeded { position: usize, context: usize },
+    /// A block table names a block that does not exist.
+    #[error("block {block}: the cache has {blocks} blocks")]
+    BlockOutOfRange { block: u32, blocks: usize },
+    /// A run names a state slot that does not exist.
+    #[error("state slot {slot}: the model has {slots} state slots")]
+    StateOutOfRange { slot: u32, slots: usize },
+    /// Two runs name the same state slot.
+    #[error("state slot {slot} belongs to two runs of the step: give every sequence its own")]
+    StateShared { slot: u32 },
+    /// A hidden state is wanted of a model that computes logits by other means.
+    #[error("this model gives no hidden states: ask it for logits or tokens")]
+    NoHiddenState,
+    /// The backend failed.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+}
+
+impl ForwardError {
+    /// Whether the step was refused before anything was written, so that keys, values and states are unchanged.
+    pub fn is_refusal(&self) -> bool {
+        !matches!(self, ForwardError::Kernel(_))
+    }
+
+    /// Whether the device failed and lost its memory, so that no further step can run.
+    pub fn is_lost(&self) -> bool {
+        matches!(self, ForwardError::Kernel(KernelError::Gpu(GpuError::Failed { .. })))
     }
 }

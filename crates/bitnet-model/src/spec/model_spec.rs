@@ -1,9 +1,66 @@
+//! The sizes and switches of a model: everything that the forward pass must know besides the weights.
+//! [`ModelSpec::check`] refuses numbers that no model has.
+
 use std::sync::Arc;
 
 use bitnet_kernels::DeltaShape;
 pub use bitnet_kernels::Gate as Activation;
 
-use crate::{Hybrid, ModelError, Rotation, hybrid::MAX_LAYERS};
+use crate::{
+    ModelError,
+    spec::{Hybrid, Rotation, hybrid::MAX_LAYERS},
+};
+
+/// Everything about a model except its weights: sizes and switches, read from its metadata and never guessed.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ModelSpec {
+    /// Architecture as named in the file: `bitnet`, `llama`, `bitnet-b1.58`, ...
+    pub architecture: String,
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Width of the feed-forward layer.
+    pub ffn: usize,
+    /// Number of transformer layers.
+    pub layers: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads; `heads` is a multiple of this.
+    pub kv_heads: usize,
+    /// Width of a head, from the metadata; not always `hidden / heads`.
+    pub head_dim: usize,
+    /// Rows of the embedding.
+    pub vocab: usize,
+    /// Maximum length of a sequence, in tokens.
+    pub context: usize,
+    /// Added to the mean square in every RMSNorm.
+    pub rms_eps: f32,
+    /// Rotary position embedding.
+    pub rope: Rope,
+    /// Activation function of the feed-forward gate.
+    pub activation: Activation,
+    /// Whether the attention output and the gated activation pass an RMSNorm before their projection.
+    pub sub_norms: bool,
+    /// Epsilon of the RMSNorm before every single projection (`use_rms_norm`), if the model has them.
+    pub linear_norms: Option<f32>,
+    /// Whether every query and key head passes an RMSNorm before rope.
+    pub head_norms: bool,
+    /// Whether the output of attention is multiplied by the sigmoid of a projection of its input.
+    pub output_gate: bool,
+    /// Gated-delta layers, if the model has them.
+    pub hybrid: Option<Hybrid>,
+    /// The basis of the weights, if it is not the plain one.
+    pub rotation: Option<Arc<Rotation>>,
+    /// Which matrices have a scale for every group of weights.
+    pub grouped: Grouped,
+    /// Constants that scale activations.
+    pub multipliers: Multipliers,
+    /// Whether the embedding is also the output head.
+    pub tied_head: bool,
+    /// Whether the model embeds texts: the hidden state of the last token, normalised to length 1, is the embedding.
+    pub embeds: bool,
+    /// Tokens that end a text. They are part of the model so that no program can forget them.
+    pub eos: Vec<u32>,
+}
 
 /// How rotary frequencies are stretched for contexts longer than the one trained on.
 #[derive(Debug, Clone, PartialEq)]
@@ -91,57 +148,6 @@ pub struct Multipliers {
 impl Multipliers {
     /// All ones: nothing is scaled.
     pub const NONE: Multipliers = Multipliers { embedding: 1.0, residual: 1.0, logit_divisor: 1.0 };
-}
-
-/// Everything about a model except its weights: sizes and switches, read from its metadata and never guessed.
-#[derive(Debug, Clone, PartialEq)]
-pub struct ModelSpec {
-    /// Architecture as named in the file: `bitnet`, `llama`, `bitnet-b1.58`, ...
-    pub architecture: String,
-    /// Width of the residual stream.
-    pub hidden: usize,
-    /// Width of the feed-forward layer.
-    pub ffn: usize,
-    /// Number of transformer layers.
-    pub layers: usize,
-    /// Query heads.
-    pub heads: usize,
-    /// Key and value heads; `heads` is a multiple of this.
-    pub kv_heads: usize,
-    /// Width of a head, from the metadata; not always `hidden / heads`.
-    pub head_dim: usize,
-    /// Rows of the embedding.
-    pub vocab: usize,
-    /// Maximum length of a sequence, in tokens.
-    pub context: usize,
-    /// Added to the mean square in every RMSNorm.
-    pub rms_eps: f32,
-    /// Rotary position embedding.
-    pub rope: Rope,
-    /// Activation function of the feed-forward gate.
-    pub activation: Activation,
-    /// Whether the attention output and the gated activation pass an RMSNorm before their projection.
-    pub sub_norms: bool,
-    /// Epsilon of the RMSNorm before every single projection (`use_rms_norm`), if the model has them.
-    pub linear_norms: Option<f32>,
-    /// Whether every query and key head passes an RMSNorm before rope.
-    pub head_norms: bool,
-    /// Whether the output of attention is multiplied by the sigmoid of a projection of its input.
-    pub output_gate: bool,
-    /// Gated-delta layers, if the model has them.
-    pub hybrid: Option<Hybrid>,
-    /// The basis of the weights, if it is not the plain one.
-    pub rotation: Option<Arc<Rotation>>,
-    /// Which matrices have a scale for every group of weights.
-    pub grouped: Grouped,
-    /// Constants that scale activations.
-    pub multipliers: Multipliers,
-    /// Whether the embedding is also the output head.
-    pub tied_head: bool,
-    /// Whether the model embeds texts: the hidden state of the last token, normalised to length 1, is the embedding.
-    pub embeds: bool,
-    /// Tokens that end a text. They are part of the model so that no program can forget them.
-    pub eos: Vec<u32>,
 }
 
 impl ModelSpec {

@@ -1,4 +1,5 @@
-//! An opened model, from any kind of file.
+//! An opened model from any kind of file: [`Checkpoint::open`] finds out what a path holds, reads the small files
+//! first, and checks that sizes, weights, vocabulary and template belong together.
 
 use std::{fmt, path::Path};
 
@@ -7,29 +8,20 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::{
-    ChatTemplate, Config, ModelError, ModelSpec, TensorSource, Tokenizer,
-    fields::{Fields, MAX_JSON, json},
-    file_source::FileSource,
-    files::{file_name, gguf, gguf::Gguf, read_small, safetensors},
-    gguf_spec, tokenizer,
+    ModelError,
+    chat::ChatTemplate,
+    files::{
+        TensorSource, file_name,
+        file_source::FileSource,
+        gguf::{self, Gguf},
+        gguf_spec, map, read_small, refuse_lfs_pointer, safetensors,
+    },
+    spec::{
+        Config, ModelSpec,
+        fields::{Fields, MAX_JSON, json},
+    },
+    tokenizer::{self, Tokenizer},
 };
-
-/// The model's own defaults for generation, used where a request sets nothing.
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
-pub struct GenerationDefaults {
-    /// Token that begins a text.
-    pub bos: Option<u32>,
-    /// All tokens that end an answer.
-    pub eos: Vec<u32>,
-    /// Sampling temperature.
-    pub temperature: Option<f32>,
-    /// Probability mass to sample from, 0 to 1.
-    pub top_p: Option<f32>,
-    /// Number of candidates to sample from.
-    pub top_k: Option<usize>,
-    /// Whether the model is meant to be sampled rather than decoded greedily.
-    pub do_sample: Option<bool>,
-}
 
 /// An opened model: sizes, tensors, tokenizer, chat template and defaults.
 pub struct Checkpoint {
@@ -70,6 +62,23 @@ pub struct ModelFiles {
     pub hadamard: Option<SharedBytes>,
 }
 
+/// The model's own defaults for generation, used where a request sets nothing.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct GenerationDefaults {
+    /// Token that begins a text.
+    pub bos: Option<u32>,
+    /// All tokens that end an answer.
+    pub eos: Vec<u32>,
+    /// Sampling temperature.
+    pub temperature: Option<f32>,
+    /// Probability mass to sample from, 0 to 1.
+    pub top_p: Option<f32>,
+    /// Number of candidates to sample from.
+    pub top_k: Option<usize>,
+    /// Whether the model is meant to be sampled rather than decoded greedily.
+    pub do_sample: Option<bool>,
+}
+
 impl Checkpoint {
     /// Opens a `.gguf` file, or a folder with `config.json` and safetensors.
     ///
@@ -105,9 +114,9 @@ impl Checkpoint {
             }
             return Ok(checkpoint);
         }
-        let bytes = crate::files::map::map(path)?;
+        let bytes = map::map(path)?;
         if !bytes.starts_with(gguf::MAGIC) {
-            crate::files::refuse_lfs_pointer(&name, &bytes)?;
+            refuse_lfs_pointer(&name, &bytes)?;
             let problem = match path.extension() {
                 Some(e) if e == "safetensors" => "it is one file of a folder",
                 _ => "it does not begin with GGUF",

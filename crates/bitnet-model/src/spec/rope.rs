@@ -1,6 +1,12 @@
+//! Rotary position embedding: cosines and sines of every position, with the stretchings for long contexts.
+//! [`tables`] follows transformers' rounding, because models were trained with it.
+
 use serde_json::Value;
 
-use crate::{ModelError, ModelSpec, RopeScaling, fields::Fields};
+use crate::{
+    ModelError,
+    spec::{ModelSpec, RopeScaling, fields::Fields},
+};
 
 /// Cosines and sines of all positions up to `context`, `[context][width / 2]` each, for the dimensions that rotate.
 ///
@@ -118,7 +124,7 @@ fn yarn_ramp(spec: &ModelSpec, original_context: f32, fast: f32, slow: f32) -> i
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Synthetic;
+    use crate::synthetic::Synthetic;
 
     fn spec(scaling: RopeScaling) -> ModelSpec {
         let mut spec = Synthetic::named("tiny").expect("a known name").spec().clone();

@@ -1,3 +1,6 @@
+//! Files and folders that appear under their name only when they are complete.
+//! [`OutputFile`] writes beside the place and renames.
+
 use std::{
     ffi::OsString,
     fs, io,

@@ -1,11 +1,19 @@
+//! One decoder layer: its weights, the keys, values or states that sequences keep in it, and its products.
+//! [`Layer::load`] reads it; `transformer.rs` runs it.
+
 use bitnet_kernels::{
     Backend, DeltaWeights, Gate, KernelError, KvShape, Norm, Norms, Rotate, RowOrder, Step,
 };
 
 use crate::{
-    Hybrid, Limits, ModelError, ModelSpec, TensorSource,
+    ModelError,
+    files::TensorSource,
     names::{self, Part, StackedProjections},
-    weights::{read_dense_stack, read_linear, read_norm},
+    net::{
+        Limits,
+        weights::{read_dense_stack, read_linear, read_norm},
+    },
+    spec::{Hybrid, ModelSpec},
 };
 
 /// The weights of one decoder layer, and the keys, values or states that sequences keep in it.
@@ -80,8 +88,8 @@ pub(crate) struct Origin<'a> {
 }
 
 impl Origin<'_> {
-    fn norm<B: Backend>(&self, b: &mut B, part: Part) -> Result<Norm<B::Gain>, ModelError> {
-        read_norm(b, self.tensors, &part.tensor(self.index), self.spec.rms_eps)
+    fn norm<B: Backend>(&self, backend: &mut B, part: Part) -> Result<Norm<B::Gain>, ModelError> {
+        read_norm(backend, self.tensors, &part.tensor(self.index), self.spec.rms_eps)
     }
 
     fn floats(&self, part: Part) -> Result<Vec<f32>, ModelError> {
@@ -90,104 +98,113 @@ impl Origin<'_> {
 }
 
 impl<B: Backend> Layer<B> {
-    pub(crate) fn load(b: &mut B, from: &Origin<'_>) -> Result<Self, ModelError> {
+    pub(crate) fn load(backend: &mut B, from: &Origin<'_>) -> Result<Self, ModelError> {
         let spec = from.spec;
         let mixer = match &spec.hybrid {
-            Some(hybrid) if !spec.attends(from.index) => Mixer::Delta(Delta::load(b, from, hybrid)?),
-            _ => Mixer::Attention(Attention::load(b, from)?),
+            Some(hybrid) if !spec.attends(from.index) => Mixer::Delta(Delta::load(backend, from, hybrid)?),
+            _ => Mixer::Attention(Attention::load(backend, from)?),
         };
-        let norm = Some(from.norm(b, Part::FfnNorm)?);
-        let gate_up = Projection::load(b, from, norm, [names::GATE_UP], RowOrder::GateUp)?;
-        let norm = spec.sub_norms.then(|| from.norm(b, Part::FfnSubNorm)).transpose()?;
-        let down = Projection::load(b, from, norm, [names::DOWN], RowOrder::Plain)?;
+        let norm = Some(from.norm(backend, Part::FfnNorm)?);
+        let gate_up = Projection::load(backend, from, norm, [names::GATE_UP], RowOrder::GateUp)?;
+        let norm = spec.sub_norms.then(|| from.norm(backend, Part::FfnSubNorm)).transpose()?;
+        let down = Projection::load(backend, from, norm, [names::DOWN], RowOrder::Plain)?;
         Ok(Layer { mixer, gate_up, down })
     }
 }
 
 impl<B: Backend> Attention<B> {
-    fn load(b: &mut B, from: &Origin<'_>) -> Result<Self, ModelError> {
+    fn load(backend: &mut B, from: &Origin<'_>) -> Result<Self, ModelError> {
         let (spec, head_dim) = (from.spec, from.spec.head_dim);
         let head_norms = match spec.head_norms {
-            true => Some([from.norm(b, Part::QueryNorm)?, from.norm(b, Part::KeyNorm)?]),
+            true => Some([from.norm(backend, Part::QueryNorm)?, from.norm(backend, Part::KeyNorm)?]),
             false => None,
         };
         let fused = !spec.output_gate && spec.rotary_width() == head_dim;
         let order = if fused { RowOrder::Rope { head_dim } } else { RowOrder::Plain };
-        let norm = Some(from.norm(b, Part::InputNorm)?);
-        let qkv = Projection::load(b, from, norm, [names::qkv(spec)], order)?;
-        let norm = spec.sub_norms.then(|| from.norm(b, Part::AttentionSubNorm)).transpose()?;
-        let output = Projection::load(b, from, norm, [names::OUTPUT], RowOrder::Plain)?;
+        let norm = Some(from.norm(backend, Part::InputNorm)?);
+        let qkv = Projection::load(backend, from, norm, [names::qkv(spec)], order)?;
+        let norm = spec.sub_norms.then(|| from.norm(backend, Part::AttentionSubNorm)).transpose()?;
+        let output = Projection::load(backend, from, norm, [names::OUTPUT], RowOrder::Plain)?;
         let shape = KvShape { blocks: from.limits.kv_blocks, kv_heads: spec.kv_heads, head_dim };
         let gate = spec.output_gate.then(|| spec.q_width() + 2 * spec.kv_width());
-        Ok(Attention { qkv, fused, heads: spec.heads, head_norms, gate, output, kv: b.kv(shape)? })
+        Ok(Attention { qkv, fused, heads: spec.heads, head_norms, gate, output, kv: backend.kv(shape)? })
     }
 
     /// `qkv = W x`; normalises and rotates the queries and keys, and stores the keys and values.
-    pub(crate) fn rope_store(
+    pub(crate) fn project_rope_store(
         &mut self,
-        b: &mut B,
+        backend: &mut B,
         step: Step<'_>,
-        x: &B::Rows,
-        q: &mut B::Quants,
+        input: &B::Rows,
+        quants: &mut B::Quants,
         rope: &B::Rope,
         qkv: &mut B::Rows,
     ) -> Result<(), KernelError> {
         let Attention { heads, head_norms, kv, .. } = self;
-        let (n, norms) = (step.tokens(), head_norms.as_ref().map(|[q, k]| [q, k]));
+        let (tokens, norms) = (step.tokens(), head_norms.as_ref().map(|norms| norms.each_ref()));
         if let ([stacked], true) = (&self.qkv.matrices[..], self.fused) {
-            b.norm_quantize(n, x, self.qkv.norms(), self.qkv.rotation(), q)?;
-            return b.bit_linear_rope_store(step, q, &stacked.weights, *heads, rope, norms, qkv, kv);
+            backend.norm_quantize(tokens, input, self.qkv.norms(), self.qkv.rotation(), quants)?;
+            return backend.bit_linear_rope_store(
+                step,
+                quants,
+                &stacked.weights,
+                *heads,
+                rope,
+                norms,
+                qkv,
+                kv,
+            );
         }
-        self.qkv.apply(b, n, x, q, qkv)?;
-        b.rope_store(step, *heads, rope, norms, qkv, kv)
+        self.qkv.project(backend, tokens, input, quants, qkv)?;
+        backend.rope_store(step, *heads, rope, norms, qkv, kv)
     }
 
     /// Multiplies the output of attention by the sigmoid of the gates in `qkv`, if the model has gates.
     pub(crate) fn gate(
         &self,
-        b: &mut B,
-        n: usize,
+        backend: &mut B,
+        tokens: usize,
         qkv: &B::Rows,
         out: &mut B::Rows,
     ) -> Result<(), KernelError> {
-        self.gate.map_or(Ok(()), |column| b.sigmoid_gate(n, qkv, column, out))
+        self.gate.map_or(Ok(()), |column| backend.sigmoid_gate(tokens, qkv, column, out))
     }
 }
 
 impl<B: Backend> Delta<B> {
-    fn load(b: &mut B, from: &Origin<'_>, hybrid: &Hybrid) -> Result<Self, ModelError> {
+    fn load(backend: &mut B, from: &Origin<'_>, hybrid: &Hybrid) -> Result<Self, ModelError> {
         let (spec, shape) = (from.spec, hybrid.delta);
-        let norm = Some(from.norm(b, Part::InputNorm)?);
-        let input = Projection::load(b, from, norm, names::delta_inputs(spec), RowOrder::Plain)?;
+        let norm = Some(from.norm(backend, Part::InputNorm)?);
+        let input = Projection::load(backend, from, norm, names::delta_inputs(spec), RowOrder::Plain)?;
         let alpha_beta = match hybrid.float_alpha_beta {
             true => {
                 let names = [Part::Alpha, Part::Beta].map(|part| part.tensor(from.index));
                 let column = shape.channels() + shape.value_width();
-                Some((b.table(&read_dense_stack(from.tensors, &names)?)?, column))
+                Some((backend.table(&read_dense_stack(from.tensors, &names)?)?, column))
             }
             false => None,
         };
         let (conv, a) = (from.floats(Part::Convolution)?, from.floats(Part::Decay)?);
         let (dt_bias, norm) = (from.floats(Part::TimeBias)?, from.floats(Part::DeltaNorm)?);
         let weights = DeltaWeights { conv: &conv, a: &a, dt_bias: &dt_bias, norm: &norm, eps: spec.rms_eps };
-        let weights = b.delta(shape, &weights)?;
-        let output = Projection::load(b, from, None, [names::DELTA_OUTPUT], RowOrder::Plain)?;
-        let state = b.state(shape, from.limits.state_slots)?;
+        let weights = backend.delta(shape, &weights)?;
+        let output = Projection::load(backend, from, None, [names::DELTA_OUTPUT], RowOrder::Plain)?;
+        let state = backend.state(shape, from.limits.state_slots)?;
         Ok(Delta { input, alpha_beta, weights, output, state })
     }
 
     /// `out = W x` for all projections of the layer's input.
     pub(crate) fn project(
         &self,
-        b: &mut B,
-        n: usize,
-        x: &B::Rows,
-        q: &mut B::Quants,
+        backend: &mut B,
+        tokens: usize,
+        input: &B::Rows,
+        quants: &mut B::Quants,
         out: &mut B::Rows,
     ) -> Result<(), KernelError> {
-        self.input.apply(b, n, x, q, out)?;
+        self.input.project(backend, tokens, input, quants, out)?;
         match (&self.alpha_beta, &self.input.norm) {
-            (Some((table, column)), Some(norm)) => b.dense(n, x, norm, table, out, *column),
+            (Some((table, column)), Some(norm)) => backend.dense(tokens, input, norm, table, out, *column),
             _ => Ok(()),
         }
     }
@@ -195,7 +212,7 @@ impl<B: Backend> Delta<B> {
 
 impl<B: Backend> Projection<B> {
     fn load(
-        b: &mut B,
+        backend: &mut B,
         from: &Origin<'_>,
         norm: Option<Norm<B::Gain>>,
         stacks: impl IntoIterator<Item = StackedProjections>,
@@ -207,16 +224,17 @@ impl<B: Backend> Projection<B> {
         for stack in stacks {
             let Some(eps) = spec.linear_norms else {
                 let names: Vec<String> = stack.parts.iter().map(|part| part.tensor(from.index)).collect();
-                let weights = read_linear(b, spec, tensors, &names, order)?;
-                let rotation = rotation(b, from, stack.parts[0])?;
+                let weights = read_linear(backend, spec, tensors, &names, order)?;
+                let rotation = rotation(backend, from, stack.parts[0])?;
                 matrices.push(Matrix { norm: None, rotation, weights, column });
                 column += stack.rows(spec);
                 continue;
             };
             for part in stack.parts {
                 let trits = tensors.ternary(&part.tensor(from.index))?;
-                let own = read_norm(b, tensors, &format!("{}.rms_norm.weight", part.path(from.index)), eps)?;
-                let weights = b.linear(&trits, RowOrder::Plain)?;
+                let own =
+                    read_norm(backend, tensors, &format!("{}.rms_norm.weight", part.path(from.index)), eps)?;
+                let weights = backend.linear(&trits, RowOrder::Plain)?;
                 matrices.push(Matrix { norm: Some(own), rotation: None, weights, column });
                 column += trits.rows();
             }
@@ -226,12 +244,12 @@ impl<B: Backend> Projection<B> {
 
     /// `gate_up = W x`; applies the gate and quantises the result for `down`.
     #[expect(clippy::too_many_arguments, reason = "the arguments of three operations")]
-    pub(crate) fn gate_quantize(
+    pub(crate) fn project_gate_quantize(
         &self,
-        b: &mut B,
-        n: usize,
-        x: &B::Rows,
-        q: &mut B::Quants,
+        backend: &mut B,
+        tokens: usize,
+        input: &B::Rows,
+        quants: &mut B::Quants,
         gate: Gate,
         down: &Projection<B>,
         gate_up: &mut B::Rows,
@@ -239,54 +257,60 @@ impl<B: Backend> Projection<B> {
     ) -> Result<(), KernelError> {
         let (norms, rotation) = (down.norms(), down.rotation());
         if let [stacked] = &self.matrices[..] {
-            b.norm_quantize(n, x, self.norms(), self.rotation(), q)?;
+            backend.norm_quantize(tokens, input, self.norms(), self.rotation(), quants)?;
             let w = &stacked.weights;
-            return b.bit_linear_gate_quantize(n, q, w, gate, norms, rotation, gate_up, out);
+            return backend.bit_linear_gate_quantize(tokens, quants, w, gate, norms, rotation, gate_up, out);
         }
-        self.apply(b, n, x, q, gate_up)?;
-        b.gate_quantize(n, gate_up, gate, norms, rotation, out)
+        self.project(backend, tokens, input, quants, gate_up)?;
+        backend.gate_quantize(tokens, gate_up, gate, norms, rotation, out)
     }
 
     /// `out = W x`; each matrix writes its own columns.
-    fn apply(
+    fn project(
         &self,
-        b: &mut B,
-        n: usize,
-        x: &B::Rows,
-        q: &mut B::Quants,
+        backend: &mut B,
+        tokens: usize,
+        input: &B::Rows,
+        quants: &mut B::Quants,
         out: &mut B::Rows,
     ) -> Result<(), KernelError> {
         for matrix in &self.matrices {
-            b.norm_quantize(n, x, matrix.norms(&self.norm), matrix.rotation.as_ref(), q)?;
-            b.bit_linear(n, q, &matrix.weights, out, matrix.column, None)?;
+            backend.norm_quantize(
+                tokens,
+                input,
+                matrix.norms(&self.norm),
+                matrix.rotation.as_ref(),
+                quants,
+            )?;
+            backend.bit_linear(tokens, quants, &matrix.weights, out, matrix.column, None)?;
         }
         Ok(())
     }
 
     /// `out += factor * W x`, for a projection of one matrix.
-    pub(crate) fn add(
+    pub(crate) fn project_add(
         &self,
-        b: &mut B,
-        n: usize,
-        x: &B::Rows,
-        q: &mut B::Quants,
+        backend: &mut B,
+        tokens: usize,
+        input: &B::Rows,
+        quants: &mut B::Quants,
         factor: f32,
         out: &mut B::Rows,
     ) -> Result<(), KernelError> {
-        b.norm_quantize(n, x, self.norms(), self.rotation(), q)?;
-        self.add_quantized(b, n, q, factor, out)
+        backend.norm_quantize(tokens, input, self.norms(), self.rotation(), quants)?;
+        self.add_quantized(backend, tokens, quants, factor, out)
     }
 
     /// `out += factor * W q`, for a projection of one matrix whose input is already normed and quantised.
     pub(crate) fn add_quantized(
         &self,
-        b: &mut B,
-        n: usize,
-        q: &B::Quants,
+        backend: &mut B,
+        tokens: usize,
+        quants: &B::Quants,
         factor: f32,
         out: &mut B::Rows,
     ) -> Result<(), KernelError> {
-        b.bit_linear(n, q, &self.matrices[0].weights, out, 0, Some(factor))
+        backend.bit_linear(tokens, quants, &self.matrices[0].weights, out, 0, Some(factor))
     }
 
     /// The norms of a projection of one matrix.
@@ -307,7 +331,11 @@ impl<B: Backend> Matrix<B> {
 }
 
 /// The rotation of the input of stacked projections that begin with `part`, if their weights are rotated.
-fn rotation<B: Backend>(b: &mut B, from: &Origin<'_>, part: Part) -> Result<Option<B::Rotation>, ModelError> {
+fn rotation<B: Backend>(
+    backend: &mut B,
+    from: &Origin<'_>,
+    part: Part,
+) -> Result<Option<B::Rotation>, ModelError> {
     let Some(rotation) = &from.spec.rotation else { return Ok(None) };
     if !rotation.weights.contains(&part.tensor(from.index)) {
         return Ok(None);
@@ -316,5 +344,5 @@ fn rotation<B: Backend>(b: &mut B, from: &Origin<'_>, part: Part) -> Result<Opti
     let values = from.spec.hybrid.as_ref().filter(|_| rotation.grouped_values && part == Part::DeltaOutput);
     let grouped = values.map(|h| (h.delta.key_heads, h.delta.value_heads / h.delta.key_heads));
     let signs = rotation.signs.get(&width).map(|signs| &signs[..]);
-    Ok(Some(b.rotation(width, &Rotate { block: rotation.block, signs, grouped })?))
+    Ok(Some(backend.rotation(width, &Rotate { block: rotation.block, signs, grouped })?))
 }

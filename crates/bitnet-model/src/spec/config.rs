@@ -1,4 +1,5 @@
 //! `config.json` of a Hugging Face folder: the model's sizes, and how its linear layers are stored.
+//! [`Config::parse`] refuses by name whatever would change the numbers and is not supported.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -6,13 +7,16 @@ use bitnet_kernels::DeltaShape;
 use serde_json::Value;
 
 use crate::{
-    Activation, Hybrid, ModelError, ModelSpec, Multipliers, Rope, RopeScaling, Rotation,
-    family::{Family, head_dim},
-    fields::{Fields, json},
-    hadamard,
-    hybrid::attending_by_interval,
+    ModelError,
     names::{self, Part},
-    rope,
+    spec::{
+        Activation, Hybrid, ModelSpec, Multipliers, Rope, RopeScaling, Rotation,
+        family::{Family, head_dim},
+        fields::{Fields, json},
+        hadamard,
+        hybrid::attending_by_interval,
+        rope,
+    },
 };
 
 const FILE: &str = "config.json";

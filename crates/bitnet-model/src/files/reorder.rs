@@ -1,8 +1,9 @@
-//! Orders of rows and columns in files that differ from those of the forward pass.
+//! Orders of rows and columns that differ between files and the forward pass.
+//! [`Reorder::of`] decides by part, model and convention of the file.
 
 use bitnet_kernels::DeltaShape;
 
-use crate::{ModelSpec, names::Part};
+use crate::{names::Part, spec::ModelSpec};
 
 /// How the rows or columns of a stored tensor become those of the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -11,15 +11,16 @@ use bitnet_kernels::{GroupedPanels, KernelError, Panels, Screen, on_huge_pages};
 use bitnet_tensor::{GroupedTensor, SharedBytes, TernaryTensor};
 
 use crate::{
-    ModelError, ModelSpec,
+    ModelError,
     error::check_shape,
     files::{
+        PackedSource,
         ggml_type::GgmlType,
         gguf::{Descriptor, Gguf},
     },
     names::{self, PanelMatrix},
     packing::grouped::GROUPS,
-    source::PackedSource,
+    spec::ModelSpec,
 };
 
 /// Marks a file of this form and gives the version of its layouts.

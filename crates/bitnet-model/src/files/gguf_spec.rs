@@ -1,18 +1,97 @@
-//! Reads a model's sizes from the metadata of a GGUF file. Keys begin with the architecture's name.
+//! Reads the sizes and switches of a model from the metadata of a GGUF file ([`read`]).
+//! Keys begin with the architecture's name.
 
 use bitnet_kernels::DeltaShape;
 use bitnet_tensor::{BitNetTensor, DType};
 use serde_json::Value;
 
 use crate::{
-    Activation, Grouped, Hybrid, ModelError, ModelSpec, Multipliers, Rope, RopeScaling,
-    family::{Family, head_dim},
-    fields::Fields,
-    files::{ggml_type::GgmlType, gguf::Gguf},
-    hadamard,
-    hybrid::attending_by_interval,
-    names, rope, rope_freqs, ternarize,
+    ModelError,
+    files::{ggml_type::GgmlType, gguf::Gguf, rope_freqs},
+    names,
+    spec::{
+        Activation, Grouped, Hybrid, ModelSpec, Multipliers, Rope, RopeScaling,
+        family::{Family, head_dim},
+        fields::Fields,
+        hadamard,
+        hybrid::attending_by_interval,
+        rope,
+    },
+    ternarize,
 };
+
+/// The sizes of the model in `gguf`, and whether its q and k rows are stored for interleaved rope.
+pub(crate) fn read(gguf: &Gguf) -> Result<(ModelSpec, bool), ModelError> {
+    let file = gguf.file.as_str();
+    let architecture = gguf
+        .opt_str("general.architecture")?
+        .ok_or_else(|| ModelError::missing_field(file, "general.architecture"))?;
+    if let Some(n) = gguf.opt_u64("split.count")?.filter(|&n| n > 1) {
+        let cure = "join the parts with llama.cpp's `llama-gguf-split --merge`";
+        return Err(ModelError::unsupported(file, "split.count", n, cure));
+    }
+    let (family, interleaved) = family(architecture).ok_or_else(|| {
+        let cure = "use bitnet-b1.58, bitnet-25, bitnet or llama, or ternary qwen3, qwen35 or minicpm";
+        ModelError::unsupported(file, "general.architecture", architecture, cure)
+    })?;
+    let prefix = format!("{architecture}.");
+    let json = gguf.json(&prefix, &LISTS);
+    let c = Fields { file, prefix: &prefix, json: &json };
+    let keys = Keys { gguf, architecture, c };
+    let c = &keys.c;
+    let (hidden, heads) = (c.need_size("embedding_length")?, c.need_size("attention.head_count")?);
+    let (head_dim, rotary) = keys.head_dim(hidden, heads, family.hybrid)?;
+    let layers = keys.layers()?;
+    keys.refuse_experts_and_windows()?;
+    let vocab = keys.vocab()?;
+    let tied_head = ["output.weight", names::HEAD_PANELS].iter().all(|name| gguf.tensor(name).is_none());
+    let embedding_groups = is_grouped(gguf, "token_embd.weight", names::EMBEDDING_PANELS);
+    let head_groups =
+        if tied_head { embedding_groups } else { is_grouped(gguf, "output.weight", names::HEAD_PANELS) };
+    let (linear_norms, embeds) = keys.embedding()?;
+    // A norm before every projection belongs to a model with one scale a matrix.
+    let grouped = family.grouped && !linear_norms;
+    let rms_eps = c.need_float("attention.layer_norm_rms_epsilon")?;
+    let mut spec = ModelSpec {
+        hidden,
+        ffn: c.need_size("feed_forward_length")?,
+        layers,
+        heads,
+        kv_heads: c.size("attention.head_count_kv")?.unwrap_or(heads),
+        head_dim,
+        vocab,
+        context: c.need_size("context_length")?,
+        rms_eps,
+        rope: Rope {
+            theta: c.float("rope.freq_base")?.unwrap_or(10_000.0),
+            scaling: RopeScaling::None,
+            width: rotary,
+            sections: if family.hybrid {
+                Some(rope::sections(c, SECTIONS, rotary.unwrap_or(head_dim))?)
+            } else {
+                None
+            },
+        },
+        linear_norms: linear_norms.then_some(rms_eps),
+        hybrid: if family.hybrid { Some(keys.hybrid(layers)?) } else { None },
+        rotation: hadamard::of_gguf(gguf, family.hybrid)?,
+        grouped: Grouped {
+            projections: grouped,
+            embedding: grouped && embedding_groups,
+            head: grouped && head_groups,
+        },
+        multipliers: if family.multipliers { keys.multipliers()? } else { Multipliers::NONE },
+        tied_head,
+        embeds,
+        // End tokens are filled in once the tokenizer is read.
+        ..family.spec(architecture)
+    };
+    spec.rope.scaling = keys.scaling(&mut spec.context)?;
+    spec.check(file)?;
+    names::check_rotation(&spec, file)?;
+    let spec = with_stored_divisors(gguf, spec)?;
+    Ok((spec, interleaved))
+}
 
 /// The family of a GGUF architecture, as llama.cpp and bitnet.cpp define it, and whether its rope rotates neighbouring
 /// dimensions together, so that q and k rows are stored in another order.
@@ -217,79 +296,6 @@ impl Keys<'_> {
         };
         Ok(RopeScaling::LongRope { factors: factors.into(), attention_factor })
     }
-}
-
-/// The sizes of the model in `gguf`, and whether its q and k rows are stored for interleaved rope.
-pub(crate) fn read(gguf: &Gguf) -> Result<(ModelSpec, bool), ModelError> {
-    let file = gguf.file.as_str();
-    let architecture = gguf
-        .opt_str("general.architecture")?
-        .ok_or_else(|| ModelError::missing_field(file, "general.architecture"))?;
-    if let Some(n) = gguf.opt_u64("split.count")?.filter(|&n| n > 1) {
-        let cure = "join the parts with llama.cpp's `llama-gguf-split --merge`";
-        return Err(ModelError::unsupported(file, "split.count", n, cure));
-    }
-    let (family, interleaved) = family(architecture).ok_or_else(|| {
-        let cure = "use bitnet-b1.58, bitnet-25, bitnet or llama, or ternary qwen3, qwen35 or minicpm";
-        ModelError::unsupported(file, "general.architecture", architecture, cure)
-    })?;
-    let prefix = format!("{architecture}.");
-    let json = gguf.json(&prefix, &LISTS);
-    let c = Fields { file, prefix: &prefix, json: &json };
-    let keys = Keys { gguf, architecture, c };
-    let c = &keys.c;
-    let (hidden, heads) = (c.need_size("embedding_length")?, c.need_size("attention.head_count")?);
-    let (head_dim, rotary) = keys.head_dim(hidden, heads, family.hybrid)?;
-    let layers = keys.layers()?;
-    keys.refuse_experts_and_windows()?;
-    let vocab = keys.vocab()?;
-    let tied_head = ["output.weight", names::HEAD_PANELS].iter().all(|name| gguf.tensor(name).is_none());
-    let embedding_groups = is_grouped(gguf, "token_embd.weight", names::EMBEDDING_PANELS);
-    let head_groups =
-        if tied_head { embedding_groups } else { is_grouped(gguf, "output.weight", names::HEAD_PANELS) };
-    let (linear_norms, embeds) = keys.embedding()?;
-    // A norm before every projection belongs to a model with one scale a matrix.
-    let grouped = family.grouped && !linear_norms;
-    let rms_eps = c.need_float("attention.layer_norm_rms_epsilon")?;
-    let mut spec = ModelSpec {
-        hidden,
-        ffn: c.need_size("feed_forward_length")?,
-        layers,
-        heads,
-        kv_heads: c.size("attention.head_count_kv")?.unwrap_or(heads),
-        head_dim,
-        vocab,
-        context: c.need_size("context_length")?,
-        rms_eps,
-        rope: Rope {
-            theta: c.float("rope.freq_base")?.unwrap_or(10_000.0),
-            scaling: RopeScaling::None,
-            width: rotary,
-            sections: if family.hybrid {
-                Some(rope::sections(c, SECTIONS, rotary.unwrap_or(head_dim))?)
-            } else {
-                None
-            },
-        },
-        linear_norms: linear_norms.then_some(rms_eps),
-        hybrid: if family.hybrid { Some(keys.hybrid(layers)?) } else { None },
-        rotation: hadamard::of_gguf(gguf, family.hybrid)?,
-        grouped: Grouped {
-            projections: grouped,
-            embedding: grouped && embedding_groups,
-            head: grouped && head_groups,
-        },
-        multipliers: if family.multipliers { keys.multipliers()? } else { Multipliers::NONE },
-        tied_head,
-        embeds,
-        // End tokens are filled in once the tokenizer is read.
-        ..family.spec(architecture)
-    };
-    spec.rope.scaling = keys.scaling(&mut spec.context)?;
-    spec.check(file)?;
-    names::check_rotation(&spec, file)?;
-    let spec = with_stored_divisors(gguf, spec)?;
-    Ok((spec, interleaved))
 }
 
 /// Reads Llama 3's scaling, which llama.cpp stores as a tensor of divisors.

@@ -1,9 +1,15 @@
-//! Reads weights from a source into the layout of a backend.
+//! Reads weights from a source into the layout of a backend: tables, stacks of ternary matrices, norms.
+//! Files that already have the backend's layout are used in place.
 
 use bitnet_kernels::{Backend, Norm, Rotate, RowOrder};
 use bitnet_tensor::{BitNetTensor, GroupedTensor, SharedBytes, TernaryTensor};
 
-use crate::{ModelError, ModelSpec, PackedSource, TensorSource, names};
+use crate::{
+    ModelError,
+    files::{PackedSource, TensorSource},
+    names,
+    spec::ModelSpec,
+};
 
 /// The file's name in errors about a source that has no name.
 pub(crate) const SOURCE: &str = "model";
@@ -25,7 +31,7 @@ pub(crate) fn read_table<B: Backend>(
         Some(panels) => b.table(panels)?,
         None => b.table(&tensors.grouped(name)?)?,
     };
-    let rotated = |r: &crate::Rotation| if embedding { r.embedding } else { r.weights.contains(name) };
+    let rotated = |r: &crate::spec::Rotation| if embedding { r.embedding } else { r.weights.contains(name) };
     if let Some(rotation) = spec.rotation.as_ref().filter(|rotation| rotated(rotation)) {
         let signs = rotation.signs.get(&spec.hidden).map(|signs| &signs[..]);
         let rotate = Rotate { block: rotation.block, signs, grouped: None };

@@ -1,4 +1,5 @@
-//! Unpacks projections on another thread while the backend packs earlier ones into its own layout.
+//! Unpacks the next projection on another thread while the backend packs the one before ([`with`]).
+//! Loading then takes as long as the slower of the two.
 
 use std::{
     sync::{
@@ -10,7 +11,11 @@ use std::{
 
 use bitnet_tensor::{BitNetTensor, GroupedTensor, TernaryTensor};
 
-use crate::{ModelError, TensorEntry, TensorKind, TensorSource, names};
+use crate::{
+    ModelError,
+    files::{TensorEntry, TensorKind, TensorSource},
+    names,
+};
 
 /// Maximum number of unpacked projections that wait. They take memory, as does the one being unpacked.
 const WAITING: usize = 1;

@@ -1,6 +1,6 @@
 //! Llama 3's rope scaling as llama.cpp stores it: the tensor `rope_freqs.weight`, with a divisor for each frequency.
 
-use crate::{ModelSpec, RopeScaling};
+use crate::spec::{ModelSpec, RopeScaling};
 
 /// Maximum relative difference between stored f32 divisors and those of matching parameters.
 const TOLERANCE: f32 = 1e-5;

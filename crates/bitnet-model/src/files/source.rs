@@ -1,39 +1,10 @@
-//! Tensors by Hugging Face name, whatever file and form they are stored in.
+//! The trait by which everything reads weights: [`TensorSource`] has a model's tensors by Hugging Face name, whatever
+//! file and form they are stored in.
 
 use bitnet_kernels::{GroupedPanels, Panels, Screen};
 use bitnet_tensor::{BitNetTensor, GroupedTensor, TernaryTensor};
 
 use crate::{ModelError, error::one_line};
-
-/// The role of a tensor in the model.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum TensorKind {
-    /// A matrix of trits with one scale; a projection.
-    Ternary,
-    /// A matrix of 2-bit weights with a scale for every group; a projection, the embedding or the output head.
-    Grouped,
-    /// A float matrix; the embedding, the output head, or a small projection of a gated-delta layer.
-    Dense,
-    /// The gain of an RMSNorm, or a parameter of a gated-delta layer.
-    Norm,
-}
-
-/// A tensor of a [`TensorSource`].
-#[derive(Debug, Clone, PartialEq)]
-pub struct TensorEntry {
-    /// Hugging Face name.
-    pub name: String,
-    /// Name in the file.
-    pub stored_name: String,
-    /// `[out][in]` for a matrix, `[width]` for a norm, `[channels][taps]` for a convolution; never the shape of packed
-    /// bytes.
-    pub shape: Vec<usize>,
-    /// The stored form: `packed u8`, `i2_s`, `bf16`, ...
-    pub stored: String,
-    /// Its role in the model.
-    pub kind: TensorKind,
-}
 
 /// The tensors of a model, by Hugging Face name, in the forms that all files of a model share: rows of queries and of
 /// their output gates are two tensors (`q_proj` and `gate_proj`), value heads of gated-delta layers are in the order in
@@ -92,4 +63,34 @@ pub trait PackedSource {
     /// # Errors
     /// If its bytes are not a valid copy.
     fn screen(&self) -> Result<Option<Screen>, ModelError>;
+}
+
+/// The role of a tensor in the model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TensorKind {
+    /// A matrix of trits with one scale; a projection.
+    Ternary,
+    /// A matrix of 2-bit weights with a scale for every group; a projection, the embedding or the output head.
+    Grouped,
+    /// A float matrix; the embedding, the output head, or a small projection of a gated-delta layer.
+    Dense,
+    /// The gain of an RMSNorm, or a parameter of a gated-delta layer.
+    Norm,
+}
+
+/// A tensor of a [`TensorSource`].
+#[derive(Debug, Clone, PartialEq)]
+pub struct TensorEntry {
+    /// Hugging Face name.
+    pub name: String,
+    /// Name in the file.
+    pub stored_name: String,
+    /// `[out][in]` for a matrix, `[width]` for a norm, `[channels][taps]` for a convolution; never the shape of packed
+    /// bytes.
+    pub shape: Vec<usize>,
+    /// The stored form: `packed u8`, `i2_s`, `bf16`, ...
+    pub stored: String,
+    /// Its role in the model.
+    pub kind: TensorKind,
 }

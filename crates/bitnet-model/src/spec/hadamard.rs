@@ -10,11 +10,11 @@ use std::{
 use serde_json::{Map, Value};
 
 use crate::{
-    ModelError, Rotation,
+    ModelError,
     error::one_line,
-    fields::Fields,
     files::gguf::Gguf,
     names::{self, Part},
+    spec::{Rotation, fields::Fields},
 };
 
 const PREFIX: &str = "prism.hadamard.";

@@ -1,3 +1,6 @@
+//! The input and the output of one step: a ragged [`Batch`] of the tokens of many sequences, and the [`Logits`] of the
+//! rows that someone needs.
+
 use std::ops::Range;
 
 pub use bitnet_kernels::Run;

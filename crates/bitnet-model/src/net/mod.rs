@@ -1,0 +1,11 @@
+//! The network: one forward pass for all families on any backend, its weights, and what goes in and comes out.
+
+mod batch;
+mod layer;
+mod model;
+mod transformer;
+pub(crate) mod weights;
+
+pub use batch::{Batch, Logits, Run};
+pub use model::{ForwardError, Limits, Model};
+pub use transformer::Transformer;
