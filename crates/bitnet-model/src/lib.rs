@@ -35,7 +35,10 @@ mod synthetic;
 mod ternarize;
 mod tokenizer;
 
-pub use chat::{ChatTemplate, Message, TemplateInput, ToolCall, date};
+pub use chat::{
+    CallForm, CallSyntax, ChatTemplate, Conventions, Effort, Efforts, Literals, Memory, Message, Roles,
+    Switch, TemplateInput, ThoughtForm, ThoughtState, ToolCall, date,
+};
 pub use convert::{Target, convert};
 pub use error::ModelError;
 pub use files::{

@@ -155,7 +155,7 @@ fn message(dict: &Bound<'_, PyDict>) -> PyResult<Message> {
         let name: String = name.extract()?;
         let read = match name.as_str() {
             "role" => value.extract().map(|role| message.role = role),
-            "content" => content(&value).map(|content| message.content = content),
+            "content" => content(&value).map(|content| message.content = Some(content)),
             "name" => value.extract().map(|name| message.name = name),
             "tool_call_id" => value.extract().map(|id| message.tool_call_id = id),
             "tool_calls" => calls(&value).map(|calls| message.tool_calls = calls),

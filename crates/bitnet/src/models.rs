@@ -194,7 +194,7 @@ impl Model {
                 tokenizer()?.encode(&template.render_with(messages, true, template_input)?, false)?
             }
             (Prompt::Chat(messages), None) => {
-                let contents: Vec<&str> = messages.iter().map(|m| m.content.as_str()).collect();
+                let contents: Vec<&str> = messages.iter().map(Message::text).collect();
                 tokenizer()?.encode(&contents.join("\n\n"), true)?
             }
         })

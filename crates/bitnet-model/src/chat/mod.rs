@@ -1,19 +1,24 @@
 //! Chat templates: renders the model's own Jinja text as Hugging Face's `apply_chat_template` does.
 
 mod compile;
+mod conventions;
 mod date;
 mod environment;
+mod markers;
+mod message;
 mod meter;
+mod probe;
 
-use std::collections::BTreeMap;
-
-use minijinja::{
-    AutoEscape, Error, ErrorKind, context, machinery,
-    value::{Value, merge_maps},
-};
+use minijinja::{AutoEscape, Error, ErrorKind, machinery, value::Value};
 
 use crate::{ModelError, error::one_line};
+pub use conventions::{
+    CallForm, CallSyntax, Conventions, Effort, Efforts, Literals, Memory, Roles, Switch, ThoughtForm,
+    ThoughtState,
+};
 pub use date::date;
+pub use message::{Message, TemplateInput, ToolCall};
+use probe::Probe;
 
 /// Maximum size in bytes of a template; the largest real ones have about 30 KB.
 const MAX_TEMPLATE: usize = 64 << 10;
@@ -26,103 +31,15 @@ const STACK_PER_BYTE: usize = 2 << 10;
 const MIN_TEXT: usize = 16 << 20;
 const TIMES: usize = 64;
 const TIMES_PER_MESSAGE: usize = 4;
-
-/// A message of a conversation.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Message {
-    /// `system`, `user`, `assistant`, `tool`, or another role that the template knows.
-    pub role: String,
-    /// The text; empty if an assistant only called tools.
-    pub content: String,
-    /// Name of the speaker, for templates that use it.
-    pub name: Option<String>,
-    /// The tool calls of an assistant.
-    pub tool_calls: Vec<ToolCall>,
-    /// Id of the call that a message of role `tool` answers.
-    pub tool_call_id: Option<String>,
-}
-
-/// A call of a tool by an assistant.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ToolCall {
-    /// Id, to which the answer refers.
-    pub id: String,
-    /// Name of the tool.
-    pub name: String,
-    /// The arguments, as JSON.
-    pub arguments: String,
-}
-
-impl Message {
-    /// A message with text only.
-    pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
-        Message { role: role.into(), content: content.into(), ..Message::default() }
-    }
-
-    /// Total bytes of everything that a template can write.
-    fn bytes(&self) -> usize {
-        let calls = self.tool_calls.iter().map(|call| call.id.len() + call.name.len() + call.arguments.len());
-        let names = [&self.name, &self.tool_call_id].into_iter().flatten().map(String::len);
-        self.role.len() + self.content.len() + calls.sum::<usize>() + names.sum::<usize>()
-    }
-
-    /// The message in the form that templates read; missing fields are undefined.
-    fn value(&self) -> Value {
-        let mut fields = BTreeMap::from([
-            ("role", Value::from(self.role.as_str())),
-            ("content", Value::from(self.content.as_str())),
-        ]);
-        let names = [("name", &self.name), ("tool_call_id", &self.tool_call_id)];
-        fields.extend(names.into_iter().filter_map(|(field, text)| Some((field, text.as_deref()?.into()))));
-        if !self.tool_calls.is_empty() {
-            fields.insert("tool_calls", self.tool_calls.iter().map(ToolCall::value).collect());
-        }
-        Value::from(fields)
-    }
-}
-
-impl ToolCall {
-    /// The call in OpenAI's form. The arguments are an object, because templates convert them to JSON themselves.
-    fn value(&self) -> Value {
-        let arguments = serde_json::from_str(&self.arguments);
-        let arguments = arguments.unwrap_or_else(|_| Value::from(self.arguments.as_str()));
-        let function = context! { name => self.name.as_str(), arguments };
-        context! { id => self.id.as_str(), type => "function", function }
-    }
-}
-
-/// Input of a template in addition to the messages.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct TemplateInput {
-    /// Tool descriptions in OpenAI's form, each a JSON object.
-    pub tools: Vec<String>,
-    /// Variables by name, each as JSON; Hugging Face calls them `chat_template_kwargs`. They cannot replace the
-    /// template's standard variables.
-    pub variables: Vec<(String, String)>,
-}
-
-impl TemplateInput {
-    fn bytes(&self) -> usize {
-        let variables = self.variables.iter().map(|(name, value)| name.len() + value.len());
-        self.tools.iter().map(String::len).sum::<usize>() + variables.sum::<usize>()
-    }
-
-    fn variables(&self) -> Result<Value, Error> {
-        let read = |(name, json): &(String, String)| Ok((name.clone(), parsed(json)?));
-        let variables: Result<BTreeMap<String, Value>, Error> = self.variables.iter().map(read).collect();
-        variables.map(Value::from)
-    }
-
-    fn tools(&self) -> Result<Value, Error> {
-        match self.tools[..] {
-            [] => Ok(Value::UNDEFINED),
-            _ => self.tools.iter().map(|json| parsed(json)).collect(),
-        }
-    }
-}
+/// Budget of a probe's rendering, in bytes of text.
+const PROBE_TEXT: usize = 1 << 20;
 
 fn parsed(json: &str) -> Result<Value, Error> {
     serde_json::from_str(json).map_err(|e| Error::new(ErrorKind::BadSerialization, e.to_string()))
+}
+
+fn of_json(value: serde_json::Value) -> Value {
+    serde_json::from_value(value).unwrap_or(Value::UNDEFINED)
 }
 
 /// A model's chat template: how a conversation becomes the text of a prompt.
@@ -132,6 +49,7 @@ pub struct ChatTemplate {
     bos_token: String,
     eos_token: String,
     thinking: Option<bool>,
+    conventions: Conventions,
 }
 
 impl ChatTemplate {
@@ -150,10 +68,19 @@ impl ChatTemplate {
             bos_token: bos_token.into(),
             eos_token: eos_token.into(),
             thinking: None,
+            conventions: Conventions::default(),
         };
         let cure = "give a template that Jinja accepts, or run with --raw";
-        template.on_deep_stack(cure, || compile::compile(source).map(drop))?;
-        Ok(template)
+        let conventions = template.on_deep_stack(cure, || {
+            compile::compile(source)?;
+            Ok(probe::conventions(&|probe| template.evaluate(probe.into(), PROBE_TEXT).ok(), source))
+        })?;
+        Ok(ChatTemplate { conventions, ..template })
+    }
+
+    /// What the template does.
+    pub fn conventions(&self) -> &Conventions {
+        &self.conventions
     }
 
     /// Sets whether the assistant should think before it answers (`enable_thinking` in Qwen3's templates). By default
@@ -196,27 +123,40 @@ impl ChatTemplate {
         let given = messages.iter().map(Message::bytes).sum::<usize>() + input.bytes();
         let budget = MIN_TEXT + given * (TIMES + TIMES_PER_MESSAGE * messages.len());
         self.on_deep_stack(cure, || {
-            let messages: Vec<Value> = messages.iter().map(Message::value).collect();
-            let context = context! {
-                messages,
-                add_generation_prompt,
-                bos_token => self.bos_token.as_str(),
-                eos_token => self.eos_token.as_str(),
-                // Templates test whether these are defined before they read them.
-                tools => input.tools()?,
-                ..merge_maps([
-                    context! { enable_thinking => self.thinking.map_or(Value::UNDEFINED, Value::from) },
-                    input.variables()?,
-                ]),
+            let mut variables = vec![("add_generation_prompt".to_owned(), add_generation_prompt.into())];
+            variables.extend(self.thinking.map(|thinking| ("enable_thinking".to_owned(), thinking.into())));
+            for (name, json) in &input.variables {
+                variables.push((name.clone(), parsed(json)?));
+            }
+            let tools = match input.tools[..] {
+                [] => Value::UNDEFINED,
+                _ => input.tools.iter().map(|json| parsed(json)).collect::<Result<_, _>>()?,
             };
-            let compiled = compile::compile(&self.source)?;
-            meter::allow(budget);
-            let mut text = String::new();
-            let mut output = machinery::make_string_output(&mut text);
-            let (main, blocks) = (&compiled.main, &compiled.blocks);
-            machinery::eval(environment::shared(), main, context, blocks, &mut output, AutoEscape::None)?;
-            Ok(text)
+            let messages = of_json(messages.iter().map(Message::json).collect());
+            self.evaluate(Context { messages, add_generation_prompt, tools, variables }, budget)
         })
+    }
+
+    /// Renders on this thread.
+    fn evaluate(&self, context: Context, budget: usize) -> Result<String, Error> {
+        // The template's standard variables come last: no other can replace them.
+        let standard = [
+            ("messages", context.messages),
+            ("add_generation_prompt", context.add_generation_prompt.into()),
+            ("bos_token", self.bos_token.as_str().into()),
+            ("eos_token", self.eos_token.as_str().into()),
+            // Templates test whether it is defined before they read it.
+            ("tools", context.tools),
+        ];
+        let all = context.variables.into_iter().chain(standard.map(|(name, value)| (name.to_owned(), value)));
+        let context = Value::from_pairs(all);
+        let compiled = compile::compile(&self.source)?;
+        meter::allow(budget);
+        let mut text = String::new();
+        let mut output = machinery::make_string_output(&mut text);
+        let (main, blocks) = (&compiled.main, &compiled.blocks);
+        machinery::eval(environment::shared(), main, context, blocks, &mut output, AutoEscape::None)?;
+        Ok(text)
     }
 
     /// The Jinja text.
@@ -240,5 +180,25 @@ impl ChatTemplate {
             let done = thread.join().map_err(|_| fail("its engine panicked".into()))?;
             done.map_err(fail)
         })
+    }
+}
+
+/// What a template can read.
+struct Context {
+    messages: Value,
+    add_generation_prompt: bool,
+    tools: Value,
+    variables: Vec<(String, Value)>,
+}
+
+impl From<Probe> for Context {
+    fn from(probe: Probe) -> Context {
+        let variable = |(name, value): (&str, serde_json::Value)| (name.to_owned(), of_json(value));
+        Context {
+            messages: of_json(probe.messages.into()),
+            add_generation_prompt: probe.prompt,
+            tools: if probe.tools.is_empty() { Value::UNDEFINED } else { of_json(probe.tools.into()) },
+            variables: probe.variables.into_iter().map(variable).collect(),
+        }
     }
 }

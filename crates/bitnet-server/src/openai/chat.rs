@@ -61,7 +61,7 @@ pub(crate) fn converse(
 
 /// The prompt for a model without a template.
 fn joined(messages: &[Message]) -> String {
-    let contents: Vec<&str> = messages.iter().map(|m| m.content.as_str()).collect();
+    let contents: Vec<&str> = messages.iter().map(Message::text).collect();
     contents.join("\n\n")
 }
 

@@ -57,8 +57,8 @@ fn message(mut fields: Fields<'_>) -> Result<Message, ApiError> {
         _ => {}
     }
     message.content = match fields.raw("content") {
-        Some(content) => text(&fields, "content", content, &Parts::CHAT)?,
-        None if !message.tool_calls.is_empty() => String::new(),
+        Some(content) => Some(text(&fields, "content", content, &Parts::CHAT)?),
+        None if !message.tool_calls.is_empty() => None,
         None => return Err(ApiError::field(fields.name("content"), "it is missing")),
     };
     fields.finish()?;
@@ -149,7 +149,7 @@ mod tests {
         let sent = r#"{"role": "assistant", "content": null, "refusal": null, "annotations": [], "tool_calls": [
             {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{\"a\": 1}"}}]}"#;
         let message = read(sent).unwrap();
-        assert_eq!(message.content, "");
+        assert_eq!(message.content, None);
         let [call] = &message.tool_calls[..] else { panic!("{message:?}") };
         assert_eq!((&*call.id, &*call.name, &*call.arguments), ("call_1", "f", "{\"a\": 1}"));
         let answer =

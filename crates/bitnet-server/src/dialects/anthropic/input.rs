@@ -202,10 +202,10 @@ fn result(mut fields: Fields<'_>) -> Result<Message, ApiError> {
     let mut result = Message::new("tool", "");
     result.tool_call_id = Some(fields.need("tool_use_id")?);
     if fields.take("is_error")?.unwrap_or(false) {
-        result.content.push_str("Error: ");
+        result.push_text("Error: ");
     }
     if let Some(content) = fields.raw("content") {
-        result.content.push_str(&text(&fields, "content", content, &TEXT)?);
+        result.push_text(&text(&fields, "content", content, &TEXT)?);
     }
     fields.harmless("cache_control", &[])?;
     fields.finish()?;
@@ -217,7 +217,7 @@ fn assistant(turn: &mut Fields<'_>) -> Result<Message, ApiError> {
     let mut message = Message::new("assistant", "");
     blocks(turn, |kind, block| match block {
         Block::Text(text) => {
-            message.content.push_str(&text);
+            message.push_text(&text);
             Ok(())
         }
         Block::Other(fields) if kind == "tool_use" => {

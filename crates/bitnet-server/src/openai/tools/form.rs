@@ -150,9 +150,9 @@ pub(crate) fn plain(messages: Vec<Message>, tools: &[String]) -> Vec<Message> {
     for (i, message) in messages.into_iter().enumerate() {
         match message.role.as_str() {
             "system" if i == 0 && !tools.is_empty() => {
-                plain.push(Message::new("system", format!("{}\n\n{}", message.content, explained(tools))));
+                plain.push(Message::new("system", format!("{}\n\n{}", message.text(), explained(tools))));
             }
-            "tool" => answer(&mut plain, &message.content),
+            "tool" => answer(&mut plain, message.text()),
             _ if !message.tool_calls.is_empty() => plain.push(called(&message)),
             _ => plain.push(message),
         }
@@ -174,9 +174,9 @@ fn explained(tools: &[String]) -> String {
 fn answer(plain: &mut Vec<Message>, content: &str) {
     let text = format!("<tool_response>\n{content}\n</tool_response>");
     match plain.last_mut() {
-        Some(last) if last.role == "user" && last.content.ends_with("</tool_response>") => {
-            last.content += "\n";
-            last.content += &text;
+        Some(last) if last.role == "user" && last.text().ends_with("</tool_response>") => {
+            last.push_text("\n");
+            last.push_text(&text);
         }
         _ => plain.push(Message::new("user", text)),
     }
@@ -186,7 +186,7 @@ fn called(message: &Message) -> Message {
     let call = |call: &bitnet::model::ToolCall| {
         format!("{OPEN}\n{{\"name\": {}, \"arguments\": {}}}\n{CLOSE}", json!(call.name), call.arguments)
     };
-    let text = Some(message.content.clone()).filter(|text| !text.is_empty());
+    let text = message.content.clone().filter(|text| !text.is_empty());
     let parts: Vec<String> = text.into_iter().chain(message.tool_calls.iter().map(call)).collect();
-    Message { content: parts.join("\n"), tool_calls: Vec::new(), ..message.clone() }
+    Message { content: Some(parts.join("\n")), tool_calls: Vec::new(), ..message.clone() }
 }
