@@ -24,93 +24,43 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::print_stdout, reason = "tests report what they covered"))]
 
-mod arrivals;
-mod batch;
-mod blocks;
-mod config;
-mod constraint;
-mod draft;
+mod compat;
 mod engine;
-mod exp;
-mod finish;
-mod generate;
-pub mod generation;
-mod gpu;
-mod handle;
-mod hybrid;
-mod logprobs;
-mod mailbox;
-/// An engine's counters and measurements, and how to record them elsewhere.
-pub mod metrics;
-pub mod names;
-mod pace;
-mod padded;
-mod queue;
-mod random;
 mod request;
-mod sampler;
-mod scheduler;
-mod sequence;
-mod shared;
+mod sample;
+mod schedule;
 #[doc(hidden)]
 pub mod sim;
-mod stateless;
-mod states;
-mod step;
-mod stop;
-mod submit;
-mod throughput;
-mod wanted;
-mod watch;
-mod worker;
 
-use bitnet_model::{ForwardError, Limits, Model};
+pub use compat::generation;
+pub use engine::{
+    Choice, Completion, DrainReport, Elapsed, Engine, EngineConfig, EngineStatus, Generated, Queue,
+    RequestHandle, StartError, Update, Updates, generate, metrics,
+};
+pub use request::{
+    Constraint, ConstraintError, End, FinishReason, GenerationConfig, GenerationError, InvalidConfig,
+    InvalidRequest, Output, Priority, Request, RequestError, SampleError, SubmitError, TokenLogprobs,
+    TokenSet,
+};
+pub use sample::TokenText;
+pub use schedule::BatchSizing;
 
-pub use batch::GenerationError;
-pub use config::{GenerationConfig, InvalidConfig};
-pub use constraint::{Constraint, ConstraintError, TokenSet};
-pub use engine::{DrainReport, Engine, EngineConfig, StartError};
-pub use finish::FinishReason;
-pub use generate::{Generated, generate};
-pub use handle::{Choice, Completion, Elapsed, RequestHandle, Updates};
-pub use logprobs::{SampleError, TokenLogprobs};
-pub use mailbox::Update;
-pub use pace::BatchSizing;
-pub use queue::Queue;
-pub use request::{InvalidRequest, Output, Priority, Request, RequestError, SubmitError};
-pub use scheduler::End;
-pub use shared::EngineStatus;
-pub use stop::TokenText;
+/// The names that users of other BitNet engines know, as thin layers over this crate's engine. The module `names` of
+/// the crate `bitnet` shows each in a short program.
+pub mod names {
+    pub use crate::compat::*;
+}
 
 /// Draws tokens from logits and finds the end of a text, for programs that run a model themselves.
 pub mod sampling {
-    pub use crate::logprobs::loss_in_nats;
-    pub use crate::random::{philox4x32, random_u64};
-    pub use crate::sampler::{Draw, Sampler};
-    pub use crate::stop::{Scan, StopMatcher};
+    pub use crate::sample::{Draw, Sampler, Scan, StopMatcher, loss_in_nats, philox4x32, random_u64};
 }
 
 /// Decides which tokens run in which step: the parts of an [`Engine`], for simulations, tests and benchmarks.
 pub mod scheduling {
-    pub use crate::arrivals::Arrivals;
-    pub use crate::blocks::{BlockPool, Chain};
-    pub use crate::pace::{Pacer, StepLoad, StepModel};
-    pub use crate::scheduler::{
-        Event, Plan, PlannedRun, RunOutcome, SampledToken, Scheduler, SchedulerConfig, SchedulerCounts,
-        StepOutcome,
+    pub use crate::engine::{Arrivals, Draws, StepFaults, StepTimes, Stepper};
+    pub use crate::schedule::{
+        BlockPool, Chain, Event, Pacer, Plan, PlannedRun, RunOutcome, SampledToken, Scheduler,
+        SchedulerConfig, SchedulerCounts, SeqId, Sequence, StepLoad, StepModel, StepOutcome,
     };
-    pub use crate::sequence::{SeqId, Sequence};
-    pub use crate::step::{Draws, StepFaults, StepTimes, Stepper};
 }
-
-// Inside the crate, every name is available at the root.
-use metrics::Snapshot;
-use padded::PaddedBatch;
-use random::random_u64;
-use sampler::{Draw, Sampler};
-use scheduler::{Event, Plan, Scheduler, SchedulerConfig, SchedulerCounts, StepOutcome};
-use sequence::{SeqId, Sequence};
-use stateless::StatelessForward;
-use step::{Draws, StepFaults, Stepper};
-use stop::{Scan, StopMatcher};
-use throughput::{RecordError, ThroughputRecord};

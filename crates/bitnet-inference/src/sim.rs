@@ -14,9 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use bitnet_kernels::BackendInfo;
-use bitnet_model::{Batch, Logits, ModelSpec, Run};
-
-use crate::{ForwardError, Limits, Model};
+use bitnet_model::{Batch, ForwardError, Limits, Logits, Model, ModelSpec, Run};
 
 /// Counts what a [`HashModel`] did.
 #[derive(Debug, Default)]

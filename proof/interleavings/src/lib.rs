@@ -6,13 +6,13 @@
 extern crate stand_in as std;
 
 #[allow(dead_code, reason = "the models use a part")]
-#[path = "../../../crates/bitnet-inference/src/mailbox.rs"]
+#[path = "../../../crates/bitnet-inference/src/engine/mailbox.rs"]
 mod mailbox;
 #[allow(dead_code, reason = "the models use a part")]
 #[path = "../../../crates/bitnet-kernels/src/cpu/pool.rs"]
 mod pool;
 #[allow(dead_code, reason = "the models use a part")]
-#[path = "../../../crates/bitnet-inference/src/queue.rs"]
+#[path = "../../../crates/bitnet-inference/src/engine/queue.rs"]
 mod queue;
 
 use std::sync::{
@@ -24,6 +24,7 @@ use std::{future::poll_fn, thread};
 use mailbox::{Mailbox, Popped, Update};
 use pool::Pool;
 use queue::{Queue, Waiting};
+use request::{End, RequestError, SubmitError};
 
 /// Stands for the kernels' error.
 #[derive(Debug)]
@@ -31,24 +32,27 @@ pub enum KernelError {
     Thread { index: usize, reason: String },
 }
 
-#[derive(Debug, Clone, PartialEq)]
-pub struct End;
+/// Stands for the engine's requests.
+mod request {
+    #[derive(Debug, Clone, PartialEq)]
+    pub struct End;
 
-#[derive(Debug, Clone, PartialEq)]
-pub struct RequestError;
+    #[derive(Debug, Clone, PartialEq)]
+    pub struct RequestError;
 
-#[derive(Debug, Clone, PartialEq)]
-pub struct TokenLogprobs;
+    #[derive(Debug, Clone, PartialEq)]
+    pub struct TokenLogprobs;
 
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum SubmitError {
-    Full,
-    Closed,
-}
+    #[derive(Debug, Clone, Copy, PartialEq)]
+    pub enum SubmitError {
+        Full,
+        Closed,
+    }
 
-impl SubmitError {
-    fn is_full(&self) -> bool {
-        *self == SubmitError::Full
+    impl SubmitError {
+        pub fn is_full(&self) -> bool {
+            *self == SubmitError::Full
+        }
     }
 }
 

@@ -1,0 +1,146 @@
+//! How an engine is configured, and why it does not start.
+//! No setting changes a token, except which tokens end a text.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bitnet_model::Limits;
+
+use super::metrics::Recorder;
+use crate::sample::TokenText;
+use crate::schedule::BatchSizing;
+
+/// Configuration of an engine. No setting changes a token; only `eos` decides where a text ends. Take the other fields
+/// from `..EngineConfig::default()`, because fields may be added.
+#[derive(Clone)]
+pub struct EngineConfig {
+    /// Maximum number of sequences in a forward pass; others wait. With recurrent layers, at most seven eighths of the
+    /// state slots are for running sequences; the others keep snapshots for the prefix cache.
+    pub max_batch_size: usize,
+    /// How many of these sequences run, and how much of a step goes to prompts. By default all of them run, and prompt
+    /// chunks are small enough that the time between two tokens of a sequence stays below [`BatchSizing::DEFAULT_ITL`].
+    pub sizing: BatchSizing,
+    /// How long an idle engine waits for a second request before it starts a step, if one is likely to come.
+    pub max_wait_time: Duration,
+    /// Maximum number of waiting sequences, each choice of a request counted as one; further requests are refused.
+    pub max_queued_requests: usize,
+    /// Maximum number of waiting prompt tokens; further requests are refused.
+    pub max_queued_tokens: usize,
+    /// Maximum number of drafted tokens for a sequence in a step; 0 turns drafting off. With recurrent layers, each
+    /// sequence that drafts needs a second state slot during the step.
+    pub max_draft: usize,
+    /// Number of unread updates at which a request pauses.
+    pub mailbox: usize,
+    /// Maximum time that a request stays paused because it is not read; then it fails.
+    pub slow_reader_timeout: Duration,
+    /// How long a step may run before the engine counts as stalled ([`Engine::stalled`]) and its last plans are
+    /// reported. When the time of a shutdown is over, it does not wait for a stalled step.
+    pub step_limit: Duration,
+    /// Tokens that end a text, instead of the model's own.
+    pub eos: Option<Vec<u32>>,
+    /// Maps tokens to text; needed only for stop strings.
+    pub text: Option<Arc<dyn TokenText>>,
+    /// Recorder to report to, in addition to [`Engine::metrics`].
+    pub recorder: Option<Arc<dyn Recorder>>,
+}
+
+impl Default for EngineConfig {
+    fn default() -> Self {
+        EngineConfig {
+            max_batch_size: 64,
+            sizing: BatchSizing::paced(usize::MAX),
+            max_wait_time: Duration::from_millis(5),
+            max_queued_requests: 256,
+            max_queued_tokens: 1 << 20,
+            max_draft: 0,
+            mailbox: 1024,
+            slow_reader_timeout: Duration::from_secs(60),
+            step_limit: Duration::from_secs(120),
+            eos: None,
+            text: None,
+            recorder: None,
+        }
+    }
+}
+
+impl fmt::Debug for EngineConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EngineConfig")
+            .field("max_batch_size", &self.max_batch_size)
+            .field("sizing", &self.sizing)
+            .field("max_wait_time", &self.max_wait_time)
+            .field("max_queued_requests", &self.max_queued_requests)
+            .field("max_queued_tokens", &self.max_queued_tokens)
+            .field("max_draft", &self.max_draft)
+            .field("mailbox", &self.mailbox)
+            .field("slow_reader_timeout", &self.slow_reader_timeout)
+            .field("step_limit", &self.step_limit)
+            .field("eos", &self.eos)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Maximum number of blocks in a cache: enough for a billion tokens.
+const MAX_BLOCKS: usize = 1 << 24;
+
+/// Why an engine did not start.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "every message names its fields")]
+pub enum StartError {
+    /// A limit that must be positive is 0.
+    #[error("{field} is 0: it must be at least 1")]
+    Zero { field: &'static str },
+    /// An end token is not in the vocabulary.
+    #[error("end token {token} is not in the vocabulary of {vocab} tokens")]
+    UnknownEos { token: u32, vocab: usize },
+    /// The key-value cache has too many blocks.
+    #[error(
+        "{blocks} key-value blocks, the maximum is {MAX_BLOCKS}: use fewer sequences or a shorter context"
+    )]
+    TooManyBlocks { blocks: usize },
+    /// The operating system could not start a thread.
+    #[error("cannot start a thread: {message}: close other programs, or raise the limit on threads")]
+    Thread { message: String },
+}
+
+/// Number of sequences that can run side by side if `wanted` are requested.
+pub(super) fn places(wanted: usize, limits: Limits) -> usize {
+    match limits.state_slots {
+        0 => wanted,
+        slots => wanted.min(slots - slots / 8),
+    }
+}
+
+/// Checks that an engine can run with these limits.
+pub(super) fn check(
+    config: &EngineConfig,
+    limits: Limits,
+    vocab: usize,
+    context: usize,
+    eos: &[u32],
+) -> Result<(), StartError> {
+    for (field, value) in [
+        ("max_batch_size", config.max_batch_size),
+        ("max_queued_requests", config.max_queued_requests),
+        ("max_queued_tokens", config.max_queued_tokens),
+        ("mailbox", config.mailbox),
+        ("the model's vocabulary", vocab),
+        ("the model's context", context),
+        ("the model's token limit", limits.max_tokens),
+        ("the model's limit of logit rows", limits.max_logit_rows),
+        ("the model's number of key-value blocks", limits.kv_blocks),
+    ] {
+        if value == 0 {
+            return Err(StartError::Zero { field });
+        }
+    }
+    if limits.kv_blocks > MAX_BLOCKS {
+        return Err(StartError::TooManyBlocks { blocks: limits.kv_blocks });
+    }
+    match eos.iter().find(|&&token| token as usize >= vocab) {
+        Some(&token) => Err(StartError::UnknownEos { token, vocab }),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,44 @@
+//! The state of an engine after its last step, for callers to look at.
+
+use std::time::Duration;
+
+use bitnet_kernels::DeviceStatus;
+
+use super::stepper::{Draws, StepFaults};
+use crate::schedule::SchedulerCounts;
+
+/// The state of an engine after its last step.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct EngineStatus {
+    /// Number of sequences with a place in the batch.
+    pub running: usize,
+    /// Number of sequences that wait for a place, including paused ones, without those not yet at the engine's thread.
+    pub waiting: usize,
+    /// Number of sequences paused because they are not read.
+    pub paused: usize,
+    /// Current limit on running sequences.
+    pub batch_size: usize,
+    /// Age of the running step; `None` between steps.
+    pub step_age: Option<Duration>,
+    /// Total number of blocks in the key-value cache.
+    pub kv_blocks: usize,
+    /// Number of blocks in use.
+    pub kv_used: usize,
+    /// Number of free blocks in the prefix cache.
+    pub kv_cached: usize,
+    /// Total number of state slots; 0 for a model without recurrent layers.
+    pub state_slots: usize,
+    /// Number of state slots that sequences own.
+    pub states_used: usize,
+    /// Number of snapshots of states, from which later texts can continue.
+    pub states_saved: usize,
+    /// The scheduler's counts.
+    pub scheduler: SchedulerCounts,
+    /// Counts of failures.
+    pub faults: StepFaults,
+    /// Where tokens were drawn.
+    pub draws: Draws,
+    /// Device status, or `None` on the CPU.
+    pub device: Option<DeviceStatus>,
+}

@@ -1,0 +1,133 @@
+//! Requests: a prompt, how to continue it, and what the answer is made of.
+//! The other rooms use these types; this one uses none of theirs.
+
+use std::sync::Arc;
+use std::time::Duration;
+mod answer;
+mod config;
+mod constraint;
+mod error;
+
+pub use answer::{End, FinishReason, TokenLogprobs};
+pub use config::{GenerationConfig, InvalidConfig};
+pub use constraint::{Constraint, ConstraintError, TokenSet};
+pub use error::{GenerationError, InvalidRequest, RequestError, SampleError, SubmitError};
+
+/// How urgent a request is, and how long it can be passed over before it counts as most urgent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub enum Priority {
+    /// Someone is waiting for it: passed over for at most 2 seconds.
+    Interactive,
+    /// Passed over for at most 10 seconds.
+    #[default]
+    Normal,
+    /// Uses spare capacity: passed over for at most 2 minutes, and leaves half of the queue to others.
+    Background,
+}
+
+impl Priority {
+    /// All priorities, most urgent first.
+    pub const ALL: [Priority; 3] = [Priority::Interactive, Priority::Normal, Priority::Background];
+
+    /// Its name in requests and metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Priority::Interactive => "interactive",
+            Priority::Normal => "normal",
+            Priority::Background => "batch",
+        }
+    }
+
+    /// The priority with this name, if there is one.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|priority| priority.name() == name)
+    }
+
+    /// Maximum time that a request of this priority is passed over, in microseconds.
+    pub(crate) fn patience(self) -> u64 {
+        match self {
+            Priority::Interactive => 2_000_000,
+            Priority::Normal => 10_000_000,
+            Priority::Background => 120_000_000,
+        }
+    }
+}
+
+/// What a request produces.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Output {
+    /// New tokens.
+    #[default]
+    Tokens,
+    /// Only the logits that follow the prompt; nothing is generated.
+    Logits,
+    /// Only the hidden state of the prompt's last token: what the output head reads. Nothing is generated.
+    Hidden,
+    /// The log-probability of every token of the prompt except the first, then new tokens. The whole prompt is
+    /// computed, even if it is in the prefix cache. With `max_new_tokens` 0 nothing is generated.
+    Scored,
+}
+
+/// A prompt and how to continue it.
+#[derive(Debug, Clone, Default)]
+pub struct Request {
+    /// Tokens to continue.
+    pub prompt: Vec<u32>,
+    /// How many of the last tokens of `prompt` count as already generated, for penalties and limits.
+    pub generated: usize,
+    /// How to generate.
+    pub config: GenerationConfig,
+    /// What to return.
+    pub output: Output,
+    /// How urgent the request is.
+    pub priority: Priority,
+    /// Restricts which tokens may be drawn; `None` allows all.
+    pub constraint: Option<Arc<dyn Constraint>>,
+    /// Maximum time for the request, including queueing; then it fails with [`RequestError::Timeout`].
+    pub timeout: Option<Duration>,
+    /// Requests share the prefix cache only with requests that have the same salt.
+    pub salt: u64,
+}
+
+impl Request {
+    /// A request of normal priority.
+    pub fn new(prompt: impl Into<Vec<u32>>, config: GenerationConfig) -> Self {
+        Request { prompt: prompt.into(), config, ..Request::default() }
+    }
+
+    /// A request for the hidden state of the prompt's last token.
+    pub fn hidden(prompt: impl Into<Vec<u32>>) -> Self {
+        let config = GenerationConfig { max_new_tokens: 0, ..GenerationConfig::default() };
+        Request { output: Output::Hidden, ..Request::new(prompt, config) }
+    }
+
+    /// Checks the request against a model, without regard to load. `text` says whether the text of tokens is known.
+    pub fn validate(&self, vocab: usize, context: usize, text: bool) -> Result<(), InvalidRequest> {
+        self.config.validate(vocab)?;
+        let tokens = self.prompt.len();
+        if tokens == 0 {
+            return Err(InvalidRequest::EmptyPrompt);
+        }
+        if let Some(position) = self.prompt.iter().position(|&t| t as usize >= vocab) {
+            return Err(InvalidRequest::UnknownToken { token: self.prompt[position], position, vocab });
+        }
+        if tokens >= context {
+            return Err(InvalidRequest::TooLong { tokens, context });
+        }
+        if self.generated >= tokens {
+            return Err(InvalidRequest::NothingPrompted { generated: self.generated, tokens });
+        }
+        if !self.config.stop_strings.is_empty() && !text {
+            return Err(InvalidRequest::NoText);
+        }
+        Ok(())
+    }
+}
+
+impl Output {
+    /// Whether tokens are drawn.
+    pub(crate) fn draws(self) -> bool {
+        !matches!(self, Output::Logits | Output::Hidden)
+    }
+}

@@ -1,0 +1,103 @@
+//! Checks the scheduler's invariants: every block, state and sequence is in exactly one place.
+//! The simulation calls this after every step, the engine now and then.
+
+use super::plan::{BLOCK, Plan};
+use super::{Scheduler, seq};
+
+impl Scheduler {
+    /// Checks the scheduler's rules, which hold between any two calls.
+    pub fn check(&self) -> Result<(), String> {
+        let (mut uses, mut states) = (vec![0; self.pool.total()], vec![0; self.states.total()]);
+        let live = self.slots.iter().flatten().count();
+        if live != self.waiting.len() + self.running.len() || live + self.vacant.len() != self.slots.len() {
+            return Err(format!(
+                "{live} sequences, {} waiting, {} running",
+                self.waiting.len(),
+                self.running.len()
+            ));
+        }
+        for s in self.slots.iter().flatten() {
+            s.table.iter().for_each(|&block| uses[block as usize] += 1);
+            s.state.iter().for_each(|&state| states[state as usize] += 1);
+            let computes = self.states.total() > 0 && (s.running || s.parked());
+            if s.state.is_some() != computes || s.kept.is_some() {
+                return Err(format!("{:?}: state {:?}, before drafts {:?}", s.id, s.state, s.kept));
+            }
+            if s.computed >= s.text().len() || s.computed > s.table.len() * BLOCK || s.drafted > 0 {
+                return Err(format!("{:?}: {} of {} tokens computed", s.id, s.computed, s.text().len()));
+            }
+            if s.chains.len() != s.computed / BLOCK {
+                return Err(format!("{:?}: {} chains for {} tokens", s.id, s.chains.len(), s.computed));
+            }
+            if s.running && s.paused.is_some() {
+                return Err(format!("{:?} is paused but has a place", s.id));
+            }
+            if !(s.admitted || s.table.is_empty() && s.tokens.capacity() == 0) {
+                return Err(format!("{:?} has had no place, but holds blocks or a copy of its prompt", s.id));
+            }
+        }
+        if self.running.iter().any(|&slot| !seq(&self.slots, slot).running)
+            || self.waiting.iter().any(|&slot| seq(&self.slots, slot).running)
+        {
+            return Err("a sequence is in the wrong list".into());
+        }
+        if self.running.len() > self.config.max_running {
+            let places = self.config.max_running;
+            return Err(format!("{} sequences run in {places} places", self.running.len()));
+        }
+        if !self.running.is_sorted_by_key(|&slot| seq(&self.slots, slot).rank) {
+            return Err("running sequences are out of order".into());
+        }
+        if !self.waiting.is_sorted_by_key(|&slot| seq(&self.slots, slot).admission_key()) {
+            return Err("waiting sequences are out of order".into());
+        }
+        if self.next_deadline().is_some_and(|at| at < self.due) {
+            return Err("a deadline is earlier than the next look at deadlines".into());
+        }
+        self.states.check(&states)?;
+        self.pool.check(&uses)
+    }
+
+    /// Checks the rules of a plan, which hold between plan and commit.
+    pub fn check_plan(&self, plan: &Plan) -> Result<(), String> {
+        let (tokens, rows) = plan.runs.iter().fold((0, 0), |(t, r), run| (t + run.len, r + run.rows));
+        if tokens > self.config.max_tokens || rows > self.config.max_rows {
+            return Err(format!("{tokens} tokens and {rows} rows exceed the limits of a step"));
+        }
+        let mut written = vec![false; self.pool.total()];
+        let mut states = vec![false; self.states.total()];
+        for run in &plan.runs {
+            let s = seq(&self.slots, run.slot);
+            let end = run.start + run.len;
+            let rows = match s.scores() {
+                true => run.rows == run.len,
+                false => (run.rows > 0) == (end == s.tokens.len()),
+            };
+            if run.len == 0 || run.start != s.computed || end > s.tokens.len() || !rows {
+                return Err(format!(
+                    "{:?}: run {run:?} of {} tokens, {} computed",
+                    s.id,
+                    s.tokens.len(),
+                    s.computed
+                ));
+            }
+            for state in s.state.into_iter().chain(s.kept) {
+                if std::mem::replace(&mut states[state as usize], true) {
+                    return Err(format!("{:?} changes state {state}, which another run changes too", s.id));
+                }
+            }
+            if !states.is_empty() && (s.kept.is_some() != (run.drafts > 0) || s.state.is_none()) {
+                return Err(format!(
+                    "{:?}: {} drafts, state {:?}, kept {:?}",
+                    s.id, run.drafts, s.state, s.kept
+                ));
+            }
+            for &block in &s.table[run.start / BLOCK..end.div_ceil(BLOCK)] {
+                if self.pool.refs(block) != 1 || std::mem::replace(&mut written[block as usize], true) {
+                    return Err(format!("{:?} writes block {block}, which others read", s.id));
+                }
+            }
+        }
+        Ok(())
+    }
+}

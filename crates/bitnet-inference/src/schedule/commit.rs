@@ -1,0 +1,212 @@
+//! Applies what a step computed to its sequences: new tokens, ends, and what the prefix cache keeps.
+//! Failed runs end their sequence or send it back to the queue.
+
+use std::ops::Range;
+
+use super::blocks::Chain;
+use super::draft;
+use super::event::Event;
+use super::plan::{BLOCK, Plan, PlannedRun};
+use super::{Scheduler, SchedulerConfig, report_released, seq, seq_mut};
+use crate::request::{FinishReason, RequestError, SampleError, TokenLogprobs};
+use crate::sample::Scan;
+
+/// A token that the sampler drew.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SampledToken {
+    /// The token.
+    pub token: u32,
+    /// Its log-probabilities, if requested.
+    pub logprobs: Option<TokenLogprobs>,
+}
+
+/// The outcome of a planned run.
+#[derive(Debug, Clone, PartialEq)]
+pub enum RunOutcome {
+    /// The run was computed, and these tokens were drawn, in order: one, and one more for each accepted draft.
+    Done(Range<usize>),
+    /// The run failed, and so does its sequence.
+    Failed(RequestError),
+    /// The run failed and left the recurrent state of its sequence undefined. The sequence is computed again, from a
+    /// snapshot or from its start.
+    RolledBack,
+}
+
+/// The outcome of a plan.
+#[derive(Debug, Clone, Default)]
+pub struct StepOutcome {
+    /// The outcome of each of the plan's runs, in order.
+    pub runs: Vec<RunOutcome>,
+    /// All tokens drawn in the step.
+    pub drawn: Vec<SampledToken>,
+    /// State slots whose copy failed, other than those of the plan's runs.
+    pub failed_copies: Vec<u32>,
+    /// Time of the step in microseconds.
+    pub micros: u64,
+}
+
+impl Scheduler {
+    /// Applies the results of a step. The scheduler must not be changed between [`Scheduler::plan`] and this.
+    pub fn commit(&mut self, now: u64, plan: &Plan, outcome: &mut StepOutcome) {
+        assert_eq!(plan.runs.len(), outcome.runs.len(), "every planned run has an outcome");
+        outcome.failed_copies.drain(..).for_each(|state| self.drop_failed_copy(state));
+        for (run, result) in plan.runs.iter().zip(outcome.runs.drain(..)) {
+            match result {
+                RunOutcome::Done(drawn) => self.advance(run, &mut outcome.drawn[drawn]),
+                RunOutcome::Failed(error) => {
+                    if matches!(error, RequestError::Sample(SampleError::NotANumber { .. })) {
+                        self.unpublish(run.slot);
+                    }
+                    self.end(run.slot, Err(error));
+                }
+                RunOutcome::RolledBack => self.roll_back(run),
+            }
+        }
+        outcome.drawn.clear();
+        // Paused sequences wait for their readers, not for a place.
+        let wait = self.waiting.iter().map(|&slot| seq(&self.slots, slot)).filter(|s| s.paused.is_none());
+        let (waiting, oldest) = wait.fold((0, now), |(n, oldest), s| (n + 1, oldest.min(s.since)));
+        self.pace.after_step(plan.load, outcome.micros, waiting, now - oldest);
+    }
+
+    /// Drops a snapshot that was not copied, or recomputes the sequence whose state it was to become.
+    fn drop_failed_copy(&mut self, state: u32) {
+        let owner = self.running.iter().find(|&&slot| seq(&self.slots, slot).state == Some(state));
+        match owner.copied() {
+            Some(slot) if seq(&self.slots, slot).computed > 0 => self.preempt(slot),
+            _ => self.states.drop_slot(state),
+        }
+    }
+
+    /// Sends a sequence whose state is lost back to the queue. Until it gets past the tokens of this run, it is
+    /// computed alone, in separate passes. So a sequence at fault is found and cannot make others fail again.
+    fn roll_back(&mut self, run: &PlannedRun) {
+        let s = seq_mut(&mut self.slots, run.slot);
+        s.losses += 1;
+        s.suspect = s.suspect.max(run.start + run.len - run.drafts);
+        self.preempt(run.slot);
+    }
+
+    /// Applies a computed run to its sequence.
+    fn advance(&mut self, run: &PlannedRun, drawn: &mut [SampledToken]) {
+        let s = seq_mut(&mut self.slots, run.slot);
+        s.computed = run.start + run.len - run.drafts;
+        s.tokens.truncate(s.tokens.len() - s.drafted);
+        s.drafted = 0;
+        if s.computed >= s.suspect {
+            (s.suspect, s.losses) = (0, 0);
+        }
+        if s.scores() {
+            s.scored = s.scored.max(s.computed.min(s.to_score));
+        }
+        if s.pending() > 0 {
+            self.counts.split_prompts += u64::from(run.start == 0);
+            self.publish(run.slot);
+            self.save_state(run.slot);
+            return;
+        }
+        if !s.draws || s.tokens.len() >= s.end {
+            self.publish(run.slot);
+            self.save_state(run.slot);
+            self.end(run.slot, Ok(FinishReason::Length));
+            return;
+        }
+        // Each drawn token before the last was drafted correctly, so it is already in the cache.
+        let accepted = drawn.len() - 1;
+        s.computed += accepted;
+        if let Some(kept) = s.kept.take() {
+            // The state has seen all drafts. If one is rejected, go back to the state before them: the accepted ones,
+            // too, are computed again.
+            let unused =
+                if accepted == run.drafts { kept } else { s.state.replace(kept).expect("it is its copy") };
+            self.states.release(unused);
+            s.computed = if accepted == run.drafts { s.computed } else { run.start };
+        }
+        self.counts.accepted += accepted as u64;
+        if run.drafts > 0 {
+            draft::learn(s, run.drafts, accepted);
+        }
+        let mut finish = None;
+        for drawn in drawn {
+            finish = self.append(run.slot, drawn);
+            if finish.is_some() {
+                break;
+            }
+        }
+        let s = seq_mut(&mut self.slots, run.slot);
+        let seen = s.computed;
+        s.computed = seen.min(s.tokens.len());
+        let exact = s.computed == seen;
+        self.publish(run.slot);
+        // A text that ends at a draft is shorter than what its state has seen.
+        if exact {
+            self.save_state(run.slot);
+        }
+        if let Some(finish) = finish {
+            self.end(run.slot, Ok(finish));
+        }
+    }
+
+    /// Appends a drawn token, unless it ends the text.
+    fn append(&mut self, slot: u32, drawn: &mut SampledToken) -> Option<FinishReason> {
+        let Scheduler { slots, config: SchedulerConfig { eos, text, .. }, events, released, .. } = self;
+        let s = seq_mut(slots, slot);
+        let (config, token) = (&s.request.config, drawn.token);
+        let mut finish = None;
+        if s.ends_at_eos && eos.contains(&token) {
+            finish = Some(FinishReason::Eos);
+        } else if s.stops && config.stop_tokens.contains(&token) {
+            finish = Some(FinishReason::StopToken(token));
+        }
+        if finish.is_some() {
+            s.end_token = Some((token, drawn.logprobs.take()));
+        } else {
+            let watched = s.stops && !config.stop_strings.is_empty() && s.tokens.len() >= s.may_end;
+            match text {
+                Some(text) if watched => {
+                    s.held_logprobs.extend(drawn.logprobs.take());
+                    if let Scan::Stop(index) = s.matcher.push(token, text.as_ref(), released) {
+                        finish = Some(FinishReason::StopString(index));
+                    }
+                }
+                _ => events.push_back(Event::Token(s.id, token, drawn.logprobs.take())),
+            }
+            report_released(events, released, s);
+            s.tokens.push(token);
+            if finish.is_none() && s.tokens.len() >= s.end {
+                finish = Some(if s.end_is_context { FinishReason::Context } else { FinishReason::Length });
+            }
+        }
+        finish
+    }
+
+    /// Removes all blocks and snapshots of a sequence from the prefix cache: one of them may hold the NaN that it met.
+    fn unpublish(&mut self, slot: u32) {
+        let s = seq(&self.slots, slot);
+        s.table.iter().for_each(|&block| self.pool.unpublish(block));
+        s.chains.iter().for_each(|&chain| self.states.drop_saved(chain));
+    }
+
+    /// Takes a snapshot of a sequence's state if its computed tokens fill whole blocks: always where a snapshot is
+    /// planned, elsewhere only if the other running sequences can keep one too. An unplanned snapshot replaces the
+    /// previous unplanned one, so the latest is near the end of the text.
+    fn save_state(&mut self, slot: u32) {
+        let s = seq(&self.slots, slot);
+        let full = s.computed > 0 && s.computed.is_multiple_of(BLOCK) && self.takes_snapshots();
+        let (Some(state), Some(&chain), true) = (s.state, s.chains.last(), full) else { return };
+        let planned = s.computed == s.branch || s.computed == s.boundary();
+        if planned || self.states.available() > self.running.len() {
+            let before = s.chains.len().checked_sub(2).map(|at| s.chains[at]);
+            self.states.save(state, chain, before, !planned);
+        }
+    }
+
+    /// Publishes the full, computed blocks of a sequence in the prefix cache.
+    fn publish(&mut self, slot: u32) {
+        let s = seq_mut(&mut self.slots, slot);
+        for i in s.chains.len()..s.computed / BLOCK {
+            let chain = s.chains.last().copied().unwrap_or(Chain::Root(s.request.salt));
+            s.chains.push(self.pool.publish(s.table[i], chain, &s.tokens[i * BLOCK..][..BLOCK]));
+        }
+    }
+}

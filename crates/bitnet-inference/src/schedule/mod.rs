@@ -1,0 +1,426 @@
+//! Decides which sequences run in each step. A state machine without clock, threads, I/O or randomness: time is an
+//! argument, and the same calls give the same plans, so that a simulation can search its states.
+//!
+//! A sequence waits or runs. A running sequence has one of the batch's `max_running` places. Each step first computes
+//! pending tokens of every running sequence, or a chunk of them; then it admits waiting sequences, and spends what
+//! remains on drafts. The first sequence in the queue is admitted in the first step that has a place, blocks and
+//! capacity for it; neither drafts nor paused readers take these away.
+//!
+//! A sequence whose reader pauses gives up its place and waits, but keeps its blocks until others need them. When its
+//! reader resumes, it waits for a free place at its own rank. When blocks run out, waiting sequences give theirs back
+//! first. Then the youngest running sequence does: it waits again with its tokens and its rank, and what it computed is
+//! computed again. So the oldest running sequence never loses its blocks. Because any single sequence fits into the
+//! pool, the oldest always finishes; then another becomes the oldest, until all have finished.
+//!
+//! If the model has recurrent layers, a sequence that holds blocks also owns a slot with its state. There is one slot
+//! for every place, so only waiting sequences have to give theirs back. Cached blocks are used up to the last position
+//! that has a snapshot of the state; `plan.rs` says where snapshots are taken.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
+mod admit;
+mod blocks;
+mod check;
+mod commit;
+mod config;
+mod draft;
+mod event;
+mod needed_logits;
+mod pace;
+mod plan;
+mod sequence;
+#[cfg(test)]
+mod simulation;
+mod states;
+
+pub use blocks::{BlockPool, Chain};
+pub use commit::{RunOutcome, SampledToken, StepOutcome};
+pub use config::SchedulerConfig;
+pub use event::{Event, SchedulerCounts};
+pub use pace::{BatchSizing, Pacer, StepLoad, StepModel};
+pub use plan::{Plan, PlannedRun};
+pub use sequence::{SeqId, Sequence};
+
+pub(crate) use needed_logits::needed;
+
+use crate::request::{End, FinishReason, Output, Request, RequestError};
+use crate::sample::StopMatcher;
+use states::StatePool;
+
+/// The state machine that the module describes.
+pub struct Scheduler {
+    config: SchedulerConfig,
+    pool: BlockPool,
+    states: StatePool,
+    slots: Vec<Option<Sequence>>,
+    vacant: Vec<u32>,
+    /// Slots of waiting sequences, in the order of admission.
+    waiting: Vec<u32>,
+    /// Slots of running sequences, oldest first.
+    running: Vec<u32>,
+    events: VecDeque<Event>,
+    /// A time at or before the earliest at which [`Scheduler::tick`] has something to end.
+    due: u64,
+    next_rank: u64,
+    counts: SchedulerCounts,
+    pace: Pacer,
+    released: Vec<u32>,
+}
+
+impl Scheduler {
+    /// A scheduler without sequences.
+    ///
+    /// # Panics
+    /// If a limit is 0, or `max_running` exceeds the tokens or rows of a step or the state slots of a model that has
+    /// some, so that some sequences could not run.
+    pub fn new(config: SchedulerConfig) -> Self {
+        assert!(config.max_running > 0 && config.kv_blocks > 0 && config.context > 0, "limits are positive");
+        assert!(
+            config.max_running <= config.max_tokens.min(config.max_rows),
+            "each running sequence has a row"
+        );
+        assert!(
+            config.state_slots == 0 || config.max_running <= config.state_slots,
+            "each running sequence has a state"
+        );
+        Scheduler {
+            pool: BlockPool::new(config.kv_blocks),
+            states: StatePool::new(config.state_slots),
+            slots: Vec::new(),
+            vacant: Vec::new(),
+            waiting: Vec::new(),
+            running: Vec::with_capacity(config.max_running),
+            events: VecDeque::with_capacity(4 * config.max_running),
+            due: u64::MAX,
+            next_rank: 0,
+            counts: SchedulerCounts::default(),
+            pace: Pacer::new(config.sizing, config.max_running),
+            released: Vec::new(),
+            config,
+        }
+    }
+
+    /// A scheduler without sequences, on an empty cache, that keeps the counts and learned step times of this one.
+    pub fn restarted(&self) -> Self {
+        Scheduler { counts: self.counts, pace: self.pace.clone(), ..Scheduler::new(self.config.clone()) }
+    }
+
+    /// Adds a validated request; each of its choices becomes a sequence.
+    pub fn submit(&mut self, now: u64, id: u64, request: Arc<Request>, seed: u64) {
+        let deadline =
+            request.timeout.map(|t| now.saturating_add(t.as_micros().try_into().unwrap_or(u64::MAX)));
+        self.due = self.due.min(deadline.unwrap_or(u64::MAX));
+        let scored = request.output == Output::Scored;
+        for choice in 0..request.config.n as u32 {
+            let given = request.prompt.len() - request.generated;
+            let wanted = given.saturating_add(request.config.max_new_tokens);
+            let end = wanted.min(self.config.context);
+            let sequence = Sequence {
+                id: SeqId { request: id, choice },
+                matcher: StopMatcher::new(&request.config.stop_strings),
+                tokens: Vec::new(),
+                table: Vec::new(),
+                chains: Vec::new(),
+                state: None,
+                kept: None,
+                branch: 0,
+                suspect: 0,
+                losses: 0,
+                wanted: needed_logits::once_it_may_end(&request, seed, choice),
+                may_end: given.saturating_add(request.config.min_new_tokens),
+                draws: request.output.draws(),
+                ends_at_eos: !request.config.ignore_eos,
+                stops: !(request.config.stop_tokens.is_empty() && request.config.stop_strings.is_empty()),
+                request: Arc::clone(&request),
+                seed,
+                drafted: 0,
+                computed: 0,
+                scored: 0,
+                to_score: if scored && choice == 0 { request.prompt.len() - 1 } else { 0 },
+                end,
+                end_is_context: end < wanted,
+                rank: self.next_rank,
+                arrived: now,
+                deadline,
+                since: now,
+                paused: None,
+                aged: false,
+                admitted: false,
+                bypassed: 0,
+                follows: choice > 0,
+                running: false,
+                held_logprobs: VecDeque::new(),
+                end_token: None,
+                drafts_tried: 0.0,
+                drafts_accepted: 0.0,
+            };
+            self.next_rank += 1;
+            let full = request.output == Output::Tokens && request.prompt.len() >= end;
+            let slot = self.insert(sequence);
+            if full {
+                self.end(slot, Ok(FinishReason::Length));
+            }
+        }
+    }
+
+    /// Ends all choices of a request.
+    pub fn cancel(&mut self, request: u64) {
+        self.end_where(|s| s.id.request == request, Ok(FinishReason::Cancelled));
+    }
+
+    /// Ends all sequences with `error`.
+    pub fn abort(&mut self, error: RequestError) {
+        self.end_where(|_| true, Err(error));
+    }
+
+    /// Pauses a request that is not read. Its choices give up their places but keep their blocks and states until
+    /// others need them.
+    pub fn pause(&mut self, now: u64, request: u64) {
+        self.due = self.due.min(now.saturating_add(self.config.slow_reader));
+        for slot in self.slots_of(request) {
+            let s = seq_mut(&mut self.slots, slot);
+            s.paused.get_or_insert(now);
+            if std::mem::take(&mut s.running) {
+                let idle = s.table.is_empty();
+                self.running.retain(|&other| other != slot);
+                self.enqueue(slot);
+                if idle {
+                    self.release(slot);
+                }
+            }
+        }
+    }
+
+    /// Resumes a paused request: those of its choices that had a place wait for one at their own rank.
+    pub fn resume(&mut self, now: u64, request: u64) {
+        for slot in self.slots_of(request) {
+            let s = seq_mut(&mut self.slots, slot);
+            if s.paused.take().is_some() && s.admitted {
+                (s.since, s.aged) = (now, false);
+                self.waiting.retain(|&other| other != slot);
+                self.enqueue(slot);
+            }
+        }
+    }
+
+    fn slots_of(&self, request: u64) -> Vec<u32> {
+        let of = |(slot, s): (u32, &Option<Sequence>)| {
+            s.as_ref().is_some_and(|s| s.id.request == request).then_some(slot)
+        };
+        (0..).zip(&self.slots).filter_map(of).collect()
+    }
+
+    /// Ends sequences that have run out of time, and moves up those that have waited as long as their priority allows.
+    pub fn tick(&mut self, now: u64) {
+        let slow = self.config.slow_reader;
+        if self.due <= now {
+            self.end_where(|s| s.deadline.is_some_and(|d| d <= now), Err(RequestError::Timeout));
+            self.end_where(
+                |s| s.paused.is_some_and(|p| p.saturating_add(slow) <= now),
+                Err(RequestError::SlowReader),
+            );
+            self.due = self.next_deadline().unwrap_or(u64::MAX);
+        }
+        let mut moved = false;
+        for &slot in &self.waiting {
+            let s = seq_mut(&mut self.slots, slot);
+            let aged =
+                s.paused.is_none() && now.saturating_sub(s.since) >= self.pace.patience(s.request.priority);
+            moved |= aged && !s.aged;
+            s.aged |= aged;
+        }
+        if moved {
+            let slots = &self.slots;
+            self.waiting.sort_by_key(|&slot| seq(slots, slot).admission_key());
+        }
+    }
+
+    /// The earliest time at which [`Scheduler::tick`] has something to end.
+    pub fn next_deadline(&self) -> Option<u64> {
+        let slow = self.config.slow_reader;
+        let of = |s: &Sequence| s.deadline.into_iter().chain(s.paused.map(|p| p.saturating_add(slow))).min();
+        self.slots.iter().flatten().filter_map(of).min()
+    }
+
+    /// Takes the oldest event.
+    pub fn next_event(&mut self) -> Option<Event> {
+        let event = self.events.pop_front();
+        if self.events.is_empty() {
+            // The next ones then use the same memory, which is in the cache.
+            self.events.clear();
+        }
+        event
+    }
+
+    /// Whether all sequences have ended.
+    pub fn is_empty(&self) -> bool {
+        self.waiting.is_empty() && self.running.is_empty()
+    }
+
+    /// Number of sequences that wait for a place, including paused ones.
+    pub fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Number of sequences with a place in the batch.
+    pub fn running(&self) -> usize {
+        self.running.len()
+    }
+
+    /// Number of sequences paused because they are not read; all of them wait.
+    pub fn paused(&self) -> usize {
+        self.waiting.iter().filter(|&&slot| seq(&self.slots, slot).paused.is_some()).count()
+    }
+
+    /// The sequence of a planned run.
+    pub fn sequence(&self, run: &PlannedRun) -> &Sequence {
+        seq(&self.slots, run.slot)
+    }
+
+    /// The counts so far.
+    pub fn counts(&self) -> SchedulerCounts {
+        self.counts
+    }
+
+    /// The pool of blocks.
+    pub fn pool(&self) -> &BlockPool {
+        &self.pool
+    }
+
+    /// Number of state slots that sequences own.
+    pub fn states_used(&self) -> usize {
+        self.states.total() - self.states.available()
+    }
+
+    /// Number of snapshots of recurrent states.
+    pub fn states_saved(&self) -> usize {
+        self.states.saved()
+    }
+
+    /// The pace: batch size and step times.
+    pub fn pace(&self) -> &Pacer {
+        &self.pace
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &SchedulerConfig {
+        &self.config
+    }
+
+    /// Whether any decision depends on the times of steps.
+    pub fn paces_itself(&self) -> bool {
+        self.config.max_draft > 0 || matches!(self.config.sizing, BatchSizing::Auto { .. })
+    }
+
+    /// Learns from the time of a step that it did not plan.
+    pub fn learn(&mut self, load: StepLoad, micros: u64) {
+        self.pace.learn(load, micros);
+    }
+
+    /// Breaks a rule, for tests of the recovery.
+    #[cfg(test)]
+    pub(crate) fn lose_a_block(&mut self) {
+        assert!(self.pool.allocate().is_some(), "there is a block to lose");
+    }
+
+    /// The model's end tokens.
+    pub fn eos(&self) -> &[u32] {
+        &self.config.eos
+    }
+
+    /// Puts a new sequence into a slot and into the queue.
+    fn insert(&mut self, sequence: Sequence) -> u32 {
+        let slot = self.vacant.pop().unwrap_or(self.slots.len() as u32);
+        if slot as usize == self.slots.len() {
+            self.slots.push(None);
+        }
+        self.slots[slot as usize] = Some(sequence);
+        self.enqueue(slot);
+        slot
+    }
+
+    fn enqueue(&mut self, slot: u32) {
+        let key = seq(&self.slots, slot).admission_key();
+        let at = self.waiting.partition_point(|&other| seq(&self.slots, other).admission_key() < key);
+        self.waiting.insert(at, slot);
+    }
+
+    fn end_where(&mut self, matches: impl Fn(&Sequence) -> bool, how: Result<FinishReason, RequestError>) {
+        for slot in 0..self.slots.len() as u32 {
+            if self.slots[slot as usize].as_ref().is_some_and(&matches) {
+                self.end(slot, how.clone());
+            }
+        }
+    }
+
+    /// Ends a sequence, running or waiting: frees its blocks and its state and reports its last event.
+    fn end(&mut self, slot: u32, how: Result<FinishReason, RequestError>) {
+        self.leave(slot);
+        let mut s = self.slots[slot as usize].take().expect("the slot is in use");
+        self.vacant.push(slot);
+        let how = how.map(|finish| {
+            match finish {
+                FinishReason::StopString(_) => {
+                    return End { finish, tail: s.matcher.tail().to_vec(), end_token: None };
+                }
+                // The tokens held back may begin a stop string, so they are dropped.
+                FinishReason::Cancelled => {}
+                _ => s.matcher.flush(&mut self.released),
+            }
+            report_released(&mut self.events, &mut self.released, &mut s);
+            End { finish, tail: Vec::new(), end_token: s.end_token.take() }
+        });
+        self.events.push_back(Event::Ended(s.id, how));
+    }
+
+    /// Removes a sequence from the queue or the batch, and releases its blocks and its state.
+    fn leave(&mut self, slot: u32) {
+        let s = seq_mut(&mut self.slots, slot);
+        let list = if s.running { &mut self.running } else { &mut self.waiting };
+        let at = list.iter().position(|&other| other == slot).expect("a sequence is in its list");
+        list.remove(at);
+        s.running = false;
+        s.tokens.truncate(s.tokens.len() - s.drafted);
+        s.drafted = 0;
+        self.release(slot);
+    }
+
+    /// Releases what a sequence has computed: its state and its blocks, last first, so that the start of a text stays
+    /// in the prefix cache longest.
+    fn release(&mut self, slot: u32) {
+        let s = seq_mut(&mut self.slots, slot);
+        for block in s.table.drain(..).rev() {
+            self.pool.release(block);
+        }
+        for state in s.state.take().into_iter().chain(s.kept.take()) {
+            self.states.release(state);
+        }
+        s.chains.clear();
+        s.computed = 0;
+    }
+}
+
+/// Reports the tokens that the matcher has released.
+fn report_released(events: &mut VecDeque<Event>, released: &mut Vec<u32>, s: &mut Sequence) {
+    for token in released.drain(..) {
+        events.push_back(Event::Token(s.id, token, s.held_logprobs.pop_front()));
+    }
+}
+
+fn seq(slots: &[Option<Sequence>], slot: u32) -> &Sequence {
+    slots[slot as usize].as_ref().expect("the slot is in use")
+}
+
+fn seq_mut(slots: &mut [Option<Sequence>], slot: u32) -> &mut Sequence {
+    slots[slot as usize].as_mut().expect("the slot is in use")
+}
+
+impl fmt::Debug for Scheduler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Scheduler { config, waiting, running, .. } = self;
+        let mut shown = f.debug_struct("Scheduler");
+        shown.field("config", config).field("waiting", waiting).field("running", running);
+        shown.finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,46 @@
+//! Which logits a row needs: all, the highest few, or only the token that the device draws from them.
+
+use bitnet_kernels::{SamplingParams, Wanted};
+
+use super::sequence::Sequence;
+use crate::request::{Output, Request};
+
+/// Vocabularies of this size and more are too large for a device to draw from.
+const VOCAB_LIMIT: usize = 1 << 24;
+
+/// What is needed of the logits of a choice once its text may end. Penalties, biases, constraints and log-probabilities
+/// need all of them.
+pub(crate) fn once_it_may_end(request: &Request, seed: u64, choice: u32) -> Wanted {
+    let Request { config, output, constraint, .. } = request;
+    match output {
+        Output::Hidden => Wanted::Hidden,
+        Output::Tokens if constraint.is_none() && !config.changes_logits() && config.logprobs.is_none() => {
+            Wanted::Token(SamplingParams {
+                temperature: config.temperature,
+                top_k: u32::try_from(config.top_k).unwrap_or(0),
+                top_p: config.top_p,
+                min_p: config.min_p,
+                seed,
+                choice,
+                position: 0,
+            })
+        }
+        _ => Wanted::All,
+    }
+}
+
+/// What is needed of the logits after the first `len` tokens of a sequence. Until the text may end, the tokens that
+/// would end it are banned, and one more of the highest logits is needed for each.
+pub(crate) fn needed(s: &Sequence, len: usize, vocab: usize, eos: &[u32]) -> Wanted {
+    let Wanted::Token(params) = s.wanted else { return s.wanted };
+    if len >= s.may_end && vocab < VOCAB_LIMIT {
+        return Wanted::Token(SamplingParams { position: len as u32, ..params });
+    }
+    let config = &s.request.config;
+    let banned = eos.len() + config.stop_tokens.len();
+    match (config.is_greedy(), config.top_k) {
+        (true, _) => Wanted::Top(1 + banned),
+        (false, 0) => Wanted::All,
+        (false, k) => Wanted::Top(k.saturating_add(banned)),
+    }
+}

@@ -1,0 +1,165 @@
+//! One choice of one request, as the scheduler sees it: its tokens, its blocks and its place.
+//! The fields that every step reads come first, so that they share cache lines.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use bitnet_kernels::Wanted;
+
+use super::blocks::Chain;
+use crate::request::{Priority, Request, TokenLogprobs};
+use crate::sample::StopMatcher;
+
+/// Identifies a choice of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SeqId {
+    /// The request.
+    pub request: u64,
+    /// Index of the choice.
+    pub choice: u32,
+}
+
+const BLOCK: usize = bitnet_model::Batch::BLOCK_TOKENS;
+
+/// One choice of one request.
+///
+/// `tokens.len() - computed` tokens are pending: the rest of a prompt, or the last drawn token. This is the only
+/// difference between prefill and decode.
+///
+/// A sequence either has a place in the batch (`running`) or waits for one. If it waits because its reader paused, it
+/// is parked: it keeps its blocks and its state until others need them.
+///
+/// Several passes of each step go over all sequences. The fields that they read come first, in few cache lines, and
+/// include what a step needs to know of the request.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub struct Sequence {
+    /// The request and choice.
+    pub id: SeqId,
+    /// Prompt and generated tokens, and drafts between plan and commit. Empty until the sequence first gets a place,
+    /// so that the waiting choices of a request share its prompt.
+    pub tokens: Vec<u32>,
+    /// Number of tokens whose keys and values are in the cache.
+    pub(crate) computed: usize,
+    /// Number of drafts at the end of `tokens`.
+    pub(crate) drafted: usize,
+    /// Number of prompt tokens, without the first, whose log-probabilities have been computed.
+    pub(crate) scored: usize,
+    /// Of these, how many are needed. The choices of a request share those of the first.
+    pub(crate) to_score: usize,
+    /// Block table: token `p` is in block `table[p / BLOCK_TOKENS]`.
+    pub table: Vec<u32>,
+    /// Maximum length of the sequence, in tokens.
+    pub(crate) end: usize,
+    /// Number of tokens up to which the sequence is computed alone, in separate passes, because a pass with it has
+    /// failed; 0 if none has.
+    pub(crate) suspect: usize,
+    /// The length from which the text may end.
+    pub(crate) may_end: usize,
+    /// Whether tokens are drawn from its logits.
+    pub(crate) draws: bool,
+    /// Whether the model's end tokens end the text.
+    pub(crate) ends_at_eos: bool,
+    /// Whether the request has stop tokens or stop strings.
+    pub(crate) stops: bool,
+    /// Whether `end` is set by the context rather than the request.
+    pub(crate) end_is_context: bool,
+    /// Whether it holds a place in the batch.
+    pub(crate) running: bool,
+    /// What is needed of its logits once the text may end.
+    pub(crate) wanted: Wanted,
+    /// The chain after each published block.
+    pub(crate) chains: Vec<Chain>,
+    /// The slot with the recurrent state after the computed tokens. A sequence that runs or is parked owns one, if the
+    /// model has any.
+    pub(crate) state: Option<u32>,
+    /// Between plan and commit of drafts, the slot with the state before them.
+    pub(crate) kept: Option<u32>,
+    /// The request.
+    pub request: Arc<Request>,
+    /// Seed of the random numbers.
+    pub seed: u64,
+    /// Number of tokens shared with another cached text, if no snapshot was found after them; a snapshot is then taken
+    /// there.
+    pub(crate) branch: usize,
+    /// How often its state was lost before it got past these tokens.
+    pub(crate) losses: u32,
+    /// Place in the order of arrival; kept through preemption.
+    pub(crate) rank: u64,
+    pub(crate) arrived: u64,
+    pub(crate) deadline: Option<u64>,
+    /// When it last began to wait for a place: on arrival, or when its reader resumed. The maximum time that its
+    /// priority can be passed over counts from here.
+    pub(crate) since: u64,
+    /// When its reader stopped reading, if it has.
+    pub(crate) paused: Option<u64>,
+    /// Whether it has waited so long that it goes ahead of sequences that have not.
+    pub(crate) aged: bool,
+    /// Whether its admission has been reported.
+    pub(crate) admitted: bool,
+    /// How often a later request was admitted ahead of it.
+    pub(crate) bypassed: u32,
+    /// Whether the first choice of its request computes the prompt for it.
+    pub(crate) follows: bool,
+    pub(crate) matcher: StopMatcher,
+    /// Log-probabilities of the tokens that the matcher holds back.
+    pub(crate) held_logprobs: VecDeque<TokenLogprobs>,
+    /// The drawn token that ends the text, with its log-probabilities if requested.
+    pub(crate) end_token: Option<(u32, Option<TokenLogprobs>)>,
+    /// Drafts tried and accepted; recent ones count more.
+    pub(crate) drafts_tried: f32,
+    pub(crate) drafts_accepted: f32,
+}
+
+const _: () = assert!(std::mem::offset_of!(Sequence, request) <= 4 * 64, "a step reads four cache lines");
+
+impl Sequence {
+    /// Number of the request's tokens that were not generated.
+    pub fn prompt_len(&self) -> usize {
+        self.request.prompt.len() - self.request.generated
+    }
+
+    /// Its tokens, or the request's prompt before it first gets a place.
+    pub(crate) fn text(&self) -> &[u32] {
+        if self.tokens.is_empty() { &self.request.prompt } else { &self.tokens }
+    }
+
+    /// Copies the prompt and allocates the memory that the sequence may need, before it first gets a place.
+    pub(crate) fn own_text(&mut self, max_draft: usize) {
+        if self.tokens.is_empty() {
+            let prompt = &self.request.prompt;
+            self.tokens.reserve_exact(self.end.max(prompt.len()) + max_draft + 1);
+            self.tokens.extend_from_slice(prompt);
+            let blocks = self.end.div_ceil(BLOCK);
+            self.table.reserve_exact(blocks + 1);
+            self.chains.reserve_exact(blocks);
+        }
+    }
+
+    /// The last block boundary in the request's prompt: the longest prefix that another text can share and still have a
+    /// token to compute.
+    pub(crate) fn boundary(&self) -> usize {
+        (self.request.prompt.len() - 1) / BLOCK * BLOCK
+    }
+
+    /// Whether it holds blocks but has no place.
+    pub(crate) fn parked(&self) -> bool {
+        !self.running && !self.table.is_empty()
+    }
+
+    /// Number of tokens to compute before the next one can be drawn.
+    pub(crate) fn pending(&self) -> usize {
+        self.text().len() - self.computed
+    }
+
+    /// Whether log-probabilities of its prompt are still to be computed.
+    pub(crate) fn scores(&self) -> bool {
+        self.scored < self.to_score
+    }
+
+    /// Key for the order of admission: aged sequences first, then by priority, then by arrival.
+    pub(crate) fn admission_key(&self) -> (bool, Priority, u64) {
+        let priority = if self.aged { Priority::Interactive } else { self.request.priority };
+        (!self.aged, priority, self.rank)
+    }
+}
