@@ -20,10 +20,10 @@
 mod batch;
 mod config;
 mod dialects;
+mod generate;
 mod http;
 mod identity;
 mod metrics;
-mod openai;
 mod overload;
 mod process;
 mod random;

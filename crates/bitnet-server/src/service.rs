@@ -1,3 +1,5 @@
+//! The model as clients see it, and the running service that answers for it.
+
 use std::{fmt, path::Path, sync::Arc, time::UNIX_EPOCH};
 
 use bitnet::{

@@ -44,8 +44,6 @@ pub enum Error {
     Start(#[from] StartError),
     /// The request needs a tokenizer, but the model has none.
     NoTokenizer { model: String },
-    /// The request has tools, but the model's chat template cannot show them to the model.
-    NoTools { model: String },
     /// The model does not embed texts.
     NoEmbeddings { model: String },
     /// The JSON schema, regular expression or choice cannot be followed.
@@ -77,7 +75,6 @@ impl fmt::Display for Error {
             Error::GpuCache { kv } => (format!("a GPU keeps keys and values in bf16, not in {kv}"), "cache"),
             Error::Start(e) => (e.to_string(), "engine"),
             Error::NoTokenizer { model } => ("the model has no tokenizer".into(), model.as_str()),
-            Error::NoTools { model } => ("the model's chat template has no tools".into(), model.as_str()),
             Error::NoEmbeddings { model } => ("the model does not embed texts".into(), model.as_str()),
             Error::Schema { problem } => (format!("the schema cannot be followed: {problem}"), "schema"),
             Error::Request(e) => (e.to_string(), "request"),
@@ -108,7 +105,6 @@ impl Error {
             Error::NoTokenizer { .. } => {
                 "give token ids, or put the model's tokenizer.json next to its weights"
             }
-            Error::NoTools { .. } => "describe the tools in a system message",
             Error::NoEmbeddings { .. } => "ask it for text, or open an embedding model",
             Error::Schema { .. } => "correct or simplify the schema",
             Error::Request(e) => request_cure(e),

@@ -48,6 +48,7 @@ mod memory;
 mod models;
 pub mod names;
 mod open;
+pub mod prompt;
 mod request;
 #[cfg(feature = "json")]
 pub mod schema;

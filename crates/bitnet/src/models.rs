@@ -14,6 +14,7 @@ use crate::{
     Answer, Error, PieceStream, Pieces, Request,
     load::{Loaded, Plan},
     open::Opened,
+    prompt::Conversation,
     request::Prompt,
 };
 #[cfg(feature = "json")]
@@ -177,25 +178,17 @@ impl Model {
     /// The token ids of a request's prompt, including special tokens.
     ///
     /// # Errors
-    /// If the model has no tokenizer for the text, or its chat template refuses the conversation or its tools.
+    /// If the model has no tokenizer for the text, or its chat template refuses the conversation.
     pub fn encode(&self, request: &Request) -> Result<Vec<u32>, Error> {
         let Checkpoint { name, tokenizer, chat, .. } = &self.0.checkpoint;
         let tokenizer = || tokenizer.as_ref().ok_or_else(|| Error::NoTokenizer { model: name.clone() });
-        let Request { prompt, template_input, .. } = request;
-        if !template_input.tools.is_empty()
-            && !chat.as_ref().is_some_and(|template| template.asks_for("tools"))
-        {
-            return Err(Error::NoTools { model: name.clone() });
-        }
-        Ok(match (prompt, chat) {
-            (Prompt::Tokens(ids), _) => ids.clone(),
-            (Prompt::Text(text), _) => tokenizer()?.encode(text, true)?,
-            (Prompt::Chat(messages), Some(template)) => {
-                tokenizer()?.encode(&template.render_with(messages, true, template_input)?, false)?
-            }
-            (Prompt::Chat(messages), None) => {
-                let contents: Vec<&str> = messages.iter().map(Message::text).collect();
-                tokenizer()?.encode(&contents.join("\n\n"), true)?
+        Ok(match &request.prompt {
+            Prompt::Tokens(ids) => ids.clone(),
+            Prompt::Text(text) => tokenizer()?.encode(text, true)?,
+            Prompt::Chat(messages) => {
+                let (messages, input) = (messages.clone(), request.template_input.clone());
+                let prompt = Conversation { messages, input }.render(chat.as_ref())?;
+                tokenizer()?.encode(&prompt.text, prompt.add_special_tokens)?
             }
         })
     }

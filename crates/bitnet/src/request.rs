@@ -131,8 +131,8 @@ impl Request {
         self
     }
 
-    /// Sets the tools and variables for the model's chat template. Without a template there is nothing to set, and
-    /// tools are refused.
+    /// Sets the tools and variables for the model's chat template. Tools are described in the system message if the
+    /// template does not know them; without a template, variables have no effect.
     pub fn template_input(mut self, input: TemplateInput) -> Self {
         self.template_input = input;
         self

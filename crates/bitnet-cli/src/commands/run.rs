@@ -8,6 +8,7 @@ use std::{
 
 use bitnet::inference::{EngineConfig, Generated, GenerationConfig, TokenText, generate};
 use bitnet::model::{Checkpoint, DecodeStream, GenerationDefaults, Message, Model, Tokenizer};
+use bitnet::prompt::Conversation;
 use serde_json::json;
 
 use crate::{
@@ -187,8 +188,9 @@ fn prompt(args: &RunArgs, checkpoint: &Checkpoint) -> Result<Vec<u32>, CliError>
     let ids = match template {
         Some(template) => {
             let system = args.system.as_ref().map(|text| Message::new("system", text));
-            let messages: Vec<Message> = system.into_iter().chain([Message::new("user", text)]).collect();
-            tokenizer.encode(&template.render(&messages, true)?, false)?
+            let conversation = Conversation::new(system.into_iter().chain([Message::new("user", text)]));
+            let prompt = conversation.render(Some(template))?;
+            tokenizer.encode(&prompt.text, prompt.add_special_tokens)?
         }
         None => tokenizer.encode(&text, true)?,
     };

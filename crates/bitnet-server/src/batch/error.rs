@@ -1,3 +1,5 @@
+//! Why a batch run ended early.
+
 use std::{
     io,
     path::{Path, PathBuf},

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json, value::RawValue};
 use sha2::{Digest, Sha256};
 
-use crate::{http::error::ApiError, identity::Identity, openai::job::Endpoint};
+use crate::{http::error::ApiError, identity::Identity};
 
 /// Options of a batch run.
 #[derive(Debug, Clone, Copy, Default)]
@@ -81,6 +81,13 @@ impl Line {
         let text = self.text.as_ref()?;
         serde_json::from_slice::<Named>(text).ok().map(|named| named.custom_id)
     }
+}
+
+/// The API that a line asks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Endpoint {
+    Completions,
+    Chat,
 }
 
 /// A line that was parsed, except for its body.

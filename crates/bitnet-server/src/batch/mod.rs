@@ -12,13 +12,21 @@ mod partial_file;
 use std::{collections::VecDeque, fs::File, io::BufReader, path::Path};
 
 use crate::{
+    dialects::openai::{Chat, Completions},
+    generate::{
+        answer::About,
+        dialect::Dialect,
+        endpoint::{self, gather},
+        job::Job,
+        pieces::Pieces,
+        turn::Turn,
+    },
     http::{caller::Caller, error::ApiError, reading::Reading},
-    openai::{answers::Answers, generate, job::Job},
     service::Service,
 };
 pub use error::BatchRunError;
 pub use line::BatchOptions;
-use line::{Line, Lines, Outcome};
+use line::{BatchRequest, Endpoint, Line, Lines, Outcome};
 use partial_file::PartialFile;
 
 /// Progress of a batch run.
@@ -43,7 +51,19 @@ enum Pending {
     /// The answer is an error, and is known without the model.
     Answered(String),
     /// The engine is computing the answer.
-    Running { id: String, custom_id: String, job: Box<Job>, answers: Box<Answers> },
+    Running { id: String, custom_id: String, job: Box<Job>, pieces: Box<Pieces>, writer: Box<dyn Writer> },
+}
+
+/// A dialect that writes the answer to a line.
+trait Writer {
+    /// The id of the answer, and its body.
+    fn write(&self, about: &About, turns: &[Turn]) -> (String, String);
+}
+
+impl<D: Dialect> Writer for D {
+    fn write(&self, about: &About, turns: &[Turn]) -> (String, String) {
+        (format!("{}{}", D::ID, about.name), self.whole(about, turns))
+    }
 }
 
 /// Answers the lines of `input` in order. The file `output` appears when all are answered.
@@ -84,8 +104,8 @@ pub fn run_batch(
         let Some((first, end)) = pending.pop_front() else { break };
         let (answer, tokens, failed) = match first {
             Pending::Answered(answer) => (answer, 0, true),
-            Pending::Running { id, custom_id, job, answers } => {
-                runtime.block_on(finish(service, &id, &custom_id, *job, *answers))
+            Pending::Running { id, custom_id, job, pieces, writer } => {
+                runtime.block_on(finish(service, &id, &custom_id, *job, *pieces, &*writer))
             }
         };
         if !service.engine.is_open() {
@@ -108,25 +128,38 @@ fn begin(service: &Service, line: &Line, id: String, options: BatchOptions) -> P
         Ok(request) => request,
         Err(bad) => return Pending::Answered(Outcome::Unread(bad).line(&id, line.custom_id().as_deref())),
     };
-    let custom_id = request.custom_id;
-    let reading = Reading::within(service.config.request_timeout, Caller::new(&id, None));
-    let job = Job::read(request.endpoint, service, &request.headers, &request.body, &reading);
-    let job = job.and_then(|job| {
+    let job = match request.endpoint {
+        Endpoint::Completions => job::<Completions>(service, &request, &id),
+        Endpoint::Chat => job::<Chat>(service, &request, &id),
+    };
+    let job = job.and_then(|(job, writer)| {
         if job.stream {
             return Err(ApiError::unsupported("stream", "a stream in a file"));
         }
-        // The id follows from the line, so that the answer is the same whenever it is computed.
-        let name = id.rsplit('_').next().unwrap_or_default();
-        let (id, token_ids) = (job.endpoint.id(name), job.token_ids || options.return_tokens);
-        Ok(Job { id, token_ids, ..job })
+        // The name follows from the line, so that the answer is the same whenever it is computed.
+        let name = id.rsplit('_').next().unwrap_or_default().to_owned();
+        let token_ids = job.token_ids || options.return_tokens;
+        Ok((Job { name, token_ids, ..job }, writer))
     });
-    let started = job.and_then(|job| Ok((Answers::submit_waiting(service, &job)?, job)));
+    let started = job.and_then(|(job, writer)| Ok((Pieces::submit_waiting(service, &job)?, job, writer)));
+    let custom_id = request.custom_id;
     match started {
-        Ok((answers, job)) => {
-            Pending::Running { id, custom_id, job: Box::new(job), answers: Box::new(answers) }
+        Ok((pieces, job, writer)) => {
+            Pending::Running { id, custom_id, job: Box::new(job), pieces: Box::new(pieces), writer }
         }
         Err(error) => Pending::Answered(Outcome::Refused(&error).line(&id, Some(&custom_id))),
     }
+}
+
+/// Reads the body of a line, in the dialect of its path.
+fn job<D: Dialect>(
+    service: &Service,
+    request: &BatchRequest,
+    id: &str,
+) -> Result<(Job, Box<dyn Writer>), ApiError> {
+    let reading = Reading::within(service.config.request_timeout, Caller::new(id, None));
+    let (job, dialect) = endpoint::job::<D>(service, &request.headers, &request.body, &reading)?;
+    Ok((job, Box::new(dialect)))
 }
 
 /// Waits for a job. Returns the line that answers it, its number of generated tokens, and whether it failed.
@@ -135,14 +168,17 @@ async fn finish(
     id: &str,
     custom_id: &str,
     job: Job,
-    mut answers: Answers,
+    mut pieces: Pieces,
+    writer: &dyn Writer,
 ) -> (String, usize, bool) {
-    let (wholes, usage) = match generate::gather(&job, &mut answers).await {
-        Ok(gathered) => gathered,
-        Err(error) => return (Outcome::Refused(&error).line(id, Some(custom_id)), answers.tokens(), true),
-    };
     // The time of the model's files is the same whenever the line is answered.
-    let body = generate::shape(service, &job, service.model.created).whole(wholes, usage);
-    let done = Outcome::Done { request_id: &job.id, body: &body };
-    (done.line(id, Some(custom_id)), answers.tokens(), false)
+    let gathered = gather(service, &job, &mut pieces, service.model.created).await;
+    let tokens = pieces.usage().generated;
+    let (about, turns) = match gathered {
+        Ok(gathered) => gathered,
+        Err(error) => return (Outcome::Refused(&error).line(id, Some(custom_id)), tokens, true),
+    };
+    let (request_id, body) = writer.write(&about, &turns);
+    let done = Outcome::Done { request_id: &request_id, body: &body };
+    (done.line(id, Some(custom_id)), tokens, false)
 }

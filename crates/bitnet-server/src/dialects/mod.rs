@@ -1,11 +1,8 @@
-//! APIs other than OpenAI's completions and chats. A dialect reads a body into the parts of a chat, and writes the answer
-//! in its own form; the [`Job`](crate::openai::job::Job) in between is like any other.
+//! The APIs that the server speaks. A dialect reads a body into a job, which is generated like any other, and writes the
+//! answer in its own form: a folder with `input`, `answer` and `mod`.
 
 pub(crate) mod anthropic;
-mod dialect;
 pub(crate) mod errors;
-mod generate;
 pub(crate) mod ollama;
+pub(crate) mod openai;
 pub(crate) mod responses;
-mod stream;
-mod turn;

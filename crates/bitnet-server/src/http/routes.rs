@@ -13,9 +13,14 @@ use subtle::ConstantTimeEq;
 use tower_http::catch_panic::CatchPanicLayer;
 
 use crate::{
-    dialects::{anthropic, errors::in_the_form_of_the_path, ollama, responses},
+    dialects::{
+        anthropic,
+        errors::in_the_form_of_the_path,
+        ollama,
+        openai::{self, embeddings, models, tokens},
+        responses,
+    },
     http::{app::App, caller::Caller, error::ApiError, host::Hosts, origins, page, probes},
-    openai::{embeddings, generate, models, tokens},
     random::fresh,
 };
 
@@ -35,8 +40,8 @@ pub(crate) fn router_for(app: Arc<App>, hosts: Hosts) -> Router {
         .route("/health", get(probes::health))
         .method_not_allowed_fallback(wrong_method);
     let keyed = Router::new()
-        .route("/v1/completions", post(generate::completions))
-        .route("/v1/chat/completions", post(generate::chat))
+        .route("/v1/completions", post(openai::completions))
+        .route("/v1/chat/completions", post(openai::chat))
         .route("/v1/responses", post(responses::responses))
         .route("/v1/messages", post(anthropic::messages))
         .route("/v1/messages/count_tokens", post(anthropic::count_tokens))

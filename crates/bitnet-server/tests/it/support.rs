@@ -1,4 +1,5 @@
 use std::{
+    collections::VecDeque,
     io::{BufRead, BufReader, Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
     sync::Arc,
@@ -232,12 +233,14 @@ fn chunk(reader: &mut impl BufRead) -> Option<Vec<u8>> {
 pub struct Events {
     reader: BufReader<TcpStream>,
     pub headers: Vec<(String, String)>,
+    /// Events that came together with earlier ones.
+    waiting: VecDeque<String>,
 }
 
 impl Events {
     /// A stream whose head has not been read.
     pub fn of(stream: TcpStream) -> Events {
-        Events { reader: BufReader::new(stream), headers: Vec::new() }
+        Events { reader: BufReader::new(stream), headers: Vec::new(), waiting: VecDeque::new() }
     }
 
     fn open(stream: TcpStream) -> Events {
@@ -269,7 +272,11 @@ impl Iterator for Events {
     type Item = String;
 
     fn next(&mut self) -> Option<String> {
-        chunk(&mut self.reader).map(|bytes| String::from_utf8(bytes).unwrap())
+        if self.waiting.is_empty() {
+            let text = String::from_utf8(chunk(&mut self.reader)?).unwrap();
+            self.waiting.extend(text.split_inclusive("\n\n").map(str::to_owned));
+        }
+        self.waiting.pop_front()
     }
 }
 

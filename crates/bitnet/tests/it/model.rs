@@ -152,12 +152,14 @@ fn a_text_matches_its_expression_or_is_one_of_its_choices() {
 }
 
 #[test]
-fn tools_that_no_template_shows_to_the_model_are_refused() {
-    let input = bitnet::TemplateInput { tools: vec!["{}".into()], ..Default::default() };
-    let error =
-        demo().complete(Request::chat([Message::new("user", "O")]).template_input(input)).unwrap_err();
-    let cure = "describe the tools in a system message";
-    assert!(matches!(error, Error::NoTools { .. }) && error.cure() == cure, "{error}");
+fn tools_that_no_template_shows_to_the_model_are_described_in_the_system_message() {
+    let input = bitnet::TemplateInput { tools: vec!["{\"name\": \"f\"}".into()], ..Default::default() };
+    let request = Request::chat([Message::new("user", "O")]).template_input(input);
+    let model = demo();
+    let prompt = model.encode(&request).unwrap();
+    let text = model.tokenizer().unwrap().decode(&prompt, true).unwrap();
+    assert!(text.contains("<tools>\n{\"name\": \"f\"}\n</tools>"), "{text}");
+    assert!(text.find("<tools>") < text.rfind('O'), "{text}");
 }
 
 /// Allows only one token.

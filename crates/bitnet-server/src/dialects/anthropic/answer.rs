@@ -6,13 +6,16 @@ use serde_json::{Value, json, value::RawValue};
 
 use super::input::read_message;
 use crate::{
-    dialects::{
+    dialects::errors::anthropic_error,
+    generate::{
+        answer::About,
         dialect::Dialect,
-        errors::anthropic_error,
+        job::Parsed,
+        pieces::Finish,
+        prompt::Encoder,
         turn::{Change, Item, Turn},
     },
     http::{error::ApiError, fields::Fields},
-    openai::{answers::Finish, job::Parsed, prompt::Encoder},
 };
 
 pub(crate) struct Messages;
@@ -21,49 +24,49 @@ fn event(kind: &str, data: impl Display, out: &mut String) {
     let _ = write!(out, "event: {kind}\ndata: {data}\n\n");
 }
 
-fn call_id(turn: &Turn, index: usize) -> String {
-    format!("toolu_{}_{index}", turn.name)
+fn call_id(about: &About, index: usize) -> String {
+    format!("toolu_{}_{index}", about.name)
 }
 
 /// The message with these content blocks, as JSON.
-fn message(turn: &Turn, blocks: &[String]) -> String {
-    let (reason, sequence) = stopped(turn);
+fn message(about: &About, turn: &Turn, blocks: &[String]) -> String {
+    let (reason, sequence) = stopped(about, turn);
     let own = json!({
-        "id": format!("{}{}", Messages::ID, turn.name),
+        "id": format!("{}{}", Messages::ID, about.name),
         "type": "message",
         "role": "assistant",
-        "model": turn.model,
+        "model": about.model,
         "stop_reason": reason,
         "stop_sequence": sequence,
-        "usage": usage(turn),
+        "usage": usage(about),
     });
     format!("{{\"content\":[{}],{}", blocks.join(","), &own.to_string()[1..])
 }
 
-fn usage(turn: &Turn) -> Value {
-    json!({"input_tokens": turn.prompt_tokens, "output_tokens": turn.tokens})
+fn usage(about: &About) -> Value {
+    json!({"input_tokens": about.usage.prompt, "output_tokens": about.usage.generated})
 }
 
 /// Why the turn ended, and the stop sequence at which it did.
-fn stopped(turn: &Turn) -> (Option<&'static str>, Option<&str>) {
+fn stopped<'a>(about: &'a About, turn: &Turn) -> (Option<&'static str>, Option<&'a str>) {
     match turn.finish {
         None => (None, None),
         Some(Finish::Length | Finish::Deadline) => (Some("max_tokens"), None),
         Some(Finish::StopString(index)) => {
-            (Some("stop_sequence"), turn.stop_strings.get(index).map(String::as_str))
+            (Some("stop_sequence"), about.stop_strings.get(index).map(String::as_str))
         }
-        Some(Finish::Stop) if turn.calls() => (Some("tool_use"), None),
+        Some(Finish::Stop) if turn.has_called() => (Some("tool_use"), None),
         Some(Finish::Stop) => (Some("end_turn"), None),
     }
 }
 
 /// A content block as JSON; `None` for a call that was cut off, because its input is no object.
-fn block(turn: &Turn, index: usize) -> Option<String> {
+fn block(about: &About, turn: &Turn, index: usize) -> Option<String> {
     match &turn.items[index] {
         Item::Text(text) => Some(json!({"type": "text", "text": text}).to_string()),
         Item::Call { name, arguments } => {
             let input: &RawValue = serde_json::from_str(arguments).ok()?;
-            let (id, name) = (json!(call_id(turn, index)), json!(name));
+            let (id, name) = (json!(call_id(about, index)), json!(name));
             Some(format!("{{\"type\":\"tool_use\",\"id\":{id},\"name\":{name},\"input\":{input}}}"))
         }
     }
@@ -78,13 +81,13 @@ impl Dialect for Messages {
         Ok((read_message(fields, encoder)?, Messages))
     }
 
-    fn begin(&mut self, turn: &Turn, out: &mut String) {
-        let message = message(turn, &[]);
+    fn begin(&mut self, about: &About, turns: &[Turn], out: &mut String) {
+        let message = message(about, &turns[0], &[]);
         event("message_start", format_args!("{{\"type\":\"message_start\",\"message\":{message}}}"), out);
         out.push_str(Self::KEEP_ALIVE);
     }
 
-    fn change(&mut self, turn: &Turn, change: Change<'_>, out: &mut String) {
+    fn change(&mut self, about: &About, turn: &Turn, change: Change<'_>, out: &mut String) {
         let (index, last) = turn.last();
         let (kind, entry) = match (change, last) {
             (Change::Opened, Item::Text(_)) => {
@@ -92,7 +95,7 @@ impl Dialect for Messages {
             }
             (Change::Opened, Item::Call { name, .. }) => {
                 let block =
-                    json!({"type": "tool_use", "id": call_id(turn, index), "name": name, "input": {}});
+                    json!({"type": "tool_use", "id": call_id(about, index), "name": name, "input": {}});
                 ("content_block_start", Some(("content_block", block)))
             }
             (Change::More(text), Item::Text(_)) => {
@@ -111,19 +114,21 @@ impl Dialect for Messages {
         event(kind, all, out);
     }
 
-    fn end(&mut self, turn: &Turn, out: &mut String) {
-        let (reason, sequence) = stopped(turn);
+    fn end(&mut self, about: &About, turns: &[Turn], out: &mut String) {
+        let (reason, sequence) = stopped(about, &turns[0]);
         let delta = json!({"stop_reason": reason, "stop_sequence": sequence});
-        event("message_delta", json!({"type": "message_delta", "delta": delta, "usage": usage(turn)}), out);
+        event("message_delta", json!({"type": "message_delta", "delta": delta, "usage": usage(about)}), out);
         event("message_stop", json!({"type": "message_stop"}), out);
     }
 
-    fn fail(&mut self, _: &Turn, error: &ApiError, out: &mut String) {
+    fn fail(&mut self, _: &About, _: &[Turn], error: &ApiError, out: &mut String) {
         event("error", anthropic_error(error), out);
     }
 
-    fn whole(&self, turn: &Turn) -> String {
-        let blocks: Vec<String> = (0..turn.items.len()).filter_map(|index| block(turn, index)).collect();
-        message(turn, &blocks)
+    fn whole(&self, about: &About, turns: &[Turn]) -> String {
+        let turn = &turns[0];
+        let blocks: Vec<String> =
+            (0..turn.items.len()).filter_map(|index| block(about, turn, index)).collect();
+        message(about, turn, &blocks)
     }
 }

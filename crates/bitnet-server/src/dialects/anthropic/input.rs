@@ -4,19 +4,19 @@ use bitnet::model::{ChatTemplate, Message, ToolCall};
 use serde_json::{json, value::RawValue};
 
 use crate::{
+    dialects::openai::harmless,
+    generate::{
+        content::{MAX_MESSAGES, Parts, listed, text},
+        conversation::Conversation,
+        grammar::Format,
+        job::Parsed,
+        prompt::Encoder,
+        read, sampling,
+        tools::{self, Offer},
+    },
     http::{
         error::ApiError,
         fields::{Fields, list},
-    },
-    openai::{
-        chat::{self, Conversation},
-        grammar::Format,
-        harmless,
-        job::{self, Parsed},
-        messages::{MAX_MESSAGES, Parts, listed, text},
-        prompt::Encoder,
-        sampling,
-        tools::{self, Offer},
     },
 };
 
@@ -29,7 +29,7 @@ pub(super) fn read_message(fields: &mut Fields<'_>, encoder: &Encoder<'_>) -> Re
     config.stop_strings.extend(fields.list::<String>("stop_sequences", 16)?);
     let mut salt = 0;
     if let Some(mut metadata) = fields.object("metadata")? {
-        salt = job::salt(metadata.take("user_id")?);
+        salt = read::salt(metadata.take("user_id")?);
         metadata.finish()?;
     }
     let stream = fields.take("stream")?.unwrap_or(false);
@@ -65,7 +65,7 @@ pub(super) fn conversation(
         format = output.object("format")?.map(read_format).transpose()?;
         output.finish()?;
     }
-    Ok((chat::converse(messages, offer, variables, encoder, "messages")?, format))
+    Ok((Conversation::new(messages, offer, variables, encoder, "messages")?, format))
 }
 
 fn read_format(mut fields: Fields<'_>) -> Result<Format, ApiError> {

@@ -12,17 +12,16 @@ use axum::{
 };
 use serde_json::{Value, json};
 
-use super::generate;
 use crate::{
+    generate::{conversation::Conversation, endpoint, read::read_fields},
     http::{app::App, error::ApiError},
-    openai::{chat::Conversation, job::read_fields},
 };
 use answer::Messages;
 use input::{conversation, rest};
 
 /// `POST /v1/messages`.
 pub(crate) async fn messages(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
-    generate::answer::<Messages>(app, request).await
+    endpoint::answer::<Messages>(app, request).await
 }
 
 /// `POST /v1/messages/count_tokens`.

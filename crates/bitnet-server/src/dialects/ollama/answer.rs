@@ -8,13 +8,15 @@ use serde_json::value::RawValue;
 
 use super::input::{read_chat, read_prompt};
 use crate::{
-    dialects::{
+    dialects::errors::ollama_error,
+    generate::{
+        answer::{About, now},
         dialect::Dialect,
-        errors::ollama_error,
+        job::Parsed,
+        prompt::Encoder,
         turn::{Change, Item, Turn},
     },
     http::{error::ApiError, fields::Fields},
-    openai::{generate::now, job::Parsed, prompt::Encoder},
 };
 
 /// The format of times.
@@ -74,15 +76,15 @@ pub(super) fn nanos(time: Duration) -> u64 {
 }
 
 impl End {
-    fn of(turn: &Turn) -> End {
-        let (prompt, answer) = turn.times();
+    fn of(about: &About, turn: &Turn) -> End {
+        let (prompt, answer) = about.times();
         End {
             done_reason: if turn.is_cut_off() { "length" } else { "stop" },
             total_duration: nanos(prompt + answer),
             load_duration: 0,
-            prompt_eval_count: turn.prompt_tokens,
+            prompt_eval_count: about.usage.prompt,
             prompt_eval_duration: nanos(prompt),
-            eval_count: turn.tokens,
+            eval_count: about.usage.generated,
             eval_duration: nanos(answer),
         }
     }
@@ -98,9 +100,9 @@ impl<'t> Call<'t> {
 }
 
 impl<const CHAT: bool> Ollama<CHAT> {
-    fn line(turn: &Turn, text: &str, tool_calls: Vec<Call<'_>>, end: Option<End>) -> String {
+    fn line(about: &About, text: &str, tool_calls: Vec<Call<'_>>, end: Option<End>) -> String {
         let line = Line {
-            model: &turn.model,
+            model: &about.model,
             created_at: date(now(), TIME),
             message: CHAT.then_some(Message { role: "assistant", content: text, tool_calls }),
             response: (!CHAT).then_some(text),
@@ -121,30 +123,31 @@ impl<const CHAT: bool> Dialect for Ollama<CHAT> {
         Ok((parsed, Ollama))
     }
 
-    fn begin(&mut self, _: &Turn, _: &mut String) {}
+    fn begin(&mut self, _: &About, _: &[Turn], _: &mut String) {}
 
-    fn change(&mut self, turn: &Turn, change: Change<'_>, out: &mut String) {
+    fn change(&mut self, about: &About, turn: &Turn, change: Change<'_>, out: &mut String) {
         match (change, turn.last().1) {
-            (Change::More(text), Item::Text(_)) => *out += &Self::line(turn, text, Vec::new(), None),
+            (Change::More(text), Item::Text(_)) => *out += &Self::line(about, text, Vec::new(), None),
             (Change::Closed, item) => {
                 if let Some(call) = Call::of(item) {
-                    *out += &Self::line(turn, "", vec![call], None);
+                    *out += &Self::line(about, "", vec![call], None);
                 }
             }
             _ => {}
         }
     }
 
-    fn end(&mut self, turn: &Turn, out: &mut String) {
-        *out += &Self::line(turn, "", Vec::new(), Some(End::of(turn)));
+    fn end(&mut self, about: &About, turns: &[Turn], out: &mut String) {
+        *out += &Self::line(about, "", Vec::new(), Some(End::of(about, &turns[0])));
     }
 
-    fn fail(&mut self, _: &Turn, error: &ApiError, out: &mut String) {
+    fn fail(&mut self, _: &About, _: &[Turn], error: &ApiError, out: &mut String) {
         *out += &format!("{}\n", ollama_error(error));
     }
 
-    fn whole(&self, turn: &Turn) -> String {
+    fn whole(&self, about: &About, turns: &[Turn]) -> String {
+        let turn = &turns[0];
         let calls = turn.items.iter().filter_map(Call::of).collect();
-        Self::line(turn, &turn.text(), calls, Some(End::of(turn)))
+        Self::line(about, &turn.text(), calls, Some(End::of(about, turn)))
     }
 }

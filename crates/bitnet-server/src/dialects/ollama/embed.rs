@@ -12,11 +12,9 @@ use serde_json::json;
 
 use super::{answer::nanos, options};
 use crate::{
+    dialects::openai::embeddings::{Texts, read_texts},
+    generate::prompt::Encoder,
     http::{app::App, error::ApiError, fields::Fields},
-    openai::{
-        embeddings::{Texts, read_texts},
-        prompt::Encoder,
-    },
     service::Service,
 };
 

@@ -5,22 +5,19 @@ use serde_json::{Value, json, value::RawValue};
 
 use super::options;
 use crate::{
-    http::{error::ApiError, fields::Fields},
-    openai::{
-        chat::{self, Conversation},
-        grammar::Format,
-        job::Parsed,
-        messages::listed,
-        prompt::Encoder,
-        tools::{self, MAX_TOOLS},
+    dialects::openai::tools,
+    generate::{
+        content::listed, conversation::Conversation, grammar::Format, job::Parsed, prompt::Encoder,
+        tools::MAX_TOOLS,
     },
+    http::{error::ApiError, fields::Fields},
 };
 
 pub(super) fn read_chat(fields: &mut Fields<'_>, encoder: &Encoder<'_>) -> Result<Parsed, ApiError> {
     let messages = messages(fields)?;
     let offer = tools::offer(fields, false)?;
     let variables = think(fields, encoder.model.chat.as_ref())?;
-    let conversation = chat::converse(messages, offer, variables, encoder, "messages")?;
+    let conversation = Conversation::new(messages, offer, variables, encoder, "messages")?;
     finish(fields, conversation, encoder)
 }
 
@@ -41,7 +38,7 @@ pub(super) fn read_prompt(fields: &mut Fields<'_>, encoder: &Encoder<'_>) -> Res
     }
     let prompt = Message::new("user", fields.need::<String>("prompt")?);
     let messages = system.map(|text| Message::new("system", text)).into_iter().chain([prompt]).collect();
-    let conversation = chat::converse(messages, None, variables, encoder, "prompt")?;
+    let conversation = Conversation::new(messages, None, variables, encoder, "prompt")?;
     finish(fields, conversation, encoder)
 }
 

@@ -16,22 +16,24 @@ use axum::{
 use bitnet::model::{ChatTemplate, date};
 use serde_json::{Value, json};
 
-use super::generate;
 use crate::{
+    generate::{
+        endpoint,
+        read::{read_fields, unknown_model},
+    },
     http::{app::App, error::ApiError},
-    openai::{job::read_fields, models::unknown_model},
     service::Service,
 };
 use answer::{Ollama, TIME};
 
 /// `POST /api/chat`.
 pub(crate) async fn chat(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
-    generate::answer::<Ollama<true>>(app, request).await
+    endpoint::answer::<Ollama<true>>(app, request).await
 }
 
 /// `POST /api/generate`.
 pub(crate) async fn prompt(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
-    generate::answer::<Ollama<false>>(app, request).await
+    endpoint::answer::<Ollama<false>>(app, request).await
 }
 
 /// `GET /api/version`.

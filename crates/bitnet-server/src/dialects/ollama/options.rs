@@ -4,11 +4,11 @@ use bitnet::{inference::GenerationConfig, model::GenerationDefaults};
 use serde_json::{Value, json};
 
 use crate::{
+    generate::sampling,
     http::{
         error::ApiError,
         fields::{EXACT, Fields},
     },
-    openai::sampling,
 };
 
 /// Options that decide where and how fast a model runs.

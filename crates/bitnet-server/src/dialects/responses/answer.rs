@@ -7,15 +7,17 @@ use serde_json::{Value, json};
 
 use super::input;
 use crate::{
-    dialects::{
+    generate::{
+        answer::About,
         dialect::Dialect,
+        job::Parsed,
+        prompt::Encoder,
         turn::{Change, Item, Turn},
     },
     http::{
         error::{ApiError, ErrorBody},
         fields::Fields,
     },
-    openai::{job::Parsed, prompt::Encoder},
 };
 
 /// Fields of a request that its response repeats, each with its value if the request lacks it.
@@ -59,7 +61,7 @@ impl Responses {
         Responses { repeated: repeated + &sampling, sequence: 0 }
     }
 
-    fn response(&self, turn: &Turn, error: Option<&ErrorBody>) -> String {
+    fn response(&self, about: &About, turn: &Turn, error: Option<&ErrorBody>) -> String {
         let status = match turn.finish {
             _ if error.is_some() => "failed",
             None => "in_progress",
@@ -68,20 +70,20 @@ impl Responses {
         };
         let usage = turn.finish.map(|_| {
             json!({
-                "input_tokens": turn.prompt_tokens,
+                "input_tokens": about.usage.prompt,
                 // Prefixes are cached, but not counted for each request.
                 "input_tokens_details": {"cached_tokens": 0},
-                "output_tokens": turn.tokens,
+                "output_tokens": about.usage.generated,
                 "output_tokens_details": {"reasoning_tokens": 0},
-                "total_tokens": turn.prompt_tokens + turn.tokens,
+                "total_tokens": about.usage.total(),
             })
         });
-        let output: Vec<Value> = (0..turn.items.len()).map(|index| item(turn, index)).collect();
+        let output: Vec<Value> = (0..turn.items.len()).map(|index| item(about, turn, index)).collect();
         let own = json!({
-            "id": format!("{}{}", Self::ID, turn.name),
+            "id": format!("{}{}", Self::ID, about.name),
             "object": "response",
-            "created_at": turn.created,
-            "model": turn.model,
+            "created_at": about.created,
+            "model": about.model,
             "status": status,
             "background": false,
             "error": error.map(|error| json!({"code": code(error), "message": error.message})),
@@ -105,17 +107,17 @@ impl Responses {
     }
 
     /// Writes an event that has the whole last item.
-    fn whole_item(&mut self, kind: &str, turn: &Turn, out: &mut String) {
+    fn whole_item(&mut self, kind: &str, about: &About, turn: &Turn, out: &mut String) {
         let index = turn.last().0;
-        let rest = format!("\"item\":{},\"output_index\":{index}", item(turn, index));
+        let rest = format!("\"item\":{},\"output_index\":{index}", item(about, turn, index));
         self.event(kind, &rest, out);
     }
 
     /// Writes an event about a part of the last item.
-    fn about_item(&mut self, kind: &str, turn: &Turn, mut entries: Value, out: &mut String) {
+    fn about_item(&mut self, kind: &str, about: &About, turn: &Turn, mut entries: Value, out: &mut String) {
         let (index, last) = turn.last();
         entries["output_index"] = index.into();
-        entries["item_id"] = id(turn, index).into();
+        entries["item_id"] = id(about, turn, index).into();
         if matches!(last, Item::Text(_)) {
             entries["content_index"] = 0.into();
         }
@@ -124,8 +126,15 @@ impl Responses {
     }
 
     /// Writes an event about the whole response.
-    fn about_all(&mut self, kind: &str, turn: &Turn, error: Option<&ErrorBody>, out: &mut String) {
-        let rest = format!("\"response\":{}", self.response(turn, error));
+    fn about_all(
+        &mut self,
+        kind: &str,
+        about: &About,
+        turn: &Turn,
+        error: Option<&ErrorBody>,
+        out: &mut String,
+    ) {
+        let rest = format!("\"response\":{}", self.response(about, turn, error));
         self.event(kind, &rest, out);
     }
 }
@@ -139,23 +148,23 @@ fn code(error: &ErrorBody) -> &'static str {
     }
 }
 
-fn id(turn: &Turn, index: usize) -> String {
+fn id(about: &About, turn: &Turn, index: usize) -> String {
     let prefix = if matches!(turn.items[index], Item::Text(_)) { "msg" } else { "fc" };
-    format!("{prefix}_{}_{index}", turn.name)
+    format!("{prefix}_{}_{index}", about.name)
 }
 
 fn part(text: &str) -> Value {
     json!({"type": "output_text", "text": text, "annotations": [], "logprobs": []})
 }
 
-fn item(turn: &Turn, index: usize) -> Value {
+fn item(about: &About, turn: &Turn, index: usize) -> Value {
     let last = index + 1 == turn.items.len();
     let status = match turn.is_open() {
         true if last => "in_progress",
         false if last && turn.is_cut_off() => "incomplete",
         _ => "completed",
     };
-    let id = id(turn, index);
+    let id = id(about, turn, index);
     match &turn.items[index] {
         Item::Text(text) => {
             // The part has an event of its own.
@@ -163,7 +172,7 @@ fn item(turn: &Turn, index: usize) -> Value {
             json!({"type": "message", "id": id, "status": status, "role": "assistant", "content": content})
         }
         Item::Call { name, arguments } => json!({
-            "type": "function_call", "id": id, "call_id": format!("call_{}_{index}", turn.name), "name": name,
+            "type": "function_call", "id": id, "call_id": format!("call_{}_{index}", about.name), "name": name,
             "arguments": arguments, "status": status,
         }),
     }
@@ -181,52 +190,65 @@ impl Dialect for Responses {
         Ok((parsed, answer))
     }
 
-    fn begin(&mut self, turn: &Turn, out: &mut String) {
-        let rest = format!("\"response\":{}", self.response(turn, None));
+    fn begin(&mut self, about: &About, turns: &[Turn], out: &mut String) {
+        let rest = format!("\"response\":{}", self.response(about, &turns[0], None));
         for kind in ["response.created", "response.in_progress"] {
             self.event(kind, &rest, out);
         }
     }
 
-    fn change(&mut self, turn: &Turn, change: Change<'_>, out: &mut String) {
+    fn change(&mut self, about: &About, turn: &Turn, change: Change<'_>, out: &mut String) {
         match (change, turn.last().1) {
             (Change::Opened, item) => {
-                self.whole_item("response.output_item.added", turn, out);
+                self.whole_item("response.output_item.added", about, turn, out);
                 if matches!(item, Item::Text(_)) {
-                    self.about_item("response.content_part.added", turn, json!({"part": part("")}), out);
+                    self.about_item(
+                        "response.content_part.added",
+                        about,
+                        turn,
+                        json!({"part": part("")}),
+                        out,
+                    );
                 }
             }
             (Change::More(text), Item::Text(_)) => {
                 let entries = json!({"delta": text, "logprobs": []});
-                self.about_item("response.output_text.delta", turn, entries, out);
+                self.about_item("response.output_text.delta", about, turn, entries, out);
             }
             (Change::More(text), Item::Call { .. }) => {
-                self.about_item("response.function_call_arguments.delta", turn, json!({"delta": text}), out);
+                self.about_item(
+                    "response.function_call_arguments.delta",
+                    about,
+                    turn,
+                    json!({"delta": text}),
+                    out,
+                );
             }
             (Change::Closed, Item::Text(text)) => {
                 let done = json!({"text": text, "logprobs": []});
-                self.about_item("response.output_text.done", turn, done, out);
-                self.about_item("response.content_part.done", turn, json!({"part": part(text)}), out);
-                self.whole_item("response.output_item.done", turn, out);
+                self.about_item("response.output_text.done", about, turn, done, out);
+                self.about_item("response.content_part.done", about, turn, json!({"part": part(text)}), out);
+                self.whole_item("response.output_item.done", about, turn, out);
             }
             (Change::Closed, Item::Call { name, arguments }) => {
                 let done = json!({"name": name, "arguments": arguments});
-                self.about_item("response.function_call_arguments.done", turn, done, out);
-                self.whole_item("response.output_item.done", turn, out);
+                self.about_item("response.function_call_arguments.done", about, turn, done, out);
+                self.whole_item("response.output_item.done", about, turn, out);
             }
         }
     }
 
-    fn end(&mut self, turn: &Turn, out: &mut String) {
+    fn end(&mut self, about: &About, turns: &[Turn], out: &mut String) {
+        let turn = &turns[0];
         let kind = if turn.is_cut_off() { "response.incomplete" } else { "response.completed" };
-        self.about_all(kind, turn, None, out);
+        self.about_all(kind, about, turn, None, out);
     }
 
-    fn fail(&mut self, turn: &Turn, error: &ApiError, out: &mut String) {
-        self.about_all("response.failed", turn, Some(&error.body), out);
+    fn fail(&mut self, about: &About, turns: &[Turn], error: &ApiError, out: &mut String) {
+        self.about_all("response.failed", about, &turns[0], Some(&error.body), out);
     }
 
-    fn whole(&self, turn: &Turn) -> String {
-        self.response(turn, None)
+    fn whole(&self, about: &About, turns: &[Turn]) -> String {
+        self.response(about, &turns[0], None)
     }
 }

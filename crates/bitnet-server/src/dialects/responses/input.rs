@@ -4,18 +4,17 @@ use bitnet::model::{Message, ToolCall};
 use serde_json::{json, value::RawValue};
 
 use crate::{
+    dialects::openai::{format, harmless, tools},
+    generate::{
+        content::{MAX_MESSAGES, Parts, text},
+        conversation::Conversation,
+        job::Parsed,
+        prompt::Encoder,
+        read, sampling,
+    },
     http::{
         error::ApiError,
         fields::{Fields, list, plainly},
-    },
-    openai::{
-        chat,
-        grammar::Format,
-        harmless,
-        job::{self, Parsed},
-        messages::{MAX_MESSAGES, Parts, text},
-        prompt::Encoder,
-        sampling, tools,
     },
 };
 
@@ -45,7 +44,7 @@ pub(super) fn read(fields: &mut Fields<'_>, encoder: &Encoder<'_>) -> Result<Par
     let mut variables = tools::variables(fields)?;
     let mut format = None;
     if let Some(mut text) = fields.object("text")? {
-        format = text.object("format")?.map(|format| Format::read(format, true)).transpose()?.flatten();
+        format = text.object("format")?.map(|format| format::read(format, true)).transpose()?.flatten();
         variables.extend(harmless::effort(&mut text, "verbosity", "verbosity", template)?);
         text.finish()?;
     }
@@ -57,9 +56,9 @@ pub(super) fn read(fields: &mut Fields<'_>, encoder: &Encoder<'_>) -> Result<Par
     let mut config = sampling::config(fields, &encoder.model.defaults)?;
     config.max_new_tokens = fields.take("max_output_tokens")?.unwrap_or(usize::MAX);
     let stream = fields.take("stream")?.unwrap_or(false);
-    let salt = job::salt(fields.take("user")?);
+    let salt = read::salt(fields.take("user")?);
     rest(fields)?;
-    let conversation = chat::converse(messages, offer, variables, encoder, "input")?;
+    let conversation = Conversation::new(messages, offer, variables, encoder, "input")?;
     let format = format.map(|format| ("text.format", format));
     Ok(Parsed { format, salt, stream, ..Parsed::turn(conversation, config) })
 }

@@ -10,10 +10,12 @@ use axum::{
     response::Response,
 };
 
-use super::generate;
-use crate::http::{app::App, error::ApiError};
+use crate::{
+    generate::endpoint,
+    http::{app::App, error::ApiError},
+};
 use answer::Responses;
 
 pub(crate) async fn responses(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
-    generate::answer::<Responses>(app, request).await
+    endpoint::answer::<Responses>(app, request).await
 }

@@ -11,13 +11,14 @@ use bitnet::inference::{
 };
 use bitnet::model::{DecodeStream, Tokenizer};
 
+use super::{
+    answer::Usage,
+    job::Job,
+    round_robin::{ChoiceUpdate, RoundRobin},
+};
 use crate::{
     http::{caller::Caller, error::ApiError},
     metrics::ServerMetrics,
-    openai::{
-        job::Job,
-        turns::{ChoiceUpdate, Turns},
-    },
     overload::Waiting,
     service::Service,
 };
@@ -93,8 +94,8 @@ pub(crate) enum Finish {
     Deadline,
 }
 
-/// The answers to all prompts of a request, as they are generated. Dropping them cancels unfinished choices.
-pub(crate) struct Answers {
+/// The pieces of the answers to all prompts of a request, as they are generated. Dropping them cancels unfinished choices.
+pub(crate) struct Pieces {
     handles: Vec<RequestHandle>,
     /// Choices for each prompt.
     n: usize,
@@ -102,7 +103,7 @@ pub(crate) struct Answers {
     /// Number of choices whose end has not arrived.
     open: usize,
     /// Orders the updates of a stream with several choices.
-    turns: Option<Turns>,
+    order: Option<RoundRobin>,
     /// Whether a choice ends at the deadline with the text so far. A stream fails instead, so that it can be resumed.
     keeps_text: bool,
     /// Counts the request as waiting until its first token.
@@ -129,14 +130,14 @@ struct Choice {
     begun: bool,
 }
 
-impl Answers {
+impl Pieces {
     /// Submits a job that is expected to wait for `expected` seconds. All its prompts are accepted, or none.
-    pub fn submit(service: &Service, job: &Job, expected: Option<f64>) -> Result<Answers, ApiError> {
+    pub fn submit(service: &Service, job: &Job, expected: Option<f64>) -> Result<Pieces, ApiError> {
         Self::submit_within(service, job, Duration::ZERO, expected)
     }
 
-    /// As [`Answers::submit`], waiting for room in the queue.
-    pub fn submit_waiting(service: &Service, job: &Job) -> Result<Answers, ApiError> {
+    /// As [`Pieces::submit`], waiting for room in the queue.
+    pub fn submit_waiting(service: &Service, job: &Job) -> Result<Pieces, ApiError> {
         Self::submit_within(service, job, Duration::MAX, None)
     }
 
@@ -145,7 +146,7 @@ impl Answers {
         job: &Job,
         wait: Duration,
         expected: Option<f64>,
-    ) -> Result<Answers, ApiError> {
+    ) -> Result<Pieces, ApiError> {
         let record = Record {
             metrics: Arc::clone(&service.metrics),
             priority: job.priority(),
@@ -179,12 +180,12 @@ impl Answers {
             Choice { text, tokens: 0, offset: 0, begun: false }
         };
         let open = job.choices();
-        Ok(Answers {
+        Ok(Pieces {
             handles,
             n: job.n,
             choices: (0..open).map(|i| choice(&job.requests[i / job.n])).collect(),
             open,
-            turns: (job.stream && open > 1).then(|| Turns::new(open)),
+            order: (job.stream && open > 1).then(|| RoundRobin::new(open)),
             keeps_text: !job.stream,
             waiting: Some(waiting),
             ahead: None,
@@ -212,27 +213,27 @@ impl Answers {
         std::future::poll_fn(|cx| self.poll_next(cx)).await
     }
 
-    /// As [`Answers::next`].
+    /// As [`Pieces::next`].
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Piece, ApiError>>> {
         if let Some(piece) = self.ahead.take() {
             return Poll::Ready(Some(Ok(piece)));
         }
         loop {
-            if let Some((choice, update)) = self.turns.as_mut().and_then(Turns::take) {
+            if let Some((choice, update)) = self.order.as_mut().and_then(RoundRobin::take) {
                 return Poll::Ready(Some(Ok(self.piece(choice, update))));
             }
             let Some((choice, update)) = ready!(self.poll_update(cx)) else { return Poll::Ready(None) };
-            match (self.choice_update(update), &mut self.turns) {
+            match (self.choice_update(update), &mut self.order) {
                 (Err(error), _) => return Poll::Ready(Some(Err(error))),
-                (Ok(update), Some(turns)) => turns.put(choice, update),
+                (Ok(update), Some(order)) => order.put(choice, update),
                 (Ok(update), None) => return Poll::Ready(Some(Ok(self.piece(choice, update)))),
             }
         }
     }
 
-    /// Number of tokens so far, in all choices.
-    pub fn tokens(&self) -> usize {
-        self.record.tokens
+    /// The counts of tokens so far, in all choices.
+    pub fn usage(&self) -> Usage {
+        Usage { prompt: self.record.prompt_tokens, generated: self.record.tokens }
     }
 
     fn poll_update(&mut self, cx: &mut Context<'_>) -> Poll<Option<(usize, Update)>> {

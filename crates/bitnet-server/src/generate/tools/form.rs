@@ -1,11 +1,11 @@
-//! How a model writes tool calls, and how earlier calls in a conversation are written for it.
+//! How a model writes tool calls: the grammar of an answer that may call tools.
 
-use bitnet::model::{ChatTemplate, Message};
 use bitnet::schema::{Opens, Within};
+use bitnet::{model::ChatTemplate, prompt::writes_tools};
 use serde_json::json;
 
 use super::{Offer, Tool};
-use crate::openai::grammar::Format;
+use crate::generate::grammar::Format;
 
 /// The beginning of a call that may have text around it.
 pub(super) const OPEN: &str = "<tool_call>";
@@ -23,16 +23,12 @@ pub(crate) enum Form {
 }
 
 impl Form {
-    /// The form of a model, and whether its template writes tools and calls itself.
-    pub fn of(template: Option<&ChatTemplate>) -> (Form, bool) {
-        let Some(template) = template.filter(|template| template.asks_for("tools")) else {
-            return (Form::Tagged, false);
-        };
-        let bare = template.source().contains("\"parameters\"") && template.asks_for("ipython");
-        match template.source().contains(OPEN) {
-            true => (Form::Tagged, true),
-            false if bare => (Form::Bare, true),
-            false => (Form::Tagged, false),
+    /// The form of a model.
+    pub fn of(template: Option<&ChatTemplate>) -> Form {
+        let bare = |template: &&ChatTemplate| writes_tools(template) && !template.source().contains(OPEN);
+        match template.filter(bare) {
+            Some(_) => Form::Bare,
+            None => Form::Tagged,
         }
     }
 
@@ -135,58 +131,4 @@ fn calls(offer: &Offer, form: Form) -> String {
         lark += &format!("call_{i}: {} %json {arguments} \"}}\"\n", json!(head));
     }
     lark
-}
-
-/// Writes the tools, calls and results of a conversation as text, for a template that does not support tools.
-pub(crate) fn plain(messages: Vec<Message>, tools: &[String]) -> Vec<Message> {
-    let mut plain: Vec<Message> = Vec::with_capacity(messages.len() + 1);
-    if !tools.is_empty() {
-        let explanation = explained(tools);
-        match messages.first() {
-            Some(first) if first.role == "system" => {}
-            _ => plain.push(Message::new("system", explanation)),
-        }
-    }
-    for (i, message) in messages.into_iter().enumerate() {
-        match message.role.as_str() {
-            "system" if i == 0 && !tools.is_empty() => {
-                plain.push(Message::new("system", format!("{}\n\n{}", message.text(), explained(tools))));
-            }
-            "tool" => answer(&mut plain, message.text()),
-            _ if !message.tool_calls.is_empty() => plain.push(called(&message)),
-            _ => plain.push(message),
-        }
-    }
-    plain
-}
-
-fn explained(tools: &[String]) -> String {
-    format!(
-        "You may call functions to help with what is asked. These are the functions, each as JSON:\n<tools>\n{}\n\
-         </tools>\nTo call one, write its name and its arguments as JSON between tags:\n{OPEN}\n\
-         {{\"name\": NAME, \"arguments\": ARGUMENTS}}\n{CLOSE}",
-        tools.join("\n")
-    )
-}
-
-/// Adds the result of a call. The results of several calls become one message, because templates expect the roles to
-/// alternate.
-fn answer(plain: &mut Vec<Message>, content: &str) {
-    let text = format!("<tool_response>\n{content}\n</tool_response>");
-    match plain.last_mut() {
-        Some(last) if last.role == "user" && last.text().ends_with("</tool_response>") => {
-            last.push_text("\n");
-            last.push_text(&text);
-        }
-        _ => plain.push(Message::new("user", text)),
-    }
-}
-
-fn called(message: &Message) -> Message {
-    let call = |call: &bitnet::model::ToolCall| {
-        format!("{OPEN}\n{{\"name\": {}, \"arguments\": {}}}\n{CLOSE}", json!(call.name), call.arguments)
-    };
-    let text = message.content.clone().filter(|text| !text.is_empty());
-    let parts: Vec<String> = text.into_iter().chain(message.tool_calls.iter().map(call)).collect();
-    Message { content: Some(parts.join("\n")), tool_calls: Vec::new(), ..message.clone() }
 }

@@ -1,29 +1,23 @@
-use std::time::{Duration, Instant};
+//! The turn of an assistant, as it is generated: texts and calls, put together from pieces.
 
-use crate::openai::{
-    answers::{Finish, Piece},
-    job::Job,
-    tools::reader::{AnswerPart, Reader},
+use bitnet::inference::TokenLogprobs;
+
+use super::{
+    pieces::{EndToken, Finish, Piece},
+    tools::reader::{AnswerPart, Calls, Reader},
 };
 
-/// The turn of an assistant, as it is generated.
+/// One choice of an answer.
 pub(crate) struct Turn {
-    /// The answer's name, which is part of all its ids.
-    pub name: String,
-    /// When the answer was begun, in seconds since 1970.
-    pub created: u64,
-    pub model: String,
-    pub prompt_tokens: usize,
+    /// Index among the choices of all prompts.
+    pub choice: usize,
     pub items: Vec<Item>,
     /// Whether the last item may grow.
     open: bool,
     pub finish: Option<Finish>,
-    /// Number of generated tokens; set at the end.
-    pub tokens: usize,
-    pub stop_strings: Vec<String>,
+    /// The tokens, where they are kept.
+    pub tokens: Tokens,
     reader: Reader,
-    begun: Instant,
-    first: Option<Instant>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,31 +39,34 @@ pub(crate) enum Change<'t> {
     Closed,
 }
 
+/// The tokens of a choice, or of a piece of one.
+#[derive(Default)]
+pub(crate) struct Tokens {
+    pub ids: Vec<u32>,
+    /// Number of characters before each token.
+    pub offsets: Vec<usize>,
+    /// Log-probabilities of each token, if requested; the first token of a prompt has none.
+    pub logprobs: Vec<Option<TokenLogprobs>>,
+    pub end_token: Option<EndToken>,
+    /// Sum and number of the generated tokens' log-probabilities.
+    sum: (f64, usize),
+}
+
 impl Turn {
-    /// The beginning of the answer to a job that arrived at `begun`.
-    pub fn new(job: &Job, model: &str, created: u64, begun: Instant) -> Turn {
-        let config = job.requests.first().map(|request| &request.config);
+    /// A turn without contents; `calls` says how it may call tools.
+    pub fn new(choice: usize, calls: Option<Calls>) -> Turn {
         Turn {
-            name: job.name.to_string(),
-            created,
-            model: model.to_owned(),
-            prompt_tokens: job.prompt_tokens(),
+            choice,
             items: Vec::new(),
             open: false,
             finish: None,
-            tokens: 0,
-            stop_strings: config.map_or_else(Vec::new, |config| config.stop_strings.clone()),
-            reader: Reader::new(job.calls.clone()),
-            begun,
-            first: None,
+            tokens: Tokens::default(),
+            reader: Reader::new(calls),
         }
     }
 
-    /// Adds a piece, and calls `each` with every change of the turn in order.
+    /// Adds the text of a piece, and calls `each` with every change of the turn in order.
     pub fn add(&mut self, piece: &Piece, each: &mut dyn FnMut(&Turn, Change<'_>)) {
-        if piece.token.is_some() {
-            self.first.get_or_insert_with(Instant::now);
-        }
         for part in self.reader.push(&piece.text) {
             self.add_part(part, each);
         }
@@ -137,19 +134,64 @@ impl Turn {
         texts.collect()
     }
 
+    /// The name and the arguments of each call.
+    pub fn calls(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.items.iter().filter_map(|item| match item {
+            Item::Text(_) => None,
+            Item::Call { name, arguments } => Some((name.as_str(), arguments.as_str())),
+        })
+    }
+
     /// Whether the turn calls tools.
-    pub fn calls(&self) -> bool {
-        self.items.iter().any(|item| matches!(item, Item::Call { .. }))
+    pub fn has_called(&self) -> bool {
+        self.calls().next().is_some()
     }
 
     /// Whether the answer was cut off before it was complete.
     pub fn is_cut_off(&self) -> bool {
         matches!(self.finish, Some(Finish::Length | Finish::Deadline))
     }
+}
 
-    /// The times from the arrival of the request to the first token, and from the first token to now.
-    pub fn times(&self) -> (Duration, Duration) {
-        let first = self.first.unwrap_or_else(Instant::now);
-        (first - self.begun, first.elapsed())
+impl Tokens {
+    /// Adds the tokens of a piece.
+    pub fn add(&mut self, piece: Piece) {
+        if let Some(echo) = piece.echo {
+            self.ids.extend(&echo.ids);
+            self.offsets.extend(&echo.offsets);
+            self.logprobs.extend(echo.logprobs.iter().cloned());
+        }
+        if let Some((id, logprobs)) = piece.token {
+            if let Some(at) = &logprobs {
+                self.sum = (self.sum.0 + f64::from(at.logprob), self.sum.1 + 1);
+            }
+            self.ids.push(id);
+            self.offsets.push(piece.offset);
+            self.logprobs.extend(logprobs.map(Some));
+        }
+        self.end_token = piece.end_token;
+    }
+
+    /// The mean log-probability of the generated tokens; the lowest of all without any.
+    pub fn mean_logprob(&self) -> f64 {
+        match self.sum {
+            (_, 0) => f64::NEG_INFINITY,
+            (sum, count) => sum / count as f64,
+        }
+    }
+}
+
+/// Keeps the `best` of every `of` choices, by their mean log-probability and the best first; of equals, the first.
+pub(super) fn keep_best(turns: Vec<Turn>, of: usize, best: usize) -> Vec<Turn> {
+    let (mut kept, mut turns) = (Vec::new(), turns.into_iter());
+    loop {
+        let mut choices: Vec<Turn> = turns.by_ref().take(of).collect();
+        if choices.is_empty() {
+            return kept;
+        }
+        choices.sort_by(|a, b| b.tokens.mean_logprob().total_cmp(&a.tokens.mean_logprob()));
+        for turn in choices.into_iter().take(best) {
+            kept.push(Turn { choice: kept.len(), ..turn });
+        }
     }
 }

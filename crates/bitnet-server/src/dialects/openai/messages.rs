@@ -1,33 +1,21 @@
 //! Reads the messages of a chat.
 
-use bitnet::model::Message;
-use serde_json::{json, value::RawValue};
+use bitnet::Message;
+use serde_json::json;
 
+use super::tools;
 use crate::{
-    http::{
-        error::ApiError,
-        fields::{Fields, list, plainly},
-    },
-    openai::tools,
+    generate::content::{Parts, listed, text},
+    http::{error::ApiError, fields::Fields},
 };
 
-/// Maximum number of messages of a conversation, and of parts of a message.
-pub(crate) const MAX_MESSAGES: usize = 2048;
+const PARTS: Parts = Parts { kinds: &["text"], harmless: &["prompt_cache_breakpoint"] };
 
-pub(crate) fn messages(fields: &mut Fields<'_>) -> Result<Vec<Message>, ApiError> {
+/// Takes the messages of a chat.
+pub(super) fn messages(fields: &mut Fields<'_>) -> Result<Vec<Message>, ApiError> {
     let listed = listed(fields)?;
     let message = |(i, value)| message(fields.inside(&format!("messages[{i}]"), value)?);
     listed.into_iter().enumerate().map(message).collect()
-}
-
-/// Takes the items of the field `messages`, of which there must be one.
-pub(crate) fn listed<'b>(fields: &mut Fields<'b>) -> Result<Vec<&'b RawValue>, ApiError> {
-    let listed: Vec<&RawValue> = list(fields.need_raw("messages")?, MAX_MESSAGES)
-        .map_err(|problem| ApiError::field("messages", problem))?;
-    match listed.is_empty() {
-        true => Err(ApiError::field("messages", "there must be at least one")),
-        false => Ok(listed),
-    }
 }
 
 fn message(mut fields: Fields<'_>) -> Result<Message, ApiError> {
@@ -57,60 +45,12 @@ fn message(mut fields: Fields<'_>) -> Result<Message, ApiError> {
         _ => {}
     }
     message.content = match fields.raw("content") {
-        Some(content) => Some(text(&fields, "content", content, &Parts::CHAT)?),
+        Some(content) => Some(text(&fields, "content", content, &PARTS)?),
         None if !message.tool_calls.is_empty() => None,
         None => return Err(ApiError::field(fields.name("content"), "it is missing")),
     };
     fields.finish()?;
     Ok(message)
-}
-
-pub(crate) struct Parts {
-    /// The values of `type` that have a text.
-    pub kinds: &'static [&'static str],
-    /// Fields that change no token.
-    pub harmless: &'static [&'static str],
-}
-
-/// Reads a text, or a list of parts that are all texts.
-pub(crate) fn text(
-    fields: &Fields<'_>,
-    field: &str,
-    content: &RawValue,
-    parts: &Parts,
-) -> Result<String, ApiError> {
-    let name = fields.name(field);
-    match content.get().as_bytes()[0] {
-        b'"' => serde_json::from_str(content.get()).map_err(|e| ApiError::field(&name, plainly(&e))),
-        b'[' => {
-            let listed: Vec<&RawValue> =
-                list(content, MAX_MESSAGES).map_err(|problem| ApiError::field(&name, problem))?;
-            let part = |(i, value)| parts.read(fields.inside(&format!("{name}[{i}]"), value)?);
-            listed.into_iter().enumerate().map(part).collect()
-        }
-        _ => Err(ApiError::field(name, "it must be a text or a list of parts")),
-    }
-}
-
-impl Parts {
-    const CHAT: Parts = Parts { kinds: &["text"], harmless: &["prompt_cache_breakpoint"] };
-
-    /// Reads the text of a part.
-    pub fn read(&self, mut fields: Fields<'_>) -> Result<String, ApiError> {
-        let kind: String = fields.need("type")?;
-        if !self.kinds.contains(&kind.as_str()) {
-            return Err(ApiError::unsupported(fields.name("type"), format!("{kind:.20?}")));
-        }
-        self.rest(fields)
-    }
-
-    /// Reads the text of a part whose type is known.
-    pub fn rest(&self, mut fields: Fields<'_>) -> Result<String, ApiError> {
-        let text = fields.need("text")?;
-        fields.ignore(self.harmless)?;
-        fields.finish()?;
-        Ok(text)
-    }
 }
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! The tools that a chat offers: `tools`, `tool_choice` and `parallel_tool_calls`.
+//! The tools that a request offers, whatever its API: which may be called, how they are written, and how calls are
+//! read.
 
 pub(crate) mod form;
 pub(crate) mod reader;
@@ -7,7 +8,7 @@ use serde_json::{Value, json, value::RawValue};
 
 use crate::http::{
     error::ApiError,
-    fields::{Fields, check_size, plainly},
+    fields::{Fields, check_size},
 };
 
 /// Maximum number of tools of a request, as with OpenAI.
@@ -37,24 +38,6 @@ pub(crate) struct Tool {
     pub arguments: Value,
 }
 
-/// Takes the fields. Returns `None` if there are no tools, or `tool_choice` is `none`. If the tools are `flat`, names
-/// are next to `type`, as in OpenAI's Responses API.
-pub(crate) fn offer(fields: &mut Fields<'_>, flat: bool) -> Result<Option<Offer>, ApiError> {
-    // These fields came before `tools`.
-    fields.only("functions", &[json!([])]).map_err(|e| e.advised("send them as `tools`"))?;
-    fields
-        .only("function_call", &[json!("none"), json!("auto")])
-        .map_err(|e| e.advised("send `tool_choice`"))?;
-    let parallel = fields.take("parallel_tool_calls")?.unwrap_or(true);
-    let name = if flat { "name" } else { "function.name" };
-    let offer = Offer { parallel, ..listed(fields, name, |fields, raw| tool(fields, raw, flat))? };
-    let offer = match fields.raw("tool_choice") {
-        Some(choice) => offer.chosen(fields, choice, flat)?,
-        None => Some(offer),
-    };
-    Ok(offer.filter(|offer| !offer.tools.is_empty()))
-}
-
 /// Takes the list of tools. `read` returns a tool with its description in OpenAI's form; `name` is the path of its name.
 pub(crate) fn listed(
     fields: &mut Fields<'_>,
@@ -77,20 +60,8 @@ pub(crate) fn listed(
 }
 
 impl Offer {
-    /// The offer, restricted by `tool_choice`.
-    fn chosen(self, fields: &Fields<'_>, choice: &RawValue, flat: bool) -> Result<Option<Offer>, ApiError> {
-        if choice.get().starts_with('{') {
-            return self.restricted(fields.inside("tool_choice", choice)?, flat).map(Some);
-        }
-        let mode: String =
-            serde_json::from_str(choice.get()).map_err(|e| ApiError::field("tool_choice", plainly(&e)))?;
-        match mode.as_str() {
-            "none" => Ok(None),
-            mode => self.with_mode(mode, "tool_choice").map(Some),
-        }
-    }
-
-    fn with_mode(self, mode: &str, field: &str) -> Result<Offer, ApiError> {
+    /// The offer that is called as `mode` says: `auto` or `required`.
+    pub fn with_mode(self, mode: &str, field: &str) -> Result<Offer, ApiError> {
         match mode {
             "auto" => Ok(self),
             "required" => self.required(field),
@@ -106,75 +77,19 @@ impl Offer {
         }
     }
 
-    /// The offer, restricted to one function, or to some of the tools.
-    fn restricted(self, mut fields: Fields<'_>, flat: bool) -> Result<Offer, ApiError> {
-        let kind: String = fields.need("type")?;
-        match kind.as_str() {
-            "function" => {
-                let (name, field) = reference(fields, flat)?;
-                self.named(name, &field)
-            }
-            "allowed_tools" if flat => self.allowed(fields, flat),
-            "allowed_tools" => {
-                let offer = self.allowed(fields.need_object("allowed_tools")?, flat)?;
-                fields.finish()?;
-                Ok(offer)
-            }
-            other => Err(ApiError::unsupported(fields.name("type"), format!("{other:.20?}"))),
-        }
-    }
-
     /// The offer of one tool, which is called exactly once.
     pub fn named(self, name: String, field: &str) -> Result<Offer, ApiError> {
         Ok(Offer { required: true, parallel: false, ..self.only(&[name], field)? })
     }
 
-    fn allowed(self, mut fields: Fields<'_>, flat: bool) -> Result<Offer, ApiError> {
-        let mode: String = fields.need("mode")?;
-        let tools: Vec<&RawValue> = fields.list("tools", MAX_TOOLS)?;
-        let (mode_field, field) = (fields.name("mode"), fields.name("tools"));
-        let name = |(i, raw)| Ok(reference(fields.inside(&format!("{field}[{i}]"), raw)?, flat)?.0);
-        let names = tools.into_iter().enumerate().map(name).collect::<Result<Vec<_>, ApiError>>()?;
-        fields.finish()?;
-        self.only(&names, &field)?.with_mode(&mode, &mode_field)
-    }
-
     /// The offer with only the tools of these names.
-    fn only(self, names: &[String], field: &str) -> Result<Offer, ApiError> {
+    pub fn only(self, names: &[String], field: &str) -> Result<Offer, ApiError> {
         if let Some(unknown) = names.iter().find(|&name| self.tools.iter().all(|tool| tool.name != *name)) {
             return Err(ApiError::field(field, format!("there is no tool of the name {unknown:.64?}")));
         }
         let tools = self.tools.into_iter().filter(|tool| names.contains(&tool.name)).collect();
         Ok(Offer { tools, ..self })
     }
-}
-
-/// Reads `{"type": "function", "function": {"name": ...}}` or, if it is flat, `{"type": "function", "name": ...}`. Returns
-/// the name, and the name of its field.
-fn reference(mut fields: Fields<'_>, flat: bool) -> Result<(String, String), ApiError> {
-    fields.only("type", &[json!("function")])?;
-    if !flat {
-        let function = fields.need_object("function")?;
-        fields.finish()?;
-        return reference(function, true);
-    }
-    let name = fields.need("name")?;
-    let field = fields.name("name");
-    fields.finish()?;
-    Ok((name, field))
-}
-
-fn tool(mut fields: Fields<'_>, raw: &RawValue, flat: bool) -> Result<(Tool, String), ApiError> {
-    let kind: String = fields.need("type")?;
-    if kind != "function" {
-        return Err(ApiError::unsupported(fields.name("type"), format!("{kind:.20?}")));
-    }
-    if flat {
-        return function(fields, "parameters");
-    }
-    let (tool, _) = function(fields.need_object("function")?, "parameters")?;
-    fields.finish()?;
-    Ok((tool, raw.get().to_owned()))
 }
 
 /// Reads a function and returns it with its description in OpenAI's form. The field `parameters` has the schema of the
@@ -230,35 +145,4 @@ fn arguments(parameters: Option<Value>) -> Result<Value, &'static str> {
     let spaced = json!({"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "});
     schema.insert("x-guidance".into(), spaced);
     Ok(Value::Object(schema))
-}
-
-/// The calls in an assistant's message that a client sends back.
-pub(super) fn past_calls(fields: &mut Fields<'_>) -> Result<Vec<bitnet::model::ToolCall>, ApiError> {
-    let name = fields.name("tool_calls");
-    let listed: Vec<&RawValue> = fields.list("tool_calls", MAX_TOOLS)?;
-    let call = |(i, raw)| {
-        let mut call = fields.inside(&format!("{name}[{i}]"), raw)?;
-        call.only("type", &[json!("function")])?;
-        call.harmless("index", &[])?;
-        let id = call.need("id")?;
-        let mut function = call.need_object("function")?;
-        let (name, arguments) = (function.need("name")?, function.need("arguments")?);
-        function.finish()?;
-        call.finish()?;
-        Ok(bitnet::model::ToolCall { id, name, arguments })
-    };
-    listed.into_iter().enumerate().map(call).collect()
-}
-
-/// The entries of an object as a template's variables.
-pub(crate) fn variables(fields: &mut Fields<'_>) -> Result<Vec<(String, String)>, ApiError> {
-    let entries: Vec<(String, &RawValue)> = fields.pairs("chat_template_kwargs", MAX_TOOLS)?;
-    let own = ["messages", "tools", "add_generation_prompt", "bos_token", "eos_token"];
-    if let Some((name, _)) = entries.iter().find(|(name, _)| own.contains(&name.as_str())) {
-        return Err(ApiError::field(
-            format!("chat_template_kwargs.{name}"),
-            "it is not a variable to be set",
-        ));
-    }
-    Ok(entries.into_iter().map(|(name, value)| (name, value.get().to_owned())).collect())
 }

@@ -1,3 +1,5 @@
+//! Puts the updates of several choices into an order that does not depend on the load.
+
 use std::collections::VecDeque;
 
 use bitnet::inference::{End, TokenLogprobs};
@@ -15,7 +17,7 @@ pub(crate) enum ChoiceUpdate {
 ///
 /// A choice may end before another begins, so the tokens of all choices but one may have to wait here. [`MAX_WAITING`]
 /// bounds their number.
-pub(crate) struct Turns {
+pub(crate) struct RoundRobin {
     /// The waiting updates of each choice; `None` once its end has been returned.
     choices: Vec<Option<VecDeque<ChoiceUpdate>>>,
     at: usize,
@@ -24,9 +26,9 @@ pub(crate) struct Turns {
 /// Maximum number of tokens in all choices of a stream with several choices: waiting updates take at most 64 MiB.
 pub(crate) const MAX_WAITING: usize = 1 << 22;
 
-impl Turns {
+impl RoundRobin {
     pub fn new(choices: usize) -> Self {
-        Turns { choices: (0..choices).map(|_| Some(VecDeque::new())).collect(), at: 0 }
+        RoundRobin { choices: (0..choices).map(|_| Some(VecDeque::new())).collect(), at: 0 }
     }
 
     /// Adds an update.
@@ -68,9 +70,9 @@ mod tests {
         let outs: Vec<Vec<(usize, usize)>> = orders
             .into_iter()
             .map(|order| {
-                let (mut turns, mut out) = (Turns::new(3), Vec::new());
+                let (mut robin, mut out) = (RoundRobin::new(3), Vec::new());
                 for (choice, index) in order {
-                    turns.put(
+                    robin.put(
                         choice,
                         if index == lengths[choice] {
                             ChoiceUpdate::End(None)
@@ -78,7 +80,7 @@ mod tests {
                             ChoiceUpdate::Token(index as u32, None)
                         },
                     );
-                    out.extend(std::iter::from_fn(|| turns.take()).map(|(choice, update)| match update {
+                    out.extend(std::iter::from_fn(|| robin.take()).map(|(choice, update)| match update {
                         ChoiceUpdate::Token(token, _) => (choice, token as usize),
                         ChoiceUpdate::End(_) => (choice, lengths[choice]),
                     }));

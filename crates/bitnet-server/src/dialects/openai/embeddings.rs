@@ -13,13 +13,13 @@ use bitnet::{
 };
 use serde::Serialize;
 
+use super::completions;
 use crate::{
-    http::{app::App, error::ApiError, fields::Fields},
-    openai::{
-        completions,
-        job::{priority, read_fields, salt},
+    generate::{
         prompt::Encoder,
+        read::{priority, read_fields, salt},
     },
+    http::{app::App, error::ApiError, fields::Fields},
     service::Service,
 };
 

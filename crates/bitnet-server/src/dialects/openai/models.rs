@@ -5,11 +5,11 @@ use std::sync::Arc;
 use axum::{
     Json,
     extract::{Path, State},
-    http::StatusCode,
 };
 use serde_json::{Value, json};
 
 use crate::{
+    generate::read::unknown_model,
     http::{app::App, error::ApiError},
     service::ServedModel,
 };
@@ -41,10 +41,4 @@ fn card(model: &ServedModel, context: usize) -> Value {
         "owned_by": "bitnet",
         "max_model_len": context,
     })
-}
-
-/// The error for a model that is not served here.
-pub(crate) fn unknown_model(name: &str, model: &ServedModel) -> ApiError {
-    let message = format!("the model {name:.100?} is not served here; {:?} is", model.name);
-    ApiError::new(StatusCode::NOT_FOUND, "model_not_found", message).about("model")
 }

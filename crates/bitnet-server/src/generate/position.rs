@@ -3,8 +3,10 @@
 use std::fmt;
 
 use axum::http::{HeaderMap, StatusCode};
+use bitnet::inference::GenerationConfig;
+use sha2::{Digest, Sha256};
 
-use crate::{http::error::ApiError, identity::Identity, random::fresh};
+use crate::{http::error::ApiError, identity::Identity, random::fresh, service::Service};
 
 /// For each choice, the index of its last event that was sent, or `None` before the first.
 ///
@@ -59,7 +61,7 @@ impl fmt::Display for Position {
 
 /// Names an answer: a random number, and a digest of the request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Name {
+struct Name {
     drawn: u64,
     digest: u32,
 }
@@ -85,7 +87,7 @@ impl fmt::Display for Name {
 
 /// A stream to resume, and the position after which it continues.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Continued {
+struct Continued {
     pub after: Position,
     pub name: Name,
 }
@@ -119,6 +121,46 @@ impl Continued {
             return Err(differs("another body or seed".into()));
         }
         Ok(Some(Continued { after, name }))
+    }
+}
+
+/// The parts of a request that decide whether it resumes a stream.
+pub(super) struct Resume<'h> {
+    pub headers: &'h HeaderMap,
+    pub choices: usize,
+    pub stream: bool,
+    /// Whether the client has sent the seed.
+    pub seeded: bool,
+}
+
+impl Resume<'_> {
+    /// The name of the answer, and the position after which it resumes, if requested. A stream cannot be resumed
+    /// without its seed, because another seed gives another text.
+    pub fn name(
+        &self,
+        service: &Service,
+        digest: Sha256,
+        config: &GenerationConfig,
+        seed: u64,
+    ) -> Result<(String, Option<Position>), ApiError> {
+        // A greedy text does not depend on its seed.
+        let seed = if config.is_greedy() { 0 } else { seed };
+        let digest = digest.chain_update(seed.to_le_bytes()).finalize();
+        let digest = u32::from_le_bytes(digest[..4].try_into().expect("4 bytes"));
+        if !self.headers.contains_key("last-event-id") {
+            return Ok((Name::fresh(digest).to_string(), None));
+        }
+        if !self.stream {
+            return Err(ApiError::field("Last-Event-ID", "it needs stream to be true"));
+        }
+        if !self.seeded && !config.is_greedy() {
+            let problem = "it needs the seed of the stream, in `seed` or X-Seed, unless temperature is 0";
+            return Err(ApiError::field("Last-Event-ID", problem));
+        }
+        match Continued::requested(self.headers, self.choices, digest, &service.identity)? {
+            Some(Continued { after, name }) => Ok((name.to_string(), Some(after))),
+            None => Ok((Name::fresh(digest).to_string(), None)),
+        }
     }
 }
 

@@ -9,9 +9,10 @@ use axum::{
 use bitnet::model::ChatTemplate;
 use serde_json::{Value, json};
 
+use super::chat;
 use crate::{
+    generate::{prompt::tokenizer, read::read_fields},
     http::{app::App, error::ApiError, fields::list},
-    openai::{chat, job::read_fields, prompt::tokenizer},
 };
 
 /// `POST /tokenize`: a `prompt`, or the `messages` of a chat.

@@ -1,22 +1,43 @@
-//! What only completions have: their forms of prompts, and some fields.
+//! Reads completions: their forms of prompts, and the fields that only they have.
 
 use bitnet::inference::{GenerationConfig, InvalidRequest};
 use serde::de::IgnoredAny;
 use serde_json::{json, value::RawValue};
 
+use super::harmless;
 use crate::{
+    generate::{
+        conversation::Conversation,
+        job::Parsed,
+        prompt::{Encoder, tokenizer},
+        sampling,
+    },
     http::{
         error::ApiError,
         fields::{Fields, list},
     },
-    openai::prompt::{Encoder, tokenizer},
 };
 
 /// Maximum number of prompts in one request.
 const MAX_PROMPTS: usize = 128;
 
+/// Takes all fields of completions, except those that every request has.
+pub(super) fn read(fields: &mut Fields<'_>, encoder: &Encoder<'_>, stream: bool) -> Result<Parsed, ApiError> {
+    let prompts = prompts(fields, encoder)?;
+    let mut config = sampling::config(fields, &encoder.model.defaults)?;
+    // 16 by default, as with OpenAI.
+    config.max_new_tokens = fields.take("max_tokens")?.unwrap_or(16);
+    config.logprobs = fields.take("logprobs")?;
+    config.echo = fields.take("echo")?.unwrap_or(false);
+    let best = best_of(fields, &mut config, stream)?;
+    let generated = fields.take("generated_tokens")?.unwrap_or(0);
+    harmless::of_both(fields)?;
+    let none = Conversation { tokens: Vec::new(), offer: None };
+    Ok(Parsed { chat: false, prompts, best, generated, ..Parsed::turn(none, config) })
+}
+
 /// Reads the prompts: a text, a list of texts, a list of token ids, or a list of such lists; with a suffix, texts.
-pub(super) fn prompts(fields: &mut Fields<'_>, encoder: &Encoder<'_>) -> Result<Vec<Vec<u32>>, ApiError> {
+fn prompts(fields: &mut Fields<'_>, encoder: &Encoder<'_>) -> Result<Vec<Vec<u32>>, ApiError> {
     if let Some(suffix) = fields.take::<String>("suffix")?.filter(|suffix| !suffix.is_empty()) {
         fields.only("echo", &[json!(false)]).map_err(|e| e.advised("leave out suffix"))?;
         return gaps(fields, &suffix, encoder);
@@ -69,7 +90,7 @@ fn ids(value: &RawValue, field: &str, encoder: &Encoder<'_>) -> Result<Vec<u32>,
 }
 
 /// Takes `best_of`, the number of choices to compute; the `n` best are returned. Returns `n` if it is smaller.
-pub(super) fn best_of(
+fn best_of(
     fields: &mut Fields<'_>,
     config: &mut GenerationConfig,
     stream: bool,

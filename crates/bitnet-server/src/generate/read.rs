@@ -1,0 +1,74 @@
+//! Receives a body and takes its fields: the model's name, and what several APIs have in the same form.
+
+use std::sync::Arc;
+
+use axum::{extract, http::StatusCode};
+use bitnet::inference::Priority;
+use sha2::{Digest, Sha256};
+
+use super::prompt::Encoder;
+use crate::{
+    http::{
+        app::{self, App},
+        error::ApiError,
+        fields::Fields,
+        reading::Reading,
+    },
+    service::{ServedModel, Service},
+};
+
+/// Receives a body and reads it by a function that takes all its fields except the model's name.
+pub(crate) async fn read_fields<T: Send + 'static>(
+    app: &Arc<App>,
+    request: extract::Request,
+    take: fn(&mut Fields<'_>, &Encoder<'_>, &Service) -> Result<T, ApiError>,
+) -> Result<T, ApiError> {
+    let taken = app::read(app, request, move |service, _, body, reading| {
+        let fields = Fields::parse(body)?.strictly(service.config.strict);
+        take_all(fields, service, reading, |fields, encoder| take(fields, encoder, service))
+    });
+    taken.await
+}
+
+/// Takes the model's name, and all other fields by a function.
+pub(super) fn take_all<T>(
+    mut fields: Fields<'_>,
+    service: &Service,
+    reading: &Reading,
+    take: impl FnOnce(&mut Fields<'_>, &Encoder<'_>) -> Result<T, ApiError>,
+) -> Result<T, ApiError> {
+    check_model(&mut fields, &service.model)?;
+    let encoder = Encoder { model: &service.model, context: service.engine.context(), reading };
+    let taken = take(&mut fields, &encoder)?;
+    fields.finish()?;
+    Ok(taken)
+}
+
+/// Takes the name of the model, and checks it if there is one.
+fn check_model(fields: &mut Fields<'_>, model: &ServedModel) -> Result<(), ApiError> {
+    match fields.take::<String>("model")? {
+        Some(name) if name != model.name => Err(unknown_model(&name, model)),
+        _ => Ok(()),
+    }
+}
+
+/// The error for a model that is not served here.
+pub(crate) fn unknown_model(name: &str, model: &ServedModel) -> ApiError {
+    let message = format!("the model {name:.100?} is not served here; {:?} is", model.name);
+    ApiError::new(StatusCode::NOT_FOUND, "model_not_found", message).about("model")
+}
+
+/// Takes the priority of a request.
+pub(crate) fn priority(fields: &mut Fields<'_>) -> Result<Priority, ApiError> {
+    let Some(name) = fields.take::<String>("priority")? else { return Ok(Priority::Normal) };
+    Priority::named(&name)
+        .ok_or_else(|| ApiError::field("priority", "it must be interactive, normal or batch"))
+}
+
+/// The salt of a user's prefix cache. Users do not share cached prefixes, so that nobody can learn from response times
+/// what others have asked.
+pub(crate) fn salt(user: Option<String>) -> u64 {
+    let Some(user) = user else { return 0 };
+    let hash = Sha256::digest(user);
+    u64::from_le_bytes(hash[..8].try_into().expect("8 bytes")).max(1)
+}
