@@ -31,6 +31,7 @@ mod sample;
 mod schedule;
 #[doc(hidden)]
 pub mod sim;
+mod thought;
 
 pub use compat::generation;
 pub use engine::{
@@ -44,6 +45,8 @@ pub use request::{
 };
 pub use sample::TokenText;
 pub use schedule::BatchSizing;
+
+pub use thought::{Marker, Part, ThoughtBudget, ThoughtReader, ThoughtRule};
 
 /// The names that users of other BitNet engines know, as thin layers over this crate's engine. The module `names` of
 /// the crate `bitnet` shows each in a short program.

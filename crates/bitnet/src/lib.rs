@@ -53,6 +53,7 @@ mod request;
 #[cfg(feature = "json")]
 pub mod schema;
 mod sizes;
+pub mod thought;
 
 pub use answer::{Answer, PieceStream, Pieces};
 pub use builder::Builder;

@@ -70,8 +70,12 @@ pub fn generate(
                     }
                 }
                 Event::Ended(_, end) => {
-                    let cancelled =
-                        End { finish: FinishReason::Cancelled, tail: Vec::new(), end_token: None };
+                    let cancelled = End {
+                        finish: FinishReason::Cancelled,
+                        tail: Vec::new(),
+                        end_token: None,
+                        thought_tokens: 0,
+                    };
                     let End { finish, tail, .. } = if stopped { cancelled } else { end? };
                     let SchedulerCounts { drafted, accepted, .. } = scheduler.counts();
                     let (Clock { first_token, drawn, .. }, decode) = (clock, clock.decode());

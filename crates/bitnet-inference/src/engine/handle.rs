@@ -25,6 +25,8 @@ pub struct Choice {
     pub finish: FinishReason,
     /// Bytes before a stop string that belong to no returned token.
     pub tail: Vec<u8>,
+    /// Number of tokens of the thought, markers included.
+    pub thought_tokens: usize,
 }
 
 /// The complete result of a request.
@@ -185,7 +187,13 @@ impl Gather {
     fn new(handle: &RequestHandle) -> Self {
         let config = &handle.request.config;
         let tokens = if config.echo { handle.request.prompt.clone() } else { Vec::new() };
-        let choice = Choice { tokens, logprobs: Vec::new(), finish: FinishReason::Error, tail: Vec::new() };
+        let choice = Choice {
+            tokens,
+            logprobs: Vec::new(),
+            finish: FinishReason::Error,
+            tail: Vec::new(),
+            thought_tokens: 0,
+        };
         Gather(Completion {
             choices: vec![choice; config.n],
             logits: None,
@@ -206,6 +214,7 @@ impl Gather {
                 self.0.logits = logits.or(self.0.logits.take());
                 let choice = &mut self.0.choices[choice as usize];
                 (choice.finish, choice.tail) = (end.finish, end.tail);
+                choice.thought_tokens = end.thought_tokens;
             }
         }
         Ok(())

@@ -12,7 +12,9 @@ use crate::request::{Output, RequestError, SampleError, TokenLogprobs, TokenSet}
 use crate::sample::{Draw, Sampler};
 use crate::schedule::{
     Plan, PlannedRun, RunOutcome, SampledToken, Scheduler, SeqId, Sequence, StepLoad, StepOutcome, needed,
+    spell,
 };
+use crate::thought::ThoughtReader;
 
 /// Number of tokens before those of a calibration step; all in the first block.
 const CALIBRATED: usize = 32;
@@ -86,6 +88,8 @@ pub struct Stepper<'m> {
     sampler: Sampler,
     banned: Vec<u32>,
     allowed: TokenSet,
+    /// The bytes of a token.
+    spelled: Vec<u8>,
     faults: StepFaults,
     /// The error of a lost device, after which no step can run.
     lost: Option<ForwardError>,
@@ -109,6 +113,7 @@ impl<'m> Stepper<'m> {
             sampler: Sampler::new(vocab),
             banned: Vec::with_capacity(64),
             allowed: TokenSet::new(vocab),
+            spelled: Vec::new(),
             faults: StepFaults::default(),
             lost: None,
             times: StepTimes::default(),
@@ -396,14 +401,18 @@ impl<'m> Stepper<'m> {
             // Only the scores are needed.
             return Ok(());
         }
+        // With drafts, the reader of the thought has to follow the drawn tokens.
+        let mut ahead = s.thought.clone().filter(|_| run.rows > first + 1);
         for i in first..run.rows {
             let tokens = &s.tokens[..end + 1 + i - run.rows];
-            let next = match self.logits.drawn(row + i) {
-                Some(token) => {
+            let forced = ahead.as_ref().or(s.thought.as_ref()).and_then(ThoughtReader::forced);
+            let next = match (forced, self.logits.drawn(row + i)) {
+                (Some(token), _) => self.with_logprobs(s, token, row + i)?,
+                (None, Some(token)) => {
                     self.draws.device += 1;
                     SampledToken { token: token_of(token)?, logprobs: None }
                 }
-                None => {
+                (None, None) => {
                     self.draws.host += 1;
                     self.draw_on_host(scheduler, s, tokens, row + i)?
                 }
@@ -412,6 +421,9 @@ impl<'m> Stepper<'m> {
             drawn.push(next);
             if s.tokens.get(tokens.len()) != Some(&token) {
                 break;
+            }
+            if let Some(thought) = &mut ahead {
+                thought.place(token, spell(scheduler.config().text.as_deref(), token, &mut self.spelled));
             }
         }
         Ok(())
@@ -467,10 +479,14 @@ impl<'m> Stepper<'m> {
             seed: s.seed,
             choice: s.id.choice,
         };
-        let logits = self.logits.row(row);
-        let token = self.sampler.draw(logits, &at)?;
-        let logprobs = match config.logprobs {
-            Some(top) => Some(self.sampler.logprobs(logits, token, top)?),
+        let token = self.sampler.draw(self.logits.row(row), &at)?;
+        self.with_logprobs(s, token, row)
+    }
+
+    /// A token with its log-probabilities in a row of logits, if the request wants them.
+    fn with_logprobs(&mut self, s: &Sequence, token: u32, row: usize) -> Result<SampledToken, RequestError> {
+        let logprobs = match s.request.config.logprobs {
+            Some(top) => Some(self.sampler.logprobs(self.logits.row(row), token, top)?),
             None => None,
         };
         Ok(SampledToken { token, logprobs })

@@ -44,6 +44,8 @@ pub struct End {
     /// The end token or stop token that was drawn, with its log-probabilities if requested. It is not returned as a
     /// token.
     pub end_token: Option<(u32, Option<TokenLogprobs>)>,
+    /// Number of tokens of the thought, markers included.
+    pub thought_tokens: usize,
 }
 
 /// Log-probabilities (natural logarithm) at one position.

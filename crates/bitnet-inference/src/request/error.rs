@@ -34,6 +34,15 @@ pub enum InvalidRequest {
     /// Stop strings need the text of tokens, which the engine does not have.
     #[error("stop strings need a tokenizer, but the engine was started without one")]
     NoText,
+    /// The markers of thoughts are not tokens, and need the text of tokens, which the engine does not have.
+    #[error("the markers of thoughts need a tokenizer, but the engine was started without one")]
+    NoTextOfMarkers,
+    /// A thought's budget has no tokens to end the thought with.
+    #[error("the budget of the thought has no tokens that end the thought: give those of its end marker")]
+    NoEnding,
+    /// A token that ends a thought is not in the vocabulary.
+    #[error("token {token} at the end of the thought's budget is not in the vocabulary of {vocab} tokens")]
+    UnknownEnding { token: u32, vocab: usize },
 }
 
 /// Why a request was refused.

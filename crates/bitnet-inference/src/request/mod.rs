@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 use std::time::Duration;
+
 mod answer;
 mod config;
 mod constraint;
@@ -12,6 +13,8 @@ pub use answer::{End, FinishReason, TokenLogprobs};
 pub use config::{GenerationConfig, InvalidConfig};
 pub use constraint::{Constraint, ConstraintError, TokenSet};
 pub use error::{GenerationError, InvalidRequest, RequestError, SampleError, SubmitError};
+
+use crate::thought::ThoughtRule;
 
 /// How urgent a request is, and how long it can be passed over before it counts as most urgent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
@@ -84,6 +87,9 @@ pub struct Request {
     pub priority: Priority,
     /// Restricts which tokens may be drawn; `None` allows all.
     pub constraint: Option<Arc<dyn Constraint>>,
+    /// How the model writes thoughts before its answer: stop strings then apply to the answer only, and a thought can have
+    /// a budget. `None` if the whole text is the answer.
+    pub thought: Option<Arc<ThoughtRule>>,
     /// Maximum time for the request, including queueing; then it fails with [`RequestError::Timeout`].
     pub timeout: Option<Duration>,
     /// Requests share the prefix cache only with requests that have the same salt.
@@ -121,8 +127,20 @@ impl Request {
         if !self.config.stop_strings.is_empty() && !text {
             return Err(InvalidRequest::NoText);
         }
-        Ok(())
+        self.thought.as_ref().map_or(Ok(()), |thought| check_thought(thought, vocab, text))
     }
+}
+
+fn check_thought(rule: &ThoughtRule, vocab: usize, text: bool) -> Result<(), InvalidRequest> {
+    let budget = rule.budget.as_ref();
+    let ending = budget.map_or(&[][..], |budget| &budget.ending);
+    if budget.is_some() && ending.is_empty() {
+        return Err(InvalidRequest::NoEnding);
+    }
+    if let Some(&token) = ending.iter().find(|&&token| token as usize >= vocab) {
+        return Err(InvalidRequest::UnknownEnding { token, vocab });
+    }
+    if rule.needs_text() && !text { Err(InvalidRequest::NoTextOfMarkers) } else { Ok(()) }
 }
 
 impl Output {

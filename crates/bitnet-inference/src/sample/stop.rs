@@ -41,6 +41,10 @@ pub struct StopMatcher {
     pending: Vec<u8>,
     /// Held tokens with the number of their bytes in `pending`.
     held: VecDeque<(u32, usize)>,
+    /// Bytes at the front of `pending` that cannot be part of a stop string.
+    exempt: usize,
+    /// Whether the last pending bytes have not been searched.
+    unsearched: bool,
 }
 
 impl StopMatcher {
@@ -51,11 +55,25 @@ impl StopMatcher {
 
     /// Adds a token and its text. Appends the tokens that have become safe to `out`.
     pub fn push(&mut self, token: u32, text: &dyn TokenText, out: &mut Vec<u32>) -> Scan {
-        let before = self.pending.len();
-        text.append_bytes(token, &mut self.pending);
-        self.held.push_back((token, self.pending.len() - before));
-        for end in before + 1..=self.pending.len() {
-            let complete = self.patterns.iter().enumerate().filter(|(_, p)| self.pending[..end].ends_with(p));
+        self.push_after(0, token, text, out)
+    }
+
+    /// As [`StopMatcher::push`], for a token whose first `exempt` bytes cannot be part of a stop string.
+    pub(crate) fn push_after(
+        &mut self,
+        exempt: usize,
+        token: u32,
+        text: &dyn TokenText,
+        out: &mut Vec<u32>,
+    ) -> Scan {
+        let before = if std::mem::take(&mut self.unsearched) { 0 } else { self.pending.len() };
+        if exempt > 0 {
+            self.exempt = self.pending.len() + exempt;
+        }
+        self.add(token, text);
+        for end in before.max(self.exempt) + 1..=self.pending.len() {
+            let complete = self.patterns.iter().enumerate();
+            let complete = complete.filter(|(_, p)| self.pending[self.exempt..end].ends_with(p));
             if let Some((index, pattern)) = complete.max_by_key(|(i, p)| (p.len(), usize::MAX - i)) {
                 let start = end - pattern.len();
                 self.pending.truncate(start);
@@ -68,10 +86,23 @@ impl StopMatcher {
         Scan::Open
     }
 
+    /// Adds a token without a search for stop strings: the next push searches its text too, unless it is flushed before.
+    pub(crate) fn hold(&mut self, token: u32, text: &dyn TokenText) {
+        self.add(token, text);
+        self.unsearched = true;
+    }
+
+    fn add(&mut self, token: u32, text: &dyn TokenText) {
+        let before = self.pending.len();
+        text.append_bytes(token, &mut self.pending);
+        self.held.push_back((token, self.pending.len() - before));
+    }
+
     /// Ends the text without a stop string and releases all held tokens.
     pub fn flush(&mut self, out: &mut Vec<u32>) {
         out.extend(self.held.drain(..).map(|(token, _)| token));
         self.pending.clear();
+        (self.exempt, self.unsearched) = (0, false);
     }
 
     /// After [`Scan::Stop`]: the bytes before the stop string in the token where it begins. They belong to no released
@@ -83,7 +114,7 @@ impl StopMatcher {
     /// Number of bytes at the front of `pending` in which no stop string can begin.
     fn safe(&self) -> usize {
         let open = |from: usize| self.patterns.iter().any(|p| p.starts_with(&self.pending[from..]));
-        (0..self.pending.len()).find(|&from| open(from)).unwrap_or(self.pending.len())
+        (self.exempt..self.pending.len()).find(|&from| open(from)).unwrap_or(self.pending.len())
     }
 
     /// Releases the held tokens that lie entirely in the first `bytes` pending bytes.
@@ -97,6 +128,7 @@ impl StopMatcher {
             self.held.pop_front();
         }
         self.pending.drain(..released);
+        self.exempt = self.exempt.saturating_sub(released);
     }
 }
 

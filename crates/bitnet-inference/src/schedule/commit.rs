@@ -9,7 +9,8 @@ use super::event::Event;
 use super::plan::{BLOCK, Plan, PlannedRun};
 use super::{Scheduler, SchedulerConfig, report_released, seq, seq_mut};
 use crate::request::{FinishReason, RequestError, SampleError, TokenLogprobs};
-use crate::sample::Scan;
+use crate::sample::{Scan, StopMatcher, TokenText};
+use crate::thought::Place;
 
 /// A token that the sampler drew.
 #[derive(Debug, Clone, PartialEq)]
@@ -149,7 +150,8 @@ impl Scheduler {
 
     /// Appends a drawn token, unless it ends the text.
     fn append(&mut self, slot: u32, drawn: &mut SampledToken) -> Option<FinishReason> {
-        let Scheduler { slots, config: SchedulerConfig { eos, text, .. }, events, released, .. } = self;
+        let Scheduler { slots, config: SchedulerConfig { eos, text, .. }, events, released, spelled, .. } =
+            self;
         let s = seq_mut(slots, slot);
         let (config, token) = (&s.request.config, drawn.token);
         let mut finish = None;
@@ -161,15 +163,19 @@ impl Scheduler {
         if finish.is_some() {
             s.end_token = Some((token, drawn.logprobs.take()));
         } else {
+            let place = match &mut s.thought {
+                Some(thought) => thought.place(token, spell(text.as_deref(), token, spelled)),
+                None => Place::Answer { before: 0 },
+            };
             let watched = s.stops && !config.stop_strings.is_empty() && s.tokens.len() >= s.may_end;
-            match text {
-                Some(text) if watched => {
+            match text.as_deref().filter(|_| watched) {
+                Some(text) => {
                     s.held_logprobs.extend(drawn.logprobs.take());
-                    if let Scan::Stop(index) = s.matcher.push(token, text.as_ref(), released) {
+                    if let Scan::Stop(index) = watch(&mut s.matcher, place, token, text, released) {
                         finish = Some(FinishReason::StopString(index));
                     }
                 }
-                _ => events.push_back(Event::Token(s.id, token, drawn.logprobs.take())),
+                None => events.push_back(Event::Token(s.id, token, drawn.logprobs.take())),
             }
             report_released(events, released, s);
             s.tokens.push(token);
@@ -209,4 +215,30 @@ impl Scheduler {
             s.chains.push(self.pool.publish(s.table[i], chain, &s.tokens[i * BLOCK..][..BLOCK]));
         }
     }
+}
+
+/// Looks for stop strings in a new token. They apply to the answer only: a token of the thought releases all tokens.
+fn watch(
+    matcher: &mut StopMatcher,
+    place: Place,
+    token: u32,
+    text: &dyn TokenText,
+    released: &mut Vec<u32>,
+) -> Scan {
+    match place {
+        Place::Answer { before } => return matcher.push_after(before, token, text, released),
+        Place::Undecided => matcher.hold(token, text),
+        Place::Thought => {
+            matcher.flush(released);
+            released.push(token);
+        }
+    }
+    Scan::Open
+}
+
+/// The bytes of a token, in reused memory; none if the engine does not know them.
+pub(crate) fn spell<'a>(text: Option<&dyn TokenText>, token: u32, spelled: &'a mut Vec<u8>) -> &'a [u8] {
+    spelled.clear();
+    text.into_iter().for_each(|text| text.append_bytes(token, spelled));
+    spelled
 }

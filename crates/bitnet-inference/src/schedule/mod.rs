@@ -35,6 +35,7 @@ mod simulation;
 mod states;
 
 pub use blocks::{BlockPool, Chain};
+pub(crate) use commit::spell;
 pub use commit::{RunOutcome, SampledToken, StepOutcome};
 pub use config::SchedulerConfig;
 pub use event::{Event, SchedulerCounts};
@@ -46,6 +47,7 @@ pub(crate) use needed_logits::needed;
 
 use crate::request::{End, FinishReason, Output, Request, RequestError};
 use crate::sample::StopMatcher;
+use crate::thought::ThoughtReader;
 use states::StatePool;
 
 /// The state machine that the module describes.
@@ -66,6 +68,8 @@ pub struct Scheduler {
     counts: SchedulerCounts,
     pace: Pacer,
     released: Vec<u32>,
+    /// The bytes of a token.
+    spelled: Vec<u8>,
 }
 
 impl Scheduler {
@@ -97,6 +101,7 @@ impl Scheduler {
             counts: SchedulerCounts::default(),
             pace: Pacer::new(config.sizing, config.max_running),
             released: Vec::new(),
+            spelled: Vec::new(),
             config,
         }
     }
@@ -112,6 +117,7 @@ impl Scheduler {
             request.timeout.map(|t| now.saturating_add(t.as_micros().try_into().unwrap_or(u64::MAX)));
         self.due = self.due.min(deadline.unwrap_or(u64::MAX));
         let scored = request.output == Output::Scored;
+        let thought = self.thought(&request);
         for choice in 0..request.config.n as u32 {
             let given = request.prompt.len() - request.generated;
             let wanted = given.saturating_add(request.config.max_new_tokens);
@@ -152,6 +158,7 @@ impl Scheduler {
                 running: false,
                 held_logprobs: VecDeque::new(),
                 end_token: None,
+                thought: thought.clone(),
                 drafts_tried: 0.0,
                 drafts_accepted: 0.0,
             };
@@ -162,6 +169,15 @@ impl Scheduler {
                 self.end(slot, Ok(FinishReason::Length));
             }
         }
+    }
+
+    /// A reader of the request's thought that has read the tokens that count as generated.
+    fn thought(&mut self, request: &Request) -> Option<ThoughtReader> {
+        let mut reader = request.thought.as_ref()?.reader();
+        for &token in &request.prompt[request.prompt.len() - request.generated..] {
+            reader.place(token, spell(self.config.text.as_deref(), token, &mut self.spelled));
+        }
+        Some(reader)
     }
 
     /// Ends all choices of a request.
@@ -359,17 +375,18 @@ impl Scheduler {
         self.leave(slot);
         let mut s = self.slots[slot as usize].take().expect("the slot is in use");
         self.vacant.push(slot);
+        let thought_tokens = s.thought.as_ref().map_or(0, ThoughtReader::tokens);
         let how = how.map(|finish| {
             match finish {
                 FinishReason::StopString(_) => {
-                    return End { finish, tail: s.matcher.tail().to_vec(), end_token: None };
+                    return End { finish, tail: s.matcher.tail().to_vec(), end_token: None, thought_tokens };
                 }
                 // The tokens held back may begin a stop string, so they are dropped.
                 FinishReason::Cancelled => {}
                 _ => s.matcher.flush(&mut self.released),
             }
             report_released(&mut self.events, &mut self.released, &mut s);
-            End { finish, tail: Vec::new(), end_token: s.end_token.take() }
+            End { finish, tail: Vec::new(), end_token: s.end_token.take(), thought_tokens }
         });
         self.events.push_back(Event::Ended(s.id, how));
     }

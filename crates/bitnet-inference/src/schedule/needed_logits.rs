@@ -32,6 +32,10 @@ pub(crate) fn once_it_may_end(request: &Request, seed: u64, choice: u32) -> Want
 /// What is needed of the logits after the first `len` tokens of a sequence. Until the text may end, the tokens that
 /// would end it are banned, and one more of the highest logits is needed for each.
 pub(crate) fn needed(s: &Sequence, len: usize, vocab: usize, eos: &[u32]) -> Wanted {
+    let forced = || s.thought.as_ref().is_some_and(|thought| thought.forced().is_some());
+    if len == s.tokens.len() - s.drafted && s.request.config.logprobs.is_none() && forced() {
+        return Wanted::Top(1);
+    }
     let Wanted::Token(params) = s.wanted else { return s.wanted };
     if len >= s.may_end && vocab < VOCAB_LIMIT {
         return Wanted::Token(SamplingParams { position: len as u32, ..params });

@@ -9,6 +9,7 @@ use bitnet_kernels::Wanted;
 use super::blocks::Chain;
 use crate::request::{Priority, Request, TokenLogprobs};
 use crate::sample::StopMatcher;
+use crate::thought::ThoughtReader;
 
 /// Identifies a choice of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -106,6 +107,8 @@ pub struct Sequence {
     pub(crate) held_logprobs: VecDeque<TokenLogprobs>,
     /// The drawn token that ends the text, with its log-probabilities if requested.
     pub(crate) end_token: Option<(u32, Option<TokenLogprobs>)>,
+    /// The reader of its thought, which has read all generated tokens but no drafts.
+    pub(crate) thought: Option<ThoughtReader>,
     /// Drafts tried and accepted; recent ones count more.
     pub(crate) drafts_tried: f32,
     pub(crate) drafts_accepted: f32,

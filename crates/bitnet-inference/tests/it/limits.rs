@@ -118,7 +118,7 @@ fn tokens_that_count_as_generated_count_toward_the_limit() {
     step(&mut scheduler, 1);
     assert_eq!(told(&mut scheduler).1, []);
     step(&mut scheduler, 2);
-    let end = End { finish: FinishReason::Length, tail: vec![], end_token: None };
+    let end = End { finish: FinishReason::Length, tail: vec![], end_token: None, thought_tokens: 0 };
     assert_eq!(told(&mut scheduler).1, [(0, Ok(end))]);
 }
 

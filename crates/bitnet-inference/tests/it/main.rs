@@ -16,4 +16,5 @@ mod recurrent;
 mod sampler;
 mod scheduler;
 mod support;
+mod thought;
 mod traces;

@@ -121,8 +121,10 @@ impl NaiveScheduler {
     fn end(&mut self, id: u64, how: Result<FinishReason, RequestError>) {
         self.leave(id);
         self.live.retain(|s| s.id != id);
-        self.events
-            .push(Event::Ended(seq_id(id), how.map(|finish| End { finish, tail: vec![], end_token: None })));
+        self.events.push(Event::Ended(
+            seq_id(id),
+            how.map(|finish| End { finish, tail: vec![], end_token: None, thought_tokens: 0 }),
+        ));
     }
 
     /// The earlier a block is in its text, the longer it can be found.

@@ -41,7 +41,8 @@ impl World {
         tokens.iter().for_each(|&t| oracle.push(t));
         let mut ends = config.stop_tokens.clone();
         ends.extend((!config.ignore_eos).then_some(EOS));
-        let end = |finish, tail: &[u8]| End { finish, tail: tail.to_vec(), end_token: None };
+        let end =
+            |finish, tail: &[u8]| End { finish, tail: tail.to_vec(), end_token: None, thought_tokens: 0 };
         loop {
             let generated = tokens.len() - request.prompt.len();
             if generated == config.max_new_tokens || !request.output.draws() {
