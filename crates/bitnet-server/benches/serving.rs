@@ -10,7 +10,6 @@
 mod support;
 
 use std::{
-    io::Write,
     sync::atomic::{AtomicUsize, Ordering::Relaxed},
     thread,
     time::{Duration, Instant},
@@ -19,9 +18,10 @@ use std::{
 use bitnet::inference::{BatchSizing, Engine, EngineConfig, GenerationConfig, Request, Update};
 use bitnet::kernels::{Cpu, Isa};
 use bitnet::model::{Limits, Model, Synthetic, Transformer};
+use bitnet_client::{Client, Seen, percentile};
 use bitnet_server::{App, ConnectionLimits, ServerConfig};
 use serde_json::{Value, json};
-use support::{Events, SOON, Server, bare, request, serve_weights};
+use support::{SOON, Server, bare, serve_weights};
 
 const CLIENTS: usize = 8;
 const PROMPT: usize = 16;
@@ -66,6 +66,14 @@ fn body(i: usize) -> Value {
     json!({"prompt": prompt(i), "max_tokens": NEW, "ignore_eos": true, "temperature": 0, "stream": true})
 }
 
+/// What a client with a connection of its own sees of one request.
+fn ask(server: &Server, body: &Value) -> Seen {
+    let (client, mut seen) = (Client::new(&format!("http://{}", server.address), SOON), Seen::default());
+    seen.ask(&client, PATH, &body.to_string());
+    assert_eq!(seen.problem, None);
+    seen
+}
+
 /// Returns the seconds that all clients take, each sending one request after the other.
 fn seconds(ask: impl Fn(usize) + Sync) -> f64 {
     let begun = Instant::now();
@@ -88,16 +96,10 @@ fn throughput() -> Value {
         let handle = engine.submit(Request::new(prompt(i), config)).unwrap();
         assert_eq!(handle.filter(|update| matches!(update, Update::Token { .. })).count(), NEW);
     };
-    let over_http = |i| assert_eq!(server.stream(PATH, &[], &body(i)).count(), NEW + 2);
+    let over_http = |i| assert_eq!(ask(&server, &body(i)).tokens, NEW);
     let mut ratios: Vec<f64> = (0..ROUNDS).map(|_| seconds(alone) / seconds(over_http)).collect();
     ratios.sort_by(f64::total_cmp);
     row("throughput of 8 streams over HTTP, of that in process", ratios[ROUNDS / 2], "ratio", ">= 0.9")
-}
-
-/// The outcome of one request; times in seconds.
-enum Outcome {
-    Answered { first: f64 },
-    Refused { after: f64 },
 }
 
 /// Sends four times as many requests as can be answered, at regular intervals.
@@ -121,7 +123,7 @@ fn overload() -> Vec<Value> {
                     {
                         let mut patient = body(i);
                         patient["priority"] = json!("batch");
-                        assert_eq!(server.stream(PATH, &[], &patient).count(), NEW + 2);
+                        assert_eq!(ask(&server, &patient).tokens, NEW);
                     }
                 });
             }
@@ -131,15 +133,15 @@ fn overload() -> Vec<Value> {
     let offered = 4.0 * peak;
     let requests = (offered * SECONDS) as usize;
     let begun = Instant::now();
-    let outcomes: Vec<(Instant, Outcome)> = thread::scope(|scope| {
+    let seen: Vec<(Instant, Seen)> = thread::scope(|scope| {
         let asked: Vec<_> = (0..requests)
             .map(|i| {
                 let due = begun + Duration::from_secs_f64(i as f64 / offered);
                 thread::sleep(due.saturating_duration_since(Instant::now()));
                 let server = &server;
                 scope.spawn(move || {
-                    let outcome = ask(server, i);
-                    (Instant::now(), outcome)
+                    let seen = ask(server, &body(i));
+                    (Instant::now(), seen)
                 })
             })
             .collect();
@@ -147,48 +149,19 @@ fn overload() -> Vec<Value> {
     });
     // Only answers while requests are being sent, without the beginning, when nothing waits yet.
     let window = begun + Duration::from_secs(3)..begun + Duration::from_secs_f64(SECONDS);
-    let answered =
-        |(at, o): &&(Instant, Outcome)| window.contains(at) && matches!(o, Outcome::Answered { .. });
-    let goodput = outcomes.iter().filter(answered).count() as f64 / (window.end - window.start).as_secs_f64();
-    let times = |pick: fn(&Outcome) -> Option<f64>| {
-        let mut times: Vec<f64> = outcomes.iter().filter_map(|(_, outcome)| pick(outcome)).collect();
+    let answered = seen.iter().filter(|(at, seen)| window.contains(at) && seen.answered == 1).count();
+    let goodput = answered as f64 / (window.end - window.start).as_secs_f64();
+    let mut all = seen.into_iter().fold(Seen::default(), |all, (_, seen)| all.and(seen));
+    for times in [&mut all.first, &mut all.refusals] {
         times.sort_by(f64::total_cmp);
-        times
-    };
-    let first = times(|o| if let Outcome::Answered { first } = o { Some(*first) } else { None });
-    let refused = times(|o| if let Outcome::Refused { after } = o { Some(*after) } else { None });
+    }
+    let rank = |times: &[f64], part| percentile(times, part).unwrap_or(f64::NAN);
+    let goal = GOAL.as_secs_f64() * 1e3;
     vec![
         row("requests offered, of what can be answered", offered / peak, "ratio", "4"),
-        row(
-            "99 % of first tokens within, of the goal",
-            rank(&first, 0.99) / GOAL.as_secs_f64(),
-            "ratio",
-            "<= 1.25",
-        ),
+        row("99 % of first tokens within, of the goal", rank(&all.first, 0.99) / goal, "ratio", "<= 1.25"),
         row("requests answered in overload, of the peak", goodput / peak, "ratio", ">= 0.9"),
-        row("median time of a refusal", rank(&refused, 0.5) * 1e3, "ms", "<= 5"),
-        row("requests refused", refused.len() as f64 / requests as f64, "ratio", ""),
+        row("median time of a refusal", rank(&all.refusals, 0.5), "ms", "<= 5"),
+        row("requests refused", all.refusals.len() as f64 / requests as f64, "ratio", ""),
     ]
-}
-
-fn rank(sorted: &[f64], part: f64) -> f64 {
-    sorted[((sorted.len() as f64 * part).ceil() as usize).clamp(1, sorted.len()) - 1]
-}
-
-/// Sends one request and panics unless the status is 200 or 429.
-fn ask(server: &Server, i: usize) -> Outcome {
-    let (begun, mut client) = (Instant::now(), server.connect());
-    let headers = [("content-type", "application/json")];
-    client.write_all(&request("POST", PATH, &headers, body(i).to_string().as_bytes())).unwrap();
-    let mut events = Events::of(client);
-    match events.status() {
-        200 => {
-            events.next().unwrap();
-            let first = begun.elapsed().as_secs_f64();
-            assert_eq!(events.last().as_deref(), Some("data: [DONE]\n\n"));
-            Outcome::Answered { first }
-        }
-        429 => Outcome::Refused { after: begun.elapsed().as_secs_f64() },
-        status => panic!("{status}"),
-    }
 }

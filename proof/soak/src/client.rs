@@ -1,16 +1,17 @@
 //! One client: sends requests, behaves as each prescribes, and records what it saw.
 
 use std::{
-    io,
+    io::{self, Write},
+    net::{SocketAddr, TcpStream},
     thread::sleep,
     time::{Duration, Instant},
 };
 
+use bitnet_client::{Client, Reply};
 use serde_json::Value;
 
 use super::{
     answer::Answer,
-    http::{Client, Reply},
     ledger::{Entry, Outcome},
     mix::{Ask, Manner},
 };
@@ -19,10 +20,10 @@ use super::{
 const RETURNS: usize = 5;
 
 /// Sends a request and records its outcome.
-pub(super) fn ask(client: &Client, number: u64, ask: &Ask) -> Entry {
+pub(super) fn ask(client: &Client, address: SocketAddr, number: u64, ask: &Ask) -> Entry {
     let mut entry = Entry::new(ask);
     let outcome = match ask.manner {
-        Manner::HangsUp { sent } => hang_up(client, ask, sent),
+        Manner::HangsUp { sent } => hang_up(address, ask, sent),
         Manner::Resumes { after } => resumed(client, ask, after, &mut entry),
         _ => once(client, ask, &mut entry),
     };
@@ -36,8 +37,18 @@ fn send(client: &Client, ask: &Ask, more: &[(&str, String)]) -> Result<Reply, St
     client.post(ask.path, &headers, &ask.body.to_string()).map_err(|e| e.to_string())
 }
 
-fn hang_up(client: &Client, ask: &Ask, sent: usize) -> Result<Outcome, String> {
-    let whole = client.hang_up(ask.path, &ask.body.to_string(), sent).map_err(|e| e.to_string())?;
+/// Sends some thousandths of a request and hangs up.
+fn hang_up(address: SocketAddr, ask: &Ask, thousandths: usize) -> Result<Outcome, String> {
+    let (path, body) = (ask.path, ask.body.to_string());
+    let length = body.len();
+    let request = format!(
+        "POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\
+         \r\n{body}"
+    );
+    let sent = request.len() * thousandths / 1000;
+    let hang_up = || TcpStream::connect(address)?.write_all(&request.as_bytes()[..sent]);
+    hang_up().map_err(|e: io::Error| e.to_string())?;
+    let whole = sent == request.len();
     // Half a request is never accepted; a whole one may be, before the server notices that the client is gone.
     Ok(if whole { Outcome::Gone } else { Outcome::NotSent })
 }

@@ -4,7 +4,6 @@
 mod answer;
 mod batch;
 mod client;
-mod http;
 mod ledger;
 mod mix;
 mod report;
@@ -21,12 +20,12 @@ use std::{
 };
 
 use anyhow::{Result, anyhow, ensure};
+use bitnet_client::Client;
 use bitnet_workspace::bitnet;
 use clap::Args;
 
 use answer::Answer;
 use batch::Batches;
-use http::Client;
 use ledger::Ledger;
 use mix::Ask;
 use report::{Phase, Report};
@@ -164,7 +163,7 @@ impl Crowd<'_> {
         let (answered, tokens) = self.answered();
         let firsts = self.lock().ledger.first.len();
         let client = || {
-            let client = Client::new(self.server.address);
+            let client = self.server.client();
             loop {
                 if rate.is_none() && begun.elapsed() >= time {
                     return;
@@ -208,7 +207,7 @@ impl Crowd<'_> {
 
     fn one(&self, client: &Client, number: u64) {
         let ask = mix::ask(number);
-        let mut entry = client::ask(client, number, &ask);
+        let mut entry = client::ask(client, self.server.address, number, &ask);
         let mut records = self.lock();
         records.ledger.add(&entry);
         if let Some(answer) = entry.answer.take().filter(|_| number.is_multiple_of(SAMPLED)) {

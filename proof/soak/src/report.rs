@@ -5,6 +5,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
+use bitnet_client::percentile;
 use bitnet_workspace::git;
 use serde_json::{Value, json};
 
@@ -141,7 +142,7 @@ impl Report {
             self.under.first.iter().filter(|(_, class)| interactive.is_none_or(|wanted| wanted == *class));
         let mut times: Vec<f64> = own.map(|(seconds, _)| seconds / self.goal.as_secs_f64()).collect();
         times.sort_by(f64::total_cmp);
-        rank(&times, p)
+        percentile(&times, p)
     }
 
     /// Whole answers per second in a phase without overload.
@@ -187,12 +188,6 @@ impl Report {
     }
 }
 
-/// Returns a percentile of a sorted list, by nearest rank.
-fn rank(sorted: &[f64], p: f64) -> Option<f64> {
-    let at = ((sorted.len() as f64 * p).ceil() as usize).max(1) - 1;
-    sorted.get(at.min(sorted.len().checked_sub(1)?)).copied()
-}
-
 /// Returns the slope of the line that fits the points best.
 fn slope(points: &[(f64, f64)]) -> Option<f64> {
     let n = points.len() as f64;
@@ -228,14 +223,5 @@ mod tests {
         let line: Vec<(f64, f64)> = (0..9).map(f64::from).map(|x| (x, 3.0 - 2.0 * x)).collect();
         assert_eq!(slope(&line), Some(-2.0));
         assert_eq!((slope(&[]), slope(&[(1.0, 2.0)])), (None, None));
-    }
-
-    #[test]
-    fn a_percentile_is_the_nearest_rank() {
-        let sorted: Vec<f64> = (1..=200).map(f64::from).collect();
-        assert_eq!(
-            (rank(&sorted, 0.5), rank(&sorted, 0.99), rank(&[], 0.5)),
-            (Some(100.0), Some(198.0), None)
-        );
     }
 }

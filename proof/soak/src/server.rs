@@ -12,10 +12,11 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow, bail};
+use bitnet_client::Client;
 use bitnet_tests::served_at;
 
-use super::http::Client;
-
+/// Maximum silence; no answer takes this long, so a server that is silent longer hangs.
+const SILENCE: Duration = Duration::from_secs(90);
 /// Maximum time for a server to become idle.
 const IDLE: Duration = Duration::from_secs(60);
 
@@ -38,9 +39,14 @@ impl Server {
         Ok(Server { process, address: address.parse()? })
     }
 
+    /// A client with a connection of its own.
+    pub fn client(&self) -> Client {
+        Client::new(&format!("http://{}", self.address), SILENCE)
+    }
+
     /// Reads `/metrics`.
     pub fn metrics(&self) -> Result<Metrics> {
-        let reply = Client::new(self.address).get("/metrics").context("asking for metrics")?;
+        let reply = self.client().get("/metrics").context("asking for metrics")?;
         Ok(Metrics::parse(&String::from_utf8_lossy(&reply.rest()?)))
     }
 

@@ -1,16 +1,15 @@
 //! `bitnet bench --url`: measures what clients of a running server see.
 
 use std::{
-    io::{BufRead, BufReader},
     sync::atomic::{AtomicUsize, Ordering::Relaxed},
     thread,
     time::{Duration, Instant},
 };
 
 use bitnet::hub;
+use bitnet_client::{Client, Percentiles, Seen};
 use serde::Serialize;
 use serde_json::{Value, json};
-use ureq::{Agent, http::Response};
 
 use crate::{
     args::{BenchArgs, DEFAULT_PROMPT},
@@ -44,27 +43,6 @@ struct Report {
     refusal_ms: Option<Percentiles>,
 }
 
-#[derive(Debug, PartialEq, Serialize)]
-struct Percentiles {
-    count: usize,
-    p50: f64,
-    p90: f64,
-    p99: f64,
-    max: f64,
-}
-
-/// What one client has seen. Times are in milliseconds.
-#[derive(Default)]
-struct Seen {
-    answered: usize,
-    tokens: usize,
-    first: Vec<f64>,
-    between: Vec<f64>,
-    refusals: Vec<f64>,
-    failed: usize,
-    problem: Option<String>,
-}
-
 /// Sends requests to a server and prints what clients saw.
 pub fn run(url: &str, args: &BenchArgs) -> Result<(), CliError> {
     let base = url.trim_end_matches('/').trim_end_matches("/v1");
@@ -72,8 +50,10 @@ pub fn run(url: &str, args: &BenchArgs) -> Result<(), CliError> {
         return Err(CliError::usage("the rate is not valid", "--rate", "give requests per second above 0"));
     }
     let key = args.api_key.clone().or_else(|| std::env::var("BITNET_API_KEY").ok());
-    let agent = hub::agent(base).map_err(bitnet::Error::from)?;
-    let mut server = Server { agent, base: base.into(), key, prompt: 0, tokens: args.decode };
+    let client = Client::with_agent(base, hub::agent(base).map_err(bitnet::Error::from)?);
+    let key = key.map(|key| format!("Bearer {key}")).unwrap_or_default();
+    let client = client.header("authorization", &key);
+    let mut server = Server { client, base: base.into(), prompt: 0, tokens: args.decode };
     let (model, context) = server.model()?;
     server.prompt = prompt(args, context)?;
     let svg = args.svg.as_deref().map(|place| output_file::create(place).map(|file| (place, file)));
@@ -91,13 +71,13 @@ pub fn run(url: &str, args: &BenchArgs) -> Result<(), CliError> {
                 let due = start + Duration::from_secs_f64(i as f64 / rate);
                 thread::sleep(due.saturating_duration_since(Instant::now()));
             }
-            server.ask(i, &mut seen);
+            seen.ask(&server.client, "/v1/completions", &server.body(i));
             bar.step();
         }
     };
     let mut seen = thread::scope(|scope| {
         let clients: Vec<_> = (0..args.clients).map(|_| scope.spawn(client)).collect();
-        clients.into_iter().map(|c| c.join().expect("a client")).fold(Seen::default(), Seen::add)
+        clients.into_iter().map(|c| c.join().expect("a client")).fold(Seen::default(), Seen::and)
     });
     let seconds = start.elapsed().as_secs_f64();
     drop(bar);
@@ -117,9 +97,9 @@ pub fn run(url: &str, args: &BenchArgs) -> Result<(), CliError> {
         tokens: seen.tokens,
         seconds,
         tok_s: seen.tokens as f64 / seconds,
-        first_token_ms: percentiles(&mut seen.first),
-        inter_token_ms: percentiles(&mut seen.between),
-        refusal_ms: percentiles(&mut seen.refusals),
+        first_token_ms: Percentiles::of(&mut seen.first),
+        inter_token_ms: Percentiles::of(&mut seen.between),
+        refusal_ms: Percentiles::of(&mut seen.refusals),
     };
     if let Some((place, file)) = svg {
         let curves = [("first token", &seen.first[..]), ("between tokens", &seen.between)];
@@ -152,114 +132,38 @@ fn prompt(args: &BenchArgs, context: Option<usize>) -> Result<usize, CliError> {
 }
 
 struct Server {
-    agent: Agent,
+    client: Client,
     base: String,
-    key: Option<String>,
     prompt: usize,
     tokens: usize,
 }
 
 impl Server {
-    fn key(&self) -> String {
-        self.key.as_ref().map(|key| format!("Bearer {key}")).unwrap_or_default()
-    }
-
     /// Returns the name of the model and, if the server reports it, its context; an error if no server serves one.
     fn model(&self) -> Result<(String, Option<usize>), CliError> {
         let fail = |problem: String| {
             CliError::refused(problem, format!("{}/v1/models", self.base), "start one with `bitnet serve`")
         };
-        let get = self.agent.get(format!("{}/v1/models", self.base)).header("authorization", self.key());
-        let mut reply = get.call().map_err(|e| fail(e.to_string()))?;
-        let text = reply.body_mut().read_to_string().map_err(|e| fail(e.to_string()))?;
+        let reply = self.client.get("/v1/models").map_err(|e| fail(e.to_string()))?;
+        let status = reply.status;
+        let text = reply.text().map_err(|e| fail(e.to_string()))?;
         let value: Value = serde_json::from_str(&text).unwrap_or_default();
         let model = &value["data"][0];
         let name = model["id"].as_str().map(str::to_owned);
-        let name = name.ok_or_else(|| fail(format!("no model is served ({})", reply.status())))?;
+        let name = name.ok_or_else(|| fail(format!("no model is served ({status})")))?;
         Ok((name, model["max_model_len"].as_u64().map(|context| context as usize)))
     }
 
-    /// Sends one request and notes a failure.
-    fn ask(&self, i: usize, seen: &mut Seen) {
+    /// The body of a request.
+    fn body(&self, i: usize) -> String {
         let ids: Vec<usize> =
             (0..self.prompt).map(|p| IDS.start + (p * 7 + i * 2_654_435_761) % IDS.len()).collect();
         let body = json!({
             "prompt": ids, "max_tokens": self.tokens, "ignore_eos": true, "seed": i, "stream": true,
             "return_token_ids": true,
         });
-        let start = Instant::now();
-        let sent = self
-            .agent
-            .post(format!("{}/v1/completions", self.base))
-            .header("authorization", self.key())
-            .header("content-type", "application/json")
-            .send(body.to_string());
-        let outcome = match sent {
-            Ok(mut reply) if reply.status() == 200 => read(&mut reply, start, seen),
-            Ok(mut reply) => {
-                let text = reply.body_mut().read_to_string().unwrap_or_default();
-                match reply.status().as_u16() {
-                    429 => {
-                        seen.refusals.push(millis(start));
-                        Ok(())
-                    }
-                    status => Err(format!("{status}: {text}")),
-                }
-            }
-            Err(error) => Err(error.to_string()),
-        };
-        if let Err(problem) = outcome {
-            seen.failed += 1;
-            seen.problem.get_or_insert(problem);
-        }
+        body.to_string()
     }
-}
-
-/// Reads a stream to its end.
-fn read(reply: &mut Response<ureq::Body>, start: Instant, seen: &mut Seen) -> Result<(), String> {
-    let (mut last, mut done) = (None, false);
-    for line in BufReader::new(reply.body_mut().as_reader()).lines() {
-        let line = line.map_err(|e| e.to_string())?;
-        let Some(data) = line.strip_prefix("data: ") else { continue };
-        if data == "[DONE]" {
-            done = true;
-        } else if data.starts_with("{\"error\"") {
-            return Err(data.into());
-        } else if data.contains("\"finish_reason\":null") {
-            seen.tokens += 1;
-            match last.replace(Instant::now()) {
-                None => seen.first.push(millis(start)),
-                Some(before) => seen.between.push(millis(before)),
-            }
-        }
-    }
-    seen.answered += usize::from(done);
-    if done { Ok(()) } else { Err("a stream ended early".into()) }
-}
-
-fn millis(since: Instant) -> f64 {
-    since.elapsed().as_secs_f64() * 1e3
-}
-
-impl Seen {
-    fn add(mut self, other: Seen) -> Seen {
-        self.answered += other.answered;
-        self.tokens += other.tokens;
-        self.first.extend(other.first);
-        self.between.extend(other.between);
-        self.refusals.extend(other.refusals);
-        self.failed += other.failed;
-        self.problem = self.problem.or(other.problem);
-        self
-    }
-}
-
-/// Sorts the times and returns their percentiles, by nearest rank.
-fn percentiles(times: &mut [f64]) -> Option<Percentiles> {
-    times.sort_by(f64::total_cmp);
-    let rank = |p: f64| times[((times.len() as f64 * p).ceil() as usize).clamp(1, times.len()) - 1];
-    let max = *times.last()?;
-    Some(Percentiles { count: times.len(), p50: rank(0.5), p90: rank(0.9), p99: rank(0.99), max })
 }
 
 fn print(r: &Report) -> Result<(), CliError> {
@@ -279,19 +183,4 @@ fn print(r: &Report) -> Result<(), CliError> {
         }
     }
     output::line(lines.join("\n"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn percentiles_are_of_the_nearest_rank() {
-        assert_eq!(percentiles(&mut []), None);
-        let one = Percentiles { count: 1, p50: 3.0, p90: 3.0, p99: 3.0, max: 3.0 };
-        assert_eq!(percentiles(&mut [3.0]), Some(one));
-        let mut hundred: Vec<f64> = (1..=200).rev().map(f64::from).collect();
-        let many = Percentiles { count: 200, p50: 100.0, p90: 180.0, p99: 198.0, max: 200.0 };
-        assert_eq!(percentiles(&mut hundred), Some(many));
-    }
 }
