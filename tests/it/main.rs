@@ -1,5 +1,6 @@
 //! End to end, on fixtures and demo.
 
+mod book;
 mod converted;
 mod demo;
 mod determinism;
