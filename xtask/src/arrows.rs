@@ -1,19 +1,22 @@
-use std::path::Path;
+//! Checks that dependencies between crates point down only, in every workspace of the repository.
+
+use std::{fs, path::Path};
 
 use anyhow::{Context, Result, ensure};
-use bitnet_workspace::{cargo, output};
+use bitnet_workspace::{cargo, git, output, root};
 use serde_json::Value;
 
 use crate::circles;
 
 /// The crates of the product, lowest first; each may use those before it.
-const LAYERS: [&str; 8] = [
+const LAYERS: [&str; 9] = [
     "bitnet-hub",
     "bitnet-tensor",
     "bitnet-kernels",
     "bitnet-model",
     "bitnet-inference",
     "bitnet",
+    "bitnet-client",
     "bitnet-server",
     "bitnet-cli",
 ];
@@ -22,7 +25,7 @@ const LAYERS: [&str; 8] = [
 const FRONT_DOOR: usize = 5;
 
 /// Crates that only tests and each other may use, lowest first.
-const DEVELOPMENT_ONLY: [&str; 10] = [
+const DEVELOPMENT_ONLY: [&str; 11] = [
     "bitnet-ptxsim",
     "bitnet-tests",
     "bitnet-workspace",
@@ -31,38 +34,76 @@ const DEVELOPMENT_ONLY: [&str; 10] = [
     "bitnet-ptx-check",
     "bitnet-gpu-model",
     "bitnet-soak",
+    "bitnet-release",
     "bitnet-examples",
     "xtask",
 ];
 
-/// Reads the dependencies from cargo; fails if one points up, or if two files of a package use each other.
+/// Packages of their own workspaces, whose dependencies are not in layers: the Python package, the targets of libFuzzer,
+/// and what runs the product's threads under shuttle.
+const OUTSIDE: [&str; 5] = [
+    "bitnet-py",
+    "bitnet-fuzz-targets",
+    "bitnet-interleavings",
+    "bitnet-interleavings-parking-lot",
+    "bitnet-interleavings-std",
+];
+
+/// Reads the dependencies of every workspace from cargo; fails if one points up, or if two files of a package use each
+/// other.
 pub(crate) fn check() -> Result<()> {
-    let metadata = output(cargo(&["metadata", "--format-version", "1", "--no-deps"]))?;
-    let metadata: Value = serde_json::from_slice(&metadata)?;
-    let packages = metadata["packages"].as_array().context("cargo metadata lists packages")?;
-    let mut arrows = 0;
-    for package in packages {
-        let name = package["name"].as_str().context("a package has a name")?;
-        ensure!(
-            rank(name).is_some() || DEVELOPMENT_ONLY.contains(&name),
-            "{name} has no place in the layers: add it in xtask/src/arrows.rs"
-        );
-        for dependency in package["dependencies"].as_array().context("a package has dependencies")? {
-            let to = dependency["name"].as_str().context("a dependency has a name")?;
-            let development = dependency["kind"] == "dev";
-            ensure!(
-                allowed(name, to, development),
-                "{name} must not depend on {to}: dependencies between crates point down only"
-            );
-            arrows += usize::from(rank(to).is_some());
+    let (mut arrows, mut packages) = (0, 0);
+    for manifest in workspaces()? {
+        let what = ["metadata", "--format-version", "1", "--no-deps", "--manifest-path", &manifest];
+        let metadata: Value = serde_json::from_slice(&output(cargo(&what))?)?;
+        let of_workspace = metadata["packages"].as_array().context("cargo metadata lists packages")?;
+        for package in of_workspace {
+            arrows += check_package(package)?;
         }
-        let manifest = package["manifest_path"].as_str().context("a package has a manifest")?;
-        let circles = circles::find(&Path::new(manifest).with_file_name("src"))?;
-        ensure!(circles.is_empty(), "files of {name} use each other: {}", circles.join(", "));
+        packages += of_workspace.len();
     }
     ensure!(arrows > 0, "no dependency between the crates was found: the check looks in the wrong place");
-    println!("{arrows} dependencies between crates, all pointing down; no two files use each other");
+    println!(
+        "{arrows} dependencies between the crates of the product, all pointing down; no two files of {packages} \
+         packages use each other"
+    );
     Ok(())
+}
+
+/// The manifests of all workspaces in the repository.
+fn workspaces() -> Result<Vec<String>> {
+    let manifests = git(&["ls-files", "Cargo.toml", "*/Cargo.toml"])?;
+    let mut found = Vec::new();
+    for manifest in manifests.lines() {
+        let text = fs::read_to_string(root().join(manifest)).with_context(|| manifest.to_owned())?;
+        if text.lines().any(|line| line == "[workspace]") {
+            found.push(manifest.to_owned());
+        }
+    }
+    Ok(found)
+}
+
+/// Checks a package as cargo describes it, and returns the number of its dependencies on crates of the product.
+fn check_package(package: &Value) -> Result<usize> {
+    let name = package["name"].as_str().context("a package has a name")?;
+    ensure!(
+        rank(name).is_some() || DEVELOPMENT_ONLY.contains(&name) || OUTSIDE.contains(&name),
+        "{name} has no place in the layers: add it in xtask/src/arrows.rs"
+    );
+    let mut arrows = 0;
+    for dependency in package["dependencies"].as_array().context("a package has dependencies")? {
+        let to = dependency["name"].as_str().context("a dependency has a name")?;
+        let development = dependency["kind"] == "dev";
+        ensure!(
+            allowed(name, to, development),
+            "{name} must not depend on {to}: dependencies between crates point down only"
+        );
+        arrows += usize::from(rank(to).is_some());
+    }
+    let manifest = package["manifest_path"].as_str().context("a package has a manifest")?;
+    let circles = circles::find(&Path::new(manifest).with_file_name("src"))?;
+    ensure!(circles.is_empty(), "files of {name} use each other: {}", circles.join(", "));
+    Ok(arrows)
 }
 
 fn rank(name: &str) -> Option<usize> {
@@ -71,6 +112,13 @@ fn rank(name: &str) -> Option<usize> {
 
 fn allowed(from: &str, to: &str, development: bool) -> bool {
     let tool = |name| DEVELOPMENT_ONLY.iter().position(|&l| l == name);
+    if OUTSIDE.contains(&to) {
+        return OUTSIDE.contains(&from);
+    }
+    if OUTSIDE.contains(&from) {
+        // The Python package is a user of the front door, like the server.
+        return from != "bitnet-py" || tool(to).is_none() && rank(to).is_none_or(|to| to == FRONT_DOOR);
+    }
     if let Some(to) = tool(to) {
         // Only tests know the simulator, directly or as a driver of the kernels.
         return tool(from).map_or(development && to < 2, |from| to < from);
@@ -106,5 +154,17 @@ mod tests {
         assert!(!allowed("bitnet-kernels", "xtask", true));
         assert!(allowed("bitnet-tests", "bitnet-inference", false));
         assert!(allowed("bitnet-cli", "clap", false));
+        assert!(allowed("bitnet-py", "bitnet", false) && allowed("bitnet-py", "pyo3", false));
+        assert!(!allowed("bitnet-py", "bitnet-inference", false) && !allowed("bitnet-py", "xtask", false));
+        assert!(allowed("bitnet-fuzz-targets", "bitnet-fuzz", false));
+        assert!(!allowed("bitnet-cli", "bitnet-fuzz-targets", true));
+    }
+
+    #[test]
+    fn every_workspace_of_the_repository_is_seen() {
+        let found = workspaces().unwrap();
+        for folder in ["", "crates/bitnet-py/", "proof/fuzz/targets/", "proof/interleavings/"] {
+            assert!(found.contains(&format!("{folder}Cargo.toml")), "{folder} in {found:?}");
+        }
     }
 }
