@@ -13,15 +13,19 @@ use bitnet_workspace::{in_parallel, root};
 use clap::Args;
 
 /// Assemble the GPU kernels for common GPUs into a file for beside the program; needs ptxas, which pip installs
-#[derive(Args)]
-pub(crate) struct Cubins {
+#[derive(Debug, Args)]
+pub struct Cubins {
     /// The folder of the program
     #[arg(default_value = "target/release")]
     folder: PathBuf,
 }
 
 impl Cubins {
-    pub(crate) fn run(&self) -> Result<()> {
+    /// Writes the file beside the program.
+    ///
+    /// # Errors
+    /// If there is no assembler, or it refuses a kernel.
+    pub fn run(&self) -> Result<()> {
         let bytes = write(&root().join(&self.folder))?.context("no ptxas, and pip cannot install it")?;
         println!("{} holds {:.1} MB", self.folder.join(FILE).display(), bytes as f64 / 1e6);
         Ok(())
@@ -30,7 +34,10 @@ impl Cubins {
 
 /// Writes the file into a folder and returns its size in bytes. Without an assembler it writes nothing, prints that, and
 /// returns `None`: drivers then compile the texts.
-pub(crate) fn write(folder: &Path) -> Result<Option<u64>> {
+///
+/// # Errors
+/// If the assembler refuses a kernel, or the file cannot be written.
+pub fn write(folder: &Path) -> Result<Option<u64>> {
     let path = folder.join(FILE);
     if path.exists() {
         fs::remove_file(&path).with_context(|| path.display().to_string())?;

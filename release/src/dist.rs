@@ -1,3 +1,5 @@
+//! An archive of the program for one platform.
+
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -9,7 +11,10 @@ use bitnet_kernels::gpu::cubins::FILE;
 use bitnet_workspace::{bitnet, cargo, output, root, run, target};
 use clap::Args;
 
-use crate::{cubins, size::fits};
+use crate::{
+    VERSION, cubins, fits,
+    pack::{checksums, tar, zip},
+};
 
 /// Maximum size of the stripped program in bytes.
 const LIMIT: u64 = 20_000_000;
@@ -22,8 +27,8 @@ const SHELLS: [(&str, &str); 4] =
     [("bash", "bitnet.bash"), ("fish", "bitnet.fish"), ("zsh", "_bitnet"), ("powershell", "_bitnet.ps1")];
 
 /// Make an archive of the program with licences, completions and manual page, and its SHA-256 checksum
-#[derive(Args)]
-pub(crate) struct Dist {
+#[derive(Debug, Args)]
+pub struct Dist {
     /// The folder for the archive
     #[arg(default_value = "target/dist")]
     folder: PathBuf,
@@ -33,7 +38,11 @@ pub(crate) struct Dist {
 }
 
 impl Dist {
-    pub(crate) fn run(&self) -> Result<()> {
+    /// Builds the program and packs it.
+    ///
+    /// # Errors
+    /// If it cannot be built, or is too large.
+    pub fn run(&self) -> Result<()> {
         let mut build = cargo(&["build", "--profile", PROFILE, "--package", "bitnet-cli"]);
         build.args(self.target.iter().flat_map(|triple| ["--target", triple]));
         run(build)?;
@@ -73,7 +82,9 @@ impl Platform {
                     "linux" | "windows" => Some(part),
                     _ => None,
                 });
-                (arch, os.with_context(|| format!("{triple} names no known system"))?)
+                let os = os.with_context(|| format!("{triple} names no known system"))?;
+                // Linked to nothing, so that it runs on any Linux, but it cannot load the driver of a GPU.
+                (arch, if triple.ends_with("-musl") { "linux-musl" } else { os })
             }
         };
         Ok(Platform { arch: arch.into(), os: os.into() })
@@ -82,6 +93,11 @@ impl Platform {
     fn program(&self) -> &'static str {
         if self.os == "windows" { "bitnet.exe" } else { "bitnet" }
     }
+}
+
+/// Whether a file of an archive is the program.
+fn runs(file: &str) -> bool {
+    file.ends_with("/bitnet")
 }
 
 /// Writes the archive and its checksum, and returns the archive's name. `code` is machine code for GPUs; `speaks` prints
@@ -93,7 +109,7 @@ fn pack(
     platform: &Platform,
     folder: &Path,
 ) -> Result<String> {
-    let name = format!("bitnet-{}-{}-{}", env!("CARGO_PKG_VERSION"), platform.arch, platform.os);
+    let name = format!("bitnet-{}-{}-{}", VERSION, platform.arch, platform.os);
     let inside = folder.join(&name);
     if inside.exists() {
         fs::remove_dir_all(&inside)?;
@@ -115,82 +131,10 @@ fn pack(
         fs::write(inside.join("completions").join(file), printed(&["completions", shell])?)?;
     }
     fs::write(inside.join("bitnet.1"), printed(&["man"])?)?;
-    let archive = if platform.os == "windows" { zip(folder, &name)? } else { tar(folder, &name)? };
-    let mut sum = Command::new("sha256sum");
-    sum.arg(&archive).current_dir(folder);
-    fs::write(folder.join(format!("{archive}.sha256")), output(sum)?)?;
+    let archive = if platform.os == "windows" { zip(folder, &name)? } else { tar(folder, &name, runs)? };
+    let sum = checksums(folder, std::slice::from_ref(&archive))?;
+    fs::write(folder.join(format!("{archive}.sha256")), sum)?;
     Ok(archive)
-}
-
-/// Packs a folder so that the same files give the same archive.
-fn tar(folder: &Path, name: &str) -> Result<String> {
-    let archive = format!("{name}.tar.gz");
-    let same =
-        ["--sort=name", "--mtime=@0", "--owner=0", "--group=0", "--numeric-owner", "--mode=u+rwX,go+rX,go-w"];
-    let mut tar = Command::new("tar");
-    tar.args(same).args(["--use-compress-program=gzip -n", "-cf", &archive, name]).current_dir(folder);
-    run(tar)?;
-    Ok(archive)
-}
-
-/// As [`tar`], in the format that Windows opens without further programs.
-fn zip(folder: &Path, name: &str) -> Result<String> {
-    let (mut files, mut folders) = (Vec::new(), vec![name.to_owned()]);
-    while let Some(inside) = folders.pop() {
-        for entry in fs::read_dir(folder.join(&inside))? {
-            let entry = entry?;
-            let path = format!("{inside}/{}", entry.file_name().to_string_lossy());
-            if entry.file_type()?.is_dir() { folders.push(path) } else { files.push(path) }
-        }
-    }
-    files.sort_unstable();
-    let (mut bytes, mut directory) = (Vec::new(), Vec::new());
-    for file in &files {
-        let packed = Packed::of(&folder.join(file))?;
-        let place = u32::try_from(bytes.len())?;
-        let about = packed.header(file)?;
-        bytes.extend(b"PK\x03\x04".iter().chain(&about).chain(file.as_bytes()).chain(&packed.deflated));
-        // Made by version 2.0; no comment, first disk, no attributes.
-        directory.extend(b"PK\x01\x02\x14\0".iter().chain(&about).chain(&[0; 10]));
-        directory.extend(place.to_le_bytes().iter().chain(file.as_bytes()));
-    }
-    let (place, count) = (u32::try_from(bytes.len())?, u16::try_from(files.len())?.to_le_bytes());
-    let length = u32::try_from(directory.len())?;
-    bytes.extend(directory.iter().chain(b"PK\x05\x06\0\0\0\0").chain(&count).chain(&count));
-    bytes.extend(length.to_le_bytes().iter().chain(&place.to_le_bytes()).chain(&[0; 2]));
-    let archive = format!("{name}.zip");
-    fs::write(folder.join(&archive), bytes)?;
-    Ok(archive)
-}
-
-/// A file as `gzip` packs it: the same compressed bytes, checksum and size are in a zip archive.
-struct Packed {
-    deflated: Vec<u8>,
-    /// The CRC-32 and the size of the unpacked file, little-endian.
-    about: [u8; 8],
-}
-
-impl Packed {
-    fn of(file: &Path) -> Result<Self> {
-        let mut gzip = Command::new("gzip");
-        gzip.args(["-n", "-9", "-c"]).arg(file);
-        let packed = output(gzip)?;
-        let rest = packed.strip_prefix(&[0x1f, 0x8b, 8, 0]).and_then(|rest| rest.get(6..));
-        let parts = rest.and_then(|rest| rest.split_last_chunk());
-        let (deflated, about) = parts.with_context(|| format!("gzip cannot pack {}", file.display()))?;
-        Ok(Packed { deflated: deflated.into(), about: *about })
-    }
-
-    /// What the file's own header and the directory both say: needs version 2.0, no flags, deflated, at midnight on
-    /// 1980-01-01 so that the same files give the same archive; checksum, sizes, and the length of the name.
-    fn header(&self, name: &str) -> Result<Vec<u8>> {
-        let mut header = vec![0x14, 0, 0, 0, 8, 0, 0, 0, 0x21, 0];
-        let (crc, size) = self.about.split_at(4);
-        let length = u32::try_from(self.deflated.len())?.to_le_bytes();
-        header.extend(crc.iter().chain(&length).chain(size));
-        header.extend(u16::try_from(name.len())?.to_le_bytes().iter().chain(&[0; 2]));
-        Ok(header)
-    }
 }
 
 #[cfg(test)]
@@ -219,7 +163,7 @@ mod tests {
         fs::remove_dir_all(folder.join(name)).unwrap();
         in_folder("tar", &["-xf", &archive]);
         let version = in_folder(&format!("./{name}/bitnet"), &["--version"]);
-        assert!(version.contains(env!("CARGO_PKG_VERSION")), "{version}");
+        assert!(version.contains(VERSION), "{version}");
         assert_eq!(fs::read(folder.join(name).join(FILE)).unwrap(), b"not machine code");
         for file in TEXTS.into_iter().chain(["bitnet.1", "completions/_bitnet"]) {
             assert!(fs::metadata(folder.join(name).join(file)).unwrap().len() > 100, "{file}");
@@ -238,7 +182,7 @@ mod tests {
             (fs::read(folder.join(&archive)).unwrap(), archive)
         };
         let (first, archive) = packed();
-        assert_eq!(archive, format!("bitnet-{}-x86_64-windows.zip", env!("CARGO_PKG_VERSION")));
+        assert_eq!(archive, format!("bitnet-{}-x86_64-windows.zip", VERSION));
         assert!(first == packed().0);
         // The offset of the directory is 6 bytes before the end, and that of a file 4 bytes before its name there.
         let number = |at: usize| u32::from_le_bytes(*first[at..].first_chunk().unwrap()) as usize;
@@ -261,5 +205,11 @@ mod tests {
         }
         assert!(fs::read_to_string(folder.join(format!("{archive}.sha256"))).unwrap().ends_with(".zip\n"));
         assert!(Platform::of(Some("x86_64-unknown-none")).is_err());
+        let of = |triple| Platform::of(Some(triple)).unwrap().os;
+        assert_eq!(of("aarch64-unknown-linux-musl"), "linux-musl");
+        assert_eq!(
+            (of("x86_64-unknown-linux-gnu"), of("aarch64-apple-darwin")),
+            ("linux".into(), "macos".into())
+        );
     }
 }

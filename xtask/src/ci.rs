@@ -3,7 +3,7 @@ use std::time::Instant;
 use anyhow::Result;
 use bitnet_workspace::{cargo, run as execute};
 
-use crate::{arrows, claims, cluster, deny, neon, page, python, size};
+use crate::{arrows, claims, cluster, deny, docs, neon, page, python, size};
 
 /// A check: its name, what it lacks on this machine, and the check itself.
 type Check = (&'static str, fn() -> Option<String>, fn() -> Result<()>);
@@ -14,13 +14,15 @@ fn nothing() -> Option<String> {
 }
 
 /// All checks, quick ones first.
-fn checks() -> [Check; 15] {
+fn checks() -> [Check; 17] {
     [
         ("format", nothing, || execute(cargo(&["fmt", "--all", "--check"]))),
         ("arrows between crates", nothing, arrows::check),
         ("size of the repository", nothing, size::check),
         ("claims and their tests", nothing, claims::check),
         ("dependencies", deny::missing, deny::offline),
+        ("workflow files", docs::no_linters, docs::workflows),
+        ("the user guide", docs::no_mdbook, docs::book),
         ("lints", nothing, || {
             let what = ["clippy", "--release", "--workspace", "--all-targets", "--", "-D", "warnings"];
             execute(cargo(&what))

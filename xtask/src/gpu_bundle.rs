@@ -4,10 +4,9 @@ use std::{
 };
 
 use anyhow::{Context, Result};
+use bitnet_release::{cubins, fits};
 use bitnet_workspace::{cargo, root, run, target};
 use clap::Args;
-
-use crate::{cubins, size::fits};
 
 /// Fixtures in the bundle: each family, and sizes that do not fit any tile.
 const FIXTURES: [&str; 6] =

@@ -7,9 +7,8 @@ mod ci;
 mod circles;
 mod claims;
 mod cluster;
-mod cubins;
 mod deny;
-mod dist;
+mod docs;
 mod fuzz;
 mod gpu_bundle;
 mod neon;
@@ -25,9 +24,32 @@ use std::process::ExitCode;
 
 use bitnet_gpu_model::GpuModel;
 use bitnet_ptx_check::PtxCheck;
+use bitnet_release::{Dist, Publish, Release, cubins::Cubins};
 use bitnet_soak::Soak;
 use bitnet_workspace::{cargo, run};
 use clap::{Parser, Subcommand};
+
+/// The packages whose tests run on every platform.
+const LIBRARIES: [&str; 18] = [
+    "-p",
+    "bitnet-tensor",
+    "-p",
+    "bitnet-kernels",
+    "-p",
+    "bitnet-model",
+    "-p",
+    "bitnet-inference",
+    "-p",
+    "bitnet",
+    "-p",
+    "bitnet-hub",
+    "-p",
+    "bitnet-client",
+    "-p",
+    "bitnet-server",
+    "-p",
+    "bitnet-cli",
+];
 
 #[derive(Parser)]
 #[command(about = "The workspace's tool for maintainers and continuous integration")]
@@ -47,7 +69,7 @@ enum Task {
     /// Print the unrolled PTX kernels from their templates
     PtxGen,
     PtxCheck(PtxCheck),
-    Cubins(cubins::Cubins),
+    Cubins(Cubins),
     /// Print the product's promises, known mistakes of other engines and the faults that it must survive, each with its
     /// tests; fail if one has none
     Claims,
@@ -56,7 +78,11 @@ enum Task {
     SimKernels(sim_kernels::SimKernels),
     GpuBundle(gpu_bundle::GpuBundle),
     GpuModel(GpuModel),
-    Dist(dist::Dist),
+    Dist(Dist),
+    Release(Release),
+    Publish(Publish),
+    /// Run the tests of the libraries, the server and the program, which pass on every platform
+    Libraries,
     /// Run the 64-bit Arm kernels under emulation: compare them with the reference, and the demo with this machine
     Neon,
     /// Check the kernels against the reference, then measure prefill, decode, kernels, engine and server
@@ -95,6 +121,9 @@ fn main() -> ExitCode {
         Task::GpuBundle(bundle) => bundle.run(),
         Task::GpuModel(model) => model.run(),
         Task::Dist(dist) => dist.run(),
+        Task::Release(release) => release.run(),
+        Task::Publish(publish) => publish.run(),
+        Task::Libraries => run(cargo(&[&["test", "--release"][..], &LIBRARIES].concat())),
         Task::Neon => neon::check(),
         Task::Bench(bench) => bench.run(),
         Task::Python => python::check(),

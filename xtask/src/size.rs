@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, fs, path::Path};
 
 use anyhow::{Context, Result, ensure};
+use bitnet_release::fits;
 use bitnet_workspace::{git, root};
 
 /// Maximum total size of committed files in bytes.
@@ -12,12 +13,6 @@ const TOLERANCE: f64 = 0.05;
 /// The README's sentence about both sizes, with two numbers in thousands of lines.
 const SENTENCE: [&str; 3] =
     ["The product is about ", ",000 lines of code, and about ", ",000 more show that it is right"];
-
-/// Fails if something has too many bytes.
-pub(crate) fn fits(what: &str, bytes: u64, limit: u64) -> Result<()> {
-    ensure!(bytes < limit, "{what}: {bytes} bytes are more than the limit of {limit}");
-    Ok(())
-}
 
 /// Adds up the committed files, counts lines, and compares them with the README.
 pub(crate) fn check() -> Result<()> {
