@@ -11,12 +11,13 @@ use crate::{VERSION, notes};
 /// Packages that speak to a network; the crate `bitnet` must build without them.
 const NETWORK: [&str; 5] = ["bitnet-hub", "hf-hub", "rustls", "tokio", "ureq"];
 /// The packages of the product that are libraries.
-const LIBRARIES: [&str; 7] = [
+const LIBRARIES: [&str; 8] = [
     "bitnet",
     "bitnet-tensor",
     "bitnet-kernels",
     "bitnet-model",
     "bitnet-inference",
+    "bitnet-client",
     "bitnet-hub",
     "bitnet-server",
 ];

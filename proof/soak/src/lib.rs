@@ -238,7 +238,7 @@ fn recompute(
     ledger: &mut Ledger,
 ) -> Result<u64> {
     let alone = Server::start(binary, &["--max-batch-size", "1", "--speculate", "0"])?;
-    let client = Client::new(alone.address);
+    let client = alone.client();
     let asked = sample.into_iter().map(|(number, answer, whole)| (mix::ask(number), answer, whole));
     let lines = batches.sample.into_iter().map(|(ask, answer)| (ask, answer, true));
     let mut recomputed = 0;
