@@ -2,10 +2,11 @@
 
 use serde_json::Value;
 
-use super::{
-    conventions::{CallSyntax, Literals},
-    probe::{KEY, NAMES},
-};
+use super::conventions::{CallSyntax, Literals};
+
+/// Functions that the calls of a probe name, and the parameter of each.
+pub(super) const NAMES: [&str; 2] = ["zqFirst", "zqSecond"];
+pub(super) const KEY: &str = "zqKey";
 
 /// The marker at the end of a text: `<think>`, `[THINK]`.
 pub(super) fn tag_at_end(text: &str) -> Option<&str> {

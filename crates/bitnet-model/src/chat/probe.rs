@@ -6,7 +6,7 @@ use super::{
     conventions::{
         CallForm, CallSyntax, Conventions, Effort, Efforts, Literals, Memory, Roles, Switch, ThoughtForm,
     },
-    markers::{Found, call, tag_at_end, trimmed},
+    markers::{Found, KEY, NAMES, call, tag_at_end, trimmed},
 };
 
 /// Texts that stand for what is looked for in a rendering.
@@ -14,8 +14,6 @@ const USER: &str = "zqUser";
 const SYSTEM: &str = "zqSystem";
 const TEXT: &str = "zqText";
 const THOUGHT: &str = "zqThought";
-pub(super) const NAMES: [&str; 2] = ["zqFirst", "zqSecond"];
-pub(super) const KEY: &str = "zqKey";
 pub(super) const VALUE: &str = "zqValue";
 const NONSENSE: &str = "zqEffort";
 
