@@ -52,16 +52,17 @@ const OUTSIDE: [&str; 5] = [
 /// Reads the dependencies of every workspace from cargo; fails if one points up, or if two files of a package use each
 /// other.
 pub(crate) fn check() -> Result<()> {
-    let (mut arrows, mut packages) = (0, 0);
+    let (mut arrows, mut packages, mut problems) = (0, 0, Vec::new());
     for manifest in workspaces()? {
         let what = ["metadata", "--format-version", "1", "--no-deps", "--manifest-path", &manifest];
         let metadata: Value = serde_json::from_slice(&output(cargo(&what))?)?;
         let of_workspace = metadata["packages"].as_array().context("cargo metadata lists packages")?;
         for package in of_workspace {
-            arrows += check_package(package)?;
+            arrows += check_package(package, &mut problems)?;
         }
         packages += of_workspace.len();
     }
+    ensure!(problems.is_empty(), "{}", problems.join("\n"));
     ensure!(arrows > 0, "no dependency between the crates was found: the check looks in the wrong place");
     println!(
         "{arrows} dependencies between the crates of the product, all pointing down; no two files of {packages} \
@@ -83,8 +84,9 @@ fn workspaces() -> Result<Vec<String>> {
     Ok(found)
 }
 
-/// Checks a package as cargo describes it, and returns the number of its dependencies on crates of the product.
-fn check_package(package: &Value) -> Result<usize> {
+/// Adds the problems of a package as cargo describes it, and returns the number of its dependencies on crates of the
+/// product.
+fn check_package(package: &Value, problems: &mut Vec<String>) -> Result<usize> {
     let name = package["name"].as_str().context("a package has a name")?;
     ensure!(
         rank(name).is_some() || DEVELOPMENT_ONLY.contains(&name) || OUTSIDE.contains(&name),
@@ -94,15 +96,15 @@ fn check_package(package: &Value) -> Result<usize> {
     for dependency in package["dependencies"].as_array().context("a package has dependencies")? {
         let to = dependency["name"].as_str().context("a dependency has a name")?;
         let development = dependency["kind"] == "dev";
-        ensure!(
-            allowed(name, to, development),
-            "{name} must not depend on {to}: dependencies between crates point down only"
-        );
+        if !allowed(name, to, development) {
+            problems
+                .push(format!("{name} must not depend on {to}: dependencies between crates point down only"));
+        }
         arrows += usize::from(rank(to).is_some());
     }
     let manifest = package["manifest_path"].as_str().context("a package has a manifest")?;
     let circles = circles::find(&Path::new(manifest).with_file_name("src"))?;
-    ensure!(circles.is_empty(), "files of {name} use each other: {}", circles.join(", "));
+    problems.extend(circles.iter().map(|circle| format!("files of {name} use each other: {circle}")));
     Ok(arrows)
 }
 
