@@ -5,7 +5,8 @@ use pyo3::prelude::*;
 
 use crate::{
     errors::{OrRaise, refused},
-    logits::{array, one_or_many},
+    logits::array,
+    prompts::one_or_many,
     wait::wait,
 };
 

@@ -11,6 +11,7 @@ mod logits;
 mod model;
 mod options;
 mod process;
+mod prompts;
 mod stream;
 mod wait;
 

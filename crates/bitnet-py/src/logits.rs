@@ -5,12 +5,15 @@ use bitnet::{
     inference::{Completion, GenerationConfig, Output, Request},
 };
 use pyo3::{
-    exceptions::PyTypeError,
     prelude::*,
     types::{PyByteArray, PyDict},
 };
 
-use crate::{errors::OrRaise, model::tokenizer, wait::wait};
+use crate::{
+    errors::OrRaise,
+    prompts::{ids, one_or_many},
+    wait::wait,
+};
 
 /// The logits that follow a prompt, with shape `(vocab,)`, or each of several prompts, with shape `(prompts, vocab)`.
 pub(crate) fn after<'py>(
@@ -36,30 +39,6 @@ pub(crate) fn within<'py>(
     let scored: Vec<f32> = done.iter().flat_map(|done| &done.scored).map(|token| token.logprob).collect();
     let shape = (scored.len(),);
     array(py, scored, shape)
-}
-
-/// The token ids of a prompt or of several, and whether it is one.
-pub(crate) fn one_or_many(
-    py: Python<'_>,
-    model: &bitnet::Model,
-    prompt: &Bound<'_, PyAny>,
-) -> PyResult<(Vec<Vec<u32>>, bool)> {
-    let one =
-        prompt.extract::<&str>().is_ok() || prompt.extract::<Vec<u32>>().is_ok_and(|ids| !ids.is_empty());
-    if one {
-        return Ok((vec![ids(py, model, prompt)?], true));
-    }
-    let prompts = prompt.try_iter()?.map(|prompt| ids(py, model, &prompt?));
-    Ok((prompts.collect::<PyResult<_>>()?, false))
-}
-
-fn ids(py: Python<'_>, model: &bitnet::Model, prompt: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
-    if let Ok(text) = prompt.extract::<&str>() {
-        let encoded = py.detach(|| -> Result<_, Error> { Ok(tokenizer(model)?.encode(text, true)?) });
-        return encoded.or_raise(py);
-    }
-    let refused = |_| PyTypeError::new_err("prompt: it must be a text or a list of token ids");
-    prompt.extract().map_err(refused)
 }
 
 async fn completions(

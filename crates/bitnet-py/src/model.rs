@@ -9,7 +9,6 @@ use std::{
 use bitnet::{
     Builder, Error, Request,
     inference::metrics::{Counter, Measure},
-    model::Tokenizer,
 };
 use pyo3::{
     exceptions::PyTypeError,
@@ -24,14 +23,10 @@ use crate::{
     errors::{OrRaise, raised, refused, unusable},
     logits, options,
     process::Mine,
+    prompts::tokenizer,
     stream::Stream,
     wait::wait,
 };
-
-/// The tokenizer of a model.
-pub(crate) fn tokenizer(model: &bitnet::Model) -> Result<&Tokenizer, Error> {
-    model.tokenizer().ok_or_else(|| Error::NoTokenizer { model: model.checkpoint().name.clone() })
-}
 
 /// Reads an argument that is also a flag of the command line.
 fn parsed<T: FromStr<Err: Display>>(py: Python<'_>, argument: &str, text: &str) -> PyResult<T> {
