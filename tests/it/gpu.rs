@@ -16,7 +16,7 @@ fn product(b: &mut impl Inspect, n: usize, k: usize, rows: usize, x: &[f32], tri
     let w = b.linear(&w, RowOrder::Plain).unwrap();
     let mut input = b.rows(n, k, RowsKind::Residual).unwrap();
     b.write(&mut input, x).unwrap();
-    let mut q = b.quants(n, k, Grouping::Row).unwrap();
+    let mut q = b.int8_rows(n, k, Grouping::Row).unwrap();
     b.norm_quantize(n, &input, [None, None], None, &mut q).unwrap();
     let mut out = b.rows(n, rows, RowsKind::Residual).unwrap();
     b.bit_linear(n, &q, &w, &mut out, 0, None).unwrap();

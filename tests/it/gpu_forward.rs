@@ -224,7 +224,7 @@ fn recompute_after_preemption_leaves_the_same_keys_values_and_logits() {
 }
 
 /// The head for a few greedy rows: bounds, then the logits that they do not rule out.
-const BOUNDED: [&str; 3] = ["sm80_split_s8", "sm80_bounds_t4_s8", "sm80_settle_bf16"];
+const BOUNDED: [&str; 3] = ["sm80_planes_s8", "sm80_bounds_t4_s8", "sm80_rescore_bf16"];
 
 /// Each operation of the forward pass is one kernel on the GPU; two where heads have norms, the head is ternary or an
 /// embedding rotated, three for a dense head and for the rule of a recurrent layer. The activations stay there, and the
@@ -239,7 +239,7 @@ fn a_forward_on_a_gpu_is_its_kernels_alone_and_the_host_reads_its_tokens_alone()
             true => columns.to_vec(),
         };
         let product = kernels(&["sm80_bitlinear_t8_w2a8"], &["sm80_grouped_t8_w2a8"]);
-        let rotate = kernels(&[], &["sm80_rope_store_bf16"]);
+        let rotate = kernels(&[], &["sm80_norm_rope_store_bf16"]);
         let projection = [&quantize[..], &product].concat();
         let layer = [&projection[..], &rotate, &attend, &projection.repeat(3)].concat();
         let embed = kernels(&["sm80_embed_bf16"], &["sm80_embed_w2"]);
@@ -255,7 +255,7 @@ fn a_forward_on_a_gpu_is_its_kernels_alone_and_the_host_reads_its_tokens_alone()
 #[test]
 fn logits_ruled_out_by_bounds_change_no_draw_on_a_gpu() {
     let source = Synthetic::of(ModelSpec { vocab: 5000, ..tiny().spec().clone() });
-    let drawn = |gpu: Gpu<Simulator>, screens: bool, rows: usize| {
+    let drawn = |gpu: Gpu<Simulator>, shortlists: bool, rows: usize| {
         let mut model = load(&source, gpu);
         let mut batch = Batch::new();
         for row in 0..rows {
@@ -265,9 +265,9 @@ fn logits_ruled_out_by_bounds_change_no_draw_on_a_gpu() {
         }
         let mut logits = Logits::default();
         model.forward(&batch, &mut logits).unwrap();
-        let work = model.backend_mut().head_work().unwrap();
-        let (whole, screened) = if screens { (0, rows) } else { (rows, 0) };
-        assert_eq!((work.whole, work.screened), (whole as u64, screened as u64), "{rows} rows");
+        let work = model.backend_mut().head_counts().unwrap();
+        let (whole, shortlisted) = if shortlists { (0, rows) } else { (rows, 0) };
+        assert_eq!((work.whole, work.shortlisted), (whole as u64, shortlisted as u64), "{rows} rows");
         assert!(work.rescored < (rows * 1000) as u64, "{} of {rows} rows computed", work.rescored);
         (0..rows).map(|row| logits.drawn(row)).collect::<Vec<_>>()
     };
@@ -275,7 +275,7 @@ fn logits_ruled_out_by_bounds_change_no_draw_on_a_gpu() {
         let bounded = drawn(Gpu::new(Simulator::default()).unwrap(), true, rows);
         let all = Gpu::new(Simulator::default()).unwrap().for_all_logits();
         assert_eq!(bounded, drawn(all, false, rows), "{rows} rows");
-        let switched_off = Gpu::new(Simulator::with(|info| info.screens = false)).unwrap();
+        let switched_off = Gpu::new(Simulator::with(|info| info.shortlists = false)).unwrap();
         assert_eq!(bounded, drawn(switched_off, false, rows), "{rows} rows");
     }
 }
@@ -297,7 +297,7 @@ fn a_forward_of_one_token_on_a_gpu_needs_no_launches_for_norms() {
 fn a_recurrent_forward_on_a_gpu_is_its_kernels_alone() {
     let projection = ["sm80_norm_quantize_s8", "sm80_grouped_t8_w2a8"];
     let rule = ["sm80_delta_inputs_f32", "sm80_delta_rule_f32", "sm80_delta_outputs_bf16"];
-    let attend = ["sm80_rope_store_bf16", "sm80_attention_r16_d128_bf16", "sm80_sigmoid_gate_bf16"];
+    let attend = ["sm80_norm_rope_store_bf16", "sm80_attention_r16_d128_bf16", "sm80_sigmoid_gate_bf16"];
     for (source, in_floats, turned) in
         [(recurrent(), &[][..], &[][..]), (rotated(), &["sm80_dense_bf16"], &["sm80_hadamard_f32"])]
     {

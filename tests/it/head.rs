@@ -32,11 +32,11 @@ fn logits_ruled_out_by_bounds_change_no_draw_on_any_isa() {
         for sequences in [1, 2, 7, 16] {
             let all = forward(&mut model, sequences, Wanted::All);
             for top in [1, 3, 40] {
-                let before = model.backend_ref().head_work();
+                let before = model.backend_ref().head_counts();
                 let some = forward(&mut model, sequences, Wanted::Top(top));
-                let work = model.backend_ref().head_work();
+                let work = model.backend_ref().head_counts();
                 assert_eq!(some.rows(), all.rows());
-                assert_eq!(work.screened - before.screened, all.rows() as u64, "{isa:?} top {top}");
+                assert_eq!(work.shortlisted - before.shortlisted, all.rows() as u64, "{isa:?} top {top}");
                 let rescored = (work.rescored - before.rescored) as usize / all.rows();
                 assert!((top..8000).contains(&rescored), "{isa:?} top {top}: {rescored} of a row computed");
                 for row in 0..all.rows() {

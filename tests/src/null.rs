@@ -25,7 +25,7 @@ impl Default for Null {
                 processors: 132,
                 overlap: true,
                 tiles_by_size: false,
-                screens: true,
+                shortlists: true,
                 tilings: Vec::new(),
                 code: LoadedCode::default(),
             },

@@ -62,7 +62,7 @@ impl Default for Simulator {
                 processors: 4,
                 overlap: true,
                 tiles_by_size: true,
-                screens: true,
+                shortlists: true,
                 tilings: Vec::new(),
                 code: LoadedCode::default(),
             },

@@ -113,16 +113,16 @@ fn kernels() -> Vec<Kernel> {
     // Bounds are made for rows whose largest value lies between these.
     let bits = |value: f32| value.to_bits();
     kernels.push(Kernel {
-        name: "sm80_split_s8".into(),
-        template: "split.ptx",
+        name: "sm80_planes_s8".into(),
+        template: "planes.ptx",
         numbers: context! {
             smallest => bits(1e-15), largest => bits(1e15), slack => format!("0f{:08X}", bits(1.0001)),
             registers => 56,
         },
     });
     kernels.push(Kernel {
-        name: "sm80_settle_bf16".into(),
-        template: "settle.ptx",
+        name: "sm80_rescore_bf16".into(),
+        template: "rescore.ptx",
         numbers: context! {
             threads => 128, groups => 1024, stages => 3, piece => 2048, blocks_per_sm => 3, registers => 128,
             shared => 4 * 3 * 4096 + 8 * 2048 + 64,
@@ -146,7 +146,7 @@ fn kernels() -> Vec<Kernel> {
         });
     }
     for (name, template, registers) in [
-        ("sm80_rope_store_bf16", "rope_store.ptx", 80),
+        ("sm80_norm_rope_store_bf16", "norm_rope_store.ptx", 80),
         ("sm80_norm_quantize_s8", "norm_quantize.ptx", 80),
         ("sm80_argmax_f32", "argmax.ptx", 48),
         ("sm80_norm_rows_bf16", "norm_rows.ptx", 64),

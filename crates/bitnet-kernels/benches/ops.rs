@@ -97,7 +97,7 @@ fn product(cpu: &mut Cpu, tokens: usize, rows: usize, cols: usize) -> Value {
     let mut x = cpu.rows(tokens, cols, RowsKind::Intermediate).unwrap();
     let values: Vec<f32> = (0..tokens * cols).map(|i| (i * 31 % 255) as f32 - 127.0).collect();
     cpu.write(&mut x, &values).unwrap();
-    let mut q = cpu.quants(tokens, cols, Grouping::Row).unwrap();
+    let mut q = cpu.int8_rows(tokens, cols, Grouping::Row).unwrap();
     cpu.norm_quantize(tokens, &x, [None, None], None, &mut q).unwrap();
     let mut out = cpu.rows(tokens, rows, RowsKind::Intermediate).unwrap();
     let made = (tokens * rows * cols) as f64;
@@ -144,7 +144,7 @@ fn beside(cpu: &mut Cpu, tokens: usize, [rows, cols]: [usize; 2], group: usize) 
     let values: Vec<f32> = (0..tokens * cols).map(|i| (i * 31 % 255) as f32 - 127.0).collect();
     cpu.write(&mut x, &values).unwrap();
     let inputs = [Grouping::Row, Grouping::Groups].map(|grouping| {
-        let mut q = cpu.quants(tokens, cols, grouping).unwrap();
+        let mut q = cpu.int8_rows(tokens, cols, grouping).unwrap();
         cpu.norm_quantize(tokens, &x, [None, None], None, &mut q).unwrap();
         q
     });
@@ -188,7 +188,7 @@ fn head(cpu: &mut Cpu) -> Vec<Value> {
         .collect();
     let weights = BitNetTensor::new(DType::BF16, [vocab, cols], SharedBytes::new(bytes)).unwrap();
     let mut table = cpu.table(&weights).unwrap();
-    cpu.screen(&mut table, None).unwrap();
+    cpu.prepare_shortlist(&mut table, None).unwrap();
     let mut x = cpu.rows(most, cols, RowsKind::Intermediate).unwrap();
     let values: Vec<f32> = (0..most * cols).map(|_| (0..4).map(|_| noise() as f32 - 32767.5).sum()).collect();
     cpu.write(&mut x, &values).unwrap();
@@ -281,7 +281,7 @@ fn rotation(cpu: &mut Cpu) -> Vec<Value> {
         let mut x = cpu.rows(tokens, width, RowsKind::Intermediate).unwrap();
         let values: Vec<f32> = (0..tokens * width).map(|i| (i * 31 % 255) as f32 - 127.0).collect();
         cpu.write(&mut x, &values).unwrap();
-        let mut q = cpu.quants(tokens, width, Grouping::Groups).unwrap();
+        let mut q = cpu.int8_rows(tokens, width, Grouping::Groups).unwrap();
         let [plain, with] = [None, Some(&turned)].map(|rotation| {
             median(cpu, |cpu| cpu.norm_quantize(tokens, &x, [None, None], rotation, &mut q).unwrap())
         });

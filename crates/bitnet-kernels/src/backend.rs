@@ -1,8 +1,11 @@
+//! The trait that every backend implements: memory in its own layouts, and the few fused operations of a forward pass.
+//! Forward passes are written against it once; arguments that need types of their own are in `operation`.
+
 use bitnet_tensor::{BitNetTensor, GroupedTensor, TernaryTensor};
 
 use crate::{
-    DeltaShape, DeltaWeights, Drawn, Gate, GroupedPanels, Grouping, HeadNorms, KernelError, KvShape, Norm,
-    Norms, Panels, Rotate, RowOrder, RowsKind, SamplingParams, Screen, Step, Wanted,
+    DeltaShape, DeltaWeights, Drawn, Gate, GroupedPanels, Grouping, HeadCopy, HeadNorms, KernelError,
+    KvShape, Norm, Norms, Panels, Rotate, RowOrder, RowsKind, SamplingParams, Step, Wanted,
     gpu::{Counts, tilings::Tiling},
 };
 
@@ -101,7 +104,7 @@ pub trait Backend: Send {
     /// Activations, `[rows][width]`.
     type Rows: Send;
     /// int8 activations, `[rows][width]`, with scales and sums per row or per group.
-    type Quants: Send;
+    type Int8Rows: Send;
     /// A matrix in the layout of the kernels, with one scale per row or per group of columns.
     type Linear: Send;
     /// A dense or ternary matrix: the embedding or the output head.
@@ -119,7 +122,7 @@ pub trait Backend: Send {
     /// A Walsh-Hadamard transform with signs.
     type Rotation: Send;
 
-    /// Whether panels and [`Backend::screen`] use the bytes of a file in place.
+    /// Whether panels and [`Backend::prepare_shortlist`] use the bytes of a file in place.
     const READS_PANELS: bool = false;
 
     /// Describes what this backend runs on.
@@ -128,7 +131,12 @@ pub trait Backend: Send {
     /// Makes zeroed activations.
     fn rows(&mut self, rows: usize, width: usize, kind: RowsKind) -> Result<Self::Rows, KernelError>;
     /// Makes zeroed int8 activations.
-    fn quants(&mut self, rows: usize, width: usize, grouping: Grouping) -> Result<Self::Quants, KernelError>;
+    fn int8_rows(
+        &mut self,
+        rows: usize,
+        width: usize,
+        grouping: Grouping,
+    ) -> Result<Self::Int8Rows, KernelError>;
     /// Packs a matrix for [`Backend::bit_linear`] (order [`RowOrder::Plain`]) or for the operation named by `order`. It
     /// multiplies activations with the [`Grouping`] of its scales.
     fn linear<'a>(
@@ -177,7 +185,7 @@ pub trait Backend: Send {
         x: &Self::Rows,
         norms: Norms<'_, Self::Gain>,
         rotation: Option<&Self::Rotation>,
-        out: &mut Self::Quants,
+        out: &mut Self::Int8Rows,
     ) -> Result<(), KernelError>;
 
     /// Computes `out[t][column + r] = sum_k x[t][k] * w[r][k]` for all rows `r` of `w`, scaled as [`crate::order`]
@@ -186,7 +194,7 @@ pub trait Backend: Send {
     fn bit_linear(
         &mut self,
         n: usize,
-        x: &Self::Quants,
+        x: &Self::Int8Rows,
         w: &Self::Linear,
         out: &mut Self::Rows,
         column: usize,
@@ -200,7 +208,7 @@ pub trait Backend: Send {
     /// are. Queries are rotated in place. With the width `w` of `rope`, `x` in dimension `i` and `y` in dimension
     /// `i + w / 2` become `x' = x cos - y sin` and `y' = y cos + x sin`; dimensions after the first `w` stay as they
     /// are.
-    fn rope_store(
+    fn norm_rope_store(
         &mut self,
         step: Step<'_>,
         heads: usize,
@@ -212,7 +220,7 @@ pub trait Backend: Send {
 
     /// Computes causal attention: every token attends to the positions of its sequence up to and including its own.
     ///
-    /// Reads the queries from the first columns of `qkv` (as [`Backend::rope_store`] left them) and writes
+    /// Reads the queries from the first columns of `qkv` (as [`Backend::norm_rope_store`] left them) and writes
     /// `[n][heads * head_dim]`, the width of `out`.
     fn attention(
         &mut self,
@@ -223,43 +231,43 @@ pub trait Backend: Send {
     ) -> Result<(), KernelError>;
 
     /// Applies the gate to `gate_up` (`[n][ffn | ffn]`), then does the same as [`Backend::norm_quantize`].
-    fn gate_quantize(
+    fn gate_norm_quantize(
         &mut self,
         n: usize,
         gate_up: &Self::Rows,
         gate: Gate,
         norms: Norms<'_, Self::Gain>,
         rotation: Option<&Self::Rotation>,
-        out: &mut Self::Quants,
+        out: &mut Self::Int8Rows,
     ) -> Result<(), KernelError>;
 
-    /// [`Backend::bit_linear`] with a matrix in [`RowOrder::GateUp`], then [`Backend::gate_quantize`].
+    /// [`Backend::bit_linear`] with a matrix in [`RowOrder::GateUp`], then [`Backend::gate_norm_quantize`].
     ///
     /// `gate_up` is `[n][ffn | ffn]`; its contents afterwards are unspecified.
     #[expect(clippy::too_many_arguments, reason = "the arguments of two operations")]
-    fn bit_linear_gate_quantize(
+    fn bit_linear_gate_norm_quantize(
         &mut self,
         n: usize,
-        x: &Self::Quants,
+        x: &Self::Int8Rows,
         w: &Self::Linear,
         gate: Gate,
         norms: Norms<'_, Self::Gain>,
         rotation: Option<&Self::Rotation>,
         gate_up: &mut Self::Rows,
-        out: &mut Self::Quants,
+        out: &mut Self::Int8Rows,
     ) -> Result<(), KernelError> {
         self.bit_linear(n, x, w, gate_up, 0, None)?;
-        self.gate_quantize(n, gate_up, gate, norms, rotation, out)
+        self.gate_norm_quantize(n, gate_up, gate, norms, rotation, out)
     }
 
-    /// [`Backend::bit_linear`] with a matrix in [`RowOrder::Rope`], then [`Backend::rope_store`].
+    /// [`Backend::bit_linear`] with a matrix in [`RowOrder::Rope`], then [`Backend::norm_rope_store`].
     ///
     /// Afterwards only the queries in `qkv` are defined.
     #[expect(clippy::too_many_arguments, reason = "the arguments of two operations")]
-    fn bit_linear_rope_store(
+    fn bit_linear_norm_rope_store(
         &mut self,
         step: Step<'_>,
-        x: &Self::Quants,
+        x: &Self::Int8Rows,
         w: &Self::Linear,
         heads: usize,
         rope: &Self::Rope,
@@ -268,7 +276,7 @@ pub trait Backend: Send {
         kv: &mut Self::Kv,
     ) -> Result<(), KernelError> {
         self.bit_linear(step.tokens(), x, w, qkv, 0, None)?;
-        self.rope_store(step, heads, rope, norms, qkv, kv)
+        self.norm_rope_store(step, heads, rope, norms, qkv, kv)
     }
 
     /// Computes a gated-delta layer between its projections: convolution, norms of queries and keys, the delta rule,
@@ -349,14 +357,18 @@ pub trait Backend: Send {
         None
     }
 
-    /// Whether this backend uses [`Backend::screen`].
-    fn screens(&self) -> bool {
+    /// Whether this backend uses [`Backend::prepare_shortlist`].
+    fn shortlists(&self) -> bool {
         false
     }
 
     /// Prepares a table so that the highest logits can be found without computing all of them, using the int8 copy
     /// `stored` in a file if given.
-    fn screen(&mut self, table: &mut Self::Table, stored: Option<Screen>) -> Result<(), KernelError> {
+    fn prepare_shortlist(
+        &mut self,
+        table: &mut Self::Table,
+        stored: Option<HeadCopy>,
+    ) -> Result<(), KernelError> {
         let _ = (table, stored);
         Ok(())
     }
@@ -373,9 +385,9 @@ pub trait Inspect: Backend {
     /// Reads back the first `n` quantised rows: values, then multipliers and sums per row, or scales and sums per
     /// group.
     #[expect(clippy::type_complexity, reason = "three arrays")]
-    fn read_quants(
+    fn read_int8_rows(
         &mut self,
-        x: &Self::Quants,
+        x: &Self::Int8Rows,
         n: usize,
     ) -> Result<(Vec<i8>, Vec<f32>, Vec<i32>), KernelError>;
 

@@ -7,7 +7,7 @@ use std::{
     time::Instant,
 };
 
-use crate::cpu::buffer::Buffer;
+use crate::cpu::memory::Buffer;
 
 /// Passes over the buffer. The fastest counts, because the others were disturbed.
 const PASSES: usize = 5;

@@ -1,3 +1,5 @@
+//! What is needed of a row of logits: all of them, the highest, or a token drawn from them; and how a token is drawn.
+
 /// How to draw a token from a row of logits.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SamplingParams {

@@ -1,3 +1,5 @@
+//! Errors of backends.
+
 /// An error in making or running a backend.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]

@@ -1,3 +1,5 @@
+//! Shapes and types of cached keys and values, and the bytes that they take.
+
 use std::{fmt, str::FromStr};
 
 use crate::KernelError;

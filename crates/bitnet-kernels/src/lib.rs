@@ -15,7 +15,7 @@
 //! let weights = TernaryTensor::from_trits(2, 4, &[1, 0, -1, 1, -1, 0, 0, 1], 0.5)?;
 //! let weights = cpu.linear(&weights, RowOrder::Plain)?;
 //!
-//! let (mut x, mut x_i8) = (cpu.rows(1, 4, RowsKind::Residual)?, cpu.quants(1, 4, Grouping::Row)?);
+//! let (mut x, mut x_i8) = (cpu.rows(1, 4, RowsKind::Residual)?, cpu.int8_rows(1, 4, Grouping::Row)?);
 //! cpu.write(&mut x, &[127.0, 0.0, -127.0, 64.0])?;
 //! cpu.norm_quantize(1, &x, [None, None], None, &mut x_i8)?;
 //!
@@ -55,7 +55,7 @@ mod windows;
 
 pub use backend::{Backend, BackendInfo, DeviceStatus, Inspect, StepSize, TableWeights, Weights};
 pub use bandwidth::memory_bandwidth;
-pub use cpu::{Cpu, GroupedPanels, HeadWork, Isa, Panels, Screen, on_huge_pages};
+pub use cpu::{Cpu, GroupedPanels, HeadCopy, HeadCounts, Isa, Panels, on_huge_pages};
 pub use draw::{Drawn, SamplingParams, Wanted};
 pub use error::KernelError;
 pub use heap::trim_heap;

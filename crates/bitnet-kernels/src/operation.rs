@@ -91,9 +91,9 @@ pub enum RowOrder {
     /// The next operation uses each row on its own.
     Plain,
     /// The halves of the matrix are gate and up, and row `i` of one is needed with row `i` of the other:
-    /// for [`crate::Backend::bit_linear_gate_quantize`].
+    /// for [`crate::Backend::bit_linear_gate_norm_quantize`].
     GateUp,
-    /// Dimension `i` of a head is needed with dimension `i + head_dim / 2`: for [`crate::Backend::bit_linear_rope_store`].
+    /// Dimension `i` of a head is needed with dimension `i + head_dim / 2`: for [`crate::Backend::bit_linear_norm_rope_store`].
     Rope {
         /// Width of a head.
         head_dim: usize,

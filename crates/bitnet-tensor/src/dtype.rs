@@ -1,3 +1,5 @@
+//! Types of tensor elements, plain and in blocks, and the bytes that they take.
+
 use std::fmt;
 
 /// Element type of stored data, including block-quantised types.

@@ -1,3 +1,5 @@
+//! Errors of tensors whose parts do not fit together.
+
 use crate::{DType, Shape};
 
 /// An error in making or reading a tensor.

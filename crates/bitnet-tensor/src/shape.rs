@@ -1,3 +1,5 @@
+//! Sizes of a tensor's dimensions.
+
 use std::fmt;
 
 /// Dimensions of a tensor, outermost first. Elements along the last dimension are contiguous and form a row.

@@ -1,3 +1,5 @@
+//! [`BitNetTensor`]: a dense tensor of any float type, over bytes that it may share with a file.
+
 use std::{fmt, ops::Range, sync::Arc};
 
 use crate::{DType, Shape, TensorError, blocks};

@@ -253,7 +253,7 @@ fn on<B: Backend + 'static>(
     progress: Progress<'_>,
 ) -> Result<Loaded, Error> {
     let start = Instant::now();
-    let (spec, weights) = (&checkpoint.spec, home.weights(checkpoint, !backend.screens())?);
+    let (spec, weights) = (&checkpoint.spec, home.weights(checkpoint, !backend.shortlists())?);
     let plan = plan(memory, home, spec, weights.total, want)?;
     let model = Transformer::load(spec, &*checkpoint.tensors, backend, plan.limits, progress)?;
     Ok(Loaded { model: Box::new(model), weights, plan, time: start.elapsed(), refused: None })

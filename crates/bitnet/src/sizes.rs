@@ -91,8 +91,8 @@ impl Home {
     /// Bytes of the int8 copy of a dense output head.
     fn copy(self, rows: usize, cols: usize) -> usize {
         match self {
-            Home::Cpu(_) => Cpu::screen_bytes(rows, cols),
-            Home::Gpu => gpu::copy_bytes(rows, cols),
+            Home::Cpu(_) => Cpu::head_copy_bytes(rows, cols),
+            Home::Gpu => gpu::head_copy_bytes(rows, cols),
         }
     }
 
@@ -150,7 +150,8 @@ impl Home {
                 let all = of(spec.hidden) + of(q) + of(values) + of(spec.ffn);
                 let groups = if spec.grouped.projections { all } else { 0 };
                 let head = if spec.grouped.head { spec.hidden + of(spec.hidden) } else { 0 };
-                let bounds = if spec.grouped.head { 0 } else { gpu::bound_bytes(spec.vocab, spec.hidden) };
+                let bounds =
+                    if spec.grouped.head { 0 } else { gpu::shortlist_bytes(spec.vocab, spec.hidden) };
                 tokens.next_multiple_of(128) * (token + groups)
                     + rows * (2 * spec.hidden + 4 * spec.vocab + bounds + 64)
                     + rows.next_multiple_of(128) * head

@@ -254,7 +254,7 @@ fn use_all(model: Checkpoint) -> Result<(), ModelError> {
         }
     }
     if let Some(packed) = model.tensors.packed() {
-        packed.screen()?;
+        packed.head_copy()?;
         for stack in model.tensors.entries().chunk_by(|a, b| a.stored_name == b.stored_name) {
             let names: Vec<String> = stack.iter().map(|entry| entry.name.clone()).collect();
             match stack[0].kind {

@@ -2,9 +2,9 @@
 #![allow(clippy::print_stdout, reason = "its tool prints results")]
 
 mod assumptions;
+mod rescore;
 mod sampling;
 mod sass;
-mod settle;
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},
@@ -17,7 +17,7 @@ use bitnet_kernels::{
     SamplingParams, Wanted,
     gpu::{
         Gpu,
-        table::{Kernel, SETTLE, overlapped, waits},
+        table::{Kernel, RESCORE, overlapped, waits},
     },
 };
 use bitnet_model::{Batch, Hybrid, Limits, Logits, Model, ModelSpec, Synthetic, Transformer};
@@ -182,9 +182,9 @@ impl Kind {
         let mut step = std::mem::take(&mut *self.samples.lock().expect("nothing panicked"));
         ensure!(!step.is_empty(), "a step launches kernels");
         let spec = self.model.spec();
-        let settles = |sample: &&mut Sample| sample.launch.kernel().name == SETTLE.name;
-        if let Some(sample) = step.iter_mut().find(settles) {
-            *sample = settle::launch(case.sequences, [spec.vocab, spec.hidden])?;
+        let rescores = |sample: &&mut Sample| sample.launch.kernel().name == RESCORE.name;
+        if let Some(sample) = step.iter_mut().find(rescores) {
+            *sample = rescore::launch(case.sequences, [spec.vocab, spec.hidden])?;
         }
         Ok(step)
     }

@@ -45,7 +45,8 @@ fn time<B: Inspect>(backend: &mut B, [m, k, n]: [usize; 3]) -> Result<f64, Kerne
     let trits = (0..n * k).map(|i| (random_u64(i as u64, 0, 0) % 3) as i8 - 1).collect::<Vec<_>>();
     let matrix = TernaryTensor::from_trits(n, k, &trits, 1.0).expect("every trit is one");
     let weights = backend.linear(&matrix, RowOrder::Plain)?;
-    let (mut x, mut quants) = (backend.rows(m, k, RowsKind::Residual)?, backend.quants(m, k, Grouping::Row)?);
+    let (mut x, mut quants) =
+        (backend.rows(m, k, RowsKind::Residual)?, backend.int8_rows(m, k, Grouping::Row)?);
     let mut y = backend.rows(m, n, RowsKind::Intermediate)?;
     let values: Vec<f32> = (0..m * k).map(|i| (i % 255) as f32 - 127.0).collect();
     let mut least = f64::INFINITY;

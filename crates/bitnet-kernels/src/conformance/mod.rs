@@ -11,8 +11,8 @@ use bitnet_tensor::{BitNetTensor, DType, GroupedTensor, SharedBytes, TernaryTens
 use half::f16;
 
 use crate::{
-    BLOCK_TOKENS, Backend, Cpu, Gate, GroupedPanels, Grouping, HeadNorms, Inspect, Isa, KernelError, KvShape,
-    Norm, Norms, Panels, Reference, RowOrder, RowsKind, Run, Screen, Step, Wanted,
+    BLOCK_TOKENS, Backend, Cpu, Gate, GroupedPanels, Grouping, HeadCopy, HeadNorms, Inspect, Isa,
+    KernelError, KvShape, Norm, Norms, Panels, Reference, RowOrder, RowsKind, Run, Step, Wanted,
 };
 
 /// One operation at one shape: `n` tokens of `k` or `width` input features. `rows` are the output features of each range
@@ -31,13 +31,13 @@ pub enum Case {
     NormedProduct { k: usize, rows: usize },
     /// [`Case::NormedProduct`] with a scale per group of columns, after a norm of the residual or none of other rows.
     GroupedNormedProduct { k: usize, rows: usize, group: usize },
-    /// [`Backend::gate_quantize`] with 0 or 1 norm.
-    GateQuantize { n: usize, ffn: usize, gate: Gate, norms: usize },
-    /// [`Backend::bit_linear_gate_quantize`].
+    /// [`Backend::gate_norm_quantize`] with 0 or 1 norm.
+    GateNormQuantize { n: usize, ffn: usize, gate: Gate, norms: usize },
+    /// [`Backend::bit_linear_gate_norm_quantize`].
     GateUp { n: usize, k: usize, ffn: usize, gate: Gate },
-    /// [`Backend::bit_linear_rope_store`] of one sequence, then [`Backend::attention`] over it.
+    /// [`Backend::bit_linear_norm_rope_store`] of one sequence, then [`Backend::attention`] over it.
     Qkv { start: usize, n: usize, k: usize, heads: usize, kv_heads: usize, head_dim: usize },
-    /// [`Backend::rope_store`], [`Backend::copy_block`] and [`Backend::attention`] of several sequences in one step.
+    /// [`Backend::norm_rope_store`], [`Backend::copy_block`] and [`Backend::attention`] of several sequences in one step.
     /// `runs` are `(start, tokens)` of each, with earlier positions in the cache. `odd` adds rows that are zero, tiny,
     /// huge, infinite or NaN.
     Attention { heads: usize, kv_heads: usize, head_dim: usize, runs: &'static [(usize, usize)], odd: bool },
@@ -71,7 +71,7 @@ pub enum Case {
         runs: &'static [(usize, usize)],
         odd: bool,
     },
-    /// [`Backend::norm_quantize`], with 0 or 1 norm, and [`Backend::gate_quantize`] with a [`Rotate`](crate::Rotate) of
+    /// [`Backend::norm_quantize`], with 0 or 1 norm, and [`Backend::gate_norm_quantize`] with a [`Rotate`](crate::Rotate) of
     /// `width` columns in blocks; `grouped` are key heads, and value heads per key head.
     Rotated {
         n: usize,
@@ -88,7 +88,7 @@ pub enum Case {
     SigmoidGate { n: usize, width: usize, column: usize },
     /// [`Backend::dense`] into columns `column..`.
     Dense { n: usize, width: usize, rows: usize, column: usize, dtype: DType },
-    /// [`Backend::rope_store`], with norms, and [`Backend::attention`] of one sequence whose heads are rotated in their
+    /// [`Backend::norm_rope_store`], with norms, and [`Backend::attention`] of one sequence whose heads are rotated in their
     /// first `rotary` dimensions, and whose rows end with `more` other columns.
     PartialRope {
         start: usize,
@@ -152,8 +152,8 @@ pub fn cases() -> Vec<Case> {
     }
     for ffn in [1, 16, 100, 352, 6912, 8640] {
         for gate in [Gate::SquaredRelu, Gate::Silu] {
-            cases.push(Case::GateQuantize { n: 7, ffn, gate, norms: ffn % 2 });
-            cases.push(Case::GateQuantize { n: 2, ffn, gate, norms: 1 });
+            cases.push(Case::GateNormQuantize { n: 7, ffn, gate, norms: ffn % 2 });
+            cases.push(Case::GateNormQuantize { n: 2, ffn, gate, norms: 1 });
         }
     }
     for (n, k, ffn) in [(1, 17, 1), (2, 100, 24), (9, 256, 352), (33, 192, 100)] {
@@ -445,8 +445,8 @@ fn integers(what: &'static str, values: Vec<i32>) -> (&'static str, Vec<f64>, Ve
     (what, values.into_iter().map(f64::from).collect(), bits)
 }
 
-fn quantised<B: Inspect>(b: &mut B, x: &B::Quants, n: usize) -> Result<Results, KernelError> {
-    let (values, multipliers, sums) = b.read_quants(x, n)?;
+fn quantised<B: Inspect>(b: &mut B, x: &B::Int8Rows, n: usize) -> Result<Results, KernelError> {
+    let (values, multipliers, sums) = b.read_int8_rows(x, n)?;
     let values = values.into_iter().map(i32::from).collect();
     Ok(vec![integers("int8 value", values), floats("multiplier", multipliers), integers("sum", sums)])
 }
@@ -505,12 +505,12 @@ fn outputs<B: Inspect>(b: &mut B, case: Case) -> Result<Results, KernelError> {
             let w = b.linear(&v.grouped(&[rows], k, group), RowOrder::Plain)?;
             normed_product(b, v, &w, [k, rows], Grouping::Groups)
         }
-        Case::GateQuantize { n, ffn, gate, norms: count } => {
+        Case::GateNormQuantize { n, ffn, gate, norms: count } => {
             let norms = norms(b, v, count, ffn)?;
             let mut x = b.rows(n, 2 * ffn, RowsKind::Intermediate)?;
             b.write(&mut x, &v.rows(n, 2 * ffn))?;
-            let mut q = b.quants(n, ffn, Grouping::Row)?;
-            b.gate_quantize(n, &x, gate, in_order(&norms), None, &mut q)?;
+            let mut q = b.int8_rows(n, ffn, Grouping::Row)?;
+            b.gate_norm_quantize(n, &x, gate, in_order(&norms), None, &mut q)?;
             quantised(b, &q, n)
         }
         Case::GateUp { n, k, ffn, gate } => {
@@ -549,7 +549,7 @@ fn quantize<B: Inspect>(
     for &kind in kinds {
         let mut x = b.rows(n, width, kind)?;
         b.write(&mut x, &values)?;
-        let mut q = b.quants(n, width, grouping)?;
+        let mut q = b.int8_rows(n, width, grouping)?;
         b.norm_quantize(n, &x, in_order(&norms), None, &mut q)?;
         results.append(&mut quantised(b, &q, n)?);
     }
@@ -570,7 +570,7 @@ fn normed_product<B: Inspect>(
     let mut results = Vec::new();
     for kind in [RowsKind::Residual, RowsKind::Intermediate] {
         let mut x = b.rows(1, k, kind)?;
-        let mut q = b.quants(1, k, grouping)?;
+        let mut q = b.int8_rows(1, k, grouping)?;
         let mut out = b.rows(1, rows, RowsKind::Residual)?;
         let norm = (kind == RowsKind::Residual || grouping == Grouping::Row).then_some(&norm);
         for row in values.chunks_exact(k) {
@@ -613,7 +613,7 @@ fn product<B: Inspect>(
 ) -> Result<Results, KernelError> {
     let mut x = b.rows(n, k, RowsKind::Residual)?;
     b.write(&mut x, &v.rows(n, k))?;
-    let mut q = b.quants(n, k, grouping)?;
+    let mut q = b.int8_rows(n, k, grouping)?;
     b.norm_quantize(n, &x, [None, None], None, &mut q)?;
     // Sums are added to the residual; plain products are passed between operations.
     let kind = if add.is_some() { RowsKind::Residual } else { RowsKind::Intermediate };
@@ -634,8 +634,8 @@ fn gate_up<B: Inspect>(
     let norm = norms(b, v, 1, ffn)?.remove(0);
     let q = input(b, v, (n, k), grouping)?;
     let mut gate_up = b.rows(n, 2 * ffn, RowsKind::Intermediate)?;
-    let mut out = b.quants(n, ffn, grouping)?;
-    b.bit_linear_gate_quantize(n, &q, w, gate, [Some(&norm), None], None, &mut gate_up, &mut out)?;
+    let mut out = b.int8_rows(n, ffn, grouping)?;
+    b.bit_linear_gate_norm_quantize(n, &q, w, gate, [Some(&norm), None], None, &mut gate_up, &mut out)?;
     quantised(b, &out, n)
 }
 
@@ -660,7 +660,7 @@ fn qkv<B: Inspect>(
         let mut qkv = b.rows(len, width, RowsKind::Intermediate)?;
         let runs = [Run { tokens: 0..len, start: first, blocks: 0..blocks.len(), state: 0 }];
         let step = Step::new(&runs, &blocks);
-        b.bit_linear_rope_store(step, &q, w, heads, &rope, norms, &mut qkv, &mut kv)?;
+        b.bit_linear_norm_rope_store(step, &q, w, heads, &rope, norms, &mut qkv, &mut kv)?;
         Ok::<_, KernelError>((runs, qkv))
     };
     if start > 0 {
@@ -721,7 +721,7 @@ fn ternary_head<B: Inspect>(
     let mut table = b.table(&weights)?;
     let mut results = head(b, v, &table, shape, 12.0)?;
     table = b.table(stored_groups(&weights)?)?;
-    b.screen(&mut table, None)?;
+    b.prepare_shortlist(&mut table, None)?;
     let mut x = b.rows(n, width, RowsKind::Intermediate)?;
     b.write(&mut x, &v.rows(n, width))?;
     let logits = logits(b, &x, &table, &vec![Wanted::Top(1); n], vocab)?;
@@ -749,10 +749,10 @@ fn top<B: Inspect>(
     let weights = BitNetTensor::new(dtype, [vocab, width], SharedBytes::new(bytes)).expect("two halves");
     let mut table = b.table(&weights)?;
     let stored = match dtype {
-        DType::F16 => screen_from_file(&weights)?,
+        DType::F16 => head_copy_from_file(&weights)?,
         _ => None,
     };
-    b.screen(&mut table, stored)?;
+    b.prepare_shortlist(&mut table, stored)?;
     let mut x = b.rows(n, width, RowsKind::Intermediate)?;
     b.write(&mut x, &v.rows(n, width))?;
     let kinds = [Wanted::Top(1), Wanted::Top(2), Wanted::Top(5), Wanted::All];
@@ -799,10 +799,10 @@ fn stored_groups(weights: &GroupedTensor) -> Result<GroupedPanels, KernelError> 
 }
 
 /// The int8 copy of a table, as stored in a file.
-fn screen_from_file(weights: &BitNetTensor) -> Result<Option<Screen>, KernelError> {
-    let Some(copy) = Cpu::new(Isa::named("scalar")?, 1)?.screen_of(weights)? else { return Ok(None) };
+fn head_copy_from_file(weights: &BitNetTensor) -> Result<Option<HeadCopy>, KernelError> {
+    let Some(copy) = Cpu::new(Isa::named("scalar")?, 1)?.copy_head(weights)? else { return Ok(None) };
     let bytes = SharedBytes::new(copy.stored().collect::<Vec<_>>().concat());
-    Ok(Some(Screen::from_stored(weights.rows(), weights.cols(), &bytes)?))
+    Ok(Some(HeadCopy::from_stored(weights.rows(), weights.cols(), &bytes)?))
 }
 
 /// Quantised ordinary rows.
@@ -811,10 +811,10 @@ fn input<B: Inspect>(
     v: &mut Values,
     (n, k): (usize, usize),
     grouping: Grouping,
-) -> Result<B::Quants, KernelError> {
+) -> Result<B::Int8Rows, KernelError> {
     let mut x = b.rows(n, k, RowsKind::Residual)?;
     b.write(&mut x, &v.many(n * k))?;
-    let mut q = b.quants(n, k, grouping)?;
+    let mut q = b.int8_rows(n, k, grouping)?;
     b.norm_quantize(n, &x, [None, None], None, &mut q)?;
     Ok(q)
 }
@@ -866,7 +866,7 @@ fn attention<B: Inspect>(
     }
     let mut before = b.rows(past_rows.max(1), width, RowsKind::Intermediate)?;
     b.write(&mut before, &v.many(past_rows * width))?;
-    b.rope_store(Step::new(&past, &blocks), heads, &rope, None, &mut before, &mut kv)?;
+    b.norm_rope_store(Step::new(&past, &blocks), heads, &rope, None, &mut before, &mut kv)?;
     // Moves the first block: attention must find its keys and values in the copy.
     b.copy_block(&mut kv, blocks[0], count as u32)?;
     blocks[0] = count as u32;
@@ -877,7 +877,7 @@ fn attention<B: Inspect>(
     };
     b.write(&mut qkv, &values)?;
     let step = Step::new(&step, &blocks);
-    b.rope_store(step, heads, &rope, None, &mut qkv, &mut kv)?;
+    b.norm_rope_store(step, heads, &rope, None, &mut qkv, &mut kv)?;
     let mut out = b.rows(step_rows, heads * dim, RowsKind::Intermediate)?;
     b.attention(step, &qkv, &kv, &mut out)?;
     Ok(vec![floats("query", b.read(&qkv, step_rows)?), floats("attention", b.read(&out, step_rows)?)])

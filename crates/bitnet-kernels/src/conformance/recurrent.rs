@@ -1,5 +1,5 @@
-//! Cases for layers with a recurrent state, and for what comes with them: transforms, gates, dense projections, and heads
-//! that are rotated in part.
+//! Cases for layers with a recurrent state, and for what comes with them: transforms, gates, dense projections, and
+//! heads that are rotated in part.
 
 use bitnet_tensor::DType;
 
@@ -211,12 +211,12 @@ fn rotated<B: Inspect>(
     let norms = [norms.first(), None];
     let mut x = b.rows(n, width, RowsKind::Residual)?;
     b.write(&mut x, &v.rows(n, width))?;
-    let mut q = b.quants(n, width, grouping)?;
+    let mut q = b.int8_rows(n, width, grouping)?;
     b.norm_quantize(n, &x, norms, Some(rotation), &mut q)?;
     let mut results = quantised(b, &q, n)?;
     let mut gate_up = b.rows(n, 2 * width, RowsKind::Intermediate)?;
     b.write(&mut gate_up, &v.rows(n, 2 * width))?;
-    b.gate_quantize(n, &gate_up, Gate::Silu, norms, Some(rotation), &mut q)?;
+    b.gate_norm_quantize(n, &gate_up, Gate::Silu, norms, Some(rotation), &mut q)?;
     results.append(&mut quantised(b, &q, n)?);
     Ok(results)
 }
@@ -260,7 +260,7 @@ fn partial_rope<B: Inspect>(
         b.write(&mut qkv, &v.many(len * width))?;
         let runs = [Run { tokens: 0..len, start: first, blocks: 0..blocks.len(), state: 0 }];
         let step = Step::new(&runs, &blocks);
-        b.rope_store(step, heads, &rope, Some([&norms[0], &norms[1]]), &mut qkv, &mut kv)?;
+        b.norm_rope_store(step, heads, &rope, Some([&norms[0], &norms[1]]), &mut qkv, &mut kv)?;
         results.push(floats("rows", b.read(&qkv, len)?));
         if first == start && len == n {
             b.attention(step, &qkv, &kv, &mut out)?;

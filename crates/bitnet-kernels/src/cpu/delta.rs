@@ -4,13 +4,13 @@ use crate::{
     DeltaShape, DeltaWeights, KernelError, Norm, Rotate, Run, Step,
     cpu::{
         Cpu, ROW_UNIT, Rows, Table,
-        buffer::{Buffer, Shared},
         generic::{
             delta::{Delta, Inputs, Outputs, Rule, State, mixed_heads, run_units},
             dense::DenseLogits,
             rotate::Rotation,
             rows::{Gain, NormRows, SigmoidGate},
         },
+        memory::{Buffer, Shared},
         pool::share,
     },
 };

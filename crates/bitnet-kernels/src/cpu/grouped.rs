@@ -17,10 +17,9 @@ use half::f16;
 use crate::{
     KernelError,
     cpu::{
-        buffer::{Arena, Shared},
+        memory::{Arena, LineReader, Shared},
         panels::{BLOCK, BLOCK_BYTES, PANEL_ROWS, pack_row, unpack_row},
         pool::Pool,
-        stored::LineReader,
     },
 };
 

@@ -1,3 +1,6 @@
+//! Chooses the instruction set at run time. An [`Isa`] is proof that this CPU has its instructions, so calls of its
+//! kernels are sound.
+
 use std::fmt;
 
 use crate::{

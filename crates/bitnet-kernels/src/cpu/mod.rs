@@ -2,19 +2,16 @@
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
-pub(crate) mod buffer;
 mod delta;
 mod generic;
 mod grouped;
 mod head;
 mod isa;
 mod lanes;
+pub(crate) mod memory;
 mod panels;
 mod pool;
-mod residence;
 mod scalar;
-mod screen;
-mod stored;
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 
@@ -31,7 +28,6 @@ use crate::{
     KvShape, KvType, Norm, Norms, Rotate, RowOrder, RowsKind, Run, Step, StepSize, TableWeights, Wanted,
     Weights, scales::Scales,
 };
-use buffer::{Arena, Buffer, Shared};
 use delta::RecurrentScratch;
 use generic::{
     attention::{self, Attention},
@@ -40,17 +36,19 @@ use generic::{
     dense,
     grouped::Grouped,
     rotate::Rotation,
-    rows::{Gain, GateQuantize, NormQuantize, NormRows, QuantOut, RopeStore, ScalesOut, quantize_scratch},
+    rows::{
+        Gain, GateNormQuantize, NormQuantize, NormRopeStore, NormRows, QuantOut, ScalesOut, quantize_scratch,
+    },
     ternary::{BitLinear, Output},
 };
 pub use grouped::GroupedPanels;
-pub use head::HeadWork;
-use head::Screening;
+use head::ShortlistBuffers;
+pub use head::{HeadCopy, HeadCounts};
 pub use isa::Isa;
+pub use memory::on_huge_pages;
+use memory::{Arena, Buffer, Shared};
 pub use panels::Panels;
 use pool::{Pool, share};
-pub use residence::on_huge_pages;
-pub use screen::Screen;
 
 /// Rows padded with zeros to whole vectors, `[rows][stride]` f32.
 pub struct Rows {
@@ -61,7 +59,7 @@ pub struct Rows {
 }
 
 /// Quantised rows padded with zeros to whole blocks, `[rows][stride]` i8.
-pub struct Quants {
+pub struct Int8Rows {
     rows: usize,
     width: usize,
     stride: usize,
@@ -104,12 +102,12 @@ pub struct Rope {
 
 /// The embedding or the output head.
 pub enum Table {
-    /// Dense, with an int8 copy if [`Backend::screen`] prepared one.
+    /// Dense, with an int8 copy if [`Backend::prepare_shortlist`] prepared one.
     Dense {
         /// The matrix.
         weights: BitNetTensor,
         /// The int8 copy.
-        screen: Option<Screen>,
+        copy: Option<HeadCopy>,
     },
     /// Ternary, with one scale per group of columns.
     Ternary {
@@ -138,13 +136,13 @@ pub struct Cpu {
     memory: Arena,
     /// One per thread, grown when buffers are made.
     scratch: Vec<Buffer<f32>>,
-    screens: bool,
-    screening: Screening,
+    shortlists: bool,
+    shortlist: ShortlistBuffers,
     /// Quantised input rows of a ternary output head.
-    head_input: Option<Quants>,
+    head_input: Option<Int8Rows>,
     recurrent: RecurrentScratch,
     bit_linear_calls: u64,
-    head: HeadWork,
+    head: HeadCounts,
 }
 
 impl Cpu {
@@ -165,12 +163,12 @@ impl Cpu {
             pool,
             memory: Arena::default(),
             scratch,
-            screens: true,
-            screening: Screening::default(),
+            shortlists: true,
+            shortlist: ShortlistBuffers::default(),
             head_input: None,
             recurrent: RecurrentScratch::default(),
             bit_linear_calls: 0,
-            head: HeadWork::default(),
+            head: HeadCounts::default(),
         })
     }
 
@@ -181,7 +179,7 @@ impl Cpu {
 
     /// Makes no int8 copy of the output head, for callers that need all logits.
     pub fn for_all_logits(self) -> Self {
-        Cpu { screens: false, ..self }
+        Cpu { shortlists: false, ..self }
     }
 
     /// Type of cached keys and values.
@@ -189,9 +187,9 @@ impl Cpu {
         self.kv
     }
 
-    /// Bytes that [`Backend::screen`] allocates for a table of this shape.
-    pub fn screen_bytes(rows: usize, cols: usize) -> usize {
-        Screen::bytes(rows, cols)
+    /// Bytes that [`Backend::prepare_shortlist`] allocates for a table of this shape.
+    pub fn head_copy_bytes(rows: usize, cols: usize) -> usize {
+        HeadCopy::bytes(rows, cols)
     }
 
     /// Measures the integer products per second that all threads compute together from registers, the upper bound for
@@ -215,7 +213,7 @@ impl Cpu {
     }
 
     /// Work of the output head so far.
-    pub fn head_work(&self) -> HeadWork {
+    pub fn head_counts(&self) -> HeadCounts {
         self.head
     }
 
@@ -236,9 +234,9 @@ impl Cpu {
 
     /// Ensures that there is room for `rows` quantised input rows of a ternary output head.
     fn reserve_head_input(&mut self, rows: usize, width: usize) -> Result<(), KernelError> {
-        let fits = |input: &Quants| input.rows >= rows && input.width == width;
+        let fits = |input: &Int8Rows| input.rows >= rows && input.width == width;
         if !self.head_input.as_ref().is_some_and(fits) {
-            self.head_input = Some(self.quants(rows, width, Grouping::Groups)?);
+            self.head_input = Some(self.int8_rows(rows, width, Grouping::Groups)?);
         }
         Ok(())
     }
@@ -247,7 +245,7 @@ impl Cpu {
     fn multiply_rows(
         &mut self,
         n: usize,
-        x: &Quants,
+        x: &Int8Rows,
         w: &Panels,
         out: Output<'_>,
     ) -> Result<(), KernelError> {
@@ -269,7 +267,7 @@ impl Cpu {
     fn multiply_groups(
         &mut self,
         n: usize,
-        x: &Quants,
+        x: &Int8Rows,
         w: &GroupedPanels,
         out: Output<'_>,
     ) -> Result<(), KernelError> {
@@ -324,7 +322,7 @@ const ROW_UNIT: usize = 1 << 14;
 /// Minimum bytes of weights that justify a separate part.
 const WEIGHT_UNIT: usize = 1 << 14;
 
-impl Quants {
+impl Int8Rows {
     fn out(&mut self) -> QuantOut<'_> {
         let scales = match &mut self.scales {
             Scales::Rows(rows) => ScalesOut::Rows(Shared::new(rows)),
@@ -353,7 +351,7 @@ fn assert_rotation(rotation: Option<&Rotation>, width: usize) {
 
 impl Backend for Cpu {
     type Rows = Rows;
-    type Quants = Quants;
+    type Int8Rows = Int8Rows;
     type Linear = Linear;
     type Table = Table;
     type Gain = Gain;
@@ -376,12 +374,12 @@ impl Backend for Cpu {
         Ok(Rows { rows, width, stride, values: Buffer::zeroed(rows * stride, "activations")? })
     }
 
-    fn quants(&mut self, rows: usize, width: usize, grouping: Grouping) -> Result<Quants, KernelError> {
+    fn int8_rows(&mut self, rows: usize, width: usize, grouping: Grouping) -> Result<Int8Rows, KernelError> {
         // Whole cache lines, so that threads never share one.
         let stride = width.next_multiple_of(64);
         let values = Buffer::zeroed(rows * stride, "int8 activations")?;
         let scales = Scales::zeroed(rows, width, grouping);
-        Ok(Quants { rows, width, stride, values, scales })
+        Ok(Int8Rows { rows, width, stride, values, scales })
     }
 
     fn linear<'a>(&mut self, weights: impl Into<Weights<'a>>, _: RowOrder) -> Result<Linear, KernelError> {
@@ -400,7 +398,7 @@ impl Backend for Cpu {
             TableWeights::Dense(weights) => {
                 self.reserve(dense::scratch(weights))?;
                 self.fit_dense(weights.cols());
-                return Ok(Table::Dense { weights: weights.clone(), screen: None });
+                return Ok(Table::Dense { weights: weights.clone(), copy: None });
             }
             TableWeights::Groups(weights) => GroupedPanels::pack(weights, &mut self.pool, &mut self.memory)?,
             TableWeights::GroupPanels(panels) => panels,
@@ -477,7 +475,7 @@ impl Backend for Cpu {
         x: &Rows,
         norms: Norms<'_, Gain>,
         rotation: Option<&Rotation>,
-        out: &mut Quants,
+        out: &mut Int8Rows,
     ) -> Result<(), KernelError> {
         assert!(n <= x.rows && n <= out.rows && x.width == out.width, "the rows must fit their buffers");
         assert_widths(norms, x.width);
@@ -495,7 +493,7 @@ impl Backend for Cpu {
     fn bit_linear(
         &mut self,
         n: usize,
-        x: &Quants,
+        x: &Int8Rows,
         w: &Linear,
         out: &mut Rows,
         column: usize,
@@ -510,7 +508,7 @@ impl Backend for Cpu {
         }
     }
 
-    fn rope_store(
+    fn norm_rope_store(
         &mut self,
         Step { runs, blocks, .. }: Step<'_>,
         heads: usize,
@@ -525,7 +523,7 @@ impl Backend for Cpu {
         assert!(parts * dim <= qkv.width, "the rows must hold queries, keys and values");
         assert_widths(norms.map_or([None; 2], |[queries, keys]| [Some(queries), Some(keys)]), dim);
         self.reserve(dim.next_multiple_of(16))?;
-        let a = RopeStore {
+        let a = NormRopeStore {
             runs,
             blocks,
             cos: &rope.cos,
@@ -541,7 +539,7 @@ impl Backend for Cpu {
             values: kv.values.shared(),
         };
         // SAFETY: `isa` proves the instruction set; only this thread has access to the buffers; scratch holds a head.
-        unsafe { (self.isa.kernels().floats.rope_store)(&a, &mut self.scratch[0]) }
+        unsafe { (self.isa.kernels().floats.norm_rope_store)(&a, &mut self.scratch[0]) }
         Ok(())
     }
 
@@ -580,14 +578,14 @@ impl Backend for Cpu {
         })
     }
 
-    fn gate_quantize(
+    fn gate_norm_quantize(
         &mut self,
         n: usize,
         gate_up: &Rows,
         gate: Gate,
         norms: Norms<'_, Gain>,
         rotation: Option<&Rotation>,
-        out: &mut Quants,
+        out: &mut Int8Rows,
     ) -> Result<(), KernelError> {
         let ffn = out.width;
         assert!(
@@ -597,8 +595,8 @@ impl Backend for Cpu {
         assert_widths(norms, ffn);
         assert_rotation(rotation, ffn);
         let (x, stride) = (&gate_up.values, gate_up.stride);
-        let a = GateQuantize { x, stride, ffn, gate, norms, rotation, out: out.out() };
-        let kernel = self.isa.kernels().floats.gate_quantize;
+        let a = GateNormQuantize { x, stride, ffn, gate, norms, rotation, out: out.out() };
+        let kernel = self.isa.kernels().floats.gate_norm_quantize;
         let scratch = quantize_scratch(ffn, rotation);
         self.parallel((n * ffn / ROW_UNIT).min(n), scratch, &|part, parts, scratch| {
             // SAFETY: `isa` proves the instruction set; every row is written by one part; scratch holds what it needs.
@@ -666,7 +664,7 @@ impl Backend for Cpu {
     }
 
     fn prepare(&mut self, size: &StepSize) -> Result<(), KernelError> {
-        self.screening.reserve(size.logit_rows);
+        self.shortlist.reserve(size.logit_rows);
         self.reserve_delta(size.tokens)?;
         match &self.head_input {
             Some(input) => self.reserve_head_input(size.logit_rows, input.width),
@@ -674,12 +672,12 @@ impl Backend for Cpu {
         }
     }
 
-    fn screens(&self) -> bool {
-        self.screens
+    fn shortlists(&self) -> bool {
+        self.shortlists
     }
 
-    fn screen(&mut self, table: &mut Table, stored: Option<Screen>) -> Result<(), KernelError> {
-        self.take_screen(table, stored)
+    fn prepare_shortlist(&mut self, table: &mut Table, stored: Option<HeadCopy>) -> Result<(), KernelError> {
+        self.set_head_copy(table, stored)
     }
 
     fn read(&mut self, x: &Rows, n: usize) -> Result<Vec<f32>, KernelError> {
@@ -701,7 +699,11 @@ impl Inspect for Cpu {
         Ok(())
     }
 
-    fn read_quants(&mut self, x: &Quants, n: usize) -> Result<(Vec<i8>, Vec<f32>, Vec<i32>), KernelError> {
+    fn read_int8_rows(
+        &mut self,
+        x: &Int8Rows,
+        n: usize,
+    ) -> Result<(Vec<i8>, Vec<f32>, Vec<i32>), KernelError> {
         let values = x.values.chunks_exact(x.stride).take(n).flat_map(|row| &row[..x.width]);
         let (scales, sums) = x.scales.read(n, x.width);
         Ok((values.copied().collect(), scales, sums))
@@ -716,11 +718,11 @@ opaque_debug!(
     Kv,
     Linear,
     Panels,
-    Quants,
+    Int8Rows,
     Rope,
     Rotation,
     Rows,
-    Screen,
+    HeadCopy,
     State,
     Table,
 );

@@ -21,9 +21,8 @@ use bitnet_tensor::{SharedBytes, TensorError, TernaryTensor, find_code_three, tr
 use crate::{
     KernelError,
     cpu::{
-        buffer::{Arena, Buffer, Shared},
+        memory::{Arena, Buffer, LINE, LineReader, Shared, float_bytes},
         pool::Pool,
-        stored::{self, LINE, LineReader},
     },
 };
 
@@ -92,7 +91,7 @@ impl Panels {
 
     /// The bytes that a file holds for this matrix, in pieces.
     pub fn stored(&self) -> impl Iterator<Item = Cow<'_, [u8]>> {
-        [Cow::from(&*self.codes), stored::bytes(&self.scales).into()].into_iter()
+        [Cow::from(&*self.codes), float_bytes(&self.scales).into()].into_iter()
     }
 
     /// Number of output features.

@@ -1,9 +1,12 @@
+//! [`Backend`] for the GPU: passes each operation on to the method of [`Gpu`] that launches it, and adds the
+//! multiplications that a GPU fuses with their neighbours.
+
 use super::{
-    Delta, Driver, Gain, Gpu, Kv, Linear, Quants, Rope, Rotation, Rows, State, Table, tilings::Tiling,
+    Delta, Driver, Gain, Gpu, Int8Rows, Kv, Linear, Rope, Rotation, Rows, State, Table, tilings::Tiling,
 };
 use crate::{
-    Backend, BackendInfo, DeltaShape, DeltaWeights, DeviceStatus, Drawn, Gate, Grouping, HeadNorms, Inspect,
-    KernelError, KvShape, KvType, Norm, Norms, Rotate, RowOrder, RowsKind, SamplingParams, Screen, Step,
+    Backend, BackendInfo, DeltaShape, DeltaWeights, DeviceStatus, Drawn, Gate, Grouping, HeadCopy, HeadNorms,
+    Inspect, KernelError, KvShape, KvType, Norm, Norms, Rotate, RowOrder, RowsKind, SamplingParams, Step,
     StepSize, TableWeights, Wanted, Weights,
 };
 
@@ -20,7 +23,7 @@ macro_rules! by_methods {
 
 impl<D: Driver> Backend for Gpu<D> {
     type Rows = Rows;
-    type Quants = Quants;
+    type Int8Rows = Int8Rows;
     type Linear = Linear;
     type Table = Table;
     type Gain = Gain;
@@ -32,7 +35,7 @@ impl<D: Driver> Backend for Gpu<D> {
 
     by_methods! {
         fn rows(rows: usize, width: usize, kind: RowsKind) -> Rows;
-        fn quants(rows: usize, width: usize, grouping: Grouping) -> Quants;
+        fn int8_rows(rows: usize, width: usize, grouping: Grouping) -> Int8Rows;
         fn gain(gain: &[f32]) -> Gain;
         fn rope(cos: &[f32], sin: &[f32], width: usize) -> Rope;
         fn kv(shape: KvShape) -> Kv;
@@ -41,16 +44,16 @@ impl<D: Driver> Backend for Gpu<D> {
         fn rotation(width: usize, rotate: &Rotate<'_>) -> Rotation;
         fn embed(table: &Table, tokens: &[u32], factor: f32, out: &mut Rows);
         fn norm_quantize(
-            n: usize, x: &Rows, norms: Norms<'_, Gain>, rotation: Option<&Rotation>, out: &mut Quants
+            n: usize, x: &Rows, norms: Norms<'_, Gain>, rotation: Option<&Rotation>, out: &mut Int8Rows
         );
-        fn bit_linear(n: usize, x: &Quants, w: &Linear, out: &mut Rows, column: usize, add: Option<f32>);
-        fn rope_store(
+        fn bit_linear(n: usize, x: &Int8Rows, w: &Linear, out: &mut Rows, column: usize, add: Option<f32>);
+        fn norm_rope_store(
             step: Step<'_>, heads: usize, rope: &Rope, norms: HeadNorms<'_, Gain>, qkv: &mut Rows, kv: &mut Kv
         );
         fn attention(step: Step<'_>, qkv: &Rows, kv: &Kv, out: &mut Rows);
-        fn gate_quantize(
+        fn gate_norm_quantize(
             n: usize, gate_up: &Rows, gate: Gate, norms: Norms<'_, Gain>, rotation: Option<&Rotation>,
-            out: &mut Quants
+            out: &mut Int8Rows
         );
         fn gated_delta(step: Step<'_>, x: &Rows, w: &Delta, state: &mut State, out: &mut Rows);
         fn copy_state(state: &mut State, from: u32, to: u32);
@@ -98,26 +101,26 @@ impl<D: Driver> Backend for Gpu<D> {
     }
 
     /// The multiplication applies the gate itself; `gate_up` then holds only the gated values.
-    fn bit_linear_gate_quantize(
+    fn bit_linear_gate_norm_quantize(
         &mut self,
         n: usize,
-        x: &Quants,
+        x: &Int8Rows,
         w: &Linear,
         gate: Gate,
         norms: Norms<'_, Gain>,
         rotation: Option<&Rotation>,
         gate_up: &mut Rows,
-        out: &mut Quants,
+        out: &mut Int8Rows,
     ) -> Result<(), KernelError> {
         self.bit_linear_gate(n, x, w, gate, gate_up)?;
         Ok(self.quantize_gated(n, gate_up, norms, rotation, out)?)
     }
 
     /// Queries and keys without norms are rotated by the kernel that computes the sums.
-    fn bit_linear_rope_store(
+    fn bit_linear_norm_rope_store(
         &mut self,
         step: Step<'_>,
-        x: &Quants,
+        x: &Int8Rows,
         w: &Linear,
         _: usize,
         rope: &Rope,
@@ -125,16 +128,16 @@ impl<D: Driver> Backend for Gpu<D> {
         qkv: &mut Rows,
         kv: &mut Kv,
     ) -> Result<(), KernelError> {
-        Ok(self.bit_linear_rope_store(step, x, w, rope, norms, qkv, kv)?)
+        Ok(self.bit_linear_norm_rope_store(step, x, w, rope, norms, qkv, kv)?)
     }
 
-    fn screens(&self) -> bool {
-        self.screens
+    fn shortlists(&self) -> bool {
+        self.shortlists
     }
 
     /// Makes the copy from the table on the device, because a file's copy has the layout of the CPU kernels.
-    fn screen(&mut self, table: &mut Table, _: Option<Screen>) -> Result<(), KernelError> {
-        self.copy_table(table)
+    fn prepare_shortlist(&mut self, table: &mut Table, _: Option<HeadCopy>) -> Result<(), KernelError> {
+        self.copy_head(table)
     }
 
     fn device(&self) -> Option<DeviceStatus> {
@@ -158,8 +161,12 @@ impl<D: Driver> Inspect for Gpu<D> {
         Ok(self.write_rows(x, values)?)
     }
 
-    fn read_quants(&mut self, x: &Quants, n: usize) -> Result<(Vec<i8>, Vec<f32>, Vec<i32>), KernelError> {
-        Ok(self.read_quants(x, n)?)
+    fn read_int8_rows(
+        &mut self,
+        x: &Int8Rows,
+        n: usize,
+    ) -> Result<(Vec<i8>, Vec<f32>, Vec<i32>), KernelError> {
+        Ok(self.read_int8_rows(x, n)?)
     }
 
     fn draw(&mut self, logits: &Rows, params: &[SamplingParams]) -> Result<bool, KernelError> {

@@ -1,3 +1,6 @@
+//! Measures the limits of a GPU, with which `bench --kernels` compares the kernels: copies within device memory, and
+//! the peak of the matrix units.
+
 use std::time::Duration;
 
 use super::{

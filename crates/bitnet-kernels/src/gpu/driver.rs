@@ -1,3 +1,6 @@
+//! What a GPU driver must provide: memory, copies, launches and recordings. NVIDIA's driver implements it, and so does
+//! the simulator of the tests, so that tests launch exactly what users launch.
+
 use std::{borrow::Cow, ptr, time::Duration};
 
 use super::{
@@ -27,7 +30,7 @@ pub struct DeviceInfo {
     /// time, so that tests reach every kernel. Results have the same bits.
     pub tiles_by_size: bool,
     /// Whether the highest logits are found by bounds. Tokens are the same.
-    pub screens: bool,
+    pub shortlists: bool,
     /// How products are launched that a tuning run has measured on this GPU; other launches are estimated.
     pub tilings: Vec<Tiling>,
     /// Where the machine code of the kernels that are loaded came from.

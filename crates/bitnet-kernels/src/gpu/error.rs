@@ -1,3 +1,5 @@
+//! Errors of the GPU backend. Each says what the user can do about it.
+
 use super::tilings::FILE;
 
 /// There is no usable GPU, or it failed.

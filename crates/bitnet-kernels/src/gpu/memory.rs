@@ -1,3 +1,5 @@
+//! Device memory with one owner. Dropping it needs no driver: its address waits in a list until the next allocation.
+
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::{Driver, Gpu, GpuError};

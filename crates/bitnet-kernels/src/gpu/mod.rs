@@ -3,52 +3,40 @@
 //! `docs/dev/kernels.md` describes the layouts, the kernels, and the points where values are rounded to bf16.
 
 mod backend;
-mod bytes;
-mod cache;
 mod ceilings;
 pub mod cubins;
 mod cuda;
-mod delta;
 mod driver;
 mod error;
-mod known;
 mod layout;
 mod memory;
 mod ops;
-mod pieces;
 mod prepare;
-mod quants;
 mod queue;
-mod rotation;
-mod rows;
-mod screen;
+mod self_test;
 pub mod table;
-mod ternary;
 pub mod tilings;
 mod upload;
+mod work_items;
 
 use std::{ptr, time::Duration};
 
-use crate::HeadWork;
+use crate::HeadCounts;
 
-pub use cache::{Kv, Rope};
 pub use ceilings::Ceilings;
 pub use cuda::Cuda;
-pub use delta::{Delta, State};
 pub use driver::{Arg, DeviceInfo, Driver, Entry, Grid, Launch, LoadedCode, MARKS};
 pub use error::GpuError;
-pub use layout::{Dense, Gain, Table};
+use layout::{CopySize, ShortlistBuffers};
+pub use layout::{
+    Delta, Dense, Gain, Int8Rows, Kv, Linear, Rope, Rotation, Rows, State, Table, head_copy_bytes,
+    shortlist_bytes,
+};
 pub use memory::DeviceBuffer;
 use memory::Returned;
 use ops::Plans;
-pub use quants::Quants;
 use queue::{Queue, WaitingNorm};
-pub use rotation::Rotation;
-pub use rows::Rows;
-use screen::{CopySize, Screening};
-pub use screen::{bound_bytes, copy_bytes};
 use table::{KERNELS, Kernel};
-pub use ternary::Linear;
 use upload::{Described, Uploads};
 
 /// Oldest version of CUDA whose drivers can read the kernels (`.version 7.4`).
@@ -125,14 +113,16 @@ pub struct Gpu<D: Driver> {
     /// `{u32 token, u32 status}` per row of logits.
     drawn: Option<DeviceBuffer>,
     /// int8 input of a ternary head, and the maximum width of ternary tables; 0 if there are none.
-    head_input: Option<Quants>,
+    head_input: Option<Int8Rows>,
     head_width: usize,
-    /// Bounds of the logits of a step, the maximum sizes of int8 copies of tables, and whether there are to be any.
-    screening: Option<Screening>,
-    copied: CopySize,
-    screens: bool,
+    /// Scratch for the shortlists of a step.
+    shortlist: Option<ShortlistBuffers>,
+    /// Largest int8 copy of a table so far.
+    largest_copy: CopySize,
+    /// Whether to make int8 copies at all.
+    shortlists: bool,
     /// Rows of logits of dense tables so far. The device counts the logits that bounds did not rule out, as a u64.
-    head: HeadWork,
+    head: HeadCounts,
     computed: DeviceBuffer,
     /// Values that the kernels of a gated-delta layer pass to each other, and the maximum number of these floats for a
     /// token; 0 if there are no such layers.
@@ -181,7 +171,7 @@ impl<D: Driver> Gpu<D> {
             returned,
             uploads: Uploads::default(),
             step: Described::default(),
-            // The kernels are tried with sizes at which each has its turn.
+            // The self-test picks tiles by size, so that every kernel runs at least once.
             plans: Plans::new(true),
             parts,
             tickets,
@@ -189,10 +179,10 @@ impl<D: Driver> Gpu<D> {
             drawn: None,
             head_input: None,
             head_width: 0,
-            screening: None,
-            copied: CopySize::default(),
-            screens: true,
-            head: HeadWork::default(),
+            shortlist: None,
+            largest_copy: CopySize::default(),
+            shortlists: true,
+            head: HeadCounts::default(),
             computed,
             mixed: None,
             mixed_len: 0,
@@ -200,16 +190,16 @@ impl<D: Driver> Gpu<D> {
             counts: Counts::default(),
             lost: None,
         };
-        gpu.try_kernels()?;
+        gpu.self_test()?;
         gpu.plans = Plans::new(gpu.driver.info().tiles_by_size);
-        gpu.screens = gpu.driver.info().screens;
+        gpu.shortlists = gpu.driver.info().shortlists;
         gpu.use_tilings(&gpu.driver.info().tilings.clone())?;
         Ok(gpu)
     }
 
     /// Makes no int8 copy of the output head, for callers that need all logits.
     pub fn for_all_logits(self) -> Self {
-        Gpu { screens: false, ..self }
+        Gpu { shortlists: false, ..self }
     }
 
     /// The driver.

@@ -1,10 +1,12 @@
-use super::{Driver, Gpu, GpuError, ops::DRAWN, pieces::FEW, screen::CopySize, upload::Upload};
+//! Allocates everything that the largest step needs, so that no step allocates.
+
+use super::{Driver, Gpu, GpuError, layout::CopySize, ops::DRAWN, upload::Upload, work_items::FEW};
 use crate::{Grouping, RowsKind, StepSize};
 
 /// Bytes of an id, a position or a slot.
 const WORD: usize = 4;
-/// Bytes of the description of a thread block's piece of a run.
-const PIECE: usize = 32;
+/// Bytes of the description of a thread block's work item.
+const ITEM: usize = 32;
 /// Bytes of the description of a token or a run for gated-delta layers.
 const DELTA: usize = 16;
 /// Bytes of [`SamplingParams`](crate::SamplingParams).
@@ -13,14 +15,14 @@ const SAMPLING: usize = 32;
 impl<D: Driver> Gpu<D> {
     /// Allocates all memory that steps up to this size need in addition to their buffers.
     pub fn prepare(&mut self, size: &StepSize) -> Result<(), GpuError> {
-        let pieces = size.tokens * size.group.div_ceil(FEW);
+        let items = size.tokens * size.group.div_ceil(FEW);
         for (what, bytes) in [
             (Upload::Tokens, WORD * size.tokens),
             (Upload::Positions, WORD * size.tokens),
             (Upload::Slots, WORD * size.tokens),
             (Upload::Blocks, WORD * size.blocks),
-            (Upload::FewRows, PIECE * pieces),
-            (Upload::ManyRows, PIECE * pieces),
+            (Upload::FewRows, ITEM * items),
+            (Upload::ManyRows, ITEM * items),
             (Upload::DeltaTokens, if self.mixed_len > 0 { DELTA * size.tokens } else { 0 }),
             (Upload::DeltaRuns, if self.mixed_len > 0 { DELTA * size.tokens } else { 0 }),
             (Upload::Rows, WORD * size.logit_rows),
@@ -30,11 +32,11 @@ impl<D: Driver> Gpu<D> {
             self.make_room(what, bytes)?;
         }
         self.logits = Some(self.rows(size.logit_rows, size.vocab, RowsKind::Residual)?);
-        if self.copied != CopySize::default() {
-            self.screening = Some(self.screening(size.logit_rows)?);
+        if self.largest_copy != CopySize::default() {
+            self.shortlist = Some(self.shortlist(size.logit_rows)?);
         }
         if self.head_width > 0 {
-            self.head_input = Some(self.quants(size.logit_rows, self.head_width, Grouping::Groups)?);
+            self.head_input = Some(self.int8_rows(size.logit_rows, self.head_width, Grouping::Groups)?);
         }
         if self.mixed_len > 0 {
             self.make_mixed(size.tokens)?;

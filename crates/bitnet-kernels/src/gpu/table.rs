@@ -149,12 +149,12 @@ kernels! {
     HEAD_T8 = generated "sm80_head_t8_bf16": ["HMMA.16816.F32.BF16", "LDSM.16.M88.4", "LDGSTS.E.BYPASS"];
     HEAD_T32 = generated "sm80_head_t32_bf16": ["HMMA.16816.F32.BF16", "LDSM.16.M88.4", "LDGSTS.E.BYPASS"];
     HEAD_T64 = generated "sm80_head_t64_bf16": ["HMMA.16816.F32.BF16", "LDSM.16.M88.4", "LDGSTS.E.BYPASS"];
-    SPLIT = generated "sm80_split_s8": ["LDG.E.128", "REDUX.MAX"];
+    PLANES = generated "sm80_planes_s8": ["LDG.E.128", "REDUX.MAX"];
     BOUNDS_T4 = generated "sm80_bounds_t4_s8": ["IMMA.16832.S8.S8", "LDSM.16.M88.4", "LDGSTS.E.BYPASS"];
     BOUNDS_T16 = generated "sm80_bounds_t16_s8": ["IMMA.16832.S8.S8", "LDSM.16.M88.4", "LDGSTS.E.BYPASS"];
     BOUNDS_T32 = generated "sm80_bounds_t32_s8": ["IMMA.16832.S8.S8", "LDSM.16.M88.4", "LDGSTS.E.BYPASS"];
     BOUNDS_T64 = generated "sm80_bounds_t64_s8": ["IMMA.16832.S8.S8", "LDSM.16.M88.4", "LDGSTS.E.BYPASS"];
-    SETTLE = generated "sm80_settle_bf16": ["HMMA.16816.F32.BF16", "LDSM.16.M88.4", "LDGSTS.E.BYPASS", "REDUX.SUM"];
+    RESCORE = generated "sm80_rescore_bf16": ["HMMA.16816.F32.BF16", "LDSM.16.M88.4", "LDGSTS.E.BYPASS", "REDUX.SUM"];
     ATTENTION_R16_D128 = generated "sm80_attention_r16_d128_bf16": ["HMMA.16816.F32.BF16", "LDSM.16.M88.4", "LDGSTS.E.BYPASS", "LDSM.16.MT88.4"];
     ATTENTION_R64_D128 = generated "sm80_attention_r64_d128_bf16": ["HMMA.16816.F32.BF16", "LDSM.16.M88.4", "LDGSTS.E.BYPASS", "LDSM.16.MT88.4"];
     ATTENTION_MERGE_D128 = generated "sm80_attention_merge_d128_f32": ["FFMA"];
@@ -163,7 +163,7 @@ kernels! {
     ATTENTION_MERGE_D256 = generated "sm80_attention_merge_d256_f32": ["FFMA"];
     NORM_QUANTIZE = generated "sm80_norm_quantize_s8": ["DFMA", "REDUX.MAX", "REDUX.SUM", "IDP.4A", "LDGSTS.E.BYPASS.128", "LDS.128"];
     NORM_ROWS = generated "sm80_norm_rows_bf16": ["DFMA"];
-    ROPE_STORE = generated "sm80_rope_store_bf16": ["FFMA"];
+    NORM_ROPE_STORE = generated "sm80_norm_rope_store_bf16": ["FFMA"];
     SIGMOID_GATE = generated "sm80_sigmoid_gate_bf16": ["MUFU.RCP"];
     DENSE = generated "sm80_dense_bf16": ["DFMA", "FFMA"];
     HADAMARD = generated "sm80_hadamard_f32": ["SHFL.BFLY", "LDG.E.128", "STG.E.128"];

@@ -1,4 +1,6 @@
-use super::{DeviceBuffer, Driver, Gpu, GpuError, bytes::u32_bytes, pieces::Pieces};
+//! The small inputs of a step: positions, block tables and work items. They go to the device only if they have changed.
+
+use super::{DeviceBuffer, Driver, Gpu, GpuError, layout::u32_bytes, work_items::WorkItems};
 use crate::{BLOCK_TOKENS, Step};
 
 /// Small arrays that describe a step to the kernels. Each has one place on the device, and is sent only if it differs
@@ -19,7 +21,7 @@ pub(super) enum Upload {
     Slots,
     /// u32: the block lists of all runs.
     Blocks,
-    /// u32 `[8]` for each thread block of attention with few rows: its piece of a run.
+    /// u32 `[8]` for each thread block of attention with few rows: its work item of a run.
     FewRows,
     /// The same for many rows.
     ManyRows,
@@ -56,15 +58,15 @@ struct Place {
 #[derive(Debug, Default)]
 pub(super) struct Described {
     step: u64,
-    /// Number of what the words on the device follow from: the step and its pieces.
+    /// Number of what the words on the device follow from: the step and its work items.
     number: u64,
     /// Number of positions that the runs reach, and of blocks that their lists reach.
     pub(super) positions: usize,
     pub(super) reached: usize,
     /// Whether every run lists the blocks of its keys.
     pub(super) listed: bool,
-    /// The pieces of the runs for attention.
-    pieces: Option<Pieces>,
+    /// The work items of the runs for attention.
+    work_items: Option<WorkItems>,
 }
 
 impl Uploads {
@@ -94,7 +96,7 @@ impl<D: Driver> Gpu<D> {
         if known.step != number {
             known.step = number;
             known.number += 1;
-            known.pieces = None;
+            known.work_items = None;
             let ends = || {
                 runs.iter()
                     .filter(|run| !run.tokens.is_empty())
@@ -107,22 +109,22 @@ impl<D: Driver> Gpu<D> {
         }
     }
 
-    /// The described step's pieces for attention with `group` query heads per key head, in thread blocks of at most
+    /// The described step's work items for attention with `group` query heads per key head, in thread blocks of at most
     /// `rows` rows.
-    pub(super) fn pieces(&mut self, Step { runs, .. }: Step<'_>, group: usize, rows: usize) -> Pieces {
-        match self.step.pieces.take() {
-            Some(pieces) if pieces.fit(group, rows) => pieces,
-            // The words on the device, if any, are of other pieces.
+    pub(super) fn work_items(&mut self, Step { runs, .. }: Step<'_>, group: usize, rows: usize) -> WorkItems {
+        match self.step.work_items.take() {
+            Some(items) if items.fit(group, rows) => items,
+            // The words on the device, if any, are of other work items.
             _ => {
                 self.step.number += 1;
-                Pieces::of(runs, group, rows)
+                WorkItems::of(runs, group, rows)
             }
         }
     }
 
-    /// Keeps the pieces for the next layer.
-    pub(super) fn keep(&mut self, pieces: Pieces) {
-        self.step.pieces = Some(pieces);
+    /// Keeps the work items for the next layer.
+    pub(super) fn keep(&mut self, items: WorkItems) {
+        self.step.work_items = Some(items);
     }
 
     /// As [`Gpu::upload`], for words that follow from the described step and nothing else: they are made only if those on

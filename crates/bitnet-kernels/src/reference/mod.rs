@@ -87,7 +87,7 @@ impl Rows {
 
 /// int8 activations of the reference.
 #[derive(Debug, Clone)]
-pub struct Quants {
+pub struct Int8Rows {
     width: usize,
     values: Vec<i8>,
     scales: Scales,
@@ -170,7 +170,7 @@ fn quantize_into(
     norms: Norms<'_, Vec<f32>>,
     rotation: Option<&Rotation>,
     row: usize,
-    out: &mut Quants,
+    out: &mut Int8Rows,
 ) {
     for norm in norms.into_iter().flatten() {
         rms_norm(&mut x, norm);
@@ -199,7 +199,7 @@ fn gated(gate: Gate, g: f32, u: f32) -> f32 {
 }
 
 /// Multiplies a row of activations by every row of the matrix.
-fn multiply(x: &Quants, t: usize, w: &Linear) -> Vec<f32> {
+fn multiply(x: &Int8Rows, t: usize, w: &Linear) -> Vec<f32> {
     let q = &x.values[t * x.width..][..x.width];
     match (w, &x.scales) {
         (Linear::Ternary(w), Scales::Rows(rows)) => {
@@ -247,7 +247,7 @@ fn rounded(weights: &BitNetTensor) -> BitNetTensor {
 
 impl Backend for Reference {
     type Rows = Rows;
-    type Quants = Quants;
+    type Int8Rows = Int8Rows;
     type Linear = Linear;
     type Table = Table;
     type Gain = Vec<f32>;
@@ -265,9 +265,9 @@ impl Backend for Reference {
         Ok(Rows { kind, width, values: vec![0.0; rows * width] })
     }
 
-    fn quants(&mut self, rows: usize, width: usize, grouping: Grouping) -> Result<Quants, KernelError> {
+    fn int8_rows(&mut self, rows: usize, width: usize, grouping: Grouping) -> Result<Int8Rows, KernelError> {
         let scales = Scales::zeroed(rows, width, grouping);
-        Ok(Quants { width, values: vec![0; rows * width], scales })
+        Ok(Int8Rows { width, values: vec![0; rows * width], scales })
     }
 
     fn linear<'a>(&mut self, weights: impl Into<Weights<'a>>, _: RowOrder) -> Result<Linear, KernelError> {
@@ -347,7 +347,7 @@ impl Backend for Reference {
         x: &Rows,
         norms: Norms<'_, Vec<f32>>,
         rotation: Option<&Rotation>,
-        out: &mut Quants,
+        out: &mut Int8Rows,
     ) -> Result<(), KernelError> {
         for row in 0..n {
             quantize_into(x.row(row).to_vec(), norms, rotation, row, out);
@@ -358,7 +358,7 @@ impl Backend for Reference {
     fn bit_linear(
         &mut self,
         n: usize,
-        x: &Quants,
+        x: &Int8Rows,
         w: &Linear,
         out: &mut Rows,
         column: usize,
@@ -374,7 +374,7 @@ impl Backend for Reference {
         Ok(())
     }
 
-    fn rope_store(
+    fn norm_rope_store(
         &mut self,
         Step { runs, blocks, .. }: Step<'_>,
         heads: usize,
@@ -479,14 +479,14 @@ impl Backend for Reference {
         Ok(())
     }
 
-    fn gate_quantize(
+    fn gate_norm_quantize(
         &mut self,
         n: usize,
         gate_up: &Rows,
         gate: Gate,
         norms: Norms<'_, Vec<f32>>,
         rotation: Option<&Rotation>,
-        out: &mut Quants,
+        out: &mut Int8Rows,
     ) -> Result<(), KernelError> {
         for row in 0..n {
             let (g, u) = gate_up.row(row).split_at(gate_up.width / 2);
@@ -497,16 +497,16 @@ impl Backend for Reference {
     }
 
     /// Rounds once, after the gate.
-    fn bit_linear_gate_quantize(
+    fn bit_linear_gate_norm_quantize(
         &mut self,
         n: usize,
-        x: &Quants,
+        x: &Int8Rows,
         w: &Linear,
         gate: Gate,
         norms: Norms<'_, Vec<f32>>,
         rotation: Option<&Rotation>,
         _: &mut Rows,
-        out: &mut Quants,
+        out: &mut Int8Rows,
     ) -> Result<(), KernelError> {
         for row in 0..n {
             let y = multiply(x, row, w);
@@ -518,10 +518,10 @@ impl Backend for Reference {
     }
 
     /// Rounds once, after queries and keys are rotated; where heads have norms, also before the norms.
-    fn bit_linear_rope_store(
+    fn bit_linear_norm_rope_store(
         &mut self,
         step: Step<'_>,
-        x: &Quants,
+        x: &Int8Rows,
         w: &Linear,
         heads: usize,
         rope: &Rope,
@@ -534,7 +534,7 @@ impl Backend for Reference {
                 *o = if norms.is_some() { self.between(y) } else { y };
             }
         }
-        self.rope_store(step, heads, rope, norms, qkv, kv)
+        self.norm_rope_store(step, heads, rope, norms, qkv, kv)
     }
 
     fn gated_delta(
@@ -629,7 +629,7 @@ impl Backend for Reference {
                 }
             }
             Table::Ternary(table, rotation) => {
-                let mut q = self.quants(n, cols, Grouping::Groups)?;
+                let mut q = self.int8_rows(n, cols, Grouping::Groups)?;
                 self.norm_quantize(n, x, [None, None], rotation.as_ref(), &mut q)?;
                 let table = Linear::Grouped(table.clone());
                 for (t, logits) in logits.chunks_exact_mut(vocab).take(n).enumerate() {
@@ -661,7 +661,11 @@ impl Inspect for Reference {
         Ok(())
     }
 
-    fn read_quants(&mut self, x: &Quants, n: usize) -> Result<(Vec<i8>, Vec<f32>, Vec<i32>), KernelError> {
+    fn read_int8_rows(
+        &mut self,
+        x: &Int8Rows,
+        n: usize,
+    ) -> Result<(Vec<i8>, Vec<f32>, Vec<i32>), KernelError> {
         let (scales, sums) = x.scales.read(n, x.width);
         Ok((x.values[..n * x.width].to_vec(), scales, sums))
     }

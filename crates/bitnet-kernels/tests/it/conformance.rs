@@ -1,3 +1,5 @@
+//! Runs the conformance table on every instruction set of this machine, with several numbers of threads.
+
 use bitnet_kernels::{
     Backend, Cpu, Grouping, Inspect, Isa, KvType, Norm, RowOrder, RowsKind,
     conformance::{cases, check},
@@ -37,7 +39,7 @@ fn extreme_activations_overflow_no_instruction_set() {
                     let w = b.linear(&w, RowOrder::Plain).unwrap();
                     let mut input = b.rows(n, k, RowsKind::Residual).unwrap();
                     b.write(&mut input, &vec![x as f32; n * k]).unwrap();
-                    let mut q = b.quants(n, k, Grouping::Row).unwrap();
+                    let mut q = b.int8_rows(n, k, Grouping::Row).unwrap();
                     b.norm_quantize(n, &input, [None, None], None, &mut q).unwrap();
                     let mut out = b.rows(n, 64, RowsKind::Residual).unwrap();
                     b.bit_linear(n, &q, &w, &mut out, 0, None).unwrap();
@@ -72,7 +74,7 @@ pub fn extreme_groups(b: &mut impl Inspect, n: usize, what: &str) {
             let w = b.linear(&w, RowOrder::Plain).unwrap();
             let mut input = b.rows(n, k, RowsKind::Residual).unwrap();
             b.write(&mut input, &vec![x as f32; n * k]).unwrap();
-            let mut q = b.quants(n, k, Grouping::Groups).unwrap();
+            let mut q = b.int8_rows(n, k, Grouping::Groups).unwrap();
             b.norm_quantize(n, &input, [None, None], None, &mut q).unwrap();
             let mut out = b.rows(n, 64, RowsKind::Residual).unwrap();
             b.bit_linear(n, &q, &w, &mut out, 0, None).unwrap();
@@ -98,7 +100,7 @@ fn groups_of_64_with_equal_scales_give_the_bits_of_groups_of_128() {
             let w = b.linear(&w, RowOrder::Plain).unwrap();
             let mut x = b.rows(5, cols, RowsKind::Residual).unwrap();
             b.write(&mut x, &values).unwrap();
-            let mut q = b.quants(5, cols, Grouping::Groups).unwrap();
+            let mut q = b.int8_rows(5, cols, Grouping::Groups).unwrap();
             b.norm_quantize(5, &x, [None, None], None, &mut q).unwrap();
             let mut out = b.rows(5, rows, RowsKind::Residual).unwrap();
             b.bit_linear(5, &q, &w, &mut out, 0, None).unwrap();
@@ -121,8 +123,10 @@ fn a_row_with_a_nan_touches_no_other_row() {
             let norm = Norm { gain: b.gain(&vec![1.0; width]).unwrap(), eps: 1e-5 };
             let w = bitnet_tensor::TernaryTensor::from_trits(80, width, &vec![1; 80 * width], 1.0).unwrap();
             let w = b.linear(&w, RowOrder::Plain).unwrap();
-            let (mut x, mut q) =
-                (b.rows(n, width, RowsKind::Residual).unwrap(), b.quants(n, width, Grouping::Row).unwrap());
+            let (mut x, mut q) = (
+                b.rows(n, width, RowsKind::Residual).unwrap(),
+                b.int8_rows(n, width, Grouping::Row).unwrap(),
+            );
             b.write(&mut x, &values).unwrap();
             b.norm_quantize(n, &x, [Some(&norm), None], None, &mut q).unwrap();
             let mut out = b.rows(n, 80, RowsKind::Residual).unwrap();

@@ -337,9 +337,9 @@ fn a_rotated_row_holds_the_transform_of_its_definition() {
             let rotation = b.rotation(width, &Rotate { block, signs: Some(&signs), grouped }).unwrap();
             let mut rows = b.rows(1, width, RowsKind::Residual).unwrap();
             b.write(&mut rows, &x).unwrap();
-            let mut q = b.quants(1, width, Grouping::Row).unwrap();
+            let mut q = b.int8_rows(1, width, Grouping::Row).unwrap();
             b.norm_quantize(1, &rows, [None, None], Some(&rotation), &mut q).unwrap();
-            let (values, multipliers, _) = b.read_quants(&q, 1).unwrap();
+            let (values, multipliers, _) = b.read_int8_rows(&q, 1).unwrap();
             for (i, (&q, exact)) in values.iter().zip(&exact).enumerate() {
                 let step = 1.0 / f64::from(multipliers[0]);
                 let off = (f64::from(q) * step - exact).abs() / step;
@@ -396,7 +396,7 @@ fn a_rotary_embedding_of_a_part_of_a_head_pairs_within_it_and_leaves_the_rest() 
         let mut qkv = b.rows(1, columns, RowsKind::Intermediate).unwrap();
         b.write(&mut qkv, &x).unwrap();
         let runs = [Run { tokens: 0..1, start: 0, blocks: 0..1, state: 0 }];
-        b.rope_store(Step::new(&runs, &[0]), heads, &rope, None, &mut qkv, &mut kv).unwrap();
+        b.norm_rope_store(Step::new(&runs, &[0]), heads, &rope, None, &mut qkv, &mut kv).unwrap();
         let turned = b.read(&qkv, 1).unwrap();
         for (at, &value) in turned.iter().enumerate() {
             let (head, i) = (at / dim, at % dim);

@@ -49,11 +49,11 @@ fn highest(row: &[f32], keep: usize) -> Vec<(usize, f32)> {
 /// is enough on a CPU unless a value stands out. If it stands out far, not even two planes resolve the others.
 const STEPS: [(usize, f32); 6] = [(1, 1.0), (2, 1.0), (2, 4e3), (33, 1.0), (33, 40.0), (33, 4e3)];
 
-/// Compares the highest logits of a table with a copy with those among all logits. `screened` says how many rows were.
-fn compare<B: Inspect>(backend: &mut B, what: &str, values: &[f32], screened: impl Fn(&mut B) -> u64) {
+/// Compares the highest logits of a table with a copy with those among all logits. `shortlisted` says how many rows were.
+fn compare<B: Inspect>(backend: &mut B, what: &str, values: &[f32], shortlisted: impl Fn(&mut B) -> u64) {
     let weights = BitNetTensor::from_f32([VOCAB, WIDTH], values).unwrap();
     let (plain, mut copied) = (backend.table(&weights).unwrap(), backend.table(&weights).unwrap());
-    backend.screen(&mut copied, None).unwrap();
+    backend.prepare_shortlist(&mut copied, None).unwrap();
     for (tokens, outlier) in STEPS {
         let mut next = noise(2);
         let factor = |i: usize| if i % WIDTH == OUTLIER { outlier } else { 1.0 };
@@ -67,10 +67,10 @@ fn compare<B: Inspect>(backend: &mut B, what: &str, values: &[f32], screened: im
         let ordinary = tokens == 33 && outlier == 1.0 && what.starts_with("nearly one row");
         assert!(!ordinary || below > 4, "{below} rows below 0");
         for keep in [1, 2, 5] {
-            let before = screened(backend);
+            let before = shortlisted(backend);
             let wanted = vec![Wanted::Top(keep); tokens];
             backend.logits(&rows, &copied, &wanted, &mut top, &mut drawn).unwrap();
-            assert_eq!(screened(backend) - before, tokens as u64, "{keep} kept of {tokens} tokens");
+            assert_eq!(shortlisted(backend) - before, tokens as u64, "{keep} kept of {tokens} tokens");
             for (token, (all, top)) in all.chunks(VOCAB).zip(top.chunks(VOCAB)).enumerate() {
                 let case = format!("{what}, token {token} of {tokens}, {outlier}, {keep} kept");
                 assert_eq!(highest(all, keep), highest(top, keep), "{case}");
@@ -86,7 +86,7 @@ fn rows_that_nearly_tie_are_not_ruled_out() {
     for isa in Isa::available() {
         let mut cpu = Cpu::new(isa, 2).unwrap();
         for (what, values) in tables() {
-            compare(&mut cpu, &format!("{what}, {isa:?}"), &values, |cpu| cpu.head_work().screened);
+            compare(&mut cpu, &format!("{what}, {isa:?}"), &values, |cpu| cpu.head_counts().shortlisted);
         }
     }
 }
@@ -95,6 +95,6 @@ fn rows_that_nearly_tie_are_not_ruled_out() {
 fn a_gpu_does_not_rule_out_rows_that_nearly_tie() {
     let mut gpu = Gpu::new(Simulator::default()).unwrap();
     for (what, values) in tables() {
-        compare(&mut gpu, what, &values, |gpu| gpu.head_work().unwrap().screened);
+        compare(&mut gpu, what, &values, |gpu| gpu.head_counts().unwrap().shortlisted);
     }
 }

@@ -43,7 +43,7 @@ enum Content<'a> {
     /// Projections, stacked into one matrix of panels.
     Stack(Vec<String>),
     /// The int8 copy of the output head.
-    Screen,
+    HeadCopy,
     /// Divisors of rotary frequencies.
     Divisors(Vec<f32>),
 }
@@ -236,8 +236,8 @@ fn plan_panels(checkpoint: &Checkpoint, planned: &mut Vec<Planned<'_>>) -> Resul
         };
         push(name, shape, Content::Stack(parts));
     }
-    if let Some(shape) = panels::screen_shape(spec) {
-        push(panels::SCREEN.into(), shape, Content::Screen);
+    if let Some(shape) = panels::head_copy_shape(spec) {
+        push(panels::HEAD_COPY.into(), shape, Content::HeadCopy);
     }
     Ok(())
 }
@@ -302,13 +302,13 @@ fn put(
             };
             panels.stored().iter().try_for_each(|bytes| out.write(bytes))
         }
-        (Content::Screen, Some(cpu)) => {
+        (Content::HeadCopy, Some(cpu)) => {
             let head = tensors.dense(names::head(&checkpoint.spec))?;
             let screen =
-                cpu.screen_of(&head)?.expect("the int8 head is planned only for shapes that have one");
+                cpu.copy_head(&head)?.expect("the int8 head is planned only for shapes that have one");
             screen.stored().try_for_each(|bytes| out.write(&bytes))
         }
-        (Content::Stack(_) | Content::Screen, None) => {
+        (Content::Stack(_) | Content::HeadCopy, None) => {
             unreachable!("planned only for panels, which have a packer")
         }
     }

@@ -7,7 +7,7 @@
 
 use std::{collections::HashMap, ops::Range, sync::OnceLock};
 
-use bitnet_kernels::{GroupedPanels, KernelError, Panels, Screen, on_huge_pages};
+use bitnet_kernels::{GroupedPanels, HeadCopy, KernelError, Panels, on_huge_pages};
 use bitnet_tensor::{GroupedTensor, SharedBytes, TernaryTensor};
 
 use crate::{
@@ -25,10 +25,10 @@ use crate::{
 
 /// Marks a file of this form and gives the version of its layouts.
 pub(crate) const VERSION_KEY: &str = "bitnet.panels.version";
-/// Version of the layouts of [`Panels`] and [`Screen`].
+/// Version of the layouts of [`Panels`] and [`HeadCopy`].
 pub(crate) const VERSION: u32 = 1;
 /// Name of the int8 copy of the output head.
-pub(crate) const SCREEN: &str = "output.int8";
+pub(crate) const HEAD_COPY: &str = "output.int8";
 
 /// The panels and the int8 head of a file of this form.
 #[derive(Debug)]
@@ -118,7 +118,7 @@ impl PanelFile {
             matrices.push(Matrix { stored_name, rows, cols, group, bytes });
         }
         let head = [spec.vocab, spec.hidden];
-        let screen = screen_shape(spec).map(|shape| take(SCREEN, &[shape]));
+        let screen = head_copy_shape(spec).map(|shape| take(HEAD_COPY, &[shape]));
         let screen = screen.transpose()?.map(|(_, bytes)| (head, HotBytes::new(gguf, bytes)));
         let start = matrices.iter().map(|m| m.bytes.start).min().unwrap_or(0);
         let end = matrices.iter().map(|m| m.bytes.end).max().unwrap_or(0);
@@ -214,8 +214,8 @@ impl PanelFile {
 }
 
 /// Lines and bytes per line of the int8 head in a file; `None` for a ternary head.
-pub(crate) fn screen_shape(spec: &ModelSpec) -> Option<[usize; 2]> {
-    Screen::stored_shape(spec.vocab, spec.hidden).filter(|_| !spec.grouped.head)
+pub(crate) fn head_copy_shape(spec: &ModelSpec) -> Option<[usize; 2]> {
+    HeadCopy::stored_shape(spec.vocab, spec.hidden).filter(|_| !spec.grouped.head)
 }
 
 impl PackedSource for PanelFile {
@@ -235,9 +235,9 @@ impl PackedSource for PanelFile {
         stack.map(|(matrix, _)| self.read_groups(matrix, self.weights.resident())).transpose()
     }
 
-    fn screen(&self) -> Result<Option<Screen>, ModelError> {
+    fn head_copy(&self) -> Result<Option<HeadCopy>, ModelError> {
         let Some(([rows, cols], bytes)) = &self.screen else { return Ok(None) };
-        let screen = Screen::from_stored(*rows, *cols, bytes.resident());
-        screen.map(Some).map_err(|e| self.refused(SCREEN, e))
+        let screen = HeadCopy::from_stored(*rows, *cols, bytes.resident());
+        screen.map(Some).map_err(|e| self.refused(HEAD_COPY, e))
     }
 }

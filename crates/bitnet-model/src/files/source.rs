@@ -1,7 +1,7 @@
 //! The trait by which everything reads weights: [`TensorSource`] has a model's tensors by Hugging Face name, whatever
 //! file and form they are stored in.
 
-use bitnet_kernels::{GroupedPanels, Panels, Screen};
+use bitnet_kernels::{GroupedPanels, HeadCopy, Panels};
 use bitnet_tensor::{BitNetTensor, GroupedTensor, TernaryTensor};
 
 use crate::{ModelError, error::one_line};
@@ -62,7 +62,7 @@ pub trait PackedSource {
     ///
     /// # Errors
     /// If its bytes are not a valid copy.
-    fn screen(&self) -> Result<Option<Screen>, ModelError>;
+    fn head_copy(&self) -> Result<Option<HeadCopy>, ModelError>;
 }
 
 /// The role of a tensor in the model.

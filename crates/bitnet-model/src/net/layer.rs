@@ -136,7 +136,7 @@ impl<B: Backend> Attention<B> {
         backend: &mut B,
         step: Step<'_>,
         input: &B::Rows,
-        quants: &mut B::Quants,
+        quants: &mut B::Int8Rows,
         rope: &B::Rope,
         qkv: &mut B::Rows,
     ) -> Result<(), KernelError> {
@@ -144,7 +144,7 @@ impl<B: Backend> Attention<B> {
         let (tokens, norms) = (step.tokens(), head_norms.as_ref().map(|norms| norms.each_ref()));
         if let ([stacked], true) = (&self.qkv.matrices[..], self.fused) {
             backend.norm_quantize(tokens, input, self.qkv.norms(), self.qkv.rotation(), quants)?;
-            return backend.bit_linear_rope_store(
+            return backend.bit_linear_norm_rope_store(
                 step,
                 quants,
                 &stacked.weights,
@@ -156,7 +156,7 @@ impl<B: Backend> Attention<B> {
             );
         }
         self.qkv.project(backend, tokens, input, quants, qkv)?;
-        backend.rope_store(step, *heads, rope, norms, qkv, kv)
+        backend.norm_rope_store(step, *heads, rope, norms, qkv, kv)
     }
 
     /// Multiplies the output of attention by the sigmoid of the gates in `qkv`, if the model has gates.
@@ -199,7 +199,7 @@ impl<B: Backend> Delta<B> {
         backend: &mut B,
         tokens: usize,
         input: &B::Rows,
-        quants: &mut B::Quants,
+        quants: &mut B::Int8Rows,
         out: &mut B::Rows,
     ) -> Result<(), KernelError> {
         self.input.project(backend, tokens, input, quants, out)?;
@@ -249,20 +249,21 @@ impl<B: Backend> Projection<B> {
         backend: &mut B,
         tokens: usize,
         input: &B::Rows,
-        quants: &mut B::Quants,
+        quants: &mut B::Int8Rows,
         gate: Gate,
         down: &Projection<B>,
         gate_up: &mut B::Rows,
-        out: &mut B::Quants,
+        out: &mut B::Int8Rows,
     ) -> Result<(), KernelError> {
         let (norms, rotation) = (down.norms(), down.rotation());
         if let [stacked] = &self.matrices[..] {
             backend.norm_quantize(tokens, input, self.norms(), self.rotation(), quants)?;
             let w = &stacked.weights;
-            return backend.bit_linear_gate_quantize(tokens, quants, w, gate, norms, rotation, gate_up, out);
+            return backend
+                .bit_linear_gate_norm_quantize(tokens, quants, w, gate, norms, rotation, gate_up, out);
         }
         self.project(backend, tokens, input, quants, gate_up)?;
-        backend.gate_quantize(tokens, gate_up, gate, norms, rotation, out)
+        backend.gate_norm_quantize(tokens, gate_up, gate, norms, rotation, out)
     }
 
     /// `out = W x`; each matrix writes its own columns.
@@ -271,7 +272,7 @@ impl<B: Backend> Projection<B> {
         backend: &mut B,
         tokens: usize,
         input: &B::Rows,
-        quants: &mut B::Quants,
+        quants: &mut B::Int8Rows,
         out: &mut B::Rows,
     ) -> Result<(), KernelError> {
         for matrix in &self.matrices {
@@ -293,7 +294,7 @@ impl<B: Backend> Projection<B> {
         backend: &mut B,
         tokens: usize,
         input: &B::Rows,
-        quants: &mut B::Quants,
+        quants: &mut B::Int8Rows,
         factor: f32,
         out: &mut B::Rows,
     ) -> Result<(), KernelError> {
@@ -306,7 +307,7 @@ impl<B: Backend> Projection<B> {
         &self,
         backend: &mut B,
         tokens: usize,
-        quants: &B::Quants,
+        quants: &B::Int8Rows,
         factor: f32,
         out: &mut B::Rows,
     ) -> Result<(), KernelError> {

@@ -68,19 +68,19 @@ struct Buffers<B: Backend> {
     /// Residual stream, `[hidden]`.
     residual: B::Rows,
     /// Normed residual in int8, the input of projections, `[hidden]`.
-    input_quants: B::Quants,
+    input_quants: B::Int8Rows,
     /// Queries, keys and values, `[q_width + 2 kv_width]`, and `[q_width]` more for output gates.
     qkv: B::Rows,
     /// Output of attention, `[q_width]`.
     attended: B::Rows,
     /// The same in int8, the input of the output projection.
-    attended_quants: B::Quants,
+    attended_quants: B::Int8Rows,
     /// Buffers of gated-delta layers, if the model has any.
     delta: Option<DeltaBuffers<B>>,
     /// Gate and up projections, `[2 ffn]`.
     gate_up: B::Rows,
     /// Gated activation in int8, the input of the down projection, `[ffn]`.
-    gated_quants: B::Quants,
+    gated_quants: B::Int8Rows,
     /// Normed rows whose logits are needed, `[max_logit_rows][hidden]`.
     head_rows: B::Rows,
 }
@@ -92,7 +92,7 @@ struct DeltaBuffers<B: Backend> {
     /// Output of the recurrence, `[value_width]`.
     output: B::Rows,
     /// The same in int8, the input of the output projection.
-    output_quants: B::Quants,
+    output_quants: B::Int8Rows,
 }
 
 impl<B: Backend> Transformer<B> {
@@ -137,9 +137,9 @@ impl<B: Backend> Transformer<B> {
         };
         // Bounds need an int8 copy of the head. A ternary head has a quarter of the bytes of such a copy, so bounds
         // would not help.
-        if b.screens() && !spec.grouped.head {
-            let stored = packed::<B>(tensors).map(PackedSource::screen).transpose()?.flatten();
-            b.screen(head.as_mut().unwrap_or(&mut embedding), stored)?;
+        if b.shortlists() && !spec.grouped.head {
+            let stored = packed::<B>(tensors).map(PackedSource::head_copy).transpose()?.flatten();
+            b.prepare_shortlist(head.as_mut().unwrap_or(&mut embedding), stored)?;
         }
         let mut gain = tensors.dense(names::FINAL_NORM)?.to_f32();
         gain.iter_mut().for_each(|g| *g /= spec.multipliers.logit_divisor);
@@ -316,18 +316,18 @@ impl<B: Backend> Buffers<B> {
             Ok::<_, KernelError>(DeltaBuffers {
                 projected: b.rows(n, columns, RowsKind::Intermediate)?,
                 output: b.rows(n, values, RowsKind::Intermediate)?,
-                output_quants: b.quants(n, values, grouping)?,
+                output_quants: b.int8_rows(n, values, grouping)?,
             })
         });
         Ok(Buffers {
             delta: delta.transpose()?,
             residual: b.rows(n, spec.hidden, RowsKind::Residual)?,
-            input_quants: b.quants(n, spec.hidden, grouping)?,
+            input_quants: b.int8_rows(n, spec.hidden, grouping)?,
             qkv: b.rows(n, spec.q_width() + 2 * spec.kv_width() + gates, RowsKind::Intermediate)?,
             attended: b.rows(n, spec.q_width(), RowsKind::Intermediate)?,
-            attended_quants: b.quants(n, spec.q_width(), grouping)?,
+            attended_quants: b.int8_rows(n, spec.q_width(), grouping)?,
             gate_up: b.rows(n, 2 * spec.ffn, RowsKind::Intermediate)?,
-            gated_quants: b.quants(n, spec.ffn, grouping)?,
+            gated_quants: b.int8_rows(n, spec.ffn, grouping)?,
             head_rows: b.rows(limits.max_logit_rows, spec.hidden, RowsKind::Intermediate)?,
         })
     }

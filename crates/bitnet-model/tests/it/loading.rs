@@ -58,16 +58,19 @@ fn every_ternary_matrix_is_unpacked_once() {
 #[test]
 fn a_caller_that_needs_all_logits_loads_no_copy_of_the_head() {
     let model = Synthetic::named("tiny").unwrap();
-    let screened = |cpu: Cpu| {
+    let shortlisted = |cpu: Cpu| {
         let limits = Limits { max_tokens: 1, max_logit_rows: 1, kv_blocks: 1, state_slots: 0 };
         let mut model = Transformer::load(model.spec(), &model, cpu, limits, &mut |_, _| {}).unwrap();
         let (mut batch, mut logits) = (Batch::new(), Logits::default());
         batch.push(&[3], 0, &[0], 0..1);
         batch.want(|_| Wanted::Top(1));
         model.forward(&batch, &mut logits).unwrap();
-        (model.backend_ref().head_work().screened, logits.row(0).iter().filter(|x| x.is_finite()).count())
+        (
+            model.backend_ref().head_counts().shortlisted,
+            logits.row(0).iter().filter(|x| x.is_finite()).count(),
+        )
     };
     let cpu = || Cpu::new(Isa::best(), 1).unwrap();
-    assert_eq!(screened(cpu().for_all_logits()), (0, 512));
-    assert_eq!(screened(cpu()).0, 1);
+    assert_eq!(shortlisted(cpu().for_all_logits()), (0, 512));
+    assert_eq!(shortlisted(cpu()).0, 1);
 }

@@ -222,7 +222,7 @@ fn damaged_panels_are_refused_by_name_on_every_backend() {
         let at = data.len() - 4;
         data[at..].copy_from_slice(&f32::NAN.to_le_bytes());
     });
-    let error = model.unwrap().tensors.packed().unwrap().screen().expect_err("no bound").to_string();
+    let error = model.unwrap().tensors.packed().unwrap().head_copy().expect_err("no bound").to_string();
     assert!(error.contains("output.int8"), "{error}");
 }
 

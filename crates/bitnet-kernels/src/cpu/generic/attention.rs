@@ -7,7 +7,6 @@
 use crate::{
     BLOCK_TOKENS, KvShape, KvType, Run,
     cpu::{
-        buffer::Shared,
         generic::{
             cache::{Cached, Kv, panel},
             element::{Bf16, F16, F32, Int8},
@@ -15,6 +14,7 @@ use crate::{
             rows::{store_row, sum_by_lane},
         },
         lanes::Lanes,
+        memory::Shared,
     },
     order::{self, SEGMENT},
 };

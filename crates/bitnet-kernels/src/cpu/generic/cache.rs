@@ -16,8 +16,8 @@ use half::{bf16, f16, slice::HalfFloatSliceExt};
 use crate::{
     BLOCK_TOKENS, KernelError, KvShape, KvType,
     cpu::{
-        buffer::Buffer,
         generic::element::{Bf16, Element, F16, F32, Int8},
+        memory::Buffer,
     },
 };
 

@@ -16,13 +16,13 @@ use std::ops::Range;
 use crate::{
     DeltaShape, Norm, Run,
     cpu::{
-        buffer::{Buffer, Shared},
         generic::{
             exp, load_up_to,
             rows::{Gain, normalize_head},
             sigmoid, silu, softplus, store_up_to,
         },
         lanes::Lanes,
+        memory::{Buffer, Shared},
         pool::share,
     },
     order::{DELTA_PARTIALS, L2_EPS},

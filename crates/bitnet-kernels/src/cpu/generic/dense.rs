@@ -15,12 +15,12 @@ use std::{
 use bitnet_tensor::{BitNetTensor, DType};
 
 use crate::cpu::{
-    buffer::Shared,
     generic::{
         element::{Bf16, Element, F16, F32},
         store_partial,
     },
     lanes::Lanes,
+    memory::Shared,
     pool::share,
 };
 
@@ -116,7 +116,7 @@ unsafe fn some_rows<L: Lanes>(a: &DenseLogits<'_>, rows: Range<usize>, scratch: 
     }
 }
 
-pub(crate) struct Settle<'a> {
+pub(crate) struct Rescore<'a> {
     /// Its `out` holds upper bounds.
     pub(crate) dense: DenseLogits<'a>,
     /// One per token: logits below it are not needed.
@@ -127,7 +127,7 @@ pub(crate) struct Settle<'a> {
 
 /// Replaces the upper bounds of the rows `rows` by logits, or by negative infinity if they are below the threshold.
 #[inline(always)]
-pub(crate) unsafe fn settle<L: Lanes>(a: &Settle<'_>, rows: Range<usize>, scratch: &mut [f32]) {
+pub(crate) unsafe fn rescore<L: Lanes>(a: &Rescore<'_>, rows: Range<usize>, scratch: &mut [f32]) {
     let mut computed = 0;
     for (token, &threshold) in a.dense.tokens.iter().zip(a.thresholds) {
         let one = DenseLogits { tokens: &[*token], ..a.dense };

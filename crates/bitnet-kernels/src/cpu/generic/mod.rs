@@ -14,24 +14,24 @@ pub(crate) mod grouped;
 pub(crate) mod peak;
 pub(crate) mod rotate;
 pub(crate) mod rows;
-pub(crate) mod screen;
+pub(crate) mod shortlist;
 pub(crate) mod ternary;
 
 use std::ops::Range;
 
 use crate::{cpu::lanes::Lanes, order};
 
-/// The type of [`screen::split`]: row, planes, scratch.
-pub(crate) type SplitRow = unsafe fn(&[f32], &mut [i8], &mut [f32]) -> Option<screen::Split>;
+/// The type of [`shortlist::make_planes`]: row, planes, scratch.
+pub(crate) type MakePlanes = unsafe fn(&[f32], &mut [i8], &mut [f32]) -> Option<shortlist::Limits>;
 
 /// The entry points of one instruction set. Each may be called only on a CPU that has the instruction set.
 pub(crate) struct KernelSet {
     pub(crate) floats: FloatKernels,
     pub(crate) bit_linear: unsafe fn(&ternary::BitLinear<'_>, Range<usize>),
     pub(crate) grouped: unsafe fn(&grouped::Grouped<'_>, Range<usize>),
-    pub(crate) copy_rows: unsafe fn(&screen::CopyRows<'_>, usize, &mut [f32]),
-    pub(crate) split: SplitRow,
-    pub(crate) bounds: unsafe fn(&screen::Bounds<'_>, Range<usize>),
+    pub(crate) copy_rows: unsafe fn(&shortlist::CopyRows<'_>, usize, &mut [f32]),
+    pub(crate) make_planes: MakePlanes,
+    pub(crate) bounds: unsafe fn(&shortlist::Bounds<'_>, Range<usize>),
     pub(crate) products: unsafe fn(usize) -> u64,
 }
 
@@ -39,12 +39,12 @@ pub(crate) struct KernelSet {
 #[derive(Clone, Copy)]
 pub(crate) struct FloatKernels {
     pub(crate) norm_quantize: unsafe fn(&rows::NormQuantize<'_>, Range<usize>, &mut [f32]),
-    pub(crate) gate_quantize: unsafe fn(&rows::GateQuantize<'_>, Range<usize>, &mut [f32]),
+    pub(crate) gate_norm_quantize: unsafe fn(&rows::GateNormQuantize<'_>, Range<usize>, &mut [f32]),
     pub(crate) norm_rows: unsafe fn(&rows::NormRows<'_>),
-    pub(crate) rope_store: unsafe fn(&rows::RopeStore<'_>, &mut [f32]),
+    pub(crate) norm_rope_store: unsafe fn(&rows::NormRopeStore<'_>, &mut [f32]),
     pub(crate) attention: unsafe fn(&attention::Attention<'_>, usize, usize, &mut [f32]),
     pub(crate) logits: unsafe fn(&dense::DenseLogits<'_>, Range<usize>, &mut [f32]),
-    pub(crate) settle: unsafe fn(&dense::Settle<'_>, Range<usize>, &mut [f32]),
+    pub(crate) rescore: unsafe fn(&dense::Rescore<'_>, Range<usize>, &mut [f32]),
     pub(crate) undo: unsafe fn(&rotate::Rotation, &mut [f32]),
     pub(crate) sigmoid_gate: unsafe fn(&rows::SigmoidGate<'_>, Range<usize>),
     pub(crate) delta_inputs: unsafe fn(&delta::Inputs<'_>, Range<usize>),
@@ -77,19 +77,19 @@ macro_rules! kernel_set {
         $crate::cpu::generic::kernel_set!(@level $lanes, $features, {
             use $crate::cpu::generic::{FloatKernels, attention, delta, dense, rotate, rows};
             entry!($lanes, $features, rows::norm_quantize(a: &rows::NormQuantize<'_>, rows: Range<usize>, scratch: &mut [f32]));
-            entry!($lanes, $features, rows::gate_quantize(a: &rows::GateQuantize<'_>, rows: Range<usize>, scratch: &mut [f32]));
+            entry!($lanes, $features, rows::gate_norm_quantize(a: &rows::GateNormQuantize<'_>, rows: Range<usize>, scratch: &mut [f32]));
             entry!($lanes, $features, rows::norm_rows(a: &rows::NormRows<'_>));
-            entry!($lanes, $features, rows::rope_store(a: &rows::RopeStore<'_>, scratch: &mut [f32]));
+            entry!($lanes, $features, rows::norm_rope_store(a: &rows::NormRopeStore<'_>, scratch: &mut [f32]));
             entry!($lanes, $features, attention::attention(a: &attention::Attention<'_>, part: usize, parts: usize, scratch: &mut [f32]));
             entry!($lanes, $features, dense::logits(a: &dense::DenseLogits<'_>, rows: Range<usize>, scratch: &mut [f32]));
-            entry!($lanes, $features, dense::settle(a: &dense::Settle<'_>, rows: Range<usize>, scratch: &mut [f32]));
+            entry!($lanes, $features, dense::rescore(a: &dense::Rescore<'_>, rows: Range<usize>, scratch: &mut [f32]));
             entry!($lanes, $features, rotate::undo(rotation: &rotate::Rotation, row: &mut [f32]));
             entry!($lanes, $features, rows::sigmoid_gate(a: &rows::SigmoidGate<'_>, rows: Range<usize>));
             entry!($lanes, $features, delta::delta_inputs(a: &delta::Inputs<'_>, units: Range<usize>));
             entry!($lanes, $features, delta::delta_rule(a: &delta::Rule<'_>, units: Range<usize>));
             entry!($lanes, $features, delta::delta_outputs(a: &delta::Outputs<'_>, units: Range<usize>, scratch: &mut [f32]));
             FloatKernels {
-                norm_quantize, gate_quantize, norm_rows, rope_store, attention, logits, settle, undo, sigmoid_gate, delta_inputs,
+                norm_quantize, gate_norm_quantize, norm_rows, norm_rope_store, attention, logits, rescore, undo, sigmoid_gate, delta_inputs,
                 delta_rule, delta_outputs,
             }
         });
@@ -106,15 +106,15 @@ macro_rules! kernel_set {
         /// The entry points of this instruction set.
         pub(crate) static KERNELS: $crate::cpu::generic::KernelSet = {
             use std::ops::Range;
-            use $crate::cpu::generic::{KernelSet, entry, grouped, screen, ternary};
+            use $crate::cpu::generic::{KernelSet, entry, grouped, shortlist, ternary};
 
             entry!($lanes, [$($feature),*], ternary::bit_linear(a: &ternary::BitLinear<'_>, panels: Range<usize>));
             entry!($lanes, [$($feature),*], grouped::grouped(a: &grouped::Grouped<'_>, panels: Range<usize>));
-            entry!($lanes, [$($feature),*], screen::copy_rows(a: &screen::CopyRows<'_>, panel: usize, scratch: &mut [f32]));
-            entry!($lanes, [$($feature),*], screen::split(x: &[f32], planes: &mut [i8], scratch: &mut [f32]) -> Option<screen::Split>);
-            entry!($lanes, [$($feature),*], screen::bounds(a: &screen::Bounds<'_>, panels: Range<usize>));
+            entry!($lanes, [$($feature),*], shortlist::copy_rows(a: &shortlist::CopyRows<'_>, panel: usize, scratch: &mut [f32]));
+            entry!($lanes, [$($feature),*], shortlist::make_planes(x: &[f32], planes: &mut [i8], scratch: &mut [f32]) -> Option<shortlist::Limits>);
+            entry!($lanes, [$($feature),*], shortlist::bounds(a: &shortlist::Bounds<'_>, panels: Range<usize>));
             entry!($lanes, [$($feature),*], peak::products(rounds: usize) -> u64);
-            KernelSet { floats: $floats, bit_linear, grouped, copy_rows, split, bounds, products }
+            KernelSet { floats: $floats, bit_linear, grouped, copy_rows, make_planes, bounds, products }
         };
     };
 }

@@ -4,7 +4,7 @@
 //! (which rounds as an addition does), and then a pass for every two levels between vectors. A row of 5,120 takes about 25
 //! instructions for 16 values, less than to quantise it.
 
-use crate::cpu::{buffer::Buffer, lanes::Lanes};
+use crate::cpu::{lanes::Lanes, memory::Buffer};
 
 /// A Walsh-Hadamard transform with signs.
 pub struct Rotation {

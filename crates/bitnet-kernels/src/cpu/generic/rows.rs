@@ -11,7 +11,6 @@ use bitnet_tensor::quant::{self, GROUP, GroupQuant, RowQuant};
 use crate::{
     BLOCK_TOKENS, Gate, HeadNorms, KvShape, KvType, Norm, Norms, Run,
     cpu::{
-        buffer::{Buffer, Shared},
         generic::{
             cache::{self, Cached},
             element::{Bf16, F16, F32, Int8},
@@ -20,6 +19,7 @@ use crate::{
             sigmoid, silu, store_partial,
         },
         lanes::Lanes,
+        memory::{Buffer, Shared},
     },
     order::SQUARES,
 };
@@ -185,7 +185,7 @@ pub(crate) unsafe fn norm_quantize<L: Lanes>(a: &NormQuantize<'_>, rows: Range<u
     }
 }
 
-pub(crate) struct GateQuantize<'a> {
+pub(crate) struct GateNormQuantize<'a> {
     /// `[n][stride]`: gate, then up, `ffn` each.
     pub(crate) x: &'a [f32],
     pub(crate) stride: usize,
@@ -197,7 +197,11 @@ pub(crate) struct GateQuantize<'a> {
 }
 
 #[inline(always)]
-pub(crate) unsafe fn gate_quantize<L: Lanes>(a: &GateQuantize<'_>, rows: Range<usize>, scratch: &mut [f32]) {
+pub(crate) unsafe fn gate_norm_quantize<L: Lanes>(
+    a: &GateNormQuantize<'_>,
+    rows: Range<usize>,
+    scratch: &mut [f32],
+) {
     debug_assert!(scratch.len() >= quantize_scratch(a.ffn, a.rotation), "scratch must hold the rows");
     let (whole, rest) = (a.ffn / 16 * 16, a.ffn % 16);
     let y = scratch.as_mut_ptr();
@@ -273,7 +277,7 @@ pub(crate) unsafe fn sigmoid_gate<L: Lanes>(a: &SigmoidGate<'_>, rows: Range<usi
     }
 }
 
-pub(crate) struct RopeStore<'a> {
+pub(crate) struct NormRopeStore<'a> {
     pub(crate) runs: &'a [Run],
     pub(crate) blocks: &'a [u32],
     /// `[positions][width / 2]`
@@ -295,7 +299,7 @@ pub(crate) struct RopeStore<'a> {
 
 /// Handles all tokens in one thread: the caller has the only access to the three buffers, and gives scratch for a head.
 #[inline(always)]
-pub(crate) unsafe fn rope_store<L: Lanes>(a: &RopeStore<'_>, scratch: &mut [f32]) {
+pub(crate) unsafe fn norm_rope_store<L: Lanes>(a: &NormRopeStore<'_>, scratch: &mut [f32]) {
     match a.kv {
         KvType::F32 => rope_store_as::<L, F32>(a, scratch),
         KvType::F16 => rope_store_as::<L, F16>(a, scratch),
@@ -319,7 +323,7 @@ pub(crate) unsafe fn normalize_head<L: Lanes>(head: &mut [f32], norm: &Norm<Gain
 }
 
 #[inline(always)]
-unsafe fn rope_store_as<L: Lanes, S: Cached>(a: &RopeStore<'_>, scratch: &mut [f32]) {
+unsafe fn rope_store_as<L: Lanes, S: Cached>(a: &NormRopeStore<'_>, scratch: &mut [f32]) {
     let (dim, wide, kv_heads) = (a.shape.head_dim, a.shape.value_stride(), a.shape.kv_heads);
     let (key_panel, value_panel) = (S::KV.panel(dim), S::KV.panel(wide));
     for run in a.runs {

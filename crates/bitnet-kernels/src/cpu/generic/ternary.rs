@@ -17,9 +17,9 @@ use std::ops::Range;
 use bitnet_tensor::quant::RowQuant;
 
 use crate::cpu::{
-    buffer::Shared,
     generic::{load_partial, store_partial},
     lanes::Lanes,
+    memory::Shared,
     panels::{BLOCK, BLOCK_BYTES, PANEL_ROWS, Panels},
     pool::share,
 };

@@ -181,7 +181,7 @@ impl Cuda {
         let overlapping = overlaps.then(library::launch_ex).flatten();
         info.overlap = overlapping.is_some();
         info.tiles_by_size = switches.tiles_by_size;
-        info.screens = switches.screens;
+        info.shortlists = switches.shortlists;
         info.tilings = measured(&info.name)?;
         let mut context = ptr::null_mut();
         // SAFETY: the device came from the driver; the pointer is to a local that lives through the call.
@@ -393,7 +393,7 @@ fn describe(l: Library, device: sys::CUdevice) -> Result<DeviceInfo, GpuError> {
         processors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
         overlap: false,
         tiles_by_size: false,
-        screens: true,
+        shortlists: true,
         tilings: Vec::new(),
         code: LoadedCode::default(),
     })

@@ -1,3 +1,5 @@
+//! Parses `BITNET_GPU`, a list of switches for maintainers. Each turns off one thing that must not change a result.
+
 use std::time::Duration;
 
 use crate::gpu::GpuError;
@@ -13,7 +15,7 @@ pub(super) struct Switches {
     pub(super) overlap: bool,
     pub(super) tiles_by_size: bool,
     /// Whether the highest logits are found by bounds.
-    pub(super) screens: bool,
+    pub(super) shortlists: bool,
     /// Whether the driver compiles the kernels even if their machine code is at hand.
     pub(super) compile: bool,
     pub(super) recordings: bool,
@@ -28,7 +30,7 @@ impl Default for Switches {
         Switches {
             overlap: true,
             tiles_by_size: false,
-            screens: true,
+            shortlists: true,
             compile: false,
             recordings: true,
             sync: false,
@@ -51,7 +53,7 @@ impl Switches {
             match switch.split_once('=') {
                 None if switch == "no-overlap" => switches.overlap = false,
                 None if switch == "tiles-by-size" => switches.tiles_by_size = true,
-                None if switch == "no-bounds" => switches.screens = false,
+                None if switch == "no-bounds" => switches.shortlists = false,
                 None if switch == "compile" => switches.compile = true,
                 None if switch == "no-recordings" => switches.recordings = false,
                 None if switch == "sync" => (switches.sync, switches.recordings) = (true, false),
@@ -84,7 +86,7 @@ mod tests {
         assert!(all.overlap && !one.overlap && one.recordings);
         assert!(!Switches::parse("no-recordings").unwrap().recordings);
         assert!(Switches::parse("tiles-by-size").unwrap().tiles_by_size && !one.tiles_by_size);
-        assert!(!Switches::parse("no-bounds").unwrap().screens && one.screens);
+        assert!(!Switches::parse("no-bounds").unwrap().shortlists && one.shortlists);
         assert!(Switches::parse("compile").unwrap().compile && all.compile && !one.compile);
         for wrong in ["synch", "patience", "patience=0", "optimise=5", "sync=1"] {
             let error = Switches::parse(wrong).unwrap_err().to_string();

@@ -1,13 +1,16 @@
+//! Launches attention: one kernel for runs of few rows and one for the others, and a merge if keys are split into
+//! chunks.
+
 use crate::{
     RowsKind, Step,
     gpu::{
         Arg, Driver, Gpu, GpuError, Kv, Rows,
-        pieces::{FEW, Pieces, Work},
         table::{
             ATTENTION_MERGE_D128, ATTENTION_MERGE_D256, ATTENTION_R16_D128, ATTENTION_R16_D256,
             ATTENTION_R32_D256, ATTENTION_R64_D128, Kernel,
         },
         upload::Upload,
+        work_items::{FEW, WorkItems, WorkList},
     },
 };
 
@@ -97,28 +100,28 @@ impl<D: Driver> Gpu<D> {
         self.describe(step);
         assert!(self.step.listed, "all keys must have blocks");
         assert!(self.step.reached <= kv.shape.blocks, "blocks must be in the cache");
-        let pieces = self.pieces(step, group, width.many.1);
+        let items = self.work_items(step, group, width.many.1);
         let listed = self.upload_once(Upload::Blocks, || step.blocks.iter().copied())?;
         let common = [qkv.address(), kv.keys.address(), kv.values.address(), listed];
         let scale = 1.0 / (head_dim as f32).sqrt();
         let sizes = [qkv.stride, out.stride, kv.stride, head_dim, group];
         let tail: Vec<Arg> =
             sizes.iter().map(|&size| Arg::u32(size as u32)).chain([Arg::f32(scale)]).collect();
-        let Pieces { few, many, .. } = &pieces;
-        if !many.pieces.is_empty() {
+        let WorkItems { few, many, .. } = &items;
+        if !many.items.is_empty() {
             let work = self.upload_once(Upload::ManyRows, || many.words())?;
             let head = common.into_iter().chain([work, out.address()]).map(Arg::u64);
             let args: Vec<Arg> = head.chain(tail.iter().copied()).collect();
             let kernel = width.many.0;
-            self.launch(kernel, [many.pieces.len(), kv_heads, 1], kernel.dynamic as usize, &args)?;
+            self.launch(kernel, [many.items.len(), kv_heads, 1], kernel.dynamic as usize, &args)?;
         }
-        if few.pieces.is_empty() {
-            self.keep(pieces);
+        if few.items.is_empty() {
+            self.keep(items);
             return Ok(());
         }
         let work = self.upload_once(Upload::FewRows, || few.words())?;
         let processors = self.driver.info().processors as usize;
-        let parts = few.pieces.len() * kv_heads * few.tiles * part_bytes(width.head_dim);
+        let parts = few.items.len() * kv_heads * few.tiles * part_bytes(width.head_dim);
         let (tiles, chunks) = match parts <= self.parts.bytes() {
             true => width.chunks(few, kv_heads, kv.stride, processors),
             false => (few.tiles, 1),
@@ -128,9 +131,9 @@ impl<D: Driver> Gpu<D> {
         let split = [few.tiles, tiles].map(|size| Arg::u32(size as u32));
         let args: Vec<Arg> = head.chain(split).chain(tail).collect();
         let kernel = width.few;
-        self.launch(kernel, [few.pieces.len(), kv_heads, chunks], kernel.dynamic as usize, &args)?;
-        let (tiles, count) = (few.tiles, few.pieces.len());
-        self.keep(pieces);
+        self.launch(kernel, [few.items.len(), kv_heads, chunks], kernel.dynamic as usize, &args)?;
+        let (tiles, count) = (few.tiles, few.items.len());
+        self.keep(items);
         if chunks == 1 {
             return Ok(());
         }
@@ -144,8 +147,14 @@ impl Width {
     /// Returns the tiles of 64 keys per chunk and the number of chunks: enough to give every multiprocessor work, or one
     /// if that takes less time, because the loads of all blocks take longer than a chain or because the merge takes
     /// longer than the tiles that it saves. Parts are merged in order, so that the number of chunks changes no bit.
-    fn chunks(&self, work: &Work, kv_heads: usize, kv_stride: usize, processors: usize) -> (usize, usize) {
-        let (blocks, tiles) = (work.pieces.len() * kv_heads, work.tiles);
+    fn chunks(
+        &self,
+        work: &WorkList,
+        kv_heads: usize,
+        kv_stride: usize,
+        processors: usize,
+    ) -> (usize, usize) {
+        let (blocks, tiles) = (work.items.len() * kv_heads, work.tiles);
         let chunk = tiles.div_ceil((self.resident * processors / blocks).clamp(1, tiles));
         // Bytes of bf16 keys and values.
         let loads = 4 * work.keys * kv_heads * kv_stride / (MEMORY_BYTES * processors);
@@ -166,8 +175,8 @@ mod tests {
     fn chunks(width: &Width, kv_heads: usize, before: &[usize]) -> usize {
         let of = |(i, &start): (usize, &usize)| Run { tokens: i..i + 1, start, blocks: 0..0, state: 0 };
         let runs: Vec<Run> = before.iter().enumerate().map(of).collect();
-        let pieces = Pieces::of(&runs, 4, width.many.1);
-        width.chunks(&pieces.few, kv_heads, width.head_dim, 132).1
+        let items = WorkItems::of(&runs, 4, width.many.1);
+        width.chunks(&items.few, kv_heads, width.head_dim, 132).1
     }
 
     #[test]

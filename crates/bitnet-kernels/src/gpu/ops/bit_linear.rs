@@ -1,15 +1,17 @@
+//! Launches products with ternary matrices, with the norm before them or the operation after them where a kernel does
+//! both. Which tile a product takes is estimated in `plan`, unless it was measured.
+
 use crate::{
     BLOCK_TOKENS, Gate, Grouping, HeadNorms, RowOrder, RowsKind, Run, Step,
     gpu::{
-        Arg, Driver, Gain, Gpu, GpuError, Kv, Linear, Quants, Rope, Rows,
-        quants::K_TILE,
+        Arg, Driver, Gain, Gpu, GpuError, Int8Rows, Kv, Linear, Rope, Rows,
+        layout::{K_TILE, Scales},
         queue::WaitingNorm,
         table::{
             BITLINEAR_T1, BITLINEAR_T8, BITLINEAR_T16, BITLINEAR_T32, BITLINEAR_T64, BITLINEAR_T128,
             GROUPED_NORMED_ROWS_T1, GROUPED_NORMED_T1, GROUPED_T1, GROUPED_T8, GROUPED_T16, GROUPED_T32,
             GROUPED_T64, GROUPED_T128, Kernel, NORMED_ROWS_T1, NORMED_T1,
         },
-        ternary::Scales,
         tilings::Tiling,
         upload::Upload,
     },
@@ -221,7 +223,7 @@ impl<D: Driver> Gpu<D> {
     pub fn bit_linear(
         &mut self,
         n: usize,
-        x: &Quants,
+        x: &Int8Rows,
         w: &Linear,
         out: &mut Rows,
         column: usize,
@@ -237,7 +239,7 @@ impl<D: Driver> Gpu<D> {
     pub fn bit_linear_gate(
         &mut self,
         n: usize,
-        x: &Quants,
+        x: &Int8Rows,
         w: &Linear,
         gate: Gate,
         out: &mut Rows,
@@ -251,10 +253,10 @@ impl<D: Driver> Gpu<D> {
     /// Rotates queries and keys, and stores queries in `qkv` and keys and values in the cache. Each is rounded to bf16
     /// once; where heads have norms, queries and keys are also rounded before the norm.
     #[expect(clippy::too_many_arguments, reason = "the arguments of two operations")]
-    pub fn bit_linear_rope_store(
+    pub fn bit_linear_norm_rope_store(
         &mut self,
         step: Step<'_>,
-        x: &Quants,
+        x: &Int8Rows,
         w: &Linear,
         rope: &Rope,
         norms: HeadNorms<'_, Gain>,
@@ -270,7 +272,7 @@ impl<D: Driver> Gpu<D> {
             // A norm needs a whole head, but a thread block may have only part of one.
             self.multiply(n, x, w, Sink::Heads { out: qkv, head_dim })?;
             let heads = w.rows / head_dim - 2 * kv.shape.kv_heads;
-            return self.rope_store(step, heads, rope, norms, qkv, kv);
+            return self.norm_rope_store(step, heads, rope, norms, qkv, kv);
         }
         let (positions, slots) = self.upload_slots(step, rope, kv)?;
         self.multiply(n, x, w, Sink::Rotated { out: qkv, kv, rope, positions, slots })
@@ -290,7 +292,7 @@ impl<D: Driver> Gpu<D> {
         Ok((positions, self.upload_once(Upload::Slots, || slots(step))?))
     }
 
-    fn multiply(&mut self, n: usize, x: &Quants, w: &Linear, sink: Sink<'_>) -> Result<(), GpuError> {
+    fn multiply(&mut self, n: usize, x: &Int8Rows, w: &Linear, sink: Sink<'_>) -> Result<(), GpuError> {
         assert_eq!(x.width, w.cols, "rows must be as wide as the matrix");
         assert!(n <= x.rows, "the rows must fit their buffers");
         if n == 0 {

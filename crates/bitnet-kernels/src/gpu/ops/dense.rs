@@ -1,3 +1,5 @@
+//! Launches the product of normed rows with a small dense matrix: decays and rates of a gated-delta layer.
+
 use crate::{
     Norm, RowsKind,
     gpu::{Arg, Driver, Gain, Gpu, GpuError, Rows, Table, table::DENSE},

@@ -1,9 +1,11 @@
+//! Launches the lookup of embedding rows, dense or ternary.
+
 use crate::{
     RowsKind,
     gpu::{
         Arg, Driver, Gpu, GpuError, Rotation, Rows, Table,
+        layout::Scales,
         table::{EMBED, EMBED_TERNARY, HADAMARD},
-        ternary::Scales,
         upload::Upload,
     },
 };

@@ -1,3 +1,5 @@
+//! Launches the three kernels of a gated-delta layer: convolution and norms, the delta rule, and the output gate.
+
 use crate::{
     RowsKind, Run, Step,
     gpu::{

@@ -1,7 +1,9 @@
+//! Launches the output head: all logits of the wanted rows, from a dense or a ternary table.
+
 use crate::{
     Grouping, RowsKind,
     gpu::{
-        Arg, Dense, Driver, Gpu, GpuError, Linear, Quants, Rotation, Rows, Table,
+        Arg, Dense, Driver, Gpu, GpuError, Int8Rows, Linear, Rotation, Rows, Table,
         table::{HEAD_T8, HEAD_T32, HEAD_T64},
     },
 };
@@ -50,7 +52,7 @@ impl<D: Driver> Gpu<D> {
         x: &Rows,
         table: &Linear,
         rotation: Option<&Rotation>,
-        quants: &mut Quants,
+        quants: &mut Int8Rows,
         out: &mut Rows,
     ) -> Result<(), GpuError> {
         self.norm_quantize(n, x, [None, None], rotation, quants)?;
@@ -58,10 +60,10 @@ impl<D: Driver> Gpu<D> {
     }
 
     /// Buffer for the int8 input of a ternary head; allocated again only for a larger step or another width.
-    fn head_input(&mut self, n: usize, width: usize) -> Result<Quants, GpuError> {
+    fn head_input(&mut self, n: usize, width: usize) -> Result<Int8Rows, GpuError> {
         match self.head_input.take() {
             Some(quants) if quants.rows >= n && quants.width == width => Ok(quants),
-            _ => self.quants(n, width, Grouping::Groups),
+            _ => self.int8_rows(n, width, Grouping::Groups),
         }
     }
 

@@ -1,3 +1,6 @@
+//! From wanted rows to logits or tokens: decides between all logits and a shortlist, draws on the device where it can,
+//! and reads the results.
+
 use crate::{
     Drawn, RowsKind, SamplingParams, Wanted,
     gpu::{Dense, Driver, Gpu, GpuError, Rows, Table},
@@ -25,8 +28,8 @@ impl<D: Driver> Gpu<D> {
         );
         let mut rows = self.logit_rows(n, vocab)?;
         let made = match table {
-            Table::Dense(dense @ Dense { copy: Some(copy), .. }) if self.is_bounded(vocab, wanted) => {
-                self.highest_logits(x, (dense, copy), wanted, &mut rows)
+            Table::Dense(dense @ Dense { copy: Some(copy), .. }) if self.can_shortlist(vocab, wanted) => {
+                self.shortlisted_logits(x, (dense, copy), wanted, &mut rows)
             }
             _ => self.head(n, x, table, &mut rows),
         };

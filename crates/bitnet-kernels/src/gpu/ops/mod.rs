@@ -2,7 +2,6 @@
 
 mod attention;
 mod bit_linear;
-mod bounds;
 mod copy_block;
 mod dense;
 mod embed;
@@ -10,10 +9,11 @@ mod gated_delta;
 mod head;
 mod logits;
 mod norm_quantize;
+mod norm_rope_store;
 mod norm_rows;
 mod plan;
-mod rope_store;
 mod sample;
+mod shortlist;
 mod sigmoid_gate;
 mod tile;
 

@@ -1,7 +1,10 @@
+//! Launches norms, gate, transform and quantisation. A norm of one row waits, because the product that reads it may
+//! include it.
+
 use crate::{
     Gate, Grouping, Norm, Norms, RowsKind,
     gpu::{
-        Arg, Driver, Gain, Gpu, GpuError, Quants, Rotation, Rows, queue::WaitingNorm, table::NORM_QUANTIZE,
+        Arg, Driver, Gain, Gpu, GpuError, Int8Rows, Rotation, Rows, queue::WaitingNorm, table::NORM_QUANTIZE,
     },
 };
 
@@ -26,7 +29,7 @@ impl<D: Driver> Gpu<D> {
         x: &Rows,
         norms: Norms<'_, Gain>,
         rotation: Option<&Rotation>,
-        out: &mut Quants,
+        out: &mut Int8Rows,
     ) -> Result<(), GpuError> {
         assert_eq!(x.width, out.width, "rows must be as wide as their quantised form");
         let mode = match x.kind {
@@ -37,14 +40,14 @@ impl<D: Driver> Gpu<D> {
     }
 
     /// Applies the gate to `gate_up` (`[n][ffn | ffn]`), then does the same as [`Gpu::norm_quantize`].
-    pub fn gate_quantize(
+    pub fn gate_norm_quantize(
         &mut self,
         n: usize,
         gate_up: &Rows,
         gate: Gate,
         norms: Norms<'_, Gain>,
         rotation: Option<&Rotation>,
-        out: &mut Quants,
+        out: &mut Int8Rows,
     ) -> Result<(), GpuError> {
         assert_eq!(gate_up.width, 2 * out.width, "there must be a gate for every output");
         assert_eq!(gate_up.kind, RowsKind::Intermediate, "gate and up must be bf16");
@@ -62,7 +65,7 @@ impl<D: Driver> Gpu<D> {
         gate_up: &Rows,
         norms: Norms<'_, Gain>,
         rotation: Option<&Rotation>,
-        out: &mut Quants,
+        out: &mut Int8Rows,
     ) -> Result<(), GpuError> {
         assert_eq!(gate_up.width, 2 * out.width, "there must be a gate for every output");
         self.quantize(n, gate_up, Mode::Intermediate, norms, rotation, out)
@@ -75,7 +78,7 @@ impl<D: Driver> Gpu<D> {
         mode: Mode,
         norms: Norms<'_, Gain>,
         rotation: Option<&Rotation>,
-        out: &mut Quants,
+        out: &mut Int8Rows,
     ) -> Result<(), GpuError> {
         assert!(n <= x.rows && n <= out.rows, "the rows must fit their buffers");
         let width = out.width;

@@ -1,3 +1,5 @@
+//! Launches the norm of the rows whose logits are wanted.
+
 use crate::{
     Norm, RowsKind,
     gpu::{Arg, Driver, Gain, Gpu, GpuError, Rows, table::NORM_ROWS, upload::Upload},

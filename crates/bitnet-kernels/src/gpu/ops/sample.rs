@@ -1,3 +1,5 @@
+//! Launches the draw of one token from each row of logits.
+
 use crate::{
     RowsKind, SamplingParams,
     gpu::{

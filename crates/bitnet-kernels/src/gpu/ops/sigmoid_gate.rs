@@ -1,3 +1,5 @@
+//! Launches the output gate of attention.
+
 use crate::{
     RowsKind,
     gpu::{Arg, Driver, Gpu, GpuError, Rows, table::SIGMOID_GATE},

@@ -1,3 +1,5 @@
+//! Attention on the simulator: near the reference, and the same bits whatever the chunks and neighbours.
+
 use bitnet_kernels::{
     BLOCK_TOKENS, Backend, Grouping, Inspect, KvShape, Reference, RowOrder, RowsKind, Run, Step,
     gpu::{Gpu, GpuError},
@@ -73,20 +75,20 @@ pub fn attend(
         let n = features.len() / HIDDEN;
         let mut x = reference.rows(n, HIDDEN, RowsKind::Residual).unwrap();
         reference.write(&mut x, &features).unwrap();
-        let mut q = reference.quants(n, HIDDEN, Grouping::Row).unwrap();
+        let mut q = reference.int8_rows(n, HIDDEN, Grouping::Row).unwrap();
         reference.norm_quantize(n, &x, [None, None], None, &mut q).unwrap();
         let mut qkv = reference.rows(n, rows, RowsKind::Intermediate).unwrap();
         let all = Step::new(&runs, &blocks);
-        reference.bit_linear_rope_store(all, &q, &w, queries, &rope, None, &mut qkv, &mut kv).unwrap();
+        reference.bit_linear_norm_rope_store(all, &q, &w, queries, &rope, None, &mut qkv, &mut kv).unwrap();
         let mut out = reference.rows(n, queries * dim, RowsKind::Intermediate).unwrap();
         reference.attention(all, &qkv, &kv, &mut out).unwrap();
         let (e_queries, e_out) = (reference.read(&qkv, n).unwrap(), reference.read(&out, n).unwrap());
 
-        let (values, multipliers, sums) = reference.read_quants(&q, n).unwrap();
-        let q = gpu.quants(n, HIDDEN, Grouping::Row)?;
-        gpu.write_quants(&q, &values, &multipliers, &sums)?;
+        let (values, multipliers, sums) = reference.read_int8_rows(&q, n).unwrap();
+        let q = gpu.int8_rows(n, HIDDEN, Grouping::Row)?;
+        gpu.write_int8_rows(&q, &values, &multipliers, &sums)?;
         let mut qkv = gpu.rows(n, rows, RowsKind::Intermediate)?;
-        gpu.bit_linear_rope_store(all, &q, &w_gpu, &rope_gpu, None, &mut qkv, &mut kv_gpu)?;
+        gpu.bit_linear_norm_rope_store(all, &q, &w_gpu, &rope_gpu, None, &mut qkv, &mut kv_gpu)?;
         let mut out = gpu.rows(n, queries * dim, RowsKind::Intermediate)?;
         gpu.attention(all, &qkv, &kv_gpu, &mut out)?;
         let (a_queries, a_out) = (gpu.read_rows(&qkv, n)?, gpu.read_rows(&out, n)?);

@@ -1,7 +1,9 @@
+//! Products on the simulator: which kernels are launched, and that every tile computes the same bits.
+
 use bitnet_kernels::{
     Gate, Grouping, Inspect, Norm, Reference, RowOrder, RowsKind,
     gpu::{
-        Gpu, GpuError, Quants,
+        Gpu, GpuError, Int8Rows,
         table::{
             BITLINEAR_T1, BITLINEAR_T8, BITLINEAR_T64, BITLINEAR_T128, GROUPED_NORMED_ROWS_T1,
             GROUPED_NORMED_T1, GROUPED_T1, NORM_QUANTIZE, NORMED_ROWS_T1, NORMED_T1,
@@ -66,11 +68,11 @@ impl Product {
         out
     }
 
-    fn quants(&self, gpu: &mut Gpu<Simulator>) -> Result<Quants, GpuError> {
-        let x = gpu.quants(self.n, self.k, Grouping::Row)?;
+    fn int8_rows(&self, gpu: &mut Gpu<Simulator>) -> Result<Int8Rows, GpuError> {
+        let x = gpu.int8_rows(self.n, self.k, Grouping::Row)?;
         let sums: Vec<i32> =
             self.values.chunks_exact(self.k).map(|row| row.iter().map(|&v| i32::from(v)).sum()).collect();
-        gpu.write_quants(&x, &self.values, &self.multipliers, &sums)?;
+        gpu.write_int8_rows(&x, &self.values, &self.multipliers, &sums)?;
         Ok(x)
     }
 
@@ -78,7 +80,7 @@ impl Product {
     pub fn stored(&self, simulator: Simulator, accumulate: bool) -> Result<Vec<f32>, GpuError> {
         let mut gpu = Gpu::new(simulator)?;
         let width = MARGINS[0] + self.weights.rows() + MARGINS[1];
-        let x = self.quants(&mut gpu)?;
+        let x = self.int8_rows(&mut gpu)?;
         let w = gpu.linear(&self.weights, RowOrder::Plain)?;
         let mut out = gpu.rows(self.n, width, RowsKind::Residual)?;
         for _ in 0..2 {
@@ -91,7 +93,7 @@ impl Product {
     /// Computes the gated values as bf16, for a matrix of gate and up.
     pub fn gated(&self, simulator: Simulator, gate: Gate) -> Result<Vec<f32>, GpuError> {
         let mut gpu = Gpu::new(simulator)?;
-        let x = self.quants(&mut gpu)?;
+        let x = self.int8_rows(&mut gpu)?;
         let w = gpu.linear(&self.weights, RowOrder::GateUp)?;
         let mut out = gpu.rows(self.n, self.weights.rows() / 2, RowsKind::Intermediate)?;
         gpu.bit_linear_gate(self.n, &x, &w, gate, &mut out)?;
@@ -136,7 +138,7 @@ fn a_gpu_multiplies_with_the_tile_of_the_least_time_unless_it_is_told_to_go_by_s
         let mut gpu =
             Gpu::new(Simulator::with(|info| (info.processors, info.tiles_by_size) = (132, by_size))).unwrap();
         let product = Product::new(60, 800, &[128, 39]);
-        let x = product.quants(&mut gpu).unwrap();
+        let x = product.int8_rows(&mut gpu).unwrap();
         let w = gpu.linear(&product.weights, RowOrder::Plain).unwrap();
         let mut out = gpu.rows(60, 167, RowsKind::Residual).unwrap();
         gpu.bit_linear(60, &x, &w, &mut out, 0, None).unwrap();
@@ -164,7 +166,7 @@ fn a_gpu_multiplies_as_measured_for_the_number_of_tokens_and_down_to_half_of_it(
         }))
         .unwrap();
         let product = Product::new(n, 800, &[128, 39]);
-        let x = product.quants(&mut gpu).unwrap();
+        let x = product.int8_rows(&mut gpu).unwrap();
         let w = gpu.linear(&product.weights, RowOrder::Plain).unwrap();
         let mut out = gpu.rows(n, 167, RowsKind::Residual).unwrap();
         gpu.bit_linear(n, &x, &w, &mut out, 0, None).unwrap();
@@ -204,7 +206,7 @@ fn normed<B: Inspect>(b: &mut B, onto: bool) -> Vec<u32> {
     let mut many = || (0..width).map(|_| (next() % 1000) as f32 * 0.01 - 5.0).collect::<Vec<f32>>();
     let norm = Norm { gain: b.gain(&many()).unwrap(), eps: 1e-5 };
     let mut rows = [(); 2].map(|()| b.rows(1, width, RowsKind::Residual).unwrap());
-    let mut q = b.quants(1, width, Grouping::Row).unwrap();
+    let mut q = b.int8_rows(1, width, Grouping::Row).unwrap();
     b.write(&mut rows[0], &many()).unwrap();
     b.write(&mut rows[1], &many()).unwrap();
     b.norm_quantize(1, &rows[0], [Some(&norm), None], None, &mut q).unwrap();
@@ -238,7 +240,7 @@ fn grouped<B: Inspect>(b: &mut B, kind: RowsKind, width: usize, normed: bool) ->
     let norm = Norm { gain: b.gain(&many()).unwrap(), eps: 1e-5 };
     let mut x = b.rows(1, width, kind).unwrap();
     b.write(&mut x, &many()).unwrap();
-    let mut q = b.quants(1, width, Grouping::Groups).unwrap();
+    let mut q = b.int8_rows(1, width, Grouping::Groups).unwrap();
     let mut out = b.rows(1, rows, RowsKind::Residual).unwrap();
     b.norm_quantize(1, &x, [normed.then_some(&norm), None], None, &mut q).unwrap();
     b.bit_linear(1, &q, &w, &mut out, 0, None).unwrap();
@@ -365,7 +367,7 @@ fn sums_between_operations_are_rounded_to_bf16_once() {
     for n in [1, 3, 33] {
         let product = Product::new(n, 300, &[70]);
         let mut gpu = Gpu::new(Simulator::default()).unwrap();
-        let x = product.quants(&mut gpu).unwrap();
+        let x = product.int8_rows(&mut gpu).unwrap();
         let w = gpu.linear(&product.weights, RowOrder::Plain).unwrap();
         let mut out = gpu.rows(n, 75, RowsKind::Intermediate).unwrap();
         gpu.bit_linear(n, &x, &w, &mut out, 5, None).unwrap();

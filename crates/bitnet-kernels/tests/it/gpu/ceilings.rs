@@ -1,3 +1,5 @@
+//! The measured limits of a GPU, on the simulator.
+
 use bitnet_kernels::gpu::{
     Arg, Ceilings, Driver, Gpu,
     table::{Kernel, PEAK_BF16, PEAK_W2A8},

@@ -1,3 +1,5 @@
+//! Runs the conformance table on the simulator.
+
 use std::{sync::Mutex, thread};
 
 use bitnet_kernels::{

@@ -1,3 +1,5 @@
+//! What the GPU backend refuses, and what it says.
+
 use bitnet_kernels::{
     DeltaShape, DeltaWeights, KvShape, RowsKind, Run, Step,
     gpu::{

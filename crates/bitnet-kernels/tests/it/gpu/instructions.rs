@@ -1,3 +1,5 @@
+//! Single instructions, on the simulator and, in the GPU bundle, on a GPU.
+
 use std::collections::BTreeSet;
 
 use bitnet_kernels::gpu::table::KERNELS;

@@ -1,6 +1,6 @@
 //! The split-K ticket of the bit-linear kernels under the memory model of PTX (PTX ISA, "Memory Consistency Model";
-//! Lustig, Sahasrabuddhe and Giroux, ASPLOS 2019). Each block stores its part of the sums, takes a ticket, and the block
-//! with the last ticket adds all parts. A stale part must not be readable in any execution that the axioms allow.
+//! Lustig, Sahasrabuddhe and Giroux, ASPLOS 2019). Each block stores its part of the sums, takes a ticket, and the
+//! block with the last ticket adds all parts. A stale part must not be readable in any execution that the axioms allow.
 
 use bitnet_kernels::gpu::table::KERNELS;
 

@@ -1,3 +1,5 @@
+//! Logits on the simulator: every tile adds in the same order, and rows too wide for a shortlist get all logits.
+
 use bitnet_kernels::{
     Backend, RowsKind, Wanted,
     gpu::{Gpu, GpuError},
@@ -58,16 +60,16 @@ fn logits_are_dot_products_whose_bits_depend_on_no_other_token() {
 fn a_row_too_wide_for_bounds_gets_all_logits() {
     let (width, vocab) = (300, 700);
     let table = BitNetTensor::from_f32([vocab, width], &values(vocab * width, 0.3)).unwrap();
-    for (shared, screened) in [(99 << 10, 1), (64 << 10, 0)] {
+    for (shared, shortlisted) in [(99 << 10, 1), (64 << 10, 0)] {
         let mut gpu = Gpu::new(Simulator::with(|info| info.shared = shared)).unwrap();
         let mut table = gpu.table(&table).unwrap();
-        Backend::screen(&mut gpu, &mut table, None).unwrap();
+        Backend::prepare_shortlist(&mut gpu, &mut table, None).unwrap();
         let mut x = gpu.rows(1, width, RowsKind::Intermediate).unwrap();
         gpu.write_rows(&mut x, &values(width, 0.7)).unwrap();
         let mut logits = vec![0.0; vocab];
         gpu.logits(&x, &table, &[Wanted::Top(1)], &mut logits, &mut [None]).unwrap();
-        let work = gpu.head_work().unwrap();
-        assert_eq!((work.screened, work.whole), (screened, 1 - screened), "{shared} bytes");
-        assert_eq!(logits.iter().all(|x| x.is_finite()), screened == 0);
+        let work = gpu.head_counts().unwrap();
+        assert_eq!((work.shortlisted, work.whole), (shortlisted, 1 - shortlisted), "{shared} bytes");
+        assert_eq!(logits.iter().all(|x| x.is_finite()), shortlisted == 0);
     }
 }

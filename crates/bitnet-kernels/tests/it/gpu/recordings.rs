@@ -2,7 +2,7 @@
 
 use bitnet_kernels::{
     BLOCK_TOKENS, Grouping, KvShape, RowsKind, Run, Step,
-    gpu::{Driver, Gpu, GpuError, Quants, Rows},
+    gpu::{Driver, Gpu, GpuError, Int8Rows, Rows},
 };
 use bitnet_tensor::{BitNetTensor, DType, SharedBytes};
 use bitnet_tests::{Call, Simulator, Tap};
@@ -18,19 +18,19 @@ fn rows<D: Driver>(gpu: &mut Gpu<D>, seed: f32) -> Rows {
 }
 
 /// Enough launches for a recording; the last one determines `out`.
-fn step<D: Driver>(gpu: &mut Gpu<D>, n: usize, x: &Rows, out: &mut Quants) -> Vec<i8> {
+fn step<D: Driver>(gpu: &mut Gpu<D>, n: usize, x: &Rows, out: &mut Int8Rows) -> Vec<i8> {
     for _ in 0..8 {
         gpu.norm_quantize(n, x, [None, None], None, out).unwrap();
     }
     gpu.finish().unwrap();
-    gpu.read_quants(out, ROWS).unwrap().0
+    gpu.read_int8_rows(out, ROWS).unwrap().0
 }
 
 #[test]
 fn launches_are_recorded_when_they_come_again_and_replayed_only_if_all_are_equal() {
     let mut gpu = Gpu::new(Simulator::default()).unwrap();
     let (a, b) = (rows(&mut gpu, 0.3), rows(&mut gpu, 0.7));
-    let mut out = gpu.quants(ROWS, WIDTH, Grouping::Row).unwrap();
+    let mut out = gpu.int8_rows(ROWS, WIDTH, Grouping::Row).unwrap();
     let counts = |gpu: &Gpu<Simulator>| (gpu.counts().recordings, gpu.counts().replays);
 
     let of_a = step(&mut gpu, ROWS, &a, &mut out);
@@ -44,7 +44,7 @@ fn launches_are_recorded_when_they_come_again_and_replayed_only_if_all_are_equal
     assert_ne!(of_a, of_b);
     step(&mut gpu, 1, &a, &mut out);
     assert_eq!(counts(&gpu), (1, 2));
-    let first = gpu.read_quants(&out, ROWS).unwrap().0;
+    let first = gpu.read_int8_rows(&out, ROWS).unwrap().0;
     assert!(first[..WIDTH] == of_a[..WIDTH] && first[WIDTH..] == of_b[WIDTH..], "one row was quantised");
     assert_eq!(step(&mut gpu, ROWS, &a, &mut out), of_a);
     assert_eq!(counts(&gpu), (1, 3), "what was recorded is still there");
@@ -68,7 +68,7 @@ fn launches_that_cannot_be_recorded_run_one_by_one_and_are_counted() {
     let (tap, driver) = Tap::of(Simulator::default());
     let mut gpu = Gpu::new(tap).unwrap();
     let x = rows(&mut gpu, 0.3);
-    let mut out = gpu.quants(ROWS, WIDTH, Grouping::Row).unwrap();
+    let mut out = gpu.int8_rows(ROWS, WIDTH, Grouping::Row).unwrap();
     let first = step(&mut gpu, ROWS, &x, &mut out);
     let reason = "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED".into();
     driver.fail(Call::Record, GpuError::Failed { during: "cuStreamEndCapture", reason });
@@ -85,7 +85,7 @@ fn launches_that_cannot_be_recorded_run_one_by_one_and_are_counted() {
 fn a_replay_reads_the_current_contents_of_memory() {
     let mut gpu = Gpu::new(Simulator::default()).unwrap();
     let mut x = rows(&mut gpu, 0.3);
-    let mut out = gpu.quants(ROWS, WIDTH, Grouping::Row).unwrap();
+    let mut out = gpu.int8_rows(ROWS, WIDTH, Grouping::Row).unwrap();
     let before = [0; 2].map(|_| step(&mut gpu, ROWS, &x, &mut out));
     gpu.write_rows(&mut x, &vec![-1.0; ROWS * WIDTH]).unwrap();
     let after = step(&mut gpu, ROWS, &x, &mut out);
@@ -97,7 +97,8 @@ fn a_replay_reads_the_current_contents_of_memory() {
 fn recordings_that_are_not_used_make_room_for_others() {
     let mut gpu = Gpu::new(Simulator::default()).unwrap();
     let x = rows(&mut gpu, 0.3);
-    let mut outs: Vec<Quants> = (0..130).map(|_| gpu.quants(ROWS, WIDTH, Grouping::Row).unwrap()).collect();
+    let mut outs: Vec<Int8Rows> =
+        (0..130).map(|_| gpu.int8_rows(ROWS, WIDTH, Grouping::Row).unwrap()).collect();
     for out in &mut outs {
         (0..2).for_each(|_| drop(step(&mut gpu, 1, &x, out)));
     }
@@ -139,11 +140,11 @@ fn an_input_that_changes_reaches_only_the_launches_after_it() {
 fn memory_that_a_waiting_launch_reads_is_given_back_after_it() {
     let mut gpu = Gpu::new(Simulator::default()).unwrap();
     let x = rows(&mut gpu, 0.3);
-    let mut out = gpu.quants(ROWS, WIDTH, Grouping::Row).unwrap();
+    let mut out = gpu.int8_rows(ROWS, WIDTH, Grouping::Row).unwrap();
     gpu.norm_quantize(ROWS, &x, [None, None], None, &mut out).unwrap();
     drop(x);
     gpu.alloc(1 << 20, "something else").unwrap();
-    assert!(gpu.read_quants(&out, ROWS).unwrap().0.iter().any(|&value| value != 0));
+    assert!(gpu.read_int8_rows(&out, ROWS).unwrap().0.iter().any(|&value| value != 0));
 }
 
 /// Attention kernels are launched for more keys than there are, so that the next tokens launch the same.
@@ -206,7 +207,7 @@ fn layers_that_share_a_step_or_not_attend_as_alone() {
         gpu.write_rows(&mut qkv, &values).unwrap();
         let mut out = gpu.rows(9, heads * DIM, RowsKind::Intermediate).unwrap();
         let step = Step::new(runs, &blocks);
-        gpu.rope_store(step, heads, &rope, None, &mut qkv, &mut kv).unwrap();
+        gpu.norm_rope_store(step, heads, &rope, None, &mut qkv, &mut kv).unwrap();
         gpu.attention(step, &qkv, &kv, &mut out).unwrap();
         gpu.read_rows(&out, 9).unwrap()
     };

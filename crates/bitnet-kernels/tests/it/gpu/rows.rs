@@ -49,11 +49,13 @@ fn quantised_rows_equal_the_reference_bit_for_bit_at_any_width_and_number_of_nor
             let gains = gains(width);
             let on_gpu = gains.clone().map(|g| Norm { gain: gpu.gain(&g).unwrap(), eps: 1e-5 });
             let on_cpu = gains.map(|gain| Norm { gain, eps: 1e-5 });
-            let (mut q, mut r) =
-                (gpu.quants(n, width, Grouping::Row).unwrap(), cpu.quants(n, width, Grouping::Row).unwrap());
+            let (mut q, mut r) = (
+                gpu.int8_rows(n, width, Grouping::Row).unwrap(),
+                cpu.int8_rows(n, width, Grouping::Row).unwrap(),
+            );
             gpu.norm_quantize(n, &x, [on_gpu.get(2 - norms), on_gpu.get(3 - norms)], None, &mut q).unwrap();
             cpu.norm_quantize(n, &y, [on_cpu.get(2 - norms), on_cpu.get(3 - norms)], None, &mut r).unwrap();
-            let (a, b) = (gpu.read_quants(&q, n).unwrap(), cpu.read_quants(&r, n).unwrap());
+            let (a, b) = (gpu.read_int8_rows(&q, n).unwrap(), cpu.read_int8_rows(&r, n).unwrap());
             assert_eq!(
                 (a.0, bits(&a.1), a.2),
                 (b.0, bits(&b.1), b.2),
@@ -82,11 +84,13 @@ fn gated_rows_equal_the_reference_bit_for_bit() {
             let [gain, _] = gains(ffn);
             let on_gpu = Norm { gain: gpu.gain(&gain).unwrap(), eps: 1e-6 };
             let on_cpu = Norm { gain, eps: 1e-6 };
-            let (mut q, mut r) =
-                (gpu.quants(n, ffn, Grouping::Row).unwrap(), cpu.quants(n, ffn, Grouping::Row).unwrap());
-            gpu.gate_quantize(n, &x, gate, [None, Some(&on_gpu)], None, &mut q).unwrap();
-            cpu.gate_quantize(n, &y, gate, [None, Some(&on_cpu)], None, &mut r).unwrap();
-            let (a, b) = (gpu.read_quants(&q, n).unwrap(), cpu.read_quants(&r, n).unwrap());
+            let (mut q, mut r) = (
+                gpu.int8_rows(n, ffn, Grouping::Row).unwrap(),
+                cpu.int8_rows(n, ffn, Grouping::Row).unwrap(),
+            );
+            gpu.gate_norm_quantize(n, &x, gate, [None, Some(&on_gpu)], None, &mut q).unwrap();
+            cpu.gate_norm_quantize(n, &y, gate, [None, Some(&on_cpu)], None, &mut r).unwrap();
+            let (a, b) = (gpu.read_int8_rows(&q, n).unwrap(), cpu.read_int8_rows(&r, n).unwrap());
             assert_eq!((a.0, bits(&a.1), a.2), (b.0, bits(&b.1), b.2), "ffn {ffn}, {gate:?}");
         }
     }
@@ -96,14 +100,14 @@ fn gated_rows_equal_the_reference_bit_for_bit() {
 fn a_row_wider_than_shared_memory_is_refused_with_its_cure() {
     let mut gpu = Gpu::new(Simulator::with(|info| info.shared = 48 << 10)).unwrap();
     let x = gpu.rows(1, 20_000, RowsKind::Residual).unwrap();
-    let mut q = gpu.quants(1, 20_000, Grouping::Row).unwrap();
+    let mut q = gpu.int8_rows(1, 20_000, Grouping::Row).unwrap();
     let wide = gpu.norm_quantize(1, &x, [None, None], None, &mut q).unwrap_err();
     let GpuError::RowTooWide { bytes, limit: 49_152, .. } = wide else { panic!("{wide}") };
     // Shared memory that the text declares and that the launch adds; one byte less than both is too little.
     for (shared, fits) in [(bytes, true), (bytes - 1, false)] {
         let mut gpu = Gpu::new(Simulator::with(|info| info.shared = shared)).unwrap();
         let x = gpu.rows(1, 20_000, RowsKind::Residual).unwrap();
-        let mut q = gpu.quants(1, 20_000, Grouping::Row).unwrap();
+        let mut q = gpu.int8_rows(1, 20_000, Grouping::Row).unwrap();
         assert_eq!(gpu.norm_quantize(1, &x, [None, None], None, &mut q).is_ok(), fits);
     }
     // Columns are padded to 1024.

@@ -1,9 +1,9 @@
-//! Small launches of every kernel that works on rows, for the mutants.
+//! Small launches of every kernel that works on rows, for the mutants. Each returns all values that it computed.
 
 use bitnet_kernels::{
     Backend, DeltaShape, DeltaWeights, Gate, Grouping, KernelError, KvShape, Norm, Rotate, RowOrder,
     RowsKind, Run, SamplingParams, Step, Wanted,
-    gpu::{Gain, Gpu, GpuError, Quants, Rotation, Table},
+    gpu::{Gain, Gpu, GpuError, Int8Rows, Rotation, Table},
 };
 use bitnet_tensor::{BitNetTensor, DType, GroupedTensor, SharedBytes, TernaryTensor};
 use bitnet_tests::Simulator;
@@ -31,8 +31,8 @@ fn norm(gpu: &mut Gpu<Simulator>, width: usize, step: f32) -> Result<Norm<Gain>,
 
 /// The one or two highest logits of each row, and how many were computed for them. Half the rows of the table are close to
 /// each other.
-pub fn bounded<const N: usize, const WIDTH: usize>(simulator: Simulator) -> Bits {
-    let (width, vocab) = (WIDTH, 1100);
+pub fn bounded(simulator: Simulator, n: usize, width: usize) -> Bits {
+    let vocab = 1100;
     let mut gpu = Gpu::new(simulator)?;
     let mut values = noise(vocab * width, 1);
     for row in 1..vocab / 2 {
@@ -42,27 +42,27 @@ pub fn bounded<const N: usize, const WIDTH: usize>(simulator: Simulator) -> Bits
     }
     let values = BitNetTensor::from_f32([vocab, width], &values).expect("a table");
     let mut table = gpu.table(&values)?;
-    match Backend::screen(&mut gpu, &mut table, None) {
+    match Backend::prepare_shortlist(&mut gpu, &mut table, None) {
         Err(KernelError::Gpu(error)) => return Err(error),
         copied => copied.expect("memory"),
     }
-    let mut x = gpu.rows(N, width, RowsKind::Intermediate)?;
-    gpu.write_rows(&mut x, &noise(N * width, 2))?;
-    let wanted: Vec<Wanted> = (0..N).map(|row| Wanted::Top(1 + row % 2)).collect();
-    let (mut logits, mut drawn) = (vec![0.0; N * vocab], vec![None; N]);
+    let mut x = gpu.rows(n, width, RowsKind::Intermediate)?;
+    gpu.write_rows(&mut x, &noise(n * width, 2))?;
+    let wanted: Vec<Wanted> = (0..n).map(|row| Wanted::Top(1 + row % 2)).collect();
+    let (mut logits, mut drawn) = (vec![0.0; n * vocab], vec![None; n]);
     gpu.logits(&x, &table, &wanted, &mut logits, &mut drawn)?;
     let mut all = bits(&logits);
-    all.push(gpu.head_work()?.rescored as u32);
+    all.push(gpu.head_counts()?.rescored as u32);
     Ok(all)
 }
 
 /// The same on a GPU with little shared memory.
-pub fn bounded_in_little<const N: usize, const WIDTH: usize>(simulator: Simulator) -> Bits {
-    bounded::<N, WIDTH>(simulator.set(|info| info.shared = 99 << 10))
+pub fn bounded_in_little(simulator: Simulator, n: usize, width: usize) -> Bits {
+    bounded(simulator.set(|info| info.shared = 99 << 10), n, width)
 }
 
-fn quantised(gpu: &mut Gpu<Simulator>, q: &Quants, n: usize) -> Bits {
-    let (values, multipliers, sums) = gpu.read_quants(q, n)?;
+fn quantised(gpu: &mut Gpu<Simulator>, q: &Int8Rows, n: usize) -> Bits {
+    let (values, multipliers, sums) = gpu.read_int8_rows(q, n)?;
     let mut all: Vec<u32> = values.iter().map(|&v| v as u32).chain(sums.iter().map(|&s| s as u32)).collect();
     all.extend(bits(&multipliers));
     Ok(all)
@@ -75,23 +75,23 @@ pub fn norms(simulator: Simulator) -> Bits {
     let mut x = gpu.rows(n, width, RowsKind::Residual)?;
     gpu.write_rows(&mut x, &wave(n * width, 0.37))?;
     let (first, second) = (norm(&mut gpu, width, 0.11)?, norm(&mut gpu, width, 0.23)?);
-    let mut q = gpu.quants(n, width, Grouping::Row)?;
+    let mut q = gpu.int8_rows(n, width, Grouping::Row)?;
     gpu.norm_quantize(n, &x, [Some(&first), Some(&second)], None, &mut q)?;
     quantised(&mut gpu, &q, n)
 }
 
 /// A product that includes the norm of its row, and one that reads what the first has stored; then the same of a row with
 /// an infinity.
-pub fn normed_product<const ROWS: usize>(simulator: Simulator) -> Bits {
+pub fn normed_product(simulator: Simulator, rows: usize) -> Bits {
     let width = 1025;
     let mut gpu = Gpu::new(simulator)?;
-    let trits: Vec<i8> = (0..ROWS * width).map(|i| (i * i % 11 % 3) as i8 - 1).collect();
-    let trits = TernaryTensor::from_trits(ROWS, width, &trits, 0.3).expect("trits");
+    let trits: Vec<i8> = (0..rows * width).map(|i| (i * i % 11 % 3) as i8 - 1).collect();
+    let trits = TernaryTensor::from_trits(rows, width, &trits, 0.3).expect("trits");
     let w = gpu.linear(&trits, RowOrder::Plain)?;
     let norm = norm(&mut gpu, width, 0.11)?;
     let mut x = gpu.rows(1, width, RowsKind::Residual)?;
-    let mut q = gpu.quants(1, width, Grouping::Row)?;
-    let mut out = gpu.rows(1, ROWS, RowsKind::Residual)?;
+    let mut q = gpu.int8_rows(1, width, Grouping::Row)?;
+    let mut out = gpu.rows(1, rows, RowsKind::Residual)?;
     let mut all = Vec::new();
     for scale in [1.0, f32::INFINITY] {
         let mut values = wave(width, 0.37);
@@ -106,19 +106,19 @@ pub fn normed_product<const ROWS: usize>(simulator: Simulator) -> Bits {
     Ok(all)
 }
 
-/// Products of one row with groups of `GROUP` columns that include its quantisation, and products that read what the first have
+/// Products of one row with groups of `group` columns that include its quantisation, and products that read what the first have
 /// stored: of the residual after a norm and of a longer row without one, whole, then with groups that are zero, too small for
 /// a scale and infinite.
-pub fn grouped_normed_product<const ROWS: usize, const GROUP: usize>(simulator: Simulator) -> Bits {
+pub fn grouped_normed_product(simulator: Simulator, rows: usize, group: usize) -> Bits {
     let mut gpu = Gpu::new(simulator)?;
     let mut all = Vec::new();
     for (kind, width) in [(RowsKind::Residual, 1028), (RowsKind::Intermediate, 7304)] {
-        let w = gpu.grouped(&grouped_weights(ROWS, width, GROUP), RowOrder::Plain)?;
+        let w = gpu.grouped(&grouped_weights(rows, width, group), RowOrder::Plain)?;
         let norm = norm(&mut gpu, width, 0.11)?;
         let norm = (kind == RowsKind::Residual).then_some(&norm);
         let mut x = gpu.rows(1, width, kind)?;
-        let mut q = gpu.quants(1, width, Grouping::Groups)?;
-        let mut out = gpu.rows(1, ROWS, RowsKind::Residual)?;
+        let mut q = gpu.int8_rows(1, width, Grouping::Groups)?;
+        let mut out = gpu.rows(1, rows, RowsKind::Residual)?;
         for odd in [false, true] {
             let mut values = wave(width, 0.37);
             if odd {
@@ -147,7 +147,7 @@ pub fn groups(simulator: Simulator) -> Bits {
     values[..128].fill(0.0);
     values[128..256].fill(1e-38);
     gpu.write_rows(&mut x, &values)?;
-    let mut q = gpu.quants(n, width, Grouping::Groups)?;
+    let mut q = gpu.int8_rows(n, width, Grouping::Groups)?;
     gpu.norm_quantize(n, &x, [None, None], None, &mut q)?;
     let mut all = quantised(&mut gpu, &q, n)?;
     let norm = norm(&mut gpu, width, 0.11)?;
@@ -172,7 +172,7 @@ pub fn transformed(simulator: Simulator) -> Bits {
     let mut gpu = Gpu::new(simulator)?;
     let mut x = gpu.rows(n, width, RowsKind::Residual)?;
     gpu.write_rows(&mut x, &wave(n * width, 0.37))?;
-    let mut q = gpu.quants(n, width, Grouping::Groups)?;
+    let mut q = gpu.int8_rows(n, width, Grouping::Groups)?;
     let norm = norm(&mut gpu, width, 0.11)?;
     let mut all = Vec::new();
     for grouped in [None, Some((4, 6))] {
@@ -195,14 +195,14 @@ pub fn embedded_rotated(simulator: Simulator) -> Bits {
 }
 
 /// Two sequences through three steps of a gated-delta layer; one has its state copied.
-pub fn delta<const DIM: usize>(simulator: Simulator) -> Bits {
+pub fn delta(simulator: Simulator, dim: usize) -> Bits {
     // The wide heads have more inputs than a thread keeps at once.
     let shape =
-        DeltaShape { key_heads: if DIM < 128 { 2 } else { 6 }, value_heads: 6, head_dim: DIM, taps: 4 };
+        DeltaShape { key_heads: if dim < 128 { 2 } else { 6 }, value_heads: 6, head_dim: dim, taps: 4 };
     let mut gpu = Gpu::new(simulator)?;
     let (conv, heads) = (wave(shape.channels() * shape.taps, 0.13), wave(shape.value_heads, 0.7));
     let a: Vec<f32> = heads.iter().map(|x| -x * x).collect();
-    let gain = wave(DIM, 0.19);
+    let gain = wave(dim, 0.19);
     let weights = DeltaWeights { conv: &conv, a: &a, dt_bias: &heads, norm: &gain, eps: 1e-6 };
     let layer = gpu.delta(shape, &weights)?;
     let mut state = gpu.state(shape, 3)?;
@@ -256,16 +256,16 @@ fn grouped_weights(rows: usize, k: usize, group: usize) -> GroupedTensor {
 }
 
 /// A product with weights that have group scales.
-pub fn grouped<const N: usize, const K: usize, const GROUP: usize>(simulator: Simulator) -> Bits {
+pub fn grouped(simulator: Simulator, n: usize, k: usize, group: usize) -> Bits {
     let mut gpu = Gpu::new(simulator)?;
-    let mut x = gpu.rows(N, K, RowsKind::Residual)?;
-    gpu.write_rows(&mut x, &wave(N * K, 0.37))?;
-    let mut q = gpu.quants(N, K, Grouping::Groups)?;
-    gpu.norm_quantize(N, &x, [None, None], None, &mut q)?;
-    let w = gpu.grouped(&grouped_weights(150, K, GROUP), RowOrder::Plain)?;
-    let mut out = gpu.rows(N, 150, RowsKind::Residual)?;
-    gpu.bit_linear(N, &q, &w, &mut out, 0, None)?;
-    Ok(bits(&gpu.read_rows(&out, N)?))
+    let mut x = gpu.rows(n, k, RowsKind::Residual)?;
+    gpu.write_rows(&mut x, &wave(n * k, 0.37))?;
+    let mut q = gpu.int8_rows(n, k, Grouping::Groups)?;
+    gpu.norm_quantize(n, &x, [None, None], None, &mut q)?;
+    let w = gpu.grouped(&grouped_weights(150, k, group), RowOrder::Plain)?;
+    let mut out = gpu.rows(n, 150, RowsKind::Residual)?;
+    gpu.bit_linear(n, &q, &w, &mut out, 0, None)?;
+    Ok(bits(&gpu.read_rows(&out, n)?))
 }
 
 /// Rows of a ternary table with groups of 64.
@@ -317,7 +317,7 @@ pub fn partly_turned(simulator: Simulator) -> Bits {
     let (queries, keys) = (norm(&mut gpu, head_dim, 0.11)?, norm(&mut gpu, head_dim, 0.23)?);
     let runs = [Run { tokens: 0..n, start: 0, blocks: 0..1, state: 0 }];
     let step = Step::new(&runs, &[0]);
-    gpu.rope_store(step, heads, &rope, Some([&queries, &keys]), &mut qkv, &mut kv)?;
+    gpu.norm_rope_store(step, heads, &rope, Some([&queries, &keys]), &mut qkv, &mut kv)?;
     let mut all = bits(&gpu.read_rows(&qkv, n)?);
     let mut out = gpu.rows(n, heads * head_dim, RowsKind::Intermediate)?;
     gpu.attention(step, &qkv, &kv, &mut out)?;
@@ -347,7 +347,7 @@ fn normed(simulator: Simulator, n: usize, heads: usize) -> Bits {
     gpu.write_rows(&mut qkv, &wave(n * width, 0.37))?;
     let (queries, keys) = (norm(&mut gpu, head_dim, 0.11)?, norm(&mut gpu, head_dim, 0.23)?);
     let runs = [Run { tokens: 0..n, start: 0, blocks: 0..1, state: 0 }];
-    gpu.rope_store(Step::new(&runs, &[0]), heads, &rope, Some([&queries, &keys]), &mut qkv, &mut kv)?;
+    gpu.norm_rope_store(Step::new(&runs, &[0]), heads, &rope, Some([&queries, &keys]), &mut qkv, &mut kv)?;
     let mut all = bits(&gpu.read_rows(&qkv, n)?);
     for what in ["cached keys", "cached values"] {
         all.extend(gpu.driver().contents(what).concat().into_iter().map(u32::from));
@@ -360,8 +360,8 @@ fn gated(simulator: Simulator, gate: Gate) -> Bits {
     let mut gpu = Gpu::new(simulator)?;
     let mut x = gpu.rows(n, 2 * width, RowsKind::Intermediate)?;
     gpu.write_rows(&mut x, &wave(2 * n * width, 0.37))?;
-    let mut q = gpu.quants(n, width, Grouping::Row)?;
-    gpu.gate_quantize(n, &x, gate, [None, None], None, &mut q)?;
+    let mut q = gpu.int8_rows(n, width, Grouping::Row)?;
+    gpu.gate_norm_quantize(n, &x, gate, [None, None], None, &mut q)?;
     quantised(&mut gpu, &q, n)
 }
 
@@ -408,7 +408,7 @@ pub fn turned_and_copied(simulator: Simulator) -> Bits {
     values[3 * width - 1] = f32::INFINITY;
     gpu.write_rows(&mut qkv, &values)?;
     let runs = [Run { tokens: 0..n, start: 0, blocks: 0..2, state: 0 }];
-    gpu.rope_store(Step::new(&runs, &[2, 1]), heads, &rope, None, &mut qkv, &mut kv)?;
+    gpu.norm_rope_store(Step::new(&runs, &[2, 1]), heads, &rope, None, &mut qkv, &mut kv)?;
     gpu.copy_block(&mut kv, 2, 3)?;
     let mut out = gpu.rows(n, heads * head_dim, RowsKind::Intermediate)?;
     gpu.attention(Step::new(&runs, &[3, 1]), &qkv, &kv, &mut out)?;

@@ -1,3 +1,5 @@
+//! What must be true of every kernel's text.
+
 use bitnet_kernels::gpu::table::{
     ATTENTION_R32_D256, BITLINEAR_T8, KERNELS, Kernel, NORM_QUANTIZE, SAMPLE, overlapped, waits,
 };

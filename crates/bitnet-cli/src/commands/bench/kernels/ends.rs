@@ -39,7 +39,7 @@ impl<B: Inspect> Kernels<'_, B> {
             let turned = rotation.as_ref().is_some_and(|rotation| rotation.weights.contains(name));
             table = self.table(checkpoint, name, grouped.head, turned)?;
         }
-        self.backend.screen(&mut table, None)?;
+        self.backend.prepare_shortlist(&mut table, None)?;
         for &n in sizes.batches {
             self.last_norm(n)?;
             self.heads(&table, n)?;
@@ -117,8 +117,8 @@ impl<B: Inspect> Kernels<'_, B> {
         }
         // Bounds read an int8 copy, and a few rows of the table.
         let copy = match self.backend.device() {
-            Some(_) => gpu::copy_bytes(vocab, hidden),
-            None => Cpu::screen_bytes(vocab, hidden),
+            Some(_) => gpu::head_copy_bytes(vocab, hidden),
+            None => Cpu::head_copy_bytes(vocab, hidden),
         };
         self.head(table, n, ("head, choice", SamplingParams::GREEDY), copy)?;
         self.head(table, n, ("head, all logits", WARM), vocab * hidden * size_of::<bf16>())

@@ -75,7 +75,7 @@ impl<B: Inspect> Kernels<'_, B> {
                 let tune = i < tuned.len();
                 let mut input = self.backend.rows(n, cols, RowsKind::Intermediate)?;
                 self.backend.write(&mut input, &values(n * cols))?;
-                let mut x = self.backend.quants(n, cols, grouping)?;
+                let mut x = self.backend.int8_rows(n, cols, grouping)?;
                 self.backend.norm_quantize(n, &input, [None, None], None, &mut x)?;
                 let results = match then {
                     Then::Store | Then::Rotate => rows * self.float,
@@ -109,11 +109,11 @@ impl<B: Inspect> Kernels<'_, B> {
                         let norm = spec.sub_norms.then(|| self.norm(ffn)).transpose()?;
                         let rotation = self.rotation(ffn)?;
                         let mut out = self.backend.rows(n, rows, RowsKind::Intermediate)?;
-                        let mut q = self.backend.quants(n, ffn, grouping)?;
+                        let mut q = self.backend.int8_rows(n, ffn, grouping)?;
                         let (norms, gate) = ([norm.as_ref(), None], spec.activation);
                         self.product(work, &copies, tune, |b, i| {
                             let (out, q) = (&mut out, &mut q);
-                            b.bit_linear_gate_quantize(
+                            b.bit_linear_gate_norm_quantize(
                                 n,
                                 &x,
                                 &copies[i],
@@ -138,7 +138,7 @@ impl<B: Inspect> Kernels<'_, B> {
                         let step = Step::new(&run, &blocks);
                         self.product(work, &copies, tune, |b, i| {
                             let (out, kv) = (&mut out, &mut kv);
-                            b.bit_linear_rope_store(step, &x, &copies[i], heads, &rope, norms, out, kv)
+                            b.bit_linear_norm_rope_store(step, &x, &copies[i], heads, &rope, norms, out, kv)
                         })?;
                     }
                 }
@@ -166,7 +166,7 @@ impl<B: Inspect> Kernels<'_, B> {
         self.backend.write(&mut input, &values(cols))?;
         let norm = normed.then(|| self.norm(cols)).transpose()?;
         let operation = if norm.is_some() { "norm and product" } else { "int8 and product" };
-        let mut x = self.backend.quants(1, cols, self.grouping)?;
+        let mut x = self.backend.int8_rows(1, cols, self.grouping)?;
         self.time(Work { operation, ..work }, copies.len(), |b, i| {
             b.norm_quantize(1, &input, [norm.as_ref(), None], None, &mut x)?;
             b.bit_linear(1, &x, &copies[i], out, 0, factor)

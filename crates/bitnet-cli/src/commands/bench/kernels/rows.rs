@@ -21,7 +21,7 @@ impl<B: Inspect> Kernels<'_, B> {
                 self.gate(n)?;
             }
             if spec.linear_norms.is_some() || spec.output_gate || spec.rotary_width() < spec.head_dim {
-                self.rope_store(n)?;
+                self.norm_rope_store(n)?;
             }
             if spec.output_gate {
                 self.output_gate(n)?;
@@ -54,7 +54,7 @@ impl<B: Inspect> Kernels<'_, B> {
         let gains = [0, 1].map(|at| (at < norms).then(|| self.norm(width)).transpose());
         let [first, second] = gains;
         let (first, second) = (first?, second?);
-        let mut q = self.backend.quants(n, width, self.grouping)?;
+        let mut q = self.backend.int8_rows(n, width, self.grouping)?;
         let work = Work {
             operation: ["quantise", "norm and quantise", "two norms and quantise"][norms],
             shape: width.to_string(),
@@ -73,7 +73,7 @@ impl<B: Inspect> Kernels<'_, B> {
         let x = self.filled(n, width, RowsKind::Intermediate)?;
         let rotation = self.rotation(width)?;
         let block = self.spec.rotation.as_ref().map_or(1, |rotation| rotation.block);
-        let mut q = self.backend.quants(n, width, self.grouping)?;
+        let mut q = self.backend.int8_rows(n, width, self.grouping)?;
         let work = Work {
             operation: "transform",
             shape: format!("{width}/{block}"),
@@ -90,7 +90,7 @@ impl<B: Inspect> Kernels<'_, B> {
         let ModelSpec { ffn, activation, .. } = *self.spec;
         let x = self.filled(n, 2 * ffn, RowsKind::Intermediate)?;
         let norm = self.norm(ffn)?;
-        let mut q = self.backend.quants(n, ffn, self.grouping)?;
+        let mut q = self.backend.int8_rows(n, ffn, self.grouping)?;
         let work = Work {
             operation: "gate and quantise",
             shape: ffn.to_string(),
@@ -100,10 +100,12 @@ impl<B: Inspect> Kernels<'_, B> {
             operations: n * ffn * 8,
             peak: self.bounds.floats,
         };
-        self.time(work, RUNS, |b, _| b.gate_quantize(n, &x, activation, [Some(&norm), None], None, &mut q))
+        self.time(work, RUNS, |b, _| {
+            b.gate_norm_quantize(n, &x, activation, [Some(&norm), None], None, &mut q)
+        })
     }
 
-    fn rope_store(&mut self, n: usize) -> Result<(), CliError> {
+    fn norm_rope_store(&mut self, n: usize) -> Result<(), CliError> {
         let spec = self.spec;
         let ModelSpec { heads, kv_heads, head_dim, .. } = *spec;
         let (q, kv_width, rotary) = (spec.q_width(), spec.kv_width(), spec.rotary_width());
@@ -125,7 +127,7 @@ impl<B: Inspect> Kernels<'_, B> {
             operations: n * (heads + kv_heads) * (4 * head_dim * usize::from(spec.head_norms) + 3 * rotary),
             peak: self.bounds.floats,
         };
-        self.time(work, RUNS, |b, _| b.rope_store(step, heads, &rope, norms, &mut qkv, &mut kv))
+        self.time(work, RUNS, |b, _| b.norm_rope_store(step, heads, &rope, norms, &mut qkv, &mut kv))
     }
 
     fn output_gate(&mut self, n: usize) -> Result<(), CliError> {

@@ -2,7 +2,8 @@
 
 use bitnet_tensor::{DType, SharedBytes, TensorError};
 
-use crate::{KernelError, cpu::buffer::Buffer};
+use super::buffer::Buffer;
+use crate::KernelError;
 
 /// Bytes of a line: a block of a panel, a quad of a panel, or one float for every row of a panel.
 pub(crate) const LINE: usize = 256;
@@ -46,6 +47,6 @@ impl LineReader {
 }
 
 /// Converts floats to the bytes that a file holds.
-pub(crate) fn bytes(floats: &[f32]) -> Vec<u8> {
+pub(crate) fn float_bytes(floats: &[f32]) -> Vec<u8> {
     floats.iter().flat_map(|float| float.to_le_bytes()).collect()
 }

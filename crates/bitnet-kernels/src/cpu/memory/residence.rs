@@ -8,10 +8,8 @@ use std::{ops::Range, thread};
 
 use bitnet_tensor::SharedBytes;
 
-use super::{
-    buffer::{Buffer, HUGE},
-    pool::share,
-};
+use super::buffer::{Buffer, HUGE};
+use crate::cpu::pool::share;
 
 /// Smaller files are not worth a check.
 const SMALL: usize = 16 * HUGE;

@@ -6,10 +6,12 @@ use std::{num::NonZero, thread};
 
 use bitnet_tensor::{BitNetTensor, DType, SharedBytes};
 
-use super::{
-    Dense, DeviceBuffer, Driver, Gpu, GpuError, Rows, Table, bytes::f32_bytes, layout::Copied, table::SETTLE,
+use crate::gpu::{
+    Dense, DeviceBuffer, Driver, Gpu, GpuError, Rows, Table,
+    layout::{HeadCopy, f32_bytes},
+    table::RESCORE,
 };
-use crate::{Cpu, HeadWork, Isa, KernelError, RowsKind};
+use crate::{Cpu, HeadCounts, Isa, KernelError, RowsKind};
 
 /// Rows of the copy, and of tokens that are multiplied with it, are padded to a multiple of this many bytes.
 const COLUMNS: usize = 128;
@@ -23,37 +25,37 @@ const PIECE: usize = 4096;
 const PANEL: usize = 64;
 
 /// Number of panels of a table.
-pub(super) fn panels(rows: usize) -> usize {
+pub(in crate::gpu) fn panels(rows: usize) -> usize {
     rows.div_ceil(PANEL)
 }
 
-/// Shared memory of a block of [`SETTLE`], which holds a row of the head's input.
-pub(super) fn settle_bytes(stride: usize) -> usize {
-    SETTLE.dynamic as usize + 2 * stride.next_multiple_of(128)
+/// Shared memory of a block of [`RESCORE`], which holds a row of the head's input.
+pub(in crate::gpu) fn rescore_bytes(stride: usize) -> usize {
+    RESCORE.dynamic as usize + 2 * stride.next_multiple_of(128)
 }
 
 /// The maximum sizes of the copies of a GPU's tables: bytes of a row, and panels.
-pub(super) type CopySize = [usize; 2];
+pub(in crate::gpu) type CopySize = [usize; 2];
 
 /// What a step needs in addition to the copy.
 #[derive(Debug)]
-pub(super) struct Screening {
+pub(in crate::gpu) struct ShortlistBuffers {
     size: CopySize,
     /// s8 `[2 tokens][stride]`: two planes for each token.
-    pub(super) planes: DeviceBuffer,
+    pub(in crate::gpu) planes: DeviceBuffer,
     /// f32 `[tokens][4]`: values of a plane's steps, and how far bounds are from a logit.
-    pub(super) limits: DeviceBuffer,
+    pub(in crate::gpu) limits: DeviceBuffer,
     /// `[tokens][panels]`: the highest lower bound of each panel.
-    pub(super) best: Rows,
+    pub(in crate::gpu) best: Rows,
 }
 
 /// Bytes of the int8 copy of a dense table of this shape.
-pub fn copy_bytes(rows: usize, cols: usize) -> usize {
+pub fn head_copy_bytes(rows: usize, cols: usize) -> usize {
     rows * cols.next_multiple_of(COLUMNS) + 16 * rows.next_multiple_of(ROWS)
 }
 
 /// Bytes that a step needs for the bounds of each row of logits.
-pub fn bound_bytes(rows: usize, cols: usize) -> usize {
+pub fn shortlist_bytes(rows: usize, cols: usize) -> usize {
     2 * cols.next_multiple_of(COLUMNS) + 16 + 4 * panels(rows)
 }
 
@@ -62,11 +64,11 @@ impl<D: Driver> Gpu<D> {
     ///
     /// # Errors
     /// If there is no memory for it.
-    pub(super) fn copy_table(&mut self, table: &mut Table) -> Result<(), KernelError> {
+    pub(in crate::gpu) fn copy_head(&mut self, table: &mut Table) -> Result<(), KernelError> {
         // An int8 copy would be larger than a ternary table itself.
         let Table::Dense(Dense { rows, stride: columns, buffer, copy, .. }) = table else { return Ok(()) };
         let (rows, columns) = (*rows, *columns);
-        if settle_bytes(columns) > self.driver.info().shared as usize {
+        if rescore_bytes(columns) > self.driver.info().shared as usize {
             return Ok(());
         }
         let mut cpu = Cpu::new(Isa::best(), thread::available_parallelism().map_or(1, NonZero::get))?;
@@ -78,7 +80,7 @@ impl<D: Driver> Gpu<D> {
             let mut values = vec![0; 2 * count * columns];
             self.receive(buffer.address() + (2 * first * columns) as u64, &mut values)?;
             let values = BitNetTensor::new(DType::BF16, [count, columns], SharedBytes::new(values))?;
-            let Some(piece) = cpu.screen_of(&values)? else { return Ok(()) };
+            let Some(piece) = cpu.copy_head(&values)? else { return Ok(()) };
             let mut bytes = vec![0; count * stride];
             piece.unpack(&mut bytes, stride);
             self.send(codes.address() + (first * stride) as u64, &bytes)?;
@@ -89,23 +91,23 @@ impl<D: Driver> Gpu<D> {
         let padding = [0.0, 0.0, f32::INFINITY, 0.0];
         floats.extend(padding.iter().cycle().take(4 * (rows.next_multiple_of(ROWS) - rows)));
         let floats = self.store(&f32_bytes(&floats), "int8 weights of the output head")?;
-        self.copied = [self.copied[0].max(stride), self.copied[1].max(panels(rows))];
-        *copy = Some(Copied { codes, stride, rows: floats });
+        self.largest_copy = [self.largest_copy[0].max(stride), self.largest_copy[1].max(panels(rows))];
+        *copy = Some(HeadCopy { codes, stride, rows: floats });
         Ok(())
     }
 
     /// Returns the memory for bounds of `tokens` tokens; makes it only for a larger step or another table.
-    pub(super) fn screening(&mut self, tokens: usize) -> Result<Screening, GpuError> {
-        let size @ [stride, panels] = self.copied;
-        match self.screening.take() {
-            Some(screening) if screening.best.rows >= tokens && screening.size == size => Ok(screening),
+    pub(in crate::gpu) fn shortlist(&mut self, tokens: usize) -> Result<ShortlistBuffers, GpuError> {
+        let size @ [stride, panels] = self.largest_copy;
+        match self.shortlist.take() {
+            Some(shortlist) if shortlist.best.rows >= tokens && shortlist.size == size => Ok(shortlist),
             _ => {
                 let planes = self.alloc(2 * tokens * stride, "planes of activations")?;
                 let limits = self.alloc(16 * tokens.next_multiple_of(TOKENS), "limits of bounds")?;
                 let buffer = self.alloc(4 * tokens * panels, "lower bounds")?;
                 let kind = RowsKind::Residual;
                 let best = Rows { kind, rows: tokens, width: panels, stride: panels, buffer };
-                Ok(Screening { size, planes, limits, best })
+                Ok(ShortlistBuffers { size, planes, limits, best })
             }
         }
     }
@@ -114,9 +116,9 @@ impl<D: Driver> Gpu<D> {
     ///
     /// # Errors
     /// If the GPU fails.
-    pub fn head_work(&mut self) -> Result<HeadWork, GpuError> {
+    pub fn head_counts(&mut self) -> Result<HeadCounts, GpuError> {
         let mut bytes = [0; 8];
         self.receive(self.computed.address(), &mut bytes)?;
-        Ok(HeadWork { rescored: u64::from_le_bytes(bytes), ..self.head })
+        Ok(HeadCounts { rescored: u64::from_le_bytes(bytes), ..self.head })
     }
 }

@@ -5,7 +5,7 @@
 //! quad    4 columns of a panel: 256 bytes; byte 4 r + j holds row r, column j, as q + 128
 //! ```
 //!
-//! The lanes are those of [`super::panels`], but a byte holds one column instead of four. [`super::generic::screen`]
+//! The lanes are those of [`crate::cpu::panels`], but a byte holds one column instead of four. [`crate::cpu::generic::shortlist`]
 //! explains how the copy bounds a logit.
 //!
 //! A file holds the codes, then scales, norms and errors of all rows as little-endian f32, padded as here: all are
@@ -18,9 +18,8 @@ use bitnet_tensor::{SharedBytes, TensorError};
 use crate::{
     KernelError,
     cpu::{
-        buffer::Buffer,
+        memory::{Buffer, LINE, LineReader, float_bytes},
         panels::PANEL_ROWS,
-        stored::{self, LINE, LineReader},
     },
 };
 
@@ -31,7 +30,7 @@ pub(crate) const QUAD_BYTES: usize = 4 * PANEL_ROWS;
 pub(crate) const MAX_COLS: usize = 1 << 16;
 
 /// The int8 copy of a table, which rules out most logits before they are computed.
-pub struct Screen {
+pub struct HeadCopy {
     pub(crate) rows: usize,
     pub(crate) cols: usize,
     /// `[panels][quads][256]`.
@@ -44,7 +43,7 @@ pub struct Screen {
     pub(crate) errors: Buffer<f32>,
 }
 
-impl Screen {
+impl HeadCopy {
     /// Bytes of the copy of a table of this shape.
     pub(crate) fn bytes(rows: usize, cols: usize) -> usize {
         rows.next_multiple_of(PANEL_ROWS) * (cols.next_multiple_of(4) + 3 * size_of::<f32>())
@@ -67,7 +66,7 @@ impl Screen {
         let panels = rows.div_ceil(PANEL_ROWS);
         let codes = stored.codes(panels * cols.div_ceil(4));
         let mut floats = || stored.floats(panels, "bounds of the output head");
-        let copy = Screen { rows, cols, codes, scales: floats()?, norms: floats()?, errors: floats()? };
+        let copy = HeadCopy { rows, cols, codes, scales: floats()?, norms: floats()?, errors: floats()? };
         let is_length = |value: &f32| value.is_finite() && *value >= 0.0;
         let is_error = |row: usize, value: f32| value >= 0.0 && (row < rows || value == f32::INFINITY);
         let lengths = copy.scales.iter().chain(&*copy.norms).find(|value| !is_length(value));
@@ -80,7 +79,7 @@ impl Screen {
 
     /// The bytes that a file holds for this copy, in pieces.
     pub fn stored(&self) -> impl Iterator<Item = Cow<'_, [u8]>> {
-        let floats = [&self.scales, &self.norms, &self.errors].map(|floats| stored::bytes(floats).into());
+        let floats = [&self.scales, &self.norms, &self.errors].map(|floats| float_bytes(floats).into());
         [Cow::from(&*self.codes)].into_iter().chain(floats)
     }
 
@@ -114,7 +113,7 @@ mod tests {
     fn stored(isa: Isa) -> Vec<u8> {
         let values: Vec<f32> = (0..70 * 9).map(|i| (i * i % 37) as f32 - 18.0).collect();
         let table = bitnet_tensor::BitNetTensor::from_f32([70, 9], &values).unwrap();
-        let copy = Cpu::new(isa, 2).unwrap().screen_of(&table).unwrap().unwrap();
+        let copy = Cpu::new(isa, 2).unwrap().copy_head(&table).unwrap().unwrap();
         copy.stored().flat_map(Cow::into_owned).collect()
     }
 
@@ -123,7 +122,7 @@ mod tests {
         let bytes = stored(Isa::best());
         assert!(Isa::available().all(|isa| stored(isa) == bytes));
         let bytes = SharedBytes::new(bytes);
-        let copy = Screen::from_stored(70, 9, &bytes).unwrap();
+        let copy = HeadCopy::from_stored(70, 9, &bytes).unwrap();
         assert_eq!(copy.codes.as_ptr(), bytes.as_ptr());
         assert!(copy.stored().collect::<Vec<_>>().concat() == *bytes);
     }
@@ -135,7 +134,7 @@ mod tests {
             let mut bytes = good.clone();
             let at = good.len() - 4 * at;
             bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
-            Screen::from_stored(70, 9, &SharedBytes::new(bytes)).err()
+            HeadCopy::from_stored(70, 9, &SharedBytes::new(bytes)).err()
         };
         // From the end: errors of 58 rows of padding, errors of the other rows, norms, scales.
         assert_eq!(refused(58, f32::INFINITY), None);
@@ -143,7 +142,7 @@ mod tests {
         for (at, value) in [(59, f32::NAN), (59, -1.0), (129, f32::INFINITY), (257, f32::NAN), (257, -2.0)] {
             assert!(matches!(refused(at, value), Some(KernelError::Bound { .. })), "{at} {value}");
         }
-        assert!(Screen::from_stored(70, 9, &SharedBytes::new(good[1..].to_vec())).is_err());
-        assert_eq!(Screen::stored_shape(70, MAX_COLS + 1), None);
+        assert!(HeadCopy::from_stored(70, 9, &SharedBytes::new(good[1..].to_vec())).is_err());
+        assert_eq!(HeadCopy::stored_shape(70, MAX_COLS + 1), None);
     }
 }

@@ -1,29 +1,31 @@
-use super::{DeviceBuffer, Driver, Gpu, GpuError, bytes::f32_bytes};
+//! Keys and values of the tokens so far, and the tables of the rotary embedding.
+
 use crate::KvShape;
+use crate::gpu::{DeviceBuffer, Driver, Gpu, GpuError, layout::f32_bytes};
 
 /// Maximum width of a head for the attention kernels.
-pub(super) const MAX_HEAD_DIM: usize = 256;
+const MAX_HEAD_DIM: usize = 256;
 
 /// Keys and values of one layer, bf16 `[block][kv_head][64][stride]` each, with zeros in the padding of a head. Values
 /// that are not finite are stored as the largest finite number: a masked key has weight zero, and zero times its value
 /// must be zero.
 #[derive(Debug)]
 pub struct Kv {
-    pub(super) shape: KvShape,
+    pub(in crate::gpu) shape: KvShape,
     /// Elements of a key: `head_dim` padded to 16 bytes.
-    pub(super) stride: usize,
-    pub(super) keys: DeviceBuffer,
-    pub(super) values: DeviceBuffer,
+    pub(in crate::gpu) stride: usize,
+    pub(in crate::gpu) keys: DeviceBuffer,
+    pub(in crate::gpu) values: DeviceBuffer,
 }
 
 /// Cosines and sines of the rotary embedding, f32 `[position][width / 2]` each.
 #[derive(Debug)]
 pub struct Rope {
     /// Dimensions of a head that are rotated.
-    pub(super) width: usize,
-    pub(super) positions: usize,
-    pub(super) cos: DeviceBuffer,
-    pub(super) sin: DeviceBuffer,
+    pub(in crate::gpu) width: usize,
+    pub(in crate::gpu) positions: usize,
+    pub(in crate::gpu) cos: DeviceBuffer,
+    pub(in crate::gpu) sin: DeviceBuffer,
 }
 
 impl<D: Driver> Gpu<D> {

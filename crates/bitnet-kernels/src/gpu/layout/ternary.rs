@@ -1,8 +1,11 @@
+//! Ternary weights in layout T2F, packed so that one 16-byte load feeds four multiplications of the matrix units.
+//! `docs/dev/kernels.md` draws the layout.
+
 use bitnet_tensor::{GroupedTensor, TernaryTensor};
 use half::f16;
 
-use super::{DeviceBuffer, Driver, Gpu, GpuError, quants::K_TILE};
 use crate::RowOrder;
+use crate::gpu::{DeviceBuffer, Driver, Gpu, GpuError, layout::K_TILE};
 
 /// Rows in a tile of codes.
 const TILE_ROWS: usize = 16;
@@ -26,16 +29,16 @@ const ROW_PADDING: usize = 128;
 /// Scales for groups of 64 or 128 columns are f16 and follow the codes of each tile: `[group of the tile][pair][2]`.
 #[derive(Debug)]
 pub struct Linear {
-    pub(super) rows: usize,
-    pub(super) cols: usize,
-    pub(super) order: RowOrder,
+    pub(in crate::gpu) rows: usize,
+    pub(in crate::gpu) cols: usize,
+    pub(in crate::gpu) order: RowOrder,
     /// `[row tiles][k tiles][512]`, or 544 or 576 with the scales of groups.
-    pub(super) codes: DeviceBuffer,
-    pub(super) scales: Scales,
+    pub(in crate::gpu) codes: DeviceBuffer,
+    pub(in crate::gpu) scales: Scales,
 }
 
 #[derive(Debug)]
-pub(super) enum Scales {
+pub(in crate::gpu) enum Scales {
     /// f32 `[rows padded]`, in the order of the codes.
     Rows(DeviceBuffer),
     /// One per row and group of this many columns, stored with the codes.
@@ -44,7 +47,7 @@ pub(super) enum Scales {
 
 impl Linear {
     /// Number of tiles along the columns.
-    pub(super) fn k_tiles(&self) -> usize {
+    pub(in crate::gpu) fn k_tiles(&self) -> usize {
         self.cols.div_ceil(K_TILE)
     }
 }

@@ -1,6 +1,6 @@
 //! What gated-delta layers hold in device memory.
 
-use super::{DeviceBuffer, Driver, Gpu, GpuError, bytes::f32_bytes};
+use crate::gpu::{DeviceBuffer, Driver, Gpu, GpuError, layout::f32_bytes};
 use crate::{DeltaShape, DeltaWeights};
 
 /// Maximum width of a head for the kernels of gated-delta layers.
@@ -9,15 +9,15 @@ const MAX_DELTA_HEAD: usize = 128;
 /// The dense parameters of a gated-delta layer.
 #[derive(Debug)]
 pub struct Delta {
-    pub(super) shape: DeltaShape,
+    pub(in crate::gpu) shape: DeltaShape,
     /// f32 `[taps][channels]`
-    pub(super) conv: DeviceBuffer,
+    pub(in crate::gpu) conv: DeviceBuffer,
     /// f32, one for each value head.
-    pub(super) a: DeviceBuffer,
-    pub(super) dt_bias: DeviceBuffer,
+    pub(in crate::gpu) a: DeviceBuffer,
+    pub(in crate::gpu) dt_bias: DeviceBuffer,
     /// f32 `[head_dim]`
-    pub(super) norm: DeviceBuffer,
-    pub(super) eps: f32,
+    pub(in crate::gpu) norm: DeviceBuffer,
+    pub(in crate::gpu) eps: f32,
 }
 
 /// The recurrent states of one layer, f32 `[slots][state_len]`: first `[value_heads][keys / 16][values][4][4]`, with key
@@ -25,9 +25,9 @@ pub struct Delta {
 /// `p % (taps - 1)`, so that a token replaces the oldest.
 #[derive(Debug)]
 pub struct State {
-    pub(super) shape: DeltaShape,
-    pub(super) slots: usize,
-    pub(super) values: DeviceBuffer,
+    pub(in crate::gpu) shape: DeltaShape,
+    pub(in crate::gpu) slots: usize,
+    pub(in crate::gpu) values: DeviceBuffer,
 }
 
 impl<D: Driver> Gpu<D> {
@@ -61,7 +61,7 @@ impl<D: Driver> Gpu<D> {
     }
 
     /// Makes room for what the kernels of a gated-delta layer pass to each other in a step of `tokens` tokens.
-    pub(super) fn make_mixed(&mut self, tokens: usize) -> Result<u64, GpuError> {
+    pub(in crate::gpu) fn make_mixed(&mut self, tokens: usize) -> Result<u64, GpuError> {
         let bytes = 4 * tokens * self.mixed_len;
         let known = self.mixed.take().filter(|mixed| mixed.bytes() >= bytes);
         let mixed = match known {

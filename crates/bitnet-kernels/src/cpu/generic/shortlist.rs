@@ -6,12 +6,12 @@
 //! inequality `|w x - s q p| <= |s q| |d| + |e| |x|` with `|s q| <= |w| + |e|`. The lengths of `w` and `e` are stored
 //! with the copy, those of `x` and `d` are computed with the planes; all are rounded up. In addition there are the
 //! rounding errors of the logit itself, a sum of `cols` products in the order of [`crate::order`], and of the bounds:
-//! each is at most a multiple of `2^-24 |w| |x|`, and [`Split::weights`] counts them.
+//! each is at most a multiple of `2^-24 |w| |x|`, and [`Limits::weights`] counts them.
 //!
 //! A row is ruled out if its upper bound is below what enough other rows reach; the others are computed as usual. The
 //! highest logits are therefore the same, bit for bit, as if all had been computed.
 //!
-//! Layout: [`super::super::screen`]. With 512-bit vectors, the pass over the copy takes, for 64 rows by 4 columns by
+//! Layout: [`crate::cpu::head`]. With 512-bit vectors, the pass over the copy takes, for 64 rows by 4 columns by
 //! `m` planes, 4 loads, `m` loads of activations and `4 m` dot products of 64 codes each. Up to 8 tokens are bound by
 //! memory: the 329 MB of 2B-4T's head are read at full bandwidth. More tokens are bound by the dot products: 32 tokens
 //! reach 74 % of the integer peak (Zen 4, two threads). Instruction sets without a dot product of bytes need two or
@@ -24,12 +24,12 @@ use std::ops::Range;
 use bitnet_tensor::BitNetTensor;
 
 use crate::cpu::{
-    buffer::Shared,
     generic::{dense::decode_row, store_partial, ternary::AHEAD},
+    head::copy::{HeadCopy, QUAD_BYTES},
     lanes::Lanes,
+    memory::Shared,
     panels::PANEL_ROWS,
     pool::share,
-    screen::{QUAD_BYTES, Screen},
 };
 
 /// What a pass over a panel prefetches, a quad at a time: some lines of this panel or of the next.
@@ -84,7 +84,7 @@ fn rounded_up(length: f64) -> f32 {
 
 pub(crate) struct CopyRows<'a> {
     pub(crate) table: &'a BitNetTensor,
-    /// See [`Screen`].
+    /// See [`HeadCopy`].
     pub(crate) codes: Shared<'a, u8>,
     pub(crate) scales: Shared<'a, f32>,
     pub(crate) norms: Shared<'a, f32>,
@@ -96,7 +96,7 @@ pub(crate) fn scratch(cols: usize) -> usize {
     cols.next_multiple_of(16) / 4 * 5
 }
 
-/// Fills one panel of a [`Screen`].
+/// Fills one panel of a [`HeadCopy`].
 #[inline(always)]
 pub(crate) unsafe fn copy_rows<L: Lanes>(a: &CopyRows<'_>, panel: usize, scratch: &mut [f32]) {
     let (rows, cols) = (a.table.rows(), a.table.cols());
@@ -179,7 +179,7 @@ unsafe fn plane<L: Lanes>(
 
 /// An activation row as one or two planes of int8.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Split {
+pub(crate) struct Limits {
     /// Value of one step in each plane.
     scales: [f32; 2],
     /// Sum of each plane times [`Lanes::BYTE_OFFSET`]: what the offset of the table's codes adds to a dot product.
@@ -190,7 +190,7 @@ pub(crate) struct Split {
     rests: [f32; 2],
 }
 
-impl Split {
+impl Limits {
     /// Whether the first plane alone approximates the row about as well as the copy approximates the table. A second
     /// plane would then cost more than it saves.
     pub(crate) fn is_coarse_enough(&self) -> bool {
@@ -209,7 +209,11 @@ impl Split {
 /// Splits a row padded with zeros to whole vectors into two planes, one in each half of `planes`; `scratch` holds a
 /// row. Returns `None` if the absolute maximum is zero, too small, too large or NaN.
 #[inline(always)]
-pub(crate) unsafe fn split<L: Lanes>(x: &[f32], planes: &mut [i8], scratch: &mut [f32]) -> Option<Split> {
+pub(crate) unsafe fn make_planes<L: Lanes>(
+    x: &[f32],
+    planes: &mut [i8],
+    scratch: &mut [f32],
+) -> Option<Limits> {
     let (padded, stride) = (x.len(), planes.len() / 2);
     let (absmax, norm) = size::<L>(x.as_ptr(), padded);
     if !ORDINARY.contains(&absmax) {
@@ -223,7 +227,7 @@ pub(crate) unsafe fn split<L: Lanes>(x: &[f32], planes: &mut [i8], scratch: &mut
     let (sum, left) = plane::<L>(x.as_ptr(), padded, most, coarse, first[..padded].as_mut_ptr(), rest);
     let second = second[..padded].as_mut_ptr();
     let (fine_sum, fine_left) = plane::<L>(rest, padded, most, fine, second, std::ptr::null_mut());
-    Some(Split {
+    Some(Limits {
         scales: [coarse, fine],
         offsets: [sum, fine_sum].map(|sum| L::BYTE_OFFSET * sum),
         norm,
@@ -233,17 +237,17 @@ pub(crate) unsafe fn split<L: Lanes>(x: &[f32], planes: &mut [i8], scratch: &mut
 }
 
 pub(crate) struct Bounds<'a> {
-    pub(crate) screen: &'a Screen,
+    pub(crate) copy: &'a HeadCopy,
     /// Planes used of each token: 1 or 2.
     pub(crate) planes: usize,
     /// `[tokens][2][stride]`, zeros after the last column.
     pub(crate) x: &'a [i8],
     pub(crate) stride: usize,
     /// `[tokens]`
-    pub(crate) splits: &'a [Split],
+    pub(crate) limits: &'a [Limits],
     /// `[tokens]`: row of `out` of each token.
     pub(crate) tokens: &'a [usize],
-    /// Upper bounds, `[..][screen.rows]`.
+    /// Upper bounds, `[..][copy.rows]`.
     pub(crate) out: Shared<'a, f32>,
     /// Highest lower bound of each panel, `[tokens][panels]`.
     pub(crate) best: Shared<'a, f32>,
@@ -252,14 +256,14 @@ pub(crate) struct Bounds<'a> {
 /// Bounds the logits of all tokens for the rows of `panels`.
 #[inline(always)]
 pub(crate) unsafe fn bounds<L: Lanes>(a: &Bounds<'_>, panels: Range<usize>) {
-    debug_assert!(panels.end <= a.screen.panels(), "the panels must exist");
-    debug_assert!(a.splits.len() == a.tokens.len(), "every token must have planes");
+    debug_assert!(panels.end <= a.copy.panels(), "the panels must exist");
+    debug_assert!(a.limits.len() == a.tokens.len(), "every token must have planes");
     debug_assert!(a.x.len() >= 2 * a.tokens.len() * a.stride, "every token must have planes");
     let most = if L::WIDE_REGISTERS { L::TILE.1 } else { 2 };
     let tiles = (a.tokens.len() * a.planes).div_ceil(most);
-    let quads = a.screen.quads();
+    let quads = a.copy.quads();
     for panel in panels {
-        let codes = a.screen.codes[panel * quads * QUAD_BYTES..][..quads * QUAD_BYTES].as_ptr();
+        let codes = a.copy.codes[panel * quads * QUAD_BYTES..][..quads * QUAD_BYTES].as_ptr();
         for i in 0..tiles {
             let tokens = share(a.tokens.len(), tiles, i);
             let ahead = Ahead::of::<L>(codes, quads, i, tiles);
@@ -293,31 +297,31 @@ unsafe fn tile<L: Lanes, const R: usize, const M: usize>(
     tokens: Range<usize>,
     ahead: Ahead,
 ) {
-    let screen = a.screen;
+    let copy = a.copy;
     assert_eq!(tokens.len() * a.planes, M, "a tile must have whole tokens");
-    let codes = screen.codes[panel * screen.quads() * QUAD_BYTES..][..screen.quads() * QUAD_BYTES].as_ptr();
+    let codes = copy.codes[panel * copy.quads() * QUAD_BYTES..][..copy.quads() * QUAD_BYTES].as_ptr();
     let x = a.x[2 * tokens.start * a.stride..2 * tokens.end * a.stride].as_ptr();
     let stride = 2 / a.planes * a.stride;
-    let sums = dots::<L, R, M>(codes.add(64 * group), x, stride, screen.quads(), ahead);
+    let sums = dots::<L, R, M>(codes.add(64 * group), x, stride, copy.quads(), ahead);
     for (i, token) in tokens.enumerate() {
-        let split = &a.splits[token];
-        let (by_error, by_norm) = split.weights(a.planes, screen.cols);
+        let limits = &a.limits[token];
+        let (by_error, by_norm) = limits.weights(a.planes, copy.cols);
         let mut best = L::splat(f32::NEG_INFINITY);
         for r in 0..R {
             let row = panel * PANEL_ROWS + 16 * (group + r);
             let mut logit = L::splat(0.0);
             for p in 0..a.planes {
-                let sum = L::sub_i(sums[i * a.planes + p][r], L::splat_i(split.offsets[p]));
-                logit = L::fma(L::to_f32(sum), L::splat(split.scales[p]), logit);
+                let sum = L::sub_i(sums[i * a.planes + p][r], L::splat_i(limits.offsets[p]));
+                logit = L::fma(L::to_f32(sum), L::splat(limits.scales[p]), logit);
             }
-            logit = L::mul(logit, L::load(screen.scales[row..][..16].as_ptr()));
-            let error = L::load(screen.errors[row..][..16].as_ptr());
-            let norm = L::load(screen.norms[row..][..16].as_ptr());
+            logit = L::mul(logit, L::load(copy.scales[row..][..16].as_ptr()));
+            let error = L::load(copy.errors[row..][..16].as_ptr());
+            let norm = L::load(copy.norms[row..][..16].as_ptr());
             let off = L::fma(norm, L::splat(by_norm), L::splat(TINY));
             let off = L::fma(error, L::splat(by_error), off);
             best = L::max(best, L::sub(logit, off));
-            let rows = screen.rows.saturating_sub(row).min(16);
-            let out = a.out.slice(a.tokens[token] * screen.rows + row.min(screen.rows), rows).as_mut_ptr();
+            let rows = copy.rows.saturating_sub(row).min(16);
+            let out = a.out.slice(a.tokens[token] * copy.rows + row.min(copy.rows), rows).as_mut_ptr();
             match rows {
                 0 => {}
                 16 => L::store(out, L::add(logit, off)),
@@ -325,7 +329,7 @@ unsafe fn tile<L: Lanes, const R: usize, const M: usize>(
             }
         }
         let best = L::reduce_max(best);
-        let highest = &mut a.best.slice(token * screen.panels() + panel, 1)[0];
+        let highest = &mut a.best.slice(token * copy.panels() + panel, 1)[0];
         *highest = if group == 0 { best } else { highest.max(best) };
     }
 }

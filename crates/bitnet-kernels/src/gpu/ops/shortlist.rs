@@ -1,10 +1,12 @@
+//! Launches the shortlist of a dense output head: int8 planes of its input, bounds of all logits, and the exact logits
+//! of the rows that bounds leave. `docs/dev/kernels.md` has the bound.
+
 use crate::{
     Wanted,
     gpu::{
         Arg, Dense, Driver, Gpu, GpuError, Rows, Table,
-        layout::Copied,
-        screen::{Screening, panels, settle_bytes},
-        table::{BOUNDS_T4, BOUNDS_T16, BOUNDS_T32, BOUNDS_T64, SETTLE, SPLIT},
+        layout::{HeadCopy, ShortlistBuffers, panels, rescore_bytes},
+        table::{BOUNDS_T4, BOUNDS_T16, BOUNDS_T32, BOUNDS_T64, PLANES, RESCORE},
         upload::Upload,
     },
 };
@@ -22,7 +24,7 @@ static MANY_IN_LITTLE: Tile = Tile { kernel: &BOUNDS_T32, rows: 128, tokens: 32 
 const MAXIMA: usize = 1024;
 /// There are at least this many maxima for each logit that is needed; fewer would rule out too little.
 const SPARE: usize = 8;
-/// Blocks of [`SETTLE`] that a multiprocessor takes at once.
+/// Blocks of [`RESCORE`] that a multiprocessor takes at once.
 const RESIDENT: usize = 3;
 /// Columns of a block are a multiple of this, which keeps all its threads busy.
 const COLUMNS: usize = 512;
@@ -35,7 +37,7 @@ impl<D: Driver> Gpu<D> {
 
     /// Whether bounds find the logits that are needed, with less work than computing all of them. If one row needs all
     /// logits, the others cost little more.
-    pub(super) fn is_bounded(&self, vocab: usize, wanted: &[Wanted]) -> bool {
+    pub(super) fn can_shortlist(&self, vocab: usize, wanted: &[Wanted]) -> bool {
         let maxima = panels(vocab).min(MAXIMA);
         let many = self.many();
         // Two small tiles move as many bytes as the table itself.
@@ -45,18 +47,18 @@ impl<D: Driver> Gpu<D> {
 
     /// Computes the logits of each row of `x` that may be among the highest that `wanted` needs, with a table's copy; all
     /// others are negative infinity. `out` is as for [`Gpu::head`].
-    pub(super) fn highest_logits(
+    pub(super) fn shortlisted_logits(
         &mut self,
         x: &Rows,
-        table: (&Dense, &Copied),
+        table: (&Dense, &HeadCopy),
         wanted: &[Wanted],
         out: &mut Rows,
     ) -> Result<(), GpuError> {
-        let screening = self.screening(wanted.len())?;
-        let bound = self.bound(wanted.len(), x, table, &screening, out);
-        let made = bound.and_then(|()| self.settle_dense(x, table.0, wanted, &screening.best, out));
-        self.screening = Some(screening);
-        self.head.screened += wanted.len() as u64;
+        let shortlist = self.shortlist(wanted.len())?;
+        let bound = self.bound(wanted.len(), x, table, &shortlist, out);
+        let made = bound.and_then(|()| self.rescore_dense(x, table.0, wanted, &shortlist.best, out));
+        self.shortlist = Some(shortlist);
+        self.head.shortlisted += wanted.len() as u64;
         made
     }
 
@@ -65,12 +67,12 @@ impl<D: Driver> Gpu<D> {
         &mut self,
         n: usize,
         x: &Rows,
-        (table, copy): (&Dense, &Copied),
-        screening: &Screening,
+        (table, copy): (&Dense, &HeadCopy),
+        shortlist: &ShortlistBuffers,
         out: &Rows,
     ) -> Result<(), GpuError> {
         assert_head(n, x, [table.rows, table.cols], out);
-        let Screening { planes, limits, best, .. } = screening;
+        let ShortlistBuffers { planes, limits, best, .. } = shortlist;
         // A value differs from its planes by at most half a step of the second, which is 1/254 of the first.
         let rest = 0.51 / 254.0 * (table.cols as f32).sqrt();
         // The matrix units round after every few products; 64 more are for the few steps of a bound itself.
@@ -80,7 +82,7 @@ impl<D: Driver> Gpu<D> {
             words([x.stride, copy.stride]),
             vec![Arg::f32(rest), Arg::f32(roundings)],
         ];
-        self.launch(&SPLIT, [n, 1, 1], 0, &args.concat())?;
+        self.launch(&PLANES, [n, 1, 1], 0, &args.concat())?;
         let tile = FEW.iter().find(|tile| n <= tile.tokens).unwrap_or(self.many());
         let args = [
             addresses([copy.codes.address(), planes.address(), out.address()]),
@@ -96,7 +98,7 @@ impl<D: Driver> Gpu<D> {
     ///
     /// # Panics
     /// If the table is ternary.
-    pub fn settle(
+    pub fn rescore(
         &mut self,
         x: &Rows,
         table: &Table,
@@ -105,10 +107,10 @@ impl<D: Driver> Gpu<D> {
         out: &mut Rows,
     ) -> Result<(), GpuError> {
         let Table::Dense(table) = table else { panic!("only dense tables have bounds") };
-        self.settle_dense(x, table, wanted, best, out)
+        self.rescore_dense(x, table, wanted, best, out)
     }
 
-    fn settle_dense(
+    fn rescore_dense(
         &mut self,
         x: &Rows,
         table: &Dense,
@@ -129,7 +131,7 @@ impl<D: Driver> Gpu<D> {
             words([table.rows, panels, columns, best.stride, out.stride, table.stride, x.stride]),
         ];
         let blocks = [table.rows.div_ceil(columns), n, 1];
-        self.launch(&SETTLE, blocks, settle_bytes(table.stride), &args.concat())
+        self.launch(&RESCORE, blocks, rescore_bytes(table.stride), &args.concat())
     }
 }
 

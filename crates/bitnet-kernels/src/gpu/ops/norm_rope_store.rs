@@ -1,6 +1,9 @@
+//! Launches norms of heads, the rotary embedding and the store to the cache, for projections that could not include
+//! them.
+
 use crate::{
     HeadNorms, Norm, RowsKind, Step,
-    gpu::{Arg, Driver, Gain, Gpu, GpuError, Kv, Rope, Rows, table::ROPE_STORE},
+    gpu::{Arg, Driver, Gain, Gpu, GpuError, Kv, Rope, Rows, table::NORM_ROPE_STORE},
 };
 
 /// Blocks of a launch for each processor, from which on more are no faster than longer ones.
@@ -9,7 +12,7 @@ const BLOCKS_PER_PROCESSOR: usize = 12;
 impl<D: Driver> Gpu<D> {
     /// Applies the norms of query and key heads, if there are any, rotates queries and keys in their first dimensions by
     /// their positions, and stores keys and values. `qkv` may have further columns.
-    pub fn rope_store(
+    pub fn norm_rope_store(
         &mut self,
         step: Step<'_>,
         heads: usize,
@@ -33,12 +36,12 @@ impl<D: Driver> Gpu<D> {
         let gains = norms.map_or([Arg::u64(0); 2], |norms| norms.map(gain));
         let eps = norms.map_or([0.0; 2], |norms| norms.map(|norm| norm.eps));
         // A warp takes a head, or several in turn where tokens alone make blocks enough.
-        let groups = (heads + 2 * shape.kv_heads).div_ceil(ROPE_STORE.block as usize / 32);
+        let groups = (heads + 2 * shape.kv_heads).div_ceil(NORM_ROPE_STORE.block as usize / 32);
         let places = BLOCKS_PER_PROCESSOR * self.driver.info().processors as usize;
         let turns = (n * groups).div_ceil(places).min(groups);
         let blocks = groups.div_ceil(turns);
         self.launch(
-            &ROPE_STORE,
+            &NORM_ROPE_STORE,
             [n, blocks, 1],
             0,
             &[

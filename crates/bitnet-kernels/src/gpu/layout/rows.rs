@@ -1,17 +1,19 @@
+//! Activations between operations: f32 for the residual, bf16 for everything else.
+
 use half::bf16;
 
-use super::{DeviceBuffer, Driver, Gpu, GpuError};
 use crate::RowsKind;
+use crate::gpu::{DeviceBuffer, Driver, Gpu, GpuError};
 
 /// Activations, `[rows][stride]`: f32 for the residual, bf16 between operations. Columns after `width` are padding, so
 /// that every row begins at a multiple of 16 bytes.
 #[derive(Debug)]
 pub struct Rows {
-    pub(super) kind: RowsKind,
-    pub(super) rows: usize,
-    pub(super) width: usize,
-    pub(super) stride: usize,
-    pub(super) buffer: DeviceBuffer,
+    pub(in crate::gpu) kind: RowsKind,
+    pub(in crate::gpu) rows: usize,
+    pub(in crate::gpu) width: usize,
+    pub(in crate::gpu) stride: usize,
+    pub(in crate::gpu) buffer: DeviceBuffer,
 }
 
 impl Rows {
@@ -19,7 +21,7 @@ impl Rows {
         element(self.kind)
     }
 
-    pub(super) fn address(&self) -> u64 {
+    pub(in crate::gpu) fn address(&self) -> u64 {
         self.buffer.address()
     }
 }

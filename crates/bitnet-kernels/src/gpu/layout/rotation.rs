@@ -1,18 +1,23 @@
-use super::{DeviceBuffer, Driver, Gpu, GpuError, bytes::u32_bytes, quants::K_TILE};
+//! The Walsh-Hadamard transform of rows: its sizes, and its signs as bits.
+
 use crate::Rotate;
+use crate::gpu::{
+    DeviceBuffer, Driver, Gpu, GpuError,
+    layout::{K_TILE, u32_bytes},
+};
 
 /// A Walsh-Hadamard transform with signs.
 #[derive(Debug)]
 pub struct Rotation {
-    pub(super) width: usize,
+    pub(in crate::gpu) width: usize,
     /// Columns that are transformed together.
-    pub(super) block: usize,
+    pub(in crate::gpu) block: usize,
     /// `1 / sqrt(block)`
-    pub(super) scale: f32,
+    pub(in crate::gpu) scale: f32,
     /// Key heads, and value heads per key head, if columns come in the tiled order and are needed in the grouped.
-    pub(super) grouped: Option<(usize, usize)>,
+    pub(in crate::gpu) grouped: Option<(usize, usize)>,
     /// u32 `[width padded / 32]`: a bit for each column, set for -1.
-    pub(super) signs: DeviceBuffer,
+    pub(in crate::gpu) signs: DeviceBuffer,
 }
 
 impl<D: Driver> Gpu<D> {

@@ -3,8 +3,8 @@
 use bitnet_tensor::{BitNetTensor, GroupedTensor};
 use half::bf16;
 
-use super::{DeviceBuffer, Driver, Gpu, GpuError, Linear, Rotation, bytes::f32_bytes};
 use crate::RowOrder;
+use crate::gpu::{DeviceBuffer, Driver, Gpu, GpuError, Linear, Rotation, layout::f32_bytes};
 
 /// An embedding or an output head.
 #[derive(Debug)]
@@ -17,7 +17,7 @@ pub enum Table {
 
 impl Table {
     /// Rows and columns.
-    pub(super) fn shape(&self) -> [usize; 2] {
+    pub(in crate::gpu) fn shape(&self) -> [usize; 2] {
         match self {
             Table::Dense(table) => [table.rows, table.cols],
             Table::Ternary(table, _) => [table.rows, table.cols],
@@ -28,29 +28,29 @@ impl Table {
 /// A dense matrix in bf16, `[rows][stride]`; columns after `cols` are zero, so that the matrix units take whole steps.
 #[derive(Debug)]
 pub struct Dense {
-    pub(super) rows: usize,
-    pub(super) cols: usize,
-    pub(super) stride: usize,
-    pub(super) buffer: DeviceBuffer,
+    pub(in crate::gpu) rows: usize,
+    pub(in crate::gpu) cols: usize,
+    pub(in crate::gpu) stride: usize,
+    pub(in crate::gpu) buffer: DeviceBuffer,
     /// The int8 copy, if steps may use bounds.
-    pub(super) copy: Option<Copied>,
+    pub(in crate::gpu) copy: Option<HeadCopy>,
 }
 
 /// The int8 copy of a dense matrix, from which its products are bounded.
 #[derive(Debug)]
-pub(super) struct Copied {
+pub(in crate::gpu) struct HeadCopy {
     /// s8 `[rows][stride]`
-    pub(super) codes: DeviceBuffer,
-    pub(super) stride: usize,
+    pub(in crate::gpu) codes: DeviceBuffer,
+    pub(in crate::gpu) stride: usize,
     /// f32 `{scale, length, length of the error, 0}` of each row.
-    pub(super) rows: DeviceBuffer,
+    pub(in crate::gpu) rows: DeviceBuffer,
 }
 
 /// The gain of a norm, `[width]` f32.
 #[derive(Debug)]
 pub struct Gain {
-    pub(super) width: usize,
-    pub(super) buffer: DeviceBuffer,
+    pub(in crate::gpu) width: usize,
+    pub(in crate::gpu) buffer: DeviceBuffer,
 }
 
 /// Columns of a [`Dense`] matrix are padded to a multiple of this: 128 bytes.

@@ -1,4 +1,4 @@
-//! Cuts the runs of a step into pieces for the thread blocks of attention.
+//! Cuts the runs of a step into work items for the thread blocks of attention.
 
 use crate::{BLOCK_TOKENS, Run};
 
@@ -6,26 +6,26 @@ use crate::{BLOCK_TOKENS, Run};
 pub(super) const FEW: usize = 16;
 /// Tiles by which the launch for a growing sequence grows, so that the next steps launch the same.
 const TILE_STEP: usize = 8;
-/// Pieces of runs. For every thread block: {first token, tokens, position of the first token, start of the block table,
+/// WorkItems of runs. For every thread block: {first token, tokens, position of the first token, start of the block table,
 /// first row, 0, 0, 0}.
 #[derive(Debug, Default)]
-pub(super) struct Work {
-    pub(super) pieces: Vec<[u32; 8]>,
+pub(super) struct WorkList {
+    pub(super) items: Vec<[u32; 8]>,
     /// Keys of all runs.
     pub(super) keys: usize,
-    /// Maximum number of tiles of 64 keys that a piece attends to.
+    /// Maximum number of tiles of 64 keys that a work item attends to.
     pub(super) longest: usize,
     /// The same in steps.
     pub(super) tiles: usize,
 }
 
-impl Work {
+impl WorkList {
     fn add(&mut self, run: &Run, group: usize, rows: usize) {
         let tokens = run.tokens.len();
         // The last rows have the most keys, so they start first.
         for first_row in (0..tokens * group).step_by(rows).rev() {
-            let piece = [run.tokens.start, tokens, run.start, run.blocks.start, first_row, 0, 0, 0];
-            self.pieces.push(piece.map(|x| x as u32));
+            let item = [run.tokens.start, tokens, run.start, run.blocks.start, first_row, 0, 0, 0];
+            self.items.push(item.map(|x| x as u32));
         }
         let keys = run.start + tokens;
         self.keys += keys;
@@ -34,25 +34,25 @@ impl Work {
 
     /// The words that the kernels read.
     pub(super) fn words(&self) -> impl Iterator<Item = u32> {
-        self.pieces.as_flattened().iter().copied()
+        self.items.as_flattened().iter().copied()
     }
 }
 
-/// The pieces of all runs of a step.
+/// The work items of all runs of a step.
 #[derive(Debug)]
-pub(super) struct Pieces {
+pub(super) struct WorkItems {
     group: usize,
     rows: usize,
     /// Those of few rows, for thread blocks of [`FEW`].
-    pub(super) few: Work,
+    pub(super) few: WorkList,
     /// The others.
-    pub(super) many: Work,
+    pub(super) many: WorkList,
 }
 
-impl Pieces {
-    /// Cuts runs into pieces for `group` query heads per key head and thread blocks of [`FEW`] or of `rows` rows.
+impl WorkItems {
+    /// Cuts runs into work items for `group` query heads per key head and thread blocks of [`FEW`] or of `rows` rows.
     pub(super) fn of(runs: &[Run], group: usize, rows: usize) -> Self {
-        let (mut few, mut many) = (Work::default(), Work::default());
+        let (mut few, mut many) = (WorkList::default(), WorkList::default());
         for run in runs.iter().filter(|run| !run.tokens.is_empty()) {
             if run.tokens.len() == 1 || run.tokens.len() * group <= FEW {
                 few.add(run, group, FEW);
@@ -61,7 +61,7 @@ impl Pieces {
             }
         }
         few.tiles = in_steps(few.longest);
-        Pieces { group, rows, few, many }
+        WorkItems { group, rows, few, many }
     }
 
     /// Whether they are for this number of query heads per key head and this size of thread blocks.

@@ -1,34 +1,36 @@
-use super::{DeviceBuffer, Driver, Gpu, GpuError};
+//! Quantised activations in layout XQ, from which the matrix units load operands without bank conflicts.
+
 use crate::Grouping;
+use crate::gpu::{DeviceBuffer, Driver, Gpu, GpuError};
 
 /// Tokens in an atom: eight rows of [`K_TILE`] bytes whose 16-byte chunks are swizzled, so that a matrix load of eight
 /// rows uses every bank once.
 const ATOM_TOKENS: usize = 8;
 /// Features in an atom and in a tile of weights.
-pub(super) const K_TILE: usize = 128;
+pub(in crate::gpu) const K_TILE: usize = 128;
 /// Tokens are padded to a multiple of the largest tile of a kernel, so that no tile reaches past the buffer.
 const TOKEN_PADDING: usize = 128;
 
 /// int8 activations in layout XQ: atoms `[k / 128][token / 8]`, within an atom row `token % 8`, chunk
 /// `(k % 128 / 16) ^ (token % 8)`. The padding of `width` and of the tokens is zero. A group of columns is a tile.
 #[derive(Debug)]
-pub struct Quants {
-    pub(super) rows: usize,
-    pub(super) width: usize,
+pub struct Int8Rows {
+    pub(in crate::gpu) rows: usize,
+    pub(in crate::gpu) width: usize,
     /// Number of atoms along the tokens.
-    pub(super) atoms: usize,
-    pub(super) grouping: Grouping,
+    pub(in crate::gpu) atoms: usize,
+    pub(in crate::gpu) grouping: Grouping,
     /// `[k_tiles][atoms][1024]` s8
-    pub(super) values: DeviceBuffer,
+    pub(in crate::gpu) values: DeviceBuffer,
     /// For rows, `[8 * atoms]` of {f32 multiplier, s32 sum}. For groups, `[k_tiles][8 * atoms]` of {f32 scale, s32 sum,
     /// s32 sums of both halves}.
-    pub(super) scales: DeviceBuffer,
+    pub(in crate::gpu) scales: DeviceBuffer,
 }
 
 /// Values `[n][width]`, multipliers (or scales) and sums of rows (or groups).
 type QuantRows = (Vec<i8>, Vec<f32>, Vec<i32>);
 
-impl Quants {
+impl Int8Rows {
     /// Offsets in `scales` of those of `n` rows, in the order of [`QuantRows`].
     fn scale_places(&self, n: usize) -> Vec<usize> {
         match self.grouping {
@@ -52,7 +54,7 @@ impl Quants {
 
 impl<D: Driver> Gpu<D> {
     /// Makes zeroed int8 activations.
-    pub fn quants(&mut self, rows: usize, width: usize, grouping: Grouping) -> Result<Quants, GpuError> {
+    pub fn int8_rows(&mut self, rows: usize, width: usize, grouping: Grouping) -> Result<Int8Rows, GpuError> {
         let tokens = rows.next_multiple_of(TOKEN_PADDING);
         let values = self.alloc(tokens * width.next_multiple_of(K_TILE), "int8 activations")?;
         let scales = match grouping {
@@ -60,11 +62,11 @@ impl<D: Driver> Gpu<D> {
             Grouping::Groups => 16 * tokens * width.div_ceil(K_TILE),
         };
         let scales = self.alloc(scales, "scales of int8 activations")?;
-        Ok(Quants { rows, width, atoms: tokens / ATOM_TOKENS, grouping, values, scales })
+        Ok(Int8Rows { rows, width, atoms: tokens / ATOM_TOKENS, grouping, values, scales })
     }
 
     /// Reads the first `n` rows: values, then multipliers and sums of rows, or scales and sums of groups.
-    pub fn read_quants(&mut self, x: &Quants, n: usize) -> Result<QuantRows, GpuError> {
+    pub fn read_int8_rows(&mut self, x: &Int8Rows, n: usize) -> Result<QuantRows, GpuError> {
         assert!(n <= x.rows, "the rows must exist");
         let bytes = self.fetch(&x.values, x.values.bytes())?;
         let values =
@@ -79,9 +81,9 @@ impl<D: Driver> Gpu<D> {
     }
 
     /// Writes rows of values (`[n][width]`), multipliers and sums of rows, for tests.
-    pub fn write_quants(
+    pub fn write_int8_rows(
         &mut self,
-        x: &Quants,
+        x: &Int8Rows,
         values: &[i8],
         multipliers: &[f32],
         sums: &[i32],

@@ -1,5 +1,7 @@
 //! Logits on the CPU: all logits of a row, or only those that bounds cannot rule out.
 
+pub(super) mod copy;
+
 use std::{mem, sync::atomic::AtomicU64};
 
 use bitnet_tensor::{BitNetTensor, SharedBytes};
@@ -8,28 +10,29 @@ use crate::{
     Backend, KernelError, Wanted,
     cpu::{
         Cpu, GroupedPanels, ROW_UNIT, Rows, Table, WEIGHT_UNIT,
-        buffer::{Buffer, Shared},
         generic::{
             self,
-            dense::{self, DenseLogits, Settle},
+            dense::{self, DenseLogits, Rescore},
             rotate::Rotation,
-            screen::{Bounds, CopyRows, Split},
+            shortlist::{Bounds, CopyRows, Limits},
             ternary::Output,
         },
+        memory::{Buffer, Shared},
         panels::PANEL_ROWS,
         pool::share,
-        screen::{self, Screen},
     },
 };
 
+pub use copy::HeadCopy;
+
 /// Counts the work of the output head so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct HeadWork {
+pub struct HeadCounts {
     /// Rows for which all logits were computed.
     pub whole: u64,
     /// Rows whose highest logits were found by bounds.
-    pub screened: u64,
-    /// Logits of screened rows that bounds could not rule out and were computed.
+    pub shortlisted: u64,
+    /// Logits of shortlisted rows that bounds could not rule out and were computed.
     pub rescored: u64,
 }
 
@@ -44,57 +47,57 @@ impl Cpu {
         logits: &mut [f32],
     ) -> Result<(), KernelError> {
         assert!(wanted.len() <= x.rows, "the rows must fit their buffers");
-        let (weights, screen) = match table {
+        let (weights, copy) = match table {
             Table::Ternary { weights, rotation } => {
                 return self.ternary_logits(wanted.len(), x, (weights, rotation.as_ref()), logits);
             }
-            Table::Dense { weights, screen } => (weights, screen.as_ref()),
+            Table::Dense { weights, copy } => (weights, copy.as_ref()),
         };
-        let mut s = mem::take(&mut self.screening);
-        let done = self.dense_logits(&mut s, x, weights, screen, wanted, logits);
-        self.screening = s;
+        let mut s = mem::take(&mut self.shortlist);
+        let done = self.dense_logits(&mut s, x, weights, copy, wanted, logits);
+        self.shortlist = s;
         done
     }
 
     /// Computes logits with a dense table.
     fn dense_logits(
         &mut self,
-        s: &mut Screening,
+        s: &mut ShortlistBuffers,
         x: &Rows,
         table: &BitNetTensor,
-        screen: Option<&Screen>,
+        copy: Option<&HeadCopy>,
         wanted: &[Wanted],
         logits: &mut [f32],
     ) -> Result<(), KernelError> {
         s.clear();
-        let Some(screen) = screen else {
+        let Some(copy) = copy else {
             s.whole.extend(0..wanted.len());
             return self.whole_logits(&s.whole, x, table, logits);
         };
-        assert_eq!(x.width, screen.cols, "the rows must fit the table");
-        s.fit(screen);
+        assert_eq!(x.width, copy.cols, "the rows must fit the table");
+        s.fit(copy);
         s.reserve(wanted.len());
         self.reserve(x.stride)?;
-        let stride = plane_stride(screen.cols);
+        let stride = plane_stride(copy.cols);
         for (token, wanted) in wanted.iter().enumerate() {
             let keep = wanted.highest().max(1);
             // With few panels for the number of logits to keep, bounds rule out too little.
-            let split = (keep <= screen.panels() / 8).then(|| {
+            let limits = (keep <= copy.panels() / 8).then(|| {
                 let planes = &mut s.planes[2 * s.tokens.len() * stride..][..2 * stride];
                 let x = &x.values[token * x.stride..][..x.stride];
                 // SAFETY: `isa` proves the instruction set; rows, planes and scratch have the row's stride.
-                unsafe { (self.isa.kernels().split)(x, planes, &mut self.scratch[0]) }
+                unsafe { (self.isa.kernels().make_planes)(x, planes, &mut self.scratch[0]) }
             });
-            match split.flatten() {
-                Some(split) => {
-                    s.splits.push(split);
+            match limits.flatten() {
+                Some(limits) => {
+                    s.limits.push(limits);
                     s.tokens.push(token);
                     s.keep.push(keep);
                 }
                 None => s.whole.push(token),
             }
         }
-        self.screened_logits(s, screen, x, table, logits)?;
+        self.shortlisted_logits(s, copy, x, table, logits)?;
         self.whole_logits(&s.whole, x, table, logits)
     }
 
@@ -124,9 +127,9 @@ impl Cpu {
     ///
     /// # Errors
     /// If there is no memory for it.
-    pub fn screen_of(&mut self, weights: &BitNetTensor) -> Result<Option<Screen>, KernelError> {
+    pub fn copy_head(&mut self, weights: &BitNetTensor) -> Result<Option<HeadCopy>, KernelError> {
         let (rows, cols) = (weights.rows(), weights.cols());
-        if cols > screen::MAX_COLS {
+        if cols > copy::MAX_COLS {
             return Ok(None);
         }
         let padded = rows.next_multiple_of(PANEL_ROWS);
@@ -142,32 +145,32 @@ impl Cpu {
         };
         let kernel = self.isa.kernels().copy_rows;
         let panels = padded / PANEL_ROWS;
-        self.parallel(panels, generic::screen::scratch(cols), &|part, parts, scratch| {
+        self.parallel(panels, generic::shortlist::scratch(cols), &|part, parts, scratch| {
             for panel in share(panels, parts, part) {
                 // SAFETY: `isa` proves the instruction set; every panel belongs to one part; scratch is as large as the
                 // kernel needs.
                 unsafe { kernel(&a, panel, scratch) }
             }
         })?;
-        Ok(Some(Screen { rows, cols, codes: SharedBytes::new(codes), scales, norms, errors }))
+        Ok(Some(HeadCopy { rows, cols, codes: SharedBytes::new(codes), scales, norms, errors }))
     }
 
     /// Gives a table its int8 copy, which is made unless one is `stored`.
-    pub(super) fn take_screen(
+    pub(super) fn set_head_copy(
         &mut self,
         table: &mut Table,
-        stored: Option<Screen>,
+        stored: Option<HeadCopy>,
     ) -> Result<(), KernelError> {
         // An int8 copy would be larger than a ternary table itself.
-        let Table::Dense { weights, screen } = table else { return Ok(()) };
-        *screen = match stored {
-            Some(screen) => Some(screen),
-            None => self.screen_of(weights)?,
+        let Table::Dense { weights, copy } = table else { return Ok(()) };
+        *copy = match stored {
+            Some(copy) => Some(copy),
+            None => self.copy_head(weights)?,
         };
-        if let Some(screen) = screen {
+        if let Some(copy) = copy {
             let shape = (weights.rows(), weights.cols());
-            assert_eq!((screen.rows, screen.cols), shape, "a copy must have its table's shape");
-            self.screening.fit(screen);
+            assert_eq!((copy.rows, copy.cols), shape, "a copy must have its table's shape");
+            self.shortlist.fit(copy);
         }
         Ok(())
     }
@@ -213,35 +216,35 @@ impl Cpu {
         })
     }
 
-    /// Computes the highest logits of the tokens that were split: bounds, then thresholds, then the logits not ruled
+    /// Computes the highest logits of the tokens on the shortlist: bounds, then thresholds, then the logits not ruled
     /// out.
-    fn screened_logits(
+    fn shortlisted_logits(
         &mut self,
-        s: &mut Screening,
-        screen: &Screen,
+        s: &mut ShortlistBuffers,
+        copy: &HeadCopy,
         x: &Rows,
         table: &BitNetTensor,
         logits: &mut [f32],
     ) -> Result<(), KernelError> {
-        let (panels, vocab, n) = (screen.panels(), screen.rows, s.tokens.len());
+        let (panels, vocab, n) = (copy.panels(), copy.rows, s.tokens.len());
         if n == 0 {
             return Ok(());
         }
         // With few tokens, memory bandwidth is the limit, so a second plane costs nothing.
-        let planes = if n > 2 && s.splits.iter().all(|split| split.is_coarse_enough()) { 1 } else { 2 };
+        let planes = if n > 2 && s.limits.iter().all(|limits| limits.is_coarse_enough()) { 1 } else { 2 };
         let out = Shared::new(logits);
         let a = Bounds {
-            screen,
+            copy,
             planes,
             x: &s.planes,
-            stride: plane_stride(screen.cols),
-            splits: &s.splits,
+            stride: plane_stride(copy.cols),
+            limits: &s.limits,
             tokens: &s.tokens,
             out,
             best: Shared::new(&mut s.best),
         };
         let kernel = self.isa.kernels().bounds;
-        let units = (screen.codes.len() * n / WEIGHT_UNIT).min(panels);
+        let units = (copy.codes.len() * n / WEIGHT_UNIT).min(panels);
         self.parallel(units, 0, &|part, parts, _| {
             // SAFETY: `isa` proves the instruction set; every panel belongs to one part; the planes are padded with
             // zeros to whole quads.
@@ -251,30 +254,30 @@ impl Cpu {
         let computed = AtomicU64::new(0);
         let (tokens, stride) = (&s.tokens, x.stride);
         let dense = DenseLogits { table, x: &x.values, stride, tokens, out, out_stride: vocab, column: 0 };
-        let a = Settle { dense, thresholds: &s.thresholds, computed: &computed };
-        let kernel = self.isa.kernels().floats.settle;
+        let a = Rescore { dense, thresholds: &s.thresholds, computed: &computed };
+        let kernel = self.isa.kernels().floats.rescore;
         self.parallel(vocab * n / ROW_UNIT, dense::scratch(table), &|part, parts, scratch| {
             // SAFETY: `isa` proves the instruction set; every row of the table belongs to one part; scratch is as large
             // as the kernel needs.
             unsafe { kernel(&a, share(vocab, parts, part), scratch) }
         })?;
-        self.head.screened += n as u64;
+        self.head.shortlisted += n as u64;
         self.head.rescored += computed.into_inner();
         Ok(())
     }
 }
 
-/// The buffers that a step needs in addition to the copy; [`Screening::reserve`] grows them before the first step, so
+/// The buffers that a step needs in addition to the copy; [`ShortlistBuffers::reserve`] grows them before the first step, so
 /// that no step allocates.
 #[derive(Default)]
-pub(super) struct Screening {
+pub(super) struct ShortlistBuffers {
     /// Sizes of the largest copy: bytes of a plane of activations, and panels.
     plane: usize,
     panels: usize,
     /// Activations as two planes of int8, `[tokens][2][stride]`.
     planes: Vec<i8>,
-    /// One per token that is screened.
-    splits: Vec<Split>,
+    /// One per token that is shortlisted.
+    limits: Vec<Limits>,
     /// The row of each of these tokens.
     tokens: Vec<usize>,
     /// How many of the highest logits each of these tokens needs.
@@ -287,17 +290,17 @@ pub(super) struct Screening {
     best: Vec<f32>,
 }
 
-impl Screening {
+impl ShortlistBuffers {
     /// Records the sizes of a copy.
-    pub(super) fn fit(&mut self, screen: &Screen) {
-        self.plane = self.plane.max(plane_stride(screen.cols));
-        self.panels = self.panels.max(screen.panels());
+    pub(super) fn fit(&mut self, copy: &HeadCopy) {
+        self.plane = self.plane.max(plane_stride(copy.cols));
+        self.panels = self.panels.max(copy.panels());
     }
 
     pub(super) fn reserve(&mut self, tokens: usize) {
         self.planes.resize(self.planes.len().max(2 * tokens * self.plane), 0);
         self.best.resize(self.best.len().max(tokens * self.panels), 0.0);
-        self.splits.reserve(tokens);
+        self.limits.reserve(tokens);
         self.thresholds.reserve(tokens);
         for list in [&mut self.tokens, &mut self.keep, &mut self.whole] {
             list.reserve(tokens);
@@ -306,7 +309,7 @@ impl Screening {
 
     /// Drops the tokens of the last step.
     fn clear(&mut self) {
-        self.splits.clear();
+        self.limits.clear();
         self.thresholds.clear();
         for list in [&mut self.tokens, &mut self.keep, &mut self.whole] {
             list.clear();

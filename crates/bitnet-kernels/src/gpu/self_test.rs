@@ -7,33 +7,33 @@ use bitnet_tensor::DType;
 
 use super::{
     Counts, Driver, Gpu, GpuError, LoadedCode, cubins,
-    screen::CopySize,
+    layout::CopySize,
     table::{
         ARGMAX, ATTENTION_MERGE_D128, ATTENTION_MERGE_D256, ATTENTION_R16_D128, ATTENTION_R16_D256,
         ATTENTION_R32_D256, ATTENTION_R64_D128, BITLINEAR_T1, BITLINEAR_T8, BITLINEAR_T16, BITLINEAR_T32,
         BITLINEAR_T64, BITLINEAR_T128, BOUNDS_T4, BOUNDS_T16, BOUNDS_T32, BOUNDS_T64, COPY_BLOCK,
         DELTA_INPUTS, DELTA_OUTPUTS, DELTA_RULE, DELTA_RULE_D128, DENSE, EMBED, EMBED_TERNARY,
         GROUPED_NORMED_ROWS_T1, GROUPED_NORMED_T1, GROUPED_T1, GROUPED_T8, GROUPED_T16, GROUPED_T32,
-        GROUPED_T64, GROUPED_T128, HADAMARD, HEAD_T8, HEAD_T32, HEAD_T64, Kernel, NORM_QUANTIZE, NORM_ROWS,
-        NORMED_ROWS_T1, NORMED_T1, ROPE_STORE, SAMPLE, SETTLE, SIGMOID_GATE, SPLIT,
+        GROUPED_T64, GROUPED_T128, HADAMARD, HEAD_T8, HEAD_T32, HEAD_T64, Kernel, NORM_QUANTIZE,
+        NORM_ROPE_STORE, NORM_ROWS, NORMED_ROWS_T1, NORMED_T1, PLANES, RESCORE, SAMPLE, SIGMOID_GATE,
     },
     upload::Uploads,
 };
 use crate::{
-    Drawn, Gate, Grouping, HeadWork, KernelError, RowsKind, SamplingParams,
+    Drawn, Gate, Grouping, HeadCounts, KernelError, RowsKind, SamplingParams,
     conformance::{Case, Failure, check_rounded},
 };
 
-/// What determines the machine code: GPU, compute capability, CUDA version of the driver, which set of texts is loaded,
+/// What determines the machine code of the kernels: GPU, compute capability, CUDA version of the driver, which set of texts is loaded,
 /// and who compiled it. The texts are part of the program.
-type Machine = (String, (u32, u32), i32, bool, LoadedCode);
+type MachineCode = (String, (u32, u32), i32, bool, LoadedCode);
 
-/// Machines that have passed all cases in this process. Nothing is stored on disk: the compiler of a driver can be
+/// Machine code that has passed all cases in this process. Nothing is stored on disk: the compiler of a driver can be
 /// replaced without a change of version, and the cases take little time compared with the compilation.
-static TRUSTED: Mutex<Vec<Machine>> = Mutex::new(Vec::new());
+static TRUSTED: Mutex<Vec<MachineCode>> = Mutex::new(Vec::new());
 
 /// A case, and the kernels that it checks; earlier cases have checked the others that it needs.
-type Question = (&'static [&'static Kernel], Case);
+type Check = (&'static [&'static Kernel], Case);
 
 const fn product(n: usize) -> Case {
     // Enough features for splits, and rows for two tiles.
@@ -74,10 +74,10 @@ const fn rotated(grouped: Option<(usize, usize)>, grouping: Grouping) -> Case {
     Case::Rotated { n: 3, width: 1536, block: 512, signs: true, grouped, norms: 1, grouping }
 }
 
-static QUESTIONS: [Question; 49] = [
+static CHECKS: [Check; 49] = [
     (&[&NORM_QUANTIZE], Case::NormQuantize { n: 9, width: 641, norms: 2 }),
-    (&[&NORM_QUANTIZE], Case::GateQuantize { n: 7, ffn: 300, gate: Gate::SquaredRelu, norms: 1 }),
-    (&[&NORM_QUANTIZE], Case::GateQuantize { n: 2, ffn: 300, gate: Gate::Silu, norms: 1 }),
+    (&[&NORM_QUANTIZE], Case::GateNormQuantize { n: 7, ffn: 300, gate: Gate::SquaredRelu, norms: 1 }),
+    (&[&NORM_QUANTIZE], Case::GateNormQuantize { n: 2, ffn: 300, gate: Gate::Silu, norms: 1 }),
     (&[&BITLINEAR_T1], product(1)),
     (&[&NORMED_T1], Case::NormedProduct { k: 1100, rows: 100 }),
     (&[&NORMED_ROWS_T1], Case::NormedProduct { k: 1100, rows: 300 }),
@@ -104,19 +104,22 @@ static QUESTIONS: [Question; 49] = [
     (&[&EMBED, &NORM_ROWS, &HEAD_T8], head(3)),
     (&[&HEAD_T32], head(21)),
     (&[&HEAD_T64], head(100)),
-    (&[&SPLIT, &BOUNDS_T4, &SETTLE], highest(3)),
+    (&[&PLANES, &BOUNDS_T4, &RESCORE], highest(3)),
     (&[&BOUNDS_T16], highest(9)),
     (&[&BOUNDS_T32, &BOUNDS_T64], highest(20)),
-    (&[&ROPE_STORE, &COPY_BLOCK, &ATTENTION_R16_D128, &ATTENTION_MERGE_D128], attention(128, &[(300, 1)])),
+    (
+        &[&NORM_ROPE_STORE, &COPY_BLOCK, &ATTENTION_R16_D128, &ATTENTION_MERGE_D128],
+        attention(128, &[(300, 1)]),
+    ),
     (&[&ATTENTION_R64_D128], attention(128, &[(30, 70)])),
     (&[&ATTENTION_R16_D256, &ATTENTION_MERGE_D256], attention(256, &[(300, 1)])),
     (&[&ATTENTION_R32_D256], attention(256, &[(30, 40)])),
     (&[&BITLINEAR_T1], Case::Qkv { start: 63, n: 1, k: 100, heads: 3, kv_heads: 1, head_dim: 36 }),
     (&[&BITLINEAR_T16], Case::Qkv { start: 63, n: 9, k: 100, heads: 3, kv_heads: 1, head_dim: 36 }),
     (&[&EMBED_TERNARY], Case::TernaryHead { n: 3, width: 136, vocab: 150, group: 64 }),
-    (&[&ROPE_STORE], Case::HeadNorms { start: 63, n: 9, k: 100, heads: 3, kv_heads: 1, head_dim: 36 }),
+    (&[&NORM_ROPE_STORE], Case::HeadNorms { start: 63, n: 9, k: 100, heads: 3, kv_heads: 1, head_dim: 36 }),
     (&[&BITLINEAR_T128], Case::Qkv { start: 0, n: 70, k: 100, heads: 2, kv_heads: 2, head_dim: 48 }),
-    (&[&ROPE_STORE], partial_rope()),
+    (&[&NORM_ROPE_STORE], partial_rope()),
     (&[&SIGMOID_GATE], Case::SigmoidGate { n: 5, width: 300, column: 3 }),
     (&[&NORM_QUANTIZE], rotated(Some((4, 3)), Grouping::Groups)),
     (&[&NORM_QUANTIZE], rotated(None, Grouping::Row)),
@@ -131,14 +134,14 @@ impl<D: Driver> Gpu<D> {
     ///
     /// # Errors
     /// The name of the first kernel whose results differ from the reference.
-    pub(super) fn try_kernels(&mut self) -> Result<(), GpuError> {
+    pub(super) fn self_test(&mut self) -> Result<(), GpuError> {
         let info = self.driver.info();
-        let machine = (info.name.clone(), info.capability, info.driver, info.overlap, info.code.clone());
+        let code = (info.name.clone(), info.capability, info.driver, info.overlap, info.code.clone());
         let trusted = || TRUSTED.lock().unwrap_or_else(PoisonError::into_inner);
-        if !self.driver.compiles() || trusted().contains(&machine) {
+        if !self.driver.compiles() || trusted().contains(&code) {
             return Ok(());
         }
-        for (kernels, case) in QUESTIONS {
+        for (kernels, case) in CHECKS {
             match check_rounded(self, case) {
                 Ok(()) => {}
                 Err(Failure::Backend { source: KernelError::Gpu(error), .. }) => return Err(error),
@@ -150,12 +153,12 @@ impl<D: Driver> Gpu<D> {
         // The model starts without what the cases left.
         (self.uploads, self.logits, self.drawn) = (Uploads::default(), None, None);
         (self.head_input, self.head_width) = (None, 0);
-        (self.screening, self.copied, self.head) = (None, CopySize::default(), HeadWork::default());
+        (self.shortlist, self.largest_copy, self.head) = (None, CopySize::default(), HeadCounts::default());
         self.send(self.computed.address(), &[0; 8])?;
         (self.mixed, self.mixed_len) = (None, 0);
         self.counts = Counts::default();
         self.free = self.driver.free_memory()?;
-        trusted().push(machine);
+        trusted().push(code);
         Ok(())
     }
 
@@ -177,9 +180,10 @@ impl<D: Driver> Gpu<D> {
         self.write_rows(&mut logits, &values.collect::<Vec<_>>())?;
         let out = self.alloc(8 * params.len(), "drawn tokens")?;
         for kernel in [&ARGMAX, &SAMPLE] {
-            match kernel.name == ARGMAX.name {
-                true => self.argmax(params.len(), &logits, out.address())?,
-                false => self.sample(&params, &logits, out.address())?,
+            if kernel.name == ARGMAX.name {
+                self.argmax(params.len(), &logits, out.address())?;
+            } else {
+                self.sample(&params, &logits, out.address())?;
             }
             let drawn = self.fetch(&out, 8 * params.len())?;
             for (row, &bytes) in drawn.as_chunks().0.iter().enumerate() {

@@ -4,7 +4,7 @@
 use anyhow::{Context, Result};
 use bitnet_kernels::{
     RowsKind, SamplingParams, Wanted,
-    gpu::{Gpu, table::SETTLE},
+    gpu::{Gpu, table::RESCORE},
 };
 use bitnet_tensor::{BitNetTensor, DType, SharedBytes};
 use bitnet_tests::Sample;
@@ -25,11 +25,11 @@ pub(super) fn launch(n: usize, [vocab, width]: [usize; 2]) -> Result<Sample> {
     let row: Vec<f32> = (0..vocab).map(|v| if v % apart == 0 { 1.0 } else { -1.0 }).collect();
     gpu.write_rows(&mut logits, &row.repeat(n))?;
     let greedy = Wanted::Token(SamplingParams::GREEDY);
-    gpu.settle(&x, &table, &vec![greedy; n], &best, &mut logits)?;
+    gpu.rescore(&x, &table, &vec![greedy; n], &best, &mut logits)?;
     gpu.finish()?;
     let launches = std::mem::take(&mut *samples.lock().expect("nothing panicked"));
-    let launch = launches.into_iter().find(|sample| sample.launch.kernel().name == SETTLE.name);
-    launch.context("bounds are settled by a launch")
+    let launch = launches.into_iter().find(|sample| sample.launch.kernel().name == RESCORE.name);
+    launch.context("bounds are rescored by a launch")
 }
 
 #[cfg(test)]
@@ -40,7 +40,7 @@ mod tests {
     fn blocks_compute_their_share_of_the_assumed_logits() {
         let sample = launch(3, [16 * CANDIDATES, 128]).unwrap();
         // Sixteen rows of a product take a `mma` for every 16 columns.
-        let text = SETTLE.text.lines().zip(1..);
+        let text = RESCORE.text.lines().zip(1..);
         let lines = text.filter(|(line, _)| line.trim_start().starts_with("mma.")).map(|(_, number)| number);
         let products: u64 = lines.map(|line| sample.stats.lines[&line].warps).sum();
         let groups = (512 / 16_usize).div_ceil(16) as u64;

@@ -1,0 +1,25 @@
+//! What the GPU holds in its memory, and in which order: weights, activations, caches and recurrent states.
+
+mod bytes;
+mod cache;
+mod delta;
+mod dense;
+mod head_copy;
+mod int8_rows;
+mod rotation;
+mod rows;
+mod ternary;
+
+pub(super) use bytes::{f32_bytes, u32_bytes};
+pub use cache::{Kv, Rope};
+pub use delta::{Delta, State};
+pub(super) use dense::HeadCopy;
+pub use dense::{Dense, Gain, Table};
+pub(super) use head_copy::{CopySize, ShortlistBuffers, panels, rescore_bytes};
+pub use head_copy::{head_copy_bytes, shortlist_bytes};
+pub use int8_rows::Int8Rows;
+pub(super) use int8_rows::K_TILE;
+pub use rotation::Rotation;
+pub use rows::Rows;
+pub use ternary::Linear;
+pub(super) use ternary::Scales;
