@@ -19,20 +19,20 @@ struct Kernel {
 fn linear() -> Vec<Kernel> {
     let mut kernels = Vec::new();
     // `share` of a block's warps share 16 rows; with `normed`, all its warps norm the token first.
-    for (name, [grouped, normed], [warps, share, blocks_per_sm], registers) in [
-        ("bitlinear", [false, false], [4, 4, 6], 80),
-        ("normed", [false, true], [8, 4, 2], 128),
-        ("normed_rows", [false, true], [8, 1, 2], 128),
-        ("grouped", [true, false], [4, 4, 6], 80),
-        ("grouped_normed", [true, true], [8, 4, 2], 128),
-        ("grouped_normed_rows", [true, true], [8, 1, 2], 128),
+    for (name, normed, [warps, share, blocks_per_sm], registers) in [
+        ("bitlinear", false, [4, 4, 6], 80),
+        ("normed", true, [8, 4, 2], 128),
+        ("normed_rows", true, [8, 1, 2], 128),
+        ("grouped", false, [4, 4, 6], 80),
+        ("grouped_normed", true, [8, 4, 2], 128),
+        ("grouped_normed_rows", true, [8, 1, 2], 128),
     ] {
+        let grouped = name.starts_with("grouped");
         kernels.push(Kernel {
             name: format!("sm80_{name}_t1_w2a8"),
-            template: "bitlinear_t1.ptx",
+            template: if grouped { "grouped_t1.ptx" } else { "bitlinear_t1.ptx" },
             numbers: context! {
-                grouped, normed, warps, share, shares => u32::ilog2(share), ahead => 3, blocks_per_sm,
-                columns => if grouped { 24 } else { 28 }, registers,
+                normed, warps, share, ahead => 3, blocks_per_sm, columns => if grouped { 24 } else { 28 }, registers,
             },
         });
     }

@@ -33,15 +33,33 @@ fn full() -> Vec<Case> {
     let (k, ffn) = (2560, 6912);
     let mut cases = Vec::new();
     for n in [1, 8, 33] {
-        cases.push(Case::BitLinear { n, k: ffn, rows: &[2560], column: 0, accumulate: true });
-        cases.push(Case::BitLinear { n, k, rows: &[6912, 6912], column: 0, accumulate: false });
-        cases.push(Case::GateUp { n, k, ffn, gate: Gate::SquaredRelu });
-        cases.push(Case::Qkv { start: 0, n, k, heads: 20, kv_heads: 5, head_dim: 128 });
-        cases.push(Case::NormQuantize { n, width: ffn, norms: 1 });
+        cases.push(Case::BitLinear { n, k: ffn, rows: &[2560], group: None, column: 0, add: true });
+        cases.push(Case::BitLinear { n, k, rows: &[6912, 6912], group: None, column: 0, add: false });
+        cases.push(Case::GateUp { n, k, ffn, group: None, gate: Gate::SquaredRelu });
+        cases.push(Case::Qkv {
+            start: 0,
+            n,
+            k,
+            heads: 20,
+            kv_heads: 5,
+            head_dim: 128,
+            group: None,
+            norms: false,
+        });
+        cases.push(Case::NormQuantize { n, width: ffn, norms: 1, grouping: Grouping::Row });
         // Ternary Bonsai 8B.
-        cases.push(Case::Grouped { n, k: 12_288, rows: &[4096], group: 128, column: 0, add: true });
-        cases.push(Case::GroupedGateUp { n, k: 4096, ffn: 12_288, group: 128, gate: Gate::Silu });
-        cases.push(Case::HeadNorms { start: 0, n, k: 4096, heads: 32, kv_heads: 8, head_dim: 128 });
+        cases.push(Case::BitLinear { n, k: 12_288, rows: &[4096], group: Some(128), column: 0, add: true });
+        cases.push(Case::GateUp { n, k: 4096, ffn: 12_288, group: Some(128), gate: Gate::Silu });
+        cases.push(Case::Qkv {
+            start: 0,
+            n,
+            k: 4096,
+            heads: 32,
+            kv_heads: 8,
+            head_dim: 128,
+            group: Some(128),
+            norms: true,
+        });
     }
     // Ternary Bonsai 27B.
     let (key_heads, value_heads, head_dim) = (16, 48, 128);

@@ -12,7 +12,7 @@ use bitnet_kernels::{
     BLOCK_TOKENS, Backend, Cpu, DeltaShape, DeltaWeights, Grouping, Inspect, Isa, KvShape, Rotate, RowOrder,
     RowsKind, Run, Step, Wanted, memory_bandwidth,
 };
-use bitnet_tensor::{BitNetTensor, DType, GroupedTensor, SharedBytes, TernaryTensor};
+use bitnet_tensor::{BitNetTensor, DType, SharedBytes, TernaryTensor};
 use half::f16;
 use serde_json::{Value, json};
 
@@ -134,8 +134,8 @@ fn beside(cpu: &mut Cpu, tokens: usize, [rows, cols]: [usize; 2], group: usize) 
     let codes: Vec<u8> =
         (0..rows * cols / 4).map(|i| [0b0110_0001, 0b1001_0100, 0b0001_1000][i * i % 7 % 3]).collect();
     let scales = (0..rows * cols / group).map(|i| f16::from_f32(0.01 + (i % 31) as f32 / 4096.0)).collect();
-    let grouped = GroupedTensor::new(rows, cols, group, codes.clone(), scales).unwrap();
-    assert_eq!(grouped.group(), group);
+    let grouped = TernaryTensor::from_groups(rows, cols, group, codes.clone(), scales).unwrap();
+    assert_eq!(grouped.group(), Some(group));
     let plain = TernaryTensor::from_codes(rows, cols, codes, 1.0).unwrap();
     let weights =
         [cpu.linear(&plain, RowOrder::Plain).unwrap(), cpu.linear(&grouped, RowOrder::Plain).unwrap()];

@@ -1,11 +1,13 @@
 //! The trait that every backend implements: memory in its own layouts, and the few fused operations of a forward pass.
 //! Forward passes are written against it once; arguments that need types of their own are in `operation`.
 
-use bitnet_tensor::{BitNetTensor, GroupedTensor, TernaryTensor};
+use std::borrow::Cow;
+
+use bitnet_tensor::{BitNetTensor, TernaryTensor};
 
 use crate::{
-    DeltaShape, DeltaWeights, Drawn, Gate, GroupedPanels, Grouping, HeadCopy, HeadNorms, KernelError,
-    KvShape, Norm, Norms, Panels, Rotate, RowOrder, RowsKind, SamplingParams, Step, Wanted,
+    DeltaShape, DeltaWeights, Drawn, Gate, Grouping, HeadCopy, HeadNorms, KernelError, KvShape, Norm, Norms,
+    Panels, Rotate, RowOrder, RowsKind, SamplingParams, Step, Wanted,
     gpu::{Counts, tilings::Tiling},
 };
 
@@ -53,14 +55,28 @@ pub struct StepSize {
 /// A ternary matrix for [`Backend::linear`].
 #[derive(Debug)]
 pub enum Weights<'a> {
-    /// With one scale per range of rows.
-    Rows(&'a TernaryTensor),
-    /// With one scale per group of columns.
-    Groups(&'a GroupedTensor),
-    /// [`Weights::Rows`], already packed for the CPU.
-    RowPanels(Panels),
-    /// [`Weights::Groups`], already packed for the CPU.
-    GroupPanels(GroupedPanels),
+    /// In the canonical layout.
+    Ternary(Cow<'a, TernaryTensor>),
+    /// Already packed for the CPU.
+    Panels(Panels),
+}
+
+impl<'a> Weights<'a> {
+    /// Columns that share a scale, 64 or 128; `None` if whole rows do.
+    pub fn group(&self) -> Option<usize> {
+        match self {
+            Weights::Ternary(weights) => weights.group(),
+            Weights::Panels(panels) => panels.group(),
+        }
+    }
+
+    /// The matrix in the canonical layout.
+    pub(crate) fn canonical(self) -> Result<Cow<'a, TernaryTensor>, KernelError> {
+        Ok(match self {
+            Weights::Ternary(weights) => weights,
+            Weights::Panels(panels) => Cow::Owned(panels.unpack(0..panels.rows())?),
+        })
+    }
 }
 
 /// A dense or ternary matrix for [`Backend::table`].
@@ -69,30 +85,43 @@ pub enum TableWeights<'a> {
     /// Of any float type.
     Dense(&'a BitNetTensor),
     /// Ternary, with one scale per group of columns.
-    Groups(&'a GroupedTensor),
-    /// [`TableWeights::Groups`], already packed for the CPU.
-    GroupPanels(GroupedPanels),
+    Ternary(Weights<'a>),
 }
 
-/// Makes each of these types an argument of [`Backend::linear`] or [`Backend::table`].
-macro_rules! accepted_as {
-    ($($weights:ident::$form:ident, $from:ty;)*) => {
-        $(impl<'a> From<$from> for $weights<'a> {
-            fn from(weights: $from) -> Self {
-                $weights::$form(weights)
-            }
-        })*
-    };
+impl<'a> From<&'a TernaryTensor> for Weights<'a> {
+    fn from(weights: &'a TernaryTensor) -> Self {
+        Weights::Ternary(Cow::Borrowed(weights))
+    }
 }
 
-accepted_as! {
-    Weights::Rows, &'a TernaryTensor;
-    Weights::Groups, &'a GroupedTensor;
-    Weights::RowPanels, Panels;
-    Weights::GroupPanels, GroupedPanels;
-    TableWeights::Dense, &'a BitNetTensor;
-    TableWeights::Groups, &'a GroupedTensor;
-    TableWeights::GroupPanels, GroupedPanels;
+impl From<TernaryTensor> for Weights<'_> {
+    fn from(weights: TernaryTensor) -> Self {
+        Weights::Ternary(Cow::Owned(weights))
+    }
+}
+
+impl From<Panels> for Weights<'_> {
+    fn from(panels: Panels) -> Self {
+        Weights::Panels(panels)
+    }
+}
+
+impl<'a> From<&'a BitNetTensor> for TableWeights<'a> {
+    fn from(weights: &'a BitNetTensor) -> Self {
+        TableWeights::Dense(weights)
+    }
+}
+
+impl<'a> From<&'a TernaryTensor> for TableWeights<'a> {
+    fn from(weights: &'a TernaryTensor) -> Self {
+        TableWeights::Ternary(weights.into())
+    }
+}
+
+impl<'a> From<Weights<'a>> for TableWeights<'a> {
+    fn from(weights: Weights<'a>) -> Self {
+        TableWeights::Ternary(weights)
+    }
 }
 
 /// Provides memory and the few fused operations of a forward pass.

@@ -55,7 +55,7 @@ mod windows;
 
 pub use backend::{Backend, BackendInfo, DeviceStatus, Inspect, StepSize, TableWeights, Weights};
 pub use bandwidth::memory_bandwidth;
-pub use cpu::{Cpu, GroupedPanels, HeadCopy, HeadCounts, Isa, Panels, on_huge_pages};
+pub use cpu::{Cpu, HeadCopy, HeadCounts, Isa, Panels, on_huge_pages};
 pub use draw::{Drawn, SamplingParams, Wanted};
 pub use error::KernelError;
 pub use heap::trim_heap;

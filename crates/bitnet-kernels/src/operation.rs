@@ -67,6 +67,14 @@ pub enum Grouping {
     Groups,
 }
 
+impl Grouping {
+    /// Which activations a matrix multiplies: `group` is the number of columns that share a scale of its weights, or `None`
+    /// if whole rows do.
+    pub fn of(group: Option<usize>) -> Self {
+        if group.is_some() { Grouping::Groups } else { Grouping::Row }
+    }
+}
+
 /// The gate of a feed-forward layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Gate {

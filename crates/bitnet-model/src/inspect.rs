@@ -4,7 +4,7 @@
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
-use bitnet_tensor::{GroupedTensor, TernaryTensor};
+use bitnet_tensor::TernaryTensor;
 
 use crate::{
     ModelError,
@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// Number of weights for each scale in the hash of scales: the narrowest groups of any file.
-const HASHED_GROUP: usize = GroupedTensor::NARROW;
+const HASHED_GROUP: usize = TernaryTensor::NARROW;
 
 /// A description of a model that can be printed or written as JSON.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -188,21 +188,13 @@ pub fn inspect(
 
 /// Fills in the hashes of a ternary tensor and adds them to the hash of the model.
 fn hash_tensor(checkpoint: &Checkpoint, info: &mut TensorInfo, all: &mut Sha256) -> Result<(), ModelError> {
-    let (trits, scales) = match info.kind {
-        TensorKind::Grouped => {
-            let tensor = checkpoint.tensors.grouped(&info.name)?;
-            let scales = scales_sha256(&tensor);
-            info.scales_sha256 = Some(scales.clone());
-            (codes_sha256(tensor.rows(), tensor.cols(), |row| tensor.row_codes(row)), scales.into_bytes())
-        }
-        _ => {
-            let tensor = checkpoint.tensors.ternary(&info.name)?;
-            // A tensor in a file has one scale; only stacked tensors have several.
-            let scale = tensor.scales()[0].scale;
-            info.scale = Some(scale);
-            (trits_sha256(&tensor), scale.to_le_bytes().into())
-        }
-    };
+    let tensor = checkpoint.tensors.ternary(&info.name)?;
+    let trits = trits_sha256(&tensor);
+    // A tensor in a file has one scale; only stacked tensors have several.
+    info.scale = tensor.row_scale(0);
+    info.scales_sha256 = tensor.group().map(|group| scales_sha256(&tensor, group));
+    let one = info.scale.map(|scale| scale.to_le_bytes().to_vec());
+    let scales = one.or_else(|| info.scales_sha256.clone().map(String::into_bytes)).unwrap_or_default();
     for part in [info.name.as_bytes(), trits.as_bytes(), &scales] {
         all.update(part);
     }
@@ -253,34 +245,29 @@ impl Sizes {
 
 /// SHA-256 of the trits of a tensor as i8, in hexadecimal.
 pub fn trits_sha256(tensor: &TernaryTensor) -> String {
-    codes_sha256(tensor.rows(), tensor.cols(), |row| tensor.row_codes(row))
-}
-
-/// SHA-256, in hexadecimal, of the weights behind canonical codes, as i8.
-fn codes_sha256<'a>(rows: usize, cols: usize, codes: impl Fn(usize) -> &'a [u8]) -> String {
     let mut sha = Sha256::new();
-    let mut row = Vec::with_capacity(cols + 3);
-    for r in 0..rows {
+    let mut row = Vec::with_capacity(tensor.cols() + 3);
+    for r in 0..tensor.rows() {
         row.clear();
         // Codes are weights plus one: the bytes of -1, 0, 1, 2 as i8.
         let four = |&b: &u8| [b & 3, b >> 2 & 3, b >> 4 & 3, b >> 6].map(|code| code.wrapping_sub(1));
-        row.extend(codes(r).iter().flat_map(four));
-        sha.update(&row[..cols]);
+        row.extend(tensor.row_codes(r).iter().flat_map(four));
+        sha.update(&row[..tensor.cols()]);
     }
     hexadecimal(sha)
 }
 
-/// SHA-256 of the scales of a tensor. Groups of 128 and groups of 64 that are equal in pairs give the same hash, and
-/// the scale of a group of zeros does not matter.
-fn scales_sha256(tensor: &GroupedTensor) -> String {
+/// SHA-256 of the scales of a tensor with groups of `group` columns. Groups of 128 and groups of 64 that are equal in
+/// pairs give the same hash, and the scale of a group of zeros does not matter.
+fn scales_sha256(tensor: &TernaryTensor, group: usize) -> String {
     let mut sha = Sha256::new();
-    let mut values = Vec::with_capacity(tensor.cols());
+    let mut trits = Vec::with_capacity(tensor.cols());
     for row in 0..tensor.rows() {
-        values.clear();
-        values.extend(tensor.row_values(row));
-        for (i, values) in values.chunks(HASHED_GROUP).enumerate() {
-            let scale = tensor.row_scales(row)[i * HASHED_GROUP / tensor.group()];
-            let zero = values.iter().all(|&v| v == 0);
+        trits.clear();
+        trits.extend(tensor.row_trits(row));
+        for (i, trits) in trits.chunks(HASHED_GROUP).enumerate() {
+            let scale = tensor.group_scales(row)[i * HASHED_GROUP / group];
+            let zero = trits.iter().all(|&trit| trit == 0);
             sha.update(if zero { [0; 2] } else { scale.to_le_bytes() });
         }
     }

@@ -7,7 +7,7 @@ use std::{
 };
 
 use bitnet_kernels::{DeltaShape, KernelError};
-use bitnet_tensor::{BitNetTensor, DType, GroupedTensor, SharedBytes, TernaryTensor};
+use bitnet_tensor::{BitNetTensor, DType, SharedBytes, TernaryTensor};
 use half::f16;
 
 use crate::{
@@ -251,24 +251,20 @@ impl TensorSource for Synthetic {
     }
 
     fn ternary(&self, name: &str) -> Result<TernaryTensor, ModelError> {
-        let (entry, mut random) = self.find(name, &[TensorKind::Ternary])?;
+        let (entry, mut random) = self.find(name, &[TensorKind::Ternary, TensorKind::Grouped])?;
         let (rows, cols) = (entry.shape[0], entry.shape[1]);
         let codes = random_codes(&mut random, rows, cols)?;
-        TernaryTensor::from_codes(rows, cols, codes, usual_scale(cols))
-            .map_err(ModelError::data("synthetic", name))
-    }
-
-    fn grouped(&self, name: &str) -> Result<GroupedTensor, ModelError> {
-        let (entry, mut random) = self.find(name, &[TensorKind::Grouped])?;
-        let (rows, cols) = (entry.shape[0], entry.shape[1]);
-        let codes = random_codes(&mut random, rows, cols)?;
-        let group = GroupedTensor::WIDE;
+        let damaged = ModelError::data("synthetic", name);
+        if entry.kind == TensorKind::Ternary {
+            return TernaryTensor::from_codes(rows, cols, codes, usual_scale(cols)).map_err(damaged);
+        }
+        let group = TernaryTensor::WIDE;
         // Embeddings of the usual size would be negligible compared with the outputs of the layers.
         let usual = if names::is_table(name) { 0.05 } else { usual_scale(cols) };
         let scale = |r: u8| f16::from_f32(usual * (0.75 + f32::from(r) / 512.0));
-        let scales = random.bytes(rows * GroupedTensor::groups(cols, group), |r| r)?;
+        let scales = random.bytes(rows * TernaryTensor::groups(cols, group), |r| r)?;
         let scales = scales.into_iter().map(scale).collect();
-        GroupedTensor::new(rows, cols, group, codes, scales).map_err(ModelError::data("synthetic", name))
+        TernaryTensor::from_groups(rows, cols, group, codes, scales).map_err(damaged)
     }
 
     fn dense(&self, name: &str) -> Result<BitNetTensor, ModelError> {

@@ -155,7 +155,7 @@ mod tests {
         let w = BitNetTensor::from_f32([1, 6], &[0.5, -0.5, 0.6, -0.6, 1.8, -2.0]).unwrap();
         let t = masters(&w).unwrap();
         assert_eq!(t.row_trits(0).collect::<Vec<_>>(), [0, 0, 1, -1, 1, -1]);
-        assert_eq!(t.scales()[0].scale, 1.0);
+        assert_eq!(t.row_scale(0), Some(1.0));
     }
 
     #[test]

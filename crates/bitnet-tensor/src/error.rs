@@ -25,6 +25,9 @@ pub enum TensorError {
     /// Parts with different numbers of columns cannot be stacked.
     #[error("cannot stack a part of {actual} columns on one of {expected}")]
     ColumnMismatch { expected: usize, actual: usize },
+    /// Parts with scales of rows and parts with scales of groups of columns cannot be stacked.
+    #[error("cannot stack parts with scales of rows and parts with scales of groups of columns")]
+    ScaleMismatch,
     /// A ternary tensor has no rows or no columns.
     #[error("a ternary tensor needs at least one row and one column, got {rows} x {cols}")]
     Empty { rows: usize, cols: usize },

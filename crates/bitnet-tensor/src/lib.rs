@@ -1,4 +1,4 @@
-//! Defines the data: dtypes, shapes, tensors, the canonical layouts of ternary weights (scales per row range or per
+//! Defines the data: dtypes, shapes, tensors, the canonical layout of ternary weights (scales per row range or per
 //! group of columns), and int8 quantisation of activations.
 //!
 //! This crate has no I/O, no threads and no `unsafe`. All other crates build on these definitions, and every kernel is
@@ -26,7 +26,6 @@ mod blocks;
 mod codes;
 mod dtype;
 mod error;
-mod grouped;
 pub mod quant;
 mod shape;
 mod tensor;
@@ -35,9 +34,8 @@ mod ternary;
 pub use codes::find_code_three;
 pub use dtype::DType;
 pub use error::TensorError;
-pub use grouped::GroupedTensor;
 /// The type of the scales of groups.
 pub use half::f16;
 pub use shape::Shape;
 pub use tensor::{BitNetTensor, SharedBytes};
-pub use ternary::{RowScale, TernaryTensor, transpose_codes};
+pub use ternary::{RowScale, TernaryScales, TernaryTensor, transpose_codes};

@@ -248,8 +248,7 @@ fn signs(block: &[u8]) -> impl Iterator<Item = u8> {
 fn use_all(model: Checkpoint) -> Result<(), ModelError> {
     for entry in model.tensors.entries() {
         match entry.kind {
-            TensorKind::Ternary => drop(model.tensors.ternary(&entry.name)?),
-            TensorKind::Grouped => drop(model.tensors.grouped(&entry.name)?),
+            TensorKind::Ternary | TensorKind::Grouped => drop(model.tensors.ternary(&entry.name)?),
             TensorKind::Dense | TensorKind::Norm => drop(model.tensors.dense(&entry.name)?.to_f32()),
         }
     }
@@ -258,8 +257,7 @@ fn use_all(model: Checkpoint) -> Result<(), ModelError> {
         for stack in model.tensors.entries().chunk_by(|a, b| a.stored_name == b.stored_name) {
             let names: Vec<String> = stack.iter().map(|entry| entry.name.clone()).collect();
             match stack[0].kind {
-                TensorKind::Ternary => drop(packed.panels(&names)?),
-                TensorKind::Grouped => drop(packed.grouped_panels(&names)?),
+                TensorKind::Ternary | TensorKind::Grouped => drop(packed.panels(&names)?),
                 TensorKind::Dense | TensorKind::Norm => {}
             }
         }

@@ -7,36 +7,44 @@
 
 mod recurrent;
 
-use bitnet_tensor::{BitNetTensor, DType, GroupedTensor, SharedBytes, TernaryTensor};
+use bitnet_tensor::{BitNetTensor, DType, SharedBytes, TernaryTensor};
 use half::f16;
 
 use crate::{
-    BLOCK_TOKENS, Backend, Cpu, Gate, GroupedPanels, Grouping, HeadCopy, HeadNorms, Inspect, Isa,
-    KernelError, KvShape, Norm, Norms, Panels, Reference, RowOrder, RowsKind, Run, Step, Wanted,
+    BLOCK_TOKENS, Backend, Cpu, Gate, Grouping, HeadCopy, HeadNorms, Inspect, Isa, KernelError, KvShape,
+    Norm, Norms, Panels, Reference, RowOrder, RowsKind, Run, Step, Wanted, Weights,
 };
 
 /// One operation at one shape: `n` tokens of `k` or `width` input features. `rows` are the output features of each range
-/// with a scale, or of each part of a stack; `column` is the first output column; `group` is 64 or 128 columns; `norms`
-/// is the number of norms before or after the operation. `accumulate` and `add` add the result to the output. `start` is
-/// the position of the first token.
+/// with a scale, or of each part of a stack; `group` is the number of columns that share a scale, 64 or 128 (in every second
+/// part of a stack 128), or `None` if whole rows do; `column` is the first output column; `norms` is the number of norms before
+/// or after the operation. `add` adds the result, times a factor, to the output. `start` is the position of the first token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the enum describes its fields")]
 pub enum Case {
-    /// [`Backend::bit_linear`] into columns `column..`, with one scale for each range in `rows`.
-    BitLinear { n: usize, k: usize, rows: &'static [usize], column: usize, accumulate: bool },
+    /// [`Backend::bit_linear`] into columns `column..`.
+    BitLinear { n: usize, k: usize, rows: &'static [usize], group: Option<usize>, column: usize, add: bool },
     /// [`Backend::norm_quantize`] with 0, 1 or 2 norms.
-    NormQuantize { n: usize, width: usize, norms: usize },
+    NormQuantize { n: usize, width: usize, norms: usize, grouping: Grouping },
     /// [`Backend::norm_quantize`] of one row with one norm, then two products of it, of which the second is added: a GPU may
-    /// compute the norm in the first.
-    NormedProduct { k: usize, rows: usize },
-    /// [`Case::NormedProduct`] with a scale per group of columns, after a norm of the residual or none of other rows.
-    GroupedNormedProduct { k: usize, rows: usize, group: usize },
+    /// compute the norm in the first. In groups, only the residual has a norm.
+    NormedProduct { k: usize, rows: usize, group: Option<usize> },
     /// [`Backend::gate_norm_quantize`] with 0 or 1 norm.
     GateNormQuantize { n: usize, ffn: usize, gate: Gate, norms: usize },
     /// [`Backend::bit_linear_gate_norm_quantize`].
-    GateUp { n: usize, k: usize, ffn: usize, gate: Gate },
-    /// [`Backend::bit_linear_norm_rope_store`] of one sequence, then [`Backend::attention`] over it.
-    Qkv { start: usize, n: usize, k: usize, heads: usize, kv_heads: usize, head_dim: usize },
+    GateUp { n: usize, k: usize, ffn: usize, group: Option<usize>, gate: Gate },
+    /// [`Backend::bit_linear_norm_rope_store`] of one sequence, with or without norms of query and key heads, then
+    /// [`Backend::attention`] over it.
+    Qkv {
+        start: usize,
+        n: usize,
+        k: usize,
+        heads: usize,
+        kv_heads: usize,
+        head_dim: usize,
+        group: Option<usize>,
+        norms: bool,
+    },
     /// [`Backend::norm_rope_store`], [`Backend::copy_block`] and [`Backend::attention`] of several sequences in one step.
     /// `runs` are `(start, tokens)` of each, with earlier positions in the cache. `odd` adds rows that are zero, tiny,
     /// huge, infinite or NaN.
@@ -46,15 +54,6 @@ pub enum Case {
     /// The highest logits, by [`Backend::logits`], of ordinary and extreme rows; the table has rows of every kind, each
     /// of them twice. With `all`, every fourth row needs all logits.
     Top { n: usize, width: usize, vocab: usize, dtype: DType, all: bool },
-    /// [`Case::BitLinear`] with a scale per group of columns, and with a factor if `add` is set. Every second part has
-    /// groups of 128.
-    Grouped { n: usize, k: usize, rows: &'static [usize], group: usize, column: usize, add: bool },
-    /// [`Backend::norm_quantize`] in groups, with 0, 1 or 2 norms.
-    QuantizeGroups { n: usize, width: usize, norms: usize },
-    /// [`Case::GateUp`] with a scale per group of columns.
-    GroupedGateUp { n: usize, k: usize, ffn: usize, group: usize, gate: Gate },
-    /// [`Case::Qkv`] with a scale per group of 128 columns, and with norms of query and key heads.
-    HeadNorms { start: usize, n: usize, k: usize, heads: usize, kv_heads: usize, head_dim: usize },
     /// [`Backend::embed`], [`Backend::norm_rows`], and [`Backend::logits`] with a ternary table.
     TernaryHead { n: usize, width: usize, vocab: usize, group: usize },
     /// [`Backend::bit_linear`] and [`Backend::embed`] with factors other than 1.
@@ -104,10 +103,7 @@ pub enum Case {
 impl Case {
     /// Whether the case depends on the type of the cache.
     pub fn caches(&self) -> bool {
-        matches!(
-            self,
-            Case::Qkv { .. } | Case::HeadNorms { .. } | Case::Attention { .. } | Case::PartialRope { .. }
-        )
+        matches!(self, Case::Qkv { .. } | Case::Attention { .. } | Case::PartialRope { .. })
     }
 }
 
@@ -130,24 +126,24 @@ pub fn cases() -> Vec<Case> {
     for &(k, rows) in shapes {
         for n in [1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 33] {
             let column = if n % 3 == 0 { 5 } else { 0 };
-            cases.push(Case::BitLinear { n, k, rows, column, accumulate: n % 2 == 0 });
+            cases.push(Case::BitLinear { n, k, rows, group: None, column, add: n % 2 == 0 });
         }
     }
     for (k, rows) in
         [(1, 1), (17, 4), (300, 130), (1025, 40), (1100, 300), (2560, 65), (6912, 20), (8640, 16)]
     {
-        cases.push(Case::NormedProduct { k, rows });
+        cases.push(Case::NormedProduct { k, rows, group: None });
     }
     for (k, rows) in
         [(4, 1), (128, 17), (300, 130), (1028, 40), (1100, 300), (4096, 20), (6144, 16), (8644, 33)]
     {
         for group in [64, 128] {
-            cases.push(Case::GroupedNormedProduct { k, rows, group });
+            cases.push(Case::NormedProduct { k, rows, group: Some(group) });
         }
     }
     for width in [1, 15, 16, 17, 192, 256, 2560, 6912, 8640] {
         for norms in 0..3 {
-            cases.push(Case::NormQuantize { n: 9, width, norms });
+            cases.push(Case::NormQuantize { n: 9, width, norms, grouping: Grouping::Row });
         }
     }
     for ffn in [1, 16, 100, 352, 6912, 8640] {
@@ -157,12 +153,14 @@ pub fn cases() -> Vec<Case> {
         }
     }
     for (n, k, ffn) in [(1, 17, 1), (2, 100, 24), (9, 256, 352), (33, 192, 100)] {
-        cases.extend([Gate::SquaredRelu, Gate::Silu].map(|gate| Case::GateUp { n, k, ffn, gate }));
+        let gates = [Gate::SquaredRelu, Gate::Silu];
+        cases.extend(gates.map(|gate| Case::GateUp { n, k, ffn, group: None, gate }));
     }
     for (start, n, k, heads, kv_heads, head_dim) in
         [(0, 1, 16, 1, 1, 2), (63, 2, 100, 3, 1, 36), (200, 9, 256, 4, 2, 64), (0, 70, 192, 4, 4, 48)]
     {
-        cases.push(Case::Qkv { start, n, k, heads, kv_heads, head_dim });
+        let (group, norms) = (None, false);
+        cases.push(Case::Qkv { start, n, k, heads, kv_heads, head_dim, group, norms });
     }
     attention_cases(&mut cases);
     head_cases(&mut cases);
@@ -232,22 +230,23 @@ fn grouped_cases(cases: &mut Vec<Case>) {
     for &(k, rows, group) in shapes {
         for n in [1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 33] {
             let column = if n % 3 == 0 { 5 } else { 0 };
-            cases.push(Case::Grouped { n, k, rows, group, column, add: n % 2 == 0 });
+            cases.push(Case::BitLinear { n, k, rows, group: Some(group), column, add: n % 2 == 0 });
         }
     }
     for width in [1, 16, 64, 65, 100, 128, 192, 320, 2560, 12_288] {
         for norms in 0..3 {
-            cases.push(Case::QuantizeGroups { n: 9, width, norms });
+            cases.push(Case::NormQuantize { n: 9, width, norms, grouping: Grouping::Groups });
         }
     }
     for (n, k, ffn, group) in [(1, 17, 1, 128), (2, 192, 24, 64), (9, 256, 352, 128), (33, 320, 100, 64)] {
         let gates = [Gate::SquaredRelu, Gate::Silu];
-        cases.extend(gates.map(|gate| Case::GroupedGateUp { n, k, ffn, group, gate }));
+        cases.extend(gates.map(|gate| Case::GateUp { n, k, ffn, group: Some(group), gate }));
     }
     for (start, n, k, heads, kv_heads, head_dim) in
         [(0, 1, 16, 1, 1, 2), (63, 2, 192, 3, 1, 36), (200, 9, 256, 4, 2, 96), (0, 70, 320, 4, 4, 128)]
     {
-        cases.push(Case::HeadNorms { start, n, k, heads, kv_heads, head_dim });
+        let (group, norms) = (Some(128), true);
+        cases.push(Case::Qkv { start, n, k, heads, kv_heads, head_dim, group, norms });
     }
     for (n, width, vocab, group) in [(1, 17, 5, 128), (3, 192, 509, 64), (8, 256, 67, 128), (13, 320, 40, 64)]
     {
@@ -262,10 +261,10 @@ fn grouped_cases(cases: &mut Vec<Case>) {
 pub enum Failure {
     /// A value differs from the reference.
     #[error("{case:?}: {what} {index} is {actual}, the reference says {expected}")]
-    Value { case: Case, what: &'static str, index: usize, actual: f64, expected: f64 },
+    Value { case: Box<Case>, what: &'static str, index: usize, actual: f64, expected: f64 },
     /// The backend could not run the case.
     #[error("{case:?}: {source}")]
-    Backend { case: Case, source: KernelError },
+    Backend { case: Box<Case>, source: KernelError },
 }
 
 /// All outputs of a case: name, values, and their bits.
@@ -304,7 +303,7 @@ fn compare(
     case: Case,
     bound: impl Fn(&str) -> Option<f64>,
 ) -> Result<(), Failure> {
-    let run = |source| Failure::Backend { case, source };
+    let run = |source| Failure::Backend { case: Box::new(case), source };
     let actual = outputs(backend, case).map_err(run)?;
     let expected = expected(reference, case).map_err(run)?;
     assert_eq!(actual.len(), expected.len(), "{case:?}: both backends must have the same outputs");
@@ -321,7 +320,13 @@ fn compare(
             a_bits[i] != e_bits[i] && !(a[i].is_nan() && e[i].is_nan()) && !near
         };
         if let Some(index) = (0..a.len()).find(differs) {
-            return Err(Failure::Value { case, what, index, actual: a[index], expected: e[index] });
+            return Err(Failure::Value {
+                case: Box::new(case),
+                what,
+                index,
+                actual: a[index],
+                expected: e[index],
+            });
         }
     }
     Ok(())
@@ -369,32 +374,27 @@ impl Values {
         values
     }
 
-    fn ternary(&mut self, rows: &[usize], k: usize) -> TernaryTensor {
-        let parts: Vec<TernaryTensor> = rows
-            .iter()
-            .map(|&rows| {
-                let trits: Vec<i8> = (0..rows * k).map(|_| (self.bits() % 3) as i8 - 1).collect();
-                TernaryTensor::from_trits(rows, k, &trits, 0.25 + self.unit().abs()).expect("trits")
-            })
-            .collect();
-        TernaryTensor::stack(&parts).expect("one width")
+    /// A stack of parts of these rows.
+    fn ternary(&mut self, rows: &[usize], k: usize, group: Option<usize>) -> TernaryTensor {
+        let parts = rows.iter().enumerate().map(|(part, &rows)| match group {
+            None => self.with_row_scale(rows, k),
+            Some(group) => self.with_groups(rows, k, if part % 2 == 0 { group } else { TernaryTensor::WIDE }),
+        });
+        TernaryTensor::stack(&parts.collect::<Vec<_>>()).expect("one width")
+    }
+
+    fn with_row_scale(&mut self, rows: usize, k: usize) -> TernaryTensor {
+        let trits: Vec<i8> = (0..rows * k).map(|_| (self.bits() % 3) as i8 - 1).collect();
+        TernaryTensor::from_trits(rows, k, &trits, 0.25 + self.unit().abs()).expect("trits")
     }
 
     /// Random codes after a first row of only code 3, and scales of every kind: ordinary, zero, negative, subnormal,
     /// large.
-    fn grouped(&mut self, rows: &[usize], k: usize, group: usize) -> GroupedTensor {
-        let parts: Vec<GroupedTensor> = rows
-            .iter()
-            .enumerate()
-            .map(|(part, &rows)| {
-                let group = if part % 2 == 0 { group } else { GroupedTensor::WIDE };
-                let mut codes: Vec<u8> = (0..rows * k.div_ceil(4)).map(|_| self.bits() as u8).collect();
-                codes[..k.div_ceil(4)].fill(0xFF);
-                let scales = (0..rows * GroupedTensor::groups(k, group)).map(|_| self.scale()).collect();
-                GroupedTensor::new(rows, k, group, codes, scales).expect("codes and scales of the shape")
-            })
-            .collect();
-        GroupedTensor::stack(&parts).expect("one width")
+    fn with_groups(&mut self, rows: usize, k: usize, group: usize) -> TernaryTensor {
+        let mut codes: Vec<u8> = (0..rows * k.div_ceil(4)).map(|_| self.bits() as u8).collect();
+        codes[..k.div_ceil(4)].fill(0xFF);
+        let scales = (0..rows * TernaryTensor::groups(k, group)).map(|_| self.scale()).collect();
+        TernaryTensor::from_groups(rows, k, group, codes, scales).expect("codes and scales of the shape")
     }
 
     fn scale(&mut self) -> f16 {
@@ -467,43 +467,14 @@ fn in_order<G>(norms: &[Norm<G>]) -> Norms<'_, G> {
 fn outputs<B: Inspect>(b: &mut B, case: Case) -> Result<Results, KernelError> {
     let v = &mut Values(7);
     match case {
-        Case::BitLinear { n, k, rows, column, accumulate } => {
-            let w = b.linear(&v.ternary(rows, k), RowOrder::Plain)?;
-            let shape = [n, k, rows.iter().sum()];
-            product(b, v, &w, shape, Grouping::Row, column, accumulate.then_some(1.0))
+        Case::BitLinear { n, k, rows, group, column, add } => {
+            let w = b.linear(v.ternary(rows, k, group), RowOrder::Plain)?;
+            product(b, v, &w, [n, k, rows.iter().sum()], Grouping::of(group), column, add.then_some(0.7))
         }
-        Case::Grouped { n, k, rows, group, column, add } => {
-            let w = b.linear(&v.grouped(rows, k, group), RowOrder::Plain)?;
-            let shape = [n, k, rows.iter().sum()];
-            product(b, v, &w, shape, Grouping::Groups, column, add.then_some(0.7))
-        }
-        Case::QuantizeGroups { n, width, norms } => {
-            quantize(b, v, [n, width, norms], Grouping::Groups, &[RowsKind::Residual])
-        }
-        Case::GroupedGateUp { n, k, ffn, group, gate } => {
-            let w = grouped_from_file(b, &v.grouped(&[ffn, ffn], k, group), RowOrder::GateUp)?;
-            gate_up(b, v, &w, [n, k, ffn], Grouping::Groups, gate)
-        }
-        Case::HeadNorms { start, n, k, heads, kv_heads, head_dim } => {
-            let parts = [heads * head_dim, kv_heads * head_dim, kv_heads * head_dim];
-            let w = b.linear(&v.grouped(&parts, k, 128), RowOrder::Rope { head_dim })?;
-            let norms = norms(b, v, 2, head_dim)?;
-            let shape = KvShape { blocks: 0, kv_heads, head_dim };
-            let norms = Some([&norms[0], &norms[1]]);
-            qkv(b, v, &w, [start, n, k, heads], shape, Grouping::Groups, norms)
-        }
-        Case::TernaryHead { n, width, vocab, group } => ternary_head(b, v, [n, width, vocab], group),
-        Case::Factors { n, width, rows } => factors(b, v, [n, width, rows]),
-        Case::NormQuantize { n, width, norms } => {
-            quantize(b, v, [n, width, norms], Grouping::Row, &[RowsKind::Residual, RowsKind::Intermediate])
-        }
-        Case::NormedProduct { k, rows } => {
-            let w = b.linear(&v.ternary(&[rows], k), RowOrder::Plain)?;
-            normed_product(b, v, &w, [k, rows], Grouping::Row)
-        }
-        Case::GroupedNormedProduct { k, rows, group } => {
-            let w = b.linear(&v.grouped(&[rows], k, group), RowOrder::Plain)?;
-            normed_product(b, v, &w, [k, rows], Grouping::Groups)
+        Case::NormQuantize { n, width, norms, grouping } => quantize(b, v, [n, width, norms], grouping),
+        Case::NormedProduct { k, rows, group } => {
+            let w = b.linear(v.ternary(&[rows], k, group), RowOrder::Plain)?;
+            normed_product(b, v, &w, [k, rows], Grouping::of(group))
         }
         Case::GateNormQuantize { n, ffn, gate, norms: count } => {
             let norms = norms(b, v, count, ffn)?;
@@ -513,16 +484,20 @@ fn outputs<B: Inspect>(b: &mut B, case: Case) -> Result<Results, KernelError> {
             b.gate_norm_quantize(n, &x, gate, in_order(&norms), None, &mut q)?;
             quantised(b, &q, n)
         }
-        Case::GateUp { n, k, ffn, gate } => {
-            let w = from_file(b, &v.ternary(&[ffn, ffn], k), RowOrder::GateUp)?;
-            gate_up(b, v, &w, [n, k, ffn], Grouping::Row, gate)
+        Case::GateUp { n, k, ffn, group, gate } => {
+            let w = b.linear(from_file(&v.ternary(&[ffn, ffn], k, group))?, RowOrder::GateUp)?;
+            gate_up(b, v, &w, [n, k, ffn], Grouping::of(group), gate)
         }
-        Case::Qkv { start, n, k, heads, kv_heads, head_dim } => {
+        Case::Qkv { start, n, k, heads, kv_heads, head_dim, group, norms: normed } => {
             let parts = [heads * head_dim, kv_heads * head_dim, kv_heads * head_dim];
-            let w = b.linear(&v.ternary(&parts, k), RowOrder::Rope { head_dim })?;
+            let w = b.linear(v.ternary(&parts, k, group), RowOrder::Rope { head_dim })?;
+            let norms = if normed { norms(b, v, 2, head_dim)? } else { Vec::new() };
+            let norms = norms.first_chunk().map(|[queries, keys]| [queries, keys]);
             let shape = KvShape { blocks: 0, kv_heads, head_dim };
-            qkv(b, v, &w, [start, n, k, heads], shape, Grouping::Row, None)
+            qkv(b, v, &w, [start, n, k, heads], shape, Grouping::of(group), norms)
         }
+        Case::TernaryHead { n, width, vocab, group } => ternary_head(b, v, [n, width, vocab], group),
+        Case::Factors { n, width, rows } => factors(b, v, [n, width, rows]),
         Case::Attention { heads, kv_heads, head_dim, runs, odd } => {
             attention(b, v, heads, KvShape { blocks: 0, kv_heads, head_dim }, runs, odd)
         }
@@ -541,12 +516,11 @@ fn quantize<B: Inspect>(
     v: &mut Values,
     [n, width, count]: [usize; 3],
     grouping: Grouping,
-    kinds: &[RowsKind],
 ) -> Result<Results, KernelError> {
     let norms = norms(b, v, count, width)?;
     let values = v.rows(n, width);
     let mut results = Vec::new();
-    for &kind in kinds {
+    for kind in [RowsKind::Residual, RowsKind::Intermediate] {
         let mut x = b.rows(n, width, kind)?;
         b.write(&mut x, &values)?;
         let mut q = b.int8_rows(n, width, grouping)?;
@@ -591,7 +565,7 @@ fn factors<B: Inspect>(
     v: &mut Values,
     [n, width, rows]: [usize; 3],
 ) -> Result<Results, KernelError> {
-    let w = b.linear(&v.ternary(&[rows], width), RowOrder::Plain)?;
+    let w = b.linear(v.ternary(&[rows], width, None), RowOrder::Plain)?;
     let mut results = product(b, v, &w, [n, width, rows], Grouping::Row, 1, Some(-1.3))?;
     let table = b.table(&v.table(rows, width, DType::F16))?;
     let mut x = b.rows(n, width, RowsKind::Residual)?;
@@ -717,10 +691,10 @@ fn ternary_head<B: Inspect>(
     group: usize,
 ) -> Result<Results, KernelError> {
     let [n, width, vocab] = shape;
-    let weights = v.grouped(&[vocab], width, group);
+    let weights = v.ternary(&[vocab], width, Some(group));
     let mut table = b.table(&weights)?;
     let mut results = head(b, v, &table, shape, 12.0)?;
-    table = b.table(stored_groups(&weights)?)?;
+    table = b.table(Weights::from(from_file(&weights)?))?;
     b.prepare_shortlist(&mut table, None)?;
     let mut x = b.rows(n, width, RowsKind::Intermediate)?;
     b.write(&mut x, &v.rows(n, width))?;
@@ -771,31 +745,11 @@ fn top<B: Inspect>(
     Ok(vec![integers("token", ids), floats("logit", values)])
 }
 
-/// Calls [`Backend::linear`] with panels as stored in a file.
-fn from_file<B: Inspect>(
-    b: &mut B,
-    weights: &TernaryTensor,
-    order: RowOrder,
-) -> Result<B::Linear, KernelError> {
-    let packed = Cpu::new(Isa::named("scalar")?, 1)?.linear(weights, order)?;
-    let bytes = SharedBytes::new(packed.stored().concat());
-    b.linear(Panels::from_stored(weights.rows(), weights.cols(), &bytes)?, order)
-}
-
-/// Calls [`Backend::linear`] with panels as stored in a file.
-fn grouped_from_file<B: Inspect>(
-    b: &mut B,
-    weights: &GroupedTensor,
-    order: RowOrder,
-) -> Result<B::Linear, KernelError> {
-    b.linear(stored_groups(weights)?, order)
-}
-
-/// A matrix with one scale per group of columns, as stored in a file.
-fn stored_groups(weights: &GroupedTensor) -> Result<GroupedPanels, KernelError> {
+/// The panels of a matrix, as read from a file.
+fn from_file(weights: &TernaryTensor) -> Result<Panels, KernelError> {
     let packed = Cpu::new(Isa::named("scalar")?, 1)?.linear(weights, RowOrder::Plain)?;
-    let bytes = SharedBytes::new(packed.stored().concat());
-    GroupedPanels::from_stored(weights.rows(), weights.cols(), weights.group(), &bytes)
+    let bytes = SharedBytes::new(packed.stored().collect::<Vec<_>>().concat());
+    Panels::from_stored(weights.rows(), weights.cols(), weights.group(), &bytes)
 }
 
 /// The int8 copy of a table, as stored in a file.

@@ -229,7 +229,7 @@ fn rotated_head<B: Inspect>(
     group: usize,
     rotation: B::Rotation,
 ) -> Result<Results, KernelError> {
-    let mut table = b.table(&v.grouped(&[vocab], width, group))?;
+    let mut table = b.table(&v.ternary(&[vocab], width, Some(group)))?;
     b.rotate_table(&mut table, rotation);
     let tokens: Vec<u32> = (0..n).map(|_| (v.bits() % vocab as u64) as u32).collect();
     let mut x = b.rows(n, width, RowsKind::Residual)?;

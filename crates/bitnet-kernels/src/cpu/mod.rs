@@ -4,7 +4,6 @@
 mod aarch64;
 mod delta;
 mod generic;
-mod grouped;
 mod head;
 mod isa;
 mod lanes;
@@ -16,7 +15,6 @@ mod scalar;
 mod x86_64;
 
 use std::{
-    borrow::Cow,
     sync::atomic::{AtomicU64, Ordering::Relaxed},
     time::{Duration, Instant},
 };
@@ -41,12 +39,12 @@ use generic::{
     },
     ternary::{BitLinear, Output},
 };
-pub use grouped::GroupedPanels;
 use head::ShortlistBuffers;
 pub use head::{HeadCopy, HeadCounts};
 pub use isa::Isa;
 pub use memory::on_huge_pages;
 use memory::{Arena, Buffer, Shared};
+use panels::PanelScales;
 pub use panels::Panels;
 use pool::{Pool, share};
 
@@ -65,32 +63,6 @@ pub struct Int8Rows {
     stride: usize,
     values: Buffer<i8>,
     scales: Scales,
-}
-
-/// A matrix in panels.
-pub enum Linear {
-    /// With one scale per row.
-    Rows(Panels),
-    /// With one scale per group of columns.
-    Groups(GroupedPanels),
-}
-
-impl Linear {
-    /// The bytes that a file holds for this matrix, in pieces.
-    pub fn stored(&self) -> Vec<Cow<'_, [u8]>> {
-        match self {
-            Linear::Rows(panels) => panels.stored().collect(),
-            Linear::Groups(panels) => panels.stored().collect(),
-        }
-    }
-
-    /// Number of output features.
-    fn rows(&self) -> usize {
-        match self {
-            Linear::Rows(panels) => panels.rows,
-            Linear::Groups(panels) => panels.rows,
-        }
-    }
 }
 
 /// Rotary tables, `[positions][width / 2]` each.
@@ -112,7 +84,7 @@ pub enum Table {
     /// Ternary, with one scale per group of columns.
     Ternary {
         /// The matrix.
-        weights: GroupedPanels,
+        weights: Panels,
         /// The transform that it contains.
         rotation: Option<Rotation>,
     },
@@ -241,47 +213,37 @@ impl Cpu {
         Ok(())
     }
 
-    /// Multiplies `n` quantised rows by a matrix with one scale per row.
-    fn multiply_rows(
-        &mut self,
-        n: usize,
-        x: &Int8Rows,
-        w: &Panels,
-        out: Output<'_>,
-    ) -> Result<(), KernelError> {
-        assert!(n <= x.rows && x.width == w.cols, "the rows must fit their buffers");
-        let Scales::Rows(rows) = &x.scales else {
-            panic!("activations and matrix must have the same grouping")
-        };
-        let a = BitLinear { w, x: &x.values, x_stride: x.stride, x_rows: &rows[..n], out };
-        let (kernel, panels) = (self.isa.kernels().bit_linear, w.panels());
-        let units = (w.codes.len() * n / WEIGHT_UNIT).min(panels);
-        self.parallel(units, 0, &|part, parts, _| {
-            // SAFETY: `isa` proves the instruction set; every panel, and so every output row, belongs to one part; `x`
-            // is padded with zeros to whole blocks and holds `n` rows.
-            unsafe { kernel(&a, share(panels, parts, part)) }
-        })
+    /// Packs a ternary matrix, unless it comes from a file of panels.
+    fn pack(&mut self, weights: Weights<'_>) -> Result<Panels, KernelError> {
+        match weights {
+            Weights::Ternary(weights) => Panels::pack(&weights, &mut self.pool, &mut self.memory),
+            Weights::Panels(panels) => Ok(panels),
+        }
     }
 
-    /// Multiplies `n` quantised rows by a matrix with one scale per group of columns.
-    fn multiply_groups(
-        &mut self,
-        n: usize,
-        x: &Int8Rows,
-        w: &GroupedPanels,
-        out: Output<'_>,
-    ) -> Result<(), KernelError> {
+    /// Multiplies `n` quantised rows by a matrix.
+    fn multiply(&mut self, n: usize, x: &Int8Rows, w: &Panels, out: Output<'_>) -> Result<(), KernelError> {
         assert!(n <= x.rows && x.width == w.cols, "the rows must fit their buffers");
-        let Scales::Groups(groups) = &x.scales else {
-            panic!("activations and matrix must have the same grouping")
-        };
-        let a = Grouped { w, x: &x.values, x_stride: x.stride, x_groups: groups, n, out };
-        let (kernel, panels) = (self.isa.kernels().grouped, w.panels());
+        let (kernels, panels) = (self.isa.kernels(), w.panels());
         let units = (w.data.len() * n / WEIGHT_UNIT).min(panels);
-        self.parallel(units, 0, &|part, parts, _| {
-            // SAFETY: as in `multiply_rows`; `groups` holds all groups of every row.
-            unsafe { kernel(&a, share(panels, parts, part)) }
-        })
+        match (&w.scales, &x.scales) {
+            (PanelScales::Rows(scales), Scales::Rows(rows)) => {
+                let a = BitLinear { w, scales, x: &x.values, x_stride: x.stride, x_rows: &rows[..n], out };
+                self.parallel(units, 0, &|part, parts, _| {
+                    // SAFETY: `isa` proves the instruction set; every panel, and so every output row, belongs to one
+                    // part; `x` is padded with zeros to whole blocks and holds `n` rows.
+                    unsafe { (kernels.bit_linear)(&a, share(panels, parts, part)) }
+                })
+            }
+            (&PanelScales::Groups(group), Scales::Groups(groups)) => {
+                let a = Grouped { w, group, x: &x.values, x_stride: x.stride, x_groups: groups, n, out };
+                self.parallel(units, 0, &|part, parts, _| {
+                    // SAFETY: as above; `groups` holds all groups of every row.
+                    unsafe { (kernels.grouped)(&a, share(panels, parts, part)) }
+                })
+            }
+            _ => panic!("activations and matrix must have the same grouping"),
+        }
     }
 
     /// Runs `job(part, parts, scratch)` for every part, with one part per unit of work up to a maximum, and at least
@@ -352,7 +314,7 @@ fn assert_rotation(rotation: Option<&Rotation>, width: usize) {
 impl Backend for Cpu {
     type Rows = Rows;
     type Int8Rows = Int8Rows;
-    type Linear = Linear;
+    type Linear = Panels;
     type Table = Table;
     type Gain = Gain;
     type Rope = Rope;
@@ -382,29 +344,24 @@ impl Backend for Cpu {
         Ok(Int8Rows { rows, width, stride, values, scales })
     }
 
-    fn linear<'a>(&mut self, weights: impl Into<Weights<'a>>, _: RowOrder) -> Result<Linear, KernelError> {
-        Ok(match weights.into() {
-            Weights::Rows(weights) => Linear::Rows(Panels::pack(weights, &mut self.pool, &mut self.memory)?),
-            Weights::Groups(weights) => {
-                Linear::Groups(GroupedPanels::pack(weights, &mut self.pool, &mut self.memory)?)
-            }
-            Weights::RowPanels(panels) => Linear::Rows(panels),
-            Weights::GroupPanels(panels) => Linear::Groups(panels),
-        })
+    fn linear<'a>(&mut self, weights: impl Into<Weights<'a>>, _: RowOrder) -> Result<Panels, KernelError> {
+        self.pack(weights.into())
     }
 
     fn table<'a>(&mut self, weights: impl Into<TableWeights<'a>>) -> Result<Table, KernelError> {
-        let panels = match weights.into() {
+        match weights.into() {
             TableWeights::Dense(weights) => {
                 self.reserve(dense::scratch(weights))?;
                 self.fit_dense(weights.cols());
-                return Ok(Table::Dense { weights: weights.clone(), copy: None });
+                Ok(Table::Dense { weights: weights.clone(), copy: None })
             }
-            TableWeights::Groups(weights) => GroupedPanels::pack(weights, &mut self.pool, &mut self.memory)?,
-            TableWeights::GroupPanels(panels) => panels,
-        };
-        self.reserve_head_input(1, panels.cols)?;
-        Ok(Table::Ternary { weights: panels, rotation: None })
+            TableWeights::Ternary(weights) => {
+                let weights = self.pack(weights)?;
+                assert!(weights.group().is_some(), "a ternary table must have scales for groups of columns");
+                self.reserve_head_input(1, weights.cols)?;
+                Ok(Table::Ternary { weights, rotation: None })
+            }
+        }
     }
 
     fn gain(&mut self, gain: &[f32]) -> Result<Gain, KernelError> {
@@ -494,18 +451,15 @@ impl Backend for Cpu {
         &mut self,
         n: usize,
         x: &Int8Rows,
-        w: &Linear,
+        w: &Panels,
         out: &mut Rows,
         column: usize,
         add: Option<f32>,
     ) -> Result<(), KernelError> {
-        assert!(n <= out.rows && column + w.rows() <= out.width, "the output columns must fit the rows");
+        assert!(n <= out.rows && column + w.rows <= out.width, "the output columns must fit the rows");
         self.bit_linear_calls += 1;
         let out = Output { values: out.values.shared(), stride: out.stride, column, add };
-        match w {
-            Linear::Rows(w) => self.multiply_rows(n, x, w, out),
-            Linear::Groups(w) => self.multiply_groups(n, x, w, out),
-        }
+        self.multiply(n, x, w, out)
     }
 
     fn norm_rope_store(
@@ -710,19 +664,4 @@ impl Inspect for Cpu {
     }
 }
 
-opaque_debug!(
-    Cpu,
-    Delta,
-    Gain,
-    GroupedPanels,
-    Kv,
-    Linear,
-    Panels,
-    Int8Rows,
-    Rope,
-    Rotation,
-    Rows,
-    HeadCopy,
-    State,
-    Table,
-);
+opaque_debug!(Cpu, Delta, Gain, Kv, Panels, Int8Rows, Rope, Rotation, Rows, HeadCopy, State, Table,);

@@ -79,19 +79,13 @@ impl<D: Driver> Backend for Gpu<D> {
         weights: impl Into<Weights<'a>>,
         order: RowOrder,
     ) -> Result<Linear, KernelError> {
-        Ok(match weights.into() {
-            Weights::Rows(weights) => self.linear(weights, order)?,
-            Weights::Groups(weights) => self.grouped(weights, order)?,
-            Weights::RowPanels(panels) => self.linear(&panels.unpack(0..panels.rows())?, order)?,
-            Weights::GroupPanels(panels) => self.grouped(&panels.unpack(0..panels.rows())?, order)?,
-        })
+        Ok(self.linear(&*weights.into().canonical()?, order)?)
     }
 
     fn table<'a>(&mut self, weights: impl Into<TableWeights<'a>>) -> Result<Table, KernelError> {
         Ok(match weights.into() {
             TableWeights::Dense(weights) => self.table(weights)?,
-            TableWeights::Groups(weights) => self.ternary_table(weights)?,
-            TableWeights::GroupPanels(panels) => self.ternary_table(&panels.unpack(0..panels.rows())?)?,
+            TableWeights::Ternary(weights) => self.ternary_table(&*weights.canonical()?)?,
         })
     }
 

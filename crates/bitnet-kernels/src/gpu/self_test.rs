@@ -37,13 +37,13 @@ type Check = (&'static [&'static Kernel], Case);
 
 const fn product(n: usize) -> Case {
     // Enough features for splits, and rows for two tiles.
-    Case::BitLinear { n, k: 1100, rows: &[130], column: 3, accumulate: n.is_multiple_of(2) }
+    Case::BitLinear { n, k: 1100, rows: &[130], group: None, column: 3, add: n.is_multiple_of(2) }
 }
 
 /// Several groups of activations; for one token, more tiles than one round adds.
 const fn grouped(n: usize, group: usize) -> Case {
     let k = if n == 1 { 4300 } else { 500 };
-    Case::Grouped { n, k, rows: &[130], group, column: 3, add: n.is_multiple_of(2) }
+    Case::BitLinear { n, k, rows: &[130], group: Some(group), column: 3, add: n.is_multiple_of(2) }
 }
 
 const fn head(n: usize) -> Case {
@@ -58,6 +58,11 @@ const fn highest(n: usize) -> Case {
 
 const fn attention(head_dim: usize, runs: &'static [(usize, usize)]) -> Case {
     Case::Attention { heads: 4, kv_heads: 2, head_dim, runs, odd: false }
+}
+
+/// Heads that have norms if groups of columns have scales.
+const fn qkv(start: usize, n: usize, [heads, kv_heads, head_dim]: [usize; 3], group: Option<usize>) -> Case {
+    Case::Qkv { start, n, k: 100, heads, kv_heads, head_dim, group, norms: group.is_some() }
 }
 
 const fn partial_rope() -> Case {
@@ -75,26 +80,26 @@ const fn rotated(grouped: Option<(usize, usize)>, grouping: Grouping) -> Case {
 }
 
 static CHECKS: [Check; 49] = [
-    (&[&NORM_QUANTIZE], Case::NormQuantize { n: 9, width: 641, norms: 2 }),
+    (&[&NORM_QUANTIZE], Case::NormQuantize { n: 9, width: 641, norms: 2, grouping: Grouping::Row }),
     (&[&NORM_QUANTIZE], Case::GateNormQuantize { n: 7, ffn: 300, gate: Gate::SquaredRelu, norms: 1 }),
     (&[&NORM_QUANTIZE], Case::GateNormQuantize { n: 2, ffn: 300, gate: Gate::Silu, norms: 1 }),
     (&[&BITLINEAR_T1], product(1)),
-    (&[&NORMED_T1], Case::NormedProduct { k: 1100, rows: 100 }),
-    (&[&NORMED_ROWS_T1], Case::NormedProduct { k: 1100, rows: 300 }),
+    (&[&NORMED_T1], Case::NormedProduct { k: 1100, rows: 100, group: None }),
+    (&[&NORMED_ROWS_T1], Case::NormedProduct { k: 1100, rows: 300, group: None }),
     (&[&BITLINEAR_T8], product(7)),
     (&[&BITLINEAR_T8], product(8)),
     (&[&BITLINEAR_T16], product(13)),
     (&[&BITLINEAR_T32], product(29)),
     (&[&BITLINEAR_T64], product(60)),
     (&[&BITLINEAR_T128], product(70)),
-    (&[&BITLINEAR_T1], Case::GateUp { n: 1, k: 200, ffn: 70, gate: Gate::SquaredRelu }),
-    (&[&BITLINEAR_T8], Case::GateUp { n: 6, k: 200, ffn: 70, gate: Gate::Silu }),
-    (&[&NORM_QUANTIZE], Case::QuantizeGroups { n: 9, width: 641, norms: 1 }),
+    (&[&BITLINEAR_T1], Case::GateUp { n: 1, k: 200, ffn: 70, group: None, gate: Gate::SquaredRelu }),
+    (&[&BITLINEAR_T8], Case::GateUp { n: 6, k: 200, ffn: 70, group: None, gate: Gate::Silu }),
+    (&[&NORM_QUANTIZE], Case::NormQuantize { n: 9, width: 641, norms: 1, grouping: Grouping::Groups }),
     (&[&GROUPED_T1], grouped(1, 64)),
     (&[&GROUPED_T1], grouped(1, 128)),
-    (&[&GROUPED_NORMED_T1], Case::GroupedNormedProduct { k: 1100, rows: 100, group: 64 }),
-    (&[&GROUPED_NORMED_ROWS_T1], Case::GroupedNormedProduct { k: 1100, rows: 300, group: 64 }),
-    (&[&GROUPED_NORMED_ROWS_T1], Case::GroupedNormedProduct { k: 1100, rows: 300, group: 128 }),
+    (&[&GROUPED_NORMED_T1], Case::NormedProduct { k: 1100, rows: 100, group: Some(64) }),
+    (&[&GROUPED_NORMED_ROWS_T1], Case::NormedProduct { k: 1100, rows: 300, group: Some(64) }),
+    (&[&GROUPED_NORMED_ROWS_T1], Case::NormedProduct { k: 1100, rows: 300, group: Some(128) }),
     (&[&GROUPED_T8], grouped(7, 64)),
     (&[&GROUPED_T8], grouped(8, 128)),
     (&[&GROUPED_T16], grouped(13, 128)),
@@ -114,11 +119,11 @@ static CHECKS: [Check; 49] = [
     (&[&ATTENTION_R64_D128], attention(128, &[(30, 70)])),
     (&[&ATTENTION_R16_D256, &ATTENTION_MERGE_D256], attention(256, &[(300, 1)])),
     (&[&ATTENTION_R32_D256], attention(256, &[(30, 40)])),
-    (&[&BITLINEAR_T1], Case::Qkv { start: 63, n: 1, k: 100, heads: 3, kv_heads: 1, head_dim: 36 }),
-    (&[&BITLINEAR_T16], Case::Qkv { start: 63, n: 9, k: 100, heads: 3, kv_heads: 1, head_dim: 36 }),
+    (&[&BITLINEAR_T1], qkv(63, 1, [3, 1, 36], None)),
+    (&[&BITLINEAR_T16], qkv(63, 9, [3, 1, 36], None)),
     (&[&EMBED_TERNARY], Case::TernaryHead { n: 3, width: 136, vocab: 150, group: 64 }),
-    (&[&NORM_ROPE_STORE], Case::HeadNorms { start: 63, n: 9, k: 100, heads: 3, kv_heads: 1, head_dim: 36 }),
-    (&[&BITLINEAR_T128], Case::Qkv { start: 0, n: 70, k: 100, heads: 2, kv_heads: 2, head_dim: 48 }),
+    (&[&NORM_ROPE_STORE], qkv(63, 9, [3, 1, 36], Some(128))),
+    (&[&BITLINEAR_T128], qkv(0, 70, [2, 2, 48], None)),
     (&[&NORM_ROPE_STORE], partial_rope()),
     (&[&SIGMOID_GATE], Case::SigmoidGate { n: 5, width: 300, column: 3 }),
     (&[&NORM_QUANTIZE], rotated(Some((4, 3)), Grouping::Groups)),

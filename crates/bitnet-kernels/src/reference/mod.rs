@@ -2,7 +2,7 @@
 
 mod recurrent;
 
-use bitnet_tensor::{BitNetTensor, DType, GroupedTensor, SharedBytes, TernaryTensor, quant};
+use bitnet_tensor::{BitNetTensor, DType, SharedBytes, TernaryScales, TernaryTensor, quant};
 use half::{bf16, f16};
 
 use crate::{
@@ -93,22 +93,13 @@ pub struct Int8Rows {
     scales: Scales,
 }
 
-/// A matrix of the reference.
-#[derive(Debug, Clone)]
-pub enum Linear {
-    /// With one scale per row.
-    Ternary(TernaryTensor),
-    /// With one scale per group of columns.
-    Grouped(GroupedTensor),
-}
-
 /// An embedding or output head of the reference.
 #[derive(Debug)]
 pub enum Table {
     /// Rows of floats.
     Dense(BitNetTensor),
     /// Rows of codes, with one scale per group of columns, and the transform that they contain.
-    Ternary(GroupedTensor, Option<Rotation>),
+    Ternary(TernaryTensor, Option<Rotation>),
 }
 
 impl Table {
@@ -199,17 +190,14 @@ fn gated(gate: Gate, g: f32, u: f32) -> f32 {
 }
 
 /// Multiplies a row of activations by every row of the matrix.
-fn multiply(x: &Int8Rows, t: usize, w: &Linear) -> Vec<f32> {
+fn multiply(x: &Int8Rows, t: usize, w: &TernaryTensor) -> Vec<f32> {
+    assert_eq!(x.width, w.cols(), "activations must be as wide as the matrix");
     let q = &x.values[t * x.width..][..x.width];
-    match (w, &x.scales) {
-        (Linear::Ternary(w), Scales::Rows(rows)) => {
-            assert_eq!(x.width, w.cols(), "activations must be as wide as the matrix");
-            multiply_rows(q, rows[t].multiplier, w).collect()
-        }
-        (Linear::Grouped(w), Scales::Groups(groups)) => {
-            assert_eq!(x.width, w.cols(), "activations must be as wide as the matrix");
+    match (w.scales(), &x.scales) {
+        (TernaryScales::Rows(_), Scales::Rows(rows)) => multiply_rows(q, rows[t].multiplier, w).collect(),
+        (&TernaryScales::Groups { width, .. }, Scales::Groups(groups)) => {
             let count = x.width.div_ceil(quant::GROUP);
-            multiply_groups(q, &groups[t * count..][..count], w).collect()
+            multiply_groups(q, &groups[t * count..][..count], w, width).collect()
         }
         _ => panic!("activations and matrix must have the same grouping"),
     }
@@ -217,23 +205,26 @@ fn multiply(x: &Int8Rows, t: usize, w: &Linear) -> Vec<f32> {
 
 /// Returns `sum_k q[k] * w[r][k]` as f32, `/ multiplier * scale`, for every row `r`.
 fn multiply_rows(q: &[i8], multiplier: f32, w: &TernaryTensor) -> impl Iterator<Item = f32> {
-    w.scales().iter().flat_map(move |range| {
-        (range.start..range.end).map(move |r| {
-            let sum: i32 = w.row_trits(r).zip(q).map(|(trit, &q)| i32::from(trit) * i32::from(q)).sum();
-            sum as f32 / multiplier * range.scale
-        })
+    (0..w.rows()).map(move |r| {
+        let sum: i32 = w.row_trits(r).zip(q).map(|(trit, &q)| i32::from(trit) * i32::from(q)).sum();
+        sum as f32 / multiplier * w.row_scale(r).expect("rows have scales")
     })
 }
 
-/// Adds the groups of every row of weights in order with [`grouped`].
-fn multiply_groups(q: &[i8], groups: &[quant::GroupQuant], w: &GroupedTensor) -> impl Iterator<Item = f32> {
+/// Adds the groups of `width` columns of every row of weights in order with [`grouped`].
+fn multiply_groups(
+    q: &[i8],
+    groups: &[quant::GroupQuant],
+    w: &TernaryTensor,
+    width: usize,
+) -> impl Iterator<Item = f32> {
     (0..w.rows()).map(move |r| {
-        let values: Vec<i8> = w.row_values(r).collect();
-        let (values, q) = (values.chunks(w.group()), q.chunks(w.group()));
-        let scales = w.row_scales(r).iter().enumerate();
-        values.zip(q).zip(scales).fold(0.0, |total, ((values, q), (i, scale))| {
-            let sum = values.iter().zip(q).map(|(&v, &q)| i32::from(v) * i32::from(q)).sum();
-            grouped(total, sum, groups[i * w.group() / quant::GROUP].scale, scale.to_f32())
+        let trits: Vec<i8> = w.row_trits(r).collect();
+        let (trits, q) = (trits.chunks(width), q.chunks(width));
+        let scales = w.group_scales(r).iter().enumerate();
+        trits.zip(q).zip(scales).fold(0.0, |total, ((trits, q), (i, scale))| {
+            let sum = trits.iter().zip(q).map(|(&t, &q)| i32::from(t) * i32::from(q)).sum();
+            grouped(total, sum, groups[i * width / quant::GROUP].scale, scale.to_f32())
         })
     })
 }
@@ -248,7 +239,7 @@ fn rounded(weights: &BitNetTensor) -> BitNetTensor {
 impl Backend for Reference {
     type Rows = Rows;
     type Int8Rows = Int8Rows;
-    type Linear = Linear;
+    type Linear = TernaryTensor;
     type Table = Table;
     type Gain = Vec<f32>;
     type Rope = Rope;
@@ -270,21 +261,19 @@ impl Backend for Reference {
         Ok(Int8Rows { width, values: vec![0; rows * width], scales })
     }
 
-    fn linear<'a>(&mut self, weights: impl Into<Weights<'a>>, _: RowOrder) -> Result<Linear, KernelError> {
-        Ok(match weights.into() {
-            Weights::Rows(weights) => Linear::Ternary(weights.clone()),
-            Weights::Groups(weights) => Linear::Grouped(weights.clone()),
-            Weights::RowPanels(panels) => Linear::Ternary(panels.unpack(0..panels.rows())?),
-            Weights::GroupPanels(panels) => Linear::Grouped(panels.unpack(0..panels.rows())?),
-        })
+    fn linear<'a>(
+        &mut self,
+        weights: impl Into<Weights<'a>>,
+        _: RowOrder,
+    ) -> Result<TernaryTensor, KernelError> {
+        Ok(weights.into().canonical()?.into_owned())
     }
 
     fn table<'a>(&mut self, weights: impl Into<TableWeights<'a>>) -> Result<Table, KernelError> {
         Ok(match weights.into() {
             TableWeights::Dense(weights) if self.bf16 => Table::Dense(rounded(weights)),
             TableWeights::Dense(weights) => Table::Dense(weights.clone()),
-            TableWeights::Groups(weights) => Table::Ternary(weights.clone(), None),
-            TableWeights::GroupPanels(panels) => Table::Ternary(panels.unpack(0..panels.rows())?, None),
+            TableWeights::Ternary(weights) => Table::Ternary(weights.canonical()?.into_owned(), None),
         })
     }
 
@@ -359,7 +348,7 @@ impl Backend for Reference {
         &mut self,
         n: usize,
         x: &Int8Rows,
-        w: &Linear,
+        w: &TernaryTensor,
         out: &mut Rows,
         column: usize,
         add: Option<f32>,
@@ -501,7 +490,7 @@ impl Backend for Reference {
         &mut self,
         n: usize,
         x: &Int8Rows,
-        w: &Linear,
+        w: &TernaryTensor,
         gate: Gate,
         norms: Norms<'_, Vec<f32>>,
         rotation: Option<&Rotation>,
@@ -522,7 +511,7 @@ impl Backend for Reference {
         &mut self,
         step: Step<'_>,
         x: &Int8Rows,
-        w: &Linear,
+        w: &TernaryTensor,
         heads: usize,
         rope: &Rope,
         norms: HeadNorms<'_, Vec<f32>>,
@@ -629,11 +618,10 @@ impl Backend for Reference {
                 }
             }
             Table::Ternary(table, rotation) => {
-                let mut q = self.int8_rows(n, cols, Grouping::Groups)?;
+                let mut q = self.int8_rows(n, cols, Grouping::of(table.group()))?;
                 self.norm_quantize(n, x, [None, None], rotation.as_ref(), &mut q)?;
-                let table = Linear::Grouped(table.clone());
                 for (t, logits) in logits.chunks_exact_mut(vocab).take(n).enumerate() {
-                    logits.copy_from_slice(&multiply(&q, t, &table));
+                    logits.copy_from_slice(&multiply(&q, t, table));
                 }
             }
         }

@@ -4,7 +4,7 @@ use bitnet_kernels::{
     Backend, Cpu, Grouping, Inspect, Isa, KvType, Norm, RowOrder, RowsKind,
     conformance::{cases, check},
 };
-use bitnet_tensor::GroupedTensor;
+use bitnet_tensor::TernaryTensor;
 use half::f16;
 
 #[test]
@@ -34,7 +34,7 @@ fn extreme_activations_overflow_no_instruction_set() {
             for n in [1, 2, 6] {
                 for (sign, x) in [(1, 127), (-1, 127), (1, -127), (-1, -127)] {
                     let trits = vec![sign; 64 * k];
-                    let w = bitnet_tensor::TernaryTensor::from_trits(64, k, &trits, 1.0).unwrap();
+                    let w = TernaryTensor::from_trits(64, k, &trits, 1.0).unwrap();
                     let mut b = Cpu::new(isa, 1).unwrap();
                     let w = b.linear(&w, RowOrder::Plain).unwrap();
                     let mut input = b.rows(n, k, RowsKind::Residual).unwrap();
@@ -66,11 +66,11 @@ pub fn extreme_groups(b: &mut impl Inspect, n: usize, what: &str) {
     for (k, group) in [(128, 128), (192, 64), (16_384, 128), (16_448, 64)] {
         for (code, x) in [(0u8, 127), (0, -127), (0xFF, 127), (0xFF, -127)] {
             let value = if code == 0 { -1 } else { 2 };
-            let groups = GroupedTensor::groups(k, group);
+            let groups = TernaryTensor::groups(k, group);
             // Not all equal, or groups of 64 would be merged to 128.
             let scales = (0..64 * groups).map(|i| f16::from_f32([1.0, 0.5][i % groups % 2])).collect();
-            let w = GroupedTensor::new(64, k, group, vec![code; 64 * k / 4], scales).unwrap();
-            assert_eq!(w.group(), group);
+            let w = TernaryTensor::from_groups(64, k, group, vec![code; 64 * k / 4], scales).unwrap();
+            assert_eq!(w.group(), Some(group));
             let w = b.linear(&w, RowOrder::Plain).unwrap();
             let mut input = b.rows(n, k, RowsKind::Residual).unwrap();
             b.write(&mut input, &vec![x as f32; n * k]).unwrap();
@@ -96,7 +96,7 @@ fn groups_of_64_with_equal_scales_give_the_bits_of_groups_of_128() {
     for isa in Isa::available() {
         let mut b = Cpu::new(isa, 2).unwrap();
         let mut run = |group, scales: &Vec<f16>| {
-            let w = GroupedTensor::new(rows, cols, group, codes.clone(), scales.clone()).unwrap();
+            let w = TernaryTensor::from_groups(rows, cols, group, codes.clone(), scales.clone()).unwrap();
             let w = b.linear(&w, RowOrder::Plain).unwrap();
             let mut x = b.rows(5, cols, RowsKind::Residual).unwrap();
             b.write(&mut x, &values).unwrap();
@@ -121,7 +121,7 @@ fn a_row_with_a_nan_touches_no_other_row() {
                 values[width + 7] = f32::NAN;
             }
             let norm = Norm { gain: b.gain(&vec![1.0; width]).unwrap(), eps: 1e-5 };
-            let w = bitnet_tensor::TernaryTensor::from_trits(80, width, &vec![1; 80 * width], 1.0).unwrap();
+            let w = TernaryTensor::from_trits(80, width, &vec![1; 80 * width], 1.0).unwrap();
             let w = b.linear(&w, RowOrder::Plain).unwrap();
             let (mut x, mut q) = (
                 b.rows(n, width, RowsKind::Residual).unwrap(),

@@ -4,7 +4,7 @@ use bitnet_kernels::{
     Backend, Cpu, DeltaShape, DeltaWeights, Grouping, Inspect, Isa, KvShape, Reference, Rotate, RowsKind,
     Run, Step,
 };
-use bitnet_tensor::GroupedTensor;
+use bitnet_tensor::TernaryTensor;
 use half::f16;
 
 fn noise(seed: u64) -> impl FnMut() -> f32 {
@@ -357,7 +357,7 @@ fn an_embedded_row_of_a_rotated_table_is_transformed_and_then_signed() {
     let signs: Vec<i8> = (0..width).map(|_| if next() < 0.0 { -1 } else { 1 }).collect();
     let codes: Vec<u8> = (0..3 * width / 4).map(|i| (i * i * 37 % 251) as u8).collect();
     let scales = (0..3 * width / 128).map(|i| f16::from_f32(0.5 + i as f32 / 64.0)).collect();
-    let weights = GroupedTensor::new(3, width, 128, codes, scales).unwrap();
+    let weights = TernaryTensor::from_groups(3, width, 128, codes, scales).unwrap();
     for isa in Isa::available() {
         let mut b = Cpu::new(isa, 1).unwrap();
         let mut table = b.table(&weights).unwrap();

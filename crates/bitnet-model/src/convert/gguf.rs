@@ -3,7 +3,7 @@
 
 use std::{path::Path, thread};
 
-use bitnet_kernels::{Backend, Cpu, GroupedPanels, Isa, Panels, RowOrder};
+use bitnet_kernels::{Backend, Cpu, Isa, Panels, RowOrder};
 use bitnet_tensor::DType;
 use gguf_rs_lib::format::{GGUFHeader, GGUFValueType, MetadataArray, MetadataValue};
 use half::f16;
@@ -16,7 +16,7 @@ use crate::{
         gguf_spec::family, panels, rope_freqs,
     },
     names::{self, PanelMatrix, Part},
-    net::weights::{read_stacked, read_stacked_groups},
+    net::weights::read_stacked,
     packing,
     spec::{Activation, Hybrid, ModelSpec, Multipliers, RopeScaling, hadamard, hybrid::attending, rope},
 };
@@ -226,14 +226,12 @@ fn plan_panels(checkpoint: &Checkpoint, planned: &mut Vec<Planned<'_>>) -> Resul
     };
     for PanelMatrix { name, parts, rows, cols } in names::panel_matrices(spec) {
         let parts: Vec<String> = parts.into_iter().map(|(projection, _)| projection).collect();
-        let shape = match spec.grouped.projections {
-            // The width of the groups is known only once the scales are read.
-            true => {
-                let group = read_stacked_groups(&*checkpoint.tensors, &parts)?.group();
-                GroupedPanels::stored_shape(rows, cols, group)
-            }
-            false => Panels::stored_shape(rows, cols),
+        // The width of the groups is known only once the scales are read.
+        let group = match spec.grouped.projections {
+            true => read_stacked(&*checkpoint.tensors, &parts)?.group(),
+            false => None,
         };
+        let shape = Panels::stored_shape(rows, cols, group);
         push(name, shape, Content::Stack(parts));
     }
     if let Some(shape) = panels::head_copy_shape(spec) {
@@ -290,56 +288,23 @@ fn put(
         (Content::Entry(entry), _) => match entry.kind {
             TensorKind::Norm => out.write(&floats(&tensors.dense(&entry.name)?.to_f32())),
             TensorKind::Dense => out.write(tensors.dense(&entry.name)?.bytes()),
-            TensorKind::Ternary => {
+            TensorKind::Ternary | TensorKind::Grouped => {
                 out.write(&trits(checkpoint, &entry.name, tensor.kind, interleaved, target)?)
             }
-            TensorKind::Grouped => out.write(&groups(checkpoint, &entry.name, interleaved, target)?),
         },
         (Content::Stack(parts), Some(cpu)) => {
-            let panels = match checkpoint.spec.grouped.projections {
-                true => cpu.linear(&read_stacked_groups(tensors, parts)?, RowOrder::Plain)?,
-                false => cpu.linear(&read_stacked(tensors, parts)?, RowOrder::Plain)?,
-            };
-            panels.stored().iter().try_for_each(|bytes| out.write(bytes))
+            let panels = cpu.linear(&read_stacked(tensors, parts)?, RowOrder::Plain)?;
+            panels.stored().try_for_each(|bytes| out.write(&bytes))
         }
         (Content::HeadCopy, Some(cpu)) => {
             let head = tensors.dense(names::head(&checkpoint.spec))?;
-            let screen =
-                cpu.copy_head(&head)?.expect("the int8 head is planned only for shapes that have one");
-            screen.stored().try_for_each(|bytes| out.write(&bytes))
+            let copy = cpu.copy_head(&head)?.expect("the int8 head is planned only for shapes that have one");
+            copy.stored().try_for_each(|bytes| out.write(&bytes))
         }
         (Content::Stack(_) | Content::HeadCopy, None) => {
             unreachable!("planned only for panels, which have a packer")
         }
     }
-}
-
-/// A matrix with group scales in Q2_0 or PQ2_0.
-fn groups(
-    checkpoint: &Checkpoint,
-    name: &str,
-    interleaved: bool,
-    target: Target,
-) -> Result<Vec<u8>, ModelError> {
-    let mut matrix = checkpoint.tensors.grouped(name)?;
-    if Part::of(name).is_some_and(|part| part.shares_rows(&checkpoint.spec)) {
-        let gates = name.replace(Part::Query.name(), Part::OutputGate.name());
-        let both = read_stacked_groups(&*checkpoint.tensors, &[name.into(), gates])?;
-        let (queries, head_dim) = (matrix.rows(), checkpoint.spec.head_dim);
-        // The rows of every head of queries, then as many of its gate.
-        matrix = both.permute_rows(|row| {
-            let (head, within) = (row / (2 * head_dim), row % (2 * head_dim));
-            within / head_dim * queries + head * head_dim + within % head_dim
-        });
-    }
-    if interleaved && is_rotated(name, &checkpoint.spec) {
-        matrix = matrix.permute_rows(|row| stored_row(row, checkpoint.spec.head_dim));
-    }
-    let packed = match target {
-        Target::Pq2_0 => packing::grouped::pack_pq2_0(&matrix),
-        _ => packing::grouped::pack_q2_0(&matrix),
-    };
-    packed.map_err(|e| refuse(target, name, e, "convert to q2_0"))
 }
 
 /// Whether rope rotates the output of this projection.
@@ -353,7 +318,7 @@ fn stored_row(row: usize, head_dim: usize) -> usize {
     row / head_dim * head_dim + row % head_dim % 2 * (head_dim / 2) + row % head_dim / 2
 }
 
-/// A projection in one of the types of GGUF.
+/// A ternary matrix in one of the types of GGUF.
 fn trits(
     checkpoint: &Checkpoint,
     name: &str,
@@ -361,17 +326,30 @@ fn trits(
     interleaved: bool,
     target: Target,
 ) -> Result<Vec<u8>, ModelError> {
-    let mut trits = checkpoint.tensors.ternary(name)?;
-    if interleaved && is_rotated(name, &checkpoint.spec) {
-        trits = trits.permute_rows(|row| stored_row(row, checkpoint.spec.head_dim));
+    let (spec, tensors) = (&checkpoint.spec, &*checkpoint.tensors);
+    let mut trits = tensors.ternary(name)?;
+    if Part::of(name).is_some_and(|part| part.shares_rows(spec)) {
+        let gates = name.replace(Part::Query.name(), Part::OutputGate.name());
+        let (queries, head_dim) = (trits.rows(), spec.head_dim);
+        // The rows of every head of queries, then as many of its gate.
+        trits = read_stacked(tensors, &[name.into(), gates])?.permute_rows(|row| {
+            let (head, within) = (row / (2 * head_dim), row % (2 * head_dim));
+            within / head_dim * queries + head * head_dim + within % head_dim
+        });
+    }
+    if interleaved && is_rotated(name, spec) {
+        trits = trits.permute_rows(|row| stored_row(row, spec.head_dim));
     }
     let packed = match kind {
         GgmlType::I2S => packing::i2_s::pack(&trits),
         GgmlType::Tq1_0 => packing::tq1_0::pack(&trits),
         GgmlType::Dense(dtype) => packing::floats(&trits, dtype),
+        GgmlType::Pq2_0 => packing::grouped::pack_pq2_0(&trits),
+        GgmlType::Q2_0 => packing::grouped::pack_q2_0(&trits),
         _ => packing::tq2_0::pack(&trits),
     };
-    packed.map_err(|e| refuse(target, name, e, "convert to packed"))
+    let cure = if spec.grouped.projections { "convert to q2_0" } else { "convert to packed" };
+    packed.map_err(|e| refuse(target, name, e, cure))
 }
 
 fn metadata(

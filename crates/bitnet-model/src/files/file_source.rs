@@ -8,7 +8,7 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use bitnet_tensor::{BitNetTensor, DType, GroupedTensor, SharedBytes, TernaryTensor};
+use bitnet_tensor::{BitNetTensor, DType, SharedBytes, TernaryTensor};
 
 use crate::{
     ModelError,
@@ -106,73 +106,47 @@ impl TensorSource for FileSource {
     fn ternary(&self, name: &str) -> Result<TernaryTensor, ModelError> {
         let (entry, part) = self.find(name)?;
         let [rows, cols] = entry.shape[..] else { return Err(self.not_a(entry, "ternary matrix")) };
-        let stored = entry.stored_name.as_str();
-        let fail = |problem: String| {
-            ModelError::tensor(
-                &self.file,
-                stored,
-                problem,
-                "convert the original model to I2_S or packed safetensors",
-            )
+        let (stored, stored_rows) = (entry.stored_name.as_str(), part.reorder.stored_rows(rows));
+        let fail = |problem: String| ModelError::tensor(&self.file, stored, problem, part.encoding.cure());
+        let damaged = |error| ModelError::data(&self.file, stored)(error);
+        let bytes = &part.bytes;
+        let floats = |dtype| BitNetTensor::new(dtype, [stored_rows, cols], bytes.clone()).map_err(damaged);
+        let with_scale = |(codes, scale): (Vec<u8>, f32)| {
+            TernaryTensor::from_codes(stored_rows, cols, codes, scale * part.factor).map_err(damaged)
         };
-        let floats = |dtype| {
-            BitNetTensor::new(dtype, [rows, cols], part.bytes.clone())
-                .map_err(ModelError::data(&self.file, stored))
+        let with_groups = |parts: packing::grouped::Parts| {
+            TernaryTensor::from_groups(stored_rows, cols, parts.group, parts.codes, parts.scales)
+                .map_err(damaged)
         };
-        let (codes, scale) = match part.encoding {
-            Encoding::Dense(_) | Encoding::Blocks(_) | Encoding::Mlx { .. } | Encoding::Unpacked(_) => {
-                return Err(self.not_a(entry, "ternary matrix with one scale"));
-            }
+        let tensor = match &part.encoding {
+            Encoding::Dense(_) => return Err(self.not_a(entry, "ternary matrix")),
             Encoding::Panels => return self.panels.as_ref().ok_or_else(|| self.missing(name))?.ternary(name),
-            Encoding::Master(dtype) => {
-                return ternarize::masters(&floats(dtype)?).map_err(ModelError::data(&self.file, stored));
-            }
+            Encoding::Master(dtype) => ternarize::masters(&floats(*dtype)?).map_err(damaged)?,
             Encoding::Exact(dtype) => {
-                let tensor = ternarize::exact(&floats(dtype)?).map_err(|e| match e {
-                    Some(e) => ModelError::data(&self.file, stored)(e),
+                let exact = ternarize::exact(&floats(*dtype)?).map_err(|e| match e {
+                    Some(e) => damaged(e),
                     None => fail("its values are not all -s, 0 or s for one s".into()),
                 })?;
-                let codes = tensor.codes().to_vec();
-                (codes, tensor.scales()[0].scale)
+                with_scale((exact.codes().to_vec(), exact.row_scale(0).unwrap_or(0.0)))?
             }
-            Encoding::Packed(scale) => (packing::packed::unpack(&part.bytes, rows, cols), scale),
-            Encoding::I2S => packing::i2_s::unpack(&part.bytes, rows, cols).map_err(fail)?,
-            Encoding::Tq1_0 => packing::tq1_0::unpack(&part.bytes, rows, cols).map_err(fail)?,
-            Encoding::Tq2_0 => packing::tq2_0::unpack(&part.bytes, rows, cols).map_err(fail)?,
-        };
-        let tensor = TernaryTensor::from_codes(rows, cols, codes, scale * part.factor)
-            .map_err(ModelError::data(&self.file, stored))?;
-        Ok(match part.reorder {
-            Reorder::None => tensor,
-            reorder => tensor.permute_rows(|row| reorder.row(row)),
-        })
-    }
-
-    fn grouped(&self, name: &str) -> Result<GroupedTensor, ModelError> {
-        let (entry, part) = self.find(name)?;
-        let [rows, cols] = entry.shape[..] else { return Err(self.not_a(entry, "matrix")) };
-        let (stored, stored_rows) = (entry.stored_name.as_str(), part.reorder.stored_rows(rows));
-        let fail = |problem: String| ModelError::tensor(&self.file, stored, problem, GROUPED_CURE);
-        let parts = match &part.encoding {
-            Encoding::Panels => return self.panels.as_ref().ok_or_else(|| self.missing(name))?.grouped(name),
-            Encoding::Blocks(kind) => packing::grouped::unpack(*kind, &part.bytes, cols),
+            Encoding::Packed(scale) => with_scale((packing::packed::unpack(bytes, rows, cols), *scale))?,
+            Encoding::I2S => with_scale(packing::i2_s::unpack(bytes, rows, cols).map_err(fail)?)?,
+            Encoding::Tq1_0 => with_scale(packing::tq1_0::unpack(bytes, rows, cols).map_err(fail)?)?,
+            Encoding::Tq2_0 => with_scale(packing::tq2_0::unpack(bytes, rows, cols).map_err(fail)?)?,
+            Encoding::Blocks(kind) => with_groups(packing::grouped::unpack(*kind, bytes, cols))?,
             Encoding::Mlx { scales, biases } => {
-                packing::grouped::mlx(&part.bytes, scales, biases).map_err(fail)?
+                with_groups(packing::grouped::mlx(bytes, scales, biases).map_err(fail)?)?
             }
             Encoding::Unpacked(dtype) => {
-                let floats = BitNetTensor::new(*dtype, [stored_rows, cols], part.bytes.clone())
-                    .map_err(ModelError::data(&self.file, stored))?;
-                let (parts, off_grid) = ternarize::recover(&floats).map_err(fail)?;
+                let (parts, off_grid) = ternarize::recover(&floats(*dtype)?).map_err(fail)?;
                 self.off_grid.lock().unwrap_or_else(PoisonError::into_inner).insert(stored.into(), off_grid);
-                parts
+                with_groups(parts)?
             }
-            _ => return Err(self.not_a(entry, "matrix with a scale for every group")),
         };
-        let tensor = GroupedTensor::new(stored_rows, cols, parts.group, parts.codes, parts.scales)
-            .map_err(ModelError::data(&self.file, stored))?;
         if let Some((width, order)) = part.reorder.columns() {
             return tensor.permute_columns(width, order).ok_or_else(|| {
-                fail(format!("value heads of {width} columns are no whole groups of {}", tensor.group()))
+                let group = tensor.group().unwrap_or(cols);
+                fail(format!("value heads of {width} columns are no whole groups of {group}"))
             });
         }
         Ok(match part.reorder {
@@ -221,6 +195,16 @@ impl TensorSource for FileSource {
 
 /// The cure for a matrix with group scales that cannot be read.
 const GROUPED_CURE: &str = "use the model's GGUF file in PQ2_0, PTQ1_0 or Q2_0";
+
+impl Encoding {
+    /// The cure for a matrix that cannot be read.
+    fn cure(&self) -> &'static str {
+        match self {
+            Encoding::Blocks(_) | Encoding::Mlx { .. } | Encoding::Unpacked(_) => GROUPED_CURE,
+            _ => "convert the original model to I2_S or packed safetensors",
+        }
+    }
+}
 
 impl FileSource {
     fn find(&self, name: &str) -> Result<(&TensorEntry, &Part), ModelError> {

@@ -7,8 +7,8 @@
 
 use std::{collections::HashMap, ops::Range, sync::OnceLock};
 
-use bitnet_kernels::{GroupedPanels, HeadCopy, KernelError, Panels, on_huge_pages};
-use bitnet_tensor::{GroupedTensor, SharedBytes, TernaryTensor};
+use bitnet_kernels::{HeadCopy, KernelError, Panels, on_huge_pages};
+use bitnet_tensor::{SharedBytes, TernaryTensor};
 
 use crate::{
     ModelError,
@@ -39,7 +39,7 @@ pub(crate) struct PanelFile {
     projections: HashMap<String, (usize, Range<usize>)>,
     weights: HotBytes,
     /// Shape and bytes of the int8 head, if the head's shape allows one.
-    screen: Option<([usize; 2], HotBytes)>,
+    head_copy: Option<([usize; 2], HotBytes)>,
 }
 
 /// Projections stacked into one matrix, or a ternary table.
@@ -107,26 +107,22 @@ impl PanelFile {
                 projections.insert(projection, (matrices.len(), end..end + rows));
                 end += rows;
             }
-            let (group, bytes) = match spec.grouped.projections {
-                true => {
-                    let shapes = GROUPS.map(|group| GroupedPanels::stored_shape(rows, cols, group));
-                    let (which, bytes) = take(&stored_name, &shapes)?;
-                    (Some(GROUPS[which]), bytes)
-                }
-                false => (None, take(&stored_name, &[Panels::stored_shape(rows, cols)])?.1),
-            };
+            let groups = if spec.grouped.projections { &GROUPS.map(Some)[..] } else { &[None] };
+            let shapes = groups.iter().map(|&group| Panels::stored_shape(rows, cols, group));
+            let (which, bytes) = take(&stored_name, &shapes.collect::<Vec<_>>())?;
+            let group = groups[which];
             matrices.push(Matrix { stored_name, rows, cols, group, bytes });
         }
         let head = [spec.vocab, spec.hidden];
-        let screen = head_copy_shape(spec).map(|shape| take(HEAD_COPY, &[shape]));
-        let screen = screen.transpose()?.map(|(_, bytes)| (head, HotBytes::new(gguf, bytes)));
+        let head_copy = head_copy_shape(spec).map(|shape| take(HEAD_COPY, &[shape]));
+        let head_copy = head_copy.transpose()?.map(|(_, bytes)| (head, HotBytes::new(gguf, bytes)));
         let start = matrices.iter().map(|m| m.bytes.start).min().unwrap_or(0);
         let end = matrices.iter().map(|m| m.bytes.end).max().unwrap_or(0);
         for matrix in &mut matrices {
             matrix.bytes = matrix.bytes.start - start..matrix.bytes.end - start;
         }
         let weights = HotBytes::new(gguf, start..end);
-        Ok(Some(PanelFile { file: gguf.file.clone(), matrices, projections, weights, screen }))
+        Ok(Some(PanelFile { file: gguf.file.clone(), matrices, projections, weights, head_copy }))
     }
 
     /// The stored name of the matrix that holds this projection.
@@ -135,18 +131,11 @@ impl PanelFile {
         Some(&self.matrices[*matrix].stored_name)
     }
 
-    /// One projection in the canonical layout.
+    /// One matrix in the canonical layout.
     pub(crate) fn ternary(&self, name: &str) -> Result<TernaryTensor, ModelError> {
         let (matrix, rows) = self.find(name)?;
         let panels = self.read(matrix, &self.weights.file)?;
         self.check_scale(matrix, &panels, rows)?;
-        panels.unpack(rows.clone()).map_err(ModelError::data(&self.file, &matrix.stored_name))
-    }
-
-    /// One matrix with group scales in the canonical layout.
-    pub(crate) fn grouped(&self, name: &str) -> Result<GroupedTensor, ModelError> {
-        let (matrix, rows) = self.find(name)?;
-        let panels = self.read_groups(matrix, &self.weights.file)?;
         panels.unpack(rows.clone()).map_err(ModelError::data(&self.file, &matrix.stored_name))
     }
 
@@ -158,17 +147,7 @@ impl PanelFile {
 
     fn read(&self, matrix: &Matrix, weights: &SharedBytes) -> Result<Panels, ModelError> {
         let bytes = weights.slice(matrix.bytes.clone()).expect("matrices are inside the weights");
-        let panels = Panels::from_stored(matrix.rows, matrix.cols, &bytes);
-        panels.map_err(|e| self.refused(&matrix.stored_name, e))
-    }
-
-    fn read_groups(&self, matrix: &Matrix, weights: &SharedBytes) -> Result<GroupedPanels, ModelError> {
-        let bytes = weights.slice(matrix.bytes.clone()).expect("matrices are inside the weights");
-        let group = matrix.group.ok_or_else(|| ModelError::MissingTensor {
-            file: self.file.clone(),
-            tensor: matrix.stored_name.clone(),
-        })?;
-        let panels = GroupedPanels::from_stored(matrix.rows, matrix.cols, group, &bytes);
+        let panels = Panels::from_stored(matrix.rows, matrix.cols, matrix.group, &bytes);
         panels.map_err(|e| self.refused(&matrix.stored_name, e))
     }
 
@@ -183,17 +162,16 @@ impl PanelFile {
         Ok(whole.then(|| (matrix, parts.into_iter().map(|(_, rows)| rows).collect())))
     }
 
-    /// Checks that a projection has one scale, as in every other form.
+    /// Checks that the rows of a projection have one scale, if rows have scales, as in every other form.
     fn check_scale(&self, matrix: &Matrix, panels: &Panels, rows: &Range<usize>) -> Result<(), ModelError> {
-        let scales = &panels.scales()[rows.clone()];
-        match scales.iter().all(|scale| scale.to_bits() == scales[0].to_bits()) {
-            true => Ok(()),
-            false => {
-                let problem = "the rows of one projection have different scales";
-                let cure = "convert the original model again";
-                Err(ModelError::tensor(&self.file, &matrix.stored_name, problem, cure))
-            }
+        let mut scales = panels.scales().iter().take(rows.end).skip(rows.start).map(|scale| scale.to_bits());
+        let first = scales.next();
+        if scales.any(|scale| Some(scale) != first) {
+            let problem = "the rows of one projection have different scales";
+            let cure = "convert the original model again";
+            return Err(ModelError::tensor(&self.file, &matrix.stored_name, problem, cure));
         }
+        Ok(())
     }
 
     fn refused(&self, tensor: &str, error: KernelError) -> ModelError {
@@ -220,24 +198,15 @@ pub(crate) fn head_copy_shape(spec: &ModelSpec) -> Option<[usize; 2]> {
 
 impl PackedSource for PanelFile {
     fn panels(&self, names: &[String]) -> Result<Option<Panels>, ModelError> {
-        let Some((matrix, parts)) = self.stack(names)?.filter(|(matrix, _)| matrix.group.is_none()) else {
-            return Ok(None);
-        };
+        let Some((matrix, parts)) = self.stack(names)? else { return Ok(None) };
         let panels = self.read(matrix, self.weights.resident())?;
-        for rows in parts {
-            self.check_scale(matrix, &panels, rows)?;
-        }
+        parts.into_iter().try_for_each(|rows| self.check_scale(matrix, &panels, rows))?;
         Ok(Some(panels))
     }
 
-    fn grouped_panels(&self, names: &[String]) -> Result<Option<GroupedPanels>, ModelError> {
-        let stack = self.stack(names)?.filter(|(matrix, _)| matrix.group.is_some());
-        stack.map(|(matrix, _)| self.read_groups(matrix, self.weights.resident())).transpose()
-    }
-
     fn head_copy(&self) -> Result<Option<HeadCopy>, ModelError> {
-        let Some(([rows, cols], bytes)) = &self.screen else { return Ok(None) };
-        let screen = HeadCopy::from_stored(*rows, *cols, bytes.resident());
-        screen.map(Some).map_err(|e| self.refused(HEAD_COPY, e))
+        let Some(([rows, cols], bytes)) = &self.head_copy else { return Ok(None) };
+        let copy = HeadCopy::from_stored(*rows, *cols, bytes.resident());
+        copy.map(Some).map_err(|e| self.refused(HEAD_COPY, e))
     }
 }

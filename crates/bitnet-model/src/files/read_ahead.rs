@@ -9,7 +9,7 @@ use std::{
     thread,
 };
 
-use bitnet_tensor::{BitNetTensor, GroupedTensor, TernaryTensor};
+use bitnet_tensor::{BitNetTensor, TernaryTensor};
 
 use crate::{
     ModelError,
@@ -20,13 +20,7 @@ use crate::{
 /// Maximum number of unpacked projections that wait. They take memory, as does the one being unpacked.
 const WAITING: usize = 1;
 
-/// An unpacked projection of either kind.
-enum Projection {
-    Ternary(TernaryTensor),
-    Grouped(GroupedTensor),
-}
-
-type Unpacked = (String, Result<Projection, ModelError>);
+type Unpacked = (String, Result<TernaryTensor, ModelError>);
 
 /// A source whose projections are unpacked by another thread, in the order of its entries.
 struct ReadAhead<'a> {
@@ -41,14 +35,11 @@ pub(crate) fn with<T>(source: &dyn TensorSource, load: impl FnOnce(&dyn TensorSo
     let projections = source.entries().iter().filter(|entry| {
         matches!(entry.kind, TensorKind::Ternary | TensorKind::Grouped) && !names::is_table(&entry.name)
     });
-    let entries: Vec<(String, TensorKind)> = projections.map(|e| (e.name.clone(), e.kind)).collect();
+    let projections: Vec<String> = projections.map(|entry| entry.name.clone()).collect();
     let (send, unpacked) = sync_channel(WAITING);
     let work = move || {
-        for (name, kind) in entries {
-            let tensor = match kind {
-                TensorKind::Grouped => source.grouped(&name).map(Projection::Grouped),
-                _ => source.ternary(&name).map(Projection::Ternary),
-            };
+        for name in projections {
+            let tensor = source.ternary(&name);
             // The receiver is gone once loading has ended.
             if send.send((name, tensor)).is_err() {
                 return;
@@ -63,7 +54,7 @@ pub(crate) fn with<T>(source: &dyn TensorSource, load: impl FnOnce(&dyn TensorSo
 
 impl ReadAhead<'_> {
     /// The next projection, if it is `name`; `None` if all have been taken or the caller reads in another order.
-    fn next(&self, name: &str) -> Option<Result<Projection, ModelError>> {
+    fn next(&self, name: &str) -> Option<Result<TernaryTensor, ModelError>> {
         let unpacked = self.unpacked.lock().unwrap_or_else(PoisonError::into_inner);
         unpacked.recv().ok().filter(|(next, _)| next == name).map(|(_, tensor)| tensor)
     }
@@ -75,20 +66,8 @@ impl TensorSource for ReadAhead<'_> {
     }
 
     fn ternary(&self, name: &str) -> Result<TernaryTensor, ModelError> {
-        match self.next(name).transpose()? {
-            Some(Projection::Ternary(tensor)) => Ok(tensor),
-            _ => self.source.ternary(name),
-        }
-    }
-
-    fn grouped(&self, name: &str) -> Result<GroupedTensor, ModelError> {
-        if names::is_table(name) {
-            return self.source.grouped(name);
-        }
-        match self.next(name).transpose()? {
-            Some(Projection::Grouped(tensor)) => Ok(tensor),
-            _ => self.source.grouped(name),
-        }
+        let next = if names::is_table(name) { None } else { self.next(name) };
+        next.unwrap_or_else(|| self.source.ternary(name))
     }
 
     fn warnings(&self) -> Vec<String> {

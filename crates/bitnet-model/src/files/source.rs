@@ -1,10 +1,10 @@
 //! The trait by which everything reads weights: [`TensorSource`] has a model's tensors by Hugging Face name, whatever
 //! file and form they are stored in.
 
-use bitnet_kernels::{GroupedPanels, HeadCopy, Panels};
-use bitnet_tensor::{BitNetTensor, GroupedTensor, TernaryTensor};
+use bitnet_kernels::{HeadCopy, Panels};
+use bitnet_tensor::{BitNetTensor, TernaryTensor};
 
-use crate::{ModelError, error::one_line};
+use crate::ModelError;
 
 /// The tensors of a model, by Hugging Face name, in the forms that all files of a model share: rows of queries and of
 /// their output gates are two tensors (`q_proj` and `gate_proj`), value heads of gated-delta layers are in the order in
@@ -13,19 +13,12 @@ pub trait TensorSource: Send + Sync {
     /// All tensors of the model, in the order of a forward pass.
     fn entries(&self) -> &[TensorEntry];
 
-    /// A projection with one scale: rows in Hugging Face order, `w = scale * trit` whatever the file's convention.
-    ///
-    /// # Errors
-    /// If there is no such projection, or its bytes are invalid for its type.
-    fn ternary(&self, name: &str) -> Result<TernaryTensor, ModelError>;
-
-    /// A matrix with a scale for every group of weights: rows in Hugging Face order.
+    /// A ternary matrix, with one scale or with a scale for every group of weights, as its [`TensorKind`] says: rows in
+    /// Hugging Face order, `w = scale * trit` whatever the file's convention.
     ///
     /// # Errors
     /// If there is no such matrix, or its bytes are invalid for its type.
-    fn grouped(&self, name: &str) -> Result<GroupedTensor, ModelError> {
-        Err(ModelError::MissingTensor { file: "model".into(), tensor: one_line(name) })
-    }
+    fn ternary(&self, name: &str) -> Result<TernaryTensor, ModelError>;
 
     /// Warnings for the user from the tensors read so far, one line each.
     fn warnings(&self) -> Vec<String> {
@@ -46,17 +39,12 @@ pub trait TensorSource: Send + Sync {
 
 /// Weights stored in the layout of the CPU kernels.
 pub trait PackedSource {
-    /// The matrix that stacks exactly these projections, or `None` if the file stacks them differently.
-    ///
-    /// # Errors
-    /// If there is no such projection, or its bytes are not valid panels.
-    fn panels(&self, names: &[String]) -> Result<Option<Panels>, ModelError>;
-
-    /// As [`PackedSource::panels`], for matrices with group scales: projections, the embedding or the output head.
+    /// The matrix that stacks exactly these projections, or is this embedding or output head; `None` if the file stacks
+    /// them differently.
     ///
     /// # Errors
     /// If there is no such matrix, or its bytes are not valid panels.
-    fn grouped_panels(&self, names: &[String]) -> Result<Option<GroupedPanels>, ModelError>;
+    fn panels(&self, names: &[String]) -> Result<Option<Panels>, ModelError>;
 
     /// The int8 copy of the output head, if the file has one.
     ///

@@ -1,8 +1,8 @@
 //! Reads weights from a source into the layout of a backend: tables, stacks of ternary matrices, norms.
 //! Files that already have the backend's layout are used in place.
 
-use bitnet_kernels::{Backend, Norm, Rotate, RowOrder};
-use bitnet_tensor::{BitNetTensor, GroupedTensor, SharedBytes, TernaryTensor};
+use bitnet_kernels::{Backend, Norm, Rotate, RowOrder, Weights};
+use bitnet_tensor::{BitNetTensor, SharedBytes, TernaryTensor};
 
 use crate::{
     ModelError,
@@ -26,11 +26,7 @@ pub(crate) fn read_table<B: Backend>(
     if !grouped {
         return Ok(b.table(&tensors.dense(name)?)?);
     }
-    let stored = packed::<B>(tensors).map(|packed| packed.grouped_panels(&[name.into()])).transpose()?;
-    let mut table = match stored.flatten() {
-        Some(panels) => b.table(panels)?,
-        None => b.table(&tensors.grouped(name)?)?,
-    };
+    let mut table = b.table(read_ternary::<B>(tensors, &[name.into()], grouped)?)?;
     let rotated = |r: &crate::spec::Rotation| if embedding { r.embedding } else { r.weights.contains(name) };
     if let Some(rotation) = spec.rotation.as_ref().filter(|rotation| rotated(rotation)) {
         let signs = rotation.signs.get(&spec.hidden).map(|signs| &signs[..]);
@@ -49,19 +45,27 @@ pub(crate) fn read_linear<B: Backend>(
     names: &[String],
     order: RowOrder,
 ) -> Result<B::Linear, ModelError> {
-    let packed = packed::<B>(tensors);
-    if spec.grouped.projections {
-        let stored = packed.map(|packed| packed.grouped_panels(names)).transpose()?;
-        return Ok(match stored.flatten() {
-            Some(panels) => b.linear(panels, order)?,
-            None => b.linear(&read_stacked_groups(tensors, names)?, order)?,
-        });
+    Ok(b.linear(read_ternary::<B>(tensors, names, spec.grouped.projections)?, order)?)
+}
+
+/// Reads ternary matrices that share an input, stacked into one: as they are stored, if that is `B`'s own layout.
+fn read_ternary<B: Backend>(
+    tensors: &dyn TensorSource,
+    names: &[String],
+    grouped: bool,
+) -> Result<Weights<'static>, ModelError> {
+    let stored = packed::<B>(tensors).map(|packed| packed.panels(names)).transpose()?;
+    let weights = match stored.flatten() {
+        Some(panels) => Weights::from(panels),
+        None => read_stacked(tensors, names)?.into(),
+    };
+    if weights.group().is_some() != grouped {
+        let problem =
+            "what shares a scale, rows or groups of weights, is not what the model's configuration says";
+        let cure = "make `TensorSource::ternary` return what `ModelSpec::grouped` says";
+        return Err(ModelError::tensor(SOURCE, &names.join(" + "), problem, cure));
     }
-    let stored = packed.map(|packed| packed.panels(names)).transpose()?;
-    Ok(match stored.flatten() {
-        Some(panels) => b.linear(panels, order)?,
-        None => b.linear(&read_stacked(tensors, names)?, order)?,
-    })
+    Ok(weights)
 }
 
 /// Reads the gain of a norm.
@@ -91,15 +95,6 @@ pub(crate) fn read_stacked(
     TernaryTensor::stack(&parts).map_err(ModelError::data(SOURCE, &names.join(" + ")))
 }
 
-/// Reads matrices with group scales that share an input, stacked into one.
-pub(crate) fn read_stacked_groups(
-    tensors: &dyn TensorSource,
-    names: &[String],
-) -> Result<GroupedTensor, ModelError> {
-    let parts = names.iter().map(|n| tensors.grouped(n)).collect::<Result<Vec<_>, _>>()?;
-    GroupedTensor::stack(&parts).map_err(ModelError::data(SOURCE, &names.join(" + ")))
-}
-
 /// Reads float matrices that share an input, stacked into one.
 pub(crate) fn read_dense_stack(
     tensors: &dyn TensorSource,
@@ -108,15 +103,12 @@ pub(crate) fn read_dense_stack(
     let parts = names.iter().map(|n| tensors.dense(n)).collect::<Result<Vec<_>, _>>()?;
     let shape = [parts.iter().map(BitNetTensor::rows).sum::<usize>(), parts[0].cols()];
     let alike = parts.iter().all(|part| part.dtype() == parts[0].dtype());
-    let stacked = match alike {
-        true => {
-            let bytes = parts.iter().flat_map(|part| part.bytes().iter().copied()).collect::<Vec<_>>();
-            BitNetTensor::new(parts[0].dtype(), shape, SharedBytes::new(bytes))
-        }
-        false => {
-            let values: Vec<f32> = parts.iter().flat_map(BitNetTensor::to_f32).collect();
-            BitNetTensor::from_f32(shape, &values)
-        }
+    let stacked = if alike {
+        let bytes = parts.iter().flat_map(|part| part.bytes().iter().copied()).collect::<Vec<_>>();
+        BitNetTensor::new(parts[0].dtype(), shape, SharedBytes::new(bytes))
+    } else {
+        let values: Vec<f32> = parts.iter().flat_map(BitNetTensor::to_f32).collect();
+        BitNetTensor::from_f32(shape, &values)
     };
     stacked.map_err(ModelError::data(SOURCE, &names.join(" + ")))
 }

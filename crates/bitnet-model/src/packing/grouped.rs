@@ -1,5 +1,5 @@
 //! Packings with a scale for every group of weights. They are read into and written from the codes and scales of
-//! [`bitnet_tensor::GroupedTensor`]. Rows are whole blocks.
+//! [`bitnet_tensor::TernaryTensor`]. Rows are whole blocks.
 //!
 //! ```text
 //! Q2_0     64 weights in 18 bytes    f16 scale, 16 bytes of codes         llama.cpp, type 42
@@ -12,7 +12,7 @@
 //! Two-bit codes are already canonical: weight `j` is in byte `j / 4` at bits `2 (j % 4)`, as value + 1. A sign is in
 //! byte `j / 8` at bit `j % 8`, 1 for plus. Bytes in base 3 are those of [`super::tq1_0`], in other runs.
 
-use bitnet_tensor::GroupedTensor;
+use bitnet_tensor::TernaryTensor;
 use half::f16;
 
 use super::{ZEROS, tq1_0, tq2_0};
@@ -135,26 +135,29 @@ pub(crate) fn mlx(bytes: &[u8], scales: &[u8], biases: &[u8]) -> Result<Parts, S
     Ok(Parts { group, codes, scales })
 }
 
-pub(crate) fn pack_q2_0(tensor: &GroupedTensor) -> Result<Vec<u8>, String> {
+pub(crate) fn pack_q2_0(tensor: &TernaryTensor) -> Result<Vec<u8>, String> {
     pack(tensor, 64)
 }
 
-pub(crate) fn pack_pq2_0(tensor: &GroupedTensor) -> Result<Vec<u8>, String> {
-    if tensor.group() != 128 {
+pub(crate) fn pack_pq2_0(tensor: &TernaryTensor) -> Result<Vec<u8>, String> {
+    if tensor.group() == Some(64) {
         return Err("it has a scale for every 64 weights, but this type has one for every 128".into());
     }
     pack(tensor, 128)
 }
 
-fn pack(tensor: &GroupedTensor, group: usize) -> Result<Vec<u8>, String> {
+fn pack(tensor: &TernaryTensor, group: usize) -> Result<Vec<u8>, String> {
+    let Some(width) = tensor.group() else {
+        return Err("its rows have scales, but this type has one for every group of weights".into());
+    };
     if !tensor.cols().is_multiple_of(group) {
         return Err(format!("rows of {} weights are not whole blocks of {group}", tensor.cols()));
     }
     let mut bytes = Vec::with_capacity(tensor.codes().len() / (group / 4) * (2 + group / 4));
     for row in 0..tensor.rows() {
-        let scales = tensor.row_scales(row);
+        let scales = tensor.group_scales(row);
         for (i, codes) in tensor.row_codes(row).chunks_exact(group / 4).enumerate() {
-            bytes.extend(scales[i * group / tensor.group()].to_le_bytes());
+            bytes.extend(scales[i * group / width].to_le_bytes());
             bytes.extend(codes);
         }
     }
@@ -166,14 +169,14 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn tensor(parts: Parts, cols: usize) -> GroupedTensor {
+    fn tensor(parts: Parts, cols: usize) -> TernaryTensor {
         let rows = 4 * parts.codes.len() / cols;
-        GroupedTensor::new(rows, cols, parts.group, parts.codes, parts.scales).unwrap()
+        TernaryTensor::from_groups(rows, cols, parts.group, parts.codes, parts.scales).unwrap()
     }
 
     fn values(parts: Parts, cols: usize) -> Vec<i8> {
         let tensor = tensor(parts, cols);
-        (0..tensor.rows()).flat_map(|row| tensor.row_values(row).collect::<Vec<_>>()).collect()
+        (0..tensor.rows()).flat_map(|row| tensor.row_trits(row).collect::<Vec<_>>()).collect()
     }
 
     #[test]
@@ -217,10 +220,10 @@ mod tests {
         let block = |scale: f32, code: u8| [&f16::from_f32(scale).to_le_bytes()[..], &[code; 16]].concat();
         let read = |blocks: &[Vec<u8>]| tensor(unpack(GgmlType::Q2_0, &blocks.concat(), 256), 256);
         let pairs = [block(0.5, 0x42), block(0.5, 0x24), block(0.0, ZEROS), block(0.25, 0x42)];
-        assert_eq!(read(&pairs).group(), 128);
-        assert_eq!(read(&pairs).scales(), [f16::from_f32(0.5), f16::from_f32(0.25)]);
+        assert_eq!(read(&pairs).group(), Some(128));
+        assert_eq!(read(&pairs).group_scales(0), [f16::from_f32(0.5), f16::from_f32(0.25)]);
         let apart = [block(0.5, 0x42), block(1.0, 0x24), block(0.0, ZEROS), block(0.25, 0x42)];
-        assert_eq!(read(&apart).group(), 64);
+        assert_eq!(read(&apart).group(), Some(64));
     }
 
     #[test]
@@ -239,12 +242,12 @@ mod tests {
             scales in prop::collection::vec(1u16..0x7C00, 2 * 6),
         ) {
             let narrow = scales.iter().map(|&bits| f16::from_bits(bits)).collect();
-            let tensor = GroupedTensor::new(2, 384, 64, codes.clone(), narrow).unwrap();
+            let tensor = TernaryTensor::from_groups(2, 384, 64, codes.clone(), narrow).unwrap();
             prop_assert_eq!(&self::tensor(unpack(GgmlType::Q2_0, &pack_q2_0(&tensor).unwrap(), 384), 384), &tensor);
-            prop_assert_eq!(pack_pq2_0(&tensor).is_err(), tensor.group() == 64);
+            prop_assert_eq!(pack_pq2_0(&tensor).is_err(), tensor.group() == Some(64));
 
             let wide = scales[..6].iter().map(|&bits| f16::from_bits(bits)).collect();
-            let tensor = GroupedTensor::new(2, 384, 128, codes, wide).unwrap();
+            let tensor = TernaryTensor::from_groups(2, 384, 128, codes, wide).unwrap();
             for kind in [GgmlType::Pq2_0, GgmlType::Q2_0Fork] {
                 prop_assert_eq!(&self::tensor(unpack(kind, &pack_pq2_0(&tensor).unwrap(), 384), 384), &tensor);
             }

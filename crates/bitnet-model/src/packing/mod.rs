@@ -1,5 +1,5 @@
 //! Ternary encodings of files. Each is read into and written from the canonical codes of
-//! [`bitnet_tensor::TernaryTensor`] or [`bitnet_tensor::GroupedTensor`].
+//! [`bitnet_tensor::TernaryTensor`].
 
 pub(crate) mod grouped;
 pub(crate) mod i2_s;
@@ -7,7 +7,7 @@ pub(crate) mod packed;
 pub(crate) mod tq1_0;
 pub(crate) mod tq2_0;
 
-use bitnet_tensor::{DType, TernaryTensor};
+use bitnet_tensor::{DType, TernaryScales, TernaryTensor};
 use half::f16;
 
 /// Packs four codes, one in the two low bits of each byte, into one canonical byte, first byte lowest.
@@ -134,8 +134,11 @@ pub(crate) fn floats(tensor: &TernaryTensor, dtype: DType) -> Result<Vec<u8>, St
 
 /// The scale of a tensor, which must be the same for all rows.
 pub(crate) fn one_scale(tensor: &TernaryTensor) -> Result<f32, String> {
-    let first = tensor.scales()[0].scale;
-    if tensor.scales().iter().any(|s| s.scale.to_bits() != first.to_bits()) {
+    let TernaryScales::Rows(ranges) = tensor.scales() else {
+        return Err("its groups of weights have scales".into());
+    };
+    let first = ranges[0].scale;
+    if ranges.iter().any(|range| range.scale.to_bits() != first.to_bits()) {
         return Err("its rows have different scales".into());
     }
     Ok(first)

@@ -1,7 +1,7 @@
 //! Every architecture, type and convention that can be read, by name; where no fixture has one, a modified fixture.
 
 use bitnet_model::{Activation, Checkpoint, ModelError, ModelFiles, TensorKind, inspect};
-use bitnet_tensor::SharedBytes;
+use bitnet_tensor::{SharedBytes, TernaryTensor};
 use half::{bf16, f16};
 
 use crate::{
@@ -126,13 +126,14 @@ fn a_separate_scale_multiplies_a_gguf_weight() {
     .unwrap();
     let name = "model.layers.0.self_attn.q_proj.weight";
     let original = open("bitnet-packed/model-TQ2_0.gguf").tensors.ternary(name).unwrap();
-    assert_eq!(model.tensors.ternary(name).unwrap().scales()[0].scale, 4.0 * original.scales()[0].scale);
+    let scale = |tensor: &TernaryTensor| tensor.row_scale(0).unwrap();
+    assert_eq!(scale(&model.tensors.ternary(name).unwrap()), 4.0 * scale(&original));
 }
 
 #[test]
 fn linear_class_alone_decides_whether_the_scale_divides() {
     let name = "model.layers.1.mlp.down_proj.weight";
-    let scale = |m: Checkpoint| m.tensors.ternary(name).unwrap().scales()[0].scale;
+    let scale = |m: Checkpoint| m.tensors.ternary(name).unwrap().row_scale(0).unwrap();
     let divides = scale(with_config("llama-bitlinear", |_| ()).unwrap());
     let multiplies = scale(
         with_config("llama-bitlinear", |c| c["quantization_config"]["linear_class"] = "autobitlinear".into())

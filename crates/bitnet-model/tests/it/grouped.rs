@@ -6,7 +6,7 @@ use std::path::Path;
 use bitnet_model::{
     Activation, Checkpoint, Grouped, ModelError, ModelFiles, Multipliers, RopeScaling, TensorKind, inspect,
 };
-use bitnet_tensor::SharedBytes;
+use bitnet_tensor::{SharedBytes, TernaryTensor};
 use half::{bf16, f16};
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde_json::{Value, json};
@@ -35,7 +35,7 @@ fn unpacked(model: &Checkpoint, store: fn(f32) -> [u8; 2], dtype: Dtype) -> Tens
     let all = entries.map(|entry| {
         let floats = match entry.kind {
             TensorKind::Grouped => {
-                let matrix = model.tensors.grouped(&entry.name).unwrap();
+                let matrix = model.tensors.ternary(&entry.name).unwrap();
                 let mut values = vec![0.0; matrix.rows() * matrix.cols()];
                 values.chunks_mut(matrix.cols()).enumerate().for_each(|(r, row)| matrix.decode_row(r, row));
                 values
@@ -92,35 +92,37 @@ fn one_scale_a_tensor_is_recovered_as_its_blocks_have_it() {
     let bf16s = |value: f32| bf16::from_f32(value).to_le_bytes();
     let model = folder(&config("minicpm-mup"), &unpacked(&gguf, bf16s, Dtype::BF16)).unwrap();
     assert_eq!(weights_hash(&model), weights_hash(&gguf));
-    let q = model.tensors.grouped(Q_PROJ).unwrap();
-    assert!(q.scales().iter().all(|scale| scale == &q.scales()[0]), "one scale");
-    let blocks = open("minicpm-blocks").tensors.grouped(Q_PROJ).unwrap();
-    assert!(blocks.scales().iter().any(|scale| scale != &blocks.scales()[0]), "one for every block");
+    let q = model.tensors.ternary(Q_PROJ).unwrap();
+    let scales =
+        |t: &TernaryTensor| (0..t.rows()).flat_map(|row| t.group_scales(row).to_vec()).collect::<Vec<_>>();
+    assert!(scales(&q).windows(2).all(|pair| pair[0] == pair[1]), "one scale");
+    let blocks = open("minicpm-blocks").tensors.ternary(Q_PROJ).unwrap();
+    assert!(scales(&blocks).windows(2).any(|pair| pair[0] != pair[1]), "one for every block");
 }
 
 #[test]
 fn groups_of_64_stay_and_those_that_are_pairs_become_groups_of_128() {
-    let group = |path: &str| open(path).tensors.grouped(Q_PROJ).unwrap().group();
-    assert_eq!(group("qwen3-ternary/model-Q2_0.gguf"), 128);
-    assert_eq!(group("qwen3-g64/model-Q2_0.gguf"), 64);
+    let group = |path: &str| open(path).tensors.ternary(Q_PROJ).unwrap().group();
+    assert_eq!(group("qwen3-ternary/model-Q2_0.gguf"), Some(128));
+    assert_eq!(group("qwen3-g64/model-Q2_0.gguf"), Some(64));
 }
 
 #[test]
 fn code_3_is_a_weight_of_twice_the_scale() {
     let model = edited("qwen3-ternary/model-PQ2_0.gguf", |gguf| gguf.tensor(Q).data[2] |= 3).unwrap();
-    assert_eq!(model.tensors.grouped(Q_PROJ).unwrap().row_values(0).next(), Some(2));
+    assert_eq!(model.tensors.ternary(Q_PROJ).unwrap().row_trits(0).next(), Some(2));
 }
 
 #[test]
 fn q1_0_is_a_model_without_zeros() {
-    let original = open("qwen3-ternary/model-PQ2_0.gguf").tensors.grouped(Q_PROJ).unwrap();
+    let original = open("qwen3-ternary/model-PQ2_0.gguf").tensors.ternary(Q_PROJ).unwrap();
     let model = edited("qwen3-ternary/model-PQ2_0.gguf", |gguf| {
         let q = gguf.tensor(Q);
         q.kind = 41;
         q.data = (0..original.rows())
             .flat_map(|row| {
-                let values: Vec<i8> = original.row_values(row).collect();
-                let blocks = values.chunks(128).zip(original.row_scales(row)).map(|(values, scale)| {
+                let values: Vec<i8> = original.row_trits(row).collect();
+                let blocks = values.chunks(128).zip(original.group_scales(row)).map(|(values, scale)| {
                     let signs = values
                         .chunks(8)
                         .map(|eight| eight.iter().rev().fold(0u8, |byte, &v| byte << 1 | u8::from(v >= 0)));
@@ -131,12 +133,10 @@ fn q1_0_is_a_model_without_zeros() {
             .collect();
     });
     let model = model.unwrap();
-    let q = model.tensors.grouped(Q_PROJ).unwrap();
+    let q = model.tensors.ternary(Q_PROJ).unwrap();
     assert_eq!(q.scales(), original.scales());
     for row in 0..q.rows() {
-        assert!(
-            q.row_values(row).zip(original.row_values(row)).all(|(a, b)| a == if b < 0 { -1 } else { 1 })
-        );
+        assert!(q.row_trits(row).zip(original.row_trits(row)).all(|(a, b)| a == if b < 0 { -1 } else { 1 }));
     }
     assert!(model.tensors.entries().iter().any(|e| e.stored == "q1_0"));
 }
@@ -263,14 +263,14 @@ fn off_grid(count: usize) -> Checkpoint {
 fn a_few_weights_off_the_grid_are_counted_and_many_are_refused() {
     // The projection has 384 x 256 weights; one in ten thousand of them is 9.8.
     let model = off_grid(9);
-    let matrix = model.tensors.grouped(Q_PROJ).unwrap();
-    assert_eq!(matrix.scales(), open("qwen3-unpacked").tensors.grouped(Q_PROJ).unwrap().scales());
+    let matrix = model.tensors.ternary(Q_PROJ).unwrap();
+    assert_eq!(matrix.scales(), open("qwen3-unpacked").tensors.ternary(Q_PROJ).unwrap().scales());
     let warnings = inspect(&model, true, &mut |_, _| {}).unwrap().warnings;
     let [warning] = &warnings[..] else { panic!("{warnings:?}") };
     assert!(warning.contains("9 weights in 1 tensors") && warning.contains("GGUF"), "{warning}");
     assert_eq!(model.tensors.warnings(), warnings, "each tensor counts once, however often it is read");
 
-    let told = off_grid(10).tensors.grouped(Q_PROJ).unwrap_err().to_string();
+    let told = off_grid(10).tensors.ternary(Q_PROJ).unwrap_err().to_string();
     assert!(told.contains(Q_PROJ) && told.contains("10 of its 98304 weights (0.010 %)"), "{told}");
     assert!(told.contains("GGUF file in PQ2_0"), "{told}");
 }
@@ -304,7 +304,7 @@ fn weights_that_are_not_ternary_are_refused_by_tensor_and_type() {
         let values = 0..q.dims.iter().product::<u64>();
         (q.kind, q.data) = (0, values.flat_map(|v| (v as f32).to_le_bytes()).collect());
     });
-    let told = floats.unwrap().tensors.grouped(Q_PROJ).unwrap_err().to_string();
+    let told = floats.unwrap().tensors.ternary(Q_PROJ).unwrap_err().to_string();
     assert!(told.contains("it is not ternary") && told.contains("blk.0.attn_q.weight"), "{told}");
     // A separate scale tensor belongs to models with one scale.
     let told = refused("qwen3-ternary/model-PQ2_0.gguf", |gguf| {
@@ -341,7 +341,7 @@ fn mlx_that_is_not_ternary_is_refused() {
         let at = all.iter().position(|t| t.0.ends_with("0.self_attn.q_proj.biases")).unwrap();
         all[at].3[..2].copy_from_slice(&f16s(-3.0));
     });
-    let told = biased.unwrap().tensors.grouped(Q_PROJ).unwrap_err().to_string();
+    let told = biased.unwrap().tensors.ternary(Q_PROJ).unwrap_err().to_string();
     assert!(told.contains("bias -3") && told.contains("are not -s, 0, s or 2 s"), "{told}");
     let missing = opened(|all| all.retain(|t| !t.0.ends_with("0.self_attn.q_proj.scales")));
     let told = missing.err().unwrap().to_string();

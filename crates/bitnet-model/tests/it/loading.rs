@@ -5,7 +5,7 @@ use bitnet_model::{
     Batch, Limits, Logits, Model, ModelError, PackedSource, Synthetic, TensorEntry, TensorKind, TensorSource,
     Transformer,
 };
-use bitnet_tensor::{BitNetTensor, GroupedTensor, TernaryTensor};
+use bitnet_tensor::{BitNetTensor, TernaryTensor};
 
 /// A model that counts the requests for its projections.
 pub struct Counted<M> {
@@ -21,11 +21,6 @@ impl<M: TensorSource> TensorSource for Counted<M> {
     fn ternary(&self, name: &str) -> Result<TernaryTensor, ModelError> {
         self.asked.lock().unwrap().push(name.into());
         self.model.ternary(name)
-    }
-
-    fn grouped(&self, name: &str) -> Result<GroupedTensor, ModelError> {
-        self.asked.lock().unwrap().push(name.into());
-        self.model.grouped(name)
     }
 
     fn dense(&self, name: &str) -> Result<BitNetTensor, ModelError> {

@@ -117,10 +117,6 @@ impl TensorSource for Opened {
         self.0.tensors.dense(name)
     }
 
-    fn grouped(&self, name: &str) -> Result<bitnet_tensor::GroupedTensor, ModelError> {
-        self.0.tensors.grouped(name)
-    }
-
     fn packed(&self) -> Option<&dyn bitnet_model::PackedSource> {
         self.0.tensors.packed()
     }

@@ -5,7 +5,7 @@
 //! a tile stay in registers for the length of a group; they are then converted to floats and added to the totals of the
 //! tile, which 512-bit instruction sets keep in L1.
 //!
-//! Layout: [`super::super::grouped`]. With 512-bit vectors, a group of 128 columns by 64 rows and `T` tokens takes 8
+//! Layout: [`super::super::panels`]. With 512-bit vectors, a group of 128 columns by 64 rows and `T` tokens takes 8
 //! blocks as in [`super::ternary`], and then `4 T` each of subtractions, conversions, products of scales, fused
 //! multiply-adds, loads and stores: with 5 tokens 40 instructions on the ports of 640 dot products. One token takes 24
 //! more shifts and additions to combine its planes, and is bound by memory, of which scales are a seventeenth.
@@ -18,14 +18,15 @@ use bitnet_tensor::quant::{GROUP, GroupQuant};
 
 use crate::cpu::{
     generic::ternary::{AHEAD, Output, put},
-    grouped::{GroupedPanels, SCALE_BYTES},
     lanes::Lanes,
-    panels::{BLOCK, BLOCK_BYTES, PANEL_ROWS},
+    panels::{BLOCK, BLOCK_BYTES, PANEL_ROWS, Panels, SCALE_BYTES},
     pool::share,
 };
 
 pub(crate) struct Grouped<'a> {
-    pub(crate) w: &'a GroupedPanels,
+    pub(crate) w: &'a Panels,
+    /// Columns that share a scale: 64 or 128.
+    pub(crate) group: usize,
     /// `[n][x_stride]`, zeros after the last column.
     pub(crate) x: &'a [i8],
     pub(crate) x_stride: usize,
@@ -97,7 +98,7 @@ unsafe fn tile_of<L: Lanes, const R: usize>(a: &Grouped<'_>, place: Place, token
 #[inline(always)]
 unsafe fn tile<L: Lanes, const R: usize, const T: usize>(a: &Grouped<'_>, place: Place) {
     let (mut codes, blocks) = (a.w.panel(place.panel).as_ptr(), a.w.blocks());
-    let (group, ahead) = (a.w.group / BLOCK, ahead(a.w.group / BLOCK));
+    let (group, ahead) = (a.group / BLOCK, ahead(a.group / BLOCK));
     let x = a.x.as_ptr().add(place.token * a.x_stride);
     let x_groups = a.w.cols.div_ceil(GROUP);
     let quants = a.x_groups.as_ptr().add(place.token * x_groups);
@@ -136,7 +137,7 @@ unsafe fn tile<L: Lanes, const R: usize, const T: usize>(a: &Grouped<'_>, place:
 #[inline(always)]
 fn quant_of(a: &Grouped<'_>, block: usize) -> (usize, usize) {
     let half = block * BLOCK / (GROUP / 2);
-    (half / 2, if a.w.group == GROUP { 1 } else { 2 + half % 2 })
+    (half / 2, if a.group == GROUP { 1 } else { 2 + half % 2 })
 }
 
 /// Loads the scale and the sum of a group of activations into all lanes.
@@ -149,7 +150,7 @@ unsafe fn read_quant<L: Lanes>(quant: *const GroupQuant, sum: usize) -> (L::F, L
 #[inline(always)]
 unsafe fn one_token<L: Lanes, const R: usize>(a: &Grouped<'_>, panel: usize) {
     let (mut codes, blocks) = (a.w.panel(panel).as_ptr(), a.w.blocks());
-    let (group, ahead) = (a.w.group / BLOCK, ahead(a.w.group / BLOCK));
+    let (group, ahead) = (a.group / BLOCK, ahead(a.group / BLOCK));
     let mut totals = [L::splat(0.0); PANEL_ROWS / 16];
     for block in (0..blocks).step_by(group) {
         let some = group.min(blocks - block);

@@ -33,6 +33,8 @@ const ONE_TOKEN_COLS: usize = 16 * ((1 << 31) / (4 * 128 * 128) - 1);
 
 pub(crate) struct BitLinear<'a> {
     pub(crate) w: &'a Panels,
+    /// Of every row, padded to whole panels.
+    pub(crate) scales: &'a [f32],
     /// `[n][x_stride]`, zeros after the last column.
     pub(crate) x: &'a [i8],
     pub(crate) x_stride: usize,
@@ -111,7 +113,7 @@ unsafe fn tile<L: Lanes, const R: usize, const T: usize>(
     first: usize,
 ) {
     let blocks = a.w.blocks();
-    let mut codes = a.w.panel(panel).add(64 * group);
+    let mut codes = a.w.panel(panel).as_ptr().add(64 * group);
     let mut x = a.x.as_ptr().add(first * a.x_stride);
     let mut sums = [[L::zero_i(); R]; T];
     if L::STEPS == usize::MAX {
@@ -150,7 +152,7 @@ unsafe fn tile<L: Lanes, const R: usize, const T: usize>(
 #[inline(always)]
 unsafe fn one_token<L: Lanes>(a: &BitLinear<'_>, panel: usize) {
     let blocks = a.w.blocks();
-    let mut codes = a.w.panel(panel);
+    let mut codes = a.w.panel(panel).as_ptr();
     let mut x = a.x.as_ptr();
     let mut parts = [[L::zero_part(); 4]; 4]; // [group][plane]
     for _ in 0..blocks {
@@ -178,7 +180,7 @@ unsafe fn finish<L: Lanes>(a: &BitLinear<'_>, panel: usize, group: usize, token:
     let row = panel * PANEL_ROWS + 16 * group;
     let x = a.x_rows[token];
     let y = L::to_f32(L::sub_i(sum, L::splat_i(x.sum)));
-    let y = L::mul(L::div(y, L::splat(x.multiplier)), L::load(a.w.scales.as_ptr().add(row)));
+    let y = L::mul(L::div(y, L::splat(x.multiplier)), L::load(a.scales.as_ptr().add(row)));
     put::<L>(&a.out, a.w.rows, row, token, y);
 }
 

@@ -9,7 +9,7 @@ use bitnet_tensor::{BitNetTensor, SharedBytes};
 use crate::{
     Backend, KernelError, Wanted,
     cpu::{
-        Cpu, GroupedPanels, ROW_UNIT, Rows, Table, WEIGHT_UNIT,
+        Cpu, Panels, ROW_UNIT, Rows, Table, WEIGHT_UNIT,
         generic::{
             self,
             dense::{self, DenseLogits, Rescore},
@@ -106,7 +106,7 @@ impl Cpu {
         &mut self,
         n: usize,
         x: &Rows,
-        (table, rotation): (&GroupedPanels, Option<&Rotation>),
+        (table, rotation): (&Panels, Option<&Rotation>),
         logits: &mut [f32],
     ) -> Result<(), KernelError> {
         assert!(
@@ -117,7 +117,7 @@ impl Cpu {
         let mut input = self.head_input.take().expect("reserved");
         let out = Output { values: Shared::new(logits), stride: table.rows, column: 0, add: None };
         let done = self.norm_quantize(n, x, [None, None], rotation, &mut input);
-        let done = done.and_then(|()| self.multiply_groups(n, &input, table, out));
+        let done = done.and_then(|()| self.multiply(n, &input, table, out));
         self.head_input = Some(input);
         self.head.whole += n as u64;
         done

@@ -1,6 +1,6 @@
 //! Tables and gains in device memory.
 
-use bitnet_tensor::{BitNetTensor, GroupedTensor};
+use bitnet_tensor::{BitNetTensor, TernaryTensor};
 use half::bf16;
 
 use crate::RowOrder;
@@ -79,9 +79,13 @@ impl<D: Driver> Gpu<D> {
 
     /// Takes a ternary matrix with scales for groups of columns. [`Gpu::prepare`] allocates the int8 input that it
     /// needs as a head.
-    pub fn ternary_table(&mut self, weights: &GroupedTensor) -> Result<Table, GpuError> {
+    ///
+    /// # Panics
+    /// If whole rows have scales.
+    pub fn ternary_table(&mut self, weights: &TernaryTensor) -> Result<Table, GpuError> {
+        assert!(weights.group().is_some(), "a ternary table must have scales for groups of columns");
         self.head_width = self.head_width.max(weights.cols());
-        Ok(Table::Ternary(self.grouped(weights, RowOrder::Plain)?, None))
+        Ok(Table::Ternary(self.linear(weights, RowOrder::Plain)?, None))
     }
 
     /// Takes the gain of a norm.

@@ -1,11 +1,14 @@
 //! Ternary weights in layout T2F, packed so that one 16-byte load feeds four multiplications of the matrix units.
 //! `docs/dev/kernels.md` draws the layout.
 
-use bitnet_tensor::{GroupedTensor, TernaryTensor};
+use bitnet_tensor::{TernaryScales, TernaryTensor};
 use half::f16;
 
 use crate::RowOrder;
-use crate::gpu::{DeviceBuffer, Driver, Gpu, GpuError, layout::K_TILE};
+use crate::gpu::{
+    DeviceBuffer, Driver, Gpu, GpuError,
+    layout::{K_TILE, f32_bytes},
+};
 
 /// Rows in a tile of codes.
 const TILE_ROWS: usize = 16;
@@ -108,32 +111,23 @@ impl<D: Driver> Gpu<D> {
     /// Packs a ternary matrix.
     pub fn linear(&mut self, weights: &TernaryTensor, order: RowOrder) -> Result<Linear, GpuError> {
         let shape = [weights.rows(), weights.cols()];
-        let codes = self.pack(shape, order, TILE_BYTES, |rows, tile, out| {
-            pack_tile(rows, |row| weights.row_codes(row), tile, out);
-        })?;
-        let scale = |place: usize| {
-            let row = row_at(order, shape[0], place)?;
-            let range = weights.scales().iter().find(|range| (range.start..range.end).contains(&row))?;
-            Some(range.scale)
-        };
-        let places = shape[0].next_multiple_of(ROW_PADDING);
-        let scales: Vec<u8> =
-            (0..places).flat_map(|place| scale(place).unwrap_or(0.0).to_le_bytes()).collect();
-        let scales = Scales::Rows(self.store(&scales, "scales of ternary weights")?);
-        Ok(Linear { rows: shape[0], cols: shape[1], order, codes, scales })
-    }
-
-    /// Packs a ternary matrix with scales for groups of columns.
-    pub fn grouped(&mut self, weights: &GroupedTensor, order: RowOrder) -> Result<Linear, GpuError> {
-        let (shape, group) = ([weights.rows(), weights.cols()], weights.group());
-        let groups = K_TILE / group;
+        let groups = weights.group().map_or(0, |group| K_TILE / group);
         let bytes = TILE_BYTES + 2 * TILE_ROWS * groups;
         let codes = self.pack(shape, order, bytes, |rows, tile, out| {
             pack_tile(rows, |row| weights.row_codes(row), tile, out);
-            let scales = rows.map(|row| row.map_or(&[][..], |row| weights.row_scales(row)));
+            let scales = rows.map(|row| row.map_or(&[][..], |row| weights.group_scales(row)));
             pack_scales(&scales, tile * groups, groups, out);
         })?;
-        Ok(Linear { rows: shape[0], cols: shape[1], order, codes, scales: Scales::Groups(group) })
+        let scales = match weights.scales() {
+            TernaryScales::Rows(_) => {
+                let places = 0..shape[0].next_multiple_of(ROW_PADDING);
+                let row_scale = |place| weights.row_scale(row_at(order, shape[0], place)?);
+                let scales: Vec<f32> = places.map(|place| row_scale(place).unwrap_or(0.0)).collect();
+                Scales::Rows(self.store(&f32_bytes(&scales), "scales of ternary weights")?)
+            }
+            TernaryScales::Groups { width, .. } => Scales::Groups(*width),
+        };
+        Ok(Linear { rows: shape[0], cols: shape[1], order, codes, scales })
     }
 
     /// Stores a matrix as tiles of `bytes` bytes. `pack` appends one tile, given its 16 rows (`None` is padding) and

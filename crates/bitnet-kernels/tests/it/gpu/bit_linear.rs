@@ -11,7 +11,7 @@ use bitnet_kernels::{
         tilings::Tiling,
     },
 };
-use bitnet_tensor::{GroupedTensor, TernaryTensor};
+use bitnet_tensor::TernaryTensor;
 use bitnet_tests::Simulator;
 use half::f16;
 
@@ -58,11 +58,9 @@ impl Product {
         let w = &self.weights;
         let mut out = Vec::new();
         for (x, m) in self.values.chunks_exact(self.k).zip(&self.multipliers) {
-            for range in w.scales() {
-                for row in range.start..range.end {
-                    let sum: i32 = w.row_trits(row).zip(x).map(|(t, &x)| i32::from(t) * i32::from(x)).sum();
-                    out.push(sum as f32 / m * range.scale);
-                }
+            for row in 0..w.rows() {
+                let sum: i32 = w.row_trits(row).zip(x).map(|(t, &x)| i32::from(t) * i32::from(x)).sum();
+                out.push(sum as f32 / m * w.row_scale(row).unwrap());
             }
         }
         out
@@ -234,7 +232,7 @@ fn grouped<B: Inspect>(b: &mut B, kind: RowsKind, width: usize, normed: bool) ->
     let (rows, mut next) = (200, numbers(9));
     let codes = (0..rows * width.div_ceil(4)).map(|_| next() as u8).collect();
     let scales = (0..rows * width.div_ceil(128)).map(|_| f16::from_f32((1 + next() % 100) as f32 * 0.01));
-    let w = GroupedTensor::new(rows, width, 128, codes, scales.collect()).unwrap();
+    let w = TernaryTensor::from_groups(rows, width, 128, codes, scales.collect()).unwrap();
     let w = b.linear(&w, RowOrder::Plain).unwrap();
     let mut many = || (0..width).map(|_| (next() % 1000) as f32 * 0.01 - 5.0).collect::<Vec<f32>>();
     let norm = Norm { gain: b.gain(&many()).unwrap(), eps: 1e-5 };

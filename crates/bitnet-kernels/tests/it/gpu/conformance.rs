@@ -3,7 +3,7 @@
 use std::{sync::Mutex, thread};
 
 use bitnet_kernels::{
-    Gate,
+    Gate, Grouping,
     conformance::{Case, cases, check_rounded},
     gpu::Gpu,
 };
@@ -17,7 +17,7 @@ fn failures(cases: Vec<Case>) -> Vec<String> {
             scope.spawn(|| {
                 loop {
                     let Some((i, case)) = next.lock().unwrap().next() else { return };
-                    // Both sets of texts; all kernels of the older one are tried in `known`.
+                    // Both sets of texts; all kernels of the older one are tried in `self_test`.
                     let simulator = if i % 4 == 3 { Simulator::older() } else { Simulator::default() };
                     let mut gpu = Gpu::new(simulator.seed(i as u64)).unwrap();
                     if let Err(failure) = check_rounded(&mut gpu, case) {
@@ -45,16 +45,41 @@ fn every_number_of_tokens_equals_the_reference_at_the_widths_of_real_models() {
     let mut cases = Vec::new();
     for (i, n) in tokens.into_iter().enumerate() {
         let k = [2560, 6912, 3200, 8640][i % 4];
-        cases.push(Case::BitLinear { n, k, rows: &[200, 73], column: 0, accumulate: i % 2 == 0 });
-        cases.push(Case::NormQuantize { n, width: k, norms: i % 3 });
+        cases.push(Case::BitLinear { n, k, rows: &[200, 73], group: None, column: 0, add: i % 2 == 0 });
+        cases.push(Case::NormQuantize { n, width: k, norms: i % 3, grouping: Grouping::Row });
         let gate = [Gate::SquaredRelu, Gate::Silu][i % 2];
-        cases.push(Case::GateUp { n, k: 2560, ffn: 137, gate });
+        cases.push(Case::GateUp { n, k: 2560, ffn: 137, group: None, gate });
         let (heads, kv_heads, head_dim) = [(2, 1, 128), (2, 1, 100), (3, 1, 48), (1, 1, 256)][i % 4];
-        cases.push(Case::Qkv { start: 60 * (i % 3), n, k: 2560, heads, kv_heads, head_dim });
+        cases.push(Case::Qkv {
+            start: 60 * (i % 3),
+            n,
+            k: 2560,
+            heads,
+            kv_heads,
+            head_dim,
+            group: None,
+            norms: false,
+        });
         let (k, group) = [(2048, 128), (2560, 64), (4096, 128), (9728, 128)][i % 4];
-        cases.push(Case::Grouped { n, k, rows: &[200, 73], group, column: 0, add: i % 2 == 1 });
-        cases.push(Case::GroupedGateUp { n, k: 2048, ffn: 137, group, gate: Gate::Silu });
-        cases.push(Case::HeadNorms { start: 60 * (i % 3), n, k: 2048, heads, kv_heads, head_dim });
+        cases.push(Case::BitLinear {
+            n,
+            k,
+            rows: &[200, 73],
+            group: Some(group),
+            column: 0,
+            add: i % 2 == 1,
+        });
+        cases.push(Case::GateUp { n, k: 2048, ffn: 137, group: Some(group), gate: Gate::Silu });
+        cases.push(Case::Qkv {
+            start: 60 * (i % 3),
+            n,
+            k: 2048,
+            heads,
+            kv_heads,
+            head_dim,
+            group: Some(128),
+            norms: true,
+        });
     }
     let failures = failures(cases);
     assert!(failures.is_empty(), "{}", failures.join("\n"));

@@ -5,7 +5,7 @@ use bitnet_kernels::{
     RowsKind, Run, SamplingParams, Step, Wanted,
     gpu::{Gain, Gpu, GpuError, Int8Rows, Rotation, Table},
 };
-use bitnet_tensor::{BitNetTensor, DType, GroupedTensor, SharedBytes, TernaryTensor};
+use bitnet_tensor::{BitNetTensor, DType, SharedBytes, TernaryTensor};
 use bitnet_tests::Simulator;
 use half::f16;
 
@@ -113,7 +113,7 @@ pub fn grouped_normed_product(simulator: Simulator, rows: usize, group: usize) -
     let mut gpu = Gpu::new(simulator)?;
     let mut all = Vec::new();
     for (kind, width) in [(RowsKind::Residual, 1028), (RowsKind::Intermediate, 7304)] {
-        let w = gpu.grouped(&grouped_weights(rows, width, group), RowOrder::Plain)?;
+        let w = gpu.linear(&grouped_weights(rows, width, group), RowOrder::Plain)?;
         let norm = norm(&mut gpu, width, 0.11)?;
         let norm = (kind == RowsKind::Residual).then_some(&norm);
         let mut x = gpu.rows(1, width, kind)?;
@@ -249,10 +249,10 @@ pub fn delta_again(simulator: Simulator) -> Bits {
 }
 
 /// Codes with group scales.
-fn grouped_weights(rows: usize, k: usize, group: usize) -> GroupedTensor {
+fn grouped_weights(rows: usize, k: usize, group: usize) -> TernaryTensor {
     let codes = (0..rows * k.div_ceil(4)).map(|i| (i * i * 31 + i / 7) as u8).collect();
-    let scales = (0..rows * GroupedTensor::groups(k, group)).map(|i| 0.01 + (i * 37 % 101) as f32 / 500.0);
-    GroupedTensor::new(rows, k, group, codes, scales.map(f16::from_f32).collect()).unwrap()
+    let scales = (0..rows * TernaryTensor::groups(k, group)).map(|i| 0.01 + (i * 37 % 101) as f32 / 500.0);
+    TernaryTensor::from_groups(rows, k, group, codes, scales.map(f16::from_f32).collect()).unwrap()
 }
 
 /// A product with weights that have group scales.
@@ -262,7 +262,7 @@ pub fn grouped(simulator: Simulator, n: usize, k: usize, group: usize) -> Bits {
     gpu.write_rows(&mut x, &wave(n * k, 0.37))?;
     let mut q = gpu.int8_rows(n, k, Grouping::Groups)?;
     gpu.norm_quantize(n, &x, [None, None], None, &mut q)?;
-    let w = gpu.grouped(&grouped_weights(150, k, group), RowOrder::Plain)?;
+    let w = gpu.linear(&grouped_weights(150, k, group), RowOrder::Plain)?;
     let mut out = gpu.rows(n, 150, RowsKind::Residual)?;
     gpu.bit_linear(n, &q, &w, &mut out, 0, None)?;
     Ok(bits(&gpu.read_rows(&out, n)?))

@@ -2,7 +2,7 @@
 
 use bitnet::kernels::{Cpu, Inspect, RowsKind, SamplingParams, Wanted, gpu};
 use bitnet::model::{Checkpoint, ModelSpec};
-use bitnet::tensor::GroupedTensor;
+use bitnet::tensor::TernaryTensor;
 use half::bf16;
 
 use super::{Kernels, RUNS, Sizes, Work, values};
@@ -59,7 +59,7 @@ impl<B: Inspect> Kernels<'_, B> {
         if !ternary {
             return Ok(self.backend.table(&checkpoint.tensors.dense(name)?)?);
         }
-        let mut table = self.backend.table(&checkpoint.tensors.grouped(name)?)?;
+        let mut table = self.backend.table(&checkpoint.tensors.ternary(name)?)?;
         if let Some(rotation) = self.rotation(self.spec.hidden)?.filter(|_| turned) {
             self.backend.rotate_table(&mut table, rotation);
         }
@@ -177,5 +177,5 @@ impl<B: Inspect> Kernels<'_, B> {
 
 /// Bytes of a row of a ternary table.
 fn ternary_row(cols: usize) -> usize {
-    cols / 4 + 2 * cols.div_ceil(GroupedTensor::WIDE)
+    cols / 4 + 2 * cols.div_ceil(TernaryTensor::WIDE)
 }

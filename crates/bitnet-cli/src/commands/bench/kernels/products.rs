@@ -1,6 +1,6 @@
 use bitnet::kernels::{Inspect, KernelError, KvShape, RowOrder, RowsKind, Run, Step, gpu::tilings::Tiling};
 use bitnet::model::{Batch, ModelSpec};
-use bitnet::tensor::{GroupedTensor, TernaryTensor};
+use bitnet::tensor::TernaryTensor;
 use half::f16;
 
 use super::{Kernels, Sizes, Work, median, values};
@@ -64,7 +64,7 @@ impl<B: Inspect> Kernels<'_, B> {
         let grouped = spec.grouped.projections;
         for (operation, rows, cols, then) in products(spec) {
             let weights =
-                rows * cols / 4 + if grouped { rows * cols.div_ceil(GroupedTensor::WIDE) * 2 } else { 0 };
+                rows * cols / 4 + if grouped { rows * cols.div_ceil(TernaryTensor::WIDE) * 2 } else { 0 };
             let order = match then {
                 Then::Gate => RowOrder::GateUp,
                 Then::Rotate => RowOrder::Rope { head_dim },
@@ -211,9 +211,10 @@ impl<B: Inspect> Kernels<'_, B> {
         if !self.spec.grouped.projections {
             return (0..copies).map(|_| Ok(self.backend.linear(&matrix, order)?)).collect();
         }
-        let scales = vec![f16::ONE; rows * cols.div_ceil(GroupedTensor::WIDE)];
+        let scales = vec![f16::ONE; rows * cols.div_ceil(TernaryTensor::WIDE)];
         let codes = matrix.codes().to_vec();
-        let matrix = GroupedTensor::new(rows, cols, GroupedTensor::WIDE, codes, scales).map_err(refused)?;
+        let matrix =
+            TernaryTensor::from_groups(rows, cols, TernaryTensor::WIDE, codes, scales).map_err(refused)?;
         (0..copies).map(|_| Ok(self.backend.linear(&matrix, order)?)).collect()
     }
 }
