@@ -76,6 +76,9 @@ pub enum ModelError {
     /// The chat template does not parse or does not render.
     #[error("chat template: {problem} (chat_template): {cure}")]
     Template { problem: String, cure: &'static str },
+    /// A message that the chat template cannot render.
+    #[error("messages[{index}]: {problem} (chat_template): {cure}")]
+    Message { index: usize, problem: String, cure: &'static str },
     /// The model cannot be written in the requested format.
     #[error("cannot convert to {format}: {problem} ({what}): {cure}")]
     Convert { what: String, format: String, problem: String, cure: &'static str },

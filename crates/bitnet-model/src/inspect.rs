@@ -7,7 +7,7 @@ use sha2::{Digest, Sha256};
 use bitnet_tensor::TernaryTensor;
 
 use crate::{
-    ModelError,
+    Conventions, ModelError,
     files::{Checkpoint, GenerationDefaults, TensorKind},
     spec::{Activation, ModelSpec, Multipliers, RopeScaling},
 };
@@ -39,6 +39,9 @@ pub struct Inspection {
     pub tokenizer: Option<TokenizerInfo>,
     /// The chat template's Jinja text, if the model has one.
     pub chat_template: Option<String>,
+    /// What the chat template does, found by rendering.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub conventions: Option<Conventions>,
     /// The model's defaults for generation.
     pub generation: GenerationDefaults,
     /// Warnings for the user, one line each.
@@ -179,6 +182,7 @@ pub fn inspect(
         sizes: Sizes::of(&checkpoint.spec),
         tokenizer: tokenizer.map(|t| TokenizerInfo { tokens: t.vocab_size(), prefix: t.prefix().into() }),
         chat_template: checkpoint.chat.as_ref().map(|c| c.source().into()),
+        conventions: checkpoint.chat.as_ref().map(|c| c.conventions().clone()),
         generation: checkpoint.defaults.clone(),
         warnings: [checkpoint.warnings.clone(), checkpoint.tensors.warnings()].concat(),
         tensors,

@@ -157,6 +157,7 @@ impl Seed {
             tokenizer_config: Some(read("tokenizer_config.json")?),
             generation_config: Some(read("generation_config.json")?),
             chat_template: None,
+            tools_template: None,
             hadamard: None,
         };
         let weights = read("model.safetensors")?;

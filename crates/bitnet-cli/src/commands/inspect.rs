@@ -1,6 +1,6 @@
 use bitnet::kernels::KvType;
 use bitnet::load::Home;
-use bitnet::model::{Batch, Inspection, ModelSpec, inspect};
+use bitnet::model::{Batch, CallSyntax, Conventions, Inspection, ModelSpec, inspect};
 
 use crate::{args::InspectArgs, error::CliError, model_arg, output, progress::Progress};
 
@@ -90,9 +90,9 @@ fn print(r: &Inspection, spec: &ModelSpec) -> Result<(), CliError> {
             "chat template  {}",
             r.chat_template.as_ref().map_or("none".into(), |t| format!("{} characters", t.chars().count()))
         ),
-        format!("end of text    {:?}", r.generation.eos),
-        String::new(),
     ]);
+    lines.extend(r.conventions.iter().flat_map(conventions));
+    lines.extend([format!("end of text    {:?}", r.generation.eos), String::new()]);
     let width = r.tensors.iter().map(|t| t.name.len()).max().unwrap_or(0);
     for t in &r.tensors {
         let mut line = format!("{:width$}  {:14}  {}", t.name, format!("{:?}", t.shape), t.r#type);
@@ -106,4 +106,36 @@ fn print(r: &Inspection, spec: &ModelSpec) -> Result<(), CliError> {
     lines.extend(r.not_loaded.iter().map(|name| format!("{name:width$}  not loaded")));
     lines.extend(r.weights_sha256.as_ref().map(|hash| format!("\ntrits and scales of all tensors  {hash}")));
     output::line(lines.join("\n"))
+}
+
+/// What the chat template does, one line for thoughts, efforts and calls each.
+fn conventions(of: &Conventions) -> Vec<String> {
+    let mut lines = Vec::new();
+    if let Some(thought) = &of.thought {
+        let mut line = format!("thoughts       {} ... {}", thought.open, thought.close);
+        if let Some(switch) = &thought.switch {
+            line += &format!(", {} (default {})", switch.variable, switch.default);
+        }
+        line += if thought.memory.kept { ", earlier ones kept" } else { ", earlier ones dropped" };
+        if let Some((variable, keeps)) = &thought.memory.switch {
+            line += &format!(" ({variable}={keeps} keeps them)");
+        }
+        lines.push(line);
+    }
+    let efforts: Vec<&str> = of.efforts.accepted.iter().map(|effort| effort.name()).collect();
+    if !efforts.is_empty() {
+        let default = of.efforts.default.map(|e| format!(", default {}", e.name())).unwrap_or_default();
+        lines.push(format!("efforts        {}{default}", efforts.join(" ")));
+    }
+    if let Some(calls) = &of.calls {
+        let form = match &calls.syntax {
+            CallSyntax::Json { arguments, .. } => format!("a JSON object with {arguments}"),
+            CallSyntax::Array { arguments, .. } => format!("a JSON array of objects with {arguments}"),
+            CallSyntax::Xml { .. } => "<function=...> and <parameter=...>".into(),
+        };
+        let marker = if calls.open.is_empty() { String::new() } else { format!("{} ", calls.open.trim()) };
+        let several = if calls.parallel { "several a turn" } else { "one a turn" };
+        lines.push(format!("calls          {marker}{form}, {several}"));
+    }
+    lines
 }

@@ -238,7 +238,7 @@ pub struct Roles {
     pub developer: bool,
     /// Content as a list of parts is rendered as their text.
     pub parts: bool,
-    /// An assistant's message with calls may leave its content out.
+    /// An assistant's message with calls may leave its content out; otherwise, it gets an empty one.
     pub no_content: bool,
 }
 
@@ -251,7 +251,7 @@ impl Default for Roles {
             later_system: true,
             developer: false,
             parts: false,
-            no_content: false,
+            no_content: true,
         }
     }
 }

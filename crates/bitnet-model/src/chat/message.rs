@@ -1,6 +1,6 @@
 //! Conversations, and what a template gets in addition to them.
 
-use serde_json::{Map, Value, json};
+use super::jinja::{self, Error, Value};
 
 /// A message of a conversation.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -54,32 +54,35 @@ impl Message {
         self.role.len() + calls.sum::<usize>() + texts.sum::<usize>()
     }
 
-    /// The message as JSON, in the form that templates read; missing fields are left out. Templates know thoughts as
-    /// `reasoning_content` or as `thinking`.
-    pub(super) fn json(&self) -> Value {
-        let mut fields = Map::from_iter([("role".to_owned(), json!(self.role))]);
-        let texts = [
-            ("content", &self.content),
-            ("reasoning_content", &self.reasoning),
-            ("thinking", &self.reasoning),
-            ("name", &self.name),
-            ("tool_call_id", &self.tool_call_id),
+    /// The message in the form that templates read, as transformers gives it to them: missing fields are left out, and
+    /// thoughts have two names.
+    pub(super) fn value(&self) -> Result<Value, Error> {
+        let text = |name: &'static str, text: &Option<String>| Some((name, text.as_deref()?.into()));
+        let calls = match self.tool_calls[..] {
+            [] => None,
+            _ => Some(Value::list(self.tool_calls.iter().map(ToolCall::value).collect::<Result<_, _>>()?)?),
+        };
+        let fields = [
+            text("thinking", &self.reasoning),
+            Some(("role", self.role.as_str().into())),
+            text("content", &self.content),
+            text("name", &self.name),
+            calls.map(|calls| ("tool_calls", calls)),
+            text("tool_call_id", &self.tool_call_id),
+            text("reasoning_content", &self.reasoning),
         ];
-        fields.extend(
-            texts.into_iter().filter_map(|(field, text)| Some((field.to_owned(), json!(text.as_deref()?)))),
-        );
-        if !self.tool_calls.is_empty() {
-            fields.insert("tool_calls".into(), self.tool_calls.iter().map(ToolCall::json).collect());
-        }
-        Value::Object(fields)
+        jinja::object(fields.into_iter().flatten())
     }
 }
 
 impl ToolCall {
-    /// The call in OpenAI's form. The arguments are an object, because templates convert them to JSON themselves.
-    fn json(&self) -> Value {
-        let arguments = serde_json::from_str(&self.arguments).unwrap_or_else(|_| json!(self.arguments));
-        json!({"id": self.id, "type": "function", "function": {"name": self.name, "arguments": arguments}})
+    /// The call in OpenAI's form. The arguments are an object, because templates convert them to JSON themselves; an
+    /// empty text stands for none.
+    fn value(&self) -> Result<Value, Error> {
+        let json = if self.arguments.trim().is_empty() { "{}" } else { &self.arguments };
+        let arguments = jinja::read_json(json).unwrap_or_else(|_| self.arguments.as_str().into());
+        let function = jinja::object([("name", self.name.as_str().into()), ("arguments", arguments)])?;
+        jinja::object([("id", self.id.as_str().into()), ("type", "function".into()), ("function", function)])
     }
 }
 

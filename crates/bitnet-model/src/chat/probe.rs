@@ -207,7 +207,8 @@ fn call_form(render: Render<'_>, close_of_thought: Option<&str>) -> Option<CallF
     let without = turn(calls(silent.clone(), [one()]))
         .or_else(|| turn(calls(said("assistant", ""), [one()])))
         .or_else(|| with_text.clone())?;
-    let body = without.strip_prefix(common(&without, &render(Probe::of([user()]).tools())?))?;
+    // Both begin with the conversation and the beginning of the turn.
+    let body = &without[common(&without, &plain).len()..];
     let found = call(body)?;
     let (silent_lead, rest) = (&body[..found.begin], &body[found.end..]);
     let pair = turn(calls(silent, two())).or_else(|| turn(calls(said("assistant", ""), two())));
@@ -309,13 +310,21 @@ fn roles(render: Render<'_>, source: &str) -> Roles {
     let system = || said("system", SYSTEM);
     let part = |text: &str| said("user", json!([{"type": "text", "text": text}]));
     let parts = render(Probe::of([part(USER)]).prompt());
-    let call = || calls(json!({"role": "assistant"}), [(NAMES[0], json!({KEY: VALUE}))]);
+    let called = |message: Value, tools: bool| {
+        let call = calls(message, [(NAMES[0], json!({KEY: VALUE}))]);
+        let probe = Probe::of([user(), call, result()]).prompt();
+        render(if tools { probe.tools() } else { probe }).is_some()
+    };
+    // Templates may write a conversation without tools in another way.
+    let needs_content = [true, false]
+        .into_iter()
+        .any(|tools| !called(json!({"role": "assistant"}), tools) && called(said("assistant", ""), tools));
     Roles {
         system: has(vec![system(), user()], &[SYSTEM]),
         several_systems: has(vec![system(), said("system", TEXT), user()], &[SYSTEM, TEXT]),
         later_system: has(vec![user(), said("assistant", TEXT), system(), user()], &[SYSTEM]),
         developer: source.contains("developer") && has(vec![said("developer", SYSTEM), user()], &[SYSTEM]),
         parts: parts.is_some_and(|text| text.contains(USER) && !text.contains(&format!("'{USER}'"))),
-        no_content: render(Probe::of([user(), call(), result()]).tools().prompt()).is_some(),
+        no_content: !needs_content,
     }
 }

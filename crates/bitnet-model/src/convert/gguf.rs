@@ -537,6 +537,10 @@ fn tokenizer_metadata(
     }
     if let Some(chat) = &checkpoint.chat {
         add("chat_template", Text(chat.source().into()));
+        let tools = chat.for_tools(true).source();
+        if tools != chat.source() {
+            add("chat_template.tool_use", Text(tools.into()));
+        }
     }
     Ok(all)
 }

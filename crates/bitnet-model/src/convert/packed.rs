@@ -272,7 +272,13 @@ fn tokenizer_config(checkpoint: &Checkpoint) -> Value {
         "eos_token": text(checkpoint.defaults.eos.first().copied()),
     });
     if let Some(chat) = &checkpoint.chat {
-        json["chat_template"] = chat.source().into();
+        json["chat_template"] = match chat.for_tools(true).source() {
+            tools if tools == chat.source() => chat.source().into(),
+            tools => json!([
+                {"name": "default", "template": chat.source()},
+                {"name": "tool_use", "template": tools},
+            ]),
+        };
     }
     json
 }

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::{
     ModelError,
-    chat::ChatTemplate,
+    chat::{ChatTemplate, TemplateSources},
     files::{
         TensorSource, file_name,
         file_source::FileSource,
@@ -58,6 +58,8 @@ pub struct ModelFiles {
     pub generation_config: Option<SharedBytes>,
     /// `chat_template.jinja`.
     pub chat_template: Option<SharedBytes>,
+    /// `additional_chat_templates/tool_use.jinja`: the template for conversations with tools.
+    pub tools_template: Option<SharedBytes>,
     /// `hadamard.json`, in MLX's form of a model with rotated weights.
     pub hadamard: Option<SharedBytes>,
 }
@@ -101,6 +103,7 @@ impl Checkpoint {
                 tokenizer_config: need("tokenizer_config.json", MAX_JSON)?,
                 generation_config: need("generation_config.json", MAX_JSON)?,
                 chat_template: need("chat_template.jinja", MAX_JSON)?,
+                tools_template: need(TOOLS_TEMPLATE, MAX_JSON)?,
                 hadamard: need("hadamard.json", MAX_JSON)?,
             };
             let unconverted = files.tokenizer.is_none() && path.join("tokenizer.model").exists();
@@ -151,9 +154,12 @@ impl Checkpoint {
             eos.extend(known.filter(|&id| tokenizer.is_special(id)));
         }
         let text = |id: Option<u32>| token_text(tokenizer.as_ref(), id);
-        let chat = gguf
-            .opt_str("tokenizer.chat_template")?
-            .map(|source| ChatTemplate::new(source, &text(bos), &text(eos.first().copied())));
+        let sources = TemplateSources {
+            default: gguf.opt_str("tokenizer.chat_template")?,
+            tools: gguf.opt_str("tokenizer.chat_template.tool_use")?,
+        };
+        let sources = sources.without_placeholder(&spec.architecture, &mut warnings);
+        let chat = sources.compile(&text(bos), &text(eos.first().copied()));
         let chat = template_or_warning(chat, &mut warnings);
         let defaults = GenerationDefaults { bos, eos: deduplicated(eos), ..gguf_sampling(&gguf)? };
         let mut checkpoint = Checkpoint {
@@ -255,6 +261,8 @@ fn scale_warning(source: &FileSource, cure: &str) -> Option<String> {
     ))
 }
 
+const TOOLS_TEMPLATE: &str = "additional_chat_templates/tool_use.jinja";
+
 /// Texts of the tokens that end a turn in published models.
 const END_OF_TURN: [&str; 6] =
     ["<|eot_id|>", "<|im_end|>", "<|end_of_text|>", "<|endoftext|>", "<end_of_turn>", "<|end|>"];
@@ -315,7 +323,7 @@ fn defaults(config: &Config, generation: Option<&[u8]>) -> Result<GenerationDefa
     })
 }
 
-/// The chat template: `chat_template.jinja`, or the one in `tokenizer_config.json`.
+/// The chat templates: files of their own, or those in `tokenizer_config.json`.
 fn chat(
     files: &ModelFiles,
     tokenizer: Option<&Tokenizer>,
@@ -329,21 +337,20 @@ fn chat(
         Value::Object(token) => token.get("content").and_then(Value::as_str).unwrap_or_default().into(),
         _ => token_text(tokenizer, id),
     };
-    let source = match &files.chat_template {
-        Some(text) => Some(str::from_utf8(text).map_err(|e| ModelError::damaged("chat_template.jinja", e))?),
-        None => match &json["chat_template"] {
-            Value::String(text) => Some(text.as_str()),
-            // Several templates, each with its name.
-            Value::Array(named) => {
-                named.iter().find(|t| t["name"] == "default").and_then(|t| t["template"].as_str())
-            }
-            _ => None,
-        },
+    let text = |file: &Option<SharedBytes>, name: &str| {
+        let text = file.as_deref().map(|bytes| str::from_utf8(bytes).map(str::to_owned));
+        text.transpose().map_err(|e| ModelError::damaged(name, e))
     };
-    Ok(source.map(|source| {
-        let eos = defaults.eos.first().copied();
-        ChatTemplate::new(source, &token("bos_token", defaults.bos), &token("eos_token", eos))
-    }))
+    let default = text(&files.chat_template, "chat_template.jinja")?;
+    let tools = text(&files.tools_template, TOOLS_TEMPLATE)?;
+    let in_config = TemplateSources::of_config(&json);
+    let sources = match (&default, &tools) {
+        (None, None) => in_config,
+        // Files of their own replace what the configuration has.
+        (default, tools) => TemplateSources { default: default.as_deref(), tools: tools.as_deref() },
+    };
+    let eos = defaults.eos.first().copied();
+    Ok(sources.compile(&token("bos_token", defaults.bos), &token("eos_token", eos)))
 }
 
 impl fmt::Debug for Checkpoint {

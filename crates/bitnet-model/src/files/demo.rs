@@ -18,6 +18,7 @@ impl Checkpoint {
             tokenizer_config: part(include_bytes!("../../demo/tokenizer_config.json")),
             generation_config: part(include_bytes!("../../demo/generation_config.json")),
             chat_template: part(include_bytes!("../../demo/chat_template.jinja")),
+            tools_template: None,
             hadamard: None,
         };
         let weights = SharedBytes::new(include_bytes!("../../demo/model.safetensors"));

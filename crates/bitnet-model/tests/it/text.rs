@@ -246,7 +246,7 @@ fn templates_render_as_jinja2_renders_them() {
         {%- set content = message.content | trim %}
     {% endif %}
 <|{{ message.role.title() }}|>{{ content }}{{ eos_token if not loop.last else '' }}
-    {% if message.content.startswith('Who') and tools is not defined %}
+    {% if message.content.startswith('Who') and tools is none %}
 (question {{ loop.index }} of {{ loop_messages | length }}: {{ [message.content, loop.index, none, true, 1.5] | tojson }})
     {% endif %}
 {% endfor %}
@@ -272,7 +272,10 @@ fn templates_render_as_jinja2_renders_them() {
 fn hostile_templates_end_with_one_error() {
     let messages = [Message::new("user", "hi")];
     for (template, problem) in [
-        ("{% for a in range(100000) %}{% for b in range(100000) %}x{% endfor %}{% endfor %}", "fuel"),
+        (
+            "{% for a in range(100000) %}{% for b in range(100000) %}x{% endfor %}{% endfor %}",
+            "too many steps",
+        ),
         ("{% for a in range(100000) %}{{ 'x' * 10000 }}{% endfor %}", "too much text"),
         ("{% set n = 1000000000000 %}{{ 'x' * n }}", "too much text"),
         ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "recursion"),

@@ -1,0 +1,369 @@
+//! Text to tokens, as jinja2's lexer does with `trim_blocks` and `lstrip_blocks`.
+
+use num_bigint::BigInt;
+use num_traits::Num;
+
+use super::error::{Error, Kind, Result};
+
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Token {
+    /// Text outside tags.
+    Data(String),
+    VariableBegin,
+    VariableEnd,
+    BlockBegin,
+    BlockEnd,
+    Name(String),
+    Str(String),
+    Int(BigInt),
+    Float(f64),
+    Operator(&'static str),
+}
+
+/// Longest first.
+const OPERATORS: [&str; 24] = [
+    "//", "**", "==", "!=", ">=", "<=", "+", "-", "/", "*", "%", "~", "[", "]", "(", ")", "{", "}", ">", "<",
+    "=", ".", ":", "|",
+];
+
+/// White space in Python's sense.
+pub(super) fn is_space(c: char) -> bool {
+    c.is_whitespace() || ('\x1c'..='\x1f').contains(&c)
+}
+
+/// The tokens of a template, each with its line.
+pub(super) fn tokens(source: &str) -> Result<Vec<(Token, usize)>> {
+    let mut source = source.replace("\r\n", "\n").replace('\r', "\n");
+    if source.ends_with('\n') {
+        source.pop();
+    }
+    let mut lexer = Lexer { source: &source, at: 0, line: 1, tokens: Vec::new(), line_starts: true };
+    lexer.run().map_err(|error| error.at(lexer.line))?;
+    Ok(lexer.tokens)
+}
+
+struct Lexer<'s> {
+    source: &'s str,
+    at: usize,
+    line: usize,
+    tokens: Vec<(Token, usize)>,
+    /// Whether the last tag ended with a new line.
+    line_starts: bool,
+}
+
+/// What a tag opens.
+#[derive(Clone, Copy, PartialEq)]
+enum Tag {
+    Variable,
+    Block,
+    Comment,
+    Raw,
+}
+
+fn fail<T>(problem: impl Into<String>) -> Result<T> {
+    Err(Error::new(Kind::Syntax, problem))
+}
+
+impl<'s> Lexer<'s> {
+    fn rest(&self) -> &'s str {
+        &self.source[self.at..]
+    }
+
+    fn take(&mut self, bytes: usize) {
+        self.line += self.source[self.at..self.at + bytes].matches('\n').count();
+        self.at += bytes;
+        self.line_starts = self.source[..self.at].ends_with('\n');
+    }
+
+    fn push(&mut self, token: Token) {
+        self.tokens.push((token, self.line));
+    }
+
+    fn run(&mut self) -> Result<()> {
+        while let Some((start, tag)) = self.next_tag() {
+            let rest = self.rest();
+            let sign = rest[start + 2..].chars().next().filter(|c| matches!(c, '-' | '+'));
+            self.data(&rest[..start], tag, sign);
+            self.take(start + 2 + sign.map_or(0, char::len_utf8));
+            match tag {
+                Tag::Comment => self.comment()?,
+                Tag::Raw => self.raw()?,
+                Tag::Variable => self.inside(Token::VariableBegin, "}}", Token::VariableEnd)?,
+                Tag::Block => self.inside(Token::BlockBegin, "%}", Token::BlockEnd)?,
+            }
+        }
+        let rest = self.rest();
+        self.push(Token::Data(rest.into()));
+        Ok(())
+    }
+
+    /// Where the next tag begins.
+    fn next_tag(&self) -> Option<(usize, Tag)> {
+        let rest = self.rest();
+        let starts = rest.match_indices('{').find_map(|(at, _)| match rest.as_bytes().get(at + 1)? {
+            b'{' => Some((at, Tag::Variable)),
+            b'%' => Some((at, Tag::Block)),
+            b'#' => Some((at, Tag::Comment)),
+            _ => None,
+        });
+        starts.map(|(at, tag)| match tag == Tag::Block && raw_begin(&rest[at + 2..]).is_some() {
+            true => (at, Tag::Raw),
+            false => (at, tag),
+        })
+    }
+
+    /// Adds the text before a tag, without the white space that the tag removes.
+    fn data(&mut self, text: &str, tag: Tag, sign: Option<char>) {
+        let line = text.rfind('\n').map_or(0, |at| at + 1);
+        let blank = line < text.len() && text[line..].chars().all(is_space);
+        let kept = match sign {
+            Some('-') => text.trim_end_matches(is_space),
+            None if tag != Tag::Variable && blank && (line > 0 || self.line_starts) => &text[..line],
+            _ => text,
+        };
+        if !kept.is_empty() {
+            self.push(Token::Data(kept.into()));
+        }
+    }
+
+    /// Consumes the end of a tag, and the white space after it that the tag removes. `trims` is whether the new line
+    /// after the tag goes too.
+    fn end(&mut self, mark: &str, trims: bool) -> bool {
+        let rest = self.rest();
+        let signed = |sign: &str| rest.strip_prefix(sign).is_some_and(|rest| rest.starts_with(mark));
+        let width = if signed("-") {
+            let after = &rest[1 + mark.len()..];
+            1 + mark.len() + (after.len() - after.trim_start_matches(is_space).len())
+        } else if trims && signed("+") {
+            1 + mark.len()
+        } else if rest.starts_with(mark) {
+            mark.len() + usize::from(trims && rest[mark.len()..].starts_with('\n'))
+        } else {
+            return false;
+        };
+        self.take(width);
+        true
+    }
+
+    fn comment(&mut self) -> Result<()> {
+        let begin = self.at;
+        loop {
+            if self.end("#}", true) {
+                return Ok(());
+            }
+            match self.rest().chars().next() {
+                Some(c) => self.take(c.len_utf8()),
+                // jinja2 looks for the end in a text that is left, not at its end.
+                None if begin == self.at => return Ok(()),
+                None => return fail("Missing end of comment tag"),
+            }
+        }
+    }
+
+    /// The text between `{% raw %}` and `{% endraw %}`; the sign of the first tag is consumed already.
+    fn raw(&mut self) -> Result<()> {
+        let begin = raw_begin(self.rest()).unwrap_or(0);
+        self.take(begin);
+        let rest = self.rest();
+        let found = rest.match_indices("{%").find_map(|(at, _)| {
+            let inner = &rest[at + 2..];
+            let sign = inner.chars().next().filter(|c| matches!(c, '-' | '+'));
+            let name = inner[sign.map_or(0, char::len_utf8)..]
+                .trim_start_matches(is_space)
+                .strip_prefix("endraw")?;
+            let end = name.trim_start_matches(is_space);
+            let ends = ["%}", "-%}", "+%}"].iter().any(|mark| end.starts_with(mark));
+            ends.then_some((at, sign, rest.len() - end.len()))
+        });
+        let Some((at, sign, end)) = found else {
+            return if rest.is_empty() { Ok(()) } else { fail("Missing end of raw directive") };
+        };
+        self.data(&rest[..at], Tag::Block, sign);
+        self.take(end);
+        self.end("%}", true);
+        Ok(())
+    }
+
+    /// The tokens of a tag up to its end.
+    fn inside(&mut self, begin: Token, mark: &str, end: Token) -> Result<()> {
+        self.push(begin);
+        let mut open: Vec<&'static str> = Vec::new();
+        loop {
+            let line = self.line;
+            if open.is_empty() && self.end(mark, mark == "%}") {
+                self.tokens.push((end, line));
+                return Ok(());
+            }
+            let rest = self.rest();
+            let Some(c) = rest.chars().next() else { return fail("unexpected end of template") };
+            if is_space(c) {
+                self.take(c.len_utf8());
+            } else if let Some((number, width)) = number(rest, self.source[..self.at].ends_with('.')) {
+                self.push(number?);
+                self.take(width);
+            } else if c == '_' || c.is_alphanumeric() {
+                let width = rest.find(|c: char| !(c == '_' || c.is_alphanumeric())).unwrap_or(rest.len());
+                if c.is_numeric() {
+                    return fail("Invalid character in identifier");
+                }
+                self.push(Token::Name(rest[..width].into()));
+                self.take(width);
+            } else if c == '\'' || c == '"' {
+                let width =
+                    string_width(rest, c).map_or_else(|| fail(format!("unexpected char {c:?}")), Ok)?;
+                self.push(Token::Str(unescaped(&rest[1..width - 1])?));
+                self.take(width);
+            } else {
+                let operator = match c {
+                    ',' => Some(","),
+                    ';' => Some(";"),
+                    _ => OPERATORS.into_iter().find(|operator| rest.starts_with(operator)),
+                };
+                let Some(operator) = operator else { return fail(format!("unexpected char {c:?}")) };
+                match operator {
+                    "(" | "[" | "{" => open.push(operator),
+                    ")" | "]" | "}" => {
+                        let pair =
+                            ["()", "[]", "{}"].iter().find(|pair| pair.ends_with(operator)).map(|p| &p[..1]);
+                        if open.pop() != pair {
+                            return fail(format!("unexpected '{operator}'"));
+                        }
+                    }
+                    _ => {}
+                }
+                self.push(Token::Operator(operator));
+                self.take(operator.len());
+            }
+        }
+    }
+}
+
+/// The width of the rest of a tag `{% raw %}` behind `{%` and its sign, or with the sign.
+fn raw_begin(text: &str) -> Option<usize> {
+    let inner = text.strip_prefix(['-', '+']).unwrap_or(text);
+    let end = inner.trim_start_matches(is_space).strip_prefix("raw")?.trim_start_matches(is_space);
+    match end.strip_prefix("-%}") {
+        Some(after) => Some(text.len() - after.trim_start_matches(is_space).len()),
+        None => Some(text.len() - end.strip_prefix("%}")?.len()),
+    }
+}
+
+/// The number at the beginning of a text, and its width.
+fn number(text: &str, after_dot: bool) -> Option<(Result<Token>, usize)> {
+    if !text.starts_with(|c: char| c.is_ascii_digit()) {
+        return None;
+    }
+    let digits = |text: &str, is_digit: fn(&char) -> bool| {
+        let mut width = 0;
+        let mut chars = text.char_indices().peekable();
+        while let Some((at, c)) = chars.next() {
+            let joined = c == '_' && at > 0 && chars.peek().is_some_and(|(_, next)| is_digit(next));
+            if !is_digit(&c) && !joined {
+                break;
+            }
+            width = at + 1;
+        }
+        width
+    };
+    let decimal: fn(&char) -> bool = |c| c.is_ascii_digit();
+    let whole = digits(text, decimal);
+    if !after_dot {
+        let mut width = whole;
+        if let Some(fraction) = text[width..].strip_prefix('.') {
+            let fraction = digits(fraction, decimal);
+            width += if fraction > 0 { 1 + fraction } else { 0 };
+        }
+        if let Some(exponent) = text[width..].strip_prefix(['e', 'E']) {
+            let unsigned = exponent.strip_prefix(['+', '-']).unwrap_or(exponent);
+            let exponent_digits = digits(unsigned, decimal);
+            if exponent_digits > 0 {
+                width += 1 + (exponent.len() - unsigned.len()) + exponent_digits;
+            }
+        }
+        if width > whole {
+            let float = text[..width].replace('_', "").parse();
+            return Some((float.map(Token::Float).or_else(|_| fail("invalid number")), width));
+        }
+    }
+    let based: [(&str, u32, fn(&char) -> bool); 3] = [
+        ("0b", 2, |c| matches!(c, '0' | '1')),
+        ("0o", 8, |c| c.is_digit(8)),
+        ("0x", 16, char::is_ascii_hexdigit),
+    ];
+    for (prefix, base, is_digit) in based {
+        if text.len() > 2 && text.is_char_boundary(2) && text[..2].eq_ignore_ascii_case(prefix) {
+            let skipped = usize::from(text[2..].starts_with('_'));
+            let width = digits(&text[2 + skipped..], is_digit);
+            if width > 0 {
+                let width = 2 + skipped + width;
+                let number = BigInt::from_str_radix(&text[2..width].replace('_', ""), base);
+                return Some((number.map(Token::Int).or_else(|_| fail("invalid number")), width));
+            }
+        }
+    }
+    // Only zeros may follow a zero at the beginning.
+    let width = match text.starts_with('0') {
+        true => digits(text, |c| *c == '0'),
+        false => whole,
+    };
+    let number = BigInt::from_str_radix(&text[..width].replace('_', ""), 10);
+    Some((number.map(Token::Int).or_else(|_| fail("invalid number")), width))
+}
+
+/// The width of a string with its quotes.
+fn string_width(text: &str, quote: char) -> Option<usize> {
+    let mut escaped = false;
+    text.char_indices().skip(1).find_map(|(at, c)| {
+        let ends = c == quote && !escaped;
+        escaped = c == '\\' && !escaped;
+        ends.then_some(at + 1)
+    })
+}
+
+/// The text of a string, with Python's escapes replaced.
+fn unescaped(text: &str) -> Result<String> {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find('\\') {
+        out.push_str(&rest[..at]);
+        let after = &rest[at + 1..];
+        let Some(c) = after.chars().next() else { return fail("\\ at end of string") };
+        let mut width = c.len_utf8();
+        let hex = |width: usize| -> Result<(char, usize)> {
+            let digits = after.get(1..1 + width).filter(|d| d.chars().all(|c| c.is_ascii_hexdigit()));
+            let code = digits.and_then(|digits| u32::from_str_radix(digits, 16).ok());
+            let c = code.and_then(char::from_u32);
+            c.map(|c| (c, 1 + width)).map_or_else(|| fail(format!("invalid escape \\{c:?}")), Ok)
+        };
+        match c {
+            '\n' => {}
+            '\\' | '\'' | '"' => out.push(c),
+            'a' => out.push('\x07'),
+            'b' => out.push('\x08'),
+            'f' => out.push('\x0c'),
+            'n' => out.push('\n'),
+            'r' => out.push('\r'),
+            't' => out.push('\t'),
+            'v' => out.push('\x0b'),
+            '0'..='7' => {
+                width = after.bytes().take(3).take_while(|b| matches!(b, b'0'..=b'7')).count();
+                let code = u32::from_str_radix(&after[..width], 8).unwrap_or(0);
+                out.extend(char::from_u32(code));
+            }
+            'x' | 'u' | 'U' => {
+                let (decoded, read) = hex(match c {
+                    'x' => 2,
+                    'u' => 4,
+                    _ => 8,
+                })?;
+                out.push(decoded);
+                width = read;
+            }
+            'N' => return fail("\\N{...} in a string is not supported: write the character"),
+            other => out.extend(['\\', other]),
+        }
+        rest = &after[width..];
+    }
+    out.push_str(rest);
+    Ok(out)
+}

@@ -1,0 +1,95 @@
+//! The limits of a rendering: a budget of steps, and one in bytes for every value that a template computes.
+//!
+//! Each operation pays before it allocates, so that a template cannot make memory or time grow without limit.
+
+use std::cell::Cell;
+
+use super::error::{Error, Kind, Result};
+
+/// Price in bytes of a value in a container.
+pub(super) const ITEM: usize = 64;
+/// Maximum depth of containers in containers: values are compared, written and dropped recursively.
+pub(super) const MAX_DEPTH: u32 = 500;
+/// Maximum depth of expressions, statements and macros that run in each other.
+const MAX_NESTING: u32 = 3_000;
+
+/// What is left of a rendering's budget.
+pub(in crate::chat) struct Meter {
+    bytes: Cell<usize>,
+    steps: Cell<usize>,
+    nesting: Cell<u32>,
+}
+
+impl Meter {
+    pub fn new(bytes: usize, steps: usize) -> Meter {
+        Meter { bytes: Cell::new(bytes), steps: Cell::new(steps), nesting: Cell::new(0) }
+    }
+
+    /// Pays for this many bytes of values.
+    pub fn spend(&self, bytes: usize) -> Result<()> {
+        let left = self.bytes.get().checked_sub(bytes);
+        self.bytes.set(left.ok_or_else(|| Error::new(Kind::Limit, "the template handles too much text"))?);
+        Ok(())
+    }
+
+    /// Pays for a container of this many values.
+    pub fn spend_items(&self, items: usize) -> Result<()> {
+        self.spend(items.saturating_mul(ITEM).saturating_add(ITEM))
+    }
+
+    /// Pays for a step.
+    pub fn step(&self) -> Result<()> {
+        let left = self.steps.get().checked_sub(1);
+        self.steps.set(left.ok_or_else(|| Error::new(Kind::Limit, "the template takes too many steps"))?);
+        Ok(())
+    }
+
+    /// Runs `work` one level deeper.
+    pub fn nested<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        let depth = self.nesting.get() + 1;
+        if depth > MAX_NESTING {
+            return Err(Error::new(Kind::Limit, "maximum recursion depth exceeded"));
+        }
+        self.nesting.set(depth);
+        let result = work();
+        self.nesting.set(depth - 1);
+        result
+    }
+}
+
+/// A text that pays for every byte before it grows.
+pub(super) struct Text<'m> {
+    text: String,
+    meter: &'m Meter,
+}
+
+impl<'m> Text<'m> {
+    pub fn new(meter: &'m Meter) -> Text<'m> {
+        Text { text: String::new(), meter }
+    }
+
+    pub fn push(&mut self, text: &str) -> Result<()> {
+        self.meter.spend(text.len())?;
+        self.text.push_str(text);
+        Ok(())
+    }
+
+    /// Adds a text this many times.
+    pub fn repeat(&mut self, text: &str, times: usize) -> Result<()> {
+        self.meter.spend(text.len().saturating_mul(times))?;
+        self.text.extend(std::iter::repeat_n(text, times));
+        Ok(())
+    }
+
+    pub fn push_char(&mut self, c: char) -> Result<()> {
+        self.push(c.encode_utf8(&mut [0; 4]))
+    }
+
+    pub fn meter(&self) -> &'m Meter {
+        self.meter
+    }
+
+    pub fn finish(self) -> String {
+        self.text
+    }
+}
