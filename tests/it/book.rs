@@ -94,8 +94,8 @@ impl Drop for Server {
     }
 }
 
-/// Runs the blocks of a page, one after the other, and returns how many commands ran.
-fn run(name: &str, page: &str) -> usize {
+/// Runs the blocks of a page, one after the other, adds what failed, and returns how many commands ran.
+fn run(name: &str, page: &str, failed: &mut Vec<String>) -> usize {
     let folder = tempfile::tempdir().expect("a folder");
     fs::create_dir(folder.path().join("home")).expect("a home");
     let (mut server, mut ran) = (None::<Server>, 0);
@@ -104,12 +104,11 @@ fn run(name: &str, page: &str) -> usize {
             "sh" => {
                 let here = server.as_ref().map_or(ADDRESS, |server| &server.address);
                 let out = shell(folder.path(), &text.replace(ADDRESS, here)).output().expect("sh");
-                let told = String::from_utf8_lossy(&out.stderr);
-                assert!(
-                    out.status.success(),
-                    "{name}: {text}{}\n{told}",
-                    String::from_utf8_lossy(&out.stdout)
-                );
+                if !out.status.success() {
+                    let [told, error] =
+                        [out.stdout, out.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+                    failed.push(format!("{name}: {text}{told}\n{error}"));
+                }
             }
             "sh,server" => server = Some(Server::start(folder.path(), &text)),
             _ => continue,
@@ -121,7 +120,9 @@ fn run(name: &str, page: &str) -> usize {
 
 #[test]
 fn every_command_of_the_guide_runs() {
-    let ran: usize = pages().iter().map(|(name, page)| run(name, page)).sum();
+    let mut failed = Vec::new();
+    let ran: usize = pages().iter().map(|(name, page)| run(name, page, &mut failed)).sum();
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
     assert!(ran > 30, "only {ran} commands were found");
 }
 
