@@ -15,7 +15,7 @@ type Segments = Vec<String>;
 type Texts = BTreeMap<Segments, String>;
 type Uses = BTreeMap<Segments, Vec<(Segments, String)>>;
 
-/// Returns the pairs of files under `src` that use each other, except a `mod.rs` and the files of its folder. Tests
+/// Returns the pairs of files under `src` that use each other, except a `mod.rs` and the files below its folder. Tests
 /// inside a file do not count.
 pub(crate) fn find(src: &Path) -> Result<Vec<String>> {
     let mut texts = Texts::from([(Vec::new(), String::new())]);
@@ -44,7 +44,7 @@ fn circles(texts: &Texts) -> Vec<String> {
     for (file, paths) in &uses {
         arrows.extend(paths.iter().map(|(path, _)| (file, home(path, &uses, 9))));
     }
-    let in_folder = |a: &Segments, b: &Segments| b.split_last().is_some_and(|(_, folder)| folder == a);
+    let in_folder = |a: &Segments, b: &Segments| b.starts_with(a);
     let both_ways = arrows.iter().filter(|&&(a, b)| a < b && arrows.contains(&(b, a)) && !in_folder(a, b));
     both_ways.map(|(a, b)| format!("{} and {}", a.join("::"), b.join("::"))).collect()
 }
@@ -53,7 +53,9 @@ fn circles(texts: &Texts) -> Vec<String> {
 fn paths(file: &[String], text: &str, texts: &Texts) -> Vec<(Segments, String)> {
     let text = text.split("\n#[cfg(test)]\nmod tests {").next().unwrap_or_default();
     let code: Vec<&str> = text.lines().map(|line| line.split("//").next().unwrap_or_default()).collect();
-    let (code, mut paths) = (format!("\n{}", code.join("\n")), Vec::new());
+    // Who may see an item is no use of another.
+    let code = format!("\n{}", code.join("\n")).replace("pub(in crate::", "pub(");
+    let mut paths = Vec::new();
     for (at, word) in code.match_indices("use ").filter(|&(at, _)| code[..at].ends_with([' ', '\n'])) {
         let tree = code[at + word.len()..].split(';').next().unwrap_or_default();
         expand("", tree, &mut paths);
@@ -137,9 +139,12 @@ mod tests {
         {
             assert_eq!(found(&[root, ("a", back), ("b", "use crate::Deux;\n")]), ["a and b"], "{back}");
         }
-        for harmless in
-            ["// use crate::b::X;\n", "use b::X;\n", "\n#[cfg(test)]\nmod tests {\n    use crate::b;\n}\n"]
-        {
+        for harmless in [
+            "// use crate::b::X;\n",
+            "use b::X;\n",
+            "pub(in crate::b) struct X;\n",
+            "\n#[cfg(test)]\nmod tests {\n    use crate::b;\n}\n",
+        ] {
             assert_eq!(found(&[root, ("a", harmless), ("b", "use crate::Deux;\n")]), [""; 0], "{harmless}");
         }
     }
@@ -151,5 +156,12 @@ mod tests {
         let files =
             [("", ""), ("a", "mod b;\n"), ("a::b", "use super::c;\n"), ("a::c", "use super::b::B;\n")];
         assert_eq!(found(&files), ["a::b and a::c"]);
+        let files = [
+            ("", ""),
+            ("a", "mod b;\npub use b::c::C;\n"),
+            ("a::b", "pub mod c;\n"),
+            ("a::b::c", "use crate::a::A;\n"),
+        ];
+        assert_eq!(found(&files), [""; 0]);
     }
 }
