@@ -54,7 +54,7 @@ impl Part {
         match self {
             Part::Product => "the product (crates/)",
             Part::Proof => "what shows that it is right (proof/, tests/, and tests in crates/)",
-            Part::Tools => "tools and examples (xtask/, tools/, examples/, deploy/)",
+            Part::Tools => "tools and examples (xtask/, release/, tools/, examples/, deploy/)",
         }
     }
 }

@@ -69,7 +69,7 @@ fn the_curl_lines_of_the_readme_are_answered() {
         assert_eq!(reply.status, 200, "{path} {body}: {}", reply.text());
         asked += 1;
     }
-    assert!(asked >= 3, "{asked}");
+    assert!(asked >= 2, "{asked}");
 }
 
 #[test]
