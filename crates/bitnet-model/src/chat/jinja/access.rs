@@ -4,8 +4,8 @@ use num_traits::ToPrimitive;
 
 use super::{
     error::{Error, Kind, Result},
-    key::{Key, Number, number},
     meter::Meter,
+    value::key::{Key, Number, number},
     value::{Items, Loop, Range, Value},
 };
 

@@ -7,8 +7,8 @@ use num_traits::{FromPrimitive, ToPrimitive};
 
 use super::{
     error::{Error, Result},
-    key::{Number, number},
     value::Value,
+    value::key::{Number, number},
 };
 
 /// The arguments of a call.
@@ -105,7 +105,11 @@ pub(super) fn parsed_integer(text: &str, base: u32) -> Option<BigInt> {
         .find(|(of, prefix)| (base == *of || base == 0) && lower.starts_with(prefix));
     let (base, digits) = match prefixed {
         Some((of, _)) => (of, lower[2..].strip_prefix('_').unwrap_or(&lower[2..])),
-        None if base == 0 && lower.len() > 1 && lower.starts_with('0') && lower.trim_matches('0') != "" => {
+        None if base == 0
+            && lower.len() > 1
+            && lower.starts_with('0')
+            && !lower.trim_matches('0').is_empty() =>
+        {
             return None;
         }
         None => (if base == 0 { 10 } else { base }, &lower[..]),

@@ -2,7 +2,7 @@
 
 /// What went wrong, by Python's class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::chat) enum Kind {
+pub enum Kind {
     /// The template does not parse.
     Syntax,
     /// `raise_exception`.
@@ -19,13 +19,13 @@ pub(in crate::chat) enum Kind {
 
 /// An error of a template.
 #[derive(Debug)]
-pub(in crate::chat) struct Error {
+pub struct Error {
     pub kind: Kind,
     message: String,
     line: usize,
 }
 
-pub(super) type Result<T> = std::result::Result<T, Error>;
+pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
     pub fn new(kind: Kind, message: impl Into<String>) -> Error {

@@ -10,11 +10,11 @@ use super::{
     ast::{Arguments, Comparison, Expression},
     error::{Error, Result},
     filters, functions,
-    key::{Key, contains, equal, order, pay},
     machine::Machine,
     meter::Text,
     methods, number, repr, tests,
     value::Value,
+    value::key::{Key, contains, equal, order, pay},
 };
 
 impl<'p> Machine<'p> {

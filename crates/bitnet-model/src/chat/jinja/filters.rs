@@ -10,12 +10,12 @@ use super::{
     ast::Operator,
     error::{Error, Result},
     json,
-    key::{Key, Number, number},
     meter::{Meter, Text},
     number as arithmetic, percent,
-    repr::string,
+    repr::{self, string},
     sequences, strings,
     value::Value,
+    value::key::{Key, Number, number},
 };
 
 const NAMES: [&str; 51] = [
@@ -105,8 +105,8 @@ pub(super) fn apply(name: &str, value: &Value, args: &Args, meter: &Meter) -> Re
             if let Value::Safe(_) = value { value.clone() } else { Value::Str(text()?) }
         }
         "safe" => Value::Safe(text()?),
-        "e" | "escape" => arithmetic::escaped(value, meter)?,
-        "forceescape" => arithmetic::escaped(&Value::Str(text()?), meter)?,
+        "e" | "escape" => repr::escaped(value, meter)?,
+        "forceescape" => repr::escaped(&Value::Str(text()?), meter)?,
         "upper" | "lower" | "title" | "capitalize" => {
             none(name)?;
             let text = text()?;
@@ -161,7 +161,7 @@ pub(super) fn apply(name: &str, value: &Value, args: &Args, meter: &Meter) -> Re
         "tojson" => tojson(value, args, meter)?,
         "pprint" => {
             let mut out = Text::new(meter);
-            super::repr::repr(&mut out, value)?;
+            repr::repr(&mut out, value)?;
             let text = out.finish();
             if text.len() > 78 {
                 return Err(Error::value("the filter 'pprint' is not supported for long values"));
@@ -385,7 +385,7 @@ fn urlencode(value: &Value, meter: &Meter) -> Result<String> {
 fn filesize(value: &Value, args: &Args) -> Result<String> {
     let [binary] = args.bind("do_filesizeformat", ["binary"], 0)?;
     let bytes = match (number(value.defined()?), value.text()) {
-        (Some(number), _) => arithmetic::float(&number)?,
+        (Some(number), _) => number.float()?,
         (None, text) => text
             .and_then(|text| args::parsed_float(text))
             .ok_or_else(|| Error::value(format!("could not convert {} to float", value.class())))?,
@@ -465,7 +465,7 @@ fn to_int(value: &Value, args: &Args) -> Result<Value> {
 fn to_float(value: &Value, args: &Args) -> Result<Value> {
     let [default] = args.bind("do_float", ["default"], 0)?;
     let found = match (number(value), value.text()) {
-        (Some(number), _) => Some(arithmetic::float(&number)?),
+        (Some(number), _) => Some(number.float()?),
         (None, Some(text)) => args::parsed_float(text),
         (None, None) => {
             value.defined()?;

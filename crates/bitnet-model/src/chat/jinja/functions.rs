@@ -10,9 +10,9 @@ use indexmap::IndexMap;
 use super::{
     args::{Args, integer},
     error::{Error, Kind, Result},
-    key::Key,
     meter::Meter,
     repr::string,
+    value::key::Key,
     value::{Cycler, Function, Items, Joiner, Namespace, Range, Value},
 };
 
@@ -59,7 +59,7 @@ pub(super) fn call(function: Function, args: &Args, meter: &Meter, now: fn(&str)
             for (key, value) in entries(args, meter)? {
                 map.insert(attribute(key.get())?, value);
             }
-            Namespace::new(map)
+            Namespace::value(map)
         }
         Function::Cycler => match args.positional.is_empty() {
             true => Err(Error::value("at least one item has to be provided")),

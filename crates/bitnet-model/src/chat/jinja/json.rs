@@ -5,10 +5,10 @@ use num_bigint::BigInt;
 
 use super::{
     error::{Error, Result},
-    key::Key,
     meter::{Meter, Text},
     repr::{digits, float},
     value::Value,
+    value::key::Key,
 };
 
 /// Maximum depth of JSON, as in serde_json.
@@ -191,7 +191,7 @@ fn write(out: &mut Text<'_>, value: &Value, style: &Style, level: usize) -> Resu
 
 fn sort(entries: &mut [(&Value, &Value)]) -> Result<()> {
     let mut problem = None;
-    entries.sort_by(|a, b| match super::key::order(a.0, b.0, "<") {
+    entries.sort_by(|a, b| match super::value::key::order(a.0, b.0, "<") {
         Ok(order) => order.unwrap_or(std::cmp::Ordering::Equal),
         Err(error) => {
             problem.get_or_insert(error);

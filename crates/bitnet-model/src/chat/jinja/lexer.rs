@@ -136,8 +136,8 @@ impl<'s> Lexer<'s> {
             1 + mark.len() + (after.len() - after.trim_start_matches(is_space).len())
         } else if trims && signed("+") {
             1 + mark.len()
-        } else if rest.starts_with(mark) {
-            mark.len() + usize::from(trims && rest[mark.len()..].starts_with('\n'))
+        } else if let Some(after) = rest.strip_prefix(mark) {
+            mark.len() + usize::from(trims && after.starts_with('\n'))
         } else {
             return false;
         };
@@ -248,12 +248,14 @@ fn raw_begin(text: &str) -> Option<usize> {
     }
 }
 
+type IsDigit = fn(&char) -> bool;
+
 /// The number at the beginning of a text, and its width.
 fn number(text: &str, after_dot: bool) -> Option<(Result<Token>, usize)> {
     if !text.starts_with(|c: char| c.is_ascii_digit()) {
         return None;
     }
-    let digits = |text: &str, is_digit: fn(&char) -> bool| {
+    let digits = |text: &str, is_digit: IsDigit| {
         let mut width = 0;
         let mut chars = text.char_indices().peekable();
         while let Some((at, c)) = chars.next() {
@@ -265,7 +267,7 @@ fn number(text: &str, after_dot: bool) -> Option<(Result<Token>, usize)> {
         }
         width
     };
-    let decimal: fn(&char) -> bool = |c| c.is_ascii_digit();
+    let decimal: IsDigit = |c| c.is_ascii_digit();
     let whole = digits(text, decimal);
     if !after_dot {
         let mut width = whole;
@@ -285,7 +287,7 @@ fn number(text: &str, after_dot: bool) -> Option<(Result<Token>, usize)> {
             return Some((float.map(Token::Float).or_else(|_| fail("invalid number")), width));
         }
     }
-    let based: [(&str, u32, fn(&char) -> bool); 3] = [
+    let based: [(&str, u32, IsDigit); 3] = [
         ("0b", 2, |c| matches!(c, '0' | '1')),
         ("0o", 8, |c| c.is_digit(8)),
         ("0x", 16, char::is_ascii_hexdigit),

@@ -382,7 +382,7 @@ impl<'p> Machine<'p> {
                     machine.set(number, Value::tuple(extra)?);
                 }
                 if let (true, Some(number)) = (of.reads_kwargs, machine.special.kwargs) {
-                    let entries = more.iter().map(|(k, v)| (super::key::Key::text(k), v.clone()));
+                    let entries = more.iter().map(|(k, v)| (super::value::key::Key::text(k), v.clone()));
                     machine.set(number, Value::dict(entries.collect())?);
                 }
                 machine.captured(&of.body)

@@ -7,14 +7,14 @@ use std::cell::Cell;
 use super::error::{Error, Kind, Result};
 
 /// Price in bytes of a value in a container.
-pub(super) const ITEM: usize = 64;
+pub const ITEM: usize = 64;
 /// Maximum depth of containers in containers: values are compared, written and dropped recursively.
-pub(super) const MAX_DEPTH: u32 = 500;
+pub const MAX_DEPTH: u32 = 500;
 /// Maximum depth of expressions, statements and macros that run in each other.
 const MAX_NESTING: u32 = 3_000;
 
 /// What is left of a rendering's budget.
-pub(in crate::chat) struct Meter {
+pub struct Meter {
     bytes: Cell<usize>,
     steps: Cell<usize>,
     nesting: Cell<u32>,
@@ -58,7 +58,7 @@ impl Meter {
 }
 
 /// A text that pays for every byte before it grows.
-pub(super) struct Text<'m> {
+pub struct Text<'m> {
     text: String,
     meter: &'m Meter,
 }

@@ -3,9 +3,9 @@
 use super::{
     args::Args,
     error::{Error, Result},
-    key::{Key, Number, equal, number},
     meter::Meter,
     strings,
+    value::key::{Key, Number, equal, number},
     value::{Value, View},
 };
 

@@ -14,7 +14,6 @@ mod filters;
 mod float;
 mod functions;
 mod json;
-mod key;
 mod lexer;
 mod machine;
 mod meter;
@@ -34,11 +33,11 @@ pub(super) use error::Error;
 use error::{Kind, Result};
 use indexmap::IndexMap;
 pub(super) use json::read as read_json;
-use key::Key;
 use machine::Machine;
 use meter::Meter;
 use parser::Word;
 pub(super) use value::Value;
+use value::key::Key;
 
 /// A dictionary with these fields.
 pub(super) fn object<'f>(fields: impl IntoIterator<Item = (&'f str, Value)>) -> Result<Value> {

@@ -7,11 +7,11 @@ use num_traits::{Pow, Signed, ToPrimitive, Zero};
 use super::{
     ast::Operator,
     error::{Error, Kind, Result},
-    key::{Number, number},
     meter::{Meter, Text},
     percent,
-    repr::string,
+    repr::{escaped, string},
     value::Value,
+    value::key::{Number, number},
 };
 
 /// Maximum size in bits of an integer that a template computes.
@@ -94,25 +94,6 @@ fn joined(a: &Value, b: &Value, meter: &Meter) -> Result<String> {
     Ok(out.finish())
 }
 
-/// A text with the characters replaced that HTML reserves, unless it is safe.
-pub(super) fn escaped(value: &Value, meter: &Meter) -> Result<Value> {
-    if let Value::Safe(_) = value {
-        return Ok(value.clone());
-    }
-    let mut out = Text::new(meter);
-    for c in string(value, meter)?.chars() {
-        match c {
-            '&' => out.push("&amp;")?,
-            '<' => out.push("&lt;")?,
-            '>' => out.push("&gt;")?,
-            '\'' => out.push("&#39;")?,
-            '"' => out.push("&#34;")?,
-            c => out.push_char(c)?,
-        }
-    }
-    Ok(Value::Safe(out.finish().into()))
-}
-
 fn multiply(a: &Value, b: &Value, meter: &Meter) -> Result<Value> {
     let (many, times) = if number(a).is_some() { (b, a) } else { (a, b) };
     let times = match number(times) {
@@ -147,17 +128,7 @@ fn arithmetic(operator: Operator, a: Number, b: Number, meter: &Meter) -> Result
             meter.spend((a.bits().saturating_mul(b.bits()) >> 12) as usize)?;
             integers(operator, a, b, meter)
         }
-        (a, b) => floats(operator, float(&a)?, float(&b)?).map(Value::Float),
-    }
-}
-
-pub(super) fn float(number: &Number) -> Result<f64> {
-    match number {
-        Number::Float(number) => Ok(*number),
-        Number::Int(number) => {
-            let float = number.to_f64().filter(|float| float.is_finite());
-            float.ok_or_else(|| Error::new(Kind::Arithmetic, "int too large to convert to float"))
-        }
+        (a, b) => floats(operator, a.float()?, b.float()?).map(Value::Float),
     }
 }
 
@@ -182,18 +153,18 @@ fn integers(operator: Operator, a: BigInt, b: BigInt, meter: &Meter) -> Result<V
         Operator::Divide if b.is_zero() => return Err(zero("division by zero")),
         Operator::FloorDivide if b.is_zero() => return Err(zero("integer division or modulo by zero")),
         Operator::Modulo if b.is_zero() => return Err(zero("integer modulo by zero")),
-        Operator::Divide => Value::Float(float(&Number::Int(a))? / float(&Number::Int(b))?),
+        Operator::Divide => Value::Float(Number::Int(a).float()? / Number::Int(b).float()?),
         Operator::FloorDivide => Value::big(a.div_floor(&b)),
         Operator::Modulo => Value::big(a.mod_floor(&b)),
         Operator::Power if b.is_negative() => {
-            return floats(operator, float(&Number::Int(a))?, float(&Number::Int(b))?).map(Value::Float);
+            return floats(operator, Number::Int(a).float()?, Number::Int(b).float()?).map(Value::Float);
         }
         Operator::Power => {
             let exponent = b.to_u64().unwrap_or(u64::MAX);
             if a.bits() > 1 {
                 let bits = a.bits().saturating_mul(exponent);
                 limited(bits)?;
-                meter.spend((bits * bits >> 12) as usize)?;
+                meter.spend(((bits * bits) >> 12) as usize)?;
             }
             let exponent =
                 if a.bits() > 1 { exponent } else { exponent % 2 + if exponent > 0 { 2 } else { 0 } };

@@ -6,10 +6,10 @@ use num_traits::{FromPrimitive, Signed, ToPrimitive};
 use super::{
     error::{Error, Result},
     float::{self, Style},
-    key::{Key, Number, number},
     meter::{Meter, Text},
     repr::{digits, repr, string},
     value::Value,
+    value::key::{Key, Number, number},
 };
 
 /// The parts of a format between `%` and its letter.
@@ -101,7 +101,7 @@ pub(super) fn format(template: &Value, arguments: &Value, meter: &Meter) -> Resu
         }
         let mut value = key.map_or_else(&mut next, Ok)?;
         if let (Value::Safe(_), None) = (template, number(&value)) {
-            value = super::number::escaped(&value, meter)?;
+            value = super::repr::escaped(&value, meter)?;
         }
         one(&mut out, letter, &spec, &value)?;
     }
@@ -170,7 +170,7 @@ fn one(out: &mut Text<'_>, letter: char, spec: &Spec, value: &Value) -> Result<(
         }
         'e' | 'E' | 'f' | 'F' | 'g' | 'G' => {
             let number = match number(value.defined()?) {
-                Some(number) => super::number::float(&number)?,
+                Some(number) => number.float()?,
                 None => {
                     return Err(Error::of_type(format!("must be real number, not {}", value.class())));
                 }

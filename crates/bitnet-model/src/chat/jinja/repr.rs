@@ -21,6 +21,25 @@ pub(super) fn string(value: &Value, meter: &Meter) -> Result<std::rc::Rc<str>> {
     }
 }
 
+/// A text with the characters replaced that HTML reserves, unless it is safe.
+pub(super) fn escaped(value: &Value, meter: &Meter) -> Result<Value> {
+    if let Value::Safe(_) = value {
+        return Ok(value.clone());
+    }
+    let mut out = Text::new(meter);
+    for c in string(value, meter)?.chars() {
+        match c {
+            '&' => out.push("&amp;")?,
+            '<' => out.push("&lt;")?,
+            '>' => out.push("&gt;")?,
+            '\'' => out.push("&#39;")?,
+            '"' => out.push("&#34;")?,
+            c => out.push_char(c)?,
+        }
+    }
+    Ok(Value::Safe(out.finish().into()))
+}
+
 /// Writes `str(value)`.
 pub(super) fn write(out: &mut Text<'_>, value: &Value) -> Result<()> {
     match value {

@@ -7,9 +7,9 @@ use super::{
     args::{Args, flag, integer, text},
     ast::Operator,
     error::{Error, Result},
-    key::{Key, equal, order, pay},
     meter::{Meter, Text},
     number, repr, tests,
+    value::key::{Key, equal, order, pay},
     value::{Items, Value, View},
 };
 

@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use super::{
     args::{Args, flag, integer, integer_or, text},
-    error::{Error, Kind, Result},
+    error::{Error, Result},
     lexer::is_space,
     meter::{Meter, Text},
     repr::{printable, string},
@@ -431,9 +431,4 @@ fn expanded(own: &str, size: i64, meter: &Meter) -> Result<String> {
         }
     }
     Ok(out.finish())
-}
-
-/// A lookup that Python raises as `KeyError` or `IndexError`.
-pub(super) fn absent(what: &str) -> Error {
-    Error::new(Kind::Lookup, what)
 }

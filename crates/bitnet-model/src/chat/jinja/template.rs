@@ -7,12 +7,12 @@ use num_traits::Signed;
 
 use super::{
     access,
-    error::{Error, Result},
+    error::{Error, Kind, Result},
     float::{self, Style},
-    key::{Number, number},
     meter::{Meter, Text},
     repr::{digits, float as shortest, repr, string},
     value::Value,
+    value::key::{Number, number},
 };
 
 /// Fields in a specification of a field may not have fields of their own.
@@ -121,14 +121,14 @@ impl Writer<'_> {
             self.numbered = true;
         }
         let mut value = match number {
-            Some(number) => self.positional.get(number).cloned().ok_or_else(|| {
-                super::strings::absent("Replacement index out of range for positional args tuple")
-            })?,
+            Some(number) => self
+                .positional
+                .get(number)
+                .cloned()
+                .ok_or_else(|| absent("Replacement index out of range for positional args tuple"))?,
             None => {
                 let found = self.named.iter().find(|(known, _)| **known == *first);
-                found
-                    .map(|(_, value)| value.clone())
-                    .ok_or_else(|| super::strings::absent(&format!("'{first}'")))?
+                found.map(|(_, value)| value.clone()).ok_or_else(|| absent(&format!("'{first}'")))?
             }
         };
         while !rest.is_empty() {
@@ -146,6 +146,11 @@ impl Writer<'_> {
         }
         Ok(value)
     }
+}
+
+/// A lookup that Python raises as `KeyError` or `IndexError`.
+fn absent(what: &str) -> Error {
+    Error::new(Kind::Lookup, what)
 }
 
 /// Where the brace is that closes a field.
@@ -180,7 +185,7 @@ fn specified(value: &Value, spec: &str, meter: &Meter) -> Result<String> {
     match number(value) {
         Some(Number::Int(number)) => match parsed.kind {
             Some('e' | 'E' | 'f' | 'F' | 'g' | 'G' | '%') => {
-                parsed.float(super::number::float(&Number::Int(number))?, meter)
+                parsed.float(Number::Int(number).float()?, meter)
             }
             _ => parsed.integer(&number, meter),
         },

@@ -6,10 +6,10 @@ use super::{
     args::Args,
     ast::Operator,
     error::{Error, Result},
-    key::{contains, equal, number, order, pay, same},
     meter::Meter,
     number::binary,
     value::Value,
+    value::key::{contains, equal, number, order, pay, same},
 };
 
 /// The names of all tests.

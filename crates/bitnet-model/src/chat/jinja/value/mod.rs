@@ -9,15 +9,18 @@ use indexmap::IndexMap;
 use num_bigint::BigInt;
 use num_traits::ToPrimitive;
 
+pub(super) mod key;
+
+use key::Key;
+
 use super::{
     error::{Error, Kind, Result},
-    key::Key,
     meter::{MAX_DEPTH, Meter},
 };
 
 /// A value. Containers do not change once they are made, because transformers renders in an immutable sandbox.
 #[derive(Clone)]
-pub(in crate::chat) enum Value {
+pub enum Value {
     Undefined(Rc<Undefined>),
     None,
     Bool(bool),
@@ -49,25 +52,25 @@ pub(in crate::chat) enum Value {
 }
 
 /// The message of the error that using an undefined value raises.
-pub(in crate::chat) struct Undefined {
+pub struct Undefined {
     pub problem: String,
     pub kind: Kind,
 }
 
 /// The items of a list or tuple.
-pub(in crate::chat) struct Items {
+pub struct Items {
     pub items: Vec<Value>,
     extent: Extent,
 }
 
 /// A dictionary, in the order of insertion.
-pub(in crate::chat) struct Dict {
+pub struct Dict {
     pub map: IndexMap<Key, Value>,
     extent: Extent,
 }
 
 /// What is left of a generator.
-pub(in crate::chat) struct Generator {
+pub struct Generator {
     pub items: RefCell<std::vec::IntoIter<Value>>,
     extent: Extent,
 }
@@ -82,27 +85,27 @@ struct Extent {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(in crate::chat) struct Range {
+pub struct Range {
     pub start: i64,
     pub stop: i64,
     pub step: i64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(in crate::chat) enum View {
+pub enum View {
     Keys,
     Values,
     Items,
 }
 
 /// `namespace()`: the only value that a template can change.
-pub(in crate::chat) struct Namespace {
+pub struct Namespace {
     pub map: RefCell<IndexMap<Rc<str>, Value>>,
     extent: Cell<Extent>,
 }
 
 /// The variable `loop`.
-pub(in crate::chat) struct Loop {
+pub struct Loop {
     pub items: Rc<Items>,
     pub index: Cell<usize>,
     pub depth: usize,
@@ -112,18 +115,18 @@ pub(in crate::chat) struct Loop {
 }
 
 /// A macro of the program, and the scope in which it was defined.
-pub(in crate::chat) struct Macro {
+pub struct Macro {
     pub index: usize,
     pub name: Rc<str>,
     pub scope: usize,
 }
 
-pub(in crate::chat) struct Cycler {
+pub struct Cycler {
     pub items: Rc<Items>,
     pub at: Cell<usize>,
 }
 
-pub(in crate::chat) struct Joiner {
+pub struct Joiner {
     /// The separator alone.
     pub separator: Rc<Items>,
     pub used: Cell<bool>,
@@ -131,7 +134,7 @@ pub(in crate::chat) struct Joiner {
 
 /// The functions that every template can call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::chat) enum Function {
+pub enum Function {
     Range,
     Dict,
     Namespace,
@@ -346,7 +349,8 @@ impl Range {
 }
 
 impl Namespace {
-    pub fn new(map: IndexMap<Rc<str>, Value>) -> Result<Value> {
+    /// A new namespace with these attributes.
+    pub fn value(map: IndexMap<Rc<str>, Value>) -> Result<Value> {
         let extent = Cell::new(around(map.values())?);
         Ok(Value::Namespace(Rc::new(Namespace { map: RefCell::new(map), extent })))
     }

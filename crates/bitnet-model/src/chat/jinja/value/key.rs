@@ -10,9 +10,11 @@ use num_bigint::BigInt;
 use num_traits::{FromPrimitive, ToPrimitive};
 
 use super::{
-    error::{Error, Kind, Result},
-    meter::Meter,
-    value::{Value, View},
+    super::{
+        error::{Error, Kind, Result},
+        meter::Meter,
+    },
+    Value, View,
 };
 
 /// Maximum size of a tuple that is a key: each lookup reads all of it.
@@ -20,7 +22,7 @@ const MAX_TUPLE: usize = 1 << 10;
 
 /// A value that can be the key of a dictionary.
 #[derive(Clone)]
-pub(in crate::chat) struct Key(Value);
+pub struct Key(Value);
 
 impl Key {
     /// The key, or an error for values that change, as lists do in Python.
@@ -95,12 +97,26 @@ fn integral(number: f64) -> Option<BigInt> {
 }
 
 /// A number: an integer or a float.
-pub(super) enum Number {
+pub enum Number {
     Int(BigInt),
     Float(f64),
 }
 
-pub(super) fn number(value: &Value) -> Option<Number> {
+impl Number {
+    /// The number as a float.
+    pub fn float(&self) -> Result<f64> {
+        match self {
+            Number::Float(number) => Ok(*number),
+            Number::Int(number) => {
+                let float = number.to_f64().filter(|float| float.is_finite());
+                float.ok_or_else(|| Error::new(Kind::Arithmetic, "int too large to convert to float"))
+            }
+        }
+    }
+}
+
+/// The number that a value is.
+pub fn number(value: &Value) -> Option<Number> {
     Some(match value {
         Value::Bool(value) => Number::Int(i64::from(*value).into()),
         Value::Int(number) => Number::Int((*number).into()),
@@ -140,7 +156,7 @@ fn is_number(value: &Value) -> bool {
 }
 
 /// Python's `==`.
-pub(super) fn equal(a: &Value, b: &Value) -> bool {
+pub fn equal(a: &Value, b: &Value) -> bool {
     if is_number(a) && is_number(b) {
         return numeric(a, b) == Some(Ordering::Equal);
     }
@@ -171,7 +187,7 @@ pub(super) fn equal(a: &Value, b: &Value) -> bool {
 }
 
 /// Python's `is`, for values of which there can be several.
-pub(super) fn same(a: &Value, b: &Value) -> bool {
+pub fn same(a: &Value, b: &Value) -> bool {
     match (a, b) {
         (Value::None, Value::None) => true,
         (Value::Bool(a), Value::Bool(b)) => a == b,
@@ -191,7 +207,7 @@ pub(super) fn same(a: &Value, b: &Value) -> bool {
 }
 
 /// The order of two values for the operator of this name, which the error states.
-pub(super) fn order(a: &Value, b: &Value, operator: &str) -> Result<Option<Ordering>> {
+pub fn order(a: &Value, b: &Value, operator: &str) -> Result<Option<Ordering>> {
     a.defined()?;
     b.defined()?;
     if is_number(a) && is_number(b) {
@@ -213,12 +229,12 @@ pub(super) fn order(a: &Value, b: &Value, operator: &str) -> Result<Option<Order
 }
 
 /// Pays for a comparison, which reads at most the smaller value.
-pub(super) fn pay(a: &Value, b: &Value, meter: &Meter) -> Result<()> {
+pub fn pay(a: &Value, b: &Value, meter: &Meter) -> Result<()> {
     meter.spend(a.size().min(b.size()))
 }
 
 /// Whether `value` is in `within`.
-pub(super) fn contains(within: &Value, value: &Value, meter: &Meter) -> Result<bool> {
+pub fn contains(within: &Value, value: &Value, meter: &Meter) -> Result<bool> {
     match within {
         Value::Str(text) | Value::Safe(text) => {
             meter.spend(text.len() / 16)?;
