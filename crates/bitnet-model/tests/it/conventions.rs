@@ -207,10 +207,8 @@ fn a_final_message_is_continued_where_its_text_ends() {
         continued("json.jinja", user.clone()).unwrap(),
         format!("{}Hi", &prompt.replace("assistant\n", "user\n"))
     );
-    for message in [Message { content: None, ..spoken("") }] {
-        let error = continued("json.jinja", message).unwrap_err();
-        assert!(matches!(&error, ModelError::Message { index: 1, .. }), "{error}");
-    }
+    let error = continued("json.jinja", Message { content: None, ..spoken("") }).unwrap_err();
+    assert!(matches!(&error, ModelError::Message { index: 1, .. }), "{error}");
     let lost = ChatTemplate::new("{{ messages[0].content }}", "", "").unwrap();
     let error =
         lost.continue_final_message(&[user.clone(), spoken("x")], &TemplateInput::default()).unwrap_err();
