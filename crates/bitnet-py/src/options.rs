@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use bitnet::{Message, Priority, Request, TemplateInput, inference::GenerationConfig, model::ToolCall};
+use bitnet::{Message, Priority, Request, TemplateInput, model::ToolCall};
 use pyo3::{
     exceptions::PyTypeError,
     prelude::*,
@@ -77,28 +77,16 @@ fn option(request: Request, name: &str, value: &Bound<'_, PyAny>) -> PyResult<Re
         "choice" => request.choice(value.extract::<Vec<String>>()?),
         "timeout" => request.timeout(seconds(value)?),
         "priority" => request.priority(priority(value)?),
-        _ => {
-            let mut done = Ok(());
-            let request = request.configure(|config| done = configure(config, name, value));
-            done.map(|()| request)?
-        }
-    })
-}
-
-/// Sets an option for which [`Request`] has no method.
-fn configure(config: &mut GenerationConfig, name: &str, value: &Bound<'_, PyAny>) -> PyResult<()> {
-    match name {
-        "min_tokens" => config.min_new_tokens = value.extract()?,
-        "min_p" => config.min_p = value.extract()?,
-        "repetition_penalty" => config.repetition_penalty = value.extract()?,
-        "presence_penalty" => config.presence_penalty = value.extract()?,
-        "frequency_penalty" => config.frequency_penalty = value.extract()?,
-        "logit_bias" => config.logit_bias = value.extract::<BTreeMap<u32, f32>>()?.into_iter().collect(),
-        "stop_token_ids" => config.stop_tokens = value.extract()?,
-        "ignore_eos" => config.ignore_eos = value.extract()?,
+        "min_tokens" => request.min_tokens(value.extract()?),
+        "min_p" => request.min_p(value.extract()?),
+        "repetition_penalty" => request.repetition_penalty(value.extract()?),
+        "presence_penalty" => request.presence_penalty(value.extract()?),
+        "frequency_penalty" => request.frequency_penalty(value.extract()?),
+        "logit_bias" => request.logit_bias(value.extract::<BTreeMap<u32, f32>>()?),
+        "stop_token_ids" => request.stop_tokens(value.extract::<Vec<u32>>()?),
+        "ignore_eos" => request.ignore_eos(value.extract()?),
         _ => return Err(unknown(value.py(), name)?),
-    }
-    Ok(())
+    })
 }
 
 /// The error of an option that does not exist, with the name that was probably meant.

@@ -4,20 +4,22 @@ use std::{
     task::{Context, Poll},
 };
 
-use bitnet_inference::{FinishReason, RequestHandle, Update};
+use bitnet_inference::{FinishReason, RequestHandle, TokenLogprobs, Update};
 use bitnet_model::DecodeStream;
 use futures_core::Stream;
 
 use crate::Error;
 
 /// A complete answer. Its `Display` is the text.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Answer {
     /// The new text, without the prompt; empty for a model without a tokenizer.
     pub text: String,
     /// The new tokens, without the one that ended the text.
     pub tokens: Vec<u32>,
+    /// Log-probabilities of the new tokens; empty unless [`Request::logprobs`](crate::Request::logprobs) asks for them.
+    pub logprobs: Vec<TokenLogprobs>,
     /// Number of tokens in the prompt.
     pub prompt_tokens: usize,
     /// Why the answer ended.
@@ -52,8 +54,14 @@ struct PartialAnswer {
 
 impl Pieces {
     pub(crate) fn new(handle: RequestHandle, prompt_tokens: usize, decoder: Option<DecodeStream>) -> Pieces {
-        let (text, tokens, seed) = (String::new(), Vec::new(), handle.seed());
-        let answer = Answer { text, tokens, prompt_tokens, finish: FinishReason::Error, seed };
+        let answer = Answer {
+            text: String::new(),
+            tokens: Vec::new(),
+            logprobs: Vec::new(),
+            prompt_tokens,
+            finish: FinishReason::Error,
+            seed: handle.seed(),
+        };
         Pieces { handle, partial: PartialAnswer { decoder, answer } }
     }
 
@@ -120,8 +128,9 @@ impl PartialAnswer {
     fn add(&mut self, update: Update) -> Result<String, Error> {
         let mut piece = String::new();
         match update {
-            Update::Token { token, .. } => {
+            Update::Token { token, logprobs, .. } => {
                 self.answer.tokens.push(token);
+                self.answer.logprobs.extend(logprobs);
                 if let Some(decoder) = &mut self.decoder {
                     piece = decoder.push(token);
                 }

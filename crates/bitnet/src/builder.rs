@@ -10,6 +10,7 @@ use crate::{
 };
 
 /// Options for opening a model. None of them changes a token, except the cache type.
+#[must_use = "a builder does nothing until it opens a model"]
 pub struct Builder {
     machine: Machine,
     batch_size: usize,

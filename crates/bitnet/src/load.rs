@@ -54,26 +54,37 @@ pub struct Want {
 impl Want {
     /// The needs of an engine that batches `sequences` requests of up to `context` tokens.
     pub fn engine(sequences: usize, drafts: usize, context: usize) -> Want {
-        let step = STEP.max(sequences + CHUNK).max(1 + drafts);
         Want {
+            step: STEP.max(sequences + CHUNK).max(1 + drafts),
+            least: MIN_TOKENS.min(context),
             states: sequences + sequences.max(SNAPSHOTS),
             // With fewer slots than sequences, some sequences wait.
             least_states: 1,
-            ..Want::side_by_side(step, sequences, drafts, context, MIN_TOKENS.min(context))
+            ..Want::sequences(sequences, context).drafting(drafts)
         }
     }
 
-    /// The needs of a program that computes `sequences` sequences of up to `tokens` tokens side by side, or continues
-    /// one sequence with `drafts`.
-    pub const fn side_by_side(
-        step: usize,
-        sequences: usize,
-        drafts: usize,
-        tokens: usize,
-        least: usize,
-    ) -> Want {
-        let states = if drafts > 0 { sequences + 1 } else { sequences };
-        Want { step, all_logits: false, sequences, drafts, tokens, least, states, least_states: sequences }
+    /// The needs of a program that computes `sequences` sequences side by side, each with room for `tokens` tokens, and
+    /// all of them in one step.
+    pub const fn sequences(sequences: usize, tokens: usize) -> Want {
+        Want {
+            step: sequences * tokens,
+            all_logits: false,
+            sequences,
+            drafts: 0,
+            tokens,
+            least: tokens,
+            states: sequences,
+            least_states: sequences,
+        }
+    }
+
+    /// The same needs, with up to `drafts` drafted tokens for a sequence in a step.
+    #[must_use]
+    pub const fn drafting(self, drafts: usize) -> Want {
+        // One more state, which a sequence goes back to when a draft is refused.
+        let states = if drafts > 0 { self.states + 1 } else { self.states };
+        Want { drafts, states, ..self }
     }
 }
 
@@ -124,21 +135,26 @@ pub enum Device {
 }
 
 impl FromStr for Device {
-    type Err = String;
+    type Err = UnknownDevice;
 
     /// Reads `auto`, `cpu`, `cuda` or `cuda:N`.
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn from_str(text: &str) -> Result<Self, UnknownDevice> {
         match text {
             "auto" => Ok(Device::Auto),
             "cpu" => Ok(Device::Cpu),
             "cuda" => Ok(Device::Cuda(0)),
             _ => match text.strip_prefix("cuda:").map(str::parse::<u16>) {
                 Some(Ok(index)) => Ok(Device::Cuda(index.into())),
-                _ => Err("choose auto, cpu, cuda or cuda:N".into()),
+                _ => Err(UnknownDevice),
             },
         }
     }
 }
+
+/// A text that names no [`Device`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("choose auto, cpu, cuda or cuda:N")]
+pub struct UnknownDevice;
 
 /// Where to compute.
 #[derive(Debug, Clone)]
@@ -360,7 +376,7 @@ mod tests {
         let home = Home::Cpu(KvType::F32);
         let weights = home.weights(&checkpoint, false)?.total;
         let tokens = checkpoint.spec.context;
-        let want = Want::side_by_side(512, sequences, 0, tokens, 64);
+        let want = Want { step: 512, least: 64, ..Want::sequences(sequences, tokens) };
         plan((Some(Memory::Bytes(memory)), None), home, &checkpoint.spec, weights, want)
     }
 

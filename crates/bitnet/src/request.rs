@@ -8,6 +8,7 @@ const TEMPERATURE: f32 = 0.7;
 
 /// What to continue, and how. Options that are not set follow the model's defaults, such as its temperature.
 #[derive(Debug, Clone)]
+#[must_use = "a request does nothing until a model runs it"]
 pub struct Request {
     pub(crate) prompt: Prompt,
     pub(crate) format: Option<Format>,
@@ -18,6 +19,8 @@ pub struct Request {
     temperature: Option<f32>,
     top_k: Option<usize>,
     top_p: Option<f32>,
+    min_p: Option<f32>,
+    repetition_penalty: Option<f32>,
     config: GenerationConfig,
 }
 
@@ -67,6 +70,8 @@ impl Request {
             temperature: None,
             top_k: None,
             top_p: None,
+            min_p: None,
+            repetition_penalty: None,
             config: GenerationConfig::default(),
         }
     }
@@ -92,6 +97,62 @@ impl Request {
     /// Draws only from the smallest set of most likely tokens whose total probability reaches this.
     pub fn top_p(mut self, probability: f32) -> Self {
         self.top_p = Some(probability);
+        self
+    }
+
+    /// Draws only tokens with at least this fraction of the most likely token's probability; 0 draws from all.
+    pub fn min_p(mut self, fraction: f32) -> Self {
+        self.min_p = Some(fraction);
+        self
+    }
+
+    /// Divides the positive logits of tokens in the prompt or text so far, and multiplies their other logits; 1 is
+    /// neutral.
+    pub fn repetition_penalty(mut self, factor: f32) -> Self {
+        self.repetition_penalty = Some(factor);
+        self
+    }
+
+    /// Subtracts this from the logits of tokens generated so far.
+    pub fn presence_penalty(mut self, penalty: f32) -> Self {
+        self.config.presence_penalty = penalty;
+        self
+    }
+
+    /// Subtracts this from the logits of tokens generated so far, once for each occurrence.
+    pub fn frequency_penalty(mut self, penalty: f32) -> Self {
+        self.config.frequency_penalty = penalty;
+        self
+    }
+
+    /// Adds to the logits of tokens, given by id. Replaces earlier biases.
+    pub fn logit_bias(mut self, biases: impl IntoIterator<Item = (u32, f32)>) -> Self {
+        self.config.logit_bias = biases.into_iter().collect();
+        self
+    }
+
+    /// Generates at least this many tokens: before that, no end or stop token is drawn and no stop string is looked for.
+    pub fn min_tokens(mut self, tokens: usize) -> Self {
+        self.config.min_new_tokens = tokens;
+        self
+    }
+
+    /// Ends the text before any of these tokens, in addition to the model's own end tokens. Replaces earlier ones.
+    pub fn stop_tokens(mut self, tokens: impl Into<Vec<u32>>) -> Self {
+        self.config.stop_tokens = tokens.into();
+        self
+    }
+
+    /// Sets whether the model's own end tokens are ordinary tokens, so that only limits and stops end the text.
+    pub fn ignore_eos(mut self, ignore: bool) -> Self {
+        self.config.ignore_eos = ignore;
+        self
+    }
+
+    /// Reports the log-probability of each new token, and of this many most likely tokens, in
+    /// [`Answer::logprobs`](crate::Answer::logprobs).
+    pub fn logprobs(mut self, most_likely: usize) -> Self {
+        self.config.logprobs = Some(most_likely);
         self
     }
 
@@ -156,14 +217,6 @@ impl Request {
         self
     }
 
-    /// Changes other settings, such as penalties, biases and stop tokens. Changes to temperature, `top_k`, `top_p`, `n`
-    /// and `echo` have no effect: the first three have methods of their own, and a request gives one text without its
-    /// prompt.
-    pub fn configure(mut self, change: impl FnOnce(&mut GenerationConfig)) -> Self {
-        change(&mut self.config);
-        self
-    }
-
     /// The configuration, with a model's defaults for what the request does not set.
     pub(crate) fn config(&self, model: &GenerationDefaults) -> GenerationConfig {
         let own = sampling(model);
@@ -171,8 +224,8 @@ impl Request {
             temperature: self.temperature.unwrap_or(own.temperature),
             top_k: self.top_k.unwrap_or(own.top_k),
             top_p: self.top_p.unwrap_or(own.top_p),
-            n: 1,
-            echo: false,
+            min_p: self.min_p.unwrap_or(own.min_p),
+            repetition_penalty: self.repetition_penalty.unwrap_or(own.repetition_penalty),
             ..self.config.clone()
         }
     }

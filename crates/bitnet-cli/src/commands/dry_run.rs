@@ -222,7 +222,7 @@ fn a_bench_writes_how_each_product_is_best_launched_and_a_gpu_does_so() {
     assert!(error.to_string().contains("--tune"), "{error}");
 }
 
-const WANT: Want = Want::side_by_side(16, 1, 0, 32, 32);
+const WANT: Want = Want { step: 16, ..Want::sequences(1, 32) };
 
 /// Loads the tiny model with a GPU that `open` opens.
 fn load(device: &str, open: fn(usize) -> Result<Tap, GpuError>) -> Result<Loaded, CliError> {

@@ -101,7 +101,7 @@ fn fixture<D: Driver + 'static>(
         ids.push(values(&format!("ids_{prompt}"))?.1.into_iter().map(u32::from_le_bytes).collect::<Vec<_>>());
     }
     let tokens = ids.iter().map(Vec::len).max().unwrap_or(1);
-    let want = Want { all_logits: true, ..Want::side_by_side(tokens, 1, 0, tokens, tokens) };
+    let want = Want { all_logits: true, ..Want::sequences(1, tokens) };
     let mut model = machine.load(&checkpoint, want)?.model;
     let mut distances = Vec::new();
     for (prompt, ids) in ids.iter().enumerate() {
@@ -147,7 +147,7 @@ fn distance(actual: &[f32], expected: &[f32]) -> f64 {
 pub fn batched<D: Driver + 'static>(machine: &Machine<'_, D>) -> Result<Batched, CliError> {
     let checkpoint = Checkpoint::demo()?;
     let tokens = REQUESTS * 7 + TOKENS;
-    let want = Want::side_by_side(64, REQUESTS, 0, tokens, tokens);
+    let want = Want { step: 64, ..Want::sequences(REQUESTS, tokens) };
     let model = machine.load(&checkpoint, want)?.model;
     let (device, vocab) = (model.backend().device, model.spec().vocab);
     let engine = Engine::start_boxed(model, EngineConfig::default());

@@ -28,7 +28,7 @@ pub fn run(common: &Common, args: &LogitsArgs) -> Result<(), CliError> {
         return Err(CliError::refused(what, "--ids", cure));
     }
     let file = output_file::create(&args.out)?;
-    let want = Want { all_logits: true, ..Want::side_by_side(tokens.min(STEP), 1, 0, tokens, tokens) };
+    let want = Want { step: tokens.min(STEP), all_logits: true, ..Want::sequences(1, tokens) };
     let mut model = load(common, &checkpoint, want)?.model;
 
     let mut bytes = Vec::with_capacity(4 * tokens * spec.vocab);

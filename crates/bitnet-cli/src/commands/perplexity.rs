@@ -49,7 +49,7 @@ pub fn run(common: &Common, args: &PerplexityArgs) -> Result<(), CliError> {
         ));
     }
     model_arg::check_ids(&checkpoint, &ids, "FILE")?;
-    let want = Want { all_logits: true, ..Want::side_by_side(window.min(STEP), 1, 0, window, window) };
+    let want = Want { step: window.min(STEP), all_logits: true, ..Want::sequences(1, window) };
     let mut model = load(common, &checkpoint, want)?.model;
 
     let mut loss = Loss::default();

@@ -45,7 +45,7 @@ pub fn run(common: &Common, args: &RunArgs) -> Result<(), CliError> {
     let tokens = prompt.len().saturating_add(config.max_new_tokens).clamp(least, context);
     let drafts = usize::from(args.speculation.speculate);
     let step = prompt.len().min(STEP).max(1 + drafts);
-    let want = Want::side_by_side(step, 1, drafts, tokens, least);
+    let want = Want { step, least, ..Want::sequences(1, tokens).drafting(drafts) };
     let mut model = load(common, &checkpoint, want)?.model;
     if model.spec().context < tokens {
         let held = model.spec().context;

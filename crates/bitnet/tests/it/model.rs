@@ -72,7 +72,7 @@ fn all_forms_give_the_same_text() {
 fn a_batch_gives_each_request_what_it_gets_alone_and_each_its_own_error() {
     let model = demo();
     let mut requests: Vec<Request> = (0..12).map(verse).collect();
-    requests.insert(5, Request::new("O").max_tokens(4).configure(|config| config.logprobs = Some(9999)));
+    requests.insert(5, Request::new("O").max_tokens(4).logprobs(9999));
     requests.insert(9, Request::tokens([1 << 30]));
     let alone: Vec<Result<Answer, Error>> = requests.iter().map(|r| model.complete(r)).collect();
     let text = |results: Vec<Result<Answer, Error>>| -> Vec<Result<Answer, String>> {
@@ -85,12 +85,44 @@ fn a_batch_gives_each_request_what_it_gets_alone_and_each_its_own_error() {
 }
 
 #[test]
+fn an_answer_has_the_log_probability_of_each_token_if_asked() {
+    let model = demo();
+    let answer = model.complete(verse(3).logprobs(2)).unwrap();
+    assert_eq!(answer.logprobs.len(), answer.tokens.len());
+    assert!(answer.logprobs.iter().all(|token| token.logprob <= 0.0 && token.top.len() == 2));
+    assert_eq!(model.complete(verse(3)).unwrap().logprobs, []);
+}
+
+#[test]
+fn a_request_takes_every_setting_of_a_text() {
+    let model = demo();
+    let plain = model.complete(Request::new("O").max_tokens(6).temperature(0.0)).unwrap();
+    let bias = |token: u32, value: f32| {
+        Request::new("O").max_tokens(6).temperature(0.0).logit_bias([(token, value)])
+    };
+    let first = plain.tokens[0];
+    assert_ne!(model.complete(bias(first, -100.0)).unwrap().tokens[0], first);
+    let biased = || bias(first, 20.0);
+    assert_eq!(model.complete(biased()).unwrap().tokens, [first; 6]);
+    for penalized in [biased().presence_penalty(100.0), biased().frequency_penalty(100.0)] {
+        assert_ne!(model.complete(penalized).unwrap().tokens, [first; 6]);
+    }
+    // A factor below 1 favours tokens of the prompt.
+    let repeating = Request::new("O").max_tokens(6).temperature(0.0).repetition_penalty(0.01);
+    assert_ne!(model.complete(repeating).unwrap().tokens, plain.tokens);
+    assert!(model.complete(biased().stop_tokens([first])).unwrap().tokens.is_empty());
+    assert_eq!(model.complete(biased().stop_tokens([first]).min_tokens(1)).unwrap().tokens.len(), 1);
+    let likely = Request::new("O").max_tokens(6).temperature(100.0).min_p(1.0).seed(5);
+    assert_eq!(model.complete(likely).unwrap().tokens, plain.tokens);
+}
+
+#[test]
 fn an_end_token_ends_a_text_by_default() {
     let model = demo();
     let eos = model.checkpoint().spec.eos.clone();
     assert!(!eos.is_empty());
     // The bias makes every token the end token.
-    let end = Request::new("O").max_tokens(9).configure(|config| config.logit_bias = vec![(eos[0], 100.0)]);
+    let end = Request::new("O").max_tokens(9).logit_bias([(eos[0], 100.0)]);
     let answer = model.complete(&end).unwrap();
     assert_eq!((answer.finish, answer.tokens.len()), (FinishReason::Eos, 0));
     // The same engine under its other names knows the end token as well.
@@ -182,7 +214,7 @@ fn a_rule_of_ones_own_says_which_tokens_may_follow() {
 #[test]
 fn dropping_a_stream_cancels_it_and_dropping_a_model_does_not_wait() {
     let model = demo();
-    let long = Request::new("O").max_tokens(400).configure(|config| config.ignore_eos = true);
+    let long = Request::new("O").max_tokens(400).ignore_eos(true);
     let mut stream = model.stream(&long).unwrap();
     stream.next().unwrap().unwrap();
     drop(stream);

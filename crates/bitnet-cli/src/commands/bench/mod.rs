@@ -248,5 +248,5 @@ fn want(args: &BenchArgs, checkpoint: &Checkpoint) -> Result<Want, CliError> {
     let tokens = longest.div_ceil(sequences).max(begun + args.decode);
     let step = longest.max(begun).min(args.step).max(sequences);
     let drafts = args.speculate.map_or(0, usize::from);
-    Ok(Want::side_by_side(step, sequences, drafts, tokens, tokens))
+    Ok(Want { step, ..Want::sequences(sequences, tokens).drafting(drafts) })
 }
