@@ -14,6 +14,12 @@ impl Schema {
     pub fn constraint(&self) -> Arc<dyn Constraint> {
         Arc::new(SchemaConstraint { schema: self.clone(), texts: Mutex::default() })
     }
+
+    /// Whether a whole text follows the schema, as a constraint allows it.
+    pub fn is_followed_by(&self, text: &str) -> bool {
+        let bound = Bound::after(self, text.as_bytes());
+        bound.is_some_and(|mut bound| bound.matcher.is_accepting().unwrap_or(false))
+    }
 }
 
 /// The texts of a request, as far as they have been read.

@@ -1,6 +1,9 @@
 //! Constraints that make a text follow a JSON schema or a grammar. `llguidance` computes which tokens may follow.
 
+mod embedded;
+mod exact;
 mod followed;
+mod normal;
 mod number;
 mod strings;
 
@@ -18,7 +21,7 @@ use llguidance::{
 pub use serde_json::Value;
 use serde_json::json;
 
-use self::number::Digits;
+use self::{exact::Rules, number::Digits};
 use crate::Error;
 #[doc(hidden)]
 pub use strings::StringTracker;
@@ -115,7 +118,13 @@ impl Schemas {
         if !schema.is_object() && !schema.is_boolean() {
             return Err(Error::Schema { problem: "it is neither an object nor a boolean".into() });
         }
-        self.checked(TopLevelGrammar::from_json_schema(spaced(schema)), false)
+        let grammar = match compiled(&spaced(schema), "exact").map_err(refused)? {
+            Form::Json(schema) => TopLevelGrammar::from_json_schema(schema),
+            Form::Rules(Rules { expression, rules }) => {
+                TopLevelGrammar::from_lark(format!("start: {expression}\n{rules}"))
+            }
+        };
+        self.checked(grammar, false)
     }
 
     /// Compiles a grammar in `llguidance`'s variant of Lark, in which `%json {...}` stands for a JSON schema.
@@ -123,7 +132,7 @@ impl Schemas {
     /// # Errors
     /// As [`Schemas::compile`].
     pub fn grammar(&self, lark: &str) -> Result<Schema, Error> {
-        self.checked(TopLevelGrammar::from_lark(lark.to_owned()), true)
+        self.checked(TopLevelGrammar::from_lark(embedded::rewritten(lark).map_err(refused)?), true)
     }
 
     /// Compiles a regular expression that the whole text must match, in the syntax of Rust's `regex`.
@@ -135,7 +144,6 @@ impl Schemas {
     }
 
     fn checked(&self, grammar: TopLevelGrammar, embedded: bool) -> Result<Schema, Error> {
-        let refused = |problem: String| Error::Schema { problem };
         let factory = self.factory.get_or_init(|| self.factory());
         let factory = factory.as_ref().map_err(|problem| refused(problem.clone()))?;
         let start = Matcher::new(factory.create_parser(grammar));
@@ -167,6 +175,25 @@ impl Schemas {
         factory.limits_mut().verbose_errors = false;
         Ok(factory)
     }
+}
+
+/// A schema in a form that the compiler takes.
+enum Form {
+    Json(Value),
+    Rules(Rules),
+}
+
+/// Rewrites a schema. `prefix` begins the names of its rules, if it needs any.
+fn compiled(schema: &Value, prefix: &str) -> Result<Form, String> {
+    let schema = normal::normal(schema)?;
+    match exact::rules(&schema, prefix) {
+        Some(rules) => rules.map(Form::Rules),
+        None => Ok(Form::Json(schema)),
+    }
+}
+
+fn refused(problem: String) -> Error {
+    Error::Schema { problem }
 }
 
 /// Allows no white space that the schema does not ask for: small models fill their texts with it if they can.
