@@ -245,8 +245,8 @@ pub struct InspectArgs {
 
 /// Answer a file of requests, one per line.
 ///
-/// Lines have the form of OpenAI's batch API: custom_id, method, url (/v1/completions or /v1/chat/completions) and
-/// body; prompts may be token ids. Answers are in the same order, and an invalid line is answered with an error.
+/// Lines have the form of OpenAI's batch API: custom_id, method, url (/v1/completions, /v1/chat/completions,
+/// /v1/responses or /v1/embeddings) and body; prompts may be token ids. Answers are in the same order, and an invalid line is answered with an error.
 /// Answers are kept in OUT.partial until all are done, so that the same command resumes after an interruption.
 #[derive(Debug, Args)]
 pub struct BatchArgs {

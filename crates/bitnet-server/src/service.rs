@@ -28,6 +28,12 @@ pub(crate) struct ServedModel {
 }
 
 impl ServedModel {
+    /// Whether a client means this model by a name. Ollama's clients add `:latest` to names without a tag.
+    pub fn is_called(&self, name: &str) -> bool {
+        let plain = |name: &str| name.strip_suffix(":latest").unwrap_or(name).to_owned();
+        name == self.name || plain(name) == plain(&self.name)
+    }
+
     pub fn new(name: Option<&str>, path: Option<&Path>, checkpoint: &Checkpoint) -> Self {
         // A model without files is part of the program.
         let file = path.map_or_else(std::env::current_exe, |path| Ok(path.to_owned()));

@@ -58,13 +58,13 @@ fn a_bad_line_gets_an_error_in_its_place_and_the_others_their_answers() {
         ("{".into(), "EOF"),
         ("[1]".into(), "expected"),
         (with(|r| r["method"] = json!("GET")), "POST"),
-        (with(|r| r["url"] = json!("/v1/embeddings")), "/v1/completions"),
+        (with(|r| r["url"] = json!("/v1/audio")), "/v1/completions"),
         (with(|r| r["extra"] = json!(1)), "extra"),
         (with(|r| r["body"]["prompt"] = json!([1, 512])), "512"),
         (with(|r| r["body"]["prompt"] = json!("text")), "tokenizer"),
         (with(|r| r["body"]["surprise"] = json!(1)), "surprise"),
         (with(|r| r["body"]["stream"] = json!(true)), "stream"),
-        (with(|r| r["body"]["max_tokens"] = json!(-1)), "max_tokens"),
+        (with(|r| r["body"]["max_tokens"] = json!(-2)), "max_tokens"),
         (with(|r| r["body"]["model"] = json!("gpt")), "gpt"),
     ];
     let good = line("good", &[5, 6], 4);

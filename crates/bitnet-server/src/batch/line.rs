@@ -88,6 +88,8 @@ impl Line {
 pub(super) enum Endpoint {
     Completions,
     Chat,
+    Responses,
+    Embeddings,
 }
 
 /// A line that was parsed, except for its body.
@@ -127,8 +129,10 @@ pub(super) fn read(line: &Line) -> Result<BatchRequest, BadLine> {
     let endpoint = match url.as_str() {
         "/v1/completions" => Endpoint::Completions,
         "/v1/chat/completions" => Endpoint::Chat,
+        "/v1/responses" => Endpoint::Responses,
+        "/v1/embeddings" => Endpoint::Embeddings,
         _ => {
-            let known = "/v1/completions and /v1/chat/completions are";
+            let known = "/v1/completions, /v1/chat/completions, /v1/responses and /v1/embeddings are";
             return Err(BadLine(format!("url: {url:.80?} is not supported; {known}")));
         }
     };

@@ -9,16 +9,20 @@ mod error;
 mod line;
 mod partial_file;
 
-use std::{collections::VecDeque, fs::File, io::BufReader, path::Path};
+use std::{collections::VecDeque, fs::File, io::BufReader, path::Path, pin::Pin};
 
 use crate::{
-    dialects::openai::{Chat, Completions},
+    dialects::{
+        openai::{Chat, Completions, embeddings},
+        responses::Responses,
+    },
     generate::{
         answer::About,
         dialect::Dialect,
         endpoint::{self, gather},
         job::Job,
         pieces::Pieces,
+        read::read_body,
         turn::Turn,
     },
     http::{caller::Caller, error::ApiError, reading::Reading},
@@ -47,12 +51,15 @@ pub struct BatchProgress {
 }
 
 /// A line that was read and whose answer is not yet written.
-enum Pending {
+enum Pending<'s> {
     /// The answer is an error, and is known without the model.
     Answered(String),
     /// The engine is computing the answer.
-    Running { id: String, custom_id: String, job: Box<Job>, pieces: Box<Pieces>, writer: Box<dyn Writer> },
+    Running(Pin<Box<dyn Future<Output = Finished> + 's>>),
 }
+
+/// The line that answers another, its number of generated tokens, and whether it is an error.
+type Finished = (String, usize, bool);
 
 /// A dialect that writes the answer to a line.
 trait Writer {
@@ -92,7 +99,7 @@ pub fn run_batch(
     let runtime = runtime.map_err(BatchRunError::file("read", input))?;
     // Enough to keep the batch full while the first of these lines still runs.
     let ahead = 4 * service.engine.max_batch_size();
-    let mut pending: VecDeque<(Pending, u64)> = VecDeque::with_capacity(ahead);
+    let mut pending: VecDeque<(Pending<'_>, u64)> = VecDeque::with_capacity(ahead);
     let mut over = false;
     while !over || !pending.is_empty() {
         while !over && pending.len() < ahead {
@@ -104,9 +111,7 @@ pub fn run_batch(
         let Some((first, end)) = pending.pop_front() else { break };
         let (answer, tokens, failed) = match first {
             Pending::Answered(answer) => (answer, 0, true),
-            Pending::Running { id, custom_id, job, pieces, writer } => {
-                runtime.block_on(finish(service, &id, &custom_id, *job, *pieces, &*writer))
-            }
+            Pending::Running(answer) => runtime.block_on(answer),
         };
         if !service.engine.is_open() {
             return Err(BatchRunError::Stopped);
@@ -123,7 +128,7 @@ pub fn run_batch(
 }
 
 /// Reads a line and hands its job to the engine, waiting for room in the queue.
-fn begin(service: &Service, line: &Line, id: String, options: BatchOptions) -> Pending {
+fn begin<'s>(service: &'s Service, line: &Line, id: String, options: BatchOptions) -> Pending<'s> {
     let request = match line::read(line) {
         Ok(request) => request,
         Err(bad) => return Pending::Answered(Outcome::Unread(bad).line(&id, line.custom_id().as_deref())),
@@ -131,6 +136,8 @@ fn begin(service: &Service, line: &Line, id: String, options: BatchOptions) -> P
     let job = match request.endpoint {
         Endpoint::Completions => job::<Completions>(service, &request, &id),
         Endpoint::Chat => job::<Chat>(service, &request, &id),
+        Endpoint::Responses => job::<Responses>(service, &request, &id),
+        Endpoint::Embeddings => return embedding(service, request, id),
     };
     let job = job.and_then(|(job, writer)| {
         if job.stream {
@@ -145,7 +152,7 @@ fn begin(service: &Service, line: &Line, id: String, options: BatchOptions) -> P
     let custom_id = request.custom_id;
     match started {
         Ok((pieces, job, writer)) => {
-            Pending::Running { id, custom_id, job: Box::new(job), pieces: Box::new(pieces), writer }
+            Pending::Running(Box::pin(finish(service, id, custom_id, job, pieces, writer)))
         }
         Err(error) => Pending::Answered(Outcome::Refused(&error).line(&id, Some(&custom_id))),
     }
@@ -165,20 +172,41 @@ fn job<D: Dialect>(
 /// Waits for a job. Returns the line that answers it, its number of generated tokens, and whether it failed.
 async fn finish(
     service: &Service,
-    id: &str,
-    custom_id: &str,
+    id: String,
+    custom_id: String,
     job: Job,
     mut pieces: Pieces,
-    writer: &dyn Writer,
-) -> (String, usize, bool) {
+    writer: Box<dyn Writer>,
+) -> Finished {
     // The time of the model's files is the same whenever the line is answered.
     let gathered = gather(service, &job, &mut pieces, service.model.created).await;
     let tokens = pieces.usage().generated;
     let (about, turns) = match gathered {
         Ok(gathered) => gathered,
-        Err(error) => return (Outcome::Refused(&error).line(id, Some(custom_id)), tokens, true),
+        Err(error) => return (Outcome::Refused(&error).line(&id, Some(&custom_id)), tokens, true),
     };
     let (request_id, body) = writer.write(&about, &turns);
     let done = Outcome::Done { request_id: &request_id, body: &body };
-    (done.line(id, Some(custom_id)), tokens, false)
+    (done.line(&id, Some(&custom_id)), tokens, false)
+}
+
+/// Reads the body of a line that embeds texts, and hands as many of them to the engine as fit.
+fn embedding(service: &Service, request: BatchRequest, id: String) -> Pending<'_> {
+    let BatchRequest { custom_id, body, .. } = request;
+    let reading = Reading::within(service.config.request_timeout, Caller::new(&id, None));
+    let (texts, coded) = match read_body(service, &body, &reading, embeddings::take) {
+        Ok(taken) => taken,
+        Err(error) => return Pending::Answered(Outcome::Refused(&error).line(&id, Some(&custom_id))),
+    };
+    let embedded = texts.embed_in_turn(service);
+    Pending::Running(Box::pin(async move {
+        match embedded.await {
+            Ok(all) => {
+                let list = embeddings::listed(all, coded, &service.model.name);
+                let body = serde_json::to_string(&list).expect("text and numbers make JSON");
+                (Outcome::Done { request_id: &id, body: &body }.line(&id, Some(&custom_id)), 0, false)
+            }
+            Err(error) => (Outcome::Refused(&error).line(&id, Some(&custom_id)), 0, true),
+        }
+    }))
 }

@@ -8,7 +8,7 @@ use crate::http::error::ApiError;
 /// Answers a request, with errors in the form of its path.
 pub(crate) async fn in_the_form_of_the_path(request: Request, next: Next) -> Response {
     let form: Option<fn(&ApiError) -> Value> = match request.uri().path() {
-        "/v1/messages" | "/v1/messages/count_tokens" => Some(anthropic_error),
+        path if path == "/v1/messages" || path.starts_with("/v1/messages/") => Some(anthropic_error),
         path if path.starts_with("/api/") => Some(ollama_error),
         _ => None,
     };

@@ -1,6 +1,9 @@
 //! What an API must provide: how its requests are read and its answers written. Everything in between is the same for
 //! all of them.
 
+use axum::http::HeaderMap;
+use serde_json::Value;
+
 use super::{
     answer::About,
     job::Parsed,
@@ -8,7 +11,10 @@ use super::{
     prompt::Encoder,
     turn::{Change, Turn},
 };
-use crate::http::{error::ApiError, fields::Fields};
+use crate::{
+    http::{error::ApiError, fields::Fields, reading::Reading},
+    service::Service,
+};
 
 /// An API with its own form of requests and answers. Each value writes the answer to one request.
 pub(crate) trait Dialect: Send + Unpin + Sized + 'static {
@@ -20,6 +26,11 @@ pub(crate) trait Dialect: Send + Unpin + Sized + 'static {
     const KEEP_ALIVE: &'static str;
     /// Whether requests may ask for several choices, and events have ids after which a stream can be resumed.
     const OF_EVENTS: bool = false;
+
+    /// Answers a body that asks for no text, if it is one.
+    fn at_once(_: &Service, _: &HeaderMap, _: &[u8], _: &Reading) -> Result<Option<Value>, ApiError> {
+        Ok(None)
+    }
 
     /// Takes all fields of a body except the model's name.
     fn read(fields: &mut Fields<'_>, encoder: &Encoder<'_>) -> Result<(Parsed, Self), ApiError>;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use axum::{
+    Json,
     body::Body,
     extract::Request,
     http::{HeaderMap, HeaderValue, header},
@@ -30,7 +31,16 @@ use crate::{
 
 /// Answers a request in a dialect.
 pub(crate) async fn answer<D: Dialect>(app: Arc<App>, request: Request) -> Result<Response, ApiError> {
-    let (job, dialect) = read(&app, request, job::<D>).await?;
+    let asked = read(&app, request, |service, headers, body, reading| {
+        match D::at_once(service, headers, body, reading)? {
+            Some(answer) => Ok(Err(answer)),
+            None => job::<D>(service, headers, body, reading).map(Ok),
+        }
+    });
+    let (job, dialect) = match asked.await? {
+        Ok(job) => job,
+        Err(answer) => return Ok(Json(answer).into_response()),
+    };
     let service = app.service()?;
     let pieces = begin(service, &job)?;
     let (chat, seed) = (job.chat, job.seed);

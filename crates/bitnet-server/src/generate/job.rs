@@ -22,7 +22,12 @@ use super::{
     },
 };
 use crate::{
-    http::{caller::Caller, error::ApiError, fields::Fields, reading::Reading},
+    http::{
+        caller::Caller,
+        error::{ApiError, Names},
+        fields::Fields,
+        reading::Reading,
+    },
     random::fresh,
     service::Service,
 };
@@ -49,6 +54,8 @@ pub(crate) struct Parsed {
     pub stream: bool,
     /// Whether choices carry their token ids.
     pub token_ids: bool,
+    /// What the client calls the fields.
+    pub names: Names,
 }
 
 /// A parsed and validated request.
@@ -108,7 +115,7 @@ impl Job {
         check_generated(&parsed, given_seed.is_some())?;
         let schema = constraint(&parsed, service)?;
         let Parsed { prompts, mut config, best, offer, priority, salt, stream, .. } = parsed;
-        let Parsed { chat, generated, token_ids, .. } = parsed;
+        let Parsed { chat, generated, token_ids, names, .. } = parsed;
         let calls = offer.map(|(offer, form, _)| Calls {
             form,
             names: offer.tools.into_iter().map(|tool| tool.name).collect(),
@@ -133,7 +140,7 @@ impl Job {
             ..Request::new(prompt, config.clone())
         };
         let requests: Vec<Request> = prompts.into_iter().map(request).collect();
-        check_size(&requests, n, stream, service)?;
+        check_size(&requests, n, stream, service).map_err(|refused| refused.renamed(&names))?;
         Ok(Job {
             chat,
             requests,
@@ -188,12 +195,13 @@ impl Parsed {
             salt: 0,
             stream: false,
             token_ids: false,
+            names: Names::default(),
         }
     }
 }
 
 /// The seed from the body or from the header `X-Seed`, which must not contradict each other.
-fn seed(body: Option<u64>, headers: &HeaderMap) -> Result<Option<u64>, ApiError> {
+pub(crate) fn seed(body: Option<u64>, headers: &HeaderMap) -> Result<Option<u64>, ApiError> {
     let header = match headers.get("x-seed") {
         None => None,
         Some(value) => {

@@ -23,15 +23,22 @@ pub(crate) async fn read_fields<T: Send + 'static>(
     request: extract::Request,
     take: fn(&mut Fields<'_>, &Encoder<'_>, &Service) -> Result<T, ApiError>,
 ) -> Result<T, ApiError> {
-    let taken = app::read(app, request, move |service, _, body, reading| {
-        let fields = Fields::parse(body)?.strictly(service.config.strict);
-        take_all(fields, service, reading, |fields, encoder| take(fields, encoder, service))
-    });
-    taken.await
+    app::read(app, request, move |service, _, body, reading| read_body(service, body, reading, take)).await
+}
+
+/// Reads a body by a function that takes all its fields except the model's name.
+pub(crate) fn read_body<T>(
+    service: &Service,
+    body: &[u8],
+    reading: &Reading,
+    take: fn(&mut Fields<'_>, &Encoder<'_>, &Service) -> Result<T, ApiError>,
+) -> Result<T, ApiError> {
+    let fields = Fields::parse(body)?.strictly(service.config.strict);
+    take_all(fields, service, reading, |fields, encoder| take(fields, encoder, service))
 }
 
 /// Takes the model's name, and all other fields by a function.
-pub(super) fn take_all<T>(
+pub(crate) fn take_all<T>(
     mut fields: Fields<'_>,
     service: &Service,
     reading: &Reading,
@@ -47,7 +54,7 @@ pub(super) fn take_all<T>(
 /// Takes the name of the model, and checks it if there is one.
 fn check_model(fields: &mut Fields<'_>, model: &ServedModel) -> Result<(), ApiError> {
     match fields.take::<String>("model")? {
-        Some(name) if name != model.name => Err(unknown_model(&name, model)),
+        Some(name) if !model.is_called(&name) => Err(unknown_model(&name, model)),
         _ => Ok(()),
     }
 }
@@ -60,6 +67,10 @@ pub(crate) fn unknown_model(name: &str, model: &ServedModel) -> ApiError {
 
 /// Takes the priority of a request.
 pub(crate) fn priority(fields: &mut Fields<'_>) -> Result<Priority, ApiError> {
+    // The neutral priority of servers that count.
+    if fields.peek("priority").is_some_and(|value| value.get() == "0") {
+        fields.raw("priority");
+    }
     let Some(name) = fields.take::<String>("priority")? else { return Ok(Priority::Normal) };
     Priority::named(&name)
         .ok_or_else(|| ApiError::field("priority", "it must be interactive, normal or batch"))

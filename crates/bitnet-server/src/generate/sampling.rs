@@ -29,8 +29,8 @@ pub(crate) fn config(
     };
     Ok(GenerationConfig {
         temperature: fields.take("temperature")?.or(models_own).unwrap_or(TEMPERATURE),
-        top_k: fields.take("top_k")?.or(defaults.top_k).unwrap_or(0),
-        top_p: fields.take("top_p")?.or(defaults.top_p).unwrap_or(1.0),
+        top_k: top_k(fields)?.or(defaults.top_k).unwrap_or(0),
+        top_p: top_p(fields)?.or(defaults.top_p).unwrap_or(1.0),
         min_p: fields.take("min_p")?.unwrap_or(0.0),
         repetition_penalty: fields.take("repetition_penalty")?.unwrap_or(1.0),
         presence_penalty: fields.take("presence_penalty")?.unwrap_or(0.0),
@@ -44,6 +44,37 @@ pub(crate) fn config(
         n: fields.take("n")?.unwrap_or(1),
         ..GenerationConfig::default()
     })
+}
+
+/// Takes `top_k`; -1 stands for all tokens, as 0 does.
+fn top_k(fields: &mut Fields<'_>) -> Result<Option<usize>, ApiError> {
+    limit_or(fields, "top_k", 0)
+}
+
+/// Takes `top_p`; 0 stands for the smallest set, which is the most likely token.
+fn top_p(fields: &mut Fields<'_>) -> Result<Option<f32>, ApiError> {
+    let top_p: Option<f32> = fields.take("top_p")?;
+    Ok(top_p.map(|top_p| if top_p == 0.0 { f32::MIN_POSITIVE } else { top_p }))
+}
+
+/// Takes a maximum number of tokens; -1 stands for as many as the context has room for, as for other servers.
+pub(crate) fn limit(fields: &mut Fields<'_>, field: &'static str) -> Result<Option<usize>, ApiError> {
+    limit_or(fields, field, usize::MAX)
+}
+
+/// Takes a number of 0 or more, or -1, which stands for another.
+fn limit_or(
+    fields: &mut Fields<'_>,
+    field: &'static str,
+    unlimited: usize,
+) -> Result<Option<usize>, ApiError> {
+    match fields.peek(field).and_then(|value| value.get().parse::<f64>().ok()) {
+        Some(-1.0) => {
+            fields.raw(field);
+            Ok(Some(unlimited))
+        }
+        _ => fields.take(field),
+    }
 }
 
 /// Token ids are the names of the object's fields.

@@ -102,7 +102,7 @@ pub(crate) async fn read<T: Send + 'static>(
 ) -> Result<T, ApiError> {
     let service = app.service()?;
     let (head, body) = request.into_parts();
-    let received = receive(&app.bodies, &app.config, &head.headers, body).await?;
+    let received = receive(&app.bodies, &app.config, &head, body).await?;
     let reading = Reading::of(&head, app.config.request_timeout)?;
     let place = app.readers.place(received.bytes.len(), service, &reading).await;
     let place =

@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use axum::{
     body::{Body, Bytes},
-    http::{HeaderMap, StatusCode, header},
+    http::{StatusCode, header, request::Parts},
 };
 use http_body_util::BodyExt;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -59,17 +59,27 @@ impl Received {
     }
 }
 
+/// Whether a request may leave out that its body is JSON: on Ollama's paths, whose documentation shows `curl -d`, which
+/// announces a form. Browsers say where a page of another site comes from, and sites may not do so.
+fn may_be_undeclared(head: &Parts) -> bool {
+    let of_a_page = [header::ORIGIN.as_str(), "sec-fetch-site"];
+    head.uri.path().starts_with("/api/") && of_a_page.iter().all(|name| !head.headers.contains_key(*name))
+}
+
 /// Receives a JSON body within the limits on size and time. Other content types are refused, because browsers let pages
 /// of other sites send some of them without asking.
 pub(crate) async fn receive(
     bodies: &Bodies,
     config: &ServerConfig,
-    headers: &HeaderMap,
+    head: &Parts,
     body: Body,
 ) -> Result<Received, ApiError> {
+    let headers = &head.headers;
     let kind = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let essence = kind.split(';').next().unwrap_or_default().trim();
-    if !essence.eq_ignore_ascii_case("application/json") {
+    let undeclared = ["", "application/x-www-form-urlencoded", "text/plain"];
+    let undeclared = undeclared.iter().any(|kind| essence.eq_ignore_ascii_case(kind));
+    if !essence.eq_ignore_ascii_case("application/json") && !(undeclared && may_be_undeclared(head)) {
         let message = format!("the Content-Type is {essence:.40?}: send application/json");
         return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "content_type", message));
     }

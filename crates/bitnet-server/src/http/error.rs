@@ -95,9 +95,46 @@ impl ApiError {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, code, message)
     }
 
+    /// The same error about a field that the client calls otherwise than the engine.
+    pub fn renamed(mut self, names: &Names) -> Self {
+        let Some(param) = self.body.param.take() else { return self };
+        let sent = names.sent(&param);
+        if let Some(problem) = self.body.message.strip_prefix(&format!("{param}: ")) {
+            self.body.message = shown(format!("{sent}: {problem}"));
+        }
+        self.about(sent)
+    }
+
     pub fn about(mut self, param: impl ToString) -> Self {
         self.body.param = Some(shown(param));
         self
+    }
+}
+
+/// What a client calls the fields of a request, where that is not what the engine calls them.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Names {
+    /// The engine's names, each with the client's.
+    renamed: Vec<(&'static str, &'static str)>,
+    /// The path of the object that has all other fields, with a dot at its end.
+    path: &'static str,
+}
+
+impl Names {
+    pub fn new(renamed: impl Into<Vec<(&'static str, &'static str)>>) -> Self {
+        Names { renamed: renamed.into(), path: "" }
+    }
+
+    /// The same names, for fields within an object.
+    pub fn within(self, path: &'static str) -> Self {
+        Names { path, ..self }
+    }
+
+    fn sent(&self, name: &str) -> String {
+        match self.renamed.iter().find(|(engines, _)| *engines == name) {
+            Some((_, sent)) => (*sent).to_owned(),
+            None => format!("{}{name}", self.path),
+        }
     }
 }
 
@@ -212,6 +249,20 @@ mod tests {
         assert_eq!(error.message.chars().count(), MAX_SHOWN + 1);
         assert_eq!(error.param.unwrap().chars().count(), MAX_SHOWN + 1);
         assert_eq!(ApiError::field("stop", "it is long").body.message, "stop: it is long");
+    }
+
+    #[test]
+    fn an_error_is_about_the_field_that_the_client_sent() {
+        let names = Names::new([("max_tokens", "num_predict"), ("prompt", "input")]).within("options.");
+        let renamed = |error: ApiError| {
+            let body = error.renamed(&names).body;
+            (body.param.unwrap_or_default(), body.message)
+        };
+        let sent = |param: &str, message: &str| (param.to_owned(), message.to_owned());
+        assert_eq!(renamed(ApiError::field("max_tokens", "bad")), sent("num_predict", "num_predict: bad"));
+        assert_eq!(renamed(ApiError::field("top_p", "bad")), sent("options.top_p", "options.top_p: bad"));
+        assert_eq!(renamed(ApiError::malformed("no text").about("prompt")), sent("input", "no text"));
+        assert_eq!(renamed(ApiError::malformed("no text")), sent("", "no text"));
     }
 
     #[test]

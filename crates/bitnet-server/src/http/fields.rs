@@ -95,6 +95,11 @@ impl<'b> Fields<'b> {
         self.map.remove(field).filter(|value| !is_null(value))
     }
 
+    /// Sets a field.
+    pub fn set(&mut self, field: &str, value: &'b RawValue) {
+        self.map.insert(field.to_owned(), value);
+    }
+
     /// Returns a field as unparsed JSON without taking it.
     pub fn peek(&self, field: &str) -> Option<&'b RawValue> {
         self.map.get(field).copied().filter(|value| !is_null(value))

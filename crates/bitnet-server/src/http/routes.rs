@@ -50,6 +50,7 @@ pub(crate) fn router_for(app: Arc<App>, hosts: Hosts) -> Router {
         .route("/api/generate", post(ollama::prompt))
         .route("/api/show", post(ollama::show))
         .route("/api/tags", get(ollama::tags))
+        .route("/api/ps", get(ollama::running))
         .route("/api/version", get(ollama::version))
         .route("/api/embed", post(ollama::embed::embed))
         .route("/api/embeddings", post(ollama::embed::embed_one))

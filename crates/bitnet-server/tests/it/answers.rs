@@ -398,15 +398,20 @@ fn refused_bodies() -> Vec<(&'static str, Value, u16, Option<&'static str>)> {
         (COMPLETIONS, json!({"prompt": "x", "temprature": 1}), 400, Some("temprature")),
         (COMPLETIONS, json!({"prompt": "x", "temperature": -1}), 400, Some("temperature")),
         (COMPLETIONS, json!({"prompt": "x", "temperature": "hot"}), 400, Some("temperature")),
-        (COMPLETIONS, json!({"prompt": "x", "top_p": 0}), 400, Some("top_p")),
+        (COMPLETIONS, json!({"prompt": "x", "top_p": -0.5}), 400, Some("top_p")),
         (COMPLETIONS, json!({"prompt": "x", "n": 0}), 400, Some("n")),
         (COMPLETIONS, json!({"prompt": ["x", "y"], "n": 65}), 400, Some("n")),
-        (COMPLETIONS, json!({"prompt": "x", "max_tokens": -1}), 400, Some("max_tokens")),
+        (COMPLETIONS, json!({"prompt": "x", "max_tokens": -2}), 400, Some("max_tokens")),
         (COMPLETIONS, json!({"prompt": "x", "max_tokens": 1e30}), 400, Some("max_tokens")),
         (COMPLETIONS, json!({"prompt": "x", "logprobs": 21}), 400, Some("logprobs")),
         (COMPLETIONS, json!({"prompt": "x", "stop": vec!["a"; 17]}), 400, Some("stop")),
         (COMPLETIONS, json!({"prompt": "x", "logit_bias": {"5000": 1}}), 400, Some("logit_bias")),
-        (COMPLETIONS, json!({"prompt": "x", "stream_options": {}}), 400, Some("stream_options")),
+        (
+            COMPLETIONS,
+            json!({"prompt": "x", "stream_options": {"include_usage": true}}),
+            400,
+            Some("stream_options"),
+        ),
         (COMPLETIONS, json!({"prompt": "x", "priority": "high"}), 400, Some("priority")),
         (CHAT, json!({"messages": []}), 400, Some("messages")),
         (
@@ -509,7 +514,8 @@ fn a_format_that_no_text_can_have_is_refused_with_the_reason() {
         (json!({"$ref": "#"}), "no text begins"),
         (json!({"enum": []}), "Unsatisfiable"),
         (json!({"type": "string", "pattern": "[a"}), "unclosed character class"),
-        (json!({"type": "object", "not": {}}), "not"),
+        (json!({"type": "object", "not": {}}), "no text follows"),
+        (json!({"type": "string", "not": {"pattern": "a"}}), "not: "),
     ] {
         let reply = ask(schema.clone());
         assert_eq!(reply.refusal(), (400, Some("response_format".into())), "{schema}");

@@ -1,9 +1,9 @@
 //! `POST /v1/embeddings`, and Ollama's paths for the same, of an embedding model.
 
-use std::time::Duration;
+use std::{fs, path::Path, time::Duration};
 
 use bitnet::{Model, Request};
-use bitnet_server::{App, ConnectionLimits, ServerConfig, Service};
+use bitnet_server::{App, BatchOptions, ConnectionLimits, ServerConfig, Service, run_batch};
 use serde_json::{Value, json};
 
 use crate::support::Server;
@@ -45,7 +45,7 @@ fn what_cannot_be_embedded_is_refused_by_its_field() {
         (json!({"input": "x"}), "input"),
         (json!({"input": [512]}), "input"),
         (json!({"input": [[1], []]}), "input"),
-        (json!({"input": vec![[1]; 129]}), "input"),
+        (json!({"input": vec![[1]; 2049]}), "input"),
         (json!({"input": [1], "dimensions": 0}), "dimensions"),
         (json!({"input": [1], "dimensions": 257}), "dimensions"),
         (json!({"input": [1], "encoding_format": "int8"}), "encoding_format"),
@@ -84,7 +84,7 @@ fn ollamas_paths_refuse_what_cannot_be_embedded_by_its_field() {
         ("/api/embed", json!({"input": []}), "input: "),
         ("/api/embed", json!({"input": vec![1; 50_000]}), "the prompt has 50000 tokens"),
         ("/api/embed", json!({"input": [1, 2], "options": {"num_ctx": 2}}), "options.num_ctx: "),
-        ("/api/embed", json!({"input": [1], "options": {"temperature": 200}}), "temperature: "),
+        ("/api/embed", json!({"input": [1], "options": {"temperature": 200}}), "options.temperature: "),
         ("/api/embed", json!({"input": [1], "options": {"n": 2}}), "options.n: "),
         ("/api/embed", json!({"input": [1], "truncated": true}), "truncated: "),
         ("/api/embed", json!({"input": [1], "dimensions": 257}), "dimensions: "),
@@ -97,6 +97,45 @@ fn ollamas_paths_refuse_what_cannot_be_embedded_by_its_field() {
         let message = error["error"].as_str().unwrap_or_else(|| panic!("{error}"));
         assert!(reply.status == 400 && message.starts_with(begins), "{} {body}: {message}", reply.status);
     }
+}
+
+#[test]
+fn as_many_texts_are_embedded_as_openai_takes() {
+    let (server, model) = server();
+    let texts: Vec<[u32; 2]> = (0..2048).map(|i| [i % 7, i % 500]).collect();
+    let many = server.post("/v1/embeddings", &json!({"input": texts, "dimensions": 4})).ok();
+    assert_eq!(many["data"].as_array().unwrap().len(), 2048);
+    for i in [0, 127, 128, 2047] {
+        let alone = model.embed(Request::tokens(texts[i].to_vec())).unwrap().truncated(4);
+        assert_eq!(floats(&many["data"][i]["embedding"]), alone.values, "{i}");
+    }
+}
+
+#[test]
+fn a_batch_file_embeds_texts() {
+    let model = Model::open("synthetic:embedding-tiny").unwrap();
+    let service = Service::new(model.clone(), ServerConfig::default());
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let [input, output] = ["embed.in", "embed.out"].map(|name| folder.join(name));
+    let line = |id: usize, body: Value| {
+        json!({"custom_id": id.to_string(), "method": "POST", "url": "/v1/embeddings", "body": body})
+            .to_string()
+            + "\n"
+    };
+    let lines = [json!({"input": [[1, 2], [3]]}), json!({"input": []}), json!({"input": vec![[5]; 300]})];
+    fs::write(&input, lines.into_iter().enumerate().map(|(i, body)| line(i, body)).collect::<String>())
+        .unwrap();
+    let done = run_batch(&service, &input, &output, BatchOptions::default(), &mut |_| {}).unwrap();
+    assert_eq!((done.lines, done.failed), (3, 1));
+    let text = fs::read_to_string(&output).unwrap();
+    let answers: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let body = |i: usize| &answers[i]["response"]["body"];
+    let alone = model.embed(Request::tokens(vec![1, 2])).unwrap();
+    assert_eq!(floats(&body(0)["data"][0]["embedding"]), alone.values);
+    assert_eq!((body(1)["error"]["param"].as_str(), &answers[1]["custom_id"]), (Some("input"), &json!("1")));
+    assert_eq!(body(2)["data"].as_array().unwrap().len(), 300);
+    run_batch(&service, &input, &output, BatchOptions::default(), &mut |_| {}).unwrap();
+    assert_eq!(fs::read_to_string(&output).unwrap(), text, "the same file gives the same answers");
 }
 
 #[test]

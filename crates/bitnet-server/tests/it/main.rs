@@ -4,6 +4,7 @@ mod answers;
 mod anthropic;
 mod bounds;
 mod choices;
+mod clients;
 mod description;
 mod embeddings;
 mod endings;

@@ -147,10 +147,10 @@ fn an_error_is_a_text_that_names_the_field() {
         body
     };
     for (path, body, status, begins) in [
-        (CHAT, chat(json!({"messages": []})), 400, "messages: "),
+        (CHAT, chat(json!({"messages": [{}]})), 400, "messages[0].role: "),
         (CHAT, chat(json!({"model": "other"})), 404, "the model \"other\""),
         (CHAT, chat(json!({"format": 1})), 400, "format: "),
-        (CHAT, chat(json!({"options": {"temperature": 200}})), 400, "temperature: "),
+        (CHAT, chat(json!({"options": {"temperature": 200}})), 400, "options.temperature: "),
         (CHAT, chat(json!({"options": {"mirostat": 2}})), 400, "options.mirostat: "),
         (CHAT, chat(json!({"logprobs": true})), 400, "logprobs: "),
         (
@@ -163,7 +163,7 @@ fn an_error_is_a_text_that_names_the_field() {
         (GENERATE, json!({"prompt": "x", "context": [1]}), 400, "context: "),
         (GENERATE, json!({"prompt": "x", "template": "y"}), 400, "template: "),
         (GENERATE, json!({"prompt": "x", "raw": true, "system": "y"}), 400, "system: "),
-        (GENERATE, json!({"promt": "x"}), 400, "prompt: "),
+        (GENERATE, json!({"promt": "x"}), 400, "promt: "),
         ("/api/embed", json!({"input": "x"}), 400, "\"demo\" is no embedding model"),
         ("/api/nothing", json!({}), 404, "there is nothing at"),
     ] {

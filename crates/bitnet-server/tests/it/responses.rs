@@ -1,9 +1,9 @@
 //! OpenAI's Responses API.
 
-use std::time::Duration;
+use std::{fs, path::Path, time::Duration};
 
 use bitnet::inference::EngineConfig;
-use bitnet_server::{ConnectionLimits, ServerConfig};
+use bitnet_server::{BatchOptions, ConnectionLimits, ServerConfig, run_batch};
 use serde_json::{Value, json};
 
 use crate::{
@@ -296,4 +296,29 @@ fn a_key_is_asked_for_and_nothing_is_stored() {
         (&answer["store"], &answer["metadata"], &answer["user"]),
         (&json!(false), &json!({"a": "b"}), &json!("ann"))
     );
+}
+
+#[test]
+fn a_batch_file_takes_responses() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let [input, output] = ["responses.in", "responses.out"].map(|name| folder.join(name));
+    let body = json!({"input": "Hi", "max_output_tokens": 8, "seed": 3});
+    let streamed = merged(&body, json!({"stream": true}));
+    let line = |(id, body): (usize, &Value)| {
+        json!({"custom_id": id.to_string(), "method": "POST", "url": RESPONSES, "body": body}).to_string()
+            + "\n"
+    };
+    fs::write(&input, [&body, &streamed].into_iter().enumerate().map(line).collect::<String>()).unwrap();
+    let service = demo_service(EngineConfig::default(), ServerConfig::default());
+    let run = || {
+        run_batch(&service, &input, &output, BatchOptions::default(), &mut |_| {}).unwrap();
+        fs::read_to_string(&output).unwrap()
+    };
+    let first = run();
+    let answers: Vec<Value> = first.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let answered = &answers[0]["response"];
+    assert_eq!(text(&answered["body"]), text(&demo_server().post(RESPONSES, &body).ok()));
+    assert_eq!(answered["request_id"], answered["body"]["id"]);
+    assert_eq!(answers[1]["response"]["body"]["error"]["param"], "stream");
+    assert_eq!(run(), first, "the same file gives the same answers");
 }

@@ -15,7 +15,7 @@ use crate::{
         tools::{self, Offer},
     },
     http::{
-        error::ApiError,
+        error::{ApiError, Names},
         fields::{Fields, list},
     },
 };
@@ -36,14 +36,18 @@ pub(super) fn read_message(fields: &mut Fields<'_>, encoder: &Encoder<'_>) -> Re
     let (conversation, format) = conversation(fields, encoder)?;
     rest(fields)?;
     let format = format.map(|format| ("output_config.format", format));
-    Ok(Parsed { format, salt, stream, ..Parsed::turn(conversation, config) })
+    let names = Names::new([("prompt", "messages"), ("stop", "stop_sequences")]);
+    Ok(Parsed { format, salt, stream, names, ..Parsed::turn(conversation, config) })
 }
 
 /// Takes the fields that change no token.
 pub(super) fn rest(fields: &mut Fields<'_>) -> Result<(), ApiError> {
     fields.ignore(&["cache_control", "diagnostics", "inference_geo", "user_profile_id", "workspace_id"])?;
     fields.harmless("service_tier", &[json!("auto")])?;
-    fields.harmless("speed", &[json!("standard")])
+    fields.harmless("speed", &[json!("standard")])?;
+    fields.ignore(&["anthropic_version", "anthropic_beta"])?;
+    fields.only("container", &[])?;
+    fields.only("mcp_servers", &[json!([])])
 }
 
 /// Takes the fields that make the prompt, and the format of the answer.
@@ -64,6 +68,10 @@ pub(super) fn conversation(
         variables.extend(harmless::effort(&mut output, "effort", "reasoning_effort", template)?);
         format = output.object("format")?.map(read_format).transpose()?;
         output.finish()?;
+    }
+    // The name that structured outputs had before.
+    if let Some(older) = fields.object("output_format")? {
+        format = Some(read_format(older)?);
     }
     Ok((Conversation::new(messages, offer, variables, encoder, "messages")?, format))
 }
@@ -144,6 +152,10 @@ fn turns(fields: &mut Fields<'_>, messages: &mut Vec<Message>) -> Result<(), Api
                 return Err(ApiError::field(turn.name("role"), problem));
             }
             "assistant" => messages.push(assistant(&mut turn)?),
+            "system" => {
+                let content = turn.need_raw("content")?;
+                messages.push(Message::new("system", text(&turn, "content", content, &TEXT)?));
+            }
             other => return Err(ApiError::unsupported(turn.name("role"), format!("{other:.20?}"))),
         }
         turn.finish()?;
@@ -287,7 +299,8 @@ mod tests {
         let block = |role: &str, block: Value| json!([{"role": role, "content": [block]}, {"role": "user", "content": "x"}]);
         for (messages, param) in [
             (json!([]), "messages"),
-            (json!([{"role": "system", "content": "a"}]), "messages[0].role"),
+            (json!([{"role": "robot", "content": "a"}]), "messages[0].role"),
+            (json!([{"role": "system"}]), "messages[0].content"),
             (json!([{"role": "assistant", "content": "a"}]), "messages[0].role"),
             (json!([{"role": "user"}]), "messages[0].content"),
             (block("user", json!({"type": "image", "source": {}})), "messages[0].content[0].type"),

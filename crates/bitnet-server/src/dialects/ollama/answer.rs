@@ -2,11 +2,15 @@
 
 use std::time::Duration;
 
+use axum::http::HeaderMap;
 use bitnet::model::date;
 use serde::Serialize;
-use serde_json::value::RawValue;
+use serde_json::{Value, json, value::RawValue};
 
-use super::input::{read_chat, read_prompt};
+use super::{
+    input::{read_chat, read_prompt},
+    load,
+};
 use crate::{
     dialects::errors::ollama_error,
     generate::{
@@ -16,7 +20,8 @@ use crate::{
         prompt::Encoder,
         turn::{Change, Item, Turn},
     },
-    http::{error::ApiError, fields::Fields},
+    http::{error::ApiError, fields::Fields, reading::Reading},
+    service::Service,
 };
 
 /// The format of times.
@@ -117,6 +122,23 @@ impl<const CHAT: bool> Dialect for Ollama<CHAT> {
     const ID: &'static str = "ollama-";
     const STREAM: &'static str = "application/x-ndjson";
     const KEEP_ALIVE: &'static str = "";
+
+    fn at_once(
+        service: &Service,
+        headers: &HeaderMap,
+        body: &[u8],
+        reading: &Reading,
+    ) -> Result<Option<Value>, ApiError> {
+        let Some(reason) = load::asked(service, headers, body, reading, CHAT)? else { return Ok(None) };
+        let (entry, nothing) = match CHAT {
+            true => ("message", json!({"role": "assistant", "content": ""})),
+            false => ("response", json!("")),
+        };
+        let created = date(now(), TIME);
+        Ok(Some(json!({
+            "model": service.model.name, "created_at": created, entry: nothing, "done": true, "done_reason": reason,
+        })))
+    }
 
     fn read(fields: &mut Fields<'_>, encoder: &Encoder<'_>) -> Result<(Parsed, Self), ApiError> {
         let parsed = if CHAT { read_chat(fields, encoder)? } else { read_prompt(fields, encoder)? };

@@ -81,7 +81,8 @@ fn take(
     if config.n > 1 {
         return Err(ApiError::unsupported("options.n", "more than one embedding of a text"));
     }
-    service.engine.validate(&inference::Request::new(vec![0], config))?;
+    let valid = service.engine.validate(&inference::Request::new(vec![0], config));
+    valid.map_err(|refused| ApiError::from(refused).renamed(&options::names(field)))?;
     // The model always stays loaded.
     fields.harmless("keep_alive", &[])?;
     Ok(texts)

@@ -18,7 +18,7 @@ pub(super) fn read_chat(fields: &mut Fields<'_>, encoder: &Encoder<'_>) -> Resul
     let offer = tools::offer(fields, false)?;
     let variables = think(fields, encoder.model.chat.as_ref())?;
     let conversation = Conversation::new(messages, offer, variables, encoder, "messages")?;
-    finish(fields, conversation, encoder)
+    finish("messages", fields, conversation, encoder)
 }
 
 /// Takes the fields of a single prompt, which is a message of the user unless it is `raw`.
@@ -34,16 +34,17 @@ pub(super) fn read_prompt(fields: &mut Fields<'_>, encoder: &Encoder<'_>) -> Res
             return Err(ApiError::field("system", "a raw prompt has no system message"));
         }
         let tokens = encoder.json(fields.need_raw("prompt")?, true, "prompt")?;
-        return finish(fields, Conversation { tokens, offer: None }, encoder);
+        return finish("prompt", fields, Conversation { tokens, offer: None }, encoder);
     }
     let prompt = Message::new("user", fields.need::<String>("prompt")?);
     let messages = system.map(|text| Message::new("system", text)).into_iter().chain([prompt]).collect();
     let conversation = Conversation::new(messages, None, variables, encoder, "prompt")?;
-    finish(fields, conversation, encoder)
+    finish("prompt", fields, conversation, encoder)
 }
 
-/// Takes the fields that both paths have.
+/// Takes the fields that both paths have. `field` has the prompt.
 fn finish(
+    field: &'static str,
     fields: &mut Fields<'_>,
     conversation: Conversation,
     encoder: &Encoder<'_>,
@@ -56,13 +57,17 @@ fn finish(
         Some(raw) if raw.get().starts_with('{') => Some(Format::schema("format", raw)?),
         Some(_) => return Err(ApiError::field("format", "it must be `json` or a JSON schema")),
     };
+    // A prompt that is too long is refused, and an answer ends with the context, whatever these say.
+    fields.harmless("truncate", &[json!(false)])?;
+    fields.harmless("shift", &[json!(false)])?;
+    fields.only("_debug_render_only", &[json!(false)])?;
     fields.only("logprobs", &[json!(false)])?;
     fields.only("top_logprobs", &[json!(0)])?;
     // The model always stays loaded.
     fields.harmless("keep_alive", &[])?;
     let stream = fields.take("stream")?.unwrap_or(true);
     let format = format.map(|format| ("format", format));
-    Ok(Parsed { format, stream, ..Parsed::turn(conversation, config) })
+    Ok(Parsed { format, stream, names: options::names(field), ..Parsed::turn(conversation, config) })
 }
 
 /// Takes `think`, as the variable of a template that uses it; without such a template, it changes no token.

@@ -4,6 +4,7 @@
 mod answer;
 pub(crate) mod embed;
 mod input;
+mod load;
 mod options;
 
 use std::sync::Arc;
@@ -25,6 +26,9 @@ use crate::{
     service::Service,
 };
 use answer::{Ollama, TIME};
+
+/// A time that is far away, in the format of clients.
+const NEVER: &str = "9999-12-31T23:59:59Z";
 
 /// `POST /api/chat`.
 pub(crate) async fn chat(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
@@ -50,11 +54,25 @@ pub(crate) async fn tags(State(app): State<Arc<App>>) -> Result<Json<Value>, Api
     Ok(Json(json!({"models": [model]})))
 }
 
+/// `GET /api/ps`: the served model, which stays loaded.
+pub(crate) async fn running(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
+    let service = app.service()?;
+    let name = &service.model.name;
+    let model = json!({
+        "name": name,
+        "model": name,
+        "details": details(service),
+        "expires_at": NEVER,
+        "context_length": service.engine.context(),
+    });
+    Ok(Json(json!({"models": [model]})))
+}
+
 /// `POST /api/show`: the served model, with its template and what it can do.
 pub(crate) async fn show(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
     let shown = read_fields(&app, request, |fields, _, service| {
         // The older name of `model`.
-        if let Some(name) = fields.take::<String>("name")?.filter(|name| *name != service.model.name) {
+        if let Some(name) = fields.take::<String>("name")?.filter(|name| !service.model.is_called(name)) {
             return Err(unknown_model(&name, &service.model));
         }
         fields.harmless("verbose", &[])?;

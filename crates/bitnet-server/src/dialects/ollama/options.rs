@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::{
     generate::sampling,
     http::{
-        error::ApiError,
+        error::{ApiError, Names},
         fields::{EXACT, Fields},
     },
 };
@@ -25,6 +25,16 @@ const OF_THE_MACHINE: [&str; 10] = [
     "vocab_only",
 ];
 
+/// What Ollama's clients call the fields of a request whose prompt is in `field`.
+pub(super) fn names(field: &'static str) -> Names {
+    let renamed = [
+        ("prompt", field),
+        ("max_tokens", "options.num_predict"),
+        ("repetition_penalty", "options.repeat_penalty"),
+    ];
+    Names::new(renamed).within("options.")
+}
+
 /// Takes `options`, for a prompt of this many tokens.
 pub(super) fn config(
     fields: &mut Fields<'_>,
@@ -35,7 +45,10 @@ pub(super) fn config(
         let none = sampling::config(&mut Fields::parse(b"{}")?, defaults)?;
         return Ok(GenerationConfig { max_new_tokens: usize::MAX, ..none });
     };
+    let random = options.peek("seed").is_some_and(|seed| seed.get() == "-1");
     let mut config = sampling::config(&mut options, defaults)?;
+    // Ollama's clients ask for a fresh seed by -1.
+    config.seed = config.seed.filter(|_| !random);
     if let Some(penalty) = options.take("repeat_penalty")? {
         config.repetition_penalty = penalty;
     }
@@ -98,8 +111,15 @@ mod tests {
         assert_eq!((config.temperature, config.top_k, config.seed), (0.5, 3, Some(7)));
         assert_eq!((config.repetition_penalty, config.stop_strings), (1.5, vec!["x".to_owned()]));
         assert_eq!(config.max_new_tokens, 15, "the rest of num_ctx");
-        for unlimited in [json!({}), json!({"num_predict": -1}), json!({"num_predict": -2}), Value::Null] {
-            assert_eq!(read(unlimited).unwrap().max_new_tokens, usize::MAX);
+        for unlimited in [
+            json!({}),
+            json!({"num_predict": -1}),
+            json!({"num_predict": -2}),
+            Value::Null,
+            json!({"seed": -1, "top_k": -1, "top_p": 0}),
+        ] {
+            let config = read(unlimited).unwrap();
+            assert_eq!((config.max_new_tokens, config.seed, config.top_k), (usize::MAX, None, 0));
         }
         assert_eq!(read(json!({"num_predict": 0})).unwrap().max_new_tokens, 0);
     }

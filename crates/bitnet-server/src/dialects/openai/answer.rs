@@ -19,7 +19,7 @@ use crate::{
         turn::{Change, Item, Tokens, Turn},
     },
     http::{
-        error::{ApiError, Wrapped},
+        error::{ApiError, Names, Wrapped},
         fields::Fields,
     },
 };
@@ -62,13 +62,27 @@ fn read_common(fields: &mut Fields<'_>, encoder: &Encoder<'_>, parsed: Parsed) -
     })
 }
 
+/// What a client calls the fields, by those that it has sent.
+fn names(chat: bool, fields: &Fields<'_>) -> Names {
+    let mut renamed = Vec::new();
+    if chat {
+        renamed.extend([("prompt", "messages"), ("logprobs", "top_logprobs")]);
+    }
+    for (engines, other) in [("max_tokens", "max_completion_tokens"), ("n", "best_of")] {
+        if fields.peek(engines).is_none() && fields.peek(other).is_some() {
+            renamed.push((engines, other));
+        }
+    }
+    Names::new(renamed)
+}
+
 /// Takes `stream_options`; returns whether a stream ends with the token counts.
 fn include_usage(fields: &mut Fields<'_>, stream: bool) -> Result<bool, ApiError> {
     let Some(mut options) = fields.object("stream_options")? else { return Ok(false) };
-    if !stream {
+    let include_usage = options.take("include_usage")?.unwrap_or(false);
+    if include_usage && !stream {
         return Err(ApiError::field("stream_options", "it needs stream to be true"));
     }
-    let include_usage = options.take("include_usage")?.unwrap_or(false);
     options.harmless("include_obfuscation", &[json!(false)])?;
     options.harmless("continuous_usage_stats", &[json!(false)])?;
     options.finish()?;
@@ -82,12 +96,12 @@ impl<const CHAT: bool> Dialect for OpenAi<CHAT> {
     const OF_EVENTS: bool = true;
 
     fn read(fields: &mut Fields<'_>, encoder: &Encoder<'_>) -> Result<(Parsed, Self), ApiError> {
-        let stream = fields.take("stream")?.unwrap_or(false);
+        let (stream, names) = (fields.take("stream")?.unwrap_or(false), names(CHAT, fields));
         let parsed = match CHAT {
             true => chat::read(fields, encoder)?,
             false => completions::read(fields, encoder, stream)?,
         };
-        let parsed = Parsed { stream, ..read_common(fields, encoder, parsed)? };
+        let parsed = Parsed { stream, names, ..read_common(fields, encoder, parsed)? };
         let answer = OpenAi { include_usage: include_usage(fields, stream)?, added: Added::default() };
         Ok((parsed, answer))
     }

@@ -27,7 +27,7 @@ pub(super) fn conversation(fields: &mut Fields<'_>, encoder: &Encoder<'_>) -> Re
 
 /// The maximum number of new tokens: the rest of the context by default, as with OpenAI.
 fn max_tokens(fields: &mut Fields<'_>) -> Result<usize, ApiError> {
-    match (fields.take("max_tokens")?, fields.take("max_completion_tokens")?) {
+    match (sampling::limit(fields, "max_tokens")?, sampling::limit(fields, "max_completion_tokens")?) {
         (Some(a), Some(b)) if a != b => {
             Err(ApiError::field("max_completion_tokens", "it contradicts max_tokens"))
         }

@@ -26,11 +26,12 @@ pub(super) fn read(fields: &mut Fields<'_>, encoder: &Encoder<'_>, stream: bool)
     let prompts = prompts(fields, encoder)?;
     let mut config = sampling::config(fields, &encoder.model.defaults)?;
     // 16 by default, as with OpenAI.
-    config.max_new_tokens = fields.take("max_tokens")?.unwrap_or(16);
-    config.logprobs = fields.take("logprobs")?;
+    config.max_new_tokens = sampling::limit(fields, "max_tokens")?.unwrap_or(16);
+    config.logprobs = logprobs(fields)?;
     config.echo = fields.take("echo")?.unwrap_or(false);
     let best = best_of(fields, &mut config, stream)?;
     let generated = fields.take("generated_tokens")?.unwrap_or(0);
+    fields.only("add_special_tokens", &[json!(true)])?;
     harmless::of_both(fields)?;
     let none = Conversation { tokens: Vec::new(), offer: None };
     Ok(Parsed { chat: false, prompts, best, generated, ..Parsed::turn(none, config) })
@@ -42,13 +43,22 @@ fn prompts(fields: &mut Fields<'_>, encoder: &Encoder<'_>) -> Result<Vec<Vec<u32
         fields.only("echo", &[json!(false)]).map_err(|e| e.advised("leave out suffix"))?;
         return gaps(fields, &suffix, encoder);
     }
-    texts_or_ids(fields, "prompt", encoder)
+    texts_or_ids(fields, "prompt", MAX_PROMPTS, encoder)
 }
 
-/// Reads a field that is a text, a list of texts, a list of token ids, or a list of such lists.
+/// How many of the most likely tokens are returned with each token; `false` asks for none, as chats do.
+pub(super) fn logprobs(fields: &mut Fields<'_>) -> Result<Option<usize>, ApiError> {
+    if fields.peek("logprobs").is_some_and(|value| value.get() == "false") {
+        fields.raw("logprobs");
+    }
+    fields.take("logprobs")
+}
+
+/// Reads a field that is a text, a list of texts, a list of token ids, or a list of such lists: at most `most` of them.
 pub(super) fn texts_or_ids(
     fields: &mut Fields<'_>,
     field: &'static str,
+    most: usize,
     encoder: &Encoder<'_>,
 ) -> Result<Vec<Vec<u32>>, ApiError> {
     let value = fields.need_raw(field)?;
@@ -58,9 +68,9 @@ pub(super) fn texts_or_ids(
     if entries.trim_ascii_start().starts_with(|c: char| c == '-' || c.is_ascii_digit()) {
         return Ok(vec![ids(value, field, encoder)?]);
     }
-    let items: Vec<&RawValue> = list(value, MAX_PROMPTS).unwrap_or_default();
+    let items: Vec<&RawValue> = list(value, most).unwrap_or_default();
     if items.is_empty() {
-        return Err(ApiError::field(field, format!("a list of prompts holds 1 to {MAX_PROMPTS}")));
+        return Err(ApiError::field(field, format!("it must be a text, or a list of 1 to {most}")));
     }
     items.into_iter().map(|item| prompt(item, field, encoder)).collect()
 }
@@ -72,9 +82,13 @@ fn prompt(value: &RawValue, field: &str, encoder: &Encoder<'_>) -> Result<Vec<u3
     let tokens = encoder.json(value, true, field)?;
     // Checked here and not with the other limits, so that no work is spent on the prompts after one that is too long.
     match (tokens.len(), encoder.context) {
-        (tokens, context) if tokens >= context => Err(InvalidRequest::TooLong { tokens, context }.into()),
+        (tokens, context) if tokens >= context => Err(too_long(tokens, context, field)),
         _ => Ok(tokens),
     }
+}
+
+fn too_long(tokens: usize, context: usize, field: &str) -> ApiError {
+    ApiError::from(InvalidRequest::TooLong { tokens, context }).about(field)
 }
 
 fn ids(value: &RawValue, field: &str, encoder: &Encoder<'_>) -> Result<Vec<u32>, ApiError> {
@@ -84,7 +98,7 @@ fn ids(value: &RawValue, field: &str, encoder: &Encoder<'_>) -> Result<Vec<u32>,
     };
     let tokens = list::<IgnoredAny>(value, usize::MAX).map_err(unlike)?.len();
     match encoder.context {
-        context if tokens >= context => Err(InvalidRequest::TooLong { tokens, context }.into()),
+        context if tokens >= context => Err(too_long(tokens, context, field)),
         context => list(value, context).map_err(unlike),
     }
 }

@@ -1,4 +1,5 @@
-//! Reads the fields that ask for a format of the text: `response_format`, `guided_regex` and `guided_choice`.
+//! Reads the fields that ask for a format of the text: `response_format`, `guided_regex`,
+//! `guided_json` and `guided_choice`.
 
 use crate::{
     generate::grammar::Format,
@@ -17,6 +18,10 @@ pub(super) fn take(fields: &mut Fields<'_>) -> Result<Option<(&'static str, Form
         (
             "guided_regex",
             fields.take::<String>("guided_regex")?.map(|regex| Format::regex(&regex)).transpose()?,
+        ),
+        (
+            "guided_json",
+            fields.raw("guided_json").map(|schema| Format::schema("guided_json", schema)).transpose()?,
         ),
         ("guided_choice", Format::choice(fields.list("guided_choice", MAX_CHOICES)?)?),
     ];

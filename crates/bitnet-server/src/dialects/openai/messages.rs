@@ -9,7 +9,7 @@ use crate::{
     http::{error::ApiError, fields::Fields},
 };
 
-const PARTS: Parts = Parts { kinds: &["text"], harmless: &["prompt_cache_breakpoint"] };
+const PARTS: Parts = Parts { kinds: &["text"], harmless: &["prompt_cache_breakpoint", "cache_control"] };
 
 /// Takes the messages of a chat.
 pub(super) fn messages(fields: &mut Fields<'_>) -> Result<Vec<Message>, ApiError> {
@@ -37,7 +37,8 @@ fn message(mut fields: Fields<'_>) -> Result<Message, ApiError> {
         "tool" => message.tool_call_id = Some(fields.need("tool_call_id")?),
         "assistant" => {
             message.tool_calls = tools::past_calls(&mut fields)?;
-            for field in ["refusal", "audio", "function_call"] {
+            fields.only("refusal", &[json!("")])?;
+            for field in ["audio", "function_call"] {
                 fields.only(field, &[])?;
             }
             fields.harmless("annotations", &[json!([])])?;
@@ -49,6 +50,7 @@ fn message(mut fields: Fields<'_>) -> Result<Message, ApiError> {
         None if !message.tool_calls.is_empty() => None,
         None => return Err(ApiError::field(fields.name("content"), "it is missing")),
     };
+    fields.harmless("cache_control", &[])?;
     fields.finish()?;
     Ok(message)
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::{
     Json,
-    extract::{Path, State},
+    extract::{Path, State, rejection::PathRejection},
 };
 use serde_json::{Value, json};
 
@@ -24,10 +24,11 @@ pub(crate) async fn models(State(app): State<Arc<App>>) -> Result<Json<Value>, A
 /// `GET /v1/models/{name}`.
 pub(crate) async fn model(
     State(app): State<Arc<App>>,
-    Path(name): Path<String>,
+    name: Result<Path<String>, PathRejection>,
 ) -> Result<Json<Value>, ApiError> {
     let service = app.service()?;
-    match name == service.model.name {
+    let Path(name) = name.map_err(|refused| ApiError::malformed(refused.body_text()))?;
+    match service.model.is_called(&name) {
         true => Ok(Json(card(&service.model, service.engine.context()))),
         false => Err(unknown_model(&name, &service.model)),
     }

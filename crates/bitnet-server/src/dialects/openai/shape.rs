@@ -198,14 +198,14 @@ impl Shape<'_> {
 
     /// A choice without its text.
     fn choice(&self, turn: &Turn, tokens: &Tokens, over: bool) -> Choice {
-        let wanted = !tokens.logprobs.is_empty() || !self.chat && tokens.end_token.is_some();
         let finish = turn.finish.filter(|_| over);
         Choice {
             index: turn.choice,
             text: None,
             delta: None,
             message: None,
-            logprobs: (self.about.logprobs && wanted).then(|| match self.chat {
+            // An empty answer has an empty list: `null` says that none were asked for.
+            logprobs: self.about.logprobs.then(|| match self.chat {
                 false => self.by_column(tokens),
                 true => self.by_token(tokens),
             }),

@@ -13,7 +13,7 @@ use crate::{
         read, sampling,
     },
     http::{
-        error::ApiError,
+        error::{ApiError, Names},
         fields::{Fields, list, plainly},
     },
 };
@@ -54,13 +54,14 @@ pub(super) fn read(fields: &mut Fields<'_>, encoder: &Encoder<'_>) -> Result<Par
         reasoning.finish()?;
     }
     let mut config = sampling::config(fields, &encoder.model.defaults)?;
-    config.max_new_tokens = fields.take("max_output_tokens")?.unwrap_or(usize::MAX);
+    config.max_new_tokens = sampling::limit(fields, "max_output_tokens")?.unwrap_or(usize::MAX);
     let stream = fields.take("stream")?.unwrap_or(false);
     let salt = read::salt(fields.take("user")?);
     rest(fields)?;
     let conversation = Conversation::new(messages, offer, variables, encoder, "input")?;
     let format = format.map(|format| ("text.format", format));
-    Ok(Parsed { format, salt, stream, ..Parsed::turn(conversation, config) })
+    let names = Names::new([("prompt", "input"), ("max_tokens", "max_output_tokens")]);
+    Ok(Parsed { format, salt, stream, names, ..Parsed::turn(conversation, config) })
 }
 
 /// Takes the fields that change no token, and refuses those that could and are not supported.
@@ -84,6 +85,7 @@ fn rest(fields: &mut Fields<'_>) -> Result<(), ApiError> {
     }
     // It limits calls of OpenAI's own tools.
     fields.harmless("max_tool_calls", &[])?;
+    fields.harmless("client_metadata", &[json!({})])?;
     harmless::of_both(fields)
 }
 

@@ -14,7 +14,7 @@ use crate::{
     generate::endpoint,
     http::{app::App, error::ApiError},
 };
-use answer::Responses;
+pub(crate) use answer::Responses;
 
 pub(crate) async fn responses(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
     endpoint::answer::<Responses>(app, request).await
